@@ -1,0 +1,129 @@
+"""Finds and opens libascend_moe.so, the native library behind the CPU ops: plain C, opened by ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import os
+import shlex
+from ctypes import POINTER, c_char_p, c_int, c_int64, c_uint32, c_uint64, c_void_p
+from pathlib import Path
+from typing import Any
+
+from .errors import LibraryError
+
+LIBRARY_NAME = "libascend_moe.so"
+
+# name -> (result type, argument types). Everything Python calls is listed here and looked up when the
+# library is opened, so that a library of other sources is found out at once and not in the middle of a call.
+SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "am_source_hash": (c_char_p, ()),
+    "am_window_total_bytes": (c_uint64, (c_uint64,)),
+    "am_window_alloc": (c_void_p, (c_uint64,)),
+    "am_window_map": (c_void_p, (c_int, c_uint64)),
+    "am_window_unmap": (None, (c_void_p, c_uint64)),
+    "am_comm_create": (c_void_p, (c_int, c_int, POINTER(c_void_p), c_uint64, POINTER(c_int))),
+    "am_comm_destroy": (None, (c_void_p,)),
+    "am_comm_mark_lost": (None, (c_void_p, c_int)),
+    "am_comm_traffic": (None, (c_void_p, POINTER(c_uint64))),
+    "am_comm_set_epoch": (None, (c_void_p, c_uint32)),
+    "am_window_layout": (None, (c_int, POINTER(c_uint64))),
+    "am_tensor_names": (c_char_p, ()),
+    "am_attribute_names": (c_char_p, ()),
+    "am_type_code": (c_int, (c_char_p,)),
+    "am_comm_algorithm": (c_int, (c_char_p,)),
+    "am_spec_bytes": (c_uint64, ()),
+    "am_check_bytes": (c_uint64, ()),
+    "am_error_record_words": (c_uint64, ()),
+    "am_plan_create": (c_void_p, (c_void_p, c_void_p)),
+    "am_plan_destroy": (None, (c_void_p,)),
+    "am_call_output": (c_int, (c_void_p, c_int, POINTER(c_int64))),
+    "am_run": (c_int, (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_char_p, c_uint64)),
+    "am_error_is_fatal": (c_int, (c_int,)),
+    "am_error_name": (c_char_p, (c_int,)),
+    "am_error_message": (None, (c_void_p, c_char_p, c_uint64)),
+    "am_error_fields": (None, (c_void_p, c_char_p, c_uint64)),
+}
+
+
+def _package_paths() -> list[Path]:
+    # An editable install has two entries: Python files in the source tree, the library in site-packages.
+    package = importlib.import_module(__package__ or "ascend_moe")
+    return [Path(entry) for entry in package.__path__]
+
+
+def native_source_root() -> Path:
+    """Folder of op_kernel/, op_host/, ascend_moe/csrc/, CMakeLists.txt: the source tree, or _src of a wheel.
+
+    Raises:
+        LibraryError: neither is there.
+    """
+    entries = _package_paths()
+    candidates = [entry.parent for entry in entries] + [entry / "_src" for entry in entries]
+    for root in candidates:
+        if (root / "CMakeLists.txt").is_file() and (root / "op_kernel").is_dir():
+            return root
+    looked = ", ".join(str(root) for root in candidates)
+    raise LibraryError(f"native sources of ascend_moe not found in {looked}: install the package again")
+
+
+def build_command() -> str:
+    """The shell command that builds the library of this installation and puts it where it is looked for."""
+    root = native_source_root()
+    paths = (root, root / "build" / "dev", _package_paths()[0].parent)
+    source, target, prefix = (shlex.quote(str(path)) for path in paths)
+    return (
+        f"cmake -S {source} -B {target} && cmake --build {target} --parallel 2"
+        f" && cmake --install {target} --prefix {prefix} --component lib"
+    )
+
+
+def library_path() -> Path:
+    """Path of the library: $ASCEND_MOE_LIBRARY, else lib/ under each entry of ``ascend_moe.__path__``.
+
+    Raises:
+        LibraryError: no such file; the message has the command that builds it.
+    """
+    override = os.environ.get("ASCEND_MOE_LIBRARY")
+    if override:
+        path = Path(override)
+        if not path.is_file():
+            raise LibraryError(
+                f"ASCEND_MOE_LIBRARY={override} is not a file: unset it or name a {LIBRARY_NAME}"
+            )
+        return path
+    candidates = [entry / "lib" / LIBRARY_NAME for entry in _package_paths()]
+    for path in candidates:
+        if path.is_file():
+            return path
+    looked = ", ".join(str(path) for path in candidates)
+    raise LibraryError(f"native library not found at {looked}: build it with\n  {build_command()}")
+
+
+@functools.cache
+def lib() -> ctypes.CDLL:
+    """The opened library, every function of ``SIGNATURES`` typed. Opened once per process.
+
+    Raises:
+        LibraryError: not found, not loadable, or built from other sources (a function is missing).
+    """
+    path = library_path()
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise LibraryError(
+            f"{path} cannot be loaded ({error}): rebuild it with\n  {build_command()}"
+        ) from error
+    for name, (restype, argtypes) in SIGNATURES.items():
+        try:
+            function = getattr(library, name)
+        except AttributeError:
+            raise LibraryError(
+                f"{path} has no function {name}, it was built from other sources:"
+                f" rebuild it with\n  {build_command()}",
+                symbol=name,
+            ) from None
+        function.restype = restype
+        function.argtypes = argtypes
+    return library

@@ -1,0 +1,130 @@
+"""A layer's numbers from the config.json of a Hugging Face checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ascend_moe.errors import ArgumentError
+from ascend_moe.layer import MoEConfig
+
+Json = dict[str, Any]
+
+
+def read_json(directory: str | Path) -> Json:
+    """config.json as a dictionary."""
+    path = Path(directory) / "config.json"
+    if not path.is_file():
+        raise ArgumentError(f"{path} does not exist; pass a checkpoint's directory", argument="directory")
+    values: Json = json.loads(path.read_text())
+    return values
+
+
+def moe_config(values: Json) -> MoEConfig:
+    """MoEConfig of a config.json's values.
+
+    Raises:
+        ArgumentError: the model_type is none of ``MODEL_TYPES``, a number is missing, or the model has
+            something that this layer does not compute.
+    """
+    kind = values.get("model_type")
+    if kind not in MODEL_TYPES:
+        raise ArgumentError(
+            f"config.json has model_type {kind!r}; need one of {', '.join(MODEL_TYPES)}, or pass config=",
+            argument="directory",
+        )
+    act = values.get("hidden_act", "silu")
+    if act != "silu":
+        raise ArgumentError(
+            f"config.json has hidden_act {act!r}; the expert MLP is SwiGLU (silu)", argument="directory"
+        )
+    return MODEL_TYPES[kind](values)
+
+
+def _mixtral(values: Json) -> MoEConfig:
+    return MoEConfig(
+        hidden_size=_get(values, "hidden_size"),
+        moe_intermediate_size=_get(values, "intermediate_size"),
+        num_experts=_get(values, "num_local_experts"),
+        top_k=_get(values, "num_experts_per_tok"),
+    )
+
+
+def _qwen3(values: Json) -> MoEConfig:
+    return MoEConfig(
+        hidden_size=_get(values, "hidden_size"),
+        moe_intermediate_size=_get(values, "moe_intermediate_size"),
+        num_experts=_get(values, "num_experts", "num_local_experts"),
+        top_k=_get(values, "num_experts_per_tok"),
+        renormalize=bool(values.get("norm_topk_prob", False)),
+    )
+
+
+def _qwen2(values: Json) -> MoEConfig:
+    shared = int(values.get("shared_expert_intermediate_size") or 0)
+    return MoEConfig(
+        **{**vars(_qwen3(values)), "shared_intermediate_size": shared, "shared_expert_gate": shared > 0}
+    )
+
+
+def _deepseek(values: Json, router: str, grouped: bool) -> MoEConfig:
+    inner = _get(values, "moe_intermediate_size")
+    return MoEConfig(
+        hidden_size=_get(values, "hidden_size"),
+        moe_intermediate_size=inner,
+        num_experts=_get(values, "n_routed_experts", "num_local_experts"),
+        top_k=_get(values, "num_experts_per_tok"),
+        router=router,
+        renormalize=bool(values.get("norm_topk_prob", router == "deepseek_v3")),
+        n_group=_get(values, "n_group") if grouped else 1,
+        topk_group=_get(values, "topk_group") if grouped else 1,
+        routed_scaling_factor=float(values.get("routed_scaling_factor", 1.0)),
+        shared_intermediate_size=inner * int(values.get("n_shared_experts") or 0),
+    )
+
+
+def _deepseek_v2(values: Json) -> MoEConfig:
+    method = values.get("topk_method", "greedy")
+    _only("topk_method", method, ("greedy", "group_limited_greedy"))
+    _only("scoring_func", values.get("scoring_func", "softmax"), ("softmax",))
+    if values.get("norm_topk_prob"):
+        # Model codes disagree here: some drop the scaling factor then, some the normalisation.
+        raise ArgumentError(
+            "config.json has norm_topk_prob with deepseek_v2, which is ambiguous; pass config=",
+            argument="directory",
+        )
+    return _deepseek(values, "softmax", method == "group_limited_greedy")
+
+
+def _deepseek_v3(values: Json) -> MoEConfig:
+    _only("topk_method", values.get("topk_method", "noaux_tc"), ("noaux_tc",))
+    _only("scoring_func", values.get("scoring_func", "sigmoid"), ("sigmoid",))
+    return _deepseek(values, "deepseek_v3", True)
+
+
+#: model_type -> its reader. The published and the fused layout are read for each.
+MODEL_TYPES: dict[str, Callable[[Json], MoEConfig]] = {
+    "mixtral": _mixtral,
+    "qwen2_moe": _qwen2,
+    "qwen3_moe": _qwen3,
+    "deepseek_v2": _deepseek_v2,
+    "deepseek_v3": _deepseek_v3,
+}
+
+
+def _get(values: Json, *names: str) -> int:
+    for name in names:
+        if values.get(name) is not None:
+            return int(values[name])
+    raise ArgumentError(
+        f"config.json of a {values['model_type']} has no {' or '.join(names)}", argument="directory"
+    )
+
+
+def _only(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ArgumentError(
+            f"config.json has {name} {value!r}; need {' or '.join(allowed)}", argument="directory"
+        )

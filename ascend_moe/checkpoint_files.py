@@ -1,0 +1,138 @@
+"""Tensors of a safetensors checkpoint directory, read lazily, with a record of everything that was read."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ascend_moe.errors import ArgumentError, LibraryError
+
+INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class Read:
+    """One read: ``rows`` (first, past the last) of the leading dimension, None for the whole tensor."""
+
+    file: str
+    name: str
+    rows: tuple[int, int] | None
+    bytes: int
+
+
+class CheckpointFiles:
+    """The tensors of a directory by name. A context manager: files stay open inside it.
+
+    Names come from model.safetensors.index.json, or from the headers of all *.safetensors files. Data
+    are read by ``read`` only, through safetensors' lazy slices.
+
+    Raises:
+        ArgumentError: the directory holds no safetensors checkpoint.
+        LibraryError: safetensors is not installed.
+    """
+
+    def __init__(self, directory: str | Path) -> None:
+        self.directory = Path(directory)
+        self.reads: list[Read] = []
+        self._open: dict[str, Any] = {}
+        self._stack = ExitStack()
+        self._file_of = self._find_names()
+
+    def __enter__(self) -> CheckpointFiles:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.clear()
+        self._stack.close()
+
+    @property
+    def names(self) -> list[str]:
+        """All tensor names, sorted."""
+        return sorted(self._file_of)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._file_of
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor, from its file's header."""
+        return tuple(self._slice(name).get_shape())
+
+    def read(self, name: str, rows: tuple[int, int] | None = None) -> Tensor:
+        """The tensor, or ``rows`` of its leading dimension; only these bytes are read."""
+        part = self._slice(name)
+        tensor: Tensor = part[:] if rows is None else part[rows[0] : rows[1]]
+        self.reads.append(Read(self._file_of[name], name, rows, tensor.numel() * tensor.element_size()))
+        return tensor
+
+    def missing(self, wanted: str, near: str) -> ArgumentError:
+        """The error for a tensor that is not there; ``near`` is the prefix whose names are shown."""
+        there = [name for name in self.names if name.startswith(near)] or self.names
+        shown = ", ".join(there[:6]) + (f" and {len(there) - 6} more" if len(there) > 6 else "")
+        return ArgumentError(
+            f"{self.directory} has no tensor {wanted}; it has {shown or 'no tensor at all'}",
+            argument="directory",
+            missing=wanted,
+            found=there,
+        )
+
+    def _slice(self, name: str) -> Any:
+        file = self._file_of.get(name)
+        if file is None:
+            raise self.missing(name, name.rsplit(".", 2)[0])
+        return self._handle(file).get_slice(name)
+
+    def _handle(self, file: str) -> Any:
+        if file not in self._open:
+            path = self.directory / file
+            if not path.is_file():
+                raise ArgumentError(
+                    f"{path} is missing, though {INDEX} names it; download it", argument="directory"
+                )
+            safe_open = _safetensors().safe_open
+            self._open[file] = self._stack.enter_context(safe_open(path, framework="pt", device="cpu"))
+        return self._open[file]
+
+    def _find_names(self) -> dict[str, str]:
+        index = self.directory / INDEX
+        if index.is_file():
+            mapping: dict[str, str] = json.loads(index.read_text())["weight_map"]
+            return mapping
+        files = sorted(path.name for path in self.directory.glob("*.safetensors"))
+        if not files:
+            raise ArgumentError(
+                f"{self.directory} has neither {INDEX} nor a .safetensors file; pass the directory of a "
+                "safetensors checkpoint",
+                argument="directory",
+            )
+        return {name: file for file in files for name in self._handle(file).keys()}  # noqa: SIM118
+
+
+def dequantise_fp8(codes: Tensor, scale_inv: Tensor, block: tuple[int, int]) -> Tensor:
+    """fp32 matrix from fp8 codes (R, C) and one multiplier per block: (ceil(R/block), ceil(C/block))."""
+    rows, columns = codes.shape
+    wanted = (-(-rows // block[0]), -(-columns // block[1]))
+    if tuple(scale_inv.shape) != wanted:
+        raise ArgumentError(
+            f"scale_inv is {tuple(scale_inv.shape)}; a {rows} x {columns} matrix in blocks of {block} needs "
+            f"{wanted}",
+            argument="directory",
+        )
+    full = scale_inv.float().repeat_interleave(block[0], 0)[:rows]
+    return codes.to(torch.float32) * full.repeat_interleave(block[1], 1)[:, :columns]
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors
+    except ImportError as error:
+        raise LibraryError("reading checkpoints needs safetensors: pip install safetensors") from error
+    return safetensors

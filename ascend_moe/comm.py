@@ -1,0 +1,277 @@
+"""Communicators by name: group_ep of a process group or of a LocalCluster.
+
+``comm_name`` gives the name, the ops look it up, ``close`` closes it. On an HCCL group the name is
+HCCL's own; on any other group the windows lie in shared memory of one machine, are opened
+collectively on first use, and the c10d group name is the key.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from ascend_moe import _lib, local_cluster
+from ascend_moe.board import StoreHost
+from ascend_moe.communicator import MAX_WORLD, Communicator, timeout_s, window_data_bytes
+from ascend_moe.errors import ArgumentError, AscendMoeError
+from ascend_moe.liveness import PeerWatch
+from ascend_moe.local_cluster import LocalCluster
+from ascend_moe.rendezvous import Opening
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ["Communicator", "LocalCluster", "close", "comm_name", "lookup"]
+
+MAX_NAME = 127  # characters of group_ep, as in CANN
+
+
+@dataclass
+class _Entry:
+    group: weakref.ref[ProcessGroup]
+    communicator: Communicator
+
+
+_entries: dict[tuple[str, int], _Entry] = {}  # by group_ep and rank
+_gates: dict[tuple[str, int], threading.Lock] = {}  # one opening of a name at a time
+_handed_out: dict[str, weakref.ref[ProcessGroup]] = {}  # names that c10d does not know: HCCL's
+
+
+def comm_name(process_group: ProcessGroup | None = None) -> str:
+    """The ``group_ep`` of a process group, for the dispatch and combine ops.
+
+    Args:
+        process_group: None for the default group. HCCL: HCCL's communicator name. Any other backend: the
+            group's name in c10d; the first call on a group opens its windows, which is collective, and so
+            is the first after ``close``.
+
+    Windows hold HCCL_BUFFSIZE MiB (default 200) a rank and are shared memory: all ranks on one machine.
+
+    Raises:
+        ArgumentError: no such group, or not a member of it.
+        CommTimeout, PeerLost: a rank did not come within ASCEND_MOE_TIMEOUT_S, or died.
+        ConfigMismatch: HCCL_BUFFSIZE or the machine differs between the ranks.
+    """
+    group = _member_of(process_group)
+    backend = _c10d()._world.pg_map[group][0]
+    if "hccl" in backend:
+        hccl: Any = group._get_backend(torch.device("npu"))
+        name = str(hccl.get_hccl_comm_name(group.rank()))
+        _handed_out[name] = weakref.ref(group)
+        return name
+    name = str(group.group_name)
+    _end(name, group)
+    return name
+
+
+def lookup(group_ep: str, ep_world_size: int, ep_rank_id: int) -> Communicator:
+    """This rank's open communicator. For a process group the first lookup opens it, collectively.
+
+    Raises:
+        ArgumentError: ``.argument`` is group_ep, ep_world_size or ep_rank_id.
+        CommTimeout, PeerLost, ConfigMismatch: as ``comm_name``.
+    """
+    _check_name(group_ep)
+    cluster = local_cluster.find(group_ep)
+    if cluster is not None:
+        _check_place(group_ep, cluster.world_size, cluster.rank_here(), ep_world_size, ep_rank_id)
+        return cluster.end(ep_rank_id)
+    group = _resolve(group_ep)
+    if group is None:
+        raise _unknown(group_ep)
+    _check_place(group_ep, group.size(), group.rank(), ep_world_size, ep_rank_id)
+    return _end(group_ep, group)
+
+
+def close(group_ep: str) -> None:
+    """Closes this rank's end. Local and idempotent; the next use opens fresh windows, collectively.
+
+    A LocalCluster's name: in a rank's function that rank's end, outside of ``run`` the ends of all ranks.
+    Peers that still use the communicator see this rank as lost.
+
+    Raises:
+        AscendMoeError: an op still runs on it. ArgumentError: group_ep is no name at all.
+    """
+    _check_name(group_ep)
+    cluster = local_cluster.find(group_ep)
+    if cluster is not None:
+        cluster.close()
+    for key in [key for key in list(_entries) if key[0] == group_ep]:
+        with _gates.setdefault(key, threading.Lock()):
+            entry = _entries.get(key)
+            if entry is not None:
+                entry.communicator.close()
+                _entries.pop(key, None)
+
+
+# ---- names
+
+
+def _check_name(group_ep: str) -> None:
+    if not isinstance(group_ep, str) or not 1 <= len(group_ep) <= MAX_NAME:
+        size = f" of {len(group_ep)} characters" if isinstance(group_ep, str) else ""
+        raise ArgumentError(
+            f"group_ep must be a str of 1..{MAX_NAME} characters, not a {type(group_ep).__name__}{size}: "
+            f"use ascend_moe.comm_name(process_group)",
+            argument="group_ep",
+        )
+
+
+def _check_place(name: str, world: int, rank: int | None, ep_world_size: int, ep_rank_id: int) -> None:
+    """Compares the op's arguments with the group; ``rank`` is None where this thread could be any rank."""
+    if ep_world_size != world:
+        raise ArgumentError(
+            f"ep_world_size={ep_world_size} but group {name!r} has {world} ranks", argument="ep_world_size"
+        )
+    if rank is not None and ep_rank_id != rank:
+        raise ArgumentError(
+            f"ep_rank_id={ep_rank_id} but this is rank {rank} of group {name!r}", argument="ep_rank_id"
+        )
+    if not 0 <= ep_rank_id < world:
+        raise ArgumentError(
+            f"ep_rank_id={ep_rank_id} must be in 0..{world - 1} for group {name!r}", argument="ep_rank_id"
+        )
+
+
+def _c10d() -> Any:
+    return dist.distributed_c10d  # absent where torch was built without it
+
+
+def _initialized() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _resolve(name: str) -> ProcessGroup | None:
+    """The live process group of this name."""
+    if not _initialized():
+        return None
+    handed = _handed_out.get(name)
+    group = handed() if handed else None
+    if group is None:
+        try:
+            group = _c10d()._resolve_process_group(name)
+        except (RuntimeError, LookupError):
+            return None
+    return group if group in _c10d()._world.pg_map else None
+
+
+def _unknown(name: str) -> ArgumentError:
+    known = [repr(cluster) for cluster in local_cluster.names()]
+    if _initialized():
+        known += [repr(group) for group in sorted(_c10d()._world.pg_names.values())]
+        known += [repr(handed) for handed in sorted(_handed_out)]
+    listed = (
+        f"known are {', '.join(known)}" if known else "none is known and torch.distributed is not initialised"
+    )
+    return ArgumentError(
+        f"group_ep={name!r} names no live communicator: {listed}; "
+        f"use ascend_moe.comm_name(process_group), or the name that LocalCluster.run passes on",
+        argument="group_ep",
+    )
+
+
+def _member_of(process_group: ProcessGroup | None) -> ProcessGroup:
+    if not _initialized():
+        raise ArgumentError(
+            "comm_name needs torch.distributed: call torch.distributed.init_process_group first, "
+            "or run the ranks as threads with ascend_moe.LocalCluster",
+            argument="process_group",
+        )
+    group = dist.group.WORLD if process_group is None else process_group
+    if not isinstance(group, dist.ProcessGroup) or group not in _c10d()._world.pg_map:
+        raise ArgumentError(
+            f"process_group={process_group!r} is not a live process group with this rank as a member",
+            argument="process_group",
+        )
+    return group
+
+
+# ---- process groups
+
+
+def _end(name: str, group: ProcessGroup) -> Communicator:
+    """This rank's end, opened when there is none or when the group of this name is another one now."""
+    key = (name, group.rank())
+    entry = _entries.get(key)
+    if entry is None or entry.group() is not group or entry.communicator.closed:
+        with _gates.setdefault(key, threading.Lock()):
+            entry = _entries.get(key)
+            if entry is None or entry.group() is not group or entry.communicator.closed:
+                if entry is not None:
+                    entry.communicator.close()
+                communicator = _open(name, group)
+                entry = _Entry(weakref.ref(group, lambda _: _abandon(key)), communicator)
+                _entries[key] = entry
+    return entry.communicator
+
+
+def _open(name: str, group: ProcessGroup) -> Communicator:
+    world = group.size()
+    if world > MAX_WORLD:
+        raise ArgumentError(
+            f"group {name!r} has {world} ranks, windows on CPU serve at most {MAX_WORLD}: "
+            f"use ascend_moe.dispatchers",
+            argument="ep_world_size",
+        )
+    store = _c10d()._world.pg_map[group][1]
+    host = StoreHost.of(store, group)
+    opening = Opening(name, store, group.rank(), world, window_data_bytes(), timeout_s(), host)
+    opening.run()
+    owner = os.getpid()
+    watches: dict[int, PeerWatch] = {}
+
+    def release() -> None:
+        for watch in watches.values():
+            watch.close(say_goodbye=os.getpid() == owner)
+        for base in opening.bases:
+            _lib.lib().am_window_unmap(base, opening.total)
+
+    try:
+        watches.update({link.rank: link.watch() for link in opening.linked()})
+        live_fds = [watches[rank].fileno() if rank in watches else -1 for rank in range(world)]
+        return Communicator(
+            name,
+            group.rank(),
+            opening.bases,
+            opening.data_bytes,
+            live_fds=live_fds,
+            describe=lambda rank: watches[rank].describe(),
+            release=release,
+        )
+    except BaseException:
+        release()
+        raise
+
+
+def _abandon(key: tuple[str, int]) -> None:
+    """The process group is gone. Runs wherever Python frees it, so it never waits for an op."""
+    entry = _entries.get(key)
+    if entry is not None and entry.group() is None:
+        with contextlib.suppress(AscendMoeError):
+            entry.communicator.close(patience=0)
+            _entries.pop(key, None)
+
+
+def _forget() -> None:
+    """In a forked child: the parent's ends are not ours, not even to close."""
+    _entries.clear()
+    _gates.clear()
+    _handed_out.clear()
+
+
+@atexit.register
+def _close_all() -> None:
+    for entry in list(_entries.values()):
+        with contextlib.suppress(AscendMoeError):
+            entry.communicator.close(patience=1)
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,170 @@
+"""Communicator: one rank's end of the windows of a group, and the settings read when it is opened."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from ascend_moe import _lib
+from ascend_moe.errors import ArgumentError, AscendMoeError
+
+MIB = 1 << 20
+DEFAULT_WINDOW_MIB = 200  # as in CANN
+MAX_WINDOW_MIB = 65536
+DEFAULT_TIMEOUT_S = 60.0
+MAX_WORLD = 64
+
+
+def timeout_s() -> float:
+    """Seconds to wait for a peer: ASCEND_MOE_TIMEOUT_S, default 60.
+
+    Raises:
+        ArgumentError: it is not a positive finite number.
+    """
+    text = os.environ.get("ASCEND_MOE_TIMEOUT_S", "").strip()
+    if not text:
+        return DEFAULT_TIMEOUT_S
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 1e6:
+        raise ArgumentError(
+            f"ASCEND_MOE_TIMEOUT_S={text!r} must be a number of seconds above 0, at most 1000000",
+            argument="ASCEND_MOE_TIMEOUT_S",
+        )
+    return value
+
+
+def window_data_bytes(window_mib: int | None = None) -> int:
+    """Bytes of one rank's data area: ``window_mib``, else HCCL_BUFFSIZE (MiB), else 200 MiB.
+
+    Raises:
+        ArgumentError: the value is not a whole number of MiB in 1..65536.
+    """
+    if window_mib is not None:
+        if isinstance(window_mib, bool) or not isinstance(window_mib, int):
+            raise ArgumentError(f"window_mib must be an int, not {window_mib!r}", argument="window_mib")
+        name, text = "window_mib", str(window_mib)
+    else:
+        name, text = "HCCL_BUFFSIZE", os.environ.get("HCCL_BUFFSIZE", "").strip() or str(DEFAULT_WINDOW_MIB)
+    value = int(text) if text.isascii() and text.isdigit() else 0
+    if not 1 <= value <= MAX_WINDOW_MIB:
+        raise ArgumentError(
+            f"{name}={text} must be a whole number of MiB in 1..{MAX_WINDOW_MIB} "
+            f"(default {DEFAULT_WINDOW_MIB})",
+            argument=name,
+        )
+    return value * MIB
+
+
+class Communicator:
+    """One rank's end: the native communicator over all ranks' windows.
+
+    Attributes:
+        name: the group_ep that finds it.
+        rank, world: this end's EP rank, and the number of EP ranks.
+        data_bytes: size of one rank's data area.
+        failed: the first fatal error, set by the op that met it; later ops raise it again at once.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        rank: int,
+        bases: Sequence[int],
+        data_bytes: int,
+        *,
+        live_fds: Sequence[int] | None = None,
+        describe: Callable[[int], str],
+        release: Callable[[], None],
+    ) -> None:
+        """Creates the native communicator; owns nothing else until that has succeeded.
+
+        Args:
+            bases: address of every rank's window in this process, by rank.
+            live_fds: descriptor by rank that is readable once that peer is gone; -1 for none.
+            describe: says what can be seen of a peer.
+            release: called once, when the native communicator is gone: unmaps and closes the rest.
+        """
+        self.name = name
+        self.rank = rank
+        self.world = len(bases)
+        self.data_bytes = data_bytes
+        self.failed: BaseException | None = None
+        self._describe = describe
+        self._release = release
+        self._patience = timeout_s() + 2
+        self._busy = threading.Lock()  # held while an op runs
+        self._handle_lock = threading.Lock()  # held for a moment; guards the handle alone
+        fds = None if live_fds is None else (ctypes.c_int * self.world)(*live_fds)
+        table = (ctypes.c_void_p * self.world)(*bases)
+        handle = _lib.lib().am_comm_create(rank, self.world, table, data_bytes, fds)
+        if not handle:
+            raise AscendMoeError(f"rank {rank}: the communicator of group {name!r} could not be created")
+        self._handle: int | None = handle
+
+    @property
+    def handle(self) -> int:
+        """Native handle, valid until ``close``. Ops hold ``use()`` while they pass it on."""
+        if self._handle is None:
+            raise AscendMoeError(f"rank {self.rank}: the communicator of group {self.name!r} is closed")
+        return self._handle
+
+    @property
+    def closed(self) -> bool:
+        return self._handle is None
+
+    @contextmanager
+    def use(self) -> Iterator[int]:
+        """The handle for one op: no other op and no close of this end meanwhile. Raises ``failed`` again."""
+        with self._busy:
+            self.raise_if_failed()
+            yield self.handle
+
+    def raise_if_failed(self) -> None:
+        """Raises the first fatal error once more (a copy: an exception object carries one traceback)."""
+        if isinstance(self.failed, AscendMoeError):
+            raise type(self.failed)(str(self.failed), **self.failed.details) from self.failed
+        if self.failed is not None:
+            raise self.failed
+
+    def describe_peer(self, rank: int) -> str:
+        """What can be seen of a peer now, e.g. ``process 4242 is stopped (state T)``."""
+        if rank == self.rank:
+            return "it is this rank"
+        return "this rank has closed its communicator" if self.closed else self._describe(rank)
+
+    def mark_lost(self, peer: int) -> None:
+        """Threads only: waits of this end for ``peer`` raise PeerLost from now on."""
+        with self._handle_lock:
+            if self._handle is not None:
+                _lib.lib().am_comm_mark_lost(self._handle, peer)
+
+    def close(self, *, patience: float | None = None) -> None:
+        """Destroys this end. Local and idempotent; waits for an op that another thread runs on it.
+
+        Args:
+            patience: seconds to wait for that op, default the deadline of an op and 2 s.
+
+        Raises:
+            AscendMoeError: the op is still running then; nothing was closed.
+        """
+        if not self._busy.acquire(timeout=self._patience if patience is None else patience):
+            raise AscendMoeError(
+                f"rank {self.rank}: an op still runs on group {self.name!r}: close it after the op"
+            )
+        try:
+            with self._handle_lock:
+                handle, self._handle = self._handle, None
+            if handle is not None:
+                try:
+                    _lib.lib().am_comm_destroy(handle)
+                finally:
+                    self._release()
+        finally:
+            self._busy.release()

@@ -1,0 +1,127 @@
+#include "communicator.h"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include "ascend_moe.h"
+#include "twin/atomic_store.h"
+
+namespace ops {
+
+namespace {
+
+constexpr uint32_t kSpinsAlone = 2000;      // every rank has a processor of its own
+constexpr uint32_t kSpinsCrowded = 20;      // spinning would steal the peer's time
+constexpr uint32_t kGuardBytes = 64;
+
+twin::GmRange RangeOf(void* begin, uint64_t bytes, twin::GmKind kind, const char* name, uint32_t* doorbell) {
+    const uintptr_t address = reinterpret_cast<uintptr_t>(begin);
+    return {address, address + bytes, kind, kind == twin::GmKind::kWindowState, doorbell, name};
+}
+
+uint32_t* Word(uint8_t* area, uint64_t offset) { return reinterpret_cast<uint32_t*>(area + offset); }
+
+}  // namespace
+
+Communicator::Communicator(int rank, int world, void* const* bases, uint64_t data_bytes, const int* live_fds)
+    : rank_(rank), world_(world), bases_(bases, bases + world), lost_(new std::atomic<bool>[static_cast<size_t>(world)]),
+      device_(rank) {
+    table_.magic = moe::kWindowTableMagic;
+    table_.rank = static_cast<uint32_t>(rank);
+    table_.world = static_cast<uint32_t>(world);
+    table_.dataBytes = data_bytes;
+    table_.stateBytes = kStateAreaBytes;
+    for (int r = 0; r < world; ++r) {
+        live_fds_.push_back(live_fds != nullptr ? live_fds[r] : -1);
+        lost_[static_cast<size_t>(r)].store(false);
+        uint8_t *data = DataOf(bases[r]), *state = StateOf(bases[r]);
+        table_.data[r] = reinterpret_cast<uintptr_t>(data);
+        table_.state[r] = reinterpret_cast<uintptr_t>(state);
+        ranges_.push_back(RangeOf(data, data_bytes, twin::GmKind::kWindowData, "data window", nullptr));
+        ranges_.push_back(RangeOf(state, moe::StateBytes(static_cast<uint32_t>(world)), twin::GmKind::kWindowState,
+                                  "state window", DoorbellOf(bases[r])));
+    }
+    twin::IdlePolicy& idle = device_.idle();
+    idle.spins = world <= sysconf(_SC_NPROCESSORS_ONLN) ? kSpinsAlone : kSpinsCrowded;
+    idle.doorbell = DoorbellOf(bases[rank]);
+    idle.on_idle = &Communicator::OnIdle;
+    idle.on_idle_argument = this;
+}
+
+uint8_t* Communicator::Workspace(uint64_t bytes) {
+    if (workspace_.size() < bytes + kGuardBytes) workspace_.resize(bytes + kGuardBytes);
+    const uintptr_t begin = reinterpret_cast<uintptr_t>(workspace_.data());
+    return workspace_.data() + (moe::CeilTo(begin, kGuardBytes) - begin);
+}
+
+uint32_t Communicator::Epoch() const {
+    uint8_t* state = StateOf(bases_[static_cast<size_t>(rank_)]);
+    return __atomic_load_n(Word(state, moe::kControlOffset) + moe::kControlEpochWord, __ATOMIC_ACQUIRE);
+}
+
+void Communicator::SetEpoch(uint32_t epoch) {
+    uint32_t* control = Word(StateOf(bases_[static_cast<size_t>(rank_)]), moe::kControlOffset);
+    control[moe::kControlMagicWord] = moe::kControlMagic;
+    control[moe::kControlEpochWord] = epoch;
+}
+
+void Communicator::PostAbort(int peer, uint32_t code, int culprit) {
+    uint8_t* target = StateOf(bases_[static_cast<size_t>(peer)]) + moe::AbortOffset(static_cast<uint32_t>(rank_));
+    if (__atomic_load_n(Word(target, 0), __ATOMIC_ACQUIRE) == moe::kAbortMagic) return;  // the first cause is kept
+    uint32_t block[moe::kBlockWords] = {};
+    block[moe::kAbMagic] = moe::kAbortMagic;
+    block[moe::kAbEpoch] = Epoch();
+    block[moe::kAbCode] = code;
+    block[moe::kAbCulprit] = static_cast<uint32_t>(culprit);
+    block[moe::kAbReporter] = static_cast<uint32_t>(rank_);
+    twin::PublishBlocks(target, reinterpret_cast<const uint8_t*>(block), sizeof(block));
+    twin::RingDoorbell(DoorbellOf(bases_[static_cast<size_t>(peer)]));
+}
+
+bool Communicator::Gone(int peer) const {
+    if (lost_[static_cast<size_t>(peer)].load()) return true;
+    pollfd query{live_fds_[static_cast<size_t>(peer)], POLLIN, 0};
+    return query.fd >= 0 && poll(&query, 1, 0) > 0 && (query.revents & (POLLIN | POLLHUP | POLLERR)) != 0;
+}
+
+// A peer that has delivered its run of this epoch may go: nobody waits for it any more.
+bool Communicator::Arrived(int peer) const {
+    const uint32_t epoch = Epoch(), world = static_cast<uint32_t>(world_);
+    uint8_t* state = StateOf(bases_[static_cast<size_t>(rank_)]);
+    const uint64_t run = moe::StatusOffset(world, moe::Parity(epoch), static_cast<uint32_t>(peer));
+    return __atomic_load_n(Word(state, run), __ATOMIC_ACQUIRE) == moe::HeaderWord(epoch);
+}
+
+void Communicator::OnIdle(void* self) { static_cast<Communicator*>(self)->LookAtPeers(); }
+
+// While all cores wait: an awaited peer that is gone becomes an abort block, which the kernel's wait reads.
+void Communicator::LookAtPeers() {
+    for (int peer = 0; peer < world_; ++peer) {
+        if (peer == rank_ || Arrived(peer) || !Gone(peer)) continue;
+        if (Arrived(peer)) continue;  // it went right after delivering
+        PostAbort(rank_, moe::kPeerLost, peer);
+        return;
+    }
+}
+
+}  // namespace ops
+
+void* am_comm_create(int rank, int world, void* const* bases, uint64_t data_bytes, const int* live_fds) {
+    try {
+        return new ops::Communicator(rank, world, bases, data_bytes, live_fds);
+    } catch (...) {
+        return nullptr;
+    }
+}
+void am_comm_destroy(void* comm) { delete static_cast<ops::Communicator*>(comm); }
+void am_comm_mark_lost(void* comm, int peer) { static_cast<ops::Communicator*>(comm)->MarkLost(peer); }
+void am_comm_set_epoch(void* comm, uint32_t epoch) { static_cast<ops::Communicator*>(comm)->SetEpoch(epoch); }
+
+void am_comm_traffic(void* comm, uint64_t* bytes) {
+    const twin::Traffic& traffic = static_cast<ops::Communicator*>(comm)->device().traffic();
+    constexpr int kKinds = static_cast<int>(twin::GmKind::kKinds);
+    for (int kind = 0; kind < kKinds; ++kind) {
+        bytes[kind] = traffic.read[kind];
+        bytes[kKinds + kind] = traffic.written[kind];
+    }
+}

@@ -1,0 +1,19 @@
+// The kernel entries, one a dtype: the same source compiled three times under three names.
+#pragma once
+
+#include <cstdint>
+
+#include "moe_distribute_tiling.h"
+#include "twin/qualifiers.h"
+
+namespace ops {
+
+using DispatchKernel = void (*)(GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR,
+                                GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR);
+using CombineKernel = void (*)(GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR,
+                               GM_ADDR, GM_ADDR);
+
+DispatchKernel DispatchKernelOf(uint32_t type);
+CombineKernel CombineKernelOf(uint32_t type);
+
+}  // namespace ops

@@ -1,0 +1,27 @@
+#include "window.h"
+
+#include <sys/mman.h>
+
+#include "ascend_moe.h"
+
+uint64_t am_window_total_bytes(uint64_t data_bytes) { return ops::WindowBytes(data_bytes); }
+
+void* am_window_alloc(uint64_t total_bytes) {
+    void* base = mmap(nullptr, total_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return base == MAP_FAILED ? nullptr : base;
+}
+
+void* am_window_map(int fd, uint64_t total_bytes) {
+    void* base = mmap(nullptr, total_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    return base == MAP_FAILED ? nullptr : base;
+}
+
+void am_window_unmap(void* base, uint64_t total_bytes) {
+    if (base != nullptr) munmap(base, total_bytes);
+}
+
+void am_window_layout(int world, uint64_t* out) {
+    out[0] = ops::kHeaderBytes + ops::kStateAreaBytes;
+    out[1] = ops::kHeaderBytes;
+    out[2] = moe::StateBytes(static_cast<uint32_t>(world));
+}

@@ -1,0 +1,23 @@
+// A rank's window in host memory, and the addresses inside it.
+#pragma once
+
+#include <cstdint>
+
+#include "moe_distribute_window.h"
+
+namespace ops {
+
+// The first page is the twin's: a count of sleepers and the doorbell that wakes them.
+constexpr uint64_t kHeaderBytes = 4096;
+constexpr uint64_t kSleepersOffset = 64;
+constexpr uint64_t kDoorbellOffset = kSleepersOffset + sizeof(uint32_t);
+constexpr uint64_t kStateAreaBytes = moe::kMiB;
+
+inline uint64_t WindowBytes(uint64_t data_bytes) { return kHeaderBytes + kStateAreaBytes + data_bytes; }
+inline uint8_t* StateOf(void* base) { return static_cast<uint8_t*>(base) + kHeaderBytes; }
+inline uint8_t* DataOf(void* base) { return static_cast<uint8_t*>(base) + kHeaderBytes + kStateAreaBytes; }
+inline uint32_t* DoorbellOf(void* base) {
+    return reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(base) + kDoorbellOffset);
+}
+
+}  // namespace ops

@@ -1,0 +1,38 @@
+// The one point through which every instruction passes: which pipe, what it reads and writes, what it costs,
+// and its effect. API headers build Instructions and never touch an engine; an engine decides when the
+// effect happens. This file selects one at compile time.
+#pragma once
+
+#include <cstdint>
+
+#include "twin/core.h"
+
+namespace twin {
+
+// `count` pieces of `bytes` each, `stride` bytes apart.
+struct Access {
+    uintptr_t begin = 0;
+    uint64_t bytes = 0;
+    uint32_t count = 1;
+    uint64_t stride = 0;
+    bool gm = false;
+};
+
+// What an instruction moves or computes, in the units a cost table needs.
+struct Cost {
+    uint64_t bytes = 0;     // MTE pipes: bytes moved
+    uint64_t elements = 0;  // V: elements; S: 1
+};
+
+struct Instruction {
+    const char* name;
+    Pipe pipe;
+    Loc loc;
+    Cost cost;
+    Access write;
+    Access reads[3];
+};
+
+}  // namespace twin
+
+#include "twin/engine_fast.h"

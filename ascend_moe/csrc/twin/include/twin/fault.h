@@ -1,0 +1,42 @@
+// A kernel broke a rule of the hardware: the exception that leaves a fiber, and the place it names.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace twin {
+
+// Where in a kernel source an API call was written. Default argument of every checked call.
+struct Loc {
+    const char* file;
+    int line;
+    static constexpr Loc Here(const char* f = __builtin_FILE(), int l = __builtin_LINE()) { return Loc{f, l}; }
+};
+
+// Kinds of findings. The names are what users see.
+enum class Finding : uint8_t {
+    kOutOfBounds,
+    kMisaligned,
+    kTruncatedCopy,
+    kBadArgument,
+    kUbOverflow,
+    kQueueMisuse,
+    kUseAfterFree,
+    kEventMisuse,
+    kSyncDivergence,
+};
+
+const char* FindingName(Finding kind);
+
+class Fault : public std::runtime_error {
+   public:
+    Fault(Finding kind, const std::string& message) : std::runtime_error(message), kind(kind) {}
+    Finding kind;
+};
+
+// Raises Fault with "kind: message at file:line (rank r, core c)". Never returns.
+[[noreturn]] __attribute__((format(printf, 3, 4), cold, noinline)) void Raise(Finding kind, const Loc& loc,
+                                                                              const char* format, ...);
+
+}  // namespace twin

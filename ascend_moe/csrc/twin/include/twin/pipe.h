@@ -1,0 +1,241 @@
+// TPipe and what it allocates: TBuf (raw UB) and TQue/TQueBind (UB with producer-consumer discipline).
+#pragma once
+
+#include <type_traits>
+
+#include "twin/sync.h"
+
+namespace AscendC {
+
+class TBufBase {
+   public:
+    uint32_t begin_ = 0;
+    uint32_t bytes_ = 0;
+    uint32_t buffer_ = 0;
+};
+
+template <TPosition position = TPosition::LCM>
+class TBuf : public TBufBase {
+   public:
+    template <class T>
+    LocalTensor<T> Get(twin::Loc loc = twin::Loc::Here()) {
+        return GetWithOffset<T>(bytes_ / sizeof(T), 0, loc);
+    }
+    template <class T>
+    LocalTensor<T> Get(uint32_t count, twin::Loc loc = twin::Loc::Here()) {
+        return GetWithOffset<T>(count, 0, loc);
+    }
+    template <class T>
+    LocalTensor<T> GetWithOffset(uint32_t count, uint32_t byteOffset, twin::Loc loc = twin::Loc::Here()) {
+        const twin::Core& core = twin::current_core();
+        if (byteOffset % twin::kBlockBytes != 0) {
+            twin::Raise(twin::Finding::kMisaligned, loc, "TBuf offset %u is not a multiple of 32 bytes", byteOffset);
+        }
+        if (static_cast<uint64_t>(byteOffset) + static_cast<uint64_t>(count) * sizeof(T) > bytes_) {
+            twin::Raise(twin::Finding::kOutOfBounds, loc, "TBuf holds %u bytes, asked for %u elements of %zu at byte %u",
+                        bytes_, count, sizeof(T), byteOffset);
+        }
+        return LocalTensor<T>(core.ub + begin_ + byteOffset, count * static_cast<uint32_t>(sizeof(T)), buffer_,
+                              core.buffers[buffer_].stamp);
+    }
+};
+
+// At most this many tensors of one position may be out at once: one event id each.
+constexpr uint32_t kMaxQueueTensors = 8;
+constexpr uint32_t kMaxQueueDepth = 16;
+
+template <TPosition src, TPosition dst, int32_t depth>
+class TQueBind {
+   public:
+    static_assert(depth >= 0 && depth <= static_cast<int32_t>(kMaxQueueDepth), "queue depth out of range");
+
+    template <class T>
+    LocalTensor<T> AllocTensor(twin::Loc loc = twin::Loc::Here()) {
+        twin::Core& core = twin::current_core();
+        for (uint32_t i = 0; i < count_; ++i) {
+            twin::UbBuffer& buffer = core.buffers[first_ + i];
+            if (buffer.allocated) continue;
+            if (core.queue_tensors[kSide] >= kMaxQueueTensors) {
+                twin::Raise(twin::Finding::kQueueMisuse, loc, "more than %u queue tensors are out at one position",
+                            kMaxQueueTensors);
+            }
+            buffer.allocated = true;
+            ++core.queue_tensors[kSide];
+            return LocalTensor<T>(core.ub + buffer.begin, buffer.bytes, first_ + i, buffer.stamp);
+        }
+        twin::Raise(twin::Finding::kQueueMisuse, loc, "AllocTensor finds none of the queue's %u tensors free: an NPU would hang here",
+                    count_);
+    }
+
+    template <class T>
+    bool EnQue(const LocalTensor<T>& tensor, twin::Loc loc = twin::Loc::Here()) {
+        CheckOwned(tensor.buffer(), tensor.stamp(), "EnQue", loc);
+        if (queued_ >= (depth == 0 ? 1u : static_cast<uint32_t>(depth))) {
+            twin::Raise(twin::Finding::kQueueMisuse, loc, "EnQue over the queue's depth %d", depth);
+        }
+        ring_[(head_ + queued_++) % kMaxQueueDepth] = tensor.buffer();
+        twin::OrderEdge(kProducer, kConsumer, loc);
+        return true;
+    }
+    template <class T>
+    LocalTensor<T> DeQue(twin::Loc loc = twin::Loc::Here()) {
+        if (queued_ == 0) twin::Raise(twin::Finding::kQueueMisuse, loc, "DeQue of an empty queue: an NPU would hang here");
+        const uint32_t id = ring_[head_];
+        head_ = (head_ + 1) % kMaxQueueDepth;
+        --queued_;
+        const twin::Core& core = twin::current_core();
+        const twin::UbBuffer& buffer = core.buffers[id];
+        twin::OrderEdge(kProducer, kConsumer, loc);
+        return LocalTensor<T>(core.ub + buffer.begin, buffer.bytes, id, buffer.stamp);
+    }
+    template <class T>
+    void FreeTensor(const LocalTensor<T>& tensor, twin::Loc loc = twin::Loc::Here()) {
+        CheckOwned(tensor.buffer(), tensor.stamp(), "FreeTensor", loc);
+        twin::Core& core = twin::current_core();
+        twin::UbBuffer& buffer = core.buffers[tensor.buffer()];
+        buffer.allocated = false;
+        ++buffer.stamp;
+        --core.queue_tensors[kSide];
+        twin::OrderEdge(kConsumer, kProducer, loc);
+    }
+    bool VacantInQue() const { return queued_ < (depth == 0 ? 1u : static_cast<uint32_t>(depth)); }
+    bool HasTensorInQue() const { return queued_ > 0; }
+    int32_t GetTensorCountInQue() const { return static_cast<int32_t>(queued_); }
+    bool HasIdleBuffer() const {
+        const twin::Core& core = twin::current_core();
+        for (uint32_t i = 0; i < count_; ++i) {
+            if (!core.buffers[first_ + i].allocated) return true;
+        }
+        return false;
+    }
+    void FreeAllEvent() {}
+
+    // For TPipe only.
+    void Bind(uint32_t first, uint32_t count) {
+        first_ = first;
+        count_ = count;
+        queued_ = head_ = 0;
+    }
+
+   private:
+    static constexpr int kSide = src == TPosition::VECIN ? 0 : 1;
+    static constexpr twin::Pipe kProducer = src == TPosition::VECIN ? twin::Pipe::kMte2 : twin::Pipe::kV;
+    static constexpr twin::Pipe kConsumer = dst == TPosition::VECOUT || src == TPosition::VECOUT || dst == TPosition::GM
+                                                ? twin::Pipe::kMte3
+                                                : twin::Pipe::kV;
+    void CheckOwned(uint32_t id, uint32_t stamp, const char* what, const twin::Loc& loc) const {
+        const twin::Core& core = twin::current_core();
+        if (id < first_ || id >= first_ + count_) {
+            twin::Raise(twin::Finding::kQueueMisuse, loc, "%s of a tensor that is not this queue's", what);
+        }
+        if (!core.buffers[id].allocated || core.buffers[id].stamp != stamp) {
+            twin::Raise(twin::Finding::kQueueMisuse, loc, "%s of a tensor that is not allocated (freed twice?)", what);
+        }
+    }
+
+    uint32_t first_ = 0;
+    uint32_t count_ = 0;
+    uint32_t ring_[kMaxQueueDepth] = {};
+    uint32_t head_ = 0;
+    uint32_t queued_ = 0;
+};
+
+template <TPosition position, int32_t depth, auto mask = 0>
+class TQue : public TQueBind<position, position == TPosition::VECIN ? TPosition::VECCALC : TPosition::GM, depth> {};
+
+class TPipe {
+   public:
+    TPipe() {
+        twin::Core& core = twin::current_core();
+        if (core.pipe != nullptr) {
+            twin::Raise(twin::Finding::kQueueMisuse, {"TPipe", 0}, "two TPipes are alive on one core");
+        }
+        core.pipe = this;
+    }
+    ~TPipe() {
+        if (alive_) Destroy();
+    }
+    TPipe(const TPipe&) = delete;
+    TPipe& operator=(const TPipe&) = delete;
+
+    template <TPosition src, TPosition dst, int32_t depth>
+    bool InitBuffer(TQueBind<src, dst, depth>& queue, uint8_t num, uint32_t len, twin::Loc loc = twin::Loc::Here()) {
+        const uint32_t first = twin::current_core().buffer_count;
+        for (uint32_t i = 0; i < num; ++i) Carve(len, loc);
+        queue.Bind(first, num);
+        return true;
+    }
+    template <TPosition position>
+    bool InitBuffer(TBuf<position>& buffer, uint32_t len, twin::Loc loc = twin::Loc::Here()) {
+        const uint32_t id = Carve(len, loc);
+        buffer.buffer_ = id;
+        buffer.begin_ = twin::current_core().buffers[id].begin;
+        buffer.bytes_ = twin::current_core().buffers[id].bytes;
+        return true;
+    }
+    void Reset() { Release(); }
+    void Destroy() {
+        Release();
+        twin::current_core().pipe = nullptr;
+        alive_ = false;
+    }
+    void Init() {}
+
+    TEventID FetchEventID(HardEvent event) {
+        const uint8_t reserved = twin::current_core().reserved_events[static_cast<int>(event)];
+        for (uint32_t id = 0; id < twin::kEventIds; ++id) {
+            if (!(reserved >> id & 1)) return static_cast<TEventID>(id);
+        }
+        return static_cast<TEventID>(twin::kEventIds);  // SetFlag refuses it by number
+    }
+    template <HardEvent event>
+    TEventID FetchEventID() {
+        return FetchEventID(event);
+    }
+    template <HardEvent event>
+    TEventID AllocEventID() {
+        const TEventID id = FetchEventID(event);
+        if (id < static_cast<TEventID>(twin::kEventIds)) {
+            twin::current_core().reserved_events[static_cast<int>(event)] |= static_cast<uint8_t>(1u << id);
+        }
+        return id;
+    }
+    template <HardEvent event>
+    void ReleaseEventID(TEventID id) {
+        twin::current_core().reserved_events[static_cast<int>(event)] &= static_cast<uint8_t>(~(1u << id));
+    }
+
+   private:
+    uint32_t Carve(uint32_t len, const twin::Loc& loc) {
+        twin::Core& core = twin::current_core();
+        const uint32_t bytes = (len + twin::kBlockBytes - 1) / twin::kBlockBytes * twin::kBlockBytes;
+        if (core.ub_used + static_cast<uint64_t>(bytes) > twin::kUbBytes) {
+            twin::Raise(twin::Finding::kUbOverflow, loc, "InitBuffer of %u bytes: %u of the UB's %u are taken", bytes,
+                        core.ub_used, twin::kUbBytes);
+        }
+        if (core.buffer_count >= twin::kMaxUbBuffers) {
+            twin::Raise(twin::Finding::kUbOverflow, loc, "more than %u buffers in one TPipe", twin::kMaxUbBuffers);
+        }
+        twin::UbBuffer& buffer = core.buffers[core.buffer_count];
+        buffer.begin = core.ub_used;
+        buffer.bytes = bytes;
+        buffer.allocated = false;
+        ++buffer.stamp;
+        core.ub_used += bytes;
+        return core.buffer_count++;
+    }
+    void Release() {
+        twin::Core& core = twin::current_core();
+        for (uint32_t i = 0; i < core.buffer_count; ++i) {
+            core.buffers[i].allocated = false;
+            ++core.buffers[i].stamp;
+        }
+        core.buffer_count = 0;
+        core.ub_used = 0;
+    }
+    bool alive_ = true;
+};
+
+}  // namespace AscendC
+
+inline AscendC::TPipe* GetTPipePtr() { return static_cast<AscendC::TPipe*>(twin::current_core().pipe); }

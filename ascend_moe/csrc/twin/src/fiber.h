@@ -1,0 +1,44 @@
+// A stack that can be left and entered again. Hand-written switch on x86-64 and aarch64, ucontext elsewhere.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#if !defined(__x86_64__) && !defined(__aarch64__)
+#include <ucontext.h>
+#endif
+
+namespace twin {
+
+class Fiber {
+   public:
+    using Entry = void (*)(void*);
+    Fiber();
+    ~Fiber();
+    Fiber(const Fiber&) = delete;
+    Fiber& operator=(const Fiber&) = delete;
+
+    // Prepares the stack so that the first Enter() calls entry(argument). `entry` must end with a last Leave().
+    void Prepare(Entry entry, void* argument);
+    void Enter();            // from the scheduler: runs until Leave()
+    void Leave(bool last);   // from the fiber: back to the scheduler
+
+   private:
+    static void Start(Fiber* self);
+    uint8_t* stack_;
+    Entry entry_ = nullptr;
+    void* argument_ = nullptr;
+#if defined(__x86_64__) || defined(__aarch64__)
+    void* own_sp_ = nullptr;
+    void* home_sp_ = nullptr;
+#else
+    ucontext_t own_, home_;
+#endif
+    // Where AddressSanitizer keeps the frames of the stack that is left.
+    void* own_fake_ = nullptr;
+    void* home_fake_ = nullptr;
+    const void* home_bottom_ = nullptr;
+    size_t home_size_ = 0;
+};
+
+}  // namespace twin

@@ -1,0 +1,332 @@
+#include "scheduler.h"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstdarg>
+#include <cstdio>
+#include <new>
+#include <string>
+
+#include "twin/atomic_store.h"
+
+namespace twin {
+
+__thread Core* g_current_core __attribute__((tls_model("initial-exec"))) = nullptr;
+
+namespace {
+
+constexpr int64_t kNanosPerCycle = 20;             // 50 cycles a microsecond
+constexpr int64_t kYieldNanos = 200 * 1000;        // sched_yield this long before sleeping
+constexpr int64_t kSleepNanos = 2 * 1000 * 1000;   // longest sleep between two looks
+constexpr int64_t kIdleCallNanos = 20 * 1000 * 1000;
+
+int64_t NowNanos() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<int64_t>(now.tv_sec) * 1000000000 + now.tv_nsec;
+}
+
+void Pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+// Sleeps until the doorbell moves on from `seen`, or for kSleepNanos.
+void SleepOn(uint32_t* doorbell, uint32_t seen) {
+    const timespec limit{0, kSleepNanos};
+    if (doorbell == nullptr) {
+        nanosleep(&limit, nullptr);
+        return;
+    }
+    uint32_t* sleepers = doorbell - 1;
+    __atomic_fetch_add(sleepers, 1, __ATOMIC_SEQ_CST);
+    syscall(SYS_futex, doorbell, FUTEX_WAIT, seen, &limit, nullptr, 0);
+    __atomic_fetch_sub(sleepers, 1, __ATOMIC_SEQ_CST);
+}
+
+}  // namespace
+
+void RingDoorbell(uint32_t* doorbell) {
+    __atomic_fetch_add(doorbell, 1, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(doorbell - 1, __ATOMIC_SEQ_CST) != 0) {
+        syscall(SYS_futex, doorbell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+    }
+}
+
+const char* FindingName(Finding kind) {
+    switch (kind) {
+        case Finding::kOutOfBounds: return "out of bounds";
+        case Finding::kMisaligned: return "misaligned address";
+        case Finding::kTruncatedCopy: return "copy length rounded down";
+        case Finding::kBadArgument: return "illegal argument";
+        case Finding::kUbOverflow: return "UB overflow";
+        case Finding::kQueueMisuse: return "queue discipline";
+        case Finding::kUseAfterFree: return "use after free";
+        case Finding::kEventMisuse: return "event discipline";
+        case Finding::kSyncDivergence: return "SyncAll divergence";
+    }
+    return "fault";
+}
+
+void Raise(Finding kind, const Loc& loc, const char* format, ...) {
+    char text[512];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof(text), format, arguments);
+    va_end(arguments);
+    const Core* core = g_current_core;
+    const char* file = loc.file;
+    for (const char* p = loc.file; *p != '\0'; ++p) {
+        if (*p == '/') file = p + 1;
+    }
+    char line[768];
+    snprintf(line, sizeof(line), "%s: %s, at %s:%d (rank %d, core %u)", FindingName(kind), text, file, loc.line,
+             core != nullptr ? core->device->rank() : -1, core != nullptr ? core->index : 0);
+    throw Fault(kind, line);
+}
+
+const GmRange& SearchGm(Core& core, uintptr_t address, uint64_t bytes, const Loc& loc) {
+    return core.scheduler->Search(core, address, bytes, loc);
+}
+void SyncAllCores(const Loc& loc) { g_current_core->scheduler->SyncAll(loc); }
+void PollYield(const Loc& loc) { g_current_core->scheduler->Poll(loc); }
+int64_t SystemCycle() { return NowNanos() / kNanosPerCycle; }
+uint32_t BlockNum() { return g_current_core->scheduler->spec().block_dim; }
+uint64_t TilingKey() { return g_current_core->scheduler->spec().tiling_key; }
+uintptr_t HcclContext(int index) { return g_current_core->scheduler->spec().hccl_context[index]; }
+
+Scheduler::Scheduler(Device& device) : device_(device) {
+    void* mapped = mmap(nullptr, static_cast<size_t>(kMaxCores) * kUbBytes, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mapped == MAP_FAILED) throw std::bad_alloc();
+    ub_ = static_cast<uint8_t*>(mapped);
+}
+
+Scheduler::~Scheduler() { munmap(ub_, static_cast<size_t>(kMaxCores) * kUbBytes); }
+
+Scheduler::Slot& Scheduler::Current() { return *slots_[g_current_core->index]; }
+
+void Scheduler::Enter(void* argument) {
+    Slot* slot = static_cast<Slot*>(argument);
+    slot->core.scheduler->RunCore(*slot);
+    slot->fiber.Leave(true);
+}
+
+// Everything a core throws ends here: no exception may leave a fiber, none may be in flight at a switch.
+void Scheduler::RunCore(Slot& slot) {
+    try {
+        (*kernel_)();
+        CheckCleanExit(slot.core);
+    } catch (const Unwind&) {
+    } catch (...) {
+        if (!failure_) failure_ = std::current_exception();
+    }
+    slot.state = State::kDone;
+    --live_;
+}
+
+void Scheduler::CheckCleanExit(const Core& core) const {
+    const Loc here{"end of kernel", 0};
+    for (uint32_t event = 0; event < kHardEvents; ++event) {
+        for (uint32_t id = 0; id < kEventIds; ++id) {
+            if (core.flags[event][id]) {
+                Raise(Finding::kEventMisuse, here, "event %u of HardEvent %u is still set: it would poison the next kernel",
+                      id, event);
+            }
+        }
+    }
+    if (core.queue_tensors[0] != 0 || core.queue_tensors[1] != 0) {
+        Raise(Finding::kQueueMisuse, here, "%u queue tensors were never freed",
+              core.queue_tensors[0] + core.queue_tensors[1]);
+    }
+    if (core.atomic_op != 0) Raise(Finding::kBadArgument, here, "SetAtomicNone is missing: the next kernel would add");
+}
+
+void Scheduler::Resume(Slot& slot) {
+    g_current_core = &slot.core;
+    slot.started = true;
+    slot.fiber.Enter();
+    g_current_core = nullptr;
+}
+
+void Scheduler::Block(Slot& slot, State state, const Loc& loc) {
+    slot.state = state;
+    slot.core.blocked_at = loc;
+    slot.fiber.Leave(false);
+    if (unwinding_) throw Unwind();
+}
+
+void Scheduler::SyncAll(const Loc& loc) {
+    Slot& slot = Current();
+    ++slot.core.sync_all_calls;
+    Block(slot, State::kAtBarrier, loc);
+}
+
+void Scheduler::Poll(const Loc& loc) { Block(Current(), State::kPolling, loc); }
+
+// One round over all cores. True when anything but fruitless polling happened.
+bool Scheduler::Pass() {
+    bool progress = false;
+    for (auto& slot : slots_) {
+        if (slot->state != State::kReady && slot->state != State::kPolling) continue;
+        const bool was_polling = slot->state == State::kPolling;
+        Resume(*slot);
+        if (failure_) return true;
+        if (!was_polling || slot->state != State::kPolling) progress = true;
+    }
+    return progress;
+}
+
+void Scheduler::ReleaseBarrier() {
+    uint32_t waiting = 0;
+    for (const auto& slot : slots_) waiting += slot->state == State::kAtBarrier;
+    if (waiting == 0 || waiting != live_) return;
+    if (live_ != spec_->block_dim) CheckDivergence();
+    for (auto& slot : slots_) {
+        if (slot->state == State::kAtBarrier) slot->state = State::kReady;
+    }
+}
+
+// Some cores wait in SyncAll while others have left the kernel: an NPU would hang.
+void Scheduler::CheckDivergence() {
+    std::string gone;
+    const Slot* waiting = nullptr;
+    for (const auto& slot : slots_) {
+        if (slot->core.index >= spec_->block_dim) continue;
+        if (slot->state == State::kDone) gone += (gone.empty() ? "" : ",") + std::to_string(slot->core.index);
+        if (slot->state == State::kAtBarrier && waiting == nullptr) waiting = slot.get();
+    }
+    try {
+        g_current_core = const_cast<Core*>(&waiting->core);
+        Raise(Finding::kSyncDivergence, waiting->core.blocked_at,
+              "core %u waits in SyncAll call %u, but cores %s have left the kernel", waiting->core.index,
+              waiting->core.sync_all_calls, gone.c_str());
+    } catch (...) {
+        failure_ = std::current_exception();
+    }
+    g_current_core = nullptr;
+}
+
+// All cores poll in vain: spin, then give the processor away, then sleep until a peer rings.
+void Scheduler::Idle(uint32_t fruitless) {
+    const IdlePolicy& policy = device_.idle_;
+    if (fruitless <= policy.spins) {
+        Pause();
+        return;
+    }
+    const int64_t now = NowNanos();
+    if (idle_since_ == 0) idle_since_ = now;
+    if (now - idle_since_ < kYieldNanos) {
+        sched_yield();
+        return;
+    }
+    if (policy.on_idle != nullptr && now - last_idle_call_ >= kIdleCallNanos) {
+        last_idle_call_ = now;
+        policy.on_idle(policy.on_idle_argument);
+    }
+    SleepOn(policy.doorbell, doorbell_seen_);
+}
+
+void Scheduler::UnwindAll() {
+    unwinding_ = true;
+    for (auto& slot : slots_) {
+        if (slot->state == State::kDone) continue;
+        if (!slot->started) {  // nothing to unwind
+            slot->state = State::kDone;
+            --live_;
+            continue;
+        }
+        Resume(*slot);
+    }
+    unwinding_ = false;
+}
+
+void Scheduler::Run(const LaunchSpec& spec, const std::function<void()>& kernel) {
+    spec_ = &spec;
+    kernel_ = &kernel;
+    failure_ = nullptr;
+    ranges_ = spec.ranges;
+    std::sort(ranges_.begin(), ranges_.end(), [](const GmRange& a, const GmRange& b) { return a.begin < b.begin; });
+    while (slots_.size() < spec.block_dim) slots_.push_back(std::make_unique<Slot>());
+    live_ = spec.block_dim;
+    for (uint32_t i = 0; i < slots_.size(); ++i) {
+        Slot& slot = *slots_[i];
+        slot.state = State::kDone;
+        if (i >= spec.block_dim) {
+            slot.core.index = kMaxCores;
+            continue;
+        }
+        slot.core = Core();
+        slot.core.index = i;
+        slot.core.device = &device_;
+        slot.core.ub = ub_ + static_cast<size_t>(i) * kUbBytes;
+        slot.core.scheduler = this;
+        slot.started = false;
+        slot.fiber.Prepare(&Scheduler::Enter, &slot);
+        slot.state = State::kReady;
+    }
+    uint32_t fruitless = 0;
+    idle_since_ = last_idle_call_ = 0;
+    while (live_ > 0 && !failure_) {
+        if (device_.idle_.doorbell != nullptr) doorbell_seen_ = __atomic_load_n(device_.idle_.doorbell, __ATOMIC_SEQ_CST);
+        const bool progress = Pass();
+        if (failure_) break;
+        ReleaseBarrier();
+        if (progress) {
+            fruitless = 0;
+            idle_since_ = 0;
+        } else {
+            Idle(++fruitless);
+        }
+    }
+    if (failure_) UnwindAll();
+    device_.traffic_ = Traffic();
+    for (uint32_t i = 0; i < spec.block_dim; ++i) {
+        for (int kind = 0; kind < static_cast<int>(GmKind::kKinds); ++kind) {
+            device_.traffic_.read[kind] += slots_[i]->core.traffic.read[kind];
+            device_.traffic_.written[kind] += slots_[i]->core.traffic.written[kind];
+        }
+    }
+    spec_ = nullptr;
+    kernel_ = nullptr;
+    if (failure_) std::rethrow_exception(failure_);
+}
+
+const GmRange& Scheduler::Search(Core& core, uintptr_t address, uint64_t bytes, const Loc& loc) const {
+    auto next = std::upper_bound(ranges_.begin(), ranges_.end(), address,
+                                 [](uintptr_t a, const GmRange& range) { return a < range.begin; });
+    if (next != ranges_.begin()) {
+        const GmRange& range = *(next - 1);
+        if (address >= range.begin && address < range.end && bytes <= range.end - address) {
+            core.last_slot ^= 1;
+            core.last_range[core.last_slot] = range;
+            return core.last_range[core.last_slot];
+        }
+        if (address < range.end) {
+            Raise(Finding::kOutOfBounds, loc, "%llu bytes at byte %llu of GM \"%s\", which has %llu",
+                  static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(address - range.begin),
+                  range.name, static_cast<unsigned long long>(range.end - range.begin));
+        }
+        Raise(Finding::kOutOfBounds, loc, "GM address is in no tensor or window; the nearest below is \"%s\", which ends %llu bytes before",
+              range.name, static_cast<unsigned long long>(address - range.end));
+    }
+    Raise(Finding::kOutOfBounds, loc, "GM address %#llx is in no tensor or window",
+          static_cast<unsigned long long>(address));
+}
+
+Device::Device(int rank) : rank_(rank), scheduler_(std::make_unique<Scheduler>(*this)) {}
+Device::~Device() = default;
+
+void Device::Launch(const LaunchSpec& spec, const std::function<void()>& kernel) { scheduler_->Run(spec, kernel); }
+
+}  // namespace twin

@@ -1,0 +1,65 @@
+// Runs the cores of one device: every core is a fiber, all on the calling thread.
+#pragma once
+
+#include <exception>
+#include <memory>
+#include <vector>
+
+#include "fiber.h"
+#include "twin/launch.h"
+
+namespace twin {
+
+class Scheduler {
+   public:
+    explicit Scheduler(Device& device);
+    ~Scheduler();
+    Scheduler(const Scheduler&) = delete;
+    Scheduler& operator=(const Scheduler&) = delete;
+
+    void Run(const LaunchSpec& spec, const std::function<void()>& kernel);
+
+    // Called from fibers.
+    void SyncAll(const Loc& loc);
+    void Poll(const Loc& loc);
+    const GmRange& Search(Core& core, uintptr_t address, uint64_t bytes, const Loc& loc) const;
+    const LaunchSpec& spec() const { return *spec_; }
+    int rank() const { return device_.rank(); }
+
+   private:
+    enum class State : uint8_t { kReady, kAtBarrier, kPolling, kDone };
+    struct Slot {
+        Core core;
+        Fiber fiber;
+        State state = State::kDone;
+        bool started = false;
+    };
+    struct Unwind {};
+
+    static void Enter(void* slot);
+    void RunCore(Slot& slot);
+    void Resume(Slot& slot);
+    bool Pass();
+    void ReleaseBarrier();
+    void CheckDivergence();
+    void Idle(uint32_t fruitless);
+    void UnwindAll();
+    void Block(Slot& slot, State state, const Loc& loc);
+    void CheckCleanExit(const Core& core) const;
+    Slot& Current();
+
+    Device& device_;
+    uint8_t* ub_ = nullptr;
+    std::vector<std::unique_ptr<Slot>> slots_;
+    std::vector<GmRange> ranges_;  // sorted by address
+    const LaunchSpec* spec_ = nullptr;
+    const std::function<void()>* kernel_ = nullptr;
+    std::exception_ptr failure_;
+    bool unwinding_ = false;
+    uint32_t live_ = 0;
+    uint32_t doorbell_seen_ = 0;
+    int64_t idle_since_ = 0;
+    int64_t last_idle_call_ = 0;
+};
+
+}  // namespace twin

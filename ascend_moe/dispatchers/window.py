@@ -1,0 +1,117 @@
+"""Dispatcher over the window ops: torch.ops.ascend_moe.npu_moe_distribute_*."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from ascend_moe import ops
+from ascend_moe.comm import comm_name
+from ascend_moe.dispatchers.base import Dispatched, Dispatcher, foreign
+from ascend_moe.dispatchers.status import default_group
+from ascend_moe.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+@dataclass
+class _Handle:
+    owner: WindowDispatcher
+    expert_ids: Tensor
+    x_active_mask: Tensor | None
+    global_bs: int
+    tp_recv_counts: Tensor
+    expand_scales: Tensor
+
+
+class WindowDispatcher(Dispatcher):
+    """Dispatch and combine by kernels through the communication windows of ``group_ep``.
+
+    Args:
+        group_ep: name from ``ascend_moe.comm_name`` or a ``LocalCluster``.
+        world_size: W, ranks of the group.
+        rank: this rank.
+        num_experts: E, a multiple of W.
+        contract: "v2" (triples) or "v1" (expand_idx; its combine takes no shared_expert_x).
+    """
+
+    def __init__(
+        self, group_ep: str, world_size: int, rank: int, num_experts: int, contract: str = "v2"
+    ) -> None:
+        super().__init__(rank, world_size, num_experts)
+        if contract not in ("v1", "v2"):
+            raise ArgumentError(f"contract is {contract!r}; need 'v1' or 'v2'", argument="contract")
+        self.group_ep = group_ep
+        self.contract = contract
+        self.fuses_shared_expert = contract == "v2"
+
+    @classmethod
+    def from_group(
+        cls, process_group: ProcessGroup | None, num_experts: int, contract: str = "v2"
+    ) -> WindowDispatcher:
+        """The dispatcher of a process group (None: the default one). Collective on first use."""
+        group = default_group(process_group)
+        return cls(comm_name(group), group.size(), group.rank(), num_experts, contract)
+
+    def dispatch(
+        self,
+        x: Tensor,
+        expert_ids: Tensor,
+        *,
+        scales: Tensor | None = None,
+        x_active_mask: Tensor | None = None,
+        quant_mode: int = 0,
+        global_bs: int = 0,
+        expert_token_nums_type: int = 1,
+    ) -> Dispatched:
+        name = "npu_moe_distribute_dispatch" + ("_v2" if self.contract == "v2" else "")
+        expand_x, dynamic_scales, index, nums, counts, tp_counts, expand_scales = getattr(ops, name)(
+            x=x,
+            expert_ids=expert_ids,
+            group_ep=self.group_ep,
+            ep_world_size=self.world_size,
+            ep_rank_id=self.rank,
+            moe_expert_num=self.num_experts,
+            scales=scales,
+            x_active_mask=x_active_mask,
+            quant_mode=quant_mode,
+            global_bs=global_bs,
+            expert_token_nums_type=expert_token_nums_type,
+        )
+        handle = _Handle(self, expert_ids, x_active_mask, global_bs, tp_counts, expand_scales)
+        return Dispatched(expand_x, dynamic_scales, nums, counts, index, handle)
+
+    def combine(
+        self,
+        expert_out: Tensor,
+        dispatched: Dispatched,
+        expert_scales: Tensor,
+        *,
+        shared_expert_x: Tensor | None = None,
+    ) -> Tensor:
+        handle = dispatched.handle
+        if not isinstance(handle, _Handle) or handle.owner is not self:
+            raise foreign(self)
+        v2 = self.contract == "v2"
+        index_name = "assist_info_for_combine" if v2 else "expand_idx"
+        arguments: dict[str, Any] = {index_name: dispatched.expand_idx}
+        result: Tensor = getattr(ops, "npu_moe_distribute_combine" + ("_v2" if v2 else ""))(
+            expand_x=expert_out,
+            expert_ids=handle.expert_ids,
+            ep_send_counts=dispatched.ep_recv_counts,
+            expert_scales=expert_scales,
+            group_ep=self.group_ep,
+            ep_world_size=self.world_size,
+            ep_rank_id=self.rank,
+            moe_expert_num=self.num_experts,
+            tp_send_counts=handle.tp_recv_counts,
+            x_active_mask=handle.x_active_mask,
+            expand_scales=handle.expand_scales,
+            shared_expert_x=shared_expert_x,
+            global_bs=handle.global_bs,
+            **arguments,
+        )
+        return result

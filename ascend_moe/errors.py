@@ -1,0 +1,79 @@
+"""Typed errors: one line with what, which argument or rank, the rule with its numbers, and the fix.
+
+Three kinds, as the window protocol tells them apart:
+
+* local      ``ArgumentError`` and its children: seen by one rank alone, raised before its window is
+             touched; a corrected call works.
+* collective ``InvalidExpertId``, ``RoutingOverflow``, ``ConfigMismatch`` (every rank raises the same
+             one) and ``RoutingMismatch`` (raised where it is seen): the communicator stays usable.
+* fatal      ``CommError``: ``PeerLost``, ``CommTimeout``, ``CorruptStatus``: the communicator stays
+             failed until it is closed and opened afresh.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class AscendMoeError(RuntimeError):
+    """Base of every error this package raises on purpose."""
+
+    def __init__(self, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.details = details
+        self.others: dict[int, BaseException] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        # Only called when normal lookup fails: details read as attributes (error.rank, error.field).
+        details = self.__dict__.get("details", {})
+        if name in details:
+            return details[name]
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+
+class ArgumentError(AscendMoeError, ValueError):
+    """An argument of this call breaks a rule. ``.argument`` names it."""
+
+
+class WindowTooSmall(ArgumentError):
+    """The window cannot hold this call. ``.needed_mib`` is the HCCL_BUFFSIZE to export."""
+
+
+class InvalidExpertId(AscendMoeError, ValueError):
+    """An active expert id is neither -1 nor in 0..E-1. ``.rank .token .k .expert_id``."""
+
+
+class RoutingOverflow(AscendMoeError):
+    """A source routes more rows to one owner than its capacity. ``.rank .owner .rows .capacity``."""
+
+
+class RoutingMismatch(AscendMoeError):
+    """Combine's routing tensors disagree with the rows that arrived."""
+
+
+class ConfigMismatch(AscendMoeError):
+    """Two ranks called with different configurations. ``.field .rank .ours .theirs``."""
+
+
+class CommError(AscendMoeError):
+    """The communicator has failed and must be closed. ``.rank`` is the culprit."""
+
+
+class PeerLost(CommError):
+    """A peer's process has died or closed its end."""
+
+
+class CommTimeout(CommError):
+    """A peer did not arrive before the deadline."""
+
+
+class CorruptStatus(CommError):
+    """A status block holds what no rank of this epoch can have written."""
+
+
+class KernelFault(AscendMoeError):
+    """The twin stopped a kernel that broke a rule of the hardware (bounds, alignment, queues)."""
+
+
+class LibraryError(AscendMoeError, ImportError):
+    """The native library is missing or does not belong to these sources."""

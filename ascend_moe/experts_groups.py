@@ -1,0 +1,109 @@
+"""Group lists: which rows of a matrix belong to which expert.
+
+Three forms, numbered as torch_npu's ``group_list_type``: 0 running sums, 1 counts, 2 (expert, count)
+pairs. A list may cover fewer rows than the matrix has: dispatch's expand_x is allocated for the worst
+case, and the rows behind the last group belong to nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ascend_moe.errors import ArgumentError
+
+CUMSUM, COUNTS, PAIRS = 0, 1, 2
+
+
+class Group(NamedTuple):
+    """Rows ``start`` to ``stop`` (exclusive) belong to ``expert``."""
+
+    expert: int
+    start: int
+    stop: int
+
+
+def read_groups(
+    group_list: torch.Tensor | Sequence[int],
+    group_list_type: int,
+    experts: int,
+    rows: int,
+    argument: str = "group_list",
+) -> list[Group]:
+    """The groups in row order, empty ones included. Reads the list on the host: not for NPU tensors.
+
+    Args:
+        group_list: ``(experts,)`` running sums or counts, or ``(n, 2)`` pairs (expert, count).
+        group_list_type: 0, 1 or 2 for those forms.
+        experts: number of weights.
+        rows: rows of the matrix; the list may cover fewer.
+        argument: name of the list in errors.
+
+    Raises:
+        ArgumentError: wrong length or shape, a negative count, falling sums, an expert outside
+            0..experts-1, or more rows than the matrix has.
+    """
+    values: list[Any] = group_list.tolist() if isinstance(group_list, torch.Tensor) else list(group_list)
+    if group_list_type == PAIRS:
+        pairs = _check_pairs(values, experts, argument)
+    elif group_list_type in (CUMSUM, COUNTS):
+        if len(values) != experts or any(isinstance(value, list) for value in values):
+            raise ArgumentError(
+                f"{argument} has {len(values)} entries, but there are {experts} experts; "
+                "give one number an expert",
+                argument=argument,
+            )
+        if group_list_type == CUMSUM:
+            values = [after - before for before, after in zip([0, *values], values, strict=False)]
+        pairs = list(enumerate(values))
+    else:
+        raise ArgumentError(
+            f"group_list_type is {group_list_type}; it must be 0 (running sums), 1 (counts) or 2 (pairs)",
+            argument="group_list_type",
+        )
+    groups, start = [], 0
+    for index, count in pairs:
+        if count < 0:
+            raise ArgumentError(
+                f"{argument} gives expert {index} {count} rows; counts must not be negative and running "
+                "sums must not fall (is group_list_type right?)",
+                argument=argument,
+            )
+        groups.append(Group(index, start, start + count))
+        start += count
+    if start > rows:
+        raise ArgumentError(
+            f"{argument} covers {start} rows, but the matrix has {rows} (is group_list_type right?)",
+            argument=argument,
+        )
+    return groups
+
+
+def _check_pairs(values: list[Any], experts: int, argument: str) -> list[tuple[int, int]]:
+    if any(not isinstance(pair, (list, tuple)) or len(pair) != 2 for pair in values):
+        raise ArgumentError(
+            f"{argument} with group_list_type 2 must be (n, 2): pairs of expert and row count",
+            argument=argument,
+        )
+    for index, count in values:
+        # Pairs of no rows are padding: their expert is not looked at.
+        if count != 0 and not 0 <= index < experts:
+            raise ArgumentError(
+                f"{argument} names expert {index}; there are experts 0..{experts - 1}", argument=argument
+            )
+    return [(index, count) for index, count in values]
+
+
+def as_counts(group_list: torch.Tensor, group_list_type: int) -> torch.Tensor:
+    """Counts per expert, ``(L,)``, computed on the list's own device without reading it on the host."""
+    if group_list_type == COUNTS:
+        return group_list
+    if group_list_type == CUMSUM:
+        return torch.diff(group_list, prepend=group_list.new_zeros(1))
+    raise ArgumentError(
+        f"group_list_type is {group_list_type}; the expert MLP takes 0 (running sums) or 1 (counts), as "
+        "expert_token_nums_type gives them",
+        argument="group_list_type",
+    )

@@ -1,0 +1,294 @@
+"""A mixture-of-experts layer over expert-parallel ranks: router, dispatch, expert MLP, combine."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ascend_moe.dispatchers.base import Dispatched, Dispatcher
+from ascend_moe.errors import ArgumentError
+from ascend_moe.experts import grouped_mlp, quantize_weight
+from ascend_moe.routing import deepseek_v2, deepseek_v3, softmax_topk
+
+ROUTERS = ("softmax", "deepseek_v3")
+
+
+@dataclass(frozen=True)
+class MoEConfig:
+    """The numbers of one layer.
+
+    Attributes:
+        hidden_size: H.
+        moe_intermediate_size: I, width of one expert.
+        num_experts: E, routed experts on all ranks together.
+        top_k: K, experts of a token.
+        router: "softmax" (Mixtral, Qwen2/3-MoE, DeepSeek-V2) or "deepseek_v3" (sigmoid scores, a
+            correction bias for the choice only, groups by the sum of their two best).
+        renormalize: divide the K weights by their sum.
+        n_group, topk_group: choose only from the best topk_group of n_group groups of experts; softmax
+            groups rank by their best expert.
+        routed_scaling_factor: multiplies the weights last.
+        shared_intermediate_size: width of the dense shared expert, 0 for none.
+        shared_expert_gate: multiply the shared expert by sigmoid(x . gate), as Qwen2-MoE does.
+    """
+
+    hidden_size: int
+    moe_intermediate_size: int
+    num_experts: int
+    top_k: int
+    router: str = "softmax"
+    renormalize: bool = True
+    n_group: int = 1
+    topk_group: int = 1
+    routed_scaling_factor: float = 1.0
+    shared_intermediate_size: int = 0
+    shared_expert_gate: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("hidden_size", "moe_intermediate_size", "num_experts", "top_k", "n_group", "topk_group"):
+            if getattr(self, name) < 1:
+                raise ArgumentError(f"{name} is {getattr(self, name)}; need at least 1", argument=name)
+        if self.router not in ROUTERS:
+            raise ArgumentError(f"router is {self.router!r}; need one of {ROUTERS}", argument="router")
+        if self.num_experts % self.n_group or self.topk_group > self.n_group:
+            raise ArgumentError(
+                f"n_group is {self.n_group} and topk_group {self.topk_group}; n_group must divide the "
+                f"{self.num_experts} experts and topk_group be at most n_group",
+                argument="n_group",
+            )
+        choice = self.num_experts // self.n_group * self.topk_group
+        if self.top_k > choice:
+            raise ArgumentError(
+                f"top_k is {self.top_k}, but a token chooses from {choice} experts", argument="top_k"
+            )
+        if self.shared_intermediate_size < 0 or (
+            self.shared_expert_gate and not self.shared_intermediate_size
+        ):
+            raise ArgumentError(
+                f"shared_intermediate_size is {self.shared_intermediate_size}; need at least 0, and "
+                "more than 0 with shared_expert_gate",
+                argument="shared_intermediate_size",
+            )
+
+
+class MoELayer(nn.Module):
+    """Routes tokens, runs this rank's experts, and sums their weighted rows.
+
+    Every rank of the dispatcher's group calls ``forward`` together. Weights are not initialised: load
+    them (``ascend_moe.checkpoint``) or call ``init_weights``. They do not require grad.
+
+    Parameters (L experts of this rank, from rank * L on):
+        gate_weight (E, H) fp32, gate_bias (E,) fp32 (router "deepseek_v3" only),
+        w_gate_up (L, H, 2I), w_down (L, I, H) in ``dtype``,
+        shared_gate_up (H, 2S), shared_down (S, H), shared_gate (H,) in ``dtype``, if configured.
+
+    Args:
+        config: the layer's numbers.
+        dispatcher: carries the rows; its num_experts must be the config's.
+        dtype: bf16, fp16 or fp32, of the weights and of x.
+        device: where the weights are.
+        global_bs: default of ``forward``.
+    """
+
+    w_gate_up_scale: Tensor | None
+    w_down_scale: Tensor | None
+
+    def __init__(
+        self,
+        config: MoEConfig,
+        dispatcher: Dispatcher,
+        *,
+        dtype: torch.dtype = torch.bfloat16,
+        device: torch.device | str | None = None,
+        global_bs: int = 0,
+    ) -> None:
+        super().__init__()
+        if dispatcher.num_experts != config.num_experts:
+            raise ArgumentError(
+                f"dispatcher has {dispatcher.num_experts} experts, the config {config.num_experts}; "
+                "build it with the config's num_experts",
+                argument="dispatcher",
+            )
+        self.config = config
+        self.dispatcher = dispatcher
+        self.dtype = dtype
+        self.global_bs = global_bs
+        hidden, local = config.hidden_size, dispatcher.local_experts
+        inner, shared = config.moe_intermediate_size, config.shared_intermediate_size
+
+        def parameter(*shape: int, kind: torch.dtype = dtype) -> nn.Parameter:
+            return nn.Parameter(torch.empty(shape, dtype=kind, device=device), requires_grad=False)
+
+        self.gate_weight = parameter(config.num_experts, hidden, kind=torch.float32)
+        biased = config.router == "deepseek_v3"
+        self.gate_bias = parameter(config.num_experts, kind=torch.float32) if biased else None
+        self.w_gate_up = parameter(local, hidden, 2 * inner)
+        self.w_down = parameter(local, inner, hidden)
+        self.shared_gate_up = parameter(hidden, 2 * shared) if shared else None
+        self.shared_down = parameter(shared, hidden) if shared else None
+        self.shared_gate = parameter(hidden) if config.shared_expert_gate else None
+        self.register_buffer("w_gate_up_scale", None)
+        self.register_buffer("w_down_scale", None)
+
+    @torch.no_grad()
+    def init_weights(self, seed: int = 0) -> MoELayer:
+        """Random weights that keep rows near RMS 1, the same for any number of ranks. Returns self."""
+
+        def fill(tensor: Tensor | None, stream: int, fan_in: int) -> None:
+            if tensor is not None:
+                generator = torch.Generator().manual_seed(seed * 1_000_003 + stream)
+                values = torch.randn(tensor.shape, generator=generator) / math.sqrt(fan_in)
+                tensor.copy_(values)
+
+        hidden = self.config.hidden_size
+        fill(self.gate_weight, 0, hidden)
+        fill(self.gate_bias, 1, 100)
+        fill(self.shared_gate_up, 2, hidden)
+        fill(self.shared_down, 3, self.config.shared_intermediate_size)
+        fill(self.shared_gate, 4, hidden)
+        first = self.dispatcher.rank * self.dispatcher.local_experts
+        for local in range(self.dispatcher.local_experts):
+            fill(self.w_gate_up[local], 5 + 2 * (first + local), hidden)
+            fill(self.w_down[local], 6 + 2 * (first + local), self.config.moe_intermediate_size)
+        return self
+
+    @torch.no_grad()
+    def quantize_(self) -> MoELayer:
+        """Turns the routed experts' weights into int8 per output channel (W8A8). Returns self.
+
+        From then on dispatch sends int8 rows with one scale each (quant_mode 2).
+        """
+        if self.quant_mode:
+            return self
+        for name in ("w_gate_up", "w_down"):
+            codes, scale = quantize_weight(getattr(self, name))
+            if name == "w_down" and codes.device.type == "npu" and self.dtype == torch.bfloat16:
+                scale = scale.to(torch.bfloat16)  # the NPU's grouped matmul wants the output's type here
+            setattr(self, name, nn.Parameter(codes, requires_grad=False))
+            setattr(self, f"{name}_scale", scale)
+        return self
+
+    @property
+    def quant_mode(self) -> int:
+        """2 after ``quantize_``, else 0."""
+        return 0 if self.w_gate_up_scale is None else 2
+
+    def forward(
+        self, x: Tensor, x_active_mask: Tensor | None = None, *, global_bs: int | None = None
+    ) -> Tensor:
+        """Returns the layer's output, shaped and typed as x.
+
+        Args:
+            x: (..., H), in the layer's dtype; the leading dimensions together are BS.
+            x_active_mask: bool, (...,) or (..., K); inactive tokens give zeros.
+            global_bs: 0 when all ranks have the same BS, else W * (largest BS); None: the layer's own.
+
+        Raises:
+            ArgumentError: x or the mask has the wrong shape or dtype.
+            Other errors: as the dispatcher raises them.
+        """
+        hidden = self.config.hidden_size
+        if x.dim() < 1 or x.size(-1) != hidden or x.dtype != self.dtype:
+            raise ArgumentError(
+                f"x is {tuple(x.shape)} {x.dtype}; need (..., {hidden}) {self.dtype}", argument="x"
+            )
+        tokens = x.reshape(-1, hidden)
+        mask = self._flat_mask(x_active_mask, tokens.size(0))
+        weights, ids = self.route(tokens)
+        sent = self.dispatcher.dispatch(
+            tokens,
+            ids,
+            x_active_mask=mask,
+            quant_mode=self.quant_mode,
+            global_bs=self.global_bs if global_bs is None else global_bs,
+        )
+        rows = self.run_experts(sent)
+        shared = self.run_shared(tokens)
+        if shared is None or self.dispatcher.fuses_shared_expert:
+            out = self.dispatcher.combine(rows, sent, weights, shared_expert_x=shared)
+        else:
+            out = self.dispatcher.combine(rows, sent, weights)
+            out = _add_shared(out, shared, mask)
+        return out.view_as(x)
+
+    def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """fp32 weights and int32 expert ids, both (BS, K), of tokens (BS, H); all arithmetic in fp32."""
+        config = self.config
+        logits = functional.linear(tokens.float(), self.gate_weight)
+        if config.router == "deepseek_v3":
+            assert self.gate_bias is not None
+            return deepseek_v3(
+                logits,
+                self.gate_bias,
+                config.top_k,
+                config.n_group,
+                config.topk_group,
+                config.renormalize,
+                config.routed_scaling_factor,
+            )
+        if config.n_group == 1:
+            weights, ids = softmax_topk(logits, config.top_k, config.renormalize)
+        else:
+            weights, ids = deepseek_v2(logits, config.top_k, config.n_group, config.topk_group)
+            if config.renormalize:
+                weights = weights / weights.sum(-1, keepdim=True)
+        scaled = config.routed_scaling_factor != 1.0
+        return weights * config.routed_scaling_factor if scaled else weights, ids
+
+    def run_experts(self, sent: Dispatched) -> Tensor:
+        """The expert MLP over dispatched rows: (>= n, H) in the layer's dtype."""
+        if self.quant_mode == 0:
+            return grouped_mlp(sent.expand_x, self.w_gate_up, self.w_down, sent.expert_token_nums)
+        return grouped_mlp(
+            sent.expand_x,
+            self.w_gate_up,
+            self.w_down,
+            sent.expert_token_nums,
+            dynamic_scales=sent.dynamic_scales,
+            w_gate_up_scale=self.w_gate_up_scale,
+            w_down_scale=self.w_down_scale,
+            output_dtype=self.dtype,
+        )
+
+    def run_shared(self, tokens: Tensor) -> Tensor | None:
+        """The dense shared expert over (BS, H) tokens; None when the layer has none."""
+        if self.shared_gate_up is None or self.shared_down is None:
+            return None
+        count = torch.full((1,), tokens.size(0), dtype=torch.int64, device=tokens.device)
+        out = grouped_mlp(tokens, self.shared_gate_up[None], self.shared_down[None], count)
+        if self.shared_gate is not None:
+            gate = torch.sigmoid(tokens.float() @ self.shared_gate.float())
+            out = (out.float() * gate[:, None]).to(out.dtype)
+        return out
+
+    def extra_repr(self) -> str:
+        """Config, ranks and carrier, for print(layer)."""
+        carrier = self.dispatcher
+        mode = "W8A8" if self.quant_mode else str(self.dtype).removeprefix("torch.")
+        return f"{self.config}, {mode}, rank {carrier.rank} of {carrier.world_size}, {type(carrier).__name__}"
+
+    def _flat_mask(self, mask: Tensor | None, bs: int) -> Tensor | None:
+        if mask is None:
+            return None
+        topk = self.config.top_k
+        if mask.numel() == bs * topk and mask.dim() > 1 and mask.size(-1) == topk:
+            return mask.reshape(bs, topk)
+        if mask.numel() == bs:
+            return mask.reshape(bs)
+        raise ArgumentError(
+            f"x_active_mask is {tuple(mask.shape)}; need one value a token ({bs}) or a pair ({bs}, {topk})",
+            argument="x_active_mask",
+        )
+
+
+def _add_shared(out: Tensor, shared: Tensor, mask: Tensor | None) -> Tensor:
+    """out + shared in fp32 with one more rounding; inactive tokens stay zero."""
+    total = (out.float() + shared.float()).to(out.dtype)
+    if mask is None:
+        return total
+    active = mask if mask.dim() == 1 else mask.any(1)
+    return total.masked_fill(~active[:, None], 0.0)

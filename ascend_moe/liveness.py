@@ -1,0 +1,150 @@
+"""Is a process alive, stopped or gone: what /proc, a pidfd and the far end of a socket can tell."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import struct
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+STATES = {"T": "is stopped", "t": "is stopped by a debugger", "D": "is waiting for a device"}
+GONE = ("Z", "X", "x")  # a zombie's memory and file descriptors are released already
+
+
+@dataclass(frozen=True)
+class ProcessStat:
+    """One letter of state and the start, in clock ticks since boot, which tells reused ids apart."""
+
+    state: str
+    born: int
+
+
+def process_stat(pid: int) -> ProcessStat | None:
+    """/proc/<pid>/stat, or None when there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()  # the command in parentheses may hold anything
+    return ProcessStat(state=fields[0], born=int(fields[19]))
+
+
+def process_gone(pid: int, born: int | None = None) -> bool:
+    """True when the process has ended, or when its id now belongs to one with another start."""
+    stat = process_stat(pid)
+    return stat is None or stat.state in GONE or (born is not None and stat.born != born)
+
+
+def describe_process(pid: int) -> str:
+    """E.g. ``process 4242 is stopped (state T)``."""
+    if pid <= 0:
+        return "its process is not visible from here"
+    stat = process_stat(pid)
+    if stat is None or stat.state in GONE:
+        return f"process {pid} has ended"
+    return f"process {pid} {STATES.get(stat.state, 'is running')} (state {stat.state})"
+
+
+@cache
+def machine_id() -> str:
+    """One boot and one network namespace: processes of equal id reach each other's abstract sockets."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
+    except OSError:
+        return socket.gethostname()
+
+
+@cache
+def pid_namespace() -> str:
+    """Process ids of another namespace mean nothing here."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def peer_credentials(sock: socket.socket) -> tuple[int, int]:
+    """(process id, or 0 when not visible here; user id) of the process at the far end of a Unix socket."""
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, _ = struct.unpack("3i", raw)
+    return pid, uid
+
+
+def open_pidfd(pid: int) -> int:
+    """A descriptor that becomes readable when the process ends, or -1 where the kernel gives none."""
+    if pid <= 0 or not hasattr(os, "pidfd_open"):
+        return -1
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return -1
+
+
+def listener_pid(port: int) -> int:
+    """Process that listens on this TCP port here, 0 when none is found."""
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
+                    inodes.add(f"socket:[{fields[9]}]")
+    for entry in Path("/proc").glob("[0-9]*") if inodes else ():
+        with contextlib.suppress(OSError):
+            if any(os.readlink(fd) in inodes for fd in (entry / "fd").iterdir()):
+                return int(entry.name)
+    return 0
+
+
+class PeerWatch:
+    """The far end of an open communicator. Owns the socket and the pidfd.
+
+    ``fileno()`` becomes readable when the peer's process ends or when it closes its end: an epoll
+    descriptor over both. The socket alone would not do, as a forked child of the peer keeps it open;
+    nor would the pidfd, as a peer can close its communicator and live on.
+    """
+
+    def __init__(self, sock: socket.socket, pid: int, pidfd: int) -> None:
+        self.pid = pid
+        self._sock = sock
+        self._pidfd = pidfd
+        self._epoll = select.epoll()
+        # Not EPOLLIN: words that arrive late are no sign of death.
+        self._epoll.register(sock.fileno(), select.EPOLLRDHUP)
+        if pidfd >= 0:
+            self._epoll.register(pidfd, select.EPOLLIN)
+
+    def fileno(self) -> int:
+        return self._epoll.fileno()
+
+    def describe(self) -> str:
+        """What can be seen of the peer now, e.g. ``process 4242 is stopped (state T)``."""
+        if self._closed(self._sock.fileno(), select.POLLRDHUP, 0):
+            # A process that dies loses its sockets an instant before its pidfd tells.
+            if self._pidfd >= 0 and self._closed(self._pidfd, select.POLLIN, 100):
+                return f"process {self.pid} has ended"
+            return f"it has closed its communicator; {describe_process(self.pid)}"
+        return describe_process(self.pid)
+
+    @staticmethod
+    def _closed(fd: int, events: int, timeout_ms: int) -> bool:
+        poll = select.poll()
+        poll.register(fd, events)
+        return bool(poll.poll(timeout_ms))
+
+    def close(self, *, say_goodbye: bool = True) -> None:
+        """Tells the peer (also when a forked child still holds the socket) and closes everything."""
+        if self._epoll.closed:
+            return
+        self._epoll.close()
+        if say_goodbye:
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)

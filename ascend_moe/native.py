@@ -1,0 +1,276 @@
+"""Calls across the C ABI: descriptions of calls, plans (checked calls with their tiling), launches."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from . import _lib, errors
+from .communicator import MIB, Communicator, timeout_s
+
+OP_DISPATCH, OP_COMBINE = 1, 2
+DEFAULT_CORES = 8
+MAX_CORES = 64
+_NO_VALUE = -(2**63)
+_TEXT_BYTES = 1024
+
+_DTYPES = {
+    torch.float32: "float32",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.int8: "int8",
+    torch.int32: "int32",
+    torch.int64: "int64",
+    torch.bool: "bool",
+}
+
+
+class TensorDesc(ctypes.Structure):
+    _fields_ = [("dtype", ctypes.c_int32), ("rank", ctypes.c_int32), ("dims", ctypes.c_int64 * 3)]
+
+
+class CheckResult(ctypes.Structure):
+    _fields_ = [
+        ("kind", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+        ("needed_mib", ctypes.c_int64),
+        ("argument", ctypes.c_char * 64),
+        ("message", ctypes.c_char * 448),
+    ]
+
+
+@functools.cache
+def tensor_names() -> tuple[str, ...]:
+    """Tensor arguments of all four ops, in the order of their native index."""
+    return tuple(_lib.lib().am_tensor_names().decode().split())
+
+
+@functools.cache
+def attribute_names() -> tuple[str, ...]:
+    """Integer attributes of all four ops, in the order of their native index."""
+    return tuple(_lib.lib().am_attribute_names().decode().split())
+
+
+@functools.cache
+def _type_codes() -> dict[torch.dtype, int]:
+    return {dtype: _lib.lib().am_type_code(name.encode()) for dtype, name in _DTYPES.items()}
+
+
+@functools.cache
+def _dtype_of_code() -> dict[int, torch.dtype]:
+    return {code: dtype for dtype, code in _type_codes().items()}
+
+
+@functools.cache
+def _other_type() -> int:
+    return int(_lib.lib().am_type_code(b"another dtype"))
+
+
+@functools.cache
+def _spec_type() -> Any:
+    class CallSpec(ctypes.Structure):
+        _fields_ = [
+            ("op", ctypes.c_int32),
+            ("contract", ctypes.c_int32),
+            ("group_ep_length", ctypes.c_int32),
+            ("comm_alg", ctypes.c_int32),
+            ("comm_world", ctypes.c_int64),
+            ("comm_rank", ctypes.c_int64),
+            ("window_mib", ctypes.c_int64),
+            ("cores", ctypes.c_int64),
+            ("deadline_micros", ctypes.c_int64),
+            ("attributes", ctypes.c_int64 * len(attribute_names())),
+            ("tensors", TensorDesc * len(tensor_names())),
+        ]
+
+    library = _lib.lib()
+    if (
+        ctypes.sizeof(CallSpec) != library.am_spec_bytes()
+        or ctypes.sizeof(CheckResult) != library.am_check_bytes()
+    ):
+        raise errors.LibraryError(
+            f"{_lib.library_path()} describes calls differently: rebuild it with\n  {_lib.build_command()}"
+        )
+    return CallSpec
+
+
+def core_count() -> int:
+    """AIV cores a launch: ASCEND_MOE_AIV_CORES, default 8.
+
+    Raises:
+        ArgumentError: it is not a whole number in 1..64.
+    """
+    text = os.environ.get("ASCEND_MOE_AIV_CORES", "").strip()
+    if not text:
+        return DEFAULT_CORES
+    value = int(text) if text.isascii() and text.isdigit() else 0
+    if not 1 <= value <= MAX_CORES:
+        raise errors.ArgumentError(
+            f"ASCEND_MOE_AIV_CORES={text} must be a whole number in 1..{MAX_CORES}",
+            argument="ASCEND_MOE_AIV_CORES",
+        )
+    return value
+
+
+Shapes = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
+
+
+def describe(
+    op: int, contract: int, group_ep: str, comm_alg: str, shapes: Shapes, attributes: Mapping[str, int | None]
+) -> Any:
+    """A call without its communicator: what shape functions and checks read."""
+    library = _lib.lib()
+    spec = _spec_type()()
+    spec.op, spec.contract = op, contract
+    spec.group_ep_length = len(group_ep.encode())
+    spec.comm_alg = library.am_comm_algorithm(comm_alg.encode())
+    for index, name in enumerate(attribute_names()):
+        value = attributes.get(name)
+        spec.attributes[index] = _NO_VALUE if value is None else value
+    codes = _type_codes()
+    for name, dtype, shape in shapes:
+        desc = spec.tensors[tensor_names().index(name)]
+        desc.dtype = codes.get(dtype, _other_type())
+        desc.rank = len(shape)
+        for i, size in enumerate(shape[:3]):
+            desc.dims[i] = size
+    return spec
+
+
+def outputs_of(spec: Any) -> list[tuple[torch.dtype, tuple[int, ...]]]:
+    """Dtype and shape of every output, as allocated."""
+    found: list[tuple[torch.dtype, tuple[int, ...]]] = []
+    out = (ctypes.c_int64 * 4)()
+    while _lib.lib().am_call_output(ctypes.byref(spec), len(found), out):
+        found.append((_dtype_of_code().get(out[0], torch.float32), tuple(out[2 : 2 + out[1]])))
+    return found
+
+
+class Plan:
+    """A call that keeps all rules, tiled for one communicator's world and window."""
+
+    def __init__(self, op_name: str, spec: Any) -> None:
+        """Raises ArgumentError or WindowTooSmall when the call breaks a rule."""
+        self._handle: int | None = None
+        self._library = _lib.lib()
+        check = CheckResult()
+        self._handle = self._library.am_plan_create(ctypes.byref(spec), ctypes.byref(check))
+        if not self._handle:
+            message = f"{op_name}: {check.message.decode()}"
+            argument = check.argument.decode()
+            if check.needed_mib:
+                raise errors.WindowTooSmall(message, argument=argument, needed_mib=check.needed_mib)
+            raise errors.ArgumentError(message, argument=argument)
+        self.outputs = outputs_of(spec)
+
+    @property
+    def handle(self) -> int | None:
+        return self._handle
+
+    def __del__(self) -> None:
+        if self._handle:
+            self._library.am_plan_destroy(self._handle)
+
+
+_plans: dict[Any, Plan] = {}  # by call and place in a communicator
+_checked: set[Any] = set()  # calls that keep the rules one rank can see
+_MAX_PLANS = 1024
+
+
+def plan_for(
+    op_name: str,
+    op: int,
+    contract: int,
+    group_ep: str,
+    comm_alg: str,
+    shapes: Shapes,
+    attributes: Mapping[str, int | None],
+    find: Any,
+) -> tuple[Plan, Communicator]:
+    """The plan of a call, from the cache when an equal call was planned before, and its communicator.
+
+    ``find()`` looks the communicator up, and may open it collectively; a call that breaks a rule which this
+    rank sees alone is refused before that.
+    """
+    cores, deadline = core_count(), int(timeout_s() * 1e6)
+    key = (op_name, len(group_ep), comm_alg, shapes, tuple(attributes.values()), cores, deadline)
+    if key not in _checked:
+        spec = describe(op, contract, group_ep, comm_alg, shapes, attributes)
+        spec.comm_world = attributes["ep_world_size"]
+        spec.comm_rank = attributes["ep_rank_id"]
+        spec.window_mib, spec.cores, spec.deadline_micros = 0xFFFF, cores, deadline
+        Plan(op_name, spec)
+        _checked.add(key)
+    communicator: Communicator = find()
+    place = (key, communicator.world, communicator.rank, communicator.data_bytes)
+    plan = _plans.get(place)
+    if plan is None:
+        spec = describe(op, contract, group_ep, comm_alg, shapes, attributes)
+        spec.comm_world, spec.comm_rank = communicator.world, communicator.rank
+        spec.window_mib = communicator.data_bytes // MIB
+        spec.cores, spec.deadline_micros = cores, deadline
+        plan = Plan(op_name, spec)
+        if len(_plans) >= _MAX_PLANS:
+            _plans.clear()
+            _checked.clear()
+        _plans[place] = plan
+    return plan, communicator
+
+
+def run(plan: Plan, communicator: Communicator, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Launches a plan; returns fresh outputs.
+
+    Raises:
+        AscendMoeError: what the kernels found (see ``ascend_moe.errors``); a fatal one also marks the
+            communicator as failed.
+    """
+    library = _lib.lib()
+    outputs = [torch.empty(shape, dtype=dtype) for dtype, shape in plan.outputs]
+    pointers = (ctypes.c_void_p * len(tensor_names()))()
+    for name, tensor in inputs.items():
+        pointers[tensor_names().index(name)] = tensor.data_ptr()
+    targets = (ctypes.c_void_p * len(outputs))(*(tensor.data_ptr() for tensor in outputs))
+    record = (ctypes.c_int32 * library.am_error_record_words())()
+    fault = ctypes.create_string_buffer(_TEXT_BYTES)
+    with communicator.use() as handle:
+        code = library.am_run(handle, plan.handle, pointers, targets, record, fault, _TEXT_BYTES)
+        if code != 0:
+            error = _error(code, record, fault.value.decode(), communicator)
+            if library.am_error_is_fatal(code):
+                communicator.failed = error
+            raise error
+    return outputs
+
+
+def _error(code: int, record: Any, fault: str, communicator: Communicator) -> errors.AscendMoeError:
+    if fault:
+        return errors.KernelFault(fault, rank=communicator.rank)
+    library = _lib.lib()
+    text = ctypes.create_string_buffer(_TEXT_BYTES)
+    library.am_error_fields(record, text, _TEXT_BYTES)
+    fields: dict[str, Any] = {}
+    for field in text.value.decode().split(";"):
+        name, _, value = field.partition("=")
+        fields[name] = int(value) if value.lstrip("-").isdigit() else value
+    library.am_error_message(record, text, _TEXT_BYTES)
+    message = text.value.decode()
+    kind = getattr(errors, library.am_error_name(code).decode())
+    if issubclass(kind, errors.CommError) and fields["rank"] != communicator.rank:
+        message += f" [rank {fields['rank']}: {communicator.describe_peer(fields['rank'])}]"
+    error: errors.AscendMoeError = kind(message, **fields)
+    return error
+
+
+def traffic(communicator: Communicator) -> dict[str, int]:
+    """Bytes that the MTE pipes of this rank moved in its last op, by direction and kind of GM."""
+    kinds = ("tensor", "window_data", "window_state", "workspace")
+    counts = (ctypes.c_uint64 * (2 * len(kinds)))()
+    with communicator.use() as handle:
+        _lib.lib().am_comm_traffic(handle, counts)
+    names = [f"{direction}_{kind}" for direction in ("read", "written") for kind in kinds]
+    return dict(zip(names, counts, strict=True))

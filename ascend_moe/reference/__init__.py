@@ -1,0 +1,37 @@
+"""The plain reference of MoeDistributeDispatch and MoeDistributeCombine: all EP ranks in one process.
+
+This is what every implementation is compared with, bit for bit. It imports numpy, torch and the standard
+library only, and shares neither code nor design with the kernels: a dictionary of counts, one sort, and
+float32 sums in the order the operators define.
+
+    results = dispatch(inputs, moe_expert_num=E)              # one DispatchResult a rank
+    outputs = combine(inputs, expert_outputs, results, moe_expert_num=E)
+    report = validate("dispatch", op_outputs, results[rank], rank=rank)
+    assert report.ok, report.text
+"""
+
+from __future__ import annotations
+
+from .faults import FaultyRouting, check
+from .quant import quantise_row
+from .records import DispatchResult, Fault, RankInput, Report, Traffic
+from .report import validate
+from .rows import dispatch
+from .sums import combine, dense
+from .traffic import predict_traffic
+
+__all__ = [
+    "DispatchResult",
+    "Fault",
+    "FaultyRouting",
+    "RankInput",
+    "Report",
+    "Traffic",
+    "check",
+    "combine",
+    "dense",
+    "dispatch",
+    "predict_traffic",
+    "quantise_row",
+    "validate",
+]

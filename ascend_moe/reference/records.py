@@ -1,0 +1,163 @@
+"""What goes into the reference and what comes out of it, as plain records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass
+class RankInput:
+    """The tensors one EP rank passes to dispatch and combine (CPU tensors; BS may differ between ranks).
+
+    x: (BS, H) bf16, fp16 or fp32. Combine does not read it.
+    expert_ids: (BS, K) int32, -1 or 0..E-1.
+    scales: (E, H) fp32 smooth scales, quant_mode 2 only.
+    x_active_mask: (BS,) or (BS, K) bool; None: everything is active.
+    expert_scales: (BS, K) fp32, the weights of combine.
+    shared_expert_x: (BS, H), or (a, b, H) with a * b = BS, in combine's dtype; added last with weight 1.
+    """
+
+    x: torch.Tensor
+    expert_ids: torch.Tensor
+    scales: torch.Tensor | None = None
+    x_active_mask: torch.Tensor | None = None
+    expert_scales: torch.Tensor | None = None
+    shared_expert_x: torch.Tensor | None = None
+
+
+@dataclass
+class DispatchResult:
+    """The defined parts of dispatch's outputs on one EP rank. R rows arrive; L local experts, W ranks.
+
+    expand_x: (R, H) in x's dtype, or int8 when quantised.
+    dynamic_scales: (R,) fp32, or None when unquantised.
+    expand_idx: (BS*K,) int32: earlier routed pairs of this rank with the same id; 0 where not routed.
+    assist_info: (R, 3) int32, row i's (source rank, token, k).
+    expert_token_nums: (L,) int64, cumulative (type 0) or per expert (type 1).
+    ep_recv_counts: (W*L,) int32, inclusive prefix sums over [local expert][source rank].
+    tp_recv_counts: (tp_world_size,) int32.
+    rows_sent: W ints, rows this rank sends to each owner, itself included.
+    expert_ids: (BS, K) this rank's own ids, for the sentences of ``validate``.
+    allocated: the shapes of the whole tensors as the operator allocates them, by their names.
+    """
+
+    expand_x: torch.Tensor
+    dynamic_scales: torch.Tensor | None
+    expand_idx: torch.Tensor
+    assist_info: torch.Tensor
+    expert_token_nums: torch.Tensor
+    ep_recv_counts: torch.Tensor
+    tp_recv_counts: torch.Tensor
+    rows_sent: list[int]
+    expert_ids: torch.Tensor
+    allocated: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """The collective error that these inputs lead to on every rank.
+
+    kind "InvalidExpertId" has token, k and expert_id; "RoutingOverflow" has owner, rows and capacity.
+    """
+
+    kind: str
+    rank: int
+    token: int | None = None
+    k: int | None = None
+    expert_id: int | None = None
+    owner: int | None = None
+    rows: int | None = None
+    capacity: int | None = None
+
+    def __str__(self) -> str:
+        if self.kind == "InvalidExpertId":
+            return f"InvalidExpertId: rank {self.rank}, token {self.token}, k {self.k}: id {self.expert_id}"
+        return (
+            f"RoutingOverflow: rank {self.rank} routes {self.rows} rows to rank {self.owner}; "
+            f"the capacity is {self.capacity}"
+        )
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes of row payload one EP rank moves through MTE (status blocks and counts are not in it)."""
+
+    dispatch_window_write: int
+    dispatch_window_read: int
+    expand_x_write: int
+    combine_window_write: int
+    combine_window_read: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """The verdict of ``validate``: ``differences`` has one sentence for every tensor that differs."""
+
+    ok: bool
+    text: str
+    differences: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+
+@dataclass(frozen=True)
+class Group:
+    """The numbers all ranks share, found by looking at all inputs."""
+
+    world: int
+    topk: int
+    moe_experts: int
+    local_experts: int
+    max_bs: int
+
+    @property
+    def capacity(self) -> int:
+        """Rows one source may send one owner."""
+        return self.max_bs * min(self.topk, self.local_experts)
+
+
+def group_of(inputs: Sequence[RankInput], moe_expert_num: int, global_bs: int) -> Group:
+    """Derive W, K, L and maxBS. Raises ValueError when the inputs are not one legal collective call."""
+    world = len(inputs)
+    if world == 0 or moe_expert_num <= 0 or moe_expert_num % world:
+        raise ValueError(f"moe_expert_num {moe_expert_num} must be a positive multiple of {world} ranks")
+    topks = {int(one.expert_ids.shape[1]) for one in inputs}
+    if len(topks) != 1:
+        raise ValueError(f"the ranks disagree on K: {sorted(topks)}")
+    batches = [int(one.expert_ids.shape[0]) for one in inputs]
+    if global_bs == 0 and len(set(batches)) != 1:
+        raise ValueError(f"global_bs 0 means equal batches; they are {batches}")
+    if global_bs % world or (global_bs and max(batches) > global_bs // world):
+        raise ValueError(f"global_bs {global_bs} must be W * maxBS for W = {world} and batches {batches}")
+    for rank, one in enumerate(inputs):
+        mask = one.x_active_mask
+        if mask is not None and tuple(mask.shape) not in {(batches[rank],), tuple(one.expert_ids.shape)}:
+            raise ValueError(f"rank {rank}: x_active_mask has shape {tuple(mask.shape)}")
+    max_bs = global_bs // world if global_bs else batches[0]
+    return Group(world, topks.pop(), moe_expert_num, moe_expert_num // world, max_bs)
+
+
+def active_pairs(one: RankInput) -> list[tuple[int, int, int]]:
+    """(token, k, id) of every pair the mask leaves, in flat order; ids as given, -1 included."""
+    mask = None if one.x_active_mask is None else one.x_active_mask.tolist()
+    pairs = []
+    for token, ids in enumerate(one.expert_ids.tolist()):
+        for k, expert in enumerate(ids):
+            if mask is None:
+                active = True
+            elif isinstance(mask[token], list):
+                active = mask[token][k]
+            else:
+                active = mask[token]
+            if active:
+                pairs.append((token, k, expert))
+    return pairs
+
+
+def routed_pairs(one: RankInput) -> list[tuple[int, int, int]]:
+    """(token, k, expert id) of every pair that travels, in flat order."""
+    return [pair for pair in active_pairs(one) if pair[2] != -1]

@@ -1,0 +1,140 @@
+"""Dispatch: which row goes where, and every count that says so."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+import torch
+
+from .faults import require_sound
+from .quant import quantise_row
+from .records import DispatchResult, Group, RankInput, routed_pairs
+
+# One travelling row, named so that sorting puts an owner's rows in order: (local expert, source, token, k).
+RowKey = tuple[int, int, int, int]
+
+
+def dispatch(
+    inputs: Sequence[RankInput],
+    *,
+    moe_expert_num: int,
+    quant_mode: int = 0,
+    global_bs: int = 0,
+    expert_token_nums_type: int = 1,
+    tp_world_size: int = 0,
+    expert_scales_given: bool = False,
+) -> list[DispatchResult]:
+    """All ranks' dispatch outputs; ``inputs[r]`` is rank r's.
+
+    quant_mode 0 or 2; global_bs 0 (equal batches) or W * maxBS; expert_token_nums_type 0 (cumulative) or 1;
+    tp_world_size 0 or 1. expert_scales_given only makes the allocated ep_recv_counts longer.
+    Raises FaultyRouting when the operators raise on every rank (see ``check``), ValueError when the inputs
+    are no legal call.
+    """
+    group = require_sound(inputs, moe_expert_num, global_bs)
+    _require_legal(inputs, quant_mode, expert_token_nums_type, tp_world_size)
+    arriving: list[list[RowKey]] = [[] for _ in range(group.world)]
+    sent = [[0] * group.world for _ in range(group.world)]
+    for source, one in enumerate(inputs):
+        for token, k, expert in routed_pairs(one):
+            owner = expert // group.local_experts
+            arriving[owner].append((expert % group.local_experts, source, token, k))
+            sent[source][owner] += 1
+    results = []
+    for rank, keys in enumerate(arriving):
+        keys.sort()
+        counts = _recv_counts(keys, group)
+        expand_x, dynamic_scales = _payload(inputs, rank, keys, quant_mode, group)
+        results.append(
+            DispatchResult(
+                expand_x=expand_x,
+                dynamic_scales=dynamic_scales,
+                expand_idx=_expand_idx(inputs[rank]),
+                assist_info=torch.tensor([key[1:] for key in keys], dtype=torch.int32).reshape(-1, 3),
+                expert_token_nums=_token_nums(keys, group, expert_token_nums_type),
+                ep_recv_counts=torch.tensor(counts, dtype=torch.int32),
+                tp_recv_counts=torch.tensor([len(keys)] * tp_world_size, dtype=torch.int32),
+                rows_sent=sent[rank],
+                expert_ids=inputs[rank].expert_ids,
+                allocated=_allocated(inputs[rank], group, tp_world_size, expert_scales_given),
+            )
+        )
+    return results
+
+
+def _require_legal(inputs: Sequence[RankInput], quant_mode: int, nums_type: int, tp_world_size: int) -> None:
+    if quant_mode not in (0, 2) or nums_type not in (0, 1) or tp_world_size not in (0, 1):
+        raise ValueError("quant_mode is 0 or 2, expert_token_nums_type 0 or 1, tp_world_size 0 or 1")
+    if len({one.x.dtype for one in inputs}) != 1 or len({one.x.shape[1] for one in inputs}) != 1:
+        raise ValueError("the ranks disagree on the dtype or H of x")
+    if len({one.scales is None for one in inputs}) != 1 or (quant_mode == 0 and inputs[0].scales is not None):
+        raise ValueError("scales go with quant_mode 2, on all ranks or on none")
+    for rank, one in enumerate(inputs):
+        tokens, batch = one.x.shape[0], one.expert_ids.shape[0]
+        if tokens != batch:
+            raise ValueError(f"rank {rank}: x has {tokens} tokens, expert_ids {batch}")
+
+
+def _payload(
+    inputs: Sequence[RankInput], rank: int, keys: list[RowKey], quant_mode: int, group: Group
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """expand_x and dynamic_scales of one owner, row by row."""
+    hidden = inputs[rank].x.shape[1]
+    if quant_mode == 0:
+        rows = [inputs[source].x[token].detach() for _, source, token, _ in keys]
+        return (torch.stack(rows) if rows else inputs[rank].x.new_empty((0, hidden))), None
+    codes = np.zeros((len(keys), hidden), np.int8)
+    scales = np.zeros(len(keys), np.float32)
+    for i, (local, source, token, _) in enumerate(keys):
+        row = inputs[source].x[token].detach().float().numpy()
+        table = inputs[source].scales
+        smooth = None if table is None else table[rank * group.local_experts + local].detach().numpy()
+        codes[i], scales[i] = quantise_row(row, smooth)
+    return torch.from_numpy(codes), torch.from_numpy(scales)
+
+
+def _expand_idx(one: RankInput) -> torch.Tensor:
+    """How many earlier pairs of this rank went to the same expert, at each flat pair."""
+    batch, topk = one.expert_ids.shape
+    indices = [0] * (batch * topk)
+    seen: Counter[int] = Counter()
+    for token, k, expert in routed_pairs(one):
+        indices[token * topk + k] = seen[expert]
+        seen[expert] += 1
+    return torch.tensor(indices, dtype=torch.int32)
+
+
+def _recv_counts(keys: list[RowKey], group: Group) -> list[int]:
+    segments = Counter((local, source) for local, source, _, _ in keys)
+    sizes = (segments[local, source] for local in range(group.local_experts) for source in range(group.world))
+    return list(accumulate(sizes))
+
+
+def _token_nums(keys: list[RowKey], group: Group, nums_type: int) -> torch.Tensor:
+    rows = Counter(local for local, _, _, _ in keys)
+    nums = [rows[local] for local in range(group.local_experts)]
+    return torch.tensor(list(accumulate(nums)) if nums_type == 0 else nums, dtype=torch.int64)
+
+
+def _allocated(
+    one: RankInput, group: Group, tp_world_size: int, expert_scales_given: bool
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of the operator's whole output tensors; A is the most rows this rank can receive."""
+    pairs = int(one.expert_ids.numel())
+    a = group.world * group.capacity
+    counts = group.world * group.local_experts
+    if expert_scales_given:
+        counts += 2 * group.world * group.max_bs * group.topk * (group.world // 8)
+    return {
+        "expand_x": (a, int(one.x.shape[1])),
+        "dynamic_scales": (a,),
+        "expand_idx": (pairs,),
+        "assist_info_for_combine": (max(pairs, a * 128),),
+        "expert_token_nums": (group.local_experts,),
+        "ep_recv_counts": (counts,),
+        "tp_recv_counts": (tp_world_size,),
+        "expand_scales": (a,),
+    }

@@ -1,0 +1,280 @@
+"""Routers: which experts a token goes to, and with what weights.
+
+One core serves every router: normalise the logits in float32, choose by the (biased) scores, weigh by the
+unbiased ones. Equal scores go to the lower expert id; NaN scores come last.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from ascend_moe.errors import ArgumentError
+from ascend_moe.vendor_ops import call_torch_npu, on_npu
+
+SOFTMAX, SIGMOID = 0, 1
+BY_MAX, BY_TOP2_SUM = 0, 1
+
+
+class _Groups(NamedTuple):
+    """Group-limited choice: only experts of the best ``kept`` of ``number`` groups may be chosen."""
+
+    number: int = 1
+    kept: int = 1
+    mode: int = BY_MAX
+
+
+def npu_moe_gating_top_k(
+    x: torch.Tensor,
+    k: int,
+    *,
+    bias: torch.Tensor | None = None,
+    input_ids: torch.Tensor | None = None,
+    tid2eid: torch.Tensor | None = None,
+    k_group: int = 1,
+    group_count: int = 1,
+    group_select_mode: int = BY_MAX,
+    renorm: int = 0,
+    norm_type: int = SOFTMAX,
+    out_flag: bool = False,
+    routed_scaling_factor: float = 1.0,
+    eps: float = 1e-20,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Choose k experts a token, within the best groups of experts where asked.
+
+    Args:
+        x: router logits ``(T, E)``, bf16, fp16 or fp32.
+        k: experts a token, 1 to E / group_count * k_group.
+        bias: ``(E,)`` of x's type, added to the normalised scores for the choice only.
+        input_ids, tid2eid: routing by token id; NPU only.
+        k_group, group_count: consecutive experts form group_count groups; the best k_group take part.
+        group_select_mode: a group's score is its largest score (0) or the sum of its two largest (1).
+        renorm: 1 divides softmax weights by their sum; 0 does not. Sigmoid weights always are divided.
+        norm_type: 0 softmax, 1 sigmoid.
+        out_flag: return the normalised scores.
+        routed_scaling_factor: multiplies the weights.
+        eps: added to the sum that weights are divided by.
+
+    Returns:
+        weights ``(T, k)`` of x's type, by falling choice score; expert ids ``(T, k)`` int32; normalised
+        scores ``(T, E)`` float32, which are zeros here and unspecified on the NPU without out_flag.
+        Weights are differentiable.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+
+    Source: torch_npu ``npu_moe_gating_top_k``; NPU tensors go there, and there E is at most 2048, a group
+    has more than two experts, and renorm=1 depends on the version.
+    """
+    given = dict(locals())
+    if on_npu(x):
+        weights, ids, scores = call_torch_npu("npu_moe_gating_top_k", given.pop("x"), given.pop("k"), **given)
+        return weights, ids, scores
+    for name in ("input_ids", "tid2eid"):
+        if given[name] is not None:
+            raise ArgumentError(f"{name} is not supported off the NPU; leave it out", argument=name)
+    _check_logits(x, (2,))
+    if bias is not None and (tuple(bias.shape) != (x.shape[1],) or bias.dtype != x.dtype):
+        raise ArgumentError(
+            f"bias is {tuple(bias.shape)} {bias.dtype}; it must be {(x.shape[1],)} {x.dtype}, as x is",
+            argument="bias",
+        )
+    for name in ("renorm", "norm_type"):
+        if given[name] not in (0, 1):
+            raise ArgumentError(f"{name} is {given[name]}; it must be 0 or 1", argument=name)
+    groups = _Groups(group_count, k_group, group_select_mode)
+    _check_choice(x.shape[1], k, groups)
+    scores = _normalise(x, norm_type)
+    ids = _choose(scores, bias, k, groups)
+    divide = norm_type == SIGMOID or renorm == 1
+    weights = _weigh(scores, ids, divide, routed_scaling_factor, eps).to(x.dtype)
+    return weights, ids.to(torch.int32), scores if out_flag else torch.zeros_like(scores)
+
+
+def npu_moe_gating_top_k_softmax(
+    x: torch.Tensor, finished: torch.Tensor | None = None, k: int = 1
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Softmax over the experts, then the k largest.
+
+    Args:
+        x: router logits ``(T, E)`` or ``(B, S, E)``, bf16, fp16 or fp32.
+        finished: bool ``x.shape[:-1]``: True rows get expert id E, which is no expert. Their weights are
+            those of the logits all the same.
+        k: experts a token, 0 to E.
+
+    Returns:
+        weights ``(..., k)`` of x's type, falling, not renormalised; expert ids ``(..., k)`` int32; row
+        indices ``(..., k)`` int32: entry j of token t is j * T + t, T the number of tokens.
+        Weights are differentiable.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+
+    Source: torch_npu ``npu_moe_gating_top_k_softmax``; NPU tensors go there.
+    """
+    if on_npu(x):
+        weights, ids, rows = call_torch_npu("npu_moe_gating_top_k_softmax", x, finished=finished, k=k)
+        return weights, ids, rows
+    _check_logits(x, (2, 3))
+    experts, shape = x.shape[-1], (*x.shape[:-1], k)
+    if not 0 <= k <= experts:
+        raise ArgumentError(f"k is {k}; it must be 0..{experts}, the number of experts", argument="k")
+    if finished is not None and (finished.shape != x.shape[:-1] or finished.dtype != torch.bool):
+        raise ArgumentError(
+            f"finished is {tuple(finished.shape)} {finished.dtype}; it must be {tuple(x.shape[:-1])} bool",
+            argument="finished",
+        )
+    scores = _normalise(x.reshape(-1, experts), SOFTMAX)
+    ids = _choose(scores, None, k, _Groups())
+    weights = _weigh(scores, ids, False, 1.0, 0.0).to(x.dtype)
+    if finished is not None:
+        ids = ids.masked_fill(finished.reshape(-1, 1), experts)
+    rows = torch.arange(ids.numel(), dtype=torch.int32, device=x.device).reshape(k, ids.shape[0]).t()
+    return weights.reshape(shape), ids.to(torch.int32).reshape(shape), rows.reshape(shape)
+
+
+def softmax_topk(logits: torch.Tensor, k: int, renormalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """The router of Mixtral (renormalize) and of Qwen2/3-MoE (as its norm_topk_prob says).
+
+    Args:
+        logits: ``(T, E)`` float.
+        k: experts a token.
+        renormalize: divide the k weights by their sum.
+
+    Returns:
+        weights ``(T, k)`` float32, falling, and expert ids ``(T, k)`` int32.
+
+    Raises:
+        ArgumentError: logits are not ``(T, E)`` float or k is not in 1..E.
+    """
+    _check_logits(logits, (2,))
+    _check_choice(logits.shape[1], k, _Groups())
+    weights, ids, _ = npu_moe_gating_top_k_softmax(logits.float(), None, k)
+    return (weights / weights.sum(-1, keepdim=True) if renormalize else weights), ids
+
+
+def deepseek_v2(
+    logits: torch.Tensor, k: int, n_group: int = 1, topk_group: int = 1, scaling: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """DeepSeek-V2's router: softmax, groups ranked by their best expert, no renormalisation.
+
+    Args:
+        logits: ``(T, E)`` float.
+        k: experts a token.
+        n_group, topk_group: groups of experts, and how many of them take part (1, 1: "greedy").
+        scaling: routed_scaling_factor.
+
+    Returns:
+        weights ``(T, k)`` float32, falling, and expert ids ``(T, k)`` int32.
+
+    Raises:
+        ArgumentError: as `npu_moe_gating_top_k`.
+    """
+    weights, ids, _ = npu_moe_gating_top_k(
+        logits.float(), k, k_group=topk_group, group_count=n_group, routed_scaling_factor=scaling
+    )
+    return weights, ids
+
+
+def deepseek_v3(
+    logits: torch.Tensor,
+    bias: torch.Tensor | None,
+    k: int,
+    n_group: int = 1,
+    topk_group: int = 1,
+    renorm: bool = True,
+    scaling: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """DeepSeek-V3's router: sigmoid, biased choice, groups ranked by the sum of their two best.
+
+    Args:
+        logits: ``(T, E)`` float.
+        bias: e_score_correction_bias ``(E,)``, for the choice only.
+        k: experts a token.
+        n_group, topk_group: groups of experts, and how many of them take part.
+        renorm: norm_topk_prob: divide the k weights by their sum.
+        scaling: routed_scaling_factor.
+
+    Returns:
+        weights ``(T, k)`` float32, by falling biased score, and expert ids ``(T, k)`` int32.
+
+    Raises:
+        ArgumentError: as `npu_moe_gating_top_k`.
+    """
+    weights, ids, scores = npu_moe_gating_top_k(
+        logits.float(),
+        k,
+        bias=None if bias is None else bias.float(),
+        k_group=topk_group,
+        group_count=n_group,
+        group_select_mode=BY_TOP2_SUM if n_group > 1 else BY_MAX,
+        norm_type=SIGMOID,
+        out_flag=not renorm,
+        routed_scaling_factor=scaling,
+    )
+    if not renorm:
+        # The operator always divides sigmoid weights by their sum; the undivided ones are among its scores.
+        weights = scores.gather(1, ids.to(torch.int64)) * scaling
+    return weights, ids
+
+
+def _check_logits(x: torch.Tensor, dims: tuple[int, ...]) -> None:
+    if x.dim() not in dims or x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        raise ArgumentError(
+            f"the logits are {tuple(x.shape)} {x.dtype}; they must be {' or '.join(f'{d}-D' for d in dims)}, "
+            "bf16, fp16 or fp32",
+            argument="x",
+        )
+
+
+def _check_choice(experts: int, k: int, groups: _Groups) -> None:
+    if groups.mode not in (BY_MAX, BY_TOP2_SUM):
+        raise ArgumentError(
+            f"group_select_mode is {groups.mode}; it must be 0 (largest) or 1 (two largest)",
+            argument="group_select_mode",
+        )
+    smallest = 2 if groups.mode == BY_TOP2_SUM and groups.number > 1 else 1
+    if groups.number < 1 or experts % groups.number or experts // groups.number < smallest:
+        raise ArgumentError(
+            f"group_count is {groups.number} for {experts} experts; it must divide them into groups of at "
+            f"least {smallest}",
+            argument="group_count",
+        )
+    if not 1 <= groups.kept <= groups.number:
+        raise ArgumentError(
+            f"k_group is {groups.kept}; it must be 1..{groups.number}, the number of groups",
+            argument="k_group",
+        )
+    limit = experts // groups.number * groups.kept
+    if not 1 <= k <= limit:
+        raise ArgumentError(f"k is {k}; it must be 1..{limit}, the experts that take part", argument="k")
+
+
+def _normalise(x: torch.Tensor, norm_type: int) -> torch.Tensor:
+    return torch.softmax(x.float(), dim=-1) if norm_type == SOFTMAX else torch.sigmoid(x.float())
+
+
+def _choose(scores: torch.Tensor, bias: torch.Tensor | None, k: int, groups: _Groups) -> torch.Tensor:
+    """Ids ``(T, k)`` int64 of the k best experts, by falling (biased) score."""
+    choice = scores.detach() if bias is None else scores.detach() + bias.detach().float()
+    if groups.kept < groups.number:
+        members = choice.reshape(choice.shape[0], groups.number, -1)
+        largest = members.topk(2 if groups.mode == BY_TOP2_SUM else 1, dim=-1).values
+        group_scores = largest.sum(-1)
+        dropped = torch.ones_like(group_scores, dtype=torch.bool)
+        dropped.scatter_(1, _best(group_scores, groups.kept), False)
+        choice = members.masked_fill(dropped.unsqueeze(-1), -torch.inf).reshape(choice.shape)
+    return _best(choice, k)
+
+
+def _best(values: torch.Tensor, k: int) -> torch.Tensor:
+    # topk orders equal values as it likes; a stable sort keeps them by index. Negated, so that NaN is last.
+    return torch.sort(-values, dim=-1, stable=True).indices[:, :k]
+
+
+def _weigh(scores: torch.Tensor, ids: torch.Tensor, divide: bool, scaling: float, eps: float) -> torch.Tensor:
+    weights = scores.gather(1, ids)
+    if divide:
+        weights = weights / (weights.sum(-1, keepdim=True) + eps)
+    return weights * scaling

@@ -1,0 +1,147 @@
+// Tiling: from a checked call to window need, UB plan and the words that the kernels read.
+#ifndef ASCEND_MOE_DISTRIBUTE_PLAN_H
+#define ASCEND_MOE_DISTRIBUTE_PLAN_H
+
+#include "moe_distribute_check.h"
+#include "moe_distribute_combine_tiling.h"
+#include "moe_distribute_dispatch_tiling.h"
+
+namespace moe {
+
+constexpr uint32_t kUbBytes = 192 * 1024;
+constexpr uint32_t kChunkBytes = 56 * 1024;   // one of the two chunks of rows on their way
+constexpr uint32_t kMaxChunkRows = 4095;      // blockCount of one DataCopyPad
+constexpr uint32_t kSendPairs = 512;          // pairs whose places and triples are in UB at a time
+constexpr uint32_t kMaxSendRing = 4;
+
+struct CallPlan {
+    uint32_t op;
+    uint32_t tilingKey;
+    uint32_t blockDim;
+    uint32_t xType;
+    uint64_t workspaceBytes;
+    uint64_t windowBytes;  // of a region (dispatch, V1) or a half (combine, V2) that this call may fill
+    MoeDistributeDispatchTiling dispatch;
+    MoeDistributeCombineTiling combine;
+};
+
+inline void FillInfo(const CallSpec& call, MoeDistributeInfo& info) {
+    const CallSizes sizes = SizesOf(call);
+    const bool dispatch = call.op == kOpDispatch;
+    const TensorDesc& rows = dispatch ? MOE_TENSOR(call, x) : MOE_TENSOR(call, expand_x);
+    info = MoeDistributeInfo();
+    info.world = static_cast<uint32_t>(sizes.world);
+    info.rank = static_cast<uint32_t>(MOE_ATTRIBUTE(call, ep_rank_id));
+    info.experts = static_cast<uint32_t>(MOE_ATTRIBUTE(call, moe_expert_num));
+    info.localExperts = static_cast<uint32_t>(sizes.localExperts);
+    info.batch = static_cast<uint32_t>(sizes.batch);
+    info.maxBatch = static_cast<uint32_t>(sizes.maxBatch);
+    info.topK = static_cast<uint32_t>(sizes.topK);
+    info.hidden = static_cast<uint32_t>(sizes.hidden);
+    info.cores = static_cast<uint32_t>(call.cores);
+    info.contract = static_cast<uint32_t>(call.contract);
+    info.xType = static_cast<uint32_t>(rows.dtype);
+    info.quantMode = dispatch ? static_cast<uint32_t>(MOE_ATTRIBUTE(call, quant_mode)) : 0;
+    info.wireType = info.quantMode != 0 ? kTypeInt8 : info.xType;
+    info.hasScales = dispatch && MOE_GIVEN(call, scales) ? 1 : 0;
+    info.maskRank = MOE_GIVEN(call, x_active_mask) ? static_cast<uint32_t>(MOE_TENSOR(call, x_active_mask).rank) : 0;
+    info.globalBsGiven = MOE_ATTRIBUTE(call, global_bs) != 0 ? 1 : 0;
+    info.expandRows = static_cast<uint32_t>(dispatch ? sizes.rows : rows.dims[0]);
+    info.algorithm = kAlgorithmWindow;
+    info.windowMiB = static_cast<uint32_t>(call.window_mib);
+    info.capacity = Capacity(info.maxBatch, info.topK, info.localExperts);
+    info.dataBytes = static_cast<uint64_t>(call.window_mib) * kMiB;
+    info.deadlineCycles = static_cast<uint64_t>(call.deadline_micros) * kCyclesPerMicro;
+}
+
+// UB rows in flight while dispatch sends: what is left of UB after the fixed tables and the quantiser's rows.
+inline uint32_t SendRing(const MoeDistributeInfo& info) {
+    const uint32_t rowBytes = info.hidden * TypeSize(info.xType), floatBytes = info.hidden * 4;
+    const uint32_t lanes = PaddedInts(info.experts) * 4;
+    uint32_t fixed = 3 * lanes + std::max(8192u, lanes) + kSendPairs * (4 + 1 + 4 + 4) + (info.cores + 1) * kBlock +
+                     info.world * kBlock + 1024;
+    if (info.contract == kContractV2) fixed += kSendPairs * kBlock;
+    uint32_t perRow = rowBytes;
+    if (info.quantMode != 0) {
+        fixed += floatBytes * (info.hasScales != 0 ? 3 : 2) + 1024;
+        perRow += PayloadBytes(info.hidden, 1) + kBlock;
+    }
+    const uint32_t ring = (kUbBytes - std::min(fixed, kUbBytes)) / (perRow + kBlock);
+    return std::max(1u, std::min(ring, kMaxSendRing));
+}
+
+inline uint32_t ChunkRows(uint32_t rowBytes) { return std::max(1u, std::min(kChunkBytes / rowBytes, kMaxChunkRows)); }
+
+// Cores that share one token's H while combine sums, when there are more cores than tokens.
+inline void SplitTokens(const MoeDistributeInfo& info, MoeDistributeCombineTiling& tiling) {
+    constexpr uint32_t kUnit = 32;  // elements
+    constexpr uint32_t kLeastPart = 512;
+    uint32_t parts = info.batch == 0 ? 1 : std::max(1u, info.cores / std::max(1u, info.batch));
+    parts = std::max(1u, std::min(parts, info.hidden / kLeastPart));
+    tiling.partElements = static_cast<uint32_t>(CeilTo(CeilDiv(info.hidden, parts), kUnit));
+    tiling.partsPerToken = CeilDiv(info.hidden, tiling.partElements);
+}
+
+// MiB of window that a round trip of this shape needs, with rows of the given wire stride.
+inline int64_t NeededMiB(const MoeDistributeInfo& info, uint64_t regionBytes, uint64_t halfBytes) {
+    const uint64_t half = std::max(CeilTo(halfBytes, 512), info.world * CeilTo(regionBytes, 512));
+    return static_cast<int64_t>((2 * half + kMiB - 1) / kMiB);
+}
+
+inline bool CheckWindow(const MoeDistributeInfo& info, uint32_t op, CallPlan& plan, CheckResult& result) {
+    const uint64_t back = static_cast<uint64_t>(info.hidden) * TypeSize(info.xType);
+    const bool triples = info.contract == kContractV2;
+    const uint64_t stride = DispatchRowStride(info.hidden, TypeSize(info.wireType), info.quantMode != 0, triples);
+    const uint64_t dispatchRegion = info.capacity * stride;
+    const uint64_t combineRegion = triples ? 0 : info.capacity * back;
+    const uint64_t combineHalf = triples ? static_cast<uint64_t>(info.maxBatch) * info.topK * back : 0;
+    const bool dispatch = op == kOpDispatch;
+    const uint64_t region = dispatch ? dispatchRegion : combineRegion, half = dispatch ? 0 : combineHalf;
+    plan.windowBytes = std::max(region, half);
+    if (region <= RegionBytes(info.dataBytes, info.world) && half <= HalfBytes(info.dataBytes)) return true;
+    result.kind = kCheckWindow;
+    result.needed_mib = NeededMiB(info, std::max(dispatchRegion, combineRegion), combineHalf);
+    snprintf(result.argument, sizeof(result.argument), "group_ep");
+    snprintf(result.message, sizeof(result.message),
+             "the window of group_ep has %u MiB, this call (maxBS %u, K %u, H %u, L %u, W %u) needs %lld: export HCCL_BUFFSIZE=%lld on "
+             "all ranks before the group's first op", info.windowMiB, info.maxBatch, info.topK, info.hidden, info.localExperts, info.world,
+             static_cast<long long>(result.needed_mib), static_cast<long long>(result.needed_mib));
+    return false;
+}
+
+// Everything a launch needs, or the reason why not.
+inline bool PlanCall(const CallSpec& call, CallPlan& plan, CheckResult& result) {
+    plan = CallPlan();
+    if (!CheckCall(call, result)) return false;
+    MoeDistributeInfo info;
+    FillInfo(call, info);
+    if (!CheckWindow(info, static_cast<uint32_t>(call.op), plan, result)) return false;
+    plan.op = static_cast<uint32_t>(call.op);
+    plan.blockDim = info.cores;
+    plan.xType = info.xType;
+    plan.workspaceBytes = WorkspaceBytes(info.cores, info.experts, info.world, info.localExperts);
+    const uint32_t rowBytes = info.hidden * TypeSize(info.xType);
+    if (call.op == kOpDispatch) {
+        const bool quant = info.quantMode != 0;
+        plan.tilingKey = !quant ? ASCEND_MOE_TILING_KEY_DISPATCH
+                         : info.hasScales != 0 ? ASCEND_MOE_TILING_KEY_DISPATCH_QUANT_SMOOTH
+                                               : ASCEND_MOE_TILING_KEY_DISPATCH_QUANT;
+        plan.dispatch.info = info;
+        plan.dispatch.tokenNumsType = static_cast<uint32_t>(MOE_ATTRIBUTE(call, expert_token_nums_type));
+        plan.dispatch.tpWorldSize = static_cast<uint32_t>(MOE_ATTRIBUTE(call, tp_world_size));
+        plan.dispatch.sendRing = SendRing(info);
+        plan.dispatch.copyRows =
+            ChunkRows(DispatchRowStride(info.hidden, TypeSize(info.wireType), quant, info.contract == kContractV2));
+    } else {
+        plan.tilingKey = ASCEND_MOE_TILING_KEY_COMBINE;
+        plan.combine.info = info;
+        plan.combine.hasSharedExpertX = MOE_GIVEN(call, shared_expert_x) ? 1 : 0;
+        plan.combine.sendRows = ChunkRows(rowBytes);
+        SplitTokens(info, plan.combine);
+    }
+    return true;
+}
+
+}  // namespace moe
+
+#endif  // ASCEND_MOE_DISTRIBUTE_PLAN_H

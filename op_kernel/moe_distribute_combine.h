@@ -1,0 +1,240 @@
+// MoeDistributeCombine: expert rows go back to the window of the rank whose token they are; that rank gathers the K
+// rows of each token and sums them, weighted, in fp32 and in ascending k.
+#ifndef ASCEND_MOE_DISTRIBUTE_COMBINE_H
+#define ASCEND_MOE_DISTRIBUTE_COMBINE_H
+
+#include "moe_distribute_combine_tiling.h"
+#include "moe_distribute_exchange.h"
+#include "moe_distribute_routing.h"
+#include "moe_distribute_sum.h"
+
+namespace moe {
+
+// All GM arguments of the entry that the body uses.
+struct CombineArguments {
+    GM_ADDR expandX, expertIds, expandIdx, epSendCounts, expertScales, xActiveMask, sharedExpertX;
+    GM_ADDR x, errorRecord;
+    GM_ADDR workspace;
+};
+
+template <typename XType>
+class MoeDistributeCombine {
+   public:
+    __aicore__ inline void Init(const CombineArguments& arguments, const MoeDistributeCombineTiling& tiling) {
+        args_ = arguments;
+        tiling_ = &tiling;
+        info_ = &tiling.info;
+        triples_ = info_->contract == kContractV2;
+        rowBytes_ = static_cast<uint32_t>(info_->hidden * sizeof(XType));
+    }
+
+    __aicore__ inline void Process(TPipe& pipe) {
+        if (!exchange_.Enter(pipe, *info_, kOpCombine, args_.workspace, args_.errorRecord)) return;
+        BuffInit();
+        Verdict mine = routing_.Count();
+        Worsen(mine, LoadSegments());
+        if (!exchange_.Open(mine)) {
+            Leave();
+            return;
+        }
+        routing_.Accumulate();
+        exchange_.Fail(routing_.Place());
+        if (exchange_.core() == 0) routing_.StoreTotals();
+        exchange_.MeetAfterSend(SetWaitTpStatusAndDisPatch());
+        exchange_.SetStatus(*this);
+        if (!exchange_.WaitStatus(*this)) {
+            Leave();
+            return;
+        }
+        LocalWindowCopy();
+    }
+
+    // Rows that go back to `peer`, for the status runs.
+    __aicore__ inline void Select(uint32_t) {}
+    __aicore__ inline uint32_t Rows(uint32_t peer, uint32_t localExpert) {
+        const uint32_t slot = localExpert * info_->world + peer;
+        return segments_.End(slot) - segments_.Start(slot);
+    }
+    // A peer must return exactly the rows that this rank's own ids sent it.
+    __aicore__ inline Verdict Arrived(uint32_t source, const LocalTensor<uint32_t>& run) {
+        Verdict verdict;
+        for (uint32_t l = 0; l < info_->localExperts; ++l) {
+            const uint32_t expert = source * info_->localExperts + l;
+            const uint32_t ours = routing_.Total(static_cast<int32_t>(expert));
+            const uint32_t theirs = run.GetValue(StatusWriter::CountWord(l));
+            if (ours != theirs) return Mismatch(expert, ours, theirs);
+        }
+        return verdict;
+    }
+
+   private:
+    // UB plan 1: routing tables, segments of expand_x, two chunks of rows on their way.
+    __aicore__ inline void BuffInit() {
+        exchange_.BoardInit();
+        routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace, exchange_.core());
+        segments_.Init(exchange_.pipe(), *info_);
+        exchange_.pipe().InitBuffer(indexBuf_, kChunkPairs * sizeof(int32_t));
+        exchange_.pipe().InitBuffer(tripleBuf_, PaddedInts(Max(segments_.slots(), tiling_->sendRows * kTripleWords)) * sizeof(int32_t));
+        exchange_.pipe().InitBuffer(copyQueue_, 2, tiling_->sendRows * rowBytes_);
+    }
+
+    __aicore__ inline Verdict Mismatch(uint32_t expert, uint32_t ours, uint32_t theirs) const {
+        Verdict verdict;
+        verdict.code = kRoutingMismatch;
+        verdict.source = info_->rank;
+        verdict.reporter = info_->rank;
+        verdict.detail0 = expert;
+        verdict.detail1 = ours;
+        verdict.detail2 = theirs;
+        return verdict;
+    }
+    __aicore__ inline Verdict Invalid(uint32_t code, uint32_t where, uint32_t value) const {
+        Verdict verdict;
+        verdict.code = code;
+        verdict.source = info_->rank;
+        verdict.reporter = info_->rank;
+        verdict.detail0 = where;
+        verdict.detail1 = value;
+        return verdict;
+    }
+
+    // ep_send_counts: monotone, within expand_x, and no source over its capacity.
+    __aicore__ inline Verdict LoadSegments() {
+        GlobalTensor<int32_t> sendCounts;
+        sendCounts.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(args_.epSendCounts), segments_.slots());
+        LocalTensor<int32_t> prefix = tripleBuf_.Get<int32_t>();
+        CopyIn(prefix, sendCounts, segments_.slots());
+        SyncFunc<HardEvent::MTE2_S>();
+        uint32_t bad = 0;
+        if (!segments_.FromPrefix(prefix, info_->expandRows, bad)) {
+            return Invalid(kInvalidCounts, bad, static_cast<uint32_t>(prefix.GetValue(bad)));
+        }
+        for (uint32_t s = 0; s < info_->world; ++s) {
+            if (segments_.SourceRows(s) > info_->capacity) {
+                return Invalid(kInvalidCounts, segments_.slots() - info_->world + s, segments_.SourceRows(s));
+            }
+        }
+        return Verdict();
+    }
+
+    // This core's share of the rows, back to their sources; and a look at its share of expand_idx.
+    __aicore__ inline Verdict SetWaitTpStatusAndDisPatch() {
+        Verdict verdict;
+        if (exchange_.verdict().code != kOk) return verdict;
+        if (!triples_) verdict = CheckIndex();
+        const uint32_t begin = PartBegin(segments_.Rows(), exchange_.core(), info_->cores);
+        const uint32_t end = PartBegin(segments_.Rows(), exchange_.core() + 1, info_->cores);
+        if (begin == end) return verdict;
+        uint32_t slot = segments_.Find(begin);
+        for (uint32_t row = begin; row < end;) {
+            while (segments_.End(slot) <= row) ++slot;
+            const uint32_t stop = triples_ ? end : Min(end, segments_.End(slot));
+            const uint32_t count = Min(tiling_->sendRows, stop - row);
+            LocalTensor<int8_t> chunk = copyQueue_.template AllocTensor<int8_t>();
+            GlobalTensor<int8_t> source;
+            source.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(args_.expandX + static_cast<uint64_t>(row) * rowBytes_),
+                                   static_cast<uint64_t>(count) * rowBytes_);
+            AscendC::DataCopy(chunk, source, count * rowBytes_);
+            copyQueue_.EnQue(chunk);
+            chunk = copyQueue_.template DeQue<int8_t>();
+            if (triples_) {
+                Worsen(verdict, SendSlots(chunk, row, count));
+            } else {
+                const uint64_t at = segments_.Offset(slot) + (row - segments_.Start(slot));
+                exchange_.sender().PutRows(slot % info_->world, at * rowBytes_, chunk, count * rowBytes_);
+            }
+            copyQueue_.FreeTensor(chunk);
+            row += count;
+        }
+        return verdict;
+    }
+    // V2: each row to the slot that its triple names. All triples of the chunk are checked before the first store.
+    __aicore__ inline Verdict SendSlots(const LocalTensor<int8_t>& chunk, uint32_t row, uint32_t count) {
+        GlobalTensor<int32_t> assist;
+        assist.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(args_.expandIdx) + static_cast<uint64_t>(row) * kTripleWords,
+                               count * kTripleWords);
+        LocalTensor<int32_t> triple = tripleBuf_.Get<int32_t>();
+        SyncFunc<HardEvent::S_MTE2>();
+        CopyIn(triple, assist, count * kTripleWords);
+        SyncFunc<HardEvent::MTE2_S>();
+        const uint32_t limits[kTripleWords] = {info_->world, info_->maxBatch, info_->topK};
+        for (uint32_t i = 0; i < count; ++i) {
+            for (uint32_t w = 0; w < kTripleWords; ++w) {
+                const uint32_t value = static_cast<uint32_t>(triple.GetValue(i * kTripleWords + w));
+                if (value >= limits[w]) return Invalid(kInvalidTriple, (row + i) * 4 + w, value);
+            }
+        }
+        for (uint32_t i = 0; i < count; ++i) {
+            const uint32_t at = i * kTripleWords;
+            const uint64_t slot = static_cast<uint64_t>(triple.GetValue(at + 1)) * info_->topK + triple.GetValue(at + 2);
+            exchange_.sender().PutSlot(static_cast<uint32_t>(triple.GetValue(at)), slot * rowBytes_, chunk[i * rowBytes_], rowBytes_);
+        }
+        return Verdict();
+    }
+    // V1: a position past the expert's pairs would read another row.
+    __aicore__ inline Verdict CheckIndex() {
+        GlobalTensor<int32_t> expandIdx;
+        expandIdx.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(args_.expandIdx), info_->batch * info_->topK);
+        LocalTensor<int32_t> index = indexBuf_.Get<int32_t>();
+        for (uint32_t at = routing_.begin(); at < routing_.end(); at += kChunkPairs) {
+            const uint32_t count = Min(kChunkPairs, routing_.end() - at);
+            routing_.pairs().Load(at, count);
+            CopyIn(index, expandIdx[at], count);
+            SyncFunc<HardEvent::MTE2_S>();
+            for (uint32_t i = 0; i < count; ++i) {
+                const int32_t id = routing_.pairs().Id(i, (at + i) / info_->topK);
+                if (!routing_.pairs().Routed(id)) continue;
+                const uint32_t position = static_cast<uint32_t>(index.GetValue(i)), total = routing_.Total(id);
+                if (position >= total) return Mismatch(static_cast<uint32_t>(id) | kMismatchIndex, total, position);
+            }
+            SyncFunc<HardEvent::S_MTE2>();
+        }
+        return Verdict();
+    }
+
+    // UB plan 2: this core's share of the tokens, summed.
+    __aicore__ inline void LocalWindowCopy() {
+        exchange_.NextPlan();
+        routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace, exchange_.core());
+        routing_.LoadTotals();
+        routing_.Place();
+        TokenSum<XType> sum;
+        const TokenSumPlan plan = {args_.expandIdx, args_.expertScales, args_.sharedExpertX, args_.x, exchange_.Half(),
+                                   RegionBytes(exchange_.context().data_bytes(), info_->world)};
+        sum.Init(exchange_.pipe(), *tiling_, plan);
+        sum.Run(routing_, exchange_.core());
+        AscendC::PipeBarrier<PIPE_ALL>();
+    }
+
+    // After a failure: zeros, and the record.
+    __aicore__ inline void Leave() {
+        exchange_.NextPlan();
+        UbBuf zeroBuf;
+        exchange_.pipe().InitBuffer(zeroBuf, rowBytes_);
+        AscendC::Duplicate(zeroBuf.Get<int16_t>(), static_cast<int16_t>(0), rowBytes_ / sizeof(int16_t));
+        SyncFunc<HardEvent::V_MTE3>();
+        GlobalTensor<int8_t> x;
+        x.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(args_.x), static_cast<uint64_t>(info_->batch) * rowBytes_);
+        const uint32_t end = PartBegin(info_->batch, exchange_.core() + 1, info_->cores);
+        for (uint32_t token = PartBegin(info_->batch, exchange_.core(), info_->cores); token < end; ++token) {
+            AscendC::DataCopy(x[static_cast<uint64_t>(token) * rowBytes_], zeroBuf.Get<int8_t>(), rowBytes_);
+        }
+        AscendC::PipeBarrier<PIPE_ALL>();
+        exchange_.Report();
+    }
+
+    CombineArguments args_;
+    const MoeDistributeCombineTiling* tiling_ = nullptr;
+    const MoeDistributeInfo* info_ = nullptr;
+    Exchange exchange_;
+    RoutingTable routing_;
+    SegmentTable segments_;
+    AscendC::TQueBind<AscendC::QuePosition::VECIN, AscendC::QuePosition::VECOUT, 1> copyQueue_;
+    UbBuf indexBuf_, tripleBuf_;
+    bool triples_ = false;
+    uint32_t rowBytes_ = 0;
+};
+
+}  // namespace moe
+
+#endif  // ASCEND_MOE_DISTRIBUTE_COMBINE_H

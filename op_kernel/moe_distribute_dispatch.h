@@ -1,0 +1,315 @@
+// MoeDistributeDispatch: every (token, k) row goes to the window of the rank that owns its expert; each rank then
+// gathers its window into expand_x, ordered by (local expert, source rank, flat (token, k)).
+#ifndef ASCEND_MOE_DISTRIBUTE_DISPATCH_H
+#define ASCEND_MOE_DISTRIBUTE_DISPATCH_H
+
+#include "moe_distribute_dispatch_tiling.h"
+#include "moe_distribute_exchange.h"
+#include "moe_distribute_quantize.h"
+#include "moe_distribute_routing.h"
+
+namespace moe {
+
+// All GM arguments of the entry, in its order.
+struct DispatchArguments {
+    GM_ADDR x, expertIds, scales, xActiveMask, expertScales;
+    GM_ADDR expandX, dynamicScales, expandIdx, expertTokenNums, epRecvCounts, tpRecvCounts, expandScales, errorRecord;
+    GM_ADDR workspace;
+};
+
+// Rows that this rank sends to a peer's local experts, from the totals that core 0 left in the workspace.
+class SendCounts {
+   public:
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR workspace) {
+        localExperts_ = info.localExperts;
+        totals_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(workspace + TotalsOffset(info.cores, info.experts)),
+                                PaddedInts(info.experts));
+        pipe.InitBuffer(buf_, PaddedInts(localExperts_) * sizeof(int32_t));
+    }
+    __aicore__ inline void Select(uint32_t peer) {
+        SyncFunc<HardEvent::S_MTE2>();
+        CopyIn(buf_.Get<int32_t>(), totals_[static_cast<uint64_t>(peer) * localExperts_], localExperts_);
+        SyncFunc<HardEvent::MTE2_S>();
+    }
+    __aicore__ inline uint32_t Rows(uint32_t, uint32_t localExpert) {
+        return static_cast<uint32_t>(buf_.Get<int32_t>().GetValue(localExpert));
+    }
+
+   private:
+    GlobalTensor<int32_t> totals_;
+    UbBuf buf_;
+    uint32_t localExperts_ = 0;
+};
+
+// Keeps the counts of arrived runs for all cores, one row a source.
+class CountsKeeper {
+   public:
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR workspace) {
+        localExperts_ = info.localExperts;
+        lanes_ = PaddedInts(localExperts_);
+        counts_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(workspace + CountsOffset(info.cores, info.experts)),
+                                static_cast<uint64_t>(info.world) * lanes_);
+        pipe.InitBuffer(buf_, lanes_ * sizeof(int32_t));
+    }
+    __aicore__ inline Verdict Arrived(uint32_t source, const LocalTensor<uint32_t>& run) {
+        LocalTensor<int32_t> row = buf_.Get<int32_t>();
+        SyncFunc<HardEvent::MTE3_S>();
+        for (uint32_t l = 0; l < lanes_; ++l) {
+            row.SetValue(l, l < localExperts_ ? static_cast<int32_t>(run.GetValue(StatusWriter::CountWord(l))) : 0);
+        }
+        SyncFunc<HardEvent::S_MTE3>();
+        AscendC::DataCopy(counts_[static_cast<uint64_t>(source) * lanes_], row, lanes_);
+        return Verdict();
+    }
+    __aicore__ inline const GlobalTensor<int32_t>& counts() const { return counts_; }
+    __aicore__ inline uint32_t lanes() const { return lanes_; }
+
+   private:
+    GlobalTensor<int32_t> counts_;
+    UbBuf buf_;
+    uint32_t localExperts_ = 0;
+    uint32_t lanes_ = 0;
+};
+
+template <typename XType, bool kQuant, bool kSmooth>
+class MoeDistributeDispatch {
+   public:
+    __aicore__ inline void Init(const DispatchArguments& arguments, const MoeDistributeDispatchTiling& tiling) {
+        args_ = arguments;
+        tiling_ = &tiling;
+        info_ = &tiling.info;
+        triples_ = info_->contract == kContractV2;
+        wireSize_ = kQuant ? sizeof(int8_t) : sizeof(XType);
+        rowStride_ = DispatchRowStride(info_->hidden, wireSize_, kQuant, triples_);
+        tripleOffset_ = rowStride_ - kBlock;
+    }
+
+    __aicore__ inline void Process(TPipe& pipe) {
+        if (!exchange_.Enter(pipe, *info_, kOpDispatch, args_.workspace, args_.errorRecord)) return;
+        SendBuffInit();
+        if (!exchange_.Open(routing_.Count())) {
+            Leave();
+            return;
+        }
+        routing_.Accumulate();
+        exchange_.Fail(routing_.Place());
+        if (exchange_.core() == 0) routing_.StoreTotals();
+        AlltoAllDispatch();
+        exchange_.MeetAfterSend(Verdict());
+        SetStatus();
+        if (!WaitDispatch()) {
+            Leave();
+            return;
+        }
+        LocalWindowCopy();
+    }
+
+   private:
+    // UB plan 1: routing tables, rows in flight, this chunk's expand_idx, row numbers and triples.
+    __aicore__ inline void SendBuffInit() {
+        exchange_.BoardInit();
+        routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace, exchange_.core());
+        rows_.Init(exchange_.pipe(), *info_, args_.x, args_.scales, tiling_->sendRing);
+        exchange_.pipe().InitBuffer(indexBuf_, kChunkPairs * sizeof(int32_t));
+        exchange_.pipe().InitBuffer(rowBuf_, kChunkPairs * sizeof(int32_t));
+        if (triples_) exchange_.pipe().InitBuffer(tripleBuf_, kChunkPairs * kBlock);
+        expandIdx_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(args_.expandIdx));
+    }
+
+    // This core's share of the pairs: their places, expand_idx, and the rows to their owners' windows.
+    __aicore__ inline void AlltoAllDispatch() {
+        if (exchange_.verdict().code != kOk) return;  // the status run carries the reason, no row leaves
+        for (uint32_t at = routing_.begin(); at < routing_.end(); at += kChunkPairs) {
+            const uint32_t count = Min(kChunkPairs, routing_.end() - at);
+            routing_.pairs().Load(at, count);
+            PlaceChunk(at, count);
+            SendChunk(at, count);
+        }
+        rows_.Release();
+    }
+
+    __aicore__ inline void PlaceChunk(uint32_t at, uint32_t count) {
+        LocalTensor<int32_t> index = indexBuf_.Get<int32_t>();
+        LocalTensor<int32_t> row = rowBuf_.Get<int32_t>();
+        SyncFunc<HardEvent::MTE3_S>();
+        uint32_t token = at / info_->topK, k = at % info_->topK;
+        for (uint32_t i = 0; i < count; ++i) {
+            const int32_t id = routing_.pairs().Id(i, token);
+            uint32_t position = 0;
+            if (routing_.pairs().Routed(id)) {
+                position = routing_.TakePosition(id);
+                row.SetValue(i, static_cast<int32_t>(routing_.Prefix(id) + position));
+                if (triples_) SetTriple(i, token, k);
+            }
+            index.SetValue(i, static_cast<int32_t>(position));
+            if (++k == info_->topK) {
+                k = 0;
+                ++token;
+            }
+        }
+        SyncFunc<HardEvent::S_MTE3>();
+        if (!triples_) CopyOut(expandIdx_[at], index, count);
+    }
+    __aicore__ inline void SetTriple(uint32_t i, uint32_t token, uint32_t k) {
+        LocalTensor<int32_t> triple = tripleBuf_.Get<int32_t>()[i * kBlockWords];
+        triple.SetValue(0, static_cast<int32_t>(info_->rank));
+        triple.SetValue(1, static_cast<int32_t>(token));
+        triple.SetValue(2, static_cast<int32_t>(k));
+        for (uint32_t w = kTripleWords; w < kBlockWords; ++w) triple.SetValue(w, 0);
+    }
+
+    __aicore__ inline void SendChunk(uint32_t at, uint32_t count) {
+        LocalTensor<int32_t> row = rowBuf_.Get<int32_t>();
+        uint32_t token = at / info_->topK, k = at % info_->topK;
+        for (uint32_t i = 0; i < count; ++i) {
+            const int32_t id = routing_.pairs().Id(i, token);
+            if (routing_.pairs().Routed(id)) {
+                const uint32_t owner = static_cast<uint32_t>(id) / info_->localExperts;
+                const uint64_t offset = static_cast<uint64_t>(static_cast<uint32_t>(row.GetValue(i))) * rowStride_;
+                exchange_.sender().PutRows(owner, offset, rows_.Fetch(token, static_cast<uint32_t>(id)), rows_.WireBytes());
+                if (triples_) {
+                    const LocalTensor<int8_t> triple = tripleBuf_.Get<int8_t>()[i * kBlock];
+                    exchange_.sender().PutRows(owner, offset + tripleOffset_, triple, kBlock);
+                }
+            }
+            if (++k == info_->topK) {
+                k = 0;
+                ++token;
+            }
+        }
+    }
+
+    __aicore__ inline void SetStatus() {
+        exchange_.NextPlan();
+        SendCounts counts;
+        counts.Init(exchange_.pipe(), *info_, args_.workspace);
+        exchange_.SetStatus(counts);
+    }
+
+    __aicore__ inline bool WaitDispatch() {
+        keeper_.Init(exchange_.pipe(), *info_, args_.workspace);
+        return exchange_.WaitStatus(keeper_);
+    }
+
+    // UB plan 3: the segment table, and two chunks of window rows.
+    __aicore__ inline void LocalWindowCopy() {
+        exchange_.NextPlan();
+        SegmentTable segments;
+        segments.Init(exchange_.pipe(), *info_);
+        UbBuf countsBuf;
+        exchange_.pipe().InitBuffer(countsBuf, info_->world * keeper_.lanes() * sizeof(int32_t));
+        LocalTensor<int32_t> counts = countsBuf.Get<int32_t>();
+        AscendC::DataCopy(counts, keeper_.counts(), info_->world * keeper_.lanes());
+        SyncFunc<HardEvent::MTE2_S>();
+        segments.FromCounts(counts);
+        exchange_.pipe().InitBuffer(copyQueue_, 2, tiling_->copyRows * rowStride_);
+        CopyRows(segments);
+        if (exchange_.core() == 0) StoreCounts(segments);
+        AscendC::PipeBarrier<PIPE_ALL>();
+    }
+
+    // This core's contiguous share of the rows, cut at segment ends.
+    __aicore__ inline void CopyRows(SegmentTable& segments) {
+        const uint32_t begin = PartBegin(segments.Rows(), exchange_.core(), info_->cores);
+        const uint32_t end = PartBegin(segments.Rows(), exchange_.core() + 1, info_->cores);
+        if (begin == end) return;
+        uint32_t slot = segments.Find(begin);
+        for (uint32_t row = begin; row < end;) {
+            while (segments.End(slot) <= row) ++slot;
+            const uint32_t count = Min(tiling_->copyRows, Min(end, segments.End(slot)) - row);
+            const uint64_t at = segments.Offset(slot) + (row - segments.Start(slot));
+            CopyChunk(slot % info_->world, at, row, count);
+            row += count;
+        }
+    }
+    __aicore__ inline void CopyChunk(uint32_t source, uint64_t windowRow, uint32_t row, uint32_t count) {
+        GlobalTensor<int8_t> window;
+        window.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(exchange_.Region(source) + windowRow * rowStride_),
+                               static_cast<uint64_t>(count) * rowStride_);
+        LocalTensor<int8_t> chunk = copyQueue_.template AllocTensor<int8_t>();
+        AscendC::DataCopy(chunk, window, count * rowStride_);
+        copyQueue_.EnQue(chunk);
+        chunk = copyQueue_.template DeQue<int8_t>();
+        const uint32_t rowBytes = static_cast<uint32_t>(info_->hidden * wireSize_);
+        Scatter(args_.expandX, row, chunk, 0, rowBytes, count);
+        if (kQuant) Scatter(args_.dynamicScales, row, chunk, PayloadBytes(info_->hidden, wireSize_), sizeof(float), count);
+        if (triples_) Scatter(args_.expandIdx, row, chunk, tripleOffset_, kTripleWords * sizeof(int32_t), count);
+        copyQueue_.FreeTensor(chunk);
+    }
+    // One field of `count` wire rows in UB to consecutive places of an output.
+    __aicore__ inline void Scatter(GM_ADDR output, uint32_t row, const LocalTensor<int8_t>& chunk, uint32_t field,
+                                   uint32_t bytes, uint32_t count) {
+        GlobalTensor<int8_t> target;
+        target.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(output + static_cast<uint64_t>(row) * bytes),
+                               static_cast<uint64_t>(count) * bytes);
+        const uint32_t gap = (rowStride_ - static_cast<uint32_t>(CeilTo(bytes, kBlock))) / kBlock;
+        const DataCopyExtParams params{static_cast<uint16_t>(count), bytes, gap, 0, 0};
+        AscendC::DataCopyPad(target, chunk[field], params);
+    }
+
+    // Core 0: ep_recv_counts, expert_token_nums, tp_recv_counts.
+    __aicore__ inline void StoreCounts(SegmentTable& segments) {
+        UbBuf numsBuf;
+        exchange_.pipe().InitBuffer(numsBuf, static_cast<uint32_t>(CeilTo(info_->localExperts * sizeof(int64_t), kBlock)) + kBlock);
+        LocalTensor<int64_t> nums = numsBuf.Get<int64_t>();
+        int64_t before = 0;
+        for (uint32_t l = 0; l < info_->localExperts; ++l) {
+            const int64_t end = segments.End((l + 1) * info_->world - 1);
+            nums.SetValue(l, tiling_->tokenNumsType == 0 ? end : end - before);
+            before = end;
+        }
+        LocalTensor<int32_t> tp =
+            numsBuf.Get<int32_t>()[static_cast<uint32_t>(CeilTo(info_->localExperts * sizeof(int64_t), kBlock) / sizeof(int32_t))];
+        tp.SetValue(0, static_cast<int32_t>(segments.Rows()));
+        SyncFunc<HardEvent::S_MTE3>();
+        StoreOutputs(segments.Ends(), nums, tp);
+    }
+    __aicore__ inline void StoreOutputs(const LocalTensor<int32_t>& ends, const LocalTensor<int64_t>& nums,
+                                        const LocalTensor<int32_t>& tp) {
+        GlobalTensor<int32_t> recv, tpRecv;
+        GlobalTensor<int64_t> tokens;
+        const uint32_t slots = info_->world * info_->localExperts;
+        recv.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(args_.epRecvCounts), slots);
+        tokens.SetGlobalBuffer(reinterpret_cast<__gm__ int64_t*>(args_.expertTokenNums), info_->localExperts);
+        CopyOut(recv, ends, slots);
+        CopyOut(tokens, nums, info_->localExperts);
+        if (tiling_->tpWorldSize == 1) {
+            tpRecv.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(args_.tpRecvCounts), 1);
+            CopyOut(tpRecv, tp, 1);
+        }
+    }
+
+    // After a failure: no rows for whoever reads the counts, and the record.
+    __aicore__ inline void Leave() {
+        if (exchange_.core() != 0) return;
+        exchange_.NextPlan();
+        const uint32_t slots = info_->world * info_->localExperts;
+        UbBuf zeroBuf;
+        const uint32_t words = Max(PaddedInts(slots), PaddedInts(2 * info_->localExperts));
+        exchange_.pipe().InitBuffer(zeroBuf, words * sizeof(int32_t));
+        LocalTensor<int32_t> zero = zeroBuf.Get<int32_t>();
+        AscendC::Duplicate(zero, static_cast<int32_t>(0), words);
+        SyncFunc<HardEvent::V_MTE3>();
+        StoreOutputs(zero, zero.ReinterpretCast<int64_t>(), zero);
+        exchange_.Report();
+    }
+
+    DispatchArguments args_;
+    const MoeDistributeDispatchTiling* tiling_ = nullptr;
+    const MoeDistributeInfo* info_ = nullptr;
+    Exchange exchange_;
+    RoutingTable routing_;
+    RowLoader<XType, kQuant, kSmooth> rows_;
+    CountsKeeper keeper_;
+    AscendC::TQueBind<AscendC::QuePosition::VECIN, AscendC::QuePosition::VECOUT, 1> copyQueue_;
+    GlobalTensor<int32_t> expandIdx_;
+    UbBuf indexBuf_, rowBuf_, tripleBuf_;
+    bool triples_ = false;
+    uint32_t wireSize_ = 1;
+    uint32_t rowStride_ = 0;
+    uint32_t tripleOffset_ = 0;
+};
+
+}  // namespace moe
+
+#endif  // ASCEND_MOE_DISTRIBUTE_DISPATCH_H

@@ -1,0 +1,24 @@
+// Tiling of MoeDistributeDispatch.
+#ifndef ASCEND_MOE_DISTRIBUTE_DISPATCH_TILING_H
+#define ASCEND_MOE_DISTRIBUTE_DISPATCH_TILING_H
+
+#include "moe_distribute_tiling.h"
+
+// 1000 + quant_mode + 10 when smooth scales are given. Macros with decimal literals: the op compiler reads them as text.
+#define ASCEND_MOE_TILING_KEY_DISPATCH 1000
+#define ASCEND_MOE_TILING_KEY_DISPATCH_QUANT 1002
+#define ASCEND_MOE_TILING_KEY_DISPATCH_QUANT_SMOOTH 1012
+
+namespace moe {
+
+struct MoeDistributeDispatchTiling {
+    MoeDistributeInfo info;
+    uint32_t tokenNumsType;  // expert_token_nums_type: 0 cumulative, 1 counts
+    uint32_t tpWorldSize;    // 0 or 1
+    uint32_t sendRing;       // UB rows in flight while sending
+    uint32_t copyRows;       // window rows of one UB chunk while copying out
+};
+
+}  // namespace moe
+
+#endif  // ASCEND_MOE_DISTRIBUTE_DISPATCH_TILING_H

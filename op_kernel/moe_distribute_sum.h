@@ -1,0 +1,146 @@
+// The weighted sum of a token's K rows out of this rank's window: fp32, multiply then add, k ascending, one cast.
+#ifndef ASCEND_MOE_DISTRIBUTE_SUM_H
+#define ASCEND_MOE_DISTRIBUTE_SUM_H
+
+#include "moe_distribute_combine_tiling.h"
+#include "moe_distribute_routing.h"
+
+namespace moe {
+
+struct TokenSumPlan {
+    GM_ADDR expandIdx, expertScales, sharedExpertX, x;
+    GM_ADDR half;          // this rank's half of this epoch
+    uint64_t regionBytes;  // of one source rank in it
+};
+
+template <typename XType>
+class TokenSum {
+   public:
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeCombineTiling& tiling, const TokenSumPlan& plan) {
+        tiling_ = &tiling;
+        info_ = &tiling.info;
+        plan_ = plan;
+        rowBytes_ = static_cast<uint32_t>(info_->hidden * sizeof(XType));
+        const uint32_t pairs = info_->batch * info_->topK;
+        index_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(plan.expandIdx), pairs);
+        scales_.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(plan.expertScales), pairs);
+        pipe.InitBuffer(indexBuf_, kChunkPairs * sizeof(int32_t));
+        pipe.InitBuffer(scaleBuf_, kChunkPairs * sizeof(float));
+        const uint32_t elements = tiling.partElements;
+        pipe.InitBuffer(inQueue_, 2, static_cast<uint32_t>(elements * sizeof(XType)));
+        pipe.InitBuffer(outQueue_, kFloat ? 1 : 2, static_cast<uint32_t>(elements * sizeof(XType)));
+        pipe.InitBuffer(termBuf_, static_cast<uint32_t>(elements * sizeof(float)));
+        if (!kFloat) pipe.InitBuffer(sumBuf_, static_cast<uint32_t>(elements * sizeof(float)));
+    }
+
+    // This core's share of the (token, part of H) items.
+    __aicore__ inline void Run(RoutingTable& routing, uint32_t core) {
+        const uint32_t parts = tiling_->partsPerToken;
+        const uint32_t items = info_->batch * parts;
+        const uint32_t end = PartBegin(items, core + 1, info_->cores);
+        const uint32_t chunkTokens = kChunkPairs / info_->topK;
+        for (uint32_t item = PartBegin(items, core, info_->cores); item < end;) {
+            const uint32_t first = item / parts;
+            const uint32_t tokens = Min(chunkTokens, (end - 1) / parts + 1 - first);
+            LoadChunk(routing, first, tokens);
+            for (; item < end && item / parts < first + tokens; ++item) {
+                SumItem(routing, item / parts, item / parts - first, item % parts);
+            }
+        }
+    }
+
+   private:
+    static constexpr bool kFloat = AscendC::IsSameType<XType, float>::value;
+
+    __aicore__ inline void LoadChunk(RoutingTable& routing, uint32_t token, uint32_t tokens) {
+        const uint32_t begin = token * info_->topK, count = tokens * info_->topK;
+        routing.pairs().Load(begin, count);
+        if (info_->contract == kContractV1) CopyIn(indexBuf_.Get<int32_t>(), index_[begin], count);
+        CopyIn(scaleBuf_.Get<float>(), scales_[begin], count);
+        SyncFunc<HardEvent::MTE2_S>();
+    }
+
+    __aicore__ inline void SumItem(RoutingTable& routing, uint32_t token, uint32_t inChunk, uint32_t part) {
+        const uint32_t begin = part * tiling_->partElements;
+        const uint32_t elements = Min(tiling_->partElements, info_->hidden - begin);
+        const uint64_t column = begin * sizeof(XType);
+        LocalTensor<XType> out = outQueue_.template AllocTensor<XType>();
+        LocalTensor<float> sum;
+        if constexpr (kFloat) {
+            sum = out;
+        } else {
+            sum = sumBuf_.template Get<float>();
+        }
+        AscendC::Duplicate(sum, 0.0f, elements);
+        bool active = false;
+        for (uint32_t k = 0; k < info_->topK; ++k) {
+            const uint32_t i = inChunk * info_->topK + k;
+            const int32_t id = routing.pairs().Id(i, token);
+            active = active || id != kInactive;
+            if (!routing.pairs().Routed(id)) continue;
+            AddRow(plan_.half + RowOffset(routing, id, token, k, i) + column, elements, sum, scaleBuf_.Get<float>().GetValue(i), true);
+        }
+        if (active && tiling_->hasSharedExpertX != 0) {
+            AddRow(plan_.sharedExpertX + static_cast<uint64_t>(token) * rowBytes_ + column, elements, sum, 1.0f, false);
+        }
+        AscendC::PipeBarrier<PIPE_V>();
+        if constexpr (!kFloat) AscendC::Cast(out, sum, AscendC::RoundMode::CAST_RINT, elements);
+        outQueue_.EnQue(out);
+        out = outQueue_.template DeQue<XType>();
+        GlobalTensor<int8_t> x;
+        const uint32_t bytes = static_cast<uint32_t>(elements * sizeof(XType));
+        x.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(plan_.x + static_cast<uint64_t>(token) * rowBytes_ + column), bytes);
+        AscendC::DataCopy(x, out.template ReinterpretCast<int8_t>(), bytes);
+        outQueue_.FreeTensor(out);
+    }
+
+    // V1: packed in the region of the expert's rank. V2: the slot of (token, k).
+    __aicore__ inline uint64_t RowOffset(RoutingTable& routing, int32_t id, uint32_t token, uint32_t k, uint32_t i) {
+        if (info_->contract == kContractV2) return (static_cast<uint64_t>(token) * info_->topK + k) * rowBytes_;
+        const uint32_t owner = static_cast<uint32_t>(id) / info_->localExperts;
+        const uint32_t position = static_cast<uint32_t>(indexBuf_.Get<int32_t>().GetValue(i));
+        return owner * plan_.regionBytes + static_cast<uint64_t>(routing.Prefix(id) + position) * rowBytes_;
+    }
+
+    __aicore__ inline void AddRow(GM_ADDR address, uint32_t elements, const LocalTensor<float>& sum, float weight, bool weighted) {
+        const uint32_t bytes = static_cast<uint32_t>(elements * sizeof(XType));
+        GlobalTensor<int8_t> row;
+        row.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(address), bytes);
+        LocalTensor<int8_t> raw = inQueue_.template AllocTensor<int8_t>();
+        AscendC::DataCopy(raw, row, bytes);
+        inQueue_.EnQue(raw);
+        raw = inQueue_.template DeQue<int8_t>();
+        LocalTensor<XType> value = raw.template ReinterpretCast<XType>();
+        LocalTensor<float> term = termBuf_.template Get<float>();
+        AscendC::PipeBarrier<PIPE_V>();  // the term of the row before has been added
+        if constexpr (kFloat) {
+            if (weighted) {
+                SyncFunc<HardEvent::S_V>();
+                AscendC::Muls(term, value, weight, elements);
+            } else {
+                term = value;
+            }
+        } else {
+            AscendC::Cast(term, value, AscendC::RoundMode::CAST_NONE, elements);
+            AscendC::PipeBarrier<PIPE_V>();
+            if (weighted) AscendC::Muls(term, term, weight, elements);
+        }
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Add(sum, sum, term, elements);
+        inQueue_.FreeTensor(raw);
+    }
+
+    GlobalTensor<int32_t> index_;
+    GlobalTensor<float> scales_;
+    AscendC::TQue<AscendC::QuePosition::VECIN, 1> inQueue_;
+    AscendC::TQue<AscendC::QuePosition::VECOUT, 1> outQueue_;
+    UbBuf indexBuf_, scaleBuf_, termBuf_, sumBuf_;
+    const MoeDistributeCombineTiling* tiling_ = nullptr;
+    const MoeDistributeInfo* info_ = nullptr;
+    TokenSumPlan plan_;
+    uint32_t rowBytes_ = 0;
+};
+
+}  // namespace moe
+
+#endif  // ASCEND_MOE_DISTRIBUTE_SUM_H

@@ -1,0 +1,85 @@
+// How the cores of one rank agree: each posts a verdict, all pass a SyncAll, each reads all and takes the worst.
+#ifndef ASCEND_MOE_DISTRIBUTE_VERDICT_H
+#define ASCEND_MOE_DISTRIBUTE_VERDICT_H
+
+#include "moe_distribute_base.h"
+
+namespace moe {
+
+struct Verdict {
+    uint32_t code = kOk;
+    uint32_t source = 0;  // the rank it is about
+    uint32_t detail0 = 0;
+    uint32_t detail1 = 0;
+    uint32_t detail2 = 0;
+    uint32_t reporter = 0;  // the rank that found it
+};
+
+// Fatal before a configuration mismatch before the other collective errors before what only this rank sees;
+// then the lowest rank. Every core, and where the cause is common every rank, arrives at the same one.
+__aicore__ inline uint32_t Severity(uint32_t code) {
+    if (code >= kFirstFatal) return code - kFirstFatal;
+    if (code == kConfigMismatch) return 32;
+    if (code == kRoutingMismatch) return 64;
+    return code == kOk ? 96 : 48;
+}
+__aicore__ inline void Worsen(Verdict& verdict, const Verdict& other) {
+    const uint32_t ours = Severity(verdict.code), theirs = Severity(other.code);
+    if (theirs < ours || (theirs == ours && other.source < verdict.source)) verdict = other;
+}
+
+class VerdictBoard {
+   public:
+    // UB: one block to post, then one a core to read.
+    __aicore__ inline void Init(TPipe& pipe, GM_ADDR workspace, uint32_t core, uint32_t cores) {
+        core_ = core;
+        cores_ = cores;
+        board_.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(workspace), kVerdictRounds * cores * kBlockWords);
+        pipe.InitBuffer(buf_, (cores + 1) * kBlock);
+    }
+    // Drains this core's own stores, meets the others, and returns the worst verdict of all.
+    __aicore__ inline Verdict Meet(uint32_t round, const Verdict& mine) {
+        LocalTensor<uint32_t> block = buf_.Get<uint32_t>();
+        SyncFunc<HardEvent::MTE3_S>();
+        block.SetValue(0, mine.code);
+        block.SetValue(1, mine.source);
+        block.SetValue(2, mine.detail0);
+        block.SetValue(3, mine.detail1);
+        block.SetValue(4, mine.detail2);
+        block.SetValue(5, mine.reporter);
+        block.SetValue(6, 0u);
+        block.SetValue(7, 0u);
+        SyncFunc<HardEvent::S_MTE3>();
+        const GlobalTensor<uint32_t> row = board_[static_cast<uint64_t>(round) * cores_ * kBlockWords];
+        AscendC::DataCopy(row[static_cast<uint64_t>(core_) * kBlockWords], block, kBlockWords);
+        AscendC::PipeBarrier<PIPE_ALL>();
+        AscendC::SyncAll<true>();
+        LocalTensor<uint32_t> all = buf_.Get<uint32_t>()[kBlockWords];
+        AscendC::DataCopy(all, row, cores_ * kBlockWords);
+        SyncFunc<HardEvent::MTE2_S>();
+        Verdict worst;
+        for (uint32_t i = 0; i < cores_; ++i) {
+            const uint32_t at = i * kBlockWords;
+            if (all.GetValue(at) == kOk) continue;
+            Verdict other;
+            other.code = all.GetValue(at);
+            other.source = all.GetValue(at + 1);
+            other.detail0 = all.GetValue(at + 2);
+            other.detail1 = all.GetValue(at + 3);
+            other.detail2 = all.GetValue(at + 4);
+            other.reporter = all.GetValue(at + 5);
+            Worsen(worst, other);
+        }
+        return worst;
+    }
+
+   private:
+    GlobalTensor<uint32_t> board_;
+    UbBuf buf_;
+    uint32_t core_ = 0;
+    uint32_t cores_ = 1;
+};
+
+}  // namespace moe
+
+#endif  // ASCEND_MOE_DISTRIBUTE_VERDICT_H

@@ -1,0 +1,138 @@
+// The only place that polls. A wait is bounded, takes a last look, and returns a verdict; it never leaves the kernel.
+#ifndef ASCEND_MOE_DISTRIBUTE_WAIT_H
+#define ASCEND_MOE_DISTRIBUTE_WAIT_H
+
+#include "moe_distribute_context.h"
+#include "moe_distribute_status.h"
+
+// On the twin a fruitless look lets other cores and processes run; an NPU core just looks again.
+#ifdef TWIN_POLL_HINT
+#define MOE_POLL_HINT() TWIN_POLL_HINT()
+#else
+#define MOE_POLL_HINT()
+#endif
+
+namespace moe {
+
+// Abort blocks of this rank's state area, one contiguous read.
+class AbortWatch {
+   public:
+    __aicore__ inline void Init(TPipe& pipe, const WindowContext& context) {
+        world_ = context.world();
+        blocks_.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(context.state(context.rank()) + kAbortOffset),
+                                world_ * kBlockWords);
+        pipe.InitBuffer(buf_, world_ * kBlock);
+    }
+    // The first cause: of the aborts seen, that of the earliest reporter.
+    __aicore__ inline bool Look(Verdict& verdict) {
+        LocalTensor<uint32_t> words = buf_.Get<uint32_t>();
+        SyncFunc<HardEvent::S_MTE2>();
+        AscendC::DataCopy(words, blocks_, world_ * kBlockWords);
+        SyncFunc<HardEvent::MTE2_S>();
+        for (uint32_t source = 0; source < world_; ++source) {
+            const uint32_t at = source * kBlockWords;
+            if (words.GetValue(at + kAbMagic) != kAbortMagic) continue;
+            verdict = Verdict();
+            verdict.code = words.GetValue(at + kAbCode);
+            verdict.source = words.GetValue(at + kAbCulprit);
+            verdict.reporter = words.GetValue(at + kAbReporter);
+            verdict.detail0 = words.GetValue(at + kAbDetail);
+            return true;
+        }
+        return false;
+    }
+
+   private:
+    GlobalTensor<uint32_t> blocks_;
+    UbBuf buf_;
+    uint32_t world_ = 0;
+};
+
+// Waits for the status runs of a contiguous range of source ranks.
+class StatusWaiter {
+   public:
+    // UB: `count` runs of this shape, and the abort blocks.
+    __aicore__ inline void Init(TPipe& pipe, const WindowContext& context, const MoeDistributeInfo& info,
+                                const StatusConfig& config, uint32_t epoch, uint32_t first, uint32_t count) {
+        info_ = &info;
+        first_ = first;
+        count_ = count;
+        runWords_ = StatusRunBytes(info.localExperts) / sizeof(uint32_t);
+        strideBytes_ = StatusStride(info.world);
+        reader_.Init(info, config, epoch);
+        aborts_.Init(pipe, context);
+        runs_.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(context.state(context.rank()) +
+                                                                 StatusOffset(info.world, Parity(epoch), 0)),
+                              static_cast<uint64_t>(info.world) * strideBytes_ / sizeof(uint32_t));
+        if (count > 0) pipe.InitBuffer(buf_, count * runWords_ * sizeof(uint32_t));
+    }
+
+    // Returns kOk, the worst collective error of the runs, or a fatal one. On a timeout `source` is the first rank
+    // that is missing.
+    __aicore__ inline Verdict Wait() {
+        Verdict worst;
+        const int64_t start = AscendC::GetSystemCycle();
+        uint32_t next = 0;
+        bool lastLook = false;
+        while (next < count_) {
+            Load(next);
+            next = Advance(next, worst);
+            if (worst.code >= kFirstFatal || next == count_) break;
+            Verdict abort;
+            const bool aborted = aborts_.Look(abort);
+            const bool expired = AscendC::GetSystemCycle() - start > static_cast<int64_t>(info_->deadlineCycles);
+            if (lastLook) {
+                // What was missing before is still missing after a fresh look.
+                if (!aborted) {
+                    abort.code = kCommTimeout;
+                    abort.source = first_ + next;
+                    abort.reporter = info_->rank;
+                }
+                return abort;
+            }
+            lastLook = aborted || expired;
+            if (!lastLook) {
+                MOE_POLL_HINT();
+            }
+        }
+        return worst;
+    }
+
+    // The run of a source of the range, as last loaded.
+    __aicore__ inline LocalTensor<uint32_t> Run(uint32_t index) {
+        return buf_.Get<uint32_t>()[static_cast<uint32_t>(index * runWords_)];
+    }
+
+   private:
+    __aicore__ inline void Load(uint32_t from) {
+        const uint32_t bytes = runWords_ * sizeof(uint32_t);
+        const DataCopyExtParams params{static_cast<uint16_t>(count_ - from), bytes, strideBytes_ - bytes, 0, 0};
+        const DataCopyPadExtParams<uint32_t> pad{false, 0, 0, 0};
+        SyncFunc<HardEvent::S_MTE2>();
+        AscendC::DataCopyPad(Run(from), runs_[static_cast<uint64_t>(first_ + from) * strideBytes_ / sizeof(uint32_t)], params, pad);
+        SyncFunc<HardEvent::MTE2_S>();
+    }
+    __aicore__ inline uint32_t Advance(uint32_t next, Verdict& worst) {
+        for (; next < count_; ++next) {
+            Verdict verdict;
+            if (reader_.Judge(Run(next), first_ + next, verdict) == StatusReader::kPending) break;
+            Worsen(worst, verdict);
+            if (worst.code >= kFirstFatal) break;
+        }
+        return next;
+    }
+
+    GlobalTensor<uint32_t> runs_;
+    UbBuf buf_;
+    AbortWatch aborts_;
+    StatusReader reader_;
+    const MoeDistributeInfo* info_ = nullptr;
+    uint32_t first_ = 0;
+    uint32_t count_ = 0;
+    uint32_t runWords_ = 0;
+    uint32_t strideBytes_ = 0;
+};
+
+}  // namespace moe
+
+#endif  // ASCEND_MOE_DISTRIBUTE_WAIT_H

@@ -1,0 +1,20 @@
+"""Settings of every test: one OpenMP thread a process, a short deadline for a rank that never comes."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+# Before torch is imported; processes that tests start inherit both.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("ASCEND_MOE_TIMEOUT_S", "20")
+
+MARKERS = {
+    "asan": "also run under AddressSanitizer and UBSan by `make asan`",
+}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for name, meaning in MARKERS.items():
+        config.addinivalue_line("markers", f"{name}: {meaning}")

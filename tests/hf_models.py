@@ -1,0 +1,112 @@
+"""Tiny random models of transformers, their MoE blocks with fp32 routing, and their checkpoint files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+}
+LATENT = {
+    "q_lora_rank": 8,
+    "kv_lora_rank": 8,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 4,
+    "v_head_dim": 8,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 16,
+}
+#: name -> (model class, config values). Layer 1 is a MoE layer in each.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": ("Mixtral", {"num_local_experts": 8, "num_experts_per_tok": 2}),
+    "qwen2_moe": (
+        "Qwen2Moe",
+        {
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+        },
+    ),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 16,
+            "head_dim": 8,
+            "norm_topk_prob": True,
+        },
+    ),
+    "deepseek_v2": (
+        "DeepseekV2",
+        {
+            **LATENT,
+            "num_experts_per_tok": 3,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.0,
+        },
+    ),
+    "deepseek_v3": (
+        "DeepseekV3",
+        {**LATENT, "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5},
+    ),
+}
+LAYER = 1
+
+
+@dataclass
+class Saved:
+    """A checkpoint directory and the MoE block of its layer ``LAYER``."""
+
+    directory: Path
+    block: nn.Module
+    experts: int
+    hidden: int
+
+
+def save(
+    name: str, directory: Path, *, fused: bool = False, dtype: torch.dtype = torch.float32, **sharding: Any
+) -> Saved:
+    """Writes the random model ``name`` as save_pretrained does: published names, or ``fused`` ones."""
+    kind, values = MODELS[name]
+    torch.manual_seed(7)
+    config = getattr(transformers, f"{kind}Config")(**SIZES, **values)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    block = model.model.layers[LAYER].mlp
+    with torch.no_grad():
+        for key, value in block.state_dict().items():
+            # Router logits of spread 2 keep ties far away; expert rows of RMS near 1 let errors show.
+            spread = 2 if key.startswith("gate.") else 1
+            value.normal_(0, 0.1 if "correction_bias" in key else spread * value.shape[-1] ** -0.5)
+    model.to(dtype)
+    model.save_pretrained(directory, save_original_format=not fused, **sharding)
+    experts = block.gate.weight.shape[0]
+    return Saved(directory, fp32_routing(block), experts, config.hidden_size)
+
+
+def fp32_routing(block: nn.Module) -> nn.Module:
+    """The same block with its router's weights and arithmetic in fp32."""
+    block.gate.float()
+    block.gate.register_forward_pre_hook(lambda _, given: (given[0].float(),))
+    return block.eval()
+
+
+def run_block(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """(T, H) -> (T, H)."""
+    with torch.no_grad():
+        return block(x[None])[0]

@@ -1,0 +1,318 @@
+"""Communicators between processes: opening together, closing, and every way in which a rank does not come."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import comm_cases as cases
+import pytest
+from rank_processes import Outcome, Ranks
+
+TIMEOUT_S = 2.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fork_server() -> None:
+    """Started, and its descriptors open, before any are counted."""
+    with Ranks(1):
+        pass
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """Every test leaves /dev/shm, this process's descriptors and its children as they were."""
+    gc.collect()
+    before = (shared_memory(), len(os.listdir("/proc/self/fd")), multiprocessing.active_children())
+    yield
+    gc.collect()
+    assert (shared_memory(), len(os.listdir("/proc/self/fd")), multiprocessing.active_children()) == before
+
+
+def shared_memory() -> list[str]:
+    """Names in /dev/shm, without those that torch and Python make for programs beside us."""
+    return sorted(name for name in os.listdir("/dev/shm") if not name.startswith(("torch_", "sem.", "psm_")))
+
+
+def values(outcomes: list[Outcome]) -> list[Any]:
+    for outcome in outcomes:
+        assert not outcome.error, outcome.text
+    return [outcome.value for outcome in outcomes]
+
+
+def exchanged(world: int) -> list[list[int]]:
+    return [[100 * rank + 1 for rank in range(world)]] * world
+
+
+def assert_named(outcome: Outcome, error: str, rank: int, *words: str) -> None:
+    assert outcome.error == error, f"{outcome.error}: {outcome.text}"
+    assert outcome.details["rank"] == rank, outcome.text
+    assert "\n" not in outcome.text
+    for word in words:
+        assert word in outcome.text
+
+
+# ---- working together
+
+
+def test_name_ops_and_generations() -> None:
+    with Ranks(3) as ranks:
+        inheritable = values(ranks.call(cases.inheritable_files))
+        assert values(ranks.call(cases.open_windows)) == ["0"] * 3
+        files = values(ranks.call(cases.open_files))
+        for _ in range(3):
+            assert values(ranks.call(cases.op)) == exchanged(3)
+        for _ in range(3):
+            assert values(ranks.call(cases.close_twice_and_count)) == [(0, 0, 0)] * 3
+            assert values(ranks.call(cases.op)) == exchanged(3)
+        assert values(ranks.call(cases.open_files)) == files, "fresh windows leave no descriptor of old ones"
+        assert values(ranks.call(cases.inheritable_files)) == inheritable, "ours are close-on-exec"
+
+
+def test_first_use_may_be_an_op_and_ranks_may_come_late() -> None:
+    with Ranks(3) as ranks:
+        for rank in (2, 0, 1):
+            ranks.start(rank, cases.op)
+            time.sleep(0.3)
+        assert values([ranks.wait(rank) for rank in range(3)]) == exchanged(3)
+
+
+def test_subgroups_have_windows_of_their_own() -> None:
+    with Ranks(3) as ranks:
+        names = values(ranks.call(cases.new_group, [2, 0]))
+        assert names[0] == names[2] != "0"
+        name = str(names[0])
+        size = len(name)
+        assert values(ranks.call(cases.op, name, ranks=[0, 2])) == [[size, 100 + size]] * 2
+        assert values(ranks.call(cases.op)) == exchanged(3)
+        assert values(ranks.call(cases.op, name, ranks=[0, 2])) == [[size, 100 + size]] * 2
+
+
+def test_group_of_the_same_name_made_anew_gets_new_windows() -> None:
+    with Ranks(2) as ranks:
+        values(ranks.call(cases.op))
+        assert ranks._store is not None
+        values(ranks.call(cases.destroy_and_init_again, ranks._store.port))
+        assert values(ranks.call(cases.op)) == exchanged(2)
+        assert values(ranks.call(cases.close_twice_and_count)) == [(0, 0, 0)] * 2
+
+
+def test_wrong_place_or_name_is_an_argument_error() -> None:
+    with Ranks(2) as ranks:
+        for rank, outcome in enumerate(ranks.call(cases.lookup_wrongly)):
+            (size, size_text), (place, place_text), (name, name_text) = outcome.value
+            assert (size, place, name) == ("ep_world_size", "ep_rank_id", "group_ep")
+            assert "ep_world_size=3" in size_text and "2 ranks" in size_text
+            assert f"ep_rank_id={1 - rank}" in place_text and f"rank {rank}" in place_text
+            assert (
+                "'no such group'" in name_text and "known are '0'" in name_text and "comm_name" in name_text
+            )
+        assert values(ranks.call(cases.op)) == exchanged(2)
+
+
+def test_forked_children_neither_close_nor_hide_a_communicator() -> None:
+    with Ranks(2) as ranks:
+        assert values(ranks.call(cases.fork_and_exit_child)) == [0, 0]
+        assert values(ranks.call(cases.op)) == exchanged(2)
+        child = ranks.call(cases.fork_child_that_stays, ranks=[1])[0].value
+        ranks.kill(1)
+        began = time.monotonic()
+        assert_named(ranks.call(cases.op, ranks=[0])[0], "PeerLost", 1, "has ended")
+        assert time.monotonic() - began < 1
+        os.kill(child, 9)
+
+
+# ---- a rank that does not come
+
+
+@pytest.mark.parametrize("missing", [0, 2])
+def test_rank_that_never_calls_then_retry(missing: int) -> None:
+    there = [rank for rank in range(3) if rank != missing]
+    with Ranks(3, timeout_s=0.7) as ranks:
+        before = values(ranks.call(cases.open_files))
+        for attempt in range(2):
+            for outcome in ranks.call(cases.open_windows, ranks=there):
+                assert_named(outcome, "CommTimeout", missing, f"rank {missing} has not called", "0.7 s")
+                assert outcome.details["ranks"] == [missing]
+                assert 0.7 <= outcome.seconds < 2.7
+            if attempt == 0:  # the ranks have made different numbers of attempts when they meet at last
+                assert ranks.call(cases.open_windows, ranks=there[:1])[0].error == "CommTimeout"
+        assert values(ranks.call(cases.open_files)) == before
+        assert values(ranks.call(cases.op)) == exchanged(3)
+
+
+def test_attempts_that_overlap_join() -> None:
+    with Ranks(3, timeout_s=1.0) as ranks:
+        ranks.start(0, cases.open_windows)
+        ranks.start(1, cases.sleep_then_open, 0.6)
+        assert_named(ranks.wait(0), "CommTimeout", 2)
+        ranks.start(0, cases.open_windows)  # joins rank 1, which still waits in its first attempt
+        ranks.start(2, cases.open_windows)
+        assert values([ranks.wait(rank) for rank in range(3)]) == ["0"] * 3
+        assert values(ranks.call(cases.op)) == exchanged(3)
+
+
+@pytest.mark.parametrize(
+    ("victim", "point"), [(0, "post"), (2, "post"), (1, "hello"), (0, "map"), (2, "ready")]
+)
+def test_killed_while_opening(victim: int, point: str) -> None:
+    there = [rank for rank in range(3) if rank != victim]
+    with Ranks(3, timeout_s=15) as ranks:
+        before = values(ranks.call(cases.open_files, ranks=there))
+        values(ranks.call(cases.kill_at, point, ranks=[victim]))
+        for rank in [victim, *there]:
+            ranks.start(rank, cases.op)
+        for rank in there:
+            outcome = ranks.wait(rank)
+            assert_named(outcome, "PeerLost", victim)
+            assert outcome.seconds < 2
+        values(ranks.call(cases.close, ranks=there))
+        for old, new in zip(before, values(ranks.call(cases.open_files, ranks=there)), strict=True):
+            assert not Counter(new) - Counter(old)  # gloo has closed its socket to the dead rank
+
+
+@pytest.mark.parametrize(("victim", "point"), [(0, "post"), (2, "hello"), (1, "map")])
+def test_stopped_while_opening(victim: int, point: str) -> None:
+    there = [rank for rank in range(3) if rank != victim]
+    with Ranks(3, timeout_s=TIMEOUT_S) as ranks:
+        values(ranks.call(cases.stop_at, point, ranks=[victim]))
+        for rank in [victim, *there]:
+            ranks.start(rank, cases.op)
+        for rank in there:
+            outcome = ranks.wait(rank)
+            assert_named(outcome, "CommTimeout", victim, f"process {ranks.pid(victim)} is stopped (state T)")
+            assert TIMEOUT_S <= outcome.seconds < TIMEOUT_S + 2
+
+
+def test_store_host_killed_before_it_calls() -> None:
+    with Ranks(3, rank0_hosts=True, timeout_s=15) as ranks:
+        for rank in (1, 2):
+            ranks.start(rank, cases.open_windows)
+        time.sleep(0.2)
+        ranks.kill(0)
+        for rank in (1, 2):
+            assert_named(ranks.wait(rank, 2), "PeerLost", 0, "store")
+
+
+def test_store_host_stopped_before_it_calls() -> None:
+    with Ranks(3, rank0_hosts=True, timeout_s=TIMEOUT_S) as ranks:
+        ranks.stop(0)
+        for outcome in ranks.call(cases.open_windows, ranks=[1, 2]):
+            assert_named(outcome, "CommTimeout", 0, f"process {ranks.pid(0)} is stopped (state T)", "store")
+            assert outcome.seconds < TIMEOUT_S + 2
+        ranks.resume(0)
+        assert values(ranks.call(cases.op)) == exchanged(3)
+
+
+def test_who_waited_in_vain_names_the_rank_it_waited_for() -> None:
+    with Ranks(3, timeout_s=1.0) as ranks:
+        values(ranks.call(cases.set_on, 1, "ASCEND_MOE_TIMEOUT_S", "15"))
+        ranks.start(1, cases.open_windows)
+        assert_named(ranks.call(cases.open_windows, ranks=[0])[0], "CommTimeout", 2)
+        ranks.start(0, cases.leave_process)  # it will make no second attempt
+        assert_named(ranks.wait(1, 2), "CommTimeout", 2, "rank 0 has waited for it in vain")
+
+
+# ---- ranks that differ
+
+
+def test_window_sizes_differ_then_are_corrected() -> None:
+    with Ranks(3) as ranks:
+        values(ranks.call(cases.set_on, 2, "HCCL_BUFFSIZE", "3"))
+        for rank in (0, 2):
+            ranks.start(rank, cases.open_windows)
+        time.sleep(0.5)
+        ranks.start(1, cases.open_windows)  # the last to come, and told like the others
+        for rank, outcome in enumerate(ranks.wait(rank, 1) for rank in range(3)):
+            assert outcome.error == "ConfigMismatch", outcome.text
+            assert outcome.details["field"] == "HCCL_BUFFSIZE"
+            mib = (outcome.details["ours"], outcome.details["theirs"])
+            assert mib == ((3, 2) if rank == 2 else (2, 3))
+            assert "2 MiB" in outcome.text and "3 MiB" in outcome.text
+        values(ranks.call(cases.set_env, "HCCL_BUFFSIZE", "3"))
+        assert values(ranks.call(cases.op)) == exchanged(3)
+
+
+def test_invalid_window_size_on_one_rank_then_a_correct_retry() -> None:
+    with Ranks(2) as ranks:
+        values(ranks.call(cases.set_on, 1, "HCCL_BUFFSIZE", "2.5"))
+        ranks.start(0, cases.op)
+        outcome = ranks.call(cases.op, ranks=[1])[0]
+        assert outcome.error == "ArgumentError" and outcome.details["argument"] == "HCCL_BUFFSIZE"
+        values(ranks.call(cases.set_on, 1, "HCCL_BUFFSIZE", "2", ranks=[1]))
+        ranks.start(1, cases.op)
+        assert values([ranks.wait(0), ranks.wait(1)]) == exchanged(2)
+
+
+def test_machines_differ() -> None:
+    with Ranks(2, timeout_s=15) as ranks:
+        values(ranks.call(cases.pretend_other_machine, ranks=[1]))
+        ranks.start(1, cases.open_windows)
+        outcome = ranks.call(cases.open_windows, ranks=[0])[0]
+        assert outcome.error == "ConfigMismatch" and outcome.details["field"] == "machine"
+        assert "one machine" in outcome.text and "another-host" in outcome.text
+        assert "ascend_moe.dispatchers" in outcome.text
+        assert outcome.seconds < 1
+
+
+def test_mapping_that_fails_on_one_rank_then_retry() -> None:
+    with Ranks(2, timeout_s=0.7) as ranks:
+        before = values(ranks.call(cases.open_files))
+        values(ranks.call(cases.fail_mapping_once, ranks=[1]))
+        ours, theirs = ranks.call(cases.open_windows)
+        assert theirs.error == "AscendMoeError" and "HCCL_BUFFSIZE" in theirs.text
+        assert_named(ours, "CommTimeout", 1, "gave up", "AscendMoeError")
+        assert values(ranks.call(cases.open_files)) == before
+        assert values(ranks.call(cases.op)) == exchanged(2)
+
+
+# ---- open communicators
+
+
+def test_peer_that_closes_or_dies_or_stops_is_described() -> None:
+    with Ranks(4, timeout_s=TIMEOUT_S) as ranks:
+        values(ranks.call(cases.op))
+        values(ranks.call(cases.close, ranks=[1]))
+        ranks.stop(2)
+        ranks.kill(3)
+        ranks.processes[3].join()
+        seen = [ranks.call(cases.describe, rank, ranks=[0])[0].value for rank in range(4)]
+        assert seen[0] == "it is this rank"
+        assert seen[1].startswith("it has closed its communicator; process")
+        assert seen[2] == f"process {ranks.pid(2)} is stopped (state T)"
+        assert seen[3] == f"process {ranks.pid(3)} has ended"
+        lost = ranks.call(cases.op, ranks=[0])[0]
+        assert_named(lost, "PeerLost", 1)
+        again = ranks.call(cases.op, ranks=[0])[0]
+        assert_named(again, "PeerLost", 1)
+        assert again.seconds < 0.2, "a failed communicator fails at once"
+        assert again.text == lost.text
+
+
+def test_failed_communicators_are_closed_and_opened_afresh() -> None:
+    with Ranks(3, timeout_s=0.7) as ranks:
+        values(ranks.call(cases.op))
+        for outcome in ranks.call(cases.op, ranks=[0, 1]):
+            assert_named(outcome, "CommTimeout", 2)
+        values(ranks.call(cases.close))
+        assert values(ranks.call(cases.op)) == exchanged(3)
+
+
+def test_windows_have_no_names_and_die_with_their_processes() -> None:
+    with Ranks(2) as ranks:
+        values(ranks.call(cases.op))
+        maps = Path(f"/proc/{ranks.pid(0)}/maps").read_text()
+        windows = [line for line in maps.splitlines() if "ascend_moe-window" in line]
+        assert len(windows) >= 2 and all("/memfd:" in line and "(deleted)" in line for line in windows)
+        sockets = [line for line in Path("/proc/net/unix").read_text().splitlines() if "@ascend_moe-" in line]
+        assert all(" 00010000 " not in line for line in sockets), "nobody listens any more"
+        for rank in range(2):
+            ranks.kill(rank)
+            ranks.processes[rank].join()
+    assert "@ascend_moe-" not in Path("/proc/net/unix").read_text()

@@ -1,0 +1,357 @@
+"""The torch.distributed dispatchers against the reference, bit for bit, and their errors on every rank."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dispatch_cases import Case, expert_rows, make_case
+from gloo_ranks import GlooThreads, run_processes
+
+import ascend_moe.reference as ref
+from ascend_moe.comm import LocalCluster
+from ascend_moe.dispatchers import AllGatherDispatcher, AllToAllDispatcher, Dispatched, WindowDispatcher
+from ascend_moe.dispatchers.rows import quantise
+from ascend_moe.errors import ArgumentError, ConfigMismatch, InvalidExpertId, RoutingOverflow
+
+KINDS = [AllToAllDispatcher, AllGatherDispatcher]
+SEEDS = range(120)
+
+
+@functools.cache
+def threads(world: int) -> GlooThreads:
+    return GlooThreads(world)
+
+
+def call(dispatcher: Any, case: Case, rank: int) -> tuple[Dispatched, torch.Tensor, torch.Tensor]:
+    """One rank's dispatch, experts and combine: (dispatched, expert rows, result)."""
+    one = case.inputs[rank]
+    sent = dispatcher.dispatch(
+        one.x,
+        one.expert_ids,
+        scales=one.scales,
+        x_active_mask=one.x_active_mask,
+        quant_mode=case.quant_mode,
+        global_bs=case.global_bs,
+        expert_token_nums_type=case.nums_type,
+    )
+    rows = expert_rows(sent.expand_x, sent.ep_recv_counts, len(case.inputs), rank, one.x.dtype)
+    return sent, rows, dispatcher.combine(rows, sent, one.expert_scales, shared_expert_x=one.shared_expert_x)
+
+
+def differences(
+    case: Case, outputs: list[tuple[Dispatched, torch.Tensor, torch.Tensor]], contract: str = "v1"
+) -> list[str]:
+    """What differs from the reference, in words; nothing when all ranks agree with it."""
+    expected = ref.dispatch(
+        case.inputs,
+        moe_expert_num=case.experts,
+        quant_mode=case.quant_mode,
+        global_bs=case.global_bs,
+        expert_token_nums_type=case.nums_type,
+    )
+    sums = ref.combine(
+        case.inputs,
+        [rows for _, rows, _ in outputs],
+        expected,
+        moe_expert_num=case.experts,
+        global_bs=case.global_bs,
+    )
+    none = torch.empty(0, dtype=torch.int32)
+    found = []
+    for rank, (sent, _, result) in enumerate(outputs):
+        seven = [sent.expand_x, sent.dynamic_scales, sent.expand_idx, sent.expert_token_nums]
+        seven += [sent.ep_recv_counts, none, torch.empty(0)]
+        reports = [
+            ref.validate("dispatch", seven, expected[rank], rank=rank, contract=contract),
+            ref.validate("combine", result, sums[rank], rank=rank),
+        ]
+        found += [report.text for report in reports if not report]
+    return found
+
+
+def check_outcomes(case: Case, outcomes: list[Any], contract: str = "v1") -> None:
+    """Every rank equals the reference, or raises the error that the reference predicts."""
+    fault = ref.check(case.inputs, case.experts, case.global_bs)
+    if fault is None:
+        errors = [one for one in outcomes if isinstance(one, BaseException)]
+        assert not errors, f"{case.labels}: {errors[0]!r}"
+        assert not (found := differences(case, outcomes, contract)), f"{case.labels}: {found[0]}"
+        return
+    for one in outcomes:
+        assert type(one).__name__ == fault.kind, f"{case.labels}: {one!r}, expected {fault}"
+        named = {k: v for k, v in vars(fault).items() if v is not None and k != "kind"}
+        assert {k: v for k, v in one.details.items() if k in named} == named
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_equal_to_reference(kind: Any, world: int) -> None:
+    ranks = threads(world)
+    covered: Counter[str] = Counter()
+    for seed in SEEDS:
+        case = make_case(seed * 10 + world, world)
+        covered.update(case.labels)
+
+        def body(rank: int, group: Any, case: Case = case) -> Any:
+            return call(kind(group, case.experts), case, rank)
+
+        check_outcomes(case, ranks.outcomes(body))
+    wanted = [
+        "mask 1d",
+        "mask 2d",
+        "ids minus",
+        "ids hot",
+        "quant 2 smooth",
+        "shared expert",
+        "torch.float16",
+    ]
+    wanted += ["unequal batches", "zero-token rank", "InvalidExpertId", "RoutingOverflow"]
+    few = [label for label in wanted if covered[label] < 3]
+    assert not few or world == 1, f"the cases hardly cover {few}"
+
+
+@pytest.mark.parametrize("contract", ["v1", "v2"])
+def test_window_equal_to_reference(contract: str) -> None:
+    """The same cases through the window ops: one interface, the same bits."""
+    cases = [make_case(seed * 10 + 2, 2) for seed in SEEDS]
+    # Windows take rows of whole 32 bytes, and K up to E.
+    cases = [
+        c for c in cases if c.inputs[0].x.shape[1] % 16 == 0 and c.inputs[0].expert_ids.shape[1] <= c.experts
+    ]
+
+    if contract == "v1":  # its combine takes no shared expert
+        cases = [replace(c, inputs=[replace(one, shared_expert_x=None) for one in c.inputs]) for c in cases]
+
+    def one_call(rank: int, group_ep: str, case: Case) -> Any:
+        try:
+            return call(WindowDispatcher(group_ep, 2, rank, case.experts, contract), case, rank)
+        except (InvalidExpertId, RoutingOverflow) as error:
+            return error
+
+    with LocalCluster(2) as cluster:
+        by_rank = cluster.run(lambda rank, group_ep: [one_call(rank, group_ep, case) for case in cases])
+    for case, *outcomes in zip(cases, *by_rank, strict=True):
+        check_outcomes(case, outcomes, contract)
+
+
+def test_window_misuse() -> None:
+    def body(rank: int, group_ep: str) -> torch.Tensor:
+        with pytest.raises(ArgumentError, match="'v1' or 'v2'"):
+            WindowDispatcher(group_ep, 2, rank, 4, "v3")
+        one, other = (WindowDispatcher(group_ep, 2, rank, 4, contract) for contract in ("v1", "v2"))
+        sent = one.dispatch(**arguments())
+        with pytest.raises(ArgumentError) as caught:
+            other.combine(sent.expand_x, sent, torch.ones(2, 2))
+        assert caught.value.argument == "dispatched"
+        with pytest.raises(ArgumentError) as caught:
+            one.combine(sent.expand_x, sent, torch.ones(2, 2), shared_expert_x=torch.ones(2, 16))
+        assert caught.value.argument == "shared_expert_x"
+        return one.combine(sent.expand_x, sent, torch.ones(2, 2))
+
+    with LocalCluster(2) as cluster:
+        for result in cluster.run(body):
+            assert torch.equal(result, torch.full((2, 16), 2.0))
+
+
+def rank_in_process(rank: int) -> list[str]:
+    """Both dispatchers over the default group of a real process; returns this rank's outputs."""
+    results = []
+    for kind in KINDS:
+        for seed in range(12):
+            case = make_case(seed, 2)
+            if ref.check(case.inputs, case.experts, case.global_bs) is None:
+                sent, rows, result = call(kind(None, case.experts), case, rank)
+                sent.handle = None
+                results.append((kind.__name__, seed, vars(sent), rows, result))
+    return results  # type: ignore[return-value]
+
+
+def test_processes_equal_to_reference(tmp_path: Path) -> None:
+    by_rank = run_processes(2, rank_in_process, tmp_path)
+    assert len(by_rank[0]) == len(by_rank[1]) > 8
+    for calls in zip(*by_rank, strict=True):
+        outputs = [(Dispatched(**sent), rows, result) for _, _, sent, rows, result in calls]
+        assert not (found := differences(make_case(calls[0][1], 2), outputs)), f"{calls[0][:2]}: {found[0]}"
+
+
+def arguments(bs: int = 2, topk: int = 2, hidden: int = 16, experts: int = 4) -> dict[str, Any]:
+    return {
+        "x": torch.ones(bs, hidden),
+        "expert_ids": torch.arange(bs * topk, dtype=torch.int32).view(bs, topk) % experts,
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("field", "change", "ours", "theirs"),
+    [
+        ("H", arguments(hidden=24), 16, 24),
+        ("K", arguments(topk=3), 2, 3),
+        ("E", {"experts": 6}, 4, 6),
+        ("maxBS", arguments(bs=3), 2, 3),
+        ("maxBS", {"global_bs": 10}, 2, 5),
+        ("dtype", {"x": torch.ones(2, 16, dtype=torch.float16)}, "float32", "float16"),
+        ("quant_mode", {"quant_mode": 2}, 0, 2),
+    ],
+)
+def test_config_mismatch(kind: Any, field: str, change: dict[str, Any], ours: Any, theirs: Any) -> None:
+    def body(rank: int, group: Any) -> Any:
+        given = {"experts": 4, **arguments(), **(change if rank == 1 else {})}
+        dispatcher = kind(group, given.pop("experts"))
+        error = None
+        try:
+            dispatcher.dispatch(**given)
+        except ConfigMismatch as caught:
+            error = caught
+        sound = kind(group, 4).dispatch(**arguments())  # the group is still usable
+        return error, int(sound.ep_recv_counts[-1])
+
+    (zero, rows0), (one, rows1) = threads(2).run(body)
+    assert (zero.field, zero.rank, zero.ours, zero.theirs) == (field, 1, ours, theirs)
+    assert (one.field, one.rank, one.ours, one.theirs) == (field, 0, theirs, ours)
+    assert field in str(zero) and str(ours) in str(zero) and str(theirs) in str(zero)
+    assert rows0 + rows1 == 8
+
+
+BAD: list[tuple[str, dict[str, Any]]] = [
+    ("x", {"x": torch.ones(2, 16, 1)}),
+    ("x", {"x": torch.ones(2, 16, dtype=torch.float64)}),
+    ("x", {"x": torch.ones(2, 16, requires_grad=True)}),
+    ("expert_ids", {"expert_ids": torch.zeros(2, 2, dtype=torch.int64)}),
+    ("expert_ids", {"expert_ids": torch.zeros(3, 2, dtype=torch.int32)}),
+    ("expert_ids", {"expert_ids": torch.zeros(2, 0, dtype=torch.int32)}),
+    ("quant_mode", {"quant_mode": 1}),
+    ("scales", {"scales": torch.ones(4, 16)}),
+    ("scales", {"scales": torch.ones(3, 16), "quant_mode": 2}),
+    ("x_active_mask", {"x_active_mask": torch.ones(2)}),
+    ("x_active_mask", {"x_active_mask": torch.ones(3, dtype=torch.bool)}),
+    ("global_bs", {"global_bs": 3}),
+    ("global_bs", {"global_bs": 2}),
+    ("global_bs", {"global_bs": -4}),
+    ("expert_token_nums_type", {"expert_token_nums_type": 2}),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_argument_error_then_retry(kind: Any) -> None:
+    """A rank that alone sees a mistake raises before it sends; its corrected call joins the others."""
+
+    def body(rank: int, group: Any) -> list[int]:
+        dispatcher, totals = kind(group, 4), []
+        for argument, change in BAD:
+            if rank == 1:
+                with pytest.raises(ArgumentError) as caught:
+                    dispatcher.dispatch(**{**arguments(), **change})
+                assert caught.value.argument == argument
+            totals.append(int(dispatcher.dispatch(**arguments()).ep_recv_counts[-1]))
+        return totals
+
+    assert [sum(pair) for pair in zip(*threads(2).run(body), strict=True)] == [8] * len(BAD)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_combine_argument_errors(kind: Any) -> None:
+    def body(rank: int, group: Any) -> torch.Tensor:
+        dispatcher = kind(group, 4)
+        sent = dispatcher.dispatch(**arguments())
+        good = {"expert_out": sent.expand_x, "dispatched": sent, "expert_scales": torch.ones(2, 2)}
+        bad = [
+            ("expert_out", {"expert_out": sent.expand_x[:-1]}),
+            ("expert_out", {"expert_out": sent.expand_x[:, :8]}),
+            ("expert_out", {"expert_out": sent.expand_x.half()}),
+            ("dispatched", {"dispatched": Dispatched(*[torch.empty(0)] * 5)}),
+            ("dispatched", {"dispatched": type(sent)(**{**vars(sent), "handle": None})}),
+            ("expert_scales", {"expert_scales": torch.ones(2, 3)}),
+            ("expert_scales", {"expert_scales": torch.ones(2, 2, dtype=torch.bfloat16)}),
+            ("shared_expert_x", {"shared_expert_x": torch.ones(2, 8)}),
+        ]
+        for argument, change in bad:
+            with pytest.raises(ArgumentError) as caught:
+                dispatcher.combine(**{**good, **change})
+            assert caught.value.argument == argument
+        return dispatcher.combine(**good, shared_expert_x=torch.ones(1, 2, 16))
+
+    for result in threads(2).run(body):
+        assert torch.equal(result, torch.full((2, 16), 3.0))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_faults_name_the_rank(kind: Any) -> None:
+    """The lowest faulty rank is reported on all ranks, and masked ids are not looked at."""
+    bad = torch.tensor([[0, 1], [7, -1]], dtype=torch.int32)
+    hot = torch.zeros(2, 2, dtype=torch.int32)
+
+    def body(rank: int, group: Any) -> list[BaseException]:
+        errors: list[BaseException] = []
+        dispatcher = kind(group, 2)
+        for ids in ([hot * 0 + 1, bad, bad], [hot, hot, hot]):
+            with pytest.raises((InvalidExpertId, RoutingOverflow)) as caught:
+                dispatcher.dispatch(torch.ones(2, 16), ids[rank + 1])
+            errors.append(caught.value)
+        dispatcher.dispatch(torch.ones(2, 16), bad, x_active_mask=torch.tensor([True, False]))
+        return errors
+
+    for invalid, over in threads(2).run(body):
+        assert isinstance(invalid, InvalidExpertId)
+        assert (invalid.rank, invalid.token, invalid.k, invalid.expert_id) == (0, 1, 0, 7)
+        assert "expert_ids[1, 0] is 7" in str(invalid) and "0..1" in str(invalid)
+        assert isinstance(over, RoutingOverflow)
+        assert (over.rank, over.owner, over.rows, over.capacity) == (0, 0, 4, 2)
+
+
+def test_constructor_errors() -> None:
+    group = threads(2).groups[0]
+    for kind in KINDS:
+        with pytest.raises(ArgumentError, match="multiple of the 2 ranks"):
+            kind(group, 3)
+        with pytest.raises(ArgumentError, match="init_process_group"):
+            kind(None, 4)
+    with pytest.raises(ArgumentError, match="2048"):
+        AllToAllDispatcher(group, 4096)
+
+
+def test_quantise_corners() -> None:
+    """Every rounding and special value, row by row against the reference."""
+    tiny, huge, inf, nan = 1e-45, 3e38, float("inf"), float("nan")
+    rows = [[0.0, -0.0], [tiny, -tiny], [huge, -huge], [inf, 1], [-inf, inf], [nan, 2], [nan, nan], [nan, 0]]
+    rows += [[127, 0.5], [127, 1.5], [127, -2.5], [1 / 3, 1 / 7], [1e-40, 1]]
+    table = torch.cat([torch.tensor(rows), torch.randn(200, 2, generator=torch.Generator().manual_seed(0))])
+    codes, scales = quantise(table)
+    for row, code, scale in zip(table, codes, scales, strict=True):
+        want_code, want_scale = ref.quantise_row(row.numpy())
+        assert code.tolist() == want_code.tolist(), row
+        torch.testing.assert_close(scale, torch.tensor(want_scale), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_smooth_scales_on_one_rank_only(kind: Any) -> None:
+    """The source quantises: scales of one are the same as none, whatever the other rank passes."""
+
+    def body(rank: int, group: Any) -> list[Dispatched]:
+        given = [torch.ones(4, 16), None] if rank else [None, None]
+        return [kind(group, 4).dispatch(**arguments(), scales=scales, quant_mode=2) for scales in given]
+
+    for one, other in threads(2).run(body):
+        assert torch.equal(one.expand_x, other.expand_x) and one.expand_x.unique().tolist() == [127]
+        assert torch.equal(one.dynamic_scales, other.dynamic_scales)
+
+
+def test_rows_need_no_alignment() -> None:
+    """Rows that start at an odd address still travel as words."""
+    flat = torch.arange(1 + 2 * 6, dtype=torch.bfloat16)
+
+    def body(rank: int, group: Any) -> torch.Tensor:
+        dispatcher = AllToAllDispatcher(group, 2)
+        sent = dispatcher.dispatch(flat[1:].view(2, 6), torch.tensor([[0], [1]], dtype=torch.int32))
+        odd = torch.empty(1 + sent.expand_x.numel(), dtype=torch.bfloat16)
+        odd[1:] = sent.expand_x.reshape(-1)
+        return dispatcher.combine(odd[1:].view_as(sent.expand_x), sent, torch.ones(2, 1))
+
+    for result in threads(2).run(body):
+        assert torch.equal(result, flat[1:].view(2, 6))

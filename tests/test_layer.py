@@ -1,0 +1,226 @@
+"""MoELayer over expert-parallel ranks against transformers' own MoE blocks and the dense reference."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from gloo_ranks import GlooThreads
+from hf_models import LAYER, MODELS, Saved, run_block, save
+
+import ascend_moe.reference as ref
+from ascend_moe.checkpoint import build_layer
+from ascend_moe.comm import LocalCluster
+from ascend_moe.dispatchers import AllGatherDispatcher, AllToAllDispatcher, Dispatcher, WindowDispatcher
+from ascend_moe.errors import ArgumentError, InvalidExpertId
+from ascend_moe.layer import MoEConfig, MoELayer
+
+CARRIERS = ["window v2", "window v1", "all-to-all", "all-gather"]
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+SMALL = MoEConfig(32, 24, 8, 3, shared_intermediate_size=16)
+
+
+@functools.cache
+def threads(world: int) -> GlooThreads:
+    return GlooThreads(world)
+
+
+def run(carrier: str, world: int, experts: int, body: Callable[[Dispatcher, int], Any]) -> list[Any]:
+    """body(dispatcher, rank) on every rank of ``world``, over the named dispatcher; results by rank."""
+    kind, _, contract = carrier.partition(" ")
+    if kind == "window":
+        with LocalCluster(world) as cluster:
+            return cluster.run(
+                lambda rank, group: body(WindowDispatcher(group, world, rank, experts, contract), rank)
+            )
+    peer = AllToAllDispatcher if kind == "all-to-all" else AllGatherDispatcher
+    return threads(world).run(lambda rank, group: body(peer(group, experts), rank))
+
+
+def share(x: torch.Tensor, world: int, rank: int) -> torch.Tensor:
+    return x.chunk(world)[rank]
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """saved(model, fused, dtype): that checkpoint and its block, made once."""
+
+    @functools.cache
+    def get(model: str, fused: bool, dtype: torch.dtype) -> Saved:
+        return save(model, tmp_path_factory.mktemp(model), fused=fused, dtype=dtype)
+
+    return get
+
+
+def check_against_block(checkpoint: Saved, carrier: str, world: int, dtype: torch.dtype) -> None:
+    x = torch.randn(24, checkpoint.hidden, generator=torch.Generator().manual_seed(3)).to(dtype)
+    expected = run_block(checkpoint.block, x)
+    rms = float(expected.float().square().mean().sqrt())
+    assert 0.1 <= rms <= 10
+
+    def body(dispatcher: Dispatcher, rank: int) -> torch.Tensor:
+        layer = build_layer(checkpoint.directory, LAYER, dispatcher, dtype=dtype)
+        assert layer.w_down.shape[0] == checkpoint.experts // world
+        return layer(share(x, world, rank)[None])[0]  # any leading dimensions
+
+    result = torch.cat(run(carrier, world, checkpoint.experts, body))
+    assert result.dtype == dtype
+    torch.testing.assert_close(result, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp32", "bf16"])
+@pytest.mark.parametrize("fused", [False, True], ids=["published", "fused"])
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("model", MODELS)
+def test_equals_transformers(saved: Any, model: str, world: int, fused: bool, dtype: torch.dtype) -> None:
+    check_against_block(saved(model, fused, dtype), CARRIERS[0], world, dtype)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("carrier", CARRIERS[1:])
+def test_every_carrier_equals_transformers(saved: Any, carrier: str, model: str) -> None:
+    check_against_block(saved(model, False, torch.float32), carrier, 2, torch.float32)
+
+
+def swiglu_expert(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    gate, up = (x @ gate_up).chunk(2, -1)
+    return (torch.nn.functional.silu(gate) * up) @ down
+
+
+@pytest.mark.parametrize("mask_kind", ["none", "1d", "2d"])
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_masks_and_unequal_batches(carrier: str, mask_kind: str) -> None:
+    """Ranks with 5, 0 and 3 tokens of up to 6, some inactive, against a dense layer token by token."""
+    world, config = 3, MoEConfig(32, 24, 6, 3, shared_intermediate_size=16)
+    gen = torch.Generator().manual_seed(1)
+    xs = [torch.randn(bs, 32, generator=gen) for bs in (5, 0, 3)]
+    masks = {
+        "none": [None] * world,
+        "1d": [torch.rand(len(x), generator=gen) < 0.6 for x in xs],
+        "2d": [torch.rand(len(x), config.top_k, generator=gen) < 0.5 for x in xs],
+    }[mask_kind]
+
+    def body(dispatcher: Dispatcher, rank: int) -> Any:
+        layer = MoELayer(config, dispatcher, dtype=torch.float32, global_bs=1).init_weights(5)
+        weights, ids = layer.route(xs[rank])
+        shared = layer.run_shared(xs[rank])
+        result = layer(xs[rank], masks[rank], global_bs=world * 6)
+        return result, ref.RankInput(xs[rank], ids, None, masks[rank], weights, shared), layer
+
+    ranks = run(carrier, world, config.num_experts, body)
+    layers = [layer for _, _, layer in ranks]
+
+    def expert(number: int, row: torch.Tensor) -> torch.Tensor:
+        layer, local = layers[number // 2], number % 2
+        return swiglu_expert(row, layer.w_gate_up[local], layer.w_down[local])
+
+    inputs = [one for _, one, _ in ranks]
+    shared = swiglu_expert(xs[0], layers[0].shared_gate_up, layers[0].shared_down)
+    torch.testing.assert_close(inputs[0].shared_expert_x, shared)
+    for (result, one, _), expected in zip(ranks, ref.dense(inputs, expert, config.num_experts), strict=True):
+        torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
+        if (mask := one.x_active_mask) is not None:
+            dead = ~mask if mask.dim() == 1 else ~mask.any(1)
+            assert torch.equal(result[dead], torch.zeros_like(result[dead]))
+    assert mask_kind == "none" or any((result == 0).all(1).any() for result, _, _ in ranks)
+
+
+def test_w8a8() -> None:
+    """int8 experts stay close to the float layer, and agree in every bit for all EP sizes and carriers."""
+    x = torch.randn(16, 32, generator=torch.Generator().manual_seed(2))
+
+    def outputs(carrier: str, world: int, quantised: bool) -> torch.Tensor:
+        def body(dispatcher: Dispatcher, rank: int) -> torch.Tensor:
+            layer = MoELayer(SMALL, dispatcher, dtype=torch.bfloat16).init_weights(0)
+            if quantised:
+                layer.quantize_().quantize_()
+                assert layer.quant_mode == 2 and layer.w_down.dtype == torch.int8
+            return layer(share(x.bfloat16(), world, rank))
+
+        return torch.cat(run(carrier, world, SMALL.num_experts, body))
+
+    exact = outputs("all-to-all", 1, False).float()
+    first = outputs("all-to-all", 1, True)
+    error = (first.float() - exact).square().mean().sqrt() / exact.square().mean().sqrt()
+    assert 1e-4 < error < 0.03
+    for carrier, world in [("all-to-all", 4), ("all-gather", 2), ("window v2", 1), ("window v2", 4)]:
+        assert torch.equal(outputs(carrier, world, True), first), (carrier, world)
+
+
+def test_init_weights_do_not_depend_on_ranks() -> None:
+    whole = run("all-to-all", 1, 8, lambda d, rank: MoELayer(SMALL, d).init_weights(3).state_dict())[0]
+    parts = run("all-to-all", 4, 8, lambda d, rank: MoELayer(SMALL, d).init_weights(3).state_dict())
+    for name, value in whole.items():
+        assert value.float().std() > 0.05
+        joined = torch.cat([part[name] for part in parts]) if name.startswith("w_") else parts[3][name]
+        assert torch.equal(joined, value), name
+    other = run("all-to-all", 1, 8, lambda d, rank: MoELayer(SMALL, d).init_weights(4).state_dict())[0]
+    assert not torch.equal(other["w_down"], whole["w_down"])
+
+
+def test_router_is_fp32_in_a_bf16_layer() -> None:
+    layer = MoELayer(SMALL, one_rank(), dtype=torch.bfloat16).init_weights(1)
+    x = torch.randn(64, 32, generator=torch.Generator().manual_seed(4)).bfloat16()
+    weights, ids = layer.route(x)
+    exact = torch.softmax(x.double() @ layer.gate_weight.double().T, -1)
+    best = exact.topk(SMALL.top_k)
+    assert torch.equal(ids.long(), best.indices)
+    expected = best.values / best.values.sum(-1, keepdim=True)
+    torch.testing.assert_close(weights, expected.float(), rtol=1e-6, atol=1e-7)
+
+
+def one_rank() -> Dispatcher:
+    return AllToAllDispatcher(threads(1).groups[0], 8)
+
+
+@pytest.mark.parametrize(
+    ("x", "mask", "argument"),
+    [
+        (torch.ones(2, 31), None, "x"),
+        (torch.ones(2, 32, dtype=torch.float16), None, "x"),
+        (torch.ones(2, 32), torch.ones(3, dtype=torch.bool), "x_active_mask"),
+        (torch.ones(2, 32), torch.ones(2, 4, dtype=torch.bool), "x_active_mask"),
+        (torch.ones(2, 32), torch.ones(2), "x_active_mask"),
+    ],
+)
+def test_argument_errors(x: torch.Tensor, mask: torch.Tensor | None, argument: str) -> None:
+    layer = MoELayer(SMALL, one_rank(), dtype=torch.float32).init_weights()
+    with pytest.raises(ArgumentError) as caught:
+        layer(x, mask)
+    assert caught.value.argument == argument
+    assert layer(torch.ones(2, 1, 32), torch.tensor([[True], [False]])).shape == (2, 1, 32)
+
+
+@pytest.mark.parametrize(
+    ("values", "argument"),
+    [
+        ({"hidden_size": 0}, "hidden_size"),
+        ({"router": "argmax"}, "router"),
+        ({"n_group": 3}, "n_group"),
+        ({"n_group": 2, "topk_group": 3}, "n_group"),
+        ({"n_group": 8, "topk_group": 2}, "top_k"),
+        ({"top_k": 9}, "top_k"),
+        ({"shared_intermediate_size": -1}, "shared_intermediate_size"),
+        ({"shared_intermediate_size": 0, "shared_expert_gate": True}, "shared_intermediate_size"),
+    ],
+)
+def test_config_errors(values: dict[str, Any], argument: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        MoEConfig(**{**vars(SMALL), **values})
+    assert caught.value.argument == argument
+
+
+def test_dispatcher_of_another_size() -> None:
+    with pytest.raises(ArgumentError, match="8 experts, the config 16"):
+        MoELayer(MoEConfig(32, 24, 16, 3), one_rank())
+
+
+def test_dispatch_errors_pass_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = MoELayer(SMALL, one_rank(), dtype=torch.float32).init_weights()
+    ids = torch.full((2, 3), 8, dtype=torch.int32)
+    monkeypatch.setattr(layer, "route", lambda tokens: (torch.ones(2, 3), ids))
+    with pytest.raises(InvalidExpertId, match=r"expert_ids\[0, 0\] is 8"):
+        layer(torch.ones(2, 32))

@@ -1,0 +1,562 @@
+"""The reference against printed numbers, a dense layer, formulas worked by hand, and broken outputs."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import ascend_moe.reference as ref
+
+# --- one run of the operators with printed numbers: rank 0 of 2, 32 experts, 48 pairs a rank
+
+PRINTED_IDS = """
+11 17 29 12 24 23  1  0 16 30 18  8   2 14 11  3 30 21 12  0 10  9  6 31
+22 27 30 21  1 24 17 11  3 19  2 29  16 13  7 27  6 29  5 22 24 19 23  2"""
+PRINTED_IDX = """
+0 0 0 0 0 0 0 0 0 0 0 0   0 0 1 0 1 0 1 1 0 0 0 0
+0 0 2 1 1 1 1 2 1 0 1 1   1 0 0 1 1 2 0 1 2 1 1 2"""
+PRINTED_COUNTS = """
+ 2  3  5  6  9 11 13 16  16 17 18 22 24 27 28 30  31 32 33 34 35 36 39 41  43 44 45 46 47 47 47 50"""
+PRINTED_NUMS = "3 6 11 16 17 22 27 30 32 34 36 41 44 46 47 50"
+
+
+def numbers(text: str) -> list[int]:
+    return [int(word) for word in text.split()]
+
+
+def rank_one_ids() -> list[int]:
+    """48 ids of rank 1: the printed counts say how many go to experts 0..15; the rest goes to 16..31."""
+    segments = np.diff(numbers(PRINTED_COUNTS), prepend=0)[1::2]
+    ids = [expert for expert, rows in enumerate(segments) for _ in range(rows)]
+    return sorted(ids + [16 + i % 16 for i in range(48 - len(ids))])
+
+
+@pytest.mark.parametrize(("topk", "batch"), [(8, 6), (12, 4)])
+@pytest.mark.parametrize("nums_type", [0, 1])
+def test_printed_numbers(topk: int, batch: int, nums_type: int) -> None:
+    zero = torch.tensor(numbers(PRINTED_IDS), dtype=torch.int32).reshape(batch, topk)
+    # Deal the sorted ids out over the tokens, so that no token has an id twice.
+    one = torch.tensor(rank_one_ids(), dtype=torch.int32).reshape(topk, batch).T.contiguous()
+    assert all(len(set(ids)) == topk for ids in one.tolist())
+    inputs = [ref.RankInput(torch.randn(batch, 32, dtype=torch.bfloat16), ids) for ids in (zero, one)]
+    first, second = ref.dispatch(inputs, moe_expert_num=32, expert_token_nums_type=nums_type, tp_world_size=1)
+    assert first.expand_idx.tolist() == numbers(PRINTED_IDX)
+    assert first.ep_recv_counts.tolist() == numbers(PRINTED_COUNTS)
+    nums = np.diff(numbers(PRINTED_NUMS), prepend=0).tolist() if nums_type else numbers(PRINTED_NUMS)
+    assert first.expert_token_nums.tolist() == nums
+    assert first.expand_x.shape == (50, 32) and first.tp_recv_counts.tolist() == [50]
+    assert (first.rows_sent, second.rows_sent) == ([23, 25], [27, 21])
+    assert second.expand_x.shape == (46, 32) and int(second.ep_recv_counts[-1]) == 46
+    # Local expert 0: rows 0-1 from rank 0, row 2 from rank 1.
+    assert [row[0] for row in first.assist_info.tolist()[:6]] == [0, 0, 1, 0, 0, 1]
+
+
+# --- random routing, all the awkward kinds at once
+
+
+def expert_row(expert: int, row: torch.Tensor) -> torch.Tensor:
+    """Any function of one row that rounds and depends on the expert."""
+    return (row.float() * (1 + expert / 7) + expert / 3).to(row.dtype)
+
+
+def run_experts(results: list[ref.DispatchResult], moe_expert_num: int) -> list[torch.Tensor]:
+    """Each rank's expert outputs, with a tail of NaN rows that combine must not read."""
+    outputs = []
+    for rank, result in enumerate(results):
+        locals_ = moe_expert_num // len(results)
+        ends = result.ep_recv_counts[len(results) - 1 :: len(results)].tolist()
+        rows = [
+            expert_row(rank * locals_ + sum(end <= i for end in ends), row)
+            for i, row in enumerate(result.expand_x)
+        ]
+        tail = torch.full((3, result.expand_x.shape[1]), float("nan"), dtype=result.expand_x.dtype)
+        outputs.append(torch.cat([torch.stack(rows), tail]) if rows else tail)
+    return outputs
+
+
+def random_inputs(
+    seed: int, world: int, experts: int, topk: int, dtype: torch.dtype, mask: str
+) -> tuple[list[ref.RankInput], int]:
+    """Unequal batches, one of them empty, with duplicates, -1 and (masked) nonsense ids; and global_bs."""
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    batches = [rng.randint(1, 7) for _ in range(world)]
+    batches[rng.randrange(world)] = 0
+    max_bs = max(batches) * max(1, topk)  # room for a hot expert
+    inputs = []
+    for batch in batches:
+        ids = torch.randint(0, experts, (batch, topk), dtype=torch.int32)
+        ids[torch.rand(batch, topk) < 0.15] = -1
+        active = None
+        if mask:
+            active = torch.rand(batch, topk) < 0.6 if mask == "2d" else torch.rand(batch) < 0.6
+            pairs = active if mask == "2d" else active[:, None].expand(batch, topk)
+            ids[~pairs & (torch.rand(batch, topk) < 0.5)] = 9999
+        shared = torch.randn(batch, 32).to(dtype) if rng.random() < 0.5 else None
+        x, weights = torch.randn(batch, 32).to(dtype), torch.rand(batch, topk)
+        inputs.append(ref.RankInput(x, ids, None, active, weights, shared))
+    return inputs, world * max_bs
+
+
+CASES = [
+    (seed, world, world * locals_, topk, dtype, mask)
+    for seed, (world, locals_, topk) in enumerate(
+        [(1, 4, 2), (2, 1, 1), (2, 3, 4), (3, 2, 3), (4, 4, 8), (5, 1, 2), (8, 2, 16)]
+    )
+    for dtype in (torch.bfloat16, torch.float16, torch.float32)
+    for mask in ("", "1d", "2d")
+]
+
+
+@pytest.mark.parametrize(("seed", "world", "experts", "topk", "dtype", "mask"), CASES)
+def test_dispatch_then_combine_is_the_dense_layer(
+    seed: int, world: int, experts: int, topk: int, dtype: torch.dtype, mask: str
+) -> None:
+    inputs, global_bs = random_inputs(seed, world, experts, topk, dtype, mask)
+    results = ref.dispatch(inputs, moe_expert_num=experts, global_bs=global_bs)
+    got = ref.combine(
+        inputs, run_experts(results, experts), results, moe_expert_num=experts, global_bs=global_bs
+    )
+    for ours, plain in zip(got, ref.dense(inputs, expert_row, experts), strict=True):
+        assert ours.dtype == dtype and torch.equal(ours, plain)
+
+
+@pytest.mark.parametrize(("seed", "world", "experts", "topk", "dtype", "mask"), CASES)
+def test_rows_and_counts_from_first_principles(
+    seed: int, world: int, experts: int, topk: int, dtype: torch.dtype, mask: str
+) -> None:
+    inputs, global_bs = random_inputs(seed + 100, world, experts, topk, dtype, mask)
+    results = ref.dispatch(inputs, moe_expert_num=experts, global_bs=global_bs)
+    table = np.zeros((world, experts), int)  # rows from source to expert, by array arithmetic
+    for source, one in enumerate(inputs):
+        active = torch.ones_like(one.expert_ids, dtype=torch.bool)
+        if one.x_active_mask is not None:
+            active &= one.x_active_mask[:, None] if mask == "1d" else one.x_active_mask
+        ids = np.where(active.numpy(), one.expert_ids.numpy(), -1).ravel()
+        table[source] = np.bincount(ids[ids >= 0], minlength=experts)
+        earlier = np.tril(ids[:, None] == ids[None, :], -1).sum(axis=1)
+        assert results[source].expand_idx.tolist() == np.where(ids < 0, 0, earlier).tolist()
+        assert results[source].rows_sent == table[source].reshape(world, -1).sum(axis=1).tolist()
+    for rank, result in enumerate(results):
+        own = table.reshape(world, world, -1)[:, rank].T  # [local expert][source]
+        assert result.ep_recv_counts.tolist() == own.cumsum().tolist()
+        assert result.expert_token_nums.tolist() == own.sum(axis=1).tolist()
+        triples = result.assist_info.tolist()
+        order = [(int(inputs[s].expert_ids[t, k]), s, t * topk + k) for s, t, k in triples]
+        assert order == sorted(set(order)) and len(order) == own.sum()
+        assert all(expert // (experts // world) == rank for expert, _, _ in order)
+        for row, (source, token, _) in zip(result.expand_x, triples, strict=True):
+            assert torch.equal(row, inputs[source].x[token])
+    assert any(len(one.x) == 0 for one in inputs)
+
+
+# --- sums
+
+
+def sum_of(values: list[float], weights: list[float], shared: float | None, dtype: torch.dtype) -> float:
+    """Combine of one token whose k-th row is filled with values[k]; one rank, one expert a k."""
+    topk = len(values)
+    one = ref.RankInput(
+        torch.zeros(1, 8, dtype=dtype),
+        torch.arange(topk, dtype=torch.int32)[None],
+        expert_scales=torch.tensor([weights]),
+        shared_expert_x=None if shared is None else torch.full((1, 1, 8), shared, dtype=dtype),
+    )
+    results = ref.dispatch([one], moe_expert_num=topk)
+    rows = torch.tensor(values, dtype=dtype)[:, None].expand(topk, 8)
+    (out,) = ref.combine([one], [rows], results, moe_expert_num=topk)
+    dense = ref.dense([one], lambda expert, _: rows[expert], topk)[0]
+    assert torch.equal(out, dense) and out.unique().numel() == 1
+    return float(out[0, 0])
+
+
+def test_sums_run_in_ascending_k_and_the_shared_row_is_last() -> None:
+    assert sum_of([1e8, -1e8, 1.0], [1, 1, 1], None, torch.float32) == 1.0
+    assert sum_of([1.0, 1e8, -1e8], [1, 1, 1], None, torch.float32) == 0.0
+    assert sum_of([1e8, -1e8], [1, 1], 1.0, torch.float32) == 1.0
+    assert sum_of([1e8], [1], 1.0, torch.float32) == 1e8
+
+
+def test_a_product_is_rounded_before_it_is_added() -> None:
+    # (1 + 2^-12)^2 = 1 + 2^-11 + 2^-24: a fused multiply-add would leave 2^-24.
+    y = 1 + 2.0**-12
+    assert sum_of([-(1 + 2.0**-11), y], [1, y], None, torch.float32) == 0.0
+
+
+def test_one_cast_to_nearest_even() -> None:
+    assert sum_of([1.0, 2.0**-8], [1, 1], None, torch.bfloat16) == 1.0
+    assert sum_of([1.0, 2.0**-7, 2.0**-8], [1, 1, 1], None, torch.bfloat16) == 1 + 2.0**-6
+    # Cast after each addition and the two halves of an ulp would be lost.
+    assert sum_of([1.0, 2.0**-8, 2.0**-8], [1, 1, 1], None, torch.bfloat16) == 1 + 2.0**-7
+    assert sum_of([60000.0, 60000.0], [1, 1], None, torch.float16) == float("inf")
+
+
+@pytest.mark.parametrize("mask", [[[False, False], [True, False]], [False, True]])
+def test_inactive_tokens_are_zeros_even_with_a_shared_row(mask: list[object]) -> None:
+    one = ref.RankInput(
+        torch.ones(2, 8),
+        torch.tensor([[0, 1], [-1, -1]], dtype=torch.int32),
+        x_active_mask=torch.tensor(mask),
+        expert_scales=torch.ones(2, 2),
+        shared_expert_x=torch.full((2, 8), 3.0),
+    )
+    results = ref.dispatch([one], moe_expert_num=2)
+    assert results[0].expand_x.shape == (0, 8) and results[0].expand_idx.tolist() == [0] * 4
+    (out,) = ref.combine([one], [torch.full((1, 8), float("nan"))], results, moe_expert_num=2)
+    assert out.tolist() == [[0.0] * 8, [3.0] * 8]
+
+
+def test_combine_refuses_a_mask_given_to_one_op_only() -> None:
+    ids = torch.zeros(2, 1, dtype=torch.int32)
+    one = ref.RankInput(torch.ones(2, 8), ids, expert_scales=torch.ones(2, 1))
+    results = ref.dispatch([one], moe_expert_num=1)
+    masked = dataclasses.replace(one, x_active_mask=torch.tensor([True, False]))
+    with pytest.raises(ValueError, match="rank 0: combine's ids and mask"):
+        ref.combine([masked], [torch.ones(2, 8)], results, moe_expert_num=1)
+
+
+# --- quantisation
+
+INF, NAN = float("inf"), float("nan")
+ROWS = {
+    # row -> codes, scale
+    "ties go to even": ([127, 0.5, 1.5, 2.5, -0.5, -2.5], [127, 0, 2, 2, 0, -2], 1.0),
+    "all zero": ([0.0, -0.0, 0.0], [0, 0, 0], 1.0),
+    "NaN is ignored": ([NAN, 127.0, -3.0], [0, 127, -3], 1.0),
+    "NaN and zeros": ([NAN, 0.0], [0, 0], 1.0),
+    "all NaN": ([NAN, NAN], [0, 0], NAN),
+    "infinite": ([INF, -INF, 5.0], [0, 0, 0], INF),
+    "denormal": ([1e-40, -1e-41, 0.0], [127, -128, 0], 0.0),
+    "smallest with a finite factor": ([-(2.0**-120), 2.0**-121], [-127, 64], None),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_quantised_rows(name: str) -> None:
+    values, codes, scale = ROWS[name]
+    one = ref.RankInput(torch.tensor([values]), torch.zeros(1, 1, dtype=torch.int32))
+    (result,) = ref.dispatch([one], moe_expert_num=1, quant_mode=2)
+    assert result.expand_x.dtype == torch.int8 and result.expand_x.tolist() == [codes]
+    assert result.dynamic_scales is not None
+    if scale is None:
+        scale = float(np.float32(1) / (np.float32(127) / np.float32(2.0**-120)))
+    np.testing.assert_array_equal(result.dynamic_scales.numpy(), np.float32([scale]))
+
+
+def test_the_scale_is_one_over_127_over_m() -> None:
+    x = torch.rand(64, 1) + 0.5
+    one = ref.RankInput(x, torch.zeros(64, 1, dtype=torch.int32))
+    (result,) = ref.dispatch([one], moe_expert_num=1, quant_mode=2)
+    m = x[:, 0]
+    assert result.dynamic_scales is not None
+    assert torch.equal(result.dynamic_scales, 1 / (torch.tensor(127.0) / m))
+    assert not torch.equal(result.dynamic_scales, m / 127)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_smooth_scales_are_those_of_the_expert(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    scales = torch.rand(4, 16) + 0.5
+    ids = [torch.tensor(one, dtype=torch.int32) for one in ([[0, 3], [2, 2], [1, 3]], [[3, 0]] * 3)]
+    inputs = [ref.RankInput(torch.randn(3, 16).to(dtype), one, scales) for one in ids]
+    results = ref.dispatch(inputs, moe_expert_num=4, quant_mode=2)
+    assert sum(len(result.expand_x) for result in results) == 12
+    for result in results:
+        assert result.dynamic_scales is not None
+        for i, (source, token, k) in enumerate(result.assist_info.tolist()):
+            v = inputs[source].x[token].float() * scales[ids[source][token, k]]
+            s = torch.tensor(127.0) / v.abs().max()  # torch makes 127 / v a reciprocal and a product
+            assert torch.equal(result.expand_x[i], (v * s).round().to(torch.int8))
+            assert result.dynamic_scales[i] == 1 / s
+
+
+# --- faults and traffic
+
+
+def ranks_of(*ids: list[list[int]]) -> list[ref.RankInput]:
+    return [ref.RankInput(torch.zeros(len(one), 16), torch.tensor(one, dtype=torch.int32)) for one in ids]
+
+
+def test_faults_name_the_lowest_rank_and_the_first_pair() -> None:
+    fine = [[0, 1], [2, 3]]
+    assert ref.check(ranks_of(fine, [[-1, 0], [3, 3]]), 4) is None
+    bad = ref.check(ranks_of(fine, [[0, -1], [4, -2]]), 4)
+    assert bad == ref.Fault("InvalidExpertId", 1, token=1, k=0, expert_id=4)
+    assert ref.check(ranks_of([[0, -2], [4, 0]], fine), 4) == ref.Fault("InvalidExpertId", 0, 0, 1, -2)
+    assert "rank 1, token 1, k 0: id 4" in str(bad)
+
+
+def test_capacity_is_max_bs_times_min_k_l() -> None:
+    # W 2, L 1, K 2: a source may send an owner BS rows.
+    assert ref.check(ranks_of([[0, 1], [0, 1]], [[1, 1], [-1, 0]]), 2) is None
+    fault = ref.check(ranks_of([[0, 1], [0, 1]], [[1, 1], [0, 1]]), 2)
+    assert fault == ref.Fault("RoutingOverflow", 1, owner=1, rows=3, capacity=2)
+    assert ref.check(ranks_of([[0, 1], [0, 1]], [[1, 1], [0, 1]]), 2, global_bs=6) is None
+    assert "routes 3 rows to rank 1; the capacity is 2" in str(fault)
+
+
+def test_the_first_overflowing_owner_is_named() -> None:
+    # W 3, L 1, maxBS 3: capacity 3; rank 0 sends 4 rows to owner 2 (seen first) and 4 to owner 1.
+    inputs = ranks_of([[2, 2, 1], [2, 2, 1], [1, 1, -1]], *[[[0, -1, -1]] * 3] * 2)
+    assert ref.check(inputs, 3) == ref.Fault("RoutingOverflow", 0, owner=1, rows=4, capacity=3)
+
+
+def test_fault_order_between_kinds_and_ranks() -> None:
+    overflow, bad = [[0, 0], [0, 0]], [[0, 1], [0, 7]]
+    both = ref.check(ranks_of(overflow, bad), 2)
+    assert both is not None and (both.kind, both.rank) == ("RoutingOverflow", 0)
+    one = ref.check(ranks_of([[1, 1], [1, 9]], bad), 2)
+    assert one is not None and (one.kind, one.rank, one.expert_id) == ("InvalidExpertId", 0, 9)
+    with pytest.raises(ref.FaultyRouting) as raised:
+        ref.dispatch(ranks_of(overflow, bad), moe_expert_num=2)
+    assert raised.value.fault == both
+
+
+@pytest.mark.parametrize("mask", [[True, False], [[True, True], [True, False]]])
+def test_masked_ids_are_not_looked_at(mask: list[object]) -> None:
+    (one,) = ranks_of([[0, 1], [0, 7]])
+    assert ref.check([one], 2) is not None
+    assert ref.check([dataclasses.replace(one, x_active_mask=torch.tensor(mask))], 2) is None
+
+
+def test_inputs_that_are_no_legal_call() -> None:
+    for inputs, experts, global_bs in [
+        (ranks_of([[0]], [[0], [1]]), 2, 0),  # unequal batches need global_bs
+        (ranks_of([[0]], [[0], [1]]), 2, 2),  # maxBS 1
+        (ranks_of([[0]], [[0]]), 2, 3),
+        (ranks_of([[0]], [[0]]), 3, 0),
+        (ranks_of([[0, 1]], [[0]]), 2, 0),
+    ]:
+        with pytest.raises(ValueError) as raised:
+            ref.check(inputs, experts, global_bs)
+        assert not isinstance(raised.value, ref.FaultyRouting)
+
+
+def test_allocated_shapes() -> None:
+    inputs = ranks_of(*[[[0, 1, 2], [3, 4, 5]]] * 8)
+    options = {"moe_expert_num": 16, "global_bs": 40}  # A = 40 * min(2, 3)
+    shapes = ref.dispatch(inputs, tp_world_size=1, expert_scales_given=True, **options)[3].allocated
+    assert shapes == {
+        "expand_x": (80, 16),
+        "dynamic_scales": (80,),
+        "expand_idx": (6,),
+        "assist_info_for_combine": (80 * 128,),
+        "expert_token_nums": (2,),
+        "ep_recv_counts": (16 + 2 * 40 * 3 * 1,),
+        "tp_recv_counts": (1,),
+        "expand_scales": (80,),
+    }
+    shapes = ref.dispatch(inputs, **options)[3].allocated
+    assert (shapes["ep_recv_counts"], shapes["tp_recv_counts"]) == ((16,), (0,))
+
+
+def test_traffic_in_bytes() -> None:
+    inputs = ranks_of([[0, 1], [1, -1]], [[1, 1], [1, 0]])  # sent 3 and 4, received 2 and 5
+    common = {"moe_expert_num": 2, "H": 40, "global_bs": 8}
+    plain = ref.predict_traffic(inputs, dtype=torch.bfloat16, quant_mode=0, contract="v1", **common)
+    assert plain == [
+        ref.Traffic(3 * 96, 2 * 96, 2 * 80, 2 * 96, 3 * 80),
+        ref.Traffic(4 * 96, 5 * 96, 5 * 80, 5 * 96, 4 * 80),
+    ]
+    both = ref.predict_traffic(inputs, dtype=torch.float16, quant_mode=2, contract="v2", **common)
+    assert both[0] == ref.Traffic(3 * 128, 2 * 128, 2 * 40, 2 * 96, 3 * 80)
+    wide = ref.predict_traffic(inputs, dtype=torch.float32, quant_mode=0, contract="v2", **common)
+    assert wide[1] == ref.Traffic(4 * 192, 5 * 192, 5 * 160, 5 * 160, 4 * 160)
+
+
+# --- validate: every kind of difference fires and says where
+
+
+def sample(quant_mode: int = 0, nums_type: int = 1) -> ref.DispatchResult:
+    """Rank 1 of 2, experts 2 and 3: rows (0,0,1) (1,0,0) for expert 2, (0,1,0) (1,0,1) (1,1,1) for 3."""
+    inputs = ranks_of([[0, 2], [3, 1]], [[2, 3], [-1, 3]])
+    for rank, one in enumerate(inputs):
+        one.x = (torch.arange(32.0).reshape(2, 16) + 1 + 100 * rank).to(torch.bfloat16)
+    options = {"moe_expert_num": 4, "expert_token_nums_type": nums_type, "tp_world_size": 1}
+    return ref.dispatch(inputs, quant_mode=quant_mode, **options)[1]
+
+
+def outputs_of(expected: ref.DispatchResult, contract: str = "v1") -> list[torch.Tensor]:
+    """The operator's seven tensors, allocated in full, with poison in every undefined part."""
+    index = expected.expand_idx if contract == "v1" else expected.assist_info.reshape(-1)
+    scales = torch.empty(0) if expected.dynamic_scales is None else expected.dynamic_scales
+    parts = {
+        "expand_x": expected.expand_x,
+        "dynamic_scales": scales,
+        "expand_idx" if contract == "v1" else "assist_info_for_combine": index,
+        "expert_token_nums": expected.expert_token_nums,
+        "ep_recv_counts": expected.ep_recv_counts,
+        "tp_recv_counts": expected.tp_recv_counts,
+        "expand_scales": torch.empty(0),
+    }
+    outputs = []
+    for name, part in parts.items():
+        whole = torch.full(expected.allocated[name], 77).to(part.dtype)
+        whole[: len(part)] = part
+        outputs.append(whole)
+    return outputs
+
+
+@pytest.mark.parametrize("contract", ["v1", "v2"])
+@pytest.mark.parametrize("quant_mode", [0, 2])
+def test_equal_outputs_pass(contract: str, quant_mode: int) -> None:
+    expected = sample(quant_mode)
+    options = {"rank": 1, "contract": contract, "quantised": bool(quant_mode), "exact_shapes": True}
+    report = ref.validate("dispatch", outputs_of(expected, contract), expected, **options)
+    assert report and report.ok and not report.differences
+    assert report.text == "dispatch on rank 1: equal to the reference, bit for bit (5 rows)"
+
+
+# (quant_mode, contract, output, element, new value) -> how the report goes on
+BROKEN = {
+    "count": (
+        (0, "v1", 4, 1, 3),
+        "ep_recv_counts[1] (local expert 0 = expert 2, from rank 1; inclusive prefix sum): expected 2, "
+        "got 3, that is 2 rows there instead of 1; 1 of 4 counts differ",
+    ),
+    "nums": (
+        (0, "v1", 3, 1, 9),
+        "expert_token_nums[1] (local expert 1 = expert 3): expected 3, got 9; 1 of 2 numbers differ",
+    ),
+    "tp": ((0, "v1", 5, 0, 4), "tp_recv_counts[0] (all rows of this rank): expected 5, got 4"),
+    "idx": (
+        (0, "v1", 2, 3, 0),
+        "expand_idx[3] (token 1, k 1, expert 3): expected 1, got 0; it counts this rank's earlier",
+    ),
+    "triple": (
+        (0, "v2", 2, 7, 7),
+        "assist_info_for_combine, the triple of row 2 (local expert 1 = expert 3, from rank 0, token 1, k 0)"
+        ": expected (source rank, token, k) = (0, 1, 0), got (0, 7, 0); 1 of 5 triples differ",
+    ),
+    "row": (
+        (0, "v2", 0, (2, 3), 20.125),
+        "expand_x row 2 (local expert 1 = expert 3, from rank 0, token 1, k 0), element 3: expected 20 "
+        "(0x41a0), got 20.125 (0x41a1), 1 ulp apart; 1 of its 16 elements differ, in all 1 of 5 rows",
+    ),
+    "code": (
+        (2, "v1", 0, (0, 15), 126),
+        "expand_x row 0 (local expert 0 = expert 2, from rank 0, token 0, k 1), element 15: expected 127, "
+        "got 126; 1 of its 16 elements differ, in all 1 of 5 rows",
+    ),
+    "scale": (
+        (2, "v1", 1, 3, -1.0),
+        "dynamic_scales row 3 (local expert 1 = expert 3, from rank 1, token 0, k 1): expected 0.913385868 "
+        "(0x3f69d3a8), got -1 (0xbf800000); 1 of 5 scales differ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_one_broken_element_is_named(name: str) -> None:
+    (quant_mode, contract, output, element, value), sentence = BROKEN[name]
+    expected = sample(quant_mode)
+    outputs = outputs_of(expected, contract)
+    outputs[output][element] = value
+    report = ref.validate("dispatch", outputs, expected, rank=1, contract=contract)
+    assert not report.ok and not report
+    assert len(report.differences) == 1
+    assert report.text.startswith("dispatch on rank 1: " + sentence)
+
+
+def test_hints_say_what_is_there_instead() -> None:
+    expected = sample(2)
+    outputs = outputs_of(expected, "v2")
+    outputs[0][0], outputs[0][4] = expected.expand_x[2], 0
+    outputs[1][:5] = 1 / outputs[1][:5]
+    outputs[2][0:3] = expected.assist_info[4]
+    outputs[3] = sample(0, nums_type=0).expert_token_nums
+    report = ref.validate("dispatch", outputs, expected, rank=1, contract="v2")
+    nums, triple, row, scale = report.differences
+    assert nums.endswith("these are the cumulative numbers of expert_token_nums_type 0, type 1 was asked for")
+    row_four = "(local expert 1 = expert 3, from rank 1, token 1, k 1)"
+    assert triple.endswith(f"that is the triple of row 4 {row_four}")
+    row_two = "(local expert 1 = expert 3, from rank 0, token 1, k 0)"
+    assert row.endswith(f"2 of 5 rows; it holds the bits of row 2 {row_two}")
+    assert scale.endswith("got is the reciprocal, 127 / max|x| rather than its inverse")
+    assert report.text.count("\n  also ") == 3
+    outputs[0][0] = expected.expand_x[0]
+    assert "it is all zeros" in ref.validate("dispatch", outputs, expected, rank=1, contract="v2").text
+    numbers_of_one = sample(0, nums_type=1).expert_token_nums
+    outputs = outputs_of(sample(0, nums_type=0))
+    outputs[3] = numbers_of_one
+    text = ref.validate("dispatch", outputs, sample(0, nums_type=0), rank=1).text
+    assert text.endswith("these are the numbers per expert of expert_token_nums_type 1, type 0 was asked for")
+
+
+def test_wrong_forms_are_named() -> None:
+    expected = sample()
+
+    def told(index: int, value: object, **options: bool) -> str:
+        outputs: list[object] = list(outputs_of(expected))
+        outputs[index] = value
+        return ref.validate("dispatch", outputs, expected, **options).text  # type: ignore[arg-type]
+
+    assert "expand_x has dtype torch.float32, expected torch.bfloat16" in told(0, torch.zeros(8, 16))
+    assert "expand_x has shape (4, 16), expected (5 or more, 16)" in told(0, torch.zeros(4, 16).bfloat16())
+    assert "expand_idx has shape (5,), expected (4,)" in told(2, torch.zeros(5, dtype=torch.int32))
+    assert "ep_recv_counts is not a tensor but NoneType" in told(4, None)
+    nothing = torch.zeros(0)
+    assert "equal" in told(6, nothing)
+    assert "expand_scales has shape (0,), the operator allocates (8,)" in told(6, nothing, exact_shapes=True)
+    assert "the operator gives 7 tensors" in ref.validate("dispatch", outputs_of(expected)[:6], expected).text
+    with pytest.raises(ValueError, match="unquantised"):
+        ref.validate("dispatch", outputs_of(expected), expected, quantised=True)
+
+
+def test_combine_reports() -> None:
+    want = torch.tensor([[1.0, 2.0], [3.0, NAN], [0.0, INF]])
+    equal = want.clone()
+    equal.view(torch.int32)[1, 1] = 0x7FC12345  # another NaN
+    assert ref.validate("combine", equal, want).ok
+
+    def told(t: int, h: int, value: float) -> str:
+        got = want.clone()
+        got[t, h] = value
+        return ref.validate("combine", got, want, rank=3).text
+
+    assert told(0, 1, 2.0000002).startswith(
+        "combine on rank 3: token 0, element 1: expected 2 (0x40000000), got 2.00000024 (0x40000001), 1 ulp"
+    )
+    assert "expected nan (0x7fc00000), got 1 (0x3f800000); 1 of its 2 elements" in told(1, 1, 1.0)
+    assert "expected inf (0x7f800000), got nan" in told(2, 1, NAN)
+    assert "got -0 (0x80000000), they differ in the sign of zero" in told(2, 0, -0.0)
+    negative = ref.validate("combine", -torch.tensor([[1.0000001]]), -torch.tensor([[1.0]])).text
+    assert "got -1.00000012 (0xbf800001), 1 ulp apart" in negative
+    assert "2 ulp apart" in ref.validate("combine", torch.tensor([[-1e-45]]), torch.tensor([[1e-45]])).text
+    swapped = ref.validate("combine", want[[2, 1, 0]], want).text
+    assert swapped.endswith("in all 2 of 3 tokens; it holds the bits of token 2")
+    assert "has shape (2, 2), expected (3, 2)" in ref.validate("combine", want[:2], want).text
+    assert "has dtype torch.float64" in ref.validate("combine", want.double(), want).text
+
+
+# --- what the reference stands on
+
+
+def test_imports_numpy_torch_and_the_standard_library_only() -> None:
+    allowed = {
+        "numpy",
+        "torch",
+        "__future__",
+        "ast",
+        "collections",
+        "dataclasses",
+        "itertools",
+        "math",
+        "typing",
+    }
+    files = sorted(Path(ref.__file__).parent.glob("*.py"))
+    assert len(files) > 1
+    for file in files:
+        for statement in ast.walk(ast.parse(file.read_text())):
+            if isinstance(statement, ast.ImportFrom):
+                assert statement.level <= 1, f"{file.name} imports from the package around it"
+                if statement.level == 0:
+                    assert str(statement.module).split(".")[0] in allowed, f"{file.name}: {statement.module}"
+            elif isinstance(statement, ast.Import):
+                assert {name.name.split(".")[0] for name in statement.names} <= allowed, file.name

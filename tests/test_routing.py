@@ -1,0 +1,263 @@
+"""Routers, against scalar loops and transformers' own."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from ascend_moe.errors import ArgumentError
+from ascend_moe.routing import (
+    deepseek_v2,
+    deepseek_v3,
+    npu_moe_gating_top_k,
+    npu_moe_gating_top_k_softmax,
+    softmax_topk,
+)
+
+FLOATS = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def logits_of(tokens: int, experts: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    # Distinct multiples of 1/64 in a row: exact in every type, and no accidental ties.
+    generator = torch.Generator().manual_seed(seed)
+    rows = [torch.randperm(experts, generator=generator) for _ in range(tokens)]
+    return ((torch.stack(rows) - experts // 2) / 64).to(dtype)
+
+
+def routed_by_hand(
+    logits: list[float], bias: list[float], k: int, groups: tuple[int, int, int], sigmoid: bool, divide: bool
+) -> tuple[list[int], list[float]]:
+    """One token, in Python floats: ids by falling biased score, unbiased weights."""
+    if sigmoid:
+        scores = [1 / (1 + math.exp(-v)) for v in logits]
+    else:
+        total = sum(math.exp(v) for v in logits)
+        scores = [math.exp(v) / total for v in logits]
+    choice = [s + b for s, b in zip(scores, bias, strict=True)]
+    number, kept, mode = groups
+    size = len(logits) // number
+    ranked = []
+    for group in range(number):
+        best = sorted(choice[group * size : (group + 1) * size], reverse=True)
+        ranked.append((-sum(best[: mode + 1]), group))
+    alive = {group for _, group in sorted(ranked)[:kept]}
+    ids = sorted((e for e in range(len(logits)) if e // size in alive), key=lambda e: (-choice[e], e))[:k]
+    weights = [scores[e] for e in ids]
+    return ids, [w / sum(weights) for w in weights] if divide else weights
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("groups", [(1, 1, 0), (8, 3, 0), (8, 3, 1), (4, 4, 1), (16, 5, 1)])
+@pytest.mark.parametrize(("norm_type", "renorm"), [(0, 0), (0, 1), (1, 0), (1, 1)])
+def test_gating_top_k_is_the_scalar_loop(
+    dtype: torch.dtype, groups: tuple[int, int, int], norm_type: int, renorm: int
+) -> None:
+    tokens, experts, k = 9, 64, 6
+    number, kept, mode = groups
+    x = logits_of(tokens, experts, 1, dtype)
+    for bias in (None, logits_of(1, experts, 2, dtype)[0]):
+        weights, ids, scores = npu_moe_gating_top_k(
+            x, k, bias=bias, k_group=kept, group_count=number, group_select_mode=mode, renorm=renorm,
+            norm_type=norm_type, out_flag=True, routed_scaling_factor=2.5,
+        )  # fmt: skip
+        assert weights.dtype == dtype and ids.dtype == torch.int32 and scores.dtype == torch.float32
+        assert weights.shape == ids.shape == (tokens, k) and scores.shape == (tokens, experts)
+        for token in range(tokens):
+            expected_ids, expected = routed_by_hand(
+                x[token].tolist(),
+                [0.0] * experts if bias is None else bias.tolist(),
+                k,
+                groups,
+                norm_type == 1,
+                norm_type == 1 or renorm == 1,
+            )
+            assert ids[token].tolist() == expected_ids
+            tolerance = {torch.float32: 1e-5, torch.bfloat16: 2**-8, torch.float16: 2**-10}[dtype]
+            expected_weights = 2.5 * torch.tensor(expected, dtype=torch.float64)
+            assert torch.allclose(weights[token].double(), expected_weights, rtol=tolerance)
+        normalised = x.float().sigmoid() if norm_type else x.float().softmax(-1)
+        assert torch.allclose(scores, normalised)
+
+
+def test_scores_only_on_request() -> None:
+    x = logits_of(3, 8, 3)
+    assert not npu_moe_gating_top_k(x, 2)[2].any()
+    assert npu_moe_gating_top_k(x, 2, out_flag=True)[2].any()
+
+
+def test_ties_go_to_the_lower_expert_and_nan_comes_last() -> None:
+    x = torch.zeros(2, 64)
+    x[1, 40:] = 1.0
+    for norm_type in (0, 1):
+        ids = npu_moe_gating_top_k(x, 5, norm_type=norm_type)[1]
+        assert ids.tolist() == [[0, 1, 2, 3, 4], [40, 41, 42, 43, 44]]
+        ids = npu_moe_gating_top_k(x, 5, norm_type=norm_type, group_count=8, k_group=2)[1]
+        assert ids.tolist() == [[0, 1, 2, 3, 4], [40, 41, 42, 43, 44]]
+    assert npu_moe_gating_top_k_softmax(x, None, 3)[1].tolist() == [[0, 1, 2], [40, 41, 42]]
+    x[0, :3] = torch.nan
+    assert npu_moe_gating_top_k(x, 4, norm_type=1)[1][0].tolist() == [3, 4, 5, 6]
+
+
+def test_eps_keeps_vanishing_sigmoids_finite() -> None:
+    weights, _, _ = npu_moe_gating_top_k(torch.full((1, 8), -200.0), 2, norm_type=1)
+    assert torch.equal(weights, torch.zeros(1, 2))
+    weights, _, _ = npu_moe_gating_top_k(torch.zeros(1, 8), 2, norm_type=1, eps=1.0)
+    assert torch.equal(weights, torch.full((1, 2), 0.25))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_top_k_softmax(dtype: torch.dtype) -> None:
+    x = logits_of(6, 12, 4, dtype)
+    finished = torch.tensor([False, True, False, False, True, False])
+    weights, ids, rows = npu_moe_gating_top_k_softmax(x, finished, k=4)
+    order = x.float().argsort(descending=True, dim=-1)[:, :4]
+    expected = x.float().softmax(-1).gather(1, order).to(dtype)
+    assert weights.dtype == dtype and torch.allclose(weights.float(), expected.float(), rtol=1e-6)
+    assert torch.equal(ids, torch.where(finished[:, None], 12, order).to(torch.int32))
+    assert rows.dtype == torch.int32
+    for token, choice in itertools.product(range(6), range(4)):
+        assert rows[token, choice] == choice * 6 + token
+    deep = npu_moe_gating_top_k_softmax(x.reshape(2, 3, 12), finished.reshape(2, 3), k=4)
+    for three_d, two_d in zip(deep, (weights, ids, rows), strict=True):
+        assert torch.equal(three_d, two_d.reshape(2, 3, 4))
+    assert [t.shape for t in npu_moe_gating_top_k_softmax(x, k=0)] == [(6, 0)] * 3
+    assert [t.shape for t in npu_moe_gating_top_k_softmax(x[:0], k=2)] == [(0, 2)] * 3
+
+
+def test_weights_are_differentiable() -> None:
+    x = logits_of(4, 16, 5).double()
+
+    def weights(logits: torch.Tensor, norm_type: int) -> torch.Tensor:
+        return npu_moe_gating_top_k(logits.float(), 3, norm_type=norm_type, renorm=1)[0].double()
+
+    for norm_type in (0, 1):
+        assert torch.autograd.gradcheck(
+            lambda t, n=norm_type: weights(t, n), (x.clone().requires_grad_(),), eps=1e-2, atol=1e-3
+        )
+
+
+def assert_same_choice(
+    ours: tuple[torch.Tensor, torch.Tensor], weights: torch.Tensor, ids: torch.Tensor
+) -> None:
+    """The same experts with the same weights, in any order."""
+    assert ours[0].dtype == torch.float32 and ours[1].dtype == torch.int32
+    our_ids, our_order = ours[1].long().sort(-1)
+    their_ids, their_order = ids.long().sort(-1)
+    assert torch.equal(our_ids, their_ids)
+    assert torch.allclose(
+        ours[0].gather(1, our_order), weights.float().gather(1, their_order), rtol=1e-6, atol=1e-7
+    )
+
+
+def test_transformers_softmax_routers() -> None:
+    mixtral = pytest.importorskip("transformers.models.mixtral.modeling_mixtral")
+    qwen3 = pytest.importorskip("transformers.models.qwen3_moe.modeling_qwen3_moe")
+    torch.manual_seed(6)
+    hidden = torch.randn(20, 16)
+    router = mixtral.MixtralTopKRouter(
+        mixtral.MixtralConfig(hidden_size=16, num_local_experts=8, num_experts_per_tok=2)
+    )
+    torch.nn.init.normal_(router.weight)
+    logits, weights, ids = router(hidden)
+    assert_same_choice(softmax_topk(logits, 2, True), weights, ids)
+    for norm_topk_prob in (True, False):
+        config = qwen3.Qwen3MoeConfig(
+            hidden_size=16, num_experts=12, num_experts_per_tok=4, norm_topk_prob=norm_topk_prob
+        )
+        router = qwen3.Qwen3MoeTopKRouter(config)
+        torch.nn.init.normal_(router.weight)
+        logits, weights, ids = router(hidden)
+        assert_same_choice(softmax_topk(logits, 4, norm_topk_prob), weights, ids)
+
+
+@pytest.mark.parametrize("renorm", [True, False])
+@pytest.mark.parametrize(("n_group", "topk_group"), [(1, 1), (4, 2), (8, 3)])
+def test_transformers_deepseek_v3_router(renorm: bool, n_group: int, topk_group: int) -> None:
+    deepseek = pytest.importorskip("transformers.models.deepseek_v3.modeling_deepseek_v3")
+    config = deepseek.DeepseekV3Config(
+        hidden_size=16, n_routed_experts=32, num_experts_per_tok=6, n_group=n_group, topk_group=topk_group,
+        norm_topk_prob=renorm, routed_scaling_factor=2.5,
+    )  # fmt: skip
+    torch.manual_seed(7)
+    router = deepseek.DeepseekV3TopkRouter(config)
+    torch.nn.init.normal_(router.weight, std=0.5)
+    router.e_score_correction_bias.copy_(torch.randn(32))
+    logits, weights, ids = router(torch.randn(50, 16))
+    ours = deepseek_v3(logits, router.e_score_correction_bias, 6, n_group, topk_group, renorm, 2.5)
+    assert_same_choice(ours, weights, ids)
+    unbiased = deepseek_v3(logits, None, 6, n_group, topk_group, renorm, 2.5)
+    assert not torch.equal(unbiased[1], ours[1])  # the bias decided something
+
+
+@pytest.mark.parametrize(("n_group", "topk_group"), [(1, 1), (4, 2)])
+def test_transformers_deepseek_v2_router(n_group: int, topk_group: int) -> None:
+    deepseek = pytest.importorskip("transformers.models.deepseek_v2.modeling_deepseek_v2")
+    config = deepseek.DeepseekV2Config(
+        hidden_size=16, n_routed_experts=16, num_experts_per_tok=3, n_group=n_group, topk_group=topk_group,
+        topk_method="greedy" if n_group == 1 else "group_limited_greedy", routed_scaling_factor=1.5,
+        num_attention_heads=4,
+    )  # fmt: skip
+    torch.manual_seed(8)
+    router = deepseek.DeepseekV2TopkRouter(config)
+    torch.nn.init.normal_(router.weight)
+    logits, weights, ids = router(torch.randn(30, 16))
+    assert_same_choice(deepseek_v2(logits, 3, n_group, topk_group, 1.5), weights, ids)
+
+
+@pytest.mark.parametrize(
+    ("argument", "changes"),
+    [
+        ("x", {"x": torch.ones(12)}),
+        ("x", {"x": torch.ones(2, 12, dtype=torch.int32)}),
+        ("k", {"k": 0}),
+        ("k", {"k": 13}),
+        ("k", {"k": 7, "group_count": 4, "k_group": 2}),
+        ("bias", {"bias": torch.ones(11)}),
+        ("bias", {"bias": torch.ones(12, dtype=torch.bfloat16)}),
+        ("k_group", {"group_count": 4, "k_group": 5}),
+        ("k_group", {"group_count": 4, "k_group": 0}),
+        ("group_count", {"group_count": 5}),
+        ("group_count", {"group_count": 0}),
+        ("group_count", {"group_count": 12, "k_group": 3, "group_select_mode": 1}),
+        ("group_select_mode", {"group_select_mode": 2}),
+        ("renorm", {"renorm": 2}),
+        ("norm_type", {"norm_type": 2}),
+        ("input_ids", {"input_ids": torch.ones(2, dtype=torch.int64)}),
+        ("tid2eid", {"tid2eid": torch.ones(5, 3, dtype=torch.int64)}),
+    ],
+)
+def test_bad_arguments_are_named(argument: str, changes: dict[str, object]) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        npu_moe_gating_top_k(**{"x": torch.ones(2, 12), "k": 3, **changes})  # type: ignore[arg-type]
+    assert caught.value.argument == argument
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("argument", "changes"),
+    [
+        ("x", {"x": torch.ones(12)}),
+        ("k", {"k": 13}),
+        ("k", {"k": -1}),
+        ("finished", {"finished": torch.zeros(3, dtype=torch.bool)}),
+        ("finished", {"finished": torch.zeros(2)}),
+    ],
+)
+def test_bad_softmax_arguments_are_named(argument: str, changes: dict[str, object]) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        npu_moe_gating_top_k_softmax(**{"x": torch.ones(2, 12), **changes})  # type: ignore[arg-type]
+    assert caught.value.argument == argument
+
+
+def test_plain_routers_check_their_logits() -> None:
+    for logits, k, argument in (
+        (torch.ones(12), 2, "x"),
+        (torch.ones(2, 12), 13, "k"),
+        (torch.ones(2, 12), 0, "k"),
+    ):
+        with pytest.raises(ArgumentError) as caught:
+            softmax_topk(logits, k, True)
+        assert caught.value.argument == argument

@@ -1,0 +1,271 @@
+#!/usr/bin/env python3
+"""Compiles every kernel entry x tiling key x dtype against real AscendC headers, sources unchanged, to objects.
+
+DIR is a CANN toolkit with its CPU-debug library (8.1) or an asc-devkit checkout (9.x); what the latter
+expects of that library is declared in headers_check_shim.h. Tiling keys are found the way CANN's op
+compiler finds them: as text, in the preprocessed entry. A control with a float -> int8 Cast must not compile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SHIM = ROOT / "tools" / "headers_check_shim.h"
+ENTRIES = [ROOT / "op_kernel" / f"ascend_moe_distribute_{name}.cpp" for name in ("dispatch", "combine")]
+DTYPES = ("bfloat16_t", "half", "float")
+CPU_DEBUG = ["-DASCENDC_CPU_DEBUG=1", "-D__CCE_AICORE__=220", "-D__DAV_C220__", "-DASCENDC_DUMP=0"]
+
+CONTROL = """
+#include "kernel_operator.h"
+extern "C" __global__ __aicore__ void control(GM_ADDR) {
+    AscendC::TPipe pipe;
+    AscendC::TBuf<> buf;
+    pipe.InitBuffer(buf, 1024);
+    AscendC::LocalTensor<float> from = buf.Get<float>();
+    AscendC::LocalTensor<CONTROL_TYPE> to = buf.Get<CONTROL_TYPE>();
+    AscendC::Cast(to, from, AscendC::RoundMode::CAST_RINT, 64);
+}
+"""
+
+# asc-devkit describes tiling structs of its high-level API with macros, of which its build makes this header.
+TILING_MACROS = """
+#pragma once
+#define BEGIN_TILING_DATA_DEF(name) struct name {
+#define TILING_DATA_FIELD_DEF(type, name) type name = 0
+#define TILING_DATA_FIELD_DEF_ARR(type, size, name) type name[size] = {}
+#define TILING_DATA_FIELD_DEF_STRUCT(type, name) type name
+#define END_TILING_DATA_DEF }
+#define REGISTER_TILING_DATA_CLASS(op, name)
+#define optiling AscendC::tiling
+"""
+
+
+class CheckError(Exception):
+    """What went wrong, for the user."""
+
+
+@dataclass(frozen=True)
+class HeaderSet:
+    """One set of AscendC headers, and what a compilation with it needs."""
+
+    name: str
+    includes: list[Path]
+    defines: list[str]
+    generated: dict[str, str] = field(default_factory=dict)  # headers that its own build makes: name -> text
+
+
+@dataclass(frozen=True)
+class KernelInfo:
+    """What the op compiler reads from a preprocessed entry."""
+
+    keys: list[int]
+    kernel_type: str
+    tiling_struct: str
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One object; size 0 when there is none, and then the log says why."""
+
+    entry: str
+    key: int
+    dtype: str
+    seconds: float
+    size: int
+    log: str
+
+
+def toolkit_roots(directory: Path) -> Iterator[Path]:
+    """DIR itself, or the toolkit in it: latest/ of an install, Ascend/ascend-toolkit/* of a checkout."""
+    yield directory
+    for pattern in ("latest", "ascend-toolkit/*", "Ascend/ascend-toolkit/*"):
+        yield from sorted(directory.glob(pattern))
+
+
+def find_toolkit(directory: Path) -> HeaderSet | None:
+    """CANN 8.1: the API headers of one architecture, and the CPU-debug library's."""
+    for root in toolkit_roots(directory):
+        cpu_library = root / "tools/tikicpulib/lib/include"
+        for api in [*sorted(root.glob("*-linux/ascendc/include")), root / "compiler/ascendc/include"]:
+            basic = api / "basic_api"
+            if (basic / "kernel_operator.h").is_file() and (cpu_library / "stub_def.h").is_file():
+                includes = [cpu_library, basic, basic / "interface", basic / "impl", api / "highlevel_api"]
+                includes += [root / "include", *sorted(root.glob("*-linux/include"))]
+                return HeaderSet(f"CANN toolkit {root.name}", includes, ["-D__CCE_KT_TEST__=1"])
+    return None
+
+
+def find_devkit(directory: Path) -> HeaderSet | None:
+    """asc-devkit: without the CPU-debug library, which is another project, and without generated headers."""
+    for root in (directory, directory / "asc"):
+        if not ((root / "include/kernel_operator.h").is_file() and (root / "impl/basic_api").is_dir()):
+            continue
+        parts = ("", "include", "include/basic_api", "include/utils", "impl", "impl/basic_api")
+        library = ("stub_def", "stub_fun", "simt_stub", "kernel_fp16", "kernel_bf16", "kernel_print_lock")
+        generated = {f"{name}.h": f'#include "{SHIM}"\n' for name in library}
+        generated["register/tilingdata_base.h"] = "#pragma once\n"
+        tilings = sorted((root / "include/adv_api").rglob("*tilingdata.h"))
+        generated["kernel_tiling/kernel_tiling.h"] = (
+            TILING_MACROS
+            + "".join(f'#include "{header}"\n' for header in tilings)
+            + "#undef optiling\nusing namespace AscendC::tiling;\n"
+        )
+        defines = ["-D__NPU_ARCH__=2201", "-D__DAV_C220_VEC__", "-D__DAV_VEC__"]
+        defines += ["-DASCEND_MOE_WITHOUT_CPU_LIBRARY"]
+        return HeaderSet(f"asc-devkit {root.name}", [root / part for part in parts], defines, generated)
+    return None
+
+
+def tiling_keys(entry: Path, text: str) -> list[int]:
+    """The keys in a preprocessed entry; the op compiler takes digits, it evaluates no constant."""
+    keys: set[int] = set()
+    for operand in re.findall(r"g_tilingKey == \( ?(.*?) ?\)", text):
+        if not re.fullmatch(r"(0|[1-9]\d*)U?L?", operand):
+            raise CheckError(
+                f"{entry.name}: TILING_KEY_IS({operand}) does not end up as a decimal literal, "
+                "so the op compiler finds no key; use a literal or a macro"
+            )
+        keys.add(int(operand.rstrip("UL")))
+    return sorted(keys)
+
+
+class Checker:
+    """Compiles with one header set, into one scratch directory."""
+
+    def __init__(self, headers: HeaderSet, compiler: str, scratch: Path) -> None:
+        self.scratch = scratch
+        generated = scratch / "generated"
+        for name, text in headers.generated.items():
+            (generated / name).parent.mkdir(parents=True, exist_ok=True)
+            (generated / name).write_text(text)
+        self.command = [compiler, "-std=c++17", "-fmax-errors=20", "-Wall", "-Wextra"]
+        self.command += ["-Wno-unknown-pragmas", "-Wno-unused-parameter"]
+        self.command += [*CPU_DEBUG, *headers.defines, f"-isystem{generated}", "-include", str(SHIM)]
+        self.command += [f"-isystem{path}" for path in headers.includes]
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """The compiler, with messages in plain ASCII."""
+        environment = {**os.environ, "LC_ALL": "C"}
+        return subprocess.run([*self.command, *arguments], capture_output=True, text=True, env=environment)
+
+    def read_entry(self, entry: Path) -> KernelInfo:
+        """Tiling keys, kernel type and tiling struct, by the op compiler's own patterns."""
+        result = self.run("-E", "-D__CHECK_FEATURE_AT_PRECOMPILE", "-DDTYPE_X=half", str(entry))
+        if result.returncode != 0:
+            raise CheckError(f"{entry.name} does not preprocess:\n{result.stderr}")
+        lines = [line for line in result.stdout.splitlines() if not line.startswith("#")]
+        text = re.sub(r"\s+", " ", " ".join(lines))  # g++ breaks lines inside macros of system headers
+        if not re.search(rf"\b{entry.stem}\b\s*\(", text):
+            raise CheckError(f"{entry.name} has no function {entry.stem}, which the op compiler looks for")
+        keys = tiling_keys(entry, text)
+        kernel = re.findall(r"__enable_feature_for_compile_default\s*=\s*(\w+)\s*;", text)
+        struct = re.findall(r"__enable_custom_tiling\s*([\w:]+)\s*=\s*default\s*;", text)
+        required = {
+            "TILING_KEY_IS": keys,
+            "KERNEL_TASK_TYPE_DEFAULT": kernel,
+            "REGISTER_TILING_DEFAULT": struct,
+        }
+        for macro, found in required.items():
+            if not found:
+                raise CheckError(f"{entry.name} has no {macro}")
+        return KernelInfo(keys, kernel[0], struct[0])
+
+    def compile_entry(self, entry: Path, key: int, dtype: str) -> Compiled:
+        """One binary of the op, with the two definitions that the op compiler adds for its tiling key."""
+        symbol = f"{entry.stem}_{key}_tilingkey"
+        target = self.scratch / f"{symbol}_{dtype}.o"
+        start = time.monotonic()
+        added = [f"-DDTYPE_X={dtype}", f"-DTILING_KEY_VAR={key}UL", f"-D{entry.stem}={symbol}"]
+        result = self.run("-c", str(entry), "-o", str(target), *added)
+        seconds = time.monotonic() - start
+        if result.returncode != 0:
+            return Compiled(entry.name, key, dtype, seconds, 0, result.stderr)
+        code = target.read_bytes()
+        if symbol.encode() not in code:
+            return Compiled(entry.name, key, dtype, seconds, 0, f"the object has no symbol {symbol}\n")
+        return Compiled(entry.name, key, dtype, seconds, len(code), result.stderr)
+
+    def check_control(self) -> None:
+        """float -> half compiles and float -> int8 does not, or this check proves nothing."""
+        source, target = self.scratch / "control.cpp", self.scratch / "control.o"
+        source.write_text(CONTROL)
+        right = self.run("-c", str(source), "-o", str(target), "-DCONTROL_TYPE=half")
+        if right.returncode != 0:
+            raise CheckError(f"the control with a float -> half Cast does not compile:\n{right.stderr}")
+        wrong = self.run("-c", str(source), "-o", str(target), "-DCONTROL_TYPE=int8_t")
+        if wrong.returncode == 0 or not re.search(r"error: .*Cast", wrong.stderr):
+            raise CheckError(f"the control's float -> int8 Cast was not rejected:\n{wrong.stderr}")
+        print("control: float -> half Cast compiles, float -> int8 Cast does not")
+
+
+def check_entries(checker: Checker, entries: list[Path], jobs: int) -> int:
+    """Prints the table and the compiler's messages; the number of objects that failed."""
+    plan: list[tuple[Path, int, str]] = []
+    for entry in entries:
+        if not entry.is_file():
+            raise CheckError(f"no kernel entry {entry}")
+        info = checker.read_entry(entry)
+        print(f"{entry.name}: tiling keys {info.keys}, {info.kernel_type}, {info.tiling_struct}")
+        plan += [(entry, key, dtype) for key in info.keys for dtype in DTYPES]
+    print(f"{'entry':36} {'key':>6} {'dtype':10} {'object':>10} {'seconds':>8}")
+    results: list[Compiled] = []
+    with ThreadPoolExecutor(jobs) as pool:
+        for result in pool.map(lambda item: checker.compile_entry(*item), plan):
+            size = f"{result.size} B" if result.size else "FAILED"
+            row = f"{result.entry:36} {result.key:6} {result.dtype:10} {size:>10} {result.seconds:8.1f}"
+            print(row, flush=True)
+            results.append(result)
+    failed = [result for result in results if not result.size]
+    for log in {result.entry: result.log for result in reversed(failed)}.values():
+        print(log, file=sys.stderr)  # the first of each entry: the others mostly repeat it
+    for line in sorted(
+        {line for result in results for line in result.log.splitlines() if ": warning: " in line}
+    ):
+        print(line, file=sys.stderr)
+    print(f"{len(results) - len(failed)} of {len(results)} objects compiled")
+    return len(failed)
+
+
+def main() -> int:
+    """The command line; 0 when everything compiled."""
+    parser = argparse.ArgumentParser(description="Compiles the kernels against real AscendC headers.")
+    parser.add_argument("directory", metavar="DIR", type=Path, nargs="?", help="CANN toolkit or asc-devkit")
+    parser.add_argument("--entry", type=Path, action="append", help="an entry instead of this project's")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--compiler", default="g++")
+    options = parser.parse_args()
+    try:
+        if options.directory is None:
+            raise CheckError("no DIR given: name a CANN toolkit or an asc-devkit checkout")
+        directory = options.directory.resolve()
+        headers = find_toolkit(directory) or find_devkit(directory)
+        if headers is None:
+            raise CheckError(
+                f"no AscendC headers in {directory}: expected a CANN toolkit (*-linux/ascendc/include and "
+                "tools/tikicpulib) or an asc-devkit checkout (include/kernel_operator.h and impl/basic_api)"
+            )
+        print(f"headers: {headers.name} in {directory}")
+        with tempfile.TemporaryDirectory(prefix="headers-check-") as scratch:
+            checker = Checker(headers, options.compiler, Path(scratch))
+            checker.check_control()
+            failed = check_entries(checker, options.entry or ENTRIES, options.jobs)
+    except (CheckError, OSError) as error:
+        print(f"headers-check: {error}", file=sys.stderr)
+        return 1
+    print(f"headers-check: {'FAIL' if failed else 'PASS'}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Everything that is checked without running anything. Usage: tools/lint.sh [--fix], with the tools on PATH.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+mapfile -d '' cxx < <(find op_kernel op_host ascend_moe/csrc tests examples \
+    \( -name '*.h' -o -name '*.cpp' \) -print0 2>/dev/null | sort -z)
+
+if [[ "${1:-}" == --fix ]]; then
+    ruff check --fix --quiet . || true  # what cannot be fixed is reported below
+    ruff format --quiet .
+    clang-format -i "${cxx[@]}"
+fi
+
+failed=0
+check() {
+    echo "lint: $1"
+    "${@:2}" || failed=1
+}
+check "ruff check" ruff check .
+check "ruff format" ruff format --check .
+check "mypy --strict ascend_moe" mypy
+check "clang-format (${#cxx[@]} files)" clang-format --dry-run -Werror "${cxx[@]}"
+exit "$failed"
