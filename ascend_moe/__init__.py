@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .comm import LocalCluster, close, comm_name
 from .errors import AscendMoeError
+from .layer import MoEConfig, MoELayer
 from .ops import (
     npu_moe_distribute_combine,
     npu_moe_distribute_combine_v2,
@@ -14,6 +15,8 @@ from .ops import (
 __all__ = [
     "AscendMoeError",
     "LocalCluster",
+    "MoEConfig",
+    "MoELayer",
     "close",
     "comm_name",
     "npu_moe_distribute_combine",

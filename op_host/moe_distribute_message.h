@@ -27,12 +27,15 @@ inline const char* ErrorName(uint32_t code) {
 }
 
 inline const char* OpName(int32_t op) {
-    return op == static_cast<int32_t>(kOpDispatch) ? "dispatch" : op == static_cast<int32_t>(kOpCombine) ? "combine" : "no op";
+    return op == static_cast<int32_t>(kOpDispatch)  ? "dispatch"
+           : op == static_cast<int32_t>(kOpCombine) ? "combine"
+                                                    : "no op";
 }
 
 inline const char* FieldName(int32_t field) {
-    static const char* const kNames[kFieldCount] = {"op",        "HCCL_BUFFSIZE", "contract", "H",          "K",      "E",
-                                                    "global_bs", "maxBS",         "dtype",    "quant_mode", "scales", "comm_alg"};
+    static const char* const kNames[kFieldCount] = {
+        "op",        "HCCL_BUFFSIZE", "contract", "H",          "K",      "E",
+        "global_bs", "maxBS",         "dtype",    "quant_mode", "scales", "comm_alg"};
     return field >= 0 && field < static_cast<int32_t>(kFieldCount) ? kNames[field] : "?";
 }
 
@@ -49,35 +52,51 @@ inline std::string FieldValue(int32_t field, int32_t value) {
 
 // A record in words: one line, what, which rank, the rule with its numbers, the fix.
 class RecordText {
-   public:
+public:
     explicit RecordText(const int32_t* record) : record_(record) {}
 
     std::string Message() const {
         switch (static_cast<uint32_t>(At(kRecCode))) {
             case kInvalidExpertId:
-                return Format("%s: rank %d, token %d, k %d has expert id %d; an active id is -1 (not routed) or in 0..%d", Op(),
-                              At(kRecCulprit), At(kRecDetail0) >> 8, At(kRecDetail0) & 0xFF, At(kRecDetail1), At(kRecExperts) - 1);
+                return Format(
+                    "%s: rank %d, token %d, k %d has expert id %d; an active id is -1 (not routed) or in "
+                    "0..%d",
+                    Op(), At(kRecCulprit), At(kRecDetail0) >> 8, At(kRecDetail0) & 0xFF, At(kRecDetail1),
+                    At(kRecExperts) - 1);
             case kRoutingOverflow:
-                return Format("%s: rank %d routes %d rows to rank %d, its capacity is maxBS*min(K, L) = %d rows: do not repeat an "
-                              "expert in a token's ids", Op(), At(kRecCulprit), At(kRecDetail1), At(kRecDetail0), At(kRecCapacity));
+                return Format(
+                    "%s: rank %d routes %d rows to rank %d, its capacity is maxBS*min(K, L) = %d rows: do "
+                    "not repeat an "
+                    "expert in a token's ids",
+                    Op(), At(kRecCulprit), At(kRecDetail1), At(kRecDetail0), At(kRecCapacity));
             case kInvalidCounts:
-                return Format("combine: ep_send_counts of rank %d is %d at element %d: it must not fall, not pass expand_x's rows, nor "
-                              "give one source more than maxBS*min(K, L) = %d rows; pass dispatch's ep_recv_counts", At(kRecCulprit),
-                              At(kRecDetail1), At(kRecDetail0), At(kRecCapacity));
+                return Format(
+                    "combine: ep_send_counts of rank %d is %d at element %d: it must not fall, not pass "
+                    "expand_x's rows, nor "
+                    "give one source more than maxBS*min(K, L) = %d rows; pass dispatch's ep_recv_counts",
+                    At(kRecCulprit), At(kRecDetail1), At(kRecDetail0), At(kRecCapacity));
             case kInvalidTriple: return Triple();
             case kConfigMismatch: return Config();
             case kRoutingMismatch: return Routing();
             case kPeerLost:
-                return Format("%s: rank %d is lost (its process has died or closed its communicator), found by rank %d at epoch %u; "
-                              "close the communicator on all ranks and start again", Op(), At(kRecCulprit), Reporter(), Epoch());
+                return Format(
+                    "%s: rank %d is lost (its process has died or closed its communicator), found by rank %d "
+                    "at epoch %u; "
+                    "close the communicator on all ranks and start again",
+                    Op(), At(kRecCulprit), Reporter(), Epoch());
             case kCommTimeout: return Timeout();
             case kCorruptStatus:
-                return Format("%s: the status run of rank %d holds %#x in block %d, which no rank of epoch %u can have written; is "
-                              "anything else writing into these windows?", Op(), At(kRecCulprit), At(kRecDetail1), At(kRecDetail0), Epoch());
+                return Format(
+                    "%s: the status run of rank %d holds %#x in block %d, which no rank of epoch %u can have "
+                    "written; is "
+                    "anything else writing into these windows?",
+                    Op(), At(kRecCulprit), At(kRecDetail1), At(kRecDetail0), Epoch());
             case kKernelFault:
-                return Format("%s: rank %d has failed with a kernel fault; its own error says where", Op(), At(kRecCulprit));
+                return Format("%s: rank %d has failed with a kernel fault; its own error says where", Op(),
+                              At(kRecCulprit));
             default:
-                return Format("%s: the window table of rank %d is not the one this call was planned for", Op(), At(kRecRank));
+                return Format("%s: the window table of rank %d is not the one this call was planned for",
+                              Op(), At(kRecRank));
         }
     }
 
@@ -85,28 +104,32 @@ class RecordText {
     std::string Fields() const {
         switch (static_cast<uint32_t>(At(kRecCode))) {
             case kInvalidExpertId:
-                return Format("rank=%d;token=%d;k=%d;expert_id=%d", At(kRecCulprit), At(kRecDetail0) >> 8, At(kRecDetail0) & 0xFF,
-                              At(kRecDetail1));
+                return Format("rank=%d;token=%d;k=%d;expert_id=%d", At(kRecCulprit), At(kRecDetail0) >> 8,
+                              At(kRecDetail0) & 0xFF, At(kRecDetail1));
             case kRoutingOverflow:
-                return Format("rank=%d;owner=%d;rows=%d;capacity=%d", At(kRecCulprit), At(kRecDetail0), At(kRecDetail1), At(kRecCapacity));
+                return Format("rank=%d;owner=%d;rows=%d;capacity=%d", At(kRecCulprit), At(kRecDetail0),
+                              At(kRecDetail1), At(kRecCapacity));
             case kInvalidCounts: return Format("argument=ep_send_counts;rank=%d", At(kRecCulprit));
             case kInvalidTriple: return Format("argument=assist_info_for_combine;rank=%d", At(kRecCulprit));
             case kConfigMismatch:
-                return Format("field=%s;rank=%d;ours=%s;theirs=%s", FieldName(At(kRecDetail0)), At(kRecCulprit), Ours().c_str(),
-                              Theirs().c_str());
+                return Format("field=%s;rank=%d;ours=%s;theirs=%s", FieldName(At(kRecDetail0)),
+                              At(kRecCulprit), Ours().c_str(), Theirs().c_str());
             case kRoutingMismatch:
                 return Format("rank=%d;expert=%d;ours=%d;theirs=%d", At(kRecCulprit),
-                              static_cast<int>(static_cast<uint32_t>(At(kRecDetail0)) & ~kMismatchIndex), At(kRecDetail1), At(kRecDetail2));
+                              static_cast<int>(static_cast<uint32_t>(At(kRecDetail0)) & ~kMismatchIndex),
+                              At(kRecDetail1), At(kRecDetail2));
             default: return Format("rank=%d;reporter=%d", At(kRecCulprit), Reporter());
         }
     }
 
-   private:
+private:
     int32_t At(uint32_t word) const { return record_[word]; }
     const char* Op() const { return OpName(At(kRecOp)); }
     uint32_t Epoch() const { return static_cast<uint32_t>(At(kRecEpoch)); }
     // A failure met at the entry of a later op keeps no reporter of its own.
-    int32_t Reporter() const { return At(kRecReporter) < static_cast<int32_t>(kMaxSlots) ? At(kRecReporter) : -1; }
+    int32_t Reporter() const {
+        return At(kRecReporter) < static_cast<int32_t>(kMaxSlots) ? At(kRecReporter) : -1;
+    }
     std::string Ours() const { return FieldValue(At(kRecDetail0), At(kRecDetail1)); }
     std::string Theirs() const { return FieldValue(At(kRecDetail0), At(kRecDetail2)); }
 
@@ -120,35 +143,45 @@ class RecordText {
     }
     std::string Triple() const {
         static const char* const kWords[] = {"source rank", "token", "k", "?"};
-        return Format("combine: assist_info_for_combine of rank %d names %s %d in row %d (W, maxBS %d, K %d): pass dispatch's own tensor",
-                      At(kRecCulprit), kWords[At(kRecDetail0) & 3], At(kRecDetail1), At(kRecDetail0) >> 2, At(kRecMaxBatch),
-                      At(kRecTopK));
+        return Format(
+            "combine: assist_info_for_combine of rank %d names %s %d in row %d (W, maxBS %d, K %d): pass "
+            "dispatch's own tensor",
+            At(kRecCulprit), kWords[At(kRecDetail0) & 3], At(kRecDetail1), At(kRecDetail0) >> 2,
+            At(kRecMaxBatch), At(kRecTopK));
     }
     std::string Config() const {
-        return Format("%s: %s is %s on rank %d and %s on rank %d; it must be the same on all ranks", Op(), FieldName(At(kRecDetail0)),
-                      Ours().c_str(), At(kRecRank), Theirs().c_str(), At(kRecCulprit));
+        return Format("%s: %s is %s on rank %d and %s on rank %d; it must be the same on all ranks", Op(),
+                      FieldName(At(kRecDetail0)), Ours().c_str(), At(kRecRank), Theirs().c_str(),
+                      At(kRecCulprit));
     }
     std::string Routing() const {
         const uint32_t expert = static_cast<uint32_t>(At(kRecDetail0));
         if (expert & kMismatchIndex) {
-            return Format("combine: rank %d has expand_idx %d for expert %u, to which it routes %d rows; pass dispatch's own expand_idx",
-                          At(kRecCulprit), At(kRecDetail2), expert & ~kMismatchIndex, At(kRecDetail1));
+            return Format(
+                "combine: rank %d has expand_idx %d for expert %u, to which it routes %d rows; pass "
+                "dispatch's own expand_idx",
+                At(kRecCulprit), At(kRecDetail2), expert & ~kMismatchIndex, At(kRecDetail1));
         }
-        return Format("combine: expert %u returns %d rows to rank %d, whose expert_ids and mask route %d to it; give combine the same "
-                      "expert_ids and x_active_mask as dispatch", expert, At(kRecDetail2), At(kRecCulprit), At(kRecDetail1));
+        return Format(
+            "combine: expert %u returns %d rows to rank %d, whose expert_ids and mask route %d to it; give "
+            "combine the same "
+            "expert_ids and x_active_mask as dispatch",
+            expert, At(kRecDetail2), At(kRecCulprit), At(kRecDetail1));
     }
     std::string Timeout() const {
-        std::string text = Format("%s: rank %d did not arrive within %.1f s (found by rank %d at epoch %u)", Op(), At(kRecCulprit),
-                                  At(kRecWaitedMicros) / 1e6, Reporter(), Epoch());
+        std::string text = Format("%s: rank %d did not arrive within %.1f s (found by rank %d at epoch %u)",
+                                  Op(), At(kRecCulprit), At(kRecWaitedMicros) / 1e6, Reporter(), Epoch());
         const int32_t count = At(kRecAwaitedCount);
         for (int32_t i = 0; i < count && i < static_cast<int32_t>(kMaxAwaited); ++i) {
             const int32_t* entry = record_ + kRecAwaited + 3 * i;
             text += i == 0 ? "; missing: rank " : ", rank ";
             text += std::to_string(entry[0]);
             text += entry[1] == 0 ? " (never seen)"
-                                  : Format(" (last seen in %s, epoch %u)", OpName(entry[2]), static_cast<uint32_t>(entry[1]));
+                                  : Format(" (last seen in %s, epoch %u)", OpName(entry[2]),
+                                           static_cast<uint32_t>(entry[1]));
         }
-        if (count > static_cast<int32_t>(kMaxAwaited)) text += Format(" and %d more", count - static_cast<int32_t>(kMaxAwaited));
+        if (count > static_cast<int32_t>(kMaxAwaited))
+            text += Format(" and %d more", count - static_cast<int32_t>(kMaxAwaited));
         return text + "; did every rank call the same ops in the same order?";
     }
     const int32_t* record_;

@@ -9,9 +9,9 @@
 namespace moe {
 
 constexpr uint32_t kUbBytes = 192 * 1024;
-constexpr uint32_t kChunkBytes = 56 * 1024;   // one of the two chunks of rows on their way
-constexpr uint32_t kMaxChunkRows = 4095;      // blockCount of one DataCopyPad
-constexpr uint32_t kSendPairs = 512;          // pairs whose places and triples are in UB at a time
+constexpr uint32_t kChunkBytes = 56 * 1024;  // one of the two chunks of rows on their way
+constexpr uint32_t kMaxChunkRows = 4095;     // blockCount of one DataCopyPad
+constexpr uint32_t kSendPairs = 512;         // pairs whose places and triples are in UB at a time
 constexpr uint32_t kMaxSendRing = 4;
 
 struct CallPlan {
@@ -44,7 +44,8 @@ inline void FillInfo(const CallSpec& call, MoeDistributeInfo& info) {
     info.quantMode = dispatch ? static_cast<uint32_t>(MOE_ATTRIBUTE(call, quant_mode)) : 0;
     info.wireType = info.quantMode != 0 ? kTypeInt8 : info.xType;
     info.hasScales = dispatch && MOE_GIVEN(call, scales) ? 1 : 0;
-    info.maskRank = MOE_GIVEN(call, x_active_mask) ? static_cast<uint32_t>(MOE_TENSOR(call, x_active_mask).rank) : 0;
+    info.maskRank =
+        MOE_GIVEN(call, x_active_mask) ? static_cast<uint32_t>(MOE_TENSOR(call, x_active_mask).rank) : 0;
     info.globalBsGiven = MOE_ATTRIBUTE(call, global_bs) != 0 ? 1 : 0;
     info.expandRows = static_cast<uint32_t>(dispatch ? sizes.rows : rows.dims[0]);
     info.algorithm = kAlgorithmWindow;
@@ -58,8 +59,8 @@ inline void FillInfo(const CallSpec& call, MoeDistributeInfo& info) {
 inline uint32_t SendRing(const MoeDistributeInfo& info) {
     const uint32_t rowBytes = info.hidden * TypeSize(info.xType), floatBytes = info.hidden * 4;
     const uint32_t lanes = PaddedInts(info.experts) * 4;
-    uint32_t fixed = 3 * lanes + std::max(8192u, lanes) + kSendPairs * (4 + 1 + 4 + 4) + (info.cores + 1) * kBlock +
-                     info.world * kBlock + 1024;
+    uint32_t fixed = 3 * lanes + std::max(8192u, lanes) + kSendPairs * (4 + 1 + 4 + 4) +
+                     (info.cores + 1) * kBlock + info.world * kBlock + 1024;
     if (info.contract == kContractV2) fixed += kSendPairs * kBlock;
     uint32_t perRow = rowBytes;
     if (info.quantMode != 0) {
@@ -70,7 +71,9 @@ inline uint32_t SendRing(const MoeDistributeInfo& info) {
     return std::max(1u, std::min(ring, kMaxSendRing));
 }
 
-inline uint32_t ChunkRows(uint32_t rowBytes) { return std::max(1u, std::min(kChunkBytes / rowBytes, kMaxChunkRows)); }
+inline uint32_t ChunkRows(uint32_t rowBytes) {
+    return std::max(1u, std::min(kChunkBytes / rowBytes, kMaxChunkRows));
+}
 
 // Cores that share one token's H while combine sums, when there are more cores than tokens.
 inline void SplitTokens(const MoeDistributeInfo& info, MoeDistributeCombineTiling& tiling) {
@@ -91,7 +94,8 @@ inline int64_t NeededMiB(const MoeDistributeInfo& info, uint64_t regionBytes, ui
 inline bool CheckWindow(const MoeDistributeInfo& info, uint32_t op, CallPlan& plan, CheckResult& result) {
     const uint64_t back = static_cast<uint64_t>(info.hidden) * TypeSize(info.xType);
     const bool triples = info.contract == kContractV2;
-    const uint64_t stride = DispatchRowStride(info.hidden, TypeSize(info.wireType), info.quantMode != 0, triples);
+    const uint64_t stride =
+        DispatchRowStride(info.hidden, TypeSize(info.wireType), info.quantMode != 0, triples);
     const uint64_t dispatchRegion = info.capacity * stride;
     const uint64_t combineRegion = triples ? 0 : info.capacity * back;
     const uint64_t combineHalf = triples ? static_cast<uint64_t>(info.maxBatch) * info.topK * back : 0;
@@ -103,8 +107,10 @@ inline bool CheckWindow(const MoeDistributeInfo& info, uint32_t op, CallPlan& pl
     result.needed_mib = NeededMiB(info, std::max(dispatchRegion, combineRegion), combineHalf);
     snprintf(result.argument, sizeof(result.argument), "group_ep");
     snprintf(result.message, sizeof(result.message),
-             "the window of group_ep has %u MiB, this call (maxBS %u, K %u, H %u, L %u, W %u) needs %lld: export HCCL_BUFFSIZE=%lld on "
-             "all ranks before the group's first op", info.windowMiB, info.maxBatch, info.topK, info.hidden, info.localExperts, info.world,
+             "the window of group_ep has %u MiB, this call (maxBS %u, K %u, H %u, L %u, W %u) needs %lld: "
+             "export HCCL_BUFFSIZE=%lld on "
+             "all ranks before the group's first op",
+             info.windowMiB, info.maxBatch, info.topK, info.hidden, info.localExperts, info.world,
              static_cast<long long>(result.needed_mib), static_cast<long long>(result.needed_mib));
     return false;
 }
@@ -123,15 +129,15 @@ inline bool PlanCall(const CallSpec& call, CallPlan& plan, CheckResult& result) 
     const uint32_t rowBytes = info.hidden * TypeSize(info.xType);
     if (call.op == kOpDispatch) {
         const bool quant = info.quantMode != 0;
-        plan.tilingKey = !quant ? ASCEND_MOE_TILING_KEY_DISPATCH
+        plan.tilingKey = !quant                ? ASCEND_MOE_TILING_KEY_DISPATCH
                          : info.hasScales != 0 ? ASCEND_MOE_TILING_KEY_DISPATCH_QUANT_SMOOTH
                                                : ASCEND_MOE_TILING_KEY_DISPATCH_QUANT;
         plan.dispatch.info = info;
         plan.dispatch.tokenNumsType = static_cast<uint32_t>(MOE_ATTRIBUTE(call, expert_token_nums_type));
         plan.dispatch.tpWorldSize = static_cast<uint32_t>(MOE_ATTRIBUTE(call, tp_world_size));
         plan.dispatch.sendRing = SendRing(info);
-        plan.dispatch.copyRows =
-            ChunkRows(DispatchRowStride(info.hidden, TypeSize(info.wireType), quant, info.contract == kContractV2));
+        plan.dispatch.copyRows = ChunkRows(
+            DispatchRowStride(info.hidden, TypeSize(info.wireType), quant, info.contract == kContractV2));
     } else {
         plan.tilingKey = ASCEND_MOE_TILING_KEY_COMBINE;
         plan.combine.info = info;

@@ -1,5 +1,5 @@
-// MoeDistributeCombine: expert rows go back to the window of the rank whose token they are; that rank gathers the K
-// rows of each token and sums them, weighted, in fp32 and in ascending k.
+// MoeDistributeCombine: expert rows go back to the window of the rank whose token they are; that rank gathers
+// the K rows of each token and sums them, weighted, in fp32 and in ascending k.
 #ifndef ASCEND_MOE_DISTRIBUTE_COMBINE_H
 #define ASCEND_MOE_DISTRIBUTE_COMBINE_H
 
@@ -12,14 +12,21 @@ namespace moe {
 
 // All GM arguments of the entry that the body uses.
 struct CombineArguments {
-    GM_ADDR expandX, expertIds, expandIdx, epSendCounts, expertScales, xActiveMask, sharedExpertX;
-    GM_ADDR x, errorRecord;
+    GM_ADDR expandX;
+    GM_ADDR expertIds;
+    GM_ADDR expandIdx;
+    GM_ADDR epSendCounts;
+    GM_ADDR expertScales;
+    GM_ADDR xActiveMask;
+    GM_ADDR sharedExpertX;
+    GM_ADDR x;
+    GM_ADDR errorRecord;
     GM_ADDR workspace;
 };
 
 template <typename XType>
 class MoeDistributeCombine {
-   public:
+public:
     __aicore__ inline void Init(const CombineArguments& arguments, const MoeDistributeCombineTiling& tiling) {
         args_ = arguments;
         tiling_ = &tiling;
@@ -67,14 +74,17 @@ class MoeDistributeCombine {
         return verdict;
     }
 
-   private:
+private:
     // UB plan 1: routing tables, segments of expand_x, two chunks of rows on their way.
     __aicore__ inline void BuffInit() {
         exchange_.BoardInit();
-        routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace, exchange_.core());
+        routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace,
+                      exchange_.core());
         segments_.Init(exchange_.pipe(), *info_);
         exchange_.pipe().InitBuffer(indexBuf_, kChunkPairs * sizeof(int32_t));
-        exchange_.pipe().InitBuffer(tripleBuf_, PaddedInts(Max(segments_.slots(), tiling_->sendRows * kTripleWords)) * sizeof(int32_t));
+        exchange_.pipe().InitBuffer(
+            tripleBuf_,
+            PaddedInts(Max(segments_.slots(), tiling_->sendRows * kTripleWords)) * sizeof(int32_t));
         exchange_.pipe().InitBuffer(copyQueue_, 2, tiling_->sendRows * rowBytes_);
     }
 
@@ -132,8 +142,9 @@ class MoeDistributeCombine {
             const uint32_t count = Min(tiling_->sendRows, stop - row);
             LocalTensor<int8_t> chunk = copyQueue_.template AllocTensor<int8_t>();
             GlobalTensor<int8_t> source;
-            source.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(args_.expandX + static_cast<uint64_t>(row) * rowBytes_),
-                                   static_cast<uint64_t>(count) * rowBytes_);
+            source.SetGlobalBuffer(
+                reinterpret_cast<__gm__ int8_t*>(args_.expandX + static_cast<uint64_t>(row) * rowBytes_),
+                static_cast<uint64_t>(count) * rowBytes_);
             AscendC::DataCopy(chunk, source, count * rowBytes_);
             copyQueue_.EnQue(chunk);
             chunk = copyQueue_.template DeQue<int8_t>();
@@ -148,11 +159,13 @@ class MoeDistributeCombine {
         }
         return verdict;
     }
-    // V2: each row to the slot that its triple names. All triples of the chunk are checked before the first store.
+    // V2: each row to the slot that its triple names. All triples of the chunk are checked before the first
+    // store.
     __aicore__ inline Verdict SendSlots(const LocalTensor<int8_t>& chunk, uint32_t row, uint32_t count) {
         GlobalTensor<int32_t> assist;
-        assist.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(args_.expandIdx) + static_cast<uint64_t>(row) * kTripleWords,
-                               count * kTripleWords);
+        assist.SetGlobalBuffer(
+            reinterpret_cast<__gm__ int32_t*>(args_.expandIdx) + static_cast<uint64_t>(row) * kTripleWords,
+            count * kTripleWords);
         LocalTensor<int32_t> triple = tripleBuf_.Get<int32_t>();
         SyncFunc<HardEvent::S_MTE2>();
         CopyIn(triple, assist, count * kTripleWords);
@@ -166,15 +179,18 @@ class MoeDistributeCombine {
         }
         for (uint32_t i = 0; i < count; ++i) {
             const uint32_t at = i * kTripleWords;
-            const uint64_t slot = static_cast<uint64_t>(triple.GetValue(at + 1)) * info_->topK + triple.GetValue(at + 2);
-            exchange_.sender().PutSlot(static_cast<uint32_t>(triple.GetValue(at)), slot * rowBytes_, chunk[i * rowBytes_], rowBytes_);
+            const uint64_t slot =
+                static_cast<uint64_t>(triple.GetValue(at + 1)) * info_->topK + triple.GetValue(at + 2);
+            exchange_.sender().PutSlot(static_cast<uint32_t>(triple.GetValue(at)), slot * rowBytes_,
+                                       chunk[i * rowBytes_], rowBytes_);
         }
         return Verdict();
     }
     // V1: a position past the expert's pairs would read another row.
     __aicore__ inline Verdict CheckIndex() {
         GlobalTensor<int32_t> expandIdx;
-        expandIdx.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(args_.expandIdx), info_->batch * info_->topK);
+        expandIdx.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(args_.expandIdx),
+                                  info_->batch * info_->topK);
         LocalTensor<int32_t> index = indexBuf_.Get<int32_t>();
         for (uint32_t at = routing_.begin(); at < routing_.end(); at += kChunkPairs) {
             const uint32_t count = Min(kChunkPairs, routing_.end() - at);
@@ -184,8 +200,10 @@ class MoeDistributeCombine {
             for (uint32_t i = 0; i < count; ++i) {
                 const int32_t id = routing_.pairs().Id(i, (at + i) / info_->topK);
                 if (!routing_.pairs().Routed(id)) continue;
-                const uint32_t position = static_cast<uint32_t>(index.GetValue(i)), total = routing_.Total(id);
-                if (position >= total) return Mismatch(static_cast<uint32_t>(id) | kMismatchIndex, total, position);
+                const uint32_t position = static_cast<uint32_t>(index.GetValue(i)),
+                               total = routing_.Total(id);
+                if (position >= total)
+                    return Mismatch(static_cast<uint32_t>(id) | kMismatchIndex, total, position);
             }
             SyncFunc<HardEvent::S_MTE2>();
         }
@@ -195,12 +213,14 @@ class MoeDistributeCombine {
     // UB plan 2: this core's share of the tokens, summed.
     __aicore__ inline void LocalWindowCopy() {
         exchange_.NextPlan();
-        routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace, exchange_.core());
+        routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace,
+                      exchange_.core());
         routing_.LoadTotals();
         routing_.Place();
         TokenSum<XType> sum;
-        const TokenSumPlan plan = {args_.expandIdx, args_.expertScales, args_.sharedExpertX, args_.x, exchange_.Half(),
-                                   RegionBytes(exchange_.context().data_bytes(), info_->world)};
+        const TokenSumPlan plan = {
+            args_.expandIdx, args_.expertScales, args_.sharedExpertX,
+            args_.x,         exchange_.Half(),   RegionBytes(exchange_.context().data_bytes(), info_->world)};
         sum.Init(exchange_.pipe(), *tiling_, plan);
         sum.Run(routing_, exchange_.core());
         AscendC::PipeBarrier<PIPE_ALL>();
@@ -214,7 +234,8 @@ class MoeDistributeCombine {
         AscendC::Duplicate(zeroBuf.Get<int16_t>(), static_cast<int16_t>(0), rowBytes_ / sizeof(int16_t));
         SyncFunc<HardEvent::V_MTE3>();
         GlobalTensor<int8_t> x;
-        x.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(args_.x), static_cast<uint64_t>(info_->batch) * rowBytes_);
+        x.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(args_.x),
+                          static_cast<uint64_t>(info_->batch) * rowBytes_);
         const uint32_t end = PartBegin(info_->batch, exchange_.core() + 1, info_->cores);
         for (uint32_t token = PartBegin(info_->batch, exchange_.core(), info_->cores); token < end; ++token) {
             AscendC::DataCopy(x[static_cast<uint64_t>(token) * rowBytes_], zeroBuf.Get<int8_t>(), rowBytes_);

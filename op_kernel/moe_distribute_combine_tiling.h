@@ -12,7 +12,7 @@ namespace moe {
 struct MoeDistributeCombineTiling {
     MoeDistributeInfo info;
     uint32_t hasSharedExpertX;
-    uint32_t sendRows;     // rows of one UB chunk while sending
+    uint32_t sendRows;       // rows of one UB chunk while sending
     uint32_t partsPerToken;  // cores that share a token's H while summing
     uint32_t partElements;   // elements of one part, a multiple of 32
 };

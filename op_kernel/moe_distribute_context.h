@@ -1,4 +1,5 @@
-// The two areas a rank, behind accessors. The window table is what the launch's communication context points at.
+// The two areas a rank, behind accessors. The window table is what the launch's communication context points
+// at.
 #ifndef ASCEND_MOE_DISTRIBUTE_CONTEXT_H
 #define ASCEND_MOE_DISTRIBUTE_CONTEXT_H
 
@@ -20,7 +21,7 @@ struct WindowTable {
 constexpr uint32_t kWindowTableMagic = 0x57494E44u;
 
 class WindowContext {
-   public:
+public:
     __aicore__ inline void Init(GM_ADDR context) { table_ = reinterpret_cast<__gm__ WindowTable*>(context); }
     __aicore__ inline bool Matches(const MoeDistributeInfo& info) const {
         return table_ != nullptr && table_->magic == kWindowTableMagic && table_->rank == info.rank &&
@@ -31,24 +32,29 @@ class WindowContext {
     __aicore__ inline uint32_t world() const { return table_->world; }
     __aicore__ inline uint64_t data_bytes() const { return table_->dataBytes; }
     __aicore__ inline uint64_t state_bytes() const { return table_->stateBytes; }
-    __aicore__ inline GM_ADDR data(uint32_t rank) const { return reinterpret_cast<GM_ADDR>(table_->data[rank]); }
-    __aicore__ inline GM_ADDR state(uint32_t rank) const { return reinterpret_cast<GM_ADDR>(table_->state[rank]); }
+    __aicore__ inline GM_ADDR data(uint32_t rank) const {
+        return reinterpret_cast<GM_ADDR>(table_->data[rank]);
+    }
+    __aicore__ inline GM_ADDR state(uint32_t rank) const {
+        return reinterpret_cast<GM_ADDR>(table_->state[rank]);
+    }
 
-   private:
+private:
     __gm__ WindowTable* table_ = nullptr;
 };
 
 // The epoch word of this rank's control block: the only scalar GM state. One cache line, cleaned by hand.
 class EpochWord {
-   public:
+public:
     __aicore__ inline void Init(const WindowContext& context) {
-        control_.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(context.state(context.rank()) + kControlOffset),
-                                 kBlockWords);
+        control_.SetGlobalBuffer(
+            reinterpret_cast<__gm__ uint32_t*>(context.state(context.rank()) + kControlOffset), kBlockWords);
     }
     // A control block without our magic is a fresh window: its epoch is 0.
     __aicore__ inline uint32_t Read() const {
         Invalidate();
-        return control_.GetValue(kControlMagicWord) == kControlMagic ? control_.GetValue(kControlEpochWord) : 0;
+        return control_.GetValue(kControlMagicWord) == kControlMagic ? control_.GetValue(kControlEpochWord)
+                                                                     : 0;
     }
     __aicore__ inline void Publish(uint32_t epoch) {
         control_.SetValue(kControlMagicWord, kControlMagic);
@@ -56,7 +62,7 @@ class EpochWord {
         Invalidate();
     }
 
-   private:
+private:
     __aicore__ inline void Invalidate() const {
         AscendC::DataCacheCleanAndInvalid<uint32_t, AscendC::CacheLine::SINGLE_CACHE_LINE,
                                           AscendC::DcciDst::CACHELINE_OUT>(control_);

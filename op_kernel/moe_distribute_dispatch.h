@@ -1,5 +1,5 @@
-// MoeDistributeDispatch: every (token, k) row goes to the window of the rank that owns its expert; each rank then
-// gathers its window into expand_x, ordered by (local expert, source rank, flat (token, k)).
+// MoeDistributeDispatch: every (token, k) row goes to the window of the rank that owns its expert; each rank
+// then gathers its window into expand_x, ordered by (local expert, source rank, flat (token, k)).
 #ifndef ASCEND_MOE_DISTRIBUTE_DISPATCH_H
 #define ASCEND_MOE_DISTRIBUTE_DISPATCH_H
 
@@ -12,18 +12,30 @@ namespace moe {
 
 // All GM arguments of the entry, in its order.
 struct DispatchArguments {
-    GM_ADDR x, expertIds, scales, xActiveMask, expertScales;
-    GM_ADDR expandX, dynamicScales, expandIdx, expertTokenNums, epRecvCounts, tpRecvCounts, expandScales, errorRecord;
+    GM_ADDR x;
+    GM_ADDR expertIds;
+    GM_ADDR scales;
+    GM_ADDR xActiveMask;
+    GM_ADDR expertScales;
+    GM_ADDR expandX;
+    GM_ADDR dynamicScales;
+    GM_ADDR expandIdx;
+    GM_ADDR expertTokenNums;
+    GM_ADDR epRecvCounts;
+    GM_ADDR tpRecvCounts;
+    GM_ADDR expandScales;
+    GM_ADDR errorRecord;
     GM_ADDR workspace;
 };
 
 // Rows that this rank sends to a peer's local experts, from the totals that core 0 left in the workspace.
 class SendCounts {
-   public:
+public:
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR workspace) {
         localExperts_ = info.localExperts;
-        totals_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(workspace + TotalsOffset(info.cores, info.experts)),
-                                PaddedInts(info.experts));
+        totals_.SetGlobalBuffer(
+            reinterpret_cast<__gm__ int32_t*>(workspace + TotalsOffset(info.cores, info.experts)),
+            PaddedInts(info.experts));
         pipe.InitBuffer(buf_, PaddedInts(localExperts_) * sizeof(int32_t));
     }
     __aicore__ inline void Select(uint32_t peer) {
@@ -35,7 +47,7 @@ class SendCounts {
         return static_cast<uint32_t>(buf_.Get<int32_t>().GetValue(localExpert));
     }
 
-   private:
+private:
     GlobalTensor<int32_t> totals_;
     UbBuf buf_;
     uint32_t localExperts_ = 0;
@@ -43,19 +55,21 @@ class SendCounts {
 
 // Keeps the counts of arrived runs for all cores, one row a source.
 class CountsKeeper {
-   public:
+public:
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR workspace) {
         localExperts_ = info.localExperts;
         lanes_ = PaddedInts(localExperts_);
-        counts_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(workspace + CountsOffset(info.cores, info.experts)),
-                                static_cast<uint64_t>(info.world) * lanes_);
+        counts_.SetGlobalBuffer(
+            reinterpret_cast<__gm__ int32_t*>(workspace + CountsOffset(info.cores, info.experts)),
+            static_cast<uint64_t>(info.world) * lanes_);
         pipe.InitBuffer(buf_, lanes_ * sizeof(int32_t));
     }
     __aicore__ inline Verdict Arrived(uint32_t source, const LocalTensor<uint32_t>& run) {
         LocalTensor<int32_t> row = buf_.Get<int32_t>();
         SyncFunc<HardEvent::MTE3_S>();
         for (uint32_t l = 0; l < lanes_; ++l) {
-            row.SetValue(l, l < localExperts_ ? static_cast<int32_t>(run.GetValue(StatusWriter::CountWord(l))) : 0);
+            row.SetValue(
+                l, l < localExperts_ ? static_cast<int32_t>(run.GetValue(StatusWriter::CountWord(l))) : 0);
         }
         SyncFunc<HardEvent::S_MTE3>();
         AscendC::DataCopy(counts_[static_cast<uint64_t>(source) * lanes_], row, lanes_);
@@ -64,7 +78,7 @@ class CountsKeeper {
     __aicore__ inline const GlobalTensor<int32_t>& counts() const { return counts_; }
     __aicore__ inline uint32_t lanes() const { return lanes_; }
 
-   private:
+private:
     GlobalTensor<int32_t> counts_;
     UbBuf buf_;
     uint32_t localExperts_ = 0;
@@ -73,8 +87,9 @@ class CountsKeeper {
 
 template <typename XType, bool kQuant, bool kSmooth>
 class MoeDistributeDispatch {
-   public:
-    __aicore__ inline void Init(const DispatchArguments& arguments, const MoeDistributeDispatchTiling& tiling) {
+public:
+    __aicore__ inline void Init(const DispatchArguments& arguments,
+                                const MoeDistributeDispatchTiling& tiling) {
         args_ = arguments;
         tiling_ = &tiling;
         info_ = &tiling.info;
@@ -104,11 +119,12 @@ class MoeDistributeDispatch {
         LocalWindowCopy();
     }
 
-   private:
+private:
     // UB plan 1: routing tables, rows in flight, this chunk's expand_idx, row numbers and triples.
     __aicore__ inline void SendBuffInit() {
         exchange_.BoardInit();
-        routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace, exchange_.core());
+        routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace,
+                      exchange_.core());
         rows_.Init(exchange_.pipe(), *info_, args_.x, args_.scales, tiling_->sendRing);
         exchange_.pipe().InitBuffer(indexBuf_, kChunkPairs * sizeof(int32_t));
         exchange_.pipe().InitBuffer(rowBuf_, kChunkPairs * sizeof(int32_t));
@@ -165,8 +181,10 @@ class MoeDistributeDispatch {
             const int32_t id = routing_.pairs().Id(i, token);
             if (routing_.pairs().Routed(id)) {
                 const uint32_t owner = static_cast<uint32_t>(id) / info_->localExperts;
-                const uint64_t offset = static_cast<uint64_t>(static_cast<uint32_t>(row.GetValue(i))) * rowStride_;
-                exchange_.sender().PutRows(owner, offset, rows_.Fetch(token, static_cast<uint32_t>(id)), rows_.WireBytes());
+                const uint64_t offset =
+                    static_cast<uint64_t>(static_cast<uint32_t>(row.GetValue(i))) * rowStride_;
+                exchange_.sender().PutRows(owner, offset, rows_.Fetch(token, static_cast<uint32_t>(id)),
+                                           rows_.WireBytes());
                 if (triples_) {
                     const LocalTensor<int8_t> triple = tripleBuf_.Get<int8_t>()[i * kBlock];
                     exchange_.sender().PutRows(owner, offset + tripleOffset_, triple, kBlock);
@@ -224,21 +242,25 @@ class MoeDistributeDispatch {
     }
     __aicore__ inline void CopyChunk(uint32_t source, uint64_t windowRow, uint32_t row, uint32_t count) {
         GlobalTensor<int8_t> window;
-        window.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(exchange_.Region(source) + windowRow * rowStride_),
-                               static_cast<uint64_t>(count) * rowStride_);
+        window.SetGlobalBuffer(
+            reinterpret_cast<__gm__ int8_t*>(exchange_.Region(source) + windowRow * rowStride_),
+            static_cast<uint64_t>(count) * rowStride_);
         LocalTensor<int8_t> chunk = copyQueue_.template AllocTensor<int8_t>();
         AscendC::DataCopy(chunk, window, count * rowStride_);
         copyQueue_.EnQue(chunk);
         chunk = copyQueue_.template DeQue<int8_t>();
         const uint32_t rowBytes = static_cast<uint32_t>(info_->hidden * wireSize_);
         Scatter(args_.expandX, row, chunk, 0, rowBytes, count);
-        if (kQuant) Scatter(args_.dynamicScales, row, chunk, PayloadBytes(info_->hidden, wireSize_), sizeof(float), count);
-        if (triples_) Scatter(args_.expandIdx, row, chunk, tripleOffset_, kTripleWords * sizeof(int32_t), count);
+        if (kQuant)
+            Scatter(args_.dynamicScales, row, chunk, PayloadBytes(info_->hidden, wireSize_), sizeof(float),
+                    count);
+        if (triples_)
+            Scatter(args_.expandIdx, row, chunk, tripleOffset_, kTripleWords * sizeof(int32_t), count);
         copyQueue_.FreeTensor(chunk);
     }
     // One field of `count` wire rows in UB to consecutive places of an output.
-    __aicore__ inline void Scatter(GM_ADDR output, uint32_t row, const LocalTensor<int8_t>& chunk, uint32_t field,
-                                   uint32_t bytes, uint32_t count) {
+    __aicore__ inline void Scatter(GM_ADDR output, uint32_t row, const LocalTensor<int8_t>& chunk,
+                                   uint32_t field, uint32_t bytes, uint32_t count) {
         GlobalTensor<int8_t> target;
         target.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(output + static_cast<uint64_t>(row) * bytes),
                                static_cast<uint64_t>(count) * bytes);
@@ -250,7 +272,8 @@ class MoeDistributeDispatch {
     // Core 0: ep_recv_counts, expert_token_nums, tp_recv_counts.
     __aicore__ inline void StoreCounts(SegmentTable& segments) {
         UbBuf numsBuf;
-        exchange_.pipe().InitBuffer(numsBuf, static_cast<uint32_t>(CeilTo(info_->localExperts * sizeof(int64_t), kBlock)) + kBlock);
+        exchange_.pipe().InitBuffer(
+            numsBuf, static_cast<uint32_t>(CeilTo(info_->localExperts * sizeof(int64_t), kBlock)) + kBlock);
         LocalTensor<int64_t> nums = numsBuf.Get<int64_t>();
         int64_t before = 0;
         for (uint32_t l = 0; l < info_->localExperts; ++l) {
@@ -258,8 +281,8 @@ class MoeDistributeDispatch {
             nums.SetValue(l, tiling_->tokenNumsType == 0 ? end : end - before);
             before = end;
         }
-        LocalTensor<int32_t> tp =
-            numsBuf.Get<int32_t>()[static_cast<uint32_t>(CeilTo(info_->localExperts * sizeof(int64_t), kBlock) / sizeof(int32_t))];
+        LocalTensor<int32_t> tp = numsBuf.Get<int32_t>()[static_cast<uint32_t>(
+            CeilTo(info_->localExperts * sizeof(int64_t), kBlock) / sizeof(int32_t))];
         tp.SetValue(0, static_cast<int32_t>(segments.Rows()));
         SyncFunc<HardEvent::S_MTE3>();
         StoreOutputs(segments.Ends(), nums, tp);

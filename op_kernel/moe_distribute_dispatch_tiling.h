@@ -4,7 +4,8 @@
 
 #include "moe_distribute_tiling.h"
 
-// 1000 + quant_mode + 10 when smooth scales are given. Macros with decimal literals: the op compiler reads them as text.
+// 1000 + quant_mode + 10 when smooth scales are given. Macros with decimal literals: the op compiler reads
+// them as text.
 #define ASCEND_MOE_TILING_KEY_DISPATCH 1000
 #define ASCEND_MOE_TILING_KEY_DISPATCH_QUANT 1002
 #define ASCEND_MOE_TILING_KEY_DISPATCH_QUANT_SMOOTH 1012

@@ -1,4 +1,5 @@
-// The frame that dispatch and combine share: entry (epoch, sticky aborts), status exchange, leaving on failure.
+// The frame that dispatch and combine share: entry (epoch, sticky aborts), status exchange, leaving on
+// failure.
 #ifndef ASCEND_MOE_DISTRIBUTE_EXCHANGE_H
 #define ASCEND_MOE_DISTRIBUTE_EXCHANGE_H
 
@@ -9,9 +10,10 @@
 namespace moe {
 
 class Exchange {
-   public:
+public:
     // False when the context is not the one this tiling was made for; core 0 has then left the record.
-    __aicore__ inline bool Enter(TPipe& pipe, const MoeDistributeInfo& info, uint32_t op, GM_ADDR workspace, GM_ADDR record) {
+    __aicore__ inline bool Enter(TPipe& pipe, const MoeDistributeInfo& info, uint32_t op, GM_ADDR workspace,
+                                 GM_ADDR record) {
         pipe_ = &pipe;
         info_ = &info;
         workspace_ = workspace;
@@ -34,8 +36,8 @@ class Exchange {
     }
     __aicore__ inline void BoardInit() { board_.Init(*pipe_, workspace_, core_, info_->cores); }
 
-    // First meeting of the cores: what core 0 finds in the abort blocks, and every core's own verdict. False: the
-    // communicator has failed before, leave without touching a window.
+    // First meeting of the cores: what core 0 finds in the abort blocks, and every core's own verdict. False:
+    // the communicator has failed before, leave without touching a window.
     __aicore__ inline bool Open(Verdict mine) {
         if (core_ == 0) {
             AbortWatch aborts;
@@ -71,14 +73,16 @@ class Exchange {
             const uint32_t peer = (info_->rank + 1 + i) % info_->world;
             if (!failed) counts.Select(peer);
             SyncFunc<HardEvent::MTE3_S>();
-            for (uint32_t l = 0; l < info_->localExperts; ++l) writer.SetCount(l, failed ? 0 : counts.Rows(peer, l));
+            for (uint32_t l = 0; l < info_->localExperts; ++l)
+                writer.SetCount(l, failed ? 0 : counts.Rows(peer, l));
             SyncFunc<HardEvent::S_MTE3>();
             sender_.PutStatus(peer, run, bytes);
         }
         sender_.Flush();
     }
 
-    // Waits for this core's share of the sources; arrived(source, run) sees each good run. Then all cores meet.
+    // Waits for this core's share of the sources; arrived(source, run) sees each good run. Then all cores
+    // meet.
     template <typename Arrived>
     __aicore__ inline bool WaitStatus(Arrived& arrived) {
         const uint32_t first = PartBegin(info_->world, core_, info_->cores);
@@ -119,13 +123,14 @@ class Exchange {
     __aicore__ inline uint32_t epoch() const { return epoch_; }
     // This rank's own window: region of `source`, and the half as a whole.
     __aicore__ inline GM_ADDR Region(uint32_t source) const {
-        return context_.data(info_->rank) + RegionOffset(context_.data_bytes(), info_->world, Parity(epoch_), source);
+        return context_.data(info_->rank) +
+               RegionOffset(context_.data_bytes(), info_->world, Parity(epoch_), source);
     }
     __aicore__ inline GM_ADDR Half() const {
         return context_.data(info_->rank) + HalfOffset(context_.data_bytes(), Parity(epoch_));
     }
 
-   private:
+private:
     TPipe* pipe_ = nullptr;
     const MoeDistributeInfo* info_ = nullptr;
     GM_ADDR workspace_ = nullptr;

@@ -6,10 +6,11 @@
 
 namespace moe {
 
-// Per-token dynamic quantisation in UB: s = 127 / max|v|, q = rint(v * s), scale = 1 / s with v = x [* smooth].
+// Per-token dynamic quantisation in UB: s = 127 / max|v|, q = rint(v * s), scale = 1 / s with v = x [*
+// smooth].
 template <typename XType, bool kSmooth>
 class RowQuantizer {
-   public:
+public:
     // UB: three fp32 rows at most, and the reduction's scratch.
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR scales) {
         hidden_ = info.hidden;
@@ -17,7 +18,9 @@ class RowQuantizer {
         const uint32_t rowBytes = static_cast<uint32_t>(CeilTo(hidden_ * sizeof(float), kBlock));
         pipe.InitBuffer(valueBuf_, rowBytes);
         pipe.InitBuffer(scratchBuf_, rowBytes);
-        pipe.InitBuffer(reduceBuf_, static_cast<uint32_t>(CeilTo(CeilDiv(hidden_, 64) * sizeof(float), kBlock)) + 2 * kBlock);
+        pipe.InitBuffer(
+            reduceBuf_,
+            static_cast<uint32_t>(CeilTo(CeilDiv(hidden_, 64) * sizeof(float), kBlock)) + 2 * kBlock);
         if (kSmooth) {
             pipe.InitBuffer(smoothBuf_, rowBytes);
             scales_.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(scales),
@@ -25,9 +28,10 @@ class RowQuantizer {
         }
     }
 
-    // `wire`: payload, then the block that carries the scale. The caller orders MTE2 before this (row) and V, S
-    // before MTE3 (wire).
-    __aicore__ inline void Quantize(const LocalTensor<int8_t>& wire, const LocalTensor<XType>& row, uint32_t expert) {
+    // `wire`: payload, then the block that carries the scale. The caller orders MTE2 before this (row) and V,
+    // S before MTE3 (wire).
+    __aicore__ inline void Quantize(const LocalTensor<int8_t>& wire, const LocalTensor<XType>& row,
+                                    uint32_t expert) {
         LocalTensor<float> value = valueBuf_.Get<float>(hidden_);
         LocalTensor<float> magnitude = scratchBuf_.Get<float>(hidden_);
         LocalTensor<float> reduced = reduceBuf_.Get<float>(kBlockWords);
@@ -43,7 +47,8 @@ class RowQuantizer {
         ClearTail(wire);
         if (largest == 0.0f) {
             // An all-zero row has no scale of its own: codes 0, scale 1.
-            AscendC::Duplicate(wire.ReinterpretCast<int16_t>(), static_cast<int16_t>(0), payload_ / sizeof(int16_t));
+            AscendC::Duplicate(wire.ReinterpretCast<int16_t>(), static_cast<int16_t>(0),
+                               payload_ / sizeof(int16_t));
         } else {
             const float inverse = 127.0f / largest;
             scale = 1.0f / inverse;
@@ -59,13 +64,15 @@ class RowQuantizer {
             AscendC::PipeBarrier<PIPE_V>();
             AscendC::Cast(wire, narrow, AscendC::RoundMode::CAST_TRUNC, hidden_);
         }
-        LocalTensor<float> tail = wire.ReinterpretCast<float>()[static_cast<uint32_t>(payload_ / sizeof(float))];
+        LocalTensor<float> tail =
+            wire.ReinterpretCast<float>()[static_cast<uint32_t>(payload_ / sizeof(float))];
         tail.SetValue(0, scale);
         for (uint32_t i = 1; i < kBlockWords; ++i) tail.SetValue(i, 0.0f);
     }
 
-   private:
-    __aicore__ inline void Widen(const LocalTensor<float>& value, const LocalTensor<XType>& row, uint32_t expert) {
+private:
+    __aicore__ inline void Widen(const LocalTensor<float>& value, const LocalTensor<XType>& row,
+                                 uint32_t expert) {
         if (kSmooth) {
             LocalTensor<float> smooth = smoothBuf_.Get<float>(hidden_);
             SyncFunc<HardEvent::V_MTE2>();
@@ -89,8 +96,8 @@ class RowQuantizer {
     // The bytes between the last code and the block boundary travel too: zeros, not leftovers.
     __aicore__ inline void ClearTail(const LocalTensor<int8_t>& wire) {
         if (payload_ == hidden_) return;
-        AscendC::Duplicate(wire[static_cast<uint32_t>(payload_ - kBlock)].ReinterpretCast<int16_t>(), static_cast<int16_t>(0),
-                           kBlock / sizeof(int16_t));
+        AscendC::Duplicate(wire[static_cast<uint32_t>(payload_ - kBlock)].ReinterpretCast<int16_t>(),
+                           static_cast<int16_t>(0), kBlock / sizeof(int16_t));
         AscendC::PipeBarrier<PIPE_V>();
     }
 
@@ -100,17 +107,21 @@ class RowQuantizer {
     uint32_t payload_ = 0;
 };
 
-// Hands out wire rows of tokens. A token is read, and quantised, once for consecutive pairs that send it alike.
+// Hands out wire rows of tokens. A token is read, and quantised, once for consecutive pairs that send it
+// alike.
 template <typename XType, bool kQuant, bool kSmooth>
 class RowLoader {
-   public:
-    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR x, GM_ADDR scales, uint32_t ring) {
+public:
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR x, GM_ADDR scales,
+                                uint32_t ring) {
         hidden_ = info.hidden;
         rowBytes_ = static_cast<uint32_t>(hidden_ * sizeof(XType));
-        x_.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(x), static_cast<uint64_t>(info.batch) * rowBytes_);
+        x_.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(x),
+                           static_cast<uint64_t>(info.batch) * rowBytes_);
         if constexpr (kQuant) {
             pipe.InitBuffer(inQueue_, static_cast<uint8_t>(ring), rowBytes_);
-            pipe.InitBuffer(outQueue_, static_cast<uint8_t>(ring), PayloadBytes(hidden_, sizeof(int8_t)) + kBlock);
+            pipe.InitBuffer(outQueue_, static_cast<uint8_t>(ring),
+                            PayloadBytes(hidden_, sizeof(int8_t)) + kBlock);
             quantizer_.Init(pipe, info, scales);
         } else {
             pipe.InitBuffer(copyQueue_, static_cast<uint8_t>(ring), rowBytes_);
@@ -158,7 +169,7 @@ class RowLoader {
         return kQuant ? PayloadBytes(hidden_, sizeof(int8_t)) + kBlock : rowBytes_;
     }
 
-   private:
+private:
     GlobalTensor<int8_t> x_;
     AscendC::TQue<AscendC::QuePosition::VECIN, 1> inQueue_;
     AscendC::TQue<AscendC::QuePosition::VECOUT, 1> outQueue_;

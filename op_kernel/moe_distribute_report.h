@@ -1,4 +1,5 @@
-// What core 0 leaves behind when an op fails: the error record, and on a fatal error abort blocks to the peers.
+// What core 0 leaves behind when an op fails: the error record, and on a fatal error abort blocks to the
+// peers.
 #ifndef ASCEND_MOE_DISTRIBUTE_REPORT_H
 #define ASCEND_MOE_DISTRIBUTE_REPORT_H
 
@@ -8,9 +9,9 @@
 namespace moe {
 
 class FailureReport {
-   public:
-    __aicore__ inline void Init(const WindowContext& context, const MoeDistributeInfo& info, uint32_t op, uint32_t epoch,
-                                GM_ADDR record) {
+public:
+    __aicore__ inline void Init(const WindowContext& context, const MoeDistributeInfo& info, uint32_t op,
+                                uint32_t epoch, GM_ADDR record) {
         context_ = &context;
         info_ = &info;
         op_ = op;
@@ -54,21 +55,23 @@ class FailureReport {
         CopyOut(record_, words, kErrorRecordWords);
         if (verdict.code != kContextMismatch) {
             GlobalTensor<int32_t> own;
-            own.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(context_->state(info_->rank) + kErrorRecordOffset),
-                                kErrorRecordWords);
+            own.SetGlobalBuffer(
+                reinterpret_cast<__gm__ int32_t*>(context_->state(info_->rank) + kErrorRecordOffset),
+                kErrorRecordWords);
             CopyOut(own, words, kErrorRecordWords);
         }
         AscendC::PipeBarrier<PIPE_ALL>();
     }
 
-   private:
+private:
     // Header 0 of every source, this parity.
     __aicore__ inline void LoadHeaders(const LocalTensor<uint32_t>& headers) {
         const uint32_t stride = StatusStride(info_->world);
         GlobalTensor<uint32_t> runs;
-        runs.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(context_->state(info_->rank) +
-                                                                StatusOffset(info_->world, Parity(epoch_), 0)),
-                             static_cast<uint64_t>(info_->world) * stride / sizeof(uint32_t));
+        runs.SetGlobalBuffer(
+            reinterpret_cast<__gm__ uint32_t*>(context_->state(info_->rank) +
+                                               StatusOffset(info_->world, Parity(epoch_), 0)),
+            static_cast<uint64_t>(info_->world) * stride / sizeof(uint32_t));
         const DataCopyExtParams params{static_cast<uint16_t>(info_->world), kBlock, stride - kBlock, 0, 0};
         const DataCopyPadExtParams<uint32_t> pad{false, 0, 0, 0};
         AscendC::DataCopyPad(headers, runs, params, pad);
@@ -77,7 +80,8 @@ class FailureReport {
     __aicore__ inline bool Arrived(const LocalTensor<uint32_t>& headers, uint32_t rank) const {
         return headers.GetValue(rank * kBlockWords + kH0Magic) == HeaderWord(epoch_);
     }
-    __aicore__ inline void ListAwaited(const LocalTensor<uint32_t>& headers, const LocalTensor<int32_t>& words) {
+    __aicore__ inline void ListAwaited(const LocalTensor<uint32_t>& headers,
+                                       const LocalTensor<int32_t>& words) {
         uint32_t count = 0;
         for (uint32_t rank = 0; rank < info_->world; ++rank) {
             if (Arrived(headers, rank)) continue;
@@ -85,16 +89,17 @@ class FailureReport {
                 const uint32_t at = kRecAwaited + count * 3;
                 words.SetValue(at, static_cast<int32_t>(rank));
                 words.SetValue(at + 1, static_cast<int32_t>(headers.GetValue(rank * kBlockWords + kH0Epoch)));
-                words.SetValue(at + 2, static_cast<int32_t>(headers.GetValue(rank * kBlockWords + kH0OpPhase) >> 24));
+                words.SetValue(at + 2,
+                               static_cast<int32_t>(headers.GetValue(rank * kBlockWords + kH0OpPhase) >> 24));
             }
             ++count;
         }
         words.SetValue(kRecAwaitedCount, static_cast<int32_t>(count));
     }
-    // To this rank itself, so that the failure is sticky; to peers that are here; then to those awaited, whose
-    // memory may be gone.
-    __aicore__ inline void PostAborts(const LocalTensor<uint32_t>& headers, const LocalTensor<uint32_t>& block,
-                                      const Verdict& verdict) {
+    // To this rank itself, so that the failure is sticky; to peers that are here; then to those awaited,
+    // whose memory may be gone.
+    __aicore__ inline void PostAborts(const LocalTensor<uint32_t>& headers,
+                                      const LocalTensor<uint32_t>& block, const Verdict& verdict) {
         block.SetValue(kAbMagic, kAbortMagic);
         block.SetValue(kAbEpoch, epoch_);
         block.SetValue(kAbCode, verdict.code);

@@ -1,5 +1,5 @@
-// This rank's routing: which (token, k) pairs go where, counted by all cores together. Each core reads only its
-// share of the ids; a histogram a core, summed by vector adds, gives every pair its place.
+// This rank's routing: which (token, k) pairs go where, counted by all cores together. Each core reads only
+// its share of the ids; a histogram a core, summed by vector adds, gives every pair its place.
 #ifndef ASCEND_MOE_DISTRIBUTE_ROUTING_H
 #define ASCEND_MOE_DISTRIBUTE_ROUTING_H
 
@@ -7,20 +7,21 @@
 
 namespace moe {
 
-constexpr uint32_t kChunkPairs = 512;   // ids in UB at a time
+constexpr uint32_t kChunkPairs = 512;      // ids in UB at a time
 constexpr uint32_t kHistogramInts = 2048;  // histogram rows in UB at a time
-constexpr int32_t kNotRouted = -1;      // id -1: nowhere
-constexpr int32_t kInactive = -2;       // masked
+constexpr int32_t kNotRouted = -1;         // id -1: nowhere
+constexpr int32_t kInactive = -2;          // masked
 
 // Streams expert_ids and x_active_mask. `Id(i)` is the routed expert, kNotRouted or kInactive.
 class PairReader {
-   public:
+public:
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR expertIds, GM_ADDR mask) {
         info_ = &info;
         ids_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(expertIds), info.batch * info.topK);
         pipe.InitBuffer(idBuf_, kChunkPairs * sizeof(int32_t));
         if (info.maskRank != 0) {
-            mask_.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(mask), info.maskRank == 1 ? info.batch : info.batch * info.topK);
+            mask_.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(mask),
+                                  info.maskRank == 1 ? info.batch : info.batch * info.topK);
             pipe.InitBuffer(maskBuf_, kChunkPairs);
         }
     }
@@ -47,11 +48,15 @@ class PairReader {
         const int32_t id = idBuf_.Get<int32_t>().GetValue(i);
         return id == kInactive ? kInvalid : id;
     }
-    __aicore__ inline bool Routed(int32_t id) const { return id >= 0 && id < static_cast<int32_t>(info_->experts); }
-    __aicore__ inline bool Invalid(int32_t id) const { return id != kNotRouted && id != kInactive && !Routed(id); }
+    __aicore__ inline bool Routed(int32_t id) const {
+        return id >= 0 && id < static_cast<int32_t>(info_->experts);
+    }
+    __aicore__ inline bool Invalid(int32_t id) const {
+        return id != kNotRouted && id != kInactive && !Routed(id);
+    }
     __aicore__ inline int32_t RawId(uint32_t i) { return idBuf_.Get<int32_t>().GetValue(i); }
 
-   private:
+private:
     static constexpr int32_t kInvalid = -3;  // an id that happens to be -2
     GlobalTensor<int32_t> ids_;
     GlobalTensor<int8_t> mask_;
@@ -62,10 +67,10 @@ class PairReader {
 };
 
 class RoutingTable {
-   public:
+public:
     // UB: the running counts, totals and prefixes of all experts, and room for histogram rows.
-    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR expertIds, GM_ADDR mask, GM_ADDR workspace,
-                                uint32_t core) {
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR expertIds, GM_ADDR mask,
+                                GM_ADDR workspace, uint32_t core) {
         info_ = &info;
         core_ = core;
         lanes_ = PaddedInts(info.experts);
@@ -77,12 +82,15 @@ class RoutingTable {
         pipe.InitBuffer(totalBuf_, lanes_ * sizeof(int32_t));
         pipe.InitBuffer(prefixBuf_, lanes_ * sizeof(int32_t));
         pipe.InitBuffer(rowsBuf_, Max(kHistogramInts, lanes_) * sizeof(int32_t));
-        histograms_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(workspace + HistogramOffset(info.cores)),
-                                    static_cast<uint64_t>(info.cores) * lanes_);
-        totals_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(workspace + TotalsOffset(info.cores, info.experts)), lanes_);
+        histograms_.SetGlobalBuffer(
+            reinterpret_cast<__gm__ int32_t*>(workspace + HistogramOffset(info.cores)),
+            static_cast<uint64_t>(info.cores) * lanes_);
+        totals_.SetGlobalBuffer(
+            reinterpret_cast<__gm__ int32_t*>(workspace + TotalsOffset(info.cores, info.experts)), lanes_);
     }
 
-    // Counts this core's pairs and hands its histogram to the others. The first bad id of the share is the verdict.
+    // Counts this core's pairs and hands its histogram to the others. The first bad id of the share is the
+    // verdict.
     __aicore__ inline Verdict Count() {
         Verdict verdict;
         LocalTensor<int32_t> running = runningBuf_.Get<int32_t>();
@@ -114,7 +122,8 @@ class RoutingTable {
         return verdict;
     }
 
-    // After all cores have counted: totals of the rank, and in `running` the counts of the cores before this one.
+    // After all cores have counted: totals of the rank, and in `running` the counts of the cores before this
+    // one.
     __aicore__ inline void Accumulate() {
         LocalTensor<int32_t> running = runningBuf_.Get<int32_t>();
         LocalTensor<int32_t> total = totalBuf_.Get<int32_t>();
@@ -179,14 +188,18 @@ class RoutingTable {
         running.SetValue(expert, position + 1);
         return static_cast<uint32_t>(position);
     }
-    __aicore__ inline uint32_t Prefix(int32_t expert) { return static_cast<uint32_t>(prefixBuf_.Get<int32_t>().GetValue(expert)); }
-    __aicore__ inline uint32_t Total(int32_t expert) { return static_cast<uint32_t>(totalBuf_.Get<int32_t>().GetValue(expert)); }
+    __aicore__ inline uint32_t Prefix(int32_t expert) {
+        return static_cast<uint32_t>(prefixBuf_.Get<int32_t>().GetValue(expert));
+    }
+    __aicore__ inline uint32_t Total(int32_t expert) {
+        return static_cast<uint32_t>(totalBuf_.Get<int32_t>().GetValue(expert));
+    }
 
     __aicore__ inline PairReader& pairs() { return pairs_; }
     __aicore__ inline uint32_t begin() const { return begin_; }
     __aicore__ inline uint32_t end() const { return end_; }
 
-   private:
+private:
     PairReader pairs_;
     GlobalTensor<int32_t> histograms_, totals_;
     UbBuf runningBuf_, totalBuf_, prefixBuf_, rowsBuf_;

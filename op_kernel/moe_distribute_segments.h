@@ -1,5 +1,5 @@
-// Rows of a rank as (local expert, source rank) segments: the counts of all sources, their inclusive prefix sums
-// in [local expert][source] order, and where each segment starts in its source's region.
+// Rows of a rank as (local expert, source rank) segments: the counts of all sources, their inclusive prefix
+// sums in [local expert][source] order, and where each segment starts in its source's region.
 #ifndef ASCEND_MOE_DISTRIBUTE_SEGMENTS_H
 #define ASCEND_MOE_DISTRIBUTE_SEGMENTS_H
 
@@ -8,7 +8,7 @@
 namespace moe {
 
 class SegmentTable {
-   public:
+public:
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info) {
         world_ = info.world;
         localExperts_ = info.localExperts;
@@ -42,12 +42,18 @@ class SegmentTable {
     }
     __aicore__ inline uint32_t slots() const { return world_ * localExperts_; }
     __aicore__ inline uint32_t Rows() { return static_cast<uint32_t>(total_); }
-    __aicore__ inline uint32_t End(uint32_t slot) { return static_cast<uint32_t>(endBuf_.Get<int32_t>().GetValue(slot)); }
+    __aicore__ inline uint32_t End(uint32_t slot) {
+        return static_cast<uint32_t>(endBuf_.Get<int32_t>().GetValue(slot));
+    }
     __aicore__ inline uint32_t Start(uint32_t slot) { return slot == 0 ? 0 : End(slot - 1); }
     // Rows of the same source in earlier local experts.
-    __aicore__ inline uint32_t Offset(uint32_t slot) { return static_cast<uint32_t>(offsetBuf_.Get<int32_t>().GetValue(slot)); }
+    __aicore__ inline uint32_t Offset(uint32_t slot) {
+        return static_cast<uint32_t>(offsetBuf_.Get<int32_t>().GetValue(slot));
+    }
     // All rows of one source.
-    __aicore__ inline uint32_t SourceRows(uint32_t s) { return static_cast<uint32_t>(sourceBuf_.Get<int32_t>().GetValue(s)); }
+    __aicore__ inline uint32_t SourceRows(uint32_t s) {
+        return static_cast<uint32_t>(sourceBuf_.Get<int32_t>().GetValue(s));
+    }
     __aicore__ inline LocalTensor<int32_t> Ends() { return endBuf_.Get<int32_t>(); }
     // The slot that holds `row`.
     __aicore__ inline uint32_t Find(uint32_t row) {
@@ -56,7 +62,7 @@ class SegmentTable {
         return slot;
     }
 
-   private:
+private:
     __aicore__ inline void Begin() {
         total_ = 0;
         for (uint32_t s = 0; s < world_; ++s) sourceBuf_.Get<int32_t>().SetValue(s, 0);

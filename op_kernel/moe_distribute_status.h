@@ -32,9 +32,9 @@ struct StatusConfig {
 
 // Writes runs into UB. The fixed words are written once, counts and error per destination.
 class StatusWriter {
-   public:
-    __aicore__ inline void Init(const LocalTensor<uint32_t>& run, const MoeDistributeInfo& info, const StatusConfig& config,
-                                uint32_t epoch) {
+public:
+    __aicore__ inline void Init(const LocalTensor<uint32_t>& run, const MoeDistributeInfo& info,
+                                const StatusConfig& config, uint32_t epoch) {
         run_ = run;
         localExperts_ = info.localExperts;
         const uint32_t blocks = CountBlocks(info.localExperts);
@@ -65,23 +65,27 @@ class StatusWriter {
         run_.SetValue(kBlockWords + kH1Detail0, verdict.detail0);
         run_.SetValue(kBlockWords + kH1Detail1, verdict.detail1);
     }
-    __aicore__ inline void SetCount(uint32_t localExpert, uint32_t rows) { run_.SetValue(CountWord(localExpert), rows); }
+    __aicore__ inline void SetCount(uint32_t localExpert, uint32_t rows) {
+        run_.SetValue(CountWord(localExpert), rows);
+    }
     // Unused counts of the last block are zero.
     __aicore__ inline void ClearTail() {
-        for (uint32_t l = localExperts_; l < CountBlocks(localExperts_) * kCountsPerBlock; ++l) SetCount(l, 0);
+        for (uint32_t l = localExperts_; l < CountBlocks(localExperts_) * kCountsPerBlock; ++l)
+            SetCount(l, 0);
     }
     static __aicore__ inline uint32_t CountWord(uint32_t localExpert) {
-        return (kHeaderBlocks + localExpert / kCountsPerBlock) * kBlockWords + kCbCounts + localExpert % kCountsPerBlock;
+        return (kHeaderBlocks + localExpert / kCountsPerBlock) * kBlockWords + kCbCounts +
+               localExpert % kCountsPerBlock;
     }
 
-   private:
+private:
     LocalTensor<uint32_t> run_;
     uint32_t localExperts_ = 0;
 };
 
 // Judges one run in UB.
 class StatusReader {
-   public:
+public:
     enum Arrival : uint32_t { kPending, kArrived };
 
     __aicore__ inline void Init(const MoeDistributeInfo& info, const StatusConfig& config, uint32_t epoch) {
@@ -91,7 +95,8 @@ class StatusReader {
     }
 
     // kArrived with kOk in `verdict`: every block carries this epoch and the counts are within capacity.
-    __aicore__ inline Arrival Judge(const LocalTensor<uint32_t>& run, uint32_t source, Verdict& verdict) const {
+    __aicore__ inline Arrival Judge(const LocalTensor<uint32_t>& run, uint32_t source,
+                                    Verdict& verdict) const {
         const uint32_t seen = run.GetValue(kH0Magic);
         if (seen != HeaderWord(epoch_)) {
             // A fresh slot is all zero; otherwise the keyed magic must be that of two ops ago.
@@ -102,7 +107,8 @@ class StatusReader {
         if (run.GetValue(kH0Source) != source) return Corrupt(verdict, source, 0, run.GetValue(kH0Source));
         if (run.GetValue(kBlockWords + kH1Epoch) != epoch_) return kPending;
         const uint32_t op = run.GetValue(kH0OpPhase) >> 24;
-        if ((run.GetValue(kH0OpPhase) >> 16) != (OpPhase(op, 0) >> 16) || (op != kOpDispatch && op != kOpCombine)) {
+        if ((run.GetValue(kH0OpPhase) >> 16) != (OpPhase(op, 0) >> 16) ||
+            (op != kOpDispatch && op != kOpCombine)) {
             return Corrupt(verdict, source, 0, run.GetValue(kH0OpPhase));
         }
         if (run.GetValue(kBlockWords + kH1OpPhase) != OpPhase(op, kHeader1Tail)) {
@@ -124,8 +130,9 @@ class StatusReader {
         return JudgeCounts(run, source, verdict);
     }
 
-   private:
-    __aicore__ inline Arrival Corrupt(Verdict& verdict, uint32_t source, uint32_t block, uint32_t word) const {
+private:
+    __aicore__ inline Arrival Corrupt(Verdict& verdict, uint32_t source, uint32_t block,
+                                      uint32_t word) const {
         Verdict found;
         found.code = kCorruptStatus;
         found.source = source;
@@ -136,7 +143,8 @@ class StatusReader {
         return kArrived;
     }
 
-    __aicore__ inline Arrival JudgeCounts(const LocalTensor<uint32_t>& run, uint32_t source, Verdict& verdict) const {
+    __aicore__ inline Arrival JudgeCounts(const LocalTensor<uint32_t>& run, uint32_t source,
+                                          Verdict& verdict) const {
         const uint32_t blocks = CountBlocks(info_->localExperts);
         if ((run.GetValue(kH0OpPhase) & 0xFFFFu) != blocks) {
             return Corrupt(verdict, source, 0, run.GetValue(kH0OpPhase));
@@ -166,7 +174,8 @@ class StatusReader {
         return kArrived;
     }
 
-    __aicore__ inline bool Differs(uint32_t field, uint32_t ours, uint32_t theirs, uint32_t source, Verdict& verdict) const {
+    __aicore__ inline bool Differs(uint32_t field, uint32_t ours, uint32_t theirs, uint32_t source,
+                                   Verdict& verdict) const {
         if (ours == theirs) return false;
         Verdict found;
         found.code = kConfigMismatch;
@@ -180,7 +189,8 @@ class StatusReader {
     }
 
     // True when the peer runs another configuration; the first field that differs is named.
-    __aicore__ inline bool CompareConfig(const LocalTensor<uint32_t>& run, uint32_t source, Verdict& v) const {
+    __aicore__ inline bool CompareConfig(const LocalTensor<uint32_t>& run, uint32_t source,
+                                         Verdict& v) const {
         const uint32_t types = run.GetValue(kBlockWords + kH1Types);
         const uint32_t contract = run.GetValue(kBlockWords + kH1Contract);
         const uint32_t global = contract >> 8 & 0xFF, ourGlobal = config_.contract >> 8 & 0xFF;
@@ -191,12 +201,14 @@ class StatusReader {
                Differs(kFieldHidden, info_->hidden, run.GetValue(kH0Hidden), source, v) ||
                Differs(kFieldTopK, info_->topK, run.GetValue(kH0TopK), source, v) ||
                Differs(kFieldExperts, info_->experts, run.GetValue(kH0Experts), source, v) ||
-               Differs(kFieldGlobalBs, ourGlobal * info_->maxBatch * info_->world, global * maxBatch * info_->world, source, v) ||
+               Differs(kFieldGlobalBs, ourGlobal * info_->maxBatch * info_->world,
+                       global * maxBatch * info_->world, source, v) ||
                Differs(kFieldMaxBatch, info_->maxBatch, maxBatch, source, v) ||
                Differs(kFieldType, config_.types & 0xFF, types & 0xFF, source, v) ||
                Differs(kFieldQuant, config_.types >> 16 & 0xFF, types >> 16 & 0xFF, source, v) ||
                Differs(kFieldScales, config_.types >> 24, types >> 24, source, v) ||
-               Differs(kFieldAlgorithm, config_.algorithm, run.GetValue(kBlockWords + kH1Algorithm), source, v);
+               Differs(kFieldAlgorithm, config_.algorithm, run.GetValue(kBlockWords + kH1Algorithm), source,
+                       v);
     }
 
     const MoeDistributeInfo* info_ = nullptr;

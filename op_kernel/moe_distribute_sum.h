@@ -1,4 +1,5 @@
-// The weighted sum of a token's K rows out of this rank's window: fp32, multiply then add, k ascending, one cast.
+// The weighted sum of a token's K rows out of this rank's window: fp32, multiply then add, k ascending, one
+// cast.
 #ifndef ASCEND_MOE_DISTRIBUTE_SUM_H
 #define ASCEND_MOE_DISTRIBUTE_SUM_H
 
@@ -8,15 +9,19 @@
 namespace moe {
 
 struct TokenSumPlan {
-    GM_ADDR expandIdx, expertScales, sharedExpertX, x;
+    GM_ADDR expandIdx;
+    GM_ADDR expertScales;
+    GM_ADDR sharedExpertX;
+    GM_ADDR x;
     GM_ADDR half;          // this rank's half of this epoch
     uint64_t regionBytes;  // of one source rank in it
 };
 
 template <typename XType>
 class TokenSum {
-   public:
-    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeCombineTiling& tiling, const TokenSumPlan& plan) {
+public:
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeCombineTiling& tiling,
+                                const TokenSumPlan& plan) {
         tiling_ = &tiling;
         info_ = &tiling.info;
         plan_ = plan;
@@ -49,7 +54,7 @@ class TokenSum {
         }
     }
 
-   private:
+private:
     static constexpr bool kFloat = AscendC::IsSameType<XType, float>::value;
 
     __aicore__ inline void LoadChunk(RoutingTable& routing, uint32_t token, uint32_t tokens) {
@@ -78,10 +83,12 @@ class TokenSum {
             const int32_t id = routing.pairs().Id(i, token);
             active = active || id != kInactive;
             if (!routing.pairs().Routed(id)) continue;
-            AddRow(plan_.half + RowOffset(routing, id, token, k, i) + column, elements, sum, scaleBuf_.Get<float>().GetValue(i), true);
+            AddRow(plan_.half + RowOffset(routing, id, token, k, i) + column, elements, sum,
+                   scaleBuf_.Get<float>().GetValue(i), true);
         }
         if (active && tiling_->hasSharedExpertX != 0) {
-            AddRow(plan_.sharedExpertX + static_cast<uint64_t>(token) * rowBytes_ + column, elements, sum, 1.0f, false);
+            AddRow(plan_.sharedExpertX + static_cast<uint64_t>(token) * rowBytes_ + column, elements, sum,
+                   1.0f, false);
         }
         AscendC::PipeBarrier<PIPE_V>();
         if constexpr (!kFloat) AscendC::Cast(out, sum, AscendC::RoundMode::CAST_RINT, elements);
@@ -89,20 +96,25 @@ class TokenSum {
         out = outQueue_.template DeQue<XType>();
         GlobalTensor<int8_t> x;
         const uint32_t bytes = static_cast<uint32_t>(elements * sizeof(XType));
-        x.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(plan_.x + static_cast<uint64_t>(token) * rowBytes_ + column), bytes);
+        x.SetGlobalBuffer(
+            reinterpret_cast<__gm__ int8_t*>(plan_.x + static_cast<uint64_t>(token) * rowBytes_ + column),
+            bytes);
         AscendC::DataCopy(x, out.template ReinterpretCast<int8_t>(), bytes);
         outQueue_.FreeTensor(out);
     }
 
     // V1: packed in the region of the expert's rank. V2: the slot of (token, k).
-    __aicore__ inline uint64_t RowOffset(RoutingTable& routing, int32_t id, uint32_t token, uint32_t k, uint32_t i) {
-        if (info_->contract == kContractV2) return (static_cast<uint64_t>(token) * info_->topK + k) * rowBytes_;
+    __aicore__ inline uint64_t RowOffset(RoutingTable& routing, int32_t id, uint32_t token, uint32_t k,
+                                         uint32_t i) {
+        if (info_->contract == kContractV2)
+            return (static_cast<uint64_t>(token) * info_->topK + k) * rowBytes_;
         const uint32_t owner = static_cast<uint32_t>(id) / info_->localExperts;
         const uint32_t position = static_cast<uint32_t>(indexBuf_.Get<int32_t>().GetValue(i));
         return owner * plan_.regionBytes + static_cast<uint64_t>(routing.Prefix(id) + position) * rowBytes_;
     }
 
-    __aicore__ inline void AddRow(GM_ADDR address, uint32_t elements, const LocalTensor<float>& sum, float weight, bool weighted) {
+    __aicore__ inline void AddRow(GM_ADDR address, uint32_t elements, const LocalTensor<float>& sum,
+                                  float weight, bool weighted) {
         const uint32_t bytes = static_cast<uint32_t>(elements * sizeof(XType));
         GlobalTensor<int8_t> row;
         row.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(address), bytes);

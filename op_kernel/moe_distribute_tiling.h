@@ -7,37 +7,40 @@
 namespace moe {
 
 struct MoeDistributeInfo {
-    uint32_t world;          // W
-    uint32_t rank;           // r
-    uint32_t experts;        // E
-    uint32_t localExperts;   // L
-    uint32_t batch;          // BS, tokens of this rank
-    uint32_t maxBatch;       // global_bs / W
-    uint32_t topK;           // K
-    uint32_t hidden;         // H, elements
-    uint32_t cores;          // AIV cores of this launch
-    uint32_t contract;       // kContractV1 or kContractV2
-    uint32_t xType;          // TypeCode of x / expand_x
-    uint32_t wireType;       // TypeCode of a row in the window
-    uint32_t quantMode;      // 0 or 2
-    uint32_t hasScales;      // smooth scales given
-    uint32_t maskRank;       // x_active_mask: 0 none, 1 (BS,), 2 (BS, K)
-    uint32_t globalBsGiven;  // 0: equal batches
-    uint32_t expandRows;     // rows of expand_x
-    uint32_t algorithm;      // kAlgorithmWindow
-    uint32_t windowMiB;      // data area
-    uint32_t capacity;       // rows that one source may send to one owner
-    uint64_t dataBytes;      // data area of every rank
-    uint64_t deadlineCycles; // longest wait
+    uint32_t world;           // W
+    uint32_t rank;            // r
+    uint32_t experts;         // E
+    uint32_t localExperts;    // L
+    uint32_t batch;           // BS, tokens of this rank
+    uint32_t maxBatch;        // global_bs / W
+    uint32_t topK;            // K
+    uint32_t hidden;          // H, elements
+    uint32_t cores;           // AIV cores of this launch
+    uint32_t contract;        // kContractV1 or kContractV2
+    uint32_t xType;           // TypeCode of x / expand_x
+    uint32_t wireType;        // TypeCode of a row in the window
+    uint32_t quantMode;       // 0 or 2
+    uint32_t hasScales;       // smooth scales given
+    uint32_t maskRank;        // x_active_mask: 0 none, 1 (BS,), 2 (BS, K)
+    uint32_t globalBsGiven;   // 0: equal batches
+    uint32_t expandRows;      // rows of expand_x
+    uint32_t algorithm;       // kAlgorithmWindow
+    uint32_t windowMiB;       // data area
+    uint32_t capacity;        // rows that one source may send to one owner
+    uint64_t dataBytes;       // data area of every rank
+    uint64_t deadlineCycles;  // longest wait
 };
 
 // Element types on the wire; also the codes that the host's checks use.
 constexpr uint32_t kTypeFp32 = 1, kTypeFp16 = 2, kTypeBf16 = 3, kTypeInt8 = 4;
 
 // Scratch GM that the host gives to every launch. Offsets in bytes; rows are padded to 32 bytes.
-//   verdicts: [kVerdictRounds][cores] blocks | histograms: [cores][E] int32 | totals: [E] int32 | counts: [W][L] int32
+//   verdicts: [kVerdictRounds][cores] blocks | histograms: [cores][E] int32 | totals: [E] int32 | counts:
+//   [W][L] int32
 constexpr uint32_t kVerdictRounds = 3;
-MOE_FN uint64_t VerdictOffset(uint32_t cores, uint32_t round) { return static_cast<uint64_t>(round) * cores * kBlock; }
+MOE_FN uint64_t VerdictOffset(uint32_t cores, uint32_t round) {
+    return static_cast<uint64_t>(round) * cores * kBlock;
+}
 MOE_FN uint32_t PaddedInts(uint32_t n) { return CeilDiv(n, kBlockWords) * kBlockWords; }
 MOE_FN uint64_t HistogramOffset(uint32_t cores) { return VerdictOffset(cores, kVerdictRounds); }
 MOE_FN uint64_t TotalsOffset(uint32_t cores, uint32_t experts) {
@@ -47,7 +50,8 @@ MOE_FN uint64_t CountsOffset(uint32_t cores, uint32_t experts) {
     return TotalsOffset(cores, experts) + PaddedInts(experts) * sizeof(int32_t);
 }
 MOE_FN uint64_t WorkspaceBytes(uint32_t cores, uint32_t experts, uint32_t world, uint32_t localExperts) {
-    return CountsOffset(cores, experts) + static_cast<uint64_t>(world) * PaddedInts(localExperts) * sizeof(int32_t);
+    return CountsOffset(cores, experts) +
+           static_cast<uint64_t>(world) * PaddedInts(localExperts) * sizeof(int32_t);
 }
 
 }  // namespace moe

@@ -1,4 +1,5 @@
-// How the cores of one rank agree: each posts a verdict, all pass a SyncAll, each reads all and takes the worst.
+// How the cores of one rank agree: each posts a verdict, all pass a SyncAll, each reads all and takes the
+// worst.
 #ifndef ASCEND_MOE_DISTRIBUTE_VERDICT_H
 #define ASCEND_MOE_DISTRIBUTE_VERDICT_H
 
@@ -29,12 +30,13 @@ __aicore__ inline void Worsen(Verdict& verdict, const Verdict& other) {
 }
 
 class VerdictBoard {
-   public:
+public:
     // UB: one block to post, then one a core to read.
     __aicore__ inline void Init(TPipe& pipe, GM_ADDR workspace, uint32_t core, uint32_t cores) {
         core_ = core;
         cores_ = cores;
-        board_.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(workspace), kVerdictRounds * cores * kBlockWords);
+        board_.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(workspace),
+                               kVerdictRounds * cores * kBlockWords);
         pipe.InitBuffer(buf_, (cores + 1) * kBlock);
     }
     // Drains this core's own stores, meets the others, and returns the worst verdict of all.
@@ -73,7 +75,7 @@ class VerdictBoard {
         return worst;
     }
 
-   private:
+private:
     GlobalTensor<uint32_t> board_;
     UbBuf buf_;
     uint32_t core_ = 0;

@@ -1,4 +1,5 @@
-// The only place that polls. A wait is bounded, takes a last look, and returns a verdict; it never leaves the kernel.
+// The only place that polls. A wait is bounded, takes a last look, and returns a verdict; it never leaves the
+// kernel.
 #ifndef ASCEND_MOE_DISTRIBUTE_WAIT_H
 #define ASCEND_MOE_DISTRIBUTE_WAIT_H
 
@@ -16,11 +17,12 @@ namespace moe {
 
 // Abort blocks of this rank's state area, one contiguous read.
 class AbortWatch {
-   public:
+public:
     __aicore__ inline void Init(TPipe& pipe, const WindowContext& context) {
         world_ = context.world();
-        blocks_.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(context.state(context.rank()) + kAbortOffset),
-                                world_ * kBlockWords);
+        blocks_.SetGlobalBuffer(
+            reinterpret_cast<__gm__ uint32_t*>(context.state(context.rank()) + kAbortOffset),
+            world_ * kBlockWords);
         pipe.InitBuffer(buf_, world_ * kBlock);
     }
     // The first cause: of the aborts seen, that of the earliest reporter.
@@ -42,7 +44,7 @@ class AbortWatch {
         return false;
     }
 
-   private:
+private:
     GlobalTensor<uint32_t> blocks_;
     UbBuf buf_;
     uint32_t world_ = 0;
@@ -50,7 +52,7 @@ class AbortWatch {
 
 // Waits for the status runs of a contiguous range of source ranks.
 class StatusWaiter {
-   public:
+public:
     // UB: `count` runs of this shape, and the abort blocks.
     __aicore__ inline void Init(TPipe& pipe, const WindowContext& context, const MoeDistributeInfo& info,
                                 const StatusConfig& config, uint32_t epoch, uint32_t first, uint32_t count) {
@@ -67,8 +69,8 @@ class StatusWaiter {
         if (count > 0) pipe.InitBuffer(buf_, count * runWords_ * sizeof(uint32_t));
     }
 
-    // Returns kOk, the worst collective error of the runs, or a fatal one. On a timeout `source` is the first rank
-    // that is missing.
+    // Returns kOk, the worst collective error of the runs, or a fatal one. On a timeout `source` is the first
+    // rank that is missing.
     __aicore__ inline Verdict Wait() {
         Verdict worst;
         const int64_t start = AscendC::GetSystemCycle();
@@ -80,7 +82,8 @@ class StatusWaiter {
             if (worst.code >= kFirstFatal || next == count_) break;
             Verdict abort;
             const bool aborted = aborts_.Look(abort);
-            const bool expired = AscendC::GetSystemCycle() - start > static_cast<int64_t>(info_->deadlineCycles);
+            const bool expired =
+                AscendC::GetSystemCycle() - start > static_cast<int64_t>(info_->deadlineCycles);
             if (lastLook) {
                 // What was missing before is still missing after a fresh look.
                 if (!aborted) {
@@ -103,13 +106,16 @@ class StatusWaiter {
         return buf_.Get<uint32_t>()[static_cast<uint32_t>(index * runWords_)];
     }
 
-   private:
+private:
     __aicore__ inline void Load(uint32_t from) {
         const uint32_t bytes = runWords_ * sizeof(uint32_t);
-        const DataCopyExtParams params{static_cast<uint16_t>(count_ - from), bytes, strideBytes_ - bytes, 0, 0};
+        const DataCopyExtParams params{static_cast<uint16_t>(count_ - from), bytes, strideBytes_ - bytes, 0,
+                                       0};
         const DataCopyPadExtParams<uint32_t> pad{false, 0, 0, 0};
         SyncFunc<HardEvent::S_MTE2>();
-        AscendC::DataCopyPad(Run(from), runs_[static_cast<uint64_t>(first_ + from) * strideBytes_ / sizeof(uint32_t)], params, pad);
+        AscendC::DataCopyPad(Run(from),
+                             runs_[static_cast<uint64_t>(first_ + from) * strideBytes_ / sizeof(uint32_t)],
+                             params, pad);
         SyncFunc<HardEvent::MTE2_S>();
     }
     __aicore__ inline uint32_t Advance(uint32_t next, Verdict& worst) {

@@ -20,19 +20,19 @@
 namespace moe {
 
 // ---- limits -------------------------------------------------------------------------------------------
-constexpr uint32_t kMaxWorld = 64;         // EP ranks (twin; the layout itself allows kMaxSlots)
-constexpr uint32_t kMaxSlots = 2048;       // W * L, (source rank, local expert) pairs a rank serves
-constexpr uint32_t kMaxExperts = 1024;     // E
-constexpr uint32_t kMaxTopK = 16;          // K
-constexpr uint32_t kMaxBatch = 4096;       // tokens a rank
-constexpr uint32_t kMaxHidden = 8192;      // elements of a row
-constexpr uint32_t kMaxCores = 64;         // AIV cores a launch
+constexpr uint32_t kMaxWorld = 64;      // EP ranks (twin; the layout itself allows kMaxSlots)
+constexpr uint32_t kMaxSlots = 2048;    // W * L, (source rank, local expert) pairs a rank serves
+constexpr uint32_t kMaxExperts = 1024;  // E
+constexpr uint32_t kMaxTopK = 16;       // K
+constexpr uint32_t kMaxBatch = 4096;    // tokens a rank
+constexpr uint32_t kMaxHidden = 8192;   // elements of a row
+constexpr uint32_t kMaxCores = 64;      // AIV cores a launch
 
 // ---- units --------------------------------------------------------------------------------------------
-constexpr uint32_t kBlock = 32;            // bytes: smallest unit of MTE and of a status
-constexpr uint32_t kBlockWords = 8;        // 32-bit words of a block
-constexpr uint64_t kMiB = 1024 * 1024;     // bytes
-constexpr uint32_t kCyclesPerMicro = 50;   // GetSystemCycle ticks a microsecond
+constexpr uint32_t kBlock = 32;           // bytes: smallest unit of MTE and of a status
+constexpr uint32_t kBlockWords = 8;       // 32-bit words of a block
+constexpr uint64_t kMiB = 1024 * 1024;    // bytes
+constexpr uint32_t kCyclesPerMicro = 50;  // GetSystemCycle ticks a microsecond
 
 MOE_FN uint64_t CeilTo(uint64_t n, uint64_t unit) { return (n + unit - 1) / unit * unit; }
 MOE_FN uint64_t FloorTo(uint64_t n, uint64_t unit) { return n / unit * unit; }
@@ -43,7 +43,7 @@ MOE_FN uint32_t Max(uint32_t a, uint32_t b) { return a > b ? a : b; }
 // ---- state area, offsets in bytes ---------------------------------------------------------------------
 constexpr uint32_t kLayoutVersion = 1;
 constexpr uint32_t kControlMagic = 0x41530000u | kLayoutVersion;
-constexpr uint64_t kControlOffset = 0;      // words: magic, epoch; alone on its cache lines
+constexpr uint64_t kControlOffset = 0;  // words: magic, epoch; alone on its cache lines
 constexpr uint32_t kControlMagicWord = 0, kControlEpochWord = 1;
 constexpr uint64_t kErrorRecordOffset = 512;
 constexpr uint32_t kErrorRecordWords = 64;  // int32
@@ -57,7 +57,9 @@ constexpr uint32_t kCountsPerBlock = 4;
 
 MOE_FN uint32_t MaxLocalExperts(uint32_t world) { return CeilDiv(kMaxSlots, world); }
 MOE_FN uint32_t CountBlocks(uint32_t localExperts) { return CeilDiv(localExperts, kCountsPerBlock); }
-MOE_FN uint32_t StatusRunBytes(uint32_t localExperts) { return (kHeaderBlocks + CountBlocks(localExperts)) * kBlock; }
+MOE_FN uint32_t StatusRunBytes(uint32_t localExperts) {
+    return (kHeaderBlocks + CountBlocks(localExperts)) * kBlock;
+}
 MOE_FN uint32_t StatusStride(uint32_t world) { return StatusRunBytes(MaxLocalExperts(world)); }
 MOE_FN uint64_t StatusBase(uint32_t world) { return CeilTo(AbortOffset(world), 512); }
 MOE_FN uint64_t StatusOffset(uint32_t world, uint32_t parity, uint32_t source) {
@@ -65,27 +67,34 @@ MOE_FN uint64_t StatusOffset(uint32_t world, uint32_t parity, uint32_t source) {
 }
 MOE_FN uint64_t StateBytes(uint32_t world) { return CeilTo(StatusOffset(world, 2, 0), 4096); }
 
-static_assert(kErrorRecordOffset + kErrorRecordWords * sizeof(int32_t) <= kAbortOffset, "error record overlaps aborts");
+static_assert(kErrorRecordOffset + kErrorRecordWords * sizeof(int32_t) <= kAbortOffset,
+              "error record overlaps aborts");
 static_assert(StateBytes(1) <= kMiB && StateBytes(kMaxWorld) <= kMiB, "the state area must fit 1 MiB");
 
 // ---- data area, offsets in bytes ----------------------------------------------------------------------
 MOE_FN uint64_t HalfBytes(uint64_t dataBytes) { return FloorTo(dataBytes / 2, 512); }
 MOE_FN uint64_t HalfOffset(uint64_t dataBytes, uint32_t parity) { return parity * HalfBytes(dataBytes); }
-MOE_FN uint64_t RegionBytes(uint64_t dataBytes, uint32_t world) { return FloorTo(HalfBytes(dataBytes) / world, 512); }
+MOE_FN uint64_t RegionBytes(uint64_t dataBytes, uint32_t world) {
+    return FloorTo(HalfBytes(dataBytes) / world, 512);
+}
 MOE_FN uint64_t RegionOffset(uint64_t dataBytes, uint32_t world, uint32_t parity, uint32_t source) {
     return HalfOffset(dataBytes, parity) + source * RegionBytes(dataBytes, world);
 }
 
 // A row on the wire: payload, then 32 B with the fp32 scale when quantised, then 32 B with the triple
 // (source rank, token, k) when the contract is V2.
-MOE_FN uint32_t PayloadBytes(uint32_t hidden, uint32_t size) { return static_cast<uint32_t>(CeilTo(hidden * size, kBlock)); }
+MOE_FN uint32_t PayloadBytes(uint32_t hidden, uint32_t size) {
+    return static_cast<uint32_t>(CeilTo(hidden * size, kBlock));
+}
 MOE_FN uint32_t DispatchRowStride(uint32_t hidden, uint32_t size, bool quantised, bool triples) {
     return PayloadBytes(hidden, size) + (quantised ? kBlock : 0) + (triples ? kBlock : 0);
 }
 constexpr uint32_t kTripleWords = 3;
 
 // Rows that one source may send to one owner.
-MOE_FN uint32_t Capacity(uint32_t maxBatch, uint32_t topK, uint32_t localExperts) { return maxBatch * Min(topK, localExperts); }
+MOE_FN uint32_t Capacity(uint32_t maxBatch, uint32_t topK, uint32_t localExperts) {
+    return maxBatch * Min(topK, localExperts);
+}
 
 // ---- epochs -------------------------------------------------------------------------------------------
 // 0 is never an epoch, and 0xFFFFFFFF is followed by 2 so that parity keeps alternating.
@@ -93,7 +102,8 @@ MOE_FN uint32_t NextEpoch(uint32_t epoch) { return epoch == 0xFFFFFFFFu ? 2u : e
 MOE_FN uint32_t Parity(uint32_t epoch) { return epoch & 1; }
 // What a status slot may hold before epoch `epoch` arrives: nothing, or the epoch two ops ago.
 MOE_FN bool IsStale(uint32_t seen, uint32_t epoch) {
-    return seen == 0 || seen == epoch - 2 || (epoch == 2 && seen == 0xFFFFFFFEu) || (epoch == 3 && seen == 0xFFFFFFFFu);
+    return seen == 0 || seen == epoch - 2 || (epoch == 2 && seen == 0xFFFFFFFEu) ||
+           (epoch == 3 && seen == 0xFFFFFFFFu);
 }
 
 // ---- status blocks, 32-bit words ----------------------------------------------------------------------
@@ -109,8 +119,26 @@ constexpr uint32_t kContractV1 = 1, kContractV2 = 2;
 MOE_FN uint32_t HeaderWord(uint32_t epoch) { return kStatusMagic ^ epoch; }
 MOE_FN uint32_t OpPhase(uint32_t op, uint32_t tail) { return op << 24 | kPhaseFinal << 16 | tail; }
 
-enum Header0 : uint32_t { kH0Magic, kH0Epoch, kH0OpPhase, kH0Source, kH0Hidden, kH0TopK, kH0Experts, kH0MaxBatch };
-enum Header1 : uint32_t { kH1Epoch, kH1OpPhase, kH1Types, kH1Algorithm, kH1Contract, kH1Code, kH1Detail0, kH1Detail1 };
+enum Header0 : uint32_t {
+    kH0Magic,
+    kH0Epoch,
+    kH0OpPhase,
+    kH0Source,
+    kH0Hidden,
+    kH0TopK,
+    kH0Experts,
+    kH0MaxBatch
+};
+enum Header1 : uint32_t {
+    kH1Epoch,
+    kH1OpPhase,
+    kH1Types,
+    kH1Algorithm,
+    kH1Contract,
+    kH1Code,
+    kH1Detail0,
+    kH1Detail1
+};
 enum CountBlock : uint32_t { kCbEpoch, kCbOpPhase, kCbSource, kCbHash, kCbCounts };
 constexpr uint32_t kHeader1Tail = 0xFFFEu;  // tells header 1 from a count block
 
@@ -132,12 +160,12 @@ enum AbortBlock : uint32_t { kAbMagic, kAbEpoch, kAbCode, kAbCulprit, kAbOp, kAb
 enum ErrorCode : uint32_t {
     kOk = 0,
     // collective: travel in the status header, the communicator stays usable
-    kInvalidExpertId = 1,   // details: token << 8 | k, id
-    kRoutingOverflow = 2,   // details: owner, rows
-    kInvalidCounts = 3,     // ep_send_counts; details: index, value
-    kInvalidTriple = 4,     // assist_info_for_combine; details: row, word
-    kConfigMismatch = 5,    // seen by the reader; details: field, ours, theirs
-    kRoutingMismatch = 6,   // raised where it is seen; details: expert, ours, theirs
+    kInvalidExpertId = 1,  // details: token << 8 | k, id
+    kRoutingOverflow = 2,  // details: owner, rows
+    kInvalidCounts = 3,    // ep_send_counts; details: index, value
+    kInvalidTriple = 4,    // assist_info_for_combine; details: row, word
+    kConfigMismatch = 5,   // seen by the reader; details: field, ours, theirs
+    kRoutingMismatch = 6,  // raised where it is seen; details: expert, ours, theirs
     // fatal: sticky
     kPeerLost = 16,
     kCommTimeout = 17,
@@ -151,14 +179,41 @@ constexpr uint32_t kMismatchIndex = 0x80000000u;
 
 // Fields of the configuration, as a mismatch names them.
 enum ConfigField : uint32_t {
-    kFieldOp, kFieldWindow, kFieldContract, kFieldHidden, kFieldTopK, kFieldExperts, kFieldGlobalBs, kFieldMaxBatch,
-    kFieldType, kFieldQuant, kFieldScales, kFieldAlgorithm, kFieldCount
+    kFieldOp,
+    kFieldWindow,
+    kFieldContract,
+    kFieldHidden,
+    kFieldTopK,
+    kFieldExperts,
+    kFieldGlobalBs,
+    kFieldMaxBatch,
+    kFieldType,
+    kFieldQuant,
+    kFieldScales,
+    kFieldAlgorithm,
+    kFieldCount
 };
 
-// Error record, int32 words. kRecAwaited is followed by triples (rank, epoch it was last seen at, its op then).
+// Error record, int32 words. kRecAwaited is followed by triples (rank, epoch it was last seen at, its op
+// then).
 enum ErrorRecord : uint32_t {
-    kRecMagic, kRecCode, kRecOp, kRecEpoch, kRecRank, kRecCulprit, kRecDetail0, kRecDetail1, kRecDetail2, kRecReporter,
-    kRecCapacity, kRecWaitedMicros, kRecExperts, kRecMaxBatch, kRecTopK, kRecAwaitedCount, kRecAwaited
+    kRecMagic,
+    kRecCode,
+    kRecOp,
+    kRecEpoch,
+    kRecRank,
+    kRecCulprit,
+    kRecDetail0,
+    kRecDetail1,
+    kRecDetail2,
+    kRecReporter,
+    kRecCapacity,
+    kRecWaitedMicros,
+    kRecExperts,
+    kRecMaxBatch,
+    kRecTopK,
+    kRecAwaitedCount,
+    kRecAwaited
 };
 constexpr int32_t kRecordMagic = 0x4D4F4552;
 constexpr uint32_t kMaxAwaited = (kErrorRecordWords - kRecAwaited) / 3;

@@ -11,15 +11,18 @@ AM_API void* am_window_alloc(uint64_t total_bytes);
 AM_API void* am_window_map(int fd, uint64_t total_bytes);
 AM_API void am_window_unmap(void* base, uint64_t total_bytes);
 
-// One rank's end of a communicator. `live_fds`, by rank, become readable when the peer has gone; null or -1: none.
-AM_API void* am_comm_create(int rank, int world, void* const* bases, uint64_t data_bytes, const int* live_fds);
+// One rank's end of a communicator. `live_fds`, by rank, become readable when the peer has gone; null or -1:
+// none.
+AM_API void* am_comm_create(int rank, int world, void* const* bases, uint64_t data_bytes,
+                            const int* live_fds);
 AM_API void am_comm_destroy(void* comm);
 AM_API void am_comm_mark_lost(void* comm, int peer);
 // Bytes of the last launch: read then written, by kind of GM (tensor, window data, window state, workspace).
 AM_API void am_comm_traffic(void* comm, uint64_t* bytes);
 // Tests: makes the next op run as the epoch after this one.
 AM_API void am_comm_set_epoch(void* comm, uint32_t epoch);
-// Where a rank's areas lie in a window, for tests that poison or inspect them: data offset, state offset, state bytes.
+// Where a rank's areas lie in a window, for tests that poison or inspect them: data offset, state offset,
+// state bytes.
 AM_API void am_window_layout(int world, uint64_t* out);
 
 // Names in the order of their index, separated by blanks.
@@ -37,10 +40,10 @@ AM_API void am_plan_destroy(void* plan);
 // dtype, rank, dim 0, dim 1 of output `index`, as allocated; false past the last.
 AM_API int am_call_output(const void* spec, int index, int64_t* out);
 
-// Runs a plan. Inputs by tensor index, outputs by output index. Returns an error code; the record, or for a fault
-// of the kernel the text, says more.
-AM_API int am_run(void* comm, void* plan, const void* const* inputs, void* const* outputs, int32_t* record, char* fault,
-                  uint64_t fault_bytes);
+// Runs a plan. Inputs by tensor index, outputs by output index. Returns an error code; the record, or for a
+// fault of the kernel the text, says more.
+AM_API int am_run(void* comm, void* plan, const void* const* inputs, void* const* outputs, int32_t* record,
+                  char* fault, uint64_t fault_bytes);
 AM_API int am_error_is_fatal(int code);
 AM_API const char* am_error_name(int code);
 AM_API void am_error_message(const int32_t* record, char* text, uint64_t bytes);

@@ -10,8 +10,8 @@ namespace ops {
 
 namespace {
 
-constexpr uint32_t kSpinsAlone = 2000;      // every rank has a processor of its own
-constexpr uint32_t kSpinsCrowded = 20;      // spinning would steal the peer's time
+constexpr uint32_t kSpinsAlone = 2000;  // every rank has a processor of its own
+constexpr uint32_t kSpinsCrowded = 20;  // spinning would steal the peer's time
 constexpr uint32_t kGuardBytes = 64;
 
 twin::GmRange RangeOf(void* begin, uint64_t bytes, twin::GmKind kind, const char* name, uint32_t* doorbell) {
@@ -24,7 +24,10 @@ uint32_t* Word(uint8_t* area, uint64_t offset) { return reinterpret_cast<uint32_
 }  // namespace
 
 Communicator::Communicator(int rank, int world, void* const* bases, uint64_t data_bytes, const int* live_fds)
-    : rank_(rank), world_(world), bases_(bases, bases + world), lost_(new std::atomic<bool>[static_cast<size_t>(world)]),
+    : rank_(rank),
+      world_(world),
+      bases_(bases, bases + world),
+      lost_(new std::atomic<bool>[static_cast<size_t>(world)]),
       device_(rank) {
     table_.magic = moe::kWindowTableMagic;
     table_.rank = static_cast<uint32_t>(rank);
@@ -38,8 +41,8 @@ Communicator::Communicator(int rank, int world, void* const* bases, uint64_t dat
         table_.data[r] = reinterpret_cast<uintptr_t>(data);
         table_.state[r] = reinterpret_cast<uintptr_t>(state);
         ranges_.push_back(RangeOf(data, data_bytes, twin::GmKind::kWindowData, "data window", nullptr));
-        ranges_.push_back(RangeOf(state, moe::StateBytes(static_cast<uint32_t>(world)), twin::GmKind::kWindowState,
-                                  "state window", DoorbellOf(bases[r])));
+        ranges_.push_back(RangeOf(state, moe::StateBytes(static_cast<uint32_t>(world)),
+                                  twin::GmKind::kWindowState, "state window", DoorbellOf(bases[r])));
     }
     twin::IdlePolicy& idle = device_.idle();
     idle.spins = world <= sysconf(_SC_NPROCESSORS_ONLN) ? kSpinsAlone : kSpinsCrowded;
@@ -66,8 +69,10 @@ void Communicator::SetEpoch(uint32_t epoch) {
 }
 
 void Communicator::PostAbort(int peer, uint32_t code, int culprit) {
-    uint8_t* target = StateOf(bases_[static_cast<size_t>(peer)]) + moe::AbortOffset(static_cast<uint32_t>(rank_));
-    if (__atomic_load_n(Word(target, 0), __ATOMIC_ACQUIRE) == moe::kAbortMagic) return;  // the first cause is kept
+    uint8_t* target =
+        StateOf(bases_[static_cast<size_t>(peer)]) + moe::AbortOffset(static_cast<uint32_t>(rank_));
+    if (__atomic_load_n(Word(target, 0), __ATOMIC_ACQUIRE) == moe::kAbortMagic)
+        return;  // the first cause is kept
     uint32_t block[moe::kBlockWords] = {};
     block[moe::kAbMagic] = moe::kAbortMagic;
     block[moe::kAbEpoch] = Epoch();

@@ -1,4 +1,5 @@
-// One rank's end of a communicator on the twin: its device, the windows of all ranks, the liveness of the peers.
+// One rank's end of a communicator on the twin: its device, the windows of all ranks, the liveness of the
+// peers.
 #pragma once
 
 #include <atomic>
@@ -14,7 +15,7 @@
 namespace ops {
 
 class Communicator {
-   public:
+public:
     Communicator(int rank, int world, void* const* bases, uint64_t data_bytes, const int* live_fds);
 
     int rank() const { return rank_; }
@@ -32,7 +33,7 @@ class Communicator {
     // Says "this rank has failed" to one rank, or to itself.
     void PostAbort(int peer, uint32_t code, int culprit);
 
-   private:
+private:
     static void OnIdle(void* self);
     void LookAtPeers();
     bool Gone(int peer) const;

@@ -8,10 +8,10 @@
 
 namespace ops {
 
-using DispatchKernel = void (*)(GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR,
-                                GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR);
-using CombineKernel = void (*)(GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR,
-                               GM_ADDR, GM_ADDR);
+using DispatchKernel = void (*)(GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR,
+                                GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR);
+using CombineKernel = void (*)(GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR,
+                               GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR);
 
 DispatchKernel DispatchKernelOf(uint32_t type);
 CombineKernel CombineKernelOf(uint32_t type);

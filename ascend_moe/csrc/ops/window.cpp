@@ -7,7 +7,8 @@
 uint64_t am_window_total_bytes(uint64_t data_bytes) { return ops::WindowBytes(data_bytes); }
 
 void* am_window_alloc(uint64_t total_bytes) {
-    void* base = mmap(nullptr, total_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* base = mmap(nullptr, total_bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return base == MAP_FAILED ? nullptr : base;
 }
 

@@ -28,7 +28,8 @@ extern "C" void twin_fiber_start();
 #endif
 
 Fiber::Fiber() {
-    void* mapped = mmap(nullptr, kGuard + kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* mapped = mmap(nullptr, kGuard + kStack, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (mapped == MAP_FAILED) throw std::bad_alloc();
     mprotect(mapped, kGuard, PROT_NONE);
     stack_ = static_cast<uint8_t*>(mapped);
@@ -51,8 +52,14 @@ void Fiber::Prepare(Entry entry, void* argument) {
     uint8_t* top = stack_ + kGuard + kStack;
 #if defined(__x86_64__)
     // Popped by twin_switch: r15 r14 r13 r12 rbx rbp, then the return address; a null one ends unwinding.
-    void* frame[8] = {nullptr, nullptr, nullptr, reinterpret_cast<void*>(&Fiber::Start), this,
-                      nullptr, reinterpret_cast<void*>(&twin_fiber_start), nullptr};
+    void* frame[8] = {nullptr,
+                      nullptr,
+                      nullptr,
+                      reinterpret_cast<void*>(&Fiber::Start),
+                      this,
+                      nullptr,
+                      reinterpret_cast<void*>(&twin_fiber_start),
+                      nullptr};
     own_sp_ = memcpy(top - sizeof(frame), frame, sizeof(frame));
 #elif defined(__aarch64__)
     void* frame[22] = {this, reinterpret_cast<void*>(&Fiber::Start)};
@@ -68,8 +75,8 @@ void Fiber::Prepare(Entry entry, void* argument) {
     own_.uc_stack.ss_sp = stack_ + kGuard;
     own_.uc_stack.ss_size = kStack;
     own_.uc_link = nullptr;
-    makecontext(&own_, reinterpret_cast<void (*)()>(start), 2, static_cast<unsigned>(static_cast<uint64_t>(self) >> 32),
-                static_cast<unsigned>(self));
+    makecontext(&own_, reinterpret_cast<void (*)()>(start), 2,
+                static_cast<unsigned>(static_cast<uint64_t>(self) >> 32), static_cast<unsigned>(self));
     (void)top;
 #endif
 }

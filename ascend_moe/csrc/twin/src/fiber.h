@@ -11,19 +11,20 @@
 namespace twin {
 
 class Fiber {
-   public:
+public:
     using Entry = void (*)(void*);
     Fiber();
     ~Fiber();
     Fiber(const Fiber&) = delete;
     Fiber& operator=(const Fiber&) = delete;
 
-    // Prepares the stack so that the first Enter() calls entry(argument). `entry` must end with a last Leave().
+    // Prepares the stack so that the first Enter() calls entry(argument). `entry` must end with a last
+    // Leave().
     void Prepare(Entry entry, void* argument);
-    void Enter();            // from the scheduler: runs until Leave()
-    void Leave(bool last);   // from the fiber: back to the scheduler
+    void Enter();           // from the scheduler: runs until Leave()
+    void Leave(bool last);  // from the fiber: back to the scheduler
 
-   private:
+private:
     static void Start(Fiber* self);
     uint8_t* stack_;
     Entry entry_ = nullptr;

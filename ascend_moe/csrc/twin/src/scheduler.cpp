@@ -22,9 +22,9 @@ __thread Core* g_current_core __attribute__((tls_model("initial-exec"))) = nullp
 
 namespace {
 
-constexpr int64_t kNanosPerCycle = 20;             // 50 cycles a microsecond
-constexpr int64_t kYieldNanos = 200 * 1000;        // sched_yield this long before sleeping
-constexpr int64_t kSleepNanos = 2 * 1000 * 1000;   // longest sleep between two looks
+constexpr int64_t kNanosPerCycle = 20;            // 50 cycles a microsecond
+constexpr int64_t kYieldNanos = 200 * 1000;       // sched_yield this long before sleeping
+constexpr int64_t kSleepNanos = 2 * 1000 * 1000;  // longest sleep between two looks
 constexpr int64_t kIdleCallNanos = 20 * 1000 * 1000;
 
 int64_t NowNanos() {
@@ -90,8 +90,8 @@ void Raise(Finding kind, const Loc& loc, const char* format, ...) {
         if (*p == '/') file = p + 1;
     }
     char line[768];
-    snprintf(line, sizeof(line), "%s: %s, at %s:%d (rank %d, core %u)", FindingName(kind), text, file, loc.line,
-             core != nullptr ? core->device->rank() : -1, core != nullptr ? core->index : 0);
+    snprintf(line, sizeof(line), "%s: %s, at %s:%d (rank %d, core %u)", FindingName(kind), text, file,
+             loc.line, core != nullptr ? core->device->rank() : -1, core != nullptr ? core->index : 0);
     throw Fault(kind, line);
 }
 
@@ -140,8 +140,8 @@ void Scheduler::CheckCleanExit(const Core& core) const {
     for (uint32_t event = 0; event < kHardEvents; ++event) {
         for (uint32_t id = 0; id < kEventIds; ++id) {
             if (core.flags[event][id]) {
-                Raise(Finding::kEventMisuse, here, "event %u of HardEvent %u is still set: it would poison the next kernel",
-                      id, event);
+                Raise(Finding::kEventMisuse, here,
+                      "event %u of HardEvent %u is still set: it would poison the next kernel", id, event);
             }
         }
     }
@@ -149,7 +149,8 @@ void Scheduler::CheckCleanExit(const Core& core) const {
         Raise(Finding::kQueueMisuse, here, "%u queue tensors were never freed",
               core.queue_tensors[0] + core.queue_tensors[1]);
     }
-    if (core.atomic_op != 0) Raise(Finding::kBadArgument, here, "SetAtomicNone is missing: the next kernel would add");
+    if (core.atomic_op != 0)
+        Raise(Finding::kBadArgument, here, "SetAtomicNone is missing: the next kernel would add");
 }
 
 void Scheduler::Resume(Slot& slot) {
@@ -256,7 +257,8 @@ void Scheduler::Run(const LaunchSpec& spec, const std::function<void()>& kernel)
     kernel_ = &kernel;
     failure_ = nullptr;
     ranges_ = spec.ranges;
-    std::sort(ranges_.begin(), ranges_.end(), [](const GmRange& a, const GmRange& b) { return a.begin < b.begin; });
+    std::sort(ranges_.begin(), ranges_.end(),
+              [](const GmRange& a, const GmRange& b) { return a.begin < b.begin; });
     while (slots_.size() < spec.block_dim) slots_.push_back(std::make_unique<Slot>());
     live_ = spec.block_dim;
     for (uint32_t i = 0; i < slots_.size(); ++i) {
@@ -278,7 +280,8 @@ void Scheduler::Run(const LaunchSpec& spec, const std::function<void()>& kernel)
     uint32_t fruitless = 0;
     idle_since_ = last_idle_call_ = 0;
     while (live_ > 0 && !failure_) {
-        if (device_.idle_.doorbell != nullptr) doorbell_seen_ = __atomic_load_n(device_.idle_.doorbell, __ATOMIC_SEQ_CST);
+        if (device_.idle_.doorbell != nullptr)
+            doorbell_seen_ = __atomic_load_n(device_.idle_.doorbell, __ATOMIC_SEQ_CST);
         const bool progress = Pass();
         if (failure_) break;
         ReleaseBarrier();
@@ -314,11 +317,14 @@ const GmRange& Scheduler::Search(Core& core, uintptr_t address, uint64_t bytes, 
         }
         if (address < range.end) {
             Raise(Finding::kOutOfBounds, loc, "%llu bytes at byte %llu of GM \"%s\", which has %llu",
-                  static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(address - range.begin),
-                  range.name, static_cast<unsigned long long>(range.end - range.begin));
+                  static_cast<unsigned long long>(bytes),
+                  static_cast<unsigned long long>(address - range.begin), range.name,
+                  static_cast<unsigned long long>(range.end - range.begin));
         }
-        Raise(Finding::kOutOfBounds, loc, "GM address is in no tensor or window; the nearest below is \"%s\", which ends %llu bytes before",
-              range.name, static_cast<unsigned long long>(address - range.end));
+        Raise(
+            Finding::kOutOfBounds, loc,
+            "GM address is in no tensor or window; the nearest below is \"%s\", which ends %llu bytes before",
+            range.name, static_cast<unsigned long long>(address - range.end));
     }
     Raise(Finding::kOutOfBounds, loc, "GM address %#llx is in no tensor or window",
           static_cast<unsigned long long>(address));
@@ -327,6 +333,8 @@ const GmRange& Scheduler::Search(Core& core, uintptr_t address, uint64_t bytes, 
 Device::Device(int rank) : rank_(rank), scheduler_(std::make_unique<Scheduler>(*this)) {}
 Device::~Device() = default;
 
-void Device::Launch(const LaunchSpec& spec, const std::function<void()>& kernel) { scheduler_->Run(spec, kernel); }
+void Device::Launch(const LaunchSpec& spec, const std::function<void()>& kernel) {
+    scheduler_->Run(spec, kernel);
+}
 
 }  // namespace twin

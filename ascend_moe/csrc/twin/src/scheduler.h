@@ -11,7 +11,7 @@
 namespace twin {
 
 class Scheduler {
-   public:
+public:
     explicit Scheduler(Device& device);
     ~Scheduler();
     Scheduler(const Scheduler&) = delete;
@@ -26,7 +26,7 @@ class Scheduler {
     const LaunchSpec& spec() const { return *spec_; }
     int rank() const { return device_.rank(); }
 
-   private:
+private:
     enum class State : uint8_t { kReady, kAtBarrier, kPolling, kDone };
     struct Slot {
         Core core;

@@ -75,20 +75,24 @@ inline uint64_t Extent(uint32_t count, uint64_t bytes, uint64_t step) { return (
 inline void CheckCount(uint64_t bytes, const char* what, const twin::Loc& loc) {
     if (bytes == 0) twin::Raise(twin::Finding::kBadArgument, loc, "%s of 0 bytes", what);
     if (bytes % twin::kBlockBytes != 0) {
-        twin::Raise(twin::Finding::kTruncatedCopy, loc,
-                    "%s of %llu bytes: the last %llu would be dropped silently; use DataCopyPad or a multiple of 32", what,
-                    static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(bytes % twin::kBlockBytes));
+        twin::Raise(
+            twin::Finding::kTruncatedCopy, loc,
+            "%s of %llu bytes: the last %llu would be dropped silently; use DataCopyPad or a multiple of 32",
+            what, static_cast<unsigned long long>(bytes),
+            static_cast<unsigned long long>(bytes % twin::kBlockBytes));
     }
 }
 
 inline void CheckPieces(uint32_t count, uint64_t bytes, uint32_t element, const twin::Loc& loc) {
-    if (count > kMaxCopyBlocks) twin::Raise(twin::Finding::kBadArgument, loc, "blockCount %u is over %u", count, kMaxCopyBlocks);
+    if (count > kMaxCopyBlocks)
+        twin::Raise(twin::Finding::kBadArgument, loc, "blockCount %u is over %u", count, kMaxCopyBlocks);
     if (bytes > kMaxCopyBlockBytes) {
         twin::Raise(twin::Finding::kBadArgument, loc, "blockLen %llu is over %u bytes",
                     static_cast<unsigned long long>(bytes), kMaxCopyBlockBytes);
     }
     if (bytes % element != 0) {
-        twin::Raise(twin::Finding::kBadArgument, loc, "blockLen %llu is not a multiple of the %u-byte element",
+        twin::Raise(twin::Finding::kBadArgument, loc,
+                    "blockLen %llu is not a multiple of the %u-byte element",
                     static_cast<unsigned long long>(bytes), element);
     }
 }
@@ -97,12 +101,16 @@ inline void CheckPieces(uint32_t count, uint64_t bytes, uint32_t element, const 
 template <class T, class Tail>
 inline void CopyIn(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const Pieces& p, uint64_t ub_offset,
                    uint64_t ub_bytes, const char* name, const twin::Loc& loc, Tail&& tail) {
-    uint8_t* to = reinterpret_cast<uint8_t*>(dst.Span((ub_bytes + sizeof(T) - 1) / sizeof(T), loc, name)) + ub_offset;
+    uint8_t* to =
+        reinterpret_cast<uint8_t*>(dst.Span((ub_bytes + sizeof(T) - 1) / sizeof(T), loc, name)) + ub_offset;
     const auto from = src.Span(Extent(p.count, p.bytes, p.gm_step), loc, name);
     const uint8_t* gm = reinterpret_cast<const uint8_t*>(from.first);
     const bool atomic = from.range->atomic_blocks;
     twin::current_core().traffic.read[static_cast<int>(from.range->kind)] += p.count * p.bytes;
-    twin::Issue({name, twin::Pipe::kMte2, loc, {p.count * p.bytes, 0},
+    twin::Issue({name,
+                 twin::Pipe::kMte2,
+                 loc,
+                 {p.count * p.bytes, 0},
                  {reinterpret_cast<uintptr_t>(to), p.bytes, p.count, p.ub_step},
                  {{reinterpret_cast<uintptr_t>(gm), p.bytes, p.count, p.gm_step, true}}},
                 [=] {
@@ -122,7 +130,8 @@ inline void CopyIn(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const 
 template <class T>
 inline void CopyOut(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const Pieces& p, uint64_t ub_bytes,
                     const char* name, const twin::Loc& loc) {
-    const uint8_t* from = reinterpret_cast<const uint8_t*>(src.Span((ub_bytes + sizeof(T) - 1) / sizeof(T), loc, name));
+    const uint8_t* from =
+        reinterpret_cast<const uint8_t*>(src.Span((ub_bytes + sizeof(T) - 1) / sizeof(T), loc, name));
     const auto to = dst.Span(Extent(p.count, p.bytes, p.gm_step), loc, name);
     uint8_t* gm = reinterpret_cast<uint8_t*>(to.first);
     const twin::GmRange range = *to.range;
@@ -130,9 +139,13 @@ inline void CopyOut(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const
     core.traffic.written[static_cast<int>(range.kind)] += p.count * p.bytes;
     const uint8_t atomic_op = core.atomic_op;
     if (atomic_op != 0 && core.atomic_type != twin::AtomicTypeOf<T>()) {
-        twin::Raise(twin::Finding::kBadArgument, loc, "%s while SetAtomic of another element type is in force", name);
+        twin::Raise(twin::Finding::kBadArgument, loc,
+                    "%s while SetAtomic of another element type is in force", name);
     }
-    twin::Issue({name, twin::Pipe::kMte3, loc, {p.count * p.bytes, 0},
+    twin::Issue({name,
+                 twin::Pipe::kMte3,
+                 loc,
+                 {p.count * p.bytes, 0},
                  {reinterpret_cast<uintptr_t>(gm), p.bytes, p.count, p.gm_step, true},
                  {{reinterpret_cast<uintptr_t>(from), p.bytes, p.count, p.ub_step}}},
                 [=] {
@@ -152,7 +165,9 @@ inline void CopyOut(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const
 }
 
 inline uint64_t Blocks(uint64_t n) { return n * twin::kBlockBytes; }
-inline uint64_t CeilBlock(uint64_t n) { return (n + twin::kBlockBytes - 1) / twin::kBlockBytes * twin::kBlockBytes; }
+inline uint64_t CeilBlock(uint64_t n) {
+    return (n + twin::kBlockBytes - 1) / twin::kBlockBytes * twin::kBlockBytes;
+}
 
 }  // namespace detail
 
@@ -177,9 +192,11 @@ inline void DataCopy(const LocalTensor<T>& dst, const GlobalTensor<T>& src, cons
                      twin::Loc loc = twin::Loc::Here()) {
     detail::CheckPieces(params.blockCount, 0, 1, loc);
     const detail::Pieces p{params.blockCount, detail::Blocks(params.blockLen),
-                           detail::Blocks(params.blockLen + params.srcGap), detail::Blocks(params.blockLen + params.dstGap)};
+                           detail::Blocks(params.blockLen + params.srcGap),
+                           detail::Blocks(params.blockLen + params.dstGap)};
     if (p.count == 0 || p.bytes == 0) return;
-    detail::CopyIn(dst, src, p, 0, detail::Extent(p.count, p.bytes, p.ub_step), "DataCopy GM->UB", loc, [](uint8_t*) {});
+    detail::CopyIn(dst, src, p, 0, detail::Extent(p.count, p.bytes, p.ub_step), "DataCopy GM->UB", loc,
+                   [](uint8_t*) {});
 }
 
 template <class T>
@@ -187,7 +204,8 @@ inline void DataCopy(const GlobalTensor<T>& dst, const LocalTensor<T>& src, cons
                      twin::Loc loc = twin::Loc::Here()) {
     detail::CheckPieces(params.blockCount, 0, 1, loc);
     const detail::Pieces p{params.blockCount, detail::Blocks(params.blockLen),
-                           detail::Blocks(params.blockLen + params.dstGap), detail::Blocks(params.blockLen + params.srcGap)};
+                           detail::Blocks(params.blockLen + params.dstGap),
+                           detail::Blocks(params.blockLen + params.srcGap)};
     if (p.count == 0 || p.bytes == 0) return;
     detail::CopyOut(dst, src, p, detail::Extent(p.count, p.bytes, p.ub_step), "DataCopy UB->GM", loc);
 }
@@ -200,28 +218,36 @@ inline void DataCopy(const LocalTensor<T>& dst, const LocalTensor<T>& src, const
     detail::CheckCount(bytes, "DataCopy UB->UB", loc);
     T* to = dst.Span(count, loc, "DataCopy UB->UB");
     const T* from = src.Span(count, loc, "DataCopy UB->UB");
-    twin::Issue({"DataCopy UB->UB", twin::Pipe::kV, loc, {0, count}, {reinterpret_cast<uintptr_t>(to), bytes},
+    twin::Issue({"DataCopy UB->UB",
+                 twin::Pipe::kV,
+                 loc,
+                 {0, count},
+                 {reinterpret_cast<uintptr_t>(to), bytes},
                  {{reinterpret_cast<uintptr_t>(from), bytes}}},
                 [=] { memmove(to, from, bytes); });
 }
 
 template <class T>
-inline void DataCopyPad(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const DataCopyExtParams& params,
-                        const DataCopyPadExtParams<T>& pad, twin::Loc loc = twin::Loc::Here()) {
+inline void DataCopyPad(const LocalTensor<T>& dst, const GlobalTensor<T>& src,
+                        const DataCopyExtParams& params, const DataCopyPadExtParams<T>& pad,
+                        twin::Loc loc = twin::Loc::Here()) {
     detail::CheckPieces(params.blockCount, params.blockLen, sizeof(T), loc);
     if (params.blockCount == 0 || params.blockLen == 0) return;
-    const uint64_t left = pad.isPad ? pad.leftPadding * sizeof(T) : 0, right = pad.isPad ? pad.rightPadding * sizeof(T) : 0;
+    const uint64_t left = pad.isPad ? pad.leftPadding * sizeof(T) : 0,
+                   right = pad.isPad ? pad.rightPadding * sizeof(T) : 0;
     if (left > twin::kBlockBytes || right > twin::kBlockBytes) {
         twin::Raise(twin::Finding::kBadArgument, loc, "DataCopyPad pads more than 32 bytes on one side");
     }
     const uint64_t whole = detail::CeilBlock(left + params.blockLen + right);
-    const detail::Pieces p{params.blockCount, params.blockLen, static_cast<uint64_t>(params.blockLen) + params.srcStride,
+    const detail::Pieces p{params.blockCount, params.blockLen,
+                           static_cast<uint64_t>(params.blockLen) + params.srcStride,
                            whole + detail::Blocks(params.dstStride)};
     const T value = pad.paddingValue;
     const bool filled = pad.isPad && (left | right) != 0;
     detail::CopyIn(dst, src, p, left, detail::Extent(p.count, whole, p.ub_step), "DataCopyPad GM->UB", loc,
                    [=](uint8_t* piece) {
-                       for (uint64_t i = 0; i < left; i += sizeof(T)) memcpy(piece - left + i, &value, sizeof(T));
+                       for (uint64_t i = 0; i < left; i += sizeof(T))
+                           memcpy(piece - left + i, &value, sizeof(T));
                        const uint64_t tail = whole - left - p.bytes;
                        if (tail == 0) return;
                        // Nobody may rely on the dummy bytes: on silicon they depend on the first element.
@@ -233,12 +259,13 @@ inline void DataCopyPad(const LocalTensor<T>& dst, const GlobalTensor<T>& src, c
 }
 
 template <class T>
-inline void DataCopyPad(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const DataCopyExtParams& params,
-                        twin::Loc loc = twin::Loc::Here()) {
+inline void DataCopyPad(const GlobalTensor<T>& dst, const LocalTensor<T>& src,
+                        const DataCopyExtParams& params, twin::Loc loc = twin::Loc::Here()) {
     detail::CheckPieces(params.blockCount, params.blockLen, sizeof(T), loc);
     if (params.blockCount == 0 || params.blockLen == 0) return;
     const uint64_t whole = detail::CeilBlock(params.blockLen);
-    const detail::Pieces p{params.blockCount, params.blockLen, static_cast<uint64_t>(params.blockLen) + params.dstStride,
+    const detail::Pieces p{params.blockCount, params.blockLen,
+                           static_cast<uint64_t>(params.blockLen) + params.dstStride,
                            whole + detail::Blocks(params.srcStride)};
     detail::CopyOut(dst, src, p, detail::Extent(p.count, p.bytes, p.ub_step), "DataCopyPad UB->GM", loc);
 }
@@ -249,13 +276,15 @@ inline void DataCopyPad(const LocalTensor<T>& dst, const GlobalTensor<T>& src, c
                         const DataCopyPadParams& pad, twin::Loc loc = twin::Loc::Here()) {
     T value{};
     memcpy(&value, &pad.paddingValue, sizeof(T));
-    DataCopyPad(dst, src, DataCopyExtParams(params.blockCount, params.blockLen, params.srcGap, params.dstGap, 0),
+    DataCopyPad(dst, src,
+                DataCopyExtParams(params.blockCount, params.blockLen, params.srcGap, params.dstGap, 0),
                 DataCopyPadExtParams<T>(pad.isPad, pad.leftPadding, pad.rightPadding, value), loc);
 }
 template <class T>
 inline void DataCopyPad(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const DataCopyParams& params,
                         twin::Loc loc = twin::Loc::Here()) {
-    DataCopyPad(dst, src, DataCopyExtParams(params.blockCount, params.blockLen, params.srcGap, params.dstGap, 0), loc);
+    DataCopyPad(dst, src,
+                DataCopyExtParams(params.blockCount, params.blockLen, params.srcGap, params.dstGap, 0), loc);
 }
 
 template <class T>

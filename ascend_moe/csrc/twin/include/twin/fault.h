@@ -11,7 +11,9 @@ namespace twin {
 struct Loc {
     const char* file;
     int line;
-    static constexpr Loc Here(const char* f = __builtin_FILE(), int l = __builtin_LINE()) { return Loc{f, l}; }
+    static constexpr Loc Here(const char* f = __builtin_FILE(), int l = __builtin_LINE()) {
+        return Loc{f, l};
+    }
 };
 
 // Kinds of findings. The names are what users see.
@@ -30,7 +32,7 @@ enum class Finding : uint8_t {
 const char* FindingName(Finding kind);
 
 class Fault : public std::runtime_error {
-   public:
+public:
     Fault(Finding kind, const std::string& message) : std::runtime_error(message), kind(kind) {}
     Finding kind;
 };

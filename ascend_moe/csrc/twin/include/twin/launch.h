@@ -23,14 +23,14 @@ struct LaunchSpec {
 
 // How a rank waits when all its cores poll in vain.
 struct IdlePolicy {
-    uint32_t spins = 2000;            // passes before the first sched_yield
-    uint32_t* doorbell = nullptr;     // peers ring it; null: sleep by the clock
-    void (*on_idle)(void*) = nullptr; // called about every 20 ms of waiting: look whether peers live
+    uint32_t spins = 2000;             // passes before the first sched_yield
+    uint32_t* doorbell = nullptr;      // peers ring it; null: sleep by the clock
+    void (*on_idle)(void*) = nullptr;  // called about every 20 ms of waiting: look whether peers live
     void* on_idle_argument = nullptr;
 };
 
 class Device {
-   public:
+public:
     explicit Device(int rank);
     ~Device();
     Device(const Device&) = delete;
@@ -45,7 +45,7 @@ class Device {
     const Traffic& traffic() const { return traffic_; }
     int rank() const { return rank_; }
 
-   private:
+private:
     friend class Scheduler;
     int rank_;
     IdlePolicy idle_;

@@ -91,6 +91,24 @@ constexpr float DoubleToFloatOdd(double x) {
     return FloatOf((bits - (beyond & inexact)) | inexact);
 }
 
+// Any arithmetic type to half or bfloat16, rounded once (integers of 54 bits and more aside).
+template <class T>
+constexpr uint16_t HalfBitsOf(T value) {
+    if constexpr (std::is_same_v<T, float>) {
+        return FloatToHalfBits(value);
+    } else {
+        return FloatToHalfBits(DoubleToFloatOdd(static_cast<double>(value)));
+    }
+}
+template <class T>
+constexpr uint16_t Bf16BitsOf(T value) {
+    if constexpr (std::is_same_v<T, float>) {
+        return FloatToBf16Bits(value);
+    } else {
+        return FloatToBf16Bits(DoubleToFloatOdd(static_cast<double>(value)));
+    }
+}
+
 }  // namespace twin
 
 // IEEE binary16. Converts implicitly from and to the arithmetic types, as bisheng's does.
@@ -99,7 +117,7 @@ struct half {
 
     half() = default;
     template <class T, std::enable_if_t<std::is_arithmetic_v<T>, int> = 0>
-    constexpr half(T value) : bits(FromArithmetic(value)) {}
+    constexpr half(T value) : bits(twin::HalfBitsOf(value)) {}
     constexpr operator float() const { return twin::HalfBitsToFloat(bits); }
 
     static constexpr half FromBits(uint16_t raw) {
@@ -116,17 +134,6 @@ struct half {
     constexpr half& operator*=(T other) { return *this = half(*this * other); }
     template <class T>
     constexpr half& operator/=(T other) { return *this = half(*this / other); }
-
-   private:
-    template <class T>
-    static constexpr uint16_t FromArithmetic(T value) {
-        if constexpr (std::is_same_v<T, double> || std::is_same_v<T, long double>) {
-            return twin::FloatToHalfBits(twin::DoubleToFloatOdd(static_cast<double>(value)));
-        } else {
-            // An integer that float32 cannot hold is beyond half's range anyway.
-            return twin::FloatToHalfBits(static_cast<float>(value));
-        }
-    }
 };
 
 // bfloat16: 16 bits of storage. Arithmetic is a compile error here as on A2/A3: go through ToFloat, ToBfloat16.
@@ -135,23 +142,13 @@ struct bfloat16_t {
 
     bfloat16_t() = default;
     template <class T, std::enable_if_t<std::is_arithmetic_v<T>, int> = 0>
-    explicit constexpr bfloat16_t(T value) : bits(FromArithmetic(value)) {}
+    explicit constexpr bfloat16_t(T value) : bits(twin::Bf16BitsOf(value)) {}
     explicit constexpr operator float() const { return twin::Bf16BitsToFloat(bits); }
 
     static constexpr bfloat16_t FromBits(uint16_t raw) {
         bfloat16_t value(0.0f);
         value.bits = raw;
         return value;
-    }
-
-   private:
-    template <class T>
-    static constexpr uint16_t FromArithmetic(T value) {
-        if constexpr (std::is_same_v<T, float>) {
-            return twin::FloatToBf16Bits(value);
-        } else {
-            return twin::FloatToBf16Bits(twin::DoubleToFloatOdd(static_cast<double>(value)));
-        }
     }
 };
 

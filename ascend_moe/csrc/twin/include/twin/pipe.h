@@ -8,7 +8,7 @@
 namespace AscendC {
 
 class TBufBase {
-   public:
+public:
     uint32_t begin_ = 0;
     uint32_t bytes_ = 0;
     uint32_t buffer_ = 0;
@@ -16,7 +16,7 @@ class TBufBase {
 
 template <TPosition position = TPosition::LCM>
 class TBuf : public TBufBase {
-   public:
+public:
     template <class T>
     LocalTensor<T> Get(twin::Loc loc = twin::Loc::Here()) {
         return GetWithOffset<T>(bytes_ / sizeof(T), 0, loc);
@@ -29,14 +29,16 @@ class TBuf : public TBufBase {
     LocalTensor<T> GetWithOffset(uint32_t count, uint32_t byteOffset, twin::Loc loc = twin::Loc::Here()) {
         const twin::Core& core = twin::current_core();
         if (byteOffset % twin::kBlockBytes != 0) {
-            twin::Raise(twin::Finding::kMisaligned, loc, "TBuf offset %u is not a multiple of 32 bytes", byteOffset);
+            twin::Raise(twin::Finding::kMisaligned, loc, "TBuf offset %u is not a multiple of 32 bytes",
+                        byteOffset);
         }
         if (static_cast<uint64_t>(byteOffset) + static_cast<uint64_t>(count) * sizeof(T) > bytes_) {
-            twin::Raise(twin::Finding::kOutOfBounds, loc, "TBuf holds %u bytes, asked for %u elements of %zu at byte %u",
-                        bytes_, count, sizeof(T), byteOffset);
+            twin::Raise(twin::Finding::kOutOfBounds, loc,
+                        "TBuf holds %u bytes, asked for %u elements of %zu at byte %u", bytes_, count,
+                        sizeof(T), byteOffset);
         }
-        return LocalTensor<T>(core.ub + begin_ + byteOffset, count * static_cast<uint32_t>(sizeof(T)), buffer_,
-                              core.buffers[buffer_].stamp);
+        return LocalTensor<T>(core.ub + begin_ + byteOffset, count * static_cast<uint32_t>(sizeof(T)),
+                              buffer_, core.buffers[buffer_].stamp);
     }
 };
 
@@ -46,7 +48,7 @@ constexpr uint32_t kMaxQueueDepth = 16;
 
 template <TPosition src, TPosition dst, int32_t depth>
 class TQueBind {
-   public:
+public:
     static_assert(depth >= 0 && depth <= static_cast<int32_t>(kMaxQueueDepth), "queue depth out of range");
 
     template <class T>
@@ -56,15 +58,15 @@ class TQueBind {
             twin::UbBuffer& buffer = core.buffers[first_ + i];
             if (buffer.allocated) continue;
             if (core.queue_tensors[kSide] >= kMaxQueueTensors) {
-                twin::Raise(twin::Finding::kQueueMisuse, loc, "more than %u queue tensors are out at one position",
-                            kMaxQueueTensors);
+                twin::Raise(twin::Finding::kQueueMisuse, loc,
+                            "more than %u queue tensors are out at one position", kMaxQueueTensors);
             }
             buffer.allocated = true;
             ++core.queue_tensors[kSide];
             return LocalTensor<T>(core.ub + buffer.begin, buffer.bytes, first_ + i, buffer.stamp);
         }
-        twin::Raise(twin::Finding::kQueueMisuse, loc, "AllocTensor finds none of the queue's %u tensors free: an NPU would hang here",
-                    count_);
+        twin::Raise(twin::Finding::kQueueMisuse, loc,
+                    "AllocTensor finds none of the queue's %u tensors free: an NPU would hang here", count_);
     }
 
     template <class T>
@@ -79,7 +81,8 @@ class TQueBind {
     }
     template <class T>
     LocalTensor<T> DeQue(twin::Loc loc = twin::Loc::Here()) {
-        if (queued_ == 0) twin::Raise(twin::Finding::kQueueMisuse, loc, "DeQue of an empty queue: an NPU would hang here");
+        if (queued_ == 0)
+            twin::Raise(twin::Finding::kQueueMisuse, loc, "DeQue of an empty queue: an NPU would hang here");
         const uint32_t id = ring_[head_];
         head_ = (head_ + 1) % kMaxQueueDepth;
         --queued_;
@@ -117,19 +120,20 @@ class TQueBind {
         queued_ = head_ = 0;
     }
 
-   private:
+private:
     static constexpr int kSide = src == TPosition::VECIN ? 0 : 1;
     static constexpr twin::Pipe kProducer = src == TPosition::VECIN ? twin::Pipe::kMte2 : twin::Pipe::kV;
-    static constexpr twin::Pipe kConsumer = dst == TPosition::VECOUT || src == TPosition::VECOUT || dst == TPosition::GM
-                                                ? twin::Pipe::kMte3
-                                                : twin::Pipe::kV;
+    static constexpr twin::Pipe kConsumer =
+        dst == TPosition::VECOUT || src == TPosition::VECOUT || dst == TPosition::GM ? twin::Pipe::kMte3
+                                                                                     : twin::Pipe::kV;
     void CheckOwned(uint32_t id, uint32_t stamp, const char* what, const twin::Loc& loc) const {
         const twin::Core& core = twin::current_core();
         if (id < first_ || id >= first_ + count_) {
             twin::Raise(twin::Finding::kQueueMisuse, loc, "%s of a tensor that is not this queue's", what);
         }
         if (!core.buffers[id].allocated || core.buffers[id].stamp != stamp) {
-            twin::Raise(twin::Finding::kQueueMisuse, loc, "%s of a tensor that is not allocated (freed twice?)", what);
+            twin::Raise(twin::Finding::kQueueMisuse, loc,
+                        "%s of a tensor that is not allocated (freed twice?)", what);
         }
     }
 
@@ -141,10 +145,11 @@ class TQueBind {
 };
 
 template <TPosition position, int32_t depth, auto mask = 0>
-class TQue : public TQueBind<position, position == TPosition::VECIN ? TPosition::VECCALC : TPosition::GM, depth> {};
+class TQue
+    : public TQueBind<position, position == TPosition::VECIN ? TPosition::VECCALC : TPosition::GM, depth> {};
 
 class TPipe {
-   public:
+public:
     TPipe() {
         twin::Core& core = twin::current_core();
         if (core.pipe != nullptr) {
@@ -159,7 +164,8 @@ class TPipe {
     TPipe& operator=(const TPipe&) = delete;
 
     template <TPosition src, TPosition dst, int32_t depth>
-    bool InitBuffer(TQueBind<src, dst, depth>& queue, uint8_t num, uint32_t len, twin::Loc loc = twin::Loc::Here()) {
+    bool InitBuffer(TQueBind<src, dst, depth>& queue, uint8_t num, uint32_t len,
+                    twin::Loc loc = twin::Loc::Here()) {
         const uint32_t first = twin::current_core().buffer_count;
         for (uint32_t i = 0; i < num; ++i) Carve(len, loc);
         queue.Bind(first, num);
@@ -205,16 +211,18 @@ class TPipe {
         twin::current_core().reserved_events[static_cast<int>(event)] &= static_cast<uint8_t>(~(1u << id));
     }
 
-   private:
+private:
     uint32_t Carve(uint32_t len, const twin::Loc& loc) {
         twin::Core& core = twin::current_core();
         const uint32_t bytes = (len + twin::kBlockBytes - 1) / twin::kBlockBytes * twin::kBlockBytes;
         if (core.ub_used + static_cast<uint64_t>(bytes) > twin::kUbBytes) {
-            twin::Raise(twin::Finding::kUbOverflow, loc, "InitBuffer of %u bytes: %u of the UB's %u are taken", bytes,
-                        core.ub_used, twin::kUbBytes);
+            twin::Raise(twin::Finding::kUbOverflow, loc,
+                        "InitBuffer of %u bytes: %u of the UB's %u are taken", bytes, core.ub_used,
+                        twin::kUbBytes);
         }
         if (core.buffer_count >= twin::kMaxUbBuffers) {
-            twin::Raise(twin::Finding::kUbOverflow, loc, "more than %u buffers in one TPipe", twin::kMaxUbBuffers);
+            twin::Raise(twin::Finding::kUbOverflow, loc, "more than %u buffers in one TPipe",
+                        twin::kMaxUbBuffers);
         }
         twin::UbBuffer& buffer = core.buffers[core.buffer_count];
         buffer.begin = core.ub_used;

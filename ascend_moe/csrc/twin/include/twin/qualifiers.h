@@ -20,7 +20,8 @@
 #define __inout_pipe__(...)
 #endif
 
-using GM_ADDR = __gm__ uint8_t*;
+// A macro, as in CANN: `GM_ADDR a, b;` declares one pointer only.
+#define GM_ADDR __gm__ uint8_t*
 
 #define ASCEND_IS_AIV (true)
 #define ASCEND_IS_AIC (false)

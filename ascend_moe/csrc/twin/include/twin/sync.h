@@ -3,7 +3,19 @@
 
 #include "twin/tensor.h"
 
-enum pipe_t { PIPE_S = 0, PIPE_V, PIPE_M, PIPE_MTE1, PIPE_MTE2, PIPE_MTE3, PIPE_ALL, PIPE_MTE4, PIPE_MTE5, PIPE_V2, PIPE_FIX };
+enum pipe_t {
+    PIPE_S = 0,
+    PIPE_V,
+    PIPE_M,
+    PIPE_MTE1,
+    PIPE_MTE2,
+    PIPE_MTE3,
+    PIPE_ALL,
+    PIPE_MTE4,
+    PIPE_MTE5,
+    PIPE_V2,
+    PIPE_FIX
+};
 using event_t = int32_t;
 constexpr event_t EVENT_ID0 = 0, EVENT_ID1 = 1, EVENT_ID2 = 2, EVENT_ID3 = 3, EVENT_ID4 = 4, EVENT_ID5 = 5,
                   EVENT_ID6 = 6, EVENT_ID7 = 7;
@@ -12,7 +24,20 @@ namespace AscendC {
 
 // The pairs that exist between the pipes of a vector core.
 enum class HardEvent : uint8_t {
-    MTE2_V, V_MTE2, MTE3_V, V_MTE3, V_V, MTE3_MTE2, MTE2_MTE3, S_V, V_S, S_MTE2, MTE2_S, S_MTE3, MTE3_S, MAX
+    MTE2_V,
+    V_MTE2,
+    MTE3_V,
+    V_MTE3,
+    V_V,
+    MTE3_MTE2,
+    MTE2_MTE3,
+    S_V,
+    V_S,
+    S_MTE2,
+    MTE2_S,
+    S_MTE3,
+    MTE3_S,
+    MAX
 };
 using TEventID = int8_t;
 
@@ -23,7 +48,8 @@ struct EventPipes {
     twin::Pipe to;
 };
 constexpr EventPipes PipesOf(HardEvent event) {
-    constexpr twin::Pipe kS = twin::Pipe::kS, kV = twin::Pipe::kV, k2 = twin::Pipe::kMte2, k3 = twin::Pipe::kMte3;
+    constexpr twin::Pipe kS = twin::Pipe::kS, kV = twin::Pipe::kV, k2 = twin::Pipe::kMte2,
+                         k3 = twin::Pipe::kMte3;
     constexpr EventPipes kTable[] = {{k2, kV}, {kV, k2}, {k3, kV}, {kV, k3}, {kV, kV}, {k3, k2}, {k2, k3},
                                      {kS, kV}, {kV, kS}, {kS, k2}, {k2, kS}, {kS, k3}, {k3, kS}};
     return kTable[static_cast<int>(event)];
@@ -31,7 +57,8 @@ constexpr EventPipes PipesOf(HardEvent event) {
 
 inline bool* FlagOf(HardEvent event, int32_t id, const twin::Loc& loc) {
     if (id < 0 || id >= static_cast<int32_t>(twin::kEventIds)) {
-        twin::Raise(twin::Finding::kEventMisuse, loc, "event id %d is outside 0..%u", id, twin::kEventIds - 1);
+        twin::Raise(twin::Finding::kEventMisuse, loc, "event id %d is outside 0..%u", id,
+                    twin::kEventIds - 1);
     }
     return &twin::current_core().flags[static_cast<int>(event)][id];
 }
@@ -42,8 +69,8 @@ template <HardEvent event>
 inline void SetFlag(int32_t id, twin::Loc loc = twin::Loc::Here()) {
     bool* flag = detail::FlagOf(event, id, loc);
     if (*flag) {
-        twin::Raise(twin::Finding::kEventMisuse, loc, "event %d of HardEvent %d is set twice without a WaitFlag", id,
-                    static_cast<int>(event));
+        twin::Raise(twin::Finding::kEventMisuse, loc,
+                    "event %d of HardEvent %d is set twice without a WaitFlag", id, static_cast<int>(event));
     }
     *flag = true;
     twin::OrderEdge(detail::PipesOf(event).from, detail::PipesOf(event).to, loc);
@@ -64,8 +91,8 @@ inline void WaitFlag(int32_t id, twin::Loc loc = twin::Loc::Here()) {
 template <pipe_t pipe>
 inline void PipeBarrier(twin::Loc loc = twin::Loc::Here()) {
     static_assert(pipe != PIPE_S, "PipeBarrier<PIPE_S> is not supported");
-    static_assert(pipe == PIPE_V || pipe == PIPE_MTE2 || pipe == PIPE_MTE3 || pipe == PIPE_ALL || pipe == PIPE_MTE1 ||
-                      pipe == PIPE_M || pipe == PIPE_FIX,
+    static_assert(pipe == PIPE_V || pipe == PIPE_MTE2 || pipe == PIPE_MTE3 || pipe == PIPE_ALL ||
+                      pipe == PIPE_MTE1 || pipe == PIPE_M || pipe == PIPE_FIX,
                   "no such pipe on a vector core");
     constexpr twin::Pipe kPipe = pipe == PIPE_V      ? twin::Pipe::kV
                                  : pipe == PIPE_MTE2 ? twin::Pipe::kMte2
@@ -99,8 +126,12 @@ enum class DcciDst : uint8_t { CACHELINE_ALL = 0, CACHELINE_UB, CACHELINE_OUT, C
 template <class T, CacheLine line, DcciDst dst = DcciDst::CACHELINE_ALL>
 inline void DataCacheCleanAndInvalid(const GlobalTensor<T>& target, twin::Loc loc = twin::Loc::Here()) {
     const auto span = target.Span(sizeof(T), loc, "DataCacheCleanAndInvalid");
-    twin::Issue({"DataCacheCleanAndInvalid", twin::Pipe::kS, loc, {64, 1},
-                 {reinterpret_cast<uintptr_t>(span.first), 64, 1, 0, true}, {}},
+    twin::Issue({"DataCacheCleanAndInvalid",
+                 twin::Pipe::kS,
+                 loc,
+                 {64, 1},
+                 {reinterpret_cast<uintptr_t>(span.first), 64, 1, 0, true},
+                 {}},
                 [] {});
 }
 

@@ -9,13 +9,35 @@
 
 namespace AscendC {
 
-enum class TPosition : uint8_t { GM, A1, A2, B1, B2, C1, C2, CO1, CO2, VECIN, VECOUT, VECCALC, LCM, SPM, TSCM, MAX };
+enum class TPosition : uint8_t {
+    GM,
+    A1,
+    A2,
+    B1,
+    B2,
+    C1,
+    C2,
+    CO1,
+    CO2,
+    VECIN,
+    VECOUT,
+    VECCALC,
+    LCM,
+    SPM,
+    TSCM,
+    MAX
+};
 using QuePosition = TPosition;
-enum class CacheMode : uint8_t { CACHE_MODE_DISABLE, CACHE_MODE_NORMAL, CACHE_MODE_LAST, CACHE_MODE_PERSISTENT };
+enum class CacheMode : uint8_t {
+    CACHE_MODE_DISABLE,
+    CACHE_MODE_NORMAL,
+    CACHE_MODE_LAST,
+    CACHE_MODE_PERSISTENT
+};
 
 template <class T>
 class LocalTensor {
-   public:
+public:
     using PrimType = T;
     LocalTensor() = default;
     LocalTensor(uint8_t* data, uint32_t bytes, uint32_t buffer, uint32_t stamp)
@@ -42,8 +64,8 @@ class LocalTensor {
     LocalTensor operator[](uint32_t offset) const {
         const uint64_t begin = static_cast<uint64_t>(offset) * sizeof(T);
         if (begin > bytes_) {
-            twin::Raise(twin::Finding::kOutOfBounds, {"LocalTensor", 0}, "LocalTensor[%u] starts past its %u elements",
-                        offset, GetSize());
+            twin::Raise(twin::Finding::kOutOfBounds, {"LocalTensor", 0},
+                        "LocalTensor[%u] starts past its %u elements", offset, GetSize());
         }
         return LocalTensor(data_ + begin, bytes_ - static_cast<uint32_t>(begin), buffer_, stamp_);
     }
@@ -52,7 +74,9 @@ class LocalTensor {
     LocalTensor<U> ReinterpretCast() const {
         return LocalTensor<U>(data_, bytes_, buffer_, stamp_);
     }
-    uint64_t GetPhyAddr(uint32_t offset = 0) const { return reinterpret_cast<uintptr_t>(data_) + offset * sizeof(T); }
+    uint64_t GetPhyAddr(uint32_t offset = 0) const {
+        return reinterpret_cast<uintptr_t>(data_) + offset * sizeof(T);
+    }
     void SetSize(uint32_t elements) { bytes_ = elements * static_cast<uint32_t>(sizeof(T)); }
 
     // For the API headers only.
@@ -61,34 +85,38 @@ class LocalTensor {
     uint32_t stamp() const { return stamp_; }
 
     // The first `count` elements, checked: alive, in bounds, 32-byte aligned (alignment 0: not checked).
-    T* Span(uint64_t count, const twin::Loc& loc, const char* what, uint32_t alignment = twin::kBlockBytes) const {
+    T* Span(uint64_t count, const twin::Loc& loc, const char* what,
+            uint32_t alignment = twin::kBlockBytes) const {
         CheckAlive(loc);
         if (count * sizeof(T) > bytes_) {
             twin::Raise(twin::Finding::kOutOfBounds, loc, "%s needs %llu bytes, the UB view holds %u", what,
                         static_cast<unsigned long long>(count * sizeof(T)), bytes_);
         }
         if (alignment != 0 && reinterpret_cast<uintptr_t>(data_) % alignment != 0) {
-            twin::Raise(twin::Finding::kMisaligned, loc, "%s: UB address is %u bytes past a %u-byte boundary", what,
-                        static_cast<unsigned>(reinterpret_cast<uintptr_t>(data_) % alignment), alignment);
+            twin::Raise(twin::Finding::kMisaligned, loc, "%s: UB address is %u bytes past a %u-byte boundary",
+                        what, static_cast<unsigned>(reinterpret_cast<uintptr_t>(data_) % alignment),
+                        alignment);
         }
         return reinterpret_cast<T*>(data_);
     }
 
     void CheckAlive(const twin::Loc& loc) const {
         const twin::Core& core = twin::current_core();
-        if (data_ == nullptr) twin::Raise(twin::Finding::kUseAfterFree, loc, "LocalTensor was never allocated");
+        if (data_ == nullptr)
+            twin::Raise(twin::Finding::kUseAfterFree, loc, "LocalTensor was never allocated");
         if (core.buffers[buffer_].stamp != stamp_) {
             twin::Raise(twin::Finding::kUseAfterFree, loc,
                         "LocalTensor is used after FreeTensor, or after its TPipe was reset");
         }
     }
 
-   private:
+private:
     static uintptr_t Address(const T* p) { return reinterpret_cast<uintptr_t>(p); }
     T* At(uint32_t index, const twin::Loc& loc) const {
         CheckAlive(loc);
         if (index >= GetSize()) {
-            twin::Raise(twin::Finding::kOutOfBounds, loc, "element %u of a LocalTensor of %u", index, GetSize());
+            twin::Raise(twin::Finding::kOutOfBounds, loc, "element %u of a LocalTensor of %u", index,
+                        GetSize());
         }
         return reinterpret_cast<T*>(data_) + index;
     }
@@ -101,7 +129,7 @@ class LocalTensor {
 
 template <class T>
 class GlobalTensor {
-   public:
+public:
     using PrimType = T;
     void SetGlobalBuffer(__gm__ T* address) {
         address_ = address;
@@ -134,17 +162,23 @@ class GlobalTensor {
     T GetValue(uint64_t index, twin::Loc loc = twin::Loc::Here()) const {
         T* element = (*this)[index].Span(sizeof(T), loc, "GetValue").first;
         T value{};
-        twin::Issue({"GetValue", twin::Pipe::kS, loc, {sizeof(T), 1}, {}, {{Address(element), sizeof(T), 1, 0, true}}},
+        twin::Issue({"GetValue",
+                     twin::Pipe::kS,
+                     loc,
+                     {sizeof(T), 1},
+                     {},
+                     {{Address(element), sizeof(T), 1, 0, true}}},
                     [&] { __atomic_load(element, &value, __ATOMIC_ACQUIRE); });
         return value;
     }
     void SetValue(uint64_t index, T value, twin::Loc loc = twin::Loc::Here()) const {
         T* element = (*this)[index].Span(sizeof(T), loc, "SetValue").first;
-        twin::Issue({"SetValue", twin::Pipe::kS, loc, {sizeof(T), 1}, {Address(element), sizeof(T), 1, 0, true}, {}},
-                    [=] {
-                        T copy = value;
-                        __atomic_store(element, &copy, __ATOMIC_RELEASE);
-                    });
+        twin::Issue(
+            {"SetValue", twin::Pipe::kS, loc, {sizeof(T), 1}, {Address(element), sizeof(T), 1, 0, true}, {}},
+            [=] {
+                T copy = value;
+                __atomic_store(element, &copy, __ATOMIC_RELEASE);
+            });
     }
 
     struct Ranged {
@@ -154,18 +188,19 @@ class GlobalTensor {
     // The first `bytes` bytes, checked: inside the declared size, inside one registered range, aligned to T.
     Ranged Span(uint64_t bytes, const twin::Loc& loc, const char* what) const {
         if (count_ == kNothing || (count_ != 0 && bytes > count_ * sizeof(T))) {
-            twin::Raise(twin::Finding::kOutOfBounds, loc, "%s of %llu bytes, the GlobalTensor holds %llu", what,
-                        static_cast<unsigned long long>(bytes),
+            twin::Raise(twin::Finding::kOutOfBounds, loc, "%s of %llu bytes, the GlobalTensor holds %llu",
+                        what, static_cast<unsigned long long>(bytes),
                         static_cast<unsigned long long>(count_ == kNothing ? 0 : count_ * sizeof(T)));
         }
         T* first = twin::HostOf(address_);
         if (reinterpret_cast<uintptr_t>(first) % sizeof(T) != 0) {
-            twin::Raise(twin::Finding::kMisaligned, loc, "%s: GM address is not aligned to %zu bytes", what, sizeof(T));
+            twin::Raise(twin::Finding::kMisaligned, loc, "%s: GM address is not aligned to %zu bytes", what,
+                        sizeof(T));
         }
         return {first, &twin::FindGm(twin::current_core(), reinterpret_cast<uintptr_t>(first), bytes, loc)};
     }
 
-   private:
+private:
     static constexpr uint64_t kNothing = ~0ull;
     static uintptr_t Address(const T* p) { return reinterpret_cast<uintptr_t>(p); }
     __gm__ T* address_ = nullptr;
