@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from ascend_moe import _lib
-from ascend_moe.communicator import MAX_WORLD, Communicator, timeout_s, window_data_bytes
+from ascend_moe.communicator import MAX_WORLD, MIB, Communicator, timeout_s, window_data_bytes
 from ascend_moe.errors import ArgumentError, AscendMoeError, CommError, CommTimeout, PeerLost
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class _Windows:
                 base = _lib.lib().am_window_alloc(self._total)
                 if not base:
                     raise AscendMoeError(
-                        f"{cluster.name}: no memory for the {self._total >> 20} MiB window of rank {rank}: "
+                        f"{cluster.name}: no memory for the {data_bytes // MIB} MiB window of rank {rank}: "
                         f"lower window_mib or HCCL_BUFFSIZE"
                     )
                 self._bases.append(base)

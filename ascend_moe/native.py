@@ -18,6 +18,7 @@ DEFAULT_CORES = 8
 MAX_CORES = 64
 _NO_VALUE = -(2**63)
 _TEXT_BYTES = 1024
+_OTHER_TYPE = "another dtype"
 
 _DTYPES = {
     torch.float32: "float32",
@@ -51,6 +52,11 @@ def tensor_names() -> tuple[str, ...]:
 
 
 @functools.cache
+def _tensor_index() -> dict[str, int]:
+    return {name: index for index, name in enumerate(tensor_names())}
+
+
+@functools.cache
 def attribute_names() -> tuple[str, ...]:
     """Integer attributes of all four ops, in the order of their native index."""
     return tuple(_lib.lib().am_attribute_names().decode().split())
@@ -68,7 +74,7 @@ def _dtype_of_code() -> dict[int, torch.dtype]:
 
 @functools.cache
 def _other_type() -> int:
-    return int(_lib.lib().am_type_code(b"another dtype"))
+    return int(_lib.lib().am_type_code(_OTHER_TYPE.encode()))
 
 
 @functools.cache
@@ -128,13 +134,16 @@ def describe(
     spec = _spec_type()()
     spec.op, spec.contract = op, contract
     spec.group_ep_length = len(group_ep.encode())
-    spec.comm_alg = library.am_comm_algorithm(comm_alg.encode())
+    # C would stop at a NUL and read another name.
+    spec.comm_alg = -1 if "\0" in comm_alg else library.am_comm_algorithm(comm_alg.encode())
     for index, name in enumerate(attribute_names()):
         value = attributes.get(name)
+        if value == _NO_VALUE:
+            raise errors.ArgumentError(f"{name} is {value}, which no rule allows", argument=name)
         spec.attributes[index] = _NO_VALUE if value is None else value
     codes = _type_codes()
     for name, dtype, shape in shapes:
-        desc = spec.tensors[tensor_names().index(name)]
+        desc = spec.tensors[_tensor_index()[name]]
         desc.dtype = codes.get(dtype, _other_type())
         desc.rank = len(shape)
         for i, size in enumerate(shape[:3]):
@@ -142,20 +151,56 @@ def describe(
     return spec
 
 
-def outputs_of(spec: Any) -> list[tuple[torch.dtype, tuple[int, ...]]]:
-    """Dtype and shape of every output, as allocated."""
-    found: list[tuple[torch.dtype, tuple[int, ...]]] = []
+def outputs_of(spec: Any) -> list[tuple[torch.dtype | None, tuple[int, ...]]]:
+    """Dtype (None: the input rows', one that no kernel knows) and shape of every output, as allocated."""
+    found: list[tuple[torch.dtype | None, tuple[int, ...]]] = []
     out = (ctypes.c_int64 * 4)()
     while _lib.lib().am_call_output(ctypes.byref(spec), len(found), out):
-        found.append((_dtype_of_code().get(out[0], torch.float32), tuple(out[2 : 2 + out[1]])))
+        found.append((_dtype_of_code().get(out[0]), tuple(out[2 : 2 + out[1]])))
     return found
+
+
+def infer(
+    op: int,
+    contract: int,
+    dtypes: Mapping[str, torch.dtype],
+    attributes: Mapping[str, int | None],
+    batch: Any,
+    topk: int,
+    hidden: Any,
+) -> list[tuple[torch.dtype | None, tuple[Any, ...]]]:
+    """Dtype and shape of every output, as ``outputs_of``, of a call whose BS and H may be symbolic."""
+
+    def at(bs: int) -> list[tuple[torch.dtype | None, tuple[int, ...]]]:
+        ids = (bs, topk)
+        shapes = tuple(
+            (name, dtype, ids if name == "expert_ids" else (bs, 1)) for name, dtype in dtypes.items()
+        )
+        return outputs_of(describe(op, contract, "g", "", shapes, attributes))
+
+    def first_sizes(bs: int) -> list[int]:
+        return [shape[0] for _, shape in at(bs)]
+
+    def along(bs: Any) -> list[Any]:
+        pairs = zip(first_sizes(0), first_sizes(1), strict=True)
+        return [low + (high - low) * bs if high != low else low for low, high in pairs]
+
+    # First dimensions are affine in BS, but for BS*W // shared ranks with a rest: there BS is specialised.
+    far = max(2, attributes["shared_expert_rank_num"] or 0)
+    symbolic = isinstance(batch, torch.SymInt) and along(far) == first_sizes(far)
+    sizes = along(batch) if symbolic else first_sizes(int(batch))
+    # The second dimension is always H.
+    return [(dtype, (size, hidden)[: len(shape)]) for size, (dtype, shape) in zip(sizes, at(0), strict=True)]
 
 
 class Plan:
     """A call that keeps all rules, tiled for one communicator's world and window."""
 
-    def __init__(self, op_name: str, spec: Any) -> None:
-        """Raises ArgumentError or WindowTooSmall when the call breaks a rule."""
+    def __init__(self, op_name: str, spec: Any, shapes: Shapes = (), comm_alg: str = "") -> None:
+        """Raises ArgumentError or WindowTooSmall when the call breaks a rule.
+
+        ``shapes`` and ``comm_alg`` as given to ``describe``: for messages, which name what was passed.
+        """
         self._handle: int | None = None
         self._library = _lib.lib()
         check = CheckResult()
@@ -163,6 +208,12 @@ class Plan:
         if not self._handle:
             message = f"{op_name}: {check.message.decode()}"
             argument = check.argument.decode()
+            # A spec holds neither dtypes that no kernel knows nor unknown names.
+            for name, dtype, _ in shapes:
+                if name == argument:
+                    message = message.replace(_OTHER_TYPE, str(dtype).removeprefix("torch."))
+            if argument == "comm_alg":
+                message = message.replace("comm_alg must", f"comm_alg is {comm_alg[:64]!r}, it must")
             if check.needed_mib:
                 raise errors.WindowTooSmall(message, argument=argument, needed_mib=check.needed_mib)
             raise errors.ArgumentError(message, argument=argument)
@@ -177,9 +228,9 @@ class Plan:
             self._library.am_plan_destroy(self._handle)
 
 
-_plans: dict[Any, Plan] = {}  # by call and place in a communicator
-_checked: set[Any] = set()  # calls that keep the rules one rank can see
-_MAX_PLANS = 1024
+Place = tuple[int, int, int]  # world, rank and window bytes of a communicator
+_plans: dict[Any, dict[Place, Plan]] = {}  # by call that keeps the rules one rank can see, then by place
+_MAX_CALLS = 1024
 
 
 def plan_for(
@@ -198,27 +249,26 @@ def plan_for(
     rank sees alone is refused before that.
     """
     cores, deadline = core_count(), int(timeout_s() * 1e6)
-    key = (op_name, len(group_ep), comm_alg, shapes, tuple(attributes.values()), cores, deadline)
-    if key not in _checked:
+    key = (op_name, len(group_ep.encode()), comm_alg, shapes, tuple(attributes.values()), cores, deadline)
+    plans = _plans.get(key)
+    if plans is None:
         spec = describe(op, contract, group_ep, comm_alg, shapes, attributes)
         spec.comm_world = attributes["ep_world_size"]
         spec.comm_rank = attributes["ep_rank_id"]
         spec.window_mib, spec.cores, spec.deadline_micros = 0xFFFF, cores, deadline
-        Plan(op_name, spec)
-        _checked.add(key)
+        Plan(op_name, spec, shapes, comm_alg)
+        if len(_plans) >= _MAX_CALLS:
+            _plans.clear()
+        plans = _plans.setdefault(key, {})
     communicator: Communicator = find()
-    place = (key, communicator.world, communicator.rank, communicator.data_bytes)
-    plan = _plans.get(place)
+    place = (communicator.world, communicator.rank, communicator.data_bytes)
+    plan = plans.get(place)
     if plan is None:
         spec = describe(op, contract, group_ep, comm_alg, shapes, attributes)
         spec.comm_world, spec.comm_rank = communicator.world, communicator.rank
         spec.window_mib = communicator.data_bytes // MIB
         spec.cores, spec.deadline_micros = cores, deadline
-        plan = Plan(op_name, spec)
-        if len(_plans) >= _MAX_PLANS:
-            _plans.clear()
-            _checked.clear()
-        _plans[place] = plan
+        plan = plans[place] = Plan(op_name, spec, shapes, comm_alg)
     return plan, communicator
 
 
@@ -231,9 +281,10 @@ def run(plan: Plan, communicator: Communicator, inputs: Mapping[str, torch.Tenso
     """
     library = _lib.lib()
     outputs = [torch.empty(shape, dtype=dtype) for dtype, shape in plan.outputs]
-    pointers = (ctypes.c_void_p * len(tensor_names()))()
+    index = _tensor_index()
+    pointers = (ctypes.c_void_p * len(index))()
     for name, tensor in inputs.items():
-        pointers[tensor_names().index(name)] = tensor.data_ptr()
+        pointers[index[name]] = tensor.data_ptr()
     targets = (ctypes.c_void_p * len(outputs))(*(tensor.data_ptr() for tensor in outputs))
     record = (ctypes.c_int32 * library.am_error_record_words())()
     fault = ctypes.create_string_buffer(_TEXT_BYTES)

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from ascend_moe import _lib, verdicts
 from ascend_moe.board import Board, Post, StoreHost
+from ascend_moe.communicator import MIB
 from ascend_moe.errors import AscendMoeError, CommError
 from ascend_moe.link import Hello, Link
 from ascend_moe.liveness import process_stat
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 POLL_S = 0.01
+STALL_S = 0.5  # a pause that took so long: this process itself was stopped, or starved
 CONFIRM_S = 0.5  # a post of a dead process counts after this, time for a successor's post to show
 
 
@@ -79,10 +81,12 @@ class Opening:
         self.bases: list[int] = [0] * world
         self.digest = ""  # of all attempts, once every hello has come and every window is mapped
         self.refused: dict[int, str] = {}  # rank -> nonce of an attempt that is over
+        self.stalled = 0.0  # seconds in which this process did not run
         self.died: dict[int, float] = {}  # rank -> when its post was first seen without its process
         self._window = -1
         self._storeless = 0.0  # since when the store has failed
-        self._deadline = time.monotonic() + timeout
+        self._looked = time.monotonic()
+        self._deadline = self._looked + timeout
         self._born = getattr(process_stat(os.getpid()), "born", 0)
         self._pending: set[Link] = set()  # connected, no hello yet
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -100,8 +104,10 @@ class Opening:
         """
         try:
             self._start()
+            late = False
             while not self._complete():
-                self._judge()
+                self._judge(late)
+                late = self._late()  # before the last look, not after it
                 self._dial()
                 self._wait()
             for link in self.linked():
@@ -303,7 +309,7 @@ class Opening:
         base = _lib.lib().am_window_map(fd, self.total)
         if not base:
             raise AscendMoeError(
-                f"rank {self.rank}: mapping the {self.total >> 20} MiB window of rank {rank} failed: "
+                f"rank {self.rank}: mapping the {self.data_bytes // MIB} MiB window of rank {rank} failed: "
                 f"lower HCCL_BUFFSIZE or raise the limit of address space (ulimit -v)"
             )
         return int(base)
@@ -318,14 +324,22 @@ class Opening:
 
     # ---- what goes wrong
 
-    def _judge(self) -> None:
-        """Raises what is certain by now, and at the deadline whatever is likeliest."""
+    def _late(self) -> bool:
+        """The deadline has passed. Also notes when this process itself has not run."""
+        now = time.monotonic()
+        if now - self._looked > STALL_S:
+            self.stalled += now - self._looked
+        self._looked = now
+        return now >= self._deadline
+
+    def _judge(self, late: bool) -> None:
+        """Raises what is certain by now, and past the deadline whatever is likeliest."""
         self._judge_machines()
         verdicts.judge_losses(self)
         self._judge_posts()
         if self.board.failed is not None and self.absent():
             self._judge_store(self.board.failed)
-        if time.monotonic() >= self._deadline:
+        if late:
             self._judge_sizes()
             raise verdicts.timed_out(self)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ascend_moe.link import Hello, Link
     from ascend_moe.rendezvous import Opening
 
-SILENT_S = 1.0  # a store that has not answered for so long is part of the report
+SILENT_S = 1.0  # a store that has not answered for so long, or half the deadline, is part of the report
 FIX = "every rank of the group must make the same call"
 
 
@@ -101,16 +101,19 @@ def timed_out(opening: Opening) -> CommTimeout:
             if seen:
                 reports.append((blame, rank, f"rank {rank} {seen}"))
     # The store's silence hides who has called: then its host is at fault, when it can be told.
-    if opening.absent() and opening.board.silent_for() > SILENT_S:
+    silent = opening.board.silent_for()
+    if opening.stalled:
+        reports.append((4, -1, f"this rank itself did not run for {opening.stalled:.1f} s of that"))
+    elif opening.absent() and silent > min(SILENT_S, opening.timeout / 2):
         host = opening.host.rank
         who = "" if host is None else f", hosted by rank {host}"
         pid = listener_pid(opening.host.port) if opening.host.port else 0
         state = f" ({describe_process(pid)})" if pid else ""
-        silence = f"the group's store{who}{state} has not answered for {opening.board.silent_for():.0f} s"
+        silence = f"the group's store{who}{state} has not answered for {silent:.1f} s"
         reports.append((-1, -1 if host is None else host, silence))
     reports.sort()
     blamed = sorted({rank for blame, rank, _ in reports if blame < 3 and rank >= 0})
-    missing = blamed or sorted(rank for _, rank, _ in reports)
+    missing = blamed or sorted(rank for _, rank, _ in reports if rank >= 0)
     first = next((rank for _, rank, _ in reports if rank >= 0), None)
     noun = "rank" if len(missing) == 1 else "ranks"
     return CommTimeout(

@@ -44,6 +44,21 @@ private:
         return false;
     }
     static long long Wide(int64_t value) { return static_cast<long long>(value); }
+    // "(3, 64)". Only the first three sizes are known.
+    struct ShapeText {
+        char text[96] = "(";
+        explicit ShapeText(const TensorDesc& tensor) {
+            size_t at = 1;
+            for (int32_t i = 0; i < tensor.rank && i < 3; ++i) {
+                at += static_cast<size_t>(
+                    snprintf(text + at, sizeof(text) - at, i == 0 ? "%lld" : ", %lld", Wide(tensor.dims[i])));
+            }
+            snprintf(text + at, sizeof(text) - at,
+                     tensor.rank > 3    ? ", ...)"
+                     : tensor.rank == 1 ? ",)"
+                                        : ")");
+        }
+    };
     bool InRange(const char* name, int64_t value, int64_t low, int64_t high) {
         if (value >= low && value <= high) return true;
         return Fail(name, "%s is %lld, it must be in %lld..%lld", name, Wide(value), Wide(low), Wide(high));
@@ -220,6 +235,10 @@ private:
                         Wide(pairs));
         }
         const int64_t rows = MOE_TENSOR(call_, expand_x).dims[0];
+        if (rows > INT32_MAX) {
+            return Fail("expand_x", "expand_x has %lld rows, ep_send_counts can count at most %d", Wide(rows),
+                        INT32_MAX);
+        }
         if (v2 && length < kTripleWords * rows) {
             return Fail(name,
                         "assist_info_for_combine has %lld elements, expand_x's %lld rows need at least %lld",
@@ -250,12 +269,14 @@ private:
         if (!Type("shared_expert_x", kTensor_shared_expert_x, static_cast<uint32_t>(rows.dtype)))
             return false;
         const bool flat = shared.rank == 2 && shared.dims[0] == batch && shared.dims[1] == hidden;
-        const bool split =
-            shared.rank == 3 && shared.dims[0] * shared.dims[1] == batch && shared.dims[2] == hidden;
+        int64_t tokens = 0;
+        const bool split = shared.rank == 3 &&
+                           !__builtin_mul_overflow(shared.dims[0], shared.dims[1], &tokens) &&
+                           tokens == batch && shared.dims[2] == hidden;
         return flat || split ||
                Fail("shared_expert_x",
-                    "shared_expert_x must have shape (%lld, %lld) or (a, b, %lld) with a*b = %lld",
-                    Wide(batch), Wide(hidden), Wide(hidden), Wide(batch));
+                    "shared_expert_x has shape %s, it must be (%lld, %lld) or (a, b, %lld) with a*b = %lld",
+                    ShapeText(shared).text, Wide(batch), Wide(hidden), Wide(hidden), Wide(batch));
     }
 
     bool Batches() {
@@ -286,8 +307,8 @@ private:
         if (!Type("x_active_mask", kTensor_x_active_mask, kTypeBool)) return false;
         const bool ok = (mask.rank == 1 && mask.dims[0] == ids.dims[0]) ||
                         (mask.rank == 2 && mask.dims[0] == ids.dims[0] && mask.dims[1] == ids.dims[1]);
-        return ok || Fail("x_active_mask", "x_active_mask must have shape (%lld,) or (%lld, %lld)",
-                          Wide(ids.dims[0]), Wide(ids.dims[0]), Wide(ids.dims[1]));
+        return ok || Fail("x_active_mask", "x_active_mask has shape %s, it must be (%lld,) or (%lld, %lld)",
+                          ShapeText(mask).text, Wide(ids.dims[0]), Wide(ids.dims[0]), Wide(ids.dims[1]));
     }
 
     bool Attributes() {

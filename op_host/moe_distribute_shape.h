@@ -34,6 +34,11 @@ inline bool IsSharedRank(const CallSpec& call) {
     return call.contract == kContractV1 && rank >= MOE_ATTRIBUTE(call, ep_world_size) - shared;
 }
 
+// With elastic_info a rank may change its kind, so it gets room for either.
+inline bool IsElastic(const CallSpec& call) {
+    return MOE_GIVEN(call, elastic_info) && MOE_ATTRIBUTE(call, expert_shard_type) == 0;
+}
+
 // Most rows that this rank can receive.
 inline int64_t ReceivableRows(const CallSpec& call, const CallSizes& sizes) {
     const int64_t shared = MOE_ATTRIBUTE(call, shared_expert_rank_num);
@@ -46,7 +51,7 @@ inline int64_t ReceivableRows(const CallSpec& call, const CallSizes& sizes) {
         const int64_t ranksEach = SafeDiv(shared, MOE_ATTRIBUTE(call, shared_expert_num));
         ofShared = SafeDiv(sizes.globalBatch, sizes.world) * SafeDiv(sizes.world + ranksEach - 1, ranksEach);
     }
-    if (MOE_GIVEN(call, elastic_info)) return std::max(moe, shared > 0 ? ofShared : 0);
+    if (IsElastic(call)) return std::max(moe, shared > 0 ? ofShared : 0);
     return sizes.sharedRank ? ofShared : moe;
 }
 
@@ -62,7 +67,7 @@ inline CallSizes SizesOf(const CallSpec& call) {
     const int64_t local = SafeDiv(MOE_ATTRIBUTE(call, moe_expert_num),
                                   sizes.world - MOE_ATTRIBUTE(call, shared_expert_rank_num));
     sizes.localExperts = sizes.sharedRank ? 1 : local;
-    if (MOE_GIVEN(call, elastic_info)) sizes.localExperts = std::max<int64_t>(1, local);
+    if (IsElastic(call)) sizes.localExperts = std::max<int64_t>(1, local);
     const int64_t globalBs = MOE_ATTRIBUTE(call, global_bs);
     sizes.globalBatch = globalBs > 0 ? globalBs : sizes.batch * sizes.world;
     sizes.maxBatch = globalBs > 0 ? SafeDiv(globalBs, sizes.world) : sizes.batch;

@@ -76,6 +76,7 @@ private:
         } else {
             sum = sumBuf_.template Get<float>();
         }
+        AscendC::PipeBarrier<PIPE_V>();  // the cast of the item before has read the sum
         AscendC::Duplicate(sum, 0.0f, elements);
         bool active = false;
         for (uint32_t k = 0; k < info_->topK; ++k) {

@@ -12,6 +12,7 @@ os.environ.setdefault("ASCEND_MOE_TIMEOUT_S", "20")
 
 MARKERS = {
     "asan": "also run under AddressSanitizer and UBSan by `make asan`",
+    "mutants": "builds broken kernels and shows that the suite sees them; minutes, run with `-m mutants`",
 }
 
 

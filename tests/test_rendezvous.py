@@ -162,7 +162,7 @@ def test_stale_posts_are_not_joined() -> None:
         fields = {**old.__dict__, "pid": pid, "started": started}
         dist.PrefixStore("ascend_moe/windows", store).set(f"rank/{rank}", json.dumps(fields))
     with pytest.raises(CommTimeout, match="rank 0 has not called since") as caught:
-        Rank(2, 3, store).open(0.5)
+        Rank(2, 3, store).open(0.9)
     assert caught.value.rank == 0 and caught.value.ranks == [0, 1]
 
 

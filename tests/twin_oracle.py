@@ -1,4 +1,4 @@
-"""Compiles the twin's element-arithmetic headers into small libraries, for the tests that compare them with numpy."""
+"""Compiles the twin's arithmetic headers into small libraries, for the tests that compare them with numpy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ import pytest
 from numpy.typing import NDArray
 
 TWIN = Path(__file__).resolve().parent.parent / "ascend_moe" / "csrc" / "twin"
-COMMON = ["-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", "-Werror", f"-I{TWIN / 'include'}"]
+INCLUDE = TWIN / "include"
+FLAGS = ["-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", "-Werror"]
+COMMON = [*FLAGS, f"-I{INCLUDE}"]
 # Scalar code, and the widest vectors of this machine: other code paths of the same loops.
 VARIANTS = {
     "O1": ["-O1"],
@@ -51,7 +53,8 @@ def syntax_errors(code: str, directory: Path) -> str:
     """What the compiler says about `code`; empty when it compiles."""
     source = directory / "snippet.cpp"
     source.write_text(code)
-    result = subprocess.run([compiler(), *COMMON, "-fsyntax-only", str(source)], capture_output=True, text=True)
+    command = [compiler(), *COMMON, "-fsyntax-only", str(source)]
+    result = subprocess.run(command, capture_output=True, text=True)
     assert (result.returncode == 0) == (result.stderr == ""), result.stderr
     return result.stderr
 
@@ -76,22 +79,24 @@ def assert_same(got: NDArray[np.generic], want: NDArray[np.generic], *inputs: ND
     assert got.dtype == want.dtype and got.shape == want.shape
     same = bits(got) == bits(want)
     if is_float(got.dtype):
-        same |= (got != got) & (want != want)
+        with np.errstate(invalid="ignore"):
+            same |= (got != got) & (want != want)
     if same.all():
         return
     at = int(np.argmin(same))
     shown = ", ".join(f"{a[at]!r} (0x{int(bits(a)[at]):x})" for a in inputs if a.shape == got.shape)
     pytest.fail(
-        f"{int((~same).sum())} of {same.size} differ, first at {at}: got {got[at]!r} (0x{int(bits(got)[at]):x}), "
-        f"want {want[at]!r} (0x{int(bits(want)[at]):x}), input {shown}"
+        f"{int((~same).sum())} of {same.size} differ, first at {at}: "
+        f"got {got[at]!r} (0x{int(bits(got)[at]):x}), want {want[at]!r} (0x{int(bits(want)[at]):x}), "
+        f"input {shown}"
     )
 
 
 # The numbering of vector_oracle.cpp.
 VECTOR_TYPES = [
-    np.dtype(t)
-    for t in (np.float16, ml_dtypes.bfloat16, np.float32, np.int8, np.uint8, np.int16, np.uint16)
-] + [np.dtype(t) for t in (np.int32, np.uint32, np.int64)]
+    np.dtype(t) for t in (np.float16, ml_dtypes.bfloat16, np.float32, np.int8, np.uint8, np.int16)
+]
+VECTOR_TYPES += [np.dtype(t) for t in (np.uint16, np.int32, np.uint32, np.int64)]
 
 
 def vector_samples(dtype: np.dtype, seed: int, count: int = 20_000) -> NDArray[np.generic]:
@@ -103,8 +108,16 @@ def vector_samples(dtype: np.dtype, seed: int, count: int = 20_000) -> NDArray[n
         special = np.array([0, 1, info.min, info.max, info.min + 1, info.max - 1, 3, info.max // 2], dtype)
         small = rng.integers(max(info.min, -200), min(info.max, 200), count, dtype)
         return np.concatenate([rng.permutation(np.repeat(special, 40)), raw, small])
-    values = [0.0, 1.0, 2.0, 1.5, 0.1, 3.0, np.inf, np.nan, 65504.0, 65519.0, 1e-7, 6e-8, 6.1e-5, 1e30, 3e38, 1e-40]
+    values = np.array(
+        [0, 1, 2, 1.5, 0.1, 3, np.inf, np.nan, 65504, 65519, 1e-7, 6e-8, 6.1e-5, 1e30, 3e38, 1e-40]
+    )
     with np.errstate(over="ignore"):
-        special = np.array(values + [-v for v in values]).astype(dtype)
+        special = np.concatenate([values, -values]).astype(dtype)
     normal = (rng.standard_normal(count) * np.exp2(rng.integers(-12, 12, count))).astype(dtype)
     return np.concatenate([rng.permutation(np.repeat(special, 40)), raw, normal])
+
+
+def lane_index(itemsize: int, repeat: int, lane: int, block_stride: int, repeat_stride: int) -> int:
+    """Element index of a lane in the mask and stride forms; strides in blocks of 32 bytes."""
+    per_block = 32 // itemsize
+    return (repeat * repeat_stride + lane // per_block * block_stride) * per_block + lane % per_block

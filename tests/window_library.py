@@ -69,6 +69,9 @@ class WindowLibrary:
         self.fail_map_at = -1  # counts down; the mapping that meets 0 fails
         self.before_map: Any = None
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
     def am_window_total_bytes(self, data_bytes: int) -> int:
         return int(self.inner.am_window_total_bytes(data_bytes))
 

@@ -1,5 +1,5 @@
-// The vector arithmetic of the twin behind a C ABI, for tests that compare it with numpy. Element types and ops are
-// numbered in the order of `Types` and of the op lists. Functions return 0 where A2/A3 lack the combination.
+// The vector arithmetic of the twin behind a C ABI, for tests that compare it with numpy. Element types and
+// ops are numbered as `Types` and the op lists have them. Functions return 0 for what A2/A3 lack.
 #include <tuple>
 
 #include "twin/vector_math.h"
@@ -8,7 +8,8 @@ namespace {
 
 using namespace twin;  // NOLINT
 
-using Types = std::tuple<half, bfloat16_t, float, int8_t, uint8_t, int16_t, uint16_t, int32_t, uint32_t, int64_t>;
+using Types =
+    std::tuple<half, bfloat16_t, float, int8_t, uint8_t, int16_t, uint16_t, int32_t, uint32_t, int64_t>;
 using BinaryOps = std::tuple<AddOp, SubOp, MulOp, DivOp, MaxOp, MinOp, AndOp, OrOp, LeakyReluOp, ShiftLeftOp,
                              ShiftRightOp, ShiftRightRoundOp>;
 using UnaryOps = std::tuple<AbsOp, ReluOp, NotOp, SqrtOp, ReciprocalOp, RsqrtOp, ExpOp, LnOp>;
@@ -25,9 +26,13 @@ int Pick(int which, Body&& body) {
 }
 
 template <class T>
-T* As(void* p) { return static_cast<T*>(p); }
+T* As(void* p) {
+    return static_cast<T*>(p);
+}
 template <class T>
-const T* As(const void* p) { return static_cast<const T*>(p); }
+const T* As(const void* p) {
+    return static_cast<const T*>(p);
+}
 
 // The same for half and float alone, by index into Types.
 template <class Body>
@@ -96,8 +101,8 @@ int oracle_unary(int op, int type, void* dst, const void* src, uint32_t n) {
 }
 
 // b null: Axpy with the scalar.
-int oracle_multiply_add(int dst_type, int src_type, void* dst, const void* a, const void* b, const void* scalar,
-                        uint32_t n) {
+int oracle_multiply_add(int dst_type, int src_type, void* dst, const void* a, const void* b,
+                        const void* scalar, uint32_t n) {
     return Pick<Types>(dst_type, [&](auto d) {
         return Pick<Types>(src_type, [&](auto s) {
             using D = decltype(d);
@@ -218,7 +223,8 @@ int oracle_compare(int type, int mode, uint8_t* dst, const void* a, const void* 
     });
 }
 
-int oracle_select(int type, int mode, void* dst, const uint8_t* mask, const void* a, const void* b, uint32_t n) {
+int oracle_select(int type, int mode, void* dst, const uint8_t* mask, const void* a, const void* b,
+                  uint32_t n) {
     return PickReal(type, [&](auto t) {
         using T = decltype(t);
         const auto how = static_cast<SELMODE>(mode);
@@ -230,15 +236,18 @@ int oracle_select(int type, int mode, void* dst, const uint8_t* mask, const void
     });
 }
 
-// bits null: the fixed pattern. shape: lanes, repeats, source block and repeat stride, bits stride. -1: illegal.
-int64_t oracle_gather(int type, void* dst, const void* src, int pattern, const void* bits, const uint32_t* shape) {
+// bits null: the fixed pattern. shape: lanes, repeats, source block and repeat stride, bits stride.
+// Returns -1 for a type that A2/A3 lack.
+int64_t oracle_gather(int type, void* dst, const void* src, int pattern, const void* bits,
+                      const uint32_t* shape) {
     int64_t kept = -1;
     Pick<Types>(type, [&](auto t) {
         using T = decltype(t);
         if constexpr (kGatherMaskLegal<T>) {
             const GatherShape walk{shape[0], shape[1], {shape[2], shape[3]}, shape[4]};
             if (bits == nullptr) {
-                kept = static_cast<int64_t>(GatherPattern(As<T>(dst), As<T>(src), static_cast<uint8_t>(pattern), walk));
+                kept = static_cast<int64_t>(
+                    GatherPattern(As<T>(dst), As<T>(src), static_cast<uint8_t>(pattern), walk));
             } else {
                 kept = static_cast<int64_t>(GatherBits(As<T>(dst), As<T>(src), As<BitsOf<T>>(bits), walk));
             }
@@ -279,7 +288,8 @@ int oracle_progression(int type, void* dst, const void* first, const void* step,
 
 // ---- sorting ----
 
-int oracle_sort(int type, void* dst, void* tmp, const void* score, const uint32_t* index, uint32_t repeats, int full) {
+int oracle_sort(int type, void* dst, void* tmp, const void* score, const uint32_t* index, uint32_t repeats,
+                int full) {
     return PickReal(type, [&](auto t) {
         using T = decltype(t);
         if (full != 0) {
@@ -290,8 +300,8 @@ int oracle_sort(int type, void* dst, void* tmp, const void* score, const uint32_
     });
 }
 
-int oracle_merge(int type, void* dst, const void* const* src, const uint16_t* length, uint32_t lists, int suspend,
-                 uint32_t repeats, uint32_t* used) {
+int oracle_merge(int type, void* dst, const void* const* src, const uint16_t* length, uint32_t lists,
+                 int suspend, uint32_t repeats, uint32_t* used) {
     return PickReal(type, [&](auto t) {
         using T = decltype(t);
         const T* from[4] = {};

@@ -6,12 +6,13 @@
 // (Do not include <arm_neon.h> beside this header: it claims the name bfloat16_t too.)
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
 
-// For loops whose iteration i reads nothing that an earlier iteration wrote: GCC then vectorises operands that
-// share an address too. clang tests for overlap at run time, and warns about loops it was told to vectorise.
+// For loops whose iterations read nothing that an earlier one wrote: GCC then vectorises operands that share
+// an address too. clang tests for overlap at run time instead.
 #if defined(__clang__)
 #define TWIN_ELEMENTWISE
 #else
@@ -23,14 +24,14 @@ namespace twin {
 constexpr uint32_t FloatBits(float x) { return __builtin_bit_cast(uint32_t, x); }
 constexpr float FloatOf(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 
-// condition ? a : b without a branch: compilers sink float code into a branch, and then the loop stays scalar.
+// condition ? a : b without a branch: GCC sinks float code into branches, and then the loop stays scalar.
 template <class Int>
 constexpr Int Select(bool condition, Int a, Int b) {
     return b ^ ((a ^ b) & (Int{0} - static_cast<Int>(condition)));
 }
 
-// Reads and writes element i of UB bytes that other code sees as another type: a plain T* access would let the
-// optimiser assume that the two never meet. Compiles to one load or store.
+// Reads and writes element i of UB bytes that other code sees as another type: a plain T* access would let
+// the optimiser assume that the two never meet. Compiles to one load or store.
 template <class T>
 inline T LoadAt(const T* p, size_t i) {
     T value;
@@ -81,8 +82,8 @@ constexpr float HalfBitsToFloat(uint16_t bits) {
 // or bfloat16 gives what one rounding from float64 would have given.
 constexpr float DoubleToFloatOdd(double x) {
     const uint32_t bits = FloatBits(static_cast<float>(x));
-    // The nearest float32 lies beyond x in magnitude: the neighbours are bits - 1 and bits, else bits and bits + 1.
-    // Compared as integers, magnitudes order like their values; a NaN is never inexact here.
+    // The nearest float32 lies beyond x in magnitude: the neighbours are bits - 1 and bits, else bits and
+    // bits + 1. Compared as integers, magnitudes order like their values; a NaN is never inexact here.
     const double back = static_cast<double>(FloatOf(bits));
     const uint64_t wanted = __builtin_bit_cast(uint64_t, x) & 0x7FFFFFFFFFFFFFFFull;
     const uint64_t got = __builtin_bit_cast(uint64_t, back) & 0x7FFFFFFFFFFFFFFFull;
@@ -127,16 +128,24 @@ struct half {
     }
 
     template <class T>
-    constexpr half& operator+=(T other) { return *this = half(*this + other); }
+    constexpr half& operator+=(T other) {
+        return *this = half(*this + other);
+    }
     template <class T>
-    constexpr half& operator-=(T other) { return *this = half(*this - other); }
+    constexpr half& operator-=(T other) {
+        return *this = half(*this - other);
+    }
     template <class T>
-    constexpr half& operator*=(T other) { return *this = half(*this * other); }
+    constexpr half& operator*=(T other) {
+        return *this = half(*this * other);
+    }
     template <class T>
-    constexpr half& operator/=(T other) { return *this = half(*this / other); }
+    constexpr half& operator/=(T other) {
+        return *this = half(*this / other);
+    }
 };
 
-// bfloat16: 16 bits of storage. Arithmetic is a compile error here as on A2/A3: go through ToFloat, ToBfloat16.
+// bfloat16: 16 bits of storage. Arithmetic is a compile error, as on A2/A3: use ToFloat and ToBfloat16.
 struct bfloat16_t {
     uint16_t bits;
 
@@ -153,7 +162,8 @@ struct bfloat16_t {
 };
 
 static_assert(sizeof(half) == 2 && std::is_trivially_copyable_v<half> && std::is_trivial_v<half>);
-static_assert(sizeof(bfloat16_t) == 2 && std::is_trivially_copyable_v<bfloat16_t> && std::is_trivial_v<bfloat16_t>);
+static_assert(sizeof(bfloat16_t) == 2 && std::is_trivially_copyable_v<bfloat16_t> &&
+              std::is_trivial_v<bfloat16_t>);
 
 constexpr half operator-(half a) { return half::FromBits(static_cast<uint16_t>(a.bits ^ 0x8000u)); }
 constexpr half operator+(half a) { return a; }
@@ -166,17 +176,17 @@ template <class T>
 using IfArithmetic = std::enable_if_t<std::is_arithmetic_v<T>, int>;
 }  // namespace twin
 
-#define TWIN_HALF_ARITHMETIC(op)                                                                                \
-    constexpr half operator op(half a, half b) {                                                                \
-        return half(static_cast<float>(a) op static_cast<float>(b));                                            \
-    }                                                                                                           \
-    template <class T, twin::IfArithmetic<T> = 0>                                                               \
-    constexpr twin::HalfMixed<T> operator op(half a, T b) {                                                     \
-        return static_cast<twin::HalfMixed<T>>(a) op static_cast<twin::HalfMixed<T>>(b);                        \
-    }                                                                                                           \
-    template <class T, twin::IfArithmetic<T> = 0>                                                               \
-    constexpr twin::HalfMixed<T> operator op(T a, half b) {                                                     \
-        return static_cast<twin::HalfMixed<T>>(a) op static_cast<twin::HalfMixed<T>>(b);                        \
+#define TWIN_HALF_ARITHMETIC(op)                                                         \
+    constexpr half operator op(half a, half b) {                                         \
+        return half(static_cast<float>(a) op static_cast<float>(b));                     \
+    }                                                                                    \
+    template <class T, twin::IfArithmetic<T> = 0>                                        \
+    constexpr twin::HalfMixed<T> operator op(half a, T b) {                              \
+        return static_cast<twin::HalfMixed<T>>(a) op static_cast<twin::HalfMixed<T>>(b); \
+    }                                                                                    \
+    template <class T, twin::IfArithmetic<T> = 0>                                        \
+    constexpr twin::HalfMixed<T> operator op(T a, half b) {                              \
+        return static_cast<twin::HalfMixed<T>>(a) op static_cast<twin::HalfMixed<T>>(b); \
     }
 TWIN_HALF_ARITHMETIC(+)
 TWIN_HALF_ARITHMETIC(-)
@@ -184,15 +194,15 @@ TWIN_HALF_ARITHMETIC(*)
 TWIN_HALF_ARITHMETIC(/)
 #undef TWIN_HALF_ARITHMETIC
 
-#define TWIN_HALF_COMPARISON(op)                                                                                \
-    constexpr bool operator op(half a, half b) { return static_cast<float>(a) op static_cast<float>(b); }       \
-    template <class T, twin::IfArithmetic<T> = 0>                                                               \
-    constexpr bool operator op(half a, T b) {                                                                   \
-        return static_cast<twin::HalfMixed<T>>(a) op static_cast<twin::HalfMixed<T>>(b);                        \
-    }                                                                                                           \
-    template <class T, twin::IfArithmetic<T> = 0>                                                               \
-    constexpr bool operator op(T a, half b) {                                                                   \
-        return static_cast<twin::HalfMixed<T>>(a) op static_cast<twin::HalfMixed<T>>(b);                        \
+#define TWIN_HALF_COMPARISON(op)                                                                          \
+    constexpr bool operator op(half a, half b) { return static_cast<float>(a) op static_cast<float>(b); } \
+    template <class T, twin::IfArithmetic<T> = 0>                                                         \
+    constexpr bool operator op(half a, T b) {                                                             \
+        return static_cast<twin::HalfMixed<T>>(a) op static_cast<twin::HalfMixed<T>>(b);                  \
+    }                                                                                                     \
+    template <class T, twin::IfArithmetic<T> = 0>                                                         \
+    constexpr bool operator op(T a, half b) {                                                             \
+        return static_cast<twin::HalfMixed<T>>(a) op static_cast<twin::HalfMixed<T>>(b);                  \
     }
 TWIN_HALF_COMPARISON(==)
 TWIN_HALF_COMPARISON(!=)

@@ -1,6 +1,6 @@
 // Rounding in every mode of RoundMode: float to integer, float to half and bfloat16, integer to float.
-// Branch-free where arrays go through it. A value that is not a NaN and does not fit saturates in integers; in
-// half and bfloat16 it overflows as IEEE says: to infinity, or to the largest finite value where the mode
+// Branch-free where arrays go through it. A value that is not a NaN and does not fit saturates in integers;
+// in half and bfloat16 it overflows as IEEE says: to infinity, or to the largest finite value where the mode
 // rounds the other way (TRUNC, ODD, FLOOR of a positive, CEIL of a negative value).
 #pragma once
 
@@ -27,8 +27,8 @@ namespace twin {
 
 using AscendC::RoundMode;
 
-// What to add to the truncated integer, given the dropped fraction d = x - trunc(x), signed as x. Compares bits,
-// which order as the fractions do: comparing floats makes a branch of it.
+// What to add to the truncated integer, given the dropped fraction d = x - trunc(x), signed as x. Compares
+// bits, which order as the fractions do: comparing floats makes a branch of it.
 template <RoundMode kMode>
 constexpr int32_t RoundingStep(float d) {
     const int32_t positive = static_cast<int32_t>(FloatBits(d));
@@ -59,7 +59,8 @@ constexpr float NearestIntegral(float x) {
 template <RoundMode kMode, class Int>
 constexpr Int RoundToInt(float x) {
     constexpr bool kNearest = kMode == RoundMode::CAST_RINT || kMode == RoundMode::CAST_NONE;
-    constexpr float kEnd = sizeof(Int) == 4 ? 2147483648.0f : 9223372036854775808.0f;  // first value too large
+    // The first float32 too large, and the one before it.
+    constexpr float kEnd = sizeof(Int) == 4 ? 2147483648.0f : 9223372036854775808.0f;
     constexpr float kLast = sizeof(Int) == 4 ? 2147483520.0f : 9223371487098961920.0f;
     const float source = kNearest ? NearestIntegral(x) : x;
     const uint32_t above = Select(source > -kEnd, FloatBits(source), FloatBits(-kEnd));  // NaN: -kEnd
@@ -82,7 +83,7 @@ constexpr float RoundToIntegral(float x) {
     }
 }
 
-// Whether a magnitude whose last kept bit is `lsb` goes up by one, given the dropped bits and their half point.
+// 1 where a magnitude whose last kept bit is `lsb` goes up, given the dropped bits and their half point.
 template <RoundMode kMode, class Bits>
 constexpr Bits MagnitudeStep(bool negative, Bits lsb, Bits dropped, Bits half_point) {
     if constexpr (kMode == RoundMode::CAST_FLOOR) {

@@ -125,7 +125,8 @@ inline void SelectWith(T* dst, const uint8_t* mask, const T* a, bool same_bits, 
 // Modes 0 and 2, and mode 1. The mask tensor may be of any unsigned type: only its bits count.
 template <class T>
 inline void SelectArray(T* dst, const uint8_t* mask, const T* a, const T* b, SELMODE mode, uint32_t n) {
-    SelectWith(dst, mask, a, mode == SELMODE::VSEL_CMPMASK_SPR, n, [=](uint32_t i) { return LoadBits(b, i); });
+    SelectWith(dst, mask, a, mode == SELMODE::VSEL_CMPMASK_SPR, n,
+               [=](uint32_t i) { return LoadBits(b, i); });
 }
 template <class T>
 inline void SelectScalarArray(T* dst, const uint8_t* mask, const T* a, T scalar, uint32_t n) {
@@ -141,8 +142,8 @@ constexpr bool kGatherMaskLegal = kDuplicateType<T>;
 template <class T, class U>
 constexpr bool kGatherBitsLegal = kGatherMaskLegal<T> && std::is_same_v<U, BitsOf<T>>;
 
-// What GatherMask walks over: `lanes` elements a repeat (kLanes<T> in normal mode, the mask argument in counter
-// mode), source blocks and repeats at strides in blocks, the bits of a repeat at `bits_stride` blocks.
+// What GatherMask walks over: `lanes` elements a repeat (kLanes<T> in normal mode, the mask argument in
+// counter mode); the source's strides and the distance between two repeats' bits, in blocks.
 struct GatherShape {
     uint32_t lanes;
     uint32_t repeats;
@@ -168,11 +169,13 @@ inline uint64_t GatherPattern(T* dst, const T* src, uint8_t pattern, const Gathe
     static_assert(kGatherMaskLegal<T>, "GatherMask: 16- and 32-bit types on Atlas A2/A3");
     constexpr uint8_t kKeepOfFour[8] = {0b0000, 0b0101, 0b1010, 0b0001, 0b0010, 0b0100, 0b1000, 0b1111};
     const uint32_t keep = kKeepOfFour[pattern & 7u];
-    return GatherWhere(dst, src, shape, [=](uint32_t, uint32_t lane) { return ((keep >> (lane % 4)) & 1u) != 0; });
+    return GatherWhere(dst, src, shape,
+                       [=](uint32_t, uint32_t lane) { return ((keep >> (lane % 4)) & 1u) != 0; });
 }
 template <class T, class U>
 inline uint64_t GatherBits(T* dst, const T* src, const U* bits, const GatherShape& shape) {
-    static_assert(kGatherBitsLegal<T, U>, "GatherMask: the bit tensor is uint16_t or uint32_t, as wide as the elements");
+    static_assert(kGatherBitsLegal<T, U>,
+                  "GatherMask: the bit tensor is uint16_t or uint32_t, as wide as the elements");
     const uint8_t* bytes = reinterpret_cast<const uint8_t*>(bits);
     return GatherWhere(dst, src, shape, [=](uint32_t repeat, uint32_t lane) {
         const uint64_t first = uint64_t{repeat} * shape.bits_stride * kVectorBlockBytes;
@@ -180,16 +183,21 @@ inline uint64_t GatherBits(T* dst, const T* src, const U* bits, const GatherShap
     });
 }
 
-// ---- Brcb, CreateVecIndex, ArithProgression ----
+// ---- Duplicate, Brcb, CreateVecIndex, ArithProgression ----
+
+template <class T>
+inline void FillArray(T* dst, T value, uint32_t n) {
+    static_assert(kDuplicateType<T>, "Duplicate: 16- and 32-bit types on Atlas A2/A3, no 8-bit ones");
+    for (uint32_t i = 0; i < n; ++i) StoreAt(dst, i, value);
+}
 
 // Each of 8·repeats elements fills one 32-byte block.
 template <class T>
 inline void BroadcastBlocks(T* dst, const T* src, uint32_t repeats, Strides strides) {
     static_assert(kDuplicateType<T>, "Brcb: 16- and 32-bit types on Atlas A2/A3");
     for (uint32_t i = 0; i < 8 * repeats; ++i) {
-        const BitsOf<T> value = LoadBits(src, i);
         const uint64_t block = uint64_t{i / 8} * strides.repeat + uint64_t{i % 8} * strides.block;
-        for (uint32_t lane = 0; lane < kBlockLanes<T>; ++lane) StoreBits(dst, block * kBlockLanes<T> + lane, value);
+        FillArray(dst + block * kBlockLanes<T>, LoadAt(src, i), kBlockLanes<T>);
     }
 }
 

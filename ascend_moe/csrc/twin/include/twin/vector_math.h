@@ -3,10 +3,11 @@
 //   Add, Sub, Mul, Div, Max, Min, And, Or       BinaryArray<AddOp>(dst, a, b, n)
 //   Adds, Muls, Maxs, Mins, ShiftLeft, ...      ScalarArray<AddOp>(dst, src, scalar, n)
 //   Abs, Sqrt, Exp, Ln, Relu, Not, ...          UnaryArray<AbsOp>(dst, src, n)
-//   Axpy, MulAddDst, Duplicate                  AxpyArray, MulAddDstArray, FillArray
+//   Axpy, MulAddDst                             AxpyArray, MulAddDstArray
 //   mask and stride forms                       vector_repeat.h
 //   reductions                                  vector_reduce.h
-//   Compare, Select, GatherMask, Brcb, indices  vector_mask.h
+//   Compare, Select, GatherMask, Duplicate,
+//   Brcb, CreateVecIndex                        vector_mask.h
 //   Sort32, MrgSort, Sort, Extract              vector_sort.h
 //
 // Operands may share an address with dst exactly (not in part). Types the instruction lacks do not compile.
@@ -65,24 +66,20 @@ inline void AxpyArray(D* dst, const S* src, S scalar, uint32_t n) {
     static_assert(kMultiplyAddLegal<D, S>, "Axpy: (half, half), (float, float) or float dst with half src");
     const float s = Widen(scalar);
     TWIN_ELEMENTWISE
-    for (uint32_t i = 0; i < n; ++i) StoreAt(dst, i, MultiplyAdd<D>(Widen(LoadAt(src, i)), s, LoadAt(dst, i)));
+    for (uint32_t i = 0; i < n; ++i) {
+        StoreAt(dst, i, MultiplyAdd<D>(Widen(LoadAt(src, i)), s, LoadAt(dst, i)));
+    }
 }
 
 // dst[i] += a[i] · b[i]
 template <class D, class S>
 inline void MulAddDstArray(D* dst, const S* a, const S* b, uint32_t n) {
-    static_assert(kMultiplyAddLegal<D, S>, "MulAddDst: (half, half), (float, float) or float dst with half sources");
+    static_assert(kMultiplyAddLegal<D, S>,
+                  "MulAddDst: (half, half), (float, float) or float dst with half sources");
     TWIN_ELEMENTWISE
     for (uint32_t i = 0; i < n; ++i) {
         StoreAt(dst, i, MultiplyAdd<D>(Widen(LoadAt(a, i)), Widen(LoadAt(b, i)), LoadAt(dst, i)));
     }
-}
-
-// Duplicate
-template <class T>
-inline void FillArray(T* dst, T value, uint32_t n) {
-    static_assert(kDuplicateType<T>, "Duplicate: 16- and 32-bit types on Atlas A2/A3, no 8-bit ones");
-    for (uint32_t i = 0; i < n; ++i) StoreAt(dst, i, value);
 }
 
 }  // namespace twin

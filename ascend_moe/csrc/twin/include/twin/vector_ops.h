@@ -1,7 +1,7 @@
 // What each vector instruction does to one element, and the element types it takes on A2/A3.
 //
 // An op is a type with `kLegal<T>` and `Do` on the compute type: float for half (each result then rounds once
-// to half), T itself otherwise. Integers wrap around. Products are rounded before they are added: no op fuses.
+// to half), T itself otherwise. Integers wrap around. No op fuses a product with a sum.
 #pragma once
 
 #include <cmath>
@@ -126,7 +126,7 @@ struct LeakyReluOp {
     }
 };
 
-// Second operand: the number of bits, 0 to the width. A signed element keeps its sign bit, as the vendor says.
+// Second operand: the number of bits, 0 to the width. Signed elements keep their sign bit (vendor's rule).
 struct ShiftLeftOp {
     template <class T>
     static constexpr bool kLegal = kShiftType<T>;

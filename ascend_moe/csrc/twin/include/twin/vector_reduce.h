@@ -12,7 +12,12 @@
 
 namespace AscendC {
 
-enum class ReduceOrder : uint8_t { ORDER_VALUE_INDEX = 0, ORDER_INDEX_VALUE, ORDER_ONLY_VALUE, ORDER_ONLY_INDEX };
+enum class ReduceOrder : uint8_t {
+    ORDER_VALUE_INDEX = 0,
+    ORDER_INDEX_VALUE,
+    ORDER_ONLY_VALUE,
+    ORDER_ONLY_INDEX
+};
 
 }  // namespace AscendC
 
@@ -71,10 +76,10 @@ inline void ReduceSumArray(T* dst, const T* src, uint32_t n) {
     StoreAt(dst, 0, Narrow<T>(sum));
 }
 
-// Trees of the repeats' sums, of those trees' sums, and so on until one value is left. Holds a repeat a level.
+// Trees of the repeats' sums, then of those trees' sums, until one value is left.
 template <class T>
 class LevelledSum {
-   public:
+public:
     void Add(T value) { Add(Widen(value), 0); }
     // The sum of all that was added: at least one value.
     T Finish() {
@@ -84,7 +89,7 @@ class LevelledSum {
         return Narrow<T>(Collapse(levels_ - 1));
     }
 
-   private:
+private:
     static constexpr uint32_t kMaxLevels = 6;  // 64^6 values: far more than UB holds
 
     void Add(float value, uint32_t level) {
@@ -166,8 +171,8 @@ constexpr T IndexBits(uint32_t index) {
     }
 }
 
-// ReduceMax (kMax) or ReduceMin: dst[0] the value and, with_index, dst[1] the index in the bits of T. half holds
-// indices up to 65535. n = 0 writes nothing.
+// ReduceMax (kMax) or ReduceMin: dst[0] the value and, with_index, dst[1] the index in the bits of T. half
+// holds indices up to 65535. n = 0 writes nothing.
 template <bool kMax, class T>
 inline void ReduceExtremeArray(T* dst, const T* src, uint32_t n, bool with_index) {
     TWIN_CHECK_REDUCE(T);
@@ -214,7 +219,8 @@ inline bool AnyLane(LaneMask mask, uint32_t begin, uint32_t count) {
 
 // WholeReduceSum (RepeatReduceSum): one value a repeat, dst_stride elements apart.
 template <class T>
-inline void WholeSum(T* dst, const T* src, LaneMask mask, uint32_t repeats, uint32_t dst_stride, Strides strides) {
+inline void WholeSum(T* dst, const T* src, LaneMask mask, uint32_t repeats, uint32_t dst_stride,
+                     Strides strides) {
     TWIN_CHECK_REDUCE(T);
     if (!AnyLane(mask, 0, kLanes<T>)) return;
     for (uint32_t r = 0; r < repeats; ++r) {
@@ -228,15 +234,16 @@ inline void ReduceSumRepeats(T* dst, const T* src, LaneMask mask, uint32_t repea
     TWIN_CHECK_REDUCE(T);
     if (repeats == 0 || !AnyLane(mask, 0, kLanes<T>)) return;
     LevelledSum<T> sum;
-    for (uint32_t r = 0; r < repeats; ++r) sum.Add(MaskedSum<T, kLanes<T>>(src, r, 0, mask, {1, repeat_stride}));
+    const Strides strides{1, repeat_stride};
+    for (uint32_t r = 0; r < repeats; ++r) sum.Add(MaskedSum<T, kLanes<T>>(src, r, 0, mask, strides));
     StoreAt(dst, 0, sum.Finish());
 }
 
 // WholeReduceMax or WholeReduceMin: value and index within the repeat, in `order`; results dst_stride apart,
 // in pairs of T (both), T (value only) or uint32_t (index only).
 template <bool kMax, class T>
-inline void WholeExtreme(T* dst, const T* src, LaneMask mask, uint32_t repeats, uint32_t dst_stride, Strides strides,
-                         ReduceOrder order) {
+inline void WholeExtreme(T* dst, const T* src, LaneMask mask, uint32_t repeats, uint32_t dst_stride,
+                         Strides strides, ReduceOrder order) {
     TWIN_CHECK_REDUCE(T);
     for (uint32_t r = 0; r < repeats; ++r) {
         const RepeatLanes<T> lanes(src, r, 0, kLanes<T>, mask, strides);
@@ -261,7 +268,8 @@ inline void WholeExtreme(T* dst, const T* src, LaneMask mask, uint32_t repeats, 
 enum class BlockOp : uint8_t { kSum, kMax, kMin };
 
 template <BlockOp kOp, class T>
-inline void BlockReduce(T* dst, const T* src, LaneMask mask, uint32_t repeats, uint32_t dst_stride, Strides strides) {
+inline void BlockReduce(T* dst, const T* src, LaneMask mask, uint32_t repeats, uint32_t dst_stride,
+                        Strides strides) {
     TWIN_CHECK_REDUCE(T);
     for (uint32_t r = 0; r < repeats; ++r) {
         for (uint32_t block = 0; block < 8; ++block) {
@@ -273,15 +281,18 @@ inline void BlockReduce(T* dst, const T* src, LaneMask mask, uint32_t repeats, u
             } else {
                 const RepeatLanes<T> lanes(src, r, begin, begin + kBlockLanes<T>, mask, strides);
                 const auto load = [&](uint32_t i) { return lanes.value[i]; };
-                StoreAt(dst, at, Narrow<T>(FindExtreme<kOp == BlockOp::kMax>(lanes.count, false, load).value));
+                StoreAt(dst, at,
+                        Narrow<T>(FindExtreme<kOp == BlockOp::kMax>(lanes.count, false, load).value));
             }
         }
     }
 }
 
-// PairReduceSum: neighbours added; repeats are dst_stride·128 bytes apart. A pair without a lane writes nothing.
+// PairReduceSum: neighbours added; repeats dst_stride·128 bytes apart. A pair outside the mask writes
+// nothing.
 template <class T>
-inline void PairSum(T* dst, const T* src, LaneMask mask, uint32_t repeats, uint32_t dst_stride, Strides strides) {
+inline void PairSum(T* dst, const T* src, LaneMask mask, uint32_t repeats, uint32_t dst_stride,
+                    Strides strides) {
     TWIN_CHECK_REDUCE(T);
     for (uint32_t r = 0; r < repeats; ++r) {
         for (uint32_t pair = 0; pair < kLanes<T> / 2; ++pair) {

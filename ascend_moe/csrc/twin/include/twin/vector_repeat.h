@@ -1,5 +1,5 @@
-// The mask and stride forms of the vector instructions: a repeat takes 8 blocks of 32 bytes, blocks and repeats
-// lie at strides counted in blocks, and one mask says which lanes take part in every repeat.
+// The mask and stride forms of the vector instructions: a repeat takes 8 blocks of 32 bytes, blocks and
+// repeats lie at strides counted in blocks, and one mask says which lanes take part in every repeat.
 #pragma once
 
 #include "twin/numeric.h"
@@ -36,7 +36,8 @@ struct Strides {
 // narrower operand uses fewer blocks.
 template <class T>
 constexpr uint64_t LaneOffset(uint32_t repeat, uint32_t lane, Strides strides) {
-    const uint64_t block = uint64_t{repeat} * strides.repeat + uint64_t{lane / kBlockLanes<T>} * strides.block;
+    const uint64_t block =
+        uint64_t{repeat} * strides.repeat + uint64_t{lane / kBlockLanes<T>} * strides.block;
     return block * kBlockLanes<T> + lane % kBlockLanes<T>;
 }
 

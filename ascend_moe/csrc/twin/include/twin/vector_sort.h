@@ -1,7 +1,7 @@
-// Sort32, MrgSort, Sort and Extract on (score, index) entries of 8 bytes: the index in the high 4, the score in the
-// low 4 (float) or the low 2 (half; the two bytes between are written as 0).
-// Scores descend; equal scores (-0 and +0 too) keep their order; NaN ranks below every number (our choice: the
-// vendor documents none). Concat is the identity on A2/A3: its result is the source tensor.
+// Sort32, MrgSort, Sort and Extract on (score, index) entries of 8 bytes: the index in the high 4, the score
+// in the low 4 (float) or the low 2 (half; the two bytes between are written as 0). Scores descend; equal
+// scores (-0 and +0 too) keep their order; NaN ranks below every number (our choice: the vendor documents
+// none). Concat is the identity on A2/A3: its result is the source tensor.
 #pragma once
 
 #include "twin/vector_reduce.h"
@@ -65,8 +65,8 @@ inline void Sort32Array(T* dst, const T* score, const uint32_t* index, uint32_t 
     }
 }
 
-// One merge of `lists` sorted runs, earlier lists first among equals; returns the entries written. With `suspend`
-// it stops as soon as a list is used up. used[] receives how many entries of each list went out.
+// One merge of `lists` sorted runs, earlier lists first among equals; returns the entries written. With
+// `suspend` it stops as soon as a list is used up. used[] receives how many entries of each list went out.
 template <class T>
 inline uint32_t MergeRuns(T* dst, const T* const* src, const uint32_t* length, uint32_t lists, bool suspend,
                           uint32_t* used) {
@@ -91,11 +91,11 @@ inline uint32_t MergeRuns(T* dst, const T* const* src, const uint32_t* length, u
     }
 }
 
-// MrgSort: 2 to 4 sorted lists into dst, which must not overlap them. With repeats > 1 (four lists of equal length,
-// one behind the other) the next repeat takes the next four. used[4] is what GetMrgSortResult reports.
+// MrgSort: 2 to 4 sorted lists into dst, which must not overlap them. With repeats > 1 (four lists of equal
+// length, one behind the other) the next repeat takes the next four. GetMrgSortResult reports used[4].
 template <class T>
-inline void MergeSortArray(T* dst, const T* const src[4], const uint16_t length[4], uint32_t lists, bool suspend,
-                           uint32_t repeats, uint32_t used[4]) {
+inline void MergeSortArray(T* dst, const T* const src[4], const uint16_t length[4], uint32_t lists,
+                           bool suspend, uint32_t repeats, uint32_t used[4]) {
     TWIN_CHECK_SORT(T);
     constexpr uint32_t kEntry = sizeof(SortEntry) / sizeof(T);
     uint32_t total = 0;

@@ -1,0 +1,187 @@
+"""Is it right? Every output against the reference bit for bit, the layer against a dense one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from ascend_moe import reference
+from ascend_moe.demo.layers import RunSpec, build
+from ascend_moe.demo.rank import Progress, RankRecord
+from ascend_moe.dispatchers.base import Dispatched, Dispatcher
+
+# |difference| <= tolerance * (RMS of the dense output + |dense value|)
+TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
+QUANT_TOLERANCE = 1.5e-1
+_SLICE_BYTES = 128 << 20  # of fp32 expert weights held at a time by the dense layer
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that must hold. ``detail`` has the numbers, or the first difference in words."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """All checks, and how far combine's and the layer's outputs are from what they should be."""
+
+    checks: list[Check]
+    reference_difference: float
+    dense_difference: float
+    dense_rms: float
+
+    @property
+    def ok(self) -> bool:
+        """True when every check holds."""
+        return all(check.ok for check in self.checks)
+
+
+def verify(spec: RunSpec, records: Sequence[RankRecord], progress: Progress) -> Verdict:
+    """Runs every check over the records of all ranks."""
+    inputs = [
+        reference.RankInput(
+            one.x, one.expert_ids, expert_scales=one.expert_scales, shared_expert_x=one.shared
+        )
+        for one in records
+    ]
+    experts, mode = spec.config.num_experts, 2 if spec.quant else 0
+    common: dict[str, Any] = {"moe_expert_num": experts, "global_bs": spec.global_bs}
+    progress("reference", 0, 2)
+    sent = reference.dispatch(inputs, quant_mode=mode, **common)
+    progress("reference", 1, 2)
+    sums = reference.combine(inputs, [one.expert_rows for one in records], sent, **common)
+    progress("reference", 2, 2)
+    dispatches = [
+        reference.validate("dispatch", one.dispatched, want, rank=one.rank, contract="v2")
+        for one, want in zip(records, sent, strict=True)
+    ]
+    combines = [
+        reference.validate("combine", one.out, want, rank=one.rank)
+        for one, want in zip(records, sums, strict=True)
+    ]
+    rows = sum(len(want.expand_x) for want in sent)
+    traffic = reference.predict_traffic(
+        inputs,
+        H=spec.config.hidden_size,
+        dtype=spec.dtype,
+        quant_mode=mode,
+        contract="v2",
+        **common,
+    )
+    dense = dense_layer(spec, records, progress)
+    out = torch.cat([one.out for one in records]).float()
+    gap = _furthest(out, torch.cat(sums).float())
+    checks = [
+        _reports("dispatch = reference, bit for bit", dispatches, f"{rows} rows on {spec.ranks} ranks"),
+        _reports("combine = reference, bit for bit", combines, f"{len(out)} tokens, max difference {gap:g}"),
+        _bytes_moved(records, traffic),
+        _steady(records, spec.iterations),
+        _near(out, dense, spec),
+    ]
+    rms = float(dense.square().mean().sqrt())
+    return Verdict(checks, gap, _furthest(out, dense), rms)
+
+
+def _reports(name: str, reports: Sequence[reference.Report], fine: str) -> Check:
+    wrong = [report.text for report in reports if not report.ok]
+    if not wrong:
+        return Check(name, True, fine)
+    return Check(name, False, f"{len(wrong)} of {len(reports)} ranks differ\n{wrong[0]}")
+
+
+def _bytes_moved(records: Sequence[RankRecord], traffic: Sequence[reference.Traffic]) -> Check:
+    """The kernels really carried the rows: their MTE counters are what the routing demands."""
+    name = "bytes through the windows = predicted"
+    total = 0
+    for one, want in zip(records, traffic, strict=True):
+        dispatch, combine = one.traffic["dispatch"], one.traffic["combine"]
+        pairs = [
+            ("dispatch wrote", dispatch["written_window_data"], want.dispatch_window_write),
+            ("dispatch read", dispatch["read_window_data"], want.dispatch_window_read),
+            ("combine wrote", combine["written_window_data"], want.combine_window_write),
+            ("combine read", combine["read_window_data"], want.combine_window_read),
+        ]
+        for what, got, predicted in pairs:
+            if got != predicted:
+                return Check(name, False, f"rank {one.rank}: {what} {got} bytes, predicted {predicted}")
+            total += got
+    return Check(name, True, f"{total / 1e6:.1f} MB written and read, both ops")
+
+
+def _steady(records: Sequence[RankRecord], iterations: int) -> Check:
+    wrong = [one.rank for one in records if not one.steady]
+    detail = f"ranks {wrong} changed" if wrong else f"{iterations + 2} passes, MoELayer.forward one of them"
+    return Check("every pass the same bits", not wrong, detail)
+
+
+def tolerance_of(spec: RunSpec) -> float:
+    """How far from the dense layer the output may be, see ``TOLERANCES``."""
+    return QUANT_TOLERANCE if spec.quant else TOLERANCES[spec.dtype]
+
+
+def _near(out: Tensor, dense: Tensor, spec: RunSpec) -> Check:
+    tolerance, rms = tolerance_of(spec), dense.square().mean().sqrt()
+    name = f"dense layer within {tolerance:g} x (RMS + |value|)"
+    gap = (out - dense).abs()
+    bad = ~(gap <= tolerance * (rms + dense.abs()))
+    detail = f"max difference {_furthest(out, dense):.3g}, RMS of the output {float(rms):.3g}"
+    if bad.any():
+        detail += f"\n{int(bad.any(1).sum())} of {len(out)} tokens differ, {int(bad.sum())} elements"
+    return Check(name, not bool(bad.any()), detail)
+
+
+def _furthest(got: Tensor, want: Tensor) -> float:
+    return float((got - want).abs().nan_to_num(nan=torch.inf).max()) if got.numel() else 0.0
+
+
+class _Holder(Dispatcher):
+    """Says which experts to hold, and carries nothing."""
+
+    def dispatch(self, *args: Any, **kwargs: Any) -> Dispatched:
+        raise NotImplementedError
+
+    def combine(self, *args: Any, **kwargs: Any) -> Tensor:
+        raise NotImplementedError
+
+
+@torch.no_grad()
+def dense_layer(spec: RunSpec, records: Sequence[RankRecord], progress: Progress) -> Tensor:
+    """The layer without dispatch and combine, fp32, all tokens (sum of BS, H) in one process.
+
+    Every token visits its K experts with the weights that its rank's router gave; the experts' weights are
+    made or read again, a slice of experts at a time, never quantised.
+    """
+    config = spec.config
+    x = torch.cat([one.x for one in records]).float()
+    ids = torch.cat([one.expert_ids for one in records])
+    scales = torch.cat([one.expert_scales for one in records])
+    out = torch.zeros_like(x)
+    one_expert = 3 * config.hidden_size * config.moe_intermediate_size * 4
+    held = max(1, min(config.num_experts, _SLICE_BYTES // one_expert))
+    while config.num_experts % held:
+        held -= 1
+    slices = config.num_experts // held
+    for number in range(slices):
+        progress("dense layer", number, slices)
+        layer = build(spec, _Holder(number, slices, config.num_experts))
+        if number == 0 and layer.shared_gate_up is not None:
+            shared = layer.run_shared(x.to(spec.dtype))
+            assert shared is not None
+            out += shared.float()
+        for local in range(held):
+            token, k = torch.nonzero(ids == number * held + local, as_tuple=True)
+            if len(token):
+                gate, up = (x[token] @ layer.w_gate_up[local].float()).chunk(2, -1)
+                y = (silu(gate) * up) @ layer.w_down[local].float()
+                out.index_add_(0, token, y * scales[token, k, None])
+    progress("dense layer", slices, slices)
+    return out

@@ -1,0 +1,113 @@
+"""One `ascend-moe run` from its parsed options to the exit code."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+
+from ascend_moe.demo import heatmap, inject
+from ascend_moe.demo.check import verify
+from ascend_moe.demo.launch import run_ranks
+from ascend_moe.demo.layers import RunSpec
+from ascend_moe.demo.progress import Bar
+from ascend_moe.demo.report import Report
+from ascend_moe.errors import AscendMoeError
+
+_PLAIN_WIDTH = 100  # columns where the output is no terminal
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run and what to do with its results.
+
+    Attributes:
+        head: sentences about it, printed first.
+        backend: "threads" or "processes".
+        plot: image file of the heat map, or None.
+        as_json: print JSON and nothing else.
+        inject: key of ``inject.MUTANTS``, or None.
+    """
+
+    spec: RunSpec
+    head: tuple[str, ...]
+    backend: str
+    plot: Path | None = None
+    as_json: bool = False
+    inject: str | None = None
+
+
+def execute(job: Job) -> int:
+    """Runs the job and prints the report. Returns 0 for PASS, 1 for FAIL or an error of the run."""
+    start = time.perf_counter()
+    try:
+        if job.inject is not None:
+            return _execute_broken(job)
+        with Bar() as bar:
+            records = run_ranks(job.spec, job.backend, bar.update)
+            verdict = verify(job.spec, records, bar.update)
+        report = Report(job.spec, job.head, job.backend, records, verdict, time.perf_counter() - start)
+        if job.plot is not None:
+            heatmap.plot(report.counts, job.plot, job.head[0])
+    except AscendMoeError as error:
+        return _failed(job, error)
+    if job.as_json:
+        print(json.dumps(report.json(), indent=1))
+    else:
+        report.show(_console())
+        if job.plot is not None:
+            print(f"heat map: {job.plot}")
+    return 0 if verdict.ok else 1
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH)
+
+
+def _failed(job: Job, error: AscendMoeError) -> int:
+    kind = "" if type(error).__name__ == "RankFailed" else f"{type(error).__name__}: "
+    if job.as_json:
+        print(json.dumps({"pass": False, "about": job.head, "error": f"{kind}{error}"}, indent=1))
+        return 1
+    for sentence in job.head:
+        print(sentence)
+    for rank, other in sorted(error.others.items()):
+        print(f"rank {rank} raised {type(other).__name__}: {other}", file=sys.stderr)
+    _console().print(f"\n{kind}{error}\n[bold red]FAIL", soft_wrap=True)
+    return 1
+
+
+def _execute_broken(job: Job) -> int:
+    """Builds the broken library and runs the job on it in a fresh process: a library is opened only once."""
+    assert job.inject is not None
+    one = inject.MUTANTS[job.inject]
+    with tempfile.TemporaryDirectory(prefix="ascend-moe-inject-") as scratch:
+        with Bar() as bar:
+            bar.update("build of the broken kernel", 0, 0)
+            library, place = inject.build_broken(one, Path(scratch))
+        note = f"{place} broken on purpose: {one.effect}"
+        child = replace(job, inject=None, head=(*job.head, note))
+        before = os.environ.get("ASCEND_MOE_LIBRARY")
+        os.environ["ASCEND_MOE_LIBRARY"] = str(library)
+        try:
+            process = multiprocessing.get_context("spawn").Process(target=_exit_with, args=(child,))
+            process.start()
+        finally:
+            if before is None:
+                del os.environ["ASCEND_MOE_LIBRARY"]
+            else:
+                os.environ["ASCEND_MOE_LIBRARY"] = before
+        process.join()
+        return 0 if process.exitcode == 0 else 1
+
+
+def _exit_with(job: Job) -> None:
+    sys.exit(execute(job))

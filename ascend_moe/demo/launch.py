@@ -1,0 +1,111 @@
+"""Runs all ranks of a run on this machine: as threads of this process, or as processes over gloo."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+import ascend_moe
+from ascend_moe.communicator import timeout_s
+from ascend_moe.demo.layers import RunSpec
+from ascend_moe.demo.rank import Progress, RankRecord, run_rank
+from ascend_moe.errors import AscendMoeError
+from ascend_moe.local_cluster import LocalCluster
+
+BACKENDS = ("threads", "processes")
+_POLL_S = 0.05
+
+
+class RankFailed(AscendMoeError):
+    """A rank's process raised or died. ``.rank``, and ``.trace`` when it raised."""
+
+
+def run_ranks(spec: RunSpec, backend: str, progress: Progress) -> list[RankRecord]:
+    """The records of all ranks, by rank. ``progress`` hears of rank 0.
+
+    Raises:
+        AscendMoeError: what the first rank to fail raised; for processes as RankFailed.
+    """
+    return _threads(spec, progress) if backend == "threads" else _processes(spec, progress)
+
+
+def share_of_cores(ranks: int) -> int:
+    """Threads a rank may use in torch."""
+    return max(1, len(os.sched_getaffinity(0)) // ranks)
+
+
+def _threads(spec: RunSpec, progress: Progress) -> list[RankRecord]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(share_of_cores(spec.ranks))
+    try:
+        with LocalCluster(spec.ranks) as cluster:
+            return cluster.run(
+                lambda rank, group_ep: run_rank(spec, rank, group_ep, progress if rank == 0 else _quiet)
+            )
+    finally:
+        torch.set_num_threads(before)
+
+
+def _processes(spec: RunSpec, progress: Progress) -> list[RankRecord]:
+    with tempfile.TemporaryDirectory(prefix="ascend-moe-run-") as scratch:
+        reports = mp.get_context("spawn").SimpleQueue()
+        context = mp.start_processes(
+            _rank_main, args=(spec, scratch, reports), nprocs=spec.ranks, join=False, start_method="spawn"
+        )
+        assert context is not None
+        progress("start of the processes", 0, 0)
+        try:
+            while not context.join(timeout=_POLL_S):
+                while not reports.empty():
+                    progress(*reports.get())
+        except (mp.ProcessRaisedException, mp.ProcessExitedException) as error:
+            raise _first_failure(Path(scratch), error) from None
+        return [torch.load(Path(scratch) / f"{rank}.pt", weights_only=False) for rank in range(spec.ranks)]
+
+
+def _rank_main(rank: int, spec: RunSpec, scratch: str, reports: Any) -> None:
+    os.dup2(2, 1)  # gloo talks on stdout, which belongs to the report
+    torch.set_num_threads(share_of_cores(spec.ranks))
+    report = (lambda *what: reports.put(what)) if rank == 0 else _quiet
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{scratch}/rendezvous",
+        rank=rank,
+        world_size=spec.ranks,
+        timeout=datetime.timedelta(seconds=timeout_s() + 60),
+    )
+    try:
+        group_ep = ascend_moe.comm_name()
+        torch.save(run_rank(spec, rank, group_ep, report), f"{scratch}/{rank}.pt")
+        dist.barrier()  # a rank that leaves early would be lost to the others
+    except Exception as error:
+        note = {"at": time.time(), "kind": type(error).__name__, "text": str(error)}
+        note["trace"] = traceback.format_exc()
+        (Path(scratch) / f"{rank}.json").write_text(json.dumps(note))
+        raise
+    ascend_moe.close(group_ep)
+    dist.destroy_process_group()
+
+
+def _first_failure(scratch: Path, error: Exception) -> RankFailed:
+    """The earliest error that a rank left behind; ``error`` when none did (it was killed)."""
+    notes = [(json.loads(path.read_text()), int(path.stem)) for path in scratch.glob("*.json")]
+    if not notes:
+        rank = getattr(error, "error_index", None)
+        return RankFailed(f"rank {rank}: {str(error).strip().splitlines()[-1]}", rank=rank)
+    note, rank = min(notes, key=lambda one: one[0]["at"])
+    return RankFailed(f"rank {rank}: {note['kind']}: {note['text']}", rank=rank, trace=note["trace"])
+
+
+def _quiet(stage: str, done: int, total: int) -> None:
+    """Progress of ranks that nobody listens to."""

@@ -1,0 +1,130 @@
+"""What a run is made of: its numbers, its tokens, and any rank's share of its layer."""
+
+from __future__ import annotations
+
+import importlib.resources
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ascend_moe.checkpoint import build_layer
+from ascend_moe.dispatchers.base import Dispatcher
+from ascend_moe.errors import ArgumentError
+from ascend_moe.layer import MoEConfig, MoELayer
+
+DEFAULT_TEXT = "alice.txt"
+MAX_BATCH = 4096
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+_GRAMS = (1, 2, 3)  # bytes up to and with a token's own that make it up
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run; every rank gets the same one.
+
+    Attributes:
+        config: the layer's numbers, as run.
+        batches: BS of every rank; W is their number.
+        dtype: of x, expert rows and weights.
+        quant: W8A8: int8 rows with one scale each, int8 weights.
+        text: at least sum(batches) bytes, one token each.
+        seed: of embedding and, without a checkpoint, of all weights.
+        iterations: timed passes, after an untimed one.
+        checkpoint: directory of a Hugging Face checkpoint, or None for random weights.
+        layer: decoder layer of the checkpoint.
+    """
+
+    config: MoEConfig
+    batches: tuple[int, ...]
+    dtype: torch.dtype
+    quant: bool
+    text: bytes
+    seed: int = 0
+    iterations: int = 5
+    checkpoint: str | None = None
+    layer: int = 0
+
+    @property
+    def ranks(self) -> int:
+        """W."""
+        return len(self.batches)
+
+    @property
+    def global_bs(self) -> int:
+        """W * maxBS, as unequal batches need it."""
+        return self.ranks * max(self.batches)
+
+    def __post_init__(self) -> None:
+        experts = self.config.num_experts
+        if not 1 <= self.ranks <= 64 or experts % self.ranks:
+            raise ArgumentError(
+                f"{self.ranks} ranks cannot share {experts} experts evenly; choose a divisor of {experts} up to 64",
+                argument="ranks",
+            )
+        if min(self.batches) < 0 or not 1 <= max(self.batches) <= MAX_BATCH:
+            raise ArgumentError(
+                f"batches are {self.batches}; need 0..{MAX_BATCH} tokens a rank, and one token at least",
+                argument="batch",
+            )
+
+
+def batches_of(text: str, ranks: int) -> tuple[int, ...]:
+    """Tokens of every rank: "48" spreads from 48 down to half of it, "48,0,7" says them one by one.
+
+    Raises:
+        ArgumentError: no numbers, or not one a rank.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise ArgumentError(
+            f"{text!r} is neither a number of tokens nor a list like 48,0,7,16", argument="batch"
+        )
+    numbers = [int(part) for part in parts]
+    if len(numbers) == 1:
+        most = numbers[0]
+        return tuple(most - most * rank // (2 * ranks) for rank in range(ranks))
+    if len(numbers) != ranks:
+        raise ArgumentError(
+            f"{text!r} lists {len(numbers)} ranks, there are {ranks}; give one number, or one a rank",
+            argument="batch",
+        )
+    return tuple(numbers)
+
+
+def default_text() -> bytes:
+    """The opening of Alice's Adventures in Wonderland, shipped with the package."""
+    return importlib.resources.files("ascend_moe").joinpath("data", DEFAULT_TEXT).read_bytes()
+
+
+def embed(spec: RunSpec, rank: int) -> Tensor:
+    """The rank's tokens (BS, H) in the run's dtype, RMS 1: its stretch of the text, a token a byte.
+
+    A token is the sum of three random vectors, of its byte, of the last two and of the last three: a letter
+    is another token in another word, and the same word gives the same tokens everywhere.
+    """
+    first, count = sum(spec.batches[:rank]), spec.batches[rank]
+    text = b" " * (max(_GRAMS) - 1) + spec.text
+    vectors: dict[bytes, Tensor] = {}
+    x = torch.zeros(count, spec.config.hidden_size)
+    for token in range(count):
+        end = first + token + max(_GRAMS)
+        for length in _GRAMS:
+            gram = text[end - length : end]
+            if gram not in vectors:
+                key = spec.seed << 32 | length << 24 | int.from_bytes(gram, "big")
+                generator = torch.Generator().manual_seed(key % (1 << 63))
+                vectors[gram] = torch.randn(spec.config.hidden_size, generator=generator)
+            x[token] += vectors[gram]
+    return (x / x.square().mean(-1, keepdim=True).sqrt()).to(spec.dtype)
+
+
+def build(spec: RunSpec, dispatcher: Dispatcher) -> MoELayer:
+    """The layer with the dispatcher's share of the experts, not quantised."""
+    if spec.checkpoint is not None:
+        return build_layer(
+            spec.checkpoint, spec.layer, dispatcher, dtype=spec.dtype, global_bs=spec.global_bs
+        )
+    layer = MoELayer(spec.config, dispatcher, dtype=spec.dtype, global_bs=spec.global_bs)
+    return layer.init_weights(spec.seed)

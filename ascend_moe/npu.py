@@ -1,0 +1,37 @@
+"""torch_npu's names for the operators of this package, to write NPU code that also runs on a CPU.
+
+    from ascend_moe import npu as torch_npu
+
+Signatures and results are torch_npu's. CPU tensors run here: dispatch and combine as AscendC kernels on the
+twin, the others as plain torch. The only other line of a caller that changes is the one that asks for the
+group's name: ``group_ep = ascend_moe.comm_name(process_group)``.
+"""
+
+from __future__ import annotations
+
+from .experts import (
+    npu_dequant_swiglu_quant,
+    npu_dynamic_quant,
+    npu_grouped_matmul,
+    npu_swiglu,
+)
+from .ops import (
+    npu_moe_distribute_combine,
+    npu_moe_distribute_combine_v2,
+    npu_moe_distribute_dispatch,
+    npu_moe_distribute_dispatch_v2,
+)
+from .routing import npu_moe_gating_top_k, npu_moe_gating_top_k_softmax
+
+__all__ = [
+    "npu_dequant_swiglu_quant",
+    "npu_dynamic_quant",
+    "npu_grouped_matmul",
+    "npu_moe_distribute_combine",
+    "npu_moe_distribute_combine_v2",
+    "npu_moe_distribute_dispatch",
+    "npu_moe_distribute_dispatch_v2",
+    "npu_moe_gating_top_k",
+    "npu_moe_gating_top_k_softmax",
+    "npu_swiglu",
+]

@@ -1,0 +1,128 @@
+"""The ops between real processes: gloo groups of spawned processes, and torchrun."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import op_cases
+import pytest
+import torch
+import torch.distributed as dist
+from gloo_ranks import run_processes
+from op_cases import Case, RankRun, Spec
+
+import ascend_moe
+from ascend_moe.errors import AscendMoeError
+
+SPECS = [
+    Spec(seed=1),
+    Spec(
+        local=5,
+        topk=4,
+        units=5,
+        max_bs=9,
+        dtype="fp16",
+        quant="int8",
+        batches="zero rank",
+        seed=2,
+        nums_type=0,
+    ),
+    Spec(local=3, topk=3, units=3, dtype="fp32", quant="smooth", contract=2, mask="2-D", seed=3, tp=1),
+    Spec(local=2, topk=3, ids="overflow", max_bs=3, seed=4),
+    Spec(local=4, topk=2, max_bs=8, ids="hot", mask="1-D", seed=5),
+    Spec(local=3, topk=2, max_bs=3, ids="bad", contract=2, seed=6),
+    Spec(
+        local=2,
+        topk=4,
+        max_bs=7,
+        contract=2,
+        ids="minus",
+        shared=True,
+        batches="unequal",
+        special=True,
+        seed=7,
+    ),
+    Spec(local=32, topk=8, max_bs=24, units=64, tail=True, seed=8),
+    Spec(local=8, topk=8, max_bs=16, units=224, quant="int8", contract=2, seed=9),
+]
+# Seeds of the cases run with 1, 7 and 8 cores.
+CORES = (1, 7, 8)
+
+
+def cases(world: int) -> list[Case]:
+    specs = [Spec(**{**vars(spec), "world": world, "cores": CORES[spec.seed % 3]}) for spec in SPECS]
+    return [op_cases.build(op_cases.legal(spec)) for spec in specs]
+
+
+def body(rank: int, world: int) -> list[dict[str, Any]]:
+    """All cases on one rank of the default group, twice: the second time in windows that have been used."""
+    assert dist.get_world_size() == world and dist.get_rank() == rank
+    group_ep = ascend_moe.comm_name()
+    found = []
+    for case in cases(world) * 2:
+        with op_cases.cores(case.cores):
+            one = op_cases.run_rank(case, rank, group_ep)
+        if isinstance(one, AscendMoeError):
+            found.append({"error": type(one).__name__, "text": str(one), "details": one.details})
+        else:
+            found.append(dict(vars(one)))
+    ascend_moe.close(group_ep)
+    return found
+
+
+def check(world: int, results: list[list[dict[str, Any]]]) -> None:
+    """``results`` by rank and case."""
+    assert len(results) == world
+    by_case = list(zip(*results, strict=True))
+    assert len(by_case) == 2 * len(SPECS)
+    for case, ranks in zip(cases(world) * 2, by_case, strict=True):
+        op_cases.check(case, [restored(one) for one in ranks])
+    kinds = {one["error"] for one in results[0] if "error" in one}
+    assert kinds == {"InvalidExpertId", "RoutingOverflow"}
+
+
+def restored(one: dict[str, Any]) -> RankRun | AscendMoeError:
+    if "error" in one:
+        error: AscendMoeError = getattr(ascend_moe.errors, one["error"])(one["text"], **one["details"])
+        return error
+    return RankRun(**one)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_gloo_processes(world: int, tmp_path: Path) -> None:
+    check(world, run_processes(world, functools.partial(body, world=world), tmp_path))
+
+
+def test_torchrun(tmp_path: Path) -> None:
+    """This file is also the script that torchrun starts."""
+    world = 2
+    here = Path(__file__).parent
+    environment = dict(os.environ)
+    environment.pop("PYTHONSAFEPATH", None)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
+    done = subprocess.run(
+        [*command, str(here / Path(__file__).name), str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    check(world, [torch.load(tmp_path / f"{rank}.pt") for rank in range(world)])
+
+
+def main(out: Path) -> None:
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.save(body(rank, world), out / f"{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
