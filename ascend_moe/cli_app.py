@@ -32,7 +32,11 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"ascend_moe {importlib.metadata.version('ascend_moe')}")
+        try:
+            number = importlib.metadata.version("ascend_moe")
+        except importlib.metadata.PackageNotFoundError:
+            number = "(a source tree, not installed)"
+        print(f"ascend_moe {number}")
         raise typer.Exit
 
 
@@ -61,7 +65,8 @@ def run(
         str, typer.Option(metavar="|".join(BACKENDS), help="One thread a rank, or one process a rank (gloo).")
     ] = BACKENDS[0],
     batch: Annotated[
-        str, typer.Option(help="Tokens a rank: 64 spreads from 64 to half of it; 64,0,7,9 says them all.")
+        str,
+        typer.Option(help="Tokens a rank: 64 gives rank 0 64 and the others fewer; 64,0,7,9 says them all."),
     ] = "64",
     dtype: Annotated[str, typer.Option(metavar="|".join(DTYPES), help="Of rows and weights.")] = "bf16",
     quant: Annotated[bool, typer.Option("--quant", help="W8A8: int8 rows, int8 experts.")] = False,
@@ -76,7 +81,9 @@ def run(
     ] = None,
     inject: Annotated[
         str | None,
-        typer.Option(metavar="|".join(MUTANTS), help="Break one line of a kernel in a scratch build: must FAIL."),
+        typer.Option(
+            metavar="|".join(MUTANTS), help="Break one line of a kernel in a scratch build: must FAIL."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
 ) -> None:
@@ -113,7 +120,9 @@ def run(
     raise typer.Exit(execute(Job(spec, tuple(head), backend, plot, as_json, inject)))
 
 
-def _layer(name: str | None, checkpoint: Path | None, number: int | None) -> tuple[MoEConfig, str, int | None]:
+def _layer(
+    name: str | None, checkpoint: Path | None, number: int | None
+) -> tuple[MoEConfig, str, int | None]:
     """The numbers, what they are, and the published width of the experts where they are narrower."""
     if checkpoint is None:
         if number is not None:

@@ -280,7 +280,7 @@ def run(plan: Plan, communicator: Communicator, inputs: Mapping[str, torch.Tenso
             communicator as failed.
     """
     library = _lib.lib()
-    outputs = [torch.empty(shape, dtype=dtype) for dtype, shape in plan.outputs]
+    outputs = [torch.empty(shape, dtype=dtype, device="cpu") for dtype, shape in plan.outputs]
     index = _tensor_index()
     pointers = (ctypes.c_void_p * len(index))()
     for name, tensor in inputs.items():

@@ -17,6 +17,7 @@ from torch.fx.node import has_side_effect
 from . import comm, native
 from .errors import ArgumentError, AscendMoeError
 from .experts_dtype import resolve_dtype
+from .inductor_order import keep_order
 from .schemas import NAMESPACE, SCHEMAS
 
 _LIBRARY: Any = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]
@@ -25,10 +26,12 @@ _MAX_SIZE, _MAX_BATCHES = 2**15, 2**31 - 1
 # Layouts without a kernel: the op of dense tensors refuses them by name.
 _OTHER_LAYOUTS = ("SparseCPU", "SparseCsrCPU", "MkldnnCPU", "QuantizedCPU")
 _OP_CODES = {"dispatch": native.OP_DISPATCH, "combine": native.OP_COMBINE}
-_ANNOTATIONS = {
-    "Tensor": "torch.Tensor",
-    "Optional[Tensor]": "torch.Tensor | None",
-    "Optional[int]": "int | None",
+_ANNOTATIONS: dict[str, Any] = {
+    "Tensor": torch.Tensor,
+    "Optional[Tensor]": torch.Tensor | None,
+    "int": int,
+    "Optional[int]": int | None,
+    "str": str,
 }
 
 _T = torch.Tensor
@@ -72,8 +75,7 @@ class _Op:
         one = inspect.Parameter
         kind = one.KEYWORD_ONLY if argument.kwarg_only else one.POSITIONAL_OR_KEYWORD
         default = argument.default_value if argument.has_default_value() else one.empty
-        annotation = _ANNOTATIONS.get(str(argument.type), str(argument.type))
-        return one(argument.name, kind, default=default, annotation=annotation)
+        return one(argument.name, kind, default=default, annotation=_ANNOTATIONS[str(argument.type)])
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         values = dict(self.defaults)
@@ -125,6 +127,7 @@ class _Op:
 
         No communicator is looked up. What the kernels refuse (TP 2, shared ranks) is inferred all the same.
         """
+        keep_order(self.overload)  # every compiler comes by here, after it was imported
         values = self.bind(args, kwargs)
         tensors, attributes = self._parts(values)
         self._check_sizes_known(tensors, attributes)
@@ -152,12 +155,16 @@ class _Op:
         device = tensors[self.names[0]].device
         for name, tensor in tensors.items():
             if tensor.device != device:
-                raise refuse(name, f"is on {tensor.device}, {self.names[0]} on {device}: they must be on one device")
+                raise refuse(
+                    name, f"is on {tensor.device}, {self.names[0]} on {device}: they must be on one device"
+                )
         sizes = {name: value for name, value in attributes.items() if value is not None}
         for name, value in [*sizes.items(), ("expert_ids", tensors["expert_ids"].shape[1])]:
             limit = _MAX_BATCHES if name == "global_bs" else _MAX_SIZE
             if not -limit <= value <= limit:
-                raise refuse(name, f"of {value} is out of the range that sizes are computed in, -{limit}..{limit}")
+                raise refuse(
+                    name, f"of {value} is out of the range that sizes are computed in, -{limit}..{limit}"
+                )
         world = sizes["ep_world_size"]
         if world < 1:
             raise refuse("ep_world_size", f"is {world}, it must be at least 1")
@@ -171,7 +178,7 @@ class _Op:
 
         call.__name__ = call.__qualname__ = self.name
         call.__doc__ = doc
-        returns = "tuple[torch.Tensor, ...]" if self.code == native.OP_DISPATCH else "torch.Tensor"
+        returns = Dispatched if self.code == native.OP_DISPATCH else torch.Tensor
         signature = inspect.Signature(self.parameters, return_annotation=returns)
         call.__signature__ = signature  # type: ignore[attr-defined]
         return call
@@ -184,14 +191,16 @@ def _register(name: str, doc: str) -> Callable[..., Any]:
     torch.library.register_fake(f"{NAMESPACE}::{name}", op.fake, lib=_LIBRARY)
     _LIBRARY.impl(name, op.autograd, "Autograd", with_keyset=True)
     # Peers wait for every call: no compiler may drop one whose results are unused, merge two equal ones, or
-    # swap two. The first keeps calls in any fx graph; the second chains them by a token, which merging needs.
+    # swap two. The first keeps calls in any fx graph; the second chains them by a token, so that no two are
+    # equal or independent.
     has_side_effect(op.overload)
     _register_effectful_op(op.overload, _EffectType.ORDERED)
     return op.public(doc)
 
 
 _COMMON = """
-    Accepted and ignored, CANN alone uses them: {ignored}.
+    Accepted and ignored, CANN alone uses them:
+    {ignored}.
     Refused by name until they are supported: tp_world_size 2, shared_expert_rank_num above 0,
     shared_expert_num above 1, expert_shard_type 1{refused}.
 
@@ -254,8 +263,8 @@ _COMBINE_DOC = """Returns the experts' rows to their tokens and sums them, weigh
 
 _ALGORITHMS = """
         comm_alg: '', 'window', 'fullmesh', 'fullmesh_v1' or 'fullmesh_v2': all run the window algorithm."""
-_IGNORED = "group_tp with one TP rank"
-_IGNORED_COMBINE = "tp_send_counts, expand_scales, group_tp with one TP rank"
+_IGNORED = "group_tp with one TP rank (tp_world_size 0 or 1, tp_rank_id 0)"
+_IGNORED_COMBINE = f"tp_send_counts, expand_scales, {_IGNORED}"
 _SPECIAL = ",\n    zero_expert_num, copy_expert_num, const_expert_num, elastic_info, performance_info"
 _MISMATCH = "RoutingMismatch: combine's ids, mask or counts are not dispatch's.\n        "
 
@@ -286,7 +295,7 @@ npu_moe_distribute_combine: Callable[..., torch.Tensor] = _register(
         shared="shared_expert_x: must be None, the v2 op adds it.",
     )
     + _COMMON.format(
-        ignored=_IGNORED_COMBINE + ", group_list_type",
+        ignored=_IGNORED_COMBINE + ",\n    group_list_type",
         refused=", comm_quant_mode,\n    activation_scale, weight_scale, group_list, out_dtype other than 0",
         mismatch=_MISMATCH,
         name="npu_moe_distribute_combine",

@@ -158,20 +158,20 @@ private:
         const uint32_t expert = static_cast<uint32_t>(At(kRecDetail0));
         if (expert & kMismatchIndex) {
             return Format(
-                "combine: rank %d has expand_idx %d for expert %u, to which it routes %d rows; pass "
-                "dispatch's own expand_idx",
+                "combine: rank %d has expand_idx %d for expert %u, to which it routes %d rows; give "
+                "combine dispatch's own expand_idx and the same expert_ids and x_active_mask",
                 At(kRecCulprit), At(kRecDetail2), expert & ~kMismatchIndex, At(kRecDetail1));
         }
         return Format(
             "combine: expert %u returns %d rows to rank %d, whose expert_ids and mask route %d to it; give "
-            "combine the same "
-            "expert_ids and x_active_mask as dispatch",
+            "combine the same expert_ids and x_active_mask as dispatch",
             expert, At(kRecDetail2), At(kRecCulprit), At(kRecDetail1));
     }
     std::string Timeout() const {
         std::string text = Format("%s: rank %d did not arrive within %.1f s (found by rank %d at epoch %u)",
                                   Op(), At(kRecCulprit), At(kRecWaitedMicros) / 1e6, Reporter(), Epoch());
-        const int32_t count = At(kRecAwaitedCount);
+        // What this rank missed says nothing where another has found it out.
+        const int32_t count = At(kRecReporter) == At(kRecRank) ? At(kRecAwaitedCount) : 0;
         for (int32_t i = 0; i < count && i < static_cast<int32_t>(kMaxAwaited); ++i) {
             const int32_t* entry = record_ + kRecAwaited + 3 * i;
             text += i == 0 ? "; missing: rank " : ", rank ";

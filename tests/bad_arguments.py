@@ -6,7 +6,7 @@ The calls that they spoil: BS = 3, K = 2, H = 48, E = 12, bfloat16, equal batche
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,8 +31,9 @@ class Bad:
     """One set of bad arguments.
 
     ``changes`` replace arguments of a valid call; a function gets the valid call's arguments and returns the
-    value. ``fields`` are the error's, ``words`` stand in its message. ``collective``: one rank alone makes the
-    mistake, and every rank raises.
+    value. ``fields`` are the error's, ``words`` stand in its message.
+    ``raised_by``: "each" rank makes the mistake and sees its own; or the last rank alone makes it, and "all"
+    ranks raise, or only the one it belongs to ("last"). ``setting``: arguments of all ranks, wrong on none.
     """
 
     op: str
@@ -41,11 +42,16 @@ class Bad:
     fields: Mapping[str, Any]
     words: tuple[str, ...]
     error: type[AscendMoeError] = ArgumentError
-    collective: bool = False
+    raised_by: str = "each"
+    setting: Mapping[str, Any] = field(default_factory=dict)
 
-    def apply(self, valid: Mapping[str, Any]) -> dict[str, Any]:
-        made = {name: value(valid) if callable(value) else value for name, value in self.changes.items()}
-        return {**valid, **made}
+    def apply(self, valid: Mapping[str, Any], last: bool) -> dict[str, Any]:
+        """The arguments of one rank."""
+        call = {**valid, **self.setting}
+        if self.raised_by == "each" or last:
+            made = {name: value(call) if callable(value) else value for name, value in self.changes.items()}
+            call.update(made)
+        return call
 
 
 def table(world: int) -> list[Bad]:
@@ -239,6 +245,9 @@ def wrong_integers(op: str, world: int) -> Iterator[Bad]:
     worlds |= dict.fromkeys([w for w in (3, 4, 6, 12) if w != world], (f"{world} ranks",))
     yield from _ints(op, "ep_world_size", worlds)
     yield from _ints(op, "ep_rank_id", dict.fromkeys((-1, world, 64, *far), (f"0..{world - 1}",)))
+    if world > 1:
+        other = {"ep_rank_id": lambda valid: 1 - valid["ep_rank_id"]}
+        yield _local(op, "ep_rank_id", "the peer's", other, "but this is rank")
     yield from _ints(op, "moe_expert_num", dict.fromkeys((-1, 0, 1025, *far), ("1..1024",)))
     if world > 1:
         yield from _ints(op, "moe_expert_num", dict.fromkeys((E + 1, 2 * E - 1), (f"ep_world_size {world}",)))
@@ -326,9 +335,16 @@ def _changed(name: str, at: Any, value: int) -> Callable[[Mapping[str, Any]], to
 
 
 def wrong_values(op: str, world: int) -> Iterator[Bad]:
-    def collective(label: str, changes: Mapping[str, Any], fields: Mapping[str, Any], *words: Any, error: Any) -> Bad:
+    def collective(
+        label: str,
+        changes: Mapping[str, Any],
+        fields: Mapping[str, Any],
+        *words: Any,
+        error: type[AscendMoeError] = ArgumentError,
+        **rest: Any,
+    ) -> Bad:
         texts = tuple(str(word) for word in words)
-        return Bad(op, label, changes, {"rank": world - 1, **fields}, texts, error, collective=True)
+        return Bad(op, label, changes, {"rank": world - 1, **fields}, texts, error, **{"raised_by": "all", **rest})
 
     for value in (-2, -3, -1000, E, E + 1, 1 << 16, INT32_MAX, INT32_MIN):
         for token, k in [(0, 0), (1, 1), (BS - 1, K - 1)]:
@@ -337,24 +353,27 @@ def wrong_values(op: str, world: int) -> Iterator[Bad]:
             words = (f"rank {world - 1}, token {token}, k {k}", f"expert id {value}", f"0..{E - 1}")
             yield collective(f"id {value} at {token}, {k}", changes, fields, *words, error=InvalidExpertId)
     # One expert, three tokens, twice each: 6 rows, where a rank with a single expert takes 3.
-    repeated = {"expert_ids": torch.zeros(BS, K, dtype=torch.int32), "moe_expert_num": world}
     if is_dispatch(op) and world > 1:
-        fields = {"owner": 0, "rows": BS * K, "capacity": BS}
-        yield collective("ids repeated", repeated, fields, f"{BS * K} rows", BS, error=RoutingOverflow)
+        few = {"moe_expert_num": world, "expert_ids": torch.arange(K, dtype=torch.int32).repeat(BS, 1)}
+        for owner in range(world):
+            changes = {"expert_ids": torch.full((BS, K), owner, dtype=torch.int32)}
+            fields = {"owner": owner, "rows": BS * K, "capacity": BS}
+            said = (f"{BS * K} rows to rank {owner}", f"= {BS} rows")
+            label = f"ids repeated to rank {owner}"
+            yield collective(label, changes, fields, *said, error=RoutingOverflow, setting=few)
     if is_dispatch(op):
         return
     counts = {"argument": "ep_send_counts"}
     for at, value in [(0, -1), (0, INT32_MIN), (3, -5), (E - 1, -1), (E - 1, 10**6), (0, INT32_MAX), (E - 1, 0)]:
         changes = {"ep_send_counts": _changed("ep_send_counts", at, value)}
-        # A high count at the front is legal by itself there: it is the rows of expand_x that it passes.
         label = f"count {value} at {at}"
-        yield collective(label, changes, counts, "ep_send_counts", "must not fall", error=ArgumentError)
+        yield collective(label, changes, counts, "ep_send_counts", "must not fall")
     # All rows from one source: more than it may send.
     flood = {"ep_send_counts": lambda valid: torch.full((E,), BS * K + 1, dtype=torch.int32)}
     flood["expand_x"] = lambda valid: torch.zeros(BS * K + 1, H, dtype=torch.bfloat16)
     if op == "combine_v2":
         flood["assist_info_for_combine"] = lambda valid: torch.zeros(3 * BS * K + 3, dtype=torch.int32)
-    yield collective("one source beyond its capacity", flood, counts, f"= {BS * K} rows", error=ArgumentError)
+    yield collective("one source beyond its capacity", flood, counts, f"= {BS * K} rows")
     if op == "combine_v2":
         yield from _wrong_triples(collective, world)
     else:
@@ -372,7 +391,7 @@ def _wrong_triples(collective: Callable[..., Bad], world: int) -> Iterator[Bad]:
                 said = (f"{name} {value} in row {row}", f"maxBS {BS}, K {K}")
                 changes = {"assist_info_for_combine": changed}
                 label = f"triple {name} {value} in row {row}"
-                yield collective(label, changes, fields, *said, error=ArgumentError)
+                yield collective(label, changes, fields, *said)
 
 
 def _wrong_index(collective: Callable[..., Bad]) -> Iterator[Bad]:
@@ -380,8 +399,8 @@ def _wrong_index(collective: Callable[..., Bad]) -> Iterator[Bad]:
     for value in (-1, BS * K, 1 << 20, INT32_MAX, INT32_MIN):
         for at in (0, BS * K - 1):
             changes = {"expand_idx": _changed("expand_idx", at, value)}
-            said = ("expand_idx", str(value), "pass dispatch's own expand_idx")
-            yield collective(f"expand_idx {value} at {at}", changes, {}, *said, error=RoutingMismatch)
+            said = ("expand_idx", str(value), "give combine dispatch's own expand_idx")
+            yield collective(f"expand_idx {value} at {at}", changes, {}, *said, error=RoutingMismatch, raised_by="last")
 
 
 PARTS: tuple[Callable[[str, int], Iterator[Bad]], ...] = (

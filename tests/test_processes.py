@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import op_cases
+import op_runs
 import pytest
 import torch
 import torch.distributed as dist
 from gloo_ranks import run_processes
-from op_cases import Case, RankRun, Spec
+from op_cases import Case, Spec
+from op_runs import RankRun
 
 import ascend_moe
 from ascend_moe.errors import AscendMoeError
@@ -65,8 +67,8 @@ def body(rank: int, world: int) -> list[dict[str, Any]]:
     group_ep = ascend_moe.comm_name()
     found = []
     for case in cases(world) * 2:
-        with op_cases.cores(case.cores):
-            one = op_cases.run_rank(case, rank, group_ep)
+        with op_runs.cores(case.cores):
+            one = op_runs.run_rank(case, rank, group_ep)
         if isinstance(one, AscendMoeError):
             found.append({"error": type(one).__name__, "text": str(one), "details": one.details})
         else:
@@ -81,7 +83,7 @@ def check(world: int, results: list[list[dict[str, Any]]]) -> None:
     by_case = list(zip(*results, strict=True))
     assert len(by_case) == 2 * len(SPECS)
     for case, ranks in zip(cases(world) * 2, by_case, strict=True):
-        op_cases.check(case, [restored(one) for one in ranks])
+        op_runs.check(case, [restored(one) for one in ranks])
     kinds = {one["error"] for one in results[0] if "error" in one}
     assert kinds == {"InvalidExpertId", "RoutingOverflow"}
 

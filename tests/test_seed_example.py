@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
-from op_cases import cores
+from op_runs import cores
 
 import ascend_moe
 
@@ -35,7 +35,7 @@ def numbers(text: str) -> torch.Tensor:
 
 
 def peer_ids(topk: int) -> torch.Tensor:
-    """Rank 1's ids: to rank 0's experts the rows that its counts name, the rest to its own; distinct in a token."""
+    """Rank 1's ids, distinct in a token: to rank 0's experts what its counts name, the rest to its own."""
     ends = [0, *numbers(RECV_COUNTS).tolist()]
     due = Counter({local: ends[2 * local + 2] - ends[2 * local + 1] for local in range(LOCAL)})
     own = 0

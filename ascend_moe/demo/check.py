@@ -16,8 +16,8 @@ from ascend_moe.demo.rank import Progress, RankRecord
 from ascend_moe.dispatchers.base import Dispatched, Dispatcher
 
 # |difference| <= tolerance * (RMS of the dense output + |dense value|)
-TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
-QUANT_TOLERANCE = 1.5e-1
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+QUANT_TOLERANCE = 2e-1
 _SLICE_BYTES = 128 << 20  # of fp32 expert weights held at a time by the dense layer
 
 

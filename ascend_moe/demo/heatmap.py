@@ -41,16 +41,16 @@ def render(counts: Tensor, width: int = 100) -> list[Text]:
     lines = [_axis(world, local, per_owner, rule)]
     for rank in range(world):
         line = Text(f"  rank {rank:<2}")
-        for column, value in enumerate(cells[rank].tolist()):
+        for column in range(world * per_owner):
             if rule and column % per_owner == 0:
                 line.append("│")
-            line.append(*_block(value, most))
+            line.append(*_block(int(cells[rank, column]), most))
         line.append("│" if rule else "")
         line.append(f" {int(counts[rank].sum()):>6}")
         lines.append(line)
     owners = f"; │ between the {local} experts of each rank" if rule and world > 1 else ""
-    column = "1 expert" if span == 1 else f"{span} experts"
-    lines += [_legend(most), Text(f"  a column: {column}{owners}")]
+    wide = "1 expert" if span == 1 else f"{span} experts"
+    lines += [_legend(most), Text(f"  a column: {wide}{owners}")]
     return lines
 
 
@@ -60,10 +60,10 @@ def summary(counts: Tensor) -> str:
     by_expert = counts.sum(0)
     by_owner = by_expert.reshape(world, -1).sum(1)
     hot = int(by_expert.argmax())
-    mean = float(by_owner.float().mean())
+    mean = max(float(by_owner.float().mean()), 1e-9)
     return (
-        f"hottest expert {hot}: {int(by_expert[hot])} rows; {int((by_expert == 0).sum())} of {experts} experts "
-        f"idle; busiest rank {int(by_owner.argmax())}: {int(by_owner.max()) / max(mean, 1e-9):.2f} x the mean"
+        f"hottest expert {hot}: {int(by_expert[hot])} rows; {int((by_expert == 0).sum())} of {experts} "
+        f"experts idle; busiest rank {int(by_owner.argmax())}: {int(by_owner.max()) / mean:.2f} x the mean"
     )
 
 

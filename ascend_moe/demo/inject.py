@@ -1,4 +1,4 @@
-"""A kernel with one broken line, to see that the checks find it: patched, built and run in a scratch folder."""
+"""A kernel with one broken line, to see that the checks find it: patched and built in a scratch folder."""
 
 from __future__ import annotations
 
@@ -48,8 +48,6 @@ MUTANTS: dict[str, Mutant] = {
 }
 
 
-
-
 def break_line(one: Mutant, root: Path) -> str:
     """Patches the mutant's line below ``root``; returns "file:line".
 
@@ -61,7 +59,7 @@ def break_line(one: Mutant, root: Path) -> str:
     hits = [number for number, line in enumerate(lines) if one.find in line]
     if len(hits) != 1 or lines[hits[0]].count(one.find) != 1:
         raise LibraryError(
-            f"{one.file} has {one.find!r} {len(hits)} times instead of once: the mutant must follow the kernel"
+            f"{one.file} has {one.find!r} {len(hits)} times, not once: the mutant must follow the kernel"
         )
     lines[hits[0]] = lines[hits[0]].replace(one.find, one.replace)
     path.write_text("".join(lines))

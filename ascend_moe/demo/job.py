@@ -80,7 +80,8 @@ def _failed(job: Job, error: AscendMoeError) -> int:
     for sentence in job.head:
         print(sentence)
     for rank, other in sorted(error.others.items()):
-        print(f"rank {rank} raised {type(other).__name__}: {other}", file=sys.stderr)
+        if str(other) != str(error):
+            print(f"rank {rank} raised {type(other).__name__}: {other}", file=sys.stderr)
     _console().print(f"\n{kind}{error}\n[bold red]FAIL", soft_wrap=True)
     return 1
 

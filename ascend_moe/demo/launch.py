@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.multiprocessing import get_context
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
 
 import ascend_moe
 from ascend_moe.communicator import timeout_s
@@ -58,17 +59,17 @@ def _threads(spec: RunSpec, progress: Progress) -> list[RankRecord]:
 
 def _processes(spec: RunSpec, progress: Progress) -> list[RankRecord]:
     with tempfile.TemporaryDirectory(prefix="ascend-moe-run-") as scratch:
-        reports = mp.get_context("spawn").SimpleQueue()
-        context = mp.start_processes(
+        reports = get_context("spawn").SimpleQueue()
+        start: Any = start_processes  # untyped
+        context = start(
             _rank_main, args=(spec, scratch, reports), nprocs=spec.ranks, join=False, start_method="spawn"
         )
-        assert context is not None
         progress("start of the processes", 0, 0)
         try:
             while not context.join(timeout=_POLL_S):
                 while not reports.empty():
                     progress(*reports.get())
-        except (mp.ProcessRaisedException, mp.ProcessExitedException) as error:
+        except (ProcessRaisedException, ProcessExitedException) as error:
             raise _first_failure(Path(scratch), error) from None
         return [torch.load(Path(scratch) / f"{rank}.pt", weights_only=False) for rank in range(spec.ranks)]
 

@@ -60,7 +60,8 @@ class RunSpec:
         experts = self.config.num_experts
         if not 1 <= self.ranks <= 64 or experts % self.ranks:
             raise ArgumentError(
-                f"{self.ranks} ranks cannot share {experts} experts evenly; choose a divisor of {experts} up to 64",
+                f"{self.ranks} ranks cannot share {experts} experts evenly; choose a divisor of {experts} "
+                "up to 64",
                 argument="ranks",
             )
         if min(self.batches) < 0 or not 1 <= max(self.batches) <= MAX_BATCH:
@@ -95,7 +96,7 @@ def batches_of(text: str, ranks: int) -> tuple[int, ...]:
 
 def default_text() -> bytes:
     """The opening of Alice's Adventures in Wonderland, shipped with the package."""
-    return importlib.resources.files("ascend_moe").joinpath("data", DEFAULT_TEXT).read_bytes()
+    return (importlib.resources.files("ascend_moe") / "data" / DEFAULT_TEXT).read_bytes()
 
 
 def embed(spec: RunSpec, rank: int) -> Tensor:

@@ -52,8 +52,7 @@ class Report:
         """Median over the passes of the slowest rank's milliseconds, by phase."""
         passes = range(self.spec.iterations)
         return {
-            phase: 1e3
-            * statistics.median(max(one.seconds[phase][n] for one in self.records) for n in passes)
+            phase: 1e3 * statistics.median(max(one.seconds[phase][n] for one in self.records) for n in passes)
             for phase in PHASES
         }
 
@@ -181,7 +180,8 @@ def about(spec: RunSpec, source: str, backend: str, width: int | None, text: str
     lines = [
         source,
         f"{spec.ranks} ranks ({backend}), {rows}; dispatch and combine are AscendC kernels on the CPU twin",
-        f"H {config.hidden_size}, K {config.top_k}, E {config.num_experts} ({local} a rank), {router}{shared}",
+        f"H {config.hidden_size}, K {config.top_k}, E {config.num_experts} ({local} a rank), "
+        f"{router}{shared}",
     ]
     wide = 3 * config.num_experts * config.hidden_size * spec.dtype.itemsize / 1e9
     if width is not None:
@@ -192,4 +192,3 @@ def about(spec: RunSpec, source: str, backend: str, width: int | None, text: str
     batches = " + ".join(str(batch) for batch in spec.batches[:8]) + (" + ..." if spec.ranks > 8 else "")
     lines.append(f"{text}: one token a byte, {batches} = {sum(spec.batches)} tokens")
     return [*lines, note] if note else lines
-

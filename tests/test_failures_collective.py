@@ -1,0 +1,326 @@
+"""What ranks tell each other: another configuration, bad ids and routing are raised everywhere, and pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import failure_cases as cases
+import pytest
+import torch
+from failure_cases import HIDDEN, LOCAL, MAX_BS, TOPK, Caught, Place, caught
+
+import ascend_moe
+from ascend_moe.errors import ArgumentError, ConfigMismatch, InvalidExpertId, RoutingMismatch, RoutingOverflow
+
+pytestmark = pytest.mark.asan
+
+
+@pytest.fixture(autouse=True)
+def settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "5")
+    monkeypatch.setenv("HCCL_BUFFSIZE", "1")
+    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", "3")
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def cluster(request: pytest.FixtureRequest) -> Iterator[ascend_moe.LocalCluster]:
+    """One communicator for all tests of a size: none of these errors may spoil it."""
+    with ascend_moe.LocalCluster(request.param) as opened:
+        yield opened
+
+
+@dataclass(frozen=True)
+class Odd:
+    """One rank's call differs: which field, and the values there and elsewhere."""
+
+    op: str
+    label: str
+    changes: dict[str, Any]
+    field: str
+    usual: Any
+    odd: Any
+
+
+def plain(op: str, batch: int = 2, topk: int = TOPK, hidden: int = HIDDEN, experts: int = 0) -> dict[str, Any]:
+    """Arguments that keep all rules, without masks: no pair is routed."""
+    ids = torch.full((batch, topk), -1, dtype=torch.int32)
+    rows = torch.ones(batch, hidden, dtype=torch.bfloat16)
+    if op.startswith("dispatch"):
+        return {"x": rows, "expert_ids": ids}
+    index = "expand_idx" if op == "combine" else "assist_info_for_combine"
+    counts = torch.zeros(experts, dtype=torch.int32)
+    filled = torch.zeros(3 * batch * topk, dtype=torch.int32)[: batch * topk if op == "combine" else None]
+    return {"expand_x": rows, "expert_ids": ids, index: filled, "ep_send_counts": counts} | {
+        "expert_scales": torch.ones(batch, topk)
+    }
+
+
+def call(place: Place, op: str, batch: int = 2, topk: int = TOPK, hidden: int = HIDDEN, **changes: Any) -> Any:
+    experts = changes.get("moe_expert_num", place.world * LOCAL)
+    arguments = {**plain(op, batch, topk, hidden, experts), **place.arguments(), **changes}
+    dtype = arguments.pop("dtype", None)
+    if dtype is not None:
+        rows = "x" if op.startswith("dispatch") else "expand_x"
+        arguments[rows] = arguments[rows].to(dtype)
+    return getattr(ascend_moe, f"npu_moe_distribute_{arguments.pop('called', op)}")(**arguments)
+
+
+def odd_calls(world: int) -> list[Odd]:
+    found = []
+    for op in ("dispatch", "dispatch_v2", "combine", "combine_v2"):
+        dispatching = op.startswith("dispatch")
+        experts, smooth = world * LOCAL, torch.ones(world * LOCAL, HIDDEN)
+        found += [
+            Odd(op, "H", {"hidden": 2 * HIDDEN}, "H", HIDDEN, 2 * HIDDEN),
+            Odd(op, "K", {"topk": TOPK + 1}, "K", TOPK, TOPK + 1),
+            Odd(op, "E", {"moe_expert_num": 2 * experts}, "E", experts, 2 * experts),
+            Odd(op, "more experts", {"moe_expert_num": 6 * experts}, "E", experts, 6 * experts),
+            Odd(op, "BS", {"batch": 3}, "maxBS", 2, 3),
+            Odd(op, "no tokens", {"batch": 0}, "maxBS", 2, 0),
+            Odd(op, "global_bs given", {"global_bs": 2 * world}, "global_bs", 0, 2 * world),
+            Odd(op, "float16", {"dtype": torch.float16}, "dtype", "bfloat16", "float16"),
+            Odd(op, "float32", {"dtype": torch.float32}, "dtype", "bfloat16", "float32"),
+        ]
+        other = {"called": op.removesuffix("_v2") if op.endswith("_v2") else f"{op}_v2"}
+        versions = ("v2", "v1") if op.endswith("_v2") else ("v1", "v2")
+        if dispatching:
+            found.append(Odd(op, "contract", other, "contract", *versions))
+            found.append(Odd(op, "quantised", {"quant_mode": 2}, "quant_mode", 0, 2))
+            quant = {"quant_mode": 2, "scales": smooth}
+            found.append(Odd(op, "quantised, smooth", quant, "quant_mode", 0, 2))
+    return found
+
+
+def outcomes(cluster: ascend_moe.LocalCluster, fn: Callable[[Place], Any]) -> list[Caught]:
+    """By rank, what fn(place) did."""
+    world = cluster.world_size
+    return cluster.run(lambda rank, name: caught(fn, Place(name, world, rank)))
+
+
+def assert_usable(cluster: ascend_moe.LocalCluster) -> None:
+    for contract in (1, 2):
+        done = outcomes(cluster, lambda place, c=contract: cases.round_trip(place, 1, c))
+        assert [one.value for one in done] == ["right"] * cluster.world_size, [one.error for one in done]
+
+
+def assert_mismatch(found: list[Caught], guilty: int, field: str, usual: Any, odd: Any) -> None:
+    """Every rank names the field, both values and a rank on the other side, soon after the last has called."""
+    last_call = max(one.began for one in found)
+    for rank, one in enumerate(found):
+        error = one.error
+        assert type(error) is ConfigMismatch, f"rank {rank}: {error!r}, {one.value!r}"
+        peer = (0 if guilty else 1) if rank == guilty else guilty
+        values = (odd, usual) if rank == guilty else (usual, odd)
+        assert (error.field, error.rank, error.ours, error.theirs) == (field, peer, *values), str(error)
+        text = str(error)
+        assert "\n" not in text and field in text and f"rank {peer}" in text
+        assert str(usual) in text and str(odd) in text
+        assert one.ended - last_call < 1
+
+
+# ---- configurations that differ
+
+
+def test_ranks_that_differ_are_named_with_field_and_values(cluster: ascend_moe.LocalCluster) -> None:
+    world = cluster.world_size
+    for number, odd in enumerate(odd_calls(world)):
+        guilty = number % world
+        found = outcomes(
+            cluster, lambda place, o=odd, g=guilty: call(place, o.op, **(o.changes if place.rank == g else {}))
+        )
+        assert_mismatch(found, guilty, odd.field, odd.usual, odd.odd)
+        assert_usable(cluster)
+
+
+@pytest.mark.parametrize("smooth_rank", [0, 1])
+def test_scales_on_one_rank_only(cluster: ascend_moe.LocalCluster, smooth_rank: int) -> None:
+    def body(place: Place) -> Any:
+        scales = torch.ones(place.world * LOCAL, HIDDEN) if place.rank == smooth_rank else None
+        return call(place, "dispatch", quant_mode=2, scales=scales)
+
+    found = outcomes(cluster, body)
+    assert_mismatch(found, smooth_rank, "scales", "None", "given")
+    assert_usable(cluster)
+
+
+@pytest.mark.parametrize("op", ["dispatch", "combine", "combine_v2"])
+def test_global_bs_differs(cluster: ascend_moe.LocalCluster, op: str) -> None:
+    world = cluster.world_size
+
+    def body(place: Place) -> Any:
+        return call(place, op, global_bs=world * (8 if place.rank == 1 else 4))
+
+    assert_mismatch(outcomes(cluster, body), 1, "global_bs", 4 * world, 8 * world)
+    assert_usable(cluster)
+
+
+@pytest.mark.parametrize("versions", [("dispatch", "combine"), ("combine_v2", "dispatch_v2")])
+def test_ranks_in_different_ops(cluster: ascend_moe.LocalCluster, versions: tuple[str, str]) -> None:
+    """Also when the last rank comes late: all hear of it at once."""
+
+    def body(place: Place) -> Any:
+        guilty = place.rank == place.world - 1
+        time.sleep(0.3 * guilty)
+        return caught(call, place, versions[guilty])
+
+    found = [one.value for one in outcomes(cluster, body)]
+    usual, odd = (name.removesuffix("_v2") for name in versions)
+    assert_mismatch(found, cluster.world_size - 1, "op", usual, odd)
+    assert_usable(cluster)
+
+
+def test_contracts_of_combine_differ(cluster: ascend_moe.LocalCluster) -> None:
+    found = outcomes(cluster, lambda place: call(place, "combine_v2" if place.rank else "combine"))
+    last = max(one.began for one in found)
+    for rank, one in enumerate(found):
+        assert type(one.error) is ConfigMismatch and one.ended - last < 1
+        values = ("v1", "v2") if rank == 0 else ("v2", "v1")
+        assert (one.error.field, one.error.ours, one.error.theirs) == ("contract", *values)
+    assert_usable(cluster)
+
+
+def test_names_of_one_algorithm_may_differ(cluster: ascend_moe.LocalCluster) -> None:
+    names = ["", "window", "fullmesh", "fullmesh_v1", "fullmesh_v2"]
+    for start in range(len(names)):
+
+        def body(place: Place, start: int = start) -> str:
+            name = names[(start + place.rank) % len(names)]
+            sent = cases.dispatch(place, contract=2, comm_alg=name)
+            cases.check_dispatch(place, sent, contract=2)
+            cases.check_combine(place, cases.combine(place, sent, contract=2, comm_alg=names[start]))
+            return "right"
+
+        assert [one.value for one in outcomes(cluster, body)] == ["right"] * cluster.world_size
+
+
+def test_what_may_differ_between_ranks(cluster: ascend_moe.LocalCluster) -> None:
+    """Cores, masks, the kind of expert_token_nums, weights given to dispatch: each rank's own affair."""
+
+    def body(place: Place) -> int:
+        odd = place.rank == 0
+        mask = torch.ones(2, TOPK, dtype=torch.bool) if odd else None
+        extra = {"x_active_mask": mask, "expert_token_nums_type": int(odd), "tp_world_size": int(odd)}
+        return int(call(place, "dispatch", expert_scales=torch.ones(2, TOPK) if odd else None, **extra)[4][-1])
+
+    assert [one.value for one in outcomes(cluster, body)] == [0] * cluster.world_size
+
+
+# ---- routing
+
+
+@pytest.mark.parametrize("op", ["dispatch", "combine"])
+@pytest.mark.parametrize("expert_id", [-2, 999])
+def test_bad_id_on_one_rank_is_raised_by_all(cluster: ascend_moe.LocalCluster, op: str, expert_id: int) -> None:
+    guilty = cluster.world_size - 1
+
+    def body(place: Place) -> Any:
+        ids = plain(op, experts=place.world * LOCAL)["expert_ids"]
+        if place.rank == guilty:
+            ids[1, 1] = expert_id
+        return call(place, op, expert_ids=ids)
+
+    for one in outcomes(cluster, body):
+        assert type(one.error) is InvalidExpertId, repr(one)
+        fields = (one.error.rank, one.error.token, one.error.k, one.error.expert_id)
+        assert fields == (guilty, 1, 1, expert_id)
+        assert f"rank {guilty}, token 1, k 1" in str(one.error) and str(expert_id) in str(one.error)
+    assert_usable(cluster)
+
+
+def test_overflow_on_one_rank_is_raised_by_all(cluster: ascend_moe.LocalCluster) -> None:
+    """One local expert, so that an id given twice passes the capacity of one row a token."""
+    guilty = 1
+
+    def body(place: Place) -> Any:
+        ids = torch.zeros(2, TOPK, dtype=torch.int32)
+        ids[:, 1] = 1
+        if place.rank == guilty:
+            ids[:, :] = 1
+        return call(place, "dispatch", expert_ids=ids, moe_expert_num=place.world)
+
+    for one in outcomes(cluster, body):
+        assert type(one.error) is RoutingOverflow, repr(one)
+        assert (one.error.rank, one.error.owner, one.error.rows, one.error.capacity) == (guilty, 1, 4, 2)
+    assert_usable(cluster)
+
+
+def test_a_configuration_counts_before_bad_ids(cluster: ascend_moe.LocalCluster) -> None:
+    def body(place: Place) -> Any:
+        ids = torch.full((2, TOPK), -2 if place.rank == 0 else -1, dtype=torch.int32)
+        return call(place, "dispatch", expert_ids=ids, hidden=96 if place.rank == 1 else 48)
+
+    found = outcomes(cluster, body)
+    assert_mismatch(found, 1, "H", 48, 96)
+    assert_usable(cluster)
+
+
+@pytest.mark.parametrize("contract", [1, 2])
+@pytest.mark.parametrize("where", ["dispatch only", "combine only", "other ids"])
+def test_combine_that_routes_otherwise_than_dispatch(
+    cluster: ascend_moe.LocalCluster, contract: int, where: str
+) -> None:
+    """The rank whose tokens they are raises; the others get their result."""
+    guilty = 1
+
+    def body(place: Place) -> Any:
+        ids = torch.arange(MAX_BS * TOPK, dtype=torch.int32).view(MAX_BS, TOPK) % (place.world * LOCAL)
+        x = torch.full((MAX_BS, HIDDEN), 1.0 + place.rank, dtype=torch.bfloat16)
+        mask = torch.tensor([True, False, True, True]) if place.rank == guilty else None
+        given = {"expert_ids": ids, "x": x, **place.arguments()}
+        masked = mask if where == "dispatch only" else None
+        sent = cases.DISPATCH[contract](**given, x_active_mask=masked)
+        index = "expand_idx" if contract == 1 else "assist_info_for_combine"
+        later = ids.clone()
+        if where == "other ids" and place.rank == guilty:
+            later[0, 0] += 1
+        back = {"expand_x": sent[0], "expert_ids": later, index: sent[2], "ep_send_counts": sent[4]}
+        masked = mask if where == "combine only" else None
+        weights = torch.ones(MAX_BS, TOPK)
+        result = cases.COMBINE[contract](
+            **back, expert_scales=weights, x_active_mask=masked, **place.arguments()
+        )
+        assert torch.equal(result, x * TOPK)
+        return "right"
+
+    for rank, one in enumerate(outcomes(cluster, body)):
+        if rank != guilty:
+            assert one.value == "right"
+            continue
+        error = one.error
+        assert type(error) is RoutingMismatch, repr(one)
+        text = str(error)
+        assert error.rank == guilty and "\n" not in text and "same expert_ids and x_active_mask" in text
+        if "expand_idx" in text:  # seen before any count: a place beyond the rows of that expert
+            assert contract == 1 and error.theirs >= error.ours
+            assert f"expand_idx {error.theirs} for expert {error.expert}" in text and f"{error.ours} rows" in text
+        else:
+            assert error.ours != error.theirs and f"route {error.ours}" in text
+            assert f"expert {error.expert} returns {error.theirs} rows" in text
+    assert_usable(cluster)
+
+
+# ---- one rank's own mistake
+
+
+@pytest.mark.parametrize("guilty", [0, 1])
+def test_argument_error_of_one_rank_then_a_correct_retry(cluster: ascend_moe.LocalCluster, guilty: int) -> None:
+    def body(place: Place) -> str:
+        for seed, contract in [(0, 1), (3, 2)]:
+            if place.rank == guilty:
+                for changes in ({"quant_mode": 1}, {"x": torch.ones(1, 7)}, {"global_bs": -1}):
+                    error = caught(cases.dispatch, place, seed, contract, **changes).error
+                    assert isinstance(error, ArgumentError) and error.argument in changes
+                time.sleep(0.1)
+            sent = cases.dispatch(place, seed, contract)
+            cases.check_dispatch(place, sent, seed, contract)
+            if place.rank == guilty:
+                error = caught(cases.combine, place, sent, seed, contract, expert_scales=torch.ones(1, 1)).error
+                assert isinstance(error, ArgumentError) and error.argument == "expert_scales"
+                time.sleep(0.1)
+            cases.check_combine(place, cases.combine(place, sent, seed, contract), seed)
+        return "right"
+
+    assert [one.value for one in outcomes(cluster, body)] == ["right"] * cluster.world_size

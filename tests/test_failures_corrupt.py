@@ -1,0 +1,277 @@
+"""Status words that no rank has written: reported or overwritten by the real ones, never taken for data."""
+
+from __future__ import annotations
+
+import random
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import failure_cases as cases
+import pytest
+from failure_cases import LOCAL, MAX_BS, TOPK, Caught, Place, caught
+from failure_windows import ABORT_MAGIC, STATUS_MAGIC, WORDS, State, next_epoch, of_epoch, set_epoch
+
+import ascend_moe
+from ascend_moe.errors import AscendMoeError, CommTimeout, ConfigMismatch, CorruptStatus
+
+pytestmark = pytest.mark.asan
+
+SOURCE, READER = 1, 0
+EPOCH = 100  # of the spoilt op; no bit of its own away from the one two ops before
+Spoil = Callable[[list[int], int], list[int]]  # (the run that is about to come, its epoch) -> what lies there
+
+
+@pytest.fixture(autouse=True)
+def settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "5")
+    monkeypatch.setenv("HCCL_BUFFSIZE", "1")
+    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", "2")
+
+
+def f32(value: float) -> int:
+    return int(struct.unpack("<I", struct.pack("<f", value))[0])
+
+
+# ---- what is written
+
+
+def word0(value: int) -> Spoil:
+    """Only the first word, on top of what an earlier op has left."""
+    return lambda run, epoch: [value]
+
+
+def replaced(at: int, value: int) -> Spoil:
+    return lambda run, epoch: [value if i == at else word for i, word in enumerate(run)]
+
+
+def flipped(at: int, bit: int) -> Spoil:
+    return lambda run, epoch: [word ^ (1 << bit) if i == at else word for i, word in enumerate(run)]
+
+
+def patterns() -> Iterator[tuple[str, Spoil, str]]:
+    """(label, what lies in the slot, what becomes of it).
+
+    That is 'corrupt', 'mismatch', 'noticed' (one of both), 'right' once overwritten, or 'any' but accepted.
+    """
+    floats = {name: f32(float(name)) for name in ("nan", "inf", "-inf", "0.5", "1.0", "2.0", "-0.0", "1e-40")}
+    quiet = {"payload NaN": 0x7FC00001, "signalling NaN": 0x7F800001, "all ones": 0xFFFFFFFF, "one": 1}
+    for name, value in {**floats, **quiet, "no magic's epoch": 0x4D4F}.items():
+        yield name, word0(value), "corrupt"
+    for away in (-4, -3, -1, 1, 2, 3, 1 << 16, 1 << 31):
+        # Another epoch than this one and the one two ops ago, for which the reader waits on.
+        yield f"epoch {away:+}", lambda run, epoch, a=away: of_epoch(run, (epoch + a) % 2**32), "corrupt"
+    yield "two ops ago", lambda run, epoch: of_epoch(run, epoch - 2), "right"
+    yield "fresh", lambda run, epoch: [0] * len(run), "right"
+    yield "wrong magic", lambda run, epoch: [epoch, *run[1:]], "corrupt"
+    for source in (0, 2, 63, 2**31, 2**32 - 1):
+        yield f"from rank {source}", replaced(3, source), "corrupt"
+        yield f"counts from rank {source}", replaced(2 * WORDS + 2, source), "corrupt"
+    for op in (0, 3, 255):
+        yield f"op {op}", lambda run, epoch, o=op: [*run[:2], o << 24 | run[2] & 0xFFFFFF, *run[3:]], "corrupt"
+    for code in (5, 6, 7, 15, 16, 17, 18, 99, 2**31):
+        yield f"error code {code}", replaced(WORDS + 5, code), "corrupt"
+    for count in (MAX_BS * TOPK + 1, 2**16, 2**31, 2**32 - 1):
+        yield f"count {count}", replaced(2 * WORDS + 4, count), "corrupt"
+    yield "counts beyond the capacity", lambda run, epoch: [*run[:-4], *[MAX_BS] * 4], "corrupt"
+    yield from torn()
+    yield from flips()
+
+
+def torn() -> Iterator[tuple[str, Spoil, str]]:
+    """Some blocks have arrived, others are as they were two ops or long ago."""
+    for block in (1, 2):
+        for name, old in {"two ops ago": 2, "four ops ago": 4, "long ago": 1000}.items():
+
+            def stale(run: list[int], epoch: int, b: int = block, back: int = old) -> list[int]:
+                return replaced(b * WORDS, max(epoch - back, 0))(run, epoch)
+
+            yield f"block {block} of {name}", stale, "right"
+        yield f"block {block} empty", lambda run, epoch, b=block: [
+            0 if i // WORDS == b else word for i, word in enumerate(run)
+        ], "right"
+
+
+def flips() -> Iterator[tuple[str, Spoil, str]]:
+    """Every word of the run that is not a detail of an error, three bits turned one at a time."""
+    rng = random.Random(5)
+    # Configuration words name their field; of the types' bits some belong to none.
+    config = dict.fromkeys((4, 5, 6, 7, WORDS + 3, WORDS + 4), "mismatch") | {WORDS + 2: "noticed"}
+    # The op; the epoch of a block, which is waited for; small error codes, which are errors of their own.
+    config |= dict.fromkeys((2, WORDS, 2 * WORDS, WORDS + 5), "any")
+    for at in range(3 * WORDS):
+        if at not in (WORDS + 6, WORDS + 7):
+            for bit in rng.sample(range(32), 3):
+                yield f"bit {bit} of word {at}", flipped(at, bit), config.get(at, "corrupt")
+    for at in range(2 * WORDS + 4, 3 * WORDS):  # counts that could be true
+        for bit in range(2):
+            yield f"count bit {bit} of word {at}", flipped(at, bit), "corrupt"
+
+
+# ---- what becomes of it
+
+
+class Trial:
+    """One op whose reader finds something in the slot of a peer.
+
+    ``patience``: seconds that the peer leaves the reader to find it; 0: the reader comes when it has been
+    overwritten.
+    """
+
+    def __init__(self, world: int, patience: float) -> None:
+        self.world = world
+        self.patience = patience
+        self.barrier = threading.Barrier(world)
+        self.reader_done = threading.Event()
+        self.real: list[int] = []
+
+    def run(self, spoil: Spoil) -> list[str]:
+        """By rank, what became of the dispatch."""
+        with ascend_moe.LocalCluster(self.world) as cluster:
+            return cluster.run(lambda rank, name: self.body(cluster, spoil, Place(name, self.world, rank)))
+
+    def body(self, cluster: ascend_moe.LocalCluster, spoil: Spoil, place: Place) -> str:
+        set_epoch(cluster, place.rank, EPOCH - 3)
+        self.barrier.wait()
+        for seed in (3, 4):
+            cases.check_dispatch(place, cases.dispatch(place, seed), seed)
+        self.barrier.wait()
+        if place.rank == READER:
+            self.write(cluster, spoil)
+        self.barrier.wait()
+        if place.rank == SOURCE:
+            self.reader_done.wait(self.patience)
+        if place.rank == READER and self.patience == 0:
+            self.await_the_real_one(State.of(cluster, READER))
+        one = caught(cases.dispatch, place, 3)
+        if place.rank == READER:
+            self.reader_done.set()
+        return outcome(place, one)
+
+    def await_the_real_one(self, state: State) -> None:
+        slot, deadline = state.run(EPOCH, SOURCE, LOCAL), time.monotonic() + 5
+        while list(slot) != self.real:
+            assert time.monotonic() < deadline
+            time.sleep(0.0005)
+
+    def write(self, cluster: ascend_moe.LocalCluster, spoil: Spoil) -> None:
+        """Two ops ago the same rows were counted: that run, a later epoch in it, is what is about to come.
+
+        But the rows are poisoned until they come: whoever takes the forged run for the real one shows it.
+        """
+        state = State.of(cluster, READER)
+        epoch = next_epoch(state.epoch)
+        assert epoch == EPOCH
+        state.poison(epoch)
+        slot = state.run(epoch, SOURCE, LOCAL)
+        assert slot[0] == STATUS_MAGIC ^ (epoch - 2), "not where the run lies"
+        self.real = of_epoch(list(slot), epoch)
+        for i, word in enumerate(spoil(self.real, epoch)):
+            slot[i] = word % 2**32
+
+
+def outcome(place: Place, one: Caught) -> str:
+    """'right', 'accepted' (as data, which it is not), or the error in a word."""
+    if one.error is None:
+        try:
+            cases.check_dispatch(place, one.value, 3)
+        except AssertionError:
+            return "accepted"
+        return "right"
+    names = {CorruptStatus: "corrupt", ConfigMismatch: "mismatch", CommTimeout: "timeout"}
+    text = str(one.error)
+    if place.rank == READER:
+        assert one.error.rank == SOURCE and "\n" not in text, text
+    if type(one.error) is CorruptStatus:
+        assert "which no rank of epoch" in text
+    return names[type(one.error)]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_spoilt_status_is_reported_or_overwritten(world: int) -> None:
+    """The reader looks before the real run comes."""
+    found, wrong = Counter[tuple[str, str]](), []
+    for label, spoil, expected in patterns():
+        by_rank = Trial(world, 0.02 if expected in ("right", "any") else 5).run(spoil)
+        found[expected, by_rank[READER]] += 1
+        legal = {"any": {by_rank[READER]}, "noticed": {"corrupt", "mismatch"}}.get(expected, {expected})
+        # A corrupt word is fatal and all ranks hear of it; a configuration is looked at by each rank itself.
+        others = set(by_rank[1:]) - ({"right"} if by_rank[READER] != "corrupt" else {"corrupt"})
+        if by_rank[READER] not in legal or "accepted" in by_rank or others - {by_rank[READER]}:
+            wrong.append(f"{label}: {by_rank}, not {expected}")
+    print(f"W = {world}, (expected, got): {dict(found)}")
+    assert not wrong, "\n".join(wrong)
+    assert sum(found.values()) >= 100 and found["corrupt", "corrupt"] >= 60 and found["right", "right"] >= 8
+
+
+def test_spoilt_status_that_is_overwritten_does_no_harm() -> None:
+    """The real run comes first; what lay there is gone."""
+    for label, spoil, _ in patterns():
+        assert Trial(2, 0).run(spoil) == ["right", "right"], label
+
+
+@pytest.mark.parametrize("word, value", [(2, 0), (2, 1), (2, 6), (2, 15), (2, 21), (2, 2**31), (3, 2), (5, 99)])
+def test_abort_block_that_nobody_can_have_written(word: int, value: int) -> None:
+    """An abort says that no more comes: the op must not go on with what is there, whatever else it says."""
+
+    def body(rank: int, group_ep: str) -> AscendMoeError | None:
+        place = Place(group_ep, 2, rank)
+        for seed in (3, 4):
+            cases.check_dispatch(place, cases.dispatch(place, seed), seed)
+        barrier.wait()
+        if rank == READER:
+            state = State.of(cluster, READER)
+            block = [ABORT_MAGIC, state.epoch, 17, SOURCE, 1, SOURCE, 0, 0]
+            block[word] = value
+            state.abort(SOURCE)[:] = block
+        barrier.wait()
+        if rank == SOURCE:
+            done.wait(5)
+        one = caught(cases.dispatch, place, 5)
+        done.set()
+        if one.error is None:
+            cases.check_dispatch(place, one.value, 5)
+        return one.error
+
+    barrier, done = threading.Barrier(2), threading.Event()
+    with ascend_moe.LocalCluster(2) as cluster:
+        for error in cluster.run(body):
+            assert type(error) is CorruptStatus and error.rank == SOURCE, repr(error)
+            assert "abort block of rank 1" in str(error) and "\n" not in str(error)
+
+
+def test_failed_communicator_stays_failed_until_it_is_closed() -> None:
+    """Every later op on every rank raises at once; closed and opened afresh, all is well."""
+
+    def fail(rank: int, group_ep: str) -> list[AscendMoeError | None]:
+        place = Place(group_ep, 3, rank)
+        sent = cases.dispatch(place, 3)
+        barrier.wait()
+        if rank == READER:
+            slot = State.of(cluster, READER).run(State.of(cluster, READER).epoch + 1, SOURCE, LOCAL)
+            slot[0] = f32(float("nan"))
+        barrier.wait()
+        if rank == SOURCE:
+            done.wait(1)
+        first = caught(cases.combine, place, sent, 3)
+        done.set()
+        later = [
+            caught(cases.combine, place, sent, 3),
+            caught(cases.dispatch, place, 3),
+            caught(cases.dispatch, place, 4, 2),
+        ]
+        assert all(one.seconds < 0.1 for one in later)
+        return [first.error, *(one.error for one in later)]
+
+    def well(rank: int, group_ep: str) -> str:
+        return cases.round_trip(Place(group_ep, 3, rank), 5)
+
+    barrier, done = threading.Barrier(3), threading.Event()
+    with ascend_moe.LocalCluster(3) as cluster:
+        for errors in cluster.run(fail):
+            for error in errors:
+                assert type(error) is CorruptStatus and error.rank == SOURCE, errors
+        cluster.close()
+        assert cluster.run(well) == ["right"] * 3
