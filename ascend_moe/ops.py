@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 from torch.fx.node import has_side_effect
+from torch.utils._pytree import tree_map
 
 from . import comm, native
 from .errors import ArgumentError, AscendMoeError
 from .experts_dtype import resolve_dtype
-from .inductor_order import keep_order
-from .schemas import NAMESPACE, SCHEMAS
+from .schemas import DOCS, NAMESPACE, SCHEMAS
 
 _LIBRARY: Any = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]
 # Beyond these no rank count, expert count or K makes sense, and the sizes of outputs would overflow.
@@ -52,6 +53,33 @@ class _NotDifferentiable(torch.autograd.Function):
             f"{ctx.name} is not differentiable yet: call it under torch.no_grad(), "
             "or detach() the inputs that require grad"
         )
+
+
+def _keep_order_in_inductor(op: Any) -> None:
+    """Gives inductor a lowering of an ordered op that depends on the ordered op before it.
+
+    Inductor's own (seen in torch 2.13, pytorch/pytorch#189209) notes that order under the name of the op's
+    buffer, while its scheduler looks for the name of the operation: two ops that share no tensor may be
+    swapped, and on another rank, with other sizes, not. Does nothing where inductor is not in use.
+    """
+    lowering = sys.modules.get("torch._inductor.lowering")
+    lowerings = getattr(lowering, "lowerings", None)  # None while it is being imported
+    if lowerings is not None and op not in lowerings:
+        lowerings[op] = functools.partial(_lower_in_order, op)
+
+
+def _lower_in_order(op: Any, *args: Any, **kwargs: Any) -> Any:
+    from torch._inductor import ir
+    from torch._inductor.virtualized import V
+
+    graph: Any = V.graph
+    before = graph.effectful_ops.get(_EffectType.ORDERED)
+    first = len(graph.operations)
+    made = ir.FallbackKernel.create(op, *args, **kwargs)
+    if before is not None and hasattr(graph, "additional_star_deps"):
+        name = graph.operations[first].get_operation_name()
+        graph.additional_star_deps[name].add(before.get_name())
+    return tree_map(lambda node: node.wrap_for_lowering() if isinstance(node, ir.IRNode) else node, made)
 
 
 class _Op:
@@ -127,7 +155,7 @@ class _Op:
 
         No communicator is looked up. What the kernels refuse (TP 2, shared ranks) is inferred all the same.
         """
-        keep_order(self.overload)  # every compiler comes by here, after it was imported
+        _keep_order_in_inductor(self.overload)  # every compiler comes by here, after it was imported
         values = self.bind(args, kwargs)
         tensors, attributes = self._parts(values)
         self._check_sizes_known(tensors, attributes)
@@ -184,7 +212,7 @@ class _Op:
         return call
 
 
-def _register(name: str, doc: str) -> Callable[..., Any]:
+def _register(name: str) -> Callable[..., Any]:
     op = _Op(name)
     for key in ("CPU", *_OTHER_LAYOUTS):
         _LIBRARY.impl(name, op.cpu, key)
@@ -195,123 +223,10 @@ def _register(name: str, doc: str) -> Callable[..., Any]:
     # equal or independent.
     has_side_effect(op.overload)
     _register_effectful_op(op.overload, _EffectType.ORDERED)
-    return op.public(doc)
+    return op.public(DOCS[name])
 
 
-_COMMON = """
-    Accepted and ignored, CANN alone uses them:
-    {ignored}.
-    Refused by name until they are supported: tp_world_size 2, shared_expert_rank_num above 0,
-    shared_expert_num above 1, expert_shard_type 1{refused}.
-
-    Collective: all ranks of group_ep call the same ops in the same order, and wait for each other at most
-    ASCEND_MOE_TIMEOUT_S seconds. Compilers keep every call, and their order. Not differentiable yet.
-
-    Raises:
-        ArgumentError, WindowTooSmall: this rank's arguments; nothing was sent, a corrected call works.
-        InvalidExpertId, RoutingOverflow, ConfigMismatch: on every rank; the communicator stays usable.
-        {mismatch}PeerLost, CommTimeout, CorruptStatus: the communicator must be closed and opened afresh.
-
-    Source: torch_npu.{name}.
-"""
-
-_DISPATCH_DOC = """Sends every (token, k) row to the rank that owns its expert, and returns the rows received.
-
-    BS tokens of H elements, K experts a token, W = ep_world_size ranks, E = moe_expert_num experts,
-    L = E / W local ones, G = global_bs or BS*W, A = G * min(L, K) rows at most.
-
-    Args:
-        x: (BS, H) bfloat16, float16 or float32; rows a multiple of 32 bytes, H <= 8192.
-        expert_ids: (BS, K) int32 in 0..E-1, or -1: not routed. BS <= 4096, K <= 16.
-        group_ep: name of the EP group: ``ascend_moe.comm_name``, a live c10d group name, or a LocalCluster's.
-        ep_world_size, ep_rank_id: W, at most 64, and this rank's place in the group.
-        moe_expert_num: E, a multiple of W, at most 1024.
-        scales: (E, H) float32 smoothing factors, with quant_mode 2 only.
-        x_active_mask: (BS,) or (BS, K) bool; masked pairs are not sent and their ids not looked at.
-        expert_scales: (BS, K) float32; only lengthens ep_recv_counts, as in CANN.
-        quant_mode: 0 none, 2 int8 with one scale a token.
-        global_bs: 0 (every rank has the same BS) or W * the largest BS.
-        expert_token_nums_type: 0 cumulative, 1 counts.{more}
-
-    Returns:
-        expand_x (A, H), dtype of x or int8, rows by (local expert, source rank, flat (token, k));
-        dynamic_scales (A,) float32, with quant_mode 2 the factor that turns a row back;
-        {third};
-        expert_token_nums (L,) int64;
-        ep_recv_counts (W*L,) int32, inclusive prefix sums over [local expert][source rank];
-        tp_recv_counts (tp_world_size,) int32; expand_scales (A,) float32, without meaning here.
-        Rows past ep_recv_counts[W*L-1] are undefined.
-"""
-
-_COMBINE_DOC = """Returns the experts' rows to their tokens and sums them, weighted by expert_scales.
-
-    fp32, multiply then add, k ascending, one rounding to the dtype of expand_x: bit-exact whatever the
-    number of ranks or cores. Rows of inactive tokens are zeros.
-
-    Args:
-        expand_x: (>= rows, H) bfloat16, float16 or float32, in dispatch's row order.
-        expert_ids, x_active_mask, global_bs, group_ep, ep_world_size, ep_rank_id, moe_expert_num: as given to
-            dispatch.
-        {third}
-        ep_send_counts: (>= W*L,) int32, dispatch's ep_recv_counts.
-        expert_scales: (BS, K) float32 weights.
-        {shared}
-
-    Returns:
-        (BS, H), dtype of expand_x.
-"""
-
-_ALGORITHMS = """
-        comm_alg: '', 'window', 'fullmesh', 'fullmesh_v1' or 'fullmesh_v2': all run the window algorithm."""
-_IGNORED = "group_tp with one TP rank (tp_world_size 0 or 1, tp_rank_id 0)"
-_IGNORED_COMBINE = f"tp_send_counts, expand_scales, {_IGNORED}"
-_SPECIAL = ",\n    zero_expert_num, copy_expert_num, const_expert_num, elastic_info, performance_info"
-_MISMATCH = "RoutingMismatch: combine's ids, mask or counts are not dispatch's.\n        "
-
-npu_moe_distribute_dispatch: Callable[..., Dispatched] = _register(
-    "npu_moe_distribute_dispatch",
-    _DISPATCH_DOC.format(
-        third="expand_idx (BS*K,) int32: earlier pairs of this rank with the same expert", more=""
-    )
-    + _COMMON.format(ignored=_IGNORED, refused="", mismatch="", name="npu_moe_distribute_dispatch"),
-)
-npu_moe_distribute_dispatch_v2: Callable[..., Dispatched] = _register(
-    "npu_moe_distribute_dispatch_v2",
-    _DISPATCH_DOC.format(
-        third="assist_info_for_combine (max(BS*K, A*128),) int32: (source rank, token, k) of row i at 3*i",
-        more=_ALGORITHMS,
-    )
-    + _COMMON.format(
-        ignored=_IGNORED,
-        refused=_SPECIAL + ", y_dtype,\n    x_dtype, scales_dtype",
-        mismatch="",
-        name="npu_moe_distribute_dispatch_v2",
-    ),
-)
-npu_moe_distribute_combine: Callable[..., torch.Tensor] = _register(
-    "npu_moe_distribute_combine",
-    _COMBINE_DOC.format(
-        third="expand_idx: (BS*K,) int32, dispatch's.",
-        shared="shared_expert_x: must be None, the v2 op adds it.",
-    )
-    + _COMMON.format(
-        ignored=_IGNORED_COMBINE + ",\n    group_list_type",
-        refused=", comm_quant_mode,\n    activation_scale, weight_scale, group_list, out_dtype other than 0",
-        mismatch=_MISMATCH,
-        name="npu_moe_distribute_combine",
-    ),
-)
-npu_moe_distribute_combine_v2: Callable[..., torch.Tensor] = _register(
-    "npu_moe_distribute_combine_v2",
-    _COMBINE_DOC.format(
-        third="assist_info_for_combine: (>= 3*rows,) int32, dispatch's.",
-        shared="shared_expert_x: (BS, H) or (a, b, H) with a*b = BS, added last with weight 1." + _ALGORITHMS,
-    )
-    + _COMMON.format(
-        ignored=_IGNORED_COMBINE,
-        refused=_SPECIAL
-        + ",\n    comm_quant_mode, ori_x, const_expert_alpha_1, const_expert_alpha_2, const_expert_v",
-        mismatch=_MISMATCH,
-        name="npu_moe_distribute_combine_v2",
-    ),
-)
+npu_moe_distribute_dispatch: Callable[..., Dispatched] = _register("npu_moe_distribute_dispatch")
+npu_moe_distribute_dispatch_v2: Callable[..., Dispatched] = _register("npu_moe_distribute_dispatch_v2")
+npu_moe_distribute_combine: Callable[..., torch.Tensor] = _register("npu_moe_distribute_combine")
+npu_moe_distribute_combine_v2: Callable[..., torch.Tensor] = _register("npu_moe_distribute_combine_v2")

@@ -170,8 +170,7 @@ private:
     std::string Timeout() const {
         std::string text = Format("%s: rank %d did not arrive within %.1f s (found by rank %d at epoch %u)",
                                   Op(), At(kRecCulprit), At(kRecWaitedMicros) / 1e6, Reporter(), Epoch());
-        // What this rank missed says nothing where another has found it out.
-        const int32_t count = At(kRecReporter) == At(kRecRank) ? At(kRecAwaitedCount) : 0;
+        const int32_t count = At(kRecAwaitedCount);
         for (int32_t i = 0; i < count && i < static_cast<int32_t>(kMaxAwaited); ++i) {
             const int32_t* entry = record_ + kRecAwaited + 3 * i;
             text += i == 0 ? "; missing: rank " : ", rank ";
