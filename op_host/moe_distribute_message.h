@@ -60,21 +60,16 @@ public:
             case kInvalidExpertId:
                 return Format(
                     "%s: rank %d, token %d, k %d has expert id %d; an active id is -1 (not routed) or in "
-                    "0..%d",
+                    "0..%lld",
                     Op(), At(kRecCulprit), At(kRecDetail0) >> 8, At(kRecDetail0) & 0xFF, At(kRecDetail1),
-                    At(kRecExperts) - 1);
+                    static_cast<long long>(At(kRecExperts)) - 1);
             case kRoutingOverflow:
                 return Format(
                     "%s: rank %d routes %d rows to rank %d, its capacity is maxBS*min(K, L) = %d rows: do "
                     "not repeat an "
                     "expert in a token's ids",
                     Op(), At(kRecCulprit), At(kRecDetail1), At(kRecDetail0), At(kRecCapacity));
-            case kInvalidCounts:
-                return Format(
-                    "combine: ep_send_counts of rank %d is %d at element %d: it must not fall, not pass "
-                    "expand_x's rows, nor "
-                    "give one source more than maxBS*min(K, L) = %d rows; pass dispatch's ep_recv_counts",
-                    At(kRecCulprit), At(kRecDetail1), At(kRecDetail0), At(kRecCapacity));
+            case kInvalidCounts: return Counts();
             case kInvalidTriple: return Triple();
             case kConfigMismatch: return Config();
             case kRoutingMismatch: return Routing();
@@ -86,6 +81,12 @@ public:
                     Op(), At(kRecCulprit), Reporter(), Epoch());
             case kCommTimeout: return Timeout();
             case kCorruptStatus:
+                if (At(kRecDetail0) == static_cast<int32_t>(kAbortBlockIndex)) {
+                    return Format(
+                        "%s: the abort block of rank %d holds code %#x, which no rank can have written; is "
+                        "anything else writing into these windows?",
+                        Op(), At(kRecCulprit), At(kRecDetail1));
+                }
                 return Format(
                     "%s: the status run of rank %d holds %#x in block %d, which no rank of epoch %u can have "
                     "written; is "
@@ -126,10 +127,7 @@ private:
     int32_t At(uint32_t word) const { return record_[word]; }
     const char* Op() const { return OpName(At(kRecOp)); }
     uint32_t Epoch() const { return static_cast<uint32_t>(At(kRecEpoch)); }
-    // A failure met at the entry of a later op keeps no reporter of its own.
-    int32_t Reporter() const {
-        return At(kRecReporter) < static_cast<int32_t>(kMaxSlots) ? At(kRecReporter) : -1;
-    }
+    int32_t Reporter() const { return At(kRecReporter); }
     std::string Ours() const { return FieldValue(At(kRecDetail0), At(kRecDetail1)); }
     std::string Theirs() const { return FieldValue(At(kRecDetail0), At(kRecDetail2)); }
 
@@ -141,13 +139,26 @@ private:
         va_end(arguments);
         return text;
     }
+    std::string Counts() const {
+        const uint32_t where = static_cast<uint32_t>(At(kRecDetail0));
+        if (where & kCountsOfSource) {
+            return Format(
+                "combine: ep_send_counts of rank %d has %d rows of source rank %u, it may have at most "
+                "maxBS*min(K, L) = %d; pass dispatch's ep_recv_counts",
+                At(kRecCulprit), At(kRecDetail1), where & ~kCountsOfSource, At(kRecCapacity));
+        }
+        return Format(
+            "combine: ep_send_counts of rank %d is %d at element %u: it must not fall, nor pass the rows of "
+            "expand_x; pass dispatch's ep_recv_counts",
+            At(kRecCulprit), At(kRecDetail1), where);
+    }
     std::string Triple() const {
         static const char* const kWords[] = {"source rank", "token", "k", "?"};
         return Format(
-            "combine: assist_info_for_combine of rank %d names %s %d in row %d (W, maxBS %d, K %d): pass "
+            "combine: assist_info_for_combine of rank %d names %s %d in row %d (W %d, maxBS %d, K %d): pass "
             "dispatch's own tensor",
             At(kRecCulprit), kWords[At(kRecDetail0) & 3], At(kRecDetail1), At(kRecDetail0) >> 2,
-            At(kRecMaxBatch), At(kRecTopK));
+            At(kRecWorld), At(kRecMaxBatch), At(kRecTopK));
     }
     std::string Config() const {
         return Format("%s: %s is %s on rank %d and %s on rank %d; it must be the same on all ranks", Op(),
@@ -168,8 +179,10 @@ private:
             expert, At(kRecDetail2), At(kRecCulprit), At(kRecDetail1));
     }
     std::string Timeout() const {
-        std::string text = Format("%s: rank %d did not arrive within %.1f s (found by rank %d at epoch %u)",
-                                  Op(), At(kRecCulprit), At(kRecWaitedMicros) / 1e6, Reporter(), Epoch());
+        std::string text = Format(
+            "%s: rank %d did not arrive within %.1f s (ASCEND_MOE_TIMEOUT_S), found by "
+            "rank %d at epoch %u",
+            Op(), At(kRecCulprit), At(kRecWaitedMillis) / 1e3, Reporter(), Epoch());
         const int32_t count = At(kRecAwaitedCount);
         for (int32_t i = 0; i < count && i < static_cast<int32_t>(kMaxAwaited); ++i) {
             const int32_t* entry = record_ + kRecAwaited + 3 * i;

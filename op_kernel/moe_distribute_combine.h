@@ -121,7 +121,7 @@ private:
         }
         for (uint32_t s = 0; s < info_->world; ++s) {
             if (segments_.SourceRows(s) > info_->capacity) {
-                return Invalid(kInvalidCounts, segments_.slots() - info_->world + s, segments_.SourceRows(s));
+                return Invalid(kInvalidCounts, kCountsOfSource | s, segments_.SourceRows(s));
             }
         }
         return Verdict();

@@ -44,7 +44,6 @@ public:
             aborts.Init(*pipe_, context_);
             Verdict abort;
             if (aborts.Look(abort)) {
-                abort.reporter = info_->world;  // found at entry: whoever posted it has told the others
                 mine = abort;
             }
         }
@@ -75,6 +74,7 @@ public:
             SyncFunc<HardEvent::MTE3_S>();
             for (uint32_t l = 0; l < info_->localExperts; ++l)
                 writer.SetCount(l, failed ? 0 : counts.Rows(peer, l));
+            writer.Seal();
             SyncFunc<HardEvent::S_MTE3>();
             sender_.PutStatus(peer, run, bytes);
         }

@@ -25,7 +25,7 @@ public:
         pipe.Reset();
         UbBuf recordBuf, headerBuf, abortBuf;
         pipe.InitBuffer(recordBuf, kErrorRecordWords * sizeof(int32_t));
-        pipe.InitBuffer(headerBuf, info_->world * kBlock);
+        pipe.InitBuffer(headerBuf, 2 * info_->world * kBlock);
         pipe.InitBuffer(abortBuf, kBlock);
         LocalTensor<int32_t> words = recordBuf.Get<int32_t>();
         AscendC::Duplicate(words, static_cast<int32_t>(0), kErrorRecordWords);
@@ -41,14 +41,17 @@ public:
         words.SetValue(kRecDetail2, static_cast<int32_t>(verdict.detail2));
         words.SetValue(kRecReporter, static_cast<int32_t>(verdict.reporter));
         words.SetValue(kRecCapacity, static_cast<int32_t>(info_->capacity));
-        words.SetValue(kRecWaitedMicros, static_cast<int32_t>(info_->deadlineCycles / kCyclesPerMicro));
+        words.SetValue(kRecWaitedMillis,
+                       static_cast<int32_t>(info_->deadlineCycles / (1000 * kCyclesPerMicro)));
         words.SetValue(kRecExperts, static_cast<int32_t>(info_->experts));
         words.SetValue(kRecMaxBatch, static_cast<int32_t>(info_->maxBatch));
         words.SetValue(kRecTopK, static_cast<int32_t>(info_->topK));
+        words.SetValue(kRecWorld, static_cast<int32_t>(info_->world));
         if (verdict.code >= kFirstFatal && verdict.code != kContextMismatch) {
             LocalTensor<uint32_t> headers = headerBuf.Get<uint32_t>();
             LoadHeaders(headers);
-            ListAwaited(headers, words);
+            // A failure met at entry: nobody is awaited yet.
+            if (Arrived(headers, info_->rank)) ListAwaited(headers, words);
             if (verdict.reporter == info_->rank) PostAborts(headers, abortBuf.Get<uint32_t>(), verdict);
         }
         SyncFunc<HardEvent::S_MTE3>();
@@ -64,21 +67,30 @@ public:
     }
 
 private:
-    // Header 0 of every source, this parity.
+    // Header 0 of every run: [parity][source].
     __aicore__ inline void LoadHeaders(const LocalTensor<uint32_t>& headers) {
         const uint32_t stride = StatusStride(info_->world);
         GlobalTensor<uint32_t> runs;
-        runs.SetGlobalBuffer(
-            reinterpret_cast<__gm__ uint32_t*>(context_->state(info_->rank) +
-                                               StatusOffset(info_->world, Parity(epoch_), 0)),
-            static_cast<uint64_t>(info_->world) * stride / sizeof(uint32_t));
-        const DataCopyExtParams params{static_cast<uint16_t>(info_->world), kBlock, stride - kBlock, 0, 0};
+        runs.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(context_->state(info_->rank) +
+                                                                StatusOffset(info_->world, 0, 0)),
+                             static_cast<uint64_t>(2 * info_->world) * stride / sizeof(uint32_t));
+        const DataCopyExtParams params{static_cast<uint16_t>(2 * info_->world), kBlock, stride - kBlock, 0,
+                                       0};
         const DataCopyPadExtParams<uint32_t> pad{false, 0, 0, 0};
         AscendC::DataCopyPad(headers, runs, params, pad);
         SyncFunc<HardEvent::MTE2_S>();
     }
     __aicore__ inline bool Arrived(const LocalTensor<uint32_t>& headers, uint32_t rank) const {
-        return headers.GetValue(rank * kBlockWords + kH0Magic) == HeaderWord(epoch_);
+        return headers.GetValue(HeaderAt(Parity(epoch_), rank) + kH0Magic) == HeaderWord(epoch_);
+    }
+    __aicore__ inline uint32_t HeaderAt(uint32_t parity, uint32_t rank) const {
+        return (parity * info_->world + rank) * kBlockWords;
+    }
+    // The newest header of a rank that has not arrived: that of the op before, or what is older.
+    __aicore__ inline uint32_t NewestHeader(const LocalTensor<uint32_t>& headers, uint32_t rank) const {
+        const uint32_t other = HeaderAt(1 - Parity(epoch_), rank);
+        const uint32_t seen = headers.GetValue(other + kH0Magic) ^ kStatusMagic;
+        return NextEpoch(seen) == epoch_ ? other : HeaderAt(Parity(epoch_), rank);
     }
     __aicore__ inline void ListAwaited(const LocalTensor<uint32_t>& headers,
                                        const LocalTensor<int32_t>& words) {
@@ -86,11 +98,10 @@ private:
         for (uint32_t rank = 0; rank < info_->world; ++rank) {
             if (Arrived(headers, rank)) continue;
             if (count < kMaxAwaited) {
-                const uint32_t at = kRecAwaited + count * 3;
+                const uint32_t at = kRecAwaited + count * 3, header = NewestHeader(headers, rank);
                 words.SetValue(at, static_cast<int32_t>(rank));
-                words.SetValue(at + 1, static_cast<int32_t>(headers.GetValue(rank * kBlockWords + kH0Epoch)));
-                words.SetValue(at + 2,
-                               static_cast<int32_t>(headers.GetValue(rank * kBlockWords + kH0OpPhase) >> 24));
+                words.SetValue(at + 1, static_cast<int32_t>(headers.GetValue(header + kH0Epoch)));
+                words.SetValue(at + 2, static_cast<int32_t>(headers.GetValue(header + kH0OpPhase) >> 24));
             }
             ++count;
         }
@@ -106,8 +117,8 @@ private:
         block.SetValue(kAbCulprit, verdict.source);
         block.SetValue(kAbOp, op_);
         block.SetValue(kAbReporter, info_->rank);
-        block.SetValue(kAbDetail, verdict.detail0);
-        block.SetValue(7, 0u);
+        block.SetValue(kAbDetail0, verdict.detail0);
+        block.SetValue(kAbDetail1, verdict.detail1);
         SyncFunc<HardEvent::S_MTE3>();
         WindowSender sender;
         sender.Init(*context_, epoch_);

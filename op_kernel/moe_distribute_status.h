@@ -30,6 +30,12 @@ struct StatusConfig {
     }
 };
 
+// Of a count block: the configuration and the counts, so that no turned bit passes for rows.
+__aicore__ inline uint32_t HashCounts(uint32_t hash, const LocalTensor<uint32_t>& run, uint32_t at) {
+    for (uint32_t i = 0; i < kCountsPerBlock; ++i) hash = HashMix(hash, run.GetValue(at + kCbCounts + i));
+    return hash;
+}
+
 // Writes runs into UB. The fixed words are written once, counts and error per destination.
 class StatusWriter {
 public:
@@ -57,7 +63,14 @@ public:
             run_.SetValue(at + kCbEpoch, epoch);
             run_.SetValue(at + kCbOpPhase, OpPhase(config.op, b * kCountsPerBlock));
             run_.SetValue(at + kCbSource, info.rank);
-            run_.SetValue(at + kCbHash, config.hash);
+        }
+        hash_ = config.hash;
+    }
+    // Last, when the counts are in: their blocks' hashes cover them.
+    __aicore__ inline void Seal() {
+        for (uint32_t b = 0; b < CountBlocks(localExperts_); ++b) {
+            const uint32_t at = (kHeaderBlocks + b) * kBlockWords;
+            run_.SetValue(at + kCbHash, HashCounts(hash_, run_, at));
         }
     }
     __aicore__ inline void SetError(const Verdict& verdict) {
@@ -81,6 +94,7 @@ public:
 private:
     LocalTensor<uint32_t> run_;
     uint32_t localExperts_ = 0;
+    uint32_t hash_ = 0;
 };
 
 // Judges one run in UB.
@@ -115,6 +129,11 @@ public:
             return Corrupt(verdict, source, 1, run.GetValue(kBlockWords + kH1OpPhase));
         }
         if (CompareConfig(run, source, verdict)) return kArrived;
+        // Whatever of these words no field has named.
+        const uint32_t types = run.GetValue(kBlockWords + kH1Types);
+        const uint32_t contract = run.GetValue(kBlockWords + kH1Contract);
+        if (types != config_.types) return Corrupt(verdict, source, 1, types);
+        if (contract != config_.contract) return Corrupt(verdict, source, 1, contract);
         const uint32_t code = run.GetValue(kBlockWords + kH1Code);
         if (code != kOk) {
             if (code > kInvalidTriple) return Corrupt(verdict, source, 1, code);
@@ -162,7 +181,7 @@ private:
             if (run.GetValue(at + kCbSource) != source) {
                 return Corrupt(verdict, source, kHeaderBlocks + b, run.GetValue(at + kCbSource));
             }
-            if (run.GetValue(at + kCbHash) != config_.hash) {
+            if (run.GetValue(at + kCbHash) != HashCounts(config_.hash, run, at)) {
                 return Corrupt(verdict, source, kHeaderBlocks + b, run.GetValue(at + kCbHash));
             }
             for (uint32_t i = 0; i < kCountsPerBlock; ++i) {

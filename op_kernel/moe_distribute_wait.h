@@ -20,6 +20,7 @@ class AbortWatch {
 public:
     __aicore__ inline void Init(TPipe& pipe, const WindowContext& context) {
         world_ = context.world();
+        rank_ = context.rank();
         blocks_.SetGlobalBuffer(
             reinterpret_cast<__gm__ uint32_t*>(context.state(context.rank()) + kAbortOffset),
             world_ * kBlockWords);
@@ -38,7 +39,17 @@ public:
             verdict.code = words.GetValue(at + kAbCode);
             verdict.source = words.GetValue(at + kAbCulprit);
             verdict.reporter = words.GetValue(at + kAbReporter);
-            verdict.detail0 = words.GetValue(at + kAbDetail);
+            verdict.detail0 = words.GetValue(at + kAbDetail0);
+            verdict.detail1 = words.GetValue(at + kAbDetail1);
+            // Whatever lies there says that no more comes: never a reason to go on with what has come.
+            if (verdict.code < kFirstFatal || verdict.code > kKernelFault || verdict.source >= world_ ||
+                verdict.reporter >= world_) {
+                verdict.detail0 = kAbortBlockIndex;
+                verdict.detail1 = verdict.code;
+                verdict.code = kCorruptStatus;
+                verdict.source = source;
+                verdict.reporter = rank_;
+            }
             return true;
         }
         return false;
@@ -48,6 +59,7 @@ private:
     GlobalTensor<uint32_t> blocks_;
     UbBuf buf_;
     uint32_t world_ = 0;
+    uint32_t rank_ = 0;
 };
 
 // Waits for the status runs of a contiguous range of source ranks.

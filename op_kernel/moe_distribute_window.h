@@ -154,7 +154,16 @@ MOE_FN uint32_t ContractWord(uint32_t contract, bool globalBs, uint32_t windowMi
 MOE_FN uint32_t HashMix(uint32_t hash, uint32_t word) { return (hash ^ word) * 16777619u; }
 
 // ---- abort block, words -------------------------------------------------------------------------------
-enum AbortBlock : uint32_t { kAbMagic, kAbEpoch, kAbCode, kAbCulprit, kAbOp, kAbReporter, kAbDetail };
+enum AbortBlock : uint32_t {
+    kAbMagic,
+    kAbEpoch,
+    kAbCode,
+    kAbCulprit,
+    kAbOp,
+    kAbReporter,
+    kAbDetail0,
+    kAbDetail1
+};
 
 // ---- errors -------------------------------------------------------------------------------------------
 enum ErrorCode : uint32_t {
@@ -174,6 +183,10 @@ enum ErrorCode : uint32_t {
     kKernelFault = 20       // written by a host whose kernel broke a rule of the hardware
 };
 constexpr uint32_t kFirstFatal = kPeerLost;
+// kInvalidCounts: set in detail 0 beside a source rank when its rows together are too many.
+constexpr uint32_t kCountsOfSource = 0x80000000u;
+// kCorruptStatus: the block of detail 0 when it is not one of a status run.
+constexpr uint32_t kAbortBlockIndex = 0xFFFFu;
 // kRoutingMismatch: set in detail 0 beside the expert when expand_idx, not a count, is at odds.
 constexpr uint32_t kMismatchIndex = 0x80000000u;
 
@@ -208,10 +221,11 @@ enum ErrorRecord : uint32_t {
     kRecDetail2,
     kRecReporter,
     kRecCapacity,
-    kRecWaitedMicros,
+    kRecWaitedMillis,
     kRecExperts,
     kRecMaxBatch,
     kRecTopK,
+    kRecWorld,
     kRecAwaitedCount,
     kRecAwaited
 };

@@ -373,7 +373,7 @@ def wrong_values(op: str, world: int) -> Iterator[Bad]:
     flood["expand_x"] = lambda valid: torch.zeros(BS * K + 1, H, dtype=torch.bfloat16)
     if op == "combine_v2":
         flood["assist_info_for_combine"] = lambda valid: torch.zeros(3 * BS * K + 3, dtype=torch.int32)
-    yield collective("one source beyond its capacity", flood, counts, f"= {BS * K} rows")
+    yield collective("one source beyond its capacity", flood, counts, f"= {BS * K}")
     if op == "combine_v2":
         yield from _wrong_triples(collective, world)
     else:
@@ -388,7 +388,7 @@ def _wrong_triples(collective: Callable[..., Bad], world: int) -> Iterator[Bad]:
         for value in (-1, limit, 1 << 20, INT32_MAX, INT32_MIN):
             for row in (0, 2):
                 changed = _changed("assist_info_for_combine", 3 * row + word, value)
-                said = (f"{name} {value} in row {row}", f"maxBS {BS}, K {K}")
+                said = (f"{name} {value} in row {row}", f"W {world}, maxBS {BS}, K {K}")
                 changes = {"assist_info_for_combine": changed}
                 label = f"triple {name} {value} in row {row}"
                 yield collective(label, changes, fields, *said)

@@ -263,6 +263,14 @@ def test_no_memory_for_windows(library: WindowLibrary, monkeypatch: pytest.Monke
         assert cluster.run(op) == [[10, 11, 12]] * 3
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C works as at a terminal: a shell's background job has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def interrupt_soon(started: threading.Event) -> None:
     def body() -> None:
         started.wait(10)
@@ -272,6 +280,7 @@ def interrupt_soon(started: threading.Event) -> None:
     threading.Thread(target=body).start()
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_keyboard_interrupt_wakes_ranks_that_wait_in_an_op() -> None:
     started = threading.Event()
 
@@ -288,6 +297,7 @@ def test_keyboard_interrupt_wakes_ranks_that_wait_in_an_op() -> None:
         assert cluster.run(op) == [[10, 11, 12]] * 3
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_keyboard_interrupt_does_not_wait_for_ever(
     library: WindowLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:

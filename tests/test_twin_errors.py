@@ -192,13 +192,13 @@ def test_triple_out_of_range(clusters: Clusters, word: int, value: int) -> None:
 
 
 @pytest.mark.parametrize("contract", [1, 2])
-@pytest.mark.parametrize("at, value", [(0, -1), (3, 0), (5, 10**6), (5, 2**31 - 1)])
-def test_ep_send_counts_that_are_none(clusters: Clusters, at: int, value: int, contract: int) -> None:
-    """Negative, falling or more than expand_x's rows: refused on every rank."""
+@pytest.mark.parametrize("at, value", [(0, -1), (3, 0), (3, None), (5, 10**6), (5, 2**31 - 1)])
+def test_ep_send_counts_that_are_none(clusters: Clusters, at: int, value: int | None, contract: int) -> None:
+    """Negative, falling (None: by one) or more than expand_x's rows: refused on every rank."""
 
     def spoil(case: Case, rank: int, sent: list[torch.Tensor]) -> Case:
         if rank == 0:
-            sent[4][at] = value
+            sent[4][at] = sent[4][at - 1] - 1 if value is None else value
         return case
 
     _, errors = spoiled(clusters, contract, spoil)

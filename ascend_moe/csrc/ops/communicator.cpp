@@ -97,6 +97,15 @@ bool Communicator::Arrived(int peer) const {
     return __atomic_load_n(Word(state, run), __ATOMIC_ACQUIRE) == moe::HeaderWord(epoch);
 }
 
+bool Communicator::Aborted() const {
+    uint8_t* state = StateOf(bases_[static_cast<size_t>(rank_)]);
+    for (uint32_t peer = 0; peer < static_cast<uint32_t>(world_); ++peer) {
+        if (__atomic_load_n(Word(state, moe::AbortOffset(peer)), __ATOMIC_ACQUIRE) == moe::kAbortMagic)
+            return true;
+    }
+    return false;
+}
+
 void Communicator::OnIdle(void* self) { static_cast<Communicator*>(self)->LookAtPeers(); }
 
 // While all cores wait: an awaited peer that is gone becomes an abort block, which the kernel's wait reads.
@@ -104,6 +113,7 @@ void Communicator::LookAtPeers() {
     for (int peer = 0; peer < world_; ++peer) {
         if (peer == rank_ || Arrived(peer) || !Gone(peer)) continue;
         if (Arrived(peer)) continue;  // it went right after delivering
+        if (Aborted()) return;        // it went after a failure that it has told of
         PostAbort(rank_, moe::kPeerLost, peer);
         return;
     }

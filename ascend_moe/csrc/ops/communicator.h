@@ -38,6 +38,7 @@ private:
     void LookAtPeers();
     bool Gone(int peer) const;
     bool Arrived(int peer) const;
+    bool Aborted() const;
     uint32_t Epoch() const;
 
     int rank_;
