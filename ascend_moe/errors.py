@@ -5,7 +5,8 @@ Three kinds, as the window protocol tells them apart:
 * local      ``ArgumentError`` and its children: seen by one rank alone, raised before its window is
              touched; a corrected call works.
 * collective ``InvalidExpertId``, ``RoutingOverflow``, ``ConfigMismatch`` (every rank raises the same
-             one) and ``RoutingMismatch`` (raised where it is seen): the communicator stays usable.
+             one; so do an ``ArgumentError`` about values in ep_send_counts or assist_info_for_combine)
+             and ``RoutingMismatch`` (raised where it is seen): the communicator stays usable.
 * fatal      ``CommError``: ``PeerLost``, ``CommTimeout``, ``CorruptStatus``: the communicator stays
              failed until it is closed and opened afresh.
 """
@@ -32,7 +33,7 @@ class AscendMoeError(RuntimeError):
 
 
 class ArgumentError(AscendMoeError, ValueError):
-    """An argument of this call breaks a rule. ``.argument`` names it."""
+    """An argument of this call breaks a rule. ``.argument`` names it; ``.rank``, if any, is whose it is."""
 
 
 class WindowTooSmall(ArgumentError):
@@ -48,7 +49,7 @@ class RoutingOverflow(AscendMoeError):
 
 
 class RoutingMismatch(AscendMoeError):
-    """Combine's routing tensors disagree with the rows that arrived."""
+    """Combine's routing tensors disagree with the rows that arrived. ``.rank .expert .ours .theirs``."""
 
 
 class ConfigMismatch(AscendMoeError):
@@ -56,7 +57,7 @@ class ConfigMismatch(AscendMoeError):
 
 
 class CommError(AscendMoeError):
-    """The communicator has failed and must be closed. ``.rank`` is the culprit."""
+    """The communicator has failed and must be closed. ``.rank`` is the culprit, ``.reporter`` found it."""
 
 
 class PeerLost(CommError):

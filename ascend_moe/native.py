@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from . import _lib, errors
-from .communicator import MIB, Communicator, timeout_s
+from .communicator import MAX_WINDOW_MIB, MIB, Communicator, timeout_s
 
 OP_DISPATCH, OP_COMBINE = 1, 2
 DEFAULT_CORES = 8
@@ -214,6 +214,12 @@ class Plan:
                     message = message.replace(_OTHER_TYPE, str(dtype).removeprefix("torch."))
             if argument == "comm_alg":
                 message = message.replace("comm_alg must", f"comm_alg is {comm_alg[:64]!r}, it must")
+            if check.needed_mib > MAX_WINDOW_MIB:
+                message = (
+                    f"{op_name}: this call needs windows of {check.needed_mib} MiB, HCCL_BUFFSIZE may be at "
+                    f"most {MAX_WINDOW_MIB}: use smaller batches, or global_bs for the largest that there are"
+                )
+                raise errors.WindowTooSmall(message, argument="global_bs", needed_mib=check.needed_mib)
             if check.needed_mib:
                 raise errors.WindowTooSmall(message, argument=argument, needed_mib=check.needed_mib)
             raise errors.ArgumentError(message, argument=argument)
@@ -255,7 +261,7 @@ def plan_for(
         spec = describe(op, contract, group_ep, comm_alg, shapes, attributes)
         spec.comm_world = attributes["ep_world_size"]
         spec.comm_rank = attributes["ep_rank_id"]
-        spec.window_mib, spec.cores, spec.deadline_micros = 0xFFFF, cores, deadline
+        spec.window_mib, spec.cores, spec.deadline_micros = MAX_WINDOW_MIB, cores, deadline
         Plan(op_name, spec, shapes, comm_alg)
         if len(_plans) >= _MAX_CALLS:
             _plans.clear()

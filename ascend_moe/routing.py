@@ -259,7 +259,7 @@ def _choose(scores: torch.Tensor, bias: torch.Tensor | None, k: int, groups: _Gr
     """Ids ``(T, k)`` int64 of the k best experts, by falling (biased) score."""
     choice = scores.detach() if bias is None else scores.detach() + bias.detach().float()
     if groups.kept < groups.number:
-        members = choice.unflatten(1, (groups.number, -1))
+        members = choice.reshape(choice.shape[0], groups.number, choice.shape[1] // groups.number)
         largest = members.topk(2 if groups.mode == BY_TOP2_SUM else 1, dim=-1).values
         group_scores = largest.sum(-1)
         dropped = torch.ones_like(group_scores, dtype=torch.bool)

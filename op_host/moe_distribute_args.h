@@ -18,20 +18,20 @@ struct TensorDesc {
 };
 
 // Every tensor argument of the four ops; dispatch and combine use their own subset.
-#define ASCEND_MOE_TENSORS(X)                                                                              \
-    X(x)                                                                                                   \
-    X(expand_x) X(expert_ids) X(scales) X(x_active_mask) X(expert_scales) X(expand_idx)                    \
-        X(assist_info_for_combine) X(ep_send_counts) X(tp_send_counts) X(activation_scale) X(weight_scale) \
-            X(group_list) X(expand_scales) X(shared_expert_x) X(elastic_info) X(performance_info) X(ori_x) \
-                X(const_expert_alpha_1) X(const_expert_alpha_2) X(const_expert_v)
+// clang-format off
+#define ASCEND_MOE_TENSORS(X)                                                                       \
+    X(x) X(expand_x) X(expert_ids) X(scales) X(x_active_mask) X(expert_scales) X(expand_idx)        \
+    X(assist_info_for_combine) X(ep_send_counts) X(tp_send_counts) X(activation_scale)              \
+    X(weight_scale) X(group_list) X(expand_scales) X(shared_expert_x) X(elastic_info)               \
+    X(performance_info) X(ori_x) X(const_expert_alpha_1) X(const_expert_alpha_2) X(const_expert_v)
 
 // Every integer attribute; absent optional ones are kNoValue.
-#define ASCEND_MOE_ATTRIBUTES(X)                                                                             \
-    X(ep_world_size)                                                                                         \
-    X(ep_rank_id) X(moe_expert_num) X(tp_world_size) X(tp_rank_id) X(expert_shard_type) X(shared_expert_num) \
-        X(shared_expert_rank_num) X(quant_mode) X(global_bs) X(expert_token_nums_type) X(out_dtype)          \
-            X(comm_quant_mode) X(group_list_type) X(zero_expert_num) X(copy_expert_num) X(const_expert_num)  \
-                X(y_dtype) X(x_dtype) X(scales_dtype)
+#define ASCEND_MOE_ATTRIBUTES(X)                                                                    \
+    X(ep_world_size) X(ep_rank_id) X(moe_expert_num) X(tp_world_size) X(tp_rank_id)                 \
+    X(expert_shard_type) X(shared_expert_num) X(shared_expert_rank_num) X(quant_mode) X(global_bs)  \
+    X(expert_token_nums_type) X(out_dtype) X(comm_quant_mode) X(group_list_type)                    \
+    X(zero_expert_num) X(copy_expert_num) X(const_expert_num) X(y_dtype) X(x_dtype) X(scales_dtype)
+// clang-format on
 
 constexpr int64_t kNoValue = INT64_MIN;
 

@@ -1,57 +1,30 @@
-"""Bad arguments of the four ops, made from tables: what is wrong, and what the error must say.
-
-The calls that they spoil: BS = 3, K = 2, H = 48, E = 12, bfloat16, equal batches, 1 or 2 ranks.
-"""
+"""Bad arguments of the four ops, made from tables: what is wrong, and what the error must say."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-
-from ascend_moe.errors import ArgumentError, AscendMoeError, InvalidExpertId, RoutingMismatch, RoutingOverflow
-
-BS, K, H, E = 3, 2, 48, 12
-OPS = ("dispatch", "dispatch_v2", "combine", "combine_v2")
-INT32_MIN, INT32_MAX, INT64_MIN, INT64_MAX = -(2**31), 2**31 - 1, -(2**63), 2**63 - 1
-DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2, torch.complex64),
-        *(torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool),
-    )
-}
-ROWS_DTYPES = ("bfloat16", "float16", "float32")
-
-
-@dataclass(frozen=True)
-class Bad:
-    """One set of bad arguments.
-
-    ``changes`` replace arguments of a valid call; a function gets the valid call's arguments and returns the
-    value. ``fields`` are the error's, ``words`` stand in its message.
-    ``raised_by``: "each" rank makes the mistake and sees its own; or the last rank alone makes it, and "all"
-    ranks raise, or only the one it belongs to ("last"). ``setting``: arguments of all ranks, wrong on none.
-    """
-
-    op: str
-    label: str
-    changes: Mapping[str, Any]
-    fields: Mapping[str, Any]
-    words: tuple[str, ...]
-    error: type[AscendMoeError] = ArgumentError
-    raised_by: str = "each"
-    setting: Mapping[str, Any] = field(default_factory=dict)
-
-    def apply(self, valid: Mapping[str, Any], last: bool) -> dict[str, Any]:
-        """The arguments of one rank."""
-        call = {**valid, **self.setting}
-        if self.raised_by == "each" or last:
-            made = {name: value(call) if callable(value) else value for name, value in self.changes.items()}
-            call.update(made)
-        return call
+from bad_call import (
+    BS,
+    DTYPES,
+    INT32_MAX,
+    INT32_MIN,
+    INT64_MAX,
+    INT64_MIN,
+    OPS,
+    ROWS_DTYPES,
+    Bad,
+    E,
+    H,
+    K,
+    index_name,
+    is_dispatch,
+    local,
+)
+from bad_values import wrong_values
 
 
 def table(world: int) -> list[Bad]:
@@ -59,15 +32,6 @@ def table(world: int) -> list[Bad]:
     found = [bad for op in OPS for part in PARTS for bad in part(op, world)]
     assert len({(bad.op, bad.label) for bad in found}) == len(found)
     return found
-
-
-def is_dispatch(op: str) -> bool:
-    return op.startswith("dispatch")
-
-
-def _local(op: str, argument: str, kind: str, changes: Mapping[str, Any], *words: Any) -> Bad:
-    texts = tuple(str(word) for word in words)
-    return Bad(op, f"{argument}: {kind}", changes, {"argument": argument}, texts)
 
 
 # ---- tensors: dtypes, dimensions, sizes, layouts
@@ -86,7 +50,9 @@ class TensorRule:
 
 def tensor_rules(op: str) -> list[TensorRule]:
     f32, i32, none = ("float32",), ("int32",), dict[str, Any]()
-    mask = TensorRule("x_active_mask", ("bool",), 0, {"x_active_mask": torch.ones(BS, dtype=torch.bool)}, False)
+    mask = TensorRule(
+        "x_active_mask", ("bool",), 0, {"x_active_mask": torch.ones(BS, dtype=torch.bool)}, False
+    )
     ids = TensorRule("expert_ids", i32, 2, none, True)
     if is_dispatch(op):
         scales = {"quant_mode": 2, "scales": torch.ones(E, H)}
@@ -111,10 +77,6 @@ def tensor_rules(op: str) -> list[TensorRule]:
     return rules
 
 
-def index_name(op: str) -> str:
-    return "assist_info_for_combine" if op == "combine_v2" else "expand_idx"
-
-
 def _with(rule: TensorRule, change: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
     """The rule's tensor, changed, with everything that goes along."""
 
@@ -129,7 +91,7 @@ def wrong_dtypes(op: str, world: int) -> Iterator[Bad]:
         for name, dtype in DTYPES.items():
             if name not in rule.dtypes:
                 changes = _with(rule, lambda t, dtype=dtype: t.to(dtype))
-                yield _local(op, rule.name, name, changes, f"is {name}, it must be", *rule.dtypes)
+                yield local(op, rule.name, name, changes, f"is {name}, it must be", *rule.dtypes)
 
 
 def wrong_dimensions(op: str, world: int) -> Iterator[Bad]:
@@ -144,21 +106,21 @@ def wrong_dimensions(op: str, world: int) -> Iterator[Bad]:
             shapes["one more"] = lambda t: t[None]
         for kind, change in shapes.items():
             words = (f"it must have {rule.dims}",) if rule.dims else ("has shape (", "it must be")
-            yield _local(op, rule.name, kind, _with(rule, change), *words)
+            yield local(op, rule.name, kind, _with(rule, change), *words)
 
 
 def wrong_layouts(op: str, world: int) -> Iterator[Bad]:
     rules = tensor_rules(op)
     for rule in rules:
         sparse = _with(rule, lambda t: t.to_sparse())
-        yield _local(op, rule.name, "sparse", sparse, "torch.sparse_coo", "must be dense")
+        yield local(op, rule.name, "sparse", sparse, "torch.sparse_coo", "must be dense")
         meta = _with(rule, lambda t: t.to("meta"))
         # The device of the rows counts, so it is the next one that differs from it.
         first = rules[1].name if rule is rules[0] else rule.name
         where = "is on cpu" if rule is rules[0] else "is on meta"
-        yield _local(op, first, f"meta {rule.name}", meta, where, "on one device")
+        yield local(op, first, f"meta {rule.name}", meta, where, "on one device")
         if rule.required:
-            yield _local(op, rule.name, "None", {rule.name: None}, "is None, it is required")
+            yield local(op, rule.name, "None", {rule.name: None}, "is None, it is required")
 
 
 def _shaped(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -167,42 +129,62 @@ def _shaped(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def wrong_sizes(op: str, world: int) -> Iterator[Bad]:
     yield from _dispatch_sizes(op) if is_dispatch(op) else _combine_sizes(op, world)
-    for shape in [(0,), (BS - 1,), (BS + 1,), (BS, K - 1), (BS, K + 1), (BS - 1, K), (0, K), (K, BS), (1, BS, K)]:
+    for shape in [
+        (0,),
+        (BS - 1,),
+        (BS + 1,),
+        (BS, K - 1),
+        (BS, K + 1),
+        (BS - 1, K),
+        (0, K),
+        (K, BS),
+        (1, BS, K),
+    ]:
         given = {"x_active_mask": torch.ones(shape, dtype=torch.bool)}
         size = f"has shape ({', '.join(map(str, shape))}"
-        yield _local(op, "x_active_mask", str(shape), given, size, f"({BS},) or ({BS}, {K})")
+        yield local(op, "x_active_mask", str(shape), given, size, f"({BS},) or ({BS}, {K})")
     for shape in [(0, K), (BS - 1, K), (BS + 1, K), (BS, 0), (BS, K - 1), (BS, K + 1), (K, BS)]:
         given = {"expert_scales": torch.ones(shape)}
-        yield _local(op, "expert_scales", str(shape), given, str(shape), f"must be ({BS}, {K})")
+        yield local(op, "expert_scales", str(shape), given, str(shape), f"must be ({BS}, {K})")
     rows = "x" if is_dispatch(op) else "expand_x"
-    for hidden, dtype in [(47, "bfloat16"), (49, "bfloat16"), (8, "float16"), (4, "float32"), (8191, "bfloat16")]:
+    for hidden, dtype in [
+        (47, "bfloat16"),
+        (49, "bfloat16"),
+        (8, "float16"),
+        (4, "float32"),
+        (8191, "bfloat16"),
+    ]:
         given = {rows: torch.ones(BS, hidden, dtype=DTYPES[dtype])}
         size = hidden * DTYPES[dtype].itemsize
-        yield _local(op, rows, f"H {hidden} {dtype}", given, f"{size} bytes", f"H = {hidden}", "multiple of 32")
+        yield local(
+            op, rows, f"H {hidden} {dtype}", given, f"{size} bytes", f"H = {hidden}", "multiple of 32"
+        )
     for hidden in (0, 8193, 8208, 65536):
         given = {rows: torch.ones(BS, hidden, dtype=torch.bfloat16)}
-        yield _local(op, rows, f"H {hidden}", given, f"H = {hidden}", "1..8192")
+        yield local(op, rows, f"H {hidden}", given, f"H = {hidden}", "1..8192")
     for topk, experts in [(0, E), (E + 1, E), (17, 36), (64, 128)]:
         given = {"expert_ids": torch.zeros(BS, topk, dtype=torch.int32), "moe_expert_num": experts}
         limit = f"1..{min(16, experts)}"
-        yield _local(op, "expert_ids", f"K {topk} of {experts}", given, f"K = {topk}", limit)
+        yield local(op, "expert_ids", f"K {topk} of {experts}", given, f"K = {topk}", limit)
     given = {
         rows: torch.zeros(4097, 16, dtype=torch.bfloat16),
         "expert_ids": torch.zeros(4097, 1, dtype=torch.int32),
     }
-    yield _local(op, "expert_ids", "BS 4097", given, "BS = 4097", "at most 4096")
+    yield local(op, "expert_ids", "BS 4097", given, "BS = 4097", "at most 4096")
 
 
 def _dispatch_sizes(op: str) -> Iterator[Bad]:
     for n in (0, BS - 1, BS + 1):
         x = {"x": torch.ones(n, H, dtype=torch.bfloat16)}
-        yield _local(op, "expert_ids", f"x has {n} tokens", x, f"has {BS} tokens", f"x has {n}")
+        yield local(op, "expert_ids", f"x has {n} tokens", x, f"has {BS} tokens", f"x has {n}")
         ids = {"expert_ids": torch.zeros(n, K, dtype=torch.int32)}
-        yield _local(op, "expert_ids", f"{n} tokens", ids, f"has {n} tokens", f"x has {BS}")
+        yield local(op, "expert_ids", f"{n} tokens", ids, f"has {n} tokens", f"x has {BS}")
     for shape in [(0, H), (1, H), (E - 1, H), (E + 1, H), (E, 0), (E, H - 1), (E, H + 1), (H, E)]:
         given = {"quant_mode": 2, "scales": torch.ones(shape)}
-        yield _local(op, "scales", str(shape), given, str(shape), f"must be ({E}, {H})")
-    yield _local(op, "scales", "without quantising", {"scales": torch.ones(E, H)}, "quant_mode 0", "quant_mode 2")
+        yield local(op, "scales", str(shape), given, str(shape), f"must be ({E}, {H})")
+    yield local(
+        op, "scales", "without quantising", {"scales": torch.ones(E, H)}, "quant_mode 0", "quant_mode 2"
+    )
 
 
 def _combine_sizes(op: str, world: int) -> Iterator[Bad]:
@@ -210,24 +192,33 @@ def _combine_sizes(op: str, world: int) -> Iterator[Bad]:
     if op == "combine":
         for n in (0, 1, pairs - 1, pairs + 1, 2 * pairs):
             given = {"expand_idx": torch.zeros(n, dtype=torch.int32)}
-            yield _local(op, "expand_idx", f"{n} elements", given, f"has {n} elements", f"BS*K = {pairs}")
+            yield local(op, "expand_idx", f"{n} elements", given, f"has {n} elements", f"BS*K = {pairs}")
         given = {"shared_expert_x": _shaped(BS, H, dtype=torch.bfloat16)}
-        yield _local(op, "shared_expert_x", "V1", given, "npu_moe_distribute_combine_v2")
+        yield local(op, "shared_expert_x", "V1", given, "npu_moe_distribute_combine_v2")
     else:
         for n in (0, rows, 3 * rows - 1):
             given = {"assist_info_for_combine": torch.zeros(n, dtype=torch.int32)}
             words = (f"has {n} elements", f"{rows} rows need at least {3 * rows}")
-            yield _local(op, "assist_info_for_combine", f"{n} elements", given, *words)
-        bad_shapes = [(0, H), (BS - 1, H), (BS + 1, H), (BS, H - 1), (BS, H + 1), (H, BS), (2, 2, H), (1, BS, K)]
+            yield local(op, "assist_info_for_combine", f"{n} elements", given, *words)
+        bad_shapes = [
+            (0, H),
+            (BS - 1, H),
+            (BS + 1, H),
+            (BS, H - 1),
+            (BS, H + 1),
+            (H, BS),
+            (2, 2, H),
+            (1, BS, K),
+        ]
         for shape in bad_shapes:
             given = {"shared_expert_x": _shaped(*shape, dtype=torch.bfloat16)}
             words = (f"has shape {shape}", f"({BS}, {H}) or (a, b, {H}) with a*b = {BS}")
-            yield _local(op, "shared_expert_x", str(shape), given, *words)
+            yield local(op, "shared_expert_x", str(shape), given, *words)
     for n in (0, 1, E - 1):
         given = {"ep_send_counts": torch.zeros(n, dtype=torch.int32)}
-        yield _local(op, "ep_send_counts", f"{n} elements", given, f"has {n} elements", f"W*L = {E}")
+        yield local(op, "ep_send_counts", f"{n} elements", given, f"has {n} elements", f"W*L = {E}")
     huge = {"expand_x": torch.zeros(1, 16, dtype=torch.bfloat16).expand(INT32_MAX + 1, 16)}
-    yield _local(op, "expand_x", "too many rows", huge, INT32_MAX + 1, INT32_MAX)
+    yield local(op, "expand_x", "too many rows", huge, INT32_MAX + 1, INT32_MAX)
 
 
 # ---- integers
@@ -236,7 +227,7 @@ def _combine_sizes(op: str, world: int) -> Iterator[Bad]:
 def _ints(op: str, name: str, values: Mapping[int, tuple[Any, ...]], **along: Any) -> Iterator[Bad]:
     for value, words in values.items():
         said = ("no rule allows",) if value == INT64_MIN else words
-        yield _local(op, name, str(value), {**along, name: value}, value, *said)
+        yield local(op, name, str(value), {**along, name: value}, value, *said)
 
 
 def wrong_integers(op: str, world: int) -> Iterator[Bad]:
@@ -247,7 +238,7 @@ def wrong_integers(op: str, world: int) -> Iterator[Bad]:
     yield from _ints(op, "ep_rank_id", dict.fromkeys((-1, world, 64, *far), (f"0..{world - 1}",)))
     if world > 1:
         other = {"ep_rank_id": lambda valid: 1 - valid["ep_rank_id"]}
-        yield _local(op, "ep_rank_id", "the peer's", other, "but this is rank")
+        yield local(op, "ep_rank_id", "the peer's", other, "but this is rank")
     yield from _ints(op, "moe_expert_num", dict.fromkeys((-1, 0, 1025, *far), ("1..1024",)))
     if world > 1:
         yield from _ints(op, "moe_expert_num", dict.fromkeys((E + 1, 2 * E - 1), (f"ep_world_size {world}",)))
@@ -290,7 +281,7 @@ def _global_bs(op: str, world: int) -> Iterator[Bad]:
 def wrong_names(op: str, world: int) -> Iterator[Bad]:
     lengths = {"empty": "", "128": "g" * 128, "1000": "g" * 1000}
     for kind, name in lengths.items():
-        yield _local(op, "group_ep", kind, {"group_ep": name}, f"has {len(name)} characters", "1..127")
+        yield local(op, "group_ep", kind, {"group_ep": name}, f"has {len(name)} characters", "1..127")
     unknown: dict[str, Callable[[Mapping[str, Any]], str]] = {
         "unknown": lambda valid: "no such group",
         "127": lambda valid: "g" * 127,
@@ -301,106 +292,25 @@ def wrong_names(op: str, world: int) -> Iterator[Bad]:
         "not ASCII": lambda valid: "专家并行",
     }
     for kind, make in unknown.items():
-        yield _local(op, "group_ep", kind, {"group_ep": make}, "names no live communicator", "known are")
+        yield local(op, "group_ep", kind, {"group_ep": make}, "names no live communicator", "known are")
     if op.endswith("_v2"):
         algorithms = ["hierarchy", "0", "direct", "Window", "FULLMESH", "window ", " ", "fullmesh_v3", "auto"]
         for name in [*algorithms, "\0window", "window\0", "a\nb", "%s%n%d", "窗口", "w" * 5000]:
             said = (f"comm_alg is {name[:64]!r}", "'window', 'fullmesh', 'fullmesh_v1', 'fullmesh_v2'")
-            yield _local(op, "comm_alg", repr(name[:20]), {"comm_alg": name}, *said)
+            yield local(op, "comm_alg", repr(name[:20]), {"comm_alg": name}, *said)
 
 
 def unsupported_tensors(op: str, world: int) -> Iterator[Bad]:
     names = {
         "dispatch_v2": ["elastic_info", "performance_info"],
         "combine": ["activation_scale", "weight_scale", "group_list"],
-        "combine_v2": ["elastic_info", "performance_info", "ori_x"]
-        + ["const_expert_alpha_1", "const_expert_alpha_2", "const_expert_v"],
+        "combine_v2": ["elastic_info", "performance_info", "ori_x", "const_expert_v"],
     }
+    names["combine_v2"] += ["const_expert_alpha_1", "const_expert_alpha_2"]
     for name in names.get(op, []):
         for dtype in ("int32", "int64", "float32"):
             given = {name: torch.ones(4, dtype=DTYPES[dtype])}
-            yield _local(op, name, f"given as {dtype}", given, "is given", "only None is supported")
-
-
-# ---- values, which kernels see: every rank raises
-
-
-def _changed(name: str, at: Any, value: int) -> Callable[[Mapping[str, Any]], torch.Tensor]:
-    def change(valid: Mapping[str, Any]) -> torch.Tensor:
-        tensor = valid[name].clone()
-        tensor[at] = value
-        return tensor
-
-    return change
-
-
-def wrong_values(op: str, world: int) -> Iterator[Bad]:
-    def collective(
-        label: str,
-        changes: Mapping[str, Any],
-        fields: Mapping[str, Any],
-        *words: Any,
-        error: type[AscendMoeError] = ArgumentError,
-        **rest: Any,
-    ) -> Bad:
-        texts = tuple(str(word) for word in words)
-        return Bad(op, label, changes, {"rank": world - 1, **fields}, texts, error, **{"raised_by": "all", **rest})
-
-    for value in (-2, -3, -1000, E, E + 1, 1 << 16, INT32_MAX, INT32_MIN):
-        for token, k in [(0, 0), (1, 1), (BS - 1, K - 1)]:
-            changes = {"expert_ids": _changed("expert_ids", (token, k), value)}
-            fields = {"token": token, "k": k, "expert_id": value}
-            words = (f"rank {world - 1}, token {token}, k {k}", f"expert id {value}", f"0..{E - 1}")
-            yield collective(f"id {value} at {token}, {k}", changes, fields, *words, error=InvalidExpertId)
-    # One expert, three tokens, twice each: 6 rows, where a rank with a single expert takes 3.
-    if is_dispatch(op) and world > 1:
-        few = {"moe_expert_num": world, "expert_ids": torch.arange(K, dtype=torch.int32).repeat(BS, 1)}
-        for owner in range(world):
-            changes = {"expert_ids": torch.full((BS, K), owner, dtype=torch.int32)}
-            fields = {"owner": owner, "rows": BS * K, "capacity": BS}
-            said = (f"{BS * K} rows to rank {owner}", f"= {BS} rows")
-            label = f"ids repeated to rank {owner}"
-            yield collective(label, changes, fields, *said, error=RoutingOverflow, setting=few)
-    if is_dispatch(op):
-        return
-    counts = {"argument": "ep_send_counts"}
-    for at, value in [(0, -1), (0, INT32_MIN), (3, -5), (E - 1, -1), (E - 1, 10**6), (0, INT32_MAX), (E - 1, 0)]:
-        changes = {"ep_send_counts": _changed("ep_send_counts", at, value)}
-        label = f"count {value} at {at}"
-        yield collective(label, changes, counts, "ep_send_counts", "must not fall")
-    # All rows from one source: more than it may send.
-    flood = {"ep_send_counts": lambda valid: torch.full((E,), BS * K + 1, dtype=torch.int32)}
-    flood["expand_x"] = lambda valid: torch.zeros(BS * K + 1, H, dtype=torch.bfloat16)
-    if op == "combine_v2":
-        flood["assist_info_for_combine"] = lambda valid: torch.zeros(3 * BS * K + 3, dtype=torch.int32)
-    yield collective("one source beyond its capacity", flood, counts, f"= {BS * K}")
-    if op == "combine_v2":
-        yield from _wrong_triples(collective, world)
-    else:
-        yield from _wrong_index(collective)
-
-
-def _wrong_triples(collective: Callable[..., Bad], world: int) -> Iterator[Bad]:
-    words = ("source rank", "token", "k")
-    limits = (world, BS, K)
-    fields = {"argument": "assist_info_for_combine"}
-    for word, (name, limit) in enumerate(zip(words, limits, strict=True)):
-        for value in (-1, limit, 1 << 20, INT32_MAX, INT32_MIN):
-            for row in (0, 2):
-                changed = _changed("assist_info_for_combine", 3 * row + word, value)
-                said = (f"{name} {value} in row {row}", f"W {world}, maxBS {BS}, K {K}")
-                changes = {"assist_info_for_combine": changed}
-                label = f"triple {name} {value} in row {row}"
-                yield collective(label, changes, fields, *said)
-
-
-def _wrong_index(collective: Callable[..., Bad]) -> Iterator[Bad]:
-    # Seen by the rank that reads its window: it alone raises.
-    for value in (-1, BS * K, 1 << 20, INT32_MAX, INT32_MIN):
-        for at in (0, BS * K - 1):
-            changes = {"expand_idx": _changed("expand_idx", at, value)}
-            said = ("expand_idx", str(value), "give combine dispatch's own expand_idx")
-            yield collective(f"expand_idx {value} at {at}", changes, {}, *said, error=RoutingMismatch, raised_by="last")
+            yield local(op, name, f"given as {dtype}", given, "is given", "only None is supported")
 
 
 PARTS: tuple[Callable[[str, int], Iterator[Bad]], ...] = (

@@ -62,7 +62,9 @@ def dispatch(place: Place, seed: int = 0, contract: int = 1, **changes: Any) -> 
     """Calls dispatch with the case of this seed."""
     one = inputs(place.world, seed)[place.rank]
     call = {"x": one.x, "expert_ids": one.expert_ids, "x_active_mask": one.x_active_mask, **place.arguments()}
-    outputs: tuple[torch.Tensor, ...] = DISPATCH[contract](**{**call, "global_bs": place.world * MAX_BS, **changes})
+    outputs: tuple[torch.Tensor, ...] = DISPATCH[contract](
+        **{**call, "global_bs": place.world * MAX_BS, **changes}
+    )
     return outputs
 
 
@@ -166,14 +168,17 @@ def run_dispatch(seed: int = 0, group_ep: str = "") -> str:
 
 
 def run_combine(group_ep: str = "") -> str:
-    """Combines what the last dispatch gave; after one that failed, what keeps all rules that one rank sees."""
+    """Combines what the last dispatch gave; after one that failed, what breaks no rule that one rank sees."""
     place = here(group_ep)
     if place.group_ep in _kept:
         seed, sent = _kept[place.group_ep]
     else:
         seed, ids = 0, inputs(place.world, 0)[place.rank].expert_ids
         rows, none = torch.zeros(1, HIDDEN, dtype=torch.bfloat16), torch.zeros(0)
-        index, counts = torch.zeros(ids.numel(), dtype=torch.int32), torch.zeros(place.world * LOCAL, dtype=torch.int32)
+        index, counts = (
+            torch.zeros(ids.numel(), dtype=torch.int32),
+            torch.zeros(place.world * LOCAL, dtype=torch.int32),
+        )
         sent = (rows, none, index, none, counts)
     check_combine(place, combine(place, sent, seed), seed)
     return "right"

@@ -10,7 +10,7 @@ from typing import Any
 import bad_arguments
 import pytest
 import torch
-from bad_arguments import BS, E, H, K, Bad
+from bad_call import BS, DTYPES, OPS, Bad, E, H, K
 
 import ascend_moe
 from ascend_moe import _lib, comm
@@ -18,7 +18,7 @@ from ascend_moe.errors import AscendMoeError, CommError, WindowTooSmall
 
 pytestmark = pytest.mark.asan
 
-OP = {op: getattr(ascend_moe, f"npu_moe_distribute_{op}") for op in bad_arguments.OPS}
+OP = {op: getattr(ascend_moe, f"npu_moe_distribute_{op}") for op in OPS}
 
 
 @pytest.fixture(autouse=True)
@@ -181,7 +181,7 @@ def torch_refuses(op: str) -> Iterator[tuple[str, dict[str, Any], str]]:
 
 
 def test_python_types_are_refused_by_torch() -> None:
-    """Errors of torch's, not ours: typed (TypeError or RuntimeError), naming the argument; a valid call follows."""
+    """Errors of torch's, not ours: TypeError or RuntimeError, naming the argument; a valid call follows."""
     counted = 0
 
     def rank_body(rank: int, group_ep: str) -> None:
@@ -240,9 +240,12 @@ def test_meta_tensors_take_any_of_it_without_harm() -> None:
 
 
 def needed(world: int, max_bs: int, topk: int, experts: int, hidden: int, size: int, contract: int) -> int:
-    """MiB of a round trip without quantisation, computed afresh: the larger of what dispatch and combine fill."""
+    """MiB of a round trip without quantisation, computed afresh: what dispatch or combine fills, if more."""
     capacity = max_bs * min(topk, experts // world)
-    up = [-(-n // 512) * 512 for n in (capacity * (hidden * size + 32 * (contract == 2)), capacity * hidden * size)]
+    up = [
+        -(-n // 512) * 512
+        for n in (capacity * (hidden * size + 32 * (contract == 2)), capacity * hidden * size)
+    ]
     half = world * max(up[0], up[1] if contract == 1 else 0)
     if contract == 2:
         half = max(half, -(-max_bs * topk * hidden * size // 512) * 512)
@@ -252,7 +255,12 @@ def needed(world: int, max_bs: int, topk: int, experts: int, hidden: int, size: 
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize(
     ("max_bs", "topk", "hidden", "dtype"),
-    [(4096, 2, 48, "bfloat16"), (257, 5, 1024, "float32"), (4000, 2, 112, "float16"), (512, 1, 2048, "bfloat16")],
+    [
+        (4096, 2, 48, "bfloat16"),
+        (257, 5, 1024, "float32"),
+        (4000, 2, 112, "float16"),
+        (512, 1, 2048, "bfloat16"),
+    ],
 )
 def test_window_too_small_says_how_many_mib_to_export(
     world: int, max_bs: int, topk: int, hidden: int, dtype: str, monkeypatch: pytest.MonkeyPatch
@@ -261,14 +269,14 @@ def test_window_too_small_says_how_many_mib_to_export(
     experts = world * 5
 
     def rank_body(rank: int, group_ep: str, op: str, global_bs: int) -> int:
-        x = torch.ones(2, hidden, dtype=bad_arguments.DTYPES[dtype])
+        x = torch.ones(2, hidden, dtype=DTYPES[dtype])
         ids = torch.full((2, topk), -1, dtype=torch.int32)
         ids[:, 0] = rank
         place = (group_ep, world, rank, experts)
         return int(OP[op](x, ids, *place, global_bs=global_bs)[4][-1])
 
     for op, contract in (("dispatch", 1), ("dispatch_v2", 2)):
-        want = needed(world, max_bs, topk, experts, hidden, bad_arguments.DTYPES[dtype].itemsize, contract)
+        want = needed(world, max_bs, topk, experts, hidden, DTYPES[dtype].itemsize, contract)
         assert want > 1
         for mib in (want - 1, want):
             monkeypatch.setenv("HCCL_BUFFSIZE", str(mib))
@@ -284,4 +292,81 @@ def test_window_too_small_says_how_many_mib_to_export(
                 assert f"has {mib} MiB" in str(error) and f"HCCL_BUFFSIZE={want}" in str(error)
                 assert "\n" not in str(error)
                 # A smaller call fits the same windows.
-                assert sum(cluster.run(lambda rank, name, op=op: rank_body(rank, name, op, world * 8))) == 2 * world
+                assert (
+                    sum(cluster.run(lambda rank, name, op=op: rank_body(rank, name, op, world * 8)))
+                    == 2 * world
+                )
+
+
+def test_window_that_no_buffsize_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said at once, without looking at any window, and without advice that cannot be followed."""
+    rows, ids = torch.zeros(1, 8192), torch.zeros(1, 16, dtype=torch.int32)
+    with pytest.raises(WindowTooSmall) as caught:
+        OP["dispatch"](rows, ids, "any group", 64, 0, 1024, global_bs=64 * 4096)
+    assert caught.value.needed_mib == 2 * 64 * 4096 * 16 * 8192 * 4 // 2**20
+    assert caught.value.argument == "global_bs"
+    assert "262144 MiB" in str(caught.value) and "at most 65536" in str(caught.value)
+
+
+def test_round_trip_fits_the_window_that_quantised_dispatch_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """int8 rows are smaller than the bfloat16 rows that come back: the way back counts too."""
+
+    def rank_body(rank: int, group_ep: str, mib: int) -> None:
+        place = (group_ep, 2, rank, 4)
+        x, ids = torch.ones(2, 4096, dtype=torch.bfloat16), torch.tensor([[0, 2], [1, 3]], dtype=torch.int32)
+        sent = OP["dispatch"](x, ids, *place, quant_mode=2, global_bs=2 * 512)
+        rows = sent[0].to(torch.bfloat16)
+        OP["combine"](rows, ids, sent[2], sent[4], torch.ones(2, 2), *place, global_bs=2 * 512)
+
+    for mib in (1, 15, 16, 32):
+        monkeypatch.setenv("HCCL_BUFFSIZE", str(mib))
+        with ascend_moe.LocalCluster(2) as cluster:
+            if mib == 32:
+                cluster.run(lambda rank, name, mib=mib: rank_body(rank, name, mib))
+                continue
+            with pytest.raises(WindowTooSmall) as caught:
+                cluster.run(lambda rank, name, mib=mib: rank_body(rank, name, mib))
+            assert caught.value.needed_mib == 32 and "HCCL_BUFFSIZE=32" in str(caught.value)
+
+
+# ---- settings
+
+
+@pytest.mark.parametrize(
+    ("name", "limits", "values"),
+    [
+        ("ASCEND_MOE_AIV_CORES", "1..64", ["0", "65", "-1", "8.0", "eight", "1e3", "9" * 30, "\u0663"]),
+        (
+            "ASCEND_MOE_TIMEOUT_S",
+            "above 0, at most 1000000",
+            ["0", "-1", "nan", "inf", "1e7", "soon", "1 s", "--1"],
+        ),
+        ("HCCL_BUFFSIZE", "1..65536", ["0", "65537", "-200", "2.5", "200MB", "0x10", "9" * 30, "\u0663"]),
+    ],
+)
+def test_settings_out_of_range(
+    name: str, limits: str, values: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for value in values:
+        with ascend_moe.LocalCluster(1) as cluster:
+            with monkeypatch.context() as patch:
+                patch.setenv(name, value)
+                with pytest.raises(AscendMoeError) as caught:
+                    cluster.run(lambda rank, group_ep: Calls(1, rank, group_ep))
+                assert type(caught.value).__name__ == "ArgumentError" and caught.value.argument == name
+                assert (
+                    f"{name}=" in str(caught.value)
+                    and value in str(caught.value)
+                    and limits in str(caught.value)
+                )
+                assert "\n" not in str(caught.value)
+            cluster.run(lambda rank, group_ep: Calls(1, rank, group_ep))
+
+
+def test_names_of_what_is_closed() -> None:
+    with ascend_moe.LocalCluster(1) as cluster:
+        calls = cluster.run(lambda rank, group_ep: Calls(1, rank, group_ep))[0]
+    for op in OP:
+        with pytest.raises(AscendMoeError, match="names no live communicator") as caught:
+            calls.run(op)
+        assert caught.value.argument == "group_ep"

@@ -44,7 +44,9 @@ class Odd:
     odd: Any
 
 
-def plain(op: str, batch: int = 2, topk: int = TOPK, hidden: int = HIDDEN, experts: int = 0) -> dict[str, Any]:
+def plain(
+    op: str, batch: int = 2, topk: int = TOPK, hidden: int = HIDDEN, experts: int = 0
+) -> dict[str, Any]:
     """Arguments that keep all rules, without masks: no pair is routed."""
     ids = torch.full((batch, topk), -1, dtype=torch.int32)
     rows = torch.ones(batch, hidden, dtype=torch.bfloat16)
@@ -58,7 +60,9 @@ def plain(op: str, batch: int = 2, topk: int = TOPK, hidden: int = HIDDEN, exper
     }
 
 
-def call(place: Place, op: str, batch: int = 2, topk: int = TOPK, hidden: int = HIDDEN, **changes: Any) -> Any:
+def call(
+    place: Place, op: str, batch: int = 2, topk: int = TOPK, hidden: int = HIDDEN, **changes: Any
+) -> Any:
     experts = changes.get("moe_expert_num", place.world * LOCAL)
     arguments = {**plain(op, batch, topk, hidden, experts), **place.arguments(), **changes}
     dtype = arguments.pop("dtype", None)
@@ -107,7 +111,7 @@ def assert_usable(cluster: ascend_moe.LocalCluster) -> None:
 
 
 def assert_mismatch(found: list[Caught], guilty: int, field: str, usual: Any, odd: Any) -> None:
-    """Every rank names the field, both values and a rank on the other side, soon after the last has called."""
+    """Every rank names field, values and a rank on the other side, soon after the last has called."""
     last_call = max(one.began for one in found)
     for rank, one in enumerate(found):
         error = one.error
@@ -129,7 +133,8 @@ def test_ranks_that_differ_are_named_with_field_and_values(cluster: ascend_moe.L
     for number, odd in enumerate(odd_calls(world)):
         guilty = number % world
         found = outcomes(
-            cluster, lambda place, o=odd, g=guilty: call(place, o.op, **(o.changes if place.rank == g else {}))
+            cluster,
+            lambda place, o=odd, g=guilty: call(place, o.op, **(o.changes if place.rank == g else {})),
         )
         assert_mismatch(found, guilty, odd.field, odd.usual, odd.odd)
         assert_usable(cluster)
@@ -203,7 +208,9 @@ def test_what_may_differ_between_ranks(cluster: ascend_moe.LocalCluster) -> None
         odd = place.rank == 0
         mask = torch.ones(2, TOPK, dtype=torch.bool) if odd else None
         extra = {"x_active_mask": mask, "expert_token_nums_type": int(odd), "tp_world_size": int(odd)}
-        return int(call(place, "dispatch", expert_scales=torch.ones(2, TOPK) if odd else None, **extra)[4][-1])
+        return int(
+            call(place, "dispatch", expert_scales=torch.ones(2, TOPK) if odd else None, **extra)[4][-1]
+        )
 
     assert [one.value for one in outcomes(cluster, body)] == [0] * cluster.world_size
 
@@ -213,7 +220,9 @@ def test_what_may_differ_between_ranks(cluster: ascend_moe.LocalCluster) -> None
 
 @pytest.mark.parametrize("op", ["dispatch", "combine"])
 @pytest.mark.parametrize("expert_id", [-2, 999])
-def test_bad_id_on_one_rank_is_raised_by_all(cluster: ascend_moe.LocalCluster, op: str, expert_id: int) -> None:
+def test_bad_id_on_one_rank_is_raised_by_all(
+    cluster: ascend_moe.LocalCluster, op: str, expert_id: int
+) -> None:
     guilty = cluster.world_size - 1
 
     def body(place: Place) -> Any:
@@ -295,7 +304,10 @@ def test_combine_that_routes_otherwise_than_dispatch(
         assert error.rank == guilty and "\n" not in text and "same expert_ids and x_active_mask" in text
         if "expand_idx" in text:  # seen before any count: a place beyond the rows of that expert
             assert contract == 1 and error.theirs >= error.ours
-            assert f"expand_idx {error.theirs} for expert {error.expert}" in text and f"{error.ours} rows" in text
+            assert (
+                f"expand_idx {error.theirs} for expert {error.expert}" in text
+                and f"{error.ours} rows" in text
+            )
         else:
             assert error.ours != error.theirs and f"route {error.ours}" in text
             assert f"expert {error.expert} returns {error.theirs} rows" in text
@@ -306,7 +318,9 @@ def test_combine_that_routes_otherwise_than_dispatch(
 
 
 @pytest.mark.parametrize("guilty", [0, 1])
-def test_argument_error_of_one_rank_then_a_correct_retry(cluster: ascend_moe.LocalCluster, guilty: int) -> None:
+def test_argument_error_of_one_rank_then_a_correct_retry(
+    cluster: ascend_moe.LocalCluster, guilty: int
+) -> None:
     def body(place: Place) -> str:
         for seed, contract in [(0, 1), (3, 2)]:
             if place.rank == guilty:
@@ -317,7 +331,9 @@ def test_argument_error_of_one_rank_then_a_correct_retry(cluster: ascend_moe.Loc
             sent = cases.dispatch(place, seed, contract)
             cases.check_dispatch(place, sent, seed, contract)
             if place.rank == guilty:
-                error = caught(cases.combine, place, sent, seed, contract, expert_scales=torch.ones(1, 1)).error
+                error = caught(
+                    cases.combine, place, sent, seed, contract, expert_scales=torch.ones(1, 1)
+                ).error
                 assert isinstance(error, ArgumentError) and error.argument == "expert_scales"
                 time.sleep(0.1)
             cases.check_combine(place, cases.combine(place, sent, seed, contract), seed)

@@ -70,7 +70,11 @@ def patterns() -> Iterator[tuple[str, Spoil, str]]:
         yield f"from rank {source}", replaced(3, source), "corrupt"
         yield f"counts from rank {source}", replaced(2 * WORDS + 2, source), "corrupt"
     for op in (0, 3, 255):
-        yield f"op {op}", lambda run, epoch, o=op: [*run[:2], o << 24 | run[2] & 0xFFFFFF, *run[3:]], "corrupt"
+        yield (
+            f"op {op}",
+            lambda run, epoch, o=op: [*run[:2], o << 24 | run[2] & 0xFFFFFF, *run[3:]],
+            "corrupt",
+        )
     for code in (5, 6, 7, 15, 16, 17, 18, 99, 2**31):
         yield f"error code {code}", replaced(WORDS + 5, code), "corrupt"
     for count in (MAX_BS * TOPK + 1, 2**16, 2**31, 2**32 - 1):
@@ -89,9 +93,11 @@ def torn() -> Iterator[tuple[str, Spoil, str]]:
                 return replaced(b * WORDS, max(epoch - back, 0))(run, epoch)
 
             yield f"block {block} of {name}", stale, "right"
-        yield f"block {block} empty", lambda run, epoch, b=block: [
-            0 if i // WORDS == b else word for i, word in enumerate(run)
-        ], "right"
+        yield (
+            f"block {block} empty",
+            lambda run, epoch, b=block: [0 if i // WORDS == b else word for i, word in enumerate(run)],
+            "right",
+        )
 
 
 def flips() -> Iterator[tuple[str, Spoil, str]]:
@@ -212,7 +218,9 @@ def test_spoilt_status_that_is_overwritten_does_no_harm() -> None:
         assert Trial(2, 0).run(spoil) == ["right", "right"], label
 
 
-@pytest.mark.parametrize("word, value", [(2, 0), (2, 1), (2, 6), (2, 15), (2, 21), (2, 2**31), (3, 2), (5, 99)])
+@pytest.mark.parametrize(
+    "word, value", [(2, 0), (2, 1), (2, 6), (2, 15), (2, 21), (2, 2**31), (3, 2), (5, 99)]
+)
 def test_abort_block_that_nobody_can_have_written(word: int, value: int) -> None:
     """An abort says that no more comes: the op must not go on with what is there, whatever else it says."""
 

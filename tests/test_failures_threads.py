@@ -52,7 +52,9 @@ def test_rank_that_raises_is_lost_to_the_others(world: int, before: str) -> None
                 assert type(error) is PeerLost and error.rank == 1, repr(error)
                 assert "its function raised KeyError" in str(error) and "\n" not in str(error)
         # The cluster is fit for the next run.
-        assert cluster.run(lambda rank, name: cases.round_trip(Place(name, world, rank), 3)) == ["right"] * world
+        assert (
+            cluster.run(lambda rank, name: cases.round_trip(Place(name, world, rank), 3)) == ["right"] * world
+        )
 
 
 def test_first_cause_is_named_by_everybody() -> None:

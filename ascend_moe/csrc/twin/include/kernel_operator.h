@@ -7,3 +7,5 @@
 #include "twin/sync.h"
 #include "twin/tensor.h"
 #include "twin/vector.h"
+#include "twin/vector_reductions.h"
+#include "twin/vector_selections.h"

@@ -93,8 +93,7 @@ void CopyPad() {
     TPipe pipe;
     TBuf<> buf;
     pipe.InitBuffer(buf, 160 * 1024);
-    DataCopyPad(buf.Get<float>(), Gm<float>(),
-                DataCopyExtParams(kBlocks, kBytes, 0, 0, 0),
+    DataCopyPad(buf.Get<float>(), Gm<float>(), DataCopyExtParams(kBlocks, kBytes, 0, 0, 0),
                 DataCopyPadExtParams<float>(kRight != 0, 0, kRight, 0.0f));
 }
 template <class Mode>

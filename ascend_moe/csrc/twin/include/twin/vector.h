@@ -14,6 +14,23 @@ inline twin::Access UbAccess(const T* first, uint64_t count) {
     return {reinterpret_cast<uintptr_t>(first), count * sizeof(T)};
 }
 
+template <class T>
+inline void CheckShift(T bits, const twin::Loc& loc) {
+    if (static_cast<uint64_t>(bits) > 8 * sizeof(T)) {
+        twin::Raise(twin::Finding::kBadArgument, loc, "a shift by %lld of %zu-bit elements",
+                    static_cast<long long>(bits), 8 * sizeof(T));
+    }
+}
+template <class Op, class T>
+inline void Scalar(const char* name, const LocalTensor<T>& dst, const LocalTensor<T>& src, T value,
+                   int32_t count, const twin::Loc& loc) {
+    const uint32_t n = static_cast<uint32_t>(count);
+    T* to = dst.Span(n, loc, name);
+    const T* from = src.Span(n, loc, name);
+    twin::Issue({name, twin::Pipe::kV, loc, {0, n}, UbAccess(to, n), {UbAccess(from, n)}},
+                [=] { twin::ScalarArray<Op>(to, from, value, n); });
+}
+
 }  // namespace detail
 
 template <class D, class S>
@@ -78,6 +95,8 @@ TWIN_BINARY(Mul)
 TWIN_BINARY(Div)
 TWIN_BINARY(Max)
 TWIN_BINARY(Min)
+TWIN_BINARY(And)
+TWIN_BINARY(Or)
 #undef TWIN_BINARY
 
 #define TWIN_SCALAR(Name, Op)                                                                             \
@@ -100,6 +119,7 @@ TWIN_SCALAR(Adds, AddOp)
 TWIN_SCALAR(Muls, MulOp)
 TWIN_SCALAR(Maxs, MaxOp)
 TWIN_SCALAR(Mins, MinOp)
+TWIN_SCALAR(LeakyRelu, LeakyReluOp)
 #undef TWIN_SCALAR
 
 #define TWIN_UNARY(Name)                                                                                  \
@@ -118,25 +138,67 @@ TWIN_SCALAR(Mins, MinOp)
                     [=] { twin::UnaryArray<twin::Name##Op>(to, from, static_cast<uint32_t>(count)); });   \
     }
 TWIN_UNARY(Abs)
+TWIN_UNARY(Relu)
+TWIN_UNARY(Not)
+TWIN_UNARY(Sqrt)
+TWIN_UNARY(Rsqrt)
+TWIN_UNARY(Reciprocal)
+TWIN_UNARY(Exp)
+TWIN_UNARY(Ln)
 #undef TWIN_UNARY
 
-// dst[0] = the extreme; with `calIndex` dst[1] = the bits of the first index that has it.
 template <class T>
-inline void ReduceMax(const LocalTensor<T>& dst, const LocalTensor<T>& src, const LocalTensor<T>& scratch,
-                      const int32_t count, bool calIndex = false, twin::Loc loc = twin::Loc::Here()) {
-    static_assert(twin::kReduceType<T>, "ReduceMax: half and float only");
+inline void ShiftLeft(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& bits,
+                      const int32_t count, twin::Loc loc = twin::Loc::Here()) {
+    static_assert(twin::ShiftLeftOp::template kLegal<T>, "ShiftLeft: element type not supported on A2/A3");
+    detail::CheckShift<T>(bits, loc);
+    detail::Scalar<twin::ShiftLeftOp>("ShiftLeft", dst, src, bits, count, loc);
+}
+template <class T>
+inline void ShiftRight(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& bits,
+                       const int32_t count, bool roundEn = false, twin::Loc loc = twin::Loc::Here()) {
+    static_assert(twin::ShiftRightOp::template kLegal<T>, "ShiftRight: element type not supported on A2/A3");
+    detail::CheckShift<T>(bits, loc);
+    if (roundEn) {
+        detail::Scalar<twin::ShiftRightRoundOp>("ShiftRight", dst, src, bits, count, loc);
+    } else {
+        detail::Scalar<twin::ShiftRightOp>("ShiftRight", dst, src, bits, count, loc);
+    }
+}
+
+// dst += src * scalar; the product is rounded before the sum.
+template <class D, class S>
+inline void Axpy(const LocalTensor<D>& dst, const LocalTensor<S>& src, const S& scalar, const int32_t count,
+                 twin::Loc loc = twin::Loc::Here()) {
+    static_assert(twin::kMultiplyAddLegal<D, S>, "Axpy: (half, half), (float, float) or (float, half)");
     const uint32_t n = static_cast<uint32_t>(count);
-    T* to = dst.Span(calIndex ? 2 : 1, loc, "ReduceMax destination", sizeof(T));
-    const T* from = src.Span(n, loc, "ReduceMax source");
-    const uint32_t lanes = 256 / sizeof(T);
-    scratch.Span((n + lanes - 1) / lanes, loc, "ReduceMax scratch");
-    twin::Issue({"ReduceMax",
+    D* to = dst.Span(n, loc, "Axpy destination");
+    const S* from = src.Span(n, loc, "Axpy source");
+    const S value = scalar;
+    twin::Issue({"Axpy",
                  twin::Pipe::kV,
                  loc,
                  {0, n},
-                 detail::UbAccess(to, calIndex ? 2 : 1),
-                 {detail::UbAccess(from, n)}},
-                [=] { twin::ReduceExtremeArray<true>(to, from, n, calIndex); });
+                 detail::UbAccess(to, n),
+                 {detail::UbAccess(from, n), detail::UbAccess(to, n)}},
+                [=] { twin::AxpyArray(to, from, value, n); });
+}
+// dst += a * b; the product is rounded before the sum.
+template <class D, class S>
+inline void MulAddDst(const LocalTensor<D>& dst, const LocalTensor<S>& a, const LocalTensor<S>& b,
+                      const int32_t count, twin::Loc loc = twin::Loc::Here()) {
+    static_assert(twin::kMultiplyAddLegal<D, S>, "MulAddDst: (half, half), (float, float) or (float, half)");
+    const uint32_t n = static_cast<uint32_t>(count);
+    D* to = dst.Span(n, loc, "MulAddDst destination");
+    const S* x = a.Span(n, loc, "MulAddDst source 0");
+    const S* y = b.Span(n, loc, "MulAddDst source 1");
+    twin::Issue({"MulAddDst",
+                 twin::Pipe::kV,
+                 loc,
+                 {0, n},
+                 detail::UbAccess(to, n),
+                 {detail::UbAccess(x, n), detail::UbAccess(y, n), detail::UbAccess(to, n)}},
+                [=] { twin::MulAddDstArray(to, x, y, n); });
 }
 
 template <class A, class B>
