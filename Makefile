@@ -4,6 +4,7 @@
 #   make test          the same, then all tests                       PYTEST_ARGS="-k dispatch"
 #   make lint  format  ruff, mypy --strict, clang-format
 #   make asan          the tests marked asan under ASan and UBSan, with controls that must fail
+#   make mutants       one-line kernel mutants, each found by the suite
 #   make lib           the library into the source tree, for PYTHONPATH=. without installing
 #   make wheel  clean  headers-check CANN_HEADERS=dir  address-space-check
 
@@ -28,7 +29,7 @@ pip_install = $(bin)/python -m pip install $(if $(wildcard $(bin)/ascend-moe),--
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := install
-.PHONY: install demo test lint format asan lib wheel clean headers-check address-space-check
+.PHONY: install demo test lint format asan mutants lib wheel clean headers-check address-space-check
 
 # The venv with the build backend, and cmake and ninja where the system has none.
 $(bin)/scikit-build-core:
@@ -66,6 +67,11 @@ asan: $(bin)/scikit-build-core
 	cmake --build build-asan
 	$(asan_env) $(bin)/python tools/sanitizer_control.py $(asan_library)
 	export $(asan_env); $(pytest) -n 2 -m asan $(PYTEST_ARGS)
+
+# One-line kernel mutants, each built and each found by the suite: about 10 minutes.
+mutants: $(bin)/scikit-build-core
+	$(pip_install) .[test]
+	$(pytest) --timeout=3600 -m mutants test_mutants.py $(PYTEST_ARGS)
 
 lib:
 	cmake -S . -B build/dev

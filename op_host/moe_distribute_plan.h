@@ -104,7 +104,9 @@ inline bool CheckWindow(const MoeDistributeInfo& info, uint32_t op, CallPlan& pl
     plan.windowBytes = std::max(region, half);
     if (region <= RegionBytes(info.dataBytes, info.world) && half <= HalfBytes(info.dataBytes)) return true;
     result.kind = kCheckWindow;
-    result.needed_mib = NeededMiB(info, std::max(dispatchRegion, combineRegion), combineHalf);
+    // Dispatch names what the round trip needs; combine what is left of it.
+    result.needed_mib =
+        NeededMiB(info, dispatch ? std::max(dispatchRegion, combineRegion) : combineRegion, combineHalf);
     snprintf(result.argument, sizeof(result.argument), "group_ep");
     snprintf(result.message, sizeof(result.message),
              "the window of group_ep has %u MiB, this call (maxBS %u, K %u, H %u, L %u, W %u) needs %lld: "

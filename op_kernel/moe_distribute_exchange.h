@@ -91,7 +91,7 @@ public:
         waiter.Init(*pipe_, context_, *info_, config_, epoch_, first, count);
         Verdict mine = verdict_;
         Worsen(mine, waiter.Wait());
-        if (mine.code == kOk) {
+        if (mine.code == kOk || mine.code == kRoutingMismatch) {
             for (uint32_t i = 0; i < count; ++i) Worsen(mine, arrived.Arrived(first + i, waiter.Run(i)));
         }
         verdict_ = board_.Meet(2, mine);

@@ -18,14 +18,15 @@ struct Verdict {
 
 // Fatal before a configuration mismatch before the other collective errors before what only this rank sees;
 // then the lowest rank. Every core, and where the cause is common every rank, arrives at the same one.
-__aicore__ inline uint32_t Severity(uint32_t code) {
-    if (code >= kFirstFatal) return code - kFirstFatal;
-    if (code == kConfigMismatch) return 32;
-    if (code == kRoutingMismatch) return 64;
-    return code == kOk ? 96 : 48;
+// Of two routing mismatches the counts say more: they differ when ids or masks do, and expand_idx then follows.
+__aicore__ inline uint32_t Severity(const Verdict& verdict) {
+    if (verdict.code >= kFirstFatal) return verdict.code - kFirstFatal;
+    if (verdict.code == kConfigMismatch) return 32;
+    if (verdict.code == kRoutingMismatch) return (verdict.detail0 & kMismatchIndex) != 0 ? 65 : 64;
+    return verdict.code == kOk ? 96 : 48;
 }
 __aicore__ inline void Worsen(Verdict& verdict, const Verdict& other) {
-    const uint32_t ours = Severity(verdict.code), theirs = Severity(other.code);
+    const uint32_t ours = Severity(verdict), theirs = Severity(other);
     if (theirs < ours || (theirs == ours && other.source < verdict.source)) verdict = other;
 }
 
