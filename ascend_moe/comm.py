@@ -72,6 +72,18 @@ def comm_name(process_group: ProcessGroup | None = None) -> str:
     return name
 
 
+def place(group_ep: str) -> tuple[int, int | None] | None:
+    """World size and rank of a known group, without opening anything; None for an unknown name.
+
+    The rank is None where the calling thread could be any rank.
+    """
+    cluster = local_cluster.find(group_ep)
+    if cluster is not None:
+        return cluster.world_size, cluster.rank_here()
+    group = _resolve(group_ep) if group_ep else None
+    return None if group is None else (group.size(), group.rank())
+
+
 def lookup(group_ep: str, ep_world_size: int, ep_rank_id: int) -> Communicator:
     """This rank's open communicator. For a process group the first lookup opens it, collectively.
 
@@ -116,10 +128,10 @@ def close(group_ep: str) -> None:
 
 
 def _check_name(group_ep: str) -> None:
-    if not isinstance(group_ep, str) or not 1 <= len(group_ep) <= MAX_NAME:
-        size = f" of {len(group_ep)} characters" if isinstance(group_ep, str) else ""
+    if not isinstance(group_ep, str) or not 1 <= len(group_ep.encode()) <= MAX_NAME:
+        size = f" of {len(group_ep.encode())} bytes" if isinstance(group_ep, str) else ""
         raise ArgumentError(
-            f"group_ep must be a str of 1..{MAX_NAME} characters, not a {type(group_ep).__name__}{size}: "
+            f"group_ep must be a str of 1..{MAX_NAME} bytes in UTF-8, not a {type(group_ep).__name__}{size}: "
             f"use ascend_moe.comm_name(process_group)",
             argument="group_ep",
         )

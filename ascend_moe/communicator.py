@@ -14,7 +14,7 @@ from ascend_moe.errors import ArgumentError, AscendMoeError
 
 MIB = 1 << 20
 DEFAULT_WINDOW_MIB = 200  # as in CANN
-MAX_WINDOW_MIB = 65536
+MAX_WINDOW_MIB = 65535  # what a status header can say
 DEFAULT_TIMEOUT_S = 60.0
 MAX_WORLD = 64
 
@@ -44,7 +44,7 @@ def window_data_bytes(window_mib: int | None = None) -> int:
     """Bytes of one rank's data area: ``window_mib``, else HCCL_BUFFSIZE (MiB), else 200 MiB.
 
     Raises:
-        ArgumentError: the value is not a whole number of MiB in 1..65536.
+        ArgumentError: the value is not a whole number of MiB in 1..65535.
     """
     if window_mib is not None:
         if isinstance(window_mib, bool) or not isinstance(window_mib, int):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -247,20 +247,21 @@ def plan_for(
     comm_alg: str,
     shapes: Shapes,
     attributes: Mapping[str, int | None],
-    find: Any,
+    find: Callable[[], Communicator],
+    place_of: Callable[[str], tuple[int, int | None] | None],
 ) -> tuple[Plan, Communicator]:
     """The plan of a call, from the cache when an equal call was planned before, and its communicator.
 
     ``find()`` looks the communicator up, and may open it collectively; a call that breaks a rule which this
-    rank sees alone is refused before that.
+    rank sees alone is refused before that. ``place_of`` tells world and rank of a group that is known.
     """
     cores, deadline = core_count(), int(timeout_s() * 1e6)
     key = (op_name, len(group_ep.encode()), comm_alg, shapes, tuple(attributes.values()), cores, deadline)
     plans = _plans.get(key)
     if plans is None:
         spec = describe(op, contract, group_ep, comm_alg, shapes, attributes)
-        spec.comm_world = attributes["ep_world_size"]
-        spec.comm_rank = attributes["ep_rank_id"]
+        world, rank = place_of(group_ep) or (attributes["ep_world_size"], None)
+        spec.comm_world, spec.comm_rank = world, attributes["ep_rank_id"] if rank is None else rank
         spec.window_mib, spec.cores, spec.deadline_micros = MAX_WINDOW_MIB, cores, deadline
         Plan(op_name, spec, shapes, comm_alg)
         if len(_plans) >= _MAX_CALLS:

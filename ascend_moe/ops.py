@@ -132,7 +132,7 @@ class _Op:
         )
         comm_alg = values.get("comm_alg", "")
         plan, communicator = native.plan_for(
-            self.name, self.code, self.contract, group_ep, comm_alg, shapes, attributes, find
+            self.name, self.code, self.contract, group_ep, comm_alg, shapes, attributes, find, comm.place
         )
         inputs = {name: tensor.contiguous() for name, tensor in tensors.items()}
         outputs = native.run(plan, communicator, inputs)
