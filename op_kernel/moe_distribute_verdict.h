@@ -18,7 +18,8 @@ struct Verdict {
 
 // Fatal before a configuration mismatch before the other collective errors before what only this rank sees;
 // then the lowest rank. Every core, and where the cause is common every rank, arrives at the same one.
-// Of two routing mismatches the counts say more: they differ when ids or masks do, and expand_idx then follows.
+// Of two routing mismatches the counts say more: they differ when ids or masks do, and expand_idx then
+// follows.
 __aicore__ inline uint32_t Severity(const Verdict& verdict) {
     if (verdict.code >= kFirstFatal) return verdict.code - kFirstFatal;
     if (verdict.code == kConfigMismatch) return 32;
