@@ -127,6 +127,24 @@ def test_comparisons_are_bits_from_the_lowest() -> None:
     assert np.array_equal(run("compare_int")[1][:32], packed(A == 1.0)) and (A == 1.0).sum() == 1
 
 
+def test_repeat_forms_follow_mask_and_strides() -> None:
+    rows = run("add_repeats")[1].view(np.float32)[:N].reshape(4, 64)
+    assert np.array_equal(rows[:, :32], A.reshape(4, 64)[:, :32] + B[:32]) and not rows[:, 32:].any()
+    blocks = run("muls_repeats")[1].view(np.float32)[:N].reshape(16, 2, 8)
+    assert np.array_equal(blocks[:, 0], (A[:128] * 2).reshape(16, 8)) and not blocks[:, 1].any()
+    assert np.array_equal(run("abs_repeats")[1].view(np.float32)[:N], np.abs(A))
+
+
+def test_sorting_keeps_scores_with_their_indices() -> None:
+    entries = run("sort32")[1].view(np.float32).reshape(8, 32, 2)
+    order = np.argsort(-A.reshape(8, 32), axis=1, kind="stable")
+    assert np.array_equal(entries[:, :, 0], np.take_along_axis(A.reshape(8, 32), order, 1))
+    assert np.array_equal(entries[:, :, 1].copy().view(np.uint32), order + 32 * np.arange(8)[:, None])
+    out = run("sort_extract")[1].view(np.float32)
+    merged = np.argsort(-A[:64], kind="stable")
+    assert np.array_equal(out[:64], A[merged]) and np.array_equal(out[64:128].view(np.uint32), merged)
+
+
 @pytest.mark.parametrize("name", ["gather_pattern", "gather_bits"])
 def test_gather_mask_packs_and_counts(name: str) -> None:
     want = A[1::2] if name == "gather_pattern" else A[A > 0]
@@ -141,6 +159,8 @@ def test_gather_mask_packs_and_counts(name: str) -> None:
         ("compare_int_gt", "only EQ exists"),
         ("mask_range", "mask 65 is outside 1..64"),
         ("repeat_range", "repeatTime 256 is outside 0..255"),
+        ("add_mask_range", "mask 65 is outside 1..64"),
+        ("merge_lists", "validBit 0 is not 3, 7 or 15"),
         ("brcb_stride", "dstBlkStride is 0"),
         ("pattern_range", "pattern 8 is outside 1..7"),
     ],

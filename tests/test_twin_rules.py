@@ -139,6 +139,10 @@ COMPILES = {
     "reduce_max_float": "ReduceMax(a.Get<float>(), b.Get<float>(), c.Get<float>(), 8);",
     "div_float": "Div(a.Get<float>(), b.Get<float>(), c.Get<float>(), 8);",
     "barrier_v": "PipeBarrier<PIPE_V>();",
+    "scalars": (
+        "static_assert(AlignUp(33, 32) == 64 && DivCeil(33, 32) == 2);"
+        " (void)(ToFloat(ToBfloat16(1.5f)) + ScalarGetSFFValue<1>(8));"
+    ),
     "atomic_float": "SetAtomicAdd<float>();",
 }
 REFUSED = {

@@ -91,6 +91,17 @@ API(gather_bits, uint64_t kept = 0;
     CompareScalar(tmp.ReinterpretCast<uint8_t>(), a, 0.0f, CMPMODE::GT, kCount);
     GatherMask(out, a, tmp.ReinterpretCast<uint32_t>(), true, kCount, GatherMaskParams(1, 1, 8, 0), kept);
     out.SetValue(511, static_cast<float>(kept)))
+API(add_repeats, Add(out, a, b, 32, 4, BinaryRepeatParams(1, 1, 1, 8, 8, 0)))
+API(muls_repeats, Muls(out, a, 2.0f, 64, 2, UnaryRepeatParams(2, 1, 16, 8)))
+API(abs_repeats, Abs(out, a, 64, 4, UnaryRepeatParams(1, 1, 8, 8)))
+API(sort32, CreateVecIndex(tmp.ReinterpretCast<int32_t>(), 0, kCount);
+    Sort32(out, a, tmp.ReinterpretCast<uint32_t>(), 8))
+API(sort_extract, CreateVecIndex(tmp.ReinterpretCast<int32_t>(), 0, kCount);
+    Sort32(out, a, tmp.ReinterpretCast<uint32_t>(), 2); const uint16_t lengths[4] = {32, 32, 0, 0};
+    MrgSort(tmp, MrgSortSrcList<float>(out, out[64], out, out), MrgSort4Info(lengths, false, 3, 1));
+    Extract(out, out[64].ReinterpretCast<uint32_t>(), tmp, 2))
+API(add_mask_range, Add(out, a, b, 65, 1, BinaryRepeatParams()))
+API(merge_lists, MrgSort(out, MrgSortSrcList<float>(a, a, a, a), MrgSort4Info()))
 API(compare_ragged, Compare(out.ReinterpretCast<uint8_t>(), a, b, CMPMODE::GT, 60))
 API(compare_int_gt,
     CompareScalar(out.ReinterpretCast<uint8_t>(), a.ReinterpretCast<int32_t>(), 0, CMPMODE::GT, kCount))
@@ -141,6 +152,13 @@ const Entry kEntries[] = {
     ENTRY(brcb),
     ENTRY(gather_pattern),
     ENTRY(gather_bits),
+    ENTRY(add_repeats),
+    ENTRY(muls_repeats),
+    ENTRY(abs_repeats),
+    ENTRY(sort32),
+    ENTRY(sort_extract),
+    ENTRY(add_mask_range),
+    ENTRY(merge_lists),
     ENTRY(compare_ragged),
     ENTRY(compare_int_gt),
     ENTRY(mask_range),
