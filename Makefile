@@ -3,8 +3,11 @@
 #   make demo          the same, then a MoE layer over 4 ranks        DEMO_ARGS="--preset tiny"
 #   make test          the same, then all tests                       PYTEST_ARGS="-k dispatch"
 #   make lint  format  ruff, mypy --strict, clang-format
-#   make asan          the tests marked asan under ASan and UBSan, with controls that must fail
-#   make mutants       one-line kernel mutants, each found by the suite
+#   make asan  tsan    the tests marked so under ASan and UBSan, or TSan, with controls that must fail
+#   make mutants       broken kernels: one-line mutants found by the suite, the others by the checked twin
+#   make soak          the fault and load tests with their full counts, and the counts printed: hours
+#   make explore       schedules of the kernels on the checked twin       EXPLORE_ARGS="-n 100000"
+#   make model         the protocol's model in spin, where it is there    MODEL_ARGS=--full
 #   make lib           the library into the source tree, for PYTHONPATH=. without installing
 #   make wheel  clean  headers-check CANN_HEADERS=dir  address-space-check
 
@@ -13,13 +16,15 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
+EXPLORE_ARGS ?=
+MODEL_ARGS ?=
 
 bin := $(abspath $(VENV))/bin
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # Tests run from tests/ so that they import the installed package, never the source tree.
-pytest = cd tests && ASCEND_MOE_TEST_INSTALLED=1 $(bin)/pytest --timeout=300
+pytest = cd tests && ASCEND_MOE_TEST_INSTALLED=1 $(sanitized) $(bin)/pytest --timeout=300
 
 # pip is asked for torch and for the project in one command, so that it never picks another torch. It always
 # runs, no stamp file: outside pip's build isolation the build directory is kept, and only what changed is
@@ -29,7 +34,7 @@ pip_install = $(bin)/python -m pip install $(if $(wildcard $(bin)/ascend-moe),--
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := install
-.PHONY: install demo test lint format asan mutants lib wheel clean headers-check address-space-check
+.PHONY: install demo test lint format asan tsan mutants soak explore model lib wheel clean headers-check address-space-check
 
 # The venv with the build backend, and cmake and ninja where the system has none.
 $(bin)/scikit-build-core:
@@ -54,24 +59,40 @@ format: $(bin)/scikit-build-core
 	$(pip_install) .[dev]
 	PATH="$(bin):$$PATH" tools/lint.sh --fix
 
-# The sanitizers' run-time libraries come first in the process, libstdc++ with them (they wrap its throw).
-asan_flags := address,undefined
-asan_library := $(CURDIR)/build-asan/libascend_moe.so
-asan_env = ASCEND_MOE_LIBRARY=$(asan_library) \
-	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" \
-	ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=1 UBSAN_OPTIONS=print_stacktrace=1
+# The fast engine, with the sanitizers' run-time libraries first in the process, and libstdc++ with them (they
+# wrap its throw). ThreadSanitizer cannot place its memory where addresses are very random.
+asan tsan: library = $(CURDIR)/build-$@/libascend_moe.so
+asan: flags := address,undefined
+tsan: flags := thread
+tsan: fixed_addresses = $(shell setarch -R true 2>/dev/null && echo setarch -R)
+asan tsan: sanitized = $(fixed_addresses) env ASCEND_MOE_LIBRARY=$(library) ASCEND_MOE_SANITIZE=$(flags) \
+	LD_PRELOAD="$$($(CXX) -print-file-name=lib$@.so) $$($(CXX) -print-file-name=libstdc++.so.6)" \
+	ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=1 UBSAN_OPTIONS=print_stacktrace=1 \
+	TSAN_OPTIONS=ignore_noninstrumented_modules=1:halt_on_error=1:history_size=4
 
-asan: $(bin)/scikit-build-core
+asan tsan: $(bin)/scikit-build-core
 	$(pip_install) .[test]
-	cmake -S . -B build-asan -DCMAKE_CXX_COMPILER=$(CXX) -DASCEND_MOE_SANITIZE=$(asan_flags)
-	cmake --build build-asan
-	$(asan_env) $(bin)/python tools/sanitizer_control.py $(asan_library)
-	export $(asan_env); $(pytest) -n 2 -m asan $(PYTEST_ARGS)
+	cmake -S . -B build-$@ -DCMAKE_CXX_COMPILER=$(CXX) -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG='-O1 -g1' \
+		-DASCEND_MOE_SANITIZE=$(flags) -DASCEND_MOE_CHECKED=OFF
+	cmake --build build-$@ --target ascend_moe
+	$(sanitized) $(bin)/python tools/sanitizer_control.py $(library) $(flags)
+	$(pytest) -n 2 -m $@ --capture=sys $(PYTEST_ARGS)
 
-# One-line kernel mutants, each built and each found by the suite: about 10 minutes.
+# Broken kernels, each built and each found: about half an hour.
 mutants: $(bin)/scikit-build-core
 	$(pip_install) .[test]
-	$(pytest) --timeout=3600 -m mutants test_mutants.py $(PYTEST_ARGS)
+	$(pytest) --timeout=3600 -m mutants $(PYTEST_ARGS)
+
+soak: $(bin)/scikit-build-core
+	$(pip_install) .[test]
+	ASCEND_MOE_SOAK=full; export ASCEND_MOE_SOAK; $(pytest) --timeout=14400 -m row $(PYTEST_ARGS)
+
+explore: install
+	$(bin)/ascend-moe explore $(EXPLORE_ARGS)
+
+model: $(bin)/scikit-build-core
+	@command -v spin > /dev/null || { echo "make model needs spin: apt-get install spin"; exit 2; }
+	$(PYTHON) model/run.py $(MODEL_ARGS)
 
 lib:
 	cmake -S . -B build/dev
@@ -91,4 +112,4 @@ address-space-check:
 	$(PYTHON) tools/address_space_check.py
 
 clean:
-	rm -rf build build-asan dist ascend_moe/lib .mypy_cache .ruff_cache tests/.hypothesis
+	rm -rf build build-asan build-tsan dist ascend_moe/lib .mypy_cache .ruff_cache tests/.hypothesis

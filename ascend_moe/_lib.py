@@ -14,6 +14,8 @@ from typing import Any
 from .errors import LibraryError
 
 LIBRARY_NAME = "libascend_moe.so"
+# One library an engine, from the same sources: "fast" runs in program order, "checked" looks for races.
+ENGINES = {"fast": LIBRARY_NAME, "checked": "libascend_moe_checked.so"}
 
 # name -> (result type, argument types). Everything Python calls is listed here and looked up when the
 # library is opened, so that a library of other sources is found out at once and not in the middle of a call.
@@ -79,21 +81,38 @@ def build_command() -> str:
     )
 
 
-def library_path() -> Path:
-    """Path of the library: $ASCEND_MOE_LIBRARY, else lib/ under each entry of ``ascend_moe.__path__``.
+def engine_name() -> str:
+    """The engine that runs the CPU ops: ASCEND_MOE_ENGINE, "fast" when it is not set.
+
+    Raises:
+        LibraryError: no engine has that name.
+    """
+    name = os.environ.get("ASCEND_MOE_ENGINE") or "fast"
+    if name not in ENGINES:
+        raise LibraryError(f"ASCEND_MOE_ENGINE={name} is no engine: set it to one of {', '.join(ENGINES)}")
+    return name
+
+
+def library_path(engine: str | None = None) -> Path:
+    """Path of an engine's library: for the ops' own, $ASCEND_MOE_LIBRARY, else lib/ of ``ascend_moe.__path__``.
 
     Raises:
         LibraryError: no such file; the message has the command that builds it.
     """
     override = os.environ.get("ASCEND_MOE_LIBRARY")
-    if override:
+    if override and engine is not None:  # the other engine's library is built beside it
+        beside = Path(override).parent / ENGINES[engine]
+        if beside.is_file():
+            return beside
+    elif override:
         path = Path(override)
         if not path.is_file():
             raise LibraryError(
                 f"ASCEND_MOE_LIBRARY={override} is not a file: unset it or name a {LIBRARY_NAME}"
             )
         return path
-    candidates = [entry / "lib" / LIBRARY_NAME for entry in _package_paths()]
+    file = ENGINES[engine or engine_name()]
+    candidates = [entry / "lib" / file for entry in _package_paths()]
     for path in candidates:
         if path.is_file():
             return path

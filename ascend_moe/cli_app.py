@@ -17,6 +17,7 @@ from ascend_moe.demo.launch import BACKENDS
 from ascend_moe.demo.layers import DEFAULT_TEXT, DTYPES, RunSpec, batches_of, default_text
 from ascend_moe.demo.report import about
 from ascend_moe.errors import ArgumentError
+from ascend_moe.explore.cli import explore_command
 from ascend_moe.layer import MoEConfig
 from ascend_moe.presets import PRESETS, preset
 
@@ -45,6 +46,9 @@ def root(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
 ) -> None:
     """MoE expert parallelism for Ascend, on any machine."""
+
+
+app.command("explore")(explore_command)
 
 
 @app.command()

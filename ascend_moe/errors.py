@@ -78,3 +78,11 @@ class KernelFault(AscendMoeError):
 
 class LibraryError(AscendMoeError, ImportError):
     """The native library is missing or does not belong to these sources."""
+
+
+class TwinBuildError(AscendMoeError):
+    """A kernel source does not compile on the twin. ``.source .command .output`` of the compiler."""
+
+
+class TwinFault(KernelFault):
+    """The twin stopped a launched kernel. ``.kernel .rank .finding``; ``.seed .policy`` in checked mode."""

@@ -25,7 +25,7 @@ _LIBRARY: Any = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyp
 # Beyond these no rank count, expert count or K makes sense, and the sizes of outputs would overflow.
 _MAX_SIZE, _MAX_BATCHES = 2**15, 2**31 - 1
 # Layouts without a kernel: the op of dense tensors refuses them by name.
-_OTHER_LAYOUTS = ("SparseCPU", "SparseCsrCPU", "MkldnnCPU", "QuantizedCPU")
+_OTHER_LAYOUTS = ("SparseCPU", "SparseCsrCPU", "MkldnnCPU", "QuantizedCPU", "SparseMeta", "SparseCsrMeta")
 _OP_CODES = {"dispatch": native.OP_DISPATCH, "combine": native.OP_COMBINE}
 _ANNOTATIONS: dict[str, Any] = {
     "Tensor": torch.Tensor,

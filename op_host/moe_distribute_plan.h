@@ -64,7 +64,7 @@ inline uint32_t SendRing(const MoeDistributeInfo& info) {
     if (info.contract == kContractV2) fixed += kSendPairs * kBlock;
     uint32_t perRow = rowBytes;
     if (info.quantMode != 0) {
-        fixed += floatBytes * (info.hasScales != 0 ? 3 : 2) + 1024;
+        fixed += floatBytes * (info.hasScales != 0 ? 3 : 2) + 1280;
         perRow += PayloadBytes(info.hidden, 1) + kBlock;
     }
     const uint32_t ring = (kUbBytes - std::min(fixed, kUbBytes)) / (perRow + kBlock);

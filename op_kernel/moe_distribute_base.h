@@ -4,6 +4,7 @@
 
 #include "kernel_operator.h"
 
+#include "moe_distribute_mutant.h"
 #include "moe_distribute_tiling.h"
 #include "moe_distribute_window.h"
 

@@ -27,6 +27,9 @@ struct CombineArguments {
 template <typename XType>
 class MoeDistributeCombine {
 public:
+    // The mutant whose cores do not meet after the wait.
+    static constexpr Mutant kUnmet = Mutant::kNoSyncAfterWait;
+
     __aicore__ inline void Init(const CombineArguments& arguments, const MoeDistributeCombineTiling& tiling) {
         args_ = arguments;
         tiling_ = &tiling;
@@ -46,9 +49,10 @@ public:
         }
         routing_.Accumulate();
         exchange_.Fail(routing_.Place());
-        if (exchange_.core() == 0) routing_.StoreTotals();
+        routing_.StoreTotals();
+        if constexpr (IsMutant(Mutant::kFlagBeforeData)) exchange_.SetStatus(*this);
         exchange_.MeetAfterSend(SetWaitTpStatusAndDisPatch());
-        exchange_.SetStatus(*this);
+        if constexpr (!IsMutant(Mutant::kFlagBeforeData)) exchange_.SetStatus(*this);
         if (!exchange_.WaitStatus(*this)) {
             Leave();
             return;
@@ -61,6 +65,13 @@ public:
     __aicore__ inline uint32_t Rows(uint32_t peer, uint32_t localExpert) {
         const uint32_t slot = localExpert * info_->world + peer;
         return segments_.End(slot) - segments_.Start(slot);
+    }
+    // Whether rows come back from `source`; asked by a mutant only, the protocol waits for all ranks alike.
+    __aicore__ inline bool Awaits(uint32_t source) {
+        uint32_t rows = 0;
+        for (uint32_t l = 0; l < info_->localExperts; ++l)
+            rows += routing_.Total(static_cast<int32_t>(source * info_->localExperts + l));
+        return rows > 0;
     }
     // A peer must return exactly the rows that this rank's own ids sent it.
     __aicore__ inline Verdict Arrived(uint32_t source, const LocalTensor<uint32_t>& run) {
@@ -88,6 +99,12 @@ private:
         exchange_.pipe().InitBuffer(copyQueue_, 2, tiling_->sendRows * rowBytes_);
     }
 
+    // From the half of this epoch to the other one, modulo 2^64: a mutant's rows lie there.
+    __aicore__ inline uint64_t HalfShift() const {
+        if constexpr (!IsMutant(Mutant::kWrongHalfForCombine)) return 0;
+        const uint64_t half = HalfBytes(exchange_.context().data_bytes());
+        return Parity(exchange_.epoch()) == 0 ? half : 0 - half;
+    }
     __aicore__ inline Verdict Mismatch(uint32_t expert, uint32_t ours, uint32_t theirs) const {
         Verdict verdict;
         verdict.code = kRoutingMismatch;
@@ -152,7 +169,8 @@ private:
                 Worsen(verdict, SendSlots(chunk, row, count));
             } else {
                 const uint64_t at = segments_.Offset(slot) + (row - segments_.Start(slot));
-                exchange_.sender().PutRows(slot % info_->world, at * rowBytes_, chunk, count * rowBytes_);
+                exchange_.sender().PutRows(slot % info_->world, at * rowBytes_ + HalfShift(), chunk,
+                                           count * rowBytes_);
             }
             copyQueue_.FreeTensor(chunk);
             row += count;
@@ -181,8 +199,8 @@ private:
             const uint32_t at = i * kTripleWords;
             const uint64_t slot =
                 static_cast<uint64_t>(triple.GetValue(at + 1)) * info_->topK + triple.GetValue(at + 2);
-            exchange_.sender().PutSlot(static_cast<uint32_t>(triple.GetValue(at)), slot * rowBytes_,
-                                       chunk[i * rowBytes_], rowBytes_);
+            exchange_.sender().PutSlot(static_cast<uint32_t>(triple.GetValue(at)),
+                                       slot * rowBytes_ + HalfShift(), chunk[i * rowBytes_], rowBytes_);
         }
         return Verdict();
     }
@@ -218,9 +236,12 @@ private:
         routing_.LoadTotals();
         routing_.Place();
         TokenSum<XType> sum;
-        const TokenSumPlan plan = {
-            args_.expandIdx, args_.expertScales, args_.sharedExpertX,
-            args_.x,         exchange_.Half(),   RegionBytes(exchange_.context().data_bytes(), info_->world)};
+        const TokenSumPlan plan = {args_.expandIdx,
+                                   args_.expertScales,
+                                   args_.sharedExpertX,
+                                   args_.x,
+                                   exchange_.Half() + HalfShift(),
+                                   RegionBytes(exchange_.context().data_bytes(), info_->world)};
         sum.Init(exchange_.pipe(), *tiling_, plan);
         sum.Run(routing_, exchange_.core());
         AscendC::PipeBarrier<PIPE_ALL>();

@@ -56,6 +56,10 @@ private:
 // Keeps the counts of arrived runs for all cores, one row a source.
 class CountsKeeper {
 public:
+    // For mutants: the one whose cores do not meet after the wait, and the ranks that one waits for.
+    static constexpr Mutant kUnmet = Mutant::kWaitForOwnShareOnly;
+    __aicore__ inline bool Awaits(uint32_t) const { return true; }
+
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR workspace) {
         localExperts_ = info.localExperts;
         lanes_ = PaddedInts(localExperts_);
@@ -66,7 +70,7 @@ public:
     }
     __aicore__ inline Verdict Arrived(uint32_t source, const LocalTensor<uint32_t>& run) {
         LocalTensor<int32_t> row = buf_.Get<int32_t>();
-        SyncFunc<HardEvent::MTE3_S>();
+        if constexpr (!IsMutant(Mutant::kCountsRewrittenBeforeKept)) SyncFunc<HardEvent::MTE3_S>();
         for (uint32_t l = 0; l < lanes_; ++l) {
             row.SetValue(
                 l, l < localExperts_ ? static_cast<int32_t>(run.GetValue(StatusWriter::CountWord(l))) : 0);
@@ -108,7 +112,7 @@ public:
         }
         routing_.Accumulate();
         exchange_.Fail(routing_.Place());
-        if (exchange_.core() == 0) routing_.StoreTotals();
+        routing_.StoreTotals();
         AlltoAllDispatch();
         exchange_.MeetAfterSend(Verdict());
         SetStatus();
@@ -218,7 +222,7 @@ private:
         exchange_.pipe().InitBuffer(countsBuf, info_->world * keeper_.lanes() * sizeof(int32_t));
         LocalTensor<int32_t> counts = countsBuf.Get<int32_t>();
         AscendC::DataCopy(counts, keeper_.counts(), info_->world * keeper_.lanes());
-        SyncFunc<HardEvent::MTE2_S>();
+        if constexpr (!IsMutant(Mutant::kSegmentsBeforeLoaded)) SyncFunc<HardEvent::MTE2_S>();
         segments.FromCounts(counts);
         exchange_.pipe().InitBuffer(copyQueue_, 2, tiling_->copyRows * rowStride_);
         CopyRows(segments);

@@ -29,6 +29,9 @@ public:
         }
         word_.Init(context_);
         epoch_ = NextEpoch(word_.Read());
+        if constexpr (IsMutant(Mutant::kPublishEpochTooEarly)) {
+            if (core_ + 1 == info.cores) word_.Publish(epoch_);
+        }
         config_.Init(info, op);
         sender_.Init(context_, epoch_);
         report_.Init(context_, info, op, epoch_, record);
@@ -50,7 +53,11 @@ public:
         verdict_ = board_.Meet(0, mine);
         if (verdict_.code >= kFirstFatal) return false;
         // From here on this epoch is taken, and no block of it has left yet.
-        if (core_ == 0) word_.Publish(epoch_);
+        if constexpr (IsMutant(Mutant::kEveryCorePublishes)) {
+            word_.Publish(epoch_);
+        } else if constexpr (!IsMutant(Mutant::kPublishEpochTooEarly)) {
+            if (core_ == 0) word_.Publish(epoch_);
+        }
         return true;
     }
 
@@ -67,15 +74,23 @@ public:
         Verdict none;
         writer.SetError(failed ? verdict_ : none);
         writer.ClearTail();
-        for (uint32_t i = core_; i < info_->world; i += info_->cores) {
+        uint32_t first = core_, step = info_->cores;
+        if constexpr (IsMutant(Mutant::kNoSyncBeforeFlags)) {
+            first = core_ + 1 == info_->cores ? 0 : info_->world;
+            step = 1;
+        }
+        for (uint32_t i = first; i < info_->world; i += step) {
             // Start with the next rank, so that not all ranks fall on rank 0 first.
             const uint32_t peer = (info_->rank + 1 + i) % info_->world;
             if (!failed) counts.Select(peer);
-            SyncFunc<HardEvent::MTE3_S>();
+            if constexpr (!IsMutant(Mutant::kRunRewrittenBeforeSent)) SyncFunc<HardEvent::MTE3_S>();
             for (uint32_t l = 0; l < info_->localExperts; ++l)
                 writer.SetCount(l, failed ? 0 : counts.Rows(peer, l));
             writer.Seal();
-            SyncFunc<HardEvent::S_MTE3>();
+            if constexpr (IsMutant(Mutant::kSkipFlagWhenZeroRows)) {
+                if (!failed && counts.Rows(peer, 0) == 0) continue;
+            }
+            if constexpr (!IsMutant(Mutant::kRunSentBeforeWritten)) SyncFunc<HardEvent::S_MTE3>();
             sender_.PutStatus(peer, run, bytes);
         }
         sender_.Flush();
@@ -86,7 +101,10 @@ public:
     template <typename Arrived>
     __aicore__ inline bool WaitStatus(Arrived& arrived) {
         const uint32_t first = PartBegin(info_->world, core_, info_->cores);
-        const uint32_t count = PartBegin(info_->world, core_ + 1, info_->cores) - first;
+        uint32_t count = PartBegin(info_->world, core_ + 1, info_->cores) - first;
+        if constexpr (IsMutant(Mutant::kSkipWaitWhenZeroRows)) {
+            while (count > 0 && !arrived.Awaits(first + count - 1)) --count;
+        }
         StatusWaiter waiter;
         waiter.Init(*pipe_, context_, *info_, config_, epoch_, first, count);
         Verdict mine = verdict_;
@@ -94,15 +112,15 @@ public:
         if (mine.code == kOk || mine.code == kRoutingMismatch) {
             for (uint32_t i = 0; i < count; ++i) Worsen(mine, arrived.Arrived(first + i, waiter.Run(i)));
         }
-        verdict_ = board_.Meet(2, mine);
+        verdict_ = board_.Meet<IsMutant(Arrived::kUnmet)>(2, mine);
         return verdict_.code == kOk;
     }
 
     __aicore__ inline void MeetAfterSend(const Verdict& mine) {
-        sender_.Flush();
+        if constexpr (!IsMutant(Mutant::kNoDrainBeforeFlags)) sender_.Flush();
         Verdict all = verdict_;
         Worsen(all, mine);
-        verdict_ = board_.Meet(1, all);
+        verdict_ = board_.Meet<IsMutant(Mutant::kNoSyncBeforeFlags)>(1, all);
     }
     __aicore__ inline void Fail(const Verdict& verdict) { Worsen(verdict_, verdict); }
     __aicore__ inline void Report() {
@@ -124,10 +142,10 @@ public:
     // This rank's own window: region of `source`, and the half as a whole.
     __aicore__ inline GM_ADDR Region(uint32_t source) const {
         return context_.data(info_->rank) +
-               RegionOffset(context_.data_bytes(), info_->world, Parity(epoch_), source);
+               RegionOffset(context_.data_bytes(), info_->world, RowHalf(Parity(epoch_)), source);
     }
     __aicore__ inline GM_ADDR Half() const {
-        return context_.data(info_->rank) + HalfOffset(context_.data_bytes(), Parity(epoch_));
+        return context_.data(info_->rank) + HalfOffset(context_.data_bytes(), RowHalf(Parity(epoch_)));
     }
 
 private:

@@ -18,9 +18,9 @@ public:
         const uint32_t rowBytes = static_cast<uint32_t>(CeilTo(hidden_ * sizeof(float), kBlock));
         pipe.InitBuffer(valueBuf_, rowBytes);
         pipe.InitBuffer(scratchBuf_, rowBytes);
-        pipe.InitBuffer(
-            reduceBuf_,
-            static_cast<uint32_t>(CeilTo(CeilDiv(hidden_, 64) * sizeof(float), kBlock)) + 2 * kBlock);
+        // The result, then what ReduceMax works in: a value and its index of every 256 bytes.
+        pipe.InitBuffer(reduceBuf_, kBlock + static_cast<uint32_t>(
+                                                 CeilTo(2 * CeilDiv(hidden_, 64) * sizeof(float), kBlock)));
         if (kSmooth) {
             pipe.InitBuffer(smoothBuf_, rowBytes);
             scales_.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(scales),
@@ -39,9 +39,9 @@ public:
         Widen(value, row, expert);
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::Abs(magnitude, value, hidden_);
-        AscendC::PipeBarrier<PIPE_V>();
+        if constexpr (!IsMutant(Mutant::kReducedBeforeMagnitude)) AscendC::PipeBarrier<PIPE_V>();
         AscendC::ReduceMax(reduced, magnitude, reduceScratch, static_cast<int32_t>(hidden_), false);
-        SyncFunc<HardEvent::V_S>();
+        if constexpr (!IsMutant(Mutant::kScaleReadBeforeReduced)) SyncFunc<HardEvent::V_S>();
         const float largest = reduced.GetValue(0);
         float scale = 1.0f;
         ClearTail(wire);
@@ -146,12 +146,15 @@ public:
             inQueue_.FreeTensor(in);
             outQueue_.EnQue(out);
             row_ = outQueue_.template DeQue<int8_t>();
-            SyncFunc<HardEvent::S_MTE3>();
+            if constexpr (!IsMutant(Mutant::kScaleSentBeforeWritten)) SyncFunc<HardEvent::S_MTE3>();
         } else {
             LocalTensor<int8_t> row = copyQueue_.template AllocTensor<int8_t>();
             AscendC::DataCopy(row, source, rowBytes_);
-            copyQueue_.EnQue(row);
-            row_ = copyQueue_.template DeQue<int8_t>();
+            row_ = row;
+            if constexpr (!IsMutant(Mutant::kRowSentBeforeLoaded)) {
+                copyQueue_.EnQue(row);
+                row_ = copyQueue_.template DeQue<int8_t>();
+            }
         }
         return row_;
     }

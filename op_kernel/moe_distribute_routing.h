@@ -136,14 +136,14 @@ public:
             const uint32_t count = Min(step, info_->cores - core);
             SyncFunc<HardEvent::V_MTE2>();
             AscendC::DataCopy(rows, histograms_[static_cast<uint64_t>(core) * lanes_], count * lanes_);
-            SyncFunc<HardEvent::MTE2_V>();
+            if constexpr (!IsMutant(Mutant::kCountsAddedBeforeLoaded)) SyncFunc<HardEvent::MTE2_V>();
             for (uint32_t i = 0; i < count; ++i) {
                 AscendC::PipeBarrier<PIPE_V>();
                 AscendC::Add(total, total, rows[i * lanes_], lanes_);
                 if (core + i < core_) AscendC::Add(running, running, rows[i * lanes_], lanes_);
             }
         }
-        SyncFunc<HardEvent::V_S>();
+        if constexpr (!IsMutant(Mutant::kPlacedBeforeAdded)) SyncFunc<HardEvent::V_S>();
     }
 
     // Rows before each expert's in its owner's region. The first owner over its capacity is the verdict.
@@ -169,8 +169,15 @@ public:
         return verdict;
     }
 
-    // Core 0: leaves the totals where later phases find an owner's slice.
+    // Core 0 leaves the totals where later phases find an owner's slice.
     __aicore__ inline void StoreTotals() {
+        if constexpr (!IsMutant(Mutant::kEveryCoreStoresTotals)) {
+            if (core_ != 0) return;
+        }
+        if constexpr (IsMutant(Mutant::kTotalsLeftInCache)) {
+            for (uint32_t e = 0; e < lanes_; ++e) totals_.SetValue(e, totalBuf_.Get<int32_t>().GetValue(e));
+            return;
+        }
         SyncFunc<HardEvent::V_MTE3>();
         AscendC::DataCopy(totals_, totalBuf_.Get<int32_t>(), lanes_);
     }
@@ -186,6 +193,8 @@ public:
         LocalTensor<int32_t> running = runningBuf_.Get<int32_t>();
         const int32_t position = running.GetValue(expert);
         running.SetValue(expert, position + 1);
+        if constexpr (IsMutant(Mutant::kExpandIdxPrefix))
+            return static_cast<uint32_t>(position + (core_ > 0));
         return static_cast<uint32_t>(position);
     }
     __aicore__ inline uint32_t Prefix(int32_t expert) {

@@ -17,20 +17,21 @@ public:
     __aicore__ inline void PutRows(uint32_t peer, uint64_t offset, const LocalTensor<int8_t>& rows,
                                    uint32_t bytes) {
         Store(peer,
-              RegionOffset(context_->data_bytes(), context_->world(), parity_, context_->rank()) + offset,
+              RegionOffset(context_->data_bytes(), context_->world(), RowHalf(parity_), context_->rank()) +
+                  offset,
               rows, bytes);
     }
     // Bytes into a slot of the peer's half, whoever the source: the return path of the V2 contract.
     __aicore__ inline void PutSlot(uint32_t peer, uint64_t offset, const LocalTensor<int8_t>& rows,
                                    uint32_t bytes) {
-        Store(peer, HalfOffset(context_->data_bytes(), parity_) + offset, rows, bytes);
+        Store(peer, HalfOffset(context_->data_bytes(), RowHalf(parity_)) + offset, rows, bytes);
     }
     // All rows of this core have left. Other cores' rows need a SyncAll on top.
     __aicore__ inline void Flush() { AscendC::PipeBarrier<PIPE_ALL>(); }
 
     // This rank's status run, after everybody's Flush.
     __aicore__ inline void PutStatus(uint32_t peer, const LocalTensor<uint32_t>& run, uint32_t bytes) {
-        StoreState(peer, StatusOffset(context_->world(), parity_, context_->rank()), run, bytes);
+        StoreState(peer, StatusOffset(context_->world(), StatusHalf(parity_), context_->rank()), run, bytes);
     }
     __aicore__ inline void PutAbort(uint32_t peer, const LocalTensor<uint32_t>& block) {
         StoreState(peer, AbortOffset(context_->rank()), block, kBlock);

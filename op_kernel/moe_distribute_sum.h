@@ -83,6 +83,9 @@ private:
             const uint32_t i = inChunk * info_->topK + k;
             const int32_t id = routing.pairs().Id(i, token);
             active = active || id != kInactive;
+            if constexpr (IsMutant(Mutant::kCanary)) {
+                if (k == 0) continue;
+            }
             if (!routing.pairs().Routed(id)) continue;
             AddRow(plan_.half + RowOffset(routing, id, token, k, i) + column, elements, sum,
                    scaleBuf_.Get<float>().GetValue(i), true);
@@ -93,8 +96,10 @@ private:
         }
         AscendC::PipeBarrier<PIPE_V>();
         if constexpr (!kFloat) AscendC::Cast(out, sum, AscendC::RoundMode::CAST_RINT, elements);
-        outQueue_.EnQue(out);
-        out = outQueue_.template DeQue<XType>();
+        if constexpr (!IsMutant(Mutant::kSumStoredBeforeAdded)) {
+            outQueue_.EnQue(out);
+            out = outQueue_.template DeQue<XType>();
+        }
         GlobalTensor<int8_t> x;
         const uint32_t bytes = static_cast<uint32_t>(elements * sizeof(XType));
         x.SetGlobalBuffer(
@@ -138,7 +143,7 @@ private:
             AscendC::PipeBarrier<PIPE_V>();
             if (weighted) AscendC::Muls(term, term, weight, elements);
         }
-        AscendC::PipeBarrier<PIPE_V>();
+        if constexpr (!IsMutant(Mutant::kAddedBeforeWeighted)) AscendC::PipeBarrier<PIPE_V>();
         AscendC::Add(sum, sum, term, elements);
         inQueue_.FreeTensor(raw);
     }

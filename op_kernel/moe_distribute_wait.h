@@ -75,9 +75,10 @@ public:
         strideBytes_ = StatusStride(info.world);
         reader_.Init(info, config, epoch);
         aborts_.Init(pipe, context);
-        runs_.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(context.state(context.rank()) +
-                                                                 StatusOffset(info.world, Parity(epoch), 0)),
-                              static_cast<uint64_t>(info.world) * strideBytes_ / sizeof(uint32_t));
+        runs_.SetGlobalBuffer(
+            reinterpret_cast<__gm__ uint32_t*>(context.state(context.rank()) +
+                                               StatusOffset(info.world, StatusHalf(Parity(epoch)), 0)),
+            static_cast<uint64_t>(info.world) * strideBytes_ / sizeof(uint32_t));
         if (count > 0) pipe.InitBuffer(buf_, count * runWords_ * sizeof(uint32_t));
     }
 
@@ -128,7 +129,7 @@ private:
         AscendC::DataCopyPad(Run(from),
                              runs_[static_cast<uint64_t>(first_ + from) * strideBytes_ / sizeof(uint32_t)],
                              params, pad);
-        SyncFunc<HardEvent::MTE2_S>();
+        if constexpr (!IsMutant(Mutant::kStatusReadBeforeLoaded)) SyncFunc<HardEvent::MTE2_S>();
     }
     __aicore__ inline uint32_t Advance(uint32_t next, Verdict& worst) {
         for (; next < count_; ++next) {

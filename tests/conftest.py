@@ -10,9 +10,18 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("ASCEND_MOE_TIMEOUT_S", "20")
 
+from soak_report import (  # noqa: F401
+    pytest_runtest_logreport,
+    pytest_runtest_makereport,
+    pytest_terminal_summary,
+    tally,
+)
+
 MARKERS = {
     "asan": "also run under AddressSanitizer and UBSan by `make asan`",
+    "tsan": "also run under ThreadSanitizer, ranks as threads, by `make tsan`",
     "mutants": "builds broken kernels and shows that the suite sees them; minutes, run with `-m mutants`",
+    "row(name)": "counts for a row of the table at the end of the session; `make soak` runs these",
 }
 
 

@@ -215,11 +215,3 @@ def finish_at_once(seed: int) -> None:
 def late_round_trip(seconds: float, seed: int = 0) -> str:
     time.sleep(seconds)
     return run_round_trip(seed)
-
-
-def many_round_trips(count: int) -> int:
-    """Round trips until one raises."""
-    place = here()
-    for seed in range(count):
-        assert round_trip(place, seed % 7, 1 + seed % 2) == "right"
-    return count

@@ -9,8 +9,10 @@ from typing import Any
 
 import bad_arguments
 import pytest
+import soak_rows
 import torch
 from bad_call import BS, DTYPES, OPS, Bad, E, H, K
+from soak_rows import Tally
 
 import ascend_moe
 from ascend_moe import _lib, comm
@@ -94,8 +96,9 @@ def faults(bad: Bad, error: BaseException | None, last: bool) -> Iterator[str]:
         yield f"{missing} not in {text!r}"
 
 
-@pytest.mark.parametrize("world", [1, 2])
-def test_every_set_has_its_error_and_a_valid_call_succeeds_after_it(world: int) -> None:
+@pytest.mark.row("invalid arguments")
+@pytest.mark.parametrize("world", soak_rows.pick([1, 2], [1, 2, 3, 4, 6]))
+def test_every_set_has_its_error_and_a_valid_call_succeeds_after_it(world: int, tally: Tally) -> None:
     table = bad_arguments.table(world)
     assert len(table) >= 500
 
@@ -119,7 +122,8 @@ def test_every_set_has_its_error_and_a_valid_call_succeeds_after_it(world: int) 
     with ascend_moe.LocalCluster(world) as cluster:
         for found in cluster.run(rank_body):
             assert not found, "\n".join(found)
-    print(f"{len(table)} sets with {world} ranks:", dict(Counter(bad.error.__name__ for bad in table)))
+    for bad in table:
+        tally.count(bad.error.__name__)
 
 
 def test_what_needs_no_gradient_or_layout_of_its_own_works() -> None:

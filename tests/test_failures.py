@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
-import random
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -100,6 +99,7 @@ def opened(ranks: OpRanks) -> list[list[str]]:
 # ---- killed
 
 
+@pytest.mark.row("kill")
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_killed_between_ops(victim: int) -> None:
     survivors = others(victim)
@@ -114,6 +114,7 @@ def test_killed_between_ops(victim: int) -> None:
         assert_fresh_windows_work(ranks, survivors, [files[rank] for rank in survivors])
 
 
+@pytest.mark.row("kill")
 def test_killed_while_the_others_wait_for_it() -> None:
     with OpRanks(3, timeout_s=FAR_S) as ranks:
         opened(ranks)
@@ -128,6 +129,7 @@ def test_killed_while_the_others_wait_for_it() -> None:
         assert_stuck(ranks, "PeerLost", 1, [0, 2])
 
 
+@pytest.mark.row("kill")
 def test_killed_after_it_has_delivered() -> None:
     """Its rows are there, so the op is right; the next one is not."""
     with OpRanks(3, timeout_s=FAR_S) as ranks:
@@ -144,6 +146,7 @@ def test_killed_after_it_has_delivered() -> None:
             assert outcome.seconds < SOON_S
 
 
+@pytest.mark.row("kill")
 @pytest.mark.parametrize(("victim", "point"), [(0, "map"), (2, "map"), (1, "ready")])
 def test_killed_between_creating_and_mapping_windows(victim: int, point: str) -> None:
     survivors = others(victim)
@@ -159,29 +162,10 @@ def test_killed_between_creating_and_mapping_windows(victim: int, point: str) ->
         assert_fresh_windows_work(ranks, survivors, files)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_killed_anywhere(seed: int) -> None:
-    """At a moment of chance in a stream of ops: never a wrong result, and the right rank is named."""
-    rng = random.Random(seed)
-    victim = rng.randrange(3)
-    survivors = others(victim)
-    with OpRanks(3, timeout_s=FAR_S) as ranks:
-        files = opened(ranks)
-        for rank in range(3):
-            ranks.start(rank, cases.many_round_trips, 100_000)
-        time.sleep(0.05 + rng.random() / 20)
-        ranks.kill(victim)
-        began = time.monotonic()
-        for rank in survivors:
-            assert_named(ranks.wait(rank), "PeerLost", victim)
-        assert time.monotonic() - began < SOON_S
-        assert_stuck(ranks, "PeerLost", victim, survivors)
-        assert_fresh_windows_work(ranks, survivors, [files[rank] for rank in survivors])
-
-
 # ---- stopped, or never calling
 
 
+@pytest.mark.row("stop")
 @pytest.mark.parametrize("victim", [0, 2])
 def test_stopped_beyond_the_deadline(victim: int) -> None:
     there = others(victim)
@@ -204,6 +188,7 @@ def test_stopped_beyond_the_deadline(victim: int) -> None:
         assert values(ranks.call(cases.run_round_trip, 1)) == ["right"] * 3
 
 
+@pytest.mark.row("stop")
 def test_stopped_for_less_than_the_deadline() -> None:
     with OpRanks(3, timeout_s=10) as ranks:
         opened(ranks)
@@ -216,6 +201,7 @@ def test_stopped_for_less_than_the_deadline() -> None:
             assert values([ranks.wait(rank) for rank in range(3)]) == ["right"] * 3
 
 
+@pytest.mark.row("stop")
 def test_stopped_after_it_has_delivered() -> None:
     """The others go on without noticing; it finds everything there when it wakes up, deadline or not."""
     with OpRanks(3, timeout_s=DEADLINE_S) as ranks:
@@ -230,23 +216,6 @@ def test_stopped_after_it_has_delivered() -> None:
         ranks.resume(1)
         assert values([ranks.wait(1)]) == ["right"]
         assert values(ranks.call(cases.run_combine)) == ["right"] * 3
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_stopped_anywhere(seed: int) -> None:
-    """In the middle of an op too: nobody ever gets a wrong result, and the stopped one raises as well."""
-    rng = random.Random(seed)
-    victim = rng.randrange(3)
-    with OpRanks(3, timeout_s=DEADLINE_S) as ranks:
-        opened(ranks)
-        for rank in range(3):
-            ranks.start(rank, cases.many_round_trips, 100_000)
-        time.sleep(0.05 + rng.random() / 20)
-        ranks.stop(victim)
-        for rank in others(victim):
-            assert_named(ranks.wait(rank, DEADLINE_S + SOON_S), "CommTimeout", victim)
-        ranks.resume(victim)
-        assert_named(ranks.wait(victim, SOON_S), "CommTimeout", victim)
 
 
 @pytest.mark.parametrize("missing", [0, 1])

@@ -11,11 +11,12 @@ import failure_cases as cases
 import pytest
 import torch
 from failure_cases import HIDDEN, LOCAL, MAX_BS, TOPK, Caught, Place, caught
+from soak_rows import Tally
 
 import ascend_moe
 from ascend_moe.errors import ArgumentError, ConfigMismatch, InvalidExpertId, RoutingMismatch, RoutingOverflow
 
-pytestmark = pytest.mark.asan
+pytestmark = [pytest.mark.asan, pytest.mark.tsan]
 
 
 @pytest.fixture(autouse=True)
@@ -128,7 +129,10 @@ def assert_mismatch(found: list[Caught], guilty: int, field: str, usual: Any, od
 # ---- configurations that differ
 
 
-def test_ranks_that_differ_are_named_with_field_and_values(cluster: ascend_moe.LocalCluster) -> None:
+@pytest.mark.row("configuration mismatch")
+def test_ranks_that_differ_are_named_with_field_and_values(
+    cluster: ascend_moe.LocalCluster, tally: Tally
+) -> None:
     world = cluster.world_size
     for number, odd in enumerate(odd_calls(world)):
         guilty = number % world
@@ -138,8 +142,10 @@ def test_ranks_that_differ_are_named_with_field_and_values(cluster: ascend_moe.L
         )
         assert_mismatch(found, guilty, odd.field, odd.usual, odd.odd)
         assert_usable(cluster)
+        tally.count(odd.field)
 
 
+@pytest.mark.row("configuration mismatch")
 @pytest.mark.parametrize("smooth_rank", [0, 1])
 def test_scales_on_one_rank_only(cluster: ascend_moe.LocalCluster, smooth_rank: int) -> None:
     def body(place: Place) -> Any:
@@ -151,6 +157,7 @@ def test_scales_on_one_rank_only(cluster: ascend_moe.LocalCluster, smooth_rank: 
     assert_usable(cluster)
 
 
+@pytest.mark.row("configuration mismatch")
 @pytest.mark.parametrize("op", ["dispatch", "combine", "combine_v2"])
 def test_global_bs_differs(cluster: ascend_moe.LocalCluster, op: str) -> None:
     world = cluster.world_size
@@ -162,6 +169,7 @@ def test_global_bs_differs(cluster: ascend_moe.LocalCluster, op: str) -> None:
     assert_usable(cluster)
 
 
+@pytest.mark.row("configuration mismatch")
 @pytest.mark.parametrize("versions", [("dispatch", "combine"), ("combine_v2", "dispatch_v2")])
 def test_ranks_in_different_ops(cluster: ascend_moe.LocalCluster, versions: tuple[str, str]) -> None:
     """Also when the last rank comes late: all hear of it at once."""
@@ -177,6 +185,7 @@ def test_ranks_in_different_ops(cluster: ascend_moe.LocalCluster, versions: tupl
     assert_usable(cluster)
 
 
+@pytest.mark.row("configuration mismatch")
 def test_contracts_of_combine_differ(cluster: ascend_moe.LocalCluster) -> None:
     found = outcomes(cluster, lambda place: call(place, "combine_v2" if place.rank else "combine"))
     last = max(one.began for one in found)

@@ -13,11 +13,12 @@ import failure_cases as cases
 import pytest
 from failure_cases import LOCAL, MAX_BS, TOPK, Caught, Place, caught
 from failure_windows import ABORT_MAGIC, STATUS_MAGIC, WORDS, State, next_epoch, of_epoch, set_epoch
+from soak_rows import Tally
 
 import ascend_moe
 from ascend_moe.errors import AscendMoeError, CommTimeout, ConfigMismatch, CorruptStatus
 
-pytestmark = pytest.mark.asan
+pytestmark = [pytest.mark.asan, pytest.mark.tsan]
 
 SOURCE, READER = 1, 0
 EPOCH = 100  # of the spoilt op; no bit of its own away from the one two ops before
@@ -195,8 +196,9 @@ def outcome(place: Place, one: Caught) -> str:
     return names[type(one.error)]
 
 
+@pytest.mark.row("corrupt status")
 @pytest.mark.parametrize("world", [2, 3])
-def test_spoilt_status_is_reported_or_overwritten(world: int) -> None:
+def test_spoilt_status_is_reported_or_overwritten(world: int, tally: Tally) -> None:
     """The reader looks before the real run comes."""
     found, wrong = Counter[tuple[str, str]](), []
     for label, spoil, expected in patterns():
@@ -207,9 +209,11 @@ def test_spoilt_status_is_reported_or_overwritten(world: int) -> None:
         others = set(by_rank[1:]) - ({"right"} if by_rank[READER] != "corrupt" else {"corrupt"})
         if by_rank[READER] not in legal or "accepted" in by_rank or others - {by_rank[READER]}:
             wrong.append(f"{label}: {by_rank}, not {expected}")
-    print(f"W = {world}, (expected, got): {dict(found)}")
     assert not wrong, "\n".join(wrong)
     assert sum(found.values()) >= 100 and found["corrupt", "corrupt"] >= 60 and found["right", "right"] >= 8
+    names = {"corrupt": "CorruptStatus", "mismatch": "ConfigMismatch", "right": "overwritten by the real one"}
+    for (_, got), count in found.items():
+        tally.count(names.get(got, got), cases=count)
 
 
 def test_spoilt_status_that_is_overwritten_does_no_harm() -> None:

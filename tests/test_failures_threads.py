@@ -13,6 +13,8 @@ from failure_cases import Caught, Place, caught
 import ascend_moe
 from ascend_moe.errors import CommError, CommTimeout, PeerLost
 
+pytestmark = pytest.mark.tsan
+
 DEADLINE_S = 0.5
 AT_ONCE_S = 0.4
 

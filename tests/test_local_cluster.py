@@ -16,6 +16,8 @@ from ascend_moe import comm, local_cluster
 from ascend_moe.comm import LocalCluster
 from ascend_moe.errors import ArgumentError, AscendMoeError, CommTimeout, PeerLost
 
+pytestmark = pytest.mark.tsan
+
 
 @pytest.fixture(autouse=True)
 def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[WindowLibrary]:

@@ -145,7 +145,7 @@ MUTANTS = [
     _kernel(
         "status leaves before the rows of other cores",
         "exchange",
-        "verdict_ = board_.Meet(1, all);",
+        "verdict_ = board_.Meet<IsMutant(Mutant::kNoSyncBeforeFlags)>(1, all);",
         "verdict_ = all;",
     ),
     _kernel(

@@ -10,6 +10,8 @@ from op_runs import cores
 
 import ascend_moe
 
+pytestmark = [pytest.mark.asan, pytest.mark.tsan]
+
 EXPERTS, WORLD, LOCAL = 32, 2, 16
 IDS = """
     11 17 29 12 24 23  1  0 16 30 18  8

@@ -15,6 +15,7 @@ import op_runs
 import pytest
 import torch
 from op_cases import Case, Spec
+from soak_rows import Tally
 
 import ascend_moe.reference as ref
 from ascend_moe import LocalCluster, comm, native
@@ -204,10 +205,11 @@ def test_that_the_poison_lies_where_the_rows_go(contract: int, cores: threading.
         cluster.run(body)
 
 
+@pytest.mark.row("op order")
 @pytest.mark.parametrize("contract", ["V1", "V2", "mixed"])
 @pytest.mark.parametrize("local", [2, 3])
 @pytest.mark.parametrize("world", [2, 3])
-def test_every_sequence(world: int, local: int, contract: str, cores: threading.local) -> None:
+def test_every_sequence(world: int, local: int, contract: str, cores: threading.local, tally: Tally) -> None:
     """One after the other on the same windows: each starts with what the last one left there."""
     contracts = {"V1": (1,), "V2": (2,), "mixed": (1, 2)}[contract]
     entries = [entry for number in contracts for entry in pool(world, local, number)]
@@ -216,13 +218,15 @@ def test_every_sequence(world: int, local: int, contract: str, cores: threading.
         for number, sequence in enumerate(SEQUENCES):
             ranks.play(sequence, entries, number, None)
         assert ranks.epochs == [sum(map(len, SEQUENCES))] * world
+    tally.count("on one communicator", cases=len(SEQUENCES))
 
 
+@pytest.mark.row("op order")
 @pytest.mark.parametrize("contract", [1, 2])
 @pytest.mark.parametrize("local", [2, 3])
 @pytest.mark.parametrize("world", [2, 3])
 def test_every_sequence_across_the_wrap(
-    world: int, local: int, contract: int, cores: threading.local
+    world: int, local: int, contract: int, cores: threading.local, tally: Tally
 ) -> None:
     """On fresh windows, with the wrap of the epoch in the middle of each sequence."""
     with LocalCluster(world, window_mib=WINDOW_MIB) as cluster:
@@ -231,3 +235,4 @@ def test_every_sequence_across_the_wrap(
             ranks = Ranks(cluster, cores)
             ranks.play(sequence, pool(world, local, contract), number, LAST_EPOCH - len(sequence) // 2)
             assert ranks.epochs == [1 + len(sequence) - len(sequence) // 2] * world
+    tally.count("across the wrap of the epoch", cases=len(SEQUENCES))

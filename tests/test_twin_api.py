@@ -13,6 +13,8 @@ import pytest
 from numpy.typing import NDArray
 from twin_oracle import COMMON, SCRATCH, TWIN, compiler
 
+pytestmark = pytest.mark.asan
+
 Floats = NDArray[np.float32]
 N = 256
 RNG = np.random.default_rng(11)

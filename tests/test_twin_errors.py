@@ -17,7 +17,7 @@ from op_runs import Clusters
 import ascend_moe.reference as ref
 from ascend_moe.errors import ArgumentError, AscendMoeError, InvalidExpertId
 
-pytestmark = pytest.mark.asan
+pytestmark = [pytest.mark.asan, pytest.mark.tsan]
 
 
 @pytest.fixture(scope="module")

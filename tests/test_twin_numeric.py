@@ -11,6 +11,8 @@ import pytest
 from numpy.typing import NDArray
 from twin_oracle import VARIANTS, assert_same, bits, build, pointer, syntax_errors
 
+pytestmark = pytest.mark.asan
+
 Array = NDArray[np.generic]
 F16, BF16, F32 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)
 I8, U8, I16 = np.dtype(np.int8), np.dtype(np.uint8), np.dtype(np.int16)

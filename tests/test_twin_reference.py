@@ -13,16 +13,18 @@ import hypothesis.strategies as st
 import op_cases
 import op_runs
 import pytest
+import soak_rows
 import torch
 from op_cases import Case, Spec
 from op_runs import Clusters
+from soak_rows import Tally
 
 import ascend_moe.reference as ref
 from ascend_moe import LocalCluster
 from ascend_moe.errors import WindowTooSmall
 
-LEAST_CASES, LEAST_EACH = 300, 20
-EXAMPLES = 40  # of each stratum
+LEAST_CASES, LEAST_EACH = soak_rows.pick(300, 10_000), 20
+EXAMPLES = soak_rows.pick(40, 700)  # of each stratum
 # dtype, quantisation and contract of a stratum, and how its ids are made: all pairs are met.
 STRATA = [
     {"dtype": dtype, "quant": quant, "contract": contract}
@@ -76,8 +78,12 @@ def table(covered: Counter[str], distinct: int) -> str:
     return "\n".join(lines)
 
 
+@pytest.mark.row("twin = reference")
 def test_equal_to_reference(
-    clusters: Clusters, record_property: Callable[[str, object], None], capsys: pytest.CaptureFixture[str]
+    clusters: Clusters,
+    record_property: Callable[[str, object], None],
+    capsys: pytest.CaptureFixture[str],
+    tally: Tally,
 ) -> None:
     """One test, so that what the cases cover is counted in one process."""
     covered: Counter[str] = Counter()
@@ -111,6 +117,9 @@ def test_equal_to_reference(
     assert len(seen) >= LEAST_CASES
     few = {label: covered[label] for label in COVERAGE if covered[label] < LEAST_EACH}
     assert not few, f"hardly covered: {few}"
+    errors = covered["RoutingOverflow"] + covered["InvalidExpertId"]
+    tally.count("predicted errors", cases=errors)
+    tally.count("equal bits", cases=len(seen) - errors)
 
 
 # A quick walk through the kernels; real processes and mutants run the same specs.

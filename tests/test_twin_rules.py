@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from twin_oracle import COMMON, SCRATCH, TWIN, compiler, syntax_errors
 
+pytestmark = pytest.mark.asan
+
 # Rule kernel -> the finding and a piece of what is said.
 FAULTS = {
     "ub_over": ("UB overflow", "196576 of the UB's 196608"),

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from twin_oracle import VARIANTS, VECTOR_TYPES, assert_same, bits, build, lane_index, pointer, syntax_errors
 from twin_oracle import vector_samples as samples
 
+pytestmark = pytest.mark.asan
+
 Array = NDArray[np.generic]
 F16, F32, I16, U16 = (np.dtype(t) for t in (np.float16, np.float32, np.int16, np.uint16))
 I32, U32 = np.dtype(np.int32), np.dtype(np.uint32)

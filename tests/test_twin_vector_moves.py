@@ -9,6 +9,8 @@ import pytest
 from numpy.typing import NDArray
 from twin_oracle import VARIANTS, VECTOR_TYPES, assert_same, bits, build, pointer, vector_samples
 
+pytestmark = pytest.mark.asan
+
 Array = NDArray[np.generic]
 F16, F32, I16, I32 = (np.dtype(t) for t in (np.float16, np.float32, np.int16, np.int32))
 REAL = [F16, F32]

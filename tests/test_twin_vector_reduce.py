@@ -9,6 +9,8 @@ import pytest
 from numpy.typing import NDArray
 from twin_oracle import VARIANTS, VECTOR_TYPES, assert_same, bits, build, lane_index, pointer
 
+pytestmark = pytest.mark.asan
+
 Array = NDArray[np.generic]
 F16, F32 = np.dtype(np.float16), np.dtype(np.float32)
 REAL = [F16, F32]

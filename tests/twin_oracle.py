@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 TWIN = Path(__file__).resolve().parent.parent / "ascend_moe" / "csrc" / "twin"
 INCLUDE = TWIN / "include"
 FLAGS = ["-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", "-Werror"]
-COMMON = [*FLAGS, f"-I{INCLUDE}"]
+SANITIZE = os.environ.get("ASCEND_MOE_SANITIZE", "")  # as the library was built: `make asan`
+SANITIZED = [f"-fsanitize={SANITIZE}", "-fno-sanitize-recover=all"] if SANITIZE else []
+COMMON = [*FLAGS, *SANITIZED, f"-I{INCLUDE}"]
 # Scalar code, and the widest vectors of this machine: other code paths of the same loops.
 VARIANTS = {
     "O1": ["-O1"],

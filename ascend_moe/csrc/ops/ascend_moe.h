@@ -49,6 +49,25 @@ AM_API const char* am_error_name(int code);
 AM_API void am_error_message(const int32_t* record, char* text, uint64_t bytes);
 AM_API void am_error_fields(const int32_t* record, char* text, uint64_t bytes);
 
+// Explore mode: only in the library of the checked engine. The structs are in explore.h.
+AM_API int am_engine_is_checked(void);
+#ifdef TWIN_CHECKED
+AM_API void* am_explore_create(int world, uint64_t data_bytes);
+AM_API void am_explore_destroy(void* exploration);
+AM_API void am_explore_program(void* exploration, const void* steps, int count);
+AM_API void am_explore_run(void* exploration, const void* options, void* result);
+// Different traces seen since the last am_explore_forget.
+AM_API uint64_t am_explore_distinct(void* exploration);
+AM_API void am_explore_forget(void* exploration);
+// Choices of the last schedule (widths: how many each had, exhaustive policy only); returns their number.
+AM_API uint64_t am_explore_choices(void* exploration, int widths, uint16_t* out, uint64_t capacity);
+// "place waiting ready" a line; returns the bytes that the text needs.
+AM_API uint64_t am_explore_polls(void* exploration, char* text, uint64_t bytes);
+AM_API int am_explore_trace(void* exploration, const char* path, const char* header);
+// Error code of a step of the last schedule, with its record; -1 when the step did not end.
+AM_API int am_explore_code(void* exploration, int step, int32_t* record);
+#endif
+
 AM_API const char* am_source_hash(void);
 #ifdef ASCEND_MOE_SANITIZE
 AM_API int am_sanitizer_control(int which);

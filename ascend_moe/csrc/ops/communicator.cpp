@@ -43,7 +43,9 @@ Communicator::Communicator(int rank, int world, void* const* bases, uint64_t dat
         ranges_.push_back(RangeOf(data, data_bytes, twin::GmKind::kWindowData, "data window", nullptr));
         ranges_.push_back(RangeOf(state, moe::StateBytes(static_cast<uint32_t>(world)),
                                   twin::GmKind::kWindowState, "state window", DoorbellOf(bases[r])));
+        ranges_[ranges_.size() - 2].owner = ranges_.back().owner = r;
     }
+    device_.JoinGroup(bases[0], static_cast<uint32_t>(world));
     twin::IdlePolicy& idle = device_.idle();
     idle.spins = world <= sysconf(_SC_NPROCESSORS_ONLN) ? kSpinsAlone : kSpinsCrowded;
     idle.doorbell = DoorbellOf(bases[rank]);

@@ -29,7 +29,12 @@ public:
     uint8_t* Workspace(uint64_t bytes);
 
     void MarkLost(int peer) { lost_[static_cast<size_t>(peer)].store(true); }
+    void ForgetLost() {
+        for (int peer = 0; peer < world_; ++peer) lost_[static_cast<size_t>(peer)].store(false);
+    }
     void SetEpoch(uint32_t epoch);
+    uint32_t Epoch() const;
+    void* base(int rank) const { return bases_[static_cast<size_t>(rank)]; }
     // Says "this rank has failed" to one rank, or to itself.
     void PostAbort(int peer, uint32_t code, int culprit);
 
@@ -39,7 +44,6 @@ private:
     bool Gone(int peer) const;
     bool Arrived(int peer) const;
     bool Aborted() const;
-    uint32_t Epoch() const;
 
     int rank_;
     int world_;

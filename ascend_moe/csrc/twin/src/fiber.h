@@ -8,6 +8,18 @@
 #include <ucontext.h>
 #endif
 
+#if defined(__SANITIZE_ADDRESS__)
+#define TWIN_ASAN 1
+#elif defined(__SANITIZE_THREAD__)
+#define TWIN_TSAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define TWIN_ASAN 1
+#elif __has_feature(thread_sanitizer)
+#define TWIN_TSAN 1
+#endif
+#endif
+
 namespace twin {
 
 class Fiber {
@@ -26,6 +38,8 @@ public:
 
 private:
     static void Start(Fiber* self);
+    void ToFiber();
+    void ToHome();
     uint8_t* stack_;
     Entry entry_ = nullptr;
     void* argument_ = nullptr;
@@ -35,11 +49,18 @@ private:
 #else
     ucontext_t own_, home_;
 #endif
+#if defined(TWIN_ASAN)
     // Where AddressSanitizer keeps the frames of the stack that is left.
     void* own_fake_ = nullptr;
     void* home_fake_ = nullptr;
     const void* home_bottom_ = nullptr;
     size_t home_size_ = 0;
+#elif defined(TWIN_TSAN)
+    // What ThreadSanitizer takes for threads: the stack of this fiber, and the one it was entered from.
+    void* own_thread_ = nullptr;
+    void* home_thread_ = nullptr;
+    bool ended_ = false;
+#endif
 };
 
 }  // namespace twin

@@ -1,3 +1,6 @@
+// The fast engine's scheduler.
+#ifndef TWIN_CHECKED
+
 #include "scheduler.h"
 
 #include <linux/futex.h>
@@ -9,16 +12,13 @@
 
 #include <algorithm>
 #include <climits>
-#include <cstdarg>
-#include <cstdio>
+#include <cstring>
 #include <new>
 #include <string>
 
 #include "twin/atomic_store.h"
 
 namespace twin {
-
-__thread Core* g_current_core __attribute__((tls_model("initial-exec"))) = nullptr;
 
 namespace {
 
@@ -56,50 +56,18 @@ void SleepOn(uint32_t* doorbell, uint32_t seen) {
 
 }  // namespace
 
-void RingDoorbell(uint32_t* doorbell) {
-    __atomic_fetch_add(doorbell, 1, __ATOMIC_SEQ_CST);
-    if (__atomic_load_n(doorbell - 1, __ATOMIC_SEQ_CST) != 0) {
-        syscall(SYS_futex, doorbell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
-    }
-}
-
-const char* FindingName(Finding kind) {
-    switch (kind) {
-        case Finding::kOutOfBounds: return "out of bounds";
-        case Finding::kMisaligned: return "misaligned address";
-        case Finding::kTruncatedCopy: return "copy length rounded down";
-        case Finding::kBadArgument: return "illegal argument";
-        case Finding::kUbOverflow: return "UB overflow";
-        case Finding::kQueueMisuse: return "queue discipline";
-        case Finding::kUseAfterFree: return "use after free";
-        case Finding::kEventMisuse: return "event discipline";
-        case Finding::kSyncDivergence: return "SyncAll divergence";
-    }
-    return "fault";
-}
-
-void Raise(Finding kind, const Loc& loc, const char* format, ...) {
-    char text[512];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(text, sizeof(text), format, arguments);
-    va_end(arguments);
-    const Core* core = g_current_core;
-    const char* file = loc.file;
-    for (const char* p = loc.file; *p != '\0'; ++p) {
-        if (*p == '/') file = p + 1;
-    }
-    char line[768];
-    snprintf(line, sizeof(line), "%s: %s, at %s:%d (rank %d, core %u)", FindingName(kind), text, file,
-             loc.line, core != nullptr ? core->device->rank() : -1, core != nullptr ? core->index : 0);
-    throw Fault(kind, line);
-}
-
 const GmRange& SearchGm(Core& core, uintptr_t address, uint64_t bytes, const Loc& loc) {
-    return core.scheduler->Search(core, address, bytes, loc);
+    return core.scheduler->ranges().Find(core, address, bytes, loc);
 }
 void SyncAllCores(const Loc& loc) { g_current_core->scheduler->SyncAll(loc); }
 void PollYield(const Loc& loc) { g_current_core->scheduler->Poll(loc); }
+void SuspectedPoll(const Loc& loc) { g_current_core->scheduler->Poll(loc); }
+void GiveWay(const Loc& loc) { g_current_core->scheduler->GiveWay(loc); }
+void CrossCoreSet(int mode, Pipe, int id, const Loc& loc) {
+    Scheduler& scheduler = *g_current_core->scheduler;
+    scheduler.cross().Set(g_current_core->index, scheduler.spec().block_dim, mode, id, loc);
+}
+void CrossCoreWait(int id, const Loc& loc) { g_current_core->scheduler->CrossWait(id, loc); }
 int64_t SystemCycle() { return NowNanos() / kNanosPerCycle; }
 uint32_t BlockNum() { return g_current_core->scheduler->spec().block_dim; }
 uint64_t TilingKey() { return g_current_core->scheduler->spec().tiling_key; }
@@ -135,24 +103,6 @@ void Scheduler::RunCore(Slot& slot) {
     --live_;
 }
 
-void Scheduler::CheckCleanExit(const Core& core) const {
-    const Loc here{"end of kernel", 0};
-    for (uint32_t event = 0; event < kHardEvents; ++event) {
-        for (uint32_t id = 0; id < kEventIds; ++id) {
-            if (core.flags[event][id]) {
-                Raise(Finding::kEventMisuse, here,
-                      "event %u of HardEvent %u is still set: it would poison the next kernel", id, event);
-            }
-        }
-    }
-    if (core.queue_tensors[0] != 0 || core.queue_tensors[1] != 0) {
-        Raise(Finding::kQueueMisuse, here, "%u queue tensors were never freed",
-              core.queue_tensors[0] + core.queue_tensors[1]);
-    }
-    if (core.atomic_op != 0)
-        Raise(Finding::kBadArgument, here, "SetAtomicNone is missing: the next kernel would add");
-}
-
 void Scheduler::Resume(Slot& slot) {
     g_current_core = &slot.core;
     slot.started = true;
@@ -174,16 +124,24 @@ void Scheduler::SyncAll(const Loc& loc) {
 }
 
 void Scheduler::Poll(const Loc& loc) { Block(Current(), State::kPolling, loc); }
+void Scheduler::GiveWay(const Loc& loc) { Block(Current(), State::kReady, loc); }
+
+void Scheduler::CrossWait(int id, const Loc& loc) {
+    const uint32_t index = g_current_core->index;
+    const uint32_t target = cross_.Expect(index, id, loc);
+    while (!cross_.Passed(index, spec_->block_dim, id, target)) Block(Current(), State::kCrossWait, loc);
+}
 
 // One round over all cores. True when anything but fruitless polling happened.
 bool Scheduler::Pass() {
     bool progress = false;
     for (auto& slot : slots_) {
-        if (slot->state != State::kReady && slot->state != State::kPolling) continue;
-        const bool was_polling = slot->state == State::kPolling;
+        if (slot->state == State::kDone || slot->state == State::kAtBarrier) continue;
+        const bool was_polling = slot->state != State::kReady;
         Resume(*slot);
         if (failure_) return true;
-        if (!was_polling || slot->state != State::kPolling) progress = true;
+        if (!was_polling || (slot->state != State::kPolling && slot->state != State::kCrossWait))
+            progress = true;
     }
     return progress;
 }
@@ -218,6 +176,31 @@ void Scheduler::CheckDivergence() {
     g_current_core = nullptr;
 }
 
+// Every live core has polled in vain for the whole deadline.
+void Scheduler::FailHanging() {
+    std::string where;
+    const Slot* first = nullptr;
+    for (const auto& slot : slots_) {
+        if (slot->core.index >= spec_->block_dim || slot->state == State::kDone) continue;
+        if (first == nullptr) first = slot.get();
+        const char* file = strrchr(slot->core.blocked_at.file, '/');
+        const char* what = slot->state == State::kAtBarrier ? "waits in SyncAll" : "polls";
+        if (where.size() < 300) {
+            where += (where.empty() ? "core " : ", core ") + std::to_string(slot->core.index) + " " + what +
+                     " at " + (file != nullptr ? file + 1 : slot->core.blocked_at.file) + ":" +
+                     std::to_string(slot->core.blocked_at.line);
+        }
+    }
+    try {
+        g_current_core = const_cast<Core*>(&first->core);
+        Raise(Finding::kHang, first->core.blocked_at, "nothing has moved for %.1f s: %s", spec_->deadline_s,
+              where.c_str());
+    } catch (...) {
+        failure_ = std::current_exception();
+    }
+    g_current_core = nullptr;
+}
+
 // All cores poll in vain: spin, then give the processor away, then sleep until a peer rings.
 void Scheduler::Idle(uint32_t fruitless) {
     const IdlePolicy& policy = device_.idle_;
@@ -227,6 +210,10 @@ void Scheduler::Idle(uint32_t fruitless) {
     }
     const int64_t now = NowNanos();
     if (idle_since_ == 0) idle_since_ = now;
+    if (spec_->deadline_s > 0 && static_cast<double>(now - idle_since_) > spec_->deadline_s * 1e9) {
+        FailHanging();
+        return;
+    }
     if (now - idle_since_ < kYieldNanos) {
         sched_yield();
         return;
@@ -256,9 +243,7 @@ void Scheduler::Run(const LaunchSpec& spec, const std::function<void()>& kernel)
     spec_ = &spec;
     kernel_ = &kernel;
     failure_ = nullptr;
-    ranges_ = spec.ranges;
-    std::sort(ranges_.begin(), ranges_.end(),
-              [](const GmRange& a, const GmRange& b) { return a.begin < b.begin; });
+    ranges_.Assign(spec.ranges);
     while (slots_.size() < spec.block_dim) slots_.push_back(std::make_unique<Slot>());
     live_ = spec.block_dim;
     for (uint32_t i = 0; i < slots_.size(); ++i) {
@@ -270,13 +255,15 @@ void Scheduler::Run(const LaunchSpec& spec, const std::function<void()>& kernel)
         }
         slot.core = Core();
         slot.core.index = i;
-        slot.core.device = &device_;
+        slot.core.rank = device_.rank();
         slot.core.ub = ub_ + static_cast<size_t>(i) * kUbBytes;
         slot.core.scheduler = this;
+        slot.core.watch.on = spec.watch_polls;
         slot.started = false;
         slot.fiber.Prepare(&Scheduler::Enter, &slot);
         slot.state = State::kReady;
     }
+    cross_ = CrossFlags();
     uint32_t fruitless = 0;
     idle_since_ = last_idle_call_ = 0;
     while (live_ > 0 && !failure_) {
@@ -305,30 +292,7 @@ void Scheduler::Run(const LaunchSpec& spec, const std::function<void()>& kernel)
     if (failure_) std::rethrow_exception(failure_);
 }
 
-const GmRange& Scheduler::Search(Core& core, uintptr_t address, uint64_t bytes, const Loc& loc) const {
-    auto next = std::upper_bound(ranges_.begin(), ranges_.end(), address,
-                                 [](uintptr_t a, const GmRange& range) { return a < range.begin; });
-    if (next != ranges_.begin()) {
-        const GmRange& range = *(next - 1);
-        if (address >= range.begin && address < range.end && bytes <= range.end - address) {
-            core.last_slot ^= 1;
-            core.last_range[core.last_slot] = range;
-            return core.last_range[core.last_slot];
-        }
-        if (address < range.end) {
-            Raise(Finding::kOutOfBounds, loc, "%llu bytes at byte %llu of GM \"%s\", which has %llu",
-                  static_cast<unsigned long long>(bytes),
-                  static_cast<unsigned long long>(address - range.begin), range.name,
-                  static_cast<unsigned long long>(range.end - range.begin));
-        }
-        Raise(
-            Finding::kOutOfBounds, loc,
-            "GM address is in no tensor or window; the nearest below is \"%s\", which ends %llu bytes before",
-            range.name, static_cast<unsigned long long>(address - range.end));
-    }
-    Raise(Finding::kOutOfBounds, loc, "GM address %#llx is in no tensor or window",
-          static_cast<unsigned long long>(address));
-}
+void Device::JoinGroup(const void*, uint32_t) {}
 
 Device::Device(int rank) : rank_(rank), scheduler_(std::make_unique<Scheduler>(*this)) {}
 Device::~Device() = default;
@@ -338,3 +302,5 @@ void Device::Launch(const LaunchSpec& spec, const std::function<void()>& kernel)
 }
 
 }  // namespace twin
+
+#endif  // TWIN_CHECKED

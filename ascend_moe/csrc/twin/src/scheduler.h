@@ -5,7 +5,9 @@
 #include <memory>
 #include <vector>
 
+#include "cross_flags.h"
 #include "fiber.h"
+#include "gm_map.h"
 #include "twin/launch.h"
 
 namespace twin {
@@ -22,12 +24,15 @@ public:
     // Called from fibers.
     void SyncAll(const Loc& loc);
     void Poll(const Loc& loc);
-    const GmRange& Search(Core& core, uintptr_t address, uint64_t bytes, const Loc& loc) const;
+    void GiveWay(const Loc& loc);
+    void CrossWait(int id, const Loc& loc);
+    CrossFlags& cross() { return cross_; }
+    const GmMap& ranges() const { return ranges_; }
     const LaunchSpec& spec() const { return *spec_; }
     int rank() const { return device_.rank(); }
 
 private:
-    enum class State : uint8_t { kReady, kAtBarrier, kPolling, kDone };
+    enum class State : uint8_t { kReady, kAtBarrier, kPolling, kCrossWait, kDone };
     struct Slot {
         Core core;
         Fiber fiber;
@@ -43,15 +48,16 @@ private:
     void ReleaseBarrier();
     void CheckDivergence();
     void Idle(uint32_t fruitless);
+    void FailHanging();
     void UnwindAll();
     void Block(Slot& slot, State state, const Loc& loc);
-    void CheckCleanExit(const Core& core) const;
     Slot& Current();
 
     Device& device_;
     uint8_t* ub_ = nullptr;
     std::vector<std::unique_ptr<Slot>> slots_;
-    std::vector<GmRange> ranges_;  // sorted by address
+    GmMap ranges_;
+    CrossFlags cross_;
     const LaunchSpec* spec_ = nullptr;
     const std::function<void()>* kernel_ = nullptr;
     std::exception_ptr failure_;

@@ -65,14 +65,16 @@ twin_switch:
     ret
     .size twin_switch, .-twin_switch
 
-// The first frame of a fiber: x19 carries its argument, x20 its entry.
+// The first frame of a fiber: x19 carries its argument, x20 its entry. Branch target identification lets a
+// function be entered by br from x16 and x17 only.
     .globl twin_fiber_start
     .hidden twin_fiber_start
     .type twin_fiber_start, %function
 twin_fiber_start:
     mov x0, x19
     mov x30, xzr
-    br x20
+    mov x17, x20
+    br x17
     .size twin_fiber_start, .-twin_fiber_start
 #endif
     .section .note.GNU-stack,"",%progbits

@@ -78,6 +78,7 @@ void CopyOut() {
     TBuf<> buf;
     pipe.InitBuffer(buf, 256);
     Duplicate(buf.Get<float>(), 0.0f, 64);
+    PipeBarrier<PIPE_ALL>();
     DataCopy(Gm<float>(kOffset, kDeclared), buf.Get<float>(), kCount);
 }
 void CopyStranger() {
@@ -102,6 +103,7 @@ void Atomic() {
     TBuf<> buf;
     pipe.InitBuffer(buf, 64);
     Duplicate(buf.Get<float>(), 1.0f, 16);
+    PipeBarrier<PIPE_ALL>();
     SetAtomicAdd<Mode>();
     DataCopy(Gm<float>(), buf.Get<float>(), 8);
     SetAtomicNone();
@@ -122,6 +124,7 @@ void VectorLength() {
     TBuf<> buf;
     pipe.InitBuffer(buf, 256);
     Duplicate(buf.Get<float>(), 1.0f, 64);
+    PipeBarrier<PIPE_ALL>();
     Muls(buf.Get<float>(), buf.Get<float>(), 2.0f, kCount);
 }
 template <RoundMode kMode>
@@ -131,6 +134,7 @@ void CastMode() {
     pipe.InitBuffer(from, 256);
     pipe.InitBuffer(to, 256);
     Duplicate(from.Get<float>(), 1.0f, 64);
+    PipeBarrier<PIPE_ALL>();
     Cast(to.Get<bfloat16_t>(), from.Get<float>(), kMode, 64);
 }
 

@@ -97,22 +97,42 @@ inline void CheckPieces(uint32_t count, uint64_t bytes, uint32_t element, const 
     }
 }
 
+// What a padded copy does around the bytes of each piece in UB.
+struct Around {
+    uint64_t left = 0;    // padding before
+    uint64_t behind = 0;  // bytes up to the block end
+    bool filled = false;  // with the padding value, else with garbage
+};
+
 // GM to UB. `tail(piece start in UB)` fills what lies behind each piece.
 template <class T, class Tail>
-inline void CopyIn(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const Pieces& p, uint64_t ub_offset,
-                   uint64_t ub_bytes, const char* name, const twin::Loc& loc, Tail&& tail) {
+inline void CopyIn(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const Pieces& p,
+                   const Around& around, uint64_t ub_bytes, const char* name, const twin::Loc& loc,
+                   Tail&& tail) {
+    const uint64_t ub_offset = around.left;
     uint8_t* to =
         reinterpret_cast<uint8_t*>(dst.Span((ub_bytes + sizeof(T) - 1) / sizeof(T), loc, name)) + ub_offset;
     const auto from = src.Span(Extent(p.count, p.bytes, p.gm_step), loc, name);
     const uint8_t* gm = reinterpret_cast<const uint8_t*>(from.first);
     const bool atomic = from.range->atomic_blocks;
-    twin::current_core().traffic.read[static_cast<int>(from.range->kind)] += p.count * p.bytes;
+    twin::Core& core = twin::current_core();
+    core.traffic.read[static_cast<int>(from.range->kind)] += p.count * p.bytes;
+    twin::WatchRead(core, reinterpret_cast<uintptr_t>(gm), loc);
+    const uintptr_t first = reinterpret_cast<uintptr_t>(to);
+    const twin::Access written =
+        around.filled
+            ? twin::Access{first - around.left, around.left + p.bytes + around.behind, p.count, p.ub_step}
+            : twin::Access{first, p.bytes, p.count, p.ub_step};
+    twin::Access garbage;
+    if (!around.filled && around.behind != 0)
+        garbage = twin::Access{first + p.bytes, around.behind, p.count, p.ub_step};
     twin::Issue({name,
                  twin::Pipe::kMte2,
                  loc,
                  {p.count * p.bytes, 0},
-                 {reinterpret_cast<uintptr_t>(to), p.bytes, p.count, p.ub_step},
-                 {{reinterpret_cast<uintptr_t>(gm), p.bytes, p.count, p.gm_step, true}}},
+                 written,
+                 {{reinterpret_cast<uintptr_t>(gm), p.bytes, p.count, p.gm_step, true}},
+                 garbage},
                 [=] {
                     for (uint32_t i = 0; i < p.count; ++i) {
                         uint8_t* piece = to + i * p.ub_step;
@@ -137,6 +157,7 @@ inline void CopyOut(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const
     const twin::GmRange range = *to.range;
     twin::Core& core = twin::current_core();
     core.traffic.written[static_cast<int>(range.kind)] += p.count * p.bytes;
+    twin::ForgetReads(core);
     const uint8_t atomic_op = core.atomic_op;
     if (atomic_op != 0 && core.atomic_type != twin::AtomicTypeOf<T>()) {
         twin::Raise(twin::Finding::kBadArgument, loc,
@@ -147,7 +168,9 @@ inline void CopyOut(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const
                  loc,
                  {p.count * p.bytes, 0},
                  {reinterpret_cast<uintptr_t>(gm), p.bytes, p.count, p.gm_step, true},
-                 {{reinterpret_cast<uintptr_t>(from), p.bytes, p.count, p.ub_step}}},
+                 {{reinterpret_cast<uintptr_t>(from), p.bytes, p.count, p.ub_step}},
+                 {},
+                 atomic_op != 0},
                 [=] {
                     for (uint32_t i = 0; i < p.count; ++i) {
                         uint8_t* piece = gm + i * p.gm_step;
@@ -176,7 +199,7 @@ inline void DataCopy(const LocalTensor<T>& dst, const GlobalTensor<T>& src, cons
                      twin::Loc loc = twin::Loc::Here()) {
     const uint64_t bytes = static_cast<uint64_t>(count) * sizeof(T);
     detail::CheckCount(bytes, "DataCopy GM->UB", loc);
-    detail::CopyIn(dst, src, {1, bytes, 0, 0}, 0, bytes, "DataCopy GM->UB", loc, [](uint8_t*) {});
+    detail::CopyIn(dst, src, {1, bytes, 0, 0}, {}, bytes, "DataCopy GM->UB", loc, [](uint8_t*) {});
 }
 
 template <class T>
@@ -195,7 +218,7 @@ inline void DataCopy(const LocalTensor<T>& dst, const GlobalTensor<T>& src, cons
                            detail::Blocks(params.blockLen + params.srcGap),
                            detail::Blocks(params.blockLen + params.dstGap)};
     if (p.count == 0 || p.bytes == 0) return;
-    detail::CopyIn(dst, src, p, 0, detail::Extent(p.count, p.bytes, p.ub_step), "DataCopy GM->UB", loc,
+    detail::CopyIn(dst, src, p, {}, detail::Extent(p.count, p.bytes, p.ub_step), "DataCopy GM->UB", loc,
                    [](uint8_t*) {});
 }
 
@@ -244,7 +267,8 @@ inline void DataCopyPad(const LocalTensor<T>& dst, const GlobalTensor<T>& src,
                            whole + detail::Blocks(params.dstStride)};
     const T value = pad.paddingValue;
     const bool filled = pad.isPad && (left | right) != 0;
-    detail::CopyIn(dst, src, p, left, detail::Extent(p.count, whole, p.ub_step), "DataCopyPad GM->UB", loc,
+    const detail::Around around{left, whole - left - params.blockLen, filled};
+    detail::CopyIn(dst, src, p, around, detail::Extent(p.count, whole, p.ub_step), "DataCopyPad GM->UB", loc,
                    [=](uint8_t* piece) {
                        for (uint64_t i = 0; i < left; i += sizeof(T))
                            memcpy(piece - left + i, &value, sizeof(T));

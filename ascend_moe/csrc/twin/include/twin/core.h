@@ -17,6 +17,7 @@ constexpr uint32_t kMaxCores = 64;
 constexpr uint32_t kMaxUbBuffers = 64;
 
 enum class Pipe : uint8_t { kS, kV, kMte2, kMte3, kAll };
+constexpr uint32_t kPipes = 4;
 
 // What a registered range of GM is, for bounds messages and for counting bytes.
 enum class GmKind : uint8_t { kTensor, kWindowData, kWindowState, kWorkspace, kKinds };
@@ -29,6 +30,7 @@ struct GmRange {
     bool atomic_blocks;  // 32-byte blocks are published and read whole (status areas)
     uint32_t* doorbell;  // rung after a store, or null
     const char* name;
+    int owner = -1;  // windows: the rank whose window it is
 };
 
 // Bytes that the MTE pipes moved, by the kind of GM at the far end.
@@ -44,14 +46,40 @@ struct UbBuffer {
     uint32_t bytes = 0;
     uint32_t stamp = 0;
     bool allocated = false;
+    bool freed = false;  // given back, and nobody has waited for its reader yet
+    Pipe producer = Pipe::kS;
+};
+
+// The engine's flags of a core: hard events, then two a UB slot: it is full, it is free.
+constexpr uint32_t kQueueFlags = kHardEvents * kEventIds;
+constexpr uint32_t kFlags = kQueueFlags + 2 * kMaxUbBuffers;
+constexpr uint32_t FullFlag(uint32_t slot) { return kQueueFlags + 2 * slot; }
+constexpr uint32_t FreeFlag(uint32_t slot) { return kQueueFlags + 2 * slot + 1; }
+
+// GM reads that a core has made lately: how a poll that nobody declared is noticed.
+struct PollWatch {
+    static constexpr uint32_t kReads = 128;     // a power of two
+    static constexpr uint32_t kPatience = 512;  // reads without a yield, whatever they are
+    struct Read {
+        uintptr_t address;
+        int line;
+        uint32_t round;
+    };
+    Read reads[kReads] = {};
+    uint32_t round = 1;  // reads of earlier rounds are forgotten
+    uint32_t unyielding = 0;
+    bool on = false;
 };
 
 class Device;
 class Scheduler;
+namespace checked {
+struct CoreState;
+}
 
 struct Core {
     uint32_t index = 0;
-    Device* device = nullptr;
+    int rank = -1;
     Scheduler* scheduler = nullptr;
     uint8_t* ub = nullptr;
     uint32_t ub_used = 0;  // bump allocator of the live TPipe
@@ -65,13 +93,19 @@ struct Core {
     bool counter_mode = false;
     uint64_t vector_mask[2] = {~0ull, ~0ull};
     float deq_scale = 1.0f;
-    uint8_t atomic_op = 0;    // set by SetAtomic*: 0 none, 1 add, 2 max, 3 min
-    uint8_t atomic_type = 0;  // element type of the atomic
-    uint64_t gather_count = 0;
-    GmRange last_range[2] = {};  // most recently hit GM ranges
+    uint8_t atomic_op = 0;          // set by SetAtomic*: 0 none, 1 add, 2 max, 3 min
+    uint8_t atomic_type = 0;        // element type of the atomic
+    uint64_t gather_count = 0;      // elements that the last GatherMask kept
+    uint64_t compare_mask[2] = {};  // what a Compare without a destination found
+    uint16_t merge_counts[4] = {};  // entries of each list that the last MrgSort took
+    uint64_t pad_value = 0;         // bits of SetPadValue
+    GmRange last_range[2] = {};     // most recently hit GM ranges
     uint32_t last_slot = 0;
     Traffic traffic = {};
     Loc blocked_at = {"", 0};
+    uintptr_t hccl_context[2] = {0, 0};  // by SetHcclContext; 0: the launch's
+    PollWatch watch;
+    checked::CoreState* checked = nullptr;  // of the checked engine
 };
 
 // The core whose fiber runs on this thread: set at every fiber switch. The single thread_local of the twin.
@@ -91,10 +125,37 @@ inline const GmRange& FindGm(Core& core, uintptr_t address, uint64_t bytes, cons
 void SyncAllCores(const Loc& loc);
 // A declared poll that found nothing: lets other cores, then other processes, run.
 void PollYield(const Loc& loc);
+// The same for a poll that was noticed, not declared: never a reason to say that a core hangs.
+void SuspectedPoll(const Loc& loc);
+// Lets other cores run once, for a loop that looks like work.
+void GiveWay(const Loc& loc);
+// A GM read that a core has made before, with no store of its own in between, looks like a poll. Polls that
+// store at every look, or look at very many places, are no poll by this rule, but must not run for ever.
+inline void WatchRead(Core& core, uintptr_t address, const Loc& loc) {
+    PollWatch& watch = core.watch;
+    if (!watch.on) return;
+    const uint32_t hash = static_cast<uint32_t>(address >> 5) * 2654435761u + static_cast<uint32_t>(loc.line);
+    PollWatch::Read& read = watch.reads[(hash ^ hash >> 16) % PollWatch::kReads];
+    if (read.address == address && read.line == loc.line && read.round == watch.round) {
+        watch.unyielding = 0;
+        SuspectedPoll(loc);
+        return;
+    }
+    read = {address, loc.line, watch.round};
+    if (++watch.unyielding >= PollWatch::kPatience) {
+        watch.unyielding = 0;
+        GiveWay(loc);
+    }
+}
+inline void ForgetReads(Core& core) { ++core.watch.round; }
 // 50 cycles a microsecond, as on A2/A3.
 int64_t SystemCycle();
 uint32_t BlockNum();
 uint64_t TilingKey();
 uintptr_t HcclContext(int index);
+// Flags between cores of one launch. Mode 0: all cores set, then all may pass; mode 1: the two sub-blocks of
+// a block. Mode 2 needs a cube core and is refused.
+void CrossCoreSet(int mode, Pipe pipe, int id, const Loc& loc);
+void CrossCoreWait(int id, const Loc& loc);
 
 }  // namespace twin

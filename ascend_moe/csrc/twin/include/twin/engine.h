@@ -31,8 +31,15 @@ struct Instruction {
     Cost cost;
     Access write;
     Access reads[3];
+    Access clobber = {};     // UB that is left with bytes that nobody may rely on
+    bool atomic = false;     // read-modify-write of GM
+    bool continues = false;  // a further part of the same call: no hazard with the parts before
 };
 
 }  // namespace twin
 
+#ifdef TWIN_CHECKED
+#include "twin/engine_checked.h"
+#else
 #include "twin/engine_fast.h"
+#endif

@@ -27,6 +27,17 @@ enum class Finding : uint8_t {
     kUseAfterFree,
     kEventMisuse,
     kSyncDivergence,
+    // Only the checked engine sees these.
+    kMissingSync,
+    kPipeHazard,
+    kUninitialised,
+    kStaleRead,
+    kUnflushedWrite,
+    kSharedLine,
+    kWrongHalf,
+    kCoreRace,
+    kRankRace,
+    kHang,
 };
 
 const char* FindingName(Finding kind);

@@ -12,6 +12,7 @@
 namespace twin {
 
 class Scheduler;
+class Group;
 
 // What a launch needs besides the kernel. All addresses a kernel may touch are listed in `ranges`.
 struct LaunchSpec {
@@ -19,6 +20,10 @@ struct LaunchSpec {
     uint64_t tiling_key = 0;
     uintptr_t hccl_context[2] = {0, 0};
     std::vector<GmRange> ranges;
+    bool watch_polls = false;  // the kernel's polls are not declared: notice repeated reads
+    double deadline_s = 0;     // all cores polling in vain this long is a hang; 0: the kernel has its own
+    // Checked engine: a reason why this rank must not touch these window bytes now, or null.
+    std::function<const char*(uintptr_t begin, uint64_t bytes, bool write)> window_rule;
 };
 
 // How a rank waits when all its cores poll in vain.
@@ -38,7 +43,12 @@ public:
 
     // Runs `kernel` once on every core, on the calling thread. Rethrows the first core's exception after all
     // other cores have unwound. One launch at a time.
+    // Checked engine: the launches of all ranks of a group meet, and one of the calling threads runs them.
     void Launch(const LaunchSpec& spec, const std::function<void()>& kernel);
+
+    // Checked engine: the ranks that share windows name the same key, and are threads of one process. The
+    // fast engine needs no group.
+    void JoinGroup(const void* key, uint32_t world);
 
     IdlePolicy& idle() { return idle_; }
     // Bytes moved by the last launch, all cores.
@@ -47,10 +57,13 @@ public:
 
 private:
     friend class Scheduler;
+    friend class Group;
     int rank_;
+    uint32_t slot_ = 0;  // in its group
     IdlePolicy idle_;
     Traffic traffic_ = {};
     std::unique_ptr<Scheduler> scheduler_;
+    std::shared_ptr<Group> group_;
 };
 
 }  // namespace twin

@@ -1,6 +1,7 @@
 // TPipe and what it allocates: TBuf (raw UB) and TQue/TQueBind (UB with producer-consumer discipline).
 #pragma once
 
+#include <exception>
 #include <type_traits>
 
 #include "twin/sync.h"
@@ -63,6 +64,8 @@ public:
             }
             buffer.allocated = true;
             ++core.queue_tensors[kSide];
+            if (buffer.freed) twin::FlagWait(twin::FreeFlag(first_ + i), kProducer, loc);
+            buffer.freed = false;
             return LocalTensor<T>(core.ub + buffer.begin, buffer.bytes, first_ + i, buffer.stamp);
         }
         twin::Raise(twin::Finding::kQueueMisuse, loc,
@@ -76,7 +79,7 @@ public:
             twin::Raise(twin::Finding::kQueueMisuse, loc, "EnQue over the queue's depth %d", depth);
         }
         ring_[(head_ + queued_++) % kMaxQueueDepth] = tensor.buffer();
-        twin::OrderEdge(kProducer, kConsumer, loc);
+        twin::FlagSet(twin::FullFlag(tensor.buffer()), kProducer, loc);
         return true;
     }
     template <class T>
@@ -88,7 +91,7 @@ public:
         --queued_;
         const twin::Core& core = twin::current_core();
         const twin::UbBuffer& buffer = core.buffers[id];
-        twin::OrderEdge(kProducer, kConsumer, loc);
+        twin::FlagWait(twin::FullFlag(id), kConsumer, loc);
         return LocalTensor<T>(core.ub + buffer.begin, buffer.bytes, id, buffer.stamp);
     }
     template <class T>
@@ -99,7 +102,9 @@ public:
         buffer.allocated = false;
         ++buffer.stamp;
         --core.queue_tensors[kSide];
-        twin::OrderEdge(kConsumer, kProducer, loc);
+        buffer.freed = true;
+        buffer.producer = kProducer;
+        twin::FlagSet(twin::FreeFlag(tensor.buffer()), kConsumer, loc);
     }
     bool VacantInQue() const { return queued_ < (depth == 0 ? 1u : static_cast<uint32_t>(depth)); }
     bool HasTensorInQue() const { return queued_ > 0; }
@@ -157,8 +162,14 @@ public:
         }
         core.pipe = this;
     }
-    ~TPipe() {
-        if (alive_) Destroy();
+    // What is still queued runs now, and may be a finding. A core that unwinds from one leaves it be.
+    ~TPipe() noexcept(false) {
+        if (!alive_) return;
+        if (std::uncaught_exceptions() == 0) {
+            Destroy();
+        } else {
+            twin::current_core().pipe = nullptr;
+        }
     }
     TPipe(const TPipe&) = delete;
     TPipe& operator=(const TPipe&) = delete;
@@ -227,17 +238,22 @@ private:
         twin::UbBuffer& buffer = core.buffers[core.buffer_count];
         buffer.begin = core.ub_used;
         buffer.bytes = bytes;
-        buffer.allocated = false;
+        buffer.allocated = buffer.freed = false;
         ++buffer.stamp;
+        twin::UbCarved(buffer.begin, bytes);
         core.ub_used += bytes;
         return core.buffer_count++;
     }
     void Release() {
         twin::Core& core = twin::current_core();
         for (uint32_t i = 0; i < core.buffer_count; ++i) {
-            core.buffers[i].allocated = false;
-            ++core.buffers[i].stamp;
+            twin::UbBuffer& buffer = core.buffers[i];
+            // As in the real TPipe: whoever produced for a freed tensor waits until its reader is done.
+            if (buffer.freed) twin::FlagWait(twin::FreeFlag(i), buffer.producer, {"TPipe", 0});
+            buffer.allocated = buffer.freed = false;
+            ++buffer.stamp;
         }
+        twin::UbReleased();
         core.buffer_count = 0;
         core.ub_used = 0;
     }

@@ -55,6 +55,11 @@ constexpr EventPipes PipesOf(HardEvent event) {
     return kTable[static_cast<int>(event)];
 }
 
+// Where the engine keeps an event.
+inline uint32_t FlagIndex(HardEvent event, int32_t id) {
+    return static_cast<uint32_t>(event) * twin::kEventIds + static_cast<uint32_t>(id);
+}
+
 inline bool* FlagOf(HardEvent event, int32_t id, const twin::Loc& loc) {
     if (id < 0 || id >= static_cast<int32_t>(twin::kEventIds)) {
         twin::Raise(twin::Finding::kEventMisuse, loc, "event id %d is outside 0..%u", id,
@@ -73,7 +78,7 @@ inline void SetFlag(int32_t id, twin::Loc loc = twin::Loc::Here()) {
                     "event %d of HardEvent %d is set twice without a WaitFlag", id, static_cast<int>(event));
     }
     *flag = true;
-    twin::OrderEdge(detail::PipesOf(event).from, detail::PipesOf(event).to, loc);
+    twin::FlagSet(detail::FlagIndex(event, id), detail::PipesOf(event).from, loc);
 }
 
 template <HardEvent event>
@@ -85,7 +90,7 @@ inline void WaitFlag(int32_t id, twin::Loc loc = twin::Loc::Here()) {
                     static_cast<int>(event));
     }
     *flag = false;
-    twin::OrderEdge(detail::PipesOf(event).from, detail::PipesOf(event).to, loc);
+    twin::FlagWait(detail::FlagIndex(event, id), detail::PipesOf(event).to, loc);
 }
 
 template <pipe_t pipe>
@@ -98,7 +103,7 @@ inline void PipeBarrier(twin::Loc loc = twin::Loc::Here()) {
                                  : pipe == PIPE_MTE2 ? twin::Pipe::kMte2
                                  : pipe == PIPE_MTE3 ? twin::Pipe::kMte3
                                                      : twin::Pipe::kAll;
-    twin::OrderEdge(kPipe, kPipe, loc);
+    twin::Barrier(kPipe, loc);
 }
 
 // All launched AIV cores meet. Every core must call it equally often.
@@ -126,13 +131,7 @@ enum class DcciDst : uint8_t { CACHELINE_ALL = 0, CACHELINE_UB, CACHELINE_OUT, C
 template <class T, CacheLine line, DcciDst dst = DcciDst::CACHELINE_ALL>
 inline void DataCacheCleanAndInvalid(const GlobalTensor<T>& target, twin::Loc loc = twin::Loc::Here()) {
     const auto span = target.Span(sizeof(T), loc, "DataCacheCleanAndInvalid");
-    twin::Issue({"DataCacheCleanAndInvalid",
-                 twin::Pipe::kS,
-                 loc,
-                 {64, 1},
-                 {reinterpret_cast<uintptr_t>(span.first), 64, 1, 0, true},
-                 {}},
-                [] {});
+    twin::CleanLines(reinterpret_cast<uintptr_t>(span.first), line == CacheLine::ENTIRE_DATA_CACHE, loc);
 }
 
 inline int64_t GetSystemCycle() { return twin::SystemCycle(); }

@@ -160,25 +160,14 @@ public:
     void SetL2CacheHint(CacheMode) {}
 
     T GetValue(uint64_t index, twin::Loc loc = twin::Loc::Here()) const {
-        T* element = (*this)[index].Span(sizeof(T), loc, "GetValue").first;
-        T value{};
-        twin::Issue({"GetValue",
-                     twin::Pipe::kS,
-                     loc,
-                     {sizeof(T), 1},
-                     {},
-                     {{Address(element), sizeof(T), 1, 0, true}}},
-                    [&] { __atomic_load(element, &value, __ATOMIC_ACQUIRE); });
-        return value;
+        const Ranged element = (*this)[index].Span(sizeof(T), loc, "GetValue");
+        twin::WatchRead(twin::current_core(), Address(element.first), loc);
+        return twin::ScalarLoad(element.first, *element.range, loc);
     }
     void SetValue(uint64_t index, T value, twin::Loc loc = twin::Loc::Here()) const {
-        T* element = (*this)[index].Span(sizeof(T), loc, "SetValue").first;
-        twin::Issue(
-            {"SetValue", twin::Pipe::kS, loc, {sizeof(T), 1}, {Address(element), sizeof(T), 1, 0, true}, {}},
-            [=] {
-                T copy = value;
-                __atomic_store(element, &copy, __ATOMIC_RELEASE);
-            });
+        const Ranged element = (*this)[index].Span(sizeof(T), loc, "SetValue");
+        twin::ForgetReads(twin::current_core());
+        twin::ScalarStore(element.first, value, *element.range, loc);
     }
 
     struct Ranged {

@@ -183,6 +183,18 @@ inline uint64_t GatherBits(T* dst, const T* src, const U* bits, const GatherShap
     });
 }
 
+template <class U>
+inline uint64_t CountBits(const U* bits, const GatherShape& shape) {
+    const uint8_t* bytes = reinterpret_cast<const uint8_t*>(bits);
+    uint64_t count = 0;
+    for (uint32_t r = 0; r < shape.repeats; ++r) {
+        const uint64_t first = uint64_t{r} * shape.bits_stride * kVectorBlockBytes;
+        for (uint32_t lane = 0; lane < shape.lanes; ++lane)
+            count += (bytes[first + lane / 8] >> (lane % 8)) & 1u;
+    }
+    return count;
+}
+
 // ---- Duplicate, Brcb, CreateVecIndex, ArithProgression ----
 
 template <class T>

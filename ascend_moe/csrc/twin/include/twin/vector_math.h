@@ -3,7 +3,7 @@
 //   Add, Sub, Mul, Div, Max, Min, And, Or       BinaryArray<AddOp>(dst, a, b, n)
 //   Adds, Muls, Maxs, Mins, ShiftLeft, ...      ScalarArray<AddOp>(dst, src, scalar, n)
 //   Abs, Sqrt, Exp, Ln, Relu, Not, ...          UnaryArray<AbsOp>(dst, src, n)
-//   Axpy, MulAddDst                             AxpyArray, MulAddDstArray
+//   Axpy, MulAddDst, FusedMulAdd                AxpyArray, MulAddDstArray, FusedMulAddArray
 //   mask and stride forms                       vector_repeat.h
 //   reductions                                  vector_reduce.h
 //   Compare, Select, GatherMask, Duplicate,
@@ -79,6 +79,17 @@ inline void MulAddDstArray(D* dst, const S* a, const S* b, uint32_t n) {
     TWIN_ELEMENTWISE
     for (uint32_t i = 0; i < n; ++i) {
         StoreAt(dst, i, MultiplyAdd<D>(Widen(LoadAt(a, i)), Widen(LoadAt(b, i)), LoadAt(dst, i)));
+    }
+}
+
+// dst[i] = a[i] · dst[i] + b[i]; with kRelu negative results are 0.
+template <bool kRelu, class T>
+inline void FusedMulAddArray(T* dst, const T* a, const T* b, uint32_t n) {
+    static_assert(kRealType<T>, "FusedMulAdd: half and float");
+    TWIN_ELEMENTWISE
+    for (uint32_t i = 0; i < n; ++i) {
+        const T sum = MultiplyAdd<T>(Widen(LoadAt(a, i)), Widen(LoadAt(dst, i)), LoadAt(b, i));
+        StoreAt(dst, i, kRelu ? Narrow<T>(ReluOp::Do(Widen(sum))) : sum);
     }
 }
 

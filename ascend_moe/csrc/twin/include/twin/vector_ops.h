@@ -72,6 +72,19 @@ struct MulOp {
         return static_cast<C>(static_cast<Modular<C>>(a) * static_cast<Modular<C>>(b));
     }
 };
+// The sum or difference, negative results set to 0. Types of A2/A3: no int32_t.
+template <class Op>
+struct ThenReluOp {
+    template <class T>
+    static constexpr bool kLegal = kOneOf<T, half, float, int16_t>;
+    template <class C>
+    static constexpr C Do(C a, C b) {
+        const C result = Op::Do(a, b);
+        return result < C{0} ? C{0} : result;
+    }
+};
+struct AddReluOp : ThenReluOp<AddOp> {};
+struct SubReluOp : ThenReluOp<SubOp> {};
 struct DivOp {
     template <class T>
     static constexpr bool kLegal = kRealType<T>;

@@ -263,6 +263,26 @@ inline void WholeExtreme(T* dst, const T* src, LaneMask mask, uint32_t repeats, 
     }
 }
 
+// ReduceMax (kMax) or ReduceMin over repeats: the index counts lanes, kLanes<T> a repeat.
+template <bool kMax, class T>
+inline void ReduceExtremeRepeats(T* dst, const T* src, LaneMask mask, uint32_t repeats,
+                                 uint32_t repeat_stride, bool with_index) {
+    TWIN_CHECK_REDUCE(T);
+    const Strides strides{1, repeat_stride};
+    uint32_t present[kLanes<T>], count = 0;
+    for (uint32_t lane = 0; lane < kLanes<T>; ++lane) {
+        if (mask[lane]) present[count++] = lane;
+    }
+    if (count == 0 || repeats == 0) return;
+    const auto load = [&](uint32_t i) {
+        return Widen(LoadAt(src, LaneOffset<T>(i / count, present[i % count], strides)));
+    };
+    const Extreme best = FindExtreme<kMax>(repeats * count, with_index, load);
+    StoreAt(dst, 0, Narrow<T>(best.value));
+    if (!with_index) return;
+    StoreAt(dst, 1, IndexBits<T>(best.index / count * kLanes<T> + present[best.index % count]));
+}
+
 // BlockReduceSum, BlockReduceMax, BlockReduceMin: one value for each of a repeat's 8 blocks; repeats are
 // 8·dst_stride elements apart. A block without a lane in the mask writes nothing.
 enum class BlockOp : uint8_t { kSum, kMax, kMin };

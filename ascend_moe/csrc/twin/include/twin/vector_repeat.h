@@ -24,6 +24,11 @@ struct LaneMask {
         const uint64_t high = n >= 128 ? ~uint64_t{0} : (n <= 64 ? 0 : (uint64_t{1} << (n - 64)) - 1u);
         return {{low, high}};
     }
+    // n lanes from `first` on.
+    static constexpr LaneMask Range(uint32_t first, uint32_t n) {
+        const LaneMask below = First(first), all = First(first + n);
+        return {{all.bits[0] & ~below.bits[0], all.bits[1] & ~below.bits[1]}};
+    }
 };
 
 // Distances between the starts of blocks and of repeats, in 32-byte blocks.

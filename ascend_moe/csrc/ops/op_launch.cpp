@@ -1,0 +1,156 @@
+#include "op_launch.h"
+
+#include <cstring>
+
+#include "kernels.h"
+
+namespace ops {
+
+namespace {
+
+// Outputs are undefined past the received rows. Small tails are zeroed all the same, so that tools that
+// compare whole tensors twice (opcheck) see equal bytes; large ones would cost as much as the op.
+constexpr uint64_t kZeroTailBytes = 256 * 1024;
+
+template <class Desc>
+uint64_t BytesOf(const Desc& tensor) {
+    uint64_t bytes = moe::TypeSize(static_cast<uint32_t>(tensor.dtype));
+    for (int i = 0; i < static_cast<int>(tensor.rank); ++i) bytes *= static_cast<uint64_t>(tensor.dims[i]);
+    return bytes;
+}
+
+}  // namespace
+
+OpLaunch::OpLaunch(Communicator& comm, const Plan& plan, const void* const* inputs, void* const* outputs,
+                   int32_t* record)
+    : comm_(comm), plan_(plan), inputs_(inputs), outputs_(outputs) {
+    const moe::MoeDistributeInfo& info = Info();
+    spec_.block_dim = plan.call.blockDim;
+    spec_.tiling_key = plan.call.tilingKey;
+    spec_.hccl_context[0] = reinterpret_cast<uintptr_t>(comm.table());
+    spec_.ranges = comm.ranges();
+    if (twin::kChecked) {
+        // Ranks that do not come are given as long as the kernel would wait for them.
+        spec_.deadline_s = static_cast<double>(info.deadlineCycles) / (moe::kCyclesPerMicro * 1e6);
+        spec_.window_rule = [this](uintptr_t begin, uint64_t bytes, bool write) {
+            return WindowRule(begin, bytes, write);
+        };
+    }
+    Add(comm.table(), sizeof(*comm.table()), twin::GmKind::kWorkspace, "window table");
+    workspace_ = Add(comm.Workspace(plan.call.workspaceBytes), plan.call.workspaceBytes,
+                     twin::GmKind::kWorkspace, "workspace");
+    record_ = Add(record, moe::kErrorRecordWords * sizeof(int32_t), twin::GmKind::kWorkspace, "error_record");
+    if (plan.call.op == moe::kOpDispatch) {
+        PrepareDispatch();
+    } else {
+        PrepareCombine();
+    }
+}
+
+const moe::MoeDistributeInfo& OpLaunch::Info() const {
+    return plan_.call.op == moe::kOpDispatch ? plan_.call.dispatch.info : plan_.call.combine.info;
+}
+
+GM_ADDR OpLaunch::Add(const void* begin, uint64_t bytes, twin::GmKind kind, const char* name) {
+    const uintptr_t address = reinterpret_cast<uintptr_t>(begin);
+    if (begin != nullptr && bytes > 0)
+        spec_.ranges.push_back({address, address + bytes, kind, false, nullptr, name});
+    return twin::GmOf(static_cast<uint8_t*>(const_cast<void*>(begin)));
+}
+
+GM_ADDR OpLaunch::Input(moe::TensorIndex index, const char* name) {
+    if (!moe::Given(plan_.spec, index)) return nullptr;
+    return Add(inputs_[index], BytesOf(moe::Tensor(plan_.spec, index)), twin::GmKind::kTensor, name);
+}
+
+#define AM_INPUT(name) Input(moe::kTensor_##name, #name)
+
+void OpLaunch::PrepareDispatch() {
+    moe::OutputDesc shapes[moe::kDispatchOutputs];
+    moe::DispatchShapes(plan_.spec, shapes);
+    GM_ADDR x = AM_INPUT(x);
+    GM_ADDR ids = AM_INPUT(expert_ids);
+    GM_ADDR scales = AM_INPUT(scales);
+    GM_ADDR mask = AM_INPUT(x_active_mask);
+    GM_ADDR expertScales = AM_INPUT(expert_scales);
+    static const char* const kNames[] = {"expand_x",          "dynamic_scales", "expand_idx",
+                                         "expert_token_nums", "ep_recv_counts", "tp_recv_counts",
+                                         "expand_scales"};
+    GM_ADDR out[moe::kDispatchOutputs];
+    for (uint32_t i = 0; i < moe::kDispatchOutputs; ++i)
+        out[i] = Add(outputs_[i], BytesOf(shapes[i]), twin::GmKind::kTensor, kNames[i]);
+    GM_ADDR tiling =
+        Add(&plan_.call.dispatch, sizeof(plan_.call.dispatch), twin::GmKind::kWorkspace, "tiling");
+    const DispatchKernel kernel = DispatchKernelOf(plan_.call.xType);
+    kernel_ = [=, record = record_, workspace = workspace_, expandX = out[0], dynamicScales = out[1],
+               expandIdx = out[2], tokenNums = out[3], recvCounts = out[4], tpCounts = out[5],
+               expandScales = out[6]] {
+        kernel(x, ids, scales, mask, expertScales, expandX, dynamicScales, expandIdx, tokenNums, recvCounts,
+               tpCounts, expandScales, record, workspace, tiling);
+    };
+}
+
+void OpLaunch::PrepareCombine() {
+    GM_ADDR expandX = AM_INPUT(expand_x);
+    GM_ADDR ids = AM_INPUT(expert_ids);
+    GM_ADDR sendCounts = AM_INPUT(ep_send_counts);
+    GM_ADDR expertScales = AM_INPUT(expert_scales);
+    GM_ADDR mask = AM_INPUT(x_active_mask);
+    GM_ADDR shared = AM_INPUT(shared_expert_x);
+    GM_ADDR index = plan_.spec.contract == static_cast<int32_t>(moe::kContractV2)
+                        ? AM_INPUT(assist_info_for_combine)
+                        : AM_INPUT(expand_idx);
+    GM_ADDR x = Add(outputs_[0], BytesOf(moe::CombineShape(plan_.spec)), twin::GmKind::kTensor, "x");
+    GM_ADDR tiling = Add(&plan_.call.combine, sizeof(plan_.call.combine), twin::GmKind::kWorkspace, "tiling");
+    const CombineKernel kernel = CombineKernelOf(plan_.call.xType);
+    kernel_ = [=, record = record_, workspace = workspace_] {
+        kernel(expandX, ids, index, sendCounts, expertScales, nullptr, mask, nullptr, shared, x, record,
+               workspace, tiling);
+    };
+}
+#undef AM_INPUT
+
+// Rows go into the half of this op's epoch: into this rank's own region of it, or, where combine returns them
+// by slot, anywhere in it. A rank reads its own half only.
+const char* OpLaunch::WindowRule(uintptr_t begin, uint64_t bytes, bool write) const {
+    const moe::MoeDistributeInfo& info = Info();
+    const uint32_t parity = moe::Parity(epoch_);
+    const bool slots = plan_.call.op == moe::kOpCombine && info.contract == moe::kContractV2;
+    const moe::WindowTable& table = *comm_.table();
+    for (uint32_t owner = 0; owner < info.world; ++owner) {
+        if (begin < table.data[owner] || begin >= table.data[owner] + table.dataBytes) continue;
+        if (!write && owner != info.rank) return "rows are read from a rank's own window only";
+        const uint64_t half = moe::HalfOffset(table.dataBytes, parity), at = begin - table.data[owner];
+        if (at < half || at + bytes > half + moe::HalfBytes(table.dataBytes))
+            return "it lies in the other half, not in that of this op's epoch";
+        const uint64_t region = moe::RegionOffset(table.dataBytes, info.world, parity, info.rank);
+        if (write && !slots &&
+            (at < region || at + bytes > region + moe::RegionBytes(table.dataBytes, info.world)))
+            return "it lies outside this rank's own region";
+    }
+    return nullptr;
+}
+
+void OpLaunch::Finish() {
+    if (plan_.call.op != moe::kOpDispatch) return;
+    moe::OutputDesc shapes[moe::kDispatchOutputs];
+    moe::DispatchShapes(plan_.spec, shapes);
+    const moe::MoeDistributeInfo& info = plan_.call.dispatch.info;
+    const int32_t* counts = static_cast<const int32_t*>(outputs_[4]);
+    const uint32_t slots = info.world * info.localExperts;
+    const uint64_t rows = static_cast<uint64_t>(counts[slots - 1]);
+    const bool quantised = info.quantMode != 0, triples = info.contract == moe::kContractV2;
+    ZeroTail(0, shapes[0], rows * info.hidden * moe::TypeSize(info.wireType));
+    ZeroTail(1, shapes[1], quantised ? rows * sizeof(float) : 0);
+    if (triples) ZeroTail(2, shapes[2], rows * moe::kTripleWords * sizeof(int32_t));
+    ZeroTail(4, shapes[4], slots * sizeof(int32_t));
+    ZeroTail(6, shapes[6], 0);
+}
+
+void OpLaunch::ZeroTail(uint32_t index, const moe::OutputDesc& shape, uint64_t defined) {
+    const uint64_t bytes = BytesOf(shape);
+    if (bytes > defined && bytes - defined <= kZeroTailBytes)
+        memset(static_cast<uint8_t*>(outputs_[index]) + defined, 0, bytes - defined);
+}
+
+}  // namespace ops

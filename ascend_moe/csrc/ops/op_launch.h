@@ -1,0 +1,45 @@
+// One op of one rank, ready to run: the kernel with its arguments, and the GM ranges that it may touch.
+#pragma once
+
+#include <functional>
+
+#include "communicator.h"
+#include "run.h"
+#include "twin/engine.h"
+
+namespace ops {
+
+class OpLaunch {
+public:
+    // The pointers must stay valid until Finish.
+    OpLaunch(Communicator& comm, const Plan& plan, const void* const* inputs, void* const* outputs,
+             int32_t* record);
+
+    twin::LaunchSpec& spec() { return spec_; }
+    const std::function<void()>& kernel() const { return kernel_; }
+    // After the kernel: what the op promises of bytes that no kernel writes.
+    void Finish();
+    // Before the kernel, when other ops have run since this was made: the epoch that it will be.
+    void Begin() { epoch_ = moe::NextEpoch(comm_.Epoch()); }
+
+private:
+    const moe::MoeDistributeInfo& Info() const;
+    GM_ADDR Add(const void* begin, uint64_t bytes, twin::GmKind kind, const char* name);
+    GM_ADDR Input(moe::TensorIndex index, const char* name);
+    void PrepareDispatch();
+    void PrepareCombine();
+    const char* WindowRule(uintptr_t begin, uint64_t bytes, bool write) const;
+    void ZeroTail(uint32_t index, const moe::OutputDesc& shape, uint64_t defined);
+
+    Communicator& comm_;
+    const Plan& plan_;
+    const void* const* inputs_;
+    void* const* outputs_;
+    twin::LaunchSpec spec_;
+    std::function<void()> kernel_;
+    GM_ADDR workspace_ = nullptr;
+    GM_ADDR record_ = nullptr;
+    uint32_t epoch_ = 0;
+};
+
+}  // namespace ops

@@ -1,0 +1,68 @@
+// The checked engine: V, MTE2 and MTE3 are queues that run later, as late as the flags allow or as a schedule
+// says; every access is checked against every other one that nothing orders before it. See src/checked.
+#pragma once
+
+#include <cstddef>
+#include <new>
+#include <type_traits>
+#include <utility>
+
+namespace twin {
+
+constexpr bool kChecked = true;
+
+namespace checked {
+// Memory for a queued effect, alive until it has run.
+void* Reserve(Core& core, size_t bytes);
+void Enqueue(Core& core, const Instruction& instruction, void (*run)(void*), void* effect);
+// An instruction of the scalar pipe: checked here, its effect follows at once.
+void CheckScalar(Core& core, const Instruction& instruction);
+void LoadCached(Core& core, const void* from, uint32_t bytes, void* value, const GmRange& range,
+                const Loc& loc);
+void StoreCached(Core& core, void* to, uint32_t bytes, const void* value, const GmRange& range,
+                 const Loc& loc);
+}  // namespace checked
+
+template <class Effect>
+inline void Issue(const Instruction& instruction, Effect&& effect) {
+    using Closure = typename std::decay<Effect>::type;
+    Core& core = current_core();
+    if (instruction.pipe == Pipe::kS) {
+        checked::CheckScalar(core, instruction);
+        effect();
+        return;
+    }
+    void* memory = checked::Reserve(core, sizeof(Closure));
+    new (memory) Closure(std::forward<Effect>(effect));
+    checked::Enqueue(
+        core, instruction,
+        [](void* closure) {
+            Closure* held = static_cast<Closure*>(closure);
+            (*held)();
+            held->~Closure();
+        },
+        memory);
+}
+
+// `flag` is an index into the core's flags: hard events by event and id, then the hand-overs of queues.
+void FlagSet(uint32_t flag, Pipe from, const Loc& loc);
+void FlagWait(uint32_t flag, Pipe to, const Loc& loc);
+void Barrier(Pipe pipe, const Loc& loc);
+// Runs what a pipe has queued: for results that the scalar side gets through a reference.
+void SettlePipe(Pipe pipe);
+void UbCarved(uint32_t begin, uint32_t bytes);
+void UbReleased();
+void CleanLines(uintptr_t address, bool all, const Loc& loc);
+
+template <class T>
+inline T ScalarLoad(const T* from, const GmRange& range, const Loc& loc) {
+    T value{};
+    checked::LoadCached(current_core(), from, sizeof(T), &value, range, loc);
+    return value;
+}
+template <class T>
+inline void ScalarStore(T* to, T value, const GmRange& range, const Loc& loc) {
+    checked::StoreCached(current_core(), to, sizeof(T), &value, range, loc);
+}
+
+}  // namespace twin

@@ -1,0 +1,124 @@
+// Launches of ranks that are threads: they meet, and the last to come runs them all.
+#ifdef TWIN_CHECKED
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+
+#include "world.h"
+
+namespace twin {
+
+class Scheduler {};
+
+class Group {
+public:
+    explicit Group(uint32_t world) : posts_(world) {}
+
+    void Launch(Device& device, uint32_t slot, const LaunchSpec& spec, const std::function<void()>& kernel) {
+        std::unique_lock<std::mutex> lock(mutex_);
+        Post mine{&device, &spec, &kernel, nullptr, false};
+        posts_[slot] = &mine;
+        ++waiting_;
+        if (waiting_ == posts_.size()) {
+            RunAll();
+        } else {
+            const double seconds = spec.deadline_s > 0 ? spec.deadline_s : 60.0;
+            const bool met =
+                met_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return mine.done; });
+            if (!met) RunAll();  // the others do not come: their ranks are found missing, by name
+        }
+        if (mine.failure) std::rethrow_exception(mine.failure);
+    }
+
+private:
+    struct Post {
+        Device* device;
+        const LaunchSpec* spec;
+        const std::function<void()>* kernel;
+        std::exception_ptr failure;
+        bool done;
+    };
+
+    void RunAll() {
+        std::vector<RankProgram> programs;
+        std::vector<ProgramStep> steps(posts_.size());
+        std::vector<Post*> ran;
+        for (size_t i = 0; i < posts_.size(); ++i) {
+            Post* post = posts_[i];
+            if (post == nullptr) continue;
+            steps[i].spec = *post->spec;
+            steps[i].kernel = *post->kernel;
+            RankProgram program;
+            program.rank = post->device->rank();
+            program.idle = &post->device->idle();
+            program.steps = {&steps[i]};
+            programs.push_back(program);
+            ran.push_back(post);
+        }
+        RunOptions options;
+        options.hang_is_finding = false;
+        options.explicit_sync = true;
+        for (const Post* post : ran)
+            options.explicit_sync = options.explicit_sync && !post->spec->watch_polls;
+        if (const char* seed = getenv("ASCEND_MOE_SEED")) {
+            options.seed = strtoull(seed, nullptr, 10) + ++runs_;
+            options.policy = Policy::kRandom;
+        }
+        const RunResult result = explorer_.Run(programs, options);
+        for (size_t i = 0; i < ran.size(); ++i) {
+            ran[i]->device->traffic_ = programs[i].traffic;
+            if (result.failed) ran[i]->failure = std::make_exception_ptr(Fault(result.kind, result.message));
+            ran[i]->done = true;
+        }
+        for (Post*& post : posts_) post = nullptr;
+        waiting_ = 0;
+        met_.notify_all();
+    }
+
+    std::mutex mutex_;
+    std::condition_variable met_;
+    std::vector<Post*> posts_;
+    size_t waiting_ = 0;
+    uint64_t runs_ = 0;
+    Explorer explorer_;
+};
+
+namespace {
+// Ranks find each other by the windows they share; nothing else connects them.
+std::mutex g_groups_mutex;
+std::map<const void*, std::weak_ptr<Group>> g_groups;
+}  // namespace
+
+Device::Device(int rank) : rank_(rank), group_(std::make_shared<Group>(1)) {}
+Device::~Device() = default;
+
+void Device::JoinGroup(const void* key, uint32_t world) {
+    const std::lock_guard<std::mutex> lock(g_groups_mutex);
+    for (auto entry = g_groups.begin(); entry != g_groups.end();)
+        entry = entry->second.expired() ? g_groups.erase(entry) : std::next(entry);
+    group_ = g_groups[key].lock();
+    if (group_ == nullptr) g_groups[key] = group_ = std::make_shared<Group>(world);
+    slot_ = static_cast<uint32_t>(rank_);
+}
+
+void Device::Launch(const LaunchSpec& spec, const std::function<void()>& kernel) {
+    group_->Launch(*this, slot_, spec, kernel);
+}
+
+Explorer::Explorer() : world_(std::make_unique<World>()) {}
+Explorer::~Explorer() = default;
+RunResult Explorer::Run(std::vector<RankProgram>& programs, const RunOptions& options) {
+    return world_->Run(programs, options);
+}
+void Explorer::ForEachWrittenPage(const std::function<void(uintptr_t, uint64_t)>& visit) const {
+    world_->ForEachPage([&](const Page& page) {
+        if (page.written) visit(page.begin, kPageBytes);
+    });
+}
+
+}  // namespace twin
+
+#endif  // TWIN_CHECKED

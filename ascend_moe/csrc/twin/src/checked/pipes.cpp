@@ -1,0 +1,355 @@
+// The pipes of a core: instructions and tokens leave each in order, when a flag or a schedule says so.
+#ifdef TWIN_CHECKED
+
+#include <algorithm>
+#include <cstring>
+
+#include "world.h"
+
+namespace twin {
+
+namespace {
+constexpr size_t kEffectChunk = 64 * 1024;
+constexpr uint8_t kFreshUb = 0xA5;
+}  // namespace
+
+// What the scalar pipe knows now, for an instruction that it issues.
+ClockId World::IssueClock(CoreState& core) {
+    if (core.issue_clock == kNoClock) core.issue_clock = clocks_.Copy(core.clock[0].data());
+    clocks_.Hold(core.issue_clock);
+    return core.issue_clock;
+}
+
+void* World::Reserve(CoreState& core, size_t bytes) {
+    bytes = (bytes + 15) / 16 * 16;
+    if (core.effect_chunk < core.effect_chunks.size() && core.effect_used + bytes > kEffectChunk) {
+        ++core.effect_chunk;
+        core.effect_used = 0;
+    }
+    if (core.effect_chunk == core.effect_chunks.size()) {
+        core.effect_chunks.push_back(std::unique_ptr<uint8_t[]>(new uint8_t[kEffectChunk]));
+        core.effect_used = 0;
+    }
+    void* memory = core.effect_chunks[core.effect_chunk].get() + core.effect_used;
+    core.effect_used += bytes;
+    return memory;
+}
+
+Toucher World::ToucherOf(CoreState& core, Pipe pipe, uint32_t number, bool write, bool atomic) {
+    const bool in_order = pipe == Pipe::kS || (pipe == Pipe::kV && !options_.explicit_sync);
+    return {number, core.Agent(pipe), write,
+            atomic, in_order,         core.clock[static_cast<uint32_t>(pipe)].data()};
+}
+
+bool World::FlagReady(const CoreState& core, uint32_t flag, uint32_t turn) const {
+    return core.flags[flag].sets_done >= turn;
+}
+
+bool World::Idle(const CoreState& core) const {
+    return core.pipes[1].empty() && core.pipes[2].empty() && core.pipes[3].empty() && core.stores.empty();
+}
+
+void World::Enqueue(CoreState& core, const Instruction& instruction, void (*run)(void*), void* effect) {
+    if (unwinding_) return;
+    const uint32_t pipe = static_cast<uint32_t>(instruction.pipe);
+    PipeQueue& queue = core.pipes[pipe];
+    const bool writes = instruction.write.bytes != 0;
+    const uint32_t number = instruction.continues
+                                ? queue.issued
+                                : sites_.Add({instruction.name, instruction.loc, core.Agent(instruction.pipe),
+                                              writes, instruction.atomic});
+    queue.issued = number;
+    if (queue.head != 0 && queue.empty()) {
+        queue.ops.clear();
+        queue.head = 0;
+    }
+    queue.ops.push_back({Queued::kEffect, number, IssueClock(core), 0, 0, run, effect, instruction});
+    core.core.blocked_at = instruction.loc;
+    if (queue.ops.size() - queue.head == 1 && Eager(core, pipe)) {
+        RunHead(core, pipe, false);
+        if (pipe == static_cast<uint32_t>(Pipe::kMte3) && !core.stores.empty() && Eager(core, pipe))
+            LandAll(core);
+    }
+    if (instruction.write.gm || instruction.reads[0].gm) MaybeYield(core);
+}
+
+void World::CheckScalar(CoreState& core, const Instruction& instruction) {
+    if (unwinding_) return;
+    const bool writes = instruction.write.bytes != 0;
+    const uint32_t number =
+        sites_.Add({instruction.name, instruction.loc, core.Agent(Pipe::kS), writes, false});
+    const Toucher t = ToucherOf(core, Pipe::kS, number, writes, false);
+    for (const Access& read : instruction.reads) {
+        if (read.bytes == 0) continue;
+        TouchUb(core, read, t, instruction.loc);
+        NeedFilled(core, read, instruction, number);
+    }
+    if (writes) TouchUb(core, instruction.write, t, instruction.loc);
+    core.pipes[0].last = number;
+}
+
+// ---- tokens ----
+
+void World::FlagSet(CoreState& core, uint32_t flag, Pipe from, const Loc& loc) {
+    if (unwinding_) return;
+    FlagState& state = core.flags[flag];
+    if (state.sets_issued - state.waits_done >= FlagState::kDepth) ForceAll(core);
+    const uint32_t turn = ++state.sets_issued;
+    if (from == Pipe::kS) {
+        std::vector<uint32_t>& clock = core.clock[0];
+        const ClockId published = clocks_.Copy(clock.data());
+        clocks_.At(published)[core.Agent(Pipe::kS)] = core.pipes[0].last;
+        state.clocks[turn % FlagState::kDepth] = published;
+        ++state.sets_done;
+        return;
+    }
+    const uint32_t pipe = static_cast<uint32_t>(from);
+    Instruction token = {"SetFlag", from, loc, {}, {}, {}};
+    if (flag >= kQueueFlags &&
+        (flag - kQueueFlags) % 2 == 1) {  // a tensor is given back: what it held is gone
+        const UbBuffer& slot = core.core.buffers[(flag - kQueueFlags) / 2];
+        token.write = {reinterpret_cast<uintptr_t>(core.ub) + slot.begin, slot.bytes};
+    }
+    core.pipes[pipe].ops.push_back(
+        {Queued::kSet, sites_.last(), IssueClock(core), flag, turn, nullptr, nullptr, token});
+    if (core.pipes[pipe].ops.size() - core.pipes[pipe].head == 1) RunHead(core, pipe, false);
+}
+
+void World::FlagWait(CoreState& core, uint32_t flag, Pipe to, const Loc& loc) {
+    if (unwinding_) return;
+    FlagState& state = core.flags[flag];
+    const uint32_t turn = ++state.waits_issued;
+    if (to == Pipe::kS) {
+        if (!FlagReady(core, flag, turn)) {
+            core.core.blocked_at = loc;
+            if (Choose(2, 8) != 0) {
+                core.wait_flag = flag;
+                core.wait_turn = turn;
+                Park(core, CoreStatus::kFlag, loc);
+            } else {
+                ForceFlag(core, flag, turn);
+            }
+        }
+        ClockId& clock = state.clocks[turn % FlagState::kDepth];
+        clocks_.Join(core.clock[0].data(), clock);
+        clocks_.Drop(clock);
+        clock = kNoClock;
+        ++state.waits_done;
+        clocks_.Drop(core.issue_clock);
+        core.issue_clock = kNoClock;
+        return;
+    }
+    const uint32_t pipe = static_cast<uint32_t>(to);
+    core.pipes[pipe].ops.push_back({Queued::kWait,
+                                    sites_.last(),
+                                    IssueClock(core),
+                                    flag,
+                                    turn,
+                                    nullptr,
+                                    nullptr,
+                                    {"WaitFlag", to, loc, {}, {}, {}}});
+    if (core.pipes[pipe].ops.size() - core.pipes[pipe].head == 1) RunHead(core, pipe, false);
+}
+
+void World::Barrier(CoreState& core, Pipe pipe, const Loc& loc) {
+    if (unwinding_) return;
+    if (pipe == Pipe::kAll) {
+        Drain(core, loc);
+        return;
+    }
+    const uint32_t index = static_cast<uint32_t>(pipe);
+    core.pipes[index].ops.push_back({Queued::kBarrier,
+                                     sites_.last(),
+                                     IssueClock(core),
+                                     0,
+                                     0,
+                                     nullptr,
+                                     nullptr,
+                                     {"PipeBarrier", pipe, loc, {}, {}, {}}});
+    if (core.pipes[index].ops.size() - core.pipes[index].head == 1) RunHead(core, index, false);
+}
+
+// ---- running ----
+
+// Runs the oldest instruction or token of a pipe. False: it has to wait (never when forced in program order).
+bool World::RunHead(CoreState& core, uint32_t pipe, bool force) {
+    PipeQueue& queue = core.pipes[pipe];
+    QueuedOp& op = queue.ops[queue.head];
+    std::vector<uint32_t>& clock = core.clock[pipe];
+    FlagState& flag = core.flags[op.flag];
+    const uint32_t self = core.Agent(static_cast<Pipe>(pipe));
+    const bool stores =
+        pipe == static_cast<uint32_t>(Pipe::kMte3) && op.kind != Queued::kEffect && op.kind != Queued::kWait;
+    if (op.kind == Queued::kWait && !FlagReady(core, op.flag, op.turn)) {
+        if (!force) return false;
+        ForceFlag(core, op.flag, op.turn);
+    }
+    if (stores && !core.stores.empty()) {
+        if (!force) return false;
+        LandAll(core);
+    }
+    ++core.pipes[pipe].head;
+    clocks_.Join(clock.data(), op.clock);
+    switch (op.kind) {
+        case Queued::kEffect:
+            RunEffect(core, pipe, op, force);
+            core.pipes[pipe].last = op.number;
+            break;
+        case Queued::kSet: {
+            ClockId& published = flag.clocks[op.turn % FlagState::kDepth];
+            published = clocks_.Copy(clock.data());
+            clocks_.At(published)[self] = core.pipes[pipe].last;
+            ++flag.sets_done;
+            if (op.instruction.write.bytes != 0) {
+                const uint32_t begin =
+                    static_cast<uint32_t>(op.instruction.write.begin - reinterpret_cast<uintptr_t>(core.ub));
+                memset(core.ub + begin, kFreshUb, op.instruction.write.bytes);
+                Shadow::Fill(&core.ub_blocks[begin / kBlockBytes], 0, op.instruction.write.bytes, false);
+            }
+            break;
+        }
+        case Queued::kWait: {
+            ClockId& published = flag.clocks[op.turn % FlagState::kDepth];
+            clocks_.Join(clock.data(), published);
+            clocks_.Drop(published);
+            published = kNoClock;
+            ++flag.waits_done;
+            break;
+        }
+        case Queued::kBarrier: clock[self] = core.pipes[pipe].last; break;
+    }
+    clocks_.Drop(op.clock);
+    return true;
+}
+
+void World::RunEffect(CoreState& core, uint32_t pipe, QueuedOp& op, bool force) {
+    const Instruction& in = op.instruction;
+    const Pipe which = static_cast<Pipe>(pipe);
+    const Toucher reader = ToucherOf(core, which, op.number, false, false);
+    for (const Access& read : in.reads) {
+        if (read.bytes == 0 || read.count == 0) continue;
+        if (read.gm) {
+            TouchGm(core, which, read, reader, in, kNoClock);
+        } else {
+            TouchUb(core, read, reader, in.loc);
+            NeedFilled(core, read, in, op.number);
+        }
+    }
+    const Toucher writer = ToucherOf(core, which, op.number, true, in.atomic);
+    if (in.clobber.bytes != 0) {
+        TouchUb(core, in.clobber, writer, in.loc);
+        for (uint32_t i = 0; i < in.clobber.count; ++i) {
+            const uint64_t at =
+                in.clobber.begin + i * in.clobber.stride - reinterpret_cast<uintptr_t>(core.ub);
+            Shadow::Fill(&core.ub_blocks[at / kBlockBytes], static_cast<uint32_t>(at % kBlockBytes),
+                         in.clobber.bytes, false);
+        }
+    }
+    if (in.write.bytes == 0 || in.write.count == 0) {
+        op.run(op.effect);
+        return;
+    }
+    if (!in.write.gm) {
+        TouchUb(core, in.write, writer, in.loc);
+        op.run(op.effect);
+        return;
+    }
+    // Whoever reads a flag of this store knows what MTE3 knew; with stores in order also what it sent before.
+    const ClockId release = clocks_.Copy(core.clock[pipe].data());
+    if (!options_.unordered) clocks_.At(release)[core.Agent(which)] = op.number - 1;
+    TouchGm(core, which, in.write, writer, in, release);
+    const GmRange& range = FindGm(core.core, in.write.begin, in.write.bytes, in.loc);
+    if (in.atomic) {
+        op.run(op.effect);
+        for (uint32_t i = 0; i < in.write.count; ++i) {
+            Landed(core, in.write.begin + i * in.write.stride, in.write.bytes, &range, op.number);
+        }
+        clocks_.Drop(release);
+        return;
+    }
+    MakeStore(core, op, range, release, force);
+}
+
+// Runs what has to run, in program order, until a flag is up.
+void World::ForceFlag(CoreState& core, uint32_t flag, uint32_t turn) {
+    while (!FlagReady(core, flag, turn)) {
+        // The set that is missing sits in one of the queues: run the oldest instruction of its pipe.
+        uint32_t pipe = 0;
+        for (uint32_t p = 1; p < kPipes && pipe == 0; ++p) {
+            const PipeQueue& queue = core.pipes[p];
+            for (size_t i = queue.head; i < queue.ops.size(); ++i) {
+                const QueuedOp& op = queue.ops[i];
+                if (op.kind == Queued::kSet && op.flag == flag && op.turn <= turn) {
+                    pipe = p;
+                    break;
+                }
+            }
+        }
+        if (pipe == 0) {
+            Raise(Finding::kEventMisuse, core.core.blocked_at, "a flag is awaited that nobody has set");
+        }
+        RunHead(core, pipe, true);
+    }
+}
+
+void World::ForcePipe(CoreState& core, uint32_t pipe) {
+    while (!core.pipes[pipe].empty()) RunHead(core, pipe, true);
+}
+
+void World::Settle(CoreState& core, Pipe pipe) {
+    if (!unwinding_) ForcePipe(core, static_cast<uint32_t>(pipe));
+}
+
+void World::ForceAll(CoreState& core) {
+    for (uint32_t pipe = 1; pipe < kPipes; ++pipe) ForcePipe(core, pipe);
+    LandAll(core);
+    if (Idle(core)) core.effect_chunk = core.effect_used = 0;
+}
+
+// PipeBarrier<PIPE_ALL>: everything the core has begun is done, and all its pipes know.
+void World::Drain(CoreState& core, const Loc& loc) {
+    core.core.blocked_at = loc;
+    if (!Idle(core) && Choose(2, 4) != 0) Park(core, CoreStatus::kDrain, loc);
+    ForceAll(core);
+    KnowAll(core);
+}
+
+void World::KnowAll(CoreState& core) {
+    std::vector<uint32_t>& all = core.clock[0];
+    for (uint32_t pipe = 1; pipe < kPipes; ++pipe) {
+        const std::vector<uint32_t>& clock = core.clock[pipe];
+        for (size_t a = 0; a < all.size(); ++a) all[a] = std::max(all[a], clock[a]);
+    }
+    for (uint32_t pipe = 0; pipe < kPipes; ++pipe)
+        all[core.Agent(static_cast<Pipe>(pipe))] = core.pipes[pipe].last;
+    clocks_.Drop(core.issue_clock);
+    core.issue_clock = kNoClock;
+}
+
+// ---- UB comes and goes ----
+
+void World::Carved(CoreState& core, uint32_t begin, uint32_t bytes) {
+    if (unwinding_ || bytes == 0) return;
+    if (!Idle(core))
+        ForceAll(core);  // what is under way there must not see the poison; clocks tell if it races
+    core.ub_high = std::max(core.ub_high, begin + bytes);
+    memset(core.ub + begin, kFreshUb, bytes);
+    Shadow::Fill(&core.ub_blocks[begin / kBlockBytes], 0, bytes, false);
+}
+
+void World::Released(CoreState& core) {
+    if (unwinding_ || std::uncaught_exceptions() > 0) return;
+    ForceAll(core);
+    for (uint32_t flag = kQueueFlags; flag < kFlags; ++flag) {
+        FlagState& state = core.flags[flag];
+        for (ClockId& clock : state.clocks) {
+            clocks_.Drop(clock);
+            clock = kNoClock;
+        }
+        state = FlagState();
+    }
+}
+
+}  // namespace twin
+
+#endif  // TWIN_CHECKED

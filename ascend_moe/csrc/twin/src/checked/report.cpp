@@ -1,0 +1,99 @@
+// Findings in words: both accesses, the bytes, the edge that is missing.
+#ifdef TWIN_CHECKED
+
+#include <cstring>
+
+#include "world.h"
+
+namespace twin {
+
+namespace {
+const char* PipeName(uint32_t pipe) {
+    static constexpr const char* kNames[] = {"S", "V", "MTE2", "MTE3"};
+    return kNames[pipe];
+}
+}  // namespace
+
+std::string World::Place(const Loc& loc) const {
+    const char* file = strrchr(loc.file, '/');
+    return std::string(file != nullptr ? file + 1 : loc.file) + ":" + std::to_string(loc.line);
+}
+
+std::string World::Actor(uint16_t agent) const {
+    const CoreState& core = *cores_[agent / kPipes];
+    return "rank " + std::to_string(core.rank->program->rank) + " core " + std::to_string(core.core.index);
+}
+
+// "MTE3 store at x.h:120".
+std::string World::Describe(uint32_t number, bool wrote) const {
+    const Site& site = sites_[number];
+    const uint32_t pipe = site.agent % kPipes;
+    const char* what = pipe == static_cast<uint32_t>(Pipe::kMte3)   ? "store"
+                       : pipe == static_cast<uint32_t>(Pipe::kMte2) ? "load"
+                       : wrote                                      ? "write"
+                                                                    : "read";
+    return std::string(PipeName(pipe)) + " " + what + " at " + Place(site.loc) + " (" + site.name + ")";
+}
+
+void World::RaiseConflict(const Toucher& t, const Shadow::Conflict& found, const std::string& where) {
+    if (found.other < t.number) {
+        RaiseOrder(found.other, found.wrote, t.number, t.write, where);
+    } else {
+        RaiseOrder(t.number, t.write, found.other, found.wrote, where);
+    }
+}
+
+void World::RaiseOrder(uint32_t first, bool first_wrote, uint32_t second, bool second_wrote,
+                       const std::string& where) {
+    const Site &a = sites_[first], &b = sites_[second];
+    const uint32_t from = a.agent % kPipes, to = b.agent % kPipes;
+    const CoreState &one = *cores_[a.agent / kPipes], &two = *cores_[b.agent / kPipes];
+    g_current_core = &cores_[b.agent / kPipes]->core;
+    const std::string left = Describe(first, first_wrote), right = Describe(second, second_wrote);
+    if (&one == &two && from == to) {
+        Raise(Finding::kPipeHazard, b.loc, "%s is not ordered before %s: needs PipeBarrier<PIPE_%s>; %s",
+              left.c_str(), right.c_str(), PipeName(from), where.c_str());
+    }
+    if (&one == &two) {
+        Raise(Finding::kMissingSync, b.loc,
+              "%s is not ordered before %s: needs %s_%s or PipeBarrier<PIPE_ALL>; %s", left.c_str(),
+              right.c_str(), PipeName(from), PipeName(to), where.c_str());
+    }
+    if (one.rank == two.rank) {
+        Raise(Finding::kCoreRace, b.loc,
+              "%s of core %u is not ordered before %s of core %u: needs PipeBarrier<PIPE_ALL> and SyncAll "
+              "between them; %s",
+              left.c_str(), one.core.index, right.c_str(), two.core.index, where.c_str());
+    }
+    Raise(Finding::kRankRace, b.loc,
+          "%s of %s is not ordered before %s of %s: needs a status block that is sent when the first is done "
+          "and read before the second begins; %s",
+          left.c_str(), Actor(a.agent).c_str(), right.c_str(), Actor(b.agent).c_str(), where.c_str());
+}
+
+void World::RaiseUnfilled(const CoreState& core, const Instruction& in, uint32_t number, uint64_t at,
+                          uint64_t bytes) {
+    // Perhaps the bytes are on their way, and nobody waits for them.
+    for (uint32_t pipe = 1; pipe < kPipes; ++pipe) {
+        const PipeQueue& queue = core.pipes[pipe];
+        for (size_t i = queue.head; i < queue.ops.size(); ++i) {
+            const QueuedOp& op = queue.ops[i];
+            const Access& write = op.instruction.write;
+            if (op.kind != Queued::kEffect || op.number >= number || write.gm || write.bytes == 0) continue;
+            const uintptr_t address = reinterpret_cast<uintptr_t>(core.ub) + at;
+            for (uint32_t k = 0; k < write.count; ++k) {
+                const uintptr_t begin = write.begin + k * write.stride;
+                if (address >= begin && address < begin + write.bytes)
+                    RaiseOrder(op.number, true, number, false, "UB byte " + std::to_string(at));
+            }
+        }
+    }
+    Raise(Finding::kUninitialised, in.loc,
+          "%s reads %llu bytes of UB, of which byte %llu has never been written (fresh, freed, or the dummy "
+          "bytes behind a padded copy)",
+          in.name, static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(at));
+}
+
+}  // namespace twin
+
+#endif  // TWIN_CHECKED

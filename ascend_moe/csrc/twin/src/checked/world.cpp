@@ -1,0 +1,599 @@
+#ifdef TWIN_CHECKED
+
+#include "world.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <new>
+
+namespace twin {
+
+namespace {
+constexpr int64_t kJumpCycles = 50'000'000;  // one second
+constexpr uint32_t kMaxIdleRounds = 5000;
+constexpr uint32_t kSuspectedRounds = 64;
+
+World& WorldOf(const CoreState& core) { return *core.world; }
+CoreState& Here() { return *g_current_core->checked; }
+}  // namespace
+
+// ---- what the API headers call ----
+
+namespace checked {
+void* Reserve(Core& core, size_t bytes) { return WorldOf(*core.checked).Reserve(*core.checked, bytes); }
+void Enqueue(Core& core, const Instruction& instruction, void (*run)(void*), void* effect) {
+    WorldOf(*core.checked).Enqueue(*core.checked, instruction, run, effect);
+}
+void CheckScalar(Core& core, const Instruction& instruction) {
+    WorldOf(*core.checked).CheckScalar(*core.checked, instruction);
+}
+void LoadCached(Core& core, const void* from, uint32_t bytes, void* value, const GmRange& range,
+                const Loc& loc) {
+    WorldOf(*core.checked)
+        .LoadCached(*core.checked, reinterpret_cast<uintptr_t>(from), bytes, value, range, loc);
+}
+void StoreCached(Core& core, void* to, uint32_t bytes, const void* value, const GmRange& range,
+                 const Loc& loc) {
+    WorldOf(*core.checked)
+        .StoreCached(*core.checked, reinterpret_cast<uintptr_t>(to), bytes, value, range, loc);
+}
+}  // namespace checked
+
+void FlagSet(uint32_t flag, Pipe from, const Loc& loc) { WorldOf(Here()).FlagSet(Here(), flag, from, loc); }
+void FlagWait(uint32_t flag, Pipe to, const Loc& loc) { WorldOf(Here()).FlagWait(Here(), flag, to, loc); }
+void Barrier(Pipe pipe, const Loc& loc) { WorldOf(Here()).Barrier(Here(), pipe, loc); }
+void SettlePipe(Pipe pipe) { WorldOf(Here()).Settle(Here(), pipe); }
+void UbCarved(uint32_t begin, uint32_t bytes) { WorldOf(Here()).Carved(Here(), begin, bytes); }
+void UbReleased() { WorldOf(Here()).Released(Here()); }
+void CleanLines(uintptr_t address, bool all, const Loc& loc) {
+    WorldOf(Here()).CleanLines(Here(), address, all, loc);
+}
+const GmRange& SearchGm(Core& core, uintptr_t address, uint64_t bytes, const Loc& loc) {
+    return core.checked->rank->ranges.Find(core, address, bytes, loc);
+}
+void SyncAllCores(const Loc& loc) { WorldOf(Here()).SyncAll(Here(), loc); }
+void PollYield(const Loc& loc) { WorldOf(Here()).Poll(Here(), loc, false); }
+void SuspectedPoll(const Loc& loc) { WorldOf(Here()).Poll(Here(), loc, true); }
+void GiveWay(const Loc& loc) { WorldOf(Here()).GiveWay(Here(), loc); }
+int64_t SystemCycle() { return WorldOf(Here()).cycles(); }
+uint32_t BlockNum() { return Here().rank->step->spec.block_dim; }
+uint64_t TilingKey() { return Here().rank->step->spec.tiling_key; }
+uintptr_t HcclContext(int index) { return Here().rank->step->spec.hccl_context[index]; }
+void CrossCoreSet(int mode, Pipe pipe, int id, const Loc& loc) {
+    WorldOf(Here()).CrossSet(Here(), mode, pipe, id, loc);
+}
+void CrossCoreWait(int id, const Loc& loc) { WorldOf(Here()).CrossWait(Here(), id, loc); }
+
+// ---- a run ----
+
+World::World() : shadow_(sites_, clocks_) {}
+
+World::~World() {
+    for (const auto& core : cores_) munmap(core->ub, kUbBytes);
+}
+
+void World::Prepare(std::vector<RankProgram>& programs, const RunOptions& options) {
+    options_ = options;
+    result_ = RunResult();
+    result_.trace_hash = 0x2545F4914F6CDD1Dull;
+    failure_ = nullptr;
+    unwinding_ = false;
+    current_ = favourite_ = nullptr;
+    cycles_ = 1;
+    dirty_lines_ = 0;
+    idle_rounds_ = 0;
+    landings_ = 0;
+    rank_count_ = live_ranks_ = static_cast<uint32_t>(programs.size());
+    while (ranks_.size() < rank_count_) ranks_.push_back(std::make_unique<RankState>());
+    core_count_ = 0;
+    for (uint32_t r = 0; r < rank_count_; ++r) {
+        RankState& rank = *ranks_[r];
+        rank.program = &programs[r];
+        rank.program->traffic = Traffic();
+        rank.next = 0;
+        rank.step = nullptr;
+        rank.first = core_count_;
+        rank.most_cores = 0;
+        rank.dead = rank.stalled = false;
+        for (const ProgramStep* step : programs[r].steps)
+            rank.most_cores = std::max(rank.most_cores, step->spec.block_dim);
+        core_count_ += rank.most_cores;
+    }
+    while (cores_.size() < core_count_) {
+        auto core = std::make_unique<CoreState>();
+        core->world = this;
+        void* mapped = mmap(nullptr, kUbBytes, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (mapped == MAP_FAILED) throw std::bad_alloc();
+        core->ub = static_cast<uint8_t*>(mapped);
+        core->ub_blocks.resize(kUbBytes / kBlockBytes);
+        cores_.push_back(std::move(core));
+    }
+    clocks_.Reset(core_count_ * kPipes);
+    sites_.Reset();
+    shadow_.Reset(!options.explicit_sync);
+    for (uint32_t i = 0; i < core_count_; ++i) {
+        CoreState& core = *cores_[i];
+        core.global = i;
+        core.status = CoreStatus::kDone;
+        core.cache.clear();
+        core.dirty_lines = 0;
+        core.stores.clear();
+        core.looked.clear();
+        core.looks.clear();
+        core.agents.clear();
+        core.issue_clock = kNoClock;
+    }
+    SeedSchedule();
+    for (uint32_t r = 0; r < rank_count_; ++r) {
+        ranks_[r]->clock.assign(core_count_ * kPipes, 0);
+        StartStep(*ranks_[r]);
+    }
+}
+
+void World::StartStep(RankState& rank) {
+    if (rank.next == rank.program->steps.size()) {
+        rank.step = nullptr;
+        --live_ranks_;
+        return;
+    }
+    rank.step = rank.program->steps[rank.next++];
+    if (rank.step->begin) rank.step->begin();
+    rank.ranges.Assign(rank.step->spec.ranges);
+    rank.cross = CrossFlags();
+    rank.cores = rank.live = rank.step->spec.block_dim;
+    for (uint32_t i = 0; i < rank.cores; ++i) {
+        CoreState& core = *cores_[rank.first + i];
+        core.rank = &rank;
+        core.core = Core();
+        core.core.index = i;
+        core.core.rank = rank.program->rank;
+        core.core.ub = core.ub;
+        core.core.checked = &core;
+        core.core.watch.on = rank.step->spec.watch_polls;
+        for (uint32_t b = 0; b < core.ub_high / kBlockBytes; ++b) core.ub_blocks[b] = Block();
+        core.ub_high = 0;
+        for (uint32_t p = 0; p < kPipes; ++p) {
+            core.pipes[p].ops.clear();
+            core.pipes[p].head = 0;
+            core.pipes[p].last = sites_.last();
+            core.clock[p] = rank.clock;
+        }
+        for (FlagState& flag : core.flags) flag = FlagState();
+        clocks_.Drop(core.issue_clock);
+        core.issue_clock = kNoClock;
+        core.effect_chunk = core.effect_used = 0;
+        core.store_bytes.clear();
+        if (!options_.explicit_sync) {  // a launch starts with an empty cache
+            core.cache.clear();
+        } else {  // lines of tensors are the host's business
+            for (auto line = core.cache.begin(); line != core.cache.end();) {
+                const GmRange* held = nullptr;
+                for (const GmRange& range : rank.step->spec.ranges) {
+                    if (line->first + 63 >= range.begin && line->first < range.end &&
+                        (range.kind == GmKind::kWindowData || range.kind == GmKind::kWindowState))
+                        held = &range;
+                }
+                line = held != nullptr ? std::next(line) : core.cache.erase(line);
+            }
+        }
+        core.woken = false;
+        core.looked.clear();
+        core.suspected = false;
+        core.fruitless = 0;
+        core.started = false;
+        core.fiber.Prepare(&World::Enter, &core);
+        core.status = CoreStatus::kReady;
+        if (options_.trace) Trace(core, "begin", nullptr, 0, 0, 0);
+    }
+}
+
+void World::FinishStep(RankState& rank) {
+    for (uint32_t i = 0; i < rank.cores; ++i) {
+        CoreState& core = *cores_[rank.first + i];
+        MoveAgents(core, true);
+        core.agents.clear();
+        for (uint32_t p = 0; p < kPipes; ++p) {
+            for (uint32_t a = 0; a < core_count_ * kPipes; ++a)
+                rank.clock[a] = std::max(rank.clock[a], core.clock[p][a]);
+            rank.clock[core.Agent(static_cast<Pipe>(p))] = sites_.last();
+        }
+        for (int kind = 0; kind < static_cast<int>(GmKind::kKinds); ++kind) {
+            rank.program->traffic.read[kind] += core.core.traffic.read[kind];
+            rank.program->traffic.written[kind] += core.core.traffic.written[kind];
+        }
+    }
+    if (rank.step->end) rank.step->end();
+    StartStep(rank);
+}
+
+RunResult World::Run(std::vector<RankProgram>& programs, const RunOptions& options) {
+    Core* const outer = g_current_core;
+    try {
+        Prepare(programs, options);
+        Loop();
+    } catch (...) {
+        Fail(std::current_exception());
+    }
+    UnwindAll();  // after a failure, and what a killed rank has left
+    g_current_core = outer;
+    if (failure_) {
+        result_.failed = true;
+        try {
+            std::rethrow_exception(failure_);
+        } catch (const Fault& fault) {
+            result_.kind = fault.kind;
+            result_.message = fault.what();
+        } catch (const std::exception& error) {
+            result_.message = error.what();
+        } catch (...) {
+            result_.message = "a kernel threw something";
+        }
+        failure_ = nullptr;
+    }
+    result_.instructions = sites_.last();
+    return result_;
+}
+
+void World::Loop() {
+    while (live_ranks_ > 0 && !failure_) {
+        if (!Gather()) {
+            if (!Idle()) return;
+            continue;
+        }
+        ++cycles_;
+        if (++result_.steps > options_.max_steps) FailHanging("still busy after the most steps allowed");
+        if (failure_) return;
+        Inject();
+        const size_t picked = PickEntity();
+        if (Frozen(*enabled_[picked].core->rank)) continue;
+        Step(enabled_[picked]);
+    }
+}
+
+bool World::FiberEnabled(const CoreState& core) const {
+    switch (core.status) {
+        case CoreStatus::kReady: return true;
+        case CoreStatus::kFlag: return FlagReady(core, core.wait_flag, core.wait_turn);
+        case CoreStatus::kDrain: return Idle(core);
+        case CoreStatus::kPolling: return core.woken;
+        case CoreStatus::kCross:
+            return core.rank->cross.Passed(core.core.index, core.rank->cores, core.cross_id, core.cross_turn);
+        default: return false;
+    }
+}
+
+bool World::PipeEnabled(const CoreState& core, uint32_t pipe) const {
+    const PipeQueue& queue = core.pipes[pipe];
+    if (queue.empty()) return false;
+    const QueuedOp& op = queue.ops[queue.head];
+    if (op.kind == Queued::kWait) return FlagReady(core, op.flag, op.turn);
+    if (op.kind != Queued::kEffect && pipe == static_cast<uint32_t>(Pipe::kMte3)) return core.stores.empty();
+    return true;
+}
+
+// All that can move. The tame choice comes first: the core that ran last, then the others in turn, then
+// pipes, then stores.
+bool World::Gather() {
+    enabled_.clear();
+    const uint32_t start = favourite_ != nullptr ? favourite_->global : 0;
+    for (uint32_t n = 0; n < core_count_; ++n) {
+        CoreState& core = *cores_[(start + n) % core_count_];
+        if (core.rank == nullptr || core.status == CoreStatus::kDone || Frozen(*core.rank)) continue;
+        if (FiberEnabled(core)) enabled_.push_back({&core, kFiber});
+    }
+    if (options_.policy == Policy::kLate && !enabled_.empty()) return true;
+    for (uint32_t n = 0; n < core_count_; ++n) {
+        CoreState& core = *cores_[(start + n) % core_count_];
+        if (core.rank == nullptr || core.rank->step == nullptr || Frozen(*core.rank)) continue;
+        for (uint32_t pipe = 1; pipe < kPipes; ++pipe) {
+            if (PipeEnabled(core, pipe)) enabled_.push_back({&core, static_cast<Kind>(pipe)});
+        }
+        if (!core.stores.empty()) enabled_.push_back({&core, kStores});
+        if (AgentPending(core)) enabled_.push_back({&core, kAgents});
+    }
+    return !enabled_.empty();
+}
+
+void World::Step(const Entity& entity) {
+    CoreState& core = *entity.core;
+    if (entity.kind == kFiber) {
+        favourite_ = &core;
+        Resume(core);
+        RankState& rank = *core.rank;
+        if (core.status == CoreStatus::kBarrier || core.status == CoreStatus::kDone) {
+            if (rank.live == 0) {
+                FinishStep(rank);
+            } else {
+                ReleaseBarrier(rank);
+            }
+        }
+        return;
+    }
+    g_current_core = &core.core;
+    try {
+        if (entity.kind == kStores) {
+            LandSome(core);
+        } else if (entity.kind == kAgents) {
+            MoveAgents(core, false);
+        } else {
+            const uint32_t pipe = entity.kind;
+            RunHead(core, pipe, false);
+            // What stays inside the core is run at a stretch: nobody else could notice.
+            while (pipe == static_cast<uint32_t>(Pipe::kV) && PipeEnabled(core, pipe))
+                RunHead(core, pipe, false);
+        }
+    } catch (...) {
+        Fail(std::current_exception());
+    }
+    g_current_core = nullptr;
+}
+
+void World::Fail(std::exception_ptr failure) {
+    if (!failure_) failure_ = failure;
+}
+
+// ---- fibers ----
+
+void World::Resume(CoreState& core) {
+    g_current_core = &core.core;
+    current_ = &core;
+    core.started = true;
+    core.fiber.Enter();
+    current_ = nullptr;
+    g_current_core = nullptr;
+}
+
+void World::Enter(void* argument) {
+    CoreState& core = *static_cast<CoreState*>(argument);
+    WorldOf(core).RunCore(core);
+    core.fiber.Leave(true);
+}
+
+// Everything a core throws ends here: no exception may leave a fiber, none may be in flight at a switch.
+void World::RunCore(CoreState& core) {
+    try {
+        core.rank->step->kernel();
+        CheckCleanExit(core.core);
+        Drain(core, {"end of kernel", 0});
+        CheckDirtyAtEnd(core);
+        Look(core, false);
+        if (options_.trace) Trace(core, "end", nullptr, 0, 0, 0);
+    } catch (const Unwind&) {
+    } catch (...) {
+        Fail(std::current_exception());
+    }
+    core.status = CoreStatus::kDone;
+    --core.rank->live;
+}
+
+void World::Park(CoreState& core, CoreStatus status, const Loc& loc) {
+    core.status = status;
+    core.core.blocked_at = loc;
+    core.fiber.Leave(false);
+    if (unwinding_) throw Unwind();
+    core.status = CoreStatus::kReady;
+}
+
+void World::MaybeYield(CoreState& core) {
+    if (unwinding_ || current_ != &core) return;
+    if (ChangePoint()) Park(core, CoreStatus::kReady, core.core.blocked_at);
+}
+
+void World::UnwindAll() {
+    unwinding_ = true;
+    for (uint32_t i = 0; i < core_count_; ++i) {
+        CoreState& core = *cores_[i];
+        if (core.status == CoreStatus::kDone) continue;
+        if (core.started) Resume(core);
+        core.status = CoreStatus::kDone;
+    }
+    unwinding_ = false;
+}
+
+// ---- meeting points ----
+
+void World::SyncAll(CoreState& core, const Loc& loc) {
+    if (unwinding_) return;
+    ++core.core.sync_all_calls;
+    ForgetReads(core.core);
+    Look(core, false);
+    Drain(core, loc);
+    Park(core, CoreStatus::kBarrier, loc);
+    if (options_.trace) Trace(core, "sync", nullptr, 0, 0, 0);
+}
+
+void World::ReleaseBarrier(RankState& rank) {
+    uint32_t waiting = 0;
+    for (uint32_t i = 0; i < rank.cores; ++i)
+        waiting += cores_[rank.first + i]->status == CoreStatus::kBarrier;
+    if (waiting == 0 || waiting != rank.live) return;
+    if (rank.live != rank.cores) {
+        CheckDivergence(rank);
+        return;
+    }
+    scratch_.assign(core_count_ * kPipes, 0);
+    for (uint32_t i = 0; i < rank.cores; ++i) {
+        CoreState& core = *cores_[rank.first + i];
+        const std::vector<uint32_t>& known = core.clock[static_cast<uint32_t>(Pipe::kS)];
+        for (size_t a = 0; a < scratch_.size(); ++a) scratch_[a] = std::max(scratch_[a], known[a]);
+    }
+    for (uint32_t i = 0; i < rank.cores; ++i) {
+        CoreState& core = *cores_[rank.first + i];
+        core.clock[static_cast<uint32_t>(Pipe::kS)] = scratch_;
+        clocks_.Drop(core.issue_clock);
+        core.issue_clock = kNoClock;
+        core.status = CoreStatus::kReady;
+    }
+    Mix(0xB0 + rank.first);
+}
+
+// Some cores wait in SyncAll while others have left the kernel: an NPU would hang.
+void World::CheckDivergence(RankState& rank) {
+    std::string gone;
+    const CoreState* waiting = nullptr;
+    for (uint32_t i = 0; i < rank.cores; ++i) {
+        const CoreState& core = *cores_[rank.first + i];
+        if (core.status == CoreStatus::kDone) gone += (gone.empty() ? "" : ",") + std::to_string(i);
+        if (core.status == CoreStatus::kBarrier && waiting == nullptr) waiting = &core;
+    }
+    try {
+        g_current_core = const_cast<Core*>(&waiting->core);
+        Raise(Finding::kSyncDivergence, waiting->core.blocked_at,
+              "core %u waits in SyncAll call %u, but cores %s have left the kernel", waiting->core.index,
+              waiting->core.sync_all_calls, gone.c_str());
+    } catch (...) {
+        Fail(std::current_exception());
+    }
+    g_current_core = nullptr;
+}
+
+void World::CrossSet(CoreState& core, int mode, Pipe pipe, int id, const Loc& loc) {
+    if (unwinding_) return;
+    core.rank->cross.Set(core.core.index, core.rank->cores, mode, id, loc);
+    // The flag goes up when the pipe's earlier work is done; whoever waits knows of it.
+    const uint32_t index = static_cast<uint32_t>(pipe);
+    if (pipe == Pipe::kAll) {
+        ForceAll(core);
+    } else if (pipe != Pipe::kS) {
+        ForcePipe(core, index);
+        if (pipe == Pipe::kMte3) LandAll(core);
+    }
+    const uint32_t known = pipe == Pipe::kAll ? 0 : index;
+    std::vector<uint32_t>& clock = core.rank->clock;  // of flags: one clock a rank is enough to be safe
+    for (size_t a = 0; a < clock.size(); ++a) clock[a] = std::max(clock[a], core.clock[known][a]);
+    for (uint32_t p = 0; p < kPipes; ++p) {
+        if (pipe == Pipe::kAll || p == index) clock[core.Agent(static_cast<Pipe>(p))] = core.pipes[p].last;
+    }
+    MaybeYield(core);
+}
+
+void World::CrossWait(CoreState& core, int id, const Loc& loc) {
+    if (unwinding_) return;
+    core.cross_id = id;
+    core.cross_turn = core.rank->cross.Expect(core.core.index, id, loc);
+    if (!core.rank->cross.Passed(core.core.index, core.rank->cores, id, core.cross_turn))
+        Park(core, CoreStatus::kCross, loc);
+    std::vector<uint32_t>& own = core.clock[static_cast<uint32_t>(Pipe::kS)];
+    for (size_t a = 0; a < own.size(); ++a) own[a] = std::max(own[a], core.rank->clock[a]);
+    clocks_.Drop(core.issue_clock);
+    core.issue_clock = kNoClock;
+}
+
+// ---- polling and idling ----
+
+// The latest looks at flags led on (or, `waiting`, to another round).
+void World::Look(CoreState& core, bool waiting) {
+    for (const Loc& place : core.looks) {
+        PollCount& count = result_.polls[Place(place)];
+        ++(waiting ? count.waiting : count.ready);
+    }
+    core.looks.clear();
+}
+
+void World::Poll(CoreState& core, const Loc& loc, bool suspected) {
+    if (unwinding_) return;
+    Look(core, true);
+    core.suspected = suspected;
+    Park(core, CoreStatus::kPolling, loc);
+    core.looked.clear();
+    core.woken = false;
+}
+
+// A loop that looks like work lets everybody else run first, whatever the policy.
+void World::GiveWay(CoreState& core, const Loc& loc) {
+    if (unwinding_) return;
+    favourite_ = cores_[(core.global + 1) % core_count_].get();
+    core.priority[kFiber] = --lowest_;
+    Park(core, CoreStatus::kReady, loc);
+}
+
+// Nothing can move. True: something was woken.
+bool World::Idle() {
+    ++idle_rounds_;
+    for (uint32_t r = 0; r < rank_count_; ++r) {
+        if (ranks_[r]->stalled) {
+            ranks_[r]->stalled = false;
+            options_.injection.stall_rank = -1;
+            return true;
+        }
+    }
+    bool suspected = false;
+    for (uint32_t i = 0; i < core_count_; ++i) {
+        CoreState& core = *cores_[i];
+        if (core.status == CoreStatus::kPolling && core.suspected && !Frozen(*core.rank) &&
+            core.fruitless < kSuspectedRounds) {
+            ++core.fruitless;
+            core.woken = suspected = true;
+        }
+    }
+    if (suspected) return true;
+    if (options_.hang_is_finding || idle_rounds_ > kMaxIdleRounds) {
+        FailHanging("nothing can move any more");
+        return false;
+    }
+    // Time passes: waits expire, hosts look after their peers.
+    result_.time_passed = true;
+    cycles_ += kJumpCycles;
+    bool anybody = false;
+    for (uint32_t r = 0; r < rank_count_; ++r) {
+        RankState& rank = *ranks_[r];
+        if (rank.step == nullptr || Frozen(rank)) continue;
+        anybody = true;
+        const IdlePolicy* idle = rank.program->idle;
+        if (idle != nullptr && idle->on_idle != nullptr) idle->on_idle(idle->on_idle_argument);
+    }
+    for (uint32_t i = 0; i < core_count_; ++i) {
+        CoreState& core = *cores_[i];
+        if (core.status == CoreStatus::kPolling) core.woken = true;
+    }
+    if (!anybody) live_ranks_ = 0;  // only dead ranks are left
+    return true;
+}
+
+void World::FailHanging(const char* how) {
+    std::string where;
+    CoreState* first = nullptr;
+    for (uint32_t i = 0; i < core_count_; ++i) {
+        CoreState& core = *cores_[i];
+        if (core.status == CoreStatus::kDone || Frozen(*core.rank)) continue;
+        if (first == nullptr) first = &core;
+        const char* what = core.status == CoreStatus::kBarrier   ? "waits in SyncAll at "
+                           : core.status == CoreStatus::kPolling ? "polls at "
+                           : core.status == CoreStatus::kCross   ? "waits for a cross-core flag at "
+                                                                 : "stands at ";
+        if (where.size() < 280) {
+            where += (where.empty() ? "rank " : "; rank ") + std::to_string(core.rank->program->rank) +
+                     " core " + std::to_string(core.core.index) + " " + what + Place(core.core.blocked_at);
+        }
+    }
+    if (first == nullptr) {
+        live_ranks_ = 0;
+        return;
+    }
+    try {
+        g_current_core = &first->core;
+        Raise(Finding::kHang, first->core.blocked_at, "%s: %s", how, where.c_str());
+    } catch (...) {
+        Fail(std::current_exception());
+    }
+    g_current_core = nullptr;
+}
+
+void World::Inject() {
+    const Injection& in = options_.injection;
+    for (uint32_t r = 0; r < rank_count_; ++r) {
+        RankState& rank = *ranks_[r];
+        if (rank.program->rank == in.kill_rank && result_.steps >= in.kill_step && !rank.dead) {
+            rank.dead = true;
+            if (rank.step == nullptr) continue;
+            --live_ranks_;
+        }
+        if (rank.program->rank == in.stall_rank && result_.steps >= in.stall_step) rank.stalled = true;
+    }
+}
+
+}  // namespace twin
+
+#endif  // TWIN_CHECKED

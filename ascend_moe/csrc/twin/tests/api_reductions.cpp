@@ -1,0 +1,135 @@
+// Reductions. Numbers: form (0 count, 1 lanes, 2 bits, 3 register), mask or count, its high word, repeatTime,
+// then 4 dstRepStride, 5 srcBlkStride, 6 srcRepStride, 7 order or calIndex.
+#include "api_harness.h"
+
+namespace {
+
+using namespace api;
+
+#define OVER_REPEATS(T, Name, First, Second, ...)                                          \
+    uint64_t bits[2] = {g.Mask(), static_cast<uint64_t>(g.p[2])};                          \
+    const LocalTensor<T> to = g.As<T>(g.out), from = g.As<T>(g.a);                         \
+    if (g.p[0] == 1) {                                                                     \
+        const int32_t mask = g.Int(1);                                                     \
+        Name(to, from, First, Second, g.Int(4), g.Int(5), g.Int(6) __VA_ARGS__);           \
+    } else if (g.p[0] == 2) {                                                              \
+        const uint64_t* mask = bits;                                                       \
+        Name(to, from, First, Second, g.Int(4), g.Int(5), g.Int(6) __VA_ARGS__);           \
+    } else {                                                                               \
+        const int32_t mask = MASK_PLACEHOLDER;                                             \
+        SetVectorMask<T, MaskMode::NORMAL>(bits[1], bits[0]);                              \
+        Name<T, false>(to, from, First, Second, g.Int(4), g.Int(5), g.Int(6) __VA_ARGS__); \
+        ResetMask();                                                                       \
+    }
+#define COMMA_ORDER , static_cast<ReduceOrder>(g.p[7])
+
+template <class T>
+void CallWholeSum(const Args& g) {
+    OVER_REPEATS(T, WholeReduceSum, mask, g.Int(3))
+}
+template <class T>
+void CallWholeMax(const Args& g) {
+    OVER_REPEATS(T, WholeReduceMax, mask, g.Int(3), COMMA_ORDER)
+}
+template <class T>
+void CallWholeMin(const Args& g) {
+    OVER_REPEATS(T, WholeReduceMin, mask, g.Int(3), COMMA_ORDER)
+}
+template <class T>
+void CallBlockSum(const Args& g) {
+    OVER_REPEATS(T, BlockReduceSum, g.Int(3), mask)
+}
+template <class T>
+void CallBlockMax(const Args& g) {
+    OVER_REPEATS(T, BlockReduceMax, g.Int(3), mask)
+}
+template <class T>
+void CallBlockMin(const Args& g) {
+    OVER_REPEATS(T, BlockReduceMin, g.Int(3), mask)
+}
+template <class T>
+void CallPairSum(const Args& g) {
+    OVER_REPEATS(T, PairReduceSum, g.Int(3), mask)
+}
+// The names of newer headers, and RepeatReduceSum.
+template <class T>
+void CallNewNames(const Args& g) {
+    const LocalTensor<T> from = g.As<T>(g.a);
+    const auto to = [&](uint32_t part) { return g.out[1024 * part].ReinterpretCast<T>(); };
+    ReduceRepeat<ReduceType::SUM>(to(0), from, g.Int(1), g.Int(3), 1, 1, 8);
+    ReduceRepeat<ReduceType::MAX>(to(1), from, g.Int(1), g.Int(3), 1, 1, 8, ReduceOrder::ORDER_ONLY_VALUE);
+    ReduceRepeat<ReduceType::MIN>(to(2), from, g.Int(1), g.Int(3), 1, 1, 8, ReduceOrder::ORDER_ONLY_VALUE);
+    ReduceDataBlock<ReduceType::SUM>(to(3), from, g.Int(1), g.Int(3), 1, 1, 8);
+    ReduceDataBlock<ReduceType::MAX>(to(4), from, g.Int(1), g.Int(3), 1, 1, 8);
+    ReduceDataBlock<ReduceType::MIN>(to(5), from, g.Int(1), g.Int(3), 1, 1, 8);
+    ReducePairElem<ReduceType::SUM>(to(6), from, g.Int(1), g.Int(3), 1, 1, 8);
+    RepeatReduceSum(to(7), from, g.Int(3), g.Int(1), 1, 1, 1, 8);
+}
+
+template <class T>
+void CallReduceSum(const Args& g) {
+    uint64_t bits[2] = {g.Mask(), static_cast<uint64_t>(g.p[2])};
+    const LocalTensor<T> to = g.As<T>(g.out), from = g.As<T>(g.a), work = g.As<T>(g.tmp);
+    if (g.p[0] == 0) ReduceSum(to, from, work, g.Int(1));
+    if (g.p[0] == 1) ReduceSum(to, from, work, g.Int(1), g.Int(3), g.Int(6));
+    if (g.p[0] == 2) ReduceSum(to, from, work, bits, g.Int(3), g.Int(6));
+    if (g.p[0] == 3) {
+        SetMaskCount();
+        SetVectorMask<T, MaskMode::COUNTER>(0, g.Mask());
+        ReduceSum<T, false>(to, from, work, 1);
+        SetMaskNorm();
+        ResetMask();
+    }
+    if (g.p[0] == 4) ReduceSum<T, false>(to, from, work, 1);
+}
+#define EXTREME(Name)                                                                          \
+    template <class T>                                                                         \
+    void Call##Name(const Args& g) {                                                           \
+        uint64_t bits[2] = {g.Mask(), static_cast<uint64_t>(g.p[2])};                          \
+        const LocalTensor<T> to = g.As<T>(g.out), from = g.As<T>(g.a);                         \
+        const LocalTensor<T> work = g.tmp[static_cast<uint32_t>(g.p[8])].ReinterpretCast<T>(); \
+        if (g.p[0] == 0) Name(to, from, work, g.Int(1), g.p[7] != 0);                          \
+        if (g.p[0] == 1) Name(to, from, work, g.Int(1), g.Int(3), g.Int(6), g.p[7] != 0);      \
+        if (g.p[0] == 2) Name(to, from, work, bits, g.Int(3), g.Int(6), g.p[7] != 0);          \
+        if (g.p[0] == 3) Name(to, from, from, g.Int(1), g.p[7] != 0);                          \
+    }
+EXTREME(ReduceMax)
+EXTREME(ReduceMin)
+
+// Number 0: with scratch or without; 1, 2, 3: outter, inner, n; 4: bytes of UB that are taken besides; 5:
+// where dst lies within a, below 0 for out.
+template <class T>
+void CallSum(const Args& g) {
+    TBuf<> rest;
+    if (g.p[4] > 0) GetTPipePtr()->InitBuffer(rest, static_cast<uint32_t>(g.p[4]));
+    const SumParams params{static_cast<uint32_t>(g.p[1]), static_cast<uint32_t>(g.p[2]),
+                           static_cast<uint32_t>(g.p[3])};
+    const LocalTensor<T> to =
+        g.p[5] < 0 ? g.As<T>(g.out) : g.a[static_cast<uint32_t>(g.p[5])].ReinterpretCast<T>();
+    if (g.p[0] == 0) {
+        Sum(to, g.As<T>(g.a), g.tmp, params);
+    } else {
+        Sum(to, g.As<T>(g.a), params);
+    }
+    PipeBarrier<PIPE_V>();
+    if (g.p[5] >= 0) DataCopy(g.out, g.a, kBytes);
+}
+void InPlace(const Args& g) {
+    const LocalTensor<float> x = g.As<float>(g.a);
+    WholeReduceSum(g.a[static_cast<uint32_t>(g.p[8])].ReinterpretCast<float>(), x, 64, g.Int(3), g.Int(4), 1,
+                   g.Int(6));
+    PipeBarrier<PIPE_V>();
+    DataCopy(g.out, g.a, kBytes);
+}
+
+#define BOTH(Name) \
+    {#Name "/f2", Call##Name<half>}, { #Name "/f4", Call##Name<float> }
+const Entry kEntries[] = {
+    BOTH(WholeSum),  BOTH(WholeMax), BOTH(WholeMin),        BOTH(BlockSum),  BOTH(BlockMax),
+    BOTH(BlockMin),  BOTH(PairSum),  BOTH(NewNames),        BOTH(ReduceSum), BOTH(ReduceMax),
+    BOTH(ReduceMin), BOTH(Sum),      {"in_place", InPlace},
+};
+
+}  // namespace
+
+API_MAIN(kEntries)

@@ -1,0 +1,175 @@
+// Comparisons, selections, gathers, broadcasts. Numbers as in api_elementwise.cpp: form, mask, its high word,
+// repeatTime, block strides, repeat strides; then 10: mode or pattern, 11: a byte offset.
+#include "api_harness.h"
+
+namespace {
+
+using namespace api;
+
+BinaryRepeatParams Binary(const Args& g) {
+    return {g.Byte(4), g.Byte(5), g.Byte(6), g.Byte(7), g.Byte(8), g.Byte(9)};
+}
+UnaryRepeatParams Unary(const Args& g) { return {g.Short(4), g.Short(5), g.Byte(7), g.Byte(8)}; }
+CMPMODE Mode(const Args& g) { return static_cast<CMPMODE>(g.p[10]); }
+
+template <class T>
+void CallCompare(const Args& g) {
+    const LocalTensor<T> a = g.As<T>(g.a), b = g.As<T>(g.b);
+    uint64_t bits[2] = {g.Mask(), static_cast<uint64_t>(g.p[2])};
+    switch (g.p[0]) {
+        case 0: Compare(g.out, a, b, Mode(g), static_cast<uint32_t>(g.p[1])); break;
+        case 1: Compare(g.out, a, b, Mode(g), g.Mask(), g.Int(3), Binary(g)); break;
+        default: Compare(g.out.ReinterpretCast<int8_t>(), a, b, Mode(g), bits, g.Int(3), Binary(g));
+    }
+}
+template <class T>
+void CallCompareScalar(const Args& g) {
+    const LocalTensor<T> a = g.As<T>(g.a);
+    const T value = g.As<T>(g.b).GetValue(0);
+    uint64_t bits[2] = {g.Mask(), static_cast<uint64_t>(g.p[2])};
+    switch (g.p[0]) {
+        case 0: CompareScalar(g.out, a, value, Mode(g), static_cast<uint32_t>(g.p[1])); break;
+        case 1: Compares(g.out, a, value, Mode(g), g.Mask(), g.Int(3), Unary(g)); break;
+        default: CompareScalar(g.out, a, value, Mode(g), bits, g.Int(3), Unary(g));
+    }
+}
+// Compares a with b into the register; the register's bits go to out, and select between a and b at byte
+// 4096.
+template <class T>
+void RegisterCompare(const Args& g) {
+    uint64_t bits[2] = {g.Mask(), static_cast<uint64_t>(g.p[2])};
+    const LocalTensor<T> a = g.As<T>(g.a), b = g.As<T>(g.b);
+    if (g.p[0] == 1) {
+        Compare(a, b, CMPMODE::LT, g.Mask(), Binary(g));
+    } else {
+        Compare(a, b, CMPMODE::LT, bits, Binary(g));
+    }
+    GetCmpMask(g.out);
+    ResetMask();
+    Select<T, SELMODE::VSEL_CMPMASK_SPR>(g.out[4096].ReinterpretCast<T>(), a, b, 2, {1, 1, 1, 8, 8, 8});
+}
+// The register from `b`, then Select.
+void RegisterSet(const Args& g) {
+    SetCmpMask(g.b);
+    Select<float, SELMODE::VSEL_CMPMASK_SPR>(g.As<float>(g.out), g.As<float>(g.a),
+                                             g.a[4096].ReinterpretCast<float>(), g.Int(3), Binary(g));
+}
+// The chooser's bits are in b; the second operand is the second half of a, or the scalar 7.
+template <class T>
+void CallSelect(const Args& g) {
+    const LocalTensor<T> out = g.As<T>(g.out), x = g.As<T>(g.a), y = g.a[4096].ReinterpretCast<T>();
+    const LocalTensor<uint16_t> choose = g.As<uint16_t>(g.b);
+    const SELMODE mode = static_cast<SELMODE>(g.p[10]);
+    const bool scalar = mode == SELMODE::VSEL_TENSOR_SCALAR_MODE;
+    uint64_t bits[2] = {g.Mask(), static_cast<uint64_t>(g.p[2])};
+    const uint32_t count = static_cast<uint32_t>(g.p[1]);
+    if (g.p[0] == 0 && scalar) Select(out, choose, x, T(7), mode, count);
+    if (g.p[0] == 0 && !scalar) Select(out, choose, x, y, mode, count);
+    if (g.p[0] == 1 && scalar) Select(out, choose, x, T(7), mode, g.Mask(), g.Int(3), Binary(g));
+    if (g.p[0] == 1 && !scalar) Select(out, choose, x, y, mode, g.Mask(), g.Int(3), Binary(g));
+    if (g.p[0] == 2 && scalar) Select(out, choose, x, T(7), mode, bits, g.Int(3), Binary(g));
+    if (g.p[0] == 2 && !scalar) Select(out, choose, x, y, mode, bits, g.Int(3), Binary(g));
+}
+// Form 0: a fixed pattern (number 10); 1: the bits in b. Mask 0: normal mode. Overlap: number 11.
+template <class T, class U>
+void CallGatherMask(const Args& g) {
+    uint64_t kept = 99;
+    const GatherMaskParams params(g.Byte(5), g.Short(3), g.Short(8), g.Byte(9));
+    const LocalTensor<T> from = g.As<T>(g.a);
+    const LocalTensor<T> to =
+        g.p[11] < 0 ? g.As<T>(g.out) : g.a[static_cast<uint32_t>(g.p[11])].ReinterpretCast<T>();
+    const uint32_t mask = static_cast<uint32_t>(g.p[1]);
+    if (g.p[0] == 0) {
+        GatherMask(to, from, g.Byte(10), mask != 0, mask, params, kept);
+    } else {
+        GatherMask(to, from, g.As<U>(g.b), mask != 0, mask, params, kept);
+    }
+    PipeBarrier<PIPE_V>();
+    if (g.p[11] >= 0) DataCopy(g.out, g.a, kBytes);
+    SetFlag<HardEvent::V_S>(EVENT_ID0);
+    WaitFlag<HardEvent::V_S>(EVENT_ID0);
+    g.out.ReinterpretCast<uint32_t>().SetValue(2046, static_cast<uint32_t>(kept));
+    g.out.ReinterpretCast<uint32_t>().SetValue(2047, static_cast<uint32_t>(GetGatherMaskRemainCount()));
+}
+// Offsets are in b, the base is number 10.
+template <class T>
+void CallGather(const Args& g) {
+    const LocalTensor<T> to = g.As<T>(g.out), from = g.As<T>(g.a);
+    const LocalTensor<uint32_t> where = g.As<uint32_t>(g.b);
+    const uint32_t base = static_cast<uint32_t>(g.p[10]);
+    uint64_t bits[2] = {g.Mask(), static_cast<uint64_t>(g.p[2])};
+    switch (g.p[0]) {
+        case 0: Gather(to, from, where, base, static_cast<uint32_t>(g.p[1])); break;
+        case 1: Gather(to, from, where, base, g.Mask(), g.Int(3), g.Short(7)); break;
+        default: Gather(to, from, where, base, bits, g.Int(3), g.Short(7));
+    }
+}
+template <class T>
+void CallGatherb(const Args& g) {
+    Gatherb(g.As<T>(g.out), g.As<T>(g.a), g.As<uint32_t>(g.b), g.Int(3),
+            GatherRepeatParams(g.Byte(4), g.Byte(7)));
+}
+template <class T>
+void CallBrcb(const Args& g) {
+    const LocalTensor<T> from =
+        g.p[11] > 0 ? g.out[static_cast<uint32_t>(g.p[11])].ReinterpretCast<T>() : g.As<T>(g.a);
+    Brcb(g.As<T>(g.out), from, g.Int(3), BrcbRepeatParams(g.Short(4), g.Short(7)));
+}
+template <class T>
+void CallProgression(const Args& g) {
+    ArithProgression(g.As<T>(g.out), T(3), T(2), g.Int(1));
+}
+// Within UB: numbers 0 blockCount, 1 blockLen, 2 and 3 gaps; 4 the byte in `a` that is copied to, below 0 for
+// out.
+void CopyBlocks(const Args& g) {
+    const LocalTensor<float> to =
+        g.p[4] < 0 ? g.As<float>(g.out) : g.a[static_cast<uint32_t>(g.p[4])].ReinterpretCast<float>();
+    DataCopy(to, g.As<float>(g.a), DataCopyParams(g.Short(0), g.Short(1), g.Short(2), g.Short(3)));
+    PipeBarrier<PIPE_V>();
+    if (g.p[4] >= 0) DataCopy(g.out, g.a, kBytes);
+}
+// Allocates until `number 1` bytes of UB are taken, then selects with a scalar.
+void SelectScratch(const Args& g) {
+    TBuf<> rest;
+    GetTPipePtr()->InitBuffer(rest, static_cast<uint32_t>(g.p[1]) - 4 * kBytes);
+    const LocalTensor<float> a = g.As<float>(g.a);
+    if (g.p[10] == 0) {
+        Select(g.As<float>(g.out), g.b, a, a, SELMODE::VSEL_CMPMASK_SPR, 64);
+    } else {
+        Select(g.As<float>(g.out), g.b, a, 1.0f, SELMODE::VSEL_TENSOR_SCALAR_MODE, 64);
+    }
+}
+
+const Entry kEntries[] = {
+    {"Compare/f4", CallCompare<float>},
+    {"Compare/f2", CallCompare<half>},
+    {"Compare/i4", CallCompare<int32_t>},
+    {"CompareScalar/f4", CallCompareScalar<float>},
+    {"CompareScalar/f2", CallCompareScalar<half>},
+    {"CompareScalar/i4", CallCompareScalar<int32_t>},
+    {"register_compare/f4", RegisterCompare<float>},
+    {"register_compare/f2", RegisterCompare<half>},
+    {"register_set", RegisterSet},
+    {"Select/f4", CallSelect<float>},
+    {"Select/f2", CallSelect<half>},
+    {"GatherMask/f4", CallGatherMask<float, uint32_t>},
+    {"GatherMask/i4", CallGatherMask<int32_t, uint32_t>},
+    {"GatherMask/u2", CallGatherMask<uint16_t, uint16_t>},
+    {"GatherMask/f2", CallGatherMask<half, uint16_t>},
+    {"Gather/f4", CallGather<float>},
+    {"Gather/u2", CallGather<uint16_t>},
+    {"Gather/i4", CallGather<int32_t>},
+    {"Gatherb/u2", CallGatherb<uint16_t>},
+    {"Gatherb/u4", CallGatherb<uint32_t>},
+    {"Brcb/f4", CallBrcb<float>},
+    {"Brcb/f2", CallBrcb<half>},
+    {"Brcb/u4", CallBrcb<uint32_t>},
+    {"ArithProgression/f4", CallProgression<float>},
+    {"ArithProgression/i2", CallProgression<int16_t>},
+    {"copy_blocks", CopyBlocks},
+    {"select_scratch", SelectScratch},
+};
+
+}  // namespace
+
+API_MAIN(kEntries)

@@ -1,0 +1,34 @@
+"""Explore mode: our kernels on the checked engine, all ranks and cores in one thread, by many schedules.
+
+    from ascend_moe import explore
+    result = explore.explore(explore.Case(world=2, cores=2), schedules=1000)
+    assert not result.finding, result.finding.line()
+
+A finding is a race, a missing synchronisation, a stale or lost scalar access, a hang, or a result that is not
+the reference's, in any schedule; its line runs that one schedule again.
+"""
+
+from __future__ import annotations
+
+from .campaigns import Finding, Result, campaign, explore
+from .case import Case, draw, parse
+from .engine import POLICIES, Faults, Options, World, checked_library
+from .exhaustive import exhaustive
+from .shrink import shrink
+
+__all__ = [
+    "POLICIES",
+    "Case",
+    "Faults",
+    "Finding",
+    "Options",
+    "Result",
+    "World",
+    "campaign",
+    "checked_library",
+    "draw",
+    "exhaustive",
+    "explore",
+    "parse",
+    "shrink",
+]

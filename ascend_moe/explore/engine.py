@@ -1,0 +1,328 @@
+"""The checked library's explore mode through its C ABI."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import os
+from ctypes import c_char, c_char_p, c_int, c_int32, c_uint16, c_uint32, c_uint64, c_void_p
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from ascend_moe import _lib, native
+from ascend_moe.communicator import MIB
+from ascend_moe.errors import LibraryError
+
+from .case import Case
+from .program import WINDOW_MIB, Program
+
+POLICIES = {"late": 0, "random": 1, "lazy": 2, "pct": 3, "replay": 4, "exhaustive": 5, "mixed": 100}
+_MAX_STEPS = 3_000_000
+
+
+class _Step(ctypes.Structure):
+    _fields_ = [
+        ("rank", c_int32),
+        ("compare", c_int32),
+        ("plan", c_void_p),
+        ("inputs", c_void_p),
+        ("outputs", c_void_p),
+        ("expected", c_void_p),
+        ("expected_bytes", c_void_p),
+        ("output_bytes", c_void_p),
+        ("outputs_count", c_uint32),
+        ("accepted", c_uint32),
+    ]
+
+
+class _Options(ctypes.Structure):
+    _fields_ = [
+        ("seed", c_uint64),
+        ("schedules", c_uint64),
+        ("max_steps", c_uint64),
+        ("policy", c_uint32),
+        ("store_order", c_uint32),
+        ("explicit_sync", c_uint32),
+        ("hang_is_finding", c_uint32),
+        ("pct_depth", c_uint32),
+        ("epoch", c_uint32),
+        ("vary_epoch", c_uint32),
+        ("trace", c_uint32),
+        ("choices", c_void_p),
+        ("choice_count", c_uint64),
+        ("kill_rank", c_int32),
+        ("stall_rank", c_int32),
+        ("slow_rank", c_int32),
+        ("slow_core", c_int32),
+        ("slow_link", c_int32),
+        ("corrupt_word", c_uint32),
+        ("corrupt_xor", c_uint32),
+        ("corrupt_how", c_uint32),
+        ("kill_step", c_uint64),
+        ("stall_step", c_uint64),
+        ("corrupt_block", c_uint64),
+    ]
+
+
+class RunResult(ctypes.Structure):
+    """What came of one call of ``World.run``: totals over its schedules, and the first finding."""
+
+    _fields_ = [
+        ("schedules", c_uint64),
+        ("steps", c_uint64),
+        ("instructions", c_uint64),
+        ("switches", c_uint64),
+        ("status_blocks", c_uint64),
+        ("last_hash", c_uint64),
+        ("choices", c_uint64),
+        ("failed_seed", c_uint64),
+        ("failed", c_uint32),
+        ("time_passed", c_uint32),
+        ("kind", c_char * 64),
+        ("message", c_char * 1024),
+    ]
+
+
+_SIGNATURES = {
+    "am_engine_is_checked": (c_int, ()),
+    "am_plan_create": (c_void_p, (c_void_p, c_void_p)),
+    "am_plan_destroy": (None, (c_void_p,)),
+    "am_error_message": (None, (c_void_p, c_char_p, c_uint64)),
+    "am_error_name": (c_char_p, (c_int,)),
+    "am_explore_create": (c_void_p, (c_int, c_uint64)),
+    "am_explore_destroy": (None, (c_void_p,)),
+    "am_explore_program": (None, (c_void_p, c_void_p, c_int)),
+    "am_explore_run": (None, (c_void_p, c_void_p, c_void_p)),
+    "am_explore_distinct": (c_uint64, (c_void_p,)),
+    "am_explore_forget": (None, (c_void_p,)),
+    "am_explore_choices": (c_uint64, (c_void_p, c_int, c_void_p, c_uint64)),
+    "am_explore_polls": (c_uint64, (c_void_p, c_char_p, c_uint64)),
+    "am_explore_trace": (c_int, (c_void_p, c_char_p, c_char_p)),
+    "am_explore_code": (c_int, (c_void_p, c_int, c_void_p)),
+}
+
+
+@functools.cache
+def _open(path: str) -> ctypes.CDLL:
+    try:
+        library = ctypes.CDLL(path)
+        for name, (restype, argtypes) in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = restype, argtypes
+    except (OSError, AttributeError) as error:
+        raise LibraryError(
+            f"{path} is no library of the checked engine ({error}): rebuild it with\n  {_lib.build_command()}"
+        ) from error
+    return library
+
+
+def checked_library(path: str | Path | None = None) -> ctypes.CDLL:
+    """The library of the checked engine: ``path``, $ASCEND_MOE_CHECKED_LIBRARY, or the installed one.
+
+    Raises:
+        LibraryError: not found, or not a library of the checked engine.
+    """
+    chosen = path or os.environ.get("ASCEND_MOE_CHECKED_LIBRARY") or _lib.library_path("checked")
+    return _open(str(chosen))
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What goes wrong on purpose in every schedule. Ranks of -1: nothing of the kind.
+
+    A killed rank stops for ever at a step of the schedule, a stalled one until nobody else can move; a slow
+    rank, core or link is chosen a hundred times less often. Status block number ``corrupt_block`` (from 1, as
+    they land) has a word xored, keeps its old contents ("stale"), or lands by half ("torn").
+    """
+
+    kill_rank: int = -1
+    kill_step: int = 0
+    stall_rank: int = -1
+    stall_step: int = 0
+    slow_rank: int = -1
+    slow_core: int = -1
+    slow_link: int = -1
+    corrupt_block: int = 0
+    corrupt_word: int = 0
+    corrupt_xor: int = 0
+    corrupt_how: str = "xor"
+
+
+@dataclass(frozen=True)
+class Options:
+    """How schedules are chosen. ``store_order``: "fifo", "unordered", or "both" by seed.
+
+    ``explicit_sync``: dependent vector instructions need PipeBarrier<PIPE_V> (no help from a compiler).
+    ``accepted``: error codes that an op may end with, beside success; ``hang_is_finding`` False lets time
+    pass when nothing can move, so that waits expire.
+    """
+
+    policy: str = "mixed"
+    store_order: str = "both"
+    explicit_sync: bool = True
+    hang_is_finding: bool = True
+    pct_depth: int = 0
+    epoch: int = 0
+    vary_epoch: bool = True
+    trace: bool = False
+    choices: tuple[int, ...] = ()
+    max_steps: int = _MAX_STEPS
+    faults: Faults = field(default_factory=Faults)
+
+
+class World:
+    """W ranks with windows of their own; ``load`` gives them a program, ``run`` schedules it."""
+
+    def __init__(self, world: int, library: ctypes.CDLL | None = None, window_mib: int = WINDOW_MIB) -> None:
+        self.library = library if library is not None else checked_library()
+        self.size, self.window_bytes = world, window_mib * MIB
+        self._handle = self.library.am_explore_create(world, self.window_bytes)
+        if not self._handle:
+            raise MemoryError(f"no memory for {world} windows of {window_mib} MiB")
+        self.program: Program | None = None
+        self._keep: list[object] = []
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Gives windows and plans back."""
+        if self._handle:
+            self.library.am_explore_program(self._handle, None, 0)
+            self.library.am_explore_destroy(self._handle)
+        self._handle = None
+        if self.program is not None:
+            self.program.close()
+        self.program = None
+
+    def load(self, case: Case, accepted: int = 1, compare: bool = True) -> Program:
+        """Builds the case's program. ``accepted``: bits of the error codes that no op is blamed for."""
+        before, program = self.program, Program(case, self.library, self.window_bytes)
+        steps = (_Step * len(program.calls))()
+        self._keep = [steps]
+        index = {name: at for at, name in enumerate(native.tensor_names())}
+        for step, call in zip(steps, program.calls, strict=True):
+            inputs = (c_void_p * len(index))()
+            for name, tensor in call.inputs.items():
+                inputs[index[name]] = tensor.data_ptr() or None
+            count = len(call.outputs)
+            outputs = (c_void_p * count)(*(tensor.data_ptr() or None for tensor in call.outputs))
+            sizes = (c_uint64 * count)(*(tensor.numel() * tensor.element_size() for tensor in call.outputs))
+            expected, lengths = (c_void_p * count)(), (c_uint64 * count)()
+            for output, tensor in call.expected.items():
+                call.expected[output] = tensor = tensor.contiguous()
+                lengths[output] = tensor.numel() * tensor.element_size()
+                expected[output] = tensor.data_ptr() if lengths[output] else None
+            step.rank, step.compare, step.plan = call.rank, int(compare), call.plan
+            step.outputs_count, step.accepted = count, accepted
+            for name, array in (
+                ("inputs", inputs),
+                ("outputs", outputs),
+                ("expected", expected),
+                ("expected_bytes", lengths),
+                ("output_bytes", sizes),
+            ):
+                setattr(step, name, ctypes.addressof(array))
+                self._keep.append(array)
+        self.library.am_explore_program(self._handle, steps, len(steps))
+        self.program = program
+        if before is not None:
+            before.close()
+        return program
+
+    def run(self, seed: int, schedules: int = 1, options: Options | None = None) -> RunResult:
+        """Runs schedules ``seed`` .. ``seed + schedules - 1``, at most to the first finding."""
+        options = options or Options()
+        choices = (c_uint16 * max(len(options.choices), 1))(*options.choices)
+        faults = options.faults
+        given = _Options(
+            seed=seed,
+            schedules=schedules,
+            max_steps=options.max_steps,
+            policy=POLICIES[options.policy],
+            store_order={"fifo": 0, "unordered": 1, "both": 2}[options.store_order],
+            explicit_sync=options.explicit_sync,
+            hang_is_finding=options.hang_is_finding,
+            pct_depth=options.pct_depth,
+            epoch=options.epoch,
+            vary_epoch=options.vary_epoch,
+            trace=options.trace,
+            choices=ctypes.addressof(choices),
+            choice_count=len(options.choices),
+            kill_rank=faults.kill_rank,
+            kill_step=faults.kill_step,
+            stall_rank=faults.stall_rank,
+            stall_step=faults.stall_step,
+            slow_rank=faults.slow_rank,
+            slow_core=faults.slow_core,
+            slow_link=faults.slow_link,
+            corrupt_block=faults.corrupt_block,
+            corrupt_word=faults.corrupt_word,
+            corrupt_xor=faults.corrupt_xor,
+            corrupt_how={"xor": 0, "stale": 1, "torn": 2}[faults.corrupt_how],
+        )
+        result = RunResult()
+        self.library.am_explore_run(self._handle, ctypes.byref(given), ctypes.byref(result))
+        return result
+
+    def choices(self, widths: bool = False) -> list[int]:
+        """Choices of the last schedule, or (exhaustive policy) how many each of them had."""
+        count = self.library.am_explore_choices(self._handle, int(widths), None, 0)
+        out = (c_uint16 * max(count, 1))()
+        self.library.am_explore_choices(self._handle, int(widths), out, count)
+        return list(out[:count])
+
+    def distinct(self) -> int:
+        """Different traces since the world was made or ``forget`` was called."""
+        return int(self.library.am_explore_distinct(self._handle))
+
+    def forget(self) -> None:
+        """Starts the counts of ``distinct`` and ``polls`` afresh."""
+        self.library.am_explore_forget(self._handle)
+
+    def polls(self) -> dict[str, tuple[int, int]]:
+        """By place in the kernel: how often a look at flags led to another look, and how often it led on."""
+        size = self.library.am_explore_polls(self._handle, None, 0)
+        text = ctypes.create_string_buffer(size)
+        self.library.am_explore_polls(self._handle, text, size)
+        found = {}
+        for line in text.value.decode().splitlines():
+            place, waiting, ready = line.split()
+            found[place] = int(waiting), int(ready)
+        return found
+
+    def errors(self) -> list[tuple[int, str]]:
+        """(error code, message) of every op of the last schedule; code -1 for one that did not end."""
+        assert self.program is not None
+        found = []
+        text = ctypes.create_string_buffer(1024)
+        record = (c_int32 * 64)()
+        for step in range(len(self.program.calls)):
+            code = self.library.am_explore_code(self._handle, step, record)
+            text.value = b""
+            if code > 0:
+                self.library.am_error_message(record, text, 1024)
+            found.append((code, text.value.decode()))
+        return found
+
+    def write_trace(self, path: str | Path, epoch: int = 0) -> None:
+        """The last schedule (run with ``trace=True``) as JSON lines, the first of them about the world."""
+        assert self.program is not None
+        case = self.program.case
+        header = {
+            "world": case.world,
+            "cores": case.cores,
+            "data_bytes": self.window_bytes,
+            "localExperts": case.local,
+            "epoch0": epoch,
+            "case": str(case),
+        }
+        if not self.library.am_explore_trace(self._handle, str(path).encode(), json.dumps(header).encode()):
+            raise OSError(f"{path} cannot be written")

@@ -1,0 +1,332 @@
+"""Compiles kernels and the twin's runtime with the machine's C++ compiler, each content once."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from .. import _lib
+from ..errors import TwinBuildError
+from ._entries import MARK, Entry, find_entries
+
+ENGINES = ("fast", "checked")
+_PARALLEL = 2
+_KEEP_DAYS = 30
+
+# As in CANN's CPU debug builds and in the AIV half of a kernel's build for A2 and A3.
+_KERNEL_DEFINES = (
+    "ASCENDC_CPU_DEBUG=1",
+    "__CCE_KT_TEST__=1",
+    "__CCE_AICORE__=220",
+    "__NPU_ARCH__=2201",
+    "__DAV_C220__=1",
+    "__DAV_C220_VEC__=1",
+    "__vector__=",
+    "__mix__(...)=",
+    "__forceinline__=inline",
+)
+# The numbers that ORIG_DTYPE_* macros are compared with.
+_DATA_TYPES = tuple(
+    f"DT_{name}={number}"
+    for name, number in {
+        "FLOAT": 0,
+        "FLOAT16": 1,
+        "INT8": 2,
+        "INT32": 3,
+        "UINT8": 4,
+        "INT16": 6,
+        "UINT16": 7,
+        "UINT32": 8,
+        "INT64": 9,
+        "UINT64": 10,
+        "DOUBLE": 11,
+        "BOOL": 12,
+        "BF16": 27,
+    }.items()
+)
+
+
+@functools.cache
+def compiler() -> str:
+    """Path of $CXX, else of g++, c++ or clang++.
+
+    Raises:
+        TwinBuildError: there is none.
+    """
+    wanted = os.environ.get("CXX")
+    for name in (wanted,) if wanted else ("g++", "c++", "clang++"):
+        found = shutil.which(name)
+        if found is not None:
+            return found
+    raise TwinBuildError(
+        f"no C++ compiler ({wanted or 'g++, c++, clang++'}): install g++ 11 or newer, or set CXX"
+    )
+
+
+@functools.cache
+def _compiler_id() -> str:
+    result = subprocess.run([compiler(), "--version"], capture_output=True, text=True)
+    return f"{os.path.realpath(compiler())}\n{result.stdout}"
+
+
+def include_directory() -> Path:
+    """Folder of kernel_operator.h."""
+    return _lib.native_source_root() / "ascend_moe" / "csrc" / "twin" / "include"
+
+
+def _runtime_directory() -> Path:
+    return _lib.native_source_root() / "ascend_moe" / "csrc" / "twin" / "src"
+
+
+def cache_directory() -> Path:
+    """$ASCEND_MOE_CACHE, else ~/.cache/ascend_moe (or under $XDG_CACHE_HOME); created."""
+    override = os.environ.get("ASCEND_MOE_CACHE")
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    path = Path(override) if override else home / "ascend_moe"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if os.access(path, os.W_OK):
+            return path
+    except OSError:
+        pass
+    return _temporary_cache()
+
+
+@functools.cache
+def _temporary_cache() -> Path:
+    return Path(tempfile.mkdtemp(prefix="ascend-moe-twin-"))
+
+
+# ---- flags ----
+
+
+def _common_flags(engine: str) -> list[str]:
+    flags = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden"]
+    # Bit-exact everywhere, and UB is reinterpreted freely.
+    flags += ["-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing", "-pthread"]
+    if platform.machine() in ("x86_64", "AMD64"):
+        flags.append("-march=x86-64-v2")
+    return flags + (["-DTWIN_CHECKED=1"] if engine == "checked" else [])
+
+
+def _kernel_flags(engine: str, defines: Iterable[str], includes: Iterable[str | Path]) -> list[str]:
+    given = [define.removeprefix("-D") for define in defines]
+    names = {re.split(r"[=(]", define)[0] for define in given}
+    preset = [d for d in (*_KERNEL_DEFINES, *_DATA_TYPES) if re.split(r"[=(]", d)[0] not in names]
+    flags = [*_common_flags(engine), "-g1", "-Wall", "-Wno-unknown-pragmas", "-Wno-unused"]
+    flags += [f"-D{define}" for define in (*preset, *given)]
+    return flags + [f"-I{path}" for path in includes] + ["-isystem", str(include_directory())]
+
+
+# ---- running the compiler ----
+
+
+def _run(command: Sequence[str], source: Path) -> str:
+    """Standard output. A refusal raises with all that the compiler said."""
+    result = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    if result.returncode == 0:
+        return result.stdout
+    errors = re.findall(r"^(.*?(?:fatal )?error: .*)$", result.stderr, flags=re.MULTILINE)
+    first = errors[0] if errors else f"{command[0]} ended with code {result.returncode}"
+    raise TwinBuildError(
+        f"{source.name} does not compile: {first}\n{result.stderr.rstrip()}",
+        source=str(source),
+        command=shlex.join(command),
+        output=result.stderr,
+    )
+
+
+def preprocess(source: Path, engine: str, defines: Sequence[str], includes: Sequence[str | Path]) -> str:
+    """The source with every header that it includes, `__global__` marked."""
+    flags = _kernel_flags(engine, defines, includes)
+    return _run([compiler(), *flags, f"-D__global__={MARK}", "-E", "-x", "c++", str(source)], source)
+
+
+def own_text(preprocessed: str) -> str:
+    """What of a preprocessed source does not come from system headers, the twin's among them."""
+    kept: list[str] = []
+    foreign: dict[str, bool] = {}  # by file, as it was first entered: macros of system headers mark again
+    skip = False
+    for line in preprocessed.splitlines():
+        if line.startswith("# "):
+            name, _, flags = line.partition('"')[2].rpartition('"')
+            skip = foreign.setdefault(name, "3" in flags.split())
+        elif not skip:
+            kept.append(line)
+    return "\n".join(kept)
+
+
+# ---- the runtime ----
+
+
+@functools.cache
+def _tree_digest() -> str:
+    """Of everything the runtime is compiled from."""
+    digest = hashlib.sha256()
+    for folder in (include_directory(), _runtime_directory()):
+        for path in sorted(folder.rglob("*")):
+            if path.suffix in (".h", ".cpp", ".S"):
+                digest.update(f"{path.relative_to(folder)}\0".encode())
+                digest.update(path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def _archive(engine: str) -> Path | None:
+    """libtwin_*.a beside the native library, if both are of these very sources and without sanitizers."""
+    try:
+        library = _lib.library_path()
+        archive = library.parent / f"libtwin_{engine}.a"
+        if not archive.is_file() or b"__asan_" in archive.read_bytes():
+            return None
+        root = _lib.native_source_root()
+        command = [sys.executable, str(root / "tools" / "source_hash.py"), str(root)]
+        wanted = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        built_from = ctypes.CDLL(str(library)).am_source_hash
+        built_from.restype = ctypes.c_char_p
+        return archive if built_from().decode() == wanted else None
+    except (OSError, ImportError, AttributeError, subprocess.SubprocessError):
+        return None
+
+
+@functools.cache
+def runtime_objects(engine: str) -> tuple[str, ...]:
+    """What a kernel library is linked with: objects of src/foreign, and the engine as objects or archive."""
+    archive = _archive(engine)
+    flags = [*_common_flags(engine), f"-I{include_directory()}"]
+    key = _digest(_compiler_id(), *flags, _tree_digest(), "archive" if archive else "objects")
+    folder = cache_directory() / "twin" / f"runtime-{engine}-{key}"
+    if not folder.is_dir():
+        _fill(folder, lambda scratch: _compile_runtime(flags, scratch, archive is not None))
+    return (*(str(path) for path in sorted(folder.glob("*.o"))), *([str(archive)] if archive else []))
+
+
+def _compile_runtime(flags: list[str], folder: Path, only_foreign: bool) -> None:
+    root = _runtime_directory()
+    searched = root / "foreign" if only_foreign else root
+    sources = [path for path in sorted(searched.rglob("*")) if path.suffix in (".cpp", ".S")]
+
+    def one(source: Path) -> None:
+        name = "_".join(source.relative_to(root).with_suffix(".o").parts)
+        _run([compiler(), *flags, f"-I{root}", "-c", str(source), "-o", str(folder / name)], source)
+
+    with ThreadPoolExecutor(_PARALLEL) as pool:
+        list(pool.map(one, sources))
+
+
+def _fill(folder: Path, make: Callable[[Path], None]) -> None:
+    """Makes a folder in the cache at once: a reader sees all of it or nothing."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    _forget_old(folder.parent)
+    scratch = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
+    try:
+        make(scratch)
+        scratch.chmod(0o755)
+        try:
+            scratch.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # else another process was faster
+                raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _forget_old(cache: Path) -> None:
+    """Removes what was built long ago. Processes that have it open keep it."""
+    limit = time.time() - _KEEP_DAYS * 86400
+    for folder in cache.iterdir():
+        with contextlib.suppress(OSError):
+            if folder.is_dir() and folder.stat().st_mtime < limit:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+# ---- kernel libraries ----
+
+
+def kernel_library(
+    sources: Sequence[Path], engine: str, defines: Sequence[str], includes: Sequence[str | Path]
+) -> Path:
+    """The library of these sources for one engine, compiled unless the cache has it.
+
+    Raises:
+        TwinBuildError: a source does not compile, or none defines an entry.
+    """
+    texts = [preprocess(source, engine, defines, includes) for source in sources]
+    entries = [entry for text in texts for entry in find_entries(own_text(text))]
+    if not entries:
+        names = ", ".join(source.name for source in sources)
+        raise TwinBuildError(
+            f'{names}: no kernel entry: a kernel is `extern "C" __global__ __aicore__ void name(GM_ADDR ...)`'
+        )
+    objects = runtime_objects(engine)
+    flags = _kernel_flags(engine, defines, includes)
+    key = _digest(_compiler_id(), *flags, *texts, _entry_table(entries), *objects, _tree_digest())
+    folder = cache_directory() / "twin" / f"{sources[0].stem}-{engine}-{key}"
+    if not folder.is_dir():
+        _fill(folder, lambda scratch: _compile(sources, entries, flags, objects, scratch))
+    return folder / "kernels.so"
+
+
+def pair_path(libraries: Sequence[Path]) -> Path:
+    """Where the libraries of several engines lie side by side in the cache."""
+    names = [library.parent.name for library in libraries]
+    return cache_directory() / "twin" / f"pair-{_digest(*names)}" / "kernels.so"
+
+
+def _compile(
+    sources: Sequence[Path],
+    entries: Sequence[Entry],
+    flags: list[str],
+    objects: Sequence[str],
+    folder: Path,
+) -> None:
+    visible = '-D__global__=__attribute__((visibility("default")))'
+    table = folder / "entries.cpp"
+    table.write_text(_entry_table(entries))
+    units = [
+        *((source, folder / f"{i}.o") for i, source in enumerate(sources)),
+        (table, folder / "entries.o"),
+    ]
+
+    def one(unit: tuple[Path, Path]) -> None:
+        _run([compiler(), *flags, visible, "-c", "-x", "c++", str(unit[0]), "-o", str(unit[1])], unit[0])
+
+    with ThreadPoolExecutor(_PARALLEL) as pool:
+        list(pool.map(one, units))
+    exports = folder / "exports.map"
+    names = "".join(f" {entry.symbol};" for entry in entries if entry.symbol)
+    exports.write_text(f"{{ global: twin_*;{names} local: *; }};\n")
+    link = [compiler(), "-shared", "-pthread", "-Wl,-Bsymbolic", "-Wl,--no-undefined", "-Wl,-z,noexecstack"]
+    link += [f"-Wl,--version-script={exports}"]
+    compiled = [str(unit[1]) for unit in units]
+    _run([*link, "-o", str(folder / "kernels.so"), *compiled, *objects], sources[0])
+    for path in (*(unit[1] for unit in units), table, exports):
+        path.unlink()
+
+
+def _entry_table(entries: Sequence[Entry]) -> str:
+    """A function that lists the entries: `name symbol kind:parameter,...` a line."""
+    lines = []
+    for entry in entries:
+        parameters = ",".join(f"{one.kind}:{one.name}" for one in entry.parameters)
+        lines.append(f'    "{entry.name} {entry.symbol or "?"} {parameters}\\n"')
+    body = "\n".join(lines)
+    head = 'extern "C" __attribute__((visibility("default"))) const char* twin_entries();\n'
+    return f"{head}const char* twin_entries() {{\n    return\n{body};\n}}\n"

@@ -1,0 +1,180 @@
+"""Finds the kernel entries of a preprocessed source: names and parameters of `__global__` functions."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ..errors import TwinBuildError
+
+MARK = "__twin_entry__"  # what the qualifier __global__ becomes when a source is scanned
+
+_INTEGERS = {
+    "bool": "b",
+    "char": "c",
+    "int8_t": "a",
+    "uint8_t": "h",
+    "int16_t": "s",
+    "uint16_t": "t",
+    "int": "i",
+    "int32_t": "i",
+    "unsigned": "j",
+    "unsigned int": "j",
+    "uint32_t": "j",
+    "int64_t": "l",
+    "uint64_t": "m",
+    "size_t": "m",
+}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter: ``kind`` is "pointer", "integer" or, unsupported, "other"."""
+
+    name: str
+    kind: str
+    mangled: str = ""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A kernel entry: the symbol to look up and its parameters, tiling included."""
+
+    name: str
+    symbol: str
+    parameters: tuple[Parameter, ...]
+
+    @property
+    def pointers(self) -> int:
+        return sum(parameter.kind == "pointer" for parameter in self.parameters)
+
+
+def find_entries(preprocessed: str) -> list[Entry]:
+    """The entries defined in a source after `-D__global__=__twin_entry__`, in their order.
+
+    Raises:
+        TwinBuildError: something marked `__global__` that is no function.
+    """
+    text = _without_attributes(re.sub(r"^#.*$", "", preprocessed, flags=re.MULTILINE))
+    found: dict[str, Entry] = {}
+    for match in re.finditer(rf"\b{MARK}\b", text):
+        head, close = _signature(text, match.end())
+        if not text[close:].lstrip().startswith("{"):
+            continue  # a declaration
+        name_match = re.search(r"([A-Za-z_]\w*)\s*$", head.partition("(")[0])
+        if name_match is None:
+            raise TwinBuildError(f"__global__ without a function name: {head.strip()[:80]!r}")
+        name = name_match.group(1)
+        if name == MARK or _is_template(text, match.start()):
+            continue
+        parameters = tuple(_parameters(head.partition("(")[2]))
+        symbol = name if _is_c(text, match.start()) else _mangle(name, parameters)
+        found[name] = Entry(name, symbol, parameters)
+    return list(found.values())
+
+
+def _without_attributes(text: str) -> str:
+    """Without `__attribute__((...))`, whatever is in its parentheses."""
+    kept, at = [], 0
+    for match in re.finditer(r"\b__attribute__\s*(?=\()", text):
+        if match.start() < at:
+            continue
+        kept.append(text[at : match.start()])
+        depth, at = 0, match.end()
+        while at < len(text):
+            depth += (text[at] == "(") - (text[at] == ")")
+            at += 1
+            if depth == 0:
+                break
+    return " ".join([*kept, text[at:]])
+
+
+def _signature(text: str, start: int) -> tuple[str, int]:
+    """Text up to the parameter list's closing parenthesis, and the position behind it."""
+    depth, begun = 0, False
+    for at in range(start, len(text)):
+        char = text[at]
+        if char == "(":
+            depth += 1
+            begun = True
+        elif char == ")":
+            depth -= 1
+            if begun and depth == 0:
+                return text[start:at], at + 1
+        elif char in ";{" and not begun:
+            break
+    raise TwinBuildError(f"__global__ before something that is no function: {text[start : start + 60]!r}")
+
+
+def _is_template(text: str, mark: int) -> bool:
+    before = text[max(0, mark - 400) : mark]
+    tail = re.split(r"[;{}]", before)[-1]
+    return bool(re.search(r"\btemplate\s*<", tail))
+
+
+def _is_c(text: str, mark: int) -> bool:
+    """Whether `extern "C"` is in force at the mark: just before it, or around it."""
+    tail = re.split(r"[;{}]", text[:mark])[-1]
+    if re.search(r'extern\s+"C"', tail):
+        return True
+    for opening in re.finditer(r'extern\s+"C"\s*\{', text[:mark]):
+        depth = 1
+        for char in text[opening.end() : mark]:
+            depth += (char == "{") - (char == "}")
+            if depth == 0:
+                break
+        if depth > 0:
+            return True
+    return False
+
+
+def _parameters(text: str) -> list[Parameter]:
+    parts = [part.strip() for part in text.split(",") if part.strip() and part.strip() != "void"]
+    return [_parameter(part, index) for index, part in enumerate(parts)]
+
+
+def _parameter(text: str, index: int) -> Parameter:
+    text = text.partition("=")[0].strip()
+    if "*" in text:
+        kind, name = text.rpartition("*")[::2]
+        base = re.sub(r"\b(restrict|__restrict|__restrict__|struct)\b", " ", kind)
+        const = "K" if re.search(r"\bconst\b", base) else ""
+        base = " ".join(re.sub(r"\b(const|volatile)\b", " ", base).split())
+        code = "v" if base == "void" else _INTEGERS.get(base, "f" if base == "float" else "")
+        name = re.sub(r"\b(const|__restrict|__restrict__|restrict)\b", " ", name).strip()
+        return Parameter(name or f"arg{index}", "pointer", f"P{const}{code}" if code else "")
+    words = re.sub(r"\bconst\b", " ", text).split()
+    for cut in (len(words) - 1, len(words)):
+        base = " ".join(words[:cut])
+        if base in _INTEGERS:
+            name = words[cut] if cut < len(words) else f"arg{index}"
+            return Parameter(name, "integer", _INTEGERS[base])
+    return Parameter(words[-1] if words else f"arg{index}", "other")
+
+
+def _mangle(name: str, parameters: tuple[Parameter, ...]) -> str:
+    """The symbol of a C++ function of pointers and integers (Itanium ABI); empty where it is not known."""
+    substitutions: list[str] = []
+    out = []
+    for parameter in parameters:
+        code = parameter.mangled
+        if not code:
+            return ""
+        if code in substitutions:
+            at = substitutions.index(code)
+            out.append("S_" if at == 0 else f"S{at - 1:X}_")
+            continue
+        if code.startswith("PK"):
+            pointee = code[1:]
+            if pointee in substitutions:
+                at = substitutions.index(pointee)
+                out.append("P" + ("S_" if at == 0 else f"S{at - 1:X}_"))
+            else:
+                substitutions.append(pointee)
+                out.append(code)
+            substitutions.append(code)
+            continue
+        if code.startswith("P"):
+            substitutions.append(code)
+        out.append(code)
+    return f"_Z{len(name)}{name}{''.join(out) or 'v'}"

@@ -1,0 +1,243 @@
+"""Arguments of one rank's launch: tensors as GM ranges, by name and exact size."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..errors import ArgumentError
+from . import _abi
+from ._entries import Parameter
+
+Bytes: TypeAlias = NDArray[np.uint8]
+LINE = 64  # bytes of a data cache line: no two tensors share one, as on an NPU
+_GUARD = 512
+
+
+@dataclass
+class _Tensor:
+    """One tensor in GM: where the caller has it and where the kernel sees it."""
+
+    owner: Any
+    address: int  # the caller's
+    size: int
+    name: str
+    writable: bool
+    staged: Bytes | None = None
+
+    @property
+    def gm(self) -> int:
+        return self.address if self.staged is None else int(self.staged.ctypes.data)
+
+    def view(self) -> Bytes:
+        """The caller's bytes."""
+        if self.size == 0:
+            return np.zeros(0, np.uint8)
+        view: Bytes = np.ctypeslib.as_array((ctypes.c_uint8 * self.size).from_address(self.address))
+        return view
+
+
+class Arguments:
+    """The arguments of one rank, in the entry's order, tiling last.
+
+    stage: every tensor is copied to a place of its own, so that none shares a cache line with another.
+    Otherwise only those that do not begin at a line are.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        parameters: Sequence[Parameter],
+        values: Sequence[Any],
+        tiling: Any,
+        workspace_bytes: int | None,
+        *,
+        rank: int,
+        stage: bool,
+    ) -> None:
+        self._tensors: list[_Tensor] = []
+        self._stage = stage
+        self._where = f"{name}, rank {rank}"
+        words = [self._word(value, index, parameters) for index, value in enumerate(values)]
+        if workspace_bytes is not None:
+            words.append(self._scratch(workspace_bytes))
+        if tiling is not None:
+            words.append(self._tiling(tiling))
+        if len(words) != len(parameters):
+            self._refuse(name, parameters, values, tiling, workspace_bytes)
+        if len(words) > _abi.MAX_ARGUMENTS:
+            raise ArgumentError(
+                f"{name} has {len(words)} parameters, the twin passes at most {_abi.MAX_ARGUMENTS}",
+                argument="args",
+            )
+        self.words = (ctypes.c_uint64 * max(1, len(words)))(*words)
+        self.count = len(words)
+        self._saved: list[Bytes] | None = None
+
+    def _refuse(
+        self,
+        name: str,
+        parameters: Sequence[Parameter],
+        values: Sequence[Any],
+        tiling: Any,
+        workspace_bytes: int | None,
+    ) -> None:
+        listed = ", ".join(one.name for one in parameters)
+        given = [f"{len(values)} args"]
+        given += ["a workspace"] if workspace_bytes is not None else []
+        given += ["a tiling"] if tiling is not None else []
+        raise ArgumentError(
+            f"{name}({listed}) takes {len(parameters)} arguments, {' and '.join(given)} are given: args are"
+            " all but the tiling (and the workspace, where workspace_bytes= makes it)",
+            argument="args",
+        )
+
+    # ---- values to words ----
+
+    def _word(self, value: Any, index: int, parameters: Sequence[Parameter]) -> int:
+        parameter = parameters[index] if index < len(parameters) else Parameter("?", "pointer")
+        label = f"arg {index} ({parameter.name})"
+        if parameter.kind == "other":
+            raise ArgumentError(
+                f"{self._where}: {label} is neither a pointer nor an integer, and the twin passes only those",
+                argument=parameter.name,
+            )
+        if parameter.kind == "integer":
+            if isinstance(value, (int, np.integer)):
+                return int(value) & 0xFFFFFFFFFFFFFFFF
+            raise ArgumentError(
+                f"{self._where}: {label} is an integer, {type(value).__name__} is given",
+                argument=parameter.name,
+            )
+        if value is None:
+            return 0
+        return self._add(value, label)
+
+    def _add(self, value: Any, label: str) -> int:
+        address, size, writable, owner = self._memory(value, label)
+        for known in self._tensors:
+            if known.address == address and known.size == size:
+                return known.gm  # the same tensor twice: an in-place call
+            if (
+                size
+                and known.size
+                and address < known.address + known.size
+                and known.address < address + size
+            ):
+                raise ArgumentError(
+                    f"{self._where}: {label} overlaps {known.name} in part:"
+                    " give disjoint tensors, or the same",
+                    argument=label,
+                )
+        tensor = _Tensor(owner, address, size, label, writable)
+        if self._stage or not writable or address % LINE:
+            tensor.staged = _aligned(size)
+            tensor.staged[:size] = tensor.view()
+        self._tensors.append(tensor)
+        return tensor.gm
+
+    def _memory(self, value: Any, label: str) -> tuple[int, int, bool, Any]:
+        if isinstance(value, torch.Tensor):
+            if value.device.type != "cpu" or not value.is_contiguous():
+                raise ArgumentError(
+                    f"{self._where}: {label} is not a contiguous CPU tensor: call .cpu().contiguous()",
+                    argument=label,
+                )
+            return value.data_ptr(), value.numel() * value.element_size(), True, value
+        if isinstance(value, np.ndarray):
+            if not value.flags.c_contiguous:
+                raise ArgumentError(
+                    f"{self._where}: {label} is not contiguous: call numpy.ascontiguousarray", argument=label
+                )
+            return int(value.ctypes.data), value.nbytes, bool(value.flags.writeable), value
+        raise ArgumentError(
+            f"{self._where}: {label} is a {type(value).__name__}: give a torch tensor, a numpy array or None",
+            argument=label,
+        )
+
+    def _scratch(self, size: int) -> int:
+        workspace = np.zeros(max(size, 1), np.uint8)
+        tensor = _Tensor(workspace, int(workspace.ctypes.data), size, "workspace", False, _aligned(size))
+        self._tensors.append(tensor)
+        return tensor.gm
+
+    def _tiling(self, tiling: Any) -> int:
+        data = tiling_bytes(tiling)
+        copy = np.frombuffer(data or b"\0", np.uint8)
+        tensor = _Tensor(copy, int(copy.ctypes.data), len(data), "tiling", False, _aligned(len(data)))
+        assert tensor.staged is not None
+        tensor.staged[: len(data)] = copy[: len(data)]
+        self._tensors.append(tensor)
+        return tensor.gm
+
+    # ---- around a launch ----
+
+    def ranges(self) -> list[_abi.Range]:
+        """Every tensor that is not empty, with its exact size."""
+        return [
+            _abi.range_of(
+                one.gm, one.size, one.name, kind=_abi.WORKSPACE if _is_scratch(one.name) else _abi.TENSOR
+            )
+            for one in self._tensors
+            if one.size > 0
+        ]
+
+    def save(self) -> None:
+        """Remembers the contents for `restore`."""
+        self._saved = [self._gm_view(one).copy() for one in self._tensors]
+
+    def restore(self) -> None:
+        for one, saved in zip(self._tensors, self._saved or [], strict=True):
+            self._gm_view(one)[:] = saved
+
+    def finish(self) -> None:
+        """Copies what kernels wrote into staged tensors back to the caller's."""
+        for one in self._tensors:
+            if one.staged is not None and one.writable:
+                one.view()[:] = one.staged[: one.size]
+
+    def contents(self) -> list[tuple[str, bytes]]:
+        """Name and bytes of every writable tensor, as the kernel left them."""
+        return [(one.name, self._gm_view(one).tobytes()) for one in self._tensors if one.writable]
+
+    @staticmethod
+    def _gm_view(one: _Tensor) -> Bytes:
+        return one.view() if one.staged is None else one.staged[: one.size]
+
+
+def _is_scratch(name: str) -> bool:
+    """Whether cores talk to each other through it: a workspace, by its parameter's name."""
+    return name == "tiling" or "workspace" in name.lower() or name.lower().endswith("(ws)")
+
+
+def _aligned(size: int) -> Bytes:
+    """Zeroed bytes that begin at a cache line and have their last one for themselves."""
+    raw = np.zeros(-(-size // LINE) * LINE + _GUARD + LINE, np.uint8)
+    begin = -int(raw.ctypes.data) % LINE
+    return raw[begin : begin + -(-size // LINE) * LINE + _GUARD]
+
+
+def tiling_bytes(tiling: Any) -> bytes:
+    """Tiling data as bytes: bytes-like, a numpy array, a ctypes struct or a torch tensor.
+
+    Raises:
+        ArgumentError: something else.
+    """
+    if isinstance(tiling, torch.Tensor):
+        return bytes(tiling.contiguous().view(torch.uint8).numpy().tobytes())
+    if isinstance(tiling, np.ndarray):
+        return tiling.tobytes()
+    try:
+        return bytes(memoryview(tiling))
+    except TypeError:
+        raise ArgumentError(
+            f"tiling is a {type(tiling).__name__}:"
+            " give bytes, a numpy array, a ctypes struct or a torch tensor",
+            argument="tiling",
+        ) from None

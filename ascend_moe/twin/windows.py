@@ -1,0 +1,232 @@
+"""Windows of a group of ranks in this process, as HCCL gives them to kernels."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import mmap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ArgumentError
+from . import _abi
+
+Bytes: TypeAlias = NDArray[np.uint8]
+MIB = 1 << 20
+PAGE = mmap.PAGESIZE
+_DOORBELL = 64 + 4  # in the header page of a rank: sleepers, then the doorbell
+_WORKSPACE_BYTES = 16 * MIB
+_numbers = itertools.count()
+
+
+class _Area:
+    """Zeroed memory that costs only the pages that are touched."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._map = mmap.mmap(-1, -(-size // PAGE) * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.bytes: Bytes = np.frombuffer(self._map, np.uint8)[:size]
+        self.address = int(self.bytes.ctypes.data)
+
+    def clear(self) -> None:
+        self._map.madvise(mmap.MADV_DONTNEED)
+
+    def pages(self) -> dict[int, Bytes]:
+        """Copies of the pages that are not all zero, by offset. Reads every page: for small areas."""
+        found = {}
+        for begin in range(0, self.size, PAGE):
+            page = self.bytes[begin : begin + PAGE]
+            if page.any():
+                found[begin] = page.copy()
+        return found
+
+    def restore(self, pages: dict[int, Bytes]) -> None:
+        self.clear()
+        for begin, page in pages.items():
+            self.bytes[begin : begin + len(page)] = page
+
+
+class Windows:
+    """Windows of ``world`` ranks, zeroed, and the communication contexts that lead to them.
+
+    Args:
+        world: ranks of the group, at least 1.
+        data_bytes: of windowsIn and of windowsOut of each rank (HCCL_BUFFSIZE in bytes); default 200 MiB.
+            Only touched pages cost memory.
+        state_bytes: of windowsExp; default 2 MiB.
+        layout: "a3": HcclOpResParam, peers through remoteRes[rank].nextDevicePtr; "a2": the A2 context with
+            windowsIn[] and windowsOut[], through its data table above 32 ranks.
+        name: the group's name, up to 127 characters.
+        flags_in_data: flags travel inside longer stores. The checked engine then takes every 32-byte block of
+            the windows for a flag and reports no races in them: what goes wrong shows as a wrong result.
+
+    ``data(r)``, ``out(r)`` and ``state(r)`` are the bytes of rank r's areas, as numpy arrays: read and write
+    them between launches. The same windows go to any number of libraries, one launch at a time.
+    """
+
+    def __init__(
+        self,
+        world: int,
+        *,
+        data_bytes: int = 200 * MIB,
+        state_bytes: int = 2 * MIB,
+        layout: str = "a3",
+        name: str = "hccl_world_group",
+        flags_in_data: bool = False,
+    ) -> None:
+        if world < 1:
+            raise ArgumentError(f"world is {world}: a group has at least 1 rank", argument="world")
+        if layout not in _abi.LAYOUTS:
+            raise ArgumentError(f"layout is a3 or a2, not {layout!r}", argument="layout")
+        if data_bytes < 1 or state_bytes < 1:
+            raise ArgumentError("data_bytes and state_bytes are positive", argument="data_bytes")
+        if len(name) > 127:
+            raise ArgumentError("name has more than 127 characters", argument="name")
+        self.world, self.layout, self.name = world, layout, name
+        self.data_bytes, self.state_bytes = data_bytes, state_bytes
+        self.flags_in_data = flags_in_data
+        self.number = next(_numbers)  # what libraries know the group by
+        self._in = [_Area(data_bytes) for _ in range(world)]
+        self._out = [_Area(data_bytes) for _ in range(world)]
+        self._exp = [_Area(state_bytes) for _ in range(world)]
+        self._headers = [_Area(PAGE) for _ in range(world)]
+        self._workspaces = [_Area(_WORKSPACE_BYTES) for _ in range(world)]
+        self._contexts: list[_Area | None] = [None] * world
+        self._fresh = True  # nothing has been written
+
+    def data(self, rank: int) -> Bytes:
+        """windowsIn of a rank."""
+        self._fresh = False
+        return self._in[rank].bytes
+
+    def out(self, rank: int) -> Bytes:
+        """windowsOut of a rank."""
+        self._fresh = False
+        return self._out[rank].bytes
+
+    def state(self, rank: int) -> Bytes:
+        """windowsExp of a rank."""
+        self._fresh = False
+        return self._exp[rank].bytes
+
+    def member(self, rank: int) -> Member:
+        """Rank ``rank`` of this group, for a launch whose ranks have another numbering."""
+        return Member(self, rank)
+
+    def clear(self) -> None:
+        """All windows as at creation: zero."""
+        for area in self._areas():
+            area.clear()
+        self._fresh = True
+
+    def snapshot(self) -> list[dict[int, Bytes]]:
+        """What `restore` needs to bring back the present contents."""
+        areas = list(self._areas())
+        return [{} for _ in areas] if self._fresh else [area.pages() for area in areas]
+
+    def restore(self, saved: list[dict[int, Bytes]]) -> None:
+        """Contents as they were at `snapshot`."""
+        for area, pages in zip(self._areas(), saved, strict=True):
+            area.restore(pages)
+        self._fresh = not any(saved)
+
+    def _areas(self) -> Iterator[_Area]:
+        yield from (*self._in, *self._out, *self._exp, *self._workspaces)
+
+    # ---- for launches ----
+
+    def doorbell(self, rank: int) -> int:
+        return self._headers[rank].address + _DOORBELL
+
+    def touch(self) -> None:
+        """A kernel is about to write."""
+        self._fresh = False
+
+    def ranges(self, *, atomic: bool) -> list[_abi.Range]:
+        """Every window of every rank; ``atomic``: whoever reads a 32-byte block reads all of it."""
+        made, atomic = [], atomic or self.flags_in_data
+        for rank in range(self.world):
+            for area, name, kind in (
+                (self._in[rank], "windowsIn", _abi.WINDOW_DATA),
+                (self._out[rank], "windowsOut", _abi.WINDOW_DATA),
+                (self._exp[rank], "windowsExp", _abi.WINDOW_STATE),
+            ):
+                label, bell = f"{name} of rank {rank}", self.doorbell(rank)
+                made.append(
+                    _abi.range_of(
+                        area.address, area.size, label, kind=kind, doorbell=bell, atomic=atomic, owner=rank
+                    )
+                )
+        return made
+
+    def context(self, library: ctypes.CDLL, rank: int) -> _Area:
+        """A rank's context blob, filled by `library`."""
+        layout = _abi.LAYOUTS[self.layout]
+        size = int(library.twin_context_bytes(layout, self.world))
+        area = self._contexts[rank]
+        if area is None or area.size < size:
+            area = self._contexts[rank] = _Area(size)
+        group = _abi.Group(
+            layout, self.world, self.data_bytes, self.state_bytes, _WORKSPACE_BYTES, name=self.name.encode()
+        )
+        tables = [
+            (ctypes.c_uint64 * self.world)(*(a.address for a in areas))
+            for areas in (self._in, self._out, self._exp)
+        ]
+        group.windows_in, group.windows_out, group.windows_exp = tables
+        library.twin_context_fill(ctypes.byref(group), rank, area.address, self._workspaces[rank].address)
+        return area
+
+    def workspace(self, rank: int) -> _Area:
+        return self._workspaces[rank]
+
+
+@dataclass(frozen=True)
+class Member:
+    """One rank's place in a group."""
+
+    windows: Windows
+    rank: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.windows.world:
+            raise ArgumentError(
+                f"rank {self.rank} of windows of {self.windows.world} ranks", argument="windows"
+            )
+
+
+# One group, two, or for each rank its places in one or two.
+Groups: TypeAlias = "Windows | Member | Sequence[Windows | Member | Sequence[Member]] | None"
+
+
+def members_of(groups: Groups, rank: int | None) -> list[tuple[Member, ...]]:
+    """For each rank that runs (``rank``: that one alone) its places in the groups; none without groups.
+
+    Raises:
+        ArgumentError: the groups are neither of the forms that `Kernels.launch` takes.
+    """
+    if groups is None:
+        return [()]
+    listed = [groups] if isinstance(groups, (Windows, Member)) else list(groups)
+    if listed and not any(isinstance(one, (Windows, Member)) for one in listed):
+        places = [_places(one) for one in listed]
+        return [places[rank]] if rank is not None else places
+    if not 1 <= len(listed) <= 2:
+        raise ArgumentError(f"windows: one group or two, not {len(listed)}", argument="windows")
+    if all(isinstance(one, Member) for one in listed):
+        return [_places(listed)]
+    if not all(isinstance(one, Windows) for one in listed):
+        raise ArgumentError("windows: Windows or Members, not both", argument="windows")
+    whole = [one for one in listed if isinstance(one, Windows)]
+    ranks = [rank] if rank is not None else range(whole[0].world)
+    return [tuple(one.member(r) for one in whole) for r in ranks]
+
+
+def _places(given: object) -> tuple[Member, ...]:
+    if isinstance(given, Sequence) and 1 <= len(given) <= 2 and all(isinstance(m, Member) for m in given):
+        return tuple(given)
+    raise ArgumentError("windows: for each rank one Member or two", argument="windows")

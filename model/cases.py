@@ -1,0 +1,194 @@
+"""The runs of the model. Every run that must pass has mutants beside it that must not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from constants import Shape
+
+HANG, ROW, COUNTS = "hang", "a row of another op is read", "counts of another op are accepted"
+KEPT = "counts of another op are read"
+DATA, STATUS = "a row lands in a half in use", "a status block lands in a half in use"
+EPOCHS, CORES = "cores of a rank are in different epochs", "cores of a rank leave with different verdicts"
+RANKS, WORD = "ranks do not agree on the error", "a status word that nobody can have written"
+STICKY = "a failed communicator is used again"
+
+BEFORE_3 = 0xFFFFFFFD  # three ops across the wrap: 0xFFFFFFFE, 0xFFFFFFFF, 2
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One rule taken out; ``finds`` are the symptoms of which one must show."""
+
+    name: str
+    finds: tuple[str, ...]
+    macros: tuple[str, ...] = ()  # on top of the case's
+    broken: str = ""  # a spoilt table instead of a macro
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run that must pass, and its mutants."""
+
+    name: str
+    shape: Shape
+    macros: tuple[str, ...] = ()
+    mutants: tuple[Mutant, ...] = ()
+    full: bool = False  # only with --full
+    depth: int = 100_000  # of the search, in steps
+    tested: tuple[str, ...] = ()  # "" for the run itself and mutants that the test suite runs too
+
+    def is_tested(self, mutant: Mutant | None) -> bool:
+        """Whether the test suite runs it."""
+        return (mutant.name if mutant else "") in self.tested
+
+
+def three(world: int = 2, cores: int = 1, local_experts: int = 1) -> Shape:
+    return Shape(world, cores, local_experts, epochs=3, before=BEFORE_3)
+
+
+def two(world: int, cores: int = 1) -> Shape:
+    return Shape(world, cores, epochs=2, before=0xFFFFFFFE)
+
+
+SENDING = (
+    Mutant("no_drain_before_flags", (ROW,)),
+    Mutant("flag_before_data", (ROW,)),
+    Mutant("single_half", (DATA, ROW)),
+    Mutant("single_status_half", (STATUS, WORD, HANG)),
+    Mutant("skip_flag_when_zero_rows", (HANG,)),
+    Mutant("wrong_half_for_combine", (DATA, ROW)),
+)
+JUDGING = (
+    Mutant("torn_run", (COUNTS,)),
+    Mutant("no_epoch", (COUNTS,)),
+    Mutant("stale_epoch_accepted", (COUNTS,)),
+)
+TABLES = (
+    Mutant("wrap_to_one", (DATA, STATUS, ROW, WORD), broken="wrap_to_one"),
+    Mutant("stale_unknown_across_wrap", (WORD,), broken="stale_unknown_across_wrap"),
+)
+MEETING = (
+    Mutant("no_sync_before_flags", (ROW,)),
+    Mutant("no_sync_after_wait", (ROW, KEPT)),
+    Mutant("wait_for_own_share_only", (ROW, KEPT)),
+    Mutant("publish_epoch_too_early", (EPOCHS,)),
+)
+COLLECTIVE = (
+    Mutant("publish_epoch_too_late", (ROW, COUNTS, RANKS, DATA, STATUS)),
+    Mutant("error_without_status", (HANG,)),
+    Mutant("leave_on_collective_error", (DATA, STATUS, RANKS, WORD)),
+)
+DEADLINE = (
+    Mutant("sticky_abort_missing", (STICKY,)),
+    Mutant("abort_kept_to_oneself", (HANG,)),
+)
+DEADLINE_2 = (
+    *DEADLINE,
+    Mutant("timeout_leaves_alone", (HANG,)),
+    Mutant("no_sync_after_wait", (ROW, KEPT, CORES)),
+)
+
+CASES = [
+    # W = 2, one core: every order of every 32 B block
+    Case("w2 l1", Shape(), (), (*SENDING, *JUDGING)),
+    Case(
+        "w2 l1 fifo",
+        Shape(epochs=6),
+        ("FIFO",),
+        (SENDING[1], *TABLES),
+        tested=("", "flag_before_data", "wrap_to_one"),
+    ),
+    Case(
+        "w2 l2",
+        three(local_experts=2),
+        ("WHOLE_RUN",),
+        (SENDING[0], SENDING[1], SENDING[2]),
+        tested=("", "no_drain_before_flags"),
+    ),
+    Case(
+        "w2 l5, two count blocks",
+        three(local_experts=5),
+        ("FIFO",),
+        (SENDING[1], JUDGING[0]),
+        tested=("torn_run",),
+    ),
+    Case(
+        "w2 l1, rows by owner",
+        Shape(per_owner=True),
+        ("WHOLE_RUN",),
+        (SENDING[4], SENDING[2]),
+        tested=("skip_flag_when_zero_rows",),
+    ),
+    Case(
+        "w2 l1, endless",
+        Shape(epochs=0),
+        ("WHOLE_RUN",),
+        (SENDING[2], SENDING[3], JUDGING[2]),
+        depth=3_000_000,
+        tested=("", "single_half", "stale_epoch_accepted"),
+    ),
+    # two cores a rank: two row slots, one a core, which stand for one local expert as well as for two
+    Case(
+        "w2 c2",
+        three(cores=2),
+        ("WHOLE_RUN",),
+        (*MEETING, SENDING[0]),
+        tested=("no_sync_before_flags", "no_sync_after_wait"),
+    ),
+    Case("w2 c2 fifo", three(cores=2), ("FIFO", "ALL_ROWS"), (*MEETING, SENDING[0], SENDING[2]), full=True),
+    # ops at odds and errors that travel
+    Case(
+        "w2 mismatch",
+        three(),
+        ("MISMATCH",),
+        (Mutant("config_not_compared", (RANKS,)),),
+        tested=("config_not_compared",),
+    ),
+    Case("w2 collective", three(), ("COLLECTIVE", "FIFO"), COLLECTIVE, tested=("error_without_status",)),
+    Case(
+        "w2 c2 collective",
+        three(cores=2),
+        ("COLLECTIVE", "ALL_ROWS", "WHOLE_RUN", "FIFO"),
+        (Mutant("single_verdict_round", (CORES, RANKS)), *COLLECTIVE),
+        full=True,
+    ),
+    # failures
+    Case("w2 deadline of one", three(), ("DEADLINES=1",), DEADLINE, tested=("abort_kept_to_oneself",)),
+    Case("w2 deadlines of all", three(), ("DEADLINES=2",), DEADLINE[:1]),
+    Case("w2 stopped rank", three(), ("KILL", "FIFO"), DEADLINE[:1]),
+    Case(
+        "w2 c2 deadline of one",
+        three(cores=2),
+        ("DEADLINES=1", "ALL_ROWS", "WHOLE_RUN", "FIFO"),
+        DEADLINE_2,
+        full=True,
+    ),
+    # W = 3
+    Case("w3 l1", three(3), ("WHOLE_RUN",), SENDING, full=True),
+    Case("w3 l1 fifo", three(3), ("FIFO", "ALL_ROWS"), (SENDING[1], SENDING[2], JUDGING[0]), full=True),
+    Case(
+        "w3 l2",
+        three(3, local_experts=2),
+        ("ALL_ROWS", "WHOLE_RUN", "FIFO"),
+        (SENDING[1], SENDING[2]),
+        full=True,
+    ),
+    Case(
+        "w3 mismatch",
+        three(3),
+        ("MISMATCH", "ALL_ROWS", "WHOLE_RUN", "FIFO"),
+        (Mutant("config_not_compared", (RANKS,)),),
+        full=True,
+    ),
+    Case("w3 collective", two(3), ("COLLECTIVE", "ALL_ROWS", "WHOLE_RUN", "FIFO"), COLLECTIVE, full=True),
+    Case("w3 deadline of one", two(3), ("DEADLINES=1", "ALL_ROWS", "WHOLE_RUN", "FIFO"), DEADLINE, full=True),
+    Case(
+        "w3 stopped rank",
+        Shape(3, epochs=1),
+        ("KILL", "ALL_ROWS", "WHOLE_RUN", "FIFO"),
+        DEADLINE[:1],
+        full=True,
+    ),
+    Case("w3 c2", two(3, cores=2), ("ALL_ROWS", "WHOLE_RUN", "FIFO"), MEETING, full=True),
+]

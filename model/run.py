@@ -1,0 +1,162 @@
+#!/usr/bin/env python3
+"""Checks the window protocol with spin: a table of runs that must pass and of mutants that must fail.
+
+    python model/run.py            W = 2
+    python model/run.py --full     W = 3 and two cores a rank too
+    python model/run.py --case "w2 l1"
+
+Exits with 1 on any surprise: a run that fails, a mutant that passes, or one that fails for another reason.
+Needs spin and a C compiler; a run takes at most 4 GB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cases import CASES, HANG, Case, Mutant
+from constants import ROOT, ModelError, compile_probe, run, write
+
+HERE = Path(__file__).resolve().parent
+MEMORY_MB = 4000
+COMPILE = ["-w", "-DSAFETY", "-DCOLLAPSE", "-DNOFAIR", "-DPRINTF", "-DVECTORSZ=4096", f"-DMEMLIM={MEMORY_MB}"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What spin said of one run. ``symptom`` is empty when nothing is wrong."""
+
+    symptom: str
+    states: int
+    seconds: float
+    complete: bool  # the search has seen all states
+
+
+def missing() -> str | None:
+    """The tool that is not there, if any."""
+    return next((tool for tool in ("spin", "gcc", "g++") if shutil.which(tool) is None), None)
+
+
+def check(case: Case, mutant: Mutant | None, build: Path, probe: Path) -> Outcome:
+    """Runs one case, or one mutant of it, in a folder of its own."""
+    label = case.name if mutant is None else f"{case.name} {mutant.name}"
+    folder = build / re.sub(r"\W+", "_", label)
+    shutil.rmtree(folder, ignore_errors=True)
+    shape, macros = case.shape, [f"-D{macro}" for macro in case.macros]
+    if mutant is not None:
+        shape = replace(shape, broken=mutant.broken)
+        macros += [f"-D{macro}" for macro in mutant.macros]
+        macros += [] if mutant.broken else [f"-DM_{mutant.name}"]
+    write(shape, probe, folder)
+    for name in ("window.pml", "memory.pml"):
+        shutil.copy(HERE / name, folder)
+    # A mutant ends at its first error, its compiler takes longer than it does.
+    return search(folder, macros, case.depth, "-O2" if mutant is None else "-O0")
+
+
+def search(folder: Path, macros: list[str], depth: int, optimise: str) -> Outcome:
+    """spin, gcc and the verifier in ``folder``."""
+    run(["spin", *macros, "-a", "window.pml"], cwd=folder)
+    run(["gcc", optimise, *COMPILE, "pan.c", "-o", "pan"], cwd=folder)
+    start = os.times()
+    done = subprocess.run(
+        ["./pan", f"-m{depth}", "-w22"], cwd=folder, capture_output=True, text=True, check=False
+    )
+    end = os.times()
+    # Processor time: the same whatever else the machine does.
+    seconds = end.children_user + end.children_system - start.children_user - start.children_system
+    (folder / "pan.out").write_text(done.stdout + done.stderr)
+    return read(done.stdout, seconds)
+
+
+def read(text: str, seconds: float) -> Outcome:
+    """The outcome in what a verifier has printed."""
+    stored = re.search(r"([\d.e+]+) states, stored", text)
+    errors = re.search(r"errors: (\d+)", text)
+    if stored is None or errors is None:
+        raise ModelError(f"the verifier gave up:\n{text[-2000:]}")
+    symptom = ""
+    if errors.group(1) != "0":
+        violated = re.findall(r"violated: (.*)", text)
+        symptom = (
+            HANG
+            if "invalid end state" in text.split("(Spin")[0]
+            else violated[-1]
+            if violated
+            else text[:300]
+        )
+    complete = "Search not completed" not in text and "max search depth too small" not in text
+    return Outcome(symptom, int(float(stored.group(1))), seconds, complete)
+
+
+def verdict(outcome: Outcome, mutant: Mutant | None) -> tuple[str, bool]:
+    """What the table says, and whether it is as expected."""
+    if mutant is None:
+        if outcome.symptom:
+            return outcome.symptom, False
+        return ("no errors", True) if outcome.complete else ("search cut short", False)
+    if not outcome.symptom:
+        return "passes", False
+    return outcome.symptom, outcome.symptom in mutant.finds
+
+
+def selected(full: bool, name: str | None) -> list[Case]:
+    if name is not None:
+        found = [case for case in CASES if case.name == name]
+        if not found:
+            raise ModelError(f"no case {name!r}; there are: " + ", ".join(case.name for case in CASES))
+        return found
+    return [case for case in CASES if full or not case.full]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--full", action="store_true", help="W = 3 and all runs with two cores too")
+    parser.add_argument("--case", metavar="NAME", help="only this run and its mutants")
+    parser.add_argument(
+        "--build", type=Path, default=ROOT / "build" / "model", help="folder for what is generated"
+    )
+    parser.add_argument("--keep", action="store_true", help="keep the verifiers and their trails")
+    args = parser.parse_args()
+    tool = missing()
+    if tool is not None:
+        print(
+            f"model: {tool} is not there (Debian and Ubuntu: apt-get install spin gcc g++)", file=sys.stderr
+        )
+        return 2
+    surprises, started = 0, time.monotonic()
+    try:
+        probe = compile_probe(args.build)
+        print(f"{'run':<58} {'states':>11} {'seconds':>8}  result")
+        for case in selected(args.full, args.case):
+            for mutant in (None, *case.mutants):
+                outcome = check(case, mutant, args.build, probe)
+                text, expected = verdict(outcome, mutant)
+                surprises += not expected
+                label = case.name if mutant is None else f"    {mutant.name}"
+                wanted = "" if expected else "   SURPRISE, expected: "
+                wanted += "" if expected else "no errors" if mutant is None else " or ".join(mutant.finds)
+                print(
+                    f"{label:<58} {outcome.states:>11,} {outcome.seconds:>8.1f}  {text}{wanted}", flush=True
+                )
+                if not args.keep and expected:
+                    shutil.rmtree(args.build / re.sub(r"\W+", "_", label.strip()), ignore_errors=True)
+    except ModelError as error:
+        print(f"model: {error}", file=sys.stderr)
+        return 2
+    print(f"{surprises} surprises in {time.monotonic() - started:.0f} s")
+    return 1 if surprises else 0
+
+
+if __name__ == "__main__":
+    os.nice(5)
+    sys.exit(main())

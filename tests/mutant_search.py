@@ -1,0 +1,39 @@
+"""How soon explore mode finds a mutant: the same cases, settings and seeds for every library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ascend_moe import explore
+
+SEEDS = (11, 22_000, 33_000, 44_000, 55_000)
+LIMIT = 200  # schedules, on the median over the seeds
+PATIENCE = 2000  # schedules after which a seed has not found it
+DTYPE = "bf16"  # of the kernels that have the mutant: two objects a mutant instead of six
+
+
+@dataclass(frozen=True)
+class Found:
+    """The class of the first finding, None when there is none, and which schedule it was, counted from 1."""
+
+    kind: str | None
+    schedules: int
+    line: str = ""
+
+
+def cases(seed: int) -> Iterator[explore.Case]:
+    """Small cases of every mode, a new one a schedule."""
+    while True:
+        yield replace(explore.draw(seed), dtype=DTYPE)
+        seed += 1
+
+
+def search(library: Path, seed: int, patience: int = PATIENCE) -> Found:
+    """Schedules from this seed on, of mixed policies, to the first finding."""
+    loaded = explore.checked_library(library)
+    result = explore.campaign(cases(seed), patience, seed, library=loaded, a_case=1)
+    if result.finding is None:
+        return Found(None, result.schedules)
+    return Found(result.finding.kind, result.schedules, result.finding.line())

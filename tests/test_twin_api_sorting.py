@@ -1,0 +1,202 @@
+"""Sorting of the twin's API, what kernels print and assert, scalar helpers and state between calls."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from twin_calls import TYPES, Array, run
+
+F2, F4, I4, U4 = (TYPES[kind] for kind in ("f2", "f4", "i4", "u4"))
+REAL = ["f4", "f2"]
+
+
+def scores(dtype: np.dtype, count: int, seed: int) -> Array:
+    """Scores with ties."""
+    return (np.random.default_rng(seed).integers(-40, 40, count) / 4).astype(dtype)
+
+
+def entries(values: Array, index: Array) -> Array:
+    """(score, index) in 8 bytes each, as words."""
+    words = np.zeros((values.size, 2), np.uint32)
+    words[:, 0] = values.view(np.dtype(f"u{values.dtype.itemsize}"))
+    words[:, 1] = index
+    return words.ravel()
+
+
+def descending(values: Array) -> Array:
+    return np.argsort(-values.astype(np.float64), kind="stable")
+
+
+@pytest.mark.parametrize("kind", REAL)
+@pytest.mark.parametrize("repeats", [1, 3, 8, 32])
+def test_sorts(kind: str, repeats: int) -> None:
+    dtype, count = TYPES[kind], 32 * repeats
+    x, index = scores(dtype, count, repeats), np.random.default_rng(1).integers(0, 2**32, count, np.uint32)
+    runs = np.concatenate([32 * r + descending(x[32 * r :][:32]) for r in range(repeats)])
+    for name, order in (("Sort32", runs), ("Sort", runs), ("FullSort", descending(x))):
+        got = run("sorting", f"{name}/{kind}", [repeats], x, index)
+        assert got.fault == "" and np.array_equal(
+            got.view(U4)[: 2 * count], entries(x[order], index[order])
+        ), name
+        assert not got.view(U4)[2 * count :].any()
+    got = run("sorting", f"Extract/{kind}", [repeats], x, index)
+    assert got.fault == "" and np.array_equal(got.view(dtype)[:count], x[runs])
+    assert np.array_equal(got.view(U4)[1024 : 1024 + count], index[runs])
+
+
+def merged(lists: list[Array], suspend: bool) -> tuple[list[tuple[int, int]], list[int]]:
+    """(list, position) in the order written, and how many of each list were."""
+    used, order = [0] * len(lists), []
+    while True:
+        open_lists = [i for i, x in enumerate(lists) if used[i] < x.size]
+        if not open_lists or (suspend and len(open_lists) < len(lists)):
+            return order, used
+        best = max(open_lists, key=lambda i: (lists[i][used[i]], -i))
+        order.append((best, used[best]))
+        used[best] += 1
+
+
+@pytest.mark.parametrize("kind", REAL)
+@pytest.mark.parametrize("suspend", [0, 1])
+@pytest.mark.parametrize("form", [0, 1])
+def test_merges(kind: str, suspend: int, form: int) -> None:
+    dtype = TYPES[kind]
+    for count, valid in ((2, 3), (3, 7), (4, 15)):
+        lists = [scores(dtype, 7 + 5 * i, 10 * count + i) for i in range(count)]
+        lists = [x[descending(x)] for x in lists]
+        memory = np.zeros(2048, np.uint32)
+        starts = [512 * i for i in range(4)]
+        packed = [entries(x, np.arange(x.size) + 100 * i) for i, x in enumerate(lists)]
+        for start, words in zip(starts, packed, strict=False):
+            memory[start : start + words.size] = words
+        lengths = [x.size for x in lists] + [0] * (4 - count)
+        numbers = [valid, 1, suspend, form, *lengths, *(4 * start for start in starts)]
+        got = run("sorting", f"Merge/{kind}", numbers, memory)
+        order, used = merged(lists, bool(suspend))
+        want = [word for i, at in order for word in packed[i][2 * at : 2 * at + 2].tolist()]
+        assert got.fault == "" and got.view(U4)[: len(want)].tolist() == want
+        assert got.view(U4)[2044:].tolist() == used + [0] * (4 - count)
+
+
+def test_merge_repeats() -> None:
+    """Two repeats of four lists of 8 entries, one behind the other."""
+    x = scores(F4, 64, 2)
+    order = np.concatenate([8 * i + descending(x[8 * i :][:8]) for i in range(8)])
+    numbers = [15, 2, 0, 0, 8, 8, 8, 8, 0, 64, 128, 192]
+    got = run("sorting", "Merge/f4", numbers, entries(x[order], order))
+    sort = np.concatenate([32 * r + descending(x[32 * r :][:32]) for r in range(2)])
+    assert got.fault == "" and np.array_equal(
+        got.view(U4)[:128].reshape(-1, 2)[:, 0].view(np.float32), x[sort]
+    )
+
+
+@pytest.mark.parametrize(
+    ("numbers", "says"),
+    [
+        ([1, 1, 0, 0, 8, 8, 8, 8], "validBit 1 is not 3, 7 or 15"),
+        ([3, 1, 0, 0, 4096, 8, 0, 0], "list 0 of 4096 entries, at most 4095"),
+        ([15, 2, 0, 0, 8, 8, 8, 8, 0, 64, 128, 200], "2 repeats need four lists of one length"),
+        ([15, 2, 1, 0, 8, 8, 8, 8, 0, 64, 128, 192], "2 repeats need four lists of one length"),
+        ([7, 2, 0, 0, 8, 8, 8, 8, 0, 64, 128, 192], "2 repeats need four lists of one length"),
+        ([3, 1, 0, 0, 8, 8, 0, 0, 4, 64, 0, 0], "4 bytes past a 8-byte boundary"),
+        ([3, 1, 0, 1, 600, 600, 0, 0], "needs 9600 bytes, the UB view holds 8192"),
+    ],
+)
+def test_merge_limits(numbers: list[int], says: str) -> None:
+    assert says in run("sorting", "Merge/f4", numbers).fault
+
+
+def test_sort_sizes() -> None:
+    assert run("sorting", "sort_sizes", []).view(U4)[:4].tolist() == [20, 40, 64, 128]
+
+
+def test_sort_takes_at_most_255_repeats() -> None:
+    assert "repeatTime 256 is outside 0..255" in run("sorting", "Sort32/f4", [256]).fault
+    assert "repeatTime -1 is outside 0..255" in run("sorting", "Sort32/f4", [-1 & (2**64 - 1)]).fault
+
+
+# ---- what kernels say ----
+
+
+def test_prints_and_dumps(capfd: pytest.CaptureFixture[str]) -> None:
+    words = np.array([1.5, -2, 0.25, 1e10], np.float32)
+    assert run("sorting", "say", [0], words).fault == ""
+    said = capfd.readouterr().out.splitlines()
+    assert said[:2] == ["printf 7 1.50 2.5 text", "PRINTF 8"]
+    assert said[2] == "DumpTensor: desc=5 core=0 UB 4 x 4 bytes: 1.5 -2 0.25 1e+10"
+    gm = " ".join(map(str, words.view(np.int32)[:3].tolist()))
+    assert said[3] == f"DumpTensor: desc=6 core=0 GM 3 x 4 bytes: {gm}"
+    assert len(said) == 4
+
+
+def test_a_failed_check_logs_and_ends_the_launch(capfd: pytest.CaptureFixture[str]) -> None:
+    fault = run("sorting", "say", [1], np.zeros(4, np.float32)).fault
+    assert "assert((g.p[0] == 0)) failed" in fault and "api_sorting.cpp:" in fault
+    assert capfd.readouterr().out.splitlines()[-1] == "logged 9"
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "says"),
+    [
+        ("assert_holds", 3, ""),
+        ("assert_plain", 4, ""),
+        ("assert_plain", 3, "assert(g.p[0] == 4) failed,"),
+        ("assert_says", 3, "failed: got 3,"),
+        ("trap", 0, ""),
+        ("trap", 1, "the kernel called trap"),
+        ("trap", 2, "the kernel called trap"),
+    ],
+)
+def test_assertions(name: str, number: int, says: str) -> None:
+    fault = run("sorting", name, [number]).fault
+    assert (fault == "") == (says == "") and says in fault
+    assert says == "" or "api_sorting.cpp:" in fault
+
+
+# ---- scalars and state ----
+
+
+@pytest.mark.parametrize("x", [0, 1, 0xFF00, 0x00FF, 2**64 - 1, 2**63, 0x0100_0000_0000_0020])
+def test_scalar_bit_scans(x: int) -> None:
+    text = f"{x:064b}"[::-1]  # lowest bit first
+    high = text[::-1]
+    lead = 64 - len(high.lstrip("0"))
+    same = len(high) - len(high.lstrip(high[0])) - 1
+    want = [text.find("0"), text.find("1"), text.find("1"), text.count("0"), text.count("1"), text.count("1")]
+    assert run("sorting", "scalar_bits", [x]).view(I4)[:9].tolist() == [*want, lead, lead, same]
+
+
+@pytest.mark.parametrize("x", [2.5, -2.5, 0.75, 1000.0625, -0.1])
+def test_scalar_casts(x: float) -> None:
+    got = run("sorting", "scalar_casts", [], np.array([x], np.float32)).view(F4)
+    away = np.sign(x) * np.floor(abs(x) + 0.5)
+    assert got[:4].tolist() == [np.rint(x), np.floor(x), np.ceil(x), away]
+    exact, half = np.float32(x), np.float16(x)
+    if np.float32(half) != exact:  # odd: of the two neighbours the one with an odd last bit
+        below = half if abs(np.float32(half)) < abs(exact) else np.nextafter(half, np.float16(0))
+        bits = below.view(np.uint16)
+        half = np.uint16(bits | 1).view(np.float16)
+    assert got[4] == np.float32(half)
+    word = np.array([x], np.float32).view(np.uint32)
+    rounded = ((word + 0x7FFF + ((word >> 16) & 1)) >> 16 << 16).astype(np.uint32).view(np.float32)[0]
+    assert got[5] == rounded and got[6] == rounded
+
+
+def test_deq_scale() -> None:
+    x = np.arange(-32, 32, dtype=np.int32)
+    assert np.array_equal(run("sorting", "deq_scale", [], x).view(F2)[:64], (x / 4).astype(np.float16))
+
+
+def test_control_state() -> None:
+    got = run("sorting", "control_bits", [0])
+    assert got.fault == "" and got.view(TYPES["i8"])[:2].tolist() == [5, 3211]
+    assert "SetCtrlSpr<60, 60>(1): only 0 is modelled" in run("sorting", "control_bits", [1]).fault
+
+
+def test_names_of_the_compiler() -> None:
+    a = np.arange(64, dtype=np.float32)
+    got = run("sorting", "intrinsics", [0], a)
+    assert got.fault == "" and np.array_equal(got.view(F4)[:65], [*(a + 2), 3])
+    assert "still set" in run("sorting", "intrinsics", [1], a, engine="audit").fault
+    assert "no event from pipe 2 to pipe 0" in run("sorting", "intrinsics", [2], a).fault
+    assert "pipe_barrier of pipe 2" in run("sorting", "intrinsics", [3], a).fault

@@ -1,0 +1,275 @@
+"""Building kernels: what is exported, cached and refused; the command line; calls that do not fit."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from twin_kernels import CHECKED, KERNELS, kernels, tiling
+from twin_oracle import compiler
+
+from ascend_moe import twin
+from ascend_moe.errors import ArgumentError, LibraryError, TwinBuildError, TwinFault
+from ascend_moe.twin import _compiler
+from ascend_moe.twin._entries import find_entries
+
+COUNT = """
+#include "kernel_operator.h"
+{body}
+extern "C" __global__ __aicore__ void {name}(GM_ADDR out, int32_t step, GM_ADDR tiling) {{
+    GET_TILING_DATA_WITH_STRUCT(uint64_t, first, tiling);
+    const int64_t core = AscendC::GetBlockIdx();
+    ((__gm__ int64_t*)out)[core] = static_cast<int64_t>(first) + core * step;
+}}
+"""
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cache of its own, which shares the compiled runtime with the session's."""
+    compiler()
+    _compiler.runtime_objects("fast")
+    monkeypatch.setenv("ASCEND_MOE_CACHE", str(tmp_path / "cache"))
+    yield tmp_path / "cache"
+
+
+def source(folder: Path, name: str = "count", body: str = "") -> Path:
+    path = folder / f"{name}.cpp"
+    path.write_text(COUNT.format(name=name, body=body))
+    return path
+
+
+# ---- entries ----
+
+
+def test_entries_are_found_with_their_parameters() -> None:
+    text = """
+    template <class T> __twin_entry__ void no(unsigned char* x);
+    extern "C" __twin_entry__ void declared(uint8_t* x);
+    extern "C" __twin_entry__ __attribute__((aligned(8))) void first(uint8_t* x, const uint8_t *y, int n) {
+    extern "C" { __twin_entry__ void second(void) { } }
+    __twin_entry__ void third(uint8_t* x, uint8_t* y, float scale) { }
+    __twin_entry__ void fourth(uint8_t* x, uint8_t* y, const uint8_t* z, uint64_t n) { }
+    """
+    found = find_entries(text)
+    assert [(one.name, one.symbol) for one in found] == [
+        ("first", "first"),
+        ("second", "second"),
+        ("third", ""),
+        ("fourth", "_Z6fourthPhS_PKhm"),
+    ]
+    assert [(one.name, one.kind) for one in found[0].parameters] == [
+        ("x", "pointer"),
+        ("y", "pointer"),
+        ("n", "integer"),
+    ]
+    assert found[2].parameters[2].kind == "other"
+
+
+def test_cxx_entries_are_launched_too(cache: Path, tmp_path: Path) -> None:
+    path = source(tmp_path)
+    path.write_text(path.read_text().replace('extern "C"', ""))
+    out = np.zeros(3, np.int64)
+    twin.load(path).launch("count", [out, -2], tiling(100, 0), 3)
+    assert out.tolist() == [100, 98, 96]
+
+
+# ---- build and cache ----
+
+
+def test_second_build_compiles_nothing(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = source(tmp_path)
+    library = twin.build(path)
+    assert library.is_relative_to(cache)
+    monkeypatch.setattr(_compiler, "_compile", lambda *_: pytest.fail("compiled again"))
+    assert twin.build(path) == library
+    with pytest.raises(pytest.fail.Exception):
+        twin.build(path, defines=["SOMETHING=1"])
+
+
+def test_a_changed_header_builds_anew(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "h").mkdir()
+    header = tmp_path / "h" / "step.h"
+    header.write_text("constexpr int64_t kFirst = 1;\n")
+    path = source(tmp_path, body='#include "step.h"')
+    path.write_text(path.read_text().replace("static_cast<int64_t>(first)", "kFirst"))
+    out = np.zeros(2, np.int64)
+    twin.load(path, includes=[tmp_path / "h"]).launch("count", [out, 1], tiling(0, 0), 2)
+    assert out.tolist() == [1, 2]
+    header.write_text("constexpr int64_t kFirst = 7;\n")
+    twin.load(path, includes=[tmp_path / "h"]).launch("count", [out, 1], tiling(0, 0), 2)
+    assert out.tolist() == [7, 8]
+
+
+def test_several_sources_make_one_library(cache: Path, tmp_path: Path) -> None:
+    library = twin.build([source(tmp_path, "one"), source(tmp_path, "two")], output=tmp_path / "out" / "k.so")
+    assert library == tmp_path / "out" / "k.so"
+    opened = twin.load(library)
+    assert opened.names == ["one", "two"]
+    assert opened.parameters("two") == ["out", "step", "tiling"]
+    exported = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True).stdout
+    names = {line.split()[-1] for line in exported.splitlines()}
+    assert {"one", "two"} <= names
+    assert all(name.startswith("twin_") for name in names - {"one", "two"}), names
+    with pytest.raises(ArgumentError, match="no library of the checked engine beside it"):
+        opened.launch("one", [np.zeros(1, np.int64), 1], tiling(0, 0), mode="checked")
+
+
+@pytest.mark.parametrize(
+    "call,said",
+    [
+        ("AscendC::Frobnicate(1);", "Frobnicate"),
+        ("AscendC::Mmad(1);", "Mmad"),
+        ("int x = undeclared;", "undeclared"),
+        ("KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_MIX_AIC_1_2);", "vector cores only"),
+        ("GET_TILING_DATA(data, tiling);", "REGISTER_TILING_DEFAULT"),
+    ],
+)
+def test_what_the_twin_does_not_know_is_named(cache: Path, tmp_path: Path, call: str, said: str) -> None:
+    path = source(tmp_path)
+    path.write_text(path.read_text().replace("    GET_TILING", f"    {call}\n    GET_TILING"))
+    with pytest.raises(TwinBuildError, match=said) as caught:
+        twin.build(path)
+    first = str(caught.value).splitlines()[0]
+    assert first.startswith("count.cpp does not compile:") and "error:" in first
+    assert caught.value.source == str(path)
+
+
+def test_a_source_without_kernels_is_refused(cache: Path, tmp_path: Path) -> None:
+    path = tmp_path / "none.cpp"
+    path.write_text('#include "kernel_operator.h"\nvoid helper() {}\n')
+    with pytest.raises(TwinBuildError, match="no kernel entry"):
+        twin.build(path)
+    with pytest.raises(ArgumentError, match=r"there is no source .*absent\.cpp"):
+        twin.build(tmp_path / "absent.cpp")
+    with pytest.raises(ArgumentError, match="engine is fast, checked or both"):
+        twin.build(path, engine="slow")
+
+
+def test_another_library_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "no.so").write_bytes(b"no library")
+    with pytest.raises(LibraryError, match="cannot be loaded"):
+        twin.load(tmp_path / "no.so")
+    with pytest.raises(ArgumentError, match="there is no library"):
+        twin.load(tmp_path / "absent.so")
+    with pytest.raises(LibraryError, match=r"has no function twin_abi: build it with"):
+        twin.load(Path(torch.__file__).parent / "lib" / "libshm.so")
+
+
+@pytest.mark.skipif(not CHECKED, reason="no checked engine")
+def test_command_line(tmp_path: Path) -> None:
+    pytest.importorskip("typer")
+    path = source(tmp_path)
+    command = [sys.executable, "-c", "from ascend_moe.twin.cli import app; app()"]
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
+    made = subprocess.run(
+        [*command, "build", str(path), "-D", "UNUSED=1", "-I", str(tmp_path), "-o", str(tmp_path / "c.so")],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert made.returncode == 0, made.stderr
+    assert made.stdout.splitlines() == [str(tmp_path / "c.so"), "  count(out, step, tiling)"]
+    out = np.zeros(2, np.int64)
+    for mode in ("fast", "checked"):
+        twin.load(tmp_path / "c.so").launch("count", [out, 5], tiling(1, 0), 2, mode=mode)
+        assert out.tolist() == [1, 6]
+        out[:] = 0
+    path.write_text(path.read_text().replace("GetBlockIdx", "GetBlockIndex"))
+    made = subprocess.run([*command, "build", str(path)], capture_output=True, text=True, env=environment)
+    assert made.returncode == 1
+    assert "GetBlockIndex" in made.stderr and "error:" in made.stderr
+
+
+# ---- calls ----
+
+
+class AddTiling(ctypes.Structure):
+    _fields_ = (("total", ctypes.c_uint32), ("tile", ctypes.c_uint32))
+
+
+def test_tiling_of_every_kind_is_the_same_bytes() -> None:
+    add = kernels("add_custom", "DTYPE_X=half")
+    for data in (
+        tiling(64, 32),
+        bytearray(tiling(64, 32)),
+        np.array([64, 32], np.uint32),
+        AddTiling(64, 32),
+        torch.frombuffer(bytearray(tiling(64, 32)), dtype=torch.uint8),
+    ):
+        x = np.ones(64, np.float16)
+        add.launch("add_custom", [x, x, x, None], data, 2, 1)
+        assert (x == 2).all()
+    with pytest.raises(ArgumentError, match="tiling is a list"):
+        add.launch("add_custom", [x, x, x, None], [64, 32], 2, 1)
+
+
+def test_calls_that_do_not_fit_the_entry() -> None:
+    add, x = kernels("add_custom", "DTYPE_X=half"), np.ones(64, np.float16)
+    good, data = [x, x, x, None], tiling(64, 32)
+    with pytest.raises(
+        ArgumentError, match=r"add_custom\(x, y, z, workspace, tiling\) takes 5 arguments, 3 args"
+    ):
+        add.launch("add_custom", good[:3], data, 2, 1)
+    with pytest.raises(ArgumentError, match=r"no kernel 'sub_custom'; it has add_custom"):
+        add.launch("sub_custom", good, data, 2, 1)
+    with pytest.raises(ArgumentError, match=r"arg 1 \(y\) is not contiguous"):
+        add.launch("add_custom", [x, np.ones((8, 16), np.float16)[:, ::2], x, None], data, 2, 1)
+    with pytest.raises(ArgumentError, match=r"arg 1 \(y\) is not a contiguous CPU tensor"):
+        add.launch("add_custom", [x, torch.ones(8, 16).half().t(), x, None], data, 2, 1)
+    with pytest.raises(ArgumentError, match=r"arg 2 \(z\) is a float"):
+        add.launch("add_custom", [x, x, 1.5, None], data, 2, 1)
+    with pytest.raises(ArgumentError, match=r"arg 1 \(y\) overlaps arg 0 \(x\) in part"):
+        add.launch("add_custom", [x[:48], x[16:], x[:48], None], data, 2, 1)
+    with pytest.raises(ArgumentError, match="block_dim is 65"):
+        add.launch("add_custom", good, data, 65, 1)
+    with pytest.raises(ArgumentError, match="mode is fast or checked"):
+        add.launch("add_custom", good, data, 2, 1, mode="timed")
+    with pytest.raises(ArgumentError, match="with windows of 2 ranks, args is a list of 2 lists"):
+        add.launch("add_custom", good, data, 2, 1, twin.Windows(2))
+    with pytest.raises(ArgumentError, match="3 tilings for 2 ranks"):
+        add.launch("add_custom", [good, good], [data] * 3, 2, 1, twin.Windows(2))
+    assert (x == 1).all()
+
+
+def test_faults_name_kernel_rank_finding_and_argument() -> None:
+    x = np.ones(64, np.float16)
+    with pytest.raises(TwinFault) as caught:
+        kernels("add_custom", "DTYPE_X=half").launch(
+            "add_custom", [x, x[:40].copy(), x, None], tiling(64, 64), 1, 1
+        )
+    fault = caught.value
+    assert (fault.kernel, fault.rank, fault.finding) == ("add_custom", 0, "out of bounds")
+    assert str(fault) == (
+        'add_custom: out of bounds: 128 bytes at byte 0 of GM "arg 1 (y)", which has 80, at add_custom.cpp:50'
+        " (rank 0, core 0)"
+    )
+
+
+def test_a_rank_that_fails_ends_the_others() -> None:
+    """Rank 1 has fewer rows than its tiling says; rank 0 waits for its flags."""
+    from mc2_runs import Case, dispatch_args, dispatch_outputs
+
+    case = Case(2, 1, [2, 2], 1, 32, 2)
+    inputs, outputs = case.inputs(), dispatch_outputs(case)
+    args = dispatch_args(inputs, outputs)
+    args[1][0] = args[1][0][:1].clone()
+    with pytest.raises(TwinFault, match=r"out of bounds: .* \"arg 0 \(x\)\", .*\(rank 1") as caught:
+        kernels("moe_dispatch_mc2", "DTYPE_X=half").launch(
+            "moe_dispatch_mc2", args, case.tilings, 2, 1000, case.windows(), timeout_s=30
+        )
+    assert caught.value.rank == 1
+
+
+def test_kernels_are_sources_that_device_compilers_take() -> None:
+    """No hint to the twin, none of its names."""
+    for path in sorted(KERNELS.iterdir()):
+        text = path.read_text()
+        assert "twin" not in text and "TWIN" not in text and "std::" not in text, path.name
