@@ -24,7 +24,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # Tests run from tests/ so that they import the installed package, never the source tree.
-pytest = cd tests && ASCEND_MOE_TEST_INSTALLED=1 $(sanitized) $(bin)/pytest --timeout=300
+pytest = cd tests && ASCEND_MOE_TEST_INSTALLED=1 ASCEND_MOE_CACHE=$(CURDIR)/build/kernels $(sanitized) $(bin)/pytest --timeout=300
 
 # pip is asked for torch and for the project in one command, so that it never picks another torch. It always
 # runs, no stamp file: outside pip's build isolation the build directory is kept, and only what changed is
@@ -83,9 +83,11 @@ mutants: $(bin)/scikit-build-core
 	$(pip_install) .[test]
 	$(pytest) --timeout=3600 -m mutants $(PYTEST_ARGS)
 
+# All cases of the rows that `make test` takes a few of, the counts printed in the end: hours on two cores.
 soak: $(bin)/scikit-build-core
 	$(pip_install) .[test]
-	ASCEND_MOE_SOAK=full; export ASCEND_MOE_SOAK; $(pytest) --timeout=14400 -m row $(PYTEST_ARGS)
+	export ASCEND_MOE_SOAK=full ASCEND_MOE_SOAK_REPORT=$(CURDIR)/build/soak.json; \
+		$(pytest) --timeout=14400 -o faulthandler_timeout=0 -n 2 -m row $(PYTEST_ARGS)
 
 explore: install
 	$(bin)/ascend-moe explore $(EXPLORE_ARGS)

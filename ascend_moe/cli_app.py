@@ -1,4 +1,4 @@
-"""Commands and options of `ascend-moe`; what they do is in ascend_moe.demo."""
+"""Commands and options of `ascend-moe`: `run` is in ascend_moe.demo, the others beside what they use."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from ascend_moe.errors import ArgumentError
 from ascend_moe.explore.cli import explore_command
 from ascend_moe.layer import MoEConfig
 from ascend_moe.presets import PRESETS, preset
+from ascend_moe.twin.cli import app as twin_app
 
 DEFAULT_PRESET = "deepseek-v3"
 
@@ -49,6 +50,7 @@ def root(
 
 
 app.command("explore")(explore_command)
+app.add_typer(twin_app, name="twin")
 
 
 @app.command()

@@ -47,8 +47,8 @@ def three(world: int = 2, cores: int = 1, local_experts: int = 1) -> Shape:
     return Shape(world, cores, local_experts, epochs=3, before=BEFORE_3)
 
 
-def two(world: int, cores: int = 1) -> Shape:
-    return Shape(world, cores, epochs=2, before=0xFFFFFFFE)
+def two(world: int) -> Shape:
+    return Shape(world, epochs=2, before=0xFFFFFFFE)
 
 
 SENDING = (
@@ -70,7 +70,7 @@ TABLES = (
 )
 MEETING = (
     Mutant("no_sync_before_flags", (ROW,)),
-    Mutant("no_sync_after_wait", (ROW, KEPT)),
+    Mutant("no_sync_after_wait", (ROW, RANKS)),
     Mutant("wait_for_own_share_only", (ROW, KEPT)),
     Mutant("publish_epoch_too_early", (EPOCHS,)),
 )
@@ -86,7 +86,7 @@ DEADLINE = (
 DEADLINE_2 = (
     *DEADLINE,
     Mutant("timeout_leaves_alone", (HANG,)),
-    Mutant("no_sync_after_wait", (ROW, KEPT, CORES)),
+    Mutant("no_sync_after_wait", (ROW, RANKS, CORES)),
 )
 
 CASES = [
@@ -166,7 +166,7 @@ CASES = [
     ),
     # W = 3
     Case("w3 l1", three(3), ("WHOLE_RUN",), SENDING, full=True),
-    Case("w3 l1 fifo", three(3), ("FIFO", "ALL_ROWS"), (SENDING[1], SENDING[2], JUDGING[0]), full=True),
+    Case("w3 l1 fifo, two ops", two(3), ("FIFO", "ALL_ROWS"), (SENDING[1], JUDGING[0]), full=True),
     Case(
         "w3 l2",
         three(3, local_experts=2),
@@ -181,14 +181,32 @@ CASES = [
         (Mutant("config_not_compared", (RANKS,)),),
         full=True,
     ),
-    Case("w3 collective", two(3), ("COLLECTIVE", "ALL_ROWS", "WHOLE_RUN", "FIFO"), COLLECTIVE, full=True),
-    Case("w3 deadline of one", two(3), ("DEADLINES=1", "ALL_ROWS", "WHOLE_RUN", "FIFO"), DEADLINE, full=True),
     Case(
-        "w3 stopped rank",
+        "w3 collective, two ops",
+        two(3),
+        ("COLLECTIVE", "ALL_ROWS", "WHOLE_RUN", "FIFO"),
+        COLLECTIVE,
+        full=True,
+    ),
+    Case(
+        "w3 deadline of one, two ops",
+        two(3),
+        ("DEADLINES=1", "ALL_ROWS", "WHOLE_RUN", "FIFO"),
+        DEADLINE,
+        full=True,
+    ),
+    Case(
+        "w3 stopped rank, one op",
         Shape(3, epochs=1),
         ("KILL", "ALL_ROWS", "WHOLE_RUN", "FIFO"),
         DEADLINE[:1],
         full=True,
     ),
-    Case("w3 c2", two(3, cores=2), ("ALL_ROWS", "WHOLE_RUN", "FIFO"), MEETING, full=True),
+    Case(
+        "w3 c2, one op",
+        Shape(3, cores=2, epochs=1),
+        ("ALL_ROWS", "WHOLE_RUN", "FIFO"),
+        MEETING[:3],
+        full=True,
+    ),
 ]

@@ -367,7 +367,7 @@ launch:
     :: c == 0 ->
 end_host:
         if
-        :: atomic { busy[r] == 0 && (RING || word[r] < N) && failed[r] < 2 && ALIVE ->
+        :: atomic { busy[r] == 0 && (RING || word[r] < N || failed[r]) && failed[r] < 2 && ALIVE ->
                e = NEXT(word[r]); cur[r] = e;
                /* After a failure nothing is sent, and nobody may learn of this launch. */
                if :: failed[r] == 0 -> ChooseOp() :: else fi;

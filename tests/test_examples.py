@@ -101,3 +101,13 @@ def test_readme_shows_what_is_printed() -> None:
     makefile = (tree / "Makefile").read_text()
     for target in re.findall(r"(?:`|^    )make ([a-z-]+)", readme, re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_find_a_race_says_what_its_readme_shows() -> None:
+    folder = EXAMPLES / "find_a_race"
+    shown = (folder / "README.md").read_text().split("```\n")[1].strip()
+    done = subprocess.run(
+        [sys.executable, str(folder / "find_a_race.py")], capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == shown

@@ -60,7 +60,7 @@ def test_blocks_of_a_run(probe: Path, local_experts: int, blocks: int) -> None:
 
 
 def test_epochs_across_the_wrap(probe: Path) -> None:
-    epochs = constants.probe(probe, Shape(epochs=6))["epochs"]
+    epochs = constants.probe(probe, Shape(epochs=5))["epochs"]
     assert [entry["epoch"] for entry in epochs] == [0xFFFFFFFD, 0xFFFFFFFE, 0xFFFFFFFF, 2, 3, 4]
     assert [entry["parity"] for entry in epochs] == [1, 0, 1, 0, 1, 0]
     # Two ops ago, or a fresh slot (index 0), and nothing else.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -174,16 +175,18 @@ def test_communicators_in_different_orders(
     numbers: range, tally: Tally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each rank waits on another communicator: both say who has not come, none waits for ever."""
-    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "0.3")
 
     def case(seed: int) -> tuple[str, float]:
         rng = random.Random(seed)
         ops = [rng.choice(["dispatch", "combine"]) for _ in range(2)]
+        both = threading.Barrier(2)
+        monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "0.3")
         with LocalCluster(2) as one, LocalCluster(2) as other:
 
             def body(rank: int, name: str) -> Caught:
                 first = name if rank == 0 else other.name
                 found = caught(call, Place(first, 2, rank), ops[rank])
+                both.wait(20)  # who closes while the other still waits is lost to it
                 ascend_moe.close(name)
                 return found
 
@@ -191,6 +194,7 @@ def test_communicators_in_different_orders(
             for rank, found in enumerate(results):
                 assert type(found.error) is CommTimeout and found.error.rank == 1 - rank, repr(found)
             other.close()
+            monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "20")
             done = one.run(lambda rank, name: cases.round_trip(Place(name, 2, rank), seed % 5))
             assert done == ["right"] * 2
             return "each on another communicator", max(found.seconds for found in results)

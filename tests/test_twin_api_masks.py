@@ -388,6 +388,12 @@ def test_overlap(
         assert np.array_equal(got.view(TYPES["f4"])[:64], ((a[:64] + b[:64]) + b[64:128]) + b[128:192])
 
 
+@pytest.mark.parametrize(("src", "legal"), [(0, False), (128, False), (224, False), (256, True)])
+def test_a_source_of_another_width_lies_apart(src: int, legal: bool) -> None:
+    fault = run("elementwise", "overlap_axpy", [0, 64, *[0] * 9, src], values(TYPES["f4"], 18)).fault
+    assert (fault == "") == legal and (legal or "a source of another width overlap" in fault)
+
+
 @pytest.mark.parametrize(
     ("pair", "count", "dst", "src", "legal"),
     [

@@ -1,4 +1,5 @@
-// Core 0 counts the launch in a word of GM that the other cores read. Its scalar store stays in its own cache.
+// Core 0 counts the launch in a word of GM that the other cores read. Its scalar store stays in its own
+// cache.
 #include "kernel_operator.h"
 
 using namespace AscendC;

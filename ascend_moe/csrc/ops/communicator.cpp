@@ -51,6 +51,7 @@ Communicator::Communicator(int rank, int world, void* const* bases, uint64_t dat
     idle.doorbell = DoorbellOf(bases[rank]);
     idle.on_idle = &Communicator::OnIdle;
     idle.on_idle_argument = this;
+    idle.peer_gone = &Communicator::PeerGone;
 }
 
 uint8_t* Communicator::Workspace(uint64_t bytes) {
@@ -91,12 +92,21 @@ bool Communicator::Gone(int peer) const {
     return query.fd >= 0 && poll(&query, 1, 0) > 0 && (query.revents & (POLLIN | POLLHUP | POLLERR)) != 0;
 }
 
-// A peer that has delivered its run of this epoch may go: nobody waits for it any more.
+// A peer that has delivered its whole run of this epoch may go: nobody waits for it any more. One that was
+// killed between two blocks has not.
 bool Communicator::Arrived(int peer) const {
     const uint32_t epoch = Epoch(), world = static_cast<uint32_t>(world_);
-    uint8_t* state = StateOf(bases_[static_cast<size_t>(rank_)]);
-    const uint64_t run = moe::StatusOffset(world, moe::Parity(epoch), static_cast<uint32_t>(peer));
-    return __atomic_load_n(Word(state, run), __ATOMIC_ACQUIRE) == moe::HeaderWord(epoch);
+    uint8_t* run = StateOf(bases_[static_cast<size_t>(rank_)]) +
+                   moe::StatusOffset(world, moe::Parity(epoch), static_cast<uint32_t>(peer));
+    if (__atomic_load_n(Word(run, 0), __ATOMIC_ACQUIRE) != moe::HeaderWord(epoch)) return false;
+    const uint32_t said = __atomic_load_n(Word(run, 0) + moe::kH0OpPhase, __ATOMIC_RELAXED) & 0xFFFFu;
+    const uint32_t most = moe::CountBlocks(moe::MaxLocalExperts(world));
+    const uint32_t blocks = moe::kHeaderBlocks + moe::Min(said, most);
+    for (uint32_t block = 1; block < blocks; ++block) {
+        const uint32_t* word = Word(run, static_cast<uint64_t>(block) * moe::kBlock);
+        if (__atomic_load_n(word, __ATOMIC_ACQUIRE) != epoch) return false;
+    }
+    return true;
 }
 
 bool Communicator::Aborted() const {
@@ -104,6 +114,14 @@ bool Communicator::Aborted() const {
     for (uint32_t peer = 0; peer < static_cast<uint32_t>(world_); ++peer) {
         if (__atomic_load_n(Word(state, moe::AbortOffset(peer)), __ATOMIC_ACQUIRE) == moe::kAbortMagic)
             return true;
+    }
+    return false;
+}
+
+bool Communicator::PeerGone(void* self) {
+    const Communicator& comm = *static_cast<Communicator*>(self);
+    for (int peer = 0; peer < comm.world_; ++peer) {
+        if (peer != comm.rank_ && comm.Gone(peer)) return true;
     }
     return false;
 }

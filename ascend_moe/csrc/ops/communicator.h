@@ -40,6 +40,7 @@ public:
 
 private:
     static void OnIdle(void* self);
+    static bool PeerGone(void* self);
     void LookAtPeers();
     bool Gone(int peer) const;
     bool Arrived(int peer) const;

@@ -153,6 +153,12 @@ void OverlapAdd(const Args& g) {
     PipeBarrier<PIPE_V>();
     DataCopy(g.out, g.a, kBytes);
 }
+void OverlapAxpy(const Args& g) {
+    const LocalTensor<float> to = g.a[static_cast<uint32_t>(g.p[10])].ReinterpretCast<float>();
+    Axpy(to, g.a[static_cast<uint32_t>(g.p[11])].ReinterpretCast<half>(), half(2.0f), g.Int(1));
+    PipeBarrier<PIPE_V>();
+    DataCopy(g.out, g.a, kBytes);
+}
 template <class D, class S>
 void OverlapCast(const Args& g) {
     const LocalTensor<D> to = g.a[static_cast<uint32_t>(g.p[10])].ReinterpretCast<D>();
@@ -244,6 +250,7 @@ const Entry kEntries[] = {
     {"Cast/f4i8", CallCast<int64_t, float, RoundMode::CAST_RINT>},
     {"Cast/i8i4", CallCast<int32_t, int64_t, RoundMode::CAST_NONE>},
     {"overlap_add", OverlapAdd},
+    {"overlap_axpy", OverlapAxpy},
     {"overlap_cast/f2f4", OverlapCast<float, half>},
     {"overlap_cast/f4f2", OverlapCast<half, float>},
     {"mask_after_count", MaskAfterCount},

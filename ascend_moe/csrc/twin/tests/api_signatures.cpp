@@ -14,15 +14,22 @@ __aicore__ inline void Arithmetic(LocalTensor<T> d, LocalTensor<T> a, LocalTenso
     Name(d, a, b, 64);         \
     Name(d, a, b, mask, 2, p); \
     Name(d, a, b, bits, 2, p); \
-    Name<T, false>(d, a, b, MASK_PLACEHOLDER, 2, {1, 1, 1, 8, 8, 8});
+    Name<T, false>(d, a, b, MASK_PLACEHOLDER, 2, {1, 1, 1, 8, 8, 8})
 #define SCALAR(Name)               \
     Name(d, a, T(1), 64);          \
     Name<T, false>(d, a, T(1), 1); \
     Name(d, a, T(1), mask, 2, u);  \
     Name(d, a, T(1), bits, 2, u);  \
-    Name<T, false>(d, a, T(1), MASK_PLACEHOLDER, 2, {1, 1, 8, 8});
-    BINARY(Add)
-    BINARY(Sub) BINARY(Mul) BINARY(Max) BINARY(Min) SCALAR(Adds) SCALAR(Muls) SCALAR(Maxs) SCALAR(Mins)
+    Name<T, false>(d, a, T(1), MASK_PLACEHOLDER, 2, {1, 1, 8, 8})
+    BINARY(Add);
+    BINARY(Sub);
+    BINARY(Mul);
+    BINARY(Max);
+    BINARY(Min);
+    SCALAR(Adds);
+    SCALAR(Muls);
+    SCALAR(Maxs);
+    SCALAR(Mins);
 }
 
 template <class T>
@@ -34,11 +41,21 @@ __aicore__ inline void Real(LocalTensor<T> d, LocalTensor<T> a, LocalTensor<T> b
     Name(d, a, 64);         \
     Name(d, a, mask, 2, u); \
     Name(d, a, bits, 2, u); \
-    Name<T, false>(d, a, MASK_PLACEHOLDER, 2, {1, 1, 8, 8});
-    BINARY(Div)
-    BINARY(AddRelu)
-    BINARY(SubRelu) BINARY(FusedMulAdd) BINARY(FusedMulAddRelu) SCALAR(LeakyRelu) UNARY(Abs) UNARY(Relu)
-        UNARY(Sqrt) UNARY(Rsqrt) UNARY(Reciprocal) UNARY(Exp) UNARY(Ln) Axpy(d, a, T(1), 64);
+    Name<T, false>(d, a, MASK_PLACEHOLDER, 2, {1, 1, 8, 8})
+    BINARY(Div);
+    BINARY(AddRelu);
+    BINARY(SubRelu);
+    BINARY(FusedMulAdd);
+    BINARY(FusedMulAddRelu);
+    SCALAR(LeakyRelu);
+    UNARY(Abs);
+    UNARY(Relu);
+    UNARY(Sqrt);
+    UNARY(Rsqrt);
+    UNARY(Reciprocal);
+    UNARY(Exp);
+    UNARY(Ln);
+    Axpy(d, a, T(1), 64);
     Axpy(d, a, T(1), mask, 2, u);
     Axpy(d, a, T(1), bits, 2, u);
     MulAddDst(d, a, b, 64);
@@ -52,8 +69,12 @@ __aicore__ inline void Bits(LocalTensor<T> d, LocalTensor<T> a, LocalTensor<T> b
     uint64_t mask = 32, bits[2] = {1, 1};
     const BinaryRepeatParams p;
     const UnaryRepeatParams u;
-    BINARY(And)
-    BINARY(Or) UNARY(Not) SCALAR(ShiftLeft) SCALAR(ShiftRight) ShiftRight(d, a, T(1), mask, 2, u, true);
+    BINARY(And);
+    BINARY(Or);
+    UNARY(Not);
+    SCALAR(ShiftLeft);
+    SCALAR(ShiftRight);
+    ShiftRight(d, a, T(1), mask, 2, u, true);
 }
 
 template <class T>

@@ -241,6 +241,10 @@ inline void DataCopy(const LocalTensor<T>& dst, const LocalTensor<T>& src, const
     detail::CheckCount(bytes, "DataCopy UB->UB", loc);
     T* to = dst.Span(count, loc, "DataCopy UB->UB");
     const T* from = src.Span(count, loc, "DataCopy UB->UB");
+    if (to != from && to < from + count && from < to + count) {
+        twin::Raise(twin::Finding::kBadArgument, loc,
+                    "DataCopy UB->UB: source and destination overlap in part; only all of it or nothing may");
+    }
     twin::Issue({"DataCopy UB->UB",
                  twin::Pipe::kV,
                  loc,
@@ -256,8 +260,7 @@ inline void DataCopyPad(const LocalTensor<T>& dst, const GlobalTensor<T>& src,
                         twin::Loc loc = twin::Loc::Here()) {
     detail::CheckPieces(params.blockCount, params.blockLen, sizeof(T), loc);
     if (params.blockCount == 0 || params.blockLen == 0) return;
-    const uint64_t left = pad.isPad ? pad.leftPadding * sizeof(T) : 0,
-                   right = pad.isPad ? pad.rightPadding * sizeof(T) : 0;
+    const uint64_t left = pad.leftPadding * sizeof(T), right = pad.rightPadding * sizeof(T);
     if (left > twin::kBlockBytes || right > twin::kBlockBytes) {
         twin::Raise(twin::Finding::kBadArgument, loc, "DataCopyPad pads more than 32 bytes on one side");
     }
@@ -270,7 +273,8 @@ inline void DataCopyPad(const LocalTensor<T>& dst, const GlobalTensor<T>& src,
     const detail::Around around{left, whole - left - params.blockLen, filled};
     detail::CopyIn(dst, src, p, around, detail::Extent(p.count, whole, p.ub_step), "DataCopyPad GM->UB", loc,
                    [=](uint8_t* piece) {
-                       for (uint64_t i = 0; i < left; i += sizeof(T))
+                       if (left != 0) memset(piece - left, detail::kPoison, left);
+                       for (uint64_t i = 0; filled && i < left; i += sizeof(T))
                            memcpy(piece - left + i, &value, sizeof(T));
                        const uint64_t tail = whole - left - p.bytes;
                        if (tail == 0) return;

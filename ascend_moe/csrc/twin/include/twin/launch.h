@@ -32,6 +32,7 @@ struct IdlePolicy {
     uint32_t* doorbell = nullptr;      // peers ring it; null: sleep by the clock
     void (*on_idle)(void*) = nullptr;  // called about every 20 ms of waiting: look whether peers live
     void* on_idle_argument = nullptr;
+    bool (*peer_gone)(void*) = nullptr;  // whether some rank will never come, of the same argument
 };
 
 class Device {

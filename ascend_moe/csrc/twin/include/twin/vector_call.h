@@ -34,6 +34,16 @@ inline void CheckApart(const char* name, const char* what, uintptr_t to, uint64_
     twin::Raise(twin::Finding::kBadArgument, loc, "%s: destination and %s overlap", name, what);
 }
 
+// An operand of another width cannot be the destination.
+inline void CheckCounted(const char* name, uint32_t source, uintptr_t to, uint64_t to_bytes, uintptr_t from,
+                         uint64_t from_bytes, const twin::Loc& loc) {
+    if (to_bytes == from_bytes) {
+        CheckOverlap(name, static_cast<int>(source), to, to_bytes, from, from_bytes, loc);
+    } else {
+        CheckApart(name, "a source of another width", to, to_bytes, from, from_bytes, loc);
+    }
+}
+
 inline uint32_t CheckElementCount(const char* name, int64_t count, const twin::Loc& loc) {
     if (count < 0 || count > UINT32_MAX) {
         twin::Raise(twin::Finding::kBadArgument, loc, "%s of %lld elements", name,
@@ -189,7 +199,7 @@ inline void CountCall(const char* name, const twin::Loc& loc, int64_t count, boo
     twin::Access reads[3];
     uint32_t i = 0;
     ((from.at[i] = reinterpret_cast<uintptr_t>(src.Span(n, loc, name)),
-      CheckOverlap(name, static_cast<int>(i), to, n * sizeof(D), from.at[i], n * sizeof(S), loc),
+      CheckCounted(name, i, to, n * sizeof(D), from.at[i], n * sizeof(S), loc),
       reads[i] = {from.at[i], n * sizeof(S)}, ++i),
      ...);
     if (accumulates) reads[i] = {to, n * sizeof(D)};

@@ -48,7 +48,8 @@ inline void CompareRepeats(const twin::VectorCall& call, int32_t repeats, const 
     };
     uint32_t i = 0;
     ((src.Check(extent(all.src[i]), call),
-      CheckApart(call.name, "a source", to, times * kBytes, all.src[i].begin, extent(all.src[i]), call.loc),
+      CheckOverlap(call.name, static_cast<int>(i), to, times * kBytes, all.src[i].begin, extent(all.src[i]),
+                   call.loc),
       ++i),
      ...);
     for (uint32_t r = 0; r < times; ++r) {

@@ -13,6 +13,10 @@ namespace twin {
 
 class Scheduler {};
 
+namespace {
+constexpr std::chrono::milliseconds kLook{20};
+}
+
 class Group {
 public:
     explicit Group(uint32_t world) : posts_(world) {}
@@ -25,10 +29,14 @@ public:
         if (waiting_ == posts_.size()) {
             RunAll();
         } else {
+            // Ranks that do not come are found missing, by name, when the others run without them.
             const double seconds = spec.deadline_s > 0 ? spec.deadline_s : 60.0;
-            const bool met =
-                met_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return mine.done; });
-            if (!met) RunAll();  // the others do not come: their ranks are found missing, by name
+            const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+            const IdlePolicy& idle = device.idle();
+            while (!met_.wait_for(lock, kLook, [&] { return mine.done; })) {
+                const bool gone = idle.peer_gone != nullptr && idle.peer_gone(idle.on_idle_argument);
+                if (gone || std::chrono::steady_clock::now() > end) RunAll();
+            }
         }
         if (mine.failure) std::rethrow_exception(mine.failure);
     }

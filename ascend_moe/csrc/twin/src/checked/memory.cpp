@@ -131,6 +131,7 @@ void World::MakeStore(CoreState& core, QueuedOp& op, const GmRange& found, Clock
     store.flag = flag;
     store.target = range.begin;
     store.kind = range.kind;
+    store.owner = range.owner;
     size_t used = core.store_bytes.size();
     core.store_bytes.resize(used + to.bytes * to.count);
     for (uint32_t i = 0; i < to.count; ++i) {

@@ -82,7 +82,8 @@ size_t World::PickEntity() {
             const Entity& entity = enabled_[picked];
             const bool slow = entity.core->rank->program->rank == in.slow_rank ||
                               static_cast<int>(entity.core->core.index) == in.slow_core ||
-                              (entity.kind == kStores && in.slow_link >= 0);
+                              (entity.kind == kStores && in.slow_link >= 0 &&
+                               entity.core->stores.front().owner == in.slow_link);
             if (!slow) break;
             picked = Choose(static_cast<uint32_t>(n), 1);
         }

@@ -52,6 +52,7 @@ struct Store {
     bool flag;         // of status blocks: they land one by one
     uintptr_t target;  // begin of the range it goes to
     GmKind kind;
+    int owner;  // windows: whose
     std::vector<Piece> pieces;
 };
 
