@@ -94,7 +94,7 @@ def engine_name() -> str:
 
 
 def library_path(engine: str | None = None) -> Path:
-    """Path of an engine's library: for the ops' own, $ASCEND_MOE_LIBRARY, else lib/ of ``ascend_moe.__path__``.
+    """Path of an engine's library: $ASCEND_MOE_LIBRARY for the ops', else in lib/ of ``ascend_moe.__path__``.
 
     Raises:
         LibraryError: no such file; the message has the command that builds it.

@@ -202,11 +202,4 @@ CASES = [
         DEADLINE[:1],
         full=True,
     ),
-    Case(
-        "w3 c2, one op",
-        Shape(3, cores=2, epochs=1),
-        ("ALL_ROWS", "WHOLE_RUN", "FIFO"),
-        MEETING[:3],
-        full=True,
-    ),
 ]

@@ -2,7 +2,7 @@
 """Checks the window protocol with spin: a table of runs that must pass and of mutants that must fail.
 
     python model/run.py            W = 2
-    python model/run.py --full     W = 3 and two cores a rank too
+    python model/run.py --full     W = 3 too, and more runs with two cores a rank
     python model/run.py --case "w2 l1"
 
 Exits with 1 on any surprise: a run that fails, a mutant that passes, or one that fails for another reason.
@@ -120,7 +120,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--full", action="store_true", help="W = 3 and all runs with two cores too")
+    parser.add_argument("--full", action="store_true", help="W = 3 too, and more runs with two cores")
     parser.add_argument("--case", metavar="NAME", help="only this run and its mutants")
     parser.add_argument(
         "--build", type=Path, default=ROOT / "build" / "model", help="folder for what is generated"
