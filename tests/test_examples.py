@@ -97,7 +97,7 @@ def test_readme_shows_what_is_printed() -> None:
     )
     assert f"```\n{pasted_output('quickstart.py')}```" in readme
     for link in re.findall(r"\]\(([^)]+)\)", readme):
-        assert (tree / link).is_file(), link
+        assert (tree / link).exists(), link
     makefile = (tree / "Makefile").read_text()
     for target in re.findall(r"(?:`|^    )make ([a-z-]+)", readme, re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target

@@ -46,7 +46,7 @@ void World::MoveAgents(CoreState& core, bool all) {
             const CopyItem piece = queues.Next(peer);
             memcpy(reinterpret_cast<void*>(piece.to), reinterpret_cast<const void*>(piece.from), piece.bytes);
             ended = queues.Advance(peer, piece.bytes);
-            Landed(core, piece.to, piece.bytes, nullptr, sites_.last());
+            Landed(core, piece.to, piece.bytes, sites_.last());
         } while (whole && !ended);
         if (!all) return;
     }

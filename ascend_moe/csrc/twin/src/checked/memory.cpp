@@ -19,7 +19,7 @@ bool IsWindow(const GmRange& range) {
 
 // ---- UB ----
 
-void World::TouchUb(CoreState& core, const Access& access, const Toucher& t, const Loc&) {
+void World::TouchUb(CoreState& core, const Access& access, const Toucher& t) {
     for (uint32_t i = 0; i < access.count; ++i) {
         const uint64_t at = access.begin + i * access.stride - reinterpret_cast<uintptr_t>(core.ub);
         Block* blocks = &core.ub_blocks[at / kBlockBytes];
@@ -43,8 +43,8 @@ void World::NeedFilled(CoreState& core, const Access& access, const Instruction&
 
 // ---- GM ----
 
-void World::TouchGm(CoreState& core, Pipe pipe, const Access& access, const Toucher& t, const Instruction& in,
-                    ClockId release) {
+void World::TouchGm(CoreState& core, Pipe pipe, const Access& access, const Toucher& t,
+                    const Instruction& in) {
     const GmRange range = FindGm(core.core, access.begin, access.bytes, in.loc);
     const bool small_block =
         access.bytes == kBlockBytes && access.begin % kBlockBytes == 0 && access.stride % kBlockBytes == 0;
@@ -62,7 +62,7 @@ void World::TouchGm(CoreState& core, Pipe pipe, const Access& access, const Touc
             }
         }
         if (!t.write && dirty_lines_ > 0) CheckDirty(core, pipe, begin, access.bytes, t);
-        TouchGmPiece(core, pipe, begin, access.bytes, t, range, flag_store, release);
+        TouchGmPiece(core, pipe, begin, access.bytes, t, range, flag_store);
         if (!t.write && options_.trace && IsWindow(range))
             Trace(core, "load", &range, begin, access.bytes, 0);
     }
@@ -70,8 +70,7 @@ void World::TouchGm(CoreState& core, Pipe pipe, const Access& access, const Touc
 }
 
 void World::TouchGmPiece(CoreState& core, Pipe pipe, uintptr_t begin, uint64_t bytes, const Toucher& t,
-                         const GmRange& range, bool flag_store, ClockId release) {
-    (void)release;
+                         const GmRange& range, bool flag_store) {
     bool looked = core.core.watch.on && !t.write;
     const uintptr_t end = begin + bytes;
     for (uintptr_t at = begin; at < end;) {
@@ -161,10 +160,12 @@ void World::LandPiece(CoreState& core, Store& store, size_t index) {
     Store::Piece& piece = store.pieces[index];
     const uint8_t* bytes = core.store_bytes.data() + piece.from;
     uint8_t changed[kBlockBytes];
-    if (store.flag && options_.injection.corrupt_block != 0 && piece.bytes == kBlockBytes &&
-        store.kind == GmKind::kWindowState && ++result_.status_blocks == options_.injection.corrupt_block) {
+    const bool status = store.flag && store.kind == GmKind::kWindowState && piece.bytes == kBlockBytes;
+    result_.status_blocks += status;
+    if (status && result_.status_blocks == options_.injection.corrupt_block) {
         memcpy(changed, bytes, kBlockBytes);
-        if (Corrupt(core, store, piece, changed)) bytes = changed;
+        Corrupt(piece, changed);
+        bytes = changed;
     }
     memcpy(reinterpret_cast<void*>(piece.to), bytes, piece.bytes);
     if (store.flag) {
@@ -175,10 +176,10 @@ void World::LandPiece(CoreState& core, Store& store, size_t index) {
     }
     piece.landed = true;
     --store.left;
-    Landed(core, piece.to, piece.bytes, nullptr, store.number);
+    Landed(core, piece.to, piece.bytes, store.number);
 }
 
-bool World::Corrupt(const CoreState&, const Store&, const Store::Piece& piece, uint8_t* bytes) {
+void World::Corrupt(const Store::Piece& piece, uint8_t* bytes) const {
     const Injection& in = options_.injection;
     const uint8_t* before = reinterpret_cast<const uint8_t*>(piece.to);
     if (in.corrupt_stale) {
@@ -191,11 +192,10 @@ bool World::Corrupt(const CoreState&, const Store&, const Store::Piece& piece, u
         word ^= in.corrupt_xor;
         memcpy(bytes + in.corrupt_word % 8 * sizeof(word), &word, sizeof(word));
     }
-    return true;
 }
 
 // Bytes have become visible: whoever looked there looks again.
-void World::Landed(CoreState& core, uintptr_t to, uint64_t bytes, const GmRange*, uint32_t number) {
+void World::Landed(CoreState& core, uintptr_t to, uint64_t bytes, uint32_t number) {
     ++landings_;
     idle_rounds_ = 0;
     for (uintptr_t at = to / kPageBytes * kPageBytes; at < to + bytes; at += kPageBytes)
@@ -285,7 +285,7 @@ void World::LoadCached(CoreState& core, uintptr_t from, uint32_t bytes, void* va
     if (dirty_lines_ > 0) CheckDirty(core, Pipe::kS, from, bytes, t);
     CacheLine& held = Fetch(core, line, range, loc);
     if ((held.dirty & mask) != mask) {
-        TouchGmPiece(core, Pipe::kS, from, bytes, t, range, false, kNoClock);
+        TouchGmPiece(core, Pipe::kS, from, bytes, t, range, false);
         clocks_.Drop(core.issue_clock);  // it may have learnt from a flag
         core.issue_clock = kNoClock;
         if ((held.dirty & mask) == 0 &&
@@ -367,7 +367,7 @@ void World::CleanLines(CoreState& core, uintptr_t address, bool all, const Loc& 
                 const GmRange& range = FindGm(core.core, line + i, n - i, loc);
                 const bool flag =
                     range.atomic_blocks || (core.core.watch.on && range.kind != GmKind::kTensor);
-                TouchGmPiece(core, Pipe::kS, line + i, n - i, t, range, flag, release);
+                TouchGmPiece(core, Pipe::kS, line + i, n - i, t, range, flag);
                 if (options_.trace && IsWindow(range))
                     Trace(core, "store", &range, line + i, n - i, held.stored_by);
                 memcpy(reinterpret_cast<void*>(line + i), held.bytes + i, n - i);
@@ -377,7 +377,7 @@ void World::CleanLines(CoreState& core, uintptr_t address, bool all, const Loc& 
                     clocks_.Drop(block.release);
                     block.release = release;
                 }
-                Landed(core, line + i, n - i, nullptr, held.stored_by);
+                Landed(core, line + i, n - i, held.stored_by);
                 i = n;
             }
             clocks_.Drop(release);

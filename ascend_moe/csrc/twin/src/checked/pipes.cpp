@@ -81,10 +81,10 @@ void World::CheckScalar(CoreState& core, const Instruction& instruction) {
     const Toucher t = ToucherOf(core, Pipe::kS, number, writes, false);
     for (const Access& read : instruction.reads) {
         if (read.bytes == 0) continue;
-        TouchUb(core, read, t, instruction.loc);
+        TouchUb(core, read, t);
         NeedFilled(core, read, instruction, number);
     }
-    if (writes) TouchUb(core, instruction.write, t, instruction.loc);
+    if (writes) TouchUb(core, instruction.write, t);
     core.pipes[0].last = number;
 }
 
@@ -229,15 +229,15 @@ void World::RunEffect(CoreState& core, uint32_t pipe, QueuedOp& op, bool force) 
     for (const Access& read : in.reads) {
         if (read.bytes == 0 || read.count == 0) continue;
         if (read.gm) {
-            TouchGm(core, which, read, reader, in, kNoClock);
+            TouchGm(core, which, read, reader, in);
         } else {
-            TouchUb(core, read, reader, in.loc);
+            TouchUb(core, read, reader);
             NeedFilled(core, read, in, op.number);
         }
     }
     const Toucher writer = ToucherOf(core, which, op.number, true, in.atomic);
     if (in.clobber.bytes != 0) {
-        TouchUb(core, in.clobber, writer, in.loc);
+        TouchUb(core, in.clobber, writer);
         for (uint32_t i = 0; i < in.clobber.count; ++i) {
             const uint64_t at =
                 in.clobber.begin + i * in.clobber.stride - reinterpret_cast<uintptr_t>(core.ub);
@@ -250,19 +250,19 @@ void World::RunEffect(CoreState& core, uint32_t pipe, QueuedOp& op, bool force) 
         return;
     }
     if (!in.write.gm) {
-        TouchUb(core, in.write, writer, in.loc);
+        TouchUb(core, in.write, writer);
         op.run(op.effect);
         return;
     }
     // Whoever reads a flag of this store knows what MTE3 knew; with stores in order also what it sent before.
     const ClockId release = clocks_.Copy(core.clock[pipe].data());
     if (!options_.unordered) clocks_.At(release)[core.Agent(which)] = op.number - 1;
-    TouchGm(core, which, in.write, writer, in, release);
+    TouchGm(core, which, in.write, writer, in);
     const GmRange& range = FindGm(core.core, in.write.begin, in.write.bytes, in.loc);
     if (in.atomic) {
         op.run(op.effect);
         for (uint32_t i = 0; i < in.write.count; ++i) {
-            Landed(core, in.write.begin + i * in.write.stride, in.write.bytes, &range, op.number);
+            Landed(core, in.write.begin + i * in.write.stride, in.write.bytes, op.number);
         }
         clocks_.Drop(release);
         return;

@@ -120,19 +120,18 @@ private:
     Toucher ToucherOf(CoreState& core, Pipe pipe, uint32_t number, bool write, bool atomic);
 
     // ---- memory.cpp ----
-    void TouchUb(CoreState& core, const Access& access, const Toucher& t, const Loc& loc);
+    void TouchUb(CoreState& core, const Access& access, const Toucher& t);
     void NeedFilled(CoreState& core, const Access& access, const Instruction& in, uint32_t number);
-    void TouchGm(CoreState& core, Pipe pipe, const Access& access, const Toucher& t, const Instruction& in,
-                 ClockId release);
+    void TouchGm(CoreState& core, Pipe pipe, const Access& access, const Toucher& t, const Instruction& in);
     void TouchGmPiece(CoreState& core, Pipe pipe, uintptr_t begin, uint64_t bytes, const Toucher& t,
-                      const GmRange& range, bool flag_store, ClockId release);
+                      const GmRange& range, bool flag_store);
     void MakeStore(CoreState& core, QueuedOp& op, const GmRange& range, ClockId release, bool force);
     void LandSome(CoreState& core);
     void LandAll(CoreState& core);
     void LandPiece(CoreState& core, Store& store, size_t index);
-    void Landed(CoreState& core, uintptr_t to, uint64_t bytes, const GmRange* range, uint32_t number);
+    void Landed(CoreState& core, uintptr_t to, uint64_t bytes, uint32_t number);
     void DropLanded(CoreState& core);
-    bool Corrupt(const CoreState& core, const Store& store, const Store::Piece& piece, uint8_t* bytes);
+    void Corrupt(const Store::Piece& piece, uint8_t* bytes) const;
     CacheLine& Fetch(CoreState& core, uintptr_t line, const GmRange& range, const Loc& loc);
     void CheckDirty(CoreState& core, Pipe pipe, uintptr_t begin, uint64_t bytes, const Toucher& t);
     void CheckDirtyAtEnd(CoreState& core);
