@@ -1,4 +1,4 @@
-"""ASCEND_MOE_ENGINE chooses the engine of the ops; the checked one gives the same tensors and the same errors."""
+"""ASCEND_MOE_ENGINE chooses the engine of the ops; both give the same tensors and the same errors."""
 
 from __future__ import annotations
 
