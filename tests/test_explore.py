@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from error_codes import CORRUPT, PEER_LOST, TIMEOUT
 
 from ascend_moe import explore
 from ascend_moe.errors import ArgumentError
 from ascend_moe.explore import Case, Faults, Options, World
 from ascend_moe.explore.case import SEQUENCES
 
-# Bits of ErrorCode in moe_distribute_window.h.
-PEER_LOST, TIMEOUT, CORRUPT = 16, 17, 18
 COLLECTIVE = range(1, 7)
 
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from pytest_runs import first_failure
 
 from ascend_moe import _lib
 
 pytestmark = pytest.mark.mutants
 
-HERE = Path(__file__).resolve().parent
 SUITE = [
     "test_seed_example.py",
     *(f"test_twin_reference.py::test_{name}" for name in ("fixed", "special_values", "zero_rows_quantised")),
@@ -271,35 +271,7 @@ class Bench:
 
     def first_failure(self, library: Path) -> str | None:
         """What of the suite fails first with this library; None when all passes."""
-        environment = {**os.environ, "ASCEND_MOE_LIBRARY": str(library), "ASCEND_MOE_TIMEOUT_S": "3"}
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-x",
-            "-q",
-            "--no-header",
-            "-p",
-            "no:xdist",
-            "-p",
-            "no:randomly",
-        ]
-        try:
-            done = subprocess.run(
-                [*command, *SUITE],
-                cwd=HERE,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=SUITE_SECONDS,
-            )
-        except subprocess.TimeoutExpired:
-            return "hangs"
-        if done.returncode < 0:
-            return f"signal {-done.returncode}"
-        assert done.returncode in (0, 1), (done.stdout + done.stderr)[-3000:]
-        failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
-        return failed[0].removeprefix("FAILED ")[:160] if failed else None
+        return first_failure(library, SUITE, SUITE_SECONDS, ASCEND_MOE_TIMEOUT_S="3")
 
 
 @pytest.fixture(scope="module", autouse=True)

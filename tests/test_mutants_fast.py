@@ -5,18 +5,13 @@ An hour and more: `pytest -m mutants test_mutants_fast.py`. It keeps `passes_fas
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 from mutant_builds import BuildError, MutantBuilds
 from mutant_cases import MUTANTS, MutantCase
+from pytest_runs import first_failure
 
 pytestmark = pytest.mark.mutants
 
-HERE = Path(__file__).resolve().parent
 # Every file whose tests run our kernels on the library that ASCEND_MOE_LIBRARY names.
 SUITE = [
     "test_seed_example.py",
@@ -56,40 +51,12 @@ def builds(request: pytest.FixtureRequest) -> MutantBuilds:
     return made
 
 
-def first_failure(library: Path) -> str | None:
-    """The test that fails first, or 'hangs'; None when all pass."""
-    environment = {**os.environ, "ASCEND_MOE_LIBRARY": str(library)}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-q",
-        "--no-header",
-        "-p",
-        "no:xdist",
-        "-p",
-        "no:randomly",
-    ]
-    try:
-        done = subprocess.run(
-            [*command, *SUITE], cwd=HERE, env=environment, capture_output=True, text=True, timeout=SECONDS
-        )
-    except subprocess.TimeoutExpired:
-        return "hangs"
-    if done.returncode < 0:
-        return f"signal {-done.returncode}"
-    assert done.returncode in (0, 1), (done.stdout + done.stderr)[-3000:]
-    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED test_", "ERROR test_"))]
-    return None if done.returncode == 0 else (failed or ["?"])[0][:160]
-
-
 def test_the_clean_kernels_pass(builds: MutantBuilds) -> None:
-    assert first_failure(builds.clean("fast")) is None
+    assert first_failure(builds.clean("fast"), SUITE, SECONDS) is None
 
 
 @pytest.mark.parametrize("case", MUTANTS, ids=lambda case: case.name)
 def test_the_fast_suite_sees_what_the_table_says(builds: MutantBuilds, case: MutantCase) -> None:
-    failure = first_failure(builds.mutant(case.number, "fast"))
+    failure = first_failure(builds.mutant(case.number, "fast"), SUITE, SECONDS)
     print(f"{case.number:2} {case.name:28} {failure or 'passes'}")
     assert (failure is None) == case.passes_fast_suite

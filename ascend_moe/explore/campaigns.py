@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from .case import Case, draw
-from .engine import Options, World
+from .engine import Options, RunResult, World
 
 # One case after another has this many schedules: enough to tell schedules apart, few enough to see cases.
 SCHEDULES_A_CASE = 100
@@ -116,9 +116,9 @@ def campaign(
     return result
 
 
-def finding_of(run: object, case: Case, options: Options, world: World) -> Finding:
+def finding_of(run: RunResult, case: Case, options: Options, world: World) -> Finding:
     """The finding of a failed run."""
-    kind, message, seed = run.kind.decode(), run.message.decode(), run.failed_seed  # type: ignore[attr-defined]
+    kind, message, seed = run.kind.decode(), run.message.decode(), run.failed_seed
     if not message.startswith(kind):
         message = f"{kind}: {message}"
     return Finding(kind, message, case, seed, replace(options), tuple(world.choices()))

@@ -29,11 +29,10 @@ class Call:
     name: str
     inputs: dict[str, torch.Tensor]
     attributes: dict[str, int | None]
-    comm_alg: str = ""
     outputs: list[torch.Tensor] = field(default_factory=list)
     expected: dict[int, torch.Tensor] = field(default_factory=dict)
     plan: int | None = None
-    accepted: int = 1
+    result: Any = None  # a dispatch's: the reference's whole result
 
 
 def attributes_of(name: str, given: dict[str, int]) -> dict[str, int | None]:
@@ -105,7 +104,6 @@ class Program:
     def __init__(self, case: Case, library: ctypes.CDLL, window_bytes: int = WINDOW_MIB * MIB) -> None:
         self.case, self._library, self._window_bytes = case, library, window_bytes
         self.calls: list[Call] = []
-        self._kept: list[Any] = []  # what the native side points at
         open_dispatches: list[tuple[list[ref.RankInput], list[Call]]] = []
         for op in case.sequence:
             if op == "D":
@@ -149,17 +147,15 @@ class Program:
             call.expected = {0: want.expand_x, 2: index, 3: want.expert_token_nums, 4: want.ep_recv_counts}
             if want.dynamic_scales is not None:
                 call.expected[1] = want.dynamic_scales
+            call.result = want
             self._plan(call, native.OP_DISPATCH)
             calls.append(call)
         self.calls += calls
-        self._results = results
-        for call, result in zip(calls, results, strict=True):
-            call.result = result  # type: ignore[attr-defined]
         return inputs, calls
 
     def _combine(self, inputs: list[ref.RankInput], dispatched: list[Call]) -> None:
         case = self.case
-        results = [call.result for call in dispatched]  # type: ignore[attr-defined]
+        results = [call.result for call in dispatched]
         rows = []
         for rank, result in enumerate(results):
             rng = torch.Generator().manual_seed(case.seed * 104729 + len(self.calls) + rank)
@@ -170,6 +166,7 @@ class Program:
             name = f"npu_moe_distribute_combine{self._suffix()}"
             expand_x = torch.zeros(tuple(sent.outputs[0].shape), dtype=DTYPES[case.dtype])
             expand_x[: rows[rank].shape[0]] = rows[rank]
+            assert one.expert_scales is not None  # build_inputs gives them
             given = {
                 "expand_x": expand_x,
                 "expert_ids": one.expert_ids,
@@ -179,15 +176,14 @@ class Program:
             }
             if one.x_active_mask is not None:
                 given["x_active_mask"] = one.x_active_mask
-            tensors = {key: tensor for key, tensor in given.items() if tensor is not None}
-            call = Call(rank, name, tensors, attributes_of(name, self._common(rank)))
+            call = Call(rank, name, given, attributes_of(name, self._common(rank)))
             call.expected = {0: want[rank]}
             self._plan(call, native.OP_COMBINE)
             self.calls.append(call)
 
     def _plan(self, call: Call, op: int) -> None:
         shapes = tuple((name, t.dtype, tuple(t.shape)) for name, t in call.inputs.items())
-        spec = native.describe(op, self.case.contract, GROUP, call.comm_alg, shapes, call.attributes)
+        spec = native.describe(op, self.case.contract, GROUP, "", shapes, call.attributes)
         spec.comm_world, spec.comm_rank = self.case.world, call.rank
         spec.window_mib, spec.cores = self._window_bytes // MIB, self.case.cores
         spec.deadline_micros = _DEADLINE_MICROS
