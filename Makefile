@@ -2,6 +2,7 @@
 #   make               venv + install (always rebuilds what changed)
 #   make demo          the same, then a MoE layer over 4 ranks        DEMO_ARGS="--preset tiny"
 #   make test          the same, then all tests                       PYTEST_ARGS="-k dispatch"
+#   make test-npu      the tests on the virtual NPU, with the torch_npu wheel beside the environment
 #   make lint  format  ruff, mypy --strict, clang-format
 #   make asan  tsan    the tests marked so under ASan and UBSan, or TSan, with controls that must fail
 #   make mutants       broken kernels: one-line mutants found by the suite, the others by the checked twin
@@ -14,6 +15,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
+TORCH_NPU ?= torch_npu==2.13.0
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 EXPLORE_ARGS ?=
@@ -34,7 +36,7 @@ pip_install = $(bin)/python -m pip install $(if $(wildcard $(bin)/ascend-moe),--
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := install
-.PHONY: install demo test lint format asan tsan mutants soak explore model lib wheel clean headers-check address-space-check
+.PHONY: install demo test test-npu lint format asan tsan mutants soak explore model lib wheel clean headers-check address-space-check
 
 # The venv with the build backend, and cmake and ninja where the system has none.
 $(bin)/scikit-build-core:
@@ -49,7 +51,18 @@ demo: install
 
 test: $(bin)/scikit-build-core
 	$(pip_install) .[test]
-	$(pytest) -n 2 $(PYTEST_ARGS)
+	$(pytest) -n 2 -m "not npu" $(PYTEST_ARGS)
+
+# The wheel lies in a folder of its own, so that torch starts without CANN everywhere else.
+torch_npu := $(CURDIR)/build/npu/$(subst ==,-,$(TORCH_NPU))
+$(torch_npu): $(bin)/scikit-build-core
+	rm -rf $@.part
+	$(bin)/python -m pip install --quiet --no-deps --target $@.part '$(TORCH_NPU)'
+	mv $@.part $@
+
+test-npu: $(bin)/scikit-build-core $(torch_npu)
+	$(pip_install) .[test]
+	export PYTHONPATH=$(torch_npu) TORCH_DEVICE_BACKEND_AUTOLOAD=0; $(pytest) -n 2 -m npu $(PYTEST_ARGS)
 
 lint: $(bin)/scikit-build-core
 	$(pip_install) .[dev]
@@ -73,7 +86,7 @@ asan tsan: sanitized = $(fixed_addresses) env ASCEND_MOE_LIBRARY=$(library) ASCE
 asan tsan: $(bin)/scikit-build-core
 	$(pip_install) .[test]
 	cmake -S . -B build-$@ -DCMAKE_CXX_COMPILER=$(CXX) -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG='-O1 -g1' \
-		-DASCEND_MOE_SANITIZE=$(flags) -DASCEND_MOE_CHECKED=OFF
+		-DASCEND_MOE_SANITIZE=$(flags) -DASCEND_MOE_CHECKED=OFF -DASCEND_MOE_VNPU=OFF
 	cmake --build build-$@ --target ascend_moe
 	$(sanitized) $(bin)/python tools/sanitizer_control.py $(library) $(flags)
 	$(pytest) -n 2 -m $@ --capture=sys $(PYTEST_ARGS)
@@ -104,10 +117,13 @@ lib:
 wheel: $(bin)/scikit-build-core
 	$(bin)/python -m pip wheel --no-deps --wheel-dir dist .
 
-# Compiles every kernel entry against real AscendC headers.
+# Compiles every kernel entry and the host side against real CANN headers. asc-devkit has no headers of graph and
+# op base: METADEF, CANN_BASE and CANN_INCLUDE say where those are.
 headers-check:
-	@test -d "$(CANN_HEADERS)" || { echo "usage: make headers-check CANN_HEADERS=dir (with the AscendC headers)"; exit 2; }
+	@test -d "$(CANN_HEADERS)" || { echo "usage: make headers-check CANN_HEADERS=dir [METADEF=dir CANN_BASE=dir CANN_INCLUDE='dir dir']"; exit 2; }
 	$(PYTHON) tools/headers_check.py "$(CANN_HEADERS)"
+	$(PYTHON) tools/host_headers_check.py "$(CANN_HEADERS)" $(if $(METADEF),--metadef $(METADEF)) \
+		$(if $(CANN_BASE),--base $(CANN_BASE)) $(foreach dir,$(CANN_INCLUDE),--include $(dir))
 
 # clang finds address-space mistakes (__gm__ and __ubuf__ pointers mixed) that g++ cannot see.
 address-space-check:

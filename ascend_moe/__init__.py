@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from . import _autoload  # noqa: F401  first: it settles how torch is imported
+from . import ops_vendor as _ops_vendor  # noqa: F401  the other operators of torch.ops.ascend_moe
 from .comm import LocalCluster, close, comm_name
 from .errors import AscendMoeError
 from .layer import MoEConfig, MoELayer
+from .npu_patch import patch_torch_npu
+from .npu_runtime import check
 from .ops import (
     npu_moe_distribute_combine,
     npu_moe_distribute_combine_v2,
@@ -17,10 +21,12 @@ __all__ = [
     "LocalCluster",
     "MoEConfig",
     "MoELayer",
+    "check",
     "close",
     "comm_name",
     "npu_moe_distribute_combine",
     "npu_moe_distribute_combine_v2",
     "npu_moe_distribute_dispatch",
     "npu_moe_distribute_dispatch_v2",
+    "patch_torch_npu",
 ]

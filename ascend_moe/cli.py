@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import sys
 
+from ascend_moe import plain
+
 _EXTRA = ("typer", "click", "rich")
 
 
 def main() -> None:
-    """Entry point; says what to install when typer or rich is missing."""
+    """Entry point; says what to install when typer or rich is missing and the command needs them."""
+    if len(sys.argv) > 1 and sys.argv[1] in plain.COMMANDS:
+        sys.exit(plain.run(sys.argv[1], sys.argv[2:]))
     try:
         from ascend_moe.cli_app import app
     except ModuleNotFoundError as error:

@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from ascend_moe import plain
 from ascend_moe.checkpoint_config import moe_config, read_json
 from ascend_moe.demo.inject import MUTANTS
 from ascend_moe.demo.job import Job, execute
@@ -51,6 +52,20 @@ def root(
 
 app.command("explore")(explore_command)
 app.add_typer(twin_app, name="twin")
+
+
+def _plain(name: str, about: str) -> None:
+    """A command that reads its options itself, here so that the help lists it."""
+
+    def command(context: typer.Context) -> None:
+        raise typer.Exit(plain.run(name, context.args))
+
+    settings = {"allow_extra_args": True, "ignore_unknown_options": True}
+    app.command(name, help=about, add_help_option=False, context_settings=settings)(command)
+
+
+for _name, (_, _about) in plain.COMMANDS.items():
+    _plain(_name, _about)
 
 
 @app.command()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import sys
 import threading
 import weakref
 from dataclasses import dataclass
@@ -61,8 +62,7 @@ def comm_name(process_group: ProcessGroup | None = None) -> str:
         ConfigMismatch: HCCL_BUFFSIZE or the machine differs between the ranks.
     """
     group = _member_of(process_group)
-    backend = _c10d()._world.pg_map[group][0]
-    if "hccl" in backend:
+    if _has_hccl(group):
         hccl: Any = group._get_backend(torch.device("npu"))
         name = str(hccl.get_hccl_comm_name(group.rank()))
         _handed_out[name] = weakref.ref(group)
@@ -100,14 +100,49 @@ def lookup(group_ep: str, ep_world_size: int, ep_rank_id: int) -> Communicator:
     if group is None:
         raise _unknown(group_ep)
     _check_place(group_ep, group.size(), group.rank(), ep_world_size, ep_rank_id)
+    if _has_hccl(group) and group_ep != group.group_name:
+        raise ArgumentError(
+            f"group_ep={group_ep!r} is an HCCL communicator, whose windows are on NPUs, but the tensors are "
+            "on cpu: move them to the NPU, or use the name of a gloo group",
+            argument="group_ep",
+        )
     return _end(group_ep, group)
+
+
+def hccl_group(group_ep: str, ep_world_size: int, ep_rank_id: int) -> ProcessGroup:
+    """The process group of an HCCL communicator's name, for ops on an NPU. Opens nothing.
+
+    Raises:
+        ArgumentError: no communicator of HCCL has that name (one of another backend may), or
+            ep_world_size or ep_rank_id is not this rank's.
+    """
+    _check_name(group_ep)
+    cluster = local_cluster.find(group_ep)
+    group = None if cluster is not None else _resolve(group_ep)
+    if group is not None and group_ep == group.group_name and _has_hccl(group):
+        raise ArgumentError(
+            f"group_ep={group_ep!r} is c10d's name of an HCCL group, ops on an NPU need HCCL's own: "
+            "use ascend_moe.comm_name(process_group)",
+            argument="group_ep",
+        )
+    if cluster is not None or (group is not None and not _has_hccl(group)):
+        raise ArgumentError(
+            f"group_ep={group_ep!r} has its windows in CPU memory, but the tensors are on an NPU: use the "
+            "name of an HCCL group (init_process_group('hccl')), or move the tensors to the CPU",
+            argument="group_ep",
+        )
+    if group is None:
+        raise _unknown(group_ep)
+    _check_place(group_ep, group.size(), group.rank(), ep_world_size, ep_rank_id)
+    return group
 
 
 def close(group_ep: str) -> None:
     """Closes this rank's end. Local and idempotent; the next use opens fresh windows, collectively.
 
     A LocalCluster's name: in a rank's function that rank's end, outside of ``run`` the ends of all ranks.
-    Peers that still use the communicator see this rank as lost.
+    Peers that still use the communicator see this rank as lost. A name of HCCL: what this process knows of
+    it; the windows belong to HCCL, so after a fatal error its process group is to be made anew too.
 
     Raises:
         AscendMoeError: an op still runs on it. ArgumentError: group_ep is no name at all.
@@ -116,6 +151,9 @@ def close(group_ep: str) -> None:
     cluster = local_cluster.find(group_ep)
     if cluster is not None:
         cluster.close()
+    npu_runtime = sys.modules.get("ascend_moe.npu_runtime")  # it imports this module; unused, nothing is open
+    if npu_runtime is not None:
+        npu_runtime.close(group_ep)
     for key in [key for key in list(_entries) if key[0] == group_ep]:
         with _gates.setdefault(key, threading.Lock()):
             entry = _entries.get(key)
@@ -161,17 +199,35 @@ def _initialized() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
+def _has_hccl(group: ProcessGroup) -> bool:
+    return "hccl" in _c10d()._world.pg_map[group][0]
+
+
+def _hccl_named(name: str) -> ProcessGroup | None:
+    """The group whose HCCL communicator has this name, when HCCL was asked for the name directly."""
+    for group in list(_c10d()._world.pg_map):
+        if _has_hccl(group):
+            hccl: Any = group._get_backend(torch.device("npu"))
+            # Without init_comm=False HCCL would create the communicator, collectively.
+            if str(hccl.get_hccl_comm_name(group.rank(), init_comm=False)) == name:
+                _handed_out[name] = weakref.ref(group)
+                return group  # type: ignore[no-any-return]
+    return None
+
+
 def _resolve(name: str) -> ProcessGroup | None:
     """The live process group of this name."""
     if not _initialized():
         return None
     handed = _handed_out.get(name)
     group = handed() if handed else None
+    if group is not None and group not in _c10d()._world.pg_map:  # destroyed; its name may serve another
+        group = None
     if group is None:
         try:
             group = _c10d()._resolve_process_group(name)
         except (RuntimeError, LookupError):
-            return None
+            return _hccl_named(name)
     return group if group in _c10d()._world.pg_map else None
 
 

@@ -17,6 +17,8 @@ DEFAULT_WINDOW_MIB = 200  # as in CANN
 MAX_WINDOW_MIB = 65535  # what a status header can say
 DEFAULT_TIMEOUT_S = 60.0
 MAX_WORLD = 64
+CONTEXTS = ("table", "a3", "a2")  # by number, as in op_kernel/moe_distribute_tiling.h
+_A2_STATE_MIB = 1  # of HCCL_BUFFSIZE, where the state has no window of its own
 
 
 def timeout_s() -> float:
@@ -40,8 +42,51 @@ def timeout_s() -> float:
     return value
 
 
+def ranks_per_server() -> int:
+    """Ranks that share a server: ASCEND_MOE_RANKS_PER_SERVER, default 0, which is all of them.
+
+    On the CPU this makes ranks of other servers be reached as on an A2 cluster: by items that a copy agent
+    carries, not by stores.
+
+    Raises:
+        ArgumentError: it is not a whole number in 0..64.
+    """
+    text = os.environ.get("ASCEND_MOE_RANKS_PER_SERVER", "").strip() or "0"
+    if not (text.isascii() and text.isdigit() and int(text) <= MAX_WORLD):
+        raise ArgumentError(
+            f"ASCEND_MOE_RANKS_PER_SERVER={text} must be a whole number in 0..{MAX_WORLD} (0: one server)",
+            argument="ASCEND_MOE_RANKS_PER_SERVER",
+        )
+    return int(text)
+
+
+def context_kind() -> int:
+    """What the CPU's kernels get as communication context: ASCEND_MOE_CONTEXT, an index into ``CONTEXTS``.
+
+    ``table`` (the default) is this package's own; ``a3`` and ``a2`` are laid out as HCCL's. Servers need
+    ``a2``, which is the default with them.
+
+    Raises:
+        ArgumentError: it is none of these, or not ``a2`` with ASCEND_MOE_RANKS_PER_SERVER.
+    """
+    servers = ranks_per_server()
+    text = os.environ.get("ASCEND_MOE_CONTEXT", "").strip() or ("a2" if servers else "table")
+    if text not in CONTEXTS:
+        raise ArgumentError(
+            f"ASCEND_MOE_CONTEXT={text} must be one of {', '.join(CONTEXTS)}", argument="ASCEND_MOE_CONTEXT"
+        )
+    if servers and text != "a2":
+        raise ArgumentError(
+            f"ASCEND_MOE_CONTEXT={text} with ASCEND_MOE_RANKS_PER_SERVER={servers}: servers need a2",
+            argument="ASCEND_MOE_CONTEXT",
+        )
+    return CONTEXTS.index(text)
+
+
 def window_data_bytes(window_mib: int | None = None) -> int:
     """Bytes of one rank's data area: ``window_mib``, else HCCL_BUFFSIZE (MiB), else 200 MiB.
+
+    With an A2 context one MiB of it is the state area.
 
     Raises:
         ArgumentError: the value is not a whole number of MiB in 1..65535.
@@ -59,6 +104,12 @@ def window_data_bytes(window_mib: int | None = None) -> int:
             f"(default {DEFAULT_WINDOW_MIB})",
             argument=name,
         )
+    if CONTEXTS[context_kind()] == "a2":
+        if value <= _A2_STATE_MIB:
+            raise ArgumentError(
+                f"{name}={text} must be at least {_A2_STATE_MIB + 1} with an A2 context", argument=name
+            )
+        value -= _A2_STATE_MIB
     return value * MIB
 
 
@@ -69,6 +120,7 @@ class Communicator:
         name: the group_ep that finds it.
         rank, world: this end's EP rank, and the number of EP ranks.
         data_bytes: size of one rank's data area.
+        context_kind, ranks_per_server: as the functions of these names said when it was opened.
         failed: the first fatal error, set by the op that met it; later ops raise it again at once.
     """
 
@@ -95,6 +147,7 @@ class Communicator:
         self.rank = rank
         self.world = len(bases)
         self.data_bytes = data_bytes
+        self.context_kind, self.ranks_per_server = context_kind(), ranks_per_server()
         self.failed: BaseException | None = None
         self._describe = describe
         self._release = release
@@ -107,6 +160,11 @@ class Communicator:
         if not handle:
             raise AscendMoeError(f"rank {rank}: the communicator of group {name!r} could not be created")
         self._handle: int | None = handle
+        if _lib.lib().am_comm_use_context(handle, self.context_kind) or _lib.lib().am_comm_use_servers(
+            handle, self.ranks_per_server
+        ):
+            _lib.lib().am_comm_destroy(handle)
+            raise AscendMoeError(f"rank {rank}: no memory for the context of group {name!r}")
 
     @property
     def handle(self) -> int:

@@ -6,7 +6,7 @@ import ctypes
 import functools
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -85,6 +85,8 @@ def _spec_type() -> Any:
             ("contract", ctypes.c_int32),
             ("group_ep_length", ctypes.c_int32),
             ("comm_alg", ctypes.c_int32),
+            ("context_kind", ctypes.c_int32),
+            ("ranks_per_server", ctypes.c_int32),
             ("comm_world", ctypes.c_int64),
             ("comm_rank", ctypes.c_int64),
             ("window_mib", ctypes.c_int64),
@@ -234,7 +236,24 @@ class Plan:
             self._library.am_plan_destroy(self._handle)
 
 
-Place = tuple[int, int, int]  # world, rank and window bytes of a communicator
+class End(Protocol):
+    """What a plan and an error's text need of a communicator, on any device."""
+
+    @property
+    def world(self) -> int: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def data_bytes(self) -> int: ...
+    @property
+    def context_kind(self) -> int: ...
+    @property
+    def ranks_per_server(self) -> int: ...
+    def describe_peer(self, rank: int) -> str: ...
+
+
+E = TypeVar("E", bound=End)
+Place = tuple[int, int, int, int, int]  # what of an End a plan is made for
 _plans: dict[Any, dict[Place, Plan]] = {}  # by call that keeps the rules one rank can see, then by place
 _MAX_CALLS = 1024
 
@@ -247,9 +266,9 @@ def plan_for(
     comm_alg: str,
     shapes: Shapes,
     attributes: Mapping[str, int | None],
-    find: Callable[[], Communicator],
+    find: Callable[[], E],
     place_of: Callable[[str], tuple[int, int | None] | None],
-) -> tuple[Plan, Communicator]:
+) -> tuple[Plan, E]:
     """The plan of a call, from the cache when an equal call was planned before, and its communicator.
 
     ``find()`` looks the communicator up, and may open it collectively; a call that breaks a rule which this
@@ -267,12 +286,20 @@ def plan_for(
         if len(_plans) >= _MAX_CALLS:
             _plans.clear()
         plans = _plans.setdefault(key, {})
-    communicator: Communicator = find()
-    place = (communicator.world, communicator.rank, communicator.data_bytes)
+    communicator = find()
+    place = (
+        communicator.world,
+        communicator.rank,
+        communicator.data_bytes,
+        communicator.context_kind,
+        communicator.ranks_per_server,
+    )
     plan = plans.get(place)
     if plan is None:
         spec = describe(op, contract, group_ep, comm_alg, shapes, attributes)
         spec.comm_world, spec.comm_rank = communicator.world, communicator.rank
+        spec.context_kind = communicator.context_kind
+        spec.ranks_per_server = communicator.ranks_per_server
         spec.window_mib = communicator.data_bytes // MIB
         spec.cores, spec.deadline_micros = cores, deadline
         plan = plans[place] = Plan(op_name, spec, shapes, comm_alg)
@@ -298,14 +325,15 @@ def run(plan: Plan, communicator: Communicator, inputs: Mapping[str, torch.Tenso
     with communicator.use() as handle:
         code = library.am_run(handle, plan.handle, pointers, targets, record, fault, _TEXT_BYTES)
         if code != 0:
-            error = _error(code, record, fault.value.decode(), communicator)
+            error = error_of(code, record, fault.value.decode(), communicator)
             if library.am_error_is_fatal(code):
                 communicator.failed = error
             raise error
     return outputs
 
 
-def _error(code: int, record: Any, fault: str, communicator: Communicator) -> errors.AscendMoeError:
+def error_of(code: int, record: Any, fault: str, communicator: End) -> errors.AscendMoeError:
+    """The error that an error record tells of; ``record`` is the address of its words."""
     if fault:
         return errors.KernelFault(fault, rank=communicator.rank)
     library = _lib.lib()
@@ -319,7 +347,8 @@ def _error(code: int, record: Any, fault: str, communicator: Communicator) -> er
     message = text.value.decode()
     kind = getattr(errors, library.am_error_name(code).decode())
     if issubclass(kind, errors.CommError) and fields["rank"] != communicator.rank:
-        message += f" [rank {fields['rank']}: {communicator.describe_peer(fields['rank'])}]"
+        seen = communicator.describe_peer(fields["rank"])
+        message += f" [rank {fields['rank']}: {seen}]" if seen else ""
     error: errors.AscendMoeError = kind(message, **fields)
     return error
 

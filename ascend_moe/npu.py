@@ -21,17 +21,54 @@ from .ops import (
     npu_moe_distribute_dispatch,
     npu_moe_distribute_dispatch_v2,
 )
-from .routing import npu_moe_gating_top_k, npu_moe_gating_top_k_softmax
+from .ops_add_norm import npu_moe_distribute_combine_add_rms_norm
+from .ops_balance import npu_moe_update_expert
+from .ops_barrier import _npu_distribute_barrier
+from .ops_fused import (
+    npu_grouped_matmul_finalize_routing,
+    npu_grouped_matmul_swiglu_quant,
+    npu_grouped_matmul_swiglu_quant_v2,
+)
+from .ops_permute import (
+    npu_moe_finalize_routing,
+    npu_moe_re_routing,
+    npu_moe_token_permute,
+    npu_moe_token_unpermute,
+)
+from .ops_routing import (
+    npu_moe_compute_expert_tokens,
+    npu_moe_init_routing,
+    npu_moe_init_routing_v2,
+)
+from .routing import (
+    npu_moe_gating_top_k,
+    npu_moe_gating_top_k_softmax,
+    npu_moe_gating_top_k_softmax_v2,
+)
 
 __all__ = [
+    "_npu_distribute_barrier",
     "npu_dequant_swiglu_quant",
     "npu_dynamic_quant",
     "npu_grouped_matmul",
+    "npu_grouped_matmul_finalize_routing",
+    "npu_grouped_matmul_swiglu_quant",
+    "npu_grouped_matmul_swiglu_quant_v2",
+    "npu_moe_compute_expert_tokens",
     "npu_moe_distribute_combine",
+    "npu_moe_distribute_combine_add_rms_norm",
     "npu_moe_distribute_combine_v2",
     "npu_moe_distribute_dispatch",
     "npu_moe_distribute_dispatch_v2",
+    "npu_moe_finalize_routing",
     "npu_moe_gating_top_k",
     "npu_moe_gating_top_k_softmax",
+    "npu_moe_gating_top_k_softmax_v2",
+    "npu_moe_init_routing",
+    "npu_moe_init_routing_v2",
+    "npu_moe_re_routing",
+    "npu_moe_token_permute",
+    "npu_moe_token_unpermute",
+    "npu_moe_update_expert",
     "npu_swiglu",
 ]

@@ -1,4 +1,4 @@
-"""The custom ops ``torch.ops.ascend_moe.npu_moe_distribute_*``: torch_npu's schemas, CPU kernels on the twin.
+"""The custom ops ``torch.ops.ascend_moe.npu_moe_distribute_*``: torch_npu's schemas; kernels on twin and NPU.
 
 The public functions here are the same ops with the same argument names and defaults.
 """
@@ -16,7 +16,7 @@ from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 from torch.fx.node import has_side_effect
 from torch.utils._pytree import tree_map
 
-from . import comm, native
+from . import comm, native, npu_launch
 from .errors import ArgumentError, AscendMoeError
 from .experts_dtype import resolve_dtype
 from .schemas import DOCS, NAMESPACE, SCHEMAS
@@ -138,6 +138,13 @@ class _Op:
         outputs = native.run(plan, communicator, inputs)
         return tuple(outputs) if self.code == native.OP_DISPATCH else outputs[0]
 
+    def npu(self, *args: Any, **kwargs: Any) -> Any:
+        """PrivateUse1: the same checks, then CANN. Reached only with torch_npu's tensors."""
+        values = self.bind(args, kwargs)
+        tensors, attributes = self._parts(values)
+        outputs = npu_launch.call(self.name, self.code, self.contract, values, tensors, attributes)
+        return tuple(outputs) if self.code == native.OP_DISPATCH else outputs[0]
+
     def autograd(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
         keys = keys & torch._C._after_autograd_keyset
         given = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
@@ -216,6 +223,7 @@ def _register(name: str) -> Callable[..., Any]:
     op = _Op(name)
     for key in ("CPU", *_OTHER_LAYOUTS):
         _LIBRARY.impl(name, op.cpu, key)
+    _LIBRARY.impl(name, op.npu, "PrivateUse1")
     torch.library.register_fake(f"{NAMESPACE}::{name}", op.fake, lib=_LIBRARY)
     _LIBRARY.impl(name, op.autograd, "Autograd", with_keyset=True)
     # Peers wait for every call: no compiler may drop one whose results are unused, merge two equal ones, or

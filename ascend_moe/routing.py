@@ -134,6 +134,48 @@ def npu_moe_gating_top_k_softmax(
     return weights.reshape(shape), ids.to(torch.int32).reshape(shape), rows.reshape(shape)
 
 
+def npu_moe_gating_top_k_softmax_v2(
+    x: torch.Tensor,
+    *,
+    k: int = 1,
+    finished: torch.Tensor | None = None,
+    renorm: int | None = 0,
+    output_softmax: bool | None = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Softmax over the experts, then the k largest; or the k largest, then softmax over those.
+
+    Args:
+        x, k, finished: as `npu_moe_gating_top_k_softmax`.
+        renorm: 0 softmax first; 1 the k largest first, so that the weights sum up to 1.
+        output_softmax: with renorm 0: return the softmax too.
+
+    Returns:
+        weights ``(..., k)`` of x's type, falling; expert ids ``(..., k)`` int32; softmax float32 of x's
+        shape, or ``(0,)`` where it is not asked for. Weights and softmax are differentiable.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+
+    Source: torch_npu ``npu_moe_gating_top_k_softmax_v2``; NPU tensors go there.
+    """
+    if on_npu(x):
+        weights, ids, softmax = call_torch_npu(
+            "npu_moe_gating_top_k_softmax_v2", x, k=k, finished=finished, renorm=renorm,
+            output_softmax=output_softmax,
+        )  # fmt: skip
+        return weights, ids, softmax
+    if renorm not in (None, 0, 1):
+        raise ArgumentError(f"renorm is {renorm}; it must be 0 or 1", argument="renorm")
+    weights, ids, _ = npu_moe_gating_top_k_softmax(x, finished, k)
+    if renorm == 1:
+        # Chosen anew by x itself: softmax may round two values to one and would take the lower id.
+        chosen = _best(x.detach().float().reshape(-1, x.shape[-1]), k).reshape(ids.shape)
+        weights = torch.softmax(x.float().gather(-1, chosen), dim=-1).to(x.dtype)
+        ids = torch.where(ids == x.shape[-1], ids, chosen.to(torch.int32))
+    softmax = torch.softmax(x.float(), dim=-1) if output_softmax and not renorm else x.new_zeros(0).float()
+    return weights, ids, softmax
+
+
 def softmax_topk(logits: torch.Tensor, k: int, renormalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """The router of Mixtral (renormalize) and of Qwen2/3-MoE (as its norm_topk_prob says).
 

@@ -46,7 +46,9 @@ struct CallSpec {
     int32_t op;        // kOpDispatch, kOpCombine
     int32_t contract;  // kContractV1, kContractV2
     int32_t group_ep_length;
-    int32_t comm_alg;  // index into the accepted names, -1: unknown
+    int32_t comm_alg;          // index into the accepted names, -1: unknown
+    int32_t context_kind;      // kContextTable, kContextA3 or kContextA2
+    int32_t ranks_per_server;  // 0: all ranks in one
     // The communicator that the call is for.
     int64_t comm_world;
     int64_t comm_rank;

@@ -29,7 +29,7 @@ public:
 
     // True when the call keeps all rules.
     bool Run() {
-        return Communicator() && Unsupported() && Experts() &&
+        return Communicator() && Context() && Unsupported() && Experts() &&
                (call_.op == kOpDispatch ? Dispatch() : Combine()) && Batches() && Mask() && Attributes();
     }
 
@@ -80,6 +80,12 @@ private:
                         Wide(call_.comm_rank));
         }
         return true;
+    }
+
+    // Of the communicator, not of the op: no caller passes these.
+    bool Context() {
+        return InRange("context_kind", call_.context_kind, kContextTable, kContextA2) &&
+               InRange("ranks_per_server", call_.ranks_per_server, 0, kMaxWorld);
     }
 
     // What this package does not do yet, or never will on this path: refused by name, nothing is ignored
@@ -243,6 +249,12 @@ private:
             return Fail(name,
                         "assist_info_for_combine has %lld elements, expand_x's %lld rows need at least %lld",
                         Wide(length), Wide(rows), Wide(kTripleWords * rows));
+        }
+        if (v2 && TransportOf(call_) == kTransportRdma && length < pairs) {
+            return Fail(name,
+                        "assist_info_for_combine has %lld elements, between servers it must have at least "
+                        "BS*K = %lld: pass dispatch's own tensor",
+                        Wide(length), Wide(pairs));
         }
         const int64_t slots = MOE_ATTRIBUTE(call_, moe_expert_num);  // W * L
         if (!Shape("ep_send_counts", kTensor_ep_send_counts, 1) ||

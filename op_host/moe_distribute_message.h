@@ -39,6 +39,12 @@ inline const char* FieldName(int32_t field) {
     return field >= 0 && field < static_cast<int32_t>(kFieldCount) ? kNames[field] : "?";
 }
 
+inline const char* ContextFieldName(int32_t field) {
+    static const char* const kNames[kContextFieldCount] = {"context",       "magic",       "ep_rank_id",
+                                                           "ep_world_size", "data window", "state window"};
+    return field >= 0 && field < static_cast<int32_t>(kContextFieldCount) ? kNames[field] : "?";
+}
+
 inline std::string FieldValue(int32_t field, int32_t value) {
     switch (field) {
         case kFieldOp: return OpName(value);
@@ -95,9 +101,7 @@ public:
             case kKernelFault:
                 return Format("%s: rank %d has failed with a kernel fault; its own error says where", Op(),
                               At(kRecCulprit));
-            default:
-                return Format("%s: the window table of rank %d is not the one this call was planned for",
-                              Op(), At(kRecRank));
+            default: return Context();
         }
     }
 
@@ -119,6 +123,9 @@ public:
                 return Format("rank=%d;expert=%d;ours=%d;theirs=%d", At(kRecCulprit),
                               static_cast<int>(static_cast<uint32_t>(At(kRecDetail0)) & ~kMismatchIndex),
                               At(kRecDetail1), At(kRecDetail2));
+            case kContextMismatch:
+                return Format("rank=%d;field=%s;ours=%d;theirs=%d", At(kRecRank),
+                              ContextFieldName(At(kRecDetail0)), At(kRecDetail1), At(kRecDetail2));
             default: return Format("rank=%d;reporter=%d", At(kRecCulprit), Reporter());
         }
     }
@@ -177,6 +184,27 @@ private:
             "combine: expert %u returns %d rows to rank %d, whose expert_ids and mask route %d to it; give "
             "combine the same expert_ids and x_active_mask as dispatch",
             expert, At(kRecDetail2), At(kRecCulprit), At(kRecDetail1));
+    }
+    // Nothing of the windows was touched. Which fix: the group's own size is what its windows were made with.
+    std::string Context() const {
+        const int32_t field = At(kRecDetail0);
+        if (field == static_cast<int32_t>(kContextFieldAddress))
+            return Format(
+                "%s: rank %d was launched without a communication context; is group_ep an HCCL group?", Op(),
+                At(kRecRank));
+        if (field == static_cast<int32_t>(kContextFieldMagic))
+            return Format(
+                "%s: the communication context of rank %d begins with %#x, a window table with %#x; "
+                "the kernel and the communicator are not of the same build",
+                Op(), At(kRecRank), At(kRecDetail2), At(kRecDetail1));
+        const bool size = field >= static_cast<int32_t>(kContextFieldWindow);
+        return Format("%s: %s is %d%s in this call of rank %d and %d%s in the communication context; %s",
+                      Op(), ContextFieldName(field), At(kRecDetail1), size ? " KiB" : "", At(kRecRank),
+                      At(kRecDetail2), size ? " KiB" : "",
+                      size
+                          ? "export the same HCCL_BUFFSIZE on all ranks before the group is made, and keep it"
+                          : "pass the group's own ep_world_size and ep_rank_id, or report this version of "
+                            "HCCL: its context may have another layout");
     }
     std::string Timeout() const {
         std::string text = Format(

@@ -2,6 +2,7 @@
 #ifndef ASCEND_MOE_DISTRIBUTE_PLAN_H
 #define ASCEND_MOE_DISTRIBUTE_PLAN_H
 
+#include "moe_distribute_cann_window.h"
 #include "moe_distribute_check.h"
 #include "moe_distribute_combine_tiling.h"
 #include "moe_distribute_dispatch_tiling.h"
@@ -52,6 +53,12 @@ inline void FillInfo(const CallSpec& call, MoeDistributeInfo& info) {
     info.windowMiB = static_cast<uint32_t>(call.window_mib);
     info.capacity = Capacity(info.maxBatch, info.topK, info.localExperts);
     info.dataBytes = static_cast<uint64_t>(call.window_mib) * kMiB;
+    info.contextKind = static_cast<uint32_t>(call.context_kind);
+    info.transport = TransportOf(call);
+    info.ranksPerServer = static_cast<uint32_t>(call.ranks_per_server);
+    // Over RDMA both contracts send rows in V1's way; expand_idx then fills the first BS*K words of V2's
+    // tensor.
+    info.triples = info.contract == kContractV2 && info.transport == kTransportMemory ? 1 : 0;
     info.deadlineCycles = static_cast<uint64_t>(call.deadline_micros) * kCyclesPerMicro;
 }
 
@@ -61,7 +68,7 @@ inline uint32_t SendRing(const MoeDistributeInfo& info) {
     const uint32_t lanes = PaddedInts(info.experts) * 4;
     uint32_t fixed = 3 * lanes + std::max(8192u, lanes) + kSendPairs * (4 + 1 + 4 + 4) +
                      (info.cores + 1) * kBlock + info.world * kBlock + 1024;
-    if (info.contract == kContractV2) fixed += kSendPairs * kBlock;
+    if (info.triples != 0) fixed += kSendPairs * kBlock;
     uint32_t perRow = rowBytes;
     if (info.quantMode != 0) {
         fixed += floatBytes * (info.hasScales != 0 ? 3 : 2) + 1280;
@@ -85,35 +92,63 @@ inline void SplitTokens(const MoeDistributeInfo& info, MoeDistributeCombineTilin
     tiling.partsPerToken = CeilDiv(info.hidden, tiling.partElements);
 }
 
-// MiB of window that a round trip of this shape needs, with rows of the given wire stride.
+// What a round trip fills of each half of a window: one region a source rank, or slots over the whole half.
+struct WindowNeed {
+    uint64_t dispatchRegion;
+    uint64_t combineRegion;  // V1
+    uint64_t combineHalf;    // V2
+};
+inline WindowNeed WindowNeedOf(const MoeDistributeInfo& info, uint32_t dispatchWireType, bool quantised) {
+    const uint64_t back = static_cast<uint64_t>(info.hidden) * TypeSize(info.xType);
+    const bool triples = info.triples != 0;
+    const uint64_t stride = DispatchRowStride(info.hidden, TypeSize(dispatchWireType), quantised, triples);
+    // A status run follows the rows that come over RDMA.
+    const uint64_t run = info.transport == kTransportRdma ? StatusStride(info.world) : 0;
+    return {info.capacity * stride + run, triples ? 0 : info.capacity * back + run,
+            triples ? static_cast<uint64_t>(info.maxBatch) * info.topK * back : 0};
+}
+
+// HCCL_BUFFSIZE for such a region and half. A2 has the state area in the window's last MiB.
+inline uint32_t StateMiB(const MoeDistributeInfo& info) { return info.contextKind == kContextA2 ? 1 : 0; }
 inline int64_t NeededMiB(const MoeDistributeInfo& info, uint64_t regionBytes, uint64_t halfBytes) {
     const uint64_t half = std::max(CeilTo(halfBytes, 512), info.world * CeilTo(regionBytes, 512));
-    return static_cast<int64_t>((2 * half + kMiB - 1) / kMiB);
+    return static_cast<int64_t>((2 * half + kMiB - 1) / kMiB) + StateMiB(info);
+}
+
+// The same call, as CANN's own operators would see it.
+inline CannCall CannCallOf(const MoeDistributeInfo& info) {
+    return {info.world,
+            info.experts,
+            info.maxBatch,
+            info.hidden,
+            info.topK,
+            0,
+            info.xType == kTypeFp32,
+            info.globalBsGiven == 0};
 }
 
 inline bool CheckWindow(const MoeDistributeInfo& info, uint32_t op, CallPlan& plan, CheckResult& result) {
-    const uint64_t back = static_cast<uint64_t>(info.hidden) * TypeSize(info.xType);
-    const bool triples = info.contract == kContractV2;
-    const uint64_t stride =
-        DispatchRowStride(info.hidden, TypeSize(info.wireType), info.quantMode != 0, triples);
-    const uint64_t dispatchRegion = info.capacity * stride;
-    const uint64_t combineRegion = triples ? 0 : info.capacity * back;
-    const uint64_t combineHalf = triples ? static_cast<uint64_t>(info.maxBatch) * info.topK * back : 0;
+    const WindowNeed need = WindowNeedOf(info, info.wireType, info.quantMode != 0);
     const bool dispatch = op == kOpDispatch;
-    const uint64_t region = dispatch ? dispatchRegion : combineRegion, half = dispatch ? 0 : combineHalf;
+    const uint64_t region = dispatch ? need.dispatchRegion : need.combineRegion,
+                   half = dispatch ? 0 : need.combineHalf;
     plan.windowBytes = std::max(region, half);
     if (region <= RegionBytes(info.dataBytes, info.world) && half <= HalfBytes(info.dataBytes)) return true;
     result.kind = kCheckWindow;
     // Dispatch names what the round trip needs; combine what is left of it.
-    result.needed_mib =
-        NeededMiB(info, dispatch ? std::max(dispatchRegion, combineRegion) : combineRegion, combineHalf);
+    const uint64_t whole = dispatch ? std::max(need.dispatchRegion, need.combineRegion) : need.combineRegion;
+    result.needed_mib = NeededMiB(info, whole, need.combineHalf);
+    const CannCall cann = CannCallOf(info);
+    const CannVersion& a3 = kCannVersions[info.contract == kContractV2 ? kCannA3V2 : kCannA3V1];
     snprintf(result.argument, sizeof(result.argument), "group_ep");
-    snprintf(result.message, sizeof(result.message),
-             "the window of group_ep has %u MiB, this call (maxBS %u, K %u, H %u, L %u, W %u) needs %lld: "
-             "export HCCL_BUFFSIZE=%lld on "
-             "all ranks before the group's first op",
-             info.windowMiB, info.maxBatch, info.topK, info.hidden, info.localExperts, info.world,
-             static_cast<long long>(result.needed_mib), static_cast<long long>(result.needed_mib));
+    snprintf(
+        result.message, sizeof(result.message),
+        "the window of group_ep has %u MiB, this call (maxBS %u, K %u, H %u, L %u, W %u) needs %lld "
+        "(CANN's own operator: %lld on %s, %lld on A2): export HCCL_BUFFSIZE=%lld on "
+        "all ranks before the group's first op",
+        info.windowMiB + StateMiB(info), info.maxBatch, info.topK, info.hidden, info.localExperts, info.world,
+        static_cast<long long>(result.needed_mib), static_cast<long long>(CannMiB(a3.bytes(cann))), a3.name,
+        static_cast<long long>(CannMiB(CannA2Fullmesh(cann))), static_cast<long long>(result.needed_mib));
     return false;
 }
 
@@ -138,8 +173,8 @@ inline bool PlanCall(const CallSpec& call, CallPlan& plan, CheckResult& result) 
         plan.dispatch.tokenNumsType = static_cast<uint32_t>(MOE_ATTRIBUTE(call, expert_token_nums_type));
         plan.dispatch.tpWorldSize = static_cast<uint32_t>(MOE_ATTRIBUTE(call, tp_world_size));
         plan.dispatch.sendRing = SendRing(info);
-        plan.dispatch.copyRows = ChunkRows(
-            DispatchRowStride(info.hidden, TypeSize(info.wireType), quant, info.contract == kContractV2));
+        plan.dispatch.copyRows =
+            ChunkRows(DispatchRowStride(info.hidden, TypeSize(info.wireType), quant, info.triples != 0));
     } else {
         plan.tilingKey = ASCEND_MOE_TILING_KEY_COMBINE;
         plan.combine.info = info;

@@ -75,6 +75,13 @@ inline CallSizes SizesOf(const CallSpec& call) {
     return sizes;
 }
 
+// A2's servers are joined by RDMA; those of A3 are one supernode, where every window is a store away, as the
+// twin's own table is.
+inline uint32_t TransportOf(const CallSpec& call) {
+    const bool far = call.ranks_per_server > 0 && call.ranks_per_server < MOE_ATTRIBUTE(call, ep_world_size);
+    return far && call.context_kind == static_cast<int32_t>(kContextA2) ? kTransportRdma : kTransportMemory;
+}
+
 inline void DispatchShapes(const CallSpec& call, OutputDesc (&out)[kDispatchOutputs]) {
     const CallSizes sizes = SizesOf(call);
     const int64_t tp = MOE_ATTRIBUTE(call, tp_world_size);

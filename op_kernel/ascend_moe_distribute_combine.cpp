@@ -14,7 +14,7 @@ extern "C" __global__ __aicore__ void ascend_moe_distribute_combine(
     (void)expandScales;
     const moe::CombineArguments arguments = {expandX,      expertIds,   expandIdx,     epSendCounts,
                                              expertScales, xActiveMask, sharedExpertX, x,
-                                             errorRecord,  workspaceGM};
+                                             errorRecord,  workspaceGM, tilingGM};
     AscendC::TPipe pipe;
     if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_COMBINE)) {
         moe::MoeDistributeCombine<DTYPE_X> op;

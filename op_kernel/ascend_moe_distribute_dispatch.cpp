@@ -12,7 +12,8 @@ extern "C" __global__ __aicore__ void ascend_moe_distribute_dispatch(
     GET_TILING_DATA_WITH_STRUCT(moe::MoeDistributeDispatchTiling, tiling, tilingGM);
     const moe::DispatchArguments arguments = {
         x,         expertIds,       scales,       xActiveMask,  expertScales, expandX,     dynamicScales,
-        expandIdx, expertTokenNums, epRecvCounts, tpRecvCounts, expandScales, errorRecord, workspaceGM};
+        expandIdx, expertTokenNums, epRecvCounts, tpRecvCounts, expandScales, errorRecord, workspaceGM,
+        tilingGM};
     AscendC::TPipe pipe;
     if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_DISPATCH)) {
         moe::MoeDistributeDispatch<DTYPE_X, false, false> op;

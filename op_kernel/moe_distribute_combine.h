@@ -22,6 +22,7 @@ struct CombineArguments {
     GM_ADDR x;
     GM_ADDR errorRecord;
     GM_ADDR workspace;
+    GM_ADDR tiling;
 };
 
 template <typename XType>
@@ -34,12 +35,19 @@ public:
         args_ = arguments;
         tiling_ = &tiling;
         info_ = &tiling.info;
-        triples_ = info_->contract == kContractV2;
+        triples_ = info_->triples != 0;
         rowBytes_ = static_cast<uint32_t>(info_->hidden * sizeof(XType));
     }
 
     __aicore__ inline void Process(TPipe& pipe) {
         if (!exchange_.Enter(pipe, *info_, kOpCombine, args_.workspace, args_.errorRecord)) return;
+        exchange_.OpenLink(args_.tiling, tiling_->mc2);
+        Run();
+        exchange_.CloseLink();
+    }
+
+private:
+    __aicore__ inline void Run() {
         BuffInit();
         Verdict mine = routing_.Count();
         Worsen(mine, LoadSegments());
@@ -50,9 +58,11 @@ public:
         routing_.Accumulate();
         exchange_.Fail(routing_.Place());
         routing_.StoreTotals();
-        if constexpr (IsMutant(Mutant::kFlagBeforeData)) exchange_.SetStatus(*this);
-        exchange_.MeetAfterSend(SetWaitTpStatusAndDisPatch());
-        if constexpr (!IsMutant(Mutant::kFlagBeforeData)) exchange_.SetStatus(*this);
+        if constexpr (IsMutant(Mutant::kFlagBeforeData)) exchange_.SetStatus(*this, rowBytes_);
+        const bool rdma = info_->transport == kTransportRdma;
+        exchange_.MeetAfterSend(rdma ? SetWaitTpStatusAndDisPatch<true>()
+                                     : SetWaitTpStatusAndDisPatch<false>());
+        if constexpr (!IsMutant(Mutant::kFlagBeforeData)) exchange_.SetStatus(*this, rowBytes_);
         if (!exchange_.WaitStatus(*this)) {
             Leave();
             return;
@@ -60,6 +70,7 @@ public:
         LocalWindowCopy();
     }
 
+public:
     // Rows that go back to `peer`, for the status runs.
     __aicore__ inline void Select(uint32_t) {}
     __aicore__ inline uint32_t Rows(uint32_t peer, uint32_t localExpert) {
@@ -141,10 +152,12 @@ private:
                 return Invalid(kInvalidCounts, kCountsOfSource | s, segments_.SourceRows(s));
             }
         }
+        if (info_->transport == kTransportRdma) segments_.AlignEnd();
         return Verdict();
     }
 
     // This core's share of the rows, back to their sources; and a look at its share of expand_idx.
+    template <bool kRdma>
     __aicore__ inline Verdict SetWaitTpStatusAndDisPatch() {
         Verdict verdict;
         if (exchange_.verdict().code != kOk) return verdict;
@@ -152,6 +165,7 @@ private:
         const uint32_t begin = PartBegin(segments_.Rows(), exchange_.core(), info_->cores);
         const uint32_t end = PartBegin(segments_.Rows(), exchange_.core() + 1, info_->cores);
         if (begin == end) return verdict;
+        const uint64_t base = HalfShift() + (kRdma ? exchange_.sender().rows_at() : 0);
         uint32_t slot = segments_.Find(begin);
         for (uint32_t row = begin; row < end;) {
             while (segments_.End(slot) <= row) ++slot;
@@ -168,9 +182,9 @@ private:
             if (triples_) {
                 Worsen(verdict, SendSlots(chunk, row, count));
             } else {
-                const uint64_t at = segments_.Offset(slot) + (row - segments_.Start(slot));
-                exchange_.sender().PutRows(slot % info_->world, at * rowBytes_ + HalfShift(), chunk,
-                                           count * rowBytes_);
+                const int32_t at = segments_.Offset(slot) + static_cast<int32_t>(row - segments_.Start(slot));
+                exchange_.sender().template PutRows<kRdma>(
+                    slot % info_->world, base + RowOffsetBytes(at, rowBytes_), chunk, count * rowBytes_);
             }
             copyQueue_.FreeTensor(chunk);
             row += count;
@@ -240,7 +254,7 @@ private:
                                    args_.expertScales,
                                    args_.sharedExpertX,
                                    args_.x,
-                                   exchange_.Half() + HalfShift(),
+                                   exchange_.Half() + HalfShift() + exchange_.sender().rows_at(),
                                    RegionBytes(exchange_.context().data_bytes(), info_->world)};
         sum.Init(exchange_.pipe(), *tiling_, plan);
         sum.Run(routing_, exchange_.core());

@@ -10,6 +10,7 @@
 namespace moe {
 
 struct MoeDistributeCombineTiling {
+    MoeDistributeMc2Head mc2;
     MoeDistributeInfo info;
     uint32_t hasSharedExpertX;
     uint32_t sendRows;       // rows of one UB chunk while sending

@@ -26,6 +26,7 @@ struct DispatchArguments {
     GM_ADDR expandScales;
     GM_ADDR errorRecord;
     GM_ADDR workspace;
+    GM_ADDR tiling;
 };
 
 // Rows that this rank sends to a peer's local experts, from the totals that core 0 left in the workspace.
@@ -97,7 +98,7 @@ public:
         args_ = arguments;
         tiling_ = &tiling;
         info_ = &tiling.info;
-        triples_ = info_->contract == kContractV2;
+        triples_ = info_->triples != 0;
         wireSize_ = kQuant ? sizeof(int8_t) : sizeof(XType);
         rowStride_ = DispatchRowStride(info_->hidden, wireSize_, kQuant, triples_);
         tripleOffset_ = rowStride_ - kBlock;
@@ -105,6 +106,13 @@ public:
 
     __aicore__ inline void Process(TPipe& pipe) {
         if (!exchange_.Enter(pipe, *info_, kOpDispatch, args_.workspace, args_.errorRecord)) return;
+        exchange_.OpenLink(args_.tiling, tiling_->mc2);
+        Run();
+        exchange_.CloseLink();
+    }
+
+private:
+    __aicore__ inline void Run() {
         SendBuffInit();
         if (!exchange_.Open(routing_.Count())) {
             Leave();
@@ -123,7 +131,6 @@ public:
         LocalWindowCopy();
     }
 
-private:
     // UB plan 1: routing tables, rows in flight, this chunk's expand_idx, row numbers and triples.
     __aicore__ inline void SendBuffInit() {
         exchange_.BoardInit();
@@ -143,7 +150,11 @@ private:
             const uint32_t count = Min(kChunkPairs, routing_.end() - at);
             routing_.pairs().Load(at, count);
             PlaceChunk(at, count);
-            SendChunk(at, count);
+            if (info_->transport == kTransportRdma) {
+                SendChunk<true>(at, count);
+            } else {
+                SendChunk<false>(at, count);
+            }
         }
         rows_.Release();
     }
@@ -158,7 +169,7 @@ private:
             uint32_t position = 0;
             if (routing_.pairs().Routed(id)) {
                 position = routing_.TakePosition(id);
-                row.SetValue(i, static_cast<int32_t>(routing_.Prefix(id) + position));
+                row.SetValue(i, routing_.Prefix(id) + static_cast<int32_t>(position));
                 if (triples_) SetTriple(i, token, k);
             }
             index.SetValue(i, static_cast<int32_t>(position));
@@ -178,20 +189,21 @@ private:
         for (uint32_t w = kTripleWords; w < kBlockWords; ++w) triple.SetValue(w, 0);
     }
 
+    template <bool kRdma>
     __aicore__ inline void SendChunk(uint32_t at, uint32_t count) {
         LocalTensor<int32_t> row = rowBuf_.Get<int32_t>();
+        const uint64_t base = kRdma ? exchange_.sender().rows_at() : 0;
         uint32_t token = at / info_->topK, k = at % info_->topK;
         for (uint32_t i = 0; i < count; ++i) {
             const int32_t id = routing_.pairs().Id(i, token);
             if (routing_.pairs().Routed(id)) {
                 const uint32_t owner = static_cast<uint32_t>(id) / info_->localExperts;
-                const uint64_t offset =
-                    static_cast<uint64_t>(static_cast<uint32_t>(row.GetValue(i))) * rowStride_;
-                exchange_.sender().PutRows(owner, offset, rows_.Fetch(token, static_cast<uint32_t>(id)),
-                                           rows_.WireBytes());
+                const uint64_t offset = base + RowOffsetBytes(row.GetValue(i), rowStride_);
+                exchange_.sender().template PutRows<kRdma>(
+                    owner, offset, rows_.Fetch(token, static_cast<uint32_t>(id)), rows_.WireBytes());
                 if (triples_) {
                     const LocalTensor<int8_t> triple = tripleBuf_.Get<int8_t>()[i * kBlock];
-                    exchange_.sender().PutRows(owner, offset + tripleOffset_, triple, kBlock);
+                    exchange_.sender().template PutRows<kRdma>(owner, offset + tripleOffset_, triple, kBlock);
                 }
             }
             if (++k == info_->topK) {
@@ -205,7 +217,7 @@ private:
         exchange_.NextPlan();
         SendCounts counts;
         counts.Init(exchange_.pipe(), *info_, args_.workspace);
-        exchange_.SetStatus(counts);
+        exchange_.SetStatus(counts, rowStride_);
     }
 
     __aicore__ inline bool WaitDispatch() {
@@ -224,6 +236,9 @@ private:
         AscendC::DataCopy(counts, keeper_.counts(), info_->world * keeper_.lanes());
         if constexpr (!IsMutant(Mutant::kSegmentsBeforeLoaded)) SyncFunc<HardEvent::MTE2_S>();
         segments.FromCounts(counts);
+        if constexpr (!IsMutant(Mutant::kRowsTakenFromStart)) {
+            if (info_->transport == kTransportRdma) segments.AlignEnd();
+        }
         exchange_.pipe().InitBuffer(copyQueue_, 2, tiling_->copyRows * rowStride_);
         CopyRows(segments);
         if (exchange_.core() == 0) StoreCounts(segments);
@@ -239,16 +254,16 @@ private:
         for (uint32_t row = begin; row < end;) {
             while (segments.End(slot) <= row) ++slot;
             const uint32_t count = Min(tiling_->copyRows, Min(end, segments.End(slot)) - row);
-            const uint64_t at = segments.Offset(slot) + (row - segments.Start(slot));
+            const int32_t at = segments.Offset(slot) + static_cast<int32_t>(row - segments.Start(slot));
             CopyChunk(slot % info_->world, at, row, count);
             row += count;
         }
     }
-    __aicore__ inline void CopyChunk(uint32_t source, uint64_t windowRow, uint32_t row, uint32_t count) {
+    __aicore__ inline void CopyChunk(uint32_t source, int32_t windowRow, uint32_t row, uint32_t count) {
         GlobalTensor<int8_t> window;
-        window.SetGlobalBuffer(
-            reinterpret_cast<__gm__ int8_t*>(exchange_.Region(source) + windowRow * rowStride_),
-            static_cast<uint64_t>(count) * rowStride_);
+        window.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(exchange_.Region(source) +
+                                                                RowOffsetBytes(windowRow, rowStride_)),
+                               static_cast<uint64_t>(count) * rowStride_);
         LocalTensor<int8_t> chunk = copyQueue_.template AllocTensor<int8_t>();
         AscendC::DataCopy(chunk, window, count * rowStride_);
         copyQueue_.EnQue(chunk);

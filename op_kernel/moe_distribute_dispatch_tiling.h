@@ -13,6 +13,7 @@
 namespace moe {
 
 struct MoeDistributeDispatchTiling {
+    MoeDistributeMc2Head mc2;
     MoeDistributeInfo info;
     uint32_t tokenNumsType;  // expert_token_nums_type: 0 cumulative, 1 counts
     uint32_t tpWorldSize;    // 0 or 1

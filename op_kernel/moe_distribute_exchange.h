@@ -3,6 +3,7 @@
 #ifndef ASCEND_MOE_DISTRIBUTE_EXCHANGE_H
 #define ASCEND_MOE_DISTRIBUTE_EXCHANGE_H
 
+#include "moe_distribute_rdma.h"
 #include "moe_distribute_report.h"
 #include "moe_distribute_segments.h"
 #include "moe_distribute_wait.h"
@@ -18,13 +19,18 @@ public:
         info_ = &info;
         workspace_ = workspace;
         core_ = static_cast<uint32_t>(AscendC::GetBlockIdx());
-        context_.Init(AscendC::GetHcclContext<0>());
-        if (!context_.Matches(info)) {
+        context_.Init(AscendC::GetHcclContext<0>(), info);
+        const ContextMismatch mismatch = context_.Check();
+        if (mismatch.field != kContextFieldCount) {
             Verdict verdict;
             verdict.code = kContextMismatch;
+            verdict.source = info.rank;
             verdict.reporter = info.rank;
+            verdict.detail0 = mismatch.field;
+            verdict.detail1 = mismatch.ours;
+            verdict.detail2 = mismatch.theirs;
             report_.Init(context_, info, op, 0, record);
-            if (core_ == 0) report_.Write(pipe, verdict);
+            if (core_ == 0) report_.Write(pipe, verdict, sender_, link_, nullptr);
             return false;
         }
         word_.Init(context_);
@@ -33,10 +39,15 @@ public:
             if (core_ + 1 == info.cores) word_.Publish(epoch_);
         }
         config_.Init(info, op);
-        sender_.Init(context_, epoch_);
+        sender_.Init(context_, info, epoch_);
         report_.Init(context_, info, op, epoch_, record);
         return true;
     }
+    // On an A2 context core 0 talks to HCCL's server, from entry to exit whatever happens between.
+    __aicore__ inline void OpenLink(GM_ADDR tiling, const MoeDistributeMc2Head& head) {
+        if (info_->contextKind == kContextA2 && core_ == 0) link_.Open(context_.address(), tiling, head);
+    }
+    __aicore__ inline void CloseLink() { link_.Close(); }
     __aicore__ inline void BoardInit() { board_.Init(*pipe_, workspace_, core_, info_->cores); }
 
     // First meeting of the cores: what core 0 finds in the abort blocks, and every core's own verdict. False:
@@ -62,11 +73,13 @@ public:
     }
 
     // Sends this rank's run to the core's share of the peers. counts(d, l) is asked when there is no error.
+    // `rowBytes`: of one row, as far peers get them.
     template <typename Counts>
-    __aicore__ inline void SetStatus(Counts& counts) {
+    __aicore__ inline void SetStatus(Counts& counts, uint32_t rowBytes) {
         const uint32_t bytes = StatusRunBytes(info_->localExperts);
         UbBuf runBuf;
         pipe_->InitBuffer(runBuf, bytes);
+        pipe_->InitBuffer(itemBuf_, kBlock);
         LocalTensor<uint32_t> run = runBuf.Get<uint32_t>();
         StatusWriter writer;
         writer.Init(run, *info_, config_, epoch_);
@@ -84,16 +97,22 @@ public:
             const uint32_t peer = (info_->rank + 1 + i) % info_->world;
             if (!failed) counts.Select(peer);
             if constexpr (!IsMutant(Mutant::kRunRewrittenBeforeSent)) SyncFunc<HardEvent::MTE3_S>();
-            for (uint32_t l = 0; l < info_->localExperts; ++l)
-                writer.SetCount(l, failed ? 0 : counts.Rows(peer, l));
+            uint32_t rows = 0;
+            for (uint32_t l = 0; l < info_->localExperts; ++l) {
+                const uint32_t count = failed ? 0 : counts.Rows(peer, l);
+                writer.SetCount(l, count);
+                rows += count;
+            }
             writer.Seal();
             if constexpr (IsMutant(Mutant::kSkipFlagWhenZeroRows)) {
                 if (!failed && counts.Rows(peer, 0) == 0) continue;
             }
             if constexpr (!IsMutant(Mutant::kRunSentBeforeWritten)) SyncFunc<HardEvent::S_MTE3>();
             sender_.PutStatus(peer, run, bytes);
+            if (sender_.servers().Far(peer)) PutItem(peer, static_cast<uint64_t>(rows) * rowBytes, bytes);
         }
         sender_.Flush();
+        if (info_->transport == kTransportRdma) PostItems();
     }
 
     // Waits for this core's share of the sources; arrived(source, run) sees each good run. Then all cores
@@ -106,7 +125,7 @@ public:
             while (count > 0 && !arrived.Awaits(first + count - 1)) --count;
         }
         StatusWaiter waiter;
-        waiter.Init(*pipe_, context_, *info_, config_, epoch_, first, count);
+        waiter.Init(*pipe_, context_, sender_.servers(), *info_, config_, epoch_, first, count);
         Verdict mine = verdict_;
         Worsen(mine, waiter.Wait());
         if (mine.code == kOk || mine.code == kRoutingMismatch) {
@@ -124,7 +143,7 @@ public:
     }
     __aicore__ inline void Fail(const Verdict& verdict) { Worsen(verdict_, verdict); }
     __aicore__ inline void Report() {
-        if (core_ == 0) report_.Write(*pipe_, verdict_);
+        if (core_ == 0) report_.Write(*pipe_, verdict_, sender_, link_, Items(kAbortItemList));
     }
     // Gives the UB back; plans after this start from nothing.
     __aicore__ inline void NextPlan() {
@@ -139,16 +158,57 @@ public:
     __aicore__ inline const Verdict& verdict() const { return verdict_; }
     __aicore__ inline uint32_t core() const { return core_; }
     __aicore__ inline uint32_t epoch() const { return epoch_; }
-    // This rank's own window: region of `source`, and the half as a whole.
+    // This rank's own window: row 0 of `source`'s region, and the half as a whole.
     __aicore__ inline GM_ADDR Region(uint32_t source) const {
         return context_.data(info_->rank) +
-               RegionOffset(context_.data_bytes(), info_->world, RowHalf(Parity(epoch_)), source);
+               RegionOffset(context_.data_bytes(), info_->world, RowHalf(Parity(epoch_)), source) +
+               sender_.rows_at();
     }
     __aicore__ inline GM_ADDR Half() const {
         return context_.data(info_->rank) + HalfOffset(context_.data_bytes(), RowHalf(Parity(epoch_)));
     }
 
 private:
+    // BatchWrite lists of this launch: a block an item, so that each core stores those of its own peers.
+    __aicore__ inline GM_ADDR Items(uint32_t list) const {
+        return workspace_ + ItemsOffset(info_->cores, info_->experts, info_->world, info_->localExperts) +
+               static_cast<uint64_t>(list) * info_->world * kBlock;
+    }
+    __aicore__ inline void PutItem(uint32_t peer, uint64_t rowBytes, uint32_t runBytes) {
+        BatchItem item = sender_.ItemOf(peer, rowBytes, runBytes);
+        const uint32_t at = sender_.servers().FarIndex(peer);
+        if constexpr (IsMutant(Mutant::kStatusItemFirst)) {
+            BatchItem run = item;
+            run.local += rowBytes;
+            run.remote += rowBytes;
+            run.bytes = runBytes;
+            StoreItem(at, run);
+            item.bytes = rowBytes;
+            StoreItem(sender_.servers().FarCount() + at, item);
+            return;
+        }
+        StoreItem(at, item);
+    }
+    __aicore__ inline void StoreItem(uint32_t at, const BatchItem& item) {
+        LocalTensor<uint64_t> words = itemBuf_.Get<uint64_t>();
+        SyncFunc<HardEvent::MTE3_S>();
+        WindowSender::SetItem(words, item);
+        SyncFunc<HardEvent::S_MTE3>();
+        GlobalTensor<uint64_t> list;
+        list.SetGlobalBuffer(reinterpret_cast<__gm__ uint64_t*>(Items(0)),
+                             static_cast<uint64_t>(kItemLists) * info_->world * kItemWords);
+        AscendC::DataCopy(list[static_cast<uint64_t>(at) * kItemWords], words, kItemWords);
+    }
+    // All cores have staged rows, runs and items; core 0 hands the list to the server.
+    __aicore__ inline void PostItems() {
+        if constexpr (!IsMutant(Mutant::kPostedBeforeStaged)) AscendC::SyncAll<true>();
+        uint32_t count = sender_.servers().FarCount();
+        if constexpr (IsMutant(Mutant::kStatusItemFirst)) count *= 2;
+        if (core_ == 0) link_.Post(Items(0), count);
+    }
+
+    static constexpr uint32_t kItemWords = kBlock / sizeof(uint64_t);
+    static_assert(sizeof(BatchItem) == kBlock, "an item is a block");
     TPipe* pipe_ = nullptr;
     const MoeDistributeInfo* info_ = nullptr;
     GM_ADDR workspace_ = nullptr;
@@ -156,8 +216,10 @@ private:
     EpochWord word_;
     StatusConfig config_;
     WindowSender sender_;
+    RdmaLink link_;
     FailureReport report_;
     VerdictBoard board_;
+    UbBuf itemBuf_;
     Verdict verdict_;
     uint32_t core_ = 0;
     uint32_t epoch_ = 0;

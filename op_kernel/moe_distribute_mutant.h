@@ -55,6 +55,10 @@ enum class Mutant : uint32_t {
     kFlagBeforeData = 33,        // combine: status runs leave before the rows
     // a control: wrong data in every run
     kCanary = 34,  // the row of k = 0 is left out of the sum
+    // the transport to other servers; the memory transport has none of these
+    kPostedBeforeStaged = 35,  // the items leave before the cores have met over what they staged
+    kStatusItemFirst = 36,     // two items a peer: the status run, then the rows
+    kRowsTakenFromStart = 37,  // dispatch takes rows from the start of a region, not towards its end
     kCount
 };
 

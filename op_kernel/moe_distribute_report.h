@@ -3,6 +3,7 @@
 #ifndef ASCEND_MOE_DISTRIBUTE_REPORT_H
 #define ASCEND_MOE_DISTRIBUTE_REPORT_H
 
+#include "moe_distribute_rdma.h"
 #include "moe_distribute_send.h"
 #include "moe_distribute_status.h"
 
@@ -19,14 +20,17 @@ public:
         record_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(record), kErrorRecordWords);
     }
 
-    // Call on core 0 with the UB free: resets the pipe.
-    __aicore__ inline void Write(TPipe& pipe, const Verdict& verdict) {
+    // Call on core 0 with the UB free: resets the pipe. `items`: room in GM for a BatchWrite list.
+    __aicore__ inline void Write(TPipe& pipe, const Verdict& verdict, WindowSender& sender, RdmaLink& link,
+                                 GM_ADDR items) {
         AscendC::PipeBarrier<PIPE_ALL>();
         pipe.Reset();
-        UbBuf recordBuf, headerBuf, abortBuf;
+        UbBuf recordBuf, headerBuf, abortBuf, itemBuf, beforeBuf;
         pipe.InitBuffer(recordBuf, kErrorRecordWords * sizeof(int32_t));
         pipe.InitBuffer(headerBuf, 2 * info_->world * kBlock);
         pipe.InitBuffer(abortBuf, kBlock);
+        pipe.InitBuffer(itemBuf, info_->world * kBlock);
+        pipe.InitBuffer(beforeBuf, kBlock);
         LocalTensor<int32_t> words = recordBuf.Get<int32_t>();
         AscendC::Duplicate(words, static_cast<int32_t>(0), kErrorRecordWords);
         SyncFunc<HardEvent::V_S>();
@@ -49,13 +53,20 @@ public:
         words.SetValue(kRecWorld, static_cast<int32_t>(info_->world));
         if (verdict.code >= kFirstFatal && verdict.code != kContextMismatch) {
             LocalTensor<uint32_t> headers = headerBuf.Get<uint32_t>();
-            LoadHeaders(headers);
+            LoadHeaders(headers, sender.servers());
             // A failure met at entry: nobody is awaited yet.
             if (Arrived(headers, info_->rank)) ListAwaited(headers, words);
-            if (verdict.reporter == info_->rank) PostAborts(headers, abortBuf.Get<uint32_t>(), verdict);
+            if (verdict.reporter == info_->rank) {
+                const LocalTensor<uint32_t> block = abortBuf.Get<uint32_t>();
+                SetAbort(block, verdict);
+                PostAborts(headers, block, sender);
+                if (info_->transport == kTransportRdma)
+                    PostFarAborts(headers, block, sender, itemBuf.Get<uint64_t>(), link, items);
+                PostAwaitedAborts(headers, block, sender);
+            }
         }
         SyncFunc<HardEvent::S_MTE3>();
-        CopyOut(record_, words, kErrorRecordWords);
+        if (!Told(beforeBuf.Get<int32_t>(), verdict)) CopyOut(record_, words, kErrorRecordWords);
         if (verdict.code != kContextMismatch) {
             GlobalTensor<int32_t> own;
             own.SetGlobalBuffer(
@@ -67,8 +78,19 @@ public:
     }
 
 private:
-    // Header 0 of every run: [parity][source].
-    __aicore__ inline void LoadHeaders(const LocalTensor<uint32_t>& headers) {
+    // On an NPU the host looks at the record when more ops have run: what went wrong first explains the rest.
+    // Only a fatal failure replaces one that was not.
+    __aicore__ inline bool Told(const LocalTensor<int32_t>& before, const Verdict& verdict) const {
+        const DataCopyExtParams params{1, kBlock, 0, 0, 0};
+        const DataCopyPadExtParams<int32_t> pad{false, 0, 0, 0};
+        AscendC::DataCopyPad(before, record_, params, pad);
+        SyncFunc<HardEvent::MTE2_S>();
+        if (before.GetValue(kRecMagic) != kRecordMagic) return false;
+        return before.GetValue(kRecCode) >= static_cast<int32_t>(kFirstFatal) || verdict.code < kFirstFatal;
+    }
+    // Header 0 of every run: [parity][source]. Over RDMA those of far ranks lie behind their rows; what is no
+    // header there counts as none.
+    __aicore__ inline void LoadHeaders(const LocalTensor<uint32_t>& headers, const ServerMap& servers) {
         const uint32_t stride = StatusStride(info_->world);
         GlobalTensor<uint32_t> runs;
         runs.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(context_->state(info_->rank) +
@@ -78,7 +100,27 @@ private:
                                        0};
         const DataCopyPadExtParams<uint32_t> pad{false, 0, 0, 0};
         AscendC::DataCopyPad(headers, runs, params, pad);
+        if (info_->transport == kTransportRdma) {
+            AscendC::PipeBarrier<PIPE_ALL>();
+            LoadFarHeaders(headers, servers);
+        }
         SyncFunc<HardEvent::MTE2_S>();
+    }
+    __aicore__ inline void LoadFarHeaders(const LocalTensor<uint32_t>& headers, const ServerMap& servers) {
+        for (uint32_t parity = 0; parity < 2; ++parity) {
+            for (uint32_t rank = 0; rank < info_->world; ++rank) {
+                if (!servers.Far(rank)) continue;
+                GlobalTensor<uint32_t> run;
+                run.SetGlobalBuffer(FarRun(*context_, parity, rank), kBlockWords);
+                AscendC::DataCopy(headers[HeaderAt(parity, rank)], run, kBlockWords);
+                SyncFunc<HardEvent::MTE2_S>();
+                const uint32_t at = HeaderAt(parity, rank), epoch = headers.GetValue(at + kH0Epoch);
+                if (headers.GetValue(at + kH0Magic) == HeaderWord(epoch) &&
+                    headers.GetValue(at + kH0Source) == rank)
+                    continue;
+                for (uint32_t w = 0; w < kBlockWords; ++w) headers.SetValue(at + w, 0);
+            }
+        }
     }
     __aicore__ inline bool Arrived(const LocalTensor<uint32_t>& headers, uint32_t rank) const {
         return headers.GetValue(HeaderAt(Parity(epoch_), rank) + kH0Magic) == HeaderWord(epoch_);
@@ -107,10 +149,7 @@ private:
         }
         words.SetValue(kRecAwaitedCount, static_cast<int32_t>(count));
     }
-    // To this rank itself, so that the failure is sticky; to peers that are here; then to those awaited,
-    // whose memory may be gone.
-    __aicore__ inline void PostAborts(const LocalTensor<uint32_t>& headers,
-                                      const LocalTensor<uint32_t>& block, const Verdict& verdict) {
+    __aicore__ inline void SetAbort(const LocalTensor<uint32_t>& block, const Verdict& verdict) {
         block.SetValue(kAbMagic, kAbortMagic);
         block.SetValue(kAbEpoch, epoch_);
         block.SetValue(kAbCode, verdict.code);
@@ -120,17 +159,47 @@ private:
         block.SetValue(kAbDetail0, verdict.detail0);
         block.SetValue(kAbDetail1, verdict.detail1);
         SyncFunc<HardEvent::S_MTE3>();
-        WindowSender sender;
-        sender.Init(*context_, epoch_);
+    }
+    // To this rank itself, so that the failure is sticky; to peers that are here; through the server to far
+    // ones; and last to those awaited, whose memory may be gone.
+    __aicore__ inline void PostAborts(const LocalTensor<uint32_t>& headers,
+                                      const LocalTensor<uint32_t>& block, WindowSender& sender) {
         sender.PutAbort(info_->rank, block);
         for (uint32_t rank = 0; rank < info_->world; ++rank) {
-            if (rank != info_->rank && Arrived(headers, rank)) sender.PutAbort(rank, block);
+            if (rank != info_->rank && Arrived(headers, rank) && !sender.servers().Far(rank))
+                sender.PutAbort(rank, block);
         }
         sender.Flush();
+    }
+    __aicore__ inline void PostAwaitedAborts(const LocalTensor<uint32_t>& headers,
+                                             const LocalTensor<uint32_t>& block, WindowSender& sender) {
         for (uint32_t rank = 0; rank < info_->world; ++rank) {
-            if (rank != info_->rank && !Arrived(headers, rank)) sender.PutAbort(rank, block);
+            if (rank != info_->rank && !Arrived(headers, rank) && !sender.servers().Far(rank))
+                sender.PutAbort(rank, block);
         }
         sender.Flush();
+    }
+    // An item of one block a far rank, those that are here first.
+    __aicore__ inline void PostFarAborts(const LocalTensor<uint32_t>& headers,
+                                         const LocalTensor<uint32_t>& block, WindowSender& sender,
+                                         const LocalTensor<uint64_t>& list, RdmaLink& link, GM_ADDR items) {
+        constexpr uint32_t kItemWords = kBlock / sizeof(uint64_t);
+        sender.StageAbort(block);
+        uint32_t count = 0;
+        for (uint32_t here = 0; here < 2; ++here) {
+            for (uint32_t rank = 0; rank < info_->world; ++rank) {
+                if (!sender.servers().Far(rank) || Arrived(headers, rank) != (here == 0)) continue;
+                WindowSender::SetItem(list[count * kItemWords], sender.AbortItemOf(rank));
+                ++count;
+            }
+        }
+        SyncFunc<HardEvent::S_MTE3>();
+        GlobalTensor<uint64_t> target;
+        target.SetGlobalBuffer(reinterpret_cast<__gm__ uint64_t*>(items),
+                               static_cast<uint64_t>(info_->world) * kItemWords);
+        AscendC::DataCopy(target, list, count * kItemWords);
+        sender.Flush();
+        link.Post(items, count);
     }
 
     const WindowContext* context_ = nullptr;

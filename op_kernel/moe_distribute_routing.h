@@ -146,7 +146,8 @@ public:
         if constexpr (!IsMutant(Mutant::kPlacedBeforeAdded)) SyncFunc<HardEvent::V_S>();
     }
 
-    // Rows before each expert's in its owner's region. The first owner over its capacity is the verdict.
+    // Row number of each expert's first row in its owner's region: rows before it, counted over RDMA from
+    // where they all end. The first owner over its capacity is the verdict.
     __aicore__ inline Verdict Place() {
         Verdict verdict;
         LocalTensor<int32_t> total = totalBuf_.Get<int32_t>();
@@ -158,6 +159,7 @@ public:
                 prefix.SetValue(expert, static_cast<int32_t>(rows));
                 rows += static_cast<uint32_t>(total.GetValue(expert));
             }
+            if (info_->transport == kTransportRdma) AlignEnd(expert - info_->localExperts, expert, rows);
             if (rows > info_->capacity && verdict.code == kOk) {
                 verdict.code = kRoutingOverflow;
                 verdict.source = info_->rank;
@@ -197,9 +199,7 @@ public:
             return static_cast<uint32_t>(position + (core_ > 0));
         return static_cast<uint32_t>(position);
     }
-    __aicore__ inline uint32_t Prefix(int32_t expert) {
-        return static_cast<uint32_t>(prefixBuf_.Get<int32_t>().GetValue(expert));
-    }
+    __aicore__ inline int32_t Prefix(int32_t expert) { return prefixBuf_.Get<int32_t>().GetValue(expert); }
     __aicore__ inline uint32_t Total(int32_t expert) {
         return static_cast<uint32_t>(totalBuf_.Get<int32_t>().GetValue(expert));
     }
@@ -209,6 +209,12 @@ public:
     __aicore__ inline uint32_t end() const { return end_; }
 
 private:
+    __aicore__ inline void AlignEnd(uint32_t begin, uint32_t end, uint32_t rows) {
+        LocalTensor<int32_t> prefix = prefixBuf_.Get<int32_t>();
+        for (uint32_t expert = begin; expert < end; ++expert)
+            prefix.SetValue(expert, prefix.GetValue(expert) - static_cast<int32_t>(rows));
+    }
+
     PairReader pairs_;
     GlobalTensor<int32_t> histograms_, totals_;
     UbBuf runningBuf_, totalBuf_, prefixBuf_, rowsBuf_;

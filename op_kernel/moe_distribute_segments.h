@@ -40,16 +40,22 @@ public:
         }
         return true;
     }
+    // Over RDMA rows are counted from where those of their source end.
+    __aicore__ inline void AlignEnd() {
+        LocalTensor<int32_t> offset = offsetBuf_.Get<int32_t>(), bySource = sourceBuf_.Get<int32_t>();
+        for (uint32_t slot = 0, s = 0; slot < slots(); ++slot) {
+            offset.SetValue(slot, offset.GetValue(slot) - bySource.GetValue(s));
+            if (++s == world_) s = 0;
+        }
+    }
     __aicore__ inline uint32_t slots() const { return world_ * localExperts_; }
     __aicore__ inline uint32_t Rows() { return static_cast<uint32_t>(total_); }
     __aicore__ inline uint32_t End(uint32_t slot) {
         return static_cast<uint32_t>(endBuf_.Get<int32_t>().GetValue(slot));
     }
     __aicore__ inline uint32_t Start(uint32_t slot) { return slot == 0 ? 0 : End(slot - 1); }
-    // Rows of the same source in earlier local experts.
-    __aicore__ inline uint32_t Offset(uint32_t slot) {
-        return static_cast<uint32_t>(offsetBuf_.Get<int32_t>().GetValue(slot));
-    }
+    // Number of the segment's first row in its source's region.
+    __aicore__ inline int32_t Offset(uint32_t slot) { return offsetBuf_.Get<int32_t>().GetValue(slot); }
     // All rows of one source.
     __aicore__ inline uint32_t SourceRows(uint32_t s) {
         return static_cast<uint32_t>(sourceBuf_.Get<int32_t>().GetValue(s));

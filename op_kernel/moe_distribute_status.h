@@ -108,10 +108,13 @@ public:
         epoch_ = epoch;
     }
 
-    // kArrived with kOk in `verdict`: every block carries this epoch and the counts are within capacity.
-    __aicore__ inline Arrival Judge(const LocalTensor<uint32_t>& run, uint32_t source,
+    // kArrived with kOk in `verdict`: every block carries this epoch and the counts are within capacity. The
+    // run of a far rank lies among rows, where anything may have been before it; it is judged when all of it
+    // is there, so that the item it came with has left its sender.
+    __aicore__ inline Arrival Judge(const LocalTensor<uint32_t>& run, uint32_t source, bool far,
                                     Verdict& verdict) const {
         const uint32_t seen = run.GetValue(kH0Magic);
+        if (far && (seen != HeaderWord(epoch_) || !Complete(run))) return kPending;
         if (seen != HeaderWord(epoch_)) {
             // A fresh slot is all zero; otherwise the keyed magic must be that of two ops ago.
             if constexpr (IsMutant(Mutant::kNoEpoch)) {
@@ -153,6 +156,16 @@ public:
     }
 
 private:
+    // Every block that the run says it has, as far as this rank reads it.
+    __aicore__ inline bool Complete(const LocalTensor<uint32_t>& run) const {
+        if constexpr (IsMutant(Mutant::kTornRun)) return true;
+        if (run.GetValue(kBlockWords + kH1Epoch) != epoch_) return false;
+        const uint32_t blocks = Min(run.GetValue(kH0OpPhase) & 0xFFFFu, CountBlocks(info_->localExperts));
+        for (uint32_t b = 0; b < blocks; ++b) {
+            if (run.GetValue((kHeaderBlocks + b) * kBlockWords + kCbEpoch) != epoch_) return false;
+        }
+        return true;
+    }
     __aicore__ inline Arrival Corrupt(Verdict& verdict, uint32_t source, uint32_t block,
                                       uint32_t word) const {
         Verdict found;

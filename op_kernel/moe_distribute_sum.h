@@ -13,7 +13,7 @@ struct TokenSumPlan {
     GM_ADDR expertScales;
     GM_ADDR sharedExpertX;
     GM_ADDR x;
-    GM_ADDR half;          // this rank's half of this epoch
+    GM_ADDR half;          // this rank's half of this epoch, at row 0 of its first region
     uint64_t regionBytes;  // of one source rank in it
 };
 
@@ -60,7 +60,7 @@ private:
     __aicore__ inline void LoadChunk(RoutingTable& routing, uint32_t token, uint32_t tokens) {
         const uint32_t begin = token * info_->topK, count = tokens * info_->topK;
         routing.pairs().Load(begin, count);
-        if (info_->contract == kContractV1) CopyIn(indexBuf_.Get<int32_t>(), index_[begin], count);
+        if (info_->triples == 0) CopyIn(indexBuf_.Get<int32_t>(), index_[begin], count);
         CopyIn(scaleBuf_.Get<float>(), scales_[begin], count);
         SyncFunc<HardEvent::MTE2_S>();
     }
@@ -109,14 +109,13 @@ private:
         outQueue_.FreeTensor(out);
     }
 
-    // V1: packed in the region of the expert's rank. V2: the slot of (token, k).
+    // Packed in the region of the expert's rank; with triples: the slot of (token, k).
     __aicore__ inline uint64_t RowOffset(RoutingTable& routing, int32_t id, uint32_t token, uint32_t k,
                                          uint32_t i) {
-        if (info_->contract == kContractV2)
-            return (static_cast<uint64_t>(token) * info_->topK + k) * rowBytes_;
+        if (info_->triples != 0) return (static_cast<uint64_t>(token) * info_->topK + k) * rowBytes_;
         const uint32_t owner = static_cast<uint32_t>(id) / info_->localExperts;
-        const uint32_t position = static_cast<uint32_t>(indexBuf_.Get<int32_t>().GetValue(i));
-        return owner * plan_.regionBytes + static_cast<uint64_t>(routing.Prefix(id) + position) * rowBytes_;
+        const int32_t row = routing.Prefix(id) + indexBuf_.Get<int32_t>().GetValue(i);
+        return owner * plan_.regionBytes + RowOffsetBytes(row, rowBytes_);
     }
 
     __aicore__ inline void AddRow(GM_ADDR address, uint32_t elements, const LocalTensor<float>& sum,

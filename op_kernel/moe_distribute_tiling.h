@@ -6,6 +6,21 @@
 
 namespace moe {
 
+// CANN's Mc2InitTiling and one Mc2CcTiling at the head of the tiling data, filled by CANN's host side. Opaque
+// to the kernel, which hands them to Hccl<> where it uses one; zero on the twin.
+struct MoeDistributeMc2Head {
+    uint8_t init[64];
+    uint8_t cc[512];  // 280 bytes in CANN 8.1, 512 in 9.1
+};
+
+// What the launch's communication context points at.
+constexpr uint32_t kContextTable = 0;  // our WindowTable
+constexpr uint32_t kContextA3 = 1;     // HcclOpResParam
+constexpr uint32_t kContextA2 = 2;     // HcclA2CombineOpParam
+// How ranks outside this rank's server are reached; those inside are always a memory store away.
+constexpr uint32_t kTransportMemory = 0;
+constexpr uint32_t kTransportRdma = 1;  // BatchWrite from windowsOut
+
 struct MoeDistributeInfo {
     uint32_t world;           // W
     uint32_t rank;            // r
@@ -27,6 +42,10 @@ struct MoeDistributeInfo {
     uint32_t algorithm;       // kAlgorithmWindow
     uint32_t windowMiB;       // data area
     uint32_t capacity;        // rows that one source may send to one owner
+    uint32_t contextKind;     // kContextTable, kContextA3 or kContextA2
+    uint32_t transport;       // kTransportMemory or kTransportRdma
+    uint32_t ranksPerServer;  // ranks that share a server; 0: all
+    uint32_t triples;         // rows carry (source, token, k): the V2 contract over memory
     uint64_t dataBytes;       // data area of every rank
     uint64_t deadlineCycles;  // longest wait
 };
@@ -36,7 +55,7 @@ constexpr uint32_t kTypeFp32 = 1, kTypeFp16 = 2, kTypeBf16 = 3, kTypeInt8 = 4;
 
 // Scratch GM that the host gives to every launch. Offsets in bytes; rows are padded to 32 bytes.
 //   verdicts: [kVerdictRounds][cores] blocks | histograms: [cores][E] int32 | totals: [E] int32 | counts:
-//   [W][L] int32
+//   [W][L] int32 | BatchWrite items: [kItemLists][W] blocks
 constexpr uint32_t kVerdictRounds = 3;
 MOE_FN uint64_t VerdictOffset(uint32_t cores, uint32_t round) {
     return static_cast<uint64_t>(round) * cores * kBlock;
@@ -49,9 +68,15 @@ MOE_FN uint64_t TotalsOffset(uint32_t cores, uint32_t experts) {
 MOE_FN uint64_t CountsOffset(uint32_t cores, uint32_t experts) {
     return TotalsOffset(cores, experts) + PaddedInts(experts) * sizeof(int32_t);
 }
-MOE_FN uint64_t WorkspaceBytes(uint32_t cores, uint32_t experts, uint32_t world, uint32_t localExperts) {
+MOE_FN uint64_t ItemsOffset(uint32_t cores, uint32_t experts, uint32_t world, uint32_t localExperts) {
     return CountsOffset(cores, experts) +
            static_cast<uint64_t>(world) * PaddedInts(localExperts) * sizeof(int32_t);
+}
+constexpr uint32_t kItemLists = 3;  // rows and runs; room for a mutant's second list; aborts
+constexpr uint32_t kAbortItemList = 2;
+MOE_FN uint64_t WorkspaceBytes(uint32_t cores, uint32_t experts, uint32_t world, uint32_t localExperts) {
+    return ItemsOffset(cores, experts, world, localExperts) +
+           static_cast<uint64_t>(kItemLists) * world * kBlock;
 }
 
 }  // namespace moe

@@ -3,7 +3,7 @@
 #ifndef ASCEND_MOE_DISTRIBUTE_WAIT_H
 #define ASCEND_MOE_DISTRIBUTE_WAIT_H
 
-#include "moe_distribute_context.h"
+#include "moe_distribute_send.h"
 #include "moe_distribute_status.h"
 
 // On the twin a fruitless look lets other cores and processes run; an NPU core just looks again.
@@ -62,13 +62,18 @@ private:
     uint32_t rank_ = 0;
 };
 
-// Waits for the status runs of a contiguous range of source ranks.
+// Waits for the status runs of a contiguous range of source ranks: those of this server in the state area,
+// those of others behind the rows that they came with.
 class StatusWaiter {
 public:
     // UB: `count` runs of this shape, and the abort blocks.
-    __aicore__ inline void Init(TPipe& pipe, const WindowContext& context, const MoeDistributeInfo& info,
-                                const StatusConfig& config, uint32_t epoch, uint32_t first, uint32_t count) {
+    __aicore__ inline void Init(TPipe& pipe, const WindowContext& context, const ServerMap& servers,
+                                const MoeDistributeInfo& info, const StatusConfig& config, uint32_t epoch,
+                                uint32_t first, uint32_t count) {
         info_ = &info;
+        servers_ = servers;
+        context_ = &context;
+        parity_ = StatusHalf(Parity(epoch));
         first_ = first;
         count_ = count;
         runWords_ = StatusRunBytes(info.localExperts) / sizeof(uint32_t);
@@ -121,20 +126,37 @@ public:
 
 private:
     __aicore__ inline void Load(uint32_t from) {
-        const uint32_t bytes = runWords_ * sizeof(uint32_t);
-        const DataCopyExtParams params{static_cast<uint16_t>(count_ - from), bytes, strideBytes_ - bytes, 0,
-                                       0};
-        const DataCopyPadExtParams<uint32_t> pad{false, 0, 0, 0};
         SyncFunc<HardEvent::S_MTE2>();
-        AscendC::DataCopyPad(Run(from),
-                             runs_[static_cast<uint64_t>(first_ + from) * strideBytes_ / sizeof(uint32_t)],
-                             params, pad);
+        if (info_->transport == kTransportMemory) {
+            LoadNear(first_ + from, first_ + count_);
+        } else {
+            LoadNear(Max(first_ + from, servers_.begin()), Min(first_ + count_, servers_.end()));
+            for (uint32_t rank = first_ + from; rank < first_ + count_; ++rank) {
+                if (servers_.Far(rank)) LoadFar(rank);
+            }
+        }
         if constexpr (!IsMutant(Mutant::kStatusReadBeforeLoaded)) SyncFunc<HardEvent::MTE2_S>();
+    }
+    __aicore__ inline void LoadNear(uint32_t begin, uint32_t end) {
+        if (begin >= end) return;
+        const uint32_t bytes = runWords_ * sizeof(uint32_t);
+        const DataCopyExtParams params{static_cast<uint16_t>(end - begin), bytes, strideBytes_ - bytes, 0, 0};
+        const DataCopyPadExtParams<uint32_t> pad{false, 0, 0, 0};
+        AscendC::DataCopyPad(Run(begin - first_),
+                             runs_[static_cast<uint64_t>(begin) * strideBytes_ / sizeof(uint32_t)], params,
+                             pad);
+    }
+    __aicore__ inline void LoadFar(uint32_t rank) {
+        GlobalTensor<uint32_t> run;
+        run.SetGlobalBuffer(FarRun(*context_, parity_, rank), runWords_);
+        AscendC::DataCopy(Run(rank - first_), run, runWords_);
     }
     __aicore__ inline uint32_t Advance(uint32_t next, Verdict& worst) {
         for (; next < count_; ++next) {
             Verdict verdict;
-            if (reader_.Judge(Run(next), first_ + next, verdict) == StatusReader::kPending) break;
+            if (reader_.Judge(Run(next), first_ + next, servers_.Far(first_ + next), verdict) ==
+                StatusReader::kPending)
+                break;
             Worsen(worst, verdict);
             if (worst.code >= kFirstFatal) break;
         }
@@ -145,6 +167,9 @@ private:
     UbBuf buf_;
     AbortWatch aborts_;
     StatusReader reader_;
+    ServerMap servers_;
+    const WindowContext* context_ = nullptr;
+    uint32_t parity_ = 0;
     const MoeDistributeInfo* info_ = nullptr;
     uint32_t first_ = 0;
     uint32_t count_ = 0;

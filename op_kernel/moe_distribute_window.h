@@ -81,6 +81,19 @@ MOE_FN uint64_t RegionOffset(uint64_t dataBytes, uint32_t world, uint32_t parity
     return HalfOffset(dataBytes, parity) + source * RegionBytes(dataBytes, world);
 }
 
+// Over RDMA rows are packed towards the end of a region: they end where its status run begins, so that both
+// leave as one contiguous item whose last bytes are the run. That place is fixed too.
+MOE_FN uint64_t RowsEnd(uint64_t dataBytes, uint32_t world) {
+    const uint64_t region = RegionBytes(dataBytes, world), run = StatusStride(world);
+    return region < run ? 0 : region - run;
+}
+constexpr uint64_t kA2StateBytes = kMiB;  // A2: the last of windowsIn
+
+// Bytes to a row from row 0, modulo 2^64: rows before it have negative numbers.
+MOE_FN uint64_t RowOffsetBytes(int32_t row, uint32_t stride) {
+    return static_cast<uint64_t>(static_cast<int64_t>(row) * stride);
+}
+
 // A row on the wire: payload, then 32 B with the fp32 scale when quantised, then 32 B with the triple
 // (source rank, token, k) when the contract is V2.
 MOE_FN uint32_t PayloadBytes(uint32_t hidden, uint32_t size) {
@@ -179,7 +192,8 @@ enum ErrorCode : uint32_t {
     kPeerLost = 16,
     kCommTimeout = 17,
     kCorruptStatus = 18,    // details: block, word
-    kContextMismatch = 19,  // the window table is not the one that the tiling was made for
+    kContextMismatch = 19,  // the context is not the one that the tiling was made for; details: field, ours,
+                            // theirs
     kKernelFault = 20       // written by a host whose kernel broke a rule of the hardware
 };
 constexpr uint32_t kFirstFatal = kPeerLost;
@@ -205,6 +219,17 @@ enum ConfigField : uint32_t {
     kFieldScales,
     kFieldAlgorithm,
     kFieldCount
+};
+
+// Fields of the communication context, as a mismatch with the tiling names them. Sizes are in KiB.
+enum ContextField : uint32_t {
+    kContextFieldAddress,
+    kContextFieldMagic,
+    kContextFieldRank,
+    kContextFieldWorld,
+    kContextFieldWindow,
+    kContextFieldState,
+    kContextFieldCount
 };
 
 // Error record, int32 words. kRecAwaited is followed by triples (rank, epoch it was last seen at, its op

@@ -20,6 +20,7 @@ from soak_report import (  # noqa: F401
 MARKERS = {
     "asan": "also run under AddressSanitizer and UBSan by `make asan`",
     "tsan": "also run under ThreadSanitizer, ranks as threads, by `make tsan`",
+    "npu": "needs the torch_npu wheel, runs on the virtual NPU; `make test-npu`, fails without the wheel",
     "mutants": "builds broken kernels and shows that the suite sees them; minutes, run with `-m mutants`",
     "row(name)": "counts for a row of the table at the end of the session; `make soak` runs these",
 }

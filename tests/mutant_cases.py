@@ -39,7 +39,7 @@ class MutantCase:
         finds: Classes of the finding that are right; the first is the one to expect.
         passes_fast_suite: Whether all tests on the fast engine pass.
         model: Whether the protocol model has a mutant of this name.
-        where: Calls in which it shows: "quantised", or "" for any.
+        where: Calls in which it shows: "quantised", "servers" (ranks reached by a copy agent), or "" for any.
     """
 
     number: int
@@ -207,6 +207,31 @@ MUTANTS = [
         (RANKS, CORES, RESULT),
         False,
         model=True,
+    ),
+    # the transport to other servers: on one server, as in the fast suite's own tests, there is none
+    MutantCase(
+        35,
+        "posted_before_staged",
+        "items leave before the cores have met over what they staged",
+        (RESULT, HANG),
+        True,
+        where="servers",
+    ),
+    MutantCase(
+        36,
+        "status_item_first",
+        "two items a peer: the status run, then the rows",
+        (RESULT,),
+        True,
+        where="servers",
+    ),
+    MutantCase(
+        37,
+        "rows_taken_from_start",
+        "dispatch takes rows from the start of a region, not towards its end",
+        (RESULT,),
+        True,
+        where="servers",
     ),
 ]
 

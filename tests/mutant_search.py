@@ -23,17 +23,17 @@ class Found:
     line: str = ""
 
 
-def cases(seed: int) -> Iterator[explore.Case]:
-    """Small cases of every mode, a new one a schedule."""
+def cases(seed: int, servers: bool = False) -> Iterator[explore.Case]:
+    """Small cases of every mode, a new one a schedule; with ``servers``, of one or two ranks each."""
     while True:
-        yield replace(explore.draw(seed), dtype=DTYPE)
+        yield replace(explore.draw(seed), dtype=DTYPE, servers=1 + seed % 2 if servers else 0)
         seed += 1
 
 
-def search(library: Path, seed: int, patience: int = PATIENCE) -> Found:
+def search(library: Path, seed: int, patience: int = PATIENCE, servers: bool = False) -> Found:
     """Schedules from this seed on, of mixed policies, to the first finding."""
     loaded = explore.checked_library(library)
-    result = explore.campaign(cases(seed), patience, seed, library=loaded, a_case=1)
+    result = explore.campaign(cases(seed, servers), patience, seed, library=loaded, a_case=1)
     if result.finding is None:
         return Found(None, result.schedules)
     return Found(result.finding.kind, result.schedules, result.finding.line())

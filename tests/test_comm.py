@@ -155,9 +155,46 @@ def test_name_of_an_hccl_group_is_hccls(group: Any, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(type(group), "_get_backend", lambda self, device: backend)
     monkeypatch.setattr(torch, "device", lambda kind: kind)
     assert comm.comm_name(group) == "127.0.0.1%hccl_0"
-    # The name that was handed out also leads CPU tensors to windows of that group.
-    assert exchange(comm.lookup("127.0.0.1%hccl_0", 1, 0), 9) == [9]
-    comm.close("127.0.0.1%hccl_0")
+    assert comm.hccl_group("127.0.0.1%hccl_0", 1, 0) is group
+    assert comm.place("127.0.0.1%hccl_0") == (1, 0)
+    # Windows of that name are HCCL's: an op on CPU tensors must not open others.
+    with pytest.raises(ArgumentError, match=r"is an HCCL communicator, .* the tensors are on cpu"):
+        comm.lookup("127.0.0.1%hccl_0", 1, 0)
+    assert not comm._entries
+
+
+def test_hccl_names_that_hccl_gave_itself(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comm, "_handed_out", {})
+    store = dist.distributed_c10d._world.pg_map[group][1]
+    monkeypatch.setitem(dist.distributed_c10d._world.pg_map, group, ("hccl", store))
+    asked: list[bool] = []
+
+    def get_hccl_comm_name(rank: int, init_comm: bool = True) -> str:
+        asked.append(init_comm)
+        return "127.0.0.1%hccl_0"
+
+    backend = SimpleNamespace(get_hccl_comm_name=get_hccl_comm_name)
+    monkeypatch.setattr(type(group), "_get_backend", lambda self, device: backend)
+    monkeypatch.setattr(torch, "device", lambda kind: kind)
+    assert comm.hccl_group("127.0.0.1%hccl_0", 1, 0) is group
+    assert asked == [False]  # asking may not create a communicator: that is collective
+    for name, words in [
+        ("127.0.0.1%hccl_1", "names no live communicator"),
+        (str(group.group_name), "c10d's name of an HCCL group"),
+    ]:
+        with pytest.raises(ArgumentError, match=words):
+            comm.hccl_group(name, 1, 0)
+    with pytest.raises(ArgumentError, match=r"ep_world_size=2 but group .* has 1 ranks"):
+        comm.hccl_group("127.0.0.1%hccl_0", 2, 0)
+
+
+def test_gloo_groups_serve_no_npu(group: Any) -> None:
+    name = comm.comm_name()
+    with pytest.raises(ArgumentError, match="windows in CPU memory, but the tensors are on an NPU"):
+        comm.hccl_group(name, 1, 0)
+    with comm.LocalCluster(2) as cluster:
+        with pytest.raises(ArgumentError, match="windows in CPU memory"):
+            comm.hccl_group(cluster.name, 2, 0)
 
 
 # ---- one end

@@ -49,7 +49,7 @@ class NoCommunicator:
 def error_of(record: list[int]) -> AscendMoeError:
     """The exception that Python makes of a record."""
     words = (ctypes.c_int32 * len(record))(*record)
-    return native._error(record[CODE], words, "", NoCommunicator())  # type: ignore[arg-type]
+    return native.error_of(record[CODE], words, "", NoCommunicator())  # type: ignore[arg-type]
 
 
 def record_of(code: int, **words: int) -> list[int]:

@@ -231,7 +231,7 @@ class Bench:
         self.source, self.build = root / "source", root / "build"
         origin = _lib.native_source_root()
         self.originals: dict[str, str] = {}
-        for name in ("op_kernel", "op_host", "ascend_moe/csrc"):
+        for name in ("cmake", "op_kernel", "op_host", "ascend_moe/csrc"):
             shutil.copytree(origin / name, self.source / name)
         for name in ("CMakeLists.txt", "tools/source_hash.py"):
             (self.source / name).parent.mkdir(exist_ok=True)
@@ -266,7 +266,7 @@ class Bench:
             self.originals[mutant.file] = text
             path.write_text(text.replace(mutant.old, mutant.new))
         jobs = str(os.cpu_count() or 1)
-        self._call([self.cmake, "--build", str(self.build), "--parallel", jobs])
+        self._call([self.cmake, "--build", str(self.build), "--target", "ascend_moe", "--parallel", jobs])
         return self.build / "libascend_moe.so"
 
     def first_failure(self, library: Path) -> str | None:

@@ -21,4 +21,5 @@ check "ruff check" ruff check .
 check "ruff format" ruff format --check .
 check "mypy --strict ascend_moe" mypy
 check "clang-format (${#cxx[@]} files)" clang-format --dry-run -Werror "${cxx[@]}"
+check "shellcheck" shellcheck build.sh tools/*.sh .ci/run examples/cluster/*.sh
 exit "$failed"

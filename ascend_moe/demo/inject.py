@@ -12,7 +12,7 @@ from pathlib import Path
 from ascend_moe import _lib
 from ascend_moe.errors import LibraryError
 
-_PARTS = ("op_kernel", "op_host", "ascend_moe/csrc", "CMakeLists.txt", "tools/source_hash.py")
+_PARTS = ("cmake", "op_kernel", "op_host", "ascend_moe/csrc", "CMakeLists.txt", "tools/source_hash.py")
 _SHOWN_LINES = 20  # of a failed build
 
 
@@ -95,7 +95,8 @@ def build_broken(one: Mutant, scratch: Path) -> tuple[Path, str]:
     options = ["-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O0"]
     cores = str(len(os.sched_getaffinity(0)))
     configure = [cmake, "-S", str(source), "-B", str(build), *generator, *options]
-    for command in (configure, [cmake, "--build", str(build), "--parallel", cores]):
+    compile_ = [cmake, "--build", str(build), "--target", "ascend_moe", "--parallel", cores]
+    for command in (configure, compile_):
         done = subprocess.run(command, env={**os.environ, "PATH": path}, capture_output=True, text=True)
         if done.returncode:
             tail = (done.stdout + done.stderr).splitlines()[-_SHOWN_LINES:]

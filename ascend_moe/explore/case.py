@@ -23,6 +23,7 @@ _KEYS = {
     "batch": "b",
     "units": "u",
     "contract": "v",
+    "servers": "r",
     "seed": "s",
 }
 
@@ -33,6 +34,7 @@ class Case:
 
     BS is at most ``batch`` (every rank and every dispatch draws its own; ``equal`` batches when not ragged),
     K = topk, a row has ``units`` times 32 bytes. ``sequence`` is what every rank does: D dispatch, C combine.
+    ``servers`` ranks share a server, the others are reached by a copy agent; 0: all ranks share one.
     """
 
     world: int = 2
@@ -49,6 +51,7 @@ class Case:
     ragged: bool = True
     sequence: str = "DCDC"
     seed: int = 0
+    servers: int = 0
 
     @property
     def experts(self) -> int:
@@ -59,7 +62,11 @@ class Case:
         return self.units * 32 // DTYPES[self.dtype].itemsize
 
     def __str__(self) -> str:
-        words = [f"{_KEYS[f.name]}{getattr(self, f.name)}" for f in fields(self) if f.name in _KEYS]
+        words = [
+            f"{_KEYS[f.name]}{getattr(self, f.name)}"
+            for f in fields(self)
+            if f.name in _KEYS and (f.name != "servers" or self.servers)
+        ]
         words += [self.dtype, self.quant, f"mask:{self.mask}", f"ids:{self.ids}"]
         words += ["ragged" if self.ragged else "equal", self.sequence]
         return ",".join(words)
@@ -107,6 +114,10 @@ def checked(case: Case) -> Case:
             raise ArgumentError(
                 f"explore: {name} is {getattr(case, name)}, it must be in 1..{most}", argument="case"
             )
+    if not 0 <= case.servers <= limits["world"]:
+        raise ArgumentError(
+            f"explore: servers is {case.servers}, it must be in 0..{limits['world']}", argument="case"
+        )
     if case.topk > case.experts:
         raise ArgumentError(
             f"explore: topk {case.topk} is more than the {case.experts} experts (w*l)", argument="case"

@@ -93,6 +93,7 @@ _SIGNATURES = {
     "am_error_name": (c_char_p, (c_int,)),
     "am_explore_create": (c_void_p, (c_int, c_uint64)),
     "am_explore_destroy": (None, (c_void_p,)),
+    "am_explore_servers": (c_int, (c_void_p, c_int)),
     "am_explore_program": (None, (c_void_p, c_void_p, c_int)),
     "am_explore_run": (None, (c_void_p, c_void_p, c_void_p)),
     "am_explore_distinct": (c_uint64, (c_void_p,)),
@@ -207,6 +208,8 @@ class World:
         before, program = self.program, Program(case, self.library, self.window_bytes)
         steps = (_Step * len(program.calls))()
         self._keep = [steps]
+        if self.library.am_explore_servers(self._handle, case.servers):
+            raise MemoryError(f"no memory for the staging of {self.size} ranks")
         index = {name: at for at, name in enumerate(native.tensor_names())}
         for step, call in zip(steps, program.calls, strict=True):
             inputs = (c_void_p * len(index))()

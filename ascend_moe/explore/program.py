@@ -10,7 +10,7 @@ import torch
 
 import ascend_moe.reference as ref
 from ascend_moe import native, ops  # noqa: F401  (ops registers the schemas)
-from ascend_moe.communicator import MIB
+from ascend_moe.communicator import CONTEXTS, MIB
 from ascend_moe.errors import AscendMoeError
 from ascend_moe.schemas import NAMESPACE
 
@@ -143,7 +143,9 @@ class Program:
             call = Call(
                 rank, name, given, attributes_of(name, {**self._common(rank), "quant_mode": quant_mode})
             )
-            index = want.expand_idx if case.contract == 1 else want.assist_info.flatten()
+            # Between servers both contracts have V1's expand_idx.
+            triples = case.contract == 2 and not 0 < case.servers < case.world
+            index = want.assist_info.flatten() if triples else want.expand_idx
             call.expected = {0: want.expand_x, 2: index, 3: want.expert_token_nums, 4: want.ep_recv_counts}
             if want.dynamic_scales is not None:
                 call.expected[1] = want.dynamic_scales
@@ -187,6 +189,8 @@ class Program:
         spec.comm_world, spec.comm_rank = self.case.world, call.rank
         spec.window_mib, spec.cores = self._window_bytes // MIB, self.case.cores
         spec.deadline_micros = _DEADLINE_MICROS
+        spec.context_kind = CONTEXTS.index("a2" if self.case.servers else "table")
+        spec.ranks_per_server = self.case.servers
         check = native.CheckResult()
         call.plan = self._library.am_plan_create(ctypes.byref(spec), ctypes.byref(check))
         if not call.plan:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import hashlib
@@ -13,19 +12,17 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from .. import _lib
+from .._cache import cache_directory, digest_of, fill_folder
 from ..errors import TwinBuildError
 from ._entries import MARK, Entry, find_entries
 
 ENGINES = ("fast", "checked")
 _PARALLEL = 2
-_KEEP_DAYS = 30
 
 # As in CANN's CPU debug builds and in the AIV half of a kernel's build for A2 and A3.
 _KERNEL_DEFINES = (
@@ -92,25 +89,6 @@ def _runtime_directory() -> Path:
     return _lib.native_source_root() / "ascend_moe" / "csrc" / "twin" / "src"
 
 
-def cache_directory() -> Path:
-    """$ASCEND_MOE_CACHE, else ~/.cache/ascend_moe (or under $XDG_CACHE_HOME); created."""
-    override = os.environ.get("ASCEND_MOE_CACHE")
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    path = Path(override) if override else home / "ascend_moe"
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        if os.access(path, os.W_OK):
-            return path
-    except OSError:
-        pass
-    return _temporary_cache()
-
-
-@functools.cache
-def _temporary_cache() -> Path:
-    return Path(tempfile.mkdtemp(prefix="ascend-moe-twin-"))
-
-
 # ---- flags ----
 
 
@@ -174,7 +152,7 @@ def own_text(preprocessed: str) -> str:
 
 
 @functools.cache
-def _tree_digest() -> str:
+def _treedigest_of() -> str:
     """Of everything the runtime is compiled from."""
     digest = hashlib.sha256()
     for folder in (include_directory(), _runtime_directory()):
@@ -207,10 +185,10 @@ def runtime_objects(engine: str) -> tuple[str, ...]:
     """What a kernel library is linked with: objects of src/foreign, and the engine as objects or archive."""
     archive = _archive(engine)
     flags = [*_common_flags(engine), f"-I{include_directory()}"]
-    key = _digest(_compiler_id(), *flags, _tree_digest(), "archive" if archive else "objects")
+    key = digest_of(_compiler_id(), *flags, _treedigest_of(), "archive" if archive else "objects")
     folder = cache_directory() / "twin" / f"runtime-{engine}-{key}"
     if not folder.is_dir():
-        _fill(folder, lambda scratch: _compile_runtime(flags, scratch, archive is not None))
+        fill_folder(folder, lambda scratch: _compile_runtime(flags, scratch, archive is not None))
     return (*(str(path) for path in sorted(folder.glob("*.o"))), *([str(archive)] if archive else []))
 
 
@@ -225,36 +203,6 @@ def _compile_runtime(flags: list[str], folder: Path, only_foreign: bool) -> None
 
     with ThreadPoolExecutor(_PARALLEL) as pool:
         list(pool.map(one, sources))
-
-
-def _fill(folder: Path, make: Callable[[Path], None]) -> None:
-    """Makes a folder in the cache at once: a reader sees all of it or nothing."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    _forget_old(folder.parent)
-    scratch = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
-    try:
-        make(scratch)
-        scratch.chmod(0o755)
-        try:
-            scratch.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # else another process was faster
-                raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _forget_old(cache: Path) -> None:
-    """Removes what was built long ago. Processes that have it open keep it."""
-    limit = time.time() - _KEEP_DAYS * 86400
-    for folder in cache.iterdir():
-        with contextlib.suppress(OSError):
-            if folder.is_dir() and folder.stat().st_mtime < limit:
-                shutil.rmtree(folder, ignore_errors=True)
-
-
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
 # ---- kernel libraries ----
@@ -277,17 +225,17 @@ def kernel_library(
         )
     objects = runtime_objects(engine)
     flags = _kernel_flags(engine, defines, includes)
-    key = _digest(_compiler_id(), *flags, *texts, _entry_table(entries), *objects, _tree_digest())
+    key = digest_of(_compiler_id(), *flags, *texts, _entry_table(entries), *objects, _treedigest_of())
     folder = cache_directory() / "twin" / f"{sources[0].stem}-{engine}-{key}"
     if not folder.is_dir():
-        _fill(folder, lambda scratch: _compile(sources, entries, flags, objects, scratch))
+        fill_folder(folder, lambda scratch: _compile(sources, entries, flags, objects, scratch))
     return folder / "kernels.so"
 
 
 def pair_path(libraries: Sequence[Path]) -> Path:
     """Where the libraries of several engines lie side by side in the cache."""
     names = [library.parent.name for library in libraries]
-    return cache_directory() / "twin" / f"pair-{_digest(*names)}" / "kernels.so"
+    return cache_directory() / "twin" / f"pair-{digest_of(*names)}" / "kernels.so"
 
 
 def _compile(

@@ -17,6 +17,12 @@ AM_API void* am_comm_create(int rank, int world, void* const* bases, uint64_t da
                             const int* live_fds);
 AM_API void am_comm_destroy(void* comm);
 AM_API void am_comm_mark_lost(void* comm, int peer);
+// What the communicator's launches get as communication context: 0 the window table (as it begins), 1 A3's
+// HcclOpResParam, 2 A2's HcclA2CombineOpParam, where the state area lies behind the data. And, on A2, how
+// many ranks share a server: the others are reached by BatchWrite from windowsOut; 0: all share one. Calls
+// say the same in CallSpec. Before the first launch; all ranks alike. 0, or 1 when refused.
+AM_API int am_comm_use_context(void* comm, int kind);
+AM_API int am_comm_use_servers(void* comm, int ranks_per_server);
 // Bytes of the last launch: read then written, by kind of GM (tensor, window data, window state, workspace).
 AM_API void am_comm_traffic(void* comm, uint64_t* bytes);
 // Tests: makes the next op run as the epoch after this one.
@@ -37,8 +43,25 @@ AM_API uint64_t am_error_record_words(void);
 // A plan: a checked call with its tiling. Null: `check` says why.
 AM_API void* am_plan_create(const void* spec, void* check);
 AM_API void am_plan_destroy(void* plan);
+// Words of a plan: op, tiling key, block dim, x type code, workspace bytes, window bytes, tiling bytes,
+// transport. Returns how many there are; writes at most `count`.
+AM_API uint64_t am_plan_info(const void* plan, uint64_t* out, uint64_t count);
+// The tiling data that the kernel reads, at most `bytes` of them; returns how many there are.
+AM_API uint64_t am_plan_tiling(const void* plan, void* out, uint64_t bytes);
 // dtype, rank, dim 0, dim 1 of output `index`, as allocated; false past the last.
 AM_API int am_call_output(const void* spec, int index, int64_t* out);
+
+// What calls need, as text; each returns the bytes that its text takes. Limits and window: "name=value"
+// fields (the window's of a dispatch whose spec keeps all rules but that of the window). Tiling: fields of a
+// plan. UB: a line an item, step, name and bytes. CANN: a line a version of its operators, name, bytes, MiB,
+// and the rules that the call breaks; `call` is W, E, maxBS, H, K, shared experts, fp32 rows, equal batches.
+AM_API uint64_t am_need_limits(char* text, uint64_t bytes);
+AM_API uint64_t am_need_window(const void* dispatch_spec, char* text, uint64_t bytes);
+AM_API uint64_t am_need_tiling(const void* plan, char* text, uint64_t bytes);
+AM_API uint64_t am_need_ub(const void* plan, char* text, uint64_t bytes);
+AM_API uint64_t am_need_cann(const int64_t* call, char* text, uint64_t bytes);
+// Bytes of UB that the core which took most had in the communicator's last launch.
+AM_API uint64_t am_need_ub_taken(void* comm);
 
 // Runs a plan. Inputs by tensor index, outputs by output index. Returns an error code; the record, or for a
 // fault of the kernel the text, says more.
@@ -54,6 +77,9 @@ AM_API int am_engine_is_checked(void);
 #ifdef TWIN_CHECKED
 AM_API void* am_explore_create(int world, uint64_t data_bytes);
 AM_API void am_explore_destroy(void* exploration);
+// A2 contexts with this many ranks a server, or 0: window tables, one server (as it begins). Before a
+// program.
+AM_API int am_explore_servers(void* exploration, int ranks_per_server);
 AM_API void am_explore_program(void* exploration, const void* steps, int count);
 AM_API void am_explore_run(void* exploration, const void* options, void* result);
 // Different traces seen since the last am_explore_forget.

@@ -14,11 +14,6 @@ constexpr uint32_t kSpinsAlone = 2000;  // every rank has a processor of its own
 constexpr uint32_t kSpinsCrowded = 20;  // spinning would steal the peer's time
 constexpr uint32_t kGuardBytes = 64;
 
-twin::GmRange RangeOf(void* begin, uint64_t bytes, twin::GmKind kind, const char* name, uint32_t* doorbell) {
-    const uintptr_t address = reinterpret_cast<uintptr_t>(begin);
-    return {address, address + bytes, kind, kind == twin::GmKind::kWindowState, doorbell, name};
-}
-
 uint32_t* Word(uint8_t* area, uint64_t offset) { return reinterpret_cast<uint32_t*>(area + offset); }
 
 }  // namespace
@@ -28,23 +23,14 @@ Communicator::Communicator(int rank, int world, void* const* bases, uint64_t dat
       world_(world),
       bases_(bases, bases + world),
       lost_(new std::atomic<bool>[static_cast<size_t>(world)]),
+      data_bytes_(data_bytes),
       device_(rank) {
-    table_.magic = moe::kWindowTableMagic;
-    table_.rank = static_cast<uint32_t>(rank);
-    table_.world = static_cast<uint32_t>(world);
-    table_.dataBytes = data_bytes;
-    table_.stateBytes = kStateAreaBytes;
     for (int r = 0; r < world; ++r) {
         live_fds_.push_back(live_fds != nullptr ? live_fds[r] : -1);
         lost_[static_cast<size_t>(r)].store(false);
-        uint8_t *data = DataOf(bases[r]), *state = StateOf(bases[r]);
-        table_.data[r] = reinterpret_cast<uintptr_t>(data);
-        table_.state[r] = reinterpret_cast<uintptr_t>(state);
-        ranges_.push_back(RangeOf(data, data_bytes, twin::GmKind::kWindowData, "data window", nullptr));
-        ranges_.push_back(RangeOf(state, moe::StateBytes(static_cast<uint32_t>(world)),
-                                  twin::GmKind::kWindowState, "state window", DoorbellOf(bases[r])));
-        ranges_[ranges_.size() - 2].owner = ranges_.back().owner = r;
     }
+    FillTable();
+    ListRanges();
     device_.JoinGroup(bases[0], static_cast<uint32_t>(world));
     twin::IdlePolicy& idle = device_.idle();
     idle.spins = world <= sysconf(_SC_NPROCESSORS_ONLN) ? kSpinsAlone : kSpinsCrowded;
@@ -54,6 +40,8 @@ Communicator::Communicator(int rank, int world, void* const* bases, uint64_t dat
     idle.peer_gone = &Communicator::PeerGone;
 }
 
+Communicator::~Communicator() { DropStaging(); }
+
 uint8_t* Communicator::Workspace(uint64_t bytes) {
     if (workspace_.size() < bytes + kGuardBytes) workspace_.resize(bytes + kGuardBytes);
     const uintptr_t begin = reinterpret_cast<uintptr_t>(workspace_.data());
@@ -61,19 +49,18 @@ uint8_t* Communicator::Workspace(uint64_t bytes) {
 }
 
 uint32_t Communicator::Epoch() const {
-    uint8_t* state = StateOf(bases_[static_cast<size_t>(rank_)]);
-    return __atomic_load_n(Word(state, moe::kControlOffset) + moe::kControlEpochWord, __ATOMIC_ACQUIRE);
+    return __atomic_load_n(Word(state(rank_), moe::kControlOffset) + moe::kControlEpochWord,
+                           __ATOMIC_ACQUIRE);
 }
 
 void Communicator::SetEpoch(uint32_t epoch) {
-    uint32_t* control = Word(StateOf(bases_[static_cast<size_t>(rank_)]), moe::kControlOffset);
+    uint32_t* control = Word(state(rank_), moe::kControlOffset);
     control[moe::kControlMagicWord] = moe::kControlMagic;
     control[moe::kControlEpochWord] = epoch;
 }
 
 void Communicator::PostAbort(int peer, uint32_t code, int culprit) {
-    uint8_t* target =
-        StateOf(bases_[static_cast<size_t>(peer)]) + moe::AbortOffset(static_cast<uint32_t>(rank_));
+    uint8_t* target = state(peer) + moe::AbortOffset(static_cast<uint32_t>(rank_));
     if (__atomic_load_n(Word(target, 0), __ATOMIC_ACQUIRE) == moe::kAbortMagic)
         return;  // the first cause is kept
     uint32_t block[moe::kBlockWords] = {};
@@ -96,8 +83,7 @@ bool Communicator::Gone(int peer) const {
 // killed between two blocks has not.
 bool Communicator::Arrived(int peer) const {
     const uint32_t epoch = Epoch(), world = static_cast<uint32_t>(world_);
-    uint8_t* run = StateOf(bases_[static_cast<size_t>(rank_)]) +
-                   moe::StatusOffset(world, moe::Parity(epoch), static_cast<uint32_t>(peer));
+    uint8_t* run = RunOf(peer, moe::Parity(epoch));
     if (__atomic_load_n(Word(run, 0), __ATOMIC_ACQUIRE) != moe::HeaderWord(epoch)) return false;
     const uint32_t said = __atomic_load_n(Word(run, 0) + moe::kH0OpPhase, __ATOMIC_RELAXED) & 0xFFFFu;
     const uint32_t most = moe::CountBlocks(moe::MaxLocalExperts(world));
@@ -110,9 +96,9 @@ bool Communicator::Arrived(int peer) const {
 }
 
 bool Communicator::Aborted() const {
-    uint8_t* state = StateOf(bases_[static_cast<size_t>(rank_)]);
+    uint8_t* own = state(rank_);
     for (uint32_t peer = 0; peer < static_cast<uint32_t>(world_); ++peer) {
-        if (__atomic_load_n(Word(state, moe::AbortOffset(peer)), __ATOMIC_ACQUIRE) == moe::kAbortMagic)
+        if (__atomic_load_n(Word(own, moe::AbortOffset(peer)), __ATOMIC_ACQUIRE) == moe::kAbortMagic)
             return true;
     }
     return false;
@@ -146,6 +132,24 @@ void* am_comm_create(int rank, int world, void* const* bases, uint64_t data_byte
         return new ops::Communicator(rank, world, bases, data_bytes, live_fds);
     } catch (...) {
         return nullptr;
+    }
+}
+int am_comm_use_context(void* comm, int kind) {
+    if (kind < static_cast<int>(moe::kContextTable) || kind > static_cast<int>(moe::kContextA2)) return 1;
+    try {
+        static_cast<ops::Communicator*>(comm)->UseContext(static_cast<uint32_t>(kind));
+        return 0;
+    } catch (...) {
+        return 1;
+    }
+}
+int am_comm_use_servers(void* comm, int ranks_per_server) {
+    if (ranks_per_server < 0) return 1;
+    try {
+        static_cast<ops::Communicator*>(comm)->UseServers(static_cast<uint32_t>(ranks_per_server));
+        return 0;
+    } catch (...) {
+        return 1;
     }
 }
 void am_comm_destroy(void* comm) { delete static_cast<ops::Communicator*>(comm); }

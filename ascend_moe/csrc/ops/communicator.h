@@ -4,11 +4,13 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <vector>
 
 #include "moe_distribute_context.h"
+#include "twin/copy_agent.h"
 #include "twin/launch.h"
 #include "window.h"
 
@@ -22,8 +24,33 @@ public:
     int world() const { return world_; }
     twin::Device& device() { return device_; }
     std::mutex& mutex() { return mutex_; }
-    moe::WindowTable* table() { return &table_; }
-    // Ranges of all windows; a launch adds its tensors.
+    ~Communicator();
+    Communicator(const Communicator&) = delete;
+    Communicator& operator=(const Communicator&) = delete;
+
+    // What launches get as their communication context from now on: moe::kContextTable (as it begins), A3 or
+    // A2. On A2 the state area lies behind the data.
+    void UseContext(uint32_t kind);
+    // A2 only: this many ranks share a server, the others are reached through windowsOut; 0: all share one.
+    void UseServers(uint32_t ranks_per_server);
+    void* context();
+    uint32_t context_kind() const { return kind_; }
+    // Where an area of a rank's window begins in this process.
+    uint8_t* data(int rank) const;
+    uint8_t* state(int rank) const;
+    uint64_t data_bytes() const { return data_bytes_; }
+    // This rank's windowsOut, null where there are no servers.
+    uint8_t* staging() const { return staging_; }
+    uint64_t staging_bytes() const { return data_bytes_ + kStateAreaBytes; }
+    bool far(int peer) const;
+    // Whether the status run of a far peer, of either parity, begins at an address of this rank's window.
+    bool IsFarRun(uintptr_t address) const;
+
+    // Around each launch: what the kernel posts to HCCL's server is carried from here.
+    void BeginLaunch();
+    void EndLaunch(bool failed);
+
+    // Ranges of all windows and of the context; a launch adds its tensors.
     const std::vector<twin::GmRange>& ranges() const { return ranges_; }
     // Scratch of at least this many bytes, kept between launches.
     uint8_t* Workspace(uint64_t bytes);
@@ -45,13 +72,26 @@ private:
     bool Gone(int peer) const;
     bool Arrived(int peer) const;
     bool Aborted() const;
+    // The status run of a peer, in this rank's window.
+    uint8_t* RunOf(int peer, uint32_t parity) const;
+    void FillTable();
+    void FillContext();
+    void ListRanges();
+    void ListOwnData(uint8_t* data);
+    void DropStaging();
 
     int rank_;
     int world_;
     std::vector<void*> bases_;
     std::vector<int> live_fds_;
     std::unique_ptr<std::atomic<bool>[]> lost_;
+    uint64_t data_bytes_;
+    uint32_t kind_ = moe::kContextTable;
+    uint32_t ranks_per_server_ = 0;
+    uint8_t* staging_ = nullptr;
     moe::WindowTable table_ = {};
+    std::unique_ptr<uint8_t, void (*)(void*)> blob_{nullptr, free};  // of an HCCL context
+    std::unique_ptr<twin::CopyAgent> agent_;
     std::vector<twin::GmRange> ranges_;
     std::vector<uint8_t> workspace_;
     twin::Device device_;

@@ -37,6 +37,16 @@ public:
         for (void* base : bases_) am_window_unmap(base, bytes_);
     }
 
+    // Ranks that share a server (A2 contexts), or 0: one window table for all. Before the program.
+    void UseServers(uint32_t ranks_per_server) {
+        ops_.clear();
+        for (const auto& comm : comms_) {
+            comm->UseContext(ranks_per_server == 0 ? moe::kContextTable : moe::kContextA2);
+            comm->UseServers(ranks_per_server);
+        }
+        RestoreAll();
+    }
+
     void SetProgram(const am_explore_step* steps, uint32_t count) {
         ops_.clear();
         for (uint32_t i = 0; i < count; ++i) ops_.push_back(std::make_unique<Op>(*this, steps[i]));
@@ -69,7 +79,10 @@ private:
             program.spec = launch.spec();
             program.kernel = launch.kernel();
             program.begin = [this] { launch.Begin(); };
-            program.end = [this] { finished = true; };
+            program.end = [this] {
+                launch.End(false);
+                finished = true;
+            };
             program.name =
                 static_cast<Plan*>(given.plan)->call.op == moe::kOpDispatch ? "dispatch" : "combine";
         }
@@ -82,6 +95,8 @@ private:
     };
 
     void Restore(uint32_t epoch);
+    void RestoreAll();
+    void RestoreWritten();
     void Judge(am_explore_result& result, uint64_t seed);
     static twin::RunOptions Translate(const am_explore_options& options, uint64_t seed);
 
@@ -95,19 +110,41 @@ private:
     std::map<std::string, twin::PollCount> polls_;
 };
 
-// Windows as they are when a communicator is opened, outputs full of nonsense.
-void Exploration::Restore(uint32_t epoch) {
+void Exploration::RestoreAll() {
+    for (size_t rank = 0; rank < comms_.size(); ++rank) {
+        Communicator& comm = *comms_[rank];
+        const int own = static_cast<int>(rank);
+        memset(comm.data(own), kWindowPoison, comm.data_bytes());
+        memset(comm.state(own), 0, moe::StateBytes(static_cast<uint32_t>(comms_.size())));
+        if (comm.staging() != nullptr) memset(comm.staging(), kWindowPoison, comm.staging_bytes());
+    }
+}
+
+void Exploration::RestoreWritten() {
     explorer_.ForEachWrittenPage([&](uintptr_t begin, uint64_t bytes) {
-        for (void* base : bases_) {
-            const uintptr_t window = reinterpret_cast<uintptr_t>(base);
-            if (begin < window || begin >= window + bytes_) continue;
-            const bool data = begin >= reinterpret_cast<uintptr_t>(DataOf(base));
-            memset(reinterpret_cast<void*>(begin), data ? kWindowPoison : 0, bytes);
+        for (size_t rank = 0; rank < comms_.size(); ++rank) {
+            const Communicator& comm = *comms_[rank];
+            const auto within = [&](const void* area, uint64_t size) {
+                const uintptr_t at = reinterpret_cast<uintptr_t>(area);
+                return area != nullptr && begin >= at && begin < at + size;
+            };
+            if (within(comm.data(static_cast<int>(rank)), comm.data_bytes()) ||
+                within(comm.staging(), comm.staging_bytes())) {
+                memset(reinterpret_cast<void*>(begin), kWindowPoison, bytes);
+            } else if (within(bases_[rank], bytes_)) {
+                memset(reinterpret_cast<void*>(begin), 0, bytes);
+            }
         }
     });
+}
+
+// Windows as they are when a communicator is opened, outputs full of nonsense.
+void Exploration::Restore(uint32_t epoch) {
+    RestoreWritten();
     for (size_t rank = 0; rank < bases_.size(); ++rank) {
         // Hosts write aborts and epochs past the shadow: the whole area is small.
-        memset(StateOf(bases_[rank]), 0, moe::StatusBase(static_cast<uint32_t>(bases_.size())));
+        memset(comms_[rank]->state(static_cast<int>(rank)), 0,
+               moe::StatusBase(static_cast<uint32_t>(bases_.size())));
         if (epoch != 0) comms_[rank]->SetEpoch(epoch);
         comms_[rank]->ForgetLost();
     }
@@ -282,6 +319,14 @@ void* am_explore_create(int world, uint64_t data_bytes) {
     }
 }
 void am_explore_destroy(void* exploration) { delete static_cast<ops::Exploration*>(exploration); }
+int am_explore_servers(void* exploration, int ranks_per_server) {
+    try {
+        Of(exploration).UseServers(static_cast<uint32_t>(ranks_per_server));
+        return 0;
+    } catch (...) {
+        return 1;
+    }
+}
 void am_explore_program(void* exploration, const void* steps, int count) {
     Of(exploration).SetProgram(static_cast<const am_explore_step*>(steps), static_cast<uint32_t>(count));
 }

@@ -24,10 +24,10 @@ uint64_t BytesOf(const Desc& tensor) {
 OpLaunch::OpLaunch(Communicator& comm, const Plan& plan, const void* const* inputs, void* const* outputs,
                    int32_t* record)
     : comm_(comm), plan_(plan), inputs_(inputs), outputs_(outputs) {
-    const moe::MoeDistributeInfo& info = Info();
+    const moe::MoeDistributeInfo& info = plan_.info();
     spec_.block_dim = plan.call.blockDim;
     spec_.tiling_key = plan.call.tilingKey;
-    spec_.hccl_context[0] = reinterpret_cast<uintptr_t>(comm.table());
+    spec_.hccl_context[0] = reinterpret_cast<uintptr_t>(comm.context());
     spec_.ranges = comm.ranges();
     if (twin::kChecked) {
         // Ranks that do not come are given as long as the kernel would wait for them.
@@ -36,7 +36,6 @@ OpLaunch::OpLaunch(Communicator& comm, const Plan& plan, const void* const* inpu
             return WindowRule(begin, bytes, write);
         };
     }
-    Add(comm.table(), sizeof(*comm.table()), twin::GmKind::kWorkspace, "window table");
     workspace_ = Add(comm.Workspace(plan.call.workspaceBytes), plan.call.workspaceBytes,
                      twin::GmKind::kWorkspace, "workspace");
     record_ = Add(record, moe::kErrorRecordWords * sizeof(int32_t), twin::GmKind::kWorkspace, "error_record");
@@ -45,10 +44,6 @@ OpLaunch::OpLaunch(Communicator& comm, const Plan& plan, const void* const* inpu
     } else {
         PrepareCombine();
     }
-}
-
-const moe::MoeDistributeInfo& OpLaunch::Info() const {
-    return plan_.call.op == moe::kOpDispatch ? plan_.call.dispatch.info : plan_.call.combine.info;
 }
 
 GM_ADDR OpLaunch::Add(const void* begin, uint64_t bytes, twin::GmKind kind, const char* name) {
@@ -79,8 +74,7 @@ void OpLaunch::PrepareDispatch() {
     GM_ADDR out[moe::kDispatchOutputs];
     for (uint32_t i = 0; i < moe::kDispatchOutputs; ++i)
         out[i] = Add(outputs_[i], BytesOf(shapes[i]), twin::GmKind::kTensor, kNames[i]);
-    GM_ADDR tiling =
-        Add(&plan_.call.dispatch, sizeof(plan_.call.dispatch), twin::GmKind::kWorkspace, "tiling");
+    GM_ADDR tiling = Add(plan_.tiling(), plan_.tiling_bytes(), twin::GmKind::kWorkspace, "tiling");
     const DispatchKernel kernel = DispatchKernelOf(plan_.call.xType);
     kernel_ = [=, record = record_, workspace = workspace_, expandX = out[0], dynamicScales = out[1],
                expandIdx = out[2], tokenNums = out[3], recvCounts = out[4], tpCounts = out[5],
@@ -101,7 +95,7 @@ void OpLaunch::PrepareCombine() {
                         ? AM_INPUT(assist_info_for_combine)
                         : AM_INPUT(expand_idx);
     GM_ADDR x = Add(outputs_[0], BytesOf(moe::CombineShape(plan_.spec)), twin::GmKind::kTensor, "x");
-    GM_ADDR tiling = Add(&plan_.call.combine, sizeof(plan_.call.combine), twin::GmKind::kWorkspace, "tiling");
+    GM_ADDR tiling = Add(plan_.tiling(), plan_.tiling_bytes(), twin::GmKind::kWorkspace, "tiling");
     const CombineKernel kernel = CombineKernelOf(plan_.call.xType);
     kernel_ = [=, record = record_, workspace = workspace_] {
         kernel(expandX, ids, index, sendCounts, expertScales, nullptr, mask, nullptr, shared, x, record,
@@ -113,19 +107,28 @@ void OpLaunch::PrepareCombine() {
 // Rows go into the half of this op's epoch: into this rank's own region of it, or, where combine returns them
 // by slot, anywhere in it. A rank reads its own half only.
 const char* OpLaunch::WindowRule(uintptr_t begin, uint64_t bytes, bool write) const {
-    const moe::MoeDistributeInfo& info = Info();
+    const moe::MoeDistributeInfo& info = plan_.info();
     const uint32_t parity = moe::Parity(epoch_);
-    const bool slots = plan_.call.op == moe::kOpCombine && info.contract == moe::kContractV2;
-    const moe::WindowTable& table = *comm_.table();
+    const bool slots = plan_.call.op == moe::kOpCombine && info.triples != 0;
+    const uint64_t bytes_of_data = comm_.data_bytes();
+    const uint64_t half = moe::HalfOffset(bytes_of_data, parity);
+    const auto other_half = [&](uint64_t at) {
+        return at < half || at + bytes > half + moe::HalfBytes(bytes_of_data);
+    };
+    static const char* const kOtherHalf = "it lies in the other half, not in that of this op's epoch";
+    const uintptr_t staging = reinterpret_cast<uintptr_t>(comm_.staging());
+    if (staging != 0 && begin >= staging && begin < staging + bytes_of_data)
+        return other_half(begin - staging) ? kOtherHalf : nullptr;
     for (uint32_t owner = 0; owner < info.world; ++owner) {
-        if (begin < table.data[owner] || begin >= table.data[owner] + table.dataBytes) continue;
+        const uintptr_t data = reinterpret_cast<uintptr_t>(comm_.data(static_cast<int>(owner)));
+        if (begin < data || begin >= data + bytes_of_data) continue;
         if (!write && owner != info.rank) return "rows are read from a rank's own window only";
-        const uint64_t half = moe::HalfOffset(table.dataBytes, parity), at = begin - table.data[owner];
-        if (at < half || at + bytes > half + moe::HalfBytes(table.dataBytes))
-            return "it lies in the other half, not in that of this op's epoch";
-        const uint64_t region = moe::RegionOffset(table.dataBytes, info.world, parity, info.rank);
+        const uint64_t at = begin - data;
+        // After a failure the last op of a far rank is looked up.
+        if (other_half(at) && !comm_.IsFarRun(begin)) return kOtherHalf;
+        const uint64_t region = moe::RegionOffset(bytes_of_data, info.world, parity, info.rank);
         if (write && !slots &&
-            (at < region || at + bytes > region + moe::RegionBytes(table.dataBytes, info.world)))
+            (at < region || at + bytes > region + moe::RegionBytes(bytes_of_data, info.world)))
             return "it lies outside this rank's own region";
     }
     return nullptr;
@@ -139,10 +142,12 @@ void OpLaunch::Finish() {
     const int32_t* counts = static_cast<const int32_t*>(outputs_[4]);
     const uint32_t slots = info.world * info.localExperts;
     const uint64_t rows = static_cast<uint64_t>(counts[slots - 1]);
-    const bool quantised = info.quantMode != 0, triples = info.contract == moe::kContractV2;
+    const bool quantised = info.quantMode != 0, triples = info.triples != 0;
     ZeroTail(0, shapes[0], rows * info.hidden * moe::TypeSize(info.wireType));
     ZeroTail(1, shapes[1], quantised ? rows * sizeof(float) : 0);
-    if (triples) ZeroTail(2, shapes[2], rows * moe::kTripleWords * sizeof(int32_t));
+    ZeroTail(2, shapes[2],
+             (triples ? rows * moe::kTripleWords : static_cast<uint64_t>(info.batch) * info.topK) *
+                 sizeof(int32_t));
     ZeroTail(4, shapes[4], slots * sizeof(int32_t));
     ZeroTail(6, shapes[6], 0);
 }

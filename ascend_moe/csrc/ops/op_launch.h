@@ -20,10 +20,14 @@ public:
     // After the kernel: what the op promises of bytes that no kernel writes.
     void Finish();
     // Before the kernel, when other ops have run since this was made: the epoch that it will be.
-    void Begin() { epoch_ = moe::NextEpoch(comm_.Epoch()); }
+    void Begin() {
+        epoch_ = moe::NextEpoch(comm_.Epoch());
+        comm_.BeginLaunch();
+    }
+    // After the kernel, however it ended.
+    void End(bool failed) { comm_.EndLaunch(failed); }
 
 private:
-    const moe::MoeDistributeInfo& Info() const;
     GM_ADDR Add(const void* begin, uint64_t bytes, twin::GmKind kind, const char* name);
     GM_ADDR Input(moe::TensorIndex index, const char* name);
     void PrepareDispatch();

@@ -15,10 +15,12 @@ int am_run(void* comm, void* plan, const void* const* inputs, void* const* outpu
         ops::OpLaunch launch(end, *static_cast<ops::Plan*>(plan), inputs, outputs, record);
         launch.Begin();
         end.device().Launch(launch.spec(), launch.kernel());
+        launch.End(false);
         launch.Finish();
         return record[moe::kRecMagic] == moe::kRecordMagic ? record[moe::kRecCode]
                                                            : static_cast<int>(moe::kOk);
     } catch (const std::exception& error) {
+        end.EndLaunch(true);
         // The others need not wait for a rank whose kernel has stopped.
         for (int peer = 0; peer < end.world(); ++peer) end.PostAbort(peer, moe::kKernelFault, end.rank());
         strncpy(fault, error.what(), fault_bytes - 1);

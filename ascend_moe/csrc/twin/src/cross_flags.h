@@ -1,6 +1,8 @@
 // CrossCoreSetFlag and CrossCoreWaitFlag of one launch: a counter a core and flag id.
 #pragma once
 
+#include <memory>
+
 #include "twin/core.h"
 
 namespace twin {
@@ -20,32 +22,40 @@ public:
         if (mode == 1 && cores % 2 != 0)
             Raise(Finding::kBadArgument, loc, "CrossCoreSetFlag mode 1 with an odd number of cores, %u",
                   cores);
-        mode_[id] = mode;
-        ++sets_[id][core];
+        Table().mode[id] = mode;
+        ++Table().sets[id][core];
     }
     // The number of sets that this core's next wait on `id` needs.
     uint32_t Expect(uint32_t core, int id, const Loc& loc) {
         Check(id, loc);
-        return ++waits_[id][core];
+        return ++Table().waits[id][core];
     }
     bool Passed(uint32_t core, uint32_t cores, int id, uint32_t target) const {
-        const uint32_t first = mode_[id] == 1 ? core / 2 * 2 : 0;
-        const uint32_t end = mode_[id] == 1 ? first + 2 : cores;
+        if (counters_ == nullptr) return target == 0;
+        const bool pairs = counters_->mode[id] == 1;
+        const uint32_t first = pairs ? core / 2 * 2 : 0;
+        const uint32_t end = pairs ? first + 2 : cores;
         for (uint32_t i = first; i < end; ++i) {
-            if (sets_[id][i] < target) return false;
+            if (counters_->sets[id][i] < target) return false;
         }
         return true;
     }
-    int mode(int id) const { return mode_[id]; }
 
 private:
     static void Check(int id, const Loc& loc) {
         if (id < 0 || id >= kIds)
             Raise(Finding::kEventMisuse, loc, "cross-core flag %d is outside 0..%d", id, kIds - 1);
     }
-    int mode_[kIds] = {};
-    uint32_t sets_[kIds][kMaxCores] = {};
-    uint32_t waits_[kIds][kMaxCores] = {};
+    struct Counters {
+        int mode[kIds] = {};
+        uint32_t sets[kIds][kMaxCores] = {};
+        uint32_t waits[kIds][kMaxCores] = {};
+    };
+    Counters& Table() {
+        if (counters_ == nullptr) counters_ = std::make_unique<Counters>();
+        return *counters_;
+    }
+    std::unique_ptr<Counters> counters_;  // most launches have no such flag
 };
 
 }  // namespace twin

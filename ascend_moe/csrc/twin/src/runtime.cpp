@@ -7,7 +7,10 @@
 #include <climits>
 #include <cstdarg>
 #include <cstdio>
+#include <cstring>
+#include <string>
 
+#include "faults.h"
 #include "gm_map.h"
 #include "twin/atomic_store.h"
 #include "twin/launch.h"
@@ -55,14 +58,35 @@ void Raise(Finding kind, const Loc& loc, const char* format, ...) {
     vsnprintf(text, sizeof(text), format, arguments);
     va_end(arguments);
     const Core* core = g_current_core;
-    const char* file = loc.file;
-    for (const char* p = loc.file; *p != '\0'; ++p) {
-        if (*p == '/') file = p + 1;
-    }
     char line[768];
-    snprintf(line, sizeof(line), "%s: %s, at %s:%d (rank %d, core %u)", FindingName(kind), text, file,
-             loc.line, core != nullptr ? core->rank : -1, core != nullptr ? core->index : 0);
+    snprintf(line, sizeof(line), "%s: %s, at %s (rank %d, core %u)", FindingName(kind), text,
+             PlaceOf(loc).c_str(), core != nullptr ? core->rank : -1, core != nullptr ? core->index : 0);
     throw Fault(kind, line);
+}
+
+std::string PlaceOf(const Loc& loc) {
+    const char* slash = strrchr(loc.file, '/');
+    return std::string(slash != nullptr ? slash + 1 : loc.file) + ":" + std::to_string(loc.line);
+}
+
+std::exception_ptr FaultOf(const Core& core, Finding kind, const Loc& loc, const std::string& text) {
+    Core* const before = g_current_core;
+    g_current_core = const_cast<Core*>(&core);
+    std::exception_ptr fault;
+    try {
+        Raise(kind, loc, "%s", text.c_str());
+    } catch (...) {
+        fault = std::current_exception();
+    }
+    g_current_core = before;
+    return fault;
+}
+
+std::exception_ptr DivergenceOf(const Core& waiting, const std::string& gone) {
+    return FaultOf(waiting, Finding::kSyncDivergence, waiting.blocked_at,
+                   "core " + std::to_string(waiting.index) + " waits in SyncAll call " +
+                       std::to_string(waiting.sync_all_calls) + ", but cores " + gone +
+                       " have left the kernel");
 }
 
 void GmMap::Assign(const std::vector<GmRange>& ranges) {

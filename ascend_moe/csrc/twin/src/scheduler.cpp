@@ -12,10 +12,11 @@
 
 #include <algorithm>
 #include <climits>
-#include <cstring>
+#include <cstdio>
 #include <new>
 #include <string>
 
+#include "faults.h"
 #include "twin/atomic_store.h"
 
 namespace twin {
@@ -165,15 +166,7 @@ void Scheduler::CheckDivergence() {
         if (slot->state == State::kDone) gone += (gone.empty() ? "" : ",") + std::to_string(slot->core.index);
         if (slot->state == State::kAtBarrier && waiting == nullptr) waiting = slot.get();
     }
-    try {
-        g_current_core = const_cast<Core*>(&waiting->core);
-        Raise(Finding::kSyncDivergence, waiting->core.blocked_at,
-              "core %u waits in SyncAll call %u, but cores %s have left the kernel", waiting->core.index,
-              waiting->core.sync_all_calls, gone.c_str());
-    } catch (...) {
-        failure_ = std::current_exception();
-    }
-    g_current_core = nullptr;
+    failure_ = DivergenceOf(waiting->core, gone);
 }
 
 // Every live core has polled in vain for the whole deadline.
@@ -183,22 +176,15 @@ void Scheduler::FailHanging() {
     for (const auto& slot : slots_) {
         if (slot->core.index >= spec_->block_dim || slot->state == State::kDone) continue;
         if (first == nullptr) first = slot.get();
-        const char* file = strrchr(slot->core.blocked_at.file, '/');
         const char* what = slot->state == State::kAtBarrier ? "waits in SyncAll" : "polls";
         if (where.size() < 300) {
             where += (where.empty() ? "core " : ", core ") + std::to_string(slot->core.index) + " " + what +
-                     " at " + (file != nullptr ? file + 1 : slot->core.blocked_at.file) + ":" +
-                     std::to_string(slot->core.blocked_at.line);
+                     " at " + PlaceOf(slot->core.blocked_at);
         }
     }
-    try {
-        g_current_core = const_cast<Core*>(&first->core);
-        Raise(Finding::kHang, first->core.blocked_at, "nothing has moved for %.1f s: %s", spec_->deadline_s,
-              where.c_str());
-    } catch (...) {
-        failure_ = std::current_exception();
-    }
-    g_current_core = nullptr;
+    char waited[64];
+    snprintf(waited, sizeof(waited), "nothing has moved for %.1f s: ", spec_->deadline_s);
+    failure_ = FaultOf(first->core, Finding::kHang, first->core.blocked_at, waited + where);
 }
 
 // All cores poll in vain: spin, then give the processor away, then sleep until a peer rings.
@@ -258,7 +244,7 @@ void Scheduler::Run(const LaunchSpec& spec, const std::function<void()>& kernel)
         slot.core.rank = device_.rank();
         slot.core.ub = ub_ + static_cast<size_t>(i) * kUbBytes;
         slot.core.scheduler = this;
-        slot.core.watch.on = spec.watch_polls;
+        if (spec.watch_polls) slot.core.watch = std::make_unique<PollWatch>();
         slot.started = false;
         slot.fiber.Prepare(&Scheduler::Enter, &slot);
         slot.state = State::kReady;
@@ -282,6 +268,7 @@ void Scheduler::Run(const LaunchSpec& spec, const std::function<void()>& kernel)
     if (failure_) UnwindAll();
     device_.traffic_ = Traffic();
     for (uint32_t i = 0; i < spec.block_dim; ++i) {
+        device_.traffic_.ub_peak = std::max(device_.traffic_.ub_peak, slots_[i]->core.traffic.ub_peak);
         for (int kind = 0; kind < static_cast<int>(GmKind::kKinds); ++kind) {
             device_.traffic_.read[kind] += slots_[i]->core.traffic.read[kind];
             device_.traffic_.written[kind] += slots_[i]->core.traffic.written[kind];

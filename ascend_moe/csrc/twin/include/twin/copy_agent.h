@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <vector>
 
 #include "twin/atomic_store.h"
@@ -32,6 +33,9 @@ public:
     // The kernel has ended; what it posted still goes out, unless it failed.
     virtual void End(bool failed) = 0;
 };
+
+// The agent of one rank and group: a thread in the fast engine, in the checked one moves of its schedule.
+std::unique_ptr<CopyAgent> MakeCopyAgent();
 
 // The queues themselves, for an engine to step: Step moves the next 32 bytes of one peer's queue.
 class CopyQueues {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "twin/fault.h"
 
@@ -37,6 +38,7 @@ struct GmRange {
 struct Traffic {
     uint64_t read[static_cast<int>(GmKind::kKinds)];
     uint64_t written[static_cast<int>(GmKind::kKinds)];
+    uint64_t ub_peak;  // most UB that a core's TPipe had carved at a time
 };
 
 // A buffer that TPipe::InitBuffer carved out of UB. Its stamp changes whenever its contents stop being
@@ -68,7 +70,6 @@ struct PollWatch {
     Read reads[kReads] = {};
     uint32_t round = 1;  // reads of earlier rounds are forgotten
     uint32_t unyielding = 0;
-    bool on = false;
 };
 
 class Device;
@@ -103,8 +104,8 @@ struct Core {
     uint32_t last_slot = 0;
     Traffic traffic = {};
     Loc blocked_at = {"", 0};
-    uintptr_t hccl_context[2] = {0, 0};  // by SetHcclContext; 0: the launch's
-    PollWatch watch;
+    uintptr_t hccl_context[2] = {0, 0};     // by SetHcclContext; 0: the launch's
+    std::unique_ptr<PollWatch> watch;       // null where polls are declared
     checked::CoreState* checked = nullptr;  // of the checked engine
 };
 
@@ -132,8 +133,8 @@ void GiveWay(const Loc& loc);
 // A GM read that a core has made before, with no store of its own in between, looks like a poll. Polls that
 // store at every look, or look at very many places, are no poll by this rule, but must not run for ever.
 inline void WatchRead(Core& core, uintptr_t address, const Loc& loc) {
-    PollWatch& watch = core.watch;
-    if (!watch.on) return;
+    if (core.watch == nullptr) return;
+    PollWatch& watch = *core.watch;
     const uint32_t hash = static_cast<uint32_t>(address >> 5) * 2654435761u + static_cast<uint32_t>(loc.line);
     PollWatch::Read& read = watch.reads[(hash ^ hash >> 16) % PollWatch::kReads];
     if (read.address == address && read.line == loc.line && read.round == watch.round) {
@@ -147,7 +148,9 @@ inline void WatchRead(Core& core, uintptr_t address, const Loc& loc) {
         GiveWay(loc);
     }
 }
-inline void ForgetReads(Core& core) { ++core.watch.round; }
+inline void ForgetReads(Core& core) {
+    if (core.watch != nullptr) ++core.watch->round;
+}
 // 50 cycles a microsecond, as on A2/A3.
 int64_t SystemCycle();
 uint32_t BlockNum();

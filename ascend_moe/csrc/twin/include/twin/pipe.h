@@ -242,6 +242,7 @@ private:
         ++buffer.stamp;
         twin::UbCarved(buffer.begin, bytes);
         core.ub_used += bytes;
+        if (core.ub_used > core.traffic.ub_peak) core.traffic.ub_peak = core.ub_used;
         return core.buffer_count++;
     }
     void Release() {

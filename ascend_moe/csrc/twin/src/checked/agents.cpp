@@ -48,6 +48,7 @@ void World::MoveAgents(CoreState& core, bool all) {
             ended = queues.Advance(peer, piece.bytes);
             Landed(core, piece.to, piece.bytes, sites_.last());
         } while (whole && !ended);
+        if (ended) core.woken = true;  // it may wait for its task
         if (!all) return;
     }
 }

@@ -11,6 +11,11 @@ namespace twin::checked {
 using ClockId = uint32_t;
 constexpr ClockId kNoClock = 0;
 
+// What either knows.
+inline void JoinClock(std::vector<uint32_t>& into, const std::vector<uint32_t>& from) {
+    for (size_t i = 0; i < into.size(); ++i) into[i] = into[i] > from[i] ? into[i] : from[i];
+}
+
 // Counted references; 0 is no clock.
 class ClockPool {
 public:

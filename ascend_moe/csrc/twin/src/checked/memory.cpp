@@ -49,8 +49,9 @@ void World::TouchGm(CoreState& core, Pipe pipe, const Access& access, const Touc
     const bool small_block =
         access.bytes == kBlockBytes && access.begin % kBlockBytes == 0 && access.stride % kBlockBytes == 0;
     // Status blocks are flags by declaration; in windows of other people's kernels a store of single blocks.
-    const bool flag_store = t.write && (range.atomic_blocks ||
-                                        (core.core.watch.on && small_block && range.kind != GmKind::kTensor));
+    const bool flag_store =
+        t.write &&
+        (range.atomic_blocks || (core.core.watch != nullptr && small_block && range.kind != GmKind::kTensor));
     for (uint32_t i = 0; i < access.count; ++i) {
         const uintptr_t begin = access.begin + i * access.stride;
         if (range.kind == GmKind::kWindowData && core.rank->step->spec.window_rule) {
@@ -71,7 +72,7 @@ void World::TouchGm(CoreState& core, Pipe pipe, const Access& access, const Touc
 
 void World::TouchGmPiece(CoreState& core, Pipe pipe, uintptr_t begin, uint64_t bytes, const Toucher& t,
                          const GmRange& range, bool flag_store) {
-    bool looked = core.core.watch.on && !t.write;
+    bool looked = core.core.watch != nullptr && !t.write;
     const uintptr_t end = begin + bytes;
     for (uintptr_t at = begin; at < end;) {
         Page& page = shadow_.PageOf(at);
@@ -104,7 +105,7 @@ void World::TouchGmPiece(CoreState& core, Pipe pipe, uintptr_t begin, uint64_t b
     if (!looked) return;
     core.looked.push_back({begin, end});
     // A scalar look at a flag is a poll only where polls are not declared.
-    if (pipe != Pipe::kS || core.core.watch.on) {
+    if (pipe != Pipe::kS || core.core.watch != nullptr) {
         const Loc& place = sites_[t.number].loc;
         bool known = core.looks.size() >= kMostLooks;
         for (const Loc& other : core.looks)
@@ -294,7 +295,7 @@ void World::LoadCached(CoreState& core, uintptr_t from, uint32_t bytes, void* va
                   "GetValue of byte %llu of \"%s\" reads the cache line fetched at %s, but GM has changed "
                   "since: needs DataCacheCleanAndInvalid before the read",
                   static_cast<unsigned long long>(from - range.begin), range.name,
-                  Place(held.fetched_at).c_str());
+                  PlaceOf(held.fetched_at).c_str());
         }
     }
     memcpy(value, held.bytes + at, bytes);
@@ -318,7 +319,7 @@ void World::StoreCached(CoreState& core, uintptr_t to, uint32_t bytes, const voi
               "SetValue of byte %llu of \"%s\" dirties a 64-byte line that %s has dirtied at %s: whole lines "
               "are written back, one of the two is lost; put them on lines of their own",
               static_cast<unsigned long long>(to - range.begin), range.name,
-              Actor(other.Agent(Pipe::kS)).c_str(), Place(sites_[theirs->second.stored_by].loc).c_str());
+              Actor(other.Agent(Pipe::kS)).c_str(), PlaceOf(sites_[theirs->second.stored_by].loc).c_str());
     }
     CacheLine& held = Fetch(core, line, range, loc);
     if (held.dirty == 0) {
@@ -351,7 +352,7 @@ void World::CleanLines(CoreState& core, uintptr_t address, bool all, const Loc& 
                           "writing back the 64-byte line that SetValue at %s dirtied undoes what another "
                           "writer has put into its byte %u since it was fetched at %s: put them on lines of "
                           "their own",
-                          Place(site.loc).c_str(), i, Place(held.fetched_at).c_str());
+                          PlaceOf(site.loc).c_str(), i, PlaceOf(held.fetched_at).c_str());
                 }
             }
             const Toucher t = ToucherOf(core, Pipe::kS, held.stored_by, true, false);
@@ -366,7 +367,7 @@ void World::CleanLines(CoreState& core, uintptr_t address, bool all, const Loc& 
                 while (n < kLineBytes && (held.dirty >> n & 1) != 0) ++n;
                 const GmRange& range = FindGm(core.core, line + i, n - i, loc);
                 const bool flag =
-                    range.atomic_blocks || (core.core.watch.on && range.kind != GmKind::kTensor);
+                    range.atomic_blocks || (core.core.watch != nullptr && range.kind != GmKind::kTensor);
                 TouchGmPiece(core, Pipe::kS, line + i, n - i, t, range, flag);
                 if (options_.trace && IsWindow(range))
                     Trace(core, "store", &range, line + i, n - i, held.stored_by);
@@ -406,7 +407,7 @@ void World::CheckDirty(CoreState& core, Pipe pipe, uintptr_t begin, uint64_t byt
                 Raise(Finding::kUnflushedWrite, sites_[t.number].loc,
                       "%s misses what SetValue at %s (%s) has left in the data cache: needs "
                       "DataCacheCleanAndInvalid after the write",
-                      sites_[t.number].name, Place(site.loc).c_str(), Actor(site.agent).c_str());
+                      sites_[t.number].name, PlaceOf(site.loc).c_str(), Actor(site.agent).c_str());
             }
         }
     }

@@ -318,7 +318,7 @@ void World::KnowAll(CoreState& core) {
     std::vector<uint32_t>& all = core.clock[0];
     for (uint32_t pipe = 1; pipe < kPipes; ++pipe) {
         const std::vector<uint32_t>& clock = core.clock[pipe];
-        for (size_t a = 0; a < all.size(); ++a) all[a] = std::max(all[a], clock[a]);
+        checked::JoinClock(all, clock);
     }
     for (uint32_t pipe = 0; pipe < kPipes; ++pipe)
         all[core.Agent(static_cast<Pipe>(pipe))] = core.pipes[pipe].last;

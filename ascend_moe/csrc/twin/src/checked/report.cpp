@@ -1,8 +1,6 @@
 // Findings in words: both accesses, the bytes, the edge that is missing.
 #ifdef TWIN_CHECKED
 
-#include <cstring>
-
 #include "world.h"
 
 namespace twin {
@@ -13,11 +11,6 @@ const char* PipeName(uint32_t pipe) {
     return kNames[pipe];
 }
 }  // namespace
-
-std::string World::Place(const Loc& loc) const {
-    const char* file = strrchr(loc.file, '/');
-    return std::string(file != nullptr ? file + 1 : loc.file) + ":" + std::to_string(loc.line);
-}
 
 std::string World::Actor(uint16_t agent) const {
     const CoreState& core = *cores_[agent / kPipes];
@@ -32,7 +25,7 @@ std::string World::Describe(uint32_t number, bool wrote) const {
                        : pipe == static_cast<uint32_t>(Pipe::kMte2) ? "load"
                        : wrote                                      ? "write"
                                                                     : "read";
-    return std::string(PipeName(pipe)) + " " + what + " at " + Place(site.loc) + " (" + site.name + ")";
+    return std::string(PipeName(pipe)) + " " + what + " at " + PlaceOf(site.loc) + " (" + site.name + ")";
 }
 
 void World::RaiseConflict(const Toucher& t, const Shadow::Conflict& found, const std::string& where) {

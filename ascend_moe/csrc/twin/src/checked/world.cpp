@@ -151,7 +151,7 @@ void World::StartStep(RankState& rank) {
         core.core.rank = rank.program->rank;
         core.core.ub = core.ub;
         core.core.checked = &core;
-        core.core.watch.on = rank.step->spec.watch_polls;
+        if (rank.step->spec.watch_polls) core.core.watch = std::make_unique<PollWatch>();
         for (uint32_t b = 0; b < core.ub_high / kBlockBytes; ++b) core.ub_blocks[b] = Block();
         core.ub_high = 0;
         for (uint32_t p = 0; p < kPipes; ++p) {
@@ -195,10 +195,10 @@ void World::FinishStep(RankState& rank) {
         MoveAgents(core, true);
         core.agents.clear();
         for (uint32_t p = 0; p < kPipes; ++p) {
-            for (uint32_t a = 0; a < core_count_ * kPipes; ++a)
-                rank.clock[a] = std::max(rank.clock[a], core.clock[p][a]);
+            checked::JoinClock(rank.clock, core.clock[p]);
             rank.clock[core.Agent(static_cast<Pipe>(p))] = sites_.last();
         }
+        rank.program->traffic.ub_peak = std::max(rank.program->traffic.ub_peak, core.core.traffic.ub_peak);
         for (int kind = 0; kind < static_cast<int>(GmKind::kKinds); ++kind) {
             rank.program->traffic.read[kind] += core.core.traffic.read[kind];
             rank.program->traffic.written[kind] += core.core.traffic.written[kind];
@@ -416,8 +416,7 @@ void World::ReleaseBarrier(RankState& rank) {
     scratch_.assign(core_count_ * kPipes, 0);
     for (uint32_t i = 0; i < rank.cores; ++i) {
         CoreState& core = *cores_[rank.first + i];
-        const std::vector<uint32_t>& known = core.clock[static_cast<uint32_t>(Pipe::kS)];
-        for (size_t a = 0; a < scratch_.size(); ++a) scratch_[a] = std::max(scratch_[a], known[a]);
+        checked::JoinClock(scratch_, core.clock[static_cast<uint32_t>(Pipe::kS)]);
     }
     for (uint32_t i = 0; i < rank.cores; ++i) {
         CoreState& core = *cores_[rank.first + i];
@@ -438,15 +437,7 @@ void World::CheckDivergence(RankState& rank) {
         if (core.status == CoreStatus::kDone) gone += (gone.empty() ? "" : ",") + std::to_string(i);
         if (core.status == CoreStatus::kBarrier && waiting == nullptr) waiting = &core;
     }
-    try {
-        g_current_core = const_cast<Core*>(&waiting->core);
-        Raise(Finding::kSyncDivergence, waiting->core.blocked_at,
-              "core %u waits in SyncAll call %u, but cores %s have left the kernel", waiting->core.index,
-              waiting->core.sync_all_calls, gone.c_str());
-    } catch (...) {
-        Fail(std::current_exception());
-    }
-    g_current_core = nullptr;
+    Fail(DivergenceOf(waiting->core, gone));
 }
 
 void World::CrossSet(CoreState& core, int mode, Pipe pipe, int id, const Loc& loc) {
@@ -462,7 +453,7 @@ void World::CrossSet(CoreState& core, int mode, Pipe pipe, int id, const Loc& lo
     }
     const uint32_t known = pipe == Pipe::kAll ? 0 : index;
     std::vector<uint32_t>& clock = core.rank->clock;  // of flags: one clock a rank is enough to be safe
-    for (size_t a = 0; a < clock.size(); ++a) clock[a] = std::max(clock[a], core.clock[known][a]);
+    checked::JoinClock(clock, core.clock[known]);
     for (uint32_t p = 0; p < kPipes; ++p) {
         if (pipe == Pipe::kAll || p == index) clock[core.Agent(static_cast<Pipe>(p))] = core.pipes[p].last;
     }
@@ -475,8 +466,7 @@ void World::CrossWait(CoreState& core, int id, const Loc& loc) {
     core.cross_turn = core.rank->cross.Expect(core.core.index, id, loc);
     if (!core.rank->cross.Passed(core.core.index, core.rank->cores, id, core.cross_turn))
         Park(core, CoreStatus::kCross, loc);
-    std::vector<uint32_t>& own = core.clock[static_cast<uint32_t>(Pipe::kS)];
-    for (size_t a = 0; a < own.size(); ++a) own[a] = std::max(own[a], core.rank->clock[a]);
+    checked::JoinClock(core.clock[static_cast<uint32_t>(Pipe::kS)], core.rank->clock);
     clocks_.Drop(core.issue_clock);
     core.issue_clock = kNoClock;
 }
@@ -486,7 +476,7 @@ void World::CrossWait(CoreState& core, int id, const Loc& loc) {
 // The latest looks at flags led on (or, `waiting`, to another round).
 void World::Look(CoreState& core, bool waiting) {
     for (const Loc& place : core.looks) {
-        PollCount& count = result_.polls[Place(place)];
+        PollCount& count = result_.polls[PlaceOf(place)];
         ++(waiting ? count.waiting : count.ready);
     }
     core.looks.clear();
@@ -565,20 +555,14 @@ void World::FailHanging(const char* how) {
                                                                  : "stands at ";
         if (where.size() < 280) {
             where += (where.empty() ? "rank " : "; rank ") + std::to_string(core.rank->program->rank) +
-                     " core " + std::to_string(core.core.index) + " " + what + Place(core.core.blocked_at);
+                     " core " + std::to_string(core.core.index) + " " + what + PlaceOf(core.core.blocked_at);
         }
     }
     if (first == nullptr) {
         live_ranks_ = 0;
         return;
     }
-    try {
-        g_current_core = &first->core;
-        Raise(Finding::kHang, first->core.blocked_at, "%s: %s", how, where.c_str());
-    } catch (...) {
-        Fail(std::current_exception());
-    }
-    g_current_core = nullptr;
+    Fail(FaultOf(first->core, Finding::kHang, first->core.blocked_at, how + (": " + where)));
 }
 
 void World::Inject() {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "../cross_flags.h"
+#include "../faults.h"
 #include "../gm_map.h"
 #include "state.h"
 #include "twin/explore.h"
@@ -150,7 +151,6 @@ private:
                                  const std::string& where);
     [[noreturn]] void RaiseUnfilled(const CoreState& core, const Instruction& in, uint32_t number,
                                     uint64_t at, uint64_t bytes);
-    std::string Place(const Loc& loc) const;
     std::string Describe(uint32_t number, bool wrote) const;
     std::string Actor(uint16_t agent) const;
 

@@ -84,7 +84,7 @@ LaunchSpec SpecOf(const TwinLaunch& launch) {
 void Rank::BeginAgents(const TwinLaunch& launch) {
     for (uint32_t i = 0; i < kGroups; ++i) {
         if (launch.contexts[i] == nullptr) continue;
-        if (!agents[i]) agents[i] = MakeCopyAgent(device.rank());
+        if (!agents[i]) agents[i] = MakeCopyAgent();
         agents[i]->Begin();
         static_cast<hccl::Header*>(launch.contexts[i])->agent = agents[i].get();
     }

@@ -6,8 +6,8 @@
 #include <memory>
 #include <vector>
 
-#include "copy_agent.h"
 #include "foreign.h"
+#include "twin/copy_agent.h"
 #include "twin/launch.h"
 #ifdef TWIN_CHECKED
 #include "twin/explore.h"

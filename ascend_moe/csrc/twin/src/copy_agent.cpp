@@ -1,8 +1,9 @@
-#include "copy_agent.h"
+#include "twin/copy_agent.h"
 
 #ifndef TWIN_CHECKED
 
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <thread>
 
@@ -72,7 +73,7 @@ private:
 
 }  // namespace
 
-std::unique_ptr<CopyAgent> MakeCopyAgent(int) { return std::make_unique<ThreadAgent>(); }
+std::unique_ptr<CopyAgent> MakeCopyAgent() { return std::make_unique<ThreadAgent>(); }
 
 }  // namespace twin
 
@@ -104,7 +105,7 @@ private:
 
 }  // namespace
 
-std::unique_ptr<CopyAgent> MakeCopyAgent(int) { return std::make_unique<ScheduledAgent>(); }
+std::unique_ptr<CopyAgent> MakeCopyAgent() { return std::make_unique<ScheduledAgent>(); }
 
 }  // namespace twin
 

@@ -1,0 +1,32 @@
+// What the virtual NPU's libraries share: how work gets onto a stream, how a failure is told.
+// The functions live in libascendcl.so; libopapi.so, libcust_opapi.so and libhccl.so link it.
+#pragma once
+
+#include <cstdint>
+
+#define VNPU_EXPORT extern "C" __attribute__((visibility("default")))
+
+// Streams of the virtual NPU run their work at enqueue, on the calling thread: fn(arg) runs now.
+// On a stream that is being captured fn(arg) does not run: it is recorded, and runs at every replay of the
+// graph. `drop` (may be null) is called once when arg is no longer needed: after fn here, or with the
+// recorded graph. Returns 0, or the code that fn gave to vnpu_fail: hand it on to the caller of the ACL
+// function (a replay returns it from aclmdlRIExecuteAsync). A null stream is the current device's default
+// stream.
+VNPU_EXPORT int vnpu_enqueue(void* stream, void (*fn)(void*), void* arg, void (*drop)(void*));
+
+// Called by a running fn: this work has failed with an ACL error code. Say why with vnpu_error first.
+VNPU_EXPORT void vnpu_fail(int code);
+
+// Called by a running fn in place of vnpu_fail: the launch was good, the work failed on the device. The
+// enqueue succeeds, and the next call that waits (a synchronize) returns 507035 (a vector core exception),
+// with `text` as aclGetRecentErrMsg.
+VNPU_EXPORT void vnpu_fault(const char* text);
+
+// 1 while the stream is being captured: nothing on it runs, so nothing on it may be waited for.
+VNPU_EXPORT int vnpu_capturing(void* stream);
+
+// Sets the text of aclGetRecentErrMsg (this thread's, printf format, one line) and prints it once on stderr.
+VNPU_EXPORT void vnpu_error(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+// The SoC that this process pretends to have: $ASCEND_MOE_VNPU_SOC, by default Ascend910_9391.
+VNPU_EXPORT const char* vnpu_soc(void);

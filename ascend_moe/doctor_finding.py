@@ -1,0 +1,59 @@
+"""One thing that doctor looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+OK, WARN, ERROR = "ok", "warn", "error"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Of one topic: what there is; where something is wrong, why that matters and what to do."""
+
+    level: str
+    topic: str
+    what: str
+    why: str = ""
+    fix: str = ""
+
+
+def fine(topic: str, what: str) -> Finding:
+    """All is well, or this is worth knowing."""
+    return Finding(OK, topic, what)
+
+
+def warn(topic: str, what: str, why: str, fix: str) -> Finding:
+    """It may work; one day it may not."""
+    return Finding(WARN, topic, what, why, fix)
+
+
+def error(topic: str, what: str, why: str, fix: str) -> Finding:
+    """It cannot work like this."""
+    return Finding(ERROR, topic, what, why, fix)
+
+
+def text(findings: Sequence[Finding]) -> str:
+    """Lines of plain text, fit for an issue: the worst of each topic cannot be missed."""
+    width = max(len(one.topic) for one in findings)
+    lines = []
+    for one in findings:
+        lines.append(f"{one.level:<5}  {one.topic:<{width}}  {one.what}")
+        lines += [
+            f"{'':<{width + 9}}{name}: {words}"
+            for name, words in (("why", one.why), ("fix", one.fix))
+            if words
+        ]
+    counts = {level: sum(one.level == level for one in findings) for level in (ERROR, WARN, OK)}
+    lines += ["", f"{_many(counts[ERROR], 'error')}, {_many(counts[WARN], 'warning')}, {counts[OK]} ok"]
+    return "\n".join(lines)
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def as_dicts(findings: Sequence[Finding]) -> list[dict[str, str]]:
+    """For JSON."""
+    return [asdict(one) for one in findings]

@@ -1,0 +1,129 @@
+"""Dispatch and combine on NPU tensors: checks and plans as on CPU, allocates outputs, queues the launch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from . import native, npu_adapter, npu_runtime
+from .comm import place
+from .errors import ArgumentError, AscendMoeError, LibraryError
+
+# Attributes in the order of the operators' definition.
+_PLACE = (
+    *("group_ep", "ep_world_size", "ep_rank_id", "moe_expert_num"),
+    *("group_tp", "tp_world_size", "tp_rank_id"),
+    *("expert_shard_type", "shared_expert_num", "shared_expert_rank_num"),
+)
+_SPECIAL = ("comm_alg", "zero_expert_num", "copy_expert_num", "const_expert_num")
+_DISPATCH = (*_PLACE, "quant_mode", "global_bs", "expert_token_nums_type", *_SPECIAL)
+_COMBINE = (*_PLACE, "global_bs", "out_dtype", "comm_quant_mode", "group_list_type", *_SPECIAL)
+_DISPATCH_INPUTS = ("x", "expert_ids", "scales", "x_active_mask", "expert_scales")
+_COMBINE_INPUTS = (
+    "expand_x",
+    "expert_ids",
+    "expand_idx",
+    "ep_send_counts",
+    "expert_scales",
+    "tp_send_counts",
+    "x_active_mask",
+    "expand_scales",
+    "shared_expert_x",
+)
+# Attributes that one contract has and the other has not, as the operators' definition has them.
+_ABSENT: dict[str, Any] = {
+    "comm_alg": "",
+    "zero_expert_num": 0,
+    "copy_expert_num": 0,
+    "const_expert_num": 0,
+    "out_dtype": 0,
+    "group_list_type": 0,
+}
+
+
+def call(
+    op_name: str,
+    op: int,
+    contract: int,
+    values: Mapping[str, Any],
+    tensors: Mapping[str, torch.Tensor],
+    attributes: Mapping[str, int | None],
+) -> list[torch.Tensor]:
+    """Queues one op on the current stream; returns its outputs, which the kernel will write.
+
+    Raises:
+        ArgumentError, WindowTooSmall: the call breaks a rule; nothing was queued.
+        AscendMoeError: what an earlier op on this communicator found (see ``ascend_moe.check``).
+        LibraryError: torch_npu, the adapter, or the operators' CANN package is missing.
+    """
+    device = _one_device(op_name, tensors)
+    npu_adapter.load()
+    shapes = tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items())
+    group_ep = values["group_ep"]
+    world, rank = attributes["ep_world_size"] or 0, attributes["ep_rank_id"] or 0
+    plan, end = native.plan_for(
+        op_name,
+        op,
+        contract,
+        group_ep,
+        values.get("comm_alg", ""),
+        shapes,
+        attributes,
+        functools.partial(npu_runtime.find, group_ep, world, rank, device),
+        place,
+    )
+    assert isinstance(end, npu_runtime.NpuCommunicator)
+    with end.lock:
+        end.look()
+        outputs = [torch.empty(shape, dtype=dtype, device=device) for dtype, shape in plan.outputs]
+        _launch(op, contract, values, tensors, outputs, end)
+        end.after_launch()
+    return outputs
+
+
+def _one_device(op_name: str, tensors: Mapping[str, torch.Tensor]) -> torch.device:
+    npu = torch._C._get_privateuse1_backend_name()
+    first = next((tensor.device for tensor in tensors.values() if tensor.device.type == npu), None)
+    for name, tensor in tensors.items():
+        if tensor.device != first or tensor.layout != torch.strided:
+            raise ArgumentError(
+                f"{op_name}: {name} is a {tensor.layout} tensor on {tensor.device}, all tensors must be "
+                f"dense and on the same device ({first or npu})",
+                argument=name,
+            )
+    assert first is not None
+    return first
+
+
+def _launch(
+    op: int,
+    contract: int,
+    values: Mapping[str, Any],
+    tensors: Mapping[str, torch.Tensor],
+    outputs: list[torch.Tensor],
+    end: npu_runtime.NpuCommunicator,
+) -> None:
+    dispatch = op == native.OP_DISPATCH
+    given = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    if "assist_info_for_combine" in given:
+        given["expand_idx"] = given["assist_info_for_combine"]
+    if "expand_scales" in given and given["expand_scales"].numel() == 0:
+        del given["expand_scales"]  # how callers say that there are none
+    inputs = [given.get(name) for name in (_DISPATCH_INPUTS if dispatch else _COMBINE_INPUTS)]
+    described = [
+        values[name] if name in values else _ABSENT[name] for name in (_DISPATCH if dispatch else _COMBINE)
+    ]
+    launch = torch.ops.ascend_moe_npu.dispatch if dispatch else torch.ops.ascend_moe_npu.combine
+    settings = (contract, end.buffer_mib, end.timeout_us())
+    try:
+        launch(*inputs, *described, *settings, *outputs, end.record)
+    except RuntimeError as error:
+        text = str(error).partition("\n")[0]
+        if "is not among the operators of this CANN" in text:
+            raise LibraryError(text) from error
+        if "failed with aclnn status" in text:
+            raise AscendMoeError(f"group {end.name!r}, rank {end.rank}: {text}") from error
+        raise

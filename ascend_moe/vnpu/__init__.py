@@ -1,0 +1,68 @@
+"""The virtual NPU: torch_npu's ``npu:0`` and following on the memory and the cores of this machine.
+
+``ascend-moe vnpu -- python script.py`` starts a script with our own libraries in the place of CANN's, so that
+an unmodified torch_npu runs where no NPU is: tensors, copies, streams, events, HCCL groups, and the operators
+of this package on the CPU twin. It is for correctness. It is not an NPU; times measured on it mean nothing.
+
+Supported: torch 2.13.0 with torch_npu 2.13.0, the ranks of one machine.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import os
+from typing import Any
+
+from .libraries import LIBRARY, environment, library_folder
+from .versions import TORCH, TORCH_NPU
+
+ABOUT = "a virtual NPU of ascend_moe: host memory and CPU cores, no Ascend device; times mean nothing"
+
+__all__ = ["ABOUT", "TORCH", "TORCH_NPU", "environment", "info", "is_active", "library_folder"]
+
+
+def is_active() -> bool:
+    """Whether torch_npu of this process runs on the virtual NPU (it was started by ``ascend-moe vnpu``)."""
+    return bool(os.environ.get("ASCEND_MOE_VNPU")) and _runtime() is not None
+
+
+def info() -> dict[str, Any]:
+    """What this process runs on, for reports.
+
+    Returns:
+        ``virtual`` (bool); when it is True also ``about``, ``soc``, ``devices``, the versions ``torch`` and
+        ``torch_npu``, and ``libraries`` (folder).
+    """
+    runtime = _runtime() if is_active() else None
+    if runtime is None:
+        return {"virtual": False}
+    runtime.vnpu_soc.restype = ctypes.c_char_p
+    devices = ctypes.c_uint32()
+    runtime.aclrtGetDeviceCount(ctypes.byref(devices))
+    return {
+        "virtual": True,
+        "about": ABOUT,
+        "soc": runtime.vnpu_soc().decode(),
+        "devices": devices.value,
+        "torch": _version("torch"),
+        "torch_npu": _version("torch_npu"),
+        "libraries": os.environ.get("ASCEND_MOE_VNPU", ""),
+    }
+
+
+def _runtime() -> ctypes.CDLL | None:
+    """The libascendcl.so of this process when it is ours; never that of CANN."""
+    try:
+        library = ctypes.CDLL(LIBRARY)
+        library.vnpu_soc  # noqa: B018  (looked up)
+    except (OSError, AttributeError):
+        return None
+    return library
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

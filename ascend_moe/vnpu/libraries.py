@@ -1,0 +1,76 @@
+"""The environment in which torch_npu finds the virtual NPU instead of CANN."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from .. import _autoload, _lib
+from ..errors import ArgumentError, LibraryError
+from ..soc import DEFAULT_SOC, SOCS
+
+LIBRARY = "libascendcl.so"
+# Every library that torch_npu loads by name; without one of them it fails in ways that do not name it.
+LIBRARIES = (
+    LIBRARY,
+    "libacl_op_compiler.so",
+    "libhccl.so",
+    "libge_runner.so",
+    "libgraph.so",
+    "libacl_tdt_channel.so",
+    "libopapi.so",
+    "opp/op_api/lib/libcust_opapi.so",  # where torch_npu looks for it below ASCEND_CUSTOM_OPP_PATH
+)
+DEFAULT_DEVICES = 8
+MAX_DEVICES = 64
+
+# CANN's own settings would point torch_npu at other libraries.
+_UNSET = ("ASCEND_CUSTOM_OPP_PATH", "ASCEND_OPP_PATH", "ASCEND_HOME_PATH", _autoload.VARIABLE)
+
+
+def library_folder() -> Path:
+    """Where the virtual NPU's libraries are: $ASCEND_MOE_VNPU_LIBRARIES, or vnpu/ beside libascend_moe.so.
+
+    Raises:
+        LibraryError: a library is missing; the message names it and the command that builds it.
+    """
+    given = os.environ.get("ASCEND_MOE_VNPU_LIBRARIES")
+    folder = Path(given) if given else _lib.library_path("fast").parent / "vnpu"
+    missing = [name for name in LIBRARIES if not (folder / name).is_file()]
+    if missing:
+        raise LibraryError(
+            f"{folder} lacks {', '.join(missing)} of the virtual NPU: build with\n  {_lib.build_command()}",
+            missing=missing,
+        )
+    return folder
+
+
+def environment(
+    soc: str = DEFAULT_SOC, devices: int = DEFAULT_DEVICES, base: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """``base`` (default: this process's environment) changed so that a child runs on the virtual NPU.
+
+    Args:
+        soc: what the devices say they are, e.g. Ascend910_9391 (A3) or Ascend910B3 (A2).
+        devices: how many, 1 to 64.
+
+    Raises:
+        ArgumentError: no such SoC, or too many devices.
+        LibraryError: the libraries are not built.
+    """
+    if soc not in SOCS:
+        raise ArgumentError(f"soc is {soc!r}; need one of {', '.join(SOCS)}", argument="soc")
+    if not 1 <= devices <= MAX_DEVICES:
+        raise ArgumentError(f"devices is {devices}; need 1 to {MAX_DEVICES}", argument="devices")
+    folder = str(library_folder())
+    result = dict(os.environ if base is None else base)
+    for name in _UNSET:
+        result.pop(name, None)
+    others = [entry for entry in result.get("LD_LIBRARY_PATH", "").split(":") if entry and entry != folder]
+    result["LD_LIBRARY_PATH"] = ":".join([folder, *others])
+    result["ASCEND_CUSTOM_OPP_PATH"] = f"{folder}/opp"
+    result["ASCEND_MOE_VNPU"] = folder
+    result["ASCEND_MOE_VNPU_SOC"] = soc
+    result["ASCEND_MOE_VNPU_DEVICES"] = str(devices)
+    return result

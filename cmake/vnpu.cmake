@@ -1,0 +1,68 @@
+# The virtual NPU: our own libraries under the names that torch_npu loads, over host memory. Plain C++ and libc; no
+# torch, no CANN. They go to ascend_moe/lib/vnpu, where only `ascend-moe vnpu` puts them on a library path.
+option(ASCEND_MOE_VNPU "Build the virtual NPU's libraries" ON)
+if(NOT ASCEND_MOE_VNPU)
+  return()
+endif()
+
+set(vnpu_src ${CMAKE_CURRENT_SOURCE_DIR}/ascend_moe/csrc/vnpu)
+
+# vnpu_library(NAME SOURCES...) builds lib<NAME>.so; what the sources do not mark as exported stays inside.
+# vnpu_subfolder, set by the caller: where below lib/vnpu it goes.
+function(vnpu_library name)
+  add_library(vnpu_${name} SHARED ${ARGN})
+  set_target_properties(vnpu_${name} PROPERTIES
+    OUTPUT_NAME ${name}
+    LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/vnpu${vnpu_subfolder}
+    BUILD_RPATH_USE_ORIGIN ON
+    BUILD_RPATH "$ORIGIN;$ORIGIN/..;$ORIGIN/../../.."
+    INSTALL_RPATH "$ORIGIN:$ORIGIN/..:$ORIGIN/../../..")
+  target_include_directories(vnpu_${name} PRIVATE ${vnpu_src} ${CMAKE_CURRENT_SOURCE_DIR}/op_host)
+  target_link_libraries(vnpu_${name} PRIVATE am_options ${CMAKE_DL_LIBS})
+  target_link_options(vnpu_${name} PRIVATE -Wl,-z,noexecstack)
+  if(NOT ASCEND_MOE_SANITIZE)
+    target_link_options(vnpu_${name} PRIVATE -Wl,--no-undefined)
+  endif()
+  install(TARGETS vnpu_${name} LIBRARY DESTINATION ascend_moe/lib/vnpu${vnpu_subfolder} COMPONENT lib)
+endfunction()
+
+file(GLOB vnpu_acl CONFIGURE_DEPENDS ${vnpu_src}/acl_*.cpp ${vnpu_src}/stubs_ascendcl.cpp)
+list(REMOVE_ITEM vnpu_acl ${vnpu_src}/acl_op_compiler.cpp)
+vnpu_library(ascendcl ${vnpu_acl})
+
+vnpu_library(acl_op_compiler ${vnpu_src}/acl_op_compiler.cpp)
+target_link_libraries(vnpu_acl_op_compiler PRIVATE vnpu_ascendcl)
+
+foreach(name ge_runner graph acl_tdt_channel)
+  vnpu_library(${name} ${vnpu_src}/stubs_empty.cpp)
+endforeach()
+
+file(GLOB vnpu_hccl CONFIGURE_DEPENDS ${vnpu_src}/hccl_*.cpp)
+if(vnpu_hccl)
+  vnpu_library(hccl ${vnpu_hccl})
+  target_link_libraries(vnpu_hccl PRIVATE vnpu_ascendcl)
+endif()
+
+# Built-in operators (aclnn*, aclCreateTensor...).
+file(GLOB vnpu_opapi CONFIGURE_DEPENDS ${vnpu_src}/opapi*.cpp)
+if(vnpu_opapi)
+  vnpu_library(opapi ${vnpu_opapi})
+  target_link_libraries(vnpu_opapi PRIVATE vnpu_ascendcl)
+endif()
+
+# Our own operators: op_api's sources over the twin. torch_npu looks for them in an opp package's folders only
+# ($ASCEND_CUSTOM_OPP_PATH).
+set(vnpu_subfolder /opp/op_api/lib)
+file(GLOB vnpu_cust_opapi CONFIGURE_DEPENDS ${vnpu_src}/cust_opapi*.cpp)
+if(vnpu_cust_opapi)
+  # The twin itself is opened at run time: the same library file that Python opens.
+  include(${CMAKE_CURRENT_LIST_DIR}/opp_standin.cmake)
+  file(GLOB vnpu_op_api CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/op_host/op_api/*.cpp)
+  vnpu_library(cust_opapi ${vnpu_cust_opapi} ${vnpu_op_api})
+  target_link_libraries(vnpu_cust_opapi PRIVATE vnpu_ascendcl opp_standin)
+  foreach(name hccl opapi)
+    if(TARGET vnpu_${name})
+      target_link_libraries(vnpu_cust_opapi PRIVATE vnpu_${name})
+    endif()
+  endforeach()
+endif()

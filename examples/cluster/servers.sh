@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# One of several servers: run it on every one, with its own SERVER.
+#
+#   SERVERS=2 SERVER=0 MASTER_ADDR=10.0.0.1 RANKS=8 examples/cluster/servers.sh        on the first, 10.0.0.1
+#   SERVERS=2 SERVER=1 MASTER_ADDR=10.0.0.1 RANKS=8 examples/cluster/servers.sh        on the second
+#   ... examples/cluster/servers.sh your_script.py --its-options                       instead of validate
+#
+# RANKS: of one server, the same on all. MASTER_PORT: free on the first server (29500). DEVICE=cpu: without NPUs,
+# all "servers" on one machine.
+set -euo pipefail
+: "${SERVERS:?how many servers}" "${SERVER:?which one this is, from 0}" "${RANKS:?ranks of one server}"
+: "${MASTER_ADDR:?address of server 0}"
+export MASTER_ADDR MASTER_PORT=${MASTER_PORT:-29500}
+# The same on every rank: HCCL makes a window of this size for each group.
+export HCCL_BUFFSIZE=${HCCL_BUFFSIZE:-512}
+# Ranks that load weights or compile come later than others.
+export HCCL_CONNECT_TIMEOUT=${HCCL_CONNECT_TIMEOUT:-600}
+if [[ $# == 0 ]]; then
+    set -- -m ascend_moe validate --device "${DEVICE:-npu}"
+fi
+exec "${PYTHON:-python3}" -c 'from torch.distributed.run import main; main()' \
+    --nnodes "$SERVERS" --node-rank "$SERVER" --nproc-per-node "$RANKS" \
+    --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" "$@"

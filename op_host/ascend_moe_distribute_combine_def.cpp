@@ -1,0 +1,15 @@
+// Definition of the op AscendMoeDistributeCombine for CANN.
+#include "moe_distribute_cann_def.h"
+
+namespace ops {
+
+class AscendMoeDistributeCombine : public OpDef {
+public:
+    explicit AscendMoeDistributeCombine(const char* name) : OpDef(name) {
+        moe::DescribeOp(moe::kOpCombine, *this);
+    }
+};
+
+OP_ADD(AscendMoeDistributeCombine);
+
+}  // namespace ops

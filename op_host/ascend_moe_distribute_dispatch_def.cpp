@@ -1,0 +1,15 @@
+// Definition of the op AscendMoeDistributeDispatch for CANN.
+#include "moe_distribute_cann_def.h"
+
+namespace ops {
+
+class AscendMoeDistributeDispatch : public OpDef {
+public:
+    explicit AscendMoeDistributeDispatch(const char* name) : OpDef(name) {
+        moe::DescribeOp(moe::kOpDispatch, *this);
+    }
+};
+
+OP_ADD(AscendMoeDistributeDispatch);
+
+}  // namespace ops

@@ -1,0 +1,196 @@
+"""The hand-written aclnn entry points, executed over a recording stand-in of what CANN generates below them;
+and that definition, aclnn and kernel entries agree in names and order."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from op_host_calls import HERE, definition, flags, run, source_root
+from twin_oracle import compiler
+
+OPS = ("Dispatch", "Combine")
+NULL_ARGUMENT = 161001
+FROM_BELOW = 4321
+AICPU, MTE = 0, 1
+
+
+def build(*defines: str) -> Any:
+    """The entry points without CANN's headers, over op_api_probe.cpp."""
+    sources = [HERE / "op_api_probe.cpp", *sorted((source_root() / "op_host/op_api").glob("*.cpp"))]
+    assert len(sources) == 1 + len(OPS)
+    with tempfile.TemporaryDirectory(prefix="op-api-") as scratch:
+        target = f"{scratch}/op_api.so"
+        options = [flag for flag in flags() if flag != "-fvisibility=hidden"]
+        files = [str(source) for source in sources]
+        run([compiler(), *options, *defines, "-shared", "-Wl,-z,noexecstack", "-o", target, *files])
+        return ctypes.CDLL(target)
+
+
+@pytest.fixture(scope="module")
+def library() -> Any:
+    return build()
+
+
+def camel(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(word.capitalize() for word in others)
+
+
+def snake(name: str) -> str:
+    return re.sub(r"[A-Z]", lambda letter: "_" + letter[0].lower(), name).lstrip("_")
+
+
+def parameters(text: str, function: str) -> list[tuple[str, str]]:
+    """(type, name) of every parameter of a declaration."""
+    match = re.search(rf"\b{function}\s*\(([^()]*)\)", text)
+    assert match, function
+    found = [re.fullmatch(r"\s*(.*?)\s*(\w+)\s*", part) for part in match[1].split(",")]
+    return [(one[1], one[2]) for one in found if one]
+
+
+def read(path: str) -> str:
+    return (source_root() / path).read_text()
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_aclnn_has_the_definitions_order(op: str) -> None:
+    """Inputs, attributes, outputs, workspace size, executor: what the generated inner function has, too."""
+    known = definition(f"AscendMoeDistribute{op}")
+    stem = f"aclnn_ascend_moe_distribute_{op.lower()}"
+    expected = [
+        ("const aclTensor*", camel(name) + ("" if name in known.required else "Optional"))
+        for name in known.inputs
+    ]
+    kinds = {"int": "int64_t", "text": "const char*"}
+    expected += [(kinds[kind], camel(name)) for name, (kind, _) in known.attributes.items()]
+    expected += [("const aclTensor*", camel(name) + "Out") for name in known.outputs]
+    expected += [("uint64_t*", "workspaceSize"), ("aclOpExecutor**", "executor")]
+    name = f"AscendMoeDistribute{op}GetWorkspaceSize"
+    assert parameters(read(f"op_host/op_api/{stem}.h"), f"aclnn{name}") == expected
+    assert parameters(read(f"op_host/op_api/{stem}.cpp"), f"aclnnInner{name}") == expected
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_kernel_entry_has_the_definitions_order(op: str) -> None:
+    """Inputs, outputs, workspace, tiling: what the op compiler passes."""
+    known = definition(f"AscendMoeDistribute{op}")
+    entry = f"ascend_moe_distribute_{op.lower()}"
+    found = parameters(read(f"op_kernel/{entry}.cpp"), entry)
+    assert {kind for kind, _ in found} == {"GM_ADDR"}
+    assert [snake(name) for _, name in found[:-2]] == [*known.inputs, *known.outputs]
+    assert [name for _, name in found[-2:]] == ["workspaceGM", "tilingGM"]
+
+
+def test_nothing_of_ours_shadows_cann() -> None:
+    """All registered op types and exported symbols carry the prefix."""
+    for path in (source_root() / "op_host").rglob("*.*"):
+        text = path.read_text()
+        for symbol in re.findall(r"\baclnn[A-Z]\w+(?=\s*\()", text):
+            assert re.match(r"aclnn(Inner)?AscendMoe", symbol), (path, symbol)
+        for op_type in re.findall(r"OP_ADD\((\w+)", text):
+            assert op_type.startswith("AscendMoe"), (path, op_type)
+
+
+class Arguments:
+    """A different number for every argument of phase one, so that none can take another's place unseen."""
+
+    def __init__(self, op: str) -> None:
+        known = definition(f"AscendMoeDistribute{op}")
+        self.size, self.executor = ctypes.c_uint64(), ctypes.c_void_p()
+        self.values: dict[str, Any] = {}
+        self.required = {camel(name) for name in known.required} | {"groupEp"}
+        for name in known.inputs:
+            self.values[camel(name)] = ctypes.c_void_p(0x1000 + len(self.values))
+        for name, (kind, _) in known.attributes.items():
+            at = len(self.values)
+            self.values[camel(name)] = f"text {at}".encode() if kind == "text" else ctypes.c_int64(7000 + at)
+        for name in known.outputs:
+            self.values[camel(name) + "Out"] = ctypes.c_void_p(0x1000 + len(self.values))
+            self.required.add(camel(name) + "Out")
+        self.values["workspaceSize"] = ctypes.byref(self.size)
+        self.values["executor"] = ctypes.byref(self.executor)
+        self.required |= {"workspaceSize", "executor"}
+
+    def call(self, library: Any, op: str, **changes: Any) -> int:
+        values = {**self.values, **changes}
+        return int(getattr(library, f"aclnnAscendMoeDistribute{op}GetWorkspaceSize")(*values.values()))
+
+
+def recorded(library: Any) -> Iterator[int | bytes]:
+    numbers = (ctypes.c_int64 * 64).in_dll(library, "probe_arguments")
+    texts = ((ctypes.c_char * 32) * 64).in_dll(library, "probe_texts")
+    for i in range(ctypes.c_int.in_dll(library, "probe_count").value):
+        yield texts[i].value or numbers[i]
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_phase_one_hands_everything_on(library: Any, op: str) -> None:
+    ctypes.memset(ctypes.byref((ctypes.c_char * 32 * 64).in_dll(library, "probe_texts")), 0, 32 * 64)
+    arguments = Arguments(op)
+    assert arguments.call(library, op) == FROM_BELOW
+    expected = [
+        value if isinstance(value, bytes) else value.value for value in [*arguments.values.values()][:-2]
+    ]
+    assert list(recorded(library))[:-2] == expected
+    assert list(recorded(library))[-2:] == [
+        ctypes.addressof(arguments.size),
+        ctypes.addressof(arguments.executor),
+    ]
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_phase_one_refuses_null(library: Any, op: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Of what is required, by name; what is optional may be null, and a text then is empty."""
+    arguments = Arguments(op)
+    for name, value in arguments.values.items():
+        if isinstance(value, ctypes.c_int64):
+            continue
+        status = arguments.call(library, op, **{name: None})
+        ctypes.CDLL(None).fflush(None)
+        message = capfd.readouterr().err
+        if name in arguments.required:
+            assert status == NULL_ARGUMENT, name
+            assert f"{name} is null, it is required" in message
+        else:
+            assert (status, message) == (FROM_BELOW, ""), name
+            assert "(null)" not in map(str, recorded(library))
+
+
+def launch(library: Any, op: str) -> int:
+    function = getattr(library, f"aclnnAscendMoeDistribute{op}")
+    place = ctypes.c_void_p
+    return int(function(place(0x11), ctypes.c_uint64(22), place(0x33), place(0x44)))
+
+
+@pytest.mark.parametrize(
+    ("soc", "server"),
+    [(b"Ascend910B3", AICPU), (b"Ascend910_9391", MTE), (b"Ascend910_9362", MTE), (None, MTE)],
+)
+@pytest.mark.parametrize("op", OPS)
+def test_phase_two_sets_the_server_type_first(library: Any, op: str, soc: bytes | None, server: int) -> None:
+    ctypes.c_char_p.in_dll(library, "probe_soc").value = soc
+    ctypes.c_int.in_dll(library, "probe_server_type").value = -1
+    assert launch(library, op) == FROM_BELOW
+    assert ctypes.c_int.in_dll(library, "probe_server_type_at_launch").value == server
+    assert list(recorded(library)) == [0x11, 22, 0x33, 0x44]
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_an_op_base_without_server_types_still_launches(op: str) -> None:
+    library = build("-DOP_API_OLD_BASE")
+    assert launch(library, op) == FROM_BELOW
+    assert ctypes.c_int.in_dll(library, "probe_launches").value == 1
+
+
+def test_headers_stand_alone(tmp_path: Path) -> None:
+    """Each public header compiles as the only include."""
+    for header in sorted((source_root() / "op_host/op_api").glob("*.h")):
+        source = tmp_path / "one.cpp"
+        source.write_text(f'#include "op_api/{header.name}"\n')
+        run([compiler(), *flags(), "-c", str(source), "-o", str(tmp_path / "one.o")])

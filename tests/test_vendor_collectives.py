@@ -1,0 +1,348 @@
+"""Barrier, and combine with residual and RMS norm: over the threads of a LocalCluster and over processes."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gloo_ranks import run_processes
+
+import ascend_moe
+from ascend_moe.errors import ArgumentError, AscendMoeError, CommTimeout, ConfigMismatch, WindowTooSmall
+from ascend_moe.npu import (
+    _npu_distribute_barrier,
+    npu_moe_distribute_combine_add_rms_norm,
+    npu_moe_distribute_combine_v2,
+    npu_moe_distribute_dispatch_v2,
+)
+
+OPS = torch.ops.ascend_moe
+EXPERTS, TOPK, HIDDEN = 4, 2, 48
+NAME = "npu_moe_distribute_combine_add_rms_norm"
+
+
+# ---- barrier
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_barrier_passes_any_tensor_through(world: int) -> None:
+    def each(rank: int, group: str) -> None:
+        for x in (torch.arange(3), torch.ones(2, 0), torch.tensor(True), torch.randn(3, 4).t()):
+            passed = OPS._npu_distribute_barrier(x, group, world)
+            assert passed.dtype == x.dtype and torch.equal(passed, x) and passed.is_contiguous()
+            assert passed.data_ptr() != x.data_ptr() or x.numel() == 0
+
+    with ascend_moe.LocalCluster(world) as cluster:
+        cluster.run(each)
+
+
+def test_barrier_waits_for_the_late_rank() -> None:
+    arrived, left = [0.0] * 3, [0.0] * 3
+
+    def each(rank: int, group: str) -> None:
+        for round_, late in enumerate((2, 0, 1)):
+            if rank == late:
+                time.sleep(0.3)
+            arrived[rank] = time.monotonic()
+            _npu_distribute_barrier(torch.ones(1), group, 3, time_out=torch.tensor([20_000_000]).int())
+            left[rank] = time.monotonic()
+            _npu_distribute_barrier(torch.ones(1), group, 3)
+            assert min(left) >= arrived[late], (round_, arrived, left)
+            _npu_distribute_barrier(torch.ones(1), group, 3)
+
+    with ascend_moe.LocalCluster(3) as cluster:
+        cluster.run(each)
+
+
+def test_barrier_names_the_missing_rank_after_its_own_time_out() -> None:
+    gone = threading.Event()
+    waited: dict[int, float] = {}
+
+    def each(rank: int, group: str) -> None:
+        _npu_distribute_barrier(torch.ones(1), group, 3)
+        if rank == 1:
+            gone.wait(15)
+            return
+        start = time.monotonic()
+        try:
+            with pytest.raises(CommTimeout, match="rank 1") as caught:
+                _npu_distribute_barrier(
+                    torch.ones(1), group, 3, time_out=torch.tensor([400_000], dtype=torch.int32)
+                )
+            assert caught.value.rank == 1
+            waited[rank] = time.monotonic() - start
+            # Fatal, as for dispatch: the communicator stays failed.
+            with pytest.raises(CommTimeout):
+                _npu_distribute_barrier(torch.ones(1), group, 3)
+        finally:
+            if len(waited) == 2:
+                gone.set()
+
+    with ascend_moe.LocalCluster(3) as cluster:
+        cluster.run(each)
+    assert set(waited) == {0, 2} and all(0.3 < seconds < 10 for seconds in waited.values()), waited
+
+
+def test_barrier_against_a_dispatch_is_a_named_mismatch() -> None:
+    def each(rank: int, group: str) -> None:
+        with pytest.raises(ConfigMismatch):
+            if rank == 0:
+                _npu_distribute_barrier(torch.ones(1), group, 2)
+            else:
+                x, chosen = torch.ones(1, HIDDEN), torch.zeros(1, TOPK, dtype=torch.int32)
+                npu_moe_distribute_dispatch_v2(x, chosen, group, 2, rank, EXPERTS)
+        # Collective, not fatal: the group goes on.
+        _npu_distribute_barrier(torch.ones(1), group, 2)
+
+    with ascend_moe.LocalCluster(2) as cluster:
+        cluster.run(each)
+
+
+def test_barrier_names_wrong_arguments() -> None:
+    x = torch.ones(1)
+
+    def refused(argument: str, *args: Any, **kwargs: Any) -> None:
+        with pytest.raises(ArgumentError, match=argument) as caught:
+            OPS._npu_distribute_barrier(*args, **kwargs)
+        assert caught.value.argument == argument
+
+    def each(rank: int, group: str) -> None:
+        refused("group", x, "nobody", 1)
+        refused("world_size", x, group, 2)
+        refused("elastic_info", x, group, 1, elastic_info=torch.zeros(6, dtype=torch.int32))
+        refused("time_out", x, group, 1, time_out=torch.tensor([0], dtype=torch.int32))
+        refused("time_out", x, group, 1, time_out=torch.tensor([1.0]))
+        refused("time_out", x, group, 1, time_out=torch.tensor([1, 2], dtype=torch.int32))
+        assert torch.equal(OPS._npu_distribute_barrier(x, group, 1), x)
+
+    with ascend_moe.LocalCluster(1) as cluster:
+        cluster.run(each)
+        refused("group", x, cluster.name, 1)  # which rank is this?
+
+
+def test_an_unused_barrier_stays_in_a_compiled_graph() -> None:
+    calls: list[int] = []
+
+    def each(rank: int, group: str) -> None:
+        def step(x: torch.Tensor) -> torch.Tensor:
+            OPS._npu_distribute_barrier(x, group, 1)
+            OPS._npu_distribute_barrier(x, group, 1)
+            return x + 1
+
+        def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+            from torch._dynamo.backends.common import aot_autograd
+            from torch._functorch.aot_autograd import make_boxed_func
+
+            def count(lowered: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+                calls.append(
+                    sum("barrier" in str(node.args) + str(node.target) for node in lowered.graph.nodes)
+                )
+                return make_boxed_func(lowered.forward)
+
+            return aot_autograd(fw_compiler=count)(graph, inputs)
+
+        torch._dynamo.reset()
+        compiled = torch.compile(step, fullgraph=True, backend=backend)
+        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
+
+    with ascend_moe.LocalCluster(1) as cluster:
+        cluster.run(each)
+    assert calls == [2]
+
+
+# ---- combine, residual, norm
+
+
+def layer(
+    rank: int, world: int, group: str, dtype: torch.dtype, batch: int, **kwargs: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of the operator behind a dispatch; the experts double their rows."""
+    generator = torch.Generator().manual_seed(rank)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    chosen = torch.randint(0, EXPERTS, (batch, TOPK), generator=generator, dtype=torch.int32)
+    place = (group, world, rank, EXPERTS)
+    common = {name: kwargs[name] for name in ("x_active_mask", "global_bs") if name in kwargs}
+    sent = npu_moe_distribute_dispatch_v2(random(batch, HIDDEN), chosen, *place, **common)
+    weights = torch.rand((batch, TOPK), generator=generator)
+    args = (sent[0] * 2, chosen, sent[2], sent[4], weights, random(batch, 1, HIDDEN), random(HIDDEN), *place)
+    return args, kwargs
+
+
+def expected(
+    acc: np.ndarray, residual: np.ndarray, gamma: np.ndarray, rstd: np.ndarray, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """y and x from the fp32 sum and rstd, element by element, each rounding where the formula has one."""
+
+    def rounded(value: np.float32) -> np.float32:
+        return np.float32(torch.tensor(float(value), dtype=torch.float32).to(dtype).float().item())
+
+    y, x = np.zeros_like(acc), np.zeros_like(acc)
+    for t, h in np.ndindex(acc.shape):
+        total = np.float32(acc[t, h] + residual[t, h])
+        x[t, h] = rounded(total)
+        y[t, h] = rounded(np.float32(rounded(np.float32(total * rstd[t])) * gamma[h]))
+    return torch.from_numpy(y).to(dtype), torch.from_numpy(x).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("form", ["plain", "shared", "masked", "unequal", "none here"])
+def test_add_rms_norm_is_the_formula(form: str, dtype: torch.dtype) -> None:
+    world, eps = 2, 1e-5
+
+    def each(rank: int, group: str) -> None:
+        batch = {"unequal": 5 - 2 * rank, "none here": 5 * rank}.get(form, 5)
+        kwargs: dict[str, Any] = {"global_bs": world * 5} if form in ("unequal", "none here") else {}
+        if form == "masked":
+            kwargs["x_active_mask"] = torch.tensor([[True, False], [False, False]] * 2 + [[True, True]])
+        args, kwargs = layer(rank, world, group, dtype, batch, **kwargs)
+        if form == "shared":
+            kwargs["shared_expert_x"] = torch.randn(batch, 1, HIDDEN).to(dtype)
+        y, rstd, x = npu_moe_distribute_combine_add_rms_norm(*args, **kwargs, norm_eps=eps)
+        assert (y.dtype, rstd.dtype, x.dtype) == (dtype, torch.float32, dtype)
+        assert (y.shape, rstd.shape, x.shape) == ((batch, 1, HIDDEN), (batch, 1, 1), (batch, 1, HIDDEN))
+        # The same rows summed in fp32 by the combine that is tested elsewhere, and not rounded.
+        shared = kwargs.pop("shared_expert_x", None)
+        wide = None if shared is None else shared.float()
+        acc = npu_moe_distribute_combine_v2(
+            args[0].float(), *args[1:5], *args[7:], **kwargs, shared_expert_x=wide
+        ).numpy()
+        residual, gamma = args[5].reshape(batch, HIDDEN).float().numpy(), args[6].float().numpy()
+        scalars = rstd.reshape(batch).numpy()
+        wanted = expected(acc, residual, gamma, scalars, dtype)
+        assert torch.equal(y.reshape(batch, HIDDEN), wanted[0])
+        assert torch.equal(x.reshape(batch, HIDDEN), wanted[1])
+        total = (acc + residual).astype(np.float64)
+        mean = (total * total).mean(1) if batch else np.zeros(0)
+        assert np.allclose(scalars, 1 / np.sqrt(mean + eps), rtol=1e-6)
+
+    with ascend_moe.LocalCluster(world) as cluster:
+        cluster.run(each)
+
+
+def test_the_sum_is_not_rounded_before_the_residual() -> None:
+    """bfloat16: 1 + 2^-9 + 2^-9, where rounding after the combine would lose both small terms."""
+
+    def each(rank: int, group: str) -> None:
+        place, step = (group, 1, 0, 1), 2.0**-9
+        x, chosen = torch.ones(1, 32, dtype=torch.bfloat16), torch.zeros(1, 1, dtype=torch.int32)
+        sent = npu_moe_distribute_dispatch_v2(x, chosen, *place)
+        weights = torch.tensor([[1 + step]])
+        residual = torch.full((1, 1, 32), step, dtype=torch.bfloat16)
+        args = (sent[0], chosen, sent[2], sent[4], weights, residual, torch.ones_like(x[0]), *place)
+        _, _, total = npu_moe_distribute_combine_add_rms_norm(*args)
+        rounded = npu_moe_distribute_combine_v2(*args[:5], *place)
+        assert float((rounded + residual[0])[0, 0]) == 1.0
+        # 1 + 2^-8 is half-way between two bfloat16 values and goes to the even one; a little more goes up.
+        assert float(total[0, 0, 0]) == 1.0
+        args = (*args[:4], torch.tensor([[1 + step + 2.0**-20]]), *args[5:])
+        assert float(npu_moe_distribute_combine_add_rms_norm(*args)[2][0, 0, 0]) == 1 + 2.0**-7
+        assert float((npu_moe_distribute_combine_v2(*args[:5], *place) + residual[0])[0, 0]) == 1.0
+
+    with ascend_moe.LocalCluster(1) as cluster:
+        cluster.run(each)
+
+
+@pytest.mark.parametrize(
+    ("changed", "argument"),
+    [
+        ({5: torch.ones(5, HIDDEN)}, "residual_x"),
+        ({5: torch.ones(5, 1, HIDDEN, dtype=torch.float16)}, "residual_x"),
+        ({6: torch.ones(HIDDEN - 1)}, "gamma"),
+        ({2: torch.zeros(3, dtype=torch.int32)}, "expand_idx"),
+        ({3: torch.zeros(1, dtype=torch.int64)}, "ep_send_counts"),
+        ({"norm_eps": -1.0}, "norm_eps"),
+        ({"out_dtype": 1}, "out_dtype"),
+        ({"group_list": torch.ones(1)}, "group_list"),
+        ({"activation_scale": torch.ones(1)}, "activation_scale"),
+        ({"weight_scale": torch.ones(1)}, "weight_scale"),
+        ({"elastic_info": torch.zeros(6, dtype=torch.int32)}, "elastic_info"),
+        ({"tp_world_size": 2}, "tp_world_size"),
+        ({"zero_expert_num": 1}, "zero_expert_num"),
+        ({"comm_alg": "no such"}, "comm_alg"),
+        ({"shared_expert_x": torch.ones(5, HIDDEN).half()}, "shared_expert_x"),
+    ],
+    ids=str,
+)
+def test_add_rms_norm_names_wrong_arguments(changed: dict[Any, Any], argument: str) -> None:
+    def each(rank: int, group: str) -> None:
+        args, _ = layer(rank, 1, group, torch.float32, 5)
+        wrong = [changed.get(index, value) for index, value in enumerate(args)]
+        kwargs = {name: value for name, value in changed.items() if isinstance(name, str)}
+        with pytest.raises(ArgumentError) as caught:
+            OPS.npu_moe_distribute_combine_add_rms_norm(*wrong, **kwargs)
+        assert caught.value.argument == argument
+        assert "combine_v2" not in str(caught.value) and "assist_info" not in str(caught.value)
+        npu_moe_distribute_combine_add_rms_norm(*args)
+
+    with ascend_moe.LocalCluster(1) as cluster:
+        cluster.run(each)
+
+
+def test_a_window_too_small_for_fp32_rows_says_how_many_mib() -> None:
+    batch, hidden = 60, 8192
+
+    def each(rank: int, group: str) -> None:
+        place = (group, 1, 0, 1)
+        x, chosen = torch.ones(batch, hidden, dtype=torch.bfloat16), torch.zeros(batch, 1, dtype=torch.int32)
+        sent = npu_moe_distribute_dispatch_v2(x, chosen, *place)
+        tensors = (sent[0], chosen, sent[2], sent[4], torch.ones(batch, 1))
+        npu_moe_distribute_combine_v2(*tensors, *place)
+        with pytest.raises(WindowTooSmall, match=NAME) as caught:
+            npu_moe_distribute_combine_add_rms_norm(*tensors, x.unsqueeze(1), x[0], *place)
+        assert caught.value.needed_mib > 2
+
+    with ascend_moe.LocalCluster(1, window_mib=2) as cluster:
+        cluster.run(each)
+
+
+def test_add_rms_norm_has_no_gradient() -> None:
+    def each(rank: int, group: str) -> None:
+        args, _ = layer(rank, 1, group, torch.float32, 5)
+        args = (args[0].requires_grad_(), *args[1:])
+        with pytest.raises(AscendMoeError, match=f"{NAME} is not differentiable"):
+            OPS.npu_moe_distribute_combine_add_rms_norm(*args)[0].sum().backward()
+
+    with ascend_moe.LocalCluster(1) as cluster:
+        cluster.run(each)
+
+
+def test_opcheck_of_both() -> None:
+    def each(rank: int, group: str) -> None:
+        args, _ = layer(rank, 1, group, torch.bfloat16, 5)
+        tests = ["test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
+        for op, given in (
+            (OPS.npu_moe_distribute_combine_add_rms_norm.default, args),
+            (OPS._npu_distribute_barrier.default, (torch.ones(3, 4), group, 1)),
+        ):
+            torch.library.opcheck(op, given, test_utils=tests)
+
+    with ascend_moe.LocalCluster(1) as cluster:
+        cluster.run(each)
+
+
+# ---- processes
+
+
+def over_processes(rank: int) -> dict[str, Any]:
+    """One rank of the default process group."""
+    group, world = ascend_moe.comm_name(), torch.distributed.get_world_size()
+    passed = _npu_distribute_barrier(torch.tensor([rank]), group, world)
+    args, _ = layer(rank, world, group, torch.bfloat16, 3)
+    y, _, _ = npu_moe_distribute_combine_add_rms_norm(*args)
+    _npu_distribute_barrier(torch.ones(1), group, world)
+    return {"pid": os.getpid(), "passed": int(passed), "y": y.float().abs().sum().item()}
+
+
+def test_both_run_between_processes(tmp_path: Path) -> None:
+    found = run_processes(2, over_processes, tmp_path)
+    assert len({one["pid"] for one in found}) == 2 and [one["passed"] for one in found] == [0, 1]
+    assert all(one["y"] > 0 for one in found)

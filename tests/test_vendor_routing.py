@@ -1,0 +1,347 @@
+"""Routing operators against scalar loops: expanding, gating, counting, and the load balancer's table."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from vendor_calls import ids, values
+
+from ascend_moe.errors import ArgumentError
+from ascend_moe.npu import (
+    npu_moe_compute_expert_tokens,
+    npu_moe_gating_top_k_softmax,
+    npu_moe_gating_top_k_softmax_v2,
+    npu_moe_init_routing,
+    npu_moe_init_routing_v2,
+    npu_moe_update_expert,
+)
+
+HIDDEN = 8
+
+
+# ---- npu_moe_init_routing
+
+
+def test_init_routing_of_torch_npus_documents() -> None:
+    x = torch.tensor([[0.1] * 4, [0.2] * 4, [0.3] * 4])
+    names = torch.tensor([[0, 3], [1, 4], [2, 5]], dtype=torch.int32)
+    chosen = torch.tensor([[1, 2], [0, 1], [0, 2]], dtype=torch.int32)
+    rows, places, experts = npu_moe_init_routing(x, names, chosen, 3)
+    # By hand: (expert 0: tokens 1, 2), (1: 0, 1), (2: 0, 2).
+    assert rows[:, 0].tolist() == [x[t, 0].item() for t in (1, 2, 0, 1, 0, 2)]
+    assert experts.tolist() == [0, 0, 1, 1, 2, 2]
+    assert places.tolist() == [2, 0, 1, 4, 3, 5]
+
+
+@pytest.mark.parametrize("active", [0, 2, 6, 99])
+@pytest.mark.parametrize("tokens", [0, 1, 6])
+def test_init_routing_is_the_formula(tokens: int, active: int) -> None:
+    topk = 3
+    x, chosen = values(tokens, HIDDEN, dtype=torch.bfloat16), ids(tokens, topk, top=4)
+    _, _, names = npu_moe_gating_top_k_softmax(values(tokens, 4), None, topk)
+    rows, places, experts = npu_moe_init_routing(x, names, chosen, active)
+    pairs = sorted((int(chosen[t, j]), t * topk + j, t, j) for t in range(tokens) for j in range(topk))
+    assert experts.tolist() == [expert for expert, *_ in pairs]
+    assert rows.shape == (min(tokens, active) * topk, HIDDEN) and rows.dtype == torch.bfloat16
+    for place, (_, _, t, j) in enumerate(pairs):
+        assert places[j * tokens + t] == place  # named by columns
+        if place < len(rows):
+            assert torch.equal(rows[place], x[t])
+
+
+def test_init_routing_names_wrong_rows() -> None:
+    x, chosen = values(3, HIDDEN), ids(3, 2)
+    for names in (torch.full((3, 2), 6, dtype=torch.int32), torch.full((3, 2), -1, dtype=torch.int32)):
+        with pytest.raises(ArgumentError, match=r"row_idx must hold numbers in 0\.\.5"):
+            npu_moe_init_routing(x, names, chosen, 3)
+
+
+# ---- npu_moe_init_routing_v2
+
+
+def half(value: np.ndarray) -> np.ndarray:
+    return value.astype(np.float16)
+
+
+def quantised(x: np.ndarray, mode: int, scale: Any, offset: Any, expert: int) -> tuple[np.ndarray, float]:
+    """A row's codes and scale."""
+    if mode == -1:
+        return x, 0.0
+    if mode == 0:
+        value = half(half(x) * half(scale)[0])
+        value = value if offset is None else half(value + half(offset)[0])
+        return np.clip(np.rint(value), -128, 127), 0.0
+    value = x.astype(np.float32)
+    if scale is not None:
+        value = value * scale[0 if len(scale) == 1 else expert]
+    found = np.abs(value).max() / np.float32(127)
+    return np.rint(value / found), float(found)
+
+
+def expanded(x: np.ndarray, chosen: np.ndarray, call: dict[str, Any]) -> tuple[Any, ...]:
+    """One pair after the other, into lists an expert."""
+    tokens, topk = chosen.shape
+    first, stop = call["active_expert_range"] or (0, call["expert_num"])
+    mode, capacity = call["quant_mode"], call["expert_capacity"]
+    lists: dict[int, list[int]] = {expert: [] for expert in range(first, stop)}
+    for pair in range(tokens * topk):
+        if first <= chosen.flat[pair] < stop:
+            lists[int(chosen.flat[pair])].append(pair)
+    drop = call["drop_pad_mode"] == 1
+    limit = tokens * topk if call["active_num"] <= 0 else min(call["active_num"], tokens * topk)
+    rows = call["expert_num"] * capacity if drop else limit
+    out, scales = np.zeros((rows, x.shape[1])), np.zeros(rows)
+    index = np.full(tokens * topk, -1)
+    row, order = 0, []
+    for expert, members in lists.items():
+        for position, pair in enumerate(members):
+            order.append(pair)
+            place = expert * capacity + position if drop else row
+            row += 1
+            if drop and position >= capacity:
+                continue
+            index[pair] = place
+            if place < rows:
+                scale = call["scale"]
+                out[place], scales[place] = quantised(
+                    x[pair // topk], mode, scale, call["offset"], expert - first
+                )
+                if mode == -1 and scale is not None:
+                    scales[place] = scale[pair // topk]
+    if call["row_idx_type"] == 1:
+        index = np.array(order + [-1] * (tokens * topk - len(order)))
+    counts = [len(members) for members in lists.values()]
+    return out, index, counted(counts, first, call), scales
+
+
+def counted(counts: list[int], first: int, call: dict[str, Any]) -> list[Any]:
+    kind = call["expert_tokens_num_type"]
+    if kind == 2:
+        pairs = [[first + e, count] for e, count in enumerate(counts) if count]
+        return pairs + [[0, 0]] * (call["expert_num"] - len(pairs))
+    return list(np.cumsum(counts)) if kind == 0 else counts
+
+
+BASE: dict[str, Any] = {
+    "scale": None, "offset": None, "active_num": -1, "expert_capacity": -1, "expert_num": 6,
+    "drop_pad_mode": 0, "expert_tokens_num_type": 1, "expert_tokens_num_flag": True, "quant_mode": -1,
+    "active_expert_range": [], "row_idx_type": 0,
+}  # fmt: skip
+ONE = torch.tensor([30.0])
+MODES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "with scales": {"scale": values(9, seed=5)},
+    "static": {"quant_mode": 0, "scale": ONE},
+    "static with offset": {"quant_mode": 0, "scale": ONE * 3, "offset": -ONE},
+    "dynamic": {"quant_mode": 1},
+    "dynamic, one smoothing row": {"quant_mode": 1, "scale": values(1, HIDDEN, seed=6).abs()},
+}
+FORMS: dict[str, dict[str, Any]] = {
+    "all": {},
+    "running sums": {"expert_tokens_num_type": 0},
+    "pairs": {"expert_tokens_num_type": 2, "active_expert_range": [1, 5]},
+    "scatter": {"row_idx_type": 1, "active_expert_range": [2, 6]},
+    "a range": {"active_expert_range": [2, 4]},
+    "an empty range": {"active_expert_range": [5, 6]},
+    "few rows": {"active_num": 4, "active_expert_range": [0, 5]},
+    "all rows": {"active_num": 99},
+    "dropped": {"drop_pad_mode": 1, "expert_capacity": 2},
+    "padded": {"drop_pad_mode": 1, "expert_capacity": 20},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("mode", MODES)
+def test_init_routing_v2_is_a_loop_over_pairs(mode: str, form: str) -> None:
+    call = BASE | MODES[mode] | FORMS[form]
+    for seed, dtype in ((0, torch.float32), (1, torch.bfloat16), (2, torch.float16)):
+        x, chosen = values(9, HIDDEN, dtype=dtype, seed=seed), ids(9, 3, seed=seed, top=5)
+        chosen[seed, 1] = -1
+        chosen[3, 2] = 5 if seed == 1 else 99
+        numpied = {k: v.numpy() if isinstance(v, torch.Tensor) else v for k, v in call.items()}
+        found = npu_moe_init_routing_v2(x, chosen, **call)
+        rows, index, tokens, scales = expanded(x.float().numpy(), chosen.numpy(), numpied)
+        assert found[0].dtype == (dtype if call["quant_mode"] == -1 else torch.int8)
+        assert np.array_equal(found[0].reshape(len(rows), HIDDEN).float().numpy(), rows)
+        assert found[1].dtype == torch.int32 and found[1].tolist() == index.tolist()
+        assert found[2].dtype == torch.int64 and found[2].tolist() == [
+            list(pair) if isinstance(pair, list) else pair for pair in tokens
+        ]
+        assert np.array_equal(found[3].double().numpy(), scales)
+
+
+def test_init_routing_v2_smooths_by_expert() -> None:
+    x, chosen, smooth = values(9, HIDDEN), ids(9, 3, top=6), values(3, HIDDEN, seed=6).abs()
+    call = BASE | {"quant_mode": 1, "scale": smooth, "active_expert_range": [2, 5]}
+    found = npu_moe_init_routing_v2(x, chosen, **call)
+    rows, _, _, scales = expanded(x.numpy(), chosen.numpy(), call | {"scale": smooth.numpy()})
+    assert np.array_equal(found[0].numpy(), rows) and np.array_equal(found[3].double().numpy(), scales)
+
+
+def test_init_routing_v2_moves_int8_as_it_is() -> None:
+    x = torch.arange(-20, 20, dtype=torch.int8).reshape(5, 8)
+    chosen = ids(5, 2, top=3)
+    rows, places, tokens, _ = npu_moe_init_routing_v2(x, chosen, expert_num=3)
+    assert rows.dtype == torch.int8 and tokens.tolist() == [0] * 3  # not asked for
+    for pair, place in enumerate(places.tolist()):
+        assert torch.equal(rows[place], x[pair // 2])
+    with pytest.raises(ArgumentError, match=r"x is torch\.int8"):
+        npu_moe_init_routing_v2(x, chosen, expert_num=3, quant_mode=1)
+
+
+# ---- npu_moe_compute_expert_tokens
+
+
+@pytest.mark.parametrize("rows", [[], [0], [0, 0, 0, 1, 1, 2], [2, 2, 2], [0, 3, 4, 4]])
+def test_expert_tokens_are_running_sums(rows: list[int]) -> None:
+    found = npu_moe_compute_expert_tokens(torch.tensor(rows, dtype=torch.int32), 4)
+    assert found.dtype == torch.int32
+    assert found.tolist() == [sum(1 for row in rows if row <= expert) for expert in range(4)]
+
+
+def test_expert_tokens_want_sorted_rows() -> None:
+    with pytest.raises(ArgumentError, match="must not fall"):
+        npu_moe_compute_expert_tokens(torch.tensor([1, 0], dtype=torch.int32), 2)
+
+
+# ---- npu_moe_gating_top_k_softmax_v2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("renorm", [0, 1])
+@pytest.mark.parametrize("shape", [(5, 6), (2, 3, 6)])
+def test_softmax_v2_is_the_formula(shape: tuple[int, ...], renorm: int, dtype: torch.dtype) -> None:
+    x, topk = values(*shape, dtype=dtype), 3
+    x.view(-1, 6)[1, 2:4] = 2.0  # a tie
+    finished = torch.zeros(shape[:-1], dtype=torch.bool)
+    finished.view(-1)[2] = True
+    weights, chosen, softmax = npu_moe_gating_top_k_softmax_v2(
+        x, k=topk, finished=finished, renorm=renorm, output_softmax=True
+    )
+    assert weights.dtype == dtype and chosen.dtype == torch.int32 and softmax.dtype == torch.float32
+    assert weights.shape == chosen.shape == (*shape[:-1], topk)
+    rounding = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
+    for row, logits in enumerate(x.reshape(-1, 6).float().tolist()):
+        best = sorted(range(6), key=lambda e: (-logits[e], e))[:topk]
+        over = best if renorm else range(6)
+        total = sum(math.exp(logits[e]) for e in over)
+        expected = [math.exp(logits[e]) / total for e in best]
+        assert weights.view(-1, topk)[row].tolist() == pytest.approx(expected, rel=rounding)
+        assert chosen.view(-1, topk)[row].tolist() == ([6] * topk if row == 2 else best)
+        if not renorm:
+            whole = [math.exp(logit) / total for logit in logits]
+            assert softmax.view(-1, 6)[row].tolist() == pytest.approx(whole, rel=1e-5)
+    assert softmax.shape == ((0,) if renorm else shape)
+
+
+def test_softmax_v2_chooses_by_the_logits_where_softmax_cannot_tell_them_apart() -> None:
+    x = torch.tensor([[0.0, -200.0, -190.0, -199.0]])  # their softmax is 0 in float32
+    weights, chosen, _ = npu_moe_gating_top_k_softmax_v2(x, k=3, renorm=1)
+    assert chosen.tolist() == [[0, 2, 3]] and weights.tolist() == [[1.0, 0.0, 0.0]]
+
+
+# ---- npu_moe_update_expert
+
+
+def updated(chosen: Any, table: Any, mode: int, rank: int, world: int) -> list[list[int]]:
+    found = []
+    for t, row in enumerate(chosen):
+        out = []
+        for expert in row:
+            count = table[expert][0] if expert >= 0 else 0
+            if expert < 0:
+                out.append(-1)
+            elif count == 1:
+                out.append(table[expert][1])
+            elif mode == 0:
+                out.append(table[expert][1 + rank // math.ceil(world / count)])
+            else:
+                out.append(table[expert][1 + t % count])
+        found.append(out)
+    return found
+
+
+TABLE = [[1, 7, 0, 0, 0], [4, 0, 2, 4, 6], [2, 1, 3, 0, 0], [3, 5, 8, 9, 0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("world", [1, 4, 6, 7])
+@pytest.mark.parametrize("mode", [0, 1])
+def test_update_expert_is_a_loop(mode: int, world: int, dtype: torch.dtype) -> None:
+    table = torch.tensor(TABLE, dtype=torch.int32)
+    used = set()
+    for rank in range(world):
+        chosen = ids(11, 3, seed=rank, top=4).to(dtype)
+        chosen[rank, 0] = -1
+        found, mask = npu_moe_update_expert(
+            chosen, table, local_rank_id=rank, world_size=world, balance_mode=mode
+        )
+        assert found.dtype == dtype and mask.dtype == torch.bool and bool(mask.all())
+        assert found.tolist() == updated(chosen.tolist(), TABLE, mode, rank, world)
+        used |= set(found.flatten().tolist())
+    if mode == 1:
+        assert used == {-1, *range(10)}  # every copy of every expert gets tokens
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_update_expert_prunes_by_a_share_of_the_sum(dtype: torch.dtype, masked: bool) -> None:
+    batch, topk = 13, 4
+    scales = values(batch, topk).abs().sort(descending=True).values.to(dtype)
+    threshold = torch.tensor([0.0, 0.25, 0.2, 0.1])
+    active = torch.arange(batch) < 9 if masked else None
+    _, mask = npu_moe_update_expert(
+        ids(batch, topk, top=4), torch.tensor(TABLE, dtype=torch.int32), expert_scales=scales,
+        pruning_threshold=threshold.reshape(1, -1) if masked else threshold, active_mask=active,
+        balance_mode=1,
+    )  # fmt: skip
+    for t in range(batch):
+        total = np.float32(0)
+        for k in range(topk):
+            total = np.float32(total + np.float32(scales[t, k].item()))
+        for k in range(topk):
+            kept = np.float32(scales[t, k].item()) >= np.float32(threshold[k].item()) * total
+            assert bool(mask[t, k]) == bool(kept and (not masked or t < 9)), (t, k)
+    assert bool(mask.any()) and not bool(mask.all())
+
+
+def test_update_expert_keeps_a_pair_exactly_at_the_threshold() -> None:
+    scales = torch.tensor([[0.5, 0.25, 0.25]])
+    threshold = torch.tensor([0.5, 0.25, 0.250001])
+    table = torch.tensor(TABLE, dtype=torch.int32)
+    _, mask = npu_moe_update_expert(
+        ids(1, 3, top=4), table, expert_scales=scales, pruning_threshold=threshold, balance_mode=1
+    )
+    assert mask.tolist() == [[True, True, False]]
+
+
+@pytest.mark.parametrize(
+    ("changed", "argument"),
+    [
+        ({"expert_ids": torch.tensor([[4]])}, "expert_ids"),
+        ({"expert_ids": torch.tensor([[-2]])}, "expert_ids"),
+        ({"expert_ids": torch.tensor([[1.0]])}, "expert_ids"),
+        ({"eplb_table": torch.tensor([[0, 1]], dtype=torch.int32)}, "expert_ids"),
+        ({"eplb_table": torch.tensor([[1, 1], [0, 1], [1, 1], [1, 1]], dtype=torch.int32)}, "eplb_table"),
+        ({"eplb_table": torch.tensor([[1, 1], [2, 1], [1, 1], [1, 1]], dtype=torch.int32)}, "eplb_table"),
+        ({"eplb_table": torch.tensor(TABLE)}, "eplb_table"),
+        ({"local_rank_id": 4}, "local_rank_id"),
+        ({"local_rank_id": -1}, "local_rank_id"),
+        ({"world_size": 0}, "world_size"),
+        ({"expert_scales": torch.ones(1, 1)}, "expert_scales"),
+        ({"pruning_threshold": torch.ones(1)}, "pruning_threshold"),
+        ({"expert_scales": torch.ones(1, 1), "pruning_threshold": torch.ones(2)}, "pruning_threshold"),
+    ],
+    ids=str,
+)
+def test_update_expert_names_wrong_arguments(changed: dict[str, Any], argument: str) -> None:
+    given = {"expert_ids": torch.tensor([[3]]), "eplb_table": torch.tensor(TABLE, dtype=torch.int32)}
+    call: dict[str, Any] = {**given, "local_rank_id": 1, "world_size": 4}
+    with pytest.raises(ArgumentError) as caught:
+        npu_moe_update_expert(**call | changed)
+    assert caught.value.argument == argument
+    npu_moe_update_expert(**call)

@@ -1,0 +1,298 @@
+"""Runs under ``ascend-moe vnpu``: checks of the built-in operators; prints ``{check: "" or traceback}``."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import re
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch_npu
+from vnpu_operator_child import record_operators
+
+CHECKS: dict[str, Callable[[], None]] = {}
+NPU = "npu:0"
+
+
+def check(function: Callable[[], None]) -> Callable[[], None]:
+    CHECKS[function.__name__] = function
+    return function
+
+
+@contextmanager
+def raises(pattern: str) -> Iterator[None]:
+    """The block, or waiting for what it has started, raises a RuntimeError that matches."""
+    try:
+        yield
+        torch.npu.synchronize()
+    except RuntimeError as error:
+        assert re.search(pattern, str(error)), f"{pattern!r} is not in {error}"
+    else:
+        raise AssertionError(f"nothing was raised; expected {pattern!r}")
+
+
+def bad_index() -> torch.Tensor:
+    """An error that only the data show."""
+    return torch.embedding(torch.ones(3, 4).npu(), torch.tensor([1, 7]).npu())
+
+
+@check
+def errors_in_the_data_are_raised_and_later_work_is_right() -> None:
+    for _ in range(2):
+        with raises(r"aclnnEmbedding: IndexError: index out of range in self|507035"):
+            bad_index()
+        assert (torch.ones(3).npu() + 1).tolist() == [2.0, 2.0, 2.0]
+
+
+@check
+def every_way_of_waiting_tells_an_error_once() -> None:
+    event = torch.npu.Event()
+    ways: list[Callable[[torch.Tensor], object]] = [
+        lambda y: y.cpu(),
+        lambda y: y.sum().item(),
+        lambda y: torch.npu.current_stream().synchronize(),
+        lambda y: (event.record(), event.synchronize()),
+        lambda y: torch.npu.synchronize(),
+    ]
+    for wait in ways:
+        with raises("507035"):
+            wait(bad_index())
+        torch.npu.synchronize()
+
+
+@check
+def a_wait_carries_the_error_text() -> None:
+    with raises(r"aclnnEmbedding: IndexError: index out of range in self"):
+        bad_index()
+
+
+@check
+def shapes_that_do_not_fit_are_raised() -> None:
+    text = (
+        r"aclnnGroupedMatmulV5: ArgumentError: group_list covers 9 rows, but the matrix has 4 "
+        r"\(is group_list_type right\?\)"
+    )
+    x, w = torch.ones(4, 8).npu(), torch.ones(2, 8, 4).npu()
+    groups = torch.tensor([3, 9]).npu()
+    with raises(text):
+        torch_npu.npu_grouped_matmul([x], [w], split_item=2, group_type=0, group_list=groups)
+
+
+@check
+def an_operator_that_is_not_there_is_named() -> None:
+    x, w = torch.ones(2, 4, dtype=torch.float16).npu(), torch.ones(4, 4, dtype=torch.float16).npu()
+    with raises(r"aclnnFFN\w* or aclnnFFN\w*GetWorkspaceSize not in libopapi.so"):
+        torch_npu.npu_ffn(x, w, w, "relu")
+
+
+@check
+def an_operator_that_torch_npu_would_compile_is_named() -> None:
+    with raises(r"operator Elu has no aclnn entry here"):
+        torch.nn.functional.elu(torch.ones(3).npu())
+    assert (torch.ones(1).npu() * 3).item() == 3
+
+
+@check
+def threads_compute_side_by_side() -> None:
+    wrong = []
+
+    def work(seed: int) -> None:
+        torch.npu.set_device(0)
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(60):
+            a = torch.randint(-4, 5, (8, 8), generator=generator).float()
+            if not torch.equal((a.npu() @ a.npu() + seed).cpu(), a @ a + seed):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@check
+def calls_leave_no_memory_behind() -> None:
+    x = torch.ones(64, 64).npu()
+
+    def resident() -> int:
+        torch.npu.synchronize()
+        gc.collect()
+        with open("/proc/self/statm") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def calls(number: int) -> None:
+        for _ in range(number):
+            y = x[x[:, 0] > 0]
+            torch.stack([y, y + 1]).sum((0, 1))
+
+    calls(50)
+    for _ in range(10000):  # torch_npu's queue is a ring of 8192 entries: touch them all
+        x + 1
+    # A leak would grow in every round: 32 bytes of each of 1000 operators.
+    growths = []
+    for _ in range(4):
+        before = resident()
+        calls(150)
+        growths.append(resident() - before)
+    assert min(growths) < 32 << 10, growths
+
+
+@check
+def random_numbers_follow_the_seed() -> None:
+    def draw() -> list[torch.Tensor]:
+        torch.manual_seed(7)
+        drawn = [
+            torch.randn(1000, device=NPU),
+            torch.rand(1000, device=NPU),
+            torch.randint(0, 5, (1000,), device=NPU),
+            torch.randperm(50, device=NPU),
+            torch.empty(1000, device=NPU).normal_(3, 2),
+            torch.bernoulli(torch.full((1000,), 0.25, device=NPU)),
+            torch.multinomial(torch.ones(8, device=NPU), 4),
+            torch.randn(1000, device=NPU),
+            torch.empty(1000, device=NPU).bernoulli_(0.25),
+            torch.normal(torch.full((1000,), 3.0, device=NPU), 2.0),
+            torch.normal(3.0, torch.full((1000,), 2.0, device=NPU)),
+            torch.normal(torch.full((1000,), 3.0, device=NPU), torch.full((1000,), 2.0, device=NPU)),
+            torch.normal(3.0, 2.0, (1000,), device=NPU),
+            torch.empty(1000, dtype=torch.int32, device=NPU).random_(),
+        ]
+        return [one.cpu() for one in drawn]
+
+    first, second = draw(), draw()
+    assert all(torch.equal(one, two) for one, two in zip(first, second, strict=True))
+    normal, uniform, integers, order, shifted, coins, chosen, other, tossed, *normals, anything = first
+    assert abs(float(normal.mean())) < 0.2 and 0.9 < float(normal.std()) < 1.1
+    assert float(uniform.min()) >= 0 and float(uniform.max()) < 1 and abs(float(uniform.mean()) - 0.5) < 0.05
+    assert integers.unique().tolist() == [0, 1, 2, 3, 4] and sorted(order.tolist()) == list(range(50))
+    for one in (shifted, *normals):
+        assert abs(float(one.mean()) - 3) < 0.4 and 1.8 < float(one.std()) < 2.2
+    assert 0.2 < float(coins.mean()) < 0.3 and 0.2 < float(tossed.mean()) < 0.3
+    assert int(anything.min()) >= 0 and int(anything.max()) > 1 << 29
+    assert len(set(chosen.tolist())) == 4 and not torch.equal(normal, other)
+
+
+@check
+def a_captured_graph_computes_anew_at_each_replay() -> None:
+    if os.environ.get("TASK_QUEUE_ENABLE") == "2":
+        return  # torch_npu refuses to capture in this mode
+    graph, x, y = torch.npu.NPUGraph(), torch.ones(4).npu(), torch.zeros(4).npu()
+    with torch.npu.graph(graph):
+        y.copy_(x * 2 + 1)
+        noise = torch.cat([torch.rand(4, device=NPU), torch.randn(4, device=NPU)])
+        dice = torch.randint(0, 1 << 20, (4,), device=NPU)
+    seen = []
+    for value in (5, 7):
+        x.fill_(value)
+        graph.replay()
+        seen.append((y.tolist(), noise.cpu(), dice.cpu()))
+    assert [first for first, _, _ in seen] == [[11.0] * 4, [15.0] * 4]
+    assert not (seen[0][1] == seen[1][1]).any() and not torch.equal(seen[0][2], seen[1][2])
+
+
+@check
+def a_default_device_does_not_reach_the_arithmetic() -> None:
+    torch.set_default_device("npu")
+    try:
+        x = torch.arange(6.0).reshape(2, 3)
+        assert x.device.type == "npu"
+        assert torch.bincount(torch.tensor([1, 1, 3])).tolist() == [0, 2, 0, 1]
+        assert torch.nn.functional.one_hot(torch.tensor([1]), 3).tolist() == [[0, 1, 0]]
+        assert torch.nn.functional.layer_norm(x, (3,)).device.type == "npu"
+    finally:
+        torch.set_default_device("cpu")
+
+
+@check
+def norms_and_quantisation_follow_their_formulas() -> None:
+    x, gamma = torch.randn(4, 8), torch.rand(8)
+    want = torch.nn.functional.rms_norm(x, (8,), gamma, eps=1e-3)
+    y, rstd = torch_npu.npu_rms_norm(x.npu(), gamma.npu(), epsilon=1e-3)
+    assert torch.allclose(y.cpu(), want, atol=1e-6) and rstd.shape == (4, 1)
+    assert torch.allclose(rstd.cpu(), torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-3), atol=1e-6)
+    y, _, total = torch_npu.npu_add_rms_norm(x.npu(), x.npu(), gamma.npu(), 1e-3)
+    assert torch.equal(total.cpu(), x + x)
+    assert torch.allclose(y.cpu(), torch.nn.functional.rms_norm(x + x, (8,), gamma, eps=1e-3), atol=1e-6)
+    scale, offset = torch.full((8,), 30.0), torch.full((8,), 2.0)
+    codes = torch_npu.npu_quantize(x.npu(), scale.npu(), offset.npu(), torch.qint8, -1, False)
+    assert torch.equal(codes.cpu(), (x * 30 + 2).round().clamp(-128, 127).to(torch.int8))
+    zero = torch.full((8,), 3, dtype=torch.int32)
+    codes = torch_npu.npu_quantize(x.npu(), (scale / 1000).npu(), zero.npu(), torch.qint8, 1, True)
+    assert torch.equal(codes.cpu(), ((x / 0.03).round() + 3).clamp(-128, 127).to(torch.int8))
+
+
+@check
+def gradients_are_those_of_the_cpu() -> None:
+    def gradients(device: str) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        module = torch.nn.Sequential(
+            torch.nn.Linear(4, 8), torch.nn.SiLU(), torch.nn.Linear(8, 3), torch.nn.Softmax(-1)
+        ).to(device)
+        module(torch.arange(8.0).reshape(2, 4).to(device))[:, 0].sum().backward()
+        return [parameter.grad.cpu() for parameter in module.parameters()]
+
+    for expected, found in zip(gradients("cpu"), gradients(NPU), strict=True):
+        assert torch.allclose(expected, found, atol=1e-6)
+
+
+@check
+def gradients_of_moe_operators_are_those_of_plain_torch() -> None:
+    x, weights = torch.randn(5, 8, device=NPU), torch.rand(5, 2, device=NPU)
+    ids = torch.tensor([[0, 1], [2, 1], [1, 0], [0, 2], [2, 0]], dtype=torch.int32, device=NPU)
+    x.requires_grad_()
+    weights.requires_grad_()
+    rows, places = torch_npu.npu_moe_token_permute(x, ids)
+    y = torch_npu.npu_moe_token_unpermute(torch_npu.npu_swiglu(rows), places, weights)
+    slope = torch.randn(5, 4)
+    y.backward(slope.npu())
+    left, right = (part.cpu().detach().requires_grad_() for part in x.chunk(2, -1))
+    factors = weights.cpu().detach().requires_grad_()
+    hidden = torch.nn.functional.silu(left) * right
+    (factors.sum(1, keepdim=True) * hidden).backward(slope)
+    assert torch.allclose(x.grad.cpu(), torch.cat([left.grad, right.grad], -1), atol=1e-5)
+    assert torch.allclose(weights.grad.cpu(), factors.grad, atol=1e-5)
+
+
+@check
+def a_moe_layer_is_right_and_stays_on_the_device() -> None:
+    torch.manual_seed(1)
+    x = torch.randn(6, 8, device=NPU)
+    w1, w2 = torch.randn(4, 8, 32, device=NPU), torch.randn(4, 16, 8, device=NPU)
+    weights, ids = torch.topk(torch.softmax(x @ torch.randn(4, 8, device=NPU).t(), -1), 2)
+    rows, places = torch_npu.npu_moe_token_permute(x, ids.int())
+    call = {
+        "split_item": 2, "group_type": 0, "group_list_type": 1,
+        "group_list": torch.bincount(ids.reshape(-1), minlength=4),
+    }  # fmt: skip
+    hidden = torch_npu.npu_swiglu(torch_npu.npu_grouped_matmul([rows], [w1], **call)[0])
+    y = torch_npu.npu_grouped_matmul([hidden], [w2], **call)[0]
+    out = torch_npu.npu_moe_token_unpermute(y, places, weights)
+    assert out.device.type == "npu"
+    want = torch.zeros(6, 8)
+    x, w1, w2, weights, ids = (one.cpu() for one in (x, w1, w2, weights, ids))
+    for token in range(6):
+        for k in range(2):
+            left, right = (x[token] @ w1[ids[token, k]]).chunk(2)
+            want[token] += weights[token, k] * ((torch.nn.functional.silu(left) * right) @ w2[ids[token, k]])
+    assert torch.allclose(out.cpu(), want, rtol=1e-4, atol=1e-4) and float(want.abs().max()) > 1
+
+
+def verdict(function: Callable[[], None]) -> str:
+    try:
+        function()
+    except Exception:
+        return traceback.format_exc()
+    return ""
+
+
+if __name__ == "__main__":
+    called = record_operators()
+    found = {name: verdict(function) for name, function in CHECKS.items()}
+    print(json.dumps({"found": found, "called": sorted(called)}))

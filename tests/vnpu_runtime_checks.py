@@ -1,0 +1,209 @@
+"""One process of test_vnpu_runtime.py: every check_* function on virtual devices; prints how each went."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+import torch  # torch_npu is loaded by torch itself: nothing here imports it
+
+DTYPES = (
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float64,
+    torch.int8,
+    torch.uint8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.bool,
+    torch.complex64,
+)
+
+
+def expect(text: str, call: object) -> None:
+    try:
+        call()  # type: ignore[operator]
+    except RuntimeError as error:
+        assert text in str(error), error
+        return
+    raise AssertionError(f"no error that says {text}")
+
+
+def sample(dtype: torch.dtype, count: int = 100) -> torch.Tensor:
+    return (torch.arange(count) % 61 - 30).to(torch.int64).to(dtype)
+
+
+def check_autoload() -> None:
+    assert "torch_npu" in sys.modules
+    with open("/proc/self/environ") as file:  # as the launcher left it; torch_npu itself sets it afterwards
+        assert "TORCH_DEVICE_BACKEND_AUTOLOAD" not in file.read()
+    assert torch.npu.is_available()
+
+
+def check_devices() -> None:
+    assert torch.npu.device_count() == 4
+    assert torch.npu.current_device() == 0
+    torch.npu.set_device(3)
+    assert torch.npu.current_device() == 3 and torch.empty(1, device="npu").device.index == 3
+    torch.npu.set_device(0)
+    with torch.npu.device(2):
+        assert torch.empty(1, device="npu").device.index == 2
+    expect("", lambda: torch.empty(1, device="npu:4"))
+
+
+def check_properties() -> None:
+    properties = torch.npu.get_device_properties(0)
+    assert properties.name == torch.npu.get_device_name(1) == "Ascend910B3"
+    assert (properties.cube_core_num, properties.vector_core_num) == (20, 40)
+    free, total = torch.npu.mem_get_info()
+    assert 0 < free <= total <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def check_round_trips() -> None:
+    for dtype in DTYPES:
+        data = sample(dtype)
+        for moved in (data.npu(), data.to("npu:1"), data.to(torch.device("npu", 2), non_blocking=True)):
+            assert moved.device.type == "npu" and moved.dtype == dtype
+            assert moved.cpu().equal(data), dtype
+    assert torch.empty(0, device="npu").cpu().shape == (0,)
+
+
+def check_between_devices() -> None:
+    data = sample(torch.float32)
+    there = data.to("npu:0").to("npu:3")
+    assert there.device.index == 3 and there.cpu().equal(data)
+    target = torch.empty(100, device="npu:0")
+    target.copy_(there)
+    assert target.cpu().equal(data)
+
+
+def check_pinned() -> None:
+    data = sample(torch.float32).pin_memory()
+    assert data.is_pinned() and not torch.zeros(4).is_pinned()
+    back = torch.empty(100).pin_memory()
+    moved = data.to("npu", non_blocking=True)
+    back.copy_(moved, non_blocking=True)
+    torch.npu.synchronize()
+    assert back.equal(data)
+
+
+def check_streams() -> None:
+    source, target = sample(torch.float32).npu(), torch.empty(100, device="npu")
+    stream, other = torch.npu.Stream(), torch.npu.Stream(priority=-1)
+    assert stream != other and torch.npu.current_stream() == torch.npu.default_stream()
+    begin, end = torch.npu.Event(enable_timing=True), torch.npu.Event(enable_timing=True)
+    with torch.npu.stream(stream):
+        assert torch.npu.current_stream() == stream
+        begin.record()
+        target.copy_(source)
+        end.record()
+    other.wait_event(end)
+    other.wait_stream(stream)
+    stream.synchronize()
+    end.synchronize()
+    assert begin.query() and end.query() and stream.query()
+    assert begin.elapsed_time(end) >= 0
+    assert target.cpu().equal(source.cpu())
+
+
+def check_memory() -> None:
+    torch.npu.empty_cache()
+    before = torch.npu.memory_allocated()
+    free_before, _ = torch.npu.mem_get_info()
+    block = torch.empty(64 << 20, dtype=torch.uint8, device="npu")
+    assert torch.npu.memory_allocated() - before >= 64 << 20
+    assert free_before - torch.npu.mem_get_info()[0] >= 64 << 20
+    del block
+    torch.npu.empty_cache()
+    assert torch.npu.mem_get_info()[0] == free_before
+    _, total = torch.npu.mem_get_info()
+    expect("out of memory", lambda: torch.empty(total + 1, dtype=torch.uint8, device="npu"))
+
+
+def check_graph() -> None:
+    source, target, last = sample(torch.float32).npu(), torch.zeros(100).npu(), torch.zeros(100).npu()
+    side, fork, join = torch.npu.Stream(), torch.npu.Event(), torch.npu.Event()
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        target.copy_(source)
+        current = torch.npu.current_stream()
+        fork.record(current)
+        side.wait_event(fork)
+        with torch.npu.stream(side):
+            last.copy_(target)
+        join.record(side)
+        current.wait_event(join)
+    assert target.cpu().equal(torch.zeros(100)), "nothing runs while it is captured"
+    for value in (1.0, 2.0):
+        source.copy_(torch.full((100,), value))
+        graph.replay()
+        torch.npu.synchronize()
+        assert last.cpu().equal(torch.full((100,), value)), "every replay reads what is there then"
+    with torch.npu.stream(side):
+        last.copy_(sample(torch.float32))
+    side.synchronize()
+    assert last.cpu().equal(sample(torch.float32)), "after the capture the side stream runs work again"
+    graph.reset()
+
+
+def check_no_wait_in_graph() -> None:
+    def captured() -> None:
+        with torch.npu.graph(torch.npu.NPUGraph()):
+            torch.npu.synchronize()
+
+    expect("is being captured", captured)
+    torch.npu.synchronize()
+
+
+def check_fork() -> None:
+    """A child forked after initialisation computes on the CPU and ends, as a data loader's does."""
+    torch.ones(4).npu()
+    child = os.fork()
+    if child == 0:
+        os._exit(int(float(torch.ones(4).sum())))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
+    assert torch.ones(4).npu().cpu().sum() == 4
+
+
+def check_refused() -> None:
+    """What only a device can do is refused by name, not done in a wrong way."""
+    import ctypes
+
+    runtime = ctypes.CDLL("libascendcl.so")
+    runtime.aclGetRecentErrMsg.restype = ctypes.c_char_p
+    for name in ("rtKernelLaunch", "aclrtBinaryLoadFromData", "aclmdlSetDump"):
+        assert getattr(runtime, name)() == 207000
+        assert name in runtime.aclGetRecentErrMsg().decode()
+    assert runtime.aclGetRecentErrMsg() is None
+    assert runtime.aclrtMemcpy(None, 0, None, 8, 0) == 107000
+    assert "8 bytes do not fit" in runtime.aclGetRecentErrMsg().decode()
+
+
+def check_info() -> None:
+    import ascend_moe.vnpu
+
+    assert ascend_moe.vnpu.is_active()
+    info = ascend_moe.vnpu.info()
+    assert info["virtual"] is True and info["soc"] == "Ascend910B3" and info["devices"] == 4
+    assert info["torch_npu"] == "2.13.0" and "virtual" in info["about"]
+    with open("/proc/self/maps") as maps:
+        files = {line.split()[-1] for line in maps if "libascendcl" in line}
+    assert files == {os.path.realpath(os.path.join(info["libraries"], "libascendcl.so"))}
+
+
+def main() -> None:
+    for name, check in sorted(globals().items()):
+        if not name.startswith("check_"):
+            continue
+        try:
+            check()
+            print("ok", name, flush=True)
+        except BaseException:
+            print("FAILED", name, traceback.format_exc(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+#!/usr/bin/env python3
+"""Compiles every source of op_host against CANN's real host headers, unchanged, to objects.
+
+DIR is a CANN toolkit (8.1), which has all of them, or an asc-devkit checkout (9.x). For the latter they come
+from three projects: name a checkout of metadef as well (--metadef), and a toolkit or a directory that has
+securec.h and platform/platform_infos_def.h (--base). A definition, tiling or shape source is compiled in the
+three ways in which CANN's build compiles it. A control that calls what no header has must not compile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from headers_check import CheckError, toolkit_roots
+
+ROOT = Path(__file__).resolve().parent.parent
+# For op_build, for the library of tiling functions, for that of prototypes.
+WAYS = {"definition": [], "tiling": ["-DOP_TILING_LIB"], "prototype": ["-DOP_PROTO_LIB"]}
+ACLNN = "aclnn/acl_meta.h"
+CONTROL = """
+#include "moe_distribute_cann_tiling.h"
+ge::graphStatus Control(gert::TilingContext* context) { return context->CONTROL_SETTER(1); }
+"""
+
+
+@dataclass(frozen=True)
+class HostHeaders:
+    """A set of headers, and what a compilation with it needs."""
+
+    name: str
+    includes: list[Path]
+    defines: list[str]
+    generated: dict[str, str]  # headers that its own build makes: name -> text
+
+
+@dataclass(frozen=True)
+class Job:
+    """One object."""
+
+    source: Path
+    way: str
+    symbol: str  # that it must have
+
+
+def find_toolkit(directory: Path) -> HostHeaders | None:
+    """A CANN toolkit: include/ of one architecture, and the tiling API beside it."""
+    for root in toolkit_roots(directory):
+        for include in [*sorted(root.glob("*-linux/include")), root / "include"]:
+            if not (include / "register/op_def_registry.h").is_file():
+                continue
+            tiling = [
+                include.parent / "ascendc/include/highlevel_api",
+                root / "compiler/ascendc/include/highlevel_api",
+            ]
+            includes = [include, include / "experiment/platform", *(path for path in tiling if path.is_dir())]
+            # As the toolkit's own project template has it.
+            return HostHeaders(f"CANN toolkit {root.name}", includes, ["-D_GLIBCXX_USE_CXX11_ABI=0"], {})
+    return None
+
+
+def tiling_structs(header: Path) -> str:
+    """The plain structs that asc-devkit's build makes of a header with tiling macros."""
+    found = re.findall(
+        r"BEGIN_TILING_DATA_DEF\((Mc2\w*Tiling)\)\s*TILING_DATA_FIELD_DEF_ARR\(uint8_t, (\d+), (\w+)\);",
+        header.read_text(),
+    )
+    if len(found) != 2:
+        raise CheckError(f"{header} does not describe Mc2InitTiling and Mc2CcTiling as bytes any more")
+    structs = "".join(
+        f"struct {name} {{ uint8_t {field}[{size}] = {{}}; }};\n" for name, size, field in found
+    )
+    return f"#pragma once\n#include <cstdint>\n{structs}"
+
+
+def find_devkit(directory: Path, metadef: Path | None, base: Path | None) -> HostHeaders | None:
+    """asc-devkit with metadef, and single headers of other projects."""
+    for root in (directory, directory / "asc"):
+        tiling = root / "include/adv_api/hccl/hccl_tilingdata.h"
+        if not tiling.is_file():
+            continue
+        if metadef is None or not (metadef / "inc/external/asc/register/op_def_registry.h").is_file():
+            raise CheckError(
+                "asc-devkit has no op definition headers: name a metadef checkout with --metadef "
+                "(it has inc/external/asc/register/op_def_registry.h)"
+            )
+        generated = {
+            "kernel_tiling/kernel_tiling.h": tiling_structs(tiling),
+            # Of the runtime's platform library; op_host uses nothing of it.
+            "platform/soc_spec.h": "#pragma once\n#include <cstdint>\nenum class NpuArch : uint32_t;\n",
+        }
+        for name in (
+            "securec.h",
+            "securectype.h",
+            "platform/platform_infos_def.h",
+            "platform/platform_info_def.h",
+        ):
+            generated[name] = find_header(base, name).read_text()
+        parts = ("inc/external/asc", "inc/external", "inc", "pkg_inc", "pkg_inc/base")
+        includes = [*(metadef / part for part in parts), root / "include", root / "include/utils", root]
+        # metadef's own way to do without the graph engine's headers.
+        defines = ["-DNO_OPERATOR_IMPL"]
+        return HostHeaders(f"asc-devkit {root.name} and metadef {metadef.name}", includes, defines, generated)
+    return None
+
+
+def find_header(base: Path | None, name: str) -> Path:
+    """A header that neither asc-devkit nor metadef has, by its name in an install."""
+    directories = [] if base is None else [base]
+    for root in toolkit_roots(base) if base is not None else ():
+        for include in [*sorted(root.glob("*-linux/include")), root / "include"]:
+            directories += [include, include / "experiment/platform"]
+    for directory in directories:
+        if (directory / name).is_file():
+            return directory / name
+    raise CheckError(f"no {name}: name a toolkit, or a directory that has it, with --base")
+
+
+class Checker:
+    """Compiles with one set of headers, into one scratch directory."""
+
+    def __init__(self, headers: HostHeaders, compiler: str, scratch: Path) -> None:
+        self.scratch = scratch
+        generated = scratch / "generated"
+        for name, text in headers.generated.items():
+            (generated / name).parent.mkdir(parents=True, exist_ok=True)
+            (generated / name).write_text(text)
+        self.command = [compiler, "-std=c++17", "-O1", "-fPIC", "-Wall", "-Wextra", "-fmax-errors=5"]
+        self.command += [*headers.defines, f"-I{ROOT / 'op_host'}", f"-I{ROOT / 'op_kernel'}"]
+        self.command += [f"-isystem{path}" for path in (generated, *headers.includes)]
+
+    def compile(self, source: Path, target: Path, *added: str) -> subprocess.CompletedProcess[str]:
+        """An object, with the compiler's messages in plain ASCII."""
+        command = [*self.command, "-c", str(source), "-o", str(target), *added]
+        return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"})
+
+    def check_control(self) -> None:
+        """A setter that the context has compiles, one that it has not does not: else this proves nothing."""
+        source, target = self.scratch / "control.cpp", self.scratch / "control.o"
+        source.write_text(CONTROL)
+        right = self.compile(source, target, "-DCONTROL_SETTER=SetTilingKey")
+        if right.returncode != 0:
+            raise CheckError(f"the control does not compile:\n{right.stderr}")
+        wrong = self.compile(source, target, "-DCONTROL_SETTER=SetTilingKeys")
+        if wrong.returncode == 0 or not re.search(
+            r"error: .*has no member named 'SetTilingKeys'", wrong.stderr
+        ):
+            raise CheckError(f"the control's unknown setter was not rejected:\n{wrong.stderr}")
+        print("control: SetTilingKey compiles, SetTilingKeys does not")
+
+    def check(self, job: Job) -> tuple[Job, int, str]:
+        """Size of the object, 0 where it has not compiled as it must; messages."""
+        target = self.scratch / f"{job.source.stem}_{job.way}.o"
+        result = self.compile(job.source, target, *WAYS.get(job.way, []))
+        if result.returncode != 0:
+            return job, 0, result.stderr
+        code = target.read_bytes()
+        if job.symbol.encode() not in code:
+            return job, 0, f"{job.source.name}: the object has no {job.symbol}\n"
+        ours = [line for line in result.stderr.splitlines() if str(ROOT) in line and ": warning: " in line]
+        return job, 0 if ours else len(code), "\n".join(ours)
+
+
+def jobs() -> Iterator[Job]:
+    """Every source of op_host; a new one that nothing here knows is an error."""
+    symbols = {"def": "AscendMoeDistribute{}", "tiling": "Tile{}", "infershape": "InferDataType{}"}
+    for source in sorted((ROOT / "op_host").glob("*.cpp")):
+        match = re.fullmatch(r"ascend_moe_distribute_(\w+)_(def|tiling|infershape)", source.stem)
+        if match is None:
+            raise CheckError(
+                f"{source.name}: not named ascend_moe_distribute_<op>_<def|tiling|infershape>.cpp"
+            )
+        for way in WAYS:
+            yield Job(source, way, symbols[match[2]].format(match[1].capitalize()))
+    for source in sorted((ROOT / "op_host/op_api").glob("*.cpp")):
+        name = "".join(word.capitalize() for word in source.stem.split("_")[1:])
+        yield Job(source, "op_api", f"aclnn{name}GetWorkspaceSize")
+
+
+def main() -> int:
+    """The command line; 0 when everything compiled without a warning of ours."""
+    parser = argparse.ArgumentParser(description="Compiles op_host against CANN's host headers.")
+    parser.add_argument("directory", metavar="DIR", type=Path, help="CANN toolkit or asc-devkit")
+    parser.add_argument("--metadef", type=Path, help="metadef checkout, with asc-devkit")
+    parser.add_argument(
+        "--base", type=Path, help="toolkit or directory with securec.h and platform/, with asc-devkit"
+    )
+    parser.add_argument(
+        "--include", type=Path, action="append", default=[], help="more headers, searched last"
+    )
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--compiler", default="g++")
+    options = parser.parse_args()
+    try:
+        directory = options.directory.resolve()
+        headers = find_toolkit(directory) or find_devkit(directory, options.metadef, options.base)
+        if headers is None:
+            raise CheckError(
+                f"no host headers in {directory}: expected a CANN toolkit (*-linux/include/register) or an "
+                "asc-devkit checkout (include/adv_api/hccl)"
+            )
+        headers = replace(headers, includes=[*headers.includes, *options.include])
+        types = "CANN's" if any((path / ACLNN).is_file() for path in headers.includes) else "our own"
+        print(f"host headers: {headers.name}; types of the aclnn entry points: {types}")
+        with tempfile.TemporaryDirectory(prefix="host-headers-") as scratch:
+            checker = Checker(headers, options.compiler, Path(scratch))
+            checker.check_control()
+            with ThreadPoolExecutor(options.jobs) as pool:
+                results = list(pool.map(checker.check, jobs()))
+    except (CheckError, OSError) as error:
+        print(f"host-headers-check: {error}", file=sys.stderr)
+        return 1
+    for job, size, log in results:
+        print(f"{job.source.name:44} {job.way:10} {f'{size} B' if size else 'FAILED':>10}")
+        if not size:
+            print(log, file=sys.stderr)
+    failed = sum(not size for _, size, _ in results)
+    print(f"{len(results) - failed} of {len(results)} objects compiled without a warning")
+    print(f"host-headers-check: {'FAIL' if failed else 'PASS'}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
