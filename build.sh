@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the CANN package (custom opp .run) of the two ops. Needs a CANN toolkit; the CPU package does not need
+# Builds the CANN package (custom opp .run) of the ops. Needs a CANN toolkit; the CPU package does not need
 # this script.
 #
 #   ./build.sh --soc=ascend910b,ascend910_93 [--vendor_name=ascend_moe] [--build-dir=build/opp]

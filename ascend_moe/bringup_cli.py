@@ -18,7 +18,8 @@ import torch.distributed as dist
 from . import bringup, comm, validate, validate_cli
 from .bringup import FAIL, KERNEL_PROBES, PASS, SKIPPED, Finding, Probe, Skipped
 from .bringup_kernel import Twin
-from .bringup_ops import INSTEAD, OP_PROBES, OpProbe
+from .bringup_npu import Npu
+from .bringup_ops import OP_PROBES, OpProbe
 from .devices import Device
 from .errors import AscendMoeError
 from .validate_run import Place, Stopped
@@ -77,7 +78,8 @@ def _one(probe: OpProbe, place: Place) -> tuple[str, str]:
     except Skipped as why:
         return SKIPPED, f"not run: {why}"
     except (AssertionError, AscendMoeError, Stopped, RuntimeError) as error:
-        return FAIL, f"rank {place.rank}: {str(error.__cause__ or error).partition(chr(10))[0]}"
+        text = str(error.__cause__ or error).partition("\n")[0]
+        return FAIL, text if text.startswith(f"rank {place.rank}, core") else f"rank {place.rank}: {text}"
 
 
 def _together(probe: OpProbe, seen: Sequence[tuple[str, str]]) -> Finding:
@@ -100,7 +102,7 @@ def _rank(device: Device, as_json: bool) -> int:
         # The twin is a device of one process; the others need not know what it shows.
         findings = kernel_findings(Twin(world=min(world, 4))) if rank == 0 else []
     else:
-        probes = [*(_by_ops(probe) for probe in KERNEL_PROBES), *OP_PROBES]
+        probes = [*(_by_rank(probe) for probe in KERNEL_PROBES), *OP_PROBES]
     for number, probe in enumerate(probes):
         name = comm.comm_name(dist.new_group())
         verdict = _one(probe, Place(rank, world, name, where))
@@ -121,13 +123,9 @@ def _rank(device: Device, as_json: bool) -> int:
     return code
 
 
-def _by_ops(probe: Probe) -> OpProbe:
-    """A probe of the kernel through dispatch and combine, as far as they show it; else it is skipped."""
-
-    def skip(place: Place) -> str:
-        return probe.run(place.device)  # no twin: it says so
-
-    return OpProbe(probe.name, probe.assumption, INSTEAD.get(probe.name, skip))
+def _by_rank(probe: Probe) -> OpProbe:
+    """A probe of the kernel as one rank's part of it."""
+    return OpProbe(probe.name, probe.assumption, lambda place: probe.run(Npu(place)))
 
 
 def _start(device: Device, options: argparse.Namespace, argv: Sequence[str]) -> int:

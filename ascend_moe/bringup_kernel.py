@@ -19,6 +19,7 @@ CONTEXTS = {"a3": 1, "a2": 2}  # moe::kContextA3, kContextA2
 STATE_MIB = 1  # of A2's window
 CYCLES_PER_MICRO = 50  # as the kernels assume
 PASSED, DIFFERS, TIMEOUT, MISMATCH = 0x600D, 1, 2, 3
+TILING_KEY = 1000  # ASCEND_MOE_TILING_KEY_PROBE
 MODES = {"context": 1, "store": 2, "atomic": 3, "order": 4, "syncall": 5, "cycles": 6, "zero": 7}
 WAIT_S = 10.0
 
@@ -79,6 +80,11 @@ class Twin:
     window_mib: int = 4
     spoil: Callable[[twin.Windows], None] = lambda windows: None
 
+    @property
+    def ranks(self) -> int:
+        """Whose reports a launch returns: all."""
+        return self.world
+
     def launch(self, mode: str, rounds: int = 1, cycles: int = 0) -> tuple[list[Seen], float]:
         """Runs one probe on fresh windows: what every core reports, and the seconds that the launch took.
 
@@ -87,7 +93,9 @@ class Twin:
         """
         call = self._prepare(mode, rounds, cycles)
         start = time.monotonic()
-        self._kernels().launch("ascend_moe_probe", call.args, call.tilings, self.cores, 0, call.windows)
+        self._kernels().launch(
+            "ascend_moe_probe", call.args, call.tilings, self.cores, TILING_KEY, call.windows
+        )
         seconds = time.monotonic() - start
         return call.seen(), seconds
 
@@ -99,7 +107,7 @@ class Twin:
             call.args,
             call.tilings,
             self.cores,
-            0,
+            TILING_KEY,
             call.windows,
             schedules=schedules,
             deterministic=False,
@@ -130,5 +138,5 @@ class Twin:
 
     def _kernels(self) -> twin.Kernels:
         root = _lib.native_source_root()
-        folder = root / "ascend_moe" / "csrc" / "bringup"
-        return twin.load(folder / "ascend_moe_probe.cpp", includes=[root / "op_kernel", folder])
+        folder = root / "op_kernel"
+        return twin.load(folder / "ascend_moe_probe.cpp", includes=[folder])

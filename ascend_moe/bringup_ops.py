@@ -6,7 +6,6 @@ Each runs on all ranks, on a communicator of its own; ``run(rank's Place)`` retu
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -109,44 +108,6 @@ def _failure(place: Place) -> AscendMoeError | None:
     return None
 
 
-def _missing(place: Place) -> tuple[CommTimeout | None, float]:
-    """The last rank stays away from one op: what the others raise, after how many seconds."""
-    if place.world < 2:
-        raise Skipped("it takes two ranks")
-    if place.rank == place.world - 1:
-        return None, 0.0
-    start = time.monotonic()
-    error = _failure(place)
-    assert isinstance(error, CommTimeout), f"a missing rank gave {error!r}"
-    return error, time.monotonic() - start
-
-
-def _context(place: Place) -> str:
-    _dispatch(place)
-    return "the kernels compared it with the tiling before their first store"
-
-
-def _rate(place: Place) -> str:
-    """A deadline is a number of cycles: how long is it?"""
-    _dispatch(place)
-    error, waited = _missing(place)
-    if error is None:
-        return "this rank stayed away"
-    low, high = 0.8 * DEADLINE_S, 1.2 * DEADLINE_S + SOON_S
-    assert low <= waited <= high, f"a deadline of {DEADLINE_S:g} s was over after {waited:.2f} s"
-    return f"a deadline of {DEADLINE_S:g} s was over after {waited:.2f} s"
-
-
-def _zero_state(place: Place) -> str:
-    """A new communicator begins at epoch 1, and finds neither status nor aborts of another."""
-    error, _ = _missing(place)
-    if error is None:
-        return "this rank stayed away"
-    epoch = re.search(r"at epoch (\d+)", str(error))
-    assert epoch is not None and epoch.group(1) == "1", f"the first op had no epoch 1: {error}"
-    return "the first op of a new communicator had epoch 1"
-
-
 def _capture(place: Place) -> str:
     """A captured dispatch, replayed with other rows in the same places."""
     if place.device.type != "npu":
@@ -172,13 +133,6 @@ def _capture(place: Place) -> str:
         assert bool((out[0][:rows] == value).all()), f"a replay did not send the rows of {value}"
     return "2 replays, each with the rows of its time"
 
-
-# Where the probe kernel is not, for what dispatch alone shows of its probes; by their names.
-INSTEAD: dict[str, Callable[[Place], str]] = {
-    "context layout": _context,
-    "cycle rate": _rate,
-    "zero-initialised state": _zero_state,
-}
 
 OP_PROBES = (
     OpProbe("first op", "a new communicator works without any preparation", _fresh),

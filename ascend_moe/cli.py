@@ -18,8 +18,20 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in _EXTRA:
             raise
-        sys.exit(f"ascend-moe needs {error.name}, which is not installed: pip install 'ascend_moe[cli]'")
+        sys.exit(_without(error.name))
     app()
+
+
+def _without(package: str) -> str:
+    """What is missing and for which commands, and those that work all the same."""
+    wanted = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+    lines = [
+        f"ascend-moe {wanted}".rstrip() + f" needs {package}, which is not installed: "
+        "pip install 'ascend_moe[cli]'",
+        "These commands work without it; each has its own --help:",
+        *plain.table([[name, about] for name, (_, about) in plain.COMMANDS.items()]),
+    ]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -109,6 +109,27 @@ def lookup(group_ep: str, ep_world_size: int, ep_rank_id: int) -> Communicator:
     return _end(group_ep, group)
 
 
+def ranks_per_server(group_ep: str, ep_world_size: int, ep_rank_id: int) -> int:
+    """Ranks that share a server, 0 for all of them: ranks of other servers are reached by RDMA, as on an A2.
+
+    When it is above 0 and below ep_world_size, assist_info_for_combine begins with the BS*K words of
+    expand_idx and has no triples.
+
+    Raises:
+        As ``lookup``, which opens a communicator that is not open yet.
+    """
+    npu_runtime = sys.modules.get("ascend_moe.npu_runtime")
+    end: Any = npu_runtime.known(group_ep) if npu_runtime is not None else None
+    if end is None:
+        group = _resolve(group_ep) if group_ep and local_cluster.find(group_ep) is None else None
+        if npu_runtime is not None and group is not None and _has_hccl(group):
+            device = torch.device("npu", torch.npu.current_device())  # type: ignore[attr-defined,unused-ignore]
+            end = npu_runtime.find(group_ep, ep_world_size, ep_rank_id, device)
+        else:
+            end = lookup(group_ep, ep_world_size, ep_rank_id)
+    return int(end.ranks_per_server)
+
+
 def hccl_group(group_ep: str, ep_world_size: int, ep_rank_id: int) -> ProcessGroup:
     """The process group of an HCCL communicator's name, for ops on an NPU. Opens nothing.
 
@@ -132,7 +153,7 @@ def hccl_group(group_ep: str, ep_world_size: int, ep_rank_id: int) -> ProcessGro
             argument="group_ep",
         )
     if group is None:
-        raise _unknown(group_ep)
+        raise _unknown(group_ep, hccl=True)
     _check_place(group_ep, group.size(), group.rank(), ep_world_size, ep_rank_id)
     return group
 
@@ -142,7 +163,8 @@ def close(group_ep: str) -> None:
 
     A LocalCluster's name: in a rank's function that rank's end, outside of ``run`` the ends of all ranks.
     Peers that still use the communicator see this rank as lost. A name of HCCL: what this process knows of
-    it; the windows belong to HCCL, so after a fatal error its process group is to be made anew too.
+    it; the windows belong to HCCL, so after a fatal error ops on that group fail until the process group is
+    destroyed and made anew.
 
     Raises:
         AscendMoeError: an op still runs on it. ArgumentError: group_ep is no name at all.
@@ -231,9 +253,17 @@ def _resolve(name: str) -> ProcessGroup | None:
     return group if group in _c10d()._world.pg_map else None
 
 
-def _unknown(name: str) -> ArgumentError:
-    known = [repr(cluster) for cluster in local_cluster.names()]
-    if _initialized():
+def _unknown(name: str, hccl: bool = False) -> ArgumentError:
+    known = [] if hccl else [repr(cluster) for cluster in local_cluster.names()]
+    if hccl:
+        known += [repr(handed) for handed in sorted(_handed_out) if _resolve(handed) is not None]
+        if not known and _initialized():
+            return ArgumentError(
+                f"group_ep={name!r} names no live HCCL communicator: use ascend_moe.comm_name(process_group) "
+                "of an HCCL group",
+                argument="group_ep",
+            )
+    elif _initialized():
         known += [repr(group) for group in sorted(_c10d()._world.pg_names.values())]
         known += [repr(handed) for handed in sorted(_handed_out)]
     listed = (

@@ -8,7 +8,7 @@ Three kinds, as the window protocol tells them apart:
              one; so do an ``ArgumentError`` about values in ep_send_counts or assist_info_for_combine)
              and ``RoutingMismatch`` (raised where it is seen): the communicator stays usable.
 * fatal      ``CommError``: ``PeerLost``, ``CommTimeout``, ``CorruptStatus``: the communicator stays
-             failed until it is closed and opened afresh.
+             failed until it is closed and opened afresh; on an NPU until its process group is made anew.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from . import _lib, npu_adapter_build
 from ._cache import cache_directory, fill_folder
 from .errors import LibraryError
 from .npu_adapter_build import BuildError
+from .vendor_ops import fix_of_library, missing_library
 
 _lock = threading.Lock()
 _loaded: Path | None = None
@@ -38,9 +39,11 @@ def load() -> Path:
                 try:
                     torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
                 except OSError as error:
+                    library = missing_library(error)
+                    own = not library or library.startswith(("libtorch", "libc10"))
+                    fix = "remove it, the next call builds it again" if own else fix_of_library(library)
                     raise LibraryError(
-                        f"the torch_npu adapter {path} cannot be loaded ({error}): remove it, the next call "
-                        "builds it again"
+                        f"the torch_npu adapter {path} cannot be loaded ({error}): {fix}"
                     ) from error
                 _loaded = path
     return _loaded

@@ -10,7 +10,7 @@ import torch
 
 from . import native, npu_adapter, npu_runtime
 from .comm import place
-from .errors import ArgumentError, AscendMoeError, LibraryError
+from .errors import ArgumentError, AscendMoeError, LibraryError, WindowTooSmall
 
 # Attributes in the order of the operators' definition.
 _PLACE = (
@@ -64,17 +64,20 @@ def call(
     shapes = tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items())
     group_ep = values["group_ep"]
     world, rank = attributes["ep_world_size"] or 0, attributes["ep_rank_id"] or 0
-    plan, end = native.plan_for(
-        op_name,
-        op,
-        contract,
-        group_ep,
-        values.get("comm_alg", ""),
-        shapes,
-        attributes,
-        functools.partial(npu_runtime.find, group_ep, world, rank, device),
-        place,
-    )
+    try:
+        plan, end = native.plan_for(
+            op_name,
+            op,
+            contract,
+            group_ep,
+            values.get("comm_alg", ""),
+            shapes,
+            attributes,
+            functools.partial(npu_runtime.find, group_ep, world, rank, device, op_name),
+            place,
+        )
+    except WindowTooSmall as error:
+        raise _of_own_window(error, group_ep) from None
     assert isinstance(end, npu_runtime.NpuCommunicator)
     with end.lock:
         end.look()
@@ -84,18 +87,36 @@ def call(
     return outputs
 
 
+def _of_own_window(error: WindowTooSmall, group_ep: str) -> WindowTooSmall:
+    """The variable does not count for a group that was made with a size of its own: names that option."""
+    end = npu_runtime.known(group_ep)
+    if end is None or not end.own_buffer:
+        return error
+    text = str(error).partition(": export HCCL_BUFFSIZE")[0]
+    fix = f"make the group with {npu_runtime.OWN_OPTION} = {error.needed_mib} on all ranks"
+    return WindowTooSmall(f"{text}: {fix}", **error.details)
+
+
 def _one_device(op_name: str, tensors: Mapping[str, torch.Tensor]) -> torch.device:
     npu = torch._C._get_privateuse1_backend_name()
-    first = next((tensor.device for tensor in tensors.values() if tensor.device.type == npu), None)
+    first = next((name for name, tensor in tensors.items() if tensor.device.type == npu), None)
+    if first is None:
+        name = next(iter(tensors))
+        raise ArgumentError(f"{op_name}: {name} is on {tensors[name].device}, not on {npu}", argument=name)
+    device = tensors[first].device
     for name, tensor in tensors.items():
-        if tensor.device != first or tensor.layout != torch.strided:
+        if tensor.device != device:
             raise ArgumentError(
-                f"{op_name}: {name} is a {tensor.layout} tensor on {tensor.device}, all tensors must be "
-                f"dense and on the same device ({first or npu})",
+                f"{op_name}: {name} is on {tensor.device}, {first} on {device}: they must be on one device, "
+                f"pass {name}.to('{device}')",
                 argument=name,
             )
-    assert first is not None
-    return first
+        if tensor.layout != torch.strided:
+            raise ArgumentError(
+                f"{op_name}: {name} is a {tensor.layout} tensor, it must be dense: pass {name}.to_dense()",
+                argument=name,
+            )
+    return device
 
 
 def _launch(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from types import TracebackType
 from typing import Any
 
 from . import npu
-from .errors import LibraryError
+from .vendor_ops import import_torch_npu
 
 # Every one that uses the windows of a group: ours and CANN's in one group would spoil each other's.
 NAMES = (
@@ -25,13 +24,7 @@ class TorchNpuPatch:
     """What one call of ``patch_torch_npu`` has swapped. A context manager, which undoes it at the end."""
 
     def __init__(self) -> None:
-        try:
-            self._module: Any = importlib.import_module("torch_npu")
-        except ImportError as error:
-            raise LibraryError(
-                f"patch_torch_npu: torch_npu cannot be imported ({error}); install the torch_npu that "
-                "matches this torch"
-            ) from error
+        self._module: Any = import_torch_npu("patch_torch_npu: torch_npu")
         self._originals: dict[str, Any] = {}
         for name in NAMES:
             before = getattr(self._module, name, _MISSING)

@@ -7,6 +7,7 @@ only in ``check``.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import threading
@@ -26,7 +27,9 @@ DEFAULT_TIMEOUT_S = 300.0
 # What HCCL_EXEC_TIMEOUT is by default; torch_npu gives an operator as long before it is stopped.
 _HCCL_EXEC_TIMEOUT_S = 1836.0
 _MARGIN_S = 10.0
+OWN_OPTION = 'pg_options.hccl_config["hccl_buffer_size"]'  # of a group, goes before HCCL_BUFFSIZE
 _MAGIC, _CODE = 0, 1  # words of the record
+_ANEW = " - this group has failed for good: destroy its process group and make a new one, on all ranks"
 
 
 def context_kind(soc: str) -> int:
@@ -67,7 +70,8 @@ class NpuCommunicator:
     Attributes:
         name: HCCL's name of it, the group_ep.
         rank, world, data_bytes, context_kind, ranks_per_server: what a call is planned for.
-        failed: the first fatal error; later ops raise it at once until ``ascend_moe.close(name)``.
+        failed: the first fatal error; later ops raise it at once, after ``ascend_moe.close(name)`` too, until
+            the process group is made anew.
     """
 
     def __init__(self, name: str, group: Any, device: torch.device) -> None:
@@ -81,15 +85,18 @@ class NpuCommunicator:
         self.context_kind = context_kind(torch.npu.get_device_name(device))  # type: ignore[attr-defined]
         on_a2 = self.context_kind == CONTEXT_A2
         self.ranks_per_server = A2_SERVER_RANKS if on_a2 else 0
-        self.buffer_mib = _buffer_mib(group)
+        own = _own_buffer_mib(group)
+        self.own_buffer = own is not None
+        self.buffer_mib = window_data_bytes(own) // MIB
         if on_a2 and self.buffer_mib <= A2_STATE_MIB:
+            setting = OWN_OPTION if self.own_buffer else "HCCL_BUFFSIZE"
             raise ArgumentError(
-                f"HCCL_BUFFSIZE={self.buffer_mib} must be more than {A2_STATE_MIB} MiB on an A2, whose last "
+                f"{setting}={self.buffer_mib} must be more than {A2_STATE_MIB} MiB on an A2, whose last "
                 "MiB holds the status blocks",
                 argument="HCCL_BUFFSIZE",
             )
         self.data_bytes = (self.buffer_mib - (A2_STATE_MIB if on_a2 else 0)) * MIB
-        self.failed: AscendMoeError | None = None
+        self.failed: AscendMoeError | None = None  # for good: HCCL keeps the windows until its group goes
         self.lock = threading.Lock()  # held from the look to the launch
         words = int(_lib.lib().am_error_record_words())
         self.record = torch.zeros(words, dtype=torch.int32, device=device)
@@ -127,7 +134,7 @@ class NpuCommunicator:
         code = int(words[_CODE])
         error = native.error_of(code, words.ctypes.data, "", self)
         if isinstance(error, CommError) or _lib.lib().am_error_is_fatal(code):
-            self.failed = error
+            error = self.failed = type(error)(f"{error}{_ANEW}", **error.details)
         if not capturing():
             self.record.zero_()
             self._host.zero_()
@@ -143,20 +150,40 @@ _closed: list[NpuCommunicator] = []  # kept: a captured graph writes into their 
 _lock = threading.Lock()
 
 
-def find(group_ep: str, world: int, rank: int, device: torch.device) -> NpuCommunicator:
-    """This process's end of the HCCL communicator of that name.
+def known(group_ep: str) -> NpuCommunicator | None:
+    """The end that an op has opened, if any."""
+    return _ends.get(group_ep)
+
+
+def find(group_ep: str, world: int, rank: int, device: torch.device, op_name: str = "") -> NpuCommunicator:
+    """This process's end of the HCCL communicator of that name; ``op_name`` begins the message of an error.
 
     Raises:
+        CommError: this group has failed, in an end that was closed since.
         ArgumentError: no such communicator, or one of a backend whose windows are in CPU memory; or
             ep_world_size or ep_rank_id is not its own.
     """
-    group = comm.hccl_group(group_ep, world, rank)
+    try:
+        group = comm.hccl_group(group_ep, world, rank)
+    except ArgumentError as error:
+        raise type(error)(f"{op_name}: {error}" if op_name else str(error), **error.details) from None
     with _lock:
         end = _ends.get(group_ep)
         if end is None or end.group() is not group or end.device != device:
             _forget(group_ep)
+            _refuse_failed(group)
             end = _ends[group_ep] = NpuCommunicator(group_ep, group, device)
     return end
+
+
+def _refuse_failed(group: Any) -> None:
+    """Raises the fatal error of an end of this very group closed since: HCCL's windows still hold it."""
+    for end in _closed:
+        if end.group() is group:
+            with contextlib.suppress(AscendMoeError):
+                end.look()  # nobody may have asked since its last op
+            if end.failed is not None:
+                end.look()
 
 
 def _forget(group_ep: str) -> None:
@@ -183,7 +210,7 @@ def check(group_ep: str | None = None) -> None:
     Raises:
         InvalidExpertId, RoutingOverflow, RoutingMismatch, ConfigMismatch, ArgumentError: the communicator
             goes on.
-        PeerLost, CommTimeout, CorruptStatus: it has failed, until it is closed and its group is made anew.
+        PeerLost, CommTimeout, CorruptStatus: it has failed for good; make its process group anew.
     """
     with _lock:
         ends = [end for end in _ends.values() if group_ep is None or end.name == group_ep]
@@ -198,9 +225,9 @@ def capturing() -> bool:
     return bool(npu is not None and npu.is_current_stream_capturing())
 
 
-def _buffer_mib(group: Any) -> int:
-    """MiB of HCCL's window of a group: its own option where it was given, else HCCL_BUFFSIZE."""
+def _own_buffer_mib(group: Any) -> int | None:
+    """MiB of HCCL's window of a group where its options give it; None where HCCL_BUFFSIZE counts."""
     backend = group._get_backend(torch.device("npu"))
     config = getattr(getattr(backend, "options", None), "hccl_config", None) or {}
     own = config.get("hccl_buffer_size")
-    return (window_data_bytes(int(own)) if own else window_data_bytes()) // MIB
+    return int(own) if own else None

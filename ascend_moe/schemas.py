@@ -57,7 +57,8 @@ _COMMON = """
     Raises:
         ArgumentError, WindowTooSmall: this rank's arguments; nothing was sent, a corrected call works.
         InvalidExpertId, RoutingOverflow, ConfigMismatch: on every rank; the communicator stays usable.
-        {mismatch}PeerLost, CommTimeout, CorruptStatus: the communicator must be closed and opened afresh.
+        {mismatch}PeerLost, CommTimeout, CorruptStatus: the communicator must be closed and opened afresh,
+            on an NPU by a new process group.
 
     Source: torch_npu.{name}.
 """
@@ -121,7 +122,8 @@ DOCS: dict[str, str] = {
     )
     + _COMMON.format(ignored=_IGNORED, refused="", mismatch="", name="npu_moe_distribute_dispatch"),
     "npu_moe_distribute_dispatch_v2": _DISPATCH_DOC.format(
-        third="assist_info_for_combine (max(BS*K, A*128),) int32: (source rank, token, k) of row i at 3*i",
+        third="assist_info_for_combine (max(BS*K, A*128),) int32: (source rank, token, k) of row i at 3*i;\n"
+        "        between the servers of an A2 cluster expand_idx in its first BS*K words instead, as in CANN",
         more=_ALGORITHMS,
     )
     + _COMMON.format(

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from . import comm
+from .communicator import ranks_per_server
 from .plain import table
 from .validate_cases import Case, matrix
 from .validate_run import Place, Result, Stopped, run_all
@@ -41,6 +42,12 @@ class Outcome:
     seconds: float
     results: list[Result]
     stopped: list[str] = field(default_factory=list)
+    ranks_per_server: int = 0  # 0: all of them
+
+    @property
+    def several_servers(self) -> bool:
+        """True when ranks reach some others by RDMA, or by what stands in for it."""
+        return 0 < self.ranks_per_server < self.world
 
     @property
     def ok(self) -> bool:
@@ -53,6 +60,7 @@ class Outcome:
             "ok": self.ok,
             "world": self.world,
             "device": self.device,
+            "ranks_per_server": self.ranks_per_server,
             "cases": self.cases,
             "seconds": round(self.seconds, 3),
             "counts": [
@@ -89,7 +97,8 @@ def threads(
         cluster.run(body)
     results = [one for ranks in found for one in ranks]
     about = f"cpu, {world} ranks as threads of one process"
-    return Outcome(world, about, len(chosen), time.monotonic() - start, results, _in_order(stopped))
+    seconds = time.monotonic() - start
+    return Outcome(world, about, len(chosen), seconds, results, _in_order(stopped), ranks_per_server())
 
 
 def processes(device: torch.device, about: str, choose: Choose) -> Outcome | None:
@@ -99,9 +108,11 @@ def processes(device: torch.device, about: str, choose: Choose) -> Outcome | Non
     """
     rank, world = dist.get_rank(), dist.get_world_size()
     cases, found, start = choose(world), list[Result](), time.monotonic()
-    why = ""
+    why, servers = "", 0
     try:
-        run_all(Place(rank, world, comm.comm_name(), device), cases, found.append)
+        place = Place(rank, world, comm.comm_name(), device)
+        servers = place.ranks_per_server()
+        run_all(place, cases, found.append)
     except (Stopped, RuntimeError) as error:  # AscendMoeError is one
         why = _why(rank, error, found)
     store: Any = dist.distributed_c10d._get_default_store()
@@ -114,7 +125,7 @@ def processes(device: torch.device, about: str, choose: Choose) -> Outcome | Non
         return None
     results, stopped = _collect(store, world)
     store.set("ascend_moe/validate/done", "1")
-    return Outcome(world, about, len(cases), time.monotonic() - start, results, stopped)
+    return Outcome(world, about, len(cases), time.monotonic() - start, results, stopped, servers)
 
 
 def _collect(store: Any, world: int) -> tuple[list[Result], list[str]]:
@@ -159,9 +170,16 @@ def text(outcome: Outcome) -> str:
         "compared with the reference bit for bit",
         *table(rows),
     ]
+    if outcome.several_servers:
+        lines += [
+            "",
+            f"several servers (ranks a server: {outcome.ranks_per_server}), RDMA between them: V2's "
+            "assist_info_for_combine begins with expand_idx,",
+            "not with triples, and was compared as that (docs/rdma.md)",
+        ]
     wrong = [one for one in outcome.results if not one.ok]
     for one in wrong[:SHOWN]:
-        lines += ["", f"{one.op}, {one.mode}, {one.case!r}, rank {one.rank}:", *_indented(one.text)]
+        lines += ["", f"{one.op}, {one.mode}, {one.case}, rank {one.rank}:", *_indented(one.text)]
     if len(wrong) > SHOWN:
         lines += ["", f"and {len(wrong) - SHOWN} more wrong results (--json has all)"]
     lines += ["", *outcome.stopped] if outcome.stopped else []

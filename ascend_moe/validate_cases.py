@@ -167,10 +167,10 @@ def _by_chance(world: int, seed: int, count: int, dtypes: tuple[str, ...]) -> It
     def one_of(values: tuple[str, ...]) -> str:
         return values[int(rng.integers(len(values)))]
 
-    for _ in range(count):
+    for number in range(count):
         contract = int(rng.integers(1, 3))
         yield Case(
-            "by chance",
+            f"by chance {number}",
             world,
             local=int(rng.integers(1, 9)),
             topk=int(rng.integers(1, 9)),

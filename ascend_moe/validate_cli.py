@@ -32,6 +32,8 @@ def main(argv: list[str]) -> int:
     for name in names:
         if name not in DTYPES:
             raise ArgumentError(f"--dtypes {name!r} is none of {', '.join(DTYPES)}", argument="dtypes")
+    if options.ranks is not None and not 1 <= options.ranks <= MAX_WORLD:
+        raise ArgumentError(f"--ranks {options.ranks} must be in 1..{MAX_WORLD}", argument="ranks")
     device = devices.find(options.device)
     os.environ.setdefault("ASCEND_MOE_TIMEOUT_S", DEFAULT_TIMEOUT_S)
     if options.bringup:
@@ -45,8 +47,6 @@ def main(argv: list[str]) -> int:
     if validate.under_torchrun():
         return _rank(device, choose, options)
     ranks = options.ranks or (min(device.count, MAX_WORLD) if device.kind == "npu" else DEFAULT_RANKS)
-    if not 1 <= ranks <= MAX_WORLD:
-        raise ArgumentError(f"--ranks {ranks} must be in 1..{MAX_WORLD}", argument="ranks")
     if device.kind == "npu":
         return _start(device, ranks, argv)
     outcome = validate.threads(ranks, choose(ranks))
@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
         "Alone it starts the ranks itself; under torchrun it takes the ranks that are given.",
     )
     add = parser.add_argument
-    add("-r", "--ranks", type=int, default=0, metavar="N", help="EP ranks (default: all NPUs here, else 4)")
+    add("-r", "--ranks", type=int, metavar="N", help="EP ranks (default: all NPUs here, else 4)")
     add(
         "--device",
         default="auto",

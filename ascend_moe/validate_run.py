@@ -9,7 +9,7 @@ import torch
 
 import ascend_moe
 
-from . import reference
+from . import comm, reference
 from .errors import AscendMoeError, CommError
 from .validate_bad import BAD, Bad
 from .validate_cases import DTYPES, Case, build
@@ -35,6 +35,10 @@ class Place:
     world: int
     group_ep: str
     device: torch.device
+
+    def ranks_per_server(self) -> int:
+        """Of the communicator; 0 for one server."""
+        return comm.ranks_per_server(self.group_ep, self.world, self.rank)
 
     def move(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
         """To the rank's device."""
@@ -85,28 +89,34 @@ def run_case(place: Place, case: Case) -> Iterable[Result]:
         ascend_moe.check()
     except RuntimeError as error:  # ours, or CANN's through torch_npu
         if fault is None:
-            yield result("dispatch", False, f"{case} raised {type(error).__name__}: {error}")
+            yield result("dispatch", False, f"raised {type(error).__name__}: {error}")
             raise Stopped from error
         yield result("errors", *_is_fault(error, fault))
         return
     if fault is not None:
-        yield result("errors", False, f"{case} must raise {fault}, and raised nothing")
+        yield result("errors", False, f"must raise {fault}, and raised nothing")
         raise Stopped
     want = _expected(case, inputs)
     report = reference.validate(
-        "dispatch", sent, want[place.rank], rank=place.rank, contract=f"v{case.contract}", exact_shapes=True
+        "dispatch",
+        sent,
+        want[place.rank],
+        rank=place.rank,
+        contract=f"v{case.contract}",
+        exact_shapes=True,
+        ranks_per_server=place.ranks_per_server(),
     )
-    yield result("dispatch", report.ok, "" if report.ok else f"{case}\n{report.text}")
+    yield result("dispatch", report.ok, "" if report.ok else report.text)
     rows = [_expert_rows(case, rank, one) for rank, one in enumerate(want)]
     try:
         got = _combine(place, case, inputs[place.rank], rows[place.rank], sent)
         ascend_moe.check()
     except RuntimeError as error:
-        yield result("combine", False, f"{case} raised {type(error).__name__}: {error}")
+        yield result("combine", False, f"raised {type(error).__name__}: {error}")
         raise Stopped from error
     sums = reference.combine(inputs, rows, want, moe_expert_num=case.experts, global_bs=case.given_global_bs)
     report = reference.validate("combine", got, sums[place.rank], rank=place.rank)
-    yield result("combine", report.ok, "" if report.ok else f"{case}\n{report.text}")
+    yield result("combine", report.ok, "" if report.ok else report.text)
 
 
 def run_bad(place: Place, bad: Bad) -> Result:

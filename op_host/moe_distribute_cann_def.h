@@ -56,7 +56,7 @@ inline void DescribeAttribute(const OpAttribute& attribute, ops::OpAttrDef& defi
 // communicator: there is no task generation for it, and CANN's is not a public interface.
 inline ge::graphStatus RefuseGraph(const ge::Operator&, ge::AscendString& result) {
     result = ge::AscendString(
-        "{\"ret_code\": \"0\", \"reason\": \"AscendMoeDistribute ops cannot be part of a GE graph "
+        "{\"ret_code\": \"0\", \"reason\": \"AscendMoe ops cannot be part of a GE graph "
         "(torchair): "
         "call them eagerly, or capture them in an ACL graph (torch.npu.graph)\"}");
     return ge::GRAPH_FAILED;
@@ -78,10 +78,24 @@ inline void DescribeSoc(const char* soc, const char* jitCompile, ops::OpDef& def
     definition.AICore().AddConfig(soc, config);
 }
 
+// Of an op: columns of the dtype lists, and what CANN calls.
+struct OpFunctions {
+    size_t columns;
+    decltype(&InferShapeDispatch) inferShape;
+    decltype(&InferDataTypeDispatch) inferDataType;
+    decltype(&TileDispatch) tile;
+};
+inline OpFunctions FunctionsOf(uint32_t code) {
+    constexpr size_t kAllColumns = sizeof(kRowTypes) / sizeof(kRowTypes[0]);
+    if (code == kOpDispatch) return {kAllColumns, InferShapeDispatch, InferDataTypeDispatch, TileDispatch};
+    if (code == kOpCombine) return {kPlainColumns, InferShapeCombine, InferDataTypeCombine, TileCombine};
+    return {1, InferShapeProbe, InferDataTypeProbe, TileProbe};
+}
+
 inline void DescribeOp(uint32_t code, ops::OpDef& definition) {
     const OpInterface op = InterfaceOf(code);
-    const bool dispatch = code == kOpDispatch;
-    const size_t columns = dispatch ? sizeof(kRowTypes) / sizeof(kRowTypes[0]) : kPlainColumns;
+    const OpFunctions functions = FunctionsOf(code);
+    const size_t columns = functions.columns;
     for (const OpTensor& tensor : op.inputs) {
         DescribeTensor(tensor, columns, definition.Input(tensor.name)).AutoContiguous();
     }
@@ -89,9 +103,8 @@ inline void DescribeOp(uint32_t code, ops::OpDef& definition) {
     for (const OpAttribute& attribute : op.attributes) {
         DescribeAttribute(attribute, definition.Attr(attribute.name));
     }
-    definition.SetInferShape(dispatch ? InferShapeDispatch : InferShapeCombine)
-        .SetInferDataType(dispatch ? InferDataTypeDispatch : InferDataTypeCombine);
-    definition.AICore().SetTiling(dispatch ? TileDispatch : TileCombine).SetCheckSupport(RefuseGraph);
+    definition.SetInferShape(functions.inferShape).SetInferDataType(functions.inferDataType);
+    definition.AICore().SetTiling(functions.tile).SetCheckSupport(RefuseGraph);
     DescribeSoc("ascend910b", "static_false", definition);
     DescribeSoc("ascend910_93", "static_true", definition);
     definition.MC2().HcclGroup("group_ep");  // group_tp joins it with the TP domain

@@ -10,10 +10,13 @@ namespace moe {
 
 ge::graphStatus TileDispatch(gert::TilingContext* context);
 ge::graphStatus TileCombine(gert::TilingContext* context);
+ge::graphStatus TileProbe(gert::TilingContext* context);
 ge::graphStatus InferShapeDispatch(gert::InferShapeContext* context);
 ge::graphStatus InferShapeCombine(gert::InferShapeContext* context);
+ge::graphStatus InferShapeProbe(gert::InferShapeContext* context);
 ge::graphStatus InferDataTypeDispatch(gert::InferDataTypeContext* context);
 ge::graphStatus InferDataTypeCombine(gert::InferDataTypeContext* context);
+ge::graphStatus InferDataTypeProbe(gert::InferDataTypeContext* context);
 
 }  // namespace moe
 

@@ -1,4 +1,4 @@
-// The two op types as CANN sees them: names, inputs, outputs and attributes in the one order that the op
+// The op types as CANN sees them: names, inputs, outputs and attributes in the one order that the op
 // definition, the aclnn entry points and the kernel entries share. No CANN types.
 #ifndef ASCEND_MOE_DISTRIBUTE_OP_H
 #define ASCEND_MOE_DISTRIBUTE_OP_H
@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstring>
 
+#include "ascend_moe_probe_tiling.h"
 #include "moe_distribute_args.h"
 
 namespace moe {
@@ -90,6 +91,17 @@ constexpr OpAttribute kCombineOpAttributes[] = {
     {"contract", false, 1, nullptr},        {"window_mib", false, 0, nullptr},
     {"timeout_us", false, 0, nullptr},
 };
+
+constexpr OpTensor kProbeOpOutputs[] = {
+    ASCEND_MOE_OUTPUT(report, kInt32),  // [kProbeReportBlocks, kBlockWords]
+};
+constexpr OpAttribute kProbeOpAttributes[] = {
+    {"group_ep", true, 0, ""},              {"ep_world_size", true, 0, nullptr},
+    {"ep_rank_id", true, 0, nullptr},       {"mode", true, 0, nullptr},
+    {"nonce", true, 0, nullptr},            {"rounds", false, 1, nullptr},
+    {"cycles", false, 0, nullptr},          {"broken", false, 0, nullptr},
+    {"window_mib", false, 0, nullptr},      {"timeout_us", false, 0, nullptr},
+};
 #undef ASCEND_MOE_INPUT
 #undef ASCEND_MOE_OUTPUT
 // clang-format on
@@ -118,6 +130,9 @@ inline OpInterface InterfaceOf(uint32_t op) {
     if (op == kOpDispatch) {
         return {"AscendMoeDistributeDispatch", SpanOf(kDispatchOpInputs), SpanOf(kDispatchOpOutputs),
                 SpanOf(kDispatchOpAttributes)};
+    }
+    if (op == kOpProbe) {
+        return {"AscendMoeProbe", {nullptr, 0}, SpanOf(kProbeOpOutputs), SpanOf(kProbeOpAttributes)};
     }
     return {"AscendMoeDistributeCombine", SpanOf(kCombineOpInputs), SpanOf(kCombineOpOutputs),
             SpanOf(kCombineOpAttributes)};

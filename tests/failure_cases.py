@@ -17,6 +17,7 @@ import torch
 
 import ascend_moe
 import ascend_moe.reference as ref
+from ascend_moe.communicator import ranks_per_server
 from ascend_moe.errors import AscendMoeError
 
 TOPK, HIDDEN, MAX_BS, LOCAL = 2, 48, 4, 3
@@ -83,7 +84,14 @@ def combine(
 def check_dispatch(place: Place, sent: tuple[torch.Tensor, ...], seed: int = 0, contract: int = 1) -> None:
     world = place.world
     want = ref.dispatch(inputs(world, seed), moe_expert_num=world * LOCAL, global_bs=world * MAX_BS)
-    report = ref.validate("dispatch", sent, want[place.rank], rank=place.rank, contract=f"v{contract}")
+    report = ref.validate(
+        "dispatch",
+        sent,
+        want[place.rank],
+        rank=place.rank,
+        contract=f"v{contract}",
+        ranks_per_server=ranks_per_server(),
+    )
     assert report.ok, report.text
 
 

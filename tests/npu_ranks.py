@@ -24,7 +24,7 @@ import torch_npu
 from bad_call import BS, OPS, E, H, K
 
 import ascend_moe
-from ascend_moe import npu, npu_patch, npu_runtime, reference
+from ascend_moe import comm, npu, npu_patch, npu_runtime, reference
 from ascend_moe.errors import AscendMoeError, CommError
 
 OP = {op: getattr(ascend_moe, f"npu_moe_distribute_{op}") for op in OPS}
@@ -177,7 +177,14 @@ def differences(
     )
     contract = "v2" if v2 else "v1"
     reports = [
-        reference.validate("dispatch", sent, expected[ranks.rank], rank=ranks.rank, contract=contract),
+        reference.validate(
+            "dispatch",
+            sent,
+            expected[ranks.rank],
+            rank=ranks.rank,
+            contract=contract,
+            ranks_per_server=comm.ranks_per_server(ranks.hccl, ranks.world, ranks.rank),
+        ),
         reference.validate("combine", out, sums[ranks.rank], rank=ranks.rank),
     ]
     return [report.text for report in reports if not report.ok]
@@ -413,6 +420,7 @@ def timeouts(ranks: Ranks) -> Any:
     ascend_moe.close(name)
     found["closed"] = name not in npu_runtime._ends
     found["check after close"] = said(outcome(ascend_moe.check))
+    found["op after close"] = said(outcome(lambda: (OP["dispatch"](**valid), ascend_moe.check())))
     fresh = ranks.new_group()
     found["fresh group"] = said(outcome(lambda: ranks.valid(fresh, on_npu)))
     ascend_moe.check()
@@ -447,7 +455,11 @@ def own_window_size(ranks: Ranks) -> Any:
     ascend_moe.check()
     ranks.meet()
     end = npu_runtime._ends[name]
-    return {"mib": end.buffer_mib, "wrong": differences(ranks, inputs, 0, sent, out, v2=True)}
+    x = torch.zeros(4096, 7168, dtype=torch.bfloat16).npu()
+    ids = torch.zeros(4096, K, dtype=torch.int32).npu()
+    small = said(outcome(lambda: OP["dispatch"](x, ids, **ranks.place(name))))
+    wrong = differences(ranks, inputs, 0, sent, out, v2=True)
+    return {"mib": end.buffer_mib, "wrong": wrong, "too small": small}
 
 
 @case

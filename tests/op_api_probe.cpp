@@ -31,6 +31,7 @@ static void Record(const char* text) {
 template <typename... Arguments>
 static int32_t RecordAll(Arguments... arguments) {
     probe_count = 0;
+    memset(probe_texts, 0, sizeof(probe_texts));
     (Record(arguments), ...);
     return 4321;
 }
@@ -56,6 +57,13 @@ extern "C" int32_t aclnnInnerAscendMoeDistributeCombineGetWorkspaceSize(
                      ad, ae, af, static_cast<const void*>(ag), static_cast<const void*>(ah));
 }
 
+extern "C" int32_t aclnnInnerAscendMoeProbeGetWorkspaceSize(Text a, Int b, Int c, Int d, Int e, Int f, Int g,
+                                                            Int h, Int i, Int j, Tensor k, uint64_t* l,
+                                                            aclOpExecutor** m) {
+    return RecordAll(a, b, c, d, e, f, g, h, i, j, k, static_cast<const void*>(l),
+                     static_cast<const void*>(m));
+}
+
 static int32_t Launch(void* workspace, uint64_t bytes, aclOpExecutor* executor, void* stream) {
     ++probe_launches;
     probe_server_type_at_launch = probe_server_type;
@@ -66,6 +74,9 @@ extern "C" int32_t aclnnInnerAscendMoeDistributeDispatch(void* a, uint64_t b, ac
     return Launch(a, b, c, d);
 }
 extern "C" int32_t aclnnInnerAscendMoeDistributeCombine(void* a, uint64_t b, aclOpExecutor* c, void* d) {
+    return Launch(a, b, c, d);
+}
+extern "C" int32_t aclnnInnerAscendMoeProbe(void* a, uint64_t b, aclOpExecutor* c, void* d) {
     return Launch(a, b, c, d);
 }
 

@@ -34,6 +34,8 @@ OP_TYPES = {
     native.OP_DISPATCH: "AscendMoeDistributeDispatch",
     native.OP_COMBINE: "AscendMoeDistributeCombine",
 }
+PROBE_TYPE = "AscendMoeProbe"  # of the bring-up; its calls are no CallSpec
+ALL_TYPES = (*OP_TYPES.values(), PROBE_TYPE)
 A2, A3 = "Ascend910B3", "Ascend910_9391"
 CONTEXT_A3, CONTEXT_A2, RANKS_PER_SERVER = 1, 2, 8
 GROUP = "hccl_ep_group_0"
@@ -63,7 +65,7 @@ def probe() -> Any:
         root / "ascend_moe/csrc/vnpu/cann_standin/standin.cpp",
         *sorted((root / "op_host").glob("*.cpp")),
     ]
-    assert len(sources) == 8, f"op_host has {len(sources) - 2} sources, 6 are known"
+    assert len(sources) == 11, f"op_host has {len(sources) - 2} sources, 9 are known"
     with tempfile.TemporaryDirectory(prefix="op-host-") as scratch:
 
         def build(source: Path) -> str:
@@ -222,6 +224,11 @@ def tile(call: Call) -> Tiled:
     return _tiled(probe().probe_tile, call.text())
 
 
+def tile_text(call: str) -> Tiled:
+    """The same for a call in the probe's own words."""
+    return _tiled(probe().probe_tile, call.encode())
+
+
 def plan(call: Call, window_mib: int = 200, deadline_micros: int = 20_000_000) -> Tiled:
     """The twin's plan of the same call. The deadline is conftest's ASCEND_MOE_TIMEOUT_S."""
     spec = call.spec(window_mib, deadline_micros)
@@ -231,8 +238,13 @@ def plan(call: Call, window_mib: int = 200, deadline_micros: int = 20_000_000) -
 
 def shapes(call: Call) -> list[tuple[torch.dtype, tuple[int, ...]]] | str:
     """op_host's shape and type functions; their error."""
+    return shapes_text(call.text().decode())
+
+
+def shapes_text(call: str) -> list[tuple[torch.dtype, tuple[int, ...]]] | str:
+    """The same for a call in the probe's own words."""
     out = ctypes.create_string_buffer(4096)
-    ok = probe().probe_shapes(call.text(), out, ctypes.c_uint64(len(out)))
+    ok = probe().probe_shapes(call.encode(), out, ctypes.c_uint64(len(out)))
     text = out.value.decode()
     if not ok:
         return text

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from op_host_calls import OP_TYPES, TYPES, definition
+from op_host_calls import ALL_TYPES, TYPES, definition
 
 ROOT = Path(__file__).resolve().parent.parent
 BOTH = "--soc=ascend910b,ascend910_93"
@@ -37,8 +37,8 @@ function(npu_op_code_gen)
   record(ASCEND_COMPUTE_UNIT ${ASCEND_COMPUTE_UNIT})
   get_target_property(includes cust_intf_pub INTERFACE_INCLUDE_DIRECTORIES)
   record(cust_intf_pub ${includes})
-  foreach(op dispatch combine)
-    file(WRITE ${ASCEND_AUTOGEN_PATH}/$ENV{OPS_PROJECT_NAME}_ascend_moe_distribute_${op}.cpp "")
+  foreach(op distribute_dispatch distribute_combine probe)
+    file(WRITE ${ASCEND_AUTOGEN_PATH}/$ENV{OPS_PROJECT_NAME}_ascend_moe_${op}.cpp "")
   endforeach()
   file(WRITE ${ASCEND_AUTOGEN_PATH}/op_proto.cc "")
 endfunction()
@@ -259,8 +259,9 @@ def test_asc_route_to_the_end(tmp_path: Path) -> None:
     assert [word for word in generated.split(" ") if word.endswith(".cpp")] == sources
     lines = (out / "out/calls.txt").read_text().splitlines()
     libraries = {words[1]: words[2:] for words in map(str.split, lines) if words[0] == "npu_op_library"}
-    entries = [f"{auto}/aclnnInner_ascend_moe_distribute_{op}.cpp" for op in ("combine", "dispatch")]
-    entries += [f"{host}/op_api/aclnn_ascend_moe_distribute_{op}.cpp" for op in ("combine", "dispatch")]
+    ops = ("distribute_combine", "distribute_dispatch", "probe")
+    entries = [f"{auto}/aclnnInner_ascend_moe_{op}.cpp" for op in ops]
+    entries += [f"{host}/op_api/aclnn_ascend_moe_{op}.cpp" for op in ops]
     assert libraries["cust_opapi"] == ["ACLNN", *entries]
     assert libraries["cust_optiling"] == ["TILING", *sources]
     assert libraries["cust_op_proto"] == ["GRAPH", *sources, f"{auto}/op_proto.cc"]
@@ -268,8 +269,8 @@ def test_asc_route_to_the_end(tmp_path: Path) -> None:
     assert "npu_op_package_add ascend_moe LIBRARY cust_opapi cust_optiling cust_op_proto" in added
     assert "npu_op_package_add ascend_moe LIBRARY ascendc_kernels" in added
     headers = next(line for line in added if "TYPE ACLNN FILES" in line)
-    for op in ("combine", "dispatch"):
-        assert f"{host}/op_api/aclnn_ascend_moe_distribute_{op}.h" in headers
+    for op in ops:
+        assert f"{host}/op_api/aclnn_ascend_moe_{op}.h" in headers
     assert "ascend_moe_aclnn_launch.h" not in headers
 
 
@@ -296,14 +297,14 @@ def test_a_build_without_a_package_fails(tmp_path: Path) -> None:
 # ---- the msopgen route
 
 
-@pytest.mark.parametrize("op_type", sorted(OP_TYPES.values()))
+@pytest.mark.parametrize("op_type", sorted(ALL_TYPES))
 def test_ops_json_is_the_definition(op_type: str) -> None:
     """Names, order, required or not, types column by column, defaults."""
     done = subprocess.run(
         [sys.executable, str(ROOT / "tools/opp_json.py")], capture_output=True, text=True, check=True
     )
     ops = {op["op"]: op for op in json.loads(done.stdout)}
-    assert set(ops) == set(OP_TYPES.values())
+    assert set(ops) == set(ALL_TYPES)
     op, known = ops[op_type], definition(op_type)
     names = {"bf16": 27, "fp16": 1, "float": 0, "int8": 2, "int32": 3, "int64": 9, "bool": 12}
     assert set(names.values()) <= set(TYPES.values())

@@ -15,9 +15,26 @@ import torch
 from test_errors_text import record_of
 
 import ascend_moe
-from ascend_moe import _lib, comm, npu_adapter, npu_adapter_build, npu_launch, npu_patch, npu_runtime
+from ascend_moe import (
+    LocalCluster,
+    _lib,
+    comm,
+    npu_adapter,
+    npu_adapter_build,
+    npu_launch,
+    npu_patch,
+    npu_runtime,
+    vendor_ops,
+)
 from ascend_moe import npu as ours
-from ascend_moe.errors import ArgumentError, AscendMoeError, CommTimeout, InvalidExpertId, LibraryError
+from ascend_moe.errors import (
+    ArgumentError,
+    AscendMoeError,
+    CommTimeout,
+    InvalidExpertId,
+    LibraryError,
+    WindowTooSmall,
+)
 from ascend_moe.npu_adapter_build import BuildError
 
 NAMES = npu_patch.NAMES
@@ -54,9 +71,7 @@ def call_of(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", OPS)
 def test_every_op_has_a_kernel_for_npu_tensors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(
-        ArgumentError, match="tensor on cpu, all tensors must be dense and on the same device"
-    ):
+    with pytest.raises(ArgumentError, match=f"{name}: (expand_)?x is on cpu, not on "):
         private_use(name, **call_of(name))
     monkeypatch.setattr(npu_launch, "_one_device", lambda *_: torch.device("cpu"))
     monkeypatch.setattr(npu_adapter_build.importlib.util, "find_spec", lambda _: None)
@@ -75,6 +90,48 @@ def test_adapter_of_another_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     (tmp_path / "none.so").write_text("no library")
     with pytest.raises(LibraryError, match=r"none\.so cannot be loaded \(.*\): remove it"):
         npu_adapter.load()
+
+
+def test_adapter_without_a_library_of_cann(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The adapter is not to blame, and not to be removed."""
+    adapter = tmp_path / "adapter.so"
+    adapter.write_text("")
+    monkeypatch.setattr(npu_adapter, "_loaded", None)
+    monkeypatch.setenv("ASCEND_MOE_NPU_LIBRARY", str(adapter))
+
+    def load(path: str) -> None:
+        raise OSError(f"{missing}: cannot open shared object file: No such file or directory")
+
+    monkeypatch.setattr(torch.ops, "load_library", load)
+    missing = "libascendcl.so"
+    with pytest.raises(LibraryError, match=r"libascendcl\.so is CANN's .*set_env\.sh.*`ascend-moe vnpu -- `"):
+        npu_adapter.load()
+    missing = "libtorch_npu.so"
+    with pytest.raises(LibraryError, match="remove it, the next call builds it again"):
+        npu_adapter.load()
+
+
+def no_cann(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> None:
+    """A torch_npu whose import ends in this error."""
+    (folder / "torch_npu.py").write_text(f"raise ImportError({text!r})\n")
+    monkeypatch.delitem(sys.modules, "torch_npu", raising=False)
+    monkeypatch.syspath_prepend(str(folder))
+
+
+def test_torch_npu_without_cann(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    text = "libhccl.so: cannot open shared object file: No such file or directory"
+    no_cann(monkeypatch, tmp_path, text)
+    fix = r"\(libhccl\.so: .*\); libhccl\.so is CANN's .*: source CANN's set_env\.sh, or.*ascend-moe vnpu"
+    with pytest.raises(LibraryError, match=f"patch_torch_npu: torch_npu cannot be imported {fix}"):
+        ascend_moe.patch_torch_npu()
+    with pytest.raises(LibraryError, match=f"npu_swiglu: a tensor on an NPU needs torch_npu, .* {fix}"):
+        vendor_ops.call_torch_npu("npu_swiglu")
+
+
+def test_torch_npu_of_another_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    no_cann(monkeypatch, tmp_path, "libtorch_npu.so: undefined symbol: _ZN2at4npu")
+    with pytest.raises(LibraryError, match=r"undefined symbol.*; install the torch_npu that matches"):
+        ascend_moe.patch_torch_npu()
 
 
 def test_check_without_npu_does_nothing() -> None:
@@ -226,8 +283,11 @@ def test_other_socs_are_refused(npu: SimpleNamespace, monkeypatch: pytest.Monkey
     with pytest.raises(ArgumentError, match=r"tensors are on a Ascend310P3: .* run on Ascend910B \(A2\)"):
         end_of()
     npu.soc = "Ascend910B3"
-    with pytest.raises(ArgumentError, match="HCCL_BUFFSIZE=1 must be more than 1 MiB on an A2"):
+    with pytest.raises(ArgumentError, match=r'_config\["hccl_buffer_size"\]=1 must be more than 1 MiB on an'):
         end_of(buffer=1)
+    monkeypatch.setenv("HCCL_BUFFSIZE", "1")
+    with pytest.raises(ArgumentError, match="HCCL_BUFFSIZE=1 must be more than 1 MiB on an A2"):
+        end_of()
 
 
 def test_a_finding_is_raised_once(npu: SimpleNamespace) -> None:
@@ -258,6 +318,72 @@ def test_fatal_findings_stay(npu: SimpleNamespace) -> None:
     npu_runtime.close("hccl")
     npu_runtime.close("hccl")
     ascend_moe.check()
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_group_that_has_failed_stays_failed(
+    npu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, asked: bool
+) -> None:
+    """After close too, and even if nobody had asked: HCCL's windows hold the aborts. A new group works."""
+    group, fresh = Group(), Group()
+    monkeypatch.setattr(comm, "hccl_group", lambda *_: group)
+    end = npu_runtime.find("hccl", 2, 1, "cpu")  # type: ignore[arg-type]
+    finds(end, 17, w5=0, w9=1)
+    anew = "this group has failed for good: destroy its process group and make a new one"
+    if asked:
+        with pytest.raises(CommTimeout, match=f"rank 0 did not arrive .* - {anew}"):
+            end.look()
+    npu_runtime.close("hccl")
+    with pytest.raises(CommTimeout, match=f"rank 0 did not arrive .* - {anew}") as caught:
+        npu_runtime.find("hccl", 2, 1, "cpu")  # type: ignore[arg-type]
+    ascend_moe.check()  # that call has opened nothing
+    assert caught.value.rank == 0 and str(caught.value).count(anew) == 1
+    monkeypatch.setattr(comm, "hccl_group", lambda *_: fresh)
+    npu_runtime.find("hccl", 2, 1, "cpu").look()  # type: ignore[arg-type]
+
+
+def test_a_window_of_its_own_is_named(npu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "op: the window has 64 MiB, this call needs 65: export HCCL_BUFFSIZE=65 on all ranks before it"
+    error = WindowTooSmall(text, argument="group_ep", needed_mib=65)
+    end_of("own", buffer=64)
+    end_of("variable")
+    told = npu_launch._of_own_window(error, "own")
+    assert str(told) == (
+        "op: the window has 64 MiB, this call needs 65: make the group with "
+        'pg_options.hccl_config["hccl_buffer_size"] = 65 on all ranks'
+    )
+    assert told.details == error.details
+    assert npu_launch._of_own_window(error, "variable") is error
+    assert npu_launch._of_own_window(error, "nobody") is error
+
+
+def test_mixed_devices_and_layouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Meta stands for the NPU: which tensor is elsewhere, and what to pass."""
+    monkeypatch.setattr(torch._C, "_get_privateuse1_backend_name", lambda: "meta")
+    here, there = torch.zeros(2, 2), torch.zeros(2, 2, device="meta")
+    words = r"op: ids is on cpu, x on meta: they must be on one device, pass ids\.to\('meta'\)"
+    for tensors in ({"x": there, "ids": here}, {"ids": here, "x": there}):
+        with pytest.raises(ArgumentError, match=words) as caught:
+            npu_launch._one_device("op", tensors)
+        assert caught.value.argument == "ids"
+    with pytest.raises(ArgumentError, match=r"op: x is a torch\.sparse_coo tensor, .*x\.to_dense\(\)"):
+        npu_launch._one_device("op", {"x": torch.sparse_coo_tensor(size=(2, 2), device="meta")})
+    assert npu_launch._one_device("op", {"x": there, "ids": there}) == torch.device("meta")
+
+
+def test_unknown_names_begin_with_the_op(npu: SimpleNamespace) -> None:
+    """Names of other backends would not help: none is listed."""
+    with LocalCluster(2) as cluster:
+        found: list[str] = []
+
+        def body(rank: int, group_ep: str) -> None:
+            with pytest.raises(ArgumentError) as caught:
+                npu_runtime.find("nobody", 2, rank, "cpu", "the_op")  # type: ignore[arg-type]
+            found.append(str(caught.value))
+            assert group_ep not in found[-1]
+
+        cluster.run(body)
+    assert all(text.startswith("the_op: group_ep='nobody' names no live ") for text in found)
 
 
 def test_check_waits_and_looks_at_every_communicator(npu: SimpleNamespace) -> None:

@@ -14,7 +14,7 @@ import pytest
 from op_host_calls import HERE, definition, flags, run, source_root
 from twin_oracle import compiler
 
-OPS = ("Dispatch", "Combine")
+OPS = ("DistributeDispatch", "DistributeCombine", "Probe")
 NULL_ARGUMENT = 161001
 FROM_BELOW = 4321
 AICPU, MTE = 0, 1
@@ -61,8 +61,8 @@ def read(path: str) -> str:
 @pytest.mark.parametrize("op", OPS)
 def test_aclnn_has_the_definitions_order(op: str) -> None:
     """Inputs, attributes, outputs, workspace size, executor: what the generated inner function has, too."""
-    known = definition(f"AscendMoeDistribute{op}")
-    stem = f"aclnn_ascend_moe_distribute_{op.lower()}"
+    known = definition(f"AscendMoe{op}")
+    stem = f"aclnn_ascend_moe_{snake(op)}"
     expected = [
         ("const aclTensor*", camel(name) + ("" if name in known.required else "Optional"))
         for name in known.inputs
@@ -71,7 +71,7 @@ def test_aclnn_has_the_definitions_order(op: str) -> None:
     expected += [(kinds[kind], camel(name)) for name, (kind, _) in known.attributes.items()]
     expected += [("const aclTensor*", camel(name) + "Out") for name in known.outputs]
     expected += [("uint64_t*", "workspaceSize"), ("aclOpExecutor**", "executor")]
-    name = f"AscendMoeDistribute{op}GetWorkspaceSize"
+    name = f"AscendMoe{op}GetWorkspaceSize"
     assert parameters(read(f"op_host/op_api/{stem}.h"), f"aclnn{name}") == expected
     assert parameters(read(f"op_host/op_api/{stem}.cpp"), f"aclnnInner{name}") == expected
 
@@ -79,8 +79,8 @@ def test_aclnn_has_the_definitions_order(op: str) -> None:
 @pytest.mark.parametrize("op", OPS)
 def test_kernel_entry_has_the_definitions_order(op: str) -> None:
     """Inputs, outputs, workspace, tiling: what the op compiler passes."""
-    known = definition(f"AscendMoeDistribute{op}")
-    entry = f"ascend_moe_distribute_{op.lower()}"
+    known = definition(f"AscendMoe{op}")
+    entry = f"ascend_moe_{snake(op)}"
     found = parameters(read(f"op_kernel/{entry}.cpp"), entry)
     assert {kind for kind, _ in found} == {"GM_ADDR"}
     assert [snake(name) for _, name in found[:-2]] == [*known.inputs, *known.outputs]
@@ -101,7 +101,7 @@ class Arguments:
     """A different number for every argument of phase one, so that none can take another's place unseen."""
 
     def __init__(self, op: str) -> None:
-        known = definition(f"AscendMoeDistribute{op}")
+        known = definition(f"AscendMoe{op}")
         self.size, self.executor = ctypes.c_uint64(), ctypes.c_void_p()
         self.values: dict[str, Any] = {}
         self.required = {camel(name) for name in known.required} | {"groupEp"}
@@ -119,7 +119,7 @@ class Arguments:
 
     def call(self, library: Any, op: str, **changes: Any) -> int:
         values = {**self.values, **changes}
-        return int(getattr(library, f"aclnnAscendMoeDistribute{op}GetWorkspaceSize")(*values.values()))
+        return int(getattr(library, f"aclnnAscendMoe{op}GetWorkspaceSize")(*values.values()))
 
 
 def recorded(library: Any) -> Iterator[int | bytes]:
@@ -163,7 +163,7 @@ def test_phase_one_refuses_null(library: Any, op: str, capfd: pytest.CaptureFixt
 
 
 def launch(library: Any, op: str) -> int:
-    function = getattr(library, f"aclnnAscendMoeDistribute{op}")
+    function = getattr(library, f"aclnnAscendMoe{op}")
     place = ctypes.c_void_p
     return int(function(place(0x11), ctypes.c_uint64(22), place(0x33), place(0x44)))
 

@@ -14,9 +14,23 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from op_host_calls import A2, A3, GROUP, Call, definition, plan, probe, shapes, tile
+from op_host_calls import (
+    A2,
+    A3,
+    GROUP,
+    PROBE_TYPE,
+    Call,
+    definition,
+    plan,
+    probe,
+    shapes,
+    shapes_text,
+    tile,
+    tile_text,
+)
 
 from ascend_moe import native
+from ascend_moe.bringup_kernel import CYCLES_PER_MICRO, MODES, TILING_KEY, ProbeTiling
 
 INT = torch.int32
 ROWS = (torch.bfloat16, torch.float16, torch.float32)
@@ -340,3 +354,81 @@ def test_definition(op_type: str) -> None:
     assert supported == "0"
     assert json.loads(reason)["ret_code"] == "0"
     assert "cannot be part of a GE graph (torchair)" in json.loads(reason)["reason"]
+
+
+# ---- the probe of the bring-up
+
+
+def probe_call(soc: str = A3, cores: int = 48, **attributes: int | str) -> str:
+    """For ``probe_tile``: rank 1 of 4, the probe of stores."""
+    values: dict[str, int | str] = {
+        "group_ep": GROUP,
+        "ep_world_size": 4,
+        "ep_rank_id": 1,
+        "mode": MODES["store"],
+        "nonce": 77,
+        **attributes,
+    }
+    lines = [f"op {PROBE_TYPE}", f"soc {soc}", f"cores {cores}"]
+    for name, (kind, default) in definition(PROBE_TYPE).attributes.items():
+        lines.append(f"{'number' if kind == 'int' else 'text'} {values.get(name, default)}")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(("soc", "kind", "cores"), [(A3, 1, 48), (A2, 2, 40)])
+def test_probe_tiling(soc: str, kind: int, cores: int) -> None:
+    """The bytes that the twin's own launches of the probe have, behind CANN's head."""
+    tiled = tile_text(probe_call(soc, cores, rounds=9))
+    head = probe().probe_head_bytes()
+    wanted = ProbeTiling(
+        mode=MODES["store"], world=4, rank=1, cores=cores, context_kind=kind, nonce=77, rounds=9
+    )
+    wanted.data_bytes = (200 - (kind == 2)) << 20
+    wanted.deadline_cycles = 20_000_000 * CYCLES_PER_MICRO
+    assert (tiled.error, tiled.data[head:]) == ("", bytes(wanted))
+    assert (tiled.key, tiled.cores, tiled.schedule_mode, tiled.workspaces) == (TILING_KEY, cores, 1, 1)
+    assert tiled.workspace == SYSTEM_WORKSPACE + 2 * 64 * 32
+    assert tiled.data[:head] == tile(dispatch(soc=soc)).data[:head]
+
+
+def test_probe_attributes() -> None:
+    head = probe().probe_head_bytes()
+
+    def of(**attributes: int | str) -> ProbeTiling:
+        return ProbeTiling.from_buffer_copy(tile_text(probe_call(**attributes)).data[head:])
+
+    assert of(cycles=1234).deadline_cycles == 1234
+    assert of(timeout_us=10).deadline_cycles == 10 * CYCLES_PER_MICRO
+    assert of(window_mib=3).data_bytes == 3 << 20
+    assert of(broken=4).broken == 4 and of().broken == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"mode": 0}, "mode is 0, it must be 1 to 7"),
+        ({"mode": 8}, "mode is 8, it must be 1 to 7"),
+        ({"ep_rank_id": 4}, "ep_rank_id is 4, it must be 0 to 3"),
+        ({"ep_world_size": 65}, "ep_world_size is 65, it must be 1 to 64"),
+        ({"nonce": 0}, "nonce is 0, it must be 1 to 4294967295"),
+        ({"rounds": 0}, "rounds is 0, it must be 1 to 4294967295"),
+        ({"cycles": -1}, "cycles is -1, it must be 0 to"),
+        ({"broken": 9}, "broken is 9, it must be 0 to 7"),
+        ({"cores": 1}, "the number of vector cores is 1, it must be 2 to 64"),
+        ({"soc": "Ascend310P3"}, "the SoC is Ascend310P3, the kernels are built for"),
+    ],
+)
+def test_probe_refuses(changes: dict[str, int | str], text: str) -> None:
+    error = tile_text(probe_call(**changes)).error
+    assert error.startswith(f"{PROBE_TYPE}: {text}")
+
+
+def test_probe_report_shape() -> None:
+    assert shapes_text(probe_call()) == [(INT, (64, 8))]
+
+
+def test_probe_definition() -> None:
+    known = definition(PROBE_TYPE)
+    assert (known.inputs, known.outputs, known.types) == ((), ("report",), {"report": (3,)})
+    assert known.groups == ("group_ep",) and known.graph.startswith("0 ")
+    assert {soc for soc, _ in known.configs} == {"ascend910b", "ascend910_93"}

@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -462,6 +463,25 @@ def test_one_broken_element_is_named(name: str) -> None:
     assert not report.ok and not report
     assert len(report.differences) == 1
     assert report.text.startswith("dispatch on rank 1: " + sentence)
+
+
+def test_between_servers_the_third_tensor_is_expand_idx() -> None:
+    """Rank 1 of two, on servers of their own: what is defined is compared, nothing behind it."""
+    expected = sample()
+    outputs = outputs_of(expected, "v2")
+    pairs = len(expected.expand_idx)
+    outputs[2] = torch.full((outputs[2].numel() + pairs,), -7, dtype=torch.int32)
+    outputs[2][:pairs] = expected.expand_idx
+
+    def told(**options: Any) -> ref.Report:
+        return ref.validate("dispatch", outputs, expected, rank=1, contract="v2", **options)
+
+    for share in (0, 2):  # one server
+        assert "assist_info_for_combine, the triple of row" in told(ranks_per_server=share).text
+    report = told(ranks_per_server=1)
+    assert report.ok and "several servers: assist_info_for_combine as expand_idx, not as" in report.text
+    outputs[2][3] += 1
+    assert told(ranks_per_server=1).text.startswith("dispatch on rank 1: expand_idx[3] (token 1, k 1")
 
 
 def test_hints_say_what_is_there_instead() -> None:

@@ -20,6 +20,7 @@ from test_sequences import Entry, pool
 
 import ascend_moe
 from ascend_moe import LocalCluster
+from ascend_moe.communicator import ranks_per_server
 from ascend_moe.errors import CommTimeout, ConfigMismatch, RoutingMismatch
 
 LONGEST = 6
@@ -68,7 +69,8 @@ class Domain:
         if self.entry is None:
             self.entry = self.entries[0]
             want = self.entry.dispatched[self.rank]
-            index = want.expand_idx if self.entry.case.contract == 1 else want.assist_info.reshape(-1)
+            triples = self.entry.case.contract == 2 and not 0 < ranks_per_server() < len(want.rows_sent)
+            index = want.assist_info.reshape(-1) if triples else want.expand_idx
             counts = [want.expert_token_nums, want.ep_recv_counts, torch.zeros(1, dtype=torch.int32)]
             self.sent = (want.expand_x, torch.empty(0), index, *counts, torch.empty(0))
         rows = self.entry.rows[step % 2][self.rank]

@@ -25,6 +25,7 @@ FEW = [
     Case("int8", 2, quant="int8", contract=2, batches="zero rank"),
     Case("bad", 2, fault="bad id"),
 ]
+FEW_V2 = [Case("plain", 2, ids="distinct", contract=2)]
 
 
 @pytest.fixture(autouse=True)
@@ -131,6 +132,60 @@ def test_wrong_counts_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "expert_token_nums" in bad[0].text
 
 
+@pytest.mark.parametrize(("world", "share"), [(2, 1), (3, 1), (3, 2), (4, 2)])
+def test_several_servers_pass(world: int, share: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As between A2 servers: V2's third tensor is expand_idx there and compared as that; the text says so."""
+    monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", str(share))
+    outcome = validate.threads(world, matrix(world, extra=4))
+    assert outcome.ok, validate.text(outcome)
+    said = validate.text(outcome)
+    assert f"several servers (ranks a server: {share})" in said and "begins with expand_idx" in said
+    assert outcome.as_dict()["ranks_per_server"] == share
+
+
+def test_one_server_has_triples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", "2")  # of 2
+    outcome = validate.threads(2, FEW_V2)
+    assert outcome.ok and "expand_idx" not in validate.text(outcome)
+
+
+@pytest.mark.parametrize("share", ["0", "1"])
+def test_a_wrong_third_tensor_is_found(share: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", share)
+    real = validate_run._dispatch
+
+    def dispatch(place: validate_run.Place, case: Case, one: reference.RankInput) -> Any:
+        sent = list(real(place, case, one))
+        if place.rank == 1 and case.contract == 2:
+            third, sent[2] = sent[2], sent[2].clone()
+            sent[2][1] += 1
+            good[place.rank] = third
+        return tuple(sent)
+
+    def combine(place: validate_run.Place, case: Case, one: Any, rows: Any, sent: Any) -> Any:
+        if place.rank in good and case.contract == 2:
+            sent = (*sent[:2], good[place.rank], *sent[3:])
+        return called(place, case, one, rows, sent)
+
+    good: dict[int, torch.Tensor] = {}
+    called = validate_run._combine
+    monkeypatch.setattr(validate_run, "_dispatch", dispatch)
+    monkeypatch.setattr(validate_run, "_combine", combine)
+    bad = [one for one in validate.threads(2, FEW_V2).results if not one.ok]
+    assert {(one.op, one.rank, one.case) for one in bad} == {("dispatch", 1, "plain")}
+    named = "expand_idx[1] (token 0, k 1" if share == "1" else "assist_info_for_combine, the triple of row 0"
+    assert named in bad[0].text
+    said = validate.text(validate.threads(2, FEW_V2))
+    assert "dispatch, V2 bf16, plain, rank 1:" in said and "Case(" not in said
+
+
+def test_under_torchrun_on_several_servers(tmp_path: Path) -> None:
+    env = {"ASCEND_MOE_RANKS_PER_SERVER": "1"}
+    done = torchrun(tmp_path, "validate", "--device", "cpu", "--extra", "0", "--dtypes", "bf16", **env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "several servers (ranks a server: 1)" in done.stdout and done.stdout.count("PASS: ") == 1
+
+
 def test_an_error_that_does_not_come_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     real = ascend_moe.npu_moe_distribute_dispatch
 
@@ -198,6 +253,8 @@ def test_command_fails_on_a_difference(
         (["--dtypes", "fp8"], "'fp8' is none of bf16, fp16, fp32"),
         (["--device", "gpu"], "device is 'gpu'; need one of auto, npu, cpu"),
         (["--ranks", "65"], "--ranks 65 must be in 1..64"),
+        (["-r", "0"], "--ranks 0 must be in 1..64"),
+        (["-r", "0", "--bringup"], "--ranks 0 must be in 1..64"),
     ],
 )
 def test_command_refuses(argv: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -263,3 +320,13 @@ def test_without_typer_and_rich(tmp_path: Path) -> None:
         )
         assert "Traceback" not in done.stderr + done.stdout, done.stderr
         assert done.returncode in (0, 1) and len(done.stdout.splitlines()) > 10, done.stderr
+    for argv, start in (
+        (["--help"], "ascend-moe needs typer, which is not installed: pip install 'ascend_moe[cli]'"),
+        ([], "ascend-moe needs typer"),
+        (["run", "-p", "tiny"], "ascend-moe run needs typer"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "ascend_moe", *argv], env=env, capture_output=True, text=True, timeout=200
+        )
+        assert done.returncode == 1 and done.stderr.startswith(start), done.stderr
+        assert [line.split()[0] for line in done.stderr.splitlines()[2:]] == list(plain.COMMANDS)

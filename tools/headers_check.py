@@ -22,7 +22,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIM = ROOT / "tools" / "headers_check_shim.h"
-ENTRIES = [ROOT / "op_kernel" / f"ascend_moe_distribute_{name}.cpp" for name in ("dispatch", "combine")]
+ENTRIES = [
+    ROOT / "op_kernel" / f"ascend_moe_{name}.cpp"
+    for name in ("distribute_dispatch", "distribute_combine", "probe")
+]
 DTYPES = ("bfloat16_t", "half", "float")
 CPU_DEBUG = ["-DASCENDC_CPU_DEBUG=1", "-D__CCE_AICORE__=220", "-D__DAV_C220__", "-DASCENDC_DUMP=0"]
 

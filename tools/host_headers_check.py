@@ -171,15 +171,17 @@ class Checker:
 
 def jobs() -> Iterator[Job]:
     """Every source of op_host; a new one that nothing here knows is an error."""
-    symbols = {"def": "AscendMoeDistribute{}", "tiling": "Tile{}", "infershape": "InferDataType{}"}
+    symbols = {"def": "AscendMoe{}", "tiling": "Tile{}", "infershape": "InferDataType{}"}
     for source in sorted((ROOT / "op_host").glob("*.cpp")):
-        match = re.fullmatch(r"ascend_moe_distribute_(\w+)_(def|tiling|infershape)", source.stem)
+        match = re.fullmatch(r"ascend_moe_(distribute_)?([a-z]+)_(def|tiling|infershape)", source.stem)
         if match is None:
             raise CheckError(
-                f"{source.name}: not named ascend_moe_distribute_<op>_<def|tiling|infershape>.cpp"
+                f"{source.name}: not named ascend_moe_[distribute_]<op>_<def|tiling|infershape>.cpp"
             )
+        family, op, kind = match.groups()
+        prefix = "Distribute" if family and kind == "def" else ""
         for way in WAYS:
-            yield Job(source, way, symbols[match[2]].format(match[1].capitalize()))
+            yield Job(source, way, symbols[kind].format(prefix + op.capitalize()))
     for source in sorted((ROOT / "op_host/op_api").glob("*.cpp")):
         name = "".join(word.capitalize() for word in source.stem.split("_")[1:])
         yield Job(source, "op_api", f"aclnn{name}GetWorkspaceSize")

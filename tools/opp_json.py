@@ -14,7 +14,12 @@ TABLES = Path(__file__).resolve().parent.parent / "op_host" / "moe_distribute_op
 ROWS = ["bf16", "fp16", "float"]
 # msopgen's names, one a column of the op definition's dtype lists.
 TYPES = {"kFp32": "float", "kInt32": "int32", "kInt64": "int64", "kBool": "bool"}
-OPS = {"AscendMoeDistributeDispatch": ("Dispatch", 6), "AscendMoeDistributeCombine": ("Combine", 3)}
+# Stem of an op's tables, columns of its dtype lists, whether it has inputs.
+OPS = {
+    "AscendMoeDistributeDispatch": ("Dispatch", 6, True),
+    "AscendMoeDistributeCombine": ("Combine", 3, True),
+    "AscendMoeProbe": ("Probe", 1, False),
+}
 
 
 def table(text: str, name: str) -> str:
@@ -60,8 +65,9 @@ def attribute(name: str, required: str, number: str, text: str) -> dict[str, Any
 def describe(text: str) -> list[dict[str, Any]]:
     """All ops."""
     found = []
-    for op_type, (stem, columns) in OPS.items():
-        inputs = re.findall(r"ASCEND_MOE_INPUT\((\w+), (\w+), (\w+)\)", table(text, f"k{stem}OpInputs"))
+    for op_type, (stem, columns, has_inputs) in OPS.items():
+        rows = table(text, f"k{stem}OpInputs") if has_inputs else ""
+        inputs = re.findall(r"ASCEND_MOE_INPUT\((\w+), (\w+), (\w+)\)", rows)
         outputs = re.findall(r"ASCEND_MOE_OUTPUT\((\w+), (\w+)\)", table(text, f"k{stem}OpOutputs"))
         attributes = re.findall(
             r'{"(\w+)", (true|false), (-?\d+), ("[^"]*"|nullptr)}', table(text, f"k{stem}OpAttributes")

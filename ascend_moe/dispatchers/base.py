@@ -27,7 +27,7 @@ class Dispatched:
         ep_recv_counts: int32, element l*W + s is the number of rows up to and including segment
             (local expert l, source rank s).
         expand_idx: V1: (BS*K,) int32, earlier pairs of this rank with the same expert;
-            V2: triples (source rank, token, k), three int32 a row.
+            V2: triples (source rank, token, k), three int32 a row; between A2 servers V1's.
     """
 
     expand_x: Tensor

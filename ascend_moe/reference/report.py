@@ -19,6 +19,7 @@ _NAMES = (
     "tp_recv_counts",
     "expand_scales",
 )
+_THIRD = {"v1": "expand_idx", "v2": "assist_info_for_combine"}
 
 
 def validate(
@@ -30,11 +31,15 @@ def validate(
     quantised: bool = False,
     contract: str = "v1",
     exact_shapes: bool = False,
+    ranks_per_server: int = 0,
 ) -> Report:
     """Compare one rank's outputs with the reference, bit for bit, over their defined parts only.
 
     op "dispatch": outputs are the operator's seven tensors, expected a DispatchResult; contract "v1" compares
     the third as expand_idx, "v2" as triples. op "combine": outputs and expected are (BS, H) tensors.
+    ranks_per_server: of the communicator (``ascend_moe.comm.ranks_per_server``), 0 for one server; with fewer
+    than W, which is RDMA between A2 servers, the first words of V2's third tensor are expand_idx and are
+    compared as that, and the report says so.
     NaN equals NaN whatever its payload. quantised: insist that expected has dynamic_scales.
     exact_shapes: the whole tensors must have the operator's allocated shapes; otherwise more rows are fine.
     The sentences come in the order in which a fault spreads: counts, indices, rows, scales; the first of them
@@ -51,8 +56,12 @@ def validate(
         raise TypeError("for dispatch, expected is a DispatchResult of reference.dispatch")
     if quantised and expected.dynamic_scales is None:
         raise ValueError("quantised outputs cannot be compared with an unquantised reference")
-    found = _dispatch_differences(plain, expected, rank, contract, exact_shapes)
-    return _finish(op, rank, found, f"{expected.expand_x.shape[0]} rows")
+    between = 0 < ranks_per_server < len(expected.rows_sent)
+    found = _dispatch_differences(plain, expected, rank, contract, exact_shapes, between)
+    size = f"{expected.expand_x.shape[0]} rows"
+    if between and contract == "v2":
+        size += f"; several servers: {_THIRD['v2']} as expand_idx, not as triples"
+    return _finish(op, rank, found, size)
 
 
 def _on_cpu(outputs: object) -> object:
@@ -77,19 +86,21 @@ def _dispatch_differences(
     rank: int,
     contract: str,
     exact_shapes: bool,
+    between_servers: bool,
 ) -> list[str]:
     if not isinstance(outputs, list) or len(outputs) != len(_NAMES):
         what = f"{len(outputs)} values" if isinstance(outputs, list) else f"one {type(outputs).__name__}"
         return [f"the operator gives {len(_NAMES)} tensors ({', '.join(_NAMES)}); got {what}"]
     names = list(_NAMES)
-    names[2] = "expand_idx" if contract == "v1" else "assist_info_for_combine"
+    names[2] = _THIRD[contract]
+    triples = contract == "v2" and not between_servers
     got = dict(zip(names, outputs, strict=True))
     where = Places(expected, rank)
     wanted: list[tuple[str, torch.Tensor]] = [
         ("ep_recv_counts", expected.ep_recv_counts),
         ("expert_token_nums", expected.expert_token_nums),
         ("tp_recv_counts", expected.tp_recv_counts),
-        (names[2], expected.expand_idx if contract == "v1" else expected.assist_info.reshape(-1)),
+        (names[2], expected.assist_info.reshape(-1) if triples else expected.expand_idx),
         ("expand_x", expected.expand_x),
     ]
     if expected.dynamic_scales is not None:
@@ -104,7 +115,8 @@ def _dispatch_differences(
         if sentence is None:
             part = got[name][: want.shape[0]]
             unequal = differing(part, want)
-            sentence = where.difference(name, part, want) if unequal.any() else None
+            kind = "expand_idx" if name == names[2] and not triples else name
+            sentence = where.difference(kind, part, want) if unequal.any() else None
         if sentence is not None:
             found.append(sentence)
     return found

@@ -75,7 +75,7 @@ def find_wheels(interpreter: str) -> dict[str, Wheel]:
     for name, wanted in (("torch", TORCH), ("torch_npu", TORCH_NPU)):
         entry = found[name]
         if entry is None or str(entry[0]).partition("+")[0] != wanted:
-            has = "not installed" if entry is None else entry[0]
+            has = "none" if entry is None else entry[0]
             raise ArgumentError(
                 f"the virtual NPU needs {name} {wanted}, {interpreter} has {has}: "
                 f"{interpreter} -m pip install torch=={TORCH} torch_npu=={TORCH_NPU}",

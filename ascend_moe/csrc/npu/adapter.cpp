@@ -1,4 +1,4 @@
-// The last step of our ops on an NPU: hands tensors and attributes to aclnnAscendMoeDistribute*, through
+// The last step of our ops on an NPU: hands tensors and attributes to aclnnAscendMoe*, through
 // torch_npu's task queue. Arguments are checked and outputs allocated by the caller
 // (ascend_moe/npu_launch.py).
 #include "adapter.h"
@@ -44,8 +44,8 @@ template <typename... Parameters, typename... Values>
 int call(int (*first_phase)(Parameters...), std::tuple<Values...> values) {
     const int status = std::apply(first_phase, values);
     if (status != 0) UnInitExecCommonCtx();
-    TORCH_CHECK(status == 0, "aclnnAscendMoeDistribute*GetWorkspaceSize failed with aclnn status ", status,
-                ": ", RecentError());
+    TORCH_CHECK(status == 0, "aclnnAscendMoe*GetWorkspaceSize failed with aclnn status ", status, ": ",
+                RecentError());
     return status;
 }
 
@@ -82,6 +82,15 @@ void Combine(AM_COMBINE_ARGUMENTS) {
                      tp_rank_id, expert_shard_type, shared_expert_num, shared_expert_rank_num, global_bs,
                      out_dtype, comm_quant_mode, group_list_type, comm_alg_text, zero_expert_num,
                      copy_expert_num, const_expert_num, contract, window_mib, timeout_us, x, error_record);
+}
+
+void Probe(AM_PROBE_ARGUMENTS) {
+    const c10::OptionalDeviceGuard guard(report.device());
+    AM_REQUIRE(aclnnAscendMoeProbe);
+    std::string groupEp(group_ep);
+    char* group_ep_text = groupEp.data();
+    EXEC_NPU_CMD_EXT(aclnnAscendMoeProbe, group_ep_text, ep_world_size, ep_rank_id, mode, nonce, rounds,
+                     cycles, broken, window_mib, timeout_us, report);
 }
 
 }  // namespace ascend_moe_npu

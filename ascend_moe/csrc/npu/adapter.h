@@ -1,4 +1,4 @@
-// The two launches, with their arguments in the order of the operators' definition and aclnn entries.
+// The launches, with their arguments in the order of the operators' definition and aclnn entries.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -34,7 +34,12 @@ using Text = c10::string_view;
         int64_t const_expert_num, int64_t contract, int64_t window_mib, int64_t timeout_us, Output x,      \
         Output error_record
 
+#define AM_PROBE_ARGUMENTS                                                                                 \
+    Text group_ep, int64_t ep_world_size, int64_t ep_rank_id, int64_t mode, int64_t nonce, int64_t rounds, \
+        int64_t cycles, int64_t broken, int64_t window_mib, int64_t timeout_us, Output report
+
 void Dispatch(AM_DISPATCH_ARGUMENTS);
 void Combine(AM_COMBINE_ARGUMENTS);
+void Probe(AM_PROBE_ARGUMENTS);
 
 }  // namespace ascend_moe_npu

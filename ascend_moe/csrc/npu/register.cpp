@@ -1,5 +1,5 @@
 // Launches as ops of a namespace of their own, below the public ops: outputs are arguments, so these are for
-// ascend_moe/npu_launch.py alone, never for a compiler's graph.
+// ascend_moe/npu_launch.py and bringup_npu.py alone, never for a compiler's graph.
 #include "adapter.h"
 
 TORCH_LIBRARY(ascend_moe_npu, library) {
@@ -20,9 +20,13 @@ TORCH_LIBRARY(ascend_moe_npu, library) {
         "int shared_expert_rank_num, int global_bs, int out_dtype, int comm_quant_mode, "
         "int group_list_type, str comm_alg, int zero_expert_num, int copy_expert_num, int const_expert_num, "
         "int contract, int window_mib, int timeout_us, Tensor(a!) x, Tensor(b!) error_record) -> ()");
+    library.def(
+        "probe(str group_ep, int ep_world_size, int ep_rank_id, int mode, int nonce, int rounds, int cycles, "
+        "int broken, int window_mib, int timeout_us, Tensor(a!) report) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(ascend_moe_npu, PrivateUse1, library) {
     library.impl("dispatch", &ascend_moe_npu::Dispatch);
     library.impl("combine", &ascend_moe_npu::Combine);
+    library.impl("probe", &ascend_moe_npu::Probe);
 }

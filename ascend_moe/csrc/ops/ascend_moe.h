@@ -67,6 +67,10 @@ AM_API uint64_t am_need_ub_taken(void* comm);
 // fault of the kernel the text, says more.
 AM_API int am_run(void* comm, void* plan, const void* const* inputs, void* const* outputs, int32_t* record,
                   char* fault, uint64_t fault_bytes);
+// Runs the probe kernel of the bring-up (op_kernel/ascend_moe_probe.cpp) with this tiling; `report` has a
+// block a core. 0, or a fault of the kernel as above.
+AM_API int am_probe(void* comm, const void* tiling, uint64_t tiling_bytes, uint32_t* report, char* fault,
+                    uint64_t fault_bytes);
 AM_API int am_error_is_fatal(int code);
 AM_API const char* am_error_name(int code);
 AM_API void am_error_message(const int32_t* record, char* text, uint64_t bytes);

@@ -3,6 +3,7 @@
 
 #include "ascend_moe.h"
 #include "moe_distribute_message.h"
+#include "moe_distribute_op.h"
 #include "run.h"
 
 namespace {
@@ -11,9 +12,6 @@ namespace {
 constexpr char kTensorNames[] = ASCEND_MOE_TENSORS(AM_NAME);
 constexpr char kAttributeNames[] = ASCEND_MOE_ATTRIBUTES(AM_NAME);
 #undef AM_NAME
-
-// Names that select the window algorithm. CANN's own names for its variants of it are accepted.
-constexpr const char* kAlgorithms[] = {"", "window", "fullmesh", "fullmesh_v1", "fullmesh_v2"};
 
 void CopyText(const std::string& from, char* to, uint64_t bytes) {
     if (bytes == 0) return;
@@ -34,12 +32,7 @@ int am_type_code(const char* name) {
     return static_cast<int>(moe::kTypeOther);
 }
 
-int am_comm_algorithm(const char* name) {
-    for (size_t i = 0; i < sizeof(kAlgorithms) / sizeof(kAlgorithms[0]); ++i) {
-        if (strcmp(name, kAlgorithms[i]) == 0) return static_cast<int>(i);
-    }
-    return -1;
-}
+int am_comm_algorithm(const char* name) { return moe::AlgorithmIndexOf(name); }
 
 uint64_t am_spec_bytes(void) { return sizeof(moe::CallSpec); }
 uint64_t am_check_bytes(void) { return sizeof(moe::CheckResult); }

@@ -35,7 +35,7 @@ struct Tensor {
 
 // The arguments of one call, in the order of the operator's definition.
 struct Arguments {
-    uint32_t op = 0;  // moe::kOpDispatch, moe::kOpCombine
+    uint32_t op = 0;  // moe::kOpDispatch, kOpCombine, kOpProbe
     std::vector<Tensor> inputs;
     std::vector<Tensor> outputs;
     std::vector<int64_t> integers;     // by attribute; of strings 0
@@ -58,12 +58,23 @@ struct Tiling {
 // Runs op_host's own tiling function over the arguments. False: it refuses them, `why` in one line.
 bool RunTiling(const Arguments& arguments, Tiling& tiling, std::string& why);
 
+// The twin's communicator over HCCL's windows of a group, made once. 0, or an aclnn status.
+int CommunicatorOf(const std::string& group, int32_t context_kind, int32_t ranks_per_server, void*& comm);
+
 // A captured call, ready to be launched any number of times.
-class Call;
+class Call {
+public:
+    virtual ~Call() = default;
+    virtual const char* type() const = 0;
+    virtual bool skipped() const { return false; }  // nothing to launch
+    virtual void Run() = 0;
+};
 // 0 and a call; else an aclnn status, told with vnpu_error. A call whose outputs are all empty is never
 // launched.
 int Prepare(Arguments arguments, std::shared_ptr<Call>& call, uint64_t& workspace);
 int Enqueue(const std::shared_ptr<Call>& call, void* stream);
+// Of AscendMoeProbe, which has a tiling of its own.
+int PrepareProbe(const Arguments& arguments, Tiling tiling, std::shared_ptr<Call>& call);
 
 void SetServerType(int32_t type);  // of the calls of this process, for the report
 

@@ -1,4 +1,4 @@
-// aclnnInnerAscendMoeDistribute*: what CANN's build generates from the operators' definition.
+// aclnnInnerAscendMoe*: what CANN's build generates from the operators' definition.
 #include <initializer_list>
 #include <utility>
 
@@ -117,11 +117,27 @@ VNPU_EXPORT int aclnnInnerAscendMoeDistributeCombineGetWorkspaceSize(
         {x, errorRecord}, workspaceSize, executor);
 }
 
+VNPU_EXPORT int aclnnInnerAscendMoeProbeGetWorkspaceSize(const char* groupEp, int64_t epWorldSize,
+                                                         int64_t epRankId, int64_t mode, int64_t nonce,
+                                                         int64_t rounds, int64_t cycles, int64_t broken,
+                                                         int64_t windowMib, int64_t timeoutUs,
+                                                         const aclTensor* report, uint64_t* workspaceSize,
+                                                         aclOpExecutor** executor) {
+    return Capture(
+        moe::kOpProbe, {},
+        {groupEp, epWorldSize, epRankId, mode, nonce, rounds, cycles, broken, windowMib, timeoutUs}, {report},
+        workspaceSize, executor);
+}
+
 VNPU_EXPORT int aclnnInnerAscendMoeDistributeDispatch(void*, uint64_t, aclOpExecutor* executor,
                                                       void* stream) {
     return Run(executor, stream);
 }
 VNPU_EXPORT int aclnnInnerAscendMoeDistributeCombine(void*, uint64_t, aclOpExecutor* executor, void* stream) {
+    return Run(executor, stream);
+}
+
+VNPU_EXPORT int aclnnInnerAscendMoeProbe(void*, uint64_t, aclOpExecutor* executor, void* stream) {
     return Run(executor, stream);
 }
 

@@ -14,9 +14,11 @@
 
 namespace vnpu_moe {
 
-class Call {
+namespace {
+
+class OpCall : public Call {
 public:
-    Call(Arguments arguments, void* comm, void* plan)
+    OpCall(Arguments arguments, void* comm, void* plan)
         : arguments_(std::move(arguments)), comm_(comm), plan_(plan) {
         const moe::OpInterface op = arguments_.interface();
         const bool v2 = arguments_.Integer("contract") == static_cast<int64_t>(moe::kContractV2);
@@ -28,16 +30,16 @@ public:
         }
         for (const Tensor& output : arguments_.outputs) outputs_.push_back(output.data);
     }
-    ~Call() {
+    ~OpCall() override {
         if (plan_ != nullptr) TheLibrary().am_plan_destroy(plan_);
     }
-    Call(const Call&) = delete;
-    Call& operator=(const Call&) = delete;
+    OpCall(const OpCall&) = delete;
+    OpCall& operator=(const OpCall&) = delete;
 
-    bool skipped() const { return plan_ == nullptr; }
-    const char* type() const { return arguments_.interface().type; }
+    bool skipped() const override { return plan_ == nullptr; }
+    const char* type() const override { return arguments_.interface().type; }
 
-    void Run() {
+    void Run() override {
         CountLaunch(type());
         char fault[1024] = "";
         int32_t record[moe::kErrorRecordWords];
@@ -72,15 +74,14 @@ private:
     std::vector<void*> outputs_;
 };
 
-namespace {
-
 struct Communicator {
     const void* window;  // of rank 0: tells a communicator from a later one of the same name
     void* handle;
 };
 
-// The twin's communicator over HCCL's windows of a group, made once.
-int CommunicatorOf(const std::string& group, const moe::CallSpec& spec, void*& comm) {
+}  // namespace
+
+int CommunicatorOf(const std::string& group, int32_t context_kind, int32_t ranks_per_server, void*& comm) {
     static std::mutex mutex;
     static std::map<std::string, Communicator> known;
     const std::lock_guard<std::mutex> lock(mutex);
@@ -94,19 +95,21 @@ int CommunicatorOf(const std::string& group, const moe::CallSpec& spec, void*& c
         if (made.handle != nullptr) TheLibrary().am_comm_destroy(made.handle);
         made.window = windows.bases[0];
         // On an A2 the state area is the last of HCCL's own MiB.
-        const uint64_t state = spec.context_kind == static_cast<int32_t>(moe::kContextA2) ? moe::kMiB : 0;
+        const uint64_t state = context_kind == static_cast<int32_t>(moe::kContextA2) ? moe::kMiB : 0;
         made.handle = TheLibrary().am_comm_create(windows.rank, windows.world, windows.bases,
                                                   windows.data_bytes - state, windows.live_fds);
-        if (made.handle == nullptr || TheLibrary().am_comm_use_context(made.handle, spec.context_kind) != 0 ||
-            TheLibrary().am_comm_use_servers(made.handle, spec.ranks_per_server) != 0) {
+        if (made.handle == nullptr || TheLibrary().am_comm_use_context(made.handle, context_kind) != 0 ||
+            TheLibrary().am_comm_use_servers(made.handle, ranks_per_server) != 0) {
             vnpu_error("no communicator of the twin over group_ep '%s' (context kind %d, %d ranks a server)",
-                       group.c_str(), spec.context_kind, spec.ranks_per_server);
+                       group.c_str(), context_kind, ranks_per_server);
             return kInnerError;
         }
     }
     comm = made.handle;
     return kOk;
 }
+
+namespace {
 
 // The same description that op_host reads from CANN's context.
 moe::CallSpec SpecOf(const Arguments& arguments) {
@@ -177,10 +180,12 @@ int Prepare(Arguments arguments, std::shared_ptr<Call>& call, uint64_t& workspac
     const auto empty = [](const Tensor& output) { return output.empty(); };
     if (std::all_of(arguments.outputs.begin(), arguments.outputs.end(), empty)) {
         // CANN has nothing to launch for such an operator.
-        call = std::make_shared<Call>(std::move(arguments), nullptr, nullptr);
+        call = std::make_shared<OpCall>(std::move(arguments), nullptr, nullptr);
         return kOk;
     }
-    if (arguments.outputs.back().empty() || arguments.outputs.back().dims[0] != moe::kErrorRecordWords)
+    const bool probe = arguments.op == moe::kOpProbe;
+    if (!probe &&
+        (arguments.outputs.back().empty() || arguments.outputs.back().dims[0] != moe::kErrorRecordWords))
         return vnpu_error("%s: error_record must have %u elements", arguments.interface().type,
                           moe::kErrorRecordWords),
                kBadArgument;
@@ -188,14 +193,20 @@ int Prepare(Arguments arguments, std::shared_ptr<Call>& call, uint64_t& workspac
     std::string why;
     if (!RunTiling(arguments, tiling, why))
         return vnpu_error("%s: tiling failed: %s", arguments.interface().type, why.c_str()), kTilingError;
+    if (probe) {
+        workspace = tiling.workspace;
+        return PrepareProbe(arguments, std::move(tiling), call);
+    }
     moe::CallSpec spec = SpecOf(arguments);
     Complete(spec, tiling);
     void* comm = nullptr;
-    if (const int status = CommunicatorOf(arguments.String("group_ep"), spec, comm)) return status;
+    if (const int status =
+            CommunicatorOf(arguments.String("group_ep"), spec.context_kind, spec.ranks_per_server, comm))
+        return status;
     void* plan = PlanOf(spec, tiling);
     if (plan == nullptr) return kTilingError;
     workspace = tiling.workspace;
-    call = std::make_shared<Call>(std::move(arguments), comm, plan);
+    call = std::make_shared<OpCall>(std::move(arguments), comm, plan);
     return kOk;
 }
 

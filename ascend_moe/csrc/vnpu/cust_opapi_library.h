@@ -10,7 +10,7 @@ namespace vnpu_moe {
 // clang-format off
 #define VNPU_MOE_FUNCTIONS(X)                                                                    \
     X(am_comm_create) X(am_comm_destroy) X(am_comm_use_context) X(am_comm_use_servers)           \
-    X(am_spec_bytes) X(am_plan_create) X(am_plan_destroy) X(am_plan_tiling) X(am_run)
+    X(am_spec_bytes) X(am_plan_create) X(am_plan_destroy) X(am_plan_tiling) X(am_run) X(am_probe)
 // clang-format on
 
 struct Library {

@@ -250,6 +250,7 @@ private:
         block.SetValue(kPrSeen, seen_);
         block.SetValue(kPrDone, done_);
         block.SetValue(kPrCycles, cycles_);
+        block.SetValue(kPrCores, tiling_->cores);
         SyncFunc<HardEvent::S_MTE3>();
         AscendC::DataCopy(report_[static_cast<uint64_t>(core_) * kBlockWords], block, kBlockWords);
         AscendC::PipeBarrier<PIPE_ALL>();

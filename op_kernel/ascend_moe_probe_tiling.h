@@ -4,7 +4,12 @@
 
 #include "moe_distribute_tiling.h"
 
+// A macro with a decimal literal: the op compiler reads it as text.
+#define ASCEND_MOE_TILING_KEY_PROBE 1000
+
 namespace moe {
+
+constexpr uint32_t kOpProbe = 3;  // beside kOpDispatch and kOpCombine; never on the wire
 
 enum ProbeMode : uint32_t {
     kProbeContext = 1,    // the context is the one that the host side describes
@@ -14,7 +19,12 @@ enum ProbeMode : uint32_t {
     kProbeSyncAll = 5,    // SyncAll makes every core's drained stores visible to every core
     kProbeCycles = 6,     // GetSystemCycle counts 50 a microsecond
     kProbeZeroState = 7,  // the state area of a fresh communicator is zero
+    kProbeModeEnd = 8
 };
+// Blocks of the operator's output `report`: one for each core that a launch may have.
+constexpr uint32_t kProbeReportBlocks = kMaxCores;
+// Two sets of a block a core, for kProbeSyncAll.
+constexpr uint64_t kProbeWorkspaceBytes = 2ull * kMaxCores * kBlock;
 
 struct MoeProbeTiling {
     MoeDistributeMc2Head mc2;
@@ -31,7 +41,7 @@ struct MoeProbeTiling {
 };
 
 // Every core reports one block.
-enum ProbeReport : uint32_t { kPrCode, kPrWhere, kPrWanted, kPrSeen, kPrDone, kPrCycles };
+enum ProbeReport : uint32_t { kPrCode, kPrWhere, kPrWanted, kPrSeen, kPrDone, kPrCycles, kPrCores };
 enum ProbeCode : uint32_t {
     kProbePassed = 0x600D,
     kProbeDiffers = 1,  // where, wanted, seen

@@ -1,0 +1,91 @@
+// Tiling function of AscendMoeProbe.
+#include "moe_distribute_cann_functions.h"
+#include "moe_distribute_cann_tiling.h"
+
+namespace {
+
+// Of an integer attribute, by its name in the definition; the default where the caller gives none.
+int64_t IntegerOf(const moe::OpInterface& op, const gert::RuntimeAttrs& attributes, const char* name) {
+    for (size_t i = 0; i < op.attributes.size; ++i) {
+        if (strcmp(op.attributes[i].name, name) != 0) continue;
+        const int64_t* given = attributes.GetInt(i);
+        return given == nullptr ? op.attributes[i].value : *given;
+    }
+    return moe::kNoValue;
+}
+
+struct Range {
+    const char* name;
+    int64_t first, last;
+};
+
+bool InRange(const char* op, const Range& range, int64_t value) {
+    if (value >= range.first && value <= range.last) return true;
+    char message[160];
+    snprintf(message, sizeof(message), "%s is %lld, it must be %lld to %lld", range.name,
+             static_cast<long long>(value), static_cast<long long>(range.first),
+             static_cast<long long>(range.last));
+    return moe::ReportError(op, message);
+}
+
+// The probe's own attributes; all but the window, the deadline and the head.
+bool Fill(const moe::OpInterface& op, const gert::RuntimeAttrs& attributes, moe::MoeProbeTiling& tiling) {
+    const int64_t world = IntegerOf(op, attributes, "ep_world_size");
+    constexpr int64_t kWord = UINT32_MAX;
+    const struct {
+        Range range;
+        uint32_t& target;
+    } rules[] = {
+        {{"ep_world_size", 1, moe::kMaxWorld}, tiling.world},
+        {{"ep_rank_id", 0, world - 1}, tiling.rank},
+        {{"mode", 1, moe::kProbeModeEnd - 1}, tiling.mode},
+        {{"nonce", 1, kWord}, tiling.nonce},
+        {{"rounds", 1, kWord}, tiling.rounds},
+        {{"broken", 0, moe::kProbeModeEnd - 1}, tiling.broken},
+    };
+    for (const auto& rule : rules) {
+        const int64_t value = IntegerOf(op, attributes, rule.range.name);
+        if (!InRange(op.type, rule.range, value)) return false;
+        rule.target = static_cast<uint32_t>(value);
+    }
+    const int64_t cycles = IntegerOf(op, attributes, "cycles");
+    if (!InRange(op.type, {"cycles", 0, INT64_MAX}, cycles)) return false;
+    tiling.deadlineCycles = static_cast<uint64_t>(cycles);
+    return true;
+}
+
+bool PlanProbe(gert::TilingContext& context) {
+    const moe::OpInterface op = moe::InterfaceOf(moe::kOpProbe);
+    moe::CallSpec call = {};
+    moe::CannAttributes given = {};
+    const gert::RuntimeAttrs* attributes = context.GetAttrs();
+    fe::PlatFormInfos* infos = context.GetPlatformInfo();
+    if (attributes == nullptr) return moe::ReportError(op.type, "the context has no attributes");
+    if (infos == nullptr) return moe::ReportError(op.type, "the context has no platform");
+    moe::MoeProbeTiling tiling = {};
+    if (!moe::ReadAttributes(op, *attributes, call, given) || !Fill(op, *attributes, tiling)) return false;
+    const moe::SocName soc = moe::SocOf(infos);
+    if (!moe::DescribeMachine(op.type, soc, given, call)) return false;
+    platform_ascendc::PlatformAscendC platform(infos);
+    const int64_t cores = platform.GetCoreNumAiv();
+    // Writer and reader of a probe are different cores.
+    if (!InRange(op.type, {"the number of vector cores", 2, moe::kMaxCores}, cores)) return false;
+    tiling.cores = static_cast<uint32_t>(cores);
+    tiling.contextKind = static_cast<uint32_t>(call.context_kind);
+    tiling.dataBytes = static_cast<uint64_t>(call.window_mib) * moe::kMiB;
+    if (tiling.deadlineCycles == 0)
+        tiling.deadlineCycles = static_cast<uint64_t>(call.deadline_micros) * moe::kCyclesPerMicro;
+    const moe::Mc2Task& task = soc.IsA2() ? moe::kMc2TaskA2 : moe::kMc2TaskA3;
+    if (!moe::FillMc2Head(op.type, given.group_ep, task, tiling.mc2)) return false;
+    moe::CallPlan plan = {};
+    plan.tilingKey = ASCEND_MOE_TILING_KEY_PROBE;
+    plan.blockDim = tiling.cores;
+    plan.workspaceBytes = moe::kProbeWorkspaceBytes;
+    return moe::HandOver(op.type, context, plan, platform, &tiling, sizeof(tiling));
+}
+
+}  // namespace
+
+ge::graphStatus moe::TileProbe(gert::TilingContext* context) {
+    return context != nullptr && PlanProbe(*context) ? ge::GRAPH_SUCCESS : ge::GRAPH_FAILED;
+}
