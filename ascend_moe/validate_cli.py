@@ -123,7 +123,10 @@ def torchrun(ranks: int, command: Sequence[str], env: dict[str, str]) -> int:
     """`ascend-moe COMMAND` as ``ranks`` processes of this machine; torchrun's exit code."""
     # Not -m: torch_npu imports the module first, and Python warns about that.
     start = [sys.executable, "-c", "from torch.distributed.run import main; main()"]
-    options = ["--standalone", f"--nproc-per-node={ranks}", "-m", "ascend_moe"]
+    # The ranks run this very package: -m would take another one that lies in the current folder.
+    here = str(Path(__file__).resolve().parent.parent)
+    rank = f"import sys; sys.path[0] = {here!r}; from ascend_moe.cli import main; main()"
+    options = ["--standalone", f"--nproc-per-node={ranks}", "--no-python", sys.executable, "-c", rank]
     return subprocess.run([*start, *options, *command], env={**os.environ, **env}).returncode
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import ascend_moe
-from ascend_moe import devices, errors, plain, reference, validate, validate_run
+from ascend_moe import devices, errors, plain, reference, validate, validate_cli, validate_run
 from ascend_moe.validate_bad import BAD
 from ascend_moe.validate_cases import Case, build, matrix
 
@@ -285,6 +285,18 @@ def test_under_torchrun(tmp_path: Path) -> None:
     done = torchrun(tmp_path, "validate", "--device", "cpu", "--extra", "0", ranks=3)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "cpu, 3 processes, gloo" in done.stdout and done.stdout.count("PASS: ") == 1
+
+
+def test_ranks_run_this_package_and_no_other_in_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoy = tmp_path / "ascend_moe"
+    decoy.mkdir()
+    (decoy / "__init__.py").write_text("raise SystemExit('the wrong package')")
+    monkeypatch.chdir(tmp_path)
+    assert (
+        validate_cli.torchrun(2, ["validate", "--device", "cpu", "--extra", "0", "--dtypes", "fp32"], {}) == 0
+    )
 
 
 def test_two_servers_by_the_script_of_the_examples(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@
 set -euo pipefail
 folder=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 python=${PYTHON:-python3}
+export PYTHONSAFEPATH=1 # the installed package, not a folder of its name here
 ranks=${RANKS:-$("$python" -c 'import torch, torch_npu; print(torch.npu.device_count())')}
 layer=(--preset "${PRESET:-deepseek-v3}" --ranks "$ranks" --batch "${BATCH:-32}")
 

@@ -16,6 +16,7 @@ export HCCL_BUFFSIZE=${HCCL_BUFFSIZE:-512}
 # Ranks that load weights or compile come later than others.
 export HCCL_CONNECT_TIMEOUT=${HCCL_CONNECT_TIMEOUT:-600}
 if [[ $# == 0 ]]; then
+    export PYTHONSAFEPATH=1 # the installed package, not a folder of its name here
     set -- -m ascend_moe validate --device "${DEVICE:-npu}"
 fi
 exec "${PYTHON:-python3}" -c 'from torch.distributed.run import main; main()' \
