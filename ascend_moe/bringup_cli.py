@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -25,7 +24,6 @@ from .errors import AscendMoeError
 from .validate_run import Place, Stopped
 
 _COLLECT_S = 60.0
-_OUTCOME = "ASCEND_MOE_VALIDATE_OUTCOME"
 
 
 def run(device: Device, options: argparse.Namespace, argv: Sequence[str]) -> int:
@@ -113,7 +111,7 @@ def _rank(device: Device, as_json: bool) -> int:
         findings.append(_together(probe, [tuple(json.loads(store.get(key))) for key in keys]))
     code = 0
     if rank == 0:
-        path = os.environ.get(_OUTCOME)
+        path = os.environ.get(validate_cli.OUTCOME)
         if path:
             Path(path).write_text(json.dumps({"about": about, "findings": bringup.as_dicts(findings)}))
         else:
@@ -130,10 +128,7 @@ def _by_rank(probe: Probe) -> OpProbe:
 
 def _start(device: Device, options: argparse.Namespace, argv: Sequence[str]) -> int:
     ranks = options.ranks or device.count
-    with tempfile.TemporaryDirectory(prefix="ascend_moe_bringup_") as folder:
-        path = Path(folder) / "outcome.json"
-        done = validate_cli.torchrun(ranks, ["validate", *argv, "--device", "npu"], {_OUTCOME: str(path)})
-        if not path.is_file():
-            raise AscendMoeError(f"bringup: rank 0 ended without a result (torchrun: exit code {done})")
-        found = json.loads(path.read_text())
+    code, found = validate_cli.outcome_of(ranks, argv)
+    if found is None:
+        raise AscendMoeError(f"bringup: rank 0 ended without a result (torchrun: exit code {code})")
     return report(found["about"], [Finding(**one) for one in found["findings"]], options.json)

@@ -18,7 +18,8 @@ MAX_WINDOW_MIB = 65535  # what a status header can say
 DEFAULT_TIMEOUT_S = 60.0
 MAX_WORLD = 64
 CONTEXTS = ("table", "a3", "a2")  # by number, as in op_kernel/moe_distribute_tiling.h
-_A2_STATE_MIB = 1  # of HCCL_BUFFSIZE, where the state has no window of its own
+CONTEXT_TABLE, CONTEXT_A3, CONTEXT_A2 = range(len(CONTEXTS))
+A2_STATE_MIB = 1  # of HCCL_BUFFSIZE, where the state has no window of its own
 
 
 def timeout_s() -> float:
@@ -104,12 +105,12 @@ def window_data_bytes(window_mib: int | None = None) -> int:
             f"(default {DEFAULT_WINDOW_MIB})",
             argument=name,
         )
-    if CONTEXTS[context_kind()] == "a2":
-        if value <= _A2_STATE_MIB:
+    if context_kind() == CONTEXT_A2:
+        if value <= A2_STATE_MIB:
             raise ArgumentError(
-                f"{name}={text} must be at least {_A2_STATE_MIB + 1} with an A2 context", argument=name
+                f"{name}={text} must be at least {A2_STATE_MIB + 1} with an A2 context", argument=name
             )
-        value -= _A2_STATE_MIB
+        value -= A2_STATE_MIB
     return value * MIB
 
 

@@ -17,12 +17,10 @@ from typing import Any
 import torch
 
 from . import _lib, comm, native
-from .communicator import MIB, timeout_s, window_data_bytes
-from .errors import ArgumentError, AscendMoeError, CommError
+from .communicator import A2_STATE_MIB, CONTEXT_A2, CONTEXT_A3, MIB, timeout_s, window_data_bytes
+from .errors import ArgumentError, AscendMoeError
 
-CONTEXT_A3, CONTEXT_A2 = 1, 2  # native names of the layouts: op_kernel/moe_distribute_tiling.h
 A2_SERVER_RANKS = 8
-A2_STATE_MIB = 1  # of HCCL_BUFFSIZE, the last
 DEFAULT_TIMEOUT_S = 300.0
 # What HCCL_EXEC_TIMEOUT is by default; torch_npu gives an operator as long before it is stopped.
 _HCCL_EXEC_TIMEOUT_S = 1836.0
@@ -133,7 +131,7 @@ class NpuCommunicator:
         words = self._seen.copy()
         code = int(words[_CODE])
         error = native.error_of(code, words.ctypes.data, "", self)
-        if isinstance(error, CommError) or _lib.lib().am_error_is_fatal(code):
+        if _lib.lib().am_error_is_fatal(code):
             error = self.failed = type(error)(f"{error}{_ANEW}", **error.details)
         if not capturing():
             self.record.zero_()

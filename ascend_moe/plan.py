@@ -18,13 +18,12 @@ from typing import Any
 import torch
 
 from . import _lib, native
-from .communicator import MAX_WINDOW_MIB
+from .communicator import CONTEXT_A2, CONTEXT_A3, MAX_WINDOW_MIB
 from .errors import ArgumentError, LibraryError, WindowTooSmall
 from .soc import DEFAULT_SOC, Soc, soc
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 CONTRACTS = {"v1": 1, "v2": 2}
-CONTEXT_A3, CONTEXT_A2 = 1, 2  # moe::kContextA3, kContextA2
 _OPTIONAL = ("y_dtype", "x_dtype", "scales_dtype")
 _MOST = {"ranks": 1 << 12, "experts": 1 << 16, "topk": 1 << 10, "hidden": 1 << 20, "batch": 1 << 20}
 

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,7 @@ from .validate_cases import DTYPES, Case, matrix
 
 DEFAULT_RANKS = 4
 DEFAULT_TIMEOUT_S = "20"  # of a wait: enough where nothing is wrong, short where a rank does not come
-_OUTCOME = "ASCEND_MOE_VALIDATE_OUTCOME"  # where rank 0 leaves it for the process that started torchrun
+OUTCOME = "ASCEND_MOE_VALIDATEOUTCOME"  # where rank 0 leaves it for the process that started torchrun
 
 
 def main(argv: list[str]) -> int:
@@ -80,7 +81,7 @@ def _rank(device: devices.Device, choose: validate.Choose, options: argparse.Nam
     """One rank of torchrun."""
     place, about = open_group(device)
     outcome = validate.processes(place, about, choose)
-    path = os.environ.get(_OUTCOME)
+    path = os.environ.get(OUTCOME)
     if outcome is not None and path:
         Path(path).write_text(json.dumps({"text": validate.text(outcome), **outcome.as_dict()}))
     elif outcome is not None:
@@ -104,19 +105,24 @@ def _start(device: devices.Device, ranks: int, argv: list[str]) -> int:
     """Starts torchrun on this machine and reports what its rank 0 leaves behind."""
     if ranks > device.count and not device.virtual:
         raise ArgumentError(f"--ranks {ranks}, but this machine has {device.count} NPUs", argument="ranks")
-    with tempfile.TemporaryDirectory(prefix="ascend_moe_validate_") as folder:
-        path = Path(folder) / "outcome.json"
-        done = torchrun(ranks, ["validate", *argv, "--device", "npu"], {_OUTCOME: str(path)})
-        if not path.is_file():
-            print(
-                f"ascend-moe validate: rank 0 ended without a result (torchrun: exit code {done})",
-                file=sys.stderr,
-            )
-            return 1
-        found = json.loads(path.read_text())
+    code, found = outcome_of(ranks, argv)
+    if found is None:
+        print(
+            f"ascend-moe validate: rank 0 ended without a result (torchrun: exit code {code})",
+            file=sys.stderr,
+        )
+        return 1
     text = found.pop("text")
     print(json.dumps(found, indent=2) if "--json" in argv else text)
     return 0 if found["ok"] else 1
+
+
+def outcome_of(ranks: int, argv: Sequence[str]) -> tuple[int, dict[str, Any] | None]:
+    """`ascend-moe validate` on the NPUs of this machine: torchrun's exit code, and what rank 0 left."""
+    with tempfile.TemporaryDirectory(prefix="ascend_moe_validate_") as folder:
+        path = Path(folder) / "outcome.json"
+        code = torchrun(ranks, ["validate", *argv, "--device", "npu"], {OUTCOME: str(path)})
+        return code, json.loads(path.read_text()) if path.is_file() else None
 
 
 def torchrun(ranks: int, command: Sequence[str], env: dict[str, str]) -> int:

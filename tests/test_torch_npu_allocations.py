@@ -6,10 +6,7 @@ The C++ runs on the virtual NPU, with a libopapi whose functions do nothing (`op
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,6 +14,7 @@ from typing import Any
 import opapi_standin
 import pytest
 from torch_npu_cases import matrix
+from vnpu_process import report_of
 
 from ascend_moe.schemas import SCHEMAS
 from ascend_moe.vendor_schemas import VENDOR_SCHEMAS
@@ -39,18 +37,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     environment = vnpu.environment()
     path = [str(opapi_standin.build(Path(spec.origin).parent, folder)), environment["LD_LIBRARY_PATH"]]
     target = folder / "report.json"
-    done = subprocess.run(
-        [sys.executable, str(CHILD), str(target)],
-        env={**environment, "LD_LIBRARY_PATH": os.pathsep.join(path)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
-    if done.returncode:
-        pytest.fail(f"{CHILD.name} left with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
-    found: dict[str, Any] = json.loads(target.read_text("utf-8"))
-    return found
+    return report_of(CHILD, target, {"LD_LIBRARY_PATH": os.pathsep.join(path)})
 
 
 def outputs(report: dict[str, Any], probe: str, side: str = "cpp") -> list[list[Any]]:

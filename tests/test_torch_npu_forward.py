@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from vendor_calls import CALLS
+from vnpu_process import report_of
 
 pytestmark = pytest.mark.npu
 
@@ -21,21 +22,8 @@ WITHOUT_ACLNN = {"npu_grouped_matmul_finalize_routing": "aclnnGroupedMatmulFinal
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the process with torch_npu found. It fails, and never skips, without the wheel."""
-    from ascend_moe import vnpu
-
     target = tmp_path_factory.mktemp("forward") / "report.json"
-    done = subprocess.run(
-        [sys.executable, str(CHILD), str(target)],
-        env=vnpu.environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
-    if done.returncode:
-        pytest.fail(f"{CHILD.name} left with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
-    found: dict[str, Any] = json.loads(target.read_text("utf-8"))
-    return found
+    return report_of(CHILD, target)
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,6 @@ without CANN. Where torch_npu contradicts itself, ours follows its C++ (`torch_n
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ from typing import Any
 import pytest
 from torch_npu_cases import matrix
 from torch_npu_contradictions import CONTRADICTIONS, PROBES
+from vnpu_process import report_of
 
 from ascend_moe.schemas import SCHEMAS
 from ascend_moe.vendor_schemas import ABSENT, VENDOR_SCHEMAS
@@ -30,21 +28,8 @@ CHILD = Path(__file__).with_name("torch_npu_child.py")
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the process with torch_npu found. It fails, and never skips, without the wheel."""
-    from ascend_moe import vnpu
-
     target = tmp_path_factory.mktemp("torch_npu") / "report.json"
-    done = subprocess.run(
-        [sys.executable, str(CHILD), str(target)],
-        env=vnpu.environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
-    if done.returncode:
-        pytest.fail(f"{CHILD.name} left with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
-    found: dict[str, Any] = json.loads(target.read_text("utf-8"))
-    return found
+    return report_of(CHILD, target)
 
 
 def test_the_wheel_is_the_one_compared_with(report: dict[str, Any]) -> None:

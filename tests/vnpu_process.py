@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from ascend_moe import vnpu
 
@@ -89,3 +93,22 @@ def left_behind(before: set[str], seconds: float = 60.0) -> set[str]:
         time.sleep(0.2)
         new &= traces()
     return new
+
+
+def report_of(script: Path, target: Path, env: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """What ``script`` writes as JSON into ``target``, its argument, in a process with torch_npu.
+
+    ``env`` is changed in the environment of the virtual NPU. Fails, and never skips, when the script does.
+    """
+    done = subprocess.run(
+        [sys.executable, str(script), str(target)],
+        env={**vnpu.environment(), **(env or {})},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS,
+    )
+    if done.returncode:
+        pytest.fail(f"{script.name} left with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+    found: dict[str, Any] = json.loads(target.read_text("utf-8"))
+    return found
