@@ -12,27 +12,6 @@ from . import native, npu_adapter, npu_runtime
 from .comm import place
 from .errors import ArgumentError, AscendMoeError, LibraryError, WindowTooSmall
 
-# Attributes in the order of the operators' definition.
-_PLACE = (
-    *("group_ep", "ep_world_size", "ep_rank_id", "moe_expert_num"),
-    *("group_tp", "tp_world_size", "tp_rank_id"),
-    *("expert_shard_type", "shared_expert_num", "shared_expert_rank_num"),
-)
-_SPECIAL = ("comm_alg", "zero_expert_num", "copy_expert_num", "const_expert_num")
-_DISPATCH = (*_PLACE, "quant_mode", "global_bs", "expert_token_nums_type", *_SPECIAL)
-_COMBINE = (*_PLACE, "global_bs", "out_dtype", "comm_quant_mode", "group_list_type", *_SPECIAL)
-_DISPATCH_INPUTS = ("x", "expert_ids", "scales", "x_active_mask", "expert_scales")
-_COMBINE_INPUTS = (
-    "expand_x",
-    "expert_ids",
-    "expand_idx",
-    "ep_send_counts",
-    "expert_scales",
-    "tp_send_counts",
-    "x_active_mask",
-    "expand_scales",
-    "shared_expert_x",
-)
 # Attributes that one contract has and the other has not, as the operators' definition has them.
 _ABSENT: dict[str, Any] = {
     "comm_alg": "",
@@ -127,20 +106,18 @@ def _launch(
     outputs: list[torch.Tensor],
     end: npu_runtime.NpuCommunicator,
 ) -> None:
-    dispatch = op == native.OP_DISPATCH
-    given = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    if "assist_info_for_combine" in given:
-        given["expand_idx"] = given["assist_info_for_combine"]
-    if "expand_scales" in given and given["expand_scales"].numel() == 0:
-        del given["expand_scales"]  # how callers say that there are none
-    inputs = [given.get(name) for name in (_DISPATCH_INPUTS if dispatch else _COMBINE_INPUTS)]
-    described = [
-        values[name] if name in values else _ABSENT[name] for name in (_DISPATCH if dispatch else _COMBINE)
-    ]
-    launch = torch.ops.ascend_moe_npu.dispatch if dispatch else torch.ops.ascend_moe_npu.combine
-    settings = (contract, end.buffer_mib, end.timeout_us())
+    launch = (
+        torch.ops.ascend_moe_npu.dispatch if op == native.OP_DISPATCH else torch.ops.ascend_moe_npu.combine
+    )
+    named = {**_ABSENT, **values, **{name: tensor.contiguous() for name, tensor in tensors.items()}}
+    if "assist_info_for_combine" in named:
+        named["expand_idx"] = named["assist_info_for_combine"]
+    if named.get("expand_scales") is not None and named["expand_scales"].numel() == 0:
+        named["expand_scales"] = None  # how callers say that there are none
+    named |= {"contract": contract, "window_mib": end.buffer_mib, "timeout_us": end.timeout_us()}
+    given = [named[name] for name in _arguments(launch)]
     try:
-        launch(*inputs, *described, *settings, *outputs, end.record)
+        launch(*given, *outputs, end.record)
     except RuntimeError as error:
         text = str(error).partition("\n")[0]
         if "is not among the operators of this CANN" in text:
@@ -148,3 +125,10 @@ def _launch(
         if "failed with aclnn status" in text:
             raise AscendMoeError(f"group {end.name!r}, rank {end.rank}: {text}") from error
         raise
+
+
+@functools.cache
+def _arguments(launch: Any) -> tuple[str, ...]:
+    """Inputs and attributes of the adapter's op in its order, which is that of the operators' definition."""
+    arguments = launch.default._schema.arguments
+    return tuple(argument.name for argument in arguments if argument.alias_info is None)
