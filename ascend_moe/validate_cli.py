@@ -23,7 +23,7 @@ from .validate_cases import DTYPES, Case, matrix
 
 DEFAULT_RANKS = 4
 DEFAULT_TIMEOUT_S = "20"  # of a wait: enough where nothing is wrong, short where a rank does not come
-OUTCOME = "ASCEND_MOE_VALIDATEOUTCOME"  # where rank 0 leaves it for the process that started torchrun
+OUTCOME = "ASCEND_MOE_VALIDATE_OUTCOME"  # where rank 0 leaves it for the process that started torchrun
 
 
 def main(argv: list[str]) -> int:
