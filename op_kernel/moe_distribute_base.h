@@ -8,6 +8,13 @@
 #include "moe_distribute_tiling.h"
 #include "moe_distribute_window.h"
 
+// Names the step of the op that a core begins, for timelines on the twin; nothing on an NPU.
+#ifdef TWIN_PHASE
+#define MOE_PHASE(name) TWIN_PHASE(name)
+#else
+#define MOE_PHASE(name)
+#endif
+
 namespace moe {
 
 using AscendC::DataCopyExtParams;

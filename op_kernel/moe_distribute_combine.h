@@ -99,6 +99,7 @@ public:
 private:
     // UB plan 1: routing tables, segments of expand_x, two chunks of rows on their way.
     __aicore__ inline void BuffInit() {
+        MOE_PHASE("BuffInit");
         exchange_.BoardInit();
         routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace,
                       exchange_.core());
@@ -159,6 +160,7 @@ private:
     // This core's share of the rows, back to their sources; and a look at its share of expand_idx.
     template <bool kRdma>
     __aicore__ inline Verdict SetWaitTpStatusAndDisPatch() {
+        MOE_PHASE("SetWaitTpStatusAndDisPatch");
         Verdict verdict;
         if (exchange_.verdict().code != kOk) return verdict;
         if (!triples_) verdict = CheckIndex();
@@ -244,6 +246,7 @@ private:
 
     // UB plan 2: this core's share of the tokens, summed.
     __aicore__ inline void LocalWindowCopy() {
+        MOE_PHASE("LocalWindowCopy");
         exchange_.NextPlan();
         routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace,
                       exchange_.core());

@@ -133,6 +133,7 @@ private:
 
     // UB plan 1: routing tables, rows in flight, this chunk's expand_idx, row numbers and triples.
     __aicore__ inline void SendBuffInit() {
+        MOE_PHASE("SendBuffInit");
         exchange_.BoardInit();
         routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace,
                       exchange_.core());
@@ -145,6 +146,7 @@ private:
 
     // This core's share of the pairs: their places, expand_idx, and the rows to their owners' windows.
     __aicore__ inline void AlltoAllDispatch() {
+        MOE_PHASE("AlltoAllDispatch");
         if (exchange_.verdict().code != kOk) return;  // the status run carries the reason, no row leaves
         for (uint32_t at = routing_.begin(); at < routing_.end(); at += kChunkPairs) {
             const uint32_t count = Min(kChunkPairs, routing_.end() - at);
@@ -227,6 +229,7 @@ private:
 
     // UB plan 3: the segment table, and two chunks of window rows.
     __aicore__ inline void LocalWindowCopy() {
+        MOE_PHASE("LocalWindowCopy");
         exchange_.NextPlan();
         SegmentTable segments;
         segments.Init(exchange_.pipe(), *info_);

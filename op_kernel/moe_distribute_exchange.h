@@ -76,6 +76,7 @@ public:
     // `rowBytes`: of one row, as far peers get them.
     template <typename Counts>
     __aicore__ inline void SetStatus(Counts& counts, uint32_t rowBytes) {
+        MOE_PHASE("SetStatus");
         const uint32_t bytes = StatusRunBytes(info_->localExperts);
         UbBuf runBuf;
         pipe_->InitBuffer(runBuf, bytes);
@@ -119,6 +120,7 @@ public:
     // meet.
     template <typename Arrived>
     __aicore__ inline bool WaitStatus(Arrived& arrived) {
+        MOE_PHASE("WaitStatus");
         const uint32_t first = PartBegin(info_->world, core_, info_->cores);
         uint32_t count = PartBegin(info_->world, core_ + 1, info_->cores) - first;
         if constexpr (IsMutant(Mutant::kSkipWaitWhenZeroRows)) {

@@ -104,6 +104,7 @@ struct Core {
     uint32_t last_slot = 0;
     Traffic traffic = {};
     Loc blocked_at = {"", 0};
+    const char* phase = "";                 // step of the op, as the kernel named it last
     uintptr_t hccl_context[2] = {0, 0};     // by SetHcclContext; 0: the launch's
     std::unique_ptr<PollWatch> watch;       // null where polls are declared
     checked::CoreState* checked = nullptr;  // of the checked engine
@@ -112,6 +113,8 @@ struct Core {
 // The core whose fiber runs on this thread: set at every fiber switch. The single thread_local of the twin.
 extern __thread Core* g_current_core __attribute__((tls_model("initial-exec")));
 inline Core& current_core() { return *g_current_core; }
+
+inline void MarkPhase(const char* name) { current_core().phase = name; }
 
 // Finds the GM range that holds [address, address + bytes) or raises kOutOfBounds.
 const GmRange& SearchGm(Core& core, uintptr_t address, uint64_t bytes, const Loc& loc);

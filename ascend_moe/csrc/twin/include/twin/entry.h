@@ -9,6 +9,8 @@
 
 // A declared poll: the wait found nothing, so somebody else must run. Nothing of the kind exists on an NPU.
 #define TWIN_POLL_HINT() twin::PollYield(twin::Loc::Here())
+// A kernel names the step that it begins.
+#define TWIN_PHASE(name) twin::MarkPhase(name)
 
 #define GET_TILING_DATA_WITH_STRUCT(Struct, name, address) \
     Struct name;                                           \
