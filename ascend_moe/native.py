@@ -94,6 +94,11 @@ def _spec_type() -> Any:
             ("deadline_micros", ctypes.c_int64),
             ("attributes", ctypes.c_int64 * len(attribute_names())),
             ("tensors", TensorDesc * len(tensor_names())),
+            ("tuned_algorithm", ctypes.c_int32),
+            ("tuned_cores", ctypes.c_int32),
+            ("tuned_rows", ctypes.c_int32),
+            ("tuned_ring", ctypes.c_int32),
+            ("table_hash", ctypes.c_uint32),
         ]
 
     library = _lib.lib()

@@ -50,6 +50,7 @@ inline void FillInfo(const CallSpec& call, MoeDistributeInfo& info) {
     info.globalBsGiven = MOE_ATTRIBUTE(call, global_bs) != 0 ? 1 : 0;
     info.expandRows = static_cast<uint32_t>(dispatch ? sizes.rows : rows.dims[0]);
     info.algorithm = kAlgorithmWindow;
+    info.tableHash = call.table_hash;
     info.windowMiB = static_cast<uint32_t>(call.window_mib);
     info.capacity = Capacity(info.maxBatch, info.topK, info.localExperts);
     info.dataBytes = static_cast<uint64_t>(call.window_mib) * kMiB;

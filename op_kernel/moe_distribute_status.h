@@ -17,7 +17,7 @@ struct StatusConfig {
     __aicore__ inline void Init(const MoeDistributeInfo& info, uint32_t opCode) {
         op = opCode;
         types = TypesWord(info.xType, info.wireType, info.quantMode, info.hasScales);
-        algorithm = AlgorithmWord(info.algorithm);
+        algorithm = AlgorithmWord(info.algorithm, info.tableHash);
         contract = ContractWord(info.contract, info.globalBsGiven != 0, info.windowMiB);
         hash = 2166136261u;
         hash = HashMix(hash, info.hidden);

@@ -39,13 +39,15 @@ struct MoeDistributeInfo {
     uint32_t maskRank;        // x_active_mask: 0 none, 1 (BS,), 2 (BS, K)
     uint32_t globalBsGiven;   // 0: equal batches
     uint32_t expandRows;      // rows of expand_x
-    uint32_t algorithm;       // kAlgorithmWindow
+    uint32_t algorithm;       // kAlgorithmWindow or kAlgorithmDirect
     uint32_t windowMiB;       // data area
     uint32_t capacity;        // rows that one source may send to one owner
     uint32_t contextKind;     // kContextTable, kContextA3 or kContextA2
     uint32_t transport;       // kTransportMemory or kTransportRdma
     uint32_t ranksPerServer;  // ranks that share a server; 0: all
     uint32_t triples;         // rows carry (source, token, k): the V2 contract over memory
+    uint32_t tableHash;       // of the tuning table that the host read; 0: none
+    uint32_t reserved;
     uint64_t dataBytes;       // data area of every rank
     uint64_t deadlineCycles;  // longest wait
 };

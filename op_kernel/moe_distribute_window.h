@@ -123,9 +123,9 @@ MOE_FN bool IsStale(uint32_t seen, uint32_t epoch) {
 constexpr uint32_t kStatusMagic = 0x4D4F4530u;
 constexpr uint32_t kAbortMagic = 0x41424F52u;
 constexpr uint32_t kOpDispatch = 1, kOpCombine = 2;
-constexpr uint32_t kPhaseFinal = 1;
-constexpr uint32_t kAlgorithmWindow = 1;
-constexpr uint32_t kTableHash = 0;  // no tuning table
+// Where a run's rows lie: pushed into the reader's window; in the sender's own half; in its lent area.
+constexpr uint32_t kPhaseFinal = 1, kPhasePublished = 2, kPhaseLent = 3;
+constexpr uint32_t kAlgorithmWindow = 1, kAlgorithmDirect = 2;
 constexpr uint32_t kContractV1 = 1, kContractV2 = 2;
 
 // Word 0 of header 0 is the magic keyed by the epoch: it changes every op, and is published last.
@@ -160,7 +160,7 @@ constexpr uint32_t kHeader1Tail = 0xFFFEu;  // tells header 1 from a count block
 MOE_FN uint32_t TypesWord(uint32_t xType, uint32_t wireType, uint32_t quant, uint32_t smooth) {
     return xType | wireType << 8 | quant << 16 | smooth << 24;
 }
-MOE_FN uint32_t AlgorithmWord(uint32_t algorithm) { return algorithm | kTableHash << 8; }
+MOE_FN uint32_t AlgorithmWord(uint32_t algorithm, uint32_t tableHash) { return algorithm | tableHash << 8; }
 MOE_FN uint32_t ContractWord(uint32_t contract, bool globalBs, uint32_t windowMiB) {
     return contract | (globalBs ? 1u : 0u) << 8 | windowMiB << 16;
 }
