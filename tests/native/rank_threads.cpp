@@ -96,7 +96,9 @@ void Leaves(const Shape& shape, uint32_t seed) {
             const int code = rank.Dispatch(seed + turn);
             if (code == static_cast<int>(moe::kOk)) continue;
             Expect(code, moe::kPeerLost, "dispatch after a rank went");
-            Check(rank.culprit() == 0 && turn == seed % 4, "the rank that went is not named");
+            // One op early where a third rank's rows are still awaited when a faster one says so.
+            Check(rank.culprit() == 0 && (turn == seed % 4 || turn + 1 == seed % 4),
+                  "the rank that went is not named");
             return;
         }
     });
@@ -107,7 +109,9 @@ void KernelFault(const Shape& shape, uint32_t seed) {
     Cluster cluster(shape, 0);
     while (MakeTokens(shape, seed, 1).batch == 0) ++seed;
     cluster.Run([&](int number, Rank& rank) {
-        Expect(rank.Dispatch(seed + 1), moe::kOk, "dispatch");
+        // The fault of the next op may be heard of already here, while a third rank's rows are awaited.
+        const int first = rank.Dispatch(seed + 1);
+        if (number == 1 || first != static_cast<int>(moe::kKernelFault)) Expect(first, moe::kOk, "dispatch");
         const auto spoil = [&](Call& call, Tokens& tokens) {
             call.Input(moe::kTensor_x, shape.type, nullptr, {tokens.batch, shape.hidden});
             tokens.ids[0] = 0;
