@@ -21,11 +21,14 @@ ENGINES = {"fast": LIBRARY_NAME, "checked": "libascend_moe_checked.so"}
 # library is opened, so that a library of other sources is found out at once and not in the middle of a call.
 SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "am_source_hash": (c_char_p, ()),
-    "am_window_total_bytes": (c_uint64, (c_uint64,)),
+    "am_window_total_bytes": (c_uint64, (c_uint64, c_uint64)),
     "am_window_alloc": (c_void_p, (c_uint64,)),
     "am_window_map": (c_void_p, (c_int, c_uint64)),
     "am_window_unmap": (None, (c_void_p, c_uint64)),
-    "am_comm_create": (c_void_p, (c_int, c_int, POINTER(c_void_p), c_uint64, POINTER(c_int))),
+    "am_comm_create": (
+        c_void_p,
+        (c_int, c_int, POINTER(c_void_p), c_uint64, c_uint64, POINTER(c_int)),
+    ),
     "am_comm_use_context": (c_int, (c_void_p, c_int)),
     "am_comm_use_servers": (c_int, (c_void_p, c_int)),
     "am_comm_destroy": (None, (c_void_p,)),

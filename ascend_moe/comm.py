@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from ascend_moe import _lib, local_cluster
 from ascend_moe.board import StoreHost
-from ascend_moe.communicator import MAX_WORLD, Communicator, timeout_s, window_data_bytes
+from ascend_moe.communicator import MAX_WORLD, Communicator, timeout_s, window_data_bytes, window_lent_bytes
 from ascend_moe.errors import ArgumentError, AscendMoeError
 from ascend_moe.liveness import PeerWatch
 from ascend_moe.local_cluster import LocalCluster
@@ -321,7 +321,9 @@ def _open(name: str, group: ProcessGroup) -> Communicator:
         )
     store = _c10d()._world.pg_map[group][1]
     host = StoreHost.of(store, group)
-    opening = Opening(name, store, group.rank(), world, window_data_bytes(), timeout_s(), host)
+    data_bytes = window_data_bytes()
+    lent_bytes = window_lent_bytes(data_bytes)
+    opening = Opening(name, store, group.rank(), world, data_bytes, lent_bytes, timeout_s(), host)
     opening.run()
     owner = os.getpid()
     watches: dict[int, PeerWatch] = {}
@@ -340,6 +342,7 @@ def _open(name: str, group: ProcessGroup) -> Communicator:
             group.rank(),
             opening.bases,
             opening.data_bytes,
+            opening.lent_bytes,
             live_fds=live_fds,
             describe=lambda rank: watches[rank].describe(),
             release=release,

@@ -114,13 +114,33 @@ def window_data_bytes(window_mib: int | None = None) -> int:
     return value * MIB
 
 
+def window_lent_bytes(data_bytes: int) -> int:
+    """Bytes of one rank's lent area, where ``window_empty`` takes tensors from: ASCEND_MOE_LENT_MIB.
+
+    The default is the data area's size. It is address space until it is written.
+
+    Raises:
+        ArgumentError: the value is not a whole number of MiB in 0..65535.
+    """
+    text = os.environ.get("ASCEND_MOE_LENT_MIB", "").strip()
+    if not text:
+        return data_bytes
+    if not (text.isascii() and text.isdigit() and int(text) <= MAX_WINDOW_MIB):
+        raise ArgumentError(
+            f"ASCEND_MOE_LENT_MIB={text} must be a whole number of MiB in 0..{MAX_WINDOW_MIB} "
+            f"(default: as much as the window)",
+            argument="ASCEND_MOE_LENT_MIB",
+        )
+    return int(text) * MIB
+
+
 class Communicator:
     """One rank's end: the native communicator over all ranks' windows.
 
     Attributes:
         name: the group_ep that finds it.
         rank, world: this end's EP rank, and the number of EP ranks.
-        data_bytes: size of one rank's data area.
+        data_bytes, lent_bytes: sizes of one rank's data and lent area.
         context_kind, ranks_per_server: as the functions of these names said when it was opened.
         failed: the first fatal error, set by the op that met it; later ops raise it again at once.
     """
@@ -131,6 +151,7 @@ class Communicator:
         rank: int,
         bases: Sequence[int],
         data_bytes: int,
+        lent_bytes: int,
         *,
         live_fds: Sequence[int] | None = None,
         describe: Callable[[int], str],
@@ -147,7 +168,7 @@ class Communicator:
         self.name = name
         self.rank = rank
         self.world = len(bases)
-        self.data_bytes = data_bytes
+        self.data_bytes, self.lent_bytes = data_bytes, lent_bytes
         self.context_kind, self.ranks_per_server = context_kind(), ranks_per_server()
         self.failed: BaseException | None = None
         self._describe = describe
@@ -157,7 +178,7 @@ class Communicator:
         self._handle_lock = threading.Lock()  # held for a moment; guards the handle alone
         fds = None if live_fds is None else (ctypes.c_int * self.world)(*live_fds)
         table = (ctypes.c_void_p * self.world)(*bases)
-        handle = _lib.lib().am_comm_create(rank, self.world, table, data_bytes, fds)
+        handle = _lib.lib().am_comm_create(rank, self.world, table, data_bytes, lent_bytes, fds)
         if not handle:
             raise AscendMoeError(f"rank {rank}: the communicator of group {name!r} could not be created")
         self._handle: int | None = handle

@@ -8,7 +8,15 @@ import socket
 from collections.abc import Callable, Iterator
 
 from . import _lib
-from .communicator import CONTEXTS, DEFAULT_WINDOW_MIB, context_kind, ranks_per_server, timeout_s
+from .communicator import (
+    CONTEXTS,
+    DEFAULT_WINDOW_MIB,
+    MIB,
+    context_kind,
+    ranks_per_server,
+    timeout_s,
+    window_lent_bytes,
+)
 from .doctor_finding import Finding, error, fine, warn
 from .errors import AscendMoeError
 from .native import core_count
@@ -21,6 +29,7 @@ OURS = {
     "ASCEND_MOE_CHECKED_LIBRARY",
     "ASCEND_MOE_CONTEXT",
     "ASCEND_MOE_ENGINE",
+    "ASCEND_MOE_LENT_MIB",
     "ASCEND_MOE_LIBRARY",
     "ASCEND_MOE_NPU_LIBRARY",
     "ASCEND_MOE_RANKS_PER_SERVER",
@@ -49,6 +58,8 @@ def findings() -> Iterator[Finding]:
     yield _checked("ASCEND_MOE_ENGINE", lambda: f"engine {_lib.engine_name()}", "one of the engines")
     if os.environ.get("ASCEND_MOE_RANKS_PER_SERVER", "").strip():
         yield _checked("ASCEND_MOE_RANKS_PER_SERVER", _servers, "0 to 64")
+    if os.environ.get("ASCEND_MOE_LENT_MIB", "").strip():
+        yield _checked("ASCEND_MOE_LENT_MIB", _lent, "a whole number of MiB")
     if os.environ.get("ASCEND_MOE_CONTEXT", "").strip():
         yield _checked("ASCEND_MOE_CONTEXT", _context, f"one of {', '.join(CONTEXTS)}")
     yield from _unknown()
@@ -68,6 +79,10 @@ def _checked(name: str, say: Callable[[], str], rule: str) -> Finding:
 
 def _servers() -> str:
     return f"{ranks_per_server()} ranks a server on the twin"
+
+
+def _lent() -> str:
+    return f"window_empty takes tensors from {window_lent_bytes(0) // MIB} MiB a rank on the twin"
 
 
 def _context() -> str:

@@ -26,6 +26,7 @@ class Hello:
     started: int
     to: str  # nonce of the attempt that is addressed; empty in a reply
     data_bytes: int
+    lent_bytes: int
     total: int
 
 

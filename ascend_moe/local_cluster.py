@@ -12,7 +12,14 @@ from types import TracebackType
 from typing import TypeVar
 
 from ascend_moe import _lib
-from ascend_moe.communicator import MAX_WORLD, MIB, Communicator, timeout_s, window_data_bytes
+from ascend_moe.communicator import (
+    MAX_WORLD,
+    MIB,
+    Communicator,
+    timeout_s,
+    window_data_bytes,
+    window_lent_bytes,
+)
 from ascend_moe.errors import ArgumentError, AscendMoeError, CommError, CommTimeout, PeerLost
 
 T = TypeVar("T")
@@ -38,7 +45,8 @@ class _Windows:
 
     def __init__(self, cluster: LocalCluster, data_bytes: int) -> None:
         self._cluster = cluster
-        self._total: int = _lib.lib().am_window_total_bytes(data_bytes)
+        self._lent_bytes = window_lent_bytes(data_bytes)
+        self._total: int = _lib.lib().am_window_total_bytes(data_bytes, self._lent_bytes)
         self._bases: list[int] = []
         self.ends: list[Communicator] = []
         self.open: set[int] = set()  # ranks whose end is not closed
@@ -65,6 +73,7 @@ class _Windows:
             rank,
             self._bases,
             data_bytes,
+            self._lent_bytes,
             describe=cluster.describe_rank,
             release=lambda: self._left(rank),
         )

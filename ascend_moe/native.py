@@ -90,6 +90,7 @@ def _spec_type() -> Any:
             ("comm_world", ctypes.c_int64),
             ("comm_rank", ctypes.c_int64),
             ("window_mib", ctypes.c_int64),
+            ("lent_mib", ctypes.c_int64),
             ("cores", ctypes.c_int64),
             ("deadline_micros", ctypes.c_int64),
             ("attributes", ctypes.c_int64 * len(attribute_names())),
@@ -251,6 +252,8 @@ class End(Protocol):
     @property
     def data_bytes(self) -> int: ...
     @property
+    def lent_bytes(self) -> int: ...
+    @property
     def context_kind(self) -> int: ...
     @property
     def ranks_per_server(self) -> int: ...
@@ -258,7 +261,7 @@ class End(Protocol):
 
 
 E = TypeVar("E", bound=End)
-Place = tuple[int, int, int, int, int]  # what of an End a plan is made for
+Place = tuple[int, int, int, int, int, int]  # what of an End a plan is made for
 _plans: dict[Any, dict[Place, Plan]] = {}  # by call that keeps the rules one rank can see, then by place
 _MAX_CALLS = 1024
 
@@ -296,6 +299,7 @@ def plan_for(
         communicator.world,
         communicator.rank,
         communicator.data_bytes,
+        communicator.lent_bytes,
         communicator.context_kind,
         communicator.ranks_per_server,
     )
@@ -305,7 +309,7 @@ def plan_for(
         spec.comm_world, spec.comm_rank = communicator.world, communicator.rank
         spec.context_kind = communicator.context_kind
         spec.ranks_per_server = communicator.ranks_per_server
-        spec.window_mib = communicator.data_bytes // MIB
+        spec.window_mib, spec.lent_mib = communicator.data_bytes // MIB, communicator.lent_bytes // MIB
         spec.cores, spec.deadline_micros = cores, deadline
         plan = plans[place] = Plan(op_name, spec, shapes, comm_alg)
     return plan, communicator
@@ -360,7 +364,7 @@ def error_of(code: int, record: Any, fault: str, communicator: End) -> errors.As
 
 def traffic(communicator: Communicator) -> dict[str, int]:
     """Bytes that the MTE pipes of this rank moved in its last op, by direction and kind of GM."""
-    kinds = ("tensor", "window_data", "window_state", "workspace")
+    kinds = ("tensor", "window_data", "window_state", "workspace", "window_lent")
     counts = (ctypes.c_uint64 * (2 * len(kinds)))()
     with communicator.use() as handle:
         _lib.lib().am_comm_traffic(handle, counts)

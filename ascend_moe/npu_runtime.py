@@ -67,7 +67,7 @@ class NpuCommunicator:
 
     Attributes:
         name: HCCL's name of it, the group_ep.
-        rank, world, data_bytes, context_kind, ranks_per_server: what a call is planned for.
+        rank, world, data_bytes, lent_bytes, context_kind, ranks_per_server: what a call is planned for.
         failed: the first fatal error; later ops raise it at once, after ``ascend_moe.close(name)`` too, until
             the process group is made anew.
     """
@@ -94,6 +94,7 @@ class NpuCommunicator:
                 argument="HCCL_BUFFSIZE",
             )
         self.data_bytes = (self.buffer_mib - (A2_STATE_MIB if on_a2 else 0)) * MIB
+        self.lent_bytes = 0
         self.failed: AscendMoeError | None = None  # for good: HCCL keeps the windows until its group goes
         self.lock = threading.Lock()  # held from the look to the launch
         words = int(_lib.lib().am_error_record_words())

@@ -65,14 +65,15 @@ class Opening:
         rank: int,
         world: int,
         data_bytes: int,
+        lent_bytes: int,
         timeout: float,
         host: StoreHost | None = None,
     ) -> None:
         self.name = name
         self.rank = rank
         self.world = world
-        self.data_bytes = data_bytes
-        self.total: int = _lib.lib().am_window_total_bytes(data_bytes)
+        self.data_bytes, self.lent_bytes = data_bytes, lent_bytes
+        self.total: int = _lib.lib().am_window_total_bytes(data_bytes, lent_bytes)
         self.timeout = timeout
         self.host = host or StoreHost()
         self.mine = Post.mine()
@@ -100,7 +101,8 @@ class Opening:
         Raises:
             CommTimeout: a rank did not arrive by the deadline; ``.rank`` is the first, ``.ranks`` all.
             PeerLost: a rank's process ended meanwhile, or the store did.
-            ConfigMismatch: ranks differ in HCCL_BUFFSIZE, in the package's version or in the machine.
+            ConfigMismatch: ranks differ in HCCL_BUFFSIZE, ASCEND_MOE_LENT_MIB, the package's version or
+                the machine.
         """
         try:
             self._start()
@@ -187,6 +189,7 @@ class Opening:
             started=self.mine.started,
             to=to.nonce if to else "",
             data_bytes=self.data_bytes,
+            lent_bytes=self.lent_bytes,
             total=self.total,
         )
         return {"hello": asdict(hello)}
@@ -370,5 +373,6 @@ class Opening:
         for link in self.linked():
             hello = link.hello
             assert hello is not None
-            if hello.data_bytes != self.data_bytes or hello.total != self.total:
+            theirs, ours = (hello.data_bytes, hello.lent_bytes), (self.data_bytes, self.lent_bytes)
+            if theirs != ours or hello.total != self.total:
                 raise verdicts.other_size(self, hello)

@@ -79,6 +79,9 @@ def other_size(opening: Opening, hello: Hello) -> ConfigMismatch:
     if hello.data_bytes != opening.data_bytes:
         field, ours, theirs = "HCCL_BUFFSIZE", opening.data_bytes // MIB, hello.data_bytes // MIB
         unit, fix = " MiB", "export one value on every rank"
+    elif hello.lent_bytes != opening.lent_bytes:
+        field, ours, theirs = "ASCEND_MOE_LENT_MIB", opening.lent_bytes // MIB, hello.lent_bytes // MIB
+        unit, fix = " MiB", "export one value on every rank"
     else:
         field, ours, theirs = "window layout", opening.total, hello.total
         unit, fix = " bytes", "install one version of ascend_moe on every rank"

@@ -52,7 +52,8 @@ struct CallSpec {
     // The communicator that the call is for.
     int64_t comm_world;
     int64_t comm_rank;
-    int64_t window_mib;
+    int64_t window_mib;  // data area
+    int64_t lent_mib;    // lent area behind it
     int64_t cores;
     int64_t deadline_micros;
     int64_t attributes[kAttributeCount];

@@ -54,6 +54,7 @@ inline void FillInfo(const CallSpec& call, MoeDistributeInfo& info) {
     info.windowMiB = static_cast<uint32_t>(call.window_mib);
     info.capacity = Capacity(info.maxBatch, info.topK, info.localExperts);
     info.dataBytes = static_cast<uint64_t>(call.window_mib) * kMiB;
+    info.lentBytes = static_cast<uint64_t>(call.lent_mib) * kMiB;
     info.contextKind = static_cast<uint32_t>(call.context_kind);
     info.transport = TransportOf(call);
     info.ranksPerServer = static_cast<uint32_t>(call.ranks_per_server);

@@ -1,4 +1,4 @@
-// The two areas a rank, behind accessors, whatever the launch's communication context is: our own window
+// The areas of a rank, behind accessors, whatever the launch's communication context is: our own window
 // table, or that of A3 or A2.
 #ifndef ASCEND_MOE_DISTRIBUTE_CONTEXT_H
 #define ASCEND_MOE_DISTRIBUTE_CONTEXT_H
@@ -14,7 +14,7 @@ struct WindowTable {
     uint32_t rank;
     uint32_t world;
     uint32_t reserved;
-    uint64_t dataBytes;
+    uint64_t windowBytes;  // data and lent area, which follow each other
     uint64_t stateBytes;
     uint64_t data[kMaxWorld];
     uint64_t state[kMaxWorld];
@@ -28,7 +28,8 @@ struct ContextMismatch {
     uint32_t theirs = 0;
 };
 
-// One adapter for the three contexts. On A2 the last MiB of windowsIn is the state area.
+// One adapter for the three contexts. The lent area, if there is one, lies right behind the data. On A2 the
+// last MiB of windowsIn is the state area.
 class WindowContext {
 public:
     __aicore__ inline void Init(GM_ADDR context, const MoeDistributeInfo& info) {
@@ -37,6 +38,7 @@ public:
         rank_ = info.rank;
         world_ = info.world;
         dataBytes_ = info.dataBytes;
+        lentBytes_ = info.lentBytes;
     }
     // Reads the context only. No address of it may be used before this has found nothing.
     __aicore__ inline ContextMismatch Check() const {
@@ -50,11 +52,14 @@ public:
         }
         if (Table()->magic != kWindowTableMagic)
             return Differs(kContextFieldMagic, kWindowTableMagic, Table()->magic);
-        return Compare(Table()->rank, Table()->world, Table()->dataBytes, Table()->stateBytes);
+        return Compare(Table()->rank, Table()->world, Table()->windowBytes, Table()->stateBytes);
     }
     __aicore__ inline uint32_t rank() const { return rank_; }
     __aicore__ inline uint32_t world() const { return world_; }
     __aicore__ inline uint64_t data_bytes() const { return dataBytes_; }
+    // The window memory that callers own between window_empty and the combine that publishes it.
+    __aicore__ inline uint64_t lent_bytes() const { return lentBytes_; }
+    __aicore__ inline GM_ADDR lent(uint32_t rank) const { return data(rank) + dataBytes_; }
     __aicore__ inline GM_ADDR data(uint32_t rank) const {
         if (kind_ == kContextTable) return reinterpret_cast<GM_ADDR>(Table()->data[rank]);
         if (kind_ == kContextA2) return A2Window(rank);
@@ -62,7 +67,7 @@ public:
     }
     __aicore__ inline GM_ADDR state(uint32_t rank) const {
         if (kind_ == kContextTable) return reinterpret_cast<GM_ADDR>(Table()->state[rank]);
-        if (kind_ == kContextA2) return A2Window(rank) + dataBytes_;
+        if (kind_ == kContextA2) return A2Window(rank) + dataBytes_ + lentBytes_;
         return reinterpret_cast<GM_ADDR>(rank == rank_ ? A3()->windowsExp : A3Of(rank)->windowsExp);
     }
     // A2: this rank's own windowsOut, laid out as windowsIn is.
@@ -79,11 +84,12 @@ private:
         found.theirs = theirs;
         return found;
     }
-    __aicore__ inline ContextMismatch Compare(uint32_t rank, uint32_t world, uint64_t data,
+    __aicore__ inline ContextMismatch Compare(uint32_t rank, uint32_t world, uint64_t window,
                                               uint64_t state) const {
         if (rank != rank_) return Differs(kContextFieldRank, rank_, rank);
         if (world != world_) return Differs(kContextFieldWorld, world_, world);
-        if (data != dataBytes_) return Differs(kContextFieldWindow, KiB(dataBytes_), KiB(data));
+        const uint64_t ours = dataBytes_ + lentBytes_;
+        if (window != ours) return Differs(kContextFieldWindow, KiB(ours), KiB(window));
         const uint64_t need = StateBytes(world_);
         if (state < need) return Differs(kContextFieldState, KiB(need), KiB(state));
         return ContextMismatch();
@@ -117,6 +123,7 @@ private:
     uint32_t rank_ = 0;
     uint32_t world_ = 0;
     uint64_t dataBytes_ = 0;
+    uint64_t lentBytes_ = 0;
 };
 
 // The epoch word of this rank's control block: the only scalar GM state. One cache line, cleaned by hand.

@@ -49,6 +49,7 @@ struct MoeDistributeInfo {
     uint32_t tableHash;       // of the tuning table that the host read; 0: none
     uint32_t reserved;
     uint64_t dataBytes;       // data area of every rank
+    uint64_t lentBytes;       // area behind it that callers' tensors lie in; 0: none
     uint64_t deadlineCycles;  // longest wait
 };
 

@@ -1,9 +1,11 @@
 // The wire protocol: geometry of a rank's window, status runs, abort blocks, error record, limits.
 // The only home of these constants; kernels, host checks and Python all read them from here.
 //
-// A rank has two areas. `data` holds rows, `state` holds everything that must survive or be polled:
+// A rank has two areas, and a third where memory is lent. `data` holds rows, `state` holds everything that
+// must survive or be polled:
 //   state: control block | error record | abort blocks, one a source rank | status runs [parity][source]
 //   data:  half 0 | half 1; in a half, region s belongs to source rank s
+//   lent:  right behind data: blocks that the rank's own caller fills, and peers read where combine says so
 // Addresses depend only on (window bytes, world, parity, source rank): a rank with another configuration
 // still writes into its own place, where it can be read and named.
 #ifndef ASCEND_MOE_DISTRIBUTE_WINDOW_H

@@ -95,12 +95,12 @@ class Bare:
     data_bytes: int = MIB
 
     def __post_init__(self) -> None:
-        self.total = lib().am_window_total_bytes(self.data_bytes)
+        self.total = lib().am_window_total_bytes(self.data_bytes, 0)
         self.bases = [lib().am_window_alloc(self.total) for _ in range(self.world)]
         for base in self.bases:
             ctypes.memset(base, 0x5A, self.total)
         table = (ctypes.c_void_p * self.world)(*self.bases)
-        self.handle = lib().am_comm_create(self.rank, self.world, table, self.data_bytes, None)
+        self.handle = lib().am_comm_create(self.rank, self.world, table, self.data_bytes, 0, None)
         assert lib().am_comm_use_context(self.handle, self.kind) == 0
 
     def windows(self) -> list[bytes]:

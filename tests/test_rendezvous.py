@@ -44,7 +44,7 @@ class Rank:
 
     def open(self, timeout: float, mib: int = 1) -> tuple[Communicator, str]:
         """(this rank's end, the digest that all ranks of these windows share)"""
-        opening = Opening("g", self.store, self.rank, self.world, mib << 20, timeout)
+        opening = Opening("g", self.store, self.rank, self.world, mib << 20, mib << 20, timeout)
         opening.run()
         watches = {link.rank: link.watch() for link in opening.linked()}
 
@@ -60,6 +60,7 @@ class Rank:
             self.rank,
             opening.bases,
             opening.data_bytes,
+            opening.lent_bytes,
             live_fds=live_fds,
             describe=lambda r: watches[r].describe(),
             release=release,
@@ -189,7 +190,15 @@ def test_strangers_on_the_socket_get_no_window() -> None:
     key = dist.PrefixStore("ascend_moe/windows", store)
     post = Post(**json.loads(key.get("rank/0")))
     strangers = []
-    hello = {"rank": 1, "nonce": "x", "started": 1 << 62, "to": "guess", "data_bytes": 1, "total": 4096}
+    hello = {
+        "rank": 1,
+        "nonce": "x",
+        "started": 1 << 62,
+        "to": "guess",
+        "data_bytes": 1,
+        "lent_bytes": 0,
+        "total": 4096,
+    }
     for packet in (b"\xff", b"[]", b'"hello"', json.dumps({"hello": hello}).encode(), b'{"done": ""}'):
         stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         stranger.connect("\0" + post.socket)
@@ -216,7 +225,7 @@ def test_store_that_breaks_is_a_lost_peer(monkeypatch: pytest.MonkeyPatch) -> No
         raise RuntimeError("Broken pipe\nwith a long trace")
 
     monkeypatch.setattr(Board, "_read", read)
-    opening = Opening("g", dist.HashStore(), 1, 2, 1 << 20, 20, StoreHost(rank=0))
+    opening = Opening("g", dist.HashStore(), 1, 2, 1 << 20, 0, 20, StoreHost(rank=0))
     began = time.monotonic()
     with pytest.raises(
         PeerLost, match=r"store .* has failed \(Broken pipe\); rank 0 normally hosts"
@@ -243,7 +252,7 @@ class Scripted:
 
     def __init__(self, timeout: float) -> None:
         self.store = dist.HashStore()
-        self.opening = Opening("g", self.store, 0, 2, 1 << 20, timeout)
+        self.opening = Opening("g", self.store, 0, 2, 1 << 20, 1 << 20, timeout)
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._open)
         self.thread.start()
@@ -265,7 +274,9 @@ class Scripted:
         sock.setblocking(False)
         link = Link(sock, 0, expected=self.post.nonce)
         nonce, total = f"attempt {self.attempts}", self.opening.total
-        hello = Hello(1, nonce, self.attempts, self.post.nonce, data_bytes=1 << 20, total=total)
+        hello = Hello(
+            1, nonce, self.attempts, self.post.nonce, data_bytes=1 << 20, lent_bytes=1 << 20, total=total
+        )
         window = create_window(window_bytes or total)
         link.send({"hello": {**asdict(hello), **changes}}, window)
         os.close(window)
@@ -376,6 +387,7 @@ def test_goodbye_of_a_rank_that_lost_another_names_that_one() -> None:
     ("field", "changes", "ours", "theirs"),
     [
         ("HCCL_BUFFSIZE", {"data_bytes": 2 << 20}, 1, 2),
+        ("ASCEND_MOE_LENT_MIB", {"lent_bytes": 5 << 20}, 1, 5),
         ("window layout", {"total": 1 << 21, "window_bytes": 1 << 21}, 0, 1 << 21),
     ],
 )
@@ -395,13 +407,13 @@ def test_windows_that_differ(field: str, changes: dict[str, int], ours: int, the
 
 def test_last_words_are_read_before_a_newer_hello_counts() -> None:
     """The peer completed, closed and came back between two looks of ours."""
-    opening = Opening("g", dist.HashStore(), 0, 2, 1 << 20, 10)
+    opening = Opening("g", dist.HashStore(), 0, 2, 1 << 20, 1 << 20, 10)
     pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
     ours, theirs = zip(*pairs, strict=True)
     old, new = (Link(sock, 1) for sock in ours)
     for started, link in enumerate((old, new)):
         link.sock.setblocking(False)
-        link.hello = Hello(1, f"attempt {started}", started, "", 1 << 20, opening.total)
+        link.hello = Hello(1, f"attempt {started}", started, "", 1 << 20, 1 << 20, opening.total)
     opening.links[1], opening.digest = old, "ours"
     old.send({"ready": "ours"})  # never read by the peer: its end then is reported as a reset first
     theirs[0].send(json.dumps({"done": "ours"}).encode())

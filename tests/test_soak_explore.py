@@ -266,7 +266,7 @@ def short(seed: int) -> str:
     missing = rng.choice([1, 1, 2, 32, 512, rng.randrange(1, MIB)])
     with World(case.world) as world:
         world.library.am_explore_destroy(world._handle)
-        world._handle = world.library.am_explore_create(case.world, MIB - missing)
+        world._handle = world.library.am_explore_create(case.world, MIB - missing, 0)
         world.load(case, accepted=bits(OTHER_TABLE))
         found = seen(world, seed, options_of(rng))
     for rank, (codes, texts) in enumerate(zip(found.codes, found.texts, strict=True)):

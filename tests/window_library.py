@@ -30,8 +30,8 @@ class _PlainLibrary:
     def __init__(self) -> None:
         self._handles = itertools.count(1000)
 
-    def am_window_total_bytes(self, data_bytes: int) -> int:
-        return data_bytes + 4 * PAGE
+    def am_window_total_bytes(self, data_bytes: int, lent_bytes: int) -> int:
+        return data_bytes + lent_bytes + 4 * PAGE
 
     def am_window_alloc(self, total: int) -> int | None:
         return self._mmap(MAP_PRIVATE_ANON_NORESERVE, -1, total)
@@ -72,8 +72,8 @@ class WindowLibrary:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def am_window_total_bytes(self, data_bytes: int) -> int:
-        return int(self.inner.am_window_total_bytes(data_bytes))
+    def am_window_total_bytes(self, data_bytes: int, lent_bytes: int) -> int:
+        return int(self.inner.am_window_total_bytes(data_bytes, lent_bytes))
 
     def am_window_alloc(self, total: int) -> int | None:
         return self._keep(self.inner.am_window_alloc(total), total)
@@ -95,12 +95,14 @@ class WindowLibrary:
         assert self.mapped.pop(base) == total
         self.inner.am_window_unmap(base, total)
 
-    def am_comm_create(self, rank: int, world: int, bases: Any, data_bytes: int, fds: Any) -> int:
-        handle = int(self.inner.am_comm_create(rank, world, bases, data_bytes, fds))
+    def am_comm_create(
+        self, rank: int, world: int, bases: Any, data_bytes: int, lent_bytes: int, fds: Any
+    ) -> int:
+        handle = int(self.inner.am_comm_create(rank, world, bases, data_bytes, lent_bytes, fds))
         self.comms[handle] = {
             "bases": list(bases),
             "fds": list(fds) if fds is not None else [-1] * world,
-            "total": self.am_window_total_bytes(data_bytes),
+            "total": self.am_window_total_bytes(data_bytes, lent_bytes),
             "epoch": 0,
             "lost": set(),
         }

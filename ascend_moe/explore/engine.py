@@ -91,7 +91,7 @@ _SIGNATURES = {
     "am_plan_destroy": (None, (c_void_p,)),
     "am_error_message": (None, (c_void_p, c_char_p, c_uint64)),
     "am_error_name": (c_char_p, (c_int,)),
-    "am_explore_create": (c_void_p, (c_int, c_uint64)),
+    "am_explore_create": (c_void_p, (c_int, c_uint64, c_uint64)),
     "am_explore_destroy": (None, (c_void_p,)),
     "am_explore_servers": (c_int, (c_void_p, c_int)),
     "am_explore_program": (None, (c_void_p, c_void_p, c_int)),
@@ -179,7 +179,7 @@ class World:
     def __init__(self, world: int, library: ctypes.CDLL | None = None, window_mib: int = WINDOW_MIB) -> None:
         self.library = library if library is not None else checked_library()
         self.size, self.window_bytes = world, window_mib * MIB
-        self._handle = self.library.am_explore_create(world, self.window_bytes)
+        self._handle = self.library.am_explore_create(world, self.window_bytes, 0)
         if not self._handle:
             raise MemoryError(f"no memory for {world} windows of {window_mib} MiB")
         self.program: Program | None = None

@@ -220,10 +220,10 @@ class Cluster {
 public:
     Cluster(const Shape& shape, uint32_t epoch) : shape_(shape) {
         const uint64_t bytes = static_cast<uint64_t>(kWindowMiB) * moe::kMiB;
-        total_ = am_window_total_bytes(bytes);
+        total_ = am_window_total_bytes(bytes, 0);
         for (int rank = 0; rank < shape.world; ++rank) bases_.push_back(am_window_alloc(total_));
         for (int rank = 0; rank < shape.world; ++rank) {
-            void* comm = am_comm_create(rank, shape.world, bases_.data(), bytes, nullptr);
+            void* comm = am_comm_create(rank, shape.world, bases_.data(), bytes, 0, nullptr);
             if (epoch != 0) am_comm_set_epoch(comm, epoch);
             ranks_.push_back(std::make_unique<Rank>(shape, rank, comm));
         }

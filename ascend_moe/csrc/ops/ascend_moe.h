@@ -5,25 +5,26 @@
 
 #define AM_API extern "C" __attribute__((visibility("default")))
 
-// Windows: one allocation a rank: a page of the twin's own, the state area, the data area.
-AM_API uint64_t am_window_total_bytes(uint64_t data_bytes);
+// Windows: one allocation a rank: a page of the twin's own, the state area, the data area, the lent area.
+AM_API uint64_t am_window_total_bytes(uint64_t data_bytes, uint64_t lent_bytes);
 AM_API void* am_window_alloc(uint64_t total_bytes);
 AM_API void* am_window_map(int fd, uint64_t total_bytes);
 AM_API void am_window_unmap(void* base, uint64_t total_bytes);
 
 // One rank's end of a communicator. `live_fds`, by rank, become readable when the peer has gone; null or -1:
 // none.
-AM_API void* am_comm_create(int rank, int world, void* const* bases, uint64_t data_bytes,
+AM_API void* am_comm_create(int rank, int world, void* const* bases, uint64_t data_bytes, uint64_t lent_bytes,
                             const int* live_fds);
 AM_API void am_comm_destroy(void* comm);
 AM_API void am_comm_mark_lost(void* comm, int peer);
 // What the communicator's launches get as communication context: 0 the window table (as it begins), 1 A3's
-// HcclOpResParam, 2 A2's HcclA2CombineOpParam, where the state area lies behind the data. And, on A2, how
+// HcclOpResParam, 2 A2's HcclA2CombineOpParam, where the state area comes last. And, on A2, how
 // many ranks share a server: the others are reached by BatchWrite from windowsOut; 0: all share one. Calls
 // say the same in CallSpec. Before the first launch; all ranks alike. 0, or 1 when refused.
 AM_API int am_comm_use_context(void* comm, int kind);
 AM_API int am_comm_use_servers(void* comm, int ranks_per_server);
-// Bytes of the last launch: read then written, by kind of GM (tensor, window data, window state, workspace).
+// Bytes of the last launch: read then written, by kind of GM (tensor, window data, window state,
+// workspace, lent window).
 AM_API void am_comm_traffic(void* comm, uint64_t* bytes);
 // Tests: makes the next op run as the epoch after this one.
 AM_API void am_comm_set_epoch(void* comm, uint32_t epoch);
@@ -79,7 +80,7 @@ AM_API void am_error_fields(const int32_t* record, char* text, uint64_t bytes);
 // Explore mode: only in the library of the checked engine. The structs are in explore.h.
 AM_API int am_engine_is_checked(void);
 #ifdef TWIN_CHECKED
-AM_API void* am_explore_create(int world, uint64_t data_bytes);
+AM_API void* am_explore_create(int world, uint64_t data_bytes, uint64_t lent_bytes);
 AM_API void am_explore_destroy(void* exploration);
 // A2 contexts with this many ranks a server, or 0: window tables, one server (as it begins). Before a
 // program.

@@ -18,12 +18,14 @@ uint32_t* Word(uint8_t* area, uint64_t offset) { return reinterpret_cast<uint32_
 
 }  // namespace
 
-Communicator::Communicator(int rank, int world, void* const* bases, uint64_t data_bytes, const int* live_fds)
+Communicator::Communicator(int rank, int world, void* const* bases, uint64_t data_bytes, uint64_t lent_bytes,
+                           const int* live_fds)
     : rank_(rank),
       world_(world),
       bases_(bases, bases + world),
       lost_(new std::atomic<bool>[static_cast<size_t>(world)]),
       data_bytes_(data_bytes),
+      lent_bytes_(lent_bytes),
       device_(rank) {
     for (int r = 0; r < world; ++r) {
         live_fds_.push_back(live_fds != nullptr ? live_fds[r] : -1);
@@ -127,9 +129,10 @@ void Communicator::LookAtPeers() {
 
 }  // namespace ops
 
-void* am_comm_create(int rank, int world, void* const* bases, uint64_t data_bytes, const int* live_fds) {
+void* am_comm_create(int rank, int world, void* const* bases, uint64_t data_bytes, uint64_t lent_bytes,
+                     const int* live_fds) {
     try {
-        return new ops::Communicator(rank, world, bases, data_bytes, live_fds);
+        return new ops::Communicator(rank, world, bases, data_bytes, lent_bytes, live_fds);
     } catch (...) {
         return nullptr;
     }

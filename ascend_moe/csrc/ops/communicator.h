@@ -18,7 +18,8 @@ namespace ops {
 
 class Communicator {
 public:
-    Communicator(int rank, int world, void* const* bases, uint64_t data_bytes, const int* live_fds);
+    Communicator(int rank, int world, void* const* bases, uint64_t data_bytes, uint64_t lent_bytes,
+                 const int* live_fds);
 
     int rank() const { return rank_; }
     int world() const { return world_; }
@@ -29,7 +30,7 @@ public:
     Communicator& operator=(const Communicator&) = delete;
 
     // What launches get as their communication context from now on: moe::kContextTable (as it begins), A3 or
-    // A2. On A2 the state area lies behind the data.
+    // A2. On A2 the state area comes last.
     void UseContext(uint32_t kind);
     // A2 only: this many ranks share a server, the others are reached through windowsOut; 0: all share one.
     void UseServers(uint32_t ranks_per_server);
@@ -39,6 +40,8 @@ public:
     uint8_t* data(int rank) const;
     uint8_t* state(int rank) const;
     uint64_t data_bytes() const { return data_bytes_; }
+    uint8_t* lent(int rank) const { return data(rank) + data_bytes_; }
+    uint64_t lent_bytes() const { return lent_bytes_; }
     // This rank's windowsOut, null where there are no servers.
     uint8_t* staging() const { return staging_; }
     uint64_t staging_bytes() const { return data_bytes_ + kStateAreaBytes; }
@@ -86,6 +89,7 @@ private:
     std::vector<int> live_fds_;
     std::unique_ptr<std::atomic<bool>[]> lost_;
     uint64_t data_bytes_;
+    uint64_t lent_bytes_;
     uint32_t kind_ = moe::kContextTable;
     uint32_t ranks_per_server_ = 0;
     uint8_t* staging_ = nullptr;

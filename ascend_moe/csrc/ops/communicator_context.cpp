@@ -26,10 +26,10 @@ uint8_t* Communicator::data(int rank) const {
     return kind_ == moe::kContextA2 ? StateOf(base) : DataOf(base);
 }
 
-// The same memory either way: on A2 the area that comes first is the data.
+// The same memory either way: on A2 the area that comes first is the data, and the state comes last.
 uint8_t* Communicator::state(int rank) const {
     void* base = bases_[static_cast<size_t>(rank)];
-    return kind_ == moe::kContextA2 ? StateOf(base) + data_bytes_ : StateOf(base);
+    return kind_ == moe::kContextA2 ? StateOf(base) + data_bytes_ + lent_bytes_ : StateOf(base);
 }
 
 bool Communicator::far(int peer) const {
@@ -87,7 +87,7 @@ void Communicator::FillTable() {
     table_.magic = moe::kWindowTableMagic;
     table_.rank = static_cast<uint32_t>(rank_);
     table_.world = static_cast<uint32_t>(world_);
-    table_.dataBytes = data_bytes_;
+    table_.windowBytes = data_bytes_ + lent_bytes_;
     table_.stateBytes = kStateAreaBytes;
     for (int r = 0; r < world_; ++r) {
         table_.data[r] = AddressOf(data(r));
@@ -108,7 +108,7 @@ void Communicator::FillContext() {
     out[static_cast<size_t>(rank_)] = AddressOf(staging_);
     const twin::hccl::GroupWindows group = {a2 ? twin::hccl::Layout::kA2 : twin::hccl::Layout::kA3,
                                             world,
-                                            data_bytes_ + (a2 ? kStateAreaBytes : 0),
+                                            data_bytes_ + lent_bytes_ + (a2 ? kStateAreaBytes : 0),
                                             a2 ? 0 : kStateAreaBytes,
                                             0,
                                             in.data(),
@@ -139,6 +139,9 @@ void Communicator::ListRanges() {
         }
         ranges_.push_back(
             RangeOf(state(r), state_bytes, twin::GmKind::kWindowState, "state window", r, doorbell));
+        // Of its own lent area a launch lists the tensors that lie in it.
+        if (r != rank_ && lent_bytes_ > 0)
+            ranges_.push_back(RangeOf(lent(r), lent_bytes_, twin::GmKind::kWindowLent, "lent window", r));
     }
     if (staging_ != nullptr) {
         ranges_.push_back(

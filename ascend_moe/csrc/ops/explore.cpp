@@ -19,9 +19,14 @@ namespace {
 
 constexpr uint8_t kWindowPoison = 0xA5, kOutputPoison = 0xCD;
 
+const char* AreaName(twin::GmKind kind) {
+    return kind == twin::GmKind::kWindowState ? "state" : kind == twin::GmKind::kWindowLent ? "lent" : "data";
+}
+
 class Exploration {
 public:
-    Exploration(uint32_t world, uint64_t data_bytes) : bytes_(WindowBytes(data_bytes)) {
+    Exploration(uint32_t world, uint64_t data_bytes, uint64_t lent_bytes)
+        : bytes_(WindowBytes(data_bytes, lent_bytes)) {
         for (uint32_t rank = 0; rank < world; ++rank) {
             bases_.push_back(am_window_alloc(bytes_));
             if (bases_.back() == nullptr) throw std::bad_alloc();
@@ -29,7 +34,7 @@ public:
         }
         for (uint32_t rank = 0; rank < world; ++rank) {
             comms_.push_back(std::make_unique<Communicator>(static_cast<int>(rank), static_cast<int>(world),
-                                                            bases_.data(), data_bytes, nullptr));
+                                                            bases_.data(), data_bytes, lent_bytes, nullptr));
         }
     }
     ~Exploration() {
@@ -288,7 +293,7 @@ bool Exploration::WriteTrace(const char* path, const char* header) const {
         if (event.target >= 0) {
             const bool state = event.area == twin::GmKind::kWindowState;
             fprintf(file, ",\"target\":%d,\"area\":\"%s\",\"offset\":%llu,\"bytes\":%llu,\"issue\":%llu",
-                    event.target, state ? "state" : "data", static_cast<unsigned long long>(event.offset),
+                    event.target, AreaName(event.area), static_cast<unsigned long long>(event.offset),
                     static_cast<unsigned long long>(event.bytes),
                     static_cast<unsigned long long>(event.issue));
             if (state) {
@@ -311,9 +316,9 @@ ops::Exploration& Of(void* exploration) { return *static_cast<ops::Exploration*>
 }  // namespace
 
 int am_engine_is_checked(void) { return 1; }
-void* am_explore_create(int world, uint64_t data_bytes) {
+void* am_explore_create(int world, uint64_t data_bytes, uint64_t lent_bytes) {
     try {
-        return new ops::Exploration(static_cast<uint32_t>(world), data_bytes);
+        return new ops::Exploration(static_cast<uint32_t>(world), data_bytes, lent_bytes);
     } catch (...) {
         return nullptr;
     }

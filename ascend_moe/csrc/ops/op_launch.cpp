@@ -48,9 +48,18 @@ OpLaunch::OpLaunch(Communicator& comm, const Plan& plan, const void* const* inpu
 
 GM_ADDR OpLaunch::Add(const void* begin, uint64_t bytes, twin::GmKind kind, const char* name) {
     const uintptr_t address = reinterpret_cast<uintptr_t>(begin);
-    if (begin != nullptr && bytes > 0)
-        spec_.ranges.push_back({address, address + bytes, kind, false, nullptr, name});
+    if (begin != nullptr && bytes > 0) {
+        if (Lent(address)) kind = twin::GmKind::kWindowLent;
+        const int owner = kind == twin::GmKind::kWindowLent ? comm_.rank() : -1;
+        spec_.ranges.push_back({address, address + bytes, kind, false, nullptr, name, owner});
+    }
     return twin::GmOf(static_cast<uint8_t*>(const_cast<void*>(begin)));
+}
+
+// Whether a tensor begins in this rank's own lent area.
+bool OpLaunch::Lent(uintptr_t begin) const {
+    const uintptr_t lent = reinterpret_cast<uintptr_t>(comm_.lent(comm_.rank()));
+    return begin >= lent && begin < lent + comm_.lent_bytes();
 }
 
 GM_ADDR OpLaunch::Input(moe::TensorIndex index, const char* name) {
@@ -120,6 +129,9 @@ const char* OpLaunch::WindowRule(uintptr_t begin, uint64_t bytes, bool write) co
     if (staging != 0 && begin >= staging && begin < staging + bytes_of_data)
         return other_half(begin - staging) ? kOtherHalf : nullptr;
     for (uint32_t owner = 0; owner < info.world; ++owner) {
+        const uintptr_t lent = reinterpret_cast<uintptr_t>(comm_.lent(static_cast<int>(owner)));
+        if (begin >= lent && begin < lent + comm_.lent_bytes())
+            return write ? "lent memory is its owner's caller's: kernels read it only" : nullptr;
         const uintptr_t data = reinterpret_cast<uintptr_t>(comm_.data(static_cast<int>(owner)));
         if (begin < data || begin >= data + bytes_of_data) continue;
         if (!write && owner != info.rank) return "rows are read from a rank's own window only";

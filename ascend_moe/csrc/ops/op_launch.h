@@ -30,6 +30,7 @@ public:
 private:
     GM_ADDR Add(const void* begin, uint64_t bytes, twin::GmKind kind, const char* name);
     GM_ADDR Input(moe::TensorIndex index, const char* name);
+    bool Lent(uintptr_t begin) const;
     void PrepareDispatch();
     void PrepareCombine();
     const char* WindowRule(uintptr_t begin, uint64_t bytes, bool write) const;

@@ -4,7 +4,9 @@
 
 #include "ascend_moe.h"
 
-uint64_t am_window_total_bytes(uint64_t data_bytes) { return ops::WindowBytes(data_bytes); }
+uint64_t am_window_total_bytes(uint64_t data_bytes, uint64_t lent_bytes) {
+    return ops::WindowBytes(data_bytes, lent_bytes);
+}
 
 void* am_window_alloc(uint64_t total_bytes) {
     void* base = mmap(nullptr, total_bytes, PROT_READ | PROT_WRITE,

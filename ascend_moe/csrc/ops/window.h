@@ -13,7 +13,10 @@ constexpr uint64_t kSleepersOffset = 64;
 constexpr uint64_t kDoorbellOffset = kSleepersOffset + sizeof(uint32_t);
 constexpr uint64_t kStateAreaBytes = moe::kMiB;
 
-inline uint64_t WindowBytes(uint64_t data_bytes) { return kHeaderBytes + kStateAreaBytes + data_bytes; }
+// Header, state, data, lent area; on A2 contexts the state area comes last.
+inline uint64_t WindowBytes(uint64_t data_bytes, uint64_t lent_bytes) {
+    return kHeaderBytes + kStateAreaBytes + data_bytes + lent_bytes;
+}
 inline uint8_t* StateOf(void* base) { return static_cast<uint8_t*>(base) + kHeaderBytes; }
 inline uint8_t* DataOf(void* base) { return static_cast<uint8_t*>(base) + kHeaderBytes + kStateAreaBytes; }
 inline uint32_t* DoorbellOf(void* base) {

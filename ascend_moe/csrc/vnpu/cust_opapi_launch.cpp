@@ -97,7 +97,7 @@ int CommunicatorOf(const std::string& group, int32_t context_kind, int32_t ranks
         // On an A2 the state area is the last of HCCL's own MiB.
         const uint64_t state = context_kind == static_cast<int32_t>(moe::kContextA2) ? moe::kMiB : 0;
         made.handle = TheLibrary().am_comm_create(windows.rank, windows.world, windows.bases,
-                                                  windows.data_bytes - state, windows.live_fds);
+                                                  windows.data_bytes - state, 0, windows.live_fds);
         if (made.handle == nullptr || TheLibrary().am_comm_use_context(made.handle, context_kind) != 0 ||
             TheLibrary().am_comm_use_servers(made.handle, ranks_per_server) != 0) {
             vnpu_error("no communicator of the twin over group_ep '%s' (context kind %d, %d ranks a server)",
@@ -143,6 +143,7 @@ void Complete(moe::CallSpec& spec, const Tiling& tiling) {
     spec.context_kind = static_cast<int32_t>(info.contextKind);
     spec.ranks_per_server = static_cast<int32_t>(info.ranksPerServer);
     spec.window_mib = info.windowMiB;
+    spec.lent_mib = static_cast<int64_t>(info.lentBytes / moe::kMiB);
     spec.cores = info.cores;
     spec.deadline_micros = static_cast<int64_t>(info.deadlineCycles / moe::kCyclesPerMicro);
 }

@@ -52,7 +52,7 @@ HcclResult Map(Comm* comm, const Joined& joined) {
 
 uint64_t WindowStride(uint64_t data_bytes) {
     constexpr uint64_t kAlign = 64 << 10;  // the largest page size in use
-    return (ops::WindowBytes(data_bytes) + kAlign - 1) / kAlign * kAlign;
+    return (ops::WindowBytes(data_bytes, 0) + kAlign - 1) / kAlign * kAlign;
 }
 
 HcclResult Meet(const RootInfo& info, int rank, int world, uint64_t data_bytes, const std::string& name,

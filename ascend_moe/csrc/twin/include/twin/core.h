@@ -21,7 +21,7 @@ enum class Pipe : uint8_t { kS, kV, kMte2, kMte3, kAll };
 constexpr uint32_t kPipes = 4;
 
 // What a registered range of GM is, for bounds messages and for counting bytes.
-enum class GmKind : uint8_t { kTensor, kWindowData, kWindowState, kWorkspace, kKinds };
+enum class GmKind : uint8_t { kTensor, kWindowData, kWindowState, kWorkspace, kWindowLent, kKinds };
 
 // One GM allocation that a kernel may touch.
 struct GmRange {

@@ -13,7 +13,8 @@ constexpr uint64_t kLineBytes = 64;
 constexpr size_t kMostLooks = 32;
 
 bool IsWindow(const GmRange& range) {
-    return range.kind == GmKind::kWindowData || range.kind == GmKind::kWindowState;
+    return range.kind == GmKind::kWindowData || range.kind == GmKind::kWindowState ||
+           range.kind == GmKind::kWindowLent;
 }
 }  // namespace
 
@@ -54,7 +55,8 @@ void World::TouchGm(CoreState& core, Pipe pipe, const Access& access, const Touc
         (range.atomic_blocks || (core.core.watch != nullptr && small_block && range.kind != GmKind::kTensor));
     for (uint32_t i = 0; i < access.count; ++i) {
         const uintptr_t begin = access.begin + i * access.stride;
-        if (range.kind == GmKind::kWindowData && core.rank->step->spec.window_rule) {
+        const bool ruled = range.kind == GmKind::kWindowData || range.kind == GmKind::kWindowLent;
+        if (ruled && core.rank->step->spec.window_rule) {
             const char* reason = core.rank->step->spec.window_rule(begin, access.bytes, t.write);
             if (reason != nullptr) {
                 Raise(Finding::kWrongHalf, in.loc, "%s of %llu bytes at byte %llu of \"%s\": %s", in.name,

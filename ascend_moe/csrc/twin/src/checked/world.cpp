@@ -172,7 +172,8 @@ void World::StartStep(RankState& rank) {
                 const GmRange* held = nullptr;
                 for (const GmRange& range : rank.step->spec.ranges) {
                     if (line->first + 63 >= range.begin && line->first < range.end &&
-                        (range.kind == GmKind::kWindowData || range.kind == GmKind::kWindowState))
+                        (range.kind == GmKind::kWindowData || range.kind == GmKind::kWindowState ||
+                         range.kind == GmKind::kWindowLent))
                         held = &range;
                 }
                 line = held != nullptr ? std::next(line) : core.cache.erase(line);
