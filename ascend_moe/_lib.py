@@ -49,6 +49,11 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "am_plan_destroy": (None, (c_void_p,)),
     "am_call_output": (c_int, (c_void_p, c_int, POINTER(c_int64))),
     "am_run": (c_int, (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_char_p, c_uint64)),
+    "am_bench_copy_rows": (c_int, (c_void_p, c_void_p, c_uint64, c_uint64, c_int)),
+    "am_bench_weighted_sum": (
+        c_int,
+        (c_void_p, c_void_p, c_void_p, c_uint64, c_uint64, c_uint64, c_int),
+    ),
     "am_error_is_fatal": (c_int, (c_int,)),
     "am_error_name": (c_char_p, (c_int,)),
     "am_error_message": (None, (c_void_p, c_char_p, c_uint64)),

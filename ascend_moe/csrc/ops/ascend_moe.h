@@ -72,6 +72,17 @@ AM_API int am_run(void* comm, void* plan, const void* const* inputs, void* const
 // block a core. 0, or a fault of the kernel as above.
 AM_API int am_probe(void* comm, const void* tiling, uint64_t tiling_bytes, uint32_t* report, char* fault,
                     uint64_t fault_bytes);
+// What this machine does at best, for benchmarks to compare with; plain C++, no kernel and no window.
+// Copies row from[i] to `to` + i * row_bytes, for i < count. Method 0: memcpy; 1: stores that go past the
+// caches (rows of a multiple of 64 bytes, 16-byte aligned; else memcpy), drained; 2: by way of 192 KiB of
+// scratch, as a core moves GM to UB to GM. 0, or 1: no such method.
+AM_API int am_bench_copy_rows(void* to, const void* const* from, uint64_t count, uint64_t row_bytes,
+                              int method);
+// out[t][h] = sum over ascending k of rows[t * top_k + k][h] * weights[t * top_k + k]: multiplied, then
+// added, in fp32, rounded once to the rows' type (am_type_code of float32, float16 or bfloat16). A null row
+// is left out. 0, or 1: hidden is no multiple of 16, or another type.
+AM_API int am_bench_weighted_sum(void* out, const void* const* rows, const float* weights, uint64_t tokens,
+                                 uint64_t top_k, uint64_t hidden, int type);
 AM_API int am_error_is_fatal(int code);
 AM_API const char* am_error_name(int code);
 AM_API void am_error_message(const int32_t* record, char* text, uint64_t bytes);
