@@ -83,6 +83,13 @@ AM_API int am_bench_copy_rows(void* to, const void* const* from, uint64_t count,
 // is left out. 0, or 1: hidden is no multiple of 16, or another type.
 AM_API int am_bench_weighted_sum(void* out, const void* const* rows, const float* weights, uint64_t tokens,
                                  uint64_t top_k, uint64_t hidden, int type);
+// Timelines of what am_run does from here on: events as in twin/timeline.h, at most `limit` of them. Start:
+// 0, 1 when one is being recorded, 2 when this engine records none. Events: copies at most `most`, returns
+// how many there are; `dropped`: how many came beyond the limit.
+AM_API int am_trace_start(uint64_t limit);
+AM_API void am_trace_stop(void);
+AM_API uint64_t am_trace_events(void* out, uint64_t most, uint64_t* dropped);
+AM_API uint64_t am_trace_event_bytes(void);
 AM_API int am_error_is_fatal(int code);
 AM_API const char* am_error_name(int code);
 AM_API void am_error_message(const int32_t* record, char* text, uint64_t bytes);

@@ -26,6 +26,7 @@ OpLaunch::OpLaunch(Communicator& comm, const Plan& plan, const void* const* inpu
     : comm_(comm), plan_(plan), inputs_(inputs), outputs_(outputs) {
     const moe::MoeDistributeInfo& info = plan_.info();
     spec_.block_dim = plan.call.blockDim;
+    spec_.name = plan.dispatch() ? "dispatch" : "combine";
     spec_.tiling_key = plan.call.tilingKey;
     spec_.hccl_context[0] = reinterpret_cast<uintptr_t>(comm.context());
     spec_.ranges = comm.ranges();

@@ -5,6 +5,7 @@
 
 #include "ascend_moe.h"
 #include "op_launch.h"
+#include "trace.h"
 
 int am_run(void* comm, void* plan, const void* const* inputs, void* const* outputs, int32_t* record,
            char* fault, uint64_t fault_bytes) {
@@ -13,6 +14,7 @@ int am_run(void* comm, void* plan, const void* const* inputs, void* const* outpu
     memset(record, 0, moe::kErrorRecordWords * sizeof(int32_t));
     try {
         ops::OpLaunch launch(end, *static_cast<ops::Plan*>(plan), inputs, outputs, record);
+        const ops::TracedLaunch traced(launch.spec());
         launch.Begin();
         end.device().Launch(launch.spec(), launch.kernel());
         launch.End(false);

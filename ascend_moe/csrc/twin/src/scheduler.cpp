@@ -17,6 +17,7 @@
 #include <string>
 
 #include "faults.h"
+#include "recorder.h"
 #include "twin/atomic_store.h"
 
 namespace twin {
@@ -94,7 +95,9 @@ void Scheduler::Enter(void* argument) {
 // Everything a core throws ends here: no exception may leave a fiber, none may be in flight at a switch.
 void Scheduler::RunCore(Slot& slot) {
     try {
+        if (slot.core.recorder != nullptr) slot.core.recorder->CoreBegins(slot.core);
         (*kernel_)();
+        if (slot.core.recorder != nullptr) slot.core.recorder->CoreEnds(slot.core);
         CheckCleanExit(slot.core);
     } catch (const Unwind&) {
     } catch (...) {
@@ -121,10 +124,19 @@ void Scheduler::Block(Slot& slot, State state, const Loc& loc) {
 void Scheduler::SyncAll(const Loc& loc) {
     Slot& slot = Current();
     ++slot.core.sync_all_calls;
+    Recorder* recorder = slot.core.recorder;
+    const double began = recorder != nullptr ? RecordedNow() : 0;
     Block(slot, State::kAtBarrier, loc);
+    if (recorder != nullptr) recorder->SyncAll(slot.core, began);
 }
 
-void Scheduler::Poll(const Loc& loc) { Block(Current(), State::kPolling, loc); }
+void Scheduler::Poll(const Loc& loc) {
+    Slot& slot = Current();
+    Recorder* recorder = slot.core.recorder;
+    if (recorder != nullptr) recorder->PollBegins(slot.core);
+    Block(slot, State::kPolling, loc);
+    if (recorder != nullptr) recorder->PollEnds(slot.core);
+}
 void Scheduler::GiveWay(const Loc& loc) { Block(Current(), State::kReady, loc); }
 
 void Scheduler::CrossWait(int id, const Loc& loc) {
@@ -230,6 +242,9 @@ void Scheduler::Run(const LaunchSpec& spec, const std::function<void()>& kernel)
     kernel_ = &kernel;
     failure_ = nullptr;
     ranges_.Assign(spec.ranges);
+    std::unique_ptr<Recorder> recorder;
+    if (spec.timeline != nullptr)
+        recorder = std::make_unique<Recorder>(*spec.timeline, spec.name, device_.rank(), spec.block_dim);
     while (slots_.size() < spec.block_dim) slots_.push_back(std::make_unique<Slot>());
     live_ = spec.block_dim;
     for (uint32_t i = 0; i < slots_.size(); ++i) {
@@ -244,6 +259,7 @@ void Scheduler::Run(const LaunchSpec& spec, const std::function<void()>& kernel)
         slot.core.rank = device_.rank();
         slot.core.ub = ub_ + static_cast<size_t>(i) * kUbBytes;
         slot.core.scheduler = this;
+        slot.core.recorder = recorder.get();
         if (spec.watch_polls) slot.core.watch = std::make_unique<PollWatch>();
         slot.started = false;
         slot.fiber.Prepare(&Scheduler::Enter, &slot);

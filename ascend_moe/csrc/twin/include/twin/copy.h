@@ -5,6 +5,7 @@
 
 #include "twin/atomic_store.h"
 #include "twin/pipe.h"
+#include "twin/recorder.h"
 
 namespace AscendC {
 
@@ -126,6 +127,7 @@ inline void CopyIn(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const 
     twin::Access garbage;
     if (!around.filled && around.behind != 0)
         garbage = twin::Access{first + p.bytes, around.behind, p.count, p.ub_step};
+    const double began = twin::CopyBegins(core);
     twin::Issue({name,
                  twin::Pipe::kMte2,
                  loc,
@@ -144,6 +146,9 @@ inline void CopyIn(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const 
                         tail(piece);
                     }
                 });
+    twin::CopyEnds(core, began,
+                   {name, twin::Pipe::kMte2, *from.range, reinterpret_cast<uintptr_t>(gm), to, p.count,
+                    p.bytes, p.gm_step, p.ub_step});
 }
 
 // UB to GM, honouring SetAtomic*.
@@ -163,6 +168,7 @@ inline void CopyOut(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const
         twin::Raise(twin::Finding::kBadArgument, loc,
                     "%s while SetAtomic of another element type is in force", name);
     }
+    const double began = twin::CopyBegins(core);
     twin::Issue({name,
                  twin::Pipe::kMte3,
                  loc,
@@ -185,6 +191,9 @@ inline void CopyOut(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const
                     }
                     if (range.doorbell != nullptr) twin::RingDoorbell(range.doorbell);
                 });
+    twin::CopyEnds(core, began,
+                   {name, twin::Pipe::kMte3, range, reinterpret_cast<uintptr_t>(gm), from, p.count, p.bytes,
+                    p.gm_step, p.ub_step});
 }
 
 inline uint64_t Blocks(uint64_t n) { return n * twin::kBlockBytes; }

@@ -74,6 +74,7 @@ struct PollWatch {
 
 class Device;
 class Scheduler;
+class Recorder;
 namespace checked {
 struct CoreState;
 }
@@ -108,13 +109,19 @@ struct Core {
     uintptr_t hccl_context[2] = {0, 0};     // by SetHcclContext; 0: the launch's
     std::unique_ptr<PollWatch> watch;       // null where polls are declared
     checked::CoreState* checked = nullptr;  // of the checked engine
+    Recorder* recorder = nullptr;           // of the fast engine, where a timeline is wanted
 };
 
 // The core whose fiber runs on this thread: set at every fiber switch. The single thread_local of the twin.
 extern __thread Core* g_current_core __attribute__((tls_model("initial-exec")));
 inline Core& current_core() { return *g_current_core; }
 
-inline void MarkPhase(const char* name) { current_core().phase = name; }
+void RecordPhase(const Core& core);  // that its phase ends
+inline void MarkPhase(const char* name) {
+    Core& core = current_core();
+    if (__builtin_expect(core.recorder != nullptr, 0)) RecordPhase(core);
+    core.phase = name;
+}
 
 // Finds the GM range that holds [address, address + bytes) or raises kOutOfBounds.
 const GmRange& SearchGm(Core& core, uintptr_t address, uint64_t bytes, const Loc& loc);

@@ -13,6 +13,7 @@ namespace twin {
 
 class Scheduler;
 class Group;
+struct Timeline;
 
 // What a launch needs besides the kernel. All addresses a kernel may touch are listed in `ranges`.
 struct LaunchSpec {
@@ -20,8 +21,10 @@ struct LaunchSpec {
     uint64_t tiling_key = 0;
     uintptr_t hccl_context[2] = {0, 0};
     std::vector<GmRange> ranges;
-    bool watch_polls = false;  // the kernel's polls are not declared: notice repeated reads
-    double deadline_s = 0;     // all cores polling in vain this long is a hang; 0: the kernel has its own
+    bool watch_polls = false;      // the kernel's polls are not declared: notice repeated reads
+    const char* name = "";         // of the op, for timelines
+    Timeline* timeline = nullptr;  // fast engine: where to note what happens, or null
+    double deadline_s = 0;         // all cores polling in vain this long is a hang; 0: the kernel has its own
     // Checked engine: a reason why this rank must not touch these window bytes now, or null.
     std::function<const char*(uintptr_t begin, uint64_t bytes, bool write)> window_rule;
 };
