@@ -125,7 +125,7 @@ def from_native(address: int, count: int) -> list[Event]:
     if count == 0:
         return []
     raw = (ctypes.c_char * (count * _LAYOUT.itemsize)).from_address(address)
-    rows = np.frombuffer(raw, dtype=_LAYOUT)
+    rows = np.frombuffer(memoryview(raw), dtype=_LAYOUT)
     pointers = np.unique(np.concatenate([rows["name"], rows["phase"]])).tolist()
     text = {pointer: ctypes.string_at(pointer).decode() if pointer else "" for pointer in pointers}
     columns = [rows[name].tolist() for name in _LAYOUT.names or ()]
