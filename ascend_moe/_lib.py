@@ -35,10 +35,6 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "am_comm_mark_lost": (None, (c_void_p, c_int)),
     "am_comm_traffic": (None, (c_void_p, POINTER(c_uint64))),
     "am_comm_set_epoch": (None, (c_void_p, c_uint32)),
-    "am_comm_lent": (c_void_p, (c_void_p,)),
-    "am_lent_take": (c_int, (c_void_p, c_uint64, POINTER(c_uint64))),
-    "am_lent_release": (c_int, (c_void_p, c_uint32)),
-    "am_lent_close": (c_int, (c_void_p,)),
     "am_window_layout": (None, (c_int, POINTER(c_uint64))),
     "am_tensor_names": (c_char_p, ()),
     "am_attribute_names": (c_char_p, ()),
@@ -54,6 +50,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "am_call_output": (c_int, (c_void_p, c_int, POINTER(c_int64))),
     "am_run": (c_int, (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_char_p, c_uint64)),
     "am_bench_copy_rows": (c_int, (c_void_p, c_void_p, c_uint64, c_uint64, c_int)),
+    "am_bench_flag": (c_int64, (c_void_p, c_int, c_uint32, c_uint32, c_int, c_int64)),
     "am_bench_weighted_sum": (
         c_int,
         (c_void_p, c_void_p, c_void_p, c_uint64, c_uint64, c_uint64, c_int),

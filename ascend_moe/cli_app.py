@@ -11,6 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from ascend_moe import plain
+from ascend_moe.bench.cli import bench_command
 from ascend_moe.checkpoint_config import moe_config, read_json
 from ascend_moe.demo.inject import MUTANTS
 from ascend_moe.demo.job import Job, execute
@@ -50,6 +51,7 @@ def root(
     """MoE expert parallelism for Ascend, on any machine."""
 
 
+app.command("bench")(bench_command)
 app.command("explore")(explore_command)
 app.add_typer(twin_app, name="twin")
 

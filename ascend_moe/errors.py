@@ -37,11 +37,7 @@ class ArgumentError(AscendMoeError, ValueError):
 
 
 class WindowTooSmall(ArgumentError):
-    """The window cannot hold this. ``.needed_mib`` is what to export: HCCL_BUFFSIZE, or ``.variable``."""
-
-
-class WindowTensorError(ArgumentError):
-    """A tensor of ``window_empty`` that combine may not publish: spent, of other windows. ``.generation``."""
+    """The window cannot hold this call. ``.needed_mib`` is the HCCL_BUFFSIZE to export."""
 
 
 class InvalidExpertId(AscendMoeError, ValueError):

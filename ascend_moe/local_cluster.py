@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import os
 import threading
@@ -97,12 +96,8 @@ class _Windows:
 
     def _free(self) -> None:
         bases, self._bases = self._bases, []
-        for rank, base in enumerate(bases):
-            unmap = functools.partial(_lib.lib().am_window_unmap, base, self._total)
-            if rank < len(self.ends):
-                self.ends[rank].when_unused(unmap)
-            else:
-                unmap()
+        for base in bases:
+            _lib.lib().am_window_unmap(base, self._total)
 
     def close(self) -> None:
         for end in self.ends:

@@ -1,0 +1,135 @@
+"""`ascend-moe bench`."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+
+from ascend_moe.bench import methods as every_method
+from ascend_moe.bench.cases import DTYPES, LAYERS, QUANTS, SKEWS, SWEEPS, Case, matrix
+from ascend_moe.bench.ranks import RankFailed
+from ascend_moe.bench.results import Run
+from ascend_moe.bench.runner import run
+from ascend_moe.errors import ArgumentError
+
+ITERATIONS, QUICK_ITERATIONS = 60, 12
+
+
+def bench_command(
+    preset: Annotated[
+        list[str] | None,
+        typer.Option("--preset", "-p", metavar="NAME", help=f"{', '.join(LAYERS)}; several."),
+    ] = None,
+    bs: Annotated[str, typer.Option(metavar="N,N", help="Tokens a rank.")] = "8,32",
+    ranks: Annotated[str, typer.Option("--ranks", "-r", metavar="N,N", help="EP ranks.")] = "2",
+    skew: Annotated[str, typer.Option(metavar="|".join(SKEWS), help="Routing.")] = SKEWS[0],
+    quant: Annotated[str, typer.Option(metavar="|".join(QUANTS), help="Rows as they travel.")] = QUANTS[0],
+    dtype: Annotated[str, typer.Option(metavar="|".join(DTYPES), help="Of the rows.")] = "bf16",
+    methods: Annotated[
+        str,
+        typer.Option(
+            "--methods", "--peers", help="auto, ours, peer, or names of the table; limits always run."
+        ),
+    ] = "auto",
+    sweep: Annotated[
+        str, typer.Option(metavar="|".join(SWEEPS), help="BS 1..512, ranks 1..8, or H 1024..8192.")
+    ] = "",
+    iterations: Annotated[int, typer.Option("-n", "--iterations", min=1, max=100000)] = ITERATIONS,
+    quick: Annotated[bool, typer.Option("--quick", help=f"{QUICK_ITERATIONS} iterations.")] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", dir_okay=False, help="Every number, into this file.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(file_okay=False, help="Pictures, into this folder.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Claim ratios however noisy the run was.")] = False,
+) -> None:
+    """Time dispatch and combine against torch.distributed, MPI and the machine's limit, in one run.
+
+    Exit code 0: measured and correct. 1: a wrong result, or a rank that failed. 2: wrong options.
+    """
+    if plot is not None and importlib.util.find_spec("matplotlib") is None:
+        _bad("plot", "needs matplotlib: pip install 'ascend_moe[bench]'")
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        _bad("json", f"there is no folder {json_file.absolute().parent}")
+    try:
+        cases = matrix(
+            preset or ["deepseek-v3"],
+            numbers("ranks", ranks),
+            numbers("bs", bs),
+            sweep=sweep,
+            skew=skew,
+            quant=quant,
+            dtype=dtype,
+        )
+        names = every_method.chosen(methods)
+    except ArgumentError as error:
+        _bad(error.argument, str(error))
+    found = measure(cases, names, QUICK_ITERATIONS if quick else iterations)
+    from ascend_moe.bench import report
+
+    # A pipe has no width of its own: a table must not be cut at 80 columns there.
+    report.show(found, Console(width=None if sys.stdout.isatty() else 160), force)
+    if json_file is not None:
+        json_file.write_text(json.dumps(found.as_dict(), indent=1) + "\n")
+    if plot is not None:
+        from ascend_moe.bench import plots
+
+        plots.draw(found, plot, sweep)
+
+
+def measure(cases: list[Case], names: list[str], iterations: int) -> Run:
+    """Runs, telling of the progress on stderr; what stops a run ends the command with code 1."""
+    try:
+        with _progress(len(cases), iterations) as tell:
+            return run(cases, names, iterations, with_limits=True, progress=tell)
+    except RankFailed as error:
+        if error.details.get("trace"):
+            print(error.details["trace"], file=sys.stderr)
+        print(f"ascend-moe bench: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+
+
+class _progress:
+    """One line on stderr, rewritten, where it is a terminal."""
+
+    def __init__(self, cases: int, iterations: int) -> None:
+        self._iterations, self._shown = iterations, sys.stderr.isatty()
+
+    def __enter__(self) -> Callable[[Case, int], None]:
+        return self._tell
+
+    def _tell(self, case: Case, done: int) -> None:
+        if self._shown:
+            text = f"{case.name}: {done}/{self._iterations}" if done else f"{case.name}: checking"
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+    def __exit__(self, *exception: Any) -> None:
+        if self._shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def numbers(option: str, text: str) -> list[int]:
+    """Whole numbers with commas between them."""
+    words = text.split(",")
+    if not all(word.strip().isdecimal() for word in words):
+        raise ArgumentError(
+            f"{option} is {text!r}; need whole numbers with commas between them", argument=option
+        )
+    return [int(word) for word in words]
+
+
+def _bad(option: str, message: str) -> NoReturn:
+    raise typer.BadParameter(message, param_hint=f"'--{option}'")
+
+
+def main() -> None:
+    """`python -m ascend_moe.bench`."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command(context_settings={"help_option_names": ["-h", "--help"]})(bench_command)
+    app()
