@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from . import _autoload  # noqa: F401  first: it settles how torch is imported
 from . import ops_vendor as _ops_vendor  # noqa: F401  the other operators of torch.ops.ascend_moe
-from .comm import LocalCluster, close, comm_name
+from .comm import LocalCluster, close, comm_name, window_empty
 from .errors import AscendMoeError
 from .layer import MoEConfig, MoELayer
 from .npu_patch import patch_torch_npu
@@ -29,4 +29,5 @@ __all__ = [
     "npu_moe_distribute_dispatch",
     "npu_moe_distribute_dispatch_v2",
     "patch_torch_npu",
+    "window_empty",
 ]

@@ -13,13 +13,14 @@ import os
 import sys
 import threading
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from ascend_moe import _lib, local_cluster
+from ascend_moe import _lib, lent, local_cluster
 from ascend_moe.board import StoreHost
 from ascend_moe.communicator import MAX_WORLD, Communicator, timeout_s, window_data_bytes, window_lent_bytes
 from ascend_moe.errors import ArgumentError, AscendMoeError
@@ -30,7 +31,7 @@ from ascend_moe.rendezvous import Opening
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Communicator", "LocalCluster", "close", "comm_name", "lookup"]
+__all__ = ["Communicator", "LocalCluster", "close", "comm_name", "lookup", "window_empty"]
 
 MAX_NAME = 127  # characters of group_ep, as in CANN
 
@@ -128,6 +129,44 @@ def ranks_per_server(group_ep: str, ep_world_size: int, ep_rank_id: int) -> int:
         else:
             end = lookup(group_ep, ep_world_size, ep_rank_id)
     return int(end.ranks_per_server)
+
+
+def window_empty(
+    shape: Sequence[int] | int, *, dtype: torch.dtype, group_ep: str, ep_world_size: int, ep_rank_id: int
+) -> torch.Tensor:
+    """A tensor in this rank's window, for the rows that one combine with ``comm_alg="direct"`` shall send.
+
+    That combine publishes the rows where they lie, copies nothing, and so spends the tensor: other ranks may
+    read it until this rank's next op has returned. A spent tensor must not be written, and passing it to a
+    direct combine again raises. Take a new tensor for every combine and drop the old one: its memory is lent
+    out again one op later. To every other op it is a tensor like any other; a combine of another algorithm
+    copies it and leaves it as it was. ``grouped_mlp(..., out=)`` writes into it.
+
+    Memory is touched where rows are written, so a shape for the most rows that may arrive costs no more than
+    those that do. All tensors that live, and the last spent one, share the lent area of ASCEND_MOE_LENT_MIB
+    MiB a rank (default: as much as the window, HCCL_BUFFSIZE).
+
+    Args:
+        shape: sizes, e.g. those of dispatch's expand_x: ``(A, H)``.
+        dtype: bf16, fp16 or fp32, as combine takes expand_x.
+        group_ep, ep_world_size, ep_rank_id: as for dispatch and combine. Before a group's first op this
+            opens its windows, which is collective.
+
+    Returns:
+        A contiguous tensor on the CPU, its values undefined. It stays valid, as memory, after ``close``.
+
+    Raises:
+        ArgumentError: shape or dtype, or the group, as the ops say it; or the group's windows are on NPUs.
+        WindowTooSmall: no room. ``.needed_mib`` for ``.variable``; ``.held`` tensors hold space.
+        CommTimeout, PeerLost, ConfigMismatch: of the opening.
+        Other errors: the communicator has failed before.
+    """
+    sizes, size = lent.byte_size(shape, dtype)
+    end = lookup(group_ep, ep_world_size, ep_rank_id)
+    end.raise_if_failed()
+    if size == 0:
+        return torch.empty(sizes, dtype=dtype)
+    return lent.tensor_of(end.lend(size), sizes, dtype)
 
 
 def hccl_group(group_ep: str, ep_world_size: int, ep_rank_id: int) -> ProcessGroup:
@@ -326,29 +365,36 @@ def _open(name: str, group: ProcessGroup) -> Communicator:
     opening = Opening(name, store, group.rank(), world, data_bytes, lent_bytes, timeout_s(), host)
     opening.run()
     owner = os.getpid()
+    own = group.rank()
     watches: dict[int, PeerWatch] = {}
 
     def release() -> None:
         for watch in watches.values():
             watch.close(say_goodbye=os.getpid() == owner)
-        for base in opening.bases:
-            _lib.lib().am_window_unmap(base, opening.total)
+        for rank, base in enumerate(opening.bases):
+            if rank != own:
+                _lib.lib().am_window_unmap(base, opening.total)
+
+    def unmap() -> None:
+        _lib.lib().am_window_unmap(opening.bases[own], opening.total)
 
     try:
         watches.update({link.rank: link.watch() for link in opening.linked()})
         live_fds = [watches[rank].fileno() if rank in watches else -1 for rank in range(world)]
         return Communicator(
             name,
-            group.rank(),
+            own,
             opening.bases,
             opening.data_bytes,
             opening.lent_bytes,
             live_fds=live_fds,
             describe=lambda rank: watches[rank].describe(),
             release=release,
+            unmap=unmap,
         )
     except BaseException:
         release()
+        unmap()
         raise
 
 

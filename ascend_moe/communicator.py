@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 from ascend_moe import _lib
 from ascend_moe.errors import ArgumentError, AscendMoeError
+from ascend_moe.lent import LentMemory, none_lent
 
 MIB = 1 << 20
 DEFAULT_WINDOW_MIB = 200  # as in CANN
@@ -156,6 +157,7 @@ class Communicator:
         live_fds: Sequence[int] | None = None,
         describe: Callable[[int], str],
         release: Callable[[], None],
+        unmap: Callable[[], None] | None = None,
     ) -> None:
         """Creates the native communicator; owns nothing else until that has succeeded.
 
@@ -164,6 +166,8 @@ class Communicator:
             live_fds: descriptor by rank that is readable once that peer is gone; -1 for none.
             describe: says what can be seen of a peer.
             release: called once, when the native communicator is gone: unmaps and closes the rest.
+            unmap: of this rank's own window, called after that, and once no window tensor lives; None:
+                ``release`` sees to it, with ``when_unused``.
         """
         self.name = name
         self.rank = rank
@@ -171,8 +175,9 @@ class Communicator:
         self.data_bytes, self.lent_bytes = data_bytes, lent_bytes
         self.context_kind, self.ranks_per_server = context_kind(), ranks_per_server()
         self.failed: BaseException | None = None
+        self._lent: LentMemory | None = None
         self._describe = describe
-        self._release = release
+        self._release, self._unmap = release, unmap
         self._patience = timeout_s() + 2
         self._busy = threading.Lock()  # held while an op runs
         self._handle_lock = threading.Lock()  # held for a moment; guards the handle alone
@@ -219,6 +224,28 @@ class Communicator:
             return "it is this rank"
         return "this rank has closed its communicator" if self.closed else self._describe(rank)
 
+    def lend(self, size: int) -> ctypes.Array[ctypes.c_char]:
+        """``size`` bytes of this rank's lent area, held until the returned object dies.
+
+        Raises:
+            WindowTooSmall: no room, or there is no lent area.
+        """
+        with self._handle_lock:
+            handle = self.handle
+            if self._lent is None:
+                area = _lib.lib().am_comm_lent(handle) if self.lent_bytes else None
+                if not area:
+                    raise none_lent(size)
+                self._lent = LentMemory(area)
+            return self._lent.take(size, self.lent_bytes)
+
+    def when_unused(self, unmap: Callable[[], None]) -> None:
+        """Calls ``unmap`` once no tensor lives in this rank's own window. The native communicator is gone."""
+        if self._lent is None:
+            unmap()
+        else:
+            self._lent.retire(unmap)
+
     def mark_lost(self, peer: int) -> None:
         """Threads only: waits of this end for ``peer`` raise PeerLost from now on."""
         with self._handle_lock:
@@ -246,5 +273,7 @@ class Communicator:
                     _lib.lib().am_comm_destroy(handle)
                 finally:
                     self._release()
+                    if self._unmap is not None:
+                        self.when_unused(self._unmap)
         finally:
             self._busy.release()

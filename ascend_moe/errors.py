@@ -37,7 +37,11 @@ class ArgumentError(AscendMoeError, ValueError):
 
 
 class WindowTooSmall(ArgumentError):
-    """The window cannot hold this call. ``.needed_mib`` is the HCCL_BUFFSIZE to export."""
+    """The window cannot hold this. ``.needed_mib`` is what to export: HCCL_BUFFSIZE, or ``.variable``."""
+
+
+class WindowTensorError(ArgumentError):
+    """A tensor of ``window_empty`` that combine may not publish: spent, of other windows. ``.generation``."""
 
 
 class InvalidExpertId(AscendMoeError, ValueError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import threading
@@ -96,8 +97,12 @@ class _Windows:
 
     def _free(self) -> None:
         bases, self._bases = self._bases, []
-        for base in bases:
-            _lib.lib().am_window_unmap(base, self._total)
+        for rank, base in enumerate(bases):
+            unmap = functools.partial(_lib.lib().am_window_unmap, base, self._total)
+            if rank < len(self.ends):
+                self.ends[rank].when_unused(unmap)
+            else:
+                unmap()
 
     def close(self) -> None:
         for end in self.ends:

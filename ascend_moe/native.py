@@ -18,6 +18,7 @@ DEFAULT_CORES = 8
 MAX_CORES = 64
 _NO_VALUE = -(2**63)
 _TEXT_BYTES = 1024
+_LENT_REFUSED = -1  # by am_run
 _OTHER_TYPE = "another dtype"
 
 _DTYPES = {
@@ -343,6 +344,8 @@ def run(plan: Plan, communicator: Communicator, inputs: Mapping[str, torch.Tenso
 
 def error_of(code: int, record: Any, fault: str, communicator: End) -> errors.AscendMoeError:
     """The error that an error record tells of; ``record`` is the address of its words."""
+    if fault and code == _LENT_REFUSED:
+        return errors.WindowTensorError(fault, argument="expand_x", generation=record[0], epoch=record[1])
     if fault:
         return errors.KernelFault(fault, rank=communicator.rank)
     library = _lib.lib()

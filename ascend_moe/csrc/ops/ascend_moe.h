@@ -26,6 +26,15 @@ AM_API int am_comm_use_servers(void* comm, int ranks_per_server);
 // Bytes of the last launch: read then written, by kind of GM (tensor, window data, window state,
 // workspace, lent window).
 AM_API void am_comm_traffic(void* comm, uint64_t* bytes);
+// This rank's lent area: null when it has none. The handle outlives the communicator, until a call says 1.
+AM_API void* am_comm_lent(void* comm);
+// Lends a block: 0 with its address and generation, or 1: `out` then has, from word 2 on, how many blocks are
+// held and how many bytes would do.
+AM_API int am_lent_take(void* area, uint64_t bytes, uint64_t* out);
+// The tensor in a block has died; and, after am_comm_destroy: no block is taken any more. 1: no tensor lives
+// in a closed area, its window may be unmapped and the handle is gone.
+AM_API int am_lent_release(void* area, uint32_t generation);
+AM_API int am_lent_close(void* area);
 // Tests: makes the next op run as the epoch after this one.
 AM_API void am_comm_set_epoch(void* comm, uint32_t epoch);
 // Where a rank's areas lie in a window, for tests that poison or inspect them: data offset, state offset,
@@ -65,7 +74,8 @@ AM_API uint64_t am_need_cann(const int64_t* call, char* text, uint64_t bytes);
 AM_API uint64_t am_need_ub_taken(void* comm);
 
 // Runs a plan. Inputs by tensor index, outputs by output index. Returns an error code; the record, or for a
-// fault of the kernel the text, says more.
+// fault of the kernel the text, says more. -1: expand_x of a combine lies in lent memory that it may not
+// publish; nothing was run, the text says why, the record's first words are generation and epoch.
 AM_API int am_run(void* comm, void* plan, const void* const* inputs, void* const* outputs, int32_t* record,
                   char* fault, uint64_t fault_bytes);
 // Runs the probe kernel of the bring-up (op_kernel/ascend_moe_probe.cpp) with this tiling; `report` has a

@@ -50,6 +50,13 @@ uint8_t* Communicator::Workspace(uint64_t bytes) {
     return workspace_.data() + (moe::CeilTo(begin, kGuardBytes) - begin);
 }
 
+std::shared_ptr<LentArea> Communicator::OpenLentArea() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!lent_area_ && lent_bytes_ > 0)
+        lent_area_ = std::make_shared<LentArea>(rank_, lent(rank_), lent_bytes_);
+    return lent_area_;
+}
+
 uint32_t Communicator::Epoch() const {
     return __atomic_load_n(Word(state(rank_), moe::kControlOffset) + moe::kControlEpochWord,
                            __ATOMIC_ACQUIRE);

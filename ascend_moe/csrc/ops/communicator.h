@@ -9,6 +9,7 @@
 #include <mutex>
 #include <vector>
 
+#include "lent.h"
 #include "moe_distribute_context.h"
 #include "twin/copy_agent.h"
 #include "twin/launch.h"
@@ -42,6 +43,9 @@ public:
     uint64_t data_bytes() const { return data_bytes_; }
     uint8_t* lent(int rank) const { return data(rank) + data_bytes_; }
     uint64_t lent_bytes() const { return lent_bytes_; }
+    // Its blocks: null until somebody has asked for one, or where there is no lent area.
+    LentArea* lent_area() const { return lent_area_.get(); }
+    std::shared_ptr<LentArea> OpenLentArea();
     // This rank's windowsOut, null where there are no servers.
     uint8_t* staging() const { return staging_; }
     uint64_t staging_bytes() const { return data_bytes_ + kStateAreaBytes; }
@@ -90,6 +94,7 @@ private:
     std::unique_ptr<std::atomic<bool>[]> lost_;
     uint64_t data_bytes_;
     uint64_t lent_bytes_;
+    std::shared_ptr<LentArea> lent_area_;
     uint32_t kind_ = moe::kContextTable;
     uint32_t ranks_per_server_ = 0;
     uint8_t* staging_ = nullptr;

@@ -105,7 +105,7 @@ void OpLaunch::PrepareCombine() {
                         ? AM_INPUT(assist_info_for_combine)
                         : AM_INPUT(expand_idx);
     GM_ADDR x = Add(outputs_[0], BytesOf(moe::CombineShape(plan_.spec)), twin::GmKind::kTensor, "x");
-    GM_ADDR tiling = Add(plan_.tiling(), plan_.tiling_bytes(), twin::GmKind::kWorkspace, "tiling");
+    GM_ADDR tiling = Add(CombineTiling(), plan_.tiling_bytes(), twin::GmKind::kWorkspace, "tiling");
     const CombineKernel kernel = CombineKernelOf(plan_.call.xType);
     kernel_ = [=, record = record_, workspace = workspace_] {
         kernel(expandX, ids, index, sendCounts, expertScales, nullptr, mask, nullptr, shared, x, record,
@@ -113,6 +113,23 @@ void OpLaunch::PrepareCombine() {
     };
 }
 #undef AM_INPUT
+
+// The plan's, unless expand_x lies in the lent area and this op publishes it there.
+const void* OpLaunch::CombineTiling() {
+    const void* rows = inputs_[moe::kTensor_expand_x];
+    if (plan_.info().algorithm != moe::kAlgorithmDirect || rows == nullptr) return plan_.tiling();
+    if (!Lent(reinterpret_cast<uintptr_t>(rows))) {
+        const int rank = LentArea::Elsewhere(comm_.lent_area(), rows);
+        if (rank >= 0) lent_ = {LentArea::Use::kElsewhere, 0, static_cast<uint32_t>(rank)};
+        return plan_.tiling();
+    }
+    lent_ = {LentArea::Use::kNoBlock, 0, 0};
+    if (comm_.lent_area() != nullptr)
+        lent_ = comm_.lent_area()->Find(rows, BytesOf(moe::Tensor(plan_.spec, moe::kTensor_expand_x)));
+    tiling_ = plan_.call.combine;
+    tiling_.info.lentGeneration = lent_.generation;
+    return &tiling_;
+}
 
 // Rows go into the half of this op's epoch: into this rank's own region of it, or, where combine returns them
 // by slot, anywhere in it. A rank reads its own half only.

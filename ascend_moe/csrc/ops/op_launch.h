@@ -11,10 +11,12 @@ namespace ops {
 
 class OpLaunch {
 public:
-    // The pointers must stay valid until Finish.
+    // The pointers must stay valid until Finish. A direct combine of rows in the lent area publishes their
+    // block, if `lent` says that it may.
     OpLaunch(Communicator& comm, const Plan& plan, const void* const* inputs, void* const* outputs,
              int32_t* record);
 
+    const LentArea::Found& lent() const { return lent_; }
     twin::LaunchSpec& spec() { return spec_; }
     const std::function<void()>& kernel() const { return kernel_; }
     // After the kernel: what the op promises of bytes that no kernel writes.
@@ -31,6 +33,7 @@ private:
     GM_ADDR Add(const void* begin, uint64_t bytes, twin::GmKind kind, const char* name);
     GM_ADDR Input(moe::TensorIndex index, const char* name);
     bool Lent(uintptr_t begin) const;
+    const void* CombineTiling();
     void PrepareDispatch();
     void PrepareCombine();
     const char* WindowRule(uintptr_t begin, uint64_t bytes, bool write) const;
@@ -45,6 +48,8 @@ private:
     GM_ADDR workspace_ = nullptr;
     GM_ADDR record_ = nullptr;
     uint32_t epoch_ = 0;
+    LentArea::Found lent_ = {};
+    moe::MoeDistributeCombineTiling tiling_;  // of a combine that publishes a lent block
 };
 
 }  // namespace ops

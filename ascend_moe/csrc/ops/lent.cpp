@@ -1,0 +1,187 @@
+#include "lent.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <vector>
+
+#include "ascend_moe.h"
+#include "communicator.h"
+
+namespace ops {
+
+namespace {
+
+constexpr uint64_t kLentAlignment = 512;  // as of the regions of a half
+
+// Areas that tensors live in, of this process.
+struct Registry {
+    std::mutex mutex;
+    std::vector<const LentArea*> areas;
+};
+Registry& TheRegistry() {
+    static Registry registry;
+    return registry;
+}
+
+}  // namespace
+
+LentArea::LentArea(int rank, uint8_t* base, uint64_t bytes) : rank_(rank), base_(base), bytes_(bytes) {
+    Registry& registry = TheRegistry();
+    const std::lock_guard<std::mutex> lock(registry.mutex);
+    registry.areas.push_back(this);
+}
+
+LentArea::~LentArea() {
+    Registry& registry = TheRegistry();
+    const std::lock_guard<std::mutex> lock(registry.mutex);
+    registry.areas.erase(std::find(registry.areas.begin(), registry.areas.end(), this));
+}
+
+bool LentArea::Contains(const void* address) const {
+    const uint8_t* at = static_cast<const uint8_t*>(address);
+    return at >= base_ && at < base_ + bytes_;
+}
+
+// The lowest place that is free: pages that were touched before come first.
+bool LentArea::Take(uint64_t bytes, Grant& grant) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const bool sane = bytes <= UINT64_MAX / 2;
+    const uint64_t size = sane ? moe::CeilTo(std::max<uint64_t>(bytes, 1), kLentAlignment) : UINT64_MAX;
+    uint64_t at = 0;
+    for (const auto& [offset, block] : blocks_) {
+        if (offset - at >= size) break;
+        at = offset + block.bytes;
+    }
+    if (size > bytes_ || at > bytes_ - size) {
+        grant = {0, 0, held_, sane ? at + size : UINT64_MAX};
+        return false;
+    }
+    if (++generation_ == 0) ++generation_;
+    blocks_[at] = Block{size, generation_};
+    ++held_;
+    grant = {at, generation_, held_, 0};
+    return true;
+}
+
+void LentArea::Forget(Blocks::iterator block) {
+    if (!block->second.held && block->second.quiet) blocks_.erase(block);
+}
+
+bool LentArea::Release(uint32_t generation) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (auto block = blocks_.begin(); block != blocks_.end(); ++block) {
+        if (block->second.generation != generation || !block->second.held) continue;
+        block->second.held = false;
+        --held_;
+        Forget(block);
+        break;
+    }
+    return closed_ && held_ == 0;
+}
+
+bool LentArea::Close() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    closed_ = true;
+    return held_ == 0;
+}
+
+LentArea::Found LentArea::Find(const void* rows, uint64_t bytes) const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const uint64_t at = static_cast<uint64_t>(static_cast<const uint8_t*>(rows) - base_);
+    auto next = blocks_.upper_bound(at);
+    if (next == blocks_.begin()) return {Use::kNoBlock, 0, 0};
+    const auto& [offset, block] = *--next;
+    if (!block.held || at + bytes > offset + block.bytes) return {Use::kNoBlock, block.generation, 0};
+    if (block.epoch != 0) return {Use::kSpent, block.generation, block.epoch};
+    if (at % moe::kBlock != 0) return {Use::kMisaligned, block.generation, 0};
+    return {Use::kGood, block.generation, 0};
+}
+
+void LentArea::Complete(uint32_t generation, uint32_t epoch, bool left) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (auto next = blocks_.begin(); next != blocks_.end();) {
+        const auto block = next++;
+        if (block->second.generation == generation && generation != 0) {
+            block->second.epoch = epoch;
+            block->second.quiet = false;
+        } else if (left && !block->second.quiet) {
+            block->second.quiet = true;
+            Forget(block);
+        }
+    }
+}
+
+const char* LentArea::Refusal(const Found& found, char* text, uint64_t bytes) {
+    switch (found.use) {
+        case Use::kGood: return nullptr;
+        case Use::kSpent:
+            snprintf(
+                text, bytes,
+                "expand_x: this window tensor (generation %u) was consumed by the combine of epoch %u; take "
+                "a new one from window_empty for every combine",
+                found.generation, found.detail);
+            break;
+        case Use::kMisaligned:
+            snprintf(
+                text, bytes,
+                "expand_x: it begins inside a 32-byte block of its window tensor (generation %u); pass the "
+                "tensor as window_empty returned it, or rows of it that begin at a multiple of 32 bytes",
+                found.generation);
+            break;
+        case Use::kNoBlock:
+            snprintf(text, bytes,
+                     "expand_x: it lies in this rank's lent window memory, but not inside one live window "
+                     "tensor; pass a tensor that window_empty returned");
+            break;
+        case Use::kElsewhere:
+            snprintf(
+                text, bytes,
+                "expand_x: it lies in lent window memory of rank %u of another group, or of windows that "
+                "have been closed; take a new one from window_empty of this group and rank",
+                found.detail);
+            break;
+    }
+    return text;
+}
+
+int LentArea::Elsewhere(const LentArea* own, const void* address) {
+    Registry& registry = TheRegistry();
+    const std::lock_guard<std::mutex> lock(registry.mutex);
+    for (const LentArea* area : registry.areas) {
+        if (area != own && area->Contains(address)) return area->rank_;
+    }
+    return -1;
+}
+
+}  // namespace ops
+
+namespace {
+using Handle = std::shared_ptr<ops::LentArea>;
+Handle& Of(void* area) { return *static_cast<Handle*>(area); }
+
+// The last use of a handle when it is over: what is left of the area goes with it.
+int Drop(void* area, bool over) {
+    if (over) delete &Of(area);
+    return over ? 1 : 0;
+}
+}  // namespace
+
+void* am_comm_lent(void* comm) {
+    try {
+        const Handle area = static_cast<ops::Communicator*>(comm)->OpenLentArea();
+        return area ? new Handle(area) : nullptr;
+    } catch (...) {
+        return nullptr;
+    }
+}
+int am_lent_take(void* area, uint64_t bytes, uint64_t* out) {
+    ops::LentArea::Grant grant;
+    const bool taken = Of(area)->Take(bytes, grant);
+    out[0] = reinterpret_cast<uintptr_t>(Of(area)->base()) + grant.offset;
+    out[1] = grant.generation;
+    out[2] = grant.held;
+    out[3] = grant.needed;
+    return taken ? 0 : 1;
+}
+int am_lent_release(void* area, uint32_t generation) { return Drop(area, Of(area)->Release(generation)); }
+int am_lent_close(void* area) { return Drop(area, Of(area)->Close()); }
