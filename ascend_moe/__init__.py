@@ -15,6 +15,7 @@ from .ops import (
     npu_moe_distribute_dispatch,
     npu_moe_distribute_dispatch_v2,
 )
+from .tracing import trace
 
 __all__ = [
     "AscendMoeError",
@@ -29,5 +30,6 @@ __all__ = [
     "npu_moe_distribute_dispatch",
     "npu_moe_distribute_dispatch_v2",
     "patch_torch_npu",
+    "trace",
     "window_empty",
 ]

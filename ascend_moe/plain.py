@@ -21,6 +21,7 @@ COMMANDS = {
         "ascend_moe.doctor_cli",
         "Look at this machine: versions, variables, devices; every finding with its fix.",
     ),
+    "trace": ("ascend_moe.trace_cli", "Where the time of dispatch and combine goes, measured or predicted."),
     "vnpu": ("ascend_moe.vnpu.cli", "Run a command with torch_npu on a virtual NPU of this machine."),
     "validate": (
         "ascend_moe.validate_cli",

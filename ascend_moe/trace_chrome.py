@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from .timeline import ARRIVAL, LAUNCH, PHASE, PIPES, SYNC_ALL, WAIT, Event, Timeline, with_phases
 
 Record = dict[str, Any]
+Writer = Callable[[Timeline], str]
 _TRACKS = 1 + len(PIPES)  # a core's: phases, then its pipes
 _LAUNCH_TRACK = 0
 _ON_PHASES = (PHASE, WAIT, SYNC_ALL)
@@ -27,8 +28,12 @@ def write(timeline: Timeline, path: str | Path) -> None:
     Raises:
         OSError: it cannot be written there.
     """
-    path = Path(path)
-    write_whole(path, json.dumps(document(timeline), separators=(",", ":")))
+    write_whole(Path(path), text(timeline))
+
+
+def text(timeline: Timeline) -> str:
+    """The file's text."""
+    return json.dumps(document(timeline), separators=(",", ":"))
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -1,0 +1,106 @@
+"""`ascend-moe trace`: a timeline of dispatch and combine, as trace JSON, a page, a picture."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from . import trace_chrome, trace_html, trace_picture, trace_run
+from .errors import ArgumentError
+from .plain import Parser, table
+from .presets import PRESETS, preset
+from .timeline import Timeline
+from .trace_run import ALGORITHMS, OPS, TraceRequest
+from .trace_stats import longest_waits, op_runs
+
+_ABOUT = """Runs dispatch and combine and shows where the time goes.
+
+Without --soc the kernels run on this CPU and the timeline is measured; with it, the timed engine runs
+them and the timeline is predicted by a model of that SoC. Every output says which of the two it is."""
+
+
+def main(argv: list[str]) -> int:
+    """Exit code 0: the files are written. 1: one could not be. 2: wrong options."""
+    options = _parser().parse_args(argv)
+    request = _request(options)
+    outputs = _outputs(options)
+    timeline = trace_run.predicted(request, options.soc) if options.soc else trace_run.measured(request)
+    print("\n".join(text(timeline)))
+    try:
+        for path, content in outputs:
+            trace_chrome.write_whole(path, content(timeline))
+            print(f"wrote {path}")
+    except OSError as problem:
+        print(f"ascend-moe trace: {problem.filename}: {problem.strerror}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser("trace", _ABOUT)
+    add = parser.add_argument
+    add("-p", "--preset", metavar="NAME", help=f"H, K and E of a model: {', '.join(PRESETS)}")
+    add("-r", "--ranks", type=int, default=2, metavar="W", help="EP ranks (default 2)")
+    add("-b", "--bs", type=int, default=32, metavar="BS", help="tokens a rank (default 32)")
+    add("--hidden", type=int, metavar="H", help="elements of a row (default 7168)")
+    add("-k", "--topk", type=int, metavar="K", help="experts a token (default 8)")
+    add("-e", "--experts", type=int, metavar="E", help="routed experts of all ranks (default 256)")
+    add("--quant", action="store_true", help="int8 rows, quant_mode 2")
+    add("--op", choices=OPS, default="both", help="default both")
+    add("--algorithm", choices=ALGORITHMS, default="window", help="default window")
+    add("--repeat", type=int, default=15, metavar="N", help="rounds; the one at p10 is shown (default 15)")
+    add("--seed", type=int, default=0, help="of inputs and routing")
+    add("--soc", metavar="NAME", help="predict for this SoC instead of measuring here")
+    add("--out", default="trace.json", metavar="FILE", help="trace JSON for ui.perfetto.dev; - for none")
+    add("--html", metavar="FILE", help="summary, one page without outside references")
+    add("--svg", metavar="FILE", help="the summary's picture alone")
+    return parser
+
+
+def _request(options: argparse.Namespace) -> TraceRequest:
+    layer = preset(options.preset).published if options.preset else preset("deepseek-v3").published
+    return TraceRequest(
+        ranks=options.ranks,
+        batch=options.bs,
+        hidden=layer.hidden_size if options.hidden is None else options.hidden,
+        topk=layer.top_k if options.topk is None else options.topk,
+        experts=layer.num_experts if options.experts is None else options.experts,
+        quant=options.quant,
+        op=options.op,
+        algorithm=options.algorithm,
+        repeat=options.repeat,
+        seed=options.seed,
+    )
+
+
+def _outputs(options: argparse.Namespace) -> list[tuple[Path, trace_chrome.Writer]]:
+    """Files and what they hold; refused before anything runs when they cannot be written."""
+    wanted: list[tuple[str | None, trace_chrome.Writer]] = [
+        (options.out if options.out != "-" else None, trace_chrome.text),
+        (options.html, trace_html.page),
+        (options.svg, trace_picture.svg),
+    ]
+    found = [(Path(path), content) for path, content in wanted if path]
+    for path, _ in found:
+        if not path.absolute().parent.is_dir() or path.is_dir():
+            raise ArgumentError(f"{path} must be a file in a folder that exists", argument="out")
+    return found
+
+
+def text(timeline: Timeline) -> list[str]:
+    """The summary as lines."""
+    lines = [f"{timeline.title} [{timeline.source}]"]
+    if "rounds" in timeline.details:
+        lines.append(f"rounds: {timeline.details['rounds']}")
+    for run in op_runs(timeline):
+        lines.append(f"{run.name}: {run.ns / 1000:.1f} µs on {len(run.ranks)} ranks, {run.cores} cores each")
+        lines += table([trace_html.HEAD, *trace_html.phase_cells(run)])
+        for waited in longest_waits(run)[:3]:
+            lines.append(
+                f"  rank {waited.wait.rank} waited {waited.wait.ns / 1000:.1f} µs for rank "
+                f"{waited.store.rank}'s status, in {trace_picture.phase_name(waited.wait.phase)}"
+            )
+    if timeline.dropped:
+        lines.append(f"{timeline.dropped} events were dropped for want of room")
+    return lines

@@ -1,0 +1,186 @@
+"""Runs one round trip for ``ascend-moe trace`` on the ranks of a ``LocalCluster``."""
+
+from __future__ import annotations
+
+import importlib
+import statistics
+import threading
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from . import ops, plan
+from . import soc as socs
+from .comm import LocalCluster
+from .communicator import DEFAULT_WINDOW_MIB, timeout_s
+from .errors import ArgumentError
+from .native import core_count
+from .timeline import LAUNCH, PREDICTED, Event, Timeline
+from .trace_stats import op_runs
+from .tracing import trace
+
+OPS = ("dispatch", "combine", "both")
+ALGORITHMS = ("window", "direct", "zero-copy")
+PREDICTED_EVENTS = 1_000_000  # an op
+WARM_UPS = 4  # both halves of the windows, twice
+
+
+@dataclass(frozen=True)
+class TraceRequest:
+    """What to run: ``batch`` tokens a rank, uniform random routing, int8 rows with ``quant``."""
+
+    ranks: int = 2
+    batch: int = 32
+    hidden: int = 7168
+    topk: int = 8
+    experts: int = 256
+    quant: bool = False
+    op: str = "both"
+    algorithm: str = "window"
+    repeat: int = 15
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.op not in OPS:
+            raise ArgumentError(f"op is {self.op!r}; need one of {', '.join(OPS)}", argument="op")
+        if self.algorithm not in ALGORITHMS:
+            known = ", ".join(ALGORITHMS)
+            raise ArgumentError(f"algorithm is {self.algorithm!r}; need one of {known}", argument="algorithm")
+        for name in ("ranks", "batch", "hidden", "topk", "experts", "repeat"):
+            if getattr(self, name) < 1:
+                raise ArgumentError(f"{name} is {getattr(self, name)}; it must be at least 1", argument=name)
+
+    @property
+    def title(self) -> str:
+        rows = "int8" if self.quant else "bf16"
+        return (
+            f"{self.algorithm}: {self.ranks} ranks, {self.batch} tokens each, H {self.hidden}, "
+            f"K {self.topk}, E {self.experts}, {rows} rows"
+        )
+
+
+def measured(request: TraceRequest) -> Timeline:
+    """The timeline of one round, the p10 of ``request.repeat`` that were recorded after warm-ups.
+
+    Raises:
+        AscendMoeError: what the ops raise; the engine records nothing.
+    """
+    with LocalCluster(request.ranks, window_mib=_window_mib(request)) as cluster:
+        barrier = threading.Barrier(request.ranks)
+        inputs = [_inputs(request, rank) for rank in range(request.ranks)]
+
+        def rounds(count: int) -> None:
+            def body(rank: int, group_ep: str) -> None:
+                for _ in range(count):
+                    barrier.wait(timeout_s())
+                    _round_trip(request, rank, group_ep, *inputs[rank])
+
+            cluster.run(body)
+
+        rounds(WARM_UPS)
+        with trace(title=request.title) as recording:
+            rounds(request.repeat)
+    return _chosen_round(recording.timeline, request)
+
+
+def predicted(request: TraceRequest, soc: str) -> Timeline:
+    """The timeline of one dispatch and the combine that follows it, of the timed engine's model of ``soc``.
+
+    Raises:
+        ArgumentError: no such SoC, or an algorithm that the model has not.
+        AscendMoeError: what the kernels raise.
+    """
+    socs.soc(soc)
+    timed: Any = importlib.import_module(f"{__package__}.timed")
+    found = timed.predict(_plan_request(request), soc, algorithm=request.algorithm, events=PREDICTED_EVENTS)
+    events: list[Event] = []
+    start = 0.0
+    dropped = 0
+    for name, one in (("dispatch", found.dispatch), ("combine", found.combine)):
+        if request.op not in ("both", name):
+            continue
+        own = [Event(**event) for event in one.events]
+        dropped += len(own) == PREDICTED_EVENTS
+        events += [shifted(event, start) for event in with_launches(own, name)]
+        start += one.us * 1000 * 1.05
+    details = {**{name: str(value) for name, value in asdict(request).items()}, "soc": soc}
+    return Timeline(PREDICTED, events, f"{soc}, {request.title}", details, dropped)
+
+
+def with_launches(events: list[Event], op: str) -> list[Event]:
+    """The events of one op, and one that spans it on every rank, where the engine gave none."""
+    if any(event.name == LAUNCH for event in events):
+        return events
+    ends: dict[int, float] = {}
+    for event in events:
+        ends[event.rank] = max(ends.get(event.rank, 0.0), event.end_ns)
+    return [*events, *(Event(rank, 0, "S", LAUNCH, op, 0.0, end) for rank, end in ends.items())]
+
+
+def shifted(event: Event, ns: float) -> Event:
+    return replace(event, start_ns=event.start_ns + ns, end_ns=event.end_ns + ns)
+
+
+def _plan_request(request: TraceRequest) -> plan.Request:
+    return plan.Request(
+        ranks=request.ranks,
+        experts=request.experts,
+        topk=request.topk,
+        hidden=request.hidden,
+        batch=request.batch,
+        quant=request.quant,
+    )
+
+
+def _window_mib(request: TraceRequest) -> int:
+    return max(DEFAULT_WINDOW_MIB, plan.plan(_plan_request(request)).buffsize_mib)
+
+
+def _inputs(request: TraceRequest, rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(request.seed * 1009 + rank)
+    x = torch.randn(request.batch, request.hidden, generator=generator).bfloat16()
+    scores = torch.rand(request.batch, request.experts, generator=generator)
+    weights, ids = scores.topk(min(request.topk, request.experts))
+    return x, ids.int(), weights / weights.sum(1, keepdim=True)
+
+
+def _round_trip(
+    request: TraceRequest, rank: int, group_ep: str, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+) -> None:
+    comm_alg = "window" if request.algorithm == "window" else "direct"
+    place = (group_ep, request.ranks, rank, request.experts)
+    sent = ops.npu_moe_distribute_dispatch_v2(
+        x, ids, *place, quant_mode=2 if request.quant else 0, comm_alg=comm_alg
+    )
+    rows = sent[0].to(x.dtype)  # the experts' place
+    ops.npu_moe_distribute_combine_v2(rows, ids, sent[2], sent[4], weights, *place, comm_alg=comm_alg)
+
+
+def _chosen_round(timeline: Timeline, request: TraceRequest) -> Timeline:
+    """The round at p10 of their times: other programs' time slices are in the slower ones.
+
+    Of it the ops that were asked for.
+    """
+    runs = op_runs(timeline)
+    spans: dict[int, float] = {}
+    for run in runs:
+        if request.op in ("both", run.name):
+            spans[run.number] = spans.get(run.number, 0.0) + run.ns
+    if not spans:
+        return timeline
+    ordered = sorted(spans, key=lambda number: spans[number])
+    chosen = ordered[len(ordered) // 10]
+    kept = [run for run in runs if run.number == chosen and request.op in ("both", run.name)]
+    found = timeline.between(min(run.start_ns for run in kept), max(run.end_ns for run in kept))
+    names = {run.name for run in kept}
+    if len(names) == 1:
+        found.events = [event for run in kept for event in run.events]
+    found.details = {
+        **{name: str(value) for name, value in asdict(request).items()},
+        "cores": str(core_count()),
+        "rounds": f"{len(spans)} recorded, the one at p10 is shown; p10 {spans[chosen] / 1000:.0f}, "
+        f"p50 {statistics.median(spans.values()) / 1000:.0f}, "
+        f"p90 {spans[ordered[len(ordered) * 9 // 10]] / 1000:.0f} µs",
+    }
+    return found
