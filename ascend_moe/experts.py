@@ -15,7 +15,7 @@ import torch
 
 from ascend_moe.errors import ArgumentError
 from ascend_moe.experts_dequant import DYNAMIC, npu_dequant_swiglu_quant
-from ascend_moe.experts_grouped_matmul import npu_grouped_matmul
+from ascend_moe.experts_grouped_matmul import grouped_matmul_out, npu_grouped_matmul
 from ascend_moe.experts_groups import COUNTS, as_counts, read_groups
 from ascend_moe.experts_quant import npu_dynamic_quant, quantize_weight
 from ascend_moe.experts_swiglu import npu_swiglu
@@ -43,6 +43,7 @@ def grouped_mlp(
     w_down_scale: torch.Tensor | None = None,
     output_dtype: torch.dtype | int | None = None,
     topk_scales: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``(silu(x @ gate) * (x @ up)) @ down`` for every row, with the weights of the row's local expert.
 
@@ -64,9 +65,13 @@ def grouped_mlp(
         topk_scales: ``(A,)`` or ``(A, 1)``, a weight for each row of the result (routing weights that
             combine shall not apply).
 
+        out: ``(A, H)`` of the result's type: the last product is written into it, row by row where it
+            belongs, and rows behind the last expert's are not touched. Not under autograd. A tensor of
+            `ascend_moe.window_empty` here is what combine sends from without a copy.
+
     Returns:
-        ``(A, H)``, rows as in expand_x. Rows behind the last expert's are zero here and unspecified on the
-        NPU. Differentiable when unquantised.
+        ``(A, H)``, rows as in expand_x; ``out`` if given. Rows behind the last expert's are zero here and
+        unspecified on the NPU. Differentiable when unquantised and without out.
 
     Raises:
         ArgumentError: shapes, types or the group list do not fit, or only part of the W8A8 tensors is given.
@@ -79,6 +84,11 @@ def grouped_mlp(
         # Work follows the rows that arrived, not the worst case that expand_x is allocated for.
         groups = read_groups(expert_token_nums, group_list_type, w_down.shape[0], rows, "expert_token_nums")
         used = groups[-1].stop
+    if out is not None and tuple(out.shape) != tuple(expand_x.shape):
+        raise ArgumentError(
+            f"out is {tuple(out.shape)}; it must be {tuple(expand_x.shape)} as expand_x", argument="out"
+        )
+    target = None if out is None else out[:used]
     x = expand_x[:used]
     weights = None if topk_scales is None else topk_scales.reshape(rows)[:used]
     multiply: Multiply = partial(
@@ -89,10 +99,18 @@ def grouped_mlp(
         hidden = npu_swiglu(gate_up)
         if weights is not None:
             hidden = (hidden * weights.unsqueeze(1)).to(hidden.dtype)
-        y = multiply([hidden], [w_down], split_item=2, output_dtype=output_dtype)[0]
+        y = grouped_matmul_out(
+            target, hidden, w_down, expert_token_nums, group_list_type, output_dtype=output_dtype
+        )
     else:
         scales = scales._replace(dynamic=scales.dynamic.reshape(rows)[:used])
-        y = _w8a8(multiply, x, w_gate_up, w_down, counts, weights, output_dtype, scales)
+        hidden, scale = _w8a8_hidden(multiply, x, w_gate_up, counts, weights, scales)
+        y = grouped_matmul_out(
+            target, hidden, w_down, expert_token_nums, group_list_type,
+            scale=scales.down, per_token_scale=scale, output_dtype=_w8a8_dtype(output_dtype, scales),
+        )  # fmt: skip
+    if out is not None:
+        return out
     return y if used == rows else torch.cat([y, y.new_zeros(rows - used, y.shape[1])])
 
 
@@ -157,16 +175,15 @@ def _check_scales(
     return None
 
 
-def _w8a8(
+def _w8a8_hidden(
     multiply: Multiply,
     x: torch.Tensor,
     w_gate_up: torch.Tensor,
-    w_down: torch.Tensor,
     counts: torch.Tensor,
     weights: torch.Tensor | None,
-    output_dtype: torch.dtype | int | None,
     scales: _Scales,
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the down product multiplies: int8 codes and a scale a row."""
     sums = multiply([x], [w_gate_up], split_item=3, output_dtype=torch.int32)[0]
     hidden, hidden_scale = npu_dequant_swiglu_quant(
         sums, weight_scale=scales.gate_up, activation_scale=scales.dynamic, group_index=counts,
@@ -175,14 +192,10 @@ def _w8a8(
     if weights is not None:
         # A weight of a row passes through the linear down product, so the row's scale can carry it.
         hidden_scale = hidden_scale * weights
-    dtype = output_dtype
-    if dtype is None:
-        dtype = scales.down.dtype if scales.down.dtype in (torch.bfloat16, torch.float16) else torch.bfloat16
-    return multiply(
-        [hidden],
-        [w_down],
-        scale=[scales.down],
-        per_token_scale=[hidden_scale],
-        split_item=2,
-        output_dtype=dtype,
-    )[0]
+    return hidden, hidden_scale
+
+
+def _w8a8_dtype(output_dtype: torch.dtype | int | None, scales: _Scales) -> torch.dtype | int:
+    if output_dtype is not None:
+        return output_dtype
+    return scales.down.dtype if scales.down.dtype in (torch.bfloat16, torch.float16) else torch.bfloat16

@@ -120,6 +120,63 @@ def npu_grouped_matmul(
     return [_stack(segments, weights, rows, out_dtype)]
 
 
+def grouped_matmul_out(
+    out: torch.Tensor | None,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    group_list: torch.Tensor,
+    group_list_type: int,
+    *,
+    scale: torch.Tensor | None = None,
+    per_token_scale: torch.Tensor | None = None,
+    output_dtype: torch.dtype | int | None = None,
+) -> torch.Tensor:
+    """`npu_grouped_matmul` of one x and one weight ``(E, K, N)`` with one result, which is put into ``out``.
+
+    Each group's product is written where it belongs; rows behind the last group are not touched. The NPU's
+    operator allocates its result: there it is copied.
+
+    Args:
+        out: ``(M, N)`` of the result's type, or None: a new tensor.
+
+    Raises:
+        ArgumentError: as ``npu_grouped_matmul``; or out does not fit, or takes part in autograd.
+    """
+    scales = None if scale is None else [scale]
+    token_scales = None if per_token_scale is None else [per_token_scale]
+    if out is None or on_npu(x):
+        y = npu_grouped_matmul(
+            [x], [weight], scale=scales, per_token_scale=token_scales, group_list=group_list, group_type=0,
+            group_list_type=group_list_type, split_item=2, output_dtype=output_dtype,
+        )[0]  # fmt: skip
+        return y if out is None else out.copy_(y)
+    _check_modes([x], group_list, 2, 0, group_list_type)
+    weights = _split_weights([weight], None, scales)
+    dtype = _check_dtypes([x], weights, token_scales, resolve_dtype(output_dtype, "output_dtype"))
+    segments, rows = _segments([x], token_scales, group_list, group_list_type, len(weights.weight))
+    _check_out(
+        out, (rows, weight.shape[2]), dtype, (x, weight, *weights.scale) if weights.scale else (x, weight)
+    )
+    first = 0
+    for segment in segments:
+        stop = first + segment.x.shape[0]
+        if stop > first:
+            _product(segment, weights, dtype, out[first:stop])
+        first = stop
+    return out
+
+
+def _check_out(out: torch.Tensor, shape: tuple[int, int], dtype: torch.dtype, inputs: Tensors) -> None:
+    if tuple(out.shape) != shape or out.dtype != dtype or out.device != inputs[0].device:
+        raise ArgumentError(
+            f"out is {tuple(out.shape)} {out.dtype} on {out.device}; it must be {shape} {dtype} on "
+            f"{inputs[0].device}",
+            argument="out",
+        )
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (out, *inputs)):
+        raise ArgumentError("out takes no part in autograd: call it under torch.no_grad()", argument="out")
+
+
 def _is_set(value: object) -> bool:
     if isinstance(value, Sequence):
         return len(value) > 0
@@ -296,7 +353,9 @@ def _stack(segments: list[_Segment], weights: _Weights, rows: int, out_dtype: to
     return torch.cat([*products, tail])
 
 
-def _product(segment: _Segment, weights: _Weights, out_dtype: torch.dtype) -> torch.Tensor:
+def _product(
+    segment: _Segment, weights: _Weights, out_dtype: torch.dtype, out: torch.Tensor | None = None
+) -> torch.Tensor:
     x, weight = segment.x, weights.weight[segment.expert]
     bias = None if weights.bias is None else weights.bias[segment.expert]
     if x.dim() < 2 or x.shape[-1] != weight.shape[0]:
@@ -306,7 +365,7 @@ def _product(segment: _Segment, weights: _Weights, out_dtype: torch.dtype) -> to
             argument="x",
         )
     if x.dtype != torch.int8:
-        return float_matmul(x, weight, bias)
+        return float_matmul(x, weight, bias, out)
     total = int8_matmul(x.reshape(-1, x.shape[-1]), weight)
     if bias is not None and not bias.is_floating_point():
         total = total + bias
@@ -316,5 +375,7 @@ def _product(segment: _Segment, weights: _Weights, out_dtype: torch.dtype) -> to
             y = y * segment.per_token_scale.float().unsqueeze(1)
         if bias is not None and bias.is_floating_point():
             y = y + bias.float()
-        total = y.to(out_dtype)
+        total = y if out is not None else y.to(out_dtype)
+    if out is not None:
+        return out.copy_(total)
     return total.reshape(*x.shape[:-1], weight.shape[1])

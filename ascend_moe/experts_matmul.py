@@ -32,15 +32,27 @@ def int8_matmul_by_float32(x: torch.Tensor, weight: torch.Tensor) -> torch.Tenso
     return total
 
 
-def float_matmul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """``(..., K) @ (K, N) [+ (N,)]`` in x's type: float32 sums, one rounding at the end. Differentiable."""
+def float_matmul(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """``(..., K) @ (K, N) [+ (N,)]`` in x's type: float32 sums, one rounding at the end.
+
+    Differentiable without ``out``, which is what the result is written into.
+    """
     if bias is None and (x.dtype in (torch.float32, torch.float64) or _multiplies_natively(x.dtype)):
-        return torch.matmul(x, weight)
+        if out is None or _is_written_alike(out):
+            return torch.matmul(x, weight, out=out)
+        return out.copy_(torch.matmul(x, weight))
     wide = compute_dtype(x.dtype)
     product = torch.matmul(x.to(wide), weight.to(wide))
     if bias is not None:
         product = product + bias.to(wide)
-    return product.to(x.dtype)
+    return product.to(x.dtype) if out is None else out.copy_(product)
+
+
+def _is_written_alike(out: torch.Tensor) -> bool:
+    # BLAS may sum in another order where the result is not aligned as fresh memory is: other bits.
+    return out.is_contiguous() and out.data_ptr() % 64 == 0
 
 
 def _int8_instructions_are_exact() -> bool:

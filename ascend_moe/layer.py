@@ -241,8 +241,9 @@ class MoELayer(nn.Module):
 
     def run_experts(self, sent: Dispatched) -> Tensor:
         """The expert MLP over dispatched rows: (>= n, H) in the layer's dtype."""
+        out = self.dispatcher.empty_expert_out(sent, self.dtype)
         if self.quant_mode == 0:
-            return grouped_mlp(sent.expand_x, self.w_gate_up, self.w_down, sent.expert_token_nums)
+            return grouped_mlp(sent.expand_x, self.w_gate_up, self.w_down, sent.expert_token_nums, out=out)
         return grouped_mlp(
             sent.expand_x,
             self.w_gate_up,
@@ -252,6 +253,7 @@ class MoELayer(nn.Module):
             w_gate_up_scale=self.w_gate_up_scale,
             w_down_scale=self.w_down_scale,
             output_dtype=self.dtype,
+            out=out,
         )
 
     def run_shared(self, tokens: Tensor) -> Tensor | None:

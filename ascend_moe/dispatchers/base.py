@@ -92,6 +92,10 @@ class Dispatcher(ABC):
             InvalidExpertId, RoutingOverflow, ConfigMismatch: on every rank; the next call works.
         """
 
+    def empty_expert_out(self, dispatched: Dispatched, dtype: torch.dtype) -> Tensor | None:
+        """Memory like ``expand_x``, in ``dtype``, that combine sends from without a copy; None: any."""
+        return None
+
     @abstractmethod
     def combine(
         self,

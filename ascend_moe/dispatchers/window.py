@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from ascend_moe import ops
-from ascend_moe.comm import comm_name
+from ascend_moe.comm import comm_name, window_empty
 from ascend_moe.dispatchers.base import Dispatched, Dispatcher, foreign
 from ascend_moe.dispatchers.status import default_group
 from ascend_moe.errors import ArgumentError
@@ -36,25 +37,55 @@ class WindowDispatcher(Dispatcher):
         rank: this rank.
         num_experts: E, a multiple of W.
         contract: "v2" (triples) or "v1" (expand_idx; its combine takes no shared_expert_x).
+        comm_alg: of the V2 ops: "" or "window", "direct", "auto".
+        zero_copy: ``empty_expert_out`` gives window tensors, from which a direct combine sends without a
+            copy (``ascend_moe.window_empty``); with comm_alg "direct" or "auto", on the CPU.
     """
 
     def __init__(
-        self, group_ep: str, world_size: int, rank: int, num_experts: int, contract: str = "v2"
+        self,
+        group_ep: str,
+        world_size: int,
+        rank: int,
+        num_experts: int,
+        contract: str = "v2",
+        *,
+        comm_alg: str = "",
+        zero_copy: bool = False,
     ) -> None:
         super().__init__(rank, world_size, num_experts)
         if contract not in ("v1", "v2"):
             raise ArgumentError(f"contract is {contract!r}; need 'v1' or 'v2'", argument="contract")
+        if comm_alg and contract == "v1":
+            raise ArgumentError(
+                f"comm_alg is {comm_alg!r}, which the V1 ops do not take: use contract 'v2'",
+                argument="comm_alg",
+            )
+        if zero_copy and comm_alg not in ("direct", "auto"):
+            raise ArgumentError(
+                f"zero_copy goes with comm_alg 'direct' or 'auto', comm_alg is {comm_alg!r}",
+                argument="zero_copy",
+            )
         self.group_ep = group_ep
         self.contract = contract
+        self.comm_alg = comm_alg
+        self.zero_copy = zero_copy
         self.fuses_shared_expert = contract == "v2"
 
     @classmethod
     def from_group(
-        cls, process_group: ProcessGroup | None, num_experts: int, contract: str = "v2"
+        cls,
+        process_group: ProcessGroup | None,
+        num_experts: int,
+        contract: str = "v2",
+        *,
+        comm_alg: str = "",
+        zero_copy: bool = False,
     ) -> WindowDispatcher:
         """The dispatcher of a process group (None: the default one). Collective on first use."""
         group = default_group(process_group)
-        return cls(comm_name(group), group.size(), group.rank(), num_experts, contract)
+        name, size, rank = comm_name(group), group.size(), group.rank()
+        return cls(name, size, rank, num_experts, contract, comm_alg=comm_alg, zero_copy=zero_copy)
 
     def dispatch(
         self,
@@ -80,9 +111,25 @@ class WindowDispatcher(Dispatcher):
             quant_mode=quant_mode,
             global_bs=global_bs,
             expert_token_nums_type=expert_token_nums_type,
+            **self._options(),
         )
         handle = _Handle(self, expert_ids, x_active_mask, global_bs, tp_counts, expand_scales)
         return Dispatched(expand_x, dynamic_scales, nums, counts, index, handle)
+
+    def empty_expert_out(self, dispatched: Dispatched, dtype: torch.dtype) -> Tensor | None:
+        """With zero_copy, a window tensor: one combine may send from it. Raises as ``window_empty`` does."""
+        if not self.zero_copy:
+            return None
+        return window_empty(
+            dispatched.expand_x.shape,
+            dtype=dtype,
+            group_ep=self.group_ep,
+            ep_world_size=self.world_size,
+            ep_rank_id=self.rank,
+        )
+
+    def _options(self) -> dict[str, Any]:
+        return {"comm_alg": self.comm_alg} if self.comm_alg else {}
 
     def combine(
         self,
@@ -113,5 +160,6 @@ class WindowDispatcher(Dispatcher):
             shared_expert_x=shared_expert_x,
             global_bs=handle.global_bs,
             **arguments,
+            **self._options(),
         )
         return result
