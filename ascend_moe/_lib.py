@@ -16,6 +16,8 @@ from .errors import LibraryError
 LIBRARY_NAME = "libascend_moe.so"
 # One library an engine, from the same sources: "fast" runs in program order, "checked" looks for races.
 ENGINES = {"fast": LIBRARY_NAME, "checked": "libascend_moe_checked.so"}
+# Not for ops: it runs programs of all ranks of a world (ascend_moe/timed.py).
+_OTHERS = {"timed": "libascend_moe_timed.so"}
 
 # name -> (result type, argument types). Everything Python calls is listed here and looked up when the
 # library is opened, so that a library of other sources is found out at once and not in the middle of a call.
@@ -122,7 +124,7 @@ def library_path(engine: str | None = None) -> Path:
     """
     override = os.environ.get("ASCEND_MOE_LIBRARY")
     if override and engine is not None:  # the other engine's library is built beside it
-        beside = Path(override).parent / ENGINES[engine]
+        beside = Path(override).parent / (ENGINES | _OTHERS)[engine]
         if beside.is_file():
             return beside
     elif override:
@@ -132,7 +134,7 @@ def library_path(engine: str | None = None) -> Path:
                 f"ASCEND_MOE_LIBRARY={override} is not a file: unset it or name a {LIBRARY_NAME}"
             )
         return path
-    file = ENGINES[engine or engine_name()]
+    file = (ENGINES | _OTHERS)[engine or engine_name()]
     candidates = [entry / "lib" / file for entry in _package_paths()]
     for path in candidates:
         if path.is_file():

@@ -132,6 +132,29 @@ AM_API int am_explore_trace(void* exploration, const char* path, const char* hea
 AM_API int am_explore_code(void* exploration, int step, int32_t* record);
 #endif
 
+// The timed engine: only in its library. The structs are in timed.h.
+#ifdef TWIN_TIMED
+AM_API void* am_timed_create(int world, uint64_t data_bytes);
+AM_API void am_timed_destroy(void* timed);
+// A2 contexts with this many ranks a server, or 0: window tables (as it begins). Before a program.
+AM_API int am_timed_servers(void* timed, int ranks_per_server);
+// Names of the costs of am_timed_run, in their order, separated by blanks.
+AM_API const char* am_timed_cost_names(void);
+// Runs one op of every rank (twin/timed.h): a step a rank, in any order. Windows and epochs live on between
+// runs.
+AM_API void am_timed_run(void* timed, const void* steps, int count, const double* costs, const void* options,
+                         void* result);
+// Of the last run. The critical path: "phase<tab>cause<tab>ns" a line. The links:
+// "name<tab>rank<tab>bytes<tab>GB/s" a line. Both return the bytes that the text takes.
+AM_API uint64_t am_timed_path(void* timed, char* text, uint64_t bytes);
+AM_API uint64_t am_timed_links(void* timed, char* text, uint64_t bytes);
+// Start and end of a step, ns; its error code, with its record.
+AM_API int am_timed_outcome(void* timed, int step, double* times, int32_t* record);
+// Copies at most `capacity` twin::TimelineEvent; returns how many there are. Their texts live as long as the
+// library.
+AM_API uint64_t am_timed_events(void* timed, void* out, uint64_t capacity);
+#endif
+
 AM_API const char* am_source_hash(void);
 #ifdef ASCEND_MOE_SANITIZE
 AM_API int am_sanitizer_control(int which);

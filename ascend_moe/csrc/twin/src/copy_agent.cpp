@@ -1,6 +1,6 @@
 #include "twin/copy_agent.h"
 
-#ifndef TWIN_CHECKED
+#if !defined(TWIN_CHECKED) && !defined(TWIN_TIMED)
 
 #include <condition_variable>
 #include <memory>
@@ -77,7 +77,7 @@ std::unique_ptr<CopyAgent> MakeCopyAgent() { return std::make_unique<ThreadAgent
 
 }  // namespace twin
 
-#else
+#elif defined(TWIN_CHECKED)
 
 namespace twin {
 

@@ -1,5 +1,5 @@
 // The fast engine's scheduler.
-#ifndef TWIN_CHECKED
+#if !defined(TWIN_CHECKED) && !defined(TWIN_TIMED)
 
 #include "scheduler.h"
 
@@ -306,4 +306,4 @@ void Device::Launch(const LaunchSpec& spec, const std::function<void()>& kernel)
 
 }  // namespace twin
 
-#endif  // TWIN_CHECKED
+#endif  // the fast engine

@@ -31,7 +31,8 @@ struct GmRange {
     bool atomic_blocks;  // 32-byte blocks are published and read whole (status areas)
     uint32_t* doorbell;  // rung after a store, or null
     const char* name;
-    int owner = -1;  // windows: the rank whose window it is
+    int owner = -1;     // windows: the rank whose window it is
+    bool bulk = false;  // rows of payload: runs that are only timed may leave them where they are
 };
 
 // Bytes that the MTE pipes moved, by the kind of GM at the far end.
@@ -78,6 +79,9 @@ class Recorder;
 namespace checked {
 struct CoreState;
 }
+namespace timed {
+struct Hot;
+}
 
 struct Core {
     uint32_t index = 0;
@@ -110,6 +114,7 @@ struct Core {
     std::unique_ptr<PollWatch> watch;       // null where polls are declared
     checked::CoreState* checked = nullptr;  // of the checked engine
     Recorder* recorder = nullptr;           // of the fast engine, where a timeline is wanted
+    timed::Hot* timed = nullptr;            // of the timed engine
 };
 
 // The core whose fiber runs on this thread: set at every fiber switch. The single thread_local of the twin.

@@ -38,8 +38,10 @@ struct Instruction {
 
 }  // namespace twin
 
-#ifdef TWIN_CHECKED
+#if defined(TWIN_CHECKED)
 #include "twin/engine_checked.h"
+#elif defined(TWIN_TIMED)
+#include "twin/engine_timed.h"
 #else
 #include "twin/engine_fast.h"
 #endif

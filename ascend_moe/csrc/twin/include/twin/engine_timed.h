@@ -1,0 +1,68 @@
+// The timed engine: effects happen in program order, as in the fast one, and a modelled clock is kept beside
+// them for every pipe of every core. See src/timed.
+#pragma once
+
+#include <cstddef>
+
+namespace twin {
+
+constexpr bool kChecked = false;
+
+namespace timed {
+
+// What the scalar pipe touches at every step.
+struct Hot {
+    double now = 0;           // of S, ns
+    double scalar_ns = 0;     // of one scalar instruction
+    double* spent = nullptr;  // where this core's critical path counts S in the current step
+};
+
+enum class Outcome : unsigned char {
+    kNow,   // the effect follows at once
+    kSkip,  // payload that the run leaves out
+    kLater  // a store of status: it shows when it lands
+};
+// Moves the clocks; lets other cores run first where the order matters.
+Outcome Schedule(Core& core, const Instruction& instruction);
+void OrderScalarAccess(Core& core, const GmRange& range);
+
+}  // namespace timed
+
+template <class Effect>
+inline __attribute__((always_inline)) void Issue(const Instruction& instruction, Effect&& effect) {
+    Core& core = current_core();
+    if (instruction.pipe == Pipe::kS) {
+        timed::Hot& hot = *core.timed;
+        hot.now += hot.scalar_ns;
+        *hot.spent += hot.scalar_ns;
+        effect();
+        return;
+    }
+    if (timed::Schedule(core, instruction) == timed::Outcome::kNow) effect();
+}
+
+// `flag` is an index into the core's flags: hard events by event and id, then the hand-overs of queues.
+void FlagSet(uint32_t flag, Pipe from, const Loc& loc);
+void FlagWait(uint32_t flag, Pipe to, const Loc& loc);
+void Barrier(Pipe pipe, const Loc& loc);
+// The scalar side waits for what a pipe has been given: for results that it gets through a reference.
+void SettlePipe(Pipe pipe);
+inline void UbCarved(uint32_t, uint32_t) {}
+inline void UbReleased() {}
+
+// Scalar GM accesses go past the caches' details: a GM round trip.
+template <class T>
+inline T ScalarLoad(const T* from, const GmRange& range, const Loc&) {
+    timed::OrderScalarAccess(current_core(), range);
+    T value{};
+    __atomic_load(const_cast<T*>(from), &value, __ATOMIC_ACQUIRE);
+    return value;
+}
+template <class T>
+inline void ScalarStore(T* to, T value, const GmRange& range, const Loc&) {
+    timed::OrderScalarAccess(current_core(), range);
+    __atomic_store(to, &value, __ATOMIC_RELEASE);
+}
+inline void CleanLines(uintptr_t, bool, const Loc&) {}
+
+}  // namespace twin

@@ -1,0 +1,321 @@
+"""The timed library through its C ABI: the windows of a world of ranks, one dispatch, one combine."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Mapping
+from ctypes import c_char, c_char_p, c_double, c_int, c_int32, c_uint32, c_uint64, c_void_p
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from . import _lib, native
+from . import plan as planning
+from .communicator import MIB
+from .errors import AscendMoeError, LibraryError
+from .plan import Request
+from .timed_routing import Routing
+
+# name -> (comm_alg of the plan, kernel of am_timed_step)
+ALGORITHMS = {"window": ("window", 0), "direct": ("direct", 0)}
+_LIMIT_NS = 20e6  # of modelled time
+_SMALLEST_ROW = 2048  # bytes; rows from this size on need not be moved
+
+
+class _Step(ctypes.Structure):
+    _fields_ = [
+        ("rank", c_int32),
+        ("kernel", c_int32),
+        ("plan", c_void_p),
+        ("inputs", c_void_p),
+        ("outputs", c_void_p),
+    ]
+
+
+class _Options(ctypes.Structure):
+    _fields_ = [("payload_bytes", c_uint64), ("limit_ns", c_double), ("events", c_uint64)]
+
+
+class _Result(ctypes.Structure):
+    _fields_ = [
+        ("total_ns", c_double),
+        ("instructions", c_uint64),
+        ("switches", c_uint64),
+        ("status_stores", c_uint64),
+        ("looks", c_uint64),
+        ("events", c_uint64),
+        ("failed", c_uint32),
+        ("message", c_char * 1020),
+    ]
+
+
+class _Event(ctypes.Structure):
+    """twin::TimelineEvent."""
+
+    _fields_ = [
+        ("start_ns", c_double),
+        ("end_ns", c_double),
+        ("bytes", c_uint64),
+        ("flow", c_uint64),
+        ("rank", c_int32),
+        ("core", c_uint32),
+        ("peer", c_int32),
+        ("pipe", c_uint32),
+        ("name", c_char_p),
+        ("phase", c_char_p),
+    ]
+
+
+_PIPES = ("S", "V", "MTE2", "MTE3")
+_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "am_plan_create": (c_void_p, (c_void_p, c_void_p)),
+    "am_plan_destroy": (None, (c_void_p,)),
+    "am_error_message": (None, (c_void_p, c_char_p, c_uint64)),
+    "am_timed_create": (c_void_p, (c_int, c_uint64)),
+    "am_timed_destroy": (None, (c_void_p,)),
+    "am_timed_servers": (c_int, (c_void_p, c_int)),
+    "am_timed_cost_names": (c_char_p, ()),
+    "am_timed_run": (None, (c_void_p, c_void_p, c_int, c_void_p, c_void_p, c_void_p)),
+    "am_timed_path": (c_uint64, (c_void_p, c_char_p, c_uint64)),
+    "am_timed_links": (c_uint64, (c_void_p, c_char_p, c_uint64)),
+    "am_timed_outcome": (c_int, (c_void_p, c_int, c_void_p, c_void_p)),
+    "am_timed_events": (c_uint64, (c_void_p, c_void_p, c_uint64)),
+}
+
+
+@functools.cache
+def timed_library() -> ctypes.CDLL:
+    """The library of the timed engine, opened once.
+
+    Raises:
+        LibraryError: not found, or built from other sources.
+    """
+    path = _lib.library_path("timed")
+    try:
+        library = ctypes.CDLL(str(path))
+        for name, (restype, argtypes) in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = restype, argtypes
+    except (OSError, AttributeError) as error:
+        raise LibraryError(
+            f"{path} is no library of the timed engine ({error}): rebuild it with\n  {_lib.build_command()}"
+        ) from error
+    return library
+
+
+@dataclass(frozen=True)
+class OpRun:
+    """One op of all ranks. ``path``: (step, cause) -> ns; ``links``: (name, rank, bytes, GB/s)."""
+
+    total_ns: float
+    path: dict[tuple[str, str], float]
+    links: list[tuple[str, int, float, float]]
+    ends_ns: list[float]
+    instructions: int
+    looks: int
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+
+class TimedWorld:
+    """All ranks of a configuration with windows of their own. ``outputs`` are by op and rank."""
+
+    def __init__(
+        self, request: Request, algorithm: str, rows: int, ring: int, seed: int, payload: bool
+    ) -> None:
+        self.request, self.payload, self._library = request, payload, timed_library()
+        self._comm_alg, self._kernel = ALGORITHMS[algorithm]
+        self._tuned = (rows, ring)
+        self.routing = Routing(request, seed)
+        window = planning.window_need(request)["buffsize_mib"]
+        # The model's slots are sized for the worst case.
+        self._window_mib = 2 * window + 64 if self._kernel == 0 else self._model_mib()
+        self._plans: list[int] = []
+        self._keep: list[Any] = []
+        self.outputs: dict[str, list[list[torch.Tensor]]] = {}
+        self.inputs: dict[str, list[dict[str, torch.Tensor]]] = {}
+        self._handle = self._library.am_timed_create(request.ranks, self._window_mib * MIB)
+        if not self._handle:
+            raise MemoryError(f"no memory for {request.ranks} windows of {self._window_mib} MiB")
+
+    def __enter__(self) -> TimedWorld:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Gives windows and plans back."""
+        if self._handle:
+            self._library.am_timed_destroy(self._handle)
+        self._handle = None
+        for plan in self._plans:
+            self._library.am_plan_destroy(plan)
+        self._plans.clear()
+
+    def _model_mib(self) -> int:
+        one = self.request
+        slots = one.experts * one.batch * (one.hidden * 2 + 1024)
+        return (2 * (slots + one.batch * one.topk * (one.hidden * 2 + 512)) >> 20) + 16
+
+    def run(self, op: str, costs: Mapping[str, float], events: int = 0) -> OpRun:
+        """Runs one op on all ranks from time 0 on.
+
+        Raises:
+            ArgumentError: the operators refuse the call.
+            AscendMoeError: a kernel failed.
+        """
+        ranks = range(self.request.ranks)
+        steps = (_Step * self.request.ranks)()
+        self.inputs[op] = [self._inputs(op, rank) for rank in ranks]
+        self.outputs[op] = []
+        for rank, step in zip(ranks, steps, strict=True):
+            self._fill(step, op, rank)
+        names = self._library.am_timed_cost_names().decode().split()
+        values = (c_double * len(names))(*(costs[name] for name in names))
+        row = self.request.hidden * (1 if self.request.quant and op == "dispatch" else 2)
+        skip = 0 if self.payload or row < _SMALLEST_ROW else row
+        options, result = _Options(skip, _LIMIT_NS, events), _Result()
+        self._library.am_timed_run(
+            self._handle, steps, len(steps), values, ctypes.byref(options), ctypes.byref(result)
+        )
+        if result.failed:
+            raise AscendMoeError(f"timed {op}: {result.message.decode()}")
+        return OpRun(
+            result.total_ns,
+            self._path(),
+            self._links(),
+            self._ends(op),
+            result.instructions,
+            result.looks,
+            self._events(result.events),
+        )
+
+    def _inputs(self, op: str, rank: int) -> dict[str, torch.Tensor]:
+        one, routing = self.request, self.routing
+        dtype = planning.DTYPES[one.dtype]
+        if op == "dispatch":
+            return {"x": self._rows("x", one.batch, dtype, rank), "expert_ids": routing.ids[rank]}
+        contract = planning.CONTRACTS[one.contract]
+        index = "expand_idx" if contract == 1 else "assist_info_for_combine"
+        spec = self._describe("dispatch", rank, self.inputs["dispatch"][rank])
+        shapes = native.outputs_of(spec)
+        slots = shapes[0][1][0]
+        return {
+            "expand_x": self._rows("expand_x", slots, dtype, rank),
+            "expert_ids": routing.ids[rank],
+            index: routing.expand_idx(rank) if contract == 1 else routing.triples(rank, shapes[2][1]),
+            "ep_send_counts": routing.counts(rank),
+            "expert_scales": routing.weights[rank],
+        }
+
+    def _rows(self, name: str, count: int, dtype: torch.dtype, rank: int) -> torch.Tensor:
+        """Rows of a rank; where they are not moved all ranks share memory that nobody touches."""
+        if self.payload:
+            rng = torch.Generator().manual_seed(rank + (1 << 20) * (name == "x"))
+            return torch.randn((count, self.request.hidden), generator=rng).to(dtype)
+        for kept in self._keep:
+            if isinstance(kept, tuple) and kept[0] == name:
+                return torch.Tensor(kept[1])
+        rows = torch.empty((count, self.request.hidden), dtype=dtype)
+        self._keep.append((name, rows))
+        return rows
+
+    def _describe(self, op: str, rank: int, inputs: Mapping[str, torch.Tensor]) -> Any:
+        one = self.request
+        attributes: dict[str, int | None] = dict.fromkeys(native.attribute_names(), 0)
+        attributes |= dict.fromkeys(("y_dtype", "x_dtype", "scales_dtype"), None)
+        attributes |= {
+            "ep_world_size": one.ranks,
+            "ep_rank_id": rank,
+            "moe_expert_num": one.experts,
+            "shared_expert_num": 1,
+            "quant_mode": 2 if one.quant and op == "dispatch" else 0,
+            "expert_token_nums_type": 1,
+        }
+        code = native.OP_DISPATCH if op == "dispatch" else native.OP_COMBINE
+        shapes = tuple((name, t.dtype, tuple(t.shape)) for name, t in inputs.items())
+        spec = native.describe(
+            code, planning.CONTRACTS[one.contract], "timed", self._comm_alg, shapes, attributes
+        )
+        spec.comm_world, spec.comm_rank = one.ranks, rank
+        spec.window_mib, spec.cores, spec.deadline_micros = self._window_mib, one.cores, 10_000_000
+        spec.tuned_rows, spec.tuned_ring = self._tuned
+        return spec
+
+    def _fill(self, step: _Step, op: str, rank: int) -> None:
+        given = self.inputs[op][rank]
+        spec = self._describe(op, rank, given)
+        check = native.CheckResult()
+        plan = self._library.am_plan_create(ctypes.byref(spec), ctypes.byref(check))
+        if not plan:
+            native.Plan(f"timed {op}", spec)  # raises with the rule's text
+            raise AscendMoeError(f"timed {op}: {check.message.decode()}")
+        self._plans.append(plan)
+        outputs = []
+        for at, (dtype, shape) in enumerate(native.outputs_of(spec)):
+            rows = at == 0 and not self.payload
+            outputs.append(
+                self._rows(f"{op} 0", shape[0], dtype or torch.int8, rank)
+                if rows
+                else torch.empty(shape, dtype=dtype)
+            )
+        self.outputs[op].append(outputs)
+        index = {name: at for at, name in enumerate(native.tensor_names())}
+        inputs = (c_void_p * len(index))()
+        for name, tensor in given.items():
+            inputs[index[name]] = tensor.data_ptr() or None
+        targets = (c_void_p * len(outputs))(*(tensor.data_ptr() or None for tensor in outputs))
+        self._keep += [inputs, targets]
+        step.rank, step.kernel, step.plan = rank, self._kernel, plan
+        step.inputs, step.outputs = ctypes.addressof(inputs), ctypes.addressof(targets)
+
+    def _text(self, function: Any) -> list[list[str]]:
+        size = function(self._handle, None, 0)
+        text = ctypes.create_string_buffer(size)
+        function(self._handle, text, size)
+        return [line.split("\t") for line in text.value.decode().splitlines()]
+
+    def _path(self) -> dict[tuple[str, str], float]:
+        lines = self._text(self._library.am_timed_path)
+        return {(phase, cause): float(ns) for phase, cause, ns in lines}
+
+    def _links(self) -> list[tuple[str, int, float, float]]:
+        lines = self._text(self._library.am_timed_links)
+        return [(name, int(rank), float(size), float(gbps)) for name, rank, size, gbps in lines]
+
+    def _ends(self, op: str) -> list[float]:
+        times, record = (c_double * 2)(), (c_int32 * 64)()
+        ends = []
+        for rank in range(self.request.ranks):
+            if self._library.am_timed_outcome(self._handle, rank, times, record):
+                text = ctypes.create_string_buffer(1024)
+                self._library.am_error_message(record, text, 1024)
+                raise AscendMoeError(f"timed {op}: {text.value.decode()}")
+            ends.append(times[1])
+        return ends
+
+    def _events(self, count: int) -> list[dict[str, Any]]:
+        if count == 0:
+            return []
+        events = (_Event * count)()
+        self._library.am_timed_events(self._handle, events, count)
+        return [
+            {
+                "start_ns": e.start_ns,
+                "end_ns": e.end_ns,
+                "bytes": e.bytes,
+                "flow": e.flow,
+                "rank": e.rank,
+                "core": e.core,
+                "peer": e.peer,
+                "pipe": _PIPES[e.pipe],
+                "name": e.name.decode(),
+                "phase": e.phase.decode(),
+            }
+            for e in events
+        ]
