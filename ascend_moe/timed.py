@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from .errors import ArgumentError
 from .plan import Request
 from .soc import soc as soc_named
 from .soc_costs import cost_table
 from .timed_world import ALGORITHMS, OpRun, TimedWorld
+from .timeline import Event
 
 __all__ = ["ALGORITHMS", "OpPrediction", "Prediction", "predict"]
 
@@ -35,14 +35,14 @@ class OpPrediction:
             Waits are for "V", "MTE2", "MTE3", "SyncAll" and "status" (a peer's, on its way); "S" is scalar
             work.
         link_use: busiest resource of each kind -> share of its bandwidth over ``us``.
-        events: ``ascend_moe.timeline`` events as dictionaries, when they were asked for.
+        events: when they were asked for.
         instructions: simulated.
     """
 
     us: float
     spent: dict[tuple[str, str], float]
     link_use: dict[str, float]
-    events: list[dict[str, Any]] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
     instructions: int = 0
 
     @property

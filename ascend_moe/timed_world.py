@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from . import _lib, native
+from . import _lib, native, timeline
 from . import plan as planning
 from .communicator import MIB
 from .errors import AscendMoeError, LibraryError
@@ -21,6 +21,7 @@ from .timed_routing import Routing
 
 # name -> (comm_alg of the plan, kernel of am_timed_step)
 ALGORITHMS = {"window": ("window", 0), "direct": ("direct", 0)}
+_EVENT_BYTES = 64  # twin::TimelineEvent
 _LIMIT_NS = 20e6  # of modelled time
 _SMALLEST_ROW = 2048  # bytes; rows from this size on need not be moved
 
@@ -52,29 +53,12 @@ class _Result(ctypes.Structure):
     ]
 
 
-class _Event(ctypes.Structure):
-    """twin::TimelineEvent."""
-
-    _fields_ = [
-        ("start_ns", c_double),
-        ("end_ns", c_double),
-        ("bytes", c_uint64),
-        ("flow", c_uint64),
-        ("rank", c_int32),
-        ("core", c_uint32),
-        ("peer", c_int32),
-        ("pipe", c_uint32),
-        ("name", c_char_p),
-        ("phase", c_char_p),
-    ]
-
-
-_PIPES = ("S", "V", "MTE2", "MTE3")
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "am_plan_create": (c_void_p, (c_void_p, c_void_p)),
     "am_plan_destroy": (None, (c_void_p,)),
     "am_error_message": (None, (c_void_p, c_char_p, c_uint64)),
-    "am_timed_create": (c_void_p, (c_int, c_uint64)),
+    "am_timed_create": (c_void_p, (c_int, c_uint64, c_uint64)),
+    "am_timed_lent": (c_void_p, (c_void_p, c_int)),
     "am_timed_destroy": (None, (c_void_p,)),
     "am_timed_servers": (c_int, (c_void_p, c_int)),
     "am_timed_cost_names": (c_char_p, ()),
@@ -116,7 +100,7 @@ class OpRun:
     ends_ns: list[float]
     instructions: int
     looks: int
-    events: list[dict[str, Any]] = field(default_factory=list)
+    events: list[timeline.Event] = field(default_factory=list)
 
 
 class TimedWorld:
@@ -136,7 +120,7 @@ class TimedWorld:
         self._keep: list[Any] = []
         self.outputs: dict[str, list[list[torch.Tensor]]] = {}
         self.inputs: dict[str, list[dict[str, torch.Tensor]]] = {}
-        self._handle = self._library.am_timed_create(request.ranks, self._window_mib * MIB)
+        self._handle = self._library.am_timed_create(request.ranks, self._window_mib * MIB, 0)
         if not self._handle:
             raise MemoryError(f"no memory for {request.ranks} windows of {self._window_mib} MiB")
 
@@ -299,23 +283,9 @@ class TimedWorld:
             ends.append(times[1])
         return ends
 
-    def _events(self, count: int) -> list[dict[str, Any]]:
+    def _events(self, count: int) -> list[timeline.Event]:
         if count == 0:
             return []
-        events = (_Event * count)()
+        events = ctypes.create_string_buffer(count * _EVENT_BYTES)
         self._library.am_timed_events(self._handle, events, count)
-        return [
-            {
-                "start_ns": e.start_ns,
-                "end_ns": e.end_ns,
-                "bytes": e.bytes,
-                "flow": e.flow,
-                "rank": e.rank,
-                "core": e.core,
-                "peer": e.peer,
-                "pipe": _PIPES[e.pipe],
-                "name": e.name.decode(),
-                "phase": e.phase.decode(),
-            }
-            for e in events
-        ]
+        return timeline.from_native(ctypes.addressof(events), count)

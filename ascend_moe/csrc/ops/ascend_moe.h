@@ -134,7 +134,8 @@ AM_API int am_explore_code(void* exploration, int step, int32_t* record);
 
 // The timed engine: only in its library. The structs are in timed.h.
 #ifdef TWIN_TIMED
-AM_API void* am_timed_create(int world, uint64_t data_bytes);
+AM_API void* am_timed_create(int world, uint64_t data_bytes, uint64_t lent_bytes);
+AM_API void* am_timed_lent(void* timed, int rank);
 AM_API void am_timed_destroy(void* timed);
 // A2 contexts with this many ranks a server, or 0: window tables (as it begins). Before a program.
 AM_API int am_timed_servers(void* timed, int ranks_per_server);

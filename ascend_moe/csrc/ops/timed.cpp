@@ -18,14 +18,15 @@ namespace {
 // Windows of all ranks, and the op that each of them ran last.
 class TimedWorld {
 public:
-    TimedWorld(uint32_t world, uint64_t data_bytes) : bytes_(WindowBytes(data_bytes)) {
+    TimedWorld(uint32_t world, uint64_t data_bytes, uint64_t lent_bytes)
+        : bytes_(WindowBytes(data_bytes, lent_bytes)) {
         for (uint32_t rank = 0; rank < world; ++rank) {
             bases_.push_back(am_window_alloc(bytes_));
             if (bases_.back() == nullptr) throw std::bad_alloc();
         }
         for (uint32_t rank = 0; rank < world; ++rank) {
             comms_.push_back(std::make_unique<Communicator>(static_cast<int>(rank), static_cast<int>(world),
-                                                            bases_.data(), data_bytes, nullptr));
+                                                            bases_.data(), data_bytes, lent_bytes, nullptr));
         }
     }
     ~TimedWorld() {
@@ -46,6 +47,7 @@ public:
     void Run(const am_timed_step* steps, int count, const double* costs, const am_timed_options& options,
              am_timed_result& result);
     const twin::TimedResult& last() const { return last_; }
+    Communicator& comm(int rank) { return *comms_[static_cast<size_t>(rank)]; }
 
     struct Op {
         Op(TimedWorld& world, const am_timed_step& step)
@@ -53,6 +55,7 @@ public:
               launch(comm, *static_cast<Plan*>(step.plan), step.inputs, step.outputs, record) {
             program.spec = launch.spec();
             program.kernel = launch.kernel();
+            program.name = static_cast<Plan*>(step.plan)->dispatch() ? "dispatch" : "combine";
             program.begin = [this] { launch.Begin(); };
             program.end = [this] { launch.End(false); };
         }
@@ -116,14 +119,16 @@ TimedWorld& WorldAt(void* timed) { return *static_cast<TimedWorld*>(timed); }
 }  // namespace
 }  // namespace ops
 
-void* am_timed_create(int world, uint64_t data_bytes) {
+void* am_timed_create(int world, uint64_t data_bytes, uint64_t lent_bytes) {
     try {
-        return new ops::TimedWorld(static_cast<uint32_t>(world), data_bytes);
+        return new ops::TimedWorld(static_cast<uint32_t>(world), data_bytes, lent_bytes);
     } catch (const std::exception&) {
         return nullptr;
     }
 }
 void am_timed_destroy(void* timed) { delete static_cast<ops::TimedWorld*>(timed); }
+
+void* am_timed_lent(void* timed, int rank) { return ops::WorldAt(timed).comm(rank).lent(rank); }
 
 int am_timed_servers(void* timed, int ranks_per_server) {
     try {

@@ -24,6 +24,7 @@ constexpr uint32_t Index(Pipe pipe) { return static_cast<uint32_t>(pipe); }
 // The step that the kernel is in now gets the time that follows.
 void World::Mark(CoreState& core) {
     if (core.phase == core.core.phase) return;
+    EndPhase(core);
     core.phase = core.core.phase;
     uint32_t number = 0;
     while (number < phases_.size() && strcmp(phases_[number], core.phase) != 0) ++number;
@@ -36,6 +37,16 @@ void World::Mark(CoreState& core) {
     }
     core.phase_number = number;
     core.spent = &core.path.ns[number][static_cast<uint32_t>(Cause::kScalar)];
+}
+
+void World::EndPhase(CoreState& core) {
+    if (core.phase != nullptr && options_.events != 0) {
+        const char* const next = core.core.phase;
+        core.core.phase = core.phase;
+        Trace(core, Pipe::kS, "phase", core.phase_began, core.now);
+        core.core.phase = next;
+    }
+    core.phase_began = core.now;
 }
 
 // S stands until a time.

@@ -81,6 +81,7 @@ struct CoreState : Hot {
     bool started = false;
     const char* phase = nullptr;  // whose number is `phase_number`
     uint32_t phase_number = 0;
+    double phase_began = 0;
     Path path;
     // Of the wait that is going on: when the latest fruitless look was, and the landings it knew of.
     double looked_at = 0;

@@ -124,7 +124,7 @@ void World::StartStep(RankState& rank) {
         core.rank = &rank;
         core.global = rank.first + i;
         for (PipeClock& clock : core.pipes) clock = PipeClock();
-        core.now = start;
+        core.now = core.phase_began = start;
         core.scalar_ns = costs_.scalar_ns;
         core.path = rank.path;
         core.phase = nullptr;
@@ -142,7 +142,12 @@ void World::StartStep(RankState& rank) {
 }
 
 void World::FinishStep(RankState& rank) {
-    result_.steps[rank.index].back().end_ns = rank.end;
+    StepTime& times = result_.steps[rank.index].back();
+    times.end_ns = rank.end;
+    if (result_.events.size() < options_.events) {
+        result_.events.push_back({times.start_ns, times.end_ns, 0, 0, static_cast<int32_t>(rank.index), 0, -1,
+                                  static_cast<uint32_t>(Pipe::kS), "launch", rank.step->name});
+    }
     rank.path = rank.last->path;
     if (rank.step->end) rank.step->end();
     if (++rank.at < rank.program->steps.size()) {
@@ -218,6 +223,7 @@ void World::RunCore(CoreState& core) {
         CheckCleanExit(core.core);
         Barrier(core, Pipe::kAll);
         EndWait(core);
+        EndPhase(core);
         if (core.now >= rank.end || rank.last == nullptr) {
             rank.end = core.now;
             rank.last = &core;

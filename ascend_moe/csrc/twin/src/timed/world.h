@@ -121,6 +121,7 @@ private:
     void FailHanging(const char* how);
 
     void Mark(CoreState& core);
+    void EndPhase(CoreState& core);
     void Wait(CoreState& core, double until, Cause cause);
     double Begin(CoreState& core, Pipe pipe);
     void Given(CoreState& core, Pipe pipe, double start);
