@@ -132,6 +132,11 @@ def core_count() -> int:
     return value
 
 
+def comm_algorithm(name: str) -> str:
+    """``comm_alg`` of a call; where it is "" (as in every V1 call) ASCEND_MOE_COMM_ALG, default "window"."""
+    return name or os.environ.get("ASCEND_MOE_COMM_ALG", "").strip()
+
+
 Shapes = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
 
 
@@ -283,6 +288,7 @@ def plan_for(
     ``find()`` looks the communicator up, and may open it collectively; a call that breaks a rule which this
     rank sees alone is refused before that. ``place_of`` tells world and rank of a group that is known.
     """
+    comm_alg = comm_algorithm(comm_alg)
     cores, deadline = core_count(), int(timeout_s() * 1e6)
     key = (op_name, len(group_ep.encode()), comm_alg, shapes, tuple(attributes.values()), cores, deadline)
     plans = _plans.get(key)

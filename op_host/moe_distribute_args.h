@@ -42,6 +42,9 @@ enum TensorIndex : uint32_t { ASCEND_MOE_TENSORS(ASCEND_MOE_ENUM) kTensorCount }
 enum AttributeIndex : uint32_t { ASCEND_MOE_ATTRIBUTES(ASCEND_MOE_ENUM) kAttributeCount };
 #undef ASCEND_MOE_ENUM
 
+// Indices of comm_alg's names; those before kCommAlgDirect all select the window algorithm.
+constexpr int32_t kCommAlgDirect = 5, kCommAlgAuto = 6, kCommAlgCount = 7;
+
 struct CallSpec {
     int32_t op;        // kOpDispatch, kOpCombine
     int32_t contract;  // kContractV1, kContractV2

@@ -136,9 +136,18 @@ private:
         return !Given(call_, index) || Fail(name, "%s is given, only None is supported", name);
     }
     bool Algorithm() {
-        return call_.comm_alg >= 0 ||
-               Fail("comm_alg",
-                    "comm_alg must be one of '', 'window', 'fullmesh', 'fullmesh_v1', 'fullmesh_v2'");
+        if (call_.comm_alg < 0 || call_.comm_alg >= kCommAlgCount) {
+            return Fail("comm_alg",
+                        "comm_alg must be one of '', 'window', 'fullmesh', 'fullmesh_v1', 'fullmesh_v2', "
+                        "'direct', 'auto'");
+        }
+        if (call_.comm_alg == kCommAlgDirect && TransportOf(call_) == kTransportRdma) {
+            return Fail("comm_alg",
+                        "comm_alg is 'direct', which reads other ranks' windows; %lld ranks with %d a server "
+                        "reach each other by RDMA, which cannot: use 'window', or 'auto'",
+                        Wide(call_.comm_world), call_.ranks_per_server);
+        }
+        return true;
     }
 
     bool Experts() {

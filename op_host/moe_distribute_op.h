@@ -148,10 +148,12 @@ inline uint32_t AttributeIndexOf(const char* name) {
     return at;
 }
 
-// Names of comm_alg that select the window algorithm; CANN's own names for its variants of it are accepted.
+// Names of comm_alg. CANN's own names for its variants of the window algorithm select that.
 inline int32_t AlgorithmIndexOf(const char* name) {
-    static const char* const names[] = {"", "window", "fullmesh", "fullmesh_v1", "fullmesh_v2"};
-    for (int32_t i = 0; i < static_cast<int32_t>(sizeof(names) / sizeof(names[0])); ++i) {
+    static const char* const names[] = {"",       "window", "fullmesh", "fullmesh_v1", "fullmesh_v2",
+                                        "direct", "auto"};
+    static_assert(sizeof(names) / sizeof(names[0]) == kCommAlgCount, "a name an index");
+    for (int32_t i = 0; i < kCommAlgCount; ++i) {
         if (strcmp(name, names[i]) == 0) return i;
     }
     return -1;

@@ -6,14 +6,9 @@
 #include "moe_distribute_check.h"
 #include "moe_distribute_combine_tiling.h"
 #include "moe_distribute_dispatch_tiling.h"
+#include "moe_distribute_rings.h"
 
 namespace moe {
-
-constexpr uint32_t kUbBytes = 192 * 1024;
-constexpr uint32_t kChunkBytes = 56 * 1024;  // one of the two chunks of rows on their way
-constexpr uint32_t kMaxChunkRows = 4095;     // blockCount of one DataCopyPad
-constexpr uint32_t kSendPairs = 512;         // pairs whose places and triples are in UB at a time
-constexpr uint32_t kMaxSendRing = 4;
 
 struct CallPlan {
     uint32_t op;
@@ -25,6 +20,8 @@ struct CallPlan {
     MoeDistributeDispatchTiling dispatch;
     MoeDistributeCombineTiling combine;
 };
+
+inline uint32_t AlgorithmOf(const CallSpec& call, const MoeDistributeInfo& info);
 
 inline void FillInfo(const CallSpec& call, MoeDistributeInfo& info) {
     const CallSizes sizes = SizesOf(call);
@@ -49,7 +46,6 @@ inline void FillInfo(const CallSpec& call, MoeDistributeInfo& info) {
         MOE_GIVEN(call, x_active_mask) ? static_cast<uint32_t>(MOE_TENSOR(call, x_active_mask).rank) : 0;
     info.globalBsGiven = MOE_ATTRIBUTE(call, global_bs) != 0 ? 1 : 0;
     info.expandRows = static_cast<uint32_t>(dispatch ? sizes.rows : rows.dims[0]);
-    info.algorithm = kAlgorithmWindow;
     info.tableHash = call.table_hash;
     info.windowMiB = static_cast<uint32_t>(call.window_mib);
     info.capacity = Capacity(info.maxBatch, info.topK, info.localExperts);
@@ -62,52 +58,47 @@ inline void FillInfo(const CallSpec& call, MoeDistributeInfo& info) {
     // tensor.
     info.triples = info.contract == kContractV2 && info.transport == kTransportMemory ? 1 : 0;
     info.deadlineCycles = static_cast<uint64_t>(call.deadline_micros) * kCyclesPerMicro;
+    info.algorithm = AlgorithmOf(call, info);
 }
 
-// UB rows in flight while dispatch sends: what is left of UB after the fixed tables and the quantiser's rows.
-inline uint32_t SendRing(const MoeDistributeInfo& info) {
-    const uint32_t rowBytes = info.hidden * TypeSize(info.xType), floatBytes = info.hidden * 4;
-    const uint32_t lanes = PaddedInts(info.experts) * 4;
-    uint32_t fixed = 3 * lanes + std::max(8192u, lanes) + kSendPairs * (4 + 1 + 4 + 4) +
-                     (info.cores + 1) * kBlock + info.world * kBlock + 1024;
-    if (info.triples != 0) fixed += kSendPairs * kBlock;
-    uint32_t perRow = rowBytes;
-    if (info.quantMode != 0) {
-        fixed += floatBytes * (info.hasScales != 0 ? 3 : 2) + 1280;
-        perRow += PayloadBytes(info.hidden, 1) + kBlock;
-    }
-    const uint32_t ring = (kUbBytes - std::min(fixed, kUbBytes)) / (perRow + kBlock);
-    return std::max(1u, std::min(ring, kMaxSendRing));
-}
-
-inline uint32_t ChunkRows(uint32_t rowBytes) {
-    return std::max(1u, std::min(kChunkBytes / rowBytes, kMaxChunkRows));
-}
-
-// Cores that share one token's H while combine sums, when there are more cores than tokens.
-inline void SplitTokens(const MoeDistributeInfo& info, MoeDistributeCombineTiling& tiling) {
-    constexpr uint32_t kUnit = 32;  // elements
-    constexpr uint32_t kLeastPart = 512;
-    uint32_t parts = info.batch == 0 ? 1 : std::max(1u, info.cores / std::max(1u, info.batch));
-    parts = std::max(1u, std::min(parts, info.hidden / kLeastPart));
-    tiling.partElements = static_cast<uint32_t>(CeilTo(CeilDiv(info.hidden, parts), kUnit));
-    tiling.partsPerToken = CeilDiv(info.hidden, tiling.partElements);
-}
-
-// What a round trip fills of each half of a window: one region a source rank, or slots over the whole half.
+// What a round trip fills of each half of a window: one region a source rank, or the half as a whole.
 struct WindowNeed {
     uint64_t dispatchRegion;
     uint64_t combineRegion;  // V1
-    uint64_t combineHalf;    // V2
+    uint64_t dispatchHalf;   // direct
+    uint64_t combineHalf;    // V2, direct
 };
+inline WindowNeed DirectNeedOf(const MoeDistributeInfo& info, uint32_t dispatchWireType, bool quantised) {
+    const uint64_t stride = DispatchRowStride(info.hidden, TypeSize(dispatchWireType), quantised, false);
+    const uint64_t published = static_cast<uint64_t>(info.maxBatch) * (info.hasScales != 0 ? info.topK : 1);
+    const uint64_t returned = static_cast<uint64_t>(info.world) * info.capacity;
+    return {
+        0, 0, PublishedRowsOffset(info.world, info.capacity) + published * stride,
+        ReturnedRowsOffset(info.world, info.localExperts) + returned * info.hidden * TypeSize(info.xType)};
+}
 inline WindowNeed WindowNeedOf(const MoeDistributeInfo& info, uint32_t dispatchWireType, bool quantised) {
+    if (info.algorithm == kAlgorithmDirect) return DirectNeedOf(info, dispatchWireType, quantised);
     const uint64_t back = static_cast<uint64_t>(info.hidden) * TypeSize(info.xType);
     const bool triples = info.triples != 0;
     const uint64_t stride = DispatchRowStride(info.hidden, TypeSize(dispatchWireType), quantised, triples);
     // A status run follows the rows that come over RDMA.
     const uint64_t run = info.transport == kTransportRdma ? StatusStride(info.world) : 0;
-    return {info.capacity * stride + run, triples ? 0 : info.capacity * back + run,
+    return {info.capacity * stride + run, triples ? 0 : info.capacity * back + run, 0,
             triples ? static_cast<uint64_t>(info.maxBatch) * info.topK * back : 0};
+}
+
+// What comm_alg selects. "auto" goes by what is equal on all ranks: the tuning table, else direct where ranks
+// reach each other by memory and its rows fit.
+inline bool DirectFits(const CallSpec& call, const MoeDistributeInfo& info) {
+    if (info.transport != kTransportMemory) return false;
+    const WindowNeed need = DirectNeedOf(info, info.wireType, info.quantMode != 0);
+    return (call.op == kOpDispatch ? need.dispatchHalf : need.combineHalf) <= HalfBytes(info.dataBytes);
+}
+inline uint32_t AlgorithmOf(const CallSpec& call, const MoeDistributeInfo& info) {
+    if (call.comm_alg == kCommAlgDirect) return kAlgorithmDirect;
+    if (call.comm_alg != kCommAlgAuto || call.tuned_algorithm == static_cast<int32_t>(kAlgorithmWindow))
+        return kAlgorithmWindow;
+    return DirectFits(call, info) ? kAlgorithmDirect : kAlgorithmWindow;
 }
 
 // HCCL_BUFFSIZE for such a region and half. A2 has the state area in the window's last MiB.
@@ -133,13 +124,14 @@ inline bool CheckWindow(const MoeDistributeInfo& info, uint32_t op, CallPlan& pl
     const WindowNeed need = WindowNeedOf(info, info.wireType, info.quantMode != 0);
     const bool dispatch = op == kOpDispatch;
     const uint64_t region = dispatch ? need.dispatchRegion : need.combineRegion,
-                   half = dispatch ? 0 : need.combineHalf;
+                   half = dispatch ? need.dispatchHalf : need.combineHalf;
     plan.windowBytes = std::max(region, half);
     if (region <= RegionBytes(info.dataBytes, info.world) && half <= HalfBytes(info.dataBytes)) return true;
     result.kind = kCheckWindow;
     // Dispatch names what the round trip needs; combine what is left of it.
     const uint64_t whole = dispatch ? std::max(need.dispatchRegion, need.combineRegion) : need.combineRegion;
-    result.needed_mib = NeededMiB(info, whole, need.combineHalf);
+    result.needed_mib =
+        NeededMiB(info, whole, dispatch ? std::max(need.dispatchHalf, need.combineHalf) : need.combineHalf);
     const CannCall cann = CannCallOf(info);
     const CannVersion& a3 = kCannVersions[info.contract == kContractV2 ? kCannA3V2 : kCannA3V1];
     snprintf(result.argument, sizeof(result.argument), "group_ep");
@@ -154,6 +146,39 @@ inline bool CheckWindow(const MoeDistributeInfo& info, uint32_t op, CallPlan& pl
     return false;
 }
 
+inline void PlanDispatch(const CallSpec& call, const MoeDistributeInfo& info, CallPlan& plan) {
+    const bool quant = info.quantMode != 0, direct = info.algorithm == kAlgorithmDirect;
+    const uint32_t kind = !quant ? 0 : info.hasScales != 0 ? 2 : 1;
+    static const uint32_t kWindowKeys[] = {ASCEND_MOE_TILING_KEY_DISPATCH,
+                                           ASCEND_MOE_TILING_KEY_DISPATCH_QUANT,
+                                           ASCEND_MOE_TILING_KEY_DISPATCH_QUANT_SMOOTH};
+    static const uint32_t kDirectKeys[] = {ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT,
+                                           ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT_QUANT,
+                                           ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT_QUANT_SMOOTH};
+    plan.tilingKey = (direct ? kDirectKeys : kWindowKeys)[kind];
+    plan.dispatch.info = info;
+    plan.dispatch.tokenNumsType = static_cast<uint32_t>(MOE_ATTRIBUTE(call, expert_token_nums_type));
+    plan.dispatch.tpWorldSize = static_cast<uint32_t>(MOE_ATTRIBUTE(call, tp_world_size));
+    plan.dispatch.sendRing = SendRing(info);
+    if (direct) {
+        GatherRing(info, plan.dispatch);
+    } else {
+        plan.dispatch.copyRing = 2;
+        plan.dispatch.copyRows =
+            ChunkRows(DispatchRowStride(info.hidden, TypeSize(info.wireType), quant, info.triples != 0));
+    }
+}
+
+inline void PlanCombine(const CallSpec& call, const MoeDistributeInfo& info, CallPlan& plan) {
+    const bool direct = info.algorithm == kAlgorithmDirect;
+    plan.tilingKey = direct ? ASCEND_MOE_TILING_KEY_COMBINE_DIRECT : ASCEND_MOE_TILING_KEY_COMBINE;
+    plan.combine.info = info;
+    plan.combine.hasSharedExpertX = MOE_GIVEN(call, shared_expert_x) ? 1 : 0;
+    plan.combine.sendRows = ChunkRows(info.hidden * TypeSize(info.xType));
+    SplitTokens(info, plan.combine);
+    plan.combine.sumRing = direct ? SumRing(info, plan.combine.partElements) : 2;
+}
+
 // Everything a launch needs, or the reason why not.
 inline bool PlanCall(const CallSpec& call, CallPlan& plan, CheckResult& result) {
     plan = CallPlan();
@@ -164,25 +189,11 @@ inline bool PlanCall(const CallSpec& call, CallPlan& plan, CheckResult& result) 
     plan.op = static_cast<uint32_t>(call.op);
     plan.blockDim = info.cores;
     plan.xType = info.xType;
-    plan.workspaceBytes = WorkspaceBytes(info.cores, info.experts, info.world, info.localExperts);
-    const uint32_t rowBytes = info.hidden * TypeSize(info.xType);
+    plan.workspaceBytes = WorkspaceBytes(info);
     if (call.op == kOpDispatch) {
-        const bool quant = info.quantMode != 0;
-        plan.tilingKey = !quant                ? ASCEND_MOE_TILING_KEY_DISPATCH
-                         : info.hasScales != 0 ? ASCEND_MOE_TILING_KEY_DISPATCH_QUANT_SMOOTH
-                                               : ASCEND_MOE_TILING_KEY_DISPATCH_QUANT;
-        plan.dispatch.info = info;
-        plan.dispatch.tokenNumsType = static_cast<uint32_t>(MOE_ATTRIBUTE(call, expert_token_nums_type));
-        plan.dispatch.tpWorldSize = static_cast<uint32_t>(MOE_ATTRIBUTE(call, tp_world_size));
-        plan.dispatch.sendRing = SendRing(info);
-        plan.dispatch.copyRows =
-            ChunkRows(DispatchRowStride(info.hidden, TypeSize(info.wireType), quant, info.triples != 0));
+        PlanDispatch(call, info, plan);
     } else {
-        plan.tilingKey = ASCEND_MOE_TILING_KEY_COMBINE;
-        plan.combine.info = info;
-        plan.combine.hasSharedExpertX = MOE_GIVEN(call, shared_expert_x) ? 1 : 0;
-        plan.combine.sendRows = ChunkRows(rowBytes);
-        SplitTokens(info, plan.combine);
+        PlanCombine(call, info, plan);
     }
     return true;
 }

@@ -2,6 +2,7 @@
 #include "kernel_operator.h"
 
 #include "moe_distribute_combine.h"
+#include "moe_distribute_direct_combine.h"
 
 extern "C" __global__ __aicore__ void ascend_moe_distribute_combine(
     GM_ADDR expandX, GM_ADDR expertIds, GM_ADDR expandIdx, GM_ADDR epSendCounts, GM_ADDR expertScales,
@@ -18,6 +19,10 @@ extern "C" __global__ __aicore__ void ascend_moe_distribute_combine(
     AscendC::TPipe pipe;
     if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_COMBINE)) {
         moe::MoeDistributeCombine<DTYPE_X> op;
+        op.Init(arguments, tiling);
+        op.Process(pipe);
+    } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_COMBINE_DIRECT)) {
+        moe::MoeDistributeDirectCombine<DTYPE_X> op;
         op.Init(arguments, tiling);
         op.Process(pipe);
     }

@@ -1,6 +1,7 @@
 // Kernel entry of AscendMoeDistributeDispatch. DTYPE_X is the element type of x.
 #include "kernel_operator.h"
 
+#include "moe_distribute_direct_dispatch.h"
 #include "moe_distribute_dispatch.h"
 
 extern "C" __global__ __aicore__ void ascend_moe_distribute_dispatch(
@@ -25,6 +26,18 @@ extern "C" __global__ __aicore__ void ascend_moe_distribute_dispatch(
         op.Process(pipe);
     } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_DISPATCH_QUANT_SMOOTH)) {
         moe::MoeDistributeDispatch<DTYPE_X, true, true> op;
+        op.Init(arguments, tiling);
+        op.Process(pipe);
+    } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT)) {
+        moe::MoeDistributeDirectDispatch<DTYPE_X, false, false> op;
+        op.Init(arguments, tiling);
+        op.Process(pipe);
+    } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT_QUANT)) {
+        moe::MoeDistributeDirectDispatch<DTYPE_X, true, false> op;
+        op.Init(arguments, tiling);
+        op.Process(pipe);
+    } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT_QUANT_SMOOTH)) {
+        moe::MoeDistributeDirectDispatch<DTYPE_X, true, true> op;
         op.Init(arguments, tiling);
         op.Process(pipe);
     }

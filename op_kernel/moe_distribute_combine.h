@@ -3,27 +3,10 @@
 #ifndef ASCEND_MOE_DISTRIBUTE_COMBINE_H
 #define ASCEND_MOE_DISTRIBUTE_COMBINE_H
 
-#include "moe_distribute_combine_tiling.h"
-#include "moe_distribute_exchange.h"
-#include "moe_distribute_routing.h"
+#include "moe_distribute_combine_inputs.h"
 #include "moe_distribute_sum.h"
 
 namespace moe {
-
-// All GM arguments of the entry that the body uses.
-struct CombineArguments {
-    GM_ADDR expandX;
-    GM_ADDR expertIds;
-    GM_ADDR expandIdx;
-    GM_ADDR epSendCounts;
-    GM_ADDR expertScales;
-    GM_ADDR xActiveMask;
-    GM_ADDR sharedExpertX;
-    GM_ADDR x;
-    GM_ADDR errorRecord;
-    GM_ADDR workspace;
-    GM_ADDR tiling;
-};
 
 template <typename XType>
 class MoeDistributeCombine {
@@ -50,7 +33,7 @@ private:
     __aicore__ inline void Run() {
         BuffInit();
         Verdict mine = routing_.Count();
-        Worsen(mine, LoadSegments());
+        Worsen(mine, LoadAllSegments());
         if (!exchange_.Open(mine)) {
             Leave();
             return;
@@ -84,16 +67,8 @@ public:
             rows += routing_.Total(static_cast<int32_t>(source * info_->localExperts + l));
         return rows > 0;
     }
-    // A peer must return exactly the rows that this rank's own ids sent it.
     __aicore__ inline Verdict Arrived(uint32_t source, const LocalTensor<uint32_t>& run) {
-        Verdict verdict;
-        for (uint32_t l = 0; l < info_->localExperts; ++l) {
-            const uint32_t expert = source * info_->localExperts + l;
-            const uint32_t ours = routing_.Total(static_cast<int32_t>(expert));
-            const uint32_t theirs = run.GetValue(StatusWriter::CountWord(l));
-            if (ours != theirs) return Mismatch(expert, ours, theirs);
-        }
-        return verdict;
+        return CompareCounts(*info_, routing_, source, run);
     }
 
 private:
@@ -117,44 +92,11 @@ private:
         const uint64_t half = HalfBytes(exchange_.context().data_bytes());
         return Parity(exchange_.epoch()) == 0 ? half : 0 - half;
     }
-    __aicore__ inline Verdict Mismatch(uint32_t expert, uint32_t ours, uint32_t theirs) const {
-        Verdict verdict;
-        verdict.code = kRoutingMismatch;
-        verdict.source = info_->rank;
-        verdict.reporter = info_->rank;
-        verdict.detail0 = expert;
-        verdict.detail1 = ours;
-        verdict.detail2 = theirs;
+    __aicore__ inline Verdict LoadAllSegments() {
+        const Verdict verdict =
+            LoadSegments(*info_, args_.epSendCounts, tripleBuf_.Get<int32_t>(), segments_);
+        if (verdict.code == kOk && info_->transport == kTransportRdma) segments_.AlignEnd();
         return verdict;
-    }
-    __aicore__ inline Verdict Invalid(uint32_t code, uint32_t where, uint32_t value) const {
-        Verdict verdict;
-        verdict.code = code;
-        verdict.source = info_->rank;
-        verdict.reporter = info_->rank;
-        verdict.detail0 = where;
-        verdict.detail1 = value;
-        return verdict;
-    }
-
-    // ep_send_counts: monotone, within expand_x, and no source over its capacity.
-    __aicore__ inline Verdict LoadSegments() {
-        GlobalTensor<int32_t> sendCounts;
-        sendCounts.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(args_.epSendCounts), segments_.slots());
-        LocalTensor<int32_t> prefix = tripleBuf_.Get<int32_t>();
-        CopyIn(prefix, sendCounts, segments_.slots());
-        SyncFunc<HardEvent::MTE2_S>();
-        uint32_t bad = 0;
-        if (!segments_.FromPrefix(prefix, info_->expandRows, bad)) {
-            return Invalid(kInvalidCounts, bad, static_cast<uint32_t>(prefix.GetValue(bad)));
-        }
-        for (uint32_t s = 0; s < info_->world; ++s) {
-            if (segments_.SourceRows(s) > info_->capacity) {
-                return Invalid(kInvalidCounts, kCountsOfSource | s, segments_.SourceRows(s));
-            }
-        }
-        if (info_->transport == kTransportRdma) segments_.AlignEnd();
-        return Verdict();
     }
 
     // This core's share of the rows, back to their sources; and a look at its share of expand_idx.
@@ -163,7 +105,10 @@ private:
         MOE_PHASE("SetWaitTpStatusAndDisPatch");
         Verdict verdict;
         if (exchange_.verdict().code != kOk) return verdict;
-        if (!triples_) verdict = CheckIndex();
+        if (!triples_) {
+            verdict = CheckIndex(*info_, args_.expandIdx, routing_, routing_.begin(), routing_.end(),
+                                 indexBuf_.Get<int32_t>());
+        }
         const uint32_t begin = PartBegin(segments_.Rows(), exchange_.core(), info_->cores);
         const uint32_t end = PartBegin(segments_.Rows(), exchange_.core() + 1, info_->cores);
         if (begin == end) return verdict;
@@ -204,12 +149,9 @@ private:
         SyncFunc<HardEvent::S_MTE2>();
         CopyIn(triple, assist, count * kTripleWords);
         SyncFunc<HardEvent::MTE2_S>();
-        const uint32_t limits[kTripleWords] = {info_->world, info_->maxBatch, info_->topK};
         for (uint32_t i = 0; i < count; ++i) {
-            for (uint32_t w = 0; w < kTripleWords; ++w) {
-                const uint32_t value = static_cast<uint32_t>(triple.GetValue(i * kTripleWords + w));
-                if (value >= limits[w]) return Invalid(kInvalidTriple, (row + i) * 4 + w, value);
-            }
+            const Verdict verdict = CheckTriple(*info_, triple, i * kTripleWords, row + i);
+            if (verdict.code != kOk) return verdict;
         }
         for (uint32_t i = 0; i < count; ++i) {
             const uint32_t at = i * kTripleWords;
@@ -220,30 +162,6 @@ private:
         }
         return Verdict();
     }
-    // V1: a position past the expert's pairs would read another row.
-    __aicore__ inline Verdict CheckIndex() {
-        GlobalTensor<int32_t> expandIdx;
-        expandIdx.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(args_.expandIdx),
-                                  info_->batch * info_->topK);
-        LocalTensor<int32_t> index = indexBuf_.Get<int32_t>();
-        for (uint32_t at = routing_.begin(); at < routing_.end(); at += kChunkPairs) {
-            const uint32_t count = Min(kChunkPairs, routing_.end() - at);
-            routing_.pairs().Load(at, count);
-            CopyIn(index, expandIdx[at], count);
-            SyncFunc<HardEvent::MTE2_S>();
-            for (uint32_t i = 0; i < count; ++i) {
-                const int32_t id = routing_.pairs().Id(i, (at + i) / info_->topK);
-                if (!routing_.pairs().Routed(id)) continue;
-                const uint32_t position = static_cast<uint32_t>(index.GetValue(i)),
-                               total = routing_.Total(id);
-                if (position >= total)
-                    return Mismatch(static_cast<uint32_t>(id) | kMismatchIndex, total, position);
-            }
-            SyncFunc<HardEvent::S_MTE2>();
-        }
-        return Verdict();
-    }
-
     // UB plan 2: this core's share of the tokens, summed.
     __aicore__ inline void LocalWindowCopy() {
         MOE_PHASE("LocalWindowCopy");
@@ -252,14 +170,13 @@ private:
                       exchange_.core());
         routing_.LoadTotals();
         routing_.Place();
-        TokenSum<XType> sum;
-        const TokenSumPlan plan = {args_.expandIdx,
-                                   args_.expertScales,
-                                   args_.sharedExpertX,
-                                   args_.x,
-                                   exchange_.Half() + HalfShift() + exchange_.sender().rows_at(),
-                                   RegionBytes(exchange_.context().data_bytes(), info_->world)};
-        sum.Init(exchange_.pipe(), *tiling_, plan);
+        WindowRows rows;
+        rows.Init(exchange_.pipe(), *info_, args_.expandIdx, rowBytes_,
+                  exchange_.Half() + HalfShift() + exchange_.sender().rows_at(),
+                  RegionBytes(exchange_.context().data_bytes(), info_->world));
+        TokenSum<XType, WindowRows> sum;
+        const TokenSumPlan plan = {args_.expertScales, args_.sharedExpertX, args_.x};
+        sum.Init(exchange_.pipe(), *tiling_, plan, rows);
         sum.Run(routing_, exchange_.core());
         AscendC::PipeBarrier<PIPE_ALL>();
     }
@@ -267,18 +184,7 @@ private:
     // After a failure: zeros, and the record.
     __aicore__ inline void Leave() {
         exchange_.NextPlan();
-        UbBuf zeroBuf;
-        exchange_.pipe().InitBuffer(zeroBuf, rowBytes_);
-        AscendC::Duplicate(zeroBuf.Get<int16_t>(), static_cast<int16_t>(0), rowBytes_ / sizeof(int16_t));
-        SyncFunc<HardEvent::V_MTE3>();
-        GlobalTensor<int8_t> x;
-        x.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(args_.x),
-                          static_cast<uint64_t>(info_->batch) * rowBytes_);
-        const uint32_t end = PartBegin(info_->batch, exchange_.core() + 1, info_->cores);
-        for (uint32_t token = PartBegin(info_->batch, exchange_.core(), info_->cores); token < end; ++token) {
-            AscendC::DataCopy(x[static_cast<uint64_t>(token) * rowBytes_], zeroBuf.Get<int8_t>(), rowBytes_);
-        }
-        AscendC::PipeBarrier<PIPE_ALL>();
+        ZeroSums(exchange_, *info_, args_.x, rowBytes_);
         exchange_.Report();
     }
 

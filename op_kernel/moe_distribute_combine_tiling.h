@@ -6,6 +6,7 @@
 
 // A macro with a decimal literal: the op compiler reads it as text.
 #define ASCEND_MOE_TILING_KEY_COMBINE 1000
+#define ASCEND_MOE_TILING_KEY_COMBINE_DIRECT 2000
 
 namespace moe {
 
@@ -16,6 +17,8 @@ struct MoeDistributeCombineTiling {
     uint32_t sendRows;       // rows of one UB chunk while sending
     uint32_t partsPerToken;  // cores that share a token's H while summing
     uint32_t partElements;   // elements of one part, a multiple of 32
+    uint32_t sumRing;        // UB parts of rows in flight while summing
+    uint32_t reserved;
 };
 
 }  // namespace moe

@@ -3,56 +3,12 @@
 #ifndef ASCEND_MOE_DISTRIBUTE_DISPATCH_H
 #define ASCEND_MOE_DISTRIBUTE_DISPATCH_H
 
-#include "moe_distribute_dispatch_tiling.h"
+#include "moe_distribute_dispatch_outputs.h"
 #include "moe_distribute_exchange.h"
 #include "moe_distribute_quantize.h"
 #include "moe_distribute_routing.h"
 
 namespace moe {
-
-// All GM arguments of the entry, in its order.
-struct DispatchArguments {
-    GM_ADDR x;
-    GM_ADDR expertIds;
-    GM_ADDR scales;
-    GM_ADDR xActiveMask;
-    GM_ADDR expertScales;
-    GM_ADDR expandX;
-    GM_ADDR dynamicScales;
-    GM_ADDR expandIdx;
-    GM_ADDR expertTokenNums;
-    GM_ADDR epRecvCounts;
-    GM_ADDR tpRecvCounts;
-    GM_ADDR expandScales;
-    GM_ADDR errorRecord;
-    GM_ADDR workspace;
-    GM_ADDR tiling;
-};
-
-// Rows that this rank sends to a peer's local experts, from the totals that core 0 left in the workspace.
-class SendCounts {
-public:
-    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR workspace) {
-        localExperts_ = info.localExperts;
-        totals_.SetGlobalBuffer(
-            reinterpret_cast<__gm__ int32_t*>(workspace + TotalsOffset(info.cores, info.experts)),
-            PaddedInts(info.experts));
-        pipe.InitBuffer(buf_, PaddedInts(localExperts_) * sizeof(int32_t));
-    }
-    __aicore__ inline void Select(uint32_t peer) {
-        SyncFunc<HardEvent::S_MTE2>();
-        CopyIn(buf_.Get<int32_t>(), totals_[static_cast<uint64_t>(peer) * localExperts_], localExperts_);
-        SyncFunc<HardEvent::MTE2_S>();
-    }
-    __aicore__ inline uint32_t Rows(uint32_t, uint32_t localExpert) {
-        return static_cast<uint32_t>(buf_.Get<int32_t>().GetValue(localExpert));
-    }
-
-private:
-    GlobalTensor<int32_t> totals_;
-    UbBuf buf_;
-    uint32_t localExperts_ = 0;
-};
 
 // Keeps the counts of arrived runs for all cores, one row a source.
 class CountsKeeper {
@@ -90,6 +46,15 @@ private:
     uint32_t lanes_ = 0;
 };
 
+// The same, back in UB.
+struct KeptCounts {
+    LocalTensor<int32_t> values;
+    uint32_t lanes;
+    __aicore__ inline int32_t operator()(uint32_t source, uint32_t localExpert) const {
+        return values.GetValue(source * lanes + localExpert);
+    }
+};
+
 template <typename XType, bool kQuant, bool kSmooth>
 class MoeDistributeDispatch {
 public:
@@ -98,6 +63,7 @@ public:
         args_ = arguments;
         tiling_ = &tiling;
         info_ = &tiling.info;
+        counts_.Init(args_, tiling);
         triples_ = info_->triples != 0;
         wireSize_ = kQuant ? sizeof(int8_t) : sizeof(XType);
         rowStride_ = DispatchRowStride(info_->hidden, wireSize_, kQuant, triples_);
@@ -235,16 +201,17 @@ private:
         segments.Init(exchange_.pipe(), *info_);
         UbBuf countsBuf;
         exchange_.pipe().InitBuffer(countsBuf, info_->world * keeper_.lanes() * sizeof(int32_t));
-        LocalTensor<int32_t> counts = countsBuf.Get<int32_t>();
-        AscendC::DataCopy(counts, keeper_.counts(), info_->world * keeper_.lanes());
+        KeptCounts counts = {countsBuf.Get<int32_t>(), keeper_.lanes()};
+        AscendC::DataCopy(counts.values, keeper_.counts(), info_->world * keeper_.lanes());
         if constexpr (!IsMutant(Mutant::kSegmentsBeforeLoaded)) SyncFunc<HardEvent::MTE2_S>();
         segments.FromCounts(counts);
         if constexpr (!IsMutant(Mutant::kRowsTakenFromStart)) {
             if (info_->transport == kTransportRdma) segments.AlignEnd();
         }
-        exchange_.pipe().InitBuffer(copyQueue_, 2, tiling_->copyRows * rowStride_);
+        exchange_.pipe().InitBuffer(copyQueue_, static_cast<uint8_t>(tiling_->copyRing),
+                                    tiling_->copyRows * rowStride_);
         CopyRows(segments);
-        if (exchange_.core() == 0) StoreCounts(segments);
+        if (exchange_.core() == 0) counts_.Store(exchange_.pipe(), segments);
         AscendC::PipeBarrier<PIPE_ALL>();
     }
 
@@ -272,70 +239,20 @@ private:
         copyQueue_.EnQue(chunk);
         chunk = copyQueue_.template DeQue<int8_t>();
         const uint32_t rowBytes = static_cast<uint32_t>(info_->hidden * wireSize_);
-        Scatter(args_.expandX, row, chunk, 0, rowBytes, count);
+        StoreField(args_.expandX, row, chunk, rowBytes, rowStride_, count);
         if (kQuant)
-            Scatter(args_.dynamicScales, row, chunk, PayloadBytes(info_->hidden, wireSize_), sizeof(float),
-                    count);
+            StoreField(args_.dynamicScales, row, chunk[PayloadBytes(info_->hidden, wireSize_)], sizeof(float),
+                       rowStride_, count);
         if (triples_)
-            Scatter(args_.expandIdx, row, chunk, tripleOffset_, kTripleWords * sizeof(int32_t), count);
+            StoreField(args_.expandIdx, row, chunk[tripleOffset_], kTripleWords * sizeof(int32_t), rowStride_,
+                       count);
         copyQueue_.FreeTensor(chunk);
     }
-    // One field of `count` wire rows in UB to consecutive places of an output.
-    __aicore__ inline void Scatter(GM_ADDR output, uint32_t row, const LocalTensor<int8_t>& chunk,
-                                   uint32_t field, uint32_t bytes, uint32_t count) {
-        GlobalTensor<int8_t> target;
-        target.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(output + static_cast<uint64_t>(row) * bytes),
-                               static_cast<uint64_t>(count) * bytes);
-        const uint32_t gap = (rowStride_ - static_cast<uint32_t>(CeilTo(bytes, kBlock))) / kBlock;
-        const DataCopyExtParams params{static_cast<uint16_t>(count), bytes, gap, 0, 0};
-        AscendC::DataCopyPad(target, chunk[field], params);
-    }
-
-    // Core 0: ep_recv_counts, expert_token_nums, tp_recv_counts.
-    __aicore__ inline void StoreCounts(SegmentTable& segments) {
-        UbBuf numsBuf;
-        exchange_.pipe().InitBuffer(
-            numsBuf, static_cast<uint32_t>(CeilTo(info_->localExperts * sizeof(int64_t), kBlock)) + kBlock);
-        LocalTensor<int64_t> nums = numsBuf.Get<int64_t>();
-        int64_t before = 0;
-        for (uint32_t l = 0; l < info_->localExperts; ++l) {
-            const int64_t end = segments.End((l + 1) * info_->world - 1);
-            nums.SetValue(l, tiling_->tokenNumsType == 0 ? end : end - before);
-            before = end;
-        }
-        LocalTensor<int32_t> tp = numsBuf.Get<int32_t>()[static_cast<uint32_t>(
-            CeilTo(info_->localExperts * sizeof(int64_t), kBlock) / sizeof(int32_t))];
-        tp.SetValue(0, static_cast<int32_t>(segments.Rows()));
-        SyncFunc<HardEvent::S_MTE3>();
-        StoreOutputs(segments.Ends(), nums, tp);
-    }
-    __aicore__ inline void StoreOutputs(const LocalTensor<int32_t>& ends, const LocalTensor<int64_t>& nums,
-                                        const LocalTensor<int32_t>& tp) {
-        GlobalTensor<int32_t> recv, tpRecv;
-        GlobalTensor<int64_t> tokens;
-        const uint32_t slots = info_->world * info_->localExperts;
-        recv.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(args_.epRecvCounts), slots);
-        tokens.SetGlobalBuffer(reinterpret_cast<__gm__ int64_t*>(args_.expertTokenNums), info_->localExperts);
-        CopyOut(recv, ends, slots);
-        CopyOut(tokens, nums, info_->localExperts);
-        if (tiling_->tpWorldSize == 1) {
-            tpRecv.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(args_.tpRecvCounts), 1);
-            CopyOut(tpRecv, tp, 1);
-        }
-    }
-
     // After a failure: no rows for whoever reads the counts, and the record.
     __aicore__ inline void Leave() {
         if (exchange_.core() != 0) return;
         exchange_.NextPlan();
-        const uint32_t slots = info_->world * info_->localExperts;
-        UbBuf zeroBuf;
-        const uint32_t words = Max(PaddedInts(slots), PaddedInts(2 * info_->localExperts));
-        exchange_.pipe().InitBuffer(zeroBuf, words * sizeof(int32_t));
-        LocalTensor<int32_t> zero = zeroBuf.Get<int32_t>();
-        AscendC::Duplicate(zero, static_cast<int32_t>(0), words);
-        SyncFunc<HardEvent::V_MTE3>();
-        StoreOutputs(zero, zero.ReinterpretCast<int64_t>(), zero);
+        counts_.StoreZeros(exchange_.pipe());
         exchange_.Report();
     }
 
@@ -345,6 +262,7 @@ private:
     Exchange exchange_;
     RoutingTable routing_;
     RowLoader<XType, kQuant, kSmooth> rows_;
+    DispatchCounts counts_;
     CountsKeeper keeper_;
     AscendC::TQueBind<AscendC::QuePosition::VECIN, AscendC::QuePosition::VECOUT, 1> copyQueue_;
     GlobalTensor<int32_t> expandIdx_;

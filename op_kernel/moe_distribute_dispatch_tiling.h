@@ -4,11 +4,14 @@
 
 #include "moe_distribute_tiling.h"
 
-// 1000 + quant_mode + 10 when smooth scales are given. Macros with decimal literals: the op compiler reads
-// them as text.
+// 1000, or 2000 for "direct", + quant_mode + 10 when smooth scales are given. Macros with decimal literals:
+// the op compiler reads them as text.
 #define ASCEND_MOE_TILING_KEY_DISPATCH 1000
 #define ASCEND_MOE_TILING_KEY_DISPATCH_QUANT 1002
 #define ASCEND_MOE_TILING_KEY_DISPATCH_QUANT_SMOOTH 1012
+#define ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT 2000
+#define ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT_QUANT 2002
+#define ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT_QUANT_SMOOTH 2012
 
 namespace moe {
 
@@ -19,6 +22,8 @@ struct MoeDistributeDispatchTiling {
     uint32_t tpWorldSize;    // 0 or 1
     uint32_t sendRing;       // UB rows in flight while sending
     uint32_t copyRows;       // window rows of one UB chunk while copying out
+    uint32_t copyRing;       // such chunks in flight
+    uint32_t reserved;
 };
 
 }  // namespace moe

@@ -54,13 +54,21 @@ public:
     // the communicator has failed before, leave without touching a window.
     __aicore__ inline bool Open(Verdict mine) {
         if (core_ == 0) {
-            AbortWatch aborts;
-            aborts.Init(*pipe_, context_);
-            Verdict abort;
-            if (aborts.Look(abort)) {
-                mine = abort;
-            }
+            const Verdict abort = LookForAborts();
+            if (abort.code != kOk) mine = abort;
         }
+        return Agree(mine);
+    }
+    // What lies in the abort blocks. A core that fills the own half before the cores have met looks first:
+    // after a failure peers may still be reading there.
+    __aicore__ inline Verdict LookForAborts() {
+        AbortWatch aborts;
+        aborts.Init(*pipe_, context_);
+        Verdict abort;
+        aborts.Look(abort);
+        return abort;
+    }
+    __aicore__ inline bool Agree(const Verdict& mine) {
         verdict_ = board_.Meet(0, mine);
         if (verdict_.code >= kFirstFatal) return false;
         // From here on this epoch is taken, and no block of it has left yet.
@@ -76,6 +84,21 @@ public:
     // `rowBytes`: of one row, as far peers get them.
     template <typename Counts>
     __aicore__ inline void SetStatus(Counts& counts, uint32_t rowBytes) {
+        uint32_t first = core_, step = info_->cores;
+        if constexpr (IsMutant(Mutant::kNoSyncBeforeFlags)) {
+            first = core_ + 1 == info_->cores ? 0 : info_->world;
+            step = 1;
+        }
+        SendRuns(counts, rowBytes, first, step);
+    }
+    // Runs say that the rows lie in the lent area.
+    __aicore__ inline void SetLent(uint32_t blocks) {
+        config_.phase = kPhaseLent;
+        lentBlocks_ = blocks;
+    }
+    // To the first of the peers after this rank, and every `step`th after that.
+    template <typename Counts>
+    __aicore__ inline void SendRuns(Counts& counts, uint32_t rowBytes, uint32_t first, uint32_t step) {
         MOE_PHASE("SetStatus");
         const uint32_t bytes = StatusRunBytes(info_->localExperts);
         UbBuf runBuf;
@@ -87,12 +110,8 @@ public:
         const bool failed = verdict_.code != kOk && verdict_.code != kRoutingMismatch;
         Verdict none;
         writer.SetError(failed ? verdict_ : none);
+        if (!failed && config_.phase == kPhaseLent) writer.SetPlace(lentBlocks_, epoch_);
         writer.ClearTail();
-        uint32_t first = core_, step = info_->cores;
-        if constexpr (IsMutant(Mutant::kNoSyncBeforeFlags)) {
-            first = core_ + 1 == info_->cores ? 0 : info_->world;
-            step = 1;
-        }
         for (uint32_t i = first; i < info_->world; i += step) {
             // Start with the next rank, so that not all ranks fall on rank 0 first.
             const uint32_t peer = (info_->rank + 1 + i) % info_->world;
@@ -137,6 +156,27 @@ public:
         return verdict_.code == kOk;
     }
 
+    // Direct: every core waits for all sources, and no meeting follows; see FailWatch.
+    template <typename Arrived>
+    __aicore__ inline bool WaitForAll(StatusWaiter& waiter, Arrived& arrived) {
+        MOE_PHASE("WaitStatus");
+        FailWatch fail;
+        fail.Init(*pipe_, context_, epoch_);
+        waiter.Init(*pipe_, context_, sender_.servers(), *info_, config_, epoch_, 0, info_->world);
+        Verdict found;
+        if (core_ == 0) {
+            found = waiter.Wait();
+            if (found.code >= kFirstFatal) fail.Post(found.code);
+        } else {
+            found = waiter.Follow(fail);
+        }
+        Worsen(verdict_, found);
+        if (verdict_.code == kOk || verdict_.code == kRoutingMismatch) {
+            for (uint32_t s = 0; s < info_->world; ++s) Worsen(verdict_, arrived.Arrived(s, waiter.Run(s)));
+        }
+        return verdict_.code == kOk;
+    }
+
     __aicore__ inline void MeetAfterSend(const Verdict& mine) {
         if constexpr (!IsMutant(Mutant::kNoDrainBeforeFlags)) sender_.Flush();
         Verdict all = verdict_;
@@ -166,8 +206,10 @@ public:
                RegionOffset(context_.data_bytes(), info_->world, RowHalf(Parity(epoch_)), source) +
                sender_.rows_at();
     }
-    __aicore__ inline GM_ADDR Half() const {
-        return context_.data(info_->rank) + HalfOffset(context_.data_bytes(), RowHalf(Parity(epoch_)));
+    __aicore__ inline GM_ADDR Half() const { return HalfOf(info_->rank); }
+    // The half of this epoch of any rank: direct reads those of its peers.
+    __aicore__ inline GM_ADDR HalfOf(uint32_t rank) const {
+        return context_.data(rank) + HalfOffset(context_.data_bytes(), RowHalf(Parity(epoch_)));
     }
 
 private:
@@ -225,6 +267,7 @@ private:
     Verdict verdict_;
     uint32_t core_ = 0;
     uint32_t epoch_ = 0;
+    uint32_t lentBlocks_ = 0;
 };
 
 }  // namespace moe

@@ -77,6 +77,9 @@ public:
         const uint32_t pairs = info.batch * info.topK;
         begin_ = PartBegin(pairs, core, info.cores);
         end_ = PartBegin(pairs, core + 1, info.cores);
+        // A token's pairs stay together, so that its row is read once, unless cores would have none.
+        if (info.batch >= info.cores)
+            ShareTokens(PartBegin(info.batch, core, info.cores), PartBegin(info.batch, core + 1, info.cores));
         pairs_.Init(pipe, info, expertIds, mask);
         pipe.InitBuffer(runningBuf_, lanes_ * sizeof(int32_t));
         pipe.InitBuffer(totalBuf_, lanes_ * sizeof(int32_t));
@@ -87,6 +90,12 @@ public:
             static_cast<uint64_t>(info.cores) * lanes_);
         totals_.SetGlobalBuffer(
             reinterpret_cast<__gm__ int32_t*>(workspace + TotalsOffset(info.cores, info.experts)), lanes_);
+    }
+
+    // This core's share is the pairs of these tokens; the shares of all cores follow each other.
+    __aicore__ inline void ShareTokens(uint32_t begin, uint32_t end) {
+        begin_ = begin * info_->topK;
+        end_ = end * info_->topK;
     }
 
     // Counts this core's pairs and hands its histogram to the others. The first bad id of the share is the
@@ -198,6 +207,15 @@ public:
         if constexpr (IsMutant(Mutant::kExpandIdxPrefix))
             return static_cast<uint32_t>(position + (core_ > 0));
         return static_cast<uint32_t>(position);
+    }
+    // The pairs of this token have not been taken: the core starts in the middle of it.
+    __aicore__ inline void GiveBack(uint32_t token) {
+        LocalTensor<int32_t> running = runningBuf_.Get<int32_t>();
+        pairs_.Load(token * info_->topK, info_->topK);
+        for (uint32_t k = 0; k < info_->topK; ++k) {
+            const int32_t id = pairs_.Id(k, token);
+            if (pairs_.Routed(id)) running.SetValue(id, running.GetValue(id) - 1);
+        }
     }
     __aicore__ inline int32_t Prefix(int32_t expert) { return prefixBuf_.Get<int32_t>().GetValue(expert); }
     __aicore__ inline uint32_t Total(int32_t expert) {

@@ -16,12 +16,12 @@ public:
         pipe.InitBuffer(offsetBuf_, PaddedInts(slots()) * sizeof(int32_t));
         pipe.InitBuffer(sourceBuf_, PaddedInts(world_) * sizeof(int32_t));
     }
-    // From counts as the sources gave them: [source][local expert], rows of PaddedInts(L).
-    __aicore__ inline void FromCounts(const LocalTensor<int32_t>& counts) {
-        const uint32_t stride = PaddedInts(localExperts_);
+    // From counts as the sources gave them, counts(source, local expert).
+    template <typename Counts>
+    __aicore__ inline void FromCounts(Counts& counts) {
         Begin();
         for (uint32_t slot = 0, l = 0; l < localExperts_; ++l) {
-            for (uint32_t s = 0; s < world_; ++s, ++slot) Append(slot, s, counts.GetValue(s * stride + l));
+            for (uint32_t s = 0; s < world_; ++s, ++slot) Append(slot, s, counts(s, l));
         }
     }
     // From inclusive prefix sums [local expert][source]. False when they fall, start below 0 or pass `limit`.

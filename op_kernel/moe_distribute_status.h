@@ -13,9 +13,11 @@ struct StatusConfig {
     uint32_t algorithm = 0;
     uint32_t contract = 0;
     uint32_t hash = 0;
+    uint32_t phase = kPhaseFinal;  // of this rank's own runs
 
     __aicore__ inline void Init(const MoeDistributeInfo& info, uint32_t opCode) {
         op = opCode;
+        phase = info.algorithm == kAlgorithmDirect ? kPhasePublished : kPhaseFinal;
         types = TypesWord(info.xType, info.wireType, info.quantMode, info.hasScales);
         algorithm = AlgorithmWord(info.algorithm, info.tableHash);
         contract = ContractWord(info.contract, info.globalBsGiven != 0, info.windowMiB);
@@ -46,7 +48,7 @@ public:
         const uint32_t blocks = CountBlocks(info.localExperts);
         run_.SetValue(kH0Magic, HeaderWord(epoch));
         run_.SetValue(kH0Epoch, epoch);
-        run_.SetValue(kH0OpPhase, OpPhase(config.op, blocks));
+        run_.SetValue(kH0OpPhase, OpPhase(config.op, config.phase, blocks));
         run_.SetValue(kH0Source, info.rank);
         run_.SetValue(kH0Hidden, info.hidden);
         run_.SetValue(kH0TopK, info.topK);
@@ -54,14 +56,14 @@ public:
         run_.SetValue(kH0MaxBatch, info.maxBatch);
         const uint32_t h1 = kBlockWords;
         run_.SetValue(h1 + kH1Epoch, epoch);
-        run_.SetValue(h1 + kH1OpPhase, OpPhase(config.op, kHeader1Tail));
+        run_.SetValue(h1 + kH1OpPhase, OpPhase(config.op, config.phase, kHeader1Tail));
         run_.SetValue(h1 + kH1Types, config.types);
         run_.SetValue(h1 + kH1Algorithm, config.algorithm);
         run_.SetValue(h1 + kH1Contract, config.contract);
         for (uint32_t b = 0; b < blocks; ++b) {
             const uint32_t at = (kHeaderBlocks + b) * kBlockWords;
             run_.SetValue(at + kCbEpoch, epoch);
-            run_.SetValue(at + kCbOpPhase, OpPhase(config.op, b * kCountsPerBlock));
+            run_.SetValue(at + kCbOpPhase, OpPhase(config.op, config.phase, b * kCountsPerBlock));
             run_.SetValue(at + kCbSource, info.rank);
         }
         hash_ = config.hash;
@@ -72,6 +74,11 @@ public:
             const uint32_t at = (kHeaderBlocks + b) * kBlockWords;
             run_.SetValue(at + kCbHash, HashCounts(hash_, run_, at));
         }
+    }
+    // Where the rows lie, when a phase has more to say than itself.
+    __aicore__ inline void SetPlace(uint32_t blocks, uint32_t generation) {
+        run_.SetValue(kBlockWords + kH1Detail0, blocks);
+        run_.SetValue(kBlockWords + kH1Detail1, generation);
     }
     __aicore__ inline void SetError(const Verdict& verdict) {
         run_.SetValue(kBlockWords + kH1Code, verdict.code);
@@ -126,12 +133,11 @@ public:
         if (run.GetValue(kH0Epoch) != epoch_) return Corrupt(verdict, source, 0, run.GetValue(kH0Epoch));
         if (run.GetValue(kH0Source) != source) return Corrupt(verdict, source, 0, run.GetValue(kH0Source));
         if (run.GetValue(kBlockWords + kH1Epoch) != epoch_) return kPending;
-        const uint32_t op = run.GetValue(kH0OpPhase) >> 24;
-        if ((run.GetValue(kH0OpPhase) >> 16) != (OpPhase(op, 0) >> 16) ||
-            (op != kOpDispatch && op != kOpCombine)) {
-            return Corrupt(verdict, source, 0, run.GetValue(kH0OpPhase));
+        const uint32_t opPhase = run.GetValue(kH0OpPhase), op = opPhase >> 24, phase = PhaseOf(opPhase);
+        if ((op != kOpDispatch && op != kOpCombine) || !Allowed(run, op, phase)) {
+            return Corrupt(verdict, source, 0, opPhase);
         }
-        if (run.GetValue(kBlockWords + kH1OpPhase) != OpPhase(op, kHeader1Tail)) {
+        if (run.GetValue(kBlockWords + kH1OpPhase) != OpPhase(op, phase, kHeader1Tail)) {
             return Corrupt(verdict, source, 1, run.GetValue(kBlockWords + kH1OpPhase));
         }
         if (CompareConfig(run, source, verdict)) return kArrived;
@@ -156,6 +162,12 @@ public:
     }
 
 private:
+    // A rank of another algorithm may say anything that this one has.
+    __aicore__ inline bool Allowed(const LocalTensor<uint32_t>& run, uint32_t op, uint32_t phase) const {
+        const uint32_t algorithm = run.GetValue(kBlockWords + kH1Algorithm);
+        if (algorithm == config_.algorithm) return IsPhaseOf(info_->algorithm, op, phase);
+        return phase >= kPhaseFinal && phase <= kPhaseLent;
+    }
     // Every block that the run says it has, as far as this rank reads it.
     __aicore__ inline bool Complete(const LocalTensor<uint32_t>& run) const {
         if constexpr (IsMutant(Mutant::kTornRun)) return true;
@@ -180,7 +192,7 @@ private:
 
     __aicore__ inline Arrival JudgeCounts(const LocalTensor<uint32_t>& run, uint32_t source,
                                           Verdict& verdict) const {
-        const uint32_t blocks = CountBlocks(info_->localExperts);
+        const uint32_t blocks = CountBlocks(info_->localExperts), phase = PhaseOf(run.GetValue(kH0OpPhase));
         if ((run.GetValue(kH0OpPhase) & 0xFFFFu) != blocks) {
             return Corrupt(verdict, source, 0, run.GetValue(kH0OpPhase));
         }
@@ -192,7 +204,7 @@ private:
         uint64_t rows = 0;
         for (uint32_t b = 0; b < blocks; ++b) {
             const uint32_t at = (kHeaderBlocks + b) * kBlockWords;
-            if (run.GetValue(at + kCbOpPhase) != OpPhase(config_.op, b * kCountsPerBlock)) {
+            if (run.GetValue(at + kCbOpPhase) != OpPhase(config_.op, phase, b * kCountsPerBlock)) {
                 return Corrupt(verdict, source, kHeaderBlocks + b, run.GetValue(at + kCbOpPhase));
             }
             if (run.GetValue(at + kCbSource) != source) {

@@ -1,5 +1,4 @@
-// The weighted sum of a token's K rows out of this rank's window: fp32, multiply then add, k ascending, one
-// cast.
+// The weighted sum of a token's K rows, wherever they lie: fp32, multiply then add, k ascending, one cast.
 #ifndef ASCEND_MOE_DISTRIBUTE_SUM_H
 #define ASCEND_MOE_DISTRIBUTE_SUM_H
 
@@ -9,30 +8,65 @@
 namespace moe {
 
 struct TokenSumPlan {
-    GM_ADDR expandIdx;
     GM_ADDR expertScales;
     GM_ADDR sharedExpertX;
     GM_ADDR x;
-    GM_ADDR half;          // this rank's half of this epoch, at row 0 of its first region
-    uint64_t regionBytes;  // of one source rank in it
 };
 
-template <typename XType>
+// Where a pair's row lies in this rank's own window: packed in the region of the expert's rank; with triples
+// in the slot of (token, k).
+class WindowRows {
+public:
+    // `half`: of this epoch, at row 0 of its first region; `regionBytes`: of one source rank in it.
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR expandIdx,
+                                uint32_t rowBytes, GM_ADDR half, uint64_t regionBytes) {
+        info_ = &info;
+        rowBytes_ = rowBytes;
+        half_ = half;
+        regionBytes_ = regionBytes;
+        index_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(expandIdx), info.batch * info.topK);
+        pipe.InitBuffer(indexBuf_, kChunkPairs * sizeof(int32_t));
+    }
+    // What the pairs of a chunk need, loaded; the caller waits for it.
+    __aicore__ inline void Load(uint32_t begin, uint32_t count) {
+        if (info_->triples == 0) CopyIn(indexBuf_.Get<int32_t>(), index_[begin], count);
+    }
+    __aicore__ inline void Place(RoutingTable&, uint32_t, uint32_t) {}
+    // Of pair `i` of the chunk.
+    __aicore__ inline GM_ADDR Address(RoutingTable& routing, int32_t id, uint32_t token, uint32_t k,
+                                      uint32_t i) {
+        if (info_->triples != 0) return half_ + (static_cast<uint64_t>(token) * info_->topK + k) * rowBytes_;
+        const uint32_t owner = static_cast<uint32_t>(id) / info_->localExperts;
+        const int32_t row = routing.Prefix(id) + indexBuf_.Get<int32_t>().GetValue(i);
+        return half_ + owner * regionBytes_ + RowOffsetBytes(row, rowBytes_);
+    }
+
+private:
+    GlobalTensor<int32_t> index_;
+    UbBuf indexBuf_;
+    const MoeDistributeInfo* info_ = nullptr;
+    GM_ADDR half_ = nullptr;
+    uint64_t regionBytes_ = 0;
+    uint32_t rowBytes_ = 0;
+};
+
+// Rows: WindowRows, or anything that answers alike.
+template <typename XType, typename Rows>
 class TokenSum {
 public:
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeCombineTiling& tiling,
-                                const TokenSumPlan& plan) {
+                                const TokenSumPlan& plan, Rows& rows) {
         tiling_ = &tiling;
         info_ = &tiling.info;
         plan_ = plan;
+        rows_ = &rows;
         rowBytes_ = static_cast<uint32_t>(info_->hidden * sizeof(XType));
         const uint32_t pairs = info_->batch * info_->topK;
-        index_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(plan.expandIdx), pairs);
         scales_.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(plan.expertScales), pairs);
-        pipe.InitBuffer(indexBuf_, kChunkPairs * sizeof(int32_t));
         pipe.InitBuffer(scaleBuf_, kChunkPairs * sizeof(float));
         const uint32_t elements = tiling.partElements;
-        pipe.InitBuffer(inQueue_, 2, static_cast<uint32_t>(elements * sizeof(XType)));
+        pipe.InitBuffer(inQueue_, static_cast<uint8_t>(tiling.sumRing),
+                        static_cast<uint32_t>(elements * sizeof(XType)));
         pipe.InitBuffer(outQueue_, kFloat ? 1 : 2, static_cast<uint32_t>(elements * sizeof(XType)));
         pipe.InitBuffer(termBuf_, static_cast<uint32_t>(elements * sizeof(float)));
         if (!kFloat) pipe.InitBuffer(sumBuf_, static_cast<uint32_t>(elements * sizeof(float)));
@@ -60,9 +94,10 @@ private:
     __aicore__ inline void LoadChunk(RoutingTable& routing, uint32_t token, uint32_t tokens) {
         const uint32_t begin = token * info_->topK, count = tokens * info_->topK;
         routing.pairs().Load(begin, count);
-        if (info_->triples == 0) CopyIn(indexBuf_.Get<int32_t>(), index_[begin], count);
+        rows_->Load(begin, count);
         CopyIn(scaleBuf_.Get<float>(), scales_[begin], count);
         SyncFunc<HardEvent::MTE2_S>();
+        rows_->Place(routing, token, tokens);
     }
 
     __aicore__ inline void SumItem(RoutingTable& routing, uint32_t token, uint32_t inChunk, uint32_t part) {
@@ -87,7 +122,7 @@ private:
                 if (k == 0) continue;
             }
             if (!routing.pairs().Routed(id)) continue;
-            AddRow(plan_.half + RowOffset(routing, id, token, k, i) + column, elements, sum,
+            AddRow(rows_->Address(routing, id, token, k, i) + column, elements, sum,
                    scaleBuf_.Get<float>().GetValue(i), true);
         }
         if (active && tiling_->hasSharedExpertX != 0) {
@@ -107,15 +142,6 @@ private:
             bytes);
         AscendC::DataCopy(x, out.template ReinterpretCast<int8_t>(), bytes);
         outQueue_.FreeTensor(out);
-    }
-
-    // Packed in the region of the expert's rank; with triples: the slot of (token, k).
-    __aicore__ inline uint64_t RowOffset(RoutingTable& routing, int32_t id, uint32_t token, uint32_t k,
-                                         uint32_t i) {
-        if (info_->triples != 0) return (static_cast<uint64_t>(token) * info_->topK + k) * rowBytes_;
-        const uint32_t owner = static_cast<uint32_t>(id) / info_->localExperts;
-        const int32_t row = routing.Prefix(id) + indexBuf_.Get<int32_t>().GetValue(i);
-        return owner * plan_.regionBytes + RowOffsetBytes(row, rowBytes_);
     }
 
     __aicore__ inline void AddRow(GM_ADDR address, uint32_t elements, const LocalTensor<float>& sum,
@@ -147,11 +173,11 @@ private:
         inQueue_.FreeTensor(raw);
     }
 
-    GlobalTensor<int32_t> index_;
     GlobalTensor<float> scales_;
     AscendC::TQue<AscendC::QuePosition::VECIN, 1> inQueue_;
     AscendC::TQue<AscendC::QuePosition::VECOUT, 1> outQueue_;
-    UbBuf indexBuf_, scaleBuf_, termBuf_, sumBuf_;
+    UbBuf scaleBuf_, termBuf_, sumBuf_;
+    Rows* rows_ = nullptr;
     const MoeDistributeCombineTiling* tiling_ = nullptr;
     const MoeDistributeInfo* info_ = nullptr;
     TokenSumPlan plan_;

@@ -58,7 +58,7 @@ constexpr uint32_t kTypeFp32 = 1, kTypeFp16 = 2, kTypeBf16 = 3, kTypeInt8 = 4;
 
 // Scratch GM that the host gives to every launch. Offsets in bytes; rows are padded to 32 bytes.
 //   verdicts: [kVerdictRounds][cores] blocks | histograms: [cores][E] int32 | totals: [E] int32 | counts:
-//   [W][L] int32 | BatchWrite items: [kItemLists][W] blocks
+//   [W][L] int32 | BatchWrite items: [kItemLists][W] blocks | largest positions: [cores][E] int32
 constexpr uint32_t kVerdictRounds = 3;
 MOE_FN uint64_t VerdictOffset(uint32_t cores, uint32_t round) {
     return static_cast<uint64_t>(round) * cores * kBlock;
@@ -77,9 +77,13 @@ MOE_FN uint64_t ItemsOffset(uint32_t cores, uint32_t experts, uint32_t world, ui
 }
 constexpr uint32_t kItemLists = 3;  // rows and runs; room for a mutant's second list; aborts
 constexpr uint32_t kAbortItemList = 2;
-MOE_FN uint64_t WorkspaceBytes(uint32_t cores, uint32_t experts, uint32_t world, uint32_t localExperts) {
-    return ItemsOffset(cores, experts, world, localExperts) +
-           static_cast<uint64_t>(kItemLists) * world * kBlock;
+MOE_FN uint64_t BoundsOffset(const MoeDistributeInfo& info) {
+    return ItemsOffset(info.cores, info.experts, info.world, info.localExperts) +
+           static_cast<uint64_t>(kItemLists) * info.world * kBlock;
+}
+MOE_FN uint64_t WorkspaceBytes(const MoeDistributeInfo& info) {
+    return BoundsOffset(info) +
+           static_cast<uint64_t>(info.cores) * PaddedInts(info.experts) * sizeof(int32_t);
 }
 
 }  // namespace moe

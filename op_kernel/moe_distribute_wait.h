@@ -62,6 +62,50 @@ private:
     uint32_t rank_ = 0;
 };
 
+// The fail block of this rank's own state area. In algorithm "direct" every core waits for all runs, and none
+// meets the others afterwards, so that they have to agree without a SyncAll:
+// - A run that is good once stays so until this rank's next op but one: its source writes there again only
+// when
+//   it has seen the run that this rank sends after this op. What one core has accepted all others will
+//   accept.
+// - Collective errors are words of good runs: every core that has seen all runs finds the same worst one.
+// - Whether to go on waiting is a matter of time, and so of one core: core 0 alone looks at the clock and at
+//   the abort blocks, and calls a run corrupt. Only if it gives up is there a fail block; the others leave by
+//   that. If core 0 has seen all runs, nobody gives up, and the others will see them too.
+// - A core that had seen all runs before core 0 gave up has rows to copy or to sum: that is harmless, the
+//   outputs of a failed op are nobody's, and the op has failed for this rank by core 0's record.
+class FailWatch {
+public:
+    __aicore__ inline void Init(TPipe& pipe, const WindowContext& context, uint32_t epoch) {
+        epoch_ = epoch;
+        block_.SetGlobalBuffer(
+            reinterpret_cast<__gm__ uint32_t*>(context.state(context.rank()) + kFailOffset), kBlockWords);
+        pipe.InitBuffer(buf_, kBlock);
+    }
+    __aicore__ inline void Post(uint32_t code) {
+        LocalTensor<uint32_t> words = buf_.Get<uint32_t>();
+        words.SetValue(kFbMagic, FailWord(epoch_));
+        words.SetValue(kFbEpoch, epoch_);
+        words.SetValue(kFbCode, code);
+        for (uint32_t w = kFbCode + 1; w < kBlockWords; ++w) words.SetValue(w, 0);
+        SyncFunc<HardEvent::S_MTE3>();
+        AscendC::DataCopy(block_, words, kBlockWords);
+    }
+    // kOk while core 0 has not given up.
+    __aicore__ inline uint32_t Look() {
+        LocalTensor<uint32_t> words = buf_.Get<uint32_t>();
+        SyncFunc<HardEvent::S_MTE2>();
+        AscendC::DataCopy(words, block_, kBlockWords);
+        SyncFunc<HardEvent::MTE2_S>();
+        return words.GetValue(kFbMagic) == FailWord(epoch_) ? words.GetValue(kFbCode) : kOk;
+    }
+
+private:
+    GlobalTensor<uint32_t> block_;
+    UbBuf buf_;
+    uint32_t epoch_ = 0;
+};
+
 // Waits for the status runs of a contiguous range of source ranks: those of this server in the state area,
 // those of others behind the rows that they came with.
 class StatusWaiter {
@@ -117,6 +161,28 @@ public:
             }
         }
         return worst;
+    }
+
+    // For cores that do not decide: the worst collective error of the runs, or what core 0 gave up for.
+    __aicore__ inline Verdict Follow(FailWatch& fail) {
+        Verdict worst;
+        uint32_t next = 0;
+        while (true) {
+            Load(next);
+            next = Advance(next, worst);
+            if (worst.code >= kFirstFatal) {
+                // Core 0 will say so, or a fresh look finds a good run.
+                worst = Verdict();
+                next = 0;
+            } else if (next == count_) {
+                return worst;
+            }
+            Verdict given;
+            given.code = fail.Look();
+            given.reporter = info_->rank;
+            if (given.code != kOk) return given;
+            MOE_POLL_HINT();
+        }
     }
 
     // The run of a source of the range, as last loaded.

@@ -49,6 +49,7 @@ constexpr uint64_t kControlOffset = 0;  // words: magic, epoch; alone on its cac
 constexpr uint32_t kControlMagicWord = 0, kControlEpochWord = 1;
 constexpr uint64_t kErrorRecordOffset = 512;
 constexpr uint32_t kErrorRecordWords = 64;  // int32
+constexpr uint64_t kFailOffset = 768;       // this rank's own fail block, for its cores
 constexpr uint64_t kAbortOffset = 1024;
 
 MOE_FN uint64_t AbortOffset(uint32_t source) { return kAbortOffset + static_cast<uint64_t>(source) * kBlock; }
@@ -69,8 +70,9 @@ MOE_FN uint64_t StatusOffset(uint32_t world, uint32_t parity, uint32_t source) {
 }
 MOE_FN uint64_t StateBytes(uint32_t world) { return CeilTo(StatusOffset(world, 2, 0), 4096); }
 
-static_assert(kErrorRecordOffset + kErrorRecordWords * sizeof(int32_t) <= kAbortOffset,
-              "error record overlaps aborts");
+static_assert(kErrorRecordOffset + kErrorRecordWords * sizeof(int32_t) <= kFailOffset &&
+                  kFailOffset + kBlock <= kAbortOffset,
+              "error record, fail block and aborts overlap");
 static_assert(StateBytes(1) <= kMiB && StateBytes(kMaxWorld) <= kMiB, "the state area must fit 1 MiB");
 
 // ---- data area, offsets in bytes ----------------------------------------------------------------------
@@ -111,6 +113,21 @@ MOE_FN uint32_t Capacity(uint32_t maxBatch, uint32_t topK, uint32_t localExperts
     return maxBatch * Min(topK, localExperts);
 }
 
+// Algorithm "direct": a rank fills its own half, and the others read it there. Dispatch: a list of pair
+// numbers (token * K + k) an owner, then one row a token, or one a pair where smooth scales make them differ.
+// Combine: where each source rank's rows of each local expert begin, then the rows as they lie in expand_x.
+// Both depend on what is equal on all ranks only.
+MOE_FN uint64_t ListBytes(uint32_t capacity) { return CeilTo(capacity * sizeof(int32_t), kBlock); }
+MOE_FN uint64_t PublishedRowsOffset(uint32_t world, uint32_t capacity) {
+    return CeilTo(world * ListBytes(capacity), 512);
+}
+MOE_FN uint32_t StartsBytes(uint32_t localExperts) {
+    return static_cast<uint32_t>(CeilTo(localExperts * sizeof(int32_t), kBlock));
+}
+MOE_FN uint64_t ReturnedRowsOffset(uint32_t world, uint32_t localExperts) {
+    return CeilTo(static_cast<uint64_t>(world) * StartsBytes(localExperts), 512);
+}
+
 // ---- epochs -------------------------------------------------------------------------------------------
 // 0 is never an epoch, and 0xFFFFFFFF is followed by 2 so that parity keeps alternating.
 MOE_FN uint32_t NextEpoch(uint32_t epoch) { return epoch == 0xFFFFFFFFu ? 2u : epoch + 1; }
@@ -124,6 +141,7 @@ MOE_FN bool IsStale(uint32_t seen, uint32_t epoch) {
 // ---- status blocks, 32-bit words ----------------------------------------------------------------------
 constexpr uint32_t kStatusMagic = 0x4D4F4530u;
 constexpr uint32_t kAbortMagic = 0x41424F52u;
+constexpr uint32_t kFailMagic = 0x4641494Cu;
 constexpr uint32_t kOpDispatch = 1, kOpCombine = 2;
 // Where a run's rows lie: pushed into the reader's window; in the sender's own half; in its lent area.
 constexpr uint32_t kPhaseFinal = 1, kPhasePublished = 2, kPhaseLent = 3;
@@ -132,7 +150,13 @@ constexpr uint32_t kContractV1 = 1, kContractV2 = 2;
 
 // Word 0 of header 0 is the magic keyed by the epoch: it changes every op, and is published last.
 MOE_FN uint32_t HeaderWord(uint32_t epoch) { return kStatusMagic ^ epoch; }
-MOE_FN uint32_t OpPhase(uint32_t op, uint32_t tail) { return op << 24 | kPhaseFinal << 16 | tail; }
+MOE_FN uint32_t OpPhase(uint32_t op, uint32_t phase, uint32_t tail) { return op << 24 | phase << 16 | tail; }
+MOE_FN uint32_t PhaseOf(uint32_t opPhase) { return opPhase >> 16 & 0xFF; }
+// What a run of this algorithm and op may say of its rows.
+MOE_FN bool IsPhaseOf(uint32_t algorithm, uint32_t op, uint32_t phase) {
+    if (algorithm != kAlgorithmDirect) return phase == kPhaseFinal;
+    return phase == kPhasePublished || (phase == kPhaseLent && op == kOpCombine);
+}
 
 enum Header0 : uint32_t {
     kH0Magic,
@@ -180,6 +204,11 @@ enum AbortBlock : uint32_t {
     kAbDetail1
 };
 
+// ---- fail block, words: core 0 to the other cores of its rank; sticky as aborts are
+// ------------------------
+enum FailBlock : uint32_t { kFbMagic, kFbEpoch, kFbCode };  // the magic keyed by the epoch
+MOE_FN uint32_t FailWord(uint32_t epoch) { return kFailMagic ^ epoch; }
+
 // ---- errors -------------------------------------------------------------------------------------------
 enum ErrorCode : uint32_t {
     kOk = 0,
@@ -203,6 +232,8 @@ constexpr uint32_t kFirstFatal = kPeerLost;
 constexpr uint32_t kCountsOfSource = 0x80000000u;
 // kCorruptStatus: the block of detail 0 when it is not one of a status run.
 constexpr uint32_t kAbortBlockIndex = 0xFFFFu;
+// kInvalidTriple: the word of detail 0 when the triple is none of dispatch's at this row.
+constexpr uint32_t kTripleOrder = 3;
 // kRoutingMismatch: set in detail 0 beside the expert when expand_idx, not a count, is at odds.
 constexpr uint32_t kMismatchIndex = 0x80000000u;
 

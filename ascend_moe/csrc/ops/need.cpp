@@ -49,13 +49,16 @@ uint64_t am_need_window(const void* dispatch_spec, char* text, uint64_t bytes) {
     const moe::WindowNeed need = moe::WindowNeedOf(info, info.wireType, info.quantMode != 0);
     std::string fields;
     const uint64_t regions = info.world;
-    Field(fields, "dispatch_bytes", 2 * regions * moe::CeilTo(need.dispatchRegion, 512));
+    Field(fields, "dispatch_bytes",
+          2 * std::max(regions * moe::CeilTo(need.dispatchRegion, 512), moe::CeilTo(need.dispatchHalf, 512)));
     Field(fields, "combine_bytes",
           2 * std::max(regions * moe::CeilTo(need.combineRegion, 512), moe::CeilTo(need.combineHalf, 512)));
-    Field(fields, "dispatch_mib", moe::NeededMiB(info, need.dispatchRegion, 0));
+    Field(fields, "dispatch_mib", moe::NeededMiB(info, need.dispatchRegion, need.dispatchHalf));
     Field(fields, "combine_mib", moe::NeededMiB(info, need.combineRegion, need.combineHalf));
     Field(fields, "buffsize_mib",
-          moe::NeededMiB(info, std::max(need.dispatchRegion, need.combineRegion), need.combineHalf));
+          moe::NeededMiB(info, std::max(need.dispatchRegion, need.combineRegion),
+                         std::max(need.dispatchHalf, need.combineHalf)));
+    Field(fields, "algorithm", info.algorithm);
     Field(fields, "state_bytes", moe::StateBytes(info.world));
     Field(fields, "state_in_window_mib", moe::StateMiB(info));
     Field(fields, "capacity", info.capacity);
@@ -72,16 +75,19 @@ uint64_t am_need_tiling(const void* plan, char* text, uint64_t bytes) {
     Field(fields, "tiling_key", call.tilingKey);
     Field(fields, "block_dim", call.blockDim);
     Field(fields, "workspace_bytes", call.workspaceBytes);
+    Field(fields, "algorithm", dispatch ? call.dispatch.info.algorithm : call.combine.info.algorithm);
     Field(fields, "transport", dispatch ? call.dispatch.info.transport : call.combine.info.transport);
     if (dispatch) {
         Field(fields, "tiling_bytes", sizeof(call.dispatch));
         Field(fields, "send_ring", call.dispatch.sendRing);
         Field(fields, "copy_rows", call.dispatch.copyRows);
+        Field(fields, "copy_ring", call.dispatch.copyRing);
     } else {
         Field(fields, "tiling_bytes", sizeof(call.combine));
         Field(fields, "send_rows", call.combine.sendRows);
         Field(fields, "parts_per_token", call.combine.partsPerToken);
         Field(fields, "part_elements", call.combine.partElements);
+        Field(fields, "sum_ring", call.combine.sumRing);
     }
     return Give(fields, text, bytes);
 }

@@ -1,0 +1,184 @@
+// MoeDistributeDispatch, algorithm "direct": every rank leaves its rows, and a list of them for each owner,
+// in its own half; the owners read both there, straight into expand_x.
+#ifndef ASCEND_MOE_DISTRIBUTE_DIRECT_DISPATCH_H
+#define ASCEND_MOE_DISTRIBUTE_DIRECT_DISPATCH_H
+
+#include "moe_distribute_direct_gather.h"
+#include "moe_distribute_exchange.h"
+#include "moe_distribute_quantize.h"
+#include "moe_distribute_routing.h"
+
+namespace moe {
+
+template <typename XType, bool kQuant, bool kSmooth>
+class MoeDistributeDirectDispatch {
+public:
+    __aicore__ inline void Init(const DispatchArguments& arguments,
+                                const MoeDistributeDispatchTiling& tiling) {
+        args_ = arguments;
+        tiling_ = &tiling;
+        info_ = &tiling.info;
+        counts_.Init(args_, tiling);
+        triples_ = info_->triples != 0;
+        rowStride_ = DispatchRowStride(info_->hidden, kQuant ? sizeof(int8_t) : sizeof(XType), kQuant, false);
+    }
+
+    __aicore__ inline void Process(TPipe& pipe) {
+        if (!exchange_.Enter(pipe, *info_, kOpDispatch, args_.workspace, args_.errorRecord)) return;
+        BuffInit();
+        Verdict mine = exchange_.LookForAborts();
+        if (mine.code == kOk) {
+            PublishRows();
+            mine = routing_.Count();
+        }
+        if (!exchange_.Agree(mine)) {
+            Leave();
+            return;
+        }
+        routing_.Accumulate();
+        exchange_.Fail(routing_.Place());
+        routing_.StoreTotals();
+        PublishLists();
+        exchange_.MeetAfterSend(Verdict());
+        SetStatus();
+        if (!exchange_.WaitForAll(waiter_, *this)) {
+            Leave();
+            return;
+        }
+        GatherRows();
+    }
+    // Runs are judged by the waiter; the counts stay in them.
+    __aicore__ inline Verdict Arrived(uint32_t, const LocalTensor<uint32_t>&) { return Verdict(); }
+    __aicore__ inline int32_t operator()(uint32_t source, uint32_t localExpert) {
+        return static_cast<int32_t>(waiter_.Run(source).GetValue(StatusWriter::CountWord(localExpert)));
+    }
+
+private:
+    // UB plan 1: routing tables, rows in flight, this chunk's expand_idx and list entries.
+    __aicore__ inline void BuffInit() {
+        MOE_PHASE("BuffInit");
+        exchange_.BoardInit();
+        routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace,
+                      exchange_.core());
+        // A token belongs to one core: its row is read, and quantised, once.
+        routing_.ShareTokens(PartBegin(info_->batch, exchange_.core(), info_->cores),
+                             PartBegin(info_->batch, exchange_.core() + 1, info_->cores));
+        rows_.Init(exchange_.pipe(), *info_, args_.x, args_.scales, tiling_->sendRing);
+        if (!triples_) exchange_.pipe().InitBuffer(indexBuf_, kChunkPairs * sizeof(int32_t));
+        exchange_.pipe().InitBuffer(entryBuf_, kChunkPairs * kBlock);
+        expandIdx_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(args_.expandIdx));
+        lists_ = exchange_.Half();
+        published_ = lists_ + PublishedRowsOffset(info_->world, info_->capacity);
+    }
+
+    // This core's tokens into the own half: a row a token, or a row a pair when smooth scales tell pairs
+    // apart.
+    __aicore__ inline void PublishRows() {
+        MOE_PHASE("PublishRows");
+        uint32_t done = info_->batch;  // the token that has its row
+        for (uint32_t at = routing_.begin(); at < routing_.end(); at += kChunkPairs) {
+            const uint32_t count = Min(kChunkPairs, routing_.end() - at);
+            routing_.pairs().Load(at, count);
+            for (uint32_t i = 0; i < count; ++i) {
+                const uint32_t pair = at + i, token = pair / info_->topK;
+                const int32_t id = routing_.pairs().Id(i, token);
+                if (!routing_.pairs().Routed(id) || (!kSmooth && token == done)) continue;
+                done = token;
+                StoreRow(kSmooth ? pair : token, rows_.Fetch(token, static_cast<uint32_t>(id)));
+            }
+        }
+        rows_.Release();
+    }
+    __aicore__ inline void StoreRow(uint32_t row, const LocalTensor<int8_t>& bytes) {
+        GlobalTensor<int8_t> target;
+        target.SetGlobalBuffer(
+            reinterpret_cast<__gm__ int8_t*>(published_ + static_cast<uint64_t>(row) * rowStride_),
+            rowStride_);
+        CopyOut(target, bytes, rows_.WireBytes());
+    }
+
+    // This core's pairs into the lists of their owners, each at its place; and expand_idx.
+    __aicore__ inline void PublishLists() {
+        MOE_PHASE("PublishLists");
+        if (exchange_.verdict().code != kOk) return;  // the status run carries the reason
+        for (uint32_t at = routing_.begin(); at < routing_.end(); at += kChunkPairs) {
+            const uint32_t count = Min(kChunkPairs, routing_.end() - at);
+            routing_.pairs().Load(at, count);
+            PlaceChunk(at, count);
+        }
+    }
+    __aicore__ inline void PlaceChunk(uint32_t at, uint32_t count) {
+        LocalTensor<int32_t> entry = entryBuf_.Get<int32_t>();
+        SyncFunc<HardEvent::MTE3_S>();
+        for (uint32_t i = 0; i < count; ++i) {
+            const int32_t id = routing_.pairs().Id(i, (at + i) / info_->topK);
+            const bool routed = routing_.pairs().Routed(id);
+            const uint32_t position = routed ? routing_.TakePosition(id) : 0;
+            if (!triples_) indexBuf_.Get<int32_t>().SetValue(i, static_cast<int32_t>(position));
+            if (!routed) continue;
+            entry.SetValue(i * kBlockWords, static_cast<int32_t>(at + i));
+            entry.SetValue(i * kBlockWords + 1, routing_.Prefix(id) + static_cast<int32_t>(position));
+        }
+        SyncFunc<HardEvent::S_MTE3>();
+        for (uint32_t i = 0; i < count; ++i) {
+            const int32_t id = routing_.pairs().Id(i, (at + i) / info_->topK);
+            if (!routing_.pairs().Routed(id)) continue;
+            const uint32_t owner = static_cast<uint32_t>(id) / info_->localExperts;
+            GlobalTensor<int32_t> list;
+            list.SetGlobalBuffer(
+                reinterpret_cast<__gm__ int32_t*>(lists_ + owner * ListBytes(info_->capacity)) +
+                    entry.GetValue(i * kBlockWords + 1),
+                1);
+            CopyOut(list, entry[i * kBlockWords], 1);
+        }
+        if (!triples_) CopyOut(expandIdx_[at], indexBuf_.Get<int32_t>(), count);
+    }
+
+    // UB plan 2, from here to the end.
+    __aicore__ inline void SetStatus() {
+        exchange_.NextPlan();
+        SendCounts counts;
+        counts.Init(exchange_.pipe(), *info_, args_.workspace);
+        exchange_.SetStatus(counts, rowStride_);
+    }
+
+    __aicore__ inline void GatherRows() {
+        MOE_PHASE("GatherRows");
+        SegmentTable segments;
+        segments.Init(exchange_.pipe(), *info_);
+        segments.FromCounts(*this);
+        DirectGather gather;
+        gather.Init(exchange_, args_, *tiling_, kQuant, kSmooth);
+        gather.Run(segments);
+        if (exchange_.core() == 0) counts_.Store(exchange_.pipe(), segments);
+        AscendC::PipeBarrier<PIPE_ALL>();
+    }
+
+    // After a failure: no rows for whoever reads the counts, and the record.
+    __aicore__ inline void Leave() {
+        AscendC::PipeBarrier<PIPE_ALL>();
+        if (exchange_.core() != 0) return;
+        exchange_.NextPlan();
+        counts_.StoreZeros(exchange_.pipe());
+        exchange_.Report();
+    }
+
+    DispatchArguments args_;
+    const MoeDistributeDispatchTiling* tiling_ = nullptr;
+    const MoeDistributeInfo* info_ = nullptr;
+    Exchange exchange_;
+    RoutingTable routing_;
+    RowLoader<XType, kQuant, kSmooth> rows_;
+    DispatchCounts counts_;
+    StatusWaiter waiter_;
+    GlobalTensor<int32_t> expandIdx_;
+    UbBuf indexBuf_, entryBuf_;
+    GM_ADDR lists_ = nullptr;
+    GM_ADDR published_ = nullptr;
+    bool triples_ = false;
+    uint32_t rowStride_ = 0;
+};
+
+}  // namespace moe
+
+#endif  // ASCEND_MOE_DISTRIBUTE_DIRECT_DISPATCH_H

@@ -1,0 +1,122 @@
+"""comm_alg="direct": every output bit for bit that of "window" and of the reference."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import op_cases
+import op_runs
+import pytest
+import torch
+from op_cases import Case, Spec
+from op_runs import Clusters, RankRun
+
+import ascend_moe.reference as ref
+
+PART = 60  # cases a test
+CORES = (1, 2, 3, 5, 8, 13, 24, 48)
+
+
+@pytest.fixture(scope="module")
+def clusters() -> Iterator[Clusters]:
+    opened = Clusters()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(autouse=True)
+def direct(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", "direct")
+
+
+def drawn(seed: int) -> Case:
+    """Any legal call, the collectively wrong ones included."""
+    rng = random.Random(seed)
+    spec = Spec(
+        world=rng.choice([1, 2, 3, 4, 5, 8]),
+        local=rng.choice([1, 2, 3, 5]),
+        topk=rng.choice([1, 2, 3, 4, 8]),
+        units=rng.choice([1, 2, 3, 20, 70]),
+        max_bs=rng.choice([0, 1, 3, 6, 17]),
+        dtype=rng.choice(list(op_cases.DTYPES)),
+        quant=rng.choice(["none", "int8", "smooth"]),
+        contract=rng.choice([1, 2]),
+        batches=rng.choice(op_cases.BATCHES),
+        mask=rng.choice(op_cases.MASKS),
+        ids=rng.choice(["distinct", "any", "minus", "hot", "any", "minus", "overflow", "bad"]),
+        nums_type=rng.choice([0, 1]),
+        tp=rng.choice([0, 1]),
+        shared=rng.random() < 0.5,
+        special=rng.random() < 0.3,
+        tail=rng.random() < 0.3,
+        cores=rng.choice(CORES),
+        seed=seed,
+    )
+    return op_cases.build(op_cases.legal(spec))
+
+
+def check_traffic(case: Case, runs: list[RankRun]) -> None:
+    """A token's row is written once, or once a pair with smooth scales; rows are read once by their owner."""
+    size = case.inputs[0].x.element_size()
+    hidden = case.inputs[0].x.shape[1]
+    wire = -(-hidden // 32) * 32 + 32 if case.quant_mode else hidden * size
+    starts = case.world * (-(-(case.experts // case.world) // 8) * 32)
+    for rank, (one, given) in enumerate(zip(runs, case.inputs, strict=True)):
+        routed = _routed(given)
+        pairs, smooth = int(routed.sum()), given.scales is not None
+        rows = int(one.dispatched[4][case.experts - 1])
+        published = pairs if smooth else int(routed.any(1).sum())
+        moved = one.traffic[0]
+        assert moved["written_window_data"] == published * wire + 4 * pairs, f"dispatch on rank {rank}"
+        assert moved["read_window_data"] == rows * (wire + 4), f"dispatch on rank {rank}"
+        moved = one.traffic[1]
+        assert moved["written_window_data"] == rows * hidden * size + starts, f"combine on rank {rank}"
+        assert moved["read_window_data"] >= pairs * hidden * size, f"combine on rank {rank}"
+
+
+def _routed(given: ref.RankInput) -> torch.Tensor:
+    live = given.expert_ids >= 0
+    mask = given.x_active_mask
+    return live if mask is None else live & (mask if mask.dim() == 2 else mask[:, None])
+
+
+@pytest.mark.parametrize("first", range(0, 5 * PART, PART))
+def test_equals_the_reference(clusters: Clusters, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(op_runs, "check_traffic", check_traffic)
+    for seed in range(first, first + PART):
+        case = drawn(seed)
+        op_runs.check(case, op_runs.run(clusters[case.world], case))
+
+
+@pytest.mark.parametrize("first", range(1000, 1000 + 3 * PART, PART))
+def test_equals_window(clusters: Clusters, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(first, first + PART):
+        case = drawn(seed)
+        monkeypatch.setenv("ASCEND_MOE_COMM_ALG", "direct")
+        direct = op_runs.run(clusters[case.world], case)
+        monkeypatch.setenv("ASCEND_MOE_COMM_ALG", "window")
+        window = op_runs.run(clusters[case.world], case)
+        for one, other in zip(direct, window, strict=True):
+            if not isinstance(one, RankRun) or not isinstance(other, RankRun):
+                assert type(one) is type(other), (seed, one, other)
+                assert str(one) == str(other)
+                continue
+            assert op_runs.same_bits(one.result, other.result), seed
+            for got, want in zip(_defined(case, one), _defined(case, other), strict=True):
+                assert op_runs.same_bits(got, want), seed
+
+
+def _defined(case: Case, run: RankRun) -> list[torch.Tensor]:
+    """What dispatch's outputs hold, without what is undefined behind it."""
+    rows = int(run.dispatched[4][case.experts - 1])
+    index = rows * 3 if case.contract == 2 else run.dispatched[2].numel()
+    scales = rows if case.quant_mode else 0
+    return [
+        run.dispatched[0][:rows],
+        run.dispatched[1][:scales],
+        run.dispatched[2][:index],
+        run.dispatched[3],
+        run.dispatched[4][: case.experts],
+        run.dispatched[5],
+    ]
