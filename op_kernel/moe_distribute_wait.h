@@ -167,22 +167,22 @@ public:
     __aicore__ inline Verdict Follow(FailWatch& fail) {
         Verdict worst;
         uint32_t next = 0;
-        while (true) {
+        while (next < count_) {
             Load(next);
             next = Advance(next, worst);
             if (worst.code >= kFirstFatal) {
                 // Core 0 will say so, or a fresh look finds a good run.
                 worst = Verdict();
                 next = 0;
-            } else if (next == count_) {
-                return worst;
             }
+            if (next == count_) break;
             Verdict given;
             given.code = fail.Look();
             given.reporter = info_->rank;
             if (given.code != kOk) return given;
             MOE_POLL_HINT();
         }
+        return worst;
     }
 
     // The run of a source of the range, as last loaded.
