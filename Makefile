@@ -9,6 +9,8 @@
 #   make soak          the fault and load tests with their full counts, and the counts printed: hours
 #   make explore       schedules of the kernels on the checked twin       EXPLORE_ARGS="-n 100000"
 #   make model         the protocol's model in spin, where it is there    MODEL_ARGS=--full
+#   make bench         dispatch and combine against gloo, MPI and the machine's limit   BENCH_ARGS="--bs 32"
+#   make bench-check   fails where the ratios of docs/performance.md are not kept; bench-docs measures them anew
 #   make lib           the library into the source tree, for PYTHONPATH=. without installing
 #   make wheel  clean  headers-check CANN_HEADERS=dir  address-space-check
 
@@ -20,6 +22,7 @@ DEMO_ARGS ?=
 PYTEST_ARGS ?=
 EXPLORE_ARGS ?=
 MODEL_ARGS ?=
+BENCH_ARGS ?=
 
 bin := $(abspath $(VENV))/bin
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
@@ -36,7 +39,7 @@ pip_install = $(bin)/python -m pip install $(if $(wildcard $(bin)/ascend-moe),--
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := install
-.PHONY: install demo test test-npu lint format asan tsan mutants soak explore model lib wheel clean headers-check address-space-check
+.PHONY: install demo test test-npu lint format asan tsan mutants soak explore model bench bench-check bench-docs lib wheel clean headers-check address-space-check
 
 # The venv with the build backend, and cmake and ninja where the system has none.
 $(bin)/scikit-build-core:
@@ -108,6 +111,14 @@ explore: install
 model: $(bin)/scikit-build-core
 	@command -v spin > /dev/null || { echo "make model needs spin: apt-get install spin"; exit 2; }
 	$(PYTHON) model/run.py $(MODEL_ARGS)
+
+bench bench-check bench-docs: $(bin)/scikit-build-core
+	$(pip_install) .[bench]
+	$(bench)
+
+bench: bench = $(bin)/ascend-moe bench $(BENCH_ARGS)
+bench-check: bench = $(bin)/ascend-moe bench --check
+bench-docs: bench = PYTHONSAFEPATH=1 $(bin)/python -m ascend_moe.bench.page docs
 
 lib:
 	cmake -S . -B build/dev

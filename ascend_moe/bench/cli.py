@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 
+from ascend_moe.bench import gate, results_json
 from ascend_moe.bench import methods as every_method
 from ascend_moe.bench.cases import DTYPES, LAYERS, QUANTS, SKEWS, SWEEPS, Case, matrix
 from ascend_moe.bench.ranks import RankFailed
@@ -47,12 +48,21 @@ def bench_command(
         Path | None, typer.Option("--json", dir_okay=False, help="Every number, into this file.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(file_okay=False, help="Pictures, into this folder.")] = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="Only: are the ratios of docs/performance.md kept? Three tries, code 1 if not."
+        ),
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Claim ratios however noisy the run was.")] = False,
 ) -> None:
     """Time dispatch and combine against torch.distributed, MPI and the machine's limit, in one run.
 
     Exit code 0: measured and correct. 1: a wrong result, or a rank that failed. 2: wrong options.
     """
+    if check:
+        kept = gate.check(_for_gate, print)
+        raise typer.Exit(0 if kept else 1)
     if plot is not None and importlib.util.find_spec("matplotlib") is None:
         _bad("plot", "needs matplotlib: pip install 'ascend_moe[bench]'")
     if json_file is not None and not json_file.absolute().parent.is_dir():
@@ -76,11 +86,15 @@ def bench_command(
     # A pipe has no width of its own: a table must not be cut at 80 columns there.
     report.show(found, Console(width=None if sys.stdout.isatty() else 160), force)
     if json_file is not None:
-        json_file.write_text(json.dumps(found.as_dict(), indent=1) + "\n")
+        json_file.write_text(json.dumps(results_json.dump(found, samples=True), indent=1) + "\n")
     if plot is not None:
         from ascend_moe.bench import plots
 
         plots.draw(found, plot, sweep)
+
+
+def _for_gate(cases: Sequence[Case]) -> Run:
+    return measure(list(cases), every_method.chosen("auto"), gate.ITERATIONS)
 
 
 def measure(cases: list[Case], names: list[str], iterations: int) -> Run:

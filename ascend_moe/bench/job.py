@@ -18,7 +18,7 @@ class Job:
     Attributes:
         mpi: the ranks are started by mpiexec.
         limits: measure the machine before the cases.
-        mib: HCCL_BUFFSIZE and size of the lent area.
+        window_mib, lent_mib: HCCL_BUFFSIZE and ASCEND_MOE_LENT_MIB of the ranks.
     """
 
     world: int
@@ -27,7 +27,8 @@ class Job:
     iterations: int
     mpi: bool
     limits: bool
-    mib: int
+    window_mib: int
+    lent_mib: int
     bench_pid: int
     cores: list[int] = field(default_factory=list)
 

@@ -10,14 +10,14 @@ from ascend_moe.bench.methods import LIMIT, OURS
 from ascend_moe.bench.results import CaseResult, Limits, Run
 
 _INK = {
-    "direct, zero-copy": "#0a6e4f",
+    "direct-zero-copy": "#0a6e4f",
     "direct": "#1a9e73",
     "window": "#7fc8a9",
-    "MPI alltoallv, tuned": "#c25700",
-    "MPI alltoallv": "#e6a15c",
-    "gloo all-to-all, tuned": "#5b4aa0",
-    "gloo all-to-all": "#9d90cf",
-    "gloo all-gather + reduce-scatter": "#8a8a8a",
+    "mpi-a2a-tuned": "#c25700",
+    "mpi-a2a": "#e6a15c",
+    "gloo-a2a-tuned": "#5b4aa0",
+    "gloo-a2a": "#9d90cf",
+    "gloo-ag-rs": "#8a8a8a",
 }
 _AXES: dict[str, tuple[str, Callable[[CaseResult], int]]] = {
     "tokens": ("tokens a rank", lambda case: case.case.batch),

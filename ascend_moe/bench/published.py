@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ascend_moe.bench.cases import Case
 
 SOURCE = "the prototypes' table"
-MPI_TUNED, GLOO_TUNED = "MPI alltoallv, tuned", "gloo all-to-all, tuned"
+MPI_TUNED, GLOO_TUNED = "mpi-a2a-tuned", "gloo-a2a-tuned"
 TOLERANCE = 0.25
 
 

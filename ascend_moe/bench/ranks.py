@@ -22,6 +22,7 @@ from ascend_moe.bench.job import Job, read_marks
 from ascend_moe.bench.rank import RANK
 from ascend_moe.bench.timing import CaseMarks
 from ascend_moe.errors import AscendMoeError
+from ascend_moe.liveness import describe_process, process_stat
 
 #: Set alike for all methods: memory that was freed is used again instead of being faulted in afresh.
 MALLOC = {
@@ -85,8 +86,8 @@ def _start(job: Job, folder: Path, output: Any, processes: list[subprocess.Popen
         **os.environ,
         **MALLOC,
         **THREADS,
-        "HCCL_BUFFSIZE": str(job.mib),
-        "ASCEND_MOE_LENT_MIB": str(job.mib),
+        "HCCL_BUFFSIZE": str(job.window_mib),
+        "ASCEND_MOE_LENT_MIB": str(job.lent_mib),
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
         "PYTHONFAULTHANDLER": "1",
     }
@@ -158,13 +159,17 @@ def _mpi_failure(said: str, code: int | None, pids: list[int]) -> RankFailed:
 
 
 def _stalled(board: Board, steps: list[int], seconds: float) -> RankFailed:
-    behind = [rank for rank, step in enumerate(steps) if step == min(steps)]
+    stopped = [rank for rank in range(board.world) if _state(board.pid(rank)) == "T"]
+    behind = stopped or [rank for rank, step in enumerate(steps) if step == min(steps)]
     what = "did not start" if min(steps) == 0 else "did not go on"
-    return RankFailed(
-        f"rank {behind[0]} of the benchmark (process {board.pid(behind[0])}) {what} for {seconds:.0f} s",
-        rank=behind[0],
-        ranks=behind,
-    )
+    seen = describe_process(board.pid(behind[0]))
+    text = f"rank {behind[0]} of the benchmark {what} for {seconds:.0f} s: {seen}"
+    return RankFailed(text, rank=behind[0], ranks=behind)
+
+
+def _state(pid: int) -> str:
+    stat = process_stat(pid) if pid > 0 else None
+    return stat.state if stat else ""
 
 
 def _end(processes: list[subprocess.Popen[bytes]], pids: list[int]) -> None:

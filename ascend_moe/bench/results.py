@@ -1,4 +1,4 @@
-"""What a run found: the numbers of every table, and the JSON they are kept as."""
+"""What a run found: the numbers of every table."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from ascend_moe.bench.cases import Case
 from ascend_moe.bench.methods import GROUPS, LIMIT, METHODS, OURS, PEER
 from ascend_moe.bench.statistics import Spread, Times, ratio, spread, times, too_noisy
 from ascend_moe.bench.timing import CaseMarks
-
-SCHEMA = "ascend-moe-bench/1"
 
 
 @dataclass(frozen=True)
@@ -83,32 +81,6 @@ class CaseResult:
         peers = [row for row in self.rows if row.kind == PEER]
         return min(peers, key=lambda row: row.round_trip.p50, default=None)
 
-    def as_dict(self, samples: bool) -> dict[str, Any]:
-        found = {
-            "case": self.case.as_dict(),
-            "name": self.case.name,
-            "limit": self.limit,
-            "ours": self.ours,
-            "rows": [_row_dict(row) for row in self.rows],
-            "faster": {o: {p: s.as_dict() for p, s in by.items()} for o, by in self.faster.items()},
-            "missing": self.missing,
-            "switched_out": self.switched_out,
-            "page_faults": self.page_faults,
-            "load": self.load,
-            "cores": self.cores,
-            "oversubscribed": self.oversubscribed,
-            "too_noisy": self.too_noisy,
-        }
-        return {**found, "samples_us": self.samples} if samples else found
-
-
-def _row_dict(row: Row) -> dict[str, Any]:
-    found = dict(vars(row))
-    for name, value in found.items():
-        if isinstance(value, Spread):
-            found[name] = value.as_dict()
-    return {**found, "noisy": row.noisy}
-
 
 def evaluate(case: Case, marks: Sequence[CaseMarks], load: float, cores: int) -> CaseResult:
     """From what every rank measured of the case."""
@@ -172,9 +144,6 @@ class Limits:
     rates: dict[str, dict[int, float]]
     flags_ns: dict[str, Spread]
 
-    def as_dict(self) -> dict[str, Any]:
-        return {**vars(self), "flags_ns": {how: one.as_dict() for how, one in self.flags_ns.items()}}
-
 
 def limits(world: int, found: Sequence[dict[str, Any]]) -> Limits:
     """From what every rank measured."""
@@ -200,11 +169,3 @@ class Run:
     about: dict[str, Any]
     limits: list[Limits] = field(default_factory=list)
     cases: list[CaseResult] = field(default_factory=list)
-
-    def as_dict(self, samples: bool = True) -> dict[str, Any]:
-        return {
-            "schema": SCHEMA,
-            "about": self.about,
-            "limits": [one.as_dict() for one in self.limits],
-            "cases": [one.as_dict(samples) for one in self.cases],
-        }

@@ -11,11 +11,12 @@ from ascend_moe.bench.job import Job
 from ascend_moe.bench.methods import METHODS
 from ascend_moe.bench.methods.transports import Mpi
 from ascend_moe.bench.results import Run, evaluate, limits
+from ascend_moe.communicator import DEFAULT_WINDOW_MIB
 from ascend_moe.plan import Request, plan
 
 Progress = Callable[[Case, int], None]
 
-DEFAULT_MIB = 200  # HCCL_BUFFSIZE's own default
+_MIB = 1 << 20
 
 
 def run(
@@ -39,7 +40,8 @@ def run(
             iterations=iterations,
             mpi=mpi,
             limits=with_limits,
-            mib=max(window_mib(case) for case in mine),
+            window_mib=max(window_mib(case) for case in mine),
+            lent_mib=max(lent_mib(case) for case in mine),
             bench_pid=os.getpid(),
             cores=cores,
         )
@@ -68,4 +70,10 @@ def window_mib(case: Case) -> int:
         dtype=case.dtype,
         quant=bool(case.quant_mode),
     )
-    return max(DEFAULT_MIB, plan(request).buffsize_mib)
+    return max(DEFAULT_WINDOW_MIB, plan(request).buffsize_mib)
+
+
+def lent_mib(case: Case) -> int:
+    """ASCEND_MOE_LENT_MIB for three tensors of the most rows that may come: in use, spent, taken beside."""
+    most = case.world * case.batch * min(case.topk, case.local_experts)
+    return max(DEFAULT_WINDOW_MIB, 3 * most * case.hidden * case.torch_dtype.itemsize // _MIB + 1)

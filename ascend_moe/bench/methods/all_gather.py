@@ -23,7 +23,7 @@ def _collective(new: str, old: str) -> Any:
 
 
 class GlooAllGather(Method):
-    name = "gloo all-gather + reduce-scatter"
+    name = "gloo-ag-rs"
 
     def dispatch(self, one: Inputs) -> Arrived:
         case = self.case

@@ -63,12 +63,12 @@ class _AllToAll(Method):
 
 
 class GlooAllToAll(_AllToAll):
-    name = "gloo all-to-all"
+    name = "gloo-a2a"
     transport = Gloo
 
 
 class MpiAllToAll(_AllToAll):
-    name = "MPI alltoallv"
+    name = "mpi-a2a"
     transport = Mpi
 
     @classmethod

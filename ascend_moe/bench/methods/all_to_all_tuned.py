@@ -100,12 +100,12 @@ def _expert_major(table: Tensor) -> Tensor:
 
 
 class GlooAllToAllTuned(_Tuned):
-    name = "gloo all-to-all, tuned"
+    name = "gloo-a2a-tuned"
     transport = Gloo
 
 
 class MpiAllToAllTuned(_Tuned):
-    name = "MPI alltoallv, tuned"
+    name = "mpi-a2a-tuned"
     transport = Mpi
 
     @classmethod

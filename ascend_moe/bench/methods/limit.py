@@ -53,15 +53,15 @@ class _Limit(Method):
 
 
 class LimitMemcpy(_Limit):
-    name = "limit, memcpy"
+    name = "limit-memcpy"
     copy = "memcpy"
 
 
 class LimitStream(_Limit):
-    name = "limit, non-temporal"
+    name = "limit-nontemporal"
     copy = "stream"
 
 
 class LimitThroughUb(_Limit):
-    name = "limit, through UB"
+    name = "limit-ub"
     copy = "through UB"

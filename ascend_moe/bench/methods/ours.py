@@ -65,16 +65,13 @@ class Direct(_Op):
 class DirectZeroCopy(Direct):
     """The experts write where combine reads: a tensor of this rank's window, taken afresh every time."""
 
-    name = "direct, zero-copy"
-
-    @classmethod
-    def missing(cls, place: Place) -> str:
-        if not hasattr(ascend_moe, "window_empty"):
-            return "ascend_moe has no window_empty"
-        return super().missing(place)
+    name = "direct-zero-copy"
 
     def expert_output(self, arrived: Arrived) -> Tensor:
-        made: Tensor = ascend_moe.window_empty(  # type: ignore[attr-defined]
-            (self.most_rows, self.case.hidden), dtype=self.case.torch_dtype, group_ep=self.place.group_ep
+        return ascend_moe.window_empty(
+            (self.most_rows, self.case.hidden),
+            dtype=self.case.torch_dtype,
+            group_ep=self.place.group_ep,
+            ep_world_size=self.place.world,
+            ep_rank_id=self.place.rank,
         )
-        return made
