@@ -102,14 +102,15 @@ def test_every_method_agrees_over_mpi(scratch: Path) -> None:
     assert not list(scratch.iterdir())
 
 
-def _hurt(number: int, sign: signal.Signals) -> Callable[[int, int], None]:
-    """As the progress of a run: sends the signal, once, to a rank as soon as it measures."""
+def _hurt(number: int, sign: signal.Signals, then: Callable[[], None] = bool) -> Callable[[int, int], None]:
+    """As the progress of a run: sends the signal, once, to a rank as soon as it measures; then does ``then``."""
     sent = []
 
     def tell(case: int, done: int) -> None:
         if done > 0 and not sent:
             sent.append(sign)
             os.kill(rank_pids(os.getpid())[number], sign)
+            then()
 
     return tell
 
@@ -124,10 +125,12 @@ def test_a_rank_that_is_killed_ends_the_run_and_is_named(scratch: Path) -> None:
 def test_a_rank_that_stands_still_ends_the_run_and_is_named(
     scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranks, "_STALL_S", 0.5)
-    monkeypatch.setattr(ranks, "_GRACE_S", 0.5)
+    def shorten() -> None:
+        monkeypatch.setattr(ranks, "_STALL_S", 0.5)
+        monkeypatch.setattr(ranks, "_GRACE_S", 0.5)
+
     with pytest.raises(RankFailed, match=r"rank 1 of the benchmark did not go on for .* is stopped"):
-        ranks.run(job([TINY], iterations=100_000), _hurt(1, signal.SIGSTOP))
+        ranks.run(job([TINY], iterations=100_000), _hurt(1, signal.SIGSTOP, shorten))
     assert not list(scratch.iterdir()) and not rank_pids(os.getpid())
 
 

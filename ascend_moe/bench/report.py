@@ -33,7 +33,7 @@ def show(run: Run, console: Console, force: bool) -> None:
     for one in run.limits:
         console.print(_table(*limit_table(one)))
     for case in run.cases:
-        head, *rows = case_table(case)
+        head, *rows = case_table(case, force)
         styles = [_STYLE.get(row.kind, "") for row in case.rows]
         console.print(_table(case_title(case), [head, *rows], styles))
         for line in notes(case):
@@ -78,13 +78,13 @@ def case_title(case: CaseResult) -> str:
     )
 
 
-def case_table(case: CaseResult) -> list[list[str]]:
-    """Head and rows of the main table."""
-    head = [column.format(ours=case.ours) for column in COLUMNS]
-    return [head, *(_cells(row, case) for row in case.rows)]
+def case_table(case: CaseResult, force: bool = False) -> list[list[str]]:
+    """Head and rows of the main table; no ratios where the run is too noisy for them."""
+    head = [column.format(ours=case.ours or "ours") for column in COLUMNS]
+    return [head, *(_cells(row, case, force or not case.too_noisy) for row in case.rows)]
 
 
-def _cells(row: Row, case: CaseResult) -> list[str]:
+def _cells(row: Row, case: CaseResult, claim: bool) -> list[str]:
     trip = row.round_trip
     name = row.name + (" *" if row.name == case.limit else "") + (" (noisy)" if row.noisy else "")
     return [
@@ -93,8 +93,8 @@ def _cells(row: Row, case: CaseResult) -> list[str]:
         f"{row.combine.p50:.0f}",
         f"{trip.p10:.0f} / {trip.p50:.0f} / {trip.p90:.0f}",
         f"{row.gb_per_s:.2f}",
-        times_text(row.to_limit),
-        times_text(row.to_ours) if row.to_ours else "",
+        times_text(row.to_limit) if claim else "too noisy",
+        times_text(row.to_ours) if row.to_ours and claim else "",
         "bit for bit" if row.exact else "within rounding",
     ]
 
