@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 
-from . import _lib
+from . import _lib, tuning
 from .communicator import (
     CONTEXTS,
     DEFAULT_WINDOW_MIB,
@@ -22,7 +22,9 @@ from .errors import AscendMoeError
 from .native import core_count
 from .npu_runtime import deadline_s
 from .plan_cli import exported_mib
+from .tune_plan import cut
 
+_TUNE = "ascend-moe tune"
 OURS = {
     "ASCEND_MOE_AIV_CORES",
     "ASCEND_MOE_CACHE",
@@ -35,6 +37,7 @@ OURS = {
     "ASCEND_MOE_RANKS_PER_SERVER",
     "ASCEND_MOE_SEED",
     "ASCEND_MOE_TIMEOUT_S",
+    "ASCEND_MOE_TUNING_TABLE",
     "ASCEND_MOE_VALIDATE_OUTCOME",
     "ASCEND_MOE_VNPU",
     "ASCEND_MOE_VNPU_DEVICES",
@@ -62,6 +65,8 @@ def findings() -> Iterator[Finding]:
         yield _checked("ASCEND_MOE_LENT_MIB", _lent, "a whole number of MiB")
     if os.environ.get("ASCEND_MOE_CONTEXT", "").strip():
         yield _checked("ASCEND_MOE_CONTEXT", _context, f"one of {', '.join(CONTEXTS)}")
+    if os.environ.get(tuning.VARIABLE, "").strip():
+        yield from _tuning_table()
     yield from _unknown()
     yield from _hccl()
     yield from _timeouts()
@@ -87,6 +92,23 @@ def _lent() -> str:
 
 def _context() -> str:
     return f"context {CONTEXTS[context_kind()]} on the twin"
+
+
+def _tuning_table() -> Iterator[Finding]:
+    """What the table says; where it asks for more than fits, which is cut."""
+    try:
+        table = tuning.load(os.environ[tuning.VARIABLE].strip())
+    except AscendMoeError as problem:
+        yield error(tuning.VARIABLE, str(problem), "no op runs with it", f"unset it, or run {_TUNE}")
+        return
+    for entry in table.entries:
+        if cuts := cut(entry):
+            shape = f"{entry.op}, W {entry.ranks}, maxBS {entry.max_bs}, H {entry.hidden}"
+            what = f"the entry for {shape} asks for {', '.join(cuts)}"
+            yield warn(tuning.VARIABLE, what, "no more fits; the rest of it counts", f"run {_TUNE}")
+    socs = ", ".join(sorted({entry.soc for entry in table.entries})) or "nothing"
+    what = f"{len(table.entries)} entries for {socs}, hash {table.hash}; the same file on all ranks"
+    yield fine(tuning.VARIABLE, what)
 
 
 def _unknown() -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from . import _lib, errors
+from . import _lib, errors, tuning
 from .communicator import MAX_WINDOW_MIB, MIB, Communicator, timeout_s
 
 OP_DISPATCH, OP_COMBINE = 1, 2
@@ -238,6 +238,7 @@ class Plan:
                 raise errors.WindowTooSmall(message, argument=argument, needed_mib=check.needed_mib)
             raise errors.ArgumentError(message, argument=argument)
         self.outputs = outputs_of(spec)
+        self.tuning = 0  # what a tuning table said of the call, as the op's attribute of that name has it
 
     @property
     def handle(self) -> int | None:
@@ -290,7 +291,11 @@ def plan_for(
     """
     comm_alg = comm_algorithm(comm_alg)
     cores, deadline = core_count(), int(timeout_s() * 1e6)
-    key = (op_name, len(group_ep.encode()), comm_alg, shapes, tuple(attributes.values()), cores, deadline)
+    table = tuning.current()
+    key = (
+        *(op_name, len(group_ep.encode()), comm_alg, shapes, tuple(attributes.values()), cores, deadline),
+        table and table.hash,
+    )
     plans = _plans.get(key)
     if plans is None:
         spec = describe(op, contract, group_ep, comm_alg, shapes, attributes)
@@ -318,8 +323,36 @@ def plan_for(
         spec.ranks_per_server = communicator.ranks_per_server
         spec.window_mib, spec.lent_mib = communicator.data_bytes // MIB, communicator.lent_bytes // MIB
         spec.cores, spec.deadline_micros = cores, deadline
+        soc = getattr(communicator, "soc", tuning.CPU)
+        tuned = _tune(spec, table, op, comm_alg, shapes, attributes, soc) if table else 0
         plan = plans[place] = Plan(op_name, spec, shapes, comm_alg)
+        plan.tuning = tuned
     return plan, communicator
+
+
+def _tune(
+    spec: Any,
+    table: tuning.Table,
+    op: int,
+    comm_alg: str,
+    shapes: Shapes,
+    attributes: Mapping[str, int | None],
+    soc: str,
+) -> int:
+    """Puts what the table says of a call into its description; returns that as one integer.
+
+    The table's hash is in it also where it has no entry for the call: all ranks must have read the same.
+    """
+    name = tuning.OPS[op == OP_COMBINE]
+    facts = tuning.facts_of(name, soc, spec.comm_world, spec.window_mib, shapes, attributes)
+    entry = table.lookup(facts, comm_alg)
+    wanted = (entry.algorithm, entry.cores, entry.ring, entry.rows) if entry else ("", 0, 0, 0)
+    packed: int = _lib.lib().am_tuning_pack(int(table.hash, 16), wanted[0].encode(), *wanted[1:])
+    if packed < 0:
+        text = f"{tuning.VARIABLE}: {_lib.library_path()} knows no {entry}"
+        raise errors.ArgumentError(text, argument=tuning.VARIABLE)
+    _lib.lib().am_spec_tune(ctypes.byref(spec), packed)
+    return packed
 
 
 def run(plan: Plan, communicator: Communicator, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:

@@ -243,10 +243,19 @@ def _combine(request: Request, cores: int, window_mib: int) -> Any:
 _CALLS: dict[str, Callable[[Request, int, int], Any]] = {"dispatch": _dispatch, "combine": _combine}
 
 
+def describe(op: str, request: Request) -> Any:
+    """The native description of one call of ``dispatch`` or ``combine``, in the largest window."""
+    return _CALLS[op](request, request.cores or soc(request.soc).aiv, MAX_WINDOW_MIB)
+
+
+def tiling_of(made: native.Plan) -> dict[str, int]:
+    """Words of a plan's tiling, by name."""
+    return _fields(_library().am_need_tiling, made.handle)
+
+
 def _op_plan(name: str, request: Request, cores: int) -> OpPlan:
-    spec = _CALLS[name](request, cores, MAX_WINDOW_MIB)
-    made = native.Plan(f"npu_moe_distribute_{name}", spec)
-    tiling = _fields(_library().am_need_tiling, made.handle)
+    made = native.Plan(f"npu_moe_distribute_{name}", describe(name, replace(request, cores=cores)))
+    tiling = tiling_of(made)
     items = []
     for line in _text(_library().am_need_ub, made.handle).splitlines():
         step, what, size = line.split("\t")

@@ -52,6 +52,8 @@ inline std::string FieldValue(int32_t field, int32_t value) {
         case kFieldContract: return value == static_cast<int32_t>(kContractV2) ? "v2" : "v1";
         case kFieldScales: return value != 0 ? "given" : "None";
         case kFieldWindow: return std::to_string(value) + " MiB";
+        case kFieldAlgorithm:
+            return (value & 0xFF) == static_cast<int32_t>(kAlgorithmDirect) ? "direct" : "window";
         default: return std::to_string(value);
     }
 }
@@ -117,8 +119,8 @@ public:
             case kInvalidCounts: return Format("argument=ep_send_counts;rank=%d", At(kRecCulprit));
             case kInvalidTriple: return Format("argument=assist_info_for_combine;rank=%d", At(kRecCulprit));
             case kConfigMismatch:
-                return Format("field=%s;rank=%d;ours=%s;theirs=%s", FieldName(At(kRecDetail0)),
-                              At(kRecCulprit), Ours().c_str(), Theirs().c_str());
+                return Format("field=%s;rank=%d;ours=%s;theirs=%s", Field(), At(kRecCulprit), Ours().c_str(),
+                              Theirs().c_str());
             case kRoutingMismatch:
                 return Format("rank=%d;expert=%d;ours=%d;theirs=%d", At(kRecCulprit),
                               static_cast<int>(static_cast<uint32_t>(At(kRecDetail0)) & ~kMismatchIndex),
@@ -135,8 +137,19 @@ private:
     const char* Op() const { return OpName(At(kRecOp)); }
     uint32_t Epoch() const { return static_cast<uint32_t>(At(kRecEpoch)); }
     int32_t Reporter() const { return At(kRecReporter); }
-    std::string Ours() const { return FieldValue(At(kRecDetail0), At(kRecDetail1)); }
-    std::string Theirs() const { return FieldValue(At(kRecDetail0), At(kRecDetail2)); }
+    // Header words of equal algorithms differ in the hash of the tuning table.
+    bool Tables() const {
+        return At(kRecDetail0) == static_cast<int32_t>(kFieldAlgorithm) &&
+               (At(kRecDetail1) & 0xFF) == (At(kRecDetail2) & 0xFF);
+    }
+    const char* Field() const { return Tables() ? "ASCEND_MOE_TUNING_TABLE" : FieldName(At(kRecDetail0)); }
+    std::string Ours() const { return Value(At(kRecDetail1)); }
+    std::string Theirs() const { return Value(At(kRecDetail2)); }
+    std::string Value(int32_t word) const {
+        if (!Tables()) return FieldValue(At(kRecDetail0), word);
+        const uint32_t hash = static_cast<uint32_t>(word) >> 8;
+        return hash == 0 ? "not set" : Format("the table %06x", hash);
+    }
 
     __attribute__((format(printf, 2, 3))) std::string Format(const char* format, ...) const {
         char text[512];
@@ -169,8 +182,7 @@ private:
     }
     std::string Config() const {
         return Format("%s: %s is %s on rank %d and %s on rank %d; it must be the same on all ranks", Op(),
-                      FieldName(At(kRecDetail0)), Ours().c_str(), At(kRecRank), Theirs().c_str(),
-                      At(kRecCulprit));
+                      Field(), Ours().c_str(), At(kRecRank), Theirs().c_str(), At(kRecCulprit));
     }
     std::string Routing() const {
         const uint32_t expert = static_cast<uint32_t>(At(kRecDetail0));

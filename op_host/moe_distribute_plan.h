@@ -7,6 +7,7 @@
 #include "moe_distribute_combine_tiling.h"
 #include "moe_distribute_dispatch_tiling.h"
 #include "moe_distribute_rings.h"
+#include "moe_distribute_tuned.h"
 
 namespace moe {
 
@@ -36,7 +37,7 @@ inline void FillInfo(const CallSpec& call, MoeDistributeInfo& info) {
     info.maxBatch = static_cast<uint32_t>(sizes.maxBatch);
     info.topK = static_cast<uint32_t>(sizes.topK);
     info.hidden = static_cast<uint32_t>(sizes.hidden);
-    info.cores = static_cast<uint32_t>(call.cores);
+    info.cores = TunedOr(call.tuned_cores, static_cast<uint32_t>(call.cores));
     info.contract = static_cast<uint32_t>(call.contract);
     info.xType = static_cast<uint32_t>(rows.dtype);
     info.quantMode = dispatch ? static_cast<uint32_t>(MOE_ATTRIBUTE(call, quant_mode)) : 0;
@@ -179,6 +180,14 @@ inline void PlanCombine(const CallSpec& call, const MoeDistributeInfo& info, Cal
     plan.combine.sumRing = direct ? SumRing(info, plan.combine.partElements) : 2;
 }
 
+inline void ApplyTuned(const CallSpec& call, CallPlan& plan) {
+    plan.dispatch.sendRing = TunedOr(call.tuned_ring, plan.dispatch.sendRing);
+    plan.dispatch.copyRows = TunedOr(call.tuned_rows, plan.dispatch.copyRows);
+    plan.dispatch.copyRing = TunedOr(call.tuned_ring, plan.dispatch.copyRing);
+    plan.combine.sendRows = TunedOr(call.tuned_rows, plan.combine.sendRows);
+    plan.combine.sumRing = TunedOr(call.tuned_ring, plan.combine.sumRing);
+}
+
 // Everything a launch needs, or the reason why not.
 inline bool PlanCall(const CallSpec& call, CallPlan& plan, CheckResult& result) {
     plan = CallPlan();
@@ -195,6 +204,7 @@ inline bool PlanCall(const CallSpec& call, CallPlan& plan, CheckResult& result) 
     } else {
         PlanCombine(call, info, plan);
     }
+    ApplyTuned(call, plan);
     return true;
 }
 

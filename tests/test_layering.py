@@ -182,7 +182,7 @@ def test_includes_of_the_op_have_no_cycle() -> None:
 # From the bottom up. A module imports its own level and what is below; families of one level do not meet.
 # What is not named here is on top: command line, examples, adapters.
 LEVELS: list[dict[str, tuple[str, ...]]] = [
-    {"words": ("errors", "schemas", "vendor_schemas", "vendor_ops", "experts_dtype", "liveness")},
+    {"words": ("errors", "schemas", "vendor_schemas", "vendor_ops", "experts_dtype", "liveness", "tuning")},
     {"library": ("_lib", "_cache", "npu_adapter_build")},
     {"comm": ("lent", "communicator", "local_cluster", "board", "link", "rendezvous", "verdicts", "comm")},
     {"ops": ("native", "ops", "npu_adapter", "npu_runtime", "npu_launch")},

@@ -1,0 +1,61 @@
+"""What the operators' tiling makes of an entry of a tuning table."""
+
+from __future__ import annotations
+
+import ctypes
+
+from . import _lib, native, plan
+from .errors import ArgumentError
+from .plan import Request
+from .soc import DEFAULT_SOC, SOCS
+from .tuning import CPU, Entry
+
+# What an entry asks for -> the tiling's own words for it, by op.
+_ASKED = {
+    "dispatch": {"cores": "block_dim", "ring": "send_ring", "rows": "copy_rows"},
+    "combine": {"cores": "block_dim", "rows": "send_rows"},
+}
+
+
+def request_of(entry: Entry) -> Request:
+    """The configuration that the entry is for, with the most cores that a launch may have there."""
+    chip = SOCS.get(entry.soc, SOCS[DEFAULT_SOC])
+    cores = native.core_count() if entry.soc == CPU else chip.aiv
+    return Request(
+        ranks=entry.ranks,
+        experts=entry.experts,
+        topk=entry.topk,
+        hidden=entry.hidden,
+        batch=entry.max_bs,
+        dtype=entry.dtype,
+        quant=entry.quant,
+        soc=chip.name,
+        cores=cores,
+    )
+
+
+def tiling(entry: Entry) -> dict[str, int]:
+    """``OpPlan.tiling`` of the entry's call, with what it asks for.
+
+    Raises:
+        ArgumentError: the operators refuse the configuration.
+    """
+    spec = plan.describe(entry.op, request_of(entry))
+    library = _lib.lib()
+    packed = library.am_tuning_pack(0, entry.algorithm.encode(), entry.cores, entry.ring, entry.rows)
+    library.am_spec_tune(ctypes.byref(spec), packed)
+    return plan.tiling_of(native.Plan(entry.op, spec))
+
+
+def cut(entry: Entry) -> list[str]:
+    """Where the entry asks for more than fits, in words; what the operators refuse as a whole also."""
+    try:
+        taken = tiling(entry)
+    except ArgumentError as problem:
+        return [f"a call that the operators refuse ({problem})"]
+    asked = _ASKED[entry.op]
+    return [
+        f"{name} {getattr(entry, name)}, {taken[word]} fit"
+        for name, word in asked.items()
+        if getattr(entry, name) > taken[word]
+    ]
