@@ -18,7 +18,7 @@ _PLOT = WIDTH - _LEFT - _RIGHT
 _BINS = _PLOT // 2
 _LANE_BINS = _PLOT // 4
 _BAND, _LANE, _GAP = 24, 16, 26
-_MOST_RANKS = 8
+_MOST_RANKS = 4
 
 INK, MUTED, GRID, PAPER = "#1c2430", "#5b6675", "#e3e7ec", "#ffffff"
 WAITING, MEETING, IDLE = "#d64545", "#e3a008", "#eef1f4"

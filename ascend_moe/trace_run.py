@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import statistics
 import threading
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import torch
 
 from . import ops, plan
-from . import soc as socs
 from .comm import LocalCluster
 from .communicator import DEFAULT_WINDOW_MIB, timeout_s
 from .errors import ArgumentError
 from .native import core_count
+from .timed import predict
 from .timeline import LAUNCH, PREDICTED, Event, Timeline
 from .trace_stats import op_runs
 from .tracing import trace
@@ -91,18 +89,15 @@ def predicted(request: TraceRequest, soc: str) -> Timeline:
         ArgumentError: no such SoC, or an algorithm that the model has not.
         AscendMoeError: what the kernels raise.
     """
-    socs.soc(soc)
-    timed: Any = importlib.import_module(f"{__package__}.timed")
-    found = timed.predict(_plan_request(request), soc, algorithm=request.algorithm, events=PREDICTED_EVENTS)
+    found = predict(_plan_request(request), soc, algorithm=request.algorithm, events=PREDICTED_EVENTS)
     events: list[Event] = []
     start = 0.0
     dropped = 0
     for name, one in (("dispatch", found.dispatch), ("combine", found.combine)):
         if request.op not in ("both", name):
             continue
-        own = [Event(**event) for event in one.events]
-        dropped += len(own) == PREDICTED_EVENTS
-        events += [shifted(event, start) for event in with_launches(own, name)]
+        dropped += len(one.events) == PREDICTED_EVENTS
+        events += [shifted(event, start) for event in with_launches(one.events, name)]
         start += one.us * 1000 * 1.05
     details = {**{name: str(value) for name, value in asdict(request).items()}, "soc": soc}
     return Timeline(PREDICTED, events, f"{soc}, {request.title}", details, dropped)

@@ -184,14 +184,16 @@ def phase_rows(run: OpRun) -> list[PhaseRow]:
 
 
 def longest_waits(run: OpRun) -> list[Waited]:
-    """Of every rank its longest wait whose releasing store is known, longest first."""
+    """Of every rank its longest wait for another one's status whose store is known, longest first."""
     found: dict[int, Waited] = {}
     last: dict[int, tuple[Event, Event, float]] = {}  # a wait is released by the last block that it saw
     for store, wait, seen in arrows(run.events):
         if id(wait) not in last or seen >= last[id(wait)][2]:
             last[id(wait)] = (store, wait, seen)
     for store, wait, seen in last.values():
-        if wait.rank not in found or wait.ns > found[wait.rank].wait.ns:
+        if store.rank != wait.rank and (
+            wait.rank not in found or wait.ns > found[wait.rank].wait.ns
+        ):
             found[wait.rank] = Waited(wait, store, seen)
     return sorted(found.values(), key=lambda waited: -waited.wait.ns)
 
