@@ -103,7 +103,7 @@ def test_every_method_agrees_over_mpi(scratch: Path) -> None:
 
 
 def _hurt(number: int, sign: signal.Signals, then: Callable[[], None] = bool) -> Callable[[int, int], None]:
-    """As the progress of a run: sends the signal, once, to a rank as soon as it measures; then does ``then``."""
+    """As the progress of a run: sends a rank that measures the signal, once, and calls ``then``."""
     sent = []
 
     def tell(case: int, done: int) -> None:
