@@ -120,7 +120,7 @@ def _slices(events: Sequence[Event], zero: float) -> Iterator[Record]:
                 "pid": rank,
                 "tid": track,
                 "ts": _us(event.start_ns - zero),
-                "dur": _us(end - event.start_ns),
+                "dur": (round(end - zero) - round(event.start_ns - zero)) / 1000,
                 "name": label(event),
                 "cat": "phase" if event.name in (LAUNCH, PHASE) else event.pipe,
                 "args": args,
@@ -133,7 +133,8 @@ def label(event: Event) -> str:
 
 
 def _us(ns: float) -> float:
-    return round(ns / 1000, 3)
+    """Whole nanoseconds, as microseconds: what encloses something before does so after rounding."""
+    return round(ns) / 1000
 
 
 def arrows(events: Sequence[Event]) -> Iterator[tuple[Event, Event, float]]:

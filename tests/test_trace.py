@@ -207,13 +207,15 @@ def check_chrome(document: dict[str, Any]) -> Counter[str]:
             assert event["ph"] == "C" and all(value >= 0 for value in event["args"].values())
     assert tracks.keys() <= named
     for own in tracks.values():  # one after the other, or one in the other
-        own.sort(key=lambda e: (e["ts"], -e["dur"]))
-        ends: list[float] = []
-        for event in own:
-            while ends and ends[-1] <= event["ts"] + 1e-6:
+        spans = sorted(
+            ((round(e["ts"] * 1000), round(e["dur"] * 1000)) for e in own), key=lambda s: (s[0], -s[1])
+        )
+        ends: list[int] = []
+        for start, length in spans:
+            while ends and ends[-1] <= start:
                 ends.pop()
-            assert not ends or event["ts"] + event["dur"] <= ends[-1] + 2e-3
-            ends.append(event["ts"] + event["dur"])
+            assert not ends or start + length <= ends[-1]
+            ends.append(start + length)
     for pair in flows.values():
         start, finish = sorted(pair, key=lambda e: e["ph"], reverse=True)
         assert (start["ph"], finish["ph"], finish["bp"]) == ("s", "f", "e")
