@@ -191,9 +191,7 @@ def longest_waits(run: OpRun) -> list[Waited]:
         if id(wait) not in last or seen >= last[id(wait)][2]:
             last[id(wait)] = (store, wait, seen)
     for store, wait, seen in last.values():
-        if store.rank != wait.rank and (
-            wait.rank not in found or wait.ns > found[wait.rank].wait.ns
-        ):
+        if store.rank != wait.rank and (wait.rank not in found or wait.ns > found[wait.rank].wait.ns):
             found[wait.rank] = Waited(wait, store, seen)
     return sorted(found.values(), key=lambda waited: -waited.wait.ns)
 

@@ -136,9 +136,8 @@ def test_a_rank_that_stands_still_ends_the_run_and_is_named(
 
 def test_what_a_rank_raises_is_told(scratch: Path) -> None:
     too_wide = Case("tiny", 2, 4, 64, 2, 7)  # 7 experts on 2 ranks: the ops refuse that
-    with pytest.raises(RankFailed, match=r"rank [01]: .*") as error:
+    with pytest.raises(RankFailed, match=r"rank [01]: ArgumentError: .*moe_expert_num"):
         ranks.run(job([too_wide]), quiet)
-    assert "7" in str(error.value) or error.value.trace
     assert not list(scratch.iterdir()) and not rank_pids(os.getpid())
 
 

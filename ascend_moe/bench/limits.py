@@ -30,13 +30,8 @@ def measure(cases: list[Case], place: Place, board: Board) -> dict[str, Any]:
     sources = native.pointers(one.x, places // case.topk)
     summed = torch.empty_like(one.x)
 
-    def copy(method: str) -> Callable[[], None]:
-        return lambda: native.copy_rows(rows, sources, method)
-
-    work = {f"copy, {name}": copy(name) for name in native.COPIES}
-    work["weighted sum"] = lambda: native.weighted_sum(
-        summed, native.pointers(rows, places), one.expert_scales
-    )
+    work = {f"copy, {name}": native.row_copy(rows, sources, name) for name in native.COPIES}
+    work["weighted sum"] = native.weighted_sum(summed, native.pointers(rows, places), one.expert_scales)
     spans: dict[str, dict[str, Spans]] = {}
     for what, function in work.items():
         function()

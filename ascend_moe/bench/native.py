@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from ascend_moe import _lib
 from ascend_moe.errors import ArgumentError
 
 COPIES = {"memcpy": 0, "stream": 1, "through UB": 2}  # am_bench_copy_rows
+_LANES = 16  # of the weighted sum
 WAITS = {"spin": 0, "spin, then yield": 1, "futex": 2}  # am_bench_flag
 
 
@@ -19,23 +21,33 @@ def pointers(rows: Tensor, index: Tensor) -> Tensor:
     return torch.mul(index, rows.size(1) * rows.element_size()).add_(rows.data_ptr())
 
 
-def copy_rows(to: Tensor, addresses: Tensor, method: str) -> None:
-    """Copies the rows at ``addresses`` to the first rows of ``to``; rows have ``to``'s size."""
-    count, size = addresses.numel(), to.size(1) * to.element_size()
-    _lib.lib().am_bench_copy_rows(to.data_ptr(), addresses.data_ptr(), count, size, COPIES[method])
+def row_copy(to: Tensor, addresses: Tensor, method: str) -> Callable[[], None]:
+    """Copies the rows at ``addresses`` (n,) to the first n rows of ``to``, which have their size."""
+    function = _lib.lib().am_bench_copy_rows
+    size = to.size(1) * to.element_size()
+    arguments = (to.data_ptr(), addresses.data_ptr(), addresses.numel(), size, COPIES[method])
+    return functools.partial(_keep, function, arguments, (to, addresses))
 
 
-def weighted_sum(out: Tensor, addresses: Tensor, weights: Tensor) -> None:
-    """out (BS, H): fp32 sums over ascending k of the rows at ``addresses`` (BS * K) times weights (BS, K)."""
+def weighted_sum(out: Tensor, addresses: Tensor, weights: Tensor) -> Callable[[], None]:
+    """out (BS, H): fp32 sums over ascending k of the rows at ``addresses`` (BS * K) times weights (BS, K).
+
+    Raises:
+        ArgumentError: H is no multiple of 16.
+    """
+    if out.size(1) % _LANES:
+        raise ArgumentError(f"hidden is {out.size(1)}; need a multiple of {_LANES}", argument="hidden")
+    function = _lib.lib().am_bench_weighted_sum
     tokens, topk = weights.shape
-    kind = _type_code(out.dtype)
-    failed = _lib.lib().am_bench_weighted_sum(
-        out.data_ptr(), addresses.data_ptr(), weights.data_ptr(), tokens, topk, out.size(1), kind
-    )
-    if failed:
-        raise ArgumentError(
-            f"the weighted sum needs H a multiple of 16, H is {out.size(1)}", argument="hidden"
-        )
+    places = (out.data_ptr(), addresses.data_ptr(), weights.data_ptr())
+    arguments = (*places, tokens, topk, out.size(1), _type_code(out.dtype))
+    return functools.partial(_keep, function, arguments, (out, addresses, weights))
+
+
+def _keep(function: Callable[..., int], arguments: tuple[int, ...], alive: tuple[Tensor, ...]) -> None:
+    """``alive``: whose memory the arguments point to."""
+    if function(*arguments):
+        raise ArgumentError("the benchmark's copy or sum refused its arguments", argument="methods")
 
 
 @functools.cache

@@ -81,7 +81,7 @@ def roofline(run: Run, path: Path) -> Path:
             )
     floor = _flag_floor(run.limits)
     if floor:
-        axes.axhline(floor, color="#b00020", linewidth=0.8, linestyle=":", label="two flags each way")
+        axes.axhline(floor, color="#b00020", linewidth=0.8, linestyle=":", label="two flags, one way each")
     axes.set(
         xscale="log",
         yscale="log",

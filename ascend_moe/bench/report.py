@@ -102,6 +102,9 @@ def _cells(row: Row, case: CaseResult, claim: bool) -> list[str]:
 def notes(case: CaseResult) -> list[str]:
     """What a reader of the table must know."""
     found = [f"* the limit: the fastest of the three copies here, {case.limit}"]
+    if case.cache_resident:
+        size = case.case.combine_bytes / 1e6
+        found.append(f"cache-resident: the {size:.2f} MB of one way fit into a core's L2")
     found += [f"{row.name}: {row.flag}" for row in case.rows if row.flag]
     found += [f"{name} left out: {why}" for name, why in case.missing.items()]
     noisy = [row.name for row in case.rows if row.noisy]
@@ -129,8 +132,9 @@ def headline(case: CaseResult, force: bool = False) -> str:
         row = case.row(mine)
         assert row is not None
         text = f"{mine} {times_text(row.to_limit)} the limit"
-        tuned = {peer: one for peer, one in peers.items() if peer.endswith("tuned")} or peers
-        text += "".join(f", {one.p50:.1f} x faster than {peer}" for peer, one in tuned.items())
+        best = case.best_peer()
+        told = [peer for peer in peers if peer.endswith("tuned") or (best and peer == best.name)]
+        text += "".join(f", {peers[peer].p50:.1f} x faster than {peer}" for peer in told)
         words.append(text)
     return f"{case.case.name}: " + "; ".join(words) + (" (noisy)" if case.too_noisy else "")
 

@@ -63,11 +63,17 @@ class CaseResult:
     page_faults: list[int]
     load: float
     cores: int
+    l2_bytes: int
     samples: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
     @property
     def oversubscribed(self) -> bool:
         return self.case.world > self.cores
+
+    @property
+    def cache_resident(self) -> bool:
+        """The BS * K rows of the way back fit into one core's L2."""
+        return self.case.combine_bytes <= self.l2_bytes
 
     @property
     def too_noisy(self) -> bool:
@@ -82,7 +88,9 @@ class CaseResult:
         return min(peers, key=lambda row: row.round_trip.p50, default=None)
 
 
-def evaluate(case: Case, marks: Sequence[CaseMarks], load: float, cores: int) -> CaseResult:
+def evaluate(
+    case: Case, marks: Sequence[CaseMarks], load: float, cores: int, l2_bytes: int = 0
+) -> CaseResult:
     """From what every rank measured of the case."""
     measured = {name: times([one.marks[name] for one in marks]) for name in marks[0].marks}
     first = {name: times([[one.first[name]] for one in marks]) for name in measured}
@@ -123,6 +131,7 @@ def evaluate(case: Case, marks: Sequence[CaseMarks], load: float, cores: int) ->
         page_faults=[one.page_faults for one in marks],
         load=load,
         cores=cores,
+        l2_bytes=l2_bytes,
         samples={name: _samples(one) for name, one in measured.items()},
     )
 

@@ -11,6 +11,7 @@ from ascend_moe.bench.statistics import Spread
 from ascend_moe.errors import ArgumentError
 
 SCHEMA = "ascend-moe-bench/1"
+_DERIVED = ("oversubscribed", "cache_resident", "too_noisy")  # of a case, for readers of the file alone
 _DIGITS = 5  # significant ones: more would be noise
 
 
@@ -58,6 +59,7 @@ def _case(one: CaseResult, samples: bool) -> dict[str, Any]:
         "rows": [_row(row) for row in one.rows],
         "faster": {o: {p: _spread(s) for p, s in by.items()} for o, by in one.faster.items()},
         "oversubscribed": one.oversubscribed,
+        "cache_resident": one.cache_resident,
         "too_noisy": one.too_noisy,
     }
     rounded = {
@@ -67,7 +69,7 @@ def _case(one: CaseResult, samples: bool) -> dict[str, Any]:
 
 
 def _load_case(values: dict[str, Any]) -> CaseResult:
-    given = {name: value for name, value in values.items() if name not in ("oversubscribed", "too_noisy")}
+    given = {name: value for name, value in values.items() if name not in _DERIVED}
     rows = [_load_row(row) for row in values["rows"]]
     faster = {o: {p: _load_spread(s) for p, s in by.items()} for o, by in values["faster"].items()}
     return CaseResult(**{**given, "case": Case(**values["case"]), "rows": rows, "faster": faster})

@@ -55,7 +55,7 @@ def run(
         if machine:
             found.limits.append(limits(world, machine))
         for case, of_ranks in zip(mine, marks, strict=True):
-            found.cases.append(evaluate(case, of_ranks, load, len(cores)))
+            found.cases.append(evaluate(case, of_ranks, load, len(cores), environment.l2_bytes()))
     return found
 
 

@@ -88,7 +88,8 @@ class _Tuned(Method):
         torch.index_select(rows.view(torch.int32), 0, arrival, out=self._give_back[:count])
         self._link.rows(self._got_back, self._give_back[:count], way.sent, way.received)
         self._place_of[way.order] = self._places[:pairs]
-        native.weighted_sum(self._out, native.pointers(self._got_back, self._place_of), one.expert_scales)
+        rows_of_token = native.pointers(self._got_back, self._place_of)
+        native.weighted_sum(self._out, rows_of_token, one.expert_scales)()
         return self._out
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 import ascend_moe
 from ascend_moe import _lib, ops
+from ascend_moe.bench.cases import Case
 from ascend_moe.bench.data import Inputs
 from ascend_moe.bench.methods.base import OURS, Arrived, Method, Place
 
@@ -21,19 +22,19 @@ class _Op(Method):
         known = _lib.lib().am_comm_algorithm(cls.comm_alg.encode()) >= 0
         return "" if known else f"the ops have no comm_alg {cls.comm_alg!r}"
 
-    def _common(self) -> dict[str, Any]:
-        place = self.place
-        return {
+    def __init__(self, case: Case, place: Place, most_rows: int, rows_out: Tensor) -> None:
+        super().__init__(case, place, most_rows, rows_out)
+        self._common: dict[str, Any] = {
             "group_ep": place.group_ep,
             "ep_world_size": place.world,
             "ep_rank_id": place.rank,
-            "moe_expert_num": self.case.experts,
+            "moe_expert_num": case.experts,
             "comm_alg": self.comm_alg,
         }
 
     def dispatch(self, one: Inputs) -> Arrived:
         rows, scales, assist, nums, counts, tp_counts, _ = ops.npu_moe_distribute_dispatch_v2(
-            one.x, one.expert_ids, quant_mode=self.case.quant_mode, **self._common()
+            one.x, one.expert_ids, quant_mode=self.case.quant_mode, **self._common
         )
         handle = (assist, counts, tp_counts)
         return Arrived(rows, scales if self.case.quant_mode else None, nums, handle)
@@ -47,7 +48,7 @@ class _Op(Method):
             counts,
             one.expert_scales,
             tp_send_counts=tp_counts,
-            **self._common(),
+            **self._common,
         )
         return out
 
