@@ -11,7 +11,7 @@
 #   make model         the protocol's model in spin, where it is there    MODEL_ARGS=--full
 #   make bench         dispatch and combine against gloo, MPI and the machine's limit   BENCH_ARGS="--bs 32"
 #   make bench-check   fails where the ratios of docs/performance.md are not kept; bench-docs measures them anew
-#   make lib           the library into the source tree, for PYTHONPATH=. without installing
+#   make lib           the libraries into the source tree, for PYTHONPATH=. without installing
 #   make wheel  clean  headers-check CANN_HEADERS=dir  address-space-check
 
 PYTHON ?= python3
@@ -31,11 +31,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests run from tests/ so that they import the installed package, never the source tree.
 pytest = cd tests && ASCEND_MOE_TEST_INSTALLED=1 ASCEND_MOE_CACHE=$(CURDIR)/build/kernels $(sanitized) $(bin)/pytest --timeout=300
 
-# pip is asked for torch and for the project in one command, so that it never picks another torch. It always
-# runs, no stamp file: outside pip's build isolation the build directory is kept, and only what changed is
-# compiled. The first time it shows what it downloads, later it is quiet.
-pip_install = $(bin)/python -m pip install $(if $(wildcard $(bin)/ascend-moe),--quiet) \
-	--no-build-isolation $(foreach word,$(TORCH),'$(word)')
+# torch comes first: the compiled kernels of its ops are built against the one in the venv. Then pip is asked for
+# torch and for the project in one command, so that it never picks another torch. It always runs, no stamp file:
+# outside pip's build isolation the build directory is kept, and only what changed is compiled. The first time it
+# shows what it downloads, later it is quiet.
+pip = $(bin)/python -m pip install $(if $(wildcard $(bin)/ascend-moe),--quiet)
+torch = $(foreach word,$(TORCH),'$(word)')
+pip_install = $(pip) $(torch) && $(pip) --no-build-isolation $(torch)
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := install
@@ -121,7 +123,7 @@ bench-check: bench = $(bin)/ascend-moe bench --check
 bench-docs: bench = PYTHONSAFEPATH=1 $(bin)/python -m ascend_moe.bench.page docs
 
 lib:
-	cmake -S . -B build/dev
+	cmake -S . -B build/dev $(if $(wildcard $(bin)/python),-DPython3_EXECUTABLE=$(bin)/python)
 	cmake --build build/dev
 	cmake --install build/dev --prefix . --component lib
 

@@ -7,6 +7,7 @@ import functools
 import importlib
 import os
 import shlex
+import sys
 from ctypes import POINTER, c_char_p, c_int, c_int64, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -98,10 +99,10 @@ def native_source_root() -> Path:
 def build_command() -> str:
     """The shell command that builds the library of this installation and puts it where it is looked for."""
     root = native_source_root()
-    paths = (root, root / "build" / "dev", _package_paths()[0].parent)
-    source, target, prefix = (shlex.quote(str(path)) for path in paths)
+    paths = (root, root / "build" / "dev", _package_paths()[0].parent, sys.executable)
+    source, target, prefix, python = (shlex.quote(str(path)) for path in paths)
     return (
-        f"cmake -S {source} -B {target} && cmake --build {target} --parallel 2"
+        f"cmake -S {source} -B {target} -DPython3_EXECUTABLE={python} && cmake --build {target} --parallel 2"
         f" && cmake --install {target} --prefix {prefix} --component lib"
     )
 

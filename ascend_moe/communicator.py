@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from ascend_moe import _lib
+from ascend_moe import _lib, compiled
 from ascend_moe.errors import ArgumentError, AscendMoeError
 from ascend_moe.lent import LentMemory, none_lent
 
@@ -135,6 +137,15 @@ def window_lent_bytes(data_bytes: int) -> int:
     return int(text) * MIB
 
 
+_numbers = itertools.count(1)
+_alive: weakref.WeakValueDictionary[int, Communicator] = weakref.WeakValueDictionary()
+
+
+def by_number(number: int) -> Communicator | None:
+    """The communicator whose ``number`` this is, while anything refers to it."""
+    return _alive.get(number)
+
+
 class Communicator:
     """One rank's end: the native communicator over all ranks' windows.
 
@@ -143,6 +154,7 @@ class Communicator:
         rank, world: this end's EP rank, and the number of EP ranks.
         data_bytes, lent_bytes: sizes of one rank's data and lent area.
         context_kind, ranks_per_server: as the functions of these names said when it was opened.
+        number: one of its own in this process.
         failed: the first fatal error, set by the op that met it; later ops raise it again at once.
     """
 
@@ -174,12 +186,11 @@ class Communicator:
         self.world = len(bases)
         self.data_bytes, self.lent_bytes = data_bytes, lent_bytes
         self.context_kind, self.ranks_per_server = context_kind(), ranks_per_server()
-        self.failed: BaseException | None = None
+        self._failed: BaseException | None = None
         self._lent: LentMemory | None = None
         self._describe = describe
         self._release, self._unmap = release, unmap
         self._patience = timeout_s() + 2
-        self._busy = threading.Lock()  # held while an op runs
         self._handle_lock = threading.Lock()  # held for a moment; guards the handle alone
         fds = None if live_fds is None else (ctypes.c_int * self.world)(*live_fds)
         table = (ctypes.c_void_p * self.world)(*bases)
@@ -187,6 +198,11 @@ class Communicator:
         if not handle:
             raise AscendMoeError(f"rank {rank}: the communicator of group {name!r} could not be created")
         self._handle: int | None = handle
+        # Held while an op runs; by the compiled kernels too, where they are.
+        self.gate = compiled.Gate(handle) if compiled.active() else None
+        self._busy: threading.Lock | compiled.Gate = self.gate or threading.Lock()
+        self.number = next(_numbers)
+        _alive[self.number] = self
         if _lib.lib().am_comm_use_context(handle, self.context_kind) or _lib.lib().am_comm_use_servers(
             handle, self.ranks_per_server
         ):
@@ -199,6 +215,16 @@ class Communicator:
         if self._handle is None:
             raise AscendMoeError(f"rank {self.rank}: the communicator of group {self.name!r} is closed")
         return self._handle
+
+    @property
+    def failed(self) -> BaseException | None:
+        return self._failed
+
+    @failed.setter
+    def failed(self, error: BaseException) -> None:
+        self._failed = error
+        if self.gate is not None:
+            self.gate.close()
 
     @property
     def closed(self) -> bool:
@@ -268,6 +294,8 @@ class Communicator:
         try:
             with self._handle_lock:
                 handle, self._handle = self._handle, None
+            if self.gate is not None:
+                self.gate.close()
             if handle is not None:
                 try:
                     _lib.lib().am_comm_destroy(handle)

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from . import _lib
+from . import _lib, compiled
 from .communicator import MIB, window_data_bytes
 from .doctor_finding import Finding, error, fine, warn
 from .errors import AscendMoeError
@@ -29,6 +29,7 @@ def findings() -> Iterator[Finding]:
     yield _python()
     yield _torch()
     yield from _library()
+    yield _torch_ops()
     yield _compiler()
     yield _cores()
     yield from _memory()
@@ -79,6 +80,19 @@ def _library() -> Iterator[Finding]:
         yield warn(topic, f"{path} is not of the sources in {root}", why, _lib.build_command())
     else:
         yield fine(topic, f"{path}, of the sources in {root}")
+
+
+def _torch_ops() -> Finding:
+    topic, problem, refused = "torch ops", compiled.why_not(), compiled.refusal()
+    if problem is None:
+        return fine(topic, f"compiled kernels on CPU, {compiled.library_path()}")
+    head, _, fix = str(problem).partition(":")
+    fix = " ".join(fix.split())
+    if refused is not None:
+        return error(topic, head, "the operators on CPU raise this", fix or f"unset {compiled.SWITCH}")
+    if compiled.choice() == "python":
+        return fine(topic, f"Python kernels on CPU ({head})")
+    return warn(topic, head, "the operators on CPU run, but every call takes longer through Python", fix)
 
 
 def _source_hash(root: Path) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TypeVar
 
-from ascend_moe import _lib
+from ascend_moe import _lib, compiled
 from ascend_moe.communicator import (
     MAX_WORLD,
     MIB,
@@ -137,7 +137,8 @@ class LocalCluster:
         if window_mib is not None:
             window_data_bytes(window_mib)
         self.world_size = world_size
-        self.name = f"local_cluster_{os.getpid()}_{next(_numbers)}"
+        self._number = next(_numbers)
+        self.name = f"local_cluster_{os.getpid()}_{self._number}"
         self.changed = threading.Condition()  # guards everything below
         self._window_mib = window_mib
         self._windows: _Windows | None = None
@@ -157,6 +158,7 @@ class LocalCluster:
         _entered.pop(self.name, None)
         with self.changed:
             self._left_open = bool(self._active)
+        compiled.forget()
         if not self._left_open:
             self._close_windows()
 
@@ -202,6 +204,7 @@ class LocalCluster:
 
     def _body(self, rank: int, fn: Callable[[int, str], T], results: dict[int, T]) -> None:
         _here.place = (self, rank)
+        compiled.set_place(self._number * MAX_WORLD + rank + 1)
         try:
             results[rank] = fn(rank, self.name)
         except BaseException as error:  # also SystemExit: raised again by run()
@@ -225,6 +228,7 @@ class LocalCluster:
         """The caller of run() will not wait: makes the ops of all ranks return, and gives them a moment."""
         with self.changed:
             self._left_open = True  # should the moment not do, or be interrupted again
+            compiled.forget()
             if self._windows is not None:
                 for rank in range(self.world_size):
                     self._windows.mark_lost(rank)

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from . import _lib, errors, tuning
+from . import _lib, compiled, errors, tuning
 from .communicator import MAX_WINDOW_MIB, MIB, Communicator, timeout_s
 
 OP_DISPATCH, OP_COMBINE = 1, 2
@@ -216,6 +216,7 @@ class Plan:
         ``shapes`` and ``comm_alg`` as given to ``describe``: for messages, which name what was passed.
         """
         self._handle: int | None = None
+        self._shared: compiled.SharedPlan | None = None
         self._library = _lib.lib()
         check = CheckResult()
         self._handle = self._library.am_plan_create(ctypes.byref(spec), ctypes.byref(check))
@@ -244,8 +245,17 @@ class Plan:
     def handle(self) -> int | None:
         return self._handle
 
+    def shared(self) -> compiled.SharedPlan:
+        """The native plan for owners beside this one."""
+        assert self._handle is not None
+        if self._shared is None:
+            self._shared = compiled.SharedPlan(self._handle, self._library.am_plan_destroy)
+        return self._shared
+
     def __del__(self) -> None:
-        if self._handle:
+        if self._shared is not None:
+            self._shared.drop()
+        elif self._handle:
             self._library.am_plan_destroy(self._handle)
 
 
@@ -374,11 +384,16 @@ def run(plan: Plan, communicator: Communicator, inputs: Mapping[str, torch.Tenso
     with communicator.use() as handle:
         code = library.am_run(handle, plan.handle, pointers, targets, record, fault, _TEXT_BYTES)
         if code != 0:
-            error = error_of(code, record, fault.value.decode(), communicator)
-            if library.am_error_is_fatal(code):
-                communicator.failed = error
-            raise error
+            raise failure(code, record, fault.value.decode(), communicator)
     return outputs
+
+
+def failure(code: int, record: Any, fault: str, communicator: Communicator) -> errors.AscendMoeError:
+    """``error_of`` an op that ran on the CPU; a fatal one marks the communicator. Within its ``use()``."""
+    error = error_of(code, record, fault, communicator)
+    if _lib.lib().am_error_is_fatal(code):
+        communicator.failed = error
+    return error
 
 
 def error_of(code: int, record: Any, fault: str, communicator: End) -> errors.AscendMoeError:

@@ -16,8 +16,8 @@ from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 from torch.fx.node import has_side_effect
 from torch.utils._pytree import tree_map
 
-from . import comm, native, npu_launch
-from .errors import ArgumentError, AscendMoeError
+from . import comm, compiled, native, npu_launch, ops_compiled
+from .errors import ArgumentError, AscendMoeError, LibraryError
 from .experts_dtype import resolve_dtype
 from .schemas import DOCS, NAMESPACE, SCHEMAS
 
@@ -116,6 +116,9 @@ class _Op:
         return tensors, {name: values[name] for name in self.integers}
 
     def cpu(self, *args: Any, **kwargs: Any) -> Any:
+        refusal = compiled.refusal()
+        if refusal is not None:
+            raise LibraryError(str(refusal))
         values = self.bind(args, kwargs)
         tensors, attributes = self._parts(values)
         for name, tensor in tensors.items():
@@ -136,7 +139,15 @@ class _Op:
         )
         inputs = {name: tensor.contiguous() for name, tensor in tensors.items()}
         outputs = native.run(plan, communicator, inputs)
+        if compiled.active():
+            ops_compiled.remember(self.positions(), group_ep, plan, communicator)
         return tuple(outputs) if self.code == native.OP_DISPATCH else outputs[0]
+
+    @functools.cache  # noqa: B019  there are four, for good
+    def positions(self) -> list[int]:
+        """Of every argument among the native inputs; -1: it is no tensor."""
+        names = native.tensor_names()
+        return [names.index(name) if name in self.tensors else -1 for name in self.names]
 
     def npu(self, *args: Any, **kwargs: Any) -> Any:
         """PrivateUse1: the same checks, then CANN. Reached only with torch_npu's tensors."""
@@ -208,8 +219,10 @@ class _Op:
                 raise refuse(name, f"is {sizes[name]}, it must be in 0..{world - 1} (ep_world_size - 1)")
 
     def public(self, doc: str) -> Callable[..., Any]:
+        overload = self.overload
+
         def call(*args: Any, **kwargs: Any) -> Any:
-            return self.overload(*args, **kwargs)
+            return overload(*args, **kwargs)
 
         call.__name__ = call.__qualname__ = self.name
         call.__doc__ = doc
@@ -221,11 +234,15 @@ class _Op:
 
 def _register(name: str) -> Callable[..., Any]:
     op = _Op(name)
-    for key in ("CPU", *_OTHER_LAYOUTS):
+    for key in _OTHER_LAYOUTS:
         _LIBRARY.impl(name, op.cpu, key)
     _LIBRARY.impl(name, op.npu, "PrivateUse1")
     torch.library.register_fake(f"{NAMESPACE}::{name}", op.fake, lib=_LIBRARY)
-    _LIBRARY.impl(name, op.autograd, "Autograd", with_keyset=True)
+    if compiled.active():
+        ops_compiled.install(name, op.cpu, op.autograd)
+    else:
+        _LIBRARY.impl(name, op.cpu, "CPU")
+        _LIBRARY.impl(name, op.autograd, "Autograd", with_keyset=True)
     # Peers wait for every call: no compiler may drop one whose results are unused, merge two equal ones, or
     # swap two. The first keeps calls in any fx graph; the second chains them by a token, so that no two are
     # equal or independent.

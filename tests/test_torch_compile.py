@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch._functorch.compile_utils import fx_graph_cse
 from torch_calls import EXPERTS, VARIANTS, Variant, overload
 
 import ascend_moe
-from ascend_moe import native
+from ascend_moe import compiled, native
 
 PLAIN, PLAIN_V2 = VARIANTS[0], VARIANTS[1]
 
@@ -46,7 +46,7 @@ def ops_in(graph: torch.fx.Graph) -> list[str]:
 
 
 @pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The op codes of every kernel launch."""
     seen: list[int] = []
     launch = native.run
@@ -57,7 +57,8 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(native, "run", counted)
     torch._dynamo.reset()
-    return seen
+    with compiled.paused():
+        yield seen
 
 
 def program(variant: Variant, group_ep: str) -> tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]:

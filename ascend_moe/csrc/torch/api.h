@@ -1,0 +1,50 @@
+// What ascend_moe/compiled.py calls, by ctypes. No C++ types, no exceptions cross it.
+#pragma once
+
+#include <stdint.h>
+
+#define AM_TORCH_API extern "C" __attribute__((visibility("default")))
+
+// Of this interface; the package that loads the library expects the same.
+AM_TORCH_API int am_torch_interface(void);
+
+// Registers the kernels of an op of torch.ops.ascend_moe. 0, or 1: `text` says why not.
+AM_TORCH_API int am_torch_register(uint64_t number, const char* name, char* text, uint64_t bytes);
+
+// The gate of a communicator, that ops and its closing pass one at a time. Acquiring gives up after so many
+// milliseconds, or at a signal: 0. Once closed, for good, calls pass to Python.
+AM_TORCH_API void* am_torch_gate_create(void* communicator);
+AM_TORCH_API void am_torch_gate_destroy(void* gate);
+AM_TORCH_API int am_torch_gate_acquire(void* gate, int milliseconds);
+AM_TORCH_API void am_torch_gate_release(void* gate);
+AM_TORCH_API void am_torch_gate_close(void* gate);
+
+// A plan with several owners: the native one is destroyed with the last of them.
+AM_TORCH_API void* am_torch_plan_create(void* plan, void (*destroy)(void*));
+AM_TORCH_API void am_torch_plan_drop(void* shared);
+
+// What Python found out about the call that it was handed on this thread; later equal calls do not get to
+// Python.
+struct AmTorchCall {
+    void* plan;  // of am_torch_plan_create
+    void* gate;
+    uint64_t communicator_id;
+    void* run;                 // am_run of the library that made them
+    const char* group;         // c10d's name of the process group; null: none
+    const int16_t* positions;  // by argument: its place among the inputs of am_run, -1: no tensor
+    uint64_t arguments, inputs;
+    const int64_t* outputs;  // torch's number of the dtype, count of sizes, two sizes; four words an output
+    uint64_t output_count;
+};
+// 1: remembered.
+AM_TORCH_API int am_torch_remember(const AmTorchCall* call);
+// All of them; also what other threads are finding out now.
+AM_TORCH_API void am_torch_forget(void);
+
+AM_TORCH_API void am_torch_set_place(uint64_t place);
+AM_TORCH_API void am_torch_pause(int by);
+// Calls without Python, and those handed to it.
+AM_TORCH_API void am_torch_counts(uint64_t* out);
+// Takes am_run's place where the cost of a call without its kernel is measured.
+AM_TORCH_API int am_torch_run_nothing(void*, void*, const void* const*, void* const*, int32_t*, char*,
+                                      uint64_t);

@@ -1,0 +1,65 @@
+#include "cache.h"
+
+#include <pthread.h>
+
+#include <mutex>
+#include <unordered_map>
+
+namespace ascend_moe_torch {
+
+namespace {
+
+constexpr size_t kMostCalls = 1024;
+
+struct Calls {
+    std::mutex mutex;
+    uint64_t generation = 0;
+    std::unordered_multimap<uint64_t, std::shared_ptr<const Entry>> by_hash;
+};
+
+// Never destroyed: threads may outlive main().
+Calls* calls = new Calls;
+
+// A forked child has none of its parent's communicators, and maybe a mutex that was held.
+void AfterFork() { calls = new Calls; }
+const int registered = pthread_atfork(nullptr, nullptr, &AfterFork);
+
+}  // namespace
+
+uint64_t Generation() {
+    const std::lock_guard<std::mutex> lock(calls->mutex);
+    return calls->generation;
+}
+
+std::shared_ptr<const Entry> Find(const Key& key) {
+    const uint64_t hash = key.hash();
+    const std::lock_guard<std::mutex> lock(calls->mutex);
+    const auto [first, last] = calls->by_hash.equal_range(hash);
+    for (auto found = first; found != last; ++found) {
+        if (key == found->second->key) return found->second;
+    }
+    return nullptr;
+}
+
+void Remember(uint64_t generation, std::shared_ptr<const Entry> entry, const Key& key) {
+    const uint64_t hash = key.hash();
+    const std::lock_guard<std::mutex> lock(calls->mutex);
+    if (calls->generation != generation) return;
+    const auto [first, last] = calls->by_hash.equal_range(hash);
+    for (auto found = first; found != last; ++found) {
+        if (key == found->second->key) {
+            found->second = std::move(entry);
+            return;
+        }
+    }
+    if (calls->by_hash.size() >= kMostCalls) calls->by_hash.clear();
+    calls->by_hash.emplace(hash, std::move(entry));
+}
+
+void Forget() {
+    const std::lock_guard<std::mutex> lock(calls->mutex);
+    ++calls->generation;
+    calls->by_hash.clear();
+}
+
+}  // namespace ascend_moe_torch

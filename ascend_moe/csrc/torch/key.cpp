@@ -1,0 +1,87 @@
+#include "key.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdlib>
+#include <cstring>
+
+namespace ascend_moe_torch {
+
+namespace {
+
+// First byte of an argument's words: what follows.
+enum Tag : uint64_t { kNone = 1, kTensor, kInt, kText, kAbsentVariable };
+
+constexpr int kTagShift = 56, kTypeShift = 32;
+constexpr uint64_t kMaxDims = 8;
+constexpr size_t kMaxText = 512;
+constexpr uint64_t kMix = 0x9E3779B97F4A7C15u;
+
+// Variables that Python reads in every call (native.core_count, communicator.timeout_s): os.environ hands a
+// change on to the C environment, which is read here.
+constexpr const char* kVariables[] = {"ASCEND_MOE_AIV_CORES", "ASCEND_MOE_TIMEOUT_S"};
+
+thread_local uint64_t place_here = 0;
+
+constexpr uint64_t Head(Tag tag, uint64_t rest = 0) { return static_cast<uint64_t>(tag) << kTagShift | rest; }
+
+}  // namespace
+
+void SetPlace(uint64_t place) { place_here = place; }
+
+bool Key::Make(uint64_t op, const c10::IValue* arguments, size_t count) {
+    size_ = 0;
+    bool fits = Add(op) && Add(place_here);
+    for (const char* name : kVariables) fits = fits && AddVariable(name);
+    for (size_t i = 0; fits && i < count; ++i) fits = AddArgument(arguments[i]);
+    return fits;
+}
+
+uint64_t Key::hash() const {
+    uint64_t state = size_;
+    for (size_t i = 0; i < size_; ++i) {
+        state = (state ^ words_[i]) * kMix;
+        state ^= state >> 29;
+    }
+    return state;
+}
+
+bool Key::operator==(const std::vector<uint64_t>& words) const {
+    return words.size() == size_ && memcmp(words.data(), words_.data(), size_ * sizeof(uint64_t)) == 0;
+}
+
+bool Key::AddText(std::string_view text) {
+    const size_t count = (text.size() + sizeof(uint64_t) - 1) / sizeof(uint64_t);
+    if (text.size() > kMaxText || !Add(Head(kText, text.size())) || size_ + count > words_.size())
+        return false;
+    if (count == 0) return true;
+    words_[size_ + count - 1] = 0;
+    memcpy(&words_[size_], text.data(), text.size());
+    size_ += count;
+    return true;
+}
+
+bool Key::AddVariable(const char* name) {
+    const char* text = getenv(name);
+    return text == nullptr ? Add(Head(kAbsentVariable)) : AddText(text);
+}
+
+bool Key::AddTensor(const at::Tensor& tensor) {
+    if (!tensor.defined() || !tensor.is_cpu() || tensor.layout() != at::kStrided) return false;
+    if (!tensor.is_contiguous()) return false;
+    const at::IntArrayRef sizes = tensor.sizes();
+    if (sizes.size() > kMaxDims) return false;
+    bool fits = Add(Head(kTensor, static_cast<uint64_t>(tensor.scalar_type()) << kTypeShift | sizes.size()));
+    for (const int64_t size : sizes) fits = fits && Add(static_cast<uint64_t>(size));
+    return fits;
+}
+
+bool Key::AddArgument(const c10::IValue& value) {
+    if (value.isNone()) return Add(Head(kNone));
+    if (value.isTensor()) return AddTensor(value.toTensor());
+    if (value.isInt()) return Add(Head(kInt)) && Add(static_cast<uint64_t>(value.toInt()));
+    if (value.isString()) return AddText(value.toStringRef());
+    return false;
+}
+
+}  // namespace ascend_moe_torch

@@ -1,0 +1,42 @@
+// What an equal call has in common with the one before: all that Python's checks and plans read of a call.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+namespace ascend_moe_torch {
+
+class Key {
+public:
+    // False: no key tells this call from others (strided or foreign tensors, symbolic sizes, long texts).
+    bool Make(uint64_t op, const c10::IValue* arguments, size_t count);
+
+    const uint64_t* begin() const { return words_.data(); }
+    size_t size() const { return size_; }
+    uint64_t hash() const;
+    bool operator==(const std::vector<uint64_t>& words) const;
+
+private:
+    bool Add(uint64_t word) {
+        if (size_ == words_.size()) return false;
+        words_[size_++] = word;
+        return true;
+    }
+    bool AddText(std::string_view text);
+    bool AddVariable(const char* name);
+    bool AddTensor(const at::Tensor& tensor);
+    bool AddArgument(const c10::IValue& value);
+
+    std::array<uint64_t, 256> words_;
+    size_t size_ = 0;
+};
+
+// Which rank of which LocalCluster the calling thread is; 0: none.
+void SetPlace(uint64_t place);
+
+}  // namespace ascend_moe_torch
