@@ -25,6 +25,9 @@ from .errors import LibraryError
 
 SWITCH = "ASCEND_MOE_TORCH_OPS"
 CHOICES = ("auto", "compiled", "python")
+# Read by Python in every call (native.core_count, communicator.timeout_s, native.comm_algorithm), so that a
+# change of os.environ takes effect in the next one.
+VARIABLES = ("ASCEND_MOE_AIV_CORES", "ASCEND_MOE_COMM_ALG", "ASCEND_MOE_TIMEOUT_S")
 INTERFACE = 1  # as in csrc/torch/api.cpp
 RECORD_WORDS = 64  # that its launches have room for
 _SLICE_MS = 50  # of a wait for a gate: between them Python sees its signals
@@ -58,6 +61,7 @@ _SCALAR_TYPES: dict[torch.dtype | None, int] = {
 }
 
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "am_torch_watch": (None, (c_char_p,)),
     "am_torch_register": (c_int, (c_uint64, c_char_p, c_char_p, c_uint64)),
     "am_torch_gate_create": (c_void_p, (c_void_p,)),
     "am_torch_gate_destroy": (None, (c_void_p,)),
@@ -145,12 +149,18 @@ def _open() -> ctypes.CDLL:
         raise LibraryError(f"{path} cannot be loaded ({error}): {fix}") from error
     if interface != INTERFACE:
         raise LibraryError(f"{path} is of interface {interface}, this package of {INTERFACE}: {fix}")
+    library.am_torch_watch(" ".join(VARIABLES).encode())
     return library
 
 
 def active() -> bool:
     """Whether the compiled kernels run."""
     return why_not() is None
+
+
+def loaded() -> str:
+    """Path of the library whose kernels run; empty: none's."""
+    return str(_open()._name) if active() else ""
 
 
 def register(number: int, name: str) -> None:

@@ -85,7 +85,7 @@ def _library() -> Iterator[Finding]:
 def _torch_ops() -> Finding:
     topic, problem, refused = "torch ops", compiled.why_not(), compiled.refusal()
     if problem is None:
-        return fine(topic, f"compiled kernels on CPU, {compiled.library_path()}")
+        return fine(topic, f"compiled kernels on CPU, {compiled.loaded()}")
     head, _, fix = str(problem).partition(":")
     fix = " ".join(fix.split())
     if refused is not None:

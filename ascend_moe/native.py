@@ -397,7 +397,7 @@ def failure(code: int, record: Any, fault: str, communicator: Communicator) -> e
 
 
 def error_of(code: int, record: Any, fault: str, communicator: End) -> errors.AscendMoeError:
-    """The error that an error record tells of; ``record`` is the address of its words."""
+    """The error that an error record tells of; ``record``: its words, an array (on an NPU their address)."""
     if fault and code == _LENT_REFUSED:
         return errors.WindowTensorError(fault, argument="expand_x", generation=record[0], epoch=record[1])
     if fault:

@@ -6,6 +6,7 @@ they call them.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -65,4 +66,5 @@ def _raise_error(number: int, code: int, record: torch.Tensor, fault: str) -> No
     communicator = by_number(number)
     if communicator is None:
         raise AscendMoeError(f"an op of a communicator that is gone failed with code {code}: {fault}")
-    raise native.failure(code, record.data_ptr(), fault, communicator)
+    words = (ctypes.c_int32 * record.numel()).from_address(record.data_ptr())
+    raise native.failure(code, words, fault, communicator)

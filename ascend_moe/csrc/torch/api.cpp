@@ -38,6 +38,8 @@ std::shared_ptr<const Entry> EntryOf(const AmTorchCall& call, const ascend_moe_t
 
 int am_torch_interface() { return kInterface; }
 
+void am_torch_watch(const char* names) { ascend_moe_torch::Watch(names); }
+
 int am_torch_register(uint64_t number, const char* name, char* text, uint64_t bytes) {
     try {
         ascend_moe_torch::RegisterOp(number, name);

@@ -8,6 +8,9 @@
 // Of this interface; the package that loads the library expects the same.
 AM_TORCH_API int am_torch_interface(void);
 
+// Environment variables whose values are part of every call, separated by blanks; before the first call.
+AM_TORCH_API void am_torch_watch(const char* names);
+
 // Registers the kernels of an op of torch.ops.ascend_moe. 0, or 1: `text` says why not.
 AM_TORCH_API int am_torch_register(uint64_t number, const char* name, char* text, uint64_t bytes);
 

@@ -4,6 +4,8 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
+#include <sstream>
 
 namespace ascend_moe_torch {
 
@@ -17,9 +19,10 @@ constexpr uint64_t kMaxDims = 8;
 constexpr size_t kMaxText = 512;
 constexpr uint64_t kMix = 0x9E3779B97F4A7C15u;
 
-// Variables that Python reads in every call (native.core_count, communicator.timeout_s): os.environ hands a
-// change on to the C environment, which is read here.
-constexpr const char* kVariables[] = {"ASCEND_MOE_AIV_CORES", "ASCEND_MOE_TIMEOUT_S"};
+std::vector<std::string>& Variables() {
+    static auto* names = new std::vector<std::string>;  // never destroyed: threads may outlive main()
+    return *names;
+}
 
 thread_local uint64_t place_here = 0;
 
@@ -27,12 +30,17 @@ constexpr uint64_t Head(Tag tag, uint64_t rest = 0) { return static_cast<uint64_
 
 }  // namespace
 
+void Watch(const char* names) {
+    std::istringstream words(names);
+    Variables().assign(std::istream_iterator<std::string>(words), {});
+}
+
 void SetPlace(uint64_t place) { place_here = place; }
 
 bool Key::Make(uint64_t op, const c10::IValue* arguments, size_t count) {
     size_ = 0;
     bool fits = Add(op) && Add(place_here);
-    for (const char* name : kVariables) fits = fits && AddVariable(name);
+    for (const std::string& name : Variables()) fits = fits && AddVariable(name);
     for (size_t i = 0; fits && i < count; ++i) fits = AddArgument(arguments[i]);
     return fits;
 }
@@ -61,8 +69,8 @@ bool Key::AddText(std::string_view text) {
     return true;
 }
 
-bool Key::AddVariable(const char* name) {
-    const char* text = getenv(name);
+bool Key::AddVariable(const std::string& name) {
+    const char* text = getenv(name.c_str());
     return text == nullptr ? Add(Head(kAbsentVariable)) : AddText(text);
 }
 

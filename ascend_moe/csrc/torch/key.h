@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -28,13 +29,17 @@ private:
         return true;
     }
     bool AddText(std::string_view text);
-    bool AddVariable(const char* name);
+    bool AddVariable(const std::string& name);
     bool AddTensor(const at::Tensor& tensor);
     bool AddArgument(const c10::IValue& value);
 
     std::array<uint64_t, 256> words_;
     size_t size_ = 0;
 };
+
+// Environment variables that every call depends on, separated by blanks; before the first call. os.environ
+// hands each change on to the C environment, which is read here.
+void Watch(const char* names);
 
 // Which rank of which LocalCluster the calling thread is; 0: none.
 void SetPlace(uint64_t place);
