@@ -25,9 +25,13 @@ from .errors import LibraryError
 
 SWITCH = "ASCEND_MOE_TORCH_OPS"
 CHOICES = ("auto", "compiled", "python")
-# Read by Python in every call (native.core_count, communicator.timeout_s, native.comm_algorithm), so that a
-# change of os.environ takes effect in the next one.
-VARIABLES = ("ASCEND_MOE_AIV_CORES", "ASCEND_MOE_COMM_ALG", "ASCEND_MOE_TIMEOUT_S")
+# Read by Python in every call (native.plan_for), so that a change of os.environ takes effect in the next one.
+VARIABLES = (
+    "ASCEND_MOE_AIV_CORES",
+    "ASCEND_MOE_COMM_ALG",
+    "ASCEND_MOE_TIMEOUT_S",
+    "ASCEND_MOE_TUNING_TABLE",
+)
 INTERFACE = 1  # as in csrc/torch/api.cpp
 RECORD_WORDS = 64  # that its launches have room for
 _SLICE_MS = 50  # of a wait for a gate: between them Python sees its signals
