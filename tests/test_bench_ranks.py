@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import subprocess
@@ -20,7 +19,7 @@ from ascend_moe.bench.cases import Case
 from ascend_moe.bench.job import Job
 from ascend_moe.bench.methods import METHODS
 from ascend_moe.bench.rank import RANK
-from ascend_moe.bench.ranks import RankFailed
+from ascend_moe.bench.rank_failures import RankFailed
 from ascend_moe.bench.results import evaluate, limits
 from ascend_moe.errors import CommTimeout
 
@@ -57,13 +56,12 @@ def rank_pids(parent: int) -> dict[int, int]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             born_of = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            environ = dict(
-                w.split(b"=", 1) for w in (folder / "environ").read_bytes().split(b"\0") if b"=" in w
-            )
+            words = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
         except (OSError, ValueError):
             continue
-        if born_of == parent and RANK.encode() in environ:
-            found[int(environ[RANK.encode()])] = int(folder.name)
+        environ = dict(word.split("=", 1) for word in words if "=" in word)
+        if born_of == parent and RANK in environ:
+            found[int(environ[RANK])] = int(folder.name)
     return found
 
 
@@ -96,7 +94,10 @@ def test_every_method_agrees_over_gloo(scratch: Path) -> None:
     assert not list(scratch.iterdir()) and not rank_pids(os.getpid())
 
 
-@pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None or not ranks.mpiexec(), reason="no mpi4py")
+needs_mpi = pytest.mark.skipif(not ranks.has_mpi(), reason="no mpi4py, or no mpiexec")
+
+
+@needs_mpi
 def test_every_method_agrees_over_mpi(scratch: Path) -> None:
     check_all(job(CASES, mpi=True))
     assert not list(scratch.iterdir())
@@ -120,6 +121,28 @@ def test_a_rank_that_is_killed_ends_the_run_and_is_named(scratch: Path) -> None:
         ranks.run(job([TINY], iterations=100_000), _hurt(1, signal.SIGKILL))
     assert error.value.rank == 1
     assert not list(scratch.iterdir()) and not rank_pids(os.getpid())
+
+
+@needs_mpi
+def test_a_rank_of_mpiexec_that_is_killed_is_named(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    boards: list[Board] = []
+
+    class Seen(Board):
+        def __init__(self, folder: Path, rank: int, world: int) -> None:
+            super().__init__(folder, rank, world)
+            boards.append(self)
+
+    monkeypatch.setattr(ranks, "Board", Seen)
+    killed: list[int] = []
+
+    def tell(case: int, done: int) -> None:
+        if done > 0 and not killed:
+            killed.append(boards[0].pid(1))
+            os.kill(killed[0], signal.SIGKILL)
+
+    with pytest.raises(RankFailed, match="rank 1 of the benchmark was killed by SIGKILL"):
+        ranks.run(job([TINY], iterations=100_000, mpi=True), tell)
+    assert not list(scratch.iterdir()) and not Path(f"/proc/{killed[0]}").exists()
 
 
 def test_a_rank_that_stands_still_ends_the_run_and_is_named(

@@ -15,7 +15,7 @@ from rich.console import Console
 from ascend_moe.bench import gate, results_json
 from ascend_moe.bench import methods as every_method
 from ascend_moe.bench.cases import DTYPES, LAYERS, QUANTS, SKEWS, SWEEPS, Case, matrix
-from ascend_moe.bench.ranks import RankFailed
+from ascend_moe.bench.rank_failures import RankFailed
 from ascend_moe.bench.results import Run
 from ascend_moe.bench.runner import run
 from ascend_moe.errors import ArgumentError

@@ -20,9 +20,8 @@ from typing import Any
 from ascend_moe.bench.board import Board
 from ascend_moe.bench.job import Job, read_marks
 from ascend_moe.bench.rank import RANK
+from ascend_moe.bench.rank_failures import failure, stalled
 from ascend_moe.bench.timing import CaseMarks
-from ascend_moe.errors import AscendMoeError
-from ascend_moe.liveness import describe_process, process_stat
 
 #: Set alike for all methods: memory that was freed is used again instead of being faulted in afresh.
 MALLOC = {
@@ -37,10 +36,6 @@ _STALL_S = 150.0  # without a step of any rank
 _GRACE_S = 5.0
 
 Progress = Callable[[int, int], None]
-
-
-class RankFailed(AscendMoeError):
-    """A rank raised, died or stood still. ``.rank``; ``.trace`` where it raised something unexpected."""
 
 
 def has_mpi() -> bool:
@@ -106,70 +101,22 @@ def _watch(
     began = moved = time.monotonic()
     before: list[int] = []
     while any(process.poll() is None for process in processes):
-        notes = sorted(folder.glob("error*.json"))
-        dead = [rank for rank, process in enumerate(processes) if process.poll() not in (None, 0)]
-        if notes or dead:
-            time.sleep(_POLL_S)  # notes of other ranks that failed at the same moment
-            raise _failure(job, folder, board, processes, dead)
+        if _failed(folder, processes):
+            raise failure(job.mpi, folder, board, processes)
         steps, now = board.steps(), time.monotonic()
         if steps != before:
             before, moved = steps, now
             progress(*board.progress())
-        limit = _STALL_S if all(steps) else _START_S
-        if now - moved > limit:
-            raise _stalled(board, steps, now - moved)
+        if now - moved > (_STALL_S if all(steps) else _START_S):
+            raise stalled(board, steps, now - moved)
         time.sleep(_POLL_S if now - began > 1 else 0.01)
-    if any(process.returncode for process in processes) or list(folder.glob("error*.json")):
-        dead = [rank for rank, process in enumerate(processes) if process.returncode]
-        raise _failure(job, folder, board, processes, dead)
+    if _failed(folder, processes):
+        raise failure(job.mpi, folder, board, processes)
 
 
-def _failure(
-    job: Job, folder: Path, board: Board, processes: list[subprocess.Popen[bytes]], dead: list[int]
-) -> RankFailed:
-    """What the first rank to fail left behind, or how it died."""
-    notes = [(json.loads(path.read_text()), int(path.stem[5:])) for path in folder.glob("error*.json")]
-    # A rank that was killed takes others along; their errors tell of it, not of the cause.
-    killed = [rank for rank in dead if not job.mpi and (processes[rank].poll() or 0) < 0]
-    said = (folder / "output").read_text(errors="replace").strip()
-    if killed:
-        name = signal.Signals(-processes[killed[0]].returncode).name
-        text = f"rank {killed[0]} of the benchmark was killed by {name}"
-        return RankFailed(text, rank=killed[0], trace=said[-4000:])
-    if notes:
-        note, rank = min(notes, key=lambda one: one[0]["at"])
-        trace = "" if note["expected"] else note["trace"]
-        return RankFailed(f"rank {rank}: {note['kind']}: {note['text']}", rank=rank, trace=trace)
-    if job.mpi:
-        return _mpi_failure(said, processes[0].poll(), [board.pid(rank) for rank in range(job.world)])
-    code = processes[dead[0]].poll()
-    return RankFailed(
-        f"rank {dead[0]} of the benchmark ended with exit code {code}: {said[-2000:]}", rank=dead[0]
-    )
-
-
-def _mpi_failure(said: str, code: int | None, pids: list[int]) -> RankFailed:
-    """mpiexec's own words name the process; the ranks told their ids at the start."""
-    named = [int(pid) for pid in re.findall(r"PID\s+(\d+)", said)]
-    ranks = [pids.index(pid) for pid in named if pid in pids]
-    who = f"rank {ranks[0]} of the benchmark died: " if ranks else ""
-    return RankFailed(
-        f"{who}mpiexec ended with exit code {code}: {said[-2000:]}", rank=ranks[0] if ranks else None
-    )
-
-
-def _stalled(board: Board, steps: list[int], seconds: float) -> RankFailed:
-    stopped = [rank for rank in range(board.world) if _state(board.pid(rank)) == "T"]
-    behind = stopped or [rank for rank, step in enumerate(steps) if step == min(steps)]
-    what = "did not start" if min(steps) == 0 else "did not go on"
-    seen = describe_process(board.pid(behind[0]))
-    text = f"rank {behind[0]} of the benchmark {what} for {seconds:.0f} s: {seen}"
-    return RankFailed(text, rank=behind[0], ranks=behind)
-
-
-def _state(pid: int) -> str:
-    stat = process_stat(pid) if pid > 0 else None
-    return stat.state if stat else ""
+def _failed(folder: Path, processes: list[subprocess.Popen[bytes]]) -> bool:
+    notes = next(folder.glob("error*.json"), None) is not None
+    return notes or any(process.poll() not in (None, 0) for process in processes)
 
 
 def _end(processes: list[subprocess.Popen[bytes]], pids: list[int]) -> None:
