@@ -223,6 +223,8 @@ def test_headline_claims_ratios_unless_the_run_is_noisy() -> None:
     calm, wild = bench_runs.result(case), bench_runs.result(case, jitter=2.0)
     assert "direct 2.00 x (2.00..2.00) the limit" in report.headline(calm)
     assert "5.0 x faster than mpi-a2a-tuned" in report.headline(calm)
+    slow = bench_runs.result(case, {**bench_runs.TIMES_US, "window": (200, 200)})
+    assert "window 20.0 x (20.0..20.0) the limit, 2.0 x slower than mpi-a2a-tuned" in report.headline(slow)
     assert wild.too_noisy and "no ratios claimed" in report.headline(wild)
     assert "2.00 x" in report.headline(wild, force=True) and "(noisy)" in report.headline(wild, force=True)
 

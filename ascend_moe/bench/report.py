@@ -134,9 +134,14 @@ def headline(case: CaseResult, force: bool = False) -> str:
         text = f"{mine} {times_text(row.to_limit)} the limit"
         best = case.best_peer()
         told = [peer for peer in peers if peer.endswith("tuned") or (best and peer == best.name)]
-        text += "".join(f", {peers[peer].p50:.1f} x faster than {peer}" for peer in told)
+        text += "".join(f", {speed_text(peers[peer].p50)} than {peer}" for peer in told)
         words.append(text)
     return f"{case.case.name}: " + "; ".join(words) + (" (noisy)" if case.too_noisy else "")
+
+
+def speed_text(ratio: float) -> str:
+    """Of a peer's time over ours."""
+    return f"{ratio:.1f} x faster" if ratio >= 1 else f"{1 / ratio:.1f} x slower"
 
 
 def times_text(one: Spread) -> str:
