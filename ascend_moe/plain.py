@@ -22,6 +22,7 @@ COMMANDS = {
         "Look at this machine: versions, variables, devices; every finding with its fix.",
     ),
     "trace": ("ascend_moe.trace_cli", "Where the time of dispatch and combine goes, measured or predicted."),
+    "tune": ("ascend_moe.tune_cli", "Search a tuning table on a model of the SoC."),
     "vnpu": ("ascend_moe.vnpu.cli", "Run a command with torch_npu on a virtual NPU of this machine."),
     "validate": (
         "ascend_moe.validate_cli",

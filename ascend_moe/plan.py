@@ -243,9 +243,11 @@ def _combine(request: Request, cores: int, window_mib: int) -> Any:
 _CALLS: dict[str, Callable[[Request, int, int], Any]] = {"dispatch": _dispatch, "combine": _combine}
 
 
-def describe(op: str, request: Request) -> Any:
+def describe(op: str, request: Request, comm_alg: str = "") -> Any:
     """The native description of one call of ``dispatch`` or ``combine``, in the largest window."""
-    return _CALLS[op](request, request.cores or soc(request.soc).aiv, MAX_WINDOW_MIB)
+    call = _CALLS[op](request, request.cores or soc(request.soc).aiv, MAX_WINDOW_MIB)
+    call.comm_alg = _lib.lib().am_comm_algorithm(comm_alg.encode())
+    return call
 
 
 def tiling_of(made: native.Plan) -> dict[str, int]:

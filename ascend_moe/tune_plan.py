@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 from . import _lib, native, plan
 from .errors import ArgumentError
@@ -12,8 +13,8 @@ from .tuning import CPU, Entry
 
 # What an entry asks for -> the tiling's own words for it, by op.
 _ASKED = {
-    "dispatch": {"cores": "block_dim", "ring": "send_ring", "rows": "copy_rows"},
-    "combine": {"cores": "block_dim", "rows": "send_rows"},
+    "dispatch": {"cores": ["block_dim"], "ring": ["send_ring", "copy_ring"], "rows": ["copy_rows"]},
+    "combine": {"cores": ["block_dim"], "ring": ["sum_ring"], "rows": ["send_rows"]},
 }
 
 
@@ -40,11 +41,25 @@ def tiling(entry: Entry) -> dict[str, int]:
     Raises:
         ArgumentError: the operators refuse the configuration.
     """
-    spec = plan.describe(entry.op, request_of(entry))
+    spec = plan.describe(entry.op, request_of(entry), entry.algorithm)
     library = _lib.lib()
     packed = library.am_tuning_pack(0, entry.algorithm.encode(), entry.cores, entry.ring, entry.rows)
     library.am_spec_tune(ctypes.byref(spec), packed)
     return plan.tiling_of(native.Plan(entry.op, spec))
+
+
+def largest(entries: Sequence[Entry]) -> dict[str, int]:
+    """Of each thing that an entry may ask for, the most that the tiling of one of these takes.
+
+    Raises:
+        ArgumentError: the operators refuse a configuration.
+    """
+    most = {"cores": 0, "ring": 0, "rows": 0}
+    for entry in entries:
+        taken = tiling(entry)
+        for name, words in _ASKED[entry.op].items():
+            most[name] = max(most[name], *(taken[word] for word in words))
+    return most
 
 
 def cut(entry: Entry) -> list[str]:
@@ -55,7 +70,7 @@ def cut(entry: Entry) -> list[str]:
         return [f"a call that the operators refuse ({problem})"]
     asked = _ASKED[entry.op]
     return [
-        f"{name} {getattr(entry, name)}, {taken[word]} fit"
-        for name, word in asked.items()
-        if getattr(entry, name) > taken[word]
+        f"{name} {getattr(entry, name)}, {most} fit"
+        for name, words in asked.items()
+        if getattr(entry, name) > (most := max(taken[word] for word in words))
     ]
