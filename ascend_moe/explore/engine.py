@@ -34,6 +34,8 @@ class _Step(ctypes.Structure):
         ("output_bytes", c_void_p),
         ("outputs_count", c_uint32),
         ("accepted", c_uint32),
+        ("lent", c_uint32),
+        ("reserved", c_uint32),
     ]
 
 

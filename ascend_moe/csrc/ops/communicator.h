@@ -46,6 +46,7 @@ public:
     // Its blocks: null until somebody has asked for one, or where there is no lent area.
     LentArea* lent_area() const { return lent_area_.get(); }
     std::shared_ptr<LentArea> OpenLentArea();
+    void CloseLentArea() { lent_area_.reset(); }
     // This rank's windowsOut, null where there are no servers.
     uint8_t* staging() const { return staging_; }
     uint64_t staging_bytes() const { return data_bytes_ + kStateAreaBytes; }

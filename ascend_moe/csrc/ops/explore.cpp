@@ -30,7 +30,7 @@ public:
         for (uint32_t rank = 0; rank < world; ++rank) {
             bases_.push_back(am_window_alloc(bytes_));
             if (bases_.back() == nullptr) throw std::bad_alloc();
-            memset(DataOf(bases_.back()), kWindowPoison, data_bytes);
+            memset(DataOf(bases_.back()), kWindowPoison, data_bytes + lent_bytes);
         }
         for (uint32_t rank = 0; rank < world; ++rank) {
             comms_.push_back(std::make_unique<Communicator>(static_cast<int>(rank), static_cast<int>(world),
@@ -54,6 +54,7 @@ public:
 
     void SetProgram(const am_explore_step* steps, uint32_t count) {
         ops_.clear();
+        for (const auto& comm : comms_) comm->CloseLentArea();
         for (uint32_t i = 0; i < count; ++i) ops_.push_back(std::make_unique<Op>(*this, steps[i]));
     }
 
@@ -80,7 +81,9 @@ private:
         Op(Exploration& world, const am_explore_step& given)
             : step(given),
               comm(*world.comms_[static_cast<size_t>(given.rank)]),
-              launch(comm, *static_cast<Plan*>(given.plan), given.inputs, given.outputs, record) {
+              inputs(given.inputs, given.inputs + moe::kTensorCount),
+              lent(LendRows()),
+              launch(comm, *static_cast<Plan*>(given.plan), inputs.data(), given.outputs, record) {
             program.spec = launch.spec();
             program.kernel = launch.kernel();
             program.begin = [this] { launch.Begin(); };
@@ -88,11 +91,41 @@ private:
                 launch.End(false);
                 finished = true;
             };
+            if (lent.bytes > 0) program.writes.push_back(lent);
+            GiveBack();
             program.name =
                 static_cast<Plan*>(given.plan)->call.op == moe::kOpDispatch ? "dispatch" : "combine";
         }
+        // Takes the block of this op, as a caller of window_empty would at this point of the rank's program.
+        twin::HostWrite LendRows() {
+            const Plan& plan = *static_cast<Plan*>(step.plan);
+            const moe::MoeDistributeInfo& info = plan.info();
+            const void*& rows = inputs[moe::kTensor_expand_x];
+            if (step.lent == kLentNot || plan.call.op != moe::kOpCombine || rows == nullptr) return {};
+            const uint64_t bytes =
+                static_cast<uint64_t>(info.expandRows) * info.hidden * moe::TypeSize(info.xType);
+            LentArea::Grant grant;
+            if (!comm.OpenLentArea()->Take(bytes, grant)) throw std::bad_alloc();
+            generation = grant.generation;
+            const twin::HostWrite write = {reinterpret_cast<uintptr_t>(comm.lent(step.rank)) + grant.offset,
+                                           rows, bytes};
+            rows = reinterpret_cast<const void*>(write.to);
+            return write;
+        }
+        // What am_run and the end of the tensor say to the area after this op.
+        void GiveBack() {
+            const std::shared_ptr<LentArea> area = comm.OpenLentArea();
+            if (!area) return;
+            area->Complete(generation, 1, true);
+            if (generation == 0) return;
+            if (step.lent == kLentEarly) area->Complete(0, 1, true);
+            area->Release(generation);
+        }
         am_explore_step step;
         Communicator& comm;
+        std::vector<const void*> inputs;
+        uint32_t generation = 0;  // of the block
+        twin::HostWrite lent;
         int32_t record[moe::kErrorRecordWords] = {};
         OpLaunch launch;
         twin::ProgramStep program;
@@ -120,6 +153,7 @@ void Exploration::RestoreAll() {
         Communicator& comm = *comms_[rank];
         const int own = static_cast<int>(rank);
         memset(comm.data(own), kWindowPoison, comm.data_bytes());
+        memset(comm.lent(own), kWindowPoison, comm.lent_bytes());
         memset(comm.state(own), 0, moe::StateBytes(static_cast<uint32_t>(comms_.size())));
         if (comm.staging() != nullptr) memset(comm.staging(), kWindowPoison, comm.staging_bytes());
     }
@@ -134,6 +168,7 @@ void Exploration::RestoreWritten() {
                 return area != nullptr && begin >= at && begin < at + size;
             };
             if (within(comm.data(static_cast<int>(rank)), comm.data_bytes()) ||
+                within(comm.lent(static_cast<int>(rank)), comm.lent_bytes()) ||
                 within(comm.staging(), comm.staging_bytes())) {
                 memset(reinterpret_cast<void*>(begin), kWindowPoison, bytes);
             } else if (within(bases_[rank], bytes_)) {

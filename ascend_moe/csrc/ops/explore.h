@@ -17,6 +17,8 @@ struct am_explore_step {
     const uint64_t* output_bytes;
     uint32_t outputs_count;
     uint32_t accepted;  // error codes that are no finding, one bit each; bit 0: success
+    uint32_t lent;      // kLent...: where a combine's expand_x lies
+    uint32_t reserved;
 };
 
 struct am_explore_options {
@@ -56,5 +58,8 @@ struct am_explore_result {
 }  // extern "C"
 
 namespace ops {
+// The host copies the rows that `inputs` names into a block of its lent area, before the op, and gives the
+// block back after it. Early: as if its bytes were free at once, not one op later.
+constexpr uint32_t kLentNot = 0, kLentRows = 1, kLentEarly = 2;
 constexpr uint32_t kMixedPolicy = 100;  // half PCT, three tenths random, two tenths lazy
-}
+}  // namespace ops

@@ -87,11 +87,20 @@ struct RunResult {
     std::vector<TraceEvent> trace;
 };
 
-// One launch of a rank. `begin` runs on the host before it, `end` after all its cores have left.
+// Bytes that a rank's host puts into GM, between two of its launches.
+struct HostWrite {
+    uintptr_t to;
+    const void* from;
+    uint64_t bytes;
+};
+
+// One launch of a rank. `begin` runs on the host before it, then `writes` are made; `end` runs after all its
+// cores have left.
 struct ProgramStep {
     LaunchSpec spec;
     std::function<void()> kernel;
     std::function<void()> begin;
+    std::vector<HostWrite> writes;
     std::function<void()> end;
     const char* name = "";
 };

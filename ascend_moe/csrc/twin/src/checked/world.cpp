@@ -141,6 +141,7 @@ void World::StartStep(RankState& rank) {
     rank.step = rank.program->steps[rank.next++];
     if (rank.step->begin) rank.step->begin();
     rank.ranges.Assign(rank.step->spec.ranges);
+    for (const HostWrite& write : rank.step->writes) WriteFromHost(rank, write);
     rank.cross = CrossFlags();
     rank.cores = rank.live = rank.step->spec.block_dim;
     for (uint32_t i = 0; i < rank.cores; ++i) {
@@ -188,6 +189,31 @@ void World::StartStep(RankState& rank) {
         core.status = CoreStatus::kReady;
         if (options_.trace) Trace(core, "begin", nullptr, 0, 0, 0);
     }
+}
+
+// The host knows of all launches that have ended on its rank: whoever else still reads is in a race with it.
+void World::WriteFromHost(RankState& rank, const HostWrite& write) {
+    CoreState& core = *cores_[rank.first];
+    core.rank = &rank;
+    core.core.rank = rank.program->rank;
+    const uint16_t agent = core.Agent(Pipe::kS);
+    const Loc here{"host", 0};
+    const uint32_t number = sites_.Add({"write of the host", here, agent, true, false});
+    const Toucher toucher = {number, agent, true, false, true, rank.clock.data()};
+    for (uintptr_t at = write.to, end = write.to + write.bytes; at < end;) {
+        Page& page = shadow_.PageOf(at);
+        page.written = true;
+        const uintptr_t stop = std::min(end, page.begin + kPageBytes);
+        Block& block = page.blocks[(at - page.begin) / kBlockBytes];
+        const Shadow::Conflict found =
+            shadow_.Touch(&block, static_cast<uint32_t>(at % kBlockBytes), stop - at, toucher);
+        if (found.other != 0)
+            RaiseConflict(toucher, found,
+                          "byte " + std::to_string(at + found.offset - write.to) + " of what it writes");
+        at = stop;
+    }
+    rank.clock[agent] = number;
+    memcpy(reinterpret_cast<void*>(write.to), write.from, write.bytes);
 }
 
 void World::FinishStep(RankState& rank) {

@@ -77,6 +77,7 @@ private:
     // ---- world.cpp ----
     void Prepare(std::vector<RankProgram>& programs, const RunOptions& options);
     void StartStep(RankState& rank);
+    void WriteFromHost(RankState& rank, const HostWrite& write);
     void FinishStep(RankState& rank);
     void Loop();
     bool Gather();
