@@ -110,7 +110,7 @@ public:
         const bool failed = verdict_.code != kOk && verdict_.code != kRoutingMismatch;
         Verdict none;
         writer.SetError(failed ? verdict_ : none);
-        if (!failed && config_.phase == kPhaseLent) writer.SetPlace(lentBlocks_, epoch_);
+        if (!failed && config_.phase == kPhaseLent) writer.SetPlace(lentBlocks_, info_->lentGeneration);
         writer.ClearTail();
         for (uint32_t i = first; i < info_->world; i += step) {
             // Start with the next rank, so that not all ranks fall on rank 0 first.

@@ -136,8 +136,9 @@ const char* LentArea::Refusal(const Found& found, char* text, uint64_t bytes) {
         case Use::kElsewhere:
             snprintf(
                 text, bytes,
-                "expand_x: it lies in lent window memory of rank %u of another group, or of windows that "
-                "have been closed; take a new one from window_empty of this group and rank",
+                "expand_x: it is a window tensor of other windows: those of rank %u of another group, of "
+                "another rank, or of a group that has been closed; take one from window_empty of this "
+                "group and rank",
                 found.detail);
             break;
     }

@@ -1,0 +1,408 @@
+"""The life of a window tensor: who may publish it, what spends it, when its memory is lent again."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import ascend_moe
+from ascend_moe import comm
+from ascend_moe.errors import (
+    AscendMoeError,
+    CommError,
+    InvalidExpertId,
+    RoutingMismatch,
+    WindowTensorError,
+    WindowTooSmall,
+)
+
+WORLD, EXPERTS, TOPK, BATCH, HIDDEN = 2, 4, 2, 6, 64
+MOST = WORLD * BATCH * TOPK  # rows of expand_x
+
+
+@pytest.fixture
+def cluster() -> Iterator[comm.LocalCluster]:
+    with comm.LocalCluster(WORLD, window_mib=1) as one:
+        yield one
+
+
+class Rank:
+    """One rank's calls, with outputs that tell whether rows were read whole."""
+
+    def __init__(self, rank: int, group: str) -> None:
+        self.rank, self.group = rank, group
+        self.common = (group, WORLD, rank, EXPERTS)
+        # Every token has an expert on each rank.
+        self.ids = torch.tensor([[token % 2, 2 + token % 2] for token in range(BATCH)], dtype=torch.int32)
+        self.weights = torch.ones(BATCH, TOPK)
+
+    def empty(self, rows: int = MOST, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return ascend_moe.window_empty(
+            (rows, HIDDEN), dtype=dtype, group_ep=self.group, ep_world_size=WORLD, ep_rank_id=self.rank
+        )
+
+    def dispatch(self, x: torch.Tensor | None = None, ids: torch.Tensor | None = None) -> Any:
+        x = torch.ones(BATCH, HIDDEN) if x is None else x
+        ids = self.ids if ids is None else ids
+        return ascend_moe.npu_moe_distribute_dispatch_v2(x, ids, *self.common, comm_alg="direct")
+
+    def combine(self, rows: torch.Tensor, sent: Any, comm_alg: str = "direct", **more: Any) -> torch.Tensor:
+        result: torch.Tensor = ascend_moe.npu_moe_distribute_combine_v2(
+            rows, more.pop("ids", self.ids), sent[2], sent[4], self.weights, *self.common,
+            comm_alg=comm_alg, **more,
+        )  # fmt: skip
+        return result
+
+
+def on_all(cluster: comm.LocalCluster, work: Callable[[Rank], Any]) -> list[Any]:
+    return cluster.run(lambda rank, group: work(Rank(rank, group)))
+
+
+def refused(call: Callable[[], Any], says: str) -> WindowTensorError:
+    with pytest.raises(WindowTensorError, match=says) as raised:
+        call()
+    assert raised.value.argument == "expand_x" and "\n" not in str(raised.value)
+    return raised.value
+
+
+# ---- what spends a tensor
+
+
+def test_a_direct_combine_spends_it(cluster: comm.LocalCluster) -> None:
+    def work(one: Rank) -> Any:
+        sent = one.dispatch()
+        rows = one.empty().fill_(one.rank + 1)
+        first = one.combine(rows, sent)
+        sent = one.dispatch()
+        error = refused(
+            lambda: one.combine(rows, sent), "was consumed by the combine of epoch 2; take a new one"
+        )
+        assert (error.generation, error.epoch) == (1, 2) and "(generation 1)" in str(error)
+        # Nothing has been run: the same call with a new tensor meets the other rank.
+        again = one.combine(one.empty().fill_(one.rank + 1), sent)
+        assert torch.equal(first, again)
+        return first
+
+    for result in on_all(cluster, work):
+        assert (result == 3).all()  # 1 from rank 0, 2 from rank 1
+
+
+def test_views_share_its_fate(cluster: comm.LocalCluster) -> None:
+    def work(one: Rank) -> None:
+        sent = one.dispatch()
+        rows = one.empty(2 * MOST)
+        one.combine(rows[:MOST].zero_(), sent)
+        sent = one.dispatch()
+        refused(lambda: one.combine(rows[MOST:], sent), "was consumed")
+        one.combine(torch.zeros(MOST, HIDDEN), sent)
+
+    on_all(cluster, work)
+
+
+@pytest.mark.parametrize("comm_alg", ["", "window", "fullmesh"])
+def test_other_algorithms_copy_and_spend_nothing(cluster: comm.LocalCluster, comm_alg: str) -> None:
+    def work(one: Rank) -> None:
+        rows = one.empty().fill_(one.rank + 1)
+        for _ in range(2):
+            x, name = torch.ones(BATCH, HIDDEN), comm_alg
+            sent = ascend_moe.npu_moe_distribute_dispatch_v2(x, one.ids, *one.common, comm_alg=name)
+            assert (one.combine(rows, sent, name) == 3).all()
+        sent = one.dispatch()
+        assert (one.combine(rows, sent) == 3).all()
+        sent = ascend_moe.npu_moe_distribute_dispatch_v2(x, one.ids, *one.common, comm_alg=name)
+        assert (one.combine(rows, sent, name) == 3).all()  # read once more, by this rank alone
+
+    on_all(cluster, work)
+
+
+def test_dispatch_takes_it_as_any_tensor(cluster: comm.LocalCluster) -> None:
+    def work(one: Rank) -> None:
+        x = one.empty(BATCH).fill_(5)
+        for _ in range(3):
+            sent = one.dispatch(x)
+            assert (sent[0][: int(sent[4][-1])] == 5).all()
+            one.combine(torch.zeros(MOST, HIDDEN), sent)
+        sent = one.dispatch(x)
+        one.combine(one.empty().copy_(sent[0]), sent)
+
+    on_all(cluster, work)
+
+
+def test_two_batches_in_flight(cluster: comm.LocalCluster) -> None:
+    def work(one: Rank) -> None:
+        for turn in range(4):
+            sent = [one.dispatch() for _ in range(2)]
+            rows = [one.empty().fill_(turn * 10 + batch + one.rank) for batch in range(2)]
+            for batch in range(2):
+                want = 2 * (turn * 10 + batch) + 1
+                assert (one.combine(rows[batch], sent[batch]) == want).all()
+            spare = one.dispatch()
+            for tensor in rows:
+                refused(lambda tensor=tensor, spare=spare: one.combine(tensor, spare), "was consumed")
+            one.combine(torch.zeros(MOST, HIDDEN), spare)
+
+    on_all(cluster, work)
+
+
+def test_no_rows_spend_nothing(cluster: comm.LocalCluster) -> None:
+    """A tensor without elements holds no block."""
+
+    def work(one: Rank) -> None:
+        nobody = torch.full((0, TOPK), -1, dtype=torch.int32)
+        one.weights = torch.ones(0, TOPK)
+        rows = one.empty(0)
+        for _ in range(2):
+            sent = one.dispatch(torch.ones(0, HIDDEN), nobody)
+            assert one.combine(rows, sent, ids=nobody).shape == (0, HIDDEN)
+
+    on_all(cluster, work)
+
+
+# ---- when its memory is lent again
+
+
+def test_dead_tensors_wait_for_the_next_op(cluster: comm.LocalCluster) -> None:
+    def work(one: Rank) -> None:
+        sent = one.dispatch()
+        rows = one.empty().zero_()
+        place = rows.data_ptr()
+        one.combine(rows, sent)
+        del rows
+        assert one.empty().data_ptr() != place  # peers may still read there
+        sent = one.dispatch()
+        kept = one.empty()
+        assert kept.data_ptr() == place
+        one.combine(torch.zeros(MOST, HIDDEN), sent)
+
+    on_all(cluster, work)
+
+
+def test_spent_tensors_that_live_keep_their_memory(cluster: comm.LocalCluster) -> None:
+    def work(one: Rank) -> None:
+        sent = one.dispatch()
+        rows = one.empty().fill_(7)
+        one.combine(rows, sent)
+        for _ in range(4):
+            sent = one.dispatch()
+            other = one.empty().fill_(8)
+            assert other.data_ptr() != rows.data_ptr()
+            one.combine(other, sent)
+        assert (rows == 7).all()
+        place = rows.data_ptr()
+        del rows
+        assert one.empty().data_ptr() == place  # ops enough have gone by
+
+    on_all(cluster, work)
+
+
+def test_a_loop_needs_room_for_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old tensor is dropped when the new one is there already: no leak, and a lent area of 1 MiB does."""
+    monkeypatch.setenv("ASCEND_MOE_LENT_MIB", "1")
+    rows_each = 400 * 1024 // (4 * HIDDEN)
+
+    def work(one: Rank) -> set[int]:
+        places = set()
+        for turn in range(50):
+            sent = one.dispatch()
+            rows = one.empty(rows_each)
+            rows[:MOST] = turn
+            places.add(rows.data_ptr())
+            assert (one.combine(rows[:MOST], sent) == 2 * turn).all()
+        return places
+
+    with comm.LocalCluster(WORLD, window_mib=1) as cluster:
+        assert [len(places) for places in on_all(cluster, work)] == [2, 2]
+
+
+def test_spent_tensors_count_as_holders(cluster: comm.LocalCluster) -> None:
+    half = 512 * 1024 // (4 * HIDDEN)
+
+    def work(one: Rank) -> None:
+        sent = one.dispatch()
+        rows = one.empty(half)
+        one.combine(rows[:MOST].zero_(), sent)
+        other = one.empty(half)
+        with pytest.raises(WindowTooSmall, match="2 window tensors hold space: drop"):
+            one.empty()
+        del rows
+        with pytest.raises(WindowTooSmall, match="1 window tensor holds space"):
+            one.empty()  # dead, but peers may still read it
+        sent = one.dispatch()
+        one.combine(one.empty().zero_(), sent)
+        del other
+
+    on_all(cluster, work)
+
+
+# ---- ops that fail
+
+
+def test_local_errors_spend_nothing(cluster: comm.LocalCluster) -> None:
+    def work(one: Rank) -> None:
+        sent = one.dispatch()
+        rows = one.empty().fill_(one.rank + 1)
+        with pytest.raises(AscendMoeError, match="expert_scales"):
+            ascend_moe.npu_moe_distribute_combine_v2(
+                rows, one.ids, sent[2], sent[4], torch.ones(1, 1), *one.common, comm_alg="direct"
+            )
+        assert (one.combine(rows, sent) == 3).all()
+
+    on_all(cluster, work)
+
+
+def test_collective_errors_spend_it(cluster: comm.LocalCluster) -> None:
+    """The op has taken its epoch, and peers that found nothing wrong may be reading."""
+
+    def work(one: Rank) -> None:
+        sent = one.dispatch()
+        rows = one.empty().fill_(one.rank + 1)
+        wrong = one.ids.clone()
+        wrong[0, 0] = EXPERTS + one.rank
+        with pytest.raises(InvalidExpertId):
+            one.combine(rows, sent, ids=wrong)
+        refused(functools.partial(one.combine, rows, sent), "was consumed by the combine of epoch 2")
+        again = one.empty().fill_(one.rank + 1)
+        assert (one.combine(again, sent) == 3).all()
+        one.dispatch()
+        one.dispatch()
+        place = rows.data_ptr()
+        del rows
+        with one_at_a_time:  # a collection that is going on in another thread makes this one do nothing
+            gc.collect()
+        assert one.empty().data_ptr() == place
+
+    one_at_a_time = threading.Lock()
+    on_all(cluster, work)
+
+
+def test_errors_of_one_rank_alone_spend_it_on_all(cluster: comm.LocalCluster) -> None:
+    def work(one: Rank) -> None:
+        sent = one.dispatch()
+        rows = one.empty().fill_(one.rank + 1)
+        if one.rank == 0:
+            ids = one.ids.clone()
+            ids[0] = -1  # a row that comes back is not asked for
+            with pytest.raises(RoutingMismatch):
+                one.combine(rows, sent, ids=ids)
+        else:
+            one.combine(rows, sent)
+        sent = one.dispatch()
+        refused(lambda: one.combine(rows, sent), "was consumed")
+        assert (one.combine(one.empty().fill_(one.rank + 1), sent) == 3).all()
+
+    on_all(cluster, work)
+
+
+def test_a_lost_peer(cluster: comm.LocalCluster) -> None:
+    kept = []
+
+    def work(one: Rank) -> None:
+        sent = one.dispatch()
+        rows = one.empty().fill_(4)
+        if one.rank == 1:
+            comm.close(one.group)
+            return
+        with pytest.raises(CommError):
+            one.combine(rows, sent)
+        kept.append(rows)
+        with pytest.raises(CommError):
+            one.combine(rows, sent)
+        with pytest.raises(CommError):
+            one.empty()
+
+    on_all(cluster, work)
+    cluster.close()
+    assert (kept[0] == 4).all()
+    on_all(cluster, lambda one: one.combine(one.empty().zero_(), one.dispatch()))
+
+
+# ---- tensors of other windows
+
+
+def test_closed_windows(cluster: comm.LocalCluster) -> None:
+    kept = on_all(cluster, lambda one: one.empty().fill_(one.rank + 1))
+    cluster.close()
+
+    def work(one: Rank) -> None:
+        sent = one.dispatch()
+        error = refused(lambda: one.combine(kept[one.rank], sent), "or of a group that has been closed")
+        assert f"those of rank {one.rank}" in str(error)
+        assert (one.combine(kept[one.rank].clone(), sent) == 3).all()
+        # As memory it is as good as ever, and other algorithms copy it.
+        sent = one.dispatch(kept[one.rank][:BATCH])
+        assert (one.combine(torch.ones(MOST, HIDDEN), sent) == 2).all()
+        x = torch.ones(BATCH, HIDDEN)
+        sent = ascend_moe.npu_moe_distribute_dispatch_v2(x, one.ids, *one.common)
+        assert (one.combine(kept[one.rank], sent, "window") == 3).all()
+
+    on_all(cluster, work)
+
+
+def test_another_rank_and_another_group(cluster: comm.LocalCluster) -> None:
+    with comm.LocalCluster(WORLD, window_mib=1) as second:
+        others = on_all(second, lambda one: one.empty().zero_())
+        own = on_all(cluster, lambda one: one.empty().zero_())
+
+        def work(one: Rank) -> None:
+            sent = one.dispatch()
+            for rank, rows in ((one.rank, others[one.rank]), (1 - one.rank, own[1 - one.rank])):
+                call = functools.partial(one.combine, rows, sent)
+                refused(call, f"other windows: those of rank {rank} of another group")
+            one.combine(own[one.rank], sent)
+
+        on_all(cluster, work)
+
+
+def test_rows_that_begin_inside_a_block(cluster: comm.LocalCluster) -> None:
+    def work(one: Rank) -> None:
+        sent = one.dispatch()
+        flat = one.empty(MOST + 1).view(-1)[: MOST * HIDDEN + 8]
+        flat.fill_(one.rank + 1)
+        askew = flat[1 : 1 + MOST * HIDDEN].view(MOST, HIDDEN)
+        refused(lambda: one.combine(askew, sent), "begins inside a 32-byte block .* multiple of 32 bytes")
+        assert (one.combine(flat[8:].view(MOST, HIDDEN), sent) == 3).all()
+
+    on_all(cluster, work)
+
+
+def test_copies_of_it_are_copies(cluster: comm.LocalCluster) -> None:
+    """Rows that are not contiguous are copied before the op: no zero copy, nothing spent."""
+
+    def work(one: Rank) -> None:
+        wide = one.empty(2 * MOST).view(MOST, 2 * HIDDEN).fill_(one.rank + 1)
+        for _ in range(2):
+            sent = one.dispatch()
+            assert (one.combine(wide[:, ::2], sent) == 3).all()
+
+    on_all(cluster, work)
+
+
+# ---- forks
+
+
+def test_a_forked_child_gives_nothing_back(cluster: comm.LocalCluster) -> None:
+    def work(one: Rank) -> int:
+        rows = one.empty().fill_(1)
+        place = rows.data_ptr()
+        if one.rank == 0:
+            child = os.fork()
+            if child == 0:
+                good = bool((rows == 1).all())
+                del rows
+                gc.collect()
+                os._exit(0 if good else 1)
+            assert os.waitpid(child, 0)[1] == 0
+        other = one.empty()
+        assert other.data_ptr() != place and (rows == 1).all()
+        sent = one.dispatch()
+        one.combine(rows, sent)
+        return 0
+
+    on_all(cluster, work)
