@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ascend_moe._lib import native_source_root
-from ascend_moe.bench import check, data, ffn, gate, page, plots, published, report, results_json
+from ascend_moe.bench import check, data, ffn, gate, native, page, plots, published, report, results_json
 from ascend_moe.bench.cases import LAYERS, Case, matrix
 from ascend_moe.bench.data import Inputs
 from ascend_moe.bench.methods import METHODS, Arrived, Place, chosen
@@ -68,6 +68,13 @@ def test_limits_are_rates_of_all_ranks_together() -> None:
     one = limits(2, [rank(0, 1500), rank(500, 2000)])
     assert one.rates == {"copy": {1: 4.0, 2: 4.0}}  # 4000 B in 1 µs; 8000 B in 2 µs
     assert one.flags_ns["spin"].p50 == 100.0 and "futex" not in one.flags_ns
+
+
+def test_a_flag_that_nobody_answers_ends_in_time() -> None:
+    cells = np.zeros(64, np.uint32)
+    for how in native.WAITS:
+        assert native.flag_round(cells.ctypes.data, 0, 1, 3, how, 2000) == -1
+    assert native.flag_round(cells.ctypes.data, 2, 1, 3, "spin", 2000) == -1
 
 
 # ---- cases and data ----

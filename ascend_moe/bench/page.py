@@ -1,7 +1,8 @@
 """Measures what docs/performance.md shows, and writes its tables and pictures: ``make bench-docs``.
 
-``python -m ascend_moe.bench.page DOCS`` measures; with ``--again`` it only writes the page anew from the
-numbers of the last time, docs/performance/runs.json. No number on the page is typed by hand.
+``python -m ascend_moe.bench.page DOCS`` measures; ``--quick``: with a few iterations, to try it out. With
+``--again`` it only writes the page anew from the numbers of the last time, docs/performance/runs.json. No
+number on the page is typed by hand.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from ascend_moe.bench.cases import Case, matrix
 from ascend_moe.bench.methods import METHODS, PEER, chosen
 from ascend_moe.bench.results import Run
 from ascend_moe.bench.runner import run
+
+_QUICK = 4
 
 
 @dataclass(frozen=True)
@@ -48,16 +51,19 @@ def parts() -> dict[str, Part]:
     }
 
 
-def measure(say: Callable[[str], None]) -> dict[str, Run]:
+def measure(say: Callable[[str], None], quick: bool) -> dict[str, Run]:
     """Every part, one after the other."""
     found = {}
     for name, part in parts().items():
         say(f"{name}: {len(part.cases)} cases")
-        found[name] = run(
-            part.cases, part.methods, part.iterations, with_limits=name in ("main", "many ranks"),
-            progress=lambda case, done: None,
-        )  # fmt: skip
+        iterations = _QUICK if quick else part.iterations
+        limits = name in ("main", "many ranks")
+        found[name] = run(part.cases, part.methods, iterations, with_limits=limits, progress=_quiet)
     return found
+
+
+def _quiet(case: Case, done: int) -> None:
+    pass
 
 
 def write(docs: Path, runs: dict[str, Run]) -> None:
@@ -150,7 +156,7 @@ def main(arguments: Sequence[str]) -> None:
     docs = Path(next(one for one in arguments if not one.startswith("-")))
     numbers = _made(docs / "performance") / "runs.json"
     if "--again" not in arguments:
-        found = measure(lambda line: print(line, file=sys.stderr))
+        found = measure(lambda line: print(line, file=sys.stderr), "--quick" in arguments)
         kept = {name: results_json.dump(one, samples=False) for name, one in found.items()}
         numbers.write_text(json.dumps(kept, separators=(",", ":")) + "\n")
     write(docs, {name: results_json.load(one) for name, one in json.loads(numbers.read_text()).items()})

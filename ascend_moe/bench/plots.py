@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,13 @@ def _figure() -> tuple[Any, Any]:
 def _save(figure: Any, path: Path) -> Path:
     import matplotlib.pyplot as plt
 
-    figure.savefig(path, metadata={"Date": None})
+    for axes in figure.axes:
+        axes.minorticks_off()
+    svg = path.suffix == ".svg"
+    figure.savefig(path, metadata={"Date": None} if svg else None)
     plt.close(figure)
+    if svg:  # a hundredth of a point is enough, and halves the file
+        path.write_text(re.sub(r"-?\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", path.read_text()))
     return path
 
 
@@ -109,11 +115,13 @@ def scaling(run: Run, sweep: str, path: Path) -> Path:
     """Round trip along the sweep for ours and for the limit, and a line of slope 1 from the limit's end."""
     label, at = _AXES[sweep]
     figure, axes = _figure()
-    for preset in sorted({case.case.preset for case in run.cases}):
+    presets = sorted({case.case.preset for case in run.cases})
+    for preset in presets:
+        suffix = f", {preset}" if len(presets) > 1 else ""
         mine = sorted((case for case in run.cases if case.case.preset == preset), key=at)
         where = [at(case) for case in mine]
         limit = [_p50(case, case.limit) for case in mine]
-        axes.plot(where, limit, color="black", label=f"limit, {preset}")
+        axes.plot(where, limit, color="black", label=f"limit{suffix}")
         axes.plot(where, [limit[-1] * w / where[-1] for w in where], color="black", alpha=0.3, linestyle=":")
         for name in (one for one in _names(mine) if mine[0].row(one) and _kind(mine, one) == OURS):
             axes.plot(
@@ -122,7 +130,7 @@ def scaling(run: Run, sweep: str, path: Path) -> Path:
                 color=_INK.get(name),
                 marker="o",
                 markersize=3,
-                label=f"{name}, {preset}",
+                label=f"{name}{suffix}",
             )
         best = [case.best_peer() for case in mine]
         if all(best):
@@ -132,7 +140,7 @@ def scaling(run: Run, sweep: str, path: Path) -> Path:
                 color="#c25700",
                 marker="x",
                 markersize=4,
-                label=f"best peer, {preset}",
+                label=f"best peer{suffix}",
             )
         for case in mine:
             if case.oversubscribed and sweep == "ranks":
@@ -140,7 +148,6 @@ def scaling(run: Run, sweep: str, path: Path) -> Path:
                 break
     axes.set(xscale="log", yscale="log", xlabel=label, ylabel="round trip, µs (p50)")
     axes.set_xticks(where, [str(value) for value in where])
-    axes.minorticks_off()
     axes.legend(fontsize=7, frameon=False)
     return _save(figure, path)
 

@@ -12,7 +12,7 @@ from ascend_moe.errors import ArgumentError
 
 SCHEMA = "ascend-moe-bench/1"
 _DERIVED = ("oversubscribed", "cache_resident", "too_noisy")  # of a case, for readers of the file alone
-_DIGITS = 5  # significant ones: more would be noise
+_DIGITS = 4  # significant ones: more would be noise
 
 
 def dump(run: Run, *, samples: bool) -> dict[str, Any]:
