@@ -8,6 +8,10 @@
 
 #include "twin/fault.h"
 
+// What every access goes through is inlined whatever its size; what it fails into never is.
+#define TWIN_HOT inline __attribute__((always_inline))
+#define TWIN_COLD __attribute__((cold, noinline))
+
 namespace twin {
 
 constexpr uint32_t kUbBytes = 192 * 1024;

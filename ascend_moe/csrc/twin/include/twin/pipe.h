@@ -19,27 +19,34 @@ template <TPosition position = TPosition::LCM>
 class TBuf : public TBufBase {
 public:
     template <class T>
-    LocalTensor<T> Get(twin::Loc loc = twin::Loc::Here()) {
+    TWIN_HOT LocalTensor<T> Get(twin::Loc loc = twin::Loc::Here()) {
         return GetWithOffset<T>(bytes_ / sizeof(T), 0, loc);
     }
     template <class T>
-    LocalTensor<T> Get(uint32_t count, twin::Loc loc = twin::Loc::Here()) {
+    TWIN_HOT LocalTensor<T> Get(uint32_t count, twin::Loc loc = twin::Loc::Here()) {
         return GetWithOffset<T>(count, 0, loc);
     }
     template <class T>
-    LocalTensor<T> GetWithOffset(uint32_t count, uint32_t byteOffset, twin::Loc loc = twin::Loc::Here()) {
+    TWIN_HOT LocalTensor<T> GetWithOffset(uint32_t count, uint32_t byteOffset,
+                                          twin::Loc loc = twin::Loc::Here()) {
         const twin::Core& core = twin::current_core();
+        const uint64_t end = static_cast<uint64_t>(byteOffset) + static_cast<uint64_t>(count) * sizeof(T);
+        if (__builtin_expect(byteOffset % twin::kBlockBytes != 0 || end > bytes_, 0))
+            RaiseOffset(count, sizeof(T), byteOffset, loc);
+        return LocalTensor<T>(core.ub + begin_ + byteOffset, count * static_cast<uint32_t>(sizeof(T)),
+                              buffer_, core.buffers[buffer_].stamp);
+    }
+
+private:
+    [[noreturn]] TWIN_COLD void RaiseOffset(uint32_t count, size_t element, uint32_t byteOffset,
+                                            const twin::Loc& loc) const {
         if (byteOffset % twin::kBlockBytes != 0) {
             twin::Raise(twin::Finding::kMisaligned, loc, "TBuf offset %u is not a multiple of 32 bytes",
                         byteOffset);
         }
-        if (static_cast<uint64_t>(byteOffset) + static_cast<uint64_t>(count) * sizeof(T) > bytes_) {
-            twin::Raise(twin::Finding::kOutOfBounds, loc,
-                        "TBuf holds %u bytes, asked for %u elements of %zu at byte %u", bytes_, count,
-                        sizeof(T), byteOffset);
-        }
-        return LocalTensor<T>(core.ub + begin_ + byteOffset, count * static_cast<uint32_t>(sizeof(T)),
-                              buffer_, core.buffers[buffer_].stamp);
+        twin::Raise(twin::Finding::kOutOfBounds, loc,
+                    "TBuf holds %u bytes, asked for %u elements of %zu at byte %u", bytes_, count, element,
+                    byteOffset);
     }
 };
 
@@ -213,10 +220,9 @@ public:
 
     TEventID FetchEventID(HardEvent event) {
         const uint8_t reserved = twin::current_core().reserved_events[static_cast<int>(event)];
-        for (uint32_t id = 0; id < twin::kEventIds; ++id) {
-            if (!(reserved >> id & 1)) return static_cast<TEventID>(id);
-        }
-        return static_cast<TEventID>(twin::kEventIds);  // SetFlag refuses it by number
+        // The first one free; of none, one that SetFlag refuses by number.
+        static_assert(twin::kEventIds == 8, "a bit an id in a byte");
+        return static_cast<TEventID>(__builtin_ctz(static_cast<uint32_t>(~reserved)));
     }
     template <HardEvent event>
     TEventID FetchEventID() {

@@ -47,26 +47,23 @@ public:
     uint32_t GetSize() const { return bytes_ / static_cast<uint32_t>(sizeof(T)); }
     uint32_t GetLength() const { return bytes_; }
 
-    T GetValue(uint32_t index, twin::Loc loc = twin::Loc::Here()) const {
+    TWIN_HOT T GetValue(uint32_t index, twin::Loc loc = twin::Loc::Here()) const {
         T* element = At(index, loc);
         T value{};
         twin::Issue({"GetValue", twin::Pipe::kS, loc, {0, 1}, {}, {{Address(element), sizeof(T)}}},
                     [&] { value = *element; });
         return value;
     }
-    void SetValue(uint32_t index, T value, twin::Loc loc = twin::Loc::Here()) const {
+    TWIN_HOT void SetValue(uint32_t index, T value, twin::Loc loc = twin::Loc::Here()) const {
         T* element = At(index, loc);
         twin::Issue({"SetValue", twin::Pipe::kS, loc, {0, 1}, {Address(element), sizeof(T)}, {}},
                     [=] { *element = value; });
     }
     T operator()(uint32_t index, twin::Loc loc = twin::Loc::Here()) const { return GetValue(index, loc); }
 
-    LocalTensor operator[](uint32_t offset) const {
+    TWIN_HOT LocalTensor operator[](uint32_t offset) const {
         const uint64_t begin = static_cast<uint64_t>(offset) * sizeof(T);
-        if (begin > bytes_) {
-            twin::Raise(twin::Finding::kOutOfBounds, {"LocalTensor", 0},
-                        "LocalTensor[%u] starts past its %u elements", offset, GetSize());
-        }
+        if (__builtin_expect(begin > bytes_, 0)) RaisePast(offset);
         return LocalTensor(data_ + begin, bytes_ - static_cast<uint32_t>(begin), buffer_, stamp_);
     }
 
@@ -85,40 +82,49 @@ public:
     uint32_t stamp() const { return stamp_; }
 
     // The first `count` elements, checked: alive, in bounds, 32-byte aligned (alignment 0: not checked).
-    T* Span(uint64_t count, const twin::Loc& loc, const char* what,
-            uint32_t alignment = twin::kBlockBytes) const {
+    TWIN_HOT T* Span(uint64_t count, const twin::Loc& loc, const char* what,
+                     uint32_t alignment = twin::kBlockBytes) const {
+        const bool misaligned = alignment != 0 && reinterpret_cast<uintptr_t>(data_) % alignment != 0;
+        if (__builtin_expect(!Alive() || count * sizeof(T) > bytes_ || misaligned, 0))
+            RaiseSpan(count, loc, what, alignment);
+        return reinterpret_cast<T*>(data_);
+    }
+
+    TWIN_HOT void CheckAlive(const twin::Loc& loc) const {
+        if (__builtin_expect(!Alive(), 0)) RaiseDead(loc);
+    }
+
+private:
+    static uintptr_t Address(const T* p) { return reinterpret_cast<uintptr_t>(p); }
+    TWIN_HOT bool Alive() const {
+        return data_ != nullptr && twin::current_core().buffers[buffer_].stamp == stamp_;
+    }
+    TWIN_HOT T* At(uint32_t index, const twin::Loc& loc) const {
+        if (__builtin_expect(!Alive() || index >= GetSize(), 0)) RaiseAt(index, loc);
+        return reinterpret_cast<T*>(data_) + index;
+    }
+    [[noreturn]] TWIN_COLD void RaiseDead(const twin::Loc& loc) const {
+        twin::Raise(twin::Finding::kUseAfterFree, loc,
+                    data_ == nullptr ? "LocalTensor was never allocated"
+                                     : "LocalTensor is used after FreeTensor, or after its TPipe was reset");
+    }
+    [[noreturn]] TWIN_COLD void RaiseAt(uint32_t index, const twin::Loc& loc) const {
+        CheckAlive(loc);
+        twin::Raise(twin::Finding::kOutOfBounds, loc, "element %u of a LocalTensor of %u", index, GetSize());
+    }
+    [[noreturn]] TWIN_COLD void RaisePast(uint32_t offset) const {
+        twin::Raise(twin::Finding::kOutOfBounds, {"LocalTensor", 0},
+                    "LocalTensor[%u] starts past its %u elements", offset, GetSize());
+    }
+    [[noreturn]] TWIN_COLD void RaiseSpan(uint64_t count, const twin::Loc& loc, const char* what,
+                                          uint32_t alignment) const {
         CheckAlive(loc);
         if (count * sizeof(T) > bytes_) {
             twin::Raise(twin::Finding::kOutOfBounds, loc, "%s needs %llu bytes, the UB view holds %u", what,
                         static_cast<unsigned long long>(count * sizeof(T)), bytes_);
         }
-        if (alignment != 0 && reinterpret_cast<uintptr_t>(data_) % alignment != 0) {
-            twin::Raise(twin::Finding::kMisaligned, loc, "%s: UB address is %u bytes past a %u-byte boundary",
-                        what, static_cast<unsigned>(reinterpret_cast<uintptr_t>(data_) % alignment),
-                        alignment);
-        }
-        return reinterpret_cast<T*>(data_);
-    }
-
-    void CheckAlive(const twin::Loc& loc) const {
-        const twin::Core& core = twin::current_core();
-        if (data_ == nullptr)
-            twin::Raise(twin::Finding::kUseAfterFree, loc, "LocalTensor was never allocated");
-        if (core.buffers[buffer_].stamp != stamp_) {
-            twin::Raise(twin::Finding::kUseAfterFree, loc,
-                        "LocalTensor is used after FreeTensor, or after its TPipe was reset");
-        }
-    }
-
-private:
-    static uintptr_t Address(const T* p) { return reinterpret_cast<uintptr_t>(p); }
-    T* At(uint32_t index, const twin::Loc& loc) const {
-        CheckAlive(loc);
-        if (index >= GetSize()) {
-            twin::Raise(twin::Finding::kOutOfBounds, loc, "element %u of a LocalTensor of %u", index,
-                        GetSize());
-        }
-        return reinterpret_cast<T*>(data_) + index;
+        twin::Raise(twin::Finding::kMisaligned, loc, "%s: UB address is %u bytes past a %u-byte boundary",
+                    what, static_cast<unsigned>(reinterpret_cast<uintptr_t>(data_) % alignment), alignment);
     }
 
     uint8_t* data_ = nullptr;
@@ -175,23 +181,26 @@ public:
         const twin::GmRange* range;
     };
     // The first `bytes` bytes, checked: inside the declared size, inside one registered range, aligned to T.
-    Ranged Span(uint64_t bytes, const twin::Loc& loc, const char* what) const {
-        if (count_ == kNothing || (count_ != 0 && bytes > count_ * sizeof(T))) {
-            twin::Raise(twin::Finding::kOutOfBounds, loc, "%s of %llu bytes, the GlobalTensor holds %llu",
-                        what, static_cast<unsigned long long>(bytes),
-                        static_cast<unsigned long long>(count_ == kNothing ? 0 : count_ * sizeof(T)));
-        }
+    TWIN_HOT Ranged Span(uint64_t bytes, const twin::Loc& loc, const char* what) const {
         T* first = twin::HostOf(address_);
-        if (reinterpret_cast<uintptr_t>(first) % sizeof(T) != 0) {
-            twin::Raise(twin::Finding::kMisaligned, loc, "%s: GM address is not aligned to %zu bytes", what,
-                        sizeof(T));
-        }
+        const bool outside = count_ != 0 && (count_ == kNothing || bytes > count_ * sizeof(T));
+        if (__builtin_expect(outside || reinterpret_cast<uintptr_t>(first) % sizeof(T) != 0, 0))
+            RaiseSpan(bytes, loc, what);
         return {first, &twin::FindGm(twin::current_core(), reinterpret_cast<uintptr_t>(first), bytes, loc)};
     }
 
 private:
     static constexpr uint64_t kNothing = ~0ull;
     static uintptr_t Address(const T* p) { return reinterpret_cast<uintptr_t>(p); }
+    [[noreturn]] TWIN_COLD void RaiseSpan(uint64_t bytes, const twin::Loc& loc, const char* what) const {
+        if (count_ == kNothing || (count_ != 0 && bytes > count_ * sizeof(T))) {
+            twin::Raise(twin::Finding::kOutOfBounds, loc, "%s of %llu bytes, the GlobalTensor holds %llu",
+                        what, static_cast<unsigned long long>(bytes),
+                        static_cast<unsigned long long>(count_ == kNothing ? 0 : count_ * sizeof(T)));
+        }
+        twin::Raise(twin::Finding::kMisaligned, loc, "%s: GM address is not aligned to %zu bytes", what,
+                    sizeof(T));
+    }
     __gm__ T* address_ = nullptr;
     uint64_t count_ = 0;  // elements; 0: not declared
 };

@@ -2,6 +2,7 @@
 // checked and turned into operands.
 #pragma once
 
+#include "twin/isa.h"
 #include "twin/mask.h"
 #include "twin/pipe.h"
 #include "twin/vector_lanes.h"
@@ -204,7 +205,7 @@ inline void CountCall(const char* name, const twin::Loc& loc, int64_t count, boo
      ...);
     if (accumulates) reads[i] = {to, n * sizeof(D)};
     twin::Issue({name, twin::Pipe::kV, loc, {0, n}, {to, n * sizeof(D)}, {reads[0], reads[1], reads[2]}},
-                [=] { body(to, from.at, n); });
+                [=] { twin::RunBest([=] { body(to, from.at, n); }); });
 }
 
 }  // namespace detail

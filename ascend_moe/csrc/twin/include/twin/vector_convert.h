@@ -84,7 +84,7 @@ inline void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const Rou
     }
     twin::Issue({"Cast", twin::Pipe::kV, loc, {0, n}, {t, n * sizeof(T)}, {{f, n * sizeof(U)}}}, [=] {
         if (apart || in_place) {
-            twin::CastArray(to, from, body.mode, n, body.scale);
+            twin::RunBest([=] { twin::CastArray(to, from, body.mode, n, body.scale); });
         } else {
             detail::CastOverlapped(to, from, body, n, kWidth);
         }

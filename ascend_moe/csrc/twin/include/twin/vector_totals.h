@@ -56,7 +56,7 @@ inline void Extreme(const char* name, const LocalTensor<T>& dst, const LocalTens
     const twin::Access garbage =
         CheckWorkTensor("scratch of a reduction", work, repeats, true, calIndex, write, read, loc);
     twin::Issue({name, twin::Pipe::kV, loc, {0, n}, write, {read}, garbage},
-                [=] { twin::ReduceExtremeArray<kMax>(to, from, n, calIndex); });
+                [=] { twin::RunBest([=] { twin::ReduceExtremeArray<kMax>(to, from, n, calIndex); }); });
 }
 
 // The mask form: a number of repeats, which may be more than 255.
