@@ -13,6 +13,8 @@
 #include <algorithm>
 #include <climits>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <new>
 #include <string>
 
@@ -41,6 +43,21 @@ void Pause() {
 #elif defined(__aarch64__)
     asm volatile("yield");
 #endif
+}
+
+bool MayForward() {
+    const char* said = std::getenv("ASCEND_MOE_FORWARD");
+    return said == nullptr || strcmp(said, "0") != 0;
+}
+
+// Copies that wait are made before others may run, and where other agents than cores move bytes they never
+// wait, nor where a timeline shall say how long each took.
+bool ForwardsIn(const LaunchSpec& spec) {
+    if (spec.watch_polls || spec.timeline != nullptr) return false;
+    for (const GmRange& range : spec.ranges) {
+        if (range.kind == GmKind::kWindowData && range.doorbell != nullptr) return false;
+    }
+    return true;
 }
 
 // Sleeps until the doorbell moves on from `seen`, or for kSleepNanos.
@@ -75,7 +92,7 @@ uint32_t BlockNum() { return g_current_core->scheduler->spec().block_dim; }
 uint64_t TilingKey() { return g_current_core->scheduler->spec().tiling_key; }
 uintptr_t HcclContext(int index) { return g_current_core->scheduler->spec().hccl_context[index]; }
 
-Scheduler::Scheduler(Device& device) : device_(device) {
+Scheduler::Scheduler(Device& device) : device_(device), forwards_(MayForward()) {
     void* mapped = mmap(nullptr, static_cast<size_t>(kMaxCores) * kUbBytes, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (mapped == MAP_FAILED) throw std::bad_alloc();
@@ -117,6 +134,7 @@ void Scheduler::Resume(Slot& slot) {
 void Scheduler::Block(Slot& slot, State state, const Loc& loc) {
     slot.state = state;
     slot.core.blocked_at = loc;
+    if (slot.core.forward.Any()) ForwardSettle(slot.core.forward);
     slot.fiber.Leave(false);
     if (unwinding_) throw Unwind();
 }
@@ -245,6 +263,7 @@ void Scheduler::Run(const LaunchSpec& spec, const std::function<void()>& kernel)
     std::unique_ptr<Recorder> recorder;
     if (spec.timeline != nullptr)
         recorder = std::make_unique<Recorder>(*spec.timeline, spec.name, device_.rank(), spec.block_dim);
+    const bool forward = forwards_ && ForwardsIn(spec);
     while (slots_.size() < spec.block_dim) slots_.push_back(std::make_unique<Slot>());
     live_ = spec.block_dim;
     for (uint32_t i = 0; i < slots_.size(); ++i) {
@@ -260,6 +279,7 @@ void Scheduler::Run(const LaunchSpec& spec, const std::function<void()>& kernel)
         slot.core.ub = ub_ + static_cast<size_t>(i) * kUbBytes;
         slot.core.scheduler = this;
         slot.core.recorder = recorder.get();
+        slot.core.forward.enabled = forward;
         if (spec.watch_polls) slot.core.watch = std::make_unique<PollWatch>();
         slot.started = false;
         slot.fiber.Prepare(&Scheduler::Enter, &slot);

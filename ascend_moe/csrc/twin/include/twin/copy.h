@@ -105,6 +105,35 @@ struct Around {
     bool filled = false;  // with the padding value, else with garbage
 };
 
+// The copies that wait, before one from GM is made; true when this one waits too. Stores that others look
+// for, and what they answer, must not pass it.
+inline bool CopyInForwarded(twin::Forward& forward, const twin::GmRange& range, const Pieces& p,
+                            const Around& around, uintptr_t ub, uintptr_t gm) {
+    if (__builtin_expect(forward.enabled, 1) && p.count == 1 && p.bytes >= twin::Forward::kLeastBytes &&
+        around.left + around.behind == 0 && !range.atomic_blocks &&
+        (range.kind == twin::GmKind::kTensor || range.kind == twin::GmKind::kWindowData)) {
+        twin::ForwardCopy(forward, ub, gm, p.bytes);
+        return true;
+    }
+    if (__builtin_expect(!forward.Any(), 1)) return false;
+    if (range.atomic_blocks || range.kind == twin::GmKind::kWindowState) twin::ForwardSettle(forward);
+    // What lies around the pieces is written as well.
+    const uintptr_t begin = ub - around.left;
+    const uintptr_t end = ub + Extent(p.count, p.bytes + around.behind, p.ub_step);
+    if (around.left + around.behind != 0 && forward.Near(begin, end)) twin::ForwardWrite(forward, begin, end);
+    return false;
+}
+// The same before one to GM: where its bytes are to be read, if not in UB.
+inline const uint8_t* CopyOutForwarded(twin::Forward& forward, const twin::GmRange& range, const Pieces& p,
+                                       uintptr_t ub, uintptr_t gm) {
+    if (range.atomic_blocks || range.doorbell != nullptr || range.kind == twin::GmKind::kWindowState) {
+        twin::ForwardSettle(forward);
+        return nullptr;
+    }
+    twin::ForwardStore(forward, gm, gm + Extent(p.count, p.bytes, p.gm_step));
+    return twin::ForwardSource(forward, ub, Extent(p.count, p.bytes, p.ub_step));
+}
+
 // GM to UB. `tail(piece start in UB)` fills what lies behind each piece.
 template <class T, class Tail>
 inline void CopyIn(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const Pieces& p,
@@ -120,6 +149,10 @@ inline void CopyIn(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const 
     core.traffic.read[static_cast<int>(from.range->kind)] += p.count * p.bytes;
     twin::WatchRead(core, reinterpret_cast<uintptr_t>(gm), loc);
     const uintptr_t first = reinterpret_cast<uintptr_t>(to);
+    if constexpr (!twin::kChecked) {
+        if (CopyInForwarded(core.forward, *from.range, p, around, first, reinterpret_cast<uintptr_t>(gm)))
+            return;
+    }
     const twin::Access written =
         around.filled
             ? twin::Access{first - around.left, around.left + p.bytes + around.behind, p.count, p.ub_step}
@@ -128,24 +161,24 @@ inline void CopyIn(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const 
     if (!around.filled && around.behind != 0)
         garbage = twin::Access{first + p.bytes, around.behind, p.count, p.ub_step};
     const double began = twin::CopyBegins(core);
-    twin::Issue({name,
-                 twin::Pipe::kMte2,
-                 loc,
-                 {p.count * p.bytes, 0},
-                 written,
-                 {{reinterpret_cast<uintptr_t>(gm), p.bytes, p.count, p.gm_step, true}},
-                 garbage},
-                [=] {
-                    for (uint32_t i = 0; i < p.count; ++i) {
-                        uint8_t* piece = to + i * p.ub_step;
-                        if (atomic) {
-                            twin::ReadBlocks(piece, gm + i * p.gm_step, p.bytes);
-                        } else {
-                            memcpy(piece, gm + i * p.gm_step, p.bytes);
-                        }
-                        tail(piece);
-                    }
-                });
+    twin::IssueExact({name,
+                      twin::Pipe::kMte2,
+                      loc,
+                      {p.count * p.bytes, 0},
+                      written,
+                      {{reinterpret_cast<uintptr_t>(gm), p.bytes, p.count, p.gm_step, true}},
+                      garbage},
+                     [=] {
+                         for (uint32_t i = 0; i < p.count; ++i) {
+                             uint8_t* piece = to + i * p.ub_step;
+                             if (atomic) {
+                                 twin::ReadBlocks(piece, gm + i * p.gm_step, p.bytes);
+                             } else {
+                                 memcpy(piece, gm + i * p.gm_step, p.bytes);
+                             }
+                             tail(piece);
+                         }
+                     });
     twin::CopyEnds(core, began,
                    {name, twin::Pipe::kMte2, *from.range, reinterpret_cast<uintptr_t>(gm), to, p.count,
                     p.bytes, p.gm_step, p.ub_step});
@@ -168,29 +201,36 @@ inline void CopyOut(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const
         twin::Raise(twin::Finding::kBadArgument, loc,
                     "%s while SetAtomic of another element type is in force", name);
     }
+    if constexpr (!twin::kChecked) {
+        if (__builtin_expect(core.forward.Any(), 0)) {
+            const uint8_t* source = CopyOutForwarded(
+                core.forward, range, p, reinterpret_cast<uintptr_t>(from), reinterpret_cast<uintptr_t>(gm));
+            if (source != nullptr) from = source;
+        }
+    }
     const double began = twin::CopyBegins(core);
-    twin::Issue({name,
-                 twin::Pipe::kMte3,
-                 loc,
-                 {p.count * p.bytes, 0},
-                 {reinterpret_cast<uintptr_t>(gm), p.bytes, p.count, p.gm_step, true},
-                 {{reinterpret_cast<uintptr_t>(from), p.bytes, p.count, p.ub_step}},
-                 {},
-                 atomic_op != 0},
-                [=] {
-                    for (uint32_t i = 0; i < p.count; ++i) {
-                        uint8_t* piece = gm + i * p.gm_step;
-                        const uint8_t* source = from + i * p.ub_step;
-                        if (atomic_op != 0) {
-                            twin::AtomicUpdate<T>(atomic_op, piece, source, p.bytes);
-                        } else if (range.atomic_blocks) {
-                            twin::PublishBlocks(piece, source, p.bytes);
-                        } else {
-                            memcpy(piece, source, p.bytes);
-                        }
-                    }
-                    if (range.doorbell != nullptr) twin::RingDoorbell(range.doorbell);
-                });
+    twin::IssueExact({name,
+                      twin::Pipe::kMte3,
+                      loc,
+                      {p.count * p.bytes, 0},
+                      {reinterpret_cast<uintptr_t>(gm), p.bytes, p.count, p.gm_step, true},
+                      {{reinterpret_cast<uintptr_t>(from), p.bytes, p.count, p.ub_step}},
+                      {},
+                      atomic_op != 0},
+                     [=] {
+                         for (uint32_t i = 0; i < p.count; ++i) {
+                             uint8_t* piece = gm + i * p.gm_step;
+                             const uint8_t* source = from + i * p.ub_step;
+                             if (atomic_op != 0) {
+                                 twin::AtomicUpdate<T>(atomic_op, piece, source, p.bytes);
+                             } else if (range.atomic_blocks) {
+                                 twin::PublishBlocks(piece, source, p.bytes);
+                             } else {
+                                 memcpy(piece, source, p.bytes);
+                             }
+                         }
+                         if (range.doorbell != nullptr) twin::RingDoorbell(range.doorbell);
+                     });
     twin::CopyEnds(core, began,
                    {name, twin::Pipe::kMte3, range, reinterpret_cast<uintptr_t>(gm), from, p.count, p.bytes,
                     p.gm_step, p.ub_step});
@@ -254,13 +294,13 @@ inline void DataCopy(const LocalTensor<T>& dst, const LocalTensor<T>& src, const
         twin::Raise(twin::Finding::kBadArgument, loc,
                     "DataCopy UB->UB: source and destination overlap in part; only all of it or nothing may");
     }
-    twin::Issue({"DataCopy UB->UB",
-                 twin::Pipe::kV,
-                 loc,
-                 {0, count},
-                 {reinterpret_cast<uintptr_t>(to), bytes},
-                 {{reinterpret_cast<uintptr_t>(from), bytes}}},
-                [=] { memmove(to, from, bytes); });
+    twin::IssueExact({"DataCopy UB->UB",
+                      twin::Pipe::kV,
+                      loc,
+                      {0, count},
+                      {reinterpret_cast<uintptr_t>(to), bytes},
+                      {{reinterpret_cast<uintptr_t>(from), bytes}}},
+                     [=] { memmove(to, from, bytes); });
 }
 
 template <class T>

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "twin/fault.h"
+#include "twin/forward.h"
 
 // What every access goes through is inlined whatever its size; what it fails into never is.
 #define TWIN_HOT inline __attribute__((always_inline))
@@ -117,6 +118,7 @@ struct Core {
     uintptr_t hccl_context[2] = {0, 0};     // by SetHcclContext; 0: the launch's
     std::unique_ptr<PollWatch> watch;       // null where polls are declared
     checked::CoreState* checked = nullptr;  // of the checked engine
+    Forward forward;                        // of the fast engine
     Recorder* recorder = nullptr;           // of the fast engine, where a timeline is wanted
     timed::Hot* timed = nullptr;            // of the timed engine
 };

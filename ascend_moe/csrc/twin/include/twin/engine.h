@@ -45,3 +45,16 @@ struct Instruction {
 #else
 #include "twin/engine_fast.h"
 #endif
+
+#ifndef TWIN_FORWARDS  // no copy ever waits in this engine
+namespace twin {
+
+template <class Effect>
+inline void IssueExact(const Instruction& instruction, Effect&& effect) {
+    Issue(instruction, static_cast<Effect&&>(effect));
+}
+inline void UbFreed(uint32_t, uint32_t) {}
+inline void UbExposed() {}
+
+}  // namespace twin
+#endif

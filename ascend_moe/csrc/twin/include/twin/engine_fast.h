@@ -1,12 +1,39 @@
 // The fast engine: the effect runs at once, in program order. Everything but the call is compiled away.
 #pragma once
 
+#define TWIN_FORWARDS 1  // copies from GM may wait: see forward.h
+
 namespace twin {
 
 constexpr bool kChecked = false;
 
+// An instruction whose accesses nobody need know: copies that wait are made.
 template <class Effect>
-inline __attribute__((always_inline)) void Issue(const Instruction&, Effect&& effect) {
+TWIN_HOT void Issue(const Instruction&, Effect&& effect) {
+    Forward& forward = current_core().forward;
+    if (__builtin_expect(forward.Any(), 0)) ForwardSettle(forward);
+    effect();
+}
+
+TWIN_HOT uintptr_t EndOf(const Access& access) {
+    return access.begin + (access.count - 1) * access.stride + access.bytes;
+}
+// One that says exactly what it reads and writes in UB.
+template <class Effect>
+TWIN_HOT void IssueExact(const Instruction& instruction, Effect&& effect) {
+    Forward& forward = current_core().forward;
+    for (const Access& read : instruction.reads) {
+        if (__builtin_expect(read.bytes != 0 && forward.Near(read.begin, EndOf(read)), 0))
+            ForwardRead(forward, read.begin, EndOf(read));
+    }
+    const Access& write = instruction.write;
+    if (__builtin_expect(write.bytes != 0 && forward.Near(write.begin, EndOf(write)), 0)) {
+        if (write.count == 1) {
+            ForwardOverwrite(forward, write.begin, EndOf(write));
+        } else {
+            ForwardWrite(forward, write.begin, EndOf(write));
+        }
+    }
     effect();
 }
 
@@ -14,19 +41,38 @@ inline __attribute__((always_inline)) void Issue(const Instruction&, Effect&& ef
 inline void FlagSet(uint32_t, Pipe, const Loc&) {}
 inline void FlagWait(uint32_t, Pipe, const Loc&) {}
 inline void Barrier(Pipe, const Loc&) {}
-inline void SettlePipe(Pipe) {}
+inline void SettlePipe(Pipe) {
+    Forward& forward = current_core().forward;
+    if (forward.Any()) ForwardSettle(forward);
+}
 inline void UbCarved(uint32_t, uint32_t) {}
-inline void UbReleased() {}
+// Somebody has an address, and may read and write there from now on.
+inline void UbExposed() {
+    SettlePipe(Pipe::kAll);
+    current_core().forward.enabled = false;
+}
+// Nobody may read those bytes any more.
+inline void UbFreed(uint32_t begin, uint32_t bytes) {
+    Core& core = current_core();
+    const uintptr_t at = reinterpret_cast<uintptr_t>(core.ub) + begin;
+    if (core.forward.Near(at, at + bytes)) ForwardDrop(core.forward, at, at + bytes);
+}
+inline void UbReleased() {
+    Forward& forward = current_core().forward;
+    if (forward.Any()) ForwardDrop(forward);
+}
 
 // Scalar GM accesses: a coherent machine has no stale lines.
 template <class T>
-inline T ScalarLoad(const T* from, const GmRange&, const Loc&) {
+inline T ScalarLoad(const T* from, const GmRange& range, const Loc&) {
+    if (range.kind == GmKind::kWindowState) SettlePipe(Pipe::kAll);
     T value{};
     __atomic_load(const_cast<T*>(from), &value, __ATOMIC_ACQUIRE);
     return value;
 }
 template <class T>
 inline void ScalarStore(T* to, T value, const GmRange&, const Loc&) {
+    SettlePipe(Pipe::kAll);
     __atomic_store(to, &value, __ATOMIC_RELEASE);
 }
 inline void CleanLines(uintptr_t, bool, const Loc&) {}

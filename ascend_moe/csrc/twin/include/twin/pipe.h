@@ -110,6 +110,7 @@ public:
         twin::UbBuffer& buffer = core.buffers[tensor.buffer()];
         buffer.allocated = false;
         ++buffer.stamp;
+        twin::UbFreed(buffer.begin, buffer.bytes);
         --core.queue_tensors[kSide];
         buffer.freed = true;
         buffer.producer = kProducer;

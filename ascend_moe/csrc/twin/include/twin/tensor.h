@@ -50,14 +50,14 @@ public:
     TWIN_HOT T GetValue(uint32_t index, twin::Loc loc = twin::Loc::Here()) const {
         T* element = At(index, loc);
         T value{};
-        twin::Issue({"GetValue", twin::Pipe::kS, loc, {0, 1}, {}, {{Address(element), sizeof(T)}}},
-                    [&] { value = *element; });
+        twin::IssueExact({"GetValue", twin::Pipe::kS, loc, {0, 1}, {}, {{Address(element), sizeof(T)}}},
+                         [&] { value = *element; });
         return value;
     }
     TWIN_HOT void SetValue(uint32_t index, T value, twin::Loc loc = twin::Loc::Here()) const {
         T* element = At(index, loc);
-        twin::Issue({"SetValue", twin::Pipe::kS, loc, {0, 1}, {Address(element), sizeof(T)}, {}},
-                    [=] { *element = value; });
+        twin::IssueExact({"SetValue", twin::Pipe::kS, loc, {0, 1}, {Address(element), sizeof(T)}, {}},
+                         [=] { *element = value; });
     }
     T operator()(uint32_t index, twin::Loc loc = twin::Loc::Here()) const { return GetValue(index, loc); }
 
@@ -72,6 +72,7 @@ public:
         return LocalTensor<U>(data_, bytes_, buffer_, stamp_);
     }
     uint64_t GetPhyAddr(uint32_t offset = 0) const {
+        twin::UbExposed();
         return reinterpret_cast<uintptr_t>(data_) + offset * sizeof(T);
     }
     void SetSize(uint32_t elements) { bytes_ = elements * static_cast<uint32_t>(sizeof(T)); }

@@ -29,6 +29,19 @@ struct ScalarBody {
         twin::ScalarArray<Op>(UbPointer<T>(to), UbPointer<T>(from[0]), value, n);
     }
 };
+template <>
+struct Forwards<BinaryBody<twin::AddOp, float>> {
+    static bool Do(const BinaryBody<twin::AddOp, float>&, uintptr_t to, const uintptr_t* from, uint32_t n) {
+        return twin::ForwardAdd(twin::current_core().forward, to, from[0], from[1], n);
+    }
+};
+template <>
+struct Forwards<ScalarBody<twin::MulOp, float>> {
+    static bool Do(const ScalarBody<twin::MulOp, float>& body, uintptr_t to, const uintptr_t* from,
+                   uint32_t n) {
+        return twin::ForwardScale(twin::current_core().forward, to, from[0], n, body.value);
+    }
+};
 template <class Op, class T>
 struct UnaryBody {
     void operator()(uintptr_t to, const uintptr_t* from, uint32_t n) const {

@@ -185,6 +185,12 @@ inline void MaskedCall(const twin::VectorCall& call, const Work& work, LaneOptio
     LanesCall(call, all, rest, options.own_repeat, body, dst, src...);
 }
 
+// Whether a body is dealt with by copies that wait; those that may be say so.
+template <class Body>
+struct Forwards {
+    static bool Do(const Body&, uintptr_t, const uintptr_t*, uint32_t) { return false; }
+};
+
 // A count form: `n` elements, one after the other. Normal mode and a full mask afterwards.
 template <class Body, class D, class... S>
 inline void CountCall(const char* name, const twin::Loc& loc, int64_t count, bool accumulates,
@@ -204,8 +210,13 @@ inline void CountCall(const char* name, const twin::Loc& loc, int64_t count, boo
       reads[i] = {from.at[i], n * sizeof(S)}, ++i),
      ...);
     if (accumulates) reads[i] = {to, n * sizeof(D)};
-    twin::Issue({name, twin::Pipe::kV, loc, {0, n}, {to, n * sizeof(D)}, {reads[0], reads[1], reads[2]}},
-                [=] { twin::RunBest([=] { body(to, from.at, n); }); });
+    if constexpr (!twin::kChecked) {
+        if (__builtin_expect(twin::current_core().forward.Any(), 0) &&
+            Forwards<Body>::Do(body, to, from.at, n))
+            return;
+    }
+    twin::IssueExact({name, twin::Pipe::kV, loc, {0, n}, {to, n * sizeof(D)}, {reads[0], reads[1], reads[2]}},
+                     [=] { twin::RunBest([=] { body(to, from.at, n); }); });
 }
 
 }  // namespace detail

@@ -82,7 +82,11 @@ inline void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const Rou
                         i);
         }
     }
-    twin::Issue({"Cast", twin::Pipe::kV, loc, {0, n}, {t, n * sizeof(T)}, {{f, n * sizeof(U)}}}, [=] {
+    if constexpr (!twin::kChecked && twin::kOneOf<U, half, bfloat16_t> && twin::kOneOf<T, float>) {
+        twin::Forward& forward = twin::current_core().forward;
+        if (forward.Any() && twin::ForwardCast(forward, t, f, n, twin::TermTypeOf<U>())) return;
+    }
+    twin::IssueExact({"Cast", twin::Pipe::kV, loc, {0, n}, {t, n * sizeof(T)}, {{f, n * sizeof(U)}}}, [=] {
         if (apart || in_place) {
             twin::RunBest([=] { twin::CastArray(to, from, body.mode, n, body.scale); });
         } else {

@@ -4,10 +4,12 @@
 #pragma once
 
 #define Issue FastIssue
+#define IssueExact FastIssueExact
 #define SettlePipe FastSettlePipe
 #define kChecked kFastChecked
 #include "../../../include/twin/engine_fast.h"
 #undef Issue
+#undef IssueExact
 #undef SettlePipe
 #undef kChecked
 
@@ -30,6 +32,10 @@ inline void Issue(const Instruction& instruction, Effect&& effect) {
     }
     audit::Settle();
     effect();
+}
+template <class Effect>
+inline void IssueExact(const Instruction& instruction, Effect&& effect) {
+    Issue(instruction, effect);
 }
 inline void SettlePipe(Pipe) { audit::Settle(); }
 
