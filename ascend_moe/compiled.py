@@ -69,7 +69,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "am_torch_register": (c_int, (c_uint64, c_char_p, c_char_p, c_uint64)),
     "am_torch_gate_create": (c_void_p, (c_void_p,)),
     "am_torch_gate_destroy": (None, (c_void_p,)),
-    "am_torch_gate_acquire": (c_int, (c_void_p, c_int)),
+    "am_torch_gate_acquire": (None, (c_void_p, c_int, POINTER(c_int))),
     "am_torch_gate_release": (None, (c_void_p,)),
     "am_torch_gate_close": (None, (c_void_p,)),
     "am_torch_plan_create": (c_void_p, (c_void_p, c_void_p)),
@@ -79,6 +79,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "am_torch_set_place": (None, (c_uint64,)),
     "am_torch_pause": (None, (c_int,)),
     "am_torch_counts": (None, (POINTER(c_uint64),)),
+    "am_torch_clocks": (None, (c_int,)),
+    "am_torch_marks": (None, (POINTER(c_int64),)),
 }
 
 
@@ -190,13 +192,16 @@ class Gate:
 
     def acquire(self, timeout: float = -1) -> bool:
         """Whether it was free within ``timeout`` seconds; negative: waits on, and Ctrl-C ends it."""
-        until = time.monotonic() + timeout
-        if self._library.am_torch_gate_acquire(self.handle, 0):
-            return True
-        while timeout < 0 or time.monotonic() < until:
-            if self._library.am_torch_gate_acquire(self.handle, _SLICE_MS):
-                return True
-        return False
+        held, until = c_int(0), time.monotonic() + timeout
+        try:
+            self._library.am_torch_gate_acquire(self.handle, 0, ctypes.byref(held))
+            while not held.value and (timeout < 0 or time.monotonic() < until):
+                self._library.am_torch_gate_acquire(self.handle, _SLICE_MS, ctypes.byref(held))
+        except BaseException:  # of a signal handler, which may run right after the gate was taken
+            if held.value:
+                self.release()
+            raise
+        return bool(held.value)
 
     def release(self) -> None:
         self._library.am_torch_gate_release(self.handle)
@@ -304,8 +309,19 @@ def paused() -> Iterator[None]:
         _open().am_torch_pause(-1)
 
 
-def nothing() -> Callable[..., int]:
-    """A function of am_run's type that does nothing, for measurements of the rest of a call."""
-    run = _open().am_torch_run_nothing
-    run.restype, run.argtypes = _lib.SIGNATURES["am_run"]
-    return run
+@contextlib.contextmanager
+def clocks() -> Iterator[Callable[[], tuple[int, int, int, int]]]:
+    """Measurements: gives what tells, of this thread's last call without Python, in nanoseconds of
+    time.monotonic_ns, when it entered the kernel, entered and left am_run, left the kernel.
+    """
+    library, found = _open(), (c_int64 * 4)()
+
+    def marks() -> tuple[int, int, int, int]:
+        library.am_torch_marks(found)
+        return found[0], found[1], found[2], found[3]
+
+    library.am_torch_clocks(1)
+    try:
+        yield marks
+    finally:
+        library.am_torch_clocks(0)

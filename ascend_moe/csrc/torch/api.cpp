@@ -53,7 +53,9 @@ int am_torch_register(uint64_t number, const char* name, char* text, uint64_t by
 
 void* am_torch_gate_create(void* communicator) { return new SharedGate(new Gate(communicator)); }
 void am_torch_gate_destroy(void* gate) { delete static_cast<SharedGate*>(gate); }
-int am_torch_gate_acquire(void* gate, int milliseconds) { return GateOf(gate).AcquireFor(milliseconds); }
+void am_torch_gate_acquire(void* gate, int milliseconds, int* held) {
+    *held = GateOf(gate).AcquireFor(milliseconds);
+}
 void am_torch_gate_release(void* gate) { GateOf(gate).Release(); }
 void am_torch_gate_close(void* gate) { GateOf(gate).Close(); }
 
@@ -76,6 +78,12 @@ void am_torch_counts(uint64_t* out) {
     out[1] = ascend_moe_torch::counts().python.load();
 }
 
-int am_torch_run_nothing(void*, void*, const void* const*, void* const*, int32_t*, char*, uint64_t) {
-    return 0;
+void am_torch_clocks(int on) { ascend_moe_torch::SetClocks(on != 0); }
+
+void am_torch_marks(int64_t* out) {
+    const ascend_moe_torch::Marks& marks = ascend_moe_torch::LastMarks();
+    out[0] = marks.entered;
+    out[1] = marks.launched;
+    out[2] = marks.returned;
+    out[3] = marks.left;
 }

@@ -14,11 +14,11 @@ AM_TORCH_API void am_torch_watch(const char* names);
 // Registers the kernels of an op of torch.ops.ascend_moe. 0, or 1: `text` says why not.
 AM_TORCH_API int am_torch_register(uint64_t number, const char* name, char* text, uint64_t bytes);
 
-// The gate of a communicator, that ops and its closing pass one at a time. Acquiring gives up after so many
-// milliseconds, or at a signal: 0. Once closed, for good, calls pass to Python.
+// The gate of a communicator, that ops and its closing pass one at a time. Acquiring sets `held`, or gives up
+// after so many milliseconds or at a signal. Once closed, for good, calls pass to Python.
 AM_TORCH_API void* am_torch_gate_create(void* communicator);
 AM_TORCH_API void am_torch_gate_destroy(void* gate);
-AM_TORCH_API int am_torch_gate_acquire(void* gate, int milliseconds);
+AM_TORCH_API void am_torch_gate_acquire(void* gate, int milliseconds, int* held);
 AM_TORCH_API void am_torch_gate_release(void* gate);
 AM_TORCH_API void am_torch_gate_close(void* gate);
 
@@ -48,6 +48,7 @@ AM_TORCH_API void am_torch_set_place(uint64_t place);
 AM_TORCH_API void am_torch_pause(int by);
 // Calls without Python, and those handed to it.
 AM_TORCH_API void am_torch_counts(uint64_t* out);
-// Takes am_run's place where the cost of a call without its kernel is measured.
-AM_TORCH_API int am_torch_run_nothing(void*, void*, const void* const*, void* const*, int32_t*, char*,
-                                      uint64_t);
+// For measurements: nanoseconds when this thread's last call without Python entered the kernel, entered and
+// left am_run, left the kernel; as long as clocks are on.
+AM_TORCH_API void am_torch_clocks(int on);
+AM_TORCH_API void am_torch_marks(int64_t* out);

@@ -6,6 +6,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
+#include <chrono>
 #include <string>
 
 #include "without_gil.h"
@@ -24,6 +25,14 @@ constexpr size_t kRecordWords = 64, kFaultBytes = 1024, kMostInputs = 64, kMostO
 
 std::atomic<int> pauses{0};
 thread_local const Pending* pending = nullptr;
+std::atomic<bool> clocks{false};
+thread_local Marks marks;
+
+void Mark(int64_t& at) {
+    if (!clocks.load(std::memory_order_relaxed)) return;
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    at = std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+}
 
 OperatorHandle Find(const char* library, const std::string& name) {
     return c10::Dispatcher::singleton().findSchemaOrThrow((std::string(library) + "::" + name).c_str(), "");
@@ -72,8 +81,10 @@ bool Launch(const Entry& entry, const c10::IValue* arguments, std::array<at::Ten
     const WithoutGil without_gil;
     const Turn turn(*entry.gate);
     if (entry.gate->communicator() == nullptr) return false;
+    Mark(marks.launched);
     const int code =
         entry.run(entry.gate->communicator(), entry.plan.get(), inputs, outputs, record, fault, kFaultBytes);
+    Mark(marks.returned);
     if (code != 0) Raise(entry, code, record, fault);
     return true;
 }
@@ -84,6 +95,7 @@ public:
         : number_(number), arguments_(op.schema().arguments().size()), python_(python) {}
 
     void operator()(const OperatorHandle&, DispatchKeySet, Stack* stack) {
+        Mark(marks.entered);
         const c10::IValue* arguments = stack->data() + (stack->size() - arguments_);
         Key key;
         const bool keyed =
@@ -97,6 +109,7 @@ public:
                 counts().compiled.fetch_add(1, std::memory_order_relaxed);
                 torch::jit::drop(*stack, arguments_);
                 for (size_t i = 0; i < entry->outputs.size(); ++i) stack->emplace_back(std::move(made[i]));
+                Mark(marks.left);
                 return;
             }
         }
@@ -145,6 +158,10 @@ torch::Library& Registered(DispatchKey key) {
 }
 
 }  // namespace
+
+const Marks& LastMarks() { return marks; }
+
+void SetClocks(bool on) { clocks.store(on); }
 
 const Pending* PendingCall() { return pending; }
 

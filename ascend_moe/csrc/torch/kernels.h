@@ -26,6 +26,13 @@ struct Counts {
 };
 Counts& counts();
 
+// Monotonic nanoseconds of this thread's last call without Python, while clocks are on.
+struct Marks {
+    int64_t entered, launched, returned, left;  // the CPU kernel, am_run, am_run, the CPU kernel
+};
+const Marks& LastMarks();
+void SetClocks(bool on);
+
 // Whether a launch has room for so many.
 bool Fits(uint64_t inputs, uint64_t outputs);
 
