@@ -20,7 +20,7 @@ from .plan import Request
 from .timed_routing import Routing
 
 # name -> (comm_alg of the plan, kernel of am_timed_step)
-ALGORITHMS = {"window": ("window", 0), "direct": ("direct", 0)}
+ALGORITHMS = {"cann-style": ("window", 1), "window": ("window", 0), "direct": ("direct", 0)}
 _EVENT_BYTES = 64  # twin::TimelineEvent
 _LIMIT_NS = 20e6  # of modelled time
 _SMALLEST_ROW = 2048  # bytes; rows from this size on need not be moved

@@ -13,6 +13,13 @@ using DispatchKernel = void (*)(GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_
 using CombineKernel = void (*)(GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR,
                                GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR);
 
+// Kernels that a launch runs instead of the shipped ones.
+struct Kernels {
+    DispatchKernel dispatch;
+    CombineKernel combine;
+    uint64_t workspace_bytes;  // at least
+};
+
 DispatchKernel DispatchKernelOf(uint32_t type);
 CombineKernel CombineKernelOf(uint32_t type);
 

@@ -1,5 +1,6 @@
 #include "op_launch.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "kernels.h"
@@ -25,7 +26,7 @@ bool IsRows(const char* name) { return strcmp(name, "x") == 0 || strcmp(name, "e
 }  // namespace
 
 OpLaunch::OpLaunch(Communicator& comm, const Plan& plan, const void* const* inputs, void* const* outputs,
-                   int32_t* record)
+                   int32_t* record, const Kernels* instead)
     : comm_(comm), plan_(plan), inputs_(inputs), outputs_(outputs) {
     const moe::MoeDistributeInfo& info = plan_.info();
     spec_.block_dim = plan.call.blockDim;
@@ -40,13 +41,14 @@ OpLaunch::OpLaunch(Communicator& comm, const Plan& plan, const void* const* inpu
             return WindowRule(begin, bytes, write);
         };
     }
-    workspace_ = Add(comm.Workspace(plan.call.workspaceBytes), plan.call.workspaceBytes,
-                     twin::GmKind::kWorkspace, "workspace");
+    const uint64_t workspace =
+        std::max(plan.call.workspaceBytes, instead != nullptr ? instead->workspace_bytes : 0);
+    workspace_ = Add(comm.Workspace(workspace), workspace, twin::GmKind::kWorkspace, "workspace");
     record_ = Add(record, moe::kErrorRecordWords * sizeof(int32_t), twin::GmKind::kWorkspace, "error_record");
     if (plan.call.op == moe::kOpDispatch) {
-        PrepareDispatch();
+        PrepareDispatch(instead != nullptr ? instead->dispatch : DispatchKernelOf(plan.call.xType));
     } else {
-        PrepareCombine();
+        PrepareCombine(instead != nullptr ? instead->combine : CombineKernelOf(plan.call.xType));
     }
 }
 
@@ -73,7 +75,7 @@ GM_ADDR OpLaunch::Input(moe::TensorIndex index, const char* name) {
 
 #define AM_INPUT(name) Input(moe::kTensor_##name, #name)
 
-void OpLaunch::PrepareDispatch() {
+void OpLaunch::PrepareDispatch(DispatchKernel kernel) {
     moe::OutputDesc shapes[moe::kDispatchOutputs];
     moe::DispatchShapes(plan_.spec, shapes);
     GM_ADDR x = AM_INPUT(x);
@@ -88,7 +90,6 @@ void OpLaunch::PrepareDispatch() {
     for (uint32_t i = 0; i < moe::kDispatchOutputs; ++i)
         out[i] = Add(outputs_[i], BytesOf(shapes[i]), twin::GmKind::kTensor, kNames[i]);
     GM_ADDR tiling = Add(plan_.tiling(), plan_.tiling_bytes(), twin::GmKind::kWorkspace, "tiling");
-    const DispatchKernel kernel = DispatchKernelOf(plan_.call.xType);
     kernel_ = [=, record = record_, workspace = workspace_, expandX = out[0], dynamicScales = out[1],
                expandIdx = out[2], tokenNums = out[3], recvCounts = out[4], tpCounts = out[5],
                expandScales = out[6]] {
@@ -97,7 +98,7 @@ void OpLaunch::PrepareDispatch() {
     };
 }
 
-void OpLaunch::PrepareCombine() {
+void OpLaunch::PrepareCombine(CombineKernel kernel) {
     GM_ADDR expandX = AM_INPUT(expand_x);
     GM_ADDR ids = AM_INPUT(expert_ids);
     GM_ADDR sendCounts = AM_INPUT(ep_send_counts);
@@ -109,7 +110,6 @@ void OpLaunch::PrepareCombine() {
                         : AM_INPUT(expand_idx);
     GM_ADDR x = Add(outputs_[0], BytesOf(moe::CombineShape(plan_.spec)), twin::GmKind::kTensor, "x");
     GM_ADDR tiling = Add(CombineTiling(), plan_.tiling_bytes(), twin::GmKind::kWorkspace, "tiling");
-    const CombineKernel kernel = CombineKernelOf(plan_.call.xType);
     kernel_ = [=, record = record_, workspace = workspace_] {
         kernel(expandX, ids, index, sendCounts, expertScales, nullptr, mask, nullptr, shared, x, record,
                workspace, tiling);

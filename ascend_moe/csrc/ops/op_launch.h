@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "communicator.h"
+#include "kernels.h"
 #include "run.h"
 #include "twin/engine.h"
 
@@ -14,7 +15,7 @@ public:
     // The pointers must stay valid until Finish. A direct combine of rows in the lent area publishes their
     // block, if `lent` says that it may.
     OpLaunch(Communicator& comm, const Plan& plan, const void* const* inputs, void* const* outputs,
-             int32_t* record);
+             int32_t* record, const Kernels* instead = nullptr);
 
     const LentArea::Found& lent() const { return lent_; }
     twin::LaunchSpec& spec() { return spec_; }
@@ -34,8 +35,8 @@ private:
     GM_ADDR Input(moe::TensorIndex index, const char* name);
     bool Lent(uintptr_t begin) const;
     const void* CombineTiling();
-    void PrepareDispatch();
-    void PrepareCombine();
+    void PrepareDispatch(DispatchKernel kernel);
+    void PrepareCombine(CombineKernel kernel);
     const char* WindowRule(uintptr_t begin, uint64_t bytes, bool write) const;
     void ZeroTail(uint32_t index, const moe::OutputDesc& shape, uint64_t defined);
 

@@ -8,12 +8,33 @@
 #include <cstring>
 #include <string>
 
+#include "cann_style.h"
+#include "cann_style_layout.h"
 #include "op_launch.h"
 #include "twin/timed.h"
 
 namespace ops {
 
 namespace {
+
+// The cores tell each other their sums: a block a pair of cores.
+constexpr Kernels kCannStyle = {&model_cann_style_dispatch, &model_cann_style_combine,
+                                moe::kMaxCores * moe::kMaxCores * moe::kBlock};
+
+// The head of every data window is these kernels' status.
+void ListStatus(std::vector<twin::GmRange>& ranges) {
+    const size_t count = ranges.size();
+    for (size_t i = 0; i < count; ++i) {
+        if (ranges[i].kind != twin::GmKind::kWindowData) continue;
+        twin::GmRange status = ranges[i];
+        status.end = status.begin + models::kStatusBytes;
+        status.kind = twin::GmKind::kWindowState;
+        status.atomic_blocks = true;
+        status.name = "status in the data window";
+        ranges[i].begin = status.end;
+        ranges.push_back(status);
+    }
+}
 
 // Windows of all ranks, and the op that each of them ran last.
 class TimedWorld {
@@ -52,8 +73,10 @@ public:
     struct Op {
         Op(TimedWorld& world, const am_timed_step& step)
             : comm(*world.comms_[static_cast<size_t>(step.rank)]),
-              launch(comm, *static_cast<Plan*>(step.plan), step.inputs, step.outputs, record) {
+              launch(comm, *static_cast<Plan*>(step.plan), step.inputs, step.outputs, record,
+                     step.kernel != 0 ? &kCannStyle : nullptr) {
             program.spec = launch.spec();
+            if (step.kernel != 0) ListStatus(program.spec.ranges);
             program.kernel = launch.kernel();
             program.name = static_cast<Plan*>(step.plan)->dispatch() ? "dispatch" : "combine";
             program.begin = [this] { launch.Begin(); };

@@ -16,6 +16,7 @@ namespace twin {
 #define TWIN_COSTS(X)                                                                        \
     X(clock_ghz)          /* of an AIV core */                                               \
     X(scalar_ns)          /* a scalar instruction of the API: GetValue, SetValue */          \
+    X(scalar_scale)       /* times scalar_ns, issue_ns and flag_ns: what S really takes */   \
     X(issue_ns)           /* S hands an instruction to another pipe */                       \
     X(flag_ns)            /* S executes SetFlag, WaitFlag or PipeBarrier */                  \
     X(flag_latency_ns)    /* from the end of the setter's work to the waiter's start */      \

@@ -31,6 +31,7 @@ World::~World() {
 
 TimedResult World::Run(std::vector<RankProgram>& programs, const Costs& costs, const TimedOptions& options) {
     costs_ = costs;
+    for (double* cost : {&costs_.scalar_ns, &costs_.issue_ns, &costs_.flag_ns}) *cost *= costs.scalar_scale;
     options_ = options;
     result_ = TimedResult();
     phases_.assign(1, "launch");
