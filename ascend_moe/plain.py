@@ -17,6 +17,7 @@ from .errors import AscendMoeError
 # name -> (module with main(argv) -> exit code, line in the help)
 COMMANDS = {
     "plan": ("ascend_moe.plan_cli", "What a configuration needs: window, HCCL_BUFFSIZE, UB, tiling, limits."),
+    "predict": ("ascend_moe.predict_cli", "Predict times on NPUs by a model; its errors; its calibration."),
     "doctor": (
         "ascend_moe.doctor_cli",
         "Look at this machine: versions, variables, devices; every finding with its fix.",

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import torch
 
+from .errors import ArgumentError
 from .plan import Request
 
 
 class Routing:
     """Every token of every rank picks ``topk`` different experts, all equally likely.
 
+    Raises:
+        ArgumentError: there are fewer experts than ``topk``.
+
     Attributes:
         ids: (BS, K) int32 a rank; weights: (BS, K) float32 a rank.
     """
 
     def __init__(self, request: Request, seed: int = 0) -> None:
+        if not 1 <= request.topk <= request.experts:
+            text = f"topk is {request.topk}; need 1..{request.experts}: a token picks different experts"
+            raise ArgumentError(text, argument="topk")
         self._world, self._local = request.ranks, request.experts // max(1, request.ranks)
         rng = torch.Generator().manual_seed(seed)
         keys = torch.rand((request.ranks, request.batch, request.experts), generator=rng)

@@ -19,8 +19,13 @@ from .errors import AscendMoeError, LibraryError
 from .plan import Request
 from .timed_routing import Routing
 
-# name -> (comm_alg of the plan, kernel of am_timed_step)
-ALGORITHMS = {"cann-style": ("window", 1), "window": ("window", 0), "direct": ("direct", 0)}
+# name -> (comm_alg of the plan, kernel of am_timed_step, whether combine's rows lie in the lent area)
+ALGORITHMS = {
+    "cann-style": ("window", 1, False),
+    "window": ("window", 0, False),
+    "direct": ("direct", 0, False),
+    "zero-copy": ("direct", 0, True),
+}
 _EVENT_BYTES = 64  # twin::TimelineEvent
 _LIMIT_NS = 20e6  # of modelled time
 _SMALLEST_ROW = 2048  # bytes; rows from this size on need not be moved
@@ -110,7 +115,7 @@ class TimedWorld:
         self, request: Request, algorithm: str, rows: int, ring: int, seed: int, payload: bool
     ) -> None:
         self.request, self.payload, self._library = request, payload, timed_library()
-        self._comm_alg, self._kernel = ALGORITHMS[algorithm]
+        self._comm_alg, self._kernel, self._lent = ALGORITHMS[algorithm]
         self._tuned = (rows, ring)
         self.routing = Routing(request, seed)
         window = planning.window_need(request)["buffsize_mib"]
@@ -120,7 +125,10 @@ class TimedWorld:
         self._keep: list[Any] = []
         self.outputs: dict[str, list[list[torch.Tensor]]] = {}
         self.inputs: dict[str, list[dict[str, torch.Tensor]]] = {}
-        self._handle = self._library.am_timed_create(request.ranks, self._window_mib * MIB, 0)
+        self._lent_mib = (self._most_rows() * request.hidden * 4 >> 20) + 1 if self._lent else 0
+        self._handle = self._library.am_timed_create(
+            request.ranks, self._window_mib * MIB, self._lent_mib * MIB
+        )
         if not self._handle:
             raise MemoryError(f"no memory for {request.ranks} windows of {self._window_mib} MiB")
 
@@ -145,6 +153,10 @@ class TimedWorld:
         one = self.request
         slots = one.experts * one.batch * (one.hidden * 2 + 1024)
         return (2 * (slots + one.batch * one.topk * (one.hidden * 2 + 512)) >> 20) + 16
+
+    def _most_rows(self) -> int:
+        one = self.request
+        return one.ranks * one.batch * min(one.topk, one.experts // one.ranks)
 
     def run(self, op: str, costs: Mapping[str, float], events: int = 0) -> OpRun:
         """Runs one op on all ranks from time 0 on.
@@ -228,6 +240,7 @@ class TimedWorld:
         )
         spec.comm_world, spec.comm_rank = one.ranks, rank
         spec.window_mib, spec.cores, spec.deadline_micros = self._window_mib, one.cores, 10_000_000
+        spec.lent_mib = self._lent_mib
         spec.tuned_rows, spec.tuned_ring = self._tuned
         return spec
 
@@ -253,10 +266,19 @@ class TimedWorld:
         inputs = (c_void_p * len(index))()
         for name, tensor in given.items():
             inputs[index[name]] = tensor.data_ptr() or None
+        if self._lent and op == "combine":
+            inputs[index["expand_x"]] = self._lend(given["expand_x"], rank)
         targets = (c_void_p * len(outputs))(*(tensor.data_ptr() or None for tensor in outputs))
         self._keep += [inputs, targets]
         step.rank, step.kernel, step.plan = rank, self._kernel, plan
         step.inputs, step.outputs = ctypes.addressof(inputs), ctypes.addressof(targets)
+
+    def _lend(self, rows: torch.Tensor, rank: int) -> int:
+        """The rows as they would lie in the rank's lent area."""
+        address = int(self._library.am_timed_lent(self._handle, rank))
+        if self.payload:
+            ctypes.memmove(address, rows.data_ptr(), rows.numel() * rows.element_size())
+        return address
 
     def _text(self, function: Any) -> list[list[str]]:
         size = function(self._handle, None, 0)

@@ -156,6 +156,8 @@ Outcome World::Schedule(CoreState& core, const Instruction& instruction) {
         YieldUntil(core, at);
         Look(core, far, at);
     }
+    // A row that is left out is not all zero: kernels may treat such rows in another way.
+    if (left_out && !store) memset(reinterpret_cast<void*>(instruction.write.begin), 0x3F, kBlockBytes);
     return left_out ? Outcome::kSkip : Outcome::kNow;
 }
 

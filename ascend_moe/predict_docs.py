@@ -1,0 +1,208 @@
+"""Writes docs/predict.md and its pictures: every number in them comes out of the model or its data files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import calibration, predict_plot
+from .calibration import CALIBRATION, HELD_OUT, Compared
+from .plan import Request
+from .predict_cli import ERROR_HEAD, banner, error_rows, run
+from .soc_costs import KINDS, cost_table, fitted_names, known_socs, read_data
+from .timed import ALGORITHMS, Prediction
+
+_WORLDS, _BATCHES = [8, 16, 32, 64], [8, 32, 128, 512]
+_CALL = Request(ranks=8, experts=256, topk=8, hidden=7168, batch=128, quant=True)
+
+
+def write(folder: Path) -> None:
+    """``folder``/predict.md and ``folder``/predict/*.svg."""
+    pictures = folder / "predict"
+    pictures.mkdir(parents=True, exist_ok=True)
+    by_world = run(_CALL, _WORLDS, list(ALGORITHMS))
+    by_batch = [
+        each
+        for batch in _BATCHES
+        for each in run(Request(**(vars(_CALL) | {"batch": batch})), [16], list(ALGORITHMS))
+    ]
+    chosen = calibration.points(CALIBRATION, HELD_OUT, "shown")
+    compared = calibration.compare(chosen)
+    (pictures / "a3.svg").write_text(predict_plot.stacked(by_world), encoding="utf-8")
+    page = [
+        *_what(),
+        *_errors(compared),
+        *_predictions(by_world),
+        *_batches(by_batch),
+        *_costs(),
+        *_limits(),
+    ]
+    (folder / "predict.md").write_text("\n".join(page) + "\n", encoding="utf-8")
+
+
+def _table(head: Sequence[object], rows: Sequence[Sequence[object]]) -> list[str]:
+    lines = [head, ["---"] * len(head), *rows]
+    return ["| " + " | ".join(str(cell) for cell in line) + " |" for line in lines] + [""]
+
+
+def _what() -> list[str]:
+    return [
+        "# Predicted times on NPUs",
+        "",
+        f"**{banner()[0].upper()}{banner()[1:]}.**",
+        "",
+        "Written by `ascend-moe predict --docs docs`; no number on this page is typed by hand.",
+        "",
+        "No NPU was at hand, so `ascend-moe predict` runs the kernels themselves, the same sources as",
+        "on the NPU, on a third engine of the CPU twin. It keeps a clock for every pipe (S, V, MTE2,",
+        "MTE3) of every core of every rank: an instruction starts when S has issued it, its pipe is",
+        "free and the flags that it waits for are up. Copies share what they pass: the memory of a",
+        "rank, the links between dies. A status block is seen when it has travelled, a poll sees what",
+        "has landed by then, SyncAll waits for the last core. All of it is simulated in one thread,",
+        "in the order of modelled time, so that the same call gives the same nanosecond. With",
+        "`payload=True` (`ascend_moe.timed.predict`) the outputs are computed as well, and are the",
+        "reference's.",
+        "",
+    ]
+
+
+def _errors(compared: list[Compared]) -> list[str]:
+    every = calibration.points()
+    calibrated = [point for point in every if point.role == CALIBRATION]
+    names = fitted_names()
+    limit = calibration.held_out_limit()
+    unused = [point for point in every if point.role == "not used"]
+    rows = error_rows(compared)
+    lines = [
+        "## Against published times",
+        "",
+        f"{len(names)} figures are fitted ({', '.join(f'`{name}`' for name in names)}) to",
+        f"{len(calibrated)} published times. Which points may be fitted to and which are held out was",
+        "committed before the first fit (`ascend_moe/data/published_times.json`). The published",
+        "kernels are CANN's or of its style; what is compared is a model of such a kernel, written",
+        "for this engine from its public description (`ascend_moe/csrc/models`): a row is read and",
+        "quantised for every (token, k), cores meet before the status leaves, an expert a 32-byte",
+        "status store, rows leave the window with three stores each; combine has a flag a row and no",
+        "SyncAll.",
+        "",
+        *_table(ERROR_HEAD, rows),
+        f"Held-out times may be off by {limit:.0%}; a test computes them afresh. Role *shown*: the",
+        "published batch is a guess, so the error is printed and not judged. *From memory*: quoted",
+        "without the text at hand.",
+        "",
+        "Sources:",
+        "",
+    ]
+    sources = list(dict.fromkeys(point.source for point in every))
+    lines += [f"- {source}" for source in sources] + [""]
+    lines += [f"Not used: {point.id} ({point.us:.0f} us): {point.why}." for point in unused] + [""]
+    return lines
+
+
+def _predictions(found: list[Prediction]) -> list[str]:
+    rows = []
+    base: dict[int, Prediction] = {}
+    for each in found:
+        if each.algorithm == "window":
+            base[each.request.ranks] = each
+    for each in found:
+        window = base[each.request.ranks]
+        total, usual = each.dispatch_us + each.combine_us, window.dispatch_us + window.combine_us
+        link = max(share for name, share in each.link_use.items() if name != "memory")
+        rows.append(
+            [
+                each.request.ranks,
+                each.algorithm,
+                f"{each.dispatch_us:.1f}",
+                f"{each.combine_us:.1f}",
+                f"{usual / total:.2f}",
+                f"{link:.0%}",
+            ]
+        )
+    one = found[0].request
+    lines = [
+        f"## {one.soc}, BS {one.batch}, H {one.hidden}, K {one.topk}, E {one.experts}",
+        "",
+        f"int8 rows in dispatch, bf16 rows in combine, {one.cores} cores, contract {one.contract}.",
+        f"{banner()}.",
+        "",
+        *_table(["EP", "algorithm", "dispatch us", "combine us", "speed, window = 1", "busiest link"], rows),
+        "![steps by algorithm and EP](predict/a3.svg)",
+        "",
+        "Where the time of the critical path goes, us:",
+        "",
+    ]
+    for op in ("dispatch", "combine"):
+        rows = []
+        for each in found:
+            one_op = each.dispatch if op == "dispatch" else each.combine
+            steps = ", ".join(f"{name} {us:.1f}" for name, us in one_op.phases.items())
+            pipes = ", ".join(f"{name} {us:.1f}" for name, us in one_op.pipes.items())
+            rows.append([each.request.ranks, each.algorithm, steps, pipes])
+        lines += _table(["EP", op, "by step of the kernel", "by what S did or waited for"], rows)
+    return lines
+
+
+def _batches(found: list[Prediction]) -> list[str]:
+    rows = [
+        [each.request.batch, each.algorithm, f"{each.dispatch_us:.1f}", f"{each.combine_us:.1f}"]
+        for each in found
+    ]
+    return [
+        f"## By batch, EP {found[0].request.ranks}",
+        "",
+        banner() + ".",
+        "",
+        *_table(["BS", "algorithm", "dispatch us", "combine us"], rows),
+    ]
+
+
+def _costs() -> list[str]:
+    lines = [
+        "## What the hardware is taken to cost",
+        "",
+        "`ascend_moe/data/soc_costs.json`: nanoseconds, GB/s, bytes. *Published*: the source says",
+        "where; *assumed*: nothing public is known to us, the source says why this number; *fitted*:",
+        "see above.",
+        "",
+    ]
+    first = {soc: cost_table(soc) for soc in known_socs()}
+    names = list(first["Ascend910_9391"])
+    per_soc = [name for name in names if len({first[soc][name].value for soc in first}) > 1]
+    lines += _table(
+        ["SoC", *per_soc], [[soc, *(f"{first[soc][name].value:g}" for name in per_soc)] for soc in first]
+    )
+    rows = []
+    for kind in KINDS:
+        for name in names:
+            one = first["Ascend910_9391"][name]
+            if one.kind == kind:
+                rows.append([f"`{name}`", f"{one.value:g}", kind, one.source])
+    lines += ["Of Ascend910_9391, all of them:", "", *_table(["figure", "value", "kind", "source"], rows)]
+    begun = read_data("soc_costs.json")["fit_begins_at"]
+    started = ", ".join(f"{name} {value:g}" for name, value in begun.items())
+    return [*lines, f"The fit begins at {started}: `ascend-moe predict --calibrate`.", ""]
+
+
+def _limits() -> list[str]:
+    launch = cost_table("Ascend910_9391")["launch_ns"].value
+    return [
+        "## Limits",
+        "",
+        f"- The fitted `launch_ns` ({launch / 1e3:g} us) holds everything of an op that does not",
+        "  depend on its size and that the model does not know: launch, instruction cache, whatever",
+        "  the published averages contain. It is taken as equal for all algorithms, which makes",
+        "  ratios between them smaller than without it.",
+        "- Four points fit two figures; other pairs of figures would fit about as well. Trust ratios",
+        "  within a few tens of per cent, and orders of magnitude elsewhere (other SoCs, batches, EP",
+        "  over 32).",
+        "- Latency of remote reads and the acknowledgement of remote stores are published round trips",
+        "  of loads and stores; how MTE pipes pipeline them is assumed. `direct` and zero-copy read",
+        "  over the link and depend on it.",
+        "- Ranks start together and routing is uniform: no skew, no hot experts, no other traffic.",
+        "- Instruction cache, UB bank conflicts, L2 misses and the compiler's scalar code are inside",
+        "  `scalar_scale`.",
+        "- A2: a mesh of links in a server; BatchWrite between servers is modelled with assumed",
+        "  latencies only.",
+        "",
+    ]
