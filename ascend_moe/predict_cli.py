@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -43,7 +44,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _options(argv: list[str]):  # type: ignore[no-untyped-def]
+def _options(argv: list[str]) -> argparse.Namespace:
     parser = Parser("predict", ABOUT)
     add = parser.add_argument
     add(
@@ -81,7 +82,7 @@ def _numbers(given: str) -> list[int]:
         raise ArgumentError(f"--ep {given} is no list of whole numbers, like 8,16", argument="ep") from None
 
 
-def _request(options) -> Request:  # type: ignore[no-untyped-def]
+def _request(options: argparse.Namespace) -> Request:
     layer = preset(options.preset).published if options.preset else None
 
     def number(given: int | None, of_preset: int | None, usual: int) -> int:

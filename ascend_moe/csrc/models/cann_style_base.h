@@ -3,7 +3,7 @@
 
 #include "cann_style_layout.h"
 #include "moe_distribute_context.h"
-#include "moe_distribute_routing.h"
+#include "moe_distribute_tiling.h"
 
 namespace models {
 

@@ -3,9 +3,8 @@
 // share of them and meet again, then copy rows out of the window with three stores a row.
 #pragma once
 
-#include "cann_style_base.h"
+#include "cann_style_quantize.h"
 #include "moe_distribute_dispatch_tiling.h"
-#include "moe_distribute_quantize.h"
 
 namespace models {
 
@@ -77,7 +76,7 @@ private:
         LoadIds();
         pipe_->InitBuffer(inQueue_, 2, static_cast<uint32_t>(CeilTo(info_->hidden * sizeof(XType), kBlock)));
         pipe_->InitBuffer(outQueue_, 2, unit_);
-        if constexpr (kQuant) quantizer_.Init(*pipe_, *info_, nullptr);
+        if constexpr (kQuant) quantizer_.Init(*pipe_, info_->hidden);
         const uint32_t pairs = info_->batch * info_->topK;
         const uint32_t end = PartBegin(pairs, core_ + 1, info_->cores);
         for (uint32_t i = PartBegin(pairs, core_, info_->cores); i < end; ++i) {
@@ -96,7 +95,7 @@ private:
         LocalTensor<int8_t> out = outQueue_.template AllocTensor<int8_t>();
         SyncFunc<HardEvent::MTE3_S>();
         if constexpr (kQuant) {
-            quantizer_.Quantize(out, in.template ReinterpretCast<XType>(), id);
+            quantizer_.Quantize(out, in.template ReinterpretCast<XType>());
         } else {
             AscendC::DataCopy(out, in, static_cast<uint32_t>(CeilTo(rowBytes, kBlock)));
         }
@@ -248,7 +247,7 @@ private:
     WindowContext context_;
     EqualCount count_;
     FlagWait wait_;
-    RowQuantizer<XType, false> quantizer_;
+    Quantizer<XType> quantizer_;
     AscendC::TQue<AscendC::QuePosition::VECIN, 1> inQueue_;
     AscendC::TQue<AscendC::QuePosition::VECOUT, 1> outQueue_;
     AscendC::TQueBind<AscendC::QuePosition::VECIN, AscendC::QuePosition::VECOUT, 1> copyQueue_;
