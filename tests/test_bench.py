@@ -188,7 +188,7 @@ def test_evaluation_of_known_marks() -> None:
     assert (one.limit, one.ours) == ("limit-memcpy", "direct")
     row = one.row("window")
     assert row is not None
-    assert (row.round_trip.p50, row.to_limit.p50, row.first_us) == (100.0, 5.0, 300.0)
+    assert (row.round_trip.p50, row.to_limit.p50, row.p10_to_limit, row.first_us) == (100.0, 5.0, 5.0, 300.0)
     assert row.to_ours is not None and row.to_ours.p50 == 2.5
     assert row.gb_per_s == pytest.approx(2 * 32 * 6 * 2048 * 2 / 100e-6 / 1e9)
     assert one.faster["direct"]["mpi-a2a-tuned"].p50 == 5.0

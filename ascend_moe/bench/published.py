@@ -1,7 +1,7 @@
 """Round trips of the tuned peers that were measured before, with other code: does a peer here do as well?
 
 p10 of one run of this project's first prototypes, on a shared machine of two cores, ranks pinned; MPI was
-OpenMPI 4.1.4 over shared memory. Only ratios to the limit of the same run are compared.
+OpenMPI 4.1.4 over shared memory. Only ratios to the limit of the same run are compared, p10 to p10.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ COLUMNS = (
     "round trip p10 / p50 / p90",
     "GB/s a rank",
     "÷ limit",
+    "p10 ÷ p10",
     "÷ {ours}",
     "checked",
 )
@@ -94,6 +95,7 @@ def _cells(row: Row, case: CaseResult, claim: bool) -> list[str]:
         f"{trip.p10:.0f} / {trip.p50:.0f} / {trip.p90:.0f}",
         f"{row.gb_per_s:.2f}",
         times_text(row.to_limit) if claim else "too noisy",
+        f"{row.p10_to_limit:.2f}",
         times_text(row.to_ours) if row.to_ours and claim else "",
         "bit for bit" if row.exact else "within rounding",
     ]

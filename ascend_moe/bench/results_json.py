@@ -79,7 +79,12 @@ def _row(row: Row) -> dict[str, Any]:
     found = {
         name: _spread(value) if isinstance(value, Spread) else value for name, value in vars(row).items()
     }
-    return {**found, "gb_per_s": _round(row.gb_per_s), "noisy": row.noisy}
+    return {
+        **found,
+        "gb_per_s": _round(row.gb_per_s),
+        "p10_to_limit": _round(row.p10_to_limit),
+        "noisy": row.noisy,
+    }
 
 
 def _load_row(values: dict[str, Any]) -> Row:
