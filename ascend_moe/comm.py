@@ -162,6 +162,13 @@ def window_empty(
         Other errors: the communicator has failed before.
     """
     sizes, size = lent.byte_size(shape, dtype)
+    group = None if local_cluster.find(group_ep) else _resolve(group_ep)
+    if group is not None and _has_hccl(group) and group_ep != group.group_name:
+        raise ArgumentError(
+            f"window_empty: group_ep={group_ep!r} is an HCCL communicator: window tensors are on the CPU "
+            "only, for now; on NPUs give combine any tensor, its rows are copied",
+            argument="group_ep",
+        )
     end = lookup(group_ep, ep_world_size, ep_rank_id)
     end.raise_if_failed()
     if size == 0:

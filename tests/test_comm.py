@@ -160,6 +160,10 @@ def test_name_of_an_hccl_group_is_hccls(group: Any, monkeypatch: pytest.MonkeyPa
     # Windows of that name are HCCL's: an op on CPU tensors must not open others.
     with pytest.raises(ArgumentError, match=r"is an HCCL communicator, .* the tensors are on cpu"):
         comm.lookup("127.0.0.1%hccl_0", 1, 0)
+    with pytest.raises(ArgumentError, match=r"window_empty: .* window tensors are on the CPU only, for now"):
+        comm.window_empty(
+            (1, 1), dtype=torch.float32, group_ep="127.0.0.1%hccl_0", ep_world_size=1, ep_rank_id=0
+        )
     assert not comm._entries
 
 
