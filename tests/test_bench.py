@@ -195,6 +195,7 @@ def test_evaluation_of_known_marks() -> None:
     best = one.best_peer()
     assert best is not None and best.name == "mpi-a2a-tuned"
     assert not one.oversubscribed and bench_runs.result(one.case, cores=1).oversubscribed
+    assert report.headline(bench_runs.result(one.case, cores=1)).endswith("(2 ranks on 1 cores)")
 
 
 def test_published_peers_are_compared_and_flagged() -> None:

@@ -138,7 +138,9 @@ def headline(case: CaseResult, force: bool = False) -> str:
         told = [peer for peer in peers if peer.endswith("tuned") or (best and peer == best.name)]
         text += "".join(f", {speed_text(peers[peer].p50)} than {peer}" for peer in told)
         words.append(text)
-    return f"{case.case.name}: " + "; ".join(words) + (" (noisy)" if case.too_noisy else "")
+    marks = [f"{case.case.world} ranks on {case.cores} cores"] if case.oversubscribed else []
+    marks += ["noisy"] if case.too_noisy else []
+    return f"{case.case.name}: {'; '.join(words)}" + (f" ({', '.join(marks)})" if marks else "")
 
 
 def speed_text(ratio: float) -> str:
