@@ -61,7 +61,7 @@ def call(
     with end.lock:
         end.look()
         outputs = [torch.empty(shape, dtype=dtype, device=device) for dtype, shape in plan.outputs]
-        _launch(op, contract, values, tensors, outputs, end)
+        _launch(op, contract, values, tensors, outputs, end, plan.tuning)
         end.after_launch()
     return outputs
 
@@ -105,6 +105,7 @@ def _launch(
     tensors: Mapping[str, torch.Tensor],
     outputs: list[torch.Tensor],
     end: npu_runtime.NpuCommunicator,
+    tuning: int,
 ) -> None:
     launch = (
         torch.ops.ascend_moe_npu.dispatch if op == native.OP_DISPATCH else torch.ops.ascend_moe_npu.combine
@@ -115,6 +116,7 @@ def _launch(
     if named.get("expand_scales") is not None and named["expand_scales"].numel() == 0:
         named["expand_scales"] = None  # how callers say that there are none
     named |= {"contract": contract, "window_mib": end.buffer_mib, "timeout_us": end.timeout_us()}
+    named["tuning"] = tuning
     given = [named[name] for name in _arguments(launch)]
     try:
         launch(*given, *outputs, end.record)

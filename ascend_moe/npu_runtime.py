@@ -68,6 +68,7 @@ class NpuCommunicator:
     Attributes:
         name: HCCL's name of it, the group_ep.
         rank, world, data_bytes, lent_bytes, context_kind, ranks_per_server: what a call is planned for.
+        soc: its name, by which tuning tables have their entries.
         failed: the first fatal error; later ops raise it at once, after ``ascend_moe.close(name)`` too, until
             the process group is made anew.
     """
@@ -80,7 +81,8 @@ class NpuCommunicator:
         self.name, self.device = name, device
         self.group = weakref.ref(group)
         self.rank, self.world = int(group.rank()), int(group.size())
-        self.context_kind = context_kind(torch.npu.get_device_name(device))  # type: ignore[attr-defined]
+        self.soc = str(torch.npu.get_device_name(device))  # type: ignore[attr-defined]
+        self.context_kind = context_kind(self.soc)
         on_a2 = self.context_kind == CONTEXT_A2
         self.ranks_per_server = A2_SERVER_RANKS if on_a2 else 0
         own = _own_buffer_mib(group)

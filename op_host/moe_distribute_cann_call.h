@@ -9,6 +9,7 @@
 #include "exe_graph/runtime/tiling_context.h"
 #include "moe_distribute_cann_log.h"
 #include "moe_distribute_op.h"
+#include "moe_distribute_tuned.h"
 
 namespace moe {
 
@@ -115,6 +116,8 @@ inline bool ReadAttributes(const OpInterface& op, const gert::RuntimeAttrs& attr
             others.window_mib = given;
         } else if (strcmp(attribute.name, "timeout_us") == 0) {
             others.timeout_us = given;
+        } else if (strcmp(attribute.name, "tuning") == 0) {
+            UnpackTuning(given, call);
         }
     }
     return true;

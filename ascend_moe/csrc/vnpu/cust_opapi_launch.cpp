@@ -10,6 +10,7 @@
 #include "cust_opapi_library.h"
 #include "cust_opapi_report.h"
 #include "moe_distribute_check.h"
+#include "moe_distribute_tuned.h"
 #include "vnpu_windows.h"
 
 namespace vnpu_moe {
@@ -133,6 +134,7 @@ moe::CallSpec SpecOf(const Arguments& arguments) {
     }
     spec.comm_world = arguments.Integer("ep_world_size");
     spec.comm_rank = arguments.Integer("ep_rank_id");
+    moe::UnpackTuning(arguments.Integer("tuning"), spec);
     return spec;
 }
 
