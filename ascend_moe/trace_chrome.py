@@ -166,9 +166,9 @@ def arrows(events: Sequence[Event]) -> Iterator[tuple[Event, Event, float]]:
 def _flows(events: Sequence[Event], zero: float) -> Iterator[Record]:
     for number, (store, wait, at) in enumerate(arrows(events), start=1):
         common = {"name": "status", "cat": "status", "id": number}
-        # Inside the slices that they bind to.
-        begin = store.start_ns + store.ns / 2
+        # Inside the slices that they bind to. A store may be seen before its rank has noted that it ended.
         end = max(wait.start_ns, min(at, wait.end_ns - min(10.0, wait.ns / 2)))
+        begin = max(store.start_ns, min(store.start_ns + store.ns / 2, end))
         yield {**common, "ph": "s", "pid": store.rank, "tid": _track(store), "ts": _us(begin - zero)}
         yield {**common, "ph": "f", "bp": "e", "pid": wait.rank, "tid": _track(wait), "ts": _us(end - zero)}
 

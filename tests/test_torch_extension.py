@@ -517,9 +517,7 @@ def test_a_broken_library_names_the_command(monkeypatch: pytest.MonkeyPatch, tmp
     broken.unlink()
     (tmp_path / "libascend_moe_torch-1.0.so").write_bytes(b"")
     monkeypatch.setattr(compiled, "library_name", lambda: "libascend_moe_torch-0.so")
-    with pytest.raises(
-        LibraryError, match=r"no \S+torch-0\.so .* only \S+torch-1\.0\.so"
-    ):
+    with pytest.raises(LibraryError, match=r"no \S+torch-0\.so .* only \S+torch-1\.0\.so"):
         compiled.library_path()
 
 
