@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import calibration, predict_plot
+from . import _lib, calibration, predict_plot
 from .calibration import CALIBRATION, HELD_OUT, Compared
 from .plan import Request
 from .predict_cli import ERROR_HEAD, banner, error_rows, run
 from .soc_costs import KINDS, cost_table, fitted_names, known_socs, read_data
-from .timed import ALGORITHMS, Prediction
+from .timed import ALGORITHMS, Prediction, predict
 
 _WORLDS, _BATCHES = [8, 16, 32, 64], [8, 32, 128, 512]
+_SHOWN = 16  # EP ranks where one table has one
 _CALL = Request(ranks=8, experts=256, topk=8, hidden=7168, batch=128, quant=True)
 
 
@@ -24,7 +25,7 @@ def write(folder: Path) -> None:
     by_batch = [
         each
         for batch in _BATCHES
-        for each in run(Request(**(vars(_CALL) | {"batch": batch})), [16], list(ALGORITHMS))
+        for each in run(Request(**(vars(_CALL) | {"batch": batch})), [_SHOWN], list(ALGORITHMS))
     ]
     chosen = calibration.points(CALIBRATION, HELD_OUT, "shown")
     compared = calibration.compare(chosen)
@@ -34,6 +35,7 @@ def write(folder: Path) -> None:
         *_errors(compared),
         *_predictions(by_world),
         *_batches(by_batch),
+        *_sensitivity([each for each in by_world if each.request.ranks == _SHOWN]),
         *_costs(),
         *_limits(),
     ]
@@ -51,7 +53,8 @@ def _what() -> list[str]:
         "",
         f"**{banner()[0].upper()}{banner()[1:]}.**",
         "",
-        "Written by `ascend-moe predict --docs docs`; no number on this page is typed by hand.",
+        "Written by `ascend-moe predict --docs docs`; no number on this page is typed by hand. Native",
+        f"sources {_lib.lib().am_source_hash().decode()[:12]}.",
         "",
         "No NPU was at hand, so `ascend-moe predict` runs the kernels themselves, the same sources as",
         "on the NPU, on a third engine of the CPU twin. It keeps a clock for every pipe (S, V, MTE2,",
@@ -155,6 +158,43 @@ def _batches(found: list[Prediction]) -> list[str]:
         "",
         *_table(["BS", "algorithm", "dispatch us", "combine us"], rows),
     ]
+
+
+def _sensitivity(usual: list[Prediction]) -> list[str]:
+    """The other fitted figures halved and doubled, the fixed time fitted anew: it is added to every op."""
+    table = {name: one.value for name, one in cost_table(_CALL.soc).items()}
+    others = [name for name in fitted_names() if name != "launch_ns"]
+    points = calibration.points(CALIBRATION)
+    rows = [["as fitted", f"{table['launch_ns'] / 1e3:.1f}", *_largest({}), *_pairs(usual)]]
+    for factor in (0.5, 2.0):
+        costs = {name: factor * table[name] for name in others}
+        compared = calibration.compare(points, costs)
+        weights = [1 / one.point.us for one in compared]
+        late = sum(one.error * w for one, w in zip(compared, weights, strict=True)) / sum(
+            w * w for w in weights
+        )
+        costs["launch_ns"] = max(0.0, table["launch_ns"] - late * 1e3)
+        found = [predict(_CALL, world=_SHOWN, algorithm=each.algorithm, costs=costs) for each in usual]
+        name = ", ".join(f"`{name}` x {factor:g}" for name in others)
+        rows.append([name, f"{costs['launch_ns'] / 1e3:.1f}", *_largest(costs), *_pairs(found)])
+    names = [each.algorithm for each in usual]
+    return [
+        f"## What hangs on the fit, EP {_SHOWN}",
+        "",
+        "The same predictions, dispatch / combine us, with another pace of the scalar pipe, and the",
+        "fixed time of an op fitted to the calibration points again.",
+        "",
+        *_table(["figures", "`launch_ns` / 1000", "calibration error", *names], rows),
+    ]
+
+
+def _largest(costs: dict[str, float]) -> list[str]:
+    compared = calibration.compare(calibration.points(CALIBRATION), costs)
+    return [f"{calibration.errors_of(compared):.1%}"]
+
+
+def _pairs(found: list[Prediction]) -> list[str]:
+    return [f"{each.dispatch_us:.0f} / {each.combine_us:.0f}" for each in found]
 
 
 def _costs() -> list[str]:
