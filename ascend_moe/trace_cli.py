@@ -11,7 +11,7 @@ from .errors import ArgumentError
 from .plain import Parser, table
 from .presets import PRESETS, preset
 from .timeline import Timeline
-from .trace_run import ALGORITHMS, OPS, TraceRequest
+from .trace_run import ALGORITHMS, OPS, PICKS, TraceRequest
 from .trace_stats import longest_waits, op_runs
 
 _ABOUT = """Runs dispatch and combine and shows where the time goes.
@@ -49,7 +49,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--quant", action="store_true", help="int8 rows, quant_mode 2")
     add("--op", choices=OPS, default="both", help="default both")
     add("--algorithm", choices=ALGORITHMS, default="window", help="default window")
-    add("--repeat", type=int, default=15, metavar="N", help="rounds; the one at p10 is shown (default 15)")
+    add("--repeat", type=int, default=15, metavar="N", help="rounds that are recorded (default 15)")
+    add("--pick", choices=tuple(PICKS), default="p10", help="which round to show (default p10)")
     add("--seed", type=int, default=0, help="of inputs and routing")
     add("--soc", metavar="NAME", help="predict for this SoC instead of measuring here")
     add("--out", default="trace.json", metavar="FILE", help="trace JSON for ui.perfetto.dev; - for none")
@@ -71,6 +72,7 @@ def _request(options: argparse.Namespace) -> TraceRequest:
         algorithm=options.algorithm,
         repeat=options.repeat,
         seed=options.seed,
+        pick=options.pick,
     )
 
 

@@ -232,7 +232,9 @@ def _lane(run: OpRun, rank: int, lane: str, colour: str, y: float, shares: int) 
     share = np.clip(coverage(spans, run.start_ns, run.end_ns, _LANE_BINS) / shares, 0, 1)
     height, width = _LANE - 3, _PLOT / _LANE_BINS
     base = y + height
-    points = "".join(f"L{_LEFT + (i + 0.5) * width:.1f},{base - v * height:.1f}" for i, v in enumerate(share))
+    points = "".join(
+        f"L{_LEFT + (i + 0.5) * width:.1f},{base - v * height:.1f}" for i, v in bends(share.tolist())
+    )
     mean = f"{lane}: {100 * float(share.mean()):.1f} % of the time"
     return (
         _box(_LEFT, y, _PLOT, height, IDLE)
@@ -240,6 +242,13 @@ def _lane(run: OpRun, rank: int, lane: str, colour: str, y: float, shares: int) 
         + f"<title>{escape(mean)}</title></path>"
         + _text(_LEFT - 12, base - 2, lane, f"text-anchor='end' fill='{MUTED}' font-size='10.5'")
     )
+
+
+def bends(values: Sequence[float]) -> list[tuple[int, float]]:
+    """The values with their places, without those that lie between two of their own height (to 1 %)."""
+    kept = [(i, round(v, 2)) for i, v in enumerate(values)]
+    last = len(kept) - 1
+    return [(i, v) for i, v in kept if i in (0, last) or not kept[i - 1][1] == v == kept[i + 1][1]]
 
 
 def _arrow(run: OpRun, waited: Waited, places: dict[int, float], scale: float) -> str:

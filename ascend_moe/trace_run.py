@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 import torch
 
 from . import ops, plan
-from .comm import LocalCluster
+from .comm import LocalCluster, window_empty
 from .communicator import DEFAULT_WINDOW_MIB, timeout_s
 from .errors import ArgumentError
 from .native import core_count
@@ -19,14 +19,18 @@ from .trace_stats import op_runs
 from .tracing import trace
 
 OPS = ("dispatch", "combine", "both")
-ALGORITHMS = ("window", "direct", "zero-copy")
+ALGORITHMS = ("window", "direct", "zero-copy", "cann-style")  # the last is a model's alone
 PREDICTED_EVENTS = 1_000_000  # an op
+PICKS = {"fastest": 0.0, "p10": 0.1, "p50": 0.5, "p90": 0.9}
 WARM_UPS = 4  # both halves of the windows, twice
 
 
 @dataclass(frozen=True)
 class TraceRequest:
-    """What to run: ``batch`` tokens a rank, uniform random routing, int8 rows with ``quant``."""
+    """What to run: ``batch`` tokens a rank, uniform random routing, int8 rows with ``quant``.
+
+    Of ``repeat`` recorded rounds the one of rank ``pick`` by its time is shown.
+    """
 
     ranks: int = 2
     batch: int = 32
@@ -37,6 +41,7 @@ class TraceRequest:
     op: str = "both"
     algorithm: str = "window"
     repeat: int = 15
+    pick: str = "p10"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -45,6 +50,8 @@ class TraceRequest:
         if self.algorithm not in ALGORITHMS:
             known = ", ".join(ALGORITHMS)
             raise ArgumentError(f"algorithm is {self.algorithm!r}; need one of {known}", argument="algorithm")
+        if self.pick not in PICKS:
+            raise ArgumentError(f"pick is {self.pick!r}; need one of {', '.join(PICKS)}", argument="pick")
         for name in ("ranks", "batch", "hidden", "topk", "experts", "repeat"):
             if getattr(self, name) < 1:
                 raise ArgumentError(f"{name} is {getattr(self, name)}; it must be at least 1", argument=name)
@@ -59,11 +66,13 @@ class TraceRequest:
 
 
 def measured(request: TraceRequest) -> Timeline:
-    """The timeline of one round, the p10 of ``request.repeat`` that were recorded after warm-ups.
+    """The timeline of one round of ``request.repeat`` that were recorded after warm-ups.
 
     Raises:
         AscendMoeError: what the ops raise; the engine records nothing.
     """
+    if request.algorithm == "cann-style":
+        raise ArgumentError("algorithm cann-style is predicted alone: give a SoC", argument="algorithm")
     with LocalCluster(request.ranks, window_mib=_window_mib(request)) as cluster:
         barrier = threading.Barrier(request.ranks)
         inputs = [_inputs(request, rank) for rank in range(request.ranks)]
@@ -148,12 +157,22 @@ def _round_trip(
     sent = ops.npu_moe_distribute_dispatch_v2(
         x, ids, *place, quant_mode=2 if request.quant else 0, comm_alg=comm_alg
     )
-    rows = sent[0].to(x.dtype)  # the experts' place
+    rows = _experts(request, sent[0].to(x.dtype), group_ep, rank)
     ops.npu_moe_distribute_combine_v2(rows, ids, sent[2], sent[4], weights, *place, comm_alg=comm_alg)
 
 
+def _experts(request: TraceRequest, rows: torch.Tensor, group_ep: str, rank: int) -> torch.Tensor:
+    """In the experts' place: the same rows; zero-copy: where combine sends them from."""
+    if request.algorithm != "zero-copy":
+        return rows
+    out = window_empty(
+        rows.shape, dtype=rows.dtype, group_ep=group_ep, ep_world_size=request.ranks, ep_rank_id=rank
+    )
+    return out.copy_(rows)
+
+
 def _chosen_round(timeline: Timeline, request: TraceRequest) -> Timeline:
-    """The round at p10 of their times: other programs' time slices are in the slower ones.
+    """The round that was asked for; by default at p10, as other programs' time slices are in slower ones.
 
     Of it the ops that were asked for.
     """
@@ -165,7 +184,7 @@ def _chosen_round(timeline: Timeline, request: TraceRequest) -> Timeline:
     if not spans:
         return timeline
     ordered = sorted(spans, key=lambda number: spans[number])
-    chosen = ordered[len(ordered) // 10]
+    chosen = _at(ordered, PICKS[request.pick])
     kept = [run for run in runs if run.number == chosen and request.op in ("both", run.name)]
     found = timeline.between(min(run.start_ns for run in kept), max(run.end_ns for run in kept))
     names = {run.name for run in kept}
@@ -174,8 +193,13 @@ def _chosen_round(timeline: Timeline, request: TraceRequest) -> Timeline:
     found.details = {
         **{name: str(value) for name, value in asdict(request).items()},
         "cores": str(core_count()),
-        "rounds": f"{len(spans)} recorded, the one at p10 is shown; p10 {spans[chosen] / 1000:.0f}, "
+        "rounds": f"{len(spans)} recorded, this is the {request.pick} one, {spans[chosen] / 1000:.0f} µs; "
+        f"p10 {spans[_at(ordered, 0.1)] / 1000:.0f}, "
         f"p50 {statistics.median(spans.values()) / 1000:.0f}, "
-        f"p90 {spans[ordered[len(ordered) * 9 // 10]] / 1000:.0f} µs",
+        f"p90 {spans[_at(ordered, 0.9)] / 1000:.0f} µs",
     }
     return found
+
+
+def _at(ordered: list[int], share: float) -> int:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

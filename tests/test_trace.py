@@ -278,6 +278,13 @@ def test_numbers_of_a_known_timeline() -> None:
     assert kinds["s"] == 1
 
 
+def test_bends() -> None:
+    """A picture of the points that are left is the picture of all."""
+    values = [0, 0, 0, 1, 1, 1, 0.5, 0, 0]
+    assert trace_picture.bends(values) == [(0, 0), (2, 0), (3, 1), (5, 1), (6, 0.5), (7, 0), (8, 0)]
+    assert trace_picture.bends([1]) == [(0, 1)]
+
+
 def test_intervals() -> None:
     assert trace_stats.merged([(5, 6), (0, 2), (1, 3), (4, 4)]) == [(0, 3), (5, 6)]
     assert trace_stats.without([(0, 10)], [(2, 3), (9, 12), (-1, 1)]) == [(1, 2), (3, 9)]
@@ -349,7 +356,34 @@ def test_command_refuses(argv: list[str], capfd: pytest.CaptureFixture[str]) -> 
     assert capfd.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.parametrize("algorithm", ["direct", "zero-copy"])
+def test_other_algorithms(algorithm: str) -> None:
+    shape = {"hidden": 1024, "experts": 8, "topk": 4, "batch": 4, "repeat": 3, "pick": "fastest"}
+    found = trace_run.measured(trace_run.TraceRequest(algorithm=algorithm, **shape))  # type: ignore[arg-type]
+    dispatch, combine = trace_stats.op_runs(found)
+    assert "PublishRows" in dispatch.phases and "SumRows" in combine.phases
+    assert "the fastest one" in found.details["rounds"]
+
+
+@pytest.mark.parametrize("algorithm", ["window", "direct", "cann-style"])
+def test_predicted(algorithm: str) -> None:
+    shape = {"hidden": 2048, "experts": 8, "topk": 4, "batch": 8}
+    request = trace_run.TraceRequest(algorithm=algorithm, **shape)  # type: ignore[arg-type]
+    found = trace_run.predicted(request, "Ascend910_9391")
+    assert found.source == PREDICTED and found.title.startswith("Ascend910_9391, ")
+    runs = trace_stats.op_runs(found)
+    assert [run.name for run in runs] == ["dispatch", "combine"]
+    assert all((run.ranks, run.cores) == ([0, 1], 48) for run in runs)
+    assert runs[0].end_ns < runs[1].start_ns
+    kinds = check_chrome(trace_chrome.document(found))
+    assert kinds["X"] > 100 and kinds["C"] > 0
+    pipes = {event.pipe for event in found.events}
+    assert {"S", "V", "MTE2", "MTE3"} <= pipes
+
+
 def test_bad_requests() -> None:
+    with pytest.raises(ArgumentError, match="cann-style is predicted alone"):
+        trace_run.measured(trace_run.TraceRequest(algorithm="cann-style"))
     with pytest.raises(ArgumentError, match="algorithm is 'push'"):
         trace_run.TraceRequest(algorithm="push")
 
