@@ -12,7 +12,19 @@ import pytest
 import torch
 
 from ascend_moe._lib import native_source_root
-from ascend_moe.bench import check, data, ffn, gate, native, page, plots, published, report, results_json
+from ascend_moe.bench import (
+    check,
+    data,
+    ffn,
+    gate,
+    native,
+    page,
+    plots,
+    published,
+    report,
+    results_json,
+    steps,
+)
 from ascend_moe.bench.cases import LAYERS, Case, matrix
 from ascend_moe.bench.data import Inputs
 from ascend_moe.bench.methods import METHODS, Arrived, Place, chosen
@@ -309,8 +321,7 @@ def test_the_page_has_what_the_code_says() -> None:
     pieces = page.static_pieces()
     numbers = path.parent / "performance" / "runs.json"
     if numbers.is_file():
-        runs = {name: results_json.load(one) for name, one in json.loads(numbers.read_text()).items()}
-        pieces = page.pieces(runs)
+        pieces = page.pieces(*page.read(numbers))
     assert page.fill(text, pieces) == text, "make bench-docs, or python -m ascend_moe.bench.page docs --again"
     for mark in pieces:
         assert f"<!-- measured: {mark} -->" in text
@@ -322,16 +333,18 @@ def test_the_page_is_filled_between_its_marks(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     (tmp_path / "performance.md").write_text(
         "a\n<!-- measured: main -->\nold\n<!-- end: main -->\nb\n"
-        "<!-- measured: judged -->\n<!-- end: judged -->\n"
+        "<!-- measured: judged -->\n<!-- end: judged -->\n<!-- measured: steps -->\n<!-- end: steps -->\n"
     )
     runs = {name: bench_runs.run(name) for name in ("tokens", "ranks", "hidden")}
-    page.write(tmp_path, {"main": bench_runs.run(), **runs})
+    profile = steps.Profile("a case", "direct", "dispatch", 50.0, [steps.Step("PullRows", 40.0, 1.0, 2.0)])
+    page.write(tmp_path, {"main": bench_runs.run(), **runs}, [steps.Profile.of(profile.as_dict())])
     text = (tmp_path / "performance.md").read_text()
     assert (
         text.startswith("a\n<!-- measured: main -->\n**small H2048 BS8 W2")
         and "old" not in text
         and "\nb\n" in text
     )
+    assert "| PullRows | 40.0 | 1.0 | 2.0 | 80% |" in text
     assert sorted(path.name for path in (tmp_path / "performance").iterdir()) == [
         "roofline.svg",
         "scaling_hidden.svg",

@@ -14,13 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ascend_moe.bench import gate, plots, published, report, results_json
+from ascend_moe.bench import gate, plots, published, report, results_json, steps
 from ascend_moe.bench.cases import Case, matrix
 from ascend_moe.bench.methods import METHODS, PEER, chosen
 from ascend_moe.bench.results import Run
 from ascend_moe.bench.runner import run
 
-_QUICK = 4
+_QUICK = 4  # iterations
+_PROFILED = 30  # rounds
 
 
 @dataclass(frozen=True)
@@ -66,17 +67,17 @@ def _quiet(case: Case, done: int) -> None:
     pass
 
 
-def write(docs: Path, runs: dict[str, Run]) -> None:
+def write(docs: Path, runs: dict[str, Run], profiles: Sequence[steps.Profile] = ()) -> None:
     """The pictures and, between the marks of performance.md, the tables."""
     folder = docs / "performance"
     plots.roofline(runs["main"], _made(folder) / "roofline.svg")
     for sweep in ("tokens", "ranks", "hidden"):
         plots.scaling(runs[sweep], sweep, folder / f"scaling_{sweep}.svg")
     path = docs / "performance.md"
-    path.write_text(fill(path.read_text(), pieces(runs)))
+    path.write_text(fill(path.read_text(), pieces(runs, profiles)))
 
 
-def pieces(runs: dict[str, Run]) -> dict[str, str]:
+def pieces(runs: dict[str, Run], profiles: Sequence[steps.Profile] = ()) -> dict[str, str]:
     """Mark -> Markdown. ``rules`` and ``published`` come from the code alone, the others from the runs."""
     found = static_pieces()
     for mark, name in (("main", "main"), ("many", "many ranks"), ("skewed", "skewed and int8")):
@@ -84,6 +85,11 @@ def pieces(runs: dict[str, Run]) -> dict[str, str]:
             found[mark] = "\n\n".join(
                 _case_markdown(runs[name], number) for number in range(len(runs[name].cases))
             )
+    if profiles:
+        found["steps"] = "\n\n".join(
+            f"**{one.case}, {one.algorithm}, {one.op}: {one.us:.0f} µs**\n\n{markdown(steps.table(one))}"
+            for one in profiles
+        )
     if "main" in runs:
         one = runs["main"]
         found["about"] = "\n".join(f"- {line}" for line in report.about_lines(one.about))
@@ -151,15 +157,27 @@ def _made(folder: Path) -> Path:
     return folder
 
 
+def read(numbers: Path) -> tuple[dict[str, Run], list[steps.Profile]]:
+    """The runs and profiles of docs/performance/runs.json."""
+    values = json.loads(numbers.read_text())
+    runs = {name: results_json.load(one) for name, one in values["runs"].items()}
+    return runs, [steps.Profile.of(one) for one in values["profiles"]]
+
+
 def main(arguments: Sequence[str]) -> None:
     """See the module's docstring."""
     docs = Path(next(one for one in arguments if not one.startswith("-")))
     numbers = _made(docs / "performance") / "runs.json"
     if "--again" not in arguments:
-        found = measure(lambda line: print(line, file=sys.stderr), "--quick" in arguments)
-        kept = {name: results_json.dump(one, samples=False) for name, one in found.items()}
+        quick = "--quick" in arguments
+        runs = measure(lambda line: print(line, file=sys.stderr), quick)
+        profiles = steps.profiles(gate.cases(), _QUICK if quick else _PROFILED)
+        kept = {
+            "runs": {name: results_json.dump(one, samples=False) for name, one in runs.items()},
+            "profiles": [one.as_dict() for one in profiles],
+        }
         numbers.write_text(json.dumps(kept, separators=(",", ":")) + "\n")
-    write(docs, {name: results_json.load(one) for name, one in json.loads(numbers.read_text()).items()})
+    write(docs, *read(numbers))
 
 
 if __name__ == "__main__":
