@@ -521,7 +521,7 @@ def test_a_broken_library_names_the_command(monkeypatch: pytest.MonkeyPatch, tmp
         compiled.library_path()
 
 
-SELECTION = ("test_torch_ops.py", "test_local_cluster.py", "test_failures_threads.py")
+SELECTION = ("test_torch_ops.py", "test_local_cluster.py", "-k", "not opcheck")
 
 
 def test_a_selection_passes_with_pythons_kernels_too() -> None:
