@@ -31,6 +31,8 @@ ABOUT = {
     "mpi": "",
     "sources": "0",
     "load_before": 0.1,
+    "engine": "fast",
+    "aiv_cores": 8,
     "settings": {"OMP_NUM_THREADS": "1"},
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -60,6 +61,8 @@ def bench_command(
 
     Exit code 0: measured and correct. 1: a wrong result, or a rank that failed. 2: wrong options.
     """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        raise typer.BadParameter("ascend-moe bench starts its ranks itself: leave out torchrun")
     if check:
         kept = gate.check(_for_gate, print)
         raise typer.Exit(0 if kept else 1)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ascend_moe import _lib
+from ascend_moe import _lib, native
 from ascend_moe.bench.ranks import MALLOC, THREADS
 
 
@@ -29,8 +29,16 @@ def about(mpi: str) -> dict[str, Any]:
         "mpi": mpi,
         "sources": _lib.lib().am_source_hash().decode(),
         "load_before": round(os.getloadavg()[0], 2),
-        "settings": {**THREADS, **MALLOC},
+        "engine": _lib.engine_name(),
+        "aiv_cores": native.core_count(),
+        "settings": {**THREADS, **MALLOC, **_own_settings()},
     }
+
+
+def _own_settings() -> dict[str, str]:
+    """Variables of this package that change what runs."""
+    plain = ("ASCEND_MOE_LIBRARY", "ASCEND_MOE_CACHE")
+    return {k: v for k, v in sorted(os.environ.items()) if k.startswith("ASCEND_MOE_") and k not in plain}
 
 
 def cores() -> list[int]:
