@@ -334,6 +334,7 @@ def test_the_page_is_filled_between_its_marks(tmp_path: Path) -> None:
     (tmp_path / "performance.md").write_text(
         "a\n<!-- measured: main -->\nold\n<!-- end: main -->\nb\n"
         "<!-- measured: judged -->\n<!-- end: judged -->\n<!-- measured: steps -->\n<!-- end: steps -->\n"
+        "<!-- measured: growth ranks -->\n<!-- end: growth ranks -->\n"
     )
     runs = {name: bench_runs.run(name) for name in ("tokens", "ranks", "hidden")}
     profile = steps.Profile("a case", "direct", "dispatch", 50.0, [steps.Step("PullRows", 40.0, 1.0, 2.0)])
@@ -343,6 +344,9 @@ def test_the_page_is_filled_between_its_marks(tmp_path: Path) -> None:
         text.startswith("a\n<!-- measured: main -->\n**small H2048 BS8 W2")
         and "old" not in text
         and "\nb\n" in text
+    )
+    assert (
+        "| ÷ limit at ranks | 1 | 1 | 2 | 2 | 4 | 4 | 8 | 8 |" in text and "| window | 5.00 | 5.00 |" in text
     )
     assert "| PullRows | 40.0 | 1.0 | 2.0 | 80% |" in text
     assert sorted(path.name for path in (tmp_path / "performance").iterdir()) == [

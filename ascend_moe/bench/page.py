@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ascend_moe.bench import gate, plots, published, report, results_json, steps
-from ascend_moe.bench.cases import Case, matrix
-from ascend_moe.bench.methods import METHODS, PEER, chosen
+from ascend_moe.bench.cases import SWEEPS, Case, matrix
+from ascend_moe.bench.methods import LIMIT, METHODS, PEER, chosen
 from ascend_moe.bench.results import Run
 from ascend_moe.bench.runner import run
 
@@ -71,7 +71,7 @@ def write(docs: Path, runs: dict[str, Run], profiles: Sequence[steps.Profile] = 
     """The pictures and, between the marks of performance.md, the tables."""
     folder = docs / "performance"
     plots.roofline(runs["main"], _made(folder) / "roofline.svg")
-    for sweep in ("tokens", "ranks", "hidden"):
+    for sweep in SWEEPS:
         plots.scaling(runs[sweep], sweep, folder / f"scaling_{sweep}.svg")
     path = docs / "performance.md"
     path.write_text(fill(path.read_text(), pieces(runs, profiles)))
@@ -85,6 +85,9 @@ def pieces(runs: dict[str, Run], profiles: Sequence[steps.Profile] = ()) -> dict
             found[mark] = "\n\n".join(
                 _case_markdown(runs[name], number) for number in range(len(runs[name].cases))
             )
+    for sweep in SWEEPS:
+        if sweep in runs:
+            found[f"growth {sweep}"] = _growth(runs[sweep], sweep)
     if profiles:
         found["steps"] = "\n\n".join(
             f"**{one.case}, {one.algorithm}, {one.op}: {one.us:.0f} µs**\n\n{markdown(steps.table(one))}"
@@ -116,6 +119,20 @@ def _case_markdown(one: Run, number: int) -> str:
     case = one.cases[number]
     lines = "\n".join(f"- {line}" for line in report.notes(case))
     return f"**{report.case_title(case)}**\n\n{markdown(report.case_table(case))}\n\n{lines}"
+
+
+def _growth(one: Run, sweep: str) -> str:
+    """Ratios to the limit along a sweep: level or falling ones grow no faster than the limit."""
+    label, at = plots.AXES[sweep]
+    cases = sorted(one.cases, key=at)
+    rows = [[f"÷ limit at {label}", *(str(at(case)) for case in cases)]]
+    for name in METHODS:
+        cells = [case.row(name) for case in cases]
+        if METHODS[name].kind != LIMIT and all(cells):
+            rows.append([name, *(f"{row.to_limit.p50:.2f}" for row in cells if row)])
+    limits = [case.row(case.limit) for case in cases]
+    rows.append(["the limit, µs", *(f"{row.round_trip.p50:.0f}" for row in limits if row)])
+    return markdown(rows)
 
 
 def _limits_markdown(one: Run, number: int) -> str:

@@ -20,7 +20,8 @@ _INK = {
     "gloo-a2a": "#9d90cf",
     "gloo-ag-rs": "#8a8a8a",
 }
-_AXES: dict[str, tuple[str, Callable[[CaseResult], int]]] = {
+#: sweep -> label and value of its axis
+AXES: dict[str, tuple[str, Callable[[CaseResult], int]]] = {
     "tokens": ("tokens a rank", lambda case: case.case.batch),
     "ranks": ("ranks", lambda case: case.case.world),
     "hidden": ("H", lambda case: case.case.hidden),
@@ -113,7 +114,7 @@ def _flag_floor(limits: Sequence[Limits]) -> float:
 
 def scaling(run: Run, sweep: str, path: Path) -> Path:
     """Round trip along the sweep for ours and for the limit, and a line of slope 1 from the limit's end."""
-    label, at = _AXES[sweep]
+    label, at = AXES[sweep]
     figure, axes = _figure()
     presets = sorted({case.case.preset for case in run.cases})
     for preset in presets:
