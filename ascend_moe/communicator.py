@@ -297,6 +297,7 @@ class Communicator:
             if self.gate is not None:
                 self.gate.close()
             if handle is not None:
+                compiled.forget()
                 try:
                     _lib.lib().am_comm_destroy(handle)
                 finally:

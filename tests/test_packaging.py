@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 
 import ascend_moe
-from ascend_moe import _lib
+from ascend_moe import _lib, compiled
 from ascend_moe.errors import LibraryError
 
 TREE = Path(__file__).resolve().parent.parent
@@ -103,6 +103,8 @@ def test_wheel_is_for_any_python_and_holds_what_it_should() -> None:
     for name in ("py.typed", "lib/libascend_moe.so", "_src/CMakeLists.txt", "_src/tools/source_hash.py"):
         assert f"ascend_moe/{name}" in names
     assert any(name.startswith("ascend_moe/_src/ascend_moe/csrc/twin/") for name in names)
+    # make installs outside pip's build isolation, where torch is.
+    assert f"ascend_moe/lib/{compiled.library_name()}" in names
     unwanted = [name for name in names if name.startswith(("ascend_moe/csrc", "tests", "tools", "op_"))]
     assert unwanted == []
     requires = [name for name in distribution.requires or [] if "extra ==" not in name]

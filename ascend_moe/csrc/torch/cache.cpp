@@ -11,10 +11,12 @@ namespace {
 
 constexpr size_t kMostCalls = 1024;
 
+using ByHash = std::unordered_multimap<uint64_t, std::shared_ptr<const Entry>>;
+
 struct Calls {
     std::mutex mutex;
     uint64_t generation = 0;
-    std::unordered_multimap<uint64_t, std::shared_ptr<const Entry>> by_hash;
+    ByHash by_hash;
 };
 
 // Never destroyed: threads may outlive main().
@@ -43,23 +45,25 @@ std::shared_ptr<const Entry> Find(const Key& key) {
 
 void Remember(uint64_t generation, std::shared_ptr<const Entry> entry, const Key& key) {
     const uint64_t hash = key.hash();
+    ByHash dropped;  // their plans and groups end after the lock
     const std::lock_guard<std::mutex> lock(calls->mutex);
     if (calls->generation != generation) return;
     const auto [first, last] = calls->by_hash.equal_range(hash);
     for (auto found = first; found != last; ++found) {
         if (key == found->second->key) {
-            found->second = std::move(entry);
+            found->second.swap(entry);
             return;
         }
     }
-    if (calls->by_hash.size() >= kMostCalls) calls->by_hash.clear();
+    if (calls->by_hash.size() >= kMostCalls) dropped.swap(calls->by_hash);
     calls->by_hash.emplace(hash, std::move(entry));
 }
 
 void Forget() {
+    ByHash dropped;
     const std::lock_guard<std::mutex> lock(calls->mutex);
     ++calls->generation;
-    calls->by_hash.clear();
+    dropped.swap(calls->by_hash);
 }
 
 }  // namespace ascend_moe_torch
