@@ -258,6 +258,11 @@ def test_the_report_shows_every_row(capsys: pytest.CaptureFixture[str]) -> None:
         assert word in shown
 
 
+def test_a_busy_machine_is_told() -> None:
+    assert not any("busy" in line for line in report.about_lines(bench_runs.ABOUT))
+    assert any("busy" in line for line in report.about_lines({**bench_runs.ABOUT, "load_before": 1.5}))
+
+
 @pytest.mark.parametrize("sweep", ["tokens", "ranks", "hidden"])
 def test_pictures_are_drawn(sweep: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")

@@ -46,12 +46,15 @@ def show(run: Run, console: Console, force: bool) -> None:
 def about_lines(about: dict[str, Any]) -> list[str]:
     """Machine and versions, and how the ranks ran."""
     settings = ", ".join(f"{name}={value}" for name, value in about["settings"].items())
+    busy = about["load_before"] > about["cores"] / 2
+    warning = ["the machine was busy before the run began: measure again when it is not"] if busy else []
     return [
         f"{about['cpu']}, {about['cores']} cores, L2 {about['l2_bytes'] / 2**20:g} MiB, "
         f"Linux {about['kernel']}, load average {about['load_before']}, {about['date']}",
         f"torch {about['torch']}, {about['mpi'] or 'no MPI'}, Python {about['python']}",
         f"our ops: {about['engine']} engine of the twin, {about['aiv_cores']} AIV cores a rank",
         f"rank r is pinned to core r modulo {about['cores']}; for all methods alike: {settings}",
+        *warning,
     ]
 
 
