@@ -16,6 +16,7 @@ from .communicator import MAX_WINDOW_MIB, MIB, Communicator, timeout_s
 OP_DISPATCH, OP_COMBINE = 1, 2
 DEFAULT_CORES = 8
 MAX_CORES = 64
+ALGORITHMS = ("", "window", "direct")  # by the code that the kernels have for them
 _NO_VALUE = -(2**63)
 _TEXT_BYTES = 1024
 _LENT_REFUSED = -1  # by am_run
@@ -240,6 +241,13 @@ class Plan:
             raise errors.ArgumentError(message, argument=argument)
         self.outputs = outputs_of(spec)
         self.tuning = 0  # what a tuning table said of the call, as the op's attribute of that name has it
+
+    @property
+    def algorithm(self) -> str:
+        """What comm_alg came to for this call: "window" or "direct"."""
+        words = (ctypes.c_uint64 * 9)()
+        self._library.am_plan_info(self._handle, words, len(words))
+        return ALGORITHMS[words[8]]
 
     @property
     def handle(self) -> int | None:

@@ -19,7 +19,14 @@ class UbBudget {
 public:
     explicit UbBudget(const CallPlan& plan)
         : plan_(plan), info_(plan.op == kOpDispatch ? plan.dispatch.info : plan.combine.info) {
-        if (plan.op == kOpDispatch) {
+        const bool direct = info_.algorithm == kAlgorithmDirect;
+        if (direct && plan.op == kOpDispatch) {
+            DirectPublish();
+            DirectGather();
+        } else if (direct) {
+            DirectReturn();
+            DirectSum();
+        } else if (plan.op == kOpDispatch) {
             DispatchSend();
             DispatchStatus();
             DispatchCopy();
@@ -77,10 +84,9 @@ private:
         Add("awaited runs", static_cast<uint64_t>(ofFirst ? first : most) * run);
     }
 
-    void DispatchSend() {
+    // Rows of x on their way out, and what quantises them.
+    void SendRows() {
         const MoeDistributeDispatchTiling& tiling = plan_.dispatch;
-        Step("send");
-        Routing();
         const uint64_t row = static_cast<uint64_t>(info_.hidden) * TypeSize(info_.xType);
         Add("rows of x", tiling.sendRing * CeilTo(row, kBlock));
         if (info_.quantMode != 0) {
@@ -91,6 +97,11 @@ private:
             Add("its reduction", kBlock + CeilTo(2 * CeilDiv(info_.hidden, 64) * 4, kBlock));
             if (info_.hasScales != 0) Add("smooth scales", values);
         }
+    }
+    void DispatchSend() {
+        Step("send");
+        Routing();
+        SendRows();
         Add("expand_idx, row numbers", 2 * kSendPairs * 4);
         if (info_.triples != 0) Add("triples", kSendPairs * kBlock);
         Add("abort blocks", info_.world * kBlock);
@@ -106,7 +117,7 @@ private:
         Step("copy");
         Segments();
         Add("counts of all sources", static_cast<uint64_t>(info_.world) * Ints(info_.localExperts));
-        Add("rows of the window", 2 * CeilTo(plan_.dispatch.copyRows * stride, kBlock));
+        Add("rows of the window", plan_.dispatch.copyRing * CeilTo(plan_.dispatch.copyRows * stride, kBlock));
         Add("expert_token_nums", CeilTo(info_.localExperts * 8ull, kBlock) + kBlock);
     }
 
@@ -122,15 +133,80 @@ private:
         Status(info_.world * kBlock);
     }
     void CombineSum() {
-        const uint64_t part = plan_.combine.partElements, size = TypeSize(info_.xType);
-        const bool wide = info_.xType == kTypeFp32;
         Step("sum");
         Routing();
-        Add("expand_idx, weights", 2 * kSendPairs * 4);
-        Add("rows of the window", 2 * CeilTo(part * size, kBlock));
+        Add("expand_idx", kSendPairs * 4);
+        Sums();
+    }
+    void Sums() {
+        const uint64_t part = plan_.combine.partElements, size = TypeSize(info_.xType);
+        const bool wide = info_.xType == kTypeFp32;
+        Add("weights", kSendPairs * 4);
+        Add("rows to sum", plan_.combine.sumRing * CeilTo(part * size, kBlock));
         Add("results", (wide ? 1 : 2) * CeilTo(part * size, kBlock));
         Add("fp32 term", part * 4);
         if (!wide) Add("fp32 sum", part * 4);
+    }
+
+    // Waiting for all sources, whose runs stay.
+    void AllRuns() {
+        Add("fail block", kBlock);
+        Add("abort blocks", info_.world * kBlock);
+        Add("runs of all sources", static_cast<uint64_t>(info_.world) * StatusRunBytes(info_.localExperts));
+    }
+    void OwnRun() {
+        Add("status run", StatusRunBytes(info_.localExperts));
+        Add("BatchWrite item", kBlock);
+    }
+    void DirectPublish() {
+        Step("publish");
+        Routing();
+        SendRows();
+        if (info_.triples == 0) Add("expand_idx", kSendPairs * 4);
+        Add("list entries", kSendPairs * kBlock);
+        Add("abort blocks", info_.world * kBlock);
+    }
+    void DirectGather() {
+        const uint64_t stride =
+            DispatchRowStride(info_.hidden, TypeSize(info_.wireType), info_.quantMode != 0, false);
+        Step("gather");
+        Add("counts", Ints(info_.localExperts));
+        OwnRun();
+        AllRuns();
+        Segments();
+        Add("lists", kSendPairs * 4);
+        if (info_.triples != 0) Add("triples", kSendPairs * kTripleWords * 4);
+        Add("rows of the sources",
+            plan_.dispatch.copyRing * CeilTo(plan_.dispatch.copyRows * stride, kBlock));
+        Add("expert_token_nums", CeilTo(info_.localExperts * 8ull, kBlock) + kBlock);
+    }
+    void Bounds() {
+        if (info_.triples != 0) return;
+        Add("expand_idx", kSendPairs * 4);
+        Add("largest positions", 2 * Ints(info_.experts));
+    }
+    void DirectReturn() {
+        const uint64_t row = static_cast<uint64_t>(info_.hidden) * TypeSize(info_.xType);
+        Step("return");
+        Routing();
+        Bounds();
+        Segments();
+        const uint32_t triples = info_.triples != 0 ? (kSendPairs + 1) * kTripleWords : 0;
+        Add("triples, ep_send_counts", Ints(std::max(Slots(), triples)));
+        Add("first rows", CeilDiv(info_.world, info_.cores) * StartsBytes(info_.localExperts));
+        Add("rows of expand_x", 2 * CeilTo(plan_.combine.sendRows * row, kBlock));
+        Add("abort blocks", info_.world * kBlock);
+        OwnRun();
+    }
+    void DirectSum() {
+        Step("sum");
+        Routing();
+        Bounds();
+        Add("first rows", CeilTo(info_.world * 8ull, kBlock) +
+                              static_cast<uint64_t>(info_.world) * StartsBytes(info_.localExperts));
+        Add("positions", kSendPairs * 4);
+        AllRuns();
+        Sums();
     }
 
     const CallPlan& plan_;

@@ -55,8 +55,8 @@ private:
         const WindowContext& context = exchange_->context();
         const uint64_t at = reinterpret_cast<uint64_t>(args_->expandX);
         const uint64_t begin = reinterpret_cast<uint64_t>(context.lent(info_->rank));
-        return at >= begin && at + bytes <= begin + context.lent_bytes() && (at - begin) % kBlock == 0 &&
-               bytes != 0;
+        return info_->lentGeneration != 0 && at >= begin && at + bytes <= begin + context.lent_bytes() &&
+               (at - begin) % kBlock == 0 && bytes != 0;
     }
     // This core's share of the lines, one a source rank.
     __aicore__ inline void StoreStarts() {

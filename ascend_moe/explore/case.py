@@ -14,6 +14,7 @@ QUANTS = ("none", "int8", "smooth")
 MASKS = ("none", "token", "pair")
 IDS = ("any", "distinct", "minus", "hot", "zero")
 # D: dispatch, C: combine of the oldest dispatch that has none yet.
+ALGORITHMS = ("window", "direct", "mixed")  # mixed: op by op one or the other
 SEQUENCES = ("DC", "DCDC", "DDCC", "DCDCDC", "DDCCDC", "DDDCCC")
 _KEYS = {
     "world": "w",
@@ -35,6 +36,7 @@ class Case:
     BS is at most ``batch`` (every rank and every dispatch draws its own; ``equal`` batches when not ragged),
     K = topk, a row has ``units`` times 32 bytes. ``sequence`` is what every rank does: D dispatch, C combine.
     ``servers`` ranks share a server, the others are reached by a copy agent; 0: all ranks share one.
+    ``algorithm``: comm_alg of all ops, or "mixed".
     """
 
     world: int = 2
@@ -52,6 +54,13 @@ class Case:
     sequence: str = "DCDC"
     seed: int = 0
     servers: int = 0
+    algorithm: str = "window"
+
+    def algorithm_of(self, op: int) -> str:
+        """What the ``op``-th op of the sequence runs on every rank."""
+        if self.algorithm != "mixed":
+            return self.algorithm
+        return "direct" if (self.seed >> op ^ op) & 1 else "window"
 
     @property
     def experts(self) -> int:
@@ -69,6 +78,7 @@ class Case:
         ]
         words += [self.dtype, self.quant, f"mask:{self.mask}", f"ids:{self.ids}"]
         words += ["ragged" if self.ragged else "equal", self.sequence]
+        words += [self.algorithm] if self.algorithm != "window" else []
         return ",".join(words)
 
 
@@ -93,6 +103,8 @@ def parse(text: str) -> Case:
             values["ids"] = word[4:]
         elif word in ("ragged", "equal"):
             values["ragged"] = word == "ragged"
+        elif word in ALGORITHMS:
+            values["algorithm"] = word
         elif set(word) <= {"D", "C"}:
             values["sequence"] = word
         else:
@@ -117,6 +129,10 @@ def checked(case: Case) -> Case:
     if not 0 <= case.servers <= limits["world"]:
         raise ArgumentError(
             f"explore: servers is {case.servers}, it must be in 0..{limits['world']}", argument="case"
+        )
+    if case.servers and case.algorithm != "window":
+        raise ArgumentError(
+            f"explore: {case.algorithm} reads other ranks' windows, servers must be 0", argument="case"
         )
     if case.topk > case.experts:
         raise ArgumentError(
@@ -158,4 +174,5 @@ def draw(seed: int) -> Case:
         ragged=rng.random() < 0.7,
         sequence=rng.choice(SEQUENCES[:4] if world > 2 else SEQUENCES),
         seed=seed,
+        algorithm=random.Random(seed * 31 + 7).choice(ALGORITHMS),
     )

@@ -105,7 +105,9 @@ class Program:
         self.case, self._library, self._window_bytes = case, library, window_bytes
         self.calls: list[Call] = []
         open_dispatches: list[tuple[list[ref.RankInput], list[Call]]] = []
-        for op in case.sequence:
+        self._algorithm = ""
+        for number, op in enumerate(case.sequence):
+            self._algorithm = case.algorithm_of(number)
             if op == "D":
                 open_dispatches.append(self._dispatch(len(open_dispatches) + len(self.calls)))
             else:
@@ -185,7 +187,7 @@ class Program:
 
     def _plan(self, call: Call, op: int) -> None:
         shapes = tuple((name, t.dtype, tuple(t.shape)) for name, t in call.inputs.items())
-        spec = native.describe(op, self.case.contract, GROUP, "", shapes, call.attributes)
+        spec = native.describe(op, self.case.contract, GROUP, self._algorithm, shapes, call.attributes)
         spec.comm_world, spec.comm_rank = self.case.world, call.rank
         spec.window_mib, spec.cores = self._window_bytes // MIB, self.case.cores
         spec.deadline_micros = _DEADLINE_MICROS

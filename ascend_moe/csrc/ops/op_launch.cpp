@@ -135,7 +135,8 @@ const void* OpLaunch::CombineTiling() {
 }
 
 // Rows go into the half of this op's epoch: into this rank's own region of it, or, where combine returns them
-// by slot, anywhere in it. A rank reads its own half only.
+// by slot, anywhere in it. A rank reads its own half only. In direct it writes its own half only, and reads
+// all ranks' ones.
 const char* OpLaunch::WindowRule(uintptr_t begin, uint64_t bytes, bool write) const {
     const moe::MoeDistributeInfo& info = plan_.info();
     const uint32_t parity = moe::Parity(epoch_);
@@ -155,8 +156,12 @@ const char* OpLaunch::WindowRule(uintptr_t begin, uint64_t bytes, bool write) co
             return write ? "lent memory is its owner's caller's: kernels read it only" : nullptr;
         const uintptr_t data = reinterpret_cast<uintptr_t>(comm_.data(static_cast<int>(owner)));
         if (begin < data || begin >= data + bytes_of_data) continue;
-        if (!write && owner != info.rank) return "rows are read from a rank's own window only";
         const uint64_t at = begin - data;
+        if (info.algorithm == moe::kAlgorithmDirect) {
+            if (write && owner != info.rank) return "rows are left in a rank's own window only";
+            return other_half(at) ? kOtherHalf : nullptr;
+        }
+        if (!write && owner != info.rank) return "rows are read from a rank's own window only";
         // After a failure the last op of a far rank is looked up.
         if (other_half(at) && !comm_.IsFarRun(begin)) return kOtherHalf;
         const uint64_t region = moe::RegionOffset(bytes_of_data, info.world, parity, info.rank);

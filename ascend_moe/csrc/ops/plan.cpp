@@ -59,7 +59,7 @@ uint64_t am_plan_info(const void* plan, uint64_t* out, uint64_t count) {
     const ops::Plan& of = *static_cast<const ops::Plan*>(plan);
     const uint64_t words[] = {of.call.op,        of.call.tilingKey,      of.call.blockDim,
                               of.call.xType,     of.call.workspaceBytes, of.call.windowBytes,
-                              of.tiling_bytes(), of.info().transport};
+                              of.tiling_bytes(), of.info().transport,    of.info().algorithm};
     constexpr uint64_t kWords = sizeof(words) / sizeof(words[0]);
     memcpy(out, words, sizeof(words[0]) * std::min(count, kWords));
     return kWords;
