@@ -25,7 +25,7 @@ uint32_t next_epoch(uint32_t e) { return moe::NextEpoch(e); }
 uint32_t parity(uint32_t e) { return moe::Parity(e); }
 uint32_t header_word(uint32_t e) { return moe::HeaderWord(e); }
 uint32_t header1_tail() { return moe::kHeader1Tail; }
-uint32_t op_phase(uint32_t op, uint32_t tail) { return moe::OpPhase(op, tail); }
+uint32_t op_phase(uint32_t op, uint32_t tail) { return moe::OpPhase(op, moe::kPhaseFinal, tail); }
 uint32_t counts_per_block() { return moe::kCountsPerBlock; }
 uint32_t control_magic() { return moe::kControlMagic; }
 uint32_t abort_magic() { return moe::kAbortMagic; }

@@ -2,6 +2,7 @@
 #ifndef ASCEND_MOE_DISTRIBUTE_MESSAGE_H
 #define ASCEND_MOE_DISTRIBUTE_MESSAGE_H
 
+#include <algorithm>
 #include <cstdarg>
 #include <cstdio>
 #include <string>
@@ -45,6 +46,18 @@ inline const char* ContextFieldName(int32_t field) {
     return field >= 0 && field < static_cast<int32_t>(kContextFieldCount) ? kNames[field] : "?";
 }
 
+inline const char* AlgorithmName(uint32_t algorithm) {
+    return algorithm == kAlgorithmDirect ? "direct" : algorithm == kAlgorithmWindow ? "window" : "?";
+}
+// As AlgorithmWord makes it: with the table that picked it, where there is one.
+inline std::string AlgorithmText(uint32_t word) {
+    std::string text = AlgorithmName(word & 0xFF);
+    if (word >> 8 == 0) return text;
+    char table[32];
+    snprintf(table, sizeof(table), " (tuning table %06x)", word >> 8);
+    return text + table;
+}
+
 inline std::string FieldValue(int32_t field, int32_t value) {
     switch (field) {
         case kFieldOp: return OpName(value);
@@ -52,8 +65,7 @@ inline std::string FieldValue(int32_t field, int32_t value) {
         case kFieldContract: return value == static_cast<int32_t>(kContractV2) ? "v2" : "v1";
         case kFieldScales: return value != 0 ? "given" : "None";
         case kFieldWindow: return std::to_string(value) + " MiB";
-        case kFieldAlgorithm:
-            return (value & 0xFF) == static_cast<int32_t>(kAlgorithmDirect) ? "direct" : "window";
+        case kFieldAlgorithm: return AlgorithmText(static_cast<uint32_t>(value));
         default: return std::to_string(value);
     }
 }
@@ -174,6 +186,15 @@ private:
     }
     std::string Triple() const {
         static const char* const kWords[] = {"source rank", "token", "k", "?"};
+        if ((At(kRecDetail0) & 3) == static_cast<int32_t>(kTripleOrder)) {
+            return Format(
+                "combine: assist_info_for_combine of rank %d is not in dispatch's order at row %d (token %d, "
+                "k "
+                "%d): comm_alg \"direct\" takes rows and assist_info_for_combine as dispatch wrote them; "
+                "rows that were moved need comm_alg \"window\"",
+                At(kRecCulprit), At(kRecDetail0) >> 2, At(kRecDetail1) / std::max(1, At(kRecTopK)),
+                At(kRecDetail1) % std::max(1, At(kRecTopK)));
+        }
         return Format(
             "combine: assist_info_for_combine of rank %d names %s %d in row %d (W %d, maxBS %d, K %d): pass "
             "dispatch's own tensor",

@@ -35,6 +35,7 @@ public:
             return;
         }
         if (exchange_.core() == 0) Announce();
+        if constexpr (IsMutant(Mutant::kStartsAfterRuns)) return_.StoreStarts();
         SumBuffInit();
         if (!exchange_.WaitForAll(waiter_, *this)) {
             Leave();

@@ -39,7 +39,7 @@ public:
         exchange_.Fail(routing_.Place());
         routing_.StoreTotals();
         PublishLists();
-        exchange_.MeetAfterSend(Verdict());
+        if constexpr (!IsMutant(Mutant::kListsStillLeaving)) exchange_.MeetAfterSend(Verdict());
         SetStatus();
         if (!exchange_.WaitForAll(waiter_, *this)) {
             Leave();
@@ -67,7 +67,7 @@ private:
         if (!triples_) exchange_.pipe().InitBuffer(indexBuf_, kChunkPairs * sizeof(int32_t));
         exchange_.pipe().InitBuffer(entryBuf_, kChunkPairs * kBlock);
         expandIdx_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(args_.expandIdx));
-        lists_ = exchange_.Half();
+        lists_ = exchange_.OwnHalf();
         published_ = lists_ + PublishedRowsOffset(info_->world, info_->capacity);
     }
 
@@ -119,11 +119,12 @@ private:
             entry.SetValue(i * kBlockWords, static_cast<int32_t>(at + i));
             entry.SetValue(i * kBlockWords + 1, routing_.Prefix(id) + static_cast<int32_t>(position));
         }
-        SyncFunc<HardEvent::S_MTE3>();
+        if constexpr (!IsMutant(Mutant::kEntrySentBeforeWritten)) SyncFunc<HardEvent::S_MTE3>();
         for (uint32_t i = 0; i < count; ++i) {
             const int32_t id = routing_.pairs().Id(i, (at + i) / info_->topK);
             if (!routing_.pairs().Routed(id)) continue;
-            const uint32_t owner = static_cast<uint32_t>(id) / info_->localExperts;
+            uint32_t owner = static_cast<uint32_t>(id) / info_->localExperts;
+            if constexpr (IsMutant(Mutant::kListOffByOwner)) owner = (owner + 1) % info_->world;
             GlobalTensor<int32_t> list;
             list.SetGlobalBuffer(
                 reinterpret_cast<__gm__ int32_t*>(lists_ + owner * ListBytes(info_->capacity)) +

@@ -73,7 +73,7 @@ private:
             used += PaddedInts(count);
             row += count;
         }
-        SyncFunc<HardEvent::MTE2_S>();
+        if constexpr (!IsMutant(Mutant::kListReadBeforeLoaded)) SyncFunc<HardEvent::MTE2_S>();
         return row;
     }
     __aicore__ inline void StoreTriples(SegmentTable& segments, uint32_t slot, uint32_t row, uint32_t end) {

@@ -69,7 +69,7 @@ public:
         return abort;
     }
     __aicore__ inline bool Agree(const Verdict& mine) {
-        verdict_ = board_.Meet(0, mine);
+        verdict_ = board_.Meet<IsMutant(Mutant::kNoFirstMeeting)>(0, mine);
         if (verdict_.code >= kFirstFatal) return false;
         // From here on this epoch is taken, and no block of it has left yet.
         if constexpr (IsMutant(Mutant::kEveryCorePublishes)) {
@@ -207,6 +207,11 @@ public:
                sender_.rows_at();
     }
     __aicore__ inline GM_ADDR Half() const { return HalfOf(info_->rank); }
+    // The same, for what direct leaves there: but for a mutant's.
+    __aicore__ inline GM_ADDR OwnHalf() const {
+        const uint32_t parity = Parity(epoch_) ^ (IsMutant(Mutant::kOtherHalfFilled) ? 1u : 0u);
+        return context_.data(info_->rank) + HalfOffset(context_.data_bytes(), RowHalf(parity));
+    }
     // The half of this epoch of any rank: direct reads those of its peers.
     __aicore__ inline GM_ADDR HalfOf(uint32_t rank) const {
         return context_.data(rank) + HalfOffset(context_.data_bytes(), RowHalf(Parity(epoch_)));

@@ -33,7 +33,7 @@ public:
         const Verdict verdict =
             LoadSegments(*info_, args_->epSendCounts, tripleBuf_.Get<int32_t>(), segments_);
         if (verdict.code != kOk) return verdict;
-        StoreStarts();
+        if constexpr (!IsMutant(Mutant::kStartsAfterRuns)) StoreStarts();
         const uint64_t bytes = static_cast<uint64_t>(segments_.Rows()) * rowBytes_;
         if (IsLent(bytes)) {
             exchange_->SetLent(
@@ -42,21 +42,6 @@ public:
             CopyRows(bytes);
         }
         return info_->triples != 0 ? CheckTriples() : Verdict();
-    }
-    // Rows that go back to `peer`, for the status runs.
-    __aicore__ inline void Select(uint32_t) {}
-    __aicore__ inline uint32_t Rows(uint32_t peer, uint32_t localExpert) {
-        const uint32_t slot = localExpert * info_->world + peer;
-        return segments_.End(slot) - segments_.Start(slot);
-    }
-
-private:
-    __aicore__ inline bool IsLent(uint64_t bytes) const {
-        const WindowContext& context = exchange_->context();
-        const uint64_t at = reinterpret_cast<uint64_t>(args_->expandX);
-        const uint64_t begin = reinterpret_cast<uint64_t>(context.lent(info_->rank));
-        return info_->lentGeneration != 0 && at >= begin && at + bytes <= begin + context.lent_bytes() &&
-               (at - begin) % kBlock == 0 && bytes != 0;
     }
     // This core's share of the lines, one a source rank.
     __aicore__ inline void StoreStarts() {
@@ -73,14 +58,29 @@ private:
         }
         SyncFunc<HardEvent::S_MTE3>();
         GlobalTensor<int32_t> table;
-        table.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(exchange_->Half()) + begin * lanes,
+        table.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(exchange_->OwnHalf()) + begin * lanes,
                               (end - begin) * lanes);
         AscendC::DataCopy(table, starts, (end - begin) * lanes);
+    }
+    // Rows that go back to `peer`, for the status runs.
+    __aicore__ inline void Select(uint32_t) {}
+    __aicore__ inline uint32_t Rows(uint32_t peer, uint32_t localExpert) {
+        const uint32_t slot = localExpert * info_->world + peer;
+        return segments_.End(slot) - segments_.Start(slot);
+    }
+
+private:
+    __aicore__ inline bool IsLent(uint64_t bytes) const {
+        const WindowContext& context = exchange_->context();
+        const uint64_t at = reinterpret_cast<uint64_t>(args_->expandX);
+        const uint64_t begin = reinterpret_cast<uint64_t>(context.lent(info_->rank));
+        return info_->lentGeneration != 0 && at >= begin && at + bytes <= begin + context.lent_bytes() &&
+               (at - begin) % kBlock == 0 && bytes != 0;
     }
     // The rows are one piece of memory here and there: cores share its bytes, whatever the row they belong
     // to.
     __aicore__ inline void CopyRows(uint64_t bytes) {
-        GM_ADDR to = exchange_->Half() + ReturnedRowsOffset(info_->world, info_->localExperts);
+        GM_ADDR to = exchange_->OwnHalf() + ReturnedRowsOffset(info_->world, info_->localExperts);
         const uint32_t units = static_cast<uint32_t>((bytes + kCopyUnit - 1) / kCopyUnit);
         const uint64_t begin = PartBegin(units, exchange_->core(), info_->cores) * kCopyUnit;
         const uint64_t whole = PartBegin(units, exchange_->core() + 1, info_->cores) * kCopyUnit;

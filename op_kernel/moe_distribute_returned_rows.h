@@ -24,7 +24,8 @@ public:
     // Row 0 of an owner's rows, as its run says.
     __aicore__ inline void SetBase(uint32_t owner, const LocalTensor<uint32_t>& run) {
         GM_ADDR base = exchange_->HalfOf(owner) + ReturnedRowsOffset(info_->world, info_->localExperts);
-        if (PhaseOf(run.GetValue(kH0OpPhase)) == kPhaseLent) {
+        const bool lent = PhaseOf(run.GetValue(kH0OpPhase)) == kPhaseLent;
+        if (lent && !IsMutant(Mutant::kLentAsPublished)) {
             base = exchange_->context().lent(owner) +
                    static_cast<uint64_t>(run.GetValue(kBlockWords + kH1Detail0)) * kBlock;
         }
@@ -41,7 +42,7 @@ public:
                 lanes_);
             AscendC::DataCopy(startBuf_.Get<int32_t>()[owner * lanes_], line, lanes_);
         }
-        SyncFunc<HardEvent::MTE2_S>();
+        if constexpr (!IsMutant(Mutant::kStartsReadBeforeLoaded)) SyncFunc<HardEvent::MTE2_S>();
     }
 
     // V1: positions are expand_idx.

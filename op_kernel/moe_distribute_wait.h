@@ -175,11 +175,15 @@ public:
                 worst = Verdict();
                 next = 0;
             }
-            if (next == count_) break;
+            if (next == count_ || IsMutant(Mutant::kFollowerDoesNotWait)) break;
+            if constexpr (IsMutant(Mutant::kFollowerDecides)) {
+                Verdict abort;
+                if (aborts_.Look(abort)) return abort;
+            }
             Verdict given;
             given.code = fail.Look();
             given.reporter = info_->rank;
-            if (given.code != kOk) return given;
+            if (given.code != kOk && !IsMutant(Mutant::kFailBlockIgnored)) return given;
             MOE_POLL_HINT();
         }
         return worst;

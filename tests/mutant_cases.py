@@ -39,7 +39,8 @@ class MutantCase:
         finds: Classes of the finding that are right; the first is the one to expect.
         passes_fast_suite: Whether all tests on the fast engine pass.
         model: Whether the protocol model has a mutant of this name.
-        where: Calls in which it shows: "quantised", "servers" (ranks reached by a copy agent), or "" for any.
+        where: Calls in which it shows: "quantised", "servers" (ranks reached by a copy agent), "direct" (that
+            algorithm), "failing" (direct, with a rank that stops), "lent" (direct, rows in a lent area), or "".
     """
 
     number: int
@@ -233,6 +234,68 @@ MUTANTS = [
         True,
         where="servers",
     ),
+    # algorithm "direct": what the fast suite sees of these is what tests/test_direct*.py see
+    MutantCase(
+        38,
+        "lists_still_leaving",
+        "dispatch: no second meeting, runs leave while others store their lists",
+        (CORES, RANKS, RESULT),
+        True,
+        model=True,
+        where="direct",
+    ),
+    MutantCase(
+        39, "other_half_filled", "rows and lists go to the other half", (WRONG_HALF,), False, where="direct"
+    ),
+    MutantCase(
+        40,
+        "follower_decides",
+        "another core than 0 leaves by what it finds in the abort blocks",
+        (RESULT,),
+        True,
+        model=True,
+        where="failing",
+    ),
+    MutantCase(
+        41, "fail_block_ignored", "cores other than 0 do not look at the fail block", (HANG,), True, where="failing"
+    ),
+    MutantCase(
+        42,
+        "no_first_meeting",
+        "the cores do not meet over their histograms",
+        (CORES, RANKS, RESULT, UNINITIALISED),
+        True,
+        model=True,
+        where="direct",
+    ),
+    MutantCase(
+        43,
+        "starts_after_runs",
+        "combine: the table of first rows is stored after the meeting",
+        (RANKS, CORES, RESULT),
+        True,
+        model=True,
+        where="direct",
+    ),
+    MutantCase(
+        44, "list_off_by_owner", "a list goes to the place of the next owner", (RESULT, RANKS), False, where="direct"
+    ),
+    MutantCase(
+        45, "lent_as_published", "rows in a lent area are looked for in the half", (RESULT,), False, where="lent"
+    ),
+    MutantCase(
+        46,
+        "follower_does_not_wait",
+        "another core than 0 takes the runs as it finds them at its first look",
+        (RANKS, RESULT, CORES),
+        True,
+        where="direct",
+    ),
+    _pipe(47, "list_read_before_loaded", "no MTE2_S before list entries are read", UNINITIALISED, where="direct"),
+    _pipe(
+        48, "starts_read_before_loaded", "no MTE2_S before the first rows are used", UNINITIALISED, where="direct"
+    ),
+    _pipe(49, "entry_sent_before_written", "no S_MTE3 before list entries leave", where="direct"),
 ]
 
 # Wrong data in every run: a harness that does not report it cannot fail.

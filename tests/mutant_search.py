@@ -23,17 +23,18 @@ class Found:
     line: str = ""
 
 
-def cases(seed: int, servers: bool = False) -> Iterator[explore.Case]:
-    """Small cases of every mode, a new one a schedule; with ``servers``, of one or two ranks each."""
+def cases(seed: int, where: str = "") -> Iterator[explore.Case]:
+    """Small cases of every mode, a new one a schedule: those in which a mutant of this ``where`` shows."""
     while True:
-        yield replace(explore.draw(seed), dtype=DTYPE, servers=1 + seed % 2 if servers else 0)
+        drawn = replace(explore.draw(seed), dtype=DTYPE, algorithm="direct" if where == "direct" else "window")
+        yield replace(drawn, servers=1 + seed % 2 if where == "servers" else 0)
         seed += 1
 
 
-def search(library: Path, seed: int, patience: int = PATIENCE, servers: bool = False) -> Found:
+def search(library: Path, seed: int, patience: int = PATIENCE, where: str = "") -> Found:
     """Schedules from this seed on, of mixed policies, to the first finding."""
     loaded = explore.checked_library(library)
-    result = explore.campaign(cases(seed, servers), patience, seed, library=loaded, a_case=1)
+    result = explore.campaign(cases(seed, where), patience, seed, library=loaded, a_case=1)
     if result.finding is None:
         return Found(None, result.schedules)
     return Found(result.finding.kind, result.schedules, result.finding.line())

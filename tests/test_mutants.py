@@ -96,13 +96,13 @@ MUTANTS = [
     ),
     _kernel(
         "expert_token_nums types swapped",
-        "dispatch",
+        "dispatch_outputs",
         "tiling_->tokenNumsType == 0 ? end",
         "tiling_->tokenNumsType != 0 ? end",
     ),
     _kernel(
         "tp_recv_counts left out",
-        "dispatch",
+        "dispatch_outputs",
         "if (tiling_->tpWorldSize == 1)",
         "if (tiling_->tpWorldSize == 2)",
     ),
@@ -139,8 +139,8 @@ MUTANTS = [
     _kernel(
         "status without counts",
         "exchange",
-        "writer.SetCount(l, failed ? 0 : counts.Rows(peer, l))",
-        "writer.SetCount(l, 0)",
+        "writer.SetCount(l, count);",
+        "writer.SetCount(l, 0);",
     ),
     _kernel(
         "status leaves before the rows of other cores",
@@ -196,8 +196,8 @@ MUTANTS = [
     _kernel(
         "position in the expert left out",
         "sum",
-        "(routing.Prefix(id) + position) * rowBytes_",
-        "(routing.Prefix(id) + 0 * position) * rowBytes_",
+        "routing.Prefix(id) + indexBuf_.Get<int32_t>().GetValue(i);",
+        "routing.Prefix(id) + 0 * indexBuf_.Get<int32_t>().GetValue(i);",
     ),
     _kernel(
         "shared expert for inactive tokens",
@@ -211,14 +211,14 @@ MUTANTS = [
         "AscendC::Cast(out, sum, AscendC::RoundMode::CAST_RINT",
         "AscendC::Cast(out, sum, AscendC::RoundMode::CAST_TRUNC",
     ),
-    _kernel("wrong returns are accepted", "combine", "if (ours != theirs)", "if (ours < theirs)"),
+    _kernel("wrong returns are accepted", "combine_inputs", "if (ours != theirs)", "if (ours < theirs)"),
     _kernel(
-        "expand_idx is not looked at", "combine", "if (position >= total)", "if (position > total + 4096)"
+        "expand_idx is not looked at", "combine_inputs", "if (position >= total)", "if (position > total + 4096)"
     ),
     _kernel(
         "k of a triple is not looked at",
-        "combine",
-        "info_->world, info_->maxBatch, info_->topK}",
+        "combine_inputs",
+        "info.world, info.maxBatch, info.topK}",
         "info_->world, info_->maxBatch, 4096}",
     ),
 ]

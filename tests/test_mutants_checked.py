@@ -38,7 +38,7 @@ def builds() -> MutantBuilds:
 def find(builds: MutantBuilds, case: MutantCase) -> list[Found]:
     """One search a seed, each of which must end with a finding of a right class."""
     library = builds.mutant(case.number, "checked", (DTYPE,))
-    found = [search(library, seed, servers=case.where == "servers") for seed in SEEDS]
+    found = [search(library, seed, where=case.where) for seed in SEEDS]
     needed = [one.schedules for one in found]
     kinds = sorted({str(one.kind) for one in found})
     median, worst = statistics.median(needed), max(needed)

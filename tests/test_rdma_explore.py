@@ -88,12 +88,12 @@ def builds() -> MutantBuilds:
 @pytest.mark.parametrize("case", MUTANTS, ids=lambda case: case.name)
 def test_a_mutant_of_the_transport_is_found(builds: MutantBuilds, case: MutantCase) -> None:
     library = builds.mutant(case.number, "checked", (DTYPE,))
-    found = search(library, SEEDS[0], servers=True)
+    found = search(library, SEEDS[0], where="servers")
     assert found.kind in case.finds and found.schedules <= LIMIT, found
 
 
 def test_the_clean_kernels_pass_the_same_search(builds: MutantBuilds) -> None:
-    found = search(builds.clean("checked"), SEEDS[0], LIMIT, servers=True)
+    found = search(builds.clean("checked"), SEEDS[0], LIMIT, where="servers")
     assert found.kind is None and found.schedules == LIMIT, found.line
 
 

@@ -83,6 +83,8 @@ AM_API uint64_t am_need_ub_taken(void* comm);
 // publish; nothing was run, the text says why, the record's first words are generation and epoch.
 AM_API int am_run(void* comm, void* plan, const void* const* inputs, void* const* outputs, int32_t* record,
                   char* fault, uint64_t fault_bytes);
+// Code of the algorithm that the last op ran (ALGORITHMS in native.py); 0: none has run.
+AM_API uint32_t am_comm_algorithm_run(void* comm);
 // Runs the probe kernel of the bring-up (op_kernel/ascend_moe_probe.cpp) with this tiling; `report` has a
 // block a core. 0, or a fault of the kernel as above.
 AM_API int am_probe(void* comm, const void* tiling, uint64_t tiling_bytes, uint32_t* report, char* fault,

@@ -43,6 +43,9 @@ public:
     uint64_t data_bytes() const { return data_bytes_; }
     uint8_t* lent(int rank) const { return data(rank) + data_bytes_; }
     uint64_t lent_bytes() const { return lent_bytes_; }
+    // Code of what the last op ran; 0: none has run.
+    uint32_t algorithm() const { return algorithm_; }
+    void set_algorithm(uint32_t code) { algorithm_ = code; }
     // Its blocks: null until somebody has asked for one, or where there is no lent area.
     LentArea* lent_area() const { return lent_area_.get(); }
     std::shared_ptr<LentArea> OpenLentArea();
@@ -95,6 +98,7 @@ private:
     std::unique_ptr<std::atomic<bool>[]> lost_;
     uint64_t data_bytes_;
     uint64_t lent_bytes_;
+    uint32_t algorithm_ = 0;
     std::shared_ptr<LentArea> lent_area_;
     uint32_t kind_ = moe::kContextTable;
     uint32_t ranks_per_server_ = 0;

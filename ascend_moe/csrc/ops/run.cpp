@@ -36,6 +36,8 @@ private:
 
 }  // namespace
 
+uint32_t am_comm_algorithm_run(void* comm) { return static_cast<ops::Communicator*>(comm)->algorithm(); }
+
 int am_run(void* comm, void* plan, const void* const* inputs, void* const* outputs, int32_t* record,
            char* fault, uint64_t fault_bytes) {
     ops::Communicator& end = *static_cast<ops::Communicator*>(comm);
@@ -50,6 +52,7 @@ int am_run(void* comm, void* plan, const void* const* inputs, void* const* outpu
         end.device().Launch(launch.spec(), launch.kernel());
         launch.End(false);
         launch.Finish();
+        end.set_algorithm(static_cast<ops::Plan*>(plan)->info().algorithm);
         const int code =
             record[moe::kRecMagic] == moe::kRecordMagic ? record[moe::kRecCode] : static_cast<int>(moe::kOk);
         lent.Complete(code < static_cast<int>(moe::kFirstFatal));
