@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from . import _autoload  # noqa: F401  first: it settles how torch is imported
 from . import ops_vendor as _ops_vendor  # noqa: F401  the other operators of torch.ops.ascend_moe
-from .comm import LocalCluster, close, comm_name, window_empty
+from .comm import LocalCluster, algorithm_of, close, comm_name, window_empty
 from .errors import AscendMoeError
 from .layer import MoEConfig, MoELayer
 from .npu_patch import patch_torch_npu
@@ -22,6 +22,7 @@ __all__ = [
     "LocalCluster",
     "MoEConfig",
     "MoELayer",
+    "algorithm_of",
     "check",
     "close",
     "comm_name",

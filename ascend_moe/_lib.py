@@ -36,6 +36,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "am_comm_use_servers": (c_int, (c_void_p, c_int)),
     "am_comm_destroy": (None, (c_void_p,)),
     "am_comm_mark_lost": (None, (c_void_p, c_int)),
+    "am_comm_algorithm_run": (c_uint32, (c_void_p,)),
     "am_comm_traffic": (None, (c_void_p, POINTER(c_uint64))),
     "am_comm_set_epoch": (None, (c_void_p, c_uint32)),
     "am_comm_lent": (c_void_p, (c_void_p,)),

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from ascend_moe import _lib, lent, local_cluster
+from ascend_moe import _lib, lent, local_cluster, native
 from ascend_moe.board import StoreHost
 from ascend_moe.communicator import MAX_WORLD, Communicator, timeout_s, window_data_bytes, window_lent_bytes
 from ascend_moe.errors import ArgumentError, AscendMoeError
@@ -129,6 +129,27 @@ def ranks_per_server(group_ep: str, ep_world_size: int, ep_rank_id: int) -> int:
         else:
             end = lookup(group_ep, ep_world_size, ep_rank_id)
     return int(end.ranks_per_server)
+
+
+def algorithm_of(group_ep: str) -> str:
+    """What this rank's last op on the group ran, ``comm_alg`` resolved: "window", "direct", or "" before any.
+
+    Raises:
+        ArgumentError: the name is no group's.
+    """
+    npu_runtime = sys.modules.get("ascend_moe.npu_runtime")
+    on_npu: Any = npu_runtime.known(group_ep) if npu_runtime is not None else None
+    if on_npu is not None:
+        return str(on_npu.algorithm)
+    _check_name(group_ep)
+    cluster = local_cluster.find(group_ep)
+    if cluster is not None:
+        return native.algorithm_run(cluster.end(cluster.rank_here() or 0))
+    group = _resolve(group_ep)
+    if group is None:
+        raise _unknown(group_ep)
+    entry = _entries.get((group_ep, group.rank()))
+    return "" if entry is None or entry.communicator.closed else native.algorithm_run(entry.communicator)
 
 
 def window_empty(

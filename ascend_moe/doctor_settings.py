@@ -19,7 +19,7 @@ from .communicator import (
 )
 from .doctor_finding import Finding, error, fine, warn
 from .errors import AscendMoeError
-from .native import core_count
+from .native import comm_algorithm, core_count
 from .npu_runtime import deadline_s
 from .plan_cli import exported_mib
 from .tune_plan import cut
@@ -29,6 +29,7 @@ OURS = {
     "ASCEND_MOE_AIV_CORES",
     "ASCEND_MOE_CACHE",
     "ASCEND_MOE_CHECKED_LIBRARY",
+    "ASCEND_MOE_COMM_ALG",
     "ASCEND_MOE_CONTEXT",
     "ASCEND_MOE_ENGINE",
     "ASCEND_MOE_LENT_MIB",
@@ -62,6 +63,8 @@ def findings() -> Iterator[Finding]:
     yield _checked("ASCEND_MOE_ENGINE", lambda: f"engine {_lib.engine_name()}", "one of the engines")
     if os.environ.get("ASCEND_MOE_RANKS_PER_SERVER", "").strip():
         yield _checked("ASCEND_MOE_RANKS_PER_SERVER", _servers, "0 to 64")
+    if os.environ.get("ASCEND_MOE_COMM_ALG", "").strip():
+        yield _checked("ASCEND_MOE_COMM_ALG", _algorithm, "a name that comm_alg takes")
     if os.environ.get("ASCEND_MOE_LENT_MIB", "").strip():
         yield _checked("ASCEND_MOE_LENT_MIB", _lent, "a whole number of MiB")
     if os.environ.get("ASCEND_MOE_CONTEXT", "").strip():
@@ -85,6 +88,13 @@ def _checked(name: str, say: Callable[[], str], rule: str) -> Finding:
 
 def _servers() -> str:
     return f"{ranks_per_server()} ranks a server on the twin"
+
+
+def _algorithm() -> str:
+    name = comm_algorithm("")
+    if _lib.lib().am_comm_algorithm(name.encode()) < 0:
+        raise AscendMoeError(f"ASCEND_MOE_COMM_ALG={name} is none of the names that comm_alg takes")
+    return f"ops without a comm_alg of their own run as {name!r}"
 
 
 def _lent() -> str:

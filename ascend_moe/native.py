@@ -427,6 +427,12 @@ def error_of(code: int, record: Any, fault: str, communicator: End) -> errors.As
     return error
 
 
+def algorithm_run(communicator: Communicator) -> str:
+    """What this rank's last op ran: "window", "direct", or "" when none has run."""
+    with communicator.use() as handle:
+        return ALGORITHMS[_lib.lib().am_comm_algorithm_run(handle)]
+
+
 def traffic(communicator: Communicator) -> dict[str, int]:
     """Bytes that the MTE pipes of this rank moved in its last op, by direction and kind of GM."""
     kinds = ("tensor", "window_data", "window_state", "workspace", "window_lent")

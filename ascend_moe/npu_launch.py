@@ -62,6 +62,7 @@ def call(
         end.look()
         outputs = [torch.empty(shape, dtype=dtype, device=device) for dtype, shape in plan.outputs]
         _launch(op, contract, values, tensors, outputs, end, plan.tuning)
+        end.algorithm = plan.algorithm
         end.after_launch()
     return outputs
 
@@ -115,6 +116,7 @@ def _launch(
         named["expand_idx"] = named["assist_info_for_combine"]
     if named.get("expand_scales") is not None and named["expand_scales"].numel() == 0:
         named["expand_scales"] = None  # how callers say that there are none
+    named["comm_alg"] = native.comm_algorithm(named["comm_alg"])
     named |= {"contract": contract, "window_mib": end.buffer_mib, "timeout_us": end.timeout_us()}
     named["tuning"] = tuning
     given = [named[name] for name in _arguments(launch)]

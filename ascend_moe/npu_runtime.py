@@ -69,6 +69,7 @@ class NpuCommunicator:
         name: HCCL's name of it, the group_ep.
         rank, world, data_bytes, lent_bytes, context_kind, ranks_per_server: what a call is planned for.
         soc: its name, by which tuning tables have their entries.
+        algorithm: what the last op was launched as, "window" or "direct"; "" before any.
         failed: the first fatal error; later ops raise it at once, after ``ascend_moe.close(name)`` too, until
             the process group is made anew.
     """
@@ -78,7 +79,7 @@ class NpuCommunicator:
             raise AscendMoeError(
                 f"the first op on group {name!r} is being captured: run every op once before the capture"
             )
-        self.name, self.device = name, device
+        self.name, self.device, self.algorithm = name, device, ""
         self.group = weakref.ref(group)
         self.rank, self.world = int(group.rank()), int(group.size())
         self.soc = str(torch.npu.get_device_name(device))  # type: ignore[attr-defined]

@@ -43,6 +43,7 @@ class Request:
         cores: AIV cores of a launch; 0: all of the SoC.
         window_mib: HCCL_BUFFSIZE as it is exported; 0: not told, nothing to compare with.
         ranks_per_server: ranks that share a server; 0: the SoC's.
+        comm_alg: of both ops.
     """
 
     ranks: int
@@ -59,6 +60,7 @@ class Request:
     cores: int = 0
     window_mib: int = 0
     ranks_per_server: int = 0
+    comm_alg: str = ""
 
 
 @dataclass(frozen=True)
@@ -90,11 +92,15 @@ class UbItem:
 
 @dataclass(frozen=True)
 class OpPlan:
-    """Tiling of one op, by name, and the UB of its steps. ``ub_peak``: of the step that needs most."""
+    """Tiling of one op, by name, and the UB of its steps. ``ub_peak``: of the step that needs most.
+
+    ``algorithm``: what comm_alg comes to, "window" or "direct".
+    """
 
     tiling: dict[str, int]
     ub: list[UbItem]
     ub_peak: int
+    algorithm: str
 
 
 @dataclass(frozen=True)
@@ -205,7 +211,7 @@ def _describe(op: int, request: Request, shapes: native.Shapes, cores: int, wind
         "quant_mode": 2 if request.quant and op == native.OP_DISPATCH else 0,
         "expert_token_nums_type": 1,
     }
-    call = native.describe(op, CONTRACTS[request.contract], "group", "", shapes, attributes)
+    call = native.describe(op, CONTRACTS[request.contract], "group", request.comm_alg, shapes, attributes)
     chip = soc(request.soc)
     servers = request.ranks_per_server or min(chip.ranks_per_server, request.ranks)
     call.context_kind = CONTEXT_A2 if chip.window_holds_state else CONTEXT_A3
@@ -244,10 +250,12 @@ _CALLS: dict[str, Callable[[Request, int, int], Any]] = {"dispatch": _dispatch, 
 
 
 def describe(op: str, request: Request, comm_alg: str = "") -> Any:
-    """The native description of one call of ``dispatch`` or ``combine``, in the largest window."""
-    call = _CALLS[op](request, request.cores or soc(request.soc).aiv, MAX_WINDOW_MIB)
-    call.comm_alg = _lib.lib().am_comm_algorithm(comm_alg.encode())
-    return call
+    """The native description of one call of ``dispatch`` or ``combine``, in the largest window.
+
+    ``comm_alg``: in place of the request's.
+    """
+    request = replace(request, comm_alg=comm_alg or request.comm_alg)
+    return _CALLS[op](request, request.cores or soc(request.soc).aiv, MAX_WINDOW_MIB)
 
 
 def tiling_of(made: native.Plan) -> dict[str, int]:
@@ -264,7 +272,7 @@ def _op_plan(name: str, request: Request, cores: int) -> OpPlan:
         items.append(UbItem(step, what, int(size)))
     steps = {item.step for item in items}
     peak = max(sum(item.bytes for item in items if item.step == step) for step in steps)
-    return OpPlan(tiling, items, peak)
+    return OpPlan(tiling, items, peak, native.ALGORITHMS[tiling["algorithm"]])
 
 
 # ---- limits ----
@@ -310,6 +318,8 @@ def _set_right(request: Request, argument: str) -> Request:
     if argument == "moe_expert_num":
         experts = min(request.experts, most["moe_expert_num"])
         return replace(request, experts=max(1, experts // request.ranks) * request.ranks)
+    if argument == "comm_alg":
+        return replace(request, comm_alg="window")
     if argument in ("x", "expand_x"):
         unit = 32 // DTYPES[request.dtype].itemsize
         hidden = min(request.hidden, most["hidden"])

@@ -43,6 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--soc", default=DEFAULT_SOC, metavar="NAME", help=f"{', '.join(SOCS)}; default {DEFAULT_SOC}")
     add("--cores", type=int, default=0, metavar="N", help="AIV cores of a launch (default: all of the SoC)")
     add("--window", type=int, default=0, metavar="MIB", help="HCCL_BUFFSIZE as it is, to compare with")
+    add("--comm-alg", default="", metavar="NAME", help="window, direct or auto (default window)")
     add("--ranks-per-server", type=int, default=0, metavar="N", help="default: a full server of the SoC")
 
 
@@ -81,6 +82,7 @@ def request_of(options: argparse.Namespace, exported: int | None = None) -> Requ
         cores=options.cores,
         window_mib=options.window or (exported_mib(0) if exported is None else exported),
         ranks_per_server=options.ranks_per_server,
+        comm_alg=options.comm_alg,
     )
 
 
@@ -102,8 +104,8 @@ def text(report: Report) -> str:
     lines += [""] if report.violations else []
     lines += [*_window(report), "", *_cann(report)]
     for name, op in report.ops.items():
-        lines += ["", f"{name}: tiling key {op.tiling['tiling_key']}"]
-        skipped = ("tiling_key", "transport")
+        lines += ["", f"{name}: algorithm {op.algorithm}, tiling key {op.tiling['tiling_key']}"]
+        skipped = ("algorithm", "tiling_key", "transport")
         lines += table([[_words(key), value] for key, value in op.tiling.items() if key not in skipped])
         if op.tiling["transport"]:
             lines.append("  ranks of other servers are reached by RDMA")

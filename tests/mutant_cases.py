@@ -40,7 +40,7 @@ class MutantCase:
         passes_fast_suite: Whether all tests on the fast engine pass.
         model: Whether the protocol model has a mutant of this name.
         where: Calls in which it shows: "quantised", "servers" (ranks reached by a copy agent), "direct" (that
-            algorithm), "failing" (direct, with a rank that stops), "lent" (direct, rows in a lent area), or "".
+            algorithm), "failing" (direct, a rank stops), "lent" (direct, rows in a lent area), or "" for any.
     """
 
     number: int
@@ -257,7 +257,12 @@ MUTANTS = [
         where="failing",
     ),
     MutantCase(
-        41, "fail_block_ignored", "cores other than 0 do not look at the fail block", (HANG,), True, where="failing"
+        41,
+        "fail_block_ignored",
+        "cores other than 0 do not look at the fail block",
+        (HANG,),
+        True,
+        where="failing",
     ),
     MutantCase(
         42,
@@ -278,10 +283,20 @@ MUTANTS = [
         where="direct",
     ),
     MutantCase(
-        44, "list_off_by_owner", "a list goes to the place of the next owner", (RESULT, RANKS), False, where="direct"
+        44,
+        "list_off_by_owner",
+        "a list goes to the place of the next owner",
+        (RESULT, RANKS),
+        False,
+        where="direct",
     ),
     MutantCase(
-        45, "lent_as_published", "rows in a lent area are looked for in the half", (RESULT,), False, where="lent"
+        45,
+        "lent_as_published",
+        "rows in a lent area are looked for in the half",
+        (RESULT,),
+        False,
+        where="lent",
     ),
     MutantCase(
         46,
@@ -291,9 +306,15 @@ MUTANTS = [
         True,
         where="direct",
     ),
-    _pipe(47, "list_read_before_loaded", "no MTE2_S before list entries are read", UNINITIALISED, where="direct"),
     _pipe(
-        48, "starts_read_before_loaded", "no MTE2_S before the first rows are used", UNINITIALISED, where="direct"
+        47, "list_read_before_loaded", "no MTE2_S before list entries are read", UNINITIALISED, where="direct"
+    ),
+    _pipe(
+        48,
+        "starts_read_before_loaded",
+        "no MTE2_S before the first rows are used",
+        UNINITIALISED,
+        where="direct",
     ),
     _pipe(49, "entry_sent_before_written", "no S_MTE3 before list entries leave", where="direct"),
 ]

@@ -26,7 +26,9 @@ class Found:
 def cases(seed: int, where: str = "") -> Iterator[explore.Case]:
     """Small cases of every mode, a new one a schedule: those in which a mutant of this ``where`` shows."""
     while True:
-        drawn = replace(explore.draw(seed), dtype=DTYPE, algorithm="direct" if where == "direct" else "window")
+        drawn = replace(
+            explore.draw(seed), dtype=DTYPE, algorithm="direct" if where == "direct" else "window"
+        )
         yield replace(drawn, servers=1 + seed % 2 if where == "servers" else 0)
         seed += 1
 

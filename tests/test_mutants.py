@@ -213,7 +213,10 @@ MUTANTS = [
     ),
     _kernel("wrong returns are accepted", "combine_inputs", "if (ours != theirs)", "if (ours < theirs)"),
     _kernel(
-        "expand_idx is not looked at", "combine_inputs", "if (position >= total)", "if (position > total + 4096)"
+        "expand_idx is not looked at",
+        "combine_inputs",
+        "if (position >= total)",
+        "if (position > total + 4096)",
     ),
     _kernel(
         "k of a triple is not looked at",

@@ -159,13 +159,22 @@ def test_every_limit_that_is_violated_is_listed() -> None:
 @pytest.mark.parametrize("quant", ["none", "int8", "smooth"])
 @pytest.mark.parametrize("contract", ["v1", "v2"])
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("algorithm", ["window", "direct"])
 def test_ub_is_what_the_kernels_take(
-    hidden: int, cores: int, quant: str, contract: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+    hidden: int,
+    cores: int,
+    quant: str,
+    contract: str,
+    dtype: str,
+    algorithm: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The budget's peak equals the most UB that any core of the run had carved."""
     batch = 70
     monkeypatch.setenv("ASCEND_MOE_AIV_CORES", str(cores))
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
     one = Request(
+        comm_alg=algorithm,
         ranks=3,
         experts=36,
         hidden=hidden,

@@ -1,0 +1,260 @@
+/* Algorithm "direct" mixed with "window" in any order on one communicator: one process a core. See docs/model.md.
+
+   What direct adds to the protocol of window.pml is here, without what both share (status words, wrap of the
+   epoch, what an error says): a rank fills its own half before its cores have met; dispatch meets twice and
+   combine once; every core waits for all ranks, and core 0 alone gives up; rows of combine may lie in lent
+   memory. A store becomes visible at any time after it was issued, at the latest when its core drains.
+
+   Macros of a run: LENT (rows of direct combine lie in lent memory), GIVEUP (core 0 of one rank may give up);
+   M_<mutant>. W, C, N: ranks, cores of each, ops. */
+#define WINDOW 0
+#define DISPATCH 1
+#define COMBINE 2
+#ifdef M_single_half
+#define HALF(e) 0
+#else
+#define HALF(e) ((e) & 1)
+#endif
+#define CELL(q, h, s, c) ((((q) * 2 + (h)) * W + (s)) * C + (c))
+#define I ((r) * C + (c))
+#define CHECK(text, x) if :: (x) :: else -> printf(text); assert(false) fi
+
+byte algorithm[N + 3];      /* 1 + of op e, the same on all ranks: the first to begin chooses */
+byte cell[W * 2 * W * C];   /* [owner][half][writer's rank and core]: the op whose rows, or tables, lie there */
+byte table[W * 2 * C];      /* [owner][half][core]: lists of dispatch, first rows of combine */
+byte lent[W];               /* the op whose rows lie in the lent block */
+byte hist[W * C];           /* workspace: the op that this core has counted for */
+byte seen[W * 2 * W];       /* [reader][half][source]: epoch of the run there */
+byte done[W];               /* ops that the rank has completed */
+byte inside[W];             /* bit c: core c is in the op done + 1 */
+byte met[W * 2];            /* cores at a meeting, by round */
+bit gave[W];                /* fail block of the rank's own op */
+bit dead[W];                /* the rank has failed: its aborts are there, it launches no more */
+bit rowsOut[W * C], tablesOut[W * C], runsOut[W * C]; /* issued, not yet visible */
+byte epochOf[W * C];
+
+/* Whatever lands in a half goes over what lies there, wherever an algorithm has it. */
+inline Land(q, h, e) {
+    j = 0;
+    do
+    :: j < W * C ->
+        if :: cell[(q * 2 + h) * W * C + j] != e -> cell[(q * 2 + h) * W * C + j] = 0 :: else fi;
+        j++
+    :: else -> break
+    od;
+    j = 0;
+    do
+    :: j < C -> if :: table[(q * 2 + h) * C + j] != e -> table[(q * 2 + h) * C + j] = 0 :: else fi; j++
+    :: else -> break
+    od;
+    j = 0
+}
+inline LandRows() {
+    if
+    :: algorithm[epochOf[I]] - 1 == WINDOW ->
+        q = 0;
+        do
+        :: q < W -> Land(q, HALF(epochOf[I]), epochOf[I]);
+            cell[CELL(q, HALF(epochOf[I]), r, c)] = epochOf[I]; q++
+        :: else -> break
+        od;
+        q = 0
+    :: else ->
+        Land(r, HALF(epochOf[I]), epochOf[I]);
+        cell[CELL(r, HALF(epochOf[I]), r, c)] = epochOf[I]
+    fi;
+    rowsOut[I] = 0
+}
+inline LandTables() {
+    Land(r, HALF(epochOf[I]), epochOf[I]);
+    table[(r * 2 + HALF(epochOf[I])) * C + c] = epochOf[I]; tablesOut[I] = 0
+}
+/* Dispatch and window share the peers, combine's runs are core 0's. */
+#define SENDS(q) (algorithm[epochOf[I]] == 1 + COMBINE -> c == 0 : (q) % C == c)
+inline LandRuns() {
+    q = 0;
+    do :: q < W -> if :: SENDS(q) -> seen[(q * 2 + HALF(epochOf[I])) * W + r] = epochOf[I] :: else fi; q++ :: else -> break od;
+    q = 0; runsOut[I] = 0
+}
+proctype Memory(byte r; byte c) {
+    byte q, j;
+end:
+    do
+    :: atomic { rowsOut[I] -> LandRows() }
+    :: atomic { tablesOut[I] -> LandTables() }
+    :: atomic { runsOut[I] -> LandRuns() }
+    od
+}
+
+#ifdef GIVEUP
+byte quitter;               /* 1 + the rank whose core 0 may give up at any time; others when that one has failed */
+#define EXPIRES(r) (quitter == (r) + 1 || (quitter != 0 && dead[quitter - 1]))
+#endif
+
+#define DRAINED (!rowsOut[I] && !tablesOut[I])
+#define EVERYBODY ((1 << C) - 1)
+#define MEET(round, drained) \
+    if :: atomic { drained -> met[r * 2 + round] = met[r * 2 + round] | 1 << c } fi; \
+    met[r * 2 + round] == EVERYBODY
+
+#ifdef M_no_first_meeting
+#define MEET_0 skip
+#else
+#define MEET_0 MEET(0, DRAINED)
+#endif
+#ifdef M_no_second_meeting
+#define MEET_1 skip
+#else
+#define MEET_1 MEET(1, DRAINED)
+#endif
+#ifdef M_lent_free_too_early
+#define LENT_IS_FREE true
+#else
+#define LENT_IS_FREE (done[r] + 1 >= lent[r] + 2)
+#endif
+
+/* All that a core reads when it has seen all runs: of every rank, what every core left. */
+inline ReadAll() {
+    q = 0;
+    do
+    :: q < W ->
+        j = 0;
+        do
+        :: j < C ->
+            if
+            :: a == WINDOW ->
+                CHECK("violated: a row of another op is read\n", cell[CELL(r, HALF(e), q, j)] == e)
+            :: a == DISPATCH ->
+                CHECK("violated: a row of another op is read\n", cell[CELL(q, HALF(e), q, j)] == e);
+                CHECK("violated: a list of another op is read\n", table[(q * 2 + HALF(e)) * C + j] == e)
+            :: a == COMBINE ->
+                CHECK("violated: first rows of another op are read\n", table[(q * 2 + HALF(e)) * C + j] == e);
+#ifdef LENT
+                CHECK("violated: lent rows of another op are read\n", lent[q] == e)
+#else
+                CHECK("violated: a row of another op is read\n", cell[CELL(q, HALF(e), q, j)] == e)
+#endif
+            fi;
+            j++
+        :: else -> break
+        od;
+        q++
+    :: else -> break
+    od;
+    q = 0; j = 0
+}
+#define RUN_OF(q) seen[(r * 2 + HALF(e)) * W + (q)]
+#if W == 2
+#define ARRIVED (RUN_OF(0) == e && RUN_OF(1) == e)
+#else
+#define ARRIVED (RUN_OF(0) == e && RUN_OF(1) == e && RUN_OF(2) == e)
+#endif
+inline Counted() {
+    j = 0;
+    do
+    :: j < C -> CHECK("violated: places are counted before all cores have\n", hist[r * C + j] == e); j++
+    :: else -> break
+    od;
+    j = 0
+}
+
+proctype Core(byte r; byte c) {
+    byte e, a, q, j;
+    bit fails;
+launch:
+    /* The host starts a launch when all cores of the last one have ended; the caller fills its lent block before. */
+    if
+    :: c == 0 ->
+end_host:
+        atomic {
+            inside[r] == 0 && done[r] < N && !dead[r] ->
+            e = done[r] + 1;
+            if :: algorithm[e] == 0 -> if :: algorithm[e] = 1 :: algorithm[e] = 2 :: algorithm[e] = 3 fi :: else fi;
+#ifdef LENT
+            if :: algorithm[e] - 1 == COMBINE && !LENT_IS_FREE -> algorithm[e] = 1 + DISPATCH :: else fi;
+            if :: algorithm[e] - 1 == COMBINE -> lent[r] = e :: else fi;
+#endif
+            met[r * 2] = 0; met[r * 2 + 1] = 0;
+            inside[r] = EVERYBODY
+        }
+    :: else ->
+end_core:
+        (inside[r] >> c) & 1
+    fi;
+    atomic {
+        e = done[r] + 1; a = algorithm[e] - 1; epochOf[I] = e;
+        hist[I] = e;
+        if
+        :: a == DISPATCH -> rowsOut[I] = 1
+        :: a == COMBINE ->
+#ifndef LENT
+            rowsOut[I] = 1;
+#endif
+#ifndef M_starts_after_runs
+            tablesOut[I] = 1
+#endif
+        :: else
+        fi
+    };
+    MEET_0;
+    atomic {
+        Counted();
+        if
+        :: a == WINDOW -> rowsOut[I] = 1
+        :: a == DISPATCH -> tablesOut[I] = 1
+        :: a == COMBINE ->
+#ifdef M_starts_after_runs
+            tablesOut[I] = 1
+#endif
+        fi
+    };
+    if :: a != COMBINE -> MEET_1 :: else fi;
+    atomic { runsOut[I] = 1 };
+    /* The wait, for all ranks. */
+    do
+    :: atomic { ARRIVED -> break }
+#ifdef GIVEUP
+#ifdef M_follower_decides
+    :: atomic { !ARRIVED && EXPIRES(r) -> fails = 1; if :: c == 0 -> gave[r] = 1 :: else fi; break }
+#else
+    :: atomic { c == 0 && !ARRIVED && EXPIRES(r) -> fails = 1; gave[r] = 1; break }
+#endif
+#ifndef M_fail_block_ignored
+    :: atomic { c != 0 && gave[r] -> fails = 1; break }
+#endif
+#endif
+    od;
+    atomic {
+        if
+        :: fails -> CHECK("violated: a core leaves an op that core 0 goes on with\n", gave[r])
+        :: else -> ReadAll()
+        fi
+    };
+    if :: atomic { !runsOut[I] && DRAINED -> skip } fi;
+    atomic {
+        inside[r] = inside[r] & ~(1 << c); epochOf[I] = e;
+        if
+        :: inside[r] == 0 -> if :: gave[r] -> dead[r] = 1 :: else -> done[r]++ fi
+        :: else
+        fi;
+        e = 0; a = 0; fails = 0
+    };
+    goto launch
+}
+
+init {
+    byte i, j;
+    atomic {
+        do
+        :: i < W ->
+            j = 0;
+            do :: j < C -> run Core(i, j); run Memory(i, j); j++ :: else -> break od;
+            i++
+        :: else -> break
+        od;
+#ifdef GIVEUP
+        select(quitter : 1 .. W);
+#endif
+        i = 0; j = 0
+    }
+}
