@@ -46,9 +46,17 @@ def shared_memory() -> list[str]:
 class OpRanks(Ranks):
     """Ranks over the real library."""
 
+    algorithm = "window"
+
     def __enter__(self) -> OpRanks:
+        values(self.call(comm_cases.set_env, "ASCEND_MOE_COMM_ALG", self.algorithm))
         values(self.call(cases.use_real_library))
         return self
+
+
+@pytest.fixture(autouse=True, params=["window", "direct"])
+def algorithm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OpRanks, "algorithm", request.param)
 
 
 def values(outcomes: list[Outcome]) -> list[Any]:

@@ -19,8 +19,9 @@ from ascend_moe.errors import ArgumentError, ConfigMismatch, InvalidExpertId, Ro
 pytestmark = [pytest.mark.asan, pytest.mark.tsan]
 
 
-@pytest.fixture(autouse=True)
-def settings(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, params=["window", "direct"])
+def settings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", request.param)
     monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "5")
     monkeypatch.setenv("HCCL_BUFFSIZE", "1")
     monkeypatch.setenv("ASCEND_MOE_AIV_CORES", "3")
@@ -196,7 +197,10 @@ def test_contracts_of_combine_differ(cluster: ascend_moe.LocalCluster) -> None:
     assert_usable(cluster)
 
 
-def test_names_of_one_algorithm_may_differ(cluster: ascend_moe.LocalCluster) -> None:
+def test_names_of_one_algorithm_may_differ(
+    cluster: ascend_moe.LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", "window")
     names = ["", "window", "fullmesh", "fullmesh_v1", "fullmesh_v2"]
     for start in range(len(names)):
 
@@ -208,6 +212,21 @@ def test_names_of_one_algorithm_may_differ(cluster: ascend_moe.LocalCluster) -> 
             return "right"
 
         assert [one.value for one in outcomes(cluster, body)] == ["right"] * cluster.world_size
+
+
+@pytest.mark.parametrize("op", ["dispatch", "combine"])
+def test_algorithms_that_differ_are_named(cluster: ascend_moe.LocalCluster, op: str) -> None:
+    def body(place: Place) -> None:
+        name = "direct" if place.rank == 1 else "window"
+        sent = cases.dispatch(place, contract=2, comm_alg=name if op == "dispatch" else "window")
+        cases.combine(place, sent, contract=2, comm_alg=name)
+
+    for rank, one in enumerate(outcomes(cluster, body)):
+        assert type(one.error) is ConfigMismatch, one.error
+        ours, theirs = ("direct", "window") if rank == 1 else ("window", "direct")
+        assert (one.error.field, one.error.ours, one.error.theirs) == ("comm_alg", ours, theirs)
+        assert f"comm_alg is {ours} on rank {rank} and {theirs} on rank" in str(one.error)
+    assert_usable(cluster)
 
 
 def test_what_may_differ_between_ranks(cluster: ascend_moe.LocalCluster) -> None:

@@ -25,8 +25,9 @@ EPOCH = 100  # of the spoilt op; no bit of its own away from the one two ops bef
 Spoil = Callable[[list[int], int], list[int]]  # (the run that is about to come, its epoch) -> what lies there
 
 
-@pytest.fixture(autouse=True)
-def settings(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, params=["window", "direct"])
+def settings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", request.param)
     monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "5")
     monkeypatch.setenv("HCCL_BUFFSIZE", "1")
     monkeypatch.setenv("ASCEND_MOE_AIV_CORES", "2")

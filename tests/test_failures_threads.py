@@ -19,8 +19,9 @@ DEADLINE_S = 0.5
 AT_ONCE_S = 0.4
 
 
-@pytest.fixture(autouse=True)
-def settings(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, params=["window", "direct"])
+def settings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", request.param)
     monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "30")
     monkeypatch.setenv("HCCL_BUFFSIZE", "1")
     monkeypatch.setenv("ASCEND_MOE_AIV_CORES", "2")
