@@ -11,6 +11,9 @@ KEPT = "counts of another op are read"
 DATA, STATUS = "a row lands in a half in use", "a status block lands in a half in use"
 EPOCHS, CORES = "cores of a rank are in different epochs", "cores of a rank leave with different verdicts"
 RANKS, WORD = "ranks do not agree on the error", "a status word that nobody can have written"
+LIST, FIRST = "a list of another op is read", "first rows of another op are read"
+LENT, COUNTED = "lent rows of another op are read", "places are counted before all cores have"
+LEAVES = "a core leaves an op that core 0 goes on with"
 STICKY = "a failed communicator is used again"
 
 BEFORE_3 = 0xFFFFFFFD  # three ops across the wrap: 0xFFFFFFFE, 0xFFFFFFFF, 2
@@ -36,6 +39,7 @@ class Case:
     mutants: tuple[Mutant, ...] = ()
     full: bool = False  # only with --full
     depth: int = 100_000  # of the search, in steps
+    model: str = "window.pml"
     tested: tuple[str, ...] = ()  # "" for the run itself and mutants that the test suite runs too
 
     def is_tested(self, mutant: Mutant | None) -> bool:
@@ -88,6 +92,29 @@ DEADLINE_2 = (
     Mutant("timeout_leaves_alone", (HANG,)),
     Mutant("no_sync_after_wait", (ROW, RANKS, CORES)),
 )
+
+DIRECT = (
+    Mutant("no_first_meeting", (COUNTED,)),
+    Mutant("lists_still_leaving", (LIST, ROW)),
+    Mutant("starts_after_runs", (FIRST,)),
+    Mutant("single_half", (ROW, LIST, FIRST)),
+)
+
+
+def direct(
+    name: str,
+    world: int,
+    cores: int,
+    ops: int,
+    macros: tuple[str, ...],
+    mutants: tuple[Mutant, ...],
+    **more: bool,
+) -> Case:
+    """A run of direct.pml; the test suite takes it whole, unless it is a long one."""
+    sizes = (f"W={world}", f"C={cores}", f"N={ops}")
+    tested = () if more.get("full") else ("", *(mutant.name for mutant in mutants))
+    return Case(name, Shape(), (*sizes, *macros), mutants, model="direct.pml", tested=tested, **more)
+
 
 CASES = [
     # W = 2, one core: every order of every 32 B block
@@ -202,4 +229,17 @@ CASES = [
         DEADLINE[:1],
         full=True,
     ),
+    # algorithm "direct", mixed with "window" in any order
+    direct("direct w2 c2", 2, 2, 3, (), DIRECT),
+    direct("direct w2 c2, lent", 2, 2, 3, ("LENT",), (Mutant("lent_free_too_early", (LENT,)),)),
+    direct(
+        "direct w2 c2, giving up",
+        2,
+        2,
+        3,
+        ("GIVEUP",),
+        (Mutant("fail_block_ignored", (HANG,)), Mutant("follower_decides", (LEAVES,))),
+    ),
+    direct("direct w2 c2, four ops", 2, 2, 4, (), DIRECT, full=True),
+    direct("direct w3 c1", 3, 1, 3, (), DIRECT[1:], full=True),
 ]

@@ -6,14 +6,15 @@
    memory. A store becomes visible at any time after it was issued, at the latest when its core drains.
 
    Macros of a run: LENT (rows of direct combine lie in lent memory), GIVEUP (core 0 of one rank may give up);
-   M_<mutant>. W, C, N: ranks, cores of each, ops. */
+   M_<mutant>. W, C, N: ranks, cores of each, ops. Stores of a core land in any order. */
 #define WINDOW 0
 #define DISPATCH 1
 #define COMBINE 2
-#ifdef M_single_half
-#define HALF(e) 0
-#else
 #define HALF(e) ((e) & 1)
+#ifdef M_single_half
+#define DHALF(e) 0  /* of rows and tables */
+#else
+#define DHALF(e) HALF(e)
 #endif
 #define CELL(q, h, s, c) ((((q) * 2 + (h)) * W + (s)) * C + (c))
 #define I ((r) * C + (c))
@@ -54,20 +55,20 @@ inline LandRows() {
     :: algorithm[epochOf[I]] - 1 == WINDOW ->
         q = 0;
         do
-        :: q < W -> Land(q, HALF(epochOf[I]), epochOf[I]);
-            cell[CELL(q, HALF(epochOf[I]), r, c)] = epochOf[I]; q++
+        :: q < W -> Land(q, DHALF(epochOf[I]), epochOf[I]);
+            cell[CELL(q, DHALF(epochOf[I]), r, c)] = epochOf[I]; q++
         :: else -> break
         od;
         q = 0
     :: else ->
-        Land(r, HALF(epochOf[I]), epochOf[I]);
-        cell[CELL(r, HALF(epochOf[I]), r, c)] = epochOf[I]
+        Land(r, DHALF(epochOf[I]), epochOf[I]);
+        cell[CELL(r, DHALF(epochOf[I]), r, c)] = epochOf[I]
     fi;
     rowsOut[I] = 0
 }
 inline LandTables() {
-    Land(r, HALF(epochOf[I]), epochOf[I]);
-    table[(r * 2 + HALF(epochOf[I])) * C + c] = epochOf[I]; tablesOut[I] = 0
+    Land(r, DHALF(epochOf[I]), epochOf[I]);
+    table[(r * 2 + DHALF(epochOf[I])) * C + c] = epochOf[I]; tablesOut[I] = 0
 }
 /* Dispatch and window share the peers, combine's runs are core 0's. */
 #define SENDS(q) (algorithm[epochOf[I]] == 1 + COMBINE -> c == 0 : (q) % C == c)
@@ -102,7 +103,7 @@ byte quitter;               /* 1 + the rank whose core 0 may give up at any time
 #else
 #define MEET_0 MEET(0, DRAINED)
 #endif
-#ifdef M_no_second_meeting
+#ifdef M_lists_still_leaving
 #define MEET_1 skip
 #else
 #define MEET_1 MEET(1, DRAINED)
@@ -123,16 +124,16 @@ inline ReadAll() {
         :: j < C ->
             if
             :: a == WINDOW ->
-                CHECK("violated: a row of another op is read\n", cell[CELL(r, HALF(e), q, j)] == e)
+                CHECK("violated: a row of another op is read\n", cell[CELL(r, DHALF(e), q, j)] == e)
             :: a == DISPATCH ->
-                CHECK("violated: a row of another op is read\n", cell[CELL(q, HALF(e), q, j)] == e);
-                CHECK("violated: a list of another op is read\n", table[(q * 2 + HALF(e)) * C + j] == e)
+                CHECK("violated: a row of another op is read\n", cell[CELL(q, DHALF(e), q, j)] == e);
+                CHECK("violated: a list of another op is read\n", table[(q * 2 + DHALF(e)) * C + j] == e)
             :: a == COMBINE ->
-                CHECK("violated: first rows of another op are read\n", table[(q * 2 + HALF(e)) * C + j] == e);
+                CHECK("violated: first rows of another op are read\n", table[(q * 2 + DHALF(e)) * C + j] == e);
 #ifdef LENT
                 CHECK("violated: lent rows of another op are read\n", lent[q] == e)
 #else
-                CHECK("violated: a row of another op is read\n", cell[CELL(q, HALF(e), q, j)] == e)
+                CHECK("violated: a row of another op is read\n", cell[CELL(q, DHALF(e), q, j)] == e)
 #endif
             fi;
             j++

@@ -55,15 +55,15 @@ def check(case: Case, mutant: Mutant | None, build: Path, probe: Path) -> Outcom
         macros += [f"-D{macro}" for macro in mutant.macros]
         macros += [] if mutant.broken else [f"-DM_{mutant.name}"]
     write(shape, probe, folder)
-    for name in ("window.pml", "memory.pml"):
+    for name in (case.model, "memory.pml"):
         shutil.copy(HERE / name, folder)
     # A mutant ends at its first error, its compiler takes longer than it does.
-    return search(folder, macros, case.depth, "-O2" if mutant is None else "-O0")
+    return search(folder, macros, case.depth, "-O2" if mutant is None else "-O0", case.model)
 
 
-def search(folder: Path, macros: list[str], depth: int, optimise: str) -> Outcome:
+def search(folder: Path, macros: list[str], depth: int, optimise: str, model: str = "window.pml") -> Outcome:
     """spin, gcc and the verifier in ``folder``."""
-    run(["spin", *macros, "-a", "window.pml"], cwd=folder)
+    run(["spin", *macros, "-a", model], cwd=folder)
     run(["gcc", optimise, *COMPILE, "pan.c", "-o", "pan"], cwd=folder)
     start = os.times()
     done = subprocess.run(

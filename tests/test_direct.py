@@ -120,3 +120,20 @@ def _defined(case: Case, run: RankRun) -> list[torch.Tensor]:
         run.dispatched[4][: case.experts],
         run.dispatched[5],
     ]
+
+
+@pytest.mark.parametrize("algorithm", ["window", "direct"])
+@pytest.mark.parametrize("cores", [1, 3, 16])
+@pytest.mark.parametrize("quant", ["none", "int8"])
+def test_a_row_of_x_is_read_once(
+    clusters: Clusters, algorithm: str, cores: int, quant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever K and the owners of its experts, as long as every core has a token."""
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
+    spec = Spec(world=3, local=4, topk=6, units=256, max_bs=16, quant=quant, ids="distinct", cores=cores)
+    case = op_cases.build(spec)
+    row = case.inputs[0].x[0].numel() * case.inputs[0].x.element_size()
+    for rank, one in enumerate(op_runs.run(clusters[3], case)):
+        assert isinstance(one, RankRun), one
+        rows = case.inputs[rank].x.shape[0]
+        assert rows * row <= one.traffic[0]["read_tensor"] < (rows + 1) * row, rank

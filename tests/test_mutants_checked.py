@@ -14,7 +14,8 @@ from mutant_builds import BuildError, MutantBuilds
 from mutant_cases import CANARY, MUTANTS, QUICK, MutantCase
 from mutant_search import DTYPE, LIMIT, PATIENCE, SEEDS, Found, search
 
-ALL = [case for case in MUTANTS if case.name not in QUICK]
+ELSEWHERE = ("direct", "failing", "lent")  # test_direct_explore.py
+ALL = [case for case in MUTANTS if case.name not in QUICK and case.where not in ELSEWHERE]
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,143 @@
+"""What direct refuses, what "auto" comes to, and how a caller learns of it."""
+
+from __future__ import annotations
+
+import failure_cases as cases
+import pytest
+import torch
+from failure_cases import Place, caught
+
+import ascend_moe
+import ascend_moe.reference as ref
+from ascend_moe import errors, plan
+from ascend_moe.plan import Request
+
+
+@pytest.fixture(autouse=True)
+def settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "5")
+    monkeypatch.setenv("HCCL_BUFFSIZE", "1")
+    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", "3")
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", "direct")
+
+
+def swapped(triples: torch.Tensor, first: int, second: int) -> None:
+    rows = triples[: 3 * (max(first, second) + 1)].view(-1, 3)
+    rows[[first, second]] = rows[[second, first]].clone()
+
+
+def seed_with_a_segment(world: int) -> int:
+    """Of inputs that give rank 1 two rows of one expert from one source."""
+    for seed in range(1, 200):
+        common = {"moe_expert_num": world * cases.LOCAL, "global_bs": world * cases.MAX_BS}
+        counts = ref.dispatch(cases.inputs(world, seed), **common)[1].ep_recv_counts
+        if int(counts[: world * cases.LOCAL].diff(prepend=counts.new_zeros(1)).max()) > 1:
+            return seed
+    raise AssertionError
+
+
+def in_a_segment(counts: torch.Tensor) -> int:
+    """The first of two such rows."""
+    start = 0
+    for end in counts.tolist():
+        if end - start > 1:
+            return int(start)
+        start = end
+    raise AssertionError
+
+
+@pytest.mark.parametrize("cores", [1, 3, 13])
+@pytest.mark.parametrize("change", ["swapped", "twice", "another source"])
+def test_rows_that_were_moved_are_refused(change: str, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On every rank, by the number of the row; the group stays usable, and window takes them."""
+    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", str(cores))
+    world = 3
+    seed = seed_with_a_segment(world)
+
+    def body(rank: int, group_ep: str) -> tuple[list[cases.Caught], int]:
+        place = Place(group_ep, world, rank)
+        sent = list(cases.dispatch(place, seed, 2))
+        wrong = sent[2].clone()
+        row = in_a_segment(sent[4][: world * cases.LOCAL]) if rank == 1 else 0
+        if rank == 1 and change == "swapped":
+            swapped(wrong, row, row + 1)
+        elif rank == 1 and change == "twice":
+            wrong[3 * (row + 1) : 3 * (row + 2)] = wrong[3 * row : 3 * (row + 1)]
+        elif rank == 1:
+            wrong[3 * row + 3] = (int(wrong[3 * row + 3]) + 1) % world
+        moved = (*sent[:2], wrong, *sent[3:])
+        found = [caught(cases.combine, place, moved, seed, 2)]
+        cases.check_combine(place, cases.combine(place, tuple(sent), seed, 2), seed)
+        return found, row + 1
+
+    with ascend_moe.LocalCluster(world) as cluster:
+        results = cluster.run(body)
+        named = results[1][1]
+        for found, _ in results:
+            error = found[0].error
+            assert isinstance(error, errors.ArgumentError), error
+            assert error.argument == "assist_info_for_combine"
+            text = str(error)
+            assert "rank 1 is not in dispatch's order" in text and '"window"' in text and "\n" not in text
+            assert f"at row {named} " in text, (named, text)
+
+
+def test_between_servers_direct_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_MOE_CONTEXT", "a2")
+    monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", "1")
+    monkeypatch.setenv("HCCL_BUFFSIZE", "2")
+
+    def body(rank: int, group_ep: str) -> str:
+        place = Place(group_ep, 2, rank)
+        for comm_alg in ("window", "auto"):
+            sent = cases.dispatch(place, 1, 2, comm_alg=comm_alg)
+            assert ascend_moe.algorithm_of(group_ep) == "window"
+            cases.check_dispatch(place, sent, 1, 2)
+        with pytest.raises(
+            errors.ArgumentError, match="'direct', which reads other ranks' windows"
+        ) as raised:
+            cases.dispatch(place, 1, 2, comm_alg="direct")
+        assert raised.value.argument == "comm_alg" and "'auto'" in str(raised.value)
+        return "refused"
+
+    with ascend_moe.LocalCluster(2) as cluster:
+        assert cluster.run(body) == ["refused"] * 2
+
+
+def test_algorithm_of_tells_what_ran() -> None:
+    def body(rank: int, group_ep: str) -> list[str]:
+        place = Place(group_ep, 2, rank)
+        found = [ascend_moe.algorithm_of(group_ep)]
+        for comm_alg in ("window", "direct", "auto", "fullmesh_v2", ""):
+            cases.dispatch(place, 1, 2, comm_alg=comm_alg)
+            found.append(ascend_moe.algorithm_of(group_ep))
+        return found
+
+    with ascend_moe.LocalCluster(2) as cluster:
+        want = ["", "window", "direct", "direct", "window", "direct"]
+        assert cluster.run(body) == [want] * 2
+    with pytest.raises(errors.ArgumentError):
+        ascend_moe.algorithm_of("nobody's group")
+
+
+def test_auto_takes_what_fits_the_window() -> None:
+    """V2's combine needs maxBS*K slots in window and W*maxBS*min(K, L) rows in direct."""
+    one = Request(ranks=4, experts=32, hidden=1024, topk=8, batch=64, contract="v2", comm_alg="direct")
+    direct = plan.plan(one).buffsize_mib
+    size = torch.bfloat16.itemsize
+
+    def body(rank: int, group_ep: str) -> list[str]:
+        x, ids = torch.ones(64, 1024, dtype=torch.bfloat16), torch.arange(8, dtype=torch.int32).repeat(64, 1)
+        place = (group_ep, 4, rank, 32)
+        found = []
+        sent = ascend_moe.npu_moe_distribute_dispatch_v2(x, ids, *place, comm_alg="auto")
+        found.append(ascend_moe.algorithm_of(group_ep))
+        ascend_moe.npu_moe_distribute_combine_v2(
+            sent[0], ids, sent[2], sent[4], torch.ones(64, 8), *place, comm_alg="auto"
+        )
+        return [*found, ascend_moe.algorithm_of(group_ep)]
+
+    assert direct == -(-2 * (4 * 64 * 8 * 1024 * size + 512) // 2**20)  # rows, and where they begin
+    for mib, want in ((direct - 1, ["direct", "window"]), (direct, ["direct", "direct"])):
+        with ascend_moe.LocalCluster(4, window_mib=mib) as cluster:
+            assert cluster.run(body) == [want] * 4
