@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from ascend_moe import _lib, lent, local_cluster, native
+from ascend_moe import _lib, lent, local_cluster
 from ascend_moe.board import StoreHost
 from ascend_moe.communicator import MAX_WORLD, Communicator, timeout_s, window_data_bytes, window_lent_bytes
 from ascend_moe.errors import ArgumentError, AscendMoeError
@@ -144,12 +144,12 @@ def algorithm_of(group_ep: str) -> str:
     _check_name(group_ep)
     cluster = local_cluster.find(group_ep)
     if cluster is not None:
-        return native.algorithm_run(cluster.end(cluster.rank_here() or 0))
+        return cluster.end(cluster.rank_here() or 0).algorithm
     group = _resolve(group_ep)
     if group is None:
         raise _unknown(group_ep)
     entry = _entries.get((group_ep, group.rank()))
-    return "" if entry is None or entry.communicator.closed else native.algorithm_run(entry.communicator)
+    return "" if entry is None or entry.communicator.closed else entry.communicator.algorithm
 
 
 def window_empty(

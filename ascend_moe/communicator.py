@@ -17,6 +17,7 @@ from ascend_moe.lent import LentMemory, none_lent
 
 MIB = 1 << 20
 DEFAULT_WINDOW_MIB = 200  # as in CANN
+ALGORITHMS = ("", "window", "direct")  # by the code that the kernels have for them
 MAX_WINDOW_MIB = 65535  # what a status header can say
 DEFAULT_TIMEOUT_S = 60.0
 MAX_WORLD = 64
@@ -229,6 +230,12 @@ class Communicator:
     @property
     def closed(self) -> bool:
         return self._handle is None
+
+    @property
+    def algorithm(self) -> str:
+        """What this rank's last op ran: "window", "direct", or "" when none has run."""
+        with self.use() as handle:
+            return ALGORITHMS[_lib.lib().am_comm_algorithm_run(handle)]
 
     @contextmanager
     def use(self) -> Iterator[int]:

@@ -11,12 +11,11 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from . import _lib, compiled, errors, tuning
-from .communicator import MAX_WINDOW_MIB, MIB, Communicator, timeout_s
+from .communicator import ALGORITHMS, MAX_WINDOW_MIB, MIB, Communicator, timeout_s
 
 OP_DISPATCH, OP_COMBINE = 1, 2
 DEFAULT_CORES = 8
 MAX_CORES = 64
-ALGORITHMS = ("", "window", "direct")  # by the code that the kernels have for them
 _NO_VALUE = -(2**63)
 _TEXT_BYTES = 1024
 _LENT_REFUSED = -1  # by am_run
@@ -425,12 +424,6 @@ def error_of(code: int, record: Any, fault: str, communicator: End) -> errors.As
         message += f" [rank {fields['rank']}: {seen}]" if seen else ""
     error: errors.AscendMoeError = kind(message, **fields)
     return error
-
-
-def algorithm_run(communicator: Communicator) -> str:
-    """What this rank's last op ran: "window", "direct", or "" when none has run."""
-    with communicator.use() as handle:
-        return ALGORITHMS[_lib.lib().am_comm_algorithm_run(handle)]
 
 
 def traffic(communicator: Communicator) -> dict[str, int]:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from . import _lib, native
-from .communicator import CONTEXT_A2, CONTEXT_A3, MAX_WINDOW_MIB
+from .communicator import ALGORITHMS, CONTEXT_A2, CONTEXT_A3, MAX_WINDOW_MIB
 from .errors import ArgumentError, LibraryError, WindowTooSmall
 from .soc import DEFAULT_SOC, Soc, soc
 
@@ -272,7 +272,7 @@ def _op_plan(name: str, request: Request, cores: int) -> OpPlan:
         items.append(UbItem(step, what, int(size)))
     steps = {item.step for item in items}
     peak = max(sum(item.bytes for item in items if item.step == step) for step in steps)
-    return OpPlan(tiling, items, peak, native.ALGORITHMS[tiling["algorithm"]])
+    return OpPlan(tiling, items, peak, ALGORITHMS[tiling["algorithm"]])
 
 
 # ---- limits ----

@@ -61,7 +61,7 @@ class MixedRanks(Ranks):
                     rows = entry.rows[variant][rank]
                     summed = op_runs.combine(entry.case, rank, group_ep, rows, sent)
                     entry.check_combine(rank, variant, summed)
-                ran = native.algorithm_run(comm.lookup(group_ep, self.world, rank))
+                ran = comm.lookup(group_ep, self.world, rank).algorithm
                 assert ran == algorithms[step]
                 self.passed(rank, algorithms[step])
 
