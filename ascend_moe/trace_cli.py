@@ -27,13 +27,13 @@ def main(argv: list[str]) -> int:
     outputs = _outputs(options)
     timeline = trace_run.predicted(request, options.soc) if options.soc else trace_run.measured(request)
     print("\n".join(text(timeline)))
-    try:
-        for path, content in outputs:
+    for path, content in outputs:
+        try:
             trace_chrome.write_whole(path, content(timeline))
-            print(f"wrote {path}")
-    except OSError as problem:
-        print(f"ascend-moe trace: {problem.filename}: {problem.strerror}", file=sys.stderr)
-        return 1
+        except OSError as problem:
+            print(f"ascend-moe trace: {path}: {problem.strerror}", file=sys.stderr)
+            return 1
+        print(f"wrote {path}")
     return 0
 
 

@@ -15,7 +15,7 @@ from .errors import ArgumentError
 from .native import core_count
 from .timed import predict
 from .timeline import LAUNCH, PREDICTED, Event, Timeline
-from .trace_stats import op_runs
+from .trace_stats import op_runs, rank_ns
 from .tracing import trace
 
 OPS = ("dispatch", "combine", "both")
@@ -177,19 +177,23 @@ def _chosen_round(timeline: Timeline, request: TraceRequest) -> Timeline:
     Of it the ops that were asked for.
     """
     runs = op_runs(timeline)
-    spans: dict[int, float] = {}
+    wanted = ("dispatch", "combine") if request.op == "both" else (request.op,)
+    rounds: dict[int, dict[str, float]] = {}
     for run in runs:
-        if request.op in ("both", run.name):
-            spans[run.number] = spans.get(run.number, 0.0) + run.ns
+        # The events of a launch end with its own: a round that was cut off lacks some.
+        if run.name in wanted and len(rank_ns(run)) == request.ranks:
+            rounds.setdefault(run.number, {})[run.name] = run.ns
+    spans = {number: sum(ns.values()) for number, ns in rounds.items() if len(ns) == len(wanted)}
     if not spans:
         return timeline
     ordered = sorted(spans, key=lambda number: spans[number])
     chosen = _at(ordered, PICKS[request.pick])
-    kept = [run for run in runs if run.number == chosen and request.op in ("both", run.name)]
+    kept = [run for run in runs if run.number == chosen and run.name in wanted]
     found = timeline.between(min(run.start_ns for run in kept), max(run.end_ns for run in kept))
     names = {run.name for run in kept}
     if len(names) == 1:
         found.events = [event for run in kept for event in run.events]
+    found.dropped = 0  # of other rounds
     found.details = {
         **{name: str(value) for name, value in asdict(request).items()},
         "cores": str(core_count()),

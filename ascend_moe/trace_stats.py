@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -118,9 +119,12 @@ def op_runs(timeline: Timeline) -> list[OpRun]:
     found: dict[tuple[str, int], list[Event]] = {}
     for own in by_rank.values():
         counts: dict[str, int] = {}
-        for launch in sorted((e for e in own if e.name == LAUNCH), key=lambda e: e.start_ns):
+        own.sort(key=lambda e: e.start_ns)
+        starts = [e.start_ns for e in own]
+        for launch in [e for e in own if e.name == LAUNCH]:
             number = counts[launch.phase] = counts.get(launch.phase, -1) + 1
-            inside = (e for e in own if launch.start_ns <= e.start_ns <= e.end_ns <= launch.end_ns)
+            low, high = bisect_left(starts, launch.start_ns), bisect_right(starts, launch.end_ns)
+            inside = (e for e in own[low:high] if e.end_ns <= launch.end_ns)
             found.setdefault((launch.phase, number), []).extend(inside)
     runs = [
         OpRun(
