@@ -28,7 +28,7 @@ ALGORITHMS = {
 }
 _EVENT_BYTES = 64  # twin::TimelineEvent
 _LIMIT_NS = 20e6  # of modelled time
-_SMALLEST_ROW = 2048  # bytes; rows from this size on need not be moved
+_SMALLEST_ROW = 2048  # elements; shorter rows are moved: they could be taken for something else
 
 
 class _Step(ctypes.Structure):
@@ -174,7 +174,7 @@ class TimedWorld:
         names = self._library.am_timed_cost_names().decode().split()
         values = (c_double * len(names))(*(costs[name] for name in names))
         row = self.request.hidden * (1 if self.request.quant and op == "dispatch" else 2)
-        skip = 0 if self.payload or row < _SMALLEST_ROW else row
+        skip = 0 if self.payload or self.request.hidden < _SMALLEST_ROW else row
         options, result = _Options(skip, _LIMIT_NS, events), _Result()
         self._library.am_timed_run(
             self._handle, steps, len(steps), values, ctypes.byref(options), ctypes.byref(result)
@@ -210,14 +210,15 @@ class TimedWorld:
         }
 
     def _rows(self, name: str, count: int, dtype: torch.dtype, rank: int) -> torch.Tensor:
-        """Rows of a rank; where they are not moved all ranks share memory that nobody touches."""
+        """Rows of a rank; where their values do not matter all ranks share them, long ones untouched."""
         if self.payload:
             rng = torch.Generator().manual_seed(rank + (1 << 20) * (name == "x"))
             return torch.randn((count, self.request.hidden), generator=rng).to(dtype)
         for kept in self._keep:
             if isinstance(kept, tuple) and kept[0] == name:
                 return torch.Tensor(kept[1])
-        rows = torch.empty((count, self.request.hidden), dtype=dtype)
+        make = torch.empty if self.request.hidden >= _SMALLEST_ROW else torch.ones
+        rows = make((count, self.request.hidden), dtype=dtype)
         self._keep.append((name, rows))
         return rows
 

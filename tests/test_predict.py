@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ascend_moe import calibration, predict_cli
+from ascend_moe import calibration, predict_cli, predict_docs
+from ascend_moe.calibration import Compared, Point
 from ascend_moe.errors import ArgumentError
+from ascend_moe.plan import Request
 from ascend_moe.soc_costs import KINDS, cost_table, fitted_names, known_socs, read_data
 from ascend_moe.timed_world import timed_library
 
@@ -87,6 +92,85 @@ def test_a_fit_may_not_have_more_parameters(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(calibration, "fitted_names", lambda: ["launch_ns", "scalar_scale", "sync_ns"])
     with pytest.raises(ArgumentError, match=r"3 fitted figures .* for 4 calibration points"):
         calibration.calibrate()
+
+
+def off_by(error: float) -> Callable[..., list[Compared]]:
+    """In place of ``calibration.compare``: all of the model's times are off by this much."""
+
+    def compare(chosen: list[Point], costs: object = None) -> list[Compared]:
+        return [Compared(point, point.us * (1 + error)) for point in chosen]
+
+    return compare
+
+
+@pytest.mark.parametrize(("error", "code"), [(0.2, 0), (-0.2, 0), (0.3, 1), (-0.3, 1)])
+def test_check_judges_the_held_out_times(
+    error: float, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(calibration, "compare", off_by(error))
+    assert predict_cli.main(["--check"]) == code
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 + len(calibration.points("calibration", "held-out", "shown"))
+    assert f"off by {abs(error):.1%} at most, {'over' if code else 'within'} the limit" in lines[-1]
+    assert predict_cli.main(["--check", "--json"]) == code
+    found = json.loads(capsys.readouterr().out)
+    assert found["held_out_error"] == pytest.approx(abs(error))
+    assert {one["id"] for one in found["points"]} == set(read_data("calibration.json")["errors"])
+
+
+def test_the_fit_finds_what_made_the_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a model whose answer is known: times that are linear in the free parameters."""
+
+    def compare(chosen: list[Point], costs: Mapping[str, float]) -> list[Compared]:
+        def us(point: Point, launch: float, scale: float) -> float:
+            return launch / 1e3 + scale * (point.ep + (40 if point.op == "dispatch" else 9))
+
+        return [
+            Compared(
+                replace(point, us=us(point, 12_300, 1.5)),
+                us(point, costs["launch_ns"], costs["scalar_scale"]),
+            )
+            for point in chosen
+        ]
+
+    monkeypatch.setattr(calibration, "compare", compare)
+    assert calibration.calibrate() == {"launch_ns": 12_300, "scalar_scale": 1.5}
+
+
+def test_a_fit_is_written_to_the_data_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    data = Path(predict_cli.__file__).parent / "data"
+    shutil.copy(data / "soc_costs.json", tmp_path)
+    monkeypatch.setattr(calibration, "compare", off_by(0.125))
+    fitted = {"launch_ns": 1234.0, "scalar_scale": 2.5}
+    calibration.write(fitted, tmp_path)
+    before, after = (json.loads((folder / "soc_costs.json").read_text()) for folder in (data, tmp_path))
+    for series, figures in after["series"].items():
+        for name, one in figures.items():
+            assert one["value"] == fitted.get(name, before["series"][series][name]["value"])
+            assert one["source"] == before["series"][series][name]["source"]
+    written = json.loads((tmp_path / "calibration.json").read_text())
+    assert written["fitted"] == fitted
+    assert set(written["errors"].values()) == {0.125}
+
+
+def test_the_page_is_written_from_the_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    small = Request(ranks=2, experts=8, topk=2, hidden=512, batch=4, quant=True, cores=4)
+    for name, value in (("_CALL", small), ("_WORLDS", [2, 4]), ("_BATCHES", [2]), ("_SHOWN", 2)):
+        monkeypatch.setattr(predict_docs, name, value)
+    monkeypatch.setattr(calibration, "compare", off_by(0.1))
+    assert predict_cli.main(["--docs", str(tmp_path)]) == 0
+    page = (tmp_path / "predict.md").read_text()
+    assert page.startswith("# Predicted times on NPUs\n\n**Model, not a measurement")
+    for each in predict_cli.run(small, [2, 4], ["window", "direct"]):
+        assert (
+            f"| {each.request.ranks} | {each.algorithm} | {each.dispatch_us:.1f} | {each.combine_us:.1f} |"
+            in page
+        )
+    for point in calibration.points():
+        assert point.source in page
+    for one in cost_table("Ascend910_9391").values():
+        assert one.source in page
+    assert ET.parse(tmp_path / "predict" / "a3.svg").getroot().tag.endswith("svg")
 
 
 def test_text(capsys: pytest.CaptureFixture[str]) -> None:

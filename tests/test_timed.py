@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import ascend_moe.reference as ref
-from ascend_moe.errors import ArgumentError
+from ascend_moe import timed_world
+from ascend_moe.errors import ArgumentError, AscendMoeError
 from ascend_moe.plan import Request
 from ascend_moe.soc_costs import cost_table
 from ascend_moe.timed import ALGORITHMS, Prediction, predict
@@ -185,6 +186,15 @@ def test_events_are_within_their_launch() -> None:
         assert event.end_ns <= launches[event.rank].end_ns + 1e-6 or event.pipe == "MTE3"
 
 
+@pytest.mark.parametrize("algorithm", list(ALGORITHMS))
+def test_a_wait_that_never_ends_is_named(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    never = {"visible_ns": 1e12}
+    monkeypatch.setattr(timed_world, "_LIMIT_NS", 1e6)
+    with pytest.raises(AscendMoeError, match=r"hang: still polling .*: rank \d+ core \d+ "):
+        predict(SMALL, algorithm=algorithm, costs=never)
+    assert times(predict(SMALL, algorithm=algorithm)) == times(predict(SMALL, algorithm=algorithm))
+
+
 @pytest.mark.parametrize(
     ("change", "argument"),
     [
@@ -203,3 +213,13 @@ def test_refused(change: dict[str, object], argument: str) -> None:
 def test_no_such_algorithm() -> None:
     with pytest.raises(ArgumentError, match=r"algorithm is 'ring'; need one of cann-style, window, direct"):
         predict(SMALL, algorithm="ring")
+
+
+def test_short_rows_take_the_same_time_every_time() -> None:
+    """Their bytes are moved, so they are no leftovers: rows of zeros would be quantised in another way."""
+    short = Request(**(vars(SMALL) | {"hidden": 512}))
+    dirty = torch.randn(1 << 20)
+    first = times(predict(short, algorithm="window"))
+    del dirty
+    assert times(predict(short, algorithm="window")) == first
+    assert times(predict(short, algorithm="window", payload=True)) == first

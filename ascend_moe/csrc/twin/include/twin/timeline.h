@@ -8,11 +8,10 @@
 namespace twin {
 
 struct TimelineEvent {
-    double
-        start_ns;  // since the launch of the earliest rank; modelled time of the timed engine, else the clock
-    double end_ns;   // never before start_ns
-    uint64_t bytes;  // moved by an MTE pipe; 0: none
-    uint64_t flow;   // 0: none; a store of a status block and the wait that it released share a number
+    double start_ns;  // modelled, from the common launch on; or of the machine's clock
+    double end_ns;    // never before start_ns
+    uint64_t bytes;   // moved by an MTE pipe; 0: none
+    uint64_t flow;    // 0: none; a store of a status block and the wait that it released share a number
     int32_t rank;
     uint32_t core;
     int32_t peer;       // the rank whose window the bytes came from or went to; -1: own memory
