@@ -33,6 +33,7 @@ ABOUT = {
     "load_before": 0.1,
     "engine": "fast",
     "aiv_cores": 8,
+    "compiled_ops": True,
     "settings": {"OMP_NUM_THREADS": "1"},
 }
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ascend_moe import _lib, native
+from ascend_moe import _lib, compiled, native
 from ascend_moe.bench.ranks import MALLOC, THREADS
 
 
@@ -31,6 +31,7 @@ def about(mpi: str) -> dict[str, Any]:
         "load_before": round(os.getloadavg()[0], 2),
         "engine": _lib.engine_name(),
         "aiv_cores": native.core_count(),
+        "compiled_ops": compiled.active(),
         "settings": {**THREADS, **MALLOC, **_own_settings()},
     }
 

@@ -52,7 +52,8 @@ def about_lines(about: dict[str, Any]) -> list[str]:
         f"{about['cpu']}, {about['cores']} cores, L2 {about['l2_bytes'] / 2**20:g} MiB, "
         f"Linux {about['kernel']}, load average {about['load_before']}, {about['date']}",
         f"torch {about['torch']}, {about['mpi'] or 'no MPI'}, Python {about['python']}",
-        f"our ops: {about['engine']} engine of the twin, {about['aiv_cores']} AIV cores a rank",
+        f"our ops: {about['engine']} engine of the twin, {about['aiv_cores']} AIV cores a rank, "
+        f"torch ops in {'C++' if about['compiled_ops'] else 'Python'}",
         f"rank r is pinned to core r modulo {about['cores']}; for all methods alike: {settings}",
         *warning,
     ]
