@@ -27,9 +27,10 @@ def cases(seed: int, where: str = "") -> Iterator[explore.Case]:
     """Small cases of every mode, a new one a schedule: those in which a mutant of this ``where`` shows."""
     while True:
         drawn = replace(
-            explore.draw(seed), dtype=DTYPE, algorithm="direct" if where == "direct" else "window"
+            explore.draw(seed), dtype=DTYPE, algorithm="direct" if where in ("direct", "lent") else "window"
         )
-        yield replace(drawn, servers=1 + seed % 2 if where == "servers" else 0)
+        rows = "lent" if where == "lent" else "own"
+        yield replace(drawn, servers=1 + seed % 2 if where == "servers" else 0, rows=rows)
         seed += 1
 
 

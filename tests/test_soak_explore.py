@@ -266,12 +266,12 @@ def short(seed: int) -> str:
     missing = rng.choice([1, 1, 2, 32, 512, rng.randrange(1, MIB)])
     with World(case.world) as world:
         world.library.am_explore_destroy(world._handle)
-        world._handle = world.library.am_explore_create(case.world, MIB - missing, 0)
+        world._handle = world.library.am_explore_create(case.world, MIB - missing, MIB)
         world.load(case, accepted=bits(OTHER_TABLE))
         found = seen(world, seed, options_of(rng))
     for rank, (codes, texts) in enumerate(zip(found.codes, found.texts, strict=True)):
         assert set(codes) == {OTHER_TABLE}, codes
-        sizes = f"1024 KiB in this call of rank {rank} and {(MIB - missing) // 1024} KiB in the "
+        sizes = f"2048 KiB in this call of rank {rank} and {(2 * MIB - missing) // 1024} KiB in the "
         assert all(sizes in text for text in texts), texts
     return "a byte short" if missing == 1 else "several bytes short"
 

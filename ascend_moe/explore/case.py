@@ -16,6 +16,7 @@ IDS = ("any", "distinct", "minus", "hot", "zero")
 # D: dispatch, C: combine of the oldest dispatch that has none yet.
 ALGORITHMS = ("window", "direct", "mixed")  # mixed: op by op one or the other
 SEQUENCES = ("DC", "DCDC", "DDCC", "DCDCDC", "DDCCDC", "DDDCCC")
+ROWS = ("own", "lent", "partly", "early")
 _KEYS = {
     "world": "w",
     "cores": "c",
@@ -36,7 +37,9 @@ class Case:
     BS is at most ``batch`` (every rank and every dispatch draws its own; ``equal`` batches when not ragged),
     K = topk, a row has ``units`` times 32 bytes. ``sequence`` is what every rank does: D dispatch, C combine.
     ``servers`` ranks share a server, the others are reached by a copy agent; 0: all ranks share one.
-    ``algorithm``: comm_alg of all ops, or "mixed".
+    ``algorithm``: comm_alg of all ops, or "mixed". ``rows``: where combine's rows lie: "own" tensors, "lent"
+    window tensors, or "partly", the one or the other by op and rank; "early" is lent memory that is written
+    again one op too early, which is a bug.
     """
 
     world: int = 2
@@ -55,12 +58,19 @@ class Case:
     seed: int = 0
     servers: int = 0
     algorithm: str = "window"
+    rows: str = "own"
 
     def algorithm_of(self, op: int) -> str:
         """What the ``op``-th op of the sequence runs on every rank."""
         if self.algorithm != "mixed":
             return self.algorithm
         return "direct" if (self.seed >> op ^ op) & 1 else "window"
+
+    def lent(self, op: int, rank: int) -> int:
+        """Where combine's rows lie, ``op``-th of the sequence, on a rank: 0 own, 1 lent, 2 lent too early."""
+        if self.rows == "partly":
+            return (self.seed >> 1) + op * 5 + rank * 3 >> 1 & 1
+        return {"own": 0, "lent": 1, "early": 2}[self.rows]
 
     @property
     def experts(self) -> int:
@@ -79,6 +89,7 @@ class Case:
         words += [self.dtype, self.quant, f"mask:{self.mask}", f"ids:{self.ids}"]
         words += ["ragged" if self.ragged else "equal", self.sequence]
         words += [self.algorithm] if self.algorithm != "window" else []
+        words += [self.rows] if self.rows != "own" else []
         return ",".join(words)
 
 
@@ -103,6 +114,8 @@ def parse(text: str) -> Case:
             values["ids"] = word[4:]
         elif word in ("ragged", "equal"):
             values["ragged"] = word == "ragged"
+        elif word in ROWS:
+            values["rows"] = word
         elif word in ALGORITHMS:
             values["algorithm"] = word
         elif set(word) <= {"D", "C"}:
@@ -175,4 +188,5 @@ def draw(seed: int) -> Case:
         sequence=rng.choice(SEQUENCES[:4] if world > 2 else SEQUENCES),
         seed=seed,
         algorithm=random.Random(seed * 31 + 7).choice(ALGORITHMS),
+        rows=random.Random(seed * 37 + 5).choice(ROWS[:3]),
     )

@@ -16,7 +16,7 @@ from ascend_moe.communicator import MIB
 from ascend_moe.errors import LibraryError
 
 from .case import Case
-from .program import WINDOW_MIB, Program
+from .program import LENT_MIB, WINDOW_MIB, Program
 
 POLICIES = {"late": 0, "random": 1, "lazy": 2, "pct": 3, "replay": 4, "exhaustive": 5, "mixed": 100}
 _MAX_STEPS = 3_000_000
@@ -181,7 +181,7 @@ class World:
     def __init__(self, world: int, library: ctypes.CDLL | None = None, window_mib: int = WINDOW_MIB) -> None:
         self.library = library if library is not None else checked_library()
         self.size, self.window_bytes = world, window_mib * MIB
-        self._handle = self.library.am_explore_create(world, self.window_bytes, 0)
+        self._handle = self.library.am_explore_create(world, self.window_bytes, LENT_MIB * MIB)
         if not self._handle:
             raise MemoryError(f"no memory for {world} windows of {window_mib} MiB")
         self.program: Program | None = None
@@ -226,7 +226,7 @@ class World:
                 lengths[output] = tensor.numel() * tensor.element_size()
                 expected[output] = tensor.data_ptr() if lengths[output] else None
             step.rank, step.compare, step.plan = call.rank, int(compare), call.plan
-            step.outputs_count, step.accepted = count, accepted
+            step.outputs_count, step.accepted, step.lent = count, accepted, call.lent
             for name, array in (
                 ("inputs", inputs),
                 ("outputs", outputs),

@@ -17,7 +17,7 @@ from ascend_moe.schemas import NAMESPACE
 from .case import DTYPES, Case
 
 GROUP = "explore"
-WINDOW_MIB = 1
+WINDOW_MIB = LENT_MIB = 1
 _DEADLINE_MICROS = 60_000_000  # of time that passes only when nothing can move
 
 
@@ -32,6 +32,7 @@ class Call:
     outputs: list[torch.Tensor] = field(default_factory=list)
     expected: dict[int, torch.Tensor] = field(default_factory=dict)
     plan: int | None = None
+    lent: int = 0  # as Case.lent
     result: Any = None  # a dispatch's: the reference's whole result
 
 
@@ -105,9 +106,9 @@ class Program:
         self.case, self._library, self._window_bytes = case, library, window_bytes
         self.calls: list[Call] = []
         open_dispatches: list[tuple[list[ref.RankInput], list[Call]]] = []
-        self._algorithm = ""
+        self._number, self._algorithm = 0, ""
         for number, op in enumerate(case.sequence):
-            self._algorithm = case.algorithm_of(number)
+            self._number, self._algorithm = number, case.algorithm_of(number)
             if op == "D":
                 open_dispatches.append(self._dispatch(len(open_dispatches) + len(self.calls)))
             else:
@@ -182,6 +183,7 @@ class Program:
                 given["x_active_mask"] = one.x_active_mask
             call = Call(rank, name, given, attributes_of(name, self._common(rank)))
             call.expected = {0: want[rank]}
+            call.lent = case.lent(self._number, rank)
             self._plan(call, native.OP_COMBINE)
             self.calls.append(call)
 
@@ -190,6 +192,7 @@ class Program:
         spec = native.describe(op, self.case.contract, GROUP, self._algorithm, shapes, call.attributes)
         spec.comm_world, spec.comm_rank = self.case.world, call.rank
         spec.window_mib, spec.cores = self._window_bytes // MIB, self.case.cores
+        spec.lent_mib = LENT_MIB
         spec.deadline_micros = _DEADLINE_MICROS
         spec.context_kind = CONTEXTS.index("a2" if self.case.servers else "table")
         spec.ranks_per_server = self.case.servers

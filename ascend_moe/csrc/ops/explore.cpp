@@ -116,7 +116,7 @@ private:
         void GiveBack() {
             const std::shared_ptr<LentArea> area = comm.OpenLentArea();
             if (!area) return;
-            area->Complete(generation, 1, true);
+            area->Complete(launch.lent().generation, 1, true);
             if (generation == 0) return;
             if (step.lent == kLentEarly) area->Complete(0, 1, true);
             area->Release(generation);
