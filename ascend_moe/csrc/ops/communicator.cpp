@@ -51,10 +51,17 @@ uint8_t* Communicator::Workspace(uint64_t bytes) {
 }
 
 std::shared_ptr<LentArea> Communicator::OpenLentArea() {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::lock_guard<std::mutex> lock(lent_mutex_);
     if (!lent_area_ && lent_bytes_ > 0)
         lent_area_ = std::make_shared<LentArea>(rank_, lent(rank_), lent_bytes_);
+    lent_now_.store(lent_area_.get(), std::memory_order_release);
     return lent_area_;
+}
+
+void Communicator::CloseLentArea() {
+    const std::lock_guard<std::mutex> lock(lent_mutex_);
+    lent_now_.store(nullptr, std::memory_order_release);
+    lent_area_.reset();
 }
 
 uint32_t Communicator::Epoch() const {

@@ -47,9 +47,9 @@ public:
     uint32_t algorithm() const { return algorithm_; }
     void set_algorithm(uint32_t code) { algorithm_ = code; }
     // Its blocks: null until somebody has asked for one, or where there is no lent area.
-    LentArea* lent_area() const { return lent_area_.get(); }
-    std::shared_ptr<LentArea> OpenLentArea();
-    void CloseLentArea() { lent_area_.reset(); }
+    LentArea* lent_area() const { return lent_now_.load(std::memory_order_acquire); }
+    std::shared_ptr<LentArea> OpenLentArea();  // also while an op runs
+    void CloseLentArea();
     // This rank's windowsOut, null where there are no servers.
     uint8_t* staging() const { return staging_; }
     uint64_t staging_bytes() const { return data_bytes_ + kStateAreaBytes; }
@@ -99,7 +99,9 @@ private:
     uint64_t data_bytes_;
     uint64_t lent_bytes_;
     uint32_t algorithm_ = 0;
+    std::mutex lent_mutex_;
     std::shared_ptr<LentArea> lent_area_;
+    std::atomic<LentArea*> lent_now_{nullptr};
     uint32_t kind_ = moe::kContextTable;
     uint32_t ranks_per_server_ = 0;
     uint8_t* staging_ = nullptr;
