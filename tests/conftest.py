@@ -9,6 +9,7 @@ import pytest
 # Before torch is imported; processes that tests start inherit both.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("ASCEND_MOE_TIMEOUT_S", "20")
+os.environ.setdefault("ASCEND_MOE_AIV_CORES", "8")  # the default of one core has nobody to meet
 
 from soak_report import (  # noqa: F401
     pytest_runtest_logreport,

@@ -190,10 +190,12 @@ void ForwardCopy(Forward& forward, uintptr_t ub, uintptr_t gm, uint64_t bytes) {
 const uint8_t* ForwardSource(Forward& forward, uintptr_t begin, uint64_t bytes) {
     const uintptr_t end = begin + bytes;
     if (!forward.Near(begin, end)) return nullptr;
-    for (uint32_t i = 0; i < forward.count; ++i) {
+    for (uint32_t step = 0; step < forward.count; ++step) {
+        const uint32_t i = (forward.next + step) % forward.count;
         const ForwardedRow& row = forward.rows[i];
-        if (row.ub <= begin && end <= EndOf(row))
-            return reinterpret_cast<const uint8_t*>(row.gm + (begin - row.ub));
+        if (row.ub > begin || end > EndOf(row)) continue;
+        forward.next = end == EndOf(row) ? i + 1 : i;
+        return reinterpret_cast<const uint8_t*>(row.gm + (begin - row.ub));
     }
     ForwardWrite(forward, begin, end);  // makes what overlaps, all of it
     return nullptr;

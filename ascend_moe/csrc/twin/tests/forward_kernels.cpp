@@ -102,6 +102,22 @@ private:
         DataCopyPad(Gm<bfloat16_t>(Source(), Below(64) * 32, 8192), Row()[Below(8) * 16], params);
     }
     // The chain that a weighted sum is made of, cut at random.
+    // Rows side by side, out in one call of as many pieces, some of them cut elsewhere.
+    void Gather() {
+        LocalTensor<bfloat16_t> chunk = queue_.AllocTensor<bfloat16_t>();
+        const uint32_t bytes = 512 + 32 * Below(8), rows = 2 + Below(4);
+        const uint32_t count = rows * bytes <= kUbBytes ? rows : kUbBytes / bytes;
+        for (uint32_t i = 0; i < count; ++i) {
+            const uint32_t at = Below((kGmBytes - bytes) / 32) * 32;
+            DataCopy(chunk[i * bytes / 2], Gm<bfloat16_t>(Source(), at, bytes), bytes / 2);
+        }
+        queue_.EnQue(chunk);
+        chunk = queue_.DeQue<bfloat16_t>();
+        const uint32_t shift = Below(4) == 0 ? 16 : 0;
+        const DataCopyExtParams params{static_cast<uint16_t>(count - 1), bytes, 0, 32 * Below(3), 0};
+        DataCopyPad(Gm<bfloat16_t>(Source(), Below(64) * 32, 8192), chunk[shift], params);
+        queue_.FreeTensor(chunk);
+    }
     void Chain() {
         LocalTensor<bfloat16_t> row = queue_.AllocTensor<bfloat16_t>();
         const uint32_t n = Below(2) == 0 ? kElements : 8 * (1 + Below(kElements / 8));
@@ -174,6 +190,8 @@ private:
             case 9:
             case 10: return Out();
             case 11:
+                if (chains) Gather();
+                return;
             case 12:
             case 13:
                 if (chains) Chain();

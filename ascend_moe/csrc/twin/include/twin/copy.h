@@ -123,15 +123,25 @@ inline bool CopyInForwarded(twin::Forward& forward, const twin::GmRange& range, 
     if (around.left + around.behind != 0 && forward.Near(begin, end)) twin::ForwardWrite(forward, begin, end);
     return false;
 }
-// The same before one to GM: where its bytes are to be read, if not in UB.
-inline const uint8_t* CopyOutForwarded(twin::Forward& forward, const twin::GmRange& range, const Pieces& p,
-                                       uintptr_t ub, uintptr_t gm) {
+// The same before one to GM, all of it.
+inline void CopyOutForwarded(twin::Forward& forward, const twin::GmRange& range, const Pieces& p,
+                             uintptr_t gm) {
     if (range.atomic_blocks || range.doorbell != nullptr || range.kind == twin::GmKind::kWindowState) {
         twin::ForwardSettle(forward);
-        return nullptr;
+    } else {
+        twin::ForwardStore(forward, gm, gm + Extent(p.count, p.bytes, p.gm_step));
     }
-    twin::ForwardStore(forward, gm, gm + Extent(p.count, p.bytes, p.gm_step));
-    return twin::ForwardSource(forward, ub, Extent(p.count, p.bytes, p.ub_step));
+}
+// Where a piece is to be read: in UB, or where a copy that waits would have got it.
+TWIN_HOT const uint8_t* SourceOf(const uint8_t* piece, uint64_t bytes) {
+    if constexpr (!twin::kChecked) {
+        twin::Forward& forward = twin::current_core().forward;
+        if (__builtin_expect(forward.Any(), 0)) {
+            const uint8_t* source = twin::ForwardSource(forward, reinterpret_cast<uintptr_t>(piece), bytes);
+            if (source != nullptr) return source;
+        }
+    }
+    return piece;
 }
 
 // GM to UB. `tail(piece start in UB)` fills what lies behind each piece.
@@ -202,35 +212,32 @@ inline void CopyOut(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const
                     "%s while SetAtomic of another element type is in force", name);
     }
     if constexpr (!twin::kChecked) {
-        if (__builtin_expect(core.forward.Any(), 0)) {
-            const uint8_t* source = CopyOutForwarded(
-                core.forward, range, p, reinterpret_cast<uintptr_t>(from), reinterpret_cast<uintptr_t>(gm));
-            if (source != nullptr) from = source;
-        }
+        if (__builtin_expect(core.forward.Any(), 0))
+            CopyOutForwarded(core.forward, range, p, reinterpret_cast<uintptr_t>(gm));
     }
     const double began = twin::CopyBegins(core);
-    twin::IssueExact({name,
-                      twin::Pipe::kMte3,
-                      loc,
-                      {p.count * p.bytes, 0},
-                      {reinterpret_cast<uintptr_t>(gm), p.bytes, p.count, p.gm_step, true},
-                      {{reinterpret_cast<uintptr_t>(from), p.bytes, p.count, p.ub_step}},
-                      {},
-                      atomic_op != 0},
-                     [=] {
-                         for (uint32_t i = 0; i < p.count; ++i) {
-                             uint8_t* piece = gm + i * p.gm_step;
-                             const uint8_t* source = from + i * p.ub_step;
-                             if (atomic_op != 0) {
-                                 twin::AtomicUpdate<T>(atomic_op, piece, source, p.bytes);
-                             } else if (range.atomic_blocks) {
-                                 twin::PublishBlocks(piece, source, p.bytes);
-                             } else {
-                                 memcpy(piece, source, p.bytes);
-                             }
-                         }
-                         if (range.doorbell != nullptr) twin::RingDoorbell(range.doorbell);
-                     });
+    twin::IssueSourced({name,
+                        twin::Pipe::kMte3,
+                        loc,
+                        {p.count * p.bytes, 0},
+                        {reinterpret_cast<uintptr_t>(gm), p.bytes, p.count, p.gm_step, true},
+                        {{reinterpret_cast<uintptr_t>(from), p.bytes, p.count, p.ub_step}},
+                        {},
+                        atomic_op != 0},
+                       [=] {
+                           for (uint32_t i = 0; i < p.count; ++i) {
+                               uint8_t* piece = gm + i * p.gm_step;
+                               const uint8_t* source = SourceOf(from + i * p.ub_step, p.bytes);
+                               if (atomic_op != 0) {
+                                   twin::AtomicUpdate<T>(atomic_op, piece, source, p.bytes);
+                               } else if (range.atomic_blocks) {
+                                   twin::PublishBlocks(piece, source, p.bytes);
+                               } else {
+                                   memcpy(piece, source, p.bytes);
+                               }
+                           }
+                           if (range.doorbell != nullptr) twin::RingDoorbell(range.doorbell);
+                       });
     twin::CopyEnds(core, began,
                    {name, twin::Pipe::kMte3, range, reinterpret_cast<uintptr_t>(gm), from, p.count, p.bytes,
                     p.gm_step, p.ub_step});

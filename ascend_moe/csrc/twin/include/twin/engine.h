@@ -53,6 +53,10 @@ template <class Effect>
 inline void IssueExact(const Instruction& instruction, Effect&& effect) {
     Issue(instruction, static_cast<Effect&&>(effect));
 }
+template <class Effect>
+inline void IssueSourced(const Instruction& instruction, Effect&& effect) {
+    Issue(instruction, static_cast<Effect&&>(effect));
+}
 inline void UbFreed(uint32_t, uint32_t) {}
 inline void UbExposed() {}
 

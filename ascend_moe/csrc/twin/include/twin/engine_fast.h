@@ -37,6 +37,12 @@ TWIN_HOT void IssueExact(const Instruction& instruction, Effect&& effect) {
     effect();
 }
 
+// One whose effect asks where each piece of its UB source is.
+template <class Effect>
+TWIN_HOT void IssueSourced(const Instruction&, Effect&& effect) {
+    effect();
+}
+
 // Ordering means nothing when program order is execution order.
 inline void FlagSet(uint32_t, Pipe, const Loc&) {}
 inline void FlagWait(uint32_t, Pipe, const Loc&) {}

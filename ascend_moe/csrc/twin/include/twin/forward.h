@@ -40,11 +40,12 @@ struct ForwardedTerm {
 };
 
 struct Forward {
-    static constexpr uint32_t kRows = 24;
+    static constexpr uint32_t kRows = 64;
     static constexpr uint64_t kLeastBytes = 512;  // shorter copies are cheaper than the book-keeping
 
     bool enabled = false;
     uint32_t count = 0;
+    uint32_t next = 0;  // where a source is looked for first: rows leave as they came
     uintptr_t ub_begin = ~uintptr_t{0}, ub_end = 0;  // hull of all UB ranges: empty when there is none
     uintptr_t gm_begin = ~uintptr_t{0}, gm_end = 0;  // hull of their sources
     ForwardedTerm term;

@@ -5,11 +5,13 @@
 
 #define Issue FastIssue
 #define IssueExact FastIssueExact
+#define IssueSourced FastIssueSourced
 #define SettlePipe FastSettlePipe
 #define kChecked kFastChecked
 #include "../../../include/twin/engine_fast.h"
 #undef Issue
 #undef IssueExact
+#undef IssueSourced
 #undef SettlePipe
 #undef kChecked
 
@@ -35,6 +37,10 @@ inline void Issue(const Instruction& instruction, Effect&& effect) {
 }
 template <class Effect>
 inline void IssueExact(const Instruction& instruction, Effect&& effect) {
+    Issue(instruction, effect);
+}
+template <class Effect>
+inline void IssueSourced(const Instruction& instruction, Effect&& effect) {
     Issue(instruction, effect);
 }
 inline void SettlePipe(Pipe) { audit::Settle(); }
