@@ -27,6 +27,7 @@ from .tune_plan import cut
 _TUNE = "ascend-moe tune"
 OURS = {
     "ASCEND_MOE_AIV_CORES",
+    "ASCEND_MOE_BENCH_RANK",
     "ASCEND_MOE_CACHE",
     "ASCEND_MOE_CHECKED_LIBRARY",
     "ASCEND_MOE_COMM_ALG",
