@@ -379,7 +379,6 @@ def test_forgotten_plans_outlive_pythons(group_ep: str) -> None:
 # ---- threads, processes
 
 
-@pytest.mark.tsan
 def test_two_threads_take_turns_on_one_communicator() -> None:
     failed: list[BaseException] = []
 
