@@ -62,16 +62,14 @@ enum class Mutant : uint32_t {
     // algorithm "direct"
     kListsStillLeaving = 38,       // dispatch: no second meeting, runs leave while others store their lists
     kOtherHalfFilled = 39,         // rows and lists go to the half of the other parity
-    kFollowerDecides = 40,         // another core than 0 leaves by what it finds in the abort blocks
-    kFailBlockIgnored = 41,        // cores other than 0 do not look at the fail block
-    kNoFirstMeeting = 42,          // the cores do not meet over their histograms
-    kStartsAfterRuns = 43,         // combine: the table of first rows is stored after the meeting
-    kListOffByOwner = 44,          // a list goes to the place of the next owner
-    kLentAsPublished = 45,         // rows in a lent area are looked for in the half
-    kFollowerDoesNotWait = 46,     // another core than 0 takes the runs as it finds them at its first look
-    kListReadBeforeLoaded = 47,    // MTE2_S between the load of a list and its entries
-    kStartsReadBeforeLoaded = 48,  // MTE2_S between the load of the first rows and their use
-    kEntrySentBeforeWritten = 49,  // S_MTE3 before list entries leave
+    kFailBlockIgnored = 40,        // cores other than 0 do not look at the fail block
+    kNoFirstMeeting = 41,          // the cores do not meet over their histograms
+    kStartsAfterRuns = 42,         // combine: the table of first rows is stored after the meeting
+    kListOffByOwner = 43,          // a list goes to the place of the next owner
+    kLentAsPublished = 44,         // rows in a lent area are looked for in the half
+    kFollowerDoesNotWait = 45,     // another core than 0 takes the runs as it finds them at its first look
+    kListReadBeforeLoaded = 46,    // MTE2_S between the load of a list and its entries
+    kEntrySentBeforeWritten = 47,  // S_MTE3 before list entries leave
     kCount
 };
 

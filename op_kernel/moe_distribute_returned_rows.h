@@ -42,7 +42,7 @@ public:
                 lanes_);
             AscendC::DataCopy(startBuf_.Get<int32_t>()[owner * lanes_], line, lanes_);
         }
-        if constexpr (!IsMutant(Mutant::kStartsReadBeforeLoaded)) SyncFunc<HardEvent::MTE2_S>();
+        SyncFunc<HardEvent::MTE2_S>();
     }
 
     // V1: positions are expand_idx.

@@ -176,10 +176,6 @@ public:
                 next = 0;
             }
             if (next == count_ || IsMutant(Mutant::kFollowerDoesNotWait)) break;
-            if constexpr (IsMutant(Mutant::kFollowerDecides)) {
-                Verdict abort;
-                if (aborts_.Look(abort)) return abort;
-            }
             Verdict given;
             given.code = fail.Look();
             given.reporter = info_->rank;

@@ -33,6 +33,9 @@ SUITE = [
     "test_demo.py",
     "test_examples.py",
     "test_bad_arguments.py",
+    "test_direct.py",
+    "test_direct_inputs.py",
+    "test_zero_copy.py",
 ]
 SECONDS = 1800  # a mutant that hangs fails as well
 
