@@ -336,16 +336,21 @@ def plan_for(
     plan = plans.get(place)
     if plan is None:
         spec = describe(op, contract, group_ep, comm_alg, shapes, attributes)
-        spec.comm_world, spec.comm_rank = communicator.world, communicator.rank
-        spec.context_kind = communicator.context_kind
-        spec.ranks_per_server = communicator.ranks_per_server
-        spec.window_mib, spec.lent_mib = communicator.data_bytes // MIB, communicator.lent_bytes // MIB
+        place_at(spec, communicator)
         spec.cores, spec.deadline_micros = cores, deadline
         soc = getattr(communicator, "soc", tuning.CPU)
         tuned = _tune(spec, table, op, comm_alg, shapes, attributes, soc) if table else 0
         plan = plans[place] = Plan(op_name, spec, shapes, comm_alg)
         plan.tuning = tuned
     return plan, communicator
+
+
+def place_at(spec: Any, communicator: End) -> None:
+    """Says in a call's description which communicator it is for."""
+    spec.comm_world, spec.comm_rank = communicator.world, communicator.rank
+    spec.context_kind = communicator.context_kind
+    spec.ranks_per_server = communicator.ranks_per_server
+    spec.window_mib, spec.lent_mib = communicator.data_bytes // MIB, communicator.lent_bytes // MIB
 
 
 def _tune(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ascend_moe import comm, native
-from ascend_moe.communicator import MIB, timeout_s
+from ascend_moe.communicator import timeout_s
 from ascend_moe.ops_checks import need, need_dtype, need_unset
 from ascend_moe.schemas import NAMESPACE
 from ascend_moe.vendor_ops import on_npu
@@ -99,7 +99,6 @@ def _meet(group: str, world: int, rank: int, deadline: int) -> None:
     }
     shapes = tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in inputs.items())
     spec = native.describe(native.OP_DISPATCH, 2, group, "", shapes, attributes)
-    spec.comm_world, spec.comm_rank = world, rank
-    spec.window_mib = communicator.data_bytes // MIB
+    native.place_at(spec, communicator)
     spec.cores, spec.deadline_micros = native.core_count(), deadline
     native.run(native.Plan("_npu_distribute_barrier", spec, shapes), communicator, inputs)

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 import ascend_moe
-from ascend_moe import _lib, native
+from ascend_moe import native
 from ascend_moe.comm import lookup
 
-DOC = Path(_lib.native_source_root()) / "docs" / "zero_copy.md"
+DOC = Path(__file__).resolve().parent.parent / "docs" / "zero_copy.md"
 WORLD, EXPERTS, HIDDEN, INNER = 2, 4, 64, 32
 
 

@@ -40,7 +40,7 @@ MUTANTS: dict[str, Mutant] = {
         "combine weighs all K rows of a token with the weight of its first",
     ),
     "count": Mutant(
-        "op_kernel/moe_distribute_dispatch.h",
+        "op_kernel/moe_distribute_dispatch_outputs.h",
         "tokenNumsType == 0 ? end : end - before",
         "tokenNumsType == 0 ? end : (end - before) / 2",
         "dispatch tells every expert half its rows",

@@ -26,7 +26,7 @@ const char* AreaName(twin::GmKind kind) {
 class Exploration {
 public:
     Exploration(uint32_t world, uint64_t data_bytes, uint64_t lent_bytes)
-        : bytes_(WindowBytes(data_bytes, lent_bytes)) {
+        : bytes_(WindowBytes(data_bytes, lent_bytes)), failed_(world, 0) {
         for (uint32_t rank = 0; rank < world; ++rank) {
             bases_.push_back(am_window_alloc(bytes_));
             if (bases_.back() == nullptr) throw std::bad_alloc();
@@ -86,12 +86,19 @@ private:
               launch(comm, *static_cast<Plan*>(given.plan), inputs.data(), given.outputs, record) {
             program.spec = launch.spec();
             program.kernel = launch.kernel();
-            program.begin = [this] { launch.Begin(); };
-            program.end = [this] {
+            // After a fatal error nothing is lent any more: window_empty raises.
+            char& failed = world.failed_[static_cast<size_t>(given.rank)];
+            program.begin = [this, &failed] {
+                launch.Begin();
+                program.writes.assign(lent.bytes > 0 && !failed ? 1 : 0, lent);
+            };
+            program.end = [this, &failed] {
                 launch.End(false);
                 finished = true;
+                if (record[moe::kRecMagic] == moe::kRecordMagic &&
+                    record[moe::kRecCode] >= static_cast<int32_t>(moe::kFirstFatal))
+                    failed = 1;
             };
-            if (lent.bytes > 0) program.writes.push_back(lent);
             GiveBack();
             program.name =
                 static_cast<Plan*>(given.plan)->call.op == moe::kOpDispatch ? "dispatch" : "combine";
@@ -141,6 +148,7 @@ private:
     uint64_t bytes_;
     std::vector<void*> bases_;
     std::vector<std::unique_ptr<Communicator>> comms_;
+    std::vector<char> failed_;  // ranks, by number
     std::vector<std::unique_ptr<Op>> ops_;
     twin::Explorer explorer_;
     twin::RunResult last_;
@@ -181,6 +189,7 @@ void Exploration::RestoreWritten() {
 // Windows as they are when a communicator is opened, outputs full of nonsense.
 void Exploration::Restore(uint32_t epoch) {
     RestoreWritten();
+    failed_.assign(failed_.size(), 0);
     for (size_t rank = 0; rank < bases_.size(); ++rank) {
         // Hosts write aborts and epochs past the shadow: the whole area is small.
         memset(comms_[rank]->state(static_cast<int>(rank)), 0,
