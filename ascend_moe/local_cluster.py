@@ -143,6 +143,7 @@ class LocalCluster:
         self._window_mib = window_mib
         self._windows: _Windows | None = None
         self._active: set[int] = set()  # ranks whose function runs
+        self._closed: set[int] = set()  # of them, those that have closed and not asked for windows since
         self._errors: dict[int, tuple[float, BaseException]] = {}
         self._left_open = False  # left, or given up, while functions ran: the last one closes
 
@@ -181,6 +182,7 @@ class LocalCluster:
             if self._active:
                 raise AscendMoeError(f"{self.name}: run() is going on already: use another cluster")
             self._active = set(range(self.world_size))
+            self._closed = set()
             self._errors = {}
         results: dict[int, T] = {}
         for rank in range(self.world_size):
@@ -269,6 +271,7 @@ class LocalCluster:
         """
         deadline = time.monotonic() + timeout_s()
         with self.changed:
+            self._closed.discard(rank)
             while True:
                 self._check_usable()
                 if self._windows is None or not self._windows.open:
@@ -305,8 +308,10 @@ class LocalCluster:
         """
         rank = self.rank_here()
         if rank is not None:
-            if self._windows is not None:
+            # A second close must not reach the windows that another rank may have opened meanwhile.
+            if self._windows is not None and rank not in self._closed:
                 self._windows.ends[rank].close()
+                self._closed.add(rank)
             return
         with self.changed:
             if self._active:

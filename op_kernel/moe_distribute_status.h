@@ -32,7 +32,8 @@ struct StatusConfig {
     }
 };
 
-// Of a count block: the configuration and the counts, so that no turned bit passes for rows.
+// Of a count block: the configuration, where lent rows lie, and the counts, so that no turned bit passes for
+// rows.
 __aicore__ inline uint32_t HashCounts(uint32_t hash, const LocalTensor<uint32_t>& run, uint32_t at) {
     for (uint32_t i = 0; i < kCountsPerBlock; ++i) hash = HashMix(hash, run.GetValue(at + kCbCounts + i));
     return hash;
@@ -79,6 +80,7 @@ public:
     __aicore__ inline void SetPlace(uint32_t blocks, uint32_t generation) {
         run_.SetValue(kBlockWords + kH1Detail0, blocks);
         run_.SetValue(kBlockWords + kH1Detail1, generation);
+        hash_ = HashMix(HashMix(hash_, blocks), generation);
     }
     __aicore__ inline void SetError(const Verdict& verdict) {
         run_.SetValue(kBlockWords + kH1Code, verdict.code);
@@ -201,6 +203,11 @@ private:
             if constexpr (IsMutant(Mutant::kTornRun) || IsMutant(Mutant::kNoEpoch)) break;
             if (run.GetValue(at + kCbEpoch) != epoch_) return kPending;
         }
+        uint32_t hash = config_.hash;
+        if (phase == kPhaseLent) {
+            hash = HashMix(hash, run.GetValue(kBlockWords + kH1Detail0));
+            hash = HashMix(hash, run.GetValue(kBlockWords + kH1Detail1));
+        }
         uint64_t rows = 0;
         for (uint32_t b = 0; b < blocks; ++b) {
             const uint32_t at = (kHeaderBlocks + b) * kBlockWords;
@@ -210,7 +217,7 @@ private:
             if (run.GetValue(at + kCbSource) != source) {
                 return Corrupt(verdict, source, kHeaderBlocks + b, run.GetValue(at + kCbSource));
             }
-            if (run.GetValue(at + kCbHash) != HashCounts(config_.hash, run, at)) {
+            if (run.GetValue(at + kCbHash) != HashCounts(hash, run, at)) {
                 return Corrupt(verdict, source, kHeaderBlocks + b, run.GetValue(at + kCbHash));
             }
             for (uint32_t i = 0; i < kCountsPerBlock; ++i) {
