@@ -9,9 +9,11 @@ namespace twin {
 namespace {
 
 constexpr uint32_t kLooks = 8;
+constexpr uint32_t kTile = 1024;  // elements of a sum that stay in L1 while all terms are added
 
 bool Overlap(uintptr_t a, uintptr_t a_end, uintptr_t b, uintptr_t b_end) { return a < b_end && b < a_end; }
 uintptr_t EndOf(const ForwardedRow& row) { return row.ub + row.bytes; }
+uint64_t SumBytes(const ForwardedSum& sum) { return uint64_t{sum.count} * sizeof(float); }
 uint64_t TermBytes(const ForwardedTerm& term) { return uint64_t{term.count} * sizeof(float); }
 uint64_t SourceBytes(const ForwardedTerm& term) {
     return uint64_t{term.count} * (term.type == TermType::kFloat ? sizeof(float) : sizeof(half));
@@ -35,20 +37,21 @@ void TermLoop(float* to, const float* addend, const T* from, float weight, uint3
     });
 }
 template <bool kAdd, class T>
-void TermOf(const ForwardedTerm& term, float* to, const float* addend) {
-    const T* from = reinterpret_cast<const T*>(term.gm);
+void TermOf(const ForwardedTerm& term, float* to, uint32_t first, uint32_t count) {
+    const T* from = reinterpret_cast<const T*>(term.gm) + first;
     if (term.scaled) {
-        TermLoop<kAdd, true>(to, addend, from, term.weight, term.count);
+        TermLoop<kAdd, true>(to, to, from, term.weight, count);
     } else {
-        TermLoop<kAdd, false>(to, addend, from, 0, term.count);
+        TermLoop<kAdd, false>(to, to, from, 0, count);
     }
 }
+// Elements [first, first + count) of a term to `to`, or added to what is there.
 template <bool kAdd>
-void RunTerm(const ForwardedTerm& term, float* to, const float* addend) {
+void RunTerm(const ForwardedTerm& term, float* to, uint32_t first, uint32_t count) {
     switch (term.type) {
-        case TermType::kFloat: return TermOf<kAdd, float>(term, to, addend);
-        case TermType::kHalf: return TermOf<kAdd, half>(term, to, addend);
-        case TermType::kBf16: return TermOf<kAdd, bfloat16_t>(term, to, addend);
+        case TermType::kFloat: return TermOf<kAdd, float>(term, to, first, count);
+        case TermType::kHalf: return TermOf<kAdd, half>(term, to, first, count);
+        case TermType::kBf16: return TermOf<kAdd, bfloat16_t>(term, to, first, count);
         case TermType::kNone: return;
     }
 }
@@ -65,11 +68,16 @@ void Widen(Forward& forward, const ForwardedRow& row) {
 void Widen(Forward& forward, const ForwardedTerm& term) {
     if (term.type != TermType::kNone) Widen(forward, term.ub, TermBytes(term), term.gm, SourceBytes(term));
 }
+void Widen(Forward& forward, const ForwardedSum& sum) {
+    for (uint32_t i = 0; i < sum.terms; ++i)
+        Widen(forward, sum.ub, SumBytes(sum), sum.term[i].gm, SourceBytes(sum.term[i]));
+}
 void Hull(Forward& forward) {
     forward.ub_begin = forward.gm_begin = ~uintptr_t{0};
     forward.ub_end = forward.gm_end = 0;
     for (uint32_t i = 0; i < forward.count; ++i) Widen(forward, forward.rows[i]);
     Widen(forward, forward.term);
+    Widen(forward, forward.sum);
 }
 
 // The hull stays as it is: callers shrink it when they are done.
@@ -79,8 +87,29 @@ void Make(const ForwardedRow& row) {
 }
 void MakeTerm(Forward& forward) {
     if (forward.term.type != TermType::kNone)
-        RunTerm<false>(forward.term, reinterpret_cast<float*>(forward.term.ub), nullptr);
+        RunTerm<false>(forward.term, reinterpret_cast<float*>(forward.term.ub), 0, forward.term.count);
     forward.term.type = TermType::kNone;
+}
+// Tile by tile: a sum of long rows would leave L1 with every term.
+void MakeSum(Forward& forward) {
+    const ForwardedSum& sum = forward.sum;
+    float* to = reinterpret_cast<float*>(sum.ub);
+    for (uint32_t first = 0; sum.terms != 0 && first < sum.count; first += kTile) {
+        const uint32_t count = sum.count - first < kTile ? sum.count - first : kTile;
+        for (uint32_t i = 0; i < sum.terms; ++i) RunTerm<true>(sum.term[i], to + first, first, count);
+    }
+    forward.sum.terms = 0;
+}
+bool SumIn(const Forward& forward, uintptr_t begin, uintptr_t end) {
+    const ForwardedSum& sum = forward.sum;
+    return sum.terms != 0 && Overlap(sum.ub, sum.ub + SumBytes(sum), begin, end);
+}
+bool SumReads(const Forward& forward, uintptr_t begin, uintptr_t end) {
+    for (uint32_t i = 0; i < forward.sum.terms; ++i) {
+        const ForwardedTerm& term = forward.sum.term[i];
+        if (Overlap(term.gm, term.gm + SourceBytes(term), begin, end)) return true;
+    }
+    return false;
 }
 bool TermIn(const Forward& forward, uintptr_t begin, uintptr_t end) {
     const ForwardedTerm& term = forward.term;
@@ -95,6 +124,10 @@ bool IsTerm(const Forward& forward, uintptr_t ub, uint32_t count) {
 
 void ForwardRead(Forward& forward, uintptr_t begin, uintptr_t end) {
     bool made = false;
+    if (SumIn(forward, begin, end)) {
+        MakeSum(forward);
+        made = true;
+    }
     if (TermIn(forward, begin, end)) {
         MakeTerm(forward);
         made = true;
@@ -117,6 +150,10 @@ void ForwardRead(Forward& forward, uintptr_t begin, uintptr_t end) {
 
 void ForwardWrite(Forward& forward, uintptr_t begin, uintptr_t end) {
     bool made = false;
+    if (SumIn(forward, begin, end)) {
+        MakeSum(forward);
+        made = true;
+    }
     if (TermIn(forward, begin, end)) {
         MakeTerm(forward);
         made = true;
@@ -137,6 +174,11 @@ void ForwardDrop(Forward& forward, uintptr_t begin, uintptr_t end) {
         forward.term.type = TermType::kNone;
         dropped = true;
     }
+    const ForwardedSum& sum = forward.sum;
+    if (sum.terms != 0 && sum.ub >= begin && sum.ub + SumBytes(sum) <= end) {
+        forward.sum.terms = 0;
+        dropped = true;
+    }
     for (uint32_t i = forward.count; i-- > 0;) {
         if (forward.rows[i].ub < begin || EndOf(forward.rows[i]) > end) continue;
         Forget(forward, i);
@@ -153,6 +195,7 @@ void ForwardOverwrite(Forward& forward, uintptr_t begin, uintptr_t end) {
 void ForwardStore(Forward& forward, uintptr_t begin, uintptr_t end) {
     if (begin >= forward.gm_end || forward.gm_begin >= end) return;
     const ForwardedTerm& term = forward.term;
+    if (SumReads(forward, begin, end)) MakeSum(forward);
     if (term.type != TermType::kNone && Overlap(term.gm, term.gm + SourceBytes(term), begin, end))
         MakeTerm(forward);
     for (uint32_t i = forward.count; i-- > 0;) {
@@ -165,6 +208,7 @@ void ForwardStore(Forward& forward, uintptr_t begin, uintptr_t end) {
 }
 
 void ForwardSettle(Forward& forward) {
+    MakeSum(forward);
     MakeTerm(forward);
     for (uint32_t i = 0; i < forward.count; ++i) Make(forward.rows[i]);
     ForwardDrop(forward);
@@ -173,6 +217,7 @@ void ForwardSettle(Forward& forward) {
 void ForwardDrop(Forward& forward) {
     forward.count = 0;
     forward.term.type = TermType::kNone;
+    forward.sum.terms = 0;
     Hull(forward);
 }
 
@@ -230,8 +275,16 @@ bool ForwardAdd(Forward& forward, uintptr_t to, uintptr_t a, uintptr_t b, uint32
     if (to != a || !IsTerm(forward, b, count)) return false;
     const uintptr_t end = to + uint64_t{count} * sizeof(float);
     if (Overlap(to, end, b, b + (end - to))) return false;
-    ForwardWrite(forward, to, end);
-    RunTerm<true>(forward.term, reinterpret_cast<float*>(to), reinterpret_cast<const float*>(a));
+    ForwardedSum& sum = forward.sum;
+    const bool same = sum.terms != 0 && sum.ub == to && sum.count == count;
+    if (!same || sum.terms == ForwardedSum::kTerms) {
+        ForwardWrite(forward, to, end);
+        MakeSum(forward);
+        sum.ub = to;
+        sum.count = count;
+    }
+    sum.term[sum.terms++] = forward.term;
+    Widen(forward, to, end - to, forward.term.gm, SourceBytes(forward.term));
     return true;
 }
 

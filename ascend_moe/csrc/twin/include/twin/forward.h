@@ -39,6 +39,16 @@ struct ForwardedTerm {
     uintptr_t gm = 0;
 };
 
+// `count` float32 at `ub`, onto which terms are to be added, in their order.
+struct ForwardedSum {
+    static constexpr uint32_t kTerms = 24;
+
+    uintptr_t ub = 0;
+    uint32_t count = 0;
+    uint32_t terms = 0;  // 0: there is no sum
+    ForwardedTerm term[kTerms];
+};
+
 struct Forward {
     static constexpr uint32_t kRows = 64;
     static constexpr uint64_t kLeastBytes = 512;  // shorter copies are cheaper than the book-keeping
@@ -49,6 +59,7 @@ struct Forward {
     uintptr_t ub_begin = ~uintptr_t{0}, ub_end = 0;  // hull of all UB ranges: empty when there is none
     uintptr_t gm_begin = ~uintptr_t{0}, gm_end = 0;  // hull of their sources
     ForwardedTerm term;
+    ForwardedSum sum;
     ForwardedRow rows[kRows];
 
     bool Any() const { return ub_end != 0; }
