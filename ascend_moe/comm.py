@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from ascend_moe import _lib, lent, local_cluster
+from ascend_moe import _lib, lent, lent_compiled, local_cluster
 from ascend_moe.board import StoreHost
 from ascend_moe.communicator import MAX_WORLD, Communicator, timeout_s, window_data_bytes, window_lent_bytes
 from ascend_moe.errors import ArgumentError, AscendMoeError
@@ -182,6 +182,10 @@ def window_empty(
         CommTimeout, PeerLost, ConfigMismatch: of the opening.
         Other errors: the communicator has failed before.
     """
+    made = lent_compiled.lend(shape, dtype, group_ep, ep_world_size, ep_rank_id)
+    if made is not None:
+        return made
+    generation = lent_compiled.generation()
     sizes, size = lent.byte_size(shape, dtype)
     group = None if local_cluster.find(group_ep) else _resolve(group_ep)
     if group is not None and _has_hccl(group) and group_ep != group.group_name:
@@ -194,7 +198,9 @@ def window_empty(
     end.raise_if_failed()
     if size == 0:
         return torch.empty(sizes, dtype=dtype)
-    return lent.tensor_of(end.lend(size), sizes, dtype)
+    block, area = end.lend(size)
+    lent_compiled.remember(generation, group_ep, end, area)
+    return lent.tensor_of(block, sizes, dtype)
 
 
 def hccl_group(group_ep: str, ep_world_size: int, ep_rank_id: int) -> ProcessGroup:

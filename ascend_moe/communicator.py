@@ -257,8 +257,8 @@ class Communicator:
             return "it is this rank"
         return "this rank has closed its communicator" if self.closed else self._describe(rank)
 
-    def lend(self, size: int) -> ctypes.Array[ctypes.c_char]:
-        """``size`` bytes of this rank's lent area, held until the returned object dies.
+    def lend(self, size: int) -> tuple[ctypes.Array[ctypes.c_char], LentMemory]:
+        """``size`` bytes of this rank's lent area, held until the returned object dies; and the area.
 
         Raises:
             WindowTooSmall: no room, or there is no lent area.
@@ -270,7 +270,7 @@ class Communicator:
                 if not area:
                     raise none_lent(size)
                 self._lent = LentMemory(area)
-            return self._lent.take(size, self.lent_bytes)
+            return self._lent.take(size, self.lent_bytes), self._lent
 
     def when_unused(self, unmap: Callable[[], None]) -> None:
         """Calls ``unmap`` once no tensor lives in this rank's own window. The native communicator is gone."""

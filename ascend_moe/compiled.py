@@ -7,6 +7,7 @@ are remembered by everything that the checks read. Every other call, and every e
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import functools
@@ -32,7 +33,7 @@ VARIABLES = (
     "ASCEND_MOE_TIMEOUT_S",
     "ASCEND_MOE_TUNING_TABLE",
 )
-INTERFACE = 1  # as in csrc/torch/api.cpp
+INTERFACE = 2  # as in csrc/torch/api.cpp
 RECORD_WORDS = 64  # that its launches have room for
 _SLICE_MS = 50  # of a wait for a gate: between them Python sees its signals
 
@@ -51,6 +52,22 @@ class _Call(ctypes.Structure):
         ("inputs", c_uint64),
         ("outputs", POINTER(c_int64)),
         ("output_count", c_uint64),
+    ]
+
+
+class _Lender(ctypes.Structure):
+    """AmTorchLender of csrc/torch/api.h."""
+
+    _fields_ = [
+        ("group_ep", c_char_p),
+        ("world", c_int64),
+        ("rank", c_int64),
+        ("group", c_char_p),
+        ("gate", c_void_p),
+        ("area", c_void_p),
+        ("take", c_void_p),
+        ("release", c_void_p),
+        ("unused", c_void_p),
     ]
 
 
@@ -75,6 +92,10 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "am_torch_plan_create": (c_void_p, (c_void_p, c_void_p)),
     "am_torch_plan_drop": (None, (c_void_p,)),
     "am_torch_remember": (c_int, (POINTER(_Call),)),
+    "am_torch_generation": (c_uint64, ()),
+    "am_torch_register_lend": (c_int, (c_char_p, c_uint64)),
+    "am_torch_remember_lender": (None, (c_uint64, POINTER(_Lender))),
+    "am_torch_end_lending": (None, ()),
     "am_torch_forget": (None, ()),
     "am_torch_set_place": (None, (c_uint64,)),
     "am_torch_pause": (None, (c_int,)),
@@ -180,6 +201,18 @@ def register(number: int, name: str) -> None:
         raise LibraryError(f"the compiled kernel of {name} cannot be registered: {text.value.decode()}")
 
 
+def register_lend() -> None:
+    """Defines ``ascend_moe_python::lend``, once: window tensors without Python.
+
+    Raises:
+        LibraryError: torch refuses.
+    """
+    text = ctypes.create_string_buffer(1024)
+    if _open().am_torch_register_lend(text, len(text)):
+        raise LibraryError(f"the compiled kernel of window_empty cannot be registered: {text.value.decode()}")
+    atexit.register(_open().am_torch_end_lending)
+
+
 # ---- locks and plans
 
 
@@ -274,6 +307,36 @@ def remember(
         len(outputs),
     )
     return bool(_open().am_torch_remember(ctypes.byref(call)))
+
+
+def generation() -> int:
+    """Of what is remembered: read it before finding out what ``remember_lender`` is told."""
+    return int(_open().am_torch_generation())
+
+
+def remember_lender(
+    generation: int,
+    group_ep: str,
+    world: int,
+    rank: int,
+    group: str | None,
+    gate: Gate,
+    area: int,
+    take: Any,
+    release: Any,
+    unused: Any,
+) -> None:
+    """Whom ``ascend_moe_python::lend`` asks when it is called with these on this thread.
+
+    Args:
+        group: the process group's name in c10d, with which this ends; None for a LocalCluster.
+        area, take, release: the lent area, and am_lent_take and am_lent_release of its library.
+        unused: a ctypes callback that lives as long as tensors do: the last one of a closed area has died.
+    """
+    pointers = (ctypes.cast(function, c_void_p) for function in (take, release, unused))
+    names = (group_ep.encode(), world, rank, None if group is None else group.encode())
+    lender = _Lender(*names, gate.handle, area, *pointers)
+    _open().am_torch_remember_lender(generation, ctypes.byref(lender))
 
 
 def forget() -> None:

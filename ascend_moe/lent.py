@@ -18,6 +18,9 @@ VARIABLE = "ASCEND_MOE_LENT_MIB"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # of expand_x
 
 
+_lending: set[LentMemory] = set()
+
+
 class LentMemory:
     """The lent area of one communicator's own window, from the first tensor to the death of the last.
 
@@ -27,8 +30,11 @@ class LentMemory:
 
     def __init__(self, handle: int) -> None:
         """``handle``: from am_comm_lent; owned from here on."""
-        self._handle = handle
+        self.handle = handle
         self._unmap: Callable[[], None] | None = None
+        # For tensors that were made without Python: `_lending` keeps it for as long as there may be any.
+        self.unused = ctypes.CFUNCTYPE(None)(self._end)
+        _lending.add(self)
 
     def take(self, size: int, lent_bytes: int) -> ctypes.Array[ctypes.c_char]:
         """A block of ``size`` bytes; it is held until the returned object dies.
@@ -37,7 +43,7 @@ class LentMemory:
             WindowTooSmall: no room.
         """
         out = (ctypes.c_uint64 * 4)()
-        if _lib.lib().am_lent_take(self._handle, min(size, 1 << 62), out):
+        if _lib.lib().am_lent_take(self.handle, min(size, 1 << 62), out):
             raise _no_room(size, lent_bytes, held=out[2], needed=out[3])
         block = (ctypes.c_char * size).from_address(out[0])
         end = weakref.finalize(block, self._give, out[1], os.getpid())
@@ -47,14 +53,24 @@ class LentMemory:
     def _give(self, generation: int, owner: int) -> None:
         if os.getpid() != owner:  # a forked child: its parent's blocks are not its own
             return
-        if _lib.lib().am_lent_release(self._handle, generation) and self._unmap is not None:
+        if _lib.lib().am_lent_release(self.handle, generation):
+            self._end()
+
+    def _end(self) -> None:
+        _lending.discard(self)
+        if self._unmap is not None:
             self._unmap()
 
     def retire(self, unmap: Callable[[], None]) -> None:
         """The communicator is gone. Calls ``unmap`` once no tensor lives: now, or from the last one's end."""
         self._unmap = unmap
-        if _lib.lib().am_lent_close(self._handle):
-            unmap()
+        if _lib.lib().am_lent_close(self.handle):
+            self._end()
+
+
+def lending() -> int:
+    """Areas of this process that tensors live in, or may."""
+    return len(_lending)
 
 
 def _no_room(size: int, lent_bytes: int, held: int, needed: int) -> WindowTooSmall:

@@ -1,8 +1,11 @@
 #include "api.h"
 
+#include <unistd.h>
+
 #include <cstring>
 
 #include "kernels.h"
+#include "lend.h"
 
 using ascend_moe_torch::Entry;
 using ascend_moe_torch::Gate;
@@ -11,7 +14,7 @@ using SharedPlan = std::shared_ptr<void>;
 
 namespace {
 
-constexpr int kInterface = 1;
+constexpr int kInterface = 2;
 constexpr uint64_t kWordsAnOutput = 4;
 
 Gate& GateOf(void* gate) { return **static_cast<SharedGate*>(gate); }
@@ -34,6 +37,19 @@ std::shared_ptr<const Entry> EntryOf(const AmTorchCall& call, const ascend_moe_t
     return entry;
 }
 
+// 0, or 1 when `function` throws: `text` says what.
+template <class Function>
+int Told(Function function, char* text, uint64_t bytes) {
+    try {
+        function();
+        return 0;
+    } catch (const std::exception& error) {
+        strncpy(text, error.what(), bytes - 1);
+        text[bytes - 1] = '\0';
+        return 1;
+    }
+}
+
 }  // namespace
 
 int am_torch_interface() { return kInterface; }
@@ -41,14 +57,11 @@ int am_torch_interface() { return kInterface; }
 void am_torch_watch(const char* names) { ascend_moe_torch::Watch(names); }
 
 int am_torch_register(uint64_t number, const char* name, char* text, uint64_t bytes) {
-    try {
-        ascend_moe_torch::RegisterOp(number, name);
-        return 0;
-    } catch (const std::exception& error) {
-        strncpy(text, error.what(), bytes - 1);
-        text[bytes - 1] = '\0';
-        return 1;
-    }
+    return Told([=] { ascend_moe_torch::RegisterOp(number, name); }, text, bytes);
+}
+
+int am_torch_register_lend(char* text, uint64_t bytes) {
+    return Told([] { ascend_moe_torch::RegisterLend(); }, text, bytes);
 }
 
 void* am_torch_gate_create(void* communicator) { return new SharedGate(new Gate(communicator)); }
@@ -68,6 +81,23 @@ int am_torch_remember(const AmTorchCall* call) {
     ascend_moe_torch::Remember(pending->generation, EntryOf(*call, *pending->key), *pending->key);
     return 1;
 }
+
+uint64_t am_torch_generation() { return ascend_moe_torch::Generation(); }
+
+void am_torch_remember_lender(uint64_t generation, const AmTorchLender* from) {
+    auto lender = std::make_shared<ascend_moe_torch::Lender>();
+    lender->group_ep = from->group_ep;
+    lender->world = from->world;
+    lender->rank = from->rank;
+    lender->place = ascend_moe_torch::Place();
+    if (from->group != nullptr) lender->group = ascend_moe_torch::Group(from->group);
+    lender->gate = *static_cast<SharedGate*>(from->gate);
+    lender->lent = {from->area, reinterpret_cast<ascend_moe_torch::Take>(from->take),
+                    reinterpret_cast<ascend_moe_torch::Release>(from->release), from->unused, getpid()};
+    ascend_moe_torch::RememberLender(generation, std::move(lender));
+}
+
+void am_torch_end_lending() { ascend_moe_torch::EndLending(); }
 
 void am_torch_forget() { ascend_moe_torch::Forget(); }
 void am_torch_set_place(uint64_t place) { ascend_moe_torch::SetPlace(place); }

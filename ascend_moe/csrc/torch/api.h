@@ -44,6 +44,24 @@ AM_TORCH_API int am_torch_remember(const AmTorchCall* call);
 // All of them; also what other threads are finding out now.
 AM_TORCH_API void am_torch_forget(void);
 
+// The number of what is remembered now, which forgetting changes; read before finding out.
+AM_TORCH_API uint64_t am_torch_generation(void);
+
+// The op that lends (csrc/torch/lend.h). 0, or 1: `text` says why not.
+AM_TORCH_API int am_torch_register_lend(char* text, uint64_t bytes);
+// Who lends to equal calls, if nothing was forgotten since `generation`.
+struct AmTorchLender {
+    const char* group_ep;
+    int64_t world, rank;
+    const char* group;  // c10d's name of the process group; null: none
+    void* gate;
+    void *area, *take, *release;  // am_lent_take, am_lent_release of the library that made the area
+    void (*unused)(void);
+};
+AM_TORCH_API void am_torch_remember_lender(uint64_t generation, const AmTorchLender* lender);
+// Before Python ends: window tensors that die later tell nobody.
+AM_TORCH_API void am_torch_end_lending(void);
+
 AM_TORCH_API void am_torch_set_place(uint64_t place);
 AM_TORCH_API void am_torch_pause(int by);
 // Calls without Python, and those handed to it.

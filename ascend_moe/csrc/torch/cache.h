@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "gate.h"
@@ -31,10 +32,14 @@ struct Entry {
     std::vector<Output> outputs;
 };
 
+struct Lender;  // lend.h
+
 // A number that Forget changes: what was found out before it is not remembered after it.
 uint64_t Generation();
 std::shared_ptr<const Entry> Find(const Key& key);
 void Remember(uint64_t generation, std::shared_ptr<const Entry> entry, const Key& key);
+std::shared_ptr<const Lender> FindLender(std::string_view group_ep, int64_t world, int64_t rank);
+void RememberLender(uint64_t generation, std::shared_ptr<const Lender> lender);
 void Forget();
 
 }  // namespace ascend_moe_torch

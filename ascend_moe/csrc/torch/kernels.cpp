@@ -98,8 +98,7 @@ public:
         Mark(marks.entered);
         const c10::IValue* arguments = stack->data() + (stack->size() - arguments_);
         Key key;
-        const bool keyed =
-            pauses.load(std::memory_order_relaxed) == 0 && key.Make(number_, arguments, arguments_);
+        const bool keyed = !Paused() && key.Make(number_, arguments, arguments_);
         if (!keyed) return Hand(nullptr, stack);
         const std::shared_ptr<const Entry> entry = ascend_moe_torch::Find(key);
         // Deterministic mode may ask torch.empty to fill what it returns.
@@ -173,6 +172,8 @@ Counts& counts() {
 bool Fits(uint64_t inputs, uint64_t outputs) { return inputs <= kMostInputs && outputs <= kMostOutputs; }
 
 void Pause(int by) { pauses.fetch_add(by); }
+
+bool Paused() { return pauses.load(std::memory_order_relaxed) != 0; }
 
 void RegisterOp(uint64_t number, const char* name) {
     const OperatorHandle op = Find(kOps, name), python = Find(kPython, name);

@@ -38,5 +38,6 @@ bool Fits(uint64_t inputs, uint64_t outputs);
 
 // Tests and tools: every call goes to Python while the sum of what was given here is above 0.
 void Pause(int by);
+bool Paused();
 
 }  // namespace ascend_moe_torch

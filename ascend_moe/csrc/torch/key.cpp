@@ -37,6 +37,8 @@ void Watch(const char* names) {
 
 void SetPlace(uint64_t place) { place_here = place; }
 
+uint64_t Place() { return place_here; }
+
 bool Key::Make(uint64_t op, const c10::IValue* arguments, size_t count) {
     size_ = 0;
     bool fits = Add(op) && Add(place_here);

@@ -43,5 +43,6 @@ void Watch(const char* names);
 
 // Which rank of which LocalCluster the calling thread is; 0: none.
 void SetPlace(uint64_t place);
+uint64_t Place();
 
 }  // namespace ascend_moe_torch
