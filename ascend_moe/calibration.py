@@ -1,4 +1,4 @@
-"""The timed engine against published times: what is fitted, how far off the rest is.
+"""The timed engine against published times: how far off it is. What is fitted: ``calibration_fit``.
 
 Published times are of CANN-style kernels, so they are compared with the model of such a kernel. Which points
 may be fitted to and which are held out stands in ``data/published_times.json``, fixed before any fit.
@@ -7,21 +7,14 @@ may be fitted to and which are held out stands in ``data/published_times.json``,
 from __future__ import annotations
 
 import functools
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-import numpy as np
-
-from .errors import ArgumentError
 from .plan import Request
-from .soc_costs import cost_table, fitted_names, read_data
+from .soc_costs import read_data
 from .timed import Prediction, predict
 
 CALIBRATION, HELD_OUT = "calibration", "held-out"
-_ROUNDS, _STEP, _DIGITS = 6, 0.1, 3
-_LEAST = 0.05  # a factor or a time that the fit may not go below, as a share of where it began
 
 
 @dataclass(frozen=True)
@@ -96,67 +89,9 @@ def compare(chosen: list[Point], costs: Mapping[str, float] | None = None) -> li
     return found
 
 
-def calibrate(progress: Callable[[str], None] = lambda _: None) -> dict[str, float]:
-    """Fits the free parameters to the calibration points: least squares of relative errors, Gauss-Newton.
-
-    The same table and kernels give the same values. They are rounded to three digits.
-
-    Raises:
-        ArgumentError: the table has more free parameters than half of the calibration points.
-    """
-    names, chosen = fitted_names(), points(CALIBRATION)
-    if 2 * len(names) > len(chosen):
-        text = f"{len(names)} fitted figures ({', '.join(names)}) for {len(chosen)} calibration points"
-        raise ArgumentError(f"{text}: at most half as many are allowed", argument="soc_costs.json")
-    table = cost_table(chosen[0].soc)
-    start = {name: float(read_data("soc_costs.json")["fit_begins_at"][name]) for name in names}
-    assert set(names) <= set(table)
-
-    def errors(values: np.ndarray) -> np.ndarray:
-        costs = {name: start[name] * float(value) for name, value in zip(names, values, strict=True)}
-        found = np.array([one.error for one in compare(chosen, costs)])
-        shown = " ".join(f"{name}={value:.4g}" for name, value in costs.items())
-        progress(f"{shown}: " + " ".join(f"{100 * error:+.1f}%" for error in found))
-        return found
-
-    at, best = np.ones(len(names)), None
-    for _ in range(_ROUNDS):
-        here = errors(at)
-        columns = []
-        for i in range(len(names)):
-            step = _STEP * at[i]
-            columns.append((errors(at + step * np.eye(len(names))[i]) - here) / step)
-        if best is None or float(here @ here) < best[0] - 1e-6:
-            best = (float(here @ here), at)
-        else:
-            break
-        at = np.maximum(at - np.linalg.lstsq(np.stack(columns, 1), here, rcond=None)[0], _LEAST)
-    assert best is not None
-    return {
-        name: float(f"{start[name] * value:.{_DIGITS}g}") for name, value in zip(names, best[1], strict=True)
-    }
-
-
 def errors_of(compared: list[Compared]) -> float:
     """The largest error, without its sign."""
     return max((abs(one.error) for one in compared), default=0.0)
-
-
-def write(fitted: Mapping[str, float], folder: Path) -> None:
-    """Writes fitted values and the errors that they leave to the data files in ``folder``."""
-    table = json.loads((folder / "soc_costs.json").read_text())
-    for figures in table["series"].values():
-        for name, value in fitted.items():
-            figures[name]["value"] = value
-    (folder / "soc_costs.json").write_text(json.dumps(table, indent=1) + "\n")
-    compared = compare(points(CALIBRATION, HELD_OUT, "shown"), fitted)
-    document = {
-        "about": "Errors of the timed engine against published_times.json, written by `ascend-moe predict "
-        "--calibrate --write`.",
-        "fitted": dict(fitted),
-        "errors": {one.point.id: round(one.error, 4) for one in compared},
-    }
-    (folder / "calibration.json").write_text(json.dumps(document, indent=1) + "\n")
 
 
 @functools.cache

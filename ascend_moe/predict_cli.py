@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from . import calibration
+from . import calibration, calibration_fit
 from .calibration import Compared
 from .errors import ArgumentError
 from .plain import Parser, table
@@ -248,9 +248,12 @@ def _check(as_json: bool) -> int:
 
 
 def _calibrate(folder: Path | None) -> int:
-    fitted = calibration.calibrate(lambda line: print(line, file=sys.stderr))
+    def progress(line: str) -> None:
+        print(line, file=sys.stderr)
+
+    fitted = calibration_fit.calibrate(progress=progress)
     for name, value in fitted.items():
         print(f"{name} = {value:g}")
     if folder is not None:
-        calibration.write(fitted, folder)
+        calibration_fit.write(fitted, folder, progress)
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -13,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from ascend_moe import calibration, predict_cli, predict_docs
-from ascend_moe.calibration import Compared, Point
+from ascend_moe import calibration, calibration_fit, predict_cli, predict_docs
+from ascend_moe.calibration import CALIBRATION, HELD_OUT, Compared, Point
+from ascend_moe.calibration_fit import Fit
 from ascend_moe.errors import ArgumentError
 from ascend_moe.plan import Request
 from ascend_moe.soc_costs import KINDS, cost_table, fitted_names, known_socs, read_data
@@ -39,8 +41,10 @@ def test_no_more_free_parameters_than_half_of_the_points() -> None:
     assert 2 * len(fitted_names()) <= len(calibration.points(calibration.CALIBRATION))
     fitted = read_data("calibration.json")["fitted"]
     assert set(fitted) == set(fitted_names())
+    priors = calibration_fit.priors()
     for soc in known_socs():
-        assert {name: cost_table(soc)[name].value for name in fitted} == fitted
+        table = {name: one.value for name, one in cost_table(soc).items()}
+        assert {name: table[name] for name in priors} == priors | fitted
 
 
 def test_points_say_where_they_are_from() -> None:
@@ -89,9 +93,37 @@ def test_known_errors_are_of_all_points() -> None:
 
 
 def test_a_fit_may_not_have_more_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "fitted_names", lambda: ["launch_ns", "scalar_scale", "sync_ns"])
+    names = ["launch_ns", "scalar_scale", "link_share"]
     with pytest.raises(ArgumentError, match=r"3 fitted figures .* for 4 calibration points"):
-        calibration.calibrate()
+        calibration_fit.calibrate(names)
+    monkeypatch.setattr(calibration_fit, "fitted_names", lambda: names)
+    with pytest.raises(ArgumentError, match=r"3 fitted figures .* for 4 calibration points"):
+        calibration_fit.calibrate()
+
+
+def test_the_fitted_pair_is_the_plausible_one_with_the_least_calibration_error() -> None:
+    tried = calibration_fit.tried()
+    assert [list(one.values) for one in tried] == read_data("soc_costs.json")["pairs"]
+    chosen = calibration_fit.choose(tried)
+    known = read_data("calibration.json")
+    assert chosen.values == known["fitted"]
+    assert chosen.errors == known["errors"]
+    assert chosen.plausible
+    assert all(chosen.spread(CALIBRATION) <= one.spread(CALIBRATION) for one in tried if one.plausible)
+    assert not all(one.plausible for one in tried)
+
+
+def test_held_out_errors_choose_nothing() -> None:
+    """Swapping them between two fits leaves the choice as it was."""
+
+    def made(scale: float, fitted: float, held_out: float) -> Fit:
+        errors = dict.fromkeys((point.id for point in calibration.points(CALIBRATION)), fitted)
+        errors |= dict.fromkeys((point.id for point in calibration.points(HELD_OUT)), held_out)
+        return Fit({"scalar_scale": scale}, errors)
+
+    good, bad, absurd = made(2.0, 0.01, 0.24), made(3.0, 0.02, 0.0), made(99.0, 0.0, 0.0)
+    assert calibration_fit.choose([bad, absurd, good]) is good
+    assert good.largest(HELD_OUT) == 0.24
 
 
 def off_by(error: float) -> Callable[..., list[Compared]]:
@@ -134,7 +166,19 @@ def test_the_fit_finds_what_made_the_times(monkeypatch: pytest.MonkeyPatch) -> N
         ]
 
     monkeypatch.setattr(calibration, "compare", compare)
-    assert calibration.calibrate() == {"launch_ns": 12_300, "scalar_scale": 1.5}
+    found = calibration_fit.calibrate(["launch_ns", "scalar_scale"])
+    assert found == {"launch_ns": 12_300, "scalar_scale": 1.5}
+
+
+def test_a_step_that_goes_too_far_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors that grow faster than their slope at the start says: whole steps alone would swing for ever."""
+
+    def compare(chosen: list[Point], costs: Mapping[str, float]) -> list[Compared]:
+        off = math.atan(8 * (costs["scalar_scale"] - 1.2))
+        return [Compared(point, point.us * (1 + off)) for point in chosen]
+
+    monkeypatch.setattr(calibration, "compare", compare)
+    assert calibration_fit.calibrate(["scalar_scale"]) == {"scalar_scale": pytest.approx(1.2, abs=0.01)}
 
 
 def test_a_fit_is_written_to_the_data_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -142,7 +186,7 @@ def test_a_fit_is_written_to_the_data_files(monkeypatch: pytest.MonkeyPatch, tmp
     shutil.copy(data / "soc_costs.json", tmp_path)
     monkeypatch.setattr(calibration, "compare", off_by(0.125))
     fitted = {"launch_ns": 1234.0, "scalar_scale": 2.5}
-    calibration.write(fitted, tmp_path)
+    calibration_fit.write(fitted, tmp_path)
     before, after = (json.loads((folder / "soc_costs.json").read_text()) for folder in (data, tmp_path))
     for series, figures in after["series"].items():
         for name, one in figures.items():
@@ -151,6 +195,7 @@ def test_a_fit_is_written_to_the_data_files(monkeypatch: pytest.MonkeyPatch, tmp
     written = json.loads((tmp_path / "calibration.json").read_text())
     assert written["fitted"] == fitted
     assert set(written["errors"].values()) == {0.125}
+    assert [list(one["values"]) for one in written["tried"]] == read_data("soc_costs.json")["pairs"]
 
 
 def test_the_page_is_written_from_the_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -170,6 +215,8 @@ def test_the_page_is_written_from_the_model(monkeypatch: pytest.MonkeyPatch, tmp
         assert point.source in page
     for one in cost_table("Ascend910_9391").values():
         assert one.source in page
+    for fit in calibration_fit.tried():
+        assert f"{fit.largest(HELD_OUT):.1%}" in page
     assert ET.parse(tmp_path / "predict" / "a3.svg").getroot().tag.endswith("svg")
 
 

@@ -142,6 +142,24 @@ def test_a_mesh_gives_every_pair_a_link_of_its_own() -> None:
     assert mesh.combine_us < 0.5 * plane.combine_us
 
 
+def test_lent_rows_are_read_where_they_are() -> None:
+    """Zero-copy leaves out direct's copy of the rows into the half: fewer bytes pass the ranks' memory."""
+    request = Request(**(vars(SMALL) | {"batch": 64}))
+
+    def moved(algorithm: str) -> float:
+        with TimedWorld(request, algorithm, 0, 0, 0, payload=False) as world:
+            world.run("dispatch", COSTS)
+            links = world.run("combine", COSTS).links
+        return sum(size for name, _, size, _ in links if name == "memory")
+
+    rows = request.ranks * request.batch * request.topk * request.hidden * 2
+    copied, lent = moved("direct"), moved("zero-copy")
+    assert copied - lent == pytest.approx(2 * rows, rel=0.02)  # in and out
+    assert (
+        predict(request, algorithm="zero-copy").combine_us < predict(request, algorithm="direct").combine_us
+    )
+
+
 def events_of(algorithm: str, costs: dict[str, float]) -> list[Event]:
     found = predict(SMALL, algorithm=algorithm, costs=costs, events=1_000_000)
     return found.dispatch.events

@@ -1,6 +1,8 @@
 // Dispatch in the style of CANN's A3 operator, from its public description: every (token, k) pair reads and
 // quantises its row again, all cores meet before 32-byte status stores, one an expert, all cores poll their
-// share of them and meet again, then copy rows out of the window with three stores a row.
+// share of them and meet again, then copy rows out of the window with three stores a row and meet once more
+// before the token numbers. (The notes on UBEP speak of five phases with SyncAll between them; the operator's
+// description has these three.)
 #pragma once
 
 #include "cann_style_quantize.h"

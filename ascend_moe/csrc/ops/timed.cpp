@@ -68,7 +68,16 @@ public:
     void Run(const am_timed_step* steps, int count, const double* costs, const am_timed_options& options,
              am_timed_result& result);
     const twin::TimedResult& last() const { return last_; }
-    Communicator& comm(int rank) { return *comms_[static_cast<size_t>(rank)]; }
+    // A block of a rank's own lent area: all of it. No op of a timed world spends it.
+    void* Lend(int rank) {
+        Communicator& comm = *comms_[static_cast<size_t>(rank)];
+        if (comm.lent_area() == nullptr) {
+            LentArea::Grant grant;
+            const std::shared_ptr<LentArea> area = comm.OpenLentArea();
+            if (!area || !area->Take(comm.lent_bytes(), grant)) return nullptr;
+        }
+        return comm.lent(rank);
+    }
 
     struct Op {
         Op(TimedWorld& world, const am_timed_step& step)
@@ -151,7 +160,7 @@ void* am_timed_create(int world, uint64_t data_bytes, uint64_t lent_bytes) {
 }
 void am_timed_destroy(void* timed) { delete static_cast<ops::TimedWorld*>(timed); }
 
-void* am_timed_lent(void* timed, int rank) { return ops::WorldAt(timed).comm(rank).lent(rank); }
+void* am_timed_lent(void* timed, int rank) { return ops::WorldAt(timed).Lend(rank); }
 
 int am_timed_servers(void* timed, int ranks_per_server) {
     try {

@@ -29,13 +29,16 @@ namespace twin {
     X(write_gbps)         /* of a core, UB to GM */                                          \
     X(read_latency_ns)    /* own GM, request to data */                                      \
     X(write_latency_ns)   /* own GM, store to acknowledgement */                             \
+    X(latency_scale)      /* times read_latency_ns and write_latency_ns */                   \
     X(inflight_bytes)     /* of a core's reads, and of its stores, before the pipe stalls */ \
     X(memory_gbps)        /* of a rank's GM, all cores */                                    \
     X(package_gbps)       /* between the dies of a package, a direction */                   \
     X(link_gbps)          /* of a rank's link plane, a direction; in a mesh: to one peer */  \
+    X(link_share)         /* of both, what copies get of the nominal rate */                 \
     X(package_latency_ns) /* round trip to the other die of the package */                   \
     X(server_latency_ns)  /* round trip to a rank of the same server */                      \
     X(far_latency_ns)     /* round trip to a rank of another server */                       \
+    X(hop_scale)          /* times the three round trips to other ranks */                   \
     X(visible_ns)         /* from a status store's arrival to its being read */              \
     X(sync_ns)            /* SyncAll, after the last core has come */                        \
     X(launch_ns)          /* from the launch to a core's first instruction */                \

@@ -32,6 +32,10 @@ World::~World() {
 TimedResult World::Run(std::vector<RankProgram>& programs, const Costs& costs, const TimedOptions& options) {
     costs_ = costs;
     for (double* cost : {&costs_.scalar_ns, &costs_.issue_ns, &costs_.flag_ns}) *cost *= costs.scalar_scale;
+    for (double* cost : {&costs_.read_latency_ns, &costs_.write_latency_ns}) *cost *= costs.latency_scale;
+    for (double* cost : {&costs_.package_latency_ns, &costs_.server_latency_ns, &costs_.far_latency_ns})
+        *cost *= costs.hop_scale;
+    for (double* cost : {&costs_.package_gbps, &costs_.link_gbps}) *cost *= costs.link_share;
     options_ = options;
     result_ = TimedResult();
     phases_.assign(1, "launch");
