@@ -61,12 +61,16 @@ std::optional<at::Tensor> Lend(at::IntArrayRef sizes, at::ScalarType type, c10::
 void EndLending() { ended.store(true); }
 
 void RegisterLend() {
-    // Never destroyed, as the kernels of the ops.
-    auto& library =
-        *new torch::Library(torch::Library::FRAGMENT, "ascend_moe_python", std::nullopt, __FILE__, __LINE__);
-    library.def(
-        "lend(int[] size, ScalarType dtype, str group_ep, int ep_world_size, int ep_rank_id) -> Tensor?",
-        torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, &Lend));
+    // Threads may come here at once. Never destroyed, as the kernels of the ops.
+    static const auto* library = [] {
+        auto made = std::make_unique<torch::Library>(torch::Library::FRAGMENT, "ascend_moe_python",
+                                                     std::nullopt, __FILE__, __LINE__);
+        made->def(
+            "lend(int[] size, ScalarType dtype, str group_ep, int ep_world_size, int ep_rank_id) -> Tensor?",
+            torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, &Lend));
+        return made.release();
+    }();
+    (void)library;
 }
 
 }  // namespace ascend_moe_torch
