@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from . import calibration, calibration_fit
@@ -15,7 +16,7 @@ from .plan import Request
 from .presets import PRESETS, preset
 from .soc import DEFAULT_SOC
 from .soc_costs import known_socs
-from .timed import ALGORITHMS, OpPrediction, Prediction, predict
+from .timed import ALGORITHMS, OpPrediction, Prediction, predict, runnable
 
 ABOUT = """Times of dispatch and combine on NPUs, predicted: our kernels run on the timed engine, all ranks
 and cores in this process. A model, not a measurement."""
@@ -35,7 +36,9 @@ def main(argv: list[str]) -> int:
 
         predict_docs.write(options.docs)
         return 0
-    found = run(_request(options), _numbers(options.ep), options.algorithm.split(","))
+    found = run(
+        _request(options), _numbers(options.ep), options.algorithm.split(",") if options.algorithm else []
+    )
     if options.plot is not None:
         from . import predict_plot
 
@@ -60,7 +63,7 @@ def _options(argv: list[str]) -> argparse.Namespace:
     add("--contract", default="v2", metavar="v1|v2", help="default v2")
     add("--cores", type=int, default=0, metavar="N", help="AIV cores of a launch (default: all of the SoC)")
     names = ",".join(ALGORITHMS)
-    add("--algorithm", default=names, metavar="NAME,...", help=f"of {names} (default: all)")
+    add("--algorithm", default="", metavar="NAME,...", help=f"of {names} (default: all that can run there)")
     add("--json", action="store_true", help="print JSON only")
     add("--plot", type=Path, metavar="FILE", help="write a picture, SVG: steps by algorithm and EP")
     add("--check", action="store_true", help="the model against published times, held-out ones judged")
@@ -102,12 +105,16 @@ def _request(options: argparse.Namespace) -> Request:
 
 
 def run(request: Request, worlds: list[int], algorithms: list[str]) -> list[Prediction]:
-    """One prediction an algorithm and world, algorithms inside worlds."""
+    """One prediction an algorithm and world, algorithms inside worlds; none named: all that can run there."""
     for name in algorithms:
         if name not in ALGORITHMS:
             text = f"algorithm is {name!r}; need one of {', '.join(ALGORITHMS)}"
             raise ArgumentError(text, argument="algorithm")
-    return [predict(request, world=world, algorithm=name) for world in worlds for name in algorithms]
+    return [
+        predict(request, world=world, algorithm=name)
+        for world in worlds
+        for name in algorithms or runnable(replace(request, ranks=world))
+    ]
 
 
 def banner() -> str:

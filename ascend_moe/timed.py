@@ -19,10 +19,10 @@ from .errors import ArgumentError
 from .plan import Request
 from .soc import soc as soc_named
 from .soc_costs import cost_table
-from .timed_world import ALGORITHMS, OpRun, TimedWorld
+from .timed_world import ALGORITHMS, OpRun, TimedWorld, runnable
 from .timeline import Event
 
-__all__ = ["ALGORITHMS", "OpPrediction", "Prediction", "predict"]
+__all__ = ["ALGORITHMS", "OpPrediction", "Prediction", "predict", "runnable"]
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,10 @@ def predict(
     if algorithm not in ALGORITHMS:
         text = f"algorithm is {algorithm!r}; need one of {', '.join(ALGORITHMS)}"
         raise ArgumentError(text, argument="algorithm")
-    figures = {name: one.value for name, one in cost_table(request.soc).items()} | dict(costs or {})
+    figures = {name: one.value for name, one in cost_table(request.soc).items()}
+    if request.ranks_per_server:
+        figures["ranks_per_server"] = request.ranks_per_server
+    figures |= dict(costs or {})
     with TimedWorld(request, algorithm, rows or 0, ring or 0, seed, payload) as timed:
         dispatch, combine = (_prediction(timed.run(op, figures, events)) for op in ("dispatch", "combine"))
     return Prediction(request, algorithm, dispatch, combine)

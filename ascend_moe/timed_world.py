@@ -14,9 +14,10 @@ import torch
 
 from . import _lib, native, timeline
 from . import plan as planning
-from .communicator import MIB
-from .errors import AscendMoeError, LibraryError
+from .communicator import CONTEXT_A2, MIB
+from .errors import ArgumentError, AscendMoeError, LibraryError
 from .plan import Request
+from .soc import soc as soc_named
 from .timed_routing import Routing
 
 # name -> (comm_alg of the plan, kernel of am_timed_step, whether combine's rows lie in the lent area)
@@ -117,6 +118,14 @@ class TimedWorld:
         self.request, self.payload, self._library = request, payload, timed_library()
         self._comm_alg, self._kernel, self._lent = ALGORITHMS[algorithm]
         self._tuned = (rows, ring)
+        self._servers = _rdma_share(request)
+        if self._servers and self._kernel:
+            text = (
+                f"algorithm is {algorithm!r}, a model of stores to every window; {request.ranks} ranks with "
+            )
+            raise ArgumentError(
+                f"{text}{self._servers} a server need RDMA: use 'window'", argument="algorithm"
+            )
         self.routing = Routing(request, seed)
         window = planning.window_need(request)["buffsize_mib"]
         # The model's slots are sized for the worst case.
@@ -129,7 +138,8 @@ class TimedWorld:
         self._handle = self._library.am_timed_create(
             request.ranks, self._window_mib * MIB, self._lent_mib * MIB
         )
-        if not self._handle:
+        if not self._handle or self._library.am_timed_servers(self._handle, self._servers):
+            self.close()
             raise MemoryError(f"no memory for {request.ranks} windows of {self._window_mib} MiB")
 
     def __enter__(self) -> TimedWorld:
@@ -139,6 +149,11 @@ class TimedWorld:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def ranks_per_server(self) -> int:
+        """Of ranks that reach each other by RDMA; 0: all of them by loads and stores."""
+        return self._servers
 
     def close(self) -> None:
         """Gives windows and plans back."""
@@ -204,10 +219,17 @@ class TimedWorld:
         return {
             "expand_x": self._rows("expand_x", slots, dtype, rank),
             "expert_ids": routing.ids[rank],
-            index: routing.expand_idx(rank) if contract == 1 else routing.triples(rank, shapes[2][1]),
+            index: self._index(rank, contract, shapes[2][1]),
             "ep_send_counts": routing.counts(rank),
             "expert_scales": routing.weights[rank],
         }
+
+    def _index(self, rank: int, contract: int, shape: tuple[int, ...]) -> torch.Tensor:
+        """What dispatch tells combine: V2 has triples, between servers V1's indices at their place."""
+        if contract == 2 and not self._servers:
+            return self.routing.triples(rank, shape)
+        index = self.routing.expand_idx(rank)
+        return index if contract == 1 else torch.nn.functional.pad(index, (0, shape[0] - index.numel()))
 
     def _rows(self, name: str, count: int, dtype: torch.dtype, rank: int) -> torch.Tensor:
         """Rows of a rank; where their values do not matter all ranks share them, long ones untouched."""
@@ -242,6 +264,8 @@ class TimedWorld:
         spec.comm_world, spec.comm_rank = one.ranks, rank
         spec.window_mib, spec.cores, spec.deadline_micros = self._window_mib, one.cores, 10_000_000
         spec.lent_mib = self._lent_mib
+        if self._servers:
+            spec.context_kind, spec.ranks_per_server = CONTEXT_A2, self._servers
         spec.tuned_rows, spec.tuned_ring = self._tuned
         return spec
 
@@ -312,3 +336,15 @@ class TimedWorld:
         events = ctypes.create_string_buffer(count * _EVENT_BYTES)
         self._library.am_timed_events(self._handle, events, count)
         return timeline.from_native(ctypes.addressof(events), count)
+
+
+def runnable(request: Request) -> list[str]:
+    """The algorithms that a configuration can run: between servers of A2 rows travel in window only."""
+    return ["window"] if _rdma_share(request) else list(ALGORITHMS)
+
+
+def _rdma_share(request: Request) -> int:
+    """Ranks of a server where servers are joined by RDMA; 0: every window is a store away."""
+    chip = soc_named(request.soc)
+    share = request.ranks_per_server or chip.ranks_per_server
+    return share if chip.series == "A2" and share < request.ranks else 0

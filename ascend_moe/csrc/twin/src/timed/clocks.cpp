@@ -281,8 +281,11 @@ void World::Land(double until) {
 // was for that: the critical path goes on where the store came from.
 void World::Look(CoreState& core, const Access& access, double at) {
     const std::vector<Landing>& landings = core.rank->landings;
-    core.looked_at = at;
-    core.look_size = landings.size();
+    if (!core.looking) {
+        core.looked_at = at;
+        core.look_size = landings.size();
+    }
+    core.looking = true;
     if (core.fruitless_at < 0) return;
     const Landing* latest = nullptr;
     const uintptr_t end = access.begin + (access.count - 1) * access.stride + access.bytes;
@@ -299,7 +302,8 @@ void World::Look(CoreState& core, const Access& access, double at) {
     core.path.ns[core.phase_number][static_cast<uint32_t>(Cause::kStatus)] += core.now - latest->visible;
 }
 
-// The look found nothing.
+// The looks since the last time, which may be at several places, found nothing. What lands behind the first of
+// them may have been missed by it.
 void World::Poll(CoreState& core, const Loc& loc) {
     if (unwinding_) return;
     Mark(core);
@@ -307,6 +311,7 @@ void World::Poll(CoreState& core, const Loc& loc) {
     if (core.fruitless_at < 0) core.wait_began = core.looked_at;
     core.fruitless_at = core.looked_at;
     core.scan_from = core.look_size;
+    core.looking = false;
     Wait(core, core.now + costs_.poll_ns, Cause::kStatus);
     core.core.blocked_at = loc;
     if (core.now > options_.limit_ns) {
@@ -318,6 +323,7 @@ void World::Poll(CoreState& core, const Loc& loc) {
 
 // The core does something else than looking: what it waited for has come.
 void World::EndWait(CoreState& core) {
+    core.looking = false;
     if (core.fruitless_at < 0) return;
     Trace(core, Pipe::kS, "wait", core.wait_began, core.now, 0, -1, core.released_by);
     core.fruitless_at = -1;

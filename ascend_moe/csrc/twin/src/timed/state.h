@@ -83,7 +83,8 @@ struct CoreState : Hot {
     uint32_t phase_number = 0;
     double phase_began = 0;
     Path path;
-    // Of the wait that is going on: when the latest fruitless look was, and the landings it knew of.
+    // Of the wait that is going on: when the looks that were fruitless last began, and the landings known then.
+    bool looking = false;
     double looked_at = 0;
     double fruitless_at = -1;
     size_t look_size = 0;

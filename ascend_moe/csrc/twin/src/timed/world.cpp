@@ -134,6 +134,7 @@ void World::StartStep(RankState& rank) {
         core.path = rank.path;
         core.phase = nullptr;
         core.fruitless_at = -1;
+        core.looking = false;
         core.scan_from = core.look_size = rank.landings.size();
         core.released_by = 0;
         Mark(core);
