@@ -302,8 +302,8 @@ void World::Look(CoreState& core, const Access& access, double at) {
     core.path.ns[core.phase_number][static_cast<uint32_t>(Cause::kStatus)] += core.now - latest->visible;
 }
 
-// The looks since the last time, which may be at several places, found nothing. What lands behind the first of
-// them may have been missed by it.
+// The looks since the last time, which may be at several places, found nothing. What lands behind the first
+// of them may have been missed by it.
 void World::Poll(CoreState& core, const Loc& loc) {
     if (unwinding_) return;
     Mark(core);

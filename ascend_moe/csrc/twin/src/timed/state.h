@@ -83,7 +83,8 @@ struct CoreState : Hot {
     uint32_t phase_number = 0;
     double phase_began = 0;
     Path path;
-    // Of the wait that is going on: when the looks that were fruitless last began, and the landings known then.
+    // Of the wait that is going on: when the looks that were fruitless last began, and the landings known
+    // then.
     bool looking = false;
     double looked_at = 0;
     double fruitless_at = -1;
