@@ -7,30 +7,12 @@
 #include "moe_distribute_tiling.h"
 #include "twin/isa.h"
 #include "twin/numeric.h"
-
-#if defined(__x86_64__)
-#include <emmintrin.h>
-#endif
+#include "twin/stream.h"
 
 namespace {
 
 constexpr uint64_t kUbBytes = 192 * 1024;
 constexpr int kMemcpy = 0, kStream = 1, kThroughUb = 2;
-
-// Stores that go past the caches; whole rows of 16 bytes, else a plain copy.
-void StreamRow(uint8_t* to, const uint8_t* from, uint64_t bytes) {
-#if defined(__x86_64__)
-    if (reinterpret_cast<uintptr_t>(to) % 16 == 0 && bytes % 64 == 0) {
-        for (uint64_t at = 0; at < bytes; at += 64) {
-            __m128i part[4];
-            memcpy(part, from + at, sizeof(part));
-            for (int i = 0; i < 4; ++i) _mm_stream_si128(reinterpret_cast<__m128i*>(to + at) + i, part[i]);
-        }
-        return;
-    }
-#endif
-    memcpy(to, from, bytes);
-}
 
 // As a core with one UB does it: as many rows as fit in, then the same rows out.
 void CopyThroughUb(uint8_t* to, const uint8_t* const* from, uint64_t count, uint64_t bytes) {
@@ -157,12 +139,10 @@ int am_bench_copy_rows(void* to, const void* const* from, uint64_t count, uint64
         if (method == kMemcpy) {
             memcpy(target + i * row_bytes, rows[i], row_bytes);
         } else {
-            StreamRow(target + i * row_bytes, rows[i], row_bytes);
+            twin::StreamCopy(target + i * row_bytes, rows[i], row_bytes);
         }
     }
-#if defined(__x86_64__)
-    if (method == kStream) _mm_sfence();
-#endif
+    if (method == kStream) twin::StreamFence();
     return 0;
 }
 

@@ -9,7 +9,6 @@ namespace twin {
 namespace {
 
 constexpr uint32_t kLooks = 8;
-constexpr uint32_t kTile = 1024;  // elements of a sum that stay in L1 while all terms are added
 
 bool Overlap(uintptr_t a, uintptr_t a_end, uintptr_t b, uintptr_t b_end) { return a < b_end && b < a_end; }
 uintptr_t EndOf(const ForwardedRow& row) { return row.ub + row.bytes; }
@@ -23,35 +22,33 @@ float Wide(const float* p, uint32_t i) { return LoadAt(p, i); }
 float Wide(const half* p, uint32_t i) { return static_cast<float>(LoadAt(p, i)); }
 float Wide(const bfloat16_t* p, uint32_t i) { return static_cast<float>(LoadAt(p, i)); }
 
-// to = the term, or addend + the term. As the instructions would have: each step rounded, none fused.
-template <bool kAdd, bool kScaled, class T>
-void TermLoop(float* to, const float* addend, const T* from, float weight, uint32_t n) {
+// As the instructions would have done it: each step rounded, none fused.
+template <bool kScaled, class T>
+void TermLoop(float* to, const T* from, float weight, uint32_t n) {
     RunBest([=] {
         TWIN_ELEMENTWISE
         for (uint32_t i = 0; i < n; ++i) {
             float value = Wide(from, i);
             if constexpr (kScaled) value = value * weight;
-            if constexpr (kAdd) value = LoadAt(addend, i) + value;
             StoreAt(to, i, value);
         }
     });
 }
-template <bool kAdd, class T>
-void TermOf(const ForwardedTerm& term, float* to, uint32_t first, uint32_t count) {
-    const T* from = reinterpret_cast<const T*>(term.gm) + first;
+template <class T>
+void TermOf(const ForwardedTerm& term) {
+    float* to = reinterpret_cast<float*>(term.ub);
+    const T* from = reinterpret_cast<const T*>(term.gm);
     if (term.scaled) {
-        TermLoop<kAdd, true>(to, to, from, term.weight, count);
+        TermLoop<true>(to, from, term.weight, term.count);
     } else {
-        TermLoop<kAdd, false>(to, to, from, 0, count);
+        TermLoop<false>(to, from, 0, term.count);
     }
 }
-// Elements [first, first + count) of a term to `to`, or added to what is there.
-template <bool kAdd>
-void RunTerm(const ForwardedTerm& term, float* to, uint32_t first, uint32_t count) {
+void RunTerm(const ForwardedTerm& term) {
     switch (term.type) {
-        case TermType::kFloat: return TermOf<kAdd, float>(term, to, first, count);
-        case TermType::kHalf: return TermOf<kAdd, half>(term, to, first, count);
-        case TermType::kBf16: return TermOf<kAdd, bfloat16_t>(term, to, first, count);
+        case TermType::kFloat: return TermOf<float>(term);
+        case TermType::kHalf: return TermOf<half>(term);
+        case TermType::kBf16: return TermOf<bfloat16_t>(term);
         case TermType::kNone: return;
     }
 }
@@ -66,39 +63,70 @@ void Widen(Forward& forward, const ForwardedRow& row) {
     Widen(forward, row.ub, row.bytes, row.gm, row.bytes);
 }
 void Widen(Forward& forward, const ForwardedTerm& term) {
-    if (term.type != TermType::kNone) Widen(forward, term.ub, TermBytes(term), term.gm, SourceBytes(term));
+    Widen(forward, term.ub, TermBytes(term), term.gm, SourceBytes(term));
 }
-void Widen(Forward& forward, const ForwardedSum& sum) {
-    for (uint32_t i = 0; i < sum.terms; ++i)
-        Widen(forward, sum.ub, SumBytes(sum), sum.term[i].gm, SourceBytes(sum.term[i]));
-}
-void Hull(Forward& forward) {
+// Once nothing waits. Until then the hulls may be too wide: to make them narrow costs more than a look in
+// vain.
+void Shrink(Forward& forward) {
+    if (forward.count != 0 || forward.term.type != TermType::kNone || forward.sum.terms != 0) return;
     forward.ub_begin = forward.gm_begin = ~uintptr_t{0};
     forward.ub_end = forward.gm_end = 0;
-    for (uint32_t i = 0; i < forward.count; ++i) Widen(forward, forward.rows[i]);
-    Widen(forward, forward.term);
-    Widen(forward, forward.sum);
 }
 
-// The hull stays as it is: callers shrink it when they are done.
+// Callers shrink the hulls when they are done.
 void Forget(Forward& forward, uint32_t i) { forward.rows[i] = forward.rows[--forward.count]; }
 void Make(const ForwardedRow& row) {
     memcpy(reinterpret_cast<void*>(row.ub), reinterpret_cast<const void*>(row.gm), row.bytes);
 }
 void MakeTerm(Forward& forward) {
-    if (forward.term.type != TermType::kNone)
-        RunTerm<false>(forward.term, reinterpret_cast<float*>(forward.term.ub), 0, forward.term.count);
+    RunTerm(forward.term);
     forward.term.type = TermType::kNone;
 }
-// Tile by tile: a sum of long rows would leave L1 with every term.
-void MakeSum(Forward& forward) {
-    const ForwardedSum& sum = forward.sum;
-    float* to = reinterpret_cast<float*>(sum.ub);
-    for (uint32_t first = 0; sum.terms != 0 && first < sum.count; first += kTile) {
-        const uint32_t count = sum.count - first < kTile ? sum.count - first : kTile;
-        for (uint32_t i = 0; i < sum.terms; ++i) RunTerm<true>(sum.term[i], to + first, first, count);
+// Terms of one type, all at once: their sources are read side by side, the sum is read and written once.
+template <uint32_t kCount, class T>
+void SumLoop(const ForwardedSum& sum) {
+    struct {
+        const T* from[kCount];
+        float weight[kCount];
+    } terms;
+    for (uint32_t k = 0; k < kCount; ++k) {
+        terms.from[k] = reinterpret_cast<const T*>(sum.term[k].gm);
+        terms.weight[k] = sum.term[k].scaled ? sum.term[k].weight : 1.0f;  // times 1: the same bits
     }
-    forward.sum.terms = 0;
+    RunBest([terms, to = reinterpret_cast<float*>(sum.ub), n = sum.count] {
+        TWIN_ELEMENTWISE
+        for (uint32_t i = 0; i < n; ++i) {
+            float value = LoadAt(to, i);
+#pragma GCC unroll 8
+            for (uint32_t k = 0; k < kCount; ++k) value = value + Wide(terms.from[k], i) * terms.weight[k];
+            StoreAt(to, i, value);
+        }
+    });
+}
+template <class T>
+void SumOf(const ForwardedSum& sum) {
+    static_assert(ForwardedSum::kTerms == 8);
+    switch (sum.terms) {
+        case 1: return SumLoop<1, T>(sum);
+        case 2: return SumLoop<2, T>(sum);
+        case 3: return SumLoop<3, T>(sum);
+        case 4: return SumLoop<4, T>(sum);
+        case 5: return SumLoop<5, T>(sum);
+        case 6: return SumLoop<6, T>(sum);
+        case 7: return SumLoop<7, T>(sum);
+        case 8: return SumLoop<8, T>(sum);
+    }
+}
+void MakeSum(Forward& forward) {
+    ForwardedSum& sum = forward.sum;
+    if (sum.terms == 0) return;
+    switch (sum.term[0].type) {
+        case TermType::kFloat: SumOf<float>(sum); break;
+        case TermType::kHalf: SumOf<half>(sum); break;
+        case TermType::kBf16: SumOf<bfloat16_t>(sum); break;
+        case TermType::kNone: break;
+    }
+    sum.terms = 0;
 }
 bool SumIn(const Forward& forward, uintptr_t begin, uintptr_t end) {
     const ForwardedSum& sum = forward.sum;
@@ -145,7 +173,7 @@ void ForwardRead(Forward& forward, uintptr_t begin, uintptr_t end) {
         Forget(forward, i);
         made = true;
     }
-    if (made) Hull(forward);
+    if (made) Shrink(forward);
 }
 
 void ForwardWrite(Forward& forward, uintptr_t begin, uintptr_t end) {
@@ -164,7 +192,7 @@ void ForwardWrite(Forward& forward, uintptr_t begin, uintptr_t end) {
         Forget(forward, i);
         made = true;
     }
-    if (made) Hull(forward);
+    if (made) Shrink(forward);
 }
 
 void ForwardDrop(Forward& forward, uintptr_t begin, uintptr_t end) {
@@ -184,7 +212,7 @@ void ForwardDrop(Forward& forward, uintptr_t begin, uintptr_t end) {
         Forget(forward, i);
         dropped = true;
     }
-    if (dropped) Hull(forward);
+    if (dropped) Shrink(forward);
 }
 
 void ForwardOverwrite(Forward& forward, uintptr_t begin, uintptr_t end) {
@@ -204,7 +232,7 @@ void ForwardStore(Forward& forward, uintptr_t begin, uintptr_t end) {
         Make(row);
         Forget(forward, i);
     }
-    Hull(forward);
+    Shrink(forward);
 }
 
 void ForwardSettle(Forward& forward) {
@@ -218,7 +246,7 @@ void ForwardDrop(Forward& forward) {
     forward.count = 0;
     forward.term.type = TermType::kNone;
     forward.sum.terms = 0;
-    Hull(forward);
+    Shrink(forward);
 }
 
 void ForwardCopy(Forward& forward, uintptr_t ub, uintptr_t gm, uint64_t bytes) {
@@ -226,7 +254,6 @@ void ForwardCopy(Forward& forward, uintptr_t ub, uintptr_t gm, uint64_t bytes) {
     if (forward.count == Forward::kRows) {
         Make(forward.rows[0]);
         Forget(forward, 0);
-        Hull(forward);
     }
     forward.rows[forward.count] = {ub, bytes, gm, 0};
     Widen(forward, forward.rows[forward.count++]);
@@ -257,7 +284,7 @@ bool ForwardCast(Forward& forward, uintptr_t to, uintptr_t from, uint32_t count,
     ForwardOverwrite(forward, to, to + bytes);
     MakeTerm(forward);
     forward.term = {to, count, type, false, 0, reinterpret_cast<uintptr_t>(source)};
-    Hull(forward);
+    Widen(forward, forward.term);
     return true;
 }
 
@@ -276,7 +303,8 @@ bool ForwardAdd(Forward& forward, uintptr_t to, uintptr_t a, uintptr_t b, uint32
     const uintptr_t end = to + uint64_t{count} * sizeof(float);
     if (Overlap(to, end, b, b + (end - to))) return false;
     ForwardedSum& sum = forward.sum;
-    const bool same = sum.terms != 0 && sum.ub == to && sum.count == count;
+    const bool same =
+        sum.terms != 0 && sum.ub == to && sum.count == count && sum.term[0].type == forward.term.type;
     if (!same || sum.terms == ForwardedSum::kTerms) {
         ForwardWrite(forward, to, end);
         MakeSum(forward);

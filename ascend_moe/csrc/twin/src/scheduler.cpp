@@ -21,6 +21,7 @@
 #include "faults.h"
 #include "recorder.h"
 #include "twin/atomic_store.h"
+#include "twin/stream.h"
 
 namespace twin {
 
@@ -302,6 +303,7 @@ void Scheduler::Run(const LaunchSpec& spec, const std::function<void()>& kernel)
         }
     }
     if (failure_) UnwindAll();
+    StreamFence();
     device_.traffic_ = Traffic();
     for (uint32_t i = 0; i < spec.block_dim; ++i) {
         device_.traffic_.ub_peak = std::max(device_.traffic_.ub_peak, slots_[i]->core.traffic.ub_peak);

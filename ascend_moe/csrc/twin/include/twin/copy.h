@@ -6,6 +6,7 @@
 #include "twin/atomic_store.h"
 #include "twin/pipe.h"
 #include "twin/recorder.h"
+#include "twin/stream.h"
 
 namespace AscendC {
 
@@ -62,6 +63,7 @@ namespace detail {
 constexpr uint32_t kMaxCopyBlocks = 4095;
 constexpr uint32_t kMaxCopyBlockBytes = 2097151;
 constexpr uint8_t kPoison = 0xA5;
+constexpr uint64_t kLeastStreamed = 1024;
 
 // A checked, strided copy: `count` pieces of `bytes`, steps in bytes on both sides.
 struct Pieces {
@@ -195,6 +197,13 @@ inline void CopyIn(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const 
                     p.bytes, p.gm_step, p.ub_step});
 }
 
+// Rows of a tensor that is larger than the cache: the op's caller will not find them there.
+inline bool Streamed(const twin::Core& core, const twin::GmRange& range, const Pieces& p) {
+    if constexpr (twin::kChecked) return false;
+    return range.kind == twin::GmKind::kTensor && p.bytes >= kLeastStreamed &&
+           core.traffic.written[static_cast<int>(twin::GmKind::kTensor)] > twin::g_cache_bytes;
+}
+
 // UB to GM, honouring SetAtomic*.
 template <class T>
 inline void CopyOut(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const Pieces& p, uint64_t ub_bytes,
@@ -216,6 +225,7 @@ inline void CopyOut(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const
         if (__builtin_expect(core.forward.Any(), 0))
             CopyOutForwarded(core.forward, range, p, reinterpret_cast<uintptr_t>(gm));
     }
+    const bool streamed = Streamed(core, range, p);
     const double began = twin::CopyBegins(core);
     twin::IssueSourced({name,
                         twin::Pipe::kMte3,
@@ -233,6 +243,8 @@ inline void CopyOut(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const
                                    twin::AtomicUpdate<T>(atomic_op, piece, source, p.bytes);
                                } else if (range.atomic_blocks) {
                                    twin::PublishBlocks(piece, source, p.bytes);
+                               } else if (streamed) {
+                                   twin::StreamCopy(piece, source, p.bytes);
                                } else {
                                    memcpy(piece, source, p.bytes);
                                }

@@ -41,7 +41,7 @@ struct ForwardedTerm {
 
 // `count` float32 at `ub`, onto which terms are to be added, in their order.
 struct ForwardedSum {
-    static constexpr uint32_t kTerms = 24;
+    static constexpr uint32_t kTerms = 8;
 
     uintptr_t ub = 0;
     uint32_t count = 0;
@@ -56,8 +56,8 @@ struct Forward {
     bool enabled = false;
     uint32_t count = 0;
     uint32_t next = 0;  // where a source is looked for first: rows leave as they came
-    uintptr_t ub_begin = ~uintptr_t{0}, ub_end = 0;  // hull of all UB ranges: empty when there is none
-    uintptr_t gm_begin = ~uintptr_t{0}, gm_end = 0;  // hull of their sources
+    uintptr_t ub_begin = ~uintptr_t{0}, ub_end = 0;  // holds all UB ranges: empty when there is none
+    uintptr_t gm_begin = ~uintptr_t{0}, gm_end = 0;  // holds their sources
     ForwardedTerm term;
     ForwardedSum sum;
     ForwardedRow rows[kRows];

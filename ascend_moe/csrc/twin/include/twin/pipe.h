@@ -32,20 +32,21 @@ public:
         const twin::Core& core = twin::current_core();
         const uint64_t end = static_cast<uint64_t>(byteOffset) + static_cast<uint64_t>(count) * sizeof(T);
         if (__builtin_expect(byteOffset % twin::kBlockBytes != 0 || end > bytes_, 0))
-            RaiseOffset(count, sizeof(T), byteOffset, loc);
+            RaiseOffset(bytes_, count, sizeof(T), byteOffset, loc.file, loc.line);
         return LocalTensor<T>(core.ub + begin_ + byteOffset, count * static_cast<uint32_t>(sizeof(T)),
                               buffer_, core.buffers[buffer_].stamp);
     }
 
 private:
-    [[noreturn]] TWIN_COLD void RaiseOffset(uint32_t count, size_t element, uint32_t byteOffset,
-                                            const twin::Loc& loc) const {
+    [[noreturn]] TWIN_COLD static void RaiseOffset(uint32_t bytes, uint32_t count, size_t element,
+                                                   uint32_t byteOffset, const char* file, int line) {
+        const twin::Loc loc{file, line};
         if (byteOffset % twin::kBlockBytes != 0) {
             twin::Raise(twin::Finding::kMisaligned, loc, "TBuf offset %u is not a multiple of 32 bytes",
                         byteOffset);
         }
         twin::Raise(twin::Finding::kOutOfBounds, loc,
-                    "TBuf holds %u bytes, asked for %u elements of %zu at byte %u", bytes_, count, element,
+                    "TBuf holds %u bytes, asked for %u elements of %zu at byte %u", bytes, count, element,
                     byteOffset);
     }
 };

@@ -63,7 +63,7 @@ public:
 
     TWIN_HOT LocalTensor operator[](uint32_t offset) const {
         const uint64_t begin = static_cast<uint64_t>(offset) * sizeof(T);
-        if (__builtin_expect(begin > bytes_, 0)) RaisePast(offset);
+        if (__builtin_expect(begin > bytes_, 0)) RaisePast(*this, offset);
         return LocalTensor(data_ + begin, bytes_ - static_cast<uint32_t>(begin), buffer_, stamp_);
     }
 
@@ -87,12 +87,12 @@ public:
                      uint32_t alignment = twin::kBlockBytes) const {
         const bool misaligned = alignment != 0 && reinterpret_cast<uintptr_t>(data_) % alignment != 0;
         if (__builtin_expect(!Alive() || count * sizeof(T) > bytes_ || misaligned, 0))
-            RaiseSpan(count, loc, what, alignment);
+            RaiseSpan(*this, count, loc.file, loc.line, what, alignment);
         return reinterpret_cast<T*>(data_);
     }
 
     TWIN_HOT void CheckAlive(const twin::Loc& loc) const {
-        if (__builtin_expect(!Alive(), 0)) RaiseDead(loc);
+        if (__builtin_expect(!Alive(), 0)) RaiseDead(*this, loc.file, loc.line);
     }
 
 private:
@@ -101,31 +101,38 @@ private:
         return data_ != nullptr && twin::current_core().buffers[buffer_].stamp == stamp_;
     }
     TWIN_HOT T* At(uint32_t index, const twin::Loc& loc) const {
-        if (__builtin_expect(!Alive() || index >= GetSize(), 0)) RaiseAt(index, loc);
+        if (__builtin_expect(!Alive() || index >= GetSize(), 0)) RaiseAt(*this, index, loc.file, loc.line);
         return reinterpret_cast<T*>(data_) + index;
     }
-    [[noreturn]] TWIN_COLD void RaiseDead(const twin::Loc& loc) const {
+    // Everything by value: a view whose address nobody takes stays in registers where nothing is wrong.
+    [[noreturn]] TWIN_COLD static void RaiseDead(LocalTensor view, const char* file, int line) {
+        const twin::Loc loc{file, line};
         twin::Raise(twin::Finding::kUseAfterFree, loc,
-                    data_ == nullptr ? "LocalTensor was never allocated"
-                                     : "LocalTensor is used after FreeTensor, or after its TPipe was reset");
+                    view.data_ == nullptr
+                        ? "LocalTensor was never allocated"
+                        : "LocalTensor is used after FreeTensor, or after its TPipe was reset");
     }
-    [[noreturn]] TWIN_COLD void RaiseAt(uint32_t index, const twin::Loc& loc) const {
-        CheckAlive(loc);
-        twin::Raise(twin::Finding::kOutOfBounds, loc, "element %u of a LocalTensor of %u", index, GetSize());
+    [[noreturn]] TWIN_COLD static void RaiseAt(LocalTensor view, uint32_t index, const char* file, int line) {
+        const twin::Loc loc{file, line};
+        view.CheckAlive(loc);
+        twin::Raise(twin::Finding::kOutOfBounds, loc, "element %u of a LocalTensor of %u", index,
+                    view.GetSize());
     }
-    [[noreturn]] TWIN_COLD void RaisePast(uint32_t offset) const {
+    [[noreturn]] TWIN_COLD static void RaisePast(LocalTensor view, uint32_t offset) {
         twin::Raise(twin::Finding::kOutOfBounds, {"LocalTensor", 0},
-                    "LocalTensor[%u] starts past its %u elements", offset, GetSize());
+                    "LocalTensor[%u] starts past its %u elements", offset, view.GetSize());
     }
-    [[noreturn]] TWIN_COLD void RaiseSpan(uint64_t count, const twin::Loc& loc, const char* what,
-                                          uint32_t alignment) const {
-        CheckAlive(loc);
-        if (count * sizeof(T) > bytes_) {
+    [[noreturn]] TWIN_COLD static void RaiseSpan(LocalTensor view, uint64_t count, const char* file, int line,
+                                                 const char* what, uint32_t alignment) {
+        const twin::Loc loc{file, line};
+        view.CheckAlive(loc);
+        if (count * sizeof(T) > view.bytes_) {
             twin::Raise(twin::Finding::kOutOfBounds, loc, "%s needs %llu bytes, the UB view holds %u", what,
-                        static_cast<unsigned long long>(count * sizeof(T)), bytes_);
+                        static_cast<unsigned long long>(count * sizeof(T)), view.bytes_);
         }
         twin::Raise(twin::Finding::kMisaligned, loc, "%s: UB address is %u bytes past a %u-byte boundary",
-                    what, static_cast<unsigned>(reinterpret_cast<uintptr_t>(data_) % alignment), alignment);
+                    what, static_cast<unsigned>(reinterpret_cast<uintptr_t>(view.data_) % alignment),
+                    alignment);
     }
 
     uint8_t* data_ = nullptr;
@@ -186,18 +193,21 @@ public:
         T* first = twin::HostOf(address_);
         const bool outside = count_ != 0 && (count_ == kNothing || bytes > count_ * sizeof(T));
         if (__builtin_expect(outside || reinterpret_cast<uintptr_t>(first) % sizeof(T) != 0, 0))
-            RaiseSpan(bytes, loc, what);
+            RaiseSpan(*this, bytes, loc.file, loc.line, what);
         return {first, &twin::FindGm(twin::current_core(), reinterpret_cast<uintptr_t>(first), bytes, loc)};
     }
 
 private:
     static constexpr uint64_t kNothing = ~0ull;
     static uintptr_t Address(const T* p) { return reinterpret_cast<uintptr_t>(p); }
-    [[noreturn]] TWIN_COLD void RaiseSpan(uint64_t bytes, const twin::Loc& loc, const char* what) const {
-        if (count_ == kNothing || (count_ != 0 && bytes > count_ * sizeof(T))) {
+    [[noreturn]] TWIN_COLD static void RaiseSpan(GlobalTensor view, uint64_t bytes, const char* file,
+                                                 int line, const char* what) {
+        const twin::Loc loc{file, line};
+        const uint64_t count = view.count_;
+        if (count == kNothing || (count != 0 && bytes > count * sizeof(T))) {
             twin::Raise(twin::Finding::kOutOfBounds, loc, "%s of %llu bytes, the GlobalTensor holds %llu",
                         what, static_cast<unsigned long long>(bytes),
-                        static_cast<unsigned long long>(count_ == kNothing ? 0 : count_ * sizeof(T)));
+                        static_cast<unsigned long long>(count == kNothing ? 0 : count * sizeof(T)));
         }
         twin::Raise(twin::Finding::kMisaligned, loc, "%s: GM address is not aligned to %zu bytes", what,
                     sizeof(T));
