@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -12,27 +10,23 @@ from . import _lib, compiled, local_cluster
 from .communicator import Communicator
 from .lent import LentMemory
 
-
-@functools.cache
-def _op() -> Callable[..., torch.Tensor | None] | None:
-    if not compiled.active():
-        return None
-    compiled.register_lend()
-    op: Any = torch.ops.ascend_moe_python.lend.default
-    return op  # type: ignore[no-any-return]
+_op: Callable[..., torch.Tensor | None] | None = None  # once it is registered
 
 
 def lend(
     shape: Sequence[int] | int, dtype: torch.dtype, group_ep: str, ep_world_size: int, ep_rank_id: int
 ) -> torch.Tensor | None:
     """What ``window_empty`` returns, when the same group has lent before; None: Python has to look."""
-    op = _op()
-    if op is None or torch._C._len_torch_dispatch_stack() or torch.compiler.is_compiling():
-        return None  # modes that trace ops need one that they know
-    if isinstance(shape, int) or not all(type(size) is int for size in shape):
+    # Few steps: between large ops each runs from cold caches. `_op` is a builtin: torch.compile leaves it alone.
+    if _op is None or torch._C._len_torch_dispatch_stack():  # modes want ops that they know
         return None
+    if type(shape) is not tuple and not isinstance(shape, (list, torch.Size)):
+        return None
+    for size in shape:
+        if type(size) is not int:
+            return None
     try:
-        return op(shape, dtype, group_ep, ep_world_size, ep_rank_id)
+        return _op(shape, dtype, group_ep, ep_world_size, ep_rank_id)
     except (RuntimeError, TypeError):  # no dtype, no name: Python says so
         return None
 
@@ -44,8 +38,12 @@ def generation() -> int:
 
 def remember(generation: int, group_ep: str, communicator: Communicator, area: LentMemory) -> None:
     """``lend`` answers from now on, on this thread, for as long as the name means this communicator."""
+    global _op
     if communicator.gate is None:
         return
+    if _op is None:
+        compiled.register_lend()
+        _op = torch.ops.ascend_moe_python.lend.default._op
     compiled.remember_lender(
         generation,
         group_ep,
