@@ -101,6 +101,7 @@ def _spec_type() -> Any:
             ("tuned_cores", ctypes.c_int32),
             ("tuned_rows", ctypes.c_int32),
             ("tuned_ring", ctypes.c_int32),
+            ("tuned_list_cores", ctypes.c_int32),
             ("table_hash", ctypes.c_uint32),
         ]
 
@@ -369,8 +370,8 @@ def _tune(
     name = tuning.OPS[op == OP_COMBINE]
     facts = tuning.facts_of(name, soc, spec.comm_world, spec.window_mib, shapes, attributes)
     entry = table.lookup(facts, comm_alg)
-    wanted = (entry.algorithm, entry.cores, entry.ring, entry.rows) if entry else ("", 0, 0, 0)
-    packed: int = _lib.lib().am_tuning_pack(int(table.hash, 16), wanted[0].encode(), *wanted[1:])
+    algorithm, *asked = entry.asked() if entry else tuning.NOTHING
+    packed: int = _lib.lib().am_tuning_pack(int(table.hash, 16), algorithm.encode(), *asked)
     if packed < 0:
         text = f"{tuning.VARIABLE}: {_lib.library_path()} knows no {entry}"
         raise errors.ArgumentError(text, argument=tuning.VARIABLE)

@@ -19,8 +19,9 @@ from .trace_chrome import write_whole
 from .tune_search import Choice, Search, entries_of
 from .tuning import VARIABLE, Entry, Table, load
 
-_ABOUT = """Searches AIV cores, rows in flight, rows of a copy and the algorithm of dispatch and combine on a
-model of the SoC, and writes a table that the operators' tiling reads (ASCEND_MOE_TUNING_TABLE).
+_ABOUT = """Searches AIV cores and their roles, rows in flight, rows of a copy and the algorithm of dispatch
+and combine on a model of the SoC, and writes a table that the operators' tiling reads
+(ASCEND_MOE_TUNING_TABLE).
 
 All times are predictions of a model, no measurements. Nothing is taken that the model finds slower than the
 tiling's own choice. Results of the operators are the same bits with any table."""
@@ -81,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--dtype", default="bf16", choices=tuple(DTYPES), help="of x (default bf16)")
     add("--quant", action="store_true", help="int8 rows in dispatch")
     add("--algorithm", default="all", choices=("all", *_ALGORITHMS), help="default all")
-    add("--evaluations", type=int, default=40, metavar="N", help="most a shape and algorithm (default 40)")
+    add("--evaluations", type=int, default=50, metavar="N", help="most a shape and algorithm (default 50)")
     add("--out", default="tuning.json", metavar="FILE", help="the table (default tuning.json)")
     add("--check", metavar="FILE", help="only read this table, and say what it is")
     return parser
@@ -121,19 +122,19 @@ def _algorithms(options: argparse.Namespace) -> tuple[str, ...]:
 
 _HEAD = [
     *("ranks", "BS", "op", "algorithm", "untuned, µs", "tuned, µs", "gain, %"),
-    *("other routing, %", "cores", "ring", "rows"),
+    *("other routing, %", "cores", "lists", "ring", "rows"),
 ]
 
 
 def _rows(shape: Request, choices: Sequence[Choice]) -> list[list[object]]:
-    """0 of cores, ring and rows: the tiling's own choice."""
+    """0 of cores, ring and rows: the tiling's own choice; of lists: all cores make them and publish rows."""
     ordered = sorted(choices, key=lambda one: (one.op != "dispatch", one.tuned_us))
     return [
         [
             *(shape.ranks, shape.batch, one.op, one.algorithm, f"{one.own_us:.1f}", f"{one.tuned_us:.1f}"),
             f"{100 * (1 - one.tuned_us / one.own_us):.1f}",
             f"{100 * (1 - one.other_tuned_us / one.other_own_us):.1f}",
-            *(one.setting.cores, one.setting.ring, one.setting.rows),
+            *(one.setting.cores, one.entry(shape).list_cores, one.setting.ring, one.setting.rows),
         ]
         for one in ordered
     ]

@@ -13,7 +13,12 @@ from .tuning import CPU, Entry
 
 # What an entry asks for -> the tiling's own words for it, by op.
 _ASKED = {
-    "dispatch": {"cores": ["block_dim"], "ring": ["send_ring", "copy_ring"], "rows": ["copy_rows"]},
+    "dispatch": {
+        "cores": ["block_dim"],
+        "ring": ["send_ring", "copy_ring"],
+        "rows": ["copy_rows"],
+        "list_cores": ["list_cores"],
+    },
     "combine": {"cores": ["block_dim"], "ring": ["sum_ring"], "rows": ["send_rows"]},
 }
 
@@ -43,13 +48,14 @@ def tiling(entry: Entry) -> dict[str, int]:
     """
     spec = plan.describe(entry.op, request_of(entry), entry.algorithm)
     library = _lib.lib()
-    packed = library.am_tuning_pack(0, entry.algorithm.encode(), entry.cores, entry.ring, entry.rows)
+    algorithm, *asked = entry.asked()
+    packed = library.am_tuning_pack(0, algorithm.encode(), *asked)
     library.am_spec_tune(ctypes.byref(spec), packed)
     return plan.tiling_of(native.Plan(entry.op, spec))
 
 
 def largest(entries: Sequence[Entry]) -> dict[str, int]:
-    """Of each thing that an entry may ask for, the most that the tiling of one of these takes.
+    """Of cores, rows in flight and rows of a copy, the most that the tiling of one of these takes.
 
     Raises:
         ArgumentError: the operators refuse a configuration.
@@ -57,8 +63,8 @@ def largest(entries: Sequence[Entry]) -> dict[str, int]:
     most = {"cores": 0, "ring": 0, "rows": 0}
     for entry in entries:
         taken = tiling(entry)
-        for name, words in _ASKED[entry.op].items():
-            most[name] = max(most[name], *(taken[word] for word in words))
+        for name in most:
+            most[name] = max(most[name], *(taken[word] for word in _ASKED[entry.op][name]))
     return most
 
 

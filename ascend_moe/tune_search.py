@@ -1,4 +1,4 @@
-"""Searches cores, copies and algorithm of dispatch and combine on the timed engine's model of a SoC.
+"""Searches cores, their roles, copies and algorithm of dispatch and combine on the timed engine's model.
 
 Coordinates are searched one after the other, from the tiling's own choice on. What is taken must be faster
 than that on the routing that was searched and on another one; else the own choice stays. All times are a
@@ -20,16 +20,19 @@ LEAST_GAIN = 0.005  # smaller ones are not worth an entry's difference
 PASSES = 2
 SEARCHED, OTHER = 0, 1  # seeds of the routing
 _CORE_PARTS = (7 / 8, 3 / 4, 2 / 3, 1 / 2, 3 / 8, 1 / 3, 1 / 4)
+_LIST_PARTS = (1 / 8, 1 / 6, 1 / 4, 1 / 3, 1 / 2, 2 / 3, 3 / 4)
 _ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Of one op: AIV cores, rows in flight, rows of a copy; 0: the tiling's own choice."""
+    """Of one op: AIV cores, rows in flight, rows of a copy, 0: the tiling's own choice; and of direct
+    dispatch the cores that make lists while the others publish rows, 0: all do both."""
 
     cores: int = 0
     ring: int = 0
     rows: int = 0
+    list_cores: int = 0
 
 
 OWN = Setting()
@@ -69,6 +72,7 @@ class Choice:
             self.setting.cores,
             self.setting.ring,
             self.setting.rows,
+            self.setting.list_cores if self.op == "dispatch" else 0,
             round(self.own_us, 2),
             round(self.tuned_us, 2),
         )
@@ -94,6 +98,7 @@ def model(shape: Request, algorithm: str, setting: Setting, seed: int) -> Times:
         cores=setting.cores or None,
         ring=setting.ring or None,
         rows=setting.rows or None,
+        list_cores=setting.list_cores,
         seed=seed,
     )
 
@@ -151,8 +156,16 @@ class Search:
         taken = self._tiling()
         cores = sorted({max(1, round(self.shape.cores * part)) for part in _CORE_PARTS}, reverse=True)
         yield lambda at: (replace(at, cores=n) for n in (0, *cores) if n != self.shape.cores)
+        if self.algorithm == "direct":
+            yield self._roles
         yield lambda at: (replace(at, ring=n) for n in range(taken["ring"]))
         yield lambda at: (replace(at, rows=n) for n in (0, *_ROWS) if n < taken["rows"])
+
+    def _roles(self, at: Setting) -> Iterator[Setting]:
+        """Of the cores that are launched."""
+        launched = at.cores or self.shape.cores
+        lists = sorted({max(1, round(launched * part)) for part in _LIST_PARTS} | {0})
+        return (replace(at, list_cores=n) for n in lists if n < launched)
 
     def _tiling(self) -> dict[str, int]:
         """The most that the tiling of either op takes by itself."""

@@ -27,7 +27,8 @@ ALGORITHMS = ("", "window", "direct")  # "": the op's own choice
 _MOST_BYTES = 16 << 20
 _HASH_DIGITS = 6
 _REQUIRED = ("op", "soc", "ranks", "experts", "topk", "hidden", "max_bs")
-_LARGEST = {"cores": 255, "ring": 255, "rows": 65535}
+_LARGEST = {"cores": 255, "ring": 255, "rows": 2047, "list_cores": 255}
+NOTHING = ("", 0, 0, 0, 0)  # what an entry asks for that asks for nothing
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ class Entry:
         min_window_mib: for windows of at least this size.
         algorithm: for calls whose comm_alg is auto, or names this one; "" for any.
         cores, ring, rows: AIV cores of a launch, UB rows in flight, rows of one copy; 0: the op's own choice.
+        list_cores: of direct dispatch: so many cores make the lists of rows, the others publish the rows; 0:
+            every core does both.
         default_us, tuned_us: what the search predicted, 0 where nobody did.
     """
 
@@ -82,8 +85,18 @@ class Entry:
     cores: int = 0
     ring: int = 0
     rows: int = 0
+    list_cores: int = 0
     default_us: float = 0.0
     tuned_us: float = 0.0
+
+    def asked(self) -> tuple[str, int, int, int, int]:
+        """What it asks of the operators' tiling, in the order in which ``am_tuning_pack`` takes it."""
+        return (self.algorithm, self.cores, self.ring, self.rows, self.list_cores)
+
+    def said(self) -> dict[str, Any]:
+        """What the table's hash is of: roles only where they are asked for, as in tables that know none."""
+        said = {name: value for name, value in asdict(self).items() if name not in _COMMENTS}
+        return said if self.list_cores else {name: v for name, v in said.items() if name != "list_cores"}
 
     def fits(self, facts: Facts) -> bool:
         same = all(
@@ -110,8 +123,7 @@ class Table:
     @functools.cached_property
     def hash(self) -> str:
         """Of what the entries say, 6 hex digits, never 000000: that is "no table"."""
-        said = [{name: v for name, v in asdict(one).items() if name not in _COMMENTS} for one in self.entries]
-        text = json.dumps(said, sort_keys=True, separators=(",", ":"))
+        text = json.dumps([one.said() for one in self.entries], sort_keys=True, separators=(",", ":"))
         digits = hashlib.sha256(text.encode()).hexdigest()[:_HASH_DIGITS]
         return digits if int(digits, 16) else "000001"
 

@@ -184,6 +184,10 @@ inline void ApplyTuned(const CallSpec& call, CallPlan& plan) {
     plan.dispatch.sendRing = TunedOr(call.tuned_ring, plan.dispatch.sendRing);
     plan.dispatch.copyRows = TunedOr(call.tuned_rows, plan.dispatch.copyRows);
     plan.dispatch.copyRing = TunedOr(call.tuned_ring, plan.dispatch.copyRing);
+    if (plan.dispatch.info.algorithm == kAlgorithmDirect && call.tuned_list_cores > 0) {
+        const uint32_t most = plan.dispatch.info.cores - 1;  // a core at least publishes rows
+        plan.dispatch.listCores = std::min(static_cast<uint32_t>(call.tuned_list_cores), most);
+    }
     plan.combine.sendRows = TunedOr(call.tuned_rows, plan.combine.sendRows);
     plan.combine.sumRing = TunedOr(call.tuned_ring, plan.combine.sumRing);
 }

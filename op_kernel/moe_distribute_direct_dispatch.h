@@ -26,19 +26,15 @@ public:
     __aicore__ inline void Process(TPipe& pipe) {
         if (!exchange_.Enter(pipe, *info_, kOpDispatch, args_.workspace, args_.errorRecord)) return;
         BuffInit();
-        Verdict mine = exchange_.LookForAborts();
-        if (mine.code == kOk) {
-            PublishRows();
-            mine = routing_.Count();
-        }
-        if (!exchange_.Agree(mine)) {
+        if (!Open()) {
             Leave();
             return;
         }
-        routing_.Accumulate();
-        exchange_.Fail(routing_.Place());
-        routing_.StoreTotals();
-        PublishLists();
+        if (role_ == Role::kRows) {
+            PublishRows();
+        } else {
+            MakeLists();
+        }
         if constexpr (!IsMutant(Mutant::kListsStillLeaving)) exchange_.MeetAfterSend(Verdict());
         SetStatus();
         if (!exchange_.WaitForAll(waiter_, *this)) {
@@ -54,15 +50,52 @@ public:
     }
 
 private:
+    // Every core publishes rows, then makes lists; or some make lists while the others publish rows.
+    enum class Role : uint8_t { kBoth, kLists, kRows };
+
+    // Shares of tokens: those whose rows this core publishes, those whose list entries it makes.
+    __aicore__ inline void TakeRole() {
+        const uint32_t core = exchange_.core(), lists = tiling_->listCores;
+        uint32_t rowCore = core, rowCores = info_->cores, listCores = info_->cores;
+        if (lists != 0) {
+            role_ = core < lists ? Role::kLists : Role::kRows;
+            rowCore = core < lists ? 0 : core - lists;
+            rowCores = info_->cores - lists;
+            listCores = lists;
+        }
+        // A token belongs to one core: its row is read, and quantised, once.
+        firstRow_ = PartBegin(info_->batch, rowCore, rowCores) * info_->topK;
+        endRow_ = PartBegin(info_->batch, rowCore + 1, rowCores) * info_->topK;
+        const uint32_t listCore = Min(core, listCores);
+        const bool none = role_ == Role::kRows;
+        routing_.ShareTokens(PartBegin(info_->batch, listCore, listCores),
+                             none ? info_->batch : PartBegin(info_->batch, listCore + 1, listCores));
+    }
+
+    // The first meeting. Rows that leave before it leave only after a look at the abort blocks.
+    __aicore__ inline bool Open() {
+        if (role_ != Role::kBoth) return exchange_.Open(routing_.Count());
+        Verdict mine = exchange_.LookForAborts();
+        if (mine.code == kOk) {
+            PublishRows();
+            mine = routing_.Count();
+        }
+        return exchange_.Agree(mine);
+    }
+    __aicore__ inline void MakeLists() {
+        routing_.Accumulate();
+        exchange_.Fail(routing_.Place());
+        routing_.StoreTotals();
+        PublishLists();
+    }
+
     // UB plan 1: routing tables, rows in flight, this chunk's expand_idx and list entries.
     __aicore__ inline void BuffInit() {
         MOE_PHASE("BuffInit");
         exchange_.BoardInit();
         routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace,
                       exchange_.core());
-        // A token belongs to one core: its row is read, and quantised, once.
-        routing_.ShareTokens(PartBegin(info_->batch, exchange_.core(), info_->cores),
-                             PartBegin(info_->batch, exchange_.core() + 1, info_->cores));
+        TakeRole();
         rows_.Init(exchange_.pipe(), *info_, args_.x, args_.scales, tiling_->sendRing);
         if (!triples_) exchange_.pipe().InitBuffer(indexBuf_, kChunkPairs * sizeof(int32_t));
         exchange_.pipe().InitBuffer(entryBuf_, kChunkPairs * kBlock);
@@ -76,8 +109,8 @@ private:
     __aicore__ inline void PublishRows() {
         MOE_PHASE("PublishRows");
         uint32_t done = info_->batch;  // the token that has its row
-        for (uint32_t at = routing_.begin(); at < routing_.end(); at += kChunkPairs) {
-            const uint32_t count = Min(kChunkPairs, routing_.end() - at);
+        for (uint32_t at = firstRow_; at < endRow_; at += kChunkPairs) {
+            const uint32_t count = Min(kChunkPairs, endRow_ - at);
             routing_.pairs().Load(at, count);
             for (uint32_t i = 0; i < count; ++i) {
                 const uint32_t pair = at + i, token = pair / info_->topK;
@@ -177,7 +210,9 @@ private:
     GM_ADDR lists_ = nullptr;
     GM_ADDR published_ = nullptr;
     bool triples_ = false;
+    Role role_ = Role::kBoth;
     uint32_t rowStride_ = 0;
+    uint32_t firstRow_ = 0, endRow_ = 0;  // pairs of the tokens whose rows this core publishes
 };
 
 }  // namespace moe

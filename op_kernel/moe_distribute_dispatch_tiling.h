@@ -23,7 +23,7 @@ struct MoeDistributeDispatchTiling {
     uint32_t sendRing;       // UB rows in flight while sending
     uint32_t copyRows;       // window rows of one UB chunk while copying out
     uint32_t copyRing;       // such chunks in flight
-    uint32_t reserved;
+    uint32_t listCores;      // direct: cores that make the lists, the others publish rows; 0: all do both
 };
 
 }  // namespace moe

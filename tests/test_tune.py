@@ -80,7 +80,9 @@ def test_hash_is_of_what_counts() -> None:
         Table((dataclasses.replace(HERE, **{name: value}),)).hash
         for name, value in [("cores", 3), ("rows", 1), ("ring", 1), ("max_bs", 17), ("algorithm", "window")]
     ]
-    assert len({first.hash, Table(()).hash, Table((HERE, HERE)).hash, *others}) == 8
+    others.append(Table((dataclasses.replace(HERE, list_cores=1),)).hash)
+    assert len({first.hash, Table(()).hash, Table((HERE, HERE)).hash, *others}) == 9
+    assert "list_cores" not in HERE.said(), "tables that ask for no roles have the hash they had before"
 
 
 def test_lookup() -> None:
@@ -131,7 +133,8 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"cores": True}, "cores is True"),
     ({"cores": 1e300}, "cores is 1e\\+300"),
     ({"cores": 256}, "cores is 256, it must be at most 255"),
-    ({"rows": 65536}, "at most 65535"),
+    ({"rows": 2048}, "at most 2047"),
+    ({"list_cores": 256}, "at most 255"),
     ({"rows": 2**40}, "rows is"),
     ({"max_bs": None}, "max_bs is None"),
     ({"op": "reduce"}, "op is 'reduce', need one of 'dispatch', 'combine'"),
@@ -196,14 +199,14 @@ def test_unreadable_files(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- ops
 
 
-def planned(**values: int) -> dict[str, int]:
+def planned(algorithm: str = "", **values: int) -> dict[str, int]:
     """Tiling of the calls of ``round_trip`` with these things asked for."""
     request = plan.Request(WORLD, EXPERTS, TOPK, HIDDEN, BATCH, cores=8)
     found = {}
     for name in ("dispatch", "combine"):
-        spec = plan.describe(name, request)
+        spec = plan.describe(name, request, algorithm)
         packed = native._lib.lib().am_tuning_pack(
-            1, b"", values.get("cores", 0), values.get("ring", 0), values.get("rows", 0)
+            1, algorithm.encode(), *(values.get(word, 0) for word in ("cores", "ring", "rows", "list_cores"))
         )
         native._lib.lib().am_spec_tune(native.ctypes.byref(spec), packed)
         made = native.Plan(name, spec)
@@ -216,24 +219,48 @@ def test_tiling_takes_what_fits() -> None:
     assert (less["dispatch block_dim"], less["combine block_dim"]) == (3, 3)
     assert (less["dispatch send_ring"], less["dispatch copy_rows"], less["combine send_rows"]) == (1, 2, 2)
     assert min(default["dispatch send_ring"], default["dispatch copy_rows"]) > 2
-    assert planned(cores=255, ring=255, rows=65535) == default, "more than fits is cut to what fits"
+    assert planned(cores=255, ring=255, rows=2047, list_cores=255) == default, (
+        "more than fits is cut to what fits"
+    )
+
+
+def test_roles_are_of_direct_dispatch() -> None:
+    assert planned(list_cores=3)["dispatch list_cores"] == 0
+    direct = planned("direct", list_cores=3, cores=5)
+    assert (direct["dispatch list_cores"], direct["dispatch block_dim"]) == (3, 5)
+    assert planned("direct", list_cores=99, cores=5)["dispatch list_cores"] == 4, "one core publishes rows"
+    assert planned("direct", list_cores=99, cores=1)["dispatch list_cores"] == 0
 
 
 def test_pack_refuses_what_has_no_room() -> None:
     pack = native._lib.lib().am_tuning_pack
-    assert pack(0, b"", 0, 0, 0) == 0 and pack(0xFFFFFF, b"direct", 255, 255, 65535) > 0
-    for bad in [(1 << 24, b"", 0, 0, 0), (0, b"push", 0, 0, 0), (0, b"", 256, 0, 0), (0, b"", 0, -1, 0)]:
+    assert pack(0, b"", 0, 0, 0, 0) == 0 and pack(0xFFFFFF, b"direct", 255, 255, 2047, 255) > 0
+    for bad in [(1 << 24, b"", 0, 0, 0, 0), (0, b"push", 0, 0, 0, 0), (0, b"", 256, 0, 0, 0)]:
+        assert pack(*bad) == -1
+    for bad in [
+        (0, b"", 0, -1, 0, 0),
+        (0, b"", 0, 0, 2048, 0),
+        (0, b"", 0, 0, 0, 256),
+        (0, b"", 0, 0, 0, -1),
+    ]:
         assert pack(*bad) == -1
 
 
-def test_results_are_the_same_bits_with_any_table(use: Callable[..., Path], monkeypatch: Any) -> None:
+@pytest.mark.parametrize("comm_alg", ["", "direct"])
+def test_results_are_the_same_bits_with_any_table(
+    comm_alg: str, use: Callable[..., Path], monkeypatch: Any
+) -> None:
+    def body(rank: int, group: str) -> Any:
+        return round_trip(rank, group, comm_alg=comm_alg)
+
     monkeypatch.delenv(tuning.VARIABLE, raising=False)
-    plain = run()
+    plain = run(body)
     rng = random.Random(5)
     for number in range(6):
         values = {"cores": rng.randrange(1, 12), "ring": rng.randrange(6), "rows": rng.randrange(9)}
+        values |= {"list_cores": rng.randrange(9)}
         use(*both(**values), name=f"{number}.json")
-        for before, after in zip(plain, run(), strict=True):
+        for before, after in zip(plain, run(body), strict=True):
             assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True)), values
 
 

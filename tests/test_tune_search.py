@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,17 @@ from ascend_moe import plain, tuning
 from ascend_moe.errors import ArgumentError
 from ascend_moe.plan import Request
 from ascend_moe.tune_plan import cut, largest
-from ascend_moe.tune_search import LEAST_GAIN, OTHER, OWN, Choice, Search, Setting, entries_of, model
+from ascend_moe.tune_search import (
+    LEAST_GAIN,
+    OTHER,
+    OWN,
+    SEARCHED,
+    Choice,
+    Search,
+    Setting,
+    entries_of,
+    model,
+)
 from ascend_moe.tuning import Table, load
 
 SHAPE = Request(ranks=2, experts=16, topk=4, hidden=2048, batch=64, soc="Ascend910_9391", cores=48)
@@ -37,6 +47,34 @@ def test_the_search_finds_the_bottom_of_a_bowl() -> None:
     assert (combine.setting.cores, combine.setting.rows, combine.tuned_us) == (36, 2, 60)
     assert dispatch.setting.ring == combine.setting.ring == 0, "what does not matter is not asked for"
     assert search.evaluations == len(search._known)
+
+
+def roles(shape: Request, algorithm: str, setting: Setting, seed: int) -> Made:
+    """Best for dispatch with a third of 36 cores on lists; combine has no roles."""
+    cores = setting.cores or shape.cores
+    return Made(50 + abs(cores - 36) + abs(setting.list_cores - 12), 60 + abs(cores - 36))
+
+
+def test_the_search_splits_roles_of_direct_dispatch() -> None:
+    dispatch, combine = Search(SHAPE, "direct", 200, roles).run()
+    assert (dispatch.setting.cores, dispatch.setting.list_cores, dispatch.tuned_us) == (36, 12, 50)
+    assert (combine.setting.cores, combine.entry(SHAPE).list_cores) == (36, 0)
+    assert dispatch.entry(SHAPE).list_cores == 12
+    dispatch, _ = Search(SHAPE, "window", 200, roles).run()
+    assert dispatch.setting.list_cores == 0, "window has no such roles"
+
+
+def test_roles_are_searched_on_the_timed_engine() -> None:
+    shape = Request(ranks=4, experts=64, topk=8, hidden=2048, batch=32, soc="Ascend910_9391", cores=16)
+    search = Search(shape, "direct", 14)
+    dispatch, _ = search.run()
+    by_roles = {
+        setting.list_cores: us["dispatch"]
+        for (setting, seed), us in search._known.items()
+        if seed == SEARCHED and replace(setting, list_cores=0) == replace(dispatch.setting, list_cores=0)
+    }
+    assert len(by_roles) > 3 and len(set(by_roles.values())) > 3
+    assert dispatch.tuned_us == by_roles[dispatch.setting.list_cores]
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5])
@@ -120,6 +158,7 @@ def test_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "t.json"
     assert tune("--bs", "8,16", "--quant", "--out", str(path)) == 0
     printed = capfd.readouterr().out
+    assert {"cores", "lists", "ring", "rows"} <= set(printed.splitlines()[1].split())
     assert "predicted (model) for Ascend910_9391" in printed and f"export {tuning.VARIABLE}={path}" in printed
     table = load(path)
     assert {(one.op, one.algorithm, one.max_bs) for one in table.entries} == {

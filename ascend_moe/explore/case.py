@@ -26,6 +26,7 @@ _KEYS = {
     "units": "u",
     "contract": "v",
     "servers": "r",
+    "list_cores": "m",
     "seed": "s",
 }
 
@@ -39,7 +40,8 @@ class Case:
     ``servers`` ranks share a server, the others are reached by a copy agent; 0: all ranks share one.
     ``algorithm``: comm_alg of all ops, or "mixed". ``rows``: where combine's rows lie: "own" tensors, "lent"
     window tensors, or "partly", the one or the other by op and rank; "early" is lent memory that is written
-    again one op too early, which is a bug.
+    again one op too early, which is a bug. ``list_cores`` of direct dispatch make lists, the others publish
+    rows; 0: all do both.
     """
 
     world: int = 2
@@ -59,6 +61,7 @@ class Case:
     servers: int = 0
     algorithm: str = "window"
     rows: str = "own"
+    list_cores: int = 0
 
     def algorithm_of(self, op: int) -> str:
         """What the ``op``-th op of the sequence runs on every rank."""
@@ -84,7 +87,7 @@ class Case:
         words = [
             f"{_KEYS[f.name]}{getattr(self, f.name)}"
             for f in fields(self)
-            if f.name in _KEYS and (f.name != "servers" or self.servers)
+            if f.name in _KEYS and (f.name not in ("servers", "list_cores") or getattr(self, f.name))
         ]
         words += [self.dtype, self.quant, f"mask:{self.mask}", f"ids:{self.ids}"]
         words += ["ragged" if self.ragged else "equal", self.sequence]
@@ -142,6 +145,11 @@ def checked(case: Case) -> Case:
     if not 0 <= case.servers <= limits["world"]:
         raise ArgumentError(
             f"explore: servers is {case.servers}, it must be in 0..{limits['world']}", argument="case"
+        )
+    if not 0 <= case.list_cores < case.cores:
+        raise ArgumentError(
+            f"explore: list_cores is {case.list_cores}, it must be less than {case.cores} cores",
+            argument="case",
         )
     if case.servers and case.algorithm != "window":
         raise ArgumentError(

@@ -82,6 +82,7 @@ uint64_t am_need_tiling(const void* plan, char* text, uint64_t bytes) {
         Field(fields, "send_ring", call.dispatch.sendRing);
         Field(fields, "copy_rows", call.dispatch.copyRows);
         Field(fields, "copy_ring", call.dispatch.copyRing);
+        Field(fields, "list_cores", call.dispatch.listCores);
     } else {
         Field(fields, "tiling_bytes", sizeof(call.combine));
         Field(fields, "send_rows", call.combine.sendRows);
