@@ -47,7 +47,7 @@ inline uint32_t GatherFixed(const MoeDistributeInfo& info) {
                      2 * slots + PaddedInts(info.world) * 4 + kSendPairs * 4 +
                      static_cast<uint32_t>(CeilTo(info.localExperts * 8ull, kBlock)) + kBlock;
     if (info.triples != 0) fixed += kSendPairs * kTripleWords * 4;
-    return fixed;
+    return fixed + (info.cores > 1 ? MatchBytes(info.world, info.localExperts) : 0);
 }
 // Chunks in flight, and rows of each, while direct dispatch gathers.
 inline void GatherRing(const MoeDistributeInfo& info, MoeDistributeDispatchTiling& tiling) {
@@ -65,6 +65,7 @@ inline uint32_t SumRing(const MoeDistributeInfo& info, uint32_t partElements) {
     const uint32_t fixed = (info.cores + 1) * kBlock + 5 * lanes + std::max(8192u, lanes) +
                            kSendPairs * (4 + 1 + 4 + 4 + 4) + (info.world + 1) * (8 + kBlock) +
                            info.world * (StartsBytes(info.localExperts) + StatusRunBytes(info.localExperts)) +
+                           (info.cores > 1 ? MatchBytes(info.world, info.localExperts) : 0) +
                            (wide ? 1 : 2) * part + (wide ? 1 : 2) * partElements * 4 + 256;
     const uint32_t room = (kUbBytes - std::min(fixed, kUbBytes)) / part;
     return std::max(1u, std::min(room, kMaxSumRing));

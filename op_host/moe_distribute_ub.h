@@ -153,6 +153,7 @@ private:
         Add("fail block", kBlock);
         Add("abort blocks", info_.world * kBlock);
         Add("runs of all sources", static_cast<uint64_t>(info_.world) * StatusRunBytes(info_.localExperts));
+        if (info_.cores > 1) Add("their comparison", MatchBytes(info_.world, info_.localExperts));
     }
     void OwnRun() {
         Add("status run", StatusRunBytes(info_.localExperts));

@@ -163,10 +163,11 @@ public:
         FailWatch fail;
         fail.Init(*pipe_, context_, epoch_);
         waiter.Init(*pipe_, context_, sender_.servers(), *info_, config_, epoch_, 0, info_->world);
+        waiter.MatchAll(*pipe_, config_, epoch_);
         Verdict found;
         if (core_ == 0) {
             found = waiter.Wait();
-            if (found.code >= kFirstFatal) fail.Post(found.code);
+            if (found.code != kOk) fail.Post(found.code);
         } else {
             found = waiter.Follow(fail);
         }

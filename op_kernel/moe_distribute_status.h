@@ -162,6 +162,25 @@ public:
         }
         return JudgeCounts(run, source, verdict);
     }
+    // Of a run whose fixed words are known to be right: what its hashes cover.
+    __aicore__ inline Verdict JudgeSeals(const LocalTensor<uint32_t>& run, uint32_t source) const {
+        Verdict verdict;
+        const uint32_t hash = HashBefore(run);
+        uint64_t rows = 0;
+        for (uint32_t b = 0; b < CountBlocks(info_->localExperts); ++b) {
+            const uint32_t at = (kHeaderBlocks + b) * kBlockWords;
+            uint32_t seal = hash;
+            for (uint32_t i = 0; i < kCountsPerBlock; ++i) {
+                const uint32_t count = run.GetValue(at + kCbCounts + i);
+                seal = HashMix(seal, count);
+                rows += count;
+            }
+            if (run.GetValue(at + kCbHash) == seal && rows <= info_->capacity) continue;
+            JudgeCounts(run, source, verdict);
+            break;
+        }
+        return verdict;
+    }
 
 private:
     // A rank of another algorithm may say anything that this one has.
@@ -192,6 +211,12 @@ private:
         return kArrived;
     }
 
+    // What a hash begins with before the counts of its block.
+    __aicore__ inline uint32_t HashBefore(const LocalTensor<uint32_t>& run) const {
+        if (PhaseOf(run.GetValue(kH0OpPhase)) != kPhaseLent) return config_.hash;
+        const uint32_t hash = HashMix(config_.hash, run.GetValue(kBlockWords + kH1Detail0));
+        return HashMix(hash, run.GetValue(kBlockWords + kH1Detail1));
+    }
     __aicore__ inline Arrival JudgeCounts(const LocalTensor<uint32_t>& run, uint32_t source,
                                           Verdict& verdict) const {
         const uint32_t blocks = CountBlocks(info_->localExperts), phase = PhaseOf(run.GetValue(kH0OpPhase));
@@ -203,11 +228,7 @@ private:
             if constexpr (IsMutant(Mutant::kTornRun) || IsMutant(Mutant::kNoEpoch)) break;
             if (run.GetValue(at + kCbEpoch) != epoch_) return kPending;
         }
-        uint32_t hash = config_.hash;
-        if (phase == kPhaseLent) {
-            hash = HashMix(hash, run.GetValue(kBlockWords + kH1Detail0));
-            hash = HashMix(hash, run.GetValue(kBlockWords + kH1Detail1));
-        }
+        const uint32_t hash = HashBefore(run);
         uint64_t rows = 0;
         for (uint32_t b = 0; b < blocks; ++b) {
             const uint32_t at = (kHeaderBlocks + b) * kBlockWords;

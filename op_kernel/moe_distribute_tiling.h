@@ -86,6 +86,20 @@ MOE_FN uint64_t WorkspaceBytes(const MoeDistributeInfo& info) {
            static_cast<uint64_t>(info.cores) * PaddedInts(info.experts) * sizeof(int32_t);
 }
 
+// UB that comparing all runs of a rank takes: what one should say, a block and a number a source, the words,
+// and what their reduction works in.
+MOE_FN uint32_t MatchSourceBytes(uint32_t world) {
+    return static_cast<uint32_t>(CeilTo(world, kBlockWords)) * (kBlock + sizeof(int32_t));
+}
+MOE_FN uint32_t MatchReduceBytes(uint32_t words) {
+    return kBlock + static_cast<uint32_t>(CeilTo(2 * CeilDiv(words, 64) * sizeof(float), kBlock));
+}
+MOE_FN uint32_t MatchBytes(uint32_t world, uint32_t localExperts) {
+    const uint32_t run = StatusRunBytes(localExperts);
+    return (world + 1) * run + MatchSourceBytes(world) +
+           MatchReduceBytes(world * run / static_cast<uint32_t>(sizeof(int32_t)));
+}
+
 }  // namespace moe
 
 #endif  // ASCEND_MOE_DISTRIBUTE_TILING_H

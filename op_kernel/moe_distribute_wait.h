@@ -3,8 +3,8 @@
 #ifndef ASCEND_MOE_DISTRIBUTE_WAIT_H
 #define ASCEND_MOE_DISTRIBUTE_WAIT_H
 
+#include "moe_distribute_run_match.h"
 #include "moe_distribute_send.h"
-#include "moe_distribute_status.h"
 
 // On the twin a fruitless look lets other cores and processes run; an NPU core just looks again.
 #ifdef TWIN_POLL_HINT
@@ -70,10 +70,12 @@ private:
 //   accept.
 // - Collective errors are words of good runs: every core that has seen all runs finds the same worst one.
 // - Whether to go on waiting is a matter of time, and so of one core: core 0 alone looks at the clock and at
-//   the abort blocks, and calls a run corrupt. Only if it gives up is there a fail block; the others leave by
-//   that. If core 0 has seen all runs, nobody gives up, and the others will see them too.
-// - A core that had seen all runs before core 0 gave up has rows to copy or to sum: that is harmless, the
-//   outputs of a failed op are nobody's, and the op has failed for this rank by core 0's record.
+//   the abort blocks, and calls a run corrupt. Whatever it gives up for is in the fail block; the others
+//   leave by that. If core 0 has seen all runs, nobody gives up, and the others will see them too.
+// - Core 0 alone checks the hashes; the others take runs that are alike in all else. A core that had seen all
+//   runs before core 0 gave up has rows to copy or to sum: that is harmless, the outputs of a failed op are
+//   nobody's, and the op has failed for this rank by core 0's record. Where it goes by counts that are not
+//   checked it has to stay within the areas that they are about.
 class FailWatch {
 public:
     __aicore__ inline void Init(TPipe& pipe, const WindowContext& context, uint32_t epoch) {
@@ -130,6 +132,14 @@ public:
             static_cast<uint64_t>(info.world) * strideBytes_ / sizeof(uint32_t));
         if (count > 0) pipe.InitBuffer(buf_, count * runWords_ * sizeof(uint32_t));
     }
+    // For all ranks over memory, after Init: runs are compared as a whole, and word by word only where one is
+    // odd. A single core does without: it would have both to do.
+    __aicore__ inline void MatchAll(TPipe& pipe, const StatusConfig& config, uint32_t epoch) {
+        matching_ = info_->cores > 1;
+        if (matching_) match_.Init(pipe, *info_, config, epoch, count_);
+    }
+    __aicore__ inline bool matching() const { return matching_; }
+    __aicore__ inline RunMatch& match() { return match_; }
 
     // Returns kOk, the worst collective error of the runs, or a fatal one. On a timeout `source` is the first
     // rank that is missing.
@@ -140,7 +150,7 @@ public:
         bool lastLook = false;
         while (next < count_) {
             Load(next);
-            next = Advance(next, worst);
+            next = matching_ ? Match(next, lastLook, worst) : Advance(next, count_, worst);
             if (worst.code >= kFirstFatal || next == count_) break;
             Verdict abort;
             const bool aborted = aborts_.Look(abort);
@@ -168,8 +178,10 @@ public:
         Verdict worst;
         uint32_t next = 0;
         while (next < count_) {
-            Load(next);
-            next = Advance(next, worst);
+            Load(0);
+            const RunMatch::Arrival seen = match_.Look(Run(0));
+            if (seen == RunMatch::kAlike) return Verdict();
+            if (seen == RunMatch::kOdd) next = Advance(next, count_, worst);
             if (worst.code >= kFirstFatal) {
                 // Core 0 will say so, or a fresh look finds a good run.
                 worst = Verdict();
@@ -217,8 +229,22 @@ private:
         run.SetGlobalBuffer(FarRun(*context_, parity_, rank), runWords_);
         AscendC::DataCopy(Run(rank - first_), run, runWords_);
     }
-    __aicore__ inline uint32_t Advance(uint32_t next, Verdict& worst) {
+    // All runs that have come. As long as some are missing, one a look is judged, so that an odd one is found
+    // soon, and the last to come does not find this core at work on the others.
+    __aicore__ inline uint32_t Match(uint32_t next, bool lastLook, Verdict& worst) {
+        const RunMatch::Arrival seen = match_.Look(Run(0));
+        if (seen != RunMatch::kAlike) {
+            const bool one = seen == RunMatch::kMissing && !lastLook;
+            return Advance(next, one ? next + 1 : count_, worst);
+        }
         for (; next < count_; ++next) {
+            Worsen(worst, reader_.JudgeSeals(Run(next), first_ + next));
+            if (worst.code >= kFirstFatal) break;
+        }
+        return next;
+    }
+    __aicore__ inline uint32_t Advance(uint32_t next, uint32_t end, Verdict& worst) {
+        for (; next < end; ++next) {
             Verdict verdict;
             if (reader_.Judge(Run(next), first_ + next, servers_.Far(first_ + next), verdict) ==
                 StatusReader::kPending)
@@ -233,6 +259,7 @@ private:
     UbBuf buf_;
     AbortWatch aborts_;
     StatusReader reader_;
+    RunMatch match_;
     ServerMap servers_;
     const WindowContext* context_ = nullptr;
     uint32_t parity_ = 0;
@@ -241,6 +268,7 @@ private:
     uint32_t count_ = 0;
     uint32_t runWords_ = 0;
     uint32_t strideBytes_ = 0;
+    bool matching_ = false;
 };
 
 }  // namespace moe
