@@ -47,7 +47,9 @@ inline uint32_t GatherFixed(const MoeDistributeInfo& info) {
                      2 * slots + PaddedInts(info.world) * 4 + kSendPairs * 4 +
                      static_cast<uint32_t>(CeilTo(info.localExperts * 8ull, kBlock)) + kBlock;
     if (info.triples != 0) fixed += kSendPairs * kTripleWords * 4;
-    return fixed + (info.cores > 1 ? MatchBytes(info.world, info.localExperts) : 0);
+    if (info.cores > 1) fixed += MatchBytes(info.world, info.localExperts);
+    if (ScansSegments(info.world, info.cores)) fixed += ScanBytes(info.world, info.localExperts);
+    return fixed;
 }
 // Chunks in flight, and rows of each, while direct dispatch gathers.
 inline void GatherRing(const MoeDistributeInfo& info, MoeDistributeDispatchTiling& tiling) {

@@ -175,6 +175,8 @@ private:
         OwnRun();
         AllRuns();
         Segments();
+        if (ScansSegments(info_.world, info_.cores))
+            Add("their sums", ScanBytes(info_.world, info_.localExperts));
         Add("lists", kSendPairs * 4);
         if (info_.triples != 0) Add("triples", kSendPairs * kTripleWords * 4);
         Add("rows of the sources",

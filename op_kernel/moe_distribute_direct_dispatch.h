@@ -7,6 +7,7 @@
 #include "moe_distribute_exchange.h"
 #include "moe_distribute_quantize.h"
 #include "moe_distribute_routing.h"
+#include "moe_distribute_segment_scan.h"
 
 namespace moe {
 
@@ -37,6 +38,7 @@ public:
         }
         if constexpr (!IsMutant(Mutant::kListsStillLeaving)) exchange_.MeetAfterSend(Verdict());
         SetStatus();
+        SegmentInit();
         if (!exchange_.WaitForAll(waiter_, *this)) {
             Leave();
             return;
@@ -176,15 +178,27 @@ private:
         exchange_.SetStatus(counts, rowStride_);
     }
 
+    // What segments take, while the runs are under way.
+    __aicore__ inline void SegmentInit() {
+        segments_.Init(exchange_.pipe(), *info_);
+        if (!SegmentScan::Suits(*info_)) return;
+        scan_.Init(exchange_.pipe(), *info_,
+                   StatusRunBytes(info_->localExperts) / static_cast<uint32_t>(sizeof(uint32_t)));
+    }
+    __aicore__ inline void FindSegments() {
+        if (SegmentScan::Suits(*info_) && waiter_.alike()) {
+            scan_.Run(waiter_.match().Counts(), segments_);
+        } else {
+            segments_.FromCounts(*this);
+        }
+    }
     __aicore__ inline void GatherRows() {
         MOE_PHASE("GatherRows");
-        SegmentTable segments;
-        segments.Init(exchange_.pipe(), *info_);
-        segments.FromCounts(*this);
+        FindSegments();
         DirectGather gather;
         gather.Init(exchange_, args_, *tiling_, kQuant, kSmooth);
-        gather.Run(segments);
-        if (exchange_.core() == 0) counts_.Store(exchange_.pipe(), segments);
+        gather.Run(segments_);
+        if (exchange_.core() == 0) counts_.Store(exchange_.pipe(), segments_);
         AscendC::PipeBarrier<PIPE_ALL>();
     }
 
@@ -205,6 +219,8 @@ private:
     RowLoader<XType, kQuant, kSmooth> rows_;
     DispatchCounts counts_;
     StatusWaiter waiter_;
+    SegmentTable segments_;
+    SegmentScan scan_;
     GlobalTensor<int32_t> expandIdx_;
     UbBuf indexBuf_, entryBuf_;
     GM_ADDR lists_ = nullptr;

@@ -28,13 +28,13 @@ public:
         StatusWriter writer;
         writer.Init(patternBuf_.Get<uint32_t>(), info, config, epoch);
         writer.SetError(Verdict());
-        SyncFunc<HardEvent::S_V>();
     }
 
     // The runs in UB, loaded by MTE2. On kAlike their counts are in Counts().
     __aicore__ inline Arrival Look(const LocalTensor<uint32_t>& runs) {
         if constexpr (!IsMutant(Mutant::kStatusReadBeforeLoaded)) SyncFunc<HardEvent::MTE2_V>();
         const LocalTensor<int32_t> words = runs.ReinterpretCast<int32_t>();
+        alike_ = false;
         Clear();
         Compare(words, {kFixedOfHeader0, kFixedOfHeader1, kFixedOfCounts});
         CompareSources(words);
@@ -44,8 +44,10 @@ public:
             return Differs() ? kMissing : kOdd;
         }
         TakeCounts(words);
+        alike_ = true;
         return kAlike;
     }
+    __aicore__ inline bool alike() const { return alike_; }
     // A row of blocks a source as in its run, all words zero that are not counts. No count is below 0 or
     // above the capacity, so that a core that has not checked the hashes may go by them.
     __aicore__ inline LocalTensor<int32_t> Counts() { return wordBuf_.Get<int32_t>(); }
@@ -66,7 +68,9 @@ private:
     __aicore__ inline uint64_t MaskOf(const BlockLanes& lanes, uint32_t block) const {
         uint64_t mask = 0;
         for (uint32_t b = 0; b < kLaneBlocks && block + b < blocks_; ++b) {
-            const uint32_t of = block + b == 0 ? lanes.header0 : block + b == 1 ? lanes.header1 : lanes.counts;
+            const uint32_t of = block + b == 0   ? lanes.header0
+                                : block + b == 1 ? lanes.header1
+                                                 : lanes.counts;
             mask |= static_cast<uint64_t>(of) << (b * kBlockWords);
         }
         return mask;
@@ -75,7 +79,9 @@ private:
     __aicore__ inline uint32_t AtOnce() const { return blocks_ <= 255 ? count_ : 1; }
     __aicore__ inline uint8_t RunStride() const { return static_cast<uint8_t>(AtOnce() > 1 ? blocks_ : 0); }
 
+    // The scalar unit has written the pattern, and has read what it wanted to know.
     __aicore__ inline void Clear() {
+        SyncFunc<HardEvent::S_V>();
         AscendC::Duplicate(wordBuf_.Get<int32_t>(), static_cast<int32_t>(0), words_);
         AscendC::PipeBarrier<PIPE_V>();
     }
@@ -147,6 +153,7 @@ private:
     uint32_t blocks_ = 0;  // of a run
     uint32_t words_ = 0;   // of all runs
     int32_t capacity_ = 0;
+    bool alike_ = false;
 };
 
 }  // namespace moe

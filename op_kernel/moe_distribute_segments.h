@@ -61,6 +61,9 @@ public:
         return static_cast<uint32_t>(sourceBuf_.Get<int32_t>().GetValue(s));
     }
     __aicore__ inline LocalTensor<int32_t> Ends() { return endBuf_.Get<int32_t>(); }
+    __aicore__ inline LocalTensor<int32_t> Offsets() { return offsetBuf_.Get<int32_t>(); }
+    // Of ends and offsets that come from elsewhere.
+    __aicore__ inline void SetRows(int32_t rows) { total_ = rows; }
     // The slot that holds `row`.
     __aicore__ inline uint32_t Find(uint32_t row) {
         uint32_t slot = 0;

@@ -99,6 +99,12 @@ MOE_FN uint32_t MatchBytes(uint32_t world, uint32_t localExperts) {
     return (world + 1) * run + MatchSourceBytes(world) +
            MatchReduceBytes(world * run / static_cast<uint32_t>(sizeof(int32_t)));
 }
+// Of prefix sums over the counts of those runs: two tables of slots, the runs' words and a row of them.
+MOE_FN uint32_t ScanBytes(uint32_t world, uint32_t localExperts) {
+    return 2 * world * localExperts * static_cast<uint32_t>(sizeof(int32_t)) +
+           (world + 1) * StatusRunBytes(localExperts);
+}
+MOE_FN bool ScansSegments(uint32_t world, uint32_t cores) { return cores > 1 && world % kBlockWords == 0; }
 
 }  // namespace moe
 

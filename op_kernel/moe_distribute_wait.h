@@ -138,7 +138,8 @@ public:
         matching_ = info_->cores > 1;
         if (matching_) match_.Init(pipe, *info_, config, epoch, count_);
     }
-    __aicore__ inline bool matching() const { return matching_; }
+    // Whether all runs were alike when last looked at: match() then has their counts.
+    __aicore__ inline bool alike() const { return matching_ && match_.alike(); }
     __aicore__ inline RunMatch& match() { return match_; }
 
     // Returns kOk, the worst collective error of the runs, or a fatal one. On a timeout `source` is the first
