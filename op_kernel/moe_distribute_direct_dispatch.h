@@ -39,11 +39,7 @@ public:
         if constexpr (!IsMutant(Mutant::kListsStillLeaving)) exchange_.MeetAfterSend(Verdict());
         SetStatus();
         SegmentInit();
-        if (!exchange_.WaitForAll(waiter_, *this)) {
-            Leave();
-            return;
-        }
-        GatherRows();
+        if (!exchange_.template WaitForAll<true>(waiter_, *this) || !GatherRows()) Leave();
     }
     // Runs are judged by the waiter; the counts stay in them.
     __aicore__ inline Verdict Arrived(uint32_t, const LocalTensor<uint32_t>&) { return Verdict(); }
@@ -192,14 +188,18 @@ private:
             segments_.FromCounts(*this);
         }
     }
-    __aicore__ inline void GatherRows() {
+    __aicore__ inline bool GatherRows() {
         MOE_PHASE("GatherRows");
         FindSegments();
         DirectGather gather;
         gather.Init(exchange_, args_, *tiling_, kQuant, kSmooth);
         gather.Run(segments_);
-        if (exchange_.core() == 0) counts_.Store(exchange_.pipe(), segments_);
+        if (exchange_.core() == 0) {
+            if (!exchange_.CheckSeals(waiter_)) return false;
+            counts_.Store(exchange_.pipe(), segments_);
+        }
         AscendC::PipeBarrier<PIPE_ALL>();
+        return true;
     }
 
     // After a failure: no rows for whoever reads the counts, and the record.

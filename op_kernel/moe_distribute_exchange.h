@@ -156,14 +156,15 @@ public:
         return verdict_.code == kOk;
     }
 
-    // Direct: every core waits for all sources, and no meeting follows; see FailWatch.
-    template <typename Arrived>
+    // Direct: every core waits for all sources, and no meeting follows; see FailWatch. With `kSealsLater`
+    // core 0 owes CheckSeals().
+    template <bool kSealsLater = false, typename Arrived>
     __aicore__ inline bool WaitForAll(StatusWaiter& waiter, Arrived& arrived) {
         MOE_PHASE("WaitStatus");
         FailWatch fail;
         fail.Init(*pipe_, context_, epoch_);
         waiter.Init(*pipe_, context_, sender_.servers(), *info_, config_, epoch_, 0, info_->world);
-        waiter.MatchAll(*pipe_, config_, epoch_);
+        waiter.MatchAll(*pipe_, config_, epoch_, kSealsLater);
         Verdict found;
         if (core_ == 0) {
             found = waiter.Wait();
@@ -176,6 +177,12 @@ public:
             for (uint32_t s = 0; s < info_->world; ++s) Worsen(verdict_, arrived.Arrived(s, waiter.Run(s)));
         }
         return verdict_.code == kOk;
+    }
+
+    // Core 0, when its rows are under way: the hashes that WaitForAll has left.
+    __aicore__ inline bool CheckSeals(StatusWaiter& waiter) {
+        Worsen(verdict_, waiter.Seals());
+        return verdict_.code == kOk || verdict_.code == kRoutingMismatch;
     }
 
     __aicore__ inline void MeetAfterSend(const Verdict& mine) {

@@ -70,6 +70,19 @@ public:
         while (slot + 1 < slots() && End(slot) <= row) ++slot;
         return slot;
     }
+    // The same, in fewer looks where slots are many.
+    __aicore__ inline uint32_t Seek(uint32_t row) {
+        uint32_t slot = 0;
+        for (uint32_t end = slots() - 1; slot < end;) {
+            const uint32_t middle = (slot + end) / 2;
+            if (End(middle) <= row) {
+                slot = middle + 1;
+            } else {
+                end = middle;
+            }
+        }
+        return slot;
+    }
 
 private:
     __aicore__ inline void Begin() {

@@ -134,8 +134,12 @@ public:
     }
     // For all ranks over memory, after Init: runs are compared as a whole, and word by word only where one is
     // odd. A single core does without: it would have both to do.
-    __aicore__ inline void MatchAll(TPipe& pipe, const StatusConfig& config, uint32_t epoch) {
+    // `sealsLater`: where all are alike Wait() leaves the hashes to Seals().
+    __aicore__ inline void MatchAll(TPipe& pipe, const StatusConfig& config, uint32_t epoch,
+                                    bool sealsLater) {
         matching_ = info_->cores > 1;
+        sealsLater_ = sealsLater;
+        unsealed_ = count_;
         if (matching_) match_.Init(pipe, *info_, config, epoch, count_);
     }
     // Whether all runs were alike when last looked at: match() then has their counts.
@@ -170,6 +174,16 @@ public:
             if (!lastLook) {
                 MOE_POLL_HINT();
             }
+        }
+        return worst;
+    }
+
+    // What Wait() has left unchecked.
+    __aicore__ inline Verdict Seals() {
+        Verdict worst;
+        for (; unsealed_ < count_; ++unsealed_) {
+            Worsen(worst, reader_.JudgeSeals(Run(unsealed_), first_ + unsealed_));
+            if (worst.code >= kFirstFatal) break;
         }
         return worst;
     }
@@ -238,11 +252,10 @@ private:
             const bool one = seen == RunMatch::kMissing && !lastLook;
             return Advance(next, one ? next + 1 : count_, worst);
         }
-        for (; next < count_; ++next) {
-            Worsen(worst, reader_.JudgeSeals(Run(next), first_ + next));
-            if (worst.code >= kFirstFatal) break;
-        }
-        return next;
+        unsealed_ = next;
+        if (sealsLater_) return count_;
+        Worsen(worst, Seals());
+        return unsealed_;
     }
     __aicore__ inline uint32_t Advance(uint32_t next, uint32_t end, Verdict& worst) {
         for (; next < end; ++next) {
@@ -269,7 +282,9 @@ private:
     uint32_t count_ = 0;
     uint32_t runWords_ = 0;
     uint32_t strideBytes_ = 0;
+    uint32_t unsealed_ = 0;  // the first run whose hashes are still to be checked
     bool matching_ = false;
+    bool sealsLater_ = false;
 };
 
 }  // namespace moe
