@@ -17,7 +17,7 @@ def lend(
     shape: Sequence[int] | int, dtype: torch.dtype, group_ep: str, ep_world_size: int, ep_rank_id: int
 ) -> torch.Tensor | None:
     """What ``window_empty`` returns, when the same group has lent before; None: Python has to look."""
-    # Few steps: between large ops each runs from cold caches. `_op` is a builtin: torch.compile leaves it alone.
+    # Few steps: between large ops each runs from cold caches. A builtin: torch.compile leaves it alone.
     if _op is None or torch._C._len_torch_dispatch_stack():  # modes want ops that they know
         return None
     if type(shape) is not tuple and not isinstance(shape, (list, torch.Size)):
