@@ -146,7 +146,9 @@ void Communicator::LookAtPeers() {
 void* am_comm_create(int rank, int world, void* const* bases, uint64_t data_bytes, uint64_t lent_bytes,
                      const int* live_fds) {
     try {
-        return new ops::Communicator(rank, world, bases, data_bytes, lent_bytes, live_fds);
+        auto made = std::make_unique<ops::Communicator>(rank, world, bases, data_bytes, lent_bytes, live_fds);
+        for (int peer = 0; peer < world; ++peer) ops::TouchWindow(bases[peer], data_bytes, world);
+        return made.release();
     } catch (...) {
         return nullptr;
     }
