@@ -21,11 +21,13 @@ from typing import Any
 import torch
 
 from . import _lib, comm, compiled, ops
+from .errors import AscendMoeError
 
 CALLS = 3000
 TOKENS, TOPK, HIDDEN, EXPERTS = 4, 2, 32, 4
 KERNELS = ("python", "compiled")
 _WARM = 50
+_PROGRAM = "python -m ascend_moe._overhead"
 
 
 @dataclass(frozen=True)
@@ -60,14 +62,21 @@ def measure(calls: int = CALLS) -> list[Cost]:
 
 
 def compare(calls: int = CALLS, rounds: int = 3) -> list[Cost]:
-    """Costs with both kinds of kernels, processes by turns; of the rounds the one with the least median."""
+    """Costs with both kinds of kernels, processes by turns; of the rounds the one with the least median.
+
+    Raises:
+        AscendMoeError: a process could not measure: there are no compiled kernels here.
+    """
     best: dict[tuple[str, str, str], Cost] = {}
     for _ in range(rounds):
         for kernels in KERNELS:
             command = [sys.executable, "-m", "ascend_moe._overhead", "--json", "--calls", str(calls)]
             env = {**os.environ, compiled.SWITCH: kernels}
-            text = subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
-            for fields in json.loads(text):
+            done = subprocess.run(command, env=env, capture_output=True, text=True)
+            if done.returncode != 0:
+                said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+                raise AscendMoeError(f"{kernels} kernels: {said[-1].removeprefix(f'{_PROGRAM}: ')}")
+            for fields in json.loads(done.stdout):
                 cost = Cost(**fields)
                 key = cost.op, cost.caller, cost.kernels
                 if key not in best or cost.overhead[1] < best[key].overhead[1]:
@@ -153,14 +162,19 @@ def text(costs: list[Cost]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m ascend_moe._overhead", description=__doc__)
+    """Exit code 0; 2: it could not measure, one line on stderr says why."""
+    parser = argparse.ArgumentParser(prog=_PROGRAM, description=__doc__)
     parser.add_argument("--calls", type=int, default=CALLS)
     parser.add_argument("--json", action="store_true", help="this process alone, as JSON")
     options = parser.parse_args()
-    if options.json:
-        print(json.dumps([asdict(cost) for cost in measure(options.calls)]))
-    else:
-        print(text(compare(options.calls)))
+    try:
+        if options.json:
+            print(json.dumps([asdict(cost) for cost in measure(options.calls)]))
+        else:
+            print(text(compare(options.calls)))
+    except AscendMoeError as error:
+        print(f"{_PROGRAM}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
     return 0
 
 

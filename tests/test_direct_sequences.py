@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 
-import op_runs
 import pytest
-import torch
-from test_sequences import CORES, LAST_EPOCH, SEQUENCES, WINDOW_MIB, Entry, Ranks, cores, pool
+from test_sequences import LAST_EPOCH, SEQUENCES, WINDOW_MIB, Entry, Ranks, cores, pool
 
 from ascend_moe import LocalCluster, comm, compiled, native
 
@@ -21,52 +18,28 @@ PATTERNS = ("direct", "mixed", "mixed again")
 class MixedRanks(Ranks):
     """Poisons what nobody reads any more: the half of a window op after it, that of a direct op before."""
 
-    def before(self, rank: int, algorithm: str) -> None:
-        """The half of the op to come. In direct only this rank stores there; its readers of two ops ago are
-        done, or this rank had not come through the last op."""
-        if algorithm == "direct":
-            self.poison(rank, (self.following(rank)) & 1)
+    algorithms: list[str]  # of the steps that are played
 
-    def following(self, rank: int) -> int:
-        return 2 if self.epochs[rank] == LAST_EPOCH else self.epochs[rank] + 1
+    def before(self, rank: int, step: int) -> None:
+        """The half of a direct op to come. Only this rank stores there; its readers of two ops ago are done,
+        or this rank had not come through the last op."""
+        self.cores.algorithm = self.algorithms[step]
+        if self.algorithms[step] == "direct":
+            self.poison(rank, self.following(rank) & 1)
 
-    def passed(self, rank: int, algorithm: str) -> None:
-        self.epochs[rank] = self.following(rank)
-        if algorithm == "window":
-            self.poison(rank, self.epochs[rank] & 1)
+    def after(self, rank: int, step: int = 0) -> None:
+        assert comm.lookup(self.cluster.name, self.world, rank).algorithm == self.algorithms[step]
+        if self.algorithms[step] == "window":
+            super().after(rank, step)
+        else:
+            self.epochs[rank] = self.following(rank)
 
     def mix(
         self, sequence: str, entries: list[Entry], seed: int, epoch: int | None, algorithms: list[str]
     ) -> None:
-        rng = random.Random(seed)
-        picks = rng.sample(range(len(entries)), len(sequence))
-        delays = [[rng.random() < 0.1 for _ in sequence] for _ in range(self.world)]
-        barrier = threading.Barrier(self.world)
-
-        def body(rank: int, group_ep: str) -> None:
-            self.begin(barrier, rank, group_ep, epoch)
-            sent: tuple[torch.Tensor, ...] = ()
-            for step, op in enumerate(sequence):
-                self.cores.count = CORES[(seed + 2 * step + rank) % len(CORES)]
-                self.cores.algorithm = algorithms[step]
-                self.before(rank, algorithms[step])
-                if delays[rank][step]:
-                    time.sleep(0.001)
-                if op == "D":
-                    entry = entries[picks[step]]
-                    sent = op_runs.dispatch(entry.case, rank, group_ep)
-                    entry.check_dispatch(rank, sent)
-                else:
-                    variant = step % 2
-                    rows = entry.rows[variant][rank]
-                    summed = op_runs.combine(entry.case, rank, group_ep, rows, sent)
-                    entry.check_combine(rank, variant, summed)
-                ran = comm.lookup(group_ep, self.world, rank).algorithm
-                assert ran == algorithms[step]
-                self.passed(rank, algorithms[step])
-
+        self.algorithms = algorithms
         with compiled.paused():  # its calls do not ask what is patched here
-            self.cluster.run(body)
+            self.play(sequence, entries, seed, epoch)
 
 
 @pytest.fixture(autouse=True)

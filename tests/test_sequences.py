@@ -144,10 +144,16 @@ class Ranks:
     def poisoned(self, rank: int, parity: int) -> bool:
         return ctypes.string_at(self.half(rank, parity), HALF_BYTES) == b"\xff" * HALF_BYTES
 
-    def after(self, rank: int) -> None:
+    def following(self, rank: int) -> int:
+        """The epoch of the rank's next op."""
+        return 2 if self.epochs[rank] == LAST_EPOCH else self.epochs[rank] + 1
+
+    def before(self, rank: int, step: int) -> None:
+        """An op of ``play`` is about to begin on the rank."""
+
+    def after(self, rank: int, step: int = 0) -> None:
         """Poisons the half just read. No peer stores there before this rank's next status run has left."""
-        epoch = self.epochs[rank]
-        self.epochs[rank] = 2 if epoch == LAST_EPOCH else epoch + 1
+        self.epochs[rank] = self.following(rank)
         self.poison(rank, self.epochs[rank] & 1)
 
     def play(self, sequence: str, entries: list[Entry], seed: int, epoch: int | None) -> None:
@@ -162,6 +168,7 @@ class Ranks:
             sent: tuple[torch.Tensor, ...] = ()
             for step, op in enumerate(sequence):
                 self.cores.count = CORES[(seed + 2 * step + rank) % len(CORES)]
+                self.before(rank, step)
                 if delays[rank][step]:
                     time.sleep(0.001)
                 if op == "D":
@@ -174,7 +181,7 @@ class Ranks:
                     entry.check_combine(
                         rank, variant, op_runs.combine(entry.case, rank, group_ep, rows, sent)
                     )
-                self.after(rank)
+                self.after(rank, step)
 
         self.cluster.run(body)
 

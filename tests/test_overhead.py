@@ -1,0 +1,48 @@
+"""``python -m ascend_moe._overhead``: what it measures, and what it says where it cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ascend_moe import _lib, _overhead, compiled
+
+
+def overhead(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ascend_moe._overhead", "--calls", "20", *words]
+    return subprocess.run(
+        command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.mark.parametrize("kernels", _overhead.KERNELS)
+def test_costs_of_every_op_and_caller(kernels: str) -> None:
+    if kernels == "compiled" and compiled.why_not() is not None:
+        pytest.skip(str(compiled.why_not()))
+    done = overhead("--json", **{compiled.SWITCH: kernels})
+    assert done.returncode == 0, done.stderr
+    costs = [_overhead.Cost(**one) for one in json.loads(done.stdout)]
+    assert {one.kernels for one in costs} == {kernels}
+    assert {(one.op, one.caller) for one in costs} == {
+        (f"npu_moe_distribute_{op}{version}", caller)
+        for op in ("dispatch", "combine")
+        for version in ("", "_v2")
+        for caller in ("public", "torch.ops")
+    }
+    assert all(0 < one.am_run[0] <= one.am_run[1] and one.overhead[1] > 0 for one in costs)
+
+
+def test_without_compiled_kernels_one_line_says_so(tmp_path: Path) -> None:
+    alone = shutil.copy(_lib.library_path(), tmp_path)
+    done = overhead(ASCEND_MOE_LIBRARY=str(alone), **{compiled.SWITCH: "auto"})
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("python -m ascend_moe._overhead: compiled kernels: no libascend_moe_torch")
+    assert "build it with" in line
