@@ -188,7 +188,8 @@ def _choice() -> list[str]:
         "",
         "Several figures are unknown, and four points allow two. Every pair in the table below was",
         "fitted, the other unknown figures staying at what they are taken to be. Of the pairs whose",
-        "values are plausible the one with the least calibration error is taken. Held-out errors have",
+        "values are plausible the one with the least calibration error is taken. What is plausible is",
+        "a judgement, written down when first fits had been seen. Held-out errors have",
         "no part in that rule; they were known, though, from an earlier fit, which was of `launch_ns`",
         "and `scalar_scale`: it is the last line, and what it wants of a launch is no kernel's start.",
         "",
@@ -202,16 +203,18 @@ def _values(values: Mapping[str, float]) -> str:
 
 
 def _sync_share() -> list[str]:
-    """How long cores stand in SyncAll, as a share of the op: a published figure that nothing is fitted to."""
+    """What SyncAll takes of the op: a published share that nothing is fitted to."""
     found = predict(_CALL, algorithm="cann-style", events=_EVENTS).dispatch
     meetings = [event for event in found.events if event.name == "SyncAll"]
     cores = len({(event.rank, event.core) for event in meetings})
     stood = sum(event.ns for event in meetings) / cores / 1e3
+    alone = found.pipes["SyncAll"]
     return [
         "A check that nothing was fitted to: the public notes on UBEP give SyncAll about 15% of the",
-        "time of the MC2 design. In the model a core stands in SyncAll, waits for the last core",
-        f"included, {stood:.1f} of {found.us:.1f} us ({stood / found.us:.0%}) of a CANN-style dispatch at",
-        f"EP {_CALL.ranks}, in {len(meetings) // cores} meetings.",
+        "time of the MC2 design, and do not say whether waiting for the last core counts. In the model",
+        f"the {len(meetings) // cores} meetings of a CANN-style dispatch at EP {_CALL.ranks} take"
+        f" {alone:.1f} of {found.us:.1f} us ({alone / found.us:.0%}); with the waits a core",
+        f"stands in them for {stood:.1f} us ({stood / found.us:.0%}) on average.",
         "",
     ]
 

@@ -34,4 +34,8 @@ target_include_directories(ascend_moe_torch SYSTEM PRIVATE
 target_link_libraries(ascend_moe_torch PRIVATE
   ${am_torch_folder}/lib/libc10.so ${am_torch_folder}/lib/libtorch_cpu.so Threads::Threads ${CMAKE_DL_LIBS})
 target_link_options(ascend_moe_torch PRIVATE -Wl,-z,noexecstack -Wl,--allow-shlib-undefined)
+if(ASCEND_MOE_SANITIZE)
+  target_compile_options(ascend_moe_torch PRIVATE -fsanitize=${ASCEND_MOE_SANITIZE} -fno-omit-frame-pointer)
+  target_link_options(ascend_moe_torch PRIVATE -fsanitize=${ASCEND_MOE_SANITIZE})
+endif()
 install(TARGETS ascend_moe_torch LIBRARY DESTINATION ascend_moe/lib COMPONENT lib)

@@ -379,6 +379,7 @@ def test_forgotten_plans_outlive_pythons(group_ep: str) -> None:
 # ---- threads, processes
 
 
+@pytest.mark.tsan
 def test_two_threads_take_turns_on_one_communicator() -> None:
     failed: list[BaseException] = []
 
@@ -403,6 +404,7 @@ def test_two_threads_take_turns_on_one_communicator() -> None:
     assert calls.fast + calls.python == 800 and calls.fast >= 700
 
 
+@pytest.mark.tsan
 def test_closing_waits_for_a_launch_and_ends_the_others(group_ep: str) -> None:
     """Calls go on in another thread while the communicator is closed and opened again and again."""
     stop, failed, done = threading.Event(), list[BaseException](), [0]
@@ -429,6 +431,7 @@ def test_closing_waits_for_a_launch_and_ends_the_others(group_ep: str) -> None:
     warm(group_ep)
 
 
+@pytest.mark.tsan
 def test_threads_as_ranks_need_no_python_lock() -> None:
     """A call made while this thread holds Python's lock would never let its peer arrive."""
 
