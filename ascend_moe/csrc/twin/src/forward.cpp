@@ -4,6 +4,8 @@
 
 #include <cstring>
 
+#include "twin/cast.h"
+
 namespace twin {
 
 namespace {
@@ -68,7 +70,7 @@ void Widen(Forward& forward, const ForwardedTerm& term) {
 // Once nothing waits. Until then the hulls may be too wide: to make them narrow costs more than a look in
 // vain.
 void Shrink(Forward& forward) {
-    if (forward.count != 0 || forward.term.type != TermType::kNone || forward.sum.terms != 0) return;
+    if (forward.count != 0 || forward.term.type != TermType::kNone || forward.sum.waits()) return;
     forward.ub_begin = forward.gm_begin = ~uintptr_t{0};
     forward.ub_end = forward.gm_end = 0;
 }
@@ -82,55 +84,59 @@ void MakeTerm(Forward& forward) {
     RunTerm(forward.term);
     forward.term.type = TermType::kNone;
 }
-// Terms of one type, all at once: their sources are read side by side, the sum is read and written once.
-template <uint32_t kCount, class T>
-void SumLoop(const ForwardedSum& sum) {
+template <class T>
+T NarrowTo(float x) {
+    if constexpr (std::is_same_v<T, float>) return x;
+    if constexpr (!std::is_same_v<T, float>) return CastOne<RoundMode::CAST_RINT, T>(x);
+}
+
+// Terms of type T, all at once: their sources are read side by side, the sum is never read again.
+template <uint32_t kCount, bool kZeroed, class T, class Out>
+void SumLoop(const ForwardedSum& sum, Out* out) {
     struct {
-        const T* from[kCount];
-        float weight[kCount];
-    } terms;
+        const T* from[kCount + 1];
+        float weight[kCount + 1];
+    } terms{};
     for (uint32_t k = 0; k < kCount; ++k) {
         terms.from[k] = reinterpret_cast<const T*>(sum.term[k].gm);
         terms.weight[k] = sum.term[k].scaled ? sum.term[k].weight : 1.0f;  // times 1: the same bits
     }
-    RunBest([terms, to = reinterpret_cast<float*>(sum.ub), n = sum.count] {
+    RunBest([terms, out, base = reinterpret_cast<const float*>(sum.ub), n = sum.count] {
         TWIN_ELEMENTWISE
         for (uint32_t i = 0; i < n; ++i) {
-            float value = LoadAt(to, i);
+            float value = kZeroed ? 0.0f : LoadAt(base, i);
 #pragma GCC unroll 8
             for (uint32_t k = 0; k < kCount; ++k) value = value + Wide(terms.from[k], i) * terms.weight[k];
-            StoreAt(to, i, value);
+            StoreAt(out, i, NarrowTo<Out>(value));
         }
     });
 }
-template <class T>
-void SumOf(const ForwardedSum& sum) {
-    static_assert(ForwardedSum::kTerms == 8);
-    switch (sum.terms) {
-        case 1: return SumLoop<1, T>(sum);
-        case 2: return SumLoop<2, T>(sum);
-        case 3: return SumLoop<3, T>(sum);
-        case 4: return SumLoop<4, T>(sum);
-        case 5: return SumLoop<5, T>(sum);
-        case 6: return SumLoop<6, T>(sum);
-        case 7: return SumLoop<7, T>(sum);
-        case 8: return SumLoop<8, T>(sum);
+template <class T, class Out, uint32_t kCount = ForwardedSum::kTerms>
+void SumOf(const ForwardedSum& sum, Out* out) {
+    if (sum.terms != kCount) {
+        if constexpr (kCount > 0) SumOf<T, Out, kCount - 1>(sum, out);
+    } else if (sum.zeroed) {
+        SumLoop<kCount, true, T>(sum, out);
+    } else {
+        SumLoop<kCount, false, T>(sum, out);
     }
 }
 void MakeSum(Forward& forward) {
     ForwardedSum& sum = forward.sum;
-    if (sum.terms == 0) return;
-    switch (sum.term[0].type) {
-        case TermType::kFloat: SumOf<float>(sum); break;
-        case TermType::kHalf: SumOf<half>(sum); break;
-        case TermType::kBf16: SumOf<bfloat16_t>(sum); break;
+    if (!sum.waits()) return;
+    float* to = reinterpret_cast<float*>(sum.ub);
+    switch (sum.terms == 0 ? TermType::kFloat : sum.term[0].type) {
+        case TermType::kFloat: SumOf<float>(sum, to); break;
+        case TermType::kHalf: SumOf<half>(sum, to); break;
+        case TermType::kBf16: SumOf<bfloat16_t>(sum, to); break;
         case TermType::kNone: break;
     }
     sum.terms = 0;
+    sum.zeroed = false;
 }
 bool SumIn(const Forward& forward, uintptr_t begin, uintptr_t end) {
     const ForwardedSum& sum = forward.sum;
-    return sum.terms != 0 && Overlap(sum.ub, sum.ub + SumBytes(sum), begin, end);
+    return sum.waits() && Overlap(sum.ub, sum.ub + SumBytes(sum), begin, end);
 }
 bool SumReads(const Forward& forward, uintptr_t begin, uintptr_t end) {
     for (uint32_t i = 0; i < forward.sum.terms; ++i) {
@@ -203,8 +209,9 @@ void ForwardDrop(Forward& forward, uintptr_t begin, uintptr_t end) {
         dropped = true;
     }
     const ForwardedSum& sum = forward.sum;
-    if (sum.terms != 0 && sum.ub >= begin && sum.ub + SumBytes(sum) <= end) {
+    if (sum.waits() && sum.ub >= begin && sum.ub + SumBytes(sum) <= end) {
         forward.sum.terms = 0;
+        forward.sum.zeroed = false;
         dropped = true;
     }
     for (uint32_t i = forward.count; i-- > 0;) {
@@ -246,6 +253,7 @@ void ForwardDrop(Forward& forward) {
     forward.count = 0;
     forward.term.type = TermType::kNone;
     forward.sum.terms = 0;
+    forward.sum.zeroed = false;
     Shrink(forward);
 }
 
@@ -303,8 +311,8 @@ bool ForwardAdd(Forward& forward, uintptr_t to, uintptr_t a, uintptr_t b, uint32
     const uintptr_t end = to + uint64_t{count} * sizeof(float);
     if (Overlap(to, end, b, b + (end - to))) return false;
     ForwardedSum& sum = forward.sum;
-    const bool same =
-        sum.terms != 0 && sum.ub == to && sum.count == count && sum.term[0].type == forward.term.type;
+    const bool typed = sum.terms == 0 || sum.term[0].type == forward.term.type;
+    const bool same = typed && sum.waits() && sum.ub == to && sum.count == count;
     if (!same || sum.terms == ForwardedSum::kTerms) {
         ForwardWrite(forward, to, end);
         MakeSum(forward);
@@ -313,6 +321,31 @@ bool ForwardAdd(Forward& forward, uintptr_t to, uintptr_t a, uintptr_t b, uint32
     }
     sum.term[sum.terms++] = forward.term;
     Widen(forward, to, end - to, forward.term.gm, SourceBytes(forward.term));
+    return true;
+}
+
+bool ForwardFill(Forward& forward, uintptr_t to, uint32_t count, float value) {
+    const uint64_t bytes = uint64_t{count} * sizeof(float);
+    if (!forward.enabled || FloatBits(value) != 0 || bytes < Forward::kLeastBytes) return false;
+    if (forward.Near(to, to + bytes)) ForwardOverwrite(forward, to, to + bytes);
+    MakeSum(forward);
+    forward.sum.ub = to;
+    forward.sum.count = count;
+    forward.sum.zeroed = true;
+    Widen(forward, to, bytes, ~uintptr_t{0}, 0);
+    return true;
+}
+
+// The sum still waits: most likely nobody reads it before it is begun anew.
+bool ForwardNarrow(Forward& forward, uintptr_t to, uintptr_t from, uint32_t count, TermType type) {
+    const uintptr_t end = to + uint64_t{count} * sizeof(half);
+    if (Overlap(to, end, from, from + uint64_t{count} * sizeof(float))) return false;
+    const ForwardedSum& sum = forward.sum;
+    if (!sum.waits() || sum.ub != from || sum.count != count) return false;
+    if (sum.terms != 0 && sum.term[0].type != type) return false;
+    ForwardOverwrite(forward, to, end);
+    if (type == TermType::kHalf) SumOf<half>(sum, reinterpret_cast<half*>(to));
+    if (type == TermType::kBf16) SumOf<bfloat16_t>(sum, reinterpret_cast<bfloat16_t*>(to));
     return true;
 }
 

@@ -118,13 +118,23 @@ private:
         DataCopyPad(Gm<bfloat16_t>(Source(), Below(64) * 32, 8192), chunk[shift], params);
         queue_.FreeTensor(chunk);
     }
-    void Chain() {
-        LocalTensor<bfloat16_t> row = queue_.AllocTensor<bfloat16_t>();
+    // Terms onto zeros, more than wait together now and then, narrowed at the end.
+    void WholeSum() {
+        LocalTensor<float> sum = Sum();
         const uint32_t n = Below(2) == 0 ? kElements : 8 * (1 + Below(kElements / 8));
+        Duplicate(sum, Below(8) == 0 ? -0.0f : 0.0f, static_cast<int32_t>(n));
+        for (uint32_t terms = Below(11); terms > 0; --terms) AddTerm(sum, n);
+        if (Below(4) != 0) Cast(Row(), sum, RoundMode::CAST_RINT, n);
+        if (Below(8) == 0) Step(Below(20), false);
+        if (Below(4) == 0) AddTerm(sum, n);
+    }
+    void Chain() { AddTerm(Sum(), Below(2) == 0 ? kElements : 8 * (1 + Below(kElements / 8))); }
+    void AddTerm(LocalTensor<float> sum, uint32_t n) {
+        LocalTensor<bfloat16_t> row = queue_.AllocTensor<bfloat16_t>();
         DataCopy(row, Gm<bfloat16_t>(Source(), Below(128) * 32, kUbBytes), kUbBytes / 2);
         queue_.EnQue(row);
         row = queue_.DeQue<bfloat16_t>();
-        LocalTensor<float> term = Sum(), sum = Sum();
+        LocalTensor<float> term = Sum();
         if (Below(8) != 0) Cast(term, row[Below(4) * 16], RoundMode::CAST_NONE, n);
         if (Below(8) == 0) Step(Below(20), false);
         if (Below(4) != 0) Muls(term, term, Weight(), n);
@@ -193,8 +203,10 @@ private:
                 if (chains) Gather();
                 return;
             case 12:
-            case 13:
                 if (chains) Chain();
+                return;
+            case 13:
+                if (chains) WholeSum();
                 return;
             case 14:
             case 15: return Vector();

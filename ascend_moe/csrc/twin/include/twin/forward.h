@@ -39,14 +39,17 @@ struct ForwardedTerm {
     uintptr_t gm = 0;
 };
 
-// `count` float32 at `ub`, onto which terms are to be added, in their order.
+// `count` float32 at `ub`, onto which terms are to be added, in their order; onto zeros, when `zeroed`.
 struct ForwardedSum {
     static constexpr uint32_t kTerms = 8;
 
     uintptr_t ub = 0;
     uint32_t count = 0;
-    uint32_t terms = 0;  // 0: there is no sum
-    ForwardedTerm term[kTerms];
+    uint32_t terms = 0;
+    bool zeroed = false;
+    ForwardedTerm term[kTerms];  // of one type
+
+    bool waits() const { return terms != 0 || zeroed; }
 };
 
 struct Forward {
@@ -85,5 +88,8 @@ const uint8_t* ForwardSource(Forward& forward, uintptr_t begin, uint64_t bytes);
 bool ForwardCast(Forward& forward, uintptr_t to, uintptr_t from, uint32_t count, TermType type);
 bool ForwardScale(Forward& forward, uintptr_t to, uintptr_t from, uint32_t count, float weight);
 bool ForwardAdd(Forward& forward, uintptr_t to, uintptr_t a, uintptr_t b, uint32_t count);
+// Duplicate of float32, and Cast from float32 to `type` with rounding to nearest even.
+bool ForwardFill(Forward& forward, uintptr_t to, uint32_t count, float value);
+bool ForwardNarrow(Forward& forward, uintptr_t to, uintptr_t from, uint32_t count, TermType type);
 
 }  // namespace twin

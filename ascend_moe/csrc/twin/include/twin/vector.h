@@ -31,12 +31,14 @@ struct ScalarBody {
 };
 template <>
 struct Forwards<BinaryBody<twin::AddOp, float>> {
+    static constexpr bool kBegins = false;
     static bool Do(const BinaryBody<twin::AddOp, float>&, uintptr_t to, const uintptr_t* from, uint32_t n) {
         return twin::ForwardAdd(twin::current_core().forward, to, from[0], from[1], n);
     }
 };
 template <>
 struct Forwards<ScalarBody<twin::MulOp, float>> {
+    static constexpr bool kBegins = false;
     static bool Do(const ScalarBody<twin::MulOp, float>& body, uintptr_t to, const uintptr_t* from,
                    uint32_t n) {
         return twin::ForwardScale(twin::current_core().forward, to, from[0], n, body.value);

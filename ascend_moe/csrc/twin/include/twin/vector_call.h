@@ -188,6 +188,7 @@ inline void MaskedCall(const twin::VectorCall& call, const Work& work, LaneOptio
 // Whether a body is dealt with by copies that wait; those that may be say so.
 template <class Body>
 struct Forwards {
+    static constexpr bool kBegins = false;  // also where no copy waits yet
     static bool Do(const Body&, uintptr_t, const uintptr_t*, uint32_t) { return false; }
 };
 
@@ -211,7 +212,7 @@ inline void CountCall(const char* name, const twin::Loc& loc, int64_t count, boo
      ...);
     if (accumulates) reads[i] = {to, n * sizeof(D)};
     if constexpr (!twin::kChecked) {
-        if (__builtin_expect(twin::current_core().forward.Any(), 0) &&
+        if ((Forwards<Body>::kBegins || __builtin_expect(twin::current_core().forward.Any(), 0)) &&
             Forwards<Body>::Do(body, to, from.at, n))
             return;
     }

@@ -45,6 +45,13 @@ struct FillBody {
         twin::FillArray(UbPointer<T>(to), value, n);
     }
 };
+template <>
+struct Forwards<FillBody<float>> {
+    static constexpr bool kBegins = true;
+    static bool Do(const FillBody<float>& body, uintptr_t to, const uintptr_t*, uint32_t n) {
+        return twin::ForwardFill(twin::current_core().forward, to, n, body.value);
+    }
+};
 template <class T>
 struct CopyBody {
     void operator()(uintptr_t to, const uintptr_t* from, uint32_t n) const {
@@ -85,6 +92,11 @@ inline void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const Rou
     if constexpr (!twin::kChecked && twin::kOneOf<U, half, bfloat16_t> && twin::kOneOf<T, float>) {
         twin::Forward& forward = twin::current_core().forward;
         if (forward.Any() && twin::ForwardCast(forward, t, f, n, twin::TermTypeOf<U>())) return;
+    }
+    if constexpr (!twin::kChecked && twin::kOneOf<T, half, bfloat16_t> && twin::kOneOf<U, float>) {
+        twin::Forward& forward = twin::current_core().forward;
+        const bool nearest = roundMode == RoundMode::CAST_RINT || roundMode == RoundMode::CAST_NONE;
+        if (forward.Any() && nearest && twin::ForwardNarrow(forward, t, f, n, twin::TermTypeOf<T>())) return;
     }
     twin::IssueExact({"Cast", twin::Pipe::kV, loc, {0, n}, {t, n * sizeof(T)}, {{f, n * sizeof(U)}}}, [=] {
         if (apart || in_place) {
