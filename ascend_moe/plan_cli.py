@@ -7,11 +7,12 @@ import json
 import os
 
 from . import plan as planning
+from . import shape_options
 from .communicator import window_data_bytes
 from .errors import ArgumentError
 from .plain import Parser, table
 from .plan import OpPlan, Report, Request
-from .presets import PRESETS, preset
+from .shape_options import shape_of
 from .soc import DEFAULT_SOC, SOCS
 
 
@@ -29,13 +30,10 @@ def main(argv: list[str]) -> int:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options that describe a configuration; doctor has them too."""
     add = parser.add_argument
-    add("-p", "--preset", metavar="NAME", help=f"H, K and E of a model: {', '.join(PRESETS)}")
     add("-r", "--ranks", type=int, metavar="W", help="EP ranks (default 16)")
     add("-b", "--batch", type=int, metavar="BS", help="tokens a rank, the same on all (default 128)")
     add("--global-bs", type=int, metavar="N", help="ranks times the largest batch; batches may then differ")
-    add("--hidden", type=int, metavar="H", help="elements of a row (default 7168)")
-    add("-k", "--topk", type=int, metavar="K", help="experts a token (default 8)")
-    add("-e", "--experts", type=int, metavar="E", help="routed experts of all ranks (default 256)")
+    shape_options.add_options(parser)
     add("--dtype", default="bf16", metavar="|".join(planning.DTYPES), help="of x (default bf16)")
     add("--quant", action="store_true", help="int8 rows, quant_mode 2")
     add("--smooth", action="store_true", help="with smooth scales (implies --quant)")
@@ -53,7 +51,6 @@ def request_of(options: argparse.Namespace, exported: int | None = None) -> Requ
     Raises:
         ArgumentError: no such preset, or --batch and --global-bs both.
     """
-    layer = preset(options.preset).published if options.preset else None
     ranks = 16 if options.ranks is None else options.ranks
     if options.batch is not None and options.global_bs is not None:
         raise ArgumentError("--global-bs is ranks * batch: leave --batch out", argument="global_bs")
@@ -64,14 +61,9 @@ def request_of(options: argparse.Namespace, exported: int | None = None) -> Requ
             raise ArgumentError(text, argument="global_bs")
         batch = options.global_bs // ranks
 
-    def number(given: int | None, of_preset: int | None, usual: int) -> int:
-        return given if given is not None else of_preset if of_preset is not None else usual
-
     return Request(
         ranks=ranks,
-        experts=number(options.experts, layer.num_experts if layer else None, 256),
-        topk=number(options.topk, layer.top_k if layer else None, 8),
-        hidden=number(options.hidden, layer.hidden_size if layer else None, 7168),
+        **shape_of(options)._asdict(),
         batch=batch,
         equal_batches=options.global_bs is None,
         dtype=options.dtype,

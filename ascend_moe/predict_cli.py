@@ -8,12 +8,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from . import calibration, calibration_fit
+from . import calibration, calibration_fit, shape_options
 from .calibration import Compared
 from .errors import ArgumentError
 from .plain import Parser, table
 from .plan import Request
-from .presets import PRESETS, preset
+from .shape_options import shape_of
 from .soc import DEFAULT_SOC
 from .soc_costs import known_socs
 from .timed import ALGORITHMS, OpPrediction, Prediction, predict, runnable
@@ -55,10 +55,7 @@ def _options(argv: list[str]) -> argparse.Namespace:
     )
     add("--ep", default="8,16,32,64", metavar="W,...", help="EP ranks (default 8,16,32,64)")
     add("-b", "--bs", type=int, default=128, metavar="BS", help="tokens a rank (default 128)")
-    add("-p", "--preset", metavar="NAME", help=f"H, K and E of a model: {', '.join(PRESETS)}")
-    add("--hidden", type=int, metavar="H", help="elements of a row (default 7168)")
-    add("-k", "--topk", type=int, metavar="K", help="experts a token (default 8)")
-    add("-e", "--experts", type=int, metavar="E", help="routed experts of all ranks (default 256)")
+    shape_options.add_options(parser)
     add("--no-quant", action="store_true", help="bf16 rows in dispatch; default: int8")
     add("--contract", default="v2", metavar="v1|v2", help="default v2")
     add("--cores", type=int, default=0, metavar="N", help="AIV cores of a launch (default: all of the SoC)")
@@ -86,16 +83,9 @@ def _numbers(given: str) -> list[int]:
 
 
 def _request(options: argparse.Namespace) -> Request:
-    layer = preset(options.preset).published if options.preset else None
-
-    def number(given: int | None, of_preset: int | None, usual: int) -> int:
-        return given if given is not None else of_preset if of_preset is not None else usual
-
     return Request(
         ranks=1,
-        experts=number(options.experts, layer.num_experts if layer else None, 256),
-        topk=number(options.topk, layer.top_k if layer else None, 8),
-        hidden=number(options.hidden, layer.hidden_size if layer else None, 7168),
+        **shape_of(options)._asdict(),
         batch=options.bs,
         quant=not options.no_quant,
         contract=options.contract,

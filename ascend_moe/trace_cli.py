@@ -6,10 +6,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from . import trace_chrome, trace_html, trace_picture, trace_run
+from . import shape_options, trace_chrome, trace_html, trace_picture, trace_run
 from .errors import ArgumentError
 from .plain import Parser, table
-from .presets import PRESETS, preset
+from .shape_options import shape_of
 from .timeline import Timeline
 from .trace_run import ALGORITHMS, OPS, PICKS, TraceRequest
 from .trace_stats import longest_waits, op_runs
@@ -40,12 +40,9 @@ def main(argv: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser("trace", _ABOUT)
     add = parser.add_argument
-    add("-p", "--preset", metavar="NAME", help=f"H, K and E of a model: {', '.join(PRESETS)}")
     add("-r", "--ranks", type=int, default=2, metavar="W", help="EP ranks (default 2)")
     add("-b", "--bs", type=int, default=32, metavar="BS", help="tokens a rank (default 32)")
-    add("--hidden", type=int, metavar="H", help="elements of a row (default 7168)")
-    add("-k", "--topk", type=int, metavar="K", help="experts a token (default 8)")
-    add("-e", "--experts", type=int, metavar="E", help="routed experts of all ranks (default 256)")
+    shape_options.add_options(parser)
     add("--quant", action="store_true", help="int8 rows, quant_mode 2")
     add("--op", choices=OPS, default="both", help="default both")
     add("--algorithm", choices=ALGORITHMS, default="window", help="default window")
@@ -60,13 +57,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _request(options: argparse.Namespace) -> TraceRequest:
-    layer = preset(options.preset).published if options.preset else preset("deepseek-v3").published
     return TraceRequest(
         ranks=options.ranks,
         batch=options.bs,
-        hidden=layer.hidden_size if options.hidden is None else options.hidden,
-        topk=layer.top_k if options.topk is None else options.topk,
-        experts=layer.num_experts if options.experts is None else options.experts,
+        **shape_of(options)._asdict(),
         quant=options.quant,
         op=options.op,
         algorithm=options.algorithm,

@@ -9,10 +9,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from . import shape_options
 from .errors import ArgumentError
 from .plain import Parser, table
 from .plan import DTYPES, Request
-from .presets import PRESETS, preset
+from .shape_options import shape_of
 from .soc import DEFAULT_SOC, soc
 from .soc_costs import cost_table, known_socs
 from .trace_chrome import write_whole
@@ -71,14 +72,11 @@ def main(argv: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser("tune", _ABOUT)
     add = parser.add_argument
-    add("-p", "--preset", metavar="NAME", help=f"H, K and E of a model: {', '.join(PRESETS)}")
     socs = f"{', '.join(known_socs())}; default {DEFAULT_SOC}"
     add("--soc", default=DEFAULT_SOC, metavar="NAME", help=socs)
     add("--ep", default="16", metavar="W,...", help="EP ranks (default 16)")
     add("-b", "--bs", default="32,128", metavar="BS,...", help="largest batches of a rank (default 32,128)")
-    add("--hidden", type=int, metavar="H", help="elements of a row (default 7168)")
-    add("-k", "--topk", type=int, metavar="K", help="experts a token (default 8)")
-    add("-e", "--experts", type=int, metavar="E", help="routed experts of all ranks (default 256)")
+    shape_options.add_options(parser)
     add("--dtype", default="bf16", choices=tuple(DTYPES), help="of x (default bf16)")
     add("--quant", action="store_true", help="int8 rows in dispatch")
     add("--algorithm", default="all", choices=("all", *_ALGORITHMS), help="default all")
@@ -99,13 +97,11 @@ def _shapes(options: argparse.Namespace) -> list[Request]:
     if options.evaluations < 1:
         raise ArgumentError(f"--evaluations {options.evaluations} must be at least 1", argument="evaluations")
     cost_table(options.soc)
-    layer = preset(options.preset or "deepseek-v3").published
+    shape = shape_of(options)._asdict()
     return [
         Request(
             ranks=ranks,
-            experts=layer.num_experts if options.experts is None else options.experts,
-            topk=layer.top_k if options.topk is None else options.topk,
-            hidden=layer.hidden_size if options.hidden is None else options.hidden,
+            **shape,
             batch=batch,
             dtype=options.dtype,
             quant=options.quant,
