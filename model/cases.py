@@ -95,6 +95,7 @@ DEADLINE_2 = (
 
 DIRECT = (
     Mutant("no_first_meeting", (COUNTED,)),
+    Mutant("no_sync_after_wait", (FIRST, ROW)),
     Mutant("lists_still_leaving", (LIST, ROW)),
     Mutant("starts_after_runs", (FIRST,)),
     Mutant("single_half", (ROW, LIST, FIRST)),
@@ -241,5 +242,5 @@ CASES = [
         (Mutant("fail_block_ignored", (HANG,)), Mutant("follower_decides", (LEAVES,))),
     ),
     direct("direct w2 c2, four ops", 2, 2, 4, (), DIRECT, full=True),
-    direct("direct w3 c1", 3, 1, 3, (), DIRECT[1:], full=True),
+    direct("direct w3 c1", 3, 1, 3, (), DIRECT[2:], full=True),
 ]

@@ -1,8 +1,9 @@
 /* Algorithm "direct" mixed with "window" in any order on one communicator: one process a core. See docs/model.md.
 
    What direct adds to the protocol of window.pml is here, without what both share (status words, wrap of the
-   epoch, what an error says): a rank fills its own half before its cores have met; dispatch meets twice and
-   combine once; every core waits for all ranks, and core 0 alone gives up; rows of combine may lie in lent
+   epoch, what an error says): a rank fills its own half before its cores have met; in dispatch the cores meet
+   again before the runs, every one waits for all ranks, and core 0 alone gives up; in combine each waits for
+   its share of the ranks, any may give up, and they meet again after that; rows of combine may lie in lent
    memory. A store becomes visible at any time after it was issued, at the latest when its core drains.
 
    Macros of a run: LENT (rows of direct combine lie in lent memory), GIVEUP (core 0 of one rank may give up);
@@ -70,11 +71,11 @@ inline LandTables() {
     Land(r, DHALF(epochOf[I]), epochOf[I]);
     table[(r * 2 + DHALF(epochOf[I])) * C + c] = epochOf[I]; tablesOut[I] = 0
 }
-/* Dispatch and window share the peers, combine's runs are core 0's. */
-#define SENDS(q) (algorithm[epochOf[I]] == 1 + COMBINE -> c == 0 : (q) % C == c)
+/* Whose runs a core sends, and in combine waits for. */
+#define SHARE(q) ((q) % C == c)
 inline LandRuns() {
     q = 0;
-    do :: q < W -> if :: SENDS(q) -> seen[(q * 2 + HALF(epochOf[I])) * W + r] = epochOf[I] :: else fi; q++ :: else -> break od;
+    do :: q < W -> if :: SHARE(q) -> seen[(q * 2 + HALF(epochOf[I])) * W + r] = epochOf[I] :: else fi; q++ :: else -> break od;
     q = 0; runsOut[I] = 0
 }
 proctype Memory(byte r; byte c) {
@@ -144,11 +145,11 @@ inline ReadAll() {
     od;
     q = 0; j = 0
 }
-#define RUN_OF(q) seen[(r * 2 + HALF(e)) * W + (q)]
+#define HAS(q) (seen[(r * 2 + HALF(e)) * W + (q)] == e || (a == COMBINE && !SHARE(q)))
 #if W == 2
-#define ARRIVED (RUN_OF(0) == e && RUN_OF(1) == e)
+#define ARRIVED (HAS(0) && HAS(1))
 #else
-#define ARRIVED (RUN_OF(0) == e && RUN_OF(1) == e && RUN_OF(2) == e)
+#define ARRIVED (HAS(0) && HAS(1) && HAS(2))
 #endif
 inline Counted() {
     j = 0;
@@ -211,20 +212,23 @@ end_core:
     };
     if :: a != COMBINE -> MEET_1 :: else fi;
     atomic { runsOut[I] = 1 };
-    /* The wait, for all ranks. */
+    /* The wait, for all ranks; in combine for a share of them. */
     do
     :: atomic { ARRIVED -> break }
 #ifdef GIVEUP
 #ifdef M_follower_decides
     :: atomic { !ARRIVED && EXPIRES(r) -> fails = 1; if :: c == 0 -> gave[r] = 1 :: else fi; break }
 #else
-    :: atomic { c == 0 && !ARRIVED && EXPIRES(r) -> fails = 1; gave[r] = 1; break }
+    :: atomic { (c == 0 || a == COMBINE) && !ARRIVED && EXPIRES(r) -> fails = 1; gave[r] = 1; break }
 #endif
 #ifndef M_fail_block_ignored
-    :: atomic { c != 0 && gave[r] -> fails = 1; break }
+    :: atomic { c != 0 && a != COMBINE && gave[r] -> fails = 1; break }
 #endif
 #endif
     od;
+#ifndef M_no_sync_after_wait
+    if :: a == COMBINE -> MEET(1, DRAINED && !runsOut[I]); fails = gave[r] :: else fi;
+#endif
     atomic {
         if
         :: fails -> CHECK("violated: a core leaves an op that core 0 goes on with\n", gave[r])

@@ -175,9 +175,14 @@ inline void PlanCombine(const CallSpec& call, const MoeDistributeInfo& info, Cal
     plan.tilingKey = direct ? ASCEND_MOE_TILING_KEY_COMBINE_DIRECT : ASCEND_MOE_TILING_KEY_COMBINE;
     plan.combine.info = info;
     plan.combine.hasSharedExpertX = MOE_GIVEN(call, shared_expert_x) ? 1 : 0;
-    plan.combine.sendRows = ChunkRows(info.hidden * TypeSize(info.xType));
-    SplitTokens(info, plan.combine);
-    plan.combine.sumRing = direct ? SumRing(info, plan.combine.partElements) : 2;
+    if (direct) {
+        ReturnRings(info, plan.combine);
+    } else {
+        plan.combine.sendRows = ChunkRows(info.hidden * TypeSize(info.xType));
+        SplitTokens(info, plan.combine);
+        plan.combine.sumRing = 2;
+        plan.combine.sumGroup = 1;
+    }
 }
 
 inline void ApplyTuned(const CallSpec& call, CallPlan& plan) {
@@ -190,6 +195,7 @@ inline void ApplyTuned(const CallSpec& call, CallPlan& plan) {
     }
     plan.combine.sendRows = TunedOr(call.tuned_rows, plan.combine.sendRows);
     plan.combine.sumRing = TunedOr(call.tuned_ring, plan.combine.sumRing);
+    if (plan.op == kOpCombine) FitGroups(plan.combine);
 }
 
 // Everything a launch needs, or the reason why not.

@@ -16,7 +16,7 @@ constexpr uint32_t kMaxChunkRows = 4095;     // blockCount of one DataCopyPad
 constexpr uint32_t kSendPairs = 512;         // pairs whose places and triples are in UB at a time
 constexpr uint32_t kMaxSendRing = 4;
 constexpr uint32_t kMaxGatherRing = 4;
-constexpr uint32_t kMaxSumRing = 4;
+constexpr uint32_t kMaxReturnRing = 4;
 
 // UB rows in flight while dispatch sends: what is left of UB after the fixed tables and the quantiser's rows.
 inline uint32_t SendRing(const MoeDistributeInfo& info) {
@@ -60,27 +60,74 @@ inline void GatherRing(const MoeDistributeInfo& info, MoeDistributeDispatchTilin
     tiling.copyRows = std::max(1u, std::min(room / tiling.copyRing, kMaxChunkRows));
 }
 
-// Parts of rows in flight while direct combine sums.
-inline uint32_t SumRing(const MoeDistributeInfo& info, uint32_t partElements) {
-    const uint32_t lanes = PaddedInts(info.experts) * 4, part = partElements * TypeSize(info.xType);
-    const bool wide = info.xType == kTypeFp32;
-    const uint32_t fixed = (info.cores + 1) * kBlock + 5 * lanes + std::max(8192u, lanes) +
-                           kSendPairs * (4 + 1 + 4 + 4 + 4) + (info.world + 1) * (8 + kBlock) +
-                           info.world * (StartsBytes(info.localExperts) + StatusRunBytes(info.localExperts)) +
-                           (info.cores > 1 ? MatchBytes(info.world, info.localExperts) : 0) +
-                           (wide ? 1 : 2) * part + (wide ? 1 : 2) * partElements * 4 + 256;
-    const uint32_t room = (kUbBytes - std::min(fixed, kUbBytes)) / part;
-    return std::max(1u, std::min(room, kMaxSumRing));
+constexpr uint32_t kPartUnit = 32;  // elements
+inline void SetParts(const MoeDistributeInfo& info, uint32_t parts, MoeDistributeCombineTiling& tiling) {
+    tiling.partElements = static_cast<uint32_t>(CeilTo(CeilDiv(info.hidden, parts), kPartUnit));
+    tiling.partsPerToken = CeilDiv(info.hidden, tiling.partElements);
 }
 
 // Cores that share one token's H while combine sums, when there are more cores than tokens.
 inline void SplitTokens(const MoeDistributeInfo& info, MoeDistributeCombineTiling& tiling) {
-    constexpr uint32_t kUnit = 32;  // elements
     constexpr uint32_t kLeastPart = 512;
-    uint32_t parts = info.batch == 0 ? 1 : std::max(1u, info.cores / std::max(1u, info.batch));
-    parts = std::max(1u, std::min(parts, info.hidden / kLeastPart));
-    tiling.partElements = static_cast<uint32_t>(CeilTo(CeilDiv(info.hidden, parts), kUnit));
-    tiling.partsPerToken = CeilDiv(info.hidden, tiling.partElements);
+    const uint32_t parts = info.batch == 0 ? 1 : std::max(1u, info.cores / std::max(1u, info.batch));
+    SetParts(info, std::max(1u, std::min(parts, info.hidden / kLeastPart)), tiling);
+}
+
+// Direct combine: a token's H is shared so that all cores have as much to sum, in few parts.
+inline void ShareTokens(const MoeDistributeInfo& info, MoeDistributeCombineTiling& tiling) {
+    constexpr uint32_t kMostParts = 8, kLeastBytes = 2048;
+    SplitTokens(info, tiling);
+    const auto slowest = [&](uint32_t parts) {  // rows of the core that has most, times 2^16
+        return (static_cast<uint64_t>(CeilDiv(info.batch * parts, info.cores)) << 16) / parts;
+    };
+    uint32_t best = tiling.partsPerToken;
+    for (uint32_t parts = best + 1; parts <= kMostParts; ++parts) {
+        if (info.hidden * TypeSize(info.xType) / parts < kLeastBytes) break;
+        if (slowest(parts) * 20 < slowest(best) * 19) best = parts;
+    }
+    SetParts(info, best, tiling);
+}
+
+// What direct combine has in UB besides copied chunks, rows to sum and their sums.
+inline uint32_t ReturnFixed(const MoeDistributeInfo& info) {
+    const uint32_t lanes = PaddedInts(info.experts) * 4, slots = info.world * info.localExperts;
+    const uint32_t share = CeilDiv(info.world, info.cores), run = StatusRunBytes(info.localExperts);
+    uint32_t fixed = (info.cores + 1) * kBlock + 3 * lanes + std::max(8192u, lanes) +
+                     kSendPairs * (4 + 1 + 4 + 4) + SumEntries(info.topK) * 12 + 4 * kSendPairs / info.topK +
+                     3 * PaddedInts(slots) * 4 + ReturnCountLanes(info.world, slots) * 4 +
+                     info.world * (OwnerBytes(info.localExperts) + 2 * kBlock) + (share + 1) * run +
+                     share * StartsBytes(info.localExperts) + 8 * kBlock;
+    fixed += info.triples != 0 ? kSendPairs * kTripleWords * 4 + kBlock : kSendPairs * 4 + lanes;
+    return fixed;
+}
+
+// Direct combine: chunks of expand_x, and parts of rows to sum, on their way at a time. Two groups of parts
+// at least, so that one is summed while another comes; then as many chunks as there is room for.
+inline void ReturnRings(const MoeDistributeInfo& info, MoeDistributeCombineTiling& tiling) {
+    const uint32_t size = TypeSize(info.xType), fixed = ReturnFixed(info);
+    const bool wide = info.xType == kTypeFp32;
+    tiling.sendRows = std::max(1u, kReturnChunkBytes / (info.hidden * size));
+    ShareTokens(info, tiling);
+    for (uint32_t parts = tiling.partsPerToken;; ++parts) {
+        SetParts(info, parts, tiling);
+        const uint32_t piece = tiling.partElements * size;
+        const uint32_t sums = (wide ? 1 : 2) * (piece + tiling.partElements * 4);
+        for (tiling.returnRing = kMaxReturnRing; tiling.returnRing > 0; --tiling.returnRing) {
+            const uint32_t taken =
+                fixed + sums + tiling.returnRing * ReturnChunkBytes(info.hidden * size, tiling.sendRows);
+            const uint32_t room =
+                taken < kUbBytes ? (kUbBytes - taken) / SumGroupBytes(info.experts, 1, piece) : 0;
+            if (room < 2) continue;
+            tiling.sumGroup = std::min(info.topK, room / 2);
+            tiling.sumRing = std::min(kMaxSumGroups, room / tiling.sumGroup) * tiling.sumGroup;
+            return;
+        }
+    }
+}
+// A table's ring in whole groups.
+inline void FitGroups(MoeDistributeCombineTiling& tiling) {
+    tiling.sumGroup = std::min(tiling.sumGroup, std::max(1u, tiling.sumRing / 2));
+    tiling.sumRing -= tiling.sumRing % tiling.sumGroup;
 }
 
 }  // namespace moe

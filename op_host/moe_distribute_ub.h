@@ -25,7 +25,6 @@ public:
             DirectGather();
         } else if (direct) {
             DirectReturn();
-            DirectSum();
         } else if (plan.op == kOpDispatch) {
             DispatchSend();
             DispatchStatus();
@@ -183,33 +182,38 @@ private:
             plan_.dispatch.copyRing * CeilTo(plan_.dispatch.copyRows * stride, kBlock));
         Add("expert_token_nums", CeilTo(info_.localExperts * 8ull, kBlock) + kBlock);
     }
-    void Bounds() {
-        if (info_.triples != 0) return;
-        Add("expand_idx", kSendPairs * 4);
-        Add("largest positions", 2 * Ints(info_.experts));
-    }
+    // One plan for the whole op.
     void DirectReturn() {
-        const uint64_t row = static_cast<uint64_t>(info_.hidden) * TypeSize(info_.xType);
+        const MoeDistributeCombineTiling& tiling = plan_.combine;
+        const uint64_t size = TypeSize(info_.xType), part = tiling.partElements;
+        const bool wide = info_.xType == kTypeFp32;
         Step("return");
         Routing();
-        Bounds();
-        Segments();
-        const uint32_t triples = info_.triples != 0 ? (kSendPairs + 1) * kTripleWords : 0;
-        Add("triples, ep_send_counts", Ints(std::max(Slots(), triples)));
+        if (info_.triples == 0) {
+            Add("expand_idx", kSendPairs * 4);
+            Add("largest positions", Ints(info_.experts));
+        }
+        Add("segments", 2 * Ints(Slots()));
+        Add("their check", ReturnCountLanes(info_.world, Slots()) * 4 + Ints(Slots()) + 2 * kBlock);
+        if (info_.triples != 0) Add("triples", Ints((kSendPairs + 1) * kTripleWords));
         Add("first rows", CeilDiv(info_.world, info_.cores) * StartsBytes(info_.localExperts));
-        Add("rows of expand_x", 2 * CeilTo(plan_.combine.sendRows * row, kBlock));
-        Add("abort blocks", info_.world * kBlock);
-        OwnRun();
-    }
-    void DirectSum() {
-        Step("sum");
-        Routing();
-        Bounds();
-        Add("first rows", CeilTo(info_.world * 8ull, kBlock) +
-                              static_cast<uint64_t>(info_.world) * StartsBytes(info_.localExperts));
+        Add("rows of expand_x",
+            tiling.returnRing *
+                ReturnChunkBytes(static_cast<uint32_t>(info_.hidden * size), tiling.sendRows));
+        Add("owners", info_.world * OwnerBytes(info_.localExperts));
         Add("positions", kSendPairs * 4);
-        AllRuns();
-        Sums();
+        Add("weights", kSendPairs * 4);
+        Add("addresses", SumEntries(info_.topK) * 8);
+        Add("their weights", SumEntries(info_.topK) * 4);
+        Add("rows of a token", kSendPairs / info_.topK * 4);
+        Add("rows to sum",
+            tiling.sumRing / tiling.sumGroup *
+                SumGroupBytes(info_.experts, tiling.sumGroup, static_cast<uint32_t>(part * size)));
+        Add("results", (wide ? 1 : 2) * CeilTo(part * size, kBlock));
+        Add("fp32 term", part * 4);
+        if (!wide) Add("fp32 sum", part * 4);
+        Add("abort blocks at entry", info_.world * kBlock);
+        Status(0);
     }
 
     const CallPlan& plan_;

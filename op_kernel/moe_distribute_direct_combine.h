@@ -1,18 +1,22 @@
 // MoeDistributeCombine, algorithm "direct": every rank leaves the rows of its experts in its own half, or
-// where they are when that is its lent area; whose tokens they are reads them there and sums.
+// where they are when that is its lent area; whose tokens they are reads them there and sums. The cores of a
+// rank meet twice: when their shares of the rows lie there, before the runs; and when each has seen its share
+// of the sources' runs.
 #ifndef ASCEND_MOE_DISTRIBUTE_DIRECT_COMBINE_H
 #define ASCEND_MOE_DISTRIBUTE_DIRECT_COMBINE_H
 
+#include "moe_distribute_direct_sum.h"
 #include "moe_distribute_index_bounds.h"
 #include "moe_distribute_return.h"
-#include "moe_distribute_returned_rows.h"
-#include "moe_distribute_sum.h"
 
 namespace moe {
 
 template <typename XType>
 class MoeDistributeDirectCombine {
 public:
+    // The mutant whose cores do not meet after the wait.
+    static constexpr Mutant kUnmet = Mutant::kNoSyncAfterWait;
+
     __aicore__ inline void Init(const CombineArguments& arguments, const MoeDistributeCombineTiling& tiling) {
         args_ = arguments;
         tiling_ = &tiling;
@@ -24,78 +28,91 @@ public:
     __aicore__ inline void Process(TPipe& pipe) {
         if (!exchange_.Enter(pipe, *info_, kOpCombine, args_.workspace, args_.errorRecord)) return;
         BuffInit();
+        return_.Load();
         Verdict mine = exchange_.LookForAborts();
         if (mine.code == kOk) {
-            mine = routing_.Count();
-            if (!triples_) bounds_.Store(routing_);
+            mine = Count();
             Worsen(mine, return_.Run());
         }
         if (!exchange_.Agree(mine)) {
             Leave();
             return;
         }
-        if (exchange_.core() == 0) Announce();
+        if (exchange_.verdict().code == kUnsure) CountAll();
+        exchange_.SetStatus(return_, rowBytes_);
         if constexpr (IsMutant(Mutant::kStartsAfterRuns)) return_.StoreStarts();
         SumBuffInit();
-        if (!exchange_.WaitForAll(waiter_, *this)) {
+        if (!exchange_.WaitStatus(*this)) {
             Leave();
             return;
         }
         SumRows();
     }
+    // Whether rows come back from `source`; asked by a mutant only, the protocol waits for all ranks alike.
+    __aicore__ inline bool Awaits(uint32_t) { return true; }
     __aicore__ inline Verdict Arrived(uint32_t source, const LocalTensor<uint32_t>& run) {
-        rows_.SetBase(source, run);
-        return CompareCounts(*info_, routing_, source, run);
+        rows_.SetOwner(source, run);
+        return CompareCounts(*info_, routing_, source, run, FirstExpert());
     }
 
 private:
-    // UB plan 1: routing tables, what goes back, and core 0's runs.
+    // One plan of UB for the whole op: nobody waits for stores under way to give UB back.
     __aicore__ inline void BuffInit() {
         MOE_PHASE("BuffInit");
+        TPipe& pipe = exchange_.pipe();
         exchange_.BoardInit();
         RoutingInit();
-        if (!triples_)
-            bounds_.Init(exchange_.pipe(), *info_, args_.expandIdx, args_.workspace, exchange_.core());
+        if (!triples_) bounds_.Init(pipe, *info_, args_.expandIdx, args_.workspace, exchange_.core());
         return_.Init(exchange_, args_, *tiling_, rowBytes_);
+        rows_.Init(exchange_, *info_, args_.expandIdx, args_.workspace, rowBytes_);
+        sum_.Init(pipe, *tiling_, args_, rows_, exchange_.core());
     }
     // A core counts the tokens that it sums, but for one that it shares with the core before it.
     __aicore__ inline void RoutingInit() {
         routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace,
                       exchange_.core());
         const uint32_t parts = tiling_->partsPerToken, items = info_->batch * parts;
-        firstItem_ = PartBegin(items, exchange_.core(), info_->cores);
-        routing_.ShareTokens(CeilDiv(firstItem_, parts),
+        const uint32_t first = PartBegin(items, exchange_.core(), info_->cores);
+        routing_.ShareTokens(CeilDiv(first, parts),
                              CeilDiv(PartBegin(items, exchange_.core() + 1, info_->cores), parts));
     }
-
-    // Core 0 has published the epoch, and sends all runs: the cores do not meet again.
-    __aicore__ inline void Announce() {
-        routing_.Accumulate();
-        exchange_.Fail(routing_.Place());
-        exchange_.SendRuns(return_, rowBytes_, 0, 1);
-    }
-
-    // UB plan 2, from here to the end: routing tables, all runs, the rows' places, the sums.
-    __aicore__ inline void SumBuffInit() {
-        exchange_.NextPlan();
-        RoutingInit();
-        routing_.Accumulate();
-        exchange_.Fail(routing_.Place());
-        if (!triples_) {
-            bounds_.Init(exchange_.pipe(), *info_, args_.expandIdx, args_.workspace, exchange_.core());
-            exchange_.Fail(bounds_.Check(routing_));
+    __aicore__ inline Verdict Count() {
+        Verdict mine = routing_.Count();
+        if (routing_.MayOverflow()) {
+            Verdict unsure;
+            unsure.code = kUnsure;
+            Worsen(mine, unsure);
         }
-        rows_.Init(exchange_, *info_, args_.expandIdx, rowBytes_);
+        if (!triples_) bounds_.Store(routing_);
+        return mine;
     }
+    // Every core has all totals, so that all runs say the same.
+    __aicore__ inline void CountAll() {
+        exchange_.BeSure();
+        routing_.Accumulate();
+        exchange_.Fail(routing_.Place());
+    }
+    // While the runs are on their way: what the share of the sources has to be, and the first tokens' places.
+    __aicore__ inline void SumBuffInit() {
+        const uint32_t experts = (LastSource() - FirstSource()) * info_->localExperts;
+        if (experts > 0) routing_.AccumulateShare(sum_.queue(), sum_.room(), FirstExpert(), experts);
+        if (!triples_ && experts > 0) {
+            exchange_.Fail(bounds_.CheckShare(sum_.queue(), sum_.room(), routing_, FirstExpert(), experts));
+        }
+        if (triples_) routing_.AccumulateBefore(sum_.queue(), sum_.room());
+        sum_.Prepare(routing_);
+    }
+    __aicore__ inline uint32_t FirstSource() const {
+        return PartBegin(info_->world, exchange_.core(), info_->cores);
+    }
+    __aicore__ inline uint32_t LastSource() const {
+        return PartBegin(info_->world, exchange_.core() + 1, info_->cores);
+    }
+    __aicore__ inline uint32_t FirstExpert() const { return FirstSource() * info_->localExperts; }
     __aicore__ inline void SumRows() {
         MOE_PHASE("SumRows");
-        rows_.LoadStarts();
-        if (triples_ && firstItem_ % tiling_->partsPerToken != 0)
-            routing_.GiveBack(firstItem_ / tiling_->partsPerToken);
-        TokenSum<XType, ReturnedRows> sum;
-        const TokenSumPlan plan = {args_.expertScales, args_.sharedExpertX, args_.x};
-        sum.Init(exchange_.pipe(), *tiling_, plan, rows_);
-        sum.Run(routing_, exchange_.core());
+        rows_.LoadOwners();
+        sum_.Run(routing_);
         AscendC::PipeBarrier<PIPE_ALL>();
     }
 
@@ -114,8 +131,7 @@ private:
     IndexBounds bounds_;
     RowReturn return_;
     ReturnedRows rows_;
-    StatusWaiter waiter_;
-    uint32_t firstItem_ = 0;
+    DirectSum<XType> sum_;
     uint32_t rowBytes_ = 0;
     bool triples_ = false;
 };

@@ -191,6 +191,8 @@ public:
         Worsen(all, mine);
         verdict_ = board_.Meet<IsMutant(Mutant::kNoSyncBeforeFlags)>(1, all);
     }
+    // The cores have been unsure together, and look closer.
+    __aicore__ inline void BeSure() { verdict_ = Verdict(); }
     __aicore__ inline void Fail(const Verdict& verdict) { Worsen(verdict_, verdict); }
     __aicore__ inline void Report() {
         if (core_ == 0) report_.Write(*pipe_, verdict_, sender_, link_, Items(kAbortItemList));

@@ -1,5 +1,6 @@
 // V1's expand_idx, checked by all cores together with a single meeting: each leaves the largest position of
-// every expert in its share, and after the meeting each compares the largest of all with the rank's totals.
+// every expert in its share, and after the meeting each compares the largest of some experts with their
+// totals.
 #ifndef ASCEND_MOE_DISTRIBUTE_INDEX_BOUNDS_H
 #define ASCEND_MOE_DISTRIBUTE_INDEX_BOUNDS_H
 
@@ -9,7 +10,7 @@ namespace moe {
 
 class IndexBounds {
 public:
-    // UB: expand_idx of a chunk, and two rows of all experts.
+    // UB: expand_idx of a chunk, and a row of all experts.
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR expandIdx,
                                 GM_ADDR workspace, uint32_t core) {
         info_ = &info;
@@ -18,9 +19,9 @@ public:
         lanes_ = PaddedInts(info.experts);
         bounds_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(workspace + BoundsOffset(info)),
                                 static_cast<uint64_t>(info.cores) * lanes_);
+        rows_.Init(workspace + BoundsOffset(info), lanes_, info.cores);
         pipe.InitBuffer(indexBuf_, kChunkPairs * sizeof(int32_t));
         pipe.InitBuffer(largestBuf_, lanes_ * sizeof(int32_t));
-        pipe.InitBuffer(rowBuf_, lanes_ * sizeof(int32_t));
     }
     // Of this core's share of the pairs. A negative position counts as the largest there is.
     __aicore__ inline void Store(RoutingTable& routing) {
@@ -45,28 +46,22 @@ public:
         SyncFunc<HardEvent::S_MTE3>();
         AscendC::DataCopy(bounds_[static_cast<uint64_t>(core_) * lanes_], largest, lanes_);
     }
-    // After all cores have stored: kOk, or on every core that a position is too large; core 0 says which is
-    // the first. All experts' totals are known.
-    __aicore__ inline Verdict Check(RoutingTable& routing) {
-        LocalTensor<int32_t> largest = largestBuf_.Get<int32_t>(), row = rowBuf_.Get<int32_t>();
-        AscendC::Duplicate(largest, kNone, static_cast<int32_t>(lanes_));
-        for (uint32_t core = 0; core < info_->cores; ++core) {
-            SyncFunc<HardEvent::V_MTE2>();
-            AscendC::DataCopy(row, bounds_[static_cast<uint64_t>(core) * lanes_], lanes_);
-            SyncFunc<HardEvent::MTE2_V>();
-            AscendC::PipeBarrier<PIPE_V>();
-            AscendC::Max(largest, largest, row, static_cast<int32_t>(lanes_));
-        }
+    // After all cores have stored: whether positions of experts [first, first + count), whose totals alone
+    // the routing knows, are too large. Whoever finds one looks for the first of all.
+    template <typename Queue>
+    __aicore__ inline Verdict CheckShare(Queue& queue, uint32_t room, RoutingTable& routing, uint32_t first,
+                                         uint32_t count) {
+        LocalTensor<int32_t> largest = largestBuf_.Get<int32_t>();
+        AscendC::Duplicate(largest, kNone, static_cast<int32_t>(PaddedInts(count)));
+        rows_.template Fold<true>(queue, room, largest, first, count, 0, info_->cores);
         SyncFunc<HardEvent::V_S>();
-        for (uint32_t e = 0; e < info_->experts; ++e) {
-            const int32_t position = largest.GetValue(e);
-            const uint32_t total = routing.Total(static_cast<int32_t>(e));
-            if (position == kNone || static_cast<uint32_t>(position) < total) continue;
-            if (core_ == 0) {
-                return CheckIndex(*info_, expandIdx_, routing, 0, info_->batch * info_->topK,
-                                  indexBuf_.Get<int32_t>());
-            }
-            return MismatchOf(*info_, e | kMismatchIndex, total, static_cast<uint32_t>(position));
+        for (uint32_t i = 0; i < count; ++i) {
+            const int32_t position = largest.GetValue(i);
+            if (position == kNone || static_cast<uint32_t>(position) < routing.Total(static_cast<int32_t>(i)))
+                continue;
+            routing.Accumulate();
+            return CheckIndex(*info_, expandIdx_, routing, 0, info_->batch * info_->topK,
+                              indexBuf_.Get<int32_t>());
         }
         return Verdict();
     }
@@ -74,7 +69,8 @@ public:
 private:
     static constexpr int32_t kNone = -1, kLargest = 0x7FFFFFFF;
     GlobalTensor<int32_t> bounds_;
-    UbBuf indexBuf_, largestBuf_, rowBuf_;
+    CoreRows rows_;
+    UbBuf indexBuf_, largestBuf_;
     const MoeDistributeInfo* info_ = nullptr;
     GM_ADDR expandIdx_ = nullptr;
     uint32_t core_ = 0;

@@ -1,47 +1,51 @@
 // What combine, algorithm "direct", leaves in the own half: the rows of expand_x as they lie, unless they lie
-// in the lent area, and where each source's rows of each local expert begin.
+// in the lent area, and where each source rank's rows of each local expert begin.
 #ifndef ASCEND_MOE_DISTRIBUTE_RETURN_H
 #define ASCEND_MOE_DISTRIBUTE_RETURN_H
 
-#include "moe_distribute_combine_inputs.h"
+#include "moe_distribute_return_triples.h"
 
 namespace moe {
 
-constexpr uint32_t kTripleRows = 512;  // triples in UB at a time
-constexpr uint64_t kCopyUnit = 512;    // bytes: cores share a copy in pieces of this
+constexpr uint64_t kCopyUnit = 512;  // bytes: cores share a copy in pieces of this
 
 class RowReturn {
 public:
-    // UB: ep_send_counts or triples, this core's lines of the table, two chunks of rows.
+    // UB: the counts, triples, this core's lines of the table, chunks of rows.
     __aicore__ inline void Init(Exchange& exchange, const CombineArguments& arguments,
                                 const MoeDistributeCombineTiling& tiling, uint32_t rowBytes) {
         exchange_ = &exchange;
         args_ = &arguments;
         info_ = &tiling.info;
-        chunkBytes_ = tiling.sendRows * rowBytes;
+        chunkBytes_ = ReturnChunkBytes(rowBytes, tiling.sendRows);
         rowBytes_ = rowBytes;
         TPipe& pipe = exchange.pipe();
-        segments_.Init(pipe, *info_);
-        const uint32_t triples = info_->triples != 0 ? (kTripleRows + 1) * kTripleWords : 0;
-        pipe.InitBuffer(tripleBuf_, PaddedInts(Max(segments_.slots(), triples)) * sizeof(int32_t));
+        counts_.Init(pipe, *info_);
+        if (info_->triples != 0) triples_.Init(pipe, *info_, arguments.expandIdx);
         pipe.InitBuffer(startBuf_, CeilDiv(info_->world, info_->cores) * StartsBytes(info_->localExperts));
-        pipe.InitBuffer(queue_, 2, chunkBytes_);
+        pipe.InitBuffer(queue_, static_cast<uint8_t>(tiling.returnRing), chunkBytes_);
     }
-    // Wrong counts or triples are the verdict; then nobody reads what this rank leaves.
+    // The counts are on their way then.
+    __aicore__ inline void Load() { counts_.Load(args_->epSendCounts); }
+    // Wrong counts or triples are the verdict; then nobody reads what this rank leaves. Rows are copied while
+    // the scalar unit checks.
     __aicore__ inline Verdict Run() {
         MOE_PHASE("ReturnRows");
-        const Verdict verdict =
-            LoadSegments(*info_, args_->epSendCounts, tripleBuf_.Get<int32_t>(), segments_);
-        if (verdict.code != kOk) return verdict;
-        if constexpr (!IsMutant(Mutant::kStartsAfterRuns)) StoreStarts();
-        const uint64_t bytes = static_cast<uint64_t>(segments_.Rows()) * rowBytes_;
-        if (IsLent(bytes)) {
-            exchange_->SetLent(
-                static_cast<uint32_t>((args_->expandX - exchange_->context().lent(info_->rank)) / kBlock));
-        } else {
-            CopyRows(bytes);
+        SyncFunc<HardEvent::MTE2_S>();
+        uint32_t rows = 0;
+        const bool possible = counts_.Total(rows), triples = info_->triples != 0 && possible;
+        if (triples) {
+            triples_.Begin(PartBegin(rows, exchange_->core(), info_->cores),
+                           PartBegin(rows, exchange_->core() + 1, info_->cores));
         }
-        return info_->triples != 0 ? CheckTriples() : Verdict();
+        if (possible) Publish(static_cast<uint64_t>(rows) * rowBytes_);
+        Verdict verdict = counts_.Check();
+        const bool good = verdict.code == kOk;
+        if (triples) Worsen(verdict, triples_.Run(counts_, good));
+        if constexpr (!IsMutant(Mutant::kStartsAfterRuns)) {
+            if (good) StoreStarts();
+        }
+        return verdict;
     }
     // This core's share of the lines, one a source rank.
     __aicore__ inline void StoreStarts() {
@@ -53,7 +57,7 @@ public:
         for (uint32_t s = begin, at = 0; s < end; ++s) {
             for (uint32_t l = 0; l < lanes; ++l, ++at) {
                 const bool used = l < info_->localExperts;
-                starts.SetValue(at, used ? static_cast<int32_t>(segments_.Start(l * info_->world + s)) : 0);
+                starts.SetValue(at, used ? static_cast<int32_t>(counts_.Start(l * info_->world + s)) : 0);
             }
         }
         SyncFunc<HardEvent::S_MTE3>();
@@ -66,10 +70,19 @@ public:
     __aicore__ inline void Select(uint32_t) {}
     __aicore__ inline uint32_t Rows(uint32_t peer, uint32_t localExpert) {
         const uint32_t slot = localExpert * info_->world + peer;
-        return segments_.End(slot) - segments_.Start(slot);
+        return counts_.End(slot) - counts_.Start(slot);
     }
 
 private:
+    // Where they are, or in the own half.
+    __aicore__ inline void Publish(uint64_t bytes) {
+        if (IsLent(bytes)) {
+            exchange_->SetLent(
+                static_cast<uint32_t>((args_->expandX - exchange_->context().lent(info_->rank)) / kBlock));
+        } else {
+            CopyRows(bytes);
+        }
+    }
     __aicore__ inline bool IsLent(uint64_t bytes) const {
         const WindowContext& context = exchange_->context();
         const uint64_t at = reinterpret_cast<uint64_t>(args_->expandX);
@@ -101,57 +114,13 @@ private:
         }
     }
 
-    // V2: readers count positions again, so that a segment's triples must be its source's, in ascending
-    // order.
-    __aicore__ inline Verdict CheckTriples() {
-        const uint32_t end = PartBegin(segments_.Rows(), exchange_->core() + 1, info_->cores);
-        uint32_t row = PartBegin(segments_.Rows(), exchange_->core(), info_->cores);
-        if (row == end) return Verdict();
-        uint32_t slot = segments_.Find(row);
-        while (row < end) {
-            const uint32_t count = Min(kTripleRows, end - row);
-            const Verdict verdict = CheckChunk(slot, row, count);
-            if (verdict.code != kOk) return verdict;
-            row += count;
-        }
-        return Verdict();
-    }
-    // With the row before the chunk, where there is one: order goes across chunks and cores.
-    __aicore__ inline Verdict CheckChunk(uint32_t& slot, uint32_t row, uint32_t count) {
-        const uint32_t before = row == 0 ? 0 : 1;
-        GlobalTensor<int32_t> assist;
-        assist.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(args_->expandIdx) +
-                                   static_cast<uint64_t>(row - before) * kTripleWords,
-                               (count + before) * kTripleWords);
-        LocalTensor<int32_t> triple = tripleBuf_.Get<int32_t>();
-        SyncFunc<HardEvent::S_MTE2>();
-        CopyIn(triple, assist, (count + before) * kTripleWords);
-        SyncFunc<HardEvent::MTE2_S>();
-        for (uint32_t i = 0; i < count; ++i) {
-            const uint32_t at = (before + i) * kTripleWords;
-            const Verdict verdict = CheckTriple(*info_, triple, at, row + i);
-            if (verdict.code != kOk) return verdict;
-            while (segments_.End(slot) <= row + i) ++slot;
-            const bool first = segments_.Start(slot) == row + i;
-            const int32_t pair = PairOf(triple, at);
-            if (static_cast<uint32_t>(triple.GetValue(at)) != slot % info_->world ||
-                (!first && PairOf(triple, at - kTripleWords) >= pair)) {
-                return InvalidOf(*info_, kInvalidTriple, (row + i) * 4 + kTripleOrder,
-                                 static_cast<uint32_t>(pair));
-            }
-        }
-        return Verdict();
-    }
-    __aicore__ inline int32_t PairOf(const LocalTensor<int32_t>& triple, uint32_t at) const {
-        return triple.GetValue(at + 1) * static_cast<int32_t>(info_->topK) + triple.GetValue(at + 2);
-    }
-
     Exchange* exchange_ = nullptr;
     const CombineArguments* args_ = nullptr;
     const MoeDistributeInfo* info_ = nullptr;
-    SegmentTable segments_;
+    ReturnCounts counts_;
+    TripleCheck triples_;
     AscendC::TQueBind<AscendC::QuePosition::VECIN, AscendC::QuePosition::VECOUT, 1> queue_;
-    UbBuf tripleBuf_, startBuf_;
+    UbBuf startBuf_;
     uint32_t chunkBytes_ = 0;
     uint32_t rowBytes_ = 0;
 };

@@ -10,37 +10,48 @@ namespace moe {
 class ReturnedRows {
 public:
     __aicore__ inline void Init(Exchange& exchange, const MoeDistributeInfo& info, GM_ADDR expandIdx,
-                                uint32_t rowBytes) {
+                                GM_ADDR workspace, uint32_t rowBytes) {
         exchange_ = &exchange;
         info_ = &info;
         rowBytes_ = rowBytes;
         lanes_ = StartsBytes(info.localExperts) / sizeof(int32_t);
+        ownerWords_ = OwnerBytes(info.localExperts) / sizeof(int32_t);
         index_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(expandIdx), info.batch * info.topK);
-        exchange.pipe().InitBuffer(baseBuf_,
-                                   static_cast<uint32_t>(CeilTo(info.world * sizeof(uint64_t), kBlock)));
-        exchange.pipe().InitBuffer(startBuf_, info.world * StartsBytes(info.localExperts));
+        shared_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(workspace + OwnersOffset(info)),
+                                info.world * ownerWords_);
+        exchange.pipe().InitBuffer(ownerBuf_, info.world * OwnerBytes(info.localExperts));
         exchange.pipe().InitBuffer(positionBuf_, kChunkPairs * sizeof(int32_t));
+        AscendC::Duplicate(ownerBuf_.Get<int32_t>(), static_cast<int32_t>(0),
+                           static_cast<int32_t>(info.world * ownerWords_));
+        SyncFunc<HardEvent::V_S>();
+        SyncFunc<HardEvent::V_MTE2>();
     }
-    // Row 0 of an owner's rows, as its run says.
-    __aicore__ inline void SetBase(uint32_t owner, const LocalTensor<uint32_t>& run) {
+    // An owner whose run is good: where its rows lie, as the run says, and this rank's line of its table, for
+    // all cores of the rank.
+    __aicore__ inline void SetOwner(uint32_t owner, const LocalTensor<uint32_t>& run) {
+        LocalTensor<int32_t> entry = ownerBuf_.Get<int32_t>()[owner * ownerWords_];
+        GlobalTensor<int32_t> line;
+        line.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(
+                                 exchange_->HalfOf(owner) + info_->rank * StartsBytes(info_->localExperts)),
+                             lanes_);
+        AscendC::DataCopy(entry[kBlockWords], line, lanes_);
         GM_ADDR base = exchange_->HalfOf(owner) + ReturnedRowsOffset(info_->world, info_->localExperts);
         const bool lent = PhaseOf(run.GetValue(kH0OpPhase)) == kPhaseLent;
         if (lent && !IsMutant(Mutant::kLentAsPublished)) {
             base = exchange_->context().lent(owner) +
                    static_cast<uint64_t>(run.GetValue(kBlockWords + kH1Detail0)) * kBlock;
         }
-        baseBuf_.Get<uint64_t>().SetValue(owner, reinterpret_cast<uint64_t>(base));
+        entry.ReinterpretCast<uint64_t>().SetValue(0, reinterpret_cast<uint64_t>(base));
+        if (info_->cores == 1) return;
+        SyncFunc<HardEvent::S_MTE3>();
+        SyncFunc<HardEvent::MTE2_MTE3>();
+        AscendC::DataCopy(shared_[owner * ownerWords_], entry, ownerWords_);
     }
-    // This rank's line of every owner's table.
-    __aicore__ inline void LoadStarts() {
-        for (uint32_t i = 0; i < info_->world; ++i) {
-            const uint32_t owner = (info_->rank + i) % info_->world;
-            GlobalTensor<int32_t> line;
-            line.SetGlobalBuffer(
-                reinterpret_cast<__gm__ int32_t*>(exchange_->HalfOf(owner) +
-                                                  info_->rank * StartsBytes(info_->localExperts)),
-                lanes_);
-            AscendC::DataCopy(startBuf_.Get<int32_t>()[owner * lanes_], line, lanes_);
+    // When the cores have met: what all of them have found.
+    __aicore__ inline void LoadOwners() {
+        if (info_->cores > 1) {
+            SyncFunc<HardEvent::S_MTE2>();
+            AscendC::DataCopy(ownerBuf_.Get<int32_t>(), shared_, info_->world * ownerWords_);
         }
         SyncFunc<HardEvent::MTE2_S>();
     }
@@ -61,21 +72,23 @@ public:
             }
         }
     }
-    __aicore__ inline GM_ADDR Address(RoutingTable&, int32_t id, uint32_t, uint32_t, uint32_t i) {
+    // Of pair `i` of the chunk.
+    __aicore__ inline GM_ADDR Address(int32_t id, uint32_t i) {
         const uint32_t expert = static_cast<uint32_t>(id), owner = expert / info_->localExperts;
-        const int32_t start =
-            startBuf_.Get<int32_t>().GetValue(owner * lanes_ + expert % info_->localExperts);
-        const int32_t row = start + positionBuf_.Get<int32_t>().GetValue(i);
-        return reinterpret_cast<GM_ADDR>(baseBuf_.Get<uint64_t>().GetValue(owner)) +
+        const LocalTensor<int32_t> entry = ownerBuf_.Get<int32_t>()[owner * ownerWords_];
+        const int32_t row = entry.GetValue(kBlockWords + expert % info_->localExperts) +
+                            positionBuf_.Get<int32_t>().GetValue(i);
+        return reinterpret_cast<GM_ADDR>(entry.ReinterpretCast<uint64_t>().GetValue(0)) +
                RowOffsetBytes(row, rowBytes_);
     }
 
 private:
     Exchange* exchange_ = nullptr;
     const MoeDistributeInfo* info_ = nullptr;
-    GlobalTensor<int32_t> index_;
-    UbBuf baseBuf_, startBuf_, positionBuf_;
+    GlobalTensor<int32_t> index_, shared_;
+    UbBuf ownerBuf_, positionBuf_;
     uint32_t lanes_ = 0;
+    uint32_t ownerWords_ = 0;
     uint32_t rowBytes_ = 0;
 };
 

@@ -3,11 +3,11 @@
 #ifndef ASCEND_MOE_DISTRIBUTE_ROUTING_H
 #define ASCEND_MOE_DISTRIBUTE_ROUTING_H
 
+#include "moe_distribute_core_rows.h"
 #include "moe_distribute_verdict.h"
 
 namespace moe {
 
-constexpr uint32_t kChunkPairs = 512;      // ids in UB at a time
 constexpr uint32_t kHistogramInts = 2048;  // histogram rows in UB at a time
 constexpr int32_t kNotRouted = -1;         // id -1: nowhere
 constexpr int32_t kInactive = -2;          // masked
@@ -88,6 +88,7 @@ public:
         histograms_.SetGlobalBuffer(
             reinterpret_cast<__gm__ int32_t*>(workspace + HistogramOffset(info.cores)),
             static_cast<uint64_t>(info.cores) * lanes_);
+        rows_.Init(workspace + HistogramOffset(info.cores), lanes_, info.cores);
         totals_.SetGlobalBuffer(
             reinterpret_cast<__gm__ int32_t*>(workspace + TotalsOffset(info.cores, info.experts)), lanes_);
     }
@@ -153,6 +154,38 @@ public:
             }
         }
         if constexpr (!IsMutant(Mutant::kPlacedBeforeAdded)) SyncFunc<HardEvent::V_S>();
+    }
+
+    // What a core needs to know where it only looks at some experts: in `running` the counts of the cores
+    // before it. `queue`: see CoreRows.
+    template <typename Queue>
+    __aicore__ inline void AccumulateBefore(Queue& queue, uint32_t room) {
+        Gather(queue, room, runningBuf_.Get<int32_t>(), 0, lanes_, core_);
+    }
+    // The totals of experts [first, first + count) only: Total(0) is then that of the first.
+    template <typename Queue>
+    __aicore__ inline void AccumulateShare(Queue& queue, uint32_t room, uint32_t first, uint32_t count) {
+        Gather(queue, room, totalBuf_.Get<int32_t>(), first, count, info_->cores);
+    }
+    // False: no owner can get more rows than it has room for. Pairs of a token for one owner are more than
+    // its experts only where one of them is picked twice.
+    __aicore__ inline bool MayOverflow() {
+        if (info_->localExperts >= info_->topK) return false;
+        uint32_t owners[kMaxTopK];
+        for (uint32_t at = begin_; at < end_; at += kChunkPairs / info_->topK * info_->topK) {
+            const uint32_t count = Min(kChunkPairs / info_->topK * info_->topK, end_ - at);
+            pairs_.Load(at, count);
+            for (uint32_t i = 0, k = 0; i < count; ++i) {
+                const int32_t id = pairs_.Id(i, (at + i) / info_->topK);
+                owners[k] =
+                    pairs_.Routed(id) ? static_cast<uint32_t>(id) / info_->localExperts : kMaxWorld + k;
+                uint32_t same = 0;
+                for (uint32_t before = 0; before <= k; ++before) same += owners[before] == owners[k] ? 1 : 0;
+                if (same > info_->localExperts) return true;
+                if (++k == info_->topK) k = 0;
+            }
+        }
+        return false;
     }
 
     // Row number of each expert's first row in its owner's region: rows before it, counted over RDMA from
@@ -227,6 +260,14 @@ public:
     __aicore__ inline uint32_t end() const { return end_; }
 
 private:
+    template <typename Queue>
+    __aicore__ inline void Gather(Queue& queue, uint32_t room, const LocalTensor<int32_t>& to, uint32_t first,
+                                  uint32_t count, uint32_t cores) {
+        SyncFunc<HardEvent::MTE3_V>();
+        AscendC::Duplicate(to, static_cast<int32_t>(0), static_cast<int32_t>(PaddedInts(count)));
+        rows_.template Fold<false>(queue, room, to, first, count, 0, cores);
+        SyncFunc<HardEvent::V_S>();
+    }
     __aicore__ inline void AlignEnd(uint32_t begin, uint32_t end, uint32_t rows) {
         LocalTensor<int32_t> prefix = prefixBuf_.Get<int32_t>();
         for (uint32_t expert = begin; expert < end; ++expert)
@@ -235,6 +276,7 @@ private:
 
     PairReader pairs_;
     GlobalTensor<int32_t> histograms_, totals_;
+    CoreRows rows_;
     UbBuf runningBuf_, totalBuf_, prefixBuf_, rowsBuf_;
     const MoeDistributeInfo* info_ = nullptr;
     uint32_t core_ = 0;

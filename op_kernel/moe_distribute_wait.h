@@ -62,7 +62,7 @@ private:
     uint32_t rank_ = 0;
 };
 
-// The fail block of this rank's own state area. In algorithm "direct" every core waits for all runs, and none
+// The fail block of this rank's own state area. In direct dispatch every core waits for all runs, and none
 // meets the others afterwards, so that they have to agree without a SyncAll:
 // - A run that is good once stays so until this rank's next op but one: its source writes there again only
 // when

@@ -1,0 +1,226 @@
+// The weighted sum of a token's K rows, algorithm "direct": fp32, multiply then add, k ascending, one cast.
+// The rows lie in other ranks' memory, so that many parts of them are on their way at a time, in groups.
+#ifndef ASCEND_MOE_DISTRIBUTE_DIRECT_SUM_H
+#define ASCEND_MOE_DISTRIBUTE_DIRECT_SUM_H
+
+#include "moe_distribute_returned_rows.h"
+
+namespace moe {
+
+template <typename XType>
+class DirectSum {
+public:
+    using Queue = AscendC::TQue<AscendC::QuePosition::VECIN, kMaxSumGroups>;
+
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeCombineTiling& tiling,
+                                const CombineArguments& arguments, ReturnedRows& rows, uint32_t core) {
+        tiling_ = &tiling;
+        info_ = &tiling.info;
+        args_ = &arguments;
+        rows_ = &rows;
+        rowBytes_ = static_cast<uint32_t>(info_->hidden * sizeof(XType));
+        scales_.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(arguments.expertScales),
+                                info_->batch * info_->topK);
+        const uint32_t items = info_->batch * tiling.partsPerToken;
+        item_ = PartBegin(items, core, info_->cores);
+        end_ = PartBegin(items, core + 1, info_->cores);
+        const uint32_t elements = tiling.partElements;
+        pieceBytes_ = static_cast<uint32_t>(elements * sizeof(XType));
+        groups_ = tiling.sumRing / tiling.sumGroup;
+        room_ = SumGroupBytes(info_->experts, tiling.sumGroup, pieceBytes_);
+        pipe.InitBuffer(scaleBuf_, kChunkPairs * sizeof(float));
+        const uint32_t entries = SumEntries(info_->topK);
+        pipe.InitBuffer(addressBuf_, entries * sizeof(uint64_t));
+        pipe.InitBuffer(weightBuf_, entries * sizeof(float));
+        pipe.InitBuffer(countBuf_, kChunkPairs / info_->topK * sizeof(int32_t));
+        pipe.InitBuffer(queue_, static_cast<uint8_t>(groups_), room_);
+        pipe.InitBuffer(outQueue_, kFloat ? 1 : 2, pieceBytes_);
+        pipe.InitBuffer(termBuf_, elements * sizeof(float));
+        if (!kFloat) pipe.InitBuffer(sumBuf_, elements * sizeof(float));
+    }
+    // Where rows go that are summed; others may use it before that. Its tensors hold `room` int32.
+    __aicore__ inline Queue& queue() { return queue_; }
+    __aicore__ inline uint32_t room() const { return room_ / sizeof(int32_t); }
+    // What does not depend on the owners, of the first chunk of tokens.
+    __aicore__ inline void Prepare(RoutingTable& routing) {
+        if (item_ == end_) return;
+        const uint32_t first = item_ / tiling_->partsPerToken;
+        if (info_->triples != 0 && item_ % tiling_->partsPerToken != 0) routing.GiveBack(first);
+        LoadChunk(routing, first);
+    }
+    // This core's share of the (token, part of H) items.
+    __aicore__ inline void Run(RoutingTable& routing) {
+        while (item_ < end_) {
+            if (item_ / tiling_->partsPerToken != token_) LoadChunk(routing, item_ / tiling_->partsPerToken);
+            stop_ = Min(end_, (token_ + tokens_) * tiling_->partsPerToken);
+            SumChunk(routing);
+        }
+    }
+
+private:
+    static constexpr bool kFloat = AscendC::IsSameType<XType, float>::value;
+    static constexpr uint32_t kShared = 0x10000;  // beside a token's count: its last row has no weight
+
+    __aicore__ inline void LoadChunk(RoutingTable& routing, uint32_t token) {
+        const uint32_t last = (end_ - 1) / tiling_->partsPerToken;
+        token_ = token;
+        tokens_ = Min(kChunkPairs / info_->topK, last + 1 - token);
+        const uint32_t begin = token * info_->topK, count = tokens_ * info_->topK;
+        rows_->Load(begin, count);
+        CopyIn(scaleBuf_.Get<float>(), scales_[begin], count);
+        routing.pairs().Load(begin, count);  // waits for all of them
+        rows_->Place(routing, token, tokens_);
+    }
+
+    // The addresses and weights of a token's rows.
+    __aicore__ inline void List(RoutingTable& routing, uint32_t token) {
+        const uint32_t inChunk = token - token_, base = inChunk * (info_->topK + 1);
+        LocalTensor<uint64_t> address = addressBuf_.Get<uint64_t>();
+        LocalTensor<float> weight = weightBuf_.Get<float>();
+        bool active = false;
+        uint32_t count = 0;
+        for (uint32_t k = 0, i = inChunk * info_->topK; k < info_->topK; ++k, ++i) {
+            const int32_t id = routing.pairs().Id(i, token);
+            active = active || id != kInactive;
+            if constexpr (IsMutant(Mutant::kCanary)) {
+                if (k == 0) continue;
+            }
+            if (!routing.pairs().Routed(id)) continue;
+            address.SetValue(base + count, reinterpret_cast<uint64_t>(rows_->Address(id, i)));
+            weight.SetValue(base + count, scaleBuf_.Get<float>().GetValue(i));
+            ++count;
+        }
+        listed_ = count;
+        if (active && tiling_->hasSharedExpertX != 0) {
+            const uint64_t at = static_cast<uint64_t>(token) * rowBytes_;
+            address.SetValue(base + count, reinterpret_cast<uint64_t>(args_->sharedExpertX + at));
+            ++listed_;
+            count |= kShared;
+        }
+        countBuf_.Get<uint32_t>().SetValue(inChunk, count);
+    }
+
+    // ---- loads, ahead of the sums ----
+    // The next item that has a row to load, unless this one has.
+    __aicore__ inline bool FindPiece(RoutingTable& routing) {
+        while (loadItem_ < stop_ && loadRow_ == listed_) {
+            ++loadItem_;
+            loadRow_ = 0;
+            if (loadItem_ < stop_ && loadItem_ % tiling_->partsPerToken == 0)
+                List(routing, loadItem_ / tiling_->partsPerToken);
+        }
+        return loadItem_ < stop_;
+    }
+    __aicore__ inline void LoadGroup(RoutingTable& routing) {
+        if (!FindPiece(routing)) return;
+        LocalTensor<int8_t> group = queue_.template AllocTensor<int8_t>();
+        for (uint32_t n = 0; n < tiling_->sumGroup && FindPiece(routing); ++n, ++loadRow_) {
+            const uint32_t inChunk = loadItem_ / tiling_->partsPerToken - token_;
+            const uint32_t part = loadItem_ % tiling_->partsPerToken;
+            const uint64_t address =
+                addressBuf_.Get<uint64_t>().GetValue(inChunk * (info_->topK + 1) + loadRow_);
+            GlobalTensor<int8_t> piece;
+            piece.SetGlobalBuffer(
+                reinterpret_cast<__gm__ int8_t*>(address + part * static_cast<uint64_t>(pieceBytes_)),
+                Bytes(part));
+            AscendC::DataCopy(group[n * pieceBytes_], piece, Bytes(part));
+        }
+        queue_.EnQue(group);
+    }
+    __aicore__ inline uint32_t Elements(uint32_t part) const {
+        return Min(tiling_->partElements, info_->hidden - part * tiling_->partElements);
+    }
+    __aicore__ inline uint32_t Bytes(uint32_t part) const {
+        return static_cast<uint32_t>(Elements(part) * sizeof(XType));
+    }
+
+    // ---- sums ----
+    __aicore__ inline void SumChunk(RoutingTable& routing) {
+        loadItem_ = item_;
+        loadRow_ = used_ = 0;
+        List(routing, token_);
+        for (uint32_t g = 0; g < groups_; ++g) LoadGroup(routing);
+        for (; item_ < stop_; ++item_) SumItem(routing);
+        if (used_ != 0) queue_.FreeTensor(group_);
+    }
+    __aicore__ inline void SumItem(RoutingTable& routing) {
+        const uint32_t token = item_ / tiling_->partsPerToken, part = item_ % tiling_->partsPerToken;
+        const uint32_t elements = Elements(part), base = (token - token_) * (info_->topK + 1);
+        const uint32_t count = countBuf_.Get<uint32_t>().GetValue(token - token_);
+        const uint32_t weighted = count & (kShared - 1);
+        LocalTensor<XType> out = outQueue_.template AllocTensor<XType>();
+        LocalTensor<float> sum;
+        if constexpr (kFloat) {
+            sum = out;
+        } else {
+            sum = sumBuf_.template Get<float>();
+        }
+        AscendC::PipeBarrier<PIPE_V>();  // the cast of the item before has read the sum
+        AscendC::Duplicate(sum, 0.0f, elements);
+        for (uint32_t row = 0; row < weighted; ++row)
+            AddRow(routing, elements, sum, weightBuf_.Get<float>().GetValue(base + row), true);
+        if (count != weighted) AddRow(routing, elements, sum, 1.0f, false);
+        AscendC::PipeBarrier<PIPE_V>();
+        if constexpr (!kFloat) AscendC::Cast(out, sum, AscendC::RoundMode::CAST_RINT, elements);
+        if constexpr (!IsMutant(Mutant::kSumStoredBeforeAdded)) {
+            outQueue_.EnQue(out);
+            out = outQueue_.template DeQue<XType>();
+        }
+        GlobalTensor<int8_t> x;
+        x.SetGlobalBuffer(
+            reinterpret_cast<__gm__ int8_t*>(args_->x + static_cast<uint64_t>(token) * rowBytes_ +
+                                             part * static_cast<uint64_t>(pieceBytes_)),
+            Bytes(part));
+        AscendC::DataCopy(x, out.template ReinterpretCast<int8_t>(), Bytes(part));
+        outQueue_.FreeTensor(out);
+    }
+    // The next row in the order of the loads. A group that is used up makes room for another.
+    __aicore__ inline void AddRow(RoutingTable& routing, uint32_t elements, const LocalTensor<float>& sum,
+                                  float weight, bool weighted) {
+        if (used_ == 0) group_ = queue_.template DeQue<int8_t>();
+        LocalTensor<XType> value = group_[used_ * pieceBytes_].template ReinterpretCast<XType>();
+        LocalTensor<float> term = termBuf_.template Get<float>();
+        AscendC::PipeBarrier<PIPE_V>();  // the term of the row before has been added
+        if constexpr (kFloat) {
+            if (weighted) {
+                AscendC::Muls(term, value, weight, elements);
+            } else {
+                term = value;
+            }
+        } else {
+            AscendC::Cast(term, value, AscendC::RoundMode::CAST_NONE, elements);
+            AscendC::PipeBarrier<PIPE_V>();
+            if (weighted) AscendC::Muls(term, term, weight, elements);
+        }
+        if constexpr (!IsMutant(Mutant::kAddedBeforeWeighted)) AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Add(sum, sum, term, elements);
+        if (++used_ < tiling_->sumGroup) return;
+        queue_.FreeTensor(group_);
+        used_ = 0;
+        LoadGroup(routing);
+    }
+
+    const MoeDistributeCombineTiling* tiling_ = nullptr;
+    const MoeDistributeInfo* info_ = nullptr;
+    const CombineArguments* args_ = nullptr;
+    ReturnedRows* rows_ = nullptr;
+    GlobalTensor<float> scales_;
+    Queue queue_;
+    AscendC::TQue<AscendC::QuePosition::VECOUT, 1> outQueue_;
+    UbBuf scaleBuf_, addressBuf_, weightBuf_, countBuf_, termBuf_, sumBuf_;
+    LocalTensor<int8_t> group_;        // being summed
+    uint32_t used_ = 0;                // rows of it
+    uint32_t groups_ = 0;              // loaded at a time
+    uint32_t room_ = 0;                // bytes of one
+    uint32_t item_ = 0, end_ = 0;      // the share that is left
+    uint32_t stop_ = 0;                // of it, in the chunk
+    uint32_t token_ = 0, tokens_ = 0;  // of the chunk
+    uint32_t loadItem_ = 0, loadRow_ = 0;
+    uint32_t listed_ = 0;  // rows of the token that is being loaded
+    uint32_t rowBytes_ = 0;
+    uint32_t pieceBytes_ = 0;
+};
+
+}  // namespace moe
+
+#endif  // ASCEND_MOE_DISTRIBUTE_DIRECT_SUM_H
