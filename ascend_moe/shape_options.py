@@ -1,4 +1,4 @@
-"""The options of a layer's shape that several commands have: a preset's H, K and E, or numbers of one's own."""
+"""The options of a layer's shape that several commands have: a preset's H, K and E, or one's own numbers."""
 
 from __future__ import annotations
 
