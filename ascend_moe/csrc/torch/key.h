@@ -29,6 +29,7 @@ private:
         return true;
     }
     bool AddText(std::string_view text);
+    bool AddVariables();
     bool AddVariable(const std::string& name);
     bool AddTensor(const at::Tensor& tensor);
     bool AddArgument(const c10::IValue& value);
