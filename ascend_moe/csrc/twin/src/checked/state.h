@@ -83,6 +83,7 @@ struct RankState;
 struct CoreState {
     Core core;
     Fiber fiber;
+    void* host = nullptr;  // whose fiber it is
     World* world = nullptr;
     uint32_t global = 0;  // index over all ranks
     RankState* rank = nullptr;

@@ -184,8 +184,7 @@ void World::StartStep(RankState& rank) {
         core.looked.clear();
         core.suspected = false;
         core.fruitless = 0;
-        core.started = false;
-        core.fiber.Prepare(&World::Enter, &core);
+        StartFiber(core);
         core.status = CoreStatus::kReady;
         if (options_.trace) Trace(core, "begin", nullptr, 0, 0, 0);
     }
@@ -243,7 +242,7 @@ RunResult World::Run(std::vector<RankProgram>& programs, const RunOptions& optio
     } catch (...) {
         Fail(std::current_exception());
     }
-    UnwindAll();  // after a failure, and what a killed rank has left
+    UnwindFibers(cores_, core_count_);  // after a failure, and what a killed rank has left
     g_current_core = outer;
     if (failure_) {
         result_.failed = true;
@@ -357,66 +356,23 @@ void World::Step(const Entity& entity) {
     g_current_core = nullptr;
 }
 
-void World::Fail(std::exception_ptr failure) {
-    if (!failure_) failure_ = failure;
-}
-
 // ---- fibers ----
 
-void World::Resume(CoreState& core) {
-    g_current_core = &core.core;
-    current_ = &core;
-    core.started = true;
-    core.fiber.Enter();
-    current_ = nullptr;
-    g_current_core = nullptr;
-}
-
-void World::Enter(void* argument) {
-    CoreState& core = *static_cast<CoreState*>(argument);
-    WorldOf(core).RunCore(core);
-    core.fiber.Leave(true);
-}
-
-// Everything a core throws ends here: no exception may leave a fiber, none may be in flight at a switch.
-void World::RunCore(CoreState& core) {
-    try {
-        core.rank->step->kernel();
-        CheckCleanExit(core.core);
-        Drain(core, {"end of kernel", 0});
-        CheckDirtyAtEnd(core);
-        Look(core, false);
-        if (options_.trace) Trace(core, "end", nullptr, 0, 0, 0);
-    } catch (const Unwind&) {
-    } catch (...) {
-        Fail(std::current_exception());
-    }
-    core.status = CoreStatus::kDone;
-    --core.rank->live;
+void World::EndKernel(CoreState& core) {
+    Drain(core, {"end of kernel", 0});
+    CheckDirtyAtEnd(core);
+    Look(core, false);
+    if (options_.trace) Trace(core, "end", nullptr, 0, 0, 0);
 }
 
 void World::Park(CoreState& core, CoreStatus status, const Loc& loc) {
-    core.status = status;
-    core.core.blocked_at = loc;
-    core.fiber.Leave(false);
-    if (unwinding_) throw Unwind();
+    LeaveFiber(core, status, loc);
     core.status = CoreStatus::kReady;
 }
 
 void World::MaybeYield(CoreState& core) {
     if (unwinding_ || current_ != &core) return;
     if (ChangePoint()) Park(core, CoreStatus::kReady, core.core.blocked_at);
-}
-
-void World::UnwindAll() {
-    unwinding_ = true;
-    for (uint32_t i = 0; i < core_count_; ++i) {
-        CoreState& core = *cores_[i];
-        if (core.status == CoreStatus::kDone) continue;
-        if (core.started) Resume(core);
-        core.status = CoreStatus::kDone;
-    }
-    unwinding_ = false;
 }
 
 // ---- meeting points ----

@@ -8,6 +8,7 @@
 
 #include "../cross_flags.h"
 #include "../faults.h"
+#include "../fiber_host.h"
 #include "../gm_map.h"
 #include "state.h"
 #include "twin/explore.h"
@@ -33,7 +34,7 @@ struct RankState {
 };
 }  // namespace checked
 
-class World {
+class World : FiberHost<World, CoreState> {
 public:
     World();
     ~World();
@@ -67,7 +68,7 @@ public:
     int64_t cycles() const { return cycles_; }
 
 private:
-    struct Unwind {};
+    friend class FiberHost<World, CoreState>;
     enum Kind : uint8_t { kFiber, kVector, kMte2, kMte3, kStores, kAgents, kKinds };
     struct Entity {
         CoreState* core;
@@ -84,9 +85,7 @@ private:
     bool FiberEnabled(const CoreState& core) const;
     bool PipeEnabled(const CoreState& core, uint32_t pipe) const;
     void Step(const Entity& entity);
-    void Resume(CoreState& core);
-    static void Enter(void* core);
-    void RunCore(CoreState& core);
+    void EndKernel(CoreState& core);
     void Park(CoreState& core, CoreStatus status, const Loc& loc);
     void MaybeYield(CoreState& core);
     void ReleaseBarrier(RankState& rank);
@@ -94,8 +93,6 @@ private:
     bool Idle();
     void FailHanging(const char* how);
     void Inject();
-    void Fail(std::exception_ptr failure);
-    void UnwindAll();
     void Look(CoreState& core, bool waiting);
     bool Frozen(const RankState& rank) const { return rank.dead || rank.stalled; }
 
@@ -166,7 +163,6 @@ private:
     uint32_t rank_count_ = 0;
     uint32_t live_ranks_ = 0;
     std::vector<Entity> enabled_;
-    CoreState* current_ = nullptr;    // whose fiber runs
     CoreState* favourite_ = nullptr;  // whose fiber ran last
     int64_t cycles_ = 0;
     uint64_t random_ = 0;
@@ -177,8 +173,6 @@ private:
     uint32_t dirty_lines_ = 0;
     uint32_t idle_rounds_ = 0;
     uint64_t landings_ = 0;
-    bool unwinding_ = false;
-    std::exception_ptr failure_;
     std::vector<uint32_t> scratch_;
 };
 

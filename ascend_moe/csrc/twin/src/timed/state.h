@@ -72,6 +72,7 @@ struct RankState;
 struct CoreState : Hot {
     Core core;
     Fiber fiber;
+    void* host = nullptr;  // whose fiber it is
     RankState* rank = nullptr;
     uint32_t global = 0;
     PipeClock pipes[kPipes];

@@ -50,7 +50,7 @@ TimedResult World::Run(std::vector<RankProgram>& programs, const Costs& costs, c
     } catch (...) {
         Fail(std::current_exception());
     }
-    UnwindAll();
+    UnwindFibers(cores_, cores_.size());
     g_current_core = outer;
     while (!pending_.empty()) {
         delete pending_.top();
@@ -141,8 +141,7 @@ void World::StartStep(RankState& rank) {
         Wait(core, start + costs_.launch_ns + i * costs_.stagger_ns, Cause::kLaunch);
         for (PipeClock& clock : core.pipes) clock.free = clock.ready = clock.done = core.now;
         core.status = CoreStatus::kReady;
-        core.started = false;
-        core.fiber.Prepare(&World::Enter, &core);
+        StartFiber(core);
         Push(core, core.now);
     }
 }
@@ -206,48 +205,17 @@ void World::Collect(TimedResult& result) {
 
 // ---- fibers ----
 
-void World::Resume(CoreState& core) {
-    g_current_core = &core.core;
-    current_ = &core;
-    core.started = true;
-    core.fiber.Enter();
-    current_ = nullptr;
-    g_current_core = nullptr;
-}
-
-void World::Enter(void* argument) {
-    CoreState& core = *static_cast<CoreState*>(argument);
-    WorldOf(core).RunCore(core);
-    core.fiber.Leave(true);
-}
-
-// Everything a core throws ends here: no exception may leave a fiber, none may be in flight at a switch.
-void World::RunCore(CoreState& core) {
+void World::EndKernel(CoreState& core) {
     RankState& rank = *core.rank;
-    try {
-        rank.step->kernel();
-        CheckCleanExit(core.core);
-        Barrier(core, Pipe::kAll);
-        EndWait(core);
-        EndPhase(core);
-        if (core.now >= rank.end || rank.last == nullptr) {
-            rank.end = core.now;
-            rank.last = &core;
-        }
-    } catch (const Unwind&) {
-    } catch (...) {
-        Fail(std::current_exception());
-    }
-    core.status = CoreStatus::kDone;
-    --rank.live;
+    Barrier(core, Pipe::kAll);
+    EndWait(core);
+    EndPhase(core);
+    if (core.now < rank.end && rank.last != nullptr) return;
+    rank.end = core.now;
+    rank.last = &core;
 }
 
-void World::Park(CoreState& core, CoreStatus status, const Loc& loc) {
-    core.status = status;
-    core.core.blocked_at = loc;
-    core.fiber.Leave(false);
-    if (unwinding_) throw Unwind();
-}
+void World::Park(CoreState& core, CoreStatus status, const Loc& loc) { LeaveFiber(core, status, loc); }
 
 // Lets everybody who is earlier than `time` run first.
 void World::YieldUntil(CoreState& core, double time) {
@@ -258,16 +226,6 @@ void World::YieldUntil(CoreState& core, double time) {
     }
     Push(core, time);
     Park(core, CoreStatus::kReady, core.core.blocked_at);
-}
-
-void World::UnwindAll() {
-    unwinding_ = true;
-    for (auto& core : cores_) {
-        if (core->status == CoreStatus::kDone) continue;
-        if (core->started) Resume(*core);
-        core->status = CoreStatus::kDone;
-    }
-    unwinding_ = false;
 }
 
 // ---- meeting points ----

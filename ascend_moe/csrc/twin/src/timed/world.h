@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "../cross_flags.h"
+#include "../fiber_host.h"
 #include "../gm_map.h"
 #include "fabric.h"
 #include "state.h"
@@ -46,7 +47,7 @@ struct RankState {
     std::vector<Landing> landings;
 };
 
-class World {
+class World : FiberHost<World, CoreState> {
 public:
     ~World();
     TimedResult Run(std::vector<RankProgram>& programs, const Costs& costs, const TimedOptions& options);
@@ -67,7 +68,7 @@ public:
     void YieldUntil(CoreState& core, double time);
 
 private:
-    struct Unwind {};
+    friend class FiberHost<World, CoreState>;
     struct Turn {
         double time;
         uint32_t core;
@@ -106,18 +107,12 @@ private:
     void StartStep(RankState& rank);
     void FinishStep(RankState& rank);
     void Loop();
-    void Resume(CoreState& core);
-    static void Enter(void* core);
-    void RunCore(CoreState& core);
+    void EndKernel(CoreState& core);
     void Park(CoreState& core, CoreStatus status, const Loc& loc);
     void Push(CoreState& core, double time) { turns_.push({time, core.global}); }
     void ReleaseBarrier(RankState& rank);
     void Land(double until);
     void LandItem(const CopyItem& item);
-    void UnwindAll();
-    void Fail(std::exception_ptr failure) {
-        if (!failure_) failure_ = failure;
-    }
     void FailHanging(const char* how);
 
     void Mark(CoreState& core);
@@ -145,9 +140,6 @@ private:
     std::priority_queue<Turn, std::vector<Turn>, std::greater<Turn>> turns_;
     std::priority_queue<Pending*, std::vector<Pending*>, Later> pending_;
     std::vector<const char*> phases_;
-    std::exception_ptr failure_;
-    CoreState* current_ = nullptr;
-    bool unwinding_ = false;
     uint32_t live_ranks_ = 0;
     uint64_t stores_ = 0;
     uint64_t flows_ = 0;
