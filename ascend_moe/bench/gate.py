@@ -17,18 +17,30 @@ ITERATIONS = 60
 
 @dataclass(frozen=True)
 class Rule:
-    """On a median of ratios: ``method`` takes ``most`` x the limit, or is ``least`` x faster than a peer."""
+    """On a median of ratios: ``method`` takes ``most`` x the limit, or is ``least`` x faster than a peer.
+
+    ``aim``: what it is meant to reach, where that is more than it is held to.
+    """
 
     method: str
     against: str
     most: float = 0.0
     least: float = 0.0
+    aim: float = 0.0
 
     @property
     def text(self) -> str:
         if self.most:
             return f"{self.method}: at most {self.most:g} x {self.against}"
         return f"{self.method}: at least {self.least:g} x faster than {self.against}"
+
+    def kept(self, value: float, bound: float = 0.0) -> bool:
+        """Whether the ratio keeps the rule, or another bound in its place."""
+        return value <= (bound or self.most) if self.most else value >= (bound or self.least)
+
+    def reached(self, value: float) -> bool:
+        """Whether the ratio is what was aimed at."""
+        return self.kept(value, self.aim)
 
 
 RULES = (
@@ -78,7 +90,7 @@ def _one(rule: Rule, result: CaseResult) -> Verdict:
     row = result.row(rule.method)
     assert row is not None
     value = row.to_limit.p50 if rule.against == LIMIT else result.faster[rule.method][rule.against].p50
-    kept = value <= rule.most if rule.most else value >= rule.least
+    kept = rule.kept(value)
     if kept and result.too_noisy:
         return Verdict(rule, name, value, False, "but more than half of the rows are noisy")
     return Verdict(rule, name, value, kept)

@@ -104,10 +104,10 @@ def pieces(runs: dict[str, Run], profiles: Sequence[steps.Profile] = ()) -> dict
 
 def static_pieces() -> dict[str, str]:
     """What does not depend on a run."""
-    rules = [["method", "against", "median of ratios"]]
+    rules = [["method", "against", "aim", "`make bench-check` holds it to"]]
     for rule in gate.RULES:
-        bound = f"at most {rule.most:g}" if rule.most else f"at least {rule.least:g} x faster"
-        rules.append([rule.method, rule.against, bound])
+        word, held = ("at most", rule.most) if rule.most else ("at least", rule.least)
+        rules.append([rule.method, rule.against, f"{word} {rule.aim or held:g} x", f"{word} {held:g} x"])
     table = [["W, H, K, E, BS", "limit", published.MPI_TUNED, published.GLOO_TUNED]]
     for shape, row in published.TABLE.items():
         cells = [f"{us:g} ({us / row.limit:.1f} x)" for us in (row.mpi_tuned, row.gloo_tuned)]
@@ -143,13 +143,20 @@ def _limits_markdown(one: Run, number: int) -> str:
 def _judged(one: Run) -> str:
     wanted = gate.cases()
     verdicts = [verdict for case in one.cases if case.case in wanted for verdict in gate.judge(case)]
-    rows = [["case", "rule", "measured", "kept"]]
+    rows = [["case", "rule", "measured", "kept", "aim"]]
     for verdict in verdicts:
-        value = "" if verdict.value is None else f"{verdict.value:.2f}"
+        value, aim = "", ""
+        if verdict.value is not None:
+            value = f"{verdict.value:.2f}"
+            rule = verdict.rule
+            aim = (
+                "reached"
+                if rule.reached(verdict.value)
+                else f"**not**: {rule.aim or rule.most or rule.least:g}"
+            )
         word = {True: "yes", False: "**no**", None: "not judged"}[verdict.ok]
-        rows.append(
-            [verdict.case, verdict.rule.text, value, word + (f": {verdict.why}" if verdict.why else "")]
-        )
+        why = f": {verdict.why}" if verdict.why else ""
+        rows.append([verdict.case, verdict.rule.text, value, word + why, aim])
     return markdown(rows)
 
 
