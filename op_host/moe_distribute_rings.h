@@ -24,8 +24,7 @@ inline uint32_t SendRing(const MoeDistributeInfo& info) {
     const uint32_t lanes = PaddedInts(info.experts) * 4;
     uint32_t fixed = 3 * lanes + std::max(8192u, lanes) + kSendPairs * (4 + 1 + 4 + 4) +
                      (info.cores + 1) * kBlock + info.world * kBlock + 1024;
-    // Triples, or the entries of direct's lists.
-    if (info.triples != 0 || info.algorithm == kAlgorithmDirect) fixed += kSendPairs * kBlock;
+    if (info.triples != 0 && info.algorithm != kAlgorithmDirect) fixed += kSendPairs * kBlock;
     uint32_t perRow = rowBytes;
     if (info.quantMode != 0) {
         fixed += floatBytes * (info.hasScales != 0 ? 3 : 2) + 1280;
@@ -43,8 +42,8 @@ inline uint32_t ChunkRows(uint32_t rowBytes) {
 inline uint32_t GatherFixed(const MoeDistributeInfo& info) {
     const uint32_t slots = PaddedInts(info.world * info.localExperts) * 4;
     uint32_t fixed = (info.cores + 1) * kBlock + PaddedInts(info.localExperts) * 4 +
-                     (info.world + 1) * StatusRunBytes(info.localExperts) + (info.world + 2) * kBlock +
-                     2 * slots + PaddedInts(info.world) * 4 + kSendPairs * 4 +
+                     (info.world + RunsInUb(info)) * StatusRunBytes(info.localExperts) +
+                     (info.world + 2) * kBlock + 2 * slots + PaddedInts(info.world) * 4 + kSendPairs * 4 +
                      static_cast<uint32_t>(CeilTo(info.localExperts * 8ull, kBlock)) + kBlock;
     if (info.triples != 0) fixed += kSendPairs * kTripleWords * 4;
     if (info.cores > 1) fixed += MatchBytes(info.world, info.localExperts);

@@ -22,6 +22,7 @@ public:
         const bool direct = info_.algorithm == kAlgorithmDirect;
         if (direct && plan.op == kOpDispatch) {
             DirectPublish();
+            DirectLists();
             DirectGather();
         } else if (direct) {
             DirectReturn();
@@ -155,16 +156,26 @@ private:
         if (info_.cores > 1) Add("their comparison", MatchBytes(info_.world, info_.localExperts));
     }
     void OwnRun() {
-        Add("status run", StatusRunBytes(info_.localExperts));
+        Add("status runs", RunsInUb(info_) * StatusRunBytes(info_.localExperts));
         Add("BatchWrite item", kBlock);
     }
     void DirectPublish() {
         Step("publish");
         Routing();
         SendRows();
+        Add("abort blocks", info_.world * kBlock);
+    }
+    void DirectLists() {
+        Step("lists");
+        Routing();
+        Add("histograms of all cores",
+            static_cast<uint64_t>(HistogramsAtOnce(info_.cores, info_.experts)) * Ints(info_.experts));
+        if (ScansSegments(info_.world, info_.cores)) {
+            Add("rows by owner", 4 * Ints(info_.experts));
+            Add("their largest", Ints(info_.world) + 2 * kBlock + MatchReduceBytes(info_.world));
+        }
         if (info_.triples == 0) Add("expand_idx", kSendPairs * 4);
         Add("list entries", kSendPairs * kBlock);
-        Add("abort blocks", info_.world * kBlock);
     }
     void DirectGather() {
         const uint64_t stride =

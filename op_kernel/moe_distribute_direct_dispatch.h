@@ -5,9 +5,8 @@
 
 #include "moe_distribute_direct_gather.h"
 #include "moe_distribute_exchange.h"
+#include "moe_distribute_list_places.h"
 #include "moe_distribute_quantize.h"
-#include "moe_distribute_routing.h"
-#include "moe_distribute_segment_scan.h"
 
 namespace moe {
 
@@ -72,7 +71,11 @@ private:
 
     // The first meeting. Rows that leave before it leave only after a look at the abort blocks.
     __aicore__ inline bool Open() {
-        if (role_ != Role::kBoth) return exchange_.Open(routing_.Count());
+        KeepPairs();
+        if (role_ != Role::kBoth) {
+            SyncFunc<HardEvent::MTE2_S>();
+            return exchange_.Open(routing_.Count());
+        }
         Verdict mine = exchange_.LookForAborts();
         if (mine.code == kOk) {
             PublishRows();
@@ -80,45 +83,87 @@ private:
         }
         return exchange_.Agree(mine);
     }
+    // UB plan 2: routing tables, all histograms, this chunk's expand_idx and list entries.
     __aicore__ inline void MakeLists() {
-        routing_.Accumulate();
-        exchange_.Fail(routing_.Place());
+        MOE_PHASE("PublishLists");
+        exchange_.NextPlan();
+        RoutingInit();
+        places_.Init(exchange_.pipe(), *info_, routing_, args_.workspace, exchange_.core());
+        if (!triples_) exchange_.pipe().InitBuffer(indexBuf_, kChunkPairs * sizeof(int32_t));
+        exchange_.pipe().InitBuffer(entryBuf_, kChunkPairs * kBlock);
+        KeepPairs();
+        exchange_.Fail(places_.Find());
         routing_.StoreTotals();
         PublishLists();
     }
 
-    // UB plan 1: routing tables, rows in flight, this chunk's expand_idx and list entries.
+    // UB plan 1: routing tables, rows in flight.
     __aicore__ inline void BuffInit() {
         MOE_PHASE("BuffInit");
         exchange_.BoardInit();
-        routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace,
-                      exchange_.core());
-        TakeRole();
+        RoutingInit();
         rows_.Init(exchange_.pipe(), *info_, args_.x, args_.scales, tiling_->sendRing);
-        if (!triples_) exchange_.pipe().InitBuffer(indexBuf_, kChunkPairs * sizeof(int32_t));
-        exchange_.pipe().InitBuffer(entryBuf_, kChunkPairs * kBlock);
         expandIdx_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(args_.expandIdx));
         lists_ = exchange_.OwnHalf();
         published_ = lists_ + PublishedRowsOffset(info_->world, info_->capacity);
+    }
+
+    // The pairs whose list entries this core makes are loaded once where they fit, with what is loaded next.
+    __aicore__ inline void KeepPairs() {
+        const uint32_t pairs = routing_.end() - routing_.begin();
+        if (pairs != 0 && pairs <= kChunkPairs) routing_.pairs().Keep(routing_.begin(), pairs);
+    }
+    __aicore__ inline void RoutingInit() {
+        routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace,
+                      exchange_.core());
+        TakeRole();
     }
 
     // This core's tokens into the own half: a row a token, or a row a pair when smooth scales tell pairs
     // apart.
     __aicore__ inline void PublishRows() {
         MOE_PHASE("PublishRows");
-        uint32_t done = info_->batch;  // the token that has its row
-        for (uint32_t at = firstRow_; at < endRow_; at += kChunkPairs) {
-            const uint32_t count = Min(kChunkPairs, endRow_ - at);
+        for (uint32_t at = firstRow_; at < endRow_; at += ChunkPairs()) {
+            const uint32_t count = Min(ChunkPairs(), endRow_ - at);
             routing_.pairs().Load(at, count);
-            for (uint32_t i = 0; i < count; ++i) {
-                const uint32_t pair = at + i, token = pair / info_->topK;
-                const int32_t id = routing_.pairs().Id(i, token);
-                if (!routing_.pairs().Routed(id) || (!kSmooth && token == done)) continue;
-                done = token;
-                StoreRow(kSmooth ? pair : token, rows_.Fetch(token, static_cast<uint32_t>(id)));
+            if constexpr (kSmooth) {
+                PublishPairs(at, count);
+            } else {
+                PublishTokens(at, count);
             }
         }
         rows_.Release();
+    }
+    // Whole tokens.
+    __aicore__ inline uint32_t ChunkPairs() const { return kChunkPairs / info_->topK * info_->topK; }
+    __aicore__ inline void PublishPairs(uint32_t at, uint32_t count) {
+        for (uint32_t i = 0; i < count; ++i) {
+            const uint32_t token = (at + i) / info_->topK;
+            const int32_t id = routing_.pairs().Id(i, token);
+            if (routing_.pairs().Routed(id)) StoreRow(at + i, rows_.Fetch(token, static_cast<uint32_t>(id)));
+        }
+    }
+    // The rows of the next tokens are on their way while one is quantised.
+    __aicore__ inline void PublishTokens(uint32_t at, uint32_t count) {
+        const uint32_t end = (at + count) / info_->topK;
+        uint32_t ahead = at / info_->topK, flying = 0;
+        for (uint32_t token = ahead; token < end; ++token) {
+            for (; kQuant && ahead < end && flying < Min(tiling_->sendRing, kMostStarted); ++ahead) {
+                if (!Sends(at, ahead)) continue;
+                rows_.Start(ahead);
+                ++flying;
+            }
+            if (!Sends(at, token)) continue;
+            StoreRow(token, rows_.Fetch(token, 0));
+            --flying;
+        }
+    }
+    __aicore__ inline bool Sends(uint32_t at, uint32_t token) {
+        const uint32_t first = token * info_->topK - at;
+        for (uint32_t k = 0; k < info_->topK; ++k) {
+            if (routing_.pairs().Routed(routing_.pairs().Id(first + k, token))) return true;
+        }
+        return false;
     }
     __aicore__ inline void StoreRow(uint32_t row, const LocalTensor<int8_t>& bytes) {
         GlobalTensor<int8_t> target;
@@ -130,7 +175,6 @@ private:
 
     // This core's pairs into the lists of their owners, each at its place; and expand_idx.
     __aicore__ inline void PublishLists() {
-        MOE_PHASE("PublishLists");
         if (exchange_.verdict().code != kOk) return;  // the status run carries the reason
         for (uint32_t at = routing_.begin(); at < routing_.end(); at += kChunkPairs) {
             const uint32_t count = Min(kChunkPairs, routing_.end() - at);
@@ -148,7 +192,7 @@ private:
             if (!triples_) indexBuf_.Get<int32_t>().SetValue(i, static_cast<int32_t>(position));
             if (!routed) continue;
             entry.SetValue(i * kBlockWords, static_cast<int32_t>(at + i));
-            entry.SetValue(i * kBlockWords + 1, routing_.Prefix(id) + static_cast<int32_t>(position));
+            entry.SetValue(i * kBlockWords + 1, places_.First(id) + static_cast<int32_t>(position));
         }
         if constexpr (!IsMutant(Mutant::kEntrySentBeforeWritten)) SyncFunc<HardEvent::S_MTE3>();
         for (uint32_t i = 0; i < count; ++i) {
@@ -166,7 +210,7 @@ private:
         if (!triples_) CopyOut(expandIdx_[at], indexBuf_.Get<int32_t>(), count);
     }
 
-    // UB plan 2, from here to the end.
+    // UB plan 3, from here to the end.
     __aicore__ inline void SetStatus() {
         exchange_.NextPlan();
         SendCounts counts;
@@ -216,6 +260,7 @@ private:
     const MoeDistributeInfo* info_ = nullptr;
     Exchange exchange_;
     RoutingTable routing_;
+    ListPlaces places_;
     RowLoader<XType, kQuant, kSmooth> rows_;
     DispatchCounts counts_;
     StatusWaiter waiter_;

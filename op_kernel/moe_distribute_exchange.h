@@ -101,37 +101,38 @@ public:
     __aicore__ inline void SendRuns(Counts& counts, uint32_t rowBytes, uint32_t first, uint32_t step) {
         MOE_PHASE("SetStatus");
         const uint32_t bytes = StatusRunBytes(info_->localExperts);
+        const uint32_t ring = RunsInUb(*info_);
         UbBuf runBuf;
-        pipe_->InitBuffer(runBuf, bytes);
+        pipe_->InitBuffer(runBuf, ring * bytes);
         pipe_->InitBuffer(itemBuf_, kBlock);
-        LocalTensor<uint32_t> run = runBuf.Get<uint32_t>();
-        StatusWriter writer;
-        writer.Init(run, *info_, config_, epoch_);
-        const bool failed = verdict_.code != kOk && verdict_.code != kRoutingMismatch;
-        Verdict none;
-        writer.SetError(failed ? verdict_ : none);
-        if (!failed && config_.phase == kPhaseLent) writer.SetPlace(lentBlocks_, info_->lentGeneration);
-        writer.ClearTail();
-        for (uint32_t i = first; i < info_->world; i += step) {
+        StatusWriter writers[kMostRunsInUb];
+        for (uint32_t i = first, sent = 0; i < info_->world; i += step, ++sent) {
             // Start with the next rank, so that not all ranks fall on rank 0 first.
             const uint32_t peer = (info_->rank + 1 + i) % info_->world;
-            if (!failed) counts.Select(peer);
-            if constexpr (!IsMutant(Mutant::kRunRewrittenBeforeSent)) SyncFunc<HardEvent::MTE3_S>();
+            const LocalTensor<uint32_t> run =
+                runBuf.Get<uint32_t>()[sent % ring * (bytes / static_cast<uint32_t>(sizeof(uint32_t)))];
+            StatusWriter& writer = writers[sent % ring];
+            if (sent < ring) BeginRun(writer, run);
+            if (!Failed()) counts.Select(peer);
+            if constexpr (!IsMutant(Mutant::kRunRewrittenBeforeSent)) {
+                if (sent >= ring || ring == 1) SyncFunc<HardEvent::MTE3_S>();
+            }
             uint32_t rows = 0;
             for (uint32_t l = 0; l < info_->localExperts; ++l) {
-                const uint32_t count = failed ? 0 : counts.Rows(peer, l);
+                const uint32_t count = Failed() ? 0 : counts.Rows(peer, l);
                 writer.SetCount(l, count);
                 rows += count;
             }
             writer.Seal();
             if constexpr (IsMutant(Mutant::kSkipFlagWhenZeroRows)) {
-                if (!failed && counts.Rows(peer, 0) == 0) continue;
+                if (!Failed() && counts.Rows(peer, 0) == 0) continue;
             }
             if constexpr (!IsMutant(Mutant::kRunSentBeforeWritten)) SyncFunc<HardEvent::S_MTE3>();
             sender_.PutStatus(peer, run, bytes);
             if (sender_.servers().Far(peer)) PutItem(peer, static_cast<uint64_t>(rows) * rowBytes, bytes);
         }
-        sender_.Flush();
+        // Direct goes on at once: its runs stay in UB until the plan that they are in ends.
+        if (info_->algorithm != kAlgorithmDirect) sender_.Flush();
         if (info_->transport == kTransportRdma) PostItems();
     }
 
@@ -228,6 +229,18 @@ public:
     }
 
 private:
+    // Whether runs say that there is an error, and nothing else.
+    __aicore__ inline bool Failed() const {
+        return verdict_.code != kOk && verdict_.code != kRoutingMismatch;
+    }
+    // All of a run that is the same for every peer.
+    __aicore__ inline void BeginRun(StatusWriter& writer, const LocalTensor<uint32_t>& run) {
+        writer.Init(run, *info_, config_, epoch_);
+        writer.SetError(Failed() ? verdict_ : Verdict());
+        if (!Failed() && config_.phase == kPhaseLent) writer.SetPlace(lentBlocks_, info_->lentGeneration);
+        writer.ClearTail();
+    }
+
     // BatchWrite lists of this launch: a block an item, so that each core stores those of its own peers.
     __aicore__ inline GM_ADDR Items(uint32_t list) const {
         return workspace_ + ItemsOffset(info_->cores, info_->experts, info_->world, info_->localExperts) +

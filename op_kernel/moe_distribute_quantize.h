@@ -107,6 +107,8 @@ private:
     uint32_t payload_ = 0;
 };
 
+constexpr uint32_t kMostStarted = 4;  // rows whose loads may be begun before the first is fetched
+
 // Hands out wire rows of tokens. A token is read, and quantised, once for consecutive pairs that send it
 // alike.
 template <typename XType, bool kQuant, bool kSmooth>
@@ -115,6 +117,7 @@ public:
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR x, GM_ADDR scales,
                                 uint32_t ring) {
         hidden_ = info.hidden;
+        ring_ = ring;
         rowBytes_ = static_cast<uint32_t>(hidden_ * sizeof(XType));
         x_.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(x),
                            static_cast<uint64_t>(info.batch) * rowBytes_);
@@ -135,13 +138,19 @@ public:
         held_ = true;
         const GlobalTensor<int8_t> source = x_[static_cast<uint64_t>(token) * rowBytes_];
         if constexpr (kQuant) {
-            LocalTensor<int8_t> in = inQueue_.template AllocTensor<int8_t>();
-            AscendC::DataCopy(in, source, rowBytes_);
-            inQueue_.EnQue(in);
-            in = inQueue_.template DeQue<int8_t>();
+            if (started_ == 0) {
+                Load(source);
+            } else {
+                --started_;
+            }
+            LocalTensor<int8_t> in = inQueue_.template DeQue<int8_t>();
             LocalTensor<int8_t> out = outQueue_.template AllocTensor<int8_t>();
             // The scale is written by S: the queue orders only V after the last use of this tensor.
-            SyncFunc<HardEvent::MTE3_S>();
+            if (fresh_ == 0) {
+                SyncFunc<HardEvent::MTE3_S>();
+            } else {
+                --fresh_;
+            }
             quantizer_.Quantize(out, in.template ReinterpretCast<XType>(), expert);
             inQueue_.FreeTensor(in);
             outQueue_.EnQue(out);
@@ -158,6 +167,14 @@ public:
         }
         return row_;
     }
+    // Begins to load the row of a token that is fetched after those begun before, fewer than the ring holds
+    // at a time. Their first stores are not waited for.
+    __aicore__ inline void Start(uint32_t token) {
+        if (!ahead_) fresh_ = ring_;
+        ahead_ = true;
+        Load(x_[static_cast<uint64_t>(token) * rowBytes_]);
+        ++started_;
+    }
     __aicore__ inline void Release() {
         if (!held_) return;
         held_ = false;
@@ -173,8 +190,14 @@ public:
     }
 
 private:
+    __aicore__ inline void Load(const GlobalTensor<int8_t>& source) {
+        const LocalTensor<int8_t> in = inQueue_.template AllocTensor<int8_t>();
+        AscendC::DataCopy(in, source, rowBytes_);
+        inQueue_.EnQue(in);
+    }
+
     GlobalTensor<int8_t> x_;
-    AscendC::TQue<AscendC::QuePosition::VECIN, 1> inQueue_;
+    AscendC::TQue<AscendC::QuePosition::VECIN, kMostStarted> inQueue_;
     AscendC::TQue<AscendC::QuePosition::VECOUT, 1> outQueue_;
     AscendC::TQueBind<AscendC::QuePosition::VECIN, AscendC::QuePosition::VECOUT, 1> copyQueue_;
     RowQuantizer<XType, kSmooth> quantizer_;
@@ -183,6 +206,10 @@ private:
     uint32_t rowBytes_ = 0;
     uint32_t token_ = 0;
     uint32_t expert_ = 0;
+    uint32_t ring_ = 0;
+    uint32_t started_ = 0;  // rows on their way that are fetched next
+    uint32_t fresh_ = 0;    // wire rows that have not been stored from yet
+    bool ahead_ = false;
     bool held_ = false;
 };
 

@@ -17,6 +17,7 @@ class PairReader {
 public:
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR expertIds, GM_ADDR mask) {
         info_ = &info;
+        kept_ = 0;
         ids_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(expertIds), info.batch * info.topK);
         pipe.InitBuffer(idBuf_, kChunkPairs * sizeof(int32_t));
         if (info.maskRank != 0) {
@@ -27,17 +28,15 @@ public:
     }
     // Loads pairs [begin, begin + count), count <= kChunkPairs.
     __aicore__ inline void Load(uint32_t begin, uint32_t count) {
-        begin_ = begin;
-        SyncFunc<HardEvent::S_MTE2>();
-        CopyIn(idBuf_.Get<int32_t>(), ids_[begin], count);
-        if (info_->maskRank == 1) {
-            firstToken_ = begin / info_->topK;
-            const uint32_t lastToken = (begin + count - 1) / info_->topK;
-            CopyIn(maskBuf_.Get<int8_t>(), mask_[firstToken_], lastToken - firstToken_ + 1);
-        } else if (info_->maskRank == 2) {
-            CopyIn(maskBuf_.Get<int8_t>(), mask_[begin], count);
-        }
+        if (count == kept_ && begin == begin_) return;
+        kept_ = 0;
+        Start(begin, count);
         SyncFunc<HardEvent::MTE2_S>();
+    }
+    // Begins to load what further calls then find here. The caller orders MTE2 before S.
+    __aicore__ inline void Keep(uint32_t begin, uint32_t count) {
+        Start(begin, count);
+        kept_ = count;
     }
     // The raw id of pair begin + i of token `token`, or what stands for it.
     __aicore__ inline int32_t Id(uint32_t i, uint32_t token) {
@@ -57,6 +56,18 @@ public:
     __aicore__ inline int32_t RawId(uint32_t i) { return idBuf_.Get<int32_t>().GetValue(i); }
 
 private:
+    __aicore__ inline void Start(uint32_t begin, uint32_t count) {
+        begin_ = begin;
+        SyncFunc<HardEvent::S_MTE2>();
+        CopyIn(idBuf_.Get<int32_t>(), ids_[begin], count);
+        if (info_->maskRank == 1) {
+            firstToken_ = begin / info_->topK;
+            const uint32_t lastToken = (begin + count - 1) / info_->topK;
+            CopyIn(maskBuf_.Get<int8_t>(), mask_[firstToken_], lastToken - firstToken_ + 1);
+        } else if (info_->maskRank == 2) {
+            CopyIn(maskBuf_.Get<int8_t>(), mask_[begin], count);
+        }
+    }
     static constexpr int32_t kInvalid = -3;  // an id that happens to be -2
     GlobalTensor<int32_t> ids_;
     GlobalTensor<int8_t> mask_;
@@ -64,6 +75,7 @@ private:
     const MoeDistributeInfo* info_ = nullptr;
     uint32_t begin_ = 0;
     uint32_t firstToken_ = 0;
+    uint32_t kept_ = 0;  // pairs that stay until others are loaded
 };
 
 class RoutingTable {
@@ -254,6 +266,9 @@ public:
     __aicore__ inline uint32_t Total(int32_t expert) {
         return static_cast<uint32_t>(totalBuf_.Get<int32_t>().GetValue(expert));
     }
+
+    __aicore__ inline LocalTensor<int32_t> Running() { return runningBuf_.Get<int32_t>(); }
+    __aicore__ inline LocalTensor<int32_t> Totals() { return totalBuf_.Get<int32_t>(); }
 
     __aicore__ inline PairReader& pairs() { return pairs_; }
     __aicore__ inline uint32_t begin() const { return begin_; }

@@ -46,6 +46,27 @@ public:
         segments.SetRows(total);
     }
 
+    // Every row becomes the sum of those up to it, in Steps(rows) steps from one place to the other; the last
+    // is returned.
+    static __aicore__ inline uint32_t Steps(uint32_t rows) {
+        uint32_t steps = 0;
+        for (uint32_t shift = 1; shift < rows; shift *= 2) ++steps;
+        return steps;
+    }
+    static __aicore__ inline LocalTensor<int32_t> Sum(LocalTensor<int32_t> rows, LocalTensor<int32_t> other,
+                                                      uint32_t count, uint32_t width) {
+        for (uint32_t shift = 1; shift < count; shift *= 2) {
+            const uint32_t head = shift * width, rest = (count - shift) * width;
+            AscendC::PipeBarrier<PIPE_V>();
+            AscendC::Adds(other, rows, static_cast<int32_t>(0), static_cast<int32_t>(head));
+            AscendC::Add(other[head], rows[head], rows, static_cast<int32_t>(rest));
+            const LocalTensor<int32_t> summed = other;
+            other = rows;
+            rows = summed;
+        }
+        return rows;
+    }
+
 private:
     static constexpr uint32_t kLanes = 64;  // of a repeat
     static __aicore__ inline uint32_t LaneOf(uint32_t localExpert) {
@@ -70,26 +91,6 @@ private:
                           static_cast<int32_t>(more * world_));
         }
         AscendC::PipeBarrier<PIPE_V>();
-    }
-    // Every row becomes the sum of those up to it, in Steps(rows) steps from one place to the other; the last
-    // is returned.
-    static __aicore__ inline uint32_t Steps(uint32_t rows) {
-        uint32_t steps = 0;
-        for (uint32_t shift = 1; shift < rows; shift *= 2) ++steps;
-        return steps;
-    }
-    static __aicore__ inline LocalTensor<int32_t> Sum(LocalTensor<int32_t> rows, LocalTensor<int32_t> other,
-                                                      uint32_t count, uint32_t width) {
-        for (uint32_t shift = 1; shift < count; shift *= 2) {
-            const uint32_t head = shift * width, rest = (count - shift) * width;
-            AscendC::PipeBarrier<PIPE_V>();
-            AscendC::Adds(other, rows, static_cast<int32_t>(0), static_cast<int32_t>(head));
-            AscendC::Add(other[head], rows[head], rows, static_cast<int32_t>(rest));
-            const LocalTensor<int32_t> summed = other;
-            other = rows;
-            rows = summed;
-        }
-        return rows;
     }
     // Adds to every row what all sources have for the experts before. Returns the number of all rows.
     __aicore__ inline int32_t AddBases(const LocalTensor<int32_t>& end) {

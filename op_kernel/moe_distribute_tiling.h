@@ -102,6 +102,13 @@ MOE_FN uint32_t ReturnCountLanes(uint32_t world, uint32_t slots) {
     return CeilDiv(slots, ReturnCountUnit(world)) * ReturnCountUnit(world);
 }
 
+// Status runs that a core has in UB while it sends them: direct does not wait for one to arrive before it
+// writes the next.
+constexpr uint32_t kMostRunsInUb = 2;
+MOE_FN uint32_t RunsInUb(const MoeDistributeInfo& info) {
+    return info.algorithm == kAlgorithmDirect && info.world > 1 ? kMostRunsInUb : 1;
+}
+
 // UB that comparing all runs of a rank takes: what one should say, a block and a number a source, the words,
 // and what their reduction works in.
 MOE_FN uint32_t MatchSourceBytes(uint32_t world) {
@@ -119,6 +126,11 @@ MOE_FN uint32_t MatchBytes(uint32_t world, uint32_t localExperts) {
 MOE_FN uint32_t ScanBytes(uint32_t world, uint32_t localExperts) {
     return 2 * world * localExperts * static_cast<uint32_t>(sizeof(int32_t)) +
            (world + 1) * StatusRunBytes(localExperts);
+}
+// Of direct dispatch between its meetings: all cores' histograms, or as many as fit.
+MOE_FN uint32_t HistogramsAtOnce(uint32_t cores, uint32_t experts) {
+    constexpr uint32_t kMost = 96 * 1024;
+    return Max(1, Min(cores, kMost / (PaddedInts(experts) * static_cast<uint32_t>(sizeof(int32_t)))));
 }
 MOE_FN bool ScansSegments(uint32_t world, uint32_t cores) { return cores > 1 && world % kBlockWords == 0; }
 
