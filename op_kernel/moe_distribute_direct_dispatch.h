@@ -237,11 +237,12 @@ private:
         FindSegments();
         DirectGather gather;
         gather.Init(exchange_, args_, *tiling_, kQuant, kSmooth);
-        gather.Run(segments_);
+        gather.Begin(segments_);
         if (exchange_.core() == 0) {
             if (!exchange_.CheckSeals(waiter_)) return false;
             counts_.Store(exchange_.pipe(), segments_);
         }
+        gather.Finish();
         AscendC::PipeBarrier<PIPE_ALL>();
         return true;
     }

@@ -30,22 +30,28 @@ public:
                                    tiling.copyRows * rowStride_);
     }
 
+    // The lists of this core's share begin to load.
+    __aicore__ inline void Begin(SegmentTable& segments) {
+        segments_ = &segments;
+        const uint32_t rows = Min(segments.Rows(), info_->expandRows);
+        begin_ = PartBegin(rows, exchange_->core(), info_->cores);
+        end_ = PartBegin(rows, exchange_->core() + 1, info_->cores);
+        if (begin_ == end_) return;
+        firstSlot_ = lastSlot_ = segments.Seek(begin_);
+        listed_ = LoadLists(lastSlot_, begin_, end_);
+    }
     // The share is contiguous; where in it a rank begins is its own, so that not all ranks read the same
     // source first.
-    __aicore__ inline void Run(SegmentTable& segments) {
-        rows_ = Min(segments.Rows(), info_->expandRows);
-        const uint32_t begin = PartBegin(rows_, exchange_->core(), info_->cores);
-        const uint32_t end = PartBegin(rows_, exchange_->core() + 1, info_->cores);
-        if (begin == end) return;
-        const uint32_t middle = begin + PartBegin(end - begin, info_->rank, info_->world);
-        uint32_t slot = segments.Seek(begin), next = slot;
-        if (LoadLists(segments, next, begin, end) == end) {
-            GatherListed(segments, {slot, begin, end}, middle, end);
-            GatherListed(segments, {slot, begin, end}, begin, middle);
-            if (info_->triples != 0) StoreTriples(segments, {slot, begin, end});
+    __aicore__ inline void Finish() {
+        if (begin_ == end_) return;
+        const uint32_t middle = begin_ + PartBegin(end_ - begin_, info_->rank, info_->world);
+        if (listed_ == end_) {
+            AwaitLists({firstSlot_, begin_, end_});
+            GatherListed(middle, end_);
+            GatherListed(begin_, middle);
         } else {
-            GatherRange(segments, segments.Seek(middle), middle, end);
-            GatherRange(segments, slot, begin, middle);
+            GatherRange(segments_->Seek(middle), middle, end_);
+            GatherRange(firstSlot_, begin_, middle);
         }
     }
 
@@ -62,39 +68,37 @@ private:
         uint32_t slot, begin, end;
         uint32_t at;  // of their entries in UB; those of the next piece begin with a block
     };
-    static __aicore__ inline Piece FirstPiece(SegmentTable& segments, const Loaded& loaded) {
-        return PieceFrom(segments, loaded.slot, loaded.begin, loaded.end, 0);
+    __aicore__ inline Piece FirstPiece(const Loaded& loaded) {
+        return PieceFrom(loaded.slot, loaded.begin, loaded.end, 0);
     }
-    static __aicore__ inline Piece NextPiece(SegmentTable& segments, const Piece& piece, uint32_t end) {
-        return PieceFrom(segments, piece.slot, piece.end, end,
-                         piece.at + PaddedInts(piece.end - piece.begin));
+    __aicore__ inline Piece NextPiece(const Piece& piece, uint32_t end) {
+        return PieceFrom(piece.slot, piece.end, end, piece.at + PaddedInts(piece.end - piece.begin));
     }
     // Empty from `end` on.
-    static __aicore__ inline Piece PieceFrom(SegmentTable& segments, uint32_t slot, uint32_t row,
-                                             uint32_t end, uint32_t at) {
+    __aicore__ inline Piece PieceFrom(uint32_t slot, uint32_t row, uint32_t end, uint32_t at) {
         if (row >= end) return {slot, end, end, at};
-        uint32_t last = segments.End(slot);
-        while (last <= row) last = segments.End(++slot);
+        uint32_t last = segments_->End(slot);
+        while (last <= row) last = segments_->End(++slot);
         return {slot, row, Min(last, Min(end, row + kListInts - at)), at};
     }
 
-    __aicore__ inline void GatherRange(SegmentTable& segments, uint32_t slot, uint32_t begin, uint32_t end) {
+    __aicore__ inline void GatherRange(uint32_t slot, uint32_t begin, uint32_t end) {
         for (uint32_t row = begin; row < end;) {
             Loaded loaded = {slot, row, end};
-            row = loaded.end = LoadLists(segments, slot, row, end);
-            GatherListed(segments, loaded, loaded.begin, loaded.end);
-            if (info_->triples != 0) StoreTriples(segments, loaded);
+            row = loaded.end = LoadLists(slot, row, end);
+            AwaitLists(loaded);
+            GatherListed(loaded.begin, loaded.end);
         }
     }
     // As many pieces as UB holds, in flight together. Returns the row after them, and `slot` of the last.
-    __aicore__ inline uint32_t LoadLists(SegmentTable& segments, uint32_t& slot, uint32_t row, uint32_t end) {
+    __aicore__ inline uint32_t LoadLists(uint32_t& slot, uint32_t row, uint32_t end) {
         const uint64_t mine = info_->rank * ListBytes(info_->capacity);
         SyncFunc<HardEvent::S_MTE2>();
-        Piece piece = FirstPiece(segments, {slot, row, end});
+        Piece piece = FirstPiece({slot, row, end});
         while (piece.begin < piece.end) {
             const uint32_t count = piece.end - piece.begin;
-            const uint32_t first =
-                static_cast<uint32_t>(segments.Offset(piece.slot)) + piece.begin - segments.Start(piece.slot);
+            const uint32_t first = static_cast<uint32_t>(segments_->Offset(piece.slot)) + piece.begin -
+                                   segments_->Start(piece.slot);
             GlobalTensor<int32_t> list;
             list.SetGlobalBuffer(
                 reinterpret_cast<__gm__ int32_t*>(exchange_->HalfOf(piece.slot % info_->world) + mine) +
@@ -103,18 +107,25 @@ private:
             CopyIn(listBuf_.Get<int32_t>()[piece.at], list, count);
             slot = piece.slot;
             row = piece.end;
-            piece = NextPiece(segments, piece, end);
+            piece = NextPiece(piece, end);
         }
-        if constexpr (!IsMutant(Mutant::kListReadBeforeLoaded)) SyncFunc<HardEvent::MTE2_S>();
         return row;
     }
-    __aicore__ inline void StoreTriples(SegmentTable& segments, const Loaded& loaded) {
+    __aicore__ inline void AwaitLists(const Loaded& loaded) {
+        loaded_ = loaded;
+        owesTriples_ = info_->triples != 0;
+        if constexpr (!IsMutant(Mutant::kListReadBeforeLoaded)) SyncFunc<HardEvent::MTE2_S>();
+    }
+    // Of all loaded rows, when the first of them are on their way.
+    __aicore__ inline void StoreTriples() {
         LocalTensor<int32_t> list = listBuf_.Get<int32_t>(), triple = tripleBuf_.Get<int32_t>();
-        const uint32_t count = loaded.end - loaded.begin;
-        SyncFunc<HardEvent::MTE3_S>();
+        const uint32_t count = loaded_.end - loaded_.begin;
+        owesTriples_ = false;
+        if (tripled_) SyncFunc<HardEvent::MTE3_S>();
+        tripled_ = true;
         uint32_t word = 0;
-        for (Piece piece = FirstPiece(segments, loaded); piece.begin < piece.end;
-             piece = NextPiece(segments, piece, loaded.end)) {
+        for (Piece piece = FirstPiece(loaded_); piece.begin < piece.end;
+             piece = NextPiece(piece, loaded_.end)) {
             const int32_t source = static_cast<int32_t>(piece.slot % info_->world);
             for (uint32_t i = 0; i < piece.end - piece.begin; ++i, word += kTripleWords) {
                 const uint32_t pair = static_cast<uint32_t>(list.GetValue(piece.at + i));
@@ -126,20 +137,19 @@ private:
         SyncFunc<HardEvent::S_MTE3>();
         GlobalTensor<int32_t> target;
         target.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(args_->expandIdx) +
-                                   static_cast<uint64_t>(loaded.begin) * kTripleWords,
+                                   static_cast<uint64_t>(loaded_.begin) * kTripleWords,
                                count * kTripleWords);
         CopyOut(target, triple, count * kTripleWords);
     }
 
     // Those of the loaded rows that are in [from, to), chunk by chunk: a chunk's rows are consecutive in
     // expand_x, whatever their sources.
-    __aicore__ inline void GatherListed(SegmentTable& segments, const Loaded& loaded, uint32_t from,
-                                        uint32_t to) {
+    __aicore__ inline void GatherListed(uint32_t from, uint32_t to) {
         if (from == to) return;
         chunkRow_ = from;
         filled_ = 0;
-        for (Piece piece = FirstPiece(segments, loaded); piece.begin < Min(piece.end, to);
-             piece = NextPiece(segments, piece, loaded.end)) {
+        for (Piece piece = FirstPiece(loaded_); piece.begin < Min(piece.end, to);
+             piece = NextPiece(piece, loaded_.end)) {
             if (piece.end <= from) continue;
             const uint32_t skipped = from > piece.begin ? from - piece.begin : 0;
             GatherPiece(piece.slot, piece.at + skipped, Min(piece.end, to) - piece.begin - skipped);
@@ -186,6 +196,7 @@ private:
         queue_.FreeTensor(chunk_);
         chunkRow_ += filled_;
         filled_ = 0;
+        if (owesTriples_) StoreTriples();
     }
 
     Exchange* exchange_ = nullptr;
@@ -198,11 +209,17 @@ private:
     uint64_t rowsOffset_ = 0;
     uint32_t pairsOfRow_ = 1;
     uint32_t rowStride_ = 0;
-    uint32_t rows_ = 0;
+    SegmentTable* segments_ = nullptr;
+    Loaded loaded_ = {};
+    uint32_t begin_ = 0, end_ = 0;  // this core's share
+    uint32_t firstSlot_ = 0, lastSlot_ = 0;
+    uint32_t listed_ = 0;  // the row after those whose entries Begin() loads
     uint32_t publishedRows_ = 0;
     uint32_t chunkRow_ = 0;
     uint32_t filled_ = 0;
     bool quantised_ = false;
+    bool owesTriples_ = false;
+    bool tripled_ = false;
 };
 
 }  // namespace moe

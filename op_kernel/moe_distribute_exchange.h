@@ -101,7 +101,7 @@ public:
     __aicore__ inline void SendRuns(Counts& counts, uint32_t rowBytes, uint32_t first, uint32_t step) {
         MOE_PHASE("SetStatus");
         const uint32_t bytes = StatusRunBytes(info_->localExperts);
-        const uint32_t ring = RunsInUb(*info_);
+        const uint32_t ring = config_.op == kOpDispatch ? RunsInUb(*info_) : 1;
         UbBuf runBuf;
         pipe_->InitBuffer(runBuf, ring * bytes);
         pipe_->InitBuffer(itemBuf_, kBlock);
@@ -131,8 +131,8 @@ public:
             sender_.PutStatus(peer, run, bytes);
             if (sender_.servers().Far(peer)) PutItem(peer, static_cast<uint64_t>(rows) * rowBytes, bytes);
         }
-        // Direct goes on at once: its runs stay in UB until the plan that they are in ends.
-        if (info_->algorithm != kAlgorithmDirect) sender_.Flush();
+        // Direct dispatch goes on at once: its runs stay in UB until the plan that they are in ends.
+        if (ring == 1) sender_.Flush();
         if (info_->transport == kTransportRdma) PostItems();
     }
 
@@ -180,7 +180,7 @@ public:
         return verdict_.code == kOk;
     }
 
-    // Core 0, when its rows are under way: the hashes that WaitForAll has left.
+    // Core 0, while lists or rows are under way: the hashes that WaitForAll has left.
     __aicore__ inline bool CheckSeals(StatusWaiter& waiter) {
         Worsen(verdict_, waiter.Seals());
         return verdict_.code == kOk || verdict_.code == kRoutingMismatch;

@@ -102,8 +102,8 @@ MOE_FN uint32_t ReturnCountLanes(uint32_t world, uint32_t slots) {
     return CeilDiv(slots, ReturnCountUnit(world)) * ReturnCountUnit(world);
 }
 
-// Status runs that a core has in UB while it sends them: direct does not wait for one to arrive before it
-// writes the next.
+// Status runs that a core of dispatch has in UB while it sends them: direct does not wait for one to arrive
+// before it writes the next.
 constexpr uint32_t kMostRunsInUb = 2;
 MOE_FN uint32_t RunsInUb(const MoeDistributeInfo& info) {
     return info.algorithm == kAlgorithmDirect && info.world > 1 ? kMostRunsInUb : 1;
