@@ -224,7 +224,9 @@ private:
         Add("fp32 term", part * 4);
         if (!wide) Add("fp32 sum", part * 4);
         Add("abort blocks at entry", info_.world * kBlock);
-        Status(0);
+        OwnRun();
+        Add("awaited runs", CeilDiv(info_.world, info_.cores) * StatusRunBytes(info_.localExperts));
+        Add("abort blocks", info_.world * kBlock);
     }
 
     const CallPlan& plan_;

@@ -29,10 +29,14 @@ public:
         if (!exchange_.Enter(pipe, *info_, kOpCombine, args_.workspace, args_.errorRecord)) return;
         BuffInit();
         return_.Load();
+        routing_.Fetch();
         Verdict mine = exchange_.LookForAborts();
         if (mine.code == kOk) {
+            SyncFunc<HardEvent::MTE2_S>();
+            if (triples_) return_.Begin();
             mine = Count();
-            Worsen(mine, return_.Run());
+            if (!triples_) return_.Begin();  // whose loads would go before those of expand_idx
+            Worsen(mine, return_.Check());
         }
         if (!exchange_.Agree(mine)) {
             Leave();
@@ -94,6 +98,7 @@ private:
     }
     // While the runs are on their way: what the share of the sources has to be, and the first tokens' places.
     __aicore__ inline void SumBuffInit() {
+        sum_.Fetch(routing_);
         const uint32_t experts = (LastSource() - FirstSource()) * info_->localExperts;
         if (experts > 0) routing_.AccumulateShare(sum_.queue(), sum_.room(), FirstExpert(), experts);
         if (!triples_ && experts > 0) {

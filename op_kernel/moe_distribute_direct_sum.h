@@ -41,17 +41,24 @@ public:
     // Where rows go that are summed; others may use it before that. Its tensors hold `room` int32.
     __aicore__ inline Queue& queue() { return queue_; }
     __aicore__ inline uint32_t room() const { return room_ / sizeof(int32_t); }
-    // What does not depend on the owners, of the first chunk of tokens.
+    // What does not depend on the owners, of the first chunk of tokens: on its way, and then there.
+    __aicore__ inline void Fetch(RoutingTable& routing) {
+        if (item_ < end_) FetchChunk(routing, item_ / tiling_->partsPerToken);
+    }
     __aicore__ inline void Prepare(RoutingTable& routing) {
         if (item_ == end_) return;
-        const uint32_t first = item_ / tiling_->partsPerToken;
-        if (info_->triples != 0 && item_ % tiling_->partsPerToken != 0) routing.GiveBack(first);
-        LoadChunk(routing, first);
+        SyncFunc<HardEvent::MTE2_S>();
+        if (info_->triples != 0 && item_ % tiling_->partsPerToken != 0) routing.GiveBack(token_);
+        rows_->Place(routing, token_, tokens_);
     }
     // This core's share of the (token, part of H) items.
     __aicore__ inline void Run(RoutingTable& routing) {
         while (item_ < end_) {
-            if (item_ / tiling_->partsPerToken != token_) LoadChunk(routing, item_ / tiling_->partsPerToken);
+            if (item_ / tiling_->partsPerToken != token_) {
+                FetchChunk(routing, item_ / tiling_->partsPerToken);
+                SyncFunc<HardEvent::MTE2_S>();
+                rows_->Place(routing, token_, tokens_);
+            }
             stop_ = Min(end_, (token_ + tokens_) * tiling_->partsPerToken);
             SumChunk(routing);
         }
@@ -61,15 +68,14 @@ private:
     static constexpr bool kFloat = AscendC::IsSameType<XType, float>::value;
     static constexpr uint32_t kShared = 0x10000;  // beside a token's count: its last row has no weight
 
-    __aicore__ inline void LoadChunk(RoutingTable& routing, uint32_t token) {
+    __aicore__ inline void FetchChunk(RoutingTable& routing, uint32_t token) {
         const uint32_t last = (end_ - 1) / tiling_->partsPerToken;
         token_ = token;
         tokens_ = Min(kChunkPairs / info_->topK, last + 1 - token);
         const uint32_t begin = token * info_->topK, count = tokens_ * info_->topK;
+        routing.pairs().Keep(begin, count);
         rows_->Load(begin, count);
         CopyIn(scaleBuf_.Get<float>(), scales_[begin], count);
-        routing.pairs().Load(begin, count);  // waits for all of them
-        rows_->Place(routing, token, tokens_);
     }
 
     // The addresses and weights of a token's rows.

@@ -101,7 +101,7 @@ public:
     __aicore__ inline void SendRuns(Counts& counts, uint32_t rowBytes, uint32_t first, uint32_t step) {
         MOE_PHASE("SetStatus");
         const uint32_t bytes = StatusRunBytes(info_->localExperts);
-        const uint32_t ring = config_.op == kOpDispatch ? RunsInUb(*info_) : 1;
+        const uint32_t ring = RunsInUb(*info_);
         UbBuf runBuf;
         pipe_->InitBuffer(runBuf, ring * bytes);
         pipe_->InitBuffer(itemBuf_, kBlock);
@@ -131,7 +131,7 @@ public:
             sender_.PutStatus(peer, run, bytes);
             if (sender_.servers().Far(peer)) PutItem(peer, static_cast<uint64_t>(rows) * rowBytes, bytes);
         }
-        // Direct dispatch goes on at once: its runs stay in UB until the plan that they are in ends.
+        // Direct goes on at once: its runs stay in UB until the plan that they are in ends.
         if (ring == 1) sender_.Flush();
         if (info_->transport == kTransportRdma) PostItems();
     }

@@ -27,21 +27,23 @@ public:
     }
     // The counts are on their way then.
     __aicore__ inline void Load() { counts_.Load(args_->epSendCounts); }
-    // Wrong counts or triples are the verdict; then nobody reads what this rank leaves. Rows are copied while
-    // the scalar unit checks.
-    __aicore__ inline Verdict Run() {
+    // They are there. Rows are copied from here on, while the scalar unit goes on.
+    __aicore__ inline void Begin() {
         MOE_PHASE("ReturnRows");
-        SyncFunc<HardEvent::MTE2_S>();
         uint32_t rows = 0;
-        const bool possible = counts_.Total(rows), triples = info_->triples != 0 && possible;
-        if (triples) {
+        possible_ = counts_.Total(rows);
+        if (!possible_) return;
+        if (info_->triples != 0) {
             triples_.Begin(PartBegin(rows, exchange_->core(), info_->cores),
                            PartBegin(rows, exchange_->core() + 1, info_->cores));
         }
-        if (possible) Publish(static_cast<uint64_t>(rows) * rowBytes_);
+        Publish(static_cast<uint64_t>(rows) * rowBytes_);
+    }
+    // Wrong counts or triples are the verdict; then nobody reads what this rank leaves.
+    __aicore__ inline Verdict Check() {
         Verdict verdict = counts_.Check();
         const bool good = verdict.code == kOk;
-        if (triples) Worsen(verdict, triples_.Run(counts_, good));
+        if (info_->triples != 0 && possible_) Worsen(verdict, triples_.Run(counts_, good));
         if constexpr (!IsMutant(Mutant::kStartsAfterRuns)) {
             if (good) StoreStarts();
         }
@@ -123,6 +125,7 @@ private:
     UbBuf startBuf_;
     uint32_t chunkBytes_ = 0;
     uint32_t rowBytes_ = 0;
+    bool possible_ = false;  // so many rows
 };
 
 }  // namespace moe

@@ -111,6 +111,10 @@ public:
         end_ = end * info_->topK;
     }
 
+    // Begins to load the first pairs of the share; the caller orders MTE2 before S.
+    __aicore__ inline void Fetch() {
+        if (begin_ < end_) pairs_.Keep(begin_, Min(kChunkPairs, end_ - begin_));
+    }
     // Counts this core's pairs and hands its histogram to the others. The first bad id of the share is the
     // verdict.
     __aicore__ inline Verdict Count() {
@@ -179,14 +183,15 @@ public:
     __aicore__ inline void AccumulateShare(Queue& queue, uint32_t room, uint32_t first, uint32_t count) {
         Gather(queue, room, totalBuf_.Get<int32_t>(), first, count, info_->cores);
     }
-    // False: no owner can get more rows than it has room for. Pairs of a token for one owner are more than
-    // its experts only where one of them is picked twice.
+    // After Count. False: no owner can get more rows than it has room for. Pairs of a token for one owner are
+    // more than its experts only where one of them is picked twice.
     __aicore__ inline bool MayOverflow() {
         if (info_->localExperts >= info_->topK) return false;
         uint32_t owners[kMaxTopK];
-        for (uint32_t at = begin_; at < end_; at += kChunkPairs / info_->topK * info_->topK) {
-            const uint32_t count = Min(kChunkPairs / info_->topK * info_->topK, end_ - at);
-            pairs_.Load(at, count);
+        const uint32_t chunk = kChunkPairs / info_->topK * info_->topK;
+        for (uint32_t at = begin_; at < end_; at += chunk) {
+            const uint32_t count = Min(chunk, end_ - at);
+            if (end_ - begin_ > chunk) pairs_.Load(at, count);
             for (uint32_t i = 0, k = 0; i < count; ++i) {
                 const int32_t id = pairs_.Id(i, (at + i) / info_->topK);
                 owners[k] =
@@ -253,10 +258,10 @@ public:
             return static_cast<uint32_t>(position + (core_ > 0));
         return static_cast<uint32_t>(position);
     }
-    // The pairs of this token have not been taken: the core starts in the middle of it.
+    // The pairs of this token, the first of those loaded, have not been taken: the core starts in the middle
+    // of it.
     __aicore__ inline void GiveBack(uint32_t token) {
         LocalTensor<int32_t> running = runningBuf_.Get<int32_t>();
-        pairs_.Load(token * info_->topK, info_->topK);
         for (uint32_t k = 0; k < info_->topK; ++k) {
             const int32_t id = pairs_.Id(k, token);
             if (pairs_.Routed(id)) running.SetValue(id, running.GetValue(id) - 1);
@@ -278,7 +283,7 @@ private:
     template <typename Queue>
     __aicore__ inline void Gather(Queue& queue, uint32_t room, const LocalTensor<int32_t>& to, uint32_t first,
                                   uint32_t count, uint32_t cores) {
-        SyncFunc<HardEvent::MTE3_V>();
+        SyncFunc<HardEvent::S_V>();
         AscendC::Duplicate(to, static_cast<int32_t>(0), static_cast<int32_t>(PaddedInts(count)));
         rows_.template Fold<false>(queue, room, to, first, count, 0, cores);
         SyncFunc<HardEvent::V_S>();
