@@ -269,7 +269,7 @@ MUTANTS = [
         42,
         "starts_after_runs",
         "combine: the table of first rows is stored after the meeting",
-        (RANKS, CORES, RESULT),
+        (SYNC, RANKS, CORES, RESULT),
         False,
         model=True,
         where="direct",
