@@ -136,7 +136,7 @@ public:
         token_ = token;
         expert_ = expert;
         held_ = true;
-        const GlobalTensor<int8_t> source = x_[static_cast<uint64_t>(token) * rowBytes_];
+        const GlobalTensor<int8_t> source = RowOf(token);
         if constexpr (kQuant) {
             if (started_ == 0) {
                 Load(source);
@@ -172,7 +172,7 @@ public:
     __aicore__ inline void Start(uint32_t token) {
         if (!ahead_) fresh_ = ring_;
         ahead_ = true;
-        Load(x_[static_cast<uint64_t>(token) * rowBytes_]);
+        Load(RowOf(token));
         ++started_;
     }
     __aicore__ inline void Release() {
@@ -190,6 +190,9 @@ public:
     }
 
 private:
+    __aicore__ inline GlobalTensor<int8_t> RowOf(uint32_t token) const {
+        return x_[static_cast<uint64_t>(token) * rowBytes_];
+    }
     __aicore__ inline void Load(const GlobalTensor<int8_t>& source) {
         const LocalTensor<int8_t> in = inQueue_.template AllocTensor<int8_t>();
         AscendC::DataCopy(in, source, rowBytes_);

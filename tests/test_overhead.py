@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from ascend_moe import _lib, _overhead, compiled
+from ascend_moe import _overhead, compiled
 
 
 def overhead(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -38,9 +37,19 @@ def test_costs_of_every_op_and_caller(kernels: str) -> None:
     assert all(0 < one.am_run[0] <= one.am_run[1] and one.overhead[1] > 0 for one in costs)
 
 
+# Runs at every start of Python with this folder on its path: no library fits the torch that is there.
+NO_LIBRARY_FITS = """
+from ascend_moe import compiled
+compiled.library_name = lambda: "libascend_moe_torch-0.so"
+compiled.why_not.cache_clear()
+compiled._open.cache_clear()
+"""
+
+
 def test_without_compiled_kernels_one_line_says_so(tmp_path: Path) -> None:
-    alone = shutil.copy(_lib.library_path(), tmp_path)
-    done = overhead(ASCEND_MOE_LIBRARY=str(alone), **{compiled.SWITCH: "auto"})
+    (tmp_path / "sitecustomize.py").write_text(NO_LIBRARY_FITS)
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    done = overhead(PYTHONPATH=path, **{compiled.SWITCH: "auto"})
     assert done.returncode == 2
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
