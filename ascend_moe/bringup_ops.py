@@ -6,10 +6,11 @@ Each runs on all ranks, on a communicator of its own; ``run(rank's Place)`` retu
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -52,17 +53,42 @@ def _no_tokens(place: Place) -> str:
     return "ranks with BS = 0 took part in 8 ops"
 
 
+@dataclass
+class _Deadline:
+    """The environment's deadline while any rank of this process needs a short one: ranks may be threads."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    ranks: int = 0
+    before: str | None = None
+
+    def enter(self) -> None:
+        with self.lock:
+            if self.ranks == 0:
+                self.before = os.environ.get("ASCEND_MOE_TIMEOUT_S")
+                os.environ["ASCEND_MOE_TIMEOUT_S"] = str(DEADLINE_S)
+            self.ranks += 1
+
+    def leave(self) -> None:
+        with self.lock:
+            self.ranks -= 1
+            if self.ranks > 0:
+                return
+            if self.before is None:
+                os.environ.pop("ASCEND_MOE_TIMEOUT_S", None)
+            else:
+                os.environ["ASCEND_MOE_TIMEOUT_S"] = self.before
+
+
+_short = _Deadline()
+
+
 @contextmanager
 def _deadline() -> Iterator[None]:
-    before = os.environ.get("ASCEND_MOE_TIMEOUT_S")
-    os.environ["ASCEND_MOE_TIMEOUT_S"] = str(DEADLINE_S)
+    _short.enter()
     try:
         yield
     finally:
-        if before is None:
-            os.environ.pop("ASCEND_MOE_TIMEOUT_S", None)
-        else:
-            os.environ["ASCEND_MOE_TIMEOUT_S"] = before
+        _short.leave()
 
 
 def _dispatch(place: Place) -> Any:

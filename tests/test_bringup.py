@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from pathlib import Path
@@ -212,3 +213,14 @@ def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     rate = others.pop("cycle rate", PASS)  # measured beside other tests: anything
     assert others == {"capture and replay": SKIPPED} and code == (3 if rate == PASS else 1)
     assert all(one["assumption"] and one["detail"] for one in found)
+
+
+def test_ranks_that_are_threads_leave_the_deadline_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "33")
+    first, second = bringup_ops._deadline(), bringup_ops._deadline()
+    with first:
+        second.__enter__()
+        assert os.environ["ASCEND_MOE_TIMEOUT_S"] == str(bringup_ops.DEADLINE_S)
+    assert os.environ["ASCEND_MOE_TIMEOUT_S"] == str(bringup_ops.DEADLINE_S)  # the other rank is not through
+    second.__exit__(None, None, None)
+    assert os.environ["ASCEND_MOE_TIMEOUT_S"] == "33"
