@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from timed_inputs import reference_inputs
 
 import ascend_moe.reference as ref
 from ascend_moe import timed_world
@@ -37,16 +38,7 @@ def test_results_are_the_references(algorithm: str, contract: str, quant: bool) 
     ranks = range(request.ranks)
     with TimedWorld(request, algorithm, 0, 0, 3, payload=True) as world:
         world.run("dispatch", COSTS)
-        inputs = [
-            ref.RankInput(
-                x=world.inputs["dispatch"][rank]["x"],
-                expert_ids=world.routing.ids[rank],
-                scales=None,
-                x_active_mask=None,
-                expert_scales=world.routing.weights[rank],
-            )
-            for rank in ranks
-        ]
+        inputs = reference_inputs(world)
         want = ref.dispatch(inputs, moe_expert_num=16, quant_mode=2 if quant else 0, global_bs=0)
         for rank, found in enumerate(world.outputs["dispatch"]):
             rows, index = want[rank].expand_x, found[2]

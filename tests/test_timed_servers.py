@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from timed_inputs import reference_inputs
 
 import ascend_moe.reference as ref
 from ascend_moe import predict_cli
@@ -30,16 +31,7 @@ def test_results_are_the_references(share: int, contract: str, quant: bool) -> N
     ranks = range(request.ranks)
     with TimedWorld(request, "window", 0, 0, 5, payload=True) as world:
         sent = world.run("dispatch", COSTS | {"ranks_per_server": share}, events=100_000)
-        inputs = [
-            ref.RankInput(
-                x=world.inputs["dispatch"][rank]["x"],
-                expert_ids=world.routing.ids[rank],
-                scales=None,
-                x_active_mask=None,
-                expert_scales=world.routing.weights[rank],
-            )
-            for rank in ranks
-        ]
+        inputs = reference_inputs(world)
         want = ref.dispatch(inputs, moe_expert_num=16, quant_mode=2 if quant else 0, global_bs=0)
         for one, found in zip(want, world.outputs["dispatch"], strict=True):
             rows = len(one.expand_x)
