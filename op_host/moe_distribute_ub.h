@@ -225,8 +225,7 @@ private:
         if (!wide) Add("fp32 sum", part * 4);
         Add("abort blocks at entry", info_.world * kBlock);
         OwnRun();
-        Add("awaited runs", CeilDiv(info_.world, info_.cores) * StatusRunBytes(info_.localExperts));
-        Add("abort blocks", info_.world * kBlock);
+        AllRuns();
     }
 
     const CallPlan& plan_;

@@ -74,13 +74,12 @@ __aicore__ inline Verdict CheckTriple(const MoeDistributeInfo& info, const Local
     return Verdict();
 }
 
-// A peer must return exactly the rows that this rank's own ids sent it. `first`: the expert of the first of
-// the routing's totals.
+// A peer must return exactly the rows that this rank's own ids sent it.
 __aicore__ inline Verdict CompareCounts(const MoeDistributeInfo& info, RoutingTable& routing, uint32_t source,
-                                        const LocalTensor<uint32_t>& run, uint32_t first = 0) {
+                                        const LocalTensor<uint32_t>& run) {
     for (uint32_t l = 0; l < info.localExperts; ++l) {
         const uint32_t expert = source * info.localExperts + l;
-        const uint32_t ours = routing.Total(static_cast<int32_t>(expert - first));
+        const uint32_t ours = routing.Total(static_cast<int32_t>(expert));
         const uint32_t theirs = run.GetValue(StatusWriter::CountWord(l));
         if (ours != theirs) return MismatchOf(info, expert, ours, theirs);
     }

@@ -1,7 +1,6 @@
 // MoeDistributeCombine, algorithm "direct": every rank leaves the rows of its experts in its own half, or
 // where they are when that is its lent area; whose tokens they are reads them there and sums. The cores of a
-// rank meet twice: when their shares of the rows lie there, before the runs; and when each has seen its share
-// of the sources' runs.
+// rank meet once, when their shares of the rows lie there, before the runs; then every one waits for all runs.
 #ifndef ASCEND_MOE_DISTRIBUTE_DIRECT_COMBINE_H
 #define ASCEND_MOE_DISTRIBUTE_DIRECT_COMBINE_H
 
@@ -14,9 +13,6 @@ namespace moe {
 template <typename XType>
 class MoeDistributeDirectCombine {
 public:
-    // The mutant whose cores do not meet after the wait.
-    static constexpr Mutant kUnmet = Mutant::kNoSyncAfterWait;
-
     __aicore__ inline void Init(const CombineArguments& arguments, const MoeDistributeCombineTiling& tiling) {
         args_ = arguments;
         tiling_ = &tiling;
@@ -46,17 +42,11 @@ public:
         exchange_.SetStatus(return_, rowBytes_);
         if constexpr (IsMutant(Mutant::kStartsAfterRuns)) return_.StoreStarts();
         SumBuffInit();
-        if (!exchange_.WaitStatus(*this)) {
-            Leave();
-            return;
-        }
-        SumRows();
+        if (!exchange_.template WaitForAll<true>(waiter_, *this) || !SumRows()) Leave();
     }
-    // Whether rows come back from `source`; asked by a mutant only, the protocol waits for all ranks alike.
-    __aicore__ inline bool Awaits(uint32_t) { return true; }
     __aicore__ inline Verdict Arrived(uint32_t source, const LocalTensor<uint32_t>& run) {
         rows_.SetOwner(source, run);
-        return CompareCounts(*info_, routing_, source, run, FirstExpert());
+        return Verdict();
     }
 
 private:
@@ -68,7 +58,7 @@ private:
         RoutingInit();
         if (!triples_) bounds_.Init(pipe, *info_, args_.expandIdx, args_.workspace, exchange_.core());
         return_.Init(exchange_, args_, *tiling_, rowBytes_);
-        rows_.Init(exchange_, *info_, args_.expandIdx, args_.workspace, rowBytes_);
+        rows_.Init(exchange_, *info_, args_.expandIdx, rowBytes_);
         sum_.Init(pipe, *tiling_, args_, rows_, exchange_.core());
     }
     // A core counts the tokens that it sums, but for one that it shares with the core before it.
@@ -96,32 +86,36 @@ private:
         routing_.Accumulate();
         exchange_.Fail(routing_.Place());
     }
-    // While the runs are on their way: what the share of the sources has to be, and the first tokens' places.
+    // While the runs are on their way: the first tokens' places, and on core 0 what all runs have to say.
     __aicore__ inline void SumBuffInit() {
         sum_.Fetch(routing_);
-        const uint32_t experts = (LastSource() - FirstSource()) * info_->localExperts;
-        if (experts > 0) routing_.AccumulateShare(sum_.queue(), sum_.room(), FirstExpert(), experts);
-        if (!triples_ && experts > 0) {
-            exchange_.Fail(bounds_.CheckShare(sum_.queue(), sum_.room(), routing_, FirstExpert(), experts));
+        if (exchange_.core() == 0) {
+            routing_.AccumulateShare(sum_.queue(), sum_.room(), 0, info_->experts);
+            if (!triples_) mine_ = bounds_.CheckAll(sum_.queue(), sum_.room(), routing_);
         }
         if (triples_) routing_.AccumulateBefore(sum_.queue(), sum_.room());
         sum_.Prepare(routing_);
     }
-    __aicore__ inline uint32_t FirstSource() const {
-        return PartBegin(info_->world, exchange_.core(), info_->cores);
-    }
-    __aicore__ inline uint32_t LastSource() const {
-        return PartBegin(info_->world, exchange_.core() + 1, info_->cores);
-    }
-    __aicore__ inline uint32_t FirstExpert() const { return FirstSource() * info_->localExperts; }
-    __aicore__ inline void SumRows() {
+    __aicore__ inline bool SumRows() {
         MOE_PHASE("SumRows");
-        rows_.LoadOwners();
+        SyncFunc<HardEvent::MTE2_S>();  // the owners' lines
+        if (mine_.code == kOk) sum_.Begin(routing_);
+        if (exchange_.core() == 0 && !Judge()) return false;
         sum_.Run(routing_);
         AscendC::PipeBarrier<PIPE_ALL>();
+        return true;
+    }
+    // Core 0, while its first rows are under way: what the other cores go by without asking, see FailWatch.
+    __aicore__ inline bool Judge() {
+        if (exchange_.CheckSeals(waiter_)) {
+            for (uint32_t source = 0; source < info_->world; ++source)
+                Worsen(mine_, CompareCounts(*info_, routing_, source, waiter_.Run(source)));
+        }
+        exchange_.Fail(mine_);
+        return exchange_.verdict().code == kOk;
     }
 
-    // After a failure: zeros, and the record.
+    // After a failure: the record, and zeros, but for cores that sum because they do not know of it.
     __aicore__ inline void Leave() {
         exchange_.NextPlan();
         ZeroSums(exchange_, *info_, args_.x, rowBytes_);
@@ -137,6 +131,8 @@ private:
     RowReturn return_;
     ReturnedRows rows_;
     DirectSum<XType> sum_;
+    StatusWaiter waiter_;
+    Verdict mine_;  // of core 0 on what the runs have to say
     uint32_t rowBytes_ = 0;
     bool triples_ = false;
 };

@@ -51,16 +51,19 @@ public:
         if (info_->triples != 0 && item_ % tiling_->partsPerToken != 0) routing.GiveBack(token_);
         rows_->Place(routing, token_, tokens_);
     }
+    // The first rows are on their way then.
+    __aicore__ inline void Begin(RoutingTable& routing) {
+        if (item_ < end_) BeginChunk(routing);
+    }
     // This core's share of the (token, part of H) items.
     __aicore__ inline void Run(RoutingTable& routing) {
         while (item_ < end_) {
-            if (item_ / tiling_->partsPerToken != token_) {
-                FetchChunk(routing, item_ / tiling_->partsPerToken);
-                SyncFunc<HardEvent::MTE2_S>();
-                rows_->Place(routing, token_, tokens_);
-            }
-            stop_ = Min(end_, (token_ + tokens_) * tiling_->partsPerToken);
             SumChunk(routing);
+            if (item_ == end_) break;
+            FetchChunk(routing, item_ / tiling_->partsPerToken);
+            SyncFunc<HardEvent::MTE2_S>();
+            rows_->Place(routing, token_, tokens_);
+            BeginChunk(routing);
         }
     }
 
@@ -107,6 +110,13 @@ private:
     }
 
     // ---- loads, ahead of the sums ----
+    __aicore__ inline void BeginChunk(RoutingTable& routing) {
+        stop_ = Min(end_, (token_ + tokens_) * tiling_->partsPerToken);
+        loadItem_ = item_;
+        loadRow_ = used_ = 0;
+        List(routing, token_);
+        for (uint32_t g = 0; g < groups_; ++g) LoadGroup(routing);
+    }
     // The next item that has a row to load, unless this one has.
     __aicore__ inline bool FindPiece(RoutingTable& routing) {
         while (loadItem_ < stop_ && loadRow_ == listed_) {
@@ -142,10 +152,6 @@ private:
 
     // ---- sums ----
     __aicore__ inline void SumChunk(RoutingTable& routing) {
-        loadItem_ = item_;
-        loadRow_ = used_ = 0;
-        List(routing, token_);
-        for (uint32_t g = 0; g < groups_; ++g) LoadGroup(routing);
         for (; item_ < stop_; ++item_) SumItem(routing);
         if (used_ != 0) queue_.FreeTensor(group_);
     }

@@ -1,6 +1,5 @@
 // V1's expand_idx, checked by all cores together with a single meeting: each leaves the largest position of
-// every expert in its share, and after the meeting each compares the largest of some experts with their
-// totals.
+// every expert in its share, and after the meeting one compares the largest of all with the totals.
 #ifndef ASCEND_MOE_DISTRIBUTE_INDEX_BOUNDS_H
 #define ASCEND_MOE_DISTRIBUTE_INDEX_BOUNDS_H
 
@@ -46,20 +45,18 @@ public:
         SyncFunc<HardEvent::S_MTE3>();
         AscendC::DataCopy(bounds_[static_cast<uint64_t>(core_) * lanes_], largest, lanes_);
     }
-    // After all cores have stored: whether positions of experts [first, first + count), whose totals alone
-    // the routing knows, are too large. Whoever finds one looks for the first of all.
+    // After all cores have stored, and with the totals of all experts: whether positions are too large, and
+    // then the first that is.
     template <typename Queue>
-    __aicore__ inline Verdict CheckShare(Queue& queue, uint32_t room, RoutingTable& routing, uint32_t first,
-                                         uint32_t count) {
+    __aicore__ inline Verdict CheckAll(Queue& queue, uint32_t room, RoutingTable& routing) {
         LocalTensor<int32_t> largest = largestBuf_.Get<int32_t>();
-        AscendC::Duplicate(largest, kNone, static_cast<int32_t>(PaddedInts(count)));
-        rows_.template Fold<true>(queue, room, largest, first, count, 0, info_->cores);
+        AscendC::Duplicate(largest, kNone, static_cast<int32_t>(lanes_));
+        rows_.template Fold<true>(queue, room, largest, 0, info_->experts, 0, info_->cores);
         SyncFunc<HardEvent::V_S>();
-        for (uint32_t i = 0; i < count; ++i) {
-            const int32_t position = largest.GetValue(i);
-            if (position == kNone || static_cast<uint32_t>(position) < routing.Total(static_cast<int32_t>(i)))
+        for (uint32_t e = 0; e < info_->experts; ++e) {
+            const int32_t position = largest.GetValue(e);
+            if (position == kNone || static_cast<uint32_t>(position) < routing.Total(static_cast<int32_t>(e)))
                 continue;
-            routing.Accumulate();
             return CheckIndex(*info_, expandIdx_, routing, 0, info_->batch * info_->topK,
                               indexBuf_.Get<int32_t>());
         }

@@ -10,24 +10,18 @@ namespace moe {
 class ReturnedRows {
 public:
     __aicore__ inline void Init(Exchange& exchange, const MoeDistributeInfo& info, GM_ADDR expandIdx,
-                                GM_ADDR workspace, uint32_t rowBytes) {
+                                uint32_t rowBytes) {
         exchange_ = &exchange;
         info_ = &info;
         rowBytes_ = rowBytes;
         lanes_ = StartsBytes(info.localExperts) / sizeof(int32_t);
-        ownerWords_ = OwnerBytes(info.localExperts) / sizeof(int32_t);
+        ownerWords_ = kBlockWords + lanes_;
         index_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(expandIdx), info.batch * info.topK);
-        shared_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(workspace + OwnersOffset(info)),
-                                info.world * ownerWords_);
         exchange.pipe().InitBuffer(ownerBuf_, info.world * OwnerBytes(info.localExperts));
         exchange.pipe().InitBuffer(positionBuf_, kChunkPairs * sizeof(int32_t));
-        AscendC::Duplicate(ownerBuf_.Get<int32_t>(), static_cast<int32_t>(0),
-                           static_cast<int32_t>(info.world * ownerWords_));
-        SyncFunc<HardEvent::V_S>();
-        SyncFunc<HardEvent::V_MTE2>();
     }
-    // An owner whose run is good: where its rows lie, as the run says, and this rank's line of its table, for
-    // all cores of the rank.
+    // Where the rows of an owner lie, as its run says, and this rank's line of its table, which is on its way
+    // then. Nobody may have checked either yet: no address is outside the area that the run names.
     __aicore__ inline void SetOwner(uint32_t owner, const LocalTensor<uint32_t>& run) {
         LocalTensor<int32_t> entry = ownerBuf_.Get<int32_t>()[owner * ownerWords_];
         GlobalTensor<int32_t> line;
@@ -36,24 +30,17 @@ public:
                              lanes_);
         AscendC::DataCopy(entry[kBlockWords], line, lanes_);
         GM_ADDR base = exchange_->HalfOf(owner) + ReturnedRowsOffset(info_->world, info_->localExperts);
-        const bool lent = PhaseOf(run.GetValue(kH0OpPhase)) == kPhaseLent;
-        if (lent && !IsMutant(Mutant::kLentAsPublished)) {
-            base = exchange_->context().lent(owner) +
-                   static_cast<uint64_t>(run.GetValue(kBlockWords + kH1Detail0)) * kBlock;
+        uint64_t bytes = static_cast<uint64_t>(info_->world) * info_->capacity * rowBytes_;
+        const WindowContext& context = exchange_->context();
+        const uint64_t lent = static_cast<uint64_t>(run.GetValue(kBlockWords + kH1Detail0)) * kBlock;
+        const bool isLent = PhaseOf(run.GetValue(kH0OpPhase)) == kPhaseLent;
+        if (isLent && lent + rowBytes_ <= context.lent_bytes() && !IsMutant(Mutant::kLentAsPublished)) {
+            base = context.lent(owner) + lent;
+            bytes = context.lent_bytes() - lent;
         }
-        entry.ReinterpretCast<uint64_t>().SetValue(0, reinterpret_cast<uint64_t>(base));
-        if (info_->cores == 1) return;
-        SyncFunc<HardEvent::S_MTE3>();
-        SyncFunc<HardEvent::MTE2_MTE3>();
-        AscendC::DataCopy(shared_[owner * ownerWords_], entry, ownerWords_);
-    }
-    // When the cores have met: what all of them have found.
-    __aicore__ inline void LoadOwners() {
-        if (info_->cores > 1) {
-            SyncFunc<HardEvent::S_MTE2>();
-            AscendC::DataCopy(ownerBuf_.Get<int32_t>(), shared_, info_->world * ownerWords_);
-        }
-        SyncFunc<HardEvent::MTE2_S>();
+        LocalTensor<uint64_t> place = entry.ReinterpretCast<uint64_t>();
+        place.SetValue(kBase, reinterpret_cast<uint64_t>(base));
+        place.SetValue(kMost, bytes - rowBytes_);
     }
 
     // V1: positions are expand_idx.
@@ -76,16 +63,19 @@ public:
     __aicore__ inline GM_ADDR Address(int32_t id, uint32_t i) {
         const uint32_t expert = static_cast<uint32_t>(id), owner = expert / info_->localExperts;
         const LocalTensor<int32_t> entry = ownerBuf_.Get<int32_t>()[owner * ownerWords_];
-        const int32_t row = entry.GetValue(kBlockWords + expert % info_->localExperts) +
-                            positionBuf_.Get<int32_t>().GetValue(i);
-        return reinterpret_cast<GM_ADDR>(entry.ReinterpretCast<uint64_t>().GetValue(0)) +
-               RowOffsetBytes(row, rowBytes_);
+        const LocalTensor<uint64_t> place = entry.ReinterpretCast<uint64_t>();
+        const uint32_t row = static_cast<uint32_t>(entry.GetValue(kBlockWords + expert % info_->localExperts)) +
+                             static_cast<uint32_t>(positionBuf_.Get<int32_t>().GetValue(i));
+        const uint64_t at = static_cast<uint64_t>(row) * rowBytes_, most = place.GetValue(kMost);
+        return reinterpret_cast<GM_ADDR>(place.GetValue(kBase)) + (at < most ? at : most);
     }
 
 private:
+    // Of an owner's first block: where its row 0 lies, and how many bytes after it the last row can.
+    enum Place : uint32_t { kBase, kMost };
     Exchange* exchange_ = nullptr;
     const MoeDistributeInfo* info_ = nullptr;
-    GlobalTensor<int32_t> index_, shared_;
+    GlobalTensor<int32_t> index_;
     UbBuf ownerBuf_, positionBuf_;
     uint32_t lanes_ = 0;
     uint32_t ownerWords_ = 0;

@@ -58,8 +58,7 @@ constexpr uint32_t kTypeFp32 = 1, kTypeFp16 = 2, kTypeBf16 = 3, kTypeInt8 = 4;
 
 // Scratch GM that the host gives to every launch. Offsets in bytes; rows are padded to 32 bytes.
 //   verdicts: [kVerdictRounds][cores] blocks | histograms: [cores][E] int32 | totals: [E] int32 | counts:
-//   [W][L] int32 | BatchWrite items: [kItemLists][W] blocks | largest positions: [cores][E] int32 | owners:
-//   [W]
+//   [W][L] int32 | BatchWrite items: [kItemLists][W] blocks | largest positions: [cores][E] int32
 constexpr uint32_t kVerdictRounds = 3;
 MOE_FN uint64_t VerdictOffset(uint32_t cores, uint32_t round) {
     return static_cast<uint64_t>(round) * cores * kBlock;
@@ -82,15 +81,12 @@ MOE_FN uint64_t BoundsOffset(const MoeDistributeInfo& info) {
     return ItemsOffset(info.cores, info.experts, info.world, info.localExperts) +
            static_cast<uint64_t>(kItemLists) * info.world * kBlock;
 }
-// Direct combine, an owner: where its row 0 lies (uint64), then this rank's line of its table of first rows.
-MOE_FN uint64_t OwnersOffset(const MoeDistributeInfo& info) {
+MOE_FN uint64_t WorkspaceBytes(const MoeDistributeInfo& info) {
     return BoundsOffset(info) +
            static_cast<uint64_t>(info.cores) * PaddedInts(info.experts) * sizeof(int32_t);
 }
+// Direct combine has of an owner in UB: where its rows lie, then this rank's line of its table of first rows.
 MOE_FN uint32_t OwnerBytes(uint32_t localExperts) { return kBlock + StartsBytes(localExperts); }
-MOE_FN uint64_t WorkspaceBytes(const MoeDistributeInfo& info) {
-    return OwnersOffset(info) + static_cast<uint64_t>(info.world) * OwnerBytes(info.localExperts);
-}
 
 constexpr uint32_t kChunkPairs = 512;  // pairs in UB at a time
 

@@ -62,20 +62,20 @@ private:
     uint32_t rank_ = 0;
 };
 
-// The fail block of this rank's own state area. In direct dispatch every core waits for all runs, and none
-// meets the others afterwards, so that they have to agree without a SyncAll:
+// The fail block of this rank's own state area. In direct every core waits for all runs, and none meets the
+// others afterwards, so that they have to agree without a SyncAll:
 // - A run that is good once stays so until this rank's next op but one: its source writes there again only
-// when
-//   it has seen the run that this rank sends after this op. What one core has accepted all others will
+//   when it has seen the run that this rank sends after this op. What one core has accepted all others will
 //   accept.
 // - Collective errors are words of good runs: every core that has seen all runs finds the same worst one.
 // - Whether to go on waiting is a matter of time, and so of one core: core 0 alone looks at the clock and at
 //   the abort blocks, and calls a run corrupt. Whatever it gives up for is in the fail block; the others
 //   leave by that. If core 0 has seen all runs, nobody gives up, and the others will see them too.
-// - Core 0 alone checks the hashes; the others take runs that are alike in all else. A core that had seen all
-//   runs before core 0 gave up has rows to copy or to sum: that is harmless, the outputs of a failed op are
-//   nobody's, and the op has failed for this rank by core 0's record. Where it goes by counts that are not
-//   checked it has to stay within the areas that they are about.
+// - Core 0 alone checks the hashes, and in combine whether the counts are those of this rank's own ids; the
+//   others take runs that are alike in all else. A core that had seen all runs before core 0 gave up has rows
+//   to copy or to sum: that is harmless, the outputs of a failed op are nobody's, and the op has failed for
+//   this rank by core 0's record. Where it goes by words that are not checked it has to stay within the areas
+//   that they are about.
 class FailWatch {
 public:
     __aicore__ inline void Init(TPipe& pipe, const WindowContext& context, uint32_t epoch) {
