@@ -95,7 +95,7 @@ DEADLINE_2 = (
 
 DIRECT = (
     Mutant("no_first_meeting", (COUNTED,)),
-    Mutant("no_sync_after_wait", (FIRST, ROW)),
+    Mutant("follower_does_not_wait", (FIRST, ROW, LIST)),
     Mutant("lists_still_leaving", (LIST, ROW)),
     Mutant("starts_after_runs", (FIRST,)),
     Mutant("single_half", (ROW, LIST, FIRST)),

@@ -2,9 +2,9 @@
 
    What direct adds to the protocol of window.pml is here, without what both share (status words, wrap of the
    epoch, what an error says): a rank fills its own half before its cores have met; in dispatch the cores meet
-   again before the runs, every one waits for all ranks, and core 0 alone gives up; in combine each waits for
-   its share of the ranks, any may give up, and they meet again after that; rows of combine may lie in lent
-   memory. A store becomes visible at any time after it was issued, at the latest when its core drains.
+   again before the runs; in both every core waits for all ranks, core 0 alone gives up, and nobody meets after
+   that; rows of combine may lie in lent memory. A store becomes visible at any time after it was issued, at the
+   latest when its core drains.
 
    Macros of a run: LENT (rows of direct combine lie in lent memory), GIVEUP (core 0 of one rank may give up);
    M_<mutant>. W, C, N: ranks, cores of each, ops. Stores of a core land in any order. */
@@ -71,7 +71,7 @@ inline LandTables() {
     Land(r, DHALF(epochOf[I]), epochOf[I]);
     table[(r * 2 + DHALF(epochOf[I])) * C + c] = epochOf[I]; tablesOut[I] = 0
 }
-/* Whose runs a core sends, and in combine waits for. */
+/* Whose runs a core sends. */
 #define SHARE(q) ((q) % C == c)
 inline LandRuns() {
     q = 0;
@@ -145,7 +145,12 @@ inline ReadAll() {
     od;
     q = 0; j = 0
 }
-#define HAS(q) (seen[(r * 2 + HALF(e)) * W + (q)] == e || (a == COMBINE && !SHARE(q)))
+#ifdef M_follower_does_not_wait
+#define AWAITS(q) (c == 0)
+#else
+#define AWAITS(q) true
+#endif
+#define HAS(q) (seen[(r * 2 + HALF(e)) * W + (q)] == e || !AWAITS(q))
 #if W == 2
 #define ARRIVED (HAS(0) && HAS(1))
 #else
@@ -212,23 +217,20 @@ end_core:
     };
     if :: a != COMBINE -> MEET_1 :: else fi;
     atomic { runsOut[I] = 1 };
-    /* The wait, for all ranks; in combine for a share of them. */
+    /* The wait, for all ranks. */
     do
     :: atomic { ARRIVED -> break }
 #ifdef GIVEUP
 #ifdef M_follower_decides
     :: atomic { !ARRIVED && EXPIRES(r) -> fails = 1; if :: c == 0 -> gave[r] = 1 :: else fi; break }
 #else
-    :: atomic { (c == 0 || a == COMBINE) && !ARRIVED && EXPIRES(r) -> fails = 1; gave[r] = 1; break }
+    :: atomic { c == 0 && !ARRIVED && EXPIRES(r) -> fails = 1; gave[r] = 1; break }
 #endif
 #ifndef M_fail_block_ignored
-    :: atomic { c != 0 && a != COMBINE && gave[r] -> fails = 1; break }
+    :: atomic { c != 0 && gave[r] -> fails = 1; break }
 #endif
 #endif
     od;
-#ifndef M_no_sync_after_wait
-    if :: a == COMBINE -> MEET(1, DRAINED && !runsOut[I]); fails = gave[r] :: else fi;
-#endif
     atomic {
         if
         :: fails -> CHECK("violated: a core leaves an op that core 0 goes on with\n", gave[r])

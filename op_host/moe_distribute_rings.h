@@ -95,8 +95,8 @@ inline uint32_t ReturnFixed(const MoeDistributeInfo& info) {
     uint32_t fixed = (info.cores + 1) * kBlock + 3 * lanes + std::max(8192u, lanes) +
                      kSendPairs * (4 + 1 + 4 + 4) + SumEntries(info.topK) * 12 + 4 * kSendPairs / info.topK +
                      3 * PaddedInts(slots) * 4 + ReturnCountLanes(info.world, slots) * 4 +
-                     info.world * (OwnerBytes(info.localExperts) + 2 * kBlock) +
-                     runs + share * StartsBytes(info.localExperts) + 9 * kBlock;
+                     info.world * (OwnerBytes(info.localExperts) + 2 * kBlock) + runs +
+                     share * StartsBytes(info.localExperts) + 9 * kBlock;
     if (info.cores > 1) fixed += MatchBytes(info.world, info.localExperts);
     fixed += info.triples != 0 ? kSendPairs * kTripleWords * 4 + kBlock : kSendPairs * 4 + lanes;
     return fixed;

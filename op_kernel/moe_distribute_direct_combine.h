@@ -1,6 +1,7 @@
 // MoeDistributeCombine, algorithm "direct": every rank leaves the rows of its experts in its own half, or
 // where they are when that is its lent area; whose tokens they are reads them there and sums. The cores of a
-// rank meet once, when their shares of the rows lie there, before the runs; then every one waits for all runs.
+// rank meet once, when their shares of the rows lie there, before the runs; then every one waits for all
+// runs.
 #ifndef ASCEND_MOE_DISTRIBUTE_DIRECT_COMBINE_H
 #define ASCEND_MOE_DISTRIBUTE_DIRECT_COMBINE_H
 
@@ -100,7 +101,10 @@ private:
         MOE_PHASE("SumRows");
         SyncFunc<HardEvent::MTE2_S>();  // the owners' lines
         if (mine_.code == kOk) sum_.Begin(routing_);
-        if (exchange_.core() == 0 && !Judge()) return false;
+        if (exchange_.core() == 0 && !Judge()) {
+            sum_.Drop();
+            return false;
+        }
         sum_.Run(routing_);
         AscendC::PipeBarrier<PIPE_ALL>();
         return true;

@@ -55,6 +55,13 @@ public:
     __aicore__ inline void Begin(RoutingTable& routing) {
         if (item_ < end_) BeginChunk(routing);
     }
+    // What Begin has started comes to nothing.
+    __aicore__ inline void Drop() {
+        while (waiting_ > 0) {
+            group_ = TakeGroup();
+            queue_.FreeTensor(group_);
+        }
+    }
     // This core's share of the (token, part of H) items.
     __aicore__ inline void Run(RoutingTable& routing) {
         while (item_ < end_) {
@@ -142,6 +149,11 @@ private:
             AscendC::DataCopy(group[n * pieceBytes_], piece, Bytes(part));
         }
         queue_.EnQue(group);
+        ++waiting_;
+    }
+    __aicore__ inline LocalTensor<int8_t> TakeGroup() {
+        --waiting_;
+        return queue_.template DeQue<int8_t>();
     }
     __aicore__ inline uint32_t Elements(uint32_t part) const {
         return Min(tiling_->partElements, info_->hidden - part * tiling_->partElements);
@@ -189,7 +201,7 @@ private:
     // The next row in the order of the loads. A group that is used up makes room for another.
     __aicore__ inline void AddRow(RoutingTable& routing, uint32_t elements, const LocalTensor<float>& sum,
                                   float weight, bool weighted) {
-        if (used_ == 0) group_ = queue_.template DeQue<int8_t>();
+        if (used_ == 0) group_ = TakeGroup();
         LocalTensor<XType> value = group_[used_ * pieceBytes_].template ReinterpretCast<XType>();
         LocalTensor<float> term = termBuf_.template Get<float>();
         AscendC::PipeBarrier<PIPE_V>();  // the term of the row before has been added
@@ -223,6 +235,7 @@ private:
     LocalTensor<int8_t> group_;        // being summed
     uint32_t used_ = 0;                // rows of it
     uint32_t groups_ = 0;              // loaded at a time
+    uint32_t waiting_ = 0;             // loaded, not yet summed
     uint32_t room_ = 0;                // bytes of one
     uint32_t item_ = 0, end_ = 0;      // the share that is left
     uint32_t stop_ = 0;                // of it, in the chunk

@@ -38,7 +38,7 @@ enum class Mutant : uint32_t {
     // the cores of a rank
     kNoSyncBeforeFlags = 18,      // the cores do not meet, and the last one sends all status runs
     kNoDrainBeforeFlags = 19,     // the cores meet by a flag of the scalar unit: stores are still under way
-    kNoSyncAfterWait = 20,        // combine: each core sums when its own share of the sources is there
+    kNoSyncAfterWait = 20,        // window combine: each core sums when its own share of the sources is there
     kWaitForOwnShareOnly = 21,    // dispatch: each core gathers when its own share of the sources is there
     kPublishEpochTooEarly = 22,   // the last core publishes the epoch while others have yet to read it
     kSlotStride = 23,             // the rounds of the verdict board are one block too close

@@ -64,8 +64,9 @@ public:
         const uint32_t expert = static_cast<uint32_t>(id), owner = expert / info_->localExperts;
         const LocalTensor<int32_t> entry = ownerBuf_.Get<int32_t>()[owner * ownerWords_];
         const LocalTensor<uint64_t> place = entry.ReinterpretCast<uint64_t>();
-        const uint32_t row = static_cast<uint32_t>(entry.GetValue(kBlockWords + expert % info_->localExperts)) +
-                             static_cast<uint32_t>(positionBuf_.Get<int32_t>().GetValue(i));
+        const uint32_t row =
+            static_cast<uint32_t>(entry.GetValue(kBlockWords + expert % info_->localExperts)) +
+            static_cast<uint32_t>(positionBuf_.Get<int32_t>().GetValue(i));
         const uint64_t at = static_cast<uint64_t>(row) * rowBytes_, most = place.GetValue(kMost);
         return reinterpret_cast<GM_ADDR>(place.GetValue(kBase)) + (at < most ? at : most);
     }

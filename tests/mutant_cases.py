@@ -296,6 +296,7 @@ MUTANTS = [
         "another core than 0 takes the runs as it finds them at its first look",
         (RANKS, RESULT, CORES),
         False,
+        model=True,
         where="direct",
     ),
     _pipe(
