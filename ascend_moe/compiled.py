@@ -11,18 +11,23 @@ import atexit
 import contextlib
 import ctypes
 import functools
+import importlib.machinery
+import importlib.util
 import os
+import sysconfig
 import time
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import POINTER, c_char_p, c_int, c_int16, c_int64, c_uint64, c_void_p
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
 
 import torch
 
 from . import _lib
 from .errors import LibraryError
+
+Caller = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 SWITCH = "ASCEND_MOE_TORCH_OPS"
 CHOICES = ("auto", "compiled", "python")
@@ -33,7 +38,7 @@ VARIABLES = (
     "ASCEND_MOE_TIMEOUT_S",
     "ASCEND_MOE_TUNING_TABLE",
 )
-INTERFACE = 2  # as in csrc/torch/api.cpp
+INTERFACE = 3  # as in csrc/torch/api.cpp
 RECORD_WORDS = 64  # that its launches have room for
 _SLICE_MS = 50  # of a wait for a gate: between them Python sees its signals
 
@@ -93,7 +98,6 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "am_torch_plan_drop": (None, (c_void_p,)),
     "am_torch_remember": (c_int, (POINTER(_Call),)),
     "am_torch_generation": (c_uint64, ()),
-    "am_torch_register_lend": (c_int, (c_char_p, c_uint64)),
     "am_torch_remember_lender": (None, (c_uint64, POINTER(_Lender))),
     "am_torch_end_lending": (None, ()),
     "am_torch_forget": (None, ()),
@@ -201,16 +205,37 @@ def register(number: int, name: str) -> None:
         raise LibraryError(f"the compiled kernel of {name} cannot be registered: {text.value.decode()}")
 
 
-def register_lend() -> None:
-    """Defines ``ascend_moe_python::lend``, once: window tensors without Python.
+def calls_name() -> str:
+    """File name of the extension module, beside the library, for this torch and this Python."""
+    return f"ascend_moe_calls-{torch.__version__}{sysconfig.get_config_var('EXT_SUFFIX')}"
 
-    Raises:
-        LibraryError: torch refuses.
-    """
-    text = ctypes.create_string_buffer(1024)
-    if _open().am_torch_register_lend(text, len(text)):
-        raise LibraryError(f"the compiled kernel of window_empty cannot be registered: {text.value.decode()}")
+
+@functools.cache
+def calls() -> ModuleType | None:
+    """The extension module of calls past torch's binding; None: there is none for this Python and torch."""
+    if not active():
+        return None
+    path = Path(loaded()).with_name(calls_name())
+    if not path.is_file():
+        return None
+    loader = importlib.machinery.ExtensionFileLoader("ascend_moe_calls", str(path))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec is not None
+    try:
+        module = importlib.util.module_from_spec(spec)
+    except ImportError:  # of another build: torch's own way is left
+        return None
     atexit.register(_open().am_torch_end_lending)
+    return module
+
+
+def caller(number: int, name: str, names: Sequence[str]) -> Caller | None:
+    """Of an op that is registered: the call of its compiled kernel past torch, with a tuple and a dict.
+
+    It returns None where torch has to be asked: a call that nobody has planned, gradients, modes, errors.
+    """
+    module = calls()
+    return None if module is None else module.caller(number, name, tuple(names))
 
 
 # ---- locks and plans
@@ -326,7 +351,7 @@ def remember_lender(
     release: Any,
     unused: Any,
 ) -> None:
-    """Whom ``ascend_moe_python::lend`` asks when it is called with these on this thread.
+    """Whom ``lend`` of the extension module asks when it is called with these on this thread.
 
     Args:
         group: the process group's name in c10d, with which this ends; None for a LocalCluster.
@@ -351,12 +376,14 @@ def set_place(place: int) -> None:
         _open().am_torch_set_place(place)
 
 
-def counts() -> tuple[int, int]:
-    """Calls so far: launched by the compiled kernels alone, handed to Python. 0, 0 where they do not run."""
-    found = (c_uint64 * 2)()
+def counts() -> tuple[int, int, int]:
+    """Calls so far: launched by the compiled kernels alone, handed to Python, and of the first those that
+    torch did not see either. Zeros where those kernels do not run.
+    """
+    found = (c_uint64 * 3)()
     if active():
         _open().am_torch_counts(found)
-    return int(found[0]), int(found[1])
+    return int(found[0]), int(found[1]), int(found[2])
 
 
 @contextlib.contextmanager

@@ -85,7 +85,8 @@ def _library() -> Iterator[Finding]:
 def _torch_ops() -> Finding:
     topic, problem, refused = "torch ops", compiled.why_not(), compiled.refusal()
     if problem is None:
-        return fine(topic, f"compiled kernels on CPU, {compiled.loaded()}")
+        way = "" if compiled.calls() else f", each call by torch's binding (no {compiled.calls_name()})"
+        return fine(topic, f"compiled kernels on CPU, {compiled.loaded()}{way}")
     head, _, fix = str(problem).partition(":")
     fix = " ".join(fix.split())
     if refused is not None:

@@ -218,10 +218,14 @@ class _Op:
             if not 0 <= sizes[name] < world:
                 raise refuse(name, f"is {sizes[name]}, it must be in 0..{world - 1} (ep_world_size - 1)")
 
-    def public(self, doc: str) -> Callable[..., Any]:
-        overload = self.overload
+    def public(self, doc: str, launch: compiled.Caller | None) -> Callable[..., Any]:
+        overload, compiling = self.overload, torch.compiler.is_dynamo_compiling
 
         def call(*args: Any, **kwargs: Any) -> Any:
+            if launch is not None and not compiling():
+                made = launch(args, kwargs)
+                if made is not None:
+                    return made
             return overload(*args, **kwargs)
 
         call.__name__ = call.__qualname__ = self.name
@@ -238,8 +242,9 @@ def _register(name: str) -> Callable[..., Any]:
         _LIBRARY.impl(name, op.cpu, key)
     _LIBRARY.impl(name, op.npu, "PrivateUse1")
     torch.library.register_fake(f"{NAMESPACE}::{name}", op.fake, lib=_LIBRARY)
+    launch = None
     if compiled.active():
-        ops_compiled.install(name, op.cpu, op.autograd)
+        launch = ops_compiled.install(name, op.names, op.cpu, op.autograd)
     else:
         _LIBRARY.impl(name, op.cpu, "CPU")
         _LIBRARY.impl(name, op.autograd, "Autograd", with_keyset=True)
@@ -248,7 +253,7 @@ def _register(name: str) -> Callable[..., Any]:
     # equal or independent.
     has_side_effect(op.overload)
     _register_effectful_op(op.overload, _EffectType.ORDERED)
-    return op.public(DOCS[name])
+    return op.public(DOCS[name], launch)
 
 
 npu_moe_distribute_dispatch: Callable[..., Dispatched] = _register("npu_moe_distribute_dispatch")

@@ -23,8 +23,16 @@ _LIBRARY: Any = None
 _numbers = itertools.count()
 
 
-def install(name: str, cpu: Callable[..., Any], autograd: Callable[..., Any]) -> None:
+def install(
+    name: str, names: Sequence[str], cpu: Callable[..., Any], autograd: Callable[..., Any]
+) -> compiled.Caller | None:
     """Gives an op of torch.ops.ascend_moe, whose schema is defined, its compiled kernels over Python's.
+
+    Args:
+        names: of its arguments, in the schema's order.
+
+    Returns:
+        The call of those kernels past torch, if there is one (``compiled.caller``).
 
     Raises:
         LibraryError: torch refuses.
@@ -33,7 +41,9 @@ def install(name: str, cpu: Callable[..., Any], autograd: Callable[..., Any]) ->
     library.define(f"{name}{SCHEMAS[name]}")
     library.impl(name, cpu, "CPU")
     library.impl(name, autograd, "Autograd", with_keyset=True)
-    compiled.register(next(_numbers), name)
+    number = next(_numbers)
+    compiled.register(number, name)
+    return compiled.caller(number, name, names)
 
 
 def remember(positions: Sequence[int], group_ep: str, plan: native.Plan, communicator: Communicator) -> None:

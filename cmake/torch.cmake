@@ -17,6 +17,8 @@ list(GET am_torch 0 am_torch_version)
 list(GET am_torch 1 am_torch_folder)
 list(GET am_torch 2 am_torch_abi)
 list(GET am_torch 3 am_torch_c10d)
+list(GET am_torch 4 am_python_headers)
+list(GET am_torch 5 am_python_suffix)
 message(STATUS "Compiled torch ops: torch ${am_torch_version} in ${am_torch_folder}")
 
 file(GLOB am_torch_sources CONFIGURE_DEPENDS ascend_moe/csrc/torch/*.cpp)
@@ -39,3 +41,27 @@ if(ASCEND_MOE_SANITIZE)
   target_link_options(ascend_moe_torch PRIVATE -fsanitize=${ASCEND_MOE_SANITIZE})
 endif()
 install(TARGETS ascend_moe_torch LIBRARY DESTINATION ascend_moe/lib COMPONENT lib)
+
+# Calls from Python straight to those kernels: an extension module of this Python and this torch. Without it calls
+# take torch's way.
+if(NOT IS_DIRECTORY ${am_python_headers} OR NOT EXISTS ${am_torch_folder}/lib/libtorch_python.so)
+  message(STATUS "Calls past torch's binding: not built, no Python.h or no libtorch_python.so")
+  return()
+endif()
+file(GLOB am_calls_sources CONFIGURE_DEPENDS ascend_moe/csrc/torch/python/*.cpp)
+add_library(ascend_moe_calls MODULE ${am_calls_sources})
+set_target_properties(ascend_moe_calls PROPERTIES
+  PREFIX "" SUFFIX ${am_python_suffix} OUTPUT_NAME ascend_moe_calls-${am_torch_version}
+  BUILD_RPATH "$ORIGIN" INSTALL_RPATH "$ORIGIN")
+target_compile_options(ascend_moe_calls PRIVATE -Wall -Wextra -Werror=return-type)
+target_compile_definitions(ascend_moe_calls PRIVATE _GLIBCXX_USE_CXX11_ABI=${am_torch_abi})
+target_include_directories(ascend_moe_calls SYSTEM PRIVATE
+  ${am_python_headers} ${am_torch_folder}/include ${am_torch_folder}/include/torch/csrc/api/include)
+target_link_libraries(ascend_moe_calls PRIVATE
+  ascend_moe_torch ${am_torch_folder}/lib/libtorch_python.so)
+target_link_options(ascend_moe_calls PRIVATE -Wl,-z,noexecstack -Wl,--allow-shlib-undefined)
+if(ASCEND_MOE_SANITIZE)
+  target_compile_options(ascend_moe_calls PRIVATE -fsanitize=${ASCEND_MOE_SANITIZE} -fno-omit-frame-pointer)
+  target_link_options(ascend_moe_calls PRIVATE -fsanitize=${ASCEND_MOE_SANITIZE})
+endif()
+install(TARGETS ascend_moe_calls LIBRARY DESTINATION ascend_moe/lib COMPONENT lib)

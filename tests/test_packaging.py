@@ -105,6 +105,7 @@ def test_wheel_is_for_any_python_and_holds_what_it_should() -> None:
     assert any(name.startswith("ascend_moe/_src/ascend_moe/csrc/twin/") for name in names)
     # make installs outside pip's build isolation, where torch is.
     assert f"ascend_moe/lib/{compiled.library_name()}" in names
+    assert f"ascend_moe/lib/{compiled.calls_name()}" in names
     unwanted = [name for name in names if name.startswith(("ascend_moe/csrc", "tests", "tools", "op_"))]
     assert unwanted == []
     requires = [name for name in distribution.requires or [] if "extra ==" not in name]

@@ -1,4 +1,8 @@
-"""Tells CMake about the torch that is installed beside this Python: version;folder;C++ ABI;c10d.
+"""Tells CMake about the torch that is installed beside this Python, and about it:
+
+version;folder;C++ ABI;c10d;headers;suffix
+
+The last two are of this Python: the folder of Python.h, or NO, and how its extension modules' names end.
 
 Torch is not imported. Standard library only. Exit code 1 and one line: there is none to build against.
 """
@@ -6,6 +10,7 @@ Torch is not imported. Standard library only. Exit code 1 and one line: there is
 import importlib.util
 import re
 import sys
+import sysconfig
 from pathlib import Path
 
 
@@ -32,9 +37,14 @@ def cmake_text(folder: Path, name: str) -> str:
     return path.read_text() if path.is_file() else ""
 
 
+def python() -> "tuple[str, str]":
+    headers = sysconfig.get_path("include")
+    return headers if Path(headers, "Python.h").is_file() else "NO", sysconfig.get_config_var("EXT_SUFFIX")
+
+
 def main() -> int:
     try:
-        print(";".join(str(part) for part in found()))
+        print(";".join(str(part) for part in (*found(), *python())))
     except OSError as error:
         print(error, file=sys.stderr)
         return 1

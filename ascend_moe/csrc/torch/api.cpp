@@ -14,7 +14,7 @@ using SharedPlan = std::shared_ptr<void>;
 
 namespace {
 
-constexpr int kInterface = 2;
+constexpr int kInterface = 3;
 constexpr uint64_t kWordsAnOutput = 4;
 
 Gate& GateOf(void* gate) { return **static_cast<SharedGate*>(gate); }
@@ -60,10 +60,6 @@ int am_torch_register(uint64_t number, const char* name, char* text, uint64_t by
     return Told([=] { ascend_moe_torch::RegisterOp(number, name); }, text, bytes);
 }
 
-int am_torch_register_lend(char* text, uint64_t bytes) {
-    return Told([] { ascend_moe_torch::RegisterLend(); }, text, bytes);
-}
-
 void* am_torch_gate_create(void* communicator) { return new SharedGate(new Gate(communicator)); }
 void am_torch_gate_destroy(void* gate) { delete static_cast<SharedGate*>(gate); }
 void am_torch_gate_acquire(void* gate, int milliseconds, int* held) {
@@ -106,6 +102,7 @@ void am_torch_pause(int by) { ascend_moe_torch::Pause(by); }
 void am_torch_counts(uint64_t* out) {
     out[0] = ascend_moe_torch::counts().compiled.load();
     out[1] = ascend_moe_torch::counts().python.load();
+    out[2] = ascend_moe_torch::counts().straight.load();
 }
 
 void am_torch_clocks(int on) { ascend_moe_torch::SetClocks(on != 0); }

@@ -47,9 +47,7 @@ AM_TORCH_API void am_torch_forget(void);
 // The number of what is remembered now, which forgetting changes; read before finding out.
 AM_TORCH_API uint64_t am_torch_generation(void);
 
-// The op that lends (csrc/torch/lend.h). 0, or 1: `text` says why not.
-AM_TORCH_API int am_torch_register_lend(char* text, uint64_t bytes);
-// Who lends to equal calls, if nothing was forgotten since `generation`.
+// Who lends window tensors (csrc/torch/lend.h) to equal calls, if nothing was forgotten since `generation`.
 struct AmTorchLender {
     const char* group_ep;
     int64_t world, rank;
@@ -64,7 +62,7 @@ AM_TORCH_API void am_torch_end_lending(void);
 
 AM_TORCH_API void am_torch_set_place(uint64_t place);
 AM_TORCH_API void am_torch_pause(int by);
-// Calls without Python, and those handed to it.
+// Three: calls without Python, those handed to it, and of the first those that torch did not see either.
 AM_TORCH_API void am_torch_counts(uint64_t* out);
 // For measurements: nanoseconds when this thread's last call without Python entered the kernel, entered and
 // left am_run, left the kernel; as long as clocks are on.

@@ -21,7 +21,7 @@ using c10::OperatorHandle;
 using torch::jit::Stack;
 
 constexpr char kOps[] = "ascend_moe", kPython[] = "ascend_moe_python";
-constexpr size_t kRecordWords = 64, kFaultBytes = 1024, kMostInputs = 64, kMostOutputs = 8;
+constexpr size_t kRecordWords = 64, kFaultBytes = 1024, kMostInputs = 64;
 
 std::atomic<int> pauses{0};
 thread_local const Pending* pending = nullptr;
@@ -34,7 +34,7 @@ void Mark(int64_t& at) {
     at = std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
 }
 
-OperatorHandle Find(const char* library, const std::string& name) {
+OperatorHandle FindOp(const char* library, const std::string& name) {
     return c10::Dispatcher::singleton().findSchemaOrThrow((std::string(library) + "::" + name).c_str(), "");
 }
 
@@ -52,7 +52,7 @@ private:
 
 // Raises what an op's error record tells of, and marks its communicator; Python's, under the op's own turn.
 [[noreturn]] void Raise(const Entry& entry, int code, const int32_t* record, const char* fault) {
-    static const OperatorHandle op = Find(kPython, "raise_error");
+    static const OperatorHandle op = FindOp(kPython, "raise_error");
     at::Tensor words = at::detail::empty_cpu({static_cast<int64_t>(kRecordWords)}, at::kInt);
     memcpy(words.mutable_data_ptr(), record, kRecordWords * sizeof(int32_t));
     Stack stack;
@@ -63,12 +63,12 @@ private:
 }
 
 // Runs a known call. False: its communicator is closed or has failed, nothing was done.
-bool Launch(const Entry& entry, const c10::IValue* arguments, std::array<at::Tensor, kMostOutputs>& made) {
+bool Launch(const Entry& entry, const Argument* arguments, Made& made) {
     const void* inputs[kMostInputs] = {};
     for (size_t i = 0; i < entry.positions.size(); ++i) {
         const int16_t position = entry.positions[i];
-        if (position >= 0 && arguments[i].isTensor())
-            inputs[position] = arguments[i].toTensor().const_data_ptr();
+        if (position >= 0 && arguments[i].kind == Argument::kTensor)
+            inputs[position] = arguments[i].tensor->const_data_ptr();
     }
     void* outputs[kMostOutputs] = {};
     for (size_t i = 0; i < entry.outputs.size(); ++i) {
@@ -95,22 +95,20 @@ public:
         : number_(number), arguments_(op.schema().arguments().size()), python_(python) {}
 
     void operator()(const OperatorHandle&, DispatchKeySet, Stack* stack) {
-        Mark(marks.entered);
-        const c10::IValue* arguments = stack->data() + (stack->size() - arguments_);
+        MarkEntered();
+        Argument arguments[kMostArguments];
+        const c10::IValue* given = stack->data() + (stack->size() - arguments_);
+        for (size_t i = 0; i < arguments_; ++i) arguments[i] = Argument::Of(given[i]);
         Key key;
         const bool keyed = !Paused() && key.Make(number_, arguments, arguments_);
         if (!keyed) return Hand(nullptr, stack);
-        const std::shared_ptr<const Entry> entry = ascend_moe_torch::Find(key);
-        // Deterministic mode may ask torch.empty to fill what it returns.
-        if (entry != nullptr && entry->group.lives() && !at::globalContext().deterministicAlgorithms()) {
-            std::array<at::Tensor, kMostOutputs> made;
-            if (Launch(*entry, arguments, made)) {
-                counts().compiled.fetch_add(1, std::memory_order_relaxed);
-                torch::jit::drop(*stack, arguments_);
-                for (size_t i = 0; i < entry->outputs.size(); ++i) stack->emplace_back(std::move(made[i]));
-                Mark(marks.left);
-                return;
-            }
+        Made made;
+        size_t count = 0;
+        if (RunKnown(key, arguments, made, count)) {
+            torch::jit::drop(*stack, arguments_);
+            for (size_t i = 0; i < count; ++i) stack->emplace_back(std::move(made[i]));
+            MarkLeft();
+            return;
         }
         const Pending call{&key, Generation()};
         Hand(&call, stack);
@@ -158,6 +156,8 @@ torch::Library& Registered(DispatchKey key) {
 
 }  // namespace
 
+void MarkEntered() { Mark(marks.entered); }
+void MarkLeft() { Mark(marks.left); }
 const Marks& LastMarks() { return marks; }
 
 void SetClocks(bool on) { clocks.store(on); }
@@ -175,8 +175,19 @@ void Pause(int by) { pauses.fetch_add(by); }
 
 bool Paused() { return pauses.load(std::memory_order_relaxed) != 0; }
 
+bool RunKnown(const Key& key, const Argument* arguments, Made& made, size_t& count) {
+    const std::shared_ptr<const Entry> entry = Find(key);
+    if (entry == nullptr || !entry->group.lives()) return false;
+    // Deterministic mode may ask torch.empty to fill what it returns.
+    if (at::globalContext().deterministicAlgorithms() || !Launch(*entry, arguments, made)) return false;
+    counts().compiled.fetch_add(1, std::memory_order_relaxed);
+    count = entry->outputs.size();
+    return true;
+}
+
 void RegisterOp(uint64_t number, const char* name) {
-    const OperatorHandle op = Find(kOps, name), python = Find(kPython, name);
+    const OperatorHandle op = FindOp(kOps, name), python = FindOp(kPython, name);
+    TORCH_CHECK(op.schema().arguments().size() <= kMostArguments, name, " has too many arguments");
     Registered(DispatchKey::CPU)
         .impl(name,
               torch::CppFunction::makeFromBoxedFunctor(std::make_unique<CpuKernel>(number, op, python)));

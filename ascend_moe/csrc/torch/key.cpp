@@ -63,7 +63,7 @@ void SetPlace(uint64_t place) { place_here = place; }
 
 uint64_t Place() { return place_here; }
 
-bool Key::Make(uint64_t op, const c10::IValue* arguments, size_t count) {
+bool Key::Make(uint64_t op, const Argument* arguments, size_t count) {
     size_ = 0;
     bool fits = Add(op) && Add(place_here);
     fits = fits && AddVariables();
@@ -126,11 +126,14 @@ bool Key::AddTensor(const at::Tensor& tensor) {
     return fits;
 }
 
-bool Key::AddArgument(const c10::IValue& value) {
-    if (value.isNone()) return Add(Head(kNone));
-    if (value.isTensor()) return AddTensor(value.toTensor());
-    if (value.isInt()) return Add(Head(kInt)) && Add(static_cast<uint64_t>(value.toInt()));
-    if (value.isString()) return AddText(value.toStringRef());
+bool Key::AddArgument(const Argument& argument) {
+    switch (argument.kind) {
+        case Argument::kNone: return Add(Head(kNone));
+        case Argument::kTensor: return AddTensor(*argument.tensor);
+        case Argument::kInt: return Add(Head(kInt)) && Add(static_cast<uint64_t>(argument.number));
+        case Argument::kText: return AddText(argument.text);
+        case Argument::kOther: break;
+    }
     return false;
 }
 

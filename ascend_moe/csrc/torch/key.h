@@ -1,8 +1,6 @@
 // What an equal call has in common with the one before: all that Python's checks and plans read of a call.
 #pragma once
 
-#include <ATen/core/ivalue.h>
-
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -10,12 +8,14 @@
 #include <string_view>
 #include <vector>
 
+#include "argument.h"
+
 namespace ascend_moe_torch {
 
-class Key {
+class ASCEND_MOE_TORCH_SHARED Key {
 public:
     // False: no key tells this call from others (strided or foreign tensors, symbolic sizes, long texts).
-    bool Make(uint64_t op, const c10::IValue* arguments, size_t count);
+    bool Make(uint64_t op, const Argument* arguments, size_t count);
 
     const uint64_t* begin() const { return words_.data(); }
     size_t size() const { return size_; }
@@ -32,7 +32,7 @@ private:
     bool AddVariables();
     bool AddVariable(const std::string& name);
     bool AddTensor(const at::Tensor& tensor);
-    bool AddArgument(const c10::IValue& value);
+    bool AddArgument(const Argument& argument);
 
     std::array<uint64_t, 256> words_;
     size_t size_ = 0;

@@ -1,12 +1,9 @@
 #include "lend.h"
 
 #include <ATen/ops/from_blob.h>
-#include <torch/library.h>
 #include <unistd.h>
 
 #include <atomic>
-#include <mutex>
-#include <optional>
 
 #include "cache.h"
 #include "key.h"
@@ -36,12 +33,15 @@ void GiveBack(const Lent& lent, uint32_t generation) {
     if (lent.release(lent.area, generation) != 0 && !ended.load()) lent.unused();
 }
 
-// No tensor: Python has to look.
-std::optional<at::Tensor> Lend(at::IntArrayRef sizes, at::ScalarType type, c10::string_view group_ep,
+}  // namespace
+
+void EndLending() { ended.store(true); }
+
+std::optional<at::Tensor> Lend(at::IntArrayRef sizes, at::ScalarType type, std::string_view group_ep,
                                int64_t world, int64_t rank) {
     const uint64_t bytes = BytesOf(sizes, type);
     if (bytes == 0 || Paused()) return std::nullopt;
-    const std::shared_ptr<const Lender> lender = FindLender({group_ep.data(), group_ep.size()}, world, rank);
+    const std::shared_ptr<const Lender> lender = FindLender(group_ep, world, rank);
     // A turn that another thread has is not waited for here: Python's way does not need it.
     if (lender == nullptr || !lender->group.lives() || !lender->gate->AcquireFor(0)) return std::nullopt;
     uint64_t out[4];
@@ -54,23 +54,6 @@ std::optional<at::Tensor> Lend(at::IntArrayRef sizes, at::ScalarType type, c10::
         reinterpret_cast<void*>(out[0]), sizes,
         [lent = lender->lent, generation](void*) { GiveBack(lent, generation); },
         at::TensorOptions().dtype(type));
-}
-
-}  // namespace
-
-void EndLending() { ended.store(true); }
-
-void RegisterLend() {
-    // Threads may come here at once. Never destroyed, as the kernels of the ops.
-    static const auto* library = [] {
-        auto made = std::make_unique<torch::Library>(torch::Library::FRAGMENT, "ascend_moe_python",
-                                                     std::nullopt, __FILE__, __LINE__);
-        made->def(
-            "lend(int[] size, ScalarType dtype, str group_ep, int ep_world_size, int ep_rank_id) -> Tensor?",
-            torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, &Lend));
-        return made.release();
-    }();
-    (void)library;
 }
 
 }  // namespace ascend_moe_torch

@@ -2,10 +2,15 @@
 // nobody that lends.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 
+#include "argument.h"
 #include "gate.h"
 #include "group.h"
 
@@ -31,8 +36,11 @@ struct Lender {
     Lent lent;
 };
 
-// Registers ascend_moe_python::lend; once.
-void RegisterLend();
+// No tensor: Python has to look.
+ASCEND_MOE_TORCH_SHARED std::optional<at::Tensor> Lend(at::IntArrayRef sizes, at::ScalarType type,
+                                                       std::string_view group_ep, int64_t world,
+                                                       int64_t rank);
+
 // Python ends: tensors that die from now on call nobody.
 void EndLending();
 
