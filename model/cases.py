@@ -11,7 +11,7 @@ KEPT = "counts of another op are read"
 DATA, STATUS = "a row lands in a half in use", "a status block lands in a half in use"
 EPOCHS, CORES = "cores of a rank are in different epochs", "cores of a rank leave with different verdicts"
 RANKS, WORD = "ranks do not agree on the error", "a status word that nobody can have written"
-LIST, FIRST = "a list of another op is read", "first rows of another op are read"
+LIST = "a list of another op is read"
 LENT, COUNTED = "lent rows of another op are read", "places are counted before all cores have"
 LEAVES = "a core leaves an op that core 0 goes on with"
 STICKY = "a failed communicator is used again"
@@ -95,10 +95,10 @@ DEADLINE_2 = (
 
 DIRECT = (
     Mutant("no_first_meeting", (COUNTED,)),
-    Mutant("follower_does_not_wait", (FIRST, ROW, LIST)),
+    Mutant("follower_does_not_wait", (ROW, LIST)),
     Mutant("lists_still_leaving", (LIST, ROW)),
-    Mutant("starts_after_runs", (FIRST,)),
-    Mutant("single_half", (ROW, LIST, FIRST)),
+    Mutant("rows_after_runs", (ROW,)),
+    Mutant("single_half", (ROW, LIST)),
 )
 
 

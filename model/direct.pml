@@ -23,7 +23,7 @@
 
 byte algorithm[N + 3];      /* 1 + of op e, the same on all ranks: the first to begin chooses */
 byte cell[W * 2 * W * C];   /* [owner][half][writer's rank and core]: the op whose rows, or tables, lie there */
-byte table[W * 2 * C];      /* [owner][half][core]: lists of dispatch, first rows of combine */
+byte table[W * 2 * C];      /* [owner][half][core]: lists of dispatch */
 byte lent[W];               /* the op whose rows lie in the lent block */
 byte hist[W * C];           /* workspace: the op that this core has counted for */
 byte seen[W * 2 * W];       /* [reader][half][source]: epoch of the run there */
@@ -130,7 +130,6 @@ inline ReadAll() {
                 CHECK("violated: a row of another op is read\n", cell[CELL(q, DHALF(e), q, j)] == e);
                 CHECK("violated: a list of another op is read\n", table[(q * 2 + DHALF(e)) * C + j] == e)
             :: a == COMBINE ->
-                CHECK("violated: first rows of another op are read\n", table[(q * 2 + DHALF(e)) * C + j] == e);
 #ifdef LENT
                 CHECK("violated: lent rows of another op are read\n", lent[q] == e)
 #else
@@ -194,11 +193,10 @@ end_core:
         if
         :: a == DISPATCH -> rowsOut[I] = 1
         :: a == COMBINE ->
-#ifndef LENT
-            rowsOut[I] = 1;
-#endif
-#ifndef M_starts_after_runs
-            tablesOut[I] = 1
+#if !defined(LENT) && !defined(M_rows_after_runs)
+            rowsOut[I] = 1
+#else
+            skip
 #endif
         :: else
         fi
@@ -210,8 +208,10 @@ end_core:
         :: a == WINDOW -> rowsOut[I] = 1
         :: a == DISPATCH -> tablesOut[I] = 1
         :: a == COMBINE ->
-#ifdef M_starts_after_runs
-            tablesOut[I] = 1
+#if !defined(LENT) && defined(M_rows_after_runs)
+            rowsOut[I] = 1
+#else
+            skip
 #endif
         fi
     };

@@ -73,9 +73,8 @@ inline WindowNeed DirectNeedOf(const MoeDistributeInfo& info, uint32_t dispatchW
     const uint64_t stride = DispatchRowStride(info.hidden, TypeSize(dispatchWireType), quantised, false);
     const uint64_t published = static_cast<uint64_t>(info.maxBatch) * (info.hasScales != 0 ? info.topK : 1);
     const uint64_t returned = static_cast<uint64_t>(info.world) * info.capacity;
-    return {
-        0, 0, PublishedRowsOffset(info.world, info.capacity) + published * stride,
-        ReturnedRowsOffset(info.world, info.localExperts) + returned * info.hidden * TypeSize(info.xType)};
+    return {0, 0, PublishedRowsOffset(info.world, info.capacity) + published * stride,
+            returned * info.hidden * TypeSize(info.xType)};
 }
 inline WindowNeed WindowNeedOf(const MoeDistributeInfo& info, uint32_t dispatchWireType, bool quantised) {
     if (info.algorithm == kAlgorithmDirect) return DirectNeedOf(info, dispatchWireType, quantised);

@@ -90,14 +90,13 @@ inline void ShareTokens(const MoeDistributeInfo& info, MoeDistributeCombineTilin
 // What direct combine has in UB besides copied chunks, rows to sum and their sums.
 inline uint32_t ReturnFixed(const MoeDistributeInfo& info) {
     const uint32_t lanes = PaddedInts(info.experts) * 4, slots = info.world * info.localExperts;
-    const uint32_t share = CeilDiv(info.world, info.cores);
-    const uint32_t runs = (info.world + RunsInUb(info)) * StatusRunBytes(info.localExperts);
+    const uint32_t counts = RunCounts(info.algorithm, kOpCombine, info.localExperts);
+    const uint32_t runs = (info.world + RunsInUb(info)) * StatusRunBytes(counts);
     uint32_t fixed = (info.cores + 1) * kBlock + 3 * lanes + std::max(8192u, lanes) +
                      kSendPairs * (4 + 1 + 4 + 4) + SumEntries(info.topK) * 12 + 4 * kSendPairs / info.topK +
                      3 * PaddedInts(slots) * 4 + ReturnCountLanes(info.world, slots) * 4 +
-                     info.world * (OwnerBytes(info.localExperts) + 2 * kBlock) + runs +
-                     share * StartsBytes(info.localExperts) + 9 * kBlock;
-    if (info.cores > 1) fixed += MatchBytes(info.world, info.localExperts);
+                     2 * info.world * kBlock + runs + 9 * kBlock;
+    if (info.cores > 1) fixed += MatchBytes(info.world, counts);
     fixed += info.triples != 0 ? kSendPairs * kTripleWords * 4 + kBlock : kSendPairs * 4 + lanes;
     return fixed;
 }

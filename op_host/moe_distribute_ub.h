@@ -58,6 +58,7 @@ private:
         if (bytes != 0) items_.push_back({step_, name, static_cast<uint32_t>(CeilTo(bytes, kBlock))});
     }
     uint32_t Ints(uint32_t n) const { return PaddedInts(n) * 4; }
+    uint32_t Counts() const { return RunCounts(info_.algorithm, plan_.op, info_.localExperts); }
     uint32_t Slots() const { return info_.world * info_.localExperts; }
 
     void Routing() {
@@ -152,11 +153,11 @@ private:
     void AllRuns() {
         Add("fail block", kBlock);
         Add("abort blocks", info_.world * kBlock);
-        Add("runs of all sources", static_cast<uint64_t>(info_.world) * StatusRunBytes(info_.localExperts));
-        if (info_.cores > 1) Add("their comparison", MatchBytes(info_.world, info_.localExperts));
+        Add("runs of all sources", static_cast<uint64_t>(info_.world) * StatusRunBytes(Counts()));
+        if (info_.cores > 1) Add("their comparison", MatchBytes(info_.world, Counts()));
     }
     void OwnRun() {
-        Add("status runs", RunsInUb(info_) * StatusRunBytes(info_.localExperts));
+        Add("status runs", RunsInUb(info_) * StatusRunBytes(Counts()));
         Add("BatchWrite item", kBlock);
     }
     void DirectPublish() {
@@ -207,11 +208,9 @@ private:
         Add("segments", 2 * Ints(Slots()));
         Add("their check", ReturnCountLanes(info_.world, Slots()) * 4 + Ints(Slots()) + 2 * kBlock);
         if (info_.triples != 0) Add("triples", Ints((kSendPairs + 1) * kTripleWords));
-        Add("first rows", CeilDiv(info_.world, info_.cores) * StartsBytes(info_.localExperts));
         Add("rows of expand_x",
             tiling.returnRing *
                 ReturnChunkBytes(static_cast<uint32_t>(info_.hidden * size), tiling.sendRows));
-        Add("owners", info_.world * OwnerBytes(info_.localExperts));
         Add("positions", kSendPairs * 4);
         Add("weights", kSendPairs * 4);
         Add("addresses", SumEntries(info_.topK) * 8);

@@ -41,14 +41,12 @@ public:
         }
         if (exchange_.verdict().code == kUnsure) CountAll();
         exchange_.SetStatus(return_, rowBytes_);
-        if constexpr (IsMutant(Mutant::kStartsAfterRuns)) return_.StoreStarts();
+        if constexpr (IsMutant(Mutant::kRowsAfterRuns)) return_.StoreRows();
         SumBuffInit();
         if (!exchange_.template WaitForAll<true>(waiter_, *this) || !SumRows()) Leave();
     }
-    __aicore__ inline Verdict Arrived(uint32_t source, const LocalTensor<uint32_t>& run) {
-        rows_.SetOwner(source, run);
-        return Verdict();
-    }
+    // Runs are judged by the waiter, and by core 0 later; counts and first rows stay in them.
+    __aicore__ inline Verdict Arrived(uint32_t, const LocalTensor<uint32_t>&) { return Verdict(); }
 
 private:
     // One plan of UB for the whole op: nobody waits for stores under way to give UB back.
@@ -59,7 +57,7 @@ private:
         RoutingInit();
         if (!triples_) bounds_.Init(pipe, *info_, args_.expandIdx, args_.workspace, exchange_.core());
         return_.Init(exchange_, args_, *tiling_, rowBytes_);
-        rows_.Init(exchange_, *info_, args_.expandIdx, rowBytes_);
+        rows_.Init(exchange_, waiter_, *info_, args_.expandIdx, rowBytes_);
         sum_.Init(pipe, *tiling_, args_, rows_, exchange_.core());
     }
     // A core counts the tokens that it sums, but for one that it shares with the core before it.
@@ -99,7 +97,6 @@ private:
     }
     __aicore__ inline bool SumRows() {
         MOE_PHASE("SumRows");
-        SyncFunc<HardEvent::MTE2_S>();  // the owners' lines
         if (mine_.code == kOk) sum_.Begin(routing_);
         if (exchange_.core() == 0 && !Judge()) {
             sum_.Drop();

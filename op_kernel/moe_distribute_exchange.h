@@ -80,7 +80,8 @@ public:
         return true;
     }
 
-    // Sends this rank's run to the core's share of the peers. counts(d, l) is asked when there is no error.
+    // Sends this rank's run to the core's share of the peers. counts.Rows(d, i) is asked when there is no
+    // error.
     // `rowBytes`: of one row, as far peers get them.
     template <typename Counts>
     __aicore__ inline void SetStatus(Counts& counts, uint32_t rowBytes) {
@@ -100,7 +101,7 @@ public:
     template <typename Counts>
     __aicore__ inline void SendRuns(Counts& counts, uint32_t rowBytes, uint32_t first, uint32_t step) {
         MOE_PHASE("SetStatus");
-        const uint32_t bytes = StatusRunBytes(info_->localExperts);
+        const uint32_t bytes = StatusRunBytes(config_.counts);
         const uint32_t ring = RunsInUb(*info_);
         UbBuf runBuf;
         pipe_->InitBuffer(runBuf, ring * bytes);
@@ -118,10 +119,10 @@ public:
                 if (sent >= ring || ring == 1) SyncFunc<HardEvent::MTE3_S>();
             }
             uint32_t rows = 0;
-            for (uint32_t l = 0; l < info_->localExperts; ++l) {
-                const uint32_t count = Failed() ? 0 : counts.Rows(peer, l);
-                writer.SetCount(l, count);
-                rows += count;
+            for (uint32_t i = 0; i < config_.counts; ++i) {
+                const uint32_t count = Failed() ? 0 : counts.Rows(peer, i);
+                writer.SetCount(i, count);
+                if (i < info_->localExperts) rows += count;
             }
             writer.Seal();
             if constexpr (IsMutant(Mutant::kSkipFlagWhenZeroRows)) {

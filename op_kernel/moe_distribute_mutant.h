@@ -64,7 +64,7 @@ enum class Mutant : uint32_t {
     kOtherHalfFilled = 39,         // rows and lists go to the half of the other parity
     kFailBlockIgnored = 40,        // cores other than 0 do not look at the fail block
     kNoFirstMeeting = 41,          // the cores do not meet over their histograms
-    kStartsAfterRuns = 42,         // combine: the table of first rows is stored after the meeting
+    kRowsAfterRuns = 42,           // combine: rows are copied into the half after the meeting
     kListOffByOwner = 43,          // a list goes to the place of the next owner
     kLentAsPublished = 44,         // rows in a lent area are looked for in the half
     kFollowerDoesNotWait = 45,     // another core than 0 takes the runs as it finds them at its first look

@@ -1,5 +1,5 @@
 // What combine, algorithm "direct", leaves in the own half: the rows of expand_x as they lie, unless they lie
-// in the lent area, and where each source rank's rows of each local expert begin.
+// in the lent area. Where each source rank's rows of each local expert begin is in its run.
 #ifndef ASCEND_MOE_DISTRIBUTE_RETURN_H
 #define ASCEND_MOE_DISTRIBUTE_RETURN_H
 
@@ -11,7 +11,7 @@ constexpr uint64_t kCopyUnit = 512;  // bytes: cores share a copy in pieces of t
 
 class RowReturn {
 public:
-    // UB: the counts, triples, this core's lines of the table, chunks of rows.
+    // UB: the counts, triples, chunks of rows.
     __aicore__ inline void Init(Exchange& exchange, const CombineArguments& arguments,
                                 const MoeDistributeCombineTiling& tiling, uint32_t rowBytes) {
         exchange_ = &exchange;
@@ -22,7 +22,6 @@ public:
         TPipe& pipe = exchange.pipe();
         counts_.Init(pipe, *info_);
         if (info_->triples != 0) triples_.Init(pipe, *info_, arguments.expandIdx);
-        pipe.InitBuffer(startBuf_, CeilDiv(info_->world, info_->cores) * StartsBytes(info_->localExperts));
         pipe.InitBuffer(queue_, static_cast<uint8_t>(tiling.returnRing), chunkBytes_);
     }
     // The counts are on their way then.
@@ -37,65 +36,20 @@ public:
             triples_.Begin(PartBegin(rows, exchange_->core(), info_->cores),
                            PartBegin(rows, exchange_->core() + 1, info_->cores));
         }
-        Publish(static_cast<uint64_t>(rows) * rowBytes_);
+        bytes_ = static_cast<uint64_t>(rows) * rowBytes_;
+        Publish();
     }
     // Wrong counts or triples are the verdict; then nobody reads what this rank leaves.
     __aicore__ inline Verdict Check() {
         Verdict verdict = counts_.Check();
-        const bool good = verdict.code == kOk;
-        if (info_->triples != 0 && possible_) Worsen(verdict, triples_.Run(counts_, good));
-        if constexpr (!IsMutant(Mutant::kStartsAfterRuns)) {
-            if (good) StoreStarts();
-        }
+        if (info_->triples != 0 && possible_) Worsen(verdict, triples_.Run(counts_, verdict.code == kOk));
         return verdict;
     }
-    // This core's share of the lines, one a source rank.
-    __aicore__ inline void StoreStarts() {
-        const uint32_t begin = PartBegin(info_->world, exchange_->core(), info_->cores);
-        const uint32_t end = PartBegin(info_->world, exchange_->core() + 1, info_->cores);
-        if (begin == end) return;
-        const uint32_t lanes = StartsBytes(info_->localExperts) / sizeof(int32_t);
-        LocalTensor<int32_t> starts = startBuf_.Get<int32_t>();
-        for (uint32_t s = begin, at = 0; s < end; ++s) {
-            for (uint32_t l = 0; l < lanes; ++l, ++at) {
-                const bool used = l < info_->localExperts;
-                starts.SetValue(at, used ? static_cast<int32_t>(counts_.Start(l * info_->world + s)) : 0);
-            }
-        }
-        SyncFunc<HardEvent::S_MTE3>();
-        GlobalTensor<int32_t> table;
-        table.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(exchange_->OwnHalf()) + begin * lanes,
-                              (end - begin) * lanes);
-        AscendC::DataCopy(table, starts, (end - begin) * lanes);
-    }
-    // Rows that go back to `peer`, for the status runs.
-    __aicore__ inline void Select(uint32_t) {}
-    __aicore__ inline uint32_t Rows(uint32_t peer, uint32_t localExpert) {
-        const uint32_t slot = localExpert * info_->world + peer;
-        return counts_.End(slot) - counts_.Start(slot);
-    }
-
-private:
-    // Where they are, or in the own half.
-    __aicore__ inline void Publish(uint64_t bytes) {
-        if (IsLent(bytes)) {
-            exchange_->SetLent(
-                static_cast<uint32_t>((args_->expandX - exchange_->context().lent(info_->rank)) / kBlock));
-        } else {
-            CopyRows(bytes);
-        }
-    }
-    __aicore__ inline bool IsLent(uint64_t bytes) const {
-        const WindowContext& context = exchange_->context();
-        const uint64_t at = reinterpret_cast<uint64_t>(args_->expandX);
-        const uint64_t begin = reinterpret_cast<uint64_t>(context.lent(info_->rank));
-        return info_->lentGeneration != 0 && at >= begin && at + bytes <= begin + context.lent_bytes() &&
-               (at - begin) % kBlock == 0 && bytes != 0;
-    }
-    // The rows are one piece of memory here and there: cores share its bytes, whatever the row they belong
-    // to.
-    __aicore__ inline void CopyRows(uint64_t bytes) {
-        GM_ADDR to = exchange_->OwnHalf() + ReturnedRowsOffset(info_->world, info_->localExperts);
+    // This core's share. The rows are one piece of memory here and there: cores share its bytes, whatever the
+    // row they belong to.
+    __aicore__ inline void StoreRows() {
+        GM_ADDR to = exchange_->OwnHalf();
+        const uint64_t bytes = bytes_;
         const uint32_t units = static_cast<uint32_t>((bytes + kCopyUnit - 1) / kCopyUnit);
         const uint64_t begin = PartBegin(units, exchange_->core(), info_->cores) * kCopyUnit;
         const uint64_t whole = PartBegin(units, exchange_->core() + 1, info_->cores) * kCopyUnit;
@@ -115,6 +69,32 @@ private:
             at += count;
         }
     }
+    // For the status runs: rows of a local expert that go back to `peer`, then where those begin.
+    __aicore__ inline void Select(uint32_t) {}
+    __aicore__ inline uint32_t Rows(uint32_t peer, uint32_t i) {
+        if (i >= info_->localExperts) return counts_.Start((i - info_->localExperts) * info_->world + peer);
+        const uint32_t slot = i * info_->world + peer;
+        return counts_.End(slot) - counts_.Start(slot);
+    }
+
+private:
+    // Where they are, or in the own half.
+    __aicore__ inline void Publish() {
+        if (IsLent()) {
+            exchange_->SetLent(
+                static_cast<uint32_t>((args_->expandX - exchange_->context().lent(info_->rank)) / kBlock));
+            bytes_ = 0;
+        } else if constexpr (!IsMutant(Mutant::kRowsAfterRuns)) {
+            StoreRows();
+        }
+    }
+    __aicore__ inline bool IsLent() const {
+        const WindowContext& context = exchange_->context();
+        const uint64_t at = reinterpret_cast<uint64_t>(args_->expandX);
+        const uint64_t begin = reinterpret_cast<uint64_t>(context.lent(info_->rank));
+        return info_->lentGeneration != 0 && at >= begin && at + bytes_ <= begin + context.lent_bytes() &&
+               (at - begin) % kBlock == 0 && bytes_ != 0;
+    }
 
     Exchange* exchange_ = nullptr;
     const CombineArguments* args_ = nullptr;
@@ -122,7 +102,7 @@ private:
     ReturnCounts counts_;
     TripleCheck triples_;
     AscendC::TQueBind<AscendC::QuePosition::VECIN, AscendC::QuePosition::VECOUT, 1> queue_;
-    UbBuf startBuf_;
+    uint64_t bytes_ = 0;  // to copy, of all cores
     uint32_t chunkBytes_ = 0;
     uint32_t rowBytes_ = 0;
     bool possible_ = false;  // so many rows

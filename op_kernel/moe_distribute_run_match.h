@@ -17,7 +17,7 @@ public:
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, const StatusConfig& config,
                                 uint32_t epoch, uint32_t count) {
         count_ = count;
-        blocks_ = StatusRunBytes(info.localExperts) / kBlock;
+        blocks_ = StatusRunBytes(config.counts) / kBlock;
         words_ = count * blocks_ * kBlockWords;
         capacity_ = static_cast<int32_t>(info.capacity);
         pipe.InitBuffer(patternBuf_, blocks_ * kBlock);

@@ -14,9 +14,11 @@ struct StatusConfig {
     uint32_t contract = 0;
     uint32_t hash = 0;
     uint32_t phase = kPhaseFinal;  // of this rank's own runs
+    uint32_t counts = 0;           // of a run
 
     __aicore__ inline void Init(const MoeDistributeInfo& info, uint32_t opCode) {
         op = opCode;
+        counts = RunCounts(info.algorithm, opCode, info.localExperts);
         phase = info.algorithm == kAlgorithmDirect ? kPhasePublished : kPhaseFinal;
         types = TypesWord(info.xType, info.wireType, info.quantMode, info.hasScales);
         algorithm = AlgorithmWord(info.algorithm, info.tableHash);
@@ -45,8 +47,8 @@ public:
     __aicore__ inline void Init(const LocalTensor<uint32_t>& run, const MoeDistributeInfo& info,
                                 const StatusConfig& config, uint32_t epoch) {
         run_ = run;
-        localExperts_ = info.localExperts;
-        const uint32_t blocks = CountBlocks(info.localExperts);
+        counts_ = config.counts;
+        const uint32_t blocks = CountBlocks(counts_);
         run_.SetValue(kH0Magic, HeaderWord(epoch));
         run_.SetValue(kH0Epoch, epoch);
         run_.SetValue(kH0OpPhase, OpPhase(config.op, config.phase, blocks));
@@ -71,7 +73,7 @@ public:
     }
     // Last, when the counts are in: their blocks' hashes cover them.
     __aicore__ inline void Seal() {
-        for (uint32_t b = 0; b < CountBlocks(localExperts_); ++b) {
+        for (uint32_t b = 0; b < CountBlocks(counts_); ++b) {
             const uint32_t at = (kHeaderBlocks + b) * kBlockWords;
             run_.SetValue(at + kCbHash, HashCounts(hash_, run_, at));
         }
@@ -87,22 +89,19 @@ public:
         run_.SetValue(kBlockWords + kH1Detail0, verdict.detail0);
         run_.SetValue(kBlockWords + kH1Detail1, verdict.detail1);
     }
-    __aicore__ inline void SetCount(uint32_t localExpert, uint32_t rows) {
-        run_.SetValue(CountWord(localExpert), rows);
-    }
+    // Rows of local expert i; from L on, where those of local expert i - L begin.
+    __aicore__ inline void SetCount(uint32_t i, uint32_t value) { run_.SetValue(CountWord(i), value); }
     // Unused counts of the last block are zero.
     __aicore__ inline void ClearTail() {
-        for (uint32_t l = localExperts_; l < CountBlocks(localExperts_) * kCountsPerBlock; ++l)
-            SetCount(l, 0);
+        for (uint32_t i = counts_; i < CountBlocks(counts_) * kCountsPerBlock; ++i) SetCount(i, 0);
     }
-    static __aicore__ inline uint32_t CountWord(uint32_t localExpert) {
-        return (kHeaderBlocks + localExpert / kCountsPerBlock) * kBlockWords + kCbCounts +
-               localExpert % kCountsPerBlock;
+    static __aicore__ inline uint32_t CountWord(uint32_t i) {
+        return (kHeaderBlocks + i / kCountsPerBlock) * kBlockWords + kCbCounts + i % kCountsPerBlock;
     }
 
 private:
     LocalTensor<uint32_t> run_;
-    uint32_t localExperts_ = 0;
+    uint32_t counts_ = 0;
     uint32_t hash_ = 0;
 };
 
@@ -167,13 +166,13 @@ public:
         Verdict verdict;
         const uint32_t hash = HashBefore(run);
         uint64_t rows = 0;
-        for (uint32_t b = 0; b < CountBlocks(info_->localExperts); ++b) {
+        for (uint32_t b = 0; b < CountBlocks(config_.counts); ++b) {
             const uint32_t at = (kHeaderBlocks + b) * kBlockWords;
             uint32_t seal = hash;
             for (uint32_t i = 0; i < kCountsPerBlock; ++i) {
                 const uint32_t count = run.GetValue(at + kCbCounts + i);
                 seal = HashMix(seal, count);
-                rows += count;
+                if (OfRows(b, i)) rows += count;
             }
             if (run.GetValue(at + kCbHash) == seal && rows <= info_->capacity) continue;
             JudgeCounts(run, source, verdict);
@@ -193,7 +192,7 @@ private:
     __aicore__ inline bool Complete(const LocalTensor<uint32_t>& run) const {
         if constexpr (IsMutant(Mutant::kTornRun)) return true;
         if (run.GetValue(kBlockWords + kH1Epoch) != epoch_) return false;
-        const uint32_t blocks = Min(run.GetValue(kH0OpPhase) & 0xFFFFu, CountBlocks(info_->localExperts));
+        const uint32_t blocks = Min(run.GetValue(kH0OpPhase) & 0xFFFFu, CountBlocks(config_.counts));
         for (uint32_t b = 0; b < blocks; ++b) {
             if (run.GetValue((kHeaderBlocks + b) * kBlockWords + kCbEpoch) != epoch_) return false;
         }
@@ -211,6 +210,10 @@ private:
         return kArrived;
     }
 
+    // Whether a count is of rows, not of where they begin.
+    __aicore__ inline bool OfRows(uint32_t block, uint32_t i) const {
+        return block * kCountsPerBlock + i < info_->localExperts;
+    }
     // What a hash begins with before the counts of its block.
     __aicore__ inline uint32_t HashBefore(const LocalTensor<uint32_t>& run) const {
         if (PhaseOf(run.GetValue(kH0OpPhase)) != kPhaseLent) return config_.hash;
@@ -219,7 +222,7 @@ private:
     }
     __aicore__ inline Arrival JudgeCounts(const LocalTensor<uint32_t>& run, uint32_t source,
                                           Verdict& verdict) const {
-        const uint32_t blocks = CountBlocks(info_->localExperts), phase = PhaseOf(run.GetValue(kH0OpPhase));
+        const uint32_t blocks = CountBlocks(config_.counts), phase = PhaseOf(run.GetValue(kH0OpPhase));
         if ((run.GetValue(kH0OpPhase) & 0xFFFFu) != blocks) {
             return Corrupt(verdict, source, 0, run.GetValue(kH0OpPhase));
         }
@@ -243,7 +246,7 @@ private:
             }
             for (uint32_t i = 0; i < kCountsPerBlock; ++i) {
                 const uint32_t count = run.GetValue(at + kCbCounts + i);
-                rows += count;
+                if (OfRows(b, i)) rows += count;
                 if (rows > info_->capacity) return Corrupt(verdict, source, kHeaderBlocks + b, count);
             }
         }

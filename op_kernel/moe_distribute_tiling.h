@@ -85,8 +85,6 @@ MOE_FN uint64_t WorkspaceBytes(const MoeDistributeInfo& info) {
     return BoundsOffset(info) +
            static_cast<uint64_t>(info.cores) * PaddedInts(info.experts) * sizeof(int32_t);
 }
-// Direct combine has of an owner in UB: where its rows lie, then this rank's line of its table of first rows.
-MOE_FN uint32_t OwnerBytes(uint32_t localExperts) { return kBlock + StartsBytes(localExperts); }
 
 constexpr uint32_t kChunkPairs = 512;  // pairs in UB at a time
 
@@ -113,8 +111,8 @@ MOE_FN uint32_t MatchSourceBytes(uint32_t world) {
 MOE_FN uint32_t MatchReduceBytes(uint32_t words) {
     return kBlock + static_cast<uint32_t>(CeilTo(2 * CeilDiv(words, 64) * sizeof(float), kBlock));
 }
-MOE_FN uint32_t MatchBytes(uint32_t world, uint32_t localExperts) {
-    const uint32_t run = StatusRunBytes(localExperts);
+MOE_FN uint32_t MatchBytes(uint32_t world, uint32_t counts) {
+    const uint32_t run = StatusRunBytes(counts);
     return (world + 1) * run + MatchSourceBytes(world) +
            MatchReduceBytes(world * run / static_cast<uint32_t>(sizeof(int32_t)));
 }

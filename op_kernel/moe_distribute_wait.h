@@ -122,7 +122,7 @@ public:
         parity_ = StatusHalf(Parity(epoch));
         first_ = first;
         count_ = count;
-        runWords_ = StatusRunBytes(info.localExperts) / sizeof(uint32_t);
+        runWords_ = StatusRunBytes(config.counts) / sizeof(uint32_t);
         strideBytes_ = StatusStride(info.world);
         reader_.Init(info, config, epoch);
         aborts_.Init(pipe, context);

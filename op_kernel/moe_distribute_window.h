@@ -54,15 +54,14 @@ constexpr uint64_t kAbortOffset = 1024;
 
 MOE_FN uint64_t AbortOffset(uint32_t source) { return kAbortOffset + static_cast<uint64_t>(source) * kBlock; }
 
-// A status run: two header blocks, then ceil(L/4) count blocks.
+// A status run: two header blocks, then count blocks of four: the rows of each local expert; in direct
+// combine also where they begin.
 constexpr uint32_t kHeaderBlocks = 2;
 constexpr uint32_t kCountsPerBlock = 4;
 
 MOE_FN uint32_t MaxLocalExperts(uint32_t world) { return CeilDiv(kMaxSlots, world); }
-MOE_FN uint32_t CountBlocks(uint32_t localExperts) { return CeilDiv(localExperts, kCountsPerBlock); }
-MOE_FN uint32_t StatusRunBytes(uint32_t localExperts) {
-    return (kHeaderBlocks + CountBlocks(localExperts)) * kBlock;
-}
+MOE_FN uint32_t CountBlocks(uint32_t counts) { return CeilDiv(counts, kCountsPerBlock); }
+MOE_FN uint32_t StatusRunBytes(uint32_t counts) { return (kHeaderBlocks + CountBlocks(counts)) * kBlock; }
 MOE_FN uint32_t StatusStride(uint32_t world) { return StatusRunBytes(MaxLocalExperts(world)); }
 MOE_FN uint64_t StatusBase(uint32_t world) { return CeilTo(AbortOffset(world), 512); }
 MOE_FN uint64_t StatusOffset(uint32_t world, uint32_t parity, uint32_t source) {
@@ -74,6 +73,7 @@ static_assert(kErrorRecordOffset + kErrorRecordWords * sizeof(int32_t) <= kFailO
                   kFailOffset + kBlock <= kAbortOffset,
               "error record, fail block and aborts overlap");
 static_assert(StateBytes(1) <= kMiB && StateBytes(kMaxWorld) <= kMiB, "the state area must fit 1 MiB");
+static_assert(2 * kMaxExperts <= kMaxSlots, "a run of direct combine has two counts a local expert");
 
 // ---- data area, offsets in bytes ----------------------------------------------------------------------
 MOE_FN uint64_t HalfBytes(uint64_t dataBytes) { return FloorTo(dataBytes / 2, 512); }
@@ -115,17 +115,10 @@ MOE_FN uint32_t Capacity(uint32_t maxBatch, uint32_t topK, uint32_t localExperts
 
 // Algorithm "direct": a rank fills its own half, and the others read it there. Dispatch: a list of pair
 // numbers (token * K + k) an owner, then one row a token, or one a pair where smooth scales make them differ.
-// Combine: where each source rank's rows of each local expert begin, then the rows as they lie in expand_x.
-// Both depend on what is equal on all ranks only.
+// Combine: the rows as they lie in expand_x. Both depend on what is equal on all ranks only.
 MOE_FN uint64_t ListBytes(uint32_t capacity) { return CeilTo(capacity * sizeof(int32_t), kBlock); }
 MOE_FN uint64_t PublishedRowsOffset(uint32_t world, uint32_t capacity) {
     return CeilTo(world * ListBytes(capacity), 512);
-}
-MOE_FN uint32_t StartsBytes(uint32_t localExperts) {
-    return static_cast<uint32_t>(CeilTo(localExperts * sizeof(int32_t), kBlock));
-}
-MOE_FN uint64_t ReturnedRowsOffset(uint32_t world, uint32_t localExperts) {
-    return CeilTo(static_cast<uint64_t>(world) * StartsBytes(localExperts), 512);
 }
 
 // ---- epochs -------------------------------------------------------------------------------------------
@@ -147,6 +140,11 @@ constexpr uint32_t kOpDispatch = 1, kOpCombine = 2;
 constexpr uint32_t kPhaseFinal = 1, kPhasePublished = 2, kPhaseLent = 3;
 constexpr uint32_t kAlgorithmWindow = 1, kAlgorithmDirect = 2;
 constexpr uint32_t kContractV1 = 1, kContractV2 = 2;
+
+// Counts of a run.
+MOE_FN uint32_t RunCounts(uint32_t algorithm, uint32_t op, uint32_t localExperts) {
+    return algorithm == kAlgorithmDirect && op == kOpCombine ? 2 * localExperts : localExperts;
+}
 
 // Word 0 of header 0 is the magic keyed by the epoch: it changes every op, and is published last.
 MOE_FN uint32_t HeaderWord(uint32_t epoch) { return kStatusMagic ^ epoch; }

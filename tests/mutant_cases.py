@@ -267,9 +267,9 @@ MUTANTS = [
     ),
     MutantCase(
         42,
-        "starts_after_runs",
-        "combine: the table of first rows is stored after the meeting",
-        (SYNC, RANKS, CORES, RESULT),
+        "rows_after_runs",
+        "combine: rows are copied into the half after the meeting",
+        (RANKS, CORES, RESULT),
         False,
         model=True,
         where="direct",
