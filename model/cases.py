@@ -232,6 +232,7 @@ CASES = [
     ),
     # algorithm "direct", mixed with "window" in any order
     direct("direct w2 c2", 2, 2, 3, (), DIRECT),
+    direct("direct w2 c2, roles", 2, 2, 3, ("ROLES",), (DIRECT[2], DIRECT[4])),
     direct("direct w2 c2, lent", 2, 2, 3, ("LENT",), (Mutant("lent_free_too_early", (LENT,)),)),
     direct(
         "direct w2 c2, giving up",

@@ -2,11 +2,12 @@
 
    What direct adds to the protocol of window.pml is here, without what both share (status words, wrap of the
    epoch, what an error says): a rank fills its own half before its cores have met; in dispatch the cores meet
-   again before the runs; in both every core waits for all ranks, core 0 alone gives up, and nobody meets after
-   that; rows of combine may lie in lent memory. A store becomes visible at any time after it was issued, at the
-   latest when its core drains.
+   again before the runs, but where some make lists and the others leave rows; in both every core waits for all
+   ranks, core 0 alone gives up, and nobody meets after that; rows of combine may lie in lent memory. A store
+   becomes visible at any time after it was issued, at the latest when its core drains.
 
-   Macros of a run: LENT (rows of direct combine lie in lent memory), GIVEUP (core 0 of one rank may give up);
+   Macros of a run: ROLES (in dispatch core 0 makes all lists from all ids, the others leave rows, and they meet
+   once), LENT (rows of direct combine lie in lent memory), GIVEUP (core 0 of one rank may give up);
    M_<mutant>. W, C, N: ranks, cores of each, ops. Stores of a core land in any order. */
 #define WINDOW 0
 #define DISPATCH 1
@@ -20,6 +21,14 @@
 #define CELL(q, h, s, c) ((((q) * 2 + (h)) * W + (s)) * C + (c))
 #define I ((r) * C + (c))
 #define CHECK(text, x) if :: (x) :: else -> printf(text); assert(false) fi
+
+#ifdef ROLES
+#define LISTS(c) ((c) == 0)  /* whether core c leaves lists in dispatch */
+#define ROWS(c) ((c) != 0)   /* whether it leaves rows */
+#else
+#define LISTS(c) true
+#define ROWS(c) true
+#endif
 
 byte algorithm[N + 3];      /* 1 + of op e, the same on all ranks: the first to begin chooses */
 byte cell[W * 2 * W * C];   /* [owner][half][writer's rank and core]: the op whose rows, or tables, lie there */
@@ -127,8 +136,8 @@ inline ReadAll() {
             :: a == WINDOW ->
                 CHECK("violated: a row of another op is read\n", cell[CELL(r, DHALF(e), q, j)] == e)
             :: a == DISPATCH ->
-                CHECK("violated: a row of another op is read\n", cell[CELL(q, DHALF(e), q, j)] == e);
-                CHECK("violated: a list of another op is read\n", table[(q * 2 + DHALF(e)) * C + j] == e)
+                CHECK("violated: a row of another op is read\n", !ROWS(j) || cell[CELL(q, DHALF(e), q, j)] == e);
+                CHECK("violated: a list of another op is read\n", !LISTS(j) || table[(q * 2 + DHALF(e)) * C + j] == e)
             :: a == COMBINE ->
 #ifdef LENT
                 CHECK("violated: lent rows of another op are read\n", lent[q] == e)
@@ -154,6 +163,12 @@ inline ReadAll() {
 #define ARRIVED (HAS(0) && HAS(1))
 #else
 #define ARRIVED (HAS(0) && HAS(1) && HAS(2))
+#endif
+/* Whether a core goes by what the others have counted. */
+#ifdef ROLES
+#define TOGETHER (a != DISPATCH)
+#else
+#define TOGETHER true
 #endif
 inline Counted() {
     j = 0;
@@ -191,7 +206,11 @@ end_core:
         e = done[r] + 1; a = algorithm[e] - 1; epochOf[I] = e;
         hist[I] = e;
         if
-        :: a == DISPATCH -> rowsOut[I] = 1
+        :: a == DISPATCH ->
+            rowsOut[I] = ROWS(c);
+#ifdef ROLES
+            tablesOut[I] = LISTS(c)
+#endif
         :: a == COMBINE ->
 #if !defined(LENT) && !defined(M_rows_after_runs)
             rowsOut[I] = 1
@@ -201,12 +220,16 @@ end_core:
         :: else
         fi
     };
+#if defined(ROLES) && defined(M_lists_still_leaving)
+    if :: a != DISPATCH -> MEET_0 :: else fi;
+#else
     MEET_0;
+#endif
     atomic {
-        Counted();
+        if :: TOGETHER -> Counted() :: else fi;
         if
         :: a == WINDOW -> rowsOut[I] = 1
-        :: a == DISPATCH -> tablesOut[I] = 1
+        :: a == DISPATCH -> if :: TOGETHER -> tablesOut[I] = 1 :: else fi
         :: a == COMBINE ->
 #if !defined(LENT) && defined(M_rows_after_runs)
             rowsOut[I] = 1
@@ -215,7 +238,7 @@ end_core:
 #endif
         fi
     };
-    if :: a != COMBINE -> MEET_1 :: else fi;
+    if :: a != COMBINE && TOGETHER -> MEET_1 :: else fi;
     atomic { runsOut[I] = 1 };
     /* The wait, for all ranks. */
     do

@@ -161,6 +161,7 @@ inline void PlanDispatch(const CallSpec& call, const MoeDistributeInfo& info, Ca
     plan.dispatch.tpWorldSize = static_cast<uint32_t>(MOE_ATTRIBUTE(call, tp_world_size));
     plan.dispatch.sendRing = SendRing(info);
     if (direct) {
+        plan.dispatch.listCores = ListCores(info);
         GatherRing(info, plan.dispatch);
     } else {
         plan.dispatch.copyRing = 2;
@@ -189,8 +190,8 @@ inline void ApplyTuned(const CallSpec& call, CallPlan& plan) {
     plan.dispatch.copyRows = TunedOr(call.tuned_rows, plan.dispatch.copyRows);
     plan.dispatch.copyRing = TunedOr(call.tuned_ring, plan.dispatch.copyRing);
     if (plan.dispatch.info.algorithm == kAlgorithmDirect && call.tuned_list_cores > 0) {
-        const uint32_t most = plan.dispatch.info.cores - 1;  // a core at least publishes rows
-        plan.dispatch.listCores = std::min(static_cast<uint32_t>(call.tuned_list_cores), most);
+        plan.dispatch.listCores =
+            std::min(static_cast<uint32_t>(call.tuned_list_cores), MostListCores(plan.dispatch.info));
     }
     plan.combine.sendRows = TunedOr(call.tuned_rows, plan.combine.sendRows);
     plan.combine.sumRing = TunedOr(call.tuned_ring, plan.combine.sumRing);

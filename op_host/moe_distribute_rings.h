@@ -38,6 +38,18 @@ inline uint32_t ChunkRows(uint32_t rowBytes) {
     return std::max(1u, std::min(kChunkBytes / rowBytes, kMaxChunkRows));
 }
 
+// Cores that may make lists in direct dispatch while the others, one at least, publish rows.
+inline uint32_t MostListCores(const MoeDistributeInfo& info) {
+    return info.batch * info.topK <= kMostListPairs ? info.cores - 1 : 0;
+}
+// Roles pay where cores are many: they meet once, not twice, but a core that makes lists reads all ids.
+inline uint32_t ListCores(const MoeDistributeInfo& info) {
+    constexpr uint32_t kLeastCores = 8;
+    if (info.cores < kLeastCores) return 0;
+    const uint32_t share = info.batch > 4 * info.cores ? 8 : 4;
+    return std::min(info.cores / share, MostListCores(info));
+}
+
 // What direct dispatch has in UB besides the rows that it gathers.
 inline uint32_t GatherFixed(const MoeDistributeInfo& info) {
     const uint32_t slots = PaddedInts(info.world * info.localExperts) * 4;

@@ -22,7 +22,11 @@ public:
         const bool direct = info_.algorithm == kAlgorithmDirect;
         if (direct && plan.op == kOpDispatch) {
             DirectPublish();
-            DirectLists();
+            if (plan.dispatch.listCores == 0) {
+                DirectLists();
+            } else {
+                DirectExpertLists();
+            }
             DirectGather();
         } else if (direct) {
             DirectReturn();
@@ -177,6 +181,22 @@ private:
         }
         if (info_.triples == 0) Add("expand_idx", kSendPairs * 4);
         Add("list entries", kSendPairs * kBlock);
+    }
+    void DirectExpertLists() {
+        const uint32_t pairs = info_.batch * info_.topK, lanes = ListLanes(pairs),
+                       experts = CeilDiv(info_.experts, plan_.dispatch.listCores);
+        Step("lists");
+        Add("expert ids, pair numbers", 2 * lanes * 4);
+        Add("comparisons", 2 * CeilTo(CeilTo(lanes, 128) / 8, kBlock));
+        if (info_.maskRank != 0) {
+            const uint32_t masks = info_.maskRank == 1 ? info_.batch : pairs;
+            Add("mask", CeilTo(masks, kBlock));
+            Add("mask as numbers", CeilTo(masks, 128) * 2);
+        }
+        Add("counts", Ints(experts));
+        Add("lists", ListInts(lanes, experts) * 4);
+        if (info_.triples == 0) Add("positions", kPositionBlocks * (kBlock + 4));
+        Add("abort blocks", info_.world * kBlock);
     }
     void DirectGather() {
         const uint64_t stride =

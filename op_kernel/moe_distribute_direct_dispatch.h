@@ -5,6 +5,7 @@
 
 #include "moe_distribute_direct_gather.h"
 #include "moe_distribute_exchange.h"
+#include "moe_distribute_expert_lists.h"
 #include "moe_distribute_list_places.h"
 #include "moe_distribute_quantize.h"
 
@@ -26,16 +27,10 @@ public:
     __aicore__ inline void Process(TPipe& pipe) {
         if (!exchange_.Enter(pipe, *info_, kOpDispatch, args_.workspace, args_.errorRecord)) return;
         BuffInit();
-        if (!Open()) {
+        if (!(role_ == Role::kBoth ? FillTogether() : FillApart())) {
             Leave();
             return;
         }
-        if (role_ == Role::kRows) {
-            PublishRows();
-        } else {
-            MakeLists();
-        }
-        if constexpr (!IsMutant(Mutant::kListsStillLeaving)) exchange_.MeetAfterSend(Verdict());
         SetStatus();
         SegmentInit();
         if (!exchange_.template WaitForAll<true>(waiter_, *this) || !GatherRows()) Leave();
@@ -47,39 +42,37 @@ public:
     }
 
 private:
-    // Every core publishes rows, then makes lists; or some make lists while the others publish rows.
+    // Every core publishes rows, then makes list entries; or some make lists while the others publish rows.
     enum class Role : uint8_t { kBoth, kLists, kRows };
 
-    // Shares of tokens: those whose rows this core publishes, those whose list entries it makes.
     __aicore__ inline void TakeRole() {
         const uint32_t core = exchange_.core(), lists = tiling_->listCores;
-        uint32_t rowCore = core, rowCores = info_->cores, listCores = info_->cores;
-        if (lists != 0) {
-            role_ = core < lists ? Role::kLists : Role::kRows;
-            rowCore = core < lists ? 0 : core - lists;
-            rowCores = info_->cores - lists;
-            listCores = lists;
-        }
-        // A token belongs to one core: its row is read, and quantised, once.
-        firstRow_ = PartBegin(info_->batch, rowCore, rowCores) * info_->topK;
-        endRow_ = PartBegin(info_->batch, rowCore + 1, rowCores) * info_->topK;
-        const uint32_t listCore = Min(core, listCores);
-        const bool none = role_ == Role::kRows;
-        routing_.ShareTokens(PartBegin(info_->batch, listCore, listCores),
-                             none ? info_->batch : PartBegin(info_->batch, listCore + 1, listCores));
+        if (lists != 0) role_ = core < lists ? Role::kLists : Role::kRows;
     }
 
-    // The first meeting. Rows that leave before it leave only after a look at the abort blocks.
-    __aicore__ inline bool Open() {
+    // What leaves before the cores have met leaves only after a look at the abort blocks. False: they have
+    // found one. Here a core has to know what the cores before it have counted: they meet over that, and
+    // again over the lists.
+    __aicore__ inline bool FillTogether() {
         KeepPairs();
-        if (role_ != Role::kBoth) {
-            SyncFunc<HardEvent::MTE2_S>();
-            return exchange_.Open(routing_.Count());
-        }
         Verdict mine = exchange_.LookForAborts();
         if (mine.code == kOk) {
             PublishRows();
             mine = routing_.Count();
+        }
+        if (!exchange_.Agree(mine)) return false;
+        MakeLists();
+        if constexpr (!IsMutant(Mutant::kListsStillLeaving)) exchange_.MeetAfterSend(Verdict());
+        return true;
+    }
+    // Here each list is one core's: they meet once.
+    __aicore__ inline bool FillApart() {
+        Verdict mine = exchange_.LookForAborts();
+        // That has waited for the ids too.
+        if (mine.code == kOk && role_ == Role::kRows) PublishRows();
+        if (mine.code == kOk && role_ == Role::kLists) {
+            MOE_PHASE("PublishLists");
+            mine = expertLists_.Make();
         }
         return exchange_.Agree(mine);
     }
@@ -97,15 +90,27 @@ private:
         PublishLists();
     }
 
-    // UB plan 1: routing tables, rows in flight.
+    // UB plan 1: routing tables, rows in flight; or all pairs, and lists.
     __aicore__ inline void BuffInit() {
         MOE_PHASE("BuffInit");
         exchange_.BoardInit();
-        RoutingInit();
-        rows_.Init(exchange_.pipe(), *info_, args_.x, args_.scales, tiling_->sendRing);
-        expandIdx_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(args_.expandIdx));
+        TakeRole();
         lists_ = exchange_.OwnHalf();
         published_ = lists_ + PublishedRowsOffset(info_->world, info_->capacity);
+        if (role_ == Role::kLists) {
+            expertLists_.Init(exchange_.pipe(), *info_, args_, lists_, exchange_.core(), tiling_->listCores);
+            return;
+        }
+        RoutingInit();
+        // A token belongs to one core: its row is read, and quantised, once.
+        const uint32_t core = exchange_.core() - tiling_->listCores,
+                       cores = info_->cores - tiling_->listCores;
+        firstRow_ = PartBegin(info_->batch, core, cores) * info_->topK;
+        endRow_ = PartBegin(info_->batch, core + 1, cores) * info_->topK;
+        if (role_ == Role::kRows && firstRow_ < endRow_)
+            routing_.pairs().Keep(firstRow_, Min(ChunkPairs(), endRow_ - firstRow_));
+        rows_.Init(exchange_.pipe(), *info_, args_.x, args_.scales, tiling_->sendRing);
+        expandIdx_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(args_.expandIdx));
     }
 
     // The pairs whose list entries this core makes are loaded once where they fit, with what is loaded next.
@@ -116,7 +121,8 @@ private:
     __aicore__ inline void RoutingInit() {
         routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace,
                       exchange_.core());
-        TakeRole();
+        routing_.ShareTokens(PartBegin(info_->batch, exchange_.core(), info_->cores),
+                             PartBegin(info_->batch, exchange_.core() + 1, info_->cores));
     }
 
     // This core's tokens into the own half: a row a token, or a row a pair when smooth scales tell pairs
@@ -262,6 +268,7 @@ private:
     Exchange exchange_;
     RoutingTable routing_;
     ListPlaces places_;
+    ExpertLists expertLists_;
     RowLoader<XType, kQuant, kSmooth> rows_;
     DispatchCounts counts_;
     StatusWaiter waiter_;

@@ -70,6 +70,10 @@ enum class Mutant : uint32_t {
     kFollowerDoesNotWait = 45,     // another core than 0 takes the runs as it finds them at its first look
     kListReadBeforeLoaded = 46,    // MTE2_S between the load of a list and its entries
     kEntrySentBeforeWritten = 47,  // S_MTE3 before list entries leave
+    // the same with roles: some cores make lists, the others publish rows
+    kListSentBeforeSelected = 48,     // V_MTE3 before a list leaves
+    kPositionSentBeforeWritten = 49,  // V_MTE3 before positions leave, from the table of them
+    kPositionsTurnedBeforeSent = 50,  // MTE3_V before the table becomes that of the positions that follow
     kCount
 };
 

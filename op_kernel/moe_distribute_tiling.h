@@ -88,6 +88,13 @@ MOE_FN uint64_t WorkspaceBytes(const MoeDistributeInfo& info) {
 
 constexpr uint32_t kChunkPairs = 512;  // pairs in UB at a time
 
+// Direct dispatch with roles: a core that makes lists has all pairs of the rank in UB, in whole repeats, then
+// its lists, each from a block on, or twice the ids; and in V1 a table of positions.
+constexpr uint32_t kMostListPairs = 8192;
+constexpr uint32_t kPositionBlocks = 64;
+MOE_FN uint32_t ListLanes(uint32_t pairs) { return CeilDiv(pairs, 64) * 64; }
+MOE_FN uint32_t ListInts(uint32_t lanes, uint32_t experts) { return 2 * lanes + (experts + 1) * kBlockWords; }
+
 // Direct combine folds the counts of all sources as rows of so many lanes: whole blocks, and a multiple of W.
 MOE_FN uint32_t ReturnCountUnit(uint32_t world) {
     return world % 8 == 0 ? world : world % 4 == 0 ? 2 * world : world % 2 == 0 ? 4 * world : 8 * world;

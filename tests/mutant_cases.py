@@ -41,7 +41,8 @@ class MutantCase:
         passes_fast_suite: Whether all tests on the fast engine pass.
         model: Whether the protocol model has a mutant of this name.
         where: Calls in which it shows: "quantised", "servers" (ranks reached by a copy agent), "direct" (that
-            algorithm), "failing" (direct, a rank stops), "lent" (direct, rows in a lent area), or "" for any.
+            algorithm), "roles" (direct, some cores make lists), "failing" (direct, a rank stops), "lent"
+            (direct, rows in a lent area), or "" for any.
     """
 
     number: int
@@ -303,6 +304,15 @@ MUTANTS = [
         46, "list_read_before_loaded", "no MTE2_S before list entries are read", UNINITIALISED, where="direct"
     ),
     _pipe(47, "entry_sent_before_written", "no S_MTE3 before list entries leave", where="direct"),
+    _pipe(48, "list_sent_before_selected", "no V_MTE3 before a list leaves", where="roles"),
+    _pipe(49, "position_sent_before_written", "no V_MTE3 before positions leave", where="roles"),
+    _pipe(
+        50,
+        "positions_turned_before_sent",
+        "no MTE3_V before the table becomes that of the next positions",
+        HAZARD,
+        where="roles",
+    ),
 ]
 
 # Wrong data in every run: a harness that does not report it cannot fail.

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import random
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import op_cases
 import op_runs
 import pytest
 import test_direct
 import torch
+from mutant_builds import BuildError, MutantBuilds
+from mutant_cases import MUTANTS, MutantCase
+from mutant_search import DTYPE, LIMIT, SEEDS, search
+from op_cases import Spec
 from op_runs import Clusters
 from test_direct_explore import drawn
 
@@ -62,6 +68,40 @@ def test_equals_the_reference(clusters: Clusters, first: int, monkeypatch: pytes
             taken += [plan.tiling_of(made).get("list_cores", 0) for made in plans]
     native._plans.clear()
     assert sum(lists > 0 for lists in taken) >= PART
+
+
+@pytest.mark.parametrize("mask", op_cases.MASKS)
+@pytest.mark.parametrize("ids", ["distinct", "hot", "minus", "overflow", "bad"])
+def test_many_pairs_on_many_cores(
+    clusters: Clusters, ids: str, mask: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More pairs of an expert than the table of positions holds, and owners whose experts cores share."""
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", "direct")
+    monkeypatch.setattr(op_runs, "check_traffic", test_direct.check_traffic)
+    for contract, cores, local in ((1, 24, 5), (2, 48, 3), (1, 8, 1), (2, 13, 16)):
+        spec = Spec(world=2, local=local, topk=min(8, 2 * local), units=1, max_bs=300, ids=ids, mask=mask)
+        case = op_cases.build(
+            op_cases.legal(replace(spec, contract=contract, cores=cores, seed=cores, quant="int8"))
+        )
+        op_runs.check(case, op_runs.run(clusters[2], case))
+
+
+@pytest.mark.parametrize(("batch", "lists"), [(8, 2), (1023, 1), (1024, 1), (1025, 0)])
+def test_pairs_that_do_not_fit_are_listed_by_all_cores(
+    clusters: Clusters, batch: int, lists: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", "direct")
+    monkeypatch.setattr(op_runs, "check_traffic", lambda *_: None)  # entries are read twice where many
+    request = Request(ranks=2, experts=16, topk=8, hidden=64, batch=batch, cores=8)
+
+    def list_cores(cores: int) -> int:
+        made = plan.describe("dispatch", replace(request, cores=cores), "direct")
+        return plan.tiling_of(native.Plan("dispatch", made))["list_cores"]
+
+    assert [list_cores(cores) for cores in (1, 7, 8)] == [0, 0, lists]
+    spec = Spec(world=2, local=8, topk=8, units=1, max_bs=batch, ids="any", contract=1, cores=8)
+    case = op_cases.build(op_cases.legal(spec))
+    op_runs.check(case, op_runs.run(clusters[2], case))
 
 
 @pytest.mark.parametrize("quant", [False, True])
@@ -128,3 +168,45 @@ def test_every_policy(policy: str) -> None:
     assert explore.parse(str(case)) == case
     result = explore.explore(case, 20, 7, Options(policy=policy))
     assert result.finding is None, result.finding.line()
+
+
+# ---- its bugs
+
+LONG = {"positions_turned_before_sent": "w1,c3,l2,k2,b64,u1,v1,m2,bf16,none,mask:none,ids:hot,D,direct"}
+
+
+@pytest.fixture(scope="module")
+def builds(request: pytest.FixtureRequest) -> MutantBuilds:
+    if "mutants" not in request.config.getoption("-m"):
+        pytest.skip("takes minutes: pytest -m mutants")
+    try:
+        return MutantBuilds()
+    except BuildError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.mutants
+@pytest.mark.parametrize(
+    "case", [case for case in MUTANTS if case.where == "roles"], ids=lambda case: case.name
+)
+def test_a_mutant_of_roles_is_found(builds: MutantBuilds, case: MutantCase) -> None:
+    library = builds.mutant(case.number, "checked", (DTYPE,))
+    if case.name in LONG:
+        made = [replace(explore.parse(LONG[case.name]), seed=seed) for seed in range(40)]
+        clean = explore.campaign(
+            made, 40, 1, library=explore.checked_library(builds.clean("checked")), a_case=1
+        )
+        assert clean.finding is None, clean.finding.line()
+        result = explore.campaign(made, 40, 1, library=explore.checked_library(library), a_case=1)
+        assert result.finding is not None and result.finding.kind in case.finds, result.finding
+        return
+    found = [search(library, seed, where="roles") for seed in SEEDS]
+    assert all(one.kind in case.finds for one in found), found
+    assert statistics.median(one.schedules for one in found) <= LIMIT
+
+
+@pytest.mark.mutants
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_clean_kernels_pass_the_same_search(builds: MutantBuilds, seed: int) -> None:
+    found = search(builds.clean("checked"), seed, LIMIT, where="roles")
+    assert found.kind is None and found.schedules == LIMIT, found.line
