@@ -149,6 +149,14 @@ bool TermIn(const Forward& forward, uintptr_t begin, uintptr_t end) {
     const ForwardedTerm& term = forward.term;
     return term.type != TermType::kNone && Overlap(term.ub, term.ub + TermBytes(term), begin, end);
 }
+// The sum and the term, where they would lie there. Whether there was one.
+bool MakeFloats(Forward& forward, uintptr_t begin, uintptr_t end) {
+    const bool sum = SumIn(forward, begin, end);
+    if (sum) MakeSum(forward);
+    const bool term = TermIn(forward, begin, end);
+    if (term) MakeTerm(forward);
+    return sum || term;
+}
 bool IsTerm(const Forward& forward, uintptr_t ub, uint32_t count) {
     const ForwardedTerm& term = forward.term;
     return term.type != TermType::kNone && term.ub == ub && term.count == count;
@@ -157,15 +165,7 @@ bool IsTerm(const Forward& forward, uintptr_t ub, uint32_t count) {
 }  // namespace
 
 void ForwardRead(Forward& forward, uintptr_t begin, uintptr_t end) {
-    bool made = false;
-    if (SumIn(forward, begin, end)) {
-        MakeSum(forward);
-        made = true;
-    }
-    if (TermIn(forward, begin, end)) {
-        MakeTerm(forward);
-        made = true;
-    }
+    bool made = MakeFloats(forward, begin, end);
     for (uint32_t i = forward.count; i-- > 0;) {
         ForwardedRow& row = forward.rows[i];
         if (!Overlap(row.ub, EndOf(row), begin, end)) continue;
@@ -183,15 +183,7 @@ void ForwardRead(Forward& forward, uintptr_t begin, uintptr_t end) {
 }
 
 void ForwardWrite(Forward& forward, uintptr_t begin, uintptr_t end) {
-    bool made = false;
-    if (SumIn(forward, begin, end)) {
-        MakeSum(forward);
-        made = true;
-    }
-    if (TermIn(forward, begin, end)) {
-        MakeTerm(forward);
-        made = true;
-    }
+    bool made = MakeFloats(forward, begin, end);
     for (uint32_t i = forward.count; i-- > 0;) {
         if (!Overlap(forward.rows[i].ub, EndOf(forward.rows[i]), begin, end)) continue;
         Make(forward.rows[i]);
