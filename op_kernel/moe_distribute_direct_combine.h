@@ -34,6 +34,7 @@ public:
             mine = Count();
             if (!triples_) return_.Begin();  // whose loads would go before those of expand_idx
             Worsen(mine, return_.Check());
+            if (mine.code == kOk) exchange_.PrepareRuns(return_);
         }
         if (!exchange_.Agree(mine)) {
             Leave();

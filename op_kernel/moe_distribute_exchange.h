@@ -97,39 +97,40 @@ public:
         config_.phase = kPhaseLent;
         lentBlocks_ = blocks;
     }
+    // Before the cores have met: what this core's first runs say if none of them has an error.
+    template <typename Counts>
+    __aicore__ inline void PrepareRuns(Counts& counts) {
+        if constexpr (IsMutant(Mutant::kNoSyncBeforeFlags)) return;
+        RunsInit();
+        for (uint32_t i = core_; i < info_->world && prepared_ < RunsInUb(*info_); i += info_->cores) {
+            BeginRun(prepared_);
+            FillRun(counts, prepared_++, PeerAfter(i));
+        }
+    }
     // To the first of the peers after this rank, and every `step`th after that.
     template <typename Counts>
     __aicore__ inline void SendRuns(Counts& counts, uint32_t rowBytes, uint32_t first, uint32_t step) {
         MOE_PHASE("SetStatus");
-        const uint32_t bytes = StatusRunBytes(config_.counts);
-        const uint32_t ring = RunsInUb(*info_);
-        UbBuf runBuf;
-        pipe_->InitBuffer(runBuf, ring * bytes);
+        const uint32_t bytes = StatusRunBytes(config_.counts), ring = RunsInUb(*info_);
+        if (prepared_ == 0) RunsInit();
+        if (Failed()) prepared_ = 0;
         pipe_->InitBuffer(itemBuf_, kBlock);
-        StatusWriter writers[kMostRunsInUb];
         for (uint32_t i = first, sent = 0; i < info_->world; i += step, ++sent) {
-            // Start with the next rank, so that not all ranks fall on rank 0 first.
-            const uint32_t peer = (info_->rank + 1 + i) % info_->world;
-            const LocalTensor<uint32_t> run =
-                runBuf.Get<uint32_t>()[sent % ring * (bytes / static_cast<uint32_t>(sizeof(uint32_t)))];
-            StatusWriter& writer = writers[sent % ring];
-            if (sent < ring) BeginRun(writer, run);
-            if (!Failed()) counts.Select(peer);
-            if constexpr (!IsMutant(Mutant::kRunRewrittenBeforeSent)) {
-                if (sent >= ring || ring == 1) SyncFunc<HardEvent::MTE3_S>();
-            }
+            const uint32_t peer = PeerAfter(i), at = sent % ring;
             uint32_t rows = 0;
-            for (uint32_t i = 0; i < config_.counts; ++i) {
-                const uint32_t count = Failed() ? 0 : counts.Rows(peer, i);
-                writer.SetCount(i, count);
-                if (i < info_->localExperts) rows += count;
+            if (sent >= prepared_) {
+                if (sent < ring) BeginRun(at);
+                if (!Failed()) counts.Select(peer);
+                if constexpr (!IsMutant(Mutant::kRunRewrittenBeforeSent)) {
+                    if (sent >= ring || ring == 1) SyncFunc<HardEvent::MTE3_S>();
+                }
+                rows = FillRun(counts, at, peer);
             }
-            writer.Seal();
             if constexpr (IsMutant(Mutant::kSkipFlagWhenZeroRows)) {
                 if (!Failed() && counts.Rows(peer, 0) == 0) continue;
             }
             if constexpr (!IsMutant(Mutant::kRunSentBeforeWritten)) SyncFunc<HardEvent::S_MTE3>();
-            sender_.PutStatus(peer, run, bytes);
+            sender_.PutStatus(peer, RunAt(at), bytes);
             if (sender_.servers().Far(peer)) PutItem(peer, static_cast<uint64_t>(rows) * rowBytes, bytes);
         }
         // Direct goes on at once: its runs stay in UB until the plan that they are in ends.
@@ -234,12 +235,33 @@ private:
     __aicore__ inline bool Failed() const {
         return verdict_.code != kOk && verdict_.code != kRoutingMismatch;
     }
+    __aicore__ inline void RunsInit() {
+        pipe_->InitBuffer(runBuf_, RunsInUb(*info_) * StatusRunBytes(config_.counts));
+    }
+    // Start with the next rank, so that not all ranks fall on rank 0 first.
+    __aicore__ inline uint32_t PeerAfter(uint32_t i) const { return (info_->rank + 1 + i) % info_->world; }
+    __aicore__ inline LocalTensor<uint32_t> RunAt(uint32_t at) {
+        return runBuf_.Get<uint32_t>()[at * (StatusRunBytes(config_.counts) / kWordBytes)];
+    }
     // All of a run that is the same for every peer.
-    __aicore__ inline void BeginRun(StatusWriter& writer, const LocalTensor<uint32_t>& run) {
-        writer.Init(run, *info_, config_, epoch_);
+    __aicore__ inline void BeginRun(uint32_t at) {
+        StatusWriter& writer = writers_[at];
+        writer.Init(RunAt(at), *info_, config_, epoch_);
         writer.SetError(Failed() ? verdict_ : Verdict());
         if (!Failed() && config_.phase == kPhaseLent) writer.SetPlace(lentBlocks_, info_->lentGeneration);
         writer.ClearTail();
+    }
+    // The rest. Returns how many rows it is about.
+    template <typename Counts>
+    __aicore__ inline uint32_t FillRun(Counts& counts, uint32_t at, uint32_t peer) {
+        uint32_t rows = 0;
+        for (uint32_t i = 0; i < config_.counts; ++i) {
+            const uint32_t count = Failed() ? 0 : counts.Rows(peer, i);
+            writers_[at].SetCount(i, count);
+            if (i < info_->localExperts) rows += count;
+        }
+        writers_[at].Seal();
+        return rows;
     }
 
     // BatchWrite lists of this launch: a block an item, so that each core stores those of its own peers.
@@ -281,6 +303,7 @@ private:
     }
 
     static constexpr uint32_t kItemWords = kBlock / sizeof(uint64_t);
+    static constexpr uint32_t kWordBytes = sizeof(uint32_t);
     static_assert(sizeof(BatchItem) == kBlock, "an item is a block");
     TPipe* pipe_ = nullptr;
     const MoeDistributeInfo* info_ = nullptr;
@@ -292,11 +315,13 @@ private:
     RdmaLink link_;
     FailureReport report_;
     VerdictBoard board_;
-    UbBuf itemBuf_;
+    StatusWriter writers_[kMostRunsInUb];
+    UbBuf runBuf_, itemBuf_;
     Verdict verdict_;
     uint32_t core_ = 0;
     uint32_t epoch_ = 0;
     uint32_t lentBlocks_ = 0;
+    uint32_t prepared_ = 0;  // runs that are in UB already
 };
 
 }  // namespace moe
