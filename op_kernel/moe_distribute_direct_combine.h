@@ -58,7 +58,7 @@ private:
         RoutingInit();
         if (!triples_) bounds_.Init(pipe, *info_, args_.expandIdx, args_.workspace, exchange_.core());
         return_.Init(exchange_, args_, *tiling_, rowBytes_);
-        rows_.Init(exchange_, waiter_, *info_, args_.expandIdx, rowBytes_);
+        rows_.Init(exchange_, waiter_, *info_, args_.expandX, args_.expandIdx, rowBytes_);
         sum_.Init(pipe, *tiling_, args_, rows_, exchange_.core());
     }
     // A core counts the tokens that it sums, but for one that it shares with the core before it.

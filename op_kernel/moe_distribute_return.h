@@ -1,5 +1,6 @@
-// What combine, algorithm "direct", leaves in the own half: the rows of expand_x as they lie, unless they lie
-// in the lent area. Where each source rank's rows of each local expert begin is in its run.
+// What combine, algorithm "direct", leaves in the own half: the rows of expand_x as they lie, but for this
+// rank's own, and unless they lie in the lent area. Where each source rank's rows of each local expert begin
+// is in its run.
 #ifndef ASCEND_MOE_DISTRIBUTE_RETURN_H
 #define ASCEND_MOE_DISTRIBUTE_RETURN_H
 
@@ -54,8 +55,23 @@ public:
         const uint64_t begin = PartBegin(units, exchange_->core(), info_->cores) * kCopyUnit;
         const uint64_t whole = PartBegin(units, exchange_->core() + 1, info_->cores) * kCopyUnit;
         const uint64_t end = whole < bytes ? whole : bytes;
+        uint32_t expert = 0;
         for (uint64_t at = begin; at < end;) {
-            const uint64_t left = end - at;
+            // Up to this rank's own rows of a local expert, and on after them. Counts that nobody has checked
+            // yet leave out something else, of this core's share.
+            uint64_t stop = end;
+            if (expert < info_->localExperts) {
+                const uint32_t slot = expert * info_->world + info_->rank;
+                const uint64_t own = static_cast<uint64_t>(counts_.Start(slot)) * rowBytes_;
+                if (own <= at) {
+                    const uint64_t after = static_cast<uint64_t>(counts_.End(slot)) * rowBytes_;
+                    at = at < after ? after : at;
+                    ++expert;
+                    continue;
+                }
+                stop = own < end ? own : end;
+            }
+            const uint64_t left = stop - at;
             const uint32_t count = left < chunkBytes_ ? static_cast<uint32_t>(left) : chunkBytes_;
             GlobalTensor<int8_t> from, target;
             from.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(args_->expandX + at), count);

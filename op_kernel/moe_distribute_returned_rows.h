@@ -1,5 +1,5 @@
 // Where the rows of this rank's pairs lie when combine runs "direct": in the halves, or the lent areas, of
-// their experts' ranks, whose runs say where this rank's rows of each expert begin.
+// their experts' ranks, whose runs say where this rank's rows of each expert begin; its own are in expand_x.
 #ifndef ASCEND_MOE_DISTRIBUTE_RETURNED_ROWS_H
 #define ASCEND_MOE_DISTRIBUTE_RETURNED_ROWS_H
 
@@ -10,10 +10,11 @@ namespace moe {
 class ReturnedRows {
 public:
     __aicore__ inline void Init(Exchange& exchange, StatusWaiter& runs, const MoeDistributeInfo& info,
-                                GM_ADDR expandIdx, uint32_t rowBytes) {
+                                GM_ADDR expandX, GM_ADDR expandIdx, uint32_t rowBytes) {
         exchange_ = &exchange;
         runs_ = &runs;
         info_ = &info;
+        expandX_ = expandX;
         rowBytes_ = rowBytes;
         index_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(expandIdx), info.batch * info.topK);
         exchange.pipe().InitBuffer(positionBuf_, kChunkPairs * sizeof(int32_t));
@@ -45,7 +46,10 @@ public:
         const uint32_t row = start + static_cast<uint32_t>(positionBuf_.Get<int32_t>().GetValue(i));
         GM_ADDR base = exchange_->HalfOf(owner);
         uint64_t bytes = static_cast<uint64_t>(info_->world) * info_->capacity * rowBytes_;
-        if (PhaseOf(run.GetValue(kH0OpPhase)) == kPhaseLent && !IsMutant(Mutant::kLentAsPublished)) {
+        if (owner == info_->rank && info_->expandRows != 0) {  // nobody has to copy those
+            base = expandX_;
+            bytes = static_cast<uint64_t>(info_->expandRows) * rowBytes_;
+        } else if (PhaseOf(run.GetValue(kH0OpPhase)) == kPhaseLent && !IsMutant(Mutant::kLentAsPublished)) {
             const WindowContext& context = exchange_->context();
             const uint64_t lent = static_cast<uint64_t>(run.GetValue(kBlockWords + kH1Detail0)) * kBlock;
             if (lent + rowBytes_ <= context.lent_bytes()) {
@@ -62,6 +66,7 @@ private:
     StatusWaiter* runs_ = nullptr;
     const MoeDistributeInfo* info_ = nullptr;
     GlobalTensor<int32_t> index_;
+    GM_ADDR expandX_ = nullptr;
     UbBuf positionBuf_;
     uint32_t rowBytes_ = 0;
 };

@@ -84,13 +84,14 @@ def check_traffic(case: Case, runs: list[RankRun], lends: Sequence[bool]) -> Non
     for rank, (one, given) in enumerate(zip(runs, case.inputs, strict=True)):
         rows = int(one.dispatched[4][case.experts - 1])
         moved = one.traffic[1]
-        assert moved["written_window_data"] == (0 if lends[rank] else rows * row), rank
         assert moved["written_window_lent"] == 0
         live = given.expert_ids >= 0
         mask = given.x_active_mask
         if mask is not None:
             live &= mask if mask.dim() == 2 else mask[:, None]
         owners = given.expert_ids[live] // local
+        own = int((owners == rank).sum())
+        assert moved["written_window_data"] == (0 if lends[rank] else (rows - own) * row), rank
         lent_pairs = sum(int((owners == owner).sum()) for owner in range(case.world) if lends[owner])
         assert moved["read_window_lent"] == lent_pairs * row, rank
 
