@@ -15,7 +15,7 @@ constexpr uint32_t kChunkBytes = 56 * 1024;  // one of the two chunks of rows on
 constexpr uint32_t kMaxChunkRows = 4095;     // blockCount of one DataCopyPad
 constexpr uint32_t kSendPairs = 512;         // pairs whose places and triples are in UB at a time
 constexpr uint32_t kMaxSendRing = 4;
-constexpr uint32_t kMaxGatherRing = 4;
+constexpr uint32_t kMaxGatherRing = 7;
 constexpr uint32_t kMaxReturnRing = 4;
 
 // UB rows in flight while dispatch sends: what is left of UB after the fixed tables and the quantiser's rows.
@@ -60,6 +60,7 @@ inline uint32_t GatherFixed(const MoeDistributeInfo& info) {
     if (info.triples != 0) fixed += kSendPairs * kTripleWords * 4;
     if (info.cores > 1) fixed += MatchBytes(info.world, info.localExperts);
     if (ScansSegments(info.world, info.cores)) fixed += ScanBytes(info.world, info.localExperts);
+    if (ReadsOnce(info)) fixed += OnceBytes(info);
     return fixed;
 }
 // Chunks in flight, and rows of each, while direct dispatch gathers.
@@ -68,7 +69,7 @@ inline void GatherRing(const MoeDistributeInfo& info, MoeDistributeDispatchTilin
         DispatchRowStride(info.hidden, TypeSize(info.wireType), info.quantMode != 0, false);
     const uint32_t room = (kUbBytes - GatherFixed(info)) / stride;
     tiling.copyRing = std::max(1u, std::min(room, kMaxGatherRing));
-    tiling.copyRows = std::max(1u, std::min(room / tiling.copyRing, kMaxChunkRows));
+    tiling.copyRows = ReadsOnce(info) ? 1 : std::max(1u, std::min(room / tiling.copyRing, kMaxChunkRows));
 }
 
 constexpr uint32_t kPartUnit = 32;  // elements

@@ -208,8 +208,12 @@ private:
         Segments();
         if (ScansSegments(info_.world, info_.cores))
             Add("their sums", ScanBytes(info_.world, info_.localExperts));
-        Add("lists", kSendPairs * 4);
-        if (info_.triples != 0) Add("triples", kSendPairs * kTripleWords * 4);
+        if (ReadsOnce(info_)) {
+            Add("lists, places, triples", OnceBytes(info_));
+        } else {
+            Add("lists", kSendPairs * 4);
+            if (info_.triples != 0) Add("triples", kSendPairs * kTripleWords * 4);
+        }
         Add("rows of the sources",
             plan_.dispatch.copyRing * CeilTo(plan_.dispatch.copyRows * stride, kBlock));
         Add("expert_token_nums", CeilTo(info_.localExperts * 8ull, kBlock) + kBlock);

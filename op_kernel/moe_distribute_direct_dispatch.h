@@ -4,6 +4,7 @@
 #define ASCEND_MOE_DISTRIBUTE_DIRECT_DISPATCH_H
 
 #include "moe_distribute_direct_gather.h"
+#include "moe_distribute_direct_once.h"
 #include "moe_distribute_exchange.h"
 #include "moe_distribute_expert_lists.h"
 #include "moe_distribute_list_places.h"
@@ -241,8 +242,19 @@ private:
     __aicore__ inline bool GatherRows() {
         MOE_PHASE("GatherRows");
         FindSegments();
+        if constexpr (!kSmooth) {
+            if (ReadsOnce(*info_)) {
+                DirectOnce once;
+                once.Init(exchange_, args_, *tiling_, kQuant);
+                return GatherBy(once);
+            }
+        }
         DirectGather gather;
         gather.Init(exchange_, args_, *tiling_, kQuant, kSmooth);
+        return GatherBy(gather);
+    }
+    template <typename Gatherer>
+    __aicore__ inline bool GatherBy(Gatherer& gather) {
         gather.Begin(segments_);
         if (exchange_.core() == 0) {
             if (!exchange_.CheckSeals(waiter_)) return false;

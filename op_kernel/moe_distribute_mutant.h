@@ -74,6 +74,8 @@ enum class Mutant : uint32_t {
     kListSentBeforeSelected = 48,     // V_MTE3 before a list leaves
     kPositionSentBeforeWritten = 49,  // V_MTE3 before positions leave, from the table of them
     kPositionsTurnedBeforeSent = 50,  // MTE3_V before the table becomes that of the positions that follow
+    // the same where rows are read once
+    kTriplesSentBeforeWritten = 51,  // S_MTE3 before triples leave
     kCount
 };
 

@@ -135,6 +135,26 @@ MOE_FN uint32_t HistogramsAtOnce(uint32_t cores, uint32_t experts) {
 }
 MOE_FN bool ScansSegments(uint32_t world, uint32_t cores) { return cores > 1 && world % kBlockWords == 0; }
 
+// Direct dispatch reads a row once for all experts of its owner: where owners have many of them, a row is a
+// token's, all ranks have as many tokens as this one, and a core gets tokens of two sources at most.
+constexpr uint32_t kMostOnceCapacity = 2048, kLeastOnceExperts = 8, kMostOnceBytes = 96 * 1024;
+MOE_FN uint32_t OnceEntries(const MoeDistributeInfo& info) {
+    return (CeilDiv(info.world * info.batch, info.cores) + 2) * info.topK;
+}
+// Two lists and four numbers an entry of one, their comparison, and what this core finds.
+MOE_FN uint32_t OnceBytes(const MoeDistributeInfo& info) {
+    const uint32_t lanes = ListLanes(info.capacity), entries = OnceEntries(info);
+    return 6 * lanes * static_cast<uint32_t>(sizeof(int32_t)) +
+           static_cast<uint32_t>(CeilTo(lanes / 8, kBlock)) +
+           4 * PaddedInts(entries) * static_cast<uint32_t>(sizeof(int32_t)) +
+           (info.triples != 0 ? entries * kBlock : 0);
+}
+MOE_FN bool ReadsOnce(const MoeDistributeInfo& info) {
+    return info.hasScales == 0 && info.globalBsGiven == 0 && info.batch == info.maxBatch && info.batch != 0 &&
+           info.localExperts >= kLeastOnceExperts && info.cores >= 8 && info.cores >= info.world &&
+           info.capacity <= kMostOnceCapacity && OnceBytes(info) <= kMostOnceBytes;
+}
+
 }  // namespace moe
 
 #endif  // ASCEND_MOE_DISTRIBUTE_TILING_H

@@ -41,8 +41,9 @@ class MutantCase:
         passes_fast_suite: Whether all tests on the fast engine pass.
         model: Whether the protocol model has a mutant of this name.
         where: Calls in which it shows: "quantised", "servers" (ranks reached by a copy agent), "direct" (that
-            algorithm), "roles" (direct, some cores make lists), "failing" (direct, a rank stops), "lent"
-            (direct, rows in a lent area), or "" for any.
+            algorithm), "roles" (direct, some cores make lists), "once" (direct, owners read a
+            row once for all their experts), "failing" (direct, a rank stops), "lent" (direct, rows in a lent
+            area), or "" for any.
     """
 
     number: int
@@ -313,6 +314,7 @@ MUTANTS = [
         HAZARD,
         where="roles",
     ),
+    _pipe(51, "triples_sent_before_written", "rows read once: no S_MTE3 before triples leave", where="once"),
 ]
 
 # Wrong data in every run: a harness that does not report it cannot fail.

@@ -14,7 +14,7 @@ from mutant_builds import BuildError, MutantBuilds
 from mutant_cases import CANARY, MUTANTS, QUICK, MutantCase
 from mutant_search import DTYPE, LIMIT, PATIENCE, SEEDS, Found, search
 
-ELSEWHERE = ("direct", "failing", "lent", "roles")  # test_direct_explore.py, test_roles.py
+ELSEWHERE = ("direct", "failing", "lent", "roles", "once")  # test_direct_explore, test_roles, test_once
 ALL = [case for case in MUTANTS if case.name not in QUICK and case.where not in ELSEWHERE]
 
 
