@@ -17,6 +17,8 @@ constexpr uint32_t kSendPairs = 512;         // pairs whose places and triples a
 constexpr uint32_t kMaxSendRing = 4;
 constexpr uint32_t kMaxGatherRing = 7;
 constexpr uint32_t kMaxReturnRing = 4;
+constexpr uint32_t kManyCores =
+    8;  // from here on what an NPU's clock gains is worth more than few instructions
 
 // UB rows in flight while dispatch sends: what is left of UB after the fixed tables and the quantiser's rows.
 inline uint32_t SendRing(const MoeDistributeInfo& info) {
@@ -44,8 +46,7 @@ inline uint32_t MostListCores(const MoeDistributeInfo& info) {
 }
 // Roles pay where cores are many: they meet once, not twice, but a core that makes lists reads all ids.
 inline uint32_t ListCores(const MoeDistributeInfo& info) {
-    constexpr uint32_t kLeastCores = 8;
-    if (info.cores < kLeastCores) return 0;
+    if (info.cores < kManyCores) return 0;
     const uint32_t share = info.batch > 4 * info.cores ? 8 : 4;
     return std::min(info.cores / share, MostListCores(info));
 }
@@ -69,7 +70,9 @@ inline void GatherRing(const MoeDistributeInfo& info, MoeDistributeDispatchTilin
         DispatchRowStride(info.hidden, TypeSize(info.wireType), info.quantMode != 0, false);
     const uint32_t room = (kUbBytes - GatherFixed(info)) / stride;
     tiling.copyRing = std::max(1u, std::min(room, kMaxGatherRing));
-    tiling.copyRows = ReadsOnce(info) ? 1 : std::max(1u, std::min(room / tiling.copyRing, kMaxChunkRows));
+    // Many cores: each row leaves as it comes, rather than with others.
+    const uint32_t most = info.cores >= kManyCores ? 1 : kMaxChunkRows;
+    tiling.copyRows = std::max(1u, std::min(room / tiling.copyRing, most));
 }
 
 constexpr uint32_t kPartUnit = 32;  // elements

@@ -101,6 +101,7 @@ public:
     template <typename Counts>
     __aicore__ inline void PrepareRuns(Counts& counts) {
         if constexpr (IsMutant(Mutant::kNoSyncBeforeFlags)) return;
+        if (core_ >= info_->world) return;
         RunsInit();
         for (uint32_t i = core_; i < info_->world && prepared_ < RunsInUb(*info_); i += info_->cores) {
             BeginRun(prepared_);
