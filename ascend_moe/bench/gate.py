@@ -44,10 +44,10 @@ class Rule:
 
 
 RULES = (
-    Rule("direct", LIMIT, most=3.3, aim=2.5),
-    Rule("direct-zero-copy", LIMIT, most=3.3, aim=1.6),
-    Rule("direct", GLOO_TUNED, least=4, aim=5),
-    Rule("direct", MPI_TUNED, least=2.5, aim=3),
+    Rule("direct", LIMIT, most=3, aim=2.5),
+    Rule("direct-zero-copy", LIMIT, most=3, aim=1.6),
+    Rule("direct", GLOO_TUNED, least=5),
+    Rule("direct", MPI_TUNED, least=3),
     Rule("window", GLOO_TUNED, least=2),
 )
 # preset, BS; on 2 ranks
