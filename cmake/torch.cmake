@@ -21,26 +21,31 @@ list(GET am_torch 4 am_python_headers)
 list(GET am_torch 5 am_python_suffix)
 message(STATUS "Compiled torch ops: torch ${am_torch_version} in ${am_torch_folder}")
 
+# What every library against torch is built and installed with.
+function(am_of_torch name)
+  target_compile_options(${name} PRIVATE -Wall -Wextra -Werror=return-type)
+  target_compile_definitions(${name} PRIVATE _GLIBCXX_USE_CXX11_ABI=${am_torch_abi})
+  target_include_directories(${name} SYSTEM PRIVATE
+    ${am_torch_folder}/include ${am_torch_folder}/include/torch/csrc/api/include)
+  target_link_options(${name} PRIVATE -Wl,-z,noexecstack -Wl,--allow-shlib-undefined)
+  if(ASCEND_MOE_SANITIZE)
+    target_compile_options(${name} PRIVATE -fsanitize=${ASCEND_MOE_SANITIZE} -fno-omit-frame-pointer)
+    target_link_options(${name} PRIVATE -fsanitize=${ASCEND_MOE_SANITIZE})
+  endif()
+  install(TARGETS ${name} LIBRARY DESTINATION ascend_moe/lib COMPONENT lib)
+endfunction()
+
 file(GLOB am_torch_sources CONFIGURE_DEPENDS ascend_moe/csrc/torch/*.cpp)
 add_library(ascend_moe_torch SHARED ${am_torch_sources})
 set_target_properties(ascend_moe_torch PROPERTIES
   OUTPUT_NAME ascend_moe_torch-${am_torch_version}
   SKIP_BUILD_RPATH ON)  # torch is in the process already, found by its name
-target_compile_options(ascend_moe_torch PRIVATE -Wall -Wextra -Werror=return-type)
-target_compile_definitions(ascend_moe_torch PRIVATE _GLIBCXX_USE_CXX11_ABI=${am_torch_abi})
+am_of_torch(ascend_moe_torch)
 if(am_torch_c10d AND EXISTS ${am_torch_folder}/include/torch/csrc/distributed/c10d/GroupRegistry.hpp)
   target_compile_definitions(ascend_moe_torch PRIVATE ASCEND_MOE_C10D=1)
 endif()
-target_include_directories(ascend_moe_torch SYSTEM PRIVATE
-  ${am_torch_folder}/include ${am_torch_folder}/include/torch/csrc/api/include)
 target_link_libraries(ascend_moe_torch PRIVATE
   ${am_torch_folder}/lib/libc10.so ${am_torch_folder}/lib/libtorch_cpu.so Threads::Threads ${CMAKE_DL_LIBS})
-target_link_options(ascend_moe_torch PRIVATE -Wl,-z,noexecstack -Wl,--allow-shlib-undefined)
-if(ASCEND_MOE_SANITIZE)
-  target_compile_options(ascend_moe_torch PRIVATE -fsanitize=${ASCEND_MOE_SANITIZE} -fno-omit-frame-pointer)
-  target_link_options(ascend_moe_torch PRIVATE -fsanitize=${ASCEND_MOE_SANITIZE})
-endif()
-install(TARGETS ascend_moe_torch LIBRARY DESTINATION ascend_moe/lib COMPONENT lib)
 
 # Calls from Python straight to those kernels: an extension module of this Python and this torch. Without it calls
 # take torch's way.
@@ -53,15 +58,7 @@ add_library(ascend_moe_calls MODULE ${am_calls_sources})
 set_target_properties(ascend_moe_calls PROPERTIES
   PREFIX "" SUFFIX ${am_python_suffix} OUTPUT_NAME ascend_moe_calls-${am_torch_version}
   BUILD_RPATH "$ORIGIN" INSTALL_RPATH "$ORIGIN")
-target_compile_options(ascend_moe_calls PRIVATE -Wall -Wextra -Werror=return-type)
-target_compile_definitions(ascend_moe_calls PRIVATE _GLIBCXX_USE_CXX11_ABI=${am_torch_abi})
-target_include_directories(ascend_moe_calls SYSTEM PRIVATE
-  ${am_python_headers} ${am_torch_folder}/include ${am_torch_folder}/include/torch/csrc/api/include)
+am_of_torch(ascend_moe_calls)
+target_include_directories(ascend_moe_calls SYSTEM PRIVATE ${am_python_headers})
 target_link_libraries(ascend_moe_calls PRIVATE
   ascend_moe_torch ${am_torch_folder}/lib/libtorch_python.so)
-target_link_options(ascend_moe_calls PRIVATE -Wl,-z,noexecstack -Wl,--allow-shlib-undefined)
-if(ASCEND_MOE_SANITIZE)
-  target_compile_options(ascend_moe_calls PRIVATE -fsanitize=${ASCEND_MOE_SANITIZE} -fno-omit-frame-pointer)
-  target_link_options(ascend_moe_calls PRIVATE -fsanitize=${ASCEND_MOE_SANITIZE})
-endif()
-install(TARGETS ascend_moe_calls LIBRARY DESTINATION ascend_moe/lib COMPONENT lib)

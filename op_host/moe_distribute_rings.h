@@ -17,8 +17,6 @@ constexpr uint32_t kSendPairs = 512;         // pairs whose places and triples a
 constexpr uint32_t kMaxSendRing = 4;
 constexpr uint32_t kMaxGatherRing = 7;
 constexpr uint32_t kMaxReturnRing = 4;
-constexpr uint32_t kManyCores =
-    8;  // from here on what an NPU's clock gains is worth more than few instructions
 
 // UB rows in flight while dispatch sends: what is left of UB after the fixed tables and the quantiser's rows.
 inline uint32_t SendRing(const MoeDistributeInfo& info) {

@@ -34,16 +34,6 @@ __aicore__ inline Verdict MismatchOf(const MoeDistributeInfo& info, uint32_t exp
     verdict.detail2 = theirs;
     return verdict;
 }
-__aicore__ inline Verdict InvalidOf(const MoeDistributeInfo& info, uint32_t code, uint32_t where,
-                                    uint32_t value) {
-    Verdict verdict;
-    verdict.code = code;
-    verdict.source = info.rank;
-    verdict.reporter = info.rank;
-    verdict.detail0 = where;
-    verdict.detail1 = value;
-    return verdict;
-}
 
 // The segments of expand_x from ep_send_counts: monotone, within expand_x, and no source over its capacity.
 // `prefix`: room for all of them.

@@ -20,7 +20,7 @@ public:
         info_ = &tiling.info;
         quantised_ = quantised;
         pairsOfRow_ = rowAPair ? 1 : info_->topK;
-        rowStride_ = DispatchRowStride(info_->hidden, WireSize(), quantised, false);
+        rowStride_ = DispatchRowStride(info_->hidden, WireSize(*info_), quantised, false);
         publishedRows_ = info_->maxBatch * info_->topK / pairsOfRow_;
         rowsOffset_ = PublishedRowsOffset(info_->world, info_->capacity);
         exchange.pipe().InitBuffer(listBuf_, kListInts * sizeof(int32_t));
@@ -56,9 +56,6 @@ public:
     }
 
 private:
-    __aicore__ inline uint32_t WireSize() const { return info_->wireType == kTypeInt8 ? 1 : XSize(); }
-    __aicore__ inline uint32_t XSize() const { return info_->xType == kTypeFp32 ? 4 : 2; }
-
     // Rows whose list entries are in UB, the first of them in `slot`.
     struct Loaded {
         uint32_t slot, begin, end;
@@ -188,9 +185,9 @@ private:
     __aicore__ inline void StoreChunk() {
         queue_.EnQue(chunk_);
         chunk_ = queue_.template DeQue<int8_t>();
-        StoreField(args_->expandX, chunkRow_, chunk_, info_->hidden * WireSize(), rowStride_, filled_);
+        StoreField(args_->expandX, chunkRow_, chunk_, info_->hidden * WireSize(*info_), rowStride_, filled_);
         if (quantised_) {
-            StoreField(args_->dynamicScales, chunkRow_, chunk_[PayloadBytes(info_->hidden, WireSize())],
+            StoreField(args_->dynamicScales, chunkRow_, chunk_[PayloadBytes(info_->hidden, WireSize(*info_))],
                        sizeof(float), rowStride_, filled_);
         }
         queue_.FreeTensor(chunk_);

@@ -17,7 +17,7 @@ public:
         args_ = &arguments;
         info_ = &tiling.info;
         quantised_ = quantised;
-        wireSize_ = info_->wireType == kTypeInt8 ? 1 : info_->xType == kTypeFp32 ? 4 : 2;
+        wireSize_ = WireSize(*info_);
         rowStride_ = DispatchRowStride(info_->hidden, wireSize_, quantised, false);
         lanes_ = ListLanes(info_->capacity);
         entries_ = OnceEntries(*info_);

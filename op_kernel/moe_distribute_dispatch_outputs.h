@@ -26,6 +26,11 @@ struct DispatchArguments {
     GM_ADDR tiling;
 };
 
+// Bytes of an element of a row in the window.
+__aicore__ inline uint32_t WireSize(const MoeDistributeInfo& info) {
+    return info.wireType == kTypeInt8 ? 1 : info.wireType == kTypeFp32 ? 4 : 2;
+}
+
 // The first `bytes` of each of `count` rows in UB, `stride` apart, to consecutive places of an output.
 __aicore__ inline void StoreField(GM_ADDR output, uint32_t row, const LocalTensor<int8_t>& field,
                                   uint32_t bytes, uint32_t stride, uint32_t count) {

@@ -71,13 +71,8 @@ private:
             if (found != 0 && rows + found <= info_->capacity) StoreList(owner, rows, list[at], found);
             rows += found;
             at += PaddedInts(found);
-            if (local + 1 == info_->localExperts && rows > info_->capacity && verdict.code == kOk) {
-                verdict.code = kRoutingOverflow;
-                verdict.source = info_->rank;
-                verdict.reporter = info_->rank;
-                verdict.detail0 = owner;
-                verdict.detail1 = rows;
-            }
+            if (local + 1 == info_->localExperts && rows > info_->capacity && verdict.code == kOk)
+                verdict = InvalidOf(*info_, kRoutingOverflow, owner, rows);
         }
         SyncFunc<HardEvent::S_MTE3>();
         if (count_ != 0) CopyOut(totals_[first_], count, count_);

@@ -125,18 +125,14 @@ private:
         return Select(room[lanes_], 0);
     }
     __aicore__ inline Verdict FirstBad() {
-        Verdict verdict;
         const LocalTensor<int32_t> ids = idBuf_.Get<int32_t>();
-        for (uint32_t i = 0; i < pairs_ && verdict.code == kOk; ++i) {
+        for (uint32_t i = 0; i < pairs_; ++i) {
             const int32_t id = ids.GetValue(i);
             if (id >= kNotRouted && id < static_cast<int32_t>(info_->experts)) continue;
-            verdict.code = kInvalidExpertId;
-            verdict.source = info_->rank;
-            verdict.reporter = info_->rank;
-            verdict.detail0 = i / info_->topK << 8 | i % info_->topK;
-            verdict.detail1 = static_cast<uint32_t>(id);
+            return InvalidOf(*info_, kInvalidExpertId, i / info_->topK << 8 | i % info_->topK,
+                             static_cast<uint32_t>(id));
         }
-        return verdict;
+        return Verdict();
     }
 
     const MoeDistributeInfo* info_ = nullptr;

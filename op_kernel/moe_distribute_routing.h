@@ -131,11 +131,8 @@ public:
                 if (pairs_.Routed(id)) {
                     running.SetValue(id, running.GetValue(id) + 1);
                 } else if (pairs_.Invalid(id) && verdict.code == kOk) {
-                    verdict.code = kInvalidExpertId;
-                    verdict.source = info_->rank;
-                    verdict.reporter = info_->rank;
-                    verdict.detail0 = token << 8 | k;
-                    verdict.detail1 = static_cast<uint32_t>(pairs_.RawId(i));
+                    verdict = InvalidOf(*info_, kInvalidExpertId, token << 8 | k,
+                                        static_cast<uint32_t>(pairs_.RawId(i)));
                 }
                 if (++k == info_->topK) {
                     k = 0;
@@ -219,13 +216,8 @@ public:
                 rows += static_cast<uint32_t>(total.GetValue(expert));
             }
             if (info_->transport == kTransportRdma) AlignEnd(expert - info_->localExperts, expert, rows);
-            if (rows > info_->capacity && verdict.code == kOk) {
-                verdict.code = kRoutingOverflow;
-                verdict.source = info_->rank;
-                verdict.reporter = info_->rank;
-                verdict.detail0 = owner;
-                verdict.detail1 = rows;
-            }
+            if (rows > info_->capacity && verdict.code == kOk)
+                verdict = InvalidOf(*info_, kRoutingOverflow, owner, rows);
         }
         return verdict;
     }

@@ -16,6 +16,18 @@ struct Verdict {
     uint32_t reporter = 0;  // the rank that found it
 };
 
+// What this rank has found wrong with its own inputs.
+__aicore__ inline Verdict InvalidOf(const MoeDistributeInfo& info, uint32_t code, uint32_t where,
+                                    uint32_t value) {
+    Verdict verdict;
+    verdict.code = code;
+    verdict.source = info.rank;
+    verdict.reporter = info.rank;
+    verdict.detail0 = where;
+    verdict.detail1 = value;
+    return verdict;
+}
+
 // Between the cores of a rank only, where they meet: an owner may get more rows than it has room for.
 constexpr uint32_t kUnsure = kFirstFatal - 1;
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -30,3 +32,13 @@ MARKERS = {
 def pytest_configure(config: pytest.Config) -> None:
     for name, meaning in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
+
+
+@pytest.fixture(scope="module")
+def clusters() -> Iterator[Any]:
+    """``Clusters`` of a module's tests."""
+    from op_runs import Clusters  # not before a test asks: it imports the package
+
+    opened = Clusters()
+    yield opened
+    opened.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import op_cases
 import op_runs
@@ -16,13 +15,6 @@ import ascend_moe.reference as ref
 
 PART = 60  # cases a test
 CORES = (1, 2, 3, 5, 8, 13, 24, 48)
-
-
-@pytest.fixture(scope="module")
-def clusters() -> Iterator[Clusters]:
-    opened = Clusters()
-    yield opened
-    opened.close()
 
 
 @pytest.fixture(autouse=True)

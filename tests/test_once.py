@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 
 import op_cases
@@ -20,13 +19,6 @@ from ascend_moe import explore
 
 PART = 40  # cases a test
 MANY = 8  # experts of an owner, at least
-
-
-@pytest.fixture(scope="module")
-def clusters() -> Iterator[Clusters]:
-    opened = Clusters()
-    yield opened
-    opened.close()
 
 
 @pytest.fixture(autouse=True)

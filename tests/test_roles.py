@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import op_cases
@@ -29,13 +28,6 @@ from ascend_moe.tuning import Entry, Facts, Table
 
 PART = 40  # cases a test
 COSTS = {name: one.value for name, one in cost_table("Ascend910_9391").items()}
-
-
-@pytest.fixture(scope="module")
-def clusters() -> Iterator[Clusters]:
-    opened = Clusters()
-    yield opened
-    opened.close()
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,13 +18,6 @@ import ascend_moe.reference as ref
 from ascend_moe.errors import ArgumentError, AscendMoeError, InvalidExpertId
 
 pytestmark = [pytest.mark.asan, pytest.mark.tsan]
-
-
-@pytest.fixture(scope="module")
-def clusters() -> Iterator[Clusters]:
-    opened = Clusters()
-    yield opened
-    opened.close()
 
 
 # ---- errors that every rank raises

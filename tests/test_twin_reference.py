@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -40,13 +40,6 @@ COVERAGE = [
     *("V1", "V2", "shared_expert_x", "expert_token_nums_type 0", "expert_token_nums_type 1", "tp 0", "tp 1"),
     *("special values", "NaN rows behind expand_x", *(f"AIV cores {count}" for count in (1, 2, 7, 24, 48))),
 ]
-
-
-@pytest.fixture(scope="module")
-def clusters() -> Iterator[Clusters]:
-    opened = Clusters()
-    yield opened
-    opened.close()
 
 
 def specs(fixed: dict[str, Any]) -> st.SearchStrategy[Spec]:

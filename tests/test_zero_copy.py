@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,6 @@ from ascend_moe import comm, native
 from ascend_moe.errors import AscendMoeError
 
 PART = 50  # cases a test
-
-
-@pytest.fixture(scope="module")
-def clusters() -> Iterator[Clusters]:
-    opened = Clusters()
-    yield opened
-    opened.close()
 
 
 @pytest.fixture(autouse=True)

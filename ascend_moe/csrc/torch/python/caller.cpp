@@ -45,10 +45,11 @@ public:
             names_.push_back(key);
             positional_ += arguments[i].kwarg_only() ? 0 : 1;
             values_.push_back(arguments[i].default_value().value_or(c10::IValue()));
-            required_.push_back(!arguments[i].default_value().has_value());
         }
-        for (size_t i = 0; i < arguments.size(); ++i)
-            defaults_.push_back(required_[i] ? Argument() : Argument::Of(values_[i]));
+        for (size_t i = 0; i < arguments.size(); ++i) {
+            const bool required = !arguments[i].default_value().has_value();
+            defaults_.push_back(required ? Argument() : Argument::Of(values_[i]));
+        }
     }
 
     // False: not for this way.
@@ -111,10 +112,9 @@ private:
 
     uint64_t number_;
     size_t positional_ = 0;
-    std::vector<PyObject*> names_;  // interned, for good
-    std::vector<c10::IValue> values_;
+    std::vector<PyObject*> names_;     // interned, for good
+    std::vector<c10::IValue> values_;  // that texts of defaults lie in
     std::vector<Argument> defaults_;
-    std::vector<bool> required_;
 };
 
 PyObject* Wrap(Made& made, size_t count) {
