@@ -15,7 +15,6 @@ constexpr uint32_t kChunkBytes = 56 * 1024;  // one of the two chunks of rows on
 constexpr uint32_t kMaxChunkRows = 4095;     // blockCount of one DataCopyPad
 constexpr uint32_t kSendPairs = 512;         // pairs whose places and triples are in UB at a time
 constexpr uint32_t kMaxSendRing = 4;
-constexpr uint32_t kMaxGatherRing = 7;
 constexpr uint32_t kMaxReturnRing = 4;
 
 // UB rows in flight while dispatch sends: what is left of UB after the fixed tables and the quantiser's rows.
@@ -67,7 +66,7 @@ inline void GatherRing(const MoeDistributeInfo& info, MoeDistributeDispatchTilin
     const uint32_t stride =
         DispatchRowStride(info.hidden, TypeSize(info.wireType), info.quantMode != 0, false);
     const uint32_t room = (kUbBytes - GatherFixed(info)) / stride;
-    tiling.copyRing = std::max(1u, std::min(room, kMaxGatherRing));
+    tiling.copyRing = std::max(1u, std::min(room, kMostGatherRing));
     // Many cores: each row leaves as it comes, rather than with others.
     const uint32_t most = info.cores >= kManyCores ? 1 : kMaxChunkRows;
     tiling.copyRows = std::max(1u, std::min(room / tiling.copyRing, most));

@@ -256,13 +256,16 @@ private:
     template <typename Gatherer>
     __aicore__ inline bool GatherBy(Gatherer& gather) {
         gather.Begin(segments_);
+        gather.Start();
+        bool good = true;
         if (exchange_.core() == 0) {
-            if (!exchange_.CheckSeals(waiter_)) return false;
-            counts_.Store(exchange_.pipe(), segments_);
+            good = exchange_.CheckSeals(waiter_);
+            if (good) counts_.Store(exchange_.pipe(), segments_);
         }
+        // What has begun is finished: after a failure, too, it is as harmless as on the other cores.
         gather.Finish();
         AscendC::PipeBarrier<PIPE_ALL>();
-        return true;
+        return good;
     }
 
     // After a failure: no rows for whoever reads the counts, and the record.

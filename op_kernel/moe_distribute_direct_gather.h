@@ -40,6 +40,7 @@ public:
         firstSlot_ = lastSlot_ = segments.Seek(begin_);
         listed_ = LoadLists(lastSlot_, begin_, end_);
     }
+    __aicore__ inline void Start() {}
     // The share is contiguous; where in it a rank begins is its own, so that not all ranks read the same
     // source first.
     __aicore__ inline void Finish() {

@@ -15,6 +15,8 @@
 
 namespace moe {
 
+constexpr uint32_t kMostGatherRing = 7;  // chunks on their way while direct gathers
+
 struct MoeDistributeDispatchTiling {
     MoeDistributeMc2Head mc2;
     MoeDistributeInfo info;

@@ -85,7 +85,7 @@ public:
     // `rowBytes`: of one row, as far peers get them.
     template <typename Counts>
     __aicore__ inline void SetStatus(Counts& counts, uint32_t rowBytes) {
-        uint32_t first = core_, step = info_->cores;
+        uint32_t first = FirstPeer(), step = info_->cores;
         if constexpr (IsMutant(Mutant::kNoSyncBeforeFlags)) {
             first = core_ + 1 == info_->cores ? 0 : info_->world;
             step = 1;
@@ -101,9 +101,9 @@ public:
     template <typename Counts>
     __aicore__ inline void PrepareRuns(Counts& counts) {
         if constexpr (IsMutant(Mutant::kNoSyncBeforeFlags)) return;
-        if (core_ >= info_->world) return;
+        if (FirstPeer() >= info_->world) return;
         RunsInit();
-        for (uint32_t i = core_; i < info_->world && prepared_ < RunsInUb(*info_); i += info_->cores) {
+        for (uint32_t i = FirstPeer(); i < info_->world && prepared_ < RunsInUb(*info_); i += info_->cores) {
             BeginRun(prepared_);
             FillRun(counts, prepared_++, PeerAfter(i));
         }
@@ -235,6 +235,11 @@ private:
     // Whether runs say that there is an error, and nothing else.
     __aicore__ inline bool Failed() const {
         return verdict_.code != kOk && verdict_.code != kRoutingMismatch;
+    }
+    // Core 0, which has the epoch to publish first, comes last in direct: with many cores it sends none.
+    __aicore__ inline uint32_t FirstPeer() const {
+        if (info_->algorithm != kAlgorithmDirect) return core_;
+        return core_ == 0 ? info_->cores - 1 : core_ - 1;
     }
     __aicore__ inline void RunsInit() {
         pipe_->InitBuffer(runBuf_, RunsInUb(*info_) * StatusRunBytes(config_.counts));

@@ -138,24 +138,35 @@ MOE_FN uint32_t HistogramsAtOnce(uint32_t cores, uint32_t experts) {
 }
 MOE_FN bool ScansSegments(uint32_t world, uint32_t cores) { return cores > 1 && world % kBlockWords == 0; }
 
-// Direct dispatch reads a row once for all experts of its owner: where owners have many of them, a row is a
-// token's, all ranks have as many tokens as this one, and a core gets tokens of two sources at most.
-constexpr uint32_t kMostOnceCapacity = 2048, kLeastOnceExperts = 8, kMostOnceBytes = 96 * 1024;
-MOE_FN uint32_t OnceEntries(const MoeDistributeInfo& info) {
-    return (CeilDiv(info.world * info.batch, info.cores) + 2) * info.topK;
+// Direct dispatch reads a row once for all experts of its owner, where a row is a token's and cores are many.
+// The entries of some sources' lists are put in order by row in UB, and some cores share them: as many
+// sources as have enough entries together, if routing is even.
+constexpr uint32_t kLeastOnceExperts = 2, kMostOnceSources = 8, kOnceEntries = 256, kMostOnceLanes = 1024;
+constexpr uint32_t kMostOncePairs = 1u << 19;  // keys are exact
+MOE_FN uint32_t OnceSources(const MoeDistributeInfo& info) {
+    const uint32_t even = kOnceEntries * info.world / Max(1, info.maxBatch * info.topK);
+    return Max(1, Min(Min(even, info.world), kMostOnceSources));
 }
-// Two lists and four numbers an entry of one, their comparison, and what this core finds.
+MOE_FN uint32_t OnceGroups(const MoeDistributeInfo& info) { return CeilDiv(info.world, OnceSources(info)); }
+MOE_FN uint32_t OnceLanes(const MoeDistributeInfo& info) {
+    return CeilDiv(Min(kMostOnceLanes, OnceSources(info) * PaddedInts(info.capacity)), 32) * 32;
+}
+// Entries of a core at a time, where core 0 has half as many as others; of a row, so many as a token has
+// experts may come to the share.
+MOE_FN uint32_t OnceShare(const MoeDistributeInfo& info) {
+    const uint32_t lanes = OnceLanes(info), cores = Max(1, info.cores / OnceGroups(info));
+    return Min(lanes, CeilDiv(2 * lanes, 2 * cores - 1)) + info.topK;
+}
+// Entries, their keys and numbers, the same in order, what ordering works in; places and triples.
 MOE_FN uint32_t OnceBytes(const MoeDistributeInfo& info) {
-    const uint32_t lanes = ListLanes(info.capacity), entries = OnceEntries(info);
-    return 6 * lanes * static_cast<uint32_t>(sizeof(int32_t)) +
-           static_cast<uint32_t>(CeilTo(lanes / 8, kBlock)) +
-           4 * PaddedInts(entries) * static_cast<uint32_t>(sizeof(int32_t)) +
-           (info.triples != 0 ? entries * kBlock : 0);
+    return 7 * OnceLanes(info) * static_cast<uint32_t>(sizeof(int32_t)) +
+           PaddedInts(OnceShare(info)) * static_cast<uint32_t>(sizeof(int32_t)) +
+           (info.triples != 0 ? OnceShare(info) * kBlock : 0);
 }
 MOE_FN bool ReadsOnce(const MoeDistributeInfo& info) {
-    return info.hasScales == 0 && info.globalBsGiven == 0 && info.batch == info.maxBatch && info.batch != 0 &&
-           info.localExperts >= kLeastOnceExperts && info.cores >= kManyCores && info.cores >= info.world &&
-           info.capacity <= kMostOnceCapacity && OnceBytes(info) <= kMostOnceBytes;
+    return info.hasScales == 0 && info.localExperts >= kLeastOnceExperts && info.topK > 1 &&
+           info.cores >= kManyCores && info.cores >= OnceGroups(info) &&
+           info.maxBatch * info.topK <= kMostOncePairs;
 }
 
 }  // namespace moe
