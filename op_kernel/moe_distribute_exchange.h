@@ -85,7 +85,7 @@ public:
     // `rowBytes`: of one row, as far peers get them.
     template <typename Counts>
     __aicore__ inline void SetStatus(Counts& counts, uint32_t rowBytes) {
-        uint32_t first = FirstPeer(), step = info_->cores;
+        uint32_t first = FirstPeer(), step = Senders();
         if constexpr (IsMutant(Mutant::kNoSyncBeforeFlags)) {
             first = core_ + 1 == info_->cores ? 0 : info_->world;
             step = 1;
@@ -103,7 +103,7 @@ public:
         if constexpr (IsMutant(Mutant::kNoSyncBeforeFlags)) return;
         if (FirstPeer() >= info_->world) return;
         RunsInit();
-        for (uint32_t i = FirstPeer(); i < info_->world && prepared_ < RunsInUb(*info_); i += info_->cores) {
+        for (uint32_t i = FirstPeer(); i < info_->world && prepared_ < RunsInUb(*info_); i += Senders()) {
             BeginRun(prepared_);
             FillRun(counts, prepared_++, PeerAfter(i));
         }
@@ -236,10 +236,15 @@ private:
     __aicore__ inline bool Failed() const {
         return verdict_.code != kOk && verdict_.code != kRoutingMismatch;
     }
-    // Core 0, which has the epoch to publish first, comes last in direct: with many cores it sends none.
+    // Peers are shared by all cores; but in direct, where cores are many, by those that have no epoch to
+    // publish first.
+    __aicore__ inline uint32_t Senders() const {
+        const bool others = info_->algorithm == kAlgorithmDirect && info_->cores >= kManyCores;
+        return info_->cores - (others ? 1 : 0);
+    }
     __aicore__ inline uint32_t FirstPeer() const {
-        if (info_->algorithm != kAlgorithmDirect) return core_;
-        return core_ == 0 ? info_->cores - 1 : core_ - 1;
+        if (Senders() == info_->cores) return core_;
+        return core_ == 0 ? info_->world : core_ - 1;
     }
     __aicore__ inline void RunsInit() {
         pipe_->InitBuffer(runBuf_, RunsInUb(*info_) * StatusRunBytes(config_.counts));
