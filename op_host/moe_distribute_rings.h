@@ -51,7 +51,7 @@ inline uint32_t ListCores(const MoeDistributeInfo& info) {
 // What direct dispatch has in UB besides the rows that it gathers.
 inline uint32_t GatherFixed(const MoeDistributeInfo& info) {
     const uint32_t slots = PaddedInts(info.world * info.localExperts) * 4;
-    uint32_t fixed = (info.cores + 1) * kBlock + PaddedInts(info.localExperts) * 4 +
+    uint32_t fixed = (info.cores + 1) * kBlock + PaddedInts(info.experts) * 4 +
                      (info.world + RunsInUb(info)) * StatusRunBytes(info.localExperts) +
                      (info.world + 2) * kBlock + 2 * slots + PaddedInts(info.world) * 4 + kSendPairs * 4 +
                      static_cast<uint32_t>(CeilTo(info.localExperts * 8ull, kBlock)) + kBlock;

@@ -202,7 +202,7 @@ private:
         const uint64_t stride =
             DispatchRowStride(info_.hidden, TypeSize(info_.wireType), info_.quantMode != 0, false);
         Step("gather");
-        Add("counts", Ints(info_.localExperts));
+        Add("counts", Ints(info_.experts));
         OwnRun();
         AllRuns();
         Segments();

@@ -220,7 +220,7 @@ private:
     // UB plan 3, from here to the end.
     __aicore__ inline void SetStatus() {
         exchange_.NextPlan();
-        SendCounts counts;
+        AllSendCounts counts;
         counts.Init(exchange_.pipe(), *info_, args_.workspace);
         exchange_.SetStatus(counts, rowStride_);
     }

@@ -127,6 +127,33 @@ private:
     uint32_t localExperts_ = 0;
 };
 
+// The same for all peers at once, where a core does not wait for a run to arrive before it fills the next.
+class AllSendCounts {
+public:
+    // Begins to load the totals.
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR workspace) {
+        localExperts_ = info.localExperts;
+        pipe.InitBuffer(buf_, PaddedInts(info.experts) * sizeof(int32_t));
+        GlobalTensor<int32_t> totals;
+        totals.SetGlobalBuffer(
+            reinterpret_cast<__gm__ int32_t*>(workspace + TotalsOffset(info.cores, info.experts)),
+            info.experts);
+        CopyIn(buf_.Get<int32_t>(), totals, info.experts);
+    }
+    __aicore__ inline void Select(uint32_t) {
+        if (!loaded_) SyncFunc<HardEvent::MTE2_S>();
+        loaded_ = true;
+    }
+    __aicore__ inline uint32_t Rows(uint32_t peer, uint32_t localExpert) {
+        return static_cast<uint32_t>(buf_.Get<int32_t>().GetValue(peer * localExperts_ + localExpert));
+    }
+
+private:
+    UbBuf buf_;
+    uint32_t localExperts_ = 0;
+    bool loaded_ = false;
+};
+
 }  // namespace moe
 
 #endif  // ASCEND_MOE_DISTRIBUTE_DISPATCH_OUTPUTS_H
