@@ -42,13 +42,18 @@ public:
         return static_cast<int32_t>(waiter_.Run(source).GetValue(StatusWriter::CountWord(localExpert)));
     }
 
+    // With roles all lists have left when the cores have met: the totals come with the verdicts.
+    __aicore__ inline void Met() {
+        if (role_ != Role::kBoth) LoadTotals();
+    }
+
 private:
     // Every core publishes rows, then makes list entries; or some make lists while the others publish rows.
     enum class Role : uint8_t { kBoth, kLists, kRows };
 
     __aicore__ inline void TakeRole() {
         const uint32_t core = exchange_.core(), lists = tiling_->listCores;
-        if (lists != 0) role_ = core < lists ? Role::kLists : Role::kRows;
+        if (lists != 0) role_ = core + lists < info_->cores ? Role::kRows : Role::kLists;
     }
 
     // What leaves before the cores have met leaves only after a look at the abort blocks. False: they have
@@ -75,7 +80,7 @@ private:
             MOE_PHASE("PublishLists");
             mine = expertLists_.Make();
         }
-        return exchange_.Agree(mine);
+        return exchange_.AgreeThen(mine, *this);
     }
     // UB plan 2: routing tables, all histograms, this chunk's expand_idx and list entries.
     __aicore__ inline void MakeLists() {
@@ -99,21 +104,26 @@ private:
         lists_ = exchange_.OwnHalf();
         published_ = lists_ + PublishedRowsOffset(info_->world, info_->capacity);
         if (role_ == Role::kLists) {
-            expertLists_.Init(exchange_.pipe(), *info_, args_, lists_, exchange_.core(), tiling_->listCores);
+            const uint32_t first = info_->cores - tiling_->listCores;
+            expertLists_.Init(exchange_.pipe(), *info_, args_, lists_, exchange_.core() - first,
+                              tiling_->listCores);
             return;
         }
         RoutingInit();
-        // A token belongs to one core: its row is read, and quantised, once.
-        const uint32_t core = exchange_.core() - tiling_->listCores,
-                       cores = info_->cores - tiling_->listCores;
-        firstRow_ = PartBegin(info_->batch, core, cores) * info_->topK;
-        endRow_ = PartBegin(info_->batch, core + 1, cores) * info_->topK;
+        // A token belongs to one core: its row is read, and quantised, once. Cores that start first have
+        // more.
+        const uint32_t cores = info_->cores - tiling_->listCores;
+        firstRow_ = FirstToken(exchange_.core(), cores) * info_->topK;
+        endRow_ = FirstToken(exchange_.core() + 1, cores) * info_->topK;
         if (role_ == Role::kRows && firstRow_ < endRow_)
             routing_.pairs().Keep(firstRow_, Min(ChunkPairs(), endRow_ - firstRow_));
         rows_.Init(exchange_.pipe(), *info_, args_.x, args_.scales, tiling_->sendRing);
         expandIdx_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(args_.expandIdx));
     }
 
+    __aicore__ inline uint32_t FirstToken(uint32_t core, uint32_t cores) const {
+        return core * (info_->batch / cores) + Min(core, info_->batch % cores);
+    }
     // The pairs whose list entries this core makes are loaded once where they fit, with what is loaded next.
     __aicore__ inline void KeepPairs() {
         const uint32_t pairs = routing_.end() - routing_.begin();
@@ -219,10 +229,12 @@ private:
 
     // UB plan 3, from here to the end.
     __aicore__ inline void SetStatus() {
+        if (role_ == Role::kBoth) LoadTotals();
+        exchange_.SetStatus(sendCounts_, rowStride_);
+    }
+    __aicore__ inline void LoadTotals() {
         exchange_.NextPlan();
-        AllSendCounts counts;
-        counts.Init(exchange_.pipe(), *info_, args_.workspace);
-        exchange_.SetStatus(counts, rowStride_);
+        sendCounts_.Init(exchange_.pipe(), *info_, args_.workspace);
     }
 
     // What segments take, while the runs are under way.
@@ -286,6 +298,7 @@ private:
     ExpertLists expertLists_;
     RowLoader<XType, kQuant, kSmooth> rows_;
     DispatchCounts counts_;
+    AllSendCounts sendCounts_;
     StatusWaiter waiter_;
     SegmentTable segments_;
     SegmentScan scan_;

@@ -70,14 +70,13 @@ public:
     }
     __aicore__ inline bool Agree(const Verdict& mine) {
         verdict_ = board_.Meet<IsMutant(Mutant::kNoFirstMeeting)>(0, mine);
-        if (verdict_.code >= kFirstFatal) return false;
-        // From here on this epoch is taken, and no block of it has left yet.
-        if constexpr (IsMutant(Mutant::kEveryCorePublishes)) {
-            word_.Publish(epoch_);
-        } else if constexpr (!IsMutant(Mutant::kPublishEpochTooEarly)) {
-            if (core_ == 0) word_.Publish(epoch_);
-        }
-        return true;
+        return TakeEpoch();
+    }
+    // then.Met() is what begins before the verdicts are read.
+    template <typename Then>
+    __aicore__ inline bool AgreeThen(const Verdict& mine, Then& then) {
+        verdict_ = board_.MeetThen<IsMutant(Mutant::kNoFirstMeeting)>(0, mine, then);
+        return TakeEpoch();
     }
 
     // Sends this rank's run to the core's share of the peers. counts.Rows(d, i) is asked when there is no
@@ -232,6 +231,16 @@ public:
     }
 
 private:
+    __aicore__ inline bool TakeEpoch() {
+        if (verdict_.code >= kFirstFatal) return false;
+        // From here on this epoch is taken, and no block of it has left yet.
+        if constexpr (IsMutant(Mutant::kEveryCorePublishes)) {
+            word_.Publish(epoch_);
+        } else if constexpr (!IsMutant(Mutant::kPublishEpochTooEarly)) {
+            if (core_ == 0) word_.Publish(epoch_);
+        }
+        return true;
+    }
     // Whether runs say that there is an error, and nothing else.
     __aicore__ inline bool Failed() const {
         return verdict_.code != kOk && verdict_.code != kRoutingMismatch;

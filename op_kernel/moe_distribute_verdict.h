@@ -49,6 +49,9 @@ __aicore__ inline void Worsen(Verdict& verdict, const Verdict& other) {
 
 class VerdictBoard {
 public:
+    struct NothingMore {
+        __aicore__ inline void Met() {}
+    };
     // UB: one block to post, then one a core to read.
     __aicore__ inline void Init(TPipe& pipe, GM_ADDR workspace, uint32_t core, uint32_t cores) {
         core_ = core;
@@ -61,8 +64,14 @@ public:
     // that does not meet them, and knows of the cores before it at best.
     template <bool kAlone = false>
     __aicore__ inline Verdict Meet(uint32_t round, const Verdict& mine) {
-        LocalTensor<uint32_t> block = buf_.Get<uint32_t>();
         if constexpr (!IsMutant(Mutant::kNoDrainBeforeFlags)) SyncFunc<HardEvent::MTE3_S>();
+        NothingMore then;
+        return MeetThen<kAlone>(round, mine, then);
+    }
+    // The verdict leaves with what this core still stores; then.Met() is what begins when all have met.
+    template <bool kAlone = false, typename Then>
+    __aicore__ inline Verdict MeetThen(uint32_t round, const Verdict& mine, Then& then) {
+        LocalTensor<uint32_t> block = buf_.Get<uint32_t>();
         block.SetValue(0, mine.code);
         block.SetValue(1, mine.source);
         block.SetValue(2, mine.detail0);
@@ -84,6 +93,7 @@ public:
             AscendC::CrossCoreSetFlag<0, PIPE_S>(0);
             AscendC::CrossCoreWaitFlag<0, PIPE_S>(0);
         }
+        then.Met();
         LocalTensor<uint32_t> all = buf_.Get<uint32_t>()[kBlockWords];
         AscendC::DataCopy(all, row, cores_ * kBlockWords);
         SyncFunc<HardEvent::MTE2_S>();
