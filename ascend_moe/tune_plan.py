@@ -19,7 +19,12 @@ _ASKED = {
         "rows": ["copy_rows"],
         "list_cores": ["list_cores"],
     },
-    "combine": {"cores": ["block_dim"], "ring": ["sum_ring"], "rows": ["send_rows"]},
+    "combine": {
+        "cores": ["block_dim"],
+        "ring": ["sum_ring"],
+        "rows": ["send_rows"],
+        "copy_cores": ["copy_cores"],
+    },
 }
 
 

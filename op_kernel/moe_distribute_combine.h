@@ -184,7 +184,9 @@ private:
     // After a failure: zeros, and the record.
     __aicore__ inline void Leave() {
         exchange_.NextPlan();
-        ZeroSums(exchange_, *info_, args_.x, rowBytes_);
+        const uint64_t begin = PartBegin(info_->batch, exchange_.core(), info_->cores);
+        const uint64_t end = PartBegin(info_->batch, exchange_.core() + 1, info_->cores);
+        ZeroSums(exchange_, args_.x, begin * rowBytes_, end * rowBytes_, rowBytes_);
         exchange_.Report();
     }
 

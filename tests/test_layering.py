@@ -61,7 +61,7 @@ OFFENCES = {
     r"\bfor\s*\(\s*;\s*;|\bwhile\s*\(\s*(true|1)\s*\)": "an endless loop",
 }
 # Only the wait, and the probe of what it stands on, may look at the clock or say that they poll.
-POLLS = {"moe_distribute_wait.h", "ascend_moe_probe.h"}
+POLLS = {"moe_distribute_late.h", "moe_distribute_wait.h", "ascend_moe_probe.h"}
 POLLING = r"\b(GetSystemCycle|MOE_POLL_HINT|TWIN_(?!PHASE\b)\w+)\b"
 
 
