@@ -162,7 +162,8 @@ inline ReadRest() {
         j = 0;
         do
         :: j < C ->
-            CHECK("violated: the rest of a row of another op is read\n", !COPIES(j) || !OWES(q) || rest[(q * 2 + DHALF(e)) * C + j] == e);
+            CHECK("violated: the rest of a row of another op is read\n",
+                  !COPIES(j) || !OWES(q) || rest[(q * 2 + DHALF(e)) * C + j] == e);
             j++
         :: else -> break
         od;

@@ -46,7 +46,9 @@ public:
         return_.StoreStages();
         exchange_.TellPeers();
         SumBuffInit();
-        if (!exchange_.template WaitForAll<true>(waiter_, *this) || !SumRows()) Leave();
+        const bool summed = exchange_.template WaitForAll<true>(waiter_, *this) && SumRows();
+        exchange_.TellRest();
+        if (!summed) Leave();
     }
     // Runs are judged by the waiter, and by core 0 later; counts and first rows stay in them.
     __aicore__ inline Verdict Arrived(uint32_t, const LocalTensor<uint32_t>&) { return Verdict(); }

@@ -214,13 +214,18 @@ public:
             return TakeStage() >= stage;
         }
         for (uint32_t next = stage_ + 1; next <= stage && verdict_.code == kOk; ++next) {
-            if (config_.phase == kPhaseStaged && tellingCores_ == 0) stages_.Announce(0, 1, next);
+            Tell(next);
             report_.Await(next);
             Fail(late_.Wait(waiter, next));
             if (verdict_.code == kOk) stage_ = next;
             TellCores();
         }
         return verdict_.code == kOk;
+    }
+    // Core 0, when it has no more to wait for: its peers go on after an error that only this rank has, and
+    // want all that its runs have promised.
+    __aicore__ inline void TellRest() {
+        if (core_ == 0 && !Failed()) Tell(kStages - 1);
     }
     // Another core than 0, ahead of that: which stage is there, as soon as all loads before this have come.
     __aicore__ inline void AskStage() { fail_.Ask(); }
@@ -284,6 +289,11 @@ public:
     }
 
 private:
+    // All stages up to this one, where core 0 tells the peers of them.
+    __aicore__ inline void Tell(uint32_t stage) {
+        if (config_.phase != kPhaseStaged || tellingCores_ != 0) return;
+        for (; told_ < stage; ++told_) stages_.Announce(0, 1, told_ + 1);
+    }
     __aicore__ inline bool TakeEpoch() {
         if (verdict_.code >= kFirstFatal) return false;
         // From here on this epoch is taken, and no block of it has left yet.
@@ -404,6 +414,7 @@ private:
     uint32_t lentBlocks_ = 0;
     uint32_t prepared_ = 0;  // runs that are in UB already
     uint32_t stage_ = 0;     // of the rows of all ranks that is known to be there
+    uint32_t told_ = 0;      // of the own rows
     uint32_t tellingCores_ = 0;
 };
 

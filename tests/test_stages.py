@@ -6,17 +6,21 @@ import random
 import statistics
 from dataclasses import dataclass, replace
 
+import failure_cases
 import op_runs
 import pytest
 import test_direct
+import torch
 from error_codes import CORRUPT, PEER_LOST, TIMEOUT
+from failure_cases import LOCAL, MAX_BS, TOPK, Place
 from mutant_builds import BuildError, MutantBuilds
 from mutant_cases import MUTANTS, MutantCase
 from mutant_search import DTYPE, LIMIT, SEEDS, search
 from op_runs import Clusters
 from test_direct_explore import drawn
 
-from ascend_moe import compiled, explore, native, plan, tuning
+from ascend_moe import LocalCluster, compiled, explore, native, plan, tuning
+from ascend_moe.errors import RoutingMismatch
 from ascend_moe.explore import Case, Faults, Options, World
 from ascend_moe.plan import Request
 from ascend_moe.soc_costs import cost_table
@@ -97,6 +101,44 @@ def test_the_tiling_takes_stages_where_they_pay(cores: int, batch: int, copies: 
     request = Request(ranks=8, experts=64, topk=8, hidden=7168, batch=batch, cores=cores)
     made = native.Plan("combine", plan.describe("combine", request, "direct"))
     assert plan.tiling_of(made)["copy_cores"] == copies
+
+
+@pytest.mark.parametrize("copies", [1, 2, 3])
+@pytest.mark.parametrize("contract", [1, 2])
+def test_an_error_of_one_rank_does_not_keep_the_others_waiting(
+    contract: int, copies: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rank whose mask differs raises; the others get its rows to the last stage, and the next op runs."""
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", "direct")
+    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "5")
+    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", "3")
+    monkeypatch.setattr(tuning, "current", lambda: ForAll((), copy_cores=copies))
+    native._plans.clear()
+
+    def body(place: Place) -> str:
+        ids = torch.arange(MAX_BS * TOPK, dtype=torch.int32).view(MAX_BS, TOPK) % (place.world * LOCAL)
+        x = torch.full((MAX_BS, 512), 1.0 + place.rank, dtype=torch.bfloat16)
+        for odd in (True, False):
+            mask = torch.tensor([True, False, True, True]) if odd and place.rank == 1 else None
+            sent = failure_cases.DISPATCH[contract](x=x, expert_ids=ids, **place.arguments())
+            index = "expand_idx" if contract == 1 else "assist_info_for_combine"
+            back = {"expand_x": sent[0], "expert_ids": ids, index: sent[2], "ep_send_counts": sent[4]}
+            weights = torch.ones(MAX_BS, TOPK)
+            try:
+                result = failure_cases.COMBINE[contract](
+                    **back, expert_scales=weights, x_active_mask=mask, **place.arguments()
+                )
+            except RoutingMismatch as error:
+                assert odd and place.rank == 1 == error.rank
+                continue
+            assert torch.equal(result, x * TOPK)
+            assert not (odd and place.rank == 1)
+        return "right"
+
+    with compiled.paused(), LocalCluster(3) as cluster:
+        ended = cluster.run(lambda rank, name: failure_cases.caught(body, Place(name, 3, rank)))
+    native._plans.clear()
+    assert [one.value for one in ended] == ["right"] * 3, [one.error for one in ended]
 
 
 # ---- schedules
