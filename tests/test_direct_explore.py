@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from error_codes import CORRUPT, PEER_LOST, TIMEOUT
-from mutant_builds import BuildError, MutantBuilds
+from mutant_builds import MutantBuilds
 from mutant_cases import MUTANTS, MutantCase, by_name
 from mutant_search import DTYPE, LIMIT, SEEDS, search
 from pytest_runs import first_failure
@@ -98,16 +98,6 @@ def test_a_turned_bit_of_a_status_block_is_never_accepted() -> None:
 
 
 # ---- its bugs
-
-
-@pytest.fixture(scope="module")
-def builds(request: pytest.FixtureRequest) -> MutantBuilds:
-    if "mutants" not in request.config.getoption("-m"):
-        pytest.skip("takes minutes: pytest -m mutants")
-    try:
-        return MutantBuilds()
-    except BuildError as error:
-        pytest.skip(str(error))
 
 
 @pytest.mark.mutants

@@ -11,7 +11,7 @@ import op_runs
 import pytest
 import test_direct
 import torch
-from mutant_builds import BuildError, MutantBuilds
+from mutant_builds import MutantBuilds
 from mutant_cases import MUTANTS, MutantCase
 from mutant_search import DTYPE, LIMIT, SEEDS, search
 from op_cases import Spec
@@ -165,16 +165,6 @@ def test_every_policy(policy: str) -> None:
 # ---- its bugs
 
 LONG = {"positions_turned_before_sent": "w1,c3,l2,k2,b64,u1,v1,m2,bf16,none,mask:none,ids:hot,D,direct"}
-
-
-@pytest.fixture(scope="module")
-def builds(request: pytest.FixtureRequest) -> MutantBuilds:
-    if "mutants" not in request.config.getoption("-m"):
-        pytest.skip("takes minutes: pytest -m mutants")
-    try:
-        return MutantBuilds()
-    except BuildError as error:
-        pytest.skip(str(error))
 
 
 @pytest.mark.mutants

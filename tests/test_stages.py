@@ -13,7 +13,7 @@ import test_direct
 import torch
 from error_codes import CORRUPT, PEER_LOST, TIMEOUT
 from failure_cases import LOCAL, MAX_BS, TOPK, Place
-from mutant_builds import BuildError, MutantBuilds
+from mutant_builds import MutantBuilds
 from mutant_cases import MUTANTS, MutantCase
 from mutant_search import DTYPE, LIMIT, SEEDS, search
 from op_runs import Clusters
@@ -207,16 +207,6 @@ def test_a_turned_bit_of_a_status_block_is_never_accepted() -> None:
 
 
 # ---- its bugs
-
-
-@pytest.fixture(scope="module")
-def builds(request: pytest.FixtureRequest) -> MutantBuilds:
-    if "mutants" not in request.config.getoption("-m"):
-        pytest.skip("takes minutes: pytest -m mutants")
-    try:
-        return MutantBuilds()
-    except BuildError as error:
-        pytest.skip(str(error))
 
 
 @pytest.mark.mutants
