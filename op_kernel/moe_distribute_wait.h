@@ -226,9 +226,11 @@ public:
         patience.Begin(aborts_, *info_);
         uint32_t next = 0;
         while (next < count_) {
+            const uint32_t before = next;
             Load(next);
             next = matching_ ? Match(next, patience.last_look(), worst) : Advance(next, count_, worst);
             if (worst.code >= kFirstFatal || next == count_) break;
+            if (matching_ && next != before) continue;  // one was judged: the next may be there already
             Verdict given;
             if (patience.Ends(first_ + next, given)) return given;
         }
