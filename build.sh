@@ -150,10 +150,8 @@ extra_includes() {
 # ---- the project ------------------------------------------------------------------------------------------
 
 copy_sources() { # the project's own files into directory $1
-    mkdir -p "$1/op_host/op_api" "$1/op_kernel"
-    cp "$root"/op_host/*.{h,cpp} "$1/op_host/"
-    cp "$root"/op_host/op_api/*.{h,cpp} "$1/op_host/op_api/"
-    cp "$root"/op_kernel/*.{h,cpp} "$1/op_kernel/"
+    mkdir -p "$1"
+    cp -r "$root/op_host" "$root/op_kernel" "$1/"
 }
 
 presets() { # CMakePresets.json of the asc route

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from . import _autoload  # noqa: F401  first: it settles how torch is imported
-from . import ops_vendor as _ops_vendor  # noqa: F401  the other operators of torch.ops.ascend_moe
+from . import vendor as _ops_vendor  # noqa: F401  the other operators of torch.ops.ascend_moe
 from .comm import LocalCluster, algorithm_of, close, comm_name, window_empty
 from .errors import AscendMoeError
 from .layer import MoEConfig, MoELayer
 from .npu_patch import patch_torch_npu
-from .npu_runtime import check
 from .ops import (
     npu_moe_distribute_combine,
     npu_moe_distribute_combine_v2,
     npu_moe_distribute_dispatch,
     npu_moe_distribute_dispatch_v2,
 )
-from .tracing import trace
+from .ops.npu_communicator import check
+from .timeline.record import trace
 
 __all__ = [
     "AscendMoeError",

@@ -20,8 +20,10 @@ from typing import Any
 
 import torch
 
-from . import _lib, comm, compiled, ops
+from . import comm, ops
 from .errors import AscendMoeError
+from .native import library as _lib
+from .ops import compiled
 
 CALLS = 3000
 TOKENS, TOPK, HIDDEN, EXPERTS = 4, 2, 32, 4

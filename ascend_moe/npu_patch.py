@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Any
 
 from . import npu
-from .vendor_ops import import_torch_npu
+from ._torch_npu import import_torch_npu
 
 # Every one that uses the windows of a group: ours and CANN's in one group would spoil each other's.
 NAMES = (

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import torch
 
+from ascend_moe._torch_npu import call_torch_npu, on_npu
 from ascend_moe.errors import ArgumentError
-from ascend_moe.vendor_ops import call_torch_npu, on_npu
 
 SOFTMAX, SIGMOID = 0, 1
 BY_MAX, BY_TOP2_SUM = 0, 1

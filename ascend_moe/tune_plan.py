@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
-from . import _lib, native, plan
+from . import plan
 from .errors import ArgumentError
+from .native import library as _lib
+from .ops import calls
 from .plan import Request
-from .soc import DEFAULT_SOC, SOCS
+from .plan.soc import DEFAULT_SOC, SOCS
 from .tuning import CPU, Entry
 
 # What an entry asks for -> the tiling's own words for it, by op.
@@ -31,7 +33,7 @@ _ASKED = {
 def request_of(entry: Entry) -> Request:
     """The configuration that the entry is for, with the most cores that a launch may have there."""
     chip = SOCS.get(entry.soc, SOCS[DEFAULT_SOC])
-    cores = native.core_count() if entry.soc == CPU else chip.aiv
+    cores = calls.core_count() if entry.soc == CPU else chip.aiv
     return Request(
         ranks=entry.ranks,
         experts=entry.experts,
@@ -56,7 +58,7 @@ def tiling(entry: Entry) -> dict[str, int]:
     algorithm, *asked = entry.asked()
     packed = library.am_tuning_pack(0, algorithm.encode(), *asked)
     library.am_spec_tune(ctypes.byref(spec), packed)
-    return plan.tiling_of(native.Plan(entry.op, spec))
+    return plan.tiling_of(calls.Plan(entry.op, spec))
 
 
 def largest(entries: Sequence[Entry]) -> dict[str, int]:

@@ -1,6 +1,6 @@
 # The torch_npu adapter: one compiler call against the torch and torch_npu that are installed beside this Python,
 # so pip needs --no-build-isolation. Without it the adapter is compiled on the first op with NPU tensors.
-set(am_npu_build ${CMAKE_CURRENT_SOURCE_DIR}/ascend_moe/npu_adapter_build.py)
+set(am_npu_build ${CMAKE_CURRENT_SOURCE_DIR}/ascend_moe/ops/npu_adapter_build.py)
 execute_process(COMMAND ${Python3_EXECUTABLE} ${am_npu_build} --check
   RESULT_VARIABLE am_npu_missing OUTPUT_VARIABLE am_npu_found ERROR_VARIABLE am_npu_why
   OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_STRIP_TRAILING_WHITESPACE)
@@ -19,7 +19,7 @@ if(NOT am_npu_missing EQUAL 0)
 endif()
 message(STATUS "torch_npu adapter: torch, torch_npu, compiler ${am_npu_found}")
 
-file(GLOB am_npu CONFIGURE_DEPENDS ascend_moe/csrc/npu/*)
+file(GLOB am_npu CONFIGURE_DEPENDS csrc/npu/*)
 set(am_npu_library ${CMAKE_CURRENT_BINARY_DIR}/libascend_moe_npu.so)
 add_custom_command(
   OUTPUT ${am_npu_library} ${am_npu_library}.key

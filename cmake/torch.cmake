@@ -35,7 +35,7 @@ function(am_of_torch name)
   install(TARGETS ${name} LIBRARY DESTINATION ascend_moe/lib COMPONENT lib)
 endfunction()
 
-file(GLOB am_torch_sources CONFIGURE_DEPENDS ascend_moe/csrc/torch/*.cpp)
+file(GLOB am_torch_sources CONFIGURE_DEPENDS csrc/torch/*.cpp)
 add_library(ascend_moe_torch SHARED ${am_torch_sources})
 set_target_properties(ascend_moe_torch PROPERTIES
   OUTPUT_NAME ascend_moe_torch-${am_torch_version}
@@ -53,7 +53,7 @@ if(NOT IS_DIRECTORY ${am_python_headers} OR NOT EXISTS ${am_torch_folder}/lib/li
   message(STATUS "Calls past torch's binding: not built, no Python.h or no libtorch_python.so")
   return()
 endif()
-file(GLOB am_calls_sources CONFIGURE_DEPENDS ascend_moe/csrc/torch/python/*.cpp)
+file(GLOB am_calls_sources CONFIGURE_DEPENDS csrc/torch/python/*.cpp)
 add_library(ascend_moe_calls MODULE ${am_calls_sources})
 set_target_properties(ascend_moe_calls PROPERTIES
   PREFIX "" SUFFIX ${am_python_suffix} OUTPUT_NAME ascend_moe_calls-${am_torch_version}

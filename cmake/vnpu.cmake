@@ -5,7 +5,7 @@ if(NOT ASCEND_MOE_VNPU)
   return()
 endif()
 
-set(vnpu_src ${CMAKE_CURRENT_SOURCE_DIR}/ascend_moe/csrc/vnpu)
+set(vnpu_src ${CMAKE_CURRENT_SOURCE_DIR}/vnpu)
 
 # vnpu_library(NAME SOURCES...) builds lib<NAME>.so; what the sources do not mark as exported stays inside.
 # vnpu_subfolder, set by the caller: where below lib/vnpu it goes.
@@ -26,25 +26,25 @@ function(vnpu_library name)
   install(TARGETS vnpu_${name} LIBRARY DESTINATION ascend_moe/lib/vnpu${vnpu_subfolder} COMPONENT lib)
 endfunction()
 
-file(GLOB vnpu_acl CONFIGURE_DEPENDS ${vnpu_src}/acl_*.cpp ${vnpu_src}/stubs_ascendcl.cpp)
-list(REMOVE_ITEM vnpu_acl ${vnpu_src}/acl_op_compiler.cpp)
+file(GLOB vnpu_acl CONFIGURE_DEPENDS ${vnpu_src}/acl/*.cpp)
+list(REMOVE_ITEM vnpu_acl ${vnpu_src}/acl/op_compiler.cpp ${vnpu_src}/acl/stubs_empty.cpp)
 vnpu_library(ascendcl ${vnpu_acl})
 
-vnpu_library(acl_op_compiler ${vnpu_src}/acl_op_compiler.cpp)
+vnpu_library(acl_op_compiler ${vnpu_src}/acl/op_compiler.cpp)
 target_link_libraries(vnpu_acl_op_compiler PRIVATE vnpu_ascendcl)
 
 foreach(name ge_runner graph acl_tdt_channel)
-  vnpu_library(${name} ${vnpu_src}/stubs_empty.cpp)
+  vnpu_library(${name} ${vnpu_src}/acl/stubs_empty.cpp)
 endforeach()
 
-file(GLOB vnpu_hccl CONFIGURE_DEPENDS ${vnpu_src}/hccl_*.cpp)
+file(GLOB vnpu_hccl CONFIGURE_DEPENDS ${vnpu_src}/hccl/*.cpp)
 if(vnpu_hccl)
   vnpu_library(hccl ${vnpu_hccl})
   target_link_libraries(vnpu_hccl PRIVATE vnpu_ascendcl)
 endif()
 
 # Built-in operators (aclnn*, aclCreateTensor...).
-file(GLOB vnpu_opapi CONFIGURE_DEPENDS ${vnpu_src}/opapi*.cpp)
+file(GLOB vnpu_opapi CONFIGURE_DEPENDS ${vnpu_src}/opapi/*.cpp)
 if(vnpu_opapi)
   vnpu_library(opapi ${vnpu_opapi})
   target_link_libraries(vnpu_opapi PRIVATE vnpu_ascendcl)
@@ -53,7 +53,7 @@ endif()
 # Our own operators: op_api's sources over the twin. torch_npu looks for them in an opp package's folders only
 # ($ASCEND_CUSTOM_OPP_PATH).
 set(vnpu_subfolder /opp/op_api/lib)
-file(GLOB vnpu_cust_opapi CONFIGURE_DEPENDS ${vnpu_src}/cust_opapi*.cpp)
+file(GLOB vnpu_cust_opapi CONFIGURE_DEPENDS ${vnpu_src}/cust_opapi/*.cpp)
 if(vnpu_cust_opapi)
   # The twin itself is opened at run time: the same library file that Python opens.
   include(${CMAKE_CURRENT_LIST_DIR}/opp_standin.cmake)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """constants.pml: what the model takes from the kernel headers, never typed by hand.
 
-A small C++ program is compiled against op_kernel/moe_distribute_{window,verdict}.h and prints block counts,
-verdict rounds, error codes with their severities, the parts of the cores, and for every epoch of a run its
-successor, its parity and which older epochs a reader takes for stale. Promela sees epochs as indices 0..N
-(0: a fresh window) into that table.
+A small C++ program is compiled against protocol/window.h and common/verdict.h of op_kernel and prints block
+counts, verdict rounds, error codes with their severities, the parts of the cores, and for every epoch of a
+run its successor, its parity and which older epochs a reader takes for stale. Promela sees epochs as indices
+0..N (0: a fresh window) into that table.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-INCLUDES = (ROOT / "op_kernel", ROOT / "ascend_moe" / "csrc" / "twin" / "include")
+INCLUDES = (ROOT / "op_kernel", ROOT / "twin" / "include")
 STAMPS = 7  # a prime: stamps of rows alias neither with a half (2) nor with a few ops
 RING = 2 * STAMPS  # epochs of a run without end; even, so that parities alternate
 RING_BASE = 1000  # any even epoch far from the wrap
@@ -27,7 +27,7 @@ BEFORE_WRAP = 0xFFFFFFFC  # the first op then gets 0xFFFFFFFD
 PROBE = r"""
 #include <cstdio>
 #include <cstdlib>
-#include "moe_distribute_verdict.h"
+#include "common/verdict.h"
 using namespace moe;
 static unsigned Sev(unsigned code) { Verdict v; v.code = code; return Severity(v); }
 int main(int, char** argv) {

@@ -1,4 +1,4 @@
-"""Where things lie in a window, asked of moe_distribute_window.h through a small compiled helper."""
+"""Where things lie in a window, asked of protocol/window.h through a small compiled helper."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from constants import INCLUDES, run
 
 SOURCE = r"""
-#include "moe_distribute_window.h"
+#include "protocol/window.h"
 extern "C" {
 uint64_t control_offset() { return moe::kControlOffset; }
 uint64_t control_bytes() { return moe::kBlock; }

@@ -1,5 +1,5 @@
 // Definition of the op AscendMoeDistributeCombine for CANN.
-#include "moe_distribute_cann_def.h"
+#include "cann/def.h"
 
 namespace ops {
 

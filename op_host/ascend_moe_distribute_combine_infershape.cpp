@@ -1,6 +1,6 @@
 // Shape and type functions of AscendMoeDistributeCombine.
-#include "moe_distribute_cann_functions.h"
-#include "moe_distribute_cann_infershape.h"
+#include "cann/functions.h"
+#include "cann/infershape.h"
 
 ge::graphStatus moe::InferShapeCombine(gert::InferShapeContext* context) {
     return InferShapes(context, kOpCombine);

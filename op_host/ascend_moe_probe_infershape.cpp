@@ -1,6 +1,6 @@
 // Shape and type functions of AscendMoeProbe: a block a core, as many as a launch may have.
-#include "moe_distribute_cann_functions.h"
-#include "moe_distribute_op.h"
+#include "cann/functions.h"
+#include "rules/op.h"
 
 ge::graphStatus moe::InferShapeProbe(gert::InferShapeContext* context) {
     gert::Shape* shape = context == nullptr ? nullptr : context->GetOutputShape(0);

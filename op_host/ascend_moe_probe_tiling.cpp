@@ -1,6 +1,6 @@
 // Tiling function of AscendMoeProbe.
-#include "moe_distribute_cann_functions.h"
-#include "moe_distribute_cann_tiling.h"
+#include "cann/functions.h"
+#include "cann/tiling.h"
 
 namespace {
 

@@ -1,8 +1,8 @@
 // Kernel entry of AscendMoeDistributeCombine. DTYPE_X is the element type of expand_x and of the result.
 #include "kernel_operator.h"
 
-#include "moe_distribute_combine.h"
-#include "moe_distribute_direct_combine.h"
+#include "window/combine.h"
+#include "direct/combine.h"
 
 extern "C" __global__ __aicore__ void ascend_moe_distribute_combine(
     GM_ADDR expandX, GM_ADDR expertIds, GM_ADDR expandIdx, GM_ADDR epSendCounts, GM_ADDR expertScales,

@@ -1,8 +1,8 @@
 // Kernel entry of AscendMoeDistributeDispatch. DTYPE_X is the element type of x.
 #include "kernel_operator.h"
 
-#include "moe_distribute_direct_dispatch.h"
-#include "moe_distribute_dispatch.h"
+#include "direct/dispatch.h"
+#include "window/dispatch.h"
 
 extern "C" __global__ __aicore__ void ascend_moe_distribute_dispatch(
     GM_ADDR x, GM_ADDR expertIds, GM_ADDR scales, GM_ADDR xActiveMask, GM_ADDR expertScales, GM_ADDR expandX,

@@ -2,7 +2,7 @@
 // the package on an NPU.
 #include "kernel_operator.h"
 
-#include "ascend_moe_probe.h"
+#include "probe/probe.h"
 
 extern "C" __global__ __aicore__ void ascend_moe_probe(GM_ADDR report, GM_ADDR workspaceGM,
                                                        GM_ADDR tilingGM) {

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-# Before torch is imported; processes that tests start inherit both.
+# Before torch is imported; processes that tests start inherit them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("ASCEND_MOE_TIMEOUT_S", "20")
 os.environ.setdefault("ASCEND_MOE_AIV_CORES", "8")  # the default of one core has nobody to meet
+_HELPERS = str(Path(__file__).resolve().parent / "helpers")
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), _HELPERS)))
 
-from soak_report import (  # noqa: F401
+from soak_report import (  # noqa: E402, F401
     pytest_runtest_logreport,
     pytest_runtest_makereport,
     pytest_terminal_summary,

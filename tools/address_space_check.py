@@ -48,7 +48,7 @@ def find_clang() -> str | None:
 
 def check_syntax(clang: str, source: Path, *defines: str) -> str:
     """The messages of clang; empty when the source is right."""
-    includes = [f"-I{ROOT / path}" for path in ("ascend_moe/csrc/twin/include", "op_kernel")]
+    includes = [f"-I{ROOT / path}" for path in ("twin/include", "op_kernel")]
     command = [clang, "-std=c++17", "-fsyntax-only", "-fno-color-diagnostics", *SPACES, *includes, *defines]
     result = subprocess.run([*command, str(source)], capture_output=True, text=True)
     if result.returncode != 0:

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 WAYS = {"definition": [], "tiling": ["-DOP_TILING_LIB"], "prototype": ["-DOP_PROTO_LIB"]}
 ACLNN = "aclnn/acl_meta.h"
 CONTROL = """
-#include "moe_distribute_cann_tiling.h"
+#include "cann/tiling.h"
 ge::graphStatus Control(gert::TilingContext* context) { return context->CONTROL_SETTER(1); }
 """
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints the description of the ops that msopgen takes, from the tables in op_host/moe_distribute_op.h."""
+"""Prints the description of the ops that msopgen takes, from the tables in op_host/rules/op.h."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-TABLES = Path(__file__).resolve().parent.parent / "op_host" / "moe_distribute_op.h"
+TABLES = Path(__file__).resolve().parent.parent / "op_host" / "rules" / "op.h"
 ROWS = ["bf16", "fp16", "float"]
 # msopgen's names, one a column of the op definition's dtype lists.
 TYPES = {"kFp32": "float", "kInt32": "int32", "kInt64": "int64", "kBool": "bool"}

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from ascend_moe.checkpoint.presets import PRESETS
 from ascend_moe.errors import ArgumentError
-from ascend_moe.presets import PRESETS
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 SKEWS = ("uniform", "zipf", "hot")

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from ascend_moe import _lib, compiled, native
 from ascend_moe.bench.ranks import MALLOC, THREADS
+from ascend_moe.native import library as _lib
+from ascend_moe.ops import calls, compiled
 
 
 def about(mpi: str) -> dict[str, Any]:
@@ -30,7 +31,7 @@ def about(mpi: str) -> dict[str, Any]:
         "sources": _lib.lib().am_source_hash().decode(),
         "load_before": round(os.getloadavg()[0], 2),
         "engine": _lib.engine_name(),
-        "aiv_cores": native.core_count(),
+        "aiv_cores": calls.core_count(),
         "compiled_ops": compiled.active(),
         "settings": {**THREADS, **MALLOC, **_own_settings()},
     }

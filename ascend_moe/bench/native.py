@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ascend_moe import _lib
 from ascend_moe.errors import ArgumentError
+from ascend_moe.native import library as _lib
 
 COPIES = {"memcpy": 0, "stream": 1, "through UB": 2}  # am_bench_copy_rows
 _LANES = 16  # of the weighted sum

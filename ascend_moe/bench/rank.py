@@ -21,8 +21,8 @@ from ascend_moe.bench import limits, timing
 from ascend_moe.bench.board import Board
 from ascend_moe.bench.job import Job, marks_path, write_json
 from ascend_moe.bench.methods import Place
+from ascend_moe.comm.liveness import open_pidfd, process_gone
 from ascend_moe.errors import ArgumentError, AscendMoeError
-from ascend_moe.liveness import open_pidfd, process_gone
 
 RANK = "ASCEND_MOE_BENCH_RANK"
 PATIENCE_S = 120.0

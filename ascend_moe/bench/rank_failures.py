@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ascend_moe.bench.board import Board
+from ascend_moe.comm.liveness import describe_process, process_stat
 from ascend_moe.errors import AscendMoeError
-from ascend_moe.liveness import describe_process, process_stat
 
 _LAST_WORDS = 2000
 _SETTLE_S = 0.05  # notes of ranks that failed at the same moment

@@ -11,7 +11,7 @@ from ascend_moe.bench.job import Job
 from ascend_moe.bench.methods import METHODS
 from ascend_moe.bench.methods.transports import Mpi
 from ascend_moe.bench.results import Run, evaluate, limits
-from ascend_moe.communicator import DEFAULT_WINDOW_MIB
+from ascend_moe.comm.communicator import DEFAULT_WINDOW_MIB
 from ascend_moe.plan import Request, plan
 
 Progress = Callable[[Case, int], None]

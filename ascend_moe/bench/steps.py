@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ascend_moe.bench.cases import Case
-from ascend_moe.trace_run import TraceRequest, measured
-from ascend_moe.trace_stats import op_runs, phase_rows, rank_ns
+from ascend_moe.timed.roundtrip import TraceRequest, measured
+from ascend_moe.timeline.stats import op_runs, phase_rows, rank_ns
 
 ALGORITHMS = ("direct", "window")
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from ascend_moe import reference
-from ascend_moe.communicator import ranks_per_server
+from ascend_moe.comm.communicator import ranks_per_server
 from ascend_moe.demo.layers import RunSpec, build
 from ascend_moe.demo.rank import Progress, RankRecord
 from ascend_moe.dispatchers.base import Dispatched, Dispatcher

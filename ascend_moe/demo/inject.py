@@ -9,10 +9,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from ascend_moe import _lib
 from ascend_moe.errors import LibraryError
+from ascend_moe.native import library as _lib
 
-_PARTS = ("cmake", "op_kernel", "op_host", "ascend_moe/csrc", "CMakeLists.txt", "tools/source_hash.py")
+_PARTS = ("cmake", "op_kernel", "op_host", "csrc", "twin", "vnpu", "CMakeLists.txt", "tools/source_hash.py")
 _SHOWN_LINES = 20  # of a failed build
 
 
@@ -28,19 +28,19 @@ class Mutant:
 
 MUTANTS: dict[str, Mutant] = {
     "row": Mutant(
-        "op_kernel/moe_distribute_quantize.h",
+        "op_kernel/common/quantize.h",
         "x_[static_cast<uint64_t>(token) * rowBytes_]",
         "x_[static_cast<uint64_t>(token / 2) * rowBytes_]",
         "dispatch sends the row of another token",
     ),
     "weight": Mutant(
-        "op_kernel/moe_distribute_sum.h",
+        "op_kernel/window/sum.h",
         "scaleBuf_.Get<float>().GetValue(i)",
         "scaleBuf_.Get<float>().GetValue(inChunk * info_->topK)",
         "combine weighs all K rows of a token with the weight of its first",
     ),
     "count": Mutant(
-        "op_kernel/moe_distribute_dispatch_outputs.h",
+        "op_kernel/common/dispatch_outputs.h",
         "tokenNumsType == 0 ? end : end - before",
         "tokenNumsType == 0 ? end : (end - before) / 2",
         "dispatch tells every expert half its rows",

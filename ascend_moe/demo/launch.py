@@ -17,11 +17,11 @@ from torch.multiprocessing import get_context
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
 
 import ascend_moe
-from ascend_moe.communicator import timeout_s
+from ascend_moe.comm.communicator import timeout_s
+from ascend_moe.comm.threads import LocalCluster
 from ascend_moe.demo.layers import RunSpec
 from ascend_moe.demo.rank import Progress, RankRecord, run_rank
 from ascend_moe.errors import AscendMoeError
-from ascend_moe.local_cluster import LocalCluster
 
 BACKENDS = ("threads", "processes")
 _POLL_S = 0.05

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ascend_moe import comm, native
+from ascend_moe import comm
 from ascend_moe.demo.layers import RunSpec, build, embed
 from ascend_moe.demo.window import needed_mib
 from ascend_moe.dispatchers import Dispatched, WindowDispatcher
 from ascend_moe.layer import MoELayer
+from ascend_moe.ops import calls
 
 PHASES = ("router", "dispatch", "experts", "combine")
 
@@ -138,4 +139,4 @@ class _Pass:
 
 
 def _traffic(dispatcher: WindowDispatcher) -> dict[str, int]:
-    return native.traffic(comm.lookup(dispatcher.group_ep, dispatcher.world_size, dispatcher.rank))
+    return calls.traffic(comm.lookup(dispatcher.group_ep, dispatcher.world_size, dispatcher.rank))

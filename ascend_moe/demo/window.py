@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ascend_moe import native
 from ascend_moe.demo.layers import RunSpec
 from ascend_moe.errors import WindowTooSmall
+from ascend_moe.ops import calls
 
 _OPTIONAL = ("y_dtype", "x_dtype", "scales_dtype")
 
@@ -18,7 +18,7 @@ def needed_mib(spec: RunSpec, rank: int) -> int:
         ("x", spec.dtype, (batch, config.hidden_size)),
         ("expert_ids", torch.int32, (batch, config.top_k)),
     )
-    attributes: dict[str, int | None] = dict.fromkeys(native.attribute_names(), 0)
+    attributes: dict[str, int | None] = dict.fromkeys(calls.attribute_names(), 0)
     attributes |= dict.fromkeys(_OPTIONAL, None)
     attributes |= {
         "ep_world_size": spec.ranks,
@@ -28,11 +28,11 @@ def needed_mib(spec: RunSpec, rank: int) -> int:
         "global_bs": spec.global_bs,
         "quant_mode": 2 if spec.quant else 0,
     }
-    call = native.describe(native.OP_DISPATCH, 2, "group", "", shapes, attributes)
+    call = calls.describe(calls.OP_DISPATCH, 2, "group", "", shapes, attributes)
     call.comm_world, call.comm_rank, call.window_mib = spec.ranks, rank, 1
     call.cores, call.deadline_micros = 1, 1
     try:
-        native.Plan("npu_moe_distribute_dispatch_v2", call)
+        calls.Plan("npu_moe_distribute_dispatch_v2", call)
     except WindowTooSmall as error:
         return int(error.needed_mib)
     return 1

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from ascend_moe import _lib, native
-from ascend_moe.communicator import MIB
+from ascend_moe.comm.communicator import MIB
 from ascend_moe.errors import LibraryError
+from ascend_moe.native import library as _lib
+from ascend_moe.ops import calls
 
 from .case import Case
 from .program import LENT_MIB, WINDOW_MIB, Program
@@ -212,7 +213,7 @@ class World:
         self._keep = [steps]
         if self.library.am_explore_servers(self._handle, case.servers):
             raise MemoryError(f"no memory for the staging of {self.size} ranks")
-        index = {name: at for at, name in enumerate(native.tensor_names())}
+        index = {name: at for at, name in enumerate(calls.tensor_names())}
         for step, call in zip(steps, program.calls, strict=True):
             inputs = (c_void_p * len(index))()
             for name, tensor in call.inputs.items():

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 import ascend_moe.reference as ref
-from ascend_moe import native, ops  # noqa: F401  (ops registers the schemas)
-from ascend_moe.communicator import CONTEXTS, MIB
+from ascend_moe import ops  # noqa: F401  (ops registers the schemas)
+from ascend_moe.comm.communicator import CONTEXTS, MIB
 from ascend_moe.errors import AscendMoeError
-from ascend_moe.schemas import NAMESPACE
+from ascend_moe.ops import calls as native
+from ascend_moe.ops.schemas import NAMESPACE
 
 from .case import DTYPES, Case
 

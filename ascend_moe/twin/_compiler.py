@@ -16,9 +16,9 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from .. import _lib
-from .._cache import cache_directory, digest_of, fill_folder
 from ..errors import TwinBuildError
+from ..native import library as _lib
+from ..native.cache import cache_directory, digest_of, fill_folder
 from ._entries import MARK, Entry, find_entries
 
 ENGINES = ("fast", "checked")
@@ -82,11 +82,11 @@ def _compiler_id() -> str:
 
 def include_directory() -> Path:
     """Folder of kernel_operator.h."""
-    return _lib.native_source_root() / "ascend_moe" / "csrc" / "twin" / "include"
+    return _lib.native_source_root() / "twin" / "include"
 
 
 def _runtime_directory() -> Path:
-    return _lib.native_source_root() / "ascend_moe" / "csrc" / "twin" / "src"
+    return _lib.native_source_root() / "twin" / "src"
 
 
 # ---- flags ----

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from ascend_moe.cli.vnpu import main
 from ascend_moe.errors import AscendMoeError
-from ascend_moe.vnpu.cli import main
 
 if __name__ == "__main__":
     try:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from ..soc import DEFAULT_SOC
+from ..plan.soc import DEFAULT_SOC
 from .libraries import DEFAULT_DEVICES, environment
 from .versions import find_wheels, interpreter_of, verify
 

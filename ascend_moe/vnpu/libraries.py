@@ -6,9 +6,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from .. import _autoload, _lib
+from .. import _autoload
 from ..errors import ArgumentError, LibraryError
-from ..soc import DEFAULT_SOC, SOCS
+from ..native import library as _lib
+from ..plan.soc import DEFAULT_SOC, SOCS
 
 LIBRARY = "libascendcl.so"
 # Every library that torch_npu loads by name; without one of them it fails in ways that do not name it.

@@ -7,10 +7,11 @@ from typing import Any
 from torch import Tensor
 
 import ascend_moe
-from ascend_moe import _lib, ops
+from ascend_moe import ops
 from ascend_moe.bench.cases import Case
 from ascend_moe.bench.data import Inputs
 from ascend_moe.bench.methods.base import OURS, Arrived, Method, Place
+from ascend_moe.native import library
 
 
 class _Op(Method):
@@ -19,7 +20,7 @@ class _Op(Method):
 
     @classmethod
     def missing(cls, place: Place) -> str:
-        known = _lib.lib().am_comm_algorithm(cls.comm_alg.encode()) >= 0
+        known = library.lib().am_comm_algorithm(cls.comm_alg.encode()) >= 0
         return "" if known else f"the ops have no comm_alg {cls.comm_alg!r}"
 
     def __init__(self, case: Case, place: Place, most_rows: int, rows_out: Tensor) -> None:

@@ -1,0 +1,268 @@
+"""One MoE layer out of a Hugging Face safetensors checkpoint, each rank reading its own experts only.
+
+Layouts of the experts (both with any shard files):
+
+* published: one matrix an expert: ``experts.N.{w1,w3,w2}.weight`` (Mixtral) or
+  ``experts.N.{gate,up,down}_proj.weight`` (Qwen, DeepSeek), bf16, fp16, fp32, or fp8 with
+  ``weight_scale_inv`` blocks (DeepSeek-V3);
+* fused: ``experts.gate_up_proj`` (E, 2I, H) and ``experts.down_proj`` (E, H, I), or both transposed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ascend_moe.checkpoint.config import moe_config, read_json
+from ascend_moe.checkpoint.files import CheckpointFiles, Read, dequantise_fp8
+from ascend_moe.dispatchers.base import Dispatcher
+from ascend_moe.errors import ArgumentError
+from ascend_moe.layer import MoEConfig, MoELayer
+
+#: (gate, up, down) of one expert.
+_EXPERT_STYLES = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
+_ReadExpert = Callable[[int, Tensor, Tensor], None]  # expert, out gate_up (H, 2I), out down (I, H)
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+@dataclass
+class LayerWeights:
+    """What one rank holds of one layer.
+
+    Attributes:
+        config: the layer's numbers.
+        tensors: by the names of MoELayer's parameters.
+        reads: every read from the files, in order; ``bytes_read`` is their sum.
+    """
+
+    config: MoEConfig
+    tensors: dict[str, Tensor]
+    reads: list[Read]
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of tensor data read from the files."""
+        return sum(read.bytes for read in self.reads)
+
+
+def build_layer(
+    directory: str | Path,
+    layer: int,
+    dispatcher: Dispatcher,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    global_bs: int = 0,
+    config: MoEConfig | None = None,
+) -> MoELayer:
+    """A MoELayer with the weights of ``load_layer`` for the dispatcher's rank."""
+    weights = load_layer(
+        directory, layer, rank=dispatcher.rank, world=dispatcher.world_size, dtype=dtype, config=config
+    )
+    kind = weights.tensors["w_down"].dtype
+    module = MoELayer(weights.config, dispatcher, dtype=kind, device="meta", global_bs=global_bs)
+    module.load_state_dict({name: value.to(device) for name, value in weights.tensors.items()}, assign=True)
+    return module
+
+
+def load_layer(
+    directory: str | Path,
+    layer: int,
+    *,
+    rank: int = 0,
+    world: int = 1,
+    dtype: torch.dtype | None = None,
+    config: MoEConfig | None = None,
+) -> LayerWeights:
+    """Reads the router, the shared expert and experts rank * L .. (rank + 1) * L - 1 of one layer.
+
+    Args:
+        directory: with config.json and the safetensors files.
+        layer: decoder layer, counted from 0.
+        rank, world: whose experts.
+        dtype: of the experts' weights; None: as config.json says, else bf16. The router stays fp32.
+        config: used in place of config.json's.
+
+    Raises:
+        ArgumentError: what was looked for and what is there (``.missing``, ``.found`` for a tensor).
+        LibraryError: safetensors is not installed.
+    """
+    if config is None or dtype is None or (Path(directory) / "config.json").is_file():
+        values = read_json(directory)
+    else:
+        values = {}
+    config = moe_config(values) if config is None else config
+    if world < 1 or not 0 <= rank < world:
+        raise ArgumentError(f"rank is {rank} of world {world}; need 0 <= rank < world", argument="rank")
+    if config.num_experts % world:
+        raise ArgumentError(
+            f"world is {world}; it must divide the checkpoint's {config.num_experts} experts",
+            argument="world",
+        )
+    if dtype is None:
+        dtype = _DTYPES.get(str(values.get("dtype") or values.get("torch_dtype")), torch.bfloat16)
+    quantised = values.get("quantization_config") or {}
+    sides = quantised.get("weight_block_size") or (128, 128)
+    with CheckpointFiles(directory) as files:
+        reader = _Block(files, _find_block(files, layer), config, dtype, (int(sides[0]), int(sides[1])))
+        tensors = {
+            "gate_weight": reader.tensor("gate.weight", (config.num_experts, config.hidden_size)).float()
+        }
+        if config.router == "deepseek_v3":
+            bias = reader.tensor("gate.e_score_correction_bias", (config.num_experts,))
+            tensors["gate_bias"] = bias.float()
+        local = config.num_experts // world
+        tensors.update(reader.experts(range(rank * local, (rank + 1) * local)))
+        tensors.update(reader.shared())
+        return LayerWeights(config, tensors, files.reads)
+
+
+class _Block:
+    """Reads the tensors below one layer's MoE block, checking every shape."""
+
+    def __init__(
+        self,
+        files: CheckpointFiles,
+        prefix: str,
+        config: MoEConfig,
+        dtype: torch.dtype,
+        fp8_block: tuple[int, int],
+    ) -> None:
+        self.files = files
+        self.prefix = prefix
+        self.config = config
+        self.dtype = dtype
+        self.fp8_block = fp8_block
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """A whole tensor; fp8 matrices come as fp32."""
+        full = f"{self.prefix}.{name}"
+        self._check_shape(full, shape)
+        value = self.files.read(full)
+        if value.dtype == torch.float8_e4m3fn:
+            return dequantise_fp8(value, self.files.read(f"{full}_scale_inv"), self.fp8_block)
+        return _floating(value, full)
+
+    def experts(self, experts: range) -> dict[str, Tensor]:
+        """w_gate_up (L, H, 2I) and w_down (L, I, H) of consecutive experts."""
+        hidden, inner = self.config.hidden_size, self.config.moe_intermediate_size
+        gate_up = torch.empty(len(experts), hidden, 2 * inner, dtype=self.dtype)
+        down = torch.empty(len(experts), inner, hidden, dtype=self.dtype)
+        fused = f"{self.prefix}.experts.gate_up_proj" in self.files
+        read_one = self._fused_expert() if fused else self._single_expert(experts[0])
+        for local, expert in enumerate(experts):
+            read_one(expert, gate_up[local], down[local])
+        return {"w_gate_up": gate_up, "w_down": down}
+
+    def shared(self) -> dict[str, Tensor]:
+        """The dense shared expert's tensors, if the layer has one."""
+        hidden, inner = self.config.hidden_size, self.config.shared_intermediate_size
+        if inner == 0:
+            return {}
+        names = ("shared_expert", "shared_experts")
+        base = next((n for n in names if f"{self.prefix}.{n}.down_proj.weight" in self.files), names[0])
+        gate_up = torch.empty(hidden, 2 * inner, dtype=self.dtype)
+        gate_up[:, :inner] = self.tensor(f"{base}.gate_proj.weight", (inner, hidden)).t()
+        gate_up[:, inner:] = self.tensor(f"{base}.up_proj.weight", (inner, hidden)).t()
+        down = self.tensor(f"{base}.down_proj.weight", (hidden, inner)).to(self.dtype)
+        tensors = {"shared_gate_up": gate_up, "shared_down": down.t().contiguous()}
+        if self.config.shared_expert_gate:
+            tensors["shared_gate"] = self.tensor("shared_expert_gate.weight", (1, hidden))[0].to(self.dtype)
+        return tensors
+
+    def _single_expert(self, first: int) -> _ReadExpert:
+        hidden, inner = self.config.hidden_size, self.config.moe_intermediate_size
+        base = f"{self.prefix}.experts.{first}"
+        style = next((s for s in _EXPERT_STYLES if f"{base}.{s[0]}.weight" in self.files), None)
+        if style is None:
+            raise self.files.missing(
+                f"{base}.{_EXPERT_STYLES[0][0]}.weight (nor {_EXPERT_STYLES[1][0]}.weight, nor the fused "
+                f"{self.prefix}.experts.gate_up_proj)",
+                f"{self.prefix}.",
+            )
+
+        def read_one(expert: int, gate_up: Tensor, down: Tensor) -> None:
+            names = [f"experts.{expert}.{part}.weight" for part in style]
+            gate_up[:, :inner] = self.tensor(names[0], (inner, hidden)).t()
+            gate_up[:, inner:] = self.tensor(names[1], (inner, hidden)).t()
+            down.copy_(self.tensor(names[2], (hidden, inner)).t())
+
+        return read_one
+
+    def _fused_expert(self) -> _ReadExpert:
+        hidden, inner, experts = (
+            self.config.hidden_size,
+            self.config.moe_intermediate_size,
+            self.config.num_experts,
+        )
+        names = (f"{self.prefix}.experts.gate_up_proj", f"{self.prefix}.experts.down_proj")
+        # Each of the two alone can be square; both never are, so together they tell the axis order.
+        as_rows = ((experts, 2 * inner, hidden), (experts, hidden, inner))
+        as_columns = ((experts, hidden, 2 * inner), (experts, inner, hidden))
+        found = (self.files.shape(names[0]), self.files.shape(names[1]))
+        if found not in (as_rows, as_columns):
+            raise ArgumentError(
+                f"{names[0]} is {found[0]} and {names[1]} is {found[1]}; with config.json's numbers they "
+                f"must be {as_rows[0]} and {as_rows[1]}, or {as_columns[0]} and {as_columns[1]}",
+                argument="directory",
+            )
+
+        def read_one(expert: int, gate_up: Tensor, down: Tensor) -> None:
+            for name, out in zip(names, (gate_up, down), strict=True):
+                value = _floating(self.files.read(name, (expert, expert + 1))[0], name)
+                out.copy_(value.t() if found == as_rows else value)
+
+        return read_one
+
+    def _check_shape(self, name: str, shape: tuple[int, ...]) -> None:
+        found = self.files.shape(name)
+        if found != shape:
+            raise ArgumentError(
+                f"{name} is {found}; config.json's numbers make it {shape}", argument="directory"
+            )
+
+
+def _find_block(files: CheckpointFiles, layer: int) -> str:
+    """Prefix of a layer's MoE block, e.g. model.layers.3.mlp: the one that has a router."""
+    pattern = re.compile(r"(?:^|.*\.)layers\.(\d+)\.(?:mlp|block_sparse_moe)\.gate\.weight")
+    routers = {name: int(match[1]) for name in files.names if (match := pattern.fullmatch(name))}
+    here = [name for name, number in routers.items() if number == layer]
+    if len(here) == 1:
+        return here[0].removesuffix(".gate.weight")
+    if here:
+        raise ArgumentError(
+            f"{files.directory} has {len(here)} routers for layer {layer}: {', '.join(here)}",
+            argument="layer",
+        )
+    found = sorted(set(routers.values()))
+    raise ArgumentError(
+        f"layer {layer} of {files.directory} has no router (looked for *layers.{layer}.mlp.gate.weight and "
+        f"*layers.{layer}.block_sparse_moe.gate.weight); layers with one: {_ranges(found) or 'none'}",
+        argument="layer",
+        found=found,
+    )
+
+
+def _ranges(numbers: list[int]) -> str:
+    """1, 2, 3, 7 as "1..3, 7"."""
+    parts: list[tuple[int, int]] = []
+    for number in numbers:
+        if parts and parts[-1][1] == number - 1:
+            parts[-1] = (parts[-1][0], number)
+        else:
+            parts.append((number, number))
+    return ", ".join(str(a) if a == b else f"{a}..{b}" for a, b in parts)
+
+
+def _floating(value: Tensor, name: str) -> Tensor:
+    if value.dtype not in _DTYPES.values():
+        raise ArgumentError(
+            f"{name} is {value.dtype}; need bf16, fp16, fp32, or fp8 by expert with weight_scale_inv",
+            argument="directory",
+        )
+    return value

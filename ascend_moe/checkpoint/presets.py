@@ -1,0 +1,77 @@
+"""Published MoE layers by name: their numbers, and the experts' width that a small machine holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..errors import ArgumentError
+from ..layer import MoEConfig
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One layer of a published model.
+
+    Attributes:
+        about: what layer it is.
+        published: the layer's numbers.
+        narrow: width of the routed experts and of the shared expert in ``config()``, at most the published
+            ones. The widths are all that differs: routing and rows are those of the model.
+    """
+
+    about: str
+    published: MoEConfig
+    narrow: int
+
+    def config(self) -> MoEConfig:
+        """The numbers with every expert at most ``narrow`` wide."""
+        return replace(
+            self.published,
+            moe_intermediate_size=min(self.published.moe_intermediate_size, self.narrow),
+            shared_intermediate_size=min(self.published.shared_intermediate_size, self.narrow),
+        )
+
+
+PRESETS: dict[str, Preset] = {
+    "deepseek-v3": Preset(
+        "a layer of DeepSeek-V3 (671B)",
+        MoEConfig(
+            hidden_size=7168,
+            moe_intermediate_size=2048,
+            num_experts=256,
+            top_k=8,
+            router="deepseek_v3",
+            n_group=8,
+            topk_group=4,
+            routed_scaling_factor=2.5,
+            shared_intermediate_size=2048,
+        ),
+        narrow=64,
+    ),
+    "qwen3-30b": Preset(
+        "a layer of Qwen3-30B-A3B",
+        MoEConfig(hidden_size=2048, moe_intermediate_size=768, num_experts=128, top_k=8),
+        narrow=384,
+    ),
+    "mixtral": Preset(
+        "a layer of Mixtral-8x7B",
+        MoEConfig(hidden_size=4096, moe_intermediate_size=14336, num_experts=8, top_k=2),
+        narrow=2048,
+    ),
+    "tiny": Preset(
+        "a small layer for quick tries",
+        MoEConfig(hidden_size=128, moe_intermediate_size=64, num_experts=16, top_k=4),
+        narrow=64,
+    ),
+}
+
+
+def preset(name: str) -> Preset:
+    """The preset of this name.
+
+    Raises:
+        ArgumentError: there is none; the message lists the names.
+    """
+    if name not in PRESETS:
+        raise ArgumentError(f"preset is {name!r}; need one of {', '.join(PRESETS)}", argument="preset")
+    return PRESETS[name]

@@ -1,0 +1,175 @@
+"""`ascend-moe explore`: schedules of our kernels on the checked engine, with a table of what was seen."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from ascend_moe.errors import AscendMoeError
+
+from ..explore import campaigns
+from ..explore.campaigns import Finding, Result
+from ..explore.case import Case, parse
+from ..explore.engine import POLICIES, Options, World, checked_library
+from ..explore.exhaustive import exhaustive
+from ..explore.shrink import shrink
+
+_STORES = ("both", "fifo", "unordered")
+
+
+def explore_command(
+    case: Annotated[
+        str | None, typer.Option("--case", help=f"One case, as {Case()}; default: random ones.")
+    ] = None,
+    schedules: Annotated[int, typer.Option("--schedules", "-n", min=1, help="How many in all.")] = 2000,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the first case and schedule.")] = 0,
+    policy: Annotated[
+        str, typer.Option("--policy", metavar="|".join(POLICIES), help="How schedules are chosen.")
+    ] = "mixed",
+    stores: Annotated[
+        str, typer.Option("--stores", metavar="|".join(_STORES), help="How stores of a core land.")
+    ] = "both",
+    preemptions: Annotated[
+        int,
+        typer.Option("--preemptions", min=0, max=3, help="Of the policy exhaustive: switches a schedule."),
+    ] = 1,
+    replay: Annotated[
+        str | None, typer.Option("--replay", metavar="AT:CHOICE,…", help="Choices of a shrunk schedule.")
+    ] = None,
+    shrink_it: Annotated[
+        bool, typer.Option("--shrink/--no-shrink", help="A finding's schedule with few switches.")
+    ] = True,
+    trace: Annotated[
+        Path | None,
+        typer.Option("--trace", dir_okay=False, help="Write the schedule of one case as JSON lines."),
+    ] = None,
+    library: Annotated[
+        Path | None, typer.Option("--library", exists=True, dir_okay=False, help="Another checked library.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
+) -> None:
+    """Look for races, missing synchronisation, hangs and wrong results, schedule after schedule.
+
+    Exit code 0: nothing found. 1: a finding, whose last line repeats it. 2: wrong options.
+    """
+    for option, value, names in (("--policy", policy, POLICIES), ("--stores", stores, _STORES)):
+        if value not in names:
+            raise typer.BadParameter(f"{value!r} is none of {', '.join(names)}", param_hint=f"'{option}'")
+    console = Console(stderr=as_json)
+    try:
+        chosen = parse(case) if case is not None else None
+        options = Options(policy=policy, store_order=stores)
+        if replay is not None:
+            kind = "exhaustive" if policy == "exhaustive" else "replay"
+            options = replace(options, policy=kind, choices=_choices(replay))
+            schedules = 1
+        if chosen is None and (policy in ("replay", "exhaustive") or replay is not None):
+            raise typer.BadParameter("it is about one case: give --case", param_hint="'--policy'")
+        opened = checked_library(library)
+        if trace is not None:
+            _write_trace(trace, chosen or Case(), seed, options, opened)
+            return
+        if policy == "exhaustive" and replay is None:
+            result = exhaustive(chosen or Case(), preemptions, library=opened, limit=schedules)
+        else:
+            result = _run(chosen, schedules, seed, options, opened, console, as_json)
+        if result.finding is not None and shrink_it and replay is None:
+            result.finding = shrink(result.finding, opened)
+    except AscendMoeError as error:
+        console.print(str(error), style="red", markup=False)
+        raise typer.Exit(2) from None
+    _print(result, console, as_json)
+    raise typer.Exit(1 if result.finding is not None else 0)
+
+
+def _run(
+    case: Case | None,
+    schedules: int,
+    seed: int,
+    options: Options,
+    library: Any,
+    console: Console,
+    quiet: bool,
+) -> Result:
+    if case is not None:
+        return campaigns.explore(case, schedules, seed, options, library)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=quiet) as bar:
+        task = bar.add_task("schedules", total=schedules)
+
+        def advance(result: Result) -> None:
+            bar.update(task, completed=result.schedules, description=f"{result.schedules} schedules")
+
+        return campaigns.campaign(None, schedules, seed, options, library, progress=advance)
+
+
+def _choices(text: str) -> tuple[int, ...]:
+    try:
+        pairs = [tuple(map(int, word.split(":"))) for word in text.split(",")]
+        choices = [0] * (max(at for at, _ in pairs) + 1)
+        for at, choice in pairs:
+            choices[at] = choice
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no list of AT:CHOICE", param_hint="'--replay'") from None
+    return tuple(choices)
+
+
+def _write_trace(path: Path, case: Case, seed: int, options: Options, library: Any) -> None:
+    with World(case.world, library) as world:
+        world.load(case)
+        run = world.run(seed, 1, replace(options, trace=True, vary_epoch=False))
+        world.write_trace(path)
+        if run.failed:
+            print(run.message.decode())
+            raise typer.Exit(1)
+
+
+def _print(result: Result, console: Console, as_json: bool) -> None:
+    found = result.finding
+    if as_json:
+        values = {
+            "schedules": result.schedules,
+            "cases": result.cases,
+            "distinct": result.distinct,
+            "steps": result.steps,
+            "instructions": result.instructions,
+            "seconds": round(result.seconds, 3),
+            "polls": {place: {"waiting": w, "ready": r} for place, (w, r) in result.polls.items()},
+            "finding": None if found is None else _values(found),
+        }
+        print(json.dumps(values, indent=2))
+        return
+    rate = result.schedules / result.seconds if result.seconds else 0.0
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in (
+        ("schedules", f"{result.schedules} of {result.cases} cases, {result.distinct} distinct traces"),
+        ("time", f"{result.seconds:.1f} s, {rate:.0f} schedules/s"),
+        ("instructions", f"{result.instructions}, {result.steps} scheduling steps"),
+        *((f"poll {place}", f"{w} times waiting, {r} times ready") for place, (w, r) in result.polls.items()),
+    ):
+        table.add_row(name, value)
+    console.print(table)
+    if found is None:
+        console.print("no finding", style="bold green")
+        return
+    console.print(found.message, style="bold red", markup=False, soft_wrap=True)
+    switches = sum(1 for choice in found.choices if choice)
+    console.print(f"{switches} switches away from the tame schedule; it runs again with", markup=False)
+    console.print(found.command(), markup=False, soft_wrap=True)
+
+
+def _values(found: Finding) -> dict[str, object]:
+    return {
+        "kind": found.kind,
+        "message": found.message,
+        "case": str(found.case),
+        "seed": found.seed,
+        "command": found.command(),
+    }

@@ -1,0 +1,60 @@
+"""`ascend-moe twin`: builds kernels for the twin and says what is in a library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import ArgumentError, LibraryError, TwinBuildError
+from ..twin.build import build
+from ..twin.kernels import load
+
+app = typer.Typer(no_args_is_help=True, help="AscendC kernels of your own on the CPU.")
+
+
+@app.command("build")
+def build_command(
+    sources: Annotated[list[Path], typer.Argument(help="Kernel sources.", exists=True, dir_okay=False)],
+    defines: Annotated[
+        list[str] | None, typer.Option("-D", metavar="NAME[=VALUE]", help="Macro, e.g. -D DTYPE_X=half.")
+    ] = None,
+    includes: Annotated[
+        list[Path] | None, typer.Option("-I", metavar="DIR", help="Folder of headers.", file_okay=False)
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="name.so; default: the first source's name, here.")
+    ] = None,
+    engine: Annotated[str, typer.Option(metavar="fast|checked|both")] = "both",
+) -> None:
+    """Compile kernels; ascend_moe.twin.load opens what comes out.
+
+    Exit code 0: built. 1: a source does not compile; the compiler's messages are shown. 2: wrong options.
+    """
+    target = output or Path(sources[0].stem + ".so")
+    try:
+        path = build(sources, output=target, defines=defines or (), includes=includes or (), engine=engine)
+        kernels = load(path)
+    except ArgumentError as error:
+        raise typer.BadParameter(str(error)) from None
+    except TwinBuildError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
+    typer.echo(str(path))
+    for name in kernels.names:
+        typer.echo(f"  {name}({', '.join(kernels.parameters(name))})")
+
+
+@app.command("list")
+def list_command(
+    library: Annotated[Path, typer.Argument(help="What build made.", exists=True, dir_okay=False)],
+) -> None:
+    """Show the kernels of a library and their parameters."""
+    try:
+        kernels = load(library)
+    except (ArgumentError, LibraryError, TwinBuildError) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
+    for name in kernels.names:
+        typer.echo(f"{name}({', '.join(kernels.parameters(name))})")

@@ -1,0 +1,468 @@
+"""Communicators by name: group_ep of a process group or of a LocalCluster.
+
+``comm_name`` gives the name, the ops look it up, ``close`` closes it. On an HCCL group the name is
+HCCL's own; on any other group the windows lie in shared memory of one machine, are opened
+collectively on first use, and the c10d group name is the key.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from ascend_moe.comm import lent, lent_compiled
+from ascend_moe.comm import threads as local_cluster
+from ascend_moe.comm.board import StoreHost
+from ascend_moe.comm.communicator import (
+    MAX_WORLD,
+    Communicator,
+    timeout_s,
+    window_data_bytes,
+    window_lent_bytes,
+)
+from ascend_moe.comm.liveness import PeerWatch
+from ascend_moe.comm.rendezvous import Opening
+from ascend_moe.comm.threads import LocalCluster
+from ascend_moe.errors import ArgumentError, AscendMoeError
+from ascend_moe.native import library
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ["Communicator", "LocalCluster", "close", "comm_name", "lookup", "window_empty"]
+
+MAX_NAME = 127  # characters of group_ep, as in CANN
+
+
+@dataclass
+class _Entry:
+    group: weakref.ref[ProcessGroup]
+    communicator: Communicator
+
+
+_entries: dict[tuple[str, int], _Entry] = {}  # by group_ep and rank
+_gates: dict[tuple[str, int], threading.Lock] = {}  # one opening of a name at a time
+_handed_out: dict[str, weakref.ref[ProcessGroup]] = {}  # names that c10d does not know: HCCL's
+
+
+def comm_name(process_group: ProcessGroup | None = None) -> str:
+    """The ``group_ep`` of a process group, for the dispatch and combine ops.
+
+    Args:
+        process_group: None for the default group. HCCL: HCCL's communicator name. Any other backend: the
+            group's name in c10d; the first call on a group opens its windows, which is collective, and so
+            is the first after ``close``.
+
+    Windows hold HCCL_BUFFSIZE MiB (default 200) a rank and are shared memory: all ranks on one machine.
+
+    Raises:
+        ArgumentError: no such group, or not a member of it.
+        CommTimeout, PeerLost: a rank did not come within ASCEND_MOE_TIMEOUT_S, or died.
+        ConfigMismatch: HCCL_BUFFSIZE or the machine differs between the ranks.
+    """
+    group = _member_of(process_group)
+    if _has_hccl(group):
+        hccl: Any = group._get_backend(torch.device("npu"))
+        name = str(hccl.get_hccl_comm_name(group.rank()))
+        _handed_out[name] = weakref.ref(group)
+        return name
+    name = str(group.group_name)
+    _end(name, group)
+    return name
+
+
+def place(group_ep: str) -> tuple[int, int | None] | None:
+    """World size and rank of a known group, without opening anything; None for an unknown name.
+
+    The rank is None where the calling thread could be any rank.
+    """
+    cluster = local_cluster.find(group_ep)
+    if cluster is not None:
+        return cluster.world_size, cluster.rank_here()
+    group = _resolve(group_ep) if group_ep else None
+    return None if group is None else (group.size(), group.rank())
+
+
+def lookup(group_ep: str, ep_world_size: int, ep_rank_id: int) -> Communicator:
+    """This rank's open communicator. For a process group the first lookup opens it, collectively.
+
+    Raises:
+        ArgumentError: ``.argument`` is group_ep, ep_world_size or ep_rank_id.
+        CommTimeout, PeerLost, ConfigMismatch: as ``comm_name``.
+    """
+    _check_name(group_ep)
+    cluster = local_cluster.find(group_ep)
+    if cluster is not None:
+        _check_place(group_ep, cluster.world_size, cluster.rank_here(), ep_world_size, ep_rank_id)
+        return cluster.end(ep_rank_id)
+    group = _resolve(group_ep)
+    if group is None:
+        raise _unknown(group_ep)
+    _check_place(group_ep, group.size(), group.rank(), ep_world_size, ep_rank_id)
+    if _has_hccl(group) and group_ep != group.group_name:
+        raise ArgumentError(
+            f"group_ep={group_ep!r} is an HCCL communicator, whose windows are on NPUs, but the tensors are "
+            "on cpu: move them to the NPU, or use the name of a gloo group",
+            argument="group_ep",
+        )
+    return _end(group_ep, group)
+
+
+def ranks_per_server(group_ep: str, ep_world_size: int, ep_rank_id: int) -> int:
+    """Ranks that share a server, 0 for all of them: ranks of other servers are reached by RDMA, as on an A2.
+
+    When it is above 0 and below ep_world_size, assist_info_for_combine begins with the BS*K words of
+    expand_idx and has no triples.
+
+    Raises:
+        As ``lookup``, which opens a communicator that is not open yet.
+    """
+    npu_runtime = sys.modules.get("ascend_moe.ops.npu_communicator")
+    end: Any = npu_runtime.known(group_ep) if npu_runtime is not None else None
+    if end is None:
+        group = _resolve(group_ep) if group_ep and local_cluster.find(group_ep) is None else None
+        if npu_runtime is not None and group is not None and _has_hccl(group):
+            device = torch.device("npu", torch.npu.current_device())  # type: ignore[attr-defined,unused-ignore]
+            end = npu_runtime.find(group_ep, ep_world_size, ep_rank_id, device)
+        else:
+            end = lookup(group_ep, ep_world_size, ep_rank_id)
+    return int(end.ranks_per_server)
+
+
+def algorithm_of(group_ep: str) -> str:
+    """What this rank's last op on the group ran, ``comm_alg`` resolved: "window", "direct", or "" before any.
+
+    Raises:
+        ArgumentError: the name is no group's.
+    """
+    npu_runtime = sys.modules.get("ascend_moe.ops.npu_communicator")
+    on_npu: Any = npu_runtime.known(group_ep) if npu_runtime is not None else None
+    if on_npu is not None:
+        return str(on_npu.algorithm)
+    _check_name(group_ep)
+    cluster = local_cluster.find(group_ep)
+    if cluster is not None:
+        return cluster.end(cluster.rank_here() or 0).algorithm
+    group = _resolve(group_ep)
+    if group is None:
+        raise _unknown(group_ep)
+    entry = _entries.get((group_ep, group.rank()))
+    return "" if entry is None or entry.communicator.closed else entry.communicator.algorithm
+
+
+def window_empty(
+    shape: Sequence[int] | int, *, dtype: torch.dtype, group_ep: str, ep_world_size: int, ep_rank_id: int
+) -> torch.Tensor:
+    """A tensor in this rank's window, for the rows that one combine with ``comm_alg="direct"`` shall send.
+
+    That combine publishes the rows where they lie, copies nothing, and so spends the tensor: other ranks may
+    read it until this rank's next op has returned. A spent tensor must not be written, and passing it to a
+    direct combine again raises. Take a new tensor for every combine and drop the old one: its memory is lent
+    out again one op later. To every other op it is a tensor like any other; a combine of another algorithm
+    copies it and leaves it as it was. ``grouped_mlp(..., out=)`` writes into it.
+
+    Memory is touched where rows are written, so a shape for the most rows that may arrive costs no more than
+    those that do. All tensors that live, and the last spent one, share the lent area of ASCEND_MOE_LENT_MIB
+    MiB a rank (default: as much as the window, HCCL_BUFFSIZE).
+
+    Args:
+        shape: sizes, e.g. those of dispatch's expand_x: ``(A, H)``.
+        dtype: bf16, fp16 or fp32, as combine takes expand_x.
+        group_ep, ep_world_size, ep_rank_id: as for dispatch and combine. Before a group's first op this
+            opens its windows, which is collective.
+
+    Returns:
+        A contiguous tensor on the CPU, its values undefined. It stays valid, as memory, after ``close``.
+
+    Raises:
+        ArgumentError: shape or dtype, or the group, as the ops say it; or the group's windows are on NPUs.
+        WindowTooSmall: no room. ``.needed_mib`` for ``.variable``; ``.held`` tensors hold space.
+        CommTimeout, PeerLost, ConfigMismatch: of the opening.
+        Other errors: the communicator has failed before.
+    """
+    made = lent_compiled.lend(shape, dtype, group_ep, ep_world_size, ep_rank_id)
+    if made is not None:
+        return made
+    generation = lent_compiled.generation()
+    sizes, size = lent.byte_size(shape, dtype)
+    group = None if local_cluster.find(group_ep) else _resolve(group_ep)
+    if group is not None and _has_hccl(group) and group_ep != group.group_name:
+        raise ArgumentError(
+            f"window_empty: group_ep={group_ep!r} is an HCCL communicator: window tensors are on the CPU "
+            "only, for now; on NPUs give combine any tensor, its rows are copied",
+            argument="group_ep",
+        )
+    end = lookup(group_ep, ep_world_size, ep_rank_id)
+    end.raise_if_failed()
+    if size == 0:
+        return torch.empty(sizes, dtype=dtype)
+    block, area = end.lend(size)
+    lent_compiled.remember(generation, group_ep, end, area)
+    return lent.tensor_of(block, sizes, dtype)
+
+
+def hccl_group(group_ep: str, ep_world_size: int, ep_rank_id: int) -> ProcessGroup:
+    """The process group of an HCCL communicator's name, for ops on an NPU. Opens nothing.
+
+    Raises:
+        ArgumentError: no communicator of HCCL has that name (one of another backend may), or
+            ep_world_size or ep_rank_id is not this rank's.
+    """
+    _check_name(group_ep)
+    cluster = local_cluster.find(group_ep)
+    group = None if cluster is not None else _resolve(group_ep)
+    if group is not None and group_ep == group.group_name and _has_hccl(group):
+        raise ArgumentError(
+            f"group_ep={group_ep!r} is c10d's name of an HCCL group, ops on an NPU need HCCL's own: "
+            "use ascend_moe.comm_name(process_group)",
+            argument="group_ep",
+        )
+    if cluster is not None or (group is not None and not _has_hccl(group)):
+        raise ArgumentError(
+            f"group_ep={group_ep!r} has its windows in CPU memory, but the tensors are on an NPU: use the "
+            "name of an HCCL group (init_process_group('hccl')), or move the tensors to the CPU",
+            argument="group_ep",
+        )
+    if group is None:
+        raise _unknown(group_ep, hccl=True)
+    _check_place(group_ep, group.size(), group.rank(), ep_world_size, ep_rank_id)
+    return group
+
+
+def close(group_ep: str) -> None:
+    """Closes this rank's end. Local and idempotent; the next use opens fresh windows, collectively.
+
+    A LocalCluster's name: in a rank's function that rank's end, outside of ``run`` the ends of all ranks.
+    Peers that still use the communicator see this rank as lost. A name of HCCL: what this process knows of
+    it; the windows belong to HCCL, so after a fatal error ops on that group fail until the process group is
+    destroyed and made anew.
+
+    Raises:
+        AscendMoeError: an op still runs on it. ArgumentError: group_ep is no name at all.
+    """
+    _check_name(group_ep)
+    cluster = local_cluster.find(group_ep)
+    if cluster is not None:
+        cluster.close()
+    npu_runtime = sys.modules.get(
+        "ascend_moe.ops.npu_communicator"
+    )  # it imports this module; unused, nothing is open
+    if npu_runtime is not None:
+        npu_runtime.close(group_ep)
+    for key in [key for key in list(_entries) if key[0] == group_ep]:
+        with _gates.setdefault(key, threading.Lock()):
+            entry = _entries.get(key)
+            if entry is not None:
+                entry.communicator.close()
+                _entries.pop(key, None)
+
+
+# ---- names
+
+
+def _check_name(group_ep: str) -> None:
+    if not isinstance(group_ep, str) or not 1 <= len(group_ep.encode()) <= MAX_NAME:
+        size = f" of {len(group_ep.encode())} bytes" if isinstance(group_ep, str) else ""
+        raise ArgumentError(
+            f"group_ep must be a str of 1..{MAX_NAME} bytes in UTF-8, not a {type(group_ep).__name__}{size}: "
+            f"use ascend_moe.comm_name(process_group)",
+            argument="group_ep",
+        )
+
+
+def _check_place(name: str, world: int, rank: int | None, ep_world_size: int, ep_rank_id: int) -> None:
+    """Compares the op's arguments with the group; ``rank`` is None where this thread could be any rank."""
+    if ep_world_size != world:
+        raise ArgumentError(
+            f"ep_world_size={ep_world_size} but group {name!r} has {world} ranks", argument="ep_world_size"
+        )
+    if rank is not None and ep_rank_id != rank:
+        raise ArgumentError(
+            f"ep_rank_id={ep_rank_id} but this is rank {rank} of group {name!r}", argument="ep_rank_id"
+        )
+    if not 0 <= ep_rank_id < world:
+        raise ArgumentError(
+            f"ep_rank_id={ep_rank_id} must be in 0..{world - 1} for group {name!r}", argument="ep_rank_id"
+        )
+
+
+def _c10d() -> Any:
+    return dist.distributed_c10d  # absent where torch was built without it
+
+
+def _initialized() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _has_hccl(group: ProcessGroup) -> bool:
+    return "hccl" in _c10d()._world.pg_map[group][0]
+
+
+def _hccl_named(name: str) -> ProcessGroup | None:
+    """The group whose HCCL communicator has this name, when HCCL was asked for the name directly."""
+    for group in list(_c10d()._world.pg_map):
+        if _has_hccl(group):
+            hccl: Any = group._get_backend(torch.device("npu"))
+            # Without init_comm=False HCCL would create the communicator, collectively.
+            if str(hccl.get_hccl_comm_name(group.rank(), init_comm=False)) == name:
+                _handed_out[name] = weakref.ref(group)
+                return group  # type: ignore[no-any-return]
+    return None
+
+
+def _resolve(name: str) -> ProcessGroup | None:
+    """The live process group of this name."""
+    if not _initialized():
+        return None
+    handed = _handed_out.get(name)
+    group = handed() if handed else None
+    if group is not None and group not in _c10d()._world.pg_map:  # destroyed; its name may serve another
+        group = None
+    if group is None:
+        try:
+            group = _c10d()._resolve_process_group(name)
+        except (RuntimeError, LookupError):
+            return _hccl_named(name)
+    return group if group in _c10d()._world.pg_map else None
+
+
+def _unknown(name: str, hccl: bool = False) -> ArgumentError:
+    known = [] if hccl else [repr(cluster) for cluster in local_cluster.names()]
+    if hccl:
+        known += [repr(handed) for handed in sorted(_handed_out) if _resolve(handed) is not None]
+        if not known and _initialized():
+            return ArgumentError(
+                f"group_ep={name!r} names no live HCCL communicator: use ascend_moe.comm_name(process_group) "
+                "of an HCCL group",
+                argument="group_ep",
+            )
+    elif _initialized():
+        known += [repr(group) for group in sorted(_c10d()._world.pg_names.values())]
+        known += [repr(handed) for handed in sorted(_handed_out)]
+    listed = (
+        f"known are {', '.join(known)}" if known else "none is known and torch.distributed is not initialised"
+    )
+    return ArgumentError(
+        f"group_ep={name!r} names no live communicator: {listed}; "
+        f"use ascend_moe.comm_name(process_group), or the name that LocalCluster.run passes on",
+        argument="group_ep",
+    )
+
+
+def _member_of(process_group: ProcessGroup | None) -> ProcessGroup:
+    if not _initialized():
+        raise ArgumentError(
+            "comm_name needs torch.distributed: call torch.distributed.init_process_group first, "
+            "or run the ranks as threads with ascend_moe.LocalCluster",
+            argument="process_group",
+        )
+    group = dist.group.WORLD if process_group is None else process_group
+    if not isinstance(group, dist.ProcessGroup) or group not in _c10d()._world.pg_map:
+        raise ArgumentError(
+            f"process_group={process_group!r} is not a live process group with this rank as a member",
+            argument="process_group",
+        )
+    return group
+
+
+# ---- process groups
+
+
+def _end(name: str, group: ProcessGroup) -> Communicator:
+    """This rank's end, opened when there is none or when the group of this name is another one now."""
+    key = (name, group.rank())
+    entry = _entries.get(key)
+    if entry is None or entry.group() is not group or entry.communicator.closed:
+        with _gates.setdefault(key, threading.Lock()):
+            entry = _entries.get(key)
+            if entry is None or entry.group() is not group or entry.communicator.closed:
+                if entry is not None:
+                    entry.communicator.close()
+                communicator = _open(name, group)
+                entry = _Entry(weakref.ref(group, lambda _: _abandon(key)), communicator)
+                _entries[key] = entry
+    return entry.communicator
+
+
+def _open(name: str, group: ProcessGroup) -> Communicator:
+    world = group.size()
+    if world > MAX_WORLD:
+        raise ArgumentError(
+            f"group {name!r} has {world} ranks, windows on CPU serve at most {MAX_WORLD}: "
+            f"use ascend_moe.dispatchers",
+            argument="ep_world_size",
+        )
+    store = _c10d()._world.pg_map[group][1]
+    host = StoreHost.of(store, group)
+    data_bytes = window_data_bytes()
+    lent_bytes = window_lent_bytes(data_bytes)
+    opening = Opening(name, store, group.rank(), world, data_bytes, lent_bytes, timeout_s(), host)
+    opening.run()
+    owner = os.getpid()
+    own = group.rank()
+    watches: dict[int, PeerWatch] = {}
+
+    def release() -> None:
+        for watch in watches.values():
+            watch.close(say_goodbye=os.getpid() == owner)
+        for rank, base in enumerate(opening.bases):
+            if rank != own:
+                library.lib().am_window_unmap(base, opening.total)
+
+    def unmap() -> None:
+        library.lib().am_window_unmap(opening.bases[own], opening.total)
+
+    try:
+        watches.update({link.rank: link.watch() for link in opening.linked()})
+        live_fds = [watches[rank].fileno() if rank in watches else -1 for rank in range(world)]
+        return Communicator(
+            name,
+            own,
+            opening.bases,
+            opening.data_bytes,
+            opening.lent_bytes,
+            live_fds=live_fds,
+            describe=lambda rank: watches[rank].describe(),
+            release=release,
+            unmap=unmap,
+        )
+    except BaseException:
+        release()
+        unmap()
+        raise
+
+
+def _abandon(key: tuple[str, int]) -> None:
+    """The process group is gone. Runs wherever Python frees it, so it never waits for an op."""
+    entry = _entries.get(key)
+    if entry is not None and entry.group() is None:
+        with contextlib.suppress(AscendMoeError):
+            entry.communicator.close(patience=0)
+            _entries.pop(key, None)
+
+
+def _forget() -> None:
+    """In a forked child: the parent's ends are not ours, not even to close."""
+    _entries.clear()
+    _gates.clear()
+    _handed_out.clear()
+
+
+@atexit.register
+def _close_all() -> None:
+    for entry in list(_entries.values()):
+        with contextlib.suppress(AscendMoeError):
+            entry.communicator.close(patience=1)
+
+
+os.register_at_fork(after_in_child=_forget)

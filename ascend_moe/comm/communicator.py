@@ -1,0 +1,316 @@
+"""Communicator: one rank's end of the windows of a group, and the settings read when it is opened."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from ascend_moe.comm.lent import LentMemory, none_lent
+from ascend_moe.errors import ArgumentError, AscendMoeError
+from ascend_moe.native import library
+from ascend_moe.ops import compiled
+
+MIB = 1 << 20
+DEFAULT_WINDOW_MIB = 200  # as in CANN
+ALGORITHMS = ("", "window", "direct")  # by the code that the kernels have for them
+MAX_WINDOW_MIB = 65535  # what a status header can say
+DEFAULT_TIMEOUT_S = 60.0
+MAX_WORLD = 64
+CONTEXTS = ("table", "a3", "a2")  # by number, as in op_kernel/protocol/tiling.h
+CONTEXT_TABLE, CONTEXT_A3, CONTEXT_A2 = range(len(CONTEXTS))
+A2_STATE_MIB = 1  # of HCCL_BUFFSIZE, where the state has no window of its own
+
+
+def timeout_s() -> float:
+    """Seconds to wait for a peer: ASCEND_MOE_TIMEOUT_S, default 60.
+
+    Raises:
+        ArgumentError: it is not a positive finite number.
+    """
+    text = os.environ.get("ASCEND_MOE_TIMEOUT_S", "").strip()
+    if not text:
+        return DEFAULT_TIMEOUT_S
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 1e6:
+        raise ArgumentError(
+            f"ASCEND_MOE_TIMEOUT_S={text!r} must be a number of seconds above 0, at most 1000000",
+            argument="ASCEND_MOE_TIMEOUT_S",
+        )
+    return value
+
+
+def ranks_per_server() -> int:
+    """Ranks that share a server: ASCEND_MOE_RANKS_PER_SERVER, default 0, which is all of them.
+
+    On the CPU this makes ranks of other servers be reached as on an A2 cluster: by items that a copy agent
+    carries, not by stores.
+
+    Raises:
+        ArgumentError: it is not a whole number in 0..64.
+    """
+    text = os.environ.get("ASCEND_MOE_RANKS_PER_SERVER", "").strip() or "0"
+    if not (text.isascii() and text.isdigit() and int(text) <= MAX_WORLD):
+        raise ArgumentError(
+            f"ASCEND_MOE_RANKS_PER_SERVER={text} must be a whole number in 0..{MAX_WORLD} (0: one server)",
+            argument="ASCEND_MOE_RANKS_PER_SERVER",
+        )
+    return int(text)
+
+
+def context_kind() -> int:
+    """What the CPU's kernels get as communication context: ASCEND_MOE_CONTEXT, an index into ``CONTEXTS``.
+
+    ``table`` (the default) is this package's own; ``a3`` and ``a2`` are laid out as HCCL's. Servers need
+    ``a2``, which is the default with them.
+
+    Raises:
+        ArgumentError: it is none of these, or not ``a2`` with ASCEND_MOE_RANKS_PER_SERVER.
+    """
+    servers = ranks_per_server()
+    text = os.environ.get("ASCEND_MOE_CONTEXT", "").strip() or ("a2" if servers else "table")
+    if text not in CONTEXTS:
+        raise ArgumentError(
+            f"ASCEND_MOE_CONTEXT={text} must be one of {', '.join(CONTEXTS)}", argument="ASCEND_MOE_CONTEXT"
+        )
+    if servers and text != "a2":
+        raise ArgumentError(
+            f"ASCEND_MOE_CONTEXT={text} with ASCEND_MOE_RANKS_PER_SERVER={servers}: servers need a2",
+            argument="ASCEND_MOE_CONTEXT",
+        )
+    return CONTEXTS.index(text)
+
+
+def window_data_bytes(window_mib: int | None = None) -> int:
+    """Bytes of one rank's data area: ``window_mib``, else HCCL_BUFFSIZE (MiB), else 200 MiB.
+
+    With an A2 context one MiB of it is the state area.
+
+    Raises:
+        ArgumentError: the value is not a whole number of MiB in 1..65535.
+    """
+    if window_mib is not None:
+        if isinstance(window_mib, bool) or not isinstance(window_mib, int):
+            raise ArgumentError(f"window_mib must be an int, not {window_mib!r}", argument="window_mib")
+        name, text = "window_mib", str(window_mib)
+    else:
+        name, text = "HCCL_BUFFSIZE", os.environ.get("HCCL_BUFFSIZE", "").strip() or str(DEFAULT_WINDOW_MIB)
+    value = int(text) if text.isascii() and text.isdigit() else 0
+    if not 1 <= value <= MAX_WINDOW_MIB:
+        raise ArgumentError(
+            f"{name}={text} must be a whole number of MiB in 1..{MAX_WINDOW_MIB} "
+            f"(default {DEFAULT_WINDOW_MIB})",
+            argument=name,
+        )
+    if context_kind() == CONTEXT_A2:
+        if value <= A2_STATE_MIB:
+            raise ArgumentError(
+                f"{name}={text} must be at least {A2_STATE_MIB + 1} with an A2 context", argument=name
+            )
+        value -= A2_STATE_MIB
+    return value * MIB
+
+
+def window_lent_bytes(data_bytes: int) -> int:
+    """Bytes of one rank's lent area, where ``window_empty`` takes tensors from: ASCEND_MOE_LENT_MIB.
+
+    The default is the data area's size. It is address space until it is written.
+
+    Raises:
+        ArgumentError: the value is not a whole number of MiB in 0..65535.
+    """
+    text = os.environ.get("ASCEND_MOE_LENT_MIB", "").strip()
+    if not text:
+        return data_bytes
+    if not (text.isascii() and text.isdigit() and int(text) <= MAX_WINDOW_MIB):
+        raise ArgumentError(
+            f"ASCEND_MOE_LENT_MIB={text} must be a whole number of MiB in 0..{MAX_WINDOW_MIB} "
+            f"(default: as much as the window)",
+            argument="ASCEND_MOE_LENT_MIB",
+        )
+    return int(text) * MIB
+
+
+_numbers = itertools.count(1)
+_alive: weakref.WeakValueDictionary[int, Communicator] = weakref.WeakValueDictionary()
+
+
+def by_number(number: int) -> Communicator | None:
+    """The communicator whose ``number`` this is, while anything refers to it."""
+    return _alive.get(number)
+
+
+class Communicator:
+    """One rank's end: the native communicator over all ranks' windows.
+
+    Attributes:
+        name: the group_ep that finds it.
+        rank, world: this end's EP rank, and the number of EP ranks.
+        data_bytes, lent_bytes: sizes of one rank's data and lent area.
+        context_kind, ranks_per_server: as the functions of these names said when it was opened.
+        number: one of its own in this process.
+        failed: the first fatal error, set by the op that met it; later ops raise it again at once.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        rank: int,
+        bases: Sequence[int],
+        data_bytes: int,
+        lent_bytes: int,
+        *,
+        live_fds: Sequence[int] | None = None,
+        describe: Callable[[int], str],
+        release: Callable[[], None],
+        unmap: Callable[[], None] | None = None,
+    ) -> None:
+        """Creates the native communicator; owns nothing else until that has succeeded.
+
+        Args:
+            bases: address of every rank's window in this process, by rank.
+            live_fds: descriptor by rank that is readable once that peer is gone; -1 for none.
+            describe: says what can be seen of a peer.
+            release: called once, when the native communicator is gone: unmaps and closes the rest.
+            unmap: of this rank's own window, called after that, and once no window tensor lives; None:
+                ``release`` sees to it, with ``when_unused``.
+        """
+        self.name = name
+        self.rank = rank
+        self.world = len(bases)
+        self.data_bytes, self.lent_bytes = data_bytes, lent_bytes
+        self.context_kind, self.ranks_per_server = context_kind(), ranks_per_server()
+        self._failed: BaseException | None = None
+        self._lent: LentMemory | None = None
+        self._describe = describe
+        self._release, self._unmap = release, unmap
+        self._patience = timeout_s() + 2
+        self._handle_lock = threading.Lock()  # held for a moment; guards the handle alone
+        fds = None if live_fds is None else (ctypes.c_int * self.world)(*live_fds)
+        table = (ctypes.c_void_p * self.world)(*bases)
+        handle = library.lib().am_comm_create(rank, self.world, table, data_bytes, lent_bytes, fds)
+        if not handle:
+            raise AscendMoeError(f"rank {rank}: the communicator of group {name!r} could not be created")
+        self._handle: int | None = handle
+        # Held while an op runs; by the compiled kernels too, where they are.
+        self.gate = compiled.Gate(handle) if compiled.active() else None
+        self._busy: threading.Lock | compiled.Gate = self.gate or threading.Lock()
+        self.number = next(_numbers)
+        _alive[self.number] = self
+        if library.lib().am_comm_use_context(handle, self.context_kind) or library.lib().am_comm_use_servers(
+            handle, self.ranks_per_server
+        ):
+            library.lib().am_comm_destroy(handle)
+            raise AscendMoeError(f"rank {rank}: no memory for the context of group {name!r}")
+
+    @property
+    def handle(self) -> int:
+        """Native handle, valid until ``close``. Ops hold ``use()`` while they pass it on."""
+        if self._handle is None:
+            raise AscendMoeError(f"rank {self.rank}: the communicator of group {self.name!r} is closed")
+        return self._handle
+
+    @property
+    def failed(self) -> BaseException | None:
+        return self._failed
+
+    @failed.setter
+    def failed(self, error: BaseException) -> None:
+        self._failed = error
+        if self.gate is not None:
+            self.gate.close()
+
+    @property
+    def closed(self) -> bool:
+        return self._handle is None
+
+    @property
+    def algorithm(self) -> str:
+        """What this rank's last op ran: "window", "direct", or "" when none has run."""
+        with self.use() as handle:
+            return ALGORITHMS[library.lib().am_comm_algorithm_run(handle)]
+
+    @contextmanager
+    def use(self) -> Iterator[int]:
+        """The handle for one op: no other op and no close of this end meanwhile. Raises ``failed`` again."""
+        with self._busy:
+            self.raise_if_failed()
+            yield self.handle
+
+    def raise_if_failed(self) -> None:
+        """Raises the first fatal error once more (a copy: an exception object carries one traceback)."""
+        if isinstance(self.failed, AscendMoeError):
+            raise type(self.failed)(str(self.failed), **self.failed.details) from self.failed
+        if self.failed is not None:
+            raise self.failed
+
+    def describe_peer(self, rank: int) -> str:
+        """What can be seen of a peer now, e.g. ``process 4242 is stopped (state T)``."""
+        if rank == self.rank:
+            return "it is this rank"
+        return "this rank has closed its communicator" if self.closed else self._describe(rank)
+
+    def lend(self, size: int) -> tuple[ctypes.Array[ctypes.c_char], LentMemory]:
+        """``size`` bytes of this rank's lent area, held until the returned object dies; and the area.
+
+        Raises:
+            WindowTooSmall: no room, or there is no lent area.
+        """
+        with self._handle_lock:
+            handle = self.handle
+            if self._lent is None:
+                area = library.lib().am_comm_lent(handle) if self.lent_bytes else None
+                if not area:
+                    raise none_lent(size)
+                self._lent = LentMemory(area)
+            return self._lent.take(size, self.lent_bytes), self._lent
+
+    def when_unused(self, unmap: Callable[[], None]) -> None:
+        """Calls ``unmap`` once no tensor lives in this rank's own window. The native communicator is gone."""
+        if self._lent is None:
+            unmap()
+        else:
+            self._lent.retire(unmap)
+
+    def mark_lost(self, peer: int) -> None:
+        """Threads only: waits of this end for ``peer`` raise PeerLost from now on."""
+        with self._handle_lock:
+            if self._handle is not None:
+                library.lib().am_comm_mark_lost(self._handle, peer)
+
+    def close(self, *, patience: float | None = None) -> None:
+        """Destroys this end. Local and idempotent; waits for an op that another thread runs on it.
+
+        Args:
+            patience: seconds to wait for that op, default the deadline of an op and 2 s.
+
+        Raises:
+            AscendMoeError: the op is still running then; nothing was closed.
+        """
+        if not self._busy.acquire(timeout=self._patience if patience is None else patience):
+            raise AscendMoeError(
+                f"rank {self.rank}: an op still runs on group {self.name!r}: close it after the op"
+            )
+        try:
+            with self._handle_lock:
+                handle, self._handle = self._handle, None
+            if self.gate is not None:
+                self.gate.close()
+            if handle is not None:
+                compiled.forget()
+                try:
+                    library.lib().am_comm_destroy(handle)
+                finally:
+                    self._release()
+                    if self._unmap is not None:
+                        self.when_unused(self._unmap)
+        finally:
+            self._busy.release()

@@ -1,0 +1,124 @@
+"""Window memory that callers own for a while: the tensors of ``window_empty``, and how long they live."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import weakref
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ascend_moe.errors import ArgumentError, WindowTooSmall
+from ascend_moe.native import library
+
+_MIB = 1 << 20
+VARIABLE = "ASCEND_MOE_LENT_MIB"
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # of expand_x
+
+
+_lending: set[LentMemory] = set()
+
+
+class LentMemory:
+    """The lent area of one communicator's own window, from the first tensor to the death of the last.
+
+    A tensor keeps its window mapped, also when the communicator has been closed. Finalizers run wherever
+    Python frees a tensor, so they take no lock of Python's.
+    """
+
+    def __init__(self, handle: int) -> None:
+        """``handle``: from am_comm_lent; owned from here on."""
+        self.handle = handle
+        self._unmap: Callable[[], None] | None = None
+        # For tensors that were made without Python: `_lending` keeps it for as long as there may be any.
+        self.unused = ctypes.CFUNCTYPE(None)(self._end)
+        _lending.add(self)
+
+    def take(self, size: int, lent_bytes: int) -> ctypes.Array[ctypes.c_char]:
+        """A block of ``size`` bytes; it is held until the returned object dies.
+
+        Raises:
+            WindowTooSmall: no room.
+        """
+        out = (ctypes.c_uint64 * 4)()
+        if library.lib().am_lent_take(self.handle, min(size, 1 << 62), out):
+            raise _no_room(size, lent_bytes, held=out[2], needed=out[3])
+        block = (ctypes.c_char * size).from_address(out[0])
+        end = weakref.finalize(block, self._give, out[1], os.getpid())
+        end.atexit = False  # at exit a tensor may still be in use
+        return block
+
+    def _give(self, generation: int, owner: int) -> None:
+        if os.getpid() != owner:  # a forked child: its parent's blocks are not its own
+            return
+        if library.lib().am_lent_release(self.handle, generation):
+            self._end()
+
+    def _end(self) -> None:
+        _lending.discard(self)
+        if self._unmap is not None:
+            self._unmap()
+
+    def retire(self, unmap: Callable[[], None]) -> None:
+        """The communicator is gone. Calls ``unmap`` once no tensor lives: now, or from the last one's end."""
+        self._unmap = unmap
+        if library.lib().am_lent_close(self.handle):
+            self._end()
+
+
+def lending() -> int:
+    """Areas of this process that tensors live in, or may."""
+    return len(_lending)
+
+
+def _no_room(size: int, lent_bytes: int, held: int, needed: int) -> WindowTooSmall:
+    mib = -(-needed // _MIB)
+    tensors = "1 window tensor holds" if held == 1 else f"{held} window tensors hold"
+    return WindowTooSmall(
+        f"window_empty: {size / _MIB:.1f} MiB do not fit in the lent area of {lent_bytes // _MIB} MiB, of "
+        f"which {tensors} space: drop tensors that combine has consumed (their space is free one op later), "
+        f"or export {VARIABLE}={mib} on all ranks before the group's first op",
+        argument="shape",
+        needed_mib=mib,
+        variable=VARIABLE,
+        held=held,
+    )
+
+
+def none_lent(size: int) -> WindowTooSmall:
+    """For a communicator without a lent area."""
+    mib = -(-size // _MIB)
+    return WindowTooSmall(
+        f"window_empty: {VARIABLE}=0 leaves no lent area: unset it, or export {VARIABLE}={mib}, on all ranks "
+        "before the group's first op",
+        argument="shape",
+        needed_mib=mib,
+        variable=VARIABLE,
+        held=0,
+    )
+
+
+def byte_size(shape: Sequence[int] | int, dtype: torch.dtype) -> tuple[tuple[int, ...], int]:
+    """The shape as a tuple, and the bytes of such a tensor.
+
+    Raises:
+        ArgumentError: a size is negative or no int, or no kernel knows rows of this dtype.
+    """
+    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    if any(isinstance(size, bool) or not isinstance(size, int) or size < 0 for size in sizes):
+        raise ArgumentError(
+            f"window_empty: shape is {sizes}, it must be sizes of at least 0", argument="shape"
+        )
+    if dtype not in DTYPES:
+        raise ArgumentError(
+            f"window_empty: dtype is {dtype}, it must be one of {', '.join(map(str, DTYPES))}",
+            argument="dtype",
+        )
+    return sizes, math.prod(sizes) * dtype.itemsize
+
+
+def tensor_of(block: ctypes.Array[ctypes.c_char], sizes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor over a block, which lives as long as the tensor's storage."""
+    return torch.frombuffer(block, dtype=dtype).view(sizes)

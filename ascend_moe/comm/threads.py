@@ -1,0 +1,351 @@
+"""LocalCluster: W ranks as threads of one process, over windows in plain memory."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TypeVar
+
+from ascend_moe.comm.communicator import (
+    MAX_WORLD,
+    MIB,
+    Communicator,
+    timeout_s,
+    window_data_bytes,
+    window_lent_bytes,
+)
+from ascend_moe.errors import ArgumentError, AscendMoeError, CommError, CommTimeout, PeerLost
+from ascend_moe.native import library
+from ascend_moe.ops import compiled
+
+T = TypeVar("T")
+
+INTERRUPT_GRACE_S = 5.0  # for ranks to leave their ops after Ctrl-C
+
+_numbers = itertools.count()
+_here = threading.local()  # .place = (cluster, rank) in a rank's thread
+_entered: dict[str, LocalCluster] = {}
+
+
+def find(name: str) -> LocalCluster | None:
+    """The entered cluster of this name."""
+    return _entered.get(name)
+
+
+def names() -> list[str]:
+    return sorted(_entered)
+
+
+class _Windows:
+    """One generation: the windows of all ranks and the W ends over them; freed with the last end."""
+
+    def __init__(self, cluster: LocalCluster, data_bytes: int) -> None:
+        self._cluster = cluster
+        self._lent_bytes = window_lent_bytes(data_bytes)
+        self._total: int = library.lib().am_window_total_bytes(data_bytes, self._lent_bytes)
+        self._bases: list[int] = []
+        self.ends: list[Communicator] = []
+        self.open: set[int] = set()  # ranks whose end is not closed
+        try:
+            for rank in range(cluster.world_size):
+                base = library.lib().am_window_alloc(self._total)
+                if not base:
+                    raise AscendMoeError(
+                        f"{cluster.name}: no memory for the {data_bytes // MIB} MiB window of rank {rank}: "
+                        f"lower window_mib or HCCL_BUFFSIZE"
+                    )
+                self._bases.append(base)
+            for rank in range(cluster.world_size):
+                self._create_end(rank, data_bytes)
+        except BaseException:
+            self.close()
+            self._free()
+            raise
+
+    def _create_end(self, rank: int, data_bytes: int) -> None:
+        cluster = self._cluster
+        end = Communicator(
+            cluster.name,
+            rank,
+            self._bases,
+            data_bytes,
+            self._lent_bytes,
+            describe=cluster.describe_rank,
+            release=lambda: self._left(rank),
+        )
+        self.ends.append(end)
+        self.open.add(rank)
+
+    def _left(self, rank: int) -> None:
+        with self._cluster.changed:
+            self.open.discard(rank)
+            self.mark_lost(rank)
+            if not self.open:
+                self._free()
+            self._cluster.changed.notify_all()
+
+    def mark_lost(self, rank: int) -> None:
+        """Waits of the other ranks for this one raise PeerLost."""
+        for end in self.ends:
+            if end.rank != rank:
+                end.mark_lost(rank)
+
+    def _free(self) -> None:
+        bases, self._bases = self._bases, []
+        for rank, base in enumerate(bases):
+            unmap = functools.partial(library.lib().am_window_unmap, base, self._total)
+            if rank < len(self.ends):
+                self.ends[rank].when_unused(unmap)
+            else:
+                unmap()
+
+    def close(self) -> None:
+        for end in self.ends:
+            end.close()
+
+
+class LocalCluster:
+    """W EP ranks as threads of this process; the ops take ``group_ep`` as ``run`` hands it out.
+
+    Args:
+        world_size: number of ranks, 1..64.
+        window_mib: MiB of one rank's window; default HCCL_BUFFSIZE, read when windows are opened.
+
+    Use as a context manager; leaving it frees the windows. ``run`` may be called many times; the windows
+    stay open in between, and after a failure the next ``run`` opens fresh ones.
+
+    Raises:
+        ArgumentError: world_size or window_mib is out of range.
+
+    Example::
+
+        with LocalCluster(4) as cluster:
+            results = cluster.run(lambda rank, group_ep: f"{rank} of {group_ep}")
+    """
+
+    def __init__(self, world_size: int, *, window_mib: int | None = None) -> None:
+        whole = isinstance(world_size, int) and not isinstance(world_size, bool)
+        if not whole or not 1 <= world_size <= MAX_WORLD:
+            raise ArgumentError(
+                f"world_size={world_size!r} must be an int in 1..{MAX_WORLD}", argument="world_size"
+            )
+        if window_mib is not None:
+            window_data_bytes(window_mib)
+        self.world_size = world_size
+        self._number = next(_numbers)
+        self.name = f"local_cluster_{os.getpid()}_{self._number}"
+        self.changed = threading.Condition()  # guards everything below
+        self._window_mib = window_mib
+        self._windows: _Windows | None = None
+        self._active: set[int] = set()  # ranks whose function runs
+        self._closed: set[int] = set()  # of them, those that have closed and not asked for windows since
+        self._errors: dict[int, tuple[float, BaseException]] = {}
+        self._left_open = False  # left, or given up, while functions ran: the last one closes
+
+    def __enter__(self) -> LocalCluster:
+        if self._left_open:
+            raise AscendMoeError(f"{self.name}: an interrupted run() has not ended: use a new cluster")
+        _entered[self.name] = self
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _entered.pop(self.name, None)
+        with self.changed:
+            self._left_open = bool(self._active)
+        compiled.forget()
+        if not self._left_open:
+            self._close_windows()
+
+    # ---- running
+
+    def run(self, fn: Callable[[int, str], T]) -> list[T]:
+        """Runs ``fn(rank, group_ep)`` on one thread a rank and waits for all.
+
+        Returns:
+            The results by rank.
+
+        Raises:
+            Whatever the rank at the root of a failure raised, with ``.others`` = {rank: exception} of the
+            other ranks that raised. A rank that fails is lost to the others, whose ops raise PeerLost at
+            once; a rank that merely returns is waited for until the deadline.
+            AscendMoeError: outside ``with``, or while another ``run`` is going on.
+        """
+        with self.changed:
+            self._check_usable()
+            if self._active:
+                raise AscendMoeError(f"{self.name}: run() is going on already: use another cluster")
+            self._active = set(range(self.world_size))
+            self._closed = set()
+            self._errors = {}
+        results: dict[int, T] = {}
+        for rank in range(self.world_size):
+            args, name = (rank, fn, results), f"{self.name}-rank{rank}"
+            thread = threading.Thread(target=self._body, args=args, name=name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # no more threads
+                self._finished(rank, error)
+        try:
+            with self.changed:
+                self.changed.wait_for(lambda: not self._active)
+        except BaseException:
+            self._interrupt()
+            raise
+        if self._errors:
+            self._close_windows()
+            errors, self._errors = self._errors, {}
+            raise self._root_cause(errors)
+        return [results[rank] for rank in range(self.world_size)]
+
+    def _body(self, rank: int, fn: Callable[[int, str], T], results: dict[int, T]) -> None:
+        _here.place = (self, rank)
+        compiled.set_place(self._number * MAX_WORLD + rank + 1)
+        try:
+            results[rank] = fn(rank, self.name)
+        except BaseException as error:  # also SystemExit: raised again by run()
+            self._finished(rank, error)
+        else:
+            self._finished(rank, None)
+
+    def _finished(self, rank: int, error: BaseException | None) -> None:
+        with self.changed:
+            if error is not None:
+                self._errors[rank] = (time.monotonic(), error)
+                if self._windows is not None:
+                    self._windows.mark_lost(rank)
+            self._active.discard(rank)
+            self.changed.notify_all()
+            close = self._left_open and not self._active
+        if close:
+            self._close_windows()
+
+    def _interrupt(self) -> None:
+        """The caller of run() will not wait: makes the ops of all ranks return, and gives them a moment."""
+        with self.changed:
+            self._left_open = True  # should the moment not do, or be interrupted again
+            compiled.forget()
+            if self._windows is not None:
+                for rank in range(self.world_size):
+                    self._windows.mark_lost(rank)
+            self.changed.notify_all()
+            if self.changed.wait_for(lambda: not self._active, INTERRUPT_GRACE_S):
+                self._left_open = False
+        if not self._left_open:
+            self._close_windows()
+
+    def _root_cause(self, raised: dict[int, tuple[float, BaseException]]) -> BaseException:
+        """The earliest exception; for a lost peer, what that peer itself raised."""
+        errors = {rank: error for rank, (_, error) in raised.items()}
+        root = min(raised, key=lambda rank: raised[rank][0])
+        followed: set[int] = set()
+        while root not in followed and isinstance(errors[root], CommError):
+            followed.add(root)
+            culprit = getattr(errors[root], "rank", None)
+            if isinstance(errors[root], CommTimeout) or culprit not in errors:
+                break
+            root = culprit
+        error = errors.pop(root)
+        with contextlib.suppress(AttributeError):
+            error.others = errors  # type: ignore[attr-defined]
+        if hasattr(error, "add_note"):  # Python 3.11
+            also = f"; ranks {sorted(errors)} raised too, see .others" if errors else ""
+            error.add_note(f"raised by rank {root} of {self.name}{also}")
+        return error
+
+    # ---- communicators
+
+    def end(self, rank: int) -> Communicator:
+        """The communicator of one rank; opens the windows of all ranks when there are none.
+
+        A rank that has closed its end gets fresh windows once every rank has closed its own.
+
+        Raises:
+            CommTimeout: a rank has not closed by the deadline. PeerLost: it failed.
+        """
+        deadline = time.monotonic() + timeout_s()
+        with self.changed:
+            self._closed.discard(rank)
+            while True:
+                self._check_usable()
+                if self._windows is None or not self._windows.open:
+                    self._windows = self._open()
+                if rank in self._windows.open and not self._windows.ends[rank].closed:
+                    return self._windows.ends[rank]
+                for other in sorted(self._windows.open & self._errors.keys()):
+                    seen = self.describe_rank(other)
+                    raise PeerLost(f"{self.name}: rank {other} is lost: {seen}", rank=other, phase="open")
+                if not self.changed.wait(deadline - time.monotonic()) and time.monotonic() >= deadline:
+                    raise self._not_closed(sorted(self._windows.open - {rank}))
+
+    def _not_closed(self, ranks: list[int]) -> CommTimeout:
+        states = "; ".join(f"rank {rank}: {self.describe_rank(rank)}" for rank in ranks)
+        return CommTimeout(
+            f"{self.name}: fresh windows need close() on every rank, and ranks {ranks} have not closed "
+            f"within {timeout_s():g} s (ASCEND_MOE_TIMEOUT_S): {states}",
+            rank=ranks[0] if ranks else None,
+            ranks=ranks,
+            phase="open",
+        )
+
+    def _open(self) -> _Windows:
+        windows = _Windows(self, window_data_bytes(self._window_mib))
+        for rank in self._errors if self._active else ():
+            windows.mark_lost(rank)
+        return windows
+
+    def close(self) -> None:
+        """In a rank's function: closes that rank's end. Outside of run(): closes all ends. Idempotent.
+
+        Raises:
+            AscendMoeError: called from elsewhere while run() is going on.
+        """
+        rank = self.rank_here()
+        if rank is not None:
+            # A second close must not reach the windows that another rank may have opened meanwhile.
+            if self._windows is not None and rank not in self._closed:
+                self._windows.ends[rank].close()
+                self._closed.add(rank)
+            return
+        with self.changed:
+            if self._active:
+                raise AscendMoeError(
+                    f"{self.name}: close it in the function of each rank, or after run() has returned"
+                )
+        self._close_windows()
+
+    def rank_here(self) -> int | None:
+        """The rank whose function this thread runs, None in any other thread."""
+        cluster, rank = getattr(_here, "place", (None, None))
+        return rank if cluster is self else None
+
+    def describe_rank(self, rank: int) -> str:
+        """What can be seen of a rank, e.g. ``its function raised ValueError: no``."""
+        if rank in self._errors:
+            error = self._errors[rank][1]
+            return f"its function raised {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        windows = self._windows
+        if windows is not None and rank not in windows.open:
+            return "it has closed its communicator"
+        if rank not in self._active:
+            return "its function has returned" if self._active else "it is a rank of this process"
+        return "its function is running"
+
+    def _close_windows(self) -> None:
+        with self.changed:
+            windows, self._windows = self._windows, None
+        if windows is not None:
+            windows.close()
+
+    def _check_usable(self) -> None:
+        if _entered.get(self.name) is not self or self._left_open:
+            raise AscendMoeError(
+                f"{self.name} is not open: use it inside `with LocalCluster({self.world_size}) as cluster:`"
+            )

@@ -1,0 +1,244 @@
+"""What doctor sees of Ascend: torch_npu, CANN, driver, devices, our operator package, the virtual NPU."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from .finding import Finding, error, fine, warn
+from .machine import version_numbers
+
+# CANN release -> torch_npu releases that go with it (lowest, highest), from the READMEs of torch_npu's
+# wheels; 9.1 is what vllm-ascend's images hold. Beyond these nothing is published.
+MATRIX: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
+    "8.1": ((2, 3), (2, 5)),
+    "8.2": ((2, 5), (2, 6)),
+    "8.3": ((2, 6), (2, 8)),
+    "8.5": ((2, 6), (2, 12)),
+    "9.1": ((2, 10), (2, 10)),
+}
+LEAST_CANN_FOR_V2 = (8, 3)
+SYMBOLS = (
+    b"aclnnAscendMoeDistributeDispatchGetWorkspaceSize",
+    b"aclnnAscendMoeDistributeCombineGetWorkspaceSize",
+)
+_ROOT = Path("/usr/local/Ascend")
+_PROBE = """
+import os, torch, torch_npu
+print("devices", torch.npu.device_count() if torch.npu.is_available() else 0)
+print("name", torch.npu.get_device_name(0) if torch.npu.is_available() else "none")
+"""
+_PROBE_S = 90
+
+
+def findings(root: Path = _ROOT) -> Iterator[Finding]:
+    """Everything about Ascend. ``root``: where CANN and driver are installed when no variable says so."""
+    cann, cann_finding = _cann(root)
+    torch_npu = _version("torch_npu")
+    yield from _torch_npu(torch_npu)
+    yield cann_finding
+    yield from _pair(torch_npu, cann)
+    yield _driver(root)
+    yield from _package()
+    if torch_npu:
+        yield _probe(cann)
+    yield _virtual(torch_npu)
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _torch_npu(version: str) -> Iterator[Finding]:
+    torch = _version("torch")
+    if not version:
+        fix = ".".join(map(str, version_numbers(torch)[:3])) or "<torch's version>"
+        yield fine("torch_npu", f"not installed: ops run on the CPU. For NPUs: pip install torch_npu=={fix}")
+        return
+    ours, theirs = version_numbers(version)[:2], version_numbers(torch)[:2]
+    if ours != theirs:
+        fix = f"pip install torch=={'.'.join(map(str, ours))}.* or torch_npu=={'.'.join(map(str, theirs))}.*"
+        yield error("torch_npu", f"{version} with torch {torch}", "each release belongs to one of torch", fix)
+    else:
+        yield fine("torch_npu", f"{version}, for torch {torch}")
+
+
+def cann_version(root: Path) -> tuple[str, Path | None]:
+    """CANN's release and where it lies; empty: none found."""
+    named = [os.environ.get(name, "") for name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")]
+    places = [Path(name) for name in named if name]
+    places += [root / "ascend-toolkit" / "latest", root / "cann", root / "latest"]
+    for place in places:
+        infos = [
+            place / "version.cfg",
+            place / "version.info",
+            *place.glob("*-linux/ascend_toolkit_install.info"),
+        ]
+        infos += [place / "compiler" / "version.info", place / "runtime" / "version.info"]
+        for info in infos:
+            try:
+                found = re.search(r"(?i)version\s*=\s*\[?(?:[^:\]\n]*:)?v?(\d+\.\d+[\w.]*)", info.read_text())
+            except OSError:
+                continue
+            if found:
+                return found.group(1), place
+    return "", None
+
+
+def _cann(root: Path) -> tuple[str, Finding]:
+    version, place = cann_version(root)
+    home = os.environ.get("ASCEND_HOME_PATH", "")
+    if home and not Path(home).is_dir():
+        why = "torch_npu and build.sh look there"
+        return "", error(
+            "CANN",
+            f"ASCEND_HOME_PATH={home} is no folder",
+            why,
+            "source set_env.sh of the CANN that is there",
+        )
+    if not version:
+        known = " (ASCEND_HOME_PATH is set, its version is not readable)" if home else ""
+        return "", fine("CANN", f"not found{known}: needed for NPUs only, see docs/cluster.md")
+    what = f"{version} in {place}"
+    if not home:
+        why = "its libraries are not found by torch_npu"
+        return version, warn(
+            "CANN",
+            f"{what}, but ASCEND_HOME_PATH is not set",
+            why,
+            f"source {place}/set_env.sh, or ../set_env.sh",
+        )
+    if version_numbers(version)[:2] < LEAST_CANN_FOR_V2:
+        why = "the V2 operators of CANN itself need 8.3; ours are compiled against 8.1 headers at least"
+        return version, warn("CANN", what, why, "8.5 or 9.1 are what this package is written for")
+    return version, fine("CANN", what)
+
+
+def _pair(torch_npu: str, cann: str) -> Iterator[Finding]:
+    if not torch_npu or not cann:
+        return
+    release = ".".join(map(str, version_numbers(cann)[:2]))
+    have = version_numbers(torch_npu)[:2]
+    known = ", ".join(f"{name}: {a}.{b} to {c}.{d}" for name, ((a, b), (c, d)) in MATRIX.items())
+    if release not in MATRIX or have > max(high for _, high in MATRIX.values()):
+        what = f"torch_npu {torch_npu} with CANN {cann} is in no published table"
+        yield warn(
+            "versions", what, f"known pairs (CANN: torch_npu) are {known}", "run `ascend-moe validate`"
+        )
+        return
+    low, high = MATRIX[release]
+    if not low <= have <= high:
+        what = f"torch_npu {torch_npu} does not go with CANN {cann}"
+        why = f"symbols are missing or differ; known pairs (CANN: torch_npu) are {known}"
+        yield error("versions", what, why, "change one of them")
+    else:
+        yield fine("versions", f"torch_npu {torch_npu} goes with CANN {cann}")
+
+
+def _driver(root: Path) -> Finding:
+    info, smi = root / "driver" / "version.info", shutil.which("npu-smi")
+    try:
+        found = re.search(r"(?i)^version\s*=\s*(\S+)", info.read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    if found is None and smi is None:
+        return fine("driver", "none: this machine has no NPU, or its driver is hidden from this container")
+    version = found.group(1) if found else "of unknown version"
+    if found and version_numbers(version)[:2] < (25, 0):
+        why = "windows between servers and HCCL's hierarchy want 25.0.RC1.1 or later"
+        return warn("driver", version, why, "install a newer driver and firmware")
+    devices = len(list(Path("/dev").glob("davinci[0-9]*")))
+    return fine("driver", f"{version}, {devices} devices in /dev, npu-smi {smi or 'not in PATH'}")
+
+
+def opp_libraries() -> list[Path]:
+    """Every libcust_opapi.so that torch_npu would look into, in its order."""
+    folders = [Path(one) for one in os.environ.get("ASCEND_CUSTOM_OPP_PATH", "").split(":") if one]
+    opp = os.environ.get("ASCEND_OPP_PATH", "")
+    if opp:
+        vendors = Path(opp) / "vendors"
+        folders += sorted(one for one in vendors.glob("*") if one.is_dir())
+    return [path for one in folders if (path := one / "op_api" / "lib" / "libcust_opapi.so").is_file()]
+
+
+def _package() -> Iterator[Finding]:
+    topic = "operator package"
+    libraries = opp_libraries()
+    ours = [path for path in libraries if all(symbol in path.read_bytes() for symbol in SYMBOLS)]
+    if ours:
+        yield fine(topic, f"installed: {ours[0]}")
+        return
+    if os.environ.get("ASCEND_MOE_VNPU"):
+        yield fine(topic, "the virtual NPU brings its own")
+        return
+    others = f" ({len(libraries)} packages of others are)" if libraries else ""
+    if not os.environ.get("ASCEND_HOME_PATH"):
+        yield fine(topic, f"not installed{others}: needed for NPUs only")
+        return
+    why = "ops with tensors on an NPU find no kernel (161xxx or a missing symbol)"
+    fix = "./build.sh --soc=ascend910b,ascend910_93, run the .run file it makes, then source its set_env.bash"
+    yield error(topic, f"not installed{others}", why, fix)
+
+
+def _probe(cann: str) -> Finding:
+    """Imports torch_npu, in a process of its own: it may crash or hang where CANN is broken."""
+    env = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    topic = "NPUs"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_S, env=env, cwd="/"
+        )
+    except subprocess.TimeoutExpired:
+        why = "a device that another process holds, or a driver that does not answer"
+        return error(topic, f"import torch_npu did not end within {_PROBE_S} s", why, "npu-smi info; dmesg")
+    found = dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
+    if done.returncode != 0 or "devices" not in found:
+        last = (
+            [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
+        )[-1]
+        why = "tensors on npu are impossible; `import torch` fails too unless TORCH_DEVICE_BACKEND_AUTOLOAD=0"
+        fix = (
+            "source CANN's set_env.sh"
+            if not cann or "libascendcl" in last or "libhccl" in last
+            else "see the text"
+        )
+        if not cann:
+            fix += "; without an NPU: `ascend-moe vnpu -- COMMAND`, or pip uninstall torch_npu"
+            return warn(topic, f"torch_npu cannot be imported: {last}", why, fix)
+        return error(topic, f"torch_npu cannot be imported: {last}", why, fix)
+    count = int(found["devices"])
+    if not count:
+        return warn(
+            topic, "torch_npu finds none", "drivers or permissions", "npu-smi info; ls -l /dev/davinci*"
+        )
+    kind = " (virtual: host memory and CPU cores)" if os.environ.get("ASCEND_MOE_VNPU") else ""
+    return fine(topic, f"{count} x {found.get('name', '?')}{kind}")
+
+
+def _virtual(torch_npu: str) -> Finding:
+    topic = "virtual NPU"
+    if importlib.util.find_spec("ascend_moe.vnpu") is None:
+        return fine(topic, "not part of this installation")
+    if os.environ.get("ASCEND_MOE_VNPU"):
+        return fine(topic, "active: nothing here says anything about silicon")
+    from ..errors import AscendMoeError
+    from ..vnpu import library_folder
+    from ..vnpu.versions import TORCH, TORCH_NPU
+
+    try:
+        folder = library_folder()
+    except AscendMoeError as problem:
+        return fine(topic, f"not built: {str(problem).partition(': build')[0]}")
+    if not torch_npu.startswith(TORCH_NPU):
+        return fine(topic, f"in {folder}; it needs torch {TORCH} and torch_npu {TORCH_NPU}")
+    return fine(topic, f"in {folder}: ascend-moe vnpu -- COMMAND")

@@ -1,0 +1,181 @@
+"""What doctor sees of the machine and of this package: Python, torch, libraries, memory, limits."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..comm.communicator import MIB, window_data_bytes
+from ..errors import AscendMoeError
+from ..native import library as _lib
+from ..ops import compiled
+from .finding import Finding, error, fine, warn
+
+LEAST_PYTHON, LEAST_TORCH, LEAST_COMPILER = (3, 10), (2, 7), 11
+_BUILD = "pip install --force-reinstall --no-deps ascend_moe, or in a source tree: "
+
+
+def findings() -> Iterator[Finding]:
+    """Everything about the machine, in the order of the layers."""
+    yield _python()
+    yield _torch()
+    yield from _library()
+    yield _torch_ops()
+    yield _compiler()
+    yield _cores()
+    yield from _memory()
+    yield _descriptors()
+
+
+def version_numbers(text: str) -> tuple[int, ...]:
+    """The leading numbers of a version: 2.13.0+cpu is (2, 13, 0)."""
+    found = re.match(r"\d+(\.\d+)*", text)
+    return tuple(int(part) for part in found.group().split(".")) if found else ()
+
+
+def _python() -> Finding:
+    what = f"{platform.python_version()} ({sys.executable}) on {platform.machine()}, {platform.platform()}"
+    if sys.version_info[:2] < LEAST_PYTHON:
+        return error("python", what, "this package is written for 3.10 and later", "use a newer Python")
+    return fine("python", what)
+
+
+def _torch() -> Finding:
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return error("torch", "is not installed", "the operators are torch operators", "pip install torch")
+    if version_numbers(version)[:2] < LEAST_TORCH:
+        return error("torch", version, "this package needs 2.7 or later", "pip install 'torch>=2.7'")
+    return fine("torch", version)
+
+
+def _library() -> Iterator[Finding]:
+    topic = "native library"
+    try:
+        path = _lib.library_path()
+        built = _lib.lib().am_source_hash().decode()
+    except AscendMoeError as problem:
+        head, _, command = str(problem).partition(":")
+        fix = " ".join(command.split()) or _BUILD
+        yield error(topic, head, "the operators on CPU, plan and validate need it", fix)
+        return
+    try:
+        root = _lib.native_source_root()
+        hashed = _source_hash(root)
+    except (AscendMoeError, OSError, AttributeError) as problem:
+        yield warn(topic, f"{path}; its sources are not there ({problem})", "it may be older", _BUILD)
+        return
+    if hashed != built:
+        why = "it was built from other sources than those here: results may be of yesterday's kernels"
+        yield warn(topic, f"{path} is not of the sources in {root}", why, _lib.build_command())
+    else:
+        yield fine(topic, f"{path}, of the sources in {root}")
+
+
+def _torch_ops() -> Finding:
+    topic, problem, refused = "torch ops", compiled.why_not(), compiled.refusal()
+    if problem is None:
+        way = "" if compiled.calls() else f", each call by torch's binding (no {compiled.calls_name()})"
+        return fine(topic, f"compiled kernels on CPU, {compiled.loaded()}{way}")
+    head, _, fix = str(problem).partition(":")
+    fix = " ".join(fix.split())
+    if refused is not None:
+        return error(topic, head, "the operators on CPU raise this", fix or f"unset {compiled.SWITCH}")
+    if compiled.choice() == "python":
+        return fine(topic, f"Python kernels on CPU ({head})")
+    return warn(topic, head, "the operators on CPU run, but every call takes longer through Python", fix)
+
+
+def _source_hash(root: Path) -> str:
+    spec = importlib.util.spec_from_file_location("source_hash", root / "tools" / "source_hash.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return str(module.source_hash(root))
+
+
+def _compiler() -> Finding:
+    name = os.environ.get("CXX") or "g++"
+    path, why = shutil.which(name), "twin.load, the torch_npu adapter and builds from source need one"
+    if path is None:
+        return warn("compiler", f"no {name}", why, "install g++ 11 or later, or set CXX")
+    done = subprocess.run([path, "-dumpfullversion"], capture_output=True, text=True, timeout=20)
+    version = done.stdout.strip() or "of unknown version"
+    if "clang" not in Path(path).name and (version_numbers(version) or (LEAST_COMPILER,))[0] < LEAST_COMPILER:
+        return warn("compiler", f"{path} {version}", why, "install g++ 11 or later, or set CXX")
+    return fine("compiler", f"{path} {version}")
+
+
+def _cores() -> Finding:
+    here, all_of = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    what = f"{here} of {all_of} CPU cores are this process's"
+    if here == 1 and all_of > 1:
+        why = "ranks on CPU wait for each other by turns on one core"
+        return warn("cores", what, why, "start with more cores (taskset, cgroup, the scheduler's options)")
+    return fine("cores", what)
+
+
+def _memory() -> Iterator[Finding]:
+    with contextlib.suppress(AscendMoeError):
+        need = -(-window_data_bytes() // MIB)
+        free = _available_mib()
+        what = f"{free} MiB available, windows of {need} MiB a rank (HCCL_BUFFSIZE)"
+        if free and free < 2 * need:
+            why = "windows on CPU are memory: two ranks do not fit, as soon as they fill them"
+            yield warn(
+                "memory", what, why, "lower HCCL_BUFFSIZE (`ascend-moe plan` says how far), or add memory"
+            )
+        else:
+            yield fine("memory", what)
+    try:
+        os.close(os.memfd_create("ascend_moe_doctor"))
+        yield fine("shared memory", "memfd works: windows between processes need no /dev/shm" + _shm())
+    except OSError as problem:
+        why = "windows between processes are memfds"
+        fix = "allow memfd_create in the container's seccomp profile, or use LocalCluster"
+        yield error("shared memory", f"memfd_create fails: {problem}", why, fix)
+    space = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if space != resource.RLIM_INFINITY and space < 64 << 30:
+        why = "every rank maps the windows of all ranks"
+        yield warn("address space", f"limited to {space >> 20} MiB", why, "ulimit -v unlimited")
+
+
+def _available_mib() -> int:
+    """Of the machine, or of the container when that has less; 0: unknown."""
+    found = []
+    with contextlib.suppress(OSError, ValueError):
+        meminfo = Path("/proc/meminfo").read_text()
+        found.append(int(re.search(r"MemAvailable:\s+(\d+)", meminfo).group(1)) >> 10)  # type: ignore[union-attr]
+    with contextlib.suppress(OSError, ValueError):
+        most = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        found.append((most - used) >> 20)
+    return min(found, default=0)
+
+
+def _shm() -> str:
+    """What /dev/shm has: gloo and data loaders use it, this package does not."""
+    with contextlib.suppress(OSError):
+        disk = shutil.disk_usage("/dev/shm")
+        return f" (which has {disk.free >> 20} of {disk.total >> 20} MiB for others)"
+    return ""
+
+
+def _descriptors() -> Finding:
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    what = f"{'unlimited' if soft == resource.RLIM_INFINITY else soft} at most"
+    if soft != resource.RLIM_INFINITY and soft < 1024:
+        why = "a rank on CPU holds a window, a socket and a process descriptor of every other rank"
+        return warn("open files", what, why, "ulimit -n 4096")
+    return fine("open files", what)

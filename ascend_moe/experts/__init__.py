@@ -1,0 +1,201 @@
+"""The expert MLP between dispatch and combine, and the operators it is made of.
+
+`grouped_mlp` runs every local expert's gate/up product, SwiGLU and down product over the rows dispatch
+delivered. The operators have torch_npu's names, signatures and meaning: on NPU tensors they are
+torch_npu's own, on all others plain torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from ascend_moe._torch_npu import on_npu
+from ascend_moe.errors import ArgumentError
+from ascend_moe.experts.dequant import DYNAMIC, npu_dequant_swiglu_quant
+from ascend_moe.experts.grouped_matmul import grouped_matmul_out, npu_grouped_matmul
+from ascend_moe.experts.groups import COUNTS, as_counts, read_groups
+from ascend_moe.experts.quant import npu_dynamic_quant, quantize_weight
+from ascend_moe.experts.swiglu import npu_swiglu
+
+__all__ = [
+    "grouped_mlp",
+    "npu_dequant_swiglu_quant",
+    "npu_dynamic_quant",
+    "npu_grouped_matmul",
+    "npu_swiglu",
+    "quantize_weight",
+]
+
+
+def grouped_mlp(
+    expand_x: torch.Tensor,
+    w_gate_up: torch.Tensor,
+    w_down: torch.Tensor,
+    expert_token_nums: torch.Tensor,
+    *,
+    group_list_type: int = COUNTS,
+    dynamic_scales: torch.Tensor | None = None,
+    w_gate_up_scale: torch.Tensor | None = None,
+    w_down_scale: torch.Tensor | None = None,
+    output_dtype: torch.dtype | int | None = None,
+    topk_scales: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``(silu(x @ gate) * (x @ up)) @ down`` for every row, with the weights of the row's local expert.
+
+    Unquantised: grouped matmul, SwiGLU, grouped matmul in expand_x's type. W8A8, when dynamic_scales is
+    given: int8 product to int32, dequantise + SwiGLU + quantise per row, int8 product to output_dtype.
+
+    Args:
+        expand_x: ``(A, H)`` rows by local expert, from dispatch: bf16, fp16, fp32; W8A8 int8.
+        w_gate_up: ``(L, H, 2I)``, gate in the first I columns, up in the last; expand_x's type, any strides.
+        w_down: ``(L, I, H)``; expand_x's type, any strides.
+        expert_token_nums: ``(L,)`` int64, from dispatch; may cover fewer than A rows. Never read on the
+            host for NPU tensors.
+        group_list_type: 1 counts, 0 running sums; the expert_token_nums_type given to dispatch.
+        dynamic_scales: W8A8: float32 ``(A,)``, from dispatch: row = codes * scale.
+        w_gate_up_scale, w_down_scale: W8A8: ``(L, 2I)`` and ``(L, H)`` from `quantize_weight`. The NPU
+            wants a bf16 w_down_scale for bf16 output, fp32 for fp16.
+        output_dtype: W8A8: None takes w_down_scale's type if that is bf16 or fp16, else bf16.
+            Unquantised: None or expand_x's type.
+        topk_scales: ``(A,)`` or ``(A, 1)``, a weight for each row of the result (routing weights that
+            combine shall not apply).
+
+        out: ``(A, H)`` of the result's type: the last product is written into it, row by row where it
+            belongs, and rows behind the last expert's are not touched. Not under autograd. A tensor of
+            `ascend_moe.window_empty` here is what combine sends from without a copy.
+
+    Returns:
+        ``(A, H)``, rows as in expand_x; ``out`` if given. Rows behind the last expert's are zero here and
+        unspecified on the NPU. Differentiable when unquantised and without out.
+
+    Raises:
+        ArgumentError: shapes, types or the group list do not fit, or only part of the W8A8 tensors is given.
+    """
+    _check_shapes(expand_x, w_gate_up, w_down, {"dynamic_scales": dynamic_scales, "topk_scales": topk_scales})
+    scales = _check_scales(expand_x, dynamic_scales, w_gate_up_scale, w_down_scale)
+    counts = as_counts(expert_token_nums, group_list_type)
+    rows = used = expand_x.shape[0]
+    if not on_npu(expand_x):
+        # Work follows the rows that arrived, not the worst case that expand_x is allocated for.
+        groups = read_groups(expert_token_nums, group_list_type, w_down.shape[0], rows, "expert_token_nums")
+        used = groups[-1].stop
+    if out is not None and tuple(out.shape) != tuple(expand_x.shape):
+        raise ArgumentError(
+            f"out is {tuple(out.shape)}; it must be {tuple(expand_x.shape)} as expand_x", argument="out"
+        )
+    target = None if out is None else out[:used]
+    x = expand_x[:used]
+    weights = None if topk_scales is None else topk_scales.reshape(rows)[:used]
+    multiply: Multiply = partial(
+        npu_grouped_matmul, group_type=0, group_list=expert_token_nums, group_list_type=group_list_type
+    )
+    if scales is None:
+        gate_up = multiply([x], [w_gate_up], split_item=2)[0]
+        hidden = npu_swiglu(gate_up)
+        if weights is not None:
+            hidden = (hidden * weights.unsqueeze(1)).to(hidden.dtype)
+        y = grouped_matmul_out(
+            target, hidden, w_down, expert_token_nums, group_list_type, output_dtype=output_dtype
+        )
+    else:
+        scales = scales._replace(dynamic=scales.dynamic.reshape(rows)[:used])
+        hidden, scale = _w8a8_hidden(multiply, x, w_gate_up, counts, weights, scales)
+        y = grouped_matmul_out(
+            target, hidden, w_down, expert_token_nums, group_list_type,
+            scale=scales.down, per_token_scale=scale, output_dtype=_w8a8_dtype(output_dtype, scales),
+        )  # fmt: skip
+    if out is not None:
+        return out
+    return y if used == rows else torch.cat([y, y.new_zeros(rows - used, y.shape[1])])
+
+
+Multiply = Callable[..., list[torch.Tensor]]
+
+
+class _Scales(NamedTuple):
+    dynamic: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+def _check_shapes(
+    expand_x: torch.Tensor,
+    w_gate_up: torch.Tensor,
+    w_down: torch.Tensor,
+    per_row: dict[str, torch.Tensor | None],
+) -> None:
+    if expand_x.dim() != 2 or w_gate_up.dim() != 3 or w_gate_up.shape[1] != expand_x.shape[1]:
+        raise ArgumentError(
+            f"expand_x is {tuple(expand_x.shape)} and w_gate_up {tuple(w_gate_up.shape)}; they must be "
+            "(A, H) and (L, H, 2I)",
+            argument="w_gate_up",
+        )
+    local_experts, hidden, double = w_gate_up.shape
+    if local_experts == 0 or double % 2 or tuple(w_down.shape) != (local_experts, double // 2, hidden):
+        raise ArgumentError(
+            f"w_down is {tuple(w_down.shape)} beside w_gate_up {tuple(w_gate_up.shape)}; they must be "
+            "(L, I, H) and (L, H, 2I), L at least 1",
+            argument="w_down",
+        )
+    for name, value in per_row.items():
+        if value is not None and value.numel() != expand_x.shape[0]:
+            raise ArgumentError(
+                f"{name} has {value.numel()} values for {expand_x.shape[0]} rows of expand_x", argument=name
+            )
+
+
+def _check_scales(
+    expand_x: torch.Tensor,
+    dynamic_scales: torch.Tensor | None,
+    w_gate_up_scale: torch.Tensor | None,
+    w_down_scale: torch.Tensor | None,
+) -> _Scales | None:
+    """The scales of a W8A8 call, None for an unquantised one."""
+    if dynamic_scales is not None and w_gate_up_scale is not None and w_down_scale is not None:
+        if expand_x.dtype == torch.int8:
+            return _Scales(dynamic_scales, w_gate_up_scale, w_down_scale)
+        raise ArgumentError(f"expand_x is {expand_x.dtype}; with scales it must be int8", argument="expand_x")
+    for name, value in (
+        ("dynamic_scales", dynamic_scales),
+        ("w_gate_up_scale", w_gate_up_scale),
+        ("w_down_scale", w_down_scale),
+    ):
+        if (value is None) == (expand_x.dtype == torch.int8):
+            state = "missing" if value is None else "given"
+            raise ArgumentError(
+                f"{name} is {state} for {expand_x.dtype} rows; W8A8 (int8) takes dynamic_scales, "
+                "w_gate_up_scale and w_down_scale, unquantised rows take none of them",
+                argument=name,
+            )
+    return None
+
+
+def _w8a8_hidden(
+    multiply: Multiply,
+    x: torch.Tensor,
+    w_gate_up: torch.Tensor,
+    counts: torch.Tensor,
+    weights: torch.Tensor | None,
+    scales: _Scales,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the down product multiplies: int8 codes and a scale a row."""
+    sums = multiply([x], [w_gate_up], split_item=3, output_dtype=torch.int32)[0]
+    hidden, hidden_scale = npu_dequant_swiglu_quant(
+        sums, weight_scale=scales.gate_up, activation_scale=scales.dynamic, group_index=counts,
+        activate_left=True, quant_mode=DYNAMIC,
+    )  # fmt: skip
+    if weights is not None:
+        # A weight of a row passes through the linear down product, so the row's scale can carry it.
+        hidden_scale = hidden_scale * weights
+    return hidden, hidden_scale
+
+
+def _w8a8_dtype(output_dtype: torch.dtype | int | None, scales: _Scales) -> torch.dtype | int:
+    if output_dtype is not None:
+        return output_dtype
+    return scales.down.dtype if scales.down.dtype in (torch.bfloat16, torch.float16) else torch.bfloat16

@@ -1,0 +1,381 @@
+"""npu_grouped_matmul: every expert's rows times that expert's weight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from ascend_moe._dtypes import resolve_dtype
+from ascend_moe._torch_npu import call_torch_npu, on_npu
+from ascend_moe.errors import ArgumentError
+from ascend_moe.experts.groups import COUNTS, CUMSUM, PAIRS, Group, read_groups
+from ascend_moe.experts.matmul import float_matmul, int8_matmul
+
+Tensors = Sequence[torch.Tensor]
+
+# Arguments that only torch_npu's own operator understands.
+NPU_ONLY = (
+    "offset",
+    "antiquant_scale",
+    "antiquant_offset",
+    "activation_input",
+    "activation_quant_scale",
+    "activation_quant_offset",
+    "act_type",
+    "x_dtype",
+    "weight_dtype",
+    "scale_dtype",
+    "per_token_scale_dtype",
+)
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+_DEQUANTISED = (torch.bfloat16, torch.float16, torch.float32)
+
+
+class _Segment(NamedTuple):
+    """The rows of one group, and their scales."""
+
+    expert: int
+    x: torch.Tensor
+    per_token_scale: torch.Tensor | None
+
+
+class _Weights(NamedTuple):
+    """One entry an expert in each list."""
+
+    weight: list[torch.Tensor]
+    bias: list[torch.Tensor] | None
+    scale: list[torch.Tensor] | None
+
+
+def npu_grouped_matmul(
+    x: Tensors,
+    weight: Tensors,
+    *,
+    bias: Tensors | None = None,
+    scale: Tensors | None = None,
+    offset: Tensors | None = None,
+    antiquant_scale: Tensors | None = None,
+    antiquant_offset: Tensors | None = None,
+    per_token_scale: Tensors | None = None,
+    group_list: torch.Tensor | Sequence[int] | None = None,
+    activation_input: Tensors | None = None,
+    activation_quant_scale: Tensors | None = None,
+    activation_quant_offset: Tensors | None = None,
+    split_item: int | None = 0,
+    group_type: int | None = None,
+    group_list_type: int | None = 0,
+    act_type: int | None = 0,
+    tuning_config: Sequence[int] | None = None,
+    output_dtype: torch.dtype | int | None = None,
+    x_dtype: int | None = None,
+    weight_dtype: int | None = None,
+    scale_dtype: int | None = None,
+    per_token_scale_dtype: int | None = None,
+) -> list[torch.Tensor]:
+    """Multiply each group of rows with its own expert's weight.
+
+    Floats: ``y = x @ weight + bias``, summed in float32, rounded once, differentiable. int8:
+    ``y = (x @ weight [+ int32 bias]) * scale [* per_token_scale] [+ float bias]``, summed exactly in int32,
+    scaled in float32 in that order.
+
+    Args:
+        x: one ``(M, K)`` matrix that group_list cuts, or one an expert (``(..., K)`` with split_item 0/1);
+            bf16, fp16, fp32 or int8.
+        weight: one ``(E, K, N)`` tensor or E tensors ``(K, N)``; x's type, any strides.
+        bias: ``[(E, N)]`` for a single weight, else E tensors ``(N,)``; float, or int32 with int8 x.
+        scale: per output channel of int8 weights, shaped like bias; fp32, bf16 or fp16.
+        per_token_scale: one tensor an x, ``(M,)`` or ``(M, 1)`` fp32; needs scale.
+        group_list: int64 ``(E,)``, pairs ``(n, 2)``, or a Python list; may cover fewer than M rows.
+        split_item: 0/1 returns one tensor a group, 2/3 one for all.
+        group_type: 0 with a group_list tensor, else -1 or None.
+        group_list_type: 0 running sums, 1 counts, 2 pairs (expert, count) in row order.
+        output_dtype: float x: x's type. int8 x: int32 without scale; bf16, fp16, fp32 with it.
+        tuning_config: a hint for the NPU, ignored here.
+
+    Returns:
+        ``[(M, N)]``, or one tensor a group. Rows behind the last group: zero here, undefined on the NPU.
+
+    Raises:
+        ArgumentError: a rule above is broken, or an argument only the NPU has is set (`NPU_ONLY`).
+
+    Source: torch_npu ``npu_grouped_matmul``. NPU tensors go there unchecked; no list is read on the host.
+    """
+    given = dict(locals())
+    if not isinstance(x, Sequence) or not isinstance(weight, Sequence) or len(x) == 0:
+        raise ArgumentError("x and weight must be lists of tensors, x not empty", argument="x")
+    if on_npu(x[0]):
+        return list(call_torch_npu("npu_grouped_matmul", **given))
+    for name in NPU_ONLY:
+        if _is_set(given[name]):
+            raise ArgumentError(f"{name} is not supported off the NPU; leave it out", argument=name)
+    split_item, group_list_type = split_item or 0, group_list_type or 0
+    _check_modes(x, group_list, split_item, group_type, group_list_type)
+    weights = _split_weights(weight, bias, scale)
+    out_dtype = _check_dtypes(x, weights, per_token_scale, resolve_dtype(output_dtype, "output_dtype"))
+    segments, rows = _segments(x, per_token_scale, group_list, group_list_type, len(weights.weight))
+    if split_item in (0, 1):
+        return [_product(segment, weights, out_dtype) for segment in segments]
+    return [_stack(segments, weights, rows, out_dtype)]
+
+
+def grouped_matmul_out(
+    out: torch.Tensor | None,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    group_list: torch.Tensor,
+    group_list_type: int,
+    *,
+    scale: torch.Tensor | None = None,
+    per_token_scale: torch.Tensor | None = None,
+    output_dtype: torch.dtype | int | None = None,
+) -> torch.Tensor:
+    """`npu_grouped_matmul` of one x and one weight ``(E, K, N)`` with one result, which is put into ``out``.
+
+    Each group's product is written where it belongs; rows behind the last group are not touched. The NPU's
+    operator allocates its result: there it is copied.
+
+    Args:
+        out: ``(M, N)`` of the result's type, or None: a new tensor.
+
+    Raises:
+        ArgumentError: as ``npu_grouped_matmul``; or out does not fit, or takes part in autograd.
+    """
+    scales = None if scale is None else [scale]
+    token_scales = None if per_token_scale is None else [per_token_scale]
+    if out is None or on_npu(x):
+        y = npu_grouped_matmul(
+            [x], [weight], scale=scales, per_token_scale=token_scales, group_list=group_list, group_type=0,
+            group_list_type=group_list_type, split_item=2, output_dtype=output_dtype,
+        )[0]  # fmt: skip
+        return y if out is None else out.copy_(y)
+    _check_modes([x], group_list, 2, 0, group_list_type)
+    weights = _split_weights([weight], None, scales)
+    dtype = _check_dtypes([x], weights, token_scales, resolve_dtype(output_dtype, "output_dtype"))
+    segments, rows = _segments([x], token_scales, group_list, group_list_type, len(weights.weight))
+    _check_out(
+        out, (rows, weight.shape[2]), dtype, (x, weight, *weights.scale) if weights.scale else (x, weight)
+    )
+    first = 0
+    for segment in segments:
+        stop = first + segment.x.shape[0]
+        if stop > first:
+            _product(segment, weights, dtype, out[first:stop])
+        first = stop
+    return out
+
+
+def _check_out(out: torch.Tensor, shape: tuple[int, int], dtype: torch.dtype, inputs: Tensors) -> None:
+    if tuple(out.shape) != shape or out.dtype != dtype or out.device != inputs[0].device:
+        raise ArgumentError(
+            f"out is {tuple(out.shape)} {out.dtype} on {out.device}; it must be {shape} {dtype} on "
+            f"{inputs[0].device}",
+            argument="out",
+        )
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (out, *inputs)):
+        raise ArgumentError("out takes no part in autograd: call it under torch.no_grad()", argument="out")
+
+
+def _is_set(value: object) -> bool:
+    if isinstance(value, Sequence):
+        return len(value) > 0
+    return value is not None and not (isinstance(value, int) and value == 0)
+
+
+def _check_modes(
+    x: Tensors,
+    group_list: torch.Tensor | Sequence[int] | None,
+    split_item: int,
+    group_type: int | None,
+    group_list_type: int,
+) -> None:
+    if split_item not in (0, 1, 2, 3):
+        raise ArgumentError(f"split_item is {split_item}; it must be 0, 1, 2 or 3", argument="split_item")
+    if group_type not in (None, -1, 0):
+        raise ArgumentError(
+            f"group_type is {group_type}; off the NPU it is 0 (rows are grouped) or -1 (one x an expert)",
+            argument="group_type",
+        )
+    if group_list_type == PAIRS and split_item in (0, 1):
+        raise ArgumentError(
+            "group_list_type 2 (pairs) needs split_item 2 or 3: one output", argument="group_list_type"
+        )
+    if group_list_type not in (CUMSUM, COUNTS, PAIRS):
+        raise ArgumentError(
+            f"group_list_type is {group_list_type}; it must be 0, 1 or 2", argument="group_list_type"
+        )
+    if isinstance(group_list, torch.Tensor):
+        if group_list.dtype != torch.int64:
+            raise ArgumentError(f"group_list is {group_list.dtype}; it must be int64", argument="group_list")
+        if group_list.dim() != (2 if group_list_type == PAIRS else 1):
+            raise ArgumentError(
+                f"group_list is {group_list.dim()}-D; group_list_type {group_list_type} takes "
+                f"{'(n, 2)' if group_list_type == PAIRS else '(E,)'}",
+                argument="group_list",
+            )
+        if group_type != 0 and len(x) == 1:
+            raise ArgumentError(
+                f"group_type is {group_type}, but one x is cut by a group_list tensor; pass group_type=0",
+                argument="group_type",
+            )
+
+
+def _split_weights(weight: Tensors, bias: Tensors | None, scale: Tensors | None) -> _Weights:
+    single = len(weight) == 1 and weight[0].dim() == 3
+    weights = list(weight[0].unbind(0) if single else weight)
+    if not weights or any(w.dim() != 2 for w in weights):
+        raise ArgumentError(
+            f"weight has shapes {[tuple(w.shape) for w in weight]}; it must be one (E, K, N) tensor or a "
+            "list of (K, N)",
+            argument="weight",
+        )
+    return _Weights(weights, _per_expert(bias, weights, "bias"), _per_expert(scale, weights, "scale"))
+
+
+def _per_expert(
+    tensors: Tensors | None, weights: list[torch.Tensor], argument: str
+) -> list[torch.Tensor] | None:
+    if tensors is None or len(tensors) == 0:
+        return None
+    experts = len(weights)
+    rows = list(tensors[0].unbind(0)) if len(tensors) == 1 and tensors[0].dim() == 2 else list(tensors)
+    if len(rows) == experts and all(
+        tuple(row.shape) in ((w.shape[1],), (1, w.shape[1])) for row, w in zip(rows, weights, strict=True)
+    ):
+        return [row.reshape(-1) for row in rows]
+    raise ArgumentError(
+        f"{argument} has shapes {[tuple(t.shape) for t in tensors]}; {experts} experts with "
+        f"N={weights[0].shape[1]} need one ({experts}, N) tensor or {experts} tensors (N,)",
+        argument=argument,
+    )
+
+
+def _check_dtypes(
+    x: Tensors, weights: _Weights, per_token_scale: Tensors | None, output_dtype: torch.dtype | None
+) -> torch.dtype:
+    """The output type, once every type is one that npu_grouped_matmul multiplies."""
+    dtype = x[0].dtype
+    if dtype not in (*_FLOATS, torch.int8):
+        raise ArgumentError(f"x is {dtype}; it must be bf16, fp16, fp32 or int8", argument="x")
+    if any(t.dtype != dtype for t in (*x, *weights.weight)):
+        found = sorted({str(t.dtype) for t in (*x, *weights.weight)})
+        raise ArgumentError(
+            f"x and weight mix {', '.join(found)}; they must have one type (antiquantisation is NPU-only)",
+            argument="weight",
+        )
+    scaled = weights.scale is not None
+    if dtype != torch.int8 and (scaled or per_token_scale):
+        name = "scale" if scaled else "per_token_scale"
+        raise ArgumentError(f"{name} goes with int8 x; x is {dtype}", argument=name)
+    if per_token_scale and not scaled:
+        raise ArgumentError("per_token_scale needs scale beside it", argument="per_token_scale")
+    if weights.scale is not None and any(not s.is_floating_point() for s in weights.scale):
+        raise ArgumentError(
+            f"scale is {weights.scale[0].dtype}; off the NPU it must be fp32, bf16 or fp16 (packed 64-bit "
+            "scales are NPU-only)",
+            argument="scale",
+        )
+    integer = dtype == torch.int8
+    if not scaled and weights.bias and any(b.is_floating_point() == integer for b in weights.bias):
+        needed = "int32, as the output is" if integer else "float"
+        raise ArgumentError(f"bias is {weights.bias[0].dtype}; it must be {needed}", argument="bias")
+    allowed = (dtype,) if dtype != torch.int8 else _DEQUANTISED if scaled else (torch.int32,)
+    if output_dtype is None and dtype != torch.int8:
+        return dtype
+    if output_dtype is None or output_dtype not in allowed:
+        raise ArgumentError(
+            f"output_dtype is {output_dtype}; {dtype} x {'with' if scaled else 'without'} scale gives "
+            f"{', '.join(str(a) for a in allowed)}",
+            argument="output_dtype",
+        )
+    return output_dtype
+
+
+def _segments(
+    x: Tensors,
+    per_token_scale: Tensors | None,
+    group_list: torch.Tensor | Sequence[int] | None,
+    group_list_type: int,
+    experts: int,
+) -> tuple[list[_Segment], int]:
+    """The groups' rows in order, and the number of rows of x."""
+    scales: list[torch.Tensor | None] = [None] * len(x)
+    if per_token_scale:
+        if [s.numel() for s in per_token_scale] != [t.numel() // max(t.shape[-1], 1) for t in x]:
+            raise ArgumentError(
+                f"per_token_scale has {[s.numel() for s in per_token_scale]} values for x of "
+                f"{[tuple(t.shape) for t in x]}; give one a row, in one tensor an x",
+                argument="per_token_scale",
+            )
+        scales = [s.reshape(-1) for s in per_token_scale]
+    if len(x) == 1 and group_list is not None:
+        rows = x[0].shape[0]
+        groups = read_groups(group_list, group_list_type, experts, rows)
+        return [_cut(x[0], scales[0], group) for group in groups], rows
+    if len(x) != experts:
+        raise ArgumentError(
+            f"x has {len(x)} tensors and weight {experts}; without a group_list there must be one x an "
+            "expert, with one x give group_list",
+            argument="x" if len(x) > 1 else "group_list",
+        )
+    rows = sum(t.shape[0] for t in x)
+    if group_list is not None:
+        groups = read_groups(group_list, group_list_type, experts, rows)
+        if [group.stop - group.start for group in groups] != [t.shape[0] for t in x]:
+            raise ArgumentError(
+                f"group_list does not describe x's row counts {[t.shape[0] for t in x]}; leave it out",
+                argument="group_list",
+            )
+    return [_Segment(i, t, s) for i, (t, s) in enumerate(zip(x, scales, strict=True))], rows
+
+
+def _cut(x: torch.Tensor, per_token_scale: torch.Tensor | None, group: Group) -> _Segment:
+    part = slice(group.start, group.stop)
+    return _Segment(group.expert, x[part], None if per_token_scale is None else per_token_scale[part])
+
+
+def _stack(segments: list[_Segment], weights: _Weights, rows: int, out_dtype: torch.dtype) -> torch.Tensor:
+    widths = {w.shape[1] for w in weights.weight}
+    if len(widths) > 1 or any(segment.x.dim() != 2 for segment in segments):
+        raise ArgumentError(
+            f"one output (split_item 2/3) needs 2-D x and equal N; weight has N = {sorted(widths)}",
+            argument="weight" if len(widths) > 1 else "x",
+        )
+    # One product of no rows keeps x and the weights in the autograd graph of a rank that received nothing.
+    filled = [segment for segment in segments if segment.x.shape[0] > 0]
+    if not filled and segments:
+        filled = [segments[0]._replace(expert=0)]
+    products = [_product(segment, weights, out_dtype) for segment in filled]
+    missing = rows - sum(product.shape[0] for product in products)
+    width = weights.weight[0].shape[1]
+    tail = torch.zeros(missing, width, dtype=out_dtype, device=weights.weight[0].device)
+    return torch.cat([*products, tail])
+
+
+def _product(
+    segment: _Segment, weights: _Weights, out_dtype: torch.dtype, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    x, weight = segment.x, weights.weight[segment.expert]
+    bias = None if weights.bias is None else weights.bias[segment.expert]
+    if x.dim() < 2 or x.shape[-1] != weight.shape[0]:
+        raise ArgumentError(
+            f"x of {tuple(x.shape)} does not fit weight of {tuple(weight.shape)} (expert {segment.expert}); "
+            "x's last size must be the weight's first",
+            argument="x",
+        )
+    if x.dtype != torch.int8:
+        return float_matmul(x, weight, bias, out)
+    total = int8_matmul(x.reshape(-1, x.shape[-1]), weight)
+    if bias is not None and not bias.is_floating_point():
+        total = total + bias
+    if weights.scale is not None:
+        y = total.float() * weights.scale[segment.expert].float()
+        if segment.per_token_scale is not None:
+            y = y * segment.per_token_scale.float().unsqueeze(1)
+        if bias is not None and bias.is_floating_point():
+            y = y + bias.float()
+        total = y if out is not None else y.to(out_dtype)
+    if out is not None:
+        return out.copy_(total)
+    return total.reshape(*x.shape[:-1], weight.shape[1])

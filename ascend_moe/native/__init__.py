@@ -1,0 +1,1 @@
+"""ascend_moe/native."""

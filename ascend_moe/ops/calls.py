@@ -1,0 +1,445 @@
+"""Calls across the C ABI: descriptions of calls, plans (checked calls with their tiling), launches."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from .. import errors, tuning
+from ..comm.communicator import ALGORITHMS, MAX_WINDOW_MIB, MIB, Communicator, timeout_s
+from ..native import library as _lib
+from . import compiled
+
+OP_DISPATCH, OP_COMBINE = 1, 2
+DEFAULT_CORES = 1  # all cores of a rank share one thread: more only add meetings
+CHECKED_CORES = 8  # races are looked for between cores, too
+MAX_CORES = 64
+_NO_VALUE = -(2**63)
+_TEXT_BYTES = 1024
+_LENT_REFUSED = -1  # by am_run
+_OTHER_TYPE = "another dtype"
+
+_DTYPES = {
+    torch.float32: "float32",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.int8: "int8",
+    torch.int32: "int32",
+    torch.int64: "int64",
+    torch.bool: "bool",
+}
+
+
+class TensorDesc(ctypes.Structure):
+    _fields_ = [("dtype", ctypes.c_int32), ("rank", ctypes.c_int32), ("dims", ctypes.c_int64 * 3)]
+
+
+class CheckResult(ctypes.Structure):
+    _fields_ = [
+        ("kind", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+        ("needed_mib", ctypes.c_int64),
+        ("argument", ctypes.c_char * 64),
+        ("message", ctypes.c_char * 448),
+    ]
+
+
+@functools.cache
+def tensor_names() -> tuple[str, ...]:
+    """Tensor arguments of all four ops, in the order of their native index."""
+    return tuple(_lib.lib().am_tensor_names().decode().split())
+
+
+@functools.cache
+def _tensor_index() -> dict[str, int]:
+    return {name: index for index, name in enumerate(tensor_names())}
+
+
+@functools.cache
+def attribute_names() -> tuple[str, ...]:
+    """Integer attributes of all four ops, in the order of their native index."""
+    return tuple(_lib.lib().am_attribute_names().decode().split())
+
+
+@functools.cache
+def _type_codes() -> dict[torch.dtype, int]:
+    return {dtype: _lib.lib().am_type_code(name.encode()) for dtype, name in _DTYPES.items()}
+
+
+@functools.cache
+def _dtype_of_code() -> dict[int, torch.dtype]:
+    return {code: dtype for dtype, code in _type_codes().items()}
+
+
+@functools.cache
+def _other_type() -> int:
+    return int(_lib.lib().am_type_code(_OTHER_TYPE.encode()))
+
+
+@functools.cache
+def _spec_type() -> Any:
+    class CallSpec(ctypes.Structure):
+        _fields_ = [
+            ("op", ctypes.c_int32),
+            ("contract", ctypes.c_int32),
+            ("group_ep_length", ctypes.c_int32),
+            ("comm_alg", ctypes.c_int32),
+            ("context_kind", ctypes.c_int32),
+            ("ranks_per_server", ctypes.c_int32),
+            ("comm_world", ctypes.c_int64),
+            ("comm_rank", ctypes.c_int64),
+            ("window_mib", ctypes.c_int64),
+            ("lent_mib", ctypes.c_int64),
+            ("cores", ctypes.c_int64),
+            ("deadline_micros", ctypes.c_int64),
+            ("attributes", ctypes.c_int64 * len(attribute_names())),
+            ("tensors", TensorDesc * len(tensor_names())),
+            ("tuned_algorithm", ctypes.c_int32),
+            ("tuned_cores", ctypes.c_int32),
+            ("tuned_rows", ctypes.c_int32),
+            ("tuned_ring", ctypes.c_int32),
+            ("tuned_role_cores", ctypes.c_int32),
+            ("table_hash", ctypes.c_uint32),
+        ]
+
+    library = _lib.lib()
+    if (
+        ctypes.sizeof(CallSpec) != library.am_spec_bytes()
+        or ctypes.sizeof(CheckResult) != library.am_check_bytes()
+    ):
+        raise errors.LibraryError(
+            f"{_lib.library_path()} describes calls differently: rebuild it with\n  {_lib.build_command()}"
+        )
+    return CallSpec
+
+
+def core_count() -> int:
+    """AIV cores a launch: ASCEND_MOE_AIV_CORES, default 1; 8 on the checked engine.
+
+    Raises:
+        ArgumentError: it is not a whole number in 1..64.
+    """
+    text = os.environ.get("ASCEND_MOE_AIV_CORES", "").strip()
+    if not text:
+        return DEFAULT_CORES if _lib.engine_name() == "fast" else CHECKED_CORES
+    value = int(text) if text.isascii() and text.isdigit() else 0
+    if not 1 <= value <= MAX_CORES:
+        raise errors.ArgumentError(
+            f"ASCEND_MOE_AIV_CORES={text} must be a whole number in 1..{MAX_CORES}",
+            argument="ASCEND_MOE_AIV_CORES",
+        )
+    return value
+
+
+def comm_algorithm(name: str) -> str:
+    """``comm_alg`` of a call; where it is "" (as in every V1 call) ASCEND_MOE_COMM_ALG, default "window"."""
+    return name or os.environ.get("ASCEND_MOE_COMM_ALG", "").strip()
+
+
+Shapes = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
+
+
+def describe(
+    op: int, contract: int, group_ep: str, comm_alg: str, shapes: Shapes, attributes: Mapping[str, int | None]
+) -> Any:
+    """A call without its communicator: what shape functions and checks read."""
+    library = _lib.lib()
+    spec = _spec_type()()
+    spec.op, spec.contract = op, contract
+    spec.group_ep_length = len(group_ep.encode())
+    # C would stop at a NUL and read another name.
+    spec.comm_alg = -1 if "\0" in comm_alg else library.am_comm_algorithm(comm_alg.encode())
+    for index, name in enumerate(attribute_names()):
+        value = attributes.get(name)
+        if value == _NO_VALUE:
+            raise errors.ArgumentError(f"{name} is {value}, which no rule allows", argument=name)
+        spec.attributes[index] = _NO_VALUE if value is None else value
+    codes = _type_codes()
+    for name, dtype, shape in shapes:
+        desc = spec.tensors[_tensor_index()[name]]
+        desc.dtype = codes.get(dtype, _other_type())
+        desc.rank = len(shape)
+        for i, size in enumerate(shape[:3]):
+            desc.dims[i] = size
+    return spec
+
+
+def outputs_of(spec: Any) -> list[tuple[torch.dtype | None, tuple[int, ...]]]:
+    """Dtype (None: the input rows', one that no kernel knows) and shape of every output, as allocated."""
+    found: list[tuple[torch.dtype | None, tuple[int, ...]]] = []
+    out = (ctypes.c_int64 * 4)()
+    while _lib.lib().am_call_output(ctypes.byref(spec), len(found), out):
+        found.append((_dtype_of_code().get(out[0]), tuple(out[2 : 2 + out[1]])))
+    return found
+
+
+def infer(
+    op: int,
+    contract: int,
+    dtypes: Mapping[str, torch.dtype],
+    attributes: Mapping[str, int | None],
+    batch: Any,
+    topk: int,
+    hidden: Any,
+) -> list[tuple[torch.dtype | None, tuple[Any, ...]]]:
+    """Dtype and shape of every output, as ``outputs_of``, of a call whose BS and H may be symbolic."""
+
+    def at(bs: int) -> list[tuple[torch.dtype | None, tuple[int, ...]]]:
+        ids = (bs, topk)
+        shapes = tuple(
+            (name, dtype, ids if name == "expert_ids" else (bs, 1)) for name, dtype in dtypes.items()
+        )
+        return outputs_of(describe(op, contract, "g", "", shapes, attributes))
+
+    def first_sizes(bs: int) -> list[int]:
+        return [shape[0] for _, shape in at(bs)]
+
+    def along(bs: Any) -> list[Any]:
+        pairs = zip(first_sizes(0), first_sizes(1), strict=True)
+        return [low + (high - low) * bs if high != low else low for low, high in pairs]
+
+    # First dimensions are affine in BS, but for BS*W // shared ranks with a rest: there BS is specialised.
+    far = max(2, attributes["shared_expert_rank_num"] or 0)
+    symbolic = isinstance(batch, torch.SymInt) and along(far) == first_sizes(far)
+    sizes = along(batch) if symbolic else first_sizes(int(batch))
+    # The second dimension is always H.
+    return [(dtype, (size, hidden)[: len(shape)]) for size, (dtype, shape) in zip(sizes, at(0), strict=True)]
+
+
+class Plan:
+    """A call that keeps all rules, tiled for one communicator's world and window."""
+
+    def __init__(self, op_name: str, spec: Any, shapes: Shapes = (), comm_alg: str = "") -> None:
+        """Raises ArgumentError or WindowTooSmall when the call breaks a rule.
+
+        ``shapes`` and ``comm_alg`` as given to ``describe``: for messages, which name what was passed.
+        """
+        self._handle: int | None = None
+        self._shared: compiled.SharedPlan | None = None
+        self._library = _lib.lib()
+        check = CheckResult()
+        self._handle = self._library.am_plan_create(ctypes.byref(spec), ctypes.byref(check))
+        if not self._handle:
+            message = f"{op_name}: {check.message.decode()}"
+            argument = check.argument.decode()
+            # A spec holds neither dtypes that no kernel knows nor unknown names.
+            for name, dtype, _ in shapes:
+                if name == argument:
+                    message = message.replace(_OTHER_TYPE, str(dtype).removeprefix("torch."))
+            if argument == "comm_alg":
+                message = message.replace("comm_alg must", f"comm_alg is {comm_alg[:64]!r}, it must")
+            if check.needed_mib > MAX_WINDOW_MIB:
+                message = (
+                    f"{op_name}: this call needs windows of {check.needed_mib} MiB, HCCL_BUFFSIZE may be at "
+                    f"most {MAX_WINDOW_MIB}: use smaller batches, or global_bs for the largest that there are"
+                )
+                raise errors.WindowTooSmall(message, argument="global_bs", needed_mib=check.needed_mib)
+            if check.needed_mib:
+                raise errors.WindowTooSmall(message, argument=argument, needed_mib=check.needed_mib)
+            raise errors.ArgumentError(message, argument=argument)
+        self.outputs = outputs_of(spec)
+        self.tuning = 0  # what a tuning table said of the call, as the op's attribute of that name has it
+
+    @property
+    def algorithm(self) -> str:
+        """What comm_alg came to for this call: "window" or "direct"."""
+        words = (ctypes.c_uint64 * 9)()
+        self._library.am_plan_info(self._handle, words, len(words))
+        return ALGORITHMS[words[8]]
+
+    @property
+    def handle(self) -> int | None:
+        return self._handle
+
+    def shared(self) -> compiled.SharedPlan:
+        """The native plan for owners beside this one."""
+        assert self._handle is not None
+        if self._shared is None:
+            self._shared = compiled.SharedPlan(self._handle, self._library.am_plan_destroy)
+        return self._shared
+
+    def __del__(self) -> None:
+        if self._shared is not None:
+            self._shared.drop()
+        elif self._handle:
+            self._library.am_plan_destroy(self._handle)
+
+
+class End(Protocol):
+    """What a plan and an error's text need of a communicator, on any device."""
+
+    @property
+    def world(self) -> int: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def data_bytes(self) -> int: ...
+    @property
+    def lent_bytes(self) -> int: ...
+    @property
+    def context_kind(self) -> int: ...
+    @property
+    def ranks_per_server(self) -> int: ...
+    def describe_peer(self, rank: int) -> str: ...
+
+
+E = TypeVar("E", bound=End)
+Place = tuple[int, int, int, int, int, int]  # what of an End a plan is made for
+_plans: dict[Any, dict[Place, Plan]] = {}  # by call that keeps the rules one rank can see, then by place
+_MAX_CALLS = 1024
+
+
+def plan_for(
+    op_name: str,
+    op: int,
+    contract: int,
+    group_ep: str,
+    comm_alg: str,
+    shapes: Shapes,
+    attributes: Mapping[str, int | None],
+    find: Callable[[], E],
+    place_of: Callable[[str], tuple[int, int | None] | None],
+) -> tuple[Plan, E]:
+    """The plan of a call, from the cache when an equal call was planned before, and its communicator.
+
+    ``find()`` looks the communicator up, and may open it collectively; a call that breaks a rule which this
+    rank sees alone is refused before that. ``place_of`` tells world and rank of a group that is known.
+    """
+    comm_alg = comm_algorithm(comm_alg)
+    cores, deadline = core_count(), int(timeout_s() * 1e6)
+    table = tuning.current()
+    key = (
+        *(op_name, len(group_ep.encode()), comm_alg, shapes, tuple(attributes.values()), cores, deadline),
+        table and table.hash,
+    )
+    plans = _plans.get(key)
+    if plans is None:
+        spec = describe(op, contract, group_ep, comm_alg, shapes, attributes)
+        world, rank = place_of(group_ep) or (attributes["ep_world_size"], None)
+        spec.comm_world, spec.comm_rank = world, attributes["ep_rank_id"] if rank is None else rank
+        spec.window_mib, spec.cores, spec.deadline_micros = MAX_WINDOW_MIB, cores, deadline
+        Plan(op_name, spec, shapes, comm_alg)
+        if len(_plans) >= _MAX_CALLS:
+            _plans.clear()
+        plans = _plans.setdefault(key, {})
+    communicator = find()
+    place = (
+        communicator.world,
+        communicator.rank,
+        communicator.data_bytes,
+        communicator.lent_bytes,
+        communicator.context_kind,
+        communicator.ranks_per_server,
+    )
+    plan = plans.get(place)
+    if plan is None:
+        spec = describe(op, contract, group_ep, comm_alg, shapes, attributes)
+        place_at(spec, communicator)
+        spec.cores, spec.deadline_micros = cores, deadline
+        soc = getattr(communicator, "soc", tuning.CPU)
+        tuned = _tune(spec, table, op, comm_alg, shapes, attributes, soc) if table else 0
+        plan = plans[place] = Plan(op_name, spec, shapes, comm_alg)
+        plan.tuning = tuned
+    return plan, communicator
+
+
+def place_at(spec: Any, communicator: End) -> None:
+    """Says in a call's description which communicator it is for."""
+    spec.comm_world, spec.comm_rank = communicator.world, communicator.rank
+    spec.context_kind = communicator.context_kind
+    spec.ranks_per_server = communicator.ranks_per_server
+    spec.window_mib, spec.lent_mib = communicator.data_bytes // MIB, communicator.lent_bytes // MIB
+
+
+def _tune(
+    spec: Any,
+    table: tuning.Table,
+    op: int,
+    comm_alg: str,
+    shapes: Shapes,
+    attributes: Mapping[str, int | None],
+    soc: str,
+) -> int:
+    """Puts what the table says of a call into its description; returns that as one integer.
+
+    The table's hash is in it also where it has no entry for the call: all ranks must have read the same.
+    """
+    name = tuning.OPS[op == OP_COMBINE]
+    facts = tuning.facts_of(name, soc, spec.comm_world, spec.window_mib, shapes, attributes)
+    entry = table.lookup(facts, comm_alg)
+    algorithm, *asked = entry.asked() if entry else tuning.NOTHING
+    packed: int = _lib.lib().am_tuning_pack(int(table.hash, 16), algorithm.encode(), *asked)
+    if packed < 0:
+        text = f"{tuning.VARIABLE}: {_lib.library_path()} knows no {entry}"
+        raise errors.ArgumentError(text, argument=tuning.VARIABLE)
+    _lib.lib().am_spec_tune(ctypes.byref(spec), packed)
+    return packed
+
+
+def run(plan: Plan, communicator: Communicator, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Launches a plan; returns fresh outputs.
+
+    Raises:
+        AscendMoeError: what the kernels found (see ``ascend_moe.errors``); a fatal one also marks the
+            communicator as failed.
+    """
+    library = _lib.lib()
+    outputs = [torch.empty(shape, dtype=dtype, device="cpu") for dtype, shape in plan.outputs]
+    index = _tensor_index()
+    pointers = (ctypes.c_void_p * len(index))()
+    for name, tensor in inputs.items():
+        pointers[index[name]] = tensor.data_ptr()
+    targets = (ctypes.c_void_p * len(outputs))(*(tensor.data_ptr() for tensor in outputs))
+    record = (ctypes.c_int32 * library.am_error_record_words())()
+    fault = ctypes.create_string_buffer(_TEXT_BYTES)
+    with communicator.use() as handle:
+        code = library.am_run(handle, plan.handle, pointers, targets, record, fault, _TEXT_BYTES)
+        if code != 0:
+            raise failure(code, record, fault.value.decode(), communicator)
+    return outputs
+
+
+def failure(code: int, record: Any, fault: str, communicator: Communicator) -> errors.AscendMoeError:
+    """``error_of`` an op that ran on the CPU; a fatal one marks the communicator. Within its ``use()``."""
+    error = error_of(code, record, fault, communicator)
+    if _lib.lib().am_error_is_fatal(code):
+        communicator.failed = error
+    return error
+
+
+def error_of(code: int, record: Any, fault: str, communicator: End) -> errors.AscendMoeError:
+    """The error that an error record tells of; ``record``: its words, an array (on an NPU their address)."""
+    if fault and code == _LENT_REFUSED:
+        return errors.WindowTensorError(fault, argument="expand_x", generation=record[0], epoch=record[1])
+    if fault:
+        return errors.KernelFault(fault, rank=communicator.rank)
+    library = _lib.lib()
+    text = ctypes.create_string_buffer(_TEXT_BYTES)
+    library.am_error_fields(record, text, _TEXT_BYTES)
+    fields: dict[str, Any] = {}
+    for field in text.value.decode().split(";"):
+        name, _, value = field.partition("=")
+        fields[name] = int(value) if value.lstrip("-").isdigit() else value
+    library.am_error_message(record, text, _TEXT_BYTES)
+    message = text.value.decode()
+    kind = getattr(errors, library.am_error_name(code).decode())
+    if issubclass(kind, errors.CommError) and fields["rank"] != communicator.rank:
+        seen = communicator.describe_peer(fields["rank"])
+        message += f" [rank {fields['rank']}: {seen}]" if seen else ""
+    error: errors.AscendMoeError = kind(message, **fields)
+    return error
+
+
+def traffic(communicator: Communicator) -> dict[str, int]:
+    """Bytes that the MTE pipes of this rank moved in its last op, by direction and kind of GM."""
+    kinds = ("tensor", "window_data", "window_state", "workspace", "window_lent")
+    counts = (ctypes.c_uint64 * (2 * len(kinds)))()
+    with communicator.use() as handle:
+        _lib.lib().am_comm_traffic(handle, counts)
+    names = [f"{direction}_{kind}" for direction in ("read", "written") for kind in kinds]
+    return dict(zip(names, counts, strict=True))

@@ -1,0 +1,97 @@
+"""Finds and loads the torch_npu adapter (csrc/npu), on the first op with tensors on an NPU.
+
+It comes with the package where that was built beside torch_npu (``lib/``), and is else compiled once into the
+cache: it belongs to one pair of torch and torch_npu versions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from .._torch_npu import fix_of_library, missing_library
+from ..errors import LibraryError
+from ..native import library as _lib
+from ..native.cache import cache_directory, fill_folder
+from . import npu_adapter_build
+from .npu_adapter_build import BuildError
+
+_lock = threading.Lock()
+_loaded: Path | None = None
+
+
+def load() -> Path:
+    """Loads the adapter, once a process, so that ``torch.ops.ascend_moe_npu`` is there; returns its path.
+
+    Raises:
+        LibraryError: torch_npu is missing, or the adapter cannot be built or loaded; with the fix.
+    """
+    global _loaded
+    if _loaded is None:
+        with _lock:
+            if _loaded is None:
+                path = library_path()
+                try:
+                    torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
+                except OSError as error:
+                    library = missing_library(error)
+                    own = not library or library.startswith(("libtorch", "libc10"))
+                    fix = "remove it, the next call builds it again" if own else fix_of_library(library)
+                    raise LibraryError(
+                        f"the torch_npu adapter {path} cannot be loaded ({error}): {fix}"
+                    ) from error
+                _loaded = path
+    return _loaded
+
+
+def library_path() -> Path:
+    """Path of an adapter for the installed torch and torch_npu; built when there is none.
+
+    $ASCEND_MOE_NPU_LIBRARY names one that is taken as it is.
+
+    Raises:
+        LibraryError: as ``load``.
+    """
+    override = os.environ.get("ASCEND_MOE_NPU_LIBRARY")
+    if override:
+        if not Path(override).is_file():
+            raise LibraryError(
+                f"ASCEND_MOE_NPU_LIBRARY={override} is not a file: unset it or name a "
+                f"{npu_adapter_build.LIBRARY}"
+            )
+        return Path(override)
+    try:
+        root = _lib.native_source_root()
+        wanted = npu_adapter_build.key(root)
+        for folder in _lib._package_paths():
+            packaged = folder / "lib" / npu_adapter_build.LIBRARY
+            key = packaged.with_name(packaged.name + npu_adapter_build.KEY_SUFFIX)
+            if packaged.is_file() and key.is_file() and key.read_text().strip() == wanted:
+                return packaged
+        folder = cache_directory() / "npu" / wanted
+        if not folder.is_dir():
+            with _building(folder):
+                if not folder.is_dir():
+                    fill_folder(folder, lambda scratch: _build(root, scratch))
+        return folder / npu_adapter_build.LIBRARY
+    except BuildError as error:
+        raise LibraryError(f"ops on an NPU need the torch_npu adapter, and {error}") from error
+
+
+def _build(root: Path, folder: Path) -> None:
+    npu_adapter_build.build(root, folder / npu_adapter_build.LIBRARY)
+
+
+@contextlib.contextmanager
+def _building(folder: Path) -> Iterator[None]:
+    """One build at a time on this machine: the ranks of a job all come here at once."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(folder.parent / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released by the kernel if the process dies
+        yield

@@ -1,0 +1,237 @@
+"""Communicators on the NPU: what the host knows of an HCCL communicator, and its error record.
+
+The kernels write what they found into a record on the device. Every launch is followed by a copy of it to
+pinned memory, on the same stream; the host looks there before the next launch, without waiting, and waits
+only in ``check``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+import weakref
+from typing import Any
+
+import torch
+
+from .. import comm
+from ..comm.communicator import A2_STATE_MIB, CONTEXT_A2, CONTEXT_A3, MIB, timeout_s, window_data_bytes
+from ..errors import ArgumentError, AscendMoeError
+from ..native import library
+from . import calls
+
+A2_SERVER_RANKS = 8
+DEFAULT_TIMEOUT_S = 300.0
+# What HCCL_EXEC_TIMEOUT is by default; torch_npu gives an operator as long before it is stopped.
+_HCCL_EXEC_TIMEOUT_S = 1836.0
+_MARGIN_S = 10.0
+OWN_OPTION = 'pg_options.hccl_config["hccl_buffer_size"]'  # of a group, goes before HCCL_BUFFSIZE
+_MAGIC, _CODE = 0, 1  # words of the record
+_ANEW = " - this group has failed for good: destroy its process group and make a new one, on all ranks"
+
+
+def context_kind(soc: str) -> int:
+    """The layout of the HCCL context on a SoC, by the name that torch_npu gives it.
+
+    Raises:
+        ArgumentError: neither an Atlas A2 (Ascend910B...) nor an A3 (Ascend910_93...).
+    """
+    if soc.startswith("Ascend910_93"):
+        return CONTEXT_A3
+    if soc.startswith("Ascend910B"):
+        return CONTEXT_A2
+    raise ArgumentError(
+        f"tensors are on a {soc}: dispatch and combine run on Ascend910B (A2) and Ascend910_93 (A3)",
+        argument="device",
+    )
+
+
+def deadline_s(first: bool) -> float:
+    """Seconds that a kernel waits for a peer: ASCEND_MOE_TIMEOUT_S, default 300.
+
+    Twice as long for a communicator's first op, whose peers may still be compiling; never so long that the
+    runtime would stop the operator first (HCCL_EXEC_TIMEOUT).
+    """
+    given = timeout_s() if os.environ.get("ASCEND_MOE_TIMEOUT_S", "").strip() else DEFAULT_TIMEOUT_S
+    text = os.environ.get("HCCL_EXEC_TIMEOUT", "").strip()
+    try:
+        runtime = float(text) if text else _HCCL_EXEC_TIMEOUT_S
+    except ValueError:
+        runtime = _HCCL_EXEC_TIMEOUT_S
+    limit = runtime - _MARGIN_S if runtime > 2 * _MARGIN_S and math.isfinite(runtime) else math.inf
+    return min(given * (2 if first else 1), limit)
+
+
+class NpuCommunicator:
+    """One rank's end on its NPU: the place of an HCCL communicator, and the error record of its ops.
+
+    Attributes:
+        name: HCCL's name of it, the group_ep.
+        rank, world, data_bytes, lent_bytes, context_kind, ranks_per_server: what a call is planned for.
+        soc: its name, by which tuning tables have their entries.
+        algorithm: what the last op was launched as, "window" or "direct"; "" before any.
+        failed: the first fatal error; later ops raise it at once, after ``ascend_moe.close(name)`` too, until
+            the process group is made anew.
+    """
+
+    def __init__(self, name: str, group: Any, device: torch.device) -> None:
+        if capturing():
+            raise AscendMoeError(
+                f"the first op on group {name!r} is being captured: run every op once before the capture"
+            )
+        self.name, self.device, self.algorithm = name, device, ""
+        self.group = weakref.ref(group)
+        self.rank, self.world = int(group.rank()), int(group.size())
+        self.soc = str(torch.npu.get_device_name(device))  # type: ignore[attr-defined]
+        self.context_kind = context_kind(self.soc)
+        on_a2 = self.context_kind == CONTEXT_A2
+        self.ranks_per_server = A2_SERVER_RANKS if on_a2 else 0
+        own = _own_buffer_mib(group)
+        self.own_buffer = own is not None
+        self.buffer_mib = window_data_bytes(own) // MIB
+        if on_a2 and self.buffer_mib <= A2_STATE_MIB:
+            setting = OWN_OPTION if self.own_buffer else "HCCL_BUFFSIZE"
+            raise ArgumentError(
+                f"{setting}={self.buffer_mib} must be more than {A2_STATE_MIB} MiB on an A2, whose last "
+                "MiB holds the status blocks",
+                argument="HCCL_BUFFSIZE",
+            )
+        self.data_bytes = (self.buffer_mib - (A2_STATE_MIB if on_a2 else 0)) * MIB
+        self.lent_bytes = 0
+        self.failed: AscendMoeError | None = None  # for good: HCCL keeps the windows until its group goes
+        self.lock = threading.Lock()  # held from the look to the launch
+        words = int(library.lib().am_error_record_words())
+        self.record = torch.zeros(words, dtype=torch.int32, device=device)
+        self._host = torch.zeros(words, dtype=torch.int32).pin_memory()
+        self._seen: Any = self._host.numpy()
+        self._launched = False
+
+    def timeout_us(self) -> int:
+        """Of the next op."""
+        return int(deadline_s(first=not self._launched) * 1e6)
+
+    def after_launch(self) -> None:
+        """Queues the copy of the record behind the launch; waits for nothing."""
+        self._host.copy_(self.record, non_blocking=True)
+        self._launched = True
+
+    def look(self) -> None:
+        """Raises what an earlier op found, as far as it is known by now; waits for nothing otherwise."""
+        if self.failed is not None:
+            raise type(self.failed)(str(self.failed), **self.failed.details) from self.failed
+        if self._seen[_MAGIC] != 0:
+            self._raise_found()
+
+    def check(self) -> None:
+        """Waits for the device, then raises what the ops so far found."""
+        torch.npu.synchronize(self.device)  # type: ignore[attr-defined]
+        self._host.copy_(self.record)
+        self.look()
+
+    def _raise_found(self) -> None:
+        if not capturing():
+            # The record may still be on its way; an error may cost a wait.
+            torch.npu.synchronize(self.device)  # type: ignore[attr-defined]
+        words = self._seen.copy()
+        code = int(words[_CODE])
+        error = calls.error_of(code, words.ctypes.data, "", self)
+        if library.lib().am_error_is_fatal(code):
+            error = self.failed = type(error)(f"{error}{_ANEW}", **error.details)
+        if not capturing():
+            self.record.zero_()
+            self._host.zero_()
+        raise error
+
+    def describe_peer(self, rank: int) -> str:
+        """Nothing can be seen of a peer's process from here."""
+        return ""
+
+
+_ends: dict[str, NpuCommunicator] = {}
+_closed: list[NpuCommunicator] = []  # kept: a captured graph writes into their records when it is replayed
+_lock = threading.Lock()
+
+
+def known(group_ep: str) -> NpuCommunicator | None:
+    """The end that an op has opened, if any."""
+    return _ends.get(group_ep)
+
+
+def find(group_ep: str, world: int, rank: int, device: torch.device, op_name: str = "") -> NpuCommunicator:
+    """This process's end of the HCCL communicator of that name; ``op_name`` begins the message of an error.
+
+    Raises:
+        CommError: this group has failed, in an end that was closed since.
+        ArgumentError: no such communicator, or one of a backend whose windows are in CPU memory; or
+            ep_world_size or ep_rank_id is not its own.
+    """
+    try:
+        group = comm.hccl_group(group_ep, world, rank)
+    except ArgumentError as error:
+        raise type(error)(f"{op_name}: {error}" if op_name else str(error), **error.details) from None
+    with _lock:
+        end = _ends.get(group_ep)
+        if end is None or end.group() is not group or end.device != device:
+            _forget(group_ep)
+            _refuse_failed(group)
+            end = _ends[group_ep] = NpuCommunicator(group_ep, group, device)
+    return end
+
+
+def _refuse_failed(group: Any) -> None:
+    """Raises the fatal error of an end of this very group closed since: HCCL's windows still hold it."""
+    for end in _closed:
+        if end.group() is group:
+            with contextlib.suppress(AscendMoeError):
+                end.look()  # nobody may have asked since its last op
+            if end.failed is not None:
+                end.look()
+
+
+def _forget(group_ep: str) -> None:
+    end = _ends.pop(group_ep, None)
+    if end is not None:
+        _closed.append(end)
+
+
+def close(group_ep: str) -> None:
+    """Forgets this process's end. Idempotent. HCCL's windows live on until its group is destroyed."""
+    with _lock:
+        _forget(group_ep)
+
+
+def check(group_ep: str | None = None) -> None:
+    """Waits for the ops on the NPU and raises the error that one of them met; does nothing without any.
+
+    An op on an NPU returns before its kernel has run. What the kernel finds is raised by the next op on that
+    communicator, or here.
+
+    Args:
+        group_ep: the communicator; None for all of this process. Ops on CPU raise by themselves.
+
+    Raises:
+        InvalidExpertId, RoutingOverflow, RoutingMismatch, ConfigMismatch, ArgumentError: the communicator
+            goes on.
+        PeerLost, CommTimeout, CorruptStatus: it has failed for good; make its process group anew.
+    """
+    with _lock:
+        ends = [end for end in _ends.values() if group_ep is None or end.name == group_ep]
+    for end in ends:
+        with end.lock:
+            end.check()
+
+
+def capturing() -> bool:
+    """True while this thread's NPU stream records a graph."""
+    npu = getattr(torch, "npu", None)
+    return bool(npu is not None and npu.is_current_stream_capturing())
+
+
+def _own_buffer_mib(group: Any) -> int | None:
+    """MiB of HCCL's window of a group where its options give it; None where HCCL_BUFFSIZE counts."""
+    backend = group._get_backend(torch.device("npu"))
+    config = getattr(getattr(backend, "options", None), "hccl_config", None) or {}
+    own = config.get("hccl_buffer_size")
+    return int(own) if own else None

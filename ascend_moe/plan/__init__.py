@@ -1,0 +1,371 @@
+"""What a configuration needs, before anything runs: window, HCCL_BUFFSIZE, UB, tiling, limits.
+
+    report = plan(Request(ranks=16, experts=256, hidden=7168, topk=8, batch=128))
+    print(report.buffsize_mib, report.violations)
+
+The rules are those of the operators' own tiling (op_host); CANN's numbers stand beside for comparison.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from ctypes import POINTER, c_char_p, c_int64, c_uint64, c_void_p
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+
+from ..comm.communicator import ALGORITHMS, CONTEXT_A2, CONTEXT_A3, MAX_WINDOW_MIB
+from ..errors import ArgumentError, LibraryError, WindowTooSmall
+from ..native import library as _lib
+from ..ops import calls as native
+from .soc import DEFAULT_SOC, Soc, soc
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+CONTRACTS = {"v1": 1, "v2": 2}
+_OPTIONAL = ("y_dtype", "x_dtype", "scales_dtype")
+_MOST = {"ranks": 1 << 12, "experts": 1 << 16, "topk": 1 << 10, "hidden": 1 << 20, "batch": 1 << 20}
+
+
+@dataclass(frozen=True)
+class Request:
+    """One configuration of dispatch and combine, the same on all ranks.
+
+    Attributes:
+        ranks, experts, topk, hidden: W, E, K, H.
+        batch: maxBS, tokens of the rank that has most.
+        equal_batches: False: global_bs = W * batch is passed, and ranks may have fewer.
+        dtype: of x: bf16, fp16 or fp32.
+        quant: int8 rows (quant_mode 2); smooth: with smooth scales.
+        contract: v1 (npu_moe_distribute_dispatch) or v2 (..._v2).
+        soc: name of the SoC.
+        cores: AIV cores of a launch; 0: all of the SoC.
+        window_mib: HCCL_BUFFSIZE as it is exported; 0: not told, nothing to compare with.
+        ranks_per_server: ranks that share a server; 0: the SoC's.
+        comm_alg: of both ops.
+    """
+
+    ranks: int
+    experts: int
+    topk: int
+    hidden: int
+    batch: int
+    equal_batches: bool = True
+    dtype: str = "bf16"
+    quant: bool = False
+    smooth: bool = False
+    contract: str = "v2"
+    soc: str = DEFAULT_SOC
+    cores: int = 0
+    window_mib: int = 0
+    ranks_per_server: int = 0
+    comm_alg: str = ""
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A limit of ours that the configuration breaks. ``argument`` as in the op's signature."""
+
+    argument: str
+    message: str
+
+
+@dataclass(frozen=True)
+class CannNeed:
+    """What one version of CANN's own operators needs, and what it refuses; ``refuses`` empty: nothing."""
+
+    version: str
+    bytes: int
+    mib: int
+    refuses: str
+
+
+@dataclass(frozen=True)
+class UbItem:
+    """Bytes of UB that one core gives to one thing in one step of an op."""
+
+    step: str
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class OpPlan:
+    """Tiling of one op, by name, and the UB of its steps. ``ub_peak``: of the step that needs most.
+
+    ``algorithm``: what comm_alg comes to, "window" or "direct".
+    """
+
+    tiling: dict[str, int]
+    ub: list[UbItem]
+    ub_peak: int
+    algorithm: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything ``plan`` found. ``ops`` is empty when the operators would refuse the call."""
+
+    request: Request
+    soc: Soc
+    cores: int
+    window: dict[str, int]
+    buffsize_mib: int
+    ub_bytes: int
+    cann: list[CannNeed]
+    ops: dict[str, OpPlan] = field(default_factory=dict)
+    violations: list[Violation] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """True when no limit of ours is violated."""
+        return not self.violations
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self) | {"ok": self.ok}
+
+
+def plan(request: Request) -> Report:
+    """Sizes, tiling and violated limits of a configuration. Touches no device and opens no window.
+
+    Raises:
+        ArgumentError: a number is so far out that no size follows from it, or dtype, contract or soc is none.
+        LibraryError: the native library is missing.
+    """
+    chip = soc(request.soc)
+    _check(request)
+    cores = request.cores or chip.aiv
+    window = window_need(request)
+    cann = cann_need(request)
+    limits = _fields(_library().am_need_limits)
+    violations, sound = _violations(request, cores)
+    ops = {}
+    if sound is not None:
+        ops = {name: _op_plan(name, sound, cores) for name in ("dispatch", "combine")}
+    return Report(
+        request, chip, cores, window, window["buffsize_mib"], limits["ub_bytes"], cann, ops, violations
+    )
+
+
+def limits() -> dict[str, int]:
+    """Our limits by name: ranks (ep_world_size), slots W*L, experts, K, tokens a rank, H, cores, UB."""
+    return _fields(_library().am_need_limits)
+
+
+def window_need(request: Request) -> dict[str, int]:
+    """Bytes and MiB of window a rank: of dispatch, of combine, of a round trip (``buffsize_mib``)."""
+    spec = _dispatch(request, request.cores or soc(request.soc).aiv, 1)
+    return _fields(_library().am_need_window, ctypes.byref(spec))
+
+
+def cann_need(request: Request) -> list[CannNeed]:
+    """The same call as CANN's own operators see it, a version each."""
+    numbers = (c_int64 * 8)(
+        request.ranks,
+        request.experts,
+        request.batch,
+        request.hidden,
+        request.topk,
+        0,
+        request.dtype == "fp32",
+        request.equal_batches,
+    )
+    found = []
+    for line in _text(_library().am_need_cann, numbers).splitlines():
+        version, size, mib, refuses = line.split("\t")
+        found.append(CannNeed(version, int(size), int(mib), refuses))
+    return found
+
+
+def _check(request: Request) -> None:
+    for name, most in _MOST.items():
+        value = getattr(request, name)
+        if not (0 if name == "batch" else 1) <= value <= most:
+            low = 0 if name == "batch" else 1
+            raise ArgumentError(f"{name} is {value}; need {low}..{most}", argument=name)
+    for name, names in (("dtype", DTYPES), ("contract", CONTRACTS)):
+        if getattr(request, name) not in names:
+            text = f"{name} is {getattr(request, name)!r}; need one of {', '.join(names)}"
+            raise ArgumentError(text, argument=name)
+    for name, most in (("cores", native.MAX_CORES), ("window_mib", MAX_WINDOW_MIB)):
+        if not 0 <= getattr(request, name) <= most:
+            raise ArgumentError(f"{name} is {getattr(request, name)}; need 1..{most}", argument=name)
+    if not 0 <= request.ranks_per_server <= request.ranks:
+        text = f"ranks_per_server is {request.ranks_per_server}; need 1..{request.ranks}, the ranks"
+        raise ArgumentError(text, argument="ranks_per_server")
+
+
+# ---- descriptions of the two calls ----
+
+
+def _describe(op: int, request: Request, shapes: native.Shapes, cores: int, window_mib: int) -> Any:
+    attributes: dict[str, int | None] = dict.fromkeys(native.attribute_names(), 0)
+    attributes |= dict.fromkeys(_OPTIONAL, None)
+    attributes |= {
+        "ep_world_size": request.ranks,
+        "moe_expert_num": request.experts,
+        "shared_expert_num": 1,
+        "global_bs": 0 if request.equal_batches else request.ranks * request.batch,
+        "quant_mode": 2 if request.quant and op == native.OP_DISPATCH else 0,
+        "expert_token_nums_type": 1,
+    }
+    call = native.describe(op, CONTRACTS[request.contract], "group", request.comm_alg, shapes, attributes)
+    chip = soc(request.soc)
+    servers = request.ranks_per_server or min(chip.ranks_per_server, request.ranks)
+    call.context_kind = CONTEXT_A2 if chip.window_holds_state else CONTEXT_A3
+    call.ranks_per_server = servers if servers < request.ranks else 0
+    call.comm_world, call.comm_rank = request.ranks, 0
+    call.window_mib, call.cores, call.deadline_micros = window_mib, cores, 1_000_000
+    return call
+
+
+def _dispatch(request: Request, cores: int, window_mib: int) -> Any:
+    ids = (request.batch, request.topk)
+    shapes: native.Shapes = (
+        ("x", DTYPES[request.dtype], (request.batch, request.hidden)),
+        ("expert_ids", torch.int32, ids),
+    )
+    if request.smooth:
+        shapes = (*shapes, ("scales", torch.float32, (request.experts, request.hidden)))
+    return _describe(native.OP_DISPATCH, request, shapes, cores, window_mib)
+
+
+def _combine(request: Request, cores: int, window_mib: int) -> Any:
+    """Of what dispatch returns: its rows are as many as it allocates."""
+    sent = native.outputs_of(_dispatch(request, cores, window_mib))
+    index = "expand_idx" if request.contract == "v1" else "assist_info_for_combine"
+    shapes: native.Shapes = (
+        ("expand_x", DTYPES[request.dtype], sent[0][1]),
+        ("expert_ids", torch.int32, (request.batch, request.topk)),
+        (index, torch.int32, sent[2][1]),
+        ("ep_send_counts", torch.int32, sent[4][1]),
+        ("expert_scales", torch.float32, (request.batch, request.topk)),
+    )
+    return _describe(native.OP_COMBINE, request, shapes, cores, window_mib)
+
+
+_CALLS: dict[str, Callable[[Request, int, int], Any]] = {"dispatch": _dispatch, "combine": _combine}
+
+
+def describe(op: str, request: Request, comm_alg: str = "") -> Any:
+    """The native description of one call of ``dispatch`` or ``combine``, in the largest window.
+
+    ``comm_alg``: in place of the request's.
+    """
+    request = replace(request, comm_alg=comm_alg or request.comm_alg)
+    return _CALLS[op](request, request.cores or soc(request.soc).aiv, MAX_WINDOW_MIB)
+
+
+def tiling_of(made: native.Plan) -> dict[str, int]:
+    """Words of a plan's tiling, by name."""
+    return _fields(_library().am_need_tiling, made.handle)
+
+
+def _op_plan(name: str, request: Request, cores: int) -> OpPlan:
+    made = native.Plan(f"npu_moe_distribute_{name}", describe(name, replace(request, cores=cores)))
+    tiling = tiling_of(made)
+    items = []
+    for line in _text(_library().am_need_ub, made.handle).splitlines():
+        step, what, size = line.split("\t")
+        items.append(UbItem(step, what, int(size)))
+    steps = {item.step for item in items}
+    peak = max(sum(item.bytes for item in items if item.step == step) for step in steps)
+    return OpPlan(tiling, items, peak, ALGORITHMS[tiling["algorithm"]])
+
+
+# ---- limits ----
+
+
+def _violations(request: Request, cores: int) -> tuple[list[Violation], Request | None]:
+    """Every rule that is broken, and the configuration if it breaks none but the window's.
+
+    The operators stop at the first rule; what breaks it is set right and they are asked again.
+    """
+    found: list[Violation] = []
+    at = request
+    while (error := _refused(at, cores)) is not None:
+        found.append(Violation(error.argument, str(error).partition(": ")[2]))
+        right = at if isinstance(error, WindowTooSmall) else _set_right(at, str(error.argument))
+        if right == at:
+            break
+        at = right
+    exported, needed = request.window_mib, window_need(request)["buffsize_mib"]
+    if found or not exported or needed <= exported:
+        return found, None if found else request
+    error = _refused(request, cores, exported)
+    message = str(error).partition(": ")[2] if error else f"the window needs {needed} MiB"
+    return [Violation("HCCL_BUFFSIZE", message)], request
+
+
+def _refused(request: Request, cores: int, window_mib: int = 0) -> ArgumentError | None:
+    in_window = window_need(request)["state_in_window_mib"] if window_mib else 0
+    data_mib = max(1, window_mib - in_window) if window_mib else MAX_WINDOW_MIB
+    for name, call in _CALLS.items():
+        try:
+            native.Plan(name, call(request, cores, data_mib))
+        except ArgumentError as error:
+            return error
+    return None
+
+
+def _set_right(request: Request, argument: str) -> Request:
+    """The nearest configuration that keeps the rule about this argument."""
+    most = limits()
+    if argument == "ep_world_size":
+        return replace(request, ranks=min(request.ranks, most["ep_world_size"]), ranks_per_server=0)
+    if argument == "moe_expert_num":
+        experts = min(request.experts, most["moe_expert_num"])
+        return replace(request, experts=max(1, experts // request.ranks) * request.ranks)
+    if argument == "comm_alg":
+        return replace(request, comm_alg="window")
+    if argument in ("x", "expand_x"):
+        unit = 32 // DTYPES[request.dtype].itemsize
+        hidden = min(request.hidden, most["hidden"])
+        return replace(request, hidden=max(1, hidden // unit) * unit)
+    if argument in ("expert_ids", "global_bs"):
+        batch = min(request.batch, most["batch"])
+        if batch != request.batch:
+            return replace(request, batch=batch)
+        return replace(request, topk=min(request.topk, most["topk"], request.experts))
+    return request
+
+
+# ---- the native side ----
+
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "am_need_limits": (c_char_p, c_uint64),
+    "am_need_window": (c_void_p, c_char_p, c_uint64),
+    "am_need_tiling": (c_void_p, c_char_p, c_uint64),
+    "am_need_ub": (c_void_p, c_char_p, c_uint64),
+    "am_need_cann": (POINTER(c_int64), c_char_p, c_uint64),
+}
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    library = _lib.lib()
+    for name, arguments in _SIGNATURES.items():
+        try:
+            function = getattr(library, name)
+        except AttributeError:
+            raise LibraryError(
+                f"{_lib.library_path()} has no function {name}, it was built from other sources: rebuild it "
+                f"with\n  {_lib.build_command()}"
+            ) from None
+        function.restype, function.argtypes = c_uint64, arguments
+    return library
+
+
+def _text(function: Any, *arguments: Any) -> str:
+    size = int(function(*arguments, None, 0))
+    buffer = ctypes.create_string_buffer(size)
+    function(*arguments, buffer, size)
+    return buffer.value.decode()
+
+
+def _fields(function: Any, *arguments: Any) -> dict[str, int]:
+    pairs = (one.partition("=") for one in _text(function, *arguments).split(";"))
+    return {name: int(value) for name, _, value in pairs}

@@ -1,0 +1,66 @@
+"""The SoCs that dispatch and combine run on: what a plan needs to know of each.
+
+Source of the counts: vector_core_cnt and ai_core_cnt in the platform_config ini files of CANN 8.1.RC1, one
+file a SoC name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import ArgumentError
+
+UB_KIB = 192  # of every AIV core of both series
+
+
+@dataclass(frozen=True)
+class Soc:
+    """One SoC, as ``npu-smi`` and CANN name it.
+
+    Attributes:
+        name: of the chip, or of one die of a package of two (A3): a rank.
+        series: A2 (Ascend910B, servers joined by RDMA) or A3 (Ascend910_93, one supernode).
+        aiv: AIV cores of a rank.
+        aic: AIC cores of a rank.
+        ranks_per_server: dies of one server.
+    """
+
+    name: str
+    series: str
+    aiv: int
+    aic: int
+    ranks_per_server: int
+
+    @property
+    def window_holds_state(self) -> bool:
+        """A2 has no area of its own for the state: it takes the last MiB of the window."""
+        return self.series == "A2"
+
+
+SOCS: dict[str, Soc] = {
+    soc.name: soc
+    for soc in (
+        Soc("Ascend910B1", "A2", 48, 24, 8),
+        Soc("Ascend910B2", "A2", 48, 24, 8),
+        Soc("Ascend910B3", "A2", 40, 20, 8),
+        Soc("Ascend910B4", "A2", 40, 20, 8),
+        Soc("Ascend910_9391", "A3", 48, 24, 16),
+        Soc("Ascend910_9392", "A3", 48, 24, 16),
+        Soc("Ascend910_9381", "A3", 48, 24, 16),
+        Soc("Ascend910_9382", "A3", 48, 24, 16),
+        Soc("Ascend910_9372", "A3", 40, 20, 16),
+        Soc("Ascend910_9362", "A3", 40, 20, 16),
+    )
+}
+DEFAULT_SOC = "Ascend910_9391"
+
+
+def soc(name: str) -> Soc:
+    """The SoC of this name.
+
+    Raises:
+        ArgumentError: none has it; the message lists the names.
+    """
+    if name not in SOCS:
+        raise ArgumentError(f"soc is {name!r}; need one of {', '.join(SOCS)}", argument="soc")
+    return SOCS[name]

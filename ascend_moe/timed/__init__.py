@@ -1,0 +1,146 @@
+"""Predicted times of dispatch and combine on NPUs: the kernels on the timed engine, all ranks in one process.
+
+    from ascend_moe.plan import Request
+    from ascend_moe.timed import predict
+    call = Request(ranks=16, experts=256, topk=8, hidden=7168, batch=128, quant=True)
+    found = predict(call, soc="Ascend910_9391", algorithm="window")
+    print(found.dispatch_us, found.combine_us, found.dispatch.phases)
+
+A prediction is a model's, never a measurement. Its costs are ``ascend_moe.timed.costs``, its errors against
+published times are printed by ``ascend-moe predict --check``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from ..errors import ArgumentError
+from ..plan import Request
+from ..plan.soc import soc as soc_named
+from ..timeline import Event
+from .costs import cost_table
+from .world import ALGORITHMS, OpRun, TimedWorld, runnable
+
+__all__ = ["ALGORITHMS", "OpPrediction", "Prediction", "predict", "runnable"]
+
+
+@dataclass(frozen=True)
+class OpPrediction:
+    """One op over all ranks.
+
+    Attributes:
+        us: from the common launch until the last rank has ended, microseconds of the model.
+        spent: where they went on the critical path: (step of the kernel, what S did or waited for) -> us.
+            Waits are for "V", "MTE2", "MTE3", "SyncAll" and "status" (a peer's, on its way); "S" is scalar
+            work.
+        link_use: busiest resource of each kind -> share of its bandwidth over ``us``.
+        events: when they were asked for.
+        instructions: simulated.
+    """
+
+    us: float
+    spent: dict[tuple[str, str], float]
+    link_use: dict[str, float]
+    events: list[Event] = field(default_factory=list)
+    instructions: int = 0
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Microseconds by step of the kernel, in the order of the kernel; they add up to ``us``."""
+        return self._sums(0)
+
+    @property
+    def pipes(self) -> dict[str, float]:
+        """Microseconds by what S did or waited for; they add up to ``us``."""
+        return self._sums(1)
+
+    def _sums(self, part: int) -> dict[str, float]:
+        sums: dict[str, float] = {}
+        for key, us in self.spent.items():
+            sums[key[part]] = sums.get(key[part], 0.0) + us
+        return sums
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What ``predict`` found. ``note`` stands beside every printed number."""
+
+    request: Request
+    algorithm: str
+    dispatch: OpPrediction
+    combine: OpPrediction
+    note: str = "model, not a measurement"
+
+    @property
+    def dispatch_us(self) -> float:
+        return self.dispatch.us
+
+    @property
+    def combine_us(self) -> float:
+        return self.combine.us
+
+    @property
+    def link_use(self) -> dict[str, float]:
+        """Busiest of both ops."""
+        names = [*self.dispatch.link_use, *self.combine.link_use]
+        both = (self.dispatch.link_use, self.combine.link_use)
+        return {name: max(one.get(name, 0.0) for one in both) for name in names}
+
+
+def predict(
+    call: Request,
+    soc: str | None = None,
+    world: int | None = None,
+    *,
+    cores: int | None = None,
+    rows: int | None = None,
+    ring: int | None = None,
+    list_cores: int = 0,
+    copy_cores: int = 0,
+    algorithm: str = "window",
+    costs: Mapping[str, float] | None = None,
+    events: int = 0,
+    seed: int = 0,
+    payload: bool = False,
+) -> Prediction:
+    """Predicts one dispatch and one combine, each launched on all ranks at once.
+
+    Args:
+        call: the configuration; ``soc``, ``world`` and ``cores`` stand in for its own where they are given.
+        rows: rows of a UB chunk; ring: rows in flight; None: the tiling's own choice.
+        list_cores: cores of direct dispatch that make lists while the others publish rows; copy_cores: of
+            direct combine that copy rows stage by stage while the others sum; 0: the tiling's own choice.
+        algorithm: one of ``ALGORITHMS``.
+        costs: figures that stand in for those of the SoC's table, by name.
+        events: at most so many timeline events an op are kept.
+        seed: of the routing: every token picks ``topk`` different experts, all alike likely.
+        payload: False: rows are timed, not moved; True: the outputs are computed as well.
+
+    Raises:
+        ArgumentError: no such SoC or algorithm, or the operators refuse the configuration.
+    """
+    request = replace(
+        call,
+        soc=call.soc if soc is None else soc,
+        ranks=call.ranks if world is None else world,
+        cores=(call.cores if cores is None else cores) or soc_named(call.soc if soc is None else soc).aiv,
+    )
+    if algorithm not in ALGORITHMS:
+        text = f"algorithm is {algorithm!r}; need one of {', '.join(ALGORITHMS)}"
+        raise ArgumentError(text, argument="algorithm")
+    figures = {name: one.value for name, one in cost_table(request.soc).items()}
+    if request.ranks_per_server:
+        figures["ranks_per_server"] = request.ranks_per_server
+    figures |= dict(costs or {})
+    with TimedWorld(request, algorithm, rows or 0, ring or 0, seed, payload, list_cores, copy_cores) as timed:
+        dispatch, combine = (_prediction(timed.run(op, figures, events)) for op in ("dispatch", "combine"))
+    return Prediction(request, algorithm, dispatch, combine)
+
+
+def _prediction(run: OpRun) -> OpPrediction:
+    use: dict[str, float] = {}
+    for name, _, size, gbps in run.links:
+        use[name] = max(use.get(name, 0.0), size / gbps / run.total_ns)
+    spent = {key: ns / 1e3 for key, ns in run.path.items()}
+    return OpPrediction(run.total_ns / 1e3, spent, use, run.events, run.instructions)

@@ -1,0 +1,106 @@
+"""The timed engine against published times: how far off it is. What is fitted: ``calibration_fit``.
+
+Published times are of CANN-style kernels, so they are compared with the model of such a kernel. Which points
+may be fitted to and which are held out stands in ``data/published_times.json``, fixed before any fit.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..plan import Request
+from . import Prediction, predict
+from .costs import read_data
+
+CALIBRATION, HELD_OUT = "calibration", "held-out"
+
+
+@dataclass(frozen=True)
+class Point:
+    """A published time. ``role``: calibration, held-out, shown (error printed, not judged) or not used."""
+
+    id: str
+    op: str
+    soc: str
+    ep: int
+    bs: int
+    hidden: int
+    topk: int
+    experts: int
+    quant: bool
+    us: float
+    source: str
+    trust: str
+    role: str
+    why: str
+
+    @property
+    def request(self) -> Request:
+        """The configuration that it was published for."""
+        return Request(
+            ranks=self.ep,
+            experts=self.experts,
+            topk=self.topk,
+            hidden=self.hidden,
+            batch=self.bs,
+            quant=True,  # of dispatch; combine's rows are bf16 either way
+            soc=self.soc,
+        )
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A published time beside the model's."""
+
+    point: Point
+    us: float
+
+    @property
+    def error(self) -> float:
+        """Relative, positive where the model says more."""
+        return self.us / self.point.us - 1
+
+
+def points(*roles: str) -> list[Point]:
+    """Published times of these roles, all of them without roles."""
+    every = [Point(**one) for one in read_data("published_times.json")["points"]]
+    return [point for point in every if not roles or point.role in roles]
+
+
+def held_out_limit() -> float:
+    """The largest error that a held-out point may have, relative."""
+    return float(read_data("published_times.json")["held_out_limit"])
+
+
+def compare(chosen: list[Point], costs: Mapping[str, float] | None = None) -> list[Compared]:
+    """The model's time of each point, with these figures in place of the table's."""
+
+    @functools.cache
+    def run(request: Request) -> Prediction:
+        return predict(request, algorithm="cann-style", costs=costs)
+
+    found = []
+    for point in chosen:
+        prediction = run(point.request)
+        us = prediction.dispatch_us if point.op == "dispatch" else prediction.combine_us
+        found.append(Compared(point, us))
+    return found
+
+
+def errors_of(compared: list[Compared]) -> float:
+    """The largest error, without its sign."""
+    return max((abs(one.error) for one in compared), default=0.0)
+
+
+@functools.cache
+def known_errors() -> tuple[float, float]:
+    """Largest errors as of the last calibration: on what was fitted, on what was held out."""
+    errors: dict[str, float] = read_data("calibration.json")["errors"]
+    roles = {point.id: point.role for point in points()}
+
+    def largest(role: str) -> float:
+        return max(abs(error) for name, error in errors.items() if roles[name] == role)
+
+    return largest(CALIBRATION), largest(HELD_OUT)

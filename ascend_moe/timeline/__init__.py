@@ -1,0 +1,161 @@
+"""What an engine did, event by event: phases, waits, instructions, of every core of every rank."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ..errors import LibraryError
+from ..native import library as _lib
+
+MEASURED = "measured on this CPU"
+PREDICTED = "predicted (model)"
+PIPES = ("S", "V", "MTE2", "MTE3")
+
+# Names of events that are no calls of the AscendC API.
+LAUNCH, PHASE, WAIT, SYNC_ALL, ARRIVAL = "launch", "phase", "wait", "SyncAll", "arrival"
+
+# twin::TimelineEvent (twin/include/twin/engine/timeline.h).
+_LAYOUT = np.dtype(
+    [
+        ("start_ns", "f8"),
+        ("end_ns", "f8"),
+        ("bytes", "u8"),
+        ("flow", "u8"),
+        ("rank", "i4"),
+        ("core", "u4"),
+        ("peer", "i4"),
+        ("pipe", "u4"),
+        ("name", "u8"),
+        ("phase", "u8"),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One instruction, wait or phase of one core.
+
+    Attributes:
+        rank, core: whose it is.
+        pipe: one of ``PIPES``.
+        name: the API call, or ``launch`` (a whole op; ``phase`` is the op's name), ``phase`` (a step of it),
+            ``wait``, ``SyncAll``, ``arrival`` (a status block that a wait saw come).
+        phase: the step of the op that it belongs to, "" before the first.
+        start_ns, end_ns: on one clock for all ranks.
+        bytes: moved between GM and UB, 0 for none.
+        peer: the rank whose window they went to or came from, -1 for own memory.
+        flow: the store of a status block and what it released share a number; 0 for none.
+    """
+
+    rank: int
+    core: int
+    pipe: str
+    name: str
+    phase: str
+    start_ns: float
+    end_ns: float
+    bytes: int = 0
+    peer: int = -1
+    flow: int = 0
+
+    @property
+    def ns(self) -> float:
+        """How long it took."""
+        return self.end_ns - self.start_ns
+
+
+@dataclass
+class Timeline:
+    """The events of some ops on all ranks.
+
+    Attributes:
+        source: ``MEASURED`` or ``PREDICTED``; every picture and file says which.
+        events: sorted by start.
+        title: what was run, in a line.
+        details: more of it, by name.
+        dropped: events that were not kept, for want of room.
+    """
+
+    source: str
+    events: list[Event] = field(default_factory=list)
+    title: str = ""
+    details: Mapping[str, str] = field(default_factory=dict)
+    dropped: int = 0
+
+    def __post_init__(self) -> None:
+        self.events = sorted(self.events, key=lambda event: (event.start_ns, -event.end_ns))
+
+    @property
+    def ranks(self) -> list[int]:
+        return sorted({event.rank for event in self.events})
+
+    @property
+    def start_ns(self) -> float:
+        return min((event.start_ns for event in self.events), default=0.0)
+
+    @property
+    def end_ns(self) -> float:
+        return max((event.end_ns for event in self.events), default=0.0)
+
+    def launches(self) -> list[Event]:
+        """Whole ops, by start."""
+        return [event for event in self.events if event.name == LAUNCH]
+
+    def between(self, start_ns: float, end_ns: float) -> Timeline:
+        """The events that lie in this time as a whole."""
+        inside = [event for event in self.events if start_ns <= event.start_ns and event.end_ns <= end_ns]
+        return replace(self, events=inside)
+
+
+def from_native(address: int, count: int) -> list[Event]:
+    """Events from an array of ``twin::TimelineEvent`` at this address.
+
+    Raises:
+        LibraryError: the library's events are laid out in another way.
+    """
+    if _lib.lib().am_trace_event_bytes() != _LAYOUT.itemsize:
+        raise LibraryError(
+            f"{_lib.library_path()} lays out timeline events differently: rebuild it with\n  "
+            f"{_lib.build_command()}"
+        )
+    if count == 0:
+        return []
+    raw = (ctypes.c_char * (count * _LAYOUT.itemsize)).from_address(address)
+    rows = np.frombuffer(memoryview(raw), dtype=_LAYOUT)
+    pointers = np.unique(np.concatenate([rows["name"], rows["phase"]])).tolist()
+    text = {pointer: ctypes.string_at(pointer).decode() if pointer else "" for pointer in pointers}
+    columns = [rows[name].tolist() for name in _LAYOUT.names or ()]
+    return [
+        Event(rank, core, PIPES[pipe], text[name], text[phase], start, end, moved, peer, flow)
+        for start, end, moved, flow, rank, core, peer, pipe, name, phase in zip(*columns, strict=True)
+    ]
+
+
+def with_phases(events: Sequence[Event]) -> list[Event]:
+    """The events with one of name ``phase`` for every step of every core, where an engine gave none.
+
+    A step lasts from its first scalar work, or its first instruction where it has none, to the next step.
+    """
+    if any(event.name == PHASE for event in events):
+        return list(events)
+    return [*events, *_phases(event for event in events if event.name != LAUNCH)]
+
+
+def _phases(events: Iterable[Event]) -> Iterable[Event]:
+    by_core: dict[tuple[int, int], list[Event]] = {}
+    for event in sorted(events, key=lambda event: event.start_ns):
+        by_core.setdefault((event.rank, event.core), []).append(event)
+    for (rank, core), own in by_core.items():
+        lead = [event for event in own if event.pipe == "S"] or own
+        end = max(event.end_ns for event in own)
+        starts: list[tuple[float, str]] = []
+        for event in lead:
+            if not starts or starts[-1][1] != event.phase:
+                starts.append((event.start_ns, event.phase))
+        for i, (start, phase) in enumerate(starts):
+            until = starts[i + 1][0] if i + 1 < len(starts) else end
+            yield Event(rank, core, "S", PHASE, phase, start, until)

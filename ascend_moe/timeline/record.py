@@ -1,0 +1,160 @@
+"""``ascend_moe.trace``: a timeline of the ops that run meanwhile on the CPU twin."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..errors import ArgumentError, AscendMoeError
+from ..native import library as _lib
+from . import MEASURED, Timeline, chrome, from_native, parts
+
+DEFAULT_EVENTS = 500_000  # a rank's op has some thousands; 64 bytes each
+
+
+@dataclass
+class Recording:
+    """What ``trace`` yields.
+
+    Attributes:
+        path, html: the files that are written at its end, by rank 0; None for none.
+        timeline: the events, once the last ``with`` of this recording is left: of all ranks of this process,
+            and on rank 0 of several processes of all of them.
+    """
+
+    path: Path | None
+    html: Path | None
+    title: str
+    timeline: Timeline = field(default_factory=lambda: Timeline(MEASURED))
+
+
+_lock = threading.Lock()
+_current: Recording | None = None
+_users = 0
+
+
+@contextlib.contextmanager
+def trace(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    html: str | os.PathLike[str] | None = None,
+    title: str = "",
+    limit: int = DEFAULT_EVENTS,
+) -> Iterator[Recording]:
+    """Records what ops do on the CPU: steps, waits for other ranks, SyncAll, copies of at least 4 KiB.
+
+    Works in one process, in the rank threads of a ``LocalCluster`` (enter it around ``run``, or in every
+    rank's function with the same arguments), and under torchrun, where every rank enters it: each writes its
+    part beside ``path`` and rank 0 puts them together. Ops on NPUs leave no events.
+
+    Args:
+        path: where the Chrome trace JSON goes (open it at https://ui.perfetto.dev); None: nowhere.
+        html: where the summary goes, one page without outside references; None: nowhere.
+        title: what the pictures are headed; default the name of the program.
+        limit: most events to keep of this process; those beyond are counted in ``Timeline.dropped``.
+
+    Yields:
+        A ``Recording``, whose ``timeline`` is set when the last user leaves.
+
+    Raises:
+        AscendMoeError: another recording is going on in this process, or the engine records none.
+        ArgumentError: a folder does not exist, or ``limit`` is below 1.
+        OSError: a file cannot be written.
+    """
+    recording = _enter(Recording(_file(path, "path"), _file(html, "html"), title or _program()), limit)
+    place = parts.place()
+    if recording.path is not None and place.world > 1:
+        parts.forget(recording.path, place)
+    failed = True
+    try:
+        yield recording
+        failed = False
+    finally:
+        if _leave(recording):
+            _finish(recording, place, failed)
+
+
+def _program() -> str:
+    return Path(sys.argv[0] or "python").name
+
+
+def _file(path: str | os.PathLike[str] | None, argument: str) -> Path | None:
+    if path is None:
+        return None
+    found = Path(path).absolute()
+    if not found.parent.is_dir() or found.is_dir():
+        raise ArgumentError(f"{argument}={path} must be a file in a folder that exists", argument=argument)
+    return found
+
+
+def _enter(wanted: Recording, limit: int) -> Recording:
+    global _current, _users
+    if limit < 1:
+        raise ArgumentError(f"limit={limit} must be at least 1", argument="limit")
+    with _lock:
+        if _current is None:
+            _start(limit)
+            _current = wanted
+        elif (_current.path, _current.html) != (wanted.path, wanted.html):
+            raise AscendMoeError(
+                f"a trace to {_current.path or 'memory'} is going on in this process: one at a time"
+            )
+        _users += 1
+        return _current
+
+
+def _start(limit: int) -> None:
+    code = _lib.lib().am_trace_start(limit)
+    if code == 2:
+        raise AscendMoeError(
+            f"the engine of {_lib.library_path().name} records no timeline: unset ASCEND_MOE_ENGINE"
+        )
+    if code:
+        raise AscendMoeError("the native library is recording already: use ascend_moe.trace alone")
+
+
+def _leave(recording: Recording) -> bool:
+    """Reads the events when nobody records any more; true then."""
+    global _current, _users
+    with _lock:
+        _users -= 1
+        if _users:
+            return False
+        _current = None
+        _lib.lib().am_trace_stop()
+        recording.timeline = _read(recording.title)
+        return True
+
+
+def _read(title: str) -> Timeline:
+    library, dropped = _lib.lib(), ctypes.c_uint64()
+    size = library.am_trace_event_bytes()
+    # Launches that have not ended may still add some.
+    room = library.am_trace_events(None, 0, None)
+    memory = (ctypes.c_char * (room * size))()
+    library.am_trace_events(memory, room, ctypes.byref(dropped))
+    return Timeline(MEASURED, from_native(ctypes.addressof(memory), room), title, dropped=dropped.value)
+
+
+def _finish(recording: Recording, place: parts.Place, failed: bool) -> None:
+    """Files: of this process, or put together by rank 0. After a failure nobody waits for anybody."""
+    if recording.path is not None and place.world > 1:
+        if place.rank != 0:
+            parts.write(recording.timeline, recording.path, place)
+            return
+        recording.timeline = parts.gather(recording.timeline, recording.path, place, wait=not failed)
+    if not recording.timeline.events and not failed:
+        warnings.warn("ascend_moe.trace: no op ran on the CPU meanwhile, the trace is empty", stacklevel=4)
+    if recording.path is not None:
+        chrome.write(recording.timeline, recording.path)
+    if recording.html is not None:
+        from .html import page  # numpy-heavy pictures only where wanted
+
+        chrome.write_whole(recording.html, page(recording.timeline))

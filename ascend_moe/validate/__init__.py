@@ -1,0 +1,198 @@
+"""Dispatch and combine against the reference on all ranks: what an owner of a cluster runs first.
+
+    outcome = validate.threads(4)       # ranks are threads of this process, on the CPU
+    print(validate.text(outcome))
+
+``processes`` is one rank of torchrun, on NPUs (HCCL) or on the CPU (gloo).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .. import comm
+from .._text import table
+from ..comm.communicator import ranks_per_server
+from .cases import Case, matrix
+from .run import Place, Result, Stopped, run_all
+
+Progress = Callable[[int], None]  # results of rank 0 so far
+Choose = Callable[[int], Sequence[Case]]  # the cases for a number of ranks
+SHOWN = 6  # differences in full
+_COLLECT_S = 60.0  # that rank 0 waits for another rank's results, once it has its own
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What all ranks found. ``stopped`` has a sentence for every rank that did not come to the end."""
+
+    world: int
+    device: str
+    cases: int
+    seconds: float
+    results: list[Result]
+    stopped: list[str] = field(default_factory=list)
+    ranks_per_server: int = 0  # 0: all of them
+
+    @property
+    def several_servers(self) -> bool:
+        """True when ranks reach some others by RDMA, or by what stands in for it."""
+        return 0 < self.ranks_per_server < self.world
+
+    @property
+    def ok(self) -> bool:
+        """True when every rank made every call, and every result was right."""
+        return not self.stopped and bool(self.results) and all(one.ok for one in self.results)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: the counts by op and mode, and every wrong result."""
+        return {
+            "ok": self.ok,
+            "world": self.world,
+            "device": self.device,
+            "ranks_per_server": self.ranks_per_server,
+            "cases": self.cases,
+            "seconds": round(self.seconds, 3),
+            "counts": [
+                {"op": op, "mode": mode, "checks": good + bad, "wrong": bad}
+                for (op, mode), (good, bad) in counts(self.results).items()
+            ],
+            "stopped": self.stopped,
+            "wrong": [asdict(one) for one in self.results if not one.ok],
+        }
+
+
+def threads(
+    world: int, cases: Sequence[Case] | None = None, progress: Progress = lambda done: None
+) -> Outcome:
+    """Ranks as threads of this process, windows in plain memory, kernels on the twin."""
+    chosen = matrix(world) if cases is None else cases
+    found: list[list[Result]] = [[] for _ in range(world)]
+    stopped: dict[int, str] = {}
+    start, cpu = time.monotonic(), torch.device("cpu")
+
+    def body(rank: int, group_ep: str) -> None:
+        def note(result: Result) -> None:
+            found[rank].append(result)
+            if rank == 0:
+                progress(len(found[0]))
+
+        try:
+            run_all(Place(rank, world, group_ep, cpu), chosen, note)
+        except (Stopped, RuntimeError) as error:  # AscendMoeError is one
+            stopped[rank] = _why(rank, error, found[rank])
+            raise
+
+    with comm.LocalCluster(world) as cluster, contextlib.suppress(Stopped, RuntimeError):
+        cluster.run(body)
+    results = [one for ranks in found for one in ranks]
+    about = f"cpu, {world} ranks as threads of one process"
+    seconds = time.monotonic() - start
+    return Outcome(world, about, len(chosen), seconds, results, _in_order(stopped), ranks_per_server())
+
+
+def processes(device: torch.device, about: str, choose: Choose) -> Outcome | None:
+    """This process as one rank of the default group. Rank 0 gets the outcome of all, the others None.
+
+    Results travel through the group's store, not through collectives, which may be what does not work.
+    """
+    rank, world = dist.get_rank(), dist.get_world_size()
+    cases, found, start = choose(world), list[Result](), time.monotonic()
+    why, servers = "", 0
+    try:
+        place = Place(rank, world, comm.comm_name(), device)
+        servers = place.ranks_per_server()
+        run_all(place, cases, found.append)
+    except (Stopped, RuntimeError) as error:  # AscendMoeError is one
+        why = _why(rank, error, found)
+    store: Any = dist.distributed_c10d._get_default_store()
+    store.set(
+        f"ascend_moe/validate/{rank}", json.dumps({"why": why, "results": [asdict(one) for one in found]})
+    )
+    if rank != 0:
+        with contextlib.suppress(RuntimeError):  # rank 0 keeps the store: leave after it has read
+            store.wait(["ascend_moe/validate/done"], timedelta(seconds=_COLLECT_S))
+        return None
+    results, stopped = _collect(store, world)
+    store.set("ascend_moe/validate/done", "1")
+    return Outcome(world, about, len(cases), time.monotonic() - start, results, stopped, servers)
+
+
+def _collect(store: Any, world: int) -> tuple[list[Result], list[str]]:
+    results, stopped = list[Result](), list[str]()
+    for rank in range(world):
+        key = f"ascend_moe/validate/{rank}"
+        try:
+            store.wait([key], timedelta(seconds=_COLLECT_S))
+        except RuntimeError:
+            stopped.append(f"rank {rank}: no results within {_COLLECT_S:g} s after rank 0 had its own")
+            continue
+        found = json.loads(store.get(key))
+        results += [Result(**one) for one in found["results"]]
+        stopped += [found["why"]] if found["why"] else []
+    return results, stopped
+
+
+def _why(rank: int, error: BaseException, found: Sequence[Result]) -> str:
+    what = str(error.__cause__ or error) or (found[-1].text.partition("\n")[0] if found else "")
+    return f"rank {rank} stopped after {len(found)} results: {what}"
+
+
+def _in_order(stopped: dict[int, str]) -> list[str]:
+    return [stopped[rank] for rank in sorted(stopped)]
+
+
+def counts(results: Sequence[Result]) -> dict[tuple[str, str], tuple[int, int]]:
+    """Right and wrong results of all ranks, by op and mode, in the order of their first one."""
+    found: dict[tuple[str, str], tuple[int, int]] = {}
+    for one in sorted(results, key=lambda one: ("dispatch", "combine", "errors").index(one.op)):
+        good, bad = found.get((one.op, one.mode), (0, 0))
+        found[one.op, one.mode] = (good + one.ok, bad + (not one.ok))
+    return found
+
+
+def text(outcome: Outcome) -> str:
+    """The outcome in lines of plain text."""
+    rows: list[list[object]] = [["op", "mode", "checks", "wrong"]]
+    rows += [[op, mode, good + bad, bad or ""] for (op, mode), (good, bad) in counts(outcome.results).items()]
+    lines = [
+        f"{outcome.device}: {outcome.cases} calls of dispatch and combine on {outcome.world} ranks, "
+        "compared with the reference bit for bit",
+        *table(rows),
+    ]
+    if outcome.several_servers:
+        lines += [
+            "",
+            f"several servers (ranks a server: {outcome.ranks_per_server}), RDMA between them: V2's "
+            "assist_info_for_combine begins with expand_idx,",
+            "not with triples, and was compared as that (docs/rdma.md)",
+        ]
+    wrong = [one for one in outcome.results if not one.ok]
+    for one in wrong[:SHOWN]:
+        lines += ["", f"{one.op}, {one.mode}, {one.case}, rank {one.rank}:", *_indented(one.text)]
+    if len(wrong) > SHOWN:
+        lines += ["", f"and {len(wrong) - SHOWN} more wrong results (--json has all)"]
+    lines += ["", *outcome.stopped] if outcome.stopped else []
+    total = len(outcome.results)
+    verdict = "PASS" if outcome.ok else "FAIL"
+    lines += ["", f"{verdict}: {total - len(wrong)} of {total} results right, in {outcome.seconds:.1f} s"]
+    return "\n".join(lines)
+
+
+def _indented(text: str) -> list[str]:
+    return ["  " + line for line in text.splitlines()]
+
+
+def under_torchrun() -> bool:
+    """Whether a launcher has given this process a rank."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ

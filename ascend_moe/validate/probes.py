@@ -1,0 +1,169 @@
+"""Bring-up: one probe for each thing that dispatch and combine assume of hardware, HCCL and CANN.
+
+Probes run in order; a later one stands on what the earlier ones have shown. docs/bringup.md says what each
+failure means. On the CPU the twin is the device, so that the probes themselves are known to work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..errors import AscendMoeError
+from .probes_kernel import CYCLES_PER_MICRO, DIFFERS, MISMATCH, PASSED, TIMEOUT, Seen
+
+PASS, FAIL, SKIPPED = "PASS", "FAIL", "SKIPPED"
+ROUNDS = 200
+SPIN_S = 0.3  # that the cycle counter is compared with the host's clock over
+CLOCK_TOLERANCE = 0.2
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Of one probe. ``detail``: what was seen, or why it was not run."""
+
+    name: str
+    assumption: str
+    verdict: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.verdict:<8} {self.name}: {self.assumption}\n         {self.detail}"
+
+
+class Skipped(Exception):
+    """This device cannot run the probe; the text says why."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """``run`` returns what it has seen; it raises AssertionError or an AscendMoeError where that is wrong."""
+
+    name: str
+    assumption: str
+    run: Callable[[Any], str]
+
+    def on(self, device: Any) -> Finding:
+        """Runs it; whatever happens becomes a finding."""
+        try:
+            return Finding(self.name, self.assumption, PASS, self.run(device))
+        except Skipped as why:
+            return Finding(self.name, self.assumption, SKIPPED, f"not run: {why}")
+        except (AssertionError, AscendMoeError) as error:
+            return Finding(self.name, self.assumption, FAIL, str(error).partition("\n")[0])
+
+
+# ---- by the probe kernel ----
+
+
+def _judge(found: Sequence[Seen]) -> None:
+    """Raises about the first core that saw something wrong."""
+    for one in found:
+        who = f"rank {one.rank}, core {one.core}"
+        if one.code == MISMATCH:
+            names = ("address", "magic", "rank", "world", "window KiB", "state KiB")
+            field = names[one.where] if one.where < len(names) else f"field {one.where}"
+            raise AssertionError(
+                f"{who}: the context's {field} is {one.seen}, the host side says {one.wanted}"
+            )
+        if one.code == TIMEOUT:
+            raise AssertionError(f"{who}: nothing came from rank {one.where} (round {one.wanted})")
+        if one.code == DIFFERS:
+            raise AssertionError(f"{who}: at {one.where} is {one.seen:#x}, not {one.wanted:#x}")
+        assert one.code == PASSED, f"{who}: the kernel left no report ({one.code:#x})"
+
+
+def _launch(device: Any, mode: str, rounds: int = 1, cycles: int = 0) -> tuple[list[Seen], float]:
+    found, seconds = device.launch(mode, rounds, cycles)
+    _judge(found)
+    return found, seconds
+
+
+def _context(device: Any) -> str:
+    found, _ = _launch(device, "context")
+    return f"{device.layout} context: rank, world and window size agree on {len(found)} cores"
+
+
+def _store(device: Any) -> str:
+    found, _ = _launch(device, "store")
+    rows, sent = sum(one.done for one in found), device.world * device.ranks
+    assert rows == sent, f"{rows} rows arrived, {sent} were sent"
+    return f"{device.world**2} rows of 16 KiB, each also read back over the link"
+
+
+def _atomic(device: Any) -> str:
+    _launch(device, "atomic", ROUNDS)
+    return f"{ROUNDS} blocks a rank, none seen half written"
+
+
+def _order(device: Any) -> str:
+    _launch(device, "order", ROUNDS)
+    return f"{ROUNDS} rows of 16 KiB a rank, each complete when its flag was seen"
+
+
+def _sync_all(device: Any) -> str:
+    found, _ = _launch(device, "syncall", ROUNDS)
+    assert {one.done for one in found} == {ROUNDS}, "cores left the loop early"
+    return f"{ROUNDS} meetings of {device.cores} cores"
+
+
+def _cycles(device: Any) -> str:
+    """Counted cycles over the host's time for them; of the quickest launches, with and without a spin."""
+
+    def quickest(cycles: int) -> tuple[float, int]:
+        tries = [_launch(device, "cycles", cycles=cycles) for _ in range(3)]
+        return min((seconds, found[0].cycles) for found, seconds in tries)
+
+    _launch(device, "cycles", cycles=1)  # the first launch loads the kernel
+    empty, none = quickest(1)
+    seconds, counted = quickest(int(SPIN_S * 1e6 * CYCLES_PER_MICRO))
+    assert seconds > empty, f"{counted} cycles took no longer than {none}"
+    rate = (counted - none) / (seconds - empty) / 1e6
+    low, high = CYCLES_PER_MICRO * (1 - CLOCK_TOLERANCE), CYCLES_PER_MICRO * (1 + CLOCK_TOLERANCE)
+    assert low <= rate <= high, f"{rate:.1f} cycles a microsecond, {CYCLES_PER_MICRO} are assumed"
+    return f"{rate:.1f} a microsecond (assumed {CYCLES_PER_MICRO})"
+
+
+def _zero_state(device: Any) -> str:
+    _launch(device, "zero")
+    return f"the state area of {device.world} ranks is zero"
+
+
+KERNEL_PROBES = (
+    Probe(
+        "context layout", "HCCL's context has rank, world and windows where the kernels read them", _context
+    ),
+    Probe(
+        "peer store and read", "a store to a peer's window arrives, and can be read back from there", _store
+    ),
+    Probe("32-byte atomicity", "an aligned block of 32 bytes is never seen half written", _atomic),
+    Probe("data before flag", "rows drained by PipeBarrier are there when a later flag is seen", _order),
+    Probe("SyncAll", "after SyncAll every core sees every other core's drained stores", _sync_all),
+    Probe("cycle rate", "GetSystemCycle counts 50 a microsecond: deadlines are what they say", _cycles),
+    Probe("zero-initialised state", "HCCL zeroes the state area when a communicator is made", _zero_state),
+)
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """The last line: skipped probes are not passed ones."""
+    count = {verdict: sum(one.verdict == verdict for one in findings) for verdict in (PASS, FAIL, SKIPPED)}
+    head = f"{count[PASS]} of {len(findings)} probes passed"
+    rest = [
+        f"{count[verdict]} {word}"
+        for verdict, word in ((FAIL, "failed"), (SKIPPED, "not run"))
+        if count[verdict]
+    ]
+    return ", ".join([head, *rest])
+
+
+def exit_code(findings: Sequence[Finding]) -> int:
+    """0: all passed. 1: one failed. 3: none failed, but some could not be run here."""
+    if any(one.verdict == FAIL for one in findings):
+        return 1
+    return 0 if findings and all(one.verdict == PASS for one in findings) else 3
+
+
+def as_dicts(findings: Sequence[Finding]) -> list[dict[str, str]]:
+    """For JSON."""
+    return [asdict(one) for one in findings]

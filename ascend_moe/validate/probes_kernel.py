@@ -1,0 +1,143 @@
+"""The probe kernel on the twin: ranks as threads over windows in HCCL's own layouts."""
+
+from __future__ import annotations
+
+import ctypes
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .. import twin
+from ..comm.communicator import MIB
+from ..native import library
+from ..plan import limits
+
+CONTEXTS = {"a3": 1, "a2": 2}  # moe::kContextA3, kContextA2
+STATE_MIB = 1  # of A2's window
+CYCLES_PER_MICRO = 50  # as the kernels assume
+PASSED, DIFFERS, TIMEOUT, MISMATCH = 0x600D, 1, 2, 3
+TILING_KEY = 1000  # ASCEND_MOE_TILING_KEY_PROBE
+MODES = {"context": 1, "store": 2, "atomic": 3, "order": 4, "syncall": 5, "cycles": 6, "zero": 7}
+WAIT_S = 10.0
+
+
+class ProbeTiling(ctypes.Structure):
+    """moe::MoeProbeTiling behind its CANN head."""
+
+    _fields_ = [
+        ("mode", ctypes.c_uint32),
+        ("world", ctypes.c_uint32),
+        ("rank", ctypes.c_uint32),
+        ("cores", ctypes.c_uint32),
+        ("context_kind", ctypes.c_uint32),
+        ("nonce", ctypes.c_uint32),
+        ("rounds", ctypes.c_uint32),
+        ("broken", ctypes.c_uint32),
+        ("data_bytes", ctypes.c_uint64),
+        ("deadline_cycles", ctypes.c_uint64),
+    ]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one core of one rank reported."""
+
+    rank: int
+    core: int
+    code: int
+    where: int
+    wanted: int
+    seen: int
+    done: int
+    cycles: int = 0
+
+
+@dataclass
+class _Call:
+    windows: twin.Windows
+    args: list[list[Any]]
+    tilings: list[bytes]
+
+    def seen(self) -> list[Seen]:
+        return [
+            Seen(rank, core, *(int(word) for word in words[:6]))
+            for rank, (report, _) in enumerate(self.args)
+            for core, words in enumerate(report)
+        ]
+
+
+@dataclass
+class Twin:
+    """A device for the probes: the twin, with windows of ``layout``. ``broken``, ``spoil``: for tests."""
+
+    world: int = 2
+    cores: int = 2
+    layout: str = "a3"
+    broken: str = ""  # the mode that finds a device which does what its probe rules out
+    window_mib: int = 4
+    spoil: Callable[[twin.Windows], None] = lambda windows: None
+
+    @property
+    def ranks(self) -> int:
+        """Whose reports a launch returns: all."""
+        return self.world
+
+    def launch(self, mode: str, rounds: int = 1, cycles: int = 0) -> tuple[list[Seen], float]:
+        """Runs one probe on fresh windows: what every core reports, and the seconds that the launch took.
+
+        Raises:
+            TwinFault: the kernel broke a rule. TwinBuildError: there is no compiler.
+        """
+        call = self._prepare(mode, rounds, cycles)
+        start = time.monotonic()
+        self._kernels().launch(
+            "ascend_moe_probe", call.args, call.tilings, self.cores, TILING_KEY, call.windows
+        )
+        seconds = time.monotonic() - start
+        return call.seen(), seconds
+
+    def explore(self, mode: str, rounds: int, schedules: int) -> tuple[twin.Exploration, list[Seen]]:
+        """The probe under schedules of the checked engine: does it keep the rules itself?"""
+        call = self._prepare(mode, rounds, 0)
+        found = self._kernels().explore(
+            "ascend_moe_probe",
+            call.args,
+            call.tilings,
+            self.cores,
+            TILING_KEY,
+            call.windows,
+            schedules=schedules,
+            deterministic=False,
+        )
+        return found, call.seen()
+
+    def _prepare(self, mode: str, rounds: int, cycles: int) -> _Call:
+        windows = twin.Windows(self.world, data_bytes=self.window_mib * MIB, layout=self.layout)
+        self.spoil(windows)
+        reports = [np.zeros((self.cores, 8), np.uint32) for _ in range(self.world)]
+        spaces = [np.zeros(2 * 64 * 32, np.uint8) for _ in range(self.world)]
+        nonce = secrets.randbits(30) | 1
+        head = bytes(limits()["mc2_bytes"])
+        tilings = [
+            head + bytes(self._tiling(mode, rank, rounds, cycles, nonce)) for rank in range(self.world)
+        ]
+        args = [[report, space] for report, space in zip(reports, spaces, strict=True)]
+        return _Call(windows, args, tilings)
+
+    def _tiling(self, mode: str, rank: int, rounds: int, cycles: int, nonce: int) -> ProbeTiling:
+        tiling = ProbeTiling(mode=MODES[mode], world=self.world, rank=rank, cores=self.cores)
+        tiling.broken = MODES[self.broken] if self.broken else 0
+        tiling.context_kind, tiling.nonce, tiling.rounds = CONTEXTS[self.layout], nonce, rounds
+        state = STATE_MIB if self.layout == "a2" else 0
+        tiling.data_bytes = (self.window_mib - state) * MIB
+        tiling.deadline_cycles = cycles or int(WAIT_S * 1e6 * CYCLES_PER_MICRO)
+        return tiling
+
+    def _kernels(self) -> twin.Kernels:
+        root = library.native_source_root()
+        folder = root / "op_kernel"
+        return twin.load(folder / "ascend_moe_probe.cpp", includes=[folder])

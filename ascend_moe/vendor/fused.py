@@ -1,0 +1,265 @@
+"""Grouped matmul with what follows it in one operator: SwiGLU and quantisation, or the way back to tokens.
+
+Each gives the same bits as the chain of `ascend_moe.experts` operators that it stands for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ascend_moe._dtypes import resolve_dtype
+from ascend_moe._torch_npu import call_torch_npu, on_npu
+from ascend_moe.experts.dequant import DYNAMIC, npu_dequant_swiglu_quant
+from ascend_moe.experts.grouped_matmul import npu_grouped_matmul
+from ascend_moe.experts.groups import COUNTS, CUMSUM, as_counts, read_groups
+from ascend_moe.vendor.checks import need, need_dims, need_dtype, need_only, need_shape, need_unset
+
+_INT8, _FLOAT32 = 1, 6  # torch's ScalarType numbers
+
+
+def npu_grouped_matmul_swiglu_quant(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    group_list: torch.Tensor,
+    weight_scale: torch.Tensor,
+    x_scale: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    offset: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """W8A8 gate/up product, dequantisation, ``silu(left) * right`` and int8 quantisation a row.
+
+    Args:
+        x: ``(M, K)`` int8.
+        weight: ``(E, K, N)`` int8 (on the NPU in FRACTAL_NZ).
+        group_list: ``(E,)`` int64 running sums, up to M.
+        weight_scale: ``(E, N)`` float. x_scale: ``(M,)`` fp32.
+        bias, offset: must be None.
+
+    Returns:
+        int8 ``(M, N/2)``; fp32 scales ``(M,)``, formulas in `ascend_moe.experts.quant`; an fp32 scalar
+        without meaning. Rows behind the last group are zero here, undefined on the NPU.
+
+    Raises:
+        ArgumentError: a rule above is broken; int4 weights exist on NPUs only.
+
+    Source: torch_npu ``npu_grouped_matmul_swiglu_quant``; NPU tensors go there.
+    """
+    if on_npu(x):
+        first, second, third = call_torch_npu(
+            "npu_grouped_matmul_swiglu_quant", x, weight, group_list, weight_scale, x_scale,
+            bias=bias, offset=offset,
+        )  # fmt: skip
+        return first, second, third
+    need_unset(bias=bias, offset=offset)
+    codes, scale = _swiglu_quant(x, weight, weight_scale, x_scale, group_list, CUMSUM, None)
+    return codes, scale, scale.new_zeros(())
+
+
+def npu_grouped_matmul_swiglu_quant_v2(
+    x: torch.Tensor,
+    weight: Sequence[torch.Tensor],
+    weight_scale: Sequence[torch.Tensor],
+    x_scale: torch.Tensor,
+    group_list: torch.Tensor,
+    *,
+    smooth_scale: torch.Tensor | None = None,
+    weight_assist_matrix: Sequence[torch.Tensor] | None = None,
+    bias: torch.Tensor | None = None,
+    dequant_mode: int | None = 0,
+    dequant_dtype: int | None = _FLOAT32,
+    quant_mode: int | None = 0,
+    quant_dtype: int | None = _INT8,
+    group_list_type: int | None = CUMSUM,
+    tuning_config: Sequence[int] | None = None,
+    x_dtype: int | None = None,
+    weight_dtype: int | None = None,
+    weight_scale_dtype: int | None = None,
+    x_scale_dtype: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`npu_grouped_matmul_swiglu_quant` with lists of one weight, smoothing, and counts as group list.
+
+    Args:
+        x, x_scale, group_list: as there.
+        weight, weight_scale: ``[(E, K, N)]`` int8 and ``[(E, N)]`` float.
+        smooth_scale: ``(E, N/2)`` or ``(E,)`` fp32, multiplied in before the quantisation.
+        group_list_type: 0 running sums, 1 counts.
+        dequant_mode, quant_mode: 0: a scale a row of x, a column of weight, and a row of the result.
+        dequant_dtype, quant_dtype: float32 (6) and int8 (1).
+        tuning_config: a hint for the NPU, ignored here.
+        weight_assist_matrix, bias, x_dtype, weight_dtype, weight_scale_dtype, x_scale_dtype: must be None.
+
+    Returns:
+        int8 ``(M, N/2)`` and fp32 scales ``(M,)``, as there.
+
+    Raises:
+        ArgumentError: a rule above is broken; int4, fp8, fp4 and MX modes exist on NPUs only.
+
+    Source: torch_npu ``npu_grouped_matmul_swiglu_quant_v2``; NPU tensors go there.
+    """
+    given = dict(locals())
+    if on_npu(x):
+        positional = [given.pop(name) for name in ("x", "weight", "weight_scale", "x_scale", "group_list")]
+        codes, scale = call_torch_npu("npu_grouped_matmul_swiglu_quant_v2", *positional, **given)
+        return codes, scale
+    need_unset(
+        weight_assist_matrix=weight_assist_matrix, bias=bias, x_dtype=x_dtype, weight_dtype=weight_dtype,
+        weight_scale_dtype=weight_scale_dtype, x_scale_dtype=x_scale_dtype,
+    )  # fmt: skip
+    need_only("dequant_mode", dequant_mode, 0, None)
+    need_only("quant_mode", quant_mode, 0, None)
+    kinds = (("dequant_dtype", dequant_dtype, torch.float32), ("quant_dtype", quant_dtype, torch.int8))
+    for name, value, only in kinds:
+        dtype = resolve_dtype(value, name)
+        need(dtype in (None, only), name, f"is {dtype}; off the NPU it must be {only}")
+    for name, tensors in (("weight", weight), ("weight_scale", weight_scale)):
+        need(len(tensors) == 1, name, f"has {len(tensors)} tensors; it must have one for all experts")
+    list_type = group_list_type or 0
+    need_only("group_list_type", list_type, CUMSUM, COUNTS)
+    return _swiglu_quant(x, weight[0], weight_scale[0], x_scale, group_list, list_type, smooth_scale)
+
+
+def _swiglu_quant(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    x_scale: torch.Tensor,
+    group_list: torch.Tensor,
+    list_type: int,
+    smooth: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    _check_product(x, weight, weight_scale, "weight", "weight_scale")
+    experts, width = weight_scale.shape
+    need(width % 2 == 0, "weight", f"has N = {width} columns; SwiGLU needs an even number")
+    need_shape("x_scale", x_scale, (x.shape[0],), (x.shape[0], 1))
+    if smooth is not None:
+        need_shape("smooth_scale", smooth, (experts, width // 2), (experts,))
+        smooth = smooth.reshape(experts, -1).expand(experts, width // 2)
+    sums = npu_grouped_matmul(
+        [x], [weight], group_list=group_list, group_list_type=list_type, group_type=0, split_item=3,
+        output_dtype=torch.int32,
+    )[0]  # fmt: skip
+    return npu_dequant_swiglu_quant(
+        sums, weight_scale=weight_scale, activation_scale=x_scale, quant_scale=smooth,
+        group_index=as_counts(group_list, list_type), activate_left=True, quant_mode=DYNAMIC,
+    )  # fmt: skip
+
+
+def _check_product(
+    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, weight_name: str, scale_name: str
+) -> None:
+    need_dims("x", x, 2)
+    need_dtype("x", x, torch.int8)
+    need_dims(weight_name, weight, 3)
+    need_dtype(weight_name, weight, torch.int8)
+    fits = weight.shape[1] == x.shape[1]
+    rule = f"is {tuple(weight.shape)} for x of {tuple(x.shape)}; it must be (E, K, N)"
+    need(fits, weight_name, rule)
+    need_shape(scale_name, scale, (weight.shape[0], weight.shape[2]))
+    need(scale.is_floating_point(), scale_name, f"is {scale.dtype}; off the NPU it must be float")
+
+
+def npu_grouped_matmul_finalize_routing(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    group_list: torch.Tensor,
+    *,
+    scale: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    offset: torch.Tensor | None = None,
+    pertoken_scale: torch.Tensor | None = None,
+    shared_input: torch.Tensor | None = None,
+    logit: torch.Tensor | None = None,
+    row_index: torch.Tensor | None = None,
+    dtype: torch.dtype | int | None = None,
+    shared_input_weight: float | None = 1.0,
+    shared_input_offset: int | None = 0,
+    output_bs: int | None = 0,
+    group_list_type: int | None = COUNTS,
+    tuning_config: Sequence[int] | None = None,
+    x_dtype: int | None = None,
+    w_dtype: int | None = None,
+    scale_dtype: int | None = None,
+    pertoken_scale_dtype: int | None = None,
+) -> torch.Tensor:
+    """W8A8 down product, each row weighted by logit and added to the row of its token.
+
+    Row i of the result starts as ``shared_input_weight * shared_input``; then come the products in row
+    order (on the NPU in any order), fp32: ``(x @ w) * scale * pertoken_scale * logit``.
+
+    Args:
+        x: ``(M, K)`` int8. w: ``(E, K, N)`` int8 (on the NPU in FRACTAL_NZ).
+        group_list: ``(E,)`` int64; group_list_type 1 counts, 0 running sums; may cover fewer than M rows.
+        scale: ``(E, N)`` or ``(E, 1, N)`` float, needed. pertoken_scale: ``(M,)`` fp32 or None: 1.
+        shared_input: ``(S, N)`` float, added to the rows from shared_input_offset on.
+        logit: ``(M,)`` fp32 or None: 1.
+        row_index: ``(M,)`` int32 or int64, needed: row of the result, 0..output_bs-1.
+        dtype: None or float32. output_bs: rows of the result; 0: M.
+        tuning_config: a hint for the NPU, ignored here.
+        bias, offset, x_dtype, w_dtype, scale_dtype, pertoken_scale_dtype: must be None.
+
+    Returns:
+        ``(output_bs, N)`` fp32.
+
+    Raises:
+        ArgumentError: a rule above is broken; int4, fp8 and MX modes exist on NPUs only.
+
+    Source: torch_npu ``npu_grouped_matmul_finalize_routing``; NPU tensors go there.
+    """
+    given = dict(locals())
+    if on_npu(x):
+        positional = [given.pop(name) for name in ("x", "w", "group_list")]
+        on_device: torch.Tensor = call_torch_npu("npu_grouped_matmul_finalize_routing", *positional, **given)
+        return on_device
+    need_unset(
+        bias=bias, offset=offset, x_dtype=x_dtype, w_dtype=w_dtype, scale_dtype=scale_dtype,
+        pertoken_scale_dtype=pertoken_scale_dtype,
+    )  # fmt: skip
+    out_dtype = resolve_dtype(dtype, "dtype")
+    need(out_dtype in (None, torch.float32), "dtype", f"is {out_dtype}; it must be float32")
+    list_type = COUNTS if group_list_type is None else group_list_type
+    need_only("group_list_type", list_type, CUMSUM, COUNTS)
+    if scale is None or row_index is None:
+        need(scale is not None, "scale", "is missing; off the NPU it is needed")
+        need(row_index is not None, "row_index", "is missing; off the NPU it is needed")
+        raise AssertionError  # one of the two has raised
+    scale = scale.squeeze(1) if scale.dim() == 3 and scale.shape[1] == 1 else scale
+    _check_product(x, w, scale, "w", "scale")
+    rows = x.shape[0]
+    total = torch.zeros(output_bs or rows, w.shape[2])
+    _add_shared(total, shared_input, shared_input_weight, shared_input_offset or 0)
+    for name, factor in (("pertoken_scale", pertoken_scale), ("logit", logit)):
+        if factor is not None:
+            need_shape(name, factor, (rows,), (rows, 1))
+    used = read_groups(group_list, list_type, w.shape[0], rows)[-1].stop if len(w) else 0
+    sums = npu_grouped_matmul(
+        [x], [w], group_list=group_list, group_list_type=list_type, group_type=0, split_item=3,
+        output_dtype=torch.float32, scale=[scale],
+        per_token_scale=None if pertoken_scale is None else [pertoken_scale.reshape(-1)],
+    )[0]  # fmt: skip
+    if logit is not None:
+        sums = sums * logit.float().reshape(rows, 1)
+    return total.index_add_(0, _rows_of(row_index, used, rows, total.shape[0]), sums[:used])
+
+
+def _rows_of(row_index: torch.Tensor, used: int, rows: int, batch: int) -> torch.Tensor:
+    need_shape("row_index", row_index, (rows,))
+    need_dtype("row_index", row_index, torch.int32, torch.int64)
+    index = row_index[:used].to(torch.int64)
+    inside = bool(((index >= 0) & (index < batch)).all())
+    need(inside, "row_index", f"must hold rows 0..{batch - 1} of the result (output_bs)")
+    return index
+
+
+def _add_shared(total: torch.Tensor, shared: torch.Tensor | None, weight: float | None, first: int) -> None:
+    if shared is None:
+        return
+    need_dims("shared_input", shared, 2)
+    rule = f"is {tuple(shared.shape)}; the result has {total.shape[1]} columns"
+    need(shared.shape[1] == total.shape[1], "shared_input", rule)
+    stop = first + shared.shape[0]
+    rule = f"is {first}; {shared.shape[0]} rows from there must fit into the {len(total)} of the result"
+    need(first >= 0 and stop <= len(total), "shared_input_offset", rule)
+    total[first:stop] = shared.float() * (1.0 if weight is None else weight)

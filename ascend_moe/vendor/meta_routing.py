@@ -1,0 +1,187 @@
+"""Outputs of the routing and MC2 vendor operators on Meta and Fake tensors: shapes and dtypes, no values.
+
+As torch_npu's C++ allocates them for Ascend 910; ``call`` has the operator's arguments as attributes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ascend_moe._dtypes import resolve_dtype
+from ascend_moe.vendor.checks import need, need_dims, need_only
+
+Tensors = tuple[torch.Tensor, ...]
+_MAX_EXPERTS = 10240
+_INT4_CODES = 13  # quant_mode of npu_moe_init_routing_v2
+
+
+def _min(first: Any, second: Any) -> Any:
+    # min() would ask which of two symbolic sizes is smaller, and pin a graph to the answer.
+    return torch.sym_min(first, second)  # type: ignore[no-untyped-call]
+
+
+def gating_top_k(call: Any) -> Tensors:
+    """Weights ``(T, k)``, int32 ids ``(T, k)``, float32 scores ``(T, E)``."""
+    need_dims("x", call.x, 2)
+    if call.bias is not None:
+        need_dims("bias", call.bias, 1)
+    paired = (call.input_ids is None) == (call.tid2eid is None)
+    need(paired, "input_ids", "and tid2eid go together")
+    if call.input_ids is not None:
+        need_dims("input_ids", call.input_ids, 1)
+        need_dims("tid2eid", call.tid2eid, 2)
+        need(call.input_ids.shape[0] == call.x.shape[0], "input_ids", "must have one id a row of x")
+        need(call.tid2eid.shape[1] == call.k, "tid2eid", f"must have k = {call.k} columns")
+    x, size = call.x, (call.x.shape[0], call.k)
+    return (
+        x.new_empty(size),
+        x.new_empty(size, dtype=torch.int32),
+        x.new_empty(x.shape, dtype=torch.float32),
+    )
+
+
+def gating_top_k_softmax(call: Any) -> Tensors:
+    """Weights, int32 ids and int32 row indices, all ``(..., k)``."""
+    x = call.x
+    need_dims("x", x, 2, 3)
+    size = (*x.shape[:-1], call.k)
+    return x.new_empty(size), x.new_empty(size, dtype=torch.int32), x.new_empty(size, dtype=torch.int32)
+
+
+def gating_top_k_softmax_v2(call: Any) -> Tensors:
+    """Weights and int32 ids ``(..., k)``; float32 softmax of x's shape, or ``(0,)``."""
+    weights, ids, _ = gating_top_k_softmax(call)
+    size = call.x.shape if call.output_softmax and not call.renorm else (0,)
+    return weights, ids, call.x.new_empty(size, dtype=torch.float32)
+
+
+def init_routing(call: Any) -> Tensors:
+    """Rows ``(min(T, active_num) * K, H)``, and two int32 ``(T*K,)``."""
+    need_dims("x", call.x, 2)
+    need_dims("row_idx", call.row_idx, 2)
+    need(call.active_num >= 0, "active_num", f"is {call.active_num}; it must be at least 0")
+    tokens, topk = call.x.shape[0], call.row_idx.shape[1]
+    pairs = call.row_idx.new_empty((tokens * topk,))
+    rows = call.x.new_empty((_min(tokens, call.active_num) * topk, call.x.shape[1]))
+    return rows, pairs, pairs.new_empty(pairs.shape)
+
+
+def init_routing_v2(call: Any) -> Tensors:
+    """expanded_x, expanded_row_idx ``(T*K,)``, expert tokens, expanded_scale."""
+    x, ids = call.x, call.expert_idx
+    need_dims("x", x, 2)
+    need_dims("expert_idx", ids, 2)
+    need(ids.shape[0] == x.shape[0], "expert_idx", "must have one row a row of x")
+    need_only("drop_pad_mode", call.drop_pad_mode, 0, 1)
+    need_only("expert_tokens_num_type", call.expert_tokens_num_type, 0, 1, 2)
+    need_only("row_idx_type", call.row_idx_type, 0, 1)
+    modes = (-1, 0, 1, _INT4_CODES)
+    need(call.quant_mode in modes, "quant_mode", f"is {call.quant_mode}; on Ascend 910 it is one of {modes}")
+    need(call.x_dtype is None, "x_dtype", "is of the 950 series alone; leave it out")
+    pairs = x.shape[0] * ids.shape[1]
+    rows = pairs if call.active_num <= 0 else _min(call.active_num, pairs)
+    size: tuple[Any, ...] = (rows, x.shape[1])
+    dtype = x.dtype if call.quant_mode == -1 else torch.int8
+    if call.drop_pad_mode == 1:
+        size = (call.expert_num, call.expert_capacity, x.shape[1])
+        rows = call.expert_num * call.expert_capacity
+    if call.quant_mode == _INT4_CODES:
+        need(call.drop_pad_mode == 0, "drop_pad_mode", "is 1; with quant_mode 13 (int4) it must be 0")
+        size, dtype = (rows, x.shape[1] // 2), torch.uint8
+    return (
+        x.new_empty(size, dtype=dtype),
+        x.new_empty((pairs,), dtype=torch.int32),
+        x.new_empty(_token_counts(call), dtype=torch.int64),
+        x.new_empty((rows,), dtype=torch.float32),
+    )
+
+
+def _token_counts(call: Any) -> tuple[int, ...]:
+    experts, given = call.expert_num, call.active_expert_range
+    if len(given) > 0:
+        rule = f"is {list(given)}; it must be [start, stop], 0 <= start < stop <= {_MAX_EXPERTS}"
+        kept = len(given) == 2 and 0 <= given[0] < given[1] <= _MAX_EXPERTS
+        need(kept, "active_expert_range", rule)
+        experts = given[1] - given[0]
+    # Whether they are asked for (expert_tokens_num_flag) or not.
+    pairs = call.expert_tokens_num_type == 2
+    count = call.expert_num if pairs else experts
+    need(count >= 1, "expert_num", f"is {call.expert_num}; without active_expert_range it must be at least 1")
+    return (count, 2) if pairs else (count,)
+
+
+def compute_expert_tokens(call: Any) -> torch.Tensor:
+    """int32 ``(num_expert,)``."""
+    made: torch.Tensor = call.sorted_expert_for_source_row.new_empty((call.num_expert,), dtype=torch.int32)
+    return made
+
+
+def token_permute(call: Any) -> Tensors:
+    """Rows ``(num_out, H)`` and int32 ``(T*K,)``."""
+    tokens, pairs, wanted = call.tokens, call.indices.numel(), call.num_out_tokens or 0
+    need_dims("tokens", tokens, 2)
+    need_dims("indices", call.indices, 1, 2)
+    rows = _min(wanted, pairs) if wanted > 0 else pairs + wanted
+    return tokens.new_empty((rows, tokens.shape[1])), tokens.new_empty((pairs,), dtype=torch.int32)
+
+
+def token_unpermute(call: Any) -> torch.Tensor:
+    """``(T, H)`` of the rows' dtype."""
+    rows, topk = call.permuted_tokens, 1
+    need_dims("permuted_tokens", rows, 2)
+    need_dims("sorted_indices", call.sorted_indices, 1)
+    if call.probs is not None:
+        need_dims("probs", call.probs, 2)
+        topk = call.probs.shape[1]
+    made: torch.Tensor = rows.new_empty((call.sorted_indices.shape[0] // topk, rows.shape[1]))
+    return made
+
+
+def finalize_routing(call: Any) -> torch.Tensor:
+    """``(T, H)`` of the rows' dtype."""
+    rows, tokens = call.expanded_permuted_rows, call.expanded_src_to_dst_row.shape[0]
+    need_dims("expanded_permuted_rows", rows, 3 if call.drop_pad_mode in (1, 3) else 2)
+    if call.scales is not None:
+        tokens = call.scales.shape[0]
+    elif call.k is not None and call.k > 0:
+        tokens = tokens // call.k
+    made: torch.Tensor = rows.new_empty((tokens, rows.shape[-1]))
+    return made
+
+
+def re_routing(call: Any) -> Tensors:
+    """Rows and scales like those given, int32 ``(A,)``, and counts ``(E,)`` of their dtype."""
+    tokens, counts, scales = call.tokens, call.expert_token_num_per_rank, call.per_token_scales
+    need_dims("expert_token_num_per_rank", counts, 2)
+    dtype = resolve_dtype(call.tokens_dtype, "tokens_dtype") or tokens.dtype
+    moved = tokens.new_empty((tokens.shape[0],), dtype=torch.float32)
+    return (
+        tokens.new_empty(tokens.shape, dtype=dtype),
+        moved if scales is None else scales.new_empty(scales.shape),
+        tokens.new_empty((tokens.shape[0],), dtype=torch.int32),
+        counts.new_empty((counts.shape[1],)),
+    )
+
+
+def update_expert(call: Any) -> Tensors:
+    """``(BS, K)`` of the ids' dtype, and bool."""
+    ids = call.expert_ids
+    need_dims("expert_ids", ids, 2)
+    return ids.new_empty(ids.shape), ids.new_empty(ids.shape, dtype=torch.bool)
+
+
+def barrier(call: Any) -> torch.Tensor:
+    """As x_ref."""
+    made: torch.Tensor = call.x_ref.new_empty(call.x_ref.shape)
+    return made
+
+
+def combine_add_rms_norm(call: Any) -> Tensors:
+    """``(BS, 1, H)``, float32 ``(BS, 1, 1)``, ``(BS, 1, H)``."""
+    need_dims("expand_x", call.expand_x, 2)
+    need_dims("expert_ids", call.expert_ids, 2)
+    batch, hidden = call.expert_ids.shape[0], call.expand_x.shape[1]
+    rows = call.expand_x.new_empty((batch, 1, hidden))
+    return rows, rows.new_empty((batch, 1, 1), dtype=torch.float32), rows.new_empty(rows.shape)

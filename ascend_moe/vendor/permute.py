@@ -1,0 +1,286 @@
+"""Moving rows to their experts and back: npu_moe_token_permute and _unpermute, npu_moe_finalize_routing,
+npu_moe_re_routing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ascend_moe._dtypes import compute_dtype
+from ascend_moe._torch_npu import call_torch_npu, on_npu
+from ascend_moe.vendor.checks import need, need_dims, need_dtype, need_only, need_shape, need_unset
+
+_INDEX_DTYPES = (torch.int32, torch.int64)
+
+
+def npu_moe_token_permute(
+    tokens: torch.Tensor,
+    indices: torch.Tensor,
+    num_out_tokens: int | None = None,
+    padded_mode: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Copy every token's row once for each of its experts and sort the copies by expert, stably.
+
+    Args:
+        tokens: ``(T, H)``, any dtype.
+        indices: ``(T, K)`` or ``(T,)`` int32 or int64: experts of each token.
+        num_out_tokens: rows to keep; None or 0: all; negative: all but so many.
+        padded_mode: must be False.
+
+    Returns:
+        rows ``(num_out, H)``, differentiable; for each (token, k) pair the place of its row, also where it
+        was cut off, ``(T*K,)`` int32.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+
+    Source: torch_npu ``npu_moe_token_permute``; NPU tensors go there.
+    """
+    if on_npu(tokens):
+        rows, places = call_torch_npu(
+            "npu_moe_token_permute", tokens, indices, num_out_tokens=num_out_tokens, padded_mode=padded_mode
+        )
+        return rows, places
+    need_dims("tokens", tokens, 2)
+    need_dims("indices", indices, 1, 2)
+    need_dtype("indices", indices, *_INDEX_DTYPES)
+    rows_of = f"is {tuple(indices.shape)} for {tokens.shape[0]} tokens"
+    need(indices.shape[0] == tokens.shape[0], "indices", rows_of)
+    need(not padded_mode, "padded_mode", "is True; off the NPU it must be False")
+    pairs = indices.numel()
+    wanted = num_out_tokens or 0
+    need(wanted >= -pairs, "num_out_tokens", f"is {wanted}; with {pairs} rows it must be at least {-pairs}")
+    order = torch.sort(indices.reshape(-1), stable=True).indices
+    places = torch.empty(pairs, dtype=torch.int32)
+    places[order] = torch.arange(pairs, dtype=torch.int32)
+    kept = order[:wanted] if wanted > 0 else order[: pairs + wanted]
+    return tokens[kept // (indices.shape[1] if indices.dim() == 2 else 1)], places
+
+
+def npu_moe_token_unpermute(
+    permuted_tokens: torch.Tensor,
+    sorted_indices: torch.Tensor,
+    probs: torch.Tensor | None = None,
+    padded_mode: bool = False,
+    restore_shape: Sequence[int] | None = None,
+) -> torch.Tensor:
+    """Bring rows back to their tokens and sum them, weighted by probs.
+
+    float32 inside, k ascending, multiply then add, one rounding. An inf or NaN with weight 0 counts nothing.
+
+    Args:
+        permuted_tokens: ``(rows, H)`` float.
+        sorted_indices: ``(T*K,)`` int32 or int64, as ``npu_moe_token_permute`` returns them; a place outside
+            of the rows (cut off, or -1) counts nothing.
+        probs: ``(T, K)`` float; None: K is 1 and the weight 1.
+        padded_mode: must be False. restore_shape: must be None.
+
+    Returns:
+        ``(T, H)`` of permuted_tokens' dtype, differentiable.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+
+    Source: torch_npu ``npu_moe_token_unpermute``; NPU tensors go there.
+    """
+    if on_npu(permuted_tokens):
+        result: torch.Tensor = call_torch_npu(
+            "npu_moe_token_unpermute", permuted_tokens, sorted_indices, probs=probs,
+            padded_mode=padded_mode, restore_shape=restore_shape,
+        )  # fmt: skip
+        return result
+    need_dims("permuted_tokens", permuted_tokens, 2)
+    need(permuted_tokens.is_floating_point(), "permuted_tokens", f"is {permuted_tokens.dtype}, not float")
+    need_dims("sorted_indices", sorted_indices, 1)
+    need_dtype("sorted_indices", sorted_indices, *_INDEX_DTYPES)
+    need(not padded_mode, "padded_mode", "is True; off the NPU it must be False")
+    need_unset(restore_shape=restore_shape)
+    dtype = compute_dtype(permuted_tokens.dtype)
+    weights = torch.ones(sorted_indices.numel(), 1, dtype=dtype)
+    if probs is not None:
+        need_dims("probs", probs, 2)
+        fits = probs.numel() == sorted_indices.numel()
+        need(fits, "probs", f"is {tuple(probs.shape)} for {sorted_indices.numel()} sorted_indices")
+        weights = probs.to(dtype)
+    places = sorted_indices.to(torch.int64).reshape(weights.shape)
+    total = torch.zeros(weights.shape[0], permuted_tokens.shape[1], dtype=dtype)
+    for k in range(weights.shape[1]):
+        weight = weights[:, k : k + 1]
+        rows = _rows_at(permuted_tokens, places[:, k]).to(dtype)
+        total = total + torch.where((weight == 0) & ~rows.isfinite(), 0, rows) * weight
+    return total.to(permuted_tokens.dtype)
+
+
+def _rows_at(rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """``rows[places]``; zeros where a place is outside of them."""
+    inside = (places >= 0) & (places < rows.shape[0])
+    if rows.shape[0] == 0:
+        return rows.new_zeros((len(places), rows.shape[1]))
+    return torch.where(inside.unsqueeze(1), rows[places.masked_fill(~inside, 0)], 0)
+
+
+def npu_moe_finalize_routing(
+    expanded_permuted_rows: torch.Tensor,
+    skip1: torch.Tensor | None,
+    skip2: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    scales: torch.Tensor | None,
+    expanded_src_to_dst_row: torch.Tensor,
+    export_for_source_row: torch.Tensor | None,
+    drop_pad_mode: int | None = 0,
+    k: int | None = 1,
+) -> torch.Tensor:
+    """``skip1 + skip2 + sum over j of scales[t, j] * (row(t, j) + bias[expert(t, j)])``.
+
+    float32 inside, in that order, j ascending, one rounding.
+
+    Args:
+        expanded_permuted_rows: ``(rows, H)`` float, or ``(E, C, H)`` with drop_pad_mode 1 and 3.
+        skip1, skip2: ``(T, H)`` or None; skip2 needs skip1.
+        bias: ``(E, H)`` or None; needs export_for_source_row.
+        scales: ``(T, K)``, or None: weight 1, and K is ``k``.
+        expanded_src_to_dst_row: ``(T*K,)`` int32: row of pair (t, j) at ``j*T + t`` with drop_pad_mode 0
+            and 1, at ``t*K + j`` with 2 and 3; -1: no row.
+        export_for_source_row: ``(T, K)`` int32, the pair's expert; looked at for bias only.
+        drop_pad_mode: 0 to 3, see above.
+
+    Returns:
+        ``(T, H)`` of the rows' dtype.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+
+    Source: torch_npu ``npu_moe_finalize_routing``; NPU tensors go there.
+    """
+    given = dict(locals())
+    if on_npu(expanded_permuted_rows):
+        last = {name: given.pop(name) for name in ("drop_pad_mode", "k")}
+        result: torch.Tensor = call_torch_npu("npu_moe_finalize_routing", *given.values(), **last)
+        return result
+    mode = drop_pad_mode or 0
+    need_only("drop_pad_mode", mode, 0, 1, 2, 3)
+    name = "expanded_permuted_rows"
+    need_dims(name, expanded_permuted_rows, 3 if mode in (1, 3) else 2)
+    need(expanded_permuted_rows.is_floating_point(), name, f"is {expanded_permuted_rows.dtype}, not float")
+    rows = expanded_permuted_rows.reshape(-1, expanded_permuted_rows.shape[-1])
+    places = _places(expanded_src_to_dst_row, scales, k, column_first=mode in (0, 1), rows=rows.shape[0])
+    tokens, topk = places.shape
+    dtype = compute_dtype(rows.dtype)
+    total = torch.zeros(tokens, rows.shape[1], dtype=dtype)
+    need(skip1 is not None or skip2 is None, "skip2", "needs skip1 beside it")
+    for name, skip in (("skip1", skip1), ("skip2", skip2)):
+        if skip is not None:
+            need_shape(name, skip, (tokens, rows.shape[1]))
+            total = total + skip.to(dtype)
+    experts = None if bias is None else _experts(bias, export_for_source_row, (tokens, topk), rows.shape[1])
+    for j in range(topk):
+        value = _rows_at(rows, places[:, j]).to(dtype)
+        if bias is not None and experts is not None:
+            value = value + bias[experts[:, j]].to(dtype)
+        total = total + (value if scales is None else value * scales[:, j : j + 1].to(dtype))
+    return total.to(rows.dtype)
+
+
+def _places(
+    flat: torch.Tensor, scales: torch.Tensor | None, k: int | None, column_first: bool, rows: int
+) -> torch.Tensor:
+    """The row of every pair, ``(T, K)`` int64."""
+    name = "expanded_src_to_dst_row"
+    need_dims(name, flat, 1)
+    need_dtype(name, flat, *_INDEX_DTYPES)
+    if scales is not None:
+        need_dims("scales", scales, 2)
+        fits = scales.numel() == flat.numel()
+        need(fits, "scales", f"is {tuple(scales.shape)} for {flat.numel()} entries of {name}")
+        tokens, topk = scales.shape
+    else:
+        topk = 1 if k is None else k
+        whole = topk >= 1 and flat.numel() % topk == 0
+        need(whole, "k", f"is {topk}; it must divide the {flat.numel()} entries of {name}")
+        tokens = flat.numel() // topk
+    inside = bool(((flat >= -1) & (flat < rows)).all())
+    need(inside, name, f"must hold rows in 0..{rows - 1}, or -1 for none")
+    places = flat.to(torch.int64)
+    return places.reshape(topk, tokens).t() if column_first else places.reshape(tokens, topk)
+
+
+def _experts(
+    bias: torch.Tensor, experts: torch.Tensor | None, shape: tuple[int, int], hidden: int
+) -> torch.Tensor:
+    need_dims("bias", bias, 2)
+    need(bias.shape[1] == hidden, "bias", f"is {tuple(bias.shape)}; its rows must have {hidden} elements")
+    name = "export_for_source_row"
+    if experts is None:
+        need(False, name, "is missing: bias needs it")
+        raise AssertionError  # need has raised
+    need_shape(name, experts, shape)
+    inside = bool(((experts >= 0) & (experts < bias.shape[0])).all())
+    need(inside, name, f"must hold experts 0..{bias.shape[0] - 1}, the rows of bias")
+    return experts.to(torch.int64)
+
+
+def npu_moe_re_routing(
+    tokens: torch.Tensor,
+    expert_token_num_per_rank: torch.Tensor,
+    *,
+    per_token_scales: torch.Tensor | None = None,
+    expert_token_num_type: int = 1,
+    idx_type: int = 0,
+    tokens_dtype: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """From (source rank, expert) order to (expert, source rank) order.
+
+    Args:
+        tokens: ``(A, H)``, any dtype: all rows of rank 0, then of rank 1, each by expert.
+        expert_token_num_per_rank: ``(R, E)`` int32 or int64 counts; their sum may be below A.
+        per_token_scales: ``(A, ...)``, moved with the rows.
+        expert_token_num_type: must be 1 (counts). idx_type: must be 0 (gather). tokens_dtype: must be None.
+
+    Returns:
+        tokens ``(A, H)``; their scales (without per_token_scales ``(A,)`` fp32 zeros); for each row returned
+        the row it was, ``(A,)`` int32; rows by expert, ``(E,)`` of the counts' dtype.
+        Behind the sum of the counts all are zero here, undefined on the NPU.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+
+    Source: torch_npu ``npu_moe_re_routing``; NPU tensors go there.
+    """
+    if on_npu(tokens):
+        first, second, third, fourth = call_torch_npu(
+            "npu_moe_re_routing", tokens, expert_token_num_per_rank, per_token_scales=per_token_scales,
+            expert_token_num_type=expert_token_num_type, idx_type=idx_type, tokens_dtype=tokens_dtype,
+        )  # fmt: skip
+        return first, second, third, fourth
+    name = "expert_token_num_per_rank"
+    need_dims("tokens", tokens, 2)
+    need_dims(name, expert_token_num_per_rank, 2)
+    need_dtype(name, expert_token_num_per_rank, *_INDEX_DTYPES)
+    need_only("expert_token_num_type", expert_token_num_type, 1)
+    need_only("idx_type", idx_type, 0)
+    need_unset(tokens_dtype=tokens_dtype)
+    counts, rows = expert_token_num_per_rank.to(torch.int64), tokens.shape[0]
+    total = int(counts.sum())
+    fits = bool((counts >= 0).all()) and total <= rows
+    need(fits, name, f"must not be negative and sum up to at most {rows}, the rows of tokens (now {total})")
+    ends = counts.reshape(-1).cumsum(0).reshape(counts.shape)
+    starts, lengths = (ends - counts).t().reshape(-1), counts.t().reshape(-1)
+    shift = torch.repeat_interleave(starts - (lengths.cumsum(0) - lengths), lengths)
+    source = torch.arange(total) + shift
+    index = torch.zeros(rows, dtype=torch.int32)
+    index[:total] = source.to(torch.int32)
+    scales = torch.zeros(rows)
+    if per_token_scales is not None:
+        fits = per_token_scales.dim() >= 1 and per_token_scales.shape[0] == rows
+        need(fits, "per_token_scales", f"is {tuple(per_token_scales.shape)} for {rows} tokens")
+        scales = _moved(per_token_scales, source)
+    sums = counts.sum(0).to(expert_token_num_per_rank.dtype)
+    return _moved(tokens, source), scales, index, sums
+
+
+def _moved(rows: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """``rows[source]``, with zeros behind up to the size of ``rows``."""
+    moved = torch.zeros_like(rows)
+    moved[: len(source)] = rows[source]
+    return moved

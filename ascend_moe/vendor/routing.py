@@ -1,0 +1,324 @@
+"""Expanding tokens by expert: npu_moe_init_routing, its v2, and npu_moe_compute_expert_tokens.
+
+The (token, k) pairs are sorted by expert, stably, and every pair gets a copy of its token's row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from ascend_moe._torch_npu import call_torch_npu, on_npu
+from ascend_moe.experts.quant import quantize_rows, to_int8
+from ascend_moe.vendor.checks import need, need_dims, need_dtype, need_only, need_shape, need_unset
+
+UNQUANTISED, STATIC, DYNAMIC = -1, 0, 1
+CUMSUM, COUNTS, PAIRS = 0, 1, 2
+GATHER, SCATTER = 0, 1
+_MAX_EXPERTS = 10240
+
+Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def npu_moe_init_routing(
+    x: torch.Tensor, row_idx: torch.Tensor, expert_idx: torch.Tensor, active_num: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Copy every token's row once for each of its experts, in expert order.
+
+    Args:
+        x: ``(T, H)``, any dtype.
+        row_idx: ``(T, K)`` int32, distinct numbers 0..T*K-1: what each pair is called, so that its token is
+            ``row_idx % T``: j * T + t, as ``npu_moe_gating_top_k_softmax`` returns it.
+        expert_idx: ``(T, K)`` int32; equal experts keep their (token, k) order.
+        active_num: tokens that are expanded at most, at least 0.
+
+    Returns:
+        rows ``(min(T, active_num) * K, H)`` of x's dtype; for each row_idx the place of its row ``(T*K,)``
+        int32; the experts, sorted, ``(T*K,)`` int32.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+
+    Source: torch_npu ``npu_moe_init_routing``; NPU tensors go there.
+    """
+    if on_npu(x):
+        rows, places, experts = call_torch_npu("npu_moe_init_routing", x, row_idx, expert_idx, active_num)
+        return rows, places, experts
+    need_dims("x", x, 2)
+    need_dims("expert_idx", expert_idx, 2)
+    tokens, pairs = x.shape[0], expert_idx.numel()
+    need(expert_idx.shape[0] == tokens, "expert_idx", f"is {tuple(expert_idx.shape)} for {tokens} rows of x")
+    need_shape("row_idx", row_idx, tuple(expert_idx.shape))
+    for name, value in (("row_idx", row_idx), ("expert_idx", expert_idx)):
+        need_dtype(name, value, torch.int32)
+    need(active_num >= 0, "active_num", f"is {active_num}; it must be at least 0")
+    names = row_idx.reshape(-1).to(torch.int64)
+    need(
+        bool(((names >= 0) & (names < pairs)).all()), "row_idx", f"must hold numbers in 0..{pairs - 1} (T*K)"
+    )
+    experts, order = torch.sort(expert_idx.reshape(-1), stable=True)
+    names = names[order]
+    places = torch.empty(pairs, dtype=torch.int32)
+    places[names] = torch.arange(pairs, dtype=torch.int32)
+    used = min(tokens, active_num) * expert_idx.shape[1]
+    return x[names[:used] % max(tokens, 1)], places, experts
+
+
+def npu_moe_compute_expert_tokens(
+    sorted_expert_for_source_row: torch.Tensor, num_expert: int
+) -> torch.Tensor:
+    """Running sums of rows by expert: where each expert's rows end.
+
+    Args:
+        sorted_expert_for_source_row: ``(rows,)`` int32, not falling; ids of num_expert and above count for
+            nobody.
+        num_expert: experts, at least 1.
+
+    Returns:
+        ``(num_expert,)`` int32: entry e is the number of rows of the experts 0..e.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+
+    Source: torch_npu ``npu_moe_compute_expert_tokens``; NPU tensors go there.
+    """
+    experts = sorted_expert_for_source_row
+    if on_npu(experts):
+        result: torch.Tensor = call_torch_npu("npu_moe_compute_expert_tokens", experts, num_expert)
+        return result
+    name = "sorted_expert_for_source_row"
+    need_dims(name, experts, 1)
+    need_dtype(name, experts, torch.int32)
+    need(bool((experts[1:] >= experts[:-1]).all()), name, "must not fall: sort it first")
+    need(num_expert >= 1, "num_expert", f"is {num_expert}; it must be at least 1")
+    ids = torch.arange(num_expert, dtype=torch.int32)
+    return torch.searchsorted(experts.contiguous(), ids, right=True).to(torch.int32)
+
+
+class _Call(NamedTuple):
+    """Arguments of npu_moe_init_routing_v2 that several steps look at."""
+
+    x: torch.Tensor
+    expert_idx: torch.Tensor
+    scale: torch.Tensor | None
+    offset: torch.Tensor | None
+    active_num: int
+    capacity: int
+    expert_num: int
+    drop: bool
+    tokens_type: int
+    quant_mode: int
+    first: int  # of the active experts
+    stop: int
+
+
+class _Placed(NamedTuple):
+    """Active pairs in expert order: flat (token, k) index, expert, and row of expanded_x (-1: dropped)."""
+
+    pair: torch.Tensor
+    expert: torch.Tensor
+    row: torch.Tensor
+    rows: int  # of expanded_x
+
+
+def npu_moe_init_routing_v2(
+    x: torch.Tensor,
+    expert_idx: torch.Tensor,
+    *,
+    scale: torch.Tensor | None = None,
+    offset: torch.Tensor | None = None,
+    active_num: int = -1,
+    expert_capacity: int = -1,
+    expert_num: int = -1,
+    drop_pad_mode: int = 0,
+    expert_tokens_num_type: int = CUMSUM,
+    expert_tokens_num_flag: bool = False,
+    quant_mode: int = UNQUANTISED,
+    active_expert_range: Sequence[int] = (),
+    row_idx_type: int = GATHER,
+    x_dtype: int | None = None,
+) -> Four:
+    """Copy every token's row once for each of its active experts, in expert order; quantise on the way.
+
+    Args:
+        x: ``(T, H)`` bf16, fp16, fp32, or int8 without quantisation.
+        expert_idx: ``(T, K)`` int32; ids outside of the active range get no row.
+        scale: unquantised ``(T,)`` fp32, taken along with the rows; static ``(1,)``; dynamic: None,
+            ``(1, H)`` or one smoothing row an active expert, ``(stop - start, H)`` fp32.
+        offset: static: None or ``(1,)``.
+        active_num: rows of expanded_x at most; 0 or below: T*K.
+        expert_capacity: drop_pad_mode 1: rows an expert, at least 1.
+        expert_num: experts, at most 10240; needed with no active_expert_range, pairs or drop_pad_mode 1.
+        drop_pad_mode: 0: rows one after the other. 1: expert_capacity rows an expert, later pairs of a
+            full expert dropped, missing rows zero; takes all experts, row_idx_type 0, no tokens or counts.
+        expert_tokens_num_type: 0 running sums, 1 counts, 2 pairs (expert, count) of experts with rows.
+        expert_tokens_num_flag: whether to return those.
+        quant_mode: -1 none. 0 static: ``rint(x * scale + offset)`` in float16. 1 dynamic: a scale a row,
+            formulas in `ascend_moe.experts.quant`.
+        active_expert_range: ``[start, stop]``; empty: all experts.
+        row_idx_type: 0: for each pair the row it went to. 1: for each row the pair it came from.
+        x_dtype: must be None.
+
+    Returns:
+        expanded_x ``(rows, H)``, rows T*K or ``min(active_num, T*K)``, or ``(expert_num, expert_capacity,
+        H)``; x's dtype or int8;
+        expanded_row_idx ``(T*K,)`` int32, -1 where there is none (also behind active_num: not cut);
+        expert tokens int64 ``(stop - start,)``, pairs ``(expert_num, 2)``;
+        expanded_scale fp32, one a row.
+        Rows behind the last active one, and what is not asked for, are zero here, undefined on the NPU.
+
+    Raises:
+        ArgumentError: a rule above is broken; int4, fp8 and the modes of the 950 series exist on NPUs only.
+
+    Source: torch_npu ``npu_moe_init_routing_v2``; NPU tensors go there.
+    """
+    if on_npu(x):
+        first, second, third, fourth = call_torch_npu(
+            "npu_moe_init_routing_v2", x, expert_idx, scale=scale, offset=offset, active_num=active_num,
+            expert_capacity=expert_capacity, expert_num=expert_num, drop_pad_mode=drop_pad_mode,
+            expert_tokens_num_type=expert_tokens_num_type, expert_tokens_num_flag=expert_tokens_num_flag,
+            quant_mode=quant_mode, active_expert_range=list(active_expert_range) or None,
+            row_idx_type=row_idx_type, x_dtype=x_dtype,
+        )  # fmt: skip
+        return first, second, third, fourth
+    need_unset(x_dtype=x_dtype)
+    need_only("quant_mode", quant_mode, UNQUANTISED, STATIC, DYNAMIC)
+    need_only("drop_pad_mode", drop_pad_mode, 0, 1)
+    need_only("expert_tokens_num_type", expert_tokens_num_type, CUMSUM, COUNTS, PAIRS)
+    need_only("row_idx_type", row_idx_type, GATHER, SCATTER)
+    drop = drop_pad_mode == 1
+    first, stop = _active_range(active_expert_range, expert_num, drop)
+    call = _Call(
+        x, expert_idx, scale, offset, active_num, expert_capacity, expert_num, drop,
+        expert_tokens_num_type, quant_mode, first, stop,
+    )  # fmt: skip
+    _check(call, row_idx_type, expert_tokens_num_flag)
+    placed = _place(call)
+    counts = torch.bincount(placed.expert - first, minlength=stop - first)
+    tokens = _tokens(call, counts)
+    if not expert_tokens_num_flag:
+        tokens = torch.zeros_like(tokens)
+    expanded, expanded_scale = _expand(call, placed)
+    if drop:
+        expanded = expanded.reshape(expert_num, expert_capacity, x.shape[1])
+    return expanded, _row_idx(call, placed, row_idx_type), tokens, expanded_scale
+
+
+def _active_range(given: Sequence[int], expert_num: int, drop: bool) -> tuple[int, int]:
+    name = "active_expert_range"
+    if len(given) == 0 or drop:
+        need(1 <= expert_num <= _MAX_EXPERTS, "expert_num", f"is {expert_num}; it must be 1..{_MAX_EXPERTS}")
+    if len(given) == 0:
+        return 0, expert_num
+    last = expert_num if expert_num > 0 else _MAX_EXPERTS
+    rule = f"is {list(given)}; it must be [start, stop], 0 <= start < stop <= {last}"
+    need(len(given) == 2 and 0 <= given[0] < given[1] <= last, name, rule)
+    whole = not drop or list(given) == [0, expert_num]
+    need(whole, name, f"is {list(given)}; drop_pad_mode 1 takes all experts, [0, {expert_num}]")
+    return given[0], given[1]
+
+
+def _check(call: _Call, row_idx_type: int, tokens_flag: bool) -> None:
+    x, ids = call.x, call.expert_idx
+    need_dims("x", x, 2)
+    need_dims("expert_idx", ids, 2)
+    need(ids.shape[0] == x.shape[0], "expert_idx", f"is {tuple(ids.shape)} for {x.shape[0]} rows of x")
+    need_dtype("expert_idx", ids, torch.int32)
+    dtypes = [torch.bfloat16, torch.float16, torch.float32]
+    if call.quant_mode == UNQUANTISED:
+        dtypes.append(torch.int8)
+    need_dtype("x", x, *dtypes)
+    if call.drop:
+        need(
+            call.capacity >= 1,
+            "expert_capacity",
+            f"is {call.capacity}; with drop_pad_mode 1 it must be at least 1",
+        )
+        need(row_idx_type == GATHER, "row_idx_type", f"is {row_idx_type}; with drop_pad_mode 1 it must be 0")
+        counted = not tokens_flag or call.tokens_type == COUNTS
+        rule = f"is {call.tokens_type}; with drop_pad_mode 1 it must be 1"
+        need(counted, "expert_tokens_num_type", rule)
+    if call.tokens_type == PAIRS:
+        enough = call.expert_num >= call.stop - call.first
+        need(enough, "expert_num", f"is {call.expert_num}; pairs need one row an active expert")
+    _check_scale(call)
+
+
+def _check_scale(call: _Call) -> None:
+    x, scale, offset = call.x, call.scale, call.offset
+    need(scale is not None or call.quant_mode != STATIC, "scale", "is missing: static quantisation needs it")
+    need(offset is None or call.quant_mode == STATIC, "offset", "goes with quant_mode 0 (static)")
+    if scale is not None:
+        active = call.stop - call.first
+        shapes: dict[int, list[tuple[int, ...]]] = {
+            UNQUANTISED: [(x.shape[0],)],
+            STATIC: [(1,)],
+            DYNAMIC: [(active, x.shape[1]), (1, x.shape[1])],
+        }
+        need_shape("scale", scale, *shapes[call.quant_mode])
+        need_dtype("scale", scale, torch.float32)
+    if offset is not None:
+        need_shape("offset", offset, (1,))
+        need_dtype("offset", offset, torch.float32)
+
+
+def _place(call: _Call) -> _Placed:
+    flat = call.expert_idx.reshape(-1).to(torch.int64)
+    active = (flat >= call.first) & (flat < call.stop)
+    order = torch.sort(flat.masked_fill(~active, call.stop), stable=True).indices
+    pair = order[: int(active.sum())]
+    expert = flat[pair]
+    row = torch.arange(len(pair))
+    if not call.drop:
+        rows = flat.numel() if call.active_num <= 0 else min(call.active_num, flat.numel())
+        return _Placed(pair, expert, row, rows)
+    counts = torch.bincount(expert, minlength=call.expert_num)
+    position = row - (counts.cumsum(0) - counts)[expert]
+    row = torch.where(position < call.capacity, expert * call.capacity + position, -1)
+    return _Placed(pair, expert, row, call.expert_num * call.capacity)
+
+
+def _row_idx(call: _Call, placed: _Placed, row_idx_type: int) -> torch.Tensor:
+    found = torch.full((call.expert_idx.numel(),), -1, dtype=torch.int32)
+    if row_idx_type == SCATTER:
+        found[: len(placed.pair)] = placed.pair.to(torch.int32)
+    else:
+        found[placed.pair] = placed.row.to(torch.int32)
+    return found
+
+
+def _tokens(call: _Call, counts: torch.Tensor) -> torch.Tensor:
+    if call.tokens_type == CUMSUM:
+        return counts.cumsum(0)
+    if call.tokens_type == COUNTS:
+        return counts
+    pairs = counts.new_zeros((call.expert_num, 2))
+    filled = counts.nonzero().flatten()
+    pairs[: len(filled)] = torch.stack([filled + call.first, counts[filled]], 1)
+    return pairs
+
+
+def _expand(call: _Call, placed: _Placed) -> tuple[torch.Tensor, torch.Tensor]:
+    """expanded_x ``(rows, H)`` and expanded_scale."""
+    kept = (placed.row >= 0) & (placed.row < placed.rows)
+    row, expert = placed.row[kept], placed.expert[kept]
+    token = placed.pair[kept] // max(call.expert_idx.shape[1], 1)
+    values, scale = call.x[token], call.scale
+    scales = torch.zeros(placed.rows)
+    if call.quant_mode == DYNAMIC:
+        values = values.float()
+        if scale is not None:
+            values = values * (scale if scale.shape[0] == 1 else scale[expert - call.first])
+        values, row_scales = quantize_rows(values)
+        scales[row] = row_scales
+    elif call.quant_mode == STATIC:
+        assert scale is not None  # _check_scale
+        values = values.half() * scale.half()
+        values = to_int8(values if call.offset is None else values + call.offset.half())
+    elif scale is not None:
+        scales[row] = scale[token]
+    expanded = values.new_zeros((placed.rows, call.x.shape[1]))
+    expanded[row] = values
+    return expanded, scales

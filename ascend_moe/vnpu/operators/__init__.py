@@ -1,0 +1,63 @@
+"""The virtual NPU's built-in operators: torch_npu's aclnn calls, computed by torch over the same memory.
+
+libopapi.so captures a call and hands it to `run`. What each operator does stands in the operators_* modules.
+A new one is a VNPU_OP line in vnpu/opapi/*.cpp and a function here (`operators_registry` says how).
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+
+import torch
+
+from ascend_moe.vnpu.operators import create, elementwise, grouped, index, matmul, moe, quant, random, reduce
+from ascend_moe.vnpu.operators.memory import read_arguments
+from ascend_moe.vnpu.operators.registry import OPERATORS
+
+__all__ = ["MODULES", "OPERATORS", "run"]
+
+# Importing them fills OPERATORS.
+MODULES = (
+    create,
+    elementwise,
+    grouped,
+    index,
+    matmul,
+    moe,
+    quant,
+    random,
+    reduce,
+)
+
+
+@atexit.register
+def _finish_queue() -> None:
+    """Before torch_npu's own exit, which waits for the queue with the GIL held, while `run` needs the GIL."""
+    npu = getattr(torch, "npu", None)
+    if npu is not None and npu.is_initialized():
+        with contextlib.suppress(Exception):  # what went wrong was or will be raised where it is asked for
+            npu.synchronize()
+
+
+def run(name: str, address: int, count: int) -> str:
+    """Execute one captured call. libopapi.so calls it with the GIL held, from any thread.
+
+    Args:
+        name: the aclnn function, e.g. ``aclnnAdd``.
+        address, count: its arguments' words (`operators_memory`).
+
+    Returns:
+        "" or one line about what went wrong. Never raises: the caller is C++.
+    """
+    operator = OPERATORS.get(name)
+    if operator is None:
+        return f"{name} is exported by libopapi.so but unknown to {__name__}; are both of one version?"
+    try:
+        # The caller's modes (a default device, say) are about its tensors; these are plain memory.
+        with torch._C.DisableTorchFunction():
+            operator(read_arguments(address, count))
+    except Exception as error:
+        text = str(error).strip().splitlines()
+        return f"{type(error).__name__}: {text[0] if text else 'no message'}"
+    return ""

@@ -1,0 +1,166 @@
+// What this machine can do at best, for benchmarks: rows copied, rows summed. No kernel, no window, no twin.
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "ascend_moe.h"
+#include "protocol/tiling.h"
+#include "twin/vector/isa.h"
+#include "twin/api/numeric.h"
+#include "twin/engine/stream.h"
+
+namespace {
+
+constexpr uint64_t kUbBytes = 192 * 1024;
+constexpr int kMemcpy = 0, kStream = 1, kThroughUb = 2;
+
+// As a core with one UB does it: as many rows as fit in, then the same rows out.
+void CopyThroughUb(uint8_t* to, const uint8_t* const* from, uint64_t count, uint64_t bytes) {
+    const uint64_t fit = std::max<uint64_t>(1, kUbBytes / std::max<uint64_t>(bytes, 1));
+    std::vector<uint8_t> ub(std::max(kUbBytes, bytes));
+    for (uint64_t at = 0; at < count; at += fit) {
+        const uint64_t rows = std::min(fit, count - at);
+        for (uint64_t i = 0; i < rows; ++i) memcpy(ub.data() + i * bytes, from[at + i], bytes);
+        memcpy(to + at * bytes, ub.data(), rows * bytes);
+    }
+}
+
+// A vector of the machine's width, and what has as many lanes.
+template <uint32_t kBytes>
+struct Lanes {
+    typedef float Floats __attribute__((vector_size(kBytes)));
+    typedef uint32_t Words __attribute__((vector_size(kBytes)));
+    typedef int32_t Ints __attribute__((vector_size(kBytes)));
+    typedef uint16_t Shorts __attribute__((vector_size(kBytes / 2)));
+    static constexpr uint64_t kCount = kBytes / sizeof(float);
+};
+constexpr uint64_t kMostLanes = 16;
+#define AM_ALWAYS inline __attribute__((always_inline))
+
+struct Fp32 {
+    static constexpr uint64_t kSize = 4;
+    template <class L>
+    static AM_ALWAYS void Load(typename L::Floats& to, const uint8_t* from) {
+        memcpy(&to, from, sizeof(to));
+    }
+    template <class L>
+    static AM_ALWAYS void Store(uint8_t* to, const typename L::Floats& from) {
+        memcpy(to, &from, sizeof(from));
+    }
+};
+struct Bf16 {
+    static constexpr uint64_t kSize = 2;
+    template <class L>
+    static AM_ALWAYS void Load(typename L::Floats& to, const uint8_t* from) {
+        typename L::Shorts bits;
+        memcpy(&bits, from, sizeof(bits));
+        const typename L::Words wide = __builtin_convertvector(bits, typename L::Words) << 16;
+        memcpy(&to, &wide, sizeof(to));
+    }
+    // Nearest even; a NaN stays one, made quiet.
+    template <class L>
+    static AM_ALWAYS void Store(uint8_t* to, const typename L::Floats& from) {
+        using Words = typename L::Words;
+        Words bits;
+        memcpy(&bits, &from, sizeof(bits));
+        const Words rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
+        const Words nan = (Words)((typename L::Ints)(bits & 0x7FFFFFFFu) > 0x7F800000);
+        const Words kept = (nan & ((bits >> 16) | 0x40u)) | (~nan & rounded);
+        const typename L::Shorts narrow = __builtin_convertvector(kept, typename L::Shorts);
+        memcpy(to, &narrow, sizeof(narrow));
+    }
+};
+struct Fp16 {
+    static constexpr uint64_t kSize = 2;
+    template <class L>
+    static AM_ALWAYS void Load(typename L::Floats& to, const uint8_t* from) {
+        uint16_t bits[L::kCount];
+        float wide[L::kCount];
+        memcpy(bits, from, sizeof(bits));
+        for (uint64_t i = 0; i < L::kCount; ++i) wide[i] = twin::HalfBitsToFloat(bits[i]);
+        memcpy(&to, wide, sizeof(to));
+    }
+    template <class L>
+    static AM_ALWAYS void Store(uint8_t* to, const typename L::Floats& from) {
+        float wide[L::kCount];
+        uint16_t bits[L::kCount];
+        memcpy(wide, &from, sizeof(wide));
+        for (uint64_t i = 0; i < L::kCount; ++i) bits[i] = twin::FloatToHalfBits(wide[i]);
+        memcpy(to, bits, sizeof(bits));
+    }
+};
+
+// Four vectors of a token's sum stay in registers while its rows pass.
+template <class Type>
+struct WeightedSum {
+    uint8_t* out;
+    const uint8_t* const* rows;
+    const float* weights;
+    uint64_t tokens, top_k, hidden;
+
+    template <class L, uint64_t kVectors>
+    AM_ALWAYS void Block(uint64_t token, uint64_t at) const {
+        typename L::Floats sum[kVectors] = {};
+        for (uint64_t k = 0; k < top_k; ++k) {
+            const uint8_t* row = rows[token * top_k + k];
+            if (row == nullptr) continue;
+            const typename L::Floats weight = weights[token * top_k + k] - typename L::Floats{};
+            for (uint64_t v = 0; v < kVectors; ++v) {
+                typename L::Floats value;
+                Type::template Load<L>(value, row + (at + v * L::kCount) * Type::kSize);
+                sum[v] += value * weight;
+            }
+        }
+        for (uint64_t v = 0; v < kVectors; ++v)
+            Type::template Store<L>(out + (token * hidden + at + v * L::kCount) * Type::kSize, sum[v]);
+    }
+    template <uint32_t kBytes>
+    AM_ALWAYS void operator()(twin::VectorBytes<kBytes>) const {
+        using L = Lanes<kBytes>;
+        for (uint64_t token = 0; token < tokens; ++token) {
+            uint64_t at = 0;
+            for (; at + 4 * L::kCount <= hidden; at += 4 * L::kCount) Block<L, 4>(token, at);
+            for (; at < hidden; at += L::kCount) Block<L, 1>(token, at);
+        }
+    }
+};
+
+}  // namespace
+
+int am_bench_copy_rows(void* to, const void* const* from, uint64_t count, uint64_t row_bytes, int method) {
+    uint8_t* target = static_cast<uint8_t*>(to);
+    const uint8_t* const* rows = reinterpret_cast<const uint8_t* const*>(from);
+    if (method < kMemcpy || method > kThroughUb) return 1;
+    if (method == kThroughUb) {
+        CopyThroughUb(target, rows, count, row_bytes);
+        return 0;
+    }
+    for (uint64_t i = 0; i < count; ++i) {
+        if (method == kMemcpy) {
+            memcpy(target + i * row_bytes, rows[i], row_bytes);
+        } else {
+            twin::StreamCopy(target + i * row_bytes, rows[i], row_bytes);
+        }
+    }
+    if (method == kStream) twin::StreamFence();
+    return 0;
+}
+
+int am_bench_weighted_sum(void* out, const void* const* rows, const float* weights, uint64_t tokens,
+                          uint64_t top_k, uint64_t hidden, int type) {
+    uint8_t* target = static_cast<uint8_t*>(out);
+    const uint8_t* const* from = reinterpret_cast<const uint8_t* const*>(rows);
+    if (hidden % kMostLanes != 0) return 1;
+    switch (type) {
+        case moe::kTypeFp32:
+            twin::RunBest(WeightedSum<Fp32>{target, from, weights, tokens, top_k, hidden});
+            return 0;
+        case moe::kTypeFp16:
+            twin::RunBest(WeightedSum<Fp16>{target, from, weights, tokens, top_k, hidden});
+            return 0;
+        case moe::kTypeBf16:
+            twin::RunBest(WeightedSum<Bf16>{target, from, weights, tokens, top_k, hidden});
+            return 0;
+        default: return 1;
+    }
+}

@@ -1,0 +1,117 @@
+// One rank's end of a communicator on the twin: its device, the windows of all ranks, the liveness of the
+// peers.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "lent.h"
+#include "common/contexts.h"
+#include "twin/engine/copy_agent.h"
+#include "twin/engine/launch.h"
+#include "window.h"
+
+namespace ops {
+
+class Communicator {
+public:
+    Communicator(int rank, int world, void* const* bases, uint64_t data_bytes, uint64_t lent_bytes,
+                 const int* live_fds);
+
+    int rank() const { return rank_; }
+    int world() const { return world_; }
+    twin::Device& device() { return device_; }
+    std::mutex& mutex() { return mutex_; }
+    ~Communicator();
+    Communicator(const Communicator&) = delete;
+    Communicator& operator=(const Communicator&) = delete;
+
+    // What launches get as their communication context from now on: moe::kContextTable (as it begins), A3 or
+    // A2. On A2 the state area comes last.
+    void UseContext(uint32_t kind);
+    // A2 only: this many ranks share a server, the others are reached through windowsOut; 0: all share one.
+    void UseServers(uint32_t ranks_per_server);
+    void* context();
+    uint32_t context_kind() const { return kind_; }
+    // Where an area of a rank's window begins in this process.
+    uint8_t* data(int rank) const;
+    uint8_t* state(int rank) const;
+    uint64_t data_bytes() const { return data_bytes_; }
+    uint8_t* lent(int rank) const { return data(rank) + data_bytes_; }
+    uint64_t lent_bytes() const { return lent_bytes_; }
+    // Code of what the last op ran; 0: none has run.
+    uint32_t algorithm() const { return algorithm_; }
+    void set_algorithm(uint32_t code) { algorithm_ = code; }
+    // Its blocks: null until somebody has asked for one, or where there is no lent area.
+    LentArea* lent_area() const { return lent_now_.load(std::memory_order_acquire); }
+    std::shared_ptr<LentArea> OpenLentArea();  // also while an op runs
+    void CloseLentArea();
+    // This rank's windowsOut, null where there are no servers.
+    uint8_t* staging() const { return staging_; }
+    uint64_t staging_bytes() const { return data_bytes_ + kStateAreaBytes; }
+    bool far(int peer) const;
+    // Whether the status run of a far peer, of either parity, begins at an address of this rank's window.
+    bool IsFarRun(uintptr_t address) const;
+
+    // Around each launch: what the kernel posts to HCCL's server is carried from here.
+    void BeginLaunch();
+    void EndLaunch(bool failed);
+
+    // Ranges of all windows and of the context; a launch adds its tensors.
+    const std::vector<twin::GmRange>& ranges() const { return ranges_; }
+    // Scratch of at least this many bytes, kept between launches.
+    uint8_t* Workspace(uint64_t bytes);
+
+    void MarkLost(int peer) { lost_[static_cast<size_t>(peer)].store(true); }
+    void ForgetLost() {
+        for (int peer = 0; peer < world_; ++peer) lost_[static_cast<size_t>(peer)].store(false);
+    }
+    void SetEpoch(uint32_t epoch);
+    uint32_t Epoch() const;
+    void* base(int rank) const { return bases_[static_cast<size_t>(rank)]; }
+    // Says "this rank has failed" to one rank, or to itself.
+    void PostAbort(int peer, uint32_t code, int culprit);
+
+private:
+    static void OnIdle(void* self);
+    static bool PeerGone(void* self);
+    void LookAtPeers();
+    bool Gone(int peer) const;
+    bool Arrived(int peer) const;
+    bool Aborted() const;
+    // The status run of a peer, in this rank's window.
+    uint8_t* RunOf(int peer, uint32_t parity) const;
+    void FillTable();
+    void FillContext();
+    void ListRanges();
+    void ListOwnData(uint8_t* data);
+    void DropStaging();
+
+    int rank_;
+    int world_;
+    std::vector<void*> bases_;
+    std::vector<int> live_fds_;
+    std::unique_ptr<std::atomic<bool>[]> lost_;
+    uint64_t data_bytes_;
+    uint64_t lent_bytes_;
+    uint32_t algorithm_ = 0;
+    std::mutex lent_mutex_;
+    std::shared_ptr<LentArea> lent_area_;
+    std::atomic<LentArea*> lent_now_{nullptr};
+    uint32_t kind_ = moe::kContextTable;
+    uint32_t ranks_per_server_ = 0;
+    uint8_t* staging_ = nullptr;
+    moe::WindowTable table_ = {};
+    std::unique_ptr<uint8_t, void (*)(void*)> blob_{nullptr, free};  // of an HCCL context
+    std::unique_ptr<twin::CopyAgent> agent_;
+    std::vector<twin::GmRange> ranges_;
+    std::vector<uint8_t> workspace_;
+    twin::Device device_;
+    std::mutex mutex_;
+};
+
+}  // namespace ops

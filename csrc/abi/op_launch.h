@@ -1,0 +1,56 @@
+// One op of one rank, ready to run: the kernel with its arguments, and the GM ranges that it may touch.
+#pragma once
+
+#include <functional>
+
+#include "communicator.h"
+#include "kernels.h"
+#include "run.h"
+#include "twin/engine/engine.h"
+
+namespace ops {
+
+class OpLaunch {
+public:
+    // The pointers must stay valid until Finish. A direct combine of rows in the lent area publishes their
+    // block, if `lent` says that it may.
+    OpLaunch(Communicator& comm, const Plan& plan, const void* const* inputs, void* const* outputs,
+             int32_t* record, const Kernels* instead = nullptr);
+
+    const LentArea::Found& lent() const { return lent_; }
+    twin::LaunchSpec& spec() { return spec_; }
+    const std::function<void()>& kernel() const { return kernel_; }
+    // After the kernel: what the op promises of bytes that no kernel writes.
+    void Finish();
+    // Before the kernel, when other ops have run since this was made: the epoch that it will be.
+    void Begin() {
+        epoch_ = moe::NextEpoch(comm_.Epoch());
+        comm_.BeginLaunch();
+    }
+    // After the kernel, however it ended.
+    void End(bool failed) { comm_.EndLaunch(failed); }
+
+private:
+    GM_ADDR Add(const void* begin, uint64_t bytes, twin::GmKind kind, const char* name);
+    GM_ADDR Input(moe::TensorIndex index, const char* name);
+    bool Lent(uintptr_t begin) const;
+    const void* CombineTiling();
+    void PrepareDispatch(DispatchKernel kernel);
+    void PrepareCombine(CombineKernel kernel);
+    const char* WindowRule(uintptr_t begin, uint64_t bytes, bool write) const;
+    void ZeroTail(uint32_t index, const moe::OutputDesc& shape, uint64_t defined);
+
+    Communicator& comm_;
+    const Plan& plan_;
+    const void* const* inputs_;
+    void* const* outputs_;
+    twin::LaunchSpec spec_;
+    std::function<void()> kernel_;
+    GM_ADDR workspace_ = nullptr;
+    GM_ADDR record_ = nullptr;
+    uint32_t epoch_ = 0;
+    LentArea::Found lent_ = {};
+    moe::MoeDistributeCombineTiling tiling_;  // of a combine that publishes a lent block
+};
+
+}  // namespace ops

@@ -1,0 +1,76 @@
+// Launches the probe kernel of the bring-up on the twin, over a communicator's windows.
+#include "probe/tiling.h"
+
+#include <cstring>
+
+#include "ascend_moe.h"
+#include "communicator.h"
+#include "twin/api/qualifiers.h"
+
+extern "C" void ascend_moe_probe(GM_ADDR, GM_ADDR, GM_ADDR);
+
+namespace ops {
+
+namespace {
+
+// The probes wait for flags in the data, which the operators never do: whoever stores there wakes the owner.
+std::vector<twin::GmRange> RangesOf(const Communicator& comm) {
+    std::vector<twin::GmRange> ranges = comm.ranges();
+    for (twin::GmRange& range : ranges) {
+        if (range.kind == twin::GmKind::kWindowData && range.owner >= 0) {
+            range.doorbell = DoorbellOf(comm.base(range.owner));
+            range.atomic_blocks = true;
+        }
+    }
+    return ranges;
+}
+
+GM_ADDR Add(twin::LaunchSpec& spec, void* begin, uint64_t bytes, twin::GmKind kind, const char* name) {
+    const uintptr_t address = reinterpret_cast<uintptr_t>(begin);
+    spec.ranges.push_back({address, address + bytes, kind, false, nullptr, name});
+    return twin::GmOf(static_cast<uint8_t*>(begin));
+}
+
+void Launch(Communicator& comm, std::vector<uint8_t>& bytes, uint32_t* report) {
+    moe::MoeProbeTiling tiling;
+    memcpy(&tiling, bytes.data(), sizeof(tiling));
+    twin::LaunchSpec spec;
+    spec.block_dim = tiling.cores;
+    spec.tiling_key = ASCEND_MOE_TILING_KEY_PROBE;
+    spec.hccl_context[0] = reinterpret_cast<uintptr_t>(comm.context());
+    spec.ranges = RangesOf(comm);
+    if (twin::kChecked)
+        spec.deadline_s = static_cast<double>(tiling.deadlineCycles) / (moe::kCyclesPerMicro * 1e6);
+    constexpr twin::GmKind kScratch = twin::GmKind::kWorkspace;
+    GM_ADDR workspace = Add(spec, comm.Workspace(moe::kProbeWorkspaceBytes), moe::kProbeWorkspaceBytes,
+                            kScratch, "workspace");
+    GM_ADDR out =
+        Add(spec, report, static_cast<uint64_t>(tiling.cores) * moe::kBlock, twin::GmKind::kTensor, "report");
+    GM_ADDR data = Add(spec, bytes.data(), bytes.size(), kScratch, "tiling");
+    comm.BeginLaunch();
+    comm.device().Launch(spec, [=] { ascend_moe_probe(out, workspace, data); });
+    comm.EndLaunch(false);
+}
+
+}  // namespace
+
+}  // namespace ops
+
+int am_probe(void* comm, const void* tiling, uint64_t tiling_bytes, uint32_t* report, char* fault,
+             uint64_t fault_bytes) {
+    ops::Communicator& end = *static_cast<ops::Communicator*>(comm);
+    const std::lock_guard<std::mutex> lock(end.mutex());
+    try {
+        if (tiling_bytes != sizeof(moe::MoeProbeTiling))
+            throw std::runtime_error("the tiling of the probe kernel has another size");
+        const uint8_t* bytes = static_cast<const uint8_t*>(tiling);
+        std::vector<uint8_t> own(bytes, bytes + tiling_bytes);
+        ops::Launch(end, own, report);
+        return static_cast<int>(moe::kOk);
+    } catch (const std::exception& error) {
+        end.EndLaunch(true);
+        strncpy(fault, error.what(), fault_bytes - 1);
+        fault[fault_bytes - 1] = '\0';
+        return static_cast<int>(moe::kKernelFault);
+    }
+}

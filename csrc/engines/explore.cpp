@@ -1,0 +1,413 @@
+#include "explore.h"
+
+#include "abi/ascend_moe.h"
+
+#ifdef TWIN_CHECKED
+
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <unordered_set>
+
+#include "rules/message.h"
+#include "abi/op_launch.h"
+#include "twin/engine/explore.h"
+
+namespace ops {
+
+namespace {
+
+constexpr uint8_t kWindowPoison = 0xA5, kOutputPoison = 0xCD;
+
+const char* AreaName(twin::GmKind kind) {
+    return kind == twin::GmKind::kWindowState ? "state" : kind == twin::GmKind::kWindowLent ? "lent" : "data";
+}
+
+class Exploration {
+public:
+    Exploration(uint32_t world, uint64_t data_bytes, uint64_t lent_bytes)
+        : bytes_(WindowBytes(data_bytes, lent_bytes)), failed_(world, 0) {
+        for (uint32_t rank = 0; rank < world; ++rank) {
+            bases_.push_back(am_window_alloc(bytes_));
+            if (bases_.back() == nullptr) throw std::bad_alloc();
+            memset(DataOf(bases_.back()), kWindowPoison, data_bytes + lent_bytes);
+        }
+        for (uint32_t rank = 0; rank < world; ++rank) {
+            comms_.push_back(std::make_unique<Communicator>(static_cast<int>(rank), static_cast<int>(world),
+                                                            bases_.data(), data_bytes, lent_bytes, nullptr));
+        }
+    }
+    ~Exploration() {
+        comms_.clear();
+        for (void* base : bases_) am_window_unmap(base, bytes_);
+    }
+
+    // Ranks that share a server (A2 contexts), or 0: one window table for all. Before the program.
+    void UseServers(uint32_t ranks_per_server) {
+        ops_.clear();
+        for (const auto& comm : comms_) {
+            comm->UseContext(ranks_per_server == 0 ? moe::kContextTable : moe::kContextA2);
+            comm->UseServers(ranks_per_server);
+        }
+        RestoreAll();
+    }
+
+    void SetProgram(const am_explore_step* steps, uint32_t count) {
+        ops_.clear();
+        for (const auto& comm : comms_) comm->CloseLentArea();
+        for (uint32_t i = 0; i < count; ++i) ops_.push_back(std::make_unique<Op>(*this, steps[i]));
+    }
+
+    void Run(const am_explore_options& options, am_explore_result& result);
+    std::string Report() const;
+    bool WriteTrace(const char* path, const char* header) const;
+    const std::vector<uint16_t>& choices() const { return last_.choices; }
+    const std::vector<uint16_t>& widths() const { return last_.options; }
+    uint64_t distinct() const { return hashes_.size(); }
+    void ForgetCounts() {
+        hashes_.clear();
+        polls_.clear();
+    }
+    int32_t Code(uint32_t step) const {
+        const int32_t* record = ops_[step]->record;
+        return record[moe::kRecMagic] == moe::kRecordMagic ? record[moe::kRecCode] : 0;
+    }
+    const int32_t* Record(uint32_t step) const { return ops_[step]->record; }
+    // -1: the op did not come to its end.
+    bool Finished(uint32_t step) const { return ops_[step]->finished; }
+
+private:
+    struct Op {
+        Op(Exploration& world, const am_explore_step& given)
+            : step(given),
+              comm(*world.comms_[static_cast<size_t>(given.rank)]),
+              inputs(given.inputs, given.inputs + moe::kTensorCount),
+              lent(LendRows()),
+              launch(comm, *static_cast<Plan*>(given.plan), inputs.data(), given.outputs, record) {
+            program.spec = launch.spec();
+            program.kernel = launch.kernel();
+            // After a fatal error nothing is lent any more: window_empty raises.
+            char& failed = world.failed_[static_cast<size_t>(given.rank)];
+            program.begin = [this, &failed] {
+                launch.Begin();
+                program.writes.assign(lent.bytes > 0 && !failed ? 1 : 0, lent);
+            };
+            program.end = [this, &failed] {
+                launch.End(false);
+                finished = true;
+                if (record[moe::kRecMagic] == moe::kRecordMagic &&
+                    record[moe::kRecCode] >= static_cast<int32_t>(moe::kFirstFatal))
+                    failed = 1;
+            };
+            GiveBack();
+            program.name =
+                static_cast<Plan*>(given.plan)->call.op == moe::kOpDispatch ? "dispatch" : "combine";
+        }
+        // Takes the block of this op, as a caller of window_empty would at this point of the rank's program.
+        twin::HostWrite LendRows() {
+            const Plan& plan = *static_cast<Plan*>(step.plan);
+            const moe::MoeDistributeInfo& info = plan.info();
+            const void*& rows = inputs[moe::kTensor_expand_x];
+            if (step.lent == kLentNot || plan.call.op != moe::kOpCombine || rows == nullptr) return {};
+            const uint64_t bytes =
+                static_cast<uint64_t>(info.expandRows) * info.hidden * moe::TypeSize(info.xType);
+            LentArea::Grant grant;
+            if (!comm.OpenLentArea()->Take(bytes, grant)) throw std::bad_alloc();
+            generation = grant.generation;
+            const twin::HostWrite write = {reinterpret_cast<uintptr_t>(comm.lent(step.rank)) + grant.offset,
+                                           rows, bytes};
+            rows = reinterpret_cast<const void*>(write.to);
+            return write;
+        }
+        // What am_run and the end of the tensor say to the area after this op.
+        void GiveBack() {
+            const std::shared_ptr<LentArea> area = comm.OpenLentArea();
+            if (!area) return;
+            area->Complete(launch.lent().generation, 1, true);
+            if (generation == 0) return;
+            if (step.lent == kLentEarly) area->Complete(0, 1, true);
+            area->Release(generation);
+        }
+        am_explore_step step;
+        Communicator& comm;
+        std::vector<const void*> inputs;
+        uint32_t generation = 0;  // of the block
+        twin::HostWrite lent;
+        int32_t record[moe::kErrorRecordWords] = {};
+        OpLaunch launch;
+        twin::ProgramStep program;
+        bool finished = false;
+    };
+
+    void Restore(uint32_t epoch);
+    void RestoreAll();
+    void RestoreWritten();
+    void Judge(am_explore_result& result, uint64_t seed);
+    static twin::RunOptions Translate(const am_explore_options& options, uint64_t seed);
+
+    uint64_t bytes_;
+    std::vector<void*> bases_;
+    std::vector<std::unique_ptr<Communicator>> comms_;
+    std::vector<char> failed_;  // ranks, by number
+    std::vector<std::unique_ptr<Op>> ops_;
+    twin::Explorer explorer_;
+    twin::RunResult last_;
+    std::unordered_set<uint64_t> hashes_;
+    std::map<std::string, twin::PollCount> polls_;
+};
+
+void Exploration::RestoreAll() {
+    for (size_t rank = 0; rank < comms_.size(); ++rank) {
+        Communicator& comm = *comms_[rank];
+        const int own = static_cast<int>(rank);
+        memset(comm.data(own), kWindowPoison, comm.data_bytes());
+        memset(comm.lent(own), kWindowPoison, comm.lent_bytes());
+        memset(comm.state(own), 0, moe::StateBytes(static_cast<uint32_t>(comms_.size())));
+        if (comm.staging() != nullptr) memset(comm.staging(), kWindowPoison, comm.staging_bytes());
+    }
+}
+
+void Exploration::RestoreWritten() {
+    explorer_.ForEachWrittenPage([&](uintptr_t begin, uint64_t bytes) {
+        for (size_t rank = 0; rank < comms_.size(); ++rank) {
+            const Communicator& comm = *comms_[rank];
+            const auto within = [&](const void* area, uint64_t size) {
+                const uintptr_t at = reinterpret_cast<uintptr_t>(area);
+                return area != nullptr && begin >= at && begin < at + size;
+            };
+            if (within(comm.data(static_cast<int>(rank)), comm.data_bytes()) ||
+                within(comm.lent(static_cast<int>(rank)), comm.lent_bytes()) ||
+                within(comm.staging(), comm.staging_bytes())) {
+                memset(reinterpret_cast<void*>(begin), kWindowPoison, bytes);
+            } else if (within(bases_[rank], bytes_)) {
+                memset(reinterpret_cast<void*>(begin), 0, bytes);
+            }
+        }
+    });
+}
+
+// Windows as they are when a communicator is opened, outputs full of nonsense.
+void Exploration::Restore(uint32_t epoch) {
+    RestoreWritten();
+    failed_.assign(failed_.size(), 0);
+    for (size_t rank = 0; rank < bases_.size(); ++rank) {
+        // Hosts write aborts and epochs past the shadow: the whole area is small.
+        memset(comms_[rank]->state(static_cast<int>(rank)), 0,
+               moe::StatusBase(static_cast<uint32_t>(bases_.size())));
+        if (epoch != 0) comms_[rank]->SetEpoch(epoch);
+        comms_[rank]->ForgetLost();
+    }
+    for (const auto& op : ops_) {
+        memset(op->record, 0, sizeof(op->record));
+        op->finished = false;
+        for (uint32_t i = 0; i < op->step.outputs_count; ++i) {
+            if (op->step.outputs[i] != nullptr)
+                memset(op->step.outputs[i], kOutputPoison, op->step.output_bytes[i]);
+        }
+    }
+}
+
+twin::RunOptions Exploration::Translate(const am_explore_options& options, uint64_t seed) {
+    twin::RunOptions run;
+    run.seed = seed;
+    run.max_steps = options.max_steps;
+    if (options.policy == kMixedPolicy) {
+        const uint64_t tenth = seed % 10;
+        run.policy = tenth < 5 ? twin::Policy::kPct : tenth < 8 ? twin::Policy::kRandom : twin::Policy::kLazy;
+    } else {
+        run.policy = static_cast<twin::Policy>(options.policy);
+    }
+    run.unordered = options.store_order == 2 ? seed / 10 % 2 == 1 : options.store_order == 1;
+    run.explicit_sync = options.explicit_sync != 0;
+    run.hang_is_finding = options.hang_is_finding != 0;
+    run.pct_depth = options.pct_depth != 0 ? options.pct_depth : 2 + seed / 20 % 2;
+    run.trace = options.trace != 0;
+    run.choices.assign(options.choices, options.choices + options.choice_count);
+    run.injection.kill_rank = options.kill_rank;
+    run.injection.kill_step = options.kill_step;
+    run.injection.stall_rank = options.stall_rank;
+    run.injection.stall_step = options.stall_step;
+    run.injection.slow_rank = options.slow_rank;
+    run.injection.slow_core = options.slow_core;
+    run.injection.slow_link = options.slow_link;
+    run.injection.corrupt_block = options.corrupt_block;
+    run.injection.corrupt_word = options.corrupt_word;
+    run.injection.corrupt_xor = options.corrupt_xor;
+    run.injection.corrupt_stale = options.corrupt_how == 1;
+    run.injection.corrupt_torn = options.corrupt_how == 2;
+    return run;
+}
+
+void Exploration::Run(const am_explore_options& options, am_explore_result& result) {
+    static constexpr uint32_t kEpochs[] = {0, 1, 2, 0xFFFFFFFDu, 0xFFFFFFFEu, 0xFFFFFFFFu};
+    memset(&result, 0, sizeof(result));
+    for (uint64_t n = 0; n < options.schedules; ++n) {
+        const uint64_t seed = options.seed + n;
+        Restore(options.vary_epoch != 0 ? kEpochs[seed / 40 % 6] : options.epoch);
+        std::vector<twin::RankProgram> programs(comms_.size());
+        for (size_t rank = 0; rank < comms_.size(); ++rank) {
+            programs[rank].rank = static_cast<int>(rank);
+            programs[rank].idle = &comms_[rank]->device().idle();
+            if (options.kill_rank >= 0) comms_[rank]->MarkLost(options.kill_rank);
+        }
+        for (const auto& op : ops_)
+            programs[static_cast<size_t>(op->step.rank)].steps.push_back(&op->program);
+        last_ = explorer_.Run(programs, Translate(options, seed));
+        ++result.schedules;
+        result.steps += last_.steps;
+        result.instructions += last_.instructions;
+        result.switches += last_.switches;
+        result.status_blocks += last_.status_blocks;
+        result.time_passed += last_.time_passed;
+        result.last_hash = last_.trace_hash;
+        result.choices = last_.choices.size();
+        hashes_.insert(last_.trace_hash);
+        for (const auto& poll : last_.polls) {
+            polls_[poll.first].waiting += poll.second.waiting;
+            polls_[poll.first].ready += poll.second.ready;
+        }
+        Judge(result, seed);
+        if (result.failed != 0) return;
+    }
+}
+
+void Exploration::Judge(am_explore_result& result, uint64_t seed) {
+    if (last_.failed) {
+        result.failed = 1;
+        snprintf(result.kind, sizeof(result.kind), "%s", twin::FindingName(last_.kind));
+        snprintf(result.message, sizeof(result.message), "%s", last_.message.c_str());
+    }
+    for (uint32_t i = 0; i < ops_.size() && result.failed == 0; ++i) {
+        const Op& op = *ops_[i];
+        if (!op.finished) continue;  // of a killed rank
+        const int32_t code = Code(i);
+        if ((op.step.accepted >> code & 1) == 0) {
+            result.failed = 3;
+            snprintf(result.kind, sizeof(result.kind), "%s",
+                     code == 0 ? "success" : moe::ErrorName(static_cast<uint32_t>(code)));
+            snprintf(result.message, sizeof(result.message), "op %u of rank %d (%s): %s", i, op.step.rank,
+                     op.program.name,
+                     code == 0 ? "it succeeded" : moe::RecordText(op.record).Message().c_str());
+            break;
+        }
+        if (code != 0 || op.step.compare == 0) continue;
+        for (uint32_t k = 0; k < op.step.outputs_count && result.failed == 0; ++k) {
+            const uint8_t* expected = static_cast<const uint8_t*>(op.step.expected[k]);
+            const uint8_t* got = static_cast<const uint8_t*>(op.step.outputs[k]);
+            if (expected == nullptr || memcmp(expected, got, op.step.expected_bytes[k]) == 0) continue;
+            uint64_t at = 0;
+            while (expected[at] == got[at]) ++at;
+            result.failed = 2;
+            snprintf(result.kind, sizeof(result.kind), "wrong result");
+            snprintf(
+                result.message, sizeof(result.message),
+                "op %u of rank %d (%s): output %u differs from the reference from byte %llu on: %#x, not %#x",
+                i, op.step.rank, op.program.name, k, static_cast<unsigned long long>(at), got[at],
+                expected[at]);
+        }
+    }
+    if (result.failed != 0) result.failed_seed = seed;
+}
+
+std::string Exploration::Report() const {
+    std::string text;
+    for (const auto& poll : polls_) {
+        text += poll.first + " " + std::to_string(poll.second.waiting) + " " +
+                std::to_string(poll.second.ready) + "\n";
+    }
+    return text;
+}
+
+// One JSON object a line; areas are named as in the window header.
+bool Exploration::WriteTrace(const char* path, const char* header) const {
+    FILE* file = fopen(path, "w");
+    if (file == nullptr) return false;
+    fprintf(file, "%s\n", header);
+    for (const twin::TraceEvent& event : last_.trace) {
+        fprintf(file, "{\"t\":%llu,\"rank\":%d,\"core\":%u,\"launch\":%u,\"event\":\"%s\"",
+                static_cast<unsigned long long>(event.time), event.rank, event.core, event.launch,
+                event.event);
+        if (strcmp(event.event, "begin") == 0) {
+            uint32_t seen = 0;
+            for (const auto& op : ops_) {
+                if (op->step.rank == event.rank && seen++ == event.launch)
+                    fprintf(file, ",\"op\":\"%s\"", op->program.name);
+            }
+        }
+        if (event.target >= 0) {
+            const bool state = event.area == twin::GmKind::kWindowState;
+            fprintf(file, ",\"target\":%d,\"area\":\"%s\",\"offset\":%llu,\"bytes\":%llu,\"issue\":%llu",
+                    event.target, AreaName(event.area), static_cast<unsigned long long>(event.offset),
+                    static_cast<unsigned long long>(event.bytes),
+                    static_cast<unsigned long long>(event.issue));
+            if (state) {
+                fprintf(file, ",\"words\":\"");
+                for (uint32_t i = 0; i < 8; ++i) fprintf(file, i == 0 ? "%08x" : " %08x", event.words[i]);
+                fprintf(file, "\"");
+            }
+        }
+        fprintf(file, "}\n");
+    }
+    return fclose(file) == 0;
+}
+
+}  // namespace
+
+}  // namespace ops
+
+namespace {
+ops::Exploration& Of(void* exploration) { return *static_cast<ops::Exploration*>(exploration); }
+}  // namespace
+
+int am_engine_is_checked(void) { return 1; }
+void* am_explore_create(int world, uint64_t data_bytes, uint64_t lent_bytes) {
+    try {
+        return new ops::Exploration(static_cast<uint32_t>(world), data_bytes, lent_bytes);
+    } catch (...) {
+        return nullptr;
+    }
+}
+void am_explore_destroy(void* exploration) { delete static_cast<ops::Exploration*>(exploration); }
+int am_explore_servers(void* exploration, int ranks_per_server) {
+    try {
+        Of(exploration).UseServers(static_cast<uint32_t>(ranks_per_server));
+        return 0;
+    } catch (...) {
+        return 1;
+    }
+}
+void am_explore_program(void* exploration, const void* steps, int count) {
+    Of(exploration).SetProgram(static_cast<const am_explore_step*>(steps), static_cast<uint32_t>(count));
+}
+void am_explore_run(void* exploration, const void* options, void* result) {
+    Of(exploration)
+        .Run(*static_cast<const am_explore_options*>(options), *static_cast<am_explore_result*>(result));
+}
+uint64_t am_explore_distinct(void* exploration) { return Of(exploration).distinct(); }
+void am_explore_forget(void* exploration) { Of(exploration).ForgetCounts(); }
+uint64_t am_explore_choices(void* exploration, int widths, uint16_t* out, uint64_t capacity) {
+    const std::vector<uint16_t>& from = widths != 0 ? Of(exploration).widths() : Of(exploration).choices();
+    const uint64_t count = from.size() < capacity ? from.size() : capacity;
+    memcpy(out, from.data(), count * sizeof(uint16_t));
+    return from.size();
+}
+uint64_t am_explore_polls(void* exploration, char* text, uint64_t bytes) {
+    const std::string report = Of(exploration).Report();
+    snprintf(text, bytes, "%s", report.c_str());
+    return report.size() + 1;
+}
+int am_explore_trace(void* exploration, const char* path, const char* header) {
+    return Of(exploration).WriteTrace(path, header) ? 1 : 0;
+}
+int am_explore_code(void* exploration, int step, int32_t* record) {
+    if (!Of(exploration).Finished(static_cast<uint32_t>(step))) return -1;
+    memcpy(record, Of(exploration).Record(static_cast<uint32_t>(step)),
+           moe::kErrorRecordWords * sizeof(int32_t));
+    return Of(exploration).Code(static_cast<uint32_t>(step));
+}
+
+#else  // the fast engine explores nothing
+
+int am_engine_is_checked(void) { return 0; }
+
+#endif

@@ -1,0 +1,227 @@
+#include "timed.h"
+
+#include "abi/ascend_moe.h"
+
+#ifdef TWIN_TIMED
+
+#include <cstdio>
+#include <cstring>
+#include <string>
+
+#include "engines/models/cann_style.h"
+#include "engines/models/cann_style_layout.h"
+#include "abi/op_launch.h"
+#include "twin/engine/timed.h"
+
+namespace ops {
+
+namespace {
+
+// The cores tell each other their sums: a block a pair of cores.
+constexpr Kernels kCannStyle = {&model_cann_style_dispatch, &model_cann_style_combine,
+                                moe::kMaxCores * moe::kMaxCores * moe::kBlock};
+
+// The head of every data window is these kernels' status.
+void ListStatus(std::vector<twin::GmRange>& ranges) {
+    const size_t count = ranges.size();
+    for (size_t i = 0; i < count; ++i) {
+        if (ranges[i].kind != twin::GmKind::kWindowData) continue;
+        twin::GmRange status = ranges[i];
+        status.end = status.begin + models::kStatusBytes;
+        status.kind = twin::GmKind::kWindowState;
+        status.atomic_blocks = true;
+        status.name = "status in the data window";
+        ranges[i].begin = status.end;
+        ranges.push_back(status);
+    }
+}
+
+// Windows of all ranks, and the op that each of them ran last.
+class TimedWorld {
+public:
+    TimedWorld(uint32_t world, uint64_t data_bytes, uint64_t lent_bytes)
+        : bytes_(WindowBytes(data_bytes, lent_bytes)) {
+        for (uint32_t rank = 0; rank < world; ++rank) {
+            bases_.push_back(am_window_alloc(bytes_));
+            if (bases_.back() == nullptr) throw std::bad_alloc();
+        }
+        for (uint32_t rank = 0; rank < world; ++rank) {
+            comms_.push_back(std::make_unique<Communicator>(static_cast<int>(rank), static_cast<int>(world),
+                                                            bases_.data(), data_bytes, lent_bytes, nullptr));
+        }
+    }
+    ~TimedWorld() {
+        ops_.clear();
+        comms_.clear();
+        for (void* base : bases_) am_window_unmap(base, bytes_);
+    }
+    TimedWorld(const TimedWorld&) = delete;
+    TimedWorld& operator=(const TimedWorld&) = delete;
+
+    void UseServers(uint32_t ranks_per_server) {
+        for (const auto& comm : comms_) {
+            comm->UseContext(ranks_per_server == 0 ? moe::kContextTable : moe::kContextA2);
+            comm->UseServers(ranks_per_server);
+        }
+    }
+
+    void Run(const am_timed_step* steps, int count, const double* costs, const am_timed_options& options,
+             am_timed_result& result);
+    const twin::TimedResult& last() const { return last_; }
+    // A block of a rank's own lent area: all of it. No op of a timed world spends it.
+    void* Lend(int rank) {
+        Communicator& comm = *comms_[static_cast<size_t>(rank)];
+        if (comm.lent_area() == nullptr) {
+            LentArea::Grant grant;
+            const std::shared_ptr<LentArea> area = comm.OpenLentArea();
+            if (!area || !area->Take(comm.lent_bytes(), grant)) return nullptr;
+        }
+        return comm.lent(rank);
+    }
+
+    struct Op {
+        Op(TimedWorld& world, const am_timed_step& step)
+            : comm(*world.comms_[static_cast<size_t>(step.rank)]),
+              launch(comm, *static_cast<Plan*>(step.plan), step.inputs, step.outputs, record,
+                     step.kernel != 0 ? &kCannStyle : nullptr) {
+            program.spec = launch.spec();
+            if (step.kernel != 0) ListStatus(program.spec.ranges);
+            program.kernel = launch.kernel();
+            program.name = static_cast<Plan*>(step.plan)->dispatch() ? "dispatch" : "combine";
+            program.begin = [this] { launch.Begin(); };
+            program.end = [this] { launch.End(false); };
+        }
+        Communicator& comm;
+        int32_t record[moe::kErrorRecordWords] = {};
+        OpLaunch launch;
+        twin::ProgramStep program;
+    };
+    const Op& op(int step) const { return *ops_[static_cast<size_t>(step)]; }
+
+private:
+    uint64_t bytes_;
+    std::vector<void*> bases_;
+    std::vector<std::unique_ptr<Communicator>> comms_;
+    std::vector<std::unique_ptr<Op>> ops_;
+    twin::TimedEngine engine_;
+    twin::TimedResult last_;
+};
+
+twin::Costs CostsFrom(const double* values) {
+    twin::Costs costs;
+    size_t at = 0;
+#define AM_COST(name) costs.name = values[at++];
+    TWIN_COSTS(AM_COST)
+#undef AM_COST
+    return costs;
+}
+
+void TimedWorld::Run(const am_timed_step* steps, int count, const double* costs,
+                     const am_timed_options& options, am_timed_result& result) {
+    memset(&result, 0, sizeof(result));
+    ops_.clear();
+    for (int i = 0; i < count; ++i) ops_.push_back(std::make_unique<Op>(*this, steps[i]));
+    std::vector<twin::RankProgram> programs(comms_.size());
+    for (size_t rank = 0; rank < comms_.size(); ++rank) programs[rank].rank = static_cast<int>(rank);
+    for (int i = 0; i < count; ++i)
+        programs[static_cast<size_t>(steps[i].rank)].steps.push_back(&ops_[static_cast<size_t>(i)]->program);
+    twin::TimedOptions run;
+    run.payload = options.payload_bytes == 0;
+    run.payload_bytes = options.payload_bytes;
+    run.limit_ns = options.limit_ns;
+    run.events = options.events;
+    last_ = engine_.Run(programs, CostsFrom(costs), run);
+    result.total_ns = last_.total_ns;
+    result.instructions = last_.instructions;
+    result.switches = last_.switches;
+    result.status_stores = last_.status_stores;
+    result.looks = last_.looks;
+    result.events = last_.events.size();
+    result.failed = last_.failed;
+    snprintf(result.message, sizeof(result.message), "%s", last_.message.c_str());
+}
+
+uint64_t Text(const std::string& from, char* to, uint64_t bytes) {
+    if (bytes != 0) snprintf(to, bytes, "%s", from.c_str());
+    return from.size() + 1;
+}
+
+TimedWorld& WorldAt(void* timed) { return *static_cast<TimedWorld*>(timed); }
+
+}  // namespace
+}  // namespace ops
+
+void* am_timed_create(int world, uint64_t data_bytes, uint64_t lent_bytes) {
+    try {
+        return new ops::TimedWorld(static_cast<uint32_t>(world), data_bytes, lent_bytes);
+    } catch (const std::exception&) {
+        return nullptr;
+    }
+}
+void am_timed_destroy(void* timed) { delete static_cast<ops::TimedWorld*>(timed); }
+
+void* am_timed_lent(void* timed, int rank) { return ops::WorldAt(timed).Lend(rank); }
+
+int am_timed_servers(void* timed, int ranks_per_server) {
+    try {
+        ops::WorldAt(timed).UseServers(static_cast<uint32_t>(ranks_per_server));
+        return 0;
+    } catch (const std::exception&) {
+        return 1;
+    }
+}
+
+const char* am_timed_cost_names(void) {
+#define AM_NAME(name) #name " "
+    return TWIN_COSTS(AM_NAME);
+#undef AM_NAME
+}
+
+void am_timed_run(void* timed, const void* steps, int count, const double* costs, const void* options,
+                  void* result) {
+    am_timed_result& out = *static_cast<am_timed_result*>(result);
+    try {
+        ops::WorldAt(timed).Run(static_cast<const am_timed_step*>(steps), count, costs,
+                                *static_cast<const am_timed_options*>(options), out);
+    } catch (const std::exception& error) {
+        out.failed = 1;
+        snprintf(out.message, sizeof(out.message), "%s", error.what());
+    }
+}
+
+uint64_t am_timed_path(void* timed, char* text, uint64_t bytes) {
+    std::string lines;
+    for (const twin::PathPart& part : ops::WorldAt(timed).last().path)
+        lines += part.phase + "\t" + twin::CauseName(part.cause) + "\t" + std::to_string(part.ns) + "\n";
+    return ops::Text(lines, text, bytes);
+}
+
+uint64_t am_timed_links(void* timed, char* text, uint64_t bytes) {
+    std::string lines;
+    for (const twin::LinkUse& use : ops::WorldAt(timed).last().links) {
+        lines += use.name + "\t" + std::to_string(use.rank) + "\t" + std::to_string(use.bytes) + "\t" +
+                 std::to_string(use.gbps) + "\n";
+    }
+    return ops::Text(lines, text, bytes);
+}
+
+int am_timed_outcome(void* timed, int step, double* times, int32_t* record) {
+    const auto& op = ops::WorldAt(timed).op(step);
+    const auto& steps = ops::WorldAt(timed).last().steps;
+    const size_t rank = static_cast<size_t>(op.comm.rank());
+    if (times != nullptr && rank < steps.size() && !steps[rank].empty()) {
+        times[0] = steps[rank].back().start_ns;
+        times[1] = steps[rank].back().end_ns;
+    }
+    memcpy(record, op.record, sizeof(op.record));
+    return op.record[moe::kRecMagic] == moe::kRecordMagic ? op.record[moe::kRecCode] : 0;
+}
+
+uint64_t am_timed_events(void* timed, void* out, uint64_t capacity) {
+    const auto& events = ops::WorldAt(timed).last().events;
+    const uint64_t count = events.size() < capacity ? events.size() : capacity;
+    if (count != 0) memcpy(out, events.data(), count * sizeof(events[0]));
+    return events.size();
+}
+
+#endif  // TWIN_TIMED

@@ -1,0 +1,159 @@
+// A call as CANN describes it to tiling and shape functions, read into a CallSpec.
+#ifndef ASCEND_MOE_DISTRIBUTE_CANN_CALL_H
+#define ASCEND_MOE_DISTRIBUTE_CANN_CALL_H
+
+#include <cstdio>
+
+#include "exe_graph/runtime/infer_datatype_context.h"
+#include "exe_graph/runtime/infer_shape_context.h"
+#include "exe_graph/runtime/tiling_context.h"
+#include "log.h"
+#include "../rules/op.h"
+#include "../rules/tuned.h"
+
+namespace moe {
+
+// The attributes that are no part of CallSpec's table.
+struct CannAttributes {
+    const char* group_ep;
+    int64_t window_mib;
+    int64_t timeout_us;
+};
+
+inline uint32_t TypeOf(ge::DataType type) {
+    switch (type) {
+        case ge::DT_FLOAT: return kTypeFp32;
+        case ge::DT_FLOAT16: return kTypeFp16;
+        case ge::DT_BF16: return kTypeBf16;
+        case ge::DT_INT8: return kTypeInt8;
+        case ge::DT_INT32: return kTypeInt32;
+        case ge::DT_INT64: return kTypeInt64;
+        case ge::DT_BOOL: return kTypeBool;
+        default: return kTypeOther;
+    }
+}
+
+inline ge::DataType CannTypeOf(uint32_t type) {
+    switch (type) {
+        case kTypeFp32: return ge::DT_FLOAT;
+        case kTypeFp16: return ge::DT_FLOAT16;
+        case kTypeBf16: return ge::DT_BF16;
+        case kTypeInt8: return ge::DT_INT8;
+        case kTypeInt32: return ge::DT_INT32;
+        case kTypeInt64: return ge::DT_INT64;
+        case kTypeBool: return ge::DT_BOOL;
+        default: return ge::DT_UNDEFINED;
+    }
+}
+
+inline void SetShape(const gert::Shape& shape, TensorDesc& tensor) {
+    tensor.rank = static_cast<int32_t>(shape.GetDimNum());
+    for (int32_t i = 0; i < tensor.rank && i < 3; ++i) tensor.dims[i] = shape.GetDim(static_cast<size_t>(i));
+}
+
+// Each kind of context: the tensor of input `index`, false where it is absent. Required inputs come first, so
+// that their place in the definition is their place in the call.
+inline bool ReadTensor(const gert::TilingContext& context, size_t index, bool required, TensorDesc& tensor) {
+    const auto* shape = required ? context.GetInputShape(index) : context.GetOptionalInputShape(index);
+    const auto* desc = required ? context.GetInputDesc(index) : context.GetOptionalInputDesc(index);
+    if (shape == nullptr || desc == nullptr) return false;
+    tensor.dtype = static_cast<int32_t>(TypeOf(desc->GetDataType()));
+    SetShape(shape->GetOriginShape(), tensor);
+    return true;
+}
+
+inline bool ReadTensor(const gert::InferShapeContext& context, size_t index, bool required,
+                       TensorDesc& tensor) {
+    const auto* shape = required ? context.GetInputShape(index) : context.GetOptionalInputShape(index);
+    const auto* desc = required ? context.GetInputDesc(index) : context.GetOptionalInputDesc(index);
+    if (shape == nullptr || desc == nullptr) return false;
+    tensor.dtype = static_cast<int32_t>(TypeOf(desc->GetDataType()));
+    SetShape(*shape, tensor);
+    return true;
+}
+
+inline bool ReadTensor(const gert::InferDataTypeContext& context, size_t index, bool required,
+                       TensorDesc& tensor) {
+    const ge::DataType type =
+        required ? context.GetInputDataType(index) : context.GetOptionalInputDataType(index);
+    if (type == ge::DT_UNDEFINED) return false;
+    tensor.dtype = static_cast<int32_t>(TypeOf(type));
+    return true;
+}
+
+inline bool ReportMissing(const OpInterface& op, const char* kind, const char* name) {
+    char message[160];
+    snprintf(message, sizeof(message), "%s %s is missing, it is required", kind, name);
+    return ReportError(op.type, message);
+}
+
+// Integers into CallSpec's table or beside it; group_ep and comm_alg by what the checks need of them.
+inline bool ReadAttributes(const OpInterface& op, const gert::RuntimeAttrs& attributes, CallSpec& call,
+                           CannAttributes& others) {
+    for (size_t i = 0; i < op.attributes.size; ++i) {
+        const OpAttribute& attribute = op.attributes[i];
+        if (attribute.text != nullptr) {
+            const char* text = attributes.GetStr(i);
+            if (text == nullptr && attribute.required) return ReportMissing(op, "attribute", attribute.name);
+            if (text == nullptr) text = attribute.text;
+            if (strcmp(attribute.name, "group_ep") == 0) {
+                others.group_ep = text;
+                call.group_ep_length = static_cast<int32_t>(strlen(text));
+            } else if (strcmp(attribute.name, "comm_alg") == 0) {
+                call.comm_alg = AlgorithmIndexOf(text);
+            }
+            continue;
+        }
+        const int64_t* value = attributes.GetInt(i);
+        if (value == nullptr && attribute.required) return ReportMissing(op, "attribute", attribute.name);
+        const int64_t given = value == nullptr ? attribute.value : *value;
+        const uint32_t index = AttributeIndexOf(attribute.name);
+        if (index < kAttributeCount) {
+            call.attributes[index] = given;
+        } else if (strcmp(attribute.name, "contract") == 0) {
+            call.contract = static_cast<int32_t>(given);
+        } else if (strcmp(attribute.name, "window_mib") == 0) {
+            others.window_mib = given;
+        } else if (strcmp(attribute.name, "timeout_us") == 0) {
+            others.timeout_us = given;
+        } else if (strcmp(attribute.name, "tuning") == 0) {
+            UnpackTuning(given, call);
+        }
+    }
+    return true;
+}
+
+// Everything that the context knows; the communicator's own size and rank are the kernel's to check.
+template <typename Context>
+bool ReadCall(const Context& context, uint32_t code, CallSpec& call, CannAttributes& others) {
+    const OpInterface op = InterfaceOf(code);
+    memset(&call, 0, sizeof(call));
+    memset(&others, 0, sizeof(others));
+    call.op = static_cast<int32_t>(code);
+    for (int64_t& value : call.attributes) value = kNoValue;
+    const gert::RuntimeAttrs* attributes = context.GetAttrs();
+    if (attributes == nullptr) return ReportError(op.type, "the context has no attributes");
+    if (!ReadAttributes(op, *attributes, call, others)) return false;
+    if (call.contract != static_cast<int32_t>(kContractV1) &&
+        call.contract != static_cast<int32_t>(kContractV2)) {
+        char message[96];
+        snprintf(message, sizeof(message), "contract is %d, it must be 1 or 2", call.contract);
+        return ReportError(op.type, message);
+    }
+    for (size_t i = 0; i < op.inputs.size; ++i) {
+        const OpTensor& input = op.inputs[i];
+        const bool assist =
+            input.index == kTensor_expand_idx && call.contract == static_cast<int32_t>(kContractV2);
+        const TensorIndex index = assist ? kTensor_assist_info_for_combine : input.index;
+        if (!ReadTensor(context, i, input.required, call.tensors[index]) && input.required) {
+            return ReportMissing(op, "input", input.name);
+        }
+    }
+    call.comm_world = MOE_ATTRIBUTE(call, ep_world_size);
+    call.comm_rank = MOE_ATTRIBUTE(call, ep_rank_id);
+    return true;
+}
+
+}  // namespace moe
+
+#endif  // ASCEND_MOE_DISTRIBUTE_CANN_CALL_H

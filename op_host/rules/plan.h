@@ -1,0 +1,223 @@
+// Tiling: from a checked call to window need, UB plan and the words that the kernels read.
+#ifndef ASCEND_MOE_DISTRIBUTE_PLAN_H
+#define ASCEND_MOE_DISTRIBUTE_PLAN_H
+
+#include "../vendor_needs.h"
+#include "check.h"
+#include "protocol/combine_tiling.h"
+#include "protocol/dispatch_tiling.h"
+#include "rings.h"
+#include "tuned.h"
+
+namespace moe {
+
+struct CallPlan {
+    uint32_t op;
+    uint32_t tilingKey;
+    uint32_t blockDim;
+    uint32_t xType;
+    uint64_t workspaceBytes;
+    uint64_t windowBytes;  // of a region (dispatch, V1) or a half (combine, V2) that this call may fill
+    MoeDistributeDispatchTiling dispatch;
+    MoeDistributeCombineTiling combine;
+};
+
+inline uint32_t AlgorithmOf(const CallSpec& call, const MoeDistributeInfo& info);
+
+inline void FillInfo(const CallSpec& call, MoeDistributeInfo& info) {
+    const CallSizes sizes = SizesOf(call);
+    const bool dispatch = call.op == kOpDispatch;
+    const TensorDesc& rows = dispatch ? MOE_TENSOR(call, x) : MOE_TENSOR(call, expand_x);
+    info = MoeDistributeInfo();
+    info.world = static_cast<uint32_t>(sizes.world);
+    info.rank = static_cast<uint32_t>(MOE_ATTRIBUTE(call, ep_rank_id));
+    info.experts = static_cast<uint32_t>(MOE_ATTRIBUTE(call, moe_expert_num));
+    info.localExperts = static_cast<uint32_t>(sizes.localExperts);
+    info.batch = static_cast<uint32_t>(sizes.batch);
+    info.maxBatch = static_cast<uint32_t>(sizes.maxBatch);
+    info.topK = static_cast<uint32_t>(sizes.topK);
+    info.hidden = static_cast<uint32_t>(sizes.hidden);
+    info.cores = TunedOr(call.tuned_cores, static_cast<uint32_t>(call.cores));
+    info.contract = static_cast<uint32_t>(call.contract);
+    info.xType = static_cast<uint32_t>(rows.dtype);
+    info.quantMode = dispatch ? static_cast<uint32_t>(MOE_ATTRIBUTE(call, quant_mode)) : 0;
+    info.wireType = info.quantMode != 0 ? kTypeInt8 : info.xType;
+    info.hasScales = dispatch && MOE_GIVEN(call, scales) ? 1 : 0;
+    info.maskRank =
+        MOE_GIVEN(call, x_active_mask) ? static_cast<uint32_t>(MOE_TENSOR(call, x_active_mask).rank) : 0;
+    info.globalBsGiven = MOE_ATTRIBUTE(call, global_bs) != 0 ? 1 : 0;
+    info.expandRows = static_cast<uint32_t>(dispatch ? sizes.rows : rows.dims[0]);
+    info.tableHash = call.table_hash;
+    info.windowMiB = static_cast<uint32_t>(call.window_mib);
+    info.capacity = Capacity(info.maxBatch, info.topK, info.localExperts);
+    info.dataBytes = static_cast<uint64_t>(call.window_mib) * kMiB;
+    info.lentBytes = static_cast<uint64_t>(call.lent_mib) * kMiB;
+    info.contextKind = static_cast<uint32_t>(call.context_kind);
+    info.transport = TransportOf(call);
+    info.ranksPerServer = static_cast<uint32_t>(call.ranks_per_server);
+    // Over RDMA both contracts send rows in V1's way; expand_idx then fills the first BS*K words of V2's
+    // tensor.
+    info.triples = info.contract == kContractV2 && info.transport == kTransportMemory ? 1 : 0;
+    info.deadlineCycles = static_cast<uint64_t>(call.deadline_micros) * kCyclesPerMicro;
+    info.algorithm = AlgorithmOf(call, info);
+}
+
+// What a round trip fills of each half of a window: one region a source rank, or the half as a whole.
+struct WindowNeed {
+    uint64_t dispatchRegion;
+    uint64_t combineRegion;  // V1
+    uint64_t dispatchHalf;   // direct
+    uint64_t combineHalf;    // V2, direct
+};
+inline WindowNeed DirectNeedOf(const MoeDistributeInfo& info, uint32_t dispatchWireType, bool quantised) {
+    const uint64_t stride = DispatchRowStride(info.hidden, TypeSize(dispatchWireType), quantised, false);
+    const uint64_t published = static_cast<uint64_t>(info.maxBatch) * (info.hasScales != 0 ? info.topK : 1);
+    const uint64_t returned = static_cast<uint64_t>(info.world) * info.capacity;
+    return {0, 0, PublishedRowsOffset(info.world, info.capacity) + published * stride,
+            returned * info.hidden * TypeSize(info.xType)};
+}
+inline WindowNeed WindowNeedOf(const MoeDistributeInfo& info, uint32_t dispatchWireType, bool quantised) {
+    if (info.algorithm == kAlgorithmDirect) return DirectNeedOf(info, dispatchWireType, quantised);
+    const uint64_t back = static_cast<uint64_t>(info.hidden) * TypeSize(info.xType);
+    const bool triples = info.triples != 0;
+    const uint64_t stride = DispatchRowStride(info.hidden, TypeSize(dispatchWireType), quantised, triples);
+    // A status run follows the rows that come over RDMA.
+    const uint64_t run = info.transport == kTransportRdma ? StatusStride(info.world) : 0;
+    return {info.capacity * stride + run, triples ? 0 : info.capacity * back + run, 0,
+            triples ? static_cast<uint64_t>(info.maxBatch) * info.topK * back : 0};
+}
+
+// What comm_alg selects. "auto" goes by what is equal on all ranks: the tuning table, else direct where ranks
+// reach each other by memory and its rows fit.
+inline bool DirectFits(const CallSpec& call, const MoeDistributeInfo& info) {
+    if (info.transport != kTransportMemory) return false;
+    const WindowNeed need = DirectNeedOf(info, info.wireType, info.quantMode != 0);
+    return (call.op == kOpDispatch ? need.dispatchHalf : need.combineHalf) <= HalfBytes(info.dataBytes);
+}
+inline uint32_t AlgorithmOf(const CallSpec& call, const MoeDistributeInfo& info) {
+    if (call.comm_alg == kCommAlgDirect) return kAlgorithmDirect;
+    if (call.comm_alg != kCommAlgAuto || call.tuned_algorithm == static_cast<int32_t>(kAlgorithmWindow))
+        return kAlgorithmWindow;
+    return DirectFits(call, info) ? kAlgorithmDirect : kAlgorithmWindow;
+}
+
+// HCCL_BUFFSIZE for such a region and half. A2 has the state area in the window's last MiB.
+inline uint32_t StateMiB(const MoeDistributeInfo& info) { return info.contextKind == kContextA2 ? 1 : 0; }
+inline int64_t NeededMiB(const MoeDistributeInfo& info, uint64_t regionBytes, uint64_t halfBytes) {
+    const uint64_t half = std::max(CeilTo(halfBytes, 512), info.world * CeilTo(regionBytes, 512));
+    return static_cast<int64_t>((2 * half + kMiB - 1) / kMiB) + StateMiB(info);
+}
+
+// The same call, as CANN's own operators would see it.
+inline CannCall CannCallOf(const MoeDistributeInfo& info) {
+    return {info.world,
+            info.experts,
+            info.maxBatch,
+            info.hidden,
+            info.topK,
+            0,
+            info.xType == kTypeFp32,
+            info.globalBsGiven == 0};
+}
+
+inline bool CheckWindow(const MoeDistributeInfo& info, uint32_t op, CallPlan& plan, CheckResult& result) {
+    const WindowNeed need = WindowNeedOf(info, info.wireType, info.quantMode != 0);
+    const bool dispatch = op == kOpDispatch;
+    const uint64_t region = dispatch ? need.dispatchRegion : need.combineRegion,
+                   half = dispatch ? need.dispatchHalf : need.combineHalf;
+    plan.windowBytes = std::max(region, half);
+    if (region <= RegionBytes(info.dataBytes, info.world) && half <= HalfBytes(info.dataBytes)) return true;
+    result.kind = kCheckWindow;
+    // Dispatch names what the round trip needs; combine what is left of it.
+    const uint64_t whole = dispatch ? std::max(need.dispatchRegion, need.combineRegion) : need.combineRegion;
+    result.needed_mib =
+        NeededMiB(info, whole, dispatch ? std::max(need.dispatchHalf, need.combineHalf) : need.combineHalf);
+    const CannCall cann = CannCallOf(info);
+    const CannVersion& a3 = kCannVersions[info.contract == kContractV2 ? kCannA3V2 : kCannA3V1];
+    snprintf(result.argument, sizeof(result.argument), "group_ep");
+    snprintf(
+        result.message, sizeof(result.message),
+        "the window of group_ep has %u MiB, this call (maxBS %u, K %u, H %u, L %u, W %u) needs %lld "
+        "(CANN's own operator: %lld on %s, %lld on A2): export HCCL_BUFFSIZE=%lld on "
+        "all ranks before the group's first op",
+        info.windowMiB + StateMiB(info), info.maxBatch, info.topK, info.hidden, info.localExperts, info.world,
+        static_cast<long long>(result.needed_mib), static_cast<long long>(CannMiB(a3.bytes(cann))), a3.name,
+        static_cast<long long>(CannMiB(CannA2Fullmesh(cann))), static_cast<long long>(result.needed_mib));
+    return false;
+}
+
+inline void PlanDispatch(const CallSpec& call, const MoeDistributeInfo& info, CallPlan& plan) {
+    const bool quant = info.quantMode != 0, direct = info.algorithm == kAlgorithmDirect;
+    const uint32_t kind = !quant ? 0 : info.hasScales != 0 ? 2 : 1;
+    static const uint32_t kWindowKeys[] = {ASCEND_MOE_TILING_KEY_DISPATCH,
+                                           ASCEND_MOE_TILING_KEY_DISPATCH_QUANT,
+                                           ASCEND_MOE_TILING_KEY_DISPATCH_QUANT_SMOOTH};
+    static const uint32_t kDirectKeys[] = {ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT,
+                                           ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT_QUANT,
+                                           ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT_QUANT_SMOOTH};
+    plan.tilingKey = (direct ? kDirectKeys : kWindowKeys)[kind];
+    plan.dispatch.info = info;
+    plan.dispatch.tokenNumsType = static_cast<uint32_t>(MOE_ATTRIBUTE(call, expert_token_nums_type));
+    plan.dispatch.tpWorldSize = static_cast<uint32_t>(MOE_ATTRIBUTE(call, tp_world_size));
+    plan.dispatch.sendRing = SendRing(info);
+    if (direct) {
+        plan.dispatch.listCores = ListCores(info);
+        GatherRing(info, plan.dispatch);
+    } else {
+        plan.dispatch.copyRing = 2;
+        plan.dispatch.copyRows =
+            ChunkRows(DispatchRowStride(info.hidden, TypeSize(info.wireType), quant, info.triples != 0));
+    }
+}
+
+inline void PlanCombine(const CallSpec& call, const MoeDistributeInfo& info, CallPlan& plan) {
+    const bool direct = info.algorithm == kAlgorithmDirect;
+    plan.tilingKey = direct ? ASCEND_MOE_TILING_KEY_COMBINE_DIRECT : ASCEND_MOE_TILING_KEY_COMBINE;
+    plan.combine.info = info;
+    plan.combine.hasSharedExpertX = MOE_GIVEN(call, shared_expert_x) ? 1 : 0;
+    if (direct) {
+        ReturnRings(info, call.tuned_role_cores, plan.combine);
+    } else {
+        plan.combine.sendRows = ChunkRows(info.hidden * TypeSize(info.xType));
+        SplitTokens(info, plan.combine);
+        plan.combine.sumRing = 2;
+        plan.combine.sumGroup = 1;
+    }
+}
+
+inline void ApplyTuned(const CallSpec& call, CallPlan& plan) {
+    plan.dispatch.sendRing = TunedOr(call.tuned_ring, plan.dispatch.sendRing);
+    plan.dispatch.copyRows = TunedOr(call.tuned_rows, plan.dispatch.copyRows);
+    plan.dispatch.copyRing = TunedOr(call.tuned_ring, plan.dispatch.copyRing);
+    if (plan.dispatch.info.algorithm == kAlgorithmDirect && call.tuned_role_cores > 0) {
+        plan.dispatch.listCores =
+            std::min(static_cast<uint32_t>(call.tuned_role_cores), MostListCores(plan.dispatch.info));
+    }
+    plan.combine.sendRows = TunedOr(call.tuned_rows, plan.combine.sendRows);
+    plan.combine.sumRing = TunedOr(call.tuned_ring, plan.combine.sumRing);
+    if (plan.op == kOpCombine) FitGroups(plan.combine);
+}
+
+// Everything a launch needs, or the reason why not.
+inline bool PlanCall(const CallSpec& call, CallPlan& plan, CheckResult& result) {
+    plan = CallPlan();
+    if (!CheckCall(call, result)) return false;
+    MoeDistributeInfo info;
+    FillInfo(call, info);
+    if (!CheckWindow(info, static_cast<uint32_t>(call.op), plan, result)) return false;
+    plan.op = static_cast<uint32_t>(call.op);
+    plan.blockDim = info.cores;
+    plan.xType = info.xType;
+    plan.workspaceBytes = WorkspaceBytes(info);
+    if (call.op == kOpDispatch) {
+        PlanDispatch(call, info, plan);
+    } else {
+        PlanCombine(call, info, plan);
+    }
+    ApplyTuned(call, plan);
+    return true;
+}
+
+}  // namespace moe
+
+#endif  // ASCEND_MOE_DISTRIBUTE_PLAN_H

@@ -1,0 +1,264 @@
+// UB of one core by item, for every plan of a call: what the kernels' InitBuffer calls add up to on the core
+// that needs most. A kernel gives its UB back between the steps, so that the largest step is the need.
+#ifndef ASCEND_MOE_DISTRIBUTE_UB_H
+#define ASCEND_MOE_DISTRIBUTE_UB_H
+
+#include <vector>
+
+#include "plan.h"
+
+namespace moe {
+
+struct UbItem {
+    const char* step;
+    const char* name;
+    uint32_t bytes;
+};
+
+class UbBudget {
+public:
+    explicit UbBudget(const CallPlan& plan)
+        : plan_(plan), info_(plan.op == kOpDispatch ? plan.dispatch.info : plan.combine.info) {
+        const bool direct = info_.algorithm == kAlgorithmDirect;
+        if (direct && plan.op == kOpDispatch) {
+            DirectPublish();
+            if (plan.dispatch.listCores == 0) {
+                DirectLists();
+            } else {
+                DirectExpertLists();
+            }
+            DirectGather();
+        } else if (direct) {
+            DirectReturn();
+        } else if (plan.op == kOpDispatch) {
+            DispatchSend();
+            DispatchStatus();
+            DispatchCopy();
+        } else {
+            CombineSend();
+            CombineSum();
+        }
+    }
+    const std::vector<UbItem>& items() const { return items_; }
+    // Of the step that needs most.
+    uint32_t Peak() const {
+        uint32_t peak = 0, sum = 0;
+        const char* step = nullptr;
+        for (const UbItem& item : items_) {
+            sum = step == item.step ? sum + item.bytes : item.bytes;
+            step = item.step;
+            peak = std::max(peak, sum);
+        }
+        return peak;
+    }
+
+private:
+    void Step(const char* step) {
+        step_ = step;
+        Add("verdicts of the cores", (info_.cores + 1) * kBlock);
+    }
+    // UB is carved in blocks.
+    void Add(const char* name, uint64_t bytes) {
+        if (bytes != 0) items_.push_back({step_, name, static_cast<uint32_t>(CeilTo(bytes, kBlock))});
+    }
+    uint32_t Ints(uint32_t n) const { return PaddedInts(n) * 4; }
+    uint32_t Counts() const { return RunCounts(info_.algorithm, plan_.op, info_.localExperts); }
+    uint32_t Slots() const { return info_.world * info_.localExperts; }
+
+    void Routing() {
+        const uint32_t lanes = Ints(info_.experts);
+        Add("expert ids", kSendPairs * 4);
+        if (info_.maskRank != 0) Add("mask", kSendPairs);
+        Add("counts, totals, places", 3 * lanes);
+        Add("histograms", std::max(8192u, lanes));
+    }
+    void Segments() {
+        Add("segments", 2 * Ints(Slots()));
+        Add("rows by source", Ints(info_.world));
+    }
+    // Sending a run, and waiting for a share of the sources. Core 0, which has `before` bytes from the entry
+    // besides, may have one source fewer than others.
+    void Status(uint32_t before) {
+        const uint32_t run = StatusRunBytes(info_.localExperts);
+        const uint32_t first = info_.world / info_.cores, most = CeilDiv(info_.world, info_.cores);
+        const bool ofFirst = before + first * run >= most * run;
+        if (ofFirst) Add("abort blocks at entry", before);
+        Add("status run", run);
+        Add("BatchWrite item", kBlock);
+        Add("abort blocks", info_.world * kBlock);
+        Add("awaited runs", static_cast<uint64_t>(ofFirst ? first : most) * run);
+    }
+
+    // Rows of x on their way out, and what quantises them.
+    void SendRows() {
+        const MoeDistributeDispatchTiling& tiling = plan_.dispatch;
+        const uint64_t row = static_cast<uint64_t>(info_.hidden) * TypeSize(info_.xType);
+        Add("rows of x", tiling.sendRing * CeilTo(row, kBlock));
+        if (info_.quantMode != 0) {
+            const uint64_t values = CeilTo(static_cast<uint64_t>(info_.hidden) * 4, kBlock);
+            Add("int8 rows",
+                static_cast<uint64_t>(tiling.sendRing) * (PayloadBytes(info_.hidden, 1) + kBlock));
+            Add("fp32 rows of the quantiser", 2 * values);
+            Add("its reduction", kBlock + CeilTo(2 * CeilDiv(info_.hidden, 64) * 4, kBlock));
+            if (info_.hasScales != 0) Add("smooth scales", values);
+        }
+    }
+    void DispatchSend() {
+        Step("send");
+        Routing();
+        SendRows();
+        Add("expand_idx, row numbers", 2 * kSendPairs * 4);
+        if (info_.triples != 0) Add("triples", kSendPairs * kBlock);
+        Add("abort blocks", info_.world * kBlock);
+    }
+    void DispatchStatus() {
+        Step("status");
+        Add("counts", 2 * Ints(info_.localExperts));
+        Status(0);
+    }
+    void DispatchCopy() {
+        const uint64_t stride = DispatchRowStride(info_.hidden, TypeSize(info_.wireType),
+                                                  info_.quantMode != 0, info_.triples != 0);
+        Step("copy");
+        Segments();
+        Add("counts of all sources", static_cast<uint64_t>(info_.world) * Ints(info_.localExperts));
+        Add("rows of the window", plan_.dispatch.copyRing * CeilTo(plan_.dispatch.copyRows * stride, kBlock));
+        Add("expert_token_nums", CeilTo(info_.localExperts * 8ull, kBlock) + kBlock);
+    }
+
+    void CombineSend() {
+        const MoeDistributeCombineTiling& tiling = plan_.combine;
+        const uint64_t row = static_cast<uint64_t>(info_.hidden) * TypeSize(info_.xType);
+        Step("send");
+        Routing();
+        Segments();
+        Add("expand_idx", kSendPairs * 4);
+        Add("triples, ep_send_counts", Ints(std::max(Slots(), tiling.sendRows * kTripleWords)));
+        Add("rows of expand_x", 2 * CeilTo(tiling.sendRows * row, kBlock));
+        Status(info_.world * kBlock);
+    }
+    void CombineSum() {
+        Step("sum");
+        Routing();
+        Add("expand_idx", kSendPairs * 4);
+        Sums();
+    }
+    void Sums() {
+        const uint64_t part = plan_.combine.partElements, size = TypeSize(info_.xType);
+        const bool wide = info_.xType == kTypeFp32;
+        Add("weights", kSendPairs * 4);
+        Add("rows to sum", plan_.combine.sumRing * CeilTo(part * size, kBlock));
+        Add("results", (wide ? 1 : 2) * CeilTo(part * size, kBlock));
+        Add("fp32 term", part * 4);
+        if (!wide) Add("fp32 sum", part * 4);
+    }
+
+    // Waiting for all sources, whose runs stay.
+    void AllRuns() {
+        Add("fail block", kBlock);
+        Add("abort blocks", info_.world * kBlock);
+        Add("runs of all sources", static_cast<uint64_t>(info_.world) * StatusRunBytes(Counts()));
+        if (info_.cores > 1) Add("their comparison", MatchBytes(info_.world, Counts()));
+    }
+    void OwnRun() {
+        Add("status runs", RunsInUb(info_) * StatusRunBytes(Counts()));
+        Add("BatchWrite item", kBlock);
+    }
+    void DirectPublish() {
+        Step("publish");
+        Routing();
+        SendRows();
+        Add("abort blocks", info_.world * kBlock);
+    }
+    void DirectLists() {
+        Step("lists");
+        Routing();
+        Add("histograms of all cores",
+            static_cast<uint64_t>(HistogramsAtOnce(info_.cores, info_.experts)) * Ints(info_.experts));
+        if (ScansSegments(info_.world, info_.cores)) {
+            Add("rows by owner", 4 * Ints(info_.experts));
+            Add("their largest", Ints(info_.world) + 2 * kBlock + MatchReduceBytes(info_.world));
+        }
+        if (info_.triples == 0) Add("expand_idx", kSendPairs * 4);
+        Add("list entries", kSendPairs * kBlock);
+    }
+    void DirectExpertLists() {
+        const uint32_t pairs = info_.batch * info_.topK, lanes = ListLanes(pairs),
+                       experts = CeilDiv(info_.experts, plan_.dispatch.listCores);
+        Step("lists");
+        Add("expert ids, pair numbers", 2 * lanes * 4);
+        Add("comparisons", 2 * CeilTo(CeilTo(lanes, 128) / 8, kBlock));
+        if (info_.maskRank != 0) {
+            const uint32_t masks = info_.maskRank == 1 ? info_.batch : pairs;
+            Add("mask", CeilTo(masks, kBlock));
+            Add("mask as numbers", CeilTo(masks, 128) * 2);
+        }
+        Add("counts", Ints(experts));
+        Add("lists", ListInts(lanes, experts) * 4);
+        if (info_.triples == 0) Add("positions", kPositionBlocks * (kBlock + 4));
+        Add("abort blocks", info_.world * kBlock);
+    }
+    void DirectGather() {
+        const uint64_t stride =
+            DispatchRowStride(info_.hidden, TypeSize(info_.wireType), info_.quantMode != 0, false);
+        Step("gather");
+        Add("counts", Ints(info_.experts));
+        OwnRun();
+        AllRuns();
+        Segments();
+        if (ScansSegments(info_.world, info_.cores))
+            Add("their sums", ScanBytes(info_.world, info_.localExperts));
+        if (ReadsOnce(info_)) {
+            Add("lists, places, triples", OnceBytes(info_));
+        } else {
+            Add("lists", kSendPairs * 4);
+            if (info_.triples != 0) Add("triples", kSendPairs * kTripleWords * 4);
+        }
+        Add("rows of the sources",
+            plan_.dispatch.copyRing * CeilTo(plan_.dispatch.copyRows * stride, kBlock));
+        Add("expert_token_nums", CeilTo(info_.localExperts * 8ull, kBlock) + kBlock);
+    }
+    // One plan for the whole op.
+    void DirectReturn() {
+        const MoeDistributeCombineTiling& tiling = plan_.combine;
+        const uint64_t size = TypeSize(info_.xType), part = tiling.partElements;
+        const bool wide = info_.xType == kTypeFp32;
+        Step("return");
+        Routing();
+        if (info_.triples == 0) {
+            Add("expand_idx", kSendPairs * 4);
+            Add("largest positions", Ints(info_.experts));
+        }
+        Add("segments", 2 * Ints(Slots()));
+        Add("their check", ReturnCountLanes(info_.world, Slots()) * 4 + Ints(Slots()) + 2 * kBlock);
+        if (info_.triples != 0) Add("triples", Ints((kSendPairs + 1) * kTripleWords));
+        Add("late blocks", info_.world * kBlock);
+        if (tiling.copyCores != 0) Add("own stages", (tiling.copyCores + kStages - 1) * kBlock);
+        Add("rows of expand_x",
+            tiling.returnRing *
+                ReturnChunkBytes(static_cast<uint32_t>(info_.hidden * size), tiling.sendRows));
+        Add("positions", kSendPairs * 4);
+        Add("weights", kSendPairs * 4);
+        Add("addresses", SumEntries(info_.topK) * 8);
+        Add("their weights", SumEntries(info_.topK) * 4);
+        Add("rows of a token", kSendPairs / info_.topK * 4);
+        Add("rows to sum",
+            tiling.sumRing / tiling.sumGroup *
+                SumGroupBytes(info_.experts, tiling.sumGroup, static_cast<uint32_t>(part * size)));
+        Add("results", (wide ? 1 : 2) * CeilTo(part * size, kBlock));
+        Add("fp32 term", part * 4);
+        if (!wide) Add("fp32 sum", part * 4);
+        Add("abort blocks at entry", info_.world * kBlock);
+        OwnRun();
+        AllRuns();
+    }
+
+    const CallPlan& plan_;
+    const MoeDistributeInfo& info_;
+    const char* step_ = "";
+    std::vector<UbItem> items_;
+};
+
+}  // namespace moe
+
+#endif  // ASCEND_MOE_DISTRIBUTE_UB_H

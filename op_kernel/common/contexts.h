@@ -1,0 +1,158 @@
+// The areas of a rank, behind accessors, whatever the launch's communication context is: our own window
+// table, or that of A3 or A2.
+#ifndef ASCEND_MOE_DISTRIBUTE_CONTEXT_H
+#define ASCEND_MOE_DISTRIBUTE_CONTEXT_H
+
+#include "abi.h"
+#include "base.h"
+
+namespace moe {
+
+// In GM, filled by the host side of the communicator. Addresses are those of this rank's view of the peer.
+struct WindowTable {
+    uint32_t magic;
+    uint32_t rank;
+    uint32_t world;
+    uint32_t reserved;
+    uint64_t windowBytes;  // data and lent area, which follow each other
+    uint64_t stateBytes;
+    uint64_t data[kMaxWorld];
+    uint64_t state[kMaxWorld];
+};
+constexpr uint32_t kWindowTableMagic = 0x57494E44u;
+
+// What of the context is at odds with the tiling.
+struct ContextMismatch {
+    uint32_t field = kContextFieldCount;  // none
+    uint32_t ours = 0;                    // sizes in KiB
+    uint32_t theirs = 0;
+};
+
+// One adapter for the three contexts. The lent area, if there is one, lies right behind the data. On A2 the
+// last MiB of windowsIn is the state area.
+class WindowContext {
+public:
+    __aicore__ inline void Init(GM_ADDR context, const MoeDistributeInfo& info) {
+        context_ = context;
+        kind_ = info.contextKind;
+        rank_ = info.rank;
+        world_ = info.world;
+        dataBytes_ = info.dataBytes;
+        lentBytes_ = info.lentBytes;
+    }
+    // Reads the context only. No address of it may be used before this has found nothing.
+    __aicore__ inline ContextMismatch Check() const {
+        if (context_ == nullptr) return Differs(kContextFieldAddress, 1, 0);
+        if (kind_ == kContextA3) {
+            return Compare(A3()->rank, A3()->world, A3()->windowBytes, A3()->expBytes);
+        }
+        if (kind_ == kContextA2) {
+            const uint64_t bytes = A2()->windowBytes, state = bytes < kA2StateBytes ? bytes : kA2StateBytes;
+            return Compare(A2()->rank, A2()->world, bytes - state, state);
+        }
+        if (Table()->magic != kWindowTableMagic)
+            return Differs(kContextFieldMagic, kWindowTableMagic, Table()->magic);
+        return Compare(Table()->rank, Table()->world, Table()->windowBytes, Table()->stateBytes);
+    }
+    __aicore__ inline uint32_t rank() const { return rank_; }
+    __aicore__ inline uint32_t world() const { return world_; }
+    __aicore__ inline uint64_t data_bytes() const { return dataBytes_; }
+    // The window memory that callers own between window_empty and the combine that publishes it.
+    __aicore__ inline uint64_t lent_bytes() const { return lentBytes_; }
+    __aicore__ inline GM_ADDR lent(uint32_t rank) const { return data(rank) + dataBytes_; }
+    __aicore__ inline GM_ADDR data(uint32_t rank) const {
+        if (kind_ == kContextTable) return reinterpret_cast<GM_ADDR>(Table()->data[rank]);
+        if (kind_ == kContextA2) return A2Window(rank);
+        return reinterpret_cast<GM_ADDR>(rank == rank_ ? A3()->windowsIn : A3Of(rank)->windowsIn);
+    }
+    __aicore__ inline GM_ADDR state(uint32_t rank) const {
+        if (kind_ == kContextTable) return reinterpret_cast<GM_ADDR>(Table()->state[rank]);
+        if (kind_ == kContextA2) return A2Window(rank) + dataBytes_ + lentBytes_;
+        return reinterpret_cast<GM_ADDR>(rank == rank_ ? A3()->windowsExp : A3Of(rank)->windowsExp);
+    }
+    // A2: this rank's own windowsOut, laid out as windowsIn is.
+    __aicore__ inline GM_ADDR staging() const {
+        return reinterpret_cast<GM_ADDR>(Many() ? A2Data(rank_)->localOut.address : A2()->windowsOut[rank_]);
+    }
+    __aicore__ inline GM_ADDR address() const { return context_; }
+
+private:
+    __aicore__ inline ContextMismatch Differs(uint32_t field, uint32_t ours, uint32_t theirs) const {
+        ContextMismatch found;
+        found.field = field;
+        found.ours = ours;
+        found.theirs = theirs;
+        return found;
+    }
+    __aicore__ inline ContextMismatch Compare(uint32_t rank, uint32_t world, uint64_t window,
+                                              uint64_t state) const {
+        if (rank != rank_) return Differs(kContextFieldRank, rank_, rank);
+        if (world != world_) return Differs(kContextFieldWorld, world_, world);
+        const uint64_t ours = dataBytes_ + lentBytes_;
+        if (window != ours) return Differs(kContextFieldWindow, KiB(ours), KiB(window));
+        const uint64_t need = StateBytes(world_);
+        if (state < need) return Differs(kContextFieldState, KiB(need), KiB(state));
+        return ContextMismatch();
+    }
+    // Whatever lies in the context still fits the record.
+    __aicore__ inline uint32_t KiB(uint64_t bytes) const {
+        const uint64_t size = bytes / 1024;
+        return static_cast<uint32_t>(size < kMostKiB ? size : kMostKiB);
+    }
+    __aicore__ inline __gm__ WindowTable* Table() const {
+        return reinterpret_cast<__gm__ WindowTable*>(context_);
+    }
+    __aicore__ inline __gm__ A3Context* A3() const { return reinterpret_cast<__gm__ A3Context*>(context_); }
+    __aicore__ inline __gm__ A3Remote* A3Of(uint32_t rank) const {
+        return reinterpret_cast<__gm__ A3Remote*>(A3()->remote[rank].device);
+    }
+    __aicore__ inline __gm__ A2Context* A2() const { return reinterpret_cast<__gm__ A2Context*>(context_); }
+    __aicore__ inline __gm__ A2Remote* A2Data(uint32_t rank) const {
+        return reinterpret_cast<__gm__ A2Remote*>(A2()->data) + rank;
+    }
+    __aicore__ inline bool Many() const { return world_ > kA2Ranks || A2()->multiFlag != 0; }
+    __aicore__ inline GM_ADDR A2Window(uint32_t rank) const {
+        if (!Many()) return reinterpret_cast<GM_ADDR>(A2()->windowsIn[rank]);
+        return reinterpret_cast<GM_ADDR>(rank == rank_ ? A2Data(rank)->localIn.address
+                                                       : A2Data(rank)->remoteIn.address);
+    }
+
+    static constexpr uint64_t kMostKiB = 0x7FFFFFFF;
+    GM_ADDR context_ = nullptr;
+    uint32_t kind_ = kContextTable;
+    uint32_t rank_ = 0;
+    uint32_t world_ = 0;
+    uint64_t dataBytes_ = 0;
+    uint64_t lentBytes_ = 0;
+};
+
+// The epoch word of this rank's control block: the only scalar GM state. One cache line, cleaned by hand.
+class EpochWord {
+public:
+    __aicore__ inline void Init(const WindowContext& context) {
+        control_.SetGlobalBuffer(
+            reinterpret_cast<__gm__ uint32_t*>(context.state(context.rank()) + kControlOffset), kBlockWords);
+    }
+    // A control block without our magic is a fresh window: its epoch is 0.
+    __aicore__ inline uint32_t Read() const {
+        if constexpr (!IsMutant(Mutant::kEpochReadFromCache)) Invalidate();
+        return control_.GetValue(kControlMagicWord) == kControlMagic ? control_.GetValue(kControlEpochWord)
+                                                                     : 0;
+    }
+    __aicore__ inline void Publish(uint32_t epoch) {
+        control_.SetValue(kControlMagicWord, kControlMagic);
+        control_.SetValue(kControlEpochWord, epoch);
+        if constexpr (!IsMutant(Mutant::kEpochLeftInCache)) Invalidate();
+    }
+
+private:
+    __aicore__ inline void Invalidate() const {
+        AscendC::DataCacheCleanAndInvalid<uint32_t, AscendC::CacheLine::SINGLE_CACHE_LINE,
+                                          AscendC::DcciDst::CACHELINE_OUT>(control_);
+    }
+    GlobalTensor<uint32_t> control_;
+};
+
+}  // namespace moe
+
+#endif  // ASCEND_MOE_DISTRIBUTE_CONTEXT_H

@@ -1,0 +1,221 @@
+// Rows as they travel: plain, or int8 with one fp32 scale a token (quant_mode 2).
+#ifndef ASCEND_MOE_DISTRIBUTE_QUANTIZE_H
+#define ASCEND_MOE_DISTRIBUTE_QUANTIZE_H
+
+#include "base.h"
+
+namespace moe {
+
+// Per-token dynamic quantisation in UB: s = 127 / max|v|, q = rint(v * s), scale = 1 / s with v = x [*
+// smooth].
+template <typename XType, bool kSmooth>
+class RowQuantizer {
+public:
+    // UB: three fp32 rows at most, and the reduction's scratch.
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR scales) {
+        hidden_ = info.hidden;
+        payload_ = PayloadBytes(info.hidden, sizeof(int8_t));
+        const uint32_t rowBytes = static_cast<uint32_t>(CeilTo(hidden_ * sizeof(float), kBlock));
+        pipe.InitBuffer(valueBuf_, rowBytes);
+        pipe.InitBuffer(scratchBuf_, rowBytes);
+        // The result, then what ReduceMax works in: a value and its index of every 256 bytes.
+        pipe.InitBuffer(reduceBuf_, kBlock + static_cast<uint32_t>(
+                                                 CeilTo(2 * CeilDiv(hidden_, 64) * sizeof(float), kBlock)));
+        if (kSmooth) {
+            pipe.InitBuffer(smoothBuf_, rowBytes);
+            scales_.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(scales),
+                                    static_cast<uint64_t>(info.experts) * hidden_);
+        }
+    }
+
+    // `wire`: payload, then the block that carries the scale. The caller orders MTE2 before this (row) and V,
+    // S before MTE3 (wire).
+    __aicore__ inline void Quantize(const LocalTensor<int8_t>& wire, const LocalTensor<XType>& row,
+                                    uint32_t expert) {
+        LocalTensor<float> value = valueBuf_.Get<float>(hidden_);
+        LocalTensor<float> magnitude = scratchBuf_.Get<float>(hidden_);
+        LocalTensor<float> reduced = reduceBuf_.Get<float>(kBlockWords);
+        LocalTensor<float> reduceScratch = reduceBuf_.Get<float>()[kBlockWords];
+        Widen(value, row, expert);
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Abs(magnitude, value, hidden_);
+        if constexpr (!IsMutant(Mutant::kReducedBeforeMagnitude)) AscendC::PipeBarrier<PIPE_V>();
+        AscendC::ReduceMax(reduced, magnitude, reduceScratch, static_cast<int32_t>(hidden_), false);
+        if constexpr (!IsMutant(Mutant::kScaleReadBeforeReduced)) SyncFunc<HardEvent::V_S>();
+        const float largest = reduced.GetValue(0);
+        float scale = 1.0f;
+        ClearTail(wire);
+        if (largest == 0.0f) {
+            // An all-zero row has no scale of its own: codes 0, scale 1.
+            AscendC::Duplicate(wire.ReinterpretCast<int16_t>(), static_cast<int16_t>(0),
+                               payload_ / sizeof(int16_t));
+        } else {
+            const float inverse = 127.0f / largest;
+            scale = 1.0f / inverse;
+            SyncFunc<HardEvent::S_V>();
+            AscendC::Muls(value, value, inverse, hidden_);
+            AscendC::PipeBarrier<PIPE_V>();
+            LocalTensor<int32_t> code = value.template ReinterpretCast<int32_t>();
+            AscendC::Cast(code, value, AscendC::RoundMode::CAST_RINT, hidden_);
+            AscendC::PipeBarrier<PIPE_V>();
+            AscendC::SetDeqScale(static_cast<half>(1.0f));
+            LocalTensor<half> narrow = magnitude.template ReinterpretCast<half>();
+            AscendC::Cast(narrow, code, AscendC::RoundMode::CAST_NONE, hidden_);
+            AscendC::PipeBarrier<PIPE_V>();
+            AscendC::Cast(wire, narrow, AscendC::RoundMode::CAST_TRUNC, hidden_);
+        }
+        LocalTensor<float> tail =
+            wire.ReinterpretCast<float>()[static_cast<uint32_t>(payload_ / sizeof(float))];
+        tail.SetValue(0, scale);
+        for (uint32_t i = 1; i < kBlockWords; ++i) tail.SetValue(i, 0.0f);
+    }
+
+private:
+    __aicore__ inline void Widen(const LocalTensor<float>& value, const LocalTensor<XType>& row,
+                                 uint32_t expert) {
+        if (kSmooth) {
+            LocalTensor<float> smooth = smoothBuf_.Get<float>(hidden_);
+            SyncFunc<HardEvent::V_MTE2>();
+            CopyIn(smooth, scales_[static_cast<uint64_t>(expert) * hidden_], hidden_);
+            SyncFunc<HardEvent::MTE2_V>();
+        }
+        if constexpr (AscendC::IsSameType<XType, float>::value) {
+            if constexpr (kSmooth) {
+                AscendC::Mul(value, row, smoothBuf_.Get<float>(hidden_), hidden_);
+            } else {
+                AscendC::DataCopy(value, row, static_cast<uint32_t>(CeilTo(hidden_, kBlockWords)));
+            }
+        } else {
+            AscendC::Cast(value, row, AscendC::RoundMode::CAST_NONE, hidden_);
+            if constexpr (kSmooth) {
+                AscendC::PipeBarrier<PIPE_V>();
+                AscendC::Mul(value, value, smoothBuf_.Get<float>(hidden_), hidden_);
+            }
+        }
+    }
+    // The bytes between the last code and the block boundary travel too: zeros, not leftovers.
+    __aicore__ inline void ClearTail(const LocalTensor<int8_t>& wire) {
+        if (payload_ == hidden_) return;
+        AscendC::Duplicate(wire[static_cast<uint32_t>(payload_ - kBlock)].ReinterpretCast<int16_t>(),
+                           static_cast<int16_t>(0), kBlock / sizeof(int16_t));
+        AscendC::PipeBarrier<PIPE_V>();
+    }
+
+    GlobalTensor<float> scales_;
+    UbBuf valueBuf_, scratchBuf_, smoothBuf_, reduceBuf_;
+    uint32_t hidden_ = 0;
+    uint32_t payload_ = 0;
+};
+
+constexpr uint32_t kMostStarted = 4;  // rows whose loads may be begun before the first is fetched
+
+// Hands out wire rows of tokens. A token is read, and quantised, once for consecutive pairs that send it
+// alike.
+template <typename XType, bool kQuant, bool kSmooth>
+class RowLoader {
+public:
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR x, GM_ADDR scales,
+                                uint32_t ring) {
+        hidden_ = info.hidden;
+        ring_ = ring;
+        rowBytes_ = static_cast<uint32_t>(hidden_ * sizeof(XType));
+        x_.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(x),
+                           static_cast<uint64_t>(info.batch) * rowBytes_);
+        if constexpr (kQuant) {
+            pipe.InitBuffer(inQueue_, static_cast<uint8_t>(ring), rowBytes_);
+            pipe.InitBuffer(outQueue_, static_cast<uint8_t>(ring),
+                            PayloadBytes(hidden_, sizeof(int8_t)) + kBlock);
+            quantizer_.Init(pipe, info, scales);
+        } else {
+            pipe.InitBuffer(copyQueue_, static_cast<uint8_t>(ring), rowBytes_);
+        }
+    }
+    __aicore__ inline LocalTensor<int8_t> Fetch(uint32_t token, uint32_t expert) {
+        if (held_ && token == token_ && (!kSmooth || expert == expert_)) return row_;
+        Release();
+        token_ = token;
+        expert_ = expert;
+        held_ = true;
+        const GlobalTensor<int8_t> source = RowOf(token);
+        if constexpr (kQuant) {
+            if (started_ == 0) {
+                Load(source);
+            } else {
+                --started_;
+            }
+            LocalTensor<int8_t> in = inQueue_.template DeQue<int8_t>();
+            LocalTensor<int8_t> out = outQueue_.template AllocTensor<int8_t>();
+            // The scale is written by S: the queue orders only V after the last use of this tensor.
+            if (fresh_ == 0) {
+                SyncFunc<HardEvent::MTE3_S>();
+            } else {
+                --fresh_;
+            }
+            quantizer_.Quantize(out, in.template ReinterpretCast<XType>(), expert);
+            inQueue_.FreeTensor(in);
+            outQueue_.EnQue(out);
+            row_ = outQueue_.template DeQue<int8_t>();
+            if constexpr (!IsMutant(Mutant::kScaleSentBeforeWritten)) SyncFunc<HardEvent::S_MTE3>();
+        } else {
+            LocalTensor<int8_t> row = copyQueue_.template AllocTensor<int8_t>();
+            AscendC::DataCopy(row, source, rowBytes_);
+            row_ = row;
+            if constexpr (!IsMutant(Mutant::kRowSentBeforeLoaded)) {
+                copyQueue_.EnQue(row);
+                row_ = copyQueue_.template DeQue<int8_t>();
+            }
+        }
+        return row_;
+    }
+    // Begins to load the row of a token that is fetched after those begun before, fewer than the ring holds
+    // at a time. Their first stores are not waited for.
+    __aicore__ inline void Start(uint32_t token) {
+        if (!ahead_) fresh_ = ring_;
+        ahead_ = true;
+        Load(RowOf(token));
+        ++started_;
+    }
+    __aicore__ inline void Release() {
+        if (!held_) return;
+        held_ = false;
+        if constexpr (kQuant) {
+            outQueue_.FreeTensor(row_);
+        } else {
+            copyQueue_.FreeTensor(row_);
+        }
+    }
+    // Payload, and the scale block when quantised.
+    __aicore__ inline uint32_t WireBytes() const {
+        return kQuant ? PayloadBytes(hidden_, sizeof(int8_t)) + kBlock : rowBytes_;
+    }
+
+private:
+    __aicore__ inline GlobalTensor<int8_t> RowOf(uint32_t token) const {
+        return x_[static_cast<uint64_t>(token) * rowBytes_];
+    }
+    __aicore__ inline void Load(const GlobalTensor<int8_t>& source) {
+        const LocalTensor<int8_t> in = inQueue_.template AllocTensor<int8_t>();
+        AscendC::DataCopy(in, source, rowBytes_);
+        inQueue_.EnQue(in);
+    }
+
+    GlobalTensor<int8_t> x_;
+    AscendC::TQue<AscendC::QuePosition::VECIN, kMostStarted> inQueue_;
+    AscendC::TQue<AscendC::QuePosition::VECOUT, 1> outQueue_;
+    AscendC::TQueBind<AscendC::QuePosition::VECIN, AscendC::QuePosition::VECOUT, 1> copyQueue_;
+    RowQuantizer<XType, kSmooth> quantizer_;
+    LocalTensor<int8_t> row_;
+    uint32_t hidden_ = 0;
+    uint32_t rowBytes_ = 0;
+    uint32_t token_ = 0;
+    uint32_t expert_ = 0;
+    uint32_t ring_ = 0;
+    uint32_t started_ = 0;  // rows on their way that are fetched next
+    uint32_t fresh_ = 0;    // wire rows that have not been stored from yet
+    bool ahead_ = false;
+    bool held_ = false;
+};
+
+}  // namespace moe
+
+#endif  // ASCEND_MOE_DISTRIBUTE_QUANTIZE_H

@@ -1,0 +1,239 @@
+// What core 0 leaves behind when an op fails: the error record, and on a fatal error abort blocks to the
+// peers.
+#ifndef ASCEND_MOE_DISTRIBUTE_REPORT_H
+#define ASCEND_MOE_DISTRIBUTE_REPORT_H
+
+#include "rdma.h"
+#include "send.h"
+#include "status.h"
+
+namespace moe {
+
+class FailureReport {
+public:
+    __aicore__ inline void Init(const WindowContext& context, const MoeDistributeInfo& info, uint32_t op,
+                                uint32_t epoch, GM_ADDR record) {
+        context_ = &context;
+        info_ = &info;
+        op_ = op;
+        epoch_ = epoch;
+        record_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(record), kErrorRecordWords);
+    }
+
+    // Direct combine: late blocks of this stage are awaited, where runs say that they follow.
+    __aicore__ inline void Await(uint32_t stage) { stage_ = stage; }
+
+    // Call on core 0 with the UB free: resets the pipe. `items`: room in GM for a BatchWrite list.
+    __aicore__ inline void Write(TPipe& pipe, const Verdict& verdict, WindowSender& sender, RdmaLink& link,
+                                 GM_ADDR items) {
+        AscendC::PipeBarrier<PIPE_ALL>();
+        pipe.Reset();
+        UbBuf recordBuf, headerBuf, abortBuf, itemBuf, beforeBuf;
+        pipe.InitBuffer(lateBuf_, info_->world * kBlock);
+        pipe.InitBuffer(recordBuf, kErrorRecordWords * sizeof(int32_t));
+        pipe.InitBuffer(headerBuf, 2 * info_->world * kBlock);
+        pipe.InitBuffer(abortBuf, kBlock);
+        pipe.InitBuffer(itemBuf, info_->world * kBlock);
+        pipe.InitBuffer(beforeBuf, kBlock);
+        LocalTensor<int32_t> words = recordBuf.Get<int32_t>();
+        AscendC::Duplicate(words, static_cast<int32_t>(0), kErrorRecordWords);
+        SyncFunc<HardEvent::V_S>();
+        words.SetValue(kRecMagic, kRecordMagic);
+        words.SetValue(kRecCode, static_cast<int32_t>(verdict.code));
+        words.SetValue(kRecOp, static_cast<int32_t>(op_));
+        words.SetValue(kRecEpoch, static_cast<int32_t>(epoch_));
+        words.SetValue(kRecRank, static_cast<int32_t>(info_->rank));
+        words.SetValue(kRecCulprit, static_cast<int32_t>(verdict.source));
+        words.SetValue(kRecDetail0, static_cast<int32_t>(verdict.detail0));
+        words.SetValue(kRecDetail1, static_cast<int32_t>(verdict.detail1));
+        words.SetValue(kRecDetail2, static_cast<int32_t>(verdict.detail2));
+        words.SetValue(kRecReporter, static_cast<int32_t>(verdict.reporter));
+        words.SetValue(kRecCapacity, static_cast<int32_t>(info_->capacity));
+        words.SetValue(kRecWaitedMillis,
+                       static_cast<int32_t>(info_->deadlineCycles / (1000 * kCyclesPerMicro)));
+        words.SetValue(kRecExperts, static_cast<int32_t>(info_->experts));
+        words.SetValue(kRecMaxBatch, static_cast<int32_t>(info_->maxBatch));
+        words.SetValue(kRecTopK, static_cast<int32_t>(info_->topK));
+        words.SetValue(kRecWorld, static_cast<int32_t>(info_->world));
+        if (verdict.code >= kFirstFatal && verdict.code != kContextMismatch) {
+            LocalTensor<uint32_t> headers = headerBuf.Get<uint32_t>();
+            LoadLate();
+            LoadHeaders(headers, sender.servers());
+            // A failure met at entry: nobody is awaited yet.
+            if (Arrived(headers, info_->rank)) ListAwaited(headers, words);
+            if (verdict.reporter == info_->rank) {
+                const LocalTensor<uint32_t> block = abortBuf.Get<uint32_t>();
+                SetAbort(block, verdict);
+                PostAborts(headers, block, sender);
+                if (info_->transport == kTransportRdma)
+                    PostFarAborts(headers, block, sender, itemBuf.Get<uint64_t>(), link, items);
+                PostAwaitedAborts(headers, block, sender);
+            }
+        }
+        SyncFunc<HardEvent::S_MTE3>();
+        if (!Told(beforeBuf.Get<int32_t>(), verdict)) CopyOut(record_, words, kErrorRecordWords);
+        if (verdict.code != kContextMismatch) {
+            GlobalTensor<int32_t> own;
+            own.SetGlobalBuffer(
+                reinterpret_cast<__gm__ int32_t*>(context_->state(info_->rank) + kErrorRecordOffset),
+                kErrorRecordWords);
+            CopyOut(own, words, kErrorRecordWords);
+        }
+        AscendC::PipeBarrier<PIPE_ALL>();
+    }
+
+private:
+    // On an NPU the host looks at the record when more ops have run: what went wrong first explains the rest.
+    // Only a fatal failure replaces one that was not.
+    __aicore__ inline bool Told(const LocalTensor<int32_t>& before, const Verdict& verdict) const {
+        const DataCopyExtParams params{1, kBlock, 0, 0, 0};
+        const DataCopyPadExtParams<int32_t> pad{false, 0, 0, 0};
+        AscendC::DataCopyPad(before, record_, params, pad);
+        SyncFunc<HardEvent::MTE2_S>();
+        if (before.GetValue(kRecMagic) != kRecordMagic) return false;
+        return before.GetValue(kRecCode) >= static_cast<int32_t>(kFirstFatal) || verdict.code < kFirstFatal;
+    }
+    // Header 0 of every run: [parity][source]. Over RDMA those of far ranks lie behind their rows; what is no
+    // header there counts as none.
+    __aicore__ inline void LoadHeaders(const LocalTensor<uint32_t>& headers, const ServerMap& servers) {
+        const uint32_t stride = StatusStride(info_->world);
+        GlobalTensor<uint32_t> runs;
+        runs.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(context_->state(info_->rank) +
+                                                                StatusOffset(info_->world, 0, 0)),
+                             static_cast<uint64_t>(2 * info_->world) * stride / sizeof(uint32_t));
+        const DataCopyExtParams params{static_cast<uint16_t>(2 * info_->world), kBlock, stride - kBlock, 0,
+                                       0};
+        const DataCopyPadExtParams<uint32_t> pad{false, 0, 0, 0};
+        AscendC::DataCopyPad(headers, runs, params, pad);
+        if (info_->transport == kTransportRdma) {
+            AscendC::PipeBarrier<PIPE_ALL>();
+            LoadFarHeaders(headers, servers);
+        }
+        SyncFunc<HardEvent::MTE2_S>();
+    }
+    __aicore__ inline void LoadFarHeaders(const LocalTensor<uint32_t>& headers, const ServerMap& servers) {
+        for (uint32_t parity = 0; parity < 2; ++parity) {
+            for (uint32_t rank = 0; rank < info_->world; ++rank) {
+                if (!servers.Far(rank)) continue;
+                GlobalTensor<uint32_t> run;
+                run.SetGlobalBuffer(FarRun(*context_, parity, rank), kBlockWords);
+                AscendC::DataCopy(headers[HeaderAt(parity, rank)], run, kBlockWords);
+                SyncFunc<HardEvent::MTE2_S>();
+                const uint32_t at = HeaderAt(parity, rank), epoch = headers.GetValue(at + kH0Epoch);
+                if (headers.GetValue(at + kH0Magic) == HeaderWord(epoch) &&
+                    headers.GetValue(at + kH0Source) == rank)
+                    continue;
+                for (uint32_t w = 0; w < kBlockWords; ++w) headers.SetValue(at + w, 0);
+            }
+        }
+    }
+    // Late blocks of this epoch's half, on their way.
+    __aicore__ inline void LoadLate() {
+        GlobalTensor<uint32_t> blocks;
+        blocks.SetGlobalBuffer(
+            reinterpret_cast<__gm__ uint32_t*>(context_->state(info_->rank) +
+                                               LateOffset(info_->world, StatusHalf(Parity(epoch_)), 0)),
+            info_->world * kBlockWords);
+        AscendC::DataCopy(lateBuf_.Get<uint32_t>(), blocks, info_->world * kBlockWords);
+    }
+    // Whether the rank's run is here, but not the late block that is awaited.
+    __aicore__ inline bool IsLate(const LocalTensor<uint32_t>& headers, uint32_t rank) {
+        const uint32_t opPhase = headers.GetValue(HeaderAt(Parity(epoch_), rank) + kH0OpPhase);
+        if (stage_ == 0 || PhaseOf(opPhase) != kPhaseStaged) return false;
+        const LocalTensor<uint32_t> late = lateBuf_.Get<uint32_t>();
+        const uint32_t at = rank * kBlockWords;
+        return late.GetValue(at + kLbMagic) != LateWord(epoch_) || late.GetValue(at + kLbStage) < stage_;
+    }
+    __aicore__ inline bool Arrived(const LocalTensor<uint32_t>& headers, uint32_t rank) const {
+        return headers.GetValue(HeaderAt(Parity(epoch_), rank) + kH0Magic) == HeaderWord(epoch_);
+    }
+    __aicore__ inline uint32_t HeaderAt(uint32_t parity, uint32_t rank) const {
+        return (parity * info_->world + rank) * kBlockWords;
+    }
+    // The newest header of a rank that has not arrived: that of the op before, or what is older.
+    __aicore__ inline uint32_t NewestHeader(const LocalTensor<uint32_t>& headers, uint32_t rank) const {
+        if (Arrived(headers, rank)) return HeaderAt(Parity(epoch_), rank);
+        const uint32_t other = HeaderAt(1 - Parity(epoch_), rank);
+        const uint32_t seen = headers.GetValue(other + kH0Magic) ^ kStatusMagic;
+        return NextEpoch(seen) == epoch_ ? other : HeaderAt(Parity(epoch_), rank);
+    }
+    __aicore__ inline void ListAwaited(const LocalTensor<uint32_t>& headers,
+                                       const LocalTensor<int32_t>& words) {
+        uint32_t count = 0;
+        for (uint32_t rank = 0; rank < info_->world; ++rank) {
+            if (Arrived(headers, rank) && !IsLate(headers, rank)) continue;
+            if (count < kMaxAwaited) {
+                const uint32_t at = kRecAwaited + count * 3, header = NewestHeader(headers, rank);
+                words.SetValue(at, static_cast<int32_t>(rank));
+                words.SetValue(at + 1, static_cast<int32_t>(headers.GetValue(header + kH0Epoch)));
+                words.SetValue(at + 2, static_cast<int32_t>(headers.GetValue(header + kH0OpPhase) >> 24));
+            }
+            ++count;
+        }
+        words.SetValue(kRecAwaitedCount, static_cast<int32_t>(count));
+    }
+    __aicore__ inline void SetAbort(const LocalTensor<uint32_t>& block, const Verdict& verdict) {
+        block.SetValue(kAbMagic, kAbortMagic);
+        block.SetValue(kAbEpoch, epoch_);
+        block.SetValue(kAbCode, verdict.code);
+        block.SetValue(kAbCulprit, verdict.source);
+        block.SetValue(kAbOp, op_);
+        block.SetValue(kAbReporter, info_->rank);
+        block.SetValue(kAbDetail0, verdict.detail0);
+        block.SetValue(kAbDetail1, verdict.detail1);
+        SyncFunc<HardEvent::S_MTE3>();
+    }
+    // To this rank itself, so that the failure is sticky; to peers that are here; through the server to far
+    // ones; and last to those awaited, whose memory may be gone.
+    __aicore__ inline void PostAborts(const LocalTensor<uint32_t>& headers,
+                                      const LocalTensor<uint32_t>& block, WindowSender& sender) {
+        sender.PutAbort(info_->rank, block);
+        for (uint32_t rank = 0; rank < info_->world; ++rank) {
+            if (rank != info_->rank && Arrived(headers, rank) && !sender.servers().Far(rank))
+                sender.PutAbort(rank, block);
+        }
+        sender.Flush();
+    }
+    __aicore__ inline void PostAwaitedAborts(const LocalTensor<uint32_t>& headers,
+                                             const LocalTensor<uint32_t>& block, WindowSender& sender) {
+        for (uint32_t rank = 0; rank < info_->world; ++rank) {
+            if (rank != info_->rank && !Arrived(headers, rank) && !sender.servers().Far(rank))
+                sender.PutAbort(rank, block);
+        }
+        sender.Flush();
+    }
+    // An item of one block a far rank, those that are here first.
+    __aicore__ inline void PostFarAborts(const LocalTensor<uint32_t>& headers,
+                                         const LocalTensor<uint32_t>& block, WindowSender& sender,
+                                         const LocalTensor<uint64_t>& list, RdmaLink& link, GM_ADDR items) {
+        constexpr uint32_t kItemWords = kBlock / sizeof(uint64_t);
+        sender.StageAbort(block);
+        uint32_t count = 0;
+        for (uint32_t here = 0; here < 2; ++here) {
+            for (uint32_t rank = 0; rank < info_->world; ++rank) {
+                if (!sender.servers().Far(rank) || Arrived(headers, rank) != (here == 0)) continue;
+                WindowSender::SetItem(list[count * kItemWords], sender.AbortItemOf(rank));
+                ++count;
+            }
+        }
+        SyncFunc<HardEvent::S_MTE3>();
+        GlobalTensor<uint64_t> target;
+        target.SetGlobalBuffer(reinterpret_cast<__gm__ uint64_t*>(items),
+                               static_cast<uint64_t>(info_->world) * kItemWords);
+        AscendC::DataCopy(target, list, count * kItemWords);
+        sender.Flush();
+        link.Post(items, count);
+    }
+
+    const WindowContext* context_ = nullptr;
+    const MoeDistributeInfo* info_ = nullptr;
+    GlobalTensor<int32_t> record_;
+    UbBuf lateBuf_;
+    uint32_t stage_ = 0;  // awaited
+    uint32_t op_ = 0;
+    uint32_t epoch_ = 0;
+};
+
+}  // namespace moe
+
+#endif  // ASCEND_MOE_DISTRIBUTE_REPORT_H

@@ -1,0 +1,302 @@
+// This rank's routing: which (token, k) pairs go where, counted by all cores together. Each core reads only
+// its share of the ids; a histogram a core, summed by vector adds, gives every pair its place.
+#ifndef ASCEND_MOE_DISTRIBUTE_ROUTING_H
+#define ASCEND_MOE_DISTRIBUTE_ROUTING_H
+
+#include "core_rows.h"
+#include "verdict.h"
+
+namespace moe {
+
+constexpr uint32_t kHistogramInts = 2048;  // histogram rows in UB at a time
+constexpr int32_t kNotRouted = -1;         // id -1: nowhere
+constexpr int32_t kInactive = -2;          // masked
+
+// Streams expert_ids and x_active_mask. `Id(i)` is the routed expert, kNotRouted or kInactive.
+class PairReader {
+public:
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR expertIds, GM_ADDR mask) {
+        info_ = &info;
+        kept_ = 0;
+        ids_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(expertIds), info.batch * info.topK);
+        pipe.InitBuffer(idBuf_, kChunkPairs * sizeof(int32_t));
+        if (info.maskRank != 0) {
+            mask_.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(mask),
+                                  info.maskRank == 1 ? info.batch : info.batch * info.topK);
+            pipe.InitBuffer(maskBuf_, kChunkPairs);
+        }
+    }
+    // Loads pairs [begin, begin + count), count <= kChunkPairs.
+    __aicore__ inline void Load(uint32_t begin, uint32_t count) {
+        if (count == kept_ && begin == begin_) return;
+        kept_ = 0;
+        Start(begin, count);
+        SyncFunc<HardEvent::MTE2_S>();
+    }
+    // Begins to load what further calls then find here. The caller orders MTE2 before S.
+    __aicore__ inline void Keep(uint32_t begin, uint32_t count) {
+        Start(begin, count);
+        kept_ = count;
+    }
+    // The raw id of pair begin + i of token `token`, or what stands for it.
+    __aicore__ inline int32_t Id(uint32_t i, uint32_t token) {
+        if (info_->maskRank != 0) {
+            const uint32_t at = info_->maskRank == 1 ? token - firstToken_ : i;
+            if (maskBuf_.Get<int8_t>().GetValue(at) == 0) return kInactive;
+        }
+        const int32_t id = idBuf_.Get<int32_t>().GetValue(i);
+        return id == kInactive ? kInvalid : id;
+    }
+    __aicore__ inline bool Routed(int32_t id) const {
+        return id >= 0 && id < static_cast<int32_t>(info_->experts);
+    }
+    __aicore__ inline bool Invalid(int32_t id) const {
+        return id != kNotRouted && id != kInactive && !Routed(id);
+    }
+    __aicore__ inline int32_t RawId(uint32_t i) { return idBuf_.Get<int32_t>().GetValue(i); }
+
+private:
+    __aicore__ inline void Start(uint32_t begin, uint32_t count) {
+        begin_ = begin;
+        SyncFunc<HardEvent::S_MTE2>();
+        CopyIn(idBuf_.Get<int32_t>(), ids_[begin], count);
+        if (info_->maskRank == 1) {
+            firstToken_ = begin / info_->topK;
+            const uint32_t lastToken = (begin + count - 1) / info_->topK;
+            CopyIn(maskBuf_.Get<int8_t>(), mask_[firstToken_], lastToken - firstToken_ + 1);
+        } else if (info_->maskRank == 2) {
+            CopyIn(maskBuf_.Get<int8_t>(), mask_[begin], count);
+        }
+    }
+    static constexpr int32_t kInvalid = -3;  // an id that happens to be -2
+    GlobalTensor<int32_t> ids_;
+    GlobalTensor<int8_t> mask_;
+    UbBuf idBuf_, maskBuf_;
+    const MoeDistributeInfo* info_ = nullptr;
+    uint32_t begin_ = 0;
+    uint32_t firstToken_ = 0;
+    uint32_t kept_ = 0;  // pairs that stay until others are loaded
+};
+
+class RoutingTable {
+public:
+    // UB: the running counts, totals and prefixes of all experts, and room for histogram rows.
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR expertIds, GM_ADDR mask,
+                                GM_ADDR workspace, uint32_t core) {
+        info_ = &info;
+        core_ = core;
+        lanes_ = PaddedInts(info.experts);
+        const uint32_t pairs = info.batch * info.topK;
+        begin_ = PartBegin(pairs, core, info.cores);
+        end_ = PartBegin(pairs, core + 1, info.cores);
+        // A token's pairs stay together, so that its row is read once, unless cores would have none.
+        if (info.batch >= info.cores)
+            ShareTokens(PartBegin(info.batch, core, info.cores), PartBegin(info.batch, core + 1, info.cores));
+        pairs_.Init(pipe, info, expertIds, mask);
+        pipe.InitBuffer(runningBuf_, lanes_ * sizeof(int32_t));
+        pipe.InitBuffer(totalBuf_, lanes_ * sizeof(int32_t));
+        pipe.InitBuffer(prefixBuf_, lanes_ * sizeof(int32_t));
+        pipe.InitBuffer(rowsBuf_, Max(kHistogramInts, lanes_) * sizeof(int32_t));
+        histograms_.SetGlobalBuffer(
+            reinterpret_cast<__gm__ int32_t*>(workspace + HistogramOffset(info.cores)),
+            static_cast<uint64_t>(info.cores) * lanes_);
+        rows_.Init(workspace + HistogramOffset(info.cores), lanes_, info.cores);
+        totals_.SetGlobalBuffer(
+            reinterpret_cast<__gm__ int32_t*>(workspace + TotalsOffset(info.cores, info.experts)), lanes_);
+    }
+
+    // This core's share is the pairs of these tokens; the shares of all cores follow each other.
+    __aicore__ inline void ShareTokens(uint32_t begin, uint32_t end) {
+        begin_ = begin * info_->topK;
+        end_ = end * info_->topK;
+    }
+
+    // Begins to load the first pairs of the share; the caller orders MTE2 before S.
+    __aicore__ inline void Fetch() {
+        if (begin_ < end_) pairs_.Keep(begin_, Min(kChunkPairs, end_ - begin_));
+    }
+    // Counts this core's pairs and hands its histogram to the others. The first bad id of the share is the
+    // verdict.
+    __aicore__ inline Verdict Count() {
+        Verdict verdict;
+        LocalTensor<int32_t> running = runningBuf_.Get<int32_t>();
+        AscendC::Duplicate(running, static_cast<int32_t>(0), lanes_);
+        SyncFunc<HardEvent::V_S>();
+        for (uint32_t at = begin_; at < end_; at += kChunkPairs) {
+            const uint32_t count = Min(kChunkPairs, end_ - at);
+            pairs_.Load(at, count);
+            uint32_t token = at / info_->topK, k = at % info_->topK;
+            for (uint32_t i = 0; i < count; ++i) {
+                const int32_t id = pairs_.Id(i, token);
+                if (pairs_.Routed(id)) {
+                    running.SetValue(id, running.GetValue(id) + 1);
+                } else if (pairs_.Invalid(id) && verdict.code == kOk) {
+                    verdict = InvalidOf(*info_, kInvalidExpertId, token << 8 | k,
+                                        static_cast<uint32_t>(pairs_.RawId(i)));
+                }
+                if (++k == info_->topK) {
+                    k = 0;
+                    ++token;
+                }
+            }
+        }
+        SyncFunc<HardEvent::S_MTE3>();
+        AscendC::DataCopy(histograms_[static_cast<uint64_t>(core_) * lanes_], running, lanes_);
+        return verdict;
+    }
+
+    // After all cores have counted: totals of the rank, and in `running` the counts of the cores before this
+    // one.
+    __aicore__ inline void Accumulate() {
+        LocalTensor<int32_t> running = runningBuf_.Get<int32_t>();
+        LocalTensor<int32_t> total = totalBuf_.Get<int32_t>();
+        LocalTensor<int32_t> rows = rowsBuf_.Get<int32_t>();
+        SyncFunc<HardEvent::MTE3_V>();
+        AscendC::Duplicate(running, static_cast<int32_t>(0), lanes_);
+        AscendC::Duplicate(total, static_cast<int32_t>(0), lanes_);
+        const uint32_t step = Max(1, kHistogramInts / lanes_);
+        for (uint32_t core = 0; core < info_->cores; core += step) {
+            const uint32_t count = Min(step, info_->cores - core);
+            SyncFunc<HardEvent::V_MTE2>();
+            AscendC::DataCopy(rows, histograms_[static_cast<uint64_t>(core) * lanes_], count * lanes_);
+            if constexpr (!IsMutant(Mutant::kCountsAddedBeforeLoaded)) SyncFunc<HardEvent::MTE2_V>();
+            for (uint32_t i = 0; i < count; ++i) {
+                AscendC::PipeBarrier<PIPE_V>();
+                AscendC::Add(total, total, rows[i * lanes_], lanes_);
+                if (core + i < core_) AscendC::Add(running, running, rows[i * lanes_], lanes_);
+            }
+        }
+        if constexpr (!IsMutant(Mutant::kPlacedBeforeAdded)) SyncFunc<HardEvent::V_S>();
+    }
+
+    // What a core needs to know where it only looks at some experts: in `running` the counts of the cores
+    // before it. `queue`: see CoreRows.
+    template <typename Queue>
+    __aicore__ inline void AccumulateBefore(Queue& queue, uint32_t room) {
+        Gather(queue, room, runningBuf_.Get<int32_t>(), 0, lanes_, core_);
+    }
+    // The totals of experts [first, first + count) only: Total(0) is then that of the first.
+    template <typename Queue>
+    __aicore__ inline void AccumulateShare(Queue& queue, uint32_t room, uint32_t first, uint32_t count) {
+        Gather(queue, room, totalBuf_.Get<int32_t>(), first, count, info_->cores);
+    }
+    // After Count. False: no owner can get more rows than it has room for. Pairs of a token for one owner are
+    // more than its experts only where one of them is picked twice.
+    __aicore__ inline bool MayOverflow() {
+        if (info_->localExperts >= info_->topK) return false;
+        uint32_t owners[kMaxTopK];
+        const uint32_t chunk = kChunkPairs / info_->topK * info_->topK;
+        for (uint32_t at = begin_; at < end_; at += chunk) {
+            const uint32_t count = Min(chunk, end_ - at);
+            if (end_ - begin_ > chunk) pairs_.Load(at, count);
+            for (uint32_t i = 0, k = 0; i < count; ++i) {
+                const int32_t id = pairs_.Id(i, (at + i) / info_->topK);
+                owners[k] =
+                    pairs_.Routed(id) ? static_cast<uint32_t>(id) / info_->localExperts : kMaxWorld + k;
+                uint32_t same = 0;
+                for (uint32_t before = 0; before <= k; ++before) same += owners[before] == owners[k] ? 1 : 0;
+                if (same > info_->localExperts) return true;
+                if (++k == info_->topK) k = 0;
+            }
+        }
+        return false;
+    }
+
+    // Row number of each expert's first row in its owner's region: rows before it, counted over RDMA from
+    // where they all end. The first owner over its capacity is the verdict.
+    __aicore__ inline Verdict Place() {
+        Verdict verdict;
+        LocalTensor<int32_t> total = totalBuf_.Get<int32_t>();
+        LocalTensor<int32_t> prefix = prefixBuf_.Get<int32_t>();
+        uint32_t expert = 0;
+        for (uint32_t owner = 0; owner < info_->world; ++owner) {
+            uint32_t rows = 0;
+            for (uint32_t l = 0; l < info_->localExperts; ++l, ++expert) {
+                prefix.SetValue(expert, static_cast<int32_t>(rows));
+                rows += static_cast<uint32_t>(total.GetValue(expert));
+            }
+            if (info_->transport == kTransportRdma) AlignEnd(expert - info_->localExperts, expert, rows);
+            if (rows > info_->capacity && verdict.code == kOk)
+                verdict = InvalidOf(*info_, kRoutingOverflow, owner, rows);
+        }
+        return verdict;
+    }
+
+    // Core 0 leaves the totals where later phases find an owner's slice.
+    __aicore__ inline void StoreTotals() {
+        if constexpr (!IsMutant(Mutant::kEveryCoreStoresTotals)) {
+            if (core_ != 0) return;
+        }
+        if constexpr (IsMutant(Mutant::kTotalsLeftInCache)) {
+            for (uint32_t e = 0; e < lanes_; ++e) totals_.SetValue(e, totalBuf_.Get<int32_t>().GetValue(e));
+            return;
+        }
+        SyncFunc<HardEvent::V_MTE3>();
+        AscendC::DataCopy(totals_, totalBuf_.Get<int32_t>(), lanes_);
+    }
+
+    // The totals that core 0 stored in an earlier plan.
+    __aicore__ inline void LoadTotals() {
+        AscendC::DataCopy(totalBuf_.Get<int32_t>(), totals_, lanes_);
+        SyncFunc<HardEvent::MTE2_S>();
+    }
+
+    // The next routed pair of `expert`: its position among the rank's pairs of that expert.
+    __aicore__ inline uint32_t TakePosition(int32_t expert) {
+        LocalTensor<int32_t> running = runningBuf_.Get<int32_t>();
+        const int32_t position = running.GetValue(expert);
+        running.SetValue(expert, position + 1);
+        if constexpr (IsMutant(Mutant::kExpandIdxPrefix))
+            return static_cast<uint32_t>(position + (core_ > 0));
+        return static_cast<uint32_t>(position);
+    }
+    // The pairs of this token, the first of those loaded, have not been taken: the core starts in the middle
+    // of it.
+    __aicore__ inline void GiveBack(uint32_t token) {
+        LocalTensor<int32_t> running = runningBuf_.Get<int32_t>();
+        for (uint32_t k = 0; k < info_->topK; ++k) {
+            const int32_t id = pairs_.Id(k, token);
+            if (pairs_.Routed(id)) running.SetValue(id, running.GetValue(id) - 1);
+        }
+    }
+    __aicore__ inline int32_t Prefix(int32_t expert) { return prefixBuf_.Get<int32_t>().GetValue(expert); }
+    __aicore__ inline uint32_t Total(int32_t expert) {
+        return static_cast<uint32_t>(totalBuf_.Get<int32_t>().GetValue(expert));
+    }
+
+    __aicore__ inline LocalTensor<int32_t> Running() { return runningBuf_.Get<int32_t>(); }
+    __aicore__ inline LocalTensor<int32_t> Totals() { return totalBuf_.Get<int32_t>(); }
+
+    __aicore__ inline PairReader& pairs() { return pairs_; }
+    __aicore__ inline uint32_t begin() const { return begin_; }
+    __aicore__ inline uint32_t end() const { return end_; }
+
+private:
+    template <typename Queue>
+    __aicore__ inline void Gather(Queue& queue, uint32_t room, const LocalTensor<int32_t>& to, uint32_t first,
+                                  uint32_t count, uint32_t cores) {
+        SyncFunc<HardEvent::S_V>();
+        AscendC::Duplicate(to, static_cast<int32_t>(0), static_cast<int32_t>(PaddedInts(count)));
+        rows_.template Fold<false>(queue, room, to, first, count, 0, cores);
+        SyncFunc<HardEvent::V_S>();
+    }
+    __aicore__ inline void AlignEnd(uint32_t begin, uint32_t end, uint32_t rows) {
+        LocalTensor<int32_t> prefix = prefixBuf_.Get<int32_t>();
+        for (uint32_t expert = begin; expert < end; ++expert)
+            prefix.SetValue(expert, prefix.GetValue(expert) - static_cast<int32_t>(rows));
+    }
+
+    PairReader pairs_;
+    GlobalTensor<int32_t> histograms_, totals_;
+    CoreRows rows_;
+    UbBuf runningBuf_, totalBuf_, prefixBuf_, rowsBuf_;
+    const MoeDistributeInfo* info_ = nullptr;
+    uint32_t core_ = 0;
+    uint32_t lanes_ = 0;
+    uint32_t begin_ = 0;
+    uint32_t end_ = 0;
+};
+
+}  // namespace moe
+
+#endif  // ASCEND_MOE_DISTRIBUTE_ROUTING_H

@@ -1,0 +1,148 @@
+// The seam to the transports. A rank of this server is a store by MTE3 away. For one of another server the
+// same calls stage rows and status run in this rank's windowsOut, where its region ends with the run at a
+// fixed place and begins with the first row; one contiguous BatchWrite item then carries both, the run last.
+#ifndef ASCEND_MOE_DISTRIBUTE_SEND_H
+#define ASCEND_MOE_DISTRIBUTE_SEND_H
+
+#include "contexts.h"
+
+namespace moe {
+
+// Where the status run of a rank of another server arrives.
+__aicore__ inline __gm__ uint32_t* FarRun(const WindowContext& context, uint32_t parity, uint32_t rank) {
+    return reinterpret_cast<__gm__ uint32_t*>(
+        context.data(context.rank()) + RegionOffset(context.data_bytes(), context.world(), parity, rank) +
+        RowsEnd(context.data_bytes(), context.world()));
+}
+
+// Which ranks are of another server: all but a contiguous range.
+class ServerMap {
+public:
+    __aicore__ inline void Init(const MoeDistributeInfo& info) {
+        world_ = info.world;
+        end_ = world_;
+        if (info.transport != kTransportRdma) return;
+        begin_ = info.rank / info.ranksPerServer * info.ranksPerServer;
+        end_ = Min(begin_ + info.ranksPerServer, world_);
+    }
+    __aicore__ inline bool Far(uint32_t rank) const { return rank < begin_ || rank >= end_; }
+    __aicore__ inline uint32_t begin() const { return begin_; }
+    __aicore__ inline uint32_t end() const { return end_; }
+    __aicore__ inline uint32_t FarCount() const { return world_ - (end_ - begin_); }
+    // Far ranks are numbered without gaps.
+    __aicore__ inline uint32_t FarIndex(uint32_t rank) const {
+        return rank < begin_ ? rank : rank - (end_ - begin_);
+    }
+
+private:
+    uint32_t world_ = 0;
+    uint32_t begin_ = 0;
+    uint32_t end_ = 0;
+};
+
+class WindowSender {
+public:
+    __aicore__ inline void Init(const WindowContext& context, const MoeDistributeInfo& info, uint32_t epoch) {
+        context_ = &context;
+        parity_ = Parity(epoch);
+        servers_.Init(info);
+        if (info.transport == kTransportRdma) rowsAt_ = RowsEnd(context.data_bytes(), info.world);
+    }
+    // Where row 0 of a region lies: at its start, or over RDMA where its rows end, and rows count from below
+    // 0.
+    __aicore__ inline uint64_t rows_at() const { return rowsAt_; }
+    __aicore__ inline const ServerMap& servers() const { return servers_; }
+
+    // Bytes into this rank's region of the peer's half.
+    template <bool kRdma>
+    __aicore__ inline void PutRows(uint32_t peer, uint64_t offset, const LocalTensor<int8_t>& rows,
+                                   uint32_t bytes) {
+        if constexpr (kRdma) {
+            if (servers_.Far(peer)) {
+                StoreRows(Staged(RowHalf(parity_), peer) + offset, rows, bytes);
+                return;
+            }
+        }
+        StoreRows(context_->data(peer) + Region(RowHalf(parity_), context_->rank()) + offset, rows, bytes);
+    }
+    // Bytes into a slot of the peer's half, whoever the source: the return path of the V2 contract.
+    __aicore__ inline void PutSlot(uint32_t peer, uint64_t offset, const LocalTensor<int8_t>& rows,
+                                   uint32_t bytes) {
+        StoreRows(context_->data(peer) + HalfOffset(context_->data_bytes(), RowHalf(parity_)) + offset, rows,
+                  bytes);
+    }
+    // All rows of this core have left. Other cores' rows need a SyncAll on top.
+    __aicore__ inline void Flush() { AscendC::PipeBarrier<PIPE_ALL>(); }
+
+    // This rank's status run, after everybody's Flush. A far peer's is staged, and leaves with its item.
+    __aicore__ inline void PutStatus(uint32_t peer, const LocalTensor<uint32_t>& run, uint32_t bytes) {
+        if (servers_.Far(peer)) {
+            StoreWords(Staged(StatusHalf(parity_), peer) + rowsAt_, run, bytes);
+        } else {
+            StoreWords(context_->state(peer) +
+                           StatusOffset(context_->world(), StatusHalf(parity_), context_->rank()),
+                       run, bytes);
+        }
+    }
+    __aicore__ inline void PutAbort(uint32_t peer, const LocalTensor<uint32_t>& block) {
+        StoreWords(context_->state(peer) + AbortOffset(context_->rank()), block, kBlock);
+    }
+    // Stages the one abort block that all far peers get.
+    __aicore__ inline void StageAbort(const LocalTensor<uint32_t>& block) {
+        StoreWords(StagedAbort(), block, kBlock);
+    }
+
+    // What a far peer gets: `rowBytes` of rows, and the run behind them.
+    __aicore__ inline BatchItem ItemOf(uint32_t peer, uint64_t rowBytes, uint32_t runBytes) const {
+        const uint64_t target = Region(RowHalf(parity_), context_->rank());
+        return Item(Staged(RowHalf(parity_), peer) + rowsAt_ - rowBytes,
+                    context_->data(peer) + target + rowsAt_ - rowBytes, rowBytes + runBytes, peer);
+    }
+    __aicore__ inline BatchItem AbortItemOf(uint32_t peer) const {
+        return Item(StagedAbort(), context_->state(peer) + AbortOffset(context_->rank()), kBlock, peer);
+    }
+    static __aicore__ inline void SetItem(const LocalTensor<uint64_t>& words, const BatchItem& item) {
+        words.SetValue(0, item.local);
+        words.SetValue(1, item.remote);
+        words.SetValue(2, item.bytes);
+        words.SetValue(3, static_cast<uint64_t>(item.peer) << 32 | item.type);
+    }
+
+private:
+    __aicore__ inline uint64_t Region(uint32_t half, uint32_t rank) const {
+        return RegionOffset(context_->data_bytes(), context_->world(), half, rank);
+    }
+    __aicore__ inline GM_ADDR Staged(uint32_t half, uint32_t peer) const {
+        return context_->staging() + Region(half, peer);
+    }
+    __aicore__ inline GM_ADDR StagedAbort() const {
+        return context_->staging() + context_->data_bytes() + AbortOffset(context_->rank());
+    }
+    __aicore__ inline BatchItem Item(GM_ADDR local, GM_ADDR remote, uint64_t bytes, uint32_t peer) const {
+        BatchItem item;
+        item.local = reinterpret_cast<uint64_t>(local);
+        item.remote = reinterpret_cast<uint64_t>(remote);
+        item.bytes = bytes;
+        item.type = 0;
+        item.peer = peer;
+        return item;
+    }
+    __aicore__ inline void StoreRows(GM_ADDR to, const LocalTensor<int8_t>& rows, uint32_t bytes) {
+        GlobalTensor<int8_t> window;
+        window.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(to), bytes);
+        CopyOut(window, rows, bytes);
+    }
+    __aicore__ inline void StoreWords(GM_ADDR to, const LocalTensor<uint32_t>& words, uint32_t bytes) {
+        GlobalTensor<uint32_t> window;
+        window.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(to), bytes / sizeof(uint32_t));
+        AscendC::DataCopy(window, words, bytes / sizeof(uint32_t));
+    }
+    const WindowContext* context_ = nullptr;
+    ServerMap servers_;
+    uint32_t parity_ = 0;
+    uint64_t rowsAt_ = 0;
+};
+
+}  // namespace moe
+
+#endif  // ASCEND_MOE_DISTRIBUTE_SEND_H

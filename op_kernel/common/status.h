@@ -1,0 +1,300 @@
+// Status runs: what a rank says of itself to every peer in every op, and how a reader judges it.
+#ifndef ASCEND_MOE_DISTRIBUTE_STATUS_H
+#define ASCEND_MOE_DISTRIBUTE_STATUS_H
+
+#include "verdict.h"
+
+namespace moe {
+
+// The configuration words of a run, equal on all ranks of a correct call.
+struct StatusConfig {
+    uint32_t op = 0;
+    uint32_t types = 0;
+    uint32_t algorithm = 0;
+    uint32_t contract = 0;
+    uint32_t hash = 0;
+    uint32_t phase = kPhaseFinal;  // of this rank's own runs
+    uint32_t counts = 0;           // of a run
+
+    __aicore__ inline void Init(const MoeDistributeInfo& info, uint32_t opCode) {
+        op = opCode;
+        counts = RunCounts(info.algorithm, opCode, info.localExperts);
+        phase = info.algorithm == kAlgorithmDirect ? kPhasePublished : kPhaseFinal;
+        types = TypesWord(info.xType, info.wireType, info.quantMode, info.hasScales);
+        algorithm = AlgorithmWord(info.algorithm, info.tableHash);
+        contract = ContractWord(info.contract, info.globalBsGiven != 0, info.windowMiB);
+        hash = 2166136261u;
+        hash = HashMix(hash, info.hidden);
+        hash = HashMix(hash, info.topK);
+        hash = HashMix(hash, info.experts);
+        hash = HashMix(hash, info.maxBatch);
+        hash = HashMix(hash, types);
+        hash = HashMix(hash, algorithm);
+        hash = HashMix(hash, contract);
+    }
+};
+
+// Of a count block: the configuration, where lent rows lie, and the counts, so that no turned bit passes for
+// rows.
+__aicore__ inline uint32_t HashCounts(uint32_t hash, const LocalTensor<uint32_t>& run, uint32_t at) {
+    for (uint32_t i = 0; i < kCountsPerBlock; ++i) hash = HashMix(hash, run.GetValue(at + kCbCounts + i));
+    return hash;
+}
+
+// Writes runs into UB. The fixed words are written once, counts and error per destination.
+class StatusWriter {
+public:
+    __aicore__ inline void Init(const LocalTensor<uint32_t>& run, const MoeDistributeInfo& info,
+                                const StatusConfig& config, uint32_t epoch) {
+        run_ = run;
+        counts_ = config.counts;
+        const uint32_t blocks = CountBlocks(counts_);
+        run_.SetValue(kH0Magic, HeaderWord(epoch));
+        run_.SetValue(kH0Epoch, epoch);
+        run_.SetValue(kH0OpPhase, OpPhase(config.op, config.phase, blocks));
+        run_.SetValue(kH0Source, info.rank);
+        run_.SetValue(kH0Hidden, info.hidden);
+        run_.SetValue(kH0TopK, info.topK);
+        run_.SetValue(kH0Experts, info.experts);
+        run_.SetValue(kH0MaxBatch, info.maxBatch);
+        const uint32_t h1 = kBlockWords;
+        run_.SetValue(h1 + kH1Epoch, epoch);
+        run_.SetValue(h1 + kH1OpPhase, OpPhase(config.op, config.phase, kHeader1Tail));
+        run_.SetValue(h1 + kH1Types, config.types);
+        run_.SetValue(h1 + kH1Algorithm, config.algorithm);
+        run_.SetValue(h1 + kH1Contract, config.contract);
+        for (uint32_t b = 0; b < blocks; ++b) {
+            const uint32_t at = (kHeaderBlocks + b) * kBlockWords;
+            run_.SetValue(at + kCbEpoch, epoch);
+            run_.SetValue(at + kCbOpPhase, OpPhase(config.op, config.phase, b * kCountsPerBlock));
+            run_.SetValue(at + kCbSource, info.rank);
+        }
+        hash_ = config.hash;
+    }
+    // Last, when the counts are in: their blocks' hashes cover them.
+    __aicore__ inline void Seal() {
+        for (uint32_t b = 0; b < CountBlocks(counts_); ++b) {
+            const uint32_t at = (kHeaderBlocks + b) * kBlockWords;
+            run_.SetValue(at + kCbHash, HashCounts(hash_, run_, at));
+        }
+    }
+    // Where the rows lie, when a phase has more to say than itself.
+    __aicore__ inline void SetPlace(uint32_t blocks, uint32_t generation) {
+        run_.SetValue(kBlockWords + kH1Detail0, blocks);
+        run_.SetValue(kBlockWords + kH1Detail1, generation);
+        hash_ = HashMix(HashMix(hash_, blocks), generation);
+    }
+    __aicore__ inline void SetError(const Verdict& verdict) {
+        run_.SetValue(kBlockWords + kH1Code, verdict.code);
+        run_.SetValue(kBlockWords + kH1Detail0, verdict.detail0);
+        run_.SetValue(kBlockWords + kH1Detail1, verdict.detail1);
+    }
+    // Rows of local expert i; from L on, where those of local expert i - L begin.
+    __aicore__ inline void SetCount(uint32_t i, uint32_t value) { run_.SetValue(CountWord(i), value); }
+    // Unused counts of the last block are zero.
+    __aicore__ inline void ClearTail() {
+        for (uint32_t i = counts_; i < CountBlocks(counts_) * kCountsPerBlock; ++i) SetCount(i, 0);
+    }
+    static __aicore__ inline uint32_t CountWord(uint32_t i) {
+        return (kHeaderBlocks + i / kCountsPerBlock) * kBlockWords + kCbCounts + i % kCountsPerBlock;
+    }
+
+private:
+    LocalTensor<uint32_t> run_;
+    uint32_t counts_ = 0;
+    uint32_t hash_ = 0;
+};
+
+// Judges one run in UB.
+class StatusReader {
+public:
+    enum Arrival : uint32_t { kPending, kArrived };
+
+    __aicore__ inline void Init(const MoeDistributeInfo& info, const StatusConfig& config, uint32_t epoch) {
+        info_ = &info;
+        config_ = config;
+        epoch_ = epoch;
+    }
+
+    // kArrived with kOk in `verdict`: every block carries this epoch and the counts are within capacity. The
+    // run of a far rank lies among rows, where anything may have been before it; it is judged when all of it
+    // is there, so that the item it came with has left its sender.
+    __aicore__ inline Arrival Judge(const LocalTensor<uint32_t>& run, uint32_t source, bool far,
+                                    Verdict& verdict) const {
+        const uint32_t seen = run.GetValue(kH0Magic);
+        if (far && (seen != HeaderWord(epoch_) || !Complete(run))) return kPending;
+        if (seen != HeaderWord(epoch_)) {
+            // A fresh slot is all zero; otherwise the keyed magic must be that of two ops ago.
+            if constexpr (IsMutant(Mutant::kNoEpoch)) {
+                if (seen != 0) return JudgeCounts(run, source, verdict);
+            }
+            if (seen == 0 || IsStale(seen ^ kStatusMagic, epoch_)) return kPending;
+            return Corrupt(verdict, source, 0, seen);
+        }
+        if (run.GetValue(kH0Epoch) != epoch_) return Corrupt(verdict, source, 0, run.GetValue(kH0Epoch));
+        if (run.GetValue(kH0Source) != source) return Corrupt(verdict, source, 0, run.GetValue(kH0Source));
+        if (run.GetValue(kBlockWords + kH1Epoch) != epoch_) return kPending;
+        const uint32_t opPhase = run.GetValue(kH0OpPhase), op = opPhase >> 24, phase = PhaseOf(opPhase);
+        if ((op != kOpDispatch && op != kOpCombine) || !Allowed(run, op, phase)) {
+            return Corrupt(verdict, source, 0, opPhase);
+        }
+        if (run.GetValue(kBlockWords + kH1OpPhase) != OpPhase(op, phase, kHeader1Tail)) {
+            return Corrupt(verdict, source, 1, run.GetValue(kBlockWords + kH1OpPhase));
+        }
+        if (CompareConfig(run, source, verdict)) return kArrived;
+        // Whatever of these words no field has named.
+        const uint32_t types = run.GetValue(kBlockWords + kH1Types);
+        const uint32_t contract = run.GetValue(kBlockWords + kH1Contract);
+        if (types != config_.types) return Corrupt(verdict, source, 1, types);
+        if (contract != config_.contract) return Corrupt(verdict, source, 1, contract);
+        const uint32_t code = run.GetValue(kBlockWords + kH1Code);
+        if (code != kOk) {
+            if (code > kInvalidTriple) return Corrupt(verdict, source, 1, code);
+            Verdict found;
+            found.code = code;
+            found.source = source;
+            found.detail0 = run.GetValue(kBlockWords + kH1Detail0);
+            found.detail1 = run.GetValue(kBlockWords + kH1Detail1);
+            found.reporter = source;
+            verdict = found;
+            return kArrived;
+        }
+        return JudgeCounts(run, source, verdict);
+    }
+    // Of a run whose fixed words are known to be right: what its hashes cover.
+    __aicore__ inline Verdict JudgeSeals(const LocalTensor<uint32_t>& run, uint32_t source) const {
+        Verdict verdict;
+        const uint32_t hash = HashBefore(run);
+        uint64_t rows = 0;
+        for (uint32_t b = 0; b < CountBlocks(config_.counts); ++b) {
+            const uint32_t at = (kHeaderBlocks + b) * kBlockWords;
+            uint32_t seal = hash;
+            for (uint32_t i = 0; i < kCountsPerBlock; ++i) {
+                const uint32_t count = run.GetValue(at + kCbCounts + i);
+                seal = HashMix(seal, count);
+                if (OfRows(b, i)) rows += count;
+            }
+            if (run.GetValue(at + kCbHash) == seal && rows <= info_->capacity) continue;
+            JudgeCounts(run, source, verdict);
+            break;
+        }
+        return verdict;
+    }
+
+private:
+    // A rank of another algorithm may say anything that this one has.
+    __aicore__ inline bool Allowed(const LocalTensor<uint32_t>& run, uint32_t op, uint32_t phase) const {
+        const uint32_t algorithm = run.GetValue(kBlockWords + kH1Algorithm);
+        if (algorithm == config_.algorithm) return IsPhaseOf(info_->algorithm, op, phase);
+        return phase >= kPhaseFinal && phase <= kPhaseStaged;
+    }
+    // Every block that the run says it has, as far as this rank reads it.
+    __aicore__ inline bool Complete(const LocalTensor<uint32_t>& run) const {
+        if constexpr (IsMutant(Mutant::kTornRun)) return true;
+        if (run.GetValue(kBlockWords + kH1Epoch) != epoch_) return false;
+        const uint32_t blocks = Min(run.GetValue(kH0OpPhase) & 0xFFFFu, CountBlocks(config_.counts));
+        for (uint32_t b = 0; b < blocks; ++b) {
+            if (run.GetValue((kHeaderBlocks + b) * kBlockWords + kCbEpoch) != epoch_) return false;
+        }
+        return true;
+    }
+    __aicore__ inline Arrival Corrupt(Verdict& verdict, uint32_t source, uint32_t block,
+                                      uint32_t word) const {
+        Verdict found;
+        found.code = kCorruptStatus;
+        found.source = source;
+        found.detail0 = block;
+        found.detail1 = word;
+        found.reporter = info_->rank;
+        verdict = found;
+        return kArrived;
+    }
+
+    // Whether a count is of rows, not of where they begin.
+    __aicore__ inline bool OfRows(uint32_t block, uint32_t i) const {
+        return block * kCountsPerBlock + i < info_->localExperts;
+    }
+    // What a hash begins with before the counts of its block.
+    __aicore__ inline uint32_t HashBefore(const LocalTensor<uint32_t>& run) const {
+        if (PhaseOf(run.GetValue(kH0OpPhase)) != kPhaseLent) return config_.hash;
+        const uint32_t hash = HashMix(config_.hash, run.GetValue(kBlockWords + kH1Detail0));
+        return HashMix(hash, run.GetValue(kBlockWords + kH1Detail1));
+    }
+    __aicore__ inline Arrival JudgeCounts(const LocalTensor<uint32_t>& run, uint32_t source,
+                                          Verdict& verdict) const {
+        const uint32_t blocks = CountBlocks(config_.counts), phase = PhaseOf(run.GetValue(kH0OpPhase));
+        if ((run.GetValue(kH0OpPhase) & 0xFFFFu) != blocks) {
+            return Corrupt(verdict, source, 0, run.GetValue(kH0OpPhase));
+        }
+        for (uint32_t b = 0; b < blocks; ++b) {
+            const uint32_t at = (kHeaderBlocks + b) * kBlockWords;
+            if constexpr (IsMutant(Mutant::kTornRun) || IsMutant(Mutant::kNoEpoch)) break;
+            if (run.GetValue(at + kCbEpoch) != epoch_) return kPending;
+        }
+        const uint32_t hash = HashBefore(run);
+        uint64_t rows = 0;
+        for (uint32_t b = 0; b < blocks; ++b) {
+            const uint32_t at = (kHeaderBlocks + b) * kBlockWords;
+            if (run.GetValue(at + kCbOpPhase) != OpPhase(config_.op, phase, b * kCountsPerBlock)) {
+                return Corrupt(verdict, source, kHeaderBlocks + b, run.GetValue(at + kCbOpPhase));
+            }
+            if (run.GetValue(at + kCbSource) != source) {
+                return Corrupt(verdict, source, kHeaderBlocks + b, run.GetValue(at + kCbSource));
+            }
+            if (run.GetValue(at + kCbHash) != HashCounts(hash, run, at)) {
+                return Corrupt(verdict, source, kHeaderBlocks + b, run.GetValue(at + kCbHash));
+            }
+            for (uint32_t i = 0; i < kCountsPerBlock; ++i) {
+                const uint32_t count = run.GetValue(at + kCbCounts + i);
+                if (OfRows(b, i)) rows += count;
+                if (rows > info_->capacity) return Corrupt(verdict, source, kHeaderBlocks + b, count);
+            }
+        }
+        return kArrived;
+    }
+
+    __aicore__ inline bool Differs(uint32_t field, uint32_t ours, uint32_t theirs, uint32_t source,
+                                   Verdict& verdict) const {
+        if (ours == theirs) return false;
+        Verdict found;
+        found.code = kConfigMismatch;
+        found.source = source;
+        found.detail0 = field;
+        found.detail1 = ours;
+        found.detail2 = theirs;
+        found.reporter = info_->rank;
+        verdict = found;
+        return true;
+    }
+
+    // True when the peer runs another configuration; the first field that differs is named.
+    __aicore__ inline bool CompareConfig(const LocalTensor<uint32_t>& run, uint32_t source,
+                                         Verdict& v) const {
+        const uint32_t types = run.GetValue(kBlockWords + kH1Types);
+        const uint32_t contract = run.GetValue(kBlockWords + kH1Contract);
+        const uint32_t global = contract >> 8 & 0xFF, ourGlobal = config_.contract >> 8 & 0xFF;
+        const uint32_t maxBatch = run.GetValue(kH0MaxBatch);
+        return Differs(kFieldOp, config_.op, run.GetValue(kH0OpPhase) >> 24, source, v) ||
+               Differs(kFieldWindow, config_.contract >> 16, contract >> 16, source, v) ||
+               Differs(kFieldContract, config_.contract & 0xFF, contract & 0xFF, source, v) ||
+               Differs(kFieldHidden, info_->hidden, run.GetValue(kH0Hidden), source, v) ||
+               Differs(kFieldTopK, info_->topK, run.GetValue(kH0TopK), source, v) ||
+               Differs(kFieldExperts, info_->experts, run.GetValue(kH0Experts), source, v) ||
+               Differs(kFieldGlobalBs, ourGlobal * info_->maxBatch * info_->world,
+                       global * maxBatch * info_->world, source, v) ||
+               Differs(kFieldMaxBatch, info_->maxBatch, maxBatch, source, v) ||
+               Differs(kFieldType, config_.types & 0xFF, types & 0xFF, source, v) ||
+               Differs(kFieldQuant, config_.types >> 16 & 0xFF, types >> 16 & 0xFF, source, v) ||
+               Differs(kFieldScales, config_.types >> 24, types >> 24, source, v) ||
+               Differs(kFieldAlgorithm, config_.algorithm, run.GetValue(kBlockWords + kH1Algorithm), source,
+                       v);
+    }
+
+    const MoeDistributeInfo* info_ = nullptr;
+    StatusConfig config_;
+    uint32_t epoch_ = 0;
+};
+
+}  // namespace moe
+
+#endif  // ASCEND_MOE_DISTRIBUTE_STATUS_H

@@ -1,0 +1,125 @@
+// How the cores of one rank agree: each posts a verdict, all pass a SyncAll, each reads all and takes the
+// worst.
+#ifndef ASCEND_MOE_DISTRIBUTE_VERDICT_H
+#define ASCEND_MOE_DISTRIBUTE_VERDICT_H
+
+#include "base.h"
+
+namespace moe {
+
+struct Verdict {
+    uint32_t code = kOk;
+    uint32_t source = 0;  // the rank it is about
+    uint32_t detail0 = 0;
+    uint32_t detail1 = 0;
+    uint32_t detail2 = 0;
+    uint32_t reporter = 0;  // the rank that found it
+};
+
+// What this rank has found wrong with its own inputs.
+__aicore__ inline Verdict InvalidOf(const MoeDistributeInfo& info, uint32_t code, uint32_t where,
+                                    uint32_t value) {
+    Verdict verdict;
+    verdict.code = code;
+    verdict.source = info.rank;
+    verdict.reporter = info.rank;
+    verdict.detail0 = where;
+    verdict.detail1 = value;
+    return verdict;
+}
+
+// Between the cores of a rank only, where they meet: an owner may get more rows than it has room for.
+constexpr uint32_t kUnsure = kFirstFatal - 1;
+
+// Fatal before a configuration mismatch before the other collective errors before what only this rank sees;
+// then the lowest rank. Every core, and where the cause is common every rank, arrives at the same one.
+// Of two routing mismatches the counts say more: they differ when ids or masks do, and expand_idx then
+// follows.
+__aicore__ inline uint32_t Severity(const Verdict& verdict) {
+    if (verdict.code >= kFirstFatal) return verdict.code - kFirstFatal;
+    if (verdict.code == kConfigMismatch) return 32;
+    if (verdict.code == kRoutingMismatch) return (verdict.detail0 & kMismatchIndex) != 0 ? 65 : 64;
+    if (verdict.code == kUnsure) return 80;
+    return verdict.code == kOk ? 96 : 48;
+}
+__aicore__ inline void Worsen(Verdict& verdict, const Verdict& other) {
+    const uint32_t ours = Severity(verdict), theirs = Severity(other);
+    if (theirs < ours || (theirs == ours && other.source < verdict.source)) verdict = other;
+}
+
+class VerdictBoard {
+public:
+    struct NothingMore {
+        __aicore__ inline void Met() {}
+    };
+    // UB: one block to post, then one a core to read.
+    __aicore__ inline void Init(TPipe& pipe, GM_ADDR workspace, uint32_t core, uint32_t cores) {
+        core_ = core;
+        cores_ = cores;
+        board_.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(workspace),
+                               kVerdictRounds * cores * kBlockWords);
+        pipe.InitBuffer(buf_, (cores + 1) * kBlock);
+    }
+    // Drains this core's own stores, meets the others, and returns the worst verdict of all. kAlone: a mutant
+    // that does not meet them, and knows of the cores before it at best.
+    template <bool kAlone = false>
+    __aicore__ inline Verdict Meet(uint32_t round, const Verdict& mine) {
+        if constexpr (!IsMutant(Mutant::kNoDrainBeforeFlags)) SyncFunc<HardEvent::MTE3_S>();
+        NothingMore then;
+        return MeetThen<kAlone>(round, mine, then);
+    }
+    // The verdict leaves with what this core still stores; then.Met() is what begins when all have met.
+    template <bool kAlone = false, typename Then>
+    __aicore__ inline Verdict MeetThen(uint32_t round, const Verdict& mine, Then& then) {
+        LocalTensor<uint32_t> block = buf_.Get<uint32_t>();
+        block.SetValue(0, mine.code);
+        block.SetValue(1, mine.source);
+        block.SetValue(2, mine.detail0);
+        block.SetValue(3, mine.detail1);
+        block.SetValue(4, mine.detail2);
+        block.SetValue(5, mine.reporter);
+        block.SetValue(6, 0u);
+        block.SetValue(7, 0u);
+        SyncFunc<HardEvent::S_MTE3>();
+        uint32_t stride = cores_;
+        if constexpr (IsMutant(Mutant::kSlotStride)) --stride;
+        const GlobalTensor<uint32_t> row = board_[static_cast<uint64_t>(round) * stride * kBlockWords];
+        AscendC::DataCopy(row[static_cast<uint64_t>(core_) * kBlockWords], block, kBlockWords);
+        if constexpr (!IsMutant(Mutant::kNoDrainBeforeFlags)) {
+            AscendC::PipeBarrier<PIPE_ALL>();
+            if constexpr (!kAlone) AscendC::SyncAll<true>();
+        } else {
+            // Set as soon as the scalar unit gets here, whatever its stores are at.
+            AscendC::CrossCoreSetFlag<0, PIPE_S>(0);
+            AscendC::CrossCoreWaitFlag<0, PIPE_S>(0);
+        }
+        then.Met();
+        LocalTensor<uint32_t> all = buf_.Get<uint32_t>()[kBlockWords];
+        AscendC::DataCopy(all, row, cores_ * kBlockWords);
+        SyncFunc<HardEvent::MTE2_S>();
+        Verdict worst;
+        for (uint32_t i = 0; i < (kAlone ? core_ + 1 : cores_); ++i) {
+            const uint32_t at = i * kBlockWords;
+            if (all.GetValue(at) == kOk) continue;
+            Verdict other;
+            other.code = all.GetValue(at);
+            other.source = all.GetValue(at + 1);
+            other.detail0 = all.GetValue(at + 2);
+            other.detail1 = all.GetValue(at + 3);
+            other.detail2 = all.GetValue(at + 4);
+            other.reporter = all.GetValue(at + 5);
+            Worsen(worst, other);
+        }
+        return worst;
+    }
+
+private:
+    GlobalTensor<uint32_t> board_;
+    UbBuf buf_;
+    uint32_t core_ = 0;
+    uint32_t cores_ = 1;
+};
+
+}  // namespace moe
+
+#endif  // ASCEND_MOE_DISTRIBUTE_VERDICT_H

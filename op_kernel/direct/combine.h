@@ -1,0 +1,163 @@
+// MoeDistributeCombine, algorithm "direct": every rank leaves the rows of its experts in its own half, or
+// where they are when that is its lent area; whose tokens they are reads them there and sums. The cores of a
+// rank meet once, when their shares of the rows, or of the rows' first stage, lie there, before the runs;
+// then every one waits for all runs, and before each other stage for all late blocks.
+#ifndef ASCEND_MOE_DISTRIBUTE_DIRECT_COMBINE_H
+#define ASCEND_MOE_DISTRIBUTE_DIRECT_COMBINE_H
+
+#include "sum.h"
+#include "index_bounds.h"
+#include "return.h"
+
+namespace moe {
+
+template <typename XType>
+class MoeDistributeDirectCombine {
+public:
+    __aicore__ inline void Init(const CombineArguments& arguments, const MoeDistributeCombineTiling& tiling) {
+        args_ = arguments;
+        tiling_ = &tiling;
+        info_ = &tiling.info;
+        triples_ = info_->triples != 0;
+        rowBytes_ = static_cast<uint32_t>(info_->hidden * sizeof(XType));
+    }
+
+    __aicore__ inline void Process(TPipe& pipe) {
+        if (!exchange_.Enter(pipe, *info_, kOpCombine, args_.workspace, args_.errorRecord)) return;
+        BuffInit();
+        return_.Load();
+        routing_.Fetch();
+        Verdict mine = exchange_.LookForAborts();
+        if (mine.code == kOk) {
+            SyncFunc<HardEvent::MTE2_S>();
+            if (triples_) return_.Begin();
+            mine = Count();
+            if (!triples_) return_.Begin();  // whose loads would go before those of expand_idx
+            Worsen(mine, return_.Check());
+            if (mine.code == kOk) exchange_.PrepareRuns(return_);
+        }
+        if (!exchange_.Agree(mine)) {
+            Leave();
+            return;
+        }
+        if (exchange_.verdict().code == kUnsure) CountAll();
+        exchange_.SetStatus(return_, rowBytes_);
+        if constexpr (IsMutant(Mutant::kRowsAfterRuns)) return_.StoreRows();
+        return_.StoreStages();
+        exchange_.TellPeers();
+        SumBuffInit();
+        const bool summed = exchange_.template WaitForAll<true>(waiter_, *this) && SumRows();
+        exchange_.TellRest();
+        if (!summed) Leave();
+    }
+    // Runs are judged by the waiter, and by core 0 later; counts and first rows stay in them.
+    __aicore__ inline Verdict Arrived(uint32_t, const LocalTensor<uint32_t>&) { return Verdict(); }
+
+private:
+    // One plan of UB for the whole op: nobody waits for stores under way to give UB back.
+    __aicore__ inline void BuffInit() {
+        MOE_PHASE("BuffInit");
+        TPipe& pipe = exchange_.pipe();
+        exchange_.BoardInit();
+        exchange_.StagesInit(tiling_->copyCores, TellingCores(*tiling_));
+        RoutingInit();
+        if (!triples_) bounds_.Init(pipe, *info_, args_.expandIdx, args_.workspace, exchange_.core());
+        return_.Init(exchange_, args_, *tiling_, rowBytes_);
+        rows_.Init(exchange_, waiter_, *info_, args_.expandX, args_.expandIdx, rowBytes_);
+        sum_.Init(pipe, *tiling_, args_, rows_, exchange_.core());
+    }
+    // A core counts the tokens that it sums, but for one that it shares with the core before it.
+    __aicore__ inline void RoutingInit() {
+        routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace,
+                      exchange_.core());
+        const uint32_t parts = tiling_->partsPerToken, items = info_->batch * parts;
+        const uint32_t first = SumBegin(*tiling_, items, exchange_.core());
+        routing_.ShareTokens(CeilDiv(first, parts),
+                             CeilDiv(SumBegin(*tiling_, items, exchange_.core() + 1), parts));
+    }
+    __aicore__ inline Verdict Count() {
+        Verdict mine = routing_.Count();
+        if (routing_.MayOverflow()) {
+            Verdict unsure;
+            unsure.code = kUnsure;
+            Worsen(mine, unsure);
+        }
+        if (!triples_) bounds_.Store(routing_);
+        return mine;
+    }
+    // Every core has all totals, so that all runs say the same.
+    __aicore__ inline void CountAll() {
+        exchange_.BeSure();
+        routing_.Accumulate();
+        exchange_.Fail(routing_.Place());
+    }
+    // While the runs are on their way: the first tokens' places, and on core 0 what all runs have to say.
+    __aicore__ inline void SumBuffInit() {
+        sum_.Fetch(routing_);
+        if (exchange_.core() == 0) {
+            routing_.AccumulateShare(sum_.queue(), sum_.room(), 0, info_->experts);
+            if (!triples_) mine_ = bounds_.CheckAll(sum_.queue(), sum_.room(), routing_);
+        }
+        if (triples_) routing_.AccumulateBefore(sum_.queue(), sum_.room());
+        sum_.Prepare(routing_);
+    }
+    __aicore__ inline bool SumRows() {
+        MOE_PHASE("SumRows");
+        if (mine_.code == kOk) sum_.Begin(routing_);
+        if (exchange_.core() == 0 && !Judge()) {
+            sum_.Drop();
+            return false;
+        }
+        const bool whole = sum_.Run(routing_) && WaitForOthers(kStages - 1);
+        AscendC::PipeBarrier<PIPE_ALL>();
+        return whole;
+    }
+    // Core 0, whose word the others wait for.
+    __aicore__ inline bool WaitForOthers(uint32_t stage) {
+        return exchange_.core() != 0 || info_->cores == 1 || !rows_.Staged() || rows_.WaitForStage(stage);
+    }
+    // Core 0, while its first rows are under way: what the other cores go by without asking, see FailWatch.
+    __aicore__ inline bool Judge() {
+        if (tiling_->copyCores != 0 && !WaitForOthers(1)) return false;
+        if (exchange_.CheckSeals(waiter_)) {
+            for (uint32_t source = 0; source < info_->world; ++source)
+                Worsen(mine_, CompareCounts(*info_, routing_, source, waiter_.Run(source)));
+        }
+        exchange_.Fail(mine_);
+        if (exchange_.verdict().code == kOk) return true;
+        exchange_.TellCores();
+        return false;
+    }
+
+    // After a failure: the record, and zeros, but for cores that sum because they do not know of it.
+    __aicore__ inline void Leave() {
+        exchange_.NextPlan();
+        ZeroSums(exchange_, args_.x, SumOffset(exchange_.core()), SumOffset(exchange_.core() + 1), rowBytes_);
+        exchange_.Report();
+    }
+
+    // Where in x a core's share begins.
+    __aicore__ inline uint64_t SumOffset(uint32_t core) const {
+        const uint32_t parts = tiling_->partsPerToken, item = SumBegin(*tiling_, info_->batch * parts, core);
+        const uint64_t pieceBytes = tiling_->partElements * sizeof(XType);
+        return static_cast<uint64_t>(item / parts) * rowBytes_ + item % parts * pieceBytes;
+    }
+
+    CombineArguments args_;
+    const MoeDistributeCombineTiling* tiling_ = nullptr;
+    const MoeDistributeInfo* info_ = nullptr;
+    Exchange exchange_;
+    RoutingTable routing_;
+    IndexBounds bounds_;
+    RowReturn return_;
+    ReturnedRows rows_;
+    DirectSum<XType> sum_;
+    StatusWaiter waiter_;
+    Verdict mine_;  // of core 0 on what the runs have to say
+    uint32_t rowBytes_ = 0;
+    bool triples_ = false;
+};
+
+}  // namespace moe
+
+#endif  // ASCEND_MOE_DISTRIBUTE_DIRECT_COMBINE_H

@@ -1,0 +1,225 @@
+// Direct dispatch's last step: this core's share of the received rows, read from the halves of their sources
+// as their lists say, into expand_x, dynamic_scales and the triples.
+#ifndef ASCEND_MOE_DISTRIBUTE_DIRECT_GATHER_H
+#define ASCEND_MOE_DISTRIBUTE_DIRECT_GATHER_H
+
+#include "../common/dispatch_outputs.h"
+#include "../common/exchange.h"
+
+namespace moe {
+
+constexpr uint32_t kListInts = 512;  // list entries in UB at a time; a piece of a list takes whole blocks
+
+class DirectGather {
+public:
+    __aicore__ inline void Init(Exchange& exchange, const DispatchArguments& arguments,
+                                const MoeDistributeDispatchTiling& tiling, bool quantised, bool rowAPair) {
+        exchange_ = &exchange;
+        args_ = &arguments;
+        tiling_ = &tiling;
+        info_ = &tiling.info;
+        quantised_ = quantised;
+        pairsOfRow_ = rowAPair ? 1 : info_->topK;
+        rowStride_ = DispatchRowStride(info_->hidden, WireSize(*info_), quantised, false);
+        publishedRows_ = info_->maxBatch * info_->topK / pairsOfRow_;
+        rowsOffset_ = PublishedRowsOffset(info_->world, info_->capacity);
+        exchange.pipe().InitBuffer(listBuf_, kListInts * sizeof(int32_t));
+        if (info_->triples != 0)
+            exchange.pipe().InitBuffer(tripleBuf_, kListInts * kTripleWords * sizeof(int32_t));
+        exchange.pipe().InitBuffer(queue_, static_cast<uint8_t>(tiling.copyRing),
+                                   tiling.copyRows * rowStride_);
+    }
+
+    // The lists of this core's share begin to load.
+    __aicore__ inline void Begin(SegmentTable& segments) {
+        segments_ = &segments;
+        const uint32_t rows = Min(segments.Rows(), info_->expandRows);
+        begin_ = PartBegin(rows, exchange_->core(), info_->cores);
+        end_ = PartBegin(rows, exchange_->core() + 1, info_->cores);
+        if (begin_ == end_) return;
+        firstSlot_ = lastSlot_ = segments.Seek(begin_);
+        listed_ = LoadLists(lastSlot_, begin_, end_);
+    }
+    __aicore__ inline void Start() {}
+    // The share is contiguous; where in it a rank begins is its own, so that not all ranks read the same
+    // source first.
+    __aicore__ inline void Finish() {
+        if (begin_ == end_) return;
+        const uint32_t middle = begin_ + PartBegin(end_ - begin_, info_->rank, info_->world);
+        if (listed_ == end_) {
+            AwaitLists({firstSlot_, begin_, end_});
+            GatherListed(middle, end_);
+            GatherListed(begin_, middle);
+        } else {
+            GatherRange(segments_->Seek(middle), middle, end_);
+            GatherRange(firstSlot_, begin_, middle);
+        }
+    }
+
+private:
+    // Rows whose list entries are in UB, the first of them in `slot`.
+    struct Loaded {
+        uint32_t slot, begin, end;
+    };
+    // The rows of one segment among them.
+    struct Piece {
+        uint32_t slot, begin, end;
+        uint32_t at;  // of their entries in UB; those of the next piece begin with a block
+    };
+    __aicore__ inline Piece FirstPiece(const Loaded& loaded) {
+        return PieceFrom(loaded.slot, loaded.begin, loaded.end, 0);
+    }
+    __aicore__ inline Piece NextPiece(const Piece& piece, uint32_t end) {
+        return PieceFrom(piece.slot, piece.end, end, piece.at + PaddedInts(piece.end - piece.begin));
+    }
+    // Empty from `end` on.
+    __aicore__ inline Piece PieceFrom(uint32_t slot, uint32_t row, uint32_t end, uint32_t at) {
+        if (row >= end) return {slot, end, end, at};
+        uint32_t last = segments_->End(slot);
+        while (last <= row) last = segments_->End(++slot);
+        return {slot, row, Min(last, Min(end, row + kListInts - at)), at};
+    }
+
+    __aicore__ inline void GatherRange(uint32_t slot, uint32_t begin, uint32_t end) {
+        for (uint32_t row = begin; row < end;) {
+            Loaded loaded = {slot, row, end};
+            row = loaded.end = LoadLists(slot, row, end);
+            AwaitLists(loaded);
+            GatherListed(loaded.begin, loaded.end);
+        }
+    }
+    // As many pieces as UB holds, in flight together. Returns the row after them, and `slot` of the last.
+    __aicore__ inline uint32_t LoadLists(uint32_t& slot, uint32_t row, uint32_t end) {
+        const uint64_t mine = info_->rank * ListBytes(info_->capacity);
+        SyncFunc<HardEvent::S_MTE2>();
+        Piece piece = FirstPiece({slot, row, end});
+        while (piece.begin < piece.end) {
+            const uint32_t count = piece.end - piece.begin;
+            const uint32_t first = static_cast<uint32_t>(segments_->Offset(piece.slot)) + piece.begin -
+                                   segments_->Start(piece.slot);
+            GlobalTensor<int32_t> list;
+            list.SetGlobalBuffer(
+                reinterpret_cast<__gm__ int32_t*>(exchange_->HalfOf(piece.slot % info_->world) + mine) +
+                    Min(first, info_->capacity - count),
+                count);
+            CopyIn(listBuf_.Get<int32_t>()[piece.at], list, count);
+            slot = piece.slot;
+            row = piece.end;
+            piece = NextPiece(piece, end);
+        }
+        return row;
+    }
+    __aicore__ inline void AwaitLists(const Loaded& loaded) {
+        loaded_ = loaded;
+        owesTriples_ = info_->triples != 0;
+        if constexpr (!IsMutant(Mutant::kListReadBeforeLoaded)) SyncFunc<HardEvent::MTE2_S>();
+    }
+    // Of all loaded rows, when the first of them are on their way.
+    __aicore__ inline void StoreTriples() {
+        LocalTensor<int32_t> list = listBuf_.Get<int32_t>(), triple = tripleBuf_.Get<int32_t>();
+        const uint32_t count = loaded_.end - loaded_.begin;
+        owesTriples_ = false;
+        if (tripled_) SyncFunc<HardEvent::MTE3_S>();
+        tripled_ = true;
+        uint32_t word = 0;
+        for (Piece piece = FirstPiece(loaded_); piece.begin < piece.end;
+             piece = NextPiece(piece, loaded_.end)) {
+            const int32_t source = static_cast<int32_t>(piece.slot % info_->world);
+            for (uint32_t i = 0; i < piece.end - piece.begin; ++i, word += kTripleWords) {
+                const uint32_t pair = static_cast<uint32_t>(list.GetValue(piece.at + i));
+                triple.SetValue(word, source);
+                triple.SetValue(word + 1, static_cast<int32_t>(pair / info_->topK));
+                triple.SetValue(word + 2, static_cast<int32_t>(pair % info_->topK));
+            }
+        }
+        SyncFunc<HardEvent::S_MTE3>();
+        GlobalTensor<int32_t> target;
+        target.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(args_->expandIdx) +
+                                   static_cast<uint64_t>(loaded_.begin) * kTripleWords,
+                               count * kTripleWords);
+        CopyOut(target, triple, count * kTripleWords);
+    }
+
+    // Those of the loaded rows that are in [from, to), chunk by chunk: a chunk's rows are consecutive in
+    // expand_x, whatever their sources.
+    __aicore__ inline void GatherListed(uint32_t from, uint32_t to) {
+        if (from == to) return;
+        chunkRow_ = from;
+        filled_ = 0;
+        for (Piece piece = FirstPiece(loaded_); piece.begin < Min(piece.end, to);
+             piece = NextPiece(piece, loaded_.end)) {
+            if (piece.end <= from) continue;
+            const uint32_t skipped = from > piece.begin ? from - piece.begin : 0;
+            GatherPiece(piece.slot, piece.at + skipped, Min(piece.end, to) - piece.begin - skipped);
+        }
+        if (filled_ != 0) StoreChunk();
+    }
+    __aicore__ inline void GatherPiece(uint32_t slot, uint32_t at, uint32_t count) {
+        GM_ADDR rows = exchange_->HalfOf(slot % info_->world) + rowsOffset_;
+        uint32_t first = RowOf(at);
+        for (uint32_t i = 0; i < count;) {
+            if (filled_ == 0) chunk_ = queue_.template AllocTensor<int8_t>();
+            const uint32_t room = Min(tiling_->copyRows - filled_, count - i);
+            uint32_t run = 1, next = 0;  // rows that follow each other at their source
+            for (; i + run < count; ++run) {
+                next = RowOf(at + i + run);
+                if (run == room || next != first + run) break;
+            }
+            LoadRows(rows + static_cast<uint64_t>(first) * rowStride_, run);
+            i += run;
+            first = next;
+            if (filled_ == tiling_->copyRows) StoreChunk();
+        }
+    }
+    // Of a list that nobody has checked yet too: never a row that its source has no place for.
+    __aicore__ inline uint32_t RowOf(uint32_t at) {
+        const uint32_t pair = static_cast<uint32_t>(listBuf_.Get<int32_t>().GetValue(at));
+        return Min(pair / pairsOfRow_, publishedRows_ - 1);
+    }
+    __aicore__ inline void LoadRows(GM_ADDR from, uint32_t count) {
+        GlobalTensor<int8_t> source;
+        const uint32_t bytes = count * rowStride_;
+        source.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(from), bytes);
+        AscendC::DataCopy(chunk_[filled_ * rowStride_], source, bytes);
+        filled_ += count;
+    }
+    __aicore__ inline void StoreChunk() {
+        queue_.EnQue(chunk_);
+        chunk_ = queue_.template DeQue<int8_t>();
+        StoreField(args_->expandX, chunkRow_, chunk_, info_->hidden * WireSize(*info_), rowStride_, filled_);
+        if (quantised_) {
+            StoreField(args_->dynamicScales, chunkRow_, chunk_[PayloadBytes(info_->hidden, WireSize(*info_))],
+                       sizeof(float), rowStride_, filled_);
+        }
+        queue_.FreeTensor(chunk_);
+        chunkRow_ += filled_;
+        filled_ = 0;
+        if (owesTriples_) StoreTriples();
+    }
+
+    Exchange* exchange_ = nullptr;
+    const DispatchArguments* args_ = nullptr;
+    const MoeDistributeDispatchTiling* tiling_ = nullptr;
+    const MoeDistributeInfo* info_ = nullptr;
+    AscendC::TQueBind<AscendC::QuePosition::VECIN, AscendC::QuePosition::VECOUT, 1> queue_;
+    LocalTensor<int8_t> chunk_;
+    UbBuf listBuf_, tripleBuf_;
+    uint64_t rowsOffset_ = 0;
+    uint32_t pairsOfRow_ = 1;
+    uint32_t rowStride_ = 0;
+    SegmentTable* segments_ = nullptr;
+    Loaded loaded_ = {};
+    uint32_t begin_ = 0, end_ = 0;  // this core's share
+    uint32_t firstSlot_ = 0, lastSlot_ = 0;
+    uint32_t listed_ = 0;  // the row after those whose entries Begin() loads
+    uint32_t publishedRows_ = 0;
+    uint32_t chunkRow_ = 0;
+    uint32_t filled_ = 0;
+    bool quantised_ = false;
+    bool owesTriples_ = false;
+    bool tripled_ = false;
+};
+
+}  // namespace moe
+
+#endif  // ASCEND_MOE_DISTRIBUTE_DIRECT_GATHER_H

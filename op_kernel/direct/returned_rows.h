@@ -1,0 +1,84 @@
+// Where the rows of this rank's pairs lie when combine runs "direct": in the halves, or the lent areas, of
+// their experts' ranks, whose runs say where this rank's rows of each expert begin; its own are in expand_x.
+#ifndef ASCEND_MOE_DISTRIBUTE_RETURNED_ROWS_H
+#define ASCEND_MOE_DISTRIBUTE_RETURNED_ROWS_H
+
+#include "../common/combine_inputs.h"
+
+namespace moe {
+
+class ReturnedRows {
+public:
+    __aicore__ inline void Init(Exchange& exchange, StatusWaiter& runs, const MoeDistributeInfo& info,
+                                GM_ADDR expandX, GM_ADDR expandIdx, uint32_t rowBytes) {
+        exchange_ = &exchange;
+        runs_ = &runs;
+        info_ = &info;
+        expandX_ = expandX;
+        rowBytes_ = rowBytes;
+        index_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(expandIdx), info.batch * info.topK);
+        exchange.pipe().InitBuffer(positionBuf_, kChunkPairs * sizeof(int32_t));
+    }
+
+    // Whether some rows come in stages, of which only the first is there before WaitForStage.
+    __aicore__ inline bool Staged() { return exchange_->Staged(*runs_); }
+    __aicore__ inline bool WaitForStage(uint32_t stage) { return exchange_->WaitForStage(*runs_, stage); }
+    __aicore__ inline void AskStage() { exchange_->AskStage(); }
+    __aicore__ inline uint32_t AnsweredStage() { return exchange_->AnsweredStage(); }
+    // Core 0 waits for stages itself.
+    __aicore__ inline bool Follows() const { return exchange_->core() != 0; }
+
+    // V1: positions are expand_idx.
+    __aicore__ inline void Load(uint32_t begin, uint32_t count) {
+        if (info_->triples == 0) CopyIn(positionBuf_.Get<int32_t>(), index_[begin], count);
+    }
+    // V2: positions are counted again; the owner has checked that its rows are in dispatch's order.
+    __aicore__ inline void Place(RoutingTable& routing, uint32_t token, uint32_t tokens) {
+        if (info_->triples == 0) return;
+        LocalTensor<int32_t> position = positionBuf_.Get<int32_t>();
+        for (uint32_t t = 0, i = 0; t < tokens; ++t) {
+            for (uint32_t k = 0; k < info_->topK; ++k, ++i) {
+                const int32_t id = routing.pairs().Id(i, token + t);
+                if (routing.pairs().Routed(id))
+                    position.SetValue(i, static_cast<int32_t>(routing.TakePosition(id)));
+            }
+        }
+    }
+    // Of pair `i` of the chunk, when all runs are there. Nobody may have checked them yet, nor expand_idx: no
+    // address is outside the area that the run names.
+    __aicore__ inline GM_ADDR Address(int32_t id, uint32_t i) {
+        const uint32_t expert = static_cast<uint32_t>(id), owner = expert / info_->localExperts;
+        const LocalTensor<uint32_t> run = runs_->Run(owner);
+        const uint32_t start =
+            run.GetValue(StatusWriter::CountWord(info_->localExperts + expert - owner * info_->localExperts));
+        const uint32_t row = start + static_cast<uint32_t>(positionBuf_.Get<int32_t>().GetValue(i));
+        GM_ADDR base = exchange_->HalfOf(owner);
+        uint64_t bytes = static_cast<uint64_t>(info_->world) * info_->capacity * rowBytes_;
+        if (owner == info_->rank && info_->expandRows != 0) {  // nobody has to copy those
+            base = expandX_;
+            bytes = static_cast<uint64_t>(info_->expandRows) * rowBytes_;
+        } else if (PhaseOf(run.GetValue(kH0OpPhase)) == kPhaseLent && !IsMutant(Mutant::kLentAsPublished)) {
+            const WindowContext& context = exchange_->context();
+            const uint64_t lent = static_cast<uint64_t>(run.GetValue(kBlockWords + kH1Detail0)) * kBlock;
+            if (lent + rowBytes_ <= context.lent_bytes()) {
+                base = context.lent(owner) + lent;
+                bytes = context.lent_bytes() - lent;
+            }
+        }
+        const uint64_t at = static_cast<uint64_t>(row) * rowBytes_, most = bytes - rowBytes_;
+        return base + (at < most ? at : most);
+    }
+
+private:
+    Exchange* exchange_ = nullptr;
+    StatusWaiter* runs_ = nullptr;
+    const MoeDistributeInfo* info_ = nullptr;
+    GlobalTensor<int32_t> index_;
+    GM_ADDR expandX_ = nullptr;
+    UbBuf positionBuf_;
+    uint32_t rowBytes_ = 0;
+};
+
+}  // namespace moe
+
+#endif  // ASCEND_MOE_DISTRIBUTE_RETURNED_ROWS_H

@@ -1,0 +1,271 @@
+// The probes. Each tests one thing that the operators assume of the hardware and of HCCL, with the code that
+// the operators use for it. They touch only data areas, which HCCL overwrites anyway: a communicator stays
+// fresh.
+#ifndef ASCEND_MOE_PROBE_H
+#define ASCEND_MOE_PROBE_H
+
+#include "tiling.h"
+#include "../common/contexts.h"
+#include "../common/wait.h"
+
+namespace moe {
+
+class Probe {
+public:
+    __aicore__ inline void Init(TPipe& pipe, const MoeProbeTiling& tiling, GM_ADDR report,
+                                GM_ADDR workspace) {
+        tiling_ = &tiling;
+        core_ = static_cast<uint32_t>(AscendC::GetBlockIdx());
+        info_.world = tiling.world;
+        info_.rank = tiling.rank;
+        info_.contextKind = tiling.contextKind;
+        info_.dataBytes = tiling.dataBytes;
+        context_.Init(AscendC::GetHcclContext<0>(), info_);
+        report_.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(report), tiling.cores * kBlockWords);
+        workspace_ = workspace;
+        pipe.InitBuffer(blockBuf_, kBlock);
+        pipe.InitBuffer(seenBuf_, kBlock);
+        pipe.InitBuffer(rowBuf_, kRowBytes);
+        pipe.InitBuffer(backBuf_, kRowBytes);
+    }
+
+    __aicore__ inline void Process() {
+        const ContextMismatch mismatch = context_.Check();
+        if (mismatch.field != kContextFieldCount) {
+            Set(kProbeMismatch, mismatch.field, mismatch.ours, mismatch.theirs);
+        } else if (tiling_->mode == kProbeStore) {
+            StoreAndRead();
+        } else if (tiling_->mode == kProbeAtomic) {
+            Atomic();
+        } else if (tiling_->mode == kProbeOrder) {
+            Order();
+        } else if (tiling_->mode == kProbeSyncAll) {
+            SyncAllRounds();
+        } else if (tiling_->mode == kProbeCycles) {
+            Cycles();
+        } else if (tiling_->mode == kProbeZeroState) {
+            ZeroState();
+        }
+        Report();
+    }
+
+private:
+    static constexpr uint32_t kRowBytes = 16 * 1024;
+    static constexpr uint32_t kRowWords = kRowBytes / sizeof(uint32_t);
+    // Of a source rank in a peer's data area: the row, its flag, the answer to it, the block of kProbeAtomic.
+    static constexpr uint64_t kFlagAt = kRowBytes, kAnswerAt = kFlagAt + 512, kAtomicAt = kAnswerAt + 512,
+                              kSourceBytes = kAtomicAt + 512;
+
+    __aicore__ inline bool Broken(uint32_t mode) const { return tiling_->broken == mode; }
+    __aicore__ inline GM_ADDR At(uint32_t owner, uint32_t source, uint64_t offset) const {
+        return context_.data(owner) + source * kSourceBytes + offset;
+    }
+    __aicore__ inline void Set(uint32_t code, uint32_t where, uint32_t wanted, uint32_t seen) {
+        if (code_ != 0) return;  // the first finding is kept
+        code_ = code;
+        where_ = where;
+        wanted_ = wanted;
+        seen_ = seen;
+    }
+
+    // ---- moving blocks and rows ----
+
+    // `late`: how many rounds the last word is behind.
+    __aicore__ inline void StoreBlock(GM_ADDR address, uint32_t value, uint32_t late = 0) {
+        LocalTensor<uint32_t> block = blockBuf_.Get<uint32_t>();
+        SyncFunc<HardEvent::MTE3_S>();
+        for (uint32_t i = 0; i < kBlockWords; ++i) block.SetValue(i, value);
+        block.SetValue(kBlockWords - 1, value - late);
+        SyncFunc<HardEvent::S_MTE3>();
+        GlobalTensor<uint32_t> target;
+        target.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(address), kBlockWords);
+        AscendC::DataCopy(target, block, kBlockWords);
+    }
+    __aicore__ inline LocalTensor<uint32_t> LoadBlock(GM_ADDR address) {
+        GlobalTensor<uint32_t> source;
+        source.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(address), kBlockWords);
+        LocalTensor<uint32_t> seen = seenBuf_.Get<uint32_t>();
+        SyncFunc<HardEvent::S_MTE2>();
+        AscendC::DataCopy(seen, source, kBlockWords);
+        SyncFunc<HardEvent::MTE2_S>();
+        return seen;
+    }
+    __aicore__ inline void StoreRow(GM_ADDR address, uint32_t value) {
+        LocalTensor<int32_t> row = rowBuf_.Get<int32_t>();
+        SyncFunc<HardEvent::MTE3_V>();
+        AscendC::Duplicate(row, static_cast<int32_t>(value), kRowWords);
+        SyncFunc<HardEvent::V_MTE3>();
+        GlobalTensor<int32_t> target;
+        target.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(address), kRowWords);
+        AscendC::DataCopy(target, row, kRowWords);
+    }
+    // Every word of a row must be `value`.
+    __aicore__ inline void CheckRow(GM_ADDR address, uint32_t value, uint32_t where) {
+        GlobalTensor<uint32_t> source;
+        source.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(address), kRowWords);
+        LocalTensor<uint32_t> back = backBuf_.Get<uint32_t>();
+        SyncFunc<HardEvent::S_MTE2>();
+        AscendC::DataCopy(back, source, kRowWords);
+        SyncFunc<HardEvent::MTE2_S>();
+        for (uint32_t i = 0; i < kRowWords; ++i) {
+            if (back.GetValue(i) == value) continue;
+            Set(kProbeDiffers, where, value, back.GetValue(i));
+            return;
+        }
+    }
+    // False at the deadline. A block whose words differ is a finding of its own.
+    __aicore__ inline bool Await(GM_ADDR address, uint32_t value, uint32_t from, bool whole = false) {
+        const int64_t start = AscendC::GetSystemCycle();
+        while (AscendC::GetSystemCycle() - start <= static_cast<int64_t>(tiling_->deadlineCycles)) {
+            LocalTensor<uint32_t> seen = LoadBlock(address);
+            const uint32_t first = seen.GetValue(0);
+            for (uint32_t i = 1; whole && i < kBlockWords; ++i) {
+                if (seen.GetValue(i) != first) Set(kProbeDiffers, i, first, seen.GetValue(i));
+            }
+            if (first == value) return true;
+            MOE_POLL_HINT();
+        }
+        Set(kProbeTimeout, from, value - tiling_->nonce, 0);
+        return false;
+    }
+
+    // ---- the probes ----
+
+    // This core's share of the peers: a row and its flag to each, then each one's row here, and ours back
+    // from there.
+    __aicore__ inline void StoreAndRead() {
+        const uint32_t rank = tiling_->rank, world = tiling_->world;
+        for (uint32_t peer = core_; peer < world; peer += tiling_->cores) {
+            const bool lost = Broken(kProbeStore) && peer == 0;
+            if (!lost) StoreRow(At(peer, rank, 0), RowValue(rank, peer));
+            AscendC::PipeBarrier<PIPE_ALL>();
+            StoreBlock(At(peer, rank, kFlagAt), tiling_->nonce);
+        }
+        for (uint32_t peer = core_; peer < world; peer += tiling_->cores) {
+            if (!Await(At(rank, peer, kFlagAt), tiling_->nonce, peer)) return;
+            CheckRow(At(rank, peer, 0), RowValue(peer, rank), peer);
+            CheckRow(At(peer, rank, 0), RowValue(rank, peer), peer);
+            ++done_;
+        }
+    }
+    __aicore__ inline uint32_t RowValue(uint32_t source, uint32_t owner) const {
+        return tiling_->nonce * 2654435761u + source * 1000003u + owner;
+    }
+
+    // Core 0 writes blocks of equal words to the next rank, core 1 looks at those of the rank before.
+    __aicore__ inline void Atomic() {
+        const uint32_t world = tiling_->world, rank = tiling_->rank;
+        const uint32_t next = (rank + 1) % world, before = (rank + world - 1) % world;
+        if (core_ == 0) {
+            for (uint32_t n = 1; n <= tiling_->rounds; ++n) {
+                StoreBlock(At(next, rank, kAtomicAt), tiling_->nonce + n, Broken(kProbeAtomic) ? 1 : 0);
+            }
+            done_ = tiling_->rounds;
+        } else if (core_ == 1) {
+            Await(At(rank, before, kAtomicAt), tiling_->nonce + tiling_->rounds, before, true);
+            ++done_;
+        }
+    }
+    // Row, drained; flag; then the reader's answer, before the row is used again.
+    __aicore__ inline void Order() {
+        const uint32_t world = tiling_->world, rank = tiling_->rank;
+        const uint32_t next = (rank + 1) % world, before = (rank + world - 1) % world;
+        for (uint32_t n = 1; n <= tiling_->rounds; ++n) {
+            const uint32_t value = tiling_->nonce + n;
+            if (core_ == 0) {
+                if (!Broken(kProbeOrder)) StoreRow(At(next, rank, 0), value);
+                AscendC::PipeBarrier<PIPE_ALL>();
+                StoreBlock(At(next, rank, kFlagAt), value);
+                if (!Await(At(rank, next, kAnswerAt), value, next)) return;
+                if (Broken(kProbeOrder)) StoreRow(At(next, rank, 0), value);
+            } else if (core_ == 1) {
+                if (!Await(At(rank, before, kFlagAt), value, before)) return;
+                CheckRow(At(rank, before, 0), value, before);
+                StoreBlock(At(before, rank, kAnswerAt), value);
+            }
+            ++done_;
+        }
+    }
+
+    // Every core stores a block in the workspace, meets the others, and must see all of this round.
+    __aicore__ inline void SyncAllRounds() {
+        for (uint32_t n = 1; n <= tiling_->rounds; ++n) {
+            const uint32_t value = tiling_->nonce + n;
+            const bool late = Broken(kProbeSyncAll) && core_ + 1 == tiling_->cores;
+            if (!late) StoreBlock(workspace_ + Post(core_, n), value);
+            AscendC::PipeBarrier<PIPE_ALL>();
+            AscendC::SyncAll<true>();
+            for (uint32_t core = 0; core < tiling_->cores; ++core) {
+                const uint32_t seen = LoadBlock(workspace_ + Post(core, n)).GetValue(0);
+                if (seen != value) Set(kProbeDiffers, core, value, seen);
+            }
+            ++done_;
+        }
+    }
+    // Two sets of posts, so that no core overwrites what a slower one still reads.
+    __aicore__ inline uint64_t Post(uint32_t core, uint32_t round) const {
+        return (static_cast<uint64_t>(round & 1) * kMaxCores + core) * kBlock;
+    }
+
+    // Counts cycles; the host takes the time of it.
+    __aicore__ inline void Cycles() {
+        if (core_ != 0) return;
+        const int64_t start = AscendC::GetSystemCycle();
+        int64_t passed = 0;
+        while (passed < static_cast<int64_t>(tiling_->deadlineCycles)) {
+            MOE_POLL_HINT();
+            passed = AscendC::GetSystemCycle() - start;
+        }
+        cycles_ = static_cast<uint32_t>(passed);
+        done_ = 1;
+    }
+
+    // Core 0 reads the state area that the operators use.
+    __aicore__ inline void ZeroState() {
+        if (core_ != 0) return;
+        const uint32_t words = static_cast<uint32_t>(StateBytes(tiling_->world) / sizeof(uint32_t));
+        for (uint32_t at = 0; at < words; at += kRowWords) {
+            const uint32_t count = Min(kRowWords, words - at);
+            GlobalTensor<uint32_t> source;
+            source.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(context_.state(tiling_->rank)) + at,
+                                   count);
+            LocalTensor<uint32_t> back = backBuf_.Get<uint32_t>();
+            SyncFunc<HardEvent::S_MTE2>();
+            AscendC::DataCopy(back, source, count);
+            SyncFunc<HardEvent::MTE2_S>();
+            for (uint32_t i = 0; i < count; ++i) {
+                if (back.GetValue(i) != 0) Set(kProbeDiffers, (at + i) * 4, 0, back.GetValue(i));
+            }
+            ++done_;
+        }
+    }
+
+    __aicore__ inline void Report() {
+        AscendC::PipeBarrier<PIPE_ALL>();
+        LocalTensor<uint32_t> block = blockBuf_.Get<uint32_t>();
+        for (uint32_t i = 0; i < kBlockWords; ++i) block.SetValue(i, 0u);
+        block.SetValue(kPrCode, code_ == 0 ? static_cast<uint32_t>(kProbePassed) : code_);
+        block.SetValue(kPrWhere, where_);
+        block.SetValue(kPrWanted, wanted_);
+        block.SetValue(kPrSeen, seen_);
+        block.SetValue(kPrDone, done_);
+        block.SetValue(kPrCycles, cycles_);
+        block.SetValue(kPrCores, tiling_->cores);
+        SyncFunc<HardEvent::S_MTE3>();
+        AscendC::DataCopy(report_[static_cast<uint64_t>(core_) * kBlockWords], block, kBlockWords);
+        AscendC::PipeBarrier<PIPE_ALL>();
+    }
+
+    const MoeProbeTiling* tiling_ = nullptr;
+    MoeDistributeInfo info_ = MoeDistributeInfo();
+    WindowContext context_;
+    GlobalTensor<uint32_t> report_;
+    GM_ADDR workspace_ = nullptr;
+    UbBuf blockBuf_, seenBuf_, rowBuf_, backBuf_;
+    uint32_t core_ = 0;
+    uint32_t code_ = 0, where_ = 0, wanted_ = 0, seen_ = 0, done_ = 0, cycles_ = 0;
+};
+
+}  // namespace moe
+
+#endif  // ASCEND_MOE_PROBE_H

@@ -1,0 +1,54 @@
+// Tiling of the bring-up probes: one kernel, a mode a probe.
+#ifndef ASCEND_MOE_PROBE_TILING_H
+#define ASCEND_MOE_PROBE_TILING_H
+
+#include "../protocol/tiling.h"
+
+// A macro with a decimal literal: the op compiler reads it as text.
+#define ASCEND_MOE_TILING_KEY_PROBE 1000
+
+namespace moe {
+
+constexpr uint32_t kOpProbe = 3;  // beside kOpDispatch and kOpCombine; never on the wire
+
+enum ProbeMode : uint32_t {
+    kProbeContext = 1,    // the context is the one that the host side describes
+    kProbeStore = 2,      // stores to a peer's window arrive, and can be read back from there
+    kProbeAtomic = 3,     // a block of 32 bytes is never seen half written
+    kProbeOrder = 4,      // data that was drained before a flag is there when the flag is
+    kProbeSyncAll = 5,    // SyncAll makes every core's drained stores visible to every core
+    kProbeCycles = 6,     // GetSystemCycle counts 50 a microsecond
+    kProbeZeroState = 7,  // the state area of a fresh communicator is zero
+    kProbeModeEnd = 8
+};
+// Blocks of the operator's output `report`: one for each core that a launch may have.
+constexpr uint32_t kProbeReportBlocks = kMaxCores;
+// Two sets of a block a core, for kProbeSyncAll.
+constexpr uint64_t kProbeWorkspaceBytes = 2ull * kMaxCores * kBlock;
+
+struct MoeProbeTiling {
+    MoeDistributeMc2Head mc2;
+    uint32_t mode;
+    uint32_t world;
+    uint32_t rank;
+    uint32_t cores;
+    uint32_t contextKind;
+    uint32_t nonce;  // of this launch: what lies in the windows already is none of its blocks
+    uint32_t rounds;
+    uint32_t broken;  // tests: the mode whose device does what the probe rules out; 0: none
+    uint64_t dataBytes;
+    uint64_t deadlineCycles;  // of every wait; kProbeCycles: how many to count
+};
+
+// Every core reports one block.
+enum ProbeReport : uint32_t { kPrCode, kPrWhere, kPrWanted, kPrSeen, kPrDone, kPrCycles, kPrCores };
+enum ProbeCode : uint32_t {
+    kProbePassed = 0x600D,
+    kProbeDiffers = 1,  // where, wanted, seen
+    kProbeTimeout = 2,  // where: the rank that is awaited; wanted: the round
+    kProbeMismatch = 3  // field of the context, ours, theirs
+};
+
+}  // namespace moe
+
+#endif  // ASCEND_MOE_PROBE_TILING_H

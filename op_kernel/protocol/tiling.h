@@ -1,0 +1,174 @@
+// Tiling data that the host hands to both kernels: plain words, the same bytes on host and device.
+#ifndef ASCEND_MOE_DISTRIBUTE_TILING_H
+#define ASCEND_MOE_DISTRIBUTE_TILING_H
+
+#include "window.h"
+
+namespace moe {
+
+// CANN's Mc2InitTiling and one Mc2CcTiling at the head of the tiling data, filled by CANN's host side. Opaque
+// to the kernel, which hands them to Hccl<> where it uses one; zero on the twin.
+struct MoeDistributeMc2Head {
+    uint8_t init[64];
+    uint8_t cc[512];  // 280 bytes in CANN 8.1, 512 in 9.1
+};
+
+// What the launch's communication context points at.
+constexpr uint32_t kContextTable = 0;  // our WindowTable
+constexpr uint32_t kContextA3 = 1;     // HcclOpResParam
+constexpr uint32_t kContextA2 = 2;     // HcclA2CombineOpParam
+// How ranks outside this rank's server are reached; those inside are always a memory store away.
+constexpr uint32_t kTransportMemory = 0;
+constexpr uint32_t kTransportRdma = 1;  // BatchWrite from windowsOut
+
+struct MoeDistributeInfo {
+    uint32_t world;           // W
+    uint32_t rank;            // r
+    uint32_t experts;         // E
+    uint32_t localExperts;    // L
+    uint32_t batch;           // BS, tokens of this rank
+    uint32_t maxBatch;        // global_bs / W
+    uint32_t topK;            // K
+    uint32_t hidden;          // H, elements
+    uint32_t cores;           // AIV cores of this launch
+    uint32_t contract;        // kContractV1 or kContractV2
+    uint32_t xType;           // TypeCode of x / expand_x
+    uint32_t wireType;        // TypeCode of a row in the window
+    uint32_t quantMode;       // 0 or 2
+    uint32_t hasScales;       // smooth scales given
+    uint32_t maskRank;        // x_active_mask: 0 none, 1 (BS,), 2 (BS, K)
+    uint32_t globalBsGiven;   // 0: equal batches
+    uint32_t expandRows;      // rows of expand_x
+    uint32_t algorithm;       // kAlgorithmWindow or kAlgorithmDirect
+    uint32_t windowMiB;       // data area
+    uint32_t capacity;        // rows that one source may send to one owner
+    uint32_t contextKind;     // kContextTable, kContextA3 or kContextA2
+    uint32_t transport;       // kTransportMemory or kTransportRdma
+    uint32_t ranksPerServer;  // ranks that share a server; 0: all
+    uint32_t triples;         // rows carry (source, token, k): the V2 contract over memory
+    uint32_t tableHash;       // of the tuning table that the host read; 0: none
+    uint32_t lentGeneration;  // combine: of the lent block that expand_x lies in; 0: in none
+    uint64_t dataBytes;       // data area of every rank
+    uint64_t lentBytes;       // area behind it that callers' tensors lie in; 0: none
+    uint64_t deadlineCycles;  // longest wait
+};
+
+// Element types on the wire; also the codes that the host's checks use.
+constexpr uint32_t kTypeFp32 = 1, kTypeFp16 = 2, kTypeBf16 = 3, kTypeInt8 = 4;
+
+// Scratch GM that the host gives to every launch. Offsets in bytes; rows are padded to 32 bytes.
+//   verdicts: [kVerdictRounds][cores] blocks | histograms: [cores][E] int32 | totals: [E] int32 | counts:
+//   [W][L] int32 | BatchWrite items: [kItemLists][W] blocks | largest positions: [cores][E] int32
+constexpr uint32_t kVerdictRounds = 3;
+MOE_FN uint64_t VerdictOffset(uint32_t cores, uint32_t round) {
+    return static_cast<uint64_t>(round) * cores * kBlock;
+}
+MOE_FN uint32_t PaddedInts(uint32_t n) { return CeilDiv(n, kBlockWords) * kBlockWords; }
+MOE_FN uint64_t HistogramOffset(uint32_t cores) { return VerdictOffset(cores, kVerdictRounds); }
+MOE_FN uint64_t TotalsOffset(uint32_t cores, uint32_t experts) {
+    return HistogramOffset(cores) + static_cast<uint64_t>(cores) * PaddedInts(experts) * sizeof(int32_t);
+}
+MOE_FN uint64_t CountsOffset(uint32_t cores, uint32_t experts) {
+    return TotalsOffset(cores, experts) + PaddedInts(experts) * sizeof(int32_t);
+}
+MOE_FN uint64_t ItemsOffset(uint32_t cores, uint32_t experts, uint32_t world, uint32_t localExperts) {
+    return CountsOffset(cores, experts) +
+           static_cast<uint64_t>(world) * PaddedInts(localExperts) * sizeof(int32_t);
+}
+constexpr uint32_t kItemLists = 3;  // rows and runs; room for a mutant's second list; aborts
+constexpr uint32_t kAbortItemList = 2;
+MOE_FN uint64_t BoundsOffset(const MoeDistributeInfo& info) {
+    return ItemsOffset(info.cores, info.experts, info.world, info.localExperts) +
+           static_cast<uint64_t>(kItemLists) * info.world * kBlock;
+}
+MOE_FN uint64_t WorkspaceBytes(const MoeDistributeInfo& info) {
+    return BoundsOffset(info) +
+           static_cast<uint64_t>(info.cores) * PaddedInts(info.experts) * sizeof(int32_t);
+}
+
+// From here on what an NPU's clock gains is worth more than few instructions.
+constexpr uint32_t kManyCores = 8;
+
+constexpr uint32_t kChunkPairs = 512;  // pairs in UB at a time
+
+// Direct dispatch with roles: a core that makes lists has all pairs of the rank in UB, in whole repeats, then
+// its lists, each from a block on, or twice the ids; and in V1 a table of positions.
+constexpr uint32_t kMostListPairs = 8192;
+constexpr uint32_t kPositionBlocks = 64;
+MOE_FN uint32_t ListLanes(uint32_t pairs) { return CeilDiv(pairs, 64) * 64; }
+MOE_FN uint32_t ListInts(uint32_t lanes, uint32_t experts) { return 2 * lanes + (experts + 1) * kBlockWords; }
+
+// Direct combine folds the counts of all sources as rows of so many lanes: whole blocks, and a multiple of W.
+MOE_FN uint32_t ReturnCountUnit(uint32_t world) {
+    return world % 8 == 0 ? world : world % 4 == 0 ? 2 * world : world % 2 == 0 ? 4 * world : 8 * world;
+}
+MOE_FN uint32_t ReturnCountLanes(uint32_t world, uint32_t slots) {
+    return CeilDiv(slots, ReturnCountUnit(world)) * ReturnCountUnit(world);
+}
+
+// Status runs that a core of dispatch has in UB while it sends them: direct does not wait for one to arrive
+// before it writes the next.
+constexpr uint32_t kMostRunsInUb = 2;
+MOE_FN uint32_t RunsInUb(const MoeDistributeInfo& info) {
+    return info.algorithm == kAlgorithmDirect && info.world > 1 ? kMostRunsInUb : 1;
+}
+
+// UB that comparing all runs of a rank takes: what one should say, a block and a number a source, the words,
+// and what their reduction works in.
+MOE_FN uint32_t MatchSourceBytes(uint32_t world) {
+    return static_cast<uint32_t>(CeilTo(world, kBlockWords)) * (kBlock + sizeof(int32_t));
+}
+MOE_FN uint32_t MatchReduceBytes(uint32_t words) {
+    return kBlock + static_cast<uint32_t>(CeilTo(2 * CeilDiv(words, 64) * sizeof(float), kBlock));
+}
+MOE_FN uint32_t MatchBytes(uint32_t world, uint32_t counts) {
+    const uint32_t run = StatusRunBytes(counts);
+    return (world + 1) * run + MatchSourceBytes(world) +
+           MatchReduceBytes(world * run / static_cast<uint32_t>(sizeof(int32_t)));
+}
+// Of prefix sums over the counts of those runs: two tables of slots, the runs' words and a row of them.
+MOE_FN uint32_t ScanBytes(uint32_t world, uint32_t localExperts) {
+    return 2 * world * localExperts * static_cast<uint32_t>(sizeof(int32_t)) +
+           (world + 1) * StatusRunBytes(localExperts);
+}
+// Of direct dispatch between its meetings: all cores' histograms, or as many as fit.
+MOE_FN uint32_t HistogramsAtOnce(uint32_t cores, uint32_t experts) {
+    constexpr uint32_t kMost = 96 * 1024;
+    return Max(1, Min(cores, kMost / (PaddedInts(experts) * static_cast<uint32_t>(sizeof(int32_t)))));
+}
+MOE_FN bool ScansSegments(uint32_t world, uint32_t cores) { return cores > 1 && world % kBlockWords == 0; }
+
+// Direct dispatch reads a row once for all experts of its owner, where a row is a token's and cores are many.
+// The entries of some sources' lists are put in order by row in UB, and some cores share them: as many
+// sources as have enough entries together, if routing is even.
+constexpr uint32_t kLeastOnceExperts = 2, kMostOnceSources = 8, kOnceEntries = 256, kMostOnceLanes = 1024;
+constexpr uint32_t kMostOncePairs = 1u << 19;  // keys are exact
+MOE_FN uint32_t OnceSources(const MoeDistributeInfo& info) {
+    const uint32_t even = kOnceEntries * info.world / Max(1, info.maxBatch * info.topK);
+    return Max(1, Min(Min(even, info.world), kMostOnceSources));
+}
+MOE_FN uint32_t OnceGroups(const MoeDistributeInfo& info) { return CeilDiv(info.world, OnceSources(info)); }
+MOE_FN uint32_t OnceLanes(const MoeDistributeInfo& info) {
+    return CeilDiv(Min(kMostOnceLanes, OnceSources(info) * PaddedInts(info.capacity)), 32) * 32;
+}
+// Entries of a core at a time, where core 0 has half as many as others; of a row, so many as a token has
+// experts may come to the share.
+MOE_FN uint32_t OnceShare(const MoeDistributeInfo& info) {
+    const uint32_t lanes = OnceLanes(info), cores = Max(1, info.cores / OnceGroups(info));
+    return Min(lanes, CeilDiv(2 * lanes, 2 * cores - 1)) + info.topK;
+}
+// Entries, their keys and numbers, the same in order, what ordering works in; places and triples.
+MOE_FN uint32_t OnceBytes(const MoeDistributeInfo& info) {
+    return 7 * OnceLanes(info) * static_cast<uint32_t>(sizeof(int32_t)) +
+           PaddedInts(OnceShare(info)) * static_cast<uint32_t>(sizeof(int32_t)) +
+           (info.triples != 0 ? OnceShare(info) * kBlock : 0);
+}
+MOE_FN bool ReadsOnce(const MoeDistributeInfo& info) {
+    return info.hasScales == 0 && info.localExperts >= kLeastOnceExperts && info.topK > 1 &&
+           info.cores >= kManyCores && info.cores >= OnceGroups(info) &&
+           info.maxBatch * info.topK <= kMostOncePairs;
+}
+
+}  // namespace moe
+
+#endif  // ASCEND_MOE_DISTRIBUTE_TILING_H

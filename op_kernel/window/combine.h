@@ -1,0 +1,207 @@
+// MoeDistributeCombine: expert rows go back to the window of the rank whose token they are; that rank gathers
+// the K rows of each token and sums them, weighted, in fp32 and in ascending k.
+#ifndef ASCEND_MOE_DISTRIBUTE_COMBINE_H
+#define ASCEND_MOE_DISTRIBUTE_COMBINE_H
+
+#include "../common/combine_inputs.h"
+#include "sum.h"
+
+namespace moe {
+
+template <typename XType>
+class MoeDistributeCombine {
+public:
+    // The mutant whose cores do not meet after the wait.
+    static constexpr Mutant kUnmet = Mutant::kNoSyncAfterWait;
+
+    __aicore__ inline void Init(const CombineArguments& arguments, const MoeDistributeCombineTiling& tiling) {
+        args_ = arguments;
+        tiling_ = &tiling;
+        info_ = &tiling.info;
+        triples_ = info_->triples != 0;
+        rowBytes_ = static_cast<uint32_t>(info_->hidden * sizeof(XType));
+    }
+
+    __aicore__ inline void Process(TPipe& pipe) {
+        if (!exchange_.Enter(pipe, *info_, kOpCombine, args_.workspace, args_.errorRecord)) return;
+        exchange_.OpenLink(args_.tiling, tiling_->mc2);
+        Run();
+        exchange_.CloseLink();
+    }
+
+private:
+    __aicore__ inline void Run() {
+        BuffInit();
+        Verdict mine = routing_.Count();
+        Worsen(mine, LoadAllSegments());
+        if (!exchange_.Open(mine)) {
+            Leave();
+            return;
+        }
+        routing_.Accumulate();
+        exchange_.Fail(routing_.Place());
+        routing_.StoreTotals();
+        if constexpr (IsMutant(Mutant::kFlagBeforeData)) exchange_.SetStatus(*this, rowBytes_);
+        const bool rdma = info_->transport == kTransportRdma;
+        exchange_.MeetAfterSend(rdma ? SetWaitTpStatusAndDisPatch<true>()
+                                     : SetWaitTpStatusAndDisPatch<false>());
+        if constexpr (!IsMutant(Mutant::kFlagBeforeData)) exchange_.SetStatus(*this, rowBytes_);
+        if (!exchange_.WaitStatus(*this)) {
+            Leave();
+            return;
+        }
+        LocalWindowCopy();
+    }
+
+public:
+    // Rows that go back to `peer`, for the status runs.
+    __aicore__ inline void Select(uint32_t) {}
+    __aicore__ inline uint32_t Rows(uint32_t peer, uint32_t localExpert) {
+        const uint32_t slot = localExpert * info_->world + peer;
+        return segments_.End(slot) - segments_.Start(slot);
+    }
+    // Whether rows come back from `source`; asked by a mutant only, the protocol waits for all ranks alike.
+    __aicore__ inline bool Awaits(uint32_t source) {
+        uint32_t rows = 0;
+        for (uint32_t l = 0; l < info_->localExperts; ++l)
+            rows += routing_.Total(static_cast<int32_t>(source * info_->localExperts + l));
+        return rows > 0;
+    }
+    __aicore__ inline Verdict Arrived(uint32_t source, const LocalTensor<uint32_t>& run) {
+        return CompareCounts(*info_, routing_, source, run);
+    }
+
+private:
+    // UB plan 1: routing tables, segments of expand_x, two chunks of rows on their way.
+    __aicore__ inline void BuffInit() {
+        MOE_PHASE("BuffInit");
+        exchange_.BoardInit();
+        routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace,
+                      exchange_.core());
+        segments_.Init(exchange_.pipe(), *info_);
+        exchange_.pipe().InitBuffer(indexBuf_, kChunkPairs * sizeof(int32_t));
+        exchange_.pipe().InitBuffer(
+            tripleBuf_,
+            PaddedInts(Max(segments_.slots(), tiling_->sendRows * kTripleWords)) * sizeof(int32_t));
+        exchange_.pipe().InitBuffer(copyQueue_, 2, tiling_->sendRows * rowBytes_);
+    }
+
+    // From the half of this epoch to the other one, modulo 2^64: a mutant's rows lie there.
+    __aicore__ inline uint64_t HalfShift() const {
+        if constexpr (!IsMutant(Mutant::kWrongHalfForCombine)) return 0;
+        const uint64_t half = HalfBytes(exchange_.context().data_bytes());
+        return Parity(exchange_.epoch()) == 0 ? half : 0 - half;
+    }
+    __aicore__ inline Verdict LoadAllSegments() {
+        const Verdict verdict =
+            LoadSegments(*info_, args_.epSendCounts, tripleBuf_.Get<int32_t>(), segments_);
+        if (verdict.code == kOk && info_->transport == kTransportRdma) segments_.AlignEnd();
+        return verdict;
+    }
+
+    // This core's share of the rows, back to their sources; and a look at its share of expand_idx.
+    template <bool kRdma>
+    __aicore__ inline Verdict SetWaitTpStatusAndDisPatch() {
+        MOE_PHASE("SetWaitTpStatusAndDisPatch");
+        Verdict verdict;
+        if (exchange_.verdict().code != kOk) return verdict;
+        if (!triples_) {
+            verdict = CheckIndex(*info_, args_.expandIdx, routing_, routing_.begin(), routing_.end(),
+                                 indexBuf_.Get<int32_t>());
+        }
+        const uint32_t begin = PartBegin(segments_.Rows(), exchange_.core(), info_->cores);
+        const uint32_t end = PartBegin(segments_.Rows(), exchange_.core() + 1, info_->cores);
+        if (begin == end) return verdict;
+        const uint64_t base = HalfShift() + (kRdma ? exchange_.sender().rows_at() : 0);
+        uint32_t slot = segments_.Find(begin);
+        for (uint32_t row = begin; row < end;) {
+            while (segments_.End(slot) <= row) ++slot;
+            const uint32_t stop = triples_ ? end : Min(end, segments_.End(slot));
+            const uint32_t count = Min(tiling_->sendRows, stop - row);
+            LocalTensor<int8_t> chunk = copyQueue_.template AllocTensor<int8_t>();
+            GlobalTensor<int8_t> source;
+            source.SetGlobalBuffer(
+                reinterpret_cast<__gm__ int8_t*>(args_.expandX + static_cast<uint64_t>(row) * rowBytes_),
+                static_cast<uint64_t>(count) * rowBytes_);
+            AscendC::DataCopy(chunk, source, count * rowBytes_);
+            copyQueue_.EnQue(chunk);
+            chunk = copyQueue_.template DeQue<int8_t>();
+            if (triples_) {
+                Worsen(verdict, SendSlots(chunk, row, count));
+            } else {
+                const int32_t at = segments_.Offset(slot) + static_cast<int32_t>(row - segments_.Start(slot));
+                exchange_.sender().template PutRows<kRdma>(
+                    slot % info_->world, base + RowOffsetBytes(at, rowBytes_), chunk, count * rowBytes_);
+            }
+            copyQueue_.FreeTensor(chunk);
+            row += count;
+        }
+        return verdict;
+    }
+    // V2: each row to the slot that its triple names. All triples of the chunk are checked before the first
+    // store.
+    __aicore__ inline Verdict SendSlots(const LocalTensor<int8_t>& chunk, uint32_t row, uint32_t count) {
+        GlobalTensor<int32_t> assist;
+        assist.SetGlobalBuffer(
+            reinterpret_cast<__gm__ int32_t*>(args_.expandIdx) + static_cast<uint64_t>(row) * kTripleWords,
+            count * kTripleWords);
+        LocalTensor<int32_t> triple = tripleBuf_.Get<int32_t>();
+        SyncFunc<HardEvent::S_MTE2>();
+        CopyIn(triple, assist, count * kTripleWords);
+        SyncFunc<HardEvent::MTE2_S>();
+        for (uint32_t i = 0; i < count; ++i) {
+            const Verdict verdict = CheckTriple(*info_, triple, i * kTripleWords, row + i);
+            if (verdict.code != kOk) return verdict;
+        }
+        for (uint32_t i = 0; i < count; ++i) {
+            const uint32_t at = i * kTripleWords;
+            const uint64_t slot =
+                static_cast<uint64_t>(triple.GetValue(at + 1)) * info_->topK + triple.GetValue(at + 2);
+            exchange_.sender().PutSlot(static_cast<uint32_t>(triple.GetValue(at)),
+                                       slot * rowBytes_ + HalfShift(), chunk[i * rowBytes_], rowBytes_);
+        }
+        return Verdict();
+    }
+    // UB plan 2: this core's share of the tokens, summed.
+    __aicore__ inline void LocalWindowCopy() {
+        MOE_PHASE("LocalWindowCopy");
+        exchange_.NextPlan();
+        routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace,
+                      exchange_.core());
+        routing_.LoadTotals();
+        routing_.Place();
+        WindowRows rows;
+        rows.Init(exchange_.pipe(), *info_, args_.expandIdx, rowBytes_,
+                  exchange_.Half() + HalfShift() + exchange_.sender().rows_at(),
+                  RegionBytes(exchange_.context().data_bytes(), info_->world));
+        TokenSum<XType, WindowRows> sum;
+        const TokenSumPlan plan = {args_.expertScales, args_.sharedExpertX, args_.x};
+        sum.Init(exchange_.pipe(), *tiling_, plan, rows);
+        sum.Run(routing_, exchange_.core());
+        AscendC::PipeBarrier<PIPE_ALL>();
+    }
+
+    // After a failure: zeros, and the record.
+    __aicore__ inline void Leave() {
+        exchange_.NextPlan();
+        const uint64_t begin = PartBegin(info_->batch, exchange_.core(), info_->cores);
+        const uint64_t end = PartBegin(info_->batch, exchange_.core() + 1, info_->cores);
+        ZeroSums(exchange_, args_.x, begin * rowBytes_, end * rowBytes_, rowBytes_);
+        exchange_.Report();
+    }
+
+    CombineArguments args_;
+    const MoeDistributeCombineTiling* tiling_ = nullptr;
+    const MoeDistributeInfo* info_ = nullptr;
+    Exchange exchange_;
+    RoutingTable routing_;
+    SegmentTable segments_;
+    AscendC::TQueBind<AscendC::QuePosition::VECIN, AscendC::QuePosition::VECOUT, 1> copyQueue_;
+    UbBuf indexBuf_, tripleBuf_;
+    bool triples_ = false;
+    uint32_t rowBytes_ = 0;
+};
+
+}  // namespace moe
+
+#endif  // ASCEND_MOE_DISTRIBUTE_COMBINE_H

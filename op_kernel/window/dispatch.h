@@ -1,0 +1,278 @@
+// MoeDistributeDispatch: every (token, k) row goes to the window of the rank that owns its expert; each rank
+// then gathers its window into expand_x, ordered by (local expert, source rank, flat (token, k)).
+#ifndef ASCEND_MOE_DISTRIBUTE_DISPATCH_H
+#define ASCEND_MOE_DISTRIBUTE_DISPATCH_H
+
+#include "../common/dispatch_outputs.h"
+#include "../common/exchange.h"
+#include "../common/quantize.h"
+#include "../common/routing.h"
+
+namespace moe {
+
+// Keeps the counts of arrived runs for all cores, one row a source.
+class CountsKeeper {
+public:
+    // For mutants: the one whose cores do not meet after the wait, and the ranks that one waits for.
+    static constexpr Mutant kUnmet = Mutant::kWaitForOwnShareOnly;
+    __aicore__ inline bool Awaits(uint32_t) const { return true; }
+
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR workspace) {
+        localExperts_ = info.localExperts;
+        lanes_ = PaddedInts(localExperts_);
+        counts_.SetGlobalBuffer(
+            reinterpret_cast<__gm__ int32_t*>(workspace + CountsOffset(info.cores, info.experts)),
+            static_cast<uint64_t>(info.world) * lanes_);
+        pipe.InitBuffer(buf_, lanes_ * sizeof(int32_t));
+    }
+    __aicore__ inline Verdict Arrived(uint32_t source, const LocalTensor<uint32_t>& run) {
+        LocalTensor<int32_t> row = buf_.Get<int32_t>();
+        if constexpr (!IsMutant(Mutant::kCountsRewrittenBeforeKept)) SyncFunc<HardEvent::MTE3_S>();
+        for (uint32_t l = 0; l < lanes_; ++l) {
+            row.SetValue(
+                l, l < localExperts_ ? static_cast<int32_t>(run.GetValue(StatusWriter::CountWord(l))) : 0);
+        }
+        SyncFunc<HardEvent::S_MTE3>();
+        AscendC::DataCopy(counts_[static_cast<uint64_t>(source) * lanes_], row, lanes_);
+        return Verdict();
+    }
+    __aicore__ inline const GlobalTensor<int32_t>& counts() const { return counts_; }
+    __aicore__ inline uint32_t lanes() const { return lanes_; }
+
+private:
+    GlobalTensor<int32_t> counts_;
+    UbBuf buf_;
+    uint32_t localExperts_ = 0;
+    uint32_t lanes_ = 0;
+};
+
+// The same, back in UB.
+struct KeptCounts {
+    LocalTensor<int32_t> values;
+    uint32_t lanes;
+    __aicore__ inline int32_t operator()(uint32_t source, uint32_t localExpert) const {
+        return values.GetValue(source * lanes + localExpert);
+    }
+};
+
+template <typename XType, bool kQuant, bool kSmooth>
+class MoeDistributeDispatch {
+public:
+    __aicore__ inline void Init(const DispatchArguments& arguments,
+                                const MoeDistributeDispatchTiling& tiling) {
+        args_ = arguments;
+        tiling_ = &tiling;
+        info_ = &tiling.info;
+        counts_.Init(args_, tiling);
+        triples_ = info_->triples != 0;
+        wireSize_ = kQuant ? sizeof(int8_t) : sizeof(XType);
+        rowStride_ = DispatchRowStride(info_->hidden, wireSize_, kQuant, triples_);
+        tripleOffset_ = rowStride_ - kBlock;
+    }
+
+    __aicore__ inline void Process(TPipe& pipe) {
+        if (!exchange_.Enter(pipe, *info_, kOpDispatch, args_.workspace, args_.errorRecord)) return;
+        exchange_.OpenLink(args_.tiling, tiling_->mc2);
+        Run();
+        exchange_.CloseLink();
+    }
+
+private:
+    __aicore__ inline void Run() {
+        SendBuffInit();
+        if (!exchange_.Open(routing_.Count())) {
+            Leave();
+            return;
+        }
+        routing_.Accumulate();
+        exchange_.Fail(routing_.Place());
+        routing_.StoreTotals();
+        AlltoAllDispatch();
+        exchange_.MeetAfterSend(Verdict());
+        SetStatus();
+        if (!WaitDispatch()) {
+            Leave();
+            return;
+        }
+        LocalWindowCopy();
+    }
+
+    // UB plan 1: routing tables, rows in flight, this chunk's expand_idx, row numbers and triples.
+    __aicore__ inline void SendBuffInit() {
+        MOE_PHASE("SendBuffInit");
+        exchange_.BoardInit();
+        routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace,
+                      exchange_.core());
+        rows_.Init(exchange_.pipe(), *info_, args_.x, args_.scales, tiling_->sendRing);
+        exchange_.pipe().InitBuffer(indexBuf_, kChunkPairs * sizeof(int32_t));
+        exchange_.pipe().InitBuffer(rowBuf_, kChunkPairs * sizeof(int32_t));
+        if (triples_) exchange_.pipe().InitBuffer(tripleBuf_, kChunkPairs * kBlock);
+        expandIdx_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(args_.expandIdx));
+    }
+
+    // This core's share of the pairs: their places, expand_idx, and the rows to their owners' windows.
+    __aicore__ inline void AlltoAllDispatch() {
+        MOE_PHASE("AlltoAllDispatch");
+        if (exchange_.verdict().code != kOk) return;  // the status run carries the reason, no row leaves
+        for (uint32_t at = routing_.begin(); at < routing_.end(); at += kChunkPairs) {
+            const uint32_t count = Min(kChunkPairs, routing_.end() - at);
+            routing_.pairs().Load(at, count);
+            PlaceChunk(at, count);
+            if (info_->transport == kTransportRdma) {
+                SendChunk<true>(at, count);
+            } else {
+                SendChunk<false>(at, count);
+            }
+        }
+        rows_.Release();
+    }
+
+    __aicore__ inline void PlaceChunk(uint32_t at, uint32_t count) {
+        LocalTensor<int32_t> index = indexBuf_.Get<int32_t>();
+        LocalTensor<int32_t> row = rowBuf_.Get<int32_t>();
+        SyncFunc<HardEvent::MTE3_S>();
+        uint32_t token = at / info_->topK, k = at % info_->topK;
+        for (uint32_t i = 0; i < count; ++i) {
+            const int32_t id = routing_.pairs().Id(i, token);
+            uint32_t position = 0;
+            if (routing_.pairs().Routed(id)) {
+                position = routing_.TakePosition(id);
+                row.SetValue(i, routing_.Prefix(id) + static_cast<int32_t>(position));
+                if (triples_) SetTriple(i, token, k);
+            }
+            index.SetValue(i, static_cast<int32_t>(position));
+            if (++k == info_->topK) {
+                k = 0;
+                ++token;
+            }
+        }
+        SyncFunc<HardEvent::S_MTE3>();
+        if (!triples_) CopyOut(expandIdx_[at], index, count);
+    }
+    __aicore__ inline void SetTriple(uint32_t i, uint32_t token, uint32_t k) {
+        LocalTensor<int32_t> triple = tripleBuf_.Get<int32_t>()[i * kBlockWords];
+        triple.SetValue(0, static_cast<int32_t>(info_->rank));
+        triple.SetValue(1, static_cast<int32_t>(token));
+        triple.SetValue(2, static_cast<int32_t>(k));
+        for (uint32_t w = kTripleWords; w < kBlockWords; ++w) triple.SetValue(w, 0);
+    }
+
+    template <bool kRdma>
+    __aicore__ inline void SendChunk(uint32_t at, uint32_t count) {
+        LocalTensor<int32_t> row = rowBuf_.Get<int32_t>();
+        const uint64_t base = kRdma ? exchange_.sender().rows_at() : 0;
+        uint32_t token = at / info_->topK, k = at % info_->topK;
+        for (uint32_t i = 0; i < count; ++i) {
+            const int32_t id = routing_.pairs().Id(i, token);
+            if (routing_.pairs().Routed(id)) {
+                const uint32_t owner = static_cast<uint32_t>(id) / info_->localExperts;
+                const uint64_t offset = base + RowOffsetBytes(row.GetValue(i), rowStride_);
+                exchange_.sender().template PutRows<kRdma>(
+                    owner, offset, rows_.Fetch(token, static_cast<uint32_t>(id)), rows_.WireBytes());
+                if (triples_) {
+                    const LocalTensor<int8_t> triple = tripleBuf_.Get<int8_t>()[i * kBlock];
+                    exchange_.sender().template PutRows<kRdma>(owner, offset + tripleOffset_, triple, kBlock);
+                }
+            }
+            if (++k == info_->topK) {
+                k = 0;
+                ++token;
+            }
+        }
+    }
+
+    __aicore__ inline void SetStatus() {
+        exchange_.NextPlan();
+        SendCounts counts;
+        counts.Init(exchange_.pipe(), *info_, args_.workspace);
+        exchange_.SetStatus(counts, rowStride_);
+    }
+
+    __aicore__ inline bool WaitDispatch() {
+        keeper_.Init(exchange_.pipe(), *info_, args_.workspace);
+        return exchange_.WaitStatus(keeper_);
+    }
+
+    // UB plan 3: the segment table, and two chunks of window rows.
+    __aicore__ inline void LocalWindowCopy() {
+        MOE_PHASE("LocalWindowCopy");
+        exchange_.NextPlan();
+        SegmentTable segments;
+        segments.Init(exchange_.pipe(), *info_);
+        UbBuf countsBuf;
+        exchange_.pipe().InitBuffer(countsBuf, info_->world * keeper_.lanes() * sizeof(int32_t));
+        KeptCounts counts = {countsBuf.Get<int32_t>(), keeper_.lanes()};
+        AscendC::DataCopy(counts.values, keeper_.counts(), info_->world * keeper_.lanes());
+        if constexpr (!IsMutant(Mutant::kSegmentsBeforeLoaded)) SyncFunc<HardEvent::MTE2_S>();
+        segments.FromCounts(counts);
+        if constexpr (!IsMutant(Mutant::kRowsTakenFromStart)) {
+            if (info_->transport == kTransportRdma) segments.AlignEnd();
+        }
+        exchange_.pipe().InitBuffer(copyQueue_, static_cast<uint8_t>(tiling_->copyRing),
+                                    tiling_->copyRows * rowStride_);
+        CopyRows(segments);
+        if (exchange_.core() == 0) counts_.Store(exchange_.pipe(), segments);
+        AscendC::PipeBarrier<PIPE_ALL>();
+    }
+
+    // This core's contiguous share of the rows, cut at segment ends.
+    __aicore__ inline void CopyRows(SegmentTable& segments) {
+        const uint32_t begin = PartBegin(segments.Rows(), exchange_.core(), info_->cores);
+        const uint32_t end = PartBegin(segments.Rows(), exchange_.core() + 1, info_->cores);
+        if (begin == end) return;
+        uint32_t slot = segments.Find(begin);
+        for (uint32_t row = begin; row < end;) {
+            while (segments.End(slot) <= row) ++slot;
+            const uint32_t count = Min(tiling_->copyRows, Min(end, segments.End(slot)) - row);
+            const int32_t at = segments.Offset(slot) + static_cast<int32_t>(row - segments.Start(slot));
+            CopyChunk(slot % info_->world, at, row, count);
+            row += count;
+        }
+    }
+    __aicore__ inline void CopyChunk(uint32_t source, int32_t windowRow, uint32_t row, uint32_t count) {
+        GlobalTensor<int8_t> window;
+        window.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(exchange_.Region(source) +
+                                                                RowOffsetBytes(windowRow, rowStride_)),
+                               static_cast<uint64_t>(count) * rowStride_);
+        LocalTensor<int8_t> chunk = copyQueue_.template AllocTensor<int8_t>();
+        AscendC::DataCopy(chunk, window, count * rowStride_);
+        copyQueue_.EnQue(chunk);
+        chunk = copyQueue_.template DeQue<int8_t>();
+        const uint32_t rowBytes = static_cast<uint32_t>(info_->hidden * wireSize_);
+        StoreField(args_.expandX, row, chunk, rowBytes, rowStride_, count);
+        if (kQuant)
+            StoreField(args_.dynamicScales, row, chunk[PayloadBytes(info_->hidden, wireSize_)], sizeof(float),
+                       rowStride_, count);
+        if (triples_)
+            StoreField(args_.expandIdx, row, chunk[tripleOffset_], kTripleWords * sizeof(int32_t), rowStride_,
+                       count);
+        copyQueue_.FreeTensor(chunk);
+    }
+    // After a failure: no rows for whoever reads the counts, and the record.
+    __aicore__ inline void Leave() {
+        if (exchange_.core() != 0) return;
+        exchange_.NextPlan();
+        counts_.StoreZeros(exchange_.pipe());
+        exchange_.Report();
+    }
+
+    DispatchArguments args_;
+    const MoeDistributeDispatchTiling* tiling_ = nullptr;
+    const MoeDistributeInfo* info_ = nullptr;
+    Exchange exchange_;
+    RoutingTable routing_;
+    RowLoader<XType, kQuant, kSmooth> rows_;
+    DispatchCounts counts_;
+    CountsKeeper keeper_;
+    AscendC::TQueBind<AscendC::QuePosition::VECIN, AscendC::QuePosition::VECOUT, 1> copyQueue_;
+    GlobalTensor<int32_t> expandIdx_;
+    UbBuf indexBuf_, rowBuf_, tripleBuf_;
+    bool triples_ = false;
+    uint32_t wireSize_ = 1;
+    uint32_t rowStride_ = 0;
+    uint32_t tripleOffset_ = 0;
+};
+
+}  // namespace moe
+
+#endif  // ASCEND_MOE_DISTRIBUTE_DISPATCH_H

@@ -1,0 +1,189 @@
+// The weighted sum of a token's K rows, wherever they lie: fp32, multiply then add, k ascending, one cast.
+#ifndef ASCEND_MOE_DISTRIBUTE_SUM_H
+#define ASCEND_MOE_DISTRIBUTE_SUM_H
+
+#include "../protocol/combine_tiling.h"
+#include "../common/routing.h"
+
+namespace moe {
+
+struct TokenSumPlan {
+    GM_ADDR expertScales;
+    GM_ADDR sharedExpertX;
+    GM_ADDR x;
+};
+
+// Where a pair's row lies in this rank's own window: packed in the region of the expert's rank; with triples
+// in the slot of (token, k).
+class WindowRows {
+public:
+    // `half`: of this epoch, at row 0 of its first region; `regionBytes`: of one source rank in it.
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR expandIdx,
+                                uint32_t rowBytes, GM_ADDR half, uint64_t regionBytes) {
+        info_ = &info;
+        rowBytes_ = rowBytes;
+        half_ = half;
+        regionBytes_ = regionBytes;
+        index_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(expandIdx), info.batch * info.topK);
+        pipe.InitBuffer(indexBuf_, kChunkPairs * sizeof(int32_t));
+    }
+    // What the pairs of a chunk need, loaded; the caller waits for it.
+    __aicore__ inline void Load(uint32_t begin, uint32_t count) {
+        if (info_->triples == 0) CopyIn(indexBuf_.Get<int32_t>(), index_[begin], count);
+    }
+    __aicore__ inline void Place(RoutingTable&, uint32_t, uint32_t) {}
+    // Of pair `i` of the chunk.
+    __aicore__ inline GM_ADDR Address(RoutingTable& routing, int32_t id, uint32_t token, uint32_t k,
+                                      uint32_t i) {
+        if (info_->triples != 0) return half_ + (static_cast<uint64_t>(token) * info_->topK + k) * rowBytes_;
+        const uint32_t owner = static_cast<uint32_t>(id) / info_->localExperts;
+        const int32_t row = routing.Prefix(id) + indexBuf_.Get<int32_t>().GetValue(i);
+        return half_ + owner * regionBytes_ + RowOffsetBytes(row, rowBytes_);
+    }
+
+private:
+    GlobalTensor<int32_t> index_;
+    UbBuf indexBuf_;
+    const MoeDistributeInfo* info_ = nullptr;
+    GM_ADDR half_ = nullptr;
+    uint64_t regionBytes_ = 0;
+    uint32_t rowBytes_ = 0;
+};
+
+// Rows: WindowRows, or anything that answers alike.
+template <typename XType, typename Rows>
+class TokenSum {
+public:
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeCombineTiling& tiling,
+                                const TokenSumPlan& plan, Rows& rows) {
+        tiling_ = &tiling;
+        info_ = &tiling.info;
+        plan_ = plan;
+        rows_ = &rows;
+        rowBytes_ = static_cast<uint32_t>(info_->hidden * sizeof(XType));
+        const uint32_t pairs = info_->batch * info_->topK;
+        scales_.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(plan.expertScales), pairs);
+        pipe.InitBuffer(scaleBuf_, kChunkPairs * sizeof(float));
+        const uint32_t elements = tiling.partElements;
+        pipe.InitBuffer(inQueue_, static_cast<uint8_t>(tiling.sumRing),
+                        static_cast<uint32_t>(elements * sizeof(XType)));
+        pipe.InitBuffer(outQueue_, kFloat ? 1 : 2, static_cast<uint32_t>(elements * sizeof(XType)));
+        pipe.InitBuffer(termBuf_, static_cast<uint32_t>(elements * sizeof(float)));
+        if (!kFloat) pipe.InitBuffer(sumBuf_, static_cast<uint32_t>(elements * sizeof(float)));
+    }
+
+    // This core's share of the (token, part of H) items.
+    __aicore__ inline void Run(RoutingTable& routing, uint32_t core) {
+        const uint32_t parts = tiling_->partsPerToken;
+        const uint32_t items = info_->batch * parts;
+        const uint32_t end = PartBegin(items, core + 1, info_->cores);
+        const uint32_t chunkTokens = kChunkPairs / info_->topK;
+        for (uint32_t item = PartBegin(items, core, info_->cores); item < end;) {
+            const uint32_t first = item / parts;
+            const uint32_t tokens = Min(chunkTokens, (end - 1) / parts + 1 - first);
+            LoadChunk(routing, first, tokens);
+            for (; item < end && item / parts < first + tokens; ++item) {
+                SumItem(routing, item / parts, item / parts - first, item % parts);
+            }
+        }
+    }
+
+private:
+    static constexpr bool kFloat = AscendC::IsSameType<XType, float>::value;
+
+    __aicore__ inline void LoadChunk(RoutingTable& routing, uint32_t token, uint32_t tokens) {
+        const uint32_t begin = token * info_->topK, count = tokens * info_->topK;
+        routing.pairs().Load(begin, count);
+        rows_->Load(begin, count);
+        CopyIn(scaleBuf_.Get<float>(), scales_[begin], count);
+        SyncFunc<HardEvent::MTE2_S>();
+        rows_->Place(routing, token, tokens);
+    }
+
+    __aicore__ inline void SumItem(RoutingTable& routing, uint32_t token, uint32_t inChunk, uint32_t part) {
+        const uint32_t begin = part * tiling_->partElements;
+        const uint32_t elements = Min(tiling_->partElements, info_->hidden - begin);
+        const uint64_t column = begin * sizeof(XType);
+        LocalTensor<XType> out = outQueue_.template AllocTensor<XType>();
+        LocalTensor<float> sum;
+        if constexpr (kFloat) {
+            sum = out;
+        } else {
+            sum = sumBuf_.template Get<float>();
+        }
+        AscendC::PipeBarrier<PIPE_V>();  // the cast of the item before has read the sum
+        AscendC::Duplicate(sum, 0.0f, elements);
+        bool active = false;
+        for (uint32_t k = 0; k < info_->topK; ++k) {
+            const uint32_t i = inChunk * info_->topK + k;
+            const int32_t id = routing.pairs().Id(i, token);
+            active = active || id != kInactive;
+            if constexpr (IsMutant(Mutant::kCanary)) {
+                if (k == 0) continue;
+            }
+            if (!routing.pairs().Routed(id)) continue;
+            AddRow(rows_->Address(routing, id, token, k, i) + column, elements, sum,
+                   scaleBuf_.Get<float>().GetValue(i), true);
+        }
+        if (active && tiling_->hasSharedExpertX != 0) {
+            AddRow(plan_.sharedExpertX + static_cast<uint64_t>(token) * rowBytes_ + column, elements, sum,
+                   1.0f, false);
+        }
+        AscendC::PipeBarrier<PIPE_V>();
+        if constexpr (!kFloat) AscendC::Cast(out, sum, AscendC::RoundMode::CAST_RINT, elements);
+        if constexpr (!IsMutant(Mutant::kSumStoredBeforeAdded)) {
+            outQueue_.EnQue(out);
+            out = outQueue_.template DeQue<XType>();
+        }
+        GlobalTensor<int8_t> x;
+        const uint32_t bytes = static_cast<uint32_t>(elements * sizeof(XType));
+        x.SetGlobalBuffer(
+            reinterpret_cast<__gm__ int8_t*>(plan_.x + static_cast<uint64_t>(token) * rowBytes_ + column),
+            bytes);
+        AscendC::DataCopy(x, out.template ReinterpretCast<int8_t>(), bytes);
+        outQueue_.FreeTensor(out);
+    }
+
+    __aicore__ inline void AddRow(GM_ADDR address, uint32_t elements, const LocalTensor<float>& sum,
+                                  float weight, bool weighted) {
+        const uint32_t bytes = static_cast<uint32_t>(elements * sizeof(XType));
+        GlobalTensor<int8_t> row;
+        row.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(address), bytes);
+        LocalTensor<int8_t> raw = inQueue_.template AllocTensor<int8_t>();
+        AscendC::DataCopy(raw, row, bytes);
+        inQueue_.EnQue(raw);
+        raw = inQueue_.template DeQue<int8_t>();
+        LocalTensor<XType> value = raw.template ReinterpretCast<XType>();
+        LocalTensor<float> term = termBuf_.template Get<float>();
+        AscendC::PipeBarrier<PIPE_V>();  // the term of the row before has been added
+        if constexpr (kFloat) {
+            if (weighted) {
+                SyncFunc<HardEvent::S_V>();
+                AscendC::Muls(term, value, weight, elements);
+            } else {
+                term = value;
+            }
+        } else {
+            AscendC::Cast(term, value, AscendC::RoundMode::CAST_NONE, elements);
+            AscendC::PipeBarrier<PIPE_V>();
+            if (weighted) AscendC::Muls(term, term, weight, elements);
+        }
+        if constexpr (!IsMutant(Mutant::kAddedBeforeWeighted)) AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Add(sum, sum, term, elements);
+        inQueue_.FreeTensor(raw);
+    }
+
+    GlobalTensor<float> scales_;
+    AscendC::TQue<AscendC::QuePosition::VECIN, 1> inQueue_;
+    AscendC::TQue<AscendC::QuePosition::VECOUT, 1> outQueue_;
+    UbBuf scaleBuf_, termBuf_, sumBuf_;
+    Rows* rows_ = nullptr;
+    const MoeDistributeCombineTiling* tiling_ = nullptr;
+    const MoeDistributeInfo* info_ = nullptr;
+    TokenSumPlan plan_;
+    uint32_t rowBytes_ = 0;
+};
+
+}  // namespace moe
+
+#endif  // ASCEND_MOE_DISTRIBUTE_SUM_H

@@ -1,0 +1,256 @@
+"""Names, settings and the rendezvous of communicators, in one process."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import window_library
+from window_library import WindowLibrary, exchange
+
+from ascend_moe import comm
+from ascend_moe.comm.communicator import timeout_s, window_data_bytes
+from ascend_moe.comm.liveness import describe_process, process_gone
+from ascend_moe.comm.rendezvous import create_window
+from ascend_moe.errors import ArgumentError, AscendMoeError, PeerLost
+
+
+@pytest.fixture(autouse=True)
+def library(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[WindowLibrary]:
+    """Counted windows; every test leaves none, and no descriptor either."""
+    monkeypatch.setenv("HCCL_BUFFSIZE", "1")
+    installed = window_library.install(monkeypatch)
+    # pytest holds the group longer than the test does, and with it gloo's own descriptors.
+    kinds = ("/memfd", "anon_inode:[pidfd]") if "group" in request.fixturenames else ("",)
+    before = open_files(kinds)
+    yield installed
+    assert (installed.mapped, installed.comms) == ({}, {})
+    assert open_files(kinds) == before
+
+
+def open_files(kinds: tuple[str, ...]) -> list[str]:
+    """What this process has open of these kinds."""
+    gc.collect()
+    links = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the one that lists
+            links.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return sorted(link for link in links if link.startswith(kinds))
+
+
+@pytest.fixture
+def group() -> Iterator[dist.ProcessGroup]:
+    """The default group of one rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert dist.group.WORLD is not None
+    yield dist.group.WORLD
+    comm.close("0")
+    dist.destroy_process_group()
+
+
+# ---- settings
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "many", "65537", "0x10", "२"])
+def test_window_size_must_be_whole_mib(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("HCCL_BUFFSIZE", text)
+    with pytest.raises(ArgumentError, match=r"HCCL_BUFFSIZE.*whole number of MiB in 1\.\.65535") as caught:
+        window_data_bytes()
+    assert caught.value.argument == "HCCL_BUFFSIZE"
+
+
+def test_window_size_default_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, mib in [(" 7 ", 7), ("", 200), ("65535", 65535)]:
+        monkeypatch.setenv("HCCL_BUFFSIZE", text)
+        assert window_data_bytes() == mib << 20
+    monkeypatch.delenv("HCCL_BUFFSIZE")
+    assert window_data_bytes() == 200 << 20
+    assert window_data_bytes(3) == 3 << 20
+    for bad in (0, True, 1.0, "4"):
+        with pytest.raises(ArgumentError, match="window_mib"):
+            window_data_bytes(bad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["0", "-3", "soon", "nan", "inf"])
+def test_timeout_must_be_positive(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", text)
+    with pytest.raises(ArgumentError, match="seconds above 0") as caught:
+        timeout_s()
+    assert caught.value.argument == "ASCEND_MOE_TIMEOUT_S"
+
+
+def test_timeout_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ASCEND_MOE_TIMEOUT_S")
+    assert timeout_s() == 60
+    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "0.25")
+    assert timeout_s() == 0.25
+
+
+# ---- names
+
+
+@pytest.mark.parametrize("name", ["", "x" * 128, 3, None])
+def test_group_ep_has_1_to_127_characters(name: Any) -> None:
+    for call in (lambda: comm.lookup(name, 1, 0), lambda: comm.close(name)):
+        with pytest.raises(ArgumentError, match=r"str of 1\.\.127 bytes") as caught:
+            call()
+        assert caught.value.argument == "group_ep"
+
+
+def test_without_torch_distributed() -> None:
+    with pytest.raises(ArgumentError, match=r"init_process_group first, .*LocalCluster") as caught:
+        comm.comm_name()
+    assert caught.value.argument == "process_group"
+    with pytest.raises(ArgumentError, match="not initialised") as caught:
+        comm.lookup("0", 1, 0)
+    assert caught.value.argument == "group_ep"
+    comm.close("0")  # nothing to close is no error
+
+
+def test_comm_name_opens_once_and_lookup_finds_it(group: Any, library: WindowLibrary) -> None:
+    assert comm.comm_name() == comm.comm_name(group) == group.group_name == "0"
+    end = comm.lookup("0", 1, 0)
+    assert (end.name, end.rank, end.world, end.data_bytes, end.failed) == ("0", 0, 1, 1 << 20, None)
+    assert comm.lookup("0", 1, 0) is end and len(library.comms) == 1
+    assert exchange(end, 5) == [5]
+    comm.close("0")
+    comm.close("0")
+    assert end.closed and not library.mapped
+    with pytest.raises(AscendMoeError, match="closed"), end.use():
+        pass
+    fresh = comm.lookup("0", 1, 0)
+    assert fresh is not end and exchange(fresh, 6) == [6]
+
+
+def test_foreign_groups_are_refused(group: Any) -> None:
+    for bad in ("0", object(), dist.GroupMember.NON_GROUP_MEMBER):
+        with pytest.raises(ArgumentError, match="not a live process group") as caught:
+            comm.comm_name(bad)  # type: ignore[arg-type]
+        assert caught.value.argument == "process_group"
+
+
+def test_destroying_the_group_closes_its_windows(library: WindowLibrary) -> None:
+    for _ in range(2):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        end = comm.lookup(comm.comm_name(), 1, 0)
+        assert len(library.comms) == 1 and exchange(end, 1) == [1]
+        dist.destroy_process_group()
+        with pytest.raises(ArgumentError, match="not initialised"):
+            comm.lookup("0", 1, 0)
+    assert end.closed and not library.comms
+
+
+def test_name_of_an_hccl_group_is_hccls(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.distributed_c10d._world.pg_map[group][1]
+    monkeypatch.setitem(dist.distributed_c10d._world.pg_map, group, ("cpu:gloo,npu:hccl", store))
+    backend = SimpleNamespace(get_hccl_comm_name=lambda rank: f"127.0.0.1%hccl_{rank}")
+    monkeypatch.setattr(type(group), "_get_backend", lambda self, device: backend)
+    monkeypatch.setattr(torch, "device", lambda kind: kind)
+    assert comm.comm_name(group) == "127.0.0.1%hccl_0"
+    assert comm.hccl_group("127.0.0.1%hccl_0", 1, 0) is group
+    assert comm.place("127.0.0.1%hccl_0") == (1, 0)
+    # Windows of that name are HCCL's: an op on CPU tensors must not open others.
+    with pytest.raises(ArgumentError, match=r"is an HCCL communicator, .* the tensors are on cpu"):
+        comm.lookup("127.0.0.1%hccl_0", 1, 0)
+    with pytest.raises(ArgumentError, match=r"window_empty: .* window tensors are on the CPU only, for now"):
+        comm.window_empty(
+            (1, 1), dtype=torch.float32, group_ep="127.0.0.1%hccl_0", ep_world_size=1, ep_rank_id=0
+        )
+    assert not comm._entries
+
+
+def test_hccl_names_that_hccl_gave_itself(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comm, "_handed_out", {})
+    store = dist.distributed_c10d._world.pg_map[group][1]
+    monkeypatch.setitem(dist.distributed_c10d._world.pg_map, group, ("hccl", store))
+    asked: list[bool] = []
+
+    def get_hccl_comm_name(rank: int, init_comm: bool = True) -> str:
+        asked.append(init_comm)
+        return "127.0.0.1%hccl_0"
+
+    backend = SimpleNamespace(get_hccl_comm_name=get_hccl_comm_name)
+    monkeypatch.setattr(type(group), "_get_backend", lambda self, device: backend)
+    monkeypatch.setattr(torch, "device", lambda kind: kind)
+    assert comm.hccl_group("127.0.0.1%hccl_0", 1, 0) is group
+    assert asked == [False]  # asking may not create a communicator: that is collective
+    for name, words in [
+        ("127.0.0.1%hccl_1", "names no live communicator"),
+        (str(group.group_name), "c10d's name of an HCCL group"),
+    ]:
+        with pytest.raises(ArgumentError, match=words):
+            comm.hccl_group(name, 1, 0)
+    with pytest.raises(ArgumentError, match=r"ep_world_size=2 but group .* has 1 ranks"):
+        comm.hccl_group("127.0.0.1%hccl_0", 2, 0)
+
+
+def test_gloo_groups_serve_no_npu(group: Any) -> None:
+    name = comm.comm_name()
+    with pytest.raises(ArgumentError, match="windows in CPU memory, but the tensors are on an NPU"):
+        comm.hccl_group(name, 1, 0)
+    with comm.LocalCluster(2) as cluster:
+        with pytest.raises(ArgumentError, match="windows in CPU memory"):
+            comm.hccl_group(cluster.name, 2, 0)
+
+
+# ---- one end
+
+
+def test_failed_end_raises_the_first_error_again(group: Any) -> None:
+    end = comm.lookup(comm.comm_name(), 1, 0)
+    end.failed = PeerLost("rank 3 is lost", rank=3)
+    for _ in range(2):
+        with pytest.raises(PeerLost, match="rank 3 is lost") as caught, end.use():
+            pass
+        assert caught.value.rank == 3 and caught.value.__cause__ is end.failed
+
+
+def test_close_waits_for_a_running_op(group: Any) -> None:
+    end = comm.lookup(comm.comm_name(), 1, 0)
+    entered, leave = threading.Event(), threading.Event()
+
+    def op() -> None:
+        with end.use():
+            entered.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=op)
+    thread.start()
+    entered.wait(10)
+    with pytest.raises(AscendMoeError, match="an op still runs"):
+        end.close(patience=0.05)
+    assert not end.closed
+    threading.Timer(0.1, leave.set).start()
+    comm.close("0")
+    assert end.closed
+    thread.join()
+
+
+def test_window_cannot_be_resized_by_a_peer() -> None:
+    fd = create_window(8192)
+    try:
+        for size in (0, 1 << 20):
+            with pytest.raises(PermissionError):
+                os.ftruncate(fd, size)
+    finally:
+        os.close(fd)
+
+
+def test_process_states() -> None:
+    assert f"process {os.getpid()} is running" in describe_process(os.getpid())
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # a zombie has ended too
+    assert describe_process(child) == f"process {child} has ended" and process_gone(child)
+    os.waitpid(child, 0)
+    assert process_gone(child)
+    assert process_gone(os.getpid(), born=1), "a process of this id with another start is another process"

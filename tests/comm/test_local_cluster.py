@@ -1,0 +1,332 @@
+"""LocalCluster: ranks as threads, their failures, and its windows."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import window_library
+from window_library import WindowLibrary, exchange
+
+from ascend_moe import comm
+from ascend_moe.comm import LocalCluster
+from ascend_moe.comm import threads as local_cluster
+from ascend_moe.errors import ArgumentError, AscendMoeError, CommTimeout, PeerLost
+
+pytestmark = pytest.mark.tsan
+
+
+@pytest.fixture(autouse=True)
+def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[WindowLibrary]:
+    """Counted windows; every test leaves none, and no rank's thread."""
+    monkeypatch.setenv("HCCL_BUFFSIZE", "1")
+    installed = window_library.install(monkeypatch)
+    yield installed
+    assert (installed.mapped, installed.comms) == ({}, {})
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("local_cluster")]
+
+
+def op(rank: int, group_ep: str, world: int = 3) -> list[int]:
+    return exchange(comm.lookup(group_ep, world, rank), rank + 10)
+
+
+@pytest.mark.parametrize("world", [1, 2, 64])
+def test_results_by_rank_run_after_run(world: int, library: WindowLibrary) -> None:
+    with LocalCluster(world) as cluster:
+        handles = []
+        for _ in range(3):
+            results = cluster.run(lambda rank, name: (rank, name, op(rank, name, world)))
+            assert results == [(rank, cluster.name, list(range(10, 10 + world))) for rank in range(world)]
+            handles.append(sorted(library.comms))
+        assert handles[0] == handles[1] == handles[2], "the windows stay open from run to run"
+        assert len(library.mapped) == world
+    assert not library.mapped
+
+
+@pytest.mark.parametrize("size", [0, 65, -1, True, 2.0, "2", None])
+def test_world_size_is_1_to_64(size: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"in 1\.\.64") as caught:
+        LocalCluster(size)
+    assert caught.value.argument == "world_size"
+
+
+def test_window_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ArgumentError, match="window_mib"):
+        LocalCluster(2, window_mib=0)
+
+    def data_bytes(rank: int, name: str) -> int:
+        return comm.lookup(name, 2, rank).data_bytes
+
+    with LocalCluster(2, window_mib=3) as fixed, LocalCluster(2) as by_env:
+        assert fixed.name != by_env.name
+        assert fixed.run(data_bytes) == [3 << 20] * 2
+        assert by_env.run(data_bytes) == [1 << 20] * 2
+        monkeypatch.setenv("HCCL_BUFFSIZE", "2")
+        assert by_env.run(data_bytes) == [1 << 20] * 2
+        comm.close(by_env.name)
+        assert by_env.run(data_bytes) == [2 << 20] * 2
+        comm.close(by_env.name)
+        monkeypatch.setenv("HCCL_BUFFSIZE", "none")
+        with pytest.raises(ArgumentError, match="HCCL_BUFFSIZE"):
+            by_env.run(data_bytes)
+
+
+def test_only_inside_with() -> None:
+    cluster = LocalCluster(2)
+    with pytest.raises(AscendMoeError, match="is not open"):
+        cluster.run(op)
+    with cluster:
+        assert cluster.run(lambda rank, name: rank) == [0, 1]
+        assert "local_cluster" in comm.lookup(cluster.name, 2, 1).name
+    with pytest.raises(AscendMoeError, match="is not open"):
+        cluster.run(op)
+    with pytest.raises(ArgumentError, match="names no live communicator") as caught:
+        comm.lookup(cluster.name, 2, 0)
+    assert caught.value.argument == "group_ep"
+    comm.close(cluster.name)
+
+
+def test_wrong_place_is_an_argument_error() -> None:
+    def wrong(rank: int, name: str) -> list[str]:
+        found = []
+        for world, at in [(3, rank), (2, 1 - rank), (2, 2), (2, -1)]:
+            with pytest.raises(ArgumentError) as caught:
+                comm.lookup(name, world, at)
+            found.append(caught.value.argument)
+        return [*found, *map(str, op(rank, name, 2))]
+
+    with LocalCluster(2) as cluster:
+        expected = ["ep_world_size", "ep_rank_id", "ep_rank_id", "ep_rank_id", "10", "11"]
+        assert cluster.run(wrong) == [expected] * 2
+        with pytest.raises(ArgumentError, match=r"0\.\.1"):
+            comm.lookup(cluster.name, 2, 2)
+
+
+def test_root_cause_is_raised_and_the_others_are_told_at_once(library: WindowLibrary) -> None:
+    def fails_on_1(rank: int, name: str) -> list[int]:
+        op(rank, name)
+        if rank == 1:
+            time.sleep(0.1)
+            raise ZeroDivisionError("no experts left")
+        return op(rank, name)
+
+    with LocalCluster(3) as cluster:
+        for _ in range(2):
+            began = time.monotonic()
+            with pytest.raises(ZeroDivisionError, match="no experts left") as caught:
+                cluster.run(fails_on_1)
+            assert time.monotonic() - began < 2, "long before the deadline"
+            others = caught.value.others  # type: ignore[attr-defined]
+            assert sorted(others) == [0, 2]
+            for error in others.values():
+                assert isinstance(error, PeerLost) and error.rank == 1
+                assert "its function raised ZeroDivisionError: no experts left" in str(error)
+            notes = getattr(caught.value, "__notes__", ["raised by rank 1"])
+            assert "raised by rank 1" in notes[0]
+            assert not library.mapped, "failed windows are closed"
+        assert cluster.run(op) == [[10, 11, 12]] * 3, "the next run opens fresh windows"
+
+
+def test_failure_before_any_window_is_open() -> None:
+    def late(rank: int, name: str) -> list[int]:
+        if rank == 0:
+            raise KeyError("first")
+        time.sleep(0.1)
+        return op(rank, name)
+
+    with LocalCluster(3) as cluster:
+        with pytest.raises(KeyError) as caught:
+            cluster.run(late)
+        assert {type(error) for error in caught.value.others.values()} == {PeerLost}  # type: ignore[attr-defined]
+
+
+def test_rank_that_returns_early_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "0.3")
+    with LocalCluster(2) as cluster:
+        began = time.monotonic()
+        with pytest.raises(CommTimeout, match="its function has returned") as caught:
+            cluster.run(lambda rank, name: op(rank, name, 2) if rank == 0 else None)
+        assert caught.value.rank == 1 and caught.value.others == {}
+        assert 0.3 <= time.monotonic() - began < 2.3
+
+
+def test_earliest_error_and_lost_peers_lead_to_the_cause() -> None:
+    def unrelated(rank: int, name: str) -> None:
+        time.sleep(0.05 * rank)
+        raise ValueError(f"of rank {rank}")
+
+    def slow_to_say(rank: int, name: str) -> list[int]:
+        # Rank 1's peers learn of its failure before its exception reaches the cluster.
+        if rank == 1:
+            time.sleep(0.2)
+            raise ValueError("the cause")
+        raise PeerLost("rank 1 is lost", rank=1)
+
+    def timed_out(rank: int, name: str) -> None:
+        if rank == 1:
+            time.sleep(0.2)
+            raise ValueError("later, and of something else")
+        raise CommTimeout("rank 1 did not come", rank=1)
+
+    def in_circles(rank: int, name: str) -> None:
+        raise PeerLost(f"rank {1 - rank}", rank=1 - rank)
+
+    with LocalCluster(2) as cluster:
+        with pytest.raises(ValueError, match="of rank 0") as caught:
+            cluster.run(unrelated)
+        assert str(caught.value.others[1]) == "of rank 1"  # type: ignore[attr-defined]
+        with pytest.raises(ValueError, match="the cause"):
+            cluster.run(slow_to_say)
+        with pytest.raises(CommTimeout, match="did not come"):
+            cluster.run(timed_out)
+        with pytest.raises(PeerLost):
+            cluster.run(in_circles)
+        with pytest.raises(SystemExit):
+            cluster.run(lambda rank, name: exit(3))
+
+
+def test_closing_one_by_one_opens_fresh_windows_together(library: WindowLibrary) -> None:
+    def reopen(rank: int, name: str) -> list[Any]:
+        seen = []
+        for turn in range(4):
+            time.sleep(0.01 * ((rank + turn) % 3))
+            seen.append(op(rank, name))
+            first = comm.lookup(name, 3, rank)
+            comm.close(name)
+            comm.close(name)
+            assert first.closed
+        return seen
+
+    with LocalCluster(3) as cluster:
+        assert cluster.run(reopen) == [[[10, 11, 12]] * 4] * 3
+        assert not library.mapped
+        assert cluster.run(op) == [[10, 11, 12]] * 3
+
+
+def test_peer_that_closed_is_lost_and_fresh_windows_wait_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "0.3")
+
+    def one_closes(rank: int, name: str) -> Any:
+        op(rank, name, 2)
+        if rank == 0:
+            with pytest.raises(PeerLost, match="it has closed its communicator") as lost:
+                time.sleep(0.1)
+                op(rank, name, 2)
+            return lost.value.rank
+        comm.close(name)
+        with pytest.raises(CommTimeout, match="fresh windows need close") as late:
+            op(rank, name, 2)
+        return late.value.ranks
+
+    with LocalCluster(2) as cluster:
+        assert cluster.run(one_closes) == [1, [0]]
+
+
+def test_close_from_elsewhere_while_running() -> None:
+    inside, leave = threading.Barrier(3), threading.Event()
+
+    def body(rank: int, name: str) -> list[int]:
+        result = op(rank, name, 2)
+        inside.wait(10)
+        leave.wait(10)
+        return result
+
+    with LocalCluster(2) as cluster:
+        runs: list[Any] = []
+        thread = threading.Thread(target=lambda: runs.append(cluster.run(body)))
+        thread.start()
+        inside.wait(10)
+        with pytest.raises(AscendMoeError, match="in the function of each rank"):
+            comm.close(cluster.name)
+        with pytest.raises(AscendMoeError, match="going on already"):
+            cluster.run(body)
+        leave.set()
+        thread.join(10)
+        assert runs == [[[10, 11]] * 2]
+        comm.close(cluster.name)
+
+
+def test_no_memory_for_windows(library: WindowLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
+    alloc, left = library.am_window_alloc, [2]
+
+    def short_of_memory(total: int) -> int | None:
+        left[0] -= 1
+        return alloc(total) if left[0] >= 0 else None
+
+    monkeypatch.setattr(library, "am_window_alloc", short_of_memory)
+    with LocalCluster(3) as cluster:
+        with pytest.raises(AscendMoeError, match=r"no memory for the 1 MiB window of rank.*HCCL_BUFFSIZE"):
+            cluster.run(op)
+        assert not library.mapped
+        left[0] = 3
+        assert cluster.run(op) == [[10, 11, 12]] * 3
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C works as at a terminal: a shell's background job has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def interrupt_soon(started: threading.Event) -> None:
+    def body() -> None:
+        started.wait(10)
+        time.sleep(0.05)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # type: ignore[arg-type]
+
+    threading.Thread(target=body).start()
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_keyboard_interrupt_wakes_ranks_that_wait_in_an_op() -> None:
+    started = threading.Event()
+
+    def waits(rank: int, name: str) -> list[int]:
+        started.set()
+        if rank == 2:
+            time.sleep(0.3)
+        return op(rank, name)
+
+    with LocalCluster(3) as cluster:
+        interrupt_soon(started)
+        with pytest.raises(KeyboardInterrupt):
+            cluster.run(waits)
+        assert cluster.run(op) == [[10, 11, 12]] * 3
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_keyboard_interrupt_does_not_wait_for_ever(
+    library: WindowLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_cluster, "INTERRUPT_GRACE_S", 0.1)
+    started, leave = threading.Event(), threading.Event()
+
+    def stuck(rank: int, name: str) -> None:
+        op(rank, name, 2)
+        started.set()
+        leave.wait(10)
+
+    with LocalCluster(2) as cluster:
+        interrupt_soon(started)
+        with pytest.raises(KeyboardInterrupt):
+            cluster.run(stuck)
+        with pytest.raises(AscendMoeError, match="is not open"):
+            cluster.run(op)
+    assert library.mapped, "not freed under a function that may still use them"
+    leave.set()
+    deadline = time.monotonic() + 5
+    while library.mapped and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not library.mapped, "the last function to end has freed them"
+
+
+def test_results_need_no_op(library: WindowLibrary) -> None:
+    with LocalCluster(4) as cluster:
+        assert cluster.run(lambda rank, name: rank * rank) == [0, 1, 4, 9]
+        assert not library.mapped, "windows are opened by the first op"

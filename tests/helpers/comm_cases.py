@@ -1,0 +1,189 @@
+"""What rank processes do in the tests of communicators: functions that a test names."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import torch.distributed as dist
+from window_library import WindowLibrary, exchange
+
+from ascend_moe import comm
+from ascend_moe.comm import rendezvous
+from ascend_moe.comm.board import Post
+from ascend_moe.native import library as _lib
+
+
+def library() -> WindowLibrary:
+    current = _lib.lib()
+    assert isinstance(current, WindowLibrary)
+    return current
+
+
+def op(name: str = "0") -> list[int]:
+    """An exchange by group name: opens the windows when they are not."""
+    group = comm._resolve(name)
+    assert group is not None
+    end = comm.lookup(name, group.size(), group.rank())
+    return exchange(end, 100 * end.rank + len(name))
+
+
+def open_windows() -> str:
+    return comm.comm_name()
+
+
+def close(name: str = "0") -> None:
+    comm.close(name)
+
+
+def close_twice_and_count() -> tuple[int, int, int]:
+    """Windows mapped, communicators and memfds after closing."""
+    comm.close("0")
+    comm.close("0")
+    memfds = [link for link in _open_files() if "memfd" in link]
+    return len(library().mapped), len(library().comms), len(memfds)
+
+
+def open_files() -> list[str]:
+    """What this process has open, without the numbers."""
+    return sorted(link.split("[")[0] for link in _open_files())
+
+
+def inheritable_files() -> list[int]:
+    """Descriptors above stderr that a program we start would inherit."""
+    return [fd for fd in range(3, 256) if os.path.exists(f"/proc/self/fd/{fd}") and os.get_inheritable(fd)]
+
+
+def _open_files() -> list[str]:
+    links = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            links.append(os.readlink(f"/proc/self/fd/{fd}"))
+        except OSError:
+            continue  # the one that listed
+    return links
+
+
+def describe(rank: int) -> str:
+    return comm._entries["0", dist.get_rank()].communicator.describe_peer(rank)
+
+
+def set_env(name: str, value: str) -> None:
+    os.environ[name] = value
+
+
+def set_on(rank: int, name: str, value: str) -> None:
+    if dist.get_rank() == rank:
+        os.environ[name] = value
+
+
+def sleep_then_open(seconds: float) -> str:
+    time.sleep(seconds)
+    return comm.comm_name()
+
+
+def signal_self_at(point: str, number: int) -> None:
+    """The next opening sends this process a signal: at 'post', 'hello', 'map' or 'ready'."""
+
+    opening = rendezvous.Opening
+    wait, map_all = opening._wait, opening._map_all
+
+    def hit() -> None:
+        opening._wait, opening._map_all = wait, map_all  # type: ignore[method-assign]
+        os.kill(os.getpid(), number)
+
+    def waiting(self: Any) -> None:
+        here = self.board.posted if point == "post" else bool(self.linked())
+        if point in ("post", "hello") and here:
+            hit()
+        wait(self)
+
+    def mapping(self: Any) -> None:
+        if point in ("map", "hello"):  # the latter when no wait saw a link, all having come at once
+            hit()
+        map_all(self)
+        if point == "ready":
+            hit()
+
+    opening._wait, opening._map_all = waiting, mapping  # type: ignore[method-assign]
+
+
+def stop_at(point: str) -> None:
+    signal_self_at(point, signal.SIGSTOP)
+
+
+def kill_at(point: str) -> None:
+    signal_self_at(point, signal.SIGKILL)
+
+
+def pretend_other_machine() -> None:
+    mine = Post.mine
+
+    def elsewhere() -> Post:
+        post = mine()
+        object.__setattr__(post, "machine", "elsewhere")
+        object.__setattr__(post, "host", "another-host")
+        return post
+
+    Post.mine = elsewhere  # type: ignore[method-assign,assignment]
+
+
+def fail_mapping_once() -> None:
+    library().fail_map_at = 1
+
+
+def hold_open(seconds: float) -> Any:
+    """Opens windows and then does nothing for a while."""
+    comm.comm_name()
+    time.sleep(seconds)
+
+
+def leave_process() -> None:
+    os._exit(0)
+
+
+def fork_and_exit_child() -> int:
+    """A forked child that runs its exit handlers must not close the parent's communicator."""
+    comm.comm_name()
+    child = os.fork()
+    if child == 0:
+        comm._close_all()
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def fork_child_that_stays() -> int:
+    """A child that holds copies of all sockets for a while."""
+    comm.comm_name()
+    held = dict(comm._entries)
+    child = os.fork()
+    if child == 0:
+        time.sleep(20 * len(held))
+        os._exit(0)
+    return child
+
+
+def new_group(ranks: list[int]) -> str:
+    group = dist.new_group(ranks)
+    return group.group_name if dist.get_rank() in ranks else ""
+
+
+def destroy_and_init_again(port: int) -> None:
+    rank, world = dist.get_rank(), dist.get_world_size()
+    dist.destroy_process_group()
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    dist.init_process_group("gloo", store=dist.PrefixStore("again", store), rank=rank, world_size=world)
+
+
+def lookup_wrongly() -> list[tuple[str, str]]:
+    """(argument, text) of the errors of bad lookups on the group of this process."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    found = []
+    for args in [("0", world + 1, rank), ("0", world, (rank + 1) % world), ("no such group", world, rank)]:
+        try:
+            comm.lookup(*args)
+        except comm.ArgumentError as error:
+            found.append((error.argument, str(error)))
+    return found

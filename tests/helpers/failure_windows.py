@@ -1,0 +1,77 @@
+"""Status runs and abort blocks in the windows of a LocalCluster, to read, forge and spoil between ops."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import ascend_moe
+from ascend_moe.native import library
+
+BLOCK = 32  # bytes
+WORDS = 8  # of a block
+STATUS_MAGIC, ABORT_MAGIC = 0x4D4F4530, 0x41424F52
+MAX_SLOTS = 2048  # (source, local expert) pairs of a rank
+ABORTS_AT = 1024  # behind the control block and the error record
+HEADER_BLOCKS, COUNTS_PER_BLOCK = 2, 4
+
+
+def next_epoch(epoch: int) -> int:
+    return 2 if epoch == 0xFFFFFFFF else epoch + 1
+
+
+@dataclass(frozen=True)
+class State:
+    """The state area of one rank, and its data area for poisoning."""
+
+    base: int
+    data: int
+    data_bytes: int
+    world: int
+
+    @classmethod
+    def of(cls, cluster: ascend_moe.LocalCluster, rank: int) -> State:
+        layout = (ctypes.c_uint64 * 3)()
+        library.lib().am_window_layout(cluster.world_size, layout)
+        windows = cluster._windows
+        assert windows is not None, "no op has run"
+        base = windows._bases[rank]
+        return cls(base + layout[1], base + layout[0], windows.ends[rank].data_bytes, cluster.world_size)
+
+    def words(self, offset: int, count: int) -> ctypes.Array[ctypes.c_uint32]:
+        return (ctypes.c_uint32 * count).from_address(self.base + offset)
+
+    @property
+    def epoch(self) -> int:
+        return self.words(0, 2)[1]
+
+    def run(self, epoch: int, source: int, local_experts: int) -> ctypes.Array[ctypes.c_uint32]:
+        """Where the run of a source lies in an epoch: two headers, then four counts a block."""
+        most = -(-MAX_SLOTS // self.world)
+        stride = (HEADER_BLOCKS + -(-most // COUNTS_PER_BLOCK)) * BLOCK
+        runs = -(-(ABORTS_AT + BLOCK * self.world) // 512) * 512
+        blocks = HEADER_BLOCKS + -(-local_experts // COUNTS_PER_BLOCK)
+        return self.words(runs + ((epoch & 1) * self.world + source) * stride, blocks * WORDS)
+
+    def poison(self, epoch: int) -> None:
+        """Fills the half of an epoch with what is no row of anybody."""
+        half = self.data_bytes // 2 // 512 * 512
+        ctypes.memset(self.data + (epoch & 1) * half, 0xFF, half)
+
+    def abort(self, source: int) -> ctypes.Array[ctypes.c_uint32]:
+        return self.words(ABORTS_AT + BLOCK * source, WORDS)
+
+
+def set_epoch(cluster: ascend_moe.LocalCluster, rank: int, epoch: int) -> None:
+    """The rank's next op runs as the one after this epoch. All ranks do it before their first op."""
+    with cluster.end(rank).use() as handle:
+        library.lib().am_comm_set_epoch(handle, epoch)
+
+
+def of_epoch(run: list[int], epoch: int) -> list[int]:
+    """The same run as if written in another epoch."""
+    moved = list(run)
+    moved[0], moved[1] = STATUS_MAGIC ^ epoch, epoch
+    for block in range(1, len(run) // WORDS):
+        moved[block * WORDS] = epoch
+    return moved

@@ -1,0 +1,133 @@
+"""Compiles the twin's arithmetic headers into small libraries, for the tests that compare them with numpy."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+TREE = Path(__file__).resolve().parents[2]
+TWIN = TREE / "twin"
+NATIVE = TREE / "tests" / "twin" / "native"
+INCLUDE = TWIN / "include"
+FLAGS = ["-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", "-Werror"]
+SANITIZE = os.environ.get("ASCEND_MOE_SANITIZE", "")  # as the library was built: `make asan`
+SANITIZED = [f"-fsanitize={SANITIZE}", "-fno-sanitize-recover=all"] if SANITIZE else []
+COMMON = [*FLAGS, *SANITIZED, f"-I{INCLUDE}"]
+# Scalar code, and the widest vectors of this machine: other code paths of the same loops.
+VARIANTS = {
+    "O1": ["-O1"],
+    "O3-native": ["-O3", "-mcpu=native" if platform.machine() == "aarch64" else "-march=native"],
+}
+
+
+def runtime_sources(*engines: str) -> list[Path]:
+    """Sources of the twin that every program needs, and those of the named engines."""
+    folders = [TWIN / "src" / name for name in ("core", "fast", *engines)]
+    return [path for folder in folders for path in sorted(folder.iterdir()) if path.suffix in (".cpp", ".S")]
+
+
+def compiler() -> str:
+    """The C++ compiler to use; skips the test where there is none."""
+    found = shutil.which(os.environ.get("CXX", "g++"))
+    if found is None:
+        pytest.skip("no C++ compiler")
+    return found
+
+
+SCRATCH = tempfile.TemporaryDirectory(prefix="twin-oracle-")  # removed when the interpreter ends
+
+
+@functools.cache
+def build(name: str, variant: str) -> ctypes.CDLL:
+    """tests/`name`.cpp of the twin as a shared library; compiled once a process."""
+    library = Path(SCRATCH.name) / f"{name}-{variant}.so"
+    source = NATIVE / f"{name}.cpp"
+    command = [compiler(), *COMMON, *VARIANTS[variant], "-shared", "-fPIC", str(source), "-o", str(library)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return ctypes.CDLL(str(library))
+
+
+def syntax_errors(code: str, directory: Path) -> str:
+    """What the compiler says about `code`; empty when it compiles."""
+    source = directory / "snippet.cpp"
+    source.write_text(code)
+    command = [compiler(), *COMMON, "-fsyntax-only", str(source)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert (result.returncode == 0) == (result.stderr == ""), result.stderr
+    return result.stderr
+
+
+def pointer(array: NDArray[np.generic]) -> ctypes.c_void_p:
+    """The array's address, for a C function. The array must be contiguous and outlive the call."""
+    assert array.flags.c_contiguous
+    return ctypes.c_void_p(array.ctypes.data)
+
+
+def bits(array: NDArray[np.generic]) -> NDArray[np.generic]:
+    """The array's bytes as unsigned integers of its own width."""
+    return array.view(np.dtype(f"u{array.dtype.itemsize}"))
+
+
+def is_float(dtype: np.dtype) -> bool:
+    return dtype.kind not in "iub"  # ml_dtypes' bfloat16 is of kind 'V'
+
+
+def assert_same(got: NDArray[np.generic], want: NDArray[np.generic], *inputs: NDArray[np.generic]) -> None:
+    """Equal bits; a NaN equals any NaN. Names the first difference and the inputs there."""
+    assert got.dtype == want.dtype and got.shape == want.shape
+    same = bits(got) == bits(want)
+    if is_float(got.dtype):
+        with np.errstate(invalid="ignore"):
+            same |= (got != got) & (want != want)
+    if same.all():
+        return
+    at = int(np.argmin(same))
+    shown = ", ".join(f"{a[at]!r} (0x{int(bits(a)[at]):x})" for a in inputs if a.shape == got.shape)
+    pytest.fail(
+        f"{int((~same).sum())} of {same.size} differ, first at {at}: "
+        f"got {got[at]!r} (0x{int(bits(got)[at]):x}), want {want[at]!r} (0x{int(bits(want)[at]):x}), "
+        f"input {shown}"
+    )
+
+
+# The numbering of vector_oracle.cpp.
+VECTOR_TYPES = [
+    np.dtype(t) for t in (np.float16, ml_dtypes.bfloat16, np.float32, np.int8, np.uint8, np.int16)
+]
+VECTOR_TYPES += [np.dtype(t) for t in (np.uint16, np.int32, np.uint32, np.int64)]
+
+
+def vector_samples(dtype: np.dtype, seed: int, count: int = 20_000) -> NDArray[np.generic]:
+    """Special values and their combinations, ordinary numbers, and random bits. Same length for one dtype."""
+    rng = np.random.default_rng(seed)
+    raw = rng.integers(0, 256, count * dtype.itemsize, np.uint8).view(dtype)
+    if not is_float(dtype):
+        info = np.iinfo(dtype)
+        special = np.array([0, 1, info.min, info.max, info.min + 1, info.max - 1, 3, info.max // 2], dtype)
+        small = rng.integers(max(info.min, -200), min(info.max, 200), count, dtype)
+        return np.concatenate([rng.permutation(np.repeat(special, 40)), raw, small])
+    values = np.array(
+        [0, 1, 2, 1.5, 0.1, 3, np.inf, np.nan, 65504, 65519, 1e-7, 6e-8, 6.1e-5, 1e30, 3e38, 1e-40]
+    )
+    with np.errstate(over="ignore"):
+        special = np.concatenate([values, -values]).astype(dtype)
+    normal = (rng.standard_normal(count) * np.exp2(rng.integers(-12, 12, count))).astype(dtype)
+    return np.concatenate([rng.permutation(np.repeat(special, 40)), raw, normal])
+
+
+def lane_index(itemsize: int, repeat: int, lane: int, block_stride: int, repeat_stride: int) -> int:
+    """Element index of a lane in the mask and stride forms; strides in blocks of 32 bytes."""
+    per_block = 32 // itemsize
+    return (repeat * repeat_stride + lane // per_block * block_stride) * per_block + lane % per_block

@@ -1,0 +1,253 @@
+"""Calls for op_host's tiling and shape functions, run through the stand-in of CANN; built once a session."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from twin_oracle import compiler
+
+from ascend_moe.native import library as _lib
+from ascend_moe.ops import calls as native
+
+HERE = Path(__file__).resolve().parent
+TYPES = {
+    torch.float32: 0,
+    torch.float16: 1,
+    torch.int8: 2,
+    torch.int32: 3,
+    torch.float64: 11,
+    torch.int64: 9,
+    torch.bool: 12,
+    torch.bfloat16: 27,
+}
+DTYPE_OF = {code: dtype for dtype, code in TYPES.items()}
+OP_TYPES = {
+    native.OP_DISPATCH: "AscendMoeDistributeDispatch",
+    native.OP_COMBINE: "AscendMoeDistributeCombine",
+}
+PROBE_TYPE = "AscendMoeProbe"  # of the bring-up; its calls are no CallSpec
+ALL_TYPES = (*OP_TYPES.values(), PROBE_TYPE)
+A2, A3 = "Ascend910B3", "Ascend910_9391"
+CONTEXT_A3, CONTEXT_A2, RANKS_PER_SERVER = 1, 2, 8
+GROUP = "hccl_ep_group_0"
+Shapes = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
+
+
+def source_root() -> Path:
+    """Where op_host lies: the checkout, or what the installed package carries of it."""
+    return _lib.native_source_root()
+
+
+def flags() -> list[str]:
+    root = source_root()
+    standin = root / "vnpu" / "cann_standin"
+    directories = [standin / "include", standin, root / "op_host", root / "op_kernel"]
+    return ["-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"] + [
+        f"-I{directory}" for directory in directories
+    ]
+
+
+@functools.cache
+def probe() -> Any:
+    """The library of op_host_probe.cpp. Fails, never skips, where op_host does not compile."""
+    root = source_root()
+    sources = [
+        HERE / "op_host_probe.cpp",
+        root / "vnpu/cann_standin/standin.cpp",
+        *sorted((root / "op_host").glob("*.cpp")),
+    ]
+    assert len(sources) == 11, f"op_host has {len(sources) - 2} sources, 9 are known"
+    with tempfile.TemporaryDirectory(prefix="op-host-") as scratch:
+
+        def build(source: Path) -> str:
+            target = f"{scratch}/{source.stem}.o"
+            run([compiler(), *flags(), "-c", str(source), "-o", target])
+            return target
+
+        with ThreadPoolExecutor(2) as pool:
+            objects = list(pool.map(build, sources))
+        target = f"{scratch}/probe.so"
+        run([compiler(), "-shared", "-Wl,-z,noexecstack", "-o", target, *objects])
+        library = ctypes.CDLL(target)
+    for name in ("probe_spec_bytes", "probe_head_bytes", "probe_head_cc"):
+        getattr(library, name).restype = ctypes.c_uint64
+    return library
+
+
+def run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"})
+    assert done.returncode == 0, done.stderr
+
+
+@dataclass(frozen=True)
+class Definition:
+    """An op definition as CANN would read it."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    required: frozenset[str]
+    types: Mapping[str, tuple[int, ...]]
+    formats: Mapping[str, int]
+    attributes: Mapping[str, tuple[str, str]]  # name: ("int" | "text", default), in order
+    required_attributes: frozenset[str]
+    configs: Mapping[tuple[str, str], str]
+    groups: tuple[str, ...]
+    graph: str  # what a GE graph is told: "0 <json>" when it is refused
+
+
+@functools.cache
+def definition(op_type: str) -> Definition:
+    text = ctypes.create_string_buffer(1 << 16)
+    assert probe().probe_definition(op_type.encode(), text, ctypes.c_uint64(len(text))), op_type
+    rows = [line.split(" ") for line in text.value.decode().splitlines()]
+
+    def named(kind: str) -> tuple[str, ...]:
+        return tuple(row[1] for row in rows if row[0] == kind)
+
+    tensors = [row for row in rows if row[0] in ("input", "output")]
+    attributes = [row for row in rows if row[0] == "attribute"]
+    return Definition(
+        named("input"),
+        named("output"),
+        frozenset(row[1] for row in tensors if row[0] == "input" and row[2] == "1"),
+        {row[1]: tuple(map(int, row[4:])) for row in tensors},
+        {row[1]: int(row[3]) for row in tensors},
+        {row[1]: (row[3], row[4]) for row in attributes},
+        frozenset(row[1] for row in attributes if row[2] == "1"),
+        {(row[1], row[2]): row[3] for row in rows if row[0] == "config"},
+        named("group"),
+        next(
+            line.removeprefix("graph ")
+            for line in text.value.decode().splitlines()
+            if line.startswith("graph ")
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an op, by the names of its definition."""
+
+    op: int
+    contract: int
+    tensors: Shapes
+    attributes: Mapping[str, int | str]
+    soc: str = A3
+    cores: int = 48
+    group: str = GROUP
+
+    @property
+    def op_type(self) -> str:
+        return OP_TYPES[self.op]
+
+    def changed(self, **changes: Any) -> Call:
+        """With other attributes (numbers, texts) or tensors (a dtype and a shape; None: absent)."""
+        parts = {name: value for name, value in changes.items() if value is None or isinstance(value, tuple)}
+        tensors = {name: value for name, value in {**self.tensors, **parts}.items() if value is not None}
+        others = {name: value for name, value in changes.items() if name not in parts}
+        return replace(self, tensors=tensors, attributes={**self.attributes, **others})
+
+    def text(self) -> bytes:
+        """For the probe."""
+        known = definition(self.op_type)
+        assert set(self.tensors) <= set(known.inputs), self.tensors
+        assert set(self.attributes) <= set(known.attributes), self.attributes
+        lines = [f"op {self.op_type}", f"soc {self.soc}", f"cores {self.cores}"]
+        for name in known.inputs:
+            given = self.tensors.get(name)
+            lines.append("input -" if given is None else f"input {TYPES[given[0]]} {words(given[1])}")
+        values: dict[str, int | str] = {"group_ep": self.group, "contract": self.contract, **self.attributes}
+        for name, (kind, default) in known.attributes.items():
+            lines.append(f"{'number' if kind == 'int' else 'text'} {values.get(name, default)}")
+        return "\n".join(lines).encode()
+
+    def spec(self, window_mib: int, deadline_micros: int) -> Any:
+        """The CallSpec that Python makes of the same call, with op_host's rules for SoCs written out here."""
+        known = definition(self.op_type)
+        names = {
+            name: int(value)
+            for name, (kind, default) in known.attributes.items()
+            if kind == "int"
+            for value in [self.attributes.get(name, default)]
+        }
+        renamed = {"expand_idx": "assist_info_for_combine"} if self.contract == 2 else {}
+        shapes = tuple((renamed.get(name, name), *given) for name, given in self.tensors.items())
+        comm_alg = str(self.attributes.get("comm_alg", ""))
+        spec = native.describe(self.op, self.contract, self.group, comm_alg, shapes, names)
+        a2 = self.soc == A2
+        spec.context_kind = CONTEXT_A2 if a2 else CONTEXT_A3
+        spec.ranks_per_server = RANKS_PER_SERVER if a2 else 0
+        spec.comm_world, spec.comm_rank = names["ep_world_size"], names["ep_rank_id"]
+        spec.window_mib = window_mib - 1 if a2 else window_mib
+        spec.cores, spec.deadline_micros = self.cores, deadline_micros
+        return spec
+
+
+def words(numbers: tuple[int, ...]) -> str:
+    return " ".join(map(str, numbers))
+
+
+@dataclass(frozen=True)
+class Tiled:
+    """What a tiling function, or the twin's plan, made of a call."""
+
+    data: bytes = b""
+    key: int = 0
+    cores: int = 0
+    schedule_mode: int = 0
+    workspaces: int = 0
+    workspace: int = 0
+    error: str = ""
+    numbers: tuple[int, ...] = field(default=(), repr=False)
+
+
+def _tiled(function: Any, argument: Any) -> Tiled:
+    data, error = (ctypes.c_uint8 * 8192)(), ctypes.create_string_buffer(1024)
+    numbers = (ctypes.c_uint64 * 6)()
+    size = ctypes.c_uint64
+    if not function(argument, data, size(len(data)), numbers, error, size(len(error))):
+        return Tiled(error=error.value.decode())
+    return Tiled(bytes(data[: numbers[0]]), *numbers[1:6])
+
+
+def tile(call: Call) -> Tiled:
+    """op_host's tiling function, through the stand-in."""
+    return _tiled(probe().probe_tile, call.text())
+
+
+def tile_text(call: str) -> Tiled:
+    """The same for a call in the probe's own words."""
+    return _tiled(probe().probe_tile, call.encode())
+
+
+def plan(call: Call, window_mib: int = 200, deadline_micros: int = 20_000_000) -> Tiled:
+    """The twin's plan of the same call. The deadline is conftest's ASCEND_MOE_TIMEOUT_S."""
+    spec = call.spec(window_mib, deadline_micros)
+    assert ctypes.sizeof(spec) == probe().probe_spec_bytes()
+    return _tiled(probe().probe_plan, ctypes.byref(spec))
+
+
+def shapes(call: Call) -> list[tuple[torch.dtype, tuple[int, ...]]] | str:
+    """op_host's shape and type functions; their error."""
+    return shapes_text(call.text().decode())
+
+
+def shapes_text(call: str) -> list[tuple[torch.dtype, tuple[int, ...]]] | str:
+    """The same for a call in the probe's own words."""
+    out = ctypes.create_string_buffer(4096)
+    ok = probe().probe_shapes(call.encode(), out, ctypes.c_uint64(len(out)))
+    text = out.value.decode()
+    if not ok:
+        return text
+    rows = [[int(word) for word in line.split()] for line in text.splitlines()]
+    return [(DTYPE_OF[row[0]], tuple(row[1:])) for row in rows]

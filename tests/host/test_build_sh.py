@@ -1,0 +1,373 @@
+"""build.sh: what it says when something is missing, what it writes, and both routes run to the end over
+stand-ins of what a toolkit has (CMake functions, msopgen), which record what reaches them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from op_host_calls import ALL_TYPES, TYPES, definition
+
+ROOT = Path(__file__).resolve().parents[2]
+BOTH = "--soc=ascend910b,ascend910_93"
+# What the script itself calls, cmake, make and compilers apart.
+TOOLS = (
+    *("bash", "sh", "env", "uname", "nproc", "dirname", "cat", "cp", "mkdir", "touch", "rm"),
+    *("find", "sed", "grep", "ls", "head", "paste", "sort", "tr"),
+)
+
+# CANN's CMake functions, as far as our CMakeLists.txt call them: each call is a line of calls.txt.
+ASC_CONFIG = """
+function(record)
+  string(REPLACE ";" " " line "${ARGN}")
+  file(APPEND ${CMAKE_BINARY_DIR}/calls.txt "${line}\\n")
+endfunction()
+set(ASCEND_AUTOGEN_PATH ${CMAKE_BINARY_DIR}/autogen)
+file(MAKE_DIRECTORY ${ASCEND_AUTOGEN_PATH})
+foreach(name npu_op_package npu_op_library npu_op_kernel_library npu_op_package_add)
+  cmake_language(EVAL CODE "function(${name})\\n record(${name} \\${ARGN})\\n endfunction()")
+endforeach()
+function(npu_op_code_gen)
+  record(npu_op_code_gen ${ARGN})
+  record(ASCEND_COMPUTE_UNIT ${ASCEND_COMPUTE_UNIT})
+  get_target_property(includes cust_intf_pub INTERFACE_INCLUDE_DIRECTORIES)
+  record(cust_intf_pub ${includes})
+  foreach(op distribute_dispatch distribute_combine probe)
+    file(WRITE ${ASCEND_AUTOGEN_PATH}/$ENV{OPS_PROJECT_NAME}_ascend_moe_${op}.cpp "")
+  endforeach()
+  file(WRITE ${ASCEND_AUTOGEN_PATH}/op_proto.cc "")
+endfunction()
+add_custom_target(binary COMMAND ${CMAKE_COMMAND} -E echo kernels)
+add_custom_target(package COMMAND ${CMAKE_COMMAND} -E touch ${CMAKE_BINARY_DIR}/custom_opp_test.run)
+"""
+
+# A project as msopgen makes it: the lines that build.sh must change, and a build that only packs.
+MSOPGEN = """#!/usr/bin/env bash
+echo "$*" > "$(dirname "$0")/called.txt"
+while (($#)); do [[ $1 == -out ]] && out=$2; shift; done
+mkdir -p "$out"/{cmake,op_host,op_kernel,framework}
+cd "$out"
+cat > cmake/func.cmake << 'EOF'
+execute_process(COMMAND c++ -shared -std=c++11 -I ${ASCEND_CANN_PACKAGE_PATH}/include)
+EOF
+cat > cmake/intf.cmake << 'EOF'
+target_compile_options(a -std=c++11)
+target_include_directories(a ${ASCEND_CANN_PACKAGE_PATH}/include)
+EOF
+cat > op_host/CMakeLists.txt << 'EOF'
+file(GLOB aclnn_src ${ASCEND_AUTOGEN_PATH}/aclnn_*.cpp)
+file(GLOB aclnn_inc ${ASCEND_AUTOGEN_PATH}/aclnn_*.h)
+EOF
+echo 'add_kernels_compile()' > op_kernel/CMakeLists.txt
+echo theirs > op_host/ascend_moe_distribute_dispatch.cpp
+cat > CMakePresets.json << 'EOF'
+{"configurePresets": [{"cacheVariables": {"vendor_name": {"type": "STRING", "value": "customize"}}}]}
+EOF
+cat > build.sh << 'EOF'
+mkdir -p build_out
+echo "$OPS_PROJECT_NAME" > build_out/prefix.txt
+touch build_out/custom_opp_test.run
+EOF
+"""
+
+
+def build(
+    *arguments: str, home: Path | None = None, path: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("ASCEND_", "CMAKE_"))}
+    if home is not None:
+        clean["ASCEND_HOME_PATH"] = str(home)
+    if path is not None:
+        clean["PATH"] = path
+    return subprocess.run(
+        ["/bin/bash", str(ROOT / "build.sh"), *arguments],
+        capture_output=True,
+        text=True,
+        env={**clean, "LC_ALL": "C"},
+        timeout=120,
+    )
+
+
+def executable(path: Path, text: str = "#!/bin/sh\n") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def toolkit(home: Path, *, asc: bool = False, msopgen: bool = False) -> Path:
+    """A directory that looks like an installed toolkit."""
+    executable(home / "compiler/ccec_compiler/bin/bisheng")
+    (home / "include/experiment/platform/platform").mkdir(parents=True)
+    if asc:
+        modules = home / "compiler/tikcpp/ascendc_kernel_cmake/fwk_modules"
+        modules.mkdir(parents=True)
+        (modules / "func.cmake").write_text("")
+        (home / "lib64/cmake").mkdir(parents=True)
+        (home / "lib64/cmake/asc-config.cmake").write_text(ASC_CONFIG)
+    if msopgen:
+        executable(home / "python/site-packages/bin/msopgen", MSOPGEN)
+    return home
+
+
+def tree(directory: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.suffix in (".h", ".cpp")
+    }
+
+
+def assert_sources_are_ours(project: Path) -> None:
+    for part in ("op_host", "op_kernel"):
+        assert tree(project / part) == tree(ROOT / part)
+
+
+# ---- what it says
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "no --soc given: --soc=ascend910b (A2), --soc=ascend910_93 (A3), or both with a comma"),
+        (
+            ("--soc=ascend310p",),
+            "unknown SoC 'ascend310p': the kernels are written for ascend910b ascend910_93",
+        ),
+        (
+            ("--soc=ascend910b,", "--vendor_name=a-b"),
+            "vendor_name 'a-b' must be letters, digits and underscores",
+        ),
+        ((BOTH, "--route=make"), "unknown route 'make': asc or msopgen"),
+        ((BOTH, "--jobs=0"), "--jobs=0 must be a number above 0"),
+        ((BOTH, "--fast"), "unknown argument --fast; see ./build.sh --help"),
+        ((BOTH,), "ASCEND_HOME_PATH is not set: source the toolkit's set_env.sh"),
+        ((BOTH, "--dry-run"), "or name a route for --dry-run: --route=asc, --route=msopgen"),
+    ],
+)
+def test_wrong_calls(arguments: tuple[str, ...], message: str) -> None:
+    done = build(*arguments)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert done.stdout == ""
+
+
+def test_help() -> None:
+    done = build("--help")
+    assert done.returncode == 0
+    assert "--soc=ascend910b,ascend910_93" in done.stdout
+    assert "--dry-run" in done.stdout
+
+
+def test_toolkits_that_cannot_build(tmp_path: Path) -> None:
+    assert "/nowhere is no directory" in build(BOTH, home=Path("/nowhere")).stderr
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    done = build(BOTH, home=empty)
+    assert done.returncode == 1
+    assert f"{empty} can build no op project" in done.stderr
+    assert f"no device compiler (bisheng or ccec) in {empty}" in done.stderr
+    old = toolkit(tmp_path / "old", msopgen=True)
+    assert "or CANN 8.5 or later" in build(BOTH, "--route=asc", home=old).stderr
+    new = toolkit(tmp_path / "new", asc=True)
+    assert "no msopgen" in build(BOTH, "--route=msopgen", home=new).stderr
+
+
+def test_missing_tools_are_named_all_at_once(tmp_path: Path) -> None:
+    """With a PATH that has neither cmake nor compilers."""
+    bare = tmp_path / "bin"
+    bare.mkdir()
+    for tool in TOOLS:
+        (bare / tool).symlink_to(shutil.which(tool) or f"/bin/{tool}")
+    done = build(BOTH, home=toolkit(tmp_path / "cann", asc=True), path=str(bare))
+    assert done.returncode == 1
+    for message in (
+        "no cmake: apt-get install cmake, or pip install cmake (3.16 or later)",
+        "no python3: apt-get install python3",
+        "no make: apt-get install make",
+        "no g++: apt-get install g++",
+    ):
+        assert message in done.stderr
+
+
+def test_a_directory_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "thesis.txt").write_text("mine")
+    done = build(BOTH, "--route=asc", "--dry-run", f"--build-dir={tmp_path}")
+    assert done.returncode == 1
+    assert "holds something else: name an empty or a new directory" in done.stderr
+    assert (tmp_path / "project" / "thesis.txt").read_text() == "mine"
+
+
+# ---- the asc route
+
+
+def test_dry_run_writes_the_project(tmp_path: Path) -> None:
+    """Without any toolkit; a second run starts afresh."""
+    out = tmp_path / "out"
+    for vendor in ("ascend_moe", "acme"):
+        done = build(
+            BOTH, "--route=asc", "--dry-run", f"--build-dir={out}", f"--vendor_name={vendor}", "--jobs=3"
+        )
+        assert done.returncode == 0, done.stderr
+    project = out / "project"
+    assert_sources_are_ours(project)
+    for part in (".", "op_host", "op_kernel"):
+        name = Path(part) / "CMakeLists.txt"
+        assert (project / name).read_text() == (ROOT / "cmake/opp_package" / name).read_text()
+    variables = json.loads((project / "CMakePresets.json").read_text())["configurePresets"][0][
+        "cacheVariables"
+    ]
+    assert variables["vendor_name"] == "acme"
+    assert variables["ASCEND_COMPUTE_UNIT"] == "ascend910b;ascend910_93"
+    assert "would need: ASCEND_HOME_PATH is not set" in done.stdout
+    steps = [line for line in done.stdout.splitlines() if line.startswith("+ ")]
+    assert steps == [
+        f"+ cd {project}",
+        "+ cmake --preset default",
+        f"+ cmake --build {out}/out --target binary -j 3",
+        f"+ cmake --build {out}/out --target package -j 3",
+    ]
+    assert not (out / "out").exists()
+
+
+def test_asc_route_to_the_end(tmp_path: Path) -> None:
+    """Chosen by what the toolkit has; what CANN's functions are called with."""
+    home = toolkit(tmp_path / "cann", asc=True, msopgen=True)
+    out = tmp_path / "out"
+    done = build(BOTH, f"--build-dir={out}", home=home)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "route asc" in done.stdout
+    assert f"package: {out}/out/custom_opp_test.run" in done.stdout
+    calls = dict(line.split(" ", 1) for line in (out / "out/calls.txt").read_text().splitlines()[:4])
+    host, auto = out / "project/op_host", out / "out/autogen"
+    assert calls["npu_op_package"].startswith("ascend_moe TYPE RUN CONFIG")
+    assert calls["ASCEND_COMPUTE_UNIT"] == "ascend910b ascend910_93"
+    includes = calls["cust_intf_pub"].split(" ")
+    assert includes == [str(out / "project/op_kernel"), str(home / "include/experiment/platform")]
+    generated = calls["npu_op_code_gen"]
+    assert "-std=c++17" in generated
+    assert "OPTIONS OPS_PROJECT_NAME aclnnInner" in generated
+    for include in includes:
+        assert f"-I{include}" in generated
+    sources = sorted(str(path) for path in host.glob("*.cpp"))
+    assert [word for word in generated.split(" ") if word.endswith(".cpp")] == sources
+    lines = (out / "out/calls.txt").read_text().splitlines()
+    libraries = {words[1]: words[2:] for words in map(str.split, lines) if words[0] == "npu_op_library"}
+    ops = ("distribute_combine", "distribute_dispatch", "probe")
+    entries = [f"{auto}/aclnnInner_ascend_moe_{op}.cpp" for op in ops]
+    entries += [f"{host}/op_api/aclnn_ascend_moe_{op}.cpp" for op in ops]
+    assert libraries["cust_opapi"] == ["ACLNN", *entries]
+    assert libraries["cust_optiling"] == ["TILING", *sources]
+    assert libraries["cust_op_proto"] == ["GRAPH", *sources, f"{auto}/op_proto.cc"]
+    added = [line for line in lines if line.startswith("npu_op_package_add")]
+    assert "npu_op_package_add ascend_moe LIBRARY cust_opapi cust_optiling cust_op_proto" in added
+    assert "npu_op_package_add ascend_moe LIBRARY ascendc_kernels" in added
+    headers = next(line for line in added if "TYPE ACLNN FILES" in line)
+    for op in ops:
+        assert f"{host}/op_api/aclnn_ascend_moe_{op}.h" in headers
+    assert "ascend_moe_aclnn_launch.h" not in headers
+
+
+def test_a_code_generator_without_prefixes_is_named(tmp_path: Path) -> None:
+    home = toolkit(tmp_path / "cann", asc=True)
+    config = home / "lib64/cmake/asc-config.cmake"
+    config.write_text(config.read_text().replace("$ENV{OPS_PROJECT_NAME}", "aclnn"))
+    out = tmp_path / "out"
+    done = build(BOTH, f"--build-dir={out}", home=home)
+    assert done.returncode != 0
+    assert "op_build wrote no aclnnInner_*.cpp" in " ".join(done.stderr.split())
+
+
+def test_a_build_without_a_package_fails(tmp_path: Path) -> None:
+    home = toolkit(tmp_path / "cann", asc=True)
+    config = home / "lib64/cmake/asc-config.cmake"
+    config.write_text(config.read_text().replace("custom_opp_test.run", "nothing.txt"))
+    out = tmp_path / "out"
+    done = build(BOTH, f"--build-dir={out}", home=home)
+    assert done.returncode == 1
+    assert f"without a custom_opp_*.run in {out}" in done.stderr
+
+
+# ---- the msopgen route
+
+
+@pytest.mark.parametrize("op_type", sorted(ALL_TYPES))
+def test_ops_json_is_the_definition(op_type: str) -> None:
+    """Names, order, required or not, types column by column, defaults."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tools/opp_json.py")], capture_output=True, text=True, check=True
+    )
+    ops = {op["op"]: op for op in json.loads(done.stdout)}
+    assert set(ops) == set(ALL_TYPES)
+    op, known = ops[op_type], definition(op_type)
+    names = {"bf16": 27, "fp16": 1, "float": 0, "int8": 2, "int32": 3, "int64": 9, "bool": 12}
+    assert set(names.values()) <= set(TYPES.values())
+    for part, tensors in (("input_desc", known.inputs), ("output_desc", known.outputs)):
+        assert [one["name"] for one in op[part]] == list(tensors)
+        for one in op[part]:
+            assert tuple(names[word] for word in one["type"]) == known.types[one["name"]]
+            assert one["format"] == ["ND"] * known.formats[one["name"]]
+    assert {one["name"] for one in op["input_desc"] if one["param_type"] == "required"} == known.required
+    assert [one["name"] for one in op["attr"]] == list(known.attributes)
+    for one in op["attr"]:
+        kind, default = known.attributes[one["name"]]
+        assert one["type"] == {"int": "int", "text": "string"}[kind]
+        assert (one["param_type"] == "required") == (one["name"] in known.required_attributes)
+        assert ("default_value" in one) == (one["param_type"] == "optional")
+        assert str(one.get("default_value", default)) == default
+
+
+def test_msopgen_route_to_the_end(tmp_path: Path) -> None:
+    home = toolkit(tmp_path / "cann", msopgen=True)
+    out = tmp_path / "out"
+    done = build(BOTH, f"--build-dir={out}", home=home)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "route msopgen" in done.stdout
+    project = out / "project"
+    assert f"package: {project}/build_out/custom_opp_test.run" in done.stdout
+    called = (home / "python/site-packages/bin/called.txt").read_text()
+    assert called == (
+        f"gen -i {out}/ops.json -op AscendMoeDistributeDispatch -c ai_core-ascend910b,ai_core-ascend910_93 "
+        f"-f pytorch -lan cpp -out {project}\n"
+    )
+    assert_sources_are_ours(project)
+    assert not (project / "framework").exists()
+    platform = home / "include/experiment/platform"
+    func, intf = ((project / "cmake" / name).read_text() for name in ("func.cmake", "intf.cmake"))
+    assert f"-std=c++17 -I ${{ASCEND_CANN_PACKAGE_PATH}}/include -I {platform})" in func
+    assert f"(a ${{ASCEND_CANN_PACKAGE_PATH}}/include {platform})" in intf
+    assert "-std=c++11" not in func + intf
+    cmake = (project / "op_host/CMakeLists.txt").read_text()
+    assert "${ASCEND_AUTOGEN_PATH}/aclnnInner_*.cpp ${CMAKE_CURRENT_SOURCE_DIR}/op_api/*.cpp" in cmake
+    assert "${CMAKE_CURRENT_SOURCE_DIR}/op_api/aclnn_*.h" in cmake
+    assert (project / "build_out/prefix.txt").read_text() == "aclnnInner\n"
+    variables = json.loads((project / "CMakePresets.json").read_text())["configurePresets"][0][
+        "cacheVariables"
+    ]
+    assert variables["vendor_name"]["value"] == "ascend_moe"
+    assert variables["ASCEND_COMPUTE_UNIT"]["value"] == "ascend910b;ascend910_93"
+    assert variables["ASCEND_CANN_PACKAGE_PATH"]["value"] == str(home)
+
+
+def test_msopgen_dry_run_without_a_toolkit(tmp_path: Path) -> None:
+    done = build("--soc=ascend910b", "--route=msopgen", "--dry-run", f"--build-dir={tmp_path / 'out'}")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "out/ops.json").read_text())
+    assert_sources_are_ours(tmp_path / "out/sources")
+    assert "-c ai_core-ascend910b -f pytorch" in done.stdout
+    assert not (tmp_path / "out/project").exists()
+
+
+def test_a_template_of_another_layout_is_refused(tmp_path: Path) -> None:
+    home = toolkit(tmp_path / "cann", msopgen=True)
+    tool = home / "python/site-packages/bin/msopgen"
+    executable(tool, MSOPGEN.replace("aclnn_src ${ASCEND_AUTOGEN_PATH}/aclnn_*.cpp", "everything *.cpp"))
+    done = build(BOTH, f"--build-dir={tmp_path / 'out'}", home=home)
+    assert done.returncode == 1
+    assert "is not laid out as in CANN 8.1" in done.stderr

@@ -1,0 +1,434 @@
+"""CANN's side of the ops: tiling, shape functions and definition, run through the stand-in of CANN.
+
+The tiling function's bytes are compared with the plan that the twin runs, made from Python's own description
+of the same call; nothing of op_host's CANN side is used for the latter.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import json
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+from op_host_calls import (
+    A2,
+    A3,
+    GROUP,
+    PROBE_TYPE,
+    Call,
+    definition,
+    plan,
+    probe,
+    shapes,
+    shapes_text,
+    tile,
+    tile_text,
+)
+
+from ascend_moe.ops import calls as native
+from ascend_moe.validate.probes_kernel import CYCLES_PER_MICRO, MODES, TILING_KEY, ProbeTiling
+
+INT = torch.int32
+ROWS = (torch.bfloat16, torch.float16, torch.float32)
+SYSTEM_WORKSPACE = 16 * 1024 * 1024
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HCCL_BUFFSIZE", raising=False)
+    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "20")
+
+
+def dispatch(
+    batch: int = 16,
+    hidden: int = 256,
+    topk: int = 4,
+    world: int = 8,
+    local: int = 4,
+    dtype: torch.dtype = torch.bfloat16,
+    contract: int = 1,
+    soc: str = A3,
+    cores: int = 48,
+) -> Call:
+    tensors = {"x": (dtype, (batch, hidden)), "expert_ids": (INT, (batch, topk))}
+    numbers = {"ep_world_size": world, "ep_rank_id": world - 1, "moe_expert_num": world * local}
+    return Call(native.OP_DISPATCH, contract, tensors, numbers, soc, cores)
+
+
+def combine(
+    batch: int = 16,
+    hidden: int = 256,
+    topk: int = 4,
+    world: int = 8,
+    local: int = 4,
+    dtype: torch.dtype = torch.bfloat16,
+    contract: int = 1,
+    soc: str = A3,
+    cores: int = 48,
+) -> Call:
+    rows = batch * world * min(local, topk)
+    index = batch * topk if contract == 1 else max(batch * topk, rows * 128)
+    tensors = {
+        "expand_x": (dtype, (rows, hidden)),
+        "expert_ids": (INT, (batch, topk)),
+        "expand_idx": (INT, (index,)),
+        "ep_send_counts": (INT, (world * local,)),
+        "expert_scales": (torch.float32, (batch, topk)),
+    }
+    numbers = {"ep_world_size": world, "ep_rank_id": world // 2, "moe_expert_num": world * local}
+    return Call(native.OP_COMBINE, contract, tensors, numbers, soc, cores)
+
+
+def optional_parts(call: Call, random: random.Random) -> Call:
+    """With some of what the op may have beside its required arguments."""
+    batch, topk = call.tensors["expert_ids"][1]
+    world, experts = int(call.attributes["ep_world_size"]), int(call.attributes["moe_expert_num"])
+    changes: dict[str, object] = {}
+    if random.random() < 0.4:
+        changes["x_active_mask"] = (torch.bool, random.choice([(batch,), (batch, topk)]))
+    if random.random() < 0.3:
+        changes["global_bs"] = world * (batch + random.choice([0, 3]))
+    if random.random() < 0.3:
+        changes["tp_world_size"] = 1
+    if random.random() < 0.3:
+        changes["comm_alg"] = random.choice(["fullmesh_v1", "window", "fullmesh"])
+    if call.op == native.OP_DISPATCH:
+        changes["expert_token_nums_type"] = random.choice([0, 1])
+        if random.random() < 0.5:
+            changes["quant_mode"] = 2
+            if random.random() < 0.5:
+                changes["scales"] = (torch.float32, (experts, call.tensors["x"][1][1]))
+        if random.random() < 0.3:
+            changes["expert_scales"] = (torch.float32, (batch, topk))
+    else:
+        if random.random() < 0.4:
+            changes["expand_scales"] = (torch.float32, (0,))
+        if random.random() < 0.4:
+            changes["tp_send_counts"] = (INT, (1,))
+        if call.contract == 2 and random.random() < 0.4:
+            changes["shared_expert_x"] = (
+                call.tensors["expand_x"][0],
+                (batch, call.tensors["expand_x"][1][1]),
+            )
+    return call.changed(**changes)
+
+
+def matrix() -> Iterator[Call]:
+    """Every op, contract, SoC and dtype, and shapes drawn from a seed: 2 x 2 x 2 x 3 calls, four times."""
+    draw = random.Random(4)
+    for round_ in range(4):
+        for make, contract, soc, dtype in itertools.product((dispatch, combine), (1, 2), (A3, A2), ROWS):
+            world = draw.choice([2, 4, 8, 16, 32])
+            call = make(
+                batch=draw.choice([0, 1, 7, 33, 64]),
+                hidden=draw.choice([64, 512, 1024, 2048]),
+                topk=draw.choice([1, 2, 6, 8]) if world > 2 else 2,
+                world=world,
+                local=draw.choice([1, 2, 4]),
+                dtype=dtype,
+                contract=contract,
+                soc=soc,
+                cores=draw.choice([24, 40, 48]),
+            )
+            yield call if round_ == 0 else optional_parts(call, draw)
+
+
+MATRIX = list(matrix())
+
+
+@pytest.mark.parametrize("index", range(len(MATRIX)))
+def test_tiling_is_the_twins_plan(index: int) -> None:
+    """The same bytes behind CANN's head, key, cores and workspace; or the same refusal, word for word."""
+    call = MATRIX[index]
+    cann, twin = tile(call), plan(call)
+    if twin.error:
+        assert cann.error == f"{call.op_type}: {twin.error}"
+        return
+    assert cann.error == ""
+    head = probe().probe_head_bytes()
+    assert cann.data[head:] == twin.data[head:]
+    assert (cann.key, cann.cores) == (twin.key, twin.cores)
+    assert cann.cores == call.cores
+    assert cann.schedule_mode == 1  # all cores start together: they wait for each other
+    assert (cann.workspaces, cann.workspace) == (1, SYSTEM_WORKSPACE + twin.workspace)
+
+
+def test_matrix_covers_what_it_must() -> None:
+    """At least 50 calls of the matrix are tiled, with every key, and some are refused."""
+    tiled = [plan(call) for call in MATRIX]
+    accepted = [one for one in tiled if not one.error]
+    assert len(accepted) >= 50
+    assert {one.key for one in accepted} == {1000, 1002, 1012}
+    batches = {
+        call.tensors["expert_ids"][1][0] for call, one in zip(MATRIX, tiled, strict=True) if not one.error
+    }
+    assert 0 in batches
+    assert len({one.data for one in accepted}) >= 50
+
+
+@pytest.mark.parametrize(
+    ("soc", "task", "algorithm"),
+    [(A3, 8, "AlltoAll=level0:fullmesh;level1:pairwise"), (A2, 18, "BatchWrite=level0:fullmesh")],
+)
+@pytest.mark.parametrize("make", [dispatch, combine])
+def test_head_asks_hccl_for_the_task_of_the_soc(make, soc: str, task: int, algorithm: str) -> None:
+    """One task, of group_ep, at the place that the init block names; the twin's own head is empty."""
+    call = make(soc=soc)
+    data, bare = tile(call).data, plan(call).data
+    head, cc = probe().probe_head_bytes(), probe().probe_head_cc()
+    word = [int.from_bytes(data[at : at + 4], "little") for at in range(0, head, 4)]
+    assert word[1:3] == [1, cc]
+    assert data[cc : cc + 128].rstrip(b"\0") == GROUP.encode()
+    assert data[cc + 128 : cc + 256].rstrip(b"\0") == algorithm.encode()
+    assert word[(cc + 256) // 4] == task
+    assert cc == 64  # CANN's Mc2InitTiling
+    assert head - cc >= 512  # Mc2CcTiling of CANN 9.1, the larger
+    assert not any(bare[:head])
+
+
+def test_contexts_and_transports_by_soc() -> None:
+    """A3 is one supernode; on A2 RDMA reaches ranks beyond the server, and 1 MiB of the window is state."""
+    a3, a2, far = (
+        tile(one).data for one in (dispatch(soc=A3, world=16), dispatch(soc=A2), dispatch(soc=A2, world=16))
+    )
+    assert len({a3, a2, far}) == 3
+    for call, window in ((dispatch(soc=A3), 200), (dispatch(soc=A2), 200)):
+        assert (
+            tile(call).data[probe().probe_head_bytes() :]
+            == plan(call, window).data[probe().probe_head_bytes() :]
+        )
+    assert tile(dispatch(soc="Ascend910B1")).data == a2
+    unknown = tile(dispatch(soc="Ascend310P3")).error
+    assert "the SoC is Ascend310P3, the kernels are built for Ascend910B and Ascend910_93" in unknown
+
+
+def test_window_of_attribute_and_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    call, head = dispatch(), probe().probe_head_bytes()
+    assert tile(call).data[head:] == plan(call, 200).data[head:]
+    monkeypatch.setenv("HCCL_BUFFSIZE", "120")
+    assert tile(call).data[head:] == plan(call, 120).data[head:]
+    assert tile(call.changed(window_mib=64)).data[head:] == plan(call, 64).data[head:]
+    for text in ("many", "0", "-3", "1.5"):
+        monkeypatch.setenv("HCCL_BUFFSIZE", text)
+        assert "HCCL_BUFFSIZE is no whole number of MiB" in tile(call).error
+    monkeypatch.setenv("HCCL_BUFFSIZE", "1")
+    assert "it must be more than 1 on Ascend910B" in tile(dispatch(soc=A2)).error
+
+
+@pytest.mark.parametrize("soc", [A3, A2])
+@pytest.mark.parametrize("contract", [1, 2])
+@pytest.mark.parametrize("make", [dispatch, combine])
+def test_window_too_small(make, contract: int, soc: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused in the plan's own words; with the MiB that they ask for it is tiled, with one less not."""
+    call = make(batch=512, hidden=7168, topk=8, world=16, local=16, contract=contract, soc=soc)
+    monkeypatch.setenv("HCCL_BUFFSIZE", "20")
+    error = tile(call).error
+    assert error == f"{call.op_type}: {plan(call, 20).error}"
+    needed = int(error.split("export HCCL_BUFFSIZE=")[1].split(" ")[0])
+    monkeypatch.setenv("HCCL_BUFFSIZE", str(needed - 1))
+    assert "the window of group_ep has" in tile(call).error
+    monkeypatch.setenv("HCCL_BUFFSIZE", str(needed))
+    assert tile(call).error == ""
+
+
+def test_deadline_of_attribute_and_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    call, head = dispatch(), probe().probe_head_bytes()
+
+    def is_(micros: int, one: Call = call) -> bool:
+        return tile(one).data[head:] == plan(call, deadline_micros=micros).data[head:]
+
+    assert is_(20_000_000)
+    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "0.5")
+    assert is_(500_000)
+    assert is_(1234, call.changed(timeout_us=1234))
+    monkeypatch.delenv("ASCEND_MOE_TIMEOUT_S")
+    assert is_(300_000_000)
+    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "soon")
+    assert "ASCEND_MOE_TIMEOUT_S is no number of seconds above 0" in tile(call).error
+
+
+def test_deadline_stays_below_the_op_execute_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The smaller of 300 s and that timeout less 10 s, but something."""
+    monkeypatch.delenv("ASCEND_MOE_TIMEOUT_S")
+    call, head = dispatch(), probe().probe_head_bytes()
+    timeout = ctypes.c_uint32.in_dll(probe(), "probe_op_timeout")
+    for milliseconds, seconds in ((100_000, 90), (5_000, 1), (1_090_000, 300), (0, 300)):
+        monkeypatch.setattr(timeout, "value", milliseconds)
+        assert tile(call).data[head:] == plan(call, deadline_micros=seconds * 1_000_000).data[head:]
+
+
+def test_soc_of_the_runtime_where_the_platform_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = ctypes.c_char_p.in_dll(probe(), "probe_soc")
+    assert "the SoC is unknown, the kernels are built for" in tile(dispatch(soc="")).error
+    for soc in (A2, A3):
+        monkeypatch.setattr(running, "value", soc.encode())
+        assert tile(dispatch(soc="")).data == tile(dispatch(soc=soc)).data != b""
+    other = A2 if running.value == A3.encode() else A3
+    assert tile(dispatch(soc=other)).data != tile(dispatch(soc="")).data  # the platform comes first
+
+
+BAD = {
+    "ep_rank_id": (dispatch(), {"ep_rank_id": 8}),
+    "ep_world_size": (dispatch(), {"ep_world_size": 0}),
+    "quant_mode": (dispatch(), {"quant_mode": 1}),
+    "scales": (dispatch(), {"scales": (torch.float32, (32, 256))}),
+    "x": (dispatch(), {"x": (INT, (16, 256))}),
+    "expert_ids": (dispatch(), {"expert_ids": (INT, (15, 4))}),
+    "mask": (dispatch(), {"x_active_mask": (torch.bool, (15,))}),
+    "comm_alg": (dispatch(), {"comm_alg": "quick"}),
+    "tp": (combine(), {"tp_world_size": 2}),
+    "experts": (combine(), {"moe_expert_num": 31}),
+    "expand_idx": (combine(), {"expand_idx": (INT, (3,))}),
+    "assist": (combine(contract=2), {"expand_idx": (INT, (3,))}),
+    "global_bs": (combine(), {"global_bs": 8}),
+    "comm_quant_mode": (combine(), {"comm_quant_mode": 2}),
+    "shared_expert_x": (combine(), {"shared_expert_x": (torch.bfloat16, (16, 256))}),
+    "copy_expert_num": (dispatch(contract=2), {"copy_expert_num": 1}),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_arguments_have_the_same_message(name: str) -> None:
+    valid, changes = BAD[name]
+    assert tile(valid).error == ""
+    call = valid.changed(**changes)
+    message = plan(call).error
+    assert message
+    assert tile(call).error == f"{call.op_type}: {message}"
+
+
+def test_what_the_definition_asks_for_is_missing() -> None:
+    call = dispatch()
+    assert tile(call.changed(x=None)).error.endswith("input expert_ids is missing, it is required")
+    assert "contract is 3, it must be 1 or 2" in tile(call.changed(contract=3)).error
+    group = "g" * 128
+    assert (
+        "group_ep has 128 characters"
+        in tile(Call(call.op, 1, call.tensors, call.attributes, group=group)).error
+    )
+
+
+@pytest.mark.parametrize("index", range(len(MATRIX)))
+def test_shapes_are_those_that_are_allocated(index: int) -> None:
+    call = MATRIX[index]
+    expected = [(dtype, tuple(shape)) for dtype, shape in native.outputs_of(call.spec(200, 1))]
+    assert shapes(call) == [*expected, (INT, (64,))]
+
+
+def test_sizes_that_a_graph_does_not_know() -> None:
+    call = dispatch(batch=-1)
+    inferred = shapes(call)
+    assert not isinstance(inferred, str)
+    assert [len(shape) for _, shape in inferred] == [2, 1, 1, 1, 1, 1, 1, 1]
+    assert {size for _, shape in inferred[:-1] for size in shape} == {-1}
+    assert inferred[-1] == (INT, (64,))
+
+
+@pytest.mark.parametrize("op_type", ["AscendMoeDistributeDispatch", "AscendMoeDistributeCombine"])
+def test_definition(op_type: str) -> None:
+    """ND everywhere, aligned type lists, both SoCs, the one group that exists."""
+    known = definition(op_type)
+    rows = known.types["x"]
+    assert rows[:3] == (27, 1, 0)  # bf16, fp16, fp32: the dtypes of the kernels
+    assert {len(types) for types in known.types.values()} == {len(rows)} == set(known.formats.values())
+    if op_type.endswith("Dispatch"):
+        assert list(zip(known.types["x"], known.types["expand_x"], strict=True)) == [
+            *((one, one) for one in rows[:3]),
+            *((one, 2) for one in rows[:3]),
+        ]
+    assert known.groups == ("group_ep",)
+    assert "group_ep" in known.required_attributes
+    assert {soc for soc, _ in known.configs} == {"ascend910b", "ascend910_93"}
+    assert known.configs["ascend910b", "jitCompile.flag"] == "static_false"
+    assert known.configs["ascend910_93", "jitCompile.flag"] == "static_true"
+    for soc in ("ascend910b", "ascend910_93"):
+        assert known.configs[soc, "aclnnSupport.value"] == "support_aclnn"
+        assert known.configs[soc, "prebuildPattern.value"] == "Opaque"
+        assert known.configs[soc, "multiKernelSupportDynamicGraph.value"] == "multi_kernel"
+        assert known.configs[soc, "needCheckSupport.flag"] == "true"
+    supported, reason = known.graph.split(" ", 1)
+    assert supported == "0"
+    assert json.loads(reason)["ret_code"] == "0"
+    assert "cannot be part of a GE graph (torchair)" in json.loads(reason)["reason"]
+
+
+# ---- the probe of the bring-up
+
+
+def probe_call(soc: str = A3, cores: int = 48, **attributes: int | str) -> str:
+    """For ``probe_tile``: rank 1 of 4, the probe of stores."""
+    values: dict[str, int | str] = {
+        "group_ep": GROUP,
+        "ep_world_size": 4,
+        "ep_rank_id": 1,
+        "mode": MODES["store"],
+        "nonce": 77,
+        **attributes,
+    }
+    lines = [f"op {PROBE_TYPE}", f"soc {soc}", f"cores {cores}"]
+    for name, (kind, default) in definition(PROBE_TYPE).attributes.items():
+        lines.append(f"{'number' if kind == 'int' else 'text'} {values.get(name, default)}")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(("soc", "kind", "cores"), [(A3, 1, 48), (A2, 2, 40)])
+def test_probe_tiling(soc: str, kind: int, cores: int) -> None:
+    """The bytes that the twin's own launches of the probe have, behind CANN's head."""
+    tiled = tile_text(probe_call(soc, cores, rounds=9))
+    head = probe().probe_head_bytes()
+    wanted = ProbeTiling(
+        mode=MODES["store"], world=4, rank=1, cores=cores, context_kind=kind, nonce=77, rounds=9
+    )
+    wanted.data_bytes = (200 - (kind == 2)) << 20
+    wanted.deadline_cycles = 20_000_000 * CYCLES_PER_MICRO
+    assert (tiled.error, tiled.data[head:]) == ("", bytes(wanted))
+    assert (tiled.key, tiled.cores, tiled.schedule_mode, tiled.workspaces) == (TILING_KEY, cores, 1, 1)
+    assert tiled.workspace == SYSTEM_WORKSPACE + 2 * 64 * 32
+    assert tiled.data[:head] == tile(dispatch(soc=soc)).data[:head]
+
+
+def test_probe_attributes() -> None:
+    head = probe().probe_head_bytes()
+
+    def of(**attributes: int | str) -> ProbeTiling:
+        return ProbeTiling.from_buffer_copy(tile_text(probe_call(**attributes)).data[head:])
+
+    assert of(cycles=1234).deadline_cycles == 1234
+    assert of(timeout_us=10).deadline_cycles == 10 * CYCLES_PER_MICRO
+    assert of(window_mib=3).data_bytes == 3 << 20
+    assert of(broken=4).broken == 4 and of().broken == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"mode": 0}, "mode is 0, it must be 1 to 7"),
+        ({"mode": 8}, "mode is 8, it must be 1 to 7"),
+        ({"ep_rank_id": 4}, "ep_rank_id is 4, it must be 0 to 3"),
+        ({"ep_world_size": 65}, "ep_world_size is 65, it must be 1 to 64"),
+        ({"nonce": 0}, "nonce is 0, it must be 1 to 4294967295"),
+        ({"rounds": 0}, "rounds is 0, it must be 1 to 4294967295"),
+        ({"cycles": -1}, "cycles is -1, it must be 0 to"),
+        ({"broken": 9}, "broken is 9, it must be 0 to 7"),
+        ({"cores": 1}, "the number of vector cores is 1, it must be 2 to 64"),
+        ({"soc": "Ascend310P3"}, "the SoC is Ascend310P3, the kernels are built for"),
+    ],
+)
+def test_probe_refuses(changes: dict[str, int | str], text: str) -> None:
+    error = tile_text(probe_call(**changes)).error
+    assert error.startswith(f"{PROBE_TYPE}: {text}")
+
+
+def test_probe_report_shape() -> None:
+    assert shapes_text(probe_call()) == [(INT, (64, 8))]
+
+
+def test_probe_definition() -> None:
+    known = definition(PROBE_TYPE)
+    assert (known.inputs, known.outputs, known.types) == ((), ("report",), {"report": (3,)})
+    assert known.groups == ("group_ep",) and known.graph.startswith("0 ")
+    assert {soc for soc, _ in known.configs} == {"ascend910b", "ascend910_93"}

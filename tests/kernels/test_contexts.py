@@ -1,0 +1,272 @@
+"""Every communication context that kernels know gives the same bits; one not of the tiling is refused."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import op_cases
+import op_runs
+import pytest
+import torch
+from op_cases import Spec
+
+from ascend_moe import comm
+from ascend_moe.comm.communicator import CONTEXTS, MIB, context_kind, ranks_per_server, window_data_bytes
+from ascend_moe.errors import ArgumentError, KernelFault
+from ascend_moe.native import library
+from ascend_moe.native.library import lib
+from ascend_moe.ops import calls
+
+KINDS = range(len(CONTEXTS))
+CODE_CONTEXT_MISMATCH = 19
+WINDOW_MIB = 4
+
+CASES = [
+    Spec(world=2, local=2, seed=1),
+    Spec(world=2, local=3, topk=3, contract=2, quant="int8", batches="unequal", dtype="fp16", seed=2),
+    Spec(world=3, local=1, topk=2, contract=2, mask="2-D", batches="zero rank", dtype="fp32", seed=3),
+    Spec(world=4, local=4, topk=4, quant="smooth", ids="minus", batches="global_bs", cores=5, seed=4),
+    Spec(world=5, local=2, topk=3, ids="hot", mask="1-D", contract=2, shared=True, cores=3, seed=5),
+    Spec(world=8, local=1, topk=4, units=7, ids="distinct", batches="unequal", cores=2, seed=6),
+    Spec(world=4, local=2, ids="bad", seed=7),
+    Spec(world=2, local=1, ids="overflow", contract=2, seed=8),
+]
+
+
+def run_with(monkeypatch: pytest.MonkeyPatch, kind: str, spec: Spec) -> list[object]:
+    monkeypatch.setenv("ASCEND_MOE_CONTEXT", kind)
+    case = op_cases.build(op_cases.legal(spec))
+    with comm.LocalCluster(case.world, window_mib=WINDOW_MIB) as cluster:
+        runs = op_runs.run(cluster, case)
+        kinds = cluster.run(lambda rank, group: comm.lookup(group, case.world, rank).context_kind)
+    assert kinds == [CONTEXTS.index(kind)] * case.world
+    op_runs.check(case, runs)
+    return list(runs)
+
+
+@pytest.mark.parametrize("kind", CONTEXTS)
+@pytest.mark.parametrize("spec", CASES, ids=lambda spec: f"W{spec.world}V{spec.contract}{spec.ids}")
+def test_every_context_gives_the_reference(monkeypatch: pytest.MonkeyPatch, kind: str, spec: Spec) -> None:
+    run_with(monkeypatch, kind, spec)
+
+
+@pytest.mark.parametrize("kind", CONTEXTS)
+def test_more_ranks_than_a2_has_room_for(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Past 32 ranks A2's addresses are in the array behind `data`."""
+    run_with(monkeypatch, kind, Spec(world=34, local=1, topk=2, max_bs=2, cores=1, batches="unequal", seed=9))
+
+
+# ---- the settings
+
+
+def test_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ASCEND_MOE_CONTEXT", raising=False)
+    monkeypatch.delenv("ASCEND_MOE_RANKS_PER_SERVER", raising=False)
+    assert (context_kind(), ranks_per_server(), window_data_bytes(8)) == (0, 0, 8 * MIB)
+    monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", "2")
+    assert (CONTEXTS[context_kind()], ranks_per_server(), window_data_bytes(8)) == ("a2", 2, 7 * MIB)
+    with pytest.raises(ArgumentError, match="window_mib=1 must be at least 2 with an A2 context"):
+        window_data_bytes(1)
+    monkeypatch.setenv("ASCEND_MOE_CONTEXT", "a3")
+    with pytest.raises(ArgumentError, match="servers need a2"):
+        context_kind()
+    monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", "two")
+    with pytest.raises(ArgumentError, match=r"ASCEND_MOE_RANKS_PER_SERVER=two must be a whole number"):
+        ranks_per_server()
+    monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", "0")
+    monkeypatch.setenv("ASCEND_MOE_CONTEXT", "a4")
+    with pytest.raises(ArgumentError, match="must be one of table, a3, a2"):
+        context_kind()
+
+
+# ---- contexts that are not the tiling's
+
+
+@dataclass
+class Bare:
+    """One rank's end of a communicator of `world`, without any Python around it."""
+
+    world: int
+    rank: int
+    kind: int
+    data_bytes: int = MIB
+
+    def __post_init__(self) -> None:
+        self.total = lib().am_window_total_bytes(self.data_bytes, 0)
+        self.bases = [lib().am_window_alloc(self.total) for _ in range(self.world)]
+        for base in self.bases:
+            ctypes.memset(base, 0x5A, self.total)
+        table = (ctypes.c_void_p * self.world)(*self.bases)
+        self.handle = lib().am_comm_create(self.rank, self.world, table, self.data_bytes, 0, None)
+        assert lib().am_comm_use_context(self.handle, self.kind) == 0
+
+    def windows(self) -> list[bytes]:
+        return [ctypes.string_at(base, self.total) for base in self.bases]
+
+    def close(self) -> None:
+        lib().am_comm_destroy(self.handle)
+        for base in self.bases:
+            lib().am_window_unmap(base, self.total)
+
+
+@pytest.fixture
+def bare(request: pytest.FixtureRequest) -> Iterator[Bare]:
+    end = Bare(*request.param)
+    yield end
+    end.close()
+
+
+def plan_of(op: int, kind: int, world: int, rank: int, mib: int) -> calls.Plan:
+    """For whoever the call says that it is."""
+    names = {calls.OP_DISPATCH: "dispatch", calls.OP_COMBINE: "combine"}
+    experts = 12
+    rows = 2 * world
+    shapes: calls.Shapes = (
+        ("expert_ids", torch.int32, (2, 2)),
+        ("x", torch.float16, (2, 32)),
+    )
+    if op == calls.OP_COMBINE:
+        shapes = (
+            ("expert_ids", torch.int32, (2, 2)),
+            ("expand_x", torch.float16, (rows, 32)),
+            ("expand_idx", torch.int32, (4,)),
+            ("ep_send_counts", torch.int32, (experts,)),
+            ("expert_scales", torch.float32, (2, 2)),
+        )
+    attributes: dict[str, int | None] = dict.fromkeys(calls.attribute_names(), 0)
+    attributes |= {"ep_world_size": world, "ep_rank_id": rank, "moe_expert_num": experts}
+    attributes |= {"y_dtype": None, "x_dtype": None, "scales_dtype": None}
+    spec = calls.describe(op, 1, "g", "", shapes, attributes)
+    spec.comm_world, spec.comm_rank, spec.window_mib = world, rank, mib
+    spec.context_kind, spec.cores, spec.deadline_micros = kind, 3, 1000
+    return calls.Plan(names[op], spec)
+
+
+def launch(end: Bare, op: int, plan: calls.Plan) -> tuple[int, KernelFault]:
+    names = calls.tensor_names()
+    room = torch.zeros(1 << 16, dtype=torch.uint8)
+    inputs = (ctypes.c_void_p * len(names))(*[room.data_ptr()] * len(names))
+    kept = [torch.zeros(shape, dtype=dtype) for dtype, shape in plan.outputs]
+    outputs = (ctypes.c_void_p * len(kept))(*(tensor.data_ptr() for tensor in kept))
+    record = (ctypes.c_int32 * lib().am_error_record_words())()
+    fault = ctypes.create_string_buffer(1024)
+    code = lib().am_run(end.handle, plan.handle, inputs, outputs, record, fault, 1024)
+    assert fault.value == b""
+    text = ctypes.create_string_buffer(1024)
+    lib().am_error_message(record, text, 1024)
+    message = text.value.decode()
+    lib().am_error_fields(record, text, 1024)
+    fields = dict(field.split("=") for field in text.value.decode().split(";"))
+    return code, KernelFault(message, **fields)
+
+
+@pytest.mark.parametrize("op", [calls.OP_DISPATCH, calls.OP_COMBINE], ids=["dispatch", "combine"])
+@pytest.mark.parametrize("bare", [(3, 1, kind) for kind in KINDS], ids=CONTEXTS, indirect=True)
+@pytest.mark.parametrize(
+    ("world", "rank", "mib", "field", "ours", "theirs"),
+    [
+        (3, 2, 1, "ep_rank_id", "2", "1"),
+        (2, 1, 1, "ep_world_size", "2", "3"),
+        (3, 1, 2, "data window", "2048", "1024"),
+    ],
+)
+def test_a_context_of_another_shape_is_refused_before_any_store(
+    bare: Bare, op: int, world: int, rank: int, mib: int, field: str, ours: str, theirs: str
+) -> None:
+    before = bare.windows()
+    code, error = launch(bare, op, plan_of(op, bare.kind, world, rank, mib))
+    assert code == CODE_CONTEXT_MISMATCH
+    assert error.details == {"rank": str(rank), "field": field, "ours": ours, "theirs": theirs}
+    unit = " KiB" if field == "data window" else ""
+    assert f"{field} is {ours}{unit} in this call" in str(error) and f"{theirs}{unit} in the" in str(error)
+    assert bare.windows() == before, "a window was written"
+
+
+@pytest.mark.parametrize("bare", [(3, 1, 0)], indirect=True)
+def test_a_table_without_its_magic_is_refused(bare: Bare) -> None:
+    assert lib().am_comm_use_context(bare.handle, 1) == 0
+    before = bare.windows()
+    code, error = launch(bare, calls.OP_DISPATCH, plan_of(calls.OP_DISPATCH, 0, 3, 1, 1))
+    assert (code, error.details["field"]) == (CODE_CONTEXT_MISMATCH, "magic")
+    assert "not of the same build" in str(error)
+    assert bare.windows() == before
+
+
+def test_unknown_contexts_are_refused() -> None:
+    end = Bare(2, 0, 0)
+    assert [lib().am_comm_use_context(end.handle, kind) for kind in (-1, 3)] == [1, 1]
+    assert lib().am_comm_use_servers(end.handle, -1) == 1
+    end.close()
+
+
+# ---- the private ABI
+
+
+OFFSETS = """
+#include <cstddef>
+#include "common/abi.h"
+#include "protocol/tiling.h"
+#include "twin/api/hccl_context.h"
+#include "twin/api/hccl.h"
+#define SAME(ours, field, theirs, other) \\
+    static_assert(offsetof(moe::ours, field) == offsetof(theirs, other), #ours "." #field)
+namespace h = twin::hccl;
+SAME(A3Context, rank, h::A3Context, rank);
+SAME(A3Context, world, h::A3Context, world);
+SAME(A3Context, windowBytes, h::A3Context, window_bytes);
+SAME(A3Context, windowsIn, h::A3Context, windows_in);
+SAME(A3Context, expBytes, h::A3Context, exp_bytes);
+SAME(A3Context, windowsExp, h::A3Context, windows_exp);
+SAME(A3Context, remote, h::A3Context, remote);
+SAME(A3Pointer, device, h::A3Pointer, device);
+SAME(A3Remote, windowsIn, h::A3Remote, windows_in);
+SAME(A3Remote, windowsExp, h::A3Remote, windows_exp);
+static_assert(sizeof(moe::A3Pointer) == sizeof(h::A3Pointer), "A3Pointer");
+SAME(A2Context, rank, h::A2Context, rank);
+SAME(A2Context, world, h::A2Context, world);
+SAME(A2Context, windowBytes, h::A2Context, window_bytes);
+SAME(A2Context, windowsIn, h::A2Context, windows_in);
+SAME(A2Context, windowsOut, h::A2Context, windows_out);
+SAME(A2Context, multiFlag, h::A2Context, multi_flag);
+SAME(A2Context, data, h::A2Context, data);
+SAME(A2Remote, remoteIn, h::A2Remote, remote_in);
+SAME(A2Remote, localIn, h::A2Remote, local_in);
+SAME(A2Remote, localOut, h::A2Remote, local_out);
+SAME(A2Memory, address, h::A2Memory, address);
+static_assert(sizeof(moe::A2Remote) == sizeof(h::A2Remote), "A2Remote");
+static_assert(moe::kA2Ranks == h::kA2Ranks && moe::kA3MaxRanks == h::kA3MaxRanks, "ranks");
+SAME(BatchItem, local, AscendC::detail::WriteItem, localBuf);
+SAME(BatchItem, remote, AscendC::detail::WriteItem, remoteBuf);
+SAME(BatchItem, bytes, AscendC::detail::WriteItem, count);
+SAME(BatchItem, type, AscendC::detail::WriteItem, dataType);
+SAME(BatchItem, peer, AscendC::detail::WriteItem, remoteRankId);
+static_assert(offsetof(moe::MoeDistributeMc2Head, cc) == 64, "Mc2InitTiling comes first");
+"""
+
+
+def compiles(tmp_path: Path, text: str) -> str:
+    root = library.native_source_root()
+    source = tmp_path / "offsets.cpp"
+    source.write_text(text)
+    done = subprocess.run(
+        ["g++", "-std=c++17", "-fsyntax-only", "-Wno-invalid-offsetof"]
+        + [f"-I{root / folder}" for folder in ("op_kernel", "twin/include")]
+        + [str(source)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stderr
+
+
+def test_our_structs_lie_as_those_of_hccl(tmp_path: Path) -> None:
+    assert compiles(tmp_path, OFFSETS) == ""
+    wrong = OFFSETS.replace(
+        "SAME(A2Context, data, h::A2Context, data)", "SAME(A2Context, data, h::A2Context, rma)"
+    )
+    assert re.search(r"static assertion failed: A2Context\.data", compiles(tmp_path, wrong))

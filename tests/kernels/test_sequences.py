@@ -1,0 +1,255 @@
+"""Any order of dispatch and combine is right, on windows full of poison, ranks running free."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import random
+import threading
+import time
+from dataclasses import dataclass, replace
+
+import op_cases
+import op_runs
+import pytest
+import torch
+from op_cases import Case, Spec
+from soak_rows import Tally
+
+import ascend_moe.reference as ref
+from ascend_moe import LocalCluster, comm
+from ascend_moe.comm.communicator import ranks_per_server
+from ascend_moe.native.library import lib
+from ascend_moe.ops import calls
+
+SEQUENCES = ["D" + "".join(ops) for n in range(1, 7) for ops in itertools.product("DC", repeat=n)]
+CORES = (1, 2, 3, 5, 7, 8, 13, 24, 48)
+POOL = 12  # routings to choose from
+LAST_EPOCH = 0xFFFFFFFF
+WINDOW_MIB = 1
+HALF_BYTES = WINDOW_MIB * 2**20 // 2
+
+
+@dataclass
+class Entry:
+    """A call of dispatch with what must come out of it, and two ways of combining its rows."""
+
+    case: Case
+    dispatched: list[ref.DispatchResult]
+    rows: list[list[torch.Tensor]]  # by variant, by rank
+    sums: list[list[torch.Tensor]]
+
+    def check_dispatch(self, rank: int, got: tuple[torch.Tensor, ...]) -> None:
+        want, total = self.dispatched[rank], self.dispatched[rank].expand_x.shape[0]
+        pairs = [
+            (got[0][:total], want.expand_x),
+            (got[3], want.expert_token_nums),
+            (got[4][: want.ep_recv_counts.numel()], want.ep_recv_counts),
+        ]
+        if want.dynamic_scales is not None:
+            pairs.append((got[1][:total], want.dynamic_scales))
+        triples = self.case.contract == 2 and not 0 < ranks_per_server() < len(want.rows_sent)
+        index = want.assist_info.reshape(-1) if triples else want.expand_idx
+        pairs.append((got[2][: index.numel()], index))
+        if not all(op_runs.same_bits(one, other) for one, other in pairs):
+            report = ref.validate(
+                "dispatch",
+                got,
+                want,
+                rank=rank,
+                contract=f"v{self.case.contract}",
+                ranks_per_server=ranks_per_server(),
+            )
+            raise AssertionError(report.text)
+
+    def check_combine(self, rank: int, variant: int, got: torch.Tensor) -> None:
+        want = self.sums[variant][rank]
+        if not op_runs.same_bits(got, want):
+            raise AssertionError(ref.validate("combine", got, want, rank=rank).text)
+
+
+@functools.cache
+def pool(world: int, local: int, contract: int) -> list[Entry]:
+    """Different shapes, dtypes and routings; in each a rank without tokens, by turns."""
+    entries: list[Entry] = []
+    base = Spec(world=world, local=local, topk=3, max_bs=4, contract=contract, batches="zero rank")
+    for seed in itertools.count(100 * world + 10 * local):
+        number = len(entries)
+        spec = replace(
+            base,
+            seed=seed,
+            units=1 + number % 3,
+            dtype=("bf16", "fp32", "fp16")[number % 3],
+            quant=("none", "int8", "none", "smooth")[number % 4],
+            ids=("any", "minus", "hot", "distinct")[number % 4],
+            mask=("none", "2-D", "1-D")[number % 3],
+            shared=number % 2 == 0,
+        )
+        case = op_cases.build(op_cases.legal(spec))
+        empty = [rank for rank, one in enumerate(case.inputs) if one.x.shape[0] == 0]
+        if number % world not in empty or ref.check(case.inputs, case.experts, case.global_bs):
+            continue
+        entries.append(_entry(case))
+        if len(entries) == POOL:
+            return entries
+    raise AssertionError
+
+
+def _entry(case: Case) -> Entry:
+    expected = op_runs.expected_dispatch(case)
+    rows = []
+    for rank, one in enumerate(expected):
+        scales = torch.empty(0) if one.dynamic_scales is None else one.dynamic_scales
+        sent = (one.expand_x, scales, one.expand_idx, one.expert_token_nums, one.ep_recv_counts)
+        rows.append(op_runs.expert_rows(case, rank, sent))
+    variants = [rows, [-3 * tensor for tensor in rows]]
+    sums = [
+        ref.combine(case.inputs, variant, expected, moe_expert_num=case.experts, global_bs=case.global_bs)
+        for variant in variants
+    ]
+    return Entry(case, expected, variants, sums)
+
+
+class Ranks:
+    """One configuration's cluster, with a grip on its windows."""
+
+    def __init__(self, cluster: LocalCluster, cores: threading.local, epoch: int = 0) -> None:
+        self.cluster = cluster
+        self.world = cluster.world_size
+        self.cores = cores
+        self.epochs = [epoch] * self.world
+        layout = (ctypes.c_uint64 * 3)()
+        lib().am_window_layout(self.world, layout)
+        self.data_offset = layout[0]
+
+    def begin(self, barrier: threading.Barrier, rank: int, group_ep: str, epoch: int | None) -> None:
+        """Poison everywhere, and the next op runs as the epoch after ``epoch``."""
+        end = comm.lookup(group_ep, self.world, rank)
+        if epoch is not None:
+            self.epochs[rank] = epoch
+            lib().am_comm_set_epoch(end.handle, epoch)
+        self.poison(rank, 0)
+        self.poison(rank, 1)
+        barrier.wait(20)
+
+    def half(self, rank: int, parity: int) -> int:
+        """Address of one half of a rank's data area."""
+        windows = self.cluster._windows
+        assert windows is not None
+        return windows._bases[rank] + self.data_offset + parity * HALF_BYTES
+
+    def poison(self, rank: int, parity: int) -> None:
+        ctypes.memset(self.half(rank, parity), 0xFF, HALF_BYTES)
+
+    def poisoned(self, rank: int, parity: int) -> bool:
+        return ctypes.string_at(self.half(rank, parity), HALF_BYTES) == b"\xff" * HALF_BYTES
+
+    def following(self, rank: int) -> int:
+        """The epoch of the rank's next op."""
+        return 2 if self.epochs[rank] == LAST_EPOCH else self.epochs[rank] + 1
+
+    def before(self, rank: int, step: int) -> None:
+        """An op of ``play`` is about to begin on the rank."""
+
+    def after(self, rank: int, step: int = 0) -> None:
+        """Poisons the half just read. No peer stores there before this rank's next status run has left."""
+        self.epochs[rank] = self.following(rank)
+        self.poison(rank, self.epochs[rank] & 1)
+
+    def play(self, sequence: str, entries: list[Entry], seed: int, epoch: int | None) -> None:
+        """One sequence on all ranks, each at its own pace and with its own cores."""
+        rng = random.Random(seed)
+        picks = rng.sample(range(len(entries)), len(sequence))
+        delays = [[rng.random() < 0.1 for _ in sequence] for _ in range(self.world)]
+        barrier = threading.Barrier(self.world)
+
+        def body(rank: int, group_ep: str) -> None:
+            self.begin(barrier, rank, group_ep, epoch)
+            sent: tuple[torch.Tensor, ...] = ()
+            for step, op in enumerate(sequence):
+                self.cores.count = CORES[(seed + 2 * step + rank) % len(CORES)]
+                self.before(rank, step)
+                if delays[rank][step]:
+                    time.sleep(0.001)
+                if op == "D":
+                    entry = entries[picks[step]]
+                    sent = op_runs.dispatch(entry.case, rank, group_ep)
+                    entry.check_dispatch(rank, sent)
+                else:
+                    variant = step % 2
+                    rows = entry.rows[variant][rank]
+                    entry.check_combine(
+                        rank, variant, op_runs.combine(entry.case, rank, group_ep, rows, sent)
+                    )
+                self.after(rank, step)
+
+        self.cluster.run(body)
+
+
+@pytest.fixture
+def cores(monkeypatch: pytest.MonkeyPatch) -> threading.local:
+    """The AIV cores of each thread's next op, in place of the environment, which all threads share."""
+    here = threading.local()
+    monkeypatch.setattr(calls, "core_count", lambda: here.count)
+    return here
+
+
+def test_that_these_are_all_sequences() -> None:
+    assert len(SEQUENCES) == len(set(SEQUENCES)) == 126
+    assert max(map(len, SEQUENCES)) == 7
+
+
+@pytest.mark.parametrize("contract", [1, 2])
+def test_that_the_poison_lies_where_the_rows_go(contract: int, cores: threading.local) -> None:
+    """Op by op the half of its parity is written on every rank that gets rows, and the other one is not."""
+    entry = pool(2, 2, contract)[0]
+    assert all(one.expand_x.shape[0] > 0 for one in entry.dispatched)
+    with LocalCluster(2, window_mib=WINDOW_MIB) as cluster:
+        ranks = Ranks(cluster, cores)
+        barrier = threading.Barrier(2)
+
+        def body(rank: int, group_ep: str) -> None:
+            cores.count = 4
+            ranks.begin(barrier, rank, group_ep, None)
+            for epoch in (1, 2, 3):
+                op_runs.dispatch(entry.case, rank, group_ep)
+                barrier.wait(20)
+                assert [ranks.poisoned(rank, parity) for parity in (0, 1)] == [epoch % 2 == 1, epoch % 2 == 0]
+                ranks.after(rank)
+                barrier.wait(20)
+
+        cluster.run(body)
+
+
+@pytest.mark.row("op order")
+@pytest.mark.parametrize("contract", ["V1", "V2", "mixed"])
+@pytest.mark.parametrize("local", [2, 3])
+@pytest.mark.parametrize("world", [2, 3])
+def test_every_sequence(world: int, local: int, contract: str, cores: threading.local, tally: Tally) -> None:
+    """One after the other on the same windows: each starts with what the last one left there."""
+    contracts = {"V1": (1,), "V2": (2,), "mixed": (1, 2)}[contract]
+    entries = [entry for number in contracts for entry in pool(world, local, number)]
+    with LocalCluster(world, window_mib=WINDOW_MIB) as cluster:
+        ranks = Ranks(cluster, cores)
+        for number, sequence in enumerate(SEQUENCES):
+            ranks.play(sequence, entries, number, None)
+        assert ranks.epochs == [sum(map(len, SEQUENCES))] * world
+    tally.count("on one communicator", cases=len(SEQUENCES))
+
+
+@pytest.mark.row("op order")
+@pytest.mark.parametrize("contract", [1, 2])
+@pytest.mark.parametrize("local", [2, 3])
+@pytest.mark.parametrize("world", [2, 3])
+def test_every_sequence_across_the_wrap(
+    world: int, local: int, contract: int, cores: threading.local, tally: Tally
+) -> None:
+    """On fresh windows, with the wrap of the epoch in the middle of each sequence."""
+    with LocalCluster(world, window_mib=WINDOW_MIB) as cluster:
+        for number, sequence in enumerate(SEQUENCES):
+            cluster.close()
+            ranks = Ranks(cluster, cores)
+            ranks.play(sequence, pool(world, local, contract), number, LAST_EPOCH - len(sequence) // 2)
+            assert ranks.epochs == [1 + len(sequence) - len(sequence) // 2] * world
+    tally.count("across the wrap of the epoch", cases=len(SEQUENCES))

@@ -1,0 +1,338 @@
+"""Loading one layer from checkpoint files: right numbers, own experts only, and helpful errors."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors
+import torch
+from hf_models import LAYER, MODELS, Saved, save
+from safetensors.torch import load_file, save_file
+
+from ascend_moe.checkpoint import load_layer
+from ascend_moe.checkpoint.config import moe_config
+from ascend_moe.errors import ArgumentError
+
+LAYOUTS = ["published", "fused", "sharded"]
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """saved(model, layout): that checkpoint, written once."""
+    kept: dict[tuple[str, str], Saved] = {}
+
+    def get(model: str, layout: str = "published") -> Saved:
+        if (model, layout) not in kept:
+            directory = tmp_path_factory.mktemp(f"{model}-{layout}")
+            sharding = {"max_shard_size": "8KB"} if layout == "sharded" else {}
+            kept[model, layout] = save(model, directory, fused=layout == "fused", **sharding)
+        return kept[model, layout]
+
+    return get
+
+
+def wanted(checkpoint: Saved) -> dict[str, torch.Tensor]:
+    """The whole layer's tensors, taken from the model itself."""
+    state = checkpoint.block.state_dict()
+    tensors = {
+        "gate_weight": state["gate.weight"],
+        "w_gate_up": state["experts.gate_up_proj"].transpose(1, 2),
+        "w_down": state["experts.down_proj"].transpose(1, 2),
+    }
+    if "gate.e_score_correction_bias" in state:
+        tensors["gate_bias"] = state["gate.e_score_correction_bias"]
+    for shared in ("shared_expert", "shared_experts"):
+        if f"{shared}.down_proj.weight" in state:
+            parts = [state[f"{shared}.{part}_proj.weight"].t() for part in ("gate", "up")]
+            tensors["shared_gate_up"] = torch.cat(parts, 1)
+            tensors["shared_down"] = state[f"{shared}.down_proj.weight"].t()
+    if "shared_expert_gate.weight" in state:
+        tensors["shared_gate"] = state["shared_expert_gate.weight"][0]
+    return tensors
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("model", MODELS)
+def test_tensors_of_every_rank(saved: Any, model: str, layout: str, world: int) -> None:
+    checkpoint = saved(model, layout)
+    whole = wanted(checkpoint)
+    local = checkpoint.experts // world
+    for rank in range(world):
+        got = load_layer(checkpoint.directory, LAYER, rank=rank, world=world, dtype=torch.float32).tensors
+        assert got.keys() == whole.keys()
+        for name, value in whole.items():
+            own = value[rank * local :][:local] if name.startswith("w_") else value
+            assert torch.equal(got[name], own), name
+
+
+class Recorder:
+    """Stands in for safe_open and notes what is asked of the real one: (tensor, index) of every read."""
+
+    def __init__(self) -> None:
+        self.reads: list[tuple[str, Any]] = []
+        self.real = safetensors.safe_open
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        recorder, handle = self, self.real(*args, **kwargs)
+
+        class Slice:
+            def __init__(self, name: str) -> None:
+                self.name, self.part = name, handle.get_slice(name)
+
+            def get_shape(self) -> Any:
+                return self.part.get_shape()
+
+            def __getitem__(self, index: Any) -> torch.Tensor:
+                recorder.reads.append((self.name, index))
+                return self.part[index]
+
+        class Handle:
+            def __enter__(self) -> Any:
+                return self
+
+            def __exit__(self, *error: Any) -> None:
+                handle.__exit__(*error)
+
+            def keys(self) -> Any:
+                return handle.keys()
+
+            def get_slice(self, name: str) -> Slice:
+                return Slice(name)
+
+            def get_tensor(self, name: str) -> torch.Tensor:
+                recorder.reads.append((name, slice(None)))
+                return handle.get_tensor(name)
+
+        return Handle()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("model", MODELS)
+def test_reads_own_experts_only(saved: Any, model: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = saved(model, layout)
+    world = 4
+    local = checkpoint.experts // world
+    for rank in range(world):
+        recorder = Recorder()
+        monkeypatch.setattr(safetensors, "safe_open", recorder)
+        loaded = load_layer(checkpoint.directory, LAYER, rank=rank, world=world, dtype=torch.float32)
+        monkeypatch.undo()
+        own = set(range(rank * local, (rank + 1) * local))
+        touched = set()
+        for name, index in recorder.reads:
+            assert f"layers.{LAYER}." in name
+            if match := re.search(r"experts\.(\d+)\.", name):
+                touched.add(int(match[1]))
+            elif ".experts." in name:
+                assert index.start is not None and index.stop is not None
+                touched |= set(range(index.start, index.stop))
+        assert touched == own
+        # The record that callers see says the same, to the byte (fp32 files).
+        assert len(loaded.reads) == len(recorder.reads)
+        assert loaded.bytes_read == sum(4 * tensor.numel() for tensor in loaded.tensors.values())
+
+
+def test_other_ranks_files_are_not_needed(saved: Any, tmp_path: Path) -> None:
+    """Shards that hold only other ranks' experts may be absent."""
+    source = saved("mixtral").directory
+    weight_map, shards = {}, {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        match = re.search(rf"layers\.{LAYER}\..*experts\.(\d+)\.", name)
+        file = f"expert{match[1]}.safetensors" if match else "rest.safetensors"
+        weight_map[name] = file
+        shards.setdefault(file, {})[name] = tensor
+    (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    for file in ("rest", "expert2", "expert3"):
+        save_file(shards[f"{file}.safetensors"], tmp_path / f"{file}.safetensors")
+    got, whole = (load_layer(path, LAYER, rank=1, world=4).tensors for path in (tmp_path, source))
+    assert all(torch.equal(got[name], whole[name]) for name in whole)
+    with pytest.raises(
+        ArgumentError, match=r"expert4\.safetensors is missing, though .*index\.json names it"
+    ):
+        load_layer(tmp_path, LAYER, rank=2, world=4)
+
+
+def rewritten(source: Path, target: Path, change: Any, **config: Any) -> Path:
+    """A copy of a single-file checkpoint with ``change(tensors)`` and other config values."""
+    tensors = load_file(source / "model.safetensors")
+    change(tensors)
+    save_file(tensors, target / "model.safetensors")
+    values = {**json.loads((source / "config.json").read_text()), **config}
+    (target / "config.json").write_text(json.dumps(values))
+    return target
+
+
+def test_fused_transposed(saved: Any, tmp_path: Path) -> None:
+    checkpoint = saved("qwen3_moe", "fused")
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        for name in tensors:
+            if ".experts." in name:
+                tensors[name] = tensors[name].transpose(1, 2).contiguous()
+
+    directory = rewritten(checkpoint.directory, tmp_path, change)
+    assert checkpoint.hidden == 2 * MODELS["qwen3_moe"][1]["moe_intermediate_size"]  # gate_up alone is square
+    got = load_layer(directory, LAYER, rank=1, world=2, dtype=torch.float32).tensors
+    whole = wanted(checkpoint)
+    for name in ("w_gate_up", "w_down"):
+        assert torch.equal(got[name], whole[name][4:])
+
+
+def test_fp8_blocks(saved: Any, tmp_path: Path) -> None:
+    checkpoint = saved("deepseek_v3")
+    exact: dict[str, torch.Tensor] = {}
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [n for n in tensors if re.search(rf"layers\.{LAYER}\.mlp\..*experts.*_proj\.weight", n)]:
+            codes = tensors[name].to(torch.float8_e4m3fn)
+            rows, columns = codes.shape
+            scale = torch.rand(-(-rows // 16), -(-columns // 10)) + 0.5
+            exact[name] = torch.empty(rows, columns)
+            for r in range(rows):
+                for c in range(columns):
+                    exact[name][r, c] = codes[r, c].float() * scale[r // 16, c // 10]
+            tensors[name], tensors[f"{name}_scale_inv"] = codes, scale
+
+    directory = rewritten(
+        checkpoint.directory, tmp_path, change, quantization_config={"weight_block_size": [16, 10]}
+    )
+    loaded = load_layer(directory, LAYER, rank=3, world=16, dtype=torch.float32)
+    base = f"model.layers.{LAYER}.mlp.experts.3"
+    assert torch.equal(loaded.tensors["w_down"][0], exact[f"{base}.down_proj.weight"].t())
+    assert torch.equal(loaded.tensors["w_gate_up"][0, :, :24], exact[f"{base}.gate_proj.weight"].t())
+    assert torch.equal(
+        loaded.tensors["shared_down"], exact[f"{base[:-9]}shared_experts.down_proj.weight"].t()
+    )
+
+
+def test_dtypes(saved: Any, tmp_path: Path) -> None:
+    checkpoint = saved("deepseek_v3")
+    half = load_layer(checkpoint.directory, LAYER, dtype=torch.float16).tensors
+    assert {name for name, value in half.items() if value.dtype == torch.float32} == {
+        "gate_weight",
+        "gate_bias",
+    }
+    assert load_layer(checkpoint.directory, LAYER).tensors["w_down"].dtype == torch.float32  # config.json's
+    directory = rewritten(checkpoint.directory, tmp_path, lambda tensors: None, dtype="bfloat16")
+    assert load_layer(directory, LAYER).tensors["w_down"].dtype == torch.bfloat16
+
+
+def drop(pattern: str) -> Any:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [n for n in tensors if re.search(pattern, n)]:
+            del tensors[name]
+
+    return change
+
+
+def recast(pattern: str, dtype: torch.dtype) -> Any:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [n for n in tensors if re.search(pattern, n)]:
+            tensors[name] = tensors[name].to(dtype)
+
+    return change
+
+
+def nothing(tensors: dict[str, torch.Tensor]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("model", "layout", "change", "config", "message"),
+    [
+        ("qwen3_moe", "published", drop(r"\.5\.up"), {}, r"no tensor .*\.5\.up_proj.*; it has .*\.5\."),
+        ("qwen3_moe", "published", drop(r"experts\."), {}, r"no tensor .*\.4\.gate_proj.*fused.*it has"),
+        ("qwen3_moe", "fused", drop(r"down_proj"), {}, r"no tensor .*experts\.down_proj; it has"),
+        ("qwen2_moe", "published", drop(r"shared_expert_gate"), {}, r"no tensor .*expert_gate\.weight"),
+        ("qwen2_moe", "published", drop(r"shared_expert\."), {}, r"no tensor .*expert\.gate_proj"),
+        ("deepseek_v3", "published", drop(r"correction_bias"), {}, r"no tensor .*e_score_correction_bias"),
+        ("mixtral", "published", drop(r"gate\.weight"), {}, r"layer 1 .* no router .*layers with one: none"),
+        ("mixtral", "published", nothing, {"intermediate_size": 40}, r"w1\.weight is \(48, 32\).*\(40"),
+        ("mixtral", "published", nothing, {"num_local_experts": 4}, r"gate\.weight is \(8, 32\).* \(4, 32\)"),
+        ("mixtral", "fused", nothing, {"intermediate_size": 40}, r"gate_up_proj is \(8, 96, 32\) and"),
+        ("mixtral", "published", recast(r"w2", torch.int8), {}, r"w2\.weight is torch\.int8; need bf16"),
+        ("mixtral", "fused", recast(r"down_proj", torch.float8_e4m3fn), {}, r"float8_e4m3fn; need bf16"),
+        ("mixtral", "published", recast(r"w2", torch.float8_e4m3fn), {}, r"no tensor .*w2\.weight_scale_inv"),
+        ("mixtral", "published", nothing, {"model_type": "gpt2"}, r"model_type 'gpt2'; need one of mixtral"),
+        ("mixtral", "published", nothing, {"hidden_act": "gelu"}, r"hidden_act 'gelu'"),
+        ("mixtral", "published", nothing, {"num_experts_per_tok": None}, r"no num_experts_per_tok"),
+        ("mixtral", "published", nothing, {"num_experts_per_tok": 9}, r"top_k is 9.* 8 experts"),
+        ("deepseek_v2", "published", nothing, {"norm_topk_prob": True}, r"norm_topk_prob with deepseek_v2"),
+        ("deepseek_v2", "published", nothing, {"topk_method": "other"}, r"topk_method 'other'; need greedy"),
+        ("deepseek_v3", "published", nothing, {"scoring_func": "softmax"}, r"scoring_func 'softmax'"),
+    ],
+)  # fmt: skip
+def test_broken_checkpoints(
+    saved: Any, tmp_path: Path, model: str, layout: str, change: Any, config: dict[str, Any], message: str
+) -> None:
+    directory = rewritten(saved(model, layout).directory, tmp_path, change, **config)
+    with pytest.raises(ArgumentError, match=message):
+        load_layer(directory, LAYER, rank=1, world=2)
+
+
+def test_wrong_arguments(saved: Any, tmp_path: Path) -> None:
+    directory = saved("deepseek_v3").directory
+    with pytest.raises(ArgumentError, match=r"layer 0 .* no router .*layers with one: 1$") as caught:
+        load_layer(directory, 0)
+    assert caught.value.argument == "layer"
+    for rank, world, argument in [(2, 2, "rank"), (-1, 2, "rank"), (0, 0, "rank"), (0, 3, "world")]:
+        with pytest.raises(ArgumentError) as caught:
+            load_layer(directory, LAYER, rank=rank, world=world)
+        assert caught.value.argument == argument
+    with pytest.raises(ArgumentError, match=r"config\.json does not exist"):
+        load_layer(tmp_path, LAYER)
+    (tmp_path / "config.json").write_bytes((directory / "config.json").read_bytes())
+    with pytest.raises(ArgumentError, match=r"neither model\.safetensors\.index\.json nor a \.safetensors"):
+        load_layer(tmp_path, LAYER)
+
+
+def test_missing_tensor_says_what_is_there(saved: Any, tmp_path: Path) -> None:
+    directory = rewritten(saved("qwen3_moe").directory, tmp_path, drop(r"layers\.1\.mlp\.experts\.0\.up"))
+    with pytest.raises(ArgumentError) as caught:
+        load_layer(directory, LAYER)
+    base = "model.layers.1.mlp.experts.0"
+    assert caught.value.missing == f"{base}.up_proj.weight"
+    assert caught.value.found == [f"{base}.down_proj.weight", f"{base}.gate_proj.weight"]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [  # the numbers of published config.json files
+        (
+            {"model_type": "deepseek_v3", "hidden_size": 7168, "moe_intermediate_size": 2048,
+             "n_routed_experts": 256, "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4,
+             "topk_method": "noaux_tc", "norm_topk_prob": True, "scoring_func": "sigmoid",
+             "routed_scaling_factor": 2.5, "n_shared_experts": 1},
+            (7168, 2048, 256, 8, "deepseek_v3", True, 8, 4, 2.5, 2048, False),
+        ),
+        (
+            {"model_type": "deepseek_v2", "hidden_size": 2048, "moe_intermediate_size": 1408,
+             "n_routed_experts": 64, "num_experts_per_tok": 6, "n_group": 1, "topk_group": 1,
+             "topk_method": "greedy", "norm_topk_prob": False, "scoring_func": "softmax",
+             "routed_scaling_factor": 1.0, "n_shared_experts": 2},
+            (2048, 1408, 64, 6, "softmax", False, 1, 1, 1.0, 2816, False),
+        ),
+        (
+            {"model_type": "qwen3_moe", "hidden_size": 2048, "moe_intermediate_size": 768, "num_experts": 128,
+             "num_experts_per_tok": 8, "norm_topk_prob": True},
+            (2048, 768, 128, 8, "softmax", True, 1, 1, 1.0, 0, False),
+        ),
+        (
+            {"model_type": "qwen2_moe", "hidden_size": 2048, "moe_intermediate_size": 1408, "num_experts": 60,
+             "num_experts_per_tok": 4, "norm_topk_prob": False, "shared_expert_intermediate_size": 5632},
+            (2048, 1408, 60, 4, "softmax", False, 1, 1, 1.0, 5632, True),
+        ),
+        (
+            {"model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336, "num_local_experts": 8,
+             "num_experts_per_tok": 2},
+            (4096, 14336, 8, 2, "softmax", True, 1, 1, 1.0, 0, False),
+        ),
+    ],
+)  # fmt: skip
+def test_published_configs(values: dict[str, Any], expected: tuple[Any, ...]) -> None:
+    assert tuple(vars(moe_config(values)).values()) == expected

@@ -1,0 +1,404 @@
+"""A rank of test_vnpu_hccl.py: ``vnpu_hccl_ranks.py CASE STORE``. Prints one line per check that held."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+import torch_npu
+
+RANK = int(os.environ["RANK"])
+WORLD = int(os.environ["WORLD_SIZE"])
+NPU = torch.device("npu")
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+OPS = {
+    "sum": dist.ReduceOp.SUM,
+    "prod": dist.ReduceOp.PRODUCT,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+}
+
+
+class Windows(ctypes.Structure):
+    """VnpuWindows of vnpu/hccl/vnpu_windows.h."""
+
+    _fields_ = (
+        ("rank", ctypes.c_int32),
+        ("world", ctypes.c_int32),
+        ("data_bytes", ctypes.c_uint64),
+        ("bases", ctypes.POINTER(ctypes.c_void_p)),
+        ("live_fds", ctypes.POINTER(ctypes.c_int32)),
+    )
+
+
+def name_of(group: dist.ProcessGroup) -> str:
+    return str(group._get_backend(NPU).get_hccl_comm_name(dist.get_rank(group)))
+
+
+def windows_of(group: dist.ProcessGroup) -> Windows:
+    windows = Windows()
+    assert ctypes.CDLL("libhccl.so").vnpu_comm_windows(name_of(group).encode(), ctypes.byref(windows)) == 0
+    return windows
+
+
+def data_of(rank: int, dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    """What this rank contributes: every rank can compute everybody's."""
+    generator = torch.Generator().manual_seed(1000 + rank)
+    if dtype.is_floating_point:
+        return (torch.rand(*shape, generator=generator, dtype=torch.float64) * 4 - 2).to(dtype)
+    low = 0 if dtype == torch.uint8 else -50
+    return torch.randint(low, 50, shape, generator=generator).to(dtype)
+
+
+def reduced(op: str, parts: list[torch.Tensor]) -> torch.Tensor:
+    """In rank order; 16-bit floats in fp32 with one rounding."""
+    dtype = parts[0].dtype
+    wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    total = parts[0].to(wide)
+    functions = {"sum": torch.add, "prod": torch.mul, "max": torch.maximum, "min": torch.minimum}
+    for part in parts[1:]:
+        total = functions[op](total, part.to(wide))
+    return total.to(dtype)
+
+
+def same(got: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
+    got = got.cpu()
+    assert got.dtype == wanted.dtype and got.shape == wanted.shape, what
+    assert got.contiguous().view(torch.uint8).equal(wanted.contiguous().view(torch.uint8)), (
+        f"{what}\n{got}\n{wanted}"
+    )
+    print("ok", what, flush=True)
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(*shape, dtype=dtype, device=NPU)
+
+
+def reductions() -> None:
+    for dtype in (*FLOATS, *INTEGERS):
+        label = str(dtype).removeprefix("torch.")
+        parts = [data_of(r, dtype, 1001) for r in range(WORLD)]
+        for op, code in OPS.items():
+            tensor = parts[RANK].npu()
+            try:
+                dist.all_reduce(tensor, op=code)
+            except (RuntimeError, TypeError) as error:  # torch_npu's own list of types
+                print("refused", label, op, str(error).splitlines()[0], flush=True)
+                continue
+            same(tensor, reduced(op, parts), f"all_reduce {label} {op}")
+    for op, code in OPS.items():
+        tensor = data_of(RANK, torch.float32, 77).npu()
+        dist.reduce(tensor, dst=WORLD - 1, op=code)
+        if RANK == WORLD - 1:
+            same(tensor, reduced(op, [data_of(r, torch.float32, 77) for r in range(WORLD)]), f"reduce {op}")
+        own = empty(50)
+        dist.reduce_scatter_tensor(own, data_of(RANK, torch.float32, WORLD * 50).npu(), op=code)
+        wanted = reduced(op, [data_of(r, torch.float32, WORLD * 50) for r in range(WORLD)])
+        same(own, wanted[RANK * 50 : RANK * 50 + 50], f"reduce_scatter_tensor {op}")
+
+
+def every_value() -> None:
+    """All 65 536 values of the 16-bit floats: infinities, NaN, numbers without a leading one."""
+    bits = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16)
+    for dtype in (torch.float16, torch.bfloat16):
+        parts = [bits.roll(7919 * r).view(dtype) for r in range(WORLD)]
+        for op, code in OPS.items():
+            tensor = parts[RANK].npu()
+            dist.all_reduce(tensor, op=code)
+            got, wanted = tensor.cpu(), reduced(op, parts)
+            what = f"every {str(dtype).removeprefix('torch.')} {op}"
+            assert got.isnan().equal(wanted.isnan()), what
+            assert bool(((got == wanted) | got.isnan()).all()), what
+            print("ok", what, flush=True)
+
+
+def movements() -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.int8, torch.bool):
+        label = str(dtype).removeprefix("torch.")
+        parts = [data_of(r, torch.int64, 12).to(dtype) for r in range(WORLD)]
+        tensor = parts[RANK].npu()
+        dist.broadcast(tensor, src=1)
+        same(tensor, parts[1], f"broadcast {label}")
+        gathered = empty(WORLD * 12, dtype=dtype)
+        dist.all_gather_into_tensor(gathered, parts[RANK].npu())
+        same(gathered, torch.cat(parts), f"all_gather_into_tensor {label}")
+        share = 12 // WORLD
+        swapped = empty(share * WORLD, dtype=dtype)
+        dist.all_to_all_single(swapped, parts[RANK][: share * WORLD].npu())
+        wanted = [part[RANK * share : RANK * share + share] for part in parts]
+        same(swapped, torch.cat(wanted), f"all_to_all_single {label}")
+
+
+def unequal() -> None:
+    """Rank s sends s + d + 1 elements to rank d."""
+    counts = [[s + d + 1 for d in range(WORLD)] for s in range(WORLD)]
+    rows = [data_of(s, torch.float32, sum(counts[s])) for s in range(WORLD)]
+    out = empty(sum(counts[s][RANK] for s in range(WORLD)))
+    received = [counts[s][RANK] for s in range(WORLD)]
+    dist.all_to_all_single(out, rows[RANK].npu(), received, counts[RANK])
+    wanted = [rows[s].split(counts[s])[RANK] for s in range(WORLD)]
+    same(out, torch.cat(wanted), "all_to_all_single unequal")
+    inputs = [part.npu() for part in rows[RANK].split(counts[RANK])]
+    outputs = [empty(count) for count in received]
+    dist.all_to_all(outputs, inputs)
+    same(torch.cat([part.cpu() for part in outputs]), torch.cat(wanted), "all_to_all")
+
+
+def points() -> None:
+    if RANK == 0:
+        for peer in range(1, WORLD):
+            dist.send(data_of(0, torch.float32, 10 * peer).npu(), peer)
+    else:
+        tensor = empty(10 * RANK)
+        dist.recv(tensor, 0)
+        same(tensor, data_of(0, torch.float32, 10 * RANK), "send recv")
+    # A ring, both directions in one batch, messages larger than a piece of the channel.
+    count = 400_000
+    inbox = empty(count)
+    work = dist.batch_isend_irecv(
+        [
+            dist.P2POp(dist.isend, data_of(RANK, torch.float32, count).npu(), (RANK + 1) % WORLD),
+            dist.P2POp(dist.irecv, inbox, (RANK - 1) % WORLD),
+        ]
+    )
+    for item in work:
+        item.wait()
+    same(inbox, data_of((RANK - 1) % WORLD, torch.float32, count), "batch_isend_irecv")
+    # The same ring without a batch: everybody sends before anybody receives.
+    requests = [dist.isend(data_of(RANK, torch.float32, count).npu(), (RANK + 1) % WORLD)]
+    requests.append(dist.irecv(inbox, (RANK - 1) % WORLD))
+    for request in requests:
+        request.wait()
+    same(inbox, data_of((RANK - 1) % WORLD, torch.float32, count), "isend irecv")
+
+
+def lists() -> None:
+    """The forms with lists of tensors, equal and unequal."""
+    parts = [data_of(r, torch.float32, 5 + r) for r in range(WORLD)]
+    gathered = [empty(5 + r) for r in range(WORLD)]
+    dist.all_gather(gathered, parts[RANK].npu())
+    same(torch.cat([part.cpu() for part in gathered]), torch.cat(parts), "lists")
+    own = empty(7)
+    rows = [data_of(r, torch.float32, 7) for r in range(WORLD)]
+    dist.scatter(own, [row.npu() for row in rows] if RANK == 1 else None, src=1)
+    same(own, rows[RANK], "scatter")
+    dist.barrier()
+    print("ok barrier", flush=True)
+
+
+def direct() -> None:
+    """What torch_npu does not reach by itself: functions of libhccl.so, called with device pointers."""
+    hccl = ctypes.CDLL("libhccl.so")
+    dist.barrier()
+    comm, group = ctypes.c_void_p(), dist.group.WORLD
+    assert group is not None
+    assert hccl.HcomGetCommHandleByGroup(name_of(group).encode(), ctypes.byref(comm)) == 0
+
+    def u64(*values: int) -> ctypes.Array[ctypes.c_uint64]:
+        return (ctypes.c_uint64 * len(values))(*values)
+
+    def pointer(tensor: torch.Tensor) -> ctypes.c_void_p:
+        return ctypes.c_void_p(tensor.data_ptr())
+
+    fp64, fp32, bf16, no_stream = 10, 4, 11, ctypes.c_void_p()
+    count = ctypes.c_uint64(33)
+    parts = [data_of(r, torch.float64, 33) for r in range(WORLD)]
+    for code, op in enumerate(OPS):
+        source, target = parts[RANK].npu(), empty(33, dtype=torch.float64)
+        assert hccl.HcclAllReduce(pointer(source), pointer(target), count, fp64, code, comm, no_stream) == 0
+        same(target, reduced(op, parts), f"HcclAllReduce fp64 {op}")
+
+    rows = [data_of(r, torch.float32, 3 + r) for r in range(WORLD)]
+    counts = u64(*(3 + r for r in range(WORLD)))
+    offsets = u64(*(sum(3 + q for q in range(r)) for r in range(WORLD)))
+    source, target = rows[RANK].npu(), empty(sum(counts))
+    own = ctypes.c_uint64(3 + RANK)
+    assert (
+        hccl.HcclAllGatherV(pointer(source), own, pointer(target), counts, offsets, fp32, comm, no_stream)
+        == 0
+    )
+    same(target, torch.cat(rows), "HcclAllGatherV")
+
+    wide = [data_of(r, torch.bfloat16, sum(counts)) for r in range(WORLD)]
+    source, target = wide[RANK].npu(), empty(3 + RANK, dtype=torch.bfloat16)
+    arguments = (pointer(source), counts, offsets, pointer(target), own, bf16, 0, comm, no_stream)
+    assert hccl.HcclReduceScatterV(*arguments) == 0
+    begin = int(offsets[RANK])
+    same(target, reduced("sum", wide)[begin : begin + 3 + RANK], "HcclReduceScatterV")
+
+    matrix = u64(*(s + 2 * d for s in range(WORLD) for d in range(WORLD)))
+    sent = [[s + 2 * d for d in range(WORLD)] for s in range(WORLD)]
+    inputs = [data_of(s, torch.float32, sum(sent[s])) for s in range(WORLD)]
+    source, target = inputs[RANK].npu(), empty(sum(sent[s][RANK] for s in range(WORLD)))
+    assert hccl.HcclAlltoAllVC(pointer(source), matrix, fp32, pointer(target), fp32, comm, no_stream) == 0
+    same(target, torch.cat([inputs[s].split(sent[s])[RANK] for s in range(WORLD)]), "HcclAlltoAllVC")
+
+
+def everything() -> None:
+    reductions()
+    every_value()
+    movements()
+    unequal()
+    points()
+    lists()
+    direct()
+
+
+def windows() -> None:
+    """HCCL_BUFFSIZE=1: data larger than the window goes through it in pieces and overwrites it."""
+    count = 700_000  # 2.8 MB through 1 MiB
+    parts = [data_of(r, torch.float32, count) for r in range(WORLD)]
+    tensor = parts[RANK].npu()
+    dist.all_reduce(tensor)
+    same(tensor, reduced("sum", parts), "all_reduce larger than the window")
+    gathered = empty(WORLD * count)
+    dist.all_gather_into_tensor(gathered, parts[RANK].npu())
+    same(gathered, torch.cat(parts), "all_gather larger than the window")
+    own = empty(count)
+    dist.reduce_scatter_tensor(own, torch.cat(parts).npu())
+    same(
+        own,
+        reduced("sum", [torch.cat(parts)] * WORLD)[RANK * count :][:count],
+        "reduce_scatter larger than the window",
+    )
+    swapped = empty(WORLD * count)
+    dist.all_to_all_single(swapped, torch.cat([part + RANK for part in parts]).npu())
+    same(swapped, torch.cat([parts[RANK] + r for r in range(WORLD)]), "all_to_all larger than the window")
+
+    group = dist.group.WORLD
+    assert group is not None
+    seen = windows_of(group)
+    assert (seen.rank, seen.world, seen.data_bytes) == (RANK, WORLD, 1 << 20)
+    for rank in range(WORLD):
+        memory = ctypes.string_at(seen.bases[rank], 4096 + (1 << 20) + (1 << 20))
+        assert memory[: 4096 + (1 << 20)] == bytes(4096 + (1 << 20)), "header and state stay untouched"
+        area = memory[4096 + (1 << 20) :]
+        assert sum(byte != 0 for byte in area) > len(area) // 2, "the data area was overwritten"
+    print("ok poisoned", flush=True)
+
+
+def groups() -> None:
+    """Groups of different members and window sizes, each with its own communicator."""
+    options = torch_npu._C._distributed_c10d.ProcessGroupHCCL.Options()
+    options.hccl_config = {"hccl_buffer_size": 5}
+    small = dist.new_group([0, 1], pg_options=options)
+    large = dist.new_group(list(range(WORLD - 1, 0, -1)))
+    names = set()
+    for group, mib in ((dist.group.WORLD, 3), (small, 5), (large, 3)):
+        if group is None or dist.get_rank(group) < 0:
+            continue
+        members = dist.get_process_group_ranks(group)
+        tensor = data_of(RANK, torch.int32, 9).npu()
+        dist.all_reduce(tensor, group=group)
+        same(
+            tensor, reduced("sum", [data_of(r, torch.int32, 9) for r in members]), f"group of {len(members)}"
+        )
+        seen = windows_of(group)
+        assert (seen.world, seen.data_bytes) == (len(members), mib << 20), (seen.world, seen.data_bytes)
+        names.add(name_of(group))
+    assert len(names) == (3 if RANK == 1 else 2), names
+    print("ok names", flush=True)
+
+
+def graph() -> None:
+    """A collective is recorded like any other work, and runs at every replay."""
+    source, target = torch.zeros(16).npu(), torch.zeros(16).npu()
+    dist.all_reduce(target)
+    captured = torch.npu.NPUGraph()
+    with torch.npu.graph(captured):
+        target.copy_(source)
+        dist.all_reduce(target)
+    for step in range(3):
+        source.copy_(torch.full((16,), float(10 * step + RANK)))
+        captured.replay()
+        torch.npu.synchronize()
+        same(target, torch.full((16,), float(sum(10 * step + r for r in range(WORLD)))), f"replay {step}")
+
+
+def failing() -> None:
+    """The collective that the case makes fail; prints how, and how long it took."""
+    begin = time.monotonic()
+    try:
+        dist.all_reduce(data_of(RANK, torch.float32, 8).npu())
+        torch.npu.synchronize()
+    except RuntimeError as error:
+        print("failed", round(time.monotonic() - begin, 3), " ".join(str(error).split()), flush=True)
+        os._exit(0)  # as a user's process would end: torch_npu's own shutdown is not what is tested
+    raise AssertionError("nothing was raised")
+
+
+def warm() -> None:
+    dist.all_reduce(data_of(RANK, torch.float32, 8).npu())
+    torch.npu.synchronize()
+
+
+def mismatch() -> None:
+    warm()
+    if RANK != 1:
+        failing()
+    try:
+        dist.broadcast(data_of(RANK, torch.float32, 8).npu(), src=0)
+        torch.npu.synchronize()
+    except RuntimeError as error:
+        print("failed", 0, " ".join(str(error).split()), flush=True)
+        os._exit(0)
+    raise AssertionError("nothing was raised")
+
+
+def sizes() -> None:
+    warm()
+    try:
+        dist.all_reduce(data_of(RANK, torch.float32, 8 + RANK).npu())
+        torch.npu.synchronize()
+    except RuntimeError as error:
+        print("failed", 0, " ".join(str(error).split()), flush=True)
+        os._exit(0)
+    raise AssertionError("nothing was raised")
+
+
+def killed() -> None:
+    warm()
+    if RANK == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    failing()
+
+
+def late() -> None:
+    warm()
+    if RANK == 1:
+        time.sleep(12)
+        os._exit(0)
+    failing()
+
+
+def absent() -> None:
+    """Rank 1 never calls, so that the communicator itself cannot be made."""
+    if RANK == 1:
+        time.sleep(12)
+        os._exit(0)
+    failing()
+
+
+def unequal_windows() -> None:
+    os.environ["HCCL_BUFFSIZE"] = str(2 + RANK)
+    failing()
+
+
+def main() -> None:
+    case, store = sys.argv[1:]
+    torch.npu.set_device(RANK)
+    dist.init_process_group("hccl", init_method=f"file://{store}", rank=RANK, world_size=WORLD)
+    globals()[case]()
+    dist.destroy_process_group()
+    print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""Ops in any order: on two communicators by turns, combine first, ranks that do not agree."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import failure_cases as cases
+import op_runs
+import pytest
+import soak_rows
+import torch
+from failure_cases import LOCAL, Caught, Place, caught
+from soak_rows import Tally
+from test_failures_collective import call, plain
+from test_sequences import Entry, pool
+
+import ascend_moe
+from ascend_moe import LocalCluster
+from ascend_moe.comm.communicator import ranks_per_server
+from ascend_moe.errors import CommTimeout, ConfigMismatch, RoutingMismatch
+
+LONGEST = 6
+# An upper case letter is an op of one communicator, a lower case one of the other.
+WORDS = ["".join(word) for n in range(1, LONGEST + 1) for word in itertools.product("DCdc", repeat=n)]
+# Orders of two ranks that have equally many ops; where they differ, the ranks differ in an op.
+PAIRS = [
+    ("".join(one), "".join(other))
+    for n in range(1, LONGEST + 1)
+    for one, other in itertools.product(itertools.product("DC", repeat=n), repeat=2)
+]
+
+
+@pytest.fixture(autouse=True)
+def settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "10")
+    monkeypatch.setenv("HCCL_BUFFSIZE", "1")
+    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", "3")
+
+
+def spread(number: int, total: int) -> int:
+    """Every case once in ``total`` numbers, long and short ones among the first."""
+    return number * 7919 % total
+
+
+# ---- two communicators
+
+
+@dataclass
+class Domain:
+    """One of two communicators: its own shapes, and what its last dispatch has given to this rank."""
+
+    name: str
+    rank: int
+    entries: list[Entry]
+    entry: Entry | None = None
+    sent: tuple[torch.Tensor, ...] = field(default=())
+
+    def dispatch(self, step: int) -> None:
+        self.entry = self.entries[step % len(self.entries)]
+        self.sent = op_runs.dispatch(self.entry.case, self.rank, self.name)
+        self.entry.check_dispatch(self.rank, self.sent)
+
+    def combine(self, step: int) -> None:
+        """Before any dispatch: with the tensors that dispatch would have given."""
+        if self.entry is None:
+            self.entry = self.entries[0]
+            want = self.entry.dispatched[self.rank]
+            triples = self.entry.case.contract == 2 and not 0 < ranks_per_server() < len(want.rows_sent)
+            index = want.assist_info.reshape(-1) if triples else want.expand_idx
+            counts = [want.expert_token_nums, want.ep_recv_counts, torch.zeros(1, dtype=torch.int32)]
+            self.sent = (want.expand_x, torch.empty(0), index, *counts, torch.empty(0))
+        rows = self.entry.rows[step % 2][self.rank]
+        self.entry.check_combine(
+            self.rank, step % 2, op_runs.combine(self.entry.case, self.rank, self.name, rows, self.sent)
+        )
+
+
+class TwoClusters:
+    """Two communicators of the same threads, with other shapes and another contract."""
+
+    def __init__(self, world: int) -> None:
+        self.one = LocalCluster(world).__enter__()
+        self.other = LocalCluster(world).__enter__()
+        self.world = world
+
+    def play(self, word: str, seed: int) -> str:
+        def body(rank: int, name: str) -> None:
+            upper = Domain(name, rank, pool(self.world, 2, 1 + seed % 2))
+            lower = Domain(self.other.name, rank, pool(self.world, 3, 2 - seed % 2))
+            for step, letter in enumerate(word):
+                domain = upper if letter.isupper() else lower
+                (domain.dispatch if letter in "Dd" else domain.combine)(seed + step)
+
+        self.one.run(body)
+        return "on two communicators" if word.upper() != word != word.lower() else "on one of two"
+
+    def close(self) -> None:
+        for cluster in (self.one, self.other):
+            cluster.__exit__(None, None, None)
+
+
+@pytest.fixture
+def two() -> Iterator[TwoClusters]:
+    made = TwoClusters(2)
+    yield made
+    made.close()
+
+
+@soak_rows.row("op order", quick=300, full=len(WORDS), chunk=1000)
+def test_two_communicators_by_turns(two: TwoClusters, numbers: range, tally: Tally) -> None:
+    """Also combine first: what it needs is in its arguments, not in the windows."""
+    tally.each(numbers, lambda number: two.play(WORDS[spread(number, len(WORDS))], number))
+
+
+# ---- combine that fits no dispatch
+
+
+@pytest.mark.row("op order")
+@pytest.mark.parametrize("version", ["", "_v2"])
+@pytest.mark.parametrize("world", [1, 3])
+def test_combine_without_a_dispatch(world: int, version: str, tally: Tally) -> None:
+    """Without routed pairs it gives zeros; with some it says that their rows have not come."""
+
+    def body(rank: int, name: str) -> Caught:
+        place = Place(name, world, rank)
+        op = f"combine{version}"
+        assert not call(place, op).any()
+        ids = plain(op, experts=world * LOCAL)["expert_ids"]
+        ids[0, 0] = 1
+        found = caught(call, place, op, expert_ids=ids)
+        assert cases.round_trip(place, 1, 2 if version else 1) == "right"
+        return found
+
+    with LocalCluster(world) as cluster:
+        for one in cluster.run(body):
+            assert type(one.error) is RoutingMismatch, repr(one)
+    tally.count("without a dispatch")
+
+
+# ---- ranks that do not agree
+
+
+def disagree(cluster: LocalCluster, pair: tuple[str, str]) -> str:
+    """Op by op: right where the ranks call the same one, else both name it."""
+
+    def body(rank: int, name: str) -> list[Caught]:
+        place = Place(name, 2, rank)
+        found = []
+        for letter in pair[rank]:
+            found.append(caught(call, place, "dispatch" if letter == "D" else "combine"))
+        assert cases.round_trip(place, 1) == "right"
+        return found
+
+    for rank, found in enumerate(cluster.run(body)):
+        for ours, theirs, one in zip(pair[rank], pair[1 - rank], found, strict=True):
+            if ours == theirs:
+                assert one.error is None, repr(one)
+            else:
+                assert type(one.error) is ConfigMismatch and one.error.field == "op", repr(one)
+                names = {"D": "dispatch", "C": "combine"}
+                assert (one.error.ours, one.error.theirs) == (names[ours], names[theirs])
+    return "ranks agree" if pair[0] == pair[1] else "ranks disagree"
+
+
+@soak_rows.row("op order", quick=100, full=len(PAIRS), chunk=1000)
+def test_ranks_in_different_orders(numbers: range, tally: Tally) -> None:
+    with LocalCluster(2) as cluster:
+        tally.each(numbers, lambda number: disagree(cluster, PAIRS[spread(number, len(PAIRS))]))
+
+
+@soak_rows.row("op order", quick=5, full=40, chunk=20)
+def test_communicators_in_different_orders(
+    numbers: range, tally: Tally, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rank waits on another communicator: both say who has not come, none waits for ever."""
+
+    def case(seed: int) -> tuple[str, float]:
+        rng = random.Random(seed)
+        ops = [rng.choice(["dispatch", "combine"]) for _ in range(2)]
+        both = threading.Barrier(2)
+        monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "0.3")
+        with LocalCluster(2) as one, LocalCluster(2) as other:
+
+            def body(rank: int, name: str) -> Caught:
+                first = name if rank == 0 else other.name
+                found = caught(call, Place(first, 2, rank), ops[rank])
+                both.wait(20)  # who closes while the other still waits is lost to it
+                ascend_moe.close(name)
+                return found
+
+            results = one.run(body)
+            for rank, found in enumerate(results):
+                assert type(found.error) is CommTimeout and found.error.rank == 1 - rank, repr(found)
+            other.close()
+            monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "20")
+            done = one.run(lambda rank, name: cases.round_trip(Place(name, 2, rank), seed % 5))
+            assert done == ["right"] * 2
+            return "each on another communicator", max(found.seconds for found in results)
+
+    tally.each(numbers, case)

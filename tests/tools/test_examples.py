@@ -1,0 +1,116 @@
+"""Every example runs as its first lines say and prints what its end shows; ascend_moe.npu has its names."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ascend_moe
+from ascend_moe import experts, npu, ops, routing
+from ascend_moe.ops.schemas import SCHEMAS
+from ascend_moe.vendor.schemas import VENDOR_SCHEMAS
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+RUNS = [
+    ("quickstart.py", []),
+    ("moe_layer_torchrun.py", [*TORCHRUN, "4"]),
+    ("vllm_ascend_style.py", []),
+]
+ON_NPU = ["npu_moe_layer.py"]  # test_npu_adapter.py runs these
+
+pytestmark = pytest.mark.skipif(not EXAMPLES.is_dir(), reason="not in a source tree")
+
+
+def run(name: str, launcher: list[str], cwd: Path) -> str:
+    # Under torchrun every process is a rank already: the variables of an outer launcher must not be seen.
+    env = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    command = [sys.executable, *launcher, str(EXAMPLES / name)]
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def pasted_output(name: str) -> str:
+    """The comment at the end of the file, below "# Output:"."""
+    lines = (EXAMPLES / name).read_text().partition("\n# Output:\n")[2].splitlines()
+    assert lines and all(line.startswith("# ") for line in lines)
+    return "".join(f"{line[2:]}\n" for line in lines)
+
+
+@pytest.mark.parametrize("name, launcher", RUNS, ids=[name for name, _ in RUNS])
+def test_output_is_the_pasted_one(name: str, launcher: list[str], tmp_path: Path) -> None:
+    assert run(name, launcher, tmp_path) == pasted_output(name)
+
+
+def test_vllm_ascend_style_under_torchrun(tmp_path: Path) -> None:
+    lines = run("vllm_ascend_style.py", [*TORCHRUN, "2"], tmp_path).splitlines()
+    assert lines[-1] == "PASS" and sum(line.endswith("equals dense") for line in lines) == 5
+
+
+def test_every_example_is_run_and_listed() -> None:
+    names = sorted(path.name for path in EXAMPLES.glob("*.py"))
+    assert names == sorted([*(name for name, _ in RUNS), *ON_NPU])
+    listed = (EXAMPLES / "README.md").read_text()
+    assert all(name in listed for name in names)
+
+
+def test_one_line_differs_from_npu_code() -> None:
+    """The caller's half of the vllm-ascend example: its import and the group's name, nothing else of ours."""
+    source = (EXAMPLES / "vllm_ascend_style.py").read_text()
+    caller = source.partition("# ---- the model around it")[0]
+    code = [line for line in caller.partition('"""\n\nfrom')[2].splitlines() if "ascend_moe" in line]
+    assert code == [
+        "import ascend_moe",
+        "from ascend_moe import npu as torch_npu  # on an NPU: import torch_npu",
+        "        self.moe_all_to_all_group_name = ascend_moe.comm_name(group)",
+    ]
+
+
+def test_npu_has_the_names_of_torch_npu() -> None:
+    homes: dict[str, Any] = dict.fromkeys(SCHEMAS, ops)
+    homes |= dict.fromkeys(("npu_moe_gating_top_k", "npu_moe_gating_top_k_softmax"), routing)
+    quantising = ("npu_dequant_swiglu_quant", "npu_dynamic_quant")
+    homes |= dict.fromkeys(("npu_grouped_matmul", "npu_swiglu", *quantising), experts)
+    others = {name for name in VENDOR_SCHEMAS if "." not in name}
+    assert sorted(npu.__all__) == sorted({*homes, *others})
+    for name, home in homes.items():
+        assert getattr(npu, name) is getattr(home, name)
+    for name in SCHEMAS:
+        parameters = inspect.signature(getattr(npu, name)).parameters
+        assert list(parameters)[-1] in SCHEMAS[name] and getattr(ascend_moe, name) is getattr(npu, name)
+        assert [p for p in parameters if f" {p}" not in f" {SCHEMAS[name].replace('(', ' ')}"] == []
+
+
+def test_readme_shows_what_is_printed() -> None:
+    """The example and its output as they are in examples/; links and make targets that exist."""
+    tree = EXAMPLES.parent
+    readme = (tree / "README.md").read_text()
+    source = (EXAMPLES / "quickstart.py").read_text().partition("\n# Output:\n")[0]
+    assert (
+        f"```python\n{source.partition('import torch')[1]}{source.partition('import torch')[2].rstrip()}\n```"
+        in readme
+    )
+    assert f"```\n{pasted_output('quickstart.py')}```" in readme
+    for link in re.findall(r"\]\(([^)]+)\)", readme):
+        assert (tree / link).exists(), link
+    makefile = (tree / "Makefile").read_text()
+    for target in re.findall(r"(?:`|^    )make ([a-z-]+)", readme, re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_find_a_race_says_what_its_readme_shows() -> None:
+    folder = EXAMPLES / "find_a_race"
+    shown = (folder / "README.md").read_text().split("```\n")[1].strip()
+    done = subprocess.run(
+        [sys.executable, str(folder / "find_a_race.py")], capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == shown

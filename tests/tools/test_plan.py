@@ -1,0 +1,345 @@
+"""`ascend-moe plan`: windows, CANN's formulas, UB, tiling and limits, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import ascend_moe
+from ascend_moe import _text, comm, plan
+from ascend_moe.checkpoint import presets
+from ascend_moe.errors import ArgumentError, WindowTooSmall
+from ascend_moe.native import library
+from ascend_moe.ops import calls
+from ascend_moe.plan import Request, soc
+
+PUBLISHED = Request(ranks=2, experts=128, hidden=2048, topk=8, batch=512)
+DEEPSEEK = Request(ranks=64, experts=256, hidden=7168, topk=8, batch=128)
+
+# What CANN's own operators need in MiB, from the formulas as documented. Worked out on paper:
+#   A3 V1            the larger of W*BS*H*4*L, and of 2 + 4*BS*(H+128)*(W*L+K+1) / 2^20
+#   A3 V2            2 * (BS*W*L*rows of dispatch + BS*K*rows of combine), rows rounded up to 512 bytes
+#   fullmesh_v2      the same, rows of dispatch in packets of 480 in 512 bytes
+#   A2 fullmesh      BS*W*min(L,K)*H*4 + 4 MiB
+#   A2 hierarchy     E*BS*(2H+16*K) + 104 MiB; later (E+W/4) * round512(BS*(2H+16*K)) + 8 MiB
+POINTS = [
+    # 512*128*4608 + 512*8*4096 = 318767104, twice that is 608 MiB; the operator's error says 609
+    (PUBLISHED, "A3 V2", 608),
+    # packets: 4140 / 480 -> 9 of 512 bytes are 4608 as well
+    (PUBLISHED, "A3 V2 fullmesh_v2", 608),
+    # 128*256*14848 + 128*8*14336 = 501219328, twice
+    (DEEPSEEK, "A3 V2", 956),
+    # 14380 / 480 -> 30 packets, 15360 bytes: 128*256*15360 + 14680064 = 517996544, twice
+    (DEEPSEEK, "A3 V2 fullmesh_v2", 988),
+    # checked 16*64*7168*4*16 = 448 MiB; documented 2 + 4*64*7296*(256+9) / 2^20 = 474.03
+    (replace(DEEPSEEK, ranks=16, batch=64), "A3 V1", 475),
+    # checked 8*512*7168*4*16 = 1792 MiB; documented 2 + 4*512*7296*(128+9) / 2^20 = 1954.2
+    (replace(DEEPSEEK, ranks=8, experts=128, batch=512), "A3 V1", 1955),
+    # one local expert: checked 256*512*7168*4 = 3584 MiB; documented 2 + 4*512*7296*(256+9) / 2^20 = 3778.3
+    (replace(DEEPSEEK, ranks=256, batch=512), "A3 V1", 3779),
+    # 256*16*8*7168*4 = 896 MiB, and 4
+    (replace(DEEPSEEK, ranks=16, batch=256), "A2 fullmesh", 900),
+    # L 4 < K 8: 128*64*4*7168*4 = 896 MiB, and 4
+    (DEEPSEEK, "A2 fullmesh", 900),
+    # 256*256*14464 = 904 MiB, and 104
+    (replace(DEEPSEEK, ranks=16, batch=256), "A2 hierarchy", 1008),
+    # 260 * 3702784 = 918.1 MiB, and 8
+    (replace(DEEPSEEK, ranks=16, batch=256), "A2 hierarchy, later", 927),
+    # one token of 2 KiB: 2 * (64*2560 + 2*2048) = 335872 bytes
+    (Request(ranks=8, experts=64, hidden=1024, topk=2, batch=1), "A3 V2", 1),
+]
+
+
+@pytest.mark.parametrize(("request_", "version", "mib"), POINTS)
+def test_points_of_cann(request_: Request, version: str, mib: int) -> None:
+    found = {one.version: one for one in plan.cann_need(request_)}
+    assert found[version].mib == mib
+    assert found[version].bytes > (mib - 1) * 2**20
+
+
+REFUSALS = [
+    (DEEPSEEK, "A3 V2", ""),
+    (DEEPSEEK, "A3 V1", ""),
+    (DEEPSEEK, "A2 fullmesh", ""),
+    (DEEPSEEK, "A2 hierarchy", ""),
+    (replace(DEEPSEEK, hidden=4096), "A3 V1", "H is 4096, must be 7168"),
+    (
+        replace(DEEPSEEK, ranks=48, experts=480),
+        "A3 V1",
+        "W is 48, must be 8, 16, 32, 64, 128, 144, 256 or 288",
+    ),
+    (replace(DEEPSEEK, topk=9), "A3 V1", "K is 9, must be in 1..8"),
+    (replace(DEEPSEEK, batch=513), "A3 V2", "BS is 513, must be in 1..512"),
+    (replace(DEEPSEEK, batch=0), "A3 V2", "BS is 0, must be in 1..512"),
+    (replace(DEEPSEEK, hidden=1008), "A3 V2", "H is 1008, must be in 1024..8192"),
+    (replace(DEEPSEEK, ranks=1), "A3 V2", "W is 1, must be in 2..768"),
+    (replace(DEEPSEEK, ranks=1025, experts=4100), "A3 V2", "W*L is 4100, must be in 1..2048"),
+    (replace(DEEPSEEK, equal_batches=False), "A3 V2 fullmesh_v2", "fullmesh_v2 needs equal ones"),
+    (replace(DEEPSEEK, equal_batches=False), "A3 V2", ""),
+    (replace(DEEPSEEK, ranks=8), "A2 fullmesh", "L is 32, must be in 1..24"),
+    (replace(DEEPSEEK, batch=257), "A2 fullmesh", "BS is 257, must be in 1..256"),
+    (replace(DEEPSEEK, hidden=100), "A2 fullmesh", "H is 100, must be a multiple of 32"),
+    (replace(DEEPSEEK, ranks=128), "A2 hierarchy", "W is 128, must be 16, 32 or 64"),
+    (replace(DEEPSEEK, dtype="fp32"), "A3 V2", "dtype is fp32, must be bf16 or fp16"),
+    (replace(DEEPSEEK, experts=255), "A3 V2", "E is 255, must be a multiple of W = 64"),
+]
+
+
+@pytest.mark.parametrize(("request_", "version", "text"), REFUSALS)
+def test_what_cann_refuses(request_: Request, version: str, text: str) -> None:
+    refused = {one.version: one.refuses for one in plan.cann_need(request_)}[version]
+    assert (text in refused) if text else refused == ""
+
+
+# ---- ours
+
+
+def ops_of(contract: str) -> list[Any]:
+    tail = "_v2" if contract == "v2" else ""
+    return [getattr(ascend_moe, f"npu_moe_distribute_{name}{tail}") for name in ("dispatch", "combine")]
+
+
+@pytest.mark.parametrize("contract", ["v1", "v2"])
+@pytest.mark.parametrize("quant", [False, True])
+def test_window_is_what_the_operator_asks_for(
+    contract: str, quant: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By hand: regions of maxBS*min(K,L) rows from each of W ranks, or slots of maxBS*K rows; two halves."""
+    one = Request(ranks=2, experts=16, hidden=1024, topk=4, batch=300, contract=contract, quant=quant)
+    one = replace(one, equal_batches=False)
+    stride = (1024 + 32 if quant else 2048) + (32 if contract == "v2" else 0)
+    regions = 2 * 2 * 300 * 4 * max(stride, 2048 if contract == "v1" else 0)
+    want = -(-max(regions, 2 * 300 * 4 * 2048 if contract == "v2" else 0) // 2**20)
+    assert plan.plan(one).buffsize_mib == want
+    x, ids = torch.ones(1, 1024, dtype=torch.bfloat16), torch.zeros(1, 4, dtype=torch.int32)
+    dispatch, combine = ops_of(contract)
+
+    def rank_body(rank: int, group_ep: str) -> None:
+        place = (group_ep, 2, rank, 16)
+        sent = dispatch(x, ids, *place, quant_mode=2 * quant, global_bs=600)
+        combine(sent[0].to(x.dtype), ids, sent[2], sent[4], torch.ones(1, 4), *place, global_bs=600)
+
+    monkeypatch.setenv("HCCL_BUFFSIZE", str(want - 1))
+    with ascend_moe.LocalCluster(2) as cluster, pytest.raises(WindowTooSmall) as caught:
+        cluster.run(rank_body)
+    assert caught.value.needed_mib == want
+    message = str(caught.value)
+    exported = plan.plan(replace(one, window_mib=want - 1))
+    assert not exported.ok and exported.violations[0].message in message
+    cann = {found.version: found.mib for found in plan.cann_need(one)}
+    version = "A3 V2" if contract == "v2" else "A3 V1"
+    said = f"needs {want} (CANN's own operator: {cann[version]} on {version}, {cann['A2 fullmesh']} on A2)"
+    assert said in message and f"HCCL_BUFFSIZE={want} " in message and "\n" not in message
+    assert plan.plan(replace(one, window_mib=want)).ok
+
+
+def test_a2_has_its_state_in_the_window() -> None:
+    one = replace(DEEPSEEK, soc="Ascend910B1", ranks_per_server=64)  # no RDMA, whose regions end with a run
+    a3, a2 = plan.plan(DEEPSEEK), plan.plan(one)
+    assert a2.window["state_in_window_mib"] == 1 and a3.window["state_in_window_mib"] == 0
+    assert a2.buffsize_mib == a3.buffsize_mib + 1
+    small = plan.plan(replace(one, window_mib=a3.buffsize_mib))
+    assert f"has {a3.buffsize_mib} MiB" in small.violations[0].message
+    assert f"HCCL_BUFFSIZE={a2.buffsize_mib}" in small.violations[0].message
+    assert plan.plan(replace(one, window_mib=a2.buffsize_mib)).ok
+
+
+def test_every_limit_that_is_violated_is_listed() -> None:
+    bad = Request(ranks=65, experts=1030, hidden=9001, topk=80, batch=5000)
+    said = " ".join(one.message for one in plan.plan(bad).violations)
+    for text in ("ep_world_size is 65", "moe_expert_num is 1030", "H = 9001", "BS = 5000", "K = 80"):
+        assert text in said
+    assert plan.plan(bad).ops == {}
+
+
+@pytest.mark.parametrize(("hidden", "cores"), [(64, 6), (2048, 1), (7168, 2), (7168, 8)])
+@pytest.mark.parametrize("quant", ["none", "int8", "smooth"])
+@pytest.mark.parametrize("contract", ["v1", "v2"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("algorithm", ["window", "direct"])
+def test_ub_is_what_the_kernels_take(
+    hidden: int,
+    cores: int,
+    quant: str,
+    contract: str,
+    dtype: str,
+    algorithm: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The budget's peak equals the most UB that any core of the run had carved."""
+    batch = 70
+    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", str(cores))
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
+    one = Request(
+        comm_alg=algorithm,
+        ranks=3,
+        experts=36,
+        hidden=hidden,
+        topk=4,
+        batch=batch,
+        dtype=dtype,
+        quant=quant != "none",
+        smooth=quant == "smooth",
+        contract=contract,
+        cores=cores,
+    )
+    dispatch, combine = ops_of(contract)
+    kind = plan.DTYPES[dtype]
+    ids = (torch.arange(batch * 4, dtype=torch.int32) % 36).reshape(batch, 4)
+    scales = torch.ones(36, hidden) if quant == "smooth" else None
+    mode = 0 if quant == "none" else 2
+
+    def rank_body(rank: int, group_ep: str) -> tuple[int, int]:
+        place = (group_ep, 3, rank, 36)
+        x = torch.ones(batch, hidden, dtype=kind)
+        sent = dispatch(x, ids, *place, scales=scales, quant_mode=mode)
+        taken = [_taken(comm.lookup(group_ep, 3, rank))]
+        combine(sent[0].to(kind), ids, sent[2], sent[4], torch.ones(batch, 4), *place)
+        return taken[0], _taken(comm.lookup(group_ep, 3, rank))
+
+    with ascend_moe.LocalCluster(3) as cluster:
+        found = cluster.run(rank_body)
+    planned = plan.plan(one)
+    assert max(one[0] for one in found) == planned.ops["dispatch"].ub_peak
+    # Combine was given as many rows as dispatch allocates, as in the plan.
+    assert max(one[1] for one in found) == planned.ops["combine"].ub_peak
+    assert planned.ub_bytes == 192 * 1024
+
+
+@pytest.mark.parametrize("contract", ["v1", "v2"])
+def test_ub_between_servers(contract: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same on an A2 context whose ranks are on two servers."""
+    monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", "2")
+    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", "3")
+    one = Request(4, 16, 2, 1024, 20, contract=contract, cores=3, soc="Ascend910B1", ranks_per_server=2)
+    dispatch, combine = ops_of(contract)
+    ids = (torch.arange(40, dtype=torch.int32) % 16).reshape(20, 2)
+
+    def rank_body(rank: int, group_ep: str) -> tuple[int, int]:
+        place = (group_ep, 4, rank, 16)
+        sent = dispatch(torch.ones(20, 1024, dtype=torch.bfloat16), ids, *place)
+        taken = _taken(comm.lookup(group_ep, 4, rank))
+        combine(sent[0], ids, sent[2], sent[4], torch.ones(20, 2), *place)
+        return taken, _taken(comm.lookup(group_ep, 4, rank))
+
+    with ascend_moe.LocalCluster(4) as cluster:
+        found = cluster.run(rank_body)
+    planned = plan.plan(one)
+    assert planned.ops["dispatch"].tiling["transport"] == 1
+    assert max(one[0] for one in found) == planned.ops["dispatch"].ub_peak
+    assert max(one[1] for one in found) == planned.ops["combine"].ub_peak
+
+
+def _taken(end: comm.Communicator) -> int:
+    function = library.lib().am_need_ub_taken
+    function.restype, function.argtypes = ctypes.c_uint64, (ctypes.c_void_p,)
+    with end.use() as handle:
+        return int(function(handle))
+
+
+def test_ub_fits_at_the_limits() -> None:
+    for ranks, local in ((1, 1024), (2, 512), (16, 64), (64, 16)):
+        for dtype in ("bf16", "fp32"):
+            for contract in ("v1", "v2"):
+                one = Request(ranks, ranks * local, 16, 8192, 512, dtype=dtype, contract=contract)
+                found = plan.plan(replace(one, quant=True, smooth=True, cores=64))
+                assert max(op.ub_peak for op in found.ops.values()) <= found.ub_bytes
+                assert all(item.bytes % 32 == 0 for op in found.ops.values() for item in op.ub)
+
+
+def test_tiling_is_the_plan_s() -> None:
+    found = plan.plan(replace(DEEPSEEK, quant=True, smooth=True, ranks=16))
+    assert found.cores == 48 and found.ops["dispatch"].tiling["block_dim"] == 48
+    keys = [
+        plan.plan(replace(DEEPSEEK, **more)).ops["dispatch"].tiling["tiling_key"]
+        for more in ({}, {"quant": True}, {"quant": True, "smooth": True})
+    ]
+    assert keys == [1000, 1002, 1012]
+    few = plan.plan(replace(DEEPSEEK, batch=4)).ops["combine"].tiling
+    assert few["parts_per_token"] == 12 and few["part_elements"] * 12 >= 7168
+
+
+def test_rdma_only_beyond_a_server_of_a2() -> None:
+    def transport(**more: Any) -> int:
+        return plan.plan(replace(DEEPSEEK, ranks=16, **more)).ops["dispatch"].tiling["transport"]
+
+    assert transport(soc="Ascend910B2") == 1
+    assert transport(soc="Ascend910B2", ranks_per_server=16) == 0
+    assert transport(soc="Ascend910_9391", ranks_per_server=8) == 0
+
+
+def test_socs() -> None:
+    assert {one.aiv for one in soc.SOCS.values()} == {40, 48}
+    assert plan.limits()["ub_bytes"] == soc.UB_KIB * 1024
+    assert all(one.aiv == 2 * one.aic and one.aiv <= calls.MAX_CORES for one in soc.SOCS.values())
+    assert {soc.soc(f"Ascend910B{n}").series for n in (1, 2, 3, 4)} == {"A2"}
+    with pytest.raises(ArgumentError, match="Ascend910_9391"):
+        soc.soc("Ascend310P")
+
+
+# ---- the command
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
+    code = _text.run("plan", argv)
+    said = capsys.readouterr()
+    return code, said.out + said.err
+
+
+def test_command_says_it_all(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HCCL_BUFFSIZE", raising=False)
+    code, said = run(capsys, "--ranks", "2", "--experts", "128", "--hidden", "2048", "--batch", "512")
+    assert code == 0
+    assert re.search(r"^  A3 V2 +608  MiB$", said, re.MULTILINE)
+    assert f"export HCCL_BUFFSIZE={plan.plan(PUBLISHED).buffsize_mib}\n" in said
+    assert "tiling key 1000" in said and "UB of a core" in said and "workspace bytes" in said
+    assert said.isascii()
+
+
+def test_command_fails_when_a_limit_is_violated(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HCCL_BUFFSIZE", raising=False)
+    assert run(capsys, "-p", "deepseek-v3", "--window", "20")[0] == 1
+    assert run(capsys, "-p", "deepseek-v3")[0] == 0
+    monkeypatch.setenv("HCCL_BUFFSIZE", "20")
+    code, said = run(capsys, "-p", "deepseek-v3")
+    assert code == 1 and "is 20: too small" in said and "(CANN's own operator: " in said
+    code, said = run(capsys, "--hidden", "10000")
+    assert code == 1 and "not possible: x has H = 10000" in said
+
+
+def test_command_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HCCL_BUFFSIZE", raising=False)
+    code, said = run(capsys, "-p", "qwen3-30b", "-r", "8", "--global-bs", "512", "--json")
+    found = json.loads(said)
+    assert code == 0 and found["ok"] is True
+    asked = presets.preset("qwen3-30b").published
+    wanted = {"ranks": 8, "batch": 64, "equal_batches": False, "hidden": asked.hidden_size}
+    assert wanted.items() <= found["request"].items()
+    assert {one["version"] for one in found["cann"]} >= {"A3 V1", "A3 V2", "A2 fullmesh", "A2 hierarchy"}
+    assert found["ops"]["dispatch"]["ub_peak"] > 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["--soc", "Ascend310P"], "soc is 'Ascend310P'; need one of Ascend910B1"),
+        (["--preset", "gpt"], "preset is 'gpt'; need one of"),
+        (["--dtype", "fp8"], "dtype is 'fp8'; need one of bf16"),
+        (["-b", "4", "--global-bs", "64"], "leave --batch out"),
+        (["--global-bs", "65"], "multiple of the 16 ranks"),
+        (["--ranks", "0"], "ranks is 0; need 1.."),
+        (["--cores", "65"], "cores is 65; need 1..64"),
+        (["--ranks-per-server", "17"], "ranks_per_server is 17; need 1..16"),
+    ],
+)
+def test_command_refuses(argv: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = run(capsys, *argv)
+    assert code == 2 and text in said and said.count("\n") == 1

@@ -1,0 +1,439 @@
+"""Timelines of the fast engine: what is recorded, the trace JSON, the picture, the command."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ascend_moe
+from ascend_moe import timeline
+from ascend_moe.errors import ArgumentError, AscendMoeError
+from ascend_moe.timed import roundtrip
+from ascend_moe.timeline import MEASURED, PREDICTED, Event, Timeline, chrome, stats
+from ascend_moe.timeline import html as trace_html
+from ascend_moe.timeline import picture as trace_picture
+
+WORLD, BATCH, HIDDEN, TOPK, EXPERTS = 2, 8, 2560, 4, 8
+
+
+def round_trip(rank: int, group_ep: str, world: int = WORLD) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rank)
+    x = torch.randn(BATCH, HIDDEN, generator=generator).bfloat16()
+    ids = torch.rand(BATCH, EXPERTS, generator=generator).topk(TOPK).indices.int()
+    weights = torch.rand(BATCH, TOPK, generator=generator)
+    place = (group_ep, world, rank, EXPERTS)
+    sent = ascend_moe.npu_moe_distribute_dispatch_v2(x, ids, *place)
+    out: torch.Tensor = ascend_moe.npu_moe_distribute_combine_v2(
+        sent[0], ids, sent[2], sent[4], weights, *place
+    )
+    return out
+
+
+@pytest.fixture(scope="module")
+def measured() -> Timeline:
+    with ascend_moe.LocalCluster(WORLD, window_mib=16) as cluster:
+        cluster.run(round_trip)
+        with ascend_moe.trace(title="a test") as recording:
+            cluster.run(round_trip)
+    return recording.timeline
+
+
+def test_every_rank_and_core_is_there(measured: Timeline) -> None:
+    assert measured.source == MEASURED and measured.dropped == 0
+    assert Counter((e.rank, e.phase) for e in measured.launches()) == {
+        (rank, op): 1 for rank in range(WORLD) for op in ("dispatch", "combine")
+    }
+    runs = stats.op_runs(measured)
+    assert [(run.name, run.ranks, run.cores) for run in runs] == [
+        ("dispatch", [0, 1], ascend_moe.native.core_count()),
+        ("combine", [0, 1], ascend_moe.native.core_count()),
+    ]
+    assert {"AlltoAllDispatch", "SetStatus", "WaitStatus", "LocalWindowCopy"} <= set(runs[0].phases)
+    for run in runs:
+        for core in range(run.cores):
+            own = [e for e in run.events if e.core == core and e.rank == 0 and e.name == timeline.PHASE]
+            for before, after in itertools.pairwise(own):
+                assert before.end_ns <= after.start_ns, "phases of a core follow each other"
+
+
+def test_times_lie_within_the_launch(measured: Timeline) -> None:
+    for event in measured.events:
+        assert event.ns >= 0 and event.pipe in timeline.PIPES
+        inside = [
+            e
+            for e in measured.launches()
+            if e.rank == event.rank and e.start_ns <= event.start_ns and event.end_ns <= e.end_ns
+        ]
+        assert inside, event
+
+
+def test_copies_of_rows_are_recorded_with_bytes_and_peer(measured: Timeline) -> None:
+    dispatch = stats.op_runs(measured)[0]
+    sent = [e for e in dispatch.events if e.phase == "AlltoAllDispatch" and e.pipe == "MTE3" and e.rank == 0]
+    rows = [e for e in sent if e.bytes == HIDDEN * 2]
+    assert len(rows) == BATCH * TOPK
+    generator = torch.Generator().manual_seed(0)
+    torch.randn(BATCH, HIDDEN, generator=generator)
+    ids = torch.rand(BATCH, EXPERTS, generator=generator).topk(TOPK).indices
+    assert sum(e.peer == 1 for e in rows) == int((ids >= EXPERTS // WORLD).sum())
+    assert {e.peer for e in rows} == {1, -1}
+
+
+def test_a_wait_is_tied_to_the_store_that_ended_it() -> None:
+    """Rank 0 comes late: what rank 1 waits for is rank 0's status."""
+
+    def late(rank: int, group_ep: str) -> None:
+        if rank == 0:
+            barrier.wait(20)
+            time.sleep(0.05)
+        else:
+            barrier.wait(20)
+        round_trip(rank, group_ep)
+
+    barrier = threading.Barrier(WORLD)
+    with ascend_moe.LocalCluster(WORLD, window_mib=16) as cluster:
+        with ascend_moe.trace() as recording:
+            cluster.run(late)
+    dispatch = stats.op_runs(recording.timeline)[0]
+    longest = stats.longest_waits(dispatch)[0]
+    assert (longest.wait.rank, longest.store.rank) == (1, 0)
+    assert longest.wait.ns > 25e6
+    assert longest.store.peer == 1 and longest.store.phase == "SetStatus"
+    assert longest.store.start_ns <= longest.seen_ns <= longest.wait.end_ns
+
+
+def test_nothing_is_recorded_outside() -> None:
+    with ascend_moe.LocalCluster(1, window_mib=16) as cluster:
+        cluster.run(lambda rank, group: round_trip(rank, group, 1))
+        with pytest.warns(UserWarning, match="no op ran"), ascend_moe.trace() as recording:
+            pass
+        cluster.run(lambda rank, group: round_trip(rank, group, 1))
+    assert recording.timeline.events == []
+
+
+def test_results_are_the_same_while_recording() -> None:
+    with ascend_moe.LocalCluster(WORLD, window_mib=16) as cluster:
+        plain = cluster.run(round_trip)
+        with ascend_moe.trace():
+            traced = cluster.run(round_trip)
+    assert all(torch.equal(a, b) for a, b in zip(plain, traced, strict=True))
+
+
+def test_too_many_events_are_counted() -> None:
+    with ascend_moe.LocalCluster(WORLD, window_mib=16) as cluster:
+        with ascend_moe.trace(limit=10) as recording:
+            cluster.run(round_trip)
+    assert len(recording.timeline.events) == 10 and recording.timeline.dropped > 100
+    assert "events were dropped" in trace_html.page(recording.timeline)
+
+
+def test_a_failed_body_keeps_its_events(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    with ascend_moe.LocalCluster(1, window_mib=16) as cluster:
+        with pytest.raises(KeyError, match="mine"), ascend_moe.trace(path):
+            cluster.run(lambda rank, group: round_trip(rank, group, 1))
+            raise KeyError("mine")
+    assert json.loads(path.read_text())["traceEvents"]
+    with warnings.catch_warnings(), ascend_moe.trace():  # and a new one can begin
+        warnings.simplefilter("ignore")
+
+
+def test_one_recording_at_a_time(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with ascend_moe.trace(tmp_path / "a.json"), ascend_moe.trace(tmp_path / "a.json"):
+            with pytest.raises(AscendMoeError, match=r"a\.json is going on in this process"):
+                with ascend_moe.trace(tmp_path / "b.json"):
+                    pass
+    assert not (tmp_path / "b.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [({"limit": 0}, "limit"), ({"path": "/nowhere/x.json"}, "path"), ({"html": "/"}, "html")],
+)
+def test_bad_arguments(arguments: dict[str, Any], named: str) -> None:
+    with pytest.raises(ArgumentError, match=named) as caught:
+        with ascend_moe.trace(**arguments):
+            pass
+    assert caught.value.details["argument"] == named
+
+
+def test_ranks_enter_it_each(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+
+    def body(rank: int, group: str) -> None:
+        with ascend_moe.trace(path):
+            round_trip(rank, group)
+
+    with ascend_moe.LocalCluster(WORLD, window_mib=16) as cluster:
+        cluster.run(body)
+    found = json.loads(path.read_text())
+    assert {event["pid"] for event in found["traceEvents"]} == {0, 1}
+
+
+# ---- trace JSON
+
+
+def check_chrome(document: dict[str, Any]) -> Counter[str]:
+    """Everything the trace-event format asks of the kinds that are used; returns how many there are."""
+    kinds: Counter[str] = Counter()
+    flows: dict[int, list[dict[str, Any]]] = {}
+    tracks: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    named = set()
+    for event in document["traceEvents"]:
+        kinds[event["ph"]] += 1
+        assert isinstance(event["pid"], int)
+        if event["ph"] == "M":
+            assert event["name"] in ("process_name", "process_sort_index", "thread_name", "thread_sort_index")
+            named.add((event["pid"], event["tid"]))
+            continue
+        assert isinstance(event["ts"], float) and event["ts"] >= 0 and event["name"]
+        if event["ph"] == "X":
+            assert event["dur"] >= 0
+            tracks.setdefault((event["pid"], event["tid"]), []).append(event)
+        elif event["ph"] in ("s", "f"):
+            flows.setdefault(event["id"], []).append(event)
+        else:
+            assert event["ph"] == "C" and all(value >= 0 for value in event["args"].values())
+    assert tracks.keys() <= named
+    for own in tracks.values():  # one after the other, or one in the other
+        spans = sorted(
+            ((round(e["ts"] * 1000), round(e["dur"] * 1000)) for e in own), key=lambda s: (s[0], -s[1])
+        )
+        ends: list[int] = []
+        for start, length in spans:
+            while ends and ends[-1] <= start:
+                ends.pop()
+            assert not ends or start + length <= ends[-1]
+            ends.append(start + length)
+    for pair in flows.values():
+        start, finish = sorted(pair, key=lambda e: e["ph"], reverse=True)
+        assert (start["ph"], finish["ph"], finish["bp"]) == ("s", "f", "e")
+        assert start["ts"] <= finish["ts"] + 1e-3
+        for end in (start, finish):
+            assert any(
+                e["ts"] <= end["ts"] <= e["ts"] + e["dur"] for e in tracks[(end["pid"], end["tid"])]
+            ), "an arrow ends in a slice"
+    return kinds
+
+
+def test_trace_json_keeps_the_format(measured: Timeline, tmp_path: Path) -> None:
+    chrome.write(measured, tmp_path / "t.json")
+    document = json.loads((tmp_path / "t.json").read_text())
+    kinds = check_chrome(document)
+    assert kinds["X"] > 100 and kinds["s"] == kinds["f"] and kinds["C"] > 0
+    assert document["otherData"]["source"] == MEASURED
+    names = {e["args"]["name"] for e in document["traceEvents"] if e["name"] == "process_name"}
+    assert names == {f"rank {rank} ({MEASURED})" for rank in range(WORLD)}
+
+
+def crafted() -> Timeline:
+    """Two ranks of one core: rank 1 waits 40 ns for rank 0's status, twice under one flow number."""
+    return Timeline(
+        PREDICTED,
+        [
+            Event(0, 0, "S", "launch", "dispatch", 0, 100),
+            Event(1, 0, "S", "launch", "dispatch", 0, 120),
+            Event(0, 0, "S", "GetValue", "Send", 0, 50),
+            Event(0, 0, "MTE3", "DataCopy UB->GM", "Send", 40, 60, 64, 1, flow=7),
+            Event(0, 0, "S", "GetValue", "Copy", 60, 100),
+            Event(1, 0, "S", "GetValue", "Send", 0, 20),
+            Event(1, 0, "S", "wait", "Send", 20, 70, flow=7),
+            Event(1, 0, "MTE2", "DataCopy GM->UB", "Copy", 70, 120, 1000, 0),
+            Event(1, 0, "S", "GetValue", "Copy", 70, 75),
+        ],
+        "crafted",
+    )
+
+
+def test_phases_are_derived_where_an_engine_gives_none() -> None:
+    phases = [e for e in timeline.with_phases(crafted().events) if e.name == timeline.PHASE]
+    assert {(e.rank, e.phase, e.start_ns, e.end_ns) for e in phases} == {
+        (0, "Send", 0, 60),
+        (0, "Copy", 60, 100),
+        (1, "Send", 0, 70),
+        (1, "Copy", 70, 120),
+    }
+
+
+def test_numbers_of_a_known_timeline() -> None:
+    (run,) = stats.op_runs(crafted())
+    assert (run.ns, run.phases) == (120, ["Send", "Copy"])
+    send, copy = stats.phase_rows(run)
+    assert (send.working, send.worst, send.wait, send.bytes) == ((60 + 20) / 2, 60, 25, 32)
+    assert (copy.working, copy.worst, copy.wait) == ((40 + 50) / 2, 50, 0)
+    (waited,) = stats.longest_waits(run)
+    assert (waited.wait.rank, waited.wait.ns, waited.store.rank) == (1, 50, 0)
+    kinds = check_chrome(chrome.document(crafted()))
+    assert kinds["s"] == 1
+
+
+def test_bends() -> None:
+    """A picture of the points that are left is the picture of all."""
+    values = [0, 0, 0, 1, 1, 1, 0.5, 0, 0]
+    assert trace_picture.bends(values) == [(0, 0), (2, 0), (3, 1), (5, 1), (6, 0.5), (7, 0), (8, 0)]
+    assert trace_picture.bends([1]) == [(0, 1)]
+
+
+def test_intervals() -> None:
+    assert stats.merged([(5, 6), (0, 2), (1, 3), (4, 4)]) == [(0, 3), (5, 6)]
+    assert stats.without([(0, 10)], [(2, 3), (9, 12), (-1, 1)]) == [(1, 2), (3, 9)]
+    covered = trace_picture.coverage([(0, 10), (5, 10), (20, 30)], 0, 40, 8)
+    assert covered.tolist() == [1, 2, 0, 0, 1, 1, 0, 0]
+
+
+# ---- pictures
+
+
+@pytest.mark.parametrize("which", ["measured", "crafted"])
+def test_page_stands_alone(measured: Timeline, which: str) -> None:
+    import xml.etree.ElementTree as ElementTree
+
+    shown = measured if which == "measured" else crafted()
+    page = trace_html.page(shown)
+    assert not re.search(r"(src|href)\s*=|https?://(?!www\.w3\.org)|<script|@import|url\((?!#)", page)
+    assert page.count(shown.source) >= 2
+    svg = trace_picture.svg(shown)
+    root = ElementTree.fromstring(svg)
+    texts = [element.text or "" for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert shown.source in texts and "rank 1" in texts
+    if which == "crafted":
+        assert any("waited 0.1 µs for rank 0" in text for text in texts)
+
+
+def test_hostile_titles_are_escaped() -> None:
+    shown = crafted()
+    shown.title = "<script>alert(1)</script>&'\""
+    assert "<script>" not in trace_html.page(shown)
+
+
+# ---- the command
+
+
+def test_command_writes_all_three(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from ascend_moe import _text
+
+    names = {kind: tmp_path / f"t.{kind}" for kind in ("json", "html", "svg")}
+    argv = ["-p", "tiny", "--ranks", "4", "--bs", "4", "--repeat", "3", "--out", str(names["json"])]
+    code = _text.run("trace", [*argv, "--html", str(names["html"]), "--svg", str(names["svg"])])
+    printed = capfd.readouterr().out
+    assert code == 0 and f"[{MEASURED}]" in printed and "LocalWindowCopy" in printed
+    document = json.loads(names["json"].read_text())
+    check_chrome(document)
+    ops = [e["name"] for e in document["traceEvents"] if e.get("cat") == "phase" and e["tid"] == 0]
+    assert Counter(ops) == {"dispatch": 4, "combine": 4}, "one round of those recorded"
+    assert names["html"].read_text().startswith("<!doctype html>")
+    assert names["svg"].read_text().startswith("<svg")
+
+
+def test_command_shows_one_op(capfd: pytest.CaptureFixture[str]) -> None:
+    from ascend_moe import _text
+
+    assert (
+        _text.run("trace", ["-p", "tiny", "--bs", "4", "--repeat", "1", "--op", "combine", "--out", "-"]) == 0
+    )
+    printed = capfd.readouterr().out
+    assert "combine:" in printed and "dispatch:" not in printed
+
+
+@pytest.mark.parametrize(
+    "argv", [["--bs", "0"], ["--out", "/nowhere/t.json"], ["-p", "gpt"], ["--soc", "H100"]]
+)
+def test_command_refuses(argv: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    from ascend_moe import _text
+
+    assert _text.run("trace", ["-p", "tiny", *argv]) == 2
+    assert capfd.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("algorithm", ["direct", "zero-copy"])
+def test_other_algorithms(algorithm: str) -> None:
+    shape = {"hidden": 1024, "experts": 8, "topk": 4, "batch": 4, "repeat": 3, "pick": "fastest"}
+    found = roundtrip.measured(roundtrip.TraceRequest(algorithm=algorithm, **shape))  # type: ignore[arg-type]
+    dispatch, combine = stats.op_runs(found)
+    assert "PublishRows" in dispatch.phases and "SumRows" in combine.phases
+    assert "the fastest one" in found.details["rounds"]
+
+
+@pytest.mark.parametrize("algorithm", ["window", "direct", "cann-style"])
+def test_predicted(algorithm: str) -> None:
+    shape = {"hidden": 2048, "experts": 8, "topk": 4, "batch": 8}
+    request = roundtrip.TraceRequest(algorithm=algorithm, **shape)  # type: ignore[arg-type]
+    found = roundtrip.predicted(request, "Ascend910_9391")
+    assert found.source == PREDICTED and found.title.startswith("Ascend910_9391, ")
+    runs = stats.op_runs(found)
+    assert [run.name for run in runs] == ["dispatch", "combine"]
+    assert all((run.ranks, run.cores) == ([0, 1], 48) for run in runs)
+    assert runs[0].end_ns < runs[1].start_ns
+    kinds = check_chrome(chrome.document(found))
+    assert kinds["X"] > 100 and kinds["C"] > 0
+    pipes = {event.pipe for event in found.events}
+    assert {"S", "V", "MTE2", "MTE3"} <= pipes
+
+
+def test_bad_requests() -> None:
+    with pytest.raises(ArgumentError, match="cann-style is predicted alone"):
+        roundtrip.measured(roundtrip.TraceRequest(algorithm="cann-style"))
+    with pytest.raises(ArgumentError, match="algorithm is 'push'"):
+        roundtrip.TraceRequest(algorithm="push")
+
+
+# ---- processes
+
+RANK = """
+import sys
+import torch.distributed as dist
+sys.path.insert(0, {tests!r})
+import ascend_moe, test_trace
+dist.init_process_group("gloo")
+group = ascend_moe.comm_name(dist.group.WORLD)
+test_trace.round_trip(dist.get_rank(), group)
+with ascend_moe.trace({path!r}, html={html!r}) as recording:
+    test_trace.round_trip(dist.get_rank(), group)
+print(dist.get_rank(), len(recording.timeline.ranks))
+ascend_moe.close(group)
+dist.destroy_process_group()
+"""
+
+
+def test_under_torchrun_rank_0_puts_them_together(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    script = tmp_path / "rank.py"
+    tests = str(Path(__file__).parent)
+    script.write_text(RANK.format(tests=tests, path=str(path), html=str(tmp_path / "t.html")))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n")) == ["", "0 2", "1 1"]
+    document = json.loads(path.read_text())
+    check_chrome(document)
+    assert {event["pid"] for event in document["traceEvents"]} == {0, 1}
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["rank.py", "t.html", "t.json"]
+
+
+def test_rank_0_says_who_left_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "0.2")
+    path = tmp_path / "t.json"
+    (tmp_path / "t.json.rank2").write_text('{"dropped": 0, "events": []}')
+    with pytest.warns(UserWarning) as caught, ascend_moe.trace(path):
+        pass
+    assert any("ranks [1] have left no t.json.rank<r>" in str(one.message) for one in caught)
+    assert path.exists()
+    (tmp_path / "t.json.rank1").write_text("{")
+    with pytest.raises(AscendMoeError, match=r"t\.json\.rank1 is no part of a trace"), ascend_moe.trace(path):
+        pass

@@ -1,0 +1,347 @@
+"""`ascend-moe validate`: passes on sound ranks, says where it is wrong, as threads and under torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ascend_moe
+from ascend_moe import _text, errors, reference, validate
+from ascend_moe.cli import validate as validate_cli
+from ascend_moe.validate import devices
+from ascend_moe.validate import run as validate_run
+from ascend_moe.validate.bad import BAD
+from ascend_moe.validate.cases import Case, build, matrix
+
+FEW = [
+    Case("plain", 2, ids="distinct"),
+    Case("int8", 2, quant="int8", contract=2, batches="zero rank"),
+    Case("bad", 2, fault="bad id"),
+]
+FEW_V2 = [Case("plain", 2, ids="distinct", contract=2)]
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HCCL_BUFFSIZE", "64")
+    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "10")
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_everything_passes(world: int) -> None:
+    outcome = validate.threads(world)
+    assert outcome.ok, validate.text(outcome)
+    assert len({one.rank for one in outcome.results}) == world
+    # One line of errors for each bad call, faulty routing, and a sound call at the end.
+    bad = sum(one.least_world <= world for one in BAD)
+    assert sum(one.op == "errors" and one.rank == 0 for one in outcome.results) >= bad + 1
+    assert "PASS: " in validate.text(outcome)
+
+
+def test_matrix_has_what_it_promises() -> None:
+    cases = matrix(4)
+    for name, values in {
+        "dtype": {"bf16", "fp16", "fp32"},
+        "quant": {"none", "int8", "smooth"},
+        "contract": {1, 2},
+        "mask": {"none", "prefix", "token", "pair", "nobody"},
+        "ids": {"distinct", "any", "minus", "hot", "duplicates"},
+        "batches": {"equal", "unequal", "zero rank", "one rank only", "no tokens"},
+        "nums_type": {0, 1},
+        "tp": {0, 1},
+        "shared": {0, 2, 3},
+        "odd": {False, True},
+        "tail": {False, True},
+        "fault": {"none", "bad id", "overflow"},
+        "global_bs": {False, True},
+    }.items():
+        assert {getattr(case, name) for case in cases} >= values, name
+    modes = {(case.contract, case.dtype, case.quant) for case in cases}
+    assert len(modes) == 18
+    assert len(matrix(4, extra=3)) == len(matrix(4, extra=0)) + 3
+    assert {case.dtype for case in matrix(2, dtypes=("bf16",))} == {"bf16"}
+
+
+def test_cases_are_what_their_names_say() -> None:
+    for case in matrix(4):
+        inputs = build(case)
+        fault = reference.check(inputs, case.experts, case.given_global_bs)
+        assert (fault is None) == (case.fault == "none"), case
+        batches = [len(one.x) for one in inputs]
+        ids = torch.cat([one.expert_ids.reshape(-1) for one in inputs])
+        if case.batches == "zero rank":
+            assert 0 in batches
+        if case.ids == "minus" and case.batches != "no tokens" and ids.numel() > 200:
+            assert (ids == -1).any()
+        if case.ids == "duplicates":
+            assert any(len(set(row)) < len(row) for one in inputs for row in one.expert_ids.tolist())
+        again = build(case)
+        for one, other in zip(inputs, again, strict=True):
+            assert torch.equal(one.x.nan_to_num(7), other.x.nan_to_num(7))
+            assert torch.equal(one.expert_ids, other.expert_ids)
+    assert build(replace(FEW[0], seed=1))[0].x.ne(build(FEW[0])[0].x).any()
+
+
+def wrong(monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[..., Any]) -> None:
+    """An operator that does something else on rank 1."""
+    sound = getattr(ascend_moe, name)
+
+    def op(*args: Any, **kwargs: Any) -> Any:
+        out = sound(*args, **kwargs)
+        rank = kwargs["ep_rank_id"] if not args else args[4] if "dispatch" in name else args[7]
+        return change(out) if rank == 1 else out
+
+    monkeypatch.setattr(ascend_moe, name, op)
+
+
+def flip(rows: torch.Tensor) -> torch.Tensor:
+    rows = rows.clone()
+    if len(rows):
+        rows.view(torch.uint8)[-1, -1] ^= 1
+    return rows
+
+
+def test_one_wrong_bit_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong(monkeypatch, "npu_moe_distribute_combine", flip)
+    outcome = validate.threads(2, FEW)
+    assert not outcome.ok
+    bad = [one for one in outcome.results if not one.ok]
+    # Also the sound call after all errors.
+    assert {(one.op, one.rank) for one in bad} == {("combine", 1), ("errors", 1)}
+    said = validate.text(outcome)
+    assert "combine on rank 1: token 4" in said and "FAIL: " in said
+    assert outcome.as_dict()["wrong"][0]["rank"] == 1
+
+
+def test_wrong_counts_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def change(out: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return (*out[:3], out[3] + 1, *out[4:])
+
+    wrong(monkeypatch, "npu_moe_distribute_dispatch_v2", change)
+    bad = [one for one in validate.threads(2, FEW).results if not one.ok]
+    assert {(one.op, one.mode, one.rank) for one in bad} == {("dispatch", "V2 bf16 int8", 1)}
+    assert "expert_token_nums" in bad[0].text
+
+
+@pytest.mark.parametrize(("world", "share"), [(2, 1), (3, 1), (3, 2), (4, 2)])
+def test_several_servers_pass(world: int, share: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As between A2 servers: V2's third tensor is expand_idx there and compared as that; the text says so."""
+    monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", str(share))
+    outcome = validate.threads(world, matrix(world, extra=4))
+    assert outcome.ok, validate.text(outcome)
+    said = validate.text(outcome)
+    assert f"several servers (ranks a server: {share})" in said and "begins with expand_idx" in said
+    assert outcome.as_dict()["ranks_per_server"] == share
+
+
+def test_one_server_has_triples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", "2")  # of 2
+    outcome = validate.threads(2, FEW_V2)
+    assert outcome.ok and "expand_idx" not in validate.text(outcome)
+
+
+@pytest.mark.parametrize("share", ["0", "1"])
+def test_a_wrong_third_tensor_is_found(share: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", share)
+    real = validate_run._dispatch
+
+    def dispatch(place: validate_run.Place, case: Case, one: reference.RankInput) -> Any:
+        sent = list(real(place, case, one))
+        if place.rank == 1 and case.contract == 2:
+            third, sent[2] = sent[2], sent[2].clone()
+            sent[2][1] += 1
+            good[place.rank] = third
+        return tuple(sent)
+
+    def combine(place: validate_run.Place, case: Case, one: Any, rows: Any, sent: Any) -> Any:
+        if place.rank in good and case.contract == 2:
+            sent = (*sent[:2], good[place.rank], *sent[3:])
+        return called(place, case, one, rows, sent)
+
+    good: dict[int, torch.Tensor] = {}
+    called = validate_run._combine
+    monkeypatch.setattr(validate_run, "_dispatch", dispatch)
+    monkeypatch.setattr(validate_run, "_combine", combine)
+    bad = [one for one in validate.threads(2, FEW_V2).results if not one.ok]
+    assert {(one.op, one.rank, one.case) for one in bad} == {("dispatch", 1, "plain")}
+    named = "expand_idx[1] (token 0, k 1" if share == "1" else "assist_info_for_combine, the triple of row 0"
+    assert named in bad[0].text
+    said = validate.text(validate.threads(2, FEW_V2))
+    assert "dispatch, V2 bf16, _text, rank 1:" in said and "Case(" not in said
+
+
+def test_under_torchrun_on_several_servers(tmp_path: Path) -> None:
+    env = {"ASCEND_MOE_RANKS_PER_SERVER": "1"}
+    done = torchrun(tmp_path, "validate", "--device", "cpu", "--extra", "0", "--dtypes", "bf16", **env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "several servers (ranks a server: 1)" in done.stdout and done.stdout.count("PASS: ") == 1
+
+
+def test_an_error_that_does_not_come_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = ascend_moe.npu_moe_distribute_dispatch
+
+    def op(*args: Any, **kwargs: Any) -> Any:
+        return None if kwargs.get("quant_mode") == 7 else real(*args, **kwargs)
+
+    monkeypatch.setattr(ascend_moe, "npu_moe_distribute_dispatch", op)
+    bad = [one for one in validate.threads(2, []).results if not one.ok]
+    assert {one.case for one in bad} == {"quant_mode 7"} and "raised nothing" in bad[0].text
+
+
+def test_a_rank_that_stops_fails_and_nothing_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = validate_run._dispatch
+
+    def dispatch(place: validate_run.Place, case: Case, one: reference.RankInput) -> Any:
+        if place.rank == 1 and case.name == "int8":
+            raise errors.ArgumentError("rank 1 has had enough", argument="x")
+        return real(place, case, one)
+
+    monkeypatch.setattr(validate_run, "_dispatch", dispatch)
+    outcome = validate.threads(2, FEW)
+    assert not outcome.ok and len(outcome.stopped) == 2
+    said = validate.text(outcome)
+    assert "rank 1 has had enough" in said and "rank 1 stopped after" in said and "FAIL" in said
+
+
+def test_an_error_of_the_runtime_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch_npu raises plain RuntimeErrors with CANN's codes."""
+
+    def dispatch(place: validate_run.Place, case: Case, one: reference.RankInput) -> Any:
+        raise RuntimeError("call aclnnAscendMoeDistributeDispatch failed, error code is 561002")
+
+    monkeypatch.setattr(validate_run, "_dispatch", dispatch)
+    outcome = validate.threads(2, FEW)
+    assert not outcome.ok and "561002" in validate.text(outcome)
+
+
+def test_no_results_are_no_pass() -> None:
+    assert not validate.Outcome(2, "cpu", 0, 0.0, []).ok
+
+
+# ---- the command
+
+
+def test_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _text.run("validate", ["-r", "2", "--extra", "0", "--device", "cpu"]) == 0
+    said = capsys.readouterr().out
+    assert "cpu, 2 ranks as threads" in said and "dispatch  V2 bf16 int8 smooth" in said
+    assert "InvalidExpertId" in said and said.isascii()
+
+
+def test_command_fails_on_a_difference(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong(monkeypatch, "npu_moe_distribute_combine_v2", flip)
+    assert _text.run("validate", ["-r", "2", "--extra", "0", "--device", "cpu", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["ok"] is False and {one["rank"] for one in found["wrong"]} == {1}
+    assert {one["mode"] for one in found["counts"] if one["wrong"]} >= {"V2 bf16", "V2 fp32 int8"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["--dtypes", "fp8"], "'fp8' is none of bf16, fp16, fp32"),
+        (["--device", "gpu"], "device is 'gpu'; need one of auto, npu, cpu"),
+        (["--ranks", "65"], "--ranks 65 must be in 1..64"),
+        (["-r", "0"], "--ranks 0 must be in 1..64"),
+        (["-r", "0", "--bringup"], "--ranks 0 must be in 1..64"),
+    ],
+)
+def test_command_refuses(argv: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _text.run("validate", argv) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_no_npu_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(devices, "_npu", lambda: (None, "torch_npu is not installed"))
+    assert _text.run("validate", ["--device", "npu"]) == 2
+    assert "there is no NPU: torch_npu is not installed" in capsys.readouterr().err
+    assert devices.find("auto").kind == "cpu"
+
+
+def torchrun(tmp_path: Path, *argv: str, ranks: int = 2, **env: str) -> subprocess.CompletedProcess[str]:
+    head = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    return subprocess.run(
+        [*head, "-m", "ascend_moe", *argv],
+        cwd=tmp_path,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+
+
+def test_under_torchrun(tmp_path: Path) -> None:
+    done = torchrun(tmp_path, "validate", "--device", "cpu", "--extra", "0", ranks=3)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "cpu, 3 processes, gloo" in done.stdout and done.stdout.count("PASS: ") == 1
+
+
+def test_ranks_run_this_package_and_no_other_in_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoy = tmp_path / "ascend_moe"
+    decoy.mkdir()
+    (decoy / "__init__.py").write_text("raise SystemExit('the wrong package')")
+    monkeypatch.chdir(tmp_path)
+    assert (
+        validate_cli.torchrun(2, ["validate", "--device", "cpu", "--extra", "0", "--dtypes", "fp32"], {}) == 0
+    )
+
+
+def test_two_servers_by_the_script_of_the_examples(tmp_path: Path) -> None:
+    """Both on this machine, without NPUs."""
+    script = Path(__file__).resolve().parents[2] / "examples" / "cluster" / "servers.sh"
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = str(probe.getsockname()[1])
+    env = {"SERVERS": "2", "RANKS": "1", "DEVICE": "cpu", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    servers = [
+        subprocess.Popen(
+            ["bash", str(script)],
+            env={**os.environ, **env, "PYTHON": sys.executable, "SERVER": str(number)},
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for number in range(2)
+    ]
+    said = [server.communicate(timeout=240)[0] for server in servers]
+    assert [server.returncode for server in servers] == [0, 0], said
+    assert "cpu, 2 processes, gloo" in said[0] and "PASS: " in said[0] and "PASS" not in said[1]
+
+
+def test_without_typer_and_rich(tmp_path: Path) -> None:
+    """The machine that has torch and nothing else."""
+    for name in ("typer", "rich", "click"):
+        (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError('no {name}', name={name!r})\n")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    for argv in (["validate", "-r", "2", "--extra", "0"], ["plan"], ["doctor"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "ascend_moe", *argv], env=env, capture_output=True, text=True, timeout=200
+        )
+        assert "Traceback" not in done.stderr + done.stdout, done.stderr
+        assert done.returncode in (0, 1) and len(done.stdout.splitlines()) > 10, done.stderr
+    for argv, start in (
+        (["--help"], "ascend-moe needs typer, which is not installed: pip install 'ascend_moe[cli]'"),
+        ([], "ascend-moe needs typer"),
+        (["run", "-p", "tiny"], "ascend-moe run needs typer"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "ascend_moe", *argv], env=env, capture_output=True, text=True, timeout=200
+        )
+        assert done.returncode == 1 and done.stderr.startswith(start), done.stderr
+        assert [line.split()[0] for line in done.stderr.splitlines()[2:]] == list(_text.COMMANDS)

@@ -1,0 +1,377 @@
+"""Every set of bad arguments gets its typed error, in one line with the rule's numbers, and does no harm."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import bad_arguments
+import pytest
+import soak_rows
+import torch
+from bad_call import BS, DTYPES, OPS, Bad, E, H, K
+from soak_rows import Tally
+
+import ascend_moe
+from ascend_moe import comm
+from ascend_moe.errors import AscendMoeError, CommError, WindowTooSmall
+from ascend_moe.native import library
+
+pytestmark = pytest.mark.asan
+
+OP = {op: getattr(ascend_moe, f"npu_moe_distribute_{op}") for op in OPS}
+
+
+@pytest.fixture(autouse=True)
+def settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "5")
+    monkeypatch.setenv("HCCL_BUFFSIZE", "1")
+    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", "2")
+
+
+class Calls:
+    """Valid arguments of the four ops on one rank, and their known results."""
+
+    def __init__(self, world: int, rank: int, group_ep: str) -> None:
+        gen = torch.Generator().manual_seed(rank)
+        place = {"group_ep": group_ep, "ep_world_size": world, "ep_rank_id": rank, "moe_expert_num": E}
+        # Distinct ids, rows for every rank.
+        ids = (5 * torch.arange(BS * K) % E).to(torch.int32).view(BS, K)
+        x = torch.randn(BS, H, generator=gen).to(torch.bfloat16)
+        weights = torch.rand(BS, K, generator=gen)
+        self.valid: dict[str, dict[str, Any]] = {}
+        for op, index in [("dispatch", "expand_idx"), ("dispatch_v2", "assist_info_for_combine")]:
+            self.valid[op] = {"x": x, "expert_ids": ids, **place}
+            out = OP[op](**self.valid[op])
+            back = {"expand_x": out[0], "expert_ids": ids, index: out[2], "ep_send_counts": out[4]}
+            self.valid[op.replace("dispatch", "combine")] = {**back, "expert_scales": weights, **place}
+        self.results = {op: self.run(op) for op in OP}
+        # No expert has changed the rows: every token comes back as often as its weights say.
+        sums = sum(x.float() * weights[:, k, None] for k in range(K))
+        assert torch.equal(self.results["combine"][0], sums.to(torch.bfloat16))
+        assert torch.equal(self.results["combine_v2"][0], self.results["combine"][0])
+
+    def run(self, op: str, **changes: Any) -> tuple[torch.Tensor, ...]:
+        out = OP[op](**{**self.valid[op], **changes})
+        return out if isinstance(out, tuple) else (out,)
+
+    def still_right(self, op: str) -> bool:
+        got, want = self.run(op), self.results[op]
+        if len(got) == 1:
+            return torch.equal(got[0], want[0])
+        rows = int(want[4][-1])
+        index = 3 * rows if op == "dispatch_v2" else BS * K
+        ends = {0: rows, 2: index, 3: None, 4: None, 5: None}
+        return all(torch.equal(got[i][:end], want[i][:end]) for i, end in ends.items())
+
+
+def epoch(group_ep: str, world: int, rank: int) -> int:
+    """The word in this rank's window that every op counts up."""
+    layout = (ctypes.c_uint64 * 3)()
+    library.lib().am_window_layout(world, layout)
+    cluster = comm.local_cluster.find(group_ep)
+    assert cluster is not None and cluster._windows is not None
+    return ctypes.c_uint32.from_address(cluster._windows._bases[rank] + layout[1] + 4).value
+
+
+def faults(bad: Bad, error: BaseException | None, last: bool) -> Iterator[str]:
+    """What is wrong with the outcome of a bad call, in words."""
+    if bad.raised_by == "last" and not last:
+        if error is not None:
+            yield f"raised {error!r} where nothing is wrong"
+        return
+    if type(error) is not bad.error:
+        yield f"got {error!r}"
+        return
+    assert isinstance(error, AscendMoeError)
+    text = str(error)
+    if "\n" in text or len(text) > 400:
+        yield f"not one line: {text!r}"
+    for name, value in bad.fields.items():
+        if getattr(error, name, None) != value:
+            yield f".{name} is {getattr(error, name, None)!r}, not {value!r}: {text}"
+    missing = [word for word in (*bad.words, bad.fields.get("argument", "")) if word not in text]
+    if missing:
+        yield f"{missing} not in {text!r}"
+
+
+@pytest.mark.row("invalid arguments")
+@pytest.mark.parametrize("world", soak_rows.pick([1, 2], [1, 2, 3, 4, 6]))
+def test_every_set_has_its_error_and_a_valid_call_succeeds_after_it(world: int, tally: Tally) -> None:
+    table = bad_arguments.table(world)
+    assert len(table) >= 500
+
+    def rank_body(rank: int, group_ep: str) -> list[str]:
+        calls, last, found = Calls(world, rank, group_ep), rank == world - 1, []
+        for bad in table:
+            before, error = epoch(group_ep, world, rank), None
+            try:
+                OP[bad.op](**bad.apply(calls.valid[bad.op], last))
+            except CommError:
+                raise  # the ranks are out of step: nothing that follows means anything
+            except Exception as raised:
+                error = raised
+            found += [f"{bad.op}, {bad.label}: {fault}" for fault in faults(bad, error, last)]
+            if bad.raised_by == "each" and epoch(group_ep, world, rank) != before:
+                found.append(f"{bad.op}, {bad.label}: the window was touched")
+            if not calls.still_right(bad.op):
+                found.append(f"{bad.op}, {bad.label}: the valid call after it went wrong")
+        return found
+
+    with ascend_moe.LocalCluster(world) as cluster:
+        for found in cluster.run(rank_body):
+            assert not found, "\n".join(found)
+    for bad in table:
+        tally.count(bad.error.__name__)
+
+
+def test_what_needs_no_gradient_or_layout_of_its_own_works() -> None:
+    """Tensors that only look unusual."""
+
+    def rank_body(rank: int, group_ep: str) -> None:
+        calls = Calls(1, rank, group_ep)
+        x, ids = calls.valid["dispatch"]["x"], calls.valid["dispatch"]["expert_ids"]
+        shifted = torch.cat([x.new_zeros(1), x.flatten()])[1:].view(BS, H)
+        wide = torch.zeros(BS, 2 * K, dtype=torch.int32)
+        wide[:, ::2] = ids
+        unusual: list[dict[str, Any]] = [
+            {"x": x.t().contiguous().t()},
+            {"x": shifted},
+            {"x": torch._neg_view(-x)},
+            {"x": x.clone().requires_grad_()},
+            {"x": torch.nn.Parameter(x.clone())},
+            {"expert_ids": wide[:, ::2]},
+            {"ep_rank_id": False, "ep_world_size": True},
+            {"group_tp": "anything"},
+            {"x_active_mask": torch.ones(BS, dtype=torch.bool).expand(BS)},
+            {"x_active_mask": torch.ones(1, 1, dtype=torch.bool).expand(BS, K)},
+            {"global_bs": BS},
+        ]
+        for changes in unusual:
+            got = calls.run("dispatch", **changes)
+            rows = int(got[4][-1])
+            assert torch.equal(got[0][:rows], calls.results["dispatch"][0][:rows]), changes
+        counts = calls.valid["combine"]["ep_send_counts"]
+        combined: list[dict[str, Any]] = [
+            {"tp_send_counts": torch.empty(1, dtype=torch.int32), "expand_scales": torch.empty(0)},
+            {"ep_send_counts": torch.cat([counts, torch.full((9,), -7, dtype=torch.int32)])},
+            {"expert_scales": calls.valid["combine"]["expert_scales"].requires_grad_()},
+            {"expand_x": calls.valid["combine"]["expand_x"].clone().requires_grad_()},
+            {"group_list_type": 2, "tp_world_size": 1},
+        ]
+        for changes in combined:
+            assert torch.equal(calls.run("combine", **changes)[0], calls.results["combine"][0]), changes
+
+    with ascend_moe.LocalCluster(1) as cluster:
+        cluster.run(rank_body)
+
+
+def torch_refuses(op: str) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """What torch's own schema check refuses before the op runs: (what, changes, word of the message)."""
+    schema = getattr(torch.ops.ascend_moe, f"npu_moe_distribute_{op}").default._schema
+    wrong: dict[str, list[Any]] = {
+        "int": [1.0, 1.5, "1", [1], 2**63, -(2**63) - 1, object()],
+        "str": [1, ["name"], "\ud800"],
+        "Tensor": [[[1, 2]], 3, "tensor", torch.ones(2).numpy()],
+    }
+    for argument in schema.arguments:
+        kind = next(kind for kind in wrong if kind in str(argument.type) or kind == "Tensor")
+        for value in wrong[kind]:
+            yield f"{argument.name}={value!r:.20}", {argument.name: value}, argument.name
+        if kind != "Tensor" and not argument.has_default_value():
+            yield f"{argument.name}=None", {argument.name: None}, argument.name
+    yield "an unknown argument", {"no_such_argument": 1}, "no_such_argument"
+
+
+def test_python_types_are_refused_by_torch() -> None:
+    """Errors of torch's, not ours: TypeError or RuntimeError, naming the argument; a valid call follows."""
+    counted = 0
+
+    def rank_body(rank: int, group_ep: str) -> None:
+        nonlocal counted
+        calls = Calls(1, rank, group_ep)
+        for op in OP:
+            for label, changes, word in torch_refuses(op):
+                with pytest.raises((TypeError, RuntimeError)) as caught:
+                    calls.run(op, **changes)
+                assert not isinstance(caught.value, AscendMoeError), label
+                assert word in str(caught.value), f"{op}, {label}: {caught.value}"
+                counted += 1
+            for name in list(calls.valid[op]):
+                rest = {key: value for key, value in calls.valid[op].items() if key != name}
+                with pytest.raises((TypeError, RuntimeError), match=name):
+                    OP[op](**rest)
+                counted += 1
+            assert calls.still_right(op)
+
+    with ascend_moe.LocalCluster(1) as cluster:
+        cluster.run(rank_body)
+    assert counted >= 300
+
+
+def test_meta_tensors_take_any_of_it_without_harm() -> None:
+    """Shape inference on nonsense raises typed errors or infers; sizes never overflow."""
+
+    def to_meta(value: Any) -> Any:
+        return value.to("meta") if isinstance(value, torch.Tensor) else value
+
+    def rank_body(rank: int, group_ep: str) -> Counter[str]:
+        calls, outcomes = Calls(2, rank, group_ep), Counter[str]()
+        for bad in bad_arguments.table(2):
+            if "sparse" in bad.label:
+                continue
+            arguments = bad.apply(calls.valid[bad.op], last=True)
+            try:
+                OP[bad.op](**{name: to_meta(value) for name, value in arguments.items()})
+                outcomes["inferred"] += 1
+            except AscendMoeError as error:
+                assert "\n" not in str(error)
+                outcomes["ours"] += 1
+            except RuntimeError as error:
+                # Sizes below zero, dtypes that no tensor has.
+                assert "negative dimension" in str(error) or "dtype" in str(error), f"{bad.label}: {error}"
+                outcomes["torch's"] += 1
+        assert calls.still_right("dispatch")
+        return outcomes
+
+    with ascend_moe.LocalCluster(2) as cluster:
+        outcomes = cluster.run(rank_body)[0]
+    assert outcomes["ours"] > 100
+
+
+# ---- windows that are too small
+
+
+def needed(world: int, max_bs: int, topk: int, experts: int, hidden: int, size: int, contract: int) -> int:
+    """MiB of a round trip without quantisation, computed afresh: what dispatch or combine fills, if more."""
+    capacity = max_bs * min(topk, experts // world)
+    up = [
+        -(-n // 512) * 512
+        for n in (capacity * (hidden * size + 32 * (contract == 2)), capacity * hidden * size)
+    ]
+    half = world * max(up[0], up[1] if contract == 1 else 0)
+    if contract == 2:
+        half = max(half, -(-max_bs * topk * hidden * size // 512) * 512)
+    return -(-2 * half // 2**20)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("max_bs", "topk", "hidden", "dtype"),
+    [
+        (4096, 2, 48, "bfloat16"),
+        (257, 5, 1024, "float32"),
+        (4000, 2, 112, "float16"),
+        (512, 1, 2048, "bfloat16"),
+    ],
+)
+def test_window_too_small_says_how_many_mib_to_export(
+    world: int, max_bs: int, topk: int, hidden: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dispatch at the size that it names works, at 1 MiB less it does not."""
+    experts = world * 5
+
+    def rank_body(rank: int, group_ep: str, op: str, global_bs: int) -> int:
+        x = torch.ones(2, hidden, dtype=DTYPES[dtype])
+        ids = torch.full((2, topk), -1, dtype=torch.int32)
+        ids[:, 0] = rank
+        place = (group_ep, world, rank, experts)
+        return int(OP[op](x, ids, *place, global_bs=global_bs)[4][-1])
+
+    for op, contract in (("dispatch", 1), ("dispatch_v2", 2)):
+        want = needed(world, max_bs, topk, experts, hidden, DTYPES[dtype].itemsize, contract)
+        assert want > 1
+        for mib in (want - 1, want):
+            monkeypatch.setenv("HCCL_BUFFSIZE", str(mib))
+            with ascend_moe.LocalCluster(world) as cluster:
+                if mib == want:
+                    rows = cluster.run(lambda rank, name, op=op: rank_body(rank, name, op, world * max_bs))
+                    assert sum(rows) == 2 * world
+                    continue
+                with pytest.raises(WindowTooSmall) as caught:
+                    cluster.run(lambda rank, name, op=op: rank_body(rank, name, op, world * max_bs))
+                error = caught.value
+                assert error.needed_mib == want and error.argument == "group_ep", str(error)
+                assert f"has {mib} MiB" in str(error) and f"HCCL_BUFFSIZE={want}" in str(error)
+                assert "\n" not in str(error)
+                # A smaller call fits the same windows.
+                assert (
+                    sum(cluster.run(lambda rank, name, op=op: rank_body(rank, name, op, world * 8)))
+                    == 2 * world
+                )
+
+
+def test_window_that_no_buffsize_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said at once, without looking at any window, and without advice that cannot be followed."""
+    rows, ids = torch.zeros(1, 8192), torch.zeros(1, 16, dtype=torch.int32)
+    with pytest.raises(WindowTooSmall) as caught:
+        OP["dispatch"](rows, ids, "any group", 64, 0, 1024, global_bs=64 * 4096)
+    assert caught.value.needed_mib == 2 * 64 * 4096 * 16 * 8192 * 4 // 2**20
+    assert caught.value.argument == "global_bs"
+    assert "262144 MiB" in str(caught.value) and "at most 65535" in str(caught.value)
+
+
+def test_round_trip_fits_the_window_that_quantised_dispatch_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """int8 rows are smaller than the bfloat16 rows that come back: the way back counts too."""
+
+    def rank_body(rank: int, group_ep: str, mib: int) -> None:
+        place = (group_ep, 2, rank, 4)
+        x, ids = torch.ones(2, 4096, dtype=torch.bfloat16), torch.tensor([[0, 2], [1, 3]], dtype=torch.int32)
+        sent = OP["dispatch"](x, ids, *place, quant_mode=2, global_bs=2 * 512)
+        rows = sent[0].to(torch.bfloat16)
+        OP["combine"](rows, ids, sent[2], sent[4], torch.ones(2, 2), *place, global_bs=2 * 512)
+
+    for mib in (1, 15, 16, 32):
+        monkeypatch.setenv("HCCL_BUFFSIZE", str(mib))
+        with ascend_moe.LocalCluster(2) as cluster:
+            if mib == 32:
+                cluster.run(lambda rank, name, mib=mib: rank_body(rank, name, mib))
+                continue
+            with pytest.raises(WindowTooSmall) as caught:
+                cluster.run(lambda rank, name, mib=mib: rank_body(rank, name, mib))
+            assert caught.value.needed_mib == 32 and "HCCL_BUFFSIZE=32" in str(caught.value)
+
+
+# ---- settings
+
+
+@pytest.mark.parametrize(
+    ("name", "limits", "values"),
+    [
+        ("ASCEND_MOE_AIV_CORES", "1..64", ["0", "65", "-1", "8.0", "eight", "1e3", "9" * 30, "\u0663"]),
+        (
+            "ASCEND_MOE_TIMEOUT_S",
+            "above 0, at most 1000000",
+            ["0", "-1", "nan", "inf", "1e7", "soon", "1 s", "--1"],
+        ),
+        ("HCCL_BUFFSIZE", "1..65535", ["0", "65536", "-200", "2.5", "200MB", "0x10", "9" * 30, "\u0663"]),
+    ],
+)
+def test_settings_out_of_range(
+    name: str, limits: str, values: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for value in values:
+        with ascend_moe.LocalCluster(1) as cluster:
+            with monkeypatch.context() as patch:
+                patch.setenv(name, value)
+                with pytest.raises(AscendMoeError) as caught:
+                    cluster.run(lambda rank, group_ep: Calls(1, rank, group_ep))
+                assert type(caught.value).__name__ == "ArgumentError" and caught.value.argument == name
+                assert (
+                    f"{name}=" in str(caught.value)
+                    and value in str(caught.value)
+                    and limits in str(caught.value)
+                )
+                assert "\n" not in str(caught.value)
+            cluster.run(lambda rank, group_ep: Calls(1, rank, group_ep))
+
+
+def test_names_of_what_is_closed() -> None:
+    with ascend_moe.LocalCluster(1) as cluster:
+        calls = cluster.run(lambda rank, group_ep: Calls(1, rank, group_ep))[0]
+    for op in OP:
+        with pytest.raises(AscendMoeError, match="names no live communicator") as caught:
+            calls.run(op)
+        assert caught.value.argument == "group_ep"

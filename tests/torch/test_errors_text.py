@@ -1,0 +1,196 @@
+"""What errors say and carry: one line, the class, the fields; whatever lies in an error record."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import pickle
+import random
+import threading
+from typing import Any
+
+import failure_cases as cases
+import pytest
+from failure_cases import Place, caught
+from failure_windows import ABORT_MAGIC, State
+
+import ascend_moe
+from ascend_moe import errors
+from ascend_moe.errors import AscendMoeError, CommError
+from ascend_moe.native import library
+from ascend_moe.ops import calls
+
+pytestmark = pytest.mark.asan
+
+CLASSES = {
+    1: "InvalidExpertId",
+    2: "RoutingOverflow",
+    3: "ArgumentError",
+    4: "ArgumentError",
+    5: "ConfigMismatch",
+    6: "RoutingMismatch",
+    16: "PeerLost",
+    17: "CommTimeout",
+    18: "CorruptStatus",
+    19: "KernelFault",
+    20: "KernelFault",
+}
+CODE, CULPRIT, REPORTER, AWAITED_COUNT = 1, 5, 9, 16  # words of a record; triples of awaited ranks follow
+
+
+class NoCommunicator:
+    """Enough of a communicator to word an error."""
+
+    rank = 0
+
+    @staticmethod
+    def describe_peer(rank: int) -> str:
+        return "process 1 is running (state S)"
+
+
+def error_of(record: list[int]) -> AscendMoeError:
+    """The exception that Python makes of a record."""
+    words = (ctypes.c_int32 * len(record))(*record)
+    return calls.error_of(record[CODE], words, "", NoCommunicator())  # type: ignore[arg-type]
+
+
+def record_of(code: int, **words: int) -> list[int]:
+    record = [0] * library.lib().am_error_record_words()
+    record[:3] = [0x4D4F4552, code, 1]
+    for at, value in words.items():
+        record[int(at.removeprefix("w"))] = value
+    return record
+
+
+# ---- records
+
+
+@pytest.mark.parametrize("code", CLASSES)
+def test_every_code_has_its_class_and_says_whether_it_is_fatal(code: int) -> None:
+    assert library.lib().am_error_name(code).decode() == CLASSES[code]
+    assert bool(library.lib().am_error_is_fatal(code)) == (code >= 16)
+    error = error_of(record_of(code, w4=1, w5=2, w9=1))
+    assert type(error) is getattr(errors, CLASSES[code])
+    assert "\n" not in str(error) and len(str(error)) > 40
+    assert isinstance(error, CommError) == (CLASSES[code] in ("PeerLost", "CommTimeout", "CorruptStatus"))
+
+
+def test_any_record_makes_one_line_and_fields() -> None:
+    """Whatever numbers: no crash, no control character, nothing cut off."""
+    rng = random.Random(7)
+    extremes = [0, 1, -1, 2**31 - 1, -(2**31), 64, 255, 4096]
+    for _ in range(3000):
+        record = [rng.choice([*extremes, rng.randrange(-(2**31), 2**31)]) for _ in range(64)]
+        record[CODE] = rng.choice([*CLASSES, rng.randrange(-(2**31), 2**31)])
+        error = error_of(record)
+        text = str(error)
+        assert text.isprintable() and len(text) < 1000, text
+        assert all(name.isidentifier() for name in error.details), error.details
+        assert "rank" in error.details
+
+
+@pytest.mark.parametrize(("missing", "listed"), [(1, 1), (15, 15), (63, 15)])
+def test_timeout_lists_who_is_missing(missing: int, listed: int) -> None:
+    record = record_of(17, w4=63, w5=0, w9=63, w16=missing)
+    for i in range(listed):
+        record[AWAITED_COUNT + 1 + 3 * i : AWAITED_COUNT + 4 + 3 * i] = [i, -1 - i, 2]
+    text = str(error_of(record))
+    assert text.startswith(
+        "dispatch: rank 0 did not arrive within 0.0 s (ASCEND_MOE_TIMEOUT_S), found by rank 63"
+    )
+    assert all(f"rank {i} (last seen in combine, epoch {2**32 - 1 - i})" in text for i in range(listed))
+    assert f" and {missing - listed} more" in text or missing == listed
+    assert "the same ops in the same order?" in text
+
+
+# ---- what travels between ranks
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "words"),
+    [
+        (16, "PeerLost", ["rank 2 is lost", "close the communicator on all ranks"]),
+        (17, "CommTimeout", ["rank 2 did not arrive within 7200.0 s (ASCEND_MOE_TIMEOUT_S)", "same order?"]),
+        (18, "CorruptStatus", ["status run of rank 2 holds 0x77 in block 3", "writing into these windows?"]),
+        (20, "KernelFault", ["rank 2 has failed with a kernel fault", "its own error says where"]),
+    ],
+)
+def test_failure_found_by_another_rank(
+    code: int, kind: str, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Met at the entry of an op: the cause, its finder, and nothing about ranks that nobody waits for."""
+    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "7200")
+    monkeypatch.setenv("HCCL_BUFFSIZE", "1")
+    barrier = threading.Barrier(3)
+
+    def body(rank: int, group_ep: str) -> AscendMoeError | None:
+        place = Place(group_ep, 3, rank)
+        cases.dispatch(place)
+        barrier.wait()
+        state = State.of(cluster, rank)
+        state.abort(1)[:] = [ABORT_MAGIC, state.epoch, code, 2, 1, 1, 3, 0x77]
+        return caught(cases.dispatch, place).error
+
+    with ascend_moe.LocalCluster(3) as cluster:
+        for error in cluster.run(body):
+            text = str(error)
+            assert type(error).__name__ == kind and error is not None, repr(error)
+            assert (error.rank, error.reporter) == (2, 1)
+            assert "\n" not in text and "missing" not in text and all(word in text for word in words), text
+            assert "found by rank 1 at epoch 2" in text or kind in ("CorruptStatus", "KernelFault")
+
+
+def test_failed_communicator_raises_a_fresh_copy_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A traceback grows with every raise: the object that is kept is not the one that is raised."""
+    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "0.2")
+    monkeypatch.setenv("HCCL_BUFFSIZE", "1")
+
+    def body(rank: int, group_ep: str) -> list[AscendMoeError | None]:
+        place = Place(group_ep, 2, rank)
+        cases.dispatch(place)
+        return [caught(cases.dispatch, place).error for _ in range(3)] if rank == 0 else []
+
+    with ascend_moe.LocalCluster(2) as cluster:
+        first, *again = cluster.run(body)[0]
+        assert first is not None
+        for error in again:
+            assert error is not None and error is not first
+            assert (type(error), str(error), error.details) == (type(first), str(first), first.details)
+            assert error.__cause__ is first
+        assert again[0] is not again[1]
+
+
+# ---- exceptions as objects
+
+
+def every_class() -> list[type[AscendMoeError]]:
+    found = [value for value in vars(errors).values() if isinstance(value, type)]
+    return [kind for kind in found if issubclass(kind, AscendMoeError)]
+
+
+def test_every_class_has_a_docstring_and_the_bases_that_callers_catch() -> None:
+    kinds = every_class()
+    assert len(kinds) >= 12
+    for kind in kinds:
+        assert kind.__doc__ and issubclass(kind, RuntimeError)
+        assert getattr(ascend_moe.errors, kind.__name__) is kind
+    assert issubclass(errors.ArgumentError, ValueError) and issubclass(errors.InvalidExpertId, ValueError)
+    assert issubclass(errors.WindowTooSmall, errors.ArgumentError)
+    assert issubclass(errors.LibraryError, ImportError)
+
+
+@pytest.mark.parametrize("kind", every_class())
+@pytest.mark.parametrize("way", ["pickle", "copy", "deepcopy"])
+def test_errors_survive_the_way_to_another_process(kind: type[AscendMoeError], way: str) -> None:
+    error = kind("dispatch: rank 3 is lost", rank=3, argument="x")
+    error.others = {1: ValueError("also")}
+    ways: dict[str, Any] = {"pickle": lambda e: pickle.loads(pickle.dumps(e))}
+    again = {**ways, "copy": copy.copy, "deepcopy": copy.deepcopy}[way](error)
+    assert type(again) is kind and str(again) == str(error)
+    assert again.rank == 3 and again.argument == "x" and again.details == error.details
+    assert [str(other) for other in again.others.values()] == ["also"]
+
+
+def test_unknown_detail_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="PeerLost has no attribute 'culprit'"):
+        _ = errors.PeerLost("text", rank=1).culprit

@@ -1,0 +1,214 @@
+"""The ops under compilers: no call is dropped, merged or moved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch._inductor.config
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.compile_utils import fx_graph_cse
+from torch_calls import EXPERTS, VARIANTS, Variant, overload
+
+import ascend_moe
+from ascend_moe.ops import calls as native
+from ascend_moe.ops import compiled
+
+PLAIN, PLAIN_V2 = VARIANTS[0], VARIANTS[1]
+
+
+class Graphs:
+    """A backend of torch.compile that keeps the graphs it gets."""
+
+    def __init__(self) -> None:
+        self.graphs: list[torch.fx.GraphModule] = []
+        self.backend = aot_autograd(fw_compiler=self._keep, partition_fn=min_cut_rematerialization_partition)
+
+    def _keep(self, module: torch.fx.GraphModule, _: Any) -> Any:
+        self.graphs.append(module)
+        return make_boxed_func(module.forward)
+
+
+def ops_in(graph: torch.fx.Graph) -> list[str]:
+    """The calls of our ops in a graph, in its order: names without their prefix."""
+    found = []
+    for node in graph.nodes:
+        targets = [node.target, *node.args] if node.op == "call_function" else []
+        found += [
+            t.__name__
+            for t in targets
+            if isinstance(t, torch._ops.OpOverload) and t.namespace == "ascend_moe"
+        ]
+    return [name.removeprefix("npu_moe_distribute_").removesuffix(".default") for name in found]
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The op codes of every kernel launch."""
+    seen: list[int] = []
+    launch = native.run
+
+    def counted(plan: native.Plan, *args: Any) -> Any:
+        seen.append(native.OP_DISPATCH if len(plan.outputs) == 7 else native.OP_COMBINE)
+        return launch(plan, *args)
+
+    monkeypatch.setattr(native, "run", counted)
+    torch._dynamo.reset()
+    with compiled.paused():
+        yield seen
+
+
+def program(variant: Variant, group_ep: str) -> tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]:
+    """A function of tensors: an unused dispatch, two equal ones, a combine of the first of them."""
+    place = (group_ep, 1, 0, EXPERTS)
+    dispatch, combine = overload(variant.dispatch_name), overload(variant.combine_name)
+    (x, ids, *_), _ = variant.dispatch(0, 1, group_ep)
+
+    def layer(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        dispatch(x, ids, *place)
+        first = dispatch(x, ids, *place)
+        second = dispatch(x, ids, *place)
+        y = combine(first[0], ids, first[2], first[4], weights, *place)
+        # Twice sin(x): what a pass that merges equal calls does merge.
+        return y + x.sin() + x.sin() + second[4].sum().to(x.dtype) * 0
+
+    return layer, (x, ids, variant.weights(0))
+
+
+CALLS = ["dispatch", "dispatch", "dispatch", "combine"]
+
+
+@pytest.mark.parametrize("variant", [PLAIN, PLAIN_V2], ids=lambda variant: variant.name)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_program_runs_every_call(variant: Variant, backend: str, launches: list[int]) -> None:
+    def each(_: int, group_ep: str) -> None:
+        layer, args = program(variant, group_ep)
+        expected = layer(*args)
+        launches.clear()
+        assert torch.equal(torch.compile(layer, fullgraph=True, backend=backend)(*args), expected)
+        assert launches == [1, 1, 1, 2]
+
+    with ascend_moe.LocalCluster(1) as cluster:
+        cluster.run(each)
+
+
+@pytest.mark.parametrize("variant", [PLAIN, PLAIN_V2], ids=lambda variant: variant.name)
+def test_graph_passes_keep_every_call_in_order(variant: Variant, launches: list[int]) -> None:
+    expected = [call + variant.version for call in CALLS]
+
+    def sines(graph: torch.fx.Graph) -> int:
+        return len(graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default))
+
+    def each(_: int, group_ep: str) -> None:
+        layer, args = program(variant, group_ep)
+        graphs = Graphs()
+        y = torch.compile(layer, fullgraph=True, backend=graphs.backend)(*args)
+        assert torch.equal(y, layer(*args))
+        (module,) = graphs.graphs
+        assert ops_in(module.graph) == expected
+        assert sines(module.graph) == 2
+        merged = fx_graph_cse(module.graph)
+        merged.eliminate_dead_code()
+        assert sines(merged) == 1  # the pass does merge
+        assert ops_in(merged) == expected
+        # Each call takes the token that the call before it gave out: there is no other order.
+        calls = [n for n in merged.nodes if n.target is torch.ops.higher_order.with_effects]
+        assert [call.args[0].args for call in calls[1:]] == [(before, 0) for before in calls[:-1]]
+
+    with ascend_moe.LocalCluster(1) as cluster:
+        cluster.run(each)
+
+
+@pytest.mark.parametrize("variant", [PLAIN, PLAIN_V2], ids=lambda variant: variant.name)
+def test_inductor_keeps_the_order(variant: Variant, launches: list[int]) -> None:
+    """Two independent pairs, which inductor would like to run one after the other to save memory."""
+    large = replace(variant, tokens=64)
+
+    def each(_: int, group_ep: str) -> None:
+        place = (group_ep, 1, 0, EXPERTS)
+        dispatch, combine = overload(variant.dispatch_name), overload(variant.combine_name)
+
+        def pairs(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> list[torch.Tensor]:
+            dispatch(x, ids, *place)
+            both = [dispatch(x, ids, *place), dispatch(x, ids, *place, quant_mode=0)]
+            return [combine(rows[0], ids, rows[2], rows[4], weights, *place) for rows in both]
+
+        (x, ids, *_), _ = large.dispatch(0, 1, group_ep)
+        args = x, ids, large.weights(0)
+        # Nothing but our ops: there is no C++ to compile.
+        got = torch.compile(pairs, fullgraph=True, backend="inductor")(*args)
+        assert launches == [1, 1, 1, 2, 2]
+        assert all(torch.equal(a, b) for a, b in zip(got, pairs(*args), strict=True))
+
+    with ascend_moe.LocalCluster(1) as cluster, torch._inductor.config.patch(force_disable_caches=True):
+        cluster.run(each)
+
+
+def test_training_graph_of_other_parameters_keeps_every_call(launches: list[int]) -> None:
+    def each(_: int, group_ep: str) -> None:
+        layer, args = program(PLAIN, group_ep)
+        weight = torch.eye(32, dtype=torch.bfloat16, requires_grad=True)
+
+        def step(weight: torch.Tensor, *args: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                y = layer(*args)
+            return (y @ weight).float().square().sum()
+
+        graphs = Graphs()
+        torch.compile(step, fullgraph=True, backend=graphs.backend)(weight, *args).backward()
+        assert [ops_in(module.graph) for module in graphs.graphs] == [CALLS, []]
+        assert launches == [1, 1, 1, 2]
+        gradient, weight.grad = weight.grad, None
+        step(weight, *args).backward()
+        assert weight.grad is not None and torch.equal(gradient, weight.grad)
+
+    with ascend_moe.LocalCluster(1) as cluster:
+        cluster.run(each)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_export_keeps_every_call(dynamic: bool, launches: list[int]) -> None:
+    class Layer(torch.nn.Module):
+        def __init__(self, function: Callable[..., torch.Tensor]) -> None:
+            super().__init__()
+            self.function = function
+
+        def forward(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+            return self.function(x, ids, weights)
+
+    def each(_: int, group_ep: str) -> None:
+        layer, args = program(PLAIN, group_ep)
+        batch = torch.export.Dim("batch", min=2, max=4096)
+        shapes = ({0: batch}, {0: batch}, {0: batch}) if dynamic else None
+        exported = torch.export.export(Layer(layer), args, dynamic_shapes=shapes)
+        assert not launches  # exporting runs nothing
+        lowered = exported.run_decompositions()
+        for module in (exported.module(), lowered.module()):
+            assert ops_in(module.graph) == CALLS
+            assert torch.equal(module(*args), layer(*args))
+            if dynamic:
+                longer = tuple(torch.cat([tensor, tensor]) for tensor in args)
+                assert torch.equal(module(*longer), layer(*longer))
+
+    with ascend_moe.LocalCluster(1) as cluster:
+        cluster.run(each)
+
+
+def test_compiling_with_gradients_says_so() -> None:
+    torch._dynamo.reset()
+
+    def each(rank: int, group_ep: str) -> None:
+        layer, (x, *rest) = program(PLAIN, group_ep)
+        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+        with torch.no_grad():
+            expected = compiled(x.requires_grad_(), *rest)
+        with pytest.raises(Exception, match=r"is not differentiable yet: call it under torch\.no_grad"):
+            compiled(x, *rest)
+        assert torch.equal(layer(x, *rest), expected)
+
+    with ascend_moe.LocalCluster(1) as cluster:
+        cluster.run(each)

@@ -1,0 +1,532 @@
+"""The compiled kernels of the torch ops: used for equal calls, and never for one that Python would answer
+otherwise."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from gloo_ranks import run_processes
+from pytest_runs import COMMAND, HERE
+from torch_calls import EXPERTS, VARIANTS, Variant, overload, run
+
+import ascend_moe
+from ascend_moe import comm
+from ascend_moe.errors import (
+    ArgumentError,
+    AscendMoeError,
+    ConfigMismatch,
+    InvalidExpertId,
+    LibraryError,
+    PeerLost,
+)
+from ascend_moe.ops import calls as native
+from ascend_moe.ops import compiled
+
+PLAIN, PLAIN_V2 = VARIANTS[0], VARIANTS[1]
+# Not where the library is missing: it belongs to the tests' environment.
+pytestmark = pytest.mark.skipif(compiled.choice() == "python", reason="Python's kernels were asked for")
+
+
+@pytest.fixture
+def group_ep() -> Iterator[str]:
+    """The default group of one rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield ascend_moe.comm_name()
+    ascend_moe.close("0")
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+class Counted:
+    """Calls within the block: without Python, and handed to it."""
+
+    def __enter__(self) -> Counted:
+        self._before = compiled.counts()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        after = compiled.counts()
+        self.fast, self.python = after[0] - self._before[0], after[1] - self._before[1]
+
+
+def dispatch(group_ep: str, world: int = 1, rank: int = 0, variant: Variant = PLAIN) -> Any:
+    args, kwargs = variant.dispatch(rank, world, group_ep)
+    return overload(variant.dispatch_name)(*args, **kwargs)
+
+
+def warm(group_ep: str, world: int = 1, rank: int = 0) -> None:
+    """After this an equal dispatch is launched without Python."""
+    dispatch(group_ep, world, rank)
+    if world == 1:
+        with Counted() as calls:
+            dispatch(group_ep, world, rank)
+        assert (calls.fast, calls.python) == (1, 0)
+
+
+# ---- which kernels
+
+
+def test_the_environment_of_the_tests_has_them() -> None:
+    assert compiled.loaded().endswith(f"libascend_moe_torch-{torch.__version__}.so")
+
+
+@pytest.mark.asan
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+def test_equal_calls_skip_python_and_give_the_same(variant: Variant) -> None:
+    def each(rank: int, group_ep: str) -> None:
+        with compiled.paused(), Counted() as calls:
+            slow = run(variant, rank, 1, group_ep)
+        assert (calls.fast, calls.python) == (0, 2)
+        run(variant, rank, 1, group_ep)
+        with Counted() as calls:
+            fast = run(variant, rank, 1, group_ep)
+        assert (calls.fast, calls.python) == (2, 0)
+        for one, other in zip((*slow[0], slow[1]), (*fast[0], fast[1]), strict=True):
+            assert (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
+            assert other.device.type == "cpu" and not other.requires_grad
+        count = int(slow[0][4][-1])
+        assert all(torch.equal(a[:count], b[:count]) for a, b in zip(slow[0][:3], fast[0][:3], strict=True))
+        assert torch.equal(slow[1], fast[1])
+
+    with ascend_moe.LocalCluster(1) as cluster:
+        cluster.run(each)
+
+
+def test_calls_that_differ_in_anything_are_planned_anew() -> None:
+    def each(rank: int, group_ep: str) -> None:
+        args, kwargs = PLAIN.dispatch(rank, 1, group_ep)
+        op = overload(PLAIN.dispatch_name)
+        op(*args, **kwargs)
+        x, ids, *place = args
+        others: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+            ((x.float(), ids, *place), kwargs),
+            ((x[:2], ids[:2], *place), kwargs),
+            (args, {**kwargs, "quant_mode": 2}),
+            (args, {**kwargs, "global_bs": 7}),
+            (args, {**kwargs, "x_active_mask": torch.ones(len(x), dtype=torch.bool)}),
+            (args, {**kwargs, "group_tp": "tp"}),
+            ((x, ids, *place[:3], EXPERTS * 2), kwargs),
+        ]
+        for other_args, other_kwargs in others:
+            with Counted() as calls:
+                op(*other_args, **other_kwargs)
+                op(*other_args, **other_kwargs)
+                op(*args, **kwargs)
+            assert (calls.fast, calls.python) == (2, 1)
+
+    with ascend_moe.LocalCluster(1) as cluster:
+        cluster.run(each)
+
+
+def test_what_python_must_see_goes_there() -> None:
+    def each(rank: int, group_ep: str) -> None:
+        warm(group_ep)
+        (x, *rest), kwargs = PLAIN.dispatch(rank, 1, group_ep)
+        op = overload(PLAIN.dispatch_name)
+        strided = torch.zeros(*x.shape, 2, dtype=x.dtype)[..., 0].copy_(x)
+        wanted = op(x, *rest, **kwargs)
+        for given in (strided, x.clone().requires_grad_()):
+            with Counted() as calls:
+                rows = op(given, *rest, **kwargs)
+            # Python's autograd calls the kernel again, which knows the call.
+            assert (calls.fast, calls.python) == ((0, 1) if given is strided else (1, 0))
+            assert all(torch.equal(a, b) for a, b in zip(rows, wanted, strict=True))
+        torch.use_deterministic_algorithms(True)
+        try:
+            with Counted() as calls:
+                op(x, *rest, **kwargs)
+        finally:
+            torch.use_deterministic_algorithms(False)
+        assert calls.fast == 0
+
+    with ascend_moe.LocalCluster(1) as cluster:
+        cluster.run(each)
+
+
+def test_gradients_are_still_refused_and_no_grad_is_fast() -> None:
+    def each(rank: int, group_ep: str) -> None:
+        warm(group_ep)
+        (x, *rest), kwargs = PLAIN.dispatch(rank, 1, group_ep)
+        x.requires_grad_()
+        rows = overload(PLAIN.dispatch_name)(x, *rest, **kwargs)
+        with pytest.raises(AscendMoeError, match="not differentiable yet"):
+            rows[0].float().sum().backward()
+        for mode in (torch.no_grad, torch.inference_mode):
+            with mode(), Counted() as calls:
+                rows = overload(PLAIN.dispatch_name)(x, *rest, **kwargs)
+            assert calls.fast == 1 and not rows[0].requires_grad
+            assert rows[0].is_inference() == (mode is torch.inference_mode)
+
+    with ascend_moe.LocalCluster(1) as cluster:
+        cluster.run(each)
+
+
+def test_compiled_programs_use_them() -> None:
+    def each(_: int, group_ep: str) -> None:
+        warm(group_ep)
+        (x, ids, *_rest), _ = PLAIN.dispatch(0, 1, group_ep)
+        op = overload(PLAIN.dispatch_name)
+
+        def twice(x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+            op(x, ids, group_ep, 1, 0, EXPERTS)
+            return op(x, ids, group_ep, 1, 0, EXPERTS)[0] + 1
+
+        torch._dynamo.reset()
+        program = torch.compile(twice, fullgraph=True, backend="aot_eager")
+        expected = twice(x, ids)
+        program(x, ids)
+        with Counted() as calls:
+            assert torch.equal(program(x, ids), expected)
+        assert (calls.fast, calls.python) == (2, 0)
+
+    with ascend_moe.LocalCluster(1) as cluster:
+        cluster.run(each)
+
+
+# ---- errors
+
+
+def both_ways(call: Callable[[], Any], kind: type[Exception]) -> None:
+    """The same error from a remembered call, and from Python's path."""
+    with pytest.raises(kind) as fast:
+        call()
+    with compiled.paused(), pytest.raises(kind) as slow:
+        call()
+    assert type(fast.value) is type(slow.value) and str(fast.value) == str(slow.value)
+    assert getattr(fast.value, "details", None) == getattr(slow.value, "details", None)
+
+
+@pytest.mark.asan
+def test_an_error_that_a_kernel_finds_is_the_same() -> None:
+    def each(rank: int, group_ep: str) -> None:
+        warm(group_ep)
+        (x, ids, *place), kwargs = PLAIN.dispatch(rank, 1, group_ep)
+        bad = ids.clone()
+        bad[1, 1] = 99
+        both_ways(lambda: overload(PLAIN.dispatch_name)(x, bad, *place, **kwargs), InvalidExpertId)
+        warm(group_ep)  # that was not fatal
+
+    with ascend_moe.LocalCluster(1) as cluster:
+        cluster.run(each)
+
+
+def test_a_disagreement_of_known_calls_is_told_on_both_ranks() -> None:
+    def each(rank: int, group_ep: str) -> None:
+        rows = run(PLAIN, rank, 2, group_ep)[0]
+        args, kwargs = PLAIN.combine(rank, 2, group_ep, rows)
+        with Counted() as calls, pytest.raises(ConfigMismatch, match="must be the same on all ranks"):
+            if rank:
+                overload(PLAIN.combine_name)(*args, **kwargs)
+            else:
+                dispatch(group_ep, 2, rank)
+        assert calls.python == 0
+        run(PLAIN, rank, 2, group_ep)
+
+    with ascend_moe.LocalCluster(2) as cluster:
+        cluster.run(each)
+
+
+def test_a_fatal_error_marks_the_communicator() -> None:
+    right: list[bool] = []
+
+    def each(rank: int, group_ep: str) -> None:
+        run(PLAIN, rank, 2, group_ep)
+        if rank:
+            raise KeyError("this rank is lost")
+        with Counted() as calls, pytest.raises(PeerLost) as first:
+            dispatch(group_ep, 2, rank)
+        right.append(calls.python == 0)  # it was a known call
+        right.append(comm.lookup(group_ep, 2, rank).failed is first.value)
+        for _ in range(2):
+            with pytest.raises(PeerLost) as again:
+                dispatch(group_ep, 2, rank)
+            right.append(str(again.value) == str(first.value) and again.value.__cause__ is first.value)
+
+    with ascend_moe.LocalCluster(2) as cluster, pytest.raises(KeyError, match="this rank is lost"):
+        cluster.run(each)
+    assert right == [True] * 4
+
+
+def test_errors_of_the_place_are_the_same_after_a_good_call(group_ep: str) -> None:
+    warm(group_ep)
+    (x, ids, *_), _ = PLAIN.dispatch(0, 1, group_ep)
+    op = overload(PLAIN.dispatch_name)
+    for place in ((group_ep, 2, 0, EXPERTS), (group_ep, 1, 1, EXPERTS), ("nobody", 1, 0, EXPERTS)):
+        both_ways(lambda place=place: op(x, ids, *place), ArgumentError)  # type: ignore[misc]
+    warm(group_ep)
+
+
+def test_a_variable_that_changes_takes_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    def each(_: int, group_ep: str) -> None:
+        warm(group_ep)
+        for name, good, bad in (
+            ("ASCEND_MOE_AIV_CORES", "3", "0"),
+            ("ASCEND_MOE_TIMEOUT_S", "7", "never"),
+            ("ASCEND_MOE_COMM_ALG", "window", "pigeons"),
+            ("ASCEND_MOE_TUNING_TABLE", None, "/no/such/table"),
+        ):
+            with monkeypatch.context() as changed:
+                changed.setenv(name, bad)
+                both_ways(lambda: dispatch(group_ep), ArgumentError)
+                if good is not None:
+                    changed.setenv(name, good)
+                    with Counted() as calls:
+                        dispatch(group_ep)
+                        dispatch(group_ep)
+                    assert (calls.fast, calls.python) == (1, 1)
+            with Counted() as calls:
+                dispatch(group_ep)
+            assert (calls.fast, calls.python) == (1, 0)
+
+    with ascend_moe.LocalCluster(1) as cluster:
+        cluster.run(each)
+
+
+def test_every_variable_that_a_call_reads_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[str] = set()
+    known = os.environ
+
+    class Recording(dict[str, str]):
+        def get(self, key: str, default: Any = None) -> Any:
+            seen.add(key)
+            return known.get(key, default)
+
+        def __getitem__(self, key: str) -> str:
+            seen.add(key)
+            return known[key]
+
+    def each(_: int, group_ep: str) -> None:
+        warm(group_ep)
+        with compiled.paused(), monkeypatch.context() as watched:
+            watched.setattr(os, "environ", Recording())
+            dispatch(group_ep)
+
+    with ascend_moe.LocalCluster(1) as cluster:
+        cluster.run(each)
+    assert seen == set(compiled.VARIABLES)
+
+
+# ---- what calls mean may change
+
+
+def test_a_closed_communicator_is_opened_again(group_ep: str) -> None:
+    warm(group_ep)
+    ascend_moe.close(group_ep)
+    with Counted() as calls:
+        dispatch(group_ep)
+    assert (calls.fast, calls.python) == (0, 1)
+    warm(group_ep)
+
+
+def test_a_group_that_is_destroyed_is_unknown_though_it_lives(group_ep: str) -> None:
+    warm(group_ep)
+    held = dist.group.WORLD
+    dist.destroy_process_group()
+    with pytest.raises(ArgumentError, match="names no live communicator"):
+        dispatch(group_ep)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert ascend_moe.comm_name() == group_ep and dist.group.WORLD is not held
+    with Counted() as calls:
+        dispatch(group_ep)
+    assert (calls.fast, calls.python) == (0, 1)
+    warm(group_ep)
+
+
+def test_a_cluster_that_was_left_is_unknown() -> None:
+    with ascend_moe.LocalCluster(1) as cluster:
+        cluster.run(lambda _, group_ep: warm(group_ep))
+    with pytest.raises(ArgumentError, match="names no live communicator"):
+        dispatch(cluster.name)
+
+
+def test_a_thread_of_one_rank_cannot_be_another() -> None:
+    def each(rank: int, group_ep: str) -> None:
+        for _ in range(2):
+            dispatch(group_ep, 2, rank)
+        with pytest.raises(ArgumentError, match=f"this is rank {rank} of group"):
+            dispatch(group_ep, 2, 1 - rank)
+
+    with ascend_moe.LocalCluster(2) as cluster:
+        cluster.run(each)
+
+
+def test_a_failed_end_is_not_used(group_ep: str) -> None:
+    warm(group_ep)
+    comm.lookup(group_ep, 1, 0).failed = ConfigMismatch("it failed", rank=0)
+    both_ways(lambda: dispatch(group_ep), ConfigMismatch)
+
+
+def test_forgotten_plans_outlive_pythons(group_ep: str) -> None:
+    warm(group_ep)
+    native._plans.clear()
+    gc.collect()
+    with Counted() as calls:
+        rows = dispatch(group_ep)
+    assert calls.fast == 1
+    with compiled.paused():
+        assert all(torch.equal(a, b) for a, b in zip(rows[2:6], dispatch(group_ep)[2:6], strict=True))
+
+
+# ---- threads, processes
+
+
+@pytest.mark.tsan
+def test_two_threads_take_turns_on_one_communicator() -> None:
+    failed: list[BaseException] = []
+
+    def many(group_ep: str) -> None:
+        try:
+            for _ in range(200):
+                rows, y = run(PLAIN, 0, 1, group_ep)
+                assert int(rows[4][-1]) == 6 and y.shape == (3, 32)
+        except BaseException as error:
+            failed.append(error)
+
+    with ascend_moe.LocalCluster(1) as cluster:
+        cluster.run(lambda _, group_ep: run(PLAIN, 0, 1, group_ep))
+        with Counted() as calls:
+            threads = [threading.Thread(target=many, args=(cluster.name,)) for _ in range(2)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(timeout=60)
+                assert not thread.is_alive()
+    assert not failed
+    assert calls.fast + calls.python == 800 and calls.fast >= 700
+
+
+@pytest.mark.tsan
+def test_closing_waits_for_a_launch_and_ends_the_others(group_ep: str) -> None:
+    """Calls go on in another thread while the communicator is closed and opened again and again."""
+    stop, failed, done = threading.Event(), list[BaseException](), [0]
+
+    def calls() -> None:
+        while not stop.is_set():
+            try:
+                dispatch(group_ep)
+                done[0] += 1
+            except AscendMoeError as error:  # closed between its look-up and its turn
+                if "is closed" not in str(error):
+                    failed.append(error)
+            except BaseException as error:
+                failed.append(error)
+
+    warm(group_ep)
+    thread = threading.Thread(target=calls)
+    thread.start()
+    for _ in range(100):
+        ascend_moe.close(group_ep)
+    stop.set()
+    thread.join(timeout=60)
+    assert not thread.is_alive() and not failed and done[0] > 0
+    warm(group_ep)
+
+
+@pytest.mark.tsan
+def test_threads_as_ranks_need_no_python_lock() -> None:
+    """A call made while this thread holds Python's lock would never let its peer arrive."""
+
+    def each(rank: int, group_ep: str) -> int:
+        run(PLAIN_V2, rank, 2, group_ep)
+        with Counted() as calls:
+            for _ in range(50):
+                run(PLAIN_V2, rank, 2, group_ep)
+        return calls.python
+
+    with ascend_moe.LocalCluster(2) as cluster:
+        assert cluster.run(each) == [0, 0]
+
+
+def _fast_rounds(rank: int) -> tuple[int, int]:
+    group_ep = ascend_moe.comm_name()
+    run(PLAIN, rank, 2, group_ep)
+    with Counted() as calls:
+        for _ in range(20):
+            run(PLAIN, rank, 2, group_ep)
+    return calls.fast, calls.python
+
+
+def test_ranks_as_processes_use_them(tmp_path: Path) -> None:
+    assert run_processes(2, _fast_rounds, tmp_path) == [(40, 0)] * 2
+
+
+def test_a_forked_child_has_nothing_of_its_parent(group_ep: str) -> None:
+    warm(group_ep)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            with ascend_moe.LocalCluster(1) as cluster:
+                cluster.run(lambda _, name: warm(name))
+            with Counted() as calls:
+                with contextlib.suppress(AscendMoeError):
+                    dispatch(group_ep)
+            code = 0 if calls.fast == 0 else 2
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    warm(group_ep)
+
+
+# ---- the switch
+
+
+def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, **environment}
+    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+
+
+CALL = """
+import torch, ascend_moe
+from ascend_moe.ops import compiled
+with ascend_moe.LocalCluster(1) as cluster:
+    x, ids = torch.ones(2, 32).bfloat16(), torch.zeros(2, 1, dtype=torch.int32)
+    for _ in range(2):
+        cluster.run(lambda rank, name: ascend_moe.npu_moe_distribute_dispatch(x, ids, name, 1, rank, 2))
+print(compiled.active(), *compiled.counts()[:2])
+"""
+
+
+@pytest.mark.parametrize("given, said", [("", "True 1 1"), ("python", "False 0 0"), ("compiled", "True 1 1")])
+def test_the_switch_chooses(given: str, said: str) -> None:
+    done = python(CALL, ASCEND_MOE_TORCH_OPS=given)
+    assert done.stdout.strip() == said, done.stderr
+
+
+def test_a_switch_that_is_none_is_refused_by_the_ops() -> None:
+    done = python(CALL, ASCEND_MOE_TORCH_OPS="rust")
+    assert "LibraryError: ASCEND_MOE_TORCH_OPS=rust must be one of auto, compiled, python" in done.stderr
+
+
+def test_a_broken_library_names_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = tmp_path / compiled.library_name()
+    broken.write_bytes(b"not a library")
+    monkeypatch.setenv("ASCEND_MOE_LIBRARY", str(tmp_path / "libascend_moe.so"))
+    with pytest.raises(LibraryError, match=r"cannot be loaded .*rebuild it with\n  cmake -S "):
+        compiled._open.__wrapped__()
+    broken.unlink()
+    (tmp_path / "libascend_moe_torch-1.0.so").write_bytes(b"")
+    monkeypatch.setattr(compiled, "library_name", lambda: "libascend_moe_torch-0.so")
+    with pytest.raises(LibraryError, match=r"no \S+torch-0\.so .* only \S+torch-1\.0\.so"):
+        compiled.library_path()
+
+
+SELECTION = ("torch/test_torch_ops.py", "comm/test_local_cluster.py", "-k", "not opcheck")
+
+
+def test_a_selection_passes_with_pythons_kernels_too() -> None:
+    env = {**os.environ, "ASCEND_MOE_TORCH_OPS": "python"}
+    done = subprocess.run([*COMMAND, *SELECTION], cwd=HERE, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]

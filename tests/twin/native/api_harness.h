@@ -1,0 +1,90 @@
+// One kernel an API call. A test passes bytes for `a`, `b` and `out`, and numbers that the kernel uses as
+// masks, repeats and strides; it gets `out` back, or what the twin said.
+#pragma once
+
+#include <cstring>
+
+#include "kernel_operator.h"
+#include "twin/engine/launch.h"
+
+namespace api {
+
+using namespace AscendC;  // NOLINT
+
+constexpr uint32_t kBytes = 8192;  // of each tensor
+constexpr uint32_t kNumbers = 16;
+
+// What a kernel works with. `tmp` is left as it comes.
+struct Args {
+    LocalTensor<uint8_t> out, a, b, tmp;
+    const int64_t* p;
+
+    template <class T>
+    static LocalTensor<T> As(const LocalTensor<uint8_t>& tensor) {
+        return tensor.ReinterpretCast<T>();
+    }
+    int32_t Int(int i) const { return static_cast<int32_t>(p[i]); }
+    uint8_t Byte(int i) const { return static_cast<uint8_t>(p[i]); }
+    uint16_t Short(int i) const { return static_cast<uint16_t>(p[i]); }
+    uint64_t Mask() const { return static_cast<uint64_t>(p[1]); }
+};
+
+struct Entry {
+    const char* name;
+    void (*kernel)(const Args&);
+};
+
+inline uint8_t* Memory(int which) {
+    alignas(64) static uint8_t memory[3][kBytes];
+    return memory[which];
+}
+
+// Copies everything in, runs the kernel, copies `out` back.
+inline void Run(void (*kernel)(const Args&), const int64_t* numbers) {
+    TPipe pipe;
+    TBuf<> buffers[4];
+    GlobalTensor<uint8_t> gm[3];
+    for (int i = 0; i < 4; ++i) {
+        pipe.InitBuffer(buffers[i], kBytes);
+        if (i == 3) break;
+        gm[i].SetGlobalBuffer(twin::GmOf(Memory(i)), kBytes);
+        DataCopy(buffers[i].Get<uint8_t>(), gm[i], kBytes);
+    }
+    PipeBarrier<PIPE_ALL>();
+    kernel({buffers[0].Get<uint8_t>(), buffers[1].Get<uint8_t>(), buffers[2].Get<uint8_t>(),
+            buffers[3].Get<uint8_t>(), numbers});
+    PipeBarrier<PIPE_ALL>();
+    DataCopy(gm[0], buffers[0].Get<uint8_t>(), kBytes);
+}
+
+inline const char* RunNamed(const Entry* entries, size_t count, const char* name, const uint8_t* a,
+                            const uint8_t* b, uint8_t* out, const int64_t* numbers) {
+    static char text[1024];
+    for (size_t i = 0; i < count; ++i) {
+        if (strcmp(entries[i].name, name) != 0) continue;
+        const uint8_t* given[3] = {out, a, b};
+        twin::LaunchSpec spec;
+        for (int m = 0; m < 3; ++m) {
+            memcpy(Memory(m), given[m], kBytes);
+            const uintptr_t at = reinterpret_cast<uintptr_t>(Memory(m));
+            spec.ranges.push_back({at, at + kBytes, twin::GmKind::kTensor, false, nullptr, "gm"});
+        }
+        text[0] = '\0';
+        try {
+            twin::Device(0).Launch(spec, [&] { Run(entries[i].kernel, numbers); });
+        } catch (const std::exception& error) {
+            strncpy(text, error.what(), sizeof(text) - 1);
+        }
+        memcpy(out, Memory(0), kBytes);
+        return text;
+    }
+    return "no such kernel";
+}
+
+}  // namespace api
+
+#define API_MAIN(entries)                                                                               \
+    extern "C" const char* run_call(const char* name, const uint8_t* a, const uint8_t* b, uint8_t* out, \
+                                    const int64_t* numbers) {                                           \
+        return api::RunNamed(entries, sizeof(entries) / sizeof(entries[0]), name, a, b, out, numbers);  \
+    }

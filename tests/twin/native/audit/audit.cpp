@@ -1,0 +1,129 @@
+// The audit behind engine_fast.h of this directory. audit_report() gives what was found, one line each;
+// audit_log() the declared accesses of every vector instruction, as "name w offset bytes count stride r ...".
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "twin/engine/engine.h"
+
+namespace {
+
+struct Held {
+    twin::Instruction instruction;
+    std::function<void()> effect;
+};
+std::vector<Held> g_held;
+std::string g_report, g_log;
+
+// What an effect changes besides UB.
+struct Registers {
+    uint64_t gather_count;
+    uint64_t compare_mask[2];
+    uint16_t merge_counts[4];
+};
+Registers Save(const twin::Core& core) {
+    Registers all = {core.gather_count, {core.compare_mask[0], core.compare_mask[1]}, {}};
+    memcpy(all.merge_counts, core.merge_counts, sizeof(all.merge_counts));
+    return all;
+}
+void Restore(twin::Core& core, const Registers& all) {
+    core.gather_count = all.gather_count;
+    memcpy(core.compare_mask, all.compare_mask, sizeof(all.compare_mask));
+    memcpy(core.merge_counts, all.merge_counts, sizeof(all.merge_counts));
+}
+
+using Bytes = std::vector<uint8_t>;
+
+void Mark(Bytes& marks, uintptr_t ub, const twin::Access& access) {
+    for (uint32_t piece = 0; access.bytes != 0 && piece < access.count; ++piece) {
+        for (uint64_t i = 0; i < access.bytes; ++i)
+            marks.at(access.begin - ub + piece * access.stride + i) = 1;
+    }
+}
+
+void Find(const twin::Instruction& instruction, const char* what, size_t byte) {
+    char line[200];
+    snprintf(line, sizeof(line), "%s at line %d: %s (UB byte %zu)\n", instruction.name, instruction.loc.line,
+             what, byte);
+    g_report += line;
+}
+
+void Log(const twin::Instruction& instruction, uintptr_t ub) {
+    const auto add = [&](const char* kind, const twin::Access& access) {
+        char text[120];
+        if (access.bytes == 0) return;
+        snprintf(text, sizeof(text), " %s %zu %llu %u %llu", kind, static_cast<size_t>(access.begin - ub),
+                 static_cast<unsigned long long>(access.bytes), access.count,
+                 static_cast<unsigned long long>(access.count == 1 ? 0 : access.stride));
+        g_log += text;
+    };
+    g_log += instruction.name;
+    add("w", instruction.write);
+    for (const twin::Access& read : instruction.reads) add("r", read);
+    add("c", instruction.clobber);
+    g_log += "\n";
+}
+
+void Check(const Held& held) {
+    twin::Core& core = twin::current_core();
+    const twin::Instruction& instruction = held.instruction;
+    const uintptr_t ub = reinterpret_cast<uintptr_t>(core.ub);
+    Log(instruction, ub);
+    const Bytes before(core.ub, core.ub + twin::kUbBytes);
+    const Registers registers = Save(core);
+    held.effect();
+    const Bytes after(core.ub, core.ub + twin::kUbBytes);
+    const Registers results = Save(core);
+    Bytes written(before.size()), read(before.size()), garbage(before.size());
+    Mark(written, ub, instruction.write);
+    Mark(garbage, ub, instruction.clobber);
+    for (const twin::Access& access : instruction.reads) Mark(read, ub, access);
+    // Again, with every byte that it does not read turned over.
+    for (size_t i = 0; i < before.size(); ++i)
+        core.ub[i] = read[i] ? before[i] : static_cast<uint8_t>(~before[i]);
+    Restore(core, registers);
+    held.effect();
+    // How much these write depends on the data: they declare all that they may write.
+    const bool depends = strcmp(instruction.name, "MrgSort") == 0 ||
+                         (strcmp(instruction.name, "GatherMask") == 0 && instruction.reads[1].bytes != 0);
+    for (size_t i = 0; i < before.size(); ++i) {
+        if (!written[i] && !garbage[i] && before[i] != after[i])
+            Find(instruction, "writes what it does not declare", i);
+        if (written[i] && !depends && core.ub[i] != after[i]) {
+            Find(instruction,
+                 core.ub[i] == static_cast<uint8_t>(~before[i]) && after[i] == before[i]
+                     ? "declares a write that it does not make"
+                     : "depends on what it does not declare",
+                 i);
+        }
+        if (g_report.size() > 2000) break;
+    }
+    memcpy(core.ub, after.data(), after.size());
+    Restore(core, results);
+}
+
+}  // namespace
+
+namespace twin::audit {
+
+void Hold(const Instruction& instruction, std::function<void()> effect) {
+    g_held.push_back({instruction, std::move(effect)});
+}
+void Settle() {
+    std::vector<Held> held;
+    held.swap(g_held);
+    for (const Held& one : held) Check(one);
+}
+
+}  // namespace twin::audit
+
+extern "C" {
+const char* audit_report() { return g_report.c_str(); }
+const char* audit_log() { return g_log.c_str(); }
+void audit_clear() {
+    g_report.clear();
+    g_log.clear();
+    g_held.clear();
+}
+}

@@ -1,0 +1,4 @@
+// The name that kernels include; what it declares is in twin/hccl.h.
+#pragma once
+
+#include "twin/api/hccl.h"

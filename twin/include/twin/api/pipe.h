@@ -1,0 +1,287 @@
+// TPipe and what it allocates: TBuf (raw UB) and TQue/TQueBind (UB with producer-consumer discipline).
+#pragma once
+
+#include <exception>
+#include <type_traits>
+
+#include "twin/api/sync.h"
+
+namespace AscendC {
+
+class TBufBase {
+public:
+    uint32_t begin_ = 0;
+    uint32_t bytes_ = 0;
+    uint32_t buffer_ = 0;
+};
+
+template <TPosition position = TPosition::LCM>
+class TBuf : public TBufBase {
+public:
+    template <class T>
+    TWIN_HOT LocalTensor<T> Get(twin::Loc loc = twin::Loc::Here()) {
+        return GetWithOffset<T>(bytes_ / sizeof(T), 0, loc);
+    }
+    template <class T>
+    TWIN_HOT LocalTensor<T> Get(uint32_t count, twin::Loc loc = twin::Loc::Here()) {
+        return GetWithOffset<T>(count, 0, loc);
+    }
+    template <class T>
+    TWIN_HOT LocalTensor<T> GetWithOffset(uint32_t count, uint32_t byteOffset,
+                                          twin::Loc loc = twin::Loc::Here()) {
+        const twin::Core& core = twin::current_core();
+        const uint64_t end = static_cast<uint64_t>(byteOffset) + static_cast<uint64_t>(count) * sizeof(T);
+        if (__builtin_expect(byteOffset % twin::kBlockBytes != 0 || end > bytes_, 0))
+            RaiseOffset(bytes_, count, sizeof(T), byteOffset, loc.file, loc.line);
+        return LocalTensor<T>(core.ub + begin_ + byteOffset, count * static_cast<uint32_t>(sizeof(T)),
+                              buffer_, core.buffers[buffer_].stamp);
+    }
+
+private:
+    [[noreturn]] TWIN_COLD static void RaiseOffset(uint32_t bytes, uint32_t count, size_t element,
+                                                   uint32_t byteOffset, const char* file, int line) {
+        const twin::Loc loc{file, line};
+        if (byteOffset % twin::kBlockBytes != 0) {
+            twin::Raise(twin::Finding::kMisaligned, loc, "TBuf offset %u is not a multiple of 32 bytes",
+                        byteOffset);
+        }
+        twin::Raise(twin::Finding::kOutOfBounds, loc,
+                    "TBuf holds %u bytes, asked for %u elements of %zu at byte %u", bytes, count, element,
+                    byteOffset);
+    }
+};
+
+// At most this many tensors of one position may be out at once: one event id each.
+constexpr uint32_t kMaxQueueTensors = 8;
+constexpr uint32_t kMaxQueueDepth = 16;
+
+template <TPosition src, TPosition dst, int32_t depth>
+class TQueBind {
+public:
+    static_assert(depth >= 0 && depth <= static_cast<int32_t>(kMaxQueueDepth), "queue depth out of range");
+
+    template <class T>
+    LocalTensor<T> AllocTensor(twin::Loc loc = twin::Loc::Here()) {
+        twin::Core& core = twin::current_core();
+        for (uint32_t tried = 0; tried < count_; ++tried) {
+            const uint32_t i = Slot(tried);
+            twin::UbBuffer& buffer = core.buffers[first_ + i];
+            if (buffer.allocated) continue;
+            if (core.queue_tensors[kSide] >= kMaxQueueTensors) {
+                twin::Raise(twin::Finding::kQueueMisuse, loc,
+                            "more than %u queue tensors are out at one position", kMaxQueueTensors);
+            }
+            buffer.allocated = true;
+            ++core.queue_tensors[kSide];
+            if (buffer.freed) twin::FlagWait(twin::FreeFlag(first_ + i), kProducer, loc);
+            buffer.freed = false;
+            last_ = i;
+            return LocalTensor<T>(core.ub + buffer.begin, buffer.bytes, first_ + i, buffer.stamp);
+        }
+        twin::Raise(twin::Finding::kQueueMisuse, loc,
+                    "AllocTensor finds none of the queue's %u tensors free: an NPU would hang here", count_);
+    }
+
+    template <class T>
+    bool EnQue(const LocalTensor<T>& tensor, twin::Loc loc = twin::Loc::Here()) {
+        CheckOwned(tensor.buffer(), tensor.stamp(), "EnQue", loc);
+        if (queued_ >= (depth == 0 ? 1u : static_cast<uint32_t>(depth))) {
+            twin::Raise(twin::Finding::kQueueMisuse, loc, "EnQue over the queue's depth %d", depth);
+        }
+        ring_[(head_ + queued_++) % kMaxQueueDepth] = tensor.buffer();
+        twin::FlagSet(twin::FullFlag(tensor.buffer()), kProducer, loc);
+        return true;
+    }
+    template <class T>
+    LocalTensor<T> DeQue(twin::Loc loc = twin::Loc::Here()) {
+        if (queued_ == 0)
+            twin::Raise(twin::Finding::kQueueMisuse, loc, "DeQue of an empty queue: an NPU would hang here");
+        const uint32_t id = ring_[head_];
+        head_ = (head_ + 1) % kMaxQueueDepth;
+        --queued_;
+        const twin::Core& core = twin::current_core();
+        const twin::UbBuffer& buffer = core.buffers[id];
+        twin::FlagWait(twin::FullFlag(id), kConsumer, loc);
+        return LocalTensor<T>(core.ub + buffer.begin, buffer.bytes, id, buffer.stamp);
+    }
+    template <class T>
+    void FreeTensor(const LocalTensor<T>& tensor, twin::Loc loc = twin::Loc::Here()) {
+        CheckOwned(tensor.buffer(), tensor.stamp(), "FreeTensor", loc);
+        twin::Core& core = twin::current_core();
+        twin::UbBuffer& buffer = core.buffers[tensor.buffer()];
+        buffer.allocated = false;
+        ++buffer.stamp;
+        twin::UbFreed(buffer.begin, buffer.bytes);
+        --core.queue_tensors[kSide];
+        buffer.freed = true;
+        buffer.producer = kProducer;
+        twin::FlagSet(twin::FreeFlag(tensor.buffer()), kConsumer, loc);
+    }
+    bool VacantInQue() const { return queued_ < (depth == 0 ? 1u : static_cast<uint32_t>(depth)); }
+    bool HasTensorInQue() const { return queued_ > 0; }
+    int32_t GetTensorCountInQue() const { return static_cast<int32_t>(queued_); }
+    bool HasIdleBuffer() const {
+        const twin::Core& core = twin::current_core();
+        for (uint32_t i = 0; i < count_; ++i) {
+            if (!core.buffers[first_ + i].allocated) return true;
+        }
+        return false;
+    }
+    void FreeAllEvent() {}
+
+    // For TPipe only.
+    void Bind(uint32_t first, uint32_t count) {
+        first_ = first;
+        count_ = count;
+        queued_ = head_ = 0;
+    }
+
+private:
+    static constexpr int kSide = src == TPosition::VECIN ? 0 : 1;
+    static constexpr twin::Pipe kProducer = src == TPosition::VECIN ? twin::Pipe::kMte2 : twin::Pipe::kV;
+    static constexpr twin::Pipe kConsumer =
+        dst == TPosition::VECOUT || src == TPosition::VECOUT || dst == TPosition::GM ? twin::Pipe::kMte3
+                                                                                     : twin::Pipe::kV;
+    void CheckOwned(uint32_t id, uint32_t stamp, const char* what, const twin::Loc& loc) const {
+        const twin::Core& core = twin::current_core();
+        if (id < first_ || id >= first_ + count_) {
+            twin::Raise(twin::Finding::kQueueMisuse, loc, "%s of a tensor that is not this queue's", what);
+        }
+        if (!core.buffers[id].allocated || core.buffers[id].stamp != stamp) {
+            twin::Raise(twin::Finding::kQueueMisuse, loc,
+                        "%s of a tensor that is not allocated (freed twice?)", what);
+        }
+    }
+
+    // Which buffer to try. Time passes as on an NPU only when they take turns: else the next copy in would
+    // wait for the last one out. Elsewhere the first free one is the warmest in the caches.
+    uint32_t Slot(uint32_t tried) const {
+#ifdef TWIN_TIMED
+        return (last_ + 1 + tried) % count_;
+#else
+        return tried;
+#endif
+    }
+
+    uint32_t first_ = 0;
+    uint32_t count_ = 0;
+    uint32_t last_ = 0;  // of the buffers, allocated
+    uint32_t ring_[kMaxQueueDepth] = {};
+    uint32_t head_ = 0;
+    uint32_t queued_ = 0;
+};
+
+template <TPosition position, int32_t depth, auto mask = 0>
+class TQue
+    : public TQueBind<position, position == TPosition::VECIN ? TPosition::VECCALC : TPosition::GM, depth> {};
+
+class TPipe {
+public:
+    TPipe() {
+        twin::Core& core = twin::current_core();
+        if (core.pipe != nullptr) {
+            twin::Raise(twin::Finding::kQueueMisuse, {"TPipe", 0}, "two TPipes are alive on one core");
+        }
+        core.pipe = this;
+    }
+    // What is still queued runs now, and may be a finding. A core that unwinds from one leaves it be.
+    ~TPipe() noexcept(false) {
+        if (!alive_) return;
+        if (std::uncaught_exceptions() == 0) {
+            Destroy();
+        } else {
+            twin::current_core().pipe = nullptr;
+        }
+    }
+    TPipe(const TPipe&) = delete;
+    TPipe& operator=(const TPipe&) = delete;
+
+    template <TPosition src, TPosition dst, int32_t depth>
+    bool InitBuffer(TQueBind<src, dst, depth>& queue, uint8_t num, uint32_t len,
+                    twin::Loc loc = twin::Loc::Here()) {
+        const uint32_t first = twin::current_core().buffer_count;
+        for (uint32_t i = 0; i < num; ++i) Carve(len, loc);
+        queue.Bind(first, num);
+        return true;
+    }
+    template <TPosition position>
+    bool InitBuffer(TBuf<position>& buffer, uint32_t len, twin::Loc loc = twin::Loc::Here()) {
+        const uint32_t id = Carve(len, loc);
+        buffer.buffer_ = id;
+        buffer.begin_ = twin::current_core().buffers[id].begin;
+        buffer.bytes_ = twin::current_core().buffers[id].bytes;
+        return true;
+    }
+    void Reset() { Release(); }
+    void Destroy() {
+        Release();
+        twin::current_core().pipe = nullptr;
+        alive_ = false;
+    }
+    void Init() {}
+
+    TEventID FetchEventID(HardEvent event) {
+        const uint8_t reserved = twin::current_core().reserved_events[static_cast<int>(event)];
+        // The first one free; of none, one that SetFlag refuses by number.
+        static_assert(twin::kEventIds == 8, "a bit an id in a byte");
+        return static_cast<TEventID>(__builtin_ctz(static_cast<uint32_t>(~reserved)));
+    }
+    template <HardEvent event>
+    TEventID FetchEventID() {
+        return FetchEventID(event);
+    }
+    template <HardEvent event>
+    TEventID AllocEventID() {
+        const TEventID id = FetchEventID(event);
+        if (id < static_cast<TEventID>(twin::kEventIds)) {
+            twin::current_core().reserved_events[static_cast<int>(event)] |= static_cast<uint8_t>(1u << id);
+        }
+        return id;
+    }
+    template <HardEvent event>
+    void ReleaseEventID(TEventID id) {
+        twin::current_core().reserved_events[static_cast<int>(event)] &= static_cast<uint8_t>(~(1u << id));
+    }
+
+private:
+    uint32_t Carve(uint32_t len, const twin::Loc& loc) {
+        twin::Core& core = twin::current_core();
+        const uint32_t bytes = (len + twin::kBlockBytes - 1) / twin::kBlockBytes * twin::kBlockBytes;
+        if (core.ub_used + static_cast<uint64_t>(bytes) > twin::kUbBytes) {
+            twin::Raise(twin::Finding::kUbOverflow, loc,
+                        "InitBuffer of %u bytes: %u of the UB's %u are taken", bytes, core.ub_used,
+                        twin::kUbBytes);
+        }
+        if (core.buffer_count >= twin::kMaxUbBuffers) {
+            twin::Raise(twin::Finding::kUbOverflow, loc, "more than %u buffers in one TPipe",
+                        twin::kMaxUbBuffers);
+        }
+        twin::UbBuffer& buffer = core.buffers[core.buffer_count];
+        buffer.begin = core.ub_used;
+        buffer.bytes = bytes;
+        buffer.allocated = buffer.freed = false;
+        ++buffer.stamp;
+        twin::UbCarved(buffer.begin, bytes);
+        core.ub_used += bytes;
+        if (core.ub_used > core.traffic.ub_peak) core.traffic.ub_peak = core.ub_used;
+        return core.buffer_count++;
+    }
+    void Release() {
+        twin::Core& core = twin::current_core();
+        for (uint32_t i = 0; i < core.buffer_count; ++i) {
+            twin::UbBuffer& buffer = core.buffers[i];
+            // As in the real TPipe: whoever produced for a freed tensor waits until its reader is done.
+            if (buffer.freed) twin::FlagWait(twin::FreeFlag(i), buffer.producer, {"TPipe", 0});
+            buffer.allocated = buffer.freed = false;
+            ++buffer.stamp;
+        }
+        twin::UbReleased();
+        core.buffer_count = 0;
+        core.ub_used = 0;
+    }
+    bool alive_ = true;
+};
+
+}  // namespace AscendC
+
+inline AscendC::TPipe* GetTPipePtr() { return static_cast<AscendC::TPipe*>(twin::current_core().pipe); }

@@ -1,0 +1,59 @@
+// Scalar helpers of the API: rounding up, bit scans, conversions of one value.
+#pragma once
+
+#include "twin/api/cast.h"
+#include "twin/api/sync.h"
+
+namespace AscendC {
+
+template <class T, class U>
+constexpr T AlignUp(T value, U unit) {
+    return unit == 0 ? value : static_cast<T>((value + unit - 1) / unit * unit);
+}
+template <class T, class U>
+constexpr T DivCeil(T a, U b) {
+    return b == 0 ? a : static_cast<T>((a + b - 1) / b);
+}
+template <class T, class U>
+constexpr T CeilDivision(T a, U b) {
+    return DivCeil(a, b);
+}
+
+// Lowest bit of `valueIn` that equals countValue (0 or 1), or -1.
+template <int countValue>
+inline int64_t ScalarGetSFFValue(uint64_t valueIn) {
+    static_assert(countValue == 0 || countValue == 1, "ScalarGetSFFValue looks for 0 or 1");
+    const uint64_t bits = countValue == 1 ? valueIn : ~valueIn;
+    return bits == 0 ? -1 : __builtin_ctzll(bits);
+}
+// How many bits equal countValue (0 or 1).
+template <int countValue>
+inline int64_t ScalarGetCountOfValue(uint64_t valueIn) {
+    static_assert(countValue == 0 || countValue == 1, "ScalarGetCountOfValue counts 0 or 1");
+    return __builtin_popcountll(countValue == 1 ? valueIn : ~valueIn);
+}
+inline int64_t ScalarCountLeadingZero(uint64_t valueIn) {
+    return valueIn == 0 ? 64 : __builtin_clzll(valueIn);
+}
+// Bits below the sign bit that equal it, before the first that does not.
+inline int64_t CountBitsCntSameAsSignBit(int64_t valueIn) { return __builtin_clrsbll(valueIn); }
+
+// The names of newer headers.
+template <int countValue>
+inline int64_t GetSFFValue(uint64_t valueIn) {
+    return ScalarGetSFFValue<countValue>(valueIn);
+}
+template <int countValue>
+inline int64_t GetBitCount(uint64_t valueIn) {
+    return ScalarGetCountOfValue<countValue>(valueIn);
+}
+inline int64_t CountLeadingZero(uint64_t valueIn) { return ScalarCountLeadingZero(valueIn); }
+
+template <class T, class U, RoundMode roundMode>
+inline U Cast(T valueIn) {
+    return ScalarCast<T, U, roundMode>(valueIn);
+}
+inline float Cast(const bfloat16_t& bVal) { return ToFloat(bVal); }
+inline bfloat16_t Cast(const float& fVal) { return ToBfloat16(fVal); }
+
+}  // namespace AscendC

@@ -1,0 +1,143 @@
+// Ordering: events, pipe barriers, the all-core barrier, data-cache control, the cycle counter.
+#pragma once
+
+#include "twin/api/tensor.h"
+
+enum pipe_t {
+    PIPE_S = 0,
+    PIPE_V,
+    PIPE_M,
+    PIPE_MTE1,
+    PIPE_MTE2,
+    PIPE_MTE3,
+    PIPE_ALL,
+    PIPE_MTE4,
+    PIPE_MTE5,
+    PIPE_V2,
+    PIPE_FIX
+};
+using event_t = int32_t;
+constexpr event_t EVENT_ID0 = 0, EVENT_ID1 = 1, EVENT_ID2 = 2, EVENT_ID3 = 3, EVENT_ID4 = 4, EVENT_ID5 = 5,
+                  EVENT_ID6 = 6, EVENT_ID7 = 7;
+
+namespace AscendC {
+
+// The pairs that exist between the pipes of a vector core.
+enum class HardEvent : uint8_t {
+    MTE2_V,
+    V_MTE2,
+    MTE3_V,
+    V_MTE3,
+    V_V,
+    MTE3_MTE2,
+    MTE2_MTE3,
+    S_V,
+    V_S,
+    S_MTE2,
+    MTE2_S,
+    S_MTE3,
+    MTE3_S,
+    MAX
+};
+using TEventID = int8_t;
+
+namespace detail {
+
+struct EventPipes {
+    twin::Pipe from;
+    twin::Pipe to;
+};
+constexpr EventPipes PipesOf(HardEvent event) {
+    constexpr twin::Pipe kS = twin::Pipe::kS, kV = twin::Pipe::kV, k2 = twin::Pipe::kMte2,
+                         k3 = twin::Pipe::kMte3;
+    constexpr EventPipes kTable[] = {{k2, kV}, {kV, k2}, {k3, kV}, {kV, k3}, {kV, kV}, {k3, k2}, {k2, k3},
+                                     {kS, kV}, {kV, kS}, {kS, k2}, {k2, kS}, {kS, k3}, {k3, kS}};
+    return kTable[static_cast<int>(event)];
+}
+
+// Where the engine keeps an event.
+inline uint32_t FlagIndex(HardEvent event, int32_t id) {
+    return static_cast<uint32_t>(event) * twin::kEventIds + static_cast<uint32_t>(id);
+}
+
+inline bool* FlagOf(HardEvent event, int32_t id, const twin::Loc& loc) {
+    if (id < 0 || id >= static_cast<int32_t>(twin::kEventIds)) {
+        twin::Raise(twin::Finding::kEventMisuse, loc, "event id %d is outside 0..%u", id,
+                    twin::kEventIds - 1);
+    }
+    return &twin::current_core().flags[static_cast<int>(event)][id];
+}
+
+}  // namespace detail
+
+template <HardEvent event>
+inline void SetFlag(int32_t id, twin::Loc loc = twin::Loc::Here()) {
+    bool* flag = detail::FlagOf(event, id, loc);
+    if (*flag) {
+        twin::Raise(twin::Finding::kEventMisuse, loc,
+                    "event %d of HardEvent %d is set twice without a WaitFlag", id, static_cast<int>(event));
+    }
+    *flag = true;
+    twin::FlagSet(detail::FlagIndex(event, id), detail::PipesOf(event).from, loc);
+}
+
+template <HardEvent event>
+inline void WaitFlag(int32_t id, twin::Loc loc = twin::Loc::Here()) {
+    bool* flag = detail::FlagOf(event, id, loc);
+    if (!*flag) {
+        twin::Raise(twin::Finding::kEventMisuse, loc,
+                    "WaitFlag on event %d of HardEvent %d that nobody has set: an NPU would hang here", id,
+                    static_cast<int>(event));
+    }
+    *flag = false;
+    twin::FlagWait(detail::FlagIndex(event, id), detail::PipesOf(event).to, loc);
+}
+
+template <pipe_t pipe>
+inline void PipeBarrier(twin::Loc loc = twin::Loc::Here()) {
+    static_assert(pipe != PIPE_S, "PipeBarrier<PIPE_S> is not supported");
+    static_assert(pipe == PIPE_V || pipe == PIPE_MTE2 || pipe == PIPE_MTE3 || pipe == PIPE_ALL ||
+                      pipe == PIPE_MTE1 || pipe == PIPE_M || pipe == PIPE_FIX,
+                  "no such pipe on a vector core");
+    constexpr twin::Pipe kPipe = pipe == PIPE_V      ? twin::Pipe::kV
+                                 : pipe == PIPE_MTE2 ? twin::Pipe::kMte2
+                                 : pipe == PIPE_MTE3 ? twin::Pipe::kMte3
+                                                     : twin::Pipe::kAll;
+    twin::Barrier(kPipe, loc);
+}
+
+// All launched AIV cores meet. Every core must call it equally often.
+template <bool isAIVOnly = true>
+inline void SyncAll(twin::Loc loc = twin::Loc::Here()) {
+    twin::SyncAllCores(loc);
+}
+// Soft form: `gmWorkspace` needs 32 zeroed bytes a core.
+template <bool isAIVOnly = true>
+inline void SyncAll(const GlobalTensor<int32_t>& gmWorkspace, const LocalTensor<int32_t>& ubWorkspace,
+                    const int32_t usedCores = 0, twin::Loc loc = twin::Loc::Here()) {
+    const uint32_t cores = usedCores > 0 ? static_cast<uint32_t>(usedCores) : twin::BlockNum();
+    gmWorkspace.Span(static_cast<uint64_t>(cores) * twin::kBlockBytes, loc, "SyncAll workspace");
+    ubWorkspace.Span(static_cast<uint64_t>(cores) * 8, loc, "SyncAll UB workspace");
+    if (cores != twin::BlockNum()) {
+        twin::Raise(twin::Finding::kSyncDivergence, loc, "SyncAll of %u cores, but %u were launched", cores,
+                    twin::BlockNum());
+    }
+    twin::SyncAllCores(loc);
+}
+
+enum class CacheLine : uint8_t { SINGLE_CACHE_LINE = 0, ENTIRE_DATA_CACHE };
+enum class DcciDst : uint8_t { CACHELINE_ALL = 0, CACHELINE_UB, CACHELINE_OUT, CACHELINE_ATOMIC };
+
+template <class T, CacheLine line, DcciDst dst = DcciDst::CACHELINE_ALL>
+inline void DataCacheCleanAndInvalid(const GlobalTensor<T>& target, twin::Loc loc = twin::Loc::Here()) {
+    const auto span = target.Span(sizeof(T), loc, "DataCacheCleanAndInvalid");
+    twin::CleanLines(reinterpret_cast<uintptr_t>(span.first), line == CacheLine::ENTIRE_DATA_CACHE, loc);
+}
+
+inline int64_t GetSystemCycle() { return twin::SystemCycle(); }
+inline int64_t GetBlockIdx() { return twin::current_core().index; }
+inline int64_t GetBlockNum() { return twin::BlockNum(); }
+inline int64_t GetSubBlockIdx() { return 0; }
+inline int64_t GetTaskRation() { return 1; }
+
+}  // namespace AscendC

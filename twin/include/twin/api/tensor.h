@@ -1,0 +1,219 @@
+// GlobalTensor and LocalTensor: typed views of GM and UB.
+#pragma once
+
+#include <type_traits>
+
+#include "twin/engine/engine.h"
+#include "twin/api/numeric.h"
+#include "twin/api/qualifiers.h"
+
+namespace AscendC {
+
+enum class TPosition : uint8_t {
+    GM,
+    A1,
+    A2,
+    B1,
+    B2,
+    C1,
+    C2,
+    CO1,
+    CO2,
+    VECIN,
+    VECOUT,
+    VECCALC,
+    LCM,
+    SPM,
+    TSCM,
+    MAX
+};
+using QuePosition = TPosition;
+enum class CacheMode : uint8_t {
+    CACHE_MODE_DISABLE,
+    CACHE_MODE_NORMAL,
+    CACHE_MODE_LAST,
+    CACHE_MODE_PERSISTENT
+};
+
+template <class T>
+class LocalTensor {
+public:
+    using PrimType = T;
+    LocalTensor() = default;
+    LocalTensor(uint8_t* data, uint32_t bytes, uint32_t buffer, uint32_t stamp)
+        : data_(data), bytes_(bytes), buffer_(buffer), stamp_(stamp) {}
+
+    // In the real API the length is 32-bit as well.
+    uint32_t GetSize() const { return bytes_ / static_cast<uint32_t>(sizeof(T)); }
+    uint32_t GetLength() const { return bytes_; }
+
+    TWIN_HOT T GetValue(uint32_t index, twin::Loc loc = twin::Loc::Here()) const {
+        T* element = At(index, loc);
+        T value{};
+        twin::IssueExact({"GetValue", twin::Pipe::kS, loc, {0, 1}, {}, {{Address(element), sizeof(T)}}},
+                         [&] { value = *element; });
+        return value;
+    }
+    TWIN_HOT void SetValue(uint32_t index, T value, twin::Loc loc = twin::Loc::Here()) const {
+        T* element = At(index, loc);
+        twin::IssueExact({"SetValue", twin::Pipe::kS, loc, {0, 1}, {Address(element), sizeof(T)}, {}},
+                         [=] { *element = value; });
+    }
+    T operator()(uint32_t index, twin::Loc loc = twin::Loc::Here()) const { return GetValue(index, loc); }
+
+    TWIN_HOT LocalTensor operator[](uint32_t offset) const {
+        const uint64_t begin = static_cast<uint64_t>(offset) * sizeof(T);
+        if (__builtin_expect(begin > bytes_, 0)) RaisePast(*this, offset);
+        return LocalTensor(data_ + begin, bytes_ - static_cast<uint32_t>(begin), buffer_, stamp_);
+    }
+
+    template <class U>
+    LocalTensor<U> ReinterpretCast() const {
+        return LocalTensor<U>(data_, bytes_, buffer_, stamp_);
+    }
+    uint64_t GetPhyAddr(uint32_t offset = 0) const {
+        twin::UbExposed();
+        return reinterpret_cast<uintptr_t>(data_) + offset * sizeof(T);
+    }
+    void SetSize(uint32_t elements) { bytes_ = elements * static_cast<uint32_t>(sizeof(T)); }
+
+    // For the API headers only.
+    uint8_t* data() const { return data_; }
+    uint32_t buffer() const { return buffer_; }
+    uint32_t stamp() const { return stamp_; }
+
+    // The first `count` elements, checked: alive, in bounds, 32-byte aligned (alignment 0: not checked).
+    TWIN_HOT T* Span(uint64_t count, const twin::Loc& loc, const char* what,
+                     uint32_t alignment = twin::kBlockBytes) const {
+        const bool misaligned = alignment != 0 && reinterpret_cast<uintptr_t>(data_) % alignment != 0;
+        if (__builtin_expect(!Alive() || count * sizeof(T) > bytes_ || misaligned, 0))
+            RaiseSpan(*this, count, loc.file, loc.line, what, alignment);
+        return reinterpret_cast<T*>(data_);
+    }
+
+    TWIN_HOT void CheckAlive(const twin::Loc& loc) const {
+        if (__builtin_expect(!Alive(), 0)) RaiseDead(*this, loc.file, loc.line);
+    }
+
+private:
+    static uintptr_t Address(const T* p) { return reinterpret_cast<uintptr_t>(p); }
+    TWIN_HOT bool Alive() const {
+        return data_ != nullptr && twin::current_core().buffers[buffer_].stamp == stamp_;
+    }
+    TWIN_HOT T* At(uint32_t index, const twin::Loc& loc) const {
+        if (__builtin_expect(!Alive() || index >= GetSize(), 0)) RaiseAt(*this, index, loc.file, loc.line);
+        return reinterpret_cast<T*>(data_) + index;
+    }
+    // Everything by value: a view whose address nobody takes stays in registers where nothing is wrong.
+    [[noreturn]] TWIN_COLD static void RaiseDead(LocalTensor view, const char* file, int line) {
+        const twin::Loc loc{file, line};
+        twin::Raise(twin::Finding::kUseAfterFree, loc,
+                    view.data_ == nullptr
+                        ? "LocalTensor was never allocated"
+                        : "LocalTensor is used after FreeTensor, or after its TPipe was reset");
+    }
+    [[noreturn]] TWIN_COLD static void RaiseAt(LocalTensor view, uint32_t index, const char* file, int line) {
+        const twin::Loc loc{file, line};
+        view.CheckAlive(loc);
+        twin::Raise(twin::Finding::kOutOfBounds, loc, "element %u of a LocalTensor of %u", index,
+                    view.GetSize());
+    }
+    [[noreturn]] TWIN_COLD static void RaisePast(LocalTensor view, uint32_t offset) {
+        twin::Raise(twin::Finding::kOutOfBounds, {"LocalTensor", 0},
+                    "LocalTensor[%u] starts past its %u elements", offset, view.GetSize());
+    }
+    [[noreturn]] TWIN_COLD static void RaiseSpan(LocalTensor view, uint64_t count, const char* file, int line,
+                                                 const char* what, uint32_t alignment) {
+        const twin::Loc loc{file, line};
+        view.CheckAlive(loc);
+        if (count * sizeof(T) > view.bytes_) {
+            twin::Raise(twin::Finding::kOutOfBounds, loc, "%s needs %llu bytes, the UB view holds %u", what,
+                        static_cast<unsigned long long>(count * sizeof(T)), view.bytes_);
+        }
+        twin::Raise(twin::Finding::kMisaligned, loc, "%s: UB address is %u bytes past a %u-byte boundary",
+                    what, static_cast<unsigned>(reinterpret_cast<uintptr_t>(view.data_) % alignment),
+                    alignment);
+    }
+
+    uint8_t* data_ = nullptr;
+    uint32_t bytes_ = 0;
+    uint32_t buffer_ = 0;
+    uint32_t stamp_ = 0;
+};
+
+template <class T>
+class GlobalTensor {
+public:
+    using PrimType = T;
+    void SetGlobalBuffer(__gm__ T* address) {
+        address_ = address;
+        count_ = 0;
+    }
+    void SetGlobalBuffer(__gm__ T* address, uint64_t count) {
+        address_ = address;
+        count_ = count;
+    }
+    const __gm__ T* GetPhyAddr() const { return address_; }
+    __gm__ T* GetPhyAddr(uint64_t offset) const { return address_ + offset; }
+    uint64_t GetSize() const { return count_; }
+
+    GlobalTensor operator[](uint64_t offset) const {
+        GlobalTensor view;
+        view.address_ = address_ + offset;
+        // A view at the very end is legal; a non-empty access there is not, and says so itself.
+        view.count_ = count_ == 0 ? 0 : (offset < count_ ? count_ - offset : kNothing);
+        return view;
+    }
+    template <class U>
+    GlobalTensor<U> ReinterpretCast() const {
+        GlobalTensor<U> view;
+        const uint64_t count = count_ == kNothing ? count_ : count_ * sizeof(T) / sizeof(U);
+        view.SetGlobalBuffer(reinterpret_cast<__gm__ U*>(address_), count);
+        return view;
+    }
+    void SetL2CacheHint(CacheMode) {}
+
+    T GetValue(uint64_t index, twin::Loc loc = twin::Loc::Here()) const {
+        const Ranged element = (*this)[index].Span(sizeof(T), loc, "GetValue");
+        twin::WatchRead(twin::current_core(), Address(element.first), loc);
+        return twin::ScalarLoad(element.first, *element.range, loc);
+    }
+    void SetValue(uint64_t index, T value, twin::Loc loc = twin::Loc::Here()) const {
+        const Ranged element = (*this)[index].Span(sizeof(T), loc, "SetValue");
+        twin::ForgetReads(twin::current_core());
+        twin::ScalarStore(element.first, value, *element.range, loc);
+    }
+
+    struct Ranged {
+        T* first;
+        const twin::GmRange* range;
+    };
+    // The first `bytes` bytes, checked: inside the declared size, inside one registered range, aligned to T.
+    TWIN_HOT Ranged Span(uint64_t bytes, const twin::Loc& loc, const char* what) const {
+        T* first = twin::HostOf(address_);
+        const bool outside = count_ != 0 && (count_ == kNothing || bytes > count_ * sizeof(T));
+        if (__builtin_expect(outside || reinterpret_cast<uintptr_t>(first) % sizeof(T) != 0, 0))
+            RaiseSpan(*this, bytes, loc.file, loc.line, what);
+        return {first, &twin::FindGm(twin::current_core(), reinterpret_cast<uintptr_t>(first), bytes, loc)};
+    }
+
+private:
+    static constexpr uint64_t kNothing = ~0ull;
+    static uintptr_t Address(const T* p) { return reinterpret_cast<uintptr_t>(p); }
+    [[noreturn]] TWIN_COLD static void RaiseSpan(GlobalTensor view, uint64_t bytes, const char* file,
+                                                 int line, const char* what) {
+        const twin::Loc loc{file, line};
+        const uint64_t count = view.count_;
+        if (count == kNothing || (count != 0 && bytes > count * sizeof(T))) {
+            twin::Raise(twin::Finding::kOutOfBounds, loc, "%s of %llu bytes, the GlobalTensor holds %llu",
+                        what, static_cast<unsigned long long>(bytes),
+                        static_cast<unsigned long long>(count == kNothing ? 0 : count * sizeof(T)));
+        }
+        twin::Raise(twin::Finding::kMisaligned, loc, "%s: GM address is not aligned to %zu bytes", what,
+                    sizeof(T));
+    }
+    __gm__ T* address_ = nullptr;
+    uint64_t count_ = 0;  // elements; 0: not declared
+};
+
+}  // namespace AscendC

@@ -1,0 +1,107 @@
+// Whoever executes Hccl::BatchWrite beside the cores: a queue a peer, in order within it, in any order
+// between them, every 32 bytes visible by themselves.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "twin/engine/atomic_store.h"
+
+namespace twin {
+
+// One contiguous copy from this rank's GM to a peer's window.
+struct CopyItem {
+    uintptr_t from;
+    uintptr_t to;
+    uint64_t bytes;
+    uint32_t peer;
+    uint32_t* doorbell;  // of the range written, or null
+};
+
+// What a kernel's Hccl object talks to. One a rank and group; `Post` is called by one core at a time.
+class CopyAgent {
+public:
+    virtual ~CopyAgent() = default;
+    // Queues a list of items as one task. Tasks count from 1 on within a launch; the number is returned.
+    virtual uint32_t Post(std::vector<CopyItem> items, const Loc& loc) = 0;
+    // How many tasks are complete: those numbered up to the result.
+    virtual uint32_t Finished() = 0;
+    // A launch begins: nothing is queued and no task is counted.
+    virtual void Begin() = 0;
+    // The kernel has ended; what it posted still goes out, unless it failed.
+    virtual void End(bool failed) = 0;
+};
+
+// The agent of one rank and group: a thread in the fast engine, in the checked one moves of its schedule.
+std::unique_ptr<CopyAgent> MakeCopyAgent();
+
+// The queues themselves, for an engine to step: Step moves the next 32 bytes of one peer's queue.
+class CopyQueues {
+public:
+    uint32_t Add(std::vector<CopyItem> items) {
+        ++posted_;
+        remaining_.push_back(static_cast<uint32_t>(items.size()));
+        for (CopyItem& item : items) {
+            while (queues_.size() <= item.peer) queues_.emplace_back();
+            queues_[item.peer].push_back({item, 0, posted_});
+        }
+        return posted_;
+    }
+    uint32_t peers() const { return static_cast<uint32_t>(queues_.size()); }
+    bool Pending(uint32_t peer) const { return !queues_[peer].empty(); }
+    bool Pending() const {
+        for (uint32_t peer = 0; peer < peers(); ++peer) {
+            if (Pending(peer)) return true;
+        }
+        return false;
+    }
+    uint32_t Finished() const {
+        uint32_t done = 0;
+        while (done < remaining_.size() && remaining_[done] == 0) ++done;
+        return done;
+    }
+    void Clear() { *this = CopyQueues(); }
+
+    // The piece that Step would move now: at most 32 bytes, aligned so at its destination.
+    CopyItem Next(uint32_t peer) const {
+        const Waiting& first = queues_[peer].front();
+        CopyItem piece = first.item;
+        piece.from += first.moved;
+        piece.to += first.moved;
+        const uint64_t to_boundary = kBlockBytes - piece.to % kBlockBytes;
+        const uint64_t left = first.item.bytes - first.moved;
+        piece.bytes = left < to_boundary ? left : to_boundary;
+        return piece;
+    }
+    // Moves `bytes` (of Next) ahead without copying: for engines that copy themselves. True at an item's end.
+    bool Advance(uint32_t peer, uint64_t bytes) {
+        Waiting& first = queues_[peer].front();
+        first.moved += bytes;
+        if (first.moved < first.item.bytes) return false;
+        --remaining_[first.task - 1];
+        queues_[peer].pop_front();
+        return true;
+    }
+    void Step(uint32_t peer) {
+        const CopyItem piece = Next(peer);
+        uint8_t block[kBlockBytes];
+        const uint8_t* from = reinterpret_cast<const uint8_t*>(piece.from);
+        ReadBlocks(block, from, piece.bytes);
+        PublishBlocks(reinterpret_cast<uint8_t*>(piece.to), block, piece.bytes);
+        if (Advance(peer, piece.bytes) && piece.doorbell != nullptr) RingDoorbell(piece.doorbell);
+    }
+
+private:
+    struct Waiting {
+        CopyItem item;
+        uint64_t moved;
+        uint32_t task;
+    };
+    std::vector<std::deque<Waiting>> queues_;  // by peer
+    std::vector<uint32_t> remaining_;          // items of each task
+    uint32_t posted_ = 0;
+};
+
+}  // namespace twin

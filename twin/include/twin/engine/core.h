@@ -1,0 +1,185 @@
+// One emulated AIV core and the device (rank) it belongs to. Everything a kernel can reach hangs off here;
+// there is no other state, so that many ranks can live in one process and one thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "twin/engine/fault.h"
+#include "twin/engine/forward.h"
+
+// What every access goes through is inlined whatever its size; what it fails into never is.
+#define TWIN_HOT inline __attribute__((always_inline))
+#define TWIN_COLD __attribute__((cold, noinline))
+
+namespace twin {
+
+constexpr uint32_t kUbBytes = 192 * 1024;
+constexpr uint32_t kBlockBytes = 32;
+constexpr uint32_t kEventIds = 8;
+constexpr uint32_t kHardEvents = 16;
+constexpr uint32_t kMaxCores = 64;
+constexpr uint32_t kMaxUbBuffers = 64;
+
+enum class Pipe : uint8_t { kS, kV, kMte2, kMte3, kAll };
+constexpr uint32_t kPipes = 4;
+
+// What a registered range of GM is, for bounds messages and for counting bytes.
+enum class GmKind : uint8_t { kTensor, kWindowData, kWindowState, kWorkspace, kWindowLent, kKinds };
+
+// One GM allocation that a kernel may touch.
+struct GmRange {
+    uintptr_t begin;
+    uintptr_t end;
+    GmKind kind;
+    bool atomic_blocks;  // 32-byte blocks are published and read whole (status areas)
+    uint32_t* doorbell;  // rung after a store, or null
+    const char* name;
+    int owner = -1;     // windows: the rank whose window it is
+    bool bulk = false;  // rows of payload: runs that are only timed may leave them where they are
+};
+
+// Bytes that the MTE pipes moved, by the kind of GM at the far end.
+struct Traffic {
+    uint64_t read[static_cast<int>(GmKind::kKinds)];
+    uint64_t written[static_cast<int>(GmKind::kKinds)];
+    uint64_t ub_peak;  // most UB that a core's TPipe had carved at a time
+};
+
+// A buffer that TPipe::InitBuffer carved out of UB. Its stamp changes whenever its contents stop being
+// the caller's: FreeTensor, Reset, Destroy. A tensor carries the stamp it was born with.
+struct UbBuffer {
+    uint32_t begin = 0;
+    uint32_t bytes = 0;
+    uint32_t stamp = 0;
+    bool allocated = false;
+    bool freed = false;  // given back, and nobody has waited for its reader yet
+    Pipe producer = Pipe::kS;
+};
+
+// The engine's flags of a core: hard events, then two a UB slot: it is full, it is free.
+constexpr uint32_t kQueueFlags = kHardEvents * kEventIds;
+constexpr uint32_t kFlags = kQueueFlags + 2 * kMaxUbBuffers;
+constexpr uint32_t FullFlag(uint32_t slot) { return kQueueFlags + 2 * slot; }
+constexpr uint32_t FreeFlag(uint32_t slot) { return kQueueFlags + 2 * slot + 1; }
+
+// GM reads that a core has made lately: how a poll that nobody declared is noticed.
+struct PollWatch {
+    static constexpr uint32_t kReads = 128;     // a power of two
+    static constexpr uint32_t kPatience = 512;  // reads without a yield, whatever they are
+    struct Read {
+        uintptr_t address;
+        int line;
+        uint32_t round;
+    };
+    Read reads[kReads] = {};
+    uint32_t round = 1;  // reads of earlier rounds are forgotten
+    uint32_t unyielding = 0;
+};
+
+class Device;
+class Scheduler;
+class Recorder;
+namespace checked {
+struct CoreState;
+}
+namespace timed {
+struct Hot;
+}
+
+struct Core {
+    uint32_t index = 0;
+    int rank = -1;
+    Scheduler* scheduler = nullptr;
+    uint8_t* ub = nullptr;
+    uint32_t ub_used = 0;  // bump allocator of the live TPipe
+    void* pipe = nullptr;  // the live TPipe, or null
+    UbBuffer buffers[kMaxUbBuffers] = {};
+    uint32_t buffer_count = 0;
+    bool flags[kHardEvents][kEventIds] = {};    // set and not yet waited for
+    uint8_t reserved_events[kHardEvents] = {};  // ids that AllocEventID holds, one bit each
+    uint32_t queue_tensors[2] = {};             // tensors allocated and not freed: VECIN, VECOUT
+    uint32_t sync_all_calls = 0;
+    bool counter_mode = false;
+    uint64_t vector_mask[2] = {~0ull, ~0ull};
+    float deq_scale = 1.0f;
+    uint8_t atomic_op = 0;          // set by SetAtomic*: 0 none, 1 add, 2 max, 3 min
+    uint8_t atomic_type = 0;        // element type of the atomic
+    uint64_t gather_count = 0;      // elements that the last GatherMask kept
+    uint64_t compare_mask[2] = {};  // what a Compare without a destination found
+    uint16_t merge_counts[4] = {};  // entries of each list that the last MrgSort took
+    uint64_t pad_value = 0;         // bits of SetPadValue
+    GmRange last_range[2] = {};     // most recently hit GM ranges
+    uint32_t last_slot = 0;
+    Traffic traffic = {};
+    Loc blocked_at = {"", 0};
+    const char* phase = "";                 // step of the op, as the kernel named it last
+    uintptr_t hccl_context[2] = {0, 0};     // by SetHcclContext; 0: the launch's
+    std::unique_ptr<PollWatch> watch;       // null where polls are declared
+    checked::CoreState* checked = nullptr;  // of the checked engine
+    Forward forward;                        // of the fast engine
+    Recorder* recorder = nullptr;           // of the fast engine, where a timeline is wanted
+    timed::Hot* timed = nullptr;            // of the timed engine
+};
+
+// The core whose fiber runs on this thread: set at every fiber switch. The single thread_local of the twin.
+extern __thread Core* g_current_core __attribute__((tls_model("initial-exec")));
+inline Core& current_core() { return *g_current_core; }
+
+void RecordPhase(const Core& core);  // that its phase ends
+inline void MarkPhase(const char* name) {
+    Core& core = current_core();
+    if (__builtin_expect(core.recorder != nullptr, 0)) RecordPhase(core);
+    core.phase = name;
+}
+
+// Finds the GM range that holds [address, address + bytes) or raises kOutOfBounds.
+const GmRange& SearchGm(Core& core, uintptr_t address, uint64_t bytes, const Loc& loc);
+inline const GmRange& FindGm(Core& core, uintptr_t address, uint64_t bytes, const Loc& loc) {
+    for (const GmRange& range : core.last_range) {
+        if (address >= range.begin && address < range.end && bytes <= range.end - address) return range;
+    }
+    return SearchGm(core, address, bytes, loc);
+}
+
+// Blocks the running fiber until all launched cores have called it equally often.
+void SyncAllCores(const Loc& loc);
+// A declared poll that found nothing: lets other cores, then other processes, run.
+void PollYield(const Loc& loc);
+// The same for a poll that was noticed, not declared: never a reason to say that a core hangs.
+void SuspectedPoll(const Loc& loc);
+// Lets other cores run once, for a loop that looks like work.
+void GiveWay(const Loc& loc);
+// A GM read that a core has made before, with no store of its own in between, looks like a poll. Polls that
+// store at every look, or look at very many places, are no poll by this rule, but must not run for ever.
+inline void WatchRead(Core& core, uintptr_t address, const Loc& loc) {
+    if (core.watch == nullptr) return;
+    PollWatch& watch = *core.watch;
+    const uint32_t hash = static_cast<uint32_t>(address >> 5) * 2654435761u + static_cast<uint32_t>(loc.line);
+    PollWatch::Read& read = watch.reads[(hash ^ hash >> 16) % PollWatch::kReads];
+    if (read.address == address && read.line == loc.line && read.round == watch.round) {
+        watch.unyielding = 0;
+        SuspectedPoll(loc);
+        return;
+    }
+    read = {address, loc.line, watch.round};
+    if (++watch.unyielding >= PollWatch::kPatience) {
+        watch.unyielding = 0;
+        GiveWay(loc);
+    }
+}
+inline void ForgetReads(Core& core) {
+    if (core.watch != nullptr) ++core.watch->round;
+}
+// 50 cycles a microsecond, as on A2/A3.
+int64_t SystemCycle();
+uint32_t BlockNum();
+uint64_t TilingKey();
+uintptr_t HcclContext(int index);
+// Flags between cores of one launch. Mode 0: all cores set, then all may pass; mode 1: the two sub-blocks of
+// a block. Mode 2 needs a cube core and is refused.
+void CrossCoreSet(int mode, Pipe pipe, int id, const Loc& loc);
+void CrossCoreWait(int id, const Loc& loc);
+
+}  // namespace twin

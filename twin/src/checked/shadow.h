@@ -1,0 +1,125 @@
+// Shadow memory: who wrote and read which bytes last. One entry a 32-byte block, one a byte where a block is
+// used in parts.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "clocks.h"
+#include "twin/engine/engine.h"
+
+namespace twin::checked {
+
+// An instruction that touched memory. Its number orders the instructions of one core as the program does.
+struct Site {
+    const char* name;
+    Loc loc;
+    uint16_t agent;
+    bool write;
+    bool atomic;
+};
+
+// Numbers of sites; 0: nobody. A read entry with kMany set is an index of a list.
+struct Cell {
+    uint32_t write = 0;
+    uint32_t reads[3] = {0, 0, 0};
+    bool operator==(const Cell& other) const {
+        return write == other.write && reads[0] == other.reads[0] && reads[1] == other.reads[1] &&
+               reads[2] == other.reads[2];
+    }
+};
+constexpr uint32_t kMany = 0x80000000u;
+
+struct Block {
+    Cell whole;
+    uint32_t split = 0;   // index of 32 cells, or 0
+    uint32_t filled = 0;  // UB: bytes that hold something, one bit each
+    ClockId release = kNoClock;
+    uint8_t sync = 0;  // GM: a flag, its accesses order others
+};
+
+// An access that is being checked.
+struct Toucher {
+    uint32_t number;
+    uint16_t agent;
+    bool write;
+    bool atomic;
+    bool in_order;  // the agent's pipe completes in order
+    const uint32_t* clock;
+};
+
+class Sites {
+public:
+    void Reset() { sites_.assign(1, Site{}); }
+    uint32_t Add(const Site& site) {
+        sites_.push_back(site);
+        return static_cast<uint32_t>(sites_.size() - 1);
+    }
+    const Site& operator[](uint32_t number) const { return sites_[number]; }
+    Site& operator[](uint32_t number) { return sites_[number]; }
+    uint32_t last() const { return static_cast<uint32_t>(sites_.size() - 1); }
+
+private:
+    std::vector<Site> sites_;
+};
+
+constexpr uint32_t kPageBytes = 4096;
+constexpr uint32_t kPageBlocks = kPageBytes / kBlockBytes;
+
+struct Page {
+    uintptr_t begin;
+    bool written;
+    Block blocks[kPageBlocks];
+};
+
+class Shadow {
+public:
+    struct Conflict {
+        uint32_t other = 0;   // the site that is not ordered before
+        bool wrote = false;   // it wrote these bytes
+        uint64_t offset = 0;  // first byte, from the start of the range
+        bool uninitialised = false;
+    };
+
+    Shadow(Sites& sites, ClockPool& clocks) : sites_(sites), clocks_(clocks) {}
+    void Reset(bool relaxed_scalar_reads);
+
+    // Checks and records one contiguous access; `blocks` is the block that holds the first byte, `lead` the
+    // bytes before it there. The range must not leave the array.
+    Conflict Touch(Block* blocks, uint32_t lead, uint64_t bytes, const Toucher& t);
+    // UB: whether all bytes hold something. `whole_blocks`: only blocks of which nothing does count.
+    static Conflict Filled(const Block* blocks, uint32_t lead, uint64_t bytes, bool whole_blocks);
+    static void Fill(Block* blocks, uint32_t lead, uint64_t bytes, bool filled);
+
+    Page& PageOf(uintptr_t address);
+    Page* FindPage(uintptr_t address);
+    template <class Visit>
+    void ForEachPage(Visit&& visit) const {
+        for (uint32_t i = 0; i < used_; ++i) visit(*pages_[i]);
+    }
+
+private:
+    bool Ordered(uint32_t other, const Toucher& t) const;
+    bool Conflicts(uint32_t other, const Toucher& t) const;
+    uint32_t Check(const Cell& cell, const Toucher& t, bool& wrote) const;
+    void Record(Cell& cell, const Toucher& t);
+    void AddRead(Cell& cell, const Toucher& t);
+    Cell* Split(Block& block);
+
+    Sites& sites_;
+    ClockPool& clocks_;
+    bool relaxed_ = false;
+    std::vector<Cell> cells_;  // 32 a split block; index 0 is unused
+    std::vector<uint32_t> free_splits_;
+    std::vector<std::vector<uint32_t>> many_;
+    uint32_t many_used_ = 0;
+    std::vector<std::unique_ptr<Page>> pages_;
+    uint32_t used_ = 0;
+    std::unordered_map<uintptr_t, Page*> by_address_;
+    static constexpr uint32_t kRecent = 64;
+    Page* recent_[kRecent] = {};
+};
+
+}  // namespace twin::checked

@@ -1,0 +1,179 @@
+// All ranks and all their cores as fibers of one thread; pipes and stores as things that a schedule moves.
+#pragma once
+
+#include <exception>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../core/cross_flags.h"
+#include "../core/faults.h"
+#include "../core/fiber_host.h"
+#include "../core/gm_map.h"
+#include "state.h"
+#include "twin/engine/explore.h"
+
+namespace twin {
+
+using namespace checked;
+
+namespace checked {
+struct RankState {
+    RankProgram* program = nullptr;
+    size_t next = 0;  // step to start
+    const ProgramStep* step = nullptr;
+    uint32_t first = 0;  // global index of its first core
+    uint32_t cores = 0;  // of the running launch
+    uint32_t most_cores = 0;
+    uint32_t live = 0;
+    bool dead = false;
+    bool stalled = false;
+    GmMap ranges;
+    CrossFlags cross;
+    std::vector<uint32_t> clock;  // what the host knows: all its launches so far
+};
+}  // namespace checked
+
+class World : FiberHost<World, CoreState> {
+public:
+    World();
+    ~World();
+    RunResult Run(std::vector<RankProgram>& programs, const RunOptions& options);
+    template <class Visit>
+    void ForEachPage(Visit&& visit) const {
+        shadow_.ForEachPage(visit);
+    }
+
+    // ---- called from fibers ----
+    void Enqueue(CoreState& core, const Instruction& instruction, void (*run)(void*), void* effect);
+    void* Reserve(CoreState& core, size_t bytes);
+    void CheckScalar(CoreState& core, const Instruction& instruction);
+    void LoadCached(CoreState& core, uintptr_t from, uint32_t bytes, void* value, const GmRange& range,
+                    const Loc& loc);
+    void StoreCached(CoreState& core, uintptr_t to, uint32_t bytes, const void* value, const GmRange& range,
+                     const Loc& loc);
+    void CleanLines(CoreState& core, uintptr_t address, bool all, const Loc& loc);
+    void FlagSet(CoreState& core, uint32_t flag, Pipe from, const Loc& loc);
+    void FlagWait(CoreState& core, uint32_t flag, Pipe to, const Loc& loc);
+    void Barrier(CoreState& core, Pipe pipe, const Loc& loc);
+    void Settle(CoreState& core, Pipe pipe);
+    void Carved(CoreState& core, uint32_t begin, uint32_t bytes);
+    void Released(CoreState& core);
+    void SyncAll(CoreState& core, const Loc& loc);
+    void Poll(CoreState& core, const Loc& loc, bool suspected);
+    void GiveWay(CoreState& core, const Loc& loc);
+    void CrossSet(CoreState& core, int mode, Pipe pipe, int id, const Loc& loc);
+    void CrossWait(CoreState& core, int id, const Loc& loc);
+    void AddAgent(CoreState& core, CopyQueues* queues);
+    int64_t cycles() const { return cycles_; }
+
+private:
+    friend class FiberHost<World, CoreState>;
+    enum Kind : uint8_t { kFiber, kVector, kMte2, kMte3, kStores, kAgents, kKinds };
+    struct Entity {
+        CoreState* core;
+        Kind kind;
+    };
+
+    // ---- world.cpp ----
+    void Prepare(std::vector<RankProgram>& programs, const RunOptions& options);
+    void StartStep(RankState& rank);
+    void WriteFromHost(RankState& rank, const HostWrite& write);
+    void FinishStep(RankState& rank);
+    void Loop();
+    bool Gather();
+    bool FiberEnabled(const CoreState& core) const;
+    bool PipeEnabled(const CoreState& core, uint32_t pipe) const;
+    void Step(const Entity& entity);
+    void EndKernel(CoreState& core);
+    void Park(CoreState& core, CoreStatus status, const Loc& loc);
+    void MaybeYield(CoreState& core);
+    void ReleaseBarrier(RankState& rank);
+    void CheckDivergence(RankState& rank);
+    bool Idle();
+    void FailHanging(const char* how);
+    void Inject();
+    void Look(CoreState& core, bool waiting);
+    bool Frozen(const RankState& rank) const { return rank.dead || rank.stalled; }
+
+    // ---- schedule.cpp: choices ----
+    void SeedSchedule();
+    uint64_t Random();
+    // 0..n-1; 0 is the tame one. `odds`: one in how many is not 0, when chance decides.
+    uint32_t Choose(uint32_t n, uint32_t odds);
+    size_t PickEntity();
+    bool Eager(CoreState& core, uint32_t pipe);
+    bool ChangePoint();
+
+    // ---- pipes.cpp ----
+    ClockId IssueClock(CoreState& core);
+    void KnowAll(CoreState& core);
+    bool RunHead(CoreState& core, uint32_t pipe, bool force);
+    void RunEffect(CoreState& core, uint32_t pipe, QueuedOp& op, bool force);
+    void ForceFlag(CoreState& core, uint32_t flag, uint32_t turn);
+    void ForcePipe(CoreState& core, uint32_t pipe);
+    void Drain(CoreState& core, const Loc& loc);
+    void ForceAll(CoreState& core);
+    bool Idle(const CoreState& core) const;
+    bool FlagReady(const CoreState& core, uint32_t flag, uint32_t turn) const;
+    Toucher ToucherOf(CoreState& core, Pipe pipe, uint32_t number, bool write, bool atomic);
+
+    // ---- memory.cpp ----
+    void TouchUb(CoreState& core, const Access& access, const Toucher& t);
+    void NeedFilled(CoreState& core, const Access& access, const Instruction& in, uint32_t number);
+    void TouchGm(CoreState& core, Pipe pipe, const Access& access, const Toucher& t, const Instruction& in);
+    void TouchGmPiece(CoreState& core, Pipe pipe, uintptr_t begin, uint64_t bytes, const Toucher& t,
+                      const GmRange& range, bool flag_store);
+    void MakeStore(CoreState& core, QueuedOp& op, const GmRange& range, ClockId release, bool force);
+    void LandSome(CoreState& core);
+    void LandAll(CoreState& core);
+    void LandPiece(CoreState& core, Store& store, size_t index);
+    void Landed(CoreState& core, uintptr_t to, uint64_t bytes, uint32_t number);
+    void DropLanded(CoreState& core);
+    void Corrupt(const Store::Piece& piece, uint8_t* bytes) const;
+    CacheLine& Fetch(CoreState& core, uintptr_t line, const GmRange& range, const Loc& loc);
+    void CheckDirty(CoreState& core, Pipe pipe, uintptr_t begin, uint64_t bytes, const Toucher& t);
+    void CheckDirtyAtEnd(CoreState& core);
+    void Trace(const CoreState& core, const char* event, const GmRange* range, uintptr_t begin,
+               uint64_t bytes, uint64_t issue);
+    void Mix(uint64_t value) { result_.trace_hash = (result_.trace_hash ^ value) * 0x9E3779B97F4A7C15ull; }
+
+    // ---- agents.cpp ----
+    bool AgentPending(const CoreState& core) const;
+    void MoveAgents(CoreState& core, bool all);
+
+    // ---- report.cpp ----
+    [[noreturn]] void RaiseConflict(const Toucher& t, const Shadow::Conflict& found,
+                                    const std::string& where);
+    [[noreturn]] void RaiseOrder(uint32_t first, bool first_wrote, uint32_t second, bool second_wrote,
+                                 const std::string& where);
+    [[noreturn]] void RaiseUnfilled(const CoreState& core, const Instruction& in, uint32_t number,
+                                    uint64_t at, uint64_t bytes);
+    std::string Describe(uint32_t number, bool wrote) const;
+    std::string Actor(uint16_t agent) const;
+
+    RunOptions options_;
+    RunResult result_;
+    ClockPool clocks_;
+    Sites sites_;
+    Shadow shadow_;
+    std::vector<std::unique_ptr<CoreState>> cores_;
+    uint32_t core_count_ = 0;
+    std::vector<std::unique_ptr<RankState>> ranks_;
+    uint32_t rank_count_ = 0;
+    uint32_t live_ranks_ = 0;
+    std::vector<Entity> enabled_;
+    CoreState* favourite_ = nullptr;  // whose fiber ran last
+    int64_t cycles_ = 0;
+    uint64_t random_ = 0;
+    size_t choice_ = 0;
+    std::vector<uint64_t> change_points_;
+    uint64_t yields_ = 0;
+    int64_t lowest_ = 0;
+    uint32_t dirty_lines_ = 0;
+    uint32_t idle_rounds_ = 0;
+    uint64_t landings_ = 0;
+    std::vector<uint32_t> scratch_;
+};
+
+}  // namespace twin

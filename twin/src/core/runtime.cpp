@@ -1,0 +1,139 @@
+// What both engines share: the current core, findings in words, doorbells, GM ranges by address.
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+#include <string>
+
+#include "faults.h"
+#include "gm_map.h"
+#include "twin/engine/atomic_store.h"
+#include "twin/engine/launch.h"
+
+namespace twin {
+
+__thread Core* g_current_core __attribute__((tls_model("initial-exec"))) = nullptr;
+
+void RingDoorbell(uint32_t* doorbell) {
+    __atomic_fetch_add(doorbell, 1, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(doorbell - 1, __ATOMIC_SEQ_CST) != 0) {
+        syscall(SYS_futex, doorbell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+    }
+}
+
+const char* FindingName(Finding kind) {
+    switch (kind) {
+        case Finding::kOutOfBounds: return "out of bounds";
+        case Finding::kMisaligned: return "misaligned address";
+        case Finding::kTruncatedCopy: return "copy length rounded down";
+        case Finding::kBadArgument: return "illegal argument";
+        case Finding::kUbOverflow: return "UB overflow";
+        case Finding::kQueueMisuse: return "queue discipline";
+        case Finding::kUseAfterFree: return "use after free";
+        case Finding::kEventMisuse: return "event discipline";
+        case Finding::kSyncDivergence: return "SyncAll divergence";
+        case Finding::kMissingSync: return "missing pipe synchronisation";
+        case Finding::kPipeHazard: return "same-pipe hazard";
+        case Finding::kUninitialised: return "uninitialised UB read";
+        case Finding::kStaleRead: return "stale scalar read";
+        case Finding::kUnflushedWrite: return "unflushed scalar write";
+        case Finding::kSharedLine: return "cache line shared by two writers";
+        case Finding::kWrongHalf: return "wrong part of a window";
+        case Finding::kCoreRace: return "race between cores";
+        case Finding::kRankRace: return "race between ranks";
+        case Finding::kHang: return "hang";
+    }
+    return "fault";
+}
+
+void Raise(Finding kind, const Loc& loc, const char* format, ...) {
+    char text[512];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof(text), format, arguments);
+    va_end(arguments);
+    const Core* core = g_current_core;
+    char line[768];
+    snprintf(line, sizeof(line), "%s: %s, at %s (rank %d, core %u)", FindingName(kind), text,
+             PlaceOf(loc).c_str(), core != nullptr ? core->rank : -1, core != nullptr ? core->index : 0);
+    throw Fault(kind, line);
+}
+
+std::string PlaceOf(const Loc& loc) {
+    const char* slash = strrchr(loc.file, '/');
+    return std::string(slash != nullptr ? slash + 1 : loc.file) + ":" + std::to_string(loc.line);
+}
+
+std::exception_ptr FaultOf(const Core& core, Finding kind, const Loc& loc, const std::string& text) {
+    Core* const before = g_current_core;
+    g_current_core = const_cast<Core*>(&core);
+    std::exception_ptr fault;
+    try {
+        Raise(kind, loc, "%s", text.c_str());
+    } catch (...) {
+        fault = std::current_exception();
+    }
+    g_current_core = before;
+    return fault;
+}
+
+std::exception_ptr DivergenceOf(const Core& waiting, const std::string& gone) {
+    return FaultOf(waiting, Finding::kSyncDivergence, waiting.blocked_at,
+                   "core " + std::to_string(waiting.index) + " waits in SyncAll call " +
+                       std::to_string(waiting.sync_all_calls) + ", but cores " + gone +
+                       " have left the kernel");
+}
+
+void GmMap::Assign(const std::vector<GmRange>& ranges) {
+    ranges_ = ranges;
+    std::sort(ranges_.begin(), ranges_.end(),
+              [](const GmRange& a, const GmRange& b) { return a.begin < b.begin; });
+}
+
+const GmRange& GmMap::Find(Core& core, uintptr_t address, uint64_t bytes, const Loc& loc) const {
+    auto next = std::upper_bound(ranges_.begin(), ranges_.end(), address,
+                                 [](uintptr_t a, const GmRange& range) { return a < range.begin; });
+    if (next == ranges_.begin()) {
+        Raise(Finding::kOutOfBounds, loc, "GM address %#llx is in no tensor or window",
+              static_cast<unsigned long long>(address));
+    }
+    const GmRange& range = *(next - 1);
+    if (address < range.end && bytes <= range.end - address) {
+        core.last_slot ^= 1;
+        core.last_range[core.last_slot] = range;
+        return core.last_range[core.last_slot];
+    }
+    if (address < range.end) {
+        Raise(Finding::kOutOfBounds, loc, "%llu bytes at byte %llu of GM \"%s\", which has %llu",
+              static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(address - range.begin),
+              range.name, static_cast<unsigned long long>(range.end - range.begin));
+    }
+    Raise(Finding::kOutOfBounds, loc,
+          "GM address is in no tensor or window; the nearest below is \"%s\", which ends %llu bytes before",
+          range.name, static_cast<unsigned long long>(address - range.end));
+}
+
+void CheckCleanExit(const Core& core) {
+    const Loc here{"end of kernel", 0};
+    for (uint32_t event = 0; event < kHardEvents; ++event) {
+        for (uint32_t id = 0; id < kEventIds; ++id) {
+            if (core.flags[event][id]) {
+                Raise(Finding::kEventMisuse, here,
+                      "event %u of HardEvent %u is still set: it would poison the next kernel", id, event);
+            }
+        }
+    }
+    if (core.queue_tensors[0] != 0 || core.queue_tensors[1] != 0) {
+        Raise(Finding::kQueueMisuse, here, "%u queue tensors were never freed",
+              core.queue_tensors[0] + core.queue_tensors[1]);
+    }
+    if (core.atomic_op != 0)
+        Raise(Finding::kBadArgument, here, "SetAtomicNone is missing: the next kernel would add");
+}
+
+}  // namespace twin

@@ -1,0 +1,346 @@
+#ifndef TWIN_CHECKED
+
+#include "twin/engine/forward.h"
+
+#include <cstring>
+
+#include "twin/api/cast.h"
+
+namespace twin {
+
+namespace {
+
+constexpr uint32_t kLooks = 8;
+
+bool Overlap(uintptr_t a, uintptr_t a_end, uintptr_t b, uintptr_t b_end) { return a < b_end && b < a_end; }
+uintptr_t EndOf(const ForwardedRow& row) { return row.ub + row.bytes; }
+uint64_t SumBytes(const ForwardedSum& sum) { return uint64_t{sum.count} * sizeof(float); }
+uint64_t TermBytes(const ForwardedTerm& term) { return uint64_t{term.count} * sizeof(float); }
+uint64_t SourceBytes(const ForwardedTerm& term) {
+    return uint64_t{term.count} * (term.type == TermType::kFloat ? sizeof(float) : sizeof(half));
+}
+
+float Wide(const float* p, uint32_t i) { return LoadAt(p, i); }
+float Wide(const half* p, uint32_t i) { return static_cast<float>(LoadAt(p, i)); }
+float Wide(const bfloat16_t* p, uint32_t i) { return static_cast<float>(LoadAt(p, i)); }
+
+// As the instructions would have done it: each step rounded, none fused.
+template <bool kScaled, class T>
+void TermLoop(float* to, const T* from, float weight, uint32_t n) {
+    RunBest([=] {
+        TWIN_ELEMENTWISE
+        for (uint32_t i = 0; i < n; ++i) {
+            float value = Wide(from, i);
+            if constexpr (kScaled) value = value * weight;
+            StoreAt(to, i, value);
+        }
+    });
+}
+template <class T>
+void TermOf(const ForwardedTerm& term) {
+    float* to = reinterpret_cast<float*>(term.ub);
+    const T* from = reinterpret_cast<const T*>(term.gm);
+    if (term.scaled) {
+        TermLoop<true>(to, from, term.weight, term.count);
+    } else {
+        TermLoop<false>(to, from, 0, term.count);
+    }
+}
+void RunTerm(const ForwardedTerm& term) {
+    switch (term.type) {
+        case TermType::kFloat: return TermOf<float>(term);
+        case TermType::kHalf: return TermOf<half>(term);
+        case TermType::kBf16: return TermOf<bfloat16_t>(term);
+        case TermType::kNone: return;
+    }
+}
+
+void Widen(Forward& forward, uintptr_t ub, uint64_t bytes, uintptr_t gm, uint64_t source) {
+    if (ub < forward.ub_begin) forward.ub_begin = ub;
+    if (ub + bytes > forward.ub_end) forward.ub_end = ub + bytes;
+    if (gm < forward.gm_begin) forward.gm_begin = gm;
+    if (gm + source > forward.gm_end) forward.gm_end = gm + source;
+}
+void Widen(Forward& forward, const ForwardedRow& row) {
+    Widen(forward, row.ub, row.bytes, row.gm, row.bytes);
+}
+void Widen(Forward& forward, const ForwardedTerm& term) {
+    Widen(forward, term.ub, TermBytes(term), term.gm, SourceBytes(term));
+}
+// Once nothing waits. Until then the hulls may be too wide: to make them narrow costs more than a look in
+// vain.
+void Shrink(Forward& forward) {
+    if (forward.count != 0 || forward.term.type != TermType::kNone || forward.sum.waits()) return;
+    forward.ub_begin = forward.gm_begin = ~uintptr_t{0};
+    forward.ub_end = forward.gm_end = 0;
+}
+
+// Callers shrink the hulls when they are done.
+void Forget(Forward& forward, uint32_t i) { forward.rows[i] = forward.rows[--forward.count]; }
+void Make(const ForwardedRow& row) {
+    memcpy(reinterpret_cast<void*>(row.ub), reinterpret_cast<const void*>(row.gm), row.bytes);
+}
+void MakeTerm(Forward& forward) {
+    RunTerm(forward.term);
+    forward.term.type = TermType::kNone;
+}
+template <class T>
+T NarrowTo(float x) {
+    if constexpr (std::is_same_v<T, float>) return x;
+    if constexpr (!std::is_same_v<T, float>) return CastOne<RoundMode::CAST_RINT, T>(x);
+}
+
+// Terms of type T, all at once: their sources are read side by side, the sum is never read again.
+template <uint32_t kCount, bool kZeroed, class T, class Out>
+void SumLoop(const ForwardedSum& sum, Out* out) {
+    struct {
+        const T* from[kCount + 1];
+        float weight[kCount + 1];
+    } terms{};
+    for (uint32_t k = 0; k < kCount; ++k) {
+        terms.from[k] = reinterpret_cast<const T*>(sum.term[k].gm);
+        terms.weight[k] = sum.term[k].scaled ? sum.term[k].weight : 1.0f;  // times 1: the same bits
+    }
+    RunBest([terms, out, base = reinterpret_cast<const float*>(sum.ub), n = sum.count] {
+        TWIN_ELEMENTWISE
+        for (uint32_t i = 0; i < n; ++i) {
+            float value = kZeroed ? 0.0f : LoadAt(base, i);
+#pragma GCC unroll 8
+            for (uint32_t k = 0; k < kCount; ++k) value = value + Wide(terms.from[k], i) * terms.weight[k];
+            StoreAt(out, i, NarrowTo<Out>(value));
+        }
+    });
+}
+template <class T, class Out, uint32_t kCount = ForwardedSum::kTerms>
+void SumOf(const ForwardedSum& sum, Out* out) {
+    if (sum.terms != kCount) {
+        if constexpr (kCount > 0) SumOf<T, Out, kCount - 1>(sum, out);
+    } else if (sum.zeroed) {
+        SumLoop<kCount, true, T>(sum, out);
+    } else {
+        SumLoop<kCount, false, T>(sum, out);
+    }
+}
+void MakeSum(Forward& forward) {
+    ForwardedSum& sum = forward.sum;
+    if (!sum.waits()) return;
+    float* to = reinterpret_cast<float*>(sum.ub);
+    switch (sum.terms == 0 ? TermType::kFloat : sum.term[0].type) {
+        case TermType::kFloat: SumOf<float>(sum, to); break;
+        case TermType::kHalf: SumOf<half>(sum, to); break;
+        case TermType::kBf16: SumOf<bfloat16_t>(sum, to); break;
+        case TermType::kNone: break;
+    }
+    sum.terms = 0;
+    sum.zeroed = false;
+}
+bool SumIn(const Forward& forward, uintptr_t begin, uintptr_t end) {
+    const ForwardedSum& sum = forward.sum;
+    return sum.waits() && Overlap(sum.ub, sum.ub + SumBytes(sum), begin, end);
+}
+bool SumReads(const Forward& forward, uintptr_t begin, uintptr_t end) {
+    for (uint32_t i = 0; i < forward.sum.terms; ++i) {
+        const ForwardedTerm& term = forward.sum.term[i];
+        if (Overlap(term.gm, term.gm + SourceBytes(term), begin, end)) return true;
+    }
+    return false;
+}
+bool TermIn(const Forward& forward, uintptr_t begin, uintptr_t end) {
+    const ForwardedTerm& term = forward.term;
+    return term.type != TermType::kNone && Overlap(term.ub, term.ub + TermBytes(term), begin, end);
+}
+// The sum and the term, where they would lie there. Whether there was one.
+bool MakeFloats(Forward& forward, uintptr_t begin, uintptr_t end) {
+    const bool sum = SumIn(forward, begin, end);
+    if (sum) MakeSum(forward);
+    const bool term = TermIn(forward, begin, end);
+    if (term) MakeTerm(forward);
+    return sum || term;
+}
+bool IsTerm(const Forward& forward, uintptr_t ub, uint32_t count) {
+    const ForwardedTerm& term = forward.term;
+    return term.type != TermType::kNone && term.ub == ub && term.count == count;
+}
+
+}  // namespace
+
+void ForwardRead(Forward& forward, uintptr_t begin, uintptr_t end) {
+    bool made = MakeFloats(forward, begin, end);
+    for (uint32_t i = forward.count; i-- > 0;) {
+        ForwardedRow& row = forward.rows[i];
+        if (!Overlap(row.ub, EndOf(row), begin, end)) continue;
+        const uintptr_t from = begin > row.ub ? begin : row.ub, to = end < EndOf(row) ? end : EndOf(row);
+        if ((to - from) * 4 < row.bytes && ++row.looks <= kLooks) {
+            memcpy(reinterpret_cast<void*>(from), reinterpret_cast<const void*>(row.gm + (from - row.ub)),
+                   to - from);
+            continue;
+        }
+        Make(row);
+        Forget(forward, i);
+        made = true;
+    }
+    if (made) Shrink(forward);
+}
+
+void ForwardWrite(Forward& forward, uintptr_t begin, uintptr_t end) {
+    bool made = MakeFloats(forward, begin, end);
+    for (uint32_t i = forward.count; i-- > 0;) {
+        if (!Overlap(forward.rows[i].ub, EndOf(forward.rows[i]), begin, end)) continue;
+        Make(forward.rows[i]);
+        Forget(forward, i);
+        made = true;
+    }
+    if (made) Shrink(forward);
+}
+
+void ForwardDrop(Forward& forward, uintptr_t begin, uintptr_t end) {
+    bool dropped = false;
+    const ForwardedTerm& term = forward.term;
+    if (term.type != TermType::kNone && term.ub >= begin && term.ub + TermBytes(term) <= end) {
+        forward.term.type = TermType::kNone;
+        dropped = true;
+    }
+    const ForwardedSum& sum = forward.sum;
+    if (sum.waits() && sum.ub >= begin && sum.ub + SumBytes(sum) <= end) {
+        forward.sum.terms = 0;
+        forward.sum.zeroed = false;
+        dropped = true;
+    }
+    for (uint32_t i = forward.count; i-- > 0;) {
+        if (forward.rows[i].ub < begin || EndOf(forward.rows[i]) > end) continue;
+        Forget(forward, i);
+        dropped = true;
+    }
+    if (dropped) Shrink(forward);
+}
+
+void ForwardOverwrite(Forward& forward, uintptr_t begin, uintptr_t end) {
+    ForwardDrop(forward, begin, end);
+    ForwardWrite(forward, begin, end);
+}
+
+void ForwardStore(Forward& forward, uintptr_t begin, uintptr_t end) {
+    if (begin >= forward.gm_end || forward.gm_begin >= end) return;
+    const ForwardedTerm& term = forward.term;
+    if (SumReads(forward, begin, end)) MakeSum(forward);
+    if (term.type != TermType::kNone && Overlap(term.gm, term.gm + SourceBytes(term), begin, end))
+        MakeTerm(forward);
+    for (uint32_t i = forward.count; i-- > 0;) {
+        const ForwardedRow& row = forward.rows[i];
+        if (!Overlap(row.gm, row.gm + row.bytes, begin, end)) continue;
+        Make(row);
+        Forget(forward, i);
+    }
+    Shrink(forward);
+}
+
+void ForwardSettle(Forward& forward) {
+    MakeSum(forward);
+    MakeTerm(forward);
+    for (uint32_t i = 0; i < forward.count; ++i) Make(forward.rows[i]);
+    ForwardDrop(forward);
+}
+
+void ForwardDrop(Forward& forward) {
+    forward.count = 0;
+    forward.term.type = TermType::kNone;
+    forward.sum.terms = 0;
+    forward.sum.zeroed = false;
+    Shrink(forward);
+}
+
+void ForwardCopy(Forward& forward, uintptr_t ub, uintptr_t gm, uint64_t bytes) {
+    if (forward.Near(ub, ub + bytes)) ForwardOverwrite(forward, ub, ub + bytes);
+    if (forward.count == Forward::kRows) {
+        Make(forward.rows[0]);
+        Forget(forward, 0);
+    }
+    forward.rows[forward.count] = {ub, bytes, gm, 0};
+    Widen(forward, forward.rows[forward.count++]);
+}
+
+const uint8_t* ForwardSource(Forward& forward, uintptr_t begin, uint64_t bytes) {
+    const uintptr_t end = begin + bytes;
+    if (!forward.Near(begin, end)) return nullptr;
+    for (uint32_t step = 0; step < forward.count; ++step) {
+        const uint32_t i = (forward.next + step) % forward.count;
+        const ForwardedRow& row = forward.rows[i];
+        if (row.ub > begin || end > EndOf(row)) continue;
+        forward.next = end == EndOf(row) ? i + 1 : i;
+        return reinterpret_cast<const uint8_t*>(row.gm + (begin - row.ub));
+    }
+    ForwardWrite(forward, begin, end);  // makes what overlaps, all of it
+    return nullptr;
+}
+
+bool ForwardCast(Forward& forward, uintptr_t to, uintptr_t from, uint32_t count, TermType type) {
+    const uint64_t element = type == TermType::kFloat ? sizeof(float) : sizeof(half);
+    const uint64_t bytes = uint64_t{count} * sizeof(float);
+    if (bytes < Forward::kLeastBytes || Overlap(to, to + bytes, from, from + count * element)) return false;
+    if (TermIn(forward, from, from + count * element)) return false;
+    const uint8_t* source = ForwardSource(forward, from, count * element);
+    if (source == nullptr) return false;
+    // A term for a term: the one before may still be read, where it is not overwritten.
+    ForwardOverwrite(forward, to, to + bytes);
+    MakeTerm(forward);
+    forward.term = {to, count, type, false, 0, reinterpret_cast<uintptr_t>(source)};
+    Widen(forward, forward.term);
+    return true;
+}
+
+bool ForwardScale(Forward& forward, uintptr_t to, uintptr_t from, uint32_t count, float weight) {
+    if (to != from)
+        return ForwardCast(forward, to, from, count, TermType::kFloat) &&
+               ForwardScale(forward, to, to, count, weight);
+    if (!IsTerm(forward, to, count) || forward.term.scaled) return false;
+    forward.term.scaled = true;
+    forward.term.weight = weight;
+    return true;
+}
+
+bool ForwardAdd(Forward& forward, uintptr_t to, uintptr_t a, uintptr_t b, uint32_t count) {
+    if (to != a || !IsTerm(forward, b, count)) return false;
+    const uintptr_t end = to + uint64_t{count} * sizeof(float);
+    if (Overlap(to, end, b, b + (end - to))) return false;
+    ForwardedSum& sum = forward.sum;
+    const bool typed = sum.terms == 0 || sum.term[0].type == forward.term.type;
+    const bool same = typed && sum.waits() && sum.ub == to && sum.count == count;
+    if (!same || sum.terms == ForwardedSum::kTerms) {
+        ForwardWrite(forward, to, end);
+        MakeSum(forward);
+        sum.ub = to;
+        sum.count = count;
+    }
+    sum.term[sum.terms++] = forward.term;
+    Widen(forward, to, end - to, forward.term.gm, SourceBytes(forward.term));
+    return true;
+}
+
+bool ForwardFill(Forward& forward, uintptr_t to, uint32_t count, float value) {
+    const uint64_t bytes = uint64_t{count} * sizeof(float);
+    if (!forward.enabled || FloatBits(value) != 0 || bytes < Forward::kLeastBytes) return false;
+    if (forward.Near(to, to + bytes)) ForwardOverwrite(forward, to, to + bytes);
+    MakeSum(forward);
+    forward.sum.ub = to;
+    forward.sum.count = count;
+    forward.sum.zeroed = true;
+    Widen(forward, to, bytes, ~uintptr_t{0}, 0);
+    return true;
+}
+
+// The sum still waits: most likely nobody reads it before it is begun anew.
+bool ForwardNarrow(Forward& forward, uintptr_t to, uintptr_t from, uint32_t count, TermType type) {
+    const uintptr_t end = to + uint64_t{count} * sizeof(half);
+    if (Overlap(to, end, from, from + uint64_t{count} * sizeof(float))) return false;
+    const ForwardedSum& sum = forward.sum;
+    if (!sum.waits() || sum.ub != from || sum.count != count) return false;
+    if (sum.terms != 0 && sum.term[0].type != type) return false;
+    ForwardOverwrite(forward, to, end);
+    if (type == TermType::kHalf) SumOf<half>(sum, reinterpret_cast<half*>(to));
+    if (type == TermType::kBf16) SumOf<bfloat16_t>(sum, reinterpret_cast<bfloat16_t*>(to));
+    return true;
+}
+
+}  // namespace twin
+
+#endif  // TWIN_CHECKED

@@ -1,0 +1,342 @@
+// How the clocks of a core move: what each instruction, flag and barrier costs.
+#ifdef TWIN_TIMED
+
+#include <algorithm>
+#include <cmath>
+
+#include "twin/engine/atomic_store.h"
+#include "world.h"
+
+namespace twin::timed {
+
+namespace {
+
+constexpr Cause CauseOf(Pipe pipe) {
+    return pipe == Pipe::kV      ? Cause::kVector
+           : pipe == Pipe::kMte2 ? Cause::kMte2
+           : pipe == Pipe::kMte3 ? Cause::kMte3
+                                 : Cause::kScalar;
+}
+constexpr uint32_t Index(Pipe pipe) { return static_cast<uint32_t>(pipe); }
+
+}  // namespace
+
+// The step that the kernel is in now gets the time that follows.
+void World::Mark(CoreState& core) {
+    if (core.phase == core.core.phase) return;
+    EndPhase(core);
+    core.phase = core.core.phase;
+    uint32_t number = 0;
+    while (number < phases_.size() && strcmp(phases_[number], core.phase) != 0) ++number;
+    if (number == phases_.size()) {
+        if (number < kPhases) {
+            phases_.push_back(core.phase);
+        } else {
+            --number;
+        }
+    }
+    core.phase_number = number;
+    core.spent = &core.path.ns[number][static_cast<uint32_t>(Cause::kScalar)];
+}
+
+void World::EndPhase(CoreState& core) {
+    if (core.phase != nullptr && options_.events != 0) {
+        const char* const next = core.core.phase;
+        core.core.phase = core.phase;
+        Trace(core, Pipe::kS, "phase", core.phase_began, core.now);
+        core.core.phase = next;
+    }
+    core.phase_began = core.now;
+}
+
+// S stands until a time.
+void World::Wait(CoreState& core, double until, Cause cause) {
+    if (until <= core.now) return;
+    core.path.ns[core.phase_number][static_cast<uint32_t>(cause)] += until - core.now;
+    core.now = until;
+}
+
+// S hands over an instruction; when it starts on its pipe.
+double World::Begin(CoreState& core, Pipe pipe) {
+    PipeClock& clock = core.pipes[Index(pipe)];
+    const uint32_t depth = static_cast<uint32_t>(costs_.queue_depth);
+    if (clock.issued >= depth) Wait(core, clock.started[(clock.issued - depth) % kMaxDepth], CauseOf(pipe));
+    Wait(core, core.now + costs_.issue_ns, Cause::kScalar);
+    return std::max(core.now, std::max(clock.free, clock.ready));
+}
+void World::Given(CoreState& core, Pipe pipe, double start) {
+    PipeClock& clock = core.pipes[Index(pipe)];
+    clock.started[clock.issued++ % kMaxDepth] = start;
+}
+
+void World::Vector(CoreState& core, const Instruction& instruction) {
+    uint64_t bytes = instruction.write.bytes * instruction.write.count;
+    for (const Access& read : instruction.reads) bytes = std::max(bytes, read.bytes * read.count);
+    const double cycles = std::ceil(static_cast<double>(bytes) / costs_.vector_cycle_bytes);
+    const double start = Begin(core, Pipe::kV);
+    PipeClock& clock = core.pipes[Index(Pipe::kV)];
+    clock.free = start + cycles / costs_.clock_ghz;
+    clock.done = std::max(clock.done, clock.free + costs_.vector_start_ns);
+    Given(core, Pipe::kV, start);
+    Trace(core, Pipe::kV, instruction.name, start, clock.free + costs_.vector_start_ns);
+}
+
+void World::Read(CoreState& core, const Instruction& instruction, Copy& copy) {
+    PipeClock& clock = core.pipes[Index(Pipe::kMte2)];
+    const uint32_t self = core.rank->index;
+    const double trip = fabric_->RoundTrip(self, copy.owner, false);
+    const double pieces = (instruction.reads[0].count - 1) * costs_.piece_ns;
+    copy.start = clock.flights.Admit(Begin(core, Pipe::kMte2), copy.bytes, costs_.inflight_bytes);
+    const double own = std::max(costs_.copy_issue_ns + pieces, copy.bytes / costs_.read_gbps);
+    // The request travels half of the trip, the bytes the other half.
+    const double carried = fabric_->Carry(copy.owner, self, copy.start + trip / 2, copy.bytes, copy.owner);
+    copy.end = std::max(carried + trip / 2, copy.start + trip + own);
+    clock.free = std::max(copy.start + own, copy.end - trip);
+    clock.done = std::max(clock.done, copy.end);
+    clock.flights.Add(copy.end, copy.bytes);
+    Given(core, Pipe::kMte2, copy.start);
+}
+
+void World::Store(CoreState& core, const Instruction& instruction, Copy& copy) {
+    PipeClock& clock = core.pipes[Index(Pipe::kMte3)];
+    const uint32_t self = core.rank->index;
+    const double trip = fabric_->RoundTrip(self, copy.owner, true);
+    const double pieces = (instruction.write.count - 1) * costs_.piece_ns;
+    copy.start = clock.flights.Admit(Begin(core, Pipe::kMte3), copy.bytes, costs_.inflight_bytes);
+    const double own = std::max(costs_.copy_issue_ns + pieces, copy.bytes / costs_.write_gbps);
+    const double carried = fabric_->Carry(self, copy.owner, copy.start, copy.bytes, copy.owner);
+    clock.free = std::max(copy.start + own, carried);  // posted: the next may leave when the last byte has
+    copy.arrived = clock.free + trip / 2;
+    copy.end = clock.free + trip;
+    clock.done = std::max(clock.done, copy.end);
+    clock.flights.Add(copy.end, copy.bytes);
+    Given(core, Pipe::kMte3, copy.start);
+}
+
+Outcome World::Schedule(CoreState& core, const Instruction& instruction) {
+    if (unwinding_) return Outcome::kSkip;
+    ++result_.instructions;
+    Mark(core);
+    if (instruction.pipe == Pipe::kV) {
+        Vector(core, instruction);
+        return Outcome::kNow;
+    }
+    // Whoever is earlier reserves first.
+    YieldUntil(core, core.now);
+    const bool store = instruction.pipe == Pipe::kMte3;
+    const Access& far = store ? instruction.write : instruction.reads[0];
+    const uint64_t extent = (far.count - 1) * far.stride + far.bytes;
+    Copy copy{&FindGm(core.core, far.begin, extent, instruction.loc), 0, 0, 0, 0, 0};
+    copy.owner = copy.range->owner >= 0 ? static_cast<uint32_t>(copy.range->owner) : core.rank->index;
+    copy.bytes = static_cast<double>(far.bytes * far.count);
+    const bool window = copy.range->kind == GmKind::kWindowData || copy.range->kind == GmKind::kWindowState ||
+                        copy.range->kind == GmKind::kWindowLent;
+    const int peer = window ? static_cast<int>(copy.owner) : -1;
+    const bool status = copy.range->atomic_blocks;
+    const double handed = core.now;
+    if (store || !status) EndWait(core);
+    if (store) {
+        Store(core, instruction, copy);
+    } else {
+        Read(core, instruction, copy);
+    }
+    const bool left_out = !options_.payload && !status && !instruction.atomic &&
+                          far.bytes >= options_.payload_bytes &&
+                          (copy.range->bulk || (window && copy.range->kind != GmKind::kWindowState));
+    if (store && status && !instruction.atomic) {
+        const uint64_t flow = Defer(core, instruction, copy);
+        Trace(core, Pipe::kMte3, instruction.name, copy.start, copy.end, far.bytes * far.count, peer, flow);
+        return Outcome::kLater;
+    }
+    Trace(core, instruction.pipe, instruction.name, copy.start, copy.end, far.bytes * far.count, peer);
+    if (!store && status) {
+        // What the memory holds when the request gets there.
+        const double at =
+            std::max(handed, copy.end - fabric_->RoundTrip(core.rank->index, copy.owner, false) / 2);
+        YieldUntil(core, at);
+        Look(core, far, at);
+    }
+    // A row that is left out is not all zero: kernels may treat such rows in another way.
+    if (left_out && !store) memset(reinterpret_cast<void*>(instruction.write.begin), 0x3F, kBlockBytes);
+    return left_out ? Outcome::kSkip : Outcome::kNow;
+}
+
+void World::OrderScalarAccess(CoreState& core, const GmRange& range) {
+    if (unwinding_) return;
+    Mark(core);
+    const uint32_t owner = range.owner >= 0 ? static_cast<uint32_t>(range.owner) : core.rank->index;
+    Wait(core, core.now + fabric_->RoundTrip(core.rank->index, owner, false), Cause::kScalar);
+    YieldUntil(core, core.now);
+}
+
+// ---- flags ----
+
+void World::FlagSet(CoreState& core, uint32_t flag, Pipe from) {
+    if (unwinding_) return;
+    Mark(core);
+    Wait(core, core.now + costs_.flag_ns, Cause::kScalar);
+    core.flag[flag] = std::max(core.now, from == Pipe::kS ? 0 : core.pipes[Index(from)].done);
+    core.flag_from[flag] = from;
+}
+void World::FlagWait(CoreState& core, uint32_t flag, Pipe to) {
+    if (unwinding_) return;
+    Mark(core);
+    Wait(core, core.now + costs_.flag_ns, Cause::kScalar);
+    const double at = core.flag[flag] + costs_.flag_latency_ns;
+    if (to == Pipe::kS) {
+        Wait(core, at, CauseOf(core.flag_from[flag]));
+    } else {
+        PipeClock& clock = core.pipes[Index(to)];
+        clock.ready = std::max(clock.ready, at);
+    }
+}
+void World::Barrier(CoreState& core, Pipe pipe) {
+    if (unwinding_) return;
+    Mark(core);
+    Wait(core, core.now + costs_.flag_ns, Cause::kScalar);
+    if (pipe != Pipe::kAll) {
+        PipeClock& clock = core.pipes[Index(pipe)];
+        clock.ready = std::max(clock.ready, clock.done);
+        return;
+    }
+    for (Pipe each : {Pipe::kV, Pipe::kMte2, Pipe::kMte3}) Settle(core, each);
+}
+void World::Settle(CoreState& core, Pipe pipe) { Wait(core, core.pipes[Index(pipe)].done, CauseOf(pipe)); }
+
+// ---- status ----
+
+// A store that others look at: its bytes are taken now and seen when they land.
+uint64_t World::Defer(CoreState& core, const Instruction& instruction, const Copy& copy) {
+    const Access& to = instruction.write;
+    const Access& from = instruction.reads[0];
+    Pending* pending = new Pending{copy.arrived + costs_.visible_ns,
+                                   ++stores_,
+                                   to.begin,
+                                   copy.owner,
+                                   to.count > 1 ? to.stride : to.bytes,
+                                   to.bytes,
+                                   {},
+                                   {},
+                                   ++flows_,
+                                   std::make_shared<Path>(core.path)};
+    for (uint32_t i = 0; i < to.count; ++i) {
+        const uint8_t* piece = reinterpret_cast<const uint8_t*>(from.begin + i * from.stride);
+        pending->bytes.insert(pending->bytes.end(), piece, piece + to.bytes);
+    }
+    pending->path->ns[core.phase_number][static_cast<uint32_t>(Cause::kStatus)] +=
+        pending->visible - core.now;
+    pending_.push(pending);
+    ++result_.status_stores;
+    return pending->flow;
+}
+
+// A BatchWrite item's rows, and the status run that is its end.
+double World::Post(CoreState& core, const CopyItem& item) {
+    if (unwinding_) return core.now;
+    Mark(core);
+    const double end =
+        fabric_->CarryByNic(core.rank->index, item.peer, core.now, static_cast<double>(item.bytes));
+    Pending* pending = new Pending{end + costs_.nic_latency_ns + costs_.visible_ns,
+                                   ++stores_,
+                                   item.to,
+                                   item.peer,
+                                   item.bytes,
+                                   item.bytes,
+                                   {},
+                                   item,
+                                   ++flows_,
+                                   std::make_shared<Path>(core.path)};
+    pending->path->ns[core.phase_number][static_cast<uint32_t>(Cause::kStatus)] +=
+        pending->visible - core.now;
+    pending_.push(pending);
+    ++result_.status_stores;
+    Trace(core, Pipe::kMte3, "BatchWrite", core.now, pending->visible, item.bytes,
+          static_cast<int>(item.peer), pending->flow);
+    return pending->visible;
+}
+
+void World::LandItem(const CopyItem& item) {
+    constexpr uint64_t kTail = 16 * 1024;  // more than any run of status blocks
+    const uint64_t left_out = !options_.payload && item.bytes > kTail ? item.bytes - kTail : 0;
+    memcpy(reinterpret_cast<void*>(item.to + left_out), reinterpret_cast<const void*>(item.from + left_out),
+           item.bytes - left_out);
+}
+
+void World::Land(double until) {
+    while (!pending_.empty() && pending_.top()->visible <= until) {
+        const std::unique_ptr<Pending> first(pending_.top());
+        pending_.pop();
+        if (first->bytes.empty()) LandItem(first->item);
+        for (uint64_t at = 0, piece = 0; at < first->bytes.size(); at += first->piece, ++piece) {
+            PublishBlocks(reinterpret_cast<uint8_t*>(first->to + piece * first->stride), &first->bytes[at],
+                          first->piece);
+        }
+        const uint64_t pieces = first->bytes.empty() ? 1 : first->bytes.size() / first->piece;
+        ranks_[first->rank]->landings.push_back({first->to, (pieces - 1) * first->stride + first->piece,
+                                                 first->visible, first->flow, std::move(first->path)});
+    }
+}
+
+// A look at status. If something that it sees came after the latest look that found nothing, then the wait
+// was for that: the critical path goes on where the store came from.
+void World::Look(CoreState& core, const Access& access, double at) {
+    const std::vector<Landing>& landings = core.rank->landings;
+    if (!core.looking) {
+        core.looked_at = at;
+        core.look_size = landings.size();
+    }
+    core.looking = true;
+    if (core.fruitless_at < 0) return;
+    const Landing* latest = nullptr;
+    const uintptr_t end = access.begin + (access.count - 1) * access.stride + access.bytes;
+    for (size_t i = core.scan_from; i < landings.size(); ++i) {
+        const Landing& landing = landings[i];
+        if (landing.begin < end && access.begin < landing.begin + landing.bytes &&
+            landing.visible > core.fruitless_at && (latest == nullptr || landing.visible > latest->visible))
+            latest = &landing;
+    }
+    if (latest == nullptr) return;
+    core.path = *latest->path;
+    core.released_by = latest->flow;
+    // From the landing to where S stands now; the rest of the look is counted as it comes.
+    core.path.ns[core.phase_number][static_cast<uint32_t>(Cause::kStatus)] += core.now - latest->visible;
+}
+
+// The looks since the last time, which may be at several places, found nothing. What lands behind the first
+// of them may have been missed by it.
+void World::Poll(CoreState& core, const Loc& loc) {
+    if (unwinding_) return;
+    Mark(core);
+    ++result_.looks;
+    if (core.fruitless_at < 0) core.wait_began = core.looked_at;
+    core.fruitless_at = core.looked_at;
+    core.scan_from = core.look_size;
+    core.looking = false;
+    Wait(core, core.now + costs_.poll_ns, Cause::kStatus);
+    core.core.blocked_at = loc;
+    if (core.now > options_.limit_ns) {
+        FailHanging("still polling at the end of the time that the run is given");
+        Park(core, CoreStatus::kReady, loc);
+    }
+    YieldUntil(core, core.now);
+}
+
+// The core does something else than looking: what it waited for has come.
+void World::EndWait(CoreState& core) {
+    core.looking = false;
+    if (core.fruitless_at < 0) return;
+    Trace(core, Pipe::kS, "wait", core.wait_began, core.now, 0, -1, core.released_by);
+    core.fruitless_at = -1;
+    core.released_by = 0;
+}
+
+void World::Trace(CoreState& core, Pipe pipe, const char* name, double start, double end, uint64_t bytes,
+                  int peer, uint64_t flow) {
+    if (result_.events.size() >= options_.events) return;
+    result_.events.push_back({start, end, bytes, flow, core.core.rank, core.core.index, peer,
+                              static_cast<uint32_t>(pipe), name, core.core.phase});
+}
+
+}  // namespace twin::timed
+
+#endif  // TWIN_TIMED

@@ -1,0 +1,95 @@
+// What lies between a core and a rank's GM: own memory, the other die of the package, a link plane or a mesh
+// of links, and the NIC between servers.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <map>
+#include <vector>
+
+#include "bandwidth.h"
+#include "twin/engine/timed.h"
+
+namespace twin::timed {
+
+class Fabric {
+public:
+    enum class Way : uint8_t { kOwn, kPackage, kServer, kFar };
+
+    Fabric(const Costs& costs, uint32_t ranks) : costs_(costs) {
+        for (uint32_t rank = 0; rank < ranks; ++rank) {
+            memory_.emplace_back(costs.memory_gbps);
+            for (int way = 0; way < 2; ++way) {
+                package_.emplace_back(costs.package_gbps);
+                plane_.emplace_back(costs.link_gbps);
+                nic_.emplace_back(costs.nic_gbps);
+            }
+        }
+    }
+
+    Way WayOf(uint32_t from, uint32_t to) const {
+        if (from == to) return Way::kOwn;
+        const auto share = [&](double size) {
+            const uint32_t n = size < 1 ? 1 : static_cast<uint32_t>(size);
+            return from / n == to / n;
+        };
+        if (share(costs_.ranks_per_package)) return Way::kPackage;
+        return share(costs_.ranks_per_server) ? Way::kServer : Way::kFar;
+    }
+    // There and back, without the time that bytes take.
+    double RoundTrip(uint32_t from, uint32_t to, bool store) const {
+        switch (WayOf(from, to)) {
+            case Way::kOwn: return store ? costs_.write_latency_ns : costs_.read_latency_ns;
+            case Way::kPackage: return costs_.package_latency_ns + costs_.read_latency_ns;
+            case Way::kServer: return costs_.server_latency_ns + costs_.read_latency_ns;
+            default: return costs_.far_latency_ns + costs_.read_latency_ns;
+        }
+    }
+    // `bytes` leave `source` at `start` and get to `target`: when the last has arrived, without latency.
+    double Carry(uint32_t source, uint32_t target, double start, double bytes, uint32_t memory_of) {
+        double end = memory_[memory_of].Reserve(start, bytes);
+        const Way way = WayOf(source, target);
+        if (way == Way::kOwn) return end;
+        if (way != Way::kPackage && costs_.mesh != 0)
+            return std::max(end, Mesh(source, target).Reserve(start, bytes));
+        std::vector<Bandwidth>& links = way == Way::kPackage ? package_ : plane_;
+        end = std::max(end, links[2 * source].Reserve(start, bytes));
+        return std::max(end, links[2 * target + 1].Reserve(start, bytes));
+    }
+    // Of a BatchWrite item.
+    double CarryByNic(uint32_t source, uint32_t target, double start, double bytes) {
+        const double end = nic_[2 * source].Reserve(start, bytes);
+        return std::max(end, nic_[2 * target + 1].Reserve(start, bytes));
+    }
+
+    std::vector<LinkUse> Use() const {
+        std::vector<LinkUse> found;
+        const auto add = [&](const char* name, size_t rank, const Bandwidth& of) {
+            if (of.total() > 0) found.push_back({name, static_cast<int>(rank), of.total(), of.gbps()});
+        };
+        for (size_t rank = 0; rank < memory_.size(); ++rank) {
+            add("memory", rank, memory_[rank]);
+            static const char* const kNames[][2] = {
+                {"package out", "package in"}, {"link out", "link in"}, {"nic out", "nic in"}};
+            const std::vector<Bandwidth>* const kinds[] = {&package_, &plane_, &nic_};
+            for (int kind = 0; kind < 3; ++kind) {
+                for (int way = 0; way < 2; ++way)
+                    add(kNames[kind][way], rank, (*kinds[kind])[2 * rank + way]);
+            }
+        }
+        for (const auto& link : mesh_) add("mesh link", link.first / memory_.size(), link.second);
+        return found;
+    }
+
+private:
+    Bandwidth& Mesh(uint32_t from, uint32_t to) {
+        const uint64_t key = from * memory_.size() + to;
+        return mesh_.try_emplace(key, costs_.link_gbps).first->second;
+    }
+    const Costs& costs_;
+    std::vector<Bandwidth> memory_;                 // by rank
+    std::vector<Bandwidth> package_, plane_, nic_;  // by rank: out, in
+    std::map<uint64_t, Bandwidth> mesh_;            // by ordered pair of ranks
+};
+
+}  // namespace twin::timed

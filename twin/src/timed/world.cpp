@@ -1,0 +1,385 @@
+#ifdef TWIN_TIMED
+
+#include "world.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <new>
+
+#include "../core/faults.h"
+
+namespace twin {
+
+namespace timed {
+
+namespace {
+
+CoreState& Here() { return static_cast<CoreState&>(*g_current_core->timed); }
+
+}  // namespace
+
+World& WorldOf(const CoreState& core) { return *core.rank->world; }
+
+World::~World() {
+    while (!pending_.empty()) {
+        delete pending_.top();
+        pending_.pop();
+    }
+    if (ub_ != nullptr) munmap(ub_, ub_cores_ * kUbBytes);
+}
+
+TimedResult World::Run(std::vector<RankProgram>& programs, const Costs& costs, const TimedOptions& options) {
+    costs_ = costs;
+    for (double* cost : {&costs_.scalar_ns, &costs_.issue_ns, &costs_.flag_ns}) *cost *= costs.scalar_scale;
+    for (double* cost : {&costs_.read_latency_ns, &costs_.write_latency_ns}) *cost *= costs.latency_scale;
+    for (double* cost : {&costs_.package_latency_ns, &costs_.server_latency_ns, &costs_.far_latency_ns})
+        *cost *= costs.hop_scale;
+    for (double* cost : {&costs_.package_gbps, &costs_.link_gbps}) *cost *= costs.link_share;
+    options_ = options;
+    result_ = TimedResult();
+    phases_.assign(1, "launch");
+    failure_ = nullptr;
+    stores_ = flows_ = 0;
+    turns_ = {};
+    Core* const outer = g_current_core;
+    try {
+        Prepare(programs);
+        Loop();
+        Land(1e300);  // what nobody waited for
+    } catch (...) {
+        Fail(std::current_exception());
+    }
+    UnwindFibers(cores_, cores_.size());
+    g_current_core = outer;
+    while (!pending_.empty()) {
+        delete pending_.top();
+        pending_.pop();
+    }
+    if (failure_) {
+        result_.failed = true;
+        try {
+            std::rethrow_exception(failure_);
+        } catch (const std::exception& error) {
+            result_.message = error.what();
+        } catch (...) {
+            result_.message = "a kernel threw something";
+        }
+        failure_ = nullptr;
+    } else {
+        Collect(result_);
+    }
+    return std::move(result_);
+}
+
+void World::Prepare(std::vector<RankProgram>& programs) {
+    fabric_ = std::make_unique<Fabric>(costs_, static_cast<uint32_t>(programs.size()));
+    ranks_.clear();
+    uint32_t total = 0;
+    for (RankProgram& program : programs) {
+        ranks_.push_back(std::make_unique<RankState>());
+        RankState& rank = *ranks_.back();
+        rank.world = this;
+        rank.program = &program;
+        rank.index = static_cast<uint32_t>(program.rank);
+        rank.first = total;
+        uint32_t most = 0;
+        for (const ProgramStep* step : program.steps) most = std::max(most, step->spec.block_dim);
+        total += most;
+        result_.steps.emplace_back();
+    }
+    if (total > ub_cores_) {
+        if (ub_ != nullptr) munmap(ub_, ub_cores_ * kUbBytes);
+        void* mapped = mmap(nullptr, static_cast<size_t>(total) * kUbBytes, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        ub_ = nullptr;
+        ub_cores_ = 0;
+        if (mapped == MAP_FAILED) throw std::bad_alloc();
+        ub_ = static_cast<uint8_t*>(mapped);
+        ub_cores_ = total;
+    }
+    while (cores_.size() < total) cores_.push_back(std::make_unique<CoreState>());
+    live_ranks_ = 0;
+    for (auto& rank : ranks_) {
+        if (rank->program->steps.empty()) continue;
+        ++live_ranks_;
+        StartStep(*rank);
+    }
+}
+
+// The next launch of a rank begins when the one before has ended.
+void World::StartStep(RankState& rank) {
+    rank.step = rank.program->steps[rank.at];
+    const LaunchSpec& spec = rank.step->spec;
+    if (rank.step->begin) rank.step->begin();
+    rank.ranges.Assign(spec.ranges);
+    rank.cross = CrossFlags();
+    rank.cores = rank.live = spec.block_dim;
+    rank.waiting = 0;
+    const double start = rank.end;
+    result_.steps[rank.index].push_back({start, start});
+    for (uint32_t i = 0; i < rank.cores; ++i) {
+        CoreState& core = *cores_[rank.first + i];
+        core.core = Core();
+        core.core.index = i;
+        core.core.rank = static_cast<int>(rank.index);
+        core.core.ub = ub_ + static_cast<size_t>(rank.first + i) * kUbBytes;
+        core.core.timed = &core;
+        core.core.phase = phases_[0];
+        core.rank = &rank;
+        core.global = rank.first + i;
+        for (PipeClock& clock : core.pipes) clock = PipeClock();
+        core.now = core.phase_began = start;
+        core.scalar_ns = costs_.scalar_ns;
+        core.path = rank.path;
+        core.phase = nullptr;
+        core.fruitless_at = -1;
+        core.looking = false;
+        core.scan_from = core.look_size = rank.landings.size();
+        core.released_by = 0;
+        Mark(core);
+        Wait(core, start + costs_.launch_ns + i * costs_.stagger_ns, Cause::kLaunch);
+        for (PipeClock& clock : core.pipes) clock.free = clock.ready = clock.done = core.now;
+        core.status = CoreStatus::kReady;
+        StartFiber(core);
+        Push(core, core.now);
+    }
+}
+
+void World::FinishStep(RankState& rank) {
+    StepTime& times = result_.steps[rank.index].back();
+    times.end_ns = rank.end;
+    if (result_.events.size() < options_.events) {
+        result_.events.push_back({times.start_ns, times.end_ns, 0, 0, static_cast<int32_t>(rank.index), 0, -1,
+                                  static_cast<uint32_t>(Pipe::kS), "launch", rank.step->name});
+    }
+    rank.path = rank.last->path;
+    if (rank.step->end) rank.step->end();
+    if (++rank.at < rank.program->steps.size()) {
+        StartStep(rank);
+    } else {
+        rank.step = nullptr;
+        --live_ranks_;
+    }
+}
+
+void World::Loop() {
+    while (live_ranks_ > 0 && !failure_) {
+        if (turns_.empty()) {
+            FailHanging("nobody can move any more");
+            return;
+        }
+        const Turn turn = turns_.top();
+        turns_.pop();
+        CoreState& core = *cores_[turn.core];
+        Land(turn.time);
+        core.status = CoreStatus::kReady;
+        Resume(core);
+        ++result_.switches;
+        RankState& rank = *core.rank;
+        if (core.status == CoreStatus::kBarrier) ReleaseBarrier(rank);
+        if (core.status == CoreStatus::kDone) {
+            if (rank.live == 0) {
+                FinishStep(rank);
+            } else if (rank.waiting == rank.live) {
+                ReleaseBarrier(rank);
+            }
+        }
+    }
+}
+
+void World::Collect(TimedResult& result) {
+    const RankState* last = ranks_[0].get();
+    for (const auto& rank : ranks_) {
+        if (rank->end > last->end) last = rank.get();
+    }
+    result.total_ns = last->end;
+    for (uint32_t phase = 0; phase < phases_.size(); ++phase) {
+        for (uint32_t cause = 0; cause < kCauses; ++cause) {
+            const double ns = last->path.ns[phase][cause];
+            if (ns != 0) result.path.push_back({phases_[phase], static_cast<Cause>(cause), ns});
+        }
+    }
+    result.links = fabric_->Use();
+}
+
+// ---- fibers ----
+
+void World::EndKernel(CoreState& core) {
+    RankState& rank = *core.rank;
+    Barrier(core, Pipe::kAll);
+    EndWait(core);
+    EndPhase(core);
+    if (core.now < rank.end && rank.last != nullptr) return;
+    rank.end = core.now;
+    rank.last = &core;
+}
+
+void World::Park(CoreState& core, CoreStatus status, const Loc& loc) { LeaveFiber(core, status, loc); }
+
+// Lets everybody who is earlier than `time` run first.
+void World::YieldUntil(CoreState& core, double time) {
+    if (unwinding_) return;
+    if (failure_ == nullptr && (turns_.empty() || time <= turns_.top().time)) {
+        Land(time);
+        return;
+    }
+    Push(core, time);
+    Park(core, CoreStatus::kReady, core.core.blocked_at);
+}
+
+// ---- meeting points ----
+
+void World::SyncAll(CoreState& core, const Loc& loc) {
+    if (unwinding_) return;
+    ++core.core.sync_all_calls;
+    EndWait(core);
+    Barrier(core, Pipe::kAll);
+    const double came = core.now;
+    ++core.rank->waiting;
+    Park(core, CoreStatus::kBarrier, loc);
+    Trace(core, Pipe::kS, "SyncAll", came, core.now);
+}
+
+// The last core to come decides when all go on, and its path is everybody's.
+void World::ReleaseBarrier(RankState& rank) {
+    if (rank.waiting != rank.live || rank.waiting == 0) return;
+    CoreState* last = nullptr;
+    std::string gone;
+    for (uint32_t i = 0; i < rank.cores; ++i) {
+        CoreState& core = *cores_[rank.first + i];
+        if (core.status == CoreStatus::kDone) gone += (gone.empty() ? "" : ",") + std::to_string(i);
+        if (core.status == CoreStatus::kBarrier && (last == nullptr || core.now > last->now)) last = &core;
+    }
+    if (!gone.empty()) {
+        Fail(DivergenceOf(last->core, gone));
+        return;
+    }
+    rank.waiting = 0;
+    Wait(*last, last->now + costs_.sync_ns, Cause::kSync);
+    for (uint32_t i = 0; i < rank.cores; ++i) {
+        CoreState& core = *cores_[rank.first + i];
+        if (&core != last) {
+            core.path = last->path;
+            core.now = last->now;
+        }
+        core.status = CoreStatus::kReady;
+        Push(core, core.now);
+    }
+}
+
+void World::CrossSet(CoreState& core, int mode, Pipe pipe, int id, const Loc& loc) {
+    if (unwinding_) return;
+    RankState& rank = *core.rank;
+    rank.cross.Set(core.core.index, rank.cores, mode, id, loc);
+    Mark(core);
+    double done = core.now + costs_.flag_ns;
+    for (const PipeClock& clock : core.pipes) {
+        if (pipe == Pipe::kAll || &clock == &core.pipes[static_cast<uint32_t>(pipe)])
+            done = std::max(done, clock.done);
+    }
+    rank.cross_time = std::max(rank.cross_time, done);
+    Wait(core, core.now + costs_.flag_ns, Cause::kScalar);
+    for (uint32_t i = 0; i < rank.cores; ++i) {
+        CoreState& other = *cores_[rank.first + i];
+        if (other.status == CoreStatus::kCross &&
+            rank.cross.Passed(other.core.index, rank.cores, other.cross_id, other.cross_turn)) {
+            other.status = CoreStatus::kReady;
+            Push(other, std::max(other.now, done));
+        }
+    }
+}
+
+void World::CrossWait(CoreState& core, int id, const Loc& loc) {
+    if (unwinding_) return;
+    RankState& rank = *core.rank;
+    core.cross_id = id;
+    core.cross_turn = rank.cross.Expect(core.core.index, id, loc);
+    if (!rank.cross.Passed(core.core.index, rank.cores, id, core.cross_turn))
+        Park(core, CoreStatus::kCross, loc);
+    Mark(core);
+    Wait(core, rank.cross_time + costs_.flag_latency_ns, Cause::kSync);
+}
+
+void World::FailHanging(const char* how) {
+    std::string where;
+    const CoreState* first = nullptr;
+    for (const auto& rank : ranks_) {
+        for (uint32_t i = 0; i < rank->cores; ++i) {
+            const CoreState& core = *cores_[rank->first + i];
+            if (core.status == CoreStatus::kDone || rank->step == nullptr) continue;
+            if (first == nullptr) first = &core;
+            if (where.size() > 280) continue;
+            const char* what = core.status == CoreStatus::kBarrier ? " waits in SyncAll at "
+                               : core.status == CoreStatus::kCross ? " waits for a cross-core flag at "
+                                                                   : " stands at ";
+            where += (where.empty() ? "rank " : "; rank ") + std::to_string(rank->index) + " core " +
+                     std::to_string(i) + what + PlaceOf(core.core.blocked_at);
+        }
+    }
+    if (first != nullptr)
+        Fail(FaultOf(first->core, Finding::kHang, first->core.blocked_at, std::string(how) + ": " + where));
+    live_ranks_ = 0;
+}
+
+// ---- what the API headers call ----
+
+Outcome Schedule(Core& core, const Instruction& instruction) {
+    CoreState& here = static_cast<CoreState&>(*core.timed);
+    return WorldOf(here).Schedule(here, instruction);
+}
+void OrderScalarAccess(Core& core, const GmRange& range) {
+    CoreState& here = static_cast<CoreState&>(*core.timed);
+    WorldOf(here).OrderScalarAccess(here, range);
+}
+
+}  // namespace timed
+
+using timed::Here;
+using timed::WorldOf;
+
+const GmRange& SearchGm(Core& core, uintptr_t address, uint64_t bytes, const Loc& loc) {
+    return static_cast<timed::CoreState&>(*core.timed).rank->ranges.Find(core, address, bytes, loc);
+}
+void FlagSet(uint32_t flag, Pipe from, const Loc&) { WorldOf(Here()).FlagSet(Here(), flag, from); }
+void FlagWait(uint32_t flag, Pipe to, const Loc&) { WorldOf(Here()).FlagWait(Here(), flag, to); }
+void Barrier(Pipe pipe, const Loc&) { WorldOf(Here()).Barrier(Here(), pipe); }
+void SettlePipe(Pipe pipe) { WorldOf(Here()).Settle(Here(), pipe); }
+void SyncAllCores(const Loc& loc) { WorldOf(Here()).SyncAll(Here(), loc); }
+void PollYield(const Loc& loc) { WorldOf(Here()).Poll(Here(), loc); }
+void SuspectedPoll(const Loc& loc) { WorldOf(Here()).Poll(Here(), loc); }
+void GiveWay(const Loc&) { WorldOf(Here()).YieldUntil(Here(), Here().now); }
+void CrossCoreSet(int mode, Pipe pipe, int id, const Loc& loc) {
+    WorldOf(Here()).CrossSet(Here(), mode, pipe, id, loc);
+}
+void CrossCoreWait(int id, const Loc& loc) { WorldOf(Here()).CrossWait(Here(), id, loc); }
+int64_t SystemCycle() { return static_cast<int64_t>(Here().now / 20); }  // 50 cycles a microsecond
+uint32_t BlockNum() { return Here().rank->cores; }
+uint64_t TilingKey() { return Here().rank->step->spec.tiling_key; }
+uintptr_t HcclContext(int index) { return Here().rank->step->spec.hccl_context[index]; }
+
+const char* CauseName(Cause cause) {
+    static const char* const kNames[] = {"S", "V", "MTE2", "MTE3", "SyncAll", "status", "launch"};
+    return kNames[static_cast<int>(cause)];
+}
+
+TimedEngine::TimedEngine() : world_(std::make_unique<timed::World>()) {}
+TimedEngine::~TimedEngine() = default;
+TimedResult TimedEngine::Run(std::vector<RankProgram>& programs, const Costs& costs,
+                             const TimedOptions& options) {
+    return world_->Run(programs, costs, options);
+}
+
+// A launch alone has no peers whose clocks it could keep.
+class Scheduler {};
+class Group {};
+Device::Device(int rank) : rank_(rank) {}
+Device::~Device() = default;
+void Device::JoinGroup(const void*, uint32_t) {}
+void Device::Launch(const LaunchSpec&, const std::function<void()>&) {
+    throw std::runtime_error("the timed engine runs the programs of all ranks together: see twin/timed.h");
+}
+
+}  // namespace twin
+
+#endif  // TWIN_TIMED

@@ -1,0 +1,149 @@
+// Ranks and cores of a timed run: fibers of one thread, the one whose time is least runs next.
+#pragma once
+
+#include <deque>
+#include <exception>
+#include <memory>
+#include <queue>
+#include <string>
+#include <vector>
+
+#include "../core/cross_flags.h"
+#include "../core/fiber_host.h"
+#include "../core/gm_map.h"
+#include "fabric.h"
+#include "state.h"
+#include "twin/engine/copy_agent.h"
+
+namespace twin::timed {
+
+// A store of status that has landed: for whoever was waiting for it.
+struct Landing {
+    uintptr_t begin;
+    uint64_t bytes;
+    double visible;
+    uint64_t flow;
+    std::shared_ptr<Path> path;  // of the storing core, up to `visible`
+};
+
+class World;
+
+struct RankState {
+    World* world = nullptr;
+    RankProgram* program = nullptr;
+    uint32_t index = 0;
+    size_t at = 0;
+    const ProgramStep* step = nullptr;
+    GmMap ranges;
+    CrossFlags cross;
+    double cross_time = 0;
+    uint32_t first = 0;
+    uint32_t cores = 0;
+    uint32_t live = 0;
+    uint32_t waiting = 0;
+    double end = 0;                   // of the latest core of this step
+    const CoreState* last = nullptr;  // that core
+    Path path;                        // up to the end of the step before
+    std::vector<Landing> landings;
+};
+
+class World : FiberHost<World, CoreState> {
+public:
+    ~World();
+    TimedResult Run(std::vector<RankProgram>& programs, const Costs& costs, const TimedOptions& options);
+
+    // From fibers.
+    Outcome Schedule(CoreState& core, const Instruction& instruction);
+    void OrderScalarAccess(CoreState& core, const GmRange& range);
+    void FlagSet(CoreState& core, uint32_t flag, Pipe from);
+    void FlagWait(CoreState& core, uint32_t flag, Pipe to);
+    void Barrier(CoreState& core, Pipe pipe);
+    void Settle(CoreState& core, Pipe pipe);
+    void SyncAll(CoreState& core, const Loc& loc);
+    void Poll(CoreState& core, const Loc& loc);
+    void CrossSet(CoreState& core, int mode, Pipe pipe, int id, const Loc& loc);
+    void CrossWait(CoreState& core, int id, const Loc& loc);
+    // Carries a BatchWrite item; when it has arrived.
+    double Post(CoreState& core, const CopyItem& item);
+    void YieldUntil(CoreState& core, double time);
+
+private:
+    friend class FiberHost<World, CoreState>;
+    struct Turn {
+        double time;
+        uint32_t core;
+        bool operator>(const Turn& other) const {
+            return time != other.time ? time > other.time : core > other.core;
+        }
+    };
+    // Bytes that become visible at a time.
+    struct Pending {
+        double visible;
+        uint64_t number;
+        uintptr_t to;
+        uint32_t rank;  // whose GM it is
+        uint64_t stride;
+        uint64_t piece;
+        std::vector<uint8_t> bytes;  // taken at the store; empty: `item` is copied as it lands
+        CopyItem item;
+        uint64_t flow;
+        std::shared_ptr<Path> path;
+    };
+    struct Later {
+        bool operator()(const Pending* a, const Pending* b) const {
+            return a->visible != b->visible ? a->visible > b->visible : a->number > b->number;
+        }
+    };
+    struct Copy {  // an MTE instruction, while it is timed
+        const GmRange* range;
+        uint32_t owner;
+        double bytes;
+        double start;
+        double end;      // complete, as flags see it
+        double arrived;  // stores: in the target's memory
+    };
+
+    void Prepare(std::vector<RankProgram>& programs);
+    void StartStep(RankState& rank);
+    void FinishStep(RankState& rank);
+    void Loop();
+    void EndKernel(CoreState& core);
+    void Park(CoreState& core, CoreStatus status, const Loc& loc);
+    void Push(CoreState& core, double time) { turns_.push({time, core.global}); }
+    void ReleaseBarrier(RankState& rank);
+    void Land(double until);
+    void LandItem(const CopyItem& item);
+    void FailHanging(const char* how);
+
+    void Mark(CoreState& core);
+    void EndPhase(CoreState& core);
+    void Wait(CoreState& core, double until, Cause cause);
+    double Begin(CoreState& core, Pipe pipe);
+    void Given(CoreState& core, Pipe pipe, double start);
+    void Vector(CoreState& core, const Instruction& instruction);
+    void Read(CoreState& core, const Instruction& instruction, Copy& copy);
+    void Store(CoreState& core, const Instruction& instruction, Copy& copy);
+    void Look(CoreState& core, const Access& access, double at);
+    void EndWait(CoreState& core);
+    uint64_t Defer(CoreState& core, const Instruction& instruction, const Copy& copy);
+    void Trace(CoreState& core, Pipe pipe, const char* name, double start, double end, uint64_t bytes = 0,
+               int peer = -1, uint64_t flow = 0);
+    void Collect(TimedResult& result);
+
+    Costs costs_;
+    TimedOptions options_;
+    std::unique_ptr<Fabric> fabric_;
+    std::vector<std::unique_ptr<CoreState>> cores_;
+    std::vector<std::unique_ptr<RankState>> ranks_;
+    uint8_t* ub_ = nullptr;
+    size_t ub_cores_ = 0;
+    std::priority_queue<Turn, std::vector<Turn>, std::greater<Turn>> turns_;
+    std::priority_queue<Pending*, std::vector<Pending*>, Later> pending_;
+    std::vector<const char*> phases_;
+    uint32_t live_ranks_ = 0;
+    uint64_t stores_ = 0;
+    uint64_t flows_ = 0;
+    TimedResult result_;
+};
+
+}  // namespace twin::timed

@@ -1,0 +1,190 @@
+// Capture and replay (aclmdlRI*): what torch.npu.NPUGraph is made of.
+#include <cstdio>
+#include <utility>
+
+#include "graph.h"
+#include "state.h"
+
+using namespace vnpu;
+
+namespace {
+
+// From the beginning of its capture to aclmdlRIDestroy; a graph's handle is its address.
+std::vector<std::shared_ptr<Graph>>& Graphs() {
+    static auto* graphs = new std::vector<std::shared_ptr<Graph>>;
+    return *graphs;
+}
+
+std::shared_ptr<Graph> GraphOf(Handle handle, const char* function) {
+    for (const auto& graph : Graphs()) {
+        if (graph.get() == handle) return graph;
+    }
+    vnpu_error("%s: %p is no captured graph of the virtual NPU", function, handle);
+    return nullptr;
+}
+
+AclError RunStep(const Step& step) {
+    if (step.work) return step.work->Run();
+    for (const auto& work : step.group->work) {
+        if (AclError code = work->Run()) return code;
+    }
+    return kSuccess;
+}
+
+}  // namespace
+
+VNPU_EXPORT AclError aclmdlRICaptureBegin(Handle handle, int mode) {
+    static uint32_t next_id = 1;
+    std::lock_guard<std::mutex> lock(GraphMutex());
+    Stream* stream = StreamOf(handle, "aclmdlRICaptureBegin");
+    if (!stream) return kInvalidHandle;
+    if (stream->capture) {
+        vnpu_error("aclmdlRICaptureBegin: stream %d is being captured already", stream->id);
+        return kStreamCaptured;
+    }
+    stream->capture = std::make_shared<Graph>();
+    stream->capture->id = next_id++;
+    stream->capture->origin = handle;
+    stream->capture->mode = mode;
+    stream->capture->thread = std::this_thread::get_id();
+    Graphs().push_back(stream->capture);
+    return kSuccess;
+}
+
+VNPU_EXPORT AclError aclmdlRICaptureGetInfo(Handle handle, int* status, Handle* model) {
+    std::lock_guard<std::mutex> lock(GraphMutex());
+    Stream* stream = StreamOf(handle, "aclmdlRICaptureGetInfo");
+    if (!stream) return kInvalidHandle;
+    if (status) *status = stream->capture ? 1 : 0;
+    if (model) *model = stream->capture.get();
+    return kSuccess;
+}
+
+VNPU_EXPORT AclError aclmdlRICaptureEnd(Handle handle, Handle* model) {
+    std::lock_guard<std::mutex> lock(GraphMutex());
+    Stream* stream = StreamOf(handle, "aclmdlRICaptureEnd");
+    if (!stream || !model) return kParamInvalid;
+    if (!stream->capture) {
+        vnpu_error("aclmdlRICaptureEnd: stream %d is not being captured", stream->id);
+        return kStreamNotCaptured;
+    }
+    if (stream->capture->origin != handle) {
+        vnpu_error("aclmdlRICaptureEnd: the capture was begun on another stream than %d", stream->id);
+        return kCaptureUnmatched;
+    }
+    stream->capture->capturing = false;
+    *model = stream->capture.get();
+    LeaveCapture(*stream->capture);  // this stream's too
+    return kSuccess;
+}
+
+VNPU_EXPORT AclError aclmdlRIExecuteAsync(Handle model, Handle stream) {
+    std::shared_ptr<Graph> graph;
+    {
+        std::lock_guard<std::mutex> lock(GraphMutex());
+        graph = GraphOf(model, "aclmdlRIExecuteAsync");
+        Stream* target = StreamOf(stream, "aclmdlRIExecuteAsync");
+        if (!graph || !target) return kInvalidHandle;
+        if (graph->capturing) {
+            vnpu_error("aclmdlRIExecuteAsync: graph %u is still being captured", graph->id);
+            return kModelCaptured;
+        }
+        if (target->capture) {
+            vnpu_error(
+                "aclmdlRIExecuteAsync: stream %d is being captured; graphs in graphs are not supported",
+                target->id);
+            return kModelCaptured;
+        }
+    }
+    for (const Step& step : graph->steps) {
+        if (AclError code = RunStep(step)) return code;
+    }
+    return kSuccess;
+}
+
+VNPU_EXPORT AclError aclmdlRIDestroy(Handle model) {
+    std::shared_ptr<Graph> doomed;  // its work is dropped outside the lock
+    std::lock_guard<std::mutex> lock(GraphMutex());
+    doomed = GraphOf(model, "aclmdlRIDestroy");
+    if (!doomed) return kInvalidHandle;
+    auto& graphs = Graphs();
+    for (size_t i = 0; i < graphs.size(); ++i) {
+        if (graphs[i] == doomed) graphs.erase(graphs.begin() + static_cast<std::ptrdiff_t>(i--));
+    }
+    return kSuccess;
+}
+
+VNPU_EXPORT AclError aclmdlRIGetId(Handle model, uint32_t* id) {
+    std::lock_guard<std::mutex> lock(GraphMutex());
+    std::shared_ptr<Graph> graph = GraphOf(model, "aclmdlRIGetId");
+    if (!graph || !id) return kParamInvalid;
+    *id = graph->id;
+    return kSuccess;
+}
+
+VNPU_EXPORT AclError aclmdlRIDebugPrint(Handle model) {
+    std::lock_guard<std::mutex> lock(GraphMutex());
+    std::shared_ptr<Graph> graph = GraphOf(model, "aclmdlRIDebugPrint");
+    if (!graph) return kInvalidHandle;
+    std::fprintf(stderr, "ascend_moe vnpu: graph %u: %zu steps\n", graph->id, graph->steps.size());
+    return kSuccess;
+}
+
+VNPU_EXPORT AclError aclmdlRICaptureThreadExchangeMode(int* mode) {
+    if (!mode) return kParamInvalid;
+    std::swap(*mode, CaptureModeOfThread());
+    return kSuccess;
+}
+
+VNPU_EXPORT AclError aclmdlRICaptureTaskGrpBegin(Handle handle) {
+    std::lock_guard<std::mutex> lock(GraphMutex());
+    Stream* stream = StreamOf(handle, "aclmdlRICaptureTaskGrpBegin");
+    if (!stream) return kInvalidHandle;
+    if (!stream->capture || stream->group) {
+        vnpu_error("aclmdlRICaptureTaskGrpBegin: stream %d %s", stream->id,
+                   stream->group ? "is in a task group already" : "is not being captured");
+        return kTaskGroupStatus;
+    }
+    Graph& graph = *stream->capture;
+    graph.groups.push_back(std::make_unique<TaskGroup>());
+    graph.steps.push_back({nullptr, graph.groups.back().get()});
+    stream->group = graph.groups.back().get();
+    stream->group->graph = &graph;
+    return kSuccess;
+}
+
+VNPU_EXPORT AclError aclmdlRICaptureTaskGrpEnd(Handle handle, Handle* group) {
+    std::lock_guard<std::mutex> lock(GraphMutex());
+    Stream* stream = StreamOf(handle, "aclmdlRICaptureTaskGrpEnd");
+    if (!stream || !group) return kParamInvalid;
+    if (!stream->group) return kTaskGroupStatus;
+    *group = stream->group;
+    stream->group = nullptr;
+    return kSuccess;
+}
+
+// Until UpdateEnd, what is enqueued on the stream replaces the group's work.
+VNPU_EXPORT AclError aclmdlRICaptureTaskUpdateBegin(Handle handle, Handle group) {
+    std::vector<std::unique_ptr<Work>> replaced;  // dropped outside the lock
+    std::lock_guard<std::mutex> lock(GraphMutex());
+    Stream* stream = StreamOf(handle, "aclmdlRICaptureTaskUpdateBegin");
+    if (!stream || !group) return kParamInvalid;
+    for (const auto& graph : Graphs()) {
+        for (const auto& candidate : graph->groups) {
+            if (candidate.get() != group) continue;
+            replaced.swap(candidate->work);
+            stream->updating = candidate.get();
+            return kSuccess;
+        }
+    }
+    vnpu_error("aclmdlRICaptureTaskUpdateBegin: %p is no task group of a captured graph", group);
+    return kTaskGroupStatus;
+}
+
+VNPU_EXPORT AclError aclmdlRICaptureTaskUpdateEnd(Handle handle) {
+    std::lock_guard<std::mutex> lock(GraphMutex());
+    Stream* stream = StreamOf(handle, "aclmdlRICaptureTaskUpdateEnd");
+    if (!stream || !stream->updating) return kTaskGroupStatus;
+    stream->updating = nullptr;
+    return kSuccess;
+}

@@ -1,0 +1,143 @@
+// Events: marked at record, since everything before them on the stream has run by then.
+#include <chrono>
+#include <unordered_set>
+
+#include "graph.h"
+#include "state.h"
+
+using namespace vnpu;
+
+namespace {
+
+std::unordered_set<Event*>& Events() {
+    static auto* events = new std::unordered_set<Event*>;
+    return *events;
+}
+
+Event* EventOf(Handle handle, const char* function) {
+    auto* event = static_cast<Event*>(handle);
+    if (Events().count(event)) return event;
+    vnpu_error("%s: %p is no event of the virtual NPU (destroyed already?)", function, handle);
+    return nullptr;
+}
+
+AclError Create(Handle* out, uint32_t flags) {
+    if (!out) return kParamInvalid;
+    std::lock_guard<std::mutex> lock(GraphMutex());
+    auto* event = new Event;
+    event->flags = flags;
+    Events().insert(event);
+    *out = event;
+    return kSuccess;
+}
+
+// Runs now, or at every replay; the event may be gone by then.
+void Mark(void* arg) {
+    std::lock_guard<std::mutex> lock(GraphMutex());
+    auto* event = static_cast<Event*>(arg);
+    if (!Events().count(event)) return;
+    event->ns = std::chrono::steady_clock::now().time_since_epoch().count();
+    event->recorded = true;
+}
+
+}  // namespace
+
+VNPU_EXPORT AclError aclrtCreateEventWithFlag(Handle* event, uint32_t flag) { return Create(event, flag); }
+VNPU_EXPORT AclError aclrtCreateEventExWithFlag(Handle* event, uint32_t flag) { return Create(event, flag); }
+
+VNPU_EXPORT AclError aclrtDestroyEvent(Handle handle) {
+    std::lock_guard<std::mutex> lock(GraphMutex());
+    Event* event = EventOf(handle, "aclrtDestroyEvent");
+    if (!event) return kInvalidHandle;
+    Events().erase(event);
+    delete event;
+    return kSuccess;
+}
+
+VNPU_EXPORT AclError aclrtRecordEvent(Handle handle, Handle stream_handle) {
+    {
+        std::lock_guard<std::mutex> lock(GraphMutex());
+        Event* event = EventOf(handle, "aclrtRecordEvent");
+        Stream* stream = StreamOf(stream_handle, "aclrtRecordEvent");
+        if (!event || !stream) return kInvalidHandle;
+        event->capture = stream->capture;
+    }
+    return vnpu_enqueue(stream_handle, Mark, handle, nullptr);
+}
+
+VNPU_EXPORT AclError aclrtResetEvent(Handle handle, Handle) {
+    std::lock_guard<std::mutex> lock(GraphMutex());
+    Event* event = EventOf(handle, "aclrtResetEvent");
+    if (!event) return kInvalidHandle;
+    event->recorded = false;
+    event->capture.reset();
+    return kSuccess;
+}
+
+// Order between streams is the order of enqueue. What remains of a wait: the waiting stream joins a capture.
+VNPU_EXPORT AclError aclrtStreamWaitEvent(Handle stream_handle, Handle handle) {
+    std::lock_guard<std::mutex> lock(GraphMutex());
+    Event* event = EventOf(handle, "aclrtStreamWaitEvent");
+    Stream* stream = StreamOf(stream_handle, "aclrtStreamWaitEvent");
+    if (!event || !stream) return kInvalidHandle;
+    std::shared_ptr<Graph> capture = event->capture.lock();
+    if (!capture || !capture->capturing || stream->capture == capture) return kSuccess;
+    if (stream->capture) {
+        vnpu_error("aclrtStreamWaitEvent: stream %d is in capture %u and the event in capture %u", stream->id,
+                   stream->capture->id, capture->id);
+        return kStreamCaptured;
+    }
+    stream->capture = capture;
+    return kSuccess;
+}
+
+VNPU_EXPORT AclError aclrtSynchronizeEvent(Handle handle) {
+    std::lock_guard<std::mutex> lock(GraphMutex());
+    Event* event = EventOf(handle, "aclrtSynchronizeEvent");
+    if (!event) return kInvalidHandle;
+    std::shared_ptr<Graph> capture = event->capture.lock();
+    if (!capture || !capture->capturing) return TakeFault();
+    vnpu_error("aclrtSynchronizeEvent: the event was recorded in capture %u, which is under way",
+               capture->id);
+    return kEventCaptured;
+}
+
+// ACL_EVENT_RECORDED_STATUS_COMPLETE (1); an event never recorded is 0, NOT_READY.
+VNPU_EXPORT AclError aclrtQueryEventStatus(Handle handle, int* status) {
+    std::lock_guard<std::mutex> lock(GraphMutex());
+    Event* event = EventOf(handle, "aclrtQueryEventStatus");
+    if (!event || !status) return kParamInvalid;
+    *status = event->recorded ? 1 : 0;
+    return kSuccess;
+}
+
+// ACL_EVENT_WAIT_STATUS_COMPLETE (0): nobody is ever left waiting.
+VNPU_EXPORT AclError aclrtQueryEventWaitStatus(Handle handle, int* status) {
+    std::lock_guard<std::mutex> lock(GraphMutex());
+    if (!EventOf(handle, "aclrtQueryEventWaitStatus") || !status) return kParamInvalid;
+    *status = 0;
+    return kSuccess;
+}
+
+VNPU_EXPORT AclError aclrtEventElapsedTime(float* ms, Handle start_handle, Handle end_handle) {
+    std::lock_guard<std::mutex> lock(GraphMutex());
+    Event* start = EventOf(start_handle, "aclrtEventElapsedTime");
+    Event* end = EventOf(end_handle, "aclrtEventElapsedTime");
+    if (!ms || !start || !end) return kParamInvalid;
+    if (!start->recorded || !end->recorded) {
+        vnpu_error("aclrtEventElapsedTime: the %s event was never recorded",
+                   start->recorded ? "end" : "start");
+        return kEventTimestampInvalid;
+    }
+    *ms = static_cast<float>(static_cast<double>(end->ns - start->ns) * 1e-6);
+    return kSuccess;
+}
+
+// Microseconds of the host's monotonic clock.
+VNPU_EXPORT AclError aclrtEventGetTimestamp(Handle handle, uint64_t* timestamp) {
+    std::lock_guard<std::mutex> lock(GraphMutex());
+    Event* event = EventOf(handle, "aclrtEventGetTimestamp");
+    if (!timestamp || !event || !event->recorded) return kEventTimestampInvalid;
+    *timestamp = static_cast<uint64_t>(event->ns / 1000);
+    return kSuccess;
+}

@@ -1,0 +1,88 @@
+// Streams, events and captured graphs. Work runs at enqueue; on a capturing stream it is recorded instead.
+//
+// A graph is one list, in the order of enqueue over all streams that take part in the capture: that order
+// respects every event wait, so a replay runs the list from front to back.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "abi.h"
+
+namespace vnpu {
+
+struct Work {
+    Work(void (*fn_in)(void*), void* arg_in, void (*drop_in)(void*))
+        : fn(fn_in), arg(arg_in), drop(drop_in) {}
+    Work(const Work&) = delete;
+    Work& operator=(const Work&) = delete;
+    ~Work() {
+        if (drop) drop(arg);
+    }
+    AclError Run() const;
+
+    void (*fn)(void*);
+    void* arg;
+    void (*drop)(void*);
+};
+
+struct Graph;
+
+// A span of a capture whose work may be replaced later (aclmdlRICaptureTaskGrp*).
+struct TaskGroup {
+    Graph* graph;
+    std::vector<std::unique_ptr<Work>> work;
+};
+
+// One place of the list: a piece of work or a task group.
+struct Step {
+    std::unique_ptr<Work> work;
+    TaskGroup* group = nullptr;
+};
+
+struct Graph {
+    uint32_t id;
+    Handle origin;  // the stream that began the capture
+    int mode;       // of aclmdlRICaptureBegin: 0 global, 1 thread local, 2 relaxed
+    std::thread::id thread;
+    bool capturing = true;
+    std::vector<Step> steps;
+    std::vector<std::unique_ptr<TaskGroup>> groups;
+};
+
+struct Stream {
+    int id;
+    int device;
+    uint32_t overflow_switch = 0;
+    std::shared_ptr<Graph> capture;
+    TaskGroup* group = nullptr;     // recording into this group
+    TaskGroup* updating = nullptr;  // replacing this group's work
+};
+
+struct Event {
+    uint32_t flags;
+    bool recorded = false;
+    int64_t ns = 0;
+    std::weak_ptr<Graph> capture;  // recorded inside this capture: a stream that waits for it joins
+};
+
+// The stream behind a handle (null: the current device's default stream); null with a message when it is
+// none.
+Stream* StreamOf(Handle handle, const char* function);
+
+// The capture has ended: every stream that took part is an ordinary stream again. Under GraphMutex.
+void LeaveCapture(const Graph& graph);
+
+// kSuccess, or kCaptureNotSupported: the function acts at once, so it cannot be recorded, and a capture is
+// under way that forbids such calls (its mode, and that of this thread). Takes GraphMutex.
+AclError RefuseInCapture(const char* function);
+// aclmdlRICaptureThreadExchangeMode.
+int& CaptureModeOfThread();
+
+// Guards every Stream, Event and Graph; never held while work runs.
+std::mutex& GraphMutex();
+
+}  // namespace vnpu

@@ -1,0 +1,169 @@
+#include "memory.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "state.h"
+
+namespace vnpu {
+namespace {
+
+constexpr size_t kAlign = 2u << 20;  // the allocator above asks for 2 MiB multiples
+
+struct Block {
+    size_t bytes;
+    int type;  // kLocationDevice or kLocationHost
+    int device;
+    bool ours;  // false: registered host memory of the caller's
+};
+
+struct Heap {
+    std::mutex mutex;
+    std::map<uintptr_t, Block> blocks;
+    uint64_t used[kMaxDevices] = {};
+};
+
+Heap& TheHeap() {
+    static auto* heap = new Heap;  // never destroyed: threads may free after main has returned
+    return *heap;
+}
+
+size_t PageUp(size_t bytes) {
+    const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    return (bytes + page - 1) / page * page;
+}
+
+// 2 MiB aligned for large blocks: over-map, then give back both ends.
+void* MapPages(size_t bytes) {
+    const size_t align = bytes >= kAlign ? kAlign : static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    void* raw = mmap(nullptr, bytes + align, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (raw == MAP_FAILED) return nullptr;
+    const auto begin = reinterpret_cast<uintptr_t>(raw);
+    const uintptr_t start = (begin + align - 1) / align * align;
+    if (start > begin) munmap(raw, start - begin);
+    if (begin + align > start) munmap(reinterpret_cast<void*>(start + bytes), begin + align - start);
+    return reinterpret_cast<void*>(start);
+}
+
+AclError Allocate(void** out, size_t size, int type, const char* function) {
+    if (!out || !size) {
+        vnpu_error("%s: %s", function, out ? "size is 0" : "the result pointer is null");
+        return kParamInvalid;
+    }
+    const int device = CurrentDevice();
+    if (type == kLocationDevice) {
+        if (AclError code = NeedDevice(function)) return code;
+    }
+    Heap& heap = TheHeap();
+    const size_t bytes = PageUp(size);
+    std::lock_guard<std::mutex> lock(heap.mutex);
+    if (type == kLocationDevice && heap.used[device] + bytes > TheSoc().memory_bytes) return kOutOfMemory;
+    void* pointer = MapPages(bytes);
+    if (!pointer) return kOutOfMemory;
+    heap.blocks[reinterpret_cast<uintptr_t>(pointer)] = {bytes, type, device, true};
+    if (type == kLocationDevice) heap.used[device] += bytes;
+    *out = pointer;
+    return kSuccess;
+}
+
+AclError Release(void* pointer, int type, const char* function) {
+    Heap& heap = TheHeap();
+    std::lock_guard<std::mutex> lock(heap.mutex);
+    auto found = heap.blocks.find(reinterpret_cast<uintptr_t>(pointer));
+    if (found == heap.blocks.end() || found->second.type != type || !found->second.ours) {
+        vnpu_error("%s: %p is no block of the virtual NPU", function, pointer);
+        return kParamInvalid;
+    }
+    if (type == kLocationDevice) heap.used[found->second.device] -= found->second.bytes;
+    munmap(pointer, found->second.bytes);
+    heap.blocks.erase(found);
+    return kSuccess;
+}
+
+AclError Register(void* pointer, size_t size, const char* function) {
+    if (!pointer || !size) return kParamInvalid;
+    Heap& heap = TheHeap();
+    std::lock_guard<std::mutex> lock(heap.mutex);
+    if (!heap.blocks.emplace(reinterpret_cast<uintptr_t>(pointer), Block{size, kLocationHost, 0, false})
+             .second) {
+        vnpu_error("%s: %p is registered already", function, pointer);
+        return kParamInvalid;
+    }
+    return kSuccess;
+}
+
+}  // namespace
+
+int WhereIs(const void* pointer, int* device) {
+    Heap& heap = TheHeap();
+    const auto address = reinterpret_cast<uintptr_t>(pointer);
+    std::lock_guard<std::mutex> lock(heap.mutex);
+    auto after = heap.blocks.upper_bound(address);
+    if (after == heap.blocks.begin()) return kLocationUnregistered;
+    --after;
+    if (address >= after->first + after->second.bytes) return kLocationUnregistered;
+    if (device) *device = after->second.device;
+    return after->second.type;
+}
+
+}  // namespace vnpu
+
+using namespace vnpu;
+
+VNPU_EXPORT AclError aclrtMalloc(void** out, size_t size, int) {
+    return Allocate(out, size, kLocationDevice, "aclrtMalloc");
+}
+VNPU_EXPORT AclError aclrtMallocAlign32(void** out, size_t size, int) {
+    return Allocate(out, size, kLocationDevice, "aclrtMallocAlign32");
+}
+VNPU_EXPORT AclError aclrtFree(void* pointer) { return Release(pointer, kLocationDevice, "aclrtFree"); }
+
+VNPU_EXPORT AclError aclrtMallocHost(void** out, size_t size) {
+    return Allocate(out, size, kLocationHost, "aclrtMallocHost");
+}
+VNPU_EXPORT AclError aclrtMallocHostWithCfg(void** out, uint64_t size, void*) {
+    return Allocate(out, size, kLocationHost, "aclrtMallocHostWithCfg");
+}
+VNPU_EXPORT AclError aclrtFreeHost(void* pointer) { return Release(pointer, kLocationHost, "aclrtFreeHost"); }
+
+// A registered host block is its own device address.
+VNPU_EXPORT AclError aclrtHostRegister(void* pointer, uint64_t size, int, void** device_pointer) {
+    if (device_pointer) *device_pointer = pointer;
+    return Register(pointer, size, "aclrtHostRegister");
+}
+VNPU_EXPORT AclError aclrtHostRegisterV2(void* pointer, uint64_t size, uint32_t) {
+    return Register(pointer, size, "aclrtHostRegisterV2");
+}
+VNPU_EXPORT AclError aclrtHostUnregister(void* pointer) {
+    Heap& heap = TheHeap();
+    std::lock_guard<std::mutex> lock(heap.mutex);
+    auto found = heap.blocks.find(reinterpret_cast<uintptr_t>(pointer));
+    if (found == heap.blocks.end() || found->second.ours) return kParamInvalid;
+    heap.blocks.erase(found);
+    return kSuccess;
+}
+
+VNPU_EXPORT AclError aclrtPointerGetAttributes(const void* pointer, PointerAttributes* attributes) {
+    if (!attributes) return kParamInvalid;
+    std::memset(attributes, 0, sizeof *attributes);
+    int device = 0;
+    attributes->location.type = WhereIs(pointer, &device);
+    attributes->location.id = static_cast<uint32_t>(device < 0 ? 0 : device);
+    attributes->page_size = static_cast<uint32_t>(sysconf(_SC_PAGESIZE));
+    return kSuccess;
+}
+
+VNPU_EXPORT AclError aclrtGetMemInfo(int, size_t* free_bytes, size_t* total) {
+    if (AclError code = NeedDevice("aclrtGetMemInfo")) return code;
+    if (!free_bytes || !total) return kParamInvalid;
+    Heap& heap = TheHeap();
+    std::lock_guard<std::mutex> lock(heap.mutex);
+    *total = TheSoc().memory_bytes;
+    *free_bytes = TheSoc().memory_bytes - heap.used[CurrentDevice()];
+    return kSuccess;
+}

@@ -1,0 +1,76 @@
+// The part of the HCCL C ABI that the virtual NPU speaks, as in the public headers of the torch_npu wheel
+// (include/third_party/hccl).
+#pragma once
+
+#include <cstdint>
+
+#include "acl/vnpu_stream.h"
+
+namespace vnpu {
+
+using HcclResult = int;
+
+constexpr HcclResult kHcclSuccess = 0;
+constexpr HcclResult kHcclParameter = 1;
+constexpr HcclResult kHcclPointer = 2;
+constexpr HcclResult kHcclMemory = 3;
+constexpr HcclResult kHcclInternal = 4;
+constexpr HcclResult kHcclNotSupported = 5;
+constexpr HcclResult kHcclNotFound = 6;
+constexpr HcclResult kHcclSyscall = 8;
+constexpr HcclResult kHcclTimeout = 9;
+constexpr HcclResult kHcclRemote = 21;  // a peer is gone
+
+enum class ReduceOp : int { kSum, kProd, kMax, kMin };
+
+enum class DataType : int {
+    kInt8,
+    kInt16,
+    kInt32,
+    kFp16,
+    kFp32,
+    kInt64,
+    kUint64,
+    kUint8,
+    kUint16,
+    kUint32,
+    kFp64,
+    kBf16,
+    kInt128,
+    kHif8 = 14,
+    kFp8E4M3,
+    kFp8E5M2,
+    kFp8E8M0,
+};
+
+// Bytes of an element; 0 for a type that HCCL does not define.
+uint32_t SizeOf(DataType type);
+const char* NameOf(DataType type);
+const char* NameOf(ReduceOp op);
+
+constexpr uint32_t kRootInfoBytes = 4108;
+constexpr uint32_t kNameBytes = 128;
+constexpr uint32_t kDefaultWindowMib = 200;
+constexpr uint32_t kNotSet = 0xffffffff;
+
+struct RootInfo {
+    char internal[kRootInfoBytes];
+};
+
+// The head of HcclCommConfig; what comes after hcclCommName is not looked at.
+struct CommConfig {
+    char reserved[24];
+    uint32_t window_mib;
+    uint32_t deterministic;
+    char name[kNameBytes];
+};
+
+struct SendRecvItem {
+    int kind;  // 0 send, 1 receive
+    void* data;
+    uint64_t count;
+    DataType type;
+    uint32_t peer;
+};
+
+}  // namespace vnpu
