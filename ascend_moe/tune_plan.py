@@ -21,12 +21,7 @@ _ASKED = {
         "rows": ["copy_rows"],
         "list_cores": ["list_cores"],
     },
-    "combine": {
-        "cores": ["block_dim"],
-        "ring": ["sum_ring"],
-        "rows": ["send_rows"],
-        "copy_cores": ["copy_cores"],
-    },
+    "combine": {"cores": ["block_dim"], "ring": ["sum_ring"], "rows": ["send_rows"]},
 }
 
 

@@ -20,7 +20,7 @@ LEAST_GAIN = 0.005  # smaller ones are not worth an entry's difference
 PASSES = 2
 SEARCHED, OTHER = 0, 1  # seeds of the routing
 _CORE_PARTS = (7 / 8, 3 / 4, 2 / 3, 1 / 2, 3 / 8, 1 / 3, 1 / 4)
-_ROLE_PARTS = (1 / 8, 1 / 6, 1 / 4, 1 / 3, 1 / 2, 2 / 3, 3 / 4)
+_LIST_PARTS = (1 / 8, 1 / 6, 1 / 4, 1 / 3, 1 / 2, 2 / 3, 3 / 4)
 _ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 
 
@@ -32,7 +32,7 @@ class Setting:
     cores: int = 0
     ring: int = 0
     rows: int = 0
-    role_cores: int = 0  # that make lists in dispatch, that copy stages in combine
+    list_cores: int = 0
 
 
 OWN = Setting()
@@ -72,8 +72,7 @@ class Choice:
             self.setting.cores,
             self.setting.ring,
             self.setting.rows,
-            self.setting.role_cores if self.op == "dispatch" else 0,
-            self.setting.role_cores if self.op == "combine" else 0,
+            self.setting.list_cores if self.op == "dispatch" else 0,
             round(self.own_us, 2),
             round(self.tuned_us, 2),
         )
@@ -99,8 +98,7 @@ def model(shape: Request, algorithm: str, setting: Setting, seed: int) -> Times:
         cores=setting.cores or None,
         ring=setting.ring or None,
         rows=setting.rows or None,
-        list_cores=setting.role_cores,
-        copy_cores=setting.role_cores,
+        list_cores=setting.list_cores,
         seed=seed,
     )
 
@@ -166,8 +164,8 @@ class Search:
     def _roles(self, at: Setting) -> Iterator[Setting]:
         """Of the cores that are launched."""
         launched = at.cores or self.shape.cores
-        lists = sorted({max(1, round(launched * part)) for part in _ROLE_PARTS} | {0})
-        return (replace(at, role_cores=n) for n in lists if n < launched)
+        lists = sorted({max(1, round(launched * part)) for part in _LIST_PARTS} | {0})
+        return (replace(at, list_cores=n) for n in lists if n < launched)
 
     def _tiling(self) -> dict[str, int]:
         """The most that the tiling of either op takes by itself."""

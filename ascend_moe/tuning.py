@@ -27,7 +27,7 @@ ALGORITHMS = ("", "window", "direct")  # "": the op's own choice
 _MOST_BYTES = 16 << 20
 _HASH_DIGITS = 6
 _REQUIRED = ("op", "soc", "ranks", "experts", "topk", "hidden", "max_bs")
-_LARGEST = {"cores": 255, "ring": 255, "rows": 2047, "list_cores": 255, "copy_cores": 255}
+_LARGEST = {"cores": 255, "ring": 255, "rows": 2047, "list_cores": 255}
 NOTHING = ("", 0, 0, 0, 0)  # what an entry asks for that asks for nothing
 
 
@@ -68,8 +68,6 @@ class Entry:
         cores, ring, rows: AIV cores of a launch, UB rows in flight, rows of one copy; 0: the op's own choice.
         list_cores: of direct dispatch: so many cores make the lists of rows, the others publish the rows; 0:
             every core does both.
-        copy_cores: of direct combine: so many cores copy rows stage by stage while the others sum; 0: the
-            op's own choice.
         default_us, tuned_us: what the search predicted, 0 where nobody did.
     """
 
@@ -88,20 +86,17 @@ class Entry:
     ring: int = 0
     rows: int = 0
     list_cores: int = 0
-    copy_cores: int = 0
     default_us: float = 0.0
     tuned_us: float = 0.0
 
     def asked(self) -> tuple[str, int, int, int, int]:
         """What it asks of the operators' tiling, in the order in which ``am_tuning_pack`` takes it."""
-        role_cores = self.list_cores if self.op == "dispatch" else self.copy_cores
-        return (self.algorithm, self.cores, self.ring, self.rows, role_cores)
+        return (self.algorithm, self.cores, self.ring, self.rows, self.list_cores)
 
     def said(self) -> dict[str, Any]:
         """What the table's hash is of: roles only where they are asked for, as in tables that know none."""
         said = {name: value for name, value in asdict(self).items() if name not in _COMMENTS}
-        roles = [name for name in ("list_cores", "copy_cores") if not said[name]]
-        return {name: value for name, value in said.items() if name not in roles}
+        return said if self.list_cores else {name: v for name, v in said.items() if name != "list_cores"}
 
     def fits(self, facts: Facts) -> bool:
         same = all(

@@ -118,26 +118,22 @@ def _algorithms(options: argparse.Namespace) -> tuple[str, ...]:
 
 _HEAD = [
     *("ranks", "BS", "op", "algorithm", "untuned, µs", "tuned, µs", "gain, %"),
-    *("other routing, %", "cores", "role", "ring", "rows"),
+    *("other routing, %", "cores", "lists", "ring", "rows"),
 ]
 
 
 def _rows(shape: Request, choices: Sequence[Choice]) -> list[list[object]]:
-    """0: the tiling's own choice; role: cores that make lists in dispatch, or copy stages in combine."""
+    """0 of cores, ring and rows: the tiling's own choice; of lists: all cores make them and publish rows."""
     ordered = sorted(choices, key=lambda one: (one.op != "dispatch", one.tuned_us))
     return [
         [
             *(shape.ranks, shape.batch, one.op, one.algorithm, f"{one.own_us:.1f}", f"{one.tuned_us:.1f}"),
             f"{100 * (1 - one.tuned_us / one.own_us):.1f}",
             f"{100 * (1 - one.other_tuned_us / one.other_own_us):.1f}",
-            *(one.setting.cores, _role_cores(one.entry(shape)), one.setting.ring, one.setting.rows),
+            *(one.setting.cores, one.entry(shape).list_cores, one.setting.ring, one.setting.rows),
         ]
         for one in ordered
     ]
-
-
-def _role_cores(entry: Entry) -> int:
-    return entry.list_cores or entry.copy_cores
 
 
 def _about(options: argparse.Namespace, evaluations: int) -> dict[str, object]:

@@ -103,7 +103,7 @@ def _spec_type() -> Any:
             ("tuned_cores", ctypes.c_int32),
             ("tuned_rows", ctypes.c_int32),
             ("tuned_ring", ctypes.c_int32),
-            ("tuned_role_cores", ctypes.c_int32),
+            ("tuned_list_cores", ctypes.c_int32),
             ("table_hash", ctypes.c_uint32),
         ]
 

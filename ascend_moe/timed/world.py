@@ -123,11 +123,10 @@ class TimedWorld:
         seed: int,
         payload: bool,
         list_cores: int = 0,
-        copy_cores: int = 0,
     ) -> None:
         self.request, self.payload, self._library = request, payload, timed_library()
         self._comm_alg, self._kernel, self._lent = ALGORITHMS[algorithm]
-        self._tuned, self._roles = (rows, ring), {"dispatch": list_cores, "combine": copy_cores}
+        self._tuned = (rows, ring, list_cores)
         self._servers = _rdma_share(request)
         if self._servers and self._kernel:
             text = (
@@ -276,8 +275,7 @@ class TimedWorld:
         spec.lent_mib = self._lent_mib
         if self._servers:
             spec.context_kind, spec.ranks_per_server = CONTEXT_A2, self._servers
-        spec.tuned_rows, spec.tuned_ring = self._tuned
-        spec.tuned_role_cores = self._roles[op]
+        spec.tuned_rows, spec.tuned_ring, spec.tuned_list_cores = self._tuned
         return spec
 
     def _fill(self, step: _Step, op: str, rank: int) -> None:

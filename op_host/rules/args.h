@@ -66,7 +66,7 @@ struct CallSpec {
     int32_t tuned_cores;
     int32_t tuned_rows;        // of a chunk
     int32_t tuned_ring;        // rows in flight
-    int32_t tuned_role_cores;  // direct: that list in dispatch, that copy in combine
+    int32_t tuned_list_cores;  // of direct dispatch
     uint32_t table_hash;       // of the table, equal on all ranks
 };
 

@@ -176,7 +176,7 @@ inline void PlanCombine(const CallSpec& call, const MoeDistributeInfo& info, Cal
     plan.combine.info = info;
     plan.combine.hasSharedExpertX = MOE_GIVEN(call, shared_expert_x) ? 1 : 0;
     if (direct) {
-        ReturnRings(info, call.tuned_role_cores, plan.combine);
+        ReturnRings(info, plan.combine);
     } else {
         plan.combine.sendRows = ChunkRows(info.hidden * TypeSize(info.xType));
         SplitTokens(info, plan.combine);
@@ -189,9 +189,9 @@ inline void ApplyTuned(const CallSpec& call, CallPlan& plan) {
     plan.dispatch.sendRing = TunedOr(call.tuned_ring, plan.dispatch.sendRing);
     plan.dispatch.copyRows = TunedOr(call.tuned_rows, plan.dispatch.copyRows);
     plan.dispatch.copyRing = TunedOr(call.tuned_ring, plan.dispatch.copyRing);
-    if (plan.dispatch.info.algorithm == kAlgorithmDirect && call.tuned_role_cores > 0) {
+    if (plan.dispatch.info.algorithm == kAlgorithmDirect && call.tuned_list_cores > 0) {
         plan.dispatch.listCores =
-            std::min(static_cast<uint32_t>(call.tuned_role_cores), MostListCores(plan.dispatch.info));
+            std::min(static_cast<uint32_t>(call.tuned_list_cores), MostListCores(plan.dispatch.info));
     }
     plan.combine.sendRows = TunedOr(call.tuned_rows, plan.combine.sendRows);
     plan.combine.sumRing = TunedOr(call.tuned_ring, plan.combine.sumRing);

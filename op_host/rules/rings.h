@@ -72,6 +72,7 @@ inline void GatherRing(const MoeDistributeInfo& info, MoeDistributeDispatchTilin
     tiling.copyRows = std::max(1u, std::min(room / tiling.copyRing, most));
 }
 
+constexpr uint32_t kPartUnit = 32;  // elements
 inline void SetParts(const MoeDistributeInfo& info, uint32_t parts, MoeDistributeCombineTiling& tiling) {
     tiling.partElements = static_cast<uint32_t>(CeilTo(CeilDiv(info.hidden, parts), kPartUnit));
     tiling.partsPerToken = CeilDiv(info.hidden, tiling.partElements);
@@ -99,19 +100,6 @@ inline void ShareTokens(const MoeDistributeInfo& info, MoeDistributeCombineTilin
     SetParts(info, best, tiling);
 }
 
-// Direct combine: cores that copy the other stages of the rows while the others sum the first.
-constexpr uint64_t kLeastStagedBytes = 6 * kMiB;  // of rows that a rank's tokens make: fewer are copied soon
-inline uint32_t MostCopyCores(const MoeDistributeInfo& info) {
-    return StageEnd(info.hidden, 0) < info.hidden ? info.cores : 0;
-}
-inline uint32_t CopyCores(const MoeDistributeInfo& info, int32_t asked) {
-    if (asked > 0) return std::min(static_cast<uint32_t>(asked), MostCopyCores(info));
-    const uint64_t bytes =
-        static_cast<uint64_t>(info.maxBatch) * info.topK * info.hidden * TypeSize(info.xType);
-    if (info.cores < kManyCores || bytes < kLeastStagedBytes) return 0;
-    return std::min(info.cores / 3, MostCopyCores(info));
-}
-
 // What direct combine has in UB besides copied chunks, rows to sum and their sums.
 inline uint32_t ReturnFixed(const MoeDistributeInfo& info) {
     const uint32_t lanes = PaddedInts(info.experts) * 4, slots = info.world * info.localExperts;
@@ -120,7 +108,7 @@ inline uint32_t ReturnFixed(const MoeDistributeInfo& info) {
     uint32_t fixed = (info.cores + 1) * kBlock + 3 * lanes + std::max(8192u, lanes) +
                      kSendPairs * (4 + 1 + 4 + 4) + SumEntries(info.topK) * 12 + 4 * kSendPairs / info.topK +
                      3 * PaddedInts(slots) * 4 + ReturnCountLanes(info.world, slots) * 4 +
-                     (3 * info.world + info.cores) * kBlock + runs + (8 + kStages) * kBlock;
+                     2 * info.world * kBlock + runs + 9 * kBlock;
     if (info.cores > 1) fixed += MatchBytes(info.world, counts);
     fixed += info.triples != 0 ? kSendPairs * kTripleWords * 4 + kBlock : kSendPairs * 4 + lanes;
     return fixed;
@@ -128,14 +116,11 @@ inline uint32_t ReturnFixed(const MoeDistributeInfo& info) {
 
 // Direct combine: chunks of expand_x, and parts of rows to sum, on their way at a time. Two groups of parts
 // at least, so that one is summed while another comes; then as many chunks as there is room for.
-inline void ReturnRings(const MoeDistributeInfo& info, int32_t copyCores,
-                        MoeDistributeCombineTiling& tiling) {
+inline void ReturnRings(const MoeDistributeInfo& info, MoeDistributeCombineTiling& tiling) {
     const uint32_t size = TypeSize(info.xType), fixed = ReturnFixed(info);
     const bool wide = info.xType == kTypeFp32;
     tiling.sendRows = std::max(1u, kReturnChunkBytes / (info.hidden * size));
     ShareTokens(info, tiling);
-    tiling.copyCores = CopyCores(info, copyCores);
-    if (tiling.copyCores != 0) SetParts(info, kStageParts, tiling);
     for (uint32_t parts = tiling.partsPerToken;; ++parts) {
         SetParts(info, parts, tiling);
         const uint32_t piece = tiling.partElements * size;

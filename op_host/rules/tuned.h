@@ -10,9 +10,9 @@
 namespace moe {
 
 // One integer, so that it can be an attribute of the op and CANN's cache of tilings tells calls apart by it:
-// hash of the table (24 bits) | algorithm (4) | cores (8) | ring (8) | rows (11) | cores of a role (8).
+// hash of the table (24 bits) | algorithm (4) | cores (8) | ring (8) | rows (11) | list cores (8).
 constexpr uint32_t kTableHashBits = 24, kTunedAlgorithmBits = 4, kTunedCoresBits = 8, kTunedRingBits = 8,
-                   kTunedRowsBits = 11, kTunedRoleCoresBits = 8;
+                   kTunedRowsBits = 11, kTunedListCoresBits = 8;
 constexpr int64_t kNoTuning = 0;
 
 // -1: no such name. Empty: the table leaves it to the op.
@@ -25,18 +25,18 @@ inline int32_t TunedAlgorithmOf(const char* name) {
 
 // -1: a value is out of range; 0 stands for "not said".
 inline int64_t PackTuning(uint32_t hash, int32_t algorithm, int32_t cores, int32_t ring, int32_t rows,
-                          int32_t roleCores) {
+                          int32_t listCores) {
     const auto fits = [](int64_t value, uint32_t bits) { return value >= 0 && value >> bits == 0; };
     if (!fits(hash, kTableHashBits) || !fits(algorithm, kTunedAlgorithmBits) ||
         !fits(cores, kTunedCoresBits) || !fits(ring, kTunedRingBits) || !fits(rows, kTunedRowsBits) ||
-        !fits(roleCores, kTunedRoleCoresBits))
+        !fits(listCores, kTunedListCoresBits))
         return -1;
     int64_t packed = hash;
     packed = packed << kTunedAlgorithmBits | algorithm;
     packed = packed << kTunedCoresBits | cores;
     packed = packed << kTunedRingBits | ring;
     packed = packed << kTunedRowsBits | rows;
-    return packed << kTunedRoleCoresBits | roleCores;
+    return packed << kTunedListCoresBits | listCores;
 }
 
 inline void UnpackTuning(int64_t packed, CallSpec& call) {
@@ -45,7 +45,7 @@ inline void UnpackTuning(int64_t packed, CallSpec& call) {
         packed >>= bits;
         return static_cast<int32_t>(value);
     };
-    call.tuned_role_cores = take(kTunedRoleCoresBits);
+    call.tuned_list_cores = take(kTunedListCoresBits);
     call.tuned_rows = take(kTunedRowsBits);
     call.tuned_ring = take(kTunedRingBits);
     call.tuned_cores = take(kTunedCoresBits);

@@ -232,8 +232,6 @@ private:
         Add("segments", 2 * Ints(Slots()));
         Add("their check", ReturnCountLanes(info_.world, Slots()) * 4 + Ints(Slots()) + 2 * kBlock);
         if (info_.triples != 0) Add("triples", Ints((kSendPairs + 1) * kTripleWords));
-        Add("late blocks", info_.world * kBlock);
-        if (tiling.copyCores != 0) Add("own stages", (tiling.copyCores + kStages - 1) * kBlock);
         Add("rows of expand_x",
             tiling.returnRing *
                 ReturnChunkBytes(static_cast<uint32_t>(info_.hidden * size), tiling.sendRows));

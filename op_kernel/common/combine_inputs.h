@@ -98,8 +98,8 @@ __aicore__ inline Verdict CheckIndex(const MoeDistributeInfo& info, GM_ADDR expa
     return Verdict();
 }
 
-// After a failure: this core's share of the sums, bytes [begin, end), is zeros. The UB is free.
-__aicore__ inline void ZeroSums(Exchange& exchange, GM_ADDR sums, uint64_t begin, uint64_t end,
+// After a failure: this core's share of the sums is zeros. The UB is free.
+__aicore__ inline void ZeroSums(Exchange& exchange, const MoeDistributeInfo& info, GM_ADDR sums,
                                 uint32_t rowBytes) {
     UbBuf zeroBuf;
     exchange.pipe().InitBuffer(zeroBuf, rowBytes);
@@ -107,11 +107,10 @@ __aicore__ inline void ZeroSums(Exchange& exchange, GM_ADDR sums, uint64_t begin
                        static_cast<int32_t>(rowBytes / sizeof(int16_t)));
     SyncFunc<HardEvent::V_MTE3>();
     GlobalTensor<int8_t> x;
-    x.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(sums), end);
-    for (uint64_t at = begin; at < end; at += rowBytes) {
-        const uint32_t bytes = end - at < rowBytes ? static_cast<uint32_t>(end - at) : rowBytes;
-        AscendC::DataCopy(x[at], zeroBuf.Get<int8_t>(), bytes);
-    }
+    x.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(sums), static_cast<uint64_t>(info.batch) * rowBytes);
+    const uint32_t end = PartBegin(info.batch, exchange.core() + 1, info.cores);
+    for (uint32_t token = PartBegin(info.batch, exchange.core(), info.cores); token < end; ++token)
+        AscendC::DataCopy(x[static_cast<uint64_t>(token) * rowBytes], zeroBuf.Get<int8_t>(), rowBytes);
     AscendC::PipeBarrier<PIPE_ALL>();
 }
 

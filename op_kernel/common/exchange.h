@@ -3,10 +3,10 @@
 #ifndef ASCEND_MOE_DISTRIBUTE_EXCHANGE_H
 #define ASCEND_MOE_DISTRIBUTE_EXCHANGE_H
 
-#include "../direct/late.h"
 #include "rdma.h"
 #include "report.h"
 #include "segments.h"
+#include "wait.h"
 
 namespace moe {
 
@@ -96,9 +96,6 @@ public:
         config_.phase = kPhaseLent;
         lentBlocks_ = blocks;
     }
-    // Runs say that the first stage of the rows lies in the own half, and that late blocks tell of the
-    // others.
-    __aicore__ inline void SetStaged() { config_.phase = kPhaseStaged; }
     // Before the cores have met: what this core's first runs say if none of them has an error.
     template <typename Counts>
     __aicore__ inline void PrepareRuns(Counts& counts) {
@@ -167,15 +164,16 @@ public:
     template <bool kSealsLater = false, typename Arrived>
     __aicore__ inline bool WaitForAll(StatusWaiter& waiter, Arrived& arrived) {
         MOE_PHASE("WaitStatus");
-        fail_.Init(*pipe_, context_, epoch_);
+        FailWatch fail;
+        fail.Init(*pipe_, context_, epoch_);
         waiter.Init(*pipe_, context_, sender_.servers(), *info_, config_, epoch_, 0, info_->world);
         waiter.MatchAll(*pipe_, config_, epoch_, kSealsLater);
         Verdict found;
         if (core_ == 0) {
             found = waiter.Wait();
-            if (found.code != kOk) fail_.Post(found.code, 0);
+            if (found.code != kOk) fail.Post(found.code);
         } else {
-            found = waiter.Follow(fail_);
+            found = waiter.Follow(fail);
         }
         Worsen(verdict_, found);
         if (verdict_.code == kOk || verdict_.code == kRoutingMismatch) {
@@ -183,58 +181,6 @@ public:
         }
         return verdict_.code == kOk;
     }
-
-    // Direct combine, rows in stages. UB, in the one plan of the op:
-    __aicore__ inline void StagesInit(uint32_t copyCores, uint32_t tellingCores) {
-        tellingCores_ = tellingCores;
-        late_.Init(*pipe_, context_, *info_, epoch_);
-        if (copyCores != 0) stages_.Init(*pipe_, context_, *info_, epoch_, copyCores);
-    }
-    // This core's share of a stage of the own rows has been copied.
-    __aicore__ inline void Copied(uint32_t stage) { stages_.Copied(core_, stage); }
-    // After the runs: what a core does that tells the peers of stages.
-    __aicore__ inline void TellPeers() {
-        if (config_.phase != kPhaseStaged || Failed() || core_ == 0 || core_ > tellingCores_) return;
-        MOE_PHASE("TellPeers");
-        for (uint32_t stage = 1; stage < kStages; ++stage) stages_.Announce(core_ - 1, tellingCores_, stage);
-    }
-    // Whether any rank's rows come so.
-    __aicore__ inline bool Staged(StatusWaiter& waiter) {
-        if (waiter.alike()) return config_.phase == kPhaseStaged;
-        for (uint32_t s = 0; s < info_->world; ++s) {
-            if (LateWaiter::Owes(waiter.Run(s))) return true;
-        }
-        return false;
-    }
-    // A stage of the rows of all ranks is there. False: core 0 has given up, or just does.
-    __aicore__ inline bool WaitForStage(StatusWaiter& waiter, uint32_t stage) {
-        MOE_PHASE("WaitStage");
-        if (core_ != 0) {
-            fail_.WaitForStage(stage);
-            return TakeStage() >= stage;
-        }
-        for (uint32_t next = stage_ + 1; next <= stage && verdict_.code == kOk; ++next) {
-            Tell(next);
-            report_.Await(next);
-            Fail(late_.Wait(waiter, next));
-            if (verdict_.code == kOk) stage_ = next;
-            TellCores();
-        }
-        return verdict_.code == kOk;
-    }
-    // Core 0, when it has no more to wait for: its peers go on after an error that only this rank has, and
-    // want all that its runs have promised.
-    __aicore__ inline void TellRest() {
-        if (core_ == 0 && !Failed()) Tell(kStages - 1);
-    }
-    // Another core than 0, ahead of that: which stage is there, as soon as all loads before this have come.
-    __aicore__ inline void AskStage() { fail_.Ask(); }
-    __aicore__ inline uint32_t AnsweredStage() {
-        fail_.Answer();
-        return TakeStage();
-    }
-    // Core 0: which stage is there, or that the others, which may still wait, are to leave.
-    __aicore__ inline void TellCores() { fail_.Post(verdict_.code, stage_); }
 
     // Core 0, while lists or rows are under way: the hashes that WaitForAll has left.
     __aicore__ inline bool CheckSeals(StatusWaiter& waiter) {
@@ -261,10 +207,6 @@ public:
         BoardInit();
     }
 
-    // Whether runs say that there is an error, and nothing else.
-    __aicore__ inline bool Failed() const {
-        return verdict_.code != kOk && verdict_.code != kRoutingMismatch;
-    }
     __aicore__ inline TPipe& pipe() { return *pipe_; }
     __aicore__ inline const WindowContext& context() const { return context_; }
     __aicore__ inline WindowSender& sender() { return sender_; }
@@ -289,11 +231,6 @@ public:
     }
 
 private:
-    // All stages up to this one, where core 0 tells the peers of them.
-    __aicore__ inline void Tell(uint32_t stage) {
-        if (config_.phase != kPhaseStaged || tellingCores_ != 0) return;
-        for (; told_ < stage; ++told_) stages_.Announce(0, 1, told_ + 1);
-    }
     __aicore__ inline bool TakeEpoch() {
         if (verdict_.code >= kFirstFatal) return false;
         // From here on this epoch is taken, and no block of it has left yet.
@@ -304,14 +241,9 @@ private:
         }
         return true;
     }
-    // What core 0 has said last. After a failure no other stage comes.
-    __aicore__ inline uint32_t TakeStage() {
-        stage_ = fail_.stage();
-        Verdict given;
-        given.code = fail_.code();
-        given.reporter = info_->rank;
-        Fail(given);
-        return stage_;
+    // Whether runs say that there is an error, and nothing else.
+    __aicore__ inline bool Failed() const {
+        return verdict_.code != kOk && verdict_.code != kRoutingMismatch;
     }
     // Peers are shared by all cores; but in direct, where cores are many, by those that have no epoch to
     // publish first.
@@ -323,11 +255,11 @@ private:
         if (Senders() == info_->cores) return core_;
         return core_ == 0 ? info_->world : core_ - 1;
     }
-    // Start with the next rank, so that not all ranks fall on rank 0 first.
-    __aicore__ inline uint32_t PeerAfter(uint32_t i) const { return (info_->rank + 1 + i) % info_->world; }
     __aicore__ inline void RunsInit() {
         pipe_->InitBuffer(runBuf_, RunsInUb(*info_) * StatusRunBytes(config_.counts));
     }
+    // Start with the next rank, so that not all ranks fall on rank 0 first.
+    __aicore__ inline uint32_t PeerAfter(uint32_t i) const { return (info_->rank + 1 + i) % info_->world; }
     __aicore__ inline LocalTensor<uint32_t> RunAt(uint32_t at) {
         return runBuf_.Get<uint32_t>()[at * (StatusRunBytes(config_.counts) / kWordBytes)];
     }
@@ -403,9 +335,6 @@ private:
     RdmaLink link_;
     FailureReport report_;
     VerdictBoard board_;
-    FailWatch fail_;
-    LateWaiter late_;
-    StageSender stages_;
     StatusWriter writers_[kMostRunsInUb];
     UbBuf runBuf_, itemBuf_;
     Verdict verdict_;
@@ -413,9 +342,6 @@ private:
     uint32_t epoch_ = 0;
     uint32_t lentBlocks_ = 0;
     uint32_t prepared_ = 0;  // runs that are in UB already
-    uint32_t stage_ = 0;     // of the rows of all ranks that is known to be there
-    uint32_t told_ = 0;      // of the own rows
-    uint32_t tellingCores_ = 0;
 };
 
 }  // namespace moe

@@ -76,13 +76,6 @@ enum class Mutant : uint32_t {
     kPositionsTurnedBeforeSent = 50,  // MTE3_V before the table becomes that of the positions that follow
     // the same where rows are read once
     kTriplesSentBeforeWritten = 51,  // S_MTE3 before triples leave
-    // rows of combine in stages
-    kCopiedBeforeStored = 52,       // PIPE_MTE3 between a core's share of a stage and its copy block
-    kRestNotAwaited = 53,           // whole rows are summed when their first stage is there
-    kLateOfAnyEpoch = 54,           // any late block is taken for this epoch's
-    kStageReadBeforeAnswered = 55,  // MTE2_S between the question which stage is there and its answer
-    kAnnouncedBeforeCopied = 56,    // late blocks leave before all copying cores are done
-    kLateOfAnyStage = 57,           // a late block of this epoch is taken for that of the last stage
     kCount
 };
 

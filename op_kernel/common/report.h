@@ -20,16 +20,12 @@ public:
         record_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(record), kErrorRecordWords);
     }
 
-    // Direct combine: late blocks of this stage are awaited, where runs say that they follow.
-    __aicore__ inline void Await(uint32_t stage) { stage_ = stage; }
-
     // Call on core 0 with the UB free: resets the pipe. `items`: room in GM for a BatchWrite list.
     __aicore__ inline void Write(TPipe& pipe, const Verdict& verdict, WindowSender& sender, RdmaLink& link,
                                  GM_ADDR items) {
         AscendC::PipeBarrier<PIPE_ALL>();
         pipe.Reset();
         UbBuf recordBuf, headerBuf, abortBuf, itemBuf, beforeBuf;
-        pipe.InitBuffer(lateBuf_, info_->world * kBlock);
         pipe.InitBuffer(recordBuf, kErrorRecordWords * sizeof(int32_t));
         pipe.InitBuffer(headerBuf, 2 * info_->world * kBlock);
         pipe.InitBuffer(abortBuf, kBlock);
@@ -57,7 +53,6 @@ public:
         words.SetValue(kRecWorld, static_cast<int32_t>(info_->world));
         if (verdict.code >= kFirstFatal && verdict.code != kContextMismatch) {
             LocalTensor<uint32_t> headers = headerBuf.Get<uint32_t>();
-            LoadLate();
             LoadHeaders(headers, sender.servers());
             // A failure met at entry: nobody is awaited yet.
             if (Arrived(headers, info_->rank)) ListAwaited(headers, words);
@@ -127,23 +122,6 @@ private:
             }
         }
     }
-    // Late blocks of this epoch's half, on their way.
-    __aicore__ inline void LoadLate() {
-        GlobalTensor<uint32_t> blocks;
-        blocks.SetGlobalBuffer(
-            reinterpret_cast<__gm__ uint32_t*>(context_->state(info_->rank) +
-                                               LateOffset(info_->world, StatusHalf(Parity(epoch_)), 0)),
-            info_->world * kBlockWords);
-        AscendC::DataCopy(lateBuf_.Get<uint32_t>(), blocks, info_->world * kBlockWords);
-    }
-    // Whether the rank's run is here, but not the late block that is awaited.
-    __aicore__ inline bool IsLate(const LocalTensor<uint32_t>& headers, uint32_t rank) {
-        const uint32_t opPhase = headers.GetValue(HeaderAt(Parity(epoch_), rank) + kH0OpPhase);
-        if (stage_ == 0 || PhaseOf(opPhase) != kPhaseStaged) return false;
-        const LocalTensor<uint32_t> late = lateBuf_.Get<uint32_t>();
-        const uint32_t at = rank * kBlockWords;
-        return late.GetValue(at + kLbMagic) != LateWord(epoch_) || late.GetValue(at + kLbStage) < stage_;
-    }
     __aicore__ inline bool Arrived(const LocalTensor<uint32_t>& headers, uint32_t rank) const {
         return headers.GetValue(HeaderAt(Parity(epoch_), rank) + kH0Magic) == HeaderWord(epoch_);
     }
@@ -152,7 +130,6 @@ private:
     }
     // The newest header of a rank that has not arrived: that of the op before, or what is older.
     __aicore__ inline uint32_t NewestHeader(const LocalTensor<uint32_t>& headers, uint32_t rank) const {
-        if (Arrived(headers, rank)) return HeaderAt(Parity(epoch_), rank);
         const uint32_t other = HeaderAt(1 - Parity(epoch_), rank);
         const uint32_t seen = headers.GetValue(other + kH0Magic) ^ kStatusMagic;
         return NextEpoch(seen) == epoch_ ? other : HeaderAt(Parity(epoch_), rank);
@@ -161,7 +138,7 @@ private:
                                        const LocalTensor<int32_t>& words) {
         uint32_t count = 0;
         for (uint32_t rank = 0; rank < info_->world; ++rank) {
-            if (Arrived(headers, rank) && !IsLate(headers, rank)) continue;
+            if (Arrived(headers, rank)) continue;
             if (count < kMaxAwaited) {
                 const uint32_t at = kRecAwaited + count * 3, header = NewestHeader(headers, rank);
                 words.SetValue(at, static_cast<int32_t>(rank));
@@ -228,8 +205,6 @@ private:
     const WindowContext* context_ = nullptr;
     const MoeDistributeInfo* info_ = nullptr;
     GlobalTensor<int32_t> record_;
-    UbBuf lateBuf_;
-    uint32_t stage_ = 0;  // awaited
     uint32_t op_ = 0;
     uint32_t epoch_ = 0;
 };

@@ -186,7 +186,7 @@ private:
     __aicore__ inline bool Allowed(const LocalTensor<uint32_t>& run, uint32_t op, uint32_t phase) const {
         const uint32_t algorithm = run.GetValue(kBlockWords + kH1Algorithm);
         if (algorithm == config_.algorithm) return IsPhaseOf(info_->algorithm, op, phase);
-        return phase >= kPhaseFinal && phase <= kPhaseStaged;
+        return phase >= kPhaseFinal && phase <= kPhaseLent;
     }
     // Every block that the run says it has, as far as this rank reads it.
     __aicore__ inline bool Complete(const LocalTensor<uint32_t>& run) const {

@@ -1,6 +1,5 @@
-// The only place that polls, but for the late blocks of _late.h. A wait is bounded, takes a last look, and
-// returns a verdict; it never leaves the kernel. What only cores of this rank are waited for, which do not
-// wait themselves, is bounded by them.
+// The only place that polls. A wait is bounded, takes a last look, and returns a verdict; it never leaves the
+// kernel.
 #ifndef ASCEND_MOE_DISTRIBUTE_WAIT_H
 #define ASCEND_MOE_DISTRIBUTE_WAIT_H
 
@@ -77,7 +76,6 @@ private:
 //   to copy or to sum: that is harmless, the outputs of a failed op are nobody's, and the op has failed for
 //   this rank by core 0's record. Where it goes by words that are not checked it has to stay within the areas
 //   that they are about.
-// - Core 0 alone looks at the late blocks, where rows come in stages, and says which stage is there.
 class FailWatch {
 public:
     __aicore__ inline void Init(TPipe& pipe, const WindowContext& context, uint32_t epoch) {
@@ -86,97 +84,28 @@ public:
             reinterpret_cast<__gm__ uint32_t*>(context.state(context.rank()) + kFailOffset), kBlockWords);
         pipe.InitBuffer(buf_, kBlock);
     }
-    __aicore__ inline void Post(uint32_t code, uint32_t stage) {
+    __aicore__ inline void Post(uint32_t code) {
         LocalTensor<uint32_t> words = buf_.Get<uint32_t>();
-        SyncFunc<HardEvent::MTE3_S>();
         words.SetValue(kFbMagic, FailWord(epoch_));
         words.SetValue(kFbEpoch, epoch_);
         words.SetValue(kFbCode, code);
-        words.SetValue(kFbStage, stage);
-        for (uint32_t w = kFbStage + 1; w < kBlockWords; ++w) words.SetValue(w, 0);
+        for (uint32_t w = kFbCode + 1; w < kBlockWords; ++w) words.SetValue(w, 0);
         SyncFunc<HardEvent::S_MTE3>();
         AscendC::DataCopy(block_, words, kBlockWords);
     }
     // kOk while core 0 has not given up.
     __aicore__ inline uint32_t Look() {
-        Ask();
-        Answer();
-        return code();
-    }
-    // The same, with other work between question and answer.
-    __aicore__ inline void Ask() {
+        LocalTensor<uint32_t> words = buf_.Get<uint32_t>();
         SyncFunc<HardEvent::S_MTE2>();
-        AscendC::DataCopy(buf_.Get<uint32_t>(), block_, kBlockWords);
-        asked_ = GetTPipePtr()->AllocEventID<HardEvent::MTE2_S>();
-        AscendC::SetFlag<HardEvent::MTE2_S>(asked_);
+        AscendC::DataCopy(words, block_, kBlockWords);
+        SyncFunc<HardEvent::MTE2_S>();
+        return words.GetValue(kFbMagic) == FailWord(epoch_) ? words.GetValue(kFbCode) : kOk;
     }
-    __aicore__ inline void Answer() {
-        if constexpr (!IsMutant(Mutant::kStageReadBeforeAnswered))
-            AscendC::WaitFlag<HardEvent::MTE2_S>(asked_);
-        GetTPipePtr()->ReleaseEventID<HardEvent::MTE2_S>(asked_);
-    }
-    // Until core 0 has posted the stage, or that it has given up.
-    __aicore__ inline void WaitForStage(uint32_t stage) {
-        Look();
-        while (this->stage() < stage && code() == kOk) {
-            MOE_POLL_HINT();
-            Look();
-        }
-    }
-    // As core 0 had them when last looked at.
-    __aicore__ inline uint32_t code() {
-        return OfThisEpoch() && !IsMutant(Mutant::kFailBlockIgnored) ? Word(kFbCode) : kOk;
-    }
-    __aicore__ inline uint32_t stage() { return OfThisEpoch() ? Word(kFbStage) : 0; }
 
 private:
-    __aicore__ inline uint32_t Word(uint32_t word) { return buf_.Get<uint32_t>().GetValue(word); }
-    __aicore__ inline bool OfThisEpoch() { return Word(kFbMagic) == FailWord(epoch_); }
-
     GlobalTensor<uint32_t> block_;
     UbBuf buf_;
     uint32_t epoch_ = 0;
-    AscendC::TEventID asked_ = 0;
-};
-
-// How long a core that decides goes on looking: until the deadline, or until a rank has given up; then it
-// looks once more.
-class Patience {
-public:
-    __aicore__ inline void Begin(AbortWatch& aborts, const MoeDistributeInfo& info) {
-        aborts_ = &aborts;
-        info_ = &info;
-        start_ = AscendC::GetSystemCycle();
-        lastLook_ = false;
-    }
-    __aicore__ inline bool last_look() const { return lastLook_; }
-    // After a look at which rank `missing` was missing. True: `verdict` is why this core gives up.
-    __aicore__ inline bool Ends(uint32_t missing, Verdict& verdict) {
-        Verdict abort;
-        const bool aborted = aborts_->Look(abort);
-        const bool expired = AscendC::GetSystemCycle() - start_ > static_cast<int64_t>(info_->deadlineCycles);
-        if (lastLook_) {
-            // What was missing before is still missing after a fresh look.
-            if (!aborted) {
-                abort.code = kCommTimeout;
-                abort.source = missing;
-                abort.reporter = info_->rank;
-            }
-            verdict = abort;
-            return true;
-        }
-        lastLook_ = aborted || expired;
-        if (!lastLook_) {
-            MOE_POLL_HINT();
-        }
-        return false;
-    }
-
-private:
-    AbortWatch* aborts_ = nullptr;
-    const MoeDistributeInfo* info_ = nullptr;
-    int64_t start_ = 0;
-    bool lastLook_ = false;
 };
 
 // Waits for the status runs of a contiguous range of source ranks: those of this server in the state area,
@@ -216,23 +145,35 @@ public:
     // Whether all runs were alike when last looked at: match() then has their counts.
     __aicore__ inline bool alike() const { return matching_ && match_.alike(); }
     __aicore__ inline RunMatch& match() { return match_; }
-    __aicore__ inline AbortWatch& aborts() { return aborts_; }
 
     // Returns kOk, the worst collective error of the runs, or a fatal one. On a timeout `source` is the first
     // rank that is missing.
     __aicore__ inline Verdict Wait() {
         Verdict worst;
-        Patience patience;
-        patience.Begin(aborts_, *info_);
+        const int64_t start = AscendC::GetSystemCycle();
         uint32_t next = 0;
+        bool lastLook = false;
         while (next < count_) {
-            const uint32_t before = next;
             Load(next);
-            next = matching_ ? Match(next, patience.last_look(), worst) : Advance(next, count_, worst);
+            next = matching_ ? Match(next, lastLook, worst) : Advance(next, count_, worst);
             if (worst.code >= kFirstFatal || next == count_) break;
-            if (matching_ && next != before) continue;  // one was judged: the next may be there already
-            Verdict given;
-            if (patience.Ends(first_ + next, given)) return given;
+            Verdict abort;
+            const bool aborted = aborts_.Look(abort);
+            const bool expired =
+                AscendC::GetSystemCycle() - start > static_cast<int64_t>(info_->deadlineCycles);
+            if (lastLook) {
+                // What was missing before is still missing after a fresh look.
+                if (!aborted) {
+                    abort.code = kCommTimeout;
+                    abort.source = first_ + next;
+                    abort.reporter = info_->rank;
+                }
+                return abort;
+            }
+            lastLook = aborted || expired;
+            if (!lastLook) {
+                MOE_POLL_HINT();
+            }
         }
         return worst;
     }

@@ -1,7 +1,7 @@
 // MoeDistributeCombine, algorithm "direct": every rank leaves the rows of its experts in its own half, or
 // where they are when that is its lent area; whose tokens they are reads them there and sums. The cores of a
-// rank meet once, when their shares of the rows, or of the rows' first stage, lie there, before the runs;
-// then every one waits for all runs, and before each other stage for all late blocks.
+// rank meet once, when their shares of the rows lie there, before the runs; then every one waits for all
+// runs.
 #ifndef ASCEND_MOE_DISTRIBUTE_DIRECT_COMBINE_H
 #define ASCEND_MOE_DISTRIBUTE_DIRECT_COMBINE_H
 
@@ -43,12 +43,8 @@ public:
         if (exchange_.verdict().code == kUnsure) CountAll();
         exchange_.SetStatus(return_, rowBytes_);
         if constexpr (IsMutant(Mutant::kRowsAfterRuns)) return_.StoreRows();
-        return_.StoreStages();
-        exchange_.TellPeers();
         SumBuffInit();
-        const bool summed = exchange_.template WaitForAll<true>(waiter_, *this) && SumRows();
-        exchange_.TellRest();
-        if (!summed) Leave();
+        if (!exchange_.template WaitForAll<true>(waiter_, *this) || !SumRows()) Leave();
     }
     // Runs are judged by the waiter, and by core 0 later; counts and first rows stay in them.
     __aicore__ inline Verdict Arrived(uint32_t, const LocalTensor<uint32_t>&) { return Verdict(); }
@@ -59,7 +55,6 @@ private:
         MOE_PHASE("BuffInit");
         TPipe& pipe = exchange_.pipe();
         exchange_.BoardInit();
-        exchange_.StagesInit(tiling_->copyCores, TellingCores(*tiling_));
         RoutingInit();
         if (!triples_) bounds_.Init(pipe, *info_, args_.expandIdx, args_.workspace, exchange_.core());
         return_.Init(exchange_, args_, *tiling_, rowBytes_);
@@ -71,9 +66,9 @@ private:
         routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace,
                       exchange_.core());
         const uint32_t parts = tiling_->partsPerToken, items = info_->batch * parts;
-        const uint32_t first = SumBegin(*tiling_, items, exchange_.core());
+        const uint32_t first = PartBegin(items, exchange_.core(), info_->cores);
         routing_.ShareTokens(CeilDiv(first, parts),
-                             CeilDiv(SumBegin(*tiling_, items, exchange_.core() + 1), parts));
+                             CeilDiv(PartBegin(items, exchange_.core() + 1, info_->cores), parts));
     }
     __aicore__ inline Verdict Count() {
         Verdict mine = routing_.Count();
@@ -108,39 +103,25 @@ private:
             sum_.Drop();
             return false;
         }
-        const bool whole = sum_.Run(routing_) && WaitForOthers(kStages - 1);
+        sum_.Run(routing_);
         AscendC::PipeBarrier<PIPE_ALL>();
-        return whole;
-    }
-    // Core 0, whose word the others wait for.
-    __aicore__ inline bool WaitForOthers(uint32_t stage) {
-        return exchange_.core() != 0 || info_->cores == 1 || !rows_.Staged() || rows_.WaitForStage(stage);
+        return true;
     }
     // Core 0, while its first rows are under way: what the other cores go by without asking, see FailWatch.
     __aicore__ inline bool Judge() {
-        if (tiling_->copyCores != 0 && !WaitForOthers(1)) return false;
         if (exchange_.CheckSeals(waiter_)) {
             for (uint32_t source = 0; source < info_->world; ++source)
                 Worsen(mine_, CompareCounts(*info_, routing_, source, waiter_.Run(source)));
         }
         exchange_.Fail(mine_);
-        if (exchange_.verdict().code == kOk) return true;
-        exchange_.TellCores();
-        return false;
+        return exchange_.verdict().code == kOk;
     }
 
     // After a failure: the record, and zeros, but for cores that sum because they do not know of it.
     __aicore__ inline void Leave() {
         exchange_.NextPlan();
-        ZeroSums(exchange_, args_.x, SumOffset(exchange_.core()), SumOffset(exchange_.core() + 1), rowBytes_);
+        ZeroSums(exchange_, *info_, args_.x, rowBytes_);
         exchange_.Report();
-    }
-
-    // Where in x a core's share begins.
-    __aicore__ inline uint64_t SumOffset(uint32_t core) const {
-        const uint32_t parts = tiling_->partsPerToken, item = SumBegin(*tiling_, info_->batch * parts, core);
-        const uint64_t pieceBytes = tiling_->partElements * sizeof(XType);
-        return static_cast<uint64_t>(item / parts) * rowBytes_ + item % parts * pieceBytes;
     }
 
     CombineArguments args_;

@@ -20,14 +20,6 @@ public:
         exchange.pipe().InitBuffer(positionBuf_, kChunkPairs * sizeof(int32_t));
     }
 
-    // Whether some rows come in stages, of which only the first is there before WaitForStage.
-    __aicore__ inline bool Staged() { return exchange_->Staged(*runs_); }
-    __aicore__ inline bool WaitForStage(uint32_t stage) { return exchange_->WaitForStage(*runs_, stage); }
-    __aicore__ inline void AskStage() { exchange_->AskStage(); }
-    __aicore__ inline uint32_t AnsweredStage() { return exchange_->AnsweredStage(); }
-    // Core 0 waits for stages itself.
-    __aicore__ inline bool Follows() const { return exchange_->core() != 0; }
-
     // V1: positions are expand_idx.
     __aicore__ inline void Load(uint32_t begin, uint32_t count) {
         if (info_->triples == 0) CopyIn(positionBuf_.Get<int32_t>(), index_[begin], count);

@@ -4,7 +4,6 @@
 #define ASCEND_MOE_DISTRIBUTE_DIRECT_SUM_H
 
 #include "returned_rows.h"
-#include "stage_order.h"
 
 namespace moe {
 
@@ -23,11 +22,11 @@ public:
         scales_.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(arguments.expertScales),
                                 info_->batch * info_->topK);
         const uint32_t items = info_->batch * tiling.partsPerToken;
-        item_ = SumBegin(tiling, items, core);
-        end_ = SumBegin(tiling, items, core + 1);
+        item_ = PartBegin(items, core, info_->cores);
+        end_ = PartBegin(items, core + 1, info_->cores);
         const uint32_t elements = tiling.partElements;
         pieceBytes_ = static_cast<uint32_t>(elements * sizeof(XType));
-        groups_ = SumGroups(tiling, CopiesStages(tiling, core));
+        groups_ = tiling.sumRing / tiling.sumGroup;
         room_ = SumGroupBytes(info_->experts, tiling.sumGroup, pieceBytes_);
         pipe.InitBuffer(scaleBuf_, kChunkPairs * sizeof(float));
         const uint32_t entries = SumEntries(info_->topK);
@@ -54,11 +53,7 @@ public:
     }
     // The first rows are on their way then.
     __aicore__ inline void Begin(RoutingTable& routing) {
-        if (item_ == end_) return;
-        const bool staged = rows_->Staged();
-        sums_.Init(*tiling_, staged);
-        asks_ = staged && rows_->Follows();
-        BeginChunk(routing);
+        if (item_ < end_) BeginChunk(routing);
     }
     // What Begin has started comes to nothing.
     __aicore__ inline void Drop() {
@@ -66,19 +61,17 @@ public:
             group_ = TakeGroup();
             queue_.FreeTensor(group_);
         }
-        if (asked_) TakeStage();
     }
-    // This core's share of the (token, part of H) items. False: of some rows the rest does not come.
-    __aicore__ inline bool Run(RoutingTable& routing) {
+    // This core's share of the (token, part of H) items.
+    __aicore__ inline void Run(RoutingTable& routing) {
         while (item_ < end_) {
-            if (!SumChunk(routing)) return false;
+            SumChunk(routing);
             if (item_ == end_) break;
             FetchChunk(routing, item_ / tiling_->partsPerToken);
             SyncFunc<HardEvent::MTE2_S>();
             rows_->Place(routing, token_, tokens_);
             BeginChunk(routing);
         }
-        return true;
     }
 
 private:
@@ -121,68 +114,32 @@ private:
             count |= kShared;
         }
         countBuf_.Get<uint32_t>().SetValue(inChunk, count);
-        ++tokensListed_;
-    }
-    // All rows to add for a token whose rows are listed.
-    __aicore__ inline uint32_t Listed(uint32_t inChunk) {
-        const uint32_t count = countBuf_.Get<uint32_t>().GetValue(inChunk);
-        return (count & (kShared - 1)) + (count >= kShared ? 1 : 0);
     }
 
     // ---- loads, ahead of the sums ----
     __aicore__ inline void BeginChunk(RoutingTable& routing) {
-        sums_.Begin(item_, Min(end_, (token_ + tokens_) * tiling_->partsPerToken));
-        loads_ = sums_;
-        loadRow_ = used_ = tokensListed_ = 0;
-        FindToken(routing);
+        stop_ = Min(end_, (token_ + tokens_) * tiling_->partsPerToken);
+        loadItem_ = item_;
+        loadRow_ = used_ = 0;
+        List(routing, token_);
         for (uint32_t g = 0; g < groups_; ++g) LoadGroup(routing);
     }
-    // Tokens are met in ascending order first.
-    __aicore__ inline void FindToken(RoutingTable& routing) {
-        if (loads_.Done()) return;
-        const uint32_t token = loads_.item() / tiling_->partsPerToken;
-        while (token_ + tokensListed_ <= token) List(routing, token_ + tokensListed_);
-        listed_ = Listed(token - token_);
-    }
-    // The next item that has a row to load, unless this one has. False: there is none, or its rows do not
-    // come.
+    // The next item that has a row to load, unless this one has.
     __aicore__ inline bool FindPiece(RoutingTable& routing) {
-        while (!loads_.Done() && loadRow_ == listed_) {
-            loads_.Next();
+        while (loadItem_ < stop_ && loadRow_ == listed_) {
+            ++loadItem_;
             loadRow_ = 0;
-            FindToken(routing);
+            if (loadItem_ < stop_ && loadItem_ % tiling_->partsPerToken == 0)
+                List(routing, loadItem_ / tiling_->partsPerToken);
         }
-        return !loads_.Done() && Has(loads_.stage());
-    }
-    __aicore__ inline bool Has(uint32_t stage) {
-        if (stage <= stage_ || IsMutant(Mutant::kRestNotAwaited)) return true;
-        if (givenUp_) return false;
-        if (asked_) TakeStage();
-        if (stage <= stage_) return true;
-        givenUp_ = !rows_->WaitForStage(stage);
-        MOE_PHASE("SumRows");
-        if (!givenUp_) stage_ = stage;
-        return !givenUp_;
-    }
-    // A question goes with every group of rows, and is answered when they are there: nobody waits for it.
-    __aicore__ inline void AskStage() {
-        if (!asks_ || asked_ || stage_ + 1 == kStages) return;
-        rows_->AskStage();
-        asked_ = true;
-        askedAt_ = loaded_;
-    }
-    __aicore__ inline void TakeStage() {
-        stage_ = rows_->AnsweredStage();
-        asked_ = false;
+        return loadItem_ < stop_;
     }
     __aicore__ inline void LoadGroup(RoutingTable& routing) {
         if (!FindPiece(routing)) return;
-        AskStage();
-        ++loaded_;
         LocalTensor<int8_t> group = queue_.template AllocTensor<int8_t>();
         for (uint32_t n = 0; n < tiling_->sumGroup && FindPiece(routing); ++n, ++loadRow_) {
-            const uint32_t inChunk = loads_.item() / tiling_->partsPerToken - token_;
-            const uint32_t part = loads_.item() % tiling_->partsPerToken;
+            const uint32_t inChunk = loadItem_ / tiling_->partsPerToken - token_;
+            const uint32_t part = loadItem_ % tiling_->partsPerToken;
             const uint64_t address =
                 addressBuf_.Get<uint64_t>().GetValue(inChunk * (info_->topK + 1) + loadRow_);
             GlobalTensor<int8_t> piece;
@@ -196,9 +153,7 @@ private:
     }
     __aicore__ inline LocalTensor<int8_t> TakeGroup() {
         --waiting_;
-        LocalTensor<int8_t> group = queue_.template DeQue<int8_t>();
-        if (asked_ && askedAt_ + waiting_ < loaded_) TakeStage();
-        return group;
+        return queue_.template DeQue<int8_t>();
     }
     __aicore__ inline uint32_t Elements(uint32_t part) const {
         return Min(tiling_->partElements, info_->hidden - part * tiling_->partElements);
@@ -208,18 +163,12 @@ private:
     }
 
     // ---- sums ----
-    __aicore__ inline bool SumChunk(RoutingTable& routing) {
-        bool whole = true;
-        for (; whole && !sums_.Done(); sums_.Next()) {
-            whole = Has(sums_.stage());
-            if (whole) SumItem(routing, sums_.item());
-        }
+    __aicore__ inline void SumChunk(RoutingTable& routing) {
+        for (; item_ < stop_; ++item_) SumItem(routing);
         if (used_ != 0) queue_.FreeTensor(group_);
-        item_ = sums_.stop();
-        return whole;
     }
-    __aicore__ inline void SumItem(RoutingTable& routing, uint32_t item) {
-        const uint32_t token = item / tiling_->partsPerToken, part = item % tiling_->partsPerToken;
+    __aicore__ inline void SumItem(RoutingTable& routing) {
+        const uint32_t token = item_ / tiling_->partsPerToken, part = item_ % tiling_->partsPerToken;
         const uint32_t elements = Elements(part), base = (token - token_) * (info_->topK + 1);
         const uint32_t count = countBuf_.Get<uint32_t>().GetValue(token - token_);
         const uint32_t weighted = count & (kShared - 1);
@@ -289,17 +238,10 @@ private:
     uint32_t waiting_ = 0;             // loaded, not yet summed
     uint32_t room_ = 0;                // bytes of one
     uint32_t item_ = 0, end_ = 0;      // the share that is left
+    uint32_t stop_ = 0;                // of it, in the chunk
     uint32_t token_ = 0, tokens_ = 0;  // of the chunk
-    StageOrder sums_, loads_;          // items of the chunk
-    uint32_t loadRow_ = 0;
-    uint32_t listed_ = 0;        // rows of the token that is being loaded
-    uint32_t tokensListed_ = 0;  // of the chunk
-    uint32_t stage_ = 0;         // that is known to be there
-    uint32_t loaded_ = 0;        // groups so far
-    uint32_t askedAt_ = 0;       // of them, before the question that is open
-    bool asks_ = false;          // which stage is there
-    bool asked_ = false;
-    bool givenUp_ = false;
+    uint32_t loadItem_ = 0, loadRow_ = 0;
+    uint32_t listed_ = 0;  // rows of the token that is being loaded
     uint32_t rowBytes_ = 0;
     uint32_t pieceBytes_ = 0;
 };

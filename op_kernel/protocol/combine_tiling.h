@@ -22,7 +22,7 @@ struct MoeDistributeCombineTiling {
     uint32_t sumRing;        // UB parts of rows in flight while summing
     uint32_t sumGroup;       // direct: so many of them are loaded, waited for and given back together
     uint32_t returnRing;     // direct: chunks of sendRows on their way into the own half
-    uint32_t copyCores;      // direct: the last so many copy what heads leave; 0: all copy whole rows
+    uint32_t reserved;
 };
 
 // Of the copy into the own half: rows are one piece of memory there, and cores share its bytes.
@@ -33,22 +33,6 @@ MOE_FN uint32_t ReturnChunkBytes(uint32_t rowBytes, uint32_t rows) {
 // Bytes of a group of pieces; a row of all experts' counts fits too.
 MOE_FN uint32_t SumGroupBytes(uint32_t experts, uint32_t pieces, uint32_t pieceBytes) {
     return Max(pieces * pieceBytes, PaddedInts(experts) * static_cast<uint32_t>(sizeof(int32_t)));
-}
-// A core that copies stages: it does not sum then, and has more chunks on their way instead of groups.
-MOE_FN bool CopiesStages(const MoeDistributeCombineTiling& tiling, uint32_t core) {
-    return core + tiling.copyCores >= tiling.info.cores;
-}
-// Cores after core 0 that tell the peers of stages, and do nothing else; 0: core 0 does. Not for few cores.
-MOE_FN uint32_t TellingCores(const MoeDistributeCombineTiling& tiling) {
-    return tiling.copyCores != 0 && tiling.info.cores >= tiling.copyCores + 16 ? 4 : 0;
-}
-MOE_FN uint32_t SumGroups(const MoeDistributeCombineTiling& tiling, bool copies) {
-    return copies ? Min(2, tiling.sumRing / tiling.sumGroup) : tiling.sumRing / tiling.sumGroup;
-}
-MOE_FN uint32_t ReturnRing(const MoeDistributeCombineTiling& tiling, bool copies, uint32_t groupBytes,
-                           uint32_t chunkBytes) {
-    const uint32_t spare = (SumGroups(tiling, false) - SumGroups(tiling, copies)) * groupBytes;
-    return tiling.returnRing + spare / static_cast<uint32_t>(CeilTo(chunkBytes, kBlock));
 }
 // Rows of a chunk of tokens: its pairs, and one more a token.
 MOE_FN uint32_t SumEntries(uint32_t topK) { return kChunkPairs / topK * (topK + 1); }

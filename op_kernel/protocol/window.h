@@ -3,8 +3,7 @@
 //
 // A rank has two areas, and a third where memory is lent. `data` holds rows, `state` holds everything that
 // must survive or be polled:
-//   state: control block | error record | abort blocks, one a source rank | status runs [parity][source] |
-//          late blocks [parity][source] | copy blocks [core]
+//   state: control block | error record | abort blocks, one a source rank | status runs [parity][source]
 //   data:  half 0 | half 1; in a half, region s belongs to source rank s
 //   lent:  right behind data: blocks that the rank's own caller fills, and peers read where combine says so
 // Addresses depend only on (window bytes, world, parity, source rank): a rank with another configuration
@@ -68,15 +67,7 @@ MOE_FN uint64_t StatusBase(uint32_t world) { return CeilTo(AbortOffset(world), 5
 MOE_FN uint64_t StatusOffset(uint32_t world, uint32_t parity, uint32_t source) {
     return StatusBase(world) + (static_cast<uint64_t>(parity) * world + source) * StatusStride(world);
 }
-// Where the run comes before all of the rows: a source's block tells of the others, and a block of each of
-// this rank's own cores how far it has copied.
-MOE_FN uint64_t LateOffset(uint32_t world, uint32_t parity, uint32_t source) {
-    return StatusOffset(world, 2, 0) + (static_cast<uint64_t>(parity) * world + source) * kBlock;
-}
-MOE_FN uint64_t CopiedOffset(uint32_t world, uint32_t core) {
-    return LateOffset(world, 2, 0) + static_cast<uint64_t>(core) * kBlock;
-}
-MOE_FN uint64_t StateBytes(uint32_t world) { return CeilTo(CopiedOffset(world, kMaxCores), 4096); }
+MOE_FN uint64_t StateBytes(uint32_t world) { return CeilTo(StatusOffset(world, 2, 0), 4096); }
 
 static_assert(kErrorRecordOffset + kErrorRecordWords * sizeof(int32_t) <= kFailOffset &&
                   kFailOffset + kBlock <= kAbortOffset,
@@ -124,24 +115,10 @@ MOE_FN uint32_t Capacity(uint32_t maxBatch, uint32_t topK, uint32_t localExperts
 
 // Algorithm "direct": a rank fills its own half, and the others read it there. Dispatch: a list of pair
 // numbers (token * K + k) an owner, then one row a token, or one a pair where smooth scales make them differ.
-// Combine: the rows as they lie in expand_x; in stages, where cores are many. All depend on
-// what is equal on all ranks only.
+// Combine: the rows as they lie in expand_x. Both depend on what is equal on all ranks only.
 MOE_FN uint64_t ListBytes(uint32_t capacity) { return CeilTo(capacity * sizeof(int32_t), kBlock); }
 MOE_FN uint64_t PublishedRowsOffset(uint32_t world, uint32_t capacity) {
     return CeilTo(world * ListBytes(capacity), 512);
-}
-
-// Direct combine in stages: of every row the first part is there with the run, late blocks tell of the
-// others.
-constexpr uint32_t kStages = 3;
-constexpr uint32_t kStageParts = 8;  // of a row
-constexpr uint32_t kPartUnit = 32;   // elements: parts begin at multiples of this
-MOE_FN uint32_t StagePart(uint32_t hidden) {
-    return static_cast<uint32_t>(CeilTo(CeilDiv(hidden, kStageParts), kPartUnit));
-}
-// Elements of a row that are there when a stage is. The last stage is all of the row.
-MOE_FN uint32_t StageEnd(uint32_t hidden, uint32_t stage) {
-    return Min(hidden, (stage == 0 ? 2 : stage == 1 ? 5 : kStageParts) * StagePart(hidden));
 }
 
 // ---- epochs -------------------------------------------------------------------------------------------
@@ -158,11 +135,9 @@ MOE_FN bool IsStale(uint32_t seen, uint32_t epoch) {
 constexpr uint32_t kStatusMagic = 0x4D4F4530u;
 constexpr uint32_t kAbortMagic = 0x41424F52u;
 constexpr uint32_t kFailMagic = 0x4641494Cu;
-constexpr uint32_t kLateMagic = 0x4C415445u;
 constexpr uint32_t kOpDispatch = 1, kOpCombine = 2;
-// Where a run's rows lie: pushed into the reader's window; in the sender's own half; in its lent area; in its
-// own half, stage by stage.
-constexpr uint32_t kPhaseFinal = 1, kPhasePublished = 2, kPhaseLent = 3, kPhaseStaged = 4;
+// Where a run's rows lie: pushed into the reader's window; in the sender's own half; in its lent area.
+constexpr uint32_t kPhaseFinal = 1, kPhasePublished = 2, kPhaseLent = 3;
 constexpr uint32_t kAlgorithmWindow = 1, kAlgorithmDirect = 2;
 constexpr uint32_t kContractV1 = 1, kContractV2 = 2;
 
@@ -178,7 +153,7 @@ MOE_FN uint32_t PhaseOf(uint32_t opPhase) { return opPhase >> 16 & 0xFF; }
 // What a run of this algorithm and op may say of its rows.
 MOE_FN bool IsPhaseOf(uint32_t algorithm, uint32_t op, uint32_t phase) {
     if (algorithm != kAlgorithmDirect) return phase == kPhaseFinal;
-    return phase == kPhasePublished || (op == kOpCombine && (phase == kPhaseLent || phase == kPhaseStaged));
+    return phase == kPhasePublished || (phase == kPhaseLent && op == kOpCombine);
 }
 
 enum Header0 : uint32_t {
@@ -229,16 +204,8 @@ enum AbortBlock : uint32_t {
 
 // ---- fail block, words: core 0 to the other cores of its rank; sticky as aborts are
 // ------------------------
-enum FailBlock : uint32_t { kFbMagic, kFbEpoch, kFbCode, kFbStage };  // the magic keyed by the epoch
+enum FailBlock : uint32_t { kFbMagic, kFbEpoch, kFbCode };  // the magic keyed by the epoch
 MOE_FN uint32_t FailWord(uint32_t epoch) { return kFailMagic ^ epoch; }
-
-// ---- late block, words --------------------------------------------------------------------------------
-enum LateBlock : uint32_t { kLbMagic, kLbEpoch, kLbStage, kLbSource };  // the magic keyed by the epoch
-MOE_FN uint32_t LateWord(uint32_t epoch) { return kLateMagic ^ epoch; }
-// What a late block's place may hold before that of `epoch` comes: nothing, or that of any op before.
-MOE_FN bool IsEarlierLate(uint32_t seen, uint32_t epoch) {
-    return seen == 0 || static_cast<int32_t>(epoch - (seen ^ kLateMagic)) > 0;
-}
 
 // ---- errors -------------------------------------------------------------------------------------------
 enum ErrorCode : uint32_t {
@@ -262,7 +229,7 @@ constexpr uint32_t kFirstFatal = kPeerLost;
 // kInvalidCounts: set in detail 0 beside a source rank when its rows together are too many.
 constexpr uint32_t kCountsOfSource = 0x80000000u;
 // kCorruptStatus: the block of detail 0 when it is not one of a status run.
-constexpr uint32_t kAbortBlockIndex = 0xFFFFu, kLateBlockIndex = 0xFFFEu;
+constexpr uint32_t kAbortBlockIndex = 0xFFFFu;
 // kInvalidTriple: the word of detail 0 when the triple is none of dispatch's at this row.
 constexpr uint32_t kTripleOrder = 3;
 // kRoutingMismatch: set in detail 0 beside the expert when expand_idx, not a count, is at odds.

@@ -184,9 +184,7 @@ private:
     // After a failure: zeros, and the record.
     __aicore__ inline void Leave() {
         exchange_.NextPlan();
-        const uint64_t begin = PartBegin(info_->batch, exchange_.core(), info_->cores);
-        const uint64_t end = PartBegin(info_->batch, exchange_.core() + 1, info_->cores);
-        ZeroSums(exchange_, args_.x, begin * rowBytes_, end * rowBytes_, rowBytes_);
+        ZeroSums(exchange_, *info_, args_.x, rowBytes_);
         exchange_.Report();
     }
 

@@ -315,45 +315,6 @@ MUTANTS = [
         where="roles",
     ),
     _pipe(51, "triples_sent_before_written", "rows read once: no S_MTE3 before triples leave", where="once"),
-    _pipe(52, "copied_before_stored", "no PIPE_MTE3 before a copy block leaves", RANKS, where="stages"),
-    MutantCase(
-        53,
-        "rest_not_awaited",
-        "whole rows are summed when their first stage is there",
-        (RANKS, CORES, RESULT),
-        False,
-        model=True,
-        where="stages",
-    ),
-    MutantCase(
-        54,
-        "late_of_any_epoch",
-        "any late block is taken for this epoch's",
-        (CORRUPT, RANKS, RESULT),
-        False,
-        model=True,
-        where="stages",
-    ),
-    _pipe(
-        55, "stage_read_before_answered", "no MTE2_S before the answer which stage is there", where="stages"
-    ),
-    MutantCase(
-        56,
-        "announced_before_copied",
-        "late blocks leave before all copying cores are done",
-        (RANKS, CORES, RESULT),
-        False,
-        model=True,
-        where="stages",
-    ),
-    MutantCase(
-        57,
-        "late_of_any_stage",
-        "a late block of this epoch is taken for that of the last stage",
-        (RANKS, CORES, RESULT),
-        False,
-        where="stages",
-    ),
 ]
 
 # Wrong data in every run: a harness that does not report it cannot fail.

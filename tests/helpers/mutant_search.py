@@ -26,12 +26,10 @@ class Found:
 def cases(seed: int, where: str = "") -> Iterator[explore.Case]:
     """Small cases of every mode, a new one a schedule: those in which a mutant of this ``where`` shows."""
     while True:
-        direct = where in ("direct", "lent", "roles", "stages")
+        direct = where in ("direct", "lent", "roles")
         drawn = replace(explore.draw(seed), dtype=DTYPE, algorithm="direct" if direct else "window")
         if where == "roles":
             drawn = replace(drawn, cores=drawn.cores + 1, list_cores=1 + seed % drawn.cores)
-        if where == "stages":
-            drawn = replace(drawn, units=6 + seed % 11, copy_cores=1 + seed % drawn.cores)
         rows = "lent" if where == "lent" else "own"
         yield replace(drawn, servers=1 + seed % 2 if where == "servers" else 0, rows=rows)
         seed += 1

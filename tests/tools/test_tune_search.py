@@ -50,21 +50,18 @@ def test_the_search_finds_the_bottom_of_a_bowl() -> None:
 
 
 def roles(shape: Request, algorithm: str, setting: Setting, seed: int) -> Made:
-    """Best for dispatch with a third of 36 cores on lists; combine with 6 that copy."""
+    """Best for dispatch with a third of 36 cores on lists; combine has no roles."""
     cores = setting.cores or shape.cores
-    return Made(
-        50 + abs(cores - 36) + abs(setting.role_cores - 12),
-        60 + abs(cores - 36) + abs(setting.role_cores - 6),
-    )
+    return Made(50 + abs(cores - 36) + abs(setting.list_cores - 12), 60 + abs(cores - 36))
 
 
-def test_the_search_splits_roles_of_direct() -> None:
+def test_the_search_splits_roles_of_direct_dispatch() -> None:
     dispatch, combine = Search(SHAPE, "direct", 200, roles).run()
-    assert (dispatch.setting.cores, dispatch.setting.role_cores, dispatch.tuned_us) == (36, 12, 50)
-    assert (combine.entry(SHAPE).list_cores, combine.entry(SHAPE).copy_cores) == (0, 6)
-    assert (dispatch.entry(SHAPE).list_cores, dispatch.entry(SHAPE).copy_cores) == (12, 0)
+    assert (dispatch.setting.cores, dispatch.setting.list_cores, dispatch.tuned_us) == (36, 12, 50)
+    assert (combine.setting.cores, combine.entry(SHAPE).list_cores) == (36, 0)
+    assert dispatch.entry(SHAPE).list_cores == 12
     dispatch, _ = Search(SHAPE, "window", 200, roles).run()
-    assert dispatch.setting.role_cores == 0, "window has no such roles"
+    assert dispatch.setting.list_cores == 0, "window has no such roles"
 
 
 def test_roles_are_searched_on_the_timed_engine() -> None:
@@ -72,12 +69,12 @@ def test_roles_are_searched_on_the_timed_engine() -> None:
     search = Search(shape, "direct", 14)
     dispatch, _ = search.run()
     by_roles = {
-        setting.role_cores: us["dispatch"]
+        setting.list_cores: us["dispatch"]
         for (setting, seed), us in search._known.items()
-        if seed == SEARCHED and replace(setting, role_cores=0) == replace(dispatch.setting, role_cores=0)
+        if seed == SEARCHED and replace(setting, list_cores=0) == replace(dispatch.setting, list_cores=0)
     }
     assert len(by_roles) > 3 and len(set(by_roles.values())) > 3
-    assert dispatch.tuned_us == by_roles[dispatch.setting.role_cores]
+    assert dispatch.tuned_us == by_roles[dispatch.setting.list_cores]
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5])
@@ -161,7 +158,7 @@ def test_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "t.json"
     assert tune("--bs", "8,16", "--quant", "--out", str(path)) == 0
     printed = capfd.readouterr().out
-    assert {"cores", "role", "ring", "rows"} <= set(printed.splitlines()[1].split())
+    assert {"cores", "lists", "ring", "rows"} <= set(printed.splitlines()[1].split())
     assert "predicted (model) for Ascend910_9391" in printed and f"export {tuning.VARIABLE}={path}" in printed
     table = load(path)
     assert {(one.op, one.algorithm, one.max_bs) for one in table.entries} == {
