@@ -154,9 +154,11 @@ public:
         uint32_t next = 0;
         bool lastLook = false;
         while (next < count_) {
+            const uint32_t before = next;
             Load(next);
             next = matching_ ? Match(next, lastLook, worst) : Advance(next, count_, worst);
             if (worst.code >= kFirstFatal || next == count_) break;
+            if (matching_ && next != before) continue;  // one was judged: the next may be there already
             Verdict abort;
             const bool aborted = aborts_.Look(abort);
             const bool expired =
