@@ -42,7 +42,8 @@ inline uint32_t MostListCores(const MoeDistributeInfo& info) {
     return info.batch * info.topK <= kMostListPairs ? info.cores - 1 : 0;
 }
 // Roles pay where cores are many: they meet once, not twice, but a core that makes lists reads all ids.
-inline uint32_t ListCores(const MoeDistributeInfo& info) {
+inline uint32_t ListCores(const MoeDistributeInfo& info, int32_t asked) {
+    if (asked > 0) return std::min(static_cast<uint32_t>(asked), MostListCores(info));
     if (info.cores < kManyCores) return 0;
     const uint32_t share = info.batch > 4 * info.cores ? 8 : 4;
     return std::min(info.cores / share, MostListCores(info));
@@ -137,12 +138,6 @@ inline void ReturnRings(const MoeDistributeInfo& info, MoeDistributeCombineTilin
         }
     }
 }
-// A table's ring in whole groups.
-inline void FitGroups(MoeDistributeCombineTiling& tiling) {
-    tiling.sumGroup = std::min(tiling.sumGroup, std::max(1u, tiling.sumRing / 2));
-    tiling.sumRing -= tiling.sumRing % tiling.sumGroup;
-}
-
 }  // namespace moe
 
 #endif  // ASCEND_MOE_DISTRIBUTE_RINGS_H

@@ -21,7 +21,7 @@ struct StatusConfig {
         counts = RunCounts(info.algorithm, opCode, info.localExperts);
         phase = info.algorithm == kAlgorithmDirect ? kPhasePublished : kPhaseFinal;
         types = TypesWord(info.xType, info.wireType, info.quantMode, info.hasScales);
-        algorithm = AlgorithmWord(info.algorithm, info.tableHash);
+        algorithm = info.algorithm;
         contract = ContractWord(info.contract, info.globalBsGiven != 0, info.windowMiB);
         hash = 2166136261u;
         hash = HashMix(hash, info.hidden);

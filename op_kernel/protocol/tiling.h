@@ -46,7 +46,6 @@ struct MoeDistributeInfo {
     uint32_t transport;       // kTransportMemory or kTransportRdma
     uint32_t ranksPerServer;  // ranks that share a server; 0: all
     uint32_t triples;         // rows carry (source, token, k): the V2 contract over memory
-    uint32_t tableHash;       // of the tuning table that the host read; 0: none
     uint32_t lentGeneration;  // combine: of the lent block that expand_x lies in; 0: in none
     uint64_t dataBytes;       // data area of every rank
     uint64_t lentBytes;       // area behind it that callers' tensors lie in; 0: none

@@ -184,7 +184,6 @@ constexpr uint32_t kHeader1Tail = 0xFFFEu;  // tells header 1 from a count block
 MOE_FN uint32_t TypesWord(uint32_t xType, uint32_t wireType, uint32_t quant, uint32_t smooth) {
     return xType | wireType << 8 | quant << 16 | smooth << 24;
 }
-MOE_FN uint32_t AlgorithmWord(uint32_t algorithm, uint32_t tableHash) { return algorithm | tableHash << 8; }
 MOE_FN uint32_t ContractWord(uint32_t contract, bool globalBs, uint32_t windowMiB) {
     return contract | (globalBs ? 1u : 0u) << 8 | windowMiB << 16;
 }
