@@ -4,7 +4,6 @@
 
 #include "kernel_operator.h"
 
-#include "mutant.h"
 #include "../protocol/tiling.h"
 #include "../protocol/window.h"
 

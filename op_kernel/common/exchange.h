@@ -35,9 +35,6 @@ public:
         }
         word_.Init(context_);
         epoch_ = NextEpoch(word_.Read());
-        if constexpr (IsMutant(Mutant::kPublishEpochTooEarly)) {
-            if (core_ + 1 == info.cores) word_.Publish(epoch_);
-        }
         config_.Init(info, op);
         sender_.Init(context_, info, epoch_);
         report_.Init(context_, info, op, epoch_, record);
@@ -69,13 +66,13 @@ public:
         return abort;
     }
     __aicore__ inline bool Agree(const Verdict& mine) {
-        verdict_ = board_.Meet<IsMutant(Mutant::kNoFirstMeeting)>(0, mine);
+        verdict_ = board_.Meet(0, mine);
         return TakeEpoch();
     }
     // then.Met() is what begins before the verdicts are read.
     template <typename Then>
     __aicore__ inline bool AgreeThen(const Verdict& mine, Then& then) {
-        verdict_ = board_.MeetThen<IsMutant(Mutant::kNoFirstMeeting)>(0, mine, then);
+        verdict_ = board_.MeetThen(0, mine, then);
         return TakeEpoch();
     }
 
@@ -84,12 +81,7 @@ public:
     // `rowBytes`: of one row, as far peers get them.
     template <typename Counts>
     __aicore__ inline void SetStatus(Counts& counts, uint32_t rowBytes) {
-        uint32_t first = FirstPeer(), step = Senders();
-        if constexpr (IsMutant(Mutant::kNoSyncBeforeFlags)) {
-            first = core_ + 1 == info_->cores ? 0 : info_->world;
-            step = 1;
-        }
-        SendRuns(counts, rowBytes, first, step);
+        SendRuns(counts, rowBytes, FirstPeer(), Senders());
     }
     // Runs say that the rows lie in the lent area.
     __aicore__ inline void SetLent(uint32_t blocks) {
@@ -99,7 +91,6 @@ public:
     // Before the cores have met: what this core's first runs say if none of them has an error.
     template <typename Counts>
     __aicore__ inline void PrepareRuns(Counts& counts) {
-        if constexpr (IsMutant(Mutant::kNoSyncBeforeFlags)) return;
         if (FirstPeer() >= info_->world) return;
         RunsInit();
         for (uint32_t i = FirstPeer(); i < info_->world && prepared_ < RunsInUb(*info_); i += Senders()) {
@@ -121,15 +112,10 @@ public:
             if (sent >= prepared_) {
                 if (sent < ring) BeginRun(at);
                 if (!Failed()) counts.Select(peer);
-                if constexpr (!IsMutant(Mutant::kRunRewrittenBeforeSent)) {
-                    if (sent >= ring || ring == 1) SyncFunc<HardEvent::MTE3_S>();
-                }
+                if (sent >= ring || ring == 1) SyncFunc<HardEvent::MTE3_S>();
                 rows = FillRun(counts, at, peer);
             }
-            if constexpr (IsMutant(Mutant::kSkipFlagWhenZeroRows)) {
-                if (!Failed() && counts.Rows(peer, 0) == 0) continue;
-            }
-            if constexpr (!IsMutant(Mutant::kRunSentBeforeWritten)) SyncFunc<HardEvent::S_MTE3>();
+            SyncFunc<HardEvent::S_MTE3>();
             sender_.PutStatus(peer, RunAt(at), bytes);
             if (sender_.servers().Far(peer)) PutItem(peer, static_cast<uint64_t>(rows) * rowBytes, bytes);
         }
@@ -144,10 +130,7 @@ public:
     __aicore__ inline bool WaitStatus(Arrived& arrived) {
         MOE_PHASE("WaitStatus");
         const uint32_t first = PartBegin(info_->world, core_, info_->cores);
-        uint32_t count = PartBegin(info_->world, core_ + 1, info_->cores) - first;
-        if constexpr (IsMutant(Mutant::kSkipWaitWhenZeroRows)) {
-            while (count > 0 && !arrived.Awaits(first + count - 1)) --count;
-        }
+        const uint32_t count = PartBegin(info_->world, core_ + 1, info_->cores) - first;
         StatusWaiter waiter;
         waiter.Init(*pipe_, context_, sender_.servers(), *info_, config_, epoch_, first, count);
         Verdict mine = verdict_;
@@ -155,7 +138,7 @@ public:
         if (mine.code == kOk || mine.code == kRoutingMismatch) {
             for (uint32_t i = 0; i < count; ++i) Worsen(mine, arrived.Arrived(first + i, waiter.Run(i)));
         }
-        verdict_ = board_.Meet<IsMutant(Arrived::kUnmet)>(2, mine);
+        verdict_ = board_.Meet(2, mine);
         return verdict_.code == kOk;
     }
 
@@ -189,10 +172,10 @@ public:
     }
 
     __aicore__ inline void MeetAfterSend(const Verdict& mine) {
-        if constexpr (!IsMutant(Mutant::kNoDrainBeforeFlags)) sender_.Flush();
+        sender_.Flush();
         Verdict all = verdict_;
         Worsen(all, mine);
-        verdict_ = board_.Meet<IsMutant(Mutant::kNoSyncBeforeFlags)>(1, all);
+        verdict_ = board_.Meet(1, all);
     }
     // The cores have been unsure together, and look closer.
     __aicore__ inline void BeSure() { verdict_ = Verdict(); }
@@ -216,29 +199,19 @@ public:
     // This rank's own window: row 0 of `source`'s region, and the half as a whole.
     __aicore__ inline GM_ADDR Region(uint32_t source) const {
         return context_.data(info_->rank) +
-               RegionOffset(context_.data_bytes(), info_->world, RowHalf(Parity(epoch_)), source) +
-               sender_.rows_at();
+               RegionOffset(context_.data_bytes(), info_->world, Parity(epoch_), source) + sender_.rows_at();
     }
     __aicore__ inline GM_ADDR Half() const { return HalfOf(info_->rank); }
-    // The same, for what direct leaves there: but for a mutant's.
-    __aicore__ inline GM_ADDR OwnHalf() const {
-        const uint32_t parity = Parity(epoch_) ^ (IsMutant(Mutant::kOtherHalfFilled) ? 1u : 0u);
-        return context_.data(info_->rank) + HalfOffset(context_.data_bytes(), RowHalf(parity));
-    }
     // The half of this epoch of any rank: direct reads those of its peers.
     __aicore__ inline GM_ADDR HalfOf(uint32_t rank) const {
-        return context_.data(rank) + HalfOffset(context_.data_bytes(), RowHalf(Parity(epoch_)));
+        return context_.data(rank) + HalfOffset(context_.data_bytes(), Parity(epoch_));
     }
 
 private:
     __aicore__ inline bool TakeEpoch() {
         if (verdict_.code >= kFirstFatal) return false;
         // From here on this epoch is taken, and no block of it has left yet.
-        if constexpr (IsMutant(Mutant::kEveryCorePublishes)) {
-            word_.Publish(epoch_);
-        } else if constexpr (!IsMutant(Mutant::kPublishEpochTooEarly)) {
-            if (core_ == 0) word_.Publish(epoch_);
-        }
+        if (core_ == 0) word_.Publish(epoch_);
         return true;
     }
     // Whether runs say that there is an error, and nothing else.
@@ -290,36 +263,20 @@ private:
                static_cast<uint64_t>(list) * info_->world * kBlock;
     }
     __aicore__ inline void PutItem(uint32_t peer, uint64_t rowBytes, uint32_t runBytes) {
-        BatchItem item = sender_.ItemOf(peer, rowBytes, runBytes);
-        const uint32_t at = sender_.servers().FarIndex(peer);
-        if constexpr (IsMutant(Mutant::kStatusItemFirst)) {
-            BatchItem run = item;
-            run.local += rowBytes;
-            run.remote += rowBytes;
-            run.bytes = runBytes;
-            StoreItem(at, run);
-            item.bytes = rowBytes;
-            StoreItem(sender_.servers().FarCount() + at, item);
-            return;
-        }
-        StoreItem(at, item);
-    }
-    __aicore__ inline void StoreItem(uint32_t at, const BatchItem& item) {
         LocalTensor<uint64_t> words = itemBuf_.Get<uint64_t>();
         SyncFunc<HardEvent::MTE3_S>();
-        WindowSender::SetItem(words, item);
+        WindowSender::SetItem(words, sender_.ItemOf(peer, rowBytes, runBytes));
         SyncFunc<HardEvent::S_MTE3>();
         GlobalTensor<uint64_t> list;
         list.SetGlobalBuffer(reinterpret_cast<__gm__ uint64_t*>(Items(0)),
-                             static_cast<uint64_t>(kItemLists) * info_->world * kItemWords);
+                             static_cast<uint64_t>(info_->world) * kItemWords);
+        const uint32_t at = sender_.servers().FarIndex(peer);
         AscendC::DataCopy(list[static_cast<uint64_t>(at) * kItemWords], words, kItemWords);
     }
     // All cores have staged rows, runs and items; core 0 hands the list to the server.
     __aicore__ inline void PostItems() {
-        if constexpr (!IsMutant(Mutant::kPostedBeforeStaged)) AscendC::SyncAll<true>();
-        uint32_t count = sender_.servers().FarCount();
-        if constexpr (IsMutant(Mutant::kStatusItemFirst)) count *= 2;
-        if (core_ == 0) link_.Post(Items(0), count);
+        AscendC::SyncAll<true>();
+        if (core_ == 0) link_.Post(Items(0), sender_.servers().FarCount());
     }
 
     static constexpr uint32_t kItemWords = kBlock / sizeof(uint64_t);

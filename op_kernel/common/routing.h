@@ -159,14 +159,14 @@ public:
             const uint32_t count = Min(step, info_->cores - core);
             SyncFunc<HardEvent::V_MTE2>();
             AscendC::DataCopy(rows, histograms_[static_cast<uint64_t>(core) * lanes_], count * lanes_);
-            if constexpr (!IsMutant(Mutant::kCountsAddedBeforeLoaded)) SyncFunc<HardEvent::MTE2_V>();
+            SyncFunc<HardEvent::MTE2_V>();
             for (uint32_t i = 0; i < count; ++i) {
                 AscendC::PipeBarrier<PIPE_V>();
                 AscendC::Add(total, total, rows[i * lanes_], lanes_);
                 if (core + i < core_) AscendC::Add(running, running, rows[i * lanes_], lanes_);
             }
         }
-        if constexpr (!IsMutant(Mutant::kPlacedBeforeAdded)) SyncFunc<HardEvent::V_S>();
+        SyncFunc<HardEvent::V_S>();
     }
 
     // What a core needs to know where it only looks at some experts: in `running` the counts of the cores
@@ -224,13 +224,7 @@ public:
 
     // Core 0 leaves the totals where later phases find an owner's slice.
     __aicore__ inline void StoreTotals() {
-        if constexpr (!IsMutant(Mutant::kEveryCoreStoresTotals)) {
-            if (core_ != 0) return;
-        }
-        if constexpr (IsMutant(Mutant::kTotalsLeftInCache)) {
-            for (uint32_t e = 0; e < lanes_; ++e) totals_.SetValue(e, totalBuf_.Get<int32_t>().GetValue(e));
-            return;
-        }
+        if (core_ != 0) return;
         SyncFunc<HardEvent::V_MTE3>();
         AscendC::DataCopy(totals_, totalBuf_.Get<int32_t>(), lanes_);
     }
@@ -246,8 +240,6 @@ public:
         LocalTensor<int32_t> running = runningBuf_.Get<int32_t>();
         const int32_t position = running.GetValue(expert);
         running.SetValue(expert, position + 1);
-        if constexpr (IsMutant(Mutant::kExpandIdxPrefix))
-            return static_cast<uint32_t>(position + (core_ > 0));
         return static_cast<uint32_t>(position);
     }
     // The pairs of this token, the first of those loaded, have not been taken: the core starts in the middle

@@ -59,17 +59,16 @@ public:
                                    uint32_t bytes) {
         if constexpr (kRdma) {
             if (servers_.Far(peer)) {
-                StoreRows(Staged(RowHalf(parity_), peer) + offset, rows, bytes);
+                StoreRows(Staged(parity_, peer) + offset, rows, bytes);
                 return;
             }
         }
-        StoreRows(context_->data(peer) + Region(RowHalf(parity_), context_->rank()) + offset, rows, bytes);
+        StoreRows(context_->data(peer) + Region(parity_, context_->rank()) + offset, rows, bytes);
     }
     // Bytes into a slot of the peer's half, whoever the source: the return path of the V2 contract.
     __aicore__ inline void PutSlot(uint32_t peer, uint64_t offset, const LocalTensor<int8_t>& rows,
                                    uint32_t bytes) {
-        StoreRows(context_->data(peer) + HalfOffset(context_->data_bytes(), RowHalf(parity_)) + offset, rows,
-                  bytes);
+        StoreRows(context_->data(peer) + HalfOffset(context_->data_bytes(), parity_) + offset, rows, bytes);
     }
     // All rows of this core have left. Other cores' rows need a SyncAll on top.
     __aicore__ inline void Flush() { AscendC::PipeBarrier<PIPE_ALL>(); }
@@ -77,10 +76,9 @@ public:
     // This rank's status run, after everybody's Flush. A far peer's is staged, and leaves with its item.
     __aicore__ inline void PutStatus(uint32_t peer, const LocalTensor<uint32_t>& run, uint32_t bytes) {
         if (servers_.Far(peer)) {
-            StoreWords(Staged(StatusHalf(parity_), peer) + rowsAt_, run, bytes);
+            StoreWords(Staged(parity_, peer) + rowsAt_, run, bytes);
         } else {
-            StoreWords(context_->state(peer) +
-                           StatusOffset(context_->world(), StatusHalf(parity_), context_->rank()),
+            StoreWords(context_->state(peer) + StatusOffset(context_->world(), parity_, context_->rank()),
                        run, bytes);
         }
     }
@@ -94,8 +92,8 @@ public:
 
     // What a far peer gets: `rowBytes` of rows, and the run behind them.
     __aicore__ inline BatchItem ItemOf(uint32_t peer, uint64_t rowBytes, uint32_t runBytes) const {
-        const uint64_t target = Region(RowHalf(parity_), context_->rank());
-        return Item(Staged(RowHalf(parity_), peer) + rowsAt_ - rowBytes,
+        const uint64_t target = Region(parity_, context_->rank());
+        return Item(Staged(parity_, peer) + rowsAt_ - rowBytes,
                     context_->data(peer) + target + rowsAt_ - rowBytes, rowBytes + runBytes, peer);
     }
     __aicore__ inline BatchItem AbortItemOf(uint32_t peer) const {

@@ -125,9 +125,6 @@ public:
         if (far && (seen != HeaderWord(epoch_) || !Complete(run))) return kPending;
         if (seen != HeaderWord(epoch_)) {
             // A fresh slot is all zero; otherwise the keyed magic must be that of two ops ago.
-            if constexpr (IsMutant(Mutant::kNoEpoch)) {
-                if (seen != 0) return JudgeCounts(run, source, verdict);
-            }
             if (seen == 0 || IsStale(seen ^ kStatusMagic, epoch_)) return kPending;
             return Corrupt(verdict, source, 0, seen);
         }
@@ -190,7 +187,6 @@ private:
     }
     // Every block that the run says it has, as far as this rank reads it.
     __aicore__ inline bool Complete(const LocalTensor<uint32_t>& run) const {
-        if constexpr (IsMutant(Mutant::kTornRun)) return true;
         if (run.GetValue(kBlockWords + kH1Epoch) != epoch_) return false;
         const uint32_t blocks = Min(run.GetValue(kH0OpPhase) & 0xFFFFu, CountBlocks(config_.counts));
         for (uint32_t b = 0; b < blocks; ++b) {
@@ -228,7 +224,6 @@ private:
         }
         for (uint32_t b = 0; b < blocks; ++b) {
             const uint32_t at = (kHeaderBlocks + b) * kBlockWords;
-            if constexpr (IsMutant(Mutant::kTornRun) || IsMutant(Mutant::kNoEpoch)) break;
             if (run.GetValue(at + kCbEpoch) != epoch_) return kPending;
         }
         const uint32_t hash = HashBefore(run);

@@ -60,16 +60,14 @@ public:
                                kVerdictRounds * cores * kBlockWords);
         pipe.InitBuffer(buf_, (cores + 1) * kBlock);
     }
-    // Drains this core's own stores, meets the others, and returns the worst verdict of all. kAlone: a mutant
-    // that does not meet them, and knows of the cores before it at best.
-    template <bool kAlone = false>
+    // Drains this core's own stores, meets the others, and returns the worst verdict of all.
     __aicore__ inline Verdict Meet(uint32_t round, const Verdict& mine) {
-        if constexpr (!IsMutant(Mutant::kNoDrainBeforeFlags)) SyncFunc<HardEvent::MTE3_S>();
+        SyncFunc<HardEvent::MTE3_S>();
         NothingMore then;
-        return MeetThen<kAlone>(round, mine, then);
+        return MeetThen(round, mine, then);
     }
     // The verdict leaves with what this core still stores; then.Met() is what begins when all have met.
-    template <bool kAlone = false, typename Then>
+    template <typename Then>
     __aicore__ inline Verdict MeetThen(uint32_t round, const Verdict& mine, Then& then) {
         LocalTensor<uint32_t> block = buf_.Get<uint32_t>();
         block.SetValue(0, mine.code);
@@ -81,24 +79,16 @@ public:
         block.SetValue(6, 0u);
         block.SetValue(7, 0u);
         SyncFunc<HardEvent::S_MTE3>();
-        uint32_t stride = cores_;
-        if constexpr (IsMutant(Mutant::kSlotStride)) --stride;
-        const GlobalTensor<uint32_t> row = board_[static_cast<uint64_t>(round) * stride * kBlockWords];
+        const GlobalTensor<uint32_t> row = board_[static_cast<uint64_t>(round) * cores_ * kBlockWords];
         AscendC::DataCopy(row[static_cast<uint64_t>(core_) * kBlockWords], block, kBlockWords);
-        if constexpr (!IsMutant(Mutant::kNoDrainBeforeFlags)) {
-            AscendC::PipeBarrier<PIPE_ALL>();
-            if constexpr (!kAlone) AscendC::SyncAll<true>();
-        } else {
-            // Set as soon as the scalar unit gets here, whatever its stores are at.
-            AscendC::CrossCoreSetFlag<0, PIPE_S>(0);
-            AscendC::CrossCoreWaitFlag<0, PIPE_S>(0);
-        }
+        AscendC::PipeBarrier<PIPE_ALL>();
+        AscendC::SyncAll<true>();
         then.Met();
         LocalTensor<uint32_t> all = buf_.Get<uint32_t>()[kBlockWords];
         AscendC::DataCopy(all, row, cores_ * kBlockWords);
         SyncFunc<HardEvent::MTE2_S>();
         Verdict worst;
-        for (uint32_t i = 0; i < (kAlone ? core_ + 1 : cores_); ++i) {
+        for (uint32_t i = 0; i < cores_; ++i) {
             const uint32_t at = i * kBlockWords;
             if (all.GetValue(at) == kOk) continue;
             Verdict other;

@@ -119,17 +119,16 @@ public:
         info_ = &info;
         servers_ = servers;
         context_ = &context;
-        parity_ = StatusHalf(Parity(epoch));
+        parity_ = Parity(epoch);
         first_ = first;
         count_ = count;
         runWords_ = StatusRunBytes(config.counts) / sizeof(uint32_t);
         strideBytes_ = StatusStride(info.world);
         reader_.Init(info, config, epoch);
         aborts_.Init(pipe, context);
-        runs_.SetGlobalBuffer(
-            reinterpret_cast<__gm__ uint32_t*>(context.state(context.rank()) +
-                                               StatusOffset(info.world, StatusHalf(Parity(epoch)), 0)),
-            static_cast<uint64_t>(info.world) * strideBytes_ / sizeof(uint32_t));
+        runs_.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(context.state(context.rank()) +
+                                                                 StatusOffset(info.world, Parity(epoch), 0)),
+                              static_cast<uint64_t>(info.world) * strideBytes_ / sizeof(uint32_t));
         if (count > 0) pipe.InitBuffer(buf_, count * runWords_ * sizeof(uint32_t));
     }
     // For all ranks over memory, after Init: runs are compared as a whole, and word by word only where one is
@@ -204,11 +203,11 @@ public:
                 worst = Verdict();
                 next = 0;
             }
-            if (next == count_ || IsMutant(Mutant::kFollowerDoesNotWait)) break;
+            if (next == count_) break;
             Verdict given;
             given.code = fail.Look();
             given.reporter = info_->rank;
-            if (given.code != kOk && !IsMutant(Mutant::kFailBlockIgnored)) return given;
+            if (given.code != kOk) return given;
             MOE_POLL_HINT();
         }
         return worst;
@@ -230,7 +229,7 @@ private:
                 if (servers_.Far(rank)) LoadFar(rank);
             }
         }
-        if constexpr (!IsMutant(Mutant::kStatusReadBeforeLoaded)) SyncFunc<HardEvent::MTE2_S>();
+        SyncFunc<HardEvent::MTE2_S>();
     }
     __aicore__ inline void LoadNear(uint32_t begin, uint32_t end) {
         if (begin >= end) return;

@@ -42,7 +42,6 @@ public:
         }
         if (exchange_.verdict().code == kUnsure) CountAll();
         exchange_.SetStatus(return_, rowBytes_);
-        if constexpr (IsMutant(Mutant::kRowsAfterRuns)) return_.StoreRows();
         SumBuffInit();
         if (!exchange_.template WaitForAll<true>(waiter_, *this) || !SumRows()) Leave();
     }

@@ -68,7 +68,7 @@ private:
         }
         if (!exchange_.Agree(mine)) return false;
         MakeLists();
-        if constexpr (!IsMutant(Mutant::kListsStillLeaving)) exchange_.MeetAfterSend(Verdict());
+        exchange_.MeetAfterSend(Verdict());
         return true;
     }
     // Here each list is one core's: they meet once.
@@ -101,7 +101,7 @@ private:
         MOE_PHASE("BuffInit");
         exchange_.BoardInit();
         TakeRole();
-        lists_ = exchange_.OwnHalf();
+        lists_ = exchange_.Half();
         published_ = lists_ + PublishedRowsOffset(info_->world, info_->capacity);
         if (role_ == Role::kLists) {
             const uint32_t first = info_->cores - tiling_->listCores;
@@ -211,12 +211,11 @@ private:
             entry.SetValue(i * kBlockWords, static_cast<int32_t>(at + i));
             entry.SetValue(i * kBlockWords + 1, places_.First(id) + static_cast<int32_t>(position));
         }
-        if constexpr (!IsMutant(Mutant::kEntrySentBeforeWritten)) SyncFunc<HardEvent::S_MTE3>();
+        SyncFunc<HardEvent::S_MTE3>();
         for (uint32_t i = 0; i < count; ++i) {
             const int32_t id = routing_.pairs().Id(i, (at + i) / info_->topK);
             if (!routing_.pairs().Routed(id)) continue;
             uint32_t owner = static_cast<uint32_t>(id) / info_->localExperts;
-            if constexpr (IsMutant(Mutant::kListOffByOwner)) owner = (owner + 1) % info_->world;
             GlobalTensor<int32_t> list;
             list.SetGlobalBuffer(
                 reinterpret_cast<__gm__ int32_t*>(lists_ + owner * ListBytes(info_->capacity)) +

@@ -61,7 +61,7 @@ private:
         LocalTensor<int32_t> count = countBuf_.Get<int32_t>(), list = listBuf_.Get<int32_t>();
         Verdict verdict;
         uint32_t at = 0, rows = before_;
-        if constexpr (!IsMutant(Mutant::kListSentBeforeSelected)) SyncFunc<HardEvent::V_MTE3>();
+        SyncFunc<HardEvent::V_MTE3>();
         for (uint32_t i = 0; i < count_; ++i) {
             const uint32_t found = static_cast<uint32_t>(count.GetValue(i));
             const uint32_t owner = (first_ + i) / info_->localExperts;
@@ -80,7 +80,6 @@ private:
     }
     __aicore__ inline void StoreList(uint32_t owner, uint32_t row, const LocalTensor<int32_t>& pairs,
                                      uint32_t count) {
-        if constexpr (IsMutant(Mutant::kListOffByOwner)) owner = (owner + 1) % info_->world;
         GlobalTensor<int32_t> target;
         target.SetGlobalBuffer(
             reinterpret_cast<__gm__ int32_t*>(lists_ + owner * ListBytes(info_->capacity)) + row, count);

@@ -112,7 +112,7 @@ private:
     __aicore__ inline void AwaitLists(const Loaded& loaded) {
         loaded_ = loaded;
         owesTriples_ = info_->triples != 0;
-        if constexpr (!IsMutant(Mutant::kListReadBeforeLoaded)) SyncFunc<HardEvent::MTE2_S>();
+        SyncFunc<HardEvent::MTE2_S>();
     }
     // Of all loaded rows, when the first of them are on their way.
     __aicore__ inline void StoreTriples() {

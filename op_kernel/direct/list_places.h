@@ -70,7 +70,7 @@ private:
                 SyncFunc<HardEvent::V_MTE2>();
                 LoadHistograms(core);
             }
-            if constexpr (!IsMutant(Mutant::kCountsAddedBeforeLoaded)) SyncFunc<HardEvent::MTE2_V>();
+            SyncFunc<HardEvent::MTE2_V>();
             const uint32_t count = Min(atOnce_, info_->cores - core);
             const uint32_t before = core_ > core ? Min(count, core_ - core) : 0;
             const LocalTensor<int32_t> others = rows[before * lanes_];
@@ -84,7 +84,7 @@ private:
             }
             if (before < count) AscendC::Add(total, total, others, lanes);
         }
-        if constexpr (!IsMutant(Mutant::kPlacedBeforeAdded)) SyncFunc<HardEvent::V_S>();
+        SyncFunc<HardEvent::V_S>();
     }
     // Where the total of [local expert][owner] lies, in bytes.
     __aicore__ inline void FindPlaces() {

@@ -142,7 +142,7 @@ private:
     }
     __aicore__ inline void StoreTriples() {
         LocalTensor<int32_t> places = placeBuf_.Get<int32_t>(), triple = tripleBuf_.Get<int32_t>();
-        if constexpr (!IsMutant(Mutant::kTriplesSentBeforeWritten)) SyncFunc<HardEvent::S_MTE3>();
+        SyncFunc<HardEvent::S_MTE3>();
         for (uint32_t i = 0; i < end_ - begin_; ++i) {
             const uint32_t place = static_cast<uint32_t>(places.GetValue(i));
             if (place >= info_->expandRows) continue;

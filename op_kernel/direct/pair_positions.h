@@ -20,7 +20,7 @@ public:
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::Brcb(tableBuf_.Get<int32_t>(), number, static_cast<uint8_t>(kPositionBlocks / kBlockWords),
                       {1, 8});
-        if constexpr (!IsMutant(Mutant::kPositionSentBeforeWritten)) SyncFunc<HardEvent::V_MTE3>();
+        SyncFunc<HardEvent::V_MTE3>();
     }
     // For pairs that go nowhere: entries [begin, end) of `pairs`. Before any list.
     __aicore__ inline void StoreZeros(const LocalTensor<int32_t>& pairs, uint32_t begin, uint32_t end) {
@@ -41,7 +41,7 @@ private:
     __aicore__ inline void Turn(uint32_t first) {
         if (first == first_) return;
         const LocalTensor<int32_t> table = tableBuf_.Get<int32_t>();
-        if constexpr (!IsMutant(Mutant::kPositionsTurnedBeforeSent)) SyncFunc<HardEvent::MTE3_V>();
+        SyncFunc<HardEvent::MTE3_V>();
         AscendC::Adds(table, table, static_cast<int32_t>(first) - static_cast<int32_t>(first_),
                       static_cast<int32_t>(kPositionBlocks * kBlockWords));
         SyncFunc<HardEvent::V_MTE3>();

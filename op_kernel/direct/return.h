@@ -49,7 +49,7 @@ public:
     // This core's share. The rows are one piece of memory here and there: cores share its bytes, whatever the
     // row they belong to.
     __aicore__ inline void StoreRows() {
-        GM_ADDR to = exchange_->OwnHalf();
+        GM_ADDR to = exchange_->Half();
         const uint64_t bytes = bytes_;
         const uint32_t units = static_cast<uint32_t>((bytes + kCopyUnit - 1) / kCopyUnit);
         const uint64_t begin = PartBegin(units, exchange_->core(), info_->cores) * kCopyUnit;
@@ -100,7 +100,7 @@ private:
             exchange_->SetLent(
                 static_cast<uint32_t>((args_->expandX - exchange_->context().lent(info_->rank)) / kBlock));
             bytes_ = 0;
-        } else if constexpr (!IsMutant(Mutant::kRowsAfterRuns)) {
+        } else {
             StoreRows();
         }
     }

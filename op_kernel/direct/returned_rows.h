@@ -49,7 +49,7 @@ public:
         if (owner == info_->rank && info_->expandRows != 0) {  // nobody has to copy those
             base = expandX_;
             bytes = static_cast<uint64_t>(info_->expandRows) * rowBytes_;
-        } else if (PhaseOf(run.GetValue(kH0OpPhase)) == kPhaseLent && !IsMutant(Mutant::kLentAsPublished)) {
+        } else if (PhaseOf(run.GetValue(kH0OpPhase)) == kPhaseLent) {
             const WindowContext& context = exchange_->context();
             const uint64_t lent = static_cast<uint64_t>(run.GetValue(kBlockWords + kH1Detail0)) * kBlock;
             if (lent + rowBytes_ <= context.lent_bytes()) {

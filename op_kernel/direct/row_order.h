@@ -82,7 +82,7 @@ public:
         const LocalTensor<float> bias = spare, token = spare[room_];
         const int32_t lanes = static_cast<int32_t>(lanes_);
         const float part = 1.0f / static_cast<float>(info_->topK);
-        if constexpr (!IsMutant(Mutant::kListReadBeforeLoaded)) SyncFunc<HardEvent::MTE2_V>();
+        SyncFunc<HardEvent::MTE2_V>();
         AscendC::Cast(key, listBuf_.Get<int32_t>(), AscendC::RoundMode::CAST_RINT, lanes_);
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::Muls(key, key, part, lanes);

@@ -32,7 +32,7 @@ public:
 
     // The runs in UB, loaded by MTE2. On kAlike their counts are in Counts().
     __aicore__ inline Arrival Look(const LocalTensor<uint32_t>& runs) {
-        if constexpr (!IsMutant(Mutant::kStatusReadBeforeLoaded)) SyncFunc<HardEvent::MTE2_V>();
+        SyncFunc<HardEvent::MTE2_V>();
         const LocalTensor<int32_t> words = runs.ReinterpretCast<int32_t>();
         alike_ = false;
         Clear();

@@ -98,9 +98,6 @@ private:
         for (uint32_t k = 0, i = inChunk * info_->topK; k < info_->topK; ++k, ++i) {
             const int32_t id = routing.pairs().Id(i, token);
             active = active || id != kInactive;
-            if constexpr (IsMutant(Mutant::kCanary)) {
-                if (k == 0) continue;
-            }
             if (!routing.pairs().Routed(id)) continue;
             address.SetValue(base + count, reinterpret_cast<uint64_t>(rows_->Address(id, i)));
             weight.SetValue(base + count, scaleBuf_.Get<float>().GetValue(i));
@@ -186,10 +183,8 @@ private:
         if (count != weighted) AddRow(routing, elements, sum, 1.0f, false);
         AscendC::PipeBarrier<PIPE_V>();
         if constexpr (!kFloat) AscendC::Cast(out, sum, AscendC::RoundMode::CAST_RINT, elements);
-        if constexpr (!IsMutant(Mutant::kSumStoredBeforeAdded)) {
-            outQueue_.EnQue(out);
-            out = outQueue_.template DeQue<XType>();
-        }
+        outQueue_.EnQue(out);
+        out = outQueue_.template DeQue<XType>();
         GlobalTensor<int8_t> x;
         x.SetGlobalBuffer(
             reinterpret_cast<__gm__ int8_t*>(args_->x + static_cast<uint64_t>(token) * rowBytes_ +
@@ -216,7 +211,7 @@ private:
             AscendC::PipeBarrier<PIPE_V>();
             if (weighted) AscendC::Muls(term, term, weight, elements);
         }
-        if constexpr (!IsMutant(Mutant::kAddedBeforeWeighted)) AscendC::PipeBarrier<PIPE_V>();
+        AscendC::PipeBarrier<PIPE_V>();
         AscendC::Add(sum, sum, term, elements);
         if (++used_ < tiling_->sumGroup) return;
         queue_.FreeTensor(group_);

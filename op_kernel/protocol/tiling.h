@@ -74,8 +74,8 @@ MOE_FN uint64_t ItemsOffset(uint32_t cores, uint32_t experts, uint32_t world, ui
     return CountsOffset(cores, experts) +
            static_cast<uint64_t>(world) * PaddedInts(localExperts) * sizeof(int32_t);
 }
-constexpr uint32_t kItemLists = 3;  // rows and runs; room for a mutant's second list; aborts
-constexpr uint32_t kAbortItemList = 2;
+constexpr uint32_t kItemLists = 2;  // rows with runs; aborts
+constexpr uint32_t kAbortItemList = 1;
 MOE_FN uint64_t BoundsOffset(const MoeDistributeInfo& info) {
     return ItemsOffset(info.cores, info.experts, info.world, info.localExperts) +
            static_cast<uint64_t>(kItemLists) * info.world * kBlock;

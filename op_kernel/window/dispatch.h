@@ -13,10 +13,6 @@ namespace moe {
 // Keeps the counts of arrived runs for all cores, one row a source.
 class CountsKeeper {
 public:
-    // For mutants: the one whose cores do not meet after the wait, and the ranks that one waits for.
-    static constexpr Mutant kUnmet = Mutant::kWaitForOwnShareOnly;
-    __aicore__ inline bool Awaits(uint32_t) const { return true; }
-
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR workspace) {
         localExperts_ = info.localExperts;
         lanes_ = PaddedInts(localExperts_);
@@ -27,7 +23,7 @@ public:
     }
     __aicore__ inline Verdict Arrived(uint32_t source, const LocalTensor<uint32_t>& run) {
         LocalTensor<int32_t> row = buf_.Get<int32_t>();
-        if constexpr (!IsMutant(Mutant::kCountsRewrittenBeforeKept)) SyncFunc<HardEvent::MTE3_S>();
+        SyncFunc<HardEvent::MTE3_S>();
         for (uint32_t l = 0; l < lanes_; ++l) {
             row.SetValue(
                 l, l < localExperts_ ? static_cast<int32_t>(run.GetValue(StatusWriter::CountWord(l))) : 0);
@@ -203,11 +199,9 @@ private:
         exchange_.pipe().InitBuffer(countsBuf, info_->world * keeper_.lanes() * sizeof(int32_t));
         KeptCounts counts = {countsBuf.Get<int32_t>(), keeper_.lanes()};
         AscendC::DataCopy(counts.values, keeper_.counts(), info_->world * keeper_.lanes());
-        if constexpr (!IsMutant(Mutant::kSegmentsBeforeLoaded)) SyncFunc<HardEvent::MTE2_S>();
+        SyncFunc<HardEvent::MTE2_S>();
         segments.FromCounts(counts);
-        if constexpr (!IsMutant(Mutant::kRowsTakenFromStart)) {
-            if (info_->transport == kTransportRdma) segments.AlignEnd();
-        }
+        if (info_->transport == kTransportRdma) segments.AlignEnd();
         exchange_.pipe().InitBuffer(copyQueue_, static_cast<uint8_t>(tiling_->copyRing),
                                     tiling_->copyRows * rowStride_);
         CopyRows(segments);

@@ -118,9 +118,6 @@ private:
             const uint32_t i = inChunk * info_->topK + k;
             const int32_t id = routing.pairs().Id(i, token);
             active = active || id != kInactive;
-            if constexpr (IsMutant(Mutant::kCanary)) {
-                if (k == 0) continue;
-            }
             if (!routing.pairs().Routed(id)) continue;
             AddRow(rows_->Address(routing, id, token, k, i) + column, elements, sum,
                    scaleBuf_.Get<float>().GetValue(i), true);
@@ -131,10 +128,8 @@ private:
         }
         AscendC::PipeBarrier<PIPE_V>();
         if constexpr (!kFloat) AscendC::Cast(out, sum, AscendC::RoundMode::CAST_RINT, elements);
-        if constexpr (!IsMutant(Mutant::kSumStoredBeforeAdded)) {
-            outQueue_.EnQue(out);
-            out = outQueue_.template DeQue<XType>();
-        }
+        outQueue_.EnQue(out);
+        out = outQueue_.template DeQue<XType>();
         GlobalTensor<int8_t> x;
         const uint32_t bytes = static_cast<uint32_t>(elements * sizeof(XType));
         x.SetGlobalBuffer(
@@ -168,7 +163,7 @@ private:
             AscendC::PipeBarrier<PIPE_V>();
             if (weighted) AscendC::Muls(term, term, weight, elements);
         }
-        if constexpr (!IsMutant(Mutant::kAddedBeforeWeighted)) AscendC::PipeBarrier<PIPE_V>();
+        AscendC::PipeBarrier<PIPE_V>();
         AscendC::Add(sum, sum, term, elements);
         inQueue_.FreeTensor(raw);
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import statistics
 from dataclasses import replace
 
 import op_cases
@@ -11,9 +10,6 @@ import op_runs
 import pytest
 import test_direct
 import torch
-from mutant_builds import MutantBuilds
-from mutant_cases import MUTANTS, MutantCase
-from mutant_search import DTYPE, LIMIT, SEEDS, search
 from op_cases import Spec
 from op_runs import Clusters
 from test_direct_explore import drawn
@@ -148,35 +144,3 @@ def test_every_policy(policy: str) -> None:
     assert explore.parse(str(case)) == case
     result = explore.explore(case, 20, 7, Options(policy=policy))
     assert result.finding is None, result.finding.line()
-
-
-# ---- its bugs
-
-LONG = {"positions_turned_before_sent": "w1,c3,l2,k2,b64,u1,v1,m2,bf16,none,mask:none,ids:hot,D,direct"}
-
-
-@pytest.mark.mutants
-@pytest.mark.parametrize(
-    "case", [case for case in MUTANTS if case.where == "roles"], ids=lambda case: case.name
-)
-def test_a_mutant_of_roles_is_found(builds: MutantBuilds, case: MutantCase) -> None:
-    library = builds.mutant(case.number, "checked", (DTYPE,))
-    if case.name in LONG:
-        made = [replace(explore.parse(LONG[case.name]), seed=seed) for seed in range(40)]
-        clean = explore.campaign(
-            made, 40, 1, library=explore.checked_library(builds.clean("checked")), a_case=1
-        )
-        assert clean.finding is None, clean.finding.line()
-        result = explore.campaign(made, 40, 1, library=explore.checked_library(library), a_case=1)
-        assert result.finding is not None and result.finding.kind in case.finds, result.finding
-        return
-    found = [search(library, seed, where="roles") for seed in SEEDS]
-    assert all(one.kind in case.finds for one in found), found
-    assert statistics.median(one.schedules for one in found) <= LIMIT
-
-
-@pytest.mark.mutants
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_clean_kernels_pass_the_same_search(builds: MutantBuilds, seed: int) -> None:
-    found = search(builds.clean("checked"), seed, LIMIT, where="roles")
-    assert found.kind is None and found.schedules == LIMIT, found.line
