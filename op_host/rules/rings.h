@@ -53,13 +53,13 @@ inline uint32_t ListCores(const MoeDistributeInfo& info, int32_t asked) {
 inline uint32_t GatherFixed(const MoeDistributeInfo& info) {
     const uint32_t slots = PaddedInts(info.world * info.localExperts) * 4;
     uint32_t fixed = (info.cores + 1) * kBlock + PaddedInts(info.experts) * 4 +
-                     (info.world + RunsInUb(info)) * StatusRunBytes(info.localExperts) +
+                     (info.world + MessagesInUb(info)) * StatusMessageBytes(info.localExperts) +
                      (info.world + 2) * kBlock + 2 * slots + PaddedInts(info.world) * 4 + kSendPairs * 4 +
                      static_cast<uint32_t>(CeilTo(info.localExperts * 8ull, kBlock)) + kBlock;
     if (info.triples != 0) fixed += kSendPairs * kTripleWords * 4;
     if (info.cores > 1) fixed += MatchBytes(info.world, info.localExperts);
     if (ScansSegments(info.world, info.cores)) fixed += ScanBytes(info.world, info.localExperts);
-    if (ReadsOnce(info)) fixed += OnceBytes(info);
+    if (SharesRows(info)) fixed += SharedRowBytes(info);
     return fixed;
 }
 // Chunks in flight, and rows of each, while direct dispatch gathers.
@@ -104,8 +104,8 @@ inline void ShareTokens(const MoeDistributeInfo& info, MoeDistributeCombineTilin
 // What direct combine has in UB besides copied chunks, rows to sum and their sums.
 inline uint32_t ReturnFixed(const MoeDistributeInfo& info) {
     const uint32_t lanes = PaddedInts(info.experts) * 4, slots = info.world * info.localExperts;
-    const uint32_t counts = RunCounts(info.algorithm, kOpCombine, info.localExperts);
-    const uint32_t runs = (info.world + RunsInUb(info)) * StatusRunBytes(counts);
+    const uint32_t counts = MessageCounts(info.algorithm, kOpCombine, info.localExperts);
+    const uint32_t runs = (info.world + MessagesInUb(info)) * StatusMessageBytes(counts);
     uint32_t fixed = (info.cores + 1) * kBlock + 3 * lanes + std::max(8192u, lanes) +
                      kSendPairs * (4 + 1 + 4 + 4) + SumEntries(info.topK) * 12 + 4 * kSendPairs / info.topK +
                      3 * PaddedInts(slots) * 4 + ReturnCountLanes(info.world, slots) * 4 +

@@ -66,11 +66,11 @@ __aicore__ inline Verdict CheckTriple(const MoeDistributeInfo& info, const Local
 
 // A peer must return exactly the rows that this rank's own ids sent it.
 __aicore__ inline Verdict CompareCounts(const MoeDistributeInfo& info, RoutingTable& routing, uint32_t source,
-                                        const LocalTensor<uint32_t>& run) {
+                                        const LocalTensor<uint32_t>& message) {
     for (uint32_t l = 0; l < info.localExperts; ++l) {
         const uint32_t expert = source * info.localExperts + l;
         const uint32_t ours = routing.Total(static_cast<int32_t>(expert));
-        const uint32_t theirs = run.GetValue(StatusWriter::CountWord(l));
+        const uint32_t theirs = message.GetValue(StatusWriter::CountWord(l));
         if (ours != theirs) return MismatchOf(info, expert, ours, theirs);
     }
     return Verdict();

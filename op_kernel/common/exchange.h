@@ -76,56 +76,56 @@ public:
         return TakeEpoch();
     }
 
-    // Sends this rank's run to the core's share of the peers. counts.Rows(d, i) is asked when there is no
+    // Sends this rank's message to the core's share of the peers. counts.Rows(d, i) is asked when there is no
     // error.
     // `rowBytes`: of one row, as far peers get them.
     template <typename Counts>
     __aicore__ inline void SetStatus(Counts& counts, uint32_t rowBytes) {
-        SendRuns(counts, rowBytes, FirstPeer(), Senders());
+        SendMessages(counts, rowBytes, FirstPeer(), Senders());
     }
     // Runs say that the rows lie in the lent area.
     __aicore__ inline void SetLent(uint32_t blocks) {
         config_.phase = kPhaseLent;
         lentBlocks_ = blocks;
     }
-    // Before the cores have met: what this core's first runs say if none of them has an error.
+    // Before the cores have met: what this core's first messages say if none of them has an error.
     template <typename Counts>
-    __aicore__ inline void PrepareRuns(Counts& counts) {
+    __aicore__ inline void PrepareMessages(Counts& counts) {
         if (FirstPeer() >= info_->world) return;
-        RunsInit();
-        for (uint32_t i = FirstPeer(); i < info_->world && prepared_ < RunsInUb(*info_); i += Senders()) {
-            BeginRun(prepared_);
-            FillRun(counts, prepared_++, PeerAfter(i));
+        MessagesInit();
+        for (uint32_t i = FirstPeer(); i < info_->world && prepared_ < MessagesInUb(*info_); i += Senders()) {
+            BeginMessage(prepared_);
+            FillMessage(counts, prepared_++, PeerAfter(i));
         }
     }
     // To the first of the peers after this rank, and every `step`th after that.
     template <typename Counts>
-    __aicore__ inline void SendRuns(Counts& counts, uint32_t rowBytes, uint32_t first, uint32_t step) {
+    __aicore__ inline void SendMessages(Counts& counts, uint32_t rowBytes, uint32_t first, uint32_t step) {
         MOE_PHASE("SetStatus");
-        const uint32_t bytes = StatusRunBytes(config_.counts), ring = RunsInUb(*info_);
-        if (prepared_ == 0) RunsInit();
+        const uint32_t bytes = StatusMessageBytes(config_.counts), ring = MessagesInUb(*info_);
+        if (prepared_ == 0) MessagesInit();
         if (Failed()) prepared_ = 0;
         pipe_->InitBuffer(itemBuf_, kBlock);
         for (uint32_t i = first, sent = 0; i < info_->world; i += step, ++sent) {
             const uint32_t peer = PeerAfter(i), at = sent % ring;
             uint32_t rows = 0;
             if (sent >= prepared_) {
-                if (sent < ring) BeginRun(at);
+                if (sent < ring) BeginMessage(at);
                 if (!Failed()) counts.Select(peer);
                 if (sent >= ring || ring == 1) SyncFunc<HardEvent::MTE3_S>();
-                rows = FillRun(counts, at, peer);
+                rows = FillMessage(counts, at, peer);
             }
             SyncFunc<HardEvent::S_MTE3>();
-            sender_.PutStatus(peer, RunAt(at), bytes);
+            sender_.PutStatus(peer, MessageAt(at), bytes);
             if (sender_.servers().Far(peer)) PutItem(peer, static_cast<uint64_t>(rows) * rowBytes, bytes);
         }
-        // Direct goes on at once: its runs stay in UB until the plan that they are in ends.
+        // Direct goes on at once: its messages stay in UB until the plan that they are in ends.
         if (ring == 1) sender_.Flush();
         if (info_->transport == kTransportRdma) PostItems();
     }
 
-    // Waits for this core's share of the sources; arrived(source, run) sees each good run. Then all cores
-    // meet.
+    // Waits for this core's share of the sources; arrived(source, message) sees each good message. Then all
+    // cores meet.
     template <typename Arrived>
     __aicore__ inline bool WaitStatus(Arrived& arrived) {
         MOE_PHASE("WaitStatus");
@@ -136,21 +136,21 @@ public:
         Verdict mine = verdict_;
         Worsen(mine, waiter.Wait());
         if (mine.code == kOk || mine.code == kRoutingMismatch) {
-            for (uint32_t i = 0; i < count; ++i) Worsen(mine, arrived.Arrived(first + i, waiter.Run(i)));
+            for (uint32_t i = 0; i < count; ++i) Worsen(mine, arrived.Arrived(first + i, waiter.Message(i)));
         }
         verdict_ = board_.Meet(2, mine);
         return verdict_.code == kOk;
     }
 
-    // Direct: every core waits for all sources, and no meeting follows; see FailWatch. With `kSealsLater`
-    // core 0 owes CheckSeals().
-    template <bool kSealsLater = false, typename Arrived>
+    // Direct: every core waits for all sources, and no meeting follows; see FailWatch. With `kHashesLater`
+    // core 0 owes CheckCountsHashes().
+    template <bool kHashesLater = false, typename Arrived>
     __aicore__ inline bool WaitForAll(StatusWaiter& waiter, Arrived& arrived) {
         MOE_PHASE("WaitStatus");
         FailWatch fail;
         fail.Init(*pipe_, context_, epoch_);
         waiter.Init(*pipe_, context_, sender_.servers(), *info_, config_, epoch_, 0, info_->world);
-        waiter.MatchAll(*pipe_, config_, epoch_, kSealsLater);
+        waiter.MatchAll(*pipe_, config_, epoch_, kHashesLater);
         Verdict found;
         if (core_ == 0) {
             found = waiter.Wait();
@@ -160,14 +160,15 @@ public:
         }
         Worsen(verdict_, found);
         if (verdict_.code == kOk || verdict_.code == kRoutingMismatch) {
-            for (uint32_t s = 0; s < info_->world; ++s) Worsen(verdict_, arrived.Arrived(s, waiter.Run(s)));
+            for (uint32_t s = 0; s < info_->world; ++s)
+                Worsen(verdict_, arrived.Arrived(s, waiter.Message(s)));
         }
         return verdict_.code == kOk;
     }
 
     // Core 0, while lists or rows are under way: the hashes that WaitForAll has left.
-    __aicore__ inline bool CheckSeals(StatusWaiter& waiter) {
-        Worsen(verdict_, waiter.Seals());
+    __aicore__ inline bool CheckCountsHashes(StatusWaiter& waiter) {
+        Worsen(verdict_, waiter.JudgeHashes());
         return verdict_.code == kOk || verdict_.code == kRoutingMismatch;
     }
 
@@ -177,8 +178,8 @@ public:
         Worsen(all, mine);
         verdict_ = board_.Meet(1, all);
     }
-    // The cores have been unsure together, and look closer.
-    __aicore__ inline void BeSure() { verdict_ = Verdict(); }
+    // All cores have asked for a second, exact count, and make it together.
+    __aicore__ inline void RecheckTogether() { verdict_ = Verdict(); }
     __aicore__ inline void Fail(const Verdict& verdict) { Worsen(verdict_, verdict); }
     __aicore__ inline void Report() {
         if (core_ == 0) report_.Write(*pipe_, verdict_, sender_, link_, Items(kAbortItemList));
@@ -214,7 +215,7 @@ private:
         if (core_ == 0) word_.Publish(epoch_);
         return true;
     }
-    // Whether runs say that there is an error, and nothing else.
+    // Whether messages say that there is an error, and nothing else.
     __aicore__ inline bool Failed() const {
         return verdict_.code != kOk && verdict_.code != kRoutingMismatch;
     }
@@ -228,32 +229,32 @@ private:
         if (Senders() == info_->cores) return core_;
         return core_ == 0 ? info_->world : core_ - 1;
     }
-    __aicore__ inline void RunsInit() {
-        pipe_->InitBuffer(runBuf_, RunsInUb(*info_) * StatusRunBytes(config_.counts));
+    __aicore__ inline void MessagesInit() {
+        pipe_->InitBuffer(messageBuf_, MessagesInUb(*info_) * StatusMessageBytes(config_.counts));
     }
     // Start with the next rank, so that not all ranks fall on rank 0 first.
     __aicore__ inline uint32_t PeerAfter(uint32_t i) const { return (info_->rank + 1 + i) % info_->world; }
-    __aicore__ inline LocalTensor<uint32_t> RunAt(uint32_t at) {
-        return runBuf_.Get<uint32_t>()[at * (StatusRunBytes(config_.counts) / kWordBytes)];
+    __aicore__ inline LocalTensor<uint32_t> MessageAt(uint32_t at) {
+        return messageBuf_.Get<uint32_t>()[at * (StatusMessageBytes(config_.counts) / kWordBytes)];
     }
-    // All of a run that is the same for every peer.
-    __aicore__ inline void BeginRun(uint32_t at) {
+    // All of a message that is the same for every peer.
+    __aicore__ inline void BeginMessage(uint32_t at) {
         StatusWriter& writer = writers_[at];
-        writer.Init(RunAt(at), *info_, config_, epoch_);
+        writer.Init(MessageAt(at), *info_, config_, epoch_);
         writer.SetError(Failed() ? verdict_ : Verdict());
         if (!Failed() && config_.phase == kPhaseLent) writer.SetPlace(lentBlocks_, info_->lentGeneration);
         writer.ClearTail();
     }
     // The rest. Returns how many rows it is about.
     template <typename Counts>
-    __aicore__ inline uint32_t FillRun(Counts& counts, uint32_t at, uint32_t peer) {
+    __aicore__ inline uint32_t FillMessage(Counts& counts, uint32_t at, uint32_t peer) {
         uint32_t rows = 0;
         for (uint32_t i = 0; i < config_.counts; ++i) {
             const uint32_t count = Failed() ? 0 : counts.Rows(peer, i);
             writers_[at].SetCount(i, count);
             if (i < info_->localExperts) rows += count;
         }
-        writers_[at].Seal();
+        writers_[at].SetCountsHashes();
         return rows;
     }
 
@@ -273,7 +274,7 @@ private:
         const uint32_t at = sender_.servers().FarIndex(peer);
         AscendC::DataCopy(list[static_cast<uint64_t>(at) * kItemWords], words, kItemWords);
     }
-    // All cores have staged rows, runs and items; core 0 hands the list to the server.
+    // All cores have staged rows, messages and items; core 0 hands the list to the server.
     __aicore__ inline void PostItems() {
         AscendC::SyncAll<true>();
         if (core_ == 0) link_.Post(Items(0), sender_.servers().FarCount());
@@ -292,13 +293,13 @@ private:
     RdmaLink link_;
     FailureReport report_;
     VerdictBoard board_;
-    StatusWriter writers_[kMostRunsInUb];
-    UbBuf runBuf_, itemBuf_;
+    StatusWriter writers_[kMostMessagesInUb];
+    UbBuf messageBuf_, itemBuf_;
     Verdict verdict_;
     uint32_t core_ = 0;
     uint32_t epoch_ = 0;
     uint32_t lentBlocks_ = 0;
-    uint32_t prepared_ = 0;  // runs that are in UB already
+    uint32_t prepared_ = 0;  // messages that are in UB already
 };
 
 }  // namespace moe

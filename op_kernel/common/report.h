@@ -66,7 +66,7 @@ public:
             }
         }
         SyncFunc<HardEvent::S_MTE3>();
-        if (!Told(beforeBuf.Get<int32_t>(), verdict)) CopyOut(record_, words, kErrorRecordWords);
+        if (!AlreadyReported(beforeBuf.Get<int32_t>(), verdict)) CopyOut(record_, words, kErrorRecordWords);
         if (verdict.code != kContextMismatch) {
             GlobalTensor<int32_t> own;
             own.SetGlobalBuffer(
@@ -80,7 +80,7 @@ public:
 private:
     // On an NPU the host looks at the record when more ops have run: what went wrong first explains the rest.
     // Only a fatal failure replaces one that was not.
-    __aicore__ inline bool Told(const LocalTensor<int32_t>& before, const Verdict& verdict) const {
+    __aicore__ inline bool AlreadyReported(const LocalTensor<int32_t>& before, const Verdict& verdict) const {
         const DataCopyExtParams params{1, kBlock, 0, 0, 0};
         const DataCopyPadExtParams<int32_t> pad{false, 0, 0, 0};
         AscendC::DataCopyPad(before, record_, params, pad);
@@ -88,18 +88,18 @@ private:
         if (before.GetValue(kRecMagic) != kRecordMagic) return false;
         return before.GetValue(kRecCode) >= static_cast<int32_t>(kFirstFatal) || verdict.code < kFirstFatal;
     }
-    // Header 0 of every run: [parity][source]. Over RDMA those of far ranks lie behind their rows; what is no
-    // header there counts as none.
+    // Header 0 of every message: [parity][source]. Over RDMA those of far ranks lie behind their rows; what
+    // is no header there counts as none.
     __aicore__ inline void LoadHeaders(const LocalTensor<uint32_t>& headers, const ServerMap& servers) {
         const uint32_t stride = StatusStride(info_->world);
-        GlobalTensor<uint32_t> runs;
-        runs.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(context_->state(info_->rank) +
-                                                                StatusOffset(info_->world, 0, 0)),
-                             static_cast<uint64_t>(2 * info_->world) * stride / sizeof(uint32_t));
+        GlobalTensor<uint32_t> messages;
+        messages.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(context_->state(info_->rank) +
+                                                                    StatusOffset(info_->world, 0, 0)),
+                                 static_cast<uint64_t>(2 * info_->world) * stride / sizeof(uint32_t));
         const DataCopyExtParams params{static_cast<uint16_t>(2 * info_->world), kBlock, stride - kBlock, 0,
                                        0};
         const DataCopyPadExtParams<uint32_t> pad{false, 0, 0, 0};
-        AscendC::DataCopyPad(headers, runs, params, pad);
+        AscendC::DataCopyPad(headers, messages, params, pad);
         if (info_->transport == kTransportRdma) {
             AscendC::PipeBarrier<PIPE_ALL>();
             LoadFarHeaders(headers, servers);
@@ -110,9 +110,9 @@ private:
         for (uint32_t parity = 0; parity < 2; ++parity) {
             for (uint32_t rank = 0; rank < info_->world; ++rank) {
                 if (!servers.Far(rank)) continue;
-                GlobalTensor<uint32_t> run;
-                run.SetGlobalBuffer(FarRun(*context_, parity, rank), kBlockWords);
-                AscendC::DataCopy(headers[HeaderAt(parity, rank)], run, kBlockWords);
+                GlobalTensor<uint32_t> message;
+                message.SetGlobalBuffer(FarMessage(*context_, parity, rank), kBlockWords);
+                AscendC::DataCopy(headers[HeaderAt(parity, rank)], message, kBlockWords);
                 SyncFunc<HardEvent::MTE2_S>();
                 const uint32_t at = HeaderAt(parity, rank), epoch = headers.GetValue(at + kH0Epoch);
                 if (headers.GetValue(at + kH0Magic) == HeaderWord(epoch) &&

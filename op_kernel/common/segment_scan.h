@@ -15,7 +15,7 @@ public:
     static __aicore__ inline bool Suits(const MoeDistributeInfo& info) {
         return ScansSegments(info.world, info.cores);
     }
-    // `rowWords`: of a source's row in the counts, which lie as in its run.
+    // `rowWords`: of a source's row in the counts, which lie as in its message.
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, uint32_t rowWords) {
         world_ = info.world;
         localExperts_ = info.localExperts;

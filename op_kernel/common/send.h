@@ -1,6 +1,7 @@
 // The seam to the transports. A rank of this server is a store by MTE3 away. For one of another server the
-// same calls stage rows and status run in this rank's windowsOut, where its region ends with the run at a
-// fixed place and begins with the first row; one contiguous BatchWrite item then carries both, the run last.
+// same calls stage rows and status message in this rank's windowsOut, where its region ends with the message
+// at a fixed place and begins with the first row; one contiguous BatchWrite item then carries both, the
+// message last.
 #ifndef ASCEND_MOE_DISTRIBUTE_SEND_H
 #define ASCEND_MOE_DISTRIBUTE_SEND_H
 
@@ -8,8 +9,8 @@
 
 namespace moe {
 
-// Where the status run of a rank of another server arrives.
-__aicore__ inline __gm__ uint32_t* FarRun(const WindowContext& context, uint32_t parity, uint32_t rank) {
+// Where the status message of a rank of another server arrives.
+__aicore__ inline __gm__ uint32_t* FarMessage(const WindowContext& context, uint32_t parity, uint32_t rank) {
     return reinterpret_cast<__gm__ uint32_t*>(
         context.data(context.rank()) + RegionOffset(context.data_bytes(), context.world(), parity, rank) +
         RowsEnd(context.data_bytes(), context.world()));
@@ -73,13 +74,13 @@ public:
     // All rows of this core have left. Other cores' rows need a SyncAll on top.
     __aicore__ inline void Flush() { AscendC::PipeBarrier<PIPE_ALL>(); }
 
-    // This rank's status run, after everybody's Flush. A far peer's is staged, and leaves with its item.
-    __aicore__ inline void PutStatus(uint32_t peer, const LocalTensor<uint32_t>& run, uint32_t bytes) {
+    // This rank's status message, after everybody's Flush. A far peer's is staged, and leaves with its item.
+    __aicore__ inline void PutStatus(uint32_t peer, const LocalTensor<uint32_t>& message, uint32_t bytes) {
         if (servers_.Far(peer)) {
-            StoreWords(Staged(parity_, peer) + rowsAt_, run, bytes);
+            StoreWords(Staged(parity_, peer) + rowsAt_, message, bytes);
         } else {
             StoreWords(context_->state(peer) + StatusOffset(context_->world(), parity_, context_->rank()),
-                       run, bytes);
+                       message, bytes);
         }
     }
     __aicore__ inline void PutAbort(uint32_t peer, const LocalTensor<uint32_t>& block) {
@@ -90,7 +91,7 @@ public:
         StoreWords(StagedAbort(), block, kBlock);
     }
 
-    // What a far peer gets: `rowBytes` of rows, and the run behind them.
+    // What a far peer gets: `rowBytes` of rows, and the message behind them.
     __aicore__ inline BatchItem ItemOf(uint32_t peer, uint64_t rowBytes, uint32_t runBytes) const {
         const uint64_t target = Region(parity_, context_->rank());
         return Item(Staged(parity_, peer) + rowsAt_ - rowBytes,

@@ -29,7 +29,7 @@ __aicore__ inline Verdict InvalidOf(const MoeDistributeInfo& info, uint32_t code
 }
 
 // Between the cores of a rank only, where they meet: an owner may get more rows than it has room for.
-constexpr uint32_t kUnsure = kFirstFatal - 1;
+constexpr uint32_t kRecheck = kFirstFatal - 1;
 
 // Fatal before a configuration mismatch before the other collective errors before what only this rank sees;
 // then the lowest rank. Every core, and where the cause is common every rank, arrives at the same one.
@@ -39,7 +39,7 @@ __aicore__ inline uint32_t Severity(const Verdict& verdict) {
     if (verdict.code >= kFirstFatal) return verdict.code - kFirstFatal;
     if (verdict.code == kConfigMismatch) return 32;
     if (verdict.code == kRoutingMismatch) return (verdict.detail0 & kMismatchIndex) != 0 ? 65 : 64;
-    if (verdict.code == kUnsure) return 80;
+    if (verdict.code == kRecheck) return 80;
     return verdict.code == kOk ? 96 : 48;
 }
 __aicore__ inline void Worsen(Verdict& verdict, const Verdict& other) {

@@ -62,20 +62,22 @@ private:
     uint32_t rank_ = 0;
 };
 
-// The fail block of this rank's own state area. In direct every core waits for all runs, and none meets the
-// others afterwards, so that they have to agree without a SyncAll:
-// - A run that is good once stays so until this rank's next op but one: its source writes there again only
-//   when it has seen the run that this rank sends after this op. What one core has accepted all others will
-//   accept.
-// - Collective errors are words of good runs: every core that has seen all runs finds the same worst one.
+// The fail block of this rank's own state area. In direct every core waits for all messages, and none meets
+// the others afterwards, so that they have to agree without a SyncAll:
+// - A message that is good once stays so until this rank's next op but one: its source writes there again
+// only
+//   when it has seen the message that this rank sends after this op. What one core has accepted all others
+//   will accept.
+// - Collective errors are words of good messages: every core that has seen all messages finds the same worst
+// one.
 // - Whether to go on waiting is a matter of time, and so of one core: core 0 alone looks at the clock and at
-//   the abort blocks, and calls a run corrupt. Whatever it gives up for is in the fail block; the others
-//   leave by that. If core 0 has seen all runs, nobody gives up, and the others will see them too.
+//   the abort blocks, and calls a message corrupt. Whatever it gives up for is in the fail block; the others
+//   leave by that. If core 0 has seen all messages, nobody gives up, and the others will see them too.
 // - Core 0 alone checks the hashes, and in combine whether the counts are those of this rank's own ids; the
-//   others take runs that are alike in all else. A core that had seen all runs before core 0 gave up has rows
-//   to copy or to sum: that is harmless, the outputs of a failed op are nobody's, and the op has failed for
-//   this rank by core 0's record. Where it goes by words that are not checked it has to stay within the areas
-//   that they are about.
+//   others take messages that are alike in all else. A core that had seen all messages before core 0 gave up
+//   has rows to copy or to sum: that is harmless, the outputs of a failed op are nobody's, and the op has
+//   failed for this rank by core 0's record. Where it goes by words that are not checked it has to stay
+//   within the areas that they are about.
 class FailWatch {
 public:
     __aicore__ inline void Init(TPipe& pipe, const WindowContext& context, uint32_t epoch) {
@@ -108,11 +110,11 @@ private:
     uint32_t epoch_ = 0;
 };
 
-// Waits for the status runs of a contiguous range of source ranks: those of this server in the state area,
-// those of others behind the rows that they came with.
+// Waits for the status messages of a contiguous range of source ranks: those of this server in the state
+// area, those of others behind the rows that they came with.
 class StatusWaiter {
 public:
-    // UB: `count` runs of this shape, and the abort blocks.
+    // UB: `count` messages of this shape, and the abort blocks.
     __aicore__ inline void Init(TPipe& pipe, const WindowContext& context, const ServerMap& servers,
                                 const MoeDistributeInfo& info, const StatusConfig& config, uint32_t epoch,
                                 uint32_t first, uint32_t count) {
@@ -122,31 +124,32 @@ public:
         parity_ = Parity(epoch);
         first_ = first;
         count_ = count;
-        runWords_ = StatusRunBytes(config.counts) / sizeof(uint32_t);
+        messageWords_ = StatusMessageBytes(config.counts) / sizeof(uint32_t);
         strideBytes_ = StatusStride(info.world);
         reader_.Init(info, config, epoch);
         aborts_.Init(pipe, context);
-        runs_.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(context.state(context.rank()) +
-                                                                 StatusOffset(info.world, Parity(epoch), 0)),
-                              static_cast<uint64_t>(info.world) * strideBytes_ / sizeof(uint32_t));
-        if (count > 0) pipe.InitBuffer(buf_, count * runWords_ * sizeof(uint32_t));
+        messages_.SetGlobalBuffer(
+            reinterpret_cast<__gm__ uint32_t*>(context.state(context.rank()) +
+                                               StatusOffset(info.world, Parity(epoch), 0)),
+            static_cast<uint64_t>(info.world) * strideBytes_ / sizeof(uint32_t));
+        if (count > 0) pipe.InitBuffer(buf_, count * messageWords_ * sizeof(uint32_t));
     }
-    // For all ranks over memory, after Init: runs are compared as a whole, and word by word only where one is
-    // odd. A single core does without: it would have both to do.
-    // `sealsLater`: where all are alike Wait() leaves the hashes to Seals().
+    // For all ranks over memory, after Init: messages are compared as a whole, and word by word only where
+    // one is odd. A single core does without: it would have both to do. `hashesLater`: where all are alike
+    // Wait() leaves the hashes to JudgeHashes().
     __aicore__ inline void MatchAll(TPipe& pipe, const StatusConfig& config, uint32_t epoch,
-                                    bool sealsLater) {
+                                    bool hashesLater) {
         matching_ = info_->cores > 1;
-        sealsLater_ = sealsLater;
-        unsealed_ = count_;
+        hashesLater_ = hashesLater;
+        nextToHash_ = count_;
         if (matching_) match_.Init(pipe, *info_, config, epoch, count_);
     }
-    // Whether all runs were alike when last looked at: match() then has their counts.
+    // Whether all messages were alike when last looked at: match() then has their counts.
     __aicore__ inline bool alike() const { return matching_ && match_.alike(); }
-    __aicore__ inline RunMatch& match() { return match_; }
+    __aicore__ inline MessageMatch& match() { return match_; }
 
-    // Returns kOk, the worst collective error of the runs, or a fatal one. On a timeout `source` is the first
-    // rank that is missing.
+    // Returns kOk, the worst collective error of the messages, or a fatal one. On a timeout `source` is the
+    // first rank that is missing.
     __aicore__ inline Verdict Wait() {
         Verdict worst;
         const int64_t start = AscendC::GetSystemCycle();
@@ -180,26 +183,26 @@ public:
     }
 
     // What Wait() has left unchecked.
-    __aicore__ inline Verdict Seals() {
+    __aicore__ inline Verdict JudgeHashes() {
         Verdict worst;
-        for (; unsealed_ < count_; ++unsealed_) {
-            Worsen(worst, reader_.JudgeSeals(Run(unsealed_), first_ + unsealed_));
+        for (; nextToHash_ < count_; ++nextToHash_) {
+            Worsen(worst, reader_.JudgeCountsHashes(Message(nextToHash_), first_ + nextToHash_));
             if (worst.code >= kFirstFatal) break;
         }
         return worst;
     }
 
-    // For cores that do not decide: the worst collective error of the runs, or what core 0 gave up for.
+    // For cores that do not decide: the worst collective error of the messages, or what core 0 gave up for.
     __aicore__ inline Verdict Follow(FailWatch& fail) {
         Verdict worst;
         uint32_t next = 0;
         while (next < count_) {
             Load(0);
-            const RunMatch::Arrival seen = match_.Look(Run(0));
-            if (seen == RunMatch::kAlike) return Verdict();
-            if (seen == RunMatch::kOdd) next = Advance(next, count_, worst);
+            const MessageMatch::Arrival seen = match_.Look(Message(0));
+            if (seen == MessageMatch::kExpected) return Verdict();
+            if (seen == MessageMatch::kUnexpected) next = Advance(next, count_, worst);
             if (worst.code >= kFirstFatal) {
-                // Core 0 will say so, or a fresh look finds a good run.
+                // Core 0 will say so, or a fresh look finds a good message.
                 worst = Verdict();
                 next = 0;
             }
@@ -213,9 +216,9 @@ public:
         return worst;
     }
 
-    // The run of a source of the range, as last loaded.
-    __aicore__ inline LocalTensor<uint32_t> Run(uint32_t index) {
-        return buf_.Get<uint32_t>()[static_cast<uint32_t>(index * runWords_)];
+    // The message of a source of the range, as last loaded.
+    __aicore__ inline LocalTensor<uint32_t> Message(uint32_t index) {
+        return buf_.Get<uint32_t>()[static_cast<uint32_t>(index * messageWords_)];
     }
 
 private:
@@ -233,35 +236,35 @@ private:
     }
     __aicore__ inline void LoadNear(uint32_t begin, uint32_t end) {
         if (begin >= end) return;
-        const uint32_t bytes = runWords_ * sizeof(uint32_t);
+        const uint32_t bytes = messageWords_ * sizeof(uint32_t);
         const DataCopyExtParams params{static_cast<uint16_t>(end - begin), bytes, strideBytes_ - bytes, 0, 0};
         const DataCopyPadExtParams<uint32_t> pad{false, 0, 0, 0};
-        AscendC::DataCopyPad(Run(begin - first_),
-                             runs_[static_cast<uint64_t>(begin) * strideBytes_ / sizeof(uint32_t)], params,
-                             pad);
+        AscendC::DataCopyPad(Message(begin - first_),
+                             messages_[static_cast<uint64_t>(begin) * strideBytes_ / sizeof(uint32_t)],
+                             params, pad);
     }
     __aicore__ inline void LoadFar(uint32_t rank) {
-        GlobalTensor<uint32_t> run;
-        run.SetGlobalBuffer(FarRun(*context_, parity_, rank), runWords_);
-        AscendC::DataCopy(Run(rank - first_), run, runWords_);
+        GlobalTensor<uint32_t> message;
+        message.SetGlobalBuffer(FarMessage(*context_, parity_, rank), messageWords_);
+        AscendC::DataCopy(Message(rank - first_), message, messageWords_);
     }
-    // All runs that have come. As long as some are missing, one a look is judged, so that an odd one is found
-    // soon, and the last to come does not find this core at work on the others.
+    // All messages that have come. As long as some are missing, one a look is judged, so that an odd one is
+    // found soon, and the last to come does not find this core at work on the others.
     __aicore__ inline uint32_t Match(uint32_t next, bool lastLook, Verdict& worst) {
-        const RunMatch::Arrival seen = match_.Look(Run(0));
-        if (seen != RunMatch::kAlike) {
-            const bool one = seen == RunMatch::kMissing && !lastLook;
+        const MessageMatch::Arrival seen = match_.Look(Message(0));
+        if (seen != MessageMatch::kExpected) {
+            const bool one = seen == MessageMatch::kMissing && !lastLook;
             return Advance(next, one ? next + 1 : count_, worst);
         }
-        unsealed_ = next;
-        if (sealsLater_) return count_;
-        Worsen(worst, Seals());
-        return unsealed_;
+        nextToHash_ = next;
+        if (hashesLater_) return count_;
+        Worsen(worst, JudgeHashes());
+        return nextToHash_;
     }
     __aicore__ inline uint32_t Advance(uint32_t next, uint32_t end, Verdict& worst) {
         for (; next < end; ++next) {
             Verdict verdict;
-            if (reader_.Judge(Run(next), first_ + next, servers_.Far(first_ + next), verdict) ==
+            if (reader_.Judge(Message(next), first_ + next, servers_.Far(first_ + next), verdict) ==
                 StatusReader::kPending)
                 break;
             Worsen(worst, verdict);
@@ -270,22 +273,22 @@ private:
         return next;
     }
 
-    GlobalTensor<uint32_t> runs_;
+    GlobalTensor<uint32_t> messages_;
     UbBuf buf_;
     AbortWatch aborts_;
     StatusReader reader_;
-    RunMatch match_;
+    MessageMatch match_;
     ServerMap servers_;
     const WindowContext* context_ = nullptr;
     uint32_t parity_ = 0;
     const MoeDistributeInfo* info_ = nullptr;
     uint32_t first_ = 0;
     uint32_t count_ = 0;
-    uint32_t runWords_ = 0;
+    uint32_t messageWords_ = 0;
     uint32_t strideBytes_ = 0;
-    uint32_t unsealed_ = 0;  // the first run whose hashes are still to be checked
+    uint32_t nextToHash_ = 0;  // the first message whose hashes are still to be checked
     bool matching_ = false;
-    bool sealsLater_ = false;
+    bool hashesLater_ = false;
 };
 
 }  // namespace moe

@@ -1,7 +1,7 @@
 // MoeDistributeCombine, algorithm "direct": every rank leaves the rows of its experts in its own half, or
 // where they are when that is its lent area; whose tokens they are reads them there and sums. The cores of a
-// rank meet once, when their shares of the rows lie there, before the runs; then every one waits for all
-// runs.
+// rank meet once, when their shares of the rows lie there, before the messages; then every one waits for all
+// messages.
 #ifndef ASCEND_MOE_DISTRIBUTE_DIRECT_COMBINE_H
 #define ASCEND_MOE_DISTRIBUTE_DIRECT_COMBINE_H
 
@@ -34,13 +34,13 @@ public:
             mine = Count();
             if (!triples_) return_.Begin();  // whose loads would go before those of expand_idx
             Worsen(mine, return_.Check());
-            if (mine.code == kOk) exchange_.PrepareRuns(return_);
+            if (mine.code == kOk) exchange_.PrepareMessages(return_);
         }
         if (!exchange_.Agree(mine)) {
             Leave();
             return;
         }
-        if (exchange_.verdict().code == kUnsure) CountAll();
+        if (exchange_.verdict().code == kRecheck) CountAll();
         exchange_.SetStatus(return_, rowBytes_);
         SumBuffInit();
         if (!exchange_.template WaitForAll<true>(waiter_, *this) || !SumRows()) Leave();
@@ -72,20 +72,21 @@ private:
     __aicore__ inline Verdict Count() {
         Verdict mine = routing_.Count();
         if (routing_.MayOverflow()) {
-            Verdict unsure;
-            unsure.code = kUnsure;
-            Worsen(mine, unsure);
+            Verdict recheck;
+            recheck.code = kRecheck;
+            Worsen(mine, recheck);
         }
         if (!triples_) bounds_.Store(routing_);
         return mine;
     }
-    // Every core has all totals, so that all runs say the same.
+    // Every core has all totals, so that all messages say the same.
     __aicore__ inline void CountAll() {
-        exchange_.BeSure();
+        exchange_.RecheckTogether();
         routing_.Accumulate();
         exchange_.Fail(routing_.Place());
     }
-    // While the runs are on their way: the first tokens' places, and on core 0 what all runs have to say.
+    // While the messages are on their way: the first tokens' places, and on core 0 what all messages have to
+    // say.
     __aicore__ inline void SumBuffInit() {
         sum_.Fetch(routing_);
         if (exchange_.core() == 0) {
@@ -108,9 +109,9 @@ private:
     }
     // Core 0, while its first rows are under way: what the other cores go by without asking, see FailWatch.
     __aicore__ inline bool Judge() {
-        if (exchange_.CheckSeals(waiter_)) {
+        if (exchange_.CheckCountsHashes(waiter_)) {
             for (uint32_t source = 0; source < info_->world; ++source)
-                Worsen(mine_, CompareCounts(*info_, routing_, source, waiter_.Run(source)));
+                Worsen(mine_, CompareCounts(*info_, routing_, source, waiter_.Message(source)));
         }
         exchange_.Fail(mine_);
         return exchange_.verdict().code == kOk;
@@ -133,7 +134,7 @@ private:
     ReturnedRows rows_;
     DirectSum<XType> sum_;
     StatusWaiter waiter_;
-    Verdict mine_;  // of core 0 on what the runs have to say
+    Verdict mine_;  // of core 0 on what the messages have to say
     uint32_t rowBytes_ = 0;
     bool triples_ = false;
 };

@@ -39,7 +39,7 @@ public:
     // Runs are judged by the waiter; the counts stay in them.
     __aicore__ inline Verdict Arrived(uint32_t, const LocalTensor<uint32_t>&) { return Verdict(); }
     __aicore__ inline int32_t operator()(uint32_t source, uint32_t localExpert) {
-        return static_cast<int32_t>(waiter_.Run(source).GetValue(StatusWriter::CountWord(localExpert)));
+        return static_cast<int32_t>(waiter_.Message(source).GetValue(StatusWriter::CountWord(localExpert)));
     }
 
     // With roles all lists have left when the cores have met: the totals come with the verdicts.
@@ -192,7 +192,7 @@ private:
 
     // This core's pairs into the lists of their owners, each at its place; and expand_idx.
     __aicore__ inline void PublishLists() {
-        if (exchange_.verdict().code != kOk) return;  // the status run carries the reason
+        if (exchange_.verdict().code != kOk) return;  // the status message carries the reason
         for (uint32_t at = routing_.begin(); at < routing_.end(); at += kChunkPairs) {
             const uint32_t count = Min(kChunkPairs, routing_.end() - at);
             routing_.pairs().Load(at, count);
@@ -236,12 +236,12 @@ private:
         sendCounts_.Init(exchange_.pipe(), *info_, args_.workspace);
     }
 
-    // What segments take, while the runs are under way.
+    // What segments take, while the messages are under way.
     __aicore__ inline void SegmentInit() {
         segments_.Init(exchange_.pipe(), *info_);
         if (!SegmentScan::Suits(*info_)) return;
         scan_.Init(exchange_.pipe(), *info_,
-                   StatusRunBytes(info_->localExperts) / static_cast<uint32_t>(sizeof(uint32_t)));
+                   StatusMessageBytes(info_->localExperts) / static_cast<uint32_t>(sizeof(uint32_t)));
     }
     __aicore__ inline void FindSegments() {
         if (SegmentScan::Suits(*info_) && waiter_.alike()) {
@@ -254,8 +254,8 @@ private:
         MOE_PHASE("GatherRows");
         FindSegments();
         if constexpr (!kSmooth) {
-            if (ReadsOnce(*info_)) {
-                DirectOnce once;
+            if (SharesRows(*info_)) {
+                SharedRowGather once;
                 once.Init(exchange_, args_, *tiling_, kQuant);
                 return GatherBy(once);
             }
@@ -270,7 +270,7 @@ private:
         gather.Start();
         bool good = true;
         if (exchange_.core() == 0) {
-            good = exchange_.CheckSeals(waiter_);
+            good = exchange_.CheckCountsHashes(waiter_);
             if (good) counts_.Store(exchange_.pipe(), segments_);
         }
         // What has begun is finished: after a failure, too, it is as harmless as on the other cores.

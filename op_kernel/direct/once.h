@@ -9,7 +9,7 @@
 
 namespace moe {
 
-class DirectOnce {
+class SharedRowGather {
 public:
     __aicore__ inline void Init(Exchange& exchange, const DispatchArguments& arguments,
                                 const MoeDistributeDispatchTiling& tiling, bool quantised) {
@@ -22,14 +22,14 @@ public:
         ring_ = tiling.copyRing;
         order_.Init(exchange, *info_);
         TPipe& pipe = exchange.pipe();
-        pipe.InitBuffer(placeBuf_, PaddedInts(OnceShare(*info_)) * sizeof(int32_t));
-        if (info_->triples != 0) pipe.InitBuffer(tripleBuf_, OnceShare(*info_) * kBlock);
+        pipe.InitBuffer(placeBuf_, PaddedInts(SharedRowShare(*info_)) * sizeof(int32_t));
+        if (info_->triples != 0) pipe.InitBuffer(tripleBuf_, SharedRowShare(*info_) * kBlock);
         pipe.InitBuffer(queue_, static_cast<uint8_t>(ring_), rowStride_);
     }
     // The lists of this core's sources begin to load.
     __aicore__ inline void Begin(SegmentTable& segments) {
         segments_ = &segments;
-        const uint32_t groups = OnceGroups(*info_), cores = info_->cores;
+        const uint32_t groups = SharedRowGroups(*info_), cores = info_->cores;
         const uint32_t group = ((exchange_->core() + 1) * groups - 1) / cores;
         firstCore_ = PartBegin(cores, group, groups);
         groupCores_ = PartBegin(cores, group + 1, groups) - firstCore_;
@@ -55,7 +55,7 @@ private:
         begin_ = RowFrom(ShareBegin(exchange_->core()));
         end_ = RowFrom(ShareBegin(exchange_->core() + 1));
         // Of lists that nobody has checked yet too: never more than there is room for.
-        end_ = Min(end_, begin_ + OnceShare(*info_));
+        end_ = Min(end_, begin_ + SharedRowShare(*info_));
         ahead_ = begin_;
         for (uint32_t started = 0; started < ring_ && ahead_ < end_; ++started) StartRow();
     }

@@ -28,7 +28,7 @@ public:
     }
     __aicore__ inline void Store(const LocalTensor<int32_t>& pairs, uint32_t count) {
         for (uint32_t i = 0; i < count; ++i) {
-            if (i % kPositionBlocks == 0) Turn(i);
+            if (i % kPositionBlocks == 0) Renumber(i);
             Put(pairs.GetValue(i), i % kPositionBlocks);
         }
     }
@@ -38,7 +38,7 @@ private:
         CopyOut(expandIdx_[static_cast<uint32_t>(pair)], tableBuf_.Get<int32_t>()[block * kBlockWords], 1);
     }
     // Block 0 holds `first` from here on.
-    __aicore__ inline void Turn(uint32_t first) {
+    __aicore__ inline void Renumber(uint32_t first) {
         if (first == first_) return;
         const LocalTensor<int32_t> table = tableBuf_.Get<int32_t>();
         SyncFunc<HardEvent::MTE3_V>();

@@ -1,6 +1,6 @@
 // What combine, algorithm "direct", leaves in the own half: the rows of expand_x as they lie, but for this
 // rank's own, and unless they lie in the lent area. Where each source rank's rows of each local expert begin
-// is in its run.
+// is in its message.
 #ifndef ASCEND_MOE_DISTRIBUTE_RETURN_H
 #define ASCEND_MOE_DISTRIBUTE_RETURN_H
 
@@ -85,7 +85,7 @@ public:
             at += count;
         }
     }
-    // For the status runs: rows of a local expert that go back to `peer`, then where those begin.
+    // For the status messages: rows of a local expert that go back to `peer`, then where those begin.
     __aicore__ inline void Select(uint32_t) {}
     __aicore__ inline uint32_t Rows(uint32_t peer, uint32_t i) {
         if (i >= info_->localExperts) return counts_.Start((i - info_->localExperts) * info_->world + peer);

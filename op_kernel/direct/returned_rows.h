@@ -1,5 +1,6 @@
 // Where the rows of this rank's pairs lie when combine runs "direct": in the halves, or the lent areas, of
-// their experts' ranks, whose runs say where this rank's rows of each expert begin; its own are in expand_x.
+// their experts' ranks, whose messages say where this rank's rows of each expert begin; its own are in
+// expand_x.
 #ifndef ASCEND_MOE_DISTRIBUTE_RETURNED_ROWS_H
 #define ASCEND_MOE_DISTRIBUTE_RETURNED_ROWS_H
 
@@ -9,10 +10,10 @@ namespace moe {
 
 class ReturnedRows {
 public:
-    __aicore__ inline void Init(Exchange& exchange, StatusWaiter& runs, const MoeDistributeInfo& info,
+    __aicore__ inline void Init(Exchange& exchange, StatusWaiter& messages, const MoeDistributeInfo& info,
                                 GM_ADDR expandX, GM_ADDR expandIdx, uint32_t rowBytes) {
         exchange_ = &exchange;
-        runs_ = &runs;
+        messages_ = &messages;
         info_ = &info;
         expandX_ = expandX;
         rowBytes_ = rowBytes;
@@ -36,22 +37,22 @@ public:
             }
         }
     }
-    // Of pair `i` of the chunk, when all runs are there. Nobody may have checked them yet, nor expand_idx: no
-    // address is outside the area that the run names.
+    // Of pair `i` of the chunk, when all messages are there. Nobody may have checked them yet, nor
+    // expand_idx: no address is outside the area that the message names.
     __aicore__ inline GM_ADDR Address(int32_t id, uint32_t i) {
         const uint32_t expert = static_cast<uint32_t>(id), owner = expert / info_->localExperts;
-        const LocalTensor<uint32_t> run = runs_->Run(owner);
-        const uint32_t start =
-            run.GetValue(StatusWriter::CountWord(info_->localExperts + expert - owner * info_->localExperts));
+        const LocalTensor<uint32_t> message = messages_->Message(owner);
+        const uint32_t start = message.GetValue(
+            StatusWriter::CountWord(info_->localExperts + expert - owner * info_->localExperts));
         const uint32_t row = start + static_cast<uint32_t>(positionBuf_.Get<int32_t>().GetValue(i));
         GM_ADDR base = exchange_->HalfOf(owner);
         uint64_t bytes = static_cast<uint64_t>(info_->world) * info_->capacity * rowBytes_;
         if (owner == info_->rank && info_->expandRows != 0) {  // nobody has to copy those
             base = expandX_;
             bytes = static_cast<uint64_t>(info_->expandRows) * rowBytes_;
-        } else if (PhaseOf(run.GetValue(kH0OpPhase)) == kPhaseLent) {
+        } else if (PhaseOf(message.GetValue(kH0OpPhase)) == kPhaseLent) {
             const WindowContext& context = exchange_->context();
-            const uint64_t lent = static_cast<uint64_t>(run.GetValue(kBlockWords + kH1Detail0)) * kBlock;
+            const uint64_t lent = static_cast<uint64_t>(message.GetValue(kBlockWords + kH1Detail0)) * kBlock;
             if (lent + rowBytes_ <= context.lent_bytes()) {
                 base = context.lent(owner) + lent;
                 bytes = context.lent_bytes() - lent;
@@ -63,7 +64,7 @@ public:
 
 private:
     Exchange* exchange_ = nullptr;
-    StatusWaiter* runs_ = nullptr;
+    StatusWaiter* messages_ = nullptr;
     const MoeDistributeInfo* info_ = nullptr;
     GlobalTensor<int32_t> index_;
     GM_ADDR expandX_ = nullptr;

@@ -16,8 +16,8 @@ public:
     __aicore__ inline void Init(Exchange& exchange, const MoeDistributeInfo& info) {
         exchange_ = &exchange;
         info_ = &info;
-        room_ = OnceLanes(info);
-        width_ = OnceSources(info);
+        room_ = SharedRowLanes(info);
+        width_ = SharedRowSources(info);
         TPipe& pipe = exchange.pipe();
         pipe.InitBuffer(listBuf_, room_ * sizeof(int32_t));
         pipe.InitBuffer(keyBuf_, room_ * sizeof(float));
@@ -40,7 +40,7 @@ public:
             SyncFunc<HardEvent::V_MTE2>();
         }
         lanes_ = count_ = 0;
-        uint32_t counts[kMostOnceSources] = {};
+        uint32_t counts[kMostSharedRowSources] = {};
         for (; next_ < end_; ++next_, from_ = 0) {
             const uint32_t v = next_ - begin_, source = SourceOf(v), rows = RowsOf(source);
             const uint32_t count = Min(rows - from_, room_ - lanes_);
@@ -141,7 +141,8 @@ private:
     const MoeDistributeInfo* info_ = nullptr;
     SegmentTable* segments_ = nullptr;
     UbBuf listBuf_, keyBuf_, indexBuf_, sortedBuf_, spareBuf_;
-    uint32_t at_[kMostOnceSources] = {}, first_[kMostOnceSources] = {};  // by source: lane, entry of its list
+    uint32_t at_[kMostSharedRowSources] = {},
+             first_[kMostSharedRowSources] = {};  // by source: lane, entry of its list
     uint32_t room_ = 0, width_ = 1;
     uint32_t begin_ = 0, end_ = 0;  // sources
     uint32_t next_ = 0, from_ = 0;  // source, and entry of its list, that the next load begins with

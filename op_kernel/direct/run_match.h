@@ -1,5 +1,5 @@
-// Whether the status runs of a range are all there and say what a run of this op has to say, by vector
-// instructions: word by word, W runs take the scalar unit tens of microseconds.
+// Whether the status messages of a range are all there and say what a message of this op has to say, by
+// vector instructions: word by word, W messages take the scalar unit tens of microseconds.
 #ifndef ASCEND_MOE_DISTRIBUTE_RUN_MATCH_H
 #define ASCEND_MOE_DISTRIBUTE_RUN_MATCH_H
 
@@ -7,17 +7,18 @@
 
 namespace moe {
 
-class RunMatch {
+class MessageMatch {
 public:
-    // kAlike: every block of every run is of this epoch, and all its words but those that the hash covers are
-    // as expected. kOdd: all of this epoch, some word is another. Either way the runs have come.
-    enum Arrival : uint32_t { kMissing, kOdd, kAlike };
+    // kExpected: every block of every message is of this epoch, and all its words but those that the hash
+    // covers are as expected. kUnexpected: all of this epoch, some word is another. Either way the messages
+    // have come.
+    enum Arrival : uint32_t { kMissing, kUnexpected, kExpected };
 
-    // For `count` runs, those of the ranks from 0 on.
+    // For `count` messages, those of the ranks from 0 on.
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, const StatusConfig& config,
                                 uint32_t epoch, uint32_t count) {
         count_ = count;
-        blocks_ = StatusRunBytes(config.counts) / kBlock;
+        blocks_ = StatusMessageBytes(config.counts) / kBlock;
         words_ = count * blocks_ * kBlockWords;
         capacity_ = static_cast<int32_t>(info.capacity);
         pipe.InitBuffer(patternBuf_, blocks_ * kBlock);
@@ -30,10 +31,10 @@ public:
         writer.SetError(Verdict());
     }
 
-    // The runs in UB, loaded by MTE2. On kAlike their counts are in Counts().
-    __aicore__ inline Arrival Look(const LocalTensor<uint32_t>& runs) {
+    // The messages in UB, loaded by MTE2. On kExpected their counts are in Counts().
+    __aicore__ inline Arrival Look(const LocalTensor<uint32_t>& messages) {
         SyncFunc<HardEvent::MTE2_V>();
-        const LocalTensor<int32_t> words = runs.ReinterpretCast<int32_t>();
+        const LocalTensor<int32_t> words = messages.ReinterpretCast<int32_t>();
         alike_ = false;
         Clear();
         Compare(words, {kFixedOfHeader0, kFixedOfHeader1, kFixedOfCounts});
@@ -41,14 +42,14 @@ public:
         if (Differs()) {
             Clear();
             Compare(words, {1u, 1u, 1u});
-            return Differs() ? kMissing : kOdd;
+            return Differs() ? kMissing : kUnexpected;
         }
         TakeCounts(words);
         alike_ = true;
-        return kAlike;
+        return kExpected;
     }
     __aicore__ inline bool alike() const { return alike_; }
-    // A row of blocks a source as in its run, all words zero that are not counts. No count is below 0 or
+    // A row of blocks a source as in its message, all words zero that are not counts. No count is below 0 or
     // above the capacity, so that a core that has not checked the hashes may go by them.
     __aicore__ inline LocalTensor<int32_t> Counts() { return wordBuf_.Get<int32_t>(); }
     // From one row to the next.
@@ -56,7 +57,7 @@ public:
 
 private:
     static constexpr uint32_t kLaneBlocks = 8;  // of a repeat
-    // Of each block the words that are the same in the runs of all ranks, and those that name the source.
+    // Of each block the words that are the same in the messages of all ranks, and those that name the source.
     static constexpr uint32_t kFixedOfHeader0 = 0xFFu & ~(1u << kH0Source);
     static constexpr uint32_t kFixedOfHeader1 = 0xFFu & ~(1u << kH1Detail0 | 1u << kH1Detail1);
     static constexpr uint32_t kFixedOfCounts = 1u << kCbEpoch | 1u << kCbOpPhase;
@@ -75,9 +76,11 @@ private:
         }
         return mask;
     }
-    // Calls on all runs together, where the stride from one to the next is one that a repeat can have.
-    __aicore__ inline uint32_t AtOnce() const { return blocks_ <= 255 ? count_ : 1; }
-    __aicore__ inline uint8_t RunStride() const { return static_cast<uint8_t>(AtOnce() > 1 ? blocks_ : 0); }
+    // Calls on all messages together, where the stride from one to the next is one that a repeat can have.
+    __aicore__ inline uint32_t MessagesAtOnce() const { return blocks_ <= 255 ? count_ : 1; }
+    __aicore__ inline uint8_t MessageStride() const {
+        return static_cast<uint8_t>(MessagesAtOnce() > 1 ? blocks_ : 0);
+    }
 
     // The scalar unit has written the pattern, and has read what it wanted to know.
     __aicore__ inline void Clear() {
@@ -85,41 +88,41 @@ private:
         AscendC::Duplicate(wordBuf_.Get<int32_t>(), static_cast<int32_t>(0), words_);
         AscendC::PipeBarrier<PIPE_V>();
     }
-    __aicore__ inline void Compare(const LocalTensor<int32_t>& runs, const BlockLanes& lanes) {
+    __aicore__ inline void Compare(const LocalTensor<int32_t>& messages, const BlockLanes& lanes) {
         const LocalTensor<int32_t> to = wordBuf_.Get<int32_t>(), pattern = patternBuf_.Get<int32_t>();
-        const AscendC::BinaryRepeatParams strides(1, 1, 1, RunStride(), RunStride(), 0);
+        const AscendC::BinaryRepeatParams strides(1, 1, 1, MessageStride(), MessageStride(), 0);
         for (uint32_t block = 0; block < blocks_; block += kLaneBlocks) {
             uint64_t mask[2] = {MaskOf(lanes, block), 0};
-            for (uint32_t run = 0; run < count_; run += AtOnce()) {
-                const uint32_t at = (run * blocks_ + block) * kBlockWords;
-                AscendC::Sub(to[at], runs[at], pattern[block * kBlockWords], mask,
-                             static_cast<uint8_t>(AtOnce()), strides);
+            for (uint32_t message = 0; message < count_; message += MessagesAtOnce()) {
+                const uint32_t at = (message * blocks_ + block) * kBlockWords;
+                AscendC::Sub(to[at], messages[at], pattern[block * kBlockWords], mask,
+                             static_cast<uint8_t>(MessagesAtOnce()), strides);
             }
         }
     }
-    __aicore__ inline void CompareSources(const LocalTensor<int32_t>& runs) {
+    __aicore__ inline void CompareSources(const LocalTensor<int32_t>& messages) {
         const LocalTensor<int32_t> to = wordBuf_.Get<int32_t>(), source = sourceBuf_.Get<int32_t>();
-        const AscendC::BinaryRepeatParams strides(1, 1, 0, RunStride(), RunStride(), 1);
+        const AscendC::BinaryRepeatParams strides(1, 1, 0, MessageStride(), MessageStride(), 1);
         for (uint32_t block = 0; block < blocks_; block += kLaneBlocks) {
             uint64_t mask[2] = {MaskOf({1u << kH0Source, 0, 1u << kCbSource}, block), 0};
-            for (uint32_t run = 0; run < count_; run += AtOnce()) {
-                const uint32_t at = (run * blocks_ + block) * kBlockWords;
-                AscendC::Sub(to[at], runs[at], source[run * kBlockWords], mask,
-                             static_cast<uint8_t>(AtOnce()), strides);
+            for (uint32_t message = 0; message < count_; message += MessagesAtOnce()) {
+                const uint32_t at = (message * blocks_ + block) * kBlockWords;
+                AscendC::Sub(to[at], messages[at], source[message * kBlockWords], mask,
+                             static_cast<uint8_t>(MessagesAtOnce()), strides);
             }
         }
     }
     // All words that were compared are zero here now, and so are the others.
-    __aicore__ inline void TakeCounts(const LocalTensor<int32_t>& runs) {
+    __aicore__ inline void TakeCounts(const LocalTensor<int32_t>& messages) {
         const LocalTensor<int32_t> counts = Counts();
-        const AscendC::UnaryRepeatParams strides(1, 1, RunStride(), RunStride());
+        const AscendC::UnaryRepeatParams strides(1, 1, MessageStride(), MessageStride());
         AscendC::PipeBarrier<PIPE_V>();
         for (uint32_t block = 0; block < blocks_; block += kLaneBlocks) {
             uint64_t mask[2] = {MaskOf({0, 0, 0xF0u}, block), 0};
-            for (uint32_t run = 0; run < count_; run += AtOnce()) {
-                const uint32_t at = (run * blocks_ + block) * kBlockWords;
-                AscendC::Maxs(counts[at], runs[at], static_cast<int32_t>(0), mask,
-                              static_cast<uint8_t>(AtOnce()), strides);
+            for (uint32_t message = 0; message < count_; message += MessagesAtOnce()) {
+                const uint32_t at = (message * blocks_ + block) * kBlockWords;
+                AscendC::Maxs(counts[at], messages[at], static_cast<int32_t>(0), mask,
+                              static_cast<uint8_t>(MessagesAtOnce()), strides);
             }
         }
         AscendC::PipeBarrier<PIPE_V>();
@@ -150,8 +153,8 @@ private:
 
     UbBuf patternBuf_, sourceBuf_, wordBuf_, reduceBuf_;
     uint32_t count_ = 0;
-    uint32_t blocks_ = 0;  // of a run
-    uint32_t words_ = 0;   // of all runs
+    uint32_t blocks_ = 0;  // of a message
+    uint32_t words_ = 0;   // of all messages
     int32_t capacity_ = 0;
     bool alike_ = false;
 };

@@ -74,7 +74,7 @@ MOE_FN uint64_t ItemsOffset(uint32_t cores, uint32_t experts, uint32_t world, ui
     return CountsOffset(cores, experts) +
            static_cast<uint64_t>(world) * PaddedInts(localExperts) * sizeof(int32_t);
 }
-constexpr uint32_t kItemLists = 2;  // rows with runs; aborts
+constexpr uint32_t kItemLists = 2;  // rows with messages; aborts
 constexpr uint32_t kAbortItemList = 1;
 MOE_FN uint64_t BoundsOffset(const MoeDistributeInfo& info) {
     return ItemsOffset(info.cores, info.experts, info.world, info.localExperts) +
@@ -105,15 +105,15 @@ MOE_FN uint32_t ReturnCountLanes(uint32_t world, uint32_t slots) {
     return CeilDiv(slots, ReturnCountUnit(world)) * ReturnCountUnit(world);
 }
 
-// Status runs that a core of dispatch has in UB while it sends them: direct does not wait for one to arrive
-// before it writes the next.
-constexpr uint32_t kMostRunsInUb = 2;
-MOE_FN uint32_t RunsInUb(const MoeDistributeInfo& info) {
-    return info.algorithm == kAlgorithmDirect && info.world > 1 ? kMostRunsInUb : 1;
+// Status messages that a core of dispatch has in UB while it sends them: direct does not wait for one to
+// arrive before it writes the next.
+constexpr uint32_t kMostMessagesInUb = 2;
+MOE_FN uint32_t MessagesInUb(const MoeDistributeInfo& info) {
+    return info.algorithm == kAlgorithmDirect && info.world > 1 ? kMostMessagesInUb : 1;
 }
 
-// UB that comparing all runs of a rank takes: what one should say, a block and a number a source, the words,
-// and what their reduction works in.
+// UB that comparing all messages of a rank takes: what one should say, a block and a number a source, the
+// words, and what their reduction works in.
 MOE_FN uint32_t MatchSourceBytes(uint32_t world) {
     return static_cast<uint32_t>(CeilTo(world, kBlockWords)) * (kBlock + sizeof(int32_t));
 }
@@ -121,14 +121,15 @@ MOE_FN uint32_t MatchReduceBytes(uint32_t words) {
     return kBlock + static_cast<uint32_t>(CeilTo(2 * CeilDiv(words, 64) * sizeof(float), kBlock));
 }
 MOE_FN uint32_t MatchBytes(uint32_t world, uint32_t counts) {
-    const uint32_t run = StatusRunBytes(counts);
-    return (world + 1) * run + MatchSourceBytes(world) +
-           MatchReduceBytes(world * run / static_cast<uint32_t>(sizeof(int32_t)));
+    const uint32_t message = StatusMessageBytes(counts);
+    return (world + 1) * message + MatchSourceBytes(world) +
+           MatchReduceBytes(world * message / static_cast<uint32_t>(sizeof(int32_t)));
 }
-// Of prefix sums over the counts of those runs: two tables of slots, the runs' words and a row of them.
+// Of prefix sums over the counts of those messages: two tables of slots, the messages' words and a row of
+// them.
 MOE_FN uint32_t ScanBytes(uint32_t world, uint32_t localExperts) {
     return 2 * world * localExperts * static_cast<uint32_t>(sizeof(int32_t)) +
-           (world + 1) * StatusRunBytes(localExperts);
+           (world + 1) * StatusMessageBytes(localExperts);
 }
 // Of direct dispatch between its meetings: all cores' histograms, or as many as fit.
 MOE_FN uint32_t HistogramsAtOnce(uint32_t cores, uint32_t experts) {
@@ -140,32 +141,35 @@ MOE_FN bool ScansSegments(uint32_t world, uint32_t cores) { return cores > 1 && 
 // Direct dispatch reads a row once for all experts of its owner, where a row is a token's and cores are many.
 // The entries of some sources' lists are put in order by row in UB, and some cores share them: as many
 // sources as have enough entries together, if routing is even.
-constexpr uint32_t kLeastOnceExperts = 2, kMostOnceSources = 8, kOnceEntries = 256, kMostOnceLanes = 1024;
-constexpr uint32_t kMostOncePairs = 1u << 19;  // keys are exact
-MOE_FN uint32_t OnceSources(const MoeDistributeInfo& info) {
-    const uint32_t even = kOnceEntries * info.world / Max(1, info.maxBatch * info.topK);
-    return Max(1, Min(Min(even, info.world), kMostOnceSources));
+constexpr uint32_t kLeastSharingExperts = 2, kMostSharedRowSources = 8, kSharedRowEntries = 256,
+                   kMostSharedRowLanes = 1024;
+constexpr uint32_t kMostSharedRowPairs = 1u << 19;  // keys are exact
+MOE_FN uint32_t SharedRowSources(const MoeDistributeInfo& info) {
+    const uint32_t even = kSharedRowEntries * info.world / Max(1, info.maxBatch * info.topK);
+    return Max(1, Min(Min(even, info.world), kMostSharedRowSources));
 }
-MOE_FN uint32_t OnceGroups(const MoeDistributeInfo& info) { return CeilDiv(info.world, OnceSources(info)); }
-MOE_FN uint32_t OnceLanes(const MoeDistributeInfo& info) {
-    return CeilDiv(Min(kMostOnceLanes, OnceSources(info) * PaddedInts(info.capacity)), 32) * 32;
+MOE_FN uint32_t SharedRowGroups(const MoeDistributeInfo& info) {
+    return CeilDiv(info.world, SharedRowSources(info));
+}
+MOE_FN uint32_t SharedRowLanes(const MoeDistributeInfo& info) {
+    return CeilDiv(Min(kMostSharedRowLanes, SharedRowSources(info) * PaddedInts(info.capacity)), 32) * 32;
 }
 // Entries of a core at a time, where core 0 has half as many as others; of a row, so many as a token has
 // experts may come to the share.
-MOE_FN uint32_t OnceShare(const MoeDistributeInfo& info) {
-    const uint32_t lanes = OnceLanes(info), cores = Max(1, info.cores / OnceGroups(info));
+MOE_FN uint32_t SharedRowShare(const MoeDistributeInfo& info) {
+    const uint32_t lanes = SharedRowLanes(info), cores = Max(1, info.cores / SharedRowGroups(info));
     return Min(lanes, CeilDiv(2 * lanes, 2 * cores - 1)) + info.topK;
 }
 // Entries, their keys and numbers, the same in order, what ordering works in; places and triples.
-MOE_FN uint32_t OnceBytes(const MoeDistributeInfo& info) {
-    return 7 * OnceLanes(info) * static_cast<uint32_t>(sizeof(int32_t)) +
-           PaddedInts(OnceShare(info)) * static_cast<uint32_t>(sizeof(int32_t)) +
-           (info.triples != 0 ? OnceShare(info) * kBlock : 0);
+MOE_FN uint32_t SharedRowBytes(const MoeDistributeInfo& info) {
+    return 7 * SharedRowLanes(info) * static_cast<uint32_t>(sizeof(int32_t)) +
+           PaddedInts(SharedRowShare(info)) * static_cast<uint32_t>(sizeof(int32_t)) +
+           (info.triples != 0 ? SharedRowShare(info) * kBlock : 0);
 }
-MOE_FN bool ReadsOnce(const MoeDistributeInfo& info) {
-    return info.hasScales == 0 && info.localExperts >= kLeastOnceExperts && info.topK > 1 &&
-           info.cores >= kManyCores && info.cores >= OnceGroups(info) &&
-           info.maxBatch * info.topK <= kMostOncePairs;
+MOE_FN bool SharesRows(const MoeDistributeInfo& info) {
+    return info.hasScales == 0 && info.localExperts >= kLeastSharingExperts && info.topK > 1 &&
+           info.cores >= kManyCores && info.cores >= SharedRowGroups(info) &&
+           info.maxBatch * info.topK <= kMostSharedRowPairs;
 }
 
 }  // namespace moe

@@ -1,9 +1,9 @@
-// The wire protocol: geometry of a rank's window, status runs, abort blocks, error record, limits.
+// The wire protocol: geometry of a rank's window, status messages, abort blocks, error record, limits.
 // The only home of these constants; kernels, host checks and Python all read them from here.
 //
 // A rank has two areas, and a third where memory is lent. `data` holds rows, `state` holds everything that
 // must survive or be polled:
-//   state: control block | error record | abort blocks, one a source rank | status runs [parity][source]
+//   state: control block | error record | abort blocks, one a source rank | status messages [parity][source]
 //   data:  half 0 | half 1; in a half, region s belongs to source rank s
 //   lent:  right behind data: blocks that the rank's own caller fills, and peers read where combine says so
 // Addresses depend only on (window bytes, world, parity, source rank): a rank with another configuration
@@ -54,15 +54,15 @@ constexpr uint64_t kAbortOffset = 1024;
 
 MOE_FN uint64_t AbortOffset(uint32_t source) { return kAbortOffset + static_cast<uint64_t>(source) * kBlock; }
 
-// A status run: two header blocks, then count blocks of four: the rows of each local expert; in direct
+// A status message: two header blocks, then count blocks of four: the rows of each local expert; in direct
 // combine also where they begin.
 constexpr uint32_t kHeaderBlocks = 2;
 constexpr uint32_t kCountsPerBlock = 4;
 
 MOE_FN uint32_t MaxLocalExperts(uint32_t world) { return CeilDiv(kMaxSlots, world); }
 MOE_FN uint32_t CountBlocks(uint32_t counts) { return CeilDiv(counts, kCountsPerBlock); }
-MOE_FN uint32_t StatusRunBytes(uint32_t counts) { return (kHeaderBlocks + CountBlocks(counts)) * kBlock; }
-MOE_FN uint32_t StatusStride(uint32_t world) { return StatusRunBytes(MaxLocalExperts(world)); }
+MOE_FN uint32_t StatusMessageBytes(uint32_t counts) { return (kHeaderBlocks + CountBlocks(counts)) * kBlock; }
+MOE_FN uint32_t StatusStride(uint32_t world) { return StatusMessageBytes(MaxLocalExperts(world)); }
 MOE_FN uint64_t StatusBase(uint32_t world) { return CeilTo(AbortOffset(world), 512); }
 MOE_FN uint64_t StatusOffset(uint32_t world, uint32_t parity, uint32_t source) {
     return StatusBase(world) + (static_cast<uint64_t>(parity) * world + source) * StatusStride(world);
@@ -73,7 +73,7 @@ static_assert(kErrorRecordOffset + kErrorRecordWords * sizeof(int32_t) <= kFailO
                   kFailOffset + kBlock <= kAbortOffset,
               "error record, fail block and aborts overlap");
 static_assert(StateBytes(1) <= kMiB && StateBytes(kMaxWorld) <= kMiB, "the state area must fit 1 MiB");
-static_assert(2 * kMaxExperts <= kMaxSlots, "a run of direct combine has two counts a local expert");
+static_assert(2 * kMaxExperts <= kMaxSlots, "a message of direct combine has two counts a local expert");
 
 // ---- data area, offsets in bytes ----------------------------------------------------------------------
 MOE_FN uint64_t HalfBytes(uint64_t dataBytes) { return FloorTo(dataBytes / 2, 512); }
@@ -85,11 +85,11 @@ MOE_FN uint64_t RegionOffset(uint64_t dataBytes, uint32_t world, uint32_t parity
     return HalfOffset(dataBytes, parity) + source * RegionBytes(dataBytes, world);
 }
 
-// Over RDMA rows are packed towards the end of a region: they end where its status run begins, so that both
-// leave as one contiguous item whose last bytes are the run. That place is fixed too.
+// Over RDMA rows are packed towards the end of a region: they end where its status message begins, so that
+// both leave as one contiguous item whose last bytes are the message. That place is fixed too.
 MOE_FN uint64_t RowsEnd(uint64_t dataBytes, uint32_t world) {
-    const uint64_t region = RegionBytes(dataBytes, world), run = StatusStride(world);
-    return region < run ? 0 : region - run;
+    const uint64_t region = RegionBytes(dataBytes, world), message = StatusStride(world);
+    return region < message ? 0 : region - message;
 }
 constexpr uint64_t kA2StateBytes = kMiB;  // A2: the last of windowsIn
 
@@ -136,13 +136,13 @@ constexpr uint32_t kStatusMagic = 0x4D4F4530u;
 constexpr uint32_t kAbortMagic = 0x41424F52u;
 constexpr uint32_t kFailMagic = 0x4641494Cu;
 constexpr uint32_t kOpDispatch = 1, kOpCombine = 2;
-// Where a run's rows lie: pushed into the reader's window; in the sender's own half; in its lent area.
+// Where a message's rows lie: pushed into the reader's window; in the sender's own half; in its lent area.
 constexpr uint32_t kPhaseFinal = 1, kPhasePublished = 2, kPhaseLent = 3;
 constexpr uint32_t kAlgorithmWindow = 1, kAlgorithmDirect = 2;
 constexpr uint32_t kContractV1 = 1, kContractV2 = 2;
 
-// Counts of a run.
-MOE_FN uint32_t RunCounts(uint32_t algorithm, uint32_t op, uint32_t localExperts) {
+// Counts of a message.
+MOE_FN uint32_t MessageCounts(uint32_t algorithm, uint32_t op, uint32_t localExperts) {
     return algorithm == kAlgorithmDirect && op == kOpCombine ? 2 * localExperts : localExperts;
 }
 
@@ -150,7 +150,7 @@ MOE_FN uint32_t RunCounts(uint32_t algorithm, uint32_t op, uint32_t localExperts
 MOE_FN uint32_t HeaderWord(uint32_t epoch) { return kStatusMagic ^ epoch; }
 MOE_FN uint32_t OpPhase(uint32_t op, uint32_t phase, uint32_t tail) { return op << 24 | phase << 16 | tail; }
 MOE_FN uint32_t PhaseOf(uint32_t opPhase) { return opPhase >> 16 & 0xFF; }
-// What a run of this algorithm and op may say of its rows.
+// What a message of this algorithm and op may say of its rows.
 MOE_FN bool IsPhaseOf(uint32_t algorithm, uint32_t op, uint32_t phase) {
     if (algorithm != kAlgorithmDirect) return phase == kPhaseFinal;
     return phase == kPhasePublished || (phase == kPhaseLent && op == kOpCombine);
@@ -227,7 +227,7 @@ enum ErrorCode : uint32_t {
 constexpr uint32_t kFirstFatal = kPeerLost;
 // kInvalidCounts: set in detail 0 beside a source rank when its rows together are too many.
 constexpr uint32_t kCountsOfSource = 0x80000000u;
-// kCorruptStatus: the block of detail 0 when it is not one of a status run.
+// kCorruptStatus: the block of detail 0 when it is not one of a status message.
 constexpr uint32_t kAbortBlockIndex = 0xFFFFu;
 // kInvalidTriple: the word of detail 0 when the triple is none of dispatch's at this row.
 constexpr uint32_t kTripleOrder = 3;

@@ -50,14 +50,14 @@ private:
     }
 
 public:
-    // Rows that go back to `peer`, for the status runs.
+    // Rows that go back to `peer`, for the status messages.
     __aicore__ inline void Select(uint32_t) {}
     __aicore__ inline uint32_t Rows(uint32_t peer, uint32_t localExpert) {
         const uint32_t slot = localExpert * info_->world + peer;
         return segments_.End(slot) - segments_.Start(slot);
     }
-    __aicore__ inline Verdict Arrived(uint32_t source, const LocalTensor<uint32_t>& run) {
-        return CompareCounts(*info_, routing_, source, run);
+    __aicore__ inline Verdict Arrived(uint32_t source, const LocalTensor<uint32_t>& message) {
+        return CompareCounts(*info_, routing_, source, message);
     }
 
 private:

@@ -10,7 +10,7 @@
 
 namespace moe {
 
-// Keeps the counts of arrived runs for all cores, one row a source.
+// Keeps the counts of arrived messages for all cores, one row a source.
 class CountsKeeper {
 public:
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR workspace) {
@@ -21,12 +21,13 @@ public:
             static_cast<uint64_t>(info.world) * lanes_);
         pipe.InitBuffer(buf_, lanes_ * sizeof(int32_t));
     }
-    __aicore__ inline Verdict Arrived(uint32_t source, const LocalTensor<uint32_t>& run) {
+    __aicore__ inline Verdict Arrived(uint32_t source, const LocalTensor<uint32_t>& message) {
         LocalTensor<int32_t> row = buf_.Get<int32_t>();
         SyncFunc<HardEvent::MTE3_S>();
         for (uint32_t l = 0; l < lanes_; ++l) {
-            row.SetValue(
-                l, l < localExperts_ ? static_cast<int32_t>(run.GetValue(StatusWriter::CountWord(l))) : 0);
+            row.SetValue(l, l < localExperts_
+                                ? static_cast<int32_t>(message.GetValue(StatusWriter::CountWord(l)))
+                                : 0);
         }
         SyncFunc<HardEvent::S_MTE3>();
         AscendC::DataCopy(counts_[static_cast<uint64_t>(source) * lanes_], row, lanes_);
@@ -109,7 +110,7 @@ private:
     // This core's share of the pairs: their places, expand_idx, and the rows to their owners' windows.
     __aicore__ inline void AlltoAllDispatch() {
         MOE_PHASE("AlltoAllDispatch");
-        if (exchange_.verdict().code != kOk) return;  // the status run carries the reason, no row leaves
+        if (exchange_.verdict().code != kOk) return;  // the status message carries the reason, no row leaves
         for (uint32_t at = routing_.begin(); at < routing_.end(); at += kChunkPairs) {
             const uint32_t count = Min(kChunkPairs, routing_.end() - at);
             routing_.pairs().Load(at, count);

@@ -88,7 +88,7 @@ def _suite(name: str, header: str, old: str, new: str) -> Mutant:
 PIPES = [
     _pipe(
         "run_sent_before_written",
-        "no S_MTE3 before a status run leaves",
+        "no S_MTE3 before a status message leaves",
         _without(
             "common/exchange",
             "            SyncFunc<HardEvent::S_MTE3>();\n",
@@ -279,8 +279,8 @@ CACHE_AND_CORES = [
             _in("common/exchange", "verdict_ = board_.Meet(1, all);", "verdict_ = all;"),
             _in(
                 "common/exchange",
-                "SendRuns(counts, rowBytes, FirstPeer(), Senders());",
-                "SendRuns(counts, rowBytes, core_ + 1 == info_->cores ? 0 : info_->world, 1);",
+                "SendMessages(counts, rowBytes, FirstPeer(), Senders());",
+                "SendMessages(counts, rowBytes, core_ + 1 == info_->cores ? 0 : info_->world, 1);",
             ),
         ),
         (WINDOW,),
@@ -418,7 +418,7 @@ RANKS_OF_WINDOW = [
     ),
     Mutant(
         "single_status_half",
-        "status runs of all epochs go to half 0",
+        "status messages of all epochs go to half 0",
         (
             _in(
                 "common/send",
@@ -436,16 +436,17 @@ RANKS_OF_WINDOW = [
     ),
     Mutant(
         "no_epoch",
-        "any status run is taken for this epoch's",
+        "any status message is taken for this epoch's",
         (
             _in(
                 "common/status",
                 "            if (seen == 0 || IsStale(seen ^ kStatusMagic, epoch_)) return kPending;",
-                "            if (seen != 0) return JudgeCounts(run, source, verdict);\n"
+                "            if (seen != 0) return JudgeCounts(message, source, verdict);\n"
                 "            return kPending;",
             ),
             _without(
-                "common/status", "            if (run.GetValue(at + kCbEpoch) != epoch_) return kPending;\n"
+                "common/status",
+                "            if (message.GetValue(at + kCbEpoch) != epoch_) return kPending;\n",
             ),
         ),
         (WINDOW,),
@@ -459,11 +460,12 @@ RANKS_OF_WINDOW = [
         (
             _in(
                 "common/status",
-                "        if (run.GetValue(kBlockWords + kH1Epoch) != epoch_) return false;",
+                "        if (message.GetValue(kBlockWords + kH1Epoch) != epoch_) return false;",
                 "        return true;",
             ),
             _without(
-                "common/status", "            if (run.GetValue(at + kCbEpoch) != epoch_) return kPending;\n"
+                "common/status",
+                "            if (message.GetValue(at + kCbEpoch) != epoch_) return kPending;\n",
             ),
         ),
         (WINDOW,),
@@ -473,7 +475,7 @@ RANKS_OF_WINDOW = [
     ),
     Mutant(
         "skip_flag_when_zero_rows",
-        "no status run to a peer that gets no rows",
+        "no status message to a peer that gets no rows",
         (
             _in(
                 "common/exchange",
@@ -563,7 +565,7 @@ RANKS_OF_WINDOW = [
     ),
     Mutant(
         "flag_before_data",
-        "combine: status runs leave before the rows",
+        "combine: status messages leave before the rows",
         (
             _in(
                 "window/combine",
@@ -755,7 +757,7 @@ OF_DIRECT = [
     Mutant(
         "lent_as_published",
         "rows in a lent area are looked for in the half",
-        (_in("direct/returned_rows", "PhaseOf(run.GetValue(kH0OpPhase)) == kPhaseLent", "false"),),
+        (_in("direct/returned_rows", "PhaseOf(message.GetValue(kH0OpPhase)) == kPhaseLent", "false"),),
         (LENT, ZERO_COPY),
         (RESULT,),
         False,
@@ -915,8 +917,8 @@ OF_THE_SUITE = [
     _suite(
         "no status to who gets no rows",
         "common/exchange",
-        "sender_.PutStatus(peer, RunAt(at), bytes);",
-        "if (Failed() || counts.Rows(peer, 0) != 0) sender_.PutStatus(peer, RunAt(at), bytes);",
+        "sender_.PutStatus(peer, MessageAt(at), bytes);",
+        "if (Failed() || counts.Rows(peer, 0) != 0) sender_.PutStatus(peer, MessageAt(at), bytes);",
     ),
     _suite(
         "status without counts",
