@@ -4,8 +4,7 @@
 
 #include "../vendor_needs.h"
 #include "check.h"
-#include "protocol/combine_tiling.h"
-#include "protocol/dispatch_tiling.h"
+#include "protocol/tiling.h"
 #include "rings.h"
 
 namespace moe {

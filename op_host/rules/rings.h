@@ -5,8 +5,7 @@
 #include <algorithm>
 
 #include "args.h"
-#include "protocol/combine_tiling.h"
-#include "protocol/dispatch_tiling.h"
+#include "protocol/tiling.h"
 
 namespace moe {
 

@@ -1,6 +1,6 @@
 // Rows as they travel: plain, or int8 with one fp32 scale a token (quant_mode 2).
-#ifndef ASCEND_MOE_DISTRIBUTE_QUANTIZE_H
-#define ASCEND_MOE_DISTRIBUTE_QUANTIZE_H
+#ifndef ASCEND_MOE_COMMON_QUANTIZE_H
+#define ASCEND_MOE_COMMON_QUANTIZE_H
 
 #include "base.h"
 
@@ -215,4 +215,4 @@ private:
 
 }  // namespace moe
 
-#endif  // ASCEND_MOE_DISTRIBUTE_QUANTIZE_H
+#endif  // ASCEND_MOE_COMMON_QUANTIZE_H

@@ -1,9 +1,8 @@
 // What core 0 leaves behind when an op fails: the error record, and on a fatal error abort blocks to the
 // peers.
-#ifndef ASCEND_MOE_DISTRIBUTE_REPORT_H
-#define ASCEND_MOE_DISTRIBUTE_REPORT_H
+#ifndef ASCEND_MOE_COMMON_REPORT_H
+#define ASCEND_MOE_COMMON_REPORT_H
 
-#include "rdma.h"
 #include "send.h"
 #include "status.h"
 
@@ -211,4 +210,4 @@ private:
 
 }  // namespace moe
 
-#endif  // ASCEND_MOE_DISTRIBUTE_REPORT_H
+#endif  // ASCEND_MOE_COMMON_REPORT_H

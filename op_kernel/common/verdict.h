@@ -1,7 +1,7 @@
 // How the cores of one rank agree: each posts a verdict, all pass a SyncAll, each reads all and takes the
 // worst.
-#ifndef ASCEND_MOE_DISTRIBUTE_VERDICT_H
-#define ASCEND_MOE_DISTRIBUTE_VERDICT_H
+#ifndef ASCEND_MOE_COMMON_VERDICT_H
+#define ASCEND_MOE_COMMON_VERDICT_H
 
 #include "base.h"
 
@@ -112,4 +112,4 @@ private:
 
 }  // namespace moe
 
-#endif  // ASCEND_MOE_DISTRIBUTE_VERDICT_H
+#endif  // ASCEND_MOE_COMMON_VERDICT_H

@@ -1,9 +1,9 @@
 // The only place that polls. A wait is bounded, takes a last look, and returns a verdict; it never leaves the
 // kernel.
-#ifndef ASCEND_MOE_DISTRIBUTE_WAIT_H
-#define ASCEND_MOE_DISTRIBUTE_WAIT_H
+#ifndef ASCEND_MOE_COMMON_WAIT_H
+#define ASCEND_MOE_COMMON_WAIT_H
 
-#include "../direct/run_match.h"
+#include "status.h"
 #include "send.h"
 
 // On the twin a fruitless look lets other cores and processes run; an NPU core just looks again.
@@ -134,13 +134,11 @@ public:
             static_cast<uint64_t>(info.world) * strideBytes_ / sizeof(uint32_t));
         if (count > 0) pipe.InitBuffer(buf_, count * messageWords_ * sizeof(uint32_t));
     }
-    // For all ranks over memory, after Init: messages are compared as a whole, and word by word only where
-    // one is odd. A single core does without: it would have both to do. `hashesLater`: where all are alike
-    // Wait() leaves the hashes to JudgeHashes().
-    __aicore__ inline void MatchAll(TPipe& pipe, const StatusConfig& config, uint32_t epoch,
-                                    bool hashesLater) {
+    // For all ranks over memory, after Init: compares all messages as a whole by vector instructions, and word
+    // by word only where one differs. A single core does without: it would have both to do. Where all are as
+    // expected, Wait() leaves the hashes to JudgeHashes().
+    __aicore__ inline void MatchAll(TPipe& pipe, const StatusConfig& config, uint32_t epoch) {
         matching_ = info_->cores > 1;
-        hashesLater_ = hashesLater;
         nextToHash_ = count_;
         if (matching_) match_.Init(pipe, *info_, config, epoch, count_);
     }
@@ -257,9 +255,7 @@ private:
             return Advance(next, one ? next + 1 : count_, worst);
         }
         nextToHash_ = next;
-        if (hashesLater_) return count_;
-        Worsen(worst, JudgeHashes());
-        return nextToHash_;
+        return count_;
     }
     __aicore__ inline uint32_t Advance(uint32_t next, uint32_t end, Verdict& worst) {
         for (; next < end; ++next) {
@@ -288,9 +284,8 @@ private:
     uint32_t strideBytes_ = 0;
     uint32_t nextToHash_ = 0;  // the first message whose hashes are still to be checked
     bool matching_ = false;
-    bool hashesLater_ = false;
 };
 
 }  // namespace moe
 
-#endif  // ASCEND_MOE_DISTRIBUTE_WAIT_H
+#endif  // ASCEND_MOE_COMMON_WAIT_H

@@ -2,12 +2,12 @@
 // where they are when that is its lent area; whose tokens they are reads them there and sums. The cores of a
 // rank meet once, when their shares of the rows lie there, before the messages; then every one waits for all
 // messages.
-#ifndef ASCEND_MOE_DISTRIBUTE_DIRECT_COMBINE_H
-#define ASCEND_MOE_DISTRIBUTE_DIRECT_COMBINE_H
+#ifndef ASCEND_MOE_DIRECT_COMBINE_H
+#define ASCEND_MOE_DIRECT_COMBINE_H
 
 #include "sum.h"
-#include "index_bounds.h"
-#include "return.h"
+#include "rows.h"
+#include "publish.h"
 
 namespace moe {
 
@@ -43,10 +43,8 @@ public:
         if (exchange_.verdict().code == kRecheck) CountAll();
         exchange_.SetStatus(return_, rowBytes_);
         SumBuffInit();
-        if (!exchange_.template WaitForAll<true>(waiter_, *this) || !SumRows()) Leave();
+        if (!exchange_.WaitForAll(waiter_) || !SumRows()) Leave();
     }
-    // Runs are judged by the waiter, and by core 0 later; counts and first rows stay in them.
-    __aicore__ inline Verdict Arrived(uint32_t, const LocalTensor<uint32_t>&) { return Verdict(); }
 
 private:
     // One plan of UB for the whole op: nobody waits for stores under way to give UB back.
@@ -141,4 +139,4 @@ private:
 
 }  // namespace moe
 
-#endif  // ASCEND_MOE_DISTRIBUTE_DIRECT_COMBINE_H
+#endif  // ASCEND_MOE_DIRECT_COMBINE_H

@@ -1,13 +1,12 @@
 // MoeDistributeDispatch, algorithm "direct": every rank leaves its rows, and a list of them for each owner,
 // in its own half; the owners read both there, straight into expand_x.
-#ifndef ASCEND_MOE_DISTRIBUTE_DIRECT_DISPATCH_H
-#define ASCEND_MOE_DISTRIBUTE_DIRECT_DISPATCH_H
+#ifndef ASCEND_MOE_DIRECT_DISPATCH_H
+#define ASCEND_MOE_DIRECT_DISPATCH_H
 
 #include "gather.h"
-#include "once.h"
+#include "shared_rows.h"
 #include "../common/exchange.h"
-#include "expert_lists.h"
-#include "list_places.h"
+#include "lists.h"
 #include "../common/quantize.h"
 
 namespace moe {
@@ -34,10 +33,9 @@ public:
         }
         SetStatus();
         SegmentInit();
-        if (!exchange_.template WaitForAll<true>(waiter_, *this) || !GatherRows()) Leave();
+        if (!exchange_.WaitForAll(waiter_) || !GatherRows()) Leave();
     }
-    // Runs are judged by the waiter; the counts stay in them.
-    __aicore__ inline Verdict Arrived(uint32_t, const LocalTensor<uint32_t>&) { return Verdict(); }
+    // For SegmentTable: rows that this rank gets from a source for a local expert, as its message says.
     __aicore__ inline int32_t operator()(uint32_t source, uint32_t localExpert) {
         return static_cast<int32_t>(waiter_.Message(source).GetValue(StatusWriter::CountWord(localExpert)));
     }
@@ -313,4 +311,4 @@ private:
 
 }  // namespace moe
 
-#endif  // ASCEND_MOE_DISTRIBUTE_DIRECT_DISPATCH_H
+#endif  // ASCEND_MOE_DIRECT_DISPATCH_H

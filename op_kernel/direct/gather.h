@@ -1,9 +1,9 @@
 // Direct dispatch's last step: this core's share of the received rows, read from the halves of their sources
 // as their lists say, into expand_x, dynamic_scales and the triples.
-#ifndef ASCEND_MOE_DISTRIBUTE_DIRECT_GATHER_H
-#define ASCEND_MOE_DISTRIBUTE_DIRECT_GATHER_H
+#ifndef ASCEND_MOE_DIRECT_GATHER_H
+#define ASCEND_MOE_DIRECT_GATHER_H
 
-#include "../common/dispatch_outputs.h"
+#include "../common/outputs.h"
 #include "../common/exchange.h"
 
 namespace moe {
@@ -222,4 +222,4 @@ private:
 
 }  // namespace moe
 
-#endif  // ASCEND_MOE_DISTRIBUTE_DIRECT_GATHER_H
+#endif  // ASCEND_MOE_DIRECT_GATHER_H

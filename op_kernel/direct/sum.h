@@ -1,9 +1,10 @@
 // The weighted sum of a token's K rows, algorithm "direct": fp32, multiply then add, k ascending, one cast.
 // The rows lie in other ranks' memory, so that many parts of them are on their way at a time, in groups.
-#ifndef ASCEND_MOE_DISTRIBUTE_DIRECT_SUM_H
-#define ASCEND_MOE_DISTRIBUTE_DIRECT_SUM_H
+#ifndef ASCEND_MOE_DIRECT_SUM_H
+#define ASCEND_MOE_DIRECT_SUM_H
 
-#include "returned_rows.h"
+#include "../common/weighted_sum.h"
+#include "rows.h"
 
 namespace moe {
 
@@ -34,9 +35,7 @@ public:
         pipe.InitBuffer(weightBuf_, entries * sizeof(float));
         pipe.InitBuffer(countBuf_, kChunkPairs / info_->topK * sizeof(int32_t));
         pipe.InitBuffer(queue_, static_cast<uint8_t>(groups_), room_);
-        pipe.InitBuffer(outQueue_, kFloat ? 1 : 2, pieceBytes_);
-        pipe.InitBuffer(termBuf_, elements * sizeof(float));
-        if (!kFloat) pipe.InitBuffer(sumBuf_, elements * sizeof(float));
+        sum_.Init(pipe, elements);
     }
     // Where rows go that are summed; others may use it before that. Its tensors hold `room` int32.
     __aicore__ inline Queue& queue() { return queue_; }
@@ -75,7 +74,6 @@ public:
     }
 
 private:
-    static constexpr bool kFloat = AscendC::IsSameType<XType, float>::value;
     static constexpr uint32_t kShared = 0x10000;  // beside a token's count: its last row has no weight
 
     __aicore__ inline void FetchChunk(RoutingTable& routing, uint32_t token) {
@@ -166,53 +164,20 @@ private:
     }
     __aicore__ inline void SumItem(RoutingTable& routing) {
         const uint32_t token = item_ / tiling_->partsPerToken, part = item_ % tiling_->partsPerToken;
-        const uint32_t elements = Elements(part), base = (token - token_) * (info_->topK + 1);
+        const uint32_t base = (token - token_) * (info_->topK + 1);
         const uint32_t count = countBuf_.Get<uint32_t>().GetValue(token - token_);
         const uint32_t weighted = count & (kShared - 1);
-        LocalTensor<XType> out = outQueue_.template AllocTensor<XType>();
-        LocalTensor<float> sum;
-        if constexpr (kFloat) {
-            sum = out;
-        } else {
-            sum = sumBuf_.template Get<float>();
-        }
-        AscendC::PipeBarrier<PIPE_V>();  // the cast of the item before has read the sum
-        AscendC::Duplicate(sum, 0.0f, elements);
+        sum_.Begin(Elements(part));
         for (uint32_t row = 0; row < weighted; ++row)
-            AddRow(routing, elements, sum, weightBuf_.Get<float>().GetValue(base + row), true);
-        if (count != weighted) AddRow(routing, elements, sum, 1.0f, false);
-        AscendC::PipeBarrier<PIPE_V>();
-        if constexpr (!kFloat) AscendC::Cast(out, sum, AscendC::RoundMode::CAST_RINT, elements);
-        outQueue_.EnQue(out);
-        out = outQueue_.template DeQue<XType>();
-        GlobalTensor<int8_t> x;
-        x.SetGlobalBuffer(
-            reinterpret_cast<__gm__ int8_t*>(args_->x + static_cast<uint64_t>(token) * rowBytes_ +
-                                             part * static_cast<uint64_t>(pieceBytes_)),
-            Bytes(part));
-        AscendC::DataCopy(x, out.template ReinterpretCast<int8_t>(), Bytes(part));
-        outQueue_.FreeTensor(out);
+            AddRow(routing, weightBuf_.Get<float>().GetValue(base + row), true);
+        if (count != weighted) AddRow(routing, 1.0f, false);
+        sum_.Store(args_->x + static_cast<uint64_t>(token) * rowBytes_ +
+                   part * static_cast<uint64_t>(pieceBytes_));
     }
-    // The next row in the order of the loads. A group that is used up makes room for another.
-    __aicore__ inline void AddRow(RoutingTable& routing, uint32_t elements, const LocalTensor<float>& sum,
-                                  float weight, bool weighted) {
+    // Adds the next row in the order of the loads. A group whose rows are all added makes room for another.
+    __aicore__ inline void AddRow(RoutingTable& routing, float weight, bool weighted) {
         if (used_ == 0) group_ = TakeGroup();
-        LocalTensor<XType> value = group_[used_ * pieceBytes_].template ReinterpretCast<XType>();
-        LocalTensor<float> term = termBuf_.template Get<float>();
-        AscendC::PipeBarrier<PIPE_V>();  // the term of the row before has been added
-        if constexpr (kFloat) {
-            if (weighted) {
-                AscendC::Muls(term, value, weight, elements);
-            } else {
-                term = value;
-            }
-        } else {
-            AscendC::Cast(term, value, AscendC::RoundMode::CAST_NONE, elements);
-            AscendC::PipeBarrier<PIPE_V>();
-            if (weighted) AscendC::Muls(term, term, weight, elements);
-        }
-        AscendC::PipeBarrier<PIPE_V>();
-        AscendC::Add(sum, sum, term, elements);
+        sum_.Add(group_[used_ * pieceBytes_].template ReinterpretCast<XType>(), weight, weighted);
         if (++used_ < tiling_->sumGroup) return;
         queue_.FreeTensor(group_);
         used_ = 0;
@@ -225,8 +190,8 @@ private:
     ReturnedRows* rows_ = nullptr;
     GlobalTensor<float> scales_;
     Queue queue_;
-    AscendC::TQue<AscendC::QuePosition::VECOUT, 1> outQueue_;
-    UbBuf scaleBuf_, addressBuf_, weightBuf_, countBuf_, termBuf_, sumBuf_;
+    WeightedSum<XType> sum_;
+    UbBuf scaleBuf_, addressBuf_, weightBuf_, countBuf_;
     LocalTensor<int8_t> group_;        // being summed
     uint32_t used_ = 0;                // rows of it
     uint32_t groups_ = 0;              // loaded at a time
@@ -243,4 +208,4 @@ private:
 
 }  // namespace moe
 
-#endif  // ASCEND_MOE_DISTRIBUTE_DIRECT_SUM_H
+#endif  // ASCEND_MOE_DIRECT_SUM_H

@@ -1,8 +1,8 @@
 // The probes. Each tests one thing that the operators assume of the hardware and of HCCL, with the code that
 // the operators use for it. They touch only data areas, which HCCL overwrites anyway: a communicator stays
 // fresh.
-#ifndef ASCEND_MOE_PROBE_H
-#define ASCEND_MOE_PROBE_H
+#ifndef ASCEND_MOE_PROBE_PROBE_H
+#define ASCEND_MOE_PROBE_PROBE_H
 
 #include "tiling.h"
 #include "../common/contexts.h"
@@ -268,4 +268,4 @@ private:
 
 }  // namespace moe
 
-#endif  // ASCEND_MOE_PROBE_H
+#endif  // ASCEND_MOE_PROBE_PROBE_H

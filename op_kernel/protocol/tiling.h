@@ -1,8 +1,20 @@
 // Tiling data that the host hands to both kernels: plain words, the same bytes on host and device.
-#ifndef ASCEND_MOE_DISTRIBUTE_TILING_H
-#define ASCEND_MOE_DISTRIBUTE_TILING_H
+#ifndef ASCEND_MOE_PROTOCOL_TILING_H
+#define ASCEND_MOE_PROTOCOL_TILING_H
 
 #include "window.h"
+
+// Tiling keys are macros with decimal literals, because the op compiler reads them as text.
+// Dispatch: 1000 for "window" or 2000 for "direct", + quant_mode + 10 when smooth scales are given.
+#define ASCEND_MOE_TILING_KEY_DISPATCH 1000
+#define ASCEND_MOE_TILING_KEY_DISPATCH_QUANT 1002
+#define ASCEND_MOE_TILING_KEY_DISPATCH_QUANT_SMOOTH 1012
+#define ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT 2000
+#define ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT_QUANT 2002
+#define ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT_QUANT_SMOOTH 2012
+// Combine: 1000 for "window", 2000 for "direct".
+#define ASCEND_MOE_TILING_KEY_COMBINE 1000
+#define ASCEND_MOE_TILING_KEY_COMBINE_DIRECT 2000
 
 namespace moe {
 
@@ -172,6 +184,48 @@ MOE_FN bool SharesRows(const MoeDistributeInfo& info) {
            info.maxBatch * info.topK <= kMostSharedRowPairs;
 }
 
+// ---- dispatch ----
+constexpr uint32_t kMostGatherRing = 7;  // chunks on their way while direct gathers
+
+struct MoeDistributeDispatchTiling {
+    MoeDistributeMc2Head mc2;
+    MoeDistributeInfo info;
+    uint32_t tokenNumsType;  // expert_token_nums_type: 0 cumulative, 1 counts
+    uint32_t tpWorldSize;    // 0 or 1
+    uint32_t sendRing;       // UB rows in flight while sending
+    uint32_t copyRows;       // window rows of one UB chunk while copying out
+    uint32_t copyRing;       // such chunks in flight
+    uint32_t listCores;      // direct: cores that make the lists, the others publish rows; 0: all do both
+};
+
+// ---- combine ----
+constexpr uint32_t kMaxSumGroups = 4;  // direct: groups of rows in flight while summing
+
+struct MoeDistributeCombineTiling {
+    MoeDistributeMc2Head mc2;
+    MoeDistributeInfo info;
+    uint32_t hasSharedExpertX;
+    uint32_t sendRows;       // rows of one UB chunk while sending
+    uint32_t partsPerToken;  // cores that share a token's H while summing
+    uint32_t partElements;   // elements of one part, a multiple of 32
+    uint32_t sumRing;        // UB parts of rows in flight while summing
+    uint32_t sumGroup;       // direct: so many of them are loaded, waited for and given back together
+    uint32_t returnRing;     // direct: chunks of sendRows on their way into the own half
+    uint32_t reserved;
+};
+
+// Of the copy into the own half: rows are one piece of memory there, and cores share its bytes.
+constexpr uint32_t kReturnChunkBytes = 16 * 1024;
+MOE_FN uint32_t ReturnChunkBytes(uint32_t rowBytes, uint32_t rows) {
+    return Min(rows * rowBytes, kReturnChunkBytes);
+}
+// Bytes of a group of pieces; a row of all experts' counts fits too.
+MOE_FN uint32_t SumGroupBytes(uint32_t experts, uint32_t pieces, uint32_t pieceBytes) {
+    return Max(pieces * pieceBytes, PaddedInts(experts) * static_cast<uint32_t>(sizeof(int32_t)));
+}
+// Rows of a chunk of tokens: its pairs, and one more a token.
+MOE_FN uint32_t SumEntries(uint32_t topK) { return kChunkPairs / topK * (topK + 1); }
+
 }  // namespace moe
 
-#endif  // ASCEND_MOE_DISTRIBUTE_TILING_H
+#endif  // ASCEND_MOE_PROTOCOL_TILING_H

@@ -8,8 +8,8 @@
 //   lent:  right behind data: blocks that the rank's own caller fills, and peers read where combine says so
 // Addresses depend only on (window bytes, world, parity, source rank): a rank with another configuration
 // still writes into its own place, where it can be read and named.
-#ifndef ASCEND_MOE_DISTRIBUTE_WINDOW_H
-#define ASCEND_MOE_DISTRIBUTE_WINDOW_H
+#ifndef ASCEND_MOE_PROTOCOL_WINDOW_H
+#define ASCEND_MOE_PROTOCOL_WINDOW_H
 
 #include <cstdint>
 
@@ -289,4 +289,4 @@ constexpr uint32_t kMaxAwaited = (kErrorRecordWords - kRecAwaited) / 3;
 
 }  // namespace moe
 
-#endif  // ASCEND_MOE_DISTRIBUTE_WINDOW_H
+#endif  // ASCEND_MOE_PROTOCOL_WINDOW_H

@@ -1,9 +1,9 @@
 // MoeDistributeCombine: expert rows go back to the window of the rank whose token they are; that rank gathers
 // the K rows of each token and sums them, weighted, in fp32 and in ascending k.
-#ifndef ASCEND_MOE_DISTRIBUTE_COMBINE_H
-#define ASCEND_MOE_DISTRIBUTE_COMBINE_H
+#ifndef ASCEND_MOE_WINDOW_COMBINE_H
+#define ASCEND_MOE_WINDOW_COMBINE_H
 
-#include "../common/combine_inputs.h"
+#include "../common/inputs.h"
 #include "sum.h"
 
 namespace moe {
@@ -185,4 +185,4 @@ private:
 
 }  // namespace moe
 
-#endif  // ASCEND_MOE_DISTRIBUTE_COMBINE_H
+#endif  // ASCEND_MOE_WINDOW_COMBINE_H

@@ -1,9 +1,9 @@
 // MoeDistributeDispatch: every (token, k) row goes to the window of the rank that owns its expert; each rank
 // then gathers its window into expand_x, ordered by (local expert, source rank, flat (token, k)).
-#ifndef ASCEND_MOE_DISTRIBUTE_DISPATCH_H
-#define ASCEND_MOE_DISTRIBUTE_DISPATCH_H
+#ifndef ASCEND_MOE_WINDOW_DISPATCH_H
+#define ASCEND_MOE_WINDOW_DISPATCH_H
 
-#include "../common/dispatch_outputs.h"
+#include "../common/outputs.h"
 #include "../common/exchange.h"
 #include "../common/quantize.h"
 #include "../common/routing.h"
@@ -270,4 +270,4 @@ private:
 
 }  // namespace moe
 
-#endif  // ASCEND_MOE_DISTRIBUTE_DISPATCH_H
+#endif  // ASCEND_MOE_WINDOW_DISPATCH_H

@@ -103,7 +103,7 @@ PIPES = [
     _pipe(
         "status_read_before_loaded",
         "no MTE2_S before the status words are judged",
-        _without("direct/run_match", "        SyncFunc<HardEvent::MTE2_V>();\n"),
+        _without("common/status", "        SyncFunc<HardEvent::MTE2_V>();\n"),
         _without(
             "common/wait",
             "        SyncFunc<HardEvent::MTE2_S>();\n",
@@ -142,10 +142,8 @@ PIPES = [
         "sum_stored_before_added",
         "no EnQue/DeQue between the sum and its store",
         _without(
-            "window/sum", "        outQueue_.EnQue(out);\n        out = outQueue_.template DeQue<XType>();\n"
-        ),
-        _without(
-            "direct/sum", "        outQueue_.EnQue(out);\n        out = outQueue_.template DeQue<XType>();\n"
+            "common/weighted_sum",
+            "        outQueue_.EnQue(out_);\n        out_ = outQueue_.template DeQue<XType>();\n",
         ),
         more=(UNINITIALISED,),
     ),
@@ -157,7 +155,7 @@ PIPES = [
             "            SyncFunc<HardEvent::MTE2_V>();\n",
             before="            for (uint32_t i = 0; i < count; ++i) {\n                AscendC::PipeBarrier",
         ),
-        _without("direct/list_places", "            SyncFunc<HardEvent::MTE2_V>();\n"),
+        _without("direct/lists", "            SyncFunc<HardEvent::MTE2_V>();\n"),
         more=(UNINITIALISED,),
     ),
     _pipe(
@@ -169,7 +167,7 @@ PIPES = [
             before="    }\n\n    // What a core needs to know where it only looks",
         ),
         _without(
-            "direct/list_places",
+            "direct/lists",
             "        SyncFunc<HardEvent::V_S>();\n",
             before="    }\n    // Where the total of",
         ),
@@ -199,10 +197,9 @@ PIPES = [
         "no PIPE_V between weighting a row and adding it",
         (
             _without(
-                "window/sum", "        AscendC::PipeBarrier<PIPE_V>();\n", before="        AscendC::Add(sum"
-            ),
-            _without(
-                "direct/sum", "        AscendC::PipeBarrier<PIPE_V>();\n", before="        AscendC::Add(sum"
+                "common/weighted_sum",
+                "        AscendC::PipeBarrier<PIPE_V>();\n",
+                before="        AscendC::Add(sum_",
             ),
         ),
         (WINDOW,),
@@ -279,8 +276,9 @@ CACHE_AND_CORES = [
             _in("common/exchange", "verdict_ = board_.Meet(1, all);", "verdict_ = all;"),
             _in(
                 "common/exchange",
-                "SendMessages(counts, rowBytes, FirstPeer(), Senders());",
-                "SendMessages(counts, rowBytes, core_ + 1 == info_->cores ? 0 : info_->world, 1);",
+                "uint32_t i = FirstPeer(), sent = 0; i < info_->world; i += Senders(), ++sent",
+                "uint32_t i = core_ + 1 == info_->cores ? 0 : info_->world, sent = 0; i < info_->world; "
+                "++i, ++sent",
             ),
         ),
         (WINDOW,),
@@ -609,45 +607,45 @@ TRANSPORT = [
     Mutant(
         "posted_before_staged",
         "items leave before the cores have met over what they staged",
-        (_without("common/exchange", "        AscendC::SyncAll<true>();\n"),),
+        (_without("common/exchange", "            AscendC::SyncAll<true>();"),),
         (SERVERS,),
         (RESULT, HANG),
         True,
     ),
     Mutant(
         "status_item_first",
-        "two items a peer: the status run, then the rows",
+        "two items a peer: the status message, then the rows",
         (
             _in(
-                "common/exchange",
-                "        WindowSender::SetItem(words, sender_.ItemOf(peer, rowBytes, runBytes));",
+                "common/send",
+                "        WindowSender::SetItem(words, sender_->ItemOf(peer, rowBytes, messageBytes));",
                 "        for (uint32_t part = 0; part < 2; ++part) {\n"
-                "        BatchItem item = sender_.ItemOf(peer, rowBytes, runBytes);\n"
+                "        BatchItem item = sender_->ItemOf(peer, rowBytes, messageBytes);\n"
                 "        item.local += part == 0 ? rowBytes : 0;\n"
                 "        item.remote += part == 0 ? rowBytes : 0;\n"
-                "        item.bytes = part == 0 ? runBytes : rowBytes;\n"
+                "        item.bytes = part == 0 ? messageBytes : rowBytes;\n"
                 "        SyncFunc<HardEvent::MTE3_S>();\n"
                 "        WindowSender::SetItem(words, item);",
             ),
             _in(
-                "common/exchange",
-                "at = sender_.servers().FarIndex(peer);",
-                "at = sender_.servers().FarIndex(peer) + part * sender_.servers().FarCount();",
+                "common/send",
+                "at = sender_->servers().FarIndex(peer);",
+                "at = sender_->servers().FarIndex(peer) + part * sender_->servers().FarCount();",
             ),
             _in(
-                "common/exchange",
+                "common/send",
                 "(list[static_cast<uint64_t>(at) * kItemWords], words, kItemWords);",
                 "(list[static_cast<uint64_t>(at) * kItemWords], words, kItemWords);\n        }",
             ),
             _in(
-                "common/exchange",
-                "static_cast<uint64_t>(info_->world) * kItemWords",
-                "2 * static_cast<uint64_t>(info_->world) * kItemWords",
+                "common/send",
+                "static_cast<uint64_t>(world_) * kItemWords",
+                "2 * static_cast<uint64_t>(world_) * kItemWords",
             ),
             _in(
                 "common/exchange",
-                "link_.Post(Items(0), sender_.servers().FarCount())",
-                "link_.Post(Items(0), 2 * sender_.servers().FarCount())",
+                "link_.Post(items_.address(), sender_.servers().FarCount())",
+                "link_.Post(items_.address(), 2 * sender_.servers().FarCount())",
             ),
         ),
         (SERVERS,),
@@ -723,7 +721,7 @@ OF_DIRECT = [
         "rows_after_runs",
         "combine: rows are copied into the half after the meeting",
         (
-            _without("direct/return", " else {\n            StoreRows();\n        }"),
+            _without("direct/publish", " else {\n            StoreRows();\n        }"),
             _in(
                 "direct/combine",
                 "        exchange_.SetStatus(return_, rowBytes_);\n",
@@ -740,7 +738,7 @@ OF_DIRECT = [
         "a list goes to the place of the next owner",
         (
             _in(
-                "direct/expert_lists",
+                "direct/lists",
                 "        GlobalTensor<int32_t> target;",
                 "        owner = (owner + 1) % info_->world;\n        GlobalTensor<int32_t> target;",
             ),
@@ -757,7 +755,7 @@ OF_DIRECT = [
     Mutant(
         "lent_as_published",
         "rows in a lent area are looked for in the half",
-        (_in("direct/returned_rows", "PhaseOf(message.GetValue(kH0OpPhase)) == kPhaseLent", "false"),),
+        (_in("direct/rows", "PhaseOf(message.GetValue(kH0OpPhase)) == kPhaseLent", "false"),),
         (LENT, ZERO_COPY),
         (RESULT,),
         False,
@@ -781,7 +779,7 @@ OF_DIRECT = [
         "list_read_before_loaded",
         "no MTE2_S before list entries are read",
         _without("direct/gather", "        SyncFunc<HardEvent::MTE2_S>();\n"),
-        _without("direct/row_order", "        SyncFunc<HardEvent::MTE2_V>();\n"),
+        _without("direct/shared_rows", "        SyncFunc<HardEvent::MTE2_V>();\n"),
         finder=DIRECT,
         more=(UNINITIALISED,),
     ),
@@ -794,14 +792,18 @@ OF_DIRECT = [
     _pipe(
         "list_sent_before_selected",
         "no V_MTE3 before a list leaves",
-        _without("direct/expert_lists", "        SyncFunc<HardEvent::V_MTE3>();\n"),
+        _without(
+            "direct/lists",
+            "        SyncFunc<HardEvent::V_MTE3>();\n",
+            after="        uint32_t at = 0, rows = before_;\n",
+        ),
         finder=ROLES,
     ),
     _pipe(
         "position_sent_before_written",
         "no V_MTE3 before positions leave",
         _without(
-            "direct/pair_positions",
+            "direct/lists",
             "        SyncFunc<HardEvent::V_MTE3>();\n",
             before="    }\n    // For pairs",
         ),
@@ -810,7 +812,7 @@ OF_DIRECT = [
     _pipe(
         "positions_turned_before_sent",
         "no MTE3_V before the table becomes that of the next positions",
-        _without("direct/pair_positions", "        SyncFunc<HardEvent::MTE3_V>();\n"),
+        _without("direct/lists", "        SyncFunc<HardEvent::MTE3_V>();\n"),
         finder=LONG_LISTS,
         more=(HAZARD,),
     ),
@@ -818,7 +820,7 @@ OF_DIRECT = [
         "triples_sent_before_written",
         "rows read once: no S_MTE3 before triples leave",
         _without(
-            "direct/once",
+            "direct/shared_rows",
             "        SyncFunc<HardEvent::S_MTE3>();\n",
             before="        for (uint32_t i = 0; i < end_ - begin_; ++i) {\n            const uint32_t place",
         ),
@@ -880,13 +882,13 @@ OF_THE_SUITE = [
     ),
     _suite(
         "expert_token_nums types swapped",
-        "common/dispatch_outputs",
+        "common/outputs",
         "tiling_->tokenNumsType == 0 ? end",
         "tiling_->tokenNumsType != 0 ? end",
     ),
     _suite(
         "tp_recv_counts left out",
-        "common/dispatch_outputs",
+        "common/outputs",
         "if (tiling_->tpWorldSize == 1)",
         "if (tiling_->tpWorldSize == 2)",
     ),
@@ -978,8 +980,8 @@ OF_THE_SUITE = [
     ),
     _suite(
         "expert scale left out",
-        "window/sum",
-        "if (weighted) AscendC::Muls(term, term, weight, elements);",
+        "common/weighted_sum",
+        "if (weighted) AscendC::Muls(term, term, weight, elements_);",
         "(void)weight;",
     ),
     _suite(
@@ -996,22 +998,20 @@ OF_THE_SUITE = [
     ),
     _suite(
         "sum is truncated",
-        "window/sum",
-        "AscendC::Cast(out, sum, AscendC::RoundMode::CAST_RINT",
-        "AscendC::Cast(out, sum, AscendC::RoundMode::CAST_TRUNC",
+        "common/weighted_sum",
+        "AscendC::Cast(out_, sum_, AscendC::RoundMode::CAST_RINT",
+        "AscendC::Cast(out_, sum_, AscendC::RoundMode::CAST_TRUNC",
     ),
-    _suite(
-        "wrong returns are accepted", "common/combine_inputs", "if (ours != theirs)", "if (ours < theirs)"
-    ),
+    _suite("wrong returns are accepted", "common/inputs", "if (ours != theirs)", "if (ours < theirs)"),
     _suite(
         "expand_idx is not looked at",
-        "common/combine_inputs",
+        "common/inputs",
         "if (position >= total)",
         "if (position > total + 4096)",
     ),
     _suite(
         "k of a triple is not looked at",
-        "common/combine_inputs",
+        "common/inputs",
         "info.world, info.maxBatch, info.topK}",
         "info_->world, info_->maxBatch, 4096}",
     ),
@@ -1050,7 +1050,7 @@ OF_RUNS = [
         "dispatch tells every expert half its rows",
         (
             _in(
-                "common/dispatch_outputs",
+                "common/outputs",
                 "tokenNumsType == 0 ? end : end - before",
                 "tokenNumsType == 0 ? end : (end - before) / 2",
             ),

@@ -1,8 +1,6 @@
-// What dispatch writes for its caller, whatever the algorithm: fields of rows, and the counts.
-#ifndef ASCEND_MOE_DISTRIBUTE_DISPATCH_OUTPUTS_H
-#define ASCEND_MOE_DISTRIBUTE_DISPATCH_OUTPUTS_H
+#ifndef ASCEND_MOE_COMMON_OUTPUTS_H
+#define ASCEND_MOE_COMMON_OUTPUTS_H
 
-#include "../protocol/dispatch_tiling.h"
 #include "segments.h"
 
 namespace moe {
@@ -156,4 +154,4 @@ private:
 
 }  // namespace moe
 
-#endif  // ASCEND_MOE_DISTRIBUTE_DISPATCH_OUTPUTS_H
+#endif  // ASCEND_MOE_COMMON_OUTPUTS_H

@@ -1,10 +1,9 @@
-// What combine is given, and what is wrong with it, whatever the algorithm.
-#ifndef ASCEND_MOE_DISTRIBUTE_COMBINE_INPUTS_H
-#define ASCEND_MOE_DISTRIBUTE_COMBINE_INPUTS_H
+#ifndef ASCEND_MOE_COMMON_INPUTS_H
+#define ASCEND_MOE_COMMON_INPUTS_H
 
-#include "../protocol/combine_tiling.h"
 #include "exchange.h"
 #include "routing.h"
+#include "segments.h"
 
 namespace moe {
 
@@ -116,4 +115,4 @@ __aicore__ inline void ZeroSums(Exchange& exchange, const MoeDistributeInfo& inf
 
 }  // namespace moe
 
-#endif  // ASCEND_MOE_DISTRIBUTE_COMBINE_INPUTS_H
+#endif  // ASCEND_MOE_COMMON_INPUTS_H
