@@ -1,3 +1,4 @@
+// What combine is given, and what is wrong with it, whatever the algorithm.
 #ifndef ASCEND_MOE_COMMON_INPUTS_H
 #define ASCEND_MOE_COMMON_INPUTS_H
 

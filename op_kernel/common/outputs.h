@@ -1,3 +1,4 @@
+// What dispatch writes for its caller, whatever the algorithm: fields of rows, and the counts.
 #ifndef ASCEND_MOE_COMMON_OUTPUTS_H
 #define ASCEND_MOE_COMMON_OUTPUTS_H
 
@@ -125,7 +126,7 @@ private:
     uint32_t localExperts_ = 0;
 };
 
-// The same for all peers at once, where a core does not wait for a run to arrive before it fills the next.
+// The same for all peers at once, for a core that fills a message while the one before is still leaving.
 class AllSendCounts {
 public:
     // Begins to load the totals.

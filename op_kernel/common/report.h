@@ -53,7 +53,7 @@ public:
         if (verdict.code >= kFirstFatal && verdict.code != kContextMismatch) {
             LocalTensor<uint32_t> headers = headerBuf.Get<uint32_t>();
             LoadHeaders(headers, sender.servers());
-            // A failure met at entry: nobody is awaited yet.
+            // Without this rank's own message the failure was found at entry: no rank is awaited yet.
             if (Arrived(headers, info_->rank)) ListAwaited(headers, words);
             if (verdict.reporter == info_->rank) {
                 const LocalTensor<uint32_t> block = abortBuf.Get<uint32_t>();
@@ -77,8 +77,9 @@ public:
     }
 
 private:
-    // On an NPU the host looks at the record when more ops have run: what went wrong first explains the rest.
-    // Only a fatal failure replaces one that was not.
+    // Whether the record already holds a failure that has to stay. On an NPU the host reads the record after
+    // more ops have run, and the first failure explains the others. Only a fatal failure replaces one that
+    // was not.
     __aicore__ inline bool AlreadyReported(const LocalTensor<int32_t>& before, const Verdict& verdict) const {
         const DataCopyExtParams params{1, kBlock, 0, 0, 0};
         const DataCopyPadExtParams<int32_t> pad{false, 0, 0, 0};

@@ -7,8 +7,8 @@
 
 namespace moe {
 
-// A row of int32 a core, left in the workspace before the cores met: their sum, or their largest, lane by
-// lane. Rows come to UB many at a time and are folded in halves, so that instructions are few and long.
+// Rows [cores][lanes] int32 in the workspace, one from each core: their sum, or their maximum, lane by lane.
+// Many rows are loaded at a time and folded in halves, so that instructions are few and long.
 class CoreRows {
 public:
     // `lanes` of a row, a multiple of 8.
@@ -16,8 +16,8 @@ public:
         lanes_ = lanes;
         rows_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(rows), static_cast<uint64_t>(cores) * lanes);
     }
-    // Of lanes [first, first + count) of the rows of cores [begin, end), to `to`, which holds what none has.
-    // `queue`: of loads for vectors; its tensors hold `room` int32, `lanes` at least.
+    // Folds lanes [first, first + count) of the rows of cores [begin, end) into `to`, which holds the neutral
+    // value. `queue`: for loads; its tensors hold `room` int32, at least `lanes`.
     template <bool kLargest, typename Queue>
     __aicore__ inline void Fold(Queue& queue, uint32_t room, const LocalTensor<int32_t>& to, uint32_t first,
                                 uint32_t count, uint32_t begin, uint32_t end) {
@@ -59,8 +59,6 @@ private:
     uint32_t lanes_ = 0;
 };
 
-// This rank's routing: which (token, k) pairs go where, counted by all cores together. Each core reads only
-// its share of the ids; a histogram a core, summed by vector adds, gives every pair its place.
 constexpr uint32_t kHistogramInts = 2048;  // histogram rows in UB at a time
 constexpr int32_t kNotRouted = -1;         // id -1: nowhere
 constexpr int32_t kInactive = -2;          // masked
@@ -86,12 +84,12 @@ public:
         Start(begin, count);
         SyncFunc<HardEvent::MTE2_S>();
     }
-    // Begins to load what further calls then find here. The caller orders MTE2 before S.
+    // Starts to load pairs that later calls of Load find here. The caller makes S wait for MTE2.
     __aicore__ inline void Keep(uint32_t begin, uint32_t count) {
         Start(begin, count);
         kept_ = count;
     }
-    // The raw id of pair begin + i of token `token`, or what stands for it.
+    // The id of pair begin + i, of token `token`; kInactive where it is masked.
     __aicore__ inline int32_t Id(uint32_t i, uint32_t token) {
         if (info_->maskRank != 0) {
             const uint32_t at = info_->maskRank == 1 ? token - firstToken_ : i;
@@ -164,7 +162,7 @@ public:
         end_ = end * info_->topK;
     }
 
-    // Begins to load the first pairs of the share; the caller orders MTE2 before S.
+    // Starts to load the first pairs of the share. The caller makes S wait for MTE2.
     __aicore__ inline void Fetch() {
         if (begin_ < end_) pairs_.Keep(begin_, Min(kChunkPairs, end_ - begin_));
     }
@@ -295,8 +293,8 @@ public:
         running.SetValue(expert, position + 1);
         return static_cast<uint32_t>(position);
     }
-    // The pairs of this token, the first of those loaded, have not been taken: the core starts in the middle
-    // of it.
+    // Takes back the positions of this token's pairs, which are the first that are loaded: another core sums
+    // the first part of this token.
     __aicore__ inline void GiveBack(uint32_t token) {
         LocalTensor<int32_t> running = runningBuf_.Get<int32_t>();
         for (uint32_t k = 0; k < info_->topK; ++k) {

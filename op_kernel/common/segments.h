@@ -7,8 +7,6 @@
 
 namespace moe {
 
-// Rows of a rank as (local expert, source rank) segments: the counts of all sources, their inclusive prefix
-// sums in [local expert][source] order, and where each segment starts in its source's region.
 class SegmentTable {
 public:
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info) {
@@ -64,7 +62,7 @@ public:
     }
     __aicore__ inline LocalTensor<int32_t> Ends() { return endBuf_.Get<int32_t>(); }
     __aicore__ inline LocalTensor<int32_t> Offsets() { return offsetBuf_.Get<int32_t>(); }
-    // Of ends and offsets that come from elsewhere.
+    // The number of all rows, when Ends() and Offsets() were filled from outside.
     __aicore__ inline void SetRows(int32_t rows) { total_ = rows; }
     // The slot that holds `row`.
     __aicore__ inline uint32_t Find(uint32_t row) {
@@ -72,7 +70,7 @@ public:
         while (slot + 1 < slots() && End(slot) <= row) ++slot;
         return slot;
     }
-    // The same, in fewer looks where slots are many.
+    // The same by bisection, for many slots.
     __aicore__ inline uint32_t Seek(uint32_t row) {
         uint32_t slot = 0;
         for (uint32_t end = slots() - 1; slot < end;) {

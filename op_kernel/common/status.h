@@ -1,4 +1,6 @@
-// Status messages: what a rank says of itself to every peer in every op, and how a reader judges it.
+// Status messages: every rank sends one to every peer in every op. It carries the configuration, an error if
+// there is one, and the numbers of rows. Here are the writer, the reader that judges one message, and the
+// comparison of all messages at once.
 #ifndef ASCEND_MOE_COMMON_STATUS_H
 #define ASCEND_MOE_COMMON_STATUS_H
 
@@ -6,7 +8,6 @@
 
 namespace moe {
 
-// Status messages: what a rank says of itself to every peer in every op, and how a reader judges it.
 // The configuration words of a message, equal on all ranks of a correct call.
 struct StatusConfig {
     uint32_t op = 0;
@@ -161,7 +162,7 @@ public:
         }
         return JudgeCounts(message, source, verdict);
     }
-    // Of a message whose fixed words are known to be right: what its hashes cover.
+    // Checks the counts hashes of a message whose fixed words are known to be right.
     __aicore__ inline Verdict JudgeCountsHashes(const LocalTensor<uint32_t>& message, uint32_t source) const {
         Verdict verdict;
         const uint32_t hash = HashBefore(message);
@@ -182,13 +183,13 @@ public:
     }
 
 private:
-    // A rank of another algorithm may say anything that this one has.
+    // A rank that runs another algorithm may give any phase that there is.
     __aicore__ inline bool Allowed(const LocalTensor<uint32_t>& message, uint32_t op, uint32_t phase) const {
         const uint32_t algorithm = message.GetValue(kBlockWords + kH1Algorithm);
         if (algorithm == config_.algorithm) return IsPhaseOf(info_->algorithm, op, phase);
         return phase >= kPhaseFinal && phase <= kPhaseLent;
     }
-    // Every block that the message says it has, as far as this rank reads it.
+    // Whether all blocks that this rank reads carry this epoch.
     __aicore__ inline bool Complete(const LocalTensor<uint32_t>& message) const {
         if (message.GetValue(kBlockWords + kH1Epoch) != epoch_) return false;
         const uint32_t blocks = Min(message.GetValue(kH0OpPhase) & 0xFFFFu, CountBlocks(config_.counts));
@@ -209,11 +210,11 @@ private:
         return kArrived;
     }
 
-    // Whether a count is of rows, not of where they begin.
+    // Whether a count is a number of rows; direct combine also sends where rows begin.
     __aicore__ inline bool OfRows(uint32_t block, uint32_t i) const {
         return block * kCountsPerBlock + i < info_->localExperts;
     }
-    // What a hash begins with before the counts of its block.
+    // The hash of the words before the counts of a block.
     __aicore__ inline uint32_t HashBefore(const LocalTensor<uint32_t>& message) const {
         if (PhaseOf(message.GetValue(kH0OpPhase)) != kPhaseLent) return config_.hash;
         const uint32_t hash = HashMix(config_.hash, message.GetValue(kBlockWords + kH1Detail0));
@@ -293,8 +294,8 @@ private:
     uint32_t epoch_ = 0;
 };
 
-// Whether the status messages of a range are all there and say what a message of this op has to say, by
-// vector instructions: word by word, W messages take the scalar unit tens of microseconds.
+// Compares the status messages of all ranks with what they should be, by vector instructions: word by word,
+// W messages take the scalar unit tens of microseconds.
 class MessageMatch {
 public:
     // kExpected: every block of every message is of this epoch, and all its words but those that the hash
@@ -319,7 +320,7 @@ public:
         writer.SetError(Verdict());
     }
 
-    // The messages in UB, loaded by MTE2. On kExpected their counts are in Counts().
+    // `messages`: in UB, loaded by MTE2. After kExpected their counts are in Counts().
     __aicore__ inline Arrival Look(const LocalTensor<uint32_t>& messages) {
         SyncFunc<HardEvent::MTE2_V>();
         const LocalTensor<int32_t> words = messages.ReinterpretCast<int32_t>();
@@ -400,7 +401,7 @@ private:
             }
         }
     }
-    // All words that were compared are zero here now, and so are the others.
+    // All words of the comparison are zero when this is called.
     __aicore__ inline void TakeCounts(const LocalTensor<int32_t>& messages) {
         const LocalTensor<int32_t> counts = Counts();
         const AscendC::UnaryRepeatParams strides(1, 1, MessageStride(), MessageStride());
@@ -416,7 +417,7 @@ private:
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::Mins(counts, counts, capacity_, static_cast<int32_t>(words_));
     }
-    // Whether any word is not zero. Of zeros it leaves zeros.
+    // Whether any word is not zero. It changes the words, but zeros stay zeros.
     __aicore__ inline bool Differs() {
         LocalTensor<float> value = wordBuf_.Get<float>(), result = reduceBuf_.Get<float>();
         const int32_t count = static_cast<int32_t>(words_);

@@ -28,7 +28,8 @@ __aicore__ inline Verdict InvalidOf(const MoeDistributeInfo& info, uint32_t code
     return verdict;
 }
 
-// Between the cores of a rank only, where they meet: an owner may get more rows than it has room for.
+// Between the cores of a rank only: an owner may get more rows than its capacity, and all cores have to count
+// exactly, together.
 constexpr uint32_t kRecheck = kFirstFatal - 1;
 
 // Fatal before a configuration mismatch before the other collective errors before what only this rank sees;
@@ -66,7 +67,8 @@ public:
         NothingMore then;
         return MeetThen(round, mine, then);
     }
-    // The verdict leaves with what this core still stores; then.Met() is what begins when all have met.
+    // The same without waiting for this core's stores first: they drain with the verdict. then.Met() runs
+    // when all cores have met, before this core reads their verdicts.
     template <typename Then>
     __aicore__ inline Verdict MeetThen(uint32_t round, const Verdict& mine, Then& then) {
         LocalTensor<uint32_t> block = buf_.Get<uint32_t>();

@@ -1,5 +1,5 @@
-// The only place that polls. A wait is bounded, takes a last look, and returns a verdict; it never leaves the
-// kernel.
+// The only place that polls. Every wait has a deadline, looks once more after it, and returns a verdict. It
+// never leaves the kernel by itself.
 #ifndef ASCEND_MOE_COMMON_WAIT_H
 #define ASCEND_MOE_COMMON_WAIT_H
 
@@ -41,7 +41,7 @@ public:
             verdict.reporter = words.GetValue(at + kAbReporter);
             verdict.detail0 = words.GetValue(at + kAbDetail0);
             verdict.detail1 = words.GetValue(at + kAbDetail1);
-            // Whatever lies there says that no more comes: never a reason to go on with what has come.
+            // A damaged abort block is a failure too: its source has given up, or its memory is wrong.
             if (verdict.code < kFirstFatal || verdict.code > kKernelFault || verdict.source >= world_ ||
                 verdict.reporter >= world_) {
                 verdict.detail0 = kAbortBlockIndex;
@@ -62,22 +62,22 @@ private:
     uint32_t rank_ = 0;
 };
 
-// The fail block of this rank's own state area. In direct every core waits for all messages, and none meets
-// the others afterwards, so that they have to agree without a SyncAll:
-// - A message that is good once stays so until this rank's next op but one: its source writes there again
-// only
-//   when it has seen the message that this rank sends after this op. What one core has accepted all others
-//   will accept.
-// - Collective errors are words of good messages: every core that has seen all messages finds the same worst
-// one.
-// - Whether to go on waiting is a matter of time, and so of one core: core 0 alone looks at the clock and at
-//   the abort blocks, and calls a message corrupt. Whatever it gives up for is in the fail block; the others
-//   leave by that. If core 0 has seen all messages, nobody gives up, and the others will see them too.
-// - Core 0 alone checks the hashes, and in combine whether the counts are those of this rank's own ids; the
-//   others take messages that are alike in all else. A core that had seen all messages before core 0 gave up
-//   has rows to copy or to sum: that is harmless, the outputs of a failed op are nobody's, and the op has
-//   failed for this rank by core 0's record. Where it goes by words that are not checked it has to stay
-//   within the areas that they are about.
+// The fail block of this rank's own state area. In direct every core waits for all messages, and the cores do
+// not meet afterwards. They agree without a SyncAll, because:
+// - A good message stays as it is until this rank's next op but one: its source writes to the same place
+// again
+//   only after it has seen the message that this rank sends in the next op. What one core has accepted all
+//   other cores will accept.
+// - Collective errors are words of good messages: every core that has seen all messages has the same worst
+//   error.
+// - Only core 0 looks at the clock and at the abort blocks, and calls a message corrupt. When it gives up, it
+//   writes the reason into the fail block, and the other cores leave with that reason. When core 0 has seen
+//   all messages, it does not give up, and the others will see them too.
+// - Only core 0 checks the hashes, and in combine whether the counts are those of this rank's own ids. The
+//   other cores take messages that are right in all other words. A core that had seen all messages before
+//   core 0 gave up still copies or sums its rows. That is harmless: the outputs of a failed op belong to
+//   nobody, and the op has failed for this rank by core 0's record. Where such a core goes by words that are
+//   not checked, it stays within the areas that they are about.
 class FailWatch {
 public:
     __aicore__ inline void Init(TPipe& pipe, const WindowContext& context, uint32_t epoch) {
@@ -134,9 +134,9 @@ public:
             static_cast<uint64_t>(info.world) * strideBytes_ / sizeof(uint32_t));
         if (count > 0) pipe.InitBuffer(buf_, count * messageWords_ * sizeof(uint32_t));
     }
-    // For all ranks over memory, after Init: compares all messages as a whole by vector instructions, and word
-    // by word only where one differs. A single core does without: it would have both to do. Where all are as
-    // expected, Wait() leaves the hashes to JudgeHashes().
+    // For all ranks over memory, after Init: compares all messages as a whole by vector instructions, and
+    // word by word only where one differs. A single core does without: it would have both to do. Where all
+    // are as expected, Wait() leaves the hashes to JudgeHashes().
     __aicore__ inline void MatchAll(TPipe& pipe, const StatusConfig& config, uint32_t epoch) {
         matching_ = info_->cores > 1;
         nextToHash_ = count_;
@@ -158,7 +158,7 @@ public:
             Load(next);
             next = matching_ ? Match(next, lastLook, worst) : Advance(next, count_, worst);
             if (worst.code >= kFirstFatal || next == count_) break;
-            if (matching_ && next != before) continue;  // one was judged: the next may be there already
+            if (matching_ && next != before) continue;  // it has judged a message: the next may be there
             Verdict abort;
             const bool aborted = aborts_.Look(abort);
             const bool expired =
@@ -180,7 +180,7 @@ public:
         return worst;
     }
 
-    // What Wait() has left unchecked.
+    // Checks the counts hashes that Wait() has left.
     __aicore__ inline Verdict JudgeHashes() {
         Verdict worst;
         for (; nextToHash_ < count_; ++nextToHash_) {
@@ -190,7 +190,8 @@ public:
         return worst;
     }
 
-    // For cores that do not decide: the worst collective error of the messages, or what core 0 gave up for.
+    // For the cores other than 0: the worst collective error of the messages, or the reason for which core 0
+    // gave up.
     __aicore__ inline Verdict Follow(FailWatch& fail) {
         Verdict worst;
         uint32_t next = 0;

@@ -1,7 +1,31 @@
-// MoeDistributeCombine, algorithm "direct": every rank leaves the rows of its experts in its own half, or
-// where they are when that is its lent area; whose tokens they are reads them there and sums. The cores of a
-// rank meet once, when their shares of the rows lie there, before the messages; then every one waits for all
-// messages.
+// MoeDistributeCombine, algorithm "direct": every rank publishes the rows of its experts in its own half, or
+// where they are when that is its lent area. The ranks whose tokens they are read them there and sum.
+//
+// phase | function            | which cores  | reads                  | writes                   | who meets
+// ------+---------------------+--------------+------------------------+--------------------------+----------
+// 1     | RowReturn::Begin    | all: a share | expand_x [A][H],       | own half: the rows as    |
+//       |                     | of the bytes | ep_send_counts [L*W]   | they lie in expand_x,    |
+//       |                     |              | int32                  | without this rank's own; |
+//       |                     |              |                        | nothing when lent        |
+// 2     | Count,              | all: a share | expert_ids [BS][K]     | workspace: histograms    | cores of
+//       | RowReturn::Check,   | of the       | int32; V1: expand_idx  | [cores][E] int32; V1:    | the rank,
+//       | PrepareMessages     | tokens       | [BS*K] int32, V2:      | largest positions        | once
+//       |                     |              | triples [A][3] int32   | [cores][E] int32         |
+// 3     | SetStatus           | all: a share | ep_send_counts         | a status message to      |
+//       |                     | of the peers |                        | every rank: rows of each |
+//       |                     |              |                        | local expert, and where  |
+//       |                     |              |                        | they begin               |
+// 4     | SumBuffInit         | all          | histograms,            | nothing                  |
+//       |                     |              | expert_scales [BS][K]  |                          |
+//       |                     |              | fp32                   |                          |
+// 5     | WaitForAll          | all: all     | status messages, fail  | core 0: the fail block,  | all ranks
+//       |                     | sources      | block; core 0: abort   | when it gives up         |
+//       |                     |              | blocks                 |                          |
+// 6     | SumRows             | all: a share | rows in the owners'    | x [BS][H]                |
+//       |                     | of (token,   | halves or lent areas,  |                          |
+//       |                     | part of H)   | own rows in expand_x,  |                          |
+//       |                     |              | shared_expert_x        |                          |
+//       |                     |              | [BS][H]                |                          |
 #ifndef ASCEND_MOE_DIRECT_COMBINE_H
 #define ASCEND_MOE_DIRECT_COMBINE_H
 

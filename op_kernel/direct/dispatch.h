@@ -1,5 +1,33 @@
-// MoeDistributeDispatch, algorithm "direct": every rank leaves its rows, and a list of them for each owner,
-// in its own half; the owners read both there, straight into expand_x.
+// MoeDistributeDispatch, algorithm "direct": every rank publishes its rows, and a list of pairs for each
+// owner, in its own half. The owners read both there, straight into expand_x. With 8 cores or more listCores
+// of them make the lists (2b) while the others publish rows; with fewer every core does both (1, 2a).
+//
+// phase | function            | which cores  | reads                  | writes                   | who meets
+// ------+---------------------+--------------+------------------------+--------------------------+----------
+// 1     | PublishRows         | a share of   | x [BS][H], scales      | own half: rows [BS], or  |
+//       |                     | the tokens   | [E][H] fp32            | [BS*K] with smooth       |
+//       |                     |              |                        | scales                   |
+// 2a    | RoutingTable::      | all: a share | expert_ids [BS][K]     | own half: lists          | cores of
+//       | Count, then         | of the pairs | int32, x_active_mask,  | [W][capacity] int32;     | the rank,
+//       | MakeLists           |              | histograms             | workspace: histograms    | twice
+//       |                     |              |                        | [cores][E] int32, totals |
+//       |                     |              |                        | [E] int32; V1:           |
+//       |                     |              |                        | expand_idx [BS*K] int32  |
+// 2b    | ExpertLists::Make   | listCores:   | all expert_ids and     | the same, without        | cores of
+//       |                     | whole        | masks of the rank      | histograms               | the rank,
+//       |                     | experts      |                        |                          | once
+// 3     | SetStatus           | all: a share | totals                 | a status message to      |
+//       |                     | of the peers |                        | every rank               |
+// 4     | WaitForAll          | all: all     | status messages, fail  | core 0: the fail block,  | all ranks
+//       |                     | sources      | block; core 0: abort   | when it gives up         |
+//       |                     |              | blocks                 |                          |
+// 5     | GatherRows:         | all: a share | lists and rows in the  | expand_x [A][H],         |
+//       | DirectGather or     | of the rows  | sources' halves        | dynamic_scales [A] fp32, |
+//       | SharedRowGather     |              |                        | V2: triples [A][3]       |
+//       |                     |              |                        | int32; core 0:           |
+//       |                     |              |                        | ep_recv_counts [L*W]     |
+//       |                     |              |                        | int32, expert_token_nums |
+//       |                     |              |                        | [L] int64                |
 #ifndef ASCEND_MOE_DIRECT_DISPATCH_H
 #define ASCEND_MOE_DIRECT_DISPATCH_H
 

@@ -140,8 +140,8 @@ private:
         CopyOut(target, triple, count * kTripleWords);
     }
 
-    // Those of the loaded rows that are in [from, to), chunk by chunk: a chunk's rows are consecutive in
-    // expand_x, whatever their sources.
+    // Gathers the loaded rows that are in [from, to), chunk by chunk. The rows of a chunk follow each other
+    // in expand_x, whatever their sources.
     __aicore__ inline void GatherListed(uint32_t from, uint32_t to) {
         if (from == to) return;
         chunkRow_ = from;
@@ -171,7 +171,7 @@ private:
             if (filled_ == tiling_->copyRows) StoreChunk();
         }
     }
-    // Of a list that nobody has checked yet too: never a row that its source has no place for.
+    // Core 0 may not have checked the list yet: the row is never outside of its source's rows.
     __aicore__ inline uint32_t RowOf(uint32_t at) {
         const uint32_t pair = static_cast<uint32_t>(listBuf_.Get<int32_t>().GetValue(at));
         return Min(pair / pairsOfRow_, publishedRows_ - 1);

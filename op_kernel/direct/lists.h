@@ -1,3 +1,6 @@
+// The lists of direct dispatch: for each owner the numbers (token * K + k) of the pairs that go to its
+// experts, by expert and in ascending order. With few cores every core makes entries of all lists
+// (ListPlaces); with 8 or more some cores make whole lists (ExpertLists).
 #ifndef ASCEND_MOE_DIRECT_LISTS_H
 #define ASCEND_MOE_DIRECT_LISTS_H
 
@@ -6,6 +9,7 @@
 
 namespace moe {
 
+// All (token, k) pairs of a rank in UB, for a core that looks for the pairs of some experts.
 class RankPairs {
 public:
     // Begins to load the ids.

@@ -1,3 +1,5 @@
+// Direct combine, the publisher's side: whether ep_send_counts and the triples (V2) can be right, and the
+// copy of expand_x into the own half.
 #ifndef ASCEND_MOE_DIRECT_PUBLISH_H
 #define ASCEND_MOE_DIRECT_PUBLISH_H
 
@@ -5,6 +7,9 @@
 
 namespace moe {
 
+// ep_send_counts: where the rows of each (local expert, source rank) begin and end. Every core loads all of
+// them and checks them by vector instructions. Only where they are wrong does the scalar unit search for the
+// first.
 class ReturnCounts {
 public:
     // UB: ends, starts, and twice as many floats.

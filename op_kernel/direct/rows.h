@@ -1,3 +1,5 @@
+// Direct combine, the reader's side: whether expand_idx (V1) can be right, and where the rows of this rank's
+// pairs lie.
 #ifndef ASCEND_MOE_DIRECT_ROWS_H
 #define ASCEND_MOE_DIRECT_ROWS_H
 
@@ -5,6 +7,8 @@
 
 namespace moe {
 
+// V1's expand_idx, checked by all cores with a single meeting. Each core leaves the largest position of every
+// expert in its share; after the meeting core 0 compares the largest of all with the totals.
 class IndexBounds {
 public:
     // UB: expand_idx of a chunk, and a row of all experts.

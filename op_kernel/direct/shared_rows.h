@@ -1,3 +1,5 @@
+// Direct dispatch where owners have several experts: a row that goes to more than one expert of an owner is
+// read once, and leaves UB for all its places in expand_x.
 #ifndef ASCEND_MOE_DIRECT_SHARED_ROWS_H
 #define ASCEND_MOE_DIRECT_SHARED_ROWS_H
 
@@ -6,6 +8,8 @@
 
 namespace moe {
 
+// The list entries of some sources, sorted by token and source. Entries of the same row follow each other
+// then, whatever their experts, and cores can share them evenly.
 class RowOrder {
 public:
     struct Entry {
@@ -130,7 +134,7 @@ private:
             static_cast<uint32_t>(segments_->Offset(slot)) + segments_->End(slot) - segments_->Start(slot);
         return Min(rows, info_->capacity);
     }
-    // Of a list that nobody has checked yet too: never beyond the tokens of a source.
+    // Core 0 may not have checked the list yet: the number is never beyond the tokens of a source.
     __aicore__ inline uint32_t Number(float key) const {
         const float most = static_cast<float>(info_->maxBatch * width_ - 1);
         return static_cast<uint32_t>(key > 0.0f ? 0.0f : -key > most ? most : -key);
@@ -196,12 +200,12 @@ private:
         order_.Sort();
         begin_ = RowFrom(ShareBegin(exchange_->core()));
         end_ = RowFrom(ShareBegin(exchange_->core() + 1));
-        // Of lists that nobody has checked yet too: never more than there is room for.
+        // Core 0 may not have checked the lists yet: the share never exceeds its room.
         end_ = Min(end_, begin_ + SharedRowShare(*info_));
         ahead_ = begin_;
         for (uint32_t started = 0; started < ring_ && ahead_ < end_; ++started) StartRow();
     }
-    // Core 0 comes late, and has the counts to store: half a share is its.
+    // Core 0 starts later and stores the counts: its share is half of the others'.
     __aicore__ inline uint32_t ShareBegin(uint32_t core) const {
         const uint32_t shares = 2 * groupCores_, before = 2 * (core - firstCore_);
         if (firstCore_ != 0 || groupCores_ == 1) return PartBegin(order_.count(), before, shares);

@@ -97,7 +97,8 @@ MOE_FN uint64_t WorkspaceBytes(const MoeDistributeInfo& info) {
            static_cast<uint64_t>(info.cores) * PaddedInts(info.experts) * sizeof(int32_t);
 }
 
-// From here on what an NPU's clock gains is worth more than few instructions.
+// From so many cores on the kernels save time on an NPU; with fewer they save instructions, which count on
+// the twin.
 constexpr uint32_t kManyCores = 8;
 
 constexpr uint32_t kChunkPairs = 512;  // pairs in UB at a time
@@ -150,9 +151,9 @@ MOE_FN uint32_t HistogramsAtOnce(uint32_t cores, uint32_t experts) {
 }
 MOE_FN bool ScansSegments(uint32_t world, uint32_t cores) { return cores > 1 && world % kBlockWords == 0; }
 
-// Direct dispatch reads a row once for all experts of its owner, where a row is a token's and cores are many.
-// The entries of some sources' lists are put in order by row in UB, and some cores share them: as many
-// sources as have enough entries together, if routing is even.
+// Shared rows: direct dispatch reads a row once for all experts of its owner, where a row belongs to a token
+// and cores are many. A group of cores sorts the list entries of a group of sources by row, and shares them.
+// A group has as many sources as make kSharedRowEntries entries, if routing is even.
 constexpr uint32_t kLeastSharingExperts = 2, kMostSharedRowSources = 8, kSharedRowEntries = 256,
                    kMostSharedRowLanes = 1024;
 constexpr uint32_t kMostSharedRowPairs = 1u << 19;  // keys are exact
@@ -166,13 +167,13 @@ MOE_FN uint32_t SharedRowGroups(const MoeDistributeInfo& info) {
 MOE_FN uint32_t SharedRowLanes(const MoeDistributeInfo& info) {
     return CeilDiv(Min(kMostSharedRowLanes, SharedRowSources(info) * PaddedInts(info.capacity)), 32) * 32;
 }
-// Entries of a core at a time, where core 0 has half as many as others; of a row, so many as a token has
-// experts may come to the share.
+// Entries of a core at a time. Core 0 has half as many as others; up to K entries of a row that begins in the
+// share are added.
 MOE_FN uint32_t SharedRowShare(const MoeDistributeInfo& info) {
     const uint32_t lanes = SharedRowLanes(info), cores = Max(1, info.cores / SharedRowGroups(info));
     return Min(lanes, CeilDiv(2 * lanes, 2 * cores - 1)) + info.topK;
 }
-// Entries, their keys and numbers, the same in order, what ordering works in; places and triples.
+// UB of it: entries, keys and numbers, the same sorted, room to sort; places and triples.
 MOE_FN uint32_t SharedRowBytes(const MoeDistributeInfo& info) {
     return 7 * SharedRowLanes(info) * static_cast<uint32_t>(sizeof(int32_t)) +
            PaddedInts(SharedRowShare(info)) * static_cast<uint32_t>(sizeof(int32_t)) +

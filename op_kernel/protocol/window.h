@@ -125,7 +125,8 @@ MOE_FN uint64_t PublishedRowsOffset(uint32_t world, uint32_t capacity) {
 // 0 is never an epoch, and 0xFFFFFFFF is followed by 2 so that parity keeps alternating.
 MOE_FN uint32_t NextEpoch(uint32_t epoch) { return epoch == 0xFFFFFFFFu ? 2u : epoch + 1; }
 MOE_FN uint32_t Parity(uint32_t epoch) { return epoch & 1; }
-// What a status slot may hold before epoch `epoch` arrives: nothing, or the epoch two ops ago.
+// Whether a status slot may hold this before the message of `epoch` arrives: nothing, or the epoch two ops
+// ago.
 MOE_FN bool IsStale(uint32_t seen, uint32_t epoch) {
     return seen == 0 || seen == epoch - 2 || (epoch == 2 && seen == 0xFFFFFFFEu) ||
            (epoch == 3 && seen == 0xFFFFFFFFu);
@@ -136,7 +137,8 @@ constexpr uint32_t kStatusMagic = 0x4D4F4530u;
 constexpr uint32_t kAbortMagic = 0x41424F52u;
 constexpr uint32_t kFailMagic = 0x4641494Cu;
 constexpr uint32_t kOpDispatch = 1, kOpCombine = 2;
-// Where a message's rows lie: pushed into the reader's window; in the sender's own half; in its lent area.
+// Where the rows that a message announces lie: in the reader's window (final), in the sender's own half
+// (published), in the sender's lent area.
 constexpr uint32_t kPhaseFinal = 1, kPhasePublished = 2, kPhaseLent = 3;
 constexpr uint32_t kAlgorithmWindow = 1, kAlgorithmDirect = 2;
 constexpr uint32_t kContractV1 = 1, kContractV2 = 2;
@@ -150,7 +152,7 @@ MOE_FN uint32_t MessageCounts(uint32_t algorithm, uint32_t op, uint32_t localExp
 MOE_FN uint32_t HeaderWord(uint32_t epoch) { return kStatusMagic ^ epoch; }
 MOE_FN uint32_t OpPhase(uint32_t op, uint32_t phase, uint32_t tail) { return op << 24 | phase << 16 | tail; }
 MOE_FN uint32_t PhaseOf(uint32_t opPhase) { return opPhase >> 16 & 0xFF; }
-// What a message of this algorithm and op may say of its rows.
+// Whether a message of this algorithm and op may have this phase.
 MOE_FN bool IsPhaseOf(uint32_t algorithm, uint32_t op, uint32_t phase) {
     if (algorithm != kAlgorithmDirect) return phase == kPhaseFinal;
     return phase == kPhasePublished || (phase == kPhaseLent && op == kOpCombine);
@@ -201,8 +203,7 @@ enum AbortBlock : uint32_t {
     kAbDetail1
 };
 
-// ---- fail block, words: core 0 to the other cores of its rank; sticky as aborts are
-// ------------------------
+// ---- fail block, words: from core 0 to the other cores of its rank; sticky as aborts are ----
 enum FailBlock : uint32_t { kFbMagic, kFbEpoch, kFbCode };  // the magic keyed by the epoch
 MOE_FN uint32_t FailWord(uint32_t epoch) { return kFailMagic ^ epoch; }
 

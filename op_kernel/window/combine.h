@@ -1,5 +1,28 @@
-// MoeDistributeCombine: expert rows go back to the window of the rank whose token they are; that rank gathers
-// the K rows of each token and sums them, weighted, in fp32 and in ascending k.
+// MoeDistributeCombine, algorithm "window": expert rows go back to the window of the rank whose token they
+// are. That rank sums the K rows of each token, weighted, in fp32 and in ascending k.
+//
+// phase | function            | which cores  | reads                  | writes                   | who meets
+// ------+---------------------+--------------+------------------------+--------------------------+----------
+// 1     | RoutingTable::      | all: a share | expert_ids [BS][K]     | workspace: histograms    | cores of
+//       | Count,              | of the pairs | int32, ep_send_counts  | [cores][E] int32         | the rank
+//       | LoadAllSegments     |              | [L*W] int32            |                          |
+// 2     | Accumulate, Place,  | all; core 0  | histograms             | workspace: totals [E]    |
+//       | StoreTotals         | stores       |                        | int32                    |
+// 3     | SetWaitTp-          | all: a share | expand_x [A][H]; V1:   | rows into the sources'   | cores of
+//       | StatusAndDisPatch   | of the rows  | expand_idx [BS*K]      | halves                   | the rank
+//       |                     |              | int32, V2: triples     |                          |
+//       |                     |              | [A][3] int32           |                          |
+// 4     | SetStatus           | all: a share | the segments of        | a status message to      |
+//       |                     | of the peers | expand_x               | every rank               |
+// 5     | WaitStatus          | all: a share | status messages,       | nothing                  | all
+//       |                     | of the       | totals                 |                          | ranks,
+//       |                     | sources      |                        |                          | then
+//       |                     |              |                        |                          | cores of
+//       |                     |              |                        |                          | the rank
+// 6     | LocalWindowCopy     | all: a share | rows in the own half,  | x [BS][H]                |
+//       |                     | of (token,   | expert_scales [BS][K]  |                          |
+//       |                     | part of H)   | fp32, shared_expert_x  |                          |
+//       |                     |              | [BS][H]                |                          |
 #ifndef ASCEND_MOE_WINDOW_COMBINE_H
 #define ASCEND_MOE_WINDOW_COMBINE_H
 

@@ -1,5 +1,31 @@
-// MoeDistributeDispatch: every (token, k) row goes to the window of the rank that owns its expert; each rank
-// then gathers its window into expand_x, ordered by (local expert, source rank, flat (token, k)).
+// MoeDistributeDispatch, algorithm "window": every (token, k) row goes to the window of the rank that owns
+// its expert. Each rank then gathers its window into expand_x, ordered by (local expert, source rank, flat
+// (token, k)).
+//
+// phase | function            | which cores  | reads                  | writes                   | who meets
+// ------+---------------------+--------------+------------------------+--------------------------+----------
+// 1     | RoutingTable::      | all: a share | expert_ids [BS][K]     | workspace: histograms    | cores of
+//       | Count               | of the pairs | int32, x_active_mask   | [cores][E] int32         | the rank
+// 2     | Accumulate, Place,  | all; core 0  | histograms             | workspace: totals [E]    |
+//       | StoreTotals         | stores       |                        | int32                    |
+// 3     | AlltoAllDispatch    | all: the     | x [BS][H], scales      | rows, V2: and triples,   | cores of
+//       |                     | same share   | [E][H] fp32            | into the owners' halves; | the rank
+//       |                     |              |                        | V1: expand_idx [BS*K]    |
+//       |                     |              |                        | int32                    |
+// 4     | SetStatus           | all: a share | totals                 | a status message to      |
+//       |                     | of the peers |                        | every rank               |
+// 5     | WaitDispatch        | all: a share | status messages        | workspace: counts [W][L] | all
+//       |                     | of the       |                        | int32                    | ranks,
+//       |                     | sources      |                        |                          | then
+//       |                     |              |                        |                          | cores of
+//       |                     |              |                        |                          | the rank
+// 6     | LocalWindowCopy     | all: a share | counts, rows in the    | expand_x [A][H],         |
+//       |                     | of the rows  | own half               | dynamic_scales [A] fp32, |
+//       |                     |              |                        | V2: triples [A][3]       |
+//       |                     |              |                        | int32; core 0:           |
+//       |                     |              |                        | ep_recv_counts [L*W]     |
+//       |                     |              |                        | int32, expert_token_nums |
+//       |                     |              |                        | [L] int64                |
 #ifndef ASCEND_MOE_WINDOW_DISPATCH_H
 #define ASCEND_MOE_WINDOW_DISPATCH_H
 
