@@ -23,7 +23,6 @@ COMMANDS = {
         "Look at this machine: versions, variables, devices; every finding with its fix.",
     ),
     "trace": ("ascend_moe.cli.trace", "Where the time of dispatch and combine goes, measured or predicted."),
-    "tune": ("ascend_moe.cli.tune", "Search a tuning table on a model of the SoC."),
     "vnpu": ("ascend_moe.cli.vnpu", "Run a command with torch_npu on a virtual NPU of this machine."),
     "validate": (
         "ascend_moe.cli.validate",

@@ -45,16 +45,3 @@ def clusters() -> Iterator[Any]:
     opened = Clusters()
     yield opened
     opened.close()
-
-
-@pytest.fixture(scope="module")
-def builds(request: pytest.FixtureRequest) -> Any:
-    """``MutantBuilds``, for tests of mutants that are asked for."""
-    from mutant_builds import BuildError, MutantBuilds
-
-    if "mutants" not in request.config.getoption("-m"):
-        pytest.skip("takes minutes: pytest -m mutants")
-    try:
-        return MutantBuilds()
-    except BuildError as error:
-        pytest.skip(str(error))

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import sys
-import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
-from ascend_moe.demo import heatmap, inject
+from ascend_moe.demo import heatmap
 from ascend_moe.demo.check import verify
 from ascend_moe.demo.launch import run_ranks
 from ascend_moe.demo.layers import RunSpec
@@ -33,7 +30,6 @@ class Job:
         backend: "threads" or "processes".
         plot: image file of the heat map, or None.
         as_json: print JSON and nothing else.
-        inject: key of ``inject.MUTANTS``, or None.
     """
 
     spec: RunSpec
@@ -41,15 +37,12 @@ class Job:
     backend: str
     plot: Path | None = None
     as_json: bool = False
-    inject: str | None = None
 
 
 def execute(job: Job) -> int:
     """Runs the job and prints the report. Returns 0 for PASS, 1 for FAIL or an error of the run."""
     start = time.perf_counter()
     try:
-        if job.inject is not None:
-            return _execute_broken(job)
         with Bar() as bar:
             records = run_ranks(job.spec, job.backend, bar.update)
             verdict = verify(job.spec, records, bar.update)
@@ -84,31 +77,3 @@ def _failed(job: Job, error: AscendMoeError) -> int:
             print(f"rank {rank} raised {type(other).__name__}: {other}", file=sys.stderr)
     _console().print(f"\n{kind}{error}\n[bold red]FAIL", soft_wrap=True)
     return 1
-
-
-def _execute_broken(job: Job) -> int:
-    """Builds the broken library and runs the job on it in a fresh process: a library is opened only once."""
-    assert job.inject is not None
-    one = inject.MUTANTS[job.inject]
-    with tempfile.TemporaryDirectory(prefix="ascend-moe-inject-") as scratch:
-        with Bar() as bar:
-            bar.update("build of the broken kernel", 0, 0)
-            library, place = inject.build_broken(one, Path(scratch))
-        note = f"{place} broken on purpose: {one.effect}"
-        child = replace(job, inject=None, head=(*job.head, note))
-        before = os.environ.get("ASCEND_MOE_LIBRARY")
-        os.environ["ASCEND_MOE_LIBRARY"] = str(library)
-        try:
-            process = multiprocessing.get_context("spawn").Process(target=_exit_with, args=(child,))
-            process.start()
-        finally:
-            if before is None:
-                del os.environ["ASCEND_MOE_LIBRARY"]
-            else:
-                os.environ["ASCEND_MOE_LIBRARY"] = before
-        process.join()
-        return 0 if process.exitcode == 0 else 1
-
-
-def _exit_with(job: Job) -> None:
-    sys.exit(execute(job))

@@ -27,7 +27,6 @@ _KEYS = {
     "contract": "v",
     "servers": "r",
     "list_cores": "m",
-    "copy_cores": "n",
     "seed": "s",
 }
 
@@ -42,7 +41,7 @@ class Case:
     ``algorithm``: comm_alg of all ops, or "mixed". ``rows``: where combine's rows lie: "own" tensors, "lent"
     window tensors, or "partly", the one or the other by op and rank; "early" is lent memory that is written
     again one op too early, which is a bug. ``list_cores`` of direct dispatch make lists, the others publish
-    rows; 0: all do both. ``copy_cores`` of direct combine copy rows in stages; 0: all copy whole rows.
+    rows; 0: all do both.
     """
 
     world: int = 2
@@ -63,7 +62,6 @@ class Case:
     algorithm: str = "window"
     rows: str = "own"
     list_cores: int = 0
-    copy_cores: int = 0
 
     def algorithm_of(self, op: int) -> str:
         """What the ``op``-th op of the sequence runs on every rank."""
@@ -89,8 +87,7 @@ class Case:
         words = [
             f"{_KEYS[f.name]}{getattr(self, f.name)}"
             for f in fields(self)
-            if f.name in _KEYS
-            and (f.name not in ("servers", "list_cores", "copy_cores") or getattr(self, f.name))
+            if f.name in _KEYS and (f.name not in ("servers", "list_cores") or getattr(self, f.name))
         ]
         words += [self.dtype, self.quant, f"mask:{self.mask}", f"ids:{self.ids}"]
         words += ["ragged" if self.ragged else "equal", self.sequence]
@@ -152,11 +149,6 @@ def checked(case: Case) -> Case:
     if not 0 <= case.list_cores < case.cores:
         raise ArgumentError(
             f"explore: list_cores is {case.list_cores}, it must be less than {case.cores} cores",
-            argument="case",
-        )
-    if not 0 <= case.copy_cores <= case.cores:
-        raise ArgumentError(
-            f"explore: copy_cores is {case.copy_cores}, it must be at most {case.cores} cores",
             argument="case",
         )
     if case.servers and case.algorithm != "window":

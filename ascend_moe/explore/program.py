@@ -193,8 +193,7 @@ class Program:
         spec = native.describe(op, self.case.contract, GROUP, self._algorithm, shapes, call.attributes)
         spec.comm_world, spec.comm_rank = self.case.world, call.rank
         spec.window_mib, spec.cores = self._window_bytes // MIB, self.case.cores
-        spec.lent_mib = LENT_MIB
-        spec.tuned_role_cores = self.case.list_cores if op == native.OP_DISPATCH else self.case.copy_cores
+        spec.lent_mib, spec.list_cores = LENT_MIB, self.case.list_cores
         spec.deadline_micros = _DEADLINE_MICROS
         spec.context_kind = CONTEXTS.index("a2" if self.case.servers else "table")
         spec.ranks_per_server = self.case.servers

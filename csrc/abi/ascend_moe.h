@@ -50,12 +50,6 @@ AM_API uint64_t am_spec_bytes(void);
 AM_API uint64_t am_check_bytes(void);
 AM_API uint64_t am_error_record_words(void);
 
-// What a tuning table says of a call, in one integer (0: nothing); -1: a value is out of range, or no such
-// algorithm. "" and 0 leave things to the op. And into a spec.
-AM_API int64_t am_tuning_pack(uint32_t hash, const char* algorithm, int cores, int ring, int rows,
-                              int list_cores);
-AM_API void am_spec_tune(void* spec, int64_t tuning);
-
 // A plan: a checked call with its tiling. Null: `check` says why.
 AM_API void* am_plan_create(const void* spec, void* check);
 AM_API void am_plan_destroy(void* plan);

@@ -1,14 +1,8 @@
-"""The parts of `ascend-moe run`: checks that notice, mutants that fit, tokens, heat map, presets."""
+"""The parts of `ascend-moe run`: checks that notice, tokens, heat map, presets."""
 
 from __future__ import annotations
 
 import copy
-import os
-import re
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,19 +11,18 @@ import transformers
 
 from ascend_moe.checkpoint.config import moe_config
 from ascend_moe.checkpoint.presets import PRESETS
-from ascend_moe.demo import heatmap, inject, launch
+from ascend_moe.demo import heatmap, launch
 from ascend_moe.demo.check import verify
 from ascend_moe.demo.layers import RunSpec, batches_of, default_text, embed
 from ascend_moe.demo.rank import RankRecord
-from ascend_moe.errors import ArgumentError, LibraryError
-from ascend_moe.native import library
+from ascend_moe.errors import ArgumentError
 
 
 def quiet(stage: str, done: int, total: int) -> None:
     """No progress."""
 
 
-# ---- checks and mutants
+# ---- checks
 
 
 @pytest.fixture(scope="module")
@@ -89,43 +82,6 @@ def test_checks_notice(finished: tuple[RunSpec, list[RankRecord]], fault: Any, c
     verdict = verify(spec, records, quiet)
     assert [number for number, check in enumerate(verdict.checks) if not check.ok] == caught
     assert verdict.ok == (not caught)
-
-
-@pytest.mark.parametrize("kind", inject.MUTANTS)
-def test_mutants_follow_the_kernels(kind: str, tmp_path: Path) -> None:
-    one = inject.MUTANTS[kind]
-    patched = tmp_path / one.file
-    patched.parent.mkdir(parents=True)
-    shutil.copy(library.native_source_root() / one.file, patched)
-    before = patched.read_text().splitlines()
-    place = inject.break_line(one, tmp_path)
-    after = patched.read_text().splitlines()
-    changed = [number for number, (a, b) in enumerate(zip(before, after, strict=True), 1) if a != b]
-    assert len(changed) == 1 and place == f"{one.file}:{changed[0]}"
-    with pytest.raises(LibraryError, match="0 times, not once"):
-        inject.break_line(one, tmp_path)
-
-
-def has_cmake() -> bool:
-    return (
-        shutil.which("cmake", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}") is not None
-    )
-
-
-@pytest.mark.skipif(not has_cmake(), reason="no cmake")
-@pytest.mark.parametrize(
-    "kind, wrong, right",
-    [("row", "dispatch", "combine"), ("weight", "combine", "dispatch"), ("count", "dispatch", "combine")],
-)
-def test_injected_fault_fails(kind: str, wrong: str, right: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "ascend_moe", "run", "-p", "tiny", "--batch", "16", "--inject", kind]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1].startswith("FAIL in ")
-    assert f"{inject.MUTANTS[kind].file}:" in done.stdout and "broken on purpose" in done.stdout
-    assert re.search(rf"^WRONG +{wrong} = reference", done.stdout, re.MULTILINE)
-    assert re.search(rf"^ok +{right} = reference", done.stdout, re.MULTILINE)
-    assert re.search(r"^WRONG +dense layer", done.stdout, re.MULTILINE)
 
 
 # ---- tokens, pictures, numbers

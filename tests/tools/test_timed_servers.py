@@ -29,7 +29,7 @@ COSTS = {name: one.value for name, one in cost_table(SOC).items()} | {"ranks_per
 def test_results_are_the_references(share: int, contract: str, quant: bool) -> None:
     request = replace(TWO, ranks_per_server=share, contract=contract, quant=quant)
     ranks = range(request.ranks)
-    with TimedWorld(request, "window", 0, 0, 5, payload=True) as world:
+    with TimedWorld(request, "window", 5, payload=True) as world:
         sent = world.run("dispatch", COSTS | {"ranks_per_server": share}, events=100_000)
         inputs = reference_inputs(world)
         want = ref.dispatch(inputs, moe_expert_num=16, quant_mode=2 if quant else 0, global_bs=0)
@@ -59,7 +59,7 @@ def test_the_nic_is_what_links_servers() -> None:
     assert usual.dispatch.link_use["nic out"] > 0
     assert "nic out" not in predict(replace(TWO, ranks_per_server=4)).dispatch.link_use
     rows = TWO.batch * TWO.topk * (TWO.hidden + 32) / 2  # of a rank, half of them to the other server
-    with TimedWorld(TWO, "window", 0, 0, 0, payload=False) as world:
+    with TimedWorld(TWO, "window", 0, payload=False) as world:
         links = world.run("dispatch", COSTS).links
     carried = sum(size for name, _, size, _ in links if name == "nic out")
     assert carried == pytest.approx(TWO.ranks * rows, rel=0.3)

@@ -1,10 +1,10 @@
 // What combine is given, and what is wrong with it, whatever the algorithm.
-#ifndef ASCEND_MOE_DISTRIBUTE_COMBINE_INPUTS_H
-#define ASCEND_MOE_DISTRIBUTE_COMBINE_INPUTS_H
+#ifndef ASCEND_MOE_COMMON_INPUTS_H
+#define ASCEND_MOE_COMMON_INPUTS_H
 
-#include "../protocol/combine_tiling.h"
 #include "exchange.h"
 #include "routing.h"
+#include "segments.h"
 
 namespace moe {
 
@@ -66,11 +66,11 @@ __aicore__ inline Verdict CheckTriple(const MoeDistributeInfo& info, const Local
 
 // A peer must return exactly the rows that this rank's own ids sent it.
 __aicore__ inline Verdict CompareCounts(const MoeDistributeInfo& info, RoutingTable& routing, uint32_t source,
-                                        const LocalTensor<uint32_t>& run) {
+                                        const LocalTensor<uint32_t>& message) {
     for (uint32_t l = 0; l < info.localExperts; ++l) {
         const uint32_t expert = source * info.localExperts + l;
         const uint32_t ours = routing.Total(static_cast<int32_t>(expert));
-        const uint32_t theirs = run.GetValue(StatusWriter::CountWord(l));
+        const uint32_t theirs = message.GetValue(StatusWriter::CountWord(l));
         if (ours != theirs) return MismatchOf(info, expert, ours, theirs);
     }
     return Verdict();
@@ -98,8 +98,8 @@ __aicore__ inline Verdict CheckIndex(const MoeDistributeInfo& info, GM_ADDR expa
     return Verdict();
 }
 
-// After a failure: this core's share of the sums, bytes [begin, end), is zeros. The UB is free.
-__aicore__ inline void ZeroSums(Exchange& exchange, GM_ADDR sums, uint64_t begin, uint64_t end,
+// After a failure: this core's share of the sums is zeros. The UB is free.
+__aicore__ inline void ZeroSums(Exchange& exchange, const MoeDistributeInfo& info, GM_ADDR sums,
                                 uint32_t rowBytes) {
     UbBuf zeroBuf;
     exchange.pipe().InitBuffer(zeroBuf, rowBytes);
@@ -107,14 +107,13 @@ __aicore__ inline void ZeroSums(Exchange& exchange, GM_ADDR sums, uint64_t begin
                        static_cast<int32_t>(rowBytes / sizeof(int16_t)));
     SyncFunc<HardEvent::V_MTE3>();
     GlobalTensor<int8_t> x;
-    x.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(sums), end);
-    for (uint64_t at = begin; at < end; at += rowBytes) {
-        const uint32_t bytes = end - at < rowBytes ? static_cast<uint32_t>(end - at) : rowBytes;
-        AscendC::DataCopy(x[at], zeroBuf.Get<int8_t>(), bytes);
-    }
+    x.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(sums), static_cast<uint64_t>(info.batch) * rowBytes);
+    const uint32_t end = PartBegin(info.batch, exchange.core() + 1, info.cores);
+    for (uint32_t token = PartBegin(info.batch, exchange.core(), info.cores); token < end; ++token)
+        AscendC::DataCopy(x[static_cast<uint64_t>(token) * rowBytes], zeroBuf.Get<int8_t>(), rowBytes);
     AscendC::PipeBarrier<PIPE_ALL>();
 }
 
 }  // namespace moe
 
-#endif  // ASCEND_MOE_DISTRIBUTE_COMBINE_INPUTS_H
+#endif  // ASCEND_MOE_COMMON_INPUTS_H

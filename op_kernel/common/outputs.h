@@ -1,8 +1,7 @@
 // What dispatch writes for its caller, whatever the algorithm: fields of rows, and the counts.
-#ifndef ASCEND_MOE_DISTRIBUTE_DISPATCH_OUTPUTS_H
-#define ASCEND_MOE_DISTRIBUTE_DISPATCH_OUTPUTS_H
+#ifndef ASCEND_MOE_COMMON_OUTPUTS_H
+#define ASCEND_MOE_COMMON_OUTPUTS_H
 
-#include "../protocol/dispatch_tiling.h"
 #include "segments.h"
 
 namespace moe {
@@ -127,7 +126,7 @@ private:
     uint32_t localExperts_ = 0;
 };
 
-// The same for all peers at once, where a core does not wait for a run to arrive before it fills the next.
+// The same for all peers at once, for a core that fills a message while the one before is still leaving.
 class AllSendCounts {
 public:
     // Begins to load the totals.
@@ -156,4 +155,4 @@ private:
 
 }  // namespace moe
 
-#endif  // ASCEND_MOE_DISTRIBUTE_DISPATCH_OUTPUTS_H
+#endif  // ASCEND_MOE_COMMON_OUTPUTS_H
