@@ -19,7 +19,7 @@ from window_library import WindowLibrary, exchange
 from ascend_moe import comm
 from ascend_moe.comm.communicator import timeout_s, window_data_bytes
 from ascend_moe.comm.liveness import describe_process, process_gone
-from ascend_moe.comm.rendezvous import create_window
+from ascend_moe.comm.processes import create_window
 from ascend_moe.errors import ArgumentError, AscendMoeError, PeerLost
 
 
