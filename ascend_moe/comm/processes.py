@@ -15,7 +15,6 @@ that gives up says ``left``: the others drop its window and wait for its next po
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import json
@@ -128,7 +127,7 @@ class Post:
 
 
 class Peer:
-    """The connection to the opening of another rank, its window, and the words that rank has said."""
+    """The connection to another rank's opening, that rank's window, and the words it has said."""
 
     def __init__(self, post: Post, sock: socket.socket, total: int) -> None:
         """``total``: bytes of a window here; no other is mapped."""
@@ -255,12 +254,12 @@ class Opening:
         self.board = Board(store, rank, self.mine, host, self.prefix)
         self.peers: dict[int, Peer] = {}
         self.digest = b""  # of the names of all openings, once every window is mapped
+        self.askers: list[socket.socket] = []  # our ends of the connections to us
         self.base = 0  # of this rank's own window
         self._deadline = time.monotonic() + timeout
         self._pause = FIRST_PAUSE_S
         self._window = -1
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.askers: list[socket.socket] = []  # our ends of the connections to us
         self._refused: dict[int, str] = {}  # rank -> name of an opening of it that is over
 
     def run(self) -> None:
@@ -379,8 +378,10 @@ class Opening:
             self.peers[rank] = Peer(post, sock, self.mine.total)
         except OSError as error:
             sock.close()
-            if error.errno != errno.EAGAIN:  # that one means: its queue is full, try again
+            if isinstance(error, (ConnectionRefusedError, PermissionError)):
                 self._refused[rank] = post.socket
+            elif not isinstance(error, BlockingIOError):  # its queue is full: the next look tries again
+                raise
 
     def _meet(self) -> None:
         """Everybody has answered: tells them whose windows are mapped here."""
@@ -414,7 +415,7 @@ class Opening:
         """Forgets openings that are over.
 
         Raises:
-            PeerLost: a peer's process died, or it broke the connection, without a word of that.
+            PeerLost: a peer's connection ended without such a word, as it does when its process dies.
         """
         for rank, peer in list(self.peers.items()):
             if peer.gone and peer.answered and not peer.over:
