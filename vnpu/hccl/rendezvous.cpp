@@ -48,9 +48,8 @@ HcclResult Open(const Card& card, int rank, int* file) {
         return kHcclSuccess;
     }
     vnpu_error(
-        "HCCL rendezvous: rank %d cannot open the memory of the root, process %d (%s): it has ended, or is "
-        "on "
-        "another machine or another user's; the virtual NPU joins ranks of one machine and one user",
+        "HCCL rendezvous: rank %d cannot open the memory of the root, process %d (%s): it has ended, or it "
+        "belongs to another machine or user; the virtual NPU joins ranks of one machine and one user",
         rank, card.pid, std::strerror(errno));
     if (fd >= 0) close(fd);
     return kHcclRemote;
