@@ -201,6 +201,20 @@ def test_gloo_groups_serve_no_npu(group: Any) -> None:
             comm.hccl_group(cluster.name, 2, 0)
 
 
+def test_registered_devices_are_asked_and_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = {"on a device": SimpleNamespace(algorithm="direct", ranks_per_server=8)}
+    device = comm.Device(known=ends.get, find=lambda *place: None, close=lambda name: ends.pop(name, None))
+    monkeypatch.setattr(comm, "_devices", dict(comm._devices))
+    comm.register_device("test", device)
+    assert comm.algorithm_of("on a device") == "direct"
+    assert comm.ranks_per_server("on a device", 2, 0) == 8
+    comm.close("on a device")
+    comm.close("on a device")
+    assert not ends
+    with pytest.raises(ArgumentError, match="names no live communicator"):
+        comm.algorithm_of("on a device")
+
+
 # ---- one end
 
 
