@@ -234,3 +234,6 @@ def _own_buffer_mib(group: Any) -> int | None:
     config = getattr(getattr(backend, "options", None), "hccl_config", None) or {}
     own = config.get("hccl_buffer_size")
     return int(own) if own else None
+
+
+comm.register_device("npu", comm.Device(known, find, close))
