@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from ascend_moe.native import library as _lib
 from ascend_moe.bench.cases import Case
 from ascend_moe.bench.methods import METHODS
 from ascend_moe.bench.rank import Job
@@ -27,6 +26,7 @@ from ascend_moe.bench.results import Run, evaluate
 from ascend_moe.bench.timing import CaseMarks
 from ascend_moe.comm.communicator import DEFAULT_WINDOW_MIB
 from ascend_moe.errors import AscendMoeError
+from ascend_moe.native import library as _lib
 from ascend_moe.plan import Request, plan
 
 #: For all methods alike: one thread, and malloc uses freed memory again instead of faulting it in afresh.

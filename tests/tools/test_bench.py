@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from ascend_moe.native.library import native_source_root
 from ascend_moe.bench import bounds, cases, check, plots, report
 from ascend_moe.bench.cases import Case, Inputs, matrix
 from ascend_moe.bench.methods import LIMIT, METHODS, Arrived, chosen
 from ascend_moe.bench.results import SCHEMA, evaluate, ratio, spans_us, spread, times
 from ascend_moe.errors import ArgumentError
+from ascend_moe.native.library import native_source_root
 
 TINY = Case("tiny", world=2, batch=4, hidden=64, topk=2, experts=8)
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ascend_moe.native import library as _lib
 from ascend_moe.bench.cases import Case, Inputs
 from ascend_moe.bench.methods.base import LIMIT, Arrived, Method, Place
 from ascend_moe.dispatchers import rows as row_ops
 from ascend_moe.errors import ArgumentError
+from ascend_moe.native import library as _lib
 
 _LANES = 16  # of the weighted sum
 
