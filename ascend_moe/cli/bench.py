@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -18,12 +18,17 @@ from ascend_moe.bench import methods as every_method
 from ascend_moe.bench.cases import DTYPES, LAYERS, QUANTS, SKEWS, SWEEPS, Case, matrix
 from ascend_moe.bench.results import Run
 from ascend_moe.bench.run import RankFailed, run
+from ascend_moe.cli.options import bad
 from ascend_moe.errors import ArgumentError
 
 ITERATIONS, QUICK_ITERATIONS = 60, 12
 
 
-def bench_command(
+app = typer.Typer()
+
+
+@app.command()
+def bench(
     preset: Annotated[
         list[str] | None,
         typer.Option("--preset", "-p", metavar="NAME", help=f"{', '.join(LAYERS)}; several."),
@@ -68,9 +73,9 @@ def bench_command(
         )
         raise typer.Exit(0 if kept else 1)
     if plot is not None and importlib.util.find_spec("matplotlib") is None:
-        _bad("plot", "needs matplotlib: pip install 'ascend_moe[bench]'")
+        bad("--plot", "needs matplotlib: pip install 'ascend_moe[bench]'")
     if json_file is not None and not json_file.absolute().parent.is_dir():
-        _bad("json", f"there is no folder {json_file.absolute().parent}")
+        bad("--json", f"there is no folder {json_file.absolute().parent}")
     try:
         cases = matrix(
             preset or ["deepseek-v3"],
@@ -83,7 +88,7 @@ def bench_command(
         )
         names = every_method.chosen(methods)
     except ArgumentError as error:
-        _bad(error.argument, str(error))
+        bad(f"--{error.argument}", str(error))
     result = measure(cases, names, QUICK_ITERATIONS if quick else iterations)
     # A pipe has no width of its own: a table must not be cut at 80 columns there.
     report.show(result, Console(width=None if sys.stdout.isatty() else 160), force)
@@ -113,7 +118,3 @@ def numbers(option: str, text: str) -> list[int]:
             f"{option} is {text!r}; need whole numbers with commas between them", argument=option
         )
     return [int(word) for word in words]
-
-
-def _bad(option: str, message: str) -> NoReturn:
-    raise typer.BadParameter(message, param_hint=f"'--{option}'")

@@ -8,7 +8,6 @@ import socket
 from collections.abc import Callable, Iterator
 
 from .. import tuning
-from ..cli.plan import exported_mib
 from ..comm.communicator import (
     CONTEXTS,
     DEFAULT_WINDOW_MIB,
@@ -22,6 +21,7 @@ from ..errors import AscendMoeError
 from ..native import library
 from ..ops.calls import comm_algorithm, core_count
 from ..ops.npu_communicator import deadline_s
+from ..plan import exported_mib
 from ..tune_plan import cut
 from .finding import Finding, error, fine, warn
 
