@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 
-from ascend_moe import _text, tuning
-from ascend_moe.errors import ArgumentError
+from ascend_moe import tuning
 from ascend_moe.plan import Request
 from ascend_moe.tune_plan import cut, largest
 from ascend_moe.tune_search import (
@@ -23,7 +20,7 @@ from ascend_moe.tune_search import (
     entries_of,
     model,
 )
-from ascend_moe.tuning import Table, load
+from ascend_moe.tuning import Table
 
 SHAPE = Request(ranks=2, experts=16, topk=4, hidden=2048, batch=64, soc="Ascend910_9391", cores=48)
 
@@ -147,53 +144,3 @@ def test_largest_is_what_the_tiling_takes() -> None:
     entries = [Choice(op, "window", OWN, 0, 0, 0, 0).entry(SHAPE) for op in tuning.OPS]
     most = largest(entries)
     assert most["cores"] == 48 and 1 <= most["ring"] <= 255 and 1 <= most["rows"] <= 65535
-
-
-# ---- the command
-
-
-def tune(*argv: str) -> int:
-    shape = ["--ep", "2", "-e", "16", "-k", "4", "--hidden", "1024", "--evaluations", "3"]
-    return _text.run("tune", [*shape, *argv])
-
-
-def test_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "t.json"
-    assert tune("--bs", "8,16", "--quant", "--out", str(path)) == 0
-    printed = capfd.readouterr().out
-    assert {"cores", "role", "ring", "rows"} <= set(printed.splitlines()[1].split())
-    assert "predicted (model) for Ascend910_9391" in printed and f"export {tuning.VARIABLE}={path}" in printed
-    table = load(path)
-    assert {(one.op, one.algorithm, one.max_bs) for one in table.entries} == {
-        (op, algorithm, batch) for op in tuning.OPS for algorithm in ("window", "direct") for batch in (8, 16)
-    }
-    assert all(one.tuned_us <= one.default_us and one.soc == "Ascend910_9391" for one in table.entries)
-    assert {one.quant for one in table.entries if one.op == "dispatch"} == {True}
-    assert "predictions, no measurements" in json.loads(path.read_text())["about"]["made"]
-    assert _text.run("tune", ["--check", str(path)]) == 0
-    assert capfd.readouterr().out == f"{path}: 8 entries, hash {table.hash}\n"
-
-
-@pytest.mark.parametrize(
-    ("argv", "named"),
-    [
-        (["--ep", "0"], "--ep 0"),
-        (["--ep", "two"], "--ep two"),
-        (["--bs", ""], "--bs"),
-        (["--soc", "H100"], "H100"),
-        (["-e", "15"], "moe_expert_num"),
-        (["--evaluations", "0"], "--evaluations"),
-        (["--out", "/nowhere/t.json"], "--out"),
-        (["--check", "/nowhere/t.json"], "/nowhere/t.json"),
-        (["-p", "gpt"], "preset"),
-    ],
-)
-def test_command_refuses(argv: list[str], named: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert tune("--algorithm", "window", *argv) == 2
-    error = capfd.readouterr().err
-    assert named in error and error.count("\n") == 1
-
-
-def test_a_refused_shape_is_named() -> None:
-    with pytest.raises(ArgumentError, match="moe_expert_num"):
-        Search(Request(ranks=2, experts=15, topk=4, hidden=1024, batch=8, cores=48), "window", 3).run()
