@@ -24,6 +24,10 @@ from ..explore.shrink import shrink
 _STORES = ("both", "fifo", "unordered")
 
 
+app = typer.Typer()
+
+
+@app.command("explore")
 def explore_command(
     case: Annotated[
         str | None, typer.Option("--case", help=f"One case, as {Case()}; default: random ones.")

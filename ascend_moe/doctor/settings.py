@@ -7,7 +7,6 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 
-from ..cli.plan import exported_mib
 from ..comm.communicator import (
     CONTEXTS,
     DEFAULT_WINDOW_MIB,
@@ -21,6 +20,7 @@ from ..errors import AscendMoeError
 from ..native import library
 from ..ops.calls import comm_algorithm, core_count
 from ..ops.npu_communicator import deadline_s
+from ..plan import exported_mib
 from .finding import Finding, error, fine, warn
 
 OURS = {

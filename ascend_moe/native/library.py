@@ -58,7 +58,6 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "am_call_output": (c_int, (c_void_p, c_int, POINTER(c_int64))),
     "am_run": (c_int, (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_char_p, c_uint64)),
     "am_bench_copy_rows": (c_int, (c_void_p, c_void_p, c_uint64, c_uint64, c_int)),
-    "am_bench_flag": (c_int64, (c_void_p, c_int, c_uint32, c_uint32, c_int, c_int64)),
     "am_bench_weighted_sum": (
         c_int,
         (c_void_p, c_void_p, c_void_p, c_uint64, c_uint64, c_uint64, c_int),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from collections.abc import Callable
 from ctypes import POINTER, c_char_p, c_int64, c_uint64, c_void_p
 from dataclasses import asdict, dataclass, field, replace
@@ -17,7 +18,13 @@ from typing import Any
 
 import torch
 
-from ..comm.communicator import ALGORITHMS, CONTEXT_A2, CONTEXT_A3, MAX_WINDOW_MIB
+from ..comm.communicator import (
+    ALGORITHMS,
+    CONTEXT_A2,
+    CONTEXT_A3,
+    MAX_WINDOW_MIB,
+    window_data_bytes,
+)
 from ..errors import ArgumentError, LibraryError, WindowTooSmall
 from ..native import library as _lib
 from ..ops import calls as native
@@ -148,6 +155,17 @@ def plan(request: Request) -> Report:
     return Report(
         request, chip, cores, window, window["buffsize_mib"], limits["ub_bytes"], cann, ops, violations
     )
+
+
+def exported_mib(default: int) -> int:
+    """HCCL_BUFFSIZE of this shell, ``default`` when it is not set.
+
+    Raises:
+        ArgumentError: it is no size that a window can have.
+    """
+    given = os.environ.get("HCCL_BUFFSIZE", "").strip()
+    window_data_bytes()
+    return int(given) if given else default
 
 
 def limits() -> dict[str, int]:

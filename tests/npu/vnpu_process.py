@@ -37,7 +37,7 @@ class Outcome:
 
 
 def launcher(*options: str) -> list[str]:
-    return [sys.executable, "-m", "ascend_moe.vnpu", *options, "--", sys.executable]
+    return [sys.executable, "-m", "ascend_moe", "vnpu", *options, "--", sys.executable]
 
 
 def run(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import commands
 import pytest
 import torch
 from timed_inputs import reference_inputs
 
 import ascend_moe.reference as ref
-from ascend_moe.cli import predict as predict_cli
 from ascend_moe.errors import ArgumentError
 from ascend_moe.plan import Request
 from ascend_moe.timed import ALGORITHMS, predict
@@ -95,7 +95,7 @@ def test_other_algorithms_are_refused(algorithm: str) -> None:
 
 def test_the_command_takes_what_can_run(capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--bs", "4", "--hidden", "512", "-k", "2", "-e", "16", "--cores", "4"]
-    assert predict_cli.main(["--soc", SOC, "--ep", "8,16", *small]) == 0
+    assert commands.run("predict", ["--soc", SOC, "--ep", "8,16", *small]) == 0
     rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
     assert [name for ep, name in (row for row in rows if len(row) == 2) if ep == "8"] == list(ALGORITHMS)
     assert [name for ep, name in (row for row in rows if len(row) == 2) if ep == "16"] == ["window"]

@@ -1,21 +1,17 @@
-"""Commands and options of `ascend-moe`: `run` is in ascend_moe.demo, the others beside what they use."""
+"""`ascend-moe run`: a MoE layer over EP ranks of this machine; ascend_moe.demo does the work."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import os
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
-from ascend_moe import _text as plain
 from ascend_moe.checkpoint.config import moe_config, read_json
 from ascend_moe.checkpoint.presets import PRESETS, preset
-from ascend_moe.cli.bench import bench_command
-from ascend_moe.cli.explore import explore_command
-from ascend_moe.cli.twin import app as twin_app
+from ascend_moe.cli.options import DEFAULT_PRESET, bad
 from ascend_moe.demo.job import Job, execute
 from ascend_moe.demo.launch import BACKENDS
 from ascend_moe.demo.layers import DEFAULT_TEXT, DTYPES, RunSpec, batches_of, default_text
@@ -23,50 +19,7 @@ from ascend_moe.demo.report import about
 from ascend_moe.errors import ArgumentError
 from ascend_moe.layer import MoEConfig
 
-DEFAULT_PRESET = "deepseek-v3"
-
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    pretty_exceptions_enable=False,
-)
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        try:
-            number = importlib.metadata.version("ascend_moe")
-        except importlib.metadata.PackageNotFoundError:
-            number = "(a source tree, not installed)"
-        print(f"ascend_moe {number}")
-        raise typer.Exit
-
-
-@app.callback()
-def root(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
-) -> None:
-    """MoE expert parallelism for Ascend, on any machine."""
-
-
-app.command("bench")(bench_command)
-app.command("explore")(explore_command)
-app.add_typer(twin_app, name="twin")
-
-
-def _plain(name: str, about: str) -> None:
-    """A command that reads its options itself, here so that the help lists it."""
-
-    def command(context: typer.Context) -> None:
-        raise typer.Exit(plain.run(name, context.args))
-
-    settings = {"allow_extra_args": True, "ignore_unknown_options": True}
-    app.command(name, help=about, add_help_option=False, context_settings=settings)(command)
-
-
-for _name, (_, _about) in plain.COMMANDS.items():
-    _plain(_name, _about)
+app = typer.Typer()
 
 
 @app.command()
@@ -140,15 +93,15 @@ def _layer(
     """The numbers, what they are, and the published width of the experts where they are narrower."""
     if checkpoint is None:
         if number is not None:
-            _bad("--layer", "it counts the layers of a checkpoint: give --checkpoint too")
+            bad("--layer", "it counts the layers of a checkpoint: give --checkpoint too")
         found = preset(name or DEFAULT_PRESET)
         config, width = found.config(), found.published.moe_intermediate_size
         narrowed = width if config.moe_intermediate_size < width else None
         return config, f"{name or DEFAULT_PRESET}: {found.about}, random weights", narrowed
     if name is not None:
-        _bad("--preset", "the numbers come from --checkpoint: leave one of them out")
+        bad("--preset", "the numbers come from --checkpoint: leave one of them out")
     if number is None:
-        _bad("--layer", "say which decoder layer of the checkpoint, from 0")
+        bad("--layer", "say which decoder layer of the checkpoint, from 0")
     return moe_config(read_json(checkpoint)), f"{checkpoint}: decoder layer {number}", None
 
 
@@ -156,7 +109,7 @@ def _text(path: Path | None, tokens: int) -> tuple[bytes, str]:
     """``tokens`` bytes of the text, repeated where it is shorter, and the sentence that says so."""
     text = default_text() if path is None else path.read_bytes()
     if not text:
-        _bad("--text", f"{path} is empty")
+        bad("--text", f"{path} is empty")
     repeats = -(-tokens // len(text))
     note = f"the text has {len(text)} bytes and is read {repeats} times" if repeats > 1 else ""
     return (text * repeats)[:tokens], note
@@ -165,7 +118,7 @@ def _text(path: Path | None, tokens: int) -> tuple[bytes, str]:
 def _one_of(option: str, value: str, names: object) -> None:
     listed = list(names)  # type: ignore[call-overload]
     if value not in listed:
-        _bad(option, f"{value!r} is none of {', '.join(listed)}")
+        bad(option, f"{value!r} is none of {', '.join(listed)}")
 
 
 def _check_plot(plot: Path | None) -> None:
@@ -173,12 +126,8 @@ def _check_plot(plot: Path | None) -> None:
     if plot is None:
         return
     if plot.suffix not in (".png", ".svg", ".pdf"):
-        _bad("--plot", f"{plot} must end in .png, .svg or .pdf")
+        bad("--plot", f"{plot} must end in .png, .svg or .pdf")
     if not plot.absolute().parent.is_dir():
-        _bad("--plot", f"there is no folder {plot.absolute().parent}")
+        bad("--plot", f"there is no folder {plot.absolute().parent}")
     if importlib.util.find_spec("matplotlib") is None:
-        _bad("--plot", "needs matplotlib: pip install 'ascend_moe[cli]'")
-
-
-def _bad(option: str, message: str) -> NoReturn:
-    raise typer.BadParameter(message, param_hint=f"'{option}'")
+        bad("--plot", "needs matplotlib: pip install 'ascend_moe[cli]'")

@@ -5,21 +5,24 @@ is fitted. ``data/soc_costs.json`` says under ``unknown`` what each is taken to 
 within which bounds it is plausible, under ``pairs`` what was tried. Of the pairs whose fitted values are
 plausible the one that leaves the least error on the calibration points is taken; held-out points have no part
 in that.
+
+    PYTHONPATH=. python tools/calibration_fit.py [FOLDER]     fits; writes soc_costs.json, calibration.json
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
-from ..errors import ArgumentError
-from . import calibration
-from .calibration import CALIBRATION, HELD_OUT
-from .costs import cost_table, fitted_names, read_data
+from ascend_moe.errors import ArgumentError
+from ascend_moe.timed import calibration
+from ascend_moe.timed.calibration import CALIBRATION, HELD_OUT
+from ascend_moe.timed.costs import cost_table, fitted_names, read_data
 
 _ROUNDS, _STEP, _DIGITS = 6, 0.1, 3
 _LEAST = 0.05  # a figure that the fit may not go below, as a share of where it began
@@ -135,9 +138,21 @@ def write(
     compared = calibration.compare(calibration.points(CALIBRATION, HELD_OUT, "shown"), fitted)
     document = {
         "about": "Errors of the timed engine against published_times.json, and the fits of all pairs of "
-        "unknown figures, written by `ascend-moe predict --calibrate --write`.",
+        "unknown figures, written by tools/calibration_fit.py.",
         "fitted": dict(fitted),
         "errors": {one.point.id: round(one.error, 4) for one in compared},
         "tried": [asdict(fit(names, progress)) for names in table["pairs"]],
     }
     (folder / "calibration.json").write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+
+    def tell(line: str) -> None:
+        print(line, file=sys.stderr)
+
+    fitted = calibrate(progress=tell)
+    for figure, value in fitted.items():
+        print(f"{figure} = {value:g}")
+    if len(sys.argv) > 1:
+        write(fitted, Path(sys.argv[1]), tell)
