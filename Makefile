@@ -56,7 +56,7 @@ demo: install
 
 test: $(bin)/scikit-build-core
 	$(pip_install) .[test]
-	$(pytest) -n 2 -m "not npu" $(PYTEST_ARGS)
+	$(pytest) -n 2 -m "not npu and not nightly" $(PYTEST_ARGS)
 
 # The wheel lies in a folder of its own, so that torch starts without CANN everywhere else.
 torch_npu := $(CURDIR)/build/npu/$(subst ==,-,$(TORCH_NPU))

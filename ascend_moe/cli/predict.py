@@ -22,9 +22,7 @@ app = typer.Typer()
 
 @app.command()
 def predict(
-    soc: Annotated[
-        str, typer.Option(metavar="NAME", help=f"{', '.join(known_socs())}.")
-    ] = DEFAULT_SOC,
+    soc: Annotated[str, typer.Option(metavar="NAME", help=f"{', '.join(known_socs())}.")] = DEFAULT_SOC,
     ep: Annotated[str, typer.Option(metavar="W,...", help="EP ranks.")] = "8,16,32,64",
     bs: Annotated[int, typer.Option("-b", "--bs", metavar="BS", help="Tokens a rank.")] = 128,
     preset: options.Preset = None,

@@ -25,7 +25,6 @@ from .finding import Finding, error, fine, warn
 
 OURS = {
     "ASCEND_MOE_AIV_CORES",
-    "ASCEND_MOE_BENCH_RANK",
     "ASCEND_MOE_CACHE",
     "ASCEND_MOE_CHECKED_LIBRARY",
     "ASCEND_MOE_COMM_ALG",

@@ -323,10 +323,10 @@ def test_wrong_options_end_before_anything_starts(options: list[str], text: str)
     typer = pytest.importorskip("typer")
     from typer.testing import CliRunner
 
-    from ascend_moe.cli.bench import bench_command
+    from ascend_moe.cli.bench import bench
 
     app = typer.Typer()
-    app.command()(bench_command)
+    app.command()(bench)
     done = CliRunner().invoke(app, options, env={"COLUMNS": "200", "NO_COLOR": "1"})
     assert done.exit_code == 2, done.output
     assert text in " ".join(done.output.replace("│", " ").split())
