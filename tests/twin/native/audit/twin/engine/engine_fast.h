@@ -8,7 +8,7 @@
 #define IssueSourced FastIssueSourced
 #define SettlePipe FastSettlePipe
 #define kChecked kFastChecked
-#include "twin/engine/engine_fast.h"
+#include_next "twin/engine/engine_fast.h"
 #undef Issue
 #undef IssueExact
 #undef IssueSourced
