@@ -5,9 +5,8 @@
 
 #include "ascend_moe.h"
 #include "protocol/tiling.h"
-#include "twin/vector/isa.h"
-#include "twin/api/numeric.h"
-#include "twin/engine/stream.h"
+#include "twin/engine/host_cpu.h"
+#include "twin/math/numeric.h"
 
 namespace {
 

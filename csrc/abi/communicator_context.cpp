@@ -5,7 +5,7 @@
 #include <new>
 
 #include "communicator.h"
-#include "twin/engine/contexts.h"
+#include "twin/api/hccl_context.h"
 
 namespace ops {
 

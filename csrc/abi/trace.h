@@ -2,7 +2,7 @@
 #pragma once
 
 #include "twin/engine/launch.h"
-#include "twin/engine/recorder.h"
+#include "twin/engine/timeline.h"
 
 namespace ops {
 

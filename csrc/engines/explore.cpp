@@ -9,8 +9,8 @@
 #include <string>
 #include <unordered_set>
 
-#include "rules/message.h"
 #include "abi/op_launch.h"
+#include "rules/message.h"
 #include "twin/engine/explore.h"
 
 namespace ops {

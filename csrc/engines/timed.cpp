@@ -8,10 +8,10 @@
 #include <cstring>
 #include <string>
 
+#include "abi/op_launch.h"
 #include "engines/models/cann_style.h"
 #include "engines/models/cann_style_layout.h"
-#include "abi/op_launch.h"
-#include "twin/engine/timed.h"
+#include "twin/engine/predict.h"
 
 namespace ops {
 

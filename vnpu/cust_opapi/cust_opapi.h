@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "rules/op.h"
 #include "acl/vnpu_stream.h"
+#include "rules/op.h"
 
 struct aclTensor;
 

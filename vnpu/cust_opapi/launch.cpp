@@ -7,11 +7,11 @@
 #include <mutex>
 
 #include "cust_opapi.h"
+#include "hccl/vnpu_windows.h"
 #include "library.h"
 #include "report.h"
 #include "rules/check.h"
 #include "rules/tuned.h"
-#include "hccl/vnpu_windows.h"
 
 namespace vnpu_moe {
 

@@ -1,8 +1,8 @@
 // A launch of AscendMoeProbe, the kernel of the bring-up, on the twin.
+#include "cann/platform.h"
 #include "cust_opapi.h"
 #include "library.h"
 #include "report.h"
-#include "cann/platform.h"
 
 namespace vnpu_moe {
 

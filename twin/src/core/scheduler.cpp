@@ -18,10 +18,10 @@
 #include <new>
 #include <string>
 
-#include "faults.h"
 #include "recorder.h"
+#include "runtime.h"
 #include "twin/engine/atomic_store.h"
-#include "twin/engine/stream.h"
+#include "twin/engine/host_cpu.h"
 
 namespace twin {
 

@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-#include "twin/api/cast.h"
+#include "twin/math/cast.h"
 
 namespace twin {
 

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "kernel_operator.h"
-#include "twin/engine/copy_agent.h"
 #include "twin/api/hccl_context.h"
+#include "twin/engine/copy_agent.h"
 
 namespace AscendC {
 

@@ -6,8 +6,8 @@
 
 #include <cstdint>
 
-#include "twin/vector/isa.h"
-#include "twin/api/numeric.h"
+#include "twin/engine/host_cpu.h"
+#include "twin/math/numeric.h"
 
 namespace twin {
 
