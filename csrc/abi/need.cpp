@@ -5,8 +5,8 @@
 
 #include "ascend_moe.h"
 #include "communicator.h"
+#include "plan.h"
 #include "rules/ub.h"
-#include "run.h"
 #include "vendor_limits.h"
 
 namespace {

@@ -1,11 +1,11 @@
 // Plans across the C ABI: names, shapes, checks.
 #include <cstring>
 
+#include "plan.h"
 #include "ascend_moe.h"
 #include "rules/message.h"
 #include "rules/op.h"
 #include "rules/tuned.h"
-#include "run.h"
 
 namespace {
 

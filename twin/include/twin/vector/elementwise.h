@@ -1,5 +1,5 @@
 // Elementwise vector instructions, each in three forms: the first `count` elements; a mask of the first n
-// lanes of every repeat; a mask of bits. The loops are in vector_math.h.
+// lanes of every repeat; a mask of bits. The loops are in math/array_ops.h.
 //
 // repeatTime is wider here than in the vendor's headers, so that 256 is an error and not 0.
 #pragma once
