@@ -14,6 +14,7 @@
 #include <functional>
 #include <memory>
 
+#include "abi.h"
 #include "comm.h"
 
 namespace vnpu {
@@ -36,5 +37,25 @@ uint64_t ShareBytes(const Comm& comm, int shares);
 
 // Puts it on the stream (recorded when the stream is captured).
 HcclResult Enqueue(std::shared_ptr<Comm> comm, Collective collective, void* stream);
+
+// ---- Reduction of one stretch of elements over the ranks.
+
+// True when `op` over `type` is defined: the integers, fp16, bf16, fp32 and fp64.
+bool Reducible(DataType type);
+
+// out[i] = sources[0][i] op sources[1][i] op ..., in this order, so that every rank gets the same bits. fp16
+// and bf16 are reduced in fp32 and rounded once, to nearest even. Integers wrap. A NaN stays a NaN in max and
+// min.
+void Reduce(DataType type, ReduceOp op, void* out, const void* const* sources, int ranks, uint64_t count);
+
+// ---- What has been sent and not yet been taken. A send never waits for its receiver: what does not fit into
+// the channel is kept here and moved on by a thread of its own, so that ranks may all send first and receive
+// afterwards, as they may on a device, where every pair has its own stream.
+
+// Sends a message after those already on their way to that rank.
+void Post(const std::shared_ptr<Comm>& comm, int peer, const void* data, uint64_t bytes);
+
+// True while a message of this communicator for that rank is on its way.
+bool OnItsWay(const Comm& comm, int peer);
 
 }  // namespace vnpu

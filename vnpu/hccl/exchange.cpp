@@ -1,4 +1,4 @@
-#include "collective.h"
+#include "exchange.h"
 
 #include <cstdio>
 #include <cstring>
