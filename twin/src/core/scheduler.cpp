@@ -47,8 +47,8 @@ void Pause() {
 }
 
 bool MayForward() {
-    const char* said = std::getenv("ASCEND_MOE_FORWARD");
-    return said == nullptr || strcmp(said, "0") != 0;
+    const char* setting = std::getenv("ASCEND_MOE_FORWARD");
+    return setting == nullptr || strcmp(setting, "0") != 0;
 }
 
 // Copies that wait are made before others may run, and where other agents than cores move bytes they never
