@@ -27,14 +27,21 @@ function(vnpu_library name)
 endfunction()
 
 file(GLOB vnpu_acl CONFIGURE_DEPENDS ${vnpu_src}/acl/*.cpp)
-list(REMOVE_ITEM vnpu_acl ${vnpu_src}/acl/op_compiler.cpp ${vnpu_src}/acl/stubs_empty.cpp)
+list(REMOVE_ITEM vnpu_acl ${vnpu_src}/acl/op_compiler.cpp)
 vnpu_library(ascendcl ${vnpu_acl})
 
 vnpu_library(acl_op_compiler ${vnpu_src}/acl/op_compiler.cpp)
 target_link_libraries(vnpu_acl_op_compiler PRIVATE vnpu_ascendcl)
 
+# torch_npu names these libraries and uses nothing of them.
+set(vnpu_empty ${CMAKE_CURRENT_BINARY_DIR}/vnpu_empty_library.cpp)
+file(CONFIGURE OUTPUT ${vnpu_empty} CONTENT
+  "extern \"C\" __attribute__((visibility(\"default\"))) const char* vnpu_library() {
+    return \"virtual NPU of ascend_moe: nothing is in here\";
+}
+")
 foreach(name ge_runner graph acl_tdt_channel)
-  vnpu_library(${name} ${vnpu_src}/acl/stubs_empty.cpp)
+  vnpu_library(${name} ${vnpu_empty})
 endforeach()
 
 file(GLOB vnpu_hccl CONFIGURE_DEPENDS ${vnpu_src}/hccl/*.cpp)

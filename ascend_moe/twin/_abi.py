@@ -1,4 +1,4 @@
-"""The C ABI of a library of kernels (twin/src/foreign/foreign.h), field by field."""
+"""The C ABI of a library of kernels (twin/src/foreign/abi.h), field by field."""
 
 from __future__ import annotations
 

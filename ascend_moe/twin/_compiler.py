@@ -85,6 +85,28 @@ def include_directory() -> Path:
     return _lib.native_source_root() / "twin" / "include"
 
 
+@functools.cache
+def vendor_headers_directory() -> Path:
+    """Folder of the headers that CANN's toolkits offer beside kernel_operator.h; each includes one of the twin's.
+
+    Written once into the cache, as twin/include/vendor_headers.txt lists them.
+    """
+    table = (include_directory() / "vendor_headers.txt").read_text()
+    folder = cache_directory() / "twin" / f"vendor-headers-{digest_of(table)}"
+    if not folder.is_dir():
+        fill_folder(folder, lambda scratch: _write_vendor_headers(table, scratch))
+    return folder
+
+
+def _write_vendor_headers(table: str, folder: Path) -> None:
+    for line in table.splitlines():
+        if line.startswith("#"):
+            continue
+        name, target = line.split()
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f'#pragma once\n\n#include "{target}"\n')
+
+
 def _runtime_directory() -> Path:
     return _lib.native_source_root() / "twin" / "src"
 
@@ -107,7 +129,8 @@ def _kernel_flags(engine: str, defines: Iterable[str], includes: Iterable[str | 
     preset = [d for d in (*_KERNEL_DEFINES, *_DATA_TYPES) if re.split(r"[=(]", d)[0] not in names]
     flags = [*_common_flags(engine), "-g1", "-Wall", "-Wno-unknown-pragmas", "-Wno-unused"]
     flags += [f"-D{define}" for define in (*preset, *given)]
-    return flags + [f"-I{path}" for path in includes] + ["-isystem", str(include_directory())]
+    twin = ("-isystem", str(include_directory()), "-isystem", str(vendor_headers_directory()))
+    return flags + [f"-I{path}" for path in includes] + list(twin)
 
 
 # ---- running the compiler ----

@@ -95,9 +95,9 @@ AM_API int am_bench_copy_rows(void* to, const void* const* from, uint64_t count,
 // is left out. 0, or 1: hidden is no multiple of 16, or another type.
 AM_API int am_bench_weighted_sum(void* out, const void* const* rows, const float* weights, uint64_t tokens,
                                  uint64_t top_k, uint64_t hidden, int type);
-// Timelines of what am_run does from here on: events as in twin/timeline.h, at most `limit` of them. Start:
-// 0, 1 when one is being recorded, 2 when this engine records none. Events: copies at most `most`, returns
-// how many there are; `dropped`: how many came beyond the limit.
+// Timelines of what am_run does from here on: events as in twin/engine/timeline.h, at most `limit` of them.
+// Start: 0, 1 when one is being recorded, 2 when this engine records none. Events: copies at most `most`,
+// returns how many there are; `dropped`: how many came beyond the limit.
 AM_API int am_trace_start(uint64_t limit);
 AM_API void am_trace_stop(void);
 AM_API uint64_t am_trace_events(void* out, uint64_t most, uint64_t* dropped);
@@ -107,7 +107,7 @@ AM_API const char* am_error_name(int code);
 AM_API void am_error_message(const int32_t* record, char* text, uint64_t bytes);
 AM_API void am_error_fields(const int32_t* record, char* text, uint64_t bytes);
 
-// Explore mode: only in the library of the checked engine. The structs are in explore.h.
+// Explore mode: only in the library of the checked engine. Its structs are in engines/explore.cpp.
 AM_API int am_engine_is_checked(void);
 #ifdef TWIN_CHECKED
 AM_API void* am_explore_create(int world, uint64_t data_bytes, uint64_t lent_bytes);
@@ -129,7 +129,7 @@ AM_API int am_explore_trace(void* exploration, const char* path, const char* hea
 AM_API int am_explore_code(void* exploration, int step, int32_t* record);
 #endif
 
-// The timed engine: only in its library. The structs are in timed.h.
+// The timed engine: only in its library. Its structs are in engines/timed.cpp.
 #ifdef TWIN_TIMED
 AM_API void* am_timed_create(int world, uint64_t data_bytes, uint64_t lent_bytes);
 AM_API void* am_timed_lent(void* timed, int rank);
@@ -138,8 +138,8 @@ AM_API void am_timed_destroy(void* timed);
 AM_API int am_timed_servers(void* timed, int ranks_per_server);
 // Names of the costs of am_timed_run, in their order, separated by blanks.
 AM_API const char* am_timed_cost_names(void);
-// Runs one op of every rank (twin/timed.h): a step a rank, in any order. Windows and epochs live on between
-// runs.
+// Runs one op of every rank (twin/engine/predict.h): a step a rank, in any order. Windows and epochs live on
+// between runs.
 AM_API void am_timed_run(void* timed, const void* steps, int count, const double* costs, const void* options,
                          void* result);
 // Of the last run. The critical path: "phase<tab>cause<tab>ns" a line. The links:

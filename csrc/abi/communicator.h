@@ -9,8 +9,8 @@
 #include <mutex>
 #include <vector>
 
-#include "lent.h"
 #include "common/contexts.h"
+#include "lent.h"
 #include "twin/engine/copy_agent.h"
 #include "twin/engine/launch.h"
 #include "window.h"

@@ -5,9 +5,9 @@
 
 #include "ascend_moe.h"
 #include "communicator.h"
-#include "vendor_limits.h"
+#include "plan.h"
 #include "rules/ub.h"
-#include "run.h"
+#include "vendor_limits.h"
 
 namespace {
 

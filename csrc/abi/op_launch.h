@@ -1,14 +1,34 @@
 // One op of one rank, ready to run: the kernel with its arguments, and the GM ranges that it may touch.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 
 #include "communicator.h"
-#include "kernels.h"
-#include "run.h"
+#include "plan.h"
+#include "protocol/tiling.h"
+#include "twin/api/qualifiers.h"
 #include "twin/engine/engine.h"
+#include "twin/engine/launch.h"
+#include "twin/engine/timeline.h"
 
 namespace ops {
+
+// The kernel entries, one a dtype: the same source compiled three times under three names.
+using DispatchKernel = void (*)(GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR,
+                                GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR);
+using CombineKernel = void (*)(GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR,
+                               GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR);
+
+// Kernels that a launch runs instead of the shipped ones.
+struct Kernels {
+    DispatchKernel dispatch;
+    CombineKernel combine;
+    uint64_t workspace_bytes;  // at least
+};
+
+DispatchKernel DispatchKernelOf(uint32_t type);
+CombineKernel CombineKernelOf(uint32_t type);
 
 class OpLaunch {
 public:
@@ -51,6 +71,21 @@ private:
     uint32_t epoch_ = 0;
     LentArea::Found lent_ = {};
     moe::MoeDistributeCombineTiling tiling_;  // of a combine that publishes a lent block
+};
+
+// Stands around a launch: gives it a timeline while am_trace_start is in effect, and keeps its events
+// afterwards.
+class TracedLaunch {
+public:
+    explicit TracedLaunch(twin::LaunchSpec& spec);
+    ~TracedLaunch();
+    TracedLaunch(const TracedLaunch&) = delete;
+    TracedLaunch& operator=(const TracedLaunch&) = delete;
+
+private:
+    twin::LaunchSpec& spec_;
+    twin::Timeline timeline_;
+    uint64_t session_ = 0;
 };
 
 }  // namespace ops

@@ -1,10 +1,10 @@
 // Plans across the C ABI: names, shapes, checks.
 #include <cstring>
 
+#include "plan.h"
 #include "ascend_moe.h"
 #include "rules/message.h"
 #include "rules/op.h"
-#include "run.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "trace.h"
+#include "op_launch.h"
 
 #include <algorithm>
 #include <atomic>

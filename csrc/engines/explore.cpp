@@ -1,5 +1,4 @@
-#include "explore.h"
-
+// Explore mode across the C ABI: a world of ranks in this process, programs of ops, many schedules.
 #include "abi/ascend_moe.h"
 
 #ifdef TWIN_CHECKED
@@ -9,9 +8,71 @@
 #include <string>
 #include <unordered_set>
 
-#include "rules/message.h"
 #include "abi/op_launch.h"
+#include "engines/local_ranks.h"
+#include "rules/message.h"
 #include "twin/engine/explore.h"
+
+extern "C" {
+
+// One op of one rank. Ops of a rank run in the order in which they are listed.
+struct am_explore_step {
+    int32_t rank;
+    int32_t compare;  // whether the outputs are compared when the op succeeds
+    void* plan;
+    const void* const* inputs;
+    void* const* outputs;
+    const void* const* expected;     // by output; null: not compared
+    const uint64_t* expected_bytes;  // of each output, from its start
+    const uint64_t* output_bytes;
+    uint32_t outputs_count;
+    uint32_t accepted;  // error codes that are no finding, one bit each; bit 0: success
+    uint32_t lent;      // kLent...: where a combine's expand_x lies
+    uint32_t reserved;
+};
+
+struct am_explore_options {
+    uint64_t seed;         // of the first schedule; each one after it has the next
+    uint64_t schedules;    // how many
+    uint64_t max_steps;    // of one schedule
+    uint32_t policy;       // twin::Policy, or kMixedPolicy
+    uint32_t store_order;  // 0 in order, 1 unordered, 2 by seed
+    uint32_t explicit_sync;
+    uint32_t hang_is_finding;
+    uint32_t pct_depth;   // 0: 2 or 3 by seed
+    uint32_t epoch;       // that the first op follows
+    uint32_t vary_epoch;  // by seed: fresh windows, or just before the wrap
+    uint32_t trace;
+    const uint16_t* choices;
+    uint64_t choice_count;
+    int32_t kill_rank, stall_rank, slow_rank, slow_core, slow_link;
+    uint32_t corrupt_word, corrupt_xor, corrupt_how;  // 0 xor, 1 stale, 2 torn
+    uint64_t kill_step, stall_step, corrupt_block;
+};
+
+struct am_explore_result {
+    uint64_t schedules;  // that ran
+    uint64_t steps;
+    uint64_t instructions;
+    uint64_t switches;
+    uint64_t status_blocks;
+    uint64_t last_hash;
+    uint64_t choices;  // of the last schedule
+    uint64_t failed_seed;
+    uint32_t failed;  // 0 none, 1 a finding, 2 another result than expected, 3 another error than accepted
+    uint32_t time_passed;
+    char kind[64];
+    char message[1024];
+};
+
+}  // extern "C"
+
+namespace ops {
+// The host copies the rows that `inputs` names into a block of its lent area, before the op, and gives the
+// block back after it. Early: as if its bytes were free at once, not one op later.
+constexpr uint32_t kLentNot = 0, kLentRows = 1, kLentEarly = 2;
+constexpr uint32_t kMixedPolicy = 100;  // half PCT, three tenths random, two tenths lazy
+}  // namespace ops
 
 namespace ops {
 
@@ -26,35 +87,21 @@ const char* AreaName(twin::GmKind kind) {
 class Exploration {
 public:
     Exploration(uint32_t world, uint64_t data_bytes, uint64_t lent_bytes)
-        : bytes_(WindowBytes(data_bytes, lent_bytes)), failed_(world, 0) {
-        for (uint32_t rank = 0; rank < world; ++rank) {
-            bases_.push_back(am_window_alloc(bytes_));
-            if (bases_.back() == nullptr) throw std::bad_alloc();
-            memset(DataOf(bases_.back()), kWindowPoison, data_bytes + lent_bytes);
-        }
-        for (uint32_t rank = 0; rank < world; ++rank) {
-            comms_.push_back(std::make_unique<Communicator>(static_cast<int>(rank), static_cast<int>(world),
-                                                            bases_.data(), data_bytes, lent_bytes, nullptr));
-        }
-    }
-    ~Exploration() {
-        comms_.clear();
-        for (void* base : bases_) am_window_unmap(base, bytes_);
+        : ranks_(world, data_bytes, lent_bytes), failed_(world, 0) {
+        for (uint32_t rank = 0; rank < world; ++rank)
+            memset(DataOf(ranks_.window(rank)), kWindowPoison, data_bytes + lent_bytes);
     }
 
     // Ranks that share a server (A2 contexts), or 0: one window table for all. Before the program.
     void UseServers(uint32_t ranks_per_server) {
         ops_.clear();
-        for (const auto& comm : comms_) {
-            comm->UseContext(ranks_per_server == 0 ? moe::kContextTable : moe::kContextA2);
-            comm->UseServers(ranks_per_server);
-        }
+        ranks_.UseServers(ranks_per_server);
         RestoreAll();
     }
 
     void SetProgram(const am_explore_step* steps, uint32_t count) {
         ops_.clear();
-        for (const auto& comm : comms_) comm->CloseLentArea();
+        for (size_t rank = 0; rank < ranks_.size(); ++rank) ranks_[rank].CloseLentArea();
         for (uint32_t i = 0; i < count; ++i) ops_.push_back(std::make_unique<Op>(*this, steps[i]));
     }
 
@@ -80,7 +127,7 @@ private:
     struct Op {
         Op(Exploration& world, const am_explore_step& given)
             : step(given),
-              comm(*world.comms_[static_cast<size_t>(given.rank)]),
+              comm(world.ranks_.Of(given.rank)),
               inputs(given.inputs, given.inputs + moe::kTensorCount),
               lent(LendRows()),
               launch(comm, *static_cast<Plan*>(given.plan), inputs.data(), given.outputs, record) {
@@ -145,9 +192,7 @@ private:
     void Judge(am_explore_result& result, uint64_t seed);
     static twin::RunOptions Translate(const am_explore_options& options, uint64_t seed);
 
-    uint64_t bytes_;
-    std::vector<void*> bases_;
-    std::vector<std::unique_ptr<Communicator>> comms_;
+    LocalRanks ranks_;
     std::vector<char> failed_;  // ranks, by number
     std::vector<std::unique_ptr<Op>> ops_;
     twin::Explorer explorer_;
@@ -157,20 +202,20 @@ private:
 };
 
 void Exploration::RestoreAll() {
-    for (size_t rank = 0; rank < comms_.size(); ++rank) {
-        Communicator& comm = *comms_[rank];
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+        Communicator& comm = ranks_[rank];
         const int own = static_cast<int>(rank);
         memset(comm.data(own), kWindowPoison, comm.data_bytes());
         memset(comm.lent(own), kWindowPoison, comm.lent_bytes());
-        memset(comm.state(own), 0, moe::StateBytes(static_cast<uint32_t>(comms_.size())));
+        memset(comm.state(own), 0, moe::StateBytes(static_cast<uint32_t>(ranks_.size())));
         if (comm.staging() != nullptr) memset(comm.staging(), kWindowPoison, comm.staging_bytes());
     }
 }
 
 void Exploration::RestoreWritten() {
     explorer_.ForEachWrittenPage([&](uintptr_t begin, uint64_t bytes) {
-        for (size_t rank = 0; rank < comms_.size(); ++rank) {
-            const Communicator& comm = *comms_[rank];
+        for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+            const Communicator& comm = ranks_[rank];
             const auto within = [&](const void* area, uint64_t size) {
                 const uintptr_t at = reinterpret_cast<uintptr_t>(area);
                 return area != nullptr && begin >= at && begin < at + size;
@@ -179,7 +224,7 @@ void Exploration::RestoreWritten() {
                 within(comm.lent(static_cast<int>(rank)), comm.lent_bytes()) ||
                 within(comm.staging(), comm.staging_bytes())) {
                 memset(reinterpret_cast<void*>(begin), kWindowPoison, bytes);
-            } else if (within(bases_[rank], bytes_)) {
+            } else if (within(ranks_.window(rank), ranks_.window_bytes())) {
                 memset(reinterpret_cast<void*>(begin), 0, bytes);
             }
         }
@@ -190,12 +235,12 @@ void Exploration::RestoreWritten() {
 void Exploration::Restore(uint32_t epoch) {
     RestoreWritten();
     failed_.assign(failed_.size(), 0);
-    for (size_t rank = 0; rank < bases_.size(); ++rank) {
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
         // Hosts write aborts and epochs past the shadow: the whole area is small.
-        memset(comms_[rank]->state(static_cast<int>(rank)), 0,
-               moe::StatusBase(static_cast<uint32_t>(bases_.size())));
-        if (epoch != 0) comms_[rank]->SetEpoch(epoch);
-        comms_[rank]->ForgetLost();
+        memset(ranks_[rank].state(static_cast<int>(rank)), 0,
+               moe::StatusBase(static_cast<uint32_t>(ranks_.size())));
+        if (epoch != 0) ranks_[rank].SetEpoch(epoch);
+        ranks_[rank].ForgetLost();
     }
     for (const auto& op : ops_) {
         memset(op->record, 0, sizeof(op->record));
@@ -244,11 +289,11 @@ void Exploration::Run(const am_explore_options& options, am_explore_result& resu
     for (uint64_t n = 0; n < options.schedules; ++n) {
         const uint64_t seed = options.seed + n;
         Restore(options.vary_epoch != 0 ? kEpochs[seed / 40 % 6] : options.epoch);
-        std::vector<twin::RankProgram> programs(comms_.size());
-        for (size_t rank = 0; rank < comms_.size(); ++rank) {
+        std::vector<twin::RankProgram> programs(ranks_.size());
+        for (size_t rank = 0; rank < ranks_.size(); ++rank) {
             programs[rank].rank = static_cast<int>(rank);
-            programs[rank].idle = &comms_[rank]->device().idle();
-            if (options.kill_rank >= 0) comms_[rank]->MarkLost(options.kill_rank);
+            programs[rank].idle = &ranks_[rank].device().idle();
+            if (options.kill_rank >= 0) ranks_[rank].MarkLost(options.kill_rank);
         }
         for (const auto& op : ops_)
             programs[static_cast<size_t>(op->step.rank)].steps.push_back(&op->program);

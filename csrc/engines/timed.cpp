@@ -1,5 +1,4 @@
-#include "timed.h"
-
+// The timed engine across the C ABI: one op of all ranks of a world in this process, with modelled times.
 #include "abi/ascend_moe.h"
 
 #ifdef TWIN_TIMED
@@ -8,10 +7,36 @@
 #include <cstring>
 #include <string>
 
-#include "engines/models/cann_style.h"
-#include "engines/models/cann_style_layout.h"
 #include "abi/op_launch.h"
-#include "twin/engine/timed.h"
+#include "engines/local_ranks.h"
+#include "engines/models/cann_style.h"
+#include "twin/engine/predict.h"
+
+extern "C" {
+
+// One op of one rank.
+struct am_timed_step {
+    int32_t rank;
+    int32_t kernel;  // 0: the plan's own; 1: the model of a CANN-style kernel (engines/models)
+    void* plan;
+    const void* const* inputs;
+    void* const* outputs;
+};
+
+struct am_timed_options {
+    uint64_t payload_bytes;  // copies of rows from this size on are left out; 0: none
+    double limit_ns;
+    uint64_t events;
+};
+
+struct am_timed_result {
+    double total_ns;
+    uint64_t instructions, switches, status_stores, looks, events;
+    uint32_t failed;
+    char message[1020];
+};
+
+}  // extern "C"
 
 namespace ops {
 
@@ -40,37 +65,16 @@ void ListStatus(std::vector<twin::GmRange>& ranges) {
 class TimedWorld {
 public:
     TimedWorld(uint32_t world, uint64_t data_bytes, uint64_t lent_bytes)
-        : bytes_(WindowBytes(data_bytes, lent_bytes)) {
-        for (uint32_t rank = 0; rank < world; ++rank) {
-            bases_.push_back(am_window_alloc(bytes_));
-            if (bases_.back() == nullptr) throw std::bad_alloc();
-        }
-        for (uint32_t rank = 0; rank < world; ++rank) {
-            comms_.push_back(std::make_unique<Communicator>(static_cast<int>(rank), static_cast<int>(world),
-                                                            bases_.data(), data_bytes, lent_bytes, nullptr));
-        }
-    }
-    ~TimedWorld() {
-        ops_.clear();
-        comms_.clear();
-        for (void* base : bases_) am_window_unmap(base, bytes_);
-    }
-    TimedWorld(const TimedWorld&) = delete;
-    TimedWorld& operator=(const TimedWorld&) = delete;
+        : ranks_(world, data_bytes, lent_bytes) {}
 
-    void UseServers(uint32_t ranks_per_server) {
-        for (const auto& comm : comms_) {
-            comm->UseContext(ranks_per_server == 0 ? moe::kContextTable : moe::kContextA2);
-            comm->UseServers(ranks_per_server);
-        }
-    }
+    void UseServers(uint32_t ranks_per_server) { ranks_.UseServers(ranks_per_server); }
 
     void Run(const am_timed_step* steps, int count, const double* costs, const am_timed_options& options,
              am_timed_result& result);
     const twin::TimedResult& last() const { return last_; }
     // A block of a rank's own lent area: all of it. No op of a timed world spends it.
     void* Lend(int rank) {
-        Communicator& comm = *comms_[static_cast<size_t>(rank)];
+        Communicator& comm = ranks_.Of(rank);
         if (comm.lent_area() == nullptr) {
             LentArea::Grant grant;
             const std::shared_ptr<LentArea> area = comm.OpenLentArea();
@@ -81,7 +85,7 @@ public:
 
     struct Op {
         Op(TimedWorld& world, const am_timed_step& step)
-            : comm(*world.comms_[static_cast<size_t>(step.rank)]),
+            : comm(world.ranks_.Of(step.rank)),
               launch(comm, *static_cast<Plan*>(step.plan), step.inputs, step.outputs, record,
                      step.kernel != 0 ? &kCannStyle : nullptr) {
             program.spec = launch.spec();
@@ -99,9 +103,7 @@ public:
     const Op& op(int step) const { return *ops_[static_cast<size_t>(step)]; }
 
 private:
-    uint64_t bytes_;
-    std::vector<void*> bases_;
-    std::vector<std::unique_ptr<Communicator>> comms_;
+    LocalRanks ranks_;
     std::vector<std::unique_ptr<Op>> ops_;
     twin::TimedEngine engine_;
     twin::TimedResult last_;
@@ -121,8 +123,8 @@ void TimedWorld::Run(const am_timed_step* steps, int count, const double* costs,
     memset(&result, 0, sizeof(result));
     ops_.clear();
     for (int i = 0; i < count; ++i) ops_.push_back(std::make_unique<Op>(*this, steps[i]));
-    std::vector<twin::RankProgram> programs(comms_.size());
-    for (size_t rank = 0; rank < comms_.size(); ++rank) programs[rank].rank = static_cast<int>(rank);
+    std::vector<twin::RankProgram> programs(ranks_.size());
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) programs[rank].rank = static_cast<int>(rank);
     for (int i = 0; i < count; ++i)
         programs[static_cast<size_t>(steps[i].rank)].steps.push_back(&ops_[static_cast<size_t>(i)]->program);
     twin::TimedOptions run;

@@ -59,11 +59,11 @@ def build(name: str, variant: str) -> ctypes.CDLL:
     return ctypes.CDLL(str(library))
 
 
-def syntax_errors(code: str, directory: Path) -> str:
+def syntax_errors(code: str, directory: Path, *flags: str) -> str:
     """What the compiler says about `code`; empty when it compiles."""
     source = directory / "snippet.cpp"
     source.write_text(code)
-    command = [compiler(), *COMMON, "-fsyntax-only", str(source)]
+    command = [compiler(), *COMMON, *flags, "-fsyntax-only", str(source)]
     result = subprocess.run(command, capture_output=True, text=True)
     assert (result.returncode == 0) == (result.stderr == ""), result.stderr
     return result.stderr

@@ -212,7 +212,7 @@ OFFSETS = """
 #include "common/contexts.h"
 #include "protocol/tiling.h"
 #include "twin/api/hccl_context.h"
-#include "twin/api/hccl.h"
+#include "lib/hccl/hccl.h"
 #define SAME(ours, field, theirs, other) \\
     static_assert(offsetof(moe::ours, field) == offsetof(theirs, other), #ours "." #field)
 namespace h = twin::hccl;

@@ -341,7 +341,7 @@ def test_scalar_cast(oracle: ctypes.CDLL) -> None:
     assert oracle.oracle_scalar_cast(3.14159, ODD) == vendors_example.view(np.uint16)
 
 
-HEADER = '#include "twin/api/cast.h"\n'
+HEADER = '#include "twin/math/cast.h"\n'
 
 
 def test_illegal_pairs_do_not_compile(tmp_path: Path) -> None:

@@ -230,7 +230,7 @@ def test_contiguous_mask(oracle: ctypes.CDLL) -> None:
 
 
 def test_missing_types_do_not_compile(tmp_path: Path) -> None:
-    header = '#include "twin/vector/vector_math.h"\nusing namespace twin;\n'
+    header = '#include "twin/math/array_ops.h"\nusing namespace twin;\n'
     body = "void f({0}* d, const {0}* s) {{ {1}; }}"
     compare = "CompareArray(reinterpret_cast<uint8_t*>(d), s, s, CMPMODE::EQ, 8)"
     select = "SelectArray(d, nullptr, s, s, SELMODE::VSEL_CMPMASK_SPR, 8)"

@@ -2,8 +2,8 @@
 #include <cstdio>
 #include <utility>
 
+#include "device.h"
 #include "graph.h"
-#include "state.h"
 
 using namespace vnpu;
 

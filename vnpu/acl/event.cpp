@@ -2,8 +2,8 @@
 #include <chrono>
 #include <unordered_set>
 
+#include "device.h"
 #include "graph.h"
-#include "state.h"
 
 using namespace vnpu;
 

@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "abi.h"
+#include "device.h"
 
 namespace vnpu {
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "state.h"
+#include "device.h"
 
 using namespace vnpu;
 

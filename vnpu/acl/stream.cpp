@@ -2,8 +2,8 @@
 #include <map>
 #include <unordered_set>
 
+#include "device.h"
 #include "graph.h"
-#include "state.h"
 
 namespace vnpu {
 namespace {

@@ -1,7 +1,8 @@
-// aclTensors and attributes as op_host describes a call.
+// From a captured call to op_host's description of it, and to the tiling that op_host's own function gives.
 #include <algorithm>
 #include <cstring>
 
+#include "cann_standin/standin.h"
 #include "cust_opapi.h"
 
 extern "C" {  // libopapi.so, as in CANN's acl_meta.h
@@ -83,6 +84,49 @@ bool ReadTensor(const aclTensor* tensor, Tensor& out) {
     }
     const int64_t bytes = offset * static_cast<int64_t>(moe::TypeSize(static_cast<uint32_t>(out.desc.dtype)));
     out.data = base == nullptr ? nullptr : static_cast<uint8_t*>(base) + bytes;
+    return true;
+}
+
+// ---- op_host's tiling function, run over a captured call through the stand-in of CANN's tiling context ----
+
+namespace {
+
+constexpr uint32_t kCoresA3 = 48, kCoresA2 = 40;  // vector cores of the dies that vnpu pretends to have
+
+standin::Call Described(const Arguments& arguments) {
+    const moe::OpInterface op = arguments.interface();
+    standin::Call call;
+    call.opType = op.type;
+    call.soc = vnpu_soc();
+    call.vectorCores = call.soc.rfind("Ascend910B", 0) == 0 ? kCoresA2 : kCoresA3;
+    for (const Tensor& input : arguments.inputs) {
+        call.inputs.emplace_back();
+        call.inputs.back().given = input.given;
+        call.inputs.back().type = input.cann_type;
+        call.inputs.back().dims = input.dims;
+    }
+    for (size_t i = 0; i < op.attributes.size; ++i) {
+        if (op.attributes[i].text != nullptr) {
+            call.attributes.emplace_back(arguments.strings[i]);
+        } else {
+            call.attributes.emplace_back(arguments.integers[i]);
+        }
+    }
+    return call;
+}
+
+}  // namespace
+
+bool RunTiling(const Arguments& arguments, Tiling& tiling, std::string& why) {
+    standin::Tiling made = standin::Tile(Described(arguments));
+    if (!made.ok) {
+        why = made.error;
+        return false;
+    }
+    tiling.bytes = std::move(made.bytes);
+    tiling.key = made.tilingKey;
+    tiling.block_dim = made.blockDim;
+    for (const size_t bytes : made.workspaces) tiling.workspace += bytes;
     return true;
 }
 

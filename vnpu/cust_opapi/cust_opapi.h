@@ -7,8 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "rules/op.h"
+#include "abi/ascend_moe.h"
 #include "acl/vnpu_stream.h"
+#include "rules/op.h"
 
 struct aclTensor;
 
@@ -82,3 +83,30 @@ void SetServerType(int32_t type);  // of the calls of this process, for the repo
 
 // Launches of an operator type by this process.
 VNPU_EXPORT uint64_t vnpu_launches(const char* op_type);
+
+namespace vnpu_moe {
+
+// ---- libascend_moe.so, the twin with our kernels, opened where this process's Python finds it.
+
+// clang-format off
+#define VNPU_MOE_FUNCTIONS(X)                                                                    \
+    X(am_comm_create) X(am_comm_destroy) X(am_comm_use_context) X(am_comm_use_servers)           \
+    X(am_spec_bytes) X(am_plan_create) X(am_plan_destroy) X(am_plan_tiling) X(am_run) X(am_probe)
+// clang-format on
+
+struct Library {
+#define VNPU_MOE_FUNCTION(name) decltype(&::name) name = nullptr;
+    VNPU_MOE_FUNCTIONS(VNPU_MOE_FUNCTION)
+#undef VNPU_MOE_FUNCTION
+    std::string path;
+    std::string error;  // one line; empty when everything above is there
+};
+
+const Library& TheLibrary();
+
+// ---- What was launched, for tests: no fallback can pass for a launch.
+
+void CountLaunch(const char* op_type);
+void CountSkip(const char* op_type);  // all outputs empty
+
+}  // namespace vnpu_moe

@@ -1,4 +1,4 @@
-#include "library.h"
+#include "cust_opapi.h"
 
 #include <dlfcn.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
 // $ASCEND_MOE_VNPU_REPORT names a file to which every process adds a line of JSON when it exits.
-#include "report.h"
+#include "cust_opapi.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -9,8 +9,6 @@
 #include <map>
 #include <mutex>
 #include <string>
-
-#include "cust_opapi.h"
 
 namespace vnpu_moe {
 

@@ -3,9 +3,9 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "outbox.h"
-#include "rendezvous.h"
 #include "abi/window.h"
+#include "exchange.h"
+#include "rendezvous.h"
 
 using namespace vnpu;
 

@@ -1,4 +1,4 @@
-#include "reduce.h"
+#include "exchange.h"
 
 #include <cmath>
 #include <cstring>

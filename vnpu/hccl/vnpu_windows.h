@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-// bases[r] is this process's mapping of rank r's window in the layout of csrc/ops/window.h: header page, 1
+// bases[r] is this process's mapping of rank r's window in the layout of csrc/abi/window.h: header page, 1
 // MiB of state, data_bytes of data. live_fds[r] becomes readable when rank r's process is gone (-1 for
 // oneself). Both arrays live as long as the communicator.
 struct VnpuWindows {

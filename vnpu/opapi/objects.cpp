@@ -1,6 +1,6 @@
 // aclCreate*, aclDestroy* and aclGet*: the arguments of aclnn functions, as libnnopbase.so makes them on a
 // device.
-#include "values.h"
+#include "call.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,7 +1,7 @@
 // What both CANN-style models use: their part of the windows, and counting by vector instructions.
 #pragma once
 
-#include "cann_style_layout.h"
+#include "cann_style.h"
 #include "common/contexts.h"
 #include "protocol/tiling.h"
 

@@ -2,8 +2,8 @@
 // posts one BatchWrite for all of them, receivers poll the word that travels behind the rows and take it
 // down.
 #include "kernel_operator.h"
-#include "lib/hccl/hccl.h"
 #include "kernel_tiling/kernel_tiling.h"
+#include "lib/hccl/hccl.h"
 
 using namespace AscendC;
 

@@ -1,6 +1,6 @@
 // What a kernel sees of its communication contexts, by its own struct definitions and through Hccl<>.
-#include "moe_mc2_base.h"
 #include "adv_api/hccl/hccl.h"
+#include "moe_mc2_base.h"
 
 namespace A2 {
 struct IbVerbsMemory {

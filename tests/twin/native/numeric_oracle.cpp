@@ -2,7 +2,7 @@
 // numpy and ml_dtypes. Types are numbered in the order of `Types`.
 #include <tuple>
 
-#include "twin/api/cast.h"
+#include "twin/math/cast.h"
 
 namespace {
 

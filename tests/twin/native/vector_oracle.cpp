@@ -2,7 +2,7 @@
 // ops are numbered as `Types` and the op lists have them. Functions return 0 for what A2/A3 lack.
 #include <tuple>
 
-#include "twin/vector/vector_math.h"
+#include "twin/math/array_ops.h"
 
 namespace {
 

@@ -7,9 +7,8 @@
 #include <vector>
 
 #include "../core/cross_flags.h"
-#include "../core/faults.h"
 #include "../core/fiber_host.h"
-#include "../core/gm_map.h"
+#include "../core/runtime.h"
 #include "state.h"
 #include "twin/engine/explore.h"
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <exception>
 
-#include "gm_map.h"
+#include "runtime.h"
 #include "twin/engine/core.h"
 
 namespace twin {

@@ -4,7 +4,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "twin/engine/recorder.h"
+#include "twin/engine/timeline.h"
 
 namespace twin {
 

@@ -10,8 +10,7 @@
 #include <cstring>
 #include <string>
 
-#include "faults.h"
-#include "gm_map.h"
+#include "runtime.h"
 #include "twin/engine/atomic_store.h"
 #include "twin/engine/launch.h"
 

@@ -18,10 +18,10 @@
 #include <new>
 #include <string>
 
-#include "faults.h"
 #include "recorder.h"
+#include "runtime.h"
 #include "twin/engine/atomic_store.h"
-#include "twin/engine/stream.h"
+#include "twin/engine/host_cpu.h"
 
 namespace twin {
 
@@ -47,8 +47,8 @@ void Pause() {
 }
 
 bool MayForward() {
-    const char* said = std::getenv("ASCEND_MOE_FORWARD");
-    return said == nullptr || strcmp(said, "0") != 0;
+    const char* setting = std::getenv("ASCEND_MOE_FORWARD");
+    return setting == nullptr || strcmp(setting, "0") != 0;
 }
 
 // Copies that wait are made before others may run, and where other agents than cores move bytes they never

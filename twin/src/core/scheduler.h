@@ -7,7 +7,7 @@
 
 #include "cross_flags.h"
 #include "fiber.h"
-#include "gm_map.h"
+#include "runtime.h"
 #include "twin/engine/launch.h"
 
 namespace twin {

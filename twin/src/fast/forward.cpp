@@ -1,10 +1,56 @@
+// Deferred copies of the fast engine.
+//
+// A row that a kernel copies from GM to UB and from there to GM again would be copied twice. A row that it
+// copies to UB, casts to float32, scales and adds to a sum would be copied once and read four times. The
+// fast engine therefore defers such copies: it notes where the bytes lie in GM, and reads them there when
+// the kernel uses them. ASCEND_MOE_FORWARD=0 switches this off; tests/twin/test_twin_forward.py compares
+// random programs with and without it, byte by byte. The checked and the timed engine never defer anything.
+//
+// Which accesses may be deferred
+//   - A copy from GM to UB (ForwardCopy) of one piece of at least 512 bytes without padding, from a tensor,
+//     a data window or a lent window whose blocks are not published one by one. The table has 64 such rows.
+//   - Cast of such a row to float32 (ForwardCast), and Muls of the result (ForwardScale): one term.
+//   - Add of a term to a sum in place (ForwardAdd): up to 8 terms of one element type in the order of the
+//     Adds. A Duplicate of 0.0f (ForwardFill) may begin the sum.
+//   - Cast of a sum to half or bfloat16, round to nearest even (ForwardNarrow), computes the sum straight
+//     into its destination. The sum itself stays deferred: most kernels never read it again.
+//   Only the count forms of these calls, in which the elements follow one another, take part.
+//
+// What forces deferred work to be done
+//   - A copy from UB to GM reads a deferred row from where it lies in GM (ForwardSource), if one row has all
+//     of the bytes. If the bytes lie in a sum, a term or several rows, these are made first.
+//   - An instruction that reads deferred UB bytes makes them first (ForwardRead). A read of less than a
+//     quarter of a row copies its own part only, the first eight times.
+//   - An instruction that overwrites all of a deferred range drops the range. One that overwrites a part of
+//     it makes it first (ForwardOverwrite, ForwardWrite). FreeTensor drops the ranges of its buffer, Destroy
+//     all.
+//   - A store to GM makes the copies whose source it overlaps (ForwardStore).
+//   - Everything is made (ForwardSettle) before each of these: a store to a state window, to a range with a
+//     doorbell or with blocks that are published whole; a read of such blocks; a scalar store to GM; a
+//     scalar read of a state window; an instruction that does not say exactly what it touches; SyncAll, a
+//     poll and any other wait; GetPhyAddr, which also ends deferral for the rest of the launch.
+//   - A launch never defers if its polls are not declared (other people's kernels), if it records a
+//     timeline, or if a copy agent serves it (a data window that has a doorbell).
+//
+// Why no kernel can tell
+//   - UB: the API is the only way to UB bytes, and every call of it that reads or writes them is listed
+//     above. GetPhyAddr, which gives an address away, makes everything and ends deferral.
+//   - GM of this rank: another core can write it only when this core has blocked, because cores are fibers
+//     of one thread. Blocking makes everything. This core's own stores make the copies that they overlap.
+//   - Windows of other ranks, and this rank's own window: their bytes change only when the writer has learnt
+//     that this rank has finished reading them. It learns this from a status store of this rank, and every
+//     status store makes everything first. A peer that does not wait for one has a race on the device, too.
+//   - Values: each step rounds as its instruction does, in the order of the instructions, and nothing is
+//     fused: a term is widened, multiplied and added to the sum in float32. A term that is not scaled is
+//     multiplied by 1.0f, which keeps every bit.
+//   - Traffic, bounds and alignment are counted and checked when the call is made, not when the bytes move.
 #ifndef TWIN_CHECKED
 
 #include "twin/engine/forward.h"
 
 #include <cstring>
 
-#include "twin/api/cast.h"
+#include "twin/math/cast.h"
 
 namespace twin {
 
@@ -24,7 +70,7 @@ float Wide(const float* p, uint32_t i) { return LoadAt(p, i); }
 float Wide(const half* p, uint32_t i) { return static_cast<float>(LoadAt(p, i)); }
 float Wide(const bfloat16_t* p, uint32_t i) { return static_cast<float>(LoadAt(p, i)); }
 
-// As the instructions would have done it: each step rounded, none fused.
+// Computes a term as the instructions would have: each step rounds, nothing is fused.
 template <bool kScaled, class T>
 void TermLoop(float* to, const T* from, float weight, uint32_t n) {
     RunBest([=] {
@@ -67,8 +113,8 @@ void Widen(Forward& forward, const ForwardedRow& row) {
 void Widen(Forward& forward, const ForwardedTerm& term) {
     Widen(forward, term.ub, TermBytes(term), term.gm, SourceBytes(term));
 }
-// Once nothing waits. Until then the hulls may be too wide: to make them narrow costs more than a look in
-// vain.
+// Resets the hulls once nothing is deferred. Until then they may be too wide: a search in vain costs less
+// than to narrow them.
 void Shrink(Forward& forward) {
     if (forward.count != 0 || forward.term.type != TermType::kNone || forward.sum.waits()) return;
     forward.ub_begin = forward.gm_begin = ~uintptr_t{0};
@@ -90,7 +136,7 @@ T NarrowTo(float x) {
     if constexpr (!std::is_same_v<T, float>) return CastOne<RoundMode::CAST_RINT, T>(x);
 }
 
-// Terms of type T, all at once: their sources are read side by side, the sum is never read again.
+// Adds all terms in one pass over their sources, without storing sums in between.
 template <uint32_t kCount, bool kZeroed, class T, class Out>
 void SumLoop(const ForwardedSum& sum, Out* out) {
     struct {
@@ -149,7 +195,7 @@ bool TermIn(const Forward& forward, uintptr_t begin, uintptr_t end) {
     const ForwardedTerm& term = forward.term;
     return term.type != TermType::kNone && Overlap(term.ub, term.ub + TermBytes(term), begin, end);
 }
-// The sum and the term, where they would lie there. Whether there was one.
+// Makes the sum and the term that overlap these UB bytes. True when there was such a sum or term.
 bool MakeFloats(Forward& forward, uintptr_t begin, uintptr_t end) {
     const bool sum = SumIn(forward, begin, end);
     if (sum) MakeSum(forward);
@@ -269,7 +315,7 @@ const uint8_t* ForwardSource(Forward& forward, uintptr_t begin, uint64_t bytes) 
         forward.next = end == EndOf(row) ? i + 1 : i;
         return reinterpret_cast<const uint8_t*>(row.gm + (begin - row.ub));
     }
-    ForwardWrite(forward, begin, end);  // makes what overlaps, all of it
+    ForwardWrite(forward, begin, end);  // makes every deferred range that overlaps
     return nullptr;
 }
 
@@ -280,7 +326,8 @@ bool ForwardCast(Forward& forward, uintptr_t to, uintptr_t from, uint32_t count,
     if (TermIn(forward, from, from + count * element)) return false;
     const uint8_t* source = ForwardSource(forward, from, count * element);
     if (source == nullptr) return false;
-    // A term for a term: the one before may still be read, where it is not overwritten.
+    // There is one term at a time. The kernel may still read the previous one, so it is made unless this cast
+    // overwrites it.
     ForwardOverwrite(forward, to, to + bytes);
     MakeTerm(forward);
     forward.term = {to, count, type, false, 0, reinterpret_cast<uintptr_t>(source)};
@@ -328,7 +375,7 @@ bool ForwardFill(Forward& forward, uintptr_t to, uint32_t count, float value) {
     return true;
 }
 
-// The sum still waits: most likely nobody reads it before it is begun anew.
+// The sum stays deferred: most kernels begin the next sum without reading this one.
 bool ForwardNarrow(Forward& forward, uintptr_t to, uintptr_t from, uint32_t count, TermType type) {
     const uintptr_t end = to + uint64_t{count} * sizeof(half);
     if (Overlap(to, end, from, from + uint64_t{count} * sizeof(float))) return false;

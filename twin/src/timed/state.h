@@ -6,7 +6,7 @@
 
 #include "../core/fiber.h"
 #include "twin/engine/engine.h"
-#include "twin/engine/timed.h"
+#include "twin/engine/predict.h"
 
 namespace twin::timed {
 

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <new>
 
-#include "../core/faults.h"
+#include "../core/runtime.h"
 
 namespace twin {
 

@@ -10,7 +10,7 @@
 
 #include "../core/cross_flags.h"
 #include "../core/fiber_host.h"
-#include "../core/gm_map.h"
+#include "../core/runtime.h"
 #include "fabric.h"
 #include "state.h"
 #include "twin/engine/copy_agent.h"

@@ -1,4 +1,4 @@
-// The audit behind engine_fast.h of this directory. audit_report() gives what was found, one line each;
+// The audit behind twin/engine/fast.h of this folder. audit_report() gives what was found, one line each;
 // audit_log() the declared accesses of every vector instruction, as "name w offset bytes count stride r ...".
 #include <cstdio>
 #include <cstring>
@@ -113,7 +113,7 @@ void Hold(const Instruction& instruction, std::function<void()> effect) {
 void Settle() {
     std::vector<Held> held;
     held.swap(g_held);
-    for (const Held& one : held) Check(one);
+    for (const Held& instruction : held) Check(instruction);
 }
 
 }  // namespace twin::audit

@@ -3,10 +3,10 @@
 
 #include <cstring>
 
-#include "twin/engine/atomic_store.h"
 #include "twin/api/pipe.h"
-#include "twin/engine/recorder.h"
-#include "twin/engine/stream.h"
+#include "twin/engine/atomic_store.h"
+#include "twin/engine/host_cpu.h"
+#include "twin/engine/timeline.h"
 
 namespace AscendC {
 

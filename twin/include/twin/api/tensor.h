@@ -3,9 +3,9 @@
 
 #include <type_traits>
 
-#include "twin/engine/engine.h"
-#include "twin/api/numeric.h"
 #include "twin/api/qualifiers.h"
+#include "twin/engine/engine.h"
+#include "twin/math/numeric.h"
 
 namespace AscendC {
 

@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "twin/engine/core.h"
-#include "twin/api/numeric.h"
+#include "twin/math/numeric.h"
 
 namespace twin {
 

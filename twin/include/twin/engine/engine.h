@@ -39,11 +39,11 @@ struct Instruction {
 }  // namespace twin
 
 #if defined(TWIN_CHECKED)
-#include "twin/engine/engine_checked.h"
+#include "twin/engine/checked.h"
 #elif defined(TWIN_TIMED)
-#include "twin/engine/engine_timed.h"
+#include "twin/engine/timed.h"
 #else
-#include "twin/engine/engine_fast.h"
+#include "twin/engine/fast.h"
 #endif
 
 #ifndef TWIN_FORWARDS  // no copy ever waits in this engine

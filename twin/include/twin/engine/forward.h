@@ -1,13 +1,12 @@
-// Copies from GM that the fast engine has not made yet. A row that only passes through UB on its way to GM is
-// then one copy, and a row that is only cast, scaled and added is read once, where it lies. Nobody can tell:
-// whoever touches such UB bytes in another way, or might change their source, makes the copy first. The UB
-// ranges below never overlap each other.
+// Deferred copies from GM to UB, of the fast engine: the first page of src/fast/forward.cpp says which
+// accesses may be deferred, what forces them, and why no kernel can tell. The UB ranges of a core's deferred
+// copies never overlap each other.
 #pragma once
 
 #include <cstdint>
 
-#include "twin/vector/isa.h"
-#include "twin/api/numeric.h"
+#include "twin/engine/host_cpu.h"
+#include "twin/math/numeric.h"
 
 namespace twin {
 
@@ -18,7 +17,7 @@ struct ForwardedRow {
     uintptr_t ub;
     uint64_t bytes;
     uintptr_t gm;
-    uint32_t looks;  // small reads that have copied their own part only
+    uint32_t looks;  // small reads so far: each copied its own part only
 };
 
 enum class TermType : uint8_t { kNone, kFloat, kHalf, kBf16 };
@@ -39,7 +38,7 @@ struct ForwardedTerm {
     uintptr_t gm = 0;
 };
 
-// `count` float32 at `ub`, onto which terms are to be added, in their order; onto zeros, when `zeroed`.
+// `count` float32 at `ub`, to which the terms will be added in their order; if `zeroed`, to zeros.
 struct ForwardedSum {
     static constexpr uint32_t kTerms = 8;
 
@@ -47,7 +46,7 @@ struct ForwardedSum {
     uint32_t count = 0;
     uint32_t terms = 0;
     bool zeroed = false;
-    ForwardedTerm term[kTerms];  // of one type
+    ForwardedTerm term[kTerms];  // all of one element type
 
     bool waits() const { return terms != 0 || zeroed; }
 };
@@ -58,9 +57,10 @@ struct Forward {
 
     bool enabled = false;
     uint32_t count = 0;
-    uint32_t next = 0;  // where a source is looked for first: rows leave as they came
-    uintptr_t ub_begin = ~uintptr_t{0}, ub_end = 0;  // holds all UB ranges: empty when there is none
-    uintptr_t gm_begin = ~uintptr_t{0}, gm_end = 0;  // holds their sources
+    uint32_t next = 0;  // index at which the search for a source begins: rows leave in the order they came
+    uintptr_t ub_begin = ~uintptr_t{0},
+              ub_end = 0;  // hull of all deferred UB ranges; empty when nothing is deferred
+    uintptr_t gm_begin = ~uintptr_t{0}, gm_end = 0;  // hull of their sources
     ForwardedTerm term;
     ForwardedSum sum;
     ForwardedRow rows[kRows];
@@ -69,26 +69,27 @@ struct Forward {
     bool Near(uintptr_t begin, uintptr_t end) const { return begin < ub_end && ub_begin < end; }
 };
 
-// Before UB bytes are read, before some of them are written, before all of them are.
+// To call before UB bytes are read, before some of them are written, before all of them are written.
 void ForwardRead(Forward& forward, uintptr_t begin, uintptr_t end);
 void ForwardWrite(Forward& forward, uintptr_t begin, uintptr_t end);
 void ForwardOverwrite(Forward& forward, uintptr_t begin, uintptr_t end);
-// Before GM bytes are written: copies that read from there are made.
+// To call before GM bytes are written: makes the copies that read from there.
 void ForwardStore(Forward& forward, uintptr_t begin, uintptr_t end);
-// Makes all copies; forgets them, where nobody can read those UB bytes any more.
+// Makes all copies; drops copies into UB bytes that nobody can read any more.
 void ForwardSettle(Forward& forward);
 void ForwardDrop(Forward& forward);
 void ForwardDrop(Forward& forward, uintptr_t begin, uintptr_t end);
 
-// Takes a copy from GM down.
+// Defers a copy from GM.
 void ForwardCopy(Forward& forward, uintptr_t ub, uintptr_t gm, uint64_t bytes);
-// Where the UB bytes can be read instead, or null: they are in UB.
+// The GM address at which these UB bytes can be read, or null when they are in UB.
 const uint8_t* ForwardSource(Forward& forward, uintptr_t begin, uint64_t bytes);
-// Cast to float32, Muls of float32, Add of float32 onto an operand: true when they are dealt with.
+// Cast to float32, Muls of float32, in-place Add of float32. True when the call was deferred.
 bool ForwardCast(Forward& forward, uintptr_t to, uintptr_t from, uint32_t count, TermType type);
 bool ForwardScale(Forward& forward, uintptr_t to, uintptr_t from, uint32_t count, float weight);
 bool ForwardAdd(Forward& forward, uintptr_t to, uintptr_t a, uintptr_t b, uint32_t count);
-// Duplicate of float32, and Cast from float32 to `type` with rounding to nearest even.
+// Duplicate of float32; Cast from float32 to `type`, rounding to nearest even. True when nothing is left to
+// do.
 bool ForwardFill(Forward& forward, uintptr_t to, uint32_t count, float value);
 bool ForwardNarrow(Forward& forward, uintptr_t to, uintptr_t from, uint32_t count, TermType type);
 

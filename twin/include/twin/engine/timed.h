@@ -1,118 +1,68 @@
-// The timed engine from outside: what the hardware costs, programs of launches of all ranks, and the times
-// that come out. Every time is modelled, in nanoseconds; bandwidths are bytes a nanosecond (GB/s).
+// The timed engine: effects happen in program order, as in the fast one, and a modelled clock is kept beside
+// them for every pipe of every core. See src/timed.
 #pragma once
 
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "twin/engine/explore.h"
-#include "twin/engine/timeline.h"
+#include <cstddef>
 
 namespace twin {
 
-// Names of the fields of Costs, in order: a table of numbers from outside is read by them.
-#define TWIN_COSTS(X)                                                                        \
-    X(clock_ghz)          /* of an AIV core */                                               \
-    X(scalar_ns)          /* a scalar instruction of the API: GetValue, SetValue */          \
-    X(scalar_scale)       /* times scalar_ns, issue_ns and flag_ns: what S really takes */   \
-    X(issue_ns)           /* S hands an instruction to another pipe */                       \
-    X(flag_ns)            /* S executes SetFlag, WaitFlag or PipeBarrier */                  \
-    X(flag_latency_ns)    /* from the end of the setter's work to the waiter's start */      \
-    X(queue_depth)        /* instructions that a pipe holds before S has to wait */          \
-    X(vector_start_ns)    /* from an instruction's start to its first result */              \
-    X(vector_cycle_bytes) /* that V reads or writes a cycle */                               \
-    X(copy_issue_ns)      /* a copy occupies its MTE pipe at least this long */              \
-    X(piece_ns)           /* each further piece of a strided copy */                         \
-    X(read_gbps)          /* of a core, GM to UB */                                          \
-    X(write_gbps)         /* of a core, UB to GM */                                          \
-    X(read_latency_ns)    /* own GM, request to data */                                      \
-    X(write_latency_ns)   /* own GM, store to acknowledgement */                             \
-    X(latency_scale)      /* times read_latency_ns and write_latency_ns */                   \
-    X(inflight_bytes)     /* of a core's reads, and of its stores, before the pipe stalls */ \
-    X(memory_gbps)        /* of a rank's GM, all cores */                                    \
-    X(package_gbps)       /* between the dies of a package, a direction */                   \
-    X(link_gbps)          /* of a rank's link plane, a direction; in a mesh: to one peer */  \
-    X(link_share)         /* of both, what copies get of the nominal rate */                 \
-    X(package_latency_ns) /* round trip to the other die of the package */                   \
-    X(server_latency_ns)  /* round trip to a rank of the same server */                      \
-    X(far_latency_ns)     /* round trip to a rank of another server */                       \
-    X(hop_scale)          /* times the three round trips to other ranks */                   \
-    X(visible_ns)         /* from a status store's arrival to its being read */              \
-    X(sync_ns)            /* SyncAll, after the last core has come */                        \
-    X(launch_ns)          /* from the launch to a core's first instruction */                \
-    X(stagger_ns)         /* each core starts this much after the one before */              \
-    X(poll_ns)            /* between two looks of a declared poll, beside the look itself */ \
-    X(nic_gbps)           /* between servers by BatchWrite, a direction */                   \
-    X(nic_latency_ns)     /* of a BatchWrite item */                                         \
-    X(ranks_per_package)                                                                     \
-    X(ranks_per_server)                                                                      \
-    X(mesh) /* 1: a link a pair of ranks; 0: one link plane a rank, switched */
-
-struct Costs {
-#define TWIN_COST_FIELD(name) double name = 0;
-    TWIN_COSTS(TWIN_COST_FIELD)
-#undef TWIN_COST_FIELD
-};
-
-// Where a core's time goes on the critical path.
-enum class Cause : uint8_t { kScalar, kVector, kMte2, kMte3, kSync, kStatus, kLaunch, kCount };
-const char* CauseName(Cause cause);
-
-struct TimedOptions {
-    bool payload = true;            // false: copies of rows are timed, and not made
-    uint64_t payload_bytes = 2048;  // pieces of GM marked as bulk, or of windows, from this size on
-    double limit_ns = 1e9;          // of modelled time: longer is a hang
-    uint64_t events = 0;            // at most so many are kept
-};
-
-struct PathPart {
-    std::string phase;
-    Cause cause;
-    double ns;
-};
-struct LinkUse {
-    std::string name;  // memory, package out, link out, link in, ...
-    int rank;
-    double bytes;
-    double gbps;
-};
-struct StepTime {
-    double start_ns = 0;  // of the launch
-    double end_ns = 0;    // all its cores have left
-};
-
-struct TimedResult {
-    bool failed = false;
-    std::string message;
-    double total_ns = 0;  // until the last rank has ended
-    uint64_t instructions = 0;
-    uint64_t switches = 0;
-    uint64_t status_stores = 0;
-    uint64_t looks = 0;                        // fruitless ones
-    std::vector<std::vector<StepTime>> steps;  // by program
-    std::vector<PathPart> path;                // of the core that ended last; adds up to total_ns
-    std::vector<LinkUse> links;
-    std::vector<TimelineEvent> events;
-};
+constexpr bool kChecked = false;
 
 namespace timed {
-class World;
+
+// What the scalar pipe touches at every step.
+struct Hot {
+    double now = 0;           // of S, ns
+    double scalar_ns = 0;     // of one scalar instruction
+    double* spent = nullptr;  // where this core's critical path counts S in the current step
+};
+
+enum class Outcome : unsigned char {
+    kNow,   // the effect follows at once
+    kSkip,  // payload that the run leaves out
+    kLater  // a store of status: it shows when it lands
+};
+// Moves the clocks; lets other cores run first where the order matters.
+Outcome Schedule(Core& core, const Instruction& instruction);
+void OrderScalarAccess(Core& core, const GmRange& range);
+
+}  // namespace timed
+
+template <class Effect>
+inline __attribute__((always_inline)) void Issue(const Instruction& instruction, Effect&& effect) {
+    Core& core = current_core();
+    if (instruction.pipe == Pipe::kS) {
+        timed::Hot& hot = *core.timed;
+        hot.now += hot.scalar_ns;
+        *hot.spent += hot.scalar_ns;
+        effect();
+        return;
+    }
+    if (timed::Schedule(core, instruction) == timed::Outcome::kNow) effect();
 }
 
-class TimedEngine {
-public:
-    TimedEngine();
-    ~TimedEngine();
-    TimedEngine(const TimedEngine&) = delete;
-    TimedEngine& operator=(const TimedEngine&) = delete;
+// `flag` is an index into the core's flags: hard events by event and id, then the hand-overs of queues.
+void FlagSet(uint32_t flag, Pipe from, const Loc& loc);
+void FlagWait(uint32_t flag, Pipe to, const Loc& loc);
+void Barrier(Pipe pipe, const Loc& loc);
+// The scalar side waits for what a pipe has been given: for results that it gets through a reference.
+void SettlePipe(Pipe pipe);
+inline void UbCarved(uint32_t, uint32_t) {}
+inline void UbReleased() {}
 
-    // All programs from time 0 on, to their end or the first failure. Deterministic.
-    TimedResult Run(std::vector<RankProgram>& programs, const Costs& costs, const TimedOptions& options);
-
-private:
-    std::unique_ptr<timed::World> world_;
-};
+// Scalar GM accesses go past the caches' details: a GM round trip.
+template <class T>
+inline T ScalarLoad(const T* from, const GmRange& range, const Loc&) {
+    timed::OrderScalarAccess(current_core(), range);
+    T value{};
+    __atomic_load(const_cast<T*>(from), &value, __ATOMIC_ACQUIRE);
+    return value;
+}
+template <class T>
+inline void ScalarStore(T* to, T value, const GmRange& range, const Loc&) {
+    timed::OrderScalarAccess(current_core(), range);
+    __atomic_store(to, &value, __ATOMIC_RELEASE);
+}
+inline void CleanLines(uintptr_t, bool, const Loc&) {}
 
 }  // namespace twin

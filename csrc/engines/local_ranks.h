@@ -1,0 +1,55 @@
+// All ranks of a communicator in this process, for the engines that run them together: their windows, and
+// each rank's end of the communicator.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "abi/ascend_moe.h"
+#include "abi/communicator.h"
+
+namespace ops {
+
+class LocalRanks {
+public:
+    LocalRanks(uint32_t world, uint64_t data_bytes, uint64_t lent_bytes)
+        : window_bytes_(WindowBytes(data_bytes, lent_bytes)) {
+        for (uint32_t rank = 0; rank < world; ++rank) {
+            windows_.emplace_back(am_window_alloc(window_bytes_), Unmap{window_bytes_});
+            if (windows_.back() == nullptr) throw std::bad_alloc();
+        }
+        std::vector<void*> bases;
+        for (const auto& window : windows_) bases.push_back(window.get());
+        for (uint32_t rank = 0; rank < world; ++rank) {
+            comms_.push_back(std::make_unique<Communicator>(static_cast<int>(rank), static_cast<int>(world),
+                                                            bases.data(), data_bytes, lent_bytes, nullptr));
+        }
+    }
+
+    // A2 contexts in which this many ranks share a server; 0: window tables, all ranks share one server.
+    void UseServers(uint32_t ranks_per_server) {
+        for (const auto& comm : comms_) {
+            comm->UseContext(ranks_per_server == 0 ? moe::kContextTable : moe::kContextA2);
+            comm->UseServers(ranks_per_server);
+        }
+    }
+
+    size_t size() const { return comms_.size(); }
+    Communicator& operator[](size_t rank) { return *comms_[rank]; }
+    Communicator& Of(int32_t rank) { return *comms_[static_cast<size_t>(rank)]; }
+    void* window(size_t rank) const { return windows_[rank].get(); }
+    uint64_t window_bytes() const { return window_bytes_; }
+
+private:
+    struct Unmap {
+        uint64_t bytes;
+        void operator()(void* window) const { am_window_unmap(window, bytes); }
+    };
+    const uint64_t window_bytes_;
+    std::vector<std::unique_ptr<void, Unmap>> windows_;
+    std::vector<std::unique_ptr<Communicator>> comms_;
+};
+
+}  // namespace ops

@@ -1,0 +1,48 @@
+// The fast engine, with every vector instruction held back until something else happens, and then run twice
+// to see whether it touches what it declares: nothing else changes, all of `write` is written, and the result
+// depends on nothing but `reads`. For tests: this directory goes before the twin's own on the include path.
+#pragma once
+
+#define Issue FastIssue
+#define IssueExact FastIssueExact
+#define IssueSourced FastIssueSourced
+#define SettlePipe FastSettlePipe
+#define kChecked kFastChecked
+#include_next "twin/engine/fast.h"
+#undef Issue
+#undef IssueExact
+#undef IssueSourced
+#undef SettlePipe
+#undef kChecked
+
+#include <functional>
+
+namespace twin {
+
+constexpr bool kChecked = true;
+
+namespace audit {
+void Hold(const Instruction& instruction, std::function<void()> effect);
+void Settle();
+}  // namespace audit
+
+template <class Effect>
+inline void Issue(const Instruction& instruction, Effect&& effect) {
+    if (instruction.pipe == Pipe::kV) {
+        audit::Hold(instruction, std::function<void()>(effect));
+        return;
+    }
+    audit::Settle();
+    effect();
+}
+template <class Effect>
+inline void IssueExact(const Instruction& instruction, Effect&& effect) {
+    Issue(instruction, effect);
+}
+template <class Effect>
+inline void IssueSourced(const Instruction& instruction, Effect&& effect) {
+    Issue(instruction, effect);
+}
+inline void SettlePipe(Pipe) { audit::Settle(); }
+
+}  // namespace twin

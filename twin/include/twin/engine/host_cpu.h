@@ -1,0 +1,64 @@
+// Runs a loop with the widest vector instructions of this machine, found once when the library is loaded. The
+// library itself stays at its baseline: only the instances of these functions hold newer instructions, and
+// everything that a loop calls is compiled into them. The arithmetic is the same (no contraction to fma).
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+namespace twin {
+
+enum class Isa : uint8_t { kBaseline, kAvx2, kAvx512 };
+extern const Isa g_isa;  // ASCEND_MOE_ISA=baseline or avx2 keeps it below what the machine has
+
+// Loops that want to know how many bytes a vector has take it as an argument.
+template <uint32_t kBytes>
+using VectorBytes = std::integral_constant<uint32_t, kBytes>;
+template <class Loop, uint32_t kBytes>
+inline __attribute__((always_inline)) void CallLoop(const Loop& loop, VectorBytes<kBytes> bytes) {
+    if constexpr (std::is_invocable_v<Loop, VectorBytes<kBytes>>) {
+        loop(bytes);
+    } else {
+        loop();
+    }
+}
+
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+template <class Loop>
+__attribute__((target("avx2,bmi,bmi2,lzcnt"), flatten, noinline)) void RunAvx2(Loop loop) {
+    CallLoop(loop, VectorBytes<32>());
+}
+#if defined(__clang__)
+#define TWIN_AVX512 "avx512f,avx512bw,avx512dq,avx512vl,bmi,bmi2,lzcnt"
+#else
+#define TWIN_AVX512 "avx512f,avx512bw,avx512dq,avx512vl,bmi,bmi2,lzcnt,prefer-vector-width=512"
+#endif
+template <class Loop>
+__attribute__((target(TWIN_AVX512), flatten, noinline)) void RunAvx512(Loop loop) {
+    CallLoop(loop, VectorBytes<64>());
+}
+#undef TWIN_AVX512
+template <class Loop>
+inline void RunBest(Loop loop) {
+    if (g_isa == Isa::kAvx512) return RunAvx512(loop);
+    if (g_isa == Isa::kAvx2) return RunAvx2(loop);
+    CallLoop(loop, VectorBytes<16>());
+}
+#else
+template <class Loop>
+inline void RunBest(Loop loop) {
+    CallLoop(loop, VectorBytes<16>());
+}
+#endif
+
+// ---- Copies that go past the caches: for bytes that nobody reads before more has been written than caches
+// hold.
+
+// Bytes that a core's own cache holds: what a launch writes beyond them is out of it again when it is read.
+extern const uint64_t g_cache_bytes;
+
+// As memcpy. Other threads see the bytes after StreamFence.
+void StreamCopy(void* to, const void* from, uint64_t bytes);
+void StreamFence();
+
+}  // namespace twin

@@ -1,0 +1,223 @@
+// From the arguments of a vector call to what twin::IssueLanes takes: masks and repeats checked, tensors
+// checked and turned into operands.
+#pragma once
+
+#include "twin/api/pipe.h"
+#include "twin/engine/host_cpu.h"
+#include "twin/vector/arguments.h"
+#include "twin/vector/lanes.h"
+
+namespace AscendC {
+namespace detail {
+
+template <class T>
+inline T* UbPointer(uintptr_t address) {
+    return reinterpret_cast<T*>(address);
+}
+template <class T>
+inline twin::Access UbAccess(const T* first, uint64_t count) {
+    return {reinterpret_cast<uintptr_t>(first), count * sizeof(T)};
+}
+
+// Same start or apart: what an elementwise call over a count asks of its destination and a source.
+inline void CheckOverlap(const char* name, int source, uintptr_t to, uint64_t to_bytes, uintptr_t from,
+                         uint64_t from_bytes, const twin::Loc& loc) {
+    if (to == from || to + to_bytes <= from || from + from_bytes <= to) return;
+    twin::Raise(twin::Finding::kBadArgument, loc,
+                "%s: destination and source %d overlap in part; they may be the same, or apart", name,
+                source);
+}
+// For calls that cannot work in place.
+inline void CheckApart(const char* name, const char* what, uintptr_t to, uint64_t to_bytes, uintptr_t from,
+                       uint64_t from_bytes, const twin::Loc& loc) {
+    if (to + to_bytes <= from || from + from_bytes <= to) return;
+    twin::Raise(twin::Finding::kBadArgument, loc, "%s: destination and %s overlap", name, what);
+}
+
+// An operand of another width cannot be the destination.
+inline void CheckCounted(const char* name, uint32_t source, uintptr_t to, uint64_t to_bytes, uintptr_t from,
+                         uint64_t from_bytes, const twin::Loc& loc) {
+    if (to_bytes == from_bytes) {
+        CheckOverlap(name, static_cast<int>(source), to, to_bytes, from, from_bytes, loc);
+    } else {
+        CheckApart(name, "a source of another width", to, to_bytes, from, from_bytes, loc);
+    }
+}
+
+inline uint32_t CheckElementCount(const char* name, int64_t count, const twin::Loc& loc) {
+    if (count < 0 || count > UINT32_MAX) {
+        twin::Raise(twin::Finding::kBadArgument, loc, "%s of %lld elements", name,
+                    static_cast<long long>(count));
+    }
+    return static_cast<uint32_t>(count);
+}
+
+inline void CheckMask(uint64_t mask, uint32_t lanes, const twin::Loc& loc) {
+    if (mask < 1 || mask > lanes) {
+        twin::Raise(twin::Finding::kBadArgument, loc, "mask %lld is outside 1..%u",
+                    static_cast<long long>(mask), lanes);
+    }
+}
+inline void CheckRepeatTime(int32_t repeats, const twin::Loc& loc) {
+    if (repeats < 0 || repeats > 255) {
+        twin::Raise(twin::Finding::kBadArgument, loc, "repeatTime %d is outside 0..255", repeats);
+    }
+}
+
+// What mask and repeatTime come to: lanes of some repeats, or in counter mode a number of elements.
+struct Work {
+    twin::Lanes lanes;
+    bool counted = false;
+    uint64_t elements = 0;
+};
+
+// `width`: lanes of a repeat, 256 bytes of the widest element type. Masks of 4- and 8-byte types are one
+// word.
+inline Work RegisterWork(int32_t repeats, uint32_t width) {
+    const twin::Core& core = twin::current_core();
+    Work work;
+    work.counted = core.counter_mode;
+    work.elements = core.vector_mask[0];
+    work.lanes = {{{core.vector_mask[0], core.vector_mask[1]}}, width, static_cast<uint32_t>(repeats)};
+    const twin::LaneMask all = twin::LaneMask::First(width);
+    for (int i = 0; i < 2; ++i) work.lanes.mask.bits[i] &= all.bits[i];
+    return work;
+}
+template <bool isSetMask>
+inline Work WorkOf(uint64_t mask, int32_t repeats, uint32_t width, const twin::Loc& loc) {
+    CheckRepeatTime(repeats, loc);
+    if (isSetMask) {
+        if (twin::current_core().counter_mode) {
+            twin::Raise(
+                twin::Finding::kBadArgument, loc,
+                "a mask of the first %llu lanes in counter mode: give the number of elements as {n, 0}, "
+                "or with SetVectorMask<T, MaskMode::COUNTER>",
+                static_cast<unsigned long long>(mask));
+        }
+        CheckMask(mask, width, loc);
+        StoreMask(twin::LaneMask::First(static_cast<uint32_t>(mask)));
+    }
+    return RegisterWork(repeats, width);
+}
+template <bool isSetMask>
+inline Work WorkOf(const uint64_t* mask, int32_t repeats, uint32_t width, const twin::Loc& loc) {
+    CheckRepeatTime(repeats, loc);
+    if (isSetMask) {
+        const twin::LaneMask bits = {{mask[0], width > 64 ? mask[1] : 0}};
+        if (bits.bits[0] == 0 && bits.bits[1] == 0) {
+            twin::Raise(twin::Finding::kBadArgument, loc, "a mask of no lane at all");
+        }
+        if (width < 64 && !twin::current_core().counter_mode && bits.bits[0] >> width != 0) {
+            twin::Raise(twin::Finding::kBadArgument, loc, "a mask with bits beyond the %u lanes of a repeat",
+                        width);
+        }
+        StoreMask(bits);
+    }
+    return RegisterWork(repeats, width);
+}
+
+// A tensor and its strides.
+template <class T>
+struct Strided {
+    const LocalTensor<T>& tensor;
+    uint32_t block = 1;
+    uint32_t repeat = 8;
+
+    twin::Operand Operand() const {
+        return {reinterpret_cast<uintptr_t>(tensor.data()), sizeof(T), {block, repeat}};
+    }
+    void Check(uint64_t bytes, const twin::VectorCall& call) const {
+        tensor.Span((bytes + sizeof(T) - 1) / sizeof(T), call.loc, call.name);
+    }
+};
+// Where a repeat follows the one before without a gap.
+template <class T>
+inline Strided<T> Dense(const LocalTensor<T>& tensor, uint32_t width) {
+    return {tensor, 1, width * static_cast<uint32_t>(sizeof(T)) / twin::kVectorBlockBytes};
+}
+
+template <class Body, class D, class... S>
+inline void LanesCall(const twin::VectorCall& call, const twin::Operands& all, const twin::Lanes& lanes,
+                      bool own_repeat, const Body& body, const Strided<D>& dst, const Strided<S>&... src) {
+    const twin::Runs runs = twin::FindRuns(lanes, all);
+    if (runs.count == 0 || lanes.repeats == 0) return;
+    const auto bytes = [&](const twin::Operand& operand, uintptr_t base) {
+        return operand.begin - base + (lanes.repeats - 1) * operand.Step() +
+               twin::RepeatExtent(operand, runs);
+    };
+    const twin::Run& last = runs.run[runs.count - 1];
+    if (dst.block == 0 && last.lane + last.count > twin::kVectorBlockBytes / sizeof(D)) {
+        twin::Raise(twin::Finding::kBadArgument, call.loc, "%s: the destination's block stride is 0",
+                    call.name);
+    }
+    dst.Check(bytes(all.dst, dst.Operand().begin), call);
+    [[maybe_unused]] uint32_t i = 0;
+    ((src.Check(bytes(all.src[i], src.Operand().begin), call), ++i), ...);
+    twin::CheckLaneOverlap(call, all, runs, lanes.repeats, own_repeat);
+    twin::IssueLanes(call, all, lanes, body);
+}
+
+struct LaneOptions {
+    bool accumulates = false;  // dst is read, too
+    bool own_repeat = false;   // a repeat may overwrite its own sources
+};
+
+// A mask form: body(dst, src[], count) on each stretch of lanes.
+template <class Body, class D, class... S>
+inline void MaskedCall(const twin::VectorCall& call, const Work& work, LaneOptions options, const Body& body,
+                       const Strided<D>& dst, const Strided<S>&... src) {
+    twin::Operands all;
+    all.accumulates = options.accumulates;
+    all.dst = dst.Operand();
+    ((all.src[all.sources++] = src.Operand()), ...);
+    if (!work.counted) {
+        LanesCall(call, all, work.lanes, options.own_repeat, body, dst, src...);
+        return;
+    }
+    const uint32_t width = work.lanes.width;
+    const twin::Lanes full = {twin::LaneMask::First(width), width,
+                              static_cast<uint32_t>(std::min<uint64_t>(work.elements / width, 4096))};
+    const twin::Lanes rest = {twin::LaneMask::First(static_cast<uint32_t>(work.elements % width)), width, 1};
+    LanesCall(call, all, full, options.own_repeat, body, dst, src...);
+    all.dst.begin = all.dst.At(full.repeats, 0);
+    for (uint32_t i = 0; i < all.sources; ++i) all.src[i].begin = all.src[i].At(full.repeats, 0);
+    LanesCall(call, all, rest, options.own_repeat, body, dst, src...);
+}
+
+// Whether a body is dealt with by copies that wait; those that may be say so.
+template <class Body>
+struct Forwards {
+    static constexpr bool kBegins = false;  // also where no copy waits yet
+    static bool Do(const Body&, uintptr_t, const uintptr_t*, uint32_t) { return false; }
+};
+
+// A count form: `n` elements, one after the other. Normal mode and a full mask afterwards.
+template <class Body, class D, class... S>
+inline void CountCall(const char* name, const twin::Loc& loc, int64_t count, bool accumulates,
+                      const Body& body, const LocalTensor<D>& dst, const LocalTensor<S>&... src) {
+    const uint32_t n = CheckElementCount(name, count, loc);
+    SetMaskNorm();
+    ResetMask();
+    if (n == 0) return;
+    const uintptr_t to = reinterpret_cast<uintptr_t>(dst.Span(n, loc, name));
+    struct {
+        uintptr_t at[3] = {};
+    } from;
+    twin::Access reads[3];
+    uint32_t i = 0;
+    ((from.at[i] = reinterpret_cast<uintptr_t>(src.Span(n, loc, name)),
+      CheckCounted(name, i, to, n * sizeof(D), from.at[i], n * sizeof(S), loc),
+      reads[i] = {from.at[i], n * sizeof(S)}, ++i),
+     ...);
+    if (accumulates) reads[i] = {to, n * sizeof(D)};
+    if constexpr (!twin::kChecked) {
+        if ((Forwards<Body>::kBegins || __builtin_expect(twin::current_core().forward.Any(), 0)) &&
+            Forwards<Body>::Do(body, to, from.at, n))
+            return;
+    }
+    twin::IssueExact({name, twin::Pipe::kV, loc, {0, n}, {to, n * sizeof(D)}, {reads[0], reads[1], reads[2]}},
+                     [=] { twin::RunBest([=] { body(to, from.at, n); }); });
+}
+
+}  // namespace detail
+}  // namespace AscendC

@@ -1,0 +1,208 @@
+// Cast, Duplicate and Copy in their count and mask forms.
+#pragma once
+
+#include "twin/api/copy.h"
+#include "twin/math/array_ops.h"
+#include "twin/math/cast.h"
+#include "twin/vector/call.h"
+
+namespace AscendC {
+
+namespace detail {
+
+template <class D, class S>
+struct CastBody {
+    RoundMode mode;
+    float scale;
+    void operator()(uintptr_t to, const uintptr_t* from, uint32_t n) const {
+        twin::CastArray(UbPointer<D>(to), UbPointer<S>(from[0]), mode, n, scale);
+    }
+};
+template <class D, class S>
+inline CastBody<D, S> CheckedCast(RoundMode mode, const twin::Loc& loc) {
+    static_assert(twin::kCastLegal<D, S>, "Cast: no such conversion on A2/A3");
+    if (!twin::CastModeLegal<D, S>(mode)) {
+        twin::Raise(twin::Finding::kBadArgument, loc,
+                    "Cast: round mode %d is not allowed for this conversion", static_cast<int>(mode));
+    }
+    return {mode, twin::current_core().deq_scale};
+}
+// A conversion over overlapping bytes is right where no repeat reads what an earlier one wrote; each repeat
+// is read before it is written.
+template <class D, class S>
+inline void CastOverlapped(D* to, const S* from, const CastBody<D, S>& body, uint32_t n, uint32_t width) {
+    S taken[128];
+    for (uint32_t done = 0; done < n; done += width) {
+        const uint32_t part = n - done < width ? n - done : width;
+        std::memcpy(taken, from + done, part * sizeof(S));
+        twin::CastArray(to + done, taken, body.mode, part, body.scale);
+    }
+}
+
+template <class T>
+struct FillBody {
+    T value;
+    void operator()(uintptr_t to, const uintptr_t*, uint32_t n) const {
+        twin::FillArray(UbPointer<T>(to), value, n);
+    }
+};
+template <>
+struct Forwards<FillBody<float>> {
+    static constexpr bool kBegins = true;
+    static bool Do(const FillBody<float>& body, uintptr_t to, const uintptr_t*, uint32_t n) {
+        return twin::ForwardFill(twin::current_core().forward, to, n, body.value);
+    }
+};
+template <class T>
+struct CopyBody {
+    void operator()(uintptr_t to, const uintptr_t* from, uint32_t n) const {
+        std::memmove(UbPointer<T>(to), UbPointer<T>(from[0]), n * sizeof(T));
+    }
+};
+template <class D, class S>
+constexpr uint32_t kCastLanes = twin::kRepeatBytes / (sizeof(D) > sizeof(S) ? sizeof(D) : sizeof(S));
+
+}  // namespace detail
+
+template <class T, class U>
+inline void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const RoundMode& roundMode,
+                 const uint32_t count, twin::Loc loc = twin::Loc::Here()) {
+    const detail::CastBody<T, U> body = detail::CheckedCast<T, U>(roundMode, loc);
+    const uint32_t n = detail::CheckElementCount("Cast", count, loc);
+    SetMaskNorm();
+    ResetMask();
+    if (n == 0) return;
+    T* to = dst.Span(n, loc, "Cast destination");
+    const U* from = src.Span(n, loc, "Cast source");
+    const uintptr_t t = reinterpret_cast<uintptr_t>(to), f = reinterpret_cast<uintptr_t>(from);
+    const bool apart = t + n * sizeof(T) <= f || f + n * sizeof(U) <= t;
+    const bool in_place = t == f && sizeof(T) <= sizeof(U);
+    constexpr uint32_t kWidth = detail::kCastLanes<T, U>;
+    if (!apart && !in_place) {
+        // What repeat i wrote ends at (i + 1) * kWidth * sizeof(T); the next one to read starts there or
+        // later.
+        const uint32_t repeats = (n + kWidth - 1) / kWidth;
+        for (uint32_t i = 0; i + 1 < repeats; ++i) {
+            const uintptr_t written = t + uint64_t{i + 1} * kWidth * sizeof(T);
+            if (written <= f + uint64_t{i + 1} * kWidth * sizeof(U) || t >= f + n * sizeof(U)) continue;
+            twin::Raise(twin::Finding::kBadArgument, loc,
+                        "Cast: destination and source overlap, and repeat %u overwrites what later ones read",
+                        i);
+        }
+    }
+    if constexpr (!twin::kChecked && twin::kOneOf<U, half, bfloat16_t> && twin::kOneOf<T, float>) {
+        twin::Forward& forward = twin::current_core().forward;
+        if (forward.Any() && twin::ForwardCast(forward, t, f, n, twin::TermTypeOf<U>())) return;
+    }
+    if constexpr (!twin::kChecked && twin::kOneOf<T, half, bfloat16_t> && twin::kOneOf<U, float>) {
+        twin::Forward& forward = twin::current_core().forward;
+        const bool nearest = roundMode == RoundMode::CAST_RINT || roundMode == RoundMode::CAST_NONE;
+        if (forward.Any() && nearest && twin::ForwardNarrow(forward, t, f, n, twin::TermTypeOf<T>())) return;
+    }
+    twin::IssueExact({"Cast", twin::Pipe::kV, loc, {0, n}, {t, n * sizeof(T)}, {{f, n * sizeof(U)}}}, [=] {
+        if (apart || in_place) {
+            twin::RunBest([=] { twin::CastArray(to, from, body.mode, n, body.scale); });
+        } else {
+            detail::CastOverlapped(to, from, body, n, kWidth);
+        }
+    });
+}
+
+inline void SetDeqScale(half scale) { twin::current_core().deq_scale = static_cast<float>(scale); }
+
+template <class T>
+inline void Duplicate(const LocalTensor<T>& dst, const T& scalarValue, const int32_t& count,
+                      twin::Loc loc = twin::Loc::Here()) {
+    static_assert(twin::kDuplicateType<T>, "Duplicate: 16- and 32-bit types only");
+    detail::CountCall("Duplicate", loc, count, false, detail::FillBody<T>{scalarValue}, dst);
+}
+
+#define TWIN_CONVERT_MASK_FORMS(Mask, ConstMask)                                                             \
+    template <class T, class U, bool isSetMask = true>                                                       \
+    inline void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const RoundMode& roundMode,       \
+                     ConstMask, const int32_t repeatTime, const UnaryRepeatParams& repeatParams,             \
+                     twin::Loc loc = twin::Loc::Here()) {                                                    \
+        const auto body = detail::CheckedCast<T, U>(roundMode, loc);                                         \
+        const detail::Work work =                                                                            \
+            detail::WorkOf<isSetMask>(mask, repeatTime, detail::kCastLanes<T, U>, loc);                      \
+        detail::MaskedCall({"Cast", loc}, work, {false, dst.data() == src.data() && sizeof(T) <= sizeof(U)}, \
+                           body,                                                                             \
+                           detail::Strided<T>{dst, repeatParams.dstBlkStride, repeatParams.dstRepStride},    \
+                           detail::Strided<U>{src, repeatParams.srcBlkStride, repeatParams.srcRepStride});   \
+    }                                                                                                        \
+    template <class T, bool isSetMask = true>                                                                \
+    inline void Duplicate(const LocalTensor<T>& dst, const T& scalarValue, Mask, const int32_t repeatTime,   \
+                          const uint16_t dstBlockStride, const uint8_t dstRepeatStride,                      \
+                          twin::Loc loc = twin::Loc::Here()) {                                               \
+        static_assert(twin::kDuplicateType<T>, "Duplicate: 16- and 32-bit types only");                      \
+        const detail::Work work = detail::WorkOf<isSetMask>(mask, repeatTime, twin::kLanes<T>, loc);         \
+        detail::MaskedCall({"Duplicate", loc}, work, {}, detail::FillBody<T>{scalarValue},                   \
+                           detail::Strided<T>{dst, dstBlockStride, dstRepeatStride});                        \
+    }                                                                                                        \
+    /* In counter mode the mask counts the elements of each repeat. */                                       \
+    template <class T, bool isSetMask = true>                                                                \
+    inline void Copy(const LocalTensor<T>& dst, const LocalTensor<T>& src, ConstMask,                        \
+                     const int32_t repeatTime, const CopyRepeatParams& repeatParams,                         \
+                     twin::Loc loc = twin::Loc::Here()) {                                                    \
+        static_assert(twin::kDuplicateType<T>, "Copy: 16- and 32-bit types only");                           \
+        detail::CheckCopyStrides(repeatParams, loc);                                                         \
+        detail::Work work = detail::WorkOf<isSetMask>(mask, repeatTime, twin::kLanes<T>, loc);               \
+        if (work.counted) {                                                                                  \
+            detail::CheckMask(work.elements, twin::kLanes<T>, loc);                                          \
+            work.lanes.mask = twin::LaneMask::First(static_cast<uint32_t>(work.elements));                   \
+            work.counted = false;                                                                            \
+        }                                                                                                    \
+        detail::MaskedCall({"Copy", loc}, work, {}, detail::CopyBody<T>{},                                   \
+                           detail::Strided<T>{dst, repeatParams.dstStride, repeatParams.dstRepeatSize},      \
+                           detail::Strided<T>{src, repeatParams.srcStride, repeatParams.srcRepeatSize});     \
+    }
+
+namespace detail {
+inline void CheckCopyStrides(const CopyRepeatParams& p, const twin::Loc& loc) {
+    if (p.dstRepeatSize > 4095 || p.srcRepeatSize > 4095) {
+        twin::Raise(twin::Finding::kBadArgument, loc, "Copy: a repeat stride of %u is over 4095",
+                    std::max(p.dstRepeatSize, p.srcRepeatSize));
+    }
+}
+}  // namespace detail
+
+TWIN_CONVERT_MASK_FORMS(uint64_t mask, const uint64_t mask)
+TWIN_CONVERT_MASK_FORMS(uint64_t mask[], const uint64_t mask[])
+#undef TWIN_CONVERT_MASK_FORMS
+
+// ---- DataCopy within UB by DataCopyParams: a vector instruction.
+
+template <class T>
+inline void DataCopy(const LocalTensor<T>& dst, const LocalTensor<T>& src, const DataCopyParams& params,
+                     twin::Loc loc = twin::Loc::Here()) {
+    constexpr const char* kName = "DataCopy UB->UB";
+    detail::CheckPieces(params.blockCount, 0, 1, loc);
+    const uint32_t count = params.blockCount;
+    const uint64_t bytes = detail::Blocks(params.blockLen);
+    if (count == 0 || bytes == 0) return;
+    const uint64_t from_step = bytes + detail::Blocks(params.srcGap),
+                   to_step = bytes + detail::Blocks(params.dstGap);
+    const uint64_t from_bytes = detail::Extent(count, bytes, from_step),
+                   to_bytes = detail::Extent(count, bytes, to_step);
+    const uintptr_t to = reinterpret_cast<uintptr_t>(dst.Span(to_bytes / sizeof(T), loc, kName));
+    const uintptr_t from = reinterpret_cast<uintptr_t>(src.Span(from_bytes / sizeof(T), loc, kName));
+    if (to != from || to_step != from_step)
+        detail::CheckApart(kName, "source", to, to_bytes, from, from_bytes, loc);
+    const auto access = [=](uintptr_t begin, uint64_t step) {
+        return step == bytes ? twin::Access{begin, count * bytes} : twin::Access{begin, bytes, count, step};
+    };
+    twin::Issue({kName,
+                 twin::Pipe::kV,
+                 loc,
+                 {0, count * bytes / sizeof(T)},
+                 access(to, to_step),
+                 {access(from, from_step)}},
+                [=] {
+                    for (uint32_t i = 0; i < count; ++i) {
+                        std::memmove(detail::UbPointer<T>(to + i * to_step),
+                                     detail::UbPointer<T>(from + i * from_step), bytes);
+                    }
+                });
+}
+
+}  // namespace AscendC

@@ -1,0 +1,272 @@
+// Sorting of (score, index) entries of 8 bytes, scores descending.
+#pragma once
+
+#include "twin/math/sort_arrays.h"
+#include "twin/vector/call.h"
+
+namespace AscendC {
+
+struct MrgSort4Info {
+    uint16_t elementLengths[4] = {};
+    bool ifExhaustedSuspension = false;
+    uint16_t validBit = 0;
+    uint8_t repeatTimes = 1;
+    MrgSort4Info() = default;
+    MrgSort4Info(const uint16_t lengths[4], const bool suspend, const uint16_t valid, const uint16_t repeats)
+        : ifExhaustedSuspension(suspend), validBit(valid), repeatTimes(static_cast<uint8_t>(repeats)) {
+        for (int i = 0; i < 4; ++i) elementLengths[i] = lengths[i];
+    }
+};
+
+template <class T>
+struct MrgSortSrcList {
+    LocalTensor<T> src1, src2, src3, src4;
+    MrgSortSrcList() = default;
+    MrgSortSrcList(const LocalTensor<T>& a, const LocalTensor<T>& b, const LocalTensor<T>& c,
+                   const LocalTensor<T>& d)
+        : src1(a), src2(b), src3(c), src4(d) {}
+};
+
+namespace detail {
+
+template <class T>
+constexpr uint64_t kEntryElements = sizeof(twin::SortEntry) / sizeof(T);
+
+// What Sort32 and Sort<T, ...> check: scores, indices, and room for as many entries in dst.
+template <class T>
+struct SortOperands {
+    T* to;
+    const T* score;
+    const uint32_t* index;
+    uint32_t n;
+};
+template <class T>
+inline SortOperands<T> CheckSort(const char* name, const LocalTensor<T>& dst, const LocalTensor<T>& score,
+                                 const LocalTensor<uint32_t>& index, int32_t repeatTime,
+                                 const twin::Loc& loc) {
+    static_assert(twin::kSortType<T>, "sorting: half and float only");
+    CheckRepeatTime(repeatTime, loc);
+    const uint32_t n = 32 * static_cast<uint32_t>(repeatTime);
+    const SortOperands<T> all{dst.Span(n * kEntryElements<T>, loc, name), score.Span(n, loc, name),
+                              index.Span(n, loc, name), n};
+    const uintptr_t to = reinterpret_cast<uintptr_t>(all.to);
+    CheckApart(name, "scores", to, n * 8, reinterpret_cast<uintptr_t>(all.score), n * sizeof(T), loc);
+    CheckApart(name, "indices", to, n * 8, reinterpret_cast<uintptr_t>(all.index), n * 4, loc);
+    return all;
+}
+
+}  // namespace detail
+
+// Each run of 32 scores with their indices, sorted.
+template <class T>
+inline void Sort32(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<uint32_t>& src1,
+                   const int32_t repeatTime, twin::Loc loc = twin::Loc::Here()) {
+    const auto all = detail::CheckSort("Sort32", dst, src0, src1, repeatTime, loc);
+    if (all.n == 0) return;
+    twin::Issue({"Sort32",
+                 twin::Pipe::kV,
+                 loc,
+                 {0, all.n},
+                 detail::UbAccess(all.to, all.n * detail::kEntryElements<T>),
+                 {detail::UbAccess(all.score, all.n), detail::UbAccess(all.index, all.n)}},
+                [=] { twin::Sort32Array(all.to, all.score, all.index, all.n / 32); });
+}
+
+// With isFullSort all 32 * repeatTime scores into one run; otherwise as Sort32. `tmp` is as large as dst.
+template <class T, bool isFullSort>
+inline void Sort(const LocalTensor<T>& dst, const LocalTensor<T>& concat, const LocalTensor<uint32_t>& index,
+                 LocalTensor<T>& tmp, const int32_t repeatTime, twin::Loc loc = twin::Loc::Here()) {
+    const auto all = detail::CheckSort("Sort", dst, concat, index, repeatTime, loc);
+    if (all.n == 0) return;
+    const uint64_t entries = all.n * detail::kEntryElements<T>;
+    twin::Access garbage;
+    T* scratch = nullptr;
+    if (isFullSort) {
+        scratch = tmp.Span(entries, loc, "Sort scratch");
+        garbage = detail::UbAccess(scratch, entries);
+        detail::CheckApart("Sort", "scratch", reinterpret_cast<uintptr_t>(all.to), all.n * 8, garbage.begin,
+                           garbage.bytes, loc);
+    }
+    twin::Issue({"Sort",
+                 twin::Pipe::kV,
+                 loc,
+                 {0, all.n},
+                 detail::UbAccess(all.to, entries),
+                 {detail::UbAccess(all.score, all.n), detail::UbAccess(all.index, all.n)},
+                 garbage},
+                [=] {
+                    if (isFullSort) {
+                        twin::FullSortArray(all.to, scratch, all.score, all.index, all.n / 32);
+                    } else {
+                        twin::Sort32Array(all.to, all.score, all.index, all.n / 32);
+                    }
+                });
+}
+
+// Scores and indices of 32 * repeatTime entries apart again: one instruction each.
+template <class T>
+inline void Extract(const LocalTensor<T>& dstValue, const LocalTensor<uint32_t>& dstIndex,
+                    const LocalTensor<T>& sorted, const int32_t repeatTime,
+                    twin::Loc loc = twin::Loc::Here()) {
+    static_assert(twin::kSortType<T>, "Extract: half and float only");
+    detail::CheckRepeatTime(repeatTime, loc);
+    const uint32_t n = 32 * static_cast<uint32_t>(repeatTime);
+    if (n == 0) return;
+    T* to = dstValue.Span(n, loc, "Extract values");
+    uint32_t* at = dstIndex.Span(n, loc, "Extract indices");
+    const T* entries = sorted.Span(n * detail::kEntryElements<T>, loc, "Extract source");
+    const uintptr_t from = reinterpret_cast<uintptr_t>(entries);
+    detail::CheckApart("Extract", "source", reinterpret_cast<uintptr_t>(to), n * sizeof(T), from, n * 8, loc);
+    detail::CheckApart("Extract", "source", reinterpret_cast<uintptr_t>(at), n * 4, from, n * 8, loc);
+    const twin::VectorCall call{"Extract", loc};
+    twin::Issue(twin::PartOf(call, n, detail::UbAccess(to, n), {from, sizeof(T), n, 8}), [=] {
+        for (uint32_t i = 0; i < n; ++i) {
+            twin::StoreAt(to, i, twin::EntryScore<T>(twin::LoadEntry(entries, i)));
+        }
+    });
+    twin::Issue(twin::PartOf(call, n, detail::UbAccess(at, n), {from + 4, 4, n, 8}), [=] {
+        for (uint32_t i = 0; i < n; ++i) {
+            twin::StoreAt(at, i, twin::LoadAt(detail::UbPointer<uint32_t>(from + 4), 2 * i));
+        }
+    });
+}
+
+// On A2/A3 the source itself.
+template <class T>
+inline void Concat(LocalTensor<T>& concat, const LocalTensor<T>& src, const LocalTensor<T>& tmp,
+                   const int32_t repeatTime, twin::Loc loc = twin::Loc::Here()) {
+    static_assert(twin::kSortType<T>, "Concat: half and float only");
+    detail::CheckRepeatTime(repeatTime, loc);
+    (void)tmp;
+    src.CheckAlive(loc);
+    concat = src;
+}
+
+namespace detail {
+
+struct MergeLists {
+    uint32_t count = 0;
+    uint16_t length[4] = {};
+    uintptr_t from[4] = {};
+    uint64_t total = 0;  // entries
+};
+
+inline uint32_t ListsOf(uint16_t valid, const twin::Loc& loc) {
+    if (valid != 3 && valid != 7 && valid != 15) {
+        twin::Raise(twin::Finding::kBadArgument, loc, "MrgSort: validBit %u is not 3, 7 or 15", valid);
+    }
+    return valid == 15 ? 4 : valid == 7 ? 3 : 2;
+}
+
+// More than one repeat: four lists of equal length that lie one behind the other, and no suspension.
+inline void CheckMergeRepeats(const MergeLists& lists, const MrgSort4Info& params, const twin::Loc& loc) {
+    bool regular = lists.count == 4 && !params.ifExhaustedSuspension;
+    for (uint32_t i = 1; i < lists.count; ++i) {
+        regular = regular && lists.length[i] == lists.length[0] &&
+                  lists.from[i] == lists.from[0] + i * 8ull * lists.length[0];
+    }
+    if (regular) return;
+    twin::Raise(twin::Finding::kBadArgument, loc,
+                "MrgSort: %u repeats need four lists of one length, one behind the other, without suspension",
+                params.repeatTimes);
+}
+
+// Declares reads of lists beyond the third in an instruction of their own.
+inline void MergeReads(const MergeLists& lists, uint64_t repeats, const twin::VectorCall& call,
+                       twin::Access reads[3]) {
+    if (repeats > 1) {
+        reads[0] = {lists.from[0], lists.total * repeats * 8};
+        return;
+    }
+    for (uint32_t i = 0; i < lists.count && i < 3; ++i) reads[i] = {lists.from[i], lists.length[i] * 8ull};
+    if (lists.count < 4 || lists.length[3] == 0) return;
+    twin::Issue(twin::PartOf(call, 0, {}, {lists.from[3], lists.length[3] * 8ull}), [] {});
+}
+
+}  // namespace detail
+
+// Merges the lists that validBit names (3, 7 or 15) into dst. With suspension it stops when one is used up;
+// how much is written is known only then, so all of it that could be counts as written.
+template <class T>
+inline void MrgSort(const LocalTensor<T>& dst, const MrgSortSrcList<T>& src, const MrgSort4Info& params,
+                    twin::Loc loc = twin::Loc::Here()) {
+    static_assert(twin::kSortType<T>, "MrgSort: half and float only");
+    const LocalTensor<T>* tensors[4] = {&src.src1, &src.src2, &src.src3, &src.src4};
+    detail::MergeLists lists;
+    lists.count = detail::ListsOf(params.validBit, loc);
+    const uint32_t repeats = params.repeatTimes;
+    for (uint32_t i = 0; i < lists.count; ++i) {
+        if (params.elementLengths[i] > 4095) {
+            twin::Raise(twin::Finding::kBadArgument, loc, "MrgSort: list %u of %u entries, at most 4095", i,
+                        params.elementLengths[i]);
+        }
+        lists.length[i] = params.elementLengths[i];
+        lists.from[i] = reinterpret_cast<uintptr_t>(
+            tensors[i]->Span(lists.length[i] * detail::kEntryElements<T>, loc, "MrgSort list", 8));
+        lists.total += lists.length[i];
+    }
+    if (repeats == 0 || lists.total == 0) return;
+    if (repeats > 1) {
+        detail::CheckMergeRepeats(lists, params, loc);
+        src.src1.Span(lists.total * repeats * detail::kEntryElements<T>, loc, "MrgSort lists", 8);
+    }
+    T* to = dst.Span(lists.total * repeats * detail::kEntryElements<T>, loc, "MrgSort destination");
+    const uint64_t bytes = lists.total * repeats * 8;
+    for (uint32_t i = 0; i < lists.count; ++i) {
+        detail::CheckApart("MrgSort", "a list", reinterpret_cast<uintptr_t>(to), bytes, lists.from[i],
+                           lists.length[i] * 8ull, loc);
+    }
+    twin::Access reads[3];
+    const twin::VectorCall call{"MrgSort", loc};
+    detail::MergeReads(lists, repeats, call, reads);
+    const bool suspend = params.ifExhaustedSuspension;
+    uint16_t* counts = twin::current_core().merge_counts;
+    twin::Issue(twin::PartOf(call, lists.total * repeats, {reinterpret_cast<uintptr_t>(to), bytes}, reads[0],
+                             reads[1], reads[2]),
+                [=] {
+                    uint32_t used[4] = {};
+                    const T* from[4] = {};
+                    for (uint32_t i = 0; i < lists.count; ++i) from[i] = detail::UbPointer<T>(lists.from[i]);
+                    twin::MergeSortArray(to, from, lists.length, lists.count, suspend, repeats, used);
+                    for (uint32_t i = 0; i < 4; ++i) counts[i] = static_cast<uint16_t>(used[i]);
+                });
+}
+
+// How many entries of each list the last MrgSort has taken.
+inline void GetMrgSortResult(uint16_t& mrgSortList1, uint16_t& mrgSortList2, uint16_t& mrgSortList3,
+                             uint16_t& mrgSortList4) {
+    twin::SettlePipe(twin::Pipe::kV);
+    const uint16_t* counts = twin::current_core().merge_counts;
+    mrgSortList1 = counts[0];
+    mrgSortList2 = counts[1];
+    mrgSortList3 = counts[2];
+    mrgSortList4 = counts[3];
+}
+
+// The same as arguments; sortedNum receives how many entries of each list were taken.
+template <class T, bool isExhaustedSuspension = false>
+inline void MrgSort(const LocalTensor<T>& dst, const MrgSortSrcList<T>& sortList,
+                    const uint16_t elementCountList[4], uint32_t sortedNum[4], uint16_t validBit,
+                    const int32_t repeatTime, twin::Loc loc = twin::Loc::Here()) {
+    detail::CheckRepeatTime(repeatTime, loc);
+    MrgSort(
+        dst, sortList,
+        MrgSort4Info(elementCountList, isExhaustedSuspension, validBit, static_cast<uint16_t>(repeatTime)),
+        loc);
+    twin::SettlePipe(twin::Pipe::kV);
+    for (int i = 0; i < 4; ++i) sortedNum[i] = twin::current_core().merge_counts[i];
+}
+
+// Elements of T that the entries before `elemOffset`, or `elemCount` entries, take.
+template <class T>
+inline uint32_t GetSortOffset(const uint32_t elemOffset) {
+    static_assert(twin::kSortType<T>, "GetSortOffset: half and float only");
+    return elemOffset * static_cast<uint32_t>(detail::kEntryElements<T>);
+}
+template <class T>
+inline uint32_t GetSortLen(const uint32_t elemCount) {
+    static_assert(twin::kSortType<T>, "GetSortLen: half and float only");
+    return elemCount * static_cast<uint32_t>(detail::kEntryElements<T>);
+}
+
+}  // namespace AscendC

@@ -1,0 +1,275 @@
+// Launches the kernels of a library on the twin: what the C ABI of abi.h does. The ranks of one launcher keep
+// their devices and copy agents between launches.
+#include "abi.h"
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "twin/api/hccl_context.h"
+#include "twin/engine/copy_agent.h"
+#include "twin/engine/launch.h"
+#ifdef TWIN_CHECKED
+#include "twin/engine/explore.h"
+#endif
+
+namespace twin::foreign {
+
+constexpr uint32_t kGroups = 2;
+
+struct Rank {
+    explicit Rank(int number) : device(number) {}
+    Device device;
+    std::unique_ptr<CopyAgent> agents[kGroups];
+
+    void BeginAgents(const TwinLaunch& launch);
+    void EndAgents(const TwinLaunch& launch, bool failed);
+};
+
+// All ranks of one launcher.
+class RankSet {
+public:
+    explicit RankSet(uint32_t world);
+    uint32_t size() const { return static_cast<uint32_t>(ranks_.size()); }
+    bool Run(const TwinLaunch* launches, const TwinOptions& options, TwinOutcome* outcome);
+    bool RunRank(uint32_t rank, const TwinLaunch& launch, TwinOutcome* outcome,
+                 const std::atomic<bool>* stop = nullptr);
+
+private:
+    std::vector<std::unique_ptr<Rank>> ranks_;
+#ifdef TWIN_CHECKED
+    Explorer explorer_;
+#endif
+};
+
+namespace {
+
+constexpr size_t kMaxArguments = 40;
+constexpr uint32_t kSpinsAlone = 2000;  // every rank has a processor of its own
+constexpr uint32_t kSpinsCrowded = 20;  // spinning would steal a peer's time
+constexpr double kAtOnce = 1e-9;
+
+template <size_t>
+using Word = uint64_t;
+template <size_t... kIndex>
+void CallWith(void* entry, const uint64_t* words, std::index_sequence<kIndex...>) {
+    reinterpret_cast<void (*)(Word<kIndex>...)>(entry)(words[kIndex]...);
+}
+template <size_t kCount>
+void Call(void* entry, const uint64_t* words) {
+    CallWith(entry, words, std::make_index_sequence<kCount>());
+}
+using Caller = void (*)(void*, const uint64_t*);
+template <size_t... kCounts>
+Caller CallerOf(size_t count, std::index_sequence<kCounts...>) {
+    constexpr Caller kTable[] = {&Call<kCounts>...};
+    return kTable[count];
+}
+
+void CopyText(char* to, size_t bytes, const char* text) {
+    strncpy(to, text, bytes - 1);
+    to[bytes - 1] = '\0';
+}
+void ReportFailure(TwinOutcome* outcome, uint32_t rank, const char* finding, const char* text) {
+    outcome->rank = static_cast<int32_t>(rank);
+    CopyText(outcome->finding, sizeof(outcome->finding), finding);
+    CopyText(outcome->text, sizeof(outcome->text), text);
+}
+
+// A peer has failed: whoever waits for it need not wait for the deadline.
+struct StopWithPeer {
+    const std::atomic<bool>* failed;
+    LaunchSpec* spec;
+    static void OnIdle(void* self) {
+        const StopWithPeer& stop = *static_cast<StopWithPeer*>(self);
+        if (stop.failed != nullptr && stop.failed->load()) stop.spec->deadline_s = kAtOnce;
+    }
+};
+
+// Pointers and integers of up to 8 bytes are passed alike on x86-64 and aarch64, whatever their type.
+void CallEntry(const TwinLaunch& launch) {
+    CallerOf(launch.argument_count, std::make_index_sequence<kMaxArguments + 1>())(launch.entry,
+                                                                                   launch.arguments);
+}
+
+LaunchSpec SpecOf(const TwinLaunch& launch) {
+    if (launch.argument_count > kMaxArguments)
+        throw std::runtime_error("an entry takes at most 40 arguments");
+    LaunchSpec spec;
+    spec.block_dim = launch.block_dim;
+    spec.tiling_key = launch.tiling_key;
+    spec.watch_polls = true;
+    spec.deadline_s = launch.deadline_s;
+    for (uint32_t i = 0; i < launch.range_count; ++i) {
+        const TwinRange& range = launch.ranges[i];
+        const uintptr_t begin = reinterpret_cast<uintptr_t>(range.begin);
+        spec.ranges.push_back({begin, begin + range.bytes, static_cast<GmKind>(range.kind),
+                               range.atomic_blocks != 0, range.doorbell, range.name, range.owner});
+    }
+    for (uint32_t i = 0; i < kGroups; ++i) {
+        if (launch.contexts[i] == nullptr) continue;
+        spec.hccl_context[i] = reinterpret_cast<uintptr_t>(launch.contexts[i]) + twin_context_offset();
+    }
+    return spec;
+}
+
+}  // namespace
+
+void Rank::BeginAgents(const TwinLaunch& launch) {
+    for (uint32_t i = 0; i < kGroups; ++i) {
+        if (launch.contexts[i] == nullptr) continue;
+        if (!agents[i]) agents[i] = MakeCopyAgent();
+        agents[i]->Begin();
+        static_cast<hccl::Header*>(launch.contexts[i])->agent = agents[i].get();
+    }
+}
+
+void Rank::EndAgents(const TwinLaunch& launch, bool failed) {
+    for (uint32_t i = 0; i < kGroups; ++i) {
+        if (launch.contexts[i] != nullptr && agents[i]) agents[i]->End(failed);
+    }
+}
+
+RankSet::RankSet(uint32_t world) {
+    for (uint32_t rank = 0; rank < world; ++rank) {
+        ranks_.push_back(std::make_unique<Rank>(static_cast<int>(rank)));
+        if (world > 1) ranks_.back()->device.JoinGroup(this, world);
+    }
+}
+
+bool RankSet::RunRank(uint32_t number, const TwinLaunch& launch, TwinOutcome* outcome,
+                      const std::atomic<bool>* stop) {
+    Rank& rank = *ranks_[number];
+    bool begun = false;
+    try {
+        LaunchSpec spec = SpecOf(launch);
+        StopWithPeer watch{stop, &spec};
+        IdlePolicy& idle = rank.device.idle();
+        idle.spins = size() <= std::thread::hardware_concurrency() ? kSpinsAlone : kSpinsCrowded;
+        idle.doorbell = launch.doorbell;
+        idle.on_idle = &StopWithPeer::OnIdle;
+        idle.on_idle_argument = &watch;
+        rank.BeginAgents(launch);
+        begun = true;
+        rank.device.Launch(spec, [&] { CallEntry(launch); });
+        rank.EndAgents(launch, false);
+        return true;
+    } catch (const Fault& fault) {
+        ReportFailure(outcome, number, FindingName(fault.kind), fault.what());
+    } catch (const std::exception& error) {
+        ReportFailure(outcome, number, "", error.what());
+    } catch (...) {
+        ReportFailure(outcome, number, "", "the kernel threw something that is no exception");
+    }
+    if (begun) rank.EndAgents(launch, true);
+    return false;
+}
+
+#ifdef TWIN_CHECKED
+
+bool RankSet::Run(const TwinLaunch* launches, const TwinOptions& options, TwinOutcome* outcome) {
+    std::vector<ProgramStep> steps(size());
+    std::vector<RankProgram> programs(size());
+    for (uint32_t rank = 0; rank < size(); ++rank) {
+        const TwinLaunch& launch = launches[rank];
+        Rank& owner = *ranks_[rank];
+        steps[rank].spec = SpecOf(launch);
+        steps[rank].kernel = [&launch] { CallEntry(launch); };
+        steps[rank].begin = [&launch, &owner] { owner.BeginAgents(launch); };
+        steps[rank].end = [&launch, &owner] { owner.EndAgents(launch, false); };
+        steps[rank].name = "kernel";
+        programs[rank].rank = static_cast<int>(rank);
+        programs[rank].steps = {&steps[rank]};
+    }
+    RunOptions wanted;
+    wanted.policy = static_cast<Policy>(options.policy);
+    wanted.seed = options.seed;
+    wanted.unordered = options.unordered != 0;
+    wanted.explicit_sync = options.explicit_sync != 0;
+    wanted.pct_depth = options.pct_depth;
+    wanted.max_steps = options.max_steps;
+    const RunResult result = explorer_.Run(programs, wanted);
+    outcome->steps = result.steps;
+    outcome->trace_hash = result.trace_hash;
+    if (result.failed) ReportFailure(outcome, 0, FindingName(result.kind), result.message.c_str());
+    return !result.failed;
+}
+
+#else
+
+bool RankSet::Run(const TwinLaunch* launches, const TwinOptions&, TwinOutcome* outcome) {
+    if (size() == 1) return RunRank(0, launches[0], outcome);
+    std::atomic<bool> failed{false};
+    std::vector<TwinOutcome> outcomes(size());
+    std::atomic<int> first{-1};
+    std::vector<std::thread> threads;
+    for (uint32_t rank = 0; rank < size(); ++rank) {
+        threads.emplace_back([&, rank] {
+            if (RunRank(rank, launches[rank], &outcomes[rank], &failed)) return;
+            int nobody = -1;
+            first.compare_exchange_strong(nobody, static_cast<int>(rank));
+            failed.store(true);
+        });
+    }
+    for (std::thread& thread : threads) thread.join();
+    if (first.load() >= 0) *outcome = outcomes[static_cast<size_t>(first.load())];
+    return first.load() < 0;
+}
+
+#endif
+
+}  // namespace twin::foreign
+
+uint32_t twin_abi() { return 1; }
+
+const char* twin_engine() {
+#ifdef TWIN_CHECKED
+    return "checked";
+#else
+    return "fast";
+#endif
+}
+
+const char* twin_policies() { return "late,random,lazy,pct,replay,exhaustive"; }
+
+void* twin_world_create(uint32_t world) {
+    try {
+        return new twin::foreign::RankSet(world);
+    } catch (...) {
+        return nullptr;
+    }
+}
+void twin_world_destroy(void* world) { delete static_cast<twin::foreign::RankSet*>(world); }
+
+int twin_world_run(void* world, const TwinLaunch* launches, const TwinOptions* options,
+                   TwinOutcome* outcome) {
+    *outcome = TwinOutcome();
+    return static_cast<twin::foreign::RankSet*>(world)->Run(launches, *options, outcome) ? 0 : 1;
+}
+
+int twin_world_run_rank(void* world, uint32_t rank, const TwinLaunch* launch, TwinOutcome* outcome) {
+    *outcome = TwinOutcome();
+    return static_cast<twin::foreign::RankSet*>(world)->RunRank(rank, *launch, outcome) ? 0 : 1;
+}
+
+// ---- communication contexts ----
+
+using namespace twin::hccl;
+
+uint64_t twin_context_offset() { return sizeof(Header); }
+
+uint64_t twin_context_bytes(uint32_t layout, uint32_t world) {
+    return ContextBlobBytes(static_cast<Layout>(layout), world);
+}
+
+void twin_context_fill(const TwinGroup* group, uint32_t rank, void* blob, uint64_t workspace) {
+    FillContext(
+        {static_cast<Layout>(group->layout), group->world, group->window_bytes, group->exp_bytes,
+         group->workspace_bytes, group->windows_in, group->windows_out, group->windows_exp, group->name},
+        rank, blob, workspace);
+}

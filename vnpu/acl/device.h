@@ -1,0 +1,89 @@
+// The virtual devices of this process, and the part of the ACL C ABI that they speak: codes and structures,
+// as in the public headers that the torch_npu wheel ships (include/third_party/acl). Handles are opaque there
+// and so they are here.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "vnpu_stream.h"
+
+namespace vnpu {
+
+using AclError = int;
+using Handle = void*;
+
+constexpr AclError kSuccess = 0;
+constexpr AclError kParamInvalid = 107000;
+constexpr AclError kInvalidDevice = 107001;
+constexpr AclError kContextNull = 107002;
+constexpr AclError kEventTimestampInvalid = 107006;
+constexpr AclError kInvalidHandle = 107017;
+constexpr AclError kWaitTimeout = 107019;
+constexpr AclError kModelCaptured = 107026;
+constexpr AclError kStreamCaptured = 107027;
+constexpr AclError kEventCaptured = 107028;
+constexpr AclError kStreamNotCaptured = 107029;
+constexpr AclError kCaptureUnmatched = 107036;
+constexpr AclError kTaskGroupStatus = 107033;
+constexpr AclError kCaptureNotSupported = 107030;
+constexpr AclError kNotSupported = 207000;
+constexpr AclError kOutOfMemory = 207001;
+constexpr AclError kInternal = 507000;
+
+enum CopyKind : int { kHostToHost, kHostToDevice, kDeviceToHost, kDeviceToDevice, kCopyDefault };
+enum LocationType : int { kLocationHost = 0, kLocationDevice = 1, kLocationUnregistered = 2 };
+
+struct Location {
+    uint32_t id;
+    int type;
+};
+
+struct PointerAttributes {
+    Location location;
+    uint32_t page_size;
+    uint32_t reserved[4];
+};
+
+struct Uuid {
+    char bytes[16];
+};
+
+// ---- The virtual devices of this process: how many, which one the thread uses, what the SoC claims to be.
+
+constexpr int kMaxDevices = 64;
+
+struct Soc {
+    const char* name;
+    int64_t cube_cores;
+    int64_t vector_cores;
+    int64_t l2_bytes;
+    uint64_t memory_bytes;
+};
+
+const Soc& TheSoc();
+int DeviceCount();
+
+// This thread's device; -1 before aclrtSetDevice.
+int CurrentDevice();
+// kSuccess, or kContextNull with its message when the thread has no device.
+AclError NeedDevice(const char* function);
+
+// The error of work that has failed on the device, told once and with its text, or kSuccess; see vnpu_fault.
+AclError TakeFault();
+// Sets the text of aclGetRecentErrMsg without printing it again.
+void SetRecentError(const std::string& text);
+
+// A context is a device: the address of a static per device.
+Handle ContextOf(int device);
+
+// One line on stderr naming what is not there, once a name; returns kNotSupported.
+AclError Unsupported(const char* function);
+
+// ---- Device memory is host memory: anonymous pages, so that a kernel of the twin reads it like any other.
+
+// kLocationDevice, kLocationHost or kLocationUnregistered; the device's number in *device.
+int WhereIs(const void* pointer, int* device);
+
+}  // namespace vnpu
