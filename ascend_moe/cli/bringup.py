@@ -16,13 +16,13 @@ import torch.distributed as dist
 
 from .. import comm, validate
 from ..errors import AscendMoeError
+from ..reference.cases import Place
 from ..validate import probes as bringup
 from ..validate.devices import Device
 from ..validate.probes import FAIL, KERNEL_PROBES, PASS, SKIPPED, Finding, Probe, Skipped
-from ..validate.probes_kernel import Twin
-from ..validate.probes_npu import Npu
+from ..validate.probes_kernel import Npu, Twin
 from ..validate.probes_ops import OP_PROBES, OpProbe
-from ..validate.run import Place, Stopped
+from ..validate.run import Stopped
 from . import validate as validate_cli
 
 _COLLECT_S = 60.0

@@ -19,8 +19,9 @@ from .. import validate
 from .._text import Parser
 from ..comm.communicator import MAX_WORLD
 from ..errors import ArgumentError
+from ..reference.cases import DTYPES, Case
 from ..validate import devices
-from ..validate.cases import DTYPES, Case, matrix
+from ..validate.cases import matrix
 
 DEFAULT_RANKS = 4
 DEFAULT_TIMEOUT_S = "20"  # of a wait: enough where nothing is wrong, short where a rank does not come

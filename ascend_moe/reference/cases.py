@@ -10,7 +10,6 @@ A rank's tensors depend on the case and the rank alone, so that any process can 
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -40,6 +39,8 @@ ODD = (float("nan"), float("inf"), float("-inf"), 0.0, -0.0, 1e-40, -1e-38, 3.0e
 BAD_IDS = (-2, -3, 2**31 - 1, -(2**31))  # and E
 
 CPU = torch.device("cpu")
+# Each has random numbers of its own.
+_STREAMS = ("rank", "batches", "guilty", "factors", "draw")
 Values = npt.NDArray[np.float32]
 AnyCase = TypeVar("AnyCase", bound="Case")
 
@@ -205,7 +206,7 @@ class Case:
         return sizes
 
     def _rng(self, purpose: str, rank: int = 0) -> np.random.Generator:
-        return np.random.default_rng([self.seed, self.world, zlib.crc32(purpose.encode()), rank])
+        return np.random.default_rng([self.seed, self.world, _STREAMS.index(purpose), rank])
 
     def _guilty(self) -> int | None:
         """The rank whose ids are wrong."""
@@ -373,7 +374,7 @@ def draw(seed: int, **choices: Sequence[Any]) -> Case:
     Batches and ids go by turns, so that consecutive seeds always have unequal batches, a rank without tokens,
     hot experts, duplicate ids and ids of -1 among them.
     """
-    rng = np.random.default_rng([seed, zlib.crc32(b"draw")])
+    rng = np.random.default_rng([seed, _STREAMS.index("draw")])
     chosen = {
         name: values[int(rng.integers(len(values)))] for name, values in sorted((CHOICES | choices).items())
     }

@@ -7,7 +7,7 @@ import sys
 
 from ascend_moe import _text
 from ascend_moe.cli import bringup as bringup_cli
-from ascend_moe.validate.probes_npu import Npu
+from ascend_moe.validate.probes_kernel import Npu
 
 if __name__ == "__main__":
     bringup_cli.Npu = functools.partial(Npu, broken=True)  # type: ignore[misc,assignment]
