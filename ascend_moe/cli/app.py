@@ -16,13 +16,12 @@ from ascend_moe.checkpoint.presets import PRESETS, preset
 from ascend_moe.cli.bench import bench_command
 from ascend_moe.cli.explore import explore_command
 from ascend_moe.cli.twin import app as twin_app
-from ascend_moe.demo.inject import MUTANTS
-from ascend_moe.demo.job import Job, execute
-from ascend_moe.demo.launch import BACKENDS
-from ascend_moe.demo.layers import DEFAULT_TEXT, DTYPES, RunSpec, batches_of, default_text
+from ascend_moe.demo.launch import BACKENDS, Job, execute
+from ascend_moe.demo.layers import DEFAULT_TEXT, RunSpec, batches_of, default_text
 from ascend_moe.demo.report import about
 from ascend_moe.errors import ArgumentError
 from ascend_moe.layer import MoEConfig
+from ascend_moe.reference.cases import DTYPES
 
 DEFAULT_PRESET = "deepseek-v3"
 
@@ -102,12 +101,6 @@ def run(
     plot: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Draw the heat map into this file (.png, .svg, .pdf).")
     ] = None,
-    inject: Annotated[
-        str | None,
-        typer.Option(
-            metavar="|".join(MUTANTS), help="Break one line of a kernel in a scratch build: must FAIL."
-        ),
-    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
 ) -> None:
     """Run a MoE layer over EP ranks of this machine on real text, and check every result.
@@ -118,8 +111,6 @@ def run(
         raise typer.BadParameter("ascend-moe starts its ranks itself: leave out torchrun")
     _one_of("--backend", backend, BACKENDS)
     _one_of("--dtype", dtype, DTYPES)
-    if inject is not None:
-        _one_of("--inject", inject, MUTANTS)
     _check_plot(plot)
     try:
         config, source, width = _layer(preset_name, checkpoint, layer)
@@ -140,7 +131,7 @@ def run(
         hint = {"directory": "checkpoint"}.get(error.argument, error.argument)
         raise typer.BadParameter(str(error), param_hint=f"'--{hint}'") from None
     head = about(spec, source, backend, width, text.name if text else DEFAULT_TEXT, note)
-    raise typer.Exit(execute(Job(spec, tuple(head), backend, plot, as_json, inject)))
+    raise typer.Exit(execute(Job(spec, tuple(head), backend, plot, as_json)))
 
 
 def _layer(

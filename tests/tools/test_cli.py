@@ -184,7 +184,6 @@ def test_checkpoint(tmp_path: Path, args: list[str]) -> None:
         (["--batch", "4097"], "need 0..4096"),
         (["--dtype", "int4"], "'--dtype' 'int4' is none of bf16, fp16, fp32"),
         (["--backend", "mpi"], "'--backend' 'mpi' is none of threads, processes"),
-        (["--inject", "everything"], "'--inject' 'everything' is none of row, weight, count"),
         (["--layer", "2"], "'--layer' it counts the layers of a checkpoint"),
         (["--checkpoint", "."], "'--layer' say which decoder layer"),
         (["--checkpoint", ".", "--layer", "1"], "'--checkpoint' config.json does not exist"),
@@ -230,7 +229,6 @@ def test_help_and_version() -> None:
         "--batch",
         "--quant",
         "--plot",
-        "--inject",
         "--json",
     ):
         assert option in output
