@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
-import torch
+import numpy as np
 
 from ascend_moe.errors import ArgumentError
+from ascend_moe.reference import cases
+from ascend_moe.reference.cases import BATCHES, DTYPES, IDS, MASKS, QUANTS, Case
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-QUANTS = ("none", "int8", "smooth")
-MASKS = ("none", "token", "pair")
-IDS = ("any", "distinct", "minus", "hot", "zero")
 # D: dispatch, C: combine of the oldest dispatch that has none yet.
 ALGORITHMS = ("window", "direct", "mixed")  # mixed: op by op one or the other
 SEQUENCES = ("DC", "DCDC", "DDCC", "DCDCDC", "DDCCDC", "DDDCCC")
 ROWS = ("own", "lent", "partly", "early")
+# What ``draw`` chooses from: schedules tell more than sizes.
+_SMALL: dict[str, Sequence[Any]] = {
+    "world": (2, 2, 2, 3, 3, 4),
+    "cores": (2, 2, 2, 3, 4),
+    "local": (1, 1, 2, 3),
+    "topk": (1, 2, 2, 3),
+    "batch": (1, 2, 2, 3, 4),
+    "units": (1, 1, 2, 3),
+    "mask": MASKS[:1] + MASKS[2:4],
+    "batches": ("unequal", "unequal", "equal", "zero rank"),
+    "ids": ("any", "distinct", "minus", "hot", "duplicates", "mixed", "none"),
+    **dict.fromkeys(("odd", "tail", "weights"), (False,)),
+    "nums_type": (1,),
+    "tp": (0,),
+    "shared": (0,),
+}
 _KEYS = {
     "world": "w",
     "cores": "c",
@@ -33,11 +48,11 @@ _KEYS = {
 
 
 @dataclass(frozen=True)
-class Case:
-    """A program for W = world ranks of ``cores`` AIV cores each, with L = local experts a rank.
+class Program(Case):
+    """What every rank of a case does, op by op, on ``cores`` AIV cores.
 
-    BS is at most ``batch`` (every rank and every dispatch draws its own; ``equal`` batches when not ragged),
-    K = topk, a row has ``units`` times 32 bytes. ``sequence`` is what every rank does: D dispatch, C combine.
+    ``sequence``: D is a dispatch, C a combine of the oldest dispatch that has none yet. Each dispatch has
+    tensors of its own, see ``case_of``.
     ``servers`` ranks share a server, the others are reached by a copy agent; 0: all ranks share one.
     ``algorithm``: comm_alg of all ops, or "mixed". ``rows``: where combine's rows lie: "own" tensors, "lent"
     window tensors, or "partly", the one or the other by op and rank; "early" is lent memory that is written
@@ -45,25 +60,21 @@ class Case:
     rows; 0: all do both. ``copy_cores`` of direct combine copy rows in stages; 0: all copy whole rows.
     """
 
-    world: int = 2
     cores: int = 2
     local: int = 1
-    topk: int = 2
     batch: int = 2
-    units: int = 2
-    dtype: str = "bf16"
-    quant: str = "none"
-    contract: int = 1
-    mask: str = "none"
-    ids: str = "any"
-    ragged: bool = True
+    batches: str | tuple[int, ...] = "unequal"
     sequence: str = "DCDC"
-    seed: int = 0
     servers: int = 0
     algorithm: str = "window"
     rows: str = "own"
     list_cores: int = 0
     copy_cores: int = 0
+
+    def case_of(self, dispatch: int) -> Case:
+        """The tensors of the ``dispatch``-th op of the sequence: other values and other routes for each."""
+        values = {name.name: getattr(self, name.name) for name in fields(Case)}
+        return Case(**values | {"seed": self.seed * 7919 + dispatch})
 
     def algorithm_of(self, op: int) -> str:
         """What the ``op``-th op of the sequence runs on every rank."""
@@ -77,14 +88,6 @@ class Case:
             return (self.seed >> 1) + op * 5 + rank * 3 >> 1 & 1
         return {"own": 0, "lent": 1, "early": 2}[self.rows]
 
-    @property
-    def experts(self) -> int:
-        return self.world * self.local
-
-    @property
-    def hidden(self) -> int:
-        return self.units * 32 // DTYPES[self.dtype].itemsize
-
     def __str__(self) -> str:
         words = [
             f"{_KEYS[f.name]}{getattr(self, f.name)}"
@@ -93,17 +96,17 @@ class Case:
             and (f.name not in ("servers", "list_cores", "copy_cores") or getattr(self, f.name))
         ]
         words += [self.dtype, self.quant, f"mask:{self.mask}", f"ids:{self.ids}"]
-        words += ["ragged" if self.ragged else "equal", self.sequence]
+        words += [str(self.batches).replace(" ", "-"), self.sequence]
         words += [self.algorithm] if self.algorithm != "window" else []
         words += [self.rows] if self.rows != "own" else []
         return ",".join(words)
 
 
-def parse(text: str) -> Case:
-    """The case that ``str(case)`` describes; what is left out has its default.
+def parse(text: str) -> Program:
+    """The program that ``str(program)`` describes; what is left out has its default.
 
     Raises:
-        ArgumentError: a word of it is none of a case's.
+        ArgumentError: a word is no part of a program.
     """
     values: dict[str, object] = {}
     for word in filter(None, text.split(",")):
@@ -118,8 +121,8 @@ def parse(text: str) -> Case:
             values["mask"] = word[5:]
         elif word.startswith("ids:") and word[4:] in IDS:
             values["ids"] = word[4:]
-        elif word in ("ragged", "equal"):
-            values["ragged"] = word == "ragged"
+        elif word.replace("-", " ") in BATCHES:
+            values["batches"] = word.replace("-", " ")
         elif word in ROWS:
             values["rows"] = word
         elif word in ALGORITHMS:
@@ -128,13 +131,13 @@ def parse(text: str) -> Case:
             values["sequence"] = word
         else:
             raise ArgumentError(
-                f"explore: {word!r} is no part of a case: write it like {Case()}", argument="case"
+                f"explore: {word!r} is no part of a case: write it like {Program()}", argument="case"
             )
-    return checked(replace(Case(), **values))  # type: ignore[arg-type]
+    return checked(replace(Program(), **values))  # type: ignore[arg-type]
 
 
-def checked(case: Case) -> Case:
-    """The case itself.
+def checked(case: Program) -> Program:
+    """The program itself.
 
     Raises:
         ArgumentError: the ops would refuse it, or its sequence combines what was not dispatched.
@@ -181,28 +184,17 @@ def checked(case: Case) -> Case:
     return case
 
 
-def draw(seed: int) -> Case:
-    """A small case: W 2..4, cores 2..4, L 1..3, K 1..3, BS 0..4, every mode; the same one for a seed."""
-    rng = random.Random(seed)
-    world = rng.choice([2, 2, 2, 3, 3, 4])
-    cores = rng.choice([2, 2, 2, 3, 4]) if world < 4 else rng.choice([2, 2, 3])
-    local = rng.choice([1, 1, 2, 3])
-    quant = rng.choice(["none", "none", "int8", "smooth"])
-    return Case(
-        world=world,
-        cores=cores,
-        local=local,
-        topk=min(rng.choice([1, 2, 2, 3]), world * local),
-        batch=rng.choice([1, 2, 2, 3, 4]),
-        units=rng.choice([1, 1, 2, 3]),
-        dtype=rng.choice(list(DTYPES)),
-        quant=quant,
-        contract=rng.choice([1, 2]),
-        mask=rng.choice(["none", "none", "token", "pair"]),
-        ids=rng.choice(IDS),
-        ragged=rng.random() < 0.7,
-        sequence=rng.choice(SEQUENCES[:4] if world > 2 else SEQUENCES),
-        seed=seed,
-        algorithm=random.Random(seed * 31 + 7).choice(ALGORITHMS),
-        rows=random.Random(seed * 37 + 5).choice(ROWS[:3]),
+def draw(seed: int) -> Program:
+    """A small program: W 2..4, cores 2..4, L 1..3, K 1..3, BS 0..4, every mode; the same one for a seed."""
+    rng = np.random.default_rng([seed, 2])
+
+    def pick(*values: str) -> str:
+        return values[int(rng.integers(len(values)))]
+
+    case = cases.draw(seed, **_SMALL)
+    return Program(
+        **asdict(case),
+        sequence=pick(*(SEQUENCES[:4] if case.world > 2 else SEQUENCES)),
+        algorithm=pick(*ALGORITHMS),
+        rows=pick(*ROWS[:3]),
     )

@@ -23,7 +23,7 @@ class Found:
     line: str = ""
 
 
-def cases(seed: int, where: str = "") -> Iterator[explore.Case]:
+def cases(seed: int, where: str = "") -> Iterator[explore.Program]:
     """Small cases of every mode, a new one a schedule: those in which a mutant of this ``where`` shows."""
     while True:
         direct = where in ("direct", "lent", "roles", "stages")

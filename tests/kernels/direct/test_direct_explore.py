@@ -14,14 +14,14 @@ from mutant_search import DTYPE, LIMIT, SEEDS, search
 from pytest_runs import first_failure
 
 from ascend_moe import explore
-from ascend_moe.explore import Case, Faults, Options, World
+from ascend_moe.explore import Faults, Options, Program, World
 
 COLLECTIVE = range(1, 7)
 DIRECT = [case for case in MUTANTS if case.where == "direct"]
 KILLED_AT = range(0, 900, 30)
 
 
-def drawn(first: int, count: int, algorithm: str) -> list[Case]:
+def drawn(first: int, count: int, algorithm: str) -> list[Program]:
     return [replace(explore.draw(first + n), algorithm=algorithm) for n in range(count)]
 
 
@@ -36,7 +36,7 @@ def test_random_cases_and_schedules_have_no_finding(algorithm: str) -> None:
 @pytest.mark.parametrize("policy", ["late", "random", "lazy", "pct"])
 @pytest.mark.parametrize("stores", ["fifo", "unordered"])
 def test_every_policy_and_order_of_stores(policy: str, stores: str) -> None:
-    case = Case(world=2, cores=3, local=2, sequence="DDCC", quant="int8", seed=3, algorithm="direct")
+    case = Program(world=2, cores=3, local=2, sequence="DDCC", quant="int8", seed=3, algorithm="direct")
     result = explore.explore(case, 30, 7, Options(policy=policy, store_order=stores))
     assert result.finding is None, result.finding.line()
 
@@ -47,7 +47,7 @@ def test_all_schedules_with_a_switch() -> None:
     assert result.schedules > 100
 
 
-def killed(case: Case, library: Path | None = None) -> tuple[int, int]:
+def killed(case: Program, library: Path | None = None) -> tuple[int, int]:
     """Ops of the others that named the killed rank, and that were right; AssertionError for any other end."""
     loaded = None if library is None else explore.checked_library(library)
     lost = finished = 0
@@ -68,12 +68,12 @@ def killed(case: Case, library: Path | None = None) -> tuple[int, int]:
 
 @pytest.mark.parametrize("algorithm", ["direct", "mixed"])
 def test_a_killed_rank_is_missed_by_name(algorithm: str) -> None:
-    lost, finished = killed(Case(world=3, cores=2, sequence="DCDC", seed=4, algorithm=algorithm))
+    lost, finished = killed(Program(world=3, cores=2, sequence="DCDC", seed=4, algorithm=algorithm))
     assert lost > 10 and finished > 5
 
 
 def test_a_stalled_rank_only_delays() -> None:
-    case = Case(world=3, cores=2, seed=6, algorithm="direct")
+    case = Program(world=3, cores=2, seed=6, algorithm="direct")
     with World(case.world) as world:
         world.load(case)
         for step in range(0, 600, 50):
@@ -82,7 +82,7 @@ def test_a_stalled_rank_only_delays() -> None:
 
 
 def test_a_turned_bit_of_a_status_block_is_never_accepted() -> None:
-    case = Case(world=2, cores=2, local=3, sequence="DC", seed=9, batch=2, algorithm="direct")
+    case = Program(world=2, cores=2, local=3, sequence="DC", seed=9, batch=2, algorithm="direct")
     accepted = 1 << CORRUPT | 1 << TIMEOUT | 1 << PEER_LOST | sum(1 << code for code in COLLECTIVE)
     raised = 0
     with World(case.world) as world:
@@ -122,7 +122,7 @@ def test_the_clean_kernels_pass_the_same_search(builds: MutantBuilds, seed: int)
 def test_cores_that_do_not_hear_of_core_0_hang(builds: MutantBuilds) -> None:
     library = builds.mutant(by_name("fail_block_ignored").number, "checked", (DTYPE,))
     with pytest.raises(AssertionError, match="hang"):
-        killed(Case(world=3, cores=3, sequence="DCDC", dtype=DTYPE, algorithm="direct"), library)
+        killed(Program(world=3, cores=3, sequence="DCDC", dtype=DTYPE, algorithm="direct"), library)
 
 
 @pytest.mark.mutants

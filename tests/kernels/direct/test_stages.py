@@ -21,7 +21,7 @@ from test_direct_explore import drawn
 
 from ascend_moe import LocalCluster, explore, plan, tuning
 from ascend_moe.errors import RoutingMismatch
-from ascend_moe.explore import Case, Faults, Options, World
+from ascend_moe.explore import Faults, Options, Program, World
 from ascend_moe.ops import calls, compiled
 from ascend_moe.plan import Request
 from ascend_moe.timed import predict
@@ -145,7 +145,7 @@ def test_an_error_of_one_rank_does_not_keep_the_others_waiting(
 # ---- schedules
 
 
-def staged(cases: list[Case]) -> list[Case]:
+def staged(cases: list[Program]) -> list[Program]:
     return [replace(case, units=6 + case.seed % 11, copy_cores=1 + case.seed % case.cores) for case in cases]
 
 
@@ -162,7 +162,7 @@ def test_no_schedule_has_a_finding(algorithm: str, rows: str) -> None:
 @pytest.mark.parametrize("policy", ["late", "random", "lazy", "pct"])
 @pytest.mark.parametrize("stores", ["fifo", "unordered"])
 def test_every_policy_and_order_of_stores(policy: str, stores: str) -> None:
-    case = Case(
+    case = Program(
         world=2, cores=4, local=2, units=12, sequence="DDCC", seed=3, algorithm="direct", copy_cores=2
     )
     assert explore.parse(str(case)) == case
@@ -172,7 +172,7 @@ def test_every_policy_and_order_of_stores(policy: str, stores: str) -> None:
 
 def test_a_killed_rank_is_missed_by_name() -> None:
     """Wherever it stops, also between its run and its late blocks: nobody waits for good."""
-    case = Case(world=3, cores=3, units=12, sequence="DDCC", seed=4, algorithm="direct", copy_cores=2)
+    case = Program(world=3, cores=3, units=12, sequence="DDCC", seed=4, algorithm="direct", copy_cores=2)
     lost = finished = 0
     with World(case.world) as world:
         program = world.load(case, accepted=1 | 1 << PEER_LOST | 1 << TIMEOUT)
@@ -191,7 +191,7 @@ def test_a_killed_rank_is_missed_by_name() -> None:
 
 def test_a_turned_bit_of_a_status_block_is_never_accepted() -> None:
     """Of runs, copy blocks, late blocks and the stages that core 0 posts."""
-    case = Case(world=2, cores=2, units=12, sequence="DC", seed=9, algorithm="direct", copy_cores=1)
+    case = Program(world=2, cores=2, units=12, sequence="DC", seed=9, algorithm="direct", copy_cores=1)
     codes = (CORRUPT, TIMEOUT, PEER_LOST, *range(1, 7))
     raised = 0
     with World(case.world) as world:
