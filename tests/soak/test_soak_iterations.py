@@ -37,7 +37,7 @@ def test_ranks_as_threads(numbers: range, tally: Tally, monkeypatch: pytest.Monk
     streams.prepare(WORLD)
     monkeypatch.setattr(calls, "run", streams.Recorded.run)
     with LocalCluster(WORLD) as cluster:
-        recorded = cluster.run(lambda rank, name: streams.Recorded(Place(name, WORLD, rank)))
+        recorded = cluster.run(lambda rank, name: streams.Recorded(Place(rank, WORLD, name)))
         cluster.run(lambda rank, name: recorded[rank].repeat(0, WARM))
         before = streams.resources()
         cluster.run(lambda rank, name: recorded[rank].repeat(WARM, len(numbers)))

@@ -131,7 +131,7 @@ class Trial:
             slot[:] = made
 
         def body(rank: int, group_ep: str) -> str:
-            place = Place(group_ep, self.world, rank)
+            place = Place(rank, self.world, group_ep)
             set_epoch(self.cluster, rank, start)
             barrier.wait()
             for number in (3, 4):

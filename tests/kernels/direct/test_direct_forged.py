@@ -50,7 +50,7 @@ def outcome(contract: int, count: int, bit: int) -> AscendMoeError | None:
     barrier, reader_done = threading.Barrier(2, timeout=20), threading.Event()
 
     def body(rank: int, name: str) -> AscendMoeError | None:
-        place = Place(name, 2, rank)
+        place = Place(rank, 2, name)
         set_epoch(cluster, rank, EPOCH - 4)
         barrier.wait()
         cases.combine(place, cases.dispatch(place, SEED, contract), SEED, contract)

@@ -6,7 +6,6 @@ import random
 import statistics
 from dataclasses import dataclass, replace
 
-import op_cases
 import op_runs
 import pytest
 import test_direct
@@ -14,14 +13,15 @@ import torch
 from mutant_builds import MutantBuilds
 from mutant_cases import MUTANTS, MutantCase
 from mutant_search import DTYPE, LIMIT, SEEDS, search
-from op_cases import Spec
 from op_runs import Clusters
 from test_direct_explore import drawn
 
+import ascend_moe.reference as ref
 from ascend_moe import explore, plan, tuning
-from ascend_moe.explore import Case, Options
+from ascend_moe.explore import Options, Program
 from ascend_moe.ops import calls, compiled
 from ascend_moe.plan import Request
+from ascend_moe.reference.cases import MASKS, Case, legal
 from ascend_moe.timed import predict
 from ascend_moe.timed.costs import cost_table
 from ascend_moe.timed.world import TimedWorld
@@ -52,7 +52,7 @@ def test_equals_the_reference(clusters: Clusters, first: int, monkeypatch: pytes
     with compiled.paused():
         for seed in range(first, first + PART):
             case = test_direct.drawn(seed)
-            case.cores = max(2, case.cores)
+            case = replace(case, cores=max(2, case.cores))
             table = ForAll((), list_cores=random.Random(seed).randrange(1, case.cores + 2))
             monkeypatch.setattr(tuning, "current", lambda table=table: table)
             calls._plans.clear()
@@ -63,7 +63,7 @@ def test_equals_the_reference(clusters: Clusters, first: int, monkeypatch: pytes
     assert sum(lists > 0 for lists in taken) >= PART
 
 
-@pytest.mark.parametrize("mask", op_cases.MASKS)
+@pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("ids", ["distinct", "hot", "minus", "overflow", "bad"])
 def test_many_pairs_on_many_cores(
     clusters: Clusters, ids: str, mask: str, monkeypatch: pytest.MonkeyPatch
@@ -72,10 +72,8 @@ def test_many_pairs_on_many_cores(
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", "direct")
     monkeypatch.setattr(op_runs, "check_traffic", test_direct.check_traffic)
     for contract, cores, local in ((1, 24, 5), (2, 48, 3), (1, 8, 1), (2, 13, 16)):
-        spec = Spec(world=2, local=local, topk=min(8, 2 * local), units=1, max_bs=300, ids=ids, mask=mask)
-        case = op_cases.build(
-            op_cases.legal(replace(spec, contract=contract, cores=cores, seed=cores, quant="int8"))
-        )
+        spec = Case(world=2, local=local, topk=min(8, 2 * local), units=1, batch=300, ids=ids, mask=mask)
+        case = legal(replace(spec, contract=contract, cores=cores, seed=cores, quant="int8"))
         op_runs.check(case, op_runs.run(clusters[2], case))
 
 
@@ -92,8 +90,8 @@ def test_pairs_that_do_not_fit_are_listed_by_all_cores(
         return plan.tiling_of(calls.Plan("dispatch", made))["list_cores"]
 
     assert [list_cores(cores) for cores in (1, 7, 8)] == [0, 0, lists]
-    spec = Spec(world=2, local=8, topk=8, units=1, max_bs=batch, ids="any", contract=1, cores=8)
-    case = op_cases.build(op_cases.legal(spec))
+    spec = Case(world=2, local=8, topk=8, units=1, batch=batch, ids="any", contract=1, cores=8)
+    case = legal(spec)
     op_runs.check(case, op_runs.run(clusters[2], case))
 
 
@@ -119,7 +117,7 @@ def test_any_number_of_list_cores_gives_the_same_outputs(contract: str, quant: b
             for at, (a, b) in enumerate(zip(one, two, strict=True)):
                 rows = len(one[0])
                 defined = slice(0, 3 * rows) if at == 2 and contract == "v2" else slice(None)
-                assert op_runs.same_bits(a[defined], b[defined]), at
+                assert ref.same_bits(a[defined], b[defined]), at
 
 
 def test_the_roles_are_kept_and_matter() -> None:
@@ -155,7 +153,7 @@ def test_no_schedule_has_a_finding(algorithm: str) -> None:
 
 @pytest.mark.parametrize("policy", ["late", "random", "lazy", "pct"])
 def test_every_policy(policy: str) -> None:
-    case = Case(
+    case = Program(
         world=2, cores=4, local=2, sequence="DDCC", quant="int8", seed=3, algorithm="direct", list_cores=2
     )
     assert explore.parse(str(case)) == case

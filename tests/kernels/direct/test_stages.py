@@ -19,6 +19,7 @@ from mutant_search import DTYPE, LIMIT, SEEDS, search
 from op_runs import Clusters
 from test_direct_explore import drawn
 
+import ascend_moe.reference as ref
 from ascend_moe import LocalCluster, explore, plan, tuning
 from ascend_moe.errors import RoutingMismatch
 from ascend_moe.explore import Faults, Options, Program, World
@@ -79,7 +80,7 @@ def test_any_number_of_copying_cores_gives_the_same_sums(contract: str, dtype: s
             found.append([one[0].clone() for one in world.outputs["combine"]])
     assert all(float(x.abs().sum()) > 0 for x in found[0])
     for other in found[1:]:
-        assert all(op_runs.same_bits(a, b) for a, b in zip(found[0], other, strict=True))
+        assert all(ref.same_bits(a, b) for a, b in zip(found[0], other, strict=True))
 
 
 def test_the_roles_are_kept_and_matter() -> None:
@@ -121,13 +122,13 @@ def test_an_error_of_one_rank_does_not_keep_the_others_waiting(
         x = torch.full((MAX_BS, 512), 1.0 + place.rank, dtype=torch.bfloat16)
         for odd in (True, False):
             mask = torch.tensor([True, False, True, True]) if odd and place.rank == 1 else None
-            sent = failure_cases.DISPATCH[contract](x=x, expert_ids=ids, **place.arguments())
+            sent = failure_cases.DISPATCH[contract](x=x, expert_ids=ids, **failure_cases.arguments(place))
             index = "expand_idx" if contract == 1 else "assist_info_for_combine"
             back = {"expand_x": sent[0], "expert_ids": ids, index: sent[2], "ep_send_counts": sent[4]}
             weights = torch.ones(MAX_BS, TOPK)
             try:
                 result = failure_cases.COMBINE[contract](
-                    **back, expert_scales=weights, x_active_mask=mask, **place.arguments()
+                    **back, expert_scales=weights, x_active_mask=mask, **failure_cases.arguments(place)
                 )
             except RoutingMismatch as error:
                 assert odd and place.rank == 1 == error.rank
@@ -137,7 +138,7 @@ def test_an_error_of_one_rank_does_not_keep_the_others_waiting(
         return "right"
 
     with compiled.paused(), LocalCluster(3) as cluster:
-        ended = cluster.run(lambda rank, name: failure_cases.caught(body, Place(name, 3, rank)))
+        ended = cluster.run(lambda rank, name: failure_cases.caught(body, Place(rank, 3, name)))
     calls._plans.clear()
     assert [one.value for one in ended] == ["right"] * 3, [one.error for one in ended]
 
