@@ -10,11 +10,12 @@ from typing import Any
 import failure_cases as cases
 import pytest
 import torch
-from failure_cases import HIDDEN, LOCAL, MAX_BS, TOPK, Caught, Place, caught
+from failure_cases import HIDDEN, LOCAL, MAX_BS, TOPK, Caught, caught
 from soak_rows import Tally
 
 import ascend_moe
 from ascend_moe.errors import ArgumentError, ConfigMismatch, InvalidExpertId, RoutingMismatch, RoutingOverflow
+from ascend_moe.reference.cases import Place
 
 pytestmark = [pytest.mark.asan, pytest.mark.tsan]
 

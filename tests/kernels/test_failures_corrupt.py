@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator
 
 import failure_cases as cases
 import pytest
-from failure_cases import LOCAL, MAX_BS, TOPK, Caught, Place, caught
+from failure_cases import LOCAL, MAX_BS, TOPK, Caught, caught
 from failure_windows import ABORT_MAGIC, STATUS_MAGIC, WORDS, State, next_epoch, of_epoch, set_epoch
 from soak_rows import Tally
 
 import ascend_moe
 from ascend_moe.errors import AscendMoeError, CommTimeout, ConfigMismatch, CorruptStatus
+from ascend_moe.reference.cases import Place
 
 pytestmark = [pytest.mark.asan, pytest.mark.tsan]
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import failure_cases as cases
 import pytest
-from failure_cases import Caught, Place, caught
+from failure_cases import Caught, caught
 
 import ascend_moe
 from ascend_moe.errors import CommError, CommTimeout, PeerLost
+from ascend_moe.reference.cases import Place
 
 pytestmark = pytest.mark.tsan
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import soak_rows
 import soak_streams as streams
-from failure_cases import Place
 from soak_rows import Tally
 from test_failures import OpRanks, fork_server, values
 
 from ascend_moe import LocalCluster
 from ascend_moe.ops import calls
+from ascend_moe.reference.cases import Place
 
 __all__ = ["fork_server"]  # a fixture
 

@@ -13,7 +13,7 @@ import op_runs
 import pytest
 import soak_rows
 import torch
-from failure_cases import LOCAL, Caught, Place, caught
+from failure_cases import LOCAL, Caught, caught
 from soak_rows import Tally
 from test_failures_collective import call, plain
 from test_sequences import Entry, pool
@@ -22,6 +22,7 @@ import ascend_moe
 from ascend_moe import LocalCluster
 from ascend_moe.comm.communicator import ranks_per_server
 from ascend_moe.errors import CommTimeout, ConfigMismatch, RoutingMismatch
+from ascend_moe.reference.cases import Place
 
 LONGEST = 6
 # An upper case letter is an op of one communicator, a lower case one of the other.

@@ -11,7 +11,7 @@ from typing import Any
 
 import failure_cases as cases
 import pytest
-from failure_cases import Place, caught
+from failure_cases import caught
 from failure_windows import ABORT_MAGIC, State
 
 import ascend_moe
@@ -19,6 +19,7 @@ from ascend_moe import errors
 from ascend_moe.errors import AscendMoeError, CommError
 from ascend_moe.native import library
 from ascend_moe.ops import calls
+from ascend_moe.reference.cases import Place
 
 pytestmark = pytest.mark.asan
 

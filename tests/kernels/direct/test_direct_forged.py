@@ -9,11 +9,12 @@ import threading
 
 import failure_cases as cases
 import pytest
-from failure_cases import LOCAL, Place, caught
+from failure_cases import LOCAL, caught
 from failure_windows import COUNTS_PER_BLOCK, HEADER_BLOCKS, WORDS, State, of_epoch, set_epoch
 
 import ascend_moe
 from ascend_moe.errors import AscendMoeError, CorruptStatus
+from ascend_moe.reference.cases import Place
 
 pytestmark = [pytest.mark.asan, pytest.mark.tsan]
 

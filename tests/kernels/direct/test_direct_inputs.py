@@ -5,12 +5,13 @@ from __future__ import annotations
 import failure_cases as cases
 import pytest
 import torch
-from failure_cases import Place, caught
+from failure_cases import caught
 
 import ascend_moe
 import ascend_moe.reference as ref
 from ascend_moe import errors, plan
 from ascend_moe.plan import Request
+from ascend_moe.reference.cases import Place
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import pytest
 import test_direct
 import torch
 from error_codes import CORRUPT, PEER_LOST, TIMEOUT
-from failure_cases import LOCAL, MAX_BS, TOPK, Place
+from failure_cases import LOCAL, MAX_BS, TOPK
 from mutant_builds import MutantBuilds
 from mutant_cases import MUTANTS, MutantCase
 from mutant_search import DTYPE, LIMIT, SEEDS, search
@@ -25,6 +25,7 @@ from ascend_moe.errors import RoutingMismatch
 from ascend_moe.explore import Faults, Options, Program, World
 from ascend_moe.ops import calls, compiled
 from ascend_moe.plan import Request
+from ascend_moe.reference.cases import Place
 from ascend_moe.timed import predict
 from ascend_moe.timed.costs import cost_table
 from ascend_moe.timed.world import TimedWorld
