@@ -10,7 +10,7 @@
 #   make explore       schedules of the kernels on the checked twin       EXPLORE_ARGS="-n 100000"
 #   make model         the protocol's model in spin, where it is there    MODEL_ARGS=--full
 #   make bench         dispatch and combine against gloo, MPI and the machine's limit   BENCH_ARGS="--bs 32"
-#   make bench-check   fails where the ratios of docs/performance.md are not kept; bench-docs measures them anew
+#   make bench-check   fails where the bounds of docs/performance.md are not kept
 #   make lib           the libraries into the source tree, for PYTHONPATH=. without installing
 #   make wheel  clean  headers-check CANN_HEADERS=dir  address-space-check
 
@@ -41,7 +41,7 @@ pip_install = $(pip) $(torch) && $(pip) --no-build-isolation $(torch)
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := install
-.PHONY: install demo test test-npu lint format asan tsan mutants soak explore model bench bench-check bench-docs lib wheel clean headers-check address-space-check
+.PHONY: install demo test test-npu lint format asan tsan mutants soak explore model bench bench-check lib wheel clean headers-check address-space-check
 
 # The venv with the build backend, and cmake and ninja where the system has none.
 $(bin)/scikit-build-core:
@@ -56,7 +56,7 @@ demo: install
 
 test: $(bin)/scikit-build-core
 	$(pip_install) .[test]
-	$(pytest) -n 2 -m "not npu" $(PYTEST_ARGS)
+	$(pytest) -n 2 -m "not npu and not nightly" $(PYTEST_ARGS)
 
 # The wheel lies in a folder of its own, so that torch starts without CANN everywhere else.
 torch_npu := $(CURDIR)/build/npu/$(subst ==,-,$(TORCH_NPU))
@@ -117,13 +117,12 @@ model: $(bin)/scikit-build-core
 	@command -v spin > /dev/null || { echo "make model needs spin: apt-get install spin"; exit 2; }
 	$(PYTHON) model/run.py $(MODEL_ARGS)
 
-bench bench-check bench-docs: $(bin)/scikit-build-core
+bench bench-check: $(bin)/scikit-build-core
 	$(pip_install) .[bench]
 	$(bench)
 
 bench: bench = $(bin)/ascend-moe bench $(BENCH_ARGS)
 bench-check: bench = $(bin)/ascend-moe bench --check
-bench-docs: bench = PYTHONSAFEPATH=1 $(bin)/python -m ascend_moe.bench.page docs
 
 lib:
 	cmake -S . -B build/dev $(if $(wildcard $(bin)/python),-DPython3_EXECUTABLE=$(bin)/python)

@@ -1,26 +1,26 @@
-"""Tokens of 4 ranks visit "experts" that double them, and come home. Run: python examples/quickstart.py"""
+"""Dispatch and combine on four ranks, which are threads of this process: python examples/quickstart.py"""
 
 import torch
 
-import ascend_moe
+from ascend_moe import LocalCluster
+from ascend_moe.dispatchers import WindowDispatcher
 
-W, E, K, H = 4, 16, 2, 64  # ranks, experts on all of them, experts a token, elements of a token
+W, E, K, H = 4, 16, 2, 64  # ranks, experts on all of them, experts of a token, elements of a token
 
 
 def rank_main(rank: int, group_ep: str) -> str:
     g = torch.Generator().manual_seed(rank)
     x = torch.randn(5, H, generator=g).bfloat16()
-    ids = torch.rand(5, E, generator=g).topk(K).indices.int()
-    rows, _, idx, nums, counts, _, _ = ascend_moe.npu_moe_distribute_dispatch(
-        x, ids, group_ep=group_ep, ep_world_size=W, ep_rank_id=rank, moe_expert_num=E
-    )
-    y = ascend_moe.npu_moe_distribute_combine(
-        rows * 2, ids, idx, counts, torch.full((5, K), 1 / K), group_ep, W, rank, E
-    )
-    return f"rank {rank}: rows a local expert {nums.tolist()}, combine gives 2x: {torch.equal(y, 2 * x)}"
+    expert_ids = torch.rand(5, E, generator=g).topk(K).indices.int()
+    dispatcher = WindowDispatcher(group_ep, W, rank, num_experts=E)
+    sent = dispatcher.dispatch(x, expert_ids)  # each row goes to the rank of its expert
+    expert_out = sent.expand_x * 2  # here the experts would compute
+    y = dispatcher.combine(expert_out, sent, torch.full((5, K), 1 / K))  # rows come back and are summed
+    rows = sent.expert_token_nums.tolist()
+    return f"rank {rank}: rows a local expert {rows}, combine gives 2x: {torch.equal(y, 2 * x)}"
 
 
-with ascend_moe.LocalCluster(W) as cluster:
+with LocalCluster(W) as cluster:
     print("\n".join(cluster.run(rank_main)))
 
 # Output:

@@ -11,7 +11,6 @@ KEPT = "counts of another op are read"
 DATA, STATUS = "a row lands in a half in use", "a status block lands in a half in use"
 EPOCHS, CORES = "cores of a rank are in different epochs", "cores of a rank leave with different verdicts"
 RANKS, WORD = "ranks do not agree on the error", "a status word that nobody can have written"
-REST = "the rest of a row of another op is read"
 LIST = "a list of another op is read"
 LENT, COUNTED = "lent rows of another op are read", "places are counted before all cores have"
 LEAVES = "a core leaves an op that core 0 goes on with"
@@ -101,23 +100,6 @@ DIRECT = (
     Mutant("rows_after_runs", (ROW,)),
     Mutant("single_half", (ROW, LIST)),
 )
-
-STAGED = (
-    Mutant("copied_before_stored", (REST,)),
-    Mutant("announced_before_copied", (REST,)),
-    Mutant("late_of_any_epoch", (REST,)),
-    Mutant("rest_not_awaited", (REST,)),
-    Mutant("core_0_awaits_no_rest", (HANG,)),
-)
-
-STAGED_MIXED = (Mutant("own_phase_for_all", (REST, HANG)),)
-STAGED_GIVEUP = (
-    Mutant("fail_block_ignored", (HANG,)),
-    Mutant("fail_block_ignored_later", (HANG,)),
-    Mutant("posted_with_failure", (REST,)),
-)
-STAGED_ODD = (Mutant("leaves_untold", (HANG,)), *STAGED_GIVEUP[:2])
-STAGED_ALONE = (STAGED_ODD[0], STAGED[0], STAGED[2], STAGED[3])  # one core a rank
 
 
 def direct(
@@ -260,42 +242,6 @@ CASES = [
         ("GIVEUP",),
         (Mutant("fail_block_ignored", (HANG,)), Mutant("follower_decides", (LEAVES,))),
     ),
-    # the same, rows of combine in stages
-    direct("direct w2 c2, stages", 2, 2, 3, ("STAGED",), STAGED),
-    direct(
-        "direct w2 c2, stages, another core tells",
-        2,
-        2,
-        3,
-        ("STAGED", "COPIERS=2", "TELLER=1"),
-        (*STAGED, Mutant("single_late_block", (HANG,))),
-    ),
-    direct("direct w2 c2, stages, some whole, two ops", 2, 2, 2, ("STAGED", "MIXED"), STAGED_MIXED),
-    direct("direct w2 c2, stages, giving up", 2, 2, 3, ("STAGED", "GIVEUP"), STAGED_GIVEUP),
-    direct("direct w2 c2, stages, error of one", 2, 2, 3, ("STAGED", "ODD"), STAGED_ODD),
-    direct("direct w2 c1, stages", 2, 1, 3, ("STAGED", "MIXED", "ODD", "GIVEUP"), STAGED_ALONE),
     direct("direct w2 c2, four ops", 2, 2, 4, (), DIRECT, full=True),
     direct("direct w3 c1", 3, 1, 3, (), DIRECT[2:], full=True),
-    direct("direct w2 c2, stages, some whole", 2, 2, 3, ("STAGED", "MIXED"), STAGED_MIXED, full=True),
-    direct("direct w2 c2, stages, four ops", 2, 2, 4, ("STAGED",), STAGED, full=True),
-    direct(
-        "direct w2 c2, stages, failures, two ops",
-        2,
-        2,
-        2,
-        ("STAGED", "ODD", "GIVEUP", "COPIERS=2", "TELLER=1"),
-        STAGED_GIVEUP,
-        full=True,
-    ),
-    direct("direct w2 c3, stages, two ops", 2, 3, 2, ("STAGED", "TELLER=1"), STAGED[:2], full=True),
-    direct("direct w3 c1, stages", 3, 1, 3, ("STAGED",), STAGED_ALONE[1:], full=True),
-    direct(
-        "direct w3 c1, stages, failures, two ops",
-        3,
-        1,
-        2,
-        ("STAGED", "ODD", "GIVEUP"),
-        STAGED_ALONE[:2],
-        full=True,
-    ),
 ]

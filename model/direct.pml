@@ -7,8 +7,7 @@
    becomes visible at any time after it was issued, at the latest when its core drains.
 
    Macros of a run: ROLES (in dispatch core 0 makes all lists from all ids, the others leave rows, and they meet
-   once), LENT (rows of direct combine lie in lent memory), STAGED (rows of direct combine come in two stages, see
-   stages.pml), GIVEUP (core 0 of one rank may give up), ODD (with STAGED: an error that only one rank has);
+   once), LENT (rows of direct combine lie in lent memory), GIVEUP (core 0 of one rank may give up);
    M_<mutant>. W, C, N: ranks, cores of each, ops. Stores of a core land in any order. */
 #define WINDOW 0
 #define DISPATCH 1
@@ -22,7 +21,6 @@
 #define CELL(q, h, s, c) ((((q) * 2 + (h)) * W + (s)) * C + (c))
 #define I ((r) * C + (c))
 #define CHECK(text, x) if :: (x) :: else -> printf(text); assert(false) fi
-#define CHECK_LEAVES CHECK("violated: a core leaves an op that core 0 goes on with\n", LEFT_BY_CORE_0)
 
 #ifdef ROLES
 #define LISTS(c) ((c) == 0)  /* whether core c leaves lists in dispatch */
@@ -57,12 +55,7 @@ inline Land(q, h, e) {
     od;
     j = 0;
     do
-    :: j < C ->
-        if :: table[(q * 2 + h) * C + j] != e -> table[(q * 2 + h) * C + j] = 0 :: else fi;
-#ifdef STAGED
-        if :: rest[(q * 2 + h) * C + j] != e -> rest[(q * 2 + h) * C + j] = 0 :: else fi;
-#endif
-        j++
+    :: j < C -> if :: table[(q * 2 + h) * C + j] != e -> table[(q * 2 + h) * C + j] = 0 :: else fi; j++
     :: else -> break
     od;
     j = 0
@@ -91,32 +84,9 @@ inline LandTables() {
 #define SHARE(q) ((q) % C == c)
 inline LandRuns() {
     q = 0;
-    do
-    :: q < W ->
-        if
-        :: SHARE(q) ->
-            seen[(q * 2 + HALF(epochOf[I])) * W + r] = epochOf[I];
-#ifdef MIXED
-            owes[(q * 2 + HALF(epochOf[I])) * W + r] = (algorithm[epochOf[I]] == 1 + COMBINE && whole[r] != epochOf[I])
-#endif
-        :: else
-        fi;
-        q++
-    :: else -> break
-    od;
+    do :: q < W -> if :: SHARE(q) -> seen[(q * 2 + HALF(epochOf[I])) * W + r] = epochOf[I] :: else fi; q++ :: else -> break od;
     q = 0; runsOut[I] = 0
 }
-#ifdef GIVEUP
-byte quitter;               /* 1 + the rank whose core 0 may give up at any time; others when that one has failed */
-#define EXPIRES(r) (quitter == (r) + 1 || (quitter != 0 && dead[quitter - 1]))
-#endif
-#ifdef STAGED
-#include "stages.pml"
-#else
-#define STAGES_DRAINED true
-#define LEFT_BY_CORE_0 gave[r]
-#endif
-
 proctype Memory(byte r; byte c) {
     byte q, j;
 end:
@@ -124,14 +94,15 @@ end:
     :: atomic { rowsOut[I] -> LandRows() }
     :: atomic { tablesOut[I] -> LandTables() }
     :: atomic { runsOut[I] -> LandRuns() }
-#ifdef STAGED
-    :: atomic { restOut[I] -> LandRest() }
-    :: atomic { c == TELLER && lateOut[r] -> LandLate() }
-#endif
     od
 }
 
-#define DRAINED (!rowsOut[I] && !tablesOut[I] && STAGES_DRAINED)
+#ifdef GIVEUP
+byte quitter;               /* 1 + the rank whose core 0 may give up at any time; others when that one has failed */
+#define EXPIRES(r) (quitter == (r) + 1 || (quitter != 0 && dead[quitter - 1]))
+#endif
+
+#define DRAINED (!rowsOut[I] && !tablesOut[I])
 #define EVERYBODY ((1 << C) - 1)
 #define MEET(round, drained) \
     if :: atomic { drained -> met[r * 2 + round] = met[r * 2 + round] | 1 << c } fi; \
@@ -224,9 +195,6 @@ end_host:
             if :: algorithm[e] - 1 == COMBINE && !LENT_IS_FREE -> algorithm[e] = 1 + DISPATCH :: else fi;
             if :: algorithm[e] - 1 == COMBINE -> lent[r] = e :: else fi;
 #endif
-#ifdef MIXED
-            if :: skip :: algorithm[e] - 1 == COMBINE -> whole[r] = e fi;
-#endif
             met[r * 2] = 0; met[r * 2 + 1] = 0;
             inside[r] = EVERYBODY
         }
@@ -272,10 +240,6 @@ end_core:
     };
     if :: a != COMBINE && TOGETHER -> MEET_1 :: else fi;
     atomic { runsOut[I] = 1 };
-#ifdef STAGED
-    if :: STAGES && COPIES(c) -> Copy() :: else fi;
-    if :: STAGES && c == TELLER && c != 0 -> Tell() :: else fi;
-#endif
     /* The wait, for all ranks. */
     do
     :: atomic { ARRIVED -> break }
@@ -285,34 +249,17 @@ end_core:
 #else
     :: atomic { c == 0 && !ARRIVED && EXPIRES(r) -> fails = 1; gave[r] = 1; break }
 #endif
+#ifndef M_fail_block_ignored
+    :: atomic { c != 0 && gave[r] -> fails = 1; break }
 #endif
-#if (defined(GIVEUP) || defined(ODD)) && !defined(M_fail_block_ignored)
-    :: atomic { c != 0 && LEFT_BY_CORE_0 -> fails = 1; break }
 #endif
     od;
     atomic {
         if
-        :: fails -> CHECK_LEAVES
+        :: fails -> CHECK("violated: a core leaves an op that core 0 goes on with\n", gave[r])
         :: else -> ReadAll()
         fi
     };
-#ifdef STAGED
-#ifdef M_rest_not_awaited
-    atomic { if :: a == COMBINE && !fails -> ReadRest() :: else fi };
-#endif
-    if
-    :: SOME_FOLLOW && !fails && c == 0 -> AwaitRest()
-    :: SOME_FOLLOW && !fails && c != 0 -> AwaitPost()
-    :: else
-    fi;
-    atomic {
-        if
-        :: fails -> CHECK_LEAVES
-        :: !fails && a == COMBINE && !HAS_NONE(c) -> ReadRest()
-        :: else
-        fi
-    };
-#endif
     if :: atomic { !runsOut[I] && DRAINED -> skip } fi;
     atomic {
         inside[r] = inside[r] & ~(1 << c); epochOf[I] = e;

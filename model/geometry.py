@@ -16,7 +16,7 @@ uint64_t control_bytes() { return moe::kBlock; }
 uint64_t abort_offset(uint32_t s) { return moe::AbortOffset(s); }
 uint64_t status_offset(uint32_t w, uint32_t p, uint32_t s) { return moe::StatusOffset(w, p, s); }
 uint64_t status_stride(uint32_t w) { return moe::StatusStride(w); }
-uint64_t run_bytes(uint32_t l) { return moe::StatusRunBytes(l); }
+uint64_t run_bytes(uint32_t l) { return moe::StatusMessageBytes(l); }
 uint64_t half_offset(uint64_t d, uint32_t p) { return moe::HalfOffset(d, p); }
 uint64_t region_offset(uint64_t d, uint32_t w, uint32_t p, uint32_t s) {
     return moe::RegionOffset(d, w, p, s);

@@ -55,7 +55,7 @@ def check(case: Case, mutant: Mutant | None, build: Path, probe: Path) -> Outcom
         macros += [f"-D{macro}" for macro in mutant.macros]
         macros += [] if mutant.broken else [f"-DM_{mutant.name}"]
     write(shape, probe, folder)
-    for name in (case.model, "memory.pml", "stages.pml"):
+    for name in (case.model, "memory.pml"):
         shutil.copy(HERE / name, folder)
     # A mutant ends at its first error, its compiler takes longer than it does.
     return search(folder, macros, case.depth, "-O2" if mutant is None else "-O0", case.model)

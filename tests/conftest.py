@@ -28,6 +28,7 @@ MARKERS = {
     "tsan": "also run under ThreadSanitizer, ranks as threads, by `make tsan`",
     "npu": "needs the torch_npu wheel, runs on the virtual NPU; `make test-npu`, fails without the wheel",
     "mutants": "builds broken kernels and shows that the suite sees them; minutes, run with `-m mutants`",
+    "nightly": "true of a tree that was finished, not of every change; run with `-m nightly`",
     "row(name)": "counts for a row of the table at the end of the session; `make soak` runs these",
 }
 
@@ -45,16 +46,3 @@ def clusters() -> Iterator[Any]:
     opened = Clusters()
     yield opened
     opened.close()
-
-
-@pytest.fixture(scope="module")
-def builds(request: pytest.FixtureRequest) -> Any:
-    """``MutantBuilds``, for tests of mutants that are asked for."""
-    from mutant_builds import BuildError, MutantBuilds
-
-    if "mutants" not in request.config.getoption("-m"):
-        pytest.skip("takes minutes: pytest -m mutants")
-    try:
-        return MutantBuilds()
-    except BuildError as error:
-        pytest.skip(str(error))

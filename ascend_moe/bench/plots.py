@@ -1,4 +1,4 @@
-"""Pictures of a run: roofline over payload, and how time grows with tokens, ranks and H. matplotlib."""
+"""Two pictures of a run: round trip over payload, and round trip along a sweep. matplotlib."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ascend_moe.bench.methods import LIMIT, OURS
-from ascend_moe.bench.results import CaseResult, Limits, Run
+from ascend_moe.bench.results import CaseResult, Run, Spread, spread
 
 _INK = {
     "direct-zero-copy": "#0a6e4f",
@@ -41,6 +41,61 @@ def draw(run: Run, folder: Path, sweep: str = "") -> list[Path]:
     return made
 
 
+def roofline(run: Run, path: Path) -> Path:
+    """Round trip over payload: a point a method and case; lines: the same run's limit."""
+    figure, axes = _figure()
+    worlds = sorted({case.case.world for case in run.cases})
+    for number, world in enumerate(worlds):
+        cases = sorted((case for case in run.cases if case.case.world == world), key=_payload)
+        suffix = f", {world} ranks" if len(worlds) > 1 else ""
+        where = [_payload(case) for case in cases]
+        limit = [_trip(case, case.limit).p50 for case in cases]
+        axes.plot(
+            where, limit, color="black", linestyle=["-", "--", "-.", ":"][number % 4], label=f"limit{suffix}"
+        )
+        for name in [row.name for row in cases[0].rows if row.kind != LIMIT]:
+            trips = [_trip(case, name) for case in cases]
+            axes.errorbar(
+                where,
+                [trip.p50 for trip in trips],
+                yerr=[[trip.p50 - trip.p10 for trip in trips], [trip.p90 - trip.p50 for trip in trips]],
+                color=_INK.get(name, "#444444"),
+                marker="os^Dv"[number % 5],
+                markersize=4,
+                linewidth=0.8,
+                elinewidth=0.6,
+                label=f"{name}{suffix}",
+            )
+    label = "payload there and back, MB a rank"
+    axes.set(xscale="log", yscale="log", xlabel=label, ylabel="round trip, µs (p10 p50 p90)")
+    axes.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+    return _save(figure, path)
+
+
+def scaling(run: Run, sweep: str, path: Path) -> Path:
+    """Round trip along the sweep: the limit with a line of slope 1 through its end, ours, the best peer."""
+    label, value = AXES[sweep]
+    figure, axes = _figure()
+    presets = sorted({case.case.preset for case in run.cases})
+    for preset in presets:
+        suffix = f", {preset}" if len(presets) > 1 else ""
+        cases = sorted((case for case in run.cases if case.case.preset == preset), key=value)
+        where = [value(case) for case in cases]
+        limit = [_trip(case, case.limit).p50 for case in cases]
+        axes.plot(where, limit, color="black", label=f"limit{suffix}")
+        slope = [limit[-1] * width / where[-1] for width in where]
+        axes.plot(where, slope, color="black", alpha=0.3, linestyle=":")
+        for name in [row.name for row in cases[0].rows if row.kind == OURS]:
+            _line(axes, where, [_trip(case, name).p50 for case in cases], _INK.get(name), f"{name}{suffix}")
+        best = [row.round_trip.p50 for case in cases if (row := case.best_peer())]
+        if len(best) == len(cases):
+            _line(axes, where, best, "#c25700", f"best peer{suffix}")
+    axes.set(xscale="log", yscale="log", xlabel=label, ylabel="round trip, µs (p50)")
+    axes.set_xticks(where, [str(width) for width in where])
+    axes.legend(fontsize=7, frameon=False)
+    return _save(figure, path)
+
+
 def _figure() -> tuple[Any, Any]:
     import matplotlib.pyplot as plt
 
@@ -50,122 +105,26 @@ def _figure() -> tuple[Any, Any]:
     return figure, axes
 
 
+def _line(axes: Any, where: Sequence[int], trips: Sequence[float], color: str | None, label: str) -> None:
+    axes.plot(where, trips, color=color, marker="o", markersize=3, label=label)
+
+
 def _save(figure: Any, path: Path) -> Path:
     import matplotlib.pyplot as plt
 
     for axes in figure.axes:
         axes.minorticks_off()
-    svg = path.suffix == ".svg"
-    figure.savefig(path, metadata={"Date": None} if svg else None)
+    figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
-    if svg:  # a hundredth of a point is enough, and halves the file
-        path.write_text(re.sub(r"-?\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", path.read_text()))
+    # A hundredth of a point is enough, and halves the file.
+    path.write_text(re.sub(r"-?\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", path.read_text()))
     return path
-
-
-def roofline(run: Run, path: Path) -> Path:
-    """Round trip over payload: a point a method and case; lines: the same run's limit, flags."""
-    figure, axes = _figure()
-    by_world = sorted({case.case.world for case in run.cases})
-    for number, world in enumerate(by_world):
-        mine = sorted((c for c in run.cases if c.case.world == world), key=_payload)
-        marker = "os^Dv"[number % 5]
-        _limit_line(axes, mine, world, number)
-        for name in _names(mine):
-            found = [(case, case.row(name)) for case in mine]
-            points = [(_payload(case), row.round_trip) for case, row in found if row is not None]
-            label = f"{name}, {world} ranks" if len(by_world) > 1 else name
-            axes.errorbar(
-                [at for at, _ in points],
-                [one.p50 for _, one in points],
-                yerr=[[one.p50 - one.p10 for _, one in points], [one.p90 - one.p50 for _, one in points]],
-                color=_INK.get(name, "#444444"),
-                marker=marker,
-                markersize=4,
-                linewidth=0.8,
-                elinewidth=0.6,
-                label=label,
-            )
-    floor = _flag_floor(run.limits)
-    if floor:
-        axes.axhline(floor, color="#b00020", linewidth=0.8, linestyle=":", label="two flags, one way each")
-    axes.set(
-        xscale="log",
-        yscale="log",
-        xlabel="payload there and back, MB a rank",
-        ylabel="round trip, µs (p10 p50 p90)",
-    )
-    axes.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
-    return _save(figure, path)
-
-
-def _limit_line(axes: Any, cases: Sequence[CaseResult], world: int, number: int) -> None:
-    rows = [(case, case.row(case.limit)) for case in cases]
-    points = [(_payload(case), row.round_trip.p50) for case, row in rows if row is not None]
-    style = ["-", "--", "-.", ":"][number % 4]
-    axes.plot(*zip(*points, strict=True), color="black", linestyle=style, label=f"limit, {world} ranks")
-
-
-def _flag_floor(limits: Sequence[Limits]) -> float:
-    """µs of the flags alone: dispatch and combine each wait for one flag of a peer, both ways at once."""
-    spins = [one.flags_ns["spin"].p50 for one in limits if "spin" in one.flags_ns]
-    return 2 * min(spins) / 1e3 if spins else 0.0
-
-
-def scaling(run: Run, sweep: str, path: Path) -> Path:
-    """Round trip along the sweep for ours and for the limit, and a line of slope 1 from the limit's end."""
-    label, at = AXES[sweep]
-    figure, axes = _figure()
-    presets = sorted({case.case.preset for case in run.cases})
-    for preset in presets:
-        suffix = f", {preset}" if len(presets) > 1 else ""
-        mine = sorted((case for case in run.cases if case.case.preset == preset), key=at)
-        where = [at(case) for case in mine]
-        limit = [_p50(case, case.limit) for case in mine]
-        axes.plot(where, limit, color="black", label=f"limit{suffix}")
-        axes.plot(where, [limit[-1] * w / where[-1] for w in where], color="black", alpha=0.3, linestyle=":")
-        for name in (one for one in _names(mine) if mine[0].row(one) and _kind(mine, one) == OURS):
-            axes.plot(
-                where,
-                [_p50(case, name) for case in mine],
-                color=_INK.get(name),
-                marker="o",
-                markersize=3,
-                label=f"{name}{suffix}",
-            )
-        best = [case.best_peer() for case in mine]
-        if all(best):
-            axes.plot(
-                where,
-                [row.round_trip.p50 for row in best if row],
-                color="#c25700",
-                marker="x",
-                markersize=4,
-                label=f"best peer{suffix}",
-            )
-        for case in mine:
-            if case.oversubscribed and sweep == "ranks":
-                axes.axvspan(case.cores * 1.15, max(where) * 1.15, color="#000000", alpha=0.04)
-                break
-    axes.set(xscale="log", yscale="log", xlabel=label, ylabel="round trip, µs (p50)")
-    axes.set_xticks(where, [str(value) for value in where])
-    axes.legend(fontsize=7, frameon=False)
-    return _save(figure, path)
 
 
 def _payload(case: CaseResult) -> float:
     return (case.case.dispatch_bytes + case.case.combine_bytes) / 1e6
 
 
-def _names(cases: Sequence[CaseResult]) -> list[str]:
-    return [row.name for row in cases[0].rows if row.kind != LIMIT]
-
-
-def _kind(cases: Sequence[CaseResult], name: str) -> str:
-    row = cases[0].row(name)
-    return row.kind if row else ""
-
-
-def _p50(case: CaseResult, name: str) -> float:
+def _trip(case: CaseResult, name: str) -> Spread:
     row = case.row(name)
-    return row.round_trip.p50 if row else float("nan")
+    return row.round_trip if row else spread([])

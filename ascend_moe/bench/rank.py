@@ -1,15 +1,18 @@
-"""One rank of a run; ascend_moe.bench.ranks starts it, with or without mpiexec."""
+"""One rank of a run; ascend_moe.bench.run starts it under torchrun or mpiexec."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import json
 import os
 import select
 import shutil
+import sys
 import threading
 import time
 import traceback
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,34 +20,62 @@ import torch
 import torch.distributed as dist
 
 import ascend_moe
-from ascend_moe.bench import limits, timing
-from ascend_moe.bench.board import Board
-from ascend_moe.bench.job import Job, marks_path, write_json
+from ascend_moe.bench import timing
+from ascend_moe.bench.cases import Case
 from ascend_moe.bench.methods import Place
 from ascend_moe.comm.liveness import open_pidfd, process_gone
 from ascend_moe.errors import ArgumentError, AscendMoeError
 
-RANK = "ASCEND_MOE_BENCH_RANK"
 PATIENCE_S = 120.0
 
 
+@dataclass(frozen=True)
+class Job:
+    """What the ranks are told, in the file ``job.json`` of the scratch folder.
+
+    Attributes:
+        mpi: mpiexec starts the ranks, not torchrun.
+        pid: of the process that started the run; the ranks end when it ends.
+        tell: rank 0 writes its progress on stderr.
+    """
+
+    cases: list[Case]
+    methods: list[str]
+    iterations: int
+    mpi: bool
+    pid: int
+    cores: list[int]
+    tell: bool = False
+
+    @property
+    def world(self) -> int:
+        return self.cases[0].world
+
+    def write(self, folder: Path) -> None:
+        (folder / "job.json").write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, folder: Path) -> Job:
+        values = json.loads((folder / "job.json").read_text())
+        return cls(**{**values, "cases": [Case(**case) for case in values["cases"]]})
+
+
 def main(scratch: str) -> None:
-    """Runs the job in the folder ``scratch``; on an error leaves a note there and exits with 1."""
+    """Runs the job in the folder ``scratch``; the first rank to fail leaves ``error.json`` there."""
     folder = Path(scratch)
     job = Job.read(folder)
-    _die_with(job.bench_pid, folder)
-    rank, mpi = _rank_and_mpi(job)
+    _end_with(job.pid, folder)
+    rank = -1
     try:
+        rank, mpi = _rank_and_mpi(job)
         _run(job, folder, rank, mpi)
     except BaseException as error:
-        note = {
-            "at": time.monotonic(),
-            "kind": type(error).__name__,
-            "text": str(error),
-            "expected": isinstance(error, AscendMoeError),
-            "trace": traceback.format_exc(),
-        }
-        write_json(folder / f"error{rank}.json", note)
+        trace = "" if isinstance(error, AscendMoeError) else traceback.format_exc()
+        note = {"rank": rank, "text": f"rank {rank}: {type(error).__name__}: {error}", "trace": trace}
+        part = folder / f"error.{os.getpid()}"
+        part.write_text(json.dumps(note))
+        with contextlib.suppress(FileExistsError):
+            os.link(part, folder / "error.json")
         # Not by way of atexit: gloo and MPI would wait for ranks that wait for this one.
         os._exit(1)
 
@@ -53,9 +84,7 @@ def _run(job: Job, folder: Path, rank: int, mpi: Any) -> None:
     core = job.cores[rank % len(job.cores)]
     os.sched_setaffinity(0, {core})  # before any library starts threads: they inherit it
     torch.set_num_threads(1)
-    board = Board(folder, rank, job.world)
-    board.use_cores(len(job.cores))
-    board.sign_in()
+    barrier = timing.Barrier(folder / "barrier", rank, job.world, len(job.cores))
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/rendezvous",
@@ -64,20 +93,27 @@ def _run(job: Job, folder: Path, rank: int, mpi: Any) -> None:
         timeout=datetime.timedelta(seconds=PATIENCE_S),
     )
     place = Place(rank, job.world, ascend_moe.comm_name(), mpi)
-    if job.limits:
-        write_json(folder / f"limits.rank{rank}.json", limits.measure(job.cases, place, board))
-    for number, case in enumerate(job.cases):
-        found = timing.run_case(case, number, job.methods, job.iterations, place, board)
-        write_json(marks_path(folder, number, rank), asdict(found))
-        board.step(number + 1, 0)
-    board.barrier()
+    results = []
+    for case in job.cases:
+
+        def tell(done: int, name: str = case.name) -> None:
+            if job.tell and rank == 0:
+                print(f"\r\x1b[K{name}: {done}/{job.iterations}", end="", file=sys.stderr, flush=True)
+
+        marks = asdict(timing.run_case(case, job.methods, job.iterations, place, barrier, tell))
+        of_ranks: list[Any] = [None] * job.world
+        dist.gather_object(marks, of_ranks if rank == 0 else None)
+        results.append(of_ranks)
+    if rank == 0:
+        (folder / "marks.json").write_text(json.dumps(results))
+    barrier.wait()
     ascend_moe.close(place.group_ep)
     dist.destroy_process_group()
 
 
 def _rank_and_mpi(job: Job) -> tuple[int, Any]:
     if not job.mpi:
-        return int(os.environ[RANK]), None
+        return int(os.environ["RANK"]), None
     import mpi4py
 
     mpi4py.rc.thread_level = "funneled"  # spares MPI its locks
@@ -93,9 +129,8 @@ def _rank_and_mpi(job: Job) -> tuple[int, Any]:
     return world.rank, world
 
 
-def _die_with(pid: int, folder: Path) -> None:
+def _end_with(pid: int, folder: Path) -> None:
     """Ends this rank when the process that started the run ends, and leaves nothing behind."""
-
     descriptor = open_pidfd(pid)
 
     def watch() -> None:

@@ -1,29 +1,88 @@
-"""What a run found: the numbers of every table."""
+"""The numbers of a run: spans over all ranks, percentiles, ratios iteration by iteration; and their JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ascend_moe.bench import published
+import numpy as np
+import numpy.typing as npt
+
 from ascend_moe.bench.cases import Case
 from ascend_moe.bench.methods import GROUPS, LIMIT, METHODS, OURS, PEER
-from ascend_moe.bench.statistics import Spread, Times, ratio, spread, times, too_noisy
 from ascend_moe.bench.timing import CaseMarks
+
+NOISY = 1.5  # p50 / p10
+SCHEMA = "ascend-moe-bench/2"  # changes when the meaning of a field of the JSON does
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """p10, p50 and p90 of n samples; NaN without samples."""
+
+    p10: float
+    p50: float
+    p90: float
+    n: int
+
+    @property
+    def noisy(self) -> bool:
+        return self.p50 > NOISY * self.p10
+
+
+def spread(samples: Sequence[float] | Floats) -> Spread:
+    values = np.asarray(samples, dtype=np.float64)
+    low, middle, high = np.percentile(values, [10, 50, 90]) if values.size else [np.nan] * 3
+    return Spread(float(low), float(middle), float(high), int(values.size))
+
+
+def spans_us(begins: npt.ArrayLike, ends: npt.ArrayLike) -> Floats:
+    """(n,) µs from (ranks, n) ns of one clock: last end minus first begin of each iteration.
+
+    A rank's own duration would be too short where ranks share a core: its clock only starts once it runs.
+    """
+    first = np.asarray(begins, dtype=np.int64).min(axis=0)
+    last = np.asarray(ends, dtype=np.int64).max(axis=0)
+    spans: Floats = (last - first) / 1e3
+    return spans
+
+
+@dataclass(frozen=True)
+class Times:
+    """(n,) µs an iteration; a round trip is dispatch + combine, the experts between them left out."""
+
+    dispatch: Floats
+    combine: Floats
+
+    @property
+    def round_trip(self) -> Floats:
+        return self.dispatch + self.combine
+
+
+def times(marks_by_rank: Sequence[Sequence[Sequence[int]]]) -> Times:
+    """From ``marks_by_rank[rank][iteration]`` = (dispatch begins, ends, combine begins, ends)."""
+    marks = np.asarray(marks_by_rank, dtype=np.int64).reshape(len(marks_by_rank), -1, 4)
+    return Times(spans_us(marks[:, :, 0], marks[:, :, 1]), spans_us(marks[:, :, 2], marks[:, :, 3]))
+
+
+def ratio(numerator: Floats, denominator: Floats) -> Spread:
+    """Iteration by iteration, then the spread of the ratios: load that hits both cancels out."""
+    return spread(numerator / denominator)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One method of one case. µs; ratios of round trips, iteration by iteration.
+    """One method of a case. µs; ratios of round trips, iteration by iteration.
 
     Attributes:
         gb_per_s: payload there and back over the median round trip, of one rank.
         to_limit: round trip / the limit's. p10_to_limit: the ratio of their p10, which load hardly moves.
-        to_ours: / that of the case's reference among ours.
+        faster: of ours: peer -> the peer's round trip / this method's.
         exact: sums equal to the reference in every bit; else within what another order of addition allows.
         first_us: the first round trip, memory not touched before; in no other number.
-        flag: what a reader must know about this row, or ''.
     """
 
     name: str
@@ -34,14 +93,10 @@ class Row:
     gb_per_s: float
     to_limit: Spread
     p10_to_limit: float
-    to_ours: Spread | None
+    faster: dict[str, Spread]
     exact: bool
     first_us: float
-    flag: str = ""
-
-    @property
-    def noisy(self) -> bool:
-        return self.round_trip.noisy
+    samples: dict[str, list[float]]
 
 
 @dataclass(frozen=True)
@@ -50,36 +105,26 @@ class CaseResult:
 
     Attributes:
         limit: the limit's copy method with the lowest median round trip here.
-        ours: the method of ours that peers are compared with.
-        faster: of ours -> tuned or plain peer -> the peer's round trip / ours.
         switched_out: per rank, times another process was given the core. page_faults: per rank.
     """
 
     case: Case
     rows: list[Row]
     limit: str
-    ours: str
-    faster: dict[str, dict[str, Spread]]
     missing: dict[str, str]
     switched_out: list[int]
     page_faults: list[int]
     load: float
     cores: int
-    l2_bytes: int
-    samples: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
     @property
     def oversubscribed(self) -> bool:
         return self.case.world > self.cores
 
     @property
-    def cache_resident(self) -> bool:
-        """The BS * K rows of the way back fit into one core's L2."""
-        return self.case.combine_bytes <= self.l2_bytes
-
-    @property
     def too_noisy(self) -> bool:
-        return too_noisy([row.round_trip for row in self.rows])
+        """More than half of the rows are noisy: their ratios are no claim."""
+        return 2 * sum(row.round_trip.noisy for row in self.rows) > len(self.rows)
 
     def row(self, name: str) -> Row | None:
         return next((row for row in self.rows if row.name == name), None)
@@ -90,95 +135,57 @@ class CaseResult:
         return min(peers, key=lambda row: row.round_trip.p50, default=None)
 
 
-def evaluate(
-    case: Case, marks: Sequence[CaseMarks], load: float, cores: int, l2_bytes: int = 0
-) -> CaseResult:
+def evaluate(case: Case, marks: Sequence[CaseMarks], load: float, cores: int) -> CaseResult:
     """From what every rank measured of the case."""
-    measured = {name: times([one.marks[name] for one in marks]) for name in marks[0].marks}
-    first = {name: times([[one.first[name]] for one in marks]) for name in measured}
-    trips = {name: one.round_trip for name, one in measured.items()}
+    measured = {name: times([rank.marks[name] for rank in marks]) for name in marks[0].marks}
+    trips = {name: method_times.round_trip for name, method_times in measured.items()}
     limit = min((name for name in GROUPS[LIMIT] if name in trips), key=lambda name: spread(trips[name]).p50)
-    ours = next((name for name in ("direct", "window") if name in trips), "")
     rows = []
-    for name, one in measured.items():
+    for name, method_times in measured.items():
         trip = spread(trips[name])
-        p10_to_limit = trip.p10 / spread(trips[limit]).p10
+        peers = [peer for peer in GROUPS[PEER] if peer in trips and METHODS[name].kind == OURS]
         rows.append(
             Row(
                 name=name,
                 kind=METHODS[name].kind,
-                dispatch=spread(one.dispatch),
-                combine=spread(one.combine),
+                dispatch=spread(method_times.dispatch),
+                combine=spread(method_times.combine),
                 round_trip=trip,
                 gb_per_s=(case.dispatch_bytes + case.combine_bytes) / trip.p50 / 1e3,
                 to_limit=ratio(trips[name], trips[limit]),
-                p10_to_limit=p10_to_limit,
-                to_ours=ratio(trips[name], trips[ours]) if ours else None,
+                p10_to_limit=trip.p10 / spread(trips[limit]).p10,
+                faster={peer: ratio(trips[peer], trips[name]) for peer in peers},
                 exact=all(name in rank.exact for rank in marks),
-                first_us=float(first[name].round_trip[0]),
-                flag=published.flag(case, name, p10_to_limit),
+                first_us=float(times([[rank.first[name]] for rank in marks]).round_trip[0]),
+                samples={
+                    "dispatch": method_times.dispatch.tolist(),
+                    "combine": method_times.combine.tolist(),
+                },
             )
         )
-    faster = {
-        mine: {peer: ratio(trips[peer], trips[mine]) for peer in GROUPS[PEER] if peer in trips}
-        for mine in GROUPS[OURS]
-        if mine in trips
-    }
     return CaseResult(
-        case=case,
-        rows=rows,
-        limit=limit,
-        ours=ours,
-        faster=faster,
-        missing=marks[0].missing,
-        switched_out=[one.switched_out for one in marks],
-        page_faults=[one.page_faults for one in marks],
-        load=load,
-        cores=cores,
-        l2_bytes=l2_bytes,
-        samples={name: _samples(one) for name, one in measured.items()},
+        case,
+        rows,
+        limit,
+        marks[0].missing,
+        [rank.switched_out for rank in marks],
+        [rank.page_faults for rank in marks],
+        load,
+        cores,
     )
-
-
-def _samples(one: Times) -> dict[str, list[float]]:
-    return {"dispatch": one.dispatch.tolist(), "combine": one.combine.tolist()}
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What the machine does with 1..W ranks at it. GB/s of all ranks together, ns of a flag one way.
-
-    ``rates[what][ranks]``; ``bytes`` are those one rank copies or reads.
-    """
-
-    world: int
-    case: str
-    bytes: int
-    rates: dict[str, dict[int, float]]
-    flags_ns: dict[str, Spread]
-
-
-def limits(world: int, found: Sequence[dict[str, Any]]) -> Limits:
-    """From what every rank measured."""
-    size = found[0]["bytes"]
-    rates: dict[str, dict[int, float]] = {}
-    for what, by_ranks in found[0]["spans"].items():
-        rates[what] = {}
-        for active in (int(text) for text in by_ranks):
-            spans = [one["spans"][what][str(active)] for one in found[:active]]
-            us = [
-                (max(s[i][1] for s in spans) - min(s[i][0] for s in spans)) / 1e3
-                for i in range(len(spans[0]))
-            ]
-            rates[what][active] = active * size / spread(us).p50 / 1e3
-    flags = {how: spread(values) for how, values in found[0]["flags_ns"].items() if values}
-    return Limits(world, found[0]["case"], size, rates, flags)
 
 
 @dataclass
 class Run:
-    """Everything: environment, limits by number of ranks, cases."""
+    """Everything: environment and cases."""
 
     about: dict[str, Any]
-    limits: list[Limits] = field(default_factory=list)
     cases: list[CaseResult] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For ``--json``: every number, with every iteration's dispatch and combine."""
+        cases = [
+            {**asdict(case), "oversubscribed": case.oversubscribed, "too_noisy": case.too_noisy}
+            for case in self.cases
+        ]
+        return {"schema": SCHEMA, "about": self.about, "cases": cases}

@@ -1,28 +1,78 @@
-"""The timed loop of one case on one rank: methods in turns, marks of one clock, results checked around it."""
+"""The timed loop of a case on one rank: methods in turns, marks of one clock, results checked around it."""
 
 from __future__ import annotations
 
 import gc
+import mmap
+import os
 import random
 import resource
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
 
 import torch
 
-from ascend_moe.bench import check, data, ffn
-from ascend_moe.bench.board import Board
-from ascend_moe.bench.cases import Case
-from ascend_moe.bench.data import Inputs
-from ascend_moe.bench.methods import METHODS
-from ascend_moe.bench.methods.base import OURS, Method, Place
-from ascend_moe.errors import AscendMoeError
+from ascend_moe.bench import check
+from ascend_moe.bench.cases import INPUT_SETS, Case, Inputs, inputs, most_rows
+from ascend_moe.bench.methods import LIMIT, METHODS, OURS, Arrived, Method, Place
+from ascend_moe.errors import AscendMoeError, CommTimeout
 
 WARM_UPS = 4  # both parities of the windows, twice; the first call is reported by itself
-_CLOCK = time.CLOCK_MONOTONIC  # one clock for all processes of a machine
+PATIENCE_S = 60.0
+_LINE = 16  # int64 words a rank: two cache lines, so that no neighbour's line is fetched along
+_SPINS_BEFORE_YIELD = 4000
+_LOOK_AT_CLOCK = 1024
 
 Marks = tuple[int, int, int, int]  # ns: dispatch begins, ends, combine begins, ends
+Progress = Callable[[int], None]  # iterations done
+
+
+class Barrier:
+    """Where the ranks meet before each half: a file that all of them map, with a line that each rank writes.
+
+    They leave within a few microseconds of each other, which no library's barrier does.
+    """
+
+    def __init__(self, path: Path, rank: int, world: int, cores: int) -> None:
+        """``cores``: that the ranks share; with more ranks than cores, waiting ranks give way at once."""
+        size = world * _LINE * 8
+        with path.open("a+b") as file:
+            file.truncate(size)
+            self._words = memoryview(mmap.mmap(file.fileno(), size)).cast("q")
+        self.rank, self.world = rank, world
+        self._spins = 0 if world > cores else _SPINS_BEFORE_YIELD
+        self._count = 0
+
+    def wait(self, patience_s: float = PATIENCE_S) -> None:
+        """Waits until all ranks are here.
+
+        Raises:
+            CommTimeout: naming the ranks that have not come.
+        """
+        self._count += 1
+        words, count = self._words, self._count
+        words[self.rank * _LINE] = count
+        spins, deadline = 0, 0.0
+        for line in range(0, self.world * _LINE, _LINE):
+            while words[line] < count:
+                spins += 1
+                if spins > self._spins:
+                    os.sched_yield()
+                if spins % _LOOK_AT_CLOCK == 0:
+                    deadline = deadline or time.monotonic() + patience_s
+                    if time.monotonic() > deadline:
+                        raise self._late(patience_s)
+
+    def _late(self, patience_s: float) -> CommTimeout:
+        late = [rank for rank in range(self.world) if self._words[rank * _LINE] < self._count]
+        return CommTimeout(
+            f"rank {self.rank} waited {patience_s:g} s at a barrier of the benchmark for ranks {late}",
+            rank=late[0] if late else self.rank,
+            ranks=late,
+            phase="barrier",
+        )
 
 
 class WrongResult(AscendMoeError):
@@ -51,125 +101,100 @@ class CaseMarks:
 
 @torch.no_grad()
 def run_case(
-    case: Case, number: int, names: list[str], iterations: int, place: Place, board: Board
+    case: Case, names: list[str], iterations: int, place: Place, barrier: Barrier, progress: Progress
 ) -> CaseMarks:
     """Checks every method, then times ``iterations`` of each. Collective.
 
     Raises:
         WrongResult: before or after the timed loop, a result was wrong.
     """
-    found = CaseMarks()
-    pool = [[data.inputs(case, rank, entry) for rank in range(place.world)] for entry in range(WARM_UPS)]
-    ids = [[one.expert_ids for one in entry] for entry in pool]
-    ids += [
-        [data.expert_ids(case, rank, e) for rank in range(place.world)] for e in range(WARM_UPS, data.POOL)
-    ]
-    most = data.most_rows(case, ids)
+    result = CaseMarks()
+    most = most_rows(case)
     rows_out = torch.empty(most, case.hidden, dtype=case.torch_dtype)
-    methods = _make(case, names, place, most, rows_out, found)
-    own = [entry[place.rank] for entry in pool]
-    own += [data.inputs(case, place.rank, entry) for entry in range(WARM_UPS, data.POOL)]
-    for method in methods:
-        for one in own:
-            method.ready(one)
-    _check_all(case, number, methods, pool, place, board, found)
-    del pool
-    final = (iterations - 1) % data.POOL
-    want = check.expected(case, place.rank, [data.inputs(case, rank, final) for rank in range(place.world)])
-    _time(number, methods, own, iterations, want, place, board, found)
-    return found
-
-
-def _make(
-    case: Case, names: list[str], place: Place, most: int, rows_out: torch.Tensor, found: CaseMarks
-) -> list[Method]:
-    made = []
+    methods = []
     for name in names:
-        why = METHODS[name].missing(place)
-        if why:
-            found.missing[name] = why
+        if METHODS[name].needs_mpi and place.mpi is None:
+            result.missing[name] = "the ranks run without MPI"
         else:
-            made.append(METHODS[name](case, place, most, rows_out))
-            found.marks[name] = []
-    return made
-
-
-def _once(method: Method, one: Inputs, board: Board) -> tuple[Marks, Any, torch.Tensor]:
-    """One dispatch, the experts untimed, one combine; each half begins on all ranks at once."""
-    now = time.clock_gettime_ns
-    board.barrier()
-    began = now(_CLOCK)
-    arrived = method.dispatch(one)
-    rows = method.expert_output(arrived)
-    dispatched = now(_CLOCK)
-    ffn.run(arrived.rows, arrived.scales, method.experts_of(arrived), rows)
-    board.barrier()
-    resumed = now(_CLOCK)
-    out = method.combine(rows, one, arrived)
-    return (began, dispatched, resumed, now(_CLOCK)), arrived, out
-
-
-def _check_all(
-    case: Case,
-    number: int,
-    methods: list[Method],
-    pool: list[list[Inputs]],
-    place: Place,
-    board: Board,
-    found: CaseMarks,
-) -> None:
+            methods.append(METHODS[name](case, place, most, rows_out))
+            result.marks[name] = []
+    own = [inputs(case, place.rank, number) for number in range(INPUT_SETS)]
+    for method in methods:
+        for one_set in own:
+            method.ready(one_set)
+    progress(0)
     inexact = set()
-    for entry, of_all in enumerate(pool):
-        want = check.expected(case, place.rank, of_all)
+    for number in range(WARM_UPS):
+        want = _expected(case, place, number)
         for method in methods:
-            board.step(number, 0)
-            marks, arrived, out = _once(method, of_all[place.rank], board)
-            if entry == 0:
-                found.first[method.name] = marks
-            if not _check(method, arrived, out, want, place):
+            marks, arrived, out = _round_trip(method, own[number], barrier)
+            if number == 0:
+                result.first[method.name] = marks
+            if not _is_exact(method, arrived, out, want):
                 inexact.add(method.name)
-    found.exact = [method.name for method in methods if method.name not in inexact]
+    result.exact = [method.name for method in methods if method.name not in inexact]
+    # Of the last iteration, so that a result that was timed is checked as well.
+    want = _expected(case, place, (iterations - 1) % INPUT_SETS)
+    _time(methods, own, iterations, want, barrier, progress, result)
+    return result
 
 
-def _check(method: Method, arrived: Any, out: torch.Tensor, want: check.Expected, place: Place) -> bool:
-    """Whether the sums are exact."""
-    fault = check.dispatch_fault(method, arrived, want)
+def _expected(case: Case, place: Place, number: int) -> check.Expected:
+    return check.expected(case, place.rank, [inputs(case, rank, number) for rank in range(place.world)])
+
+
+def _round_trip(method: Method, inputs: Inputs, barrier: Barrier) -> tuple[Marks, Arrived, torch.Tensor]:
+    """One dispatch, the experts untimed, one combine; each half begins on all ranks at once."""
+    now, clock = time.clock_gettime_ns, time.CLOCK_MONOTONIC  # one clock for all processes of a machine
+    barrier.wait()
+    began = now(clock)
+    arrived = method.dispatch(inputs)
+    rows = method.expert_output()
+    dispatched = now(clock)
+    check.run_experts(arrived.rows, arrived.scales, method.experts_of(arrived), rows)
+    barrier.wait()
+    resumed = now(clock)
+    out = method.combine(rows, inputs, arrived)
+    return (began, dispatched, resumed, now(clock)), arrived, out
+
+
+def _is_exact(method: Method, arrived: Arrived, out: torch.Tensor, want: check.Expected) -> bool:
+    """Whether the sums are exact; raises where the result is wrong. The limits send nothing."""
+    fault = "" if method.kind == LIMIT else check.dispatch_fault(arrived, want)
     exact = False
     if not fault:
         fault, exact = check.combine_fault(out, want)
     if not fault and method.kind == OURS and not exact:
         fault = "combine is near the reference, but not equal to it bit for bit"
     if fault:
-        raise WrongResult(f"{method.name} on rank {place.rank}: {fault}", rank=place.rank, method=method.name)
+        rank = method.place.rank
+        raise WrongResult(f"{method.name} on rank {rank}: {fault}", rank=rank, method=method.name)
     return exact
 
 
 def _time(
-    number: int,
     methods: list[Method],
     own: list[Inputs],
     iterations: int,
     want: check.Expected,
-    place: Place,
-    board: Board,
-    found: CaseMarks,
+    barrier: Barrier,
+    progress: Progress,
+    result: CaseMarks,
 ) -> None:
-    """``want``: of the last iteration, so that what was timed is checked as well."""
-    turns = random.Random(iterations)  # the same on all ranks: nobody always follows the same method
+    turns = random.Random(iterations)  # the same on all ranks: no method always follows the same other
     gc.collect()
     gc.disable()
     before = resource.getrusage(resource.RUSAGE_SELF)
     try:
         for iteration in range(iterations):
-            one = own[iteration % data.POOL]
             for method in turns.sample(methods, len(methods)):
-                marks, arrived, out = _once(method, one, board)
-                found.marks[method.name].append(marks)
+                marks, arrived, out = _round_trip(method, own[iteration % INPUT_SETS], barrier)
+                result.marks[method.name].append(marks)
                 if iteration == iterations - 1:
-                    _check(method, arrived, out, want, place)
-            board.step(number, iteration + 1)
+                    _is_exact(method, arrived, out, want)
+            progress(iteration + 1)
     finally:
         gc.enable()
     after = resource.getrusage(resource.RUSAGE_SELF)
-    found.switched_out = after.ru_nivcsw - before.ru_nivcsw
-    found.page_faults = after.ru_minflt - before.ru_minflt
+    result.switched_out = after.ru_nivcsw - before.ru_nivcsw
+    result.page_faults = after.ru_minflt - before.ru_minflt

@@ -1,37 +1,44 @@
-"""The `ascend-moe` command. typer and rich come with the extra [cli] and are imported only here."""
+"""The `ascend-moe` command: one module of this folder a command, read when it is asked for.
+
+typer and rich come with the extra [cli]. This module imports neither before it knows that they are there.
+"""
 
 from __future__ import annotations
 
+import importlib
 import sys
+from collections.abc import Sequence
 
-from ascend_moe import _text
-
+#: name -> line in the help; module ascend_moe.cli.NAME has its typer application as `app`
+COMMANDS = {
+    "run": "Run a MoE layer over EP ranks of this machine on real text, and check every result.",
+    "bench": "Time dispatch and combine against torch.distributed, MPI and the machine's limit, in one run.",
+    "explore": "Look for races, missing synchronisation, hangs and wrong results, schedule after schedule.",
+    "plan": "What a configuration needs: window, HCCL_BUFFSIZE, UB, tiling, limits.",
+    "predict": "Predict times on NPUs by a model; its errors.",
+    "doctor": "Look at this machine: versions, variables, devices; every finding with its fix.",
+    "trace": "Where the time of dispatch and combine goes, measured or predicted.",
+    "validate": "Dispatch and combine against the reference, on whatever device is here.",
+    "vnpu": "Run a command with torch_npu on a virtual NPU of this machine.",
+    "twin": "AscendC kernels of your own on the CPU.",
+}
 _EXTRA = ("typer", "click", "rich")
 
 
-def main() -> None:
-    """Entry point; says what to install when typer or rich is missing and the command needs them."""
-    if len(sys.argv) > 1 and sys.argv[1] in _text.COMMANDS:
-        sys.exit(_text.run(sys.argv[1], sys.argv[2:]))
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command of ``arguments``, sys.argv's when None; ends in SystemExit with its exit code."""
     try:
-        from ascend_moe.cli.app import app
+        root = importlib.import_module("ascend_moe.cli.root")
+        root.app(args=None if arguments is None else list(arguments), prog_name="ascend-moe")
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in _EXTRA:
             raise
-        sys.exit(_without(error.name))
-    app()
-
-
-def _without(package: str) -> str:
-    """What is missing and for which commands, and those that work all the same."""
-    wanted = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
-    lines = [
-        f"ascend-moe {wanted}".rstrip() + f" needs {package}, which is not installed: "
-        "pip install 'ascend_moe[cli]'",
-        "These commands work without it; each has its own --help:",
-        *_text.table([[name, about] for name, (_, about) in _text.COMMANDS.items()]),
-    ]
-    return "\n".join(lines)
+        words = sys.argv[1:] if arguments is None else arguments
+        command = next((word for word in words if word in COMMANDS), "")
+        sys.exit(
+            f"ascend-moe {command}".rstrip() + f" needs {error.name}, which is not installed: "
+            "pip install 'ascend_moe[cli]'"
+        )
 
 
 if __name__ == "__main__":

@@ -6,25 +6,29 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from ascend_moe.bench import gate, results_json
+from ascend_moe.bench import bounds, report
 from ascend_moe.bench import methods as every_method
 from ascend_moe.bench.cases import DTYPES, LAYERS, QUANTS, SKEWS, SWEEPS, Case, matrix
-from ascend_moe.bench.rank_failures import RankFailed
 from ascend_moe.bench.results import Run
-from ascend_moe.bench.runner import run
+from ascend_moe.bench.run import RankFailed, run
+from ascend_moe.cli.options import bad
 from ascend_moe.errors import ArgumentError
 
 ITERATIONS, QUICK_ITERATIONS = 60, 12
 
 
-def bench_command(
+app = typer.Typer()
+
+
+@app.command()
+def bench(
     preset: Annotated[
         list[str] | None,
         typer.Option("--preset", "-p", metavar="NAME", help=f"{', '.join(LAYERS)}; several."),
@@ -52,7 +56,7 @@ def bench_command(
     check: Annotated[
         bool,
         typer.Option(
-            "--check", help="Only: are the ratios of docs/performance.md kept? Three tries, code 1 if not."
+            "--check", help="Only: are the bounds of docs/performance.md kept? Three tries, code 1 if not."
         ),
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Claim ratios however noisy the run was.")] = False,
@@ -62,14 +66,16 @@ def bench_command(
     Exit code 0: measured and correct. 1: a wrong result, or a rank that failed. 2: wrong options.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        raise typer.BadParameter("ascend-moe bench starts its ranks itself: leave out torchrun")
+        raise typer.BadParameter("ascend-moe bench starts torchrun or mpiexec itself: leave out torchrun")
     if check:
-        kept = gate.check(_for_gate, print)
+        kept = bounds.check(
+            lambda cases: measure(cases, list(every_method.METHODS), bounds.ITERATIONS), print
+        )
         raise typer.Exit(0 if kept else 1)
     if plot is not None and importlib.util.find_spec("matplotlib") is None:
-        _bad("plot", "needs matplotlib: pip install 'ascend_moe[bench]'")
+        bad("--plot", "needs matplotlib: pip install 'ascend_moe[bench]'")
     if json_file is not None and not json_file.absolute().parent.is_dir():
-        _bad("json", f"there is no folder {json_file.absolute().parent}")
+        bad("--json", f"there is no folder {json_file.absolute().parent}")
     try:
         cases = matrix(
             preset or ["deepseek-v3"],
@@ -82,53 +88,26 @@ def bench_command(
         )
         names = every_method.chosen(methods)
     except ArgumentError as error:
-        _bad(error.argument, str(error))
-    found = measure(cases, names, QUICK_ITERATIONS if quick else iterations)
-    from ascend_moe.bench import report
-
+        bad(f"--{error.argument}", str(error))
+    result = measure(cases, names, QUICK_ITERATIONS if quick else iterations)
     # A pipe has no width of its own: a table must not be cut at 80 columns there.
-    report.show(found, Console(width=None if sys.stdout.isatty() else 160), force)
+    report.show(result, Console(width=None if sys.stdout.isatty() else 160), force)
     if json_file is not None:
-        json_file.write_text(json.dumps(results_json.dump(found, samples=True), indent=1) + "\n")
+        json_file.write_text(json.dumps(result.as_dict(), indent=1) + "\n")
     if plot is not None:
         from ascend_moe.bench import plots
 
-        plots.draw(found, plot, sweep)
+        plots.draw(result, plot, sweep)
 
 
-def _for_gate(cases: Sequence[Case]) -> Run:
-    return measure(list(cases), every_method.chosen("auto"), gate.ITERATIONS)
-
-
-def measure(cases: list[Case], names: list[str], iterations: int) -> Run:
+def measure(cases: Sequence[Case], names: Sequence[str], iterations: int) -> Run:
     """Runs, telling of the progress on stderr; what stops a run ends the command with code 1."""
     try:
-        with _progress(len(cases), iterations) as tell:
-            return run(cases, names, iterations, with_limits=True, progress=tell)
+        return run(cases, names, iterations, tell=sys.stderr.isatty())
     except RankFailed as error:
-        if error.details.get("trace"):
-            print(error.details["trace"], file=sys.stderr)
+        print(error.details.get("trace") or "", file=sys.stderr)
         print(f"ascend-moe bench: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
-
-
-class _progress:
-    """One line on stderr, rewritten, where it is a terminal."""
-
-    def __init__(self, cases: int, iterations: int) -> None:
-        self._iterations, self._shown = iterations, sys.stderr.isatty()
-
-    def __enter__(self) -> Callable[[Case, int], None]:
-        return self._tell
-
-    def _tell(self, case: Case, done: int) -> None:
-        if self._shown:
-            text = f"{case.name}: {done}/{self._iterations}" if done else f"{case.name}: checking"
-            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-
-    def __exit__(self, *exception: Any) -> None:
-        if self._shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def numbers(option: str, text: str) -> list[int]:
@@ -139,14 +118,3 @@ def numbers(option: str, text: str) -> list[int]:
             f"{option} is {text!r}; need whole numbers with commas between them", argument=option
         )
     return [int(word) for word in words]
-
-
-def _bad(option: str, message: str) -> NoReturn:
-    raise typer.BadParameter(message, param_hint=f"'--{option}'")
-
-
-def main() -> None:
-    """`python -m ascend_moe.bench`."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command(context_settings={"help_option_names": ["-h", "--help"]})(bench_command)
-    app()

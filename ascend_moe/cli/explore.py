@@ -22,6 +22,10 @@ from ..explore.program import Program, parse
 _STORES = ("both", "fifo", "unordered")
 
 
+app = typer.Typer()
+
+
+@app.command("explore")
 def explore_command(
     case: Annotated[
         str | None, typer.Option("--case", help=f"One case, as {Program()}; default: random ones.")

@@ -2,91 +2,48 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 
-from .. import plan as planning
-from .._text import Parser, table
-from ..comm.communicator import window_data_bytes
-from ..errors import ArgumentError
-from ..plan import OpPlan, Report, Request
-from ..plan.soc import DEFAULT_SOC, SOCS
-from . import options as shape_options
-from .options import shape_of
+import typer
 
+from ascend_moe import plan as planning
+from ascend_moe._text import table
+from ascend_moe.cli import options
+from ascend_moe.plan import OpPlan, Report
+from ascend_moe.plan.soc import DEFAULT_SOC
 
-def main(argv: list[str]) -> int:
-    """Exit code 0: the operators take this configuration. 1: it breaks limits of ours. 2: wrong options."""
-    parser = Parser("plan", "What a configuration of dispatch and combine needs. Opens no window.")
-    add_options(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON only")
-    options = parser.parse_args(argv)
-    report = planning.plan(request_of(options))
-    print(json.dumps(report.as_dict(), indent=2) if options.json else text(report))
-    return 0 if report.ok else 1
+app = typer.Typer()
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options that describe a configuration; doctor has them too."""
-    add = parser.add_argument
-    add("-r", "--ranks", type=int, metavar="W", help="EP ranks (default 16)")
-    add("-b", "--batch", type=int, metavar="BS", help="tokens a rank, the same on all (default 128)")
-    add("--global-bs", type=int, metavar="N", help="ranks times the largest batch; batches may then differ")
-    shape_options.add_options(parser)
-    add("--dtype", default="bf16", metavar="|".join(planning.DTYPES), help="of x (default bf16)")
-    add("--quant", action="store_true", help="int8 rows, quant_mode 2")
-    add("--smooth", action="store_true", help="with smooth scales (implies --quant)")
-    add("--contract", default="v2", metavar="|".join(planning.CONTRACTS), help="default v2")
-    add("--soc", default=DEFAULT_SOC, metavar="NAME", help=f"{', '.join(SOCS)}; default {DEFAULT_SOC}")
-    add("--cores", type=int, default=0, metavar="N", help="AIV cores of a launch (default: all of the SoC)")
-    add("--window", type=int, default=0, metavar="MIB", help="HCCL_BUFFSIZE as it is, to compare with")
-    add("--comm-alg", default="", metavar="NAME", help="window, direct or auto (default window)")
-    add("--ranks-per-server", type=int, default=0, metavar="N", help="default: a full server of the SoC")
+@app.command()
+def plan(
+    preset: options.Preset = None,
+    ranks: options.Ranks = None,
+    batch: options.Batch = None,
+    global_bs: options.GlobalBatch = None,
+    hidden: options.Hidden = None,
+    topk: options.TopK = None,
+    experts: options.Experts = None,
+    dtype: options.Dtype = "bf16",
+    quant: options.Quant = False,
+    smooth: options.Smooth = False,
+    contract: options.Contract = "v2",
+    soc: options.Soc = DEFAULT_SOC,
+    cores: options.Cores = 0,
+    window: options.Window = 0,
+    comm_alg: options.CommAlg = "",
+    ranks_per_server: options.RanksPerServer = 0,
+    as_json: options.Json = False,
+) -> None:
+    """What a configuration of dispatch and combine needs. Opens no window.
 
-
-def request_of(options: argparse.Namespace, exported: int | None = None) -> Request:
-    """The configuration that the options describe. ``exported``: HCCL_BUFFSIZE, None to look for it.
-
-    Raises:
-        ArgumentError: no such preset, or --batch and --global-bs both.
+    Exit code 0: the operators take this configuration. 1: it breaks limits of ours. 2: wrong options.
     """
-    ranks = 16 if options.ranks is None else options.ranks
-    if options.batch is not None and options.global_bs is not None:
-        raise ArgumentError("--global-bs is ranks * batch: leave --batch out", argument="global_bs")
-    batch = 128 if options.batch is None else options.batch
-    if options.global_bs is not None:
-        if options.global_bs < 1 or options.global_bs % max(1, ranks):
-            text = f"--global-bs {options.global_bs} must be a multiple of the {ranks} ranks"
-            raise ArgumentError(text, argument="global_bs")
-        batch = options.global_bs // ranks
-
-    return Request(
-        ranks=ranks,
-        **shape_of(options)._asdict(),
-        batch=batch,
-        equal_batches=options.global_bs is None,
-        dtype=options.dtype,
-        quant=options.quant or options.smooth,
-        smooth=options.smooth,
-        contract=options.contract,
-        soc=options.soc,
-        cores=options.cores,
-        window_mib=options.window or (exported_mib(0) if exported is None else exported),
-        ranks_per_server=options.ranks_per_server,
-        comm_alg=options.comm_alg,
-    )
-
-
-def exported_mib(default: int) -> int:
-    """HCCL_BUFFSIZE of this shell, ``default`` when it is not set.
-
-    Raises:
-        ArgumentError: it is no size that a window can have.
-    """
-    given = os.environ.get("HCCL_BUFFSIZE", "").strip()
-    window_data_bytes()
-    return int(given) if given else default
+    given = locals()
+    as_json = given.pop("as_json")
+    report = planning.plan(options.request_of(exported=planning.exported_mib(0), **given))
+    print(json.dumps(report.as_dict(), indent=2) if as_json else text(report))
+    raise typer.Exit(0 if report.ok else 1)
 
 
 def text(report: Report) -> str:

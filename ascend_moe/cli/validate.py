@@ -2,92 +2,108 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
+import typer
 
-from .. import validate
-from .._text import Parser
-from ..comm.communicator import MAX_WORLD
-from ..errors import ArgumentError
-from ..reference.cases import DTYPES, Case
-from ..validate import devices
-from ..validate.cases import matrix
+from ascend_moe import validate as validation
+from ascend_moe.cli import options
+from ascend_moe.comm.communicator import MAX_WORLD
+from ascend_moe.errors import ArgumentError, AscendMoeError
+from ascend_moe.reference.cases import DTYPES, Case
+from ascend_moe.validate import bringup, devices, probes
+from ascend_moe.validate.cases import matrix
 
+app = typer.Typer()
 DEFAULT_RANKS = 4
 DEFAULT_TIMEOUT_S = "20"  # of a wait: enough where nothing is wrong, short where a rank does not come
 OUTCOME = "ASCEND_MOE_VALIDATE_OUTCOME"  # where rank 0 leaves it for the process that started torchrun
 
 
-def main(argv: list[str]) -> int:
-    """Exit code 0: all right. 1: a difference, a wrong error, or a rank that stopped. 2: wrong options."""
-    options = _parser().parse_args(argv)
-    names = [name for name in options.dtypes.split(",") if name]
+@dataclass(frozen=True)
+class _Wanted:
+    """The options."""
+
+    ranks: int | None
+    seed: int
+    extra: int
+    dtypes: tuple[str, ...]
+    as_json: bool
+
+    def cases(self, world: int) -> Sequence[Case]:
+        return matrix(world, self.seed, self.extra, self.dtypes)
+
+    def arguments(self) -> list[str]:
+        """For the ranks of torchrun."""
+        return ["--seed", str(self.seed), "--extra", str(self.extra), "--dtypes", ",".join(self.dtypes)]
+
+
+@app.command()
+def validate(
+    ranks: Annotated[
+        int | None, typer.Option("-r", "--ranks", metavar="N", help="EP ranks; default: all NPUs, else 4.")
+    ] = None,
+    device: Annotated[
+        str, typer.Option(metavar="|".join(devices.KINDS), help="auto: an NPU if there is one.")
+    ] = "auto",
+    seed: Annotated[int, typer.Option(metavar="N", help="Of the tensors.")] = 0,
+    extra: Annotated[int, typer.Option(metavar="N", help="Calls by chance, beside those by name.")] = 24,
+    dtypes: Annotated[str, typer.Option(metavar="A,B", help="Of the rows.")] = ",".join(DTYPES),
+    bring_up: Annotated[
+        bool, typer.Option("--bringup", help="Instead: probe one by one what new silicon must do.")
+    ] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Dispatch and combine on all ranks, every result against the reference, bit for bit.
+
+    Alone it starts the ranks itself; under torchrun it takes the ranks that are given.
+
+    Exit code 0: all right. 1: a difference, a wrong error, or a rank that stopped. 2: wrong options.
+    With --bringup 0: all probes passed. 1: one failed. 3: none failed, some cannot run here.
+    """
+    names = tuple(name for name in dtypes.split(",") if name)
     for name in names:
         if name not in DTYPES:
             raise ArgumentError(f"--dtypes {name!r} is none of {', '.join(DTYPES)}", argument="dtypes")
-    if options.ranks is not None and not 1 <= options.ranks <= MAX_WORLD:
-        raise ArgumentError(f"--ranks {options.ranks} must be in 1..{MAX_WORLD}", argument="ranks")
-    device = devices.find(options.device)
+    if ranks is not None and not 1 <= ranks <= MAX_WORLD:
+        raise ArgumentError(f"--ranks {ranks} must be in 1..{MAX_WORLD}", argument="ranks")
+    here = devices.find(device)
     os.environ.setdefault("ASCEND_MOE_TIMEOUT_S", DEFAULT_TIMEOUT_S)
-    if options.bringup:
-        from . import bringup as bringup_cli
+    wanted = _Wanted(ranks, seed, extra, names, as_json)
+    raise typer.Exit(_bring_up(here, wanted) if bring_up else _validate(here, wanted))
 
-        return bringup_cli.run(device, options, argv)
 
-    def choose(world: int) -> Sequence[Case]:
-        return matrix(world, options.seed, options.extra, tuple(names))
-
-    if validate.under_torchrun():
-        return _rank(device, choose, options)
-    ranks = options.ranks or (min(device.count, MAX_WORLD) if device.kind == "npu" else DEFAULT_RANKS)
-    if device.kind == "npu":
-        return _start(device, ranks, argv)
-    outcome = validate.threads(ranks, choose(ranks))
-    _print(outcome, options.json)
+def _validate(device: devices.Device, wanted: _Wanted) -> int:
+    if validation.under_torchrun():
+        return _rank(device, wanted)
+    npu = device.kind == "npu"
+    ranks = wanted.ranks or (min(device.count, MAX_WORLD) if npu else DEFAULT_RANKS)
+    if npu:
+        return _start(device, ranks, wanted)
+    outcome = validation.threads(ranks, wanted.cases(ranks))
+    _print(outcome, wanted.as_json)
     return 0 if outcome.ok else 1
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        "validate",
-        "Dispatch and combine on all ranks, every result against the reference, bit for bit.\n"
-        "Alone it starts the ranks itself; under torchrun it takes the ranks that are given.",
-    )
-    add = parser.add_argument
-    add("-r", "--ranks", type=int, metavar="N", help="EP ranks (default: all NPUs here, else 4)")
-    add(
-        "--device",
-        default="auto",
-        metavar="|".join(devices.KINDS),
-        help="default auto: an NPU if there is one",
-    )
-    add("--seed", type=int, default=0, metavar="N", help="of the tensors")
-    add("--extra", type=int, default=24, metavar="N", help="calls by chance, beside those by name")
-    add("--dtypes", default=",".join(DTYPES), metavar="A,B", help="of the rows")
-    add("--bringup", action="store_true", help="instead: probe one by one what new silicon must do")
-    add("--json", action="store_true", help="print JSON only")
-    return parser
-
-
-def _rank(device: devices.Device, choose: validate.Choose, options: argparse.Namespace) -> int:
+def _rank(device: devices.Device, wanted: _Wanted) -> int:
     """One rank of torchrun."""
     place, about = open_group(device)
-    outcome = validate.processes(place, about, choose)
+    outcome = validation.processes(place, about, wanted.cases)
     path = os.environ.get(OUTCOME)
     if outcome is not None and path:
-        Path(path).write_text(json.dumps({"text": validate.text(outcome), **outcome.as_dict()}))
+        Path(path).write_text(json.dumps({"text": validation.text(outcome), **outcome.as_dict()}))
     elif outcome is not None:
-        _print(outcome, options.json)
+        _print(outcome, wanted.as_json)
     dist.destroy_process_group()
     return 0 if outcome is None or outcome.ok or path else 1
 
@@ -103,27 +119,27 @@ def open_group(device: devices.Device) -> tuple[torch.device, str]:
     return torch.device("cpu"), f"cpu, {dist.get_world_size()} processes, gloo"
 
 
-def _start(device: devices.Device, ranks: int, argv: list[str]) -> int:
+def _start(device: devices.Device, ranks: int, wanted: _Wanted) -> int:
     """Starts torchrun on this machine and reports what its rank 0 leaves behind."""
     if ranks > device.count and not device.virtual:
         raise ArgumentError(f"--ranks {ranks}, but this machine has {device.count} NPUs", argument="ranks")
-    code, found = outcome_of(ranks, argv)
-    if found is None:
+    code, outcome = outcome_of(ranks, wanted.arguments())
+    if outcome is None:
         print(
             f"ascend-moe validate: rank 0 ended without a result (torchrun: exit code {code})",
             file=sys.stderr,
         )
         return 1
-    text = found.pop("text")
-    print(json.dumps(found, indent=2) if "--json" in argv else text)
-    return 0 if found["ok"] else 1
+    text = outcome.pop("text")
+    print(json.dumps(outcome, indent=2) if wanted.as_json else text)
+    return 0 if outcome["ok"] else 1
 
 
-def outcome_of(ranks: int, argv: Sequence[str]) -> tuple[int, dict[str, Any] | None]:
+def outcome_of(ranks: int, arguments: Sequence[str]) -> tuple[int, dict[str, Any] | None]:
     """`ascend-moe validate` on the NPUs of this machine: torchrun's exit code, and what rank 0 left."""
     with tempfile.TemporaryDirectory(prefix="ascend_moe_validate_") as folder:
         path = Path(folder) / "outcome.json"
-        code = torchrun(ranks, ["validate", *argv, "--device", "npu"], {OUTCOME: str(path)})
+        code = torchrun(ranks, ["validate", *arguments, "--device", "npu"], {OUTCOME: str(path)})
         return code, json.loads(path.read_text()) if path.is_file() else None
 
 
@@ -134,9 +150,55 @@ def torchrun(ranks: int, command: Sequence[str], env: dict[str, str]) -> int:
     # The ranks run this very package: -m would take another one that lies in the current folder.
     here = str(Path(__file__).resolve().parents[2])
     rank = f"import sys; sys.path[0] = {here!r}; from ascend_moe.cli import main; main()"
-    options = ["--standalone", f"--nproc-per-node={ranks}", "--no-python", sys.executable, "-c", rank]
-    return subprocess.run([*start, *options, *command], env={**os.environ, **env}).returncode
+    launch = ["--standalone", f"--nproc-per-node={ranks}", "--no-python", sys.executable, "-c", rank]
+    return subprocess.run([*start, *launch, *command], env={**os.environ, **env}).returncode
 
 
-def _print(outcome: validate.Outcome, as_json: bool) -> None:
-    print(json.dumps(outcome.as_dict(), indent=2) if as_json else validate.text(outcome))
+def _print(outcome: validation.Outcome, as_json: bool) -> None:
+    print(json.dumps(outcome.as_dict(), indent=2) if as_json else validation.text(outcome))
+
+
+# ---- --bringup: all probes in order
+
+
+def _bring_up(device: devices.Device, wanted: _Wanted) -> int:
+    if validation.under_torchrun():
+        return _probing_rank(device, wanted.as_json)
+    if device.kind == "npu":
+        return _start_probes(device, wanted)
+    ranks = wanted.ranks or 2
+    return _report(f"{device.about}, {ranks} ranks", bringup.on_threads(ranks), wanted.as_json)
+
+
+def _report(about: str, findings: Sequence[probes.Finding], as_json: bool) -> int:
+    """Prints the findings; returns the exit code."""
+    if as_json:
+        print(json.dumps({"device": about, "findings": probes.as_dicts(findings)}, indent=2))
+    else:
+        print("\n".join([about, "", *map(str, findings), "", probes.summary(findings)]))
+    return probes.exit_code(findings)
+
+
+def _probing_rank(device: devices.Device, as_json: bool) -> int:
+    """One rank of torchrun."""
+    place, about = open_group(device)
+    findings = bringup.in_group(device, place)
+    code = 0
+    if dist.get_rank() == 0:
+        path = os.environ.get(OUTCOME)
+        if path:
+            Path(path).write_text(json.dumps({"about": about, "findings": probes.as_dicts(findings)}))
+        else:
+            code = _report(about, findings, as_json)
+            code = 0 if code == 3 else code  # torchrun takes it for a crash, and says so at length
+    dist.destroy_process_group()
+    return code
+
+
+def _start_probes(device: devices.Device, wanted: _Wanted) -> int:
+    ranks = wanted.ranks or device.count
+    code, outcome = outcome_of(ranks, [*wanted.arguments(), "--bringup"])
+    if outcome is None:
+        raise AscendMoeError(f"bringup: rank 0 ended without a result (torchrun: exit code {code})")
+    findings = [probes.Finding(**values) for values in outcome["findings"]]
+    return _report(outcome["about"], findings, wanted.as_json)

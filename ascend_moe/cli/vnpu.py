@@ -2,56 +2,37 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from typing import Annotated
 
-from .._text import Parser
-from ..plan.soc import DEFAULT_SOC, SOCS
-from ..vnpu.launch import launch
-from ..vnpu.libraries import DEFAULT_DEVICES, MAX_DEVICES
+import typer
 
-_ABOUT = """Run a command with torch_npu on a virtual NPU: host memory and CPU cores in the place of devices.
+from ascend_moe.plan.soc import DEFAULT_SOC, SOCS
+from ascend_moe.vnpu.launch import launch
+from ascend_moe.vnpu.libraries import DEFAULT_DEVICES, MAX_DEVICES
 
-  ascend-moe vnpu -- python script.py
-  ascend-moe vnpu -- torchrun --nproc-per-node 4 script.py
-
-For correctness only: it is not an NPU, and times measured on it mean nothing.
-"""
+app = typer.Typer()
 
 
-def main(argv: Sequence[str]) -> int:
-    """Does not return when the command starts. 2: wrong options, or no fit torch_npu for the command."""
-    own, command = _split(argv)
-    parser = Parser("vnpu", _ABOUT)
-    parser.usage = "ascend-moe vnpu [options] -- COMMAND [ARGUMENT ...]"
-    add = parser.add_argument
-    add("--soc", default=DEFAULT_SOC, metavar="NAME", help=f"{', '.join(SOCS)}; default {DEFAULT_SOC}")
-    add(
-        "--devices",
-        type=int,
-        default=DEFAULT_DEVICES,
-        metavar="N",
-        help=f"1 to {MAX_DEVICES}, default {DEFAULT_DEVICES}",
-    )
-    add("--no-verify", action="store_true", help="do not compare torch_npu's files with its wheel's RECORD")
-    add("-q", "--quiet", action="store_true", help="no line on stderr about what this is")
-    options, rest = parser.parse_known_args(own)
-    if rest and rest[0].startswith("-"):
-        parser.error(f"no such option: {rest[0]} (the command's own options come after --)")
-    command = [*rest, *command]
-    if not command:
-        parser.error("a command is needed: ascend-moe vnpu -- python script.py")
-    launch(command, options.soc, options.devices, check=not options.no_verify, quiet=options.quiet)
+@app.command(context_settings={"allow_interspersed_args": False})
+def vnpu(
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND [ARGUMENT ...]", help="Put -- before it.")],
+    soc: Annotated[str, typer.Option(metavar="NAME", help=f"{', '.join(SOCS)}.")] = DEFAULT_SOC,
+    devices: Annotated[int, typer.Option(metavar="N", help=f"1 to {MAX_DEVICES}.")] = DEFAULT_DEVICES,
+    no_verify: Annotated[
+        bool, typer.Option("--no-verify", help="Do not compare torch_npu's files with its wheel's RECORD.")
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("-q", "--quiet", help="No line on stderr about what this is.")
+    ] = False,
+) -> None:
+    """Run a command with torch_npu on a virtual NPU: host memory and CPU cores in the place of devices.
 
+    ascend-moe vnpu -- python script.py
 
-def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our options, and the command after the first `--`."""
-    words = list(argv)
-    if "--" not in words:
-        return words, []
-    at = words.index("--")
-    return words[:at], words[at + 1 :]
+    ascend-moe vnpu -- torchrun --nproc-per-node 4 script.py
 
+    For correctness only: it is not an NPU, and times measured on it mean nothing.
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    The command's exit code is the exit code. 2: wrong options, or no fit torch_npu for the command.
+    """
+    launch(command, soc, devices, check=not no_verify, quiet=quiet)

@@ -10,10 +10,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,6 @@ import torch.distributed as dist
 
 from ascend_moe.comm import lent, lent_compiled
 from ascend_moe.comm import threads as local_cluster
-from ascend_moe.comm.board import StoreHost
 from ascend_moe.comm.communicator import (
     MAX_WORLD,
     Communicator,
@@ -30,11 +28,9 @@ from ascend_moe.comm.communicator import (
     window_data_bytes,
     window_lent_bytes,
 )
-from ascend_moe.comm.liveness import PeerWatch
-from ascend_moe.comm.rendezvous import Opening
+from ascend_moe.comm.processes import Opening, communicator_of, store_host
 from ascend_moe.comm.threads import LocalCluster
 from ascend_moe.errors import ArgumentError, AscendMoeError
-from ascend_moe.native import library
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -50,9 +46,29 @@ class _Entry:
     communicator: Communicator
 
 
+@dataclass(frozen=True)
+class Device:
+    """Ends whose windows are in a device's memory: how ``register_device`` reaches them."""
+
+    known: Callable[[str], Any]  # the end of a group_ep that an op has opened, None without one
+    find: Callable[[str, int, int, torch.device], Any]  # the end of a group_ep, made when there is none
+    close: Callable[[str], None]  # forgets an end; idempotent
+
+
+_devices: dict[str, Device] = {}  # by torch's name of the device type
 _entries: dict[tuple[str, int], _Entry] = {}  # by group_ep and rank
 _gates: dict[tuple[str, int], threading.Lock] = {}  # one opening of a name at a time
 _handed_out: dict[str, weakref.ref[ProcessGroup]] = {}  # names that c10d does not know: HCCL's
+
+
+def register_device(kind: str, device: Device) -> None:
+    """Makes lookups and ``close`` reach the ends on one kind of device; called where they are implemented."""
+    _devices[kind] = device
+
+
+def _known_on_device(group_ep: str) -> Any:
+    """The end of this name that an op on a device has opened, if any."""
+    return next((end for device in _devices.values() if (end := device.known(group_ep)) is not None), None)
 
 
 def comm_name(process_group: ProcessGroup | None = None) -> str:
@@ -127,13 +143,12 @@ def ranks_per_server(group_ep: str, ep_world_size: int, ep_rank_id: int) -> int:
     Raises:
         As ``lookup``, which opens a communicator that is not open yet.
     """
-    npu_runtime = sys.modules.get("ascend_moe.ops.npu_communicator")
-    end: Any = npu_runtime.known(group_ep) if npu_runtime is not None else None
+    end = _known_on_device(group_ep)
     if end is None:
         group = _resolve(group_ep) if group_ep and local_cluster.find(group_ep) is None else None
-        if npu_runtime is not None and group is not None and _has_hccl(group):
+        if "npu" in _devices and group is not None and _has_hccl(group):
             device = torch.device("npu", torch.npu.current_device())  # type: ignore[attr-defined,unused-ignore]
-            end = npu_runtime.find(group_ep, ep_world_size, ep_rank_id, device)
+            end = _devices["npu"].find(group_ep, ep_world_size, ep_rank_id, device)
         else:
             end = lookup(group_ep, ep_world_size, ep_rank_id)
     return int(end.ranks_per_server)
@@ -145,10 +160,9 @@ def algorithm_of(group_ep: str) -> str:
     Raises:
         ArgumentError: the name is no group's.
     """
-    npu_runtime = sys.modules.get("ascend_moe.ops.npu_communicator")
-    on_npu: Any = npu_runtime.known(group_ep) if npu_runtime is not None else None
-    if on_npu is not None:
-        return str(on_npu.algorithm)
+    on_device = _known_on_device(group_ep)
+    if on_device is not None:
+        return str(on_device.algorithm)
     _check_name(group_ep)
     cluster = local_cluster.find(group_ep)
     if cluster is not None:
@@ -254,11 +268,8 @@ def close(group_ep: str) -> None:
     cluster = local_cluster.find(group_ep)
     if cluster is not None:
         cluster.close()
-    npu_runtime = sys.modules.get(
-        "ascend_moe.ops.npu_communicator"
-    )  # it imports this module; unused, nothing is open
-    if npu_runtime is not None:
-        npu_runtime.close(group_ep)
+    for device in _devices.values():
+        device.close(group_ep)
     for key in [key for key in list(_entries) if key[0] == group_ep]:
         with _gates.setdefault(key, threading.Lock()):
             entry = _entries.get(key)
@@ -403,43 +414,12 @@ def _open(name: str, group: ProcessGroup) -> Communicator:
             argument="ep_world_size",
         )
     store = _c10d()._world.pg_map[group][1]
-    host = StoreHost.of(store, group)
     data_bytes = window_data_bytes()
     lent_bytes = window_lent_bytes(data_bytes)
+    host = store_host(store, group)
     opening = Opening(name, store, group.rank(), world, data_bytes, lent_bytes, timeout_s(), host)
     opening.run()
-    owner = os.getpid()
-    own = group.rank()
-    watches: dict[int, PeerWatch] = {}
-
-    def release() -> None:
-        for watch in watches.values():
-            watch.close(say_goodbye=os.getpid() == owner)
-        for rank, base in enumerate(opening.bases):
-            if rank != own:
-                library.lib().am_window_unmap(base, opening.total)
-
-    def unmap() -> None:
-        library.lib().am_window_unmap(opening.bases[own], opening.total)
-
-    try:
-        watches.update({link.rank: link.watch() for link in opening.linked()})
-        live_fds = [watches[rank].fileno() if rank in watches else -1 for rank in range(world)]
-        return Communicator(
-            name,
-            own,
-            opening.bases,
-            opening.data_bytes,
-            opening.lent_bytes,
-            live_fds=live_fds,
-            describe=lambda rank: watches[rank].describe(),
-            release=release,
-            unmap=unmap,
-        )
-    except BaseException:
-        release()
-        unmap()
-        raise
+    return communicator_of(opening)
 
 
 def _abandon(key: tuple[str, int]) -> None:

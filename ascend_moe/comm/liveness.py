@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import socket
@@ -85,42 +84,30 @@ def open_pidfd(pid: int) -> int:
         return -1
 
 
-def listener_pid(port: int) -> int:
-    """Process that listens on this TCP port here, 0 when none is found."""
-    inodes = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with contextlib.suppress(OSError):
-            for line in Path(table).read_text().splitlines()[1:]:
-                fields = line.split()
-                if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
-                    inodes.add(f"socket:[{fields[9]}]")
-    for entry in Path("/proc").glob("[0-9]*") if inodes else ():
-        with contextlib.suppress(OSError):
-            if any(os.readlink(fd) in inodes for fd in (entry / "fd").iterdir()):
-                return int(entry.name)
-    return 0
-
-
 class PeerWatch:
-    """The far end of an open communicator. Owns the socket and the pidfd.
+    """The far end of an open communicator. Owns the connection to it.
 
     ``fileno()`` becomes readable when the peer's process ends or when it closes its end: an epoll
     descriptor over both. The socket alone would not do, as a forked child of the peer keeps it open;
-    nor would the pidfd, as a peer can close its communicator and live on.
+    nor would a pidfd, as a peer can close its communicator and live on.
     """
 
-    def __init__(self, sock: socket.socket, pid: int, pidfd: int) -> None:
-        self.pid = pid
+    def __init__(self, sock: socket.socket) -> None:
+        self.pid = peer_credentials(sock)[0]
         self._sock = sock
-        self._pidfd = pidfd
+        self._pidfd = open_pidfd(self.pid)
         self._epoll = select.epoll()
         # Not EPOLLIN: words that arrive late are no sign of death.
         self._epoll.register(sock.fileno(), select.EPOLLRDHUP)
-        if pidfd >= 0:
-            self._epoll.register(pidfd, select.EPOLLIN)
+        if self._pidfd >= 0:
+            self._epoll.register(self._pidfd, select.EPOLLIN)
 
     def fileno(self) -> int:
         return self._epoll.fileno()
+
+    def fired(self) -> bool:
+        """The peer has closed its end, or its process has ended."""
+        return bool(self._epoll.poll(0))
 
     def describe(self) -> str:
         """What can be seen of the peer now, e.g. ``process 4242 is stopped (state T)``."""
@@ -137,14 +124,9 @@ class PeerWatch:
         poll.register(fd, events)
         return bool(poll.poll(timeout_ms))
 
-    def close(self, *, say_goodbye: bool = True) -> None:
-        """Tells the peer (also when a forked child still holds the socket) and closes everything."""
-        if self._epoll.closed:
-            return
+    def close(self) -> None:
         self._epoll.close()
-        if say_goodbye:
-            with contextlib.suppress(OSError):
-                self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
         if self._pidfd >= 0:
             os.close(self._pidfd)
+            self._pidfd = -1

@@ -7,8 +7,6 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 
-from .. import tuning
-from ..cli.plan import exported_mib
 from ..comm.communicator import (
     CONTEXTS,
     DEFAULT_WINDOW_MIB,
@@ -22,13 +20,11 @@ from ..errors import AscendMoeError
 from ..native import library
 from ..ops.calls import comm_algorithm, core_count
 from ..ops.npu_communicator import deadline_s
-from ..tune_plan import cut
+from ..plan import exported_mib
 from .finding import Finding, error, fine, warn
 
-_TUNE = "ascend-moe tune"
 OURS = {
     "ASCEND_MOE_AIV_CORES",
-    "ASCEND_MOE_BENCH_RANK",
     "ASCEND_MOE_CACHE",
     "ASCEND_MOE_CHECKED_LIBRARY",
     "ASCEND_MOE_COMM_ALG",
@@ -43,7 +39,6 @@ OURS = {
     "ASCEND_MOE_SEED",
     "ASCEND_MOE_TIMEOUT_S",
     "ASCEND_MOE_TORCH_OPS",
-    "ASCEND_MOE_TUNING_TABLE",
     "ASCEND_MOE_VALIDATE_OUTCOME",
     "ASCEND_MOE_VNPU",
     "ASCEND_MOE_VNPU_DEVICES",
@@ -73,8 +68,6 @@ def findings() -> Iterator[Finding]:
         yield _checked("ASCEND_MOE_LENT_MIB", _lent, "a whole number of MiB")
     if os.environ.get("ASCEND_MOE_CONTEXT", "").strip():
         yield _checked("ASCEND_MOE_CONTEXT", _context, f"one of {', '.join(CONTEXTS)}")
-    if os.environ.get(tuning.VARIABLE, "").strip():
-        yield from _tuning_table()
     yield from _unknown()
     yield from _hccl()
     yield from _timeouts()
@@ -107,23 +100,6 @@ def _lent() -> str:
 
 def _context() -> str:
     return f"context {CONTEXTS[context_kind()]} on the twin"
-
-
-def _tuning_table() -> Iterator[Finding]:
-    """What the table says; where it asks for more than fits, which is cut."""
-    try:
-        table = tuning.load(os.environ[tuning.VARIABLE].strip())
-    except AscendMoeError as problem:
-        yield error(tuning.VARIABLE, str(problem), "no op runs with it", f"unset it, or run {_TUNE}")
-        return
-    for entry in table.entries:
-        if cuts := cut(entry):
-            shape = f"{entry.op}, W {entry.ranks}, maxBS {entry.max_bs}, H {entry.hidden}"
-            what = f"the entry for {shape} asks for {', '.join(cuts)}"
-            yield warn(tuning.VARIABLE, what, "no more fits; the rest of it counts", f"run {_TUNE}")
-    socs = ", ".join(sorted({entry.soc for entry in table.entries})) or "nothing"
-    what = f"{len(table.entries)} entries for {socs}, hash {table.hash}; the same file on all ranks"
-    yield fine(tuning.VARIABLE, what)
 
 
 def _unknown() -> Iterator[Finding]:

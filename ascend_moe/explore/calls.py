@@ -127,10 +127,7 @@ class PlannedProgram:
         spec = native.describe(op, self.program.contract, GROUP, self._algorithm, shapes, call.attributes)
         spec.comm_world, spec.comm_rank = self.program.world, call.rank
         spec.window_mib, spec.cores = self._window_bytes // MIB, self.program.cores
-        spec.lent_mib = LENT_MIB
-        spec.tuned_role_cores = (
-            self.program.list_cores if op == native.OP_DISPATCH else self.program.copy_cores
-        )
+        spec.lent_mib, spec.list_cores = LENT_MIB, self.program.list_cores
         spec.deadline_micros = _DEADLINE_MICROS
         spec.context_kind = CONTEXTS.index("a2" if self.program.servers else "table")
         spec.ranks_per_server = self.program.servers

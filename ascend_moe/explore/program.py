@@ -42,7 +42,6 @@ _KEYS = {
     "contract": "v",
     "servers": "r",
     "list_cores": "m",
-    "copy_cores": "n",
     "seed": "s",
 }
 
@@ -57,7 +56,7 @@ class Program(Case):
     ``algorithm``: comm_alg of all ops, or "mixed". ``rows``: where combine's rows lie: "own" tensors, "lent"
     window tensors, or "partly", the one or the other by op and rank; "early" is lent memory that is written
     again one op too early, which is a bug. ``list_cores`` of direct dispatch make lists, the others publish
-    rows; 0: all do both. ``copy_cores`` of direct combine copy rows in stages; 0: all copy whole rows.
+    rows; 0: all do both.
     """
 
     cores: int = 2
@@ -69,7 +68,6 @@ class Program(Case):
     algorithm: str = "window"
     rows: str = "own"
     list_cores: int = 0
-    copy_cores: int = 0
 
     def case_of(self, dispatch: int) -> Case:
         """The tensors of the ``dispatch``-th op of the sequence: other values and other routes for each."""
@@ -92,8 +90,7 @@ class Program(Case):
         words = [
             f"{_KEYS[f.name]}{getattr(self, f.name)}"
             for f in fields(self)
-            if f.name in _KEYS
-            and (f.name not in ("servers", "list_cores", "copy_cores") or getattr(self, f.name))
+            if f.name in _KEYS and (f.name not in ("servers", "list_cores") or getattr(self, f.name))
         ]
         words += [self.dtype, self.quant, f"mask:{self.mask}", f"ids:{self.ids}"]
         words += [str(self.batches).replace(" ", "-"), self.sequence]
@@ -155,11 +152,6 @@ def checked(case: Program) -> Program:
     if not 0 <= case.list_cores < case.cores:
         raise ArgumentError(
             f"explore: list_cores is {case.list_cores}, it must be less than {case.cores} cores",
-            argument="case",
-        )
-    if not 0 <= case.copy_cores <= case.cores:
-        raise ArgumentError(
-            f"explore: copy_cores is {case.copy_cores}, it must be at most {case.cores} cores",
             argument="case",
         )
     if case.servers and case.algorithm != "window":

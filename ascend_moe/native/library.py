@@ -51,8 +51,6 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "am_spec_bytes": (c_uint64, ()),
     "am_check_bytes": (c_uint64, ()),
     "am_error_record_words": (c_uint64, ()),
-    "am_tuning_pack": (c_int64, (c_uint32, c_char_p, c_int, c_int, c_int, c_int)),
-    "am_spec_tune": (None, (c_void_p, c_int64)),
     "am_plan_create": (c_void_p, (c_void_p, c_void_p)),
     "am_plan_info": (c_uint64, (c_void_p, POINTER(c_uint64), c_uint64)),
     "am_plan_tiling": (c_uint64, (c_void_p, c_void_p, c_uint64)),
@@ -60,7 +58,6 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "am_call_output": (c_int, (c_void_p, c_int, POINTER(c_int64))),
     "am_run": (c_int, (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_char_p, c_uint64)),
     "am_bench_copy_rows": (c_int, (c_void_p, c_void_p, c_uint64, c_uint64, c_int)),
-    "am_bench_flag": (c_int64, (c_void_p, c_int, c_uint32, c_uint32, c_int, c_int64)),
     "am_bench_weighted_sum": (
         c_int,
         (c_void_p, c_void_p, c_void_p, c_uint64, c_uint64, c_uint64, c_int),

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from .. import errors, tuning
+from .. import errors
 from ..comm.communicator import ALGORITHMS, MAX_WINDOW_MIB, MIB, Communicator, timeout_s
 from ..native import library as _lib
 from . import compiled
@@ -99,12 +99,7 @@ def _spec_type() -> Any:
             ("deadline_micros", ctypes.c_int64),
             ("attributes", ctypes.c_int64 * len(attribute_names())),
             ("tensors", TensorDesc * len(tensor_names())),
-            ("tuned_algorithm", ctypes.c_int32),
-            ("tuned_cores", ctypes.c_int32),
-            ("tuned_rows", ctypes.c_int32),
-            ("tuned_ring", ctypes.c_int32),
-            ("tuned_role_cores", ctypes.c_int32),
-            ("table_hash", ctypes.c_uint32),
+            ("list_cores", ctypes.c_int32),
         ]
 
     library = _lib.lib()
@@ -243,7 +238,6 @@ class Plan:
                 raise errors.WindowTooSmall(message, argument=argument, needed_mib=check.needed_mib)
             raise errors.ArgumentError(message, argument=argument)
         self.outputs = outputs_of(spec)
-        self.tuning = 0  # what a tuning table said of the call, as the op's attribute of that name has it
 
     @property
     def algorithm(self) -> str:
@@ -312,11 +306,7 @@ def plan_for(
     """
     comm_alg = comm_algorithm(comm_alg)
     cores, deadline = core_count(), int(timeout_s() * 1e6)
-    table = tuning.current()
-    key = (
-        *(op_name, len(group_ep.encode()), comm_alg, shapes, tuple(attributes.values()), cores, deadline),
-        table and table.hash,
-    )
+    key = (op_name, len(group_ep.encode()), comm_alg, shapes, tuple(attributes.values()), cores, deadline)
     plans = _plans.get(key)
     if plans is None:
         spec = describe(op, contract, group_ep, comm_alg, shapes, attributes)
@@ -341,10 +331,7 @@ def plan_for(
         spec = describe(op, contract, group_ep, comm_alg, shapes, attributes)
         place_at(spec, communicator)
         spec.cores, spec.deadline_micros = cores, deadline
-        soc = getattr(communicator, "soc", tuning.CPU)
-        tuned = _tune(spec, table, op, comm_alg, shapes, attributes, soc) if table else 0
         plan = plans[place] = Plan(op_name, spec, shapes, comm_alg)
-        plan.tuning = tuned
     return plan, communicator
 
 
@@ -354,31 +341,6 @@ def place_at(spec: Any, communicator: End) -> None:
     spec.context_kind = communicator.context_kind
     spec.ranks_per_server = communicator.ranks_per_server
     spec.window_mib, spec.lent_mib = communicator.data_bytes // MIB, communicator.lent_bytes // MIB
-
-
-def _tune(
-    spec: Any,
-    table: tuning.Table,
-    op: int,
-    comm_alg: str,
-    shapes: Shapes,
-    attributes: Mapping[str, int | None],
-    soc: str,
-) -> int:
-    """Puts what the table says of a call into its description; returns that as one integer.
-
-    The table's hash is in it also where it has no entry for the call: all ranks must have read the same.
-    """
-    name = tuning.OPS[op == OP_COMBINE]
-    facts = tuning.facts_of(name, soc, spec.comm_world, spec.window_mib, shapes, attributes)
-    entry = table.lookup(facts, comm_alg)
-    algorithm, *asked = entry.asked() if entry else tuning.NOTHING
-    packed: int = _lib.lib().am_tuning_pack(int(table.hash, 16), algorithm.encode(), *asked)
-    if packed < 0:
-        text = f"{tuning.VARIABLE}: {_lib.library_path()} knows no {entry}"
-        raise errors.ArgumentError(text, argument=tuning.VARIABLE)
-    _lib.lib().am_spec_tune(ctypes.byref(spec), packed)
-    return packed
 
 
 def run(plan: Plan, communicator: Communicator, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:

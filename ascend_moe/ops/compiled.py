@@ -36,7 +36,6 @@ VARIABLES = (
     "ASCEND_MOE_AIV_CORES",
     "ASCEND_MOE_COMM_ALG",
     "ASCEND_MOE_TIMEOUT_S",
-    "ASCEND_MOE_TUNING_TABLE",
 )
 INTERFACE = 3  # as in csrc/torch/api.cpp
 RECORD_WORDS = 64  # that its launches have room for

@@ -61,7 +61,7 @@ def call(
     with end.lock:
         end.look()
         outputs = [torch.empty(shape, dtype=dtype, device=device) for dtype, shape in plan.outputs]
-        _launch(op, contract, values, tensors, outputs, end, plan.tuning)
+        _launch(op, contract, values, tensors, outputs, end)
         end.algorithm = plan.algorithm
         end.after_launch()
     return outputs
@@ -106,7 +106,6 @@ def _launch(
     tensors: Mapping[str, torch.Tensor],
     outputs: list[torch.Tensor],
     end: npu_communicator.NpuCommunicator,
-    tuning: int,
 ) -> None:
     launch = (
         torch.ops.ascend_moe_npu.dispatch if op == calls.OP_DISPATCH else torch.ops.ascend_moe_npu.combine
@@ -118,7 +117,6 @@ def _launch(
         named["expand_scales"] = None  # how callers say that there are none
     named["comm_alg"] = calls.comm_algorithm(named["comm_alg"])
     named |= {"contract": contract, "window_mib": end.buffer_mib, "timeout_us": end.timeout_us()}
-    named["tuning"] = tuning
     given = [named[name] for name in _arguments(launch)]
     try:
         launch(*given, *outputs, end.record)

@@ -70,7 +70,6 @@ class NpuCommunicator:
     Attributes:
         name: HCCL's name of it, the group_ep.
         rank, world, data_bytes, lent_bytes, context_kind, ranks_per_server: what a call is planned for.
-        soc: its name, by which tuning tables have their entries.
         algorithm: what the last op was launched as, "window" or "direct"; "" before any.
         failed: the first fatal error; later ops raise it at once, after ``ascend_moe.close(name)`` too, until
             the process group is made anew.
@@ -235,3 +234,6 @@ def _own_buffer_mib(group: Any) -> int | None:
     config = getattr(getattr(backend, "options", None), "hccl_config", None) or {}
     own = config.get("hccl_buffer_size")
     return int(own) if own else None
+
+
+comm.register_device("npu", comm.Device(known, find, close))

@@ -114,7 +114,7 @@ _ALGORITHMS = """
             CANN's names for it 'fullmesh', 'fullmesh_v1', 'fullmesh_v2': into the window of who gets them.
             'direct': they stay with their sender, and who gets them reads them there; not between servers
             (RDMA), and combine takes rows and assist_info_for_combine in dispatch's order only. 'auto':
-            'direct' where it can and fits, or what a tuning table says (``ascend_moe.algorithm_of``). '':
+            'direct' where it can and fits (``ascend_moe.algorithm_of``). '':
             ASCEND_MOE_COMM_ALG, without it 'window'."""
 _IGNORED = "group_tp with one TP rank (tp_world_size 0 or 1, tp_rank_id 0)"
 _IGNORED_COMBINE = f"tp_send_counts, expand_scales, {_IGNORED}"

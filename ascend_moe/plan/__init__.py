@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from collections.abc import Callable
 from ctypes import POINTER, c_char_p, c_int64, c_uint64, c_void_p
 from dataclasses import asdict, dataclass, field, replace
@@ -17,11 +18,18 @@ from typing import Any
 
 import torch
 
-from ..comm.communicator import ALGORITHMS, CONTEXT_A2, CONTEXT_A3, MAX_WINDOW_MIB
+from ..comm.communicator import (
+    ALGORITHMS,
+    CONTEXT_A2,
+    CONTEXT_A3,
+    MAX_WINDOW_MIB,
+    window_data_bytes,
+)
 from ..errors import ArgumentError, LibraryError, WindowTooSmall
 from ..native import library as _lib
 from ..ops import calls as native
-from .soc import DEFAULT_SOC, Soc, soc
+from .soc import DEFAULT_SOC, Soc
+from .soc import soc as soc_of
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 CONTRACTS = {"v1": 1, "v2": 2}
@@ -135,7 +143,7 @@ def plan(request: Request) -> Report:
         ArgumentError: a number is so far out that no size follows from it, or dtype, contract or soc is none.
         LibraryError: the native library is missing.
     """
-    chip = soc(request.soc)
+    chip = soc_of(request.soc)
     _check(request)
     cores = request.cores or chip.aiv
     window = window_need(request)
@@ -150,6 +158,17 @@ def plan(request: Request) -> Report:
     )
 
 
+def exported_mib(default: int) -> int:
+    """HCCL_BUFFSIZE of this shell, ``default`` when it is not set.
+
+    Raises:
+        ArgumentError: it is no size that a window can have.
+    """
+    given = os.environ.get("HCCL_BUFFSIZE", "").strip()
+    window_data_bytes()
+    return int(given) if given else default
+
+
 def limits() -> dict[str, int]:
     """Our limits by name: ranks (ep_world_size), slots W*L, experts, K, tokens a rank, H, cores, UB."""
     return _fields(_library().am_need_limits)
@@ -157,7 +176,7 @@ def limits() -> dict[str, int]:
 
 def window_need(request: Request) -> dict[str, int]:
     """Bytes and MiB of window a rank: of dispatch, of combine, of a round trip (``buffsize_mib``)."""
-    spec = _dispatch(request, request.cores or soc(request.soc).aiv, 1)
+    spec = _dispatch(request, request.cores or soc_of(request.soc).aiv, 1)
     return _fields(_library().am_need_window, ctypes.byref(spec))
 
 
@@ -213,7 +232,7 @@ def _describe(op: int, request: Request, shapes: native.Shapes, cores: int, wind
         "expert_token_nums_type": 1,
     }
     call = native.describe(op, CONTRACTS[request.contract], "group", request.comm_alg, shapes, attributes)
-    chip = soc(request.soc)
+    chip = soc_of(request.soc)
     servers = request.ranks_per_server or min(chip.ranks_per_server, request.ranks)
     call.context_kind = CONTEXT_A2 if chip.window_holds_state else CONTEXT_A3
     call.ranks_per_server = servers if servers < request.ranks else 0
@@ -256,7 +275,7 @@ def describe(op: str, request: Request, comm_alg: str = "") -> Any:
     ``comm_alg``: in place of the request's.
     """
     request = replace(request, comm_alg=comm_alg or request.comm_alg)
-    return _CALLS[op](request, request.cores or soc(request.soc).aiv, MAX_WINDOW_MIB)
+    return _CALLS[op](request, request.cores or soc_of(request.soc).aiv, MAX_WINDOW_MIB)
 
 
 def tiling_of(made: native.Plan) -> dict[str, int]:

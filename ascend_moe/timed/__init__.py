@@ -94,10 +94,6 @@ def predict(
     world: int | None = None,
     *,
     cores: int | None = None,
-    rows: int | None = None,
-    ring: int | None = None,
-    list_cores: int = 0,
-    copy_cores: int = 0,
     algorithm: str = "window",
     costs: Mapping[str, float] | None = None,
     events: int = 0,
@@ -108,9 +104,6 @@ def predict(
 
     Args:
         call: the configuration; ``soc``, ``world`` and ``cores`` stand in for its own where they are given.
-        rows: rows of a UB chunk; ring: rows in flight; None: the tiling's own choice.
-        list_cores: cores of direct dispatch that make lists while the others publish rows; copy_cores: of
-            direct combine that copy rows stage by stage while the others sum; 0: the tiling's own choice.
         algorithm: one of ``ALGORITHMS``.
         costs: figures that stand in for those of the SoC's table, by name.
         events: at most so many timeline events an op are kept.
@@ -133,7 +126,7 @@ def predict(
     if request.ranks_per_server:
         figures["ranks_per_server"] = request.ranks_per_server
     figures |= dict(costs or {})
-    with TimedWorld(request, algorithm, rows or 0, ring or 0, seed, payload, list_cores, copy_cores) as timed:
+    with TimedWorld(request, algorithm, seed, payload) as timed:
         dispatch, combine = (_prediction(timed.run(op, figures, events)) for op in ("dispatch", "combine"))
     return Prediction(request, algorithm, dispatch, combine)
 

@@ -1,4 +1,4 @@
-"""The timed engine against published times: how far off it is. What is fitted: ``calibration_fit``.
+"""The timed engine against published times: how far off it is. What is fitted: tools/calibration_fit.py.
 
 Published times are of CANN-style kernels, so they are compared with the model of such a kernel. Which points
 may be fitted to and which are held out stands in ``data/published_times.json``, fixed before any fit.

@@ -118,16 +118,13 @@ class TimedWorld:
         self,
         request: Request,
         algorithm: str,
-        rows: int,
-        ring: int,
         seed: int,
         payload: bool,
         list_cores: int = 0,
-        copy_cores: int = 0,
     ) -> None:
         self.request, self.payload, self._library = request, payload, timed_library()
         self._comm_alg, self._kernel, self._lent = ALGORITHMS[algorithm]
-        self._tuned, self._roles = (rows, ring), {"dispatch": list_cores, "combine": copy_cores}
+        self._list_cores = list_cores
         self._servers = _rdma_share(request)
         if self._servers and self._kernel:
             text = (
@@ -276,8 +273,7 @@ class TimedWorld:
         spec.lent_mib = self._lent_mib
         if self._servers:
             spec.context_kind, spec.ranks_per_server = CONTEXT_A2, self._servers
-        spec.tuned_rows, spec.tuned_ring = self._tuned
-        spec.tuned_role_cores = self._roles[op]
+        spec.list_cores = self._list_cores
         return spec
 
     def _fill(self, step: _Step, op: str, rank: int) -> None:

@@ -31,9 +31,9 @@ def write(timeline: Timeline, path: str | Path) -> None:
     write_whole(Path(path), text(timeline))
 
 
-def text(timeline: Timeline) -> str:
+def text(timeline: Timeline, zero: float | None = None) -> str:
     """The file's text."""
-    return json.dumps(document(timeline), separators=(",", ":"))
+    return json.dumps(document(timeline, zero), separators=(",", ":"))
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -51,8 +51,9 @@ def write_whole(path: Path, text: str) -> None:
         raise
 
 
-def document(timeline: Timeline) -> Record:
-    """The JSON object: ``traceEvents`` with times in microseconds since the first event."""
+def document(timeline: Timeline, zero: float | None = None) -> Record:
+    """The JSON object: ``traceEvents``, times in microseconds since ``zero`` ns; None: the first event."""
+    zero = timeline.start_ns if zero is None else zero
     events = with_phases(timeline.events)
     details = {"title": timeline.title, "source": timeline.source, "dropped events": timeline.dropped}
     return {
@@ -60,9 +61,9 @@ def document(timeline: Timeline) -> Record:
         "otherData": {**details, **timeline.details},
         "traceEvents": [
             *_names(events, timeline.source),
-            *_slices(events, timeline.start_ns),
-            *_flows(events, timeline.start_ns),
-            *_link_use(events, timeline.start_ns, timeline.end_ns),
+            *_slices(events, zero),
+            *_flows(events, zero),
+            *_link_use(events, zero, timeline.start_ns, timeline.end_ns),
         ],
     }
 
@@ -173,18 +174,18 @@ def _flows(events: Sequence[Event], zero: float) -> Iterator[Record]:
         yield {**common, "ph": "f", "bp": "e", "pid": wait.rank, "tid": _track(wait), "ts": _us(end - zero)}
 
 
-def _link_use(events: Sequence[Event], zero: float, end: float) -> Iterator[Record]:
+def _link_use(events: Sequence[Event], zero: float, start: float, end: float) -> Iterator[Record]:
     """Counters: what each rank moves to and from the windows of others, GB/s."""
     moves = [event for event in events if event.peer >= 0 and event.bytes]
-    if not moves or end <= zero:
+    if not moves or end <= start:
         return
-    width = (end - zero) / _COUNTER_BINS
+    width = (end - start) / _COUNTER_BINS
     for rank in sorted({event.rank for event in moves}):
         own = [event for event in moves if event.rank == rank]
         peers = sorted({event.peer for event in own})
         bins = [dict.fromkeys(peers, 0.0) for _ in range(_COUNTER_BINS + 1)]
         for event in own:
-            _spread(bins, event, zero, width)
+            _spread(bins, event, start, width)
         for i, rates in enumerate(bins):
             if i == 0 or rates != bins[i - 1]:
                 args = {f"rank {peer}": round(moved / width, 3) for peer, moved in rates.items()}
@@ -192,7 +193,7 @@ def _link_use(events: Sequence[Event], zero: float, end: float) -> Iterator[Reco
                     "ph": "C",
                     "pid": rank,
                     "name": "windows of peers, GB/s",
-                    "ts": _us(i * width),
+                    "ts": _us(start - zero + i * width),
                     "args": args,
                 }
 

@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from ..errors import ArgumentError, AscendMoeError
 from ..native import library as _lib
-from . import MEASURED, Timeline, chrome, from_native, parts
+from . import MEASURED, Timeline, chrome, from_native
 
 DEFAULT_EVENTS = 500_000  # a rank's op has some thousands; 64 bytes each
 
@@ -24,13 +26,11 @@ class Recording:
     """What ``trace`` yields.
 
     Attributes:
-        path, html: the files that are written at its end, by rank 0; None for none.
-        timeline: the events, once the last ``with`` of this recording is left: of all ranks of this process,
-            and on rank 0 of several processes of all of them.
+        path: the file that is written at its end, None for none.
+        timeline: the events of all ranks of this process, once the last ``with`` of this recording is left.
     """
 
     path: Path | None
-    html: Path | None
     title: str
     timeline: Timeline = field(default_factory=lambda: Timeline(MEASURED))
 
@@ -44,20 +44,18 @@ _users = 0
 def trace(
     path: str | os.PathLike[str] | None = None,
     *,
-    html: str | os.PathLike[str] | None = None,
     title: str = "",
     limit: int = DEFAULT_EVENTS,
 ) -> Iterator[Recording]:
     """Records what ops do on the CPU: steps, waits for other ranks, SyncAll, copies of at least 4 KiB.
 
     Works in one process, in the rank threads of a ``LocalCluster`` (enter it around ``run``, or in every
-    rank's function with the same arguments), and under torchrun, where every rank enters it: each writes its
-    part beside ``path`` and rank 0 puts them together. Ops on NPUs leave no events.
+    rank's function with the same arguments), and under torchrun, where every rank enters it: with the path
+    trace.json rank 3 writes trace.rank3.json, and Perfetto opens several files. Ops on NPUs leave no events.
 
     Args:
         path: where the Chrome trace JSON goes (open it at https://ui.perfetto.dev); None: nowhere.
-        html: where the summary goes, one page without outside references; None: nowhere.
-        title: what the pictures are headed; default the name of the program.
+        title: what the picture is headed; default the name of the program.
         limit: most events to keep of this process; those beyond are counted in ``Timeline.dropped``.
 
     Yields:
@@ -68,30 +66,37 @@ def trace(
         ArgumentError: a folder does not exist, or ``limit`` is below 1.
         OSError: a file cannot be written.
     """
-    recording = _enter(Recording(_file(path, "path"), _file(html, "html"), title or _program()), limit)
-    place = parts.place()
-    if recording.path is not None and place.world > 1:
-        parts.forget(recording.path, place)
+    recording = _enter(Recording(_file(path), title or _program()), limit)
     failed = True
     try:
         yield recording
         failed = False
     finally:
         if _leave(recording):
-            _finish(recording, place, failed)
+            _finish(recording, failed)
 
 
 def _program() -> str:
     return Path(sys.argv[0] or "python").name
 
 
-def _file(path: str | os.PathLike[str] | None, argument: str) -> Path | None:
+def _file(path: str | os.PathLike[str] | None) -> Path | None:
+    """This process's file: of several processes each has its own."""
     if path is None:
         return None
-    found = Path(path).absolute()
-    if not found.parent.is_dir() or found.is_dir():
-        raise ArgumentError(f"{argument}={path} must be a file in a folder that exists", argument=argument)
-    return found
+    file = Path(path).absolute()
+    if not file.parent.is_dir() or file.is_dir():
+        raise ArgumentError(f"path={path} must be a file in a folder that exists", argument="path")
+    rank = _rank()
+    return file if rank is None else file.with_name(f"{file.stem}.rank{rank}{file.suffix}")
+
+
+def _rank() -> int | None:
+    """By torch.distributed where it is initialised, else by torchrun's variables; None in a lone process."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank() if torch.distributed.get_world_size() > 1 else None
+    rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    return int(rank) if rank.isdigit() and world.isdigit() and int(world) > 1 else None
 
 
 def _enter(wanted: Recording, limit: int) -> Recording:
@@ -102,7 +107,7 @@ def _enter(wanted: Recording, limit: int) -> Recording:
         if _current is None:
             _start(limit)
             _current = wanted
-        elif (_current.path, _current.html) != (wanted.path, wanted.html):
+        elif _current.path != wanted.path:
             raise AscendMoeError(
                 f"a trace to {_current.path or 'memory'} is going on in this process: one at a time"
             )
@@ -143,18 +148,10 @@ def _read(title: str) -> Timeline:
     return Timeline(MEASURED, from_native(ctypes.addressof(memory), room), title, dropped=dropped.value)
 
 
-def _finish(recording: Recording, place: parts.Place, failed: bool) -> None:
-    """Files: of this process, or put together by rank 0. After a failure nobody waits for anybody."""
-    if recording.path is not None and place.world > 1:
-        if place.rank != 0:
-            parts.write(recording.timeline, recording.path, place)
-            return
-        recording.timeline = parts.gather(recording.timeline, recording.path, place, wait=not failed)
+def _finish(recording: Recording, failed: bool) -> None:
     if not recording.timeline.events and not failed:
         warnings.warn("ascend_moe.trace: no op ran on the CPU meanwhile, the trace is empty", stacklevel=4)
     if recording.path is not None:
-        chrome.write(recording.timeline, recording.path)
-    if recording.html is not None:
-        from .html import page  # numpy-heavy pictures only where wanted
-
-        chrome.write_whole(recording.html, page(recording.timeline))
+        # Files of several ranks are opened together: their times are on the one clock of this machine.
+        zero = None if _rank() is None else 0.0
+        chrome.write_whole(recording.path, chrome.text(recording.timeline, zero))

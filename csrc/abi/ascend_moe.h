@@ -50,12 +50,6 @@ AM_API uint64_t am_spec_bytes(void);
 AM_API uint64_t am_check_bytes(void);
 AM_API uint64_t am_error_record_words(void);
 
-// What a tuning table says of a call, in one integer (0: nothing); -1: a value is out of range, or no such
-// algorithm. "" and 0 leave things to the op. And into a spec.
-AM_API int64_t am_tuning_pack(uint32_t hash, const char* algorithm, int cores, int ring, int rows,
-                              int list_cores);
-AM_API void am_spec_tune(void* spec, int64_t tuning);
-
 // A plan: a checked call with its tiling. Null: `check` says why.
 AM_API void* am_plan_create(const void* spec, void* check);
 AM_API void am_plan_destroy(void* plan);
@@ -108,11 +102,6 @@ AM_API int am_trace_start(uint64_t limit);
 AM_API void am_trace_stop(void);
 AM_API uint64_t am_trace_events(void* out, uint64_t most, uint64_t* dropped);
 AM_API uint64_t am_trace_event_bytes(void);
-// `rounds` ping-pongs between two processes (side 0 and 1) over two words of shared memory, 128 bytes apart;
-// the words count on from `first`, which neither has held before. how 0: spin; 1: spin, then sched_yield;
-// 2: futex. Nanoseconds of all rounds, or -1: no such side or way, or the other did not come in patience_us.
-AM_API int64_t am_bench_flag(void* cells, int side, uint32_t first, uint32_t rounds, int how,
-                             int64_t patience_us);
 AM_API int am_error_is_fatal(int code);
 AM_API const char* am_error_name(int code);
 AM_API void am_error_message(const int32_t* record, char* text, uint64_t bytes);

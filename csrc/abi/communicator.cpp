@@ -95,26 +95,20 @@ bool Communicator::Gone(int peer) const {
     return query.fd >= 0 && poll(&query, 1, 0) > 0 && (query.revents & (POLLIN | POLLHUP | POLLERR)) != 0;
 }
 
-// A peer that has delivered its whole run of this epoch, and the late blocks that it promises, may go: nobody
-// waits for it any more. One that was killed between two blocks has not.
+// A peer that has delivered its whole run of this epoch may go: nobody waits for it any more. One that was
+// killed between two blocks has not.
 bool Communicator::Arrived(int peer) const {
     const uint32_t epoch = Epoch(), world = static_cast<uint32_t>(world_);
     uint8_t* run = RunOf(peer, moe::Parity(epoch));
     if (__atomic_load_n(Word(run, 0), __ATOMIC_ACQUIRE) != moe::HeaderWord(epoch)) return false;
-    const uint32_t opPhase = __atomic_load_n(Word(run, 0) + moe::kH0OpPhase, __ATOMIC_RELAXED);
-    const uint32_t said = opPhase & 0xFFFFu;
+    const uint32_t said = __atomic_load_n(Word(run, 0) + moe::kH0OpPhase, __ATOMIC_RELAXED) & 0xFFFFu;
     const uint32_t most = moe::CountBlocks(moe::MaxLocalExperts(world));
     const uint32_t blocks = moe::kHeaderBlocks + moe::Min(said, most);
     for (uint32_t block = 1; block < blocks; ++block) {
         const uint32_t* word = Word(run, static_cast<uint64_t>(block) * moe::kBlock);
         if (__atomic_load_n(word, __ATOMIC_ACQUIRE) != epoch) return false;
     }
-    const uint32_t code = __atomic_load_n(Word(run, moe::kBlock) + moe::kH1Code, __ATOMIC_RELAXED);
-    if (moe::PhaseOf(opPhase) != moe::kPhaseStaged || code != moe::kOk) return true;
-    const uint32_t* late =
-        Word(state(rank_), moe::LateOffset(world, moe::Parity(epoch), static_cast<uint32_t>(peer)));
-    return __atomic_load_n(late + moe::kLbMagic, __ATOMIC_ACQUIRE) == moe::LateWord(epoch) &&
-           __atomic_load_n(late + moe::kLbStage, __ATOMIC_RELAXED) + 1 >= moe::kStages;
+    return true;
 }
 
 bool Communicator::Aborted() const {

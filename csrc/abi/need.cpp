@@ -89,7 +89,6 @@ uint64_t am_need_tiling(const void* plan, char* text, uint64_t bytes) {
         Field(fields, "parts_per_token", call.combine.partsPerToken);
         Field(fields, "part_elements", call.combine.partElements);
         Field(fields, "sum_ring", call.combine.sumRing);
-        Field(fields, "copy_cores", call.combine.copyCores);
     }
     return Give(fields, text, bytes);
 }

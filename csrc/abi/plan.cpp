@@ -4,7 +4,6 @@
 #include "ascend_moe.h"
 #include "rules/message.h"
 #include "rules/op.h"
-#include "rules/tuned.h"
 #include "run.h"
 
 namespace {
@@ -38,13 +37,6 @@ int am_comm_algorithm(const char* name) { return moe::AlgorithmIndexOf(name); }
 uint64_t am_spec_bytes(void) { return sizeof(moe::CallSpec); }
 uint64_t am_check_bytes(void) { return sizeof(moe::CheckResult); }
 uint64_t am_error_record_words(void) { return moe::kErrorRecordWords; }
-
-int64_t am_tuning_pack(uint32_t hash, const char* algorithm, int cores, int ring, int rows, int list_cores) {
-    return moe::PackTuning(hash, moe::TunedAlgorithmOf(algorithm), cores, ring, rows, list_cores);
-}
-void am_spec_tune(void* spec, int64_t tuning) {
-    moe::UnpackTuning(tuning, *static_cast<moe::CallSpec*>(spec));
-}
 
 void* am_plan_create(const void* spec, void* check) {
     ops::Plan* plan = new ops::Plan;

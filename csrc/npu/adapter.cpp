@@ -67,9 +67,8 @@ void Dispatch(AM_DISPATCH_ARGUMENTS) {
                      group_ep_text, ep_world_size, ep_rank_id, moe_expert_num, group_tp_text, tp_world_size,
                      tp_rank_id, expert_shard_type, shared_expert_num, shared_expert_rank_num, quant_mode,
                      global_bs, expert_token_nums_type, comm_alg_text, zero_expert_num, copy_expert_num,
-                     const_expert_num, contract, window_mib, timeout_us, tuning, expand_x, dynamic_scales,
-                     expand_idx, expert_token_nums, ep_recv_counts, tp_recv_counts, expand_scales,
-                     error_record);
+                     const_expert_num, contract, window_mib, timeout_us, expand_x, dynamic_scales, expand_idx,
+                     expert_token_nums, ep_recv_counts, tp_recv_counts, expand_scales, error_record);
 }
 
 void Combine(AM_COMBINE_ARGUMENTS) {
@@ -82,8 +81,7 @@ void Combine(AM_COMBINE_ARGUMENTS) {
                      group_ep_text, ep_world_size, ep_rank_id, moe_expert_num, group_tp_text, tp_world_size,
                      tp_rank_id, expert_shard_type, shared_expert_num, shared_expert_rank_num, global_bs,
                      out_dtype, comm_quant_mode, group_list_type, comm_alg_text, zero_expert_num,
-                     copy_expert_num, const_expert_num, contract, window_mib, timeout_us, tuning, x,
-                     error_record);
+                     copy_expert_num, const_expert_num, contract, window_mib, timeout_us, x, error_record);
 }
 
 void Probe(AM_PROBE_ARGUMENTS) {

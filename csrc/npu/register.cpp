@@ -9,7 +9,7 @@ TORCH_LIBRARY(ascend_moe_npu, library) {
         "int tp_world_size, int tp_rank_id, int expert_shard_type, int shared_expert_num, "
         "int shared_expert_rank_num, int quant_mode, int global_bs, int expert_token_nums_type, "
         "str comm_alg, int zero_expert_num, int copy_expert_num, int const_expert_num, int contract, "
-        "int window_mib, int timeout_us, int tuning, Tensor(a!) expand_x, Tensor(b!) dynamic_scales, "
+        "int window_mib, int timeout_us, Tensor(a!) expand_x, Tensor(b!) dynamic_scales, "
         "Tensor(c!) expand_idx, Tensor(d!) expert_token_nums, Tensor(e!) ep_recv_counts, "
         "Tensor(f!) tp_recv_counts, Tensor(g!) expand_scales, Tensor(h!) error_record) -> ()");
     library.def(
@@ -19,7 +19,7 @@ TORCH_LIBRARY(ascend_moe_npu, library) {
         "str group_tp, int tp_world_size, int tp_rank_id, int expert_shard_type, int shared_expert_num, "
         "int shared_expert_rank_num, int global_bs, int out_dtype, int comm_quant_mode, "
         "int group_list_type, str comm_alg, int zero_expert_num, int copy_expert_num, int const_expert_num, "
-        "int contract, int window_mib, int timeout_us, int tuning, Tensor(a!) x, Tensor(b!) error_record) -> "
+        "int contract, int window_mib, int timeout_us, Tensor(a!) x, Tensor(b!) error_record) -> "
         "()");
     library.def(
         "probe(str group_ep, int ep_world_size, int ep_rank_id, int mode, int nonce, int rounds, int cycles, "

@@ -9,7 +9,6 @@
 #include "exe_graph/runtime/tiling_context.h"
 #include "log.h"
 #include "../rules/op.h"
-#include "../rules/tuned.h"
 
 namespace moe {
 
@@ -116,8 +115,6 @@ inline bool ReadAttributes(const OpInterface& op, const gert::RuntimeAttrs& attr
             others.window_mib = given;
         } else if (strcmp(attribute.name, "timeout_us") == 0) {
             others.timeout_us = given;
-        } else if (strcmp(attribute.name, "tuning") == 0) {
-            UnpackTuning(given, call);
         }
     }
     return true;

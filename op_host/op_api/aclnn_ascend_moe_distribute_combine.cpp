@@ -13,7 +13,7 @@ extern "C" aclnnStatus aclnnInnerAscendMoeDistributeCombineGetWorkspaceSize(
     int64_t sharedExpertNum, int64_t sharedExpertRankNum, int64_t globalBs, int64_t outDtype,
     int64_t commQuantMode, int64_t groupListType, const char* commAlg, int64_t zeroExpertNum,
     int64_t copyExpertNum, int64_t constExpertNum, int64_t contract, int64_t windowMib, int64_t timeoutUs,
-    int64_t tuning, const aclTensor* xOut, const aclTensor* errorRecordOut, uint64_t* workspaceSize,
+    const aclTensor* xOut, const aclTensor* errorRecordOut, uint64_t* workspaceSize,
     aclOpExecutor** executor);
 extern "C" aclnnStatus aclnnInnerAscendMoeDistributeCombine(void* workspace, uint64_t workspaceSize,
                                                             aclOpExecutor* executor, aclrtStream stream);
@@ -27,7 +27,7 @@ aclnnStatus aclnnAscendMoeDistributeCombineGetWorkspaceSize(
     int64_t sharedExpertNum, int64_t sharedExpertRankNum, int64_t globalBs, int64_t outDtype,
     int64_t commQuantMode, int64_t groupListType, const char* commAlg, int64_t zeroExpertNum,
     int64_t copyExpertNum, int64_t constExpertNum, int64_t contract, int64_t windowMib, int64_t timeoutUs,
-    int64_t tuning, const aclTensor* xOut, const aclTensor* errorRecordOut, uint64_t* workspaceSize,
+    const aclTensor* xOut, const aclTensor* errorRecordOut, uint64_t* workspaceSize,
     aclOpExecutor** executor) {
     ASCEND_MOE_REQUIRE(expandX);
     ASCEND_MOE_REQUIRE(expertIds);
@@ -45,7 +45,7 @@ aclnnStatus aclnnAscendMoeDistributeCombineGetWorkspaceSize(
         ascend_moe_aclnn::TextOf(groupTp), tpWorldSize, tpRankId, expertShardType, sharedExpertNum,
         sharedExpertRankNum, globalBs, outDtype, commQuantMode, groupListType,
         ascend_moe_aclnn::TextOf(commAlg), zeroExpertNum, copyExpertNum, constExpertNum, contract, windowMib,
-        timeoutUs, tuning, xOut, errorRecordOut, workspaceSize, executor);
+        timeoutUs, xOut, errorRecordOut, workspaceSize, executor);
 }
 
 aclnnStatus aclnnAscendMoeDistributeCombine(void* workspace, uint64_t workspaceSize, aclOpExecutor* executor,

@@ -11,7 +11,7 @@ extern "C" aclnnStatus aclnnInnerAscendMoeDistributeDispatchGetWorkspaceSize(
     int64_t tpRankId, int64_t expertShardType, int64_t sharedExpertNum, int64_t sharedExpertRankNum,
     int64_t quantMode, int64_t globalBs, int64_t expertTokenNumsType, const char* commAlg,
     int64_t zeroExpertNum, int64_t copyExpertNum, int64_t constExpertNum, int64_t contract, int64_t windowMib,
-    int64_t timeoutUs, int64_t tuning, const aclTensor* expandXOut, const aclTensor* dynamicScalesOut,
+    int64_t timeoutUs, const aclTensor* expandXOut, const aclTensor* dynamicScalesOut,
     const aclTensor* expandIdxOut, const aclTensor* expertTokenNumsOut, const aclTensor* epRecvCountsOut,
     const aclTensor* tpRecvCountsOut, const aclTensor* expandScalesOut, const aclTensor* errorRecordOut,
     uint64_t* workspaceSize, aclOpExecutor** executor);
@@ -25,7 +25,7 @@ aclnnStatus aclnnAscendMoeDistributeDispatchGetWorkspaceSize(
     int64_t tpRankId, int64_t expertShardType, int64_t sharedExpertNum, int64_t sharedExpertRankNum,
     int64_t quantMode, int64_t globalBs, int64_t expertTokenNumsType, const char* commAlg,
     int64_t zeroExpertNum, int64_t copyExpertNum, int64_t constExpertNum, int64_t contract, int64_t windowMib,
-    int64_t timeoutUs, int64_t tuning, const aclTensor* expandXOut, const aclTensor* dynamicScalesOut,
+    int64_t timeoutUs, const aclTensor* expandXOut, const aclTensor* dynamicScalesOut,
     const aclTensor* expandIdxOut, const aclTensor* expertTokenNumsOut, const aclTensor* epRecvCountsOut,
     const aclTensor* tpRecvCountsOut, const aclTensor* expandScalesOut, const aclTensor* errorRecordOut,
     uint64_t* workspaceSize, aclOpExecutor** executor) {
@@ -47,7 +47,7 @@ aclnnStatus aclnnAscendMoeDistributeDispatchGetWorkspaceSize(
         epRankId, moeExpertNum, ascend_moe_aclnn::TextOf(groupTp), tpWorldSize, tpRankId, expertShardType,
         sharedExpertNum, sharedExpertRankNum, quantMode, globalBs, expertTokenNumsType,
         ascend_moe_aclnn::TextOf(commAlg), zeroExpertNum, copyExpertNum, constExpertNum, contract, windowMib,
-        timeoutUs, tuning, expandXOut, dynamicScalesOut, expandIdxOut, expertTokenNumsOut, epRecvCountsOut,
+        timeoutUs, expandXOut, dynamicScalesOut, expandIdxOut, expertTokenNumsOut, epRecvCountsOut,
         tpRecvCountsOut, expandScalesOut, errorRecordOut, workspaceSize, executor);
 }
 

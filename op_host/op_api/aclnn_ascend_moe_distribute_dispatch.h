@@ -1,7 +1,7 @@
 // aclnn entry points of AscendMoeDistributeDispatch: arguments in the order of the op definition; inputs that
 // end in Optional may be null, groupTp and commAlg are "" where unused. Element types and shapes as
 // npu_moe_distribute_dispatch{,_v2} (contract 1, 2) has them; errorRecord is int32[64]. windowMib 0:
-// HCCL_BUFFSIZE; timeoutUs 0: the default deadline; tuning: moe_distribute_tuned.h, 0 for none. Tensors may
+// HCCL_BUFFSIZE; timeoutUs 0: the default deadline. Tensors may
 // be empty (a rank without tokens), not null.
 #ifndef ACLNN_ASCEND_MOE_DISTRIBUTE_DISPATCH_H
 #define ACLNN_ASCEND_MOE_DISTRIBUTE_DISPATCH_H
@@ -17,7 +17,7 @@ ASCEND_MOE_ACLNN_API aclnnStatus aclnnAscendMoeDistributeDispatchGetWorkspaceSiz
     int64_t tpRankId, int64_t expertShardType, int64_t sharedExpertNum, int64_t sharedExpertRankNum,
     int64_t quantMode, int64_t globalBs, int64_t expertTokenNumsType, const char* commAlg,
     int64_t zeroExpertNum, int64_t copyExpertNum, int64_t constExpertNum, int64_t contract, int64_t windowMib,
-    int64_t timeoutUs, int64_t tuning, const aclTensor* expandXOut, const aclTensor* dynamicScalesOut,
+    int64_t timeoutUs, const aclTensor* expandXOut, const aclTensor* dynamicScalesOut,
     const aclTensor* expandIdxOut, const aclTensor* expertTokenNumsOut, const aclTensor* epRecvCountsOut,
     const aclTensor* tpRecvCountsOut, const aclTensor* expandScalesOut, const aclTensor* errorRecordOut,
     uint64_t* workspaceSize, aclOpExecutor** executor);

@@ -61,13 +61,7 @@ struct CallSpec {
     int64_t deadline_micros;
     int64_t attributes[kAttributeCount];
     TensorDesc tensors[kTensorCount];
-    // What a tuning table says of this call; 0: nothing.
-    int32_t tuned_algorithm;  // kAlgorithmWindow or kAlgorithmDirect
-    int32_t tuned_cores;
-    int32_t tuned_rows;        // of a chunk
-    int32_t tuned_ring;        // rows in flight
-    int32_t tuned_role_cores;  // direct: that list in dispatch, that copy in combine
-    uint32_t table_hash;       // of the table, equal on all ranks
+    int32_t list_cores;  // direct dispatch: cores that make lists; 0: as many as the rules say
 };
 
 inline int64_t Attribute(const CallSpec& call, AttributeIndex index) { return call.attributes[index]; }

@@ -49,14 +49,6 @@ inline const char* ContextFieldName(int32_t field) {
 inline const char* AlgorithmName(uint32_t algorithm) {
     return algorithm == kAlgorithmDirect ? "direct" : algorithm == kAlgorithmWindow ? "window" : "?";
 }
-// As AlgorithmWord makes it: with the table that picked it, where there is one.
-inline std::string AlgorithmText(uint32_t word) {
-    std::string text = AlgorithmName(word & 0xFF);
-    if (word >> 8 == 0) return text;
-    char table[32];
-    snprintf(table, sizeof(table), " (tuning table %06x)", word >> 8);
-    return text + table;
-}
 
 inline std::string FieldValue(int32_t field, int32_t value) {
     switch (field) {
@@ -65,7 +57,7 @@ inline std::string FieldValue(int32_t field, int32_t value) {
         case kFieldContract: return value == static_cast<int32_t>(kContractV2) ? "v2" : "v1";
         case kFieldScales: return value != 0 ? "given" : "None";
         case kFieldWindow: return std::to_string(value) + " MiB";
-        case kFieldAlgorithm: return AlgorithmText(static_cast<uint32_t>(value));
+        case kFieldAlgorithm: return AlgorithmName(static_cast<uint32_t>(value));
         default: return std::to_string(value);
     }
 }
@@ -149,19 +141,9 @@ private:
     const char* Op() const { return OpName(At(kRecOp)); }
     uint32_t Epoch() const { return static_cast<uint32_t>(At(kRecEpoch)); }
     int32_t Reporter() const { return At(kRecReporter); }
-    // Header words of equal algorithms differ in the hash of the tuning table.
-    bool Tables() const {
-        return At(kRecDetail0) == static_cast<int32_t>(kFieldAlgorithm) &&
-               (At(kRecDetail1) & 0xFF) == (At(kRecDetail2) & 0xFF);
-    }
-    const char* Field() const { return Tables() ? "ASCEND_MOE_TUNING_TABLE" : FieldName(At(kRecDetail0)); }
-    std::string Ours() const { return Value(At(kRecDetail1)); }
-    std::string Theirs() const { return Value(At(kRecDetail2)); }
-    std::string Value(int32_t word) const {
-        if (!Tables()) return FieldValue(At(kRecDetail0), word);
-        const uint32_t hash = static_cast<uint32_t>(word) >> 8;
-        return hash == 0 ? "not set" : Format("the table %06x", hash);
-    }
+    const char* Field() const { return FieldName(At(kRecDetail0)); }
+    std::string Ours() const { return FieldValue(At(kRecDetail0), At(kRecDetail1)); }
+    std::string Theirs() const { return FieldValue(At(kRecDetail0), At(kRecDetail2)); }
 
     __attribute__((format(printf, 2, 3))) std::string Format(const char* format, ...) const {
         char text[512];

@@ -4,10 +4,8 @@
 
 #include "../vendor_needs.h"
 #include "check.h"
-#include "protocol/combine_tiling.h"
-#include "protocol/dispatch_tiling.h"
+#include "protocol/tiling.h"
 #include "rings.h"
-#include "tuned.h"
 
 namespace moe {
 
@@ -37,7 +35,7 @@ inline void FillInfo(const CallSpec& call, MoeDistributeInfo& info) {
     info.maxBatch = static_cast<uint32_t>(sizes.maxBatch);
     info.topK = static_cast<uint32_t>(sizes.topK);
     info.hidden = static_cast<uint32_t>(sizes.hidden);
-    info.cores = TunedOr(call.tuned_cores, static_cast<uint32_t>(call.cores));
+    info.cores = static_cast<uint32_t>(call.cores);
     info.contract = static_cast<uint32_t>(call.contract);
     info.xType = static_cast<uint32_t>(rows.dtype);
     info.quantMode = dispatch ? static_cast<uint32_t>(MOE_ATTRIBUTE(call, quant_mode)) : 0;
@@ -47,7 +45,6 @@ inline void FillInfo(const CallSpec& call, MoeDistributeInfo& info) {
         MOE_GIVEN(call, x_active_mask) ? static_cast<uint32_t>(MOE_TENSOR(call, x_active_mask).rank) : 0;
     info.globalBsGiven = MOE_ATTRIBUTE(call, global_bs) != 0 ? 1 : 0;
     info.expandRows = static_cast<uint32_t>(dispatch ? sizes.rows : rows.dims[0]);
-    info.tableHash = call.table_hash;
     info.windowMiB = static_cast<uint32_t>(call.window_mib);
     info.capacity = Capacity(info.maxBatch, info.topK, info.localExperts);
     info.dataBytes = static_cast<uint64_t>(call.window_mib) * kMiB;
@@ -87,8 +84,8 @@ inline WindowNeed WindowNeedOf(const MoeDistributeInfo& info, uint32_t dispatchW
             triples ? static_cast<uint64_t>(info.maxBatch) * info.topK * back : 0};
 }
 
-// What comm_alg selects. "auto" goes by what is equal on all ranks: the tuning table, else direct where ranks
-// reach each other by memory and its rows fit.
+// What comm_alg selects. "auto" goes by what is equal on all ranks: direct where ranks reach each other by
+// memory and its rows fit.
 inline bool DirectFits(const CallSpec& call, const MoeDistributeInfo& info) {
     if (info.transport != kTransportMemory) return false;
     const WindowNeed need = DirectNeedOf(info, info.wireType, info.quantMode != 0);
@@ -96,8 +93,7 @@ inline bool DirectFits(const CallSpec& call, const MoeDistributeInfo& info) {
 }
 inline uint32_t AlgorithmOf(const CallSpec& call, const MoeDistributeInfo& info) {
     if (call.comm_alg == kCommAlgDirect) return kAlgorithmDirect;
-    if (call.comm_alg != kCommAlgAuto || call.tuned_algorithm == static_cast<int32_t>(kAlgorithmWindow))
-        return kAlgorithmWindow;
+    if (call.comm_alg != kCommAlgAuto) return kAlgorithmWindow;
     return DirectFits(call, info) ? kAlgorithmDirect : kAlgorithmWindow;
 }
 
@@ -161,7 +157,7 @@ inline void PlanDispatch(const CallSpec& call, const MoeDistributeInfo& info, Ca
     plan.dispatch.tpWorldSize = static_cast<uint32_t>(MOE_ATTRIBUTE(call, tp_world_size));
     plan.dispatch.sendRing = SendRing(info);
     if (direct) {
-        plan.dispatch.listCores = ListCores(info);
+        plan.dispatch.listCores = ListCores(info, call.list_cores);
         GatherRing(info, plan.dispatch);
     } else {
         plan.dispatch.copyRing = 2;
@@ -176,26 +172,13 @@ inline void PlanCombine(const CallSpec& call, const MoeDistributeInfo& info, Cal
     plan.combine.info = info;
     plan.combine.hasSharedExpertX = MOE_GIVEN(call, shared_expert_x) ? 1 : 0;
     if (direct) {
-        ReturnRings(info, call.tuned_role_cores, plan.combine);
+        ReturnRings(info, plan.combine);
     } else {
         plan.combine.sendRows = ChunkRows(info.hidden * TypeSize(info.xType));
         SplitTokens(info, plan.combine);
         plan.combine.sumRing = 2;
         plan.combine.sumGroup = 1;
     }
-}
-
-inline void ApplyTuned(const CallSpec& call, CallPlan& plan) {
-    plan.dispatch.sendRing = TunedOr(call.tuned_ring, plan.dispatch.sendRing);
-    plan.dispatch.copyRows = TunedOr(call.tuned_rows, plan.dispatch.copyRows);
-    plan.dispatch.copyRing = TunedOr(call.tuned_ring, plan.dispatch.copyRing);
-    if (plan.dispatch.info.algorithm == kAlgorithmDirect && call.tuned_role_cores > 0) {
-        plan.dispatch.listCores =
-            std::min(static_cast<uint32_t>(call.tuned_role_cores), MostListCores(plan.dispatch.info));
-    }
-    plan.combine.sendRows = TunedOr(call.tuned_rows, plan.combine.sendRows);
-    plan.combine.sumRing = TunedOr(call.tuned_ring, plan.combine.sumRing);
-    if (plan.op == kOpCombine) FitGroups(plan.combine);
 }
 
 // Everything a launch needs, or the reason why not.
@@ -214,7 +197,6 @@ inline bool PlanCall(const CallSpec& call, CallPlan& plan, CheckResult& result) 
     } else {
         PlanCombine(call, info, plan);
     }
-    ApplyTuned(call, plan);
     return true;
 }
 

@@ -5,8 +5,7 @@
 #include <algorithm>
 
 #include "args.h"
-#include "protocol/combine_tiling.h"
-#include "protocol/dispatch_tiling.h"
+#include "protocol/tiling.h"
 
 namespace moe {
 
@@ -42,7 +41,8 @@ inline uint32_t MostListCores(const MoeDistributeInfo& info) {
     return info.batch * info.topK <= kMostListPairs ? info.cores - 1 : 0;
 }
 // Roles pay where cores are many: they meet once, not twice, but a core that makes lists reads all ids.
-inline uint32_t ListCores(const MoeDistributeInfo& info) {
+inline uint32_t ListCores(const MoeDistributeInfo& info, int32_t asked) {
+    if (asked > 0) return std::min(static_cast<uint32_t>(asked), MostListCores(info));
     if (info.cores < kManyCores) return 0;
     const uint32_t share = info.batch > 4 * info.cores ? 8 : 4;
     return std::min(info.cores / share, MostListCores(info));
@@ -52,13 +52,13 @@ inline uint32_t ListCores(const MoeDistributeInfo& info) {
 inline uint32_t GatherFixed(const MoeDistributeInfo& info) {
     const uint32_t slots = PaddedInts(info.world * info.localExperts) * 4;
     uint32_t fixed = (info.cores + 1) * kBlock + PaddedInts(info.experts) * 4 +
-                     (info.world + RunsInUb(info)) * StatusRunBytes(info.localExperts) +
+                     (info.world + MessagesInUb(info)) * StatusMessageBytes(info.localExperts) +
                      (info.world + 2) * kBlock + 2 * slots + PaddedInts(info.world) * 4 + kSendPairs * 4 +
                      static_cast<uint32_t>(CeilTo(info.localExperts * 8ull, kBlock)) + kBlock;
     if (info.triples != 0) fixed += kSendPairs * kTripleWords * 4;
     if (info.cores > 1) fixed += MatchBytes(info.world, info.localExperts);
     if (ScansSegments(info.world, info.cores)) fixed += ScanBytes(info.world, info.localExperts);
-    if (ReadsOnce(info)) fixed += OnceBytes(info);
+    if (SharesRows(info)) fixed += SharedRowBytes(info);
     return fixed;
 }
 // Chunks in flight, and rows of each, while direct dispatch gathers.
@@ -72,6 +72,7 @@ inline void GatherRing(const MoeDistributeInfo& info, MoeDistributeDispatchTilin
     tiling.copyRows = std::max(1u, std::min(room / tiling.copyRing, most));
 }
 
+constexpr uint32_t kPartUnit = 32;  // elements
 inline void SetParts(const MoeDistributeInfo& info, uint32_t parts, MoeDistributeCombineTiling& tiling) {
     tiling.partElements = static_cast<uint32_t>(CeilTo(CeilDiv(info.hidden, parts), kPartUnit));
     tiling.partsPerToken = CeilDiv(info.hidden, tiling.partElements);
@@ -99,28 +100,15 @@ inline void ShareTokens(const MoeDistributeInfo& info, MoeDistributeCombineTilin
     SetParts(info, best, tiling);
 }
 
-// Direct combine: cores that copy the other stages of the rows while the others sum the first.
-constexpr uint64_t kLeastStagedBytes = 6 * kMiB;  // of rows that a rank's tokens make: fewer are copied soon
-inline uint32_t MostCopyCores(const MoeDistributeInfo& info) {
-    return StageEnd(info.hidden, 0) < info.hidden ? info.cores : 0;
-}
-inline uint32_t CopyCores(const MoeDistributeInfo& info, int32_t asked) {
-    if (asked > 0) return std::min(static_cast<uint32_t>(asked), MostCopyCores(info));
-    const uint64_t bytes =
-        static_cast<uint64_t>(info.maxBatch) * info.topK * info.hidden * TypeSize(info.xType);
-    if (info.cores < kManyCores || bytes < kLeastStagedBytes) return 0;
-    return std::min(info.cores / 3, MostCopyCores(info));
-}
-
 // What direct combine has in UB besides copied chunks, rows to sum and their sums.
 inline uint32_t ReturnFixed(const MoeDistributeInfo& info) {
     const uint32_t lanes = PaddedInts(info.experts) * 4, slots = info.world * info.localExperts;
-    const uint32_t counts = RunCounts(info.algorithm, kOpCombine, info.localExperts);
-    const uint32_t runs = (info.world + RunsInUb(info)) * StatusRunBytes(counts);
+    const uint32_t counts = MessageCounts(info.algorithm, kOpCombine, info.localExperts);
+    const uint32_t runs = (info.world + MessagesInUb(info)) * StatusMessageBytes(counts);
     uint32_t fixed = (info.cores + 1) * kBlock + 3 * lanes + std::max(8192u, lanes) +
                      kSendPairs * (4 + 1 + 4 + 4) + SumEntries(info.topK) * 12 + 4 * kSendPairs / info.topK +
                      3 * PaddedInts(slots) * 4 + ReturnCountLanes(info.world, slots) * 4 +
-                     (3 * info.world + info.cores) * kBlock + runs + (8 + kStages) * kBlock;
+                     2 * info.world * kBlock + runs + 9 * kBlock;
     if (info.cores > 1) fixed += MatchBytes(info.world, counts);
     fixed += info.triples != 0 ? kSendPairs * kTripleWords * 4 + kBlock : kSendPairs * 4 + lanes;
     return fixed;
@@ -128,14 +116,11 @@ inline uint32_t ReturnFixed(const MoeDistributeInfo& info) {
 
 // Direct combine: chunks of expand_x, and parts of rows to sum, on their way at a time. Two groups of parts
 // at least, so that one is summed while another comes; then as many chunks as there is room for.
-inline void ReturnRings(const MoeDistributeInfo& info, int32_t copyCores,
-                        MoeDistributeCombineTiling& tiling) {
+inline void ReturnRings(const MoeDistributeInfo& info, MoeDistributeCombineTiling& tiling) {
     const uint32_t size = TypeSize(info.xType), fixed = ReturnFixed(info);
     const bool wide = info.xType == kTypeFp32;
     tiling.sendRows = std::max(1u, kReturnChunkBytes / (info.hidden * size));
     ShareTokens(info, tiling);
-    tiling.copyCores = CopyCores(info, copyCores);
-    if (tiling.copyCores != 0) SetParts(info, kStageParts, tiling);
     for (uint32_t parts = tiling.partsPerToken;; ++parts) {
         SetParts(info, parts, tiling);
         const uint32_t piece = tiling.partElements * size;
@@ -152,12 +137,6 @@ inline void ReturnRings(const MoeDistributeInfo& info, int32_t copyCores,
         }
     }
 }
-// A table's ring in whole groups.
-inline void FitGroups(MoeDistributeCombineTiling& tiling) {
-    tiling.sumGroup = std::min(tiling.sumGroup, std::max(1u, tiling.sumRing / 2));
-    tiling.sumRing -= tiling.sumRing % tiling.sumGroup;
-}
-
 }  // namespace moe
 
 #endif  // ASCEND_MOE_DISTRIBUTE_RINGS_H

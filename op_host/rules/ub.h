@@ -62,7 +62,7 @@ private:
         if (bytes != 0) items_.push_back({step_, name, static_cast<uint32_t>(CeilTo(bytes, kBlock))});
     }
     uint32_t Ints(uint32_t n) const { return PaddedInts(n) * 4; }
-    uint32_t Counts() const { return RunCounts(info_.algorithm, plan_.op, info_.localExperts); }
+    uint32_t Counts() const { return MessageCounts(info_.algorithm, plan_.op, info_.localExperts); }
     uint32_t Slots() const { return info_.world * info_.localExperts; }
 
     void Routing() {
@@ -79,7 +79,7 @@ private:
     // Sending a run, and waiting for a share of the sources. Core 0, which has `before` bytes from the entry
     // besides, may have one source fewer than others.
     void Status(uint32_t before) {
-        const uint32_t run = StatusRunBytes(info_.localExperts);
+        const uint32_t run = StatusMessageBytes(info_.localExperts);
         const uint32_t first = info_.world / info_.cores, most = CeilDiv(info_.world, info_.cores);
         const bool ofFirst = before + first * run >= most * run;
         if (ofFirst) Add("abort blocks at entry", before);
@@ -157,11 +157,11 @@ private:
     void AllRuns() {
         Add("fail block", kBlock);
         Add("abort blocks", info_.world * kBlock);
-        Add("runs of all sources", static_cast<uint64_t>(info_.world) * StatusRunBytes(Counts()));
+        Add("runs of all sources", static_cast<uint64_t>(info_.world) * StatusMessageBytes(Counts()));
         if (info_.cores > 1) Add("their comparison", MatchBytes(info_.world, Counts()));
     }
     void OwnRun() {
-        Add("status runs", RunsInUb(info_) * StatusRunBytes(Counts()));
+        Add("status runs", MessagesInUb(info_) * StatusMessageBytes(Counts()));
         Add("BatchWrite item", kBlock);
     }
     void DirectPublish() {
@@ -208,8 +208,8 @@ private:
         Segments();
         if (ScansSegments(info_.world, info_.cores))
             Add("their sums", ScanBytes(info_.world, info_.localExperts));
-        if (ReadsOnce(info_)) {
-            Add("lists, places, triples", OnceBytes(info_));
+        if (SharesRows(info_)) {
+            Add("lists, places, triples", SharedRowBytes(info_));
         } else {
             Add("lists", kSendPairs * 4);
             if (info_.triples != 0) Add("triples", kSendPairs * kTripleWords * 4);
@@ -232,8 +232,6 @@ private:
         Add("segments", 2 * Ints(Slots()));
         Add("their check", ReturnCountLanes(info_.world, Slots()) * 4 + Ints(Slots()) + 2 * kBlock);
         if (info_.triples != 0) Add("triples", Ints((kSendPairs + 1) * kTripleWords));
-        Add("late blocks", info_.world * kBlock);
-        if (tiling.copyCores != 0) Add("own stages", (tiling.copyCores + kStages - 1) * kBlock);
         Add("rows of expand_x",
             tiling.returnRing *
                 ReturnChunkBytes(static_cast<uint32_t>(info_.hidden * size), tiling.sendRows));

@@ -1,10 +1,9 @@
 // What every body here uses: the API, the protocol, and three small copies.
-#ifndef ASCEND_MOE_DISTRIBUTE_BASE_H
-#define ASCEND_MOE_DISTRIBUTE_BASE_H
+#ifndef ASCEND_MOE_COMMON_BASE_H
+#define ASCEND_MOE_COMMON_BASE_H
 
 #include "kernel_operator.h"
 
-#include "mutant.h"
 #include "../protocol/tiling.h"
 #include "../protocol/window.h"
 
@@ -54,4 +53,4 @@ __aicore__ inline uint32_t PartBegin(uint32_t n, uint32_t core, uint32_t cores) 
 
 }  // namespace moe
 
-#endif  // ASCEND_MOE_DISTRIBUTE_BASE_H
+#endif  // ASCEND_MOE_COMMON_BASE_H

@@ -1,18 +1,18 @@
-// The frame that dispatch and combine share: entry (epoch, sticky aborts), status exchange, leaving on
-// failure.
-#ifndef ASCEND_MOE_DISTRIBUTE_EXCHANGE_H
-#define ASCEND_MOE_DISTRIBUTE_EXCHANGE_H
+// What dispatch and combine of both algorithms do with the other ranks and with the other cores of their
+// rank, in this order: Enter, BoardInit, Open (or LookForAborts and Agree), MeetAfterSend, SetStatus,
+// WaitStatus or WaitForAll; after a failure Report.
+#ifndef ASCEND_MOE_COMMON_EXCHANGE_H
+#define ASCEND_MOE_COMMON_EXCHANGE_H
 
-#include "../direct/late.h"
-#include "rdma.h"
 #include "report.h"
-#include "segments.h"
+#include "wait.h"
 
 namespace moe {
 
 class Exchange {
 public:
-    // False when the context is not the one this tiling was made for; core 0 has then left the record.
+    // Reads the context and the epoch. False: the context is not the one that this tiling was made for; core
+    // 0 has then written the error record.
     __aicore__ inline bool Enter(TPipe& pipe, const MoeDistributeInfo& info, uint32_t op, GM_ADDR workspace,
                                  GM_ADDR record) {
         pipe_ = &pipe;
@@ -22,12 +22,7 @@ public:
         context_.Init(AscendC::GetHcclContext<0>(), info);
         const ContextMismatch mismatch = context_.Check();
         if (mismatch.field != kContextFieldCount) {
-            Verdict verdict;
-            verdict.code = kContextMismatch;
-            verdict.source = info.rank;
-            verdict.reporter = info.rank;
-            verdict.detail0 = mismatch.field;
-            verdict.detail1 = mismatch.ours;
+            Verdict verdict = InvalidOf(info, kContextMismatch, mismatch.field, mismatch.ours);
             verdict.detail2 = mismatch.theirs;
             report_.Init(context_, info, op, 0, record);
             if (core_ == 0) report_.Write(pipe, verdict, sender_, link_, nullptr);
@@ -35,11 +30,9 @@ public:
         }
         word_.Init(context_);
         epoch_ = NextEpoch(word_.Read());
-        if constexpr (IsMutant(Mutant::kPublishEpochTooEarly)) {
-            if (core_ + 1 == info.cores) word_.Publish(epoch_);
-        }
         config_.Init(info, op);
         sender_.Init(context_, info, epoch_);
+        items_.Init(sender_, info, workspace);
         report_.Init(context_, info, op, epoch_, record);
         return true;
     }
@@ -50,8 +43,10 @@ public:
     __aicore__ inline void CloseLink() { link_.Close(); }
     __aicore__ inline void BoardInit() { board_.Init(*pipe_, workspace_, core_, info_->cores); }
 
-    // First meeting of the cores: what core 0 finds in the abort blocks, and every core's own verdict. False:
-    // the communicator has failed before, leave without touching a window.
+    // ---- the first meeting of the cores ----
+
+    // Core 0 looks at the abort blocks, then all cores agree. False: the communicator has failed before; the
+    // caller leaves without touching a window.
     __aicore__ inline bool Open(Verdict mine) {
         if (core_ == 0) {
             const Verdict abort = LookForAborts();
@@ -59,7 +54,7 @@ public:
         }
         return Agree(mine);
     }
-    // What lies in the abort blocks. A core that fills the own half before the cores have met looks first:
+    // What lies in the abort blocks. A core that fills its rank's half before the cores have met looks first:
     // after a failure peers may still be reading there.
     __aicore__ inline Verdict LookForAborts() {
         AbortWatch aborts;
@@ -69,252 +64,152 @@ public:
         return abort;
     }
     __aicore__ inline bool Agree(const Verdict& mine) {
-        verdict_ = board_.Meet<IsMutant(Mutant::kNoFirstMeeting)>(0, mine);
+        verdict_ = board_.Meet(0, mine);
         return TakeEpoch();
     }
-    // then.Met() is what begins before the verdicts are read.
+    // The same; then.Met() starts loads when all cores have met, before this core reads their verdicts.
     template <typename Then>
     __aicore__ inline bool AgreeThen(const Verdict& mine, Then& then) {
-        verdict_ = board_.MeetThen<IsMutant(Mutant::kNoFirstMeeting)>(0, mine, then);
+        verdict_ = board_.MeetThen(0, mine, then);
         return TakeEpoch();
     }
-
-    // Sends this rank's run to the core's share of the peers. counts.Rows(d, i) is asked when there is no
-    // error.
-    // `rowBytes`: of one row, as far peers get them.
-    template <typename Counts>
-    __aicore__ inline void SetStatus(Counts& counts, uint32_t rowBytes) {
-        uint32_t first = FirstPeer(), step = Senders();
-        if constexpr (IsMutant(Mutant::kNoSyncBeforeFlags)) {
-            first = core_ + 1 == info_->cores ? 0 : info_->world;
-            step = 1;
-        }
-        SendRuns(counts, rowBytes, first, step);
+    // All cores have asked for an exact count of the rows, and make it together.
+    __aicore__ inline void RecheckTogether() { verdict_ = Verdict(); }
+    __aicore__ inline void Fail(const Verdict& verdict) { Worsen(verdict_, verdict); }
+    // The second meeting: the rows, or lists, of all cores of this rank have left.
+    __aicore__ inline void MeetAfterSend(const Verdict& mine) {
+        sender_.Flush();
+        Verdict all = verdict_;
+        Worsen(all, mine);
+        verdict_ = board_.Meet(1, all);
     }
-    // Runs say that the rows lie in the lent area.
+
+    // ---- status messages ----
+
+    // The messages will say that this rank's rows lie in its lent area, so many blocks from its begin.
     __aicore__ inline void SetLent(uint32_t blocks) {
         config_.phase = kPhaseLent;
         lentBlocks_ = blocks;
     }
-    // Runs say that the first stage of the rows lies in the own half, and that late blocks tell of the
-    // others.
-    __aicore__ inline void SetStaged() { config_.phase = kPhaseStaged; }
-    // Before the cores have met: what this core's first runs say if none of them has an error.
+    // Before the cores have met: fills this core's first messages, as they are if no core has an error.
     template <typename Counts>
-    __aicore__ inline void PrepareRuns(Counts& counts) {
-        if constexpr (IsMutant(Mutant::kNoSyncBeforeFlags)) return;
+    __aicore__ inline void PrepareMessages(Counts& counts) {
         if (FirstPeer() >= info_->world) return;
-        RunsInit();
-        for (uint32_t i = FirstPeer(); i < info_->world && prepared_ < RunsInUb(*info_); i += Senders()) {
-            BeginRun(prepared_);
-            FillRun(counts, prepared_++, PeerAfter(i));
+        MessagesInit();
+        for (uint32_t i = FirstPeer(); i < info_->world && prepared_ < MessagesInUb(*info_); i += Senders()) {
+            BeginMessage(prepared_);
+            FillMessage(counts, prepared_++, PeerAfter(i));
         }
     }
-    // To the first of the peers after this rank, and every `step`th after that.
+    // Sends this rank's messages to the core's share of the peers. Where there is no error
+    // counts.Select(peer) and counts.Rows(peer, i) tell the rows. `rowBytes`: of a row, as ranks of other
+    // servers get them.
     template <typename Counts>
-    __aicore__ inline void SendRuns(Counts& counts, uint32_t rowBytes, uint32_t first, uint32_t step) {
+    __aicore__ inline void SetStatus(Counts& counts, uint32_t rowBytes) {
         MOE_PHASE("SetStatus");
-        const uint32_t bytes = StatusRunBytes(config_.counts), ring = RunsInUb(*info_);
-        if (prepared_ == 0) RunsInit();
+        const uint32_t bytes = StatusMessageBytes(config_.counts), ring = MessagesInUb(*info_);
+        if (prepared_ == 0) MessagesInit();
         if (Failed()) prepared_ = 0;
-        pipe_->InitBuffer(itemBuf_, kBlock);
-        for (uint32_t i = first, sent = 0; i < info_->world; i += step, ++sent) {
+        items_.BuffInit(*pipe_);
+        for (uint32_t i = FirstPeer(), sent = 0; i < info_->world; i += Senders(), ++sent) {
             const uint32_t peer = PeerAfter(i), at = sent % ring;
             uint32_t rows = 0;
             if (sent >= prepared_) {
-                if (sent < ring) BeginRun(at);
+                if (sent < ring) BeginMessage(at);
                 if (!Failed()) counts.Select(peer);
-                if constexpr (!IsMutant(Mutant::kRunRewrittenBeforeSent)) {
-                    if (sent >= ring || ring == 1) SyncFunc<HardEvent::MTE3_S>();
-                }
-                rows = FillRun(counts, at, peer);
+                if (sent >= ring || ring == 1) SyncFunc<HardEvent::MTE3_S>();
+                rows = FillMessage(counts, at, peer);
             }
-            if constexpr (IsMutant(Mutant::kSkipFlagWhenZeroRows)) {
-                if (!Failed() && counts.Rows(peer, 0) == 0) continue;
-            }
-            if constexpr (!IsMutant(Mutant::kRunSentBeforeWritten)) SyncFunc<HardEvent::S_MTE3>();
-            sender_.PutStatus(peer, RunAt(at), bytes);
-            if (sender_.servers().Far(peer)) PutItem(peer, static_cast<uint64_t>(rows) * rowBytes, bytes);
+            SyncFunc<HardEvent::S_MTE3>();
+            sender_.PutStatus(peer, MessageAt(at), bytes);
+            if (sender_.servers().Far(peer)) items_.Put(peer, static_cast<uint64_t>(rows) * rowBytes, bytes);
         }
-        // Direct goes on at once: its runs stay in UB until the plan that they are in ends.
+        // Direct goes on at once: its messages stay in UB as long as the plan of UB that they are in.
         if (ring == 1) sender_.Flush();
-        if (info_->transport == kTransportRdma) PostItems();
+        if (info_->transport == kTransportRdma) {
+            AscendC::SyncAll<true>();  // all cores have staged rows, messages and items
+            if (core_ == 0) link_.Post(items_.address(), sender_.servers().FarCount());
+        }
     }
 
-    // Waits for this core's share of the sources; arrived(source, run) sees each good run. Then all cores
-    // meet.
+    // Window: waits for this core's share of the sources, and shows each good message to
+    // arrived.Arrived(source, message). Then all cores meet, for the third time.
     template <typename Arrived>
     __aicore__ inline bool WaitStatus(Arrived& arrived) {
         MOE_PHASE("WaitStatus");
         const uint32_t first = PartBegin(info_->world, core_, info_->cores);
-        uint32_t count = PartBegin(info_->world, core_ + 1, info_->cores) - first;
-        if constexpr (IsMutant(Mutant::kSkipWaitWhenZeroRows)) {
-            while (count > 0 && !arrived.Awaits(first + count - 1)) --count;
-        }
+        const uint32_t count = PartBegin(info_->world, core_ + 1, info_->cores) - first;
         StatusWaiter waiter;
         waiter.Init(*pipe_, context_, sender_.servers(), *info_, config_, epoch_, first, count);
         Verdict mine = verdict_;
         Worsen(mine, waiter.Wait());
         if (mine.code == kOk || mine.code == kRoutingMismatch) {
-            for (uint32_t i = 0; i < count; ++i) Worsen(mine, arrived.Arrived(first + i, waiter.Run(i)));
+            for (uint32_t i = 0; i < count; ++i) Worsen(mine, arrived.Arrived(first + i, waiter.Message(i)));
         }
-        verdict_ = board_.Meet<IsMutant(Arrived::kUnmet)>(2, mine);
+        verdict_ = board_.Meet(2, mine);
         return verdict_.code == kOk;
     }
-
-    // Direct: every core waits for all sources, and no meeting follows; see FailWatch. With `kSealsLater`
-    // core 0 owes CheckSeals().
-    template <bool kSealsLater = false, typename Arrived>
-    __aicore__ inline bool WaitForAll(StatusWaiter& waiter, Arrived& arrived) {
+    // Direct: every core waits for all sources, and no meeting follows; FailWatch says why that is enough.
+    // Core 0 still has to call CheckCountsHashes().
+    __aicore__ inline bool WaitForAll(StatusWaiter& waiter) {
         MOE_PHASE("WaitStatus");
-        fail_.Init(*pipe_, context_, epoch_);
+        FailWatch fail;
+        fail.Init(*pipe_, context_, epoch_);
         waiter.Init(*pipe_, context_, sender_.servers(), *info_, config_, epoch_, 0, info_->world);
-        waiter.MatchAll(*pipe_, config_, epoch_, kSealsLater);
-        Verdict found;
+        waiter.MatchAll(*pipe_, config_, epoch_);
         if (core_ == 0) {
-            found = waiter.Wait();
-            if (found.code != kOk) fail_.Post(found.code, 0);
+            const Verdict verdict = waiter.Wait();
+            if (verdict.code != kOk) fail.Post(verdict.code);
+            Worsen(verdict_, verdict);
         } else {
-            found = waiter.Follow(fail_);
-        }
-        Worsen(verdict_, found);
-        if (verdict_.code == kOk || verdict_.code == kRoutingMismatch) {
-            for (uint32_t s = 0; s < info_->world; ++s) Worsen(verdict_, arrived.Arrived(s, waiter.Run(s)));
+            Worsen(verdict_, waiter.Follow(fail));
         }
         return verdict_.code == kOk;
     }
-
-    // Direct combine, rows in stages. UB, in the one plan of the op:
-    __aicore__ inline void StagesInit(uint32_t copyCores, uint32_t tellingCores) {
-        tellingCores_ = tellingCores;
-        late_.Init(*pipe_, context_, *info_, epoch_);
-        if (copyCores != 0) stages_.Init(*pipe_, context_, *info_, epoch_, copyCores);
-    }
-    // This core's share of a stage of the own rows has been copied.
-    __aicore__ inline void Copied(uint32_t stage) { stages_.Copied(core_, stage); }
-    // After the runs: what a core does that tells the peers of stages.
-    __aicore__ inline void TellPeers() {
-        if (config_.phase != kPhaseStaged || Failed() || core_ == 0 || core_ > tellingCores_) return;
-        MOE_PHASE("TellPeers");
-        for (uint32_t stage = 1; stage < kStages; ++stage) stages_.Announce(core_ - 1, tellingCores_, stage);
-    }
-    // Whether any rank's rows come so.
-    __aicore__ inline bool Staged(StatusWaiter& waiter) {
-        if (waiter.alike()) return config_.phase == kPhaseStaged;
-        for (uint32_t s = 0; s < info_->world; ++s) {
-            if (LateWaiter::Owes(waiter.Run(s))) return true;
-        }
-        return false;
-    }
-    // A stage of the rows of all ranks is there. False: core 0 has given up, or just does.
-    __aicore__ inline bool WaitForStage(StatusWaiter& waiter, uint32_t stage) {
-        MOE_PHASE("WaitStage");
-        if (core_ != 0) {
-            fail_.WaitForStage(stage);
-            return TakeStage() >= stage;
-        }
-        for (uint32_t next = stage_ + 1; next <= stage && verdict_.code == kOk; ++next) {
-            Tell(next);
-            report_.Await(next);
-            Fail(late_.Wait(waiter, next));
-            if (verdict_.code == kOk) stage_ = next;
-            TellCores();
-        }
-        return verdict_.code == kOk;
-    }
-    // Core 0, when it has no more to wait for: its peers go on after an error that only this rank has, and
-    // want all that its runs have promised.
-    __aicore__ inline void TellRest() {
-        if (core_ == 0 && !Failed()) Tell(kStages - 1);
-    }
-    // Another core than 0, ahead of that: which stage is there, as soon as all loads before this have come.
-    __aicore__ inline void AskStage() { fail_.Ask(); }
-    __aicore__ inline uint32_t AnsweredStage() {
-        fail_.Answer();
-        return TakeStage();
-    }
-    // Core 0: which stage is there, or that the others, which may still wait, are to leave.
-    __aicore__ inline void TellCores() { fail_.Post(verdict_.code, stage_); }
-
-    // Core 0, while lists or rows are under way: the hashes that WaitForAll has left.
-    __aicore__ inline bool CheckSeals(StatusWaiter& waiter) {
-        Worsen(verdict_, waiter.Seals());
+    // Core 0, while its first loads are under way: the hashes that WaitForAll has not compared.
+    __aicore__ inline bool CheckCountsHashes(StatusWaiter& waiter) {
+        Worsen(verdict_, waiter.JudgeHashes());
         return verdict_.code == kOk || verdict_.code == kRoutingMismatch;
     }
 
-    __aicore__ inline void MeetAfterSend(const Verdict& mine) {
-        if constexpr (!IsMutant(Mutant::kNoDrainBeforeFlags)) sender_.Flush();
-        Verdict all = verdict_;
-        Worsen(all, mine);
-        verdict_ = board_.Meet<IsMutant(Mutant::kNoSyncBeforeFlags)>(1, all);
-    }
-    // The cores have been unsure together, and look closer.
-    __aicore__ inline void BeSure() { verdict_ = Verdict(); }
-    __aicore__ inline void Fail(const Verdict& verdict) { Worsen(verdict_, verdict); }
     __aicore__ inline void Report() {
-        if (core_ == 0) report_.Write(*pipe_, verdict_, sender_, link_, Items(kAbortItemList));
+        if (core_ == 0) report_.Write(*pipe_, verdict_, sender_, link_, items_.aborts());
     }
-    // Gives the UB back; plans after this start from nothing.
+    // Gives all of UB back. Buffers made after this start a new plan of UB.
     __aicore__ inline void NextPlan() {
         AscendC::PipeBarrier<PIPE_ALL>();
         pipe_->Reset();
         BoardInit();
     }
 
-    // Whether runs say that there is an error, and nothing else.
-    __aicore__ inline bool Failed() const {
-        return verdict_.code != kOk && verdict_.code != kRoutingMismatch;
-    }
     __aicore__ inline TPipe& pipe() { return *pipe_; }
     __aicore__ inline const WindowContext& context() const { return context_; }
     __aicore__ inline WindowSender& sender() { return sender_; }
     __aicore__ inline const Verdict& verdict() const { return verdict_; }
     __aicore__ inline uint32_t core() const { return core_; }
-    __aicore__ inline uint32_t epoch() const { return epoch_; }
-    // This rank's own window: row 0 of `source`'s region, and the half as a whole.
+    // In this rank's own half: row 0 of `source`'s region, and the half as a whole.
     __aicore__ inline GM_ADDR Region(uint32_t source) const {
         return context_.data(info_->rank) +
-               RegionOffset(context_.data_bytes(), info_->world, RowHalf(Parity(epoch_)), source) +
-               sender_.rows_at();
+               RegionOffset(context_.data_bytes(), info_->world, Parity(epoch_), source) + sender_.rows_at();
     }
     __aicore__ inline GM_ADDR Half() const { return HalfOf(info_->rank); }
-    // The same, for what direct leaves there: but for a mutant's.
-    __aicore__ inline GM_ADDR OwnHalf() const {
-        const uint32_t parity = Parity(epoch_) ^ (IsMutant(Mutant::kOtherHalfFilled) ? 1u : 0u);
-        return context_.data(info_->rank) + HalfOffset(context_.data_bytes(), RowHalf(parity));
-    }
     // The half of this epoch of any rank: direct reads those of its peers.
     __aicore__ inline GM_ADDR HalfOf(uint32_t rank) const {
-        return context_.data(rank) + HalfOffset(context_.data_bytes(), RowHalf(Parity(epoch_)));
+        return context_.data(rank) + HalfOffset(context_.data_bytes(), Parity(epoch_));
     }
 
 private:
-    // All stages up to this one, where core 0 tells the peers of them.
-    __aicore__ inline void Tell(uint32_t stage) {
-        if (config_.phase != kPhaseStaged || tellingCores_ != 0) return;
-        for (; told_ < stage; ++told_) stages_.Announce(0, 1, told_ + 1);
-    }
     __aicore__ inline bool TakeEpoch() {
         if (verdict_.code >= kFirstFatal) return false;
         // From here on this epoch is taken, and no block of it has left yet.
-        if constexpr (IsMutant(Mutant::kEveryCorePublishes)) {
-            word_.Publish(epoch_);
-        } else if constexpr (!IsMutant(Mutant::kPublishEpochTooEarly)) {
-            if (core_ == 0) word_.Publish(epoch_);
-        }
+        if (core_ == 0) word_.Publish(epoch_);
         return true;
     }
-    // What core 0 has said last. After a failure no other stage comes.
-    __aicore__ inline uint32_t TakeStage() {
-        stage_ = fail_.stage();
-        Verdict given;
-        given.code = fail_.code();
-        given.reporter = info_->rank;
-        Fail(given);
-        return stage_;
+    // Whether messages carry an error, and no rows.
+    __aicore__ inline bool Failed() const {
+        return verdict_.code != kOk && verdict_.code != kRoutingMismatch;
     }
-    // Peers are shared by all cores; but in direct, where cores are many, by those that have no epoch to
-    // publish first.
+    // All cores share the peers. In direct with many cores core 0 sends none: it publishes the epoch first.
     __aicore__ inline uint32_t Senders() const {
         const bool others = info_->algorithm == kAlgorithmDirect && info_->cores >= kManyCores;
         return info_->cores - (others ? 1 : 0);
@@ -323,76 +218,36 @@ private:
         if (Senders() == info_->cores) return core_;
         return core_ == 0 ? info_->world : core_ - 1;
     }
-    // Start with the next rank, so that not all ranks fall on rank 0 first.
+    // Starts with the next rank, so that not all ranks send to rank 0 first.
     __aicore__ inline uint32_t PeerAfter(uint32_t i) const { return (info_->rank + 1 + i) % info_->world; }
-    __aicore__ inline void RunsInit() {
-        pipe_->InitBuffer(runBuf_, RunsInUb(*info_) * StatusRunBytes(config_.counts));
+    __aicore__ inline void MessagesInit() {
+        pipe_->InitBuffer(messageBuf_, MessagesInUb(*info_) * StatusMessageBytes(config_.counts));
     }
-    __aicore__ inline LocalTensor<uint32_t> RunAt(uint32_t at) {
-        return runBuf_.Get<uint32_t>()[at * (StatusRunBytes(config_.counts) / kWordBytes)];
+    __aicore__ inline LocalTensor<uint32_t> MessageAt(uint32_t at) {
+        return messageBuf_.Get<uint32_t>()[at * (StatusMessageBytes(config_.counts) / kWordBytes)];
     }
-    // All of a run that is the same for every peer.
-    __aicore__ inline void BeginRun(uint32_t at) {
+    // The words that are the same for every peer.
+    __aicore__ inline void BeginMessage(uint32_t at) {
         StatusWriter& writer = writers_[at];
-        writer.Init(RunAt(at), *info_, config_, epoch_);
+        writer.Init(MessageAt(at), *info_, config_, epoch_);
         writer.SetError(Failed() ? verdict_ : Verdict());
         if (!Failed() && config_.phase == kPhaseLent) writer.SetPlace(lentBlocks_, info_->lentGeneration);
         writer.ClearTail();
     }
-    // The rest. Returns how many rows it is about.
+    // The counts and their hashes. Returns the number of rows.
     template <typename Counts>
-    __aicore__ inline uint32_t FillRun(Counts& counts, uint32_t at, uint32_t peer) {
+    __aicore__ inline uint32_t FillMessage(Counts& counts, uint32_t at, uint32_t peer) {
         uint32_t rows = 0;
         for (uint32_t i = 0; i < config_.counts; ++i) {
             const uint32_t count = Failed() ? 0 : counts.Rows(peer, i);
             writers_[at].SetCount(i, count);
             if (i < info_->localExperts) rows += count;
         }
-        writers_[at].Seal();
+        writers_[at].SetCountsHashes();
         return rows;
     }
 
-    // BatchWrite lists of this launch: a block an item, so that each core stores those of its own peers.
-    __aicore__ inline GM_ADDR Items(uint32_t list) const {
-        return workspace_ + ItemsOffset(info_->cores, info_->experts, info_->world, info_->localExperts) +
-               static_cast<uint64_t>(list) * info_->world * kBlock;
-    }
-    __aicore__ inline void PutItem(uint32_t peer, uint64_t rowBytes, uint32_t runBytes) {
-        BatchItem item = sender_.ItemOf(peer, rowBytes, runBytes);
-        const uint32_t at = sender_.servers().FarIndex(peer);
-        if constexpr (IsMutant(Mutant::kStatusItemFirst)) {
-            BatchItem run = item;
-            run.local += rowBytes;
-            run.remote += rowBytes;
-            run.bytes = runBytes;
-            StoreItem(at, run);
-            item.bytes = rowBytes;
-            StoreItem(sender_.servers().FarCount() + at, item);
-            return;
-        }
-        StoreItem(at, item);
-    }
-    __aicore__ inline void StoreItem(uint32_t at, const BatchItem& item) {
-        LocalTensor<uint64_t> words = itemBuf_.Get<uint64_t>();
-        SyncFunc<HardEvent::MTE3_S>();
-        WindowSender::SetItem(words, item);
-        SyncFunc<HardEvent::S_MTE3>();
-        GlobalTensor<uint64_t> list;
-        list.SetGlobalBuffer(reinterpret_cast<__gm__ uint64_t*>(Items(0)),
-                             static_cast<uint64_t>(kItemLists) * info_->world * kItemWords);
-        AscendC::DataCopy(list[static_cast<uint64_t>(at) * kItemWords], words, kItemWords);
-    }
-    // All cores have staged rows, runs and items; core 0 hands the list to the server.
-    __aicore__ inline void PostItems() {
-        if constexpr (!IsMutant(Mutant::kPostedBeforeStaged)) AscendC::SyncAll<true>();
-        uint32_t count = sender_.servers().FarCount();
-        if constexpr (IsMutant(Mutant::kStatusItemFirst)) count *= 2;
-        if (core_ == 0) link_.Post(Items(0), count);
-    }
-
-    static constexpr uint32_t kItemWords = kBlock / sizeof(uint64_t);
     static constexpr uint32_t kWordBytes = sizeof(uint32_t);
-    static_assert(sizeof(BatchItem) == kBlock, "an item is a block");
     TPipe* pipe_ = nullptr;
     const MoeDistributeInfo* info_ = nullptr;
     GM_ADDR workspace_ = nullptr;
@@ -400,24 +255,19 @@ private:
     EpochWord word_;
     StatusConfig config_;
     WindowSender sender_;
+    ItemList items_;
     RdmaLink link_;
     FailureReport report_;
     VerdictBoard board_;
-    FailWatch fail_;
-    LateWaiter late_;
-    StageSender stages_;
-    StatusWriter writers_[kMostRunsInUb];
-    UbBuf runBuf_, itemBuf_;
+    StatusWriter writers_[kMostMessagesInUb];
+    UbBuf messageBuf_;
     Verdict verdict_;
     uint32_t core_ = 0;
     uint32_t epoch_ = 0;
     uint32_t lentBlocks_ = 0;
-    uint32_t prepared_ = 0;  // runs that are in UB already
-    uint32_t stage_ = 0;     // of the rows of all ranks that is known to be there
-    uint32_t told_ = 0;      // of the own rows
-    uint32_t tellingCores_ = 0;
+    uint32_t prepared_ = 0;  // messages that are filled already
 };
 
 }  // namespace moe
 
-#endif  // ASCEND_MOE_DISTRIBUTE_EXCHANGE_H
+#endif  // ASCEND_MOE_COMMON_EXCHANGE_H

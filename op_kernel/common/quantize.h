@@ -1,6 +1,6 @@
 // Rows as they travel: plain, or int8 with one fp32 scale a token (quant_mode 2).
-#ifndef ASCEND_MOE_DISTRIBUTE_QUANTIZE_H
-#define ASCEND_MOE_DISTRIBUTE_QUANTIZE_H
+#ifndef ASCEND_MOE_COMMON_QUANTIZE_H
+#define ASCEND_MOE_COMMON_QUANTIZE_H
 
 #include "base.h"
 
@@ -39,9 +39,9 @@ public:
         Widen(value, row, expert);
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::Abs(magnitude, value, hidden_);
-        if constexpr (!IsMutant(Mutant::kReducedBeforeMagnitude)) AscendC::PipeBarrier<PIPE_V>();
+        AscendC::PipeBarrier<PIPE_V>();
         AscendC::ReduceMax(reduced, magnitude, reduceScratch, static_cast<int32_t>(hidden_), false);
-        if constexpr (!IsMutant(Mutant::kScaleReadBeforeReduced)) SyncFunc<HardEvent::V_S>();
+        SyncFunc<HardEvent::V_S>();
         const float largest = reduced.GetValue(0);
         float scale = 1.0f;
         ClearTail(wire);
@@ -155,15 +155,12 @@ public:
             inQueue_.FreeTensor(in);
             outQueue_.EnQue(out);
             row_ = outQueue_.template DeQue<int8_t>();
-            if constexpr (!IsMutant(Mutant::kScaleSentBeforeWritten)) SyncFunc<HardEvent::S_MTE3>();
+            SyncFunc<HardEvent::S_MTE3>();
         } else {
             LocalTensor<int8_t> row = copyQueue_.template AllocTensor<int8_t>();
             AscendC::DataCopy(row, source, rowBytes_);
-            row_ = row;
-            if constexpr (!IsMutant(Mutant::kRowSentBeforeLoaded)) {
-                copyQueue_.EnQue(row);
-                row_ = copyQueue_.template DeQue<int8_t>();
-            }
+            copyQueue_.EnQue(row);
+            row_ = copyQueue_.template DeQue<int8_t>();
         }
         return row_;
     }
@@ -218,4 +215,4 @@ private:
 
 }  // namespace moe
 
-#endif  // ASCEND_MOE_DISTRIBUTE_QUANTIZE_H
+#endif  // ASCEND_MOE_COMMON_QUANTIZE_H

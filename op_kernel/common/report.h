@@ -1,9 +1,8 @@
 // What core 0 leaves behind when an op fails: the error record, and on a fatal error abort blocks to the
 // peers.
-#ifndef ASCEND_MOE_DISTRIBUTE_REPORT_H
-#define ASCEND_MOE_DISTRIBUTE_REPORT_H
+#ifndef ASCEND_MOE_COMMON_REPORT_H
+#define ASCEND_MOE_COMMON_REPORT_H
 
-#include "rdma.h"
 #include "send.h"
 #include "status.h"
 
@@ -20,16 +19,12 @@ public:
         record_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(record), kErrorRecordWords);
     }
 
-    // Direct combine: late blocks of this stage are awaited, where runs say that they follow.
-    __aicore__ inline void Await(uint32_t stage) { stage_ = stage; }
-
     // Call on core 0 with the UB free: resets the pipe. `items`: room in GM for a BatchWrite list.
     __aicore__ inline void Write(TPipe& pipe, const Verdict& verdict, WindowSender& sender, RdmaLink& link,
                                  GM_ADDR items) {
         AscendC::PipeBarrier<PIPE_ALL>();
         pipe.Reset();
         UbBuf recordBuf, headerBuf, abortBuf, itemBuf, beforeBuf;
-        pipe.InitBuffer(lateBuf_, info_->world * kBlock);
         pipe.InitBuffer(recordBuf, kErrorRecordWords * sizeof(int32_t));
         pipe.InitBuffer(headerBuf, 2 * info_->world * kBlock);
         pipe.InitBuffer(abortBuf, kBlock);
@@ -57,9 +52,8 @@ public:
         words.SetValue(kRecWorld, static_cast<int32_t>(info_->world));
         if (verdict.code >= kFirstFatal && verdict.code != kContextMismatch) {
             LocalTensor<uint32_t> headers = headerBuf.Get<uint32_t>();
-            LoadLate();
             LoadHeaders(headers, sender.servers());
-            // A failure met at entry: nobody is awaited yet.
+            // Without this rank's own message the failure was found at entry: no rank is awaited yet.
             if (Arrived(headers, info_->rank)) ListAwaited(headers, words);
             if (verdict.reporter == info_->rank) {
                 const LocalTensor<uint32_t> block = abortBuf.Get<uint32_t>();
@@ -71,7 +65,7 @@ public:
             }
         }
         SyncFunc<HardEvent::S_MTE3>();
-        if (!Told(beforeBuf.Get<int32_t>(), verdict)) CopyOut(record_, words, kErrorRecordWords);
+        if (!AlreadyReported(beforeBuf.Get<int32_t>(), verdict)) CopyOut(record_, words, kErrorRecordWords);
         if (verdict.code != kContextMismatch) {
             GlobalTensor<int32_t> own;
             own.SetGlobalBuffer(
@@ -83,9 +77,10 @@ public:
     }
 
 private:
-    // On an NPU the host looks at the record when more ops have run: what went wrong first explains the rest.
-    // Only a fatal failure replaces one that was not.
-    __aicore__ inline bool Told(const LocalTensor<int32_t>& before, const Verdict& verdict) const {
+    // Whether the record already holds a failure that has to stay. On an NPU the host reads the record after
+    // more ops have run, and the first failure explains the others. Only a fatal failure replaces one that
+    // was not.
+    __aicore__ inline bool AlreadyReported(const LocalTensor<int32_t>& before, const Verdict& verdict) const {
         const DataCopyExtParams params{1, kBlock, 0, 0, 0};
         const DataCopyPadExtParams<int32_t> pad{false, 0, 0, 0};
         AscendC::DataCopyPad(before, record_, params, pad);
@@ -93,18 +88,18 @@ private:
         if (before.GetValue(kRecMagic) != kRecordMagic) return false;
         return before.GetValue(kRecCode) >= static_cast<int32_t>(kFirstFatal) || verdict.code < kFirstFatal;
     }
-    // Header 0 of every run: [parity][source]. Over RDMA those of far ranks lie behind their rows; what is no
-    // header there counts as none.
+    // Header 0 of every message: [parity][source]. Over RDMA those of far ranks lie behind their rows; what
+    // is no header there counts as none.
     __aicore__ inline void LoadHeaders(const LocalTensor<uint32_t>& headers, const ServerMap& servers) {
         const uint32_t stride = StatusStride(info_->world);
-        GlobalTensor<uint32_t> runs;
-        runs.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(context_->state(info_->rank) +
-                                                                StatusOffset(info_->world, 0, 0)),
-                             static_cast<uint64_t>(2 * info_->world) * stride / sizeof(uint32_t));
+        GlobalTensor<uint32_t> messages;
+        messages.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(context_->state(info_->rank) +
+                                                                    StatusOffset(info_->world, 0, 0)),
+                                 static_cast<uint64_t>(2 * info_->world) * stride / sizeof(uint32_t));
         const DataCopyExtParams params{static_cast<uint16_t>(2 * info_->world), kBlock, stride - kBlock, 0,
                                        0};
         const DataCopyPadExtParams<uint32_t> pad{false, 0, 0, 0};
-        AscendC::DataCopyPad(headers, runs, params, pad);
+        AscendC::DataCopyPad(headers, messages, params, pad);
         if (info_->transport == kTransportRdma) {
             AscendC::PipeBarrier<PIPE_ALL>();
             LoadFarHeaders(headers, servers);
@@ -115,9 +110,9 @@ private:
         for (uint32_t parity = 0; parity < 2; ++parity) {
             for (uint32_t rank = 0; rank < info_->world; ++rank) {
                 if (!servers.Far(rank)) continue;
-                GlobalTensor<uint32_t> run;
-                run.SetGlobalBuffer(FarRun(*context_, parity, rank), kBlockWords);
-                AscendC::DataCopy(headers[HeaderAt(parity, rank)], run, kBlockWords);
+                GlobalTensor<uint32_t> message;
+                message.SetGlobalBuffer(FarMessage(*context_, parity, rank), kBlockWords);
+                AscendC::DataCopy(headers[HeaderAt(parity, rank)], message, kBlockWords);
                 SyncFunc<HardEvent::MTE2_S>();
                 const uint32_t at = HeaderAt(parity, rank), epoch = headers.GetValue(at + kH0Epoch);
                 if (headers.GetValue(at + kH0Magic) == HeaderWord(epoch) &&
@@ -127,23 +122,6 @@ private:
             }
         }
     }
-    // Late blocks of this epoch's half, on their way.
-    __aicore__ inline void LoadLate() {
-        GlobalTensor<uint32_t> blocks;
-        blocks.SetGlobalBuffer(
-            reinterpret_cast<__gm__ uint32_t*>(context_->state(info_->rank) +
-                                               LateOffset(info_->world, StatusHalf(Parity(epoch_)), 0)),
-            info_->world * kBlockWords);
-        AscendC::DataCopy(lateBuf_.Get<uint32_t>(), blocks, info_->world * kBlockWords);
-    }
-    // Whether the rank's run is here, but not the late block that is awaited.
-    __aicore__ inline bool IsLate(const LocalTensor<uint32_t>& headers, uint32_t rank) {
-        const uint32_t opPhase = headers.GetValue(HeaderAt(Parity(epoch_), rank) + kH0OpPhase);
-        if (stage_ == 0 || PhaseOf(opPhase) != kPhaseStaged) return false;
-        const LocalTensor<uint32_t> late = lateBuf_.Get<uint32_t>();
-        const uint32_t at = rank * kBlockWords;
-        return late.GetValue(at + kLbMagic) != LateWord(epoch_) || late.GetValue(at + kLbStage) < stage_;
-    }
     __aicore__ inline bool Arrived(const LocalTensor<uint32_t>& headers, uint32_t rank) const {
         return headers.GetValue(HeaderAt(Parity(epoch_), rank) + kH0Magic) == HeaderWord(epoch_);
     }
@@ -152,7 +130,6 @@ private:
     }
     // The newest header of a rank that has not arrived: that of the op before, or what is older.
     __aicore__ inline uint32_t NewestHeader(const LocalTensor<uint32_t>& headers, uint32_t rank) const {
-        if (Arrived(headers, rank)) return HeaderAt(Parity(epoch_), rank);
         const uint32_t other = HeaderAt(1 - Parity(epoch_), rank);
         const uint32_t seen = headers.GetValue(other + kH0Magic) ^ kStatusMagic;
         return NextEpoch(seen) == epoch_ ? other : HeaderAt(Parity(epoch_), rank);
@@ -161,7 +138,7 @@ private:
                                        const LocalTensor<int32_t>& words) {
         uint32_t count = 0;
         for (uint32_t rank = 0; rank < info_->world; ++rank) {
-            if (Arrived(headers, rank) && !IsLate(headers, rank)) continue;
+            if (Arrived(headers, rank)) continue;
             if (count < kMaxAwaited) {
                 const uint32_t at = kRecAwaited + count * 3, header = NewestHeader(headers, rank);
                 words.SetValue(at, static_cast<int32_t>(rank));
@@ -228,12 +205,10 @@ private:
     const WindowContext* context_ = nullptr;
     const MoeDistributeInfo* info_ = nullptr;
     GlobalTensor<int32_t> record_;
-    UbBuf lateBuf_;
-    uint32_t stage_ = 0;  // awaited
     uint32_t op_ = 0;
     uint32_t epoch_ = 0;
 };
 
 }  // namespace moe
 
-#endif  // ASCEND_MOE_DISTRIBUTE_REPORT_H
+#endif  // ASCEND_MOE_COMMON_REPORT_H

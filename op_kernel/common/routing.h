@@ -1,12 +1,63 @@
 // This rank's routing: which (token, k) pairs go where, counted by all cores together. Each core reads only
 // its share of the ids; a histogram a core, summed by vector adds, gives every pair its place.
-#ifndef ASCEND_MOE_DISTRIBUTE_ROUTING_H
-#define ASCEND_MOE_DISTRIBUTE_ROUTING_H
+#ifndef ASCEND_MOE_COMMON_ROUTING_H
+#define ASCEND_MOE_COMMON_ROUTING_H
 
-#include "core_rows.h"
 #include "verdict.h"
 
 namespace moe {
+
+// Rows [cores][lanes] int32 in the workspace, one from each core: their sum, or their maximum, lane by lane.
+// Many rows are loaded at a time and folded in halves, so that instructions are few and long.
+class CoreRows {
+public:
+    // `lanes` of a row, a multiple of 8.
+    __aicore__ inline void Init(GM_ADDR rows, uint32_t lanes, uint32_t cores) {
+        lanes_ = lanes;
+        rows_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(rows), static_cast<uint64_t>(cores) * lanes);
+    }
+    // Folds lanes [first, first + count) of the rows of cores [begin, end) into `to`, which holds the neutral
+    // value. `queue`: for loads; its tensors hold `room` int32, at least `lanes`.
+    template <bool kLargest, typename Queue>
+    __aicore__ inline void Fold(Queue& queue, uint32_t room, const LocalTensor<int32_t>& to, uint32_t first,
+                                uint32_t count, uint32_t begin, uint32_t end) {
+        const uint32_t padded = PaddedInts(count), step = Min(room / padded, kMostRows);
+        const DataCopyPadExtParams<int32_t> pad{padded != count, 0, static_cast<uint8_t>(padded - count), 0};
+        for (uint32_t core = begin; core < end; core += step) {
+            uint32_t n = Min(step, end - core);
+            const DataCopyExtParams params{static_cast<uint16_t>(n),
+                                           static_cast<uint32_t>(count * sizeof(int32_t)),
+                                           static_cast<uint32_t>((lanes_ - count) * sizeof(int32_t)), 0, 0};
+            LocalTensor<int32_t> rows = queue.template AllocTensor<int32_t>();
+            AscendC::DataCopyPad(rows, rows_[static_cast<uint64_t>(core) * lanes_ + first], params, pad);
+            queue.EnQue(rows);
+            rows = queue.template DeQue<int32_t>();
+            while (n > 1) {
+                const uint32_t half = n / 2;
+                Join<kLargest>(rows, rows[(n - half) * padded], half * padded);
+                n -= half;
+            }
+            Join<kLargest>(to, rows, padded);
+            queue.FreeTensor(rows);
+        }
+    }
+
+private:
+    static constexpr uint32_t kMostRows = 64;
+
+    template <bool kLargest>
+    __aicore__ inline void Join(const LocalTensor<int32_t>& to, const LocalTensor<int32_t>& more,
+                                uint32_t count) {
+        AscendC::PipeBarrier<PIPE_V>();
+        if constexpr (kLargest) {
+            AscendC::Max(to, to, more, static_cast<int32_t>(count));
+        } else {
+            AscendC::Add(to, to, more, static_cast<int32_t>(count));
+        }
+    }
+    GlobalTensor<int32_t> rows_;
+    uint32_t lanes_ = 0;
+};
 
 constexpr uint32_t kHistogramInts = 2048;  // histogram rows in UB at a time
 constexpr int32_t kNotRouted = -1;         // id -1: nowhere
@@ -33,12 +84,12 @@ public:
         Start(begin, count);
         SyncFunc<HardEvent::MTE2_S>();
     }
-    // Begins to load what further calls then find here. The caller orders MTE2 before S.
+    // Starts to load pairs that later calls of Load find here. The caller makes S wait for MTE2.
     __aicore__ inline void Keep(uint32_t begin, uint32_t count) {
         Start(begin, count);
         kept_ = count;
     }
-    // The raw id of pair begin + i of token `token`, or what stands for it.
+    // The id of pair begin + i, of token `token`; kInactive where it is masked.
     __aicore__ inline int32_t Id(uint32_t i, uint32_t token) {
         if (info_->maskRank != 0) {
             const uint32_t at = info_->maskRank == 1 ? token - firstToken_ : i;
@@ -111,7 +162,7 @@ public:
         end_ = end * info_->topK;
     }
 
-    // Begins to load the first pairs of the share; the caller orders MTE2 before S.
+    // Starts to load the first pairs of the share. The caller makes S wait for MTE2.
     __aicore__ inline void Fetch() {
         if (begin_ < end_) pairs_.Keep(begin_, Min(kChunkPairs, end_ - begin_));
     }
@@ -159,14 +210,14 @@ public:
             const uint32_t count = Min(step, info_->cores - core);
             SyncFunc<HardEvent::V_MTE2>();
             AscendC::DataCopy(rows, histograms_[static_cast<uint64_t>(core) * lanes_], count * lanes_);
-            if constexpr (!IsMutant(Mutant::kCountsAddedBeforeLoaded)) SyncFunc<HardEvent::MTE2_V>();
+            SyncFunc<HardEvent::MTE2_V>();
             for (uint32_t i = 0; i < count; ++i) {
                 AscendC::PipeBarrier<PIPE_V>();
                 AscendC::Add(total, total, rows[i * lanes_], lanes_);
                 if (core + i < core_) AscendC::Add(running, running, rows[i * lanes_], lanes_);
             }
         }
-        if constexpr (!IsMutant(Mutant::kPlacedBeforeAdded)) SyncFunc<HardEvent::V_S>();
+        SyncFunc<HardEvent::V_S>();
     }
 
     // What a core needs to know where it only looks at some experts: in `running` the counts of the cores
@@ -224,13 +275,7 @@ public:
 
     // Core 0 leaves the totals where later phases find an owner's slice.
     __aicore__ inline void StoreTotals() {
-        if constexpr (!IsMutant(Mutant::kEveryCoreStoresTotals)) {
-            if (core_ != 0) return;
-        }
-        if constexpr (IsMutant(Mutant::kTotalsLeftInCache)) {
-            for (uint32_t e = 0; e < lanes_; ++e) totals_.SetValue(e, totalBuf_.Get<int32_t>().GetValue(e));
-            return;
-        }
+        if (core_ != 0) return;
         SyncFunc<HardEvent::V_MTE3>();
         AscendC::DataCopy(totals_, totalBuf_.Get<int32_t>(), lanes_);
     }
@@ -246,12 +291,10 @@ public:
         LocalTensor<int32_t> running = runningBuf_.Get<int32_t>();
         const int32_t position = running.GetValue(expert);
         running.SetValue(expert, position + 1);
-        if constexpr (IsMutant(Mutant::kExpandIdxPrefix))
-            return static_cast<uint32_t>(position + (core_ > 0));
         return static_cast<uint32_t>(position);
     }
-    // The pairs of this token, the first of those loaded, have not been taken: the core starts in the middle
-    // of it.
+    // Takes back the positions of this token's pairs, which are the first that are loaded: another core sums
+    // the first part of this token.
     __aicore__ inline void GiveBack(uint32_t token) {
         LocalTensor<int32_t> running = runningBuf_.Get<int32_t>();
         for (uint32_t k = 0; k < info_->topK; ++k) {
@@ -299,4 +342,4 @@ private:
 
 }  // namespace moe
 
-#endif  // ASCEND_MOE_DISTRIBUTE_ROUTING_H
+#endif  // ASCEND_MOE_COMMON_ROUTING_H

@@ -1,15 +1,23 @@
 // The seam to the transports. A rank of this server is a store by MTE3 away. For one of another server the
-// same calls stage rows and status run in this rank's windowsOut, where its region ends with the run at a
-// fixed place and begins with the first row; one contiguous BatchWrite item then carries both, the run last.
-#ifndef ASCEND_MOE_DISTRIBUTE_SEND_H
-#define ASCEND_MOE_DISTRIBUTE_SEND_H
+// same calls stage rows and status message in this rank's windowsOut, where its region ends with the message
+// at a fixed place and begins with the first row; one contiguous BatchWrite item then carries both, the
+// message last.
+#ifndef ASCEND_MOE_COMMON_SEND_H
+#define ASCEND_MOE_COMMON_SEND_H
 
 #include "contexts.h"
 
+// The header of Hccl<> has moved between toolkits.
+#if __has_include("lib/hccl/hccl.h")
+#include "lib/hccl/hccl.h"
+#else
+#include "adv_api/hccl/hccl.h"
+#endif
+
 namespace moe {
 
-// Where the status run of a rank of another server arrives.
-__aicore__ inline __gm__ uint32_t* FarRun(const WindowContext& context, uint32_t parity, uint32_t rank) {
+// Where the status message of a rank of another server arrives.
+__aicore__ inline __gm__ uint32_t* FarMessage(const WindowContext& context, uint32_t parity, uint32_t rank) {
     return reinterpret_cast<__gm__ uint32_t*>(
         context.data(context.rank()) + RegionOffset(context.data_bytes(), context.world(), parity, rank) +
         RowsEnd(context.data_bytes(), context.world()));
@@ -59,29 +67,27 @@ public:
                                    uint32_t bytes) {
         if constexpr (kRdma) {
             if (servers_.Far(peer)) {
-                StoreRows(Staged(RowHalf(parity_), peer) + offset, rows, bytes);
+                StoreRows(Staged(parity_, peer) + offset, rows, bytes);
                 return;
             }
         }
-        StoreRows(context_->data(peer) + Region(RowHalf(parity_), context_->rank()) + offset, rows, bytes);
+        StoreRows(context_->data(peer) + Region(parity_, context_->rank()) + offset, rows, bytes);
     }
     // Bytes into a slot of the peer's half, whoever the source: the return path of the V2 contract.
     __aicore__ inline void PutSlot(uint32_t peer, uint64_t offset, const LocalTensor<int8_t>& rows,
                                    uint32_t bytes) {
-        StoreRows(context_->data(peer) + HalfOffset(context_->data_bytes(), RowHalf(parity_)) + offset, rows,
-                  bytes);
+        StoreRows(context_->data(peer) + HalfOffset(context_->data_bytes(), parity_) + offset, rows, bytes);
     }
     // All rows of this core have left. Other cores' rows need a SyncAll on top.
     __aicore__ inline void Flush() { AscendC::PipeBarrier<PIPE_ALL>(); }
 
-    // This rank's status run, after everybody's Flush. A far peer's is staged, and leaves with its item.
-    __aicore__ inline void PutStatus(uint32_t peer, const LocalTensor<uint32_t>& run, uint32_t bytes) {
+    // This rank's status message, after everybody's Flush. A far peer's is staged, and leaves with its item.
+    __aicore__ inline void PutStatus(uint32_t peer, const LocalTensor<uint32_t>& message, uint32_t bytes) {
         if (servers_.Far(peer)) {
-            StoreWords(Staged(StatusHalf(parity_), peer) + rowsAt_, run, bytes);
+            StoreWords(Staged(parity_, peer) + rowsAt_, message, bytes);
         } else {
-            StoreWords(context_->state(peer) +
-                           StatusOffset(context_->world(), StatusHalf(parity_), context_->rank()),
-                       run, bytes);
+            StoreWords(context_->state(peer) + StatusOffset(context_->world(), parity_, context_->rank()),
+                       message, bytes);
         }
     }
     __aicore__ inline void PutAbort(uint32_t peer, const LocalTensor<uint32_t>& block) {
@@ -92,10 +98,10 @@ public:
         StoreWords(StagedAbort(), block, kBlock);
     }
 
-    // What a far peer gets: `rowBytes` of rows, and the run behind them.
+    // What a far peer gets: `rowBytes` of rows, and the message behind them.
     __aicore__ inline BatchItem ItemOf(uint32_t peer, uint64_t rowBytes, uint32_t runBytes) const {
-        const uint64_t target = Region(RowHalf(parity_), context_->rank());
-        return Item(Staged(RowHalf(parity_), peer) + rowsAt_ - rowBytes,
+        const uint64_t target = Region(parity_, context_->rank());
+        return Item(Staged(parity_, peer) + rowsAt_ - rowBytes,
                     context_->data(peer) + target + rowsAt_ - rowBytes, rowBytes + runBytes, peer);
     }
     __aicore__ inline BatchItem AbortItemOf(uint32_t peer) const {
@@ -143,6 +149,93 @@ private:
     uint64_t rowsAt_ = 0;
 };
 
+inline constexpr AscendC::HcclServerConfig kServerClient = {AscendC::CoreType::DEFAULT, 0};  // core 0
+
+// The BatchWrite lists of a launch, in the workspace: [kItemLists][W] blocks. Every core stores the items of
+// its own peers on other servers into the first; core 0 posts both.
+class ItemList {
+public:
+    __aicore__ inline void Init(const WindowSender& sender, const MoeDistributeInfo& info,
+                                GM_ADDR workspace) {
+        sender_ = &sender;
+        world_ = info.world;
+        items_ = workspace + ItemsOffset(info.cores, info.experts, info.world, info.localExperts);
+    }
+    __aicore__ inline void BuffInit(TPipe& pipe) { pipe.InitBuffer(buf_, kBlock); }
+    // The item that carries `rowBytes` of rows to a peer, and the message behind them.
+    __aicore__ inline void Put(uint32_t peer, uint64_t rowBytes, uint32_t messageBytes) {
+        LocalTensor<uint64_t> words = buf_.Get<uint64_t>();
+        SyncFunc<HardEvent::MTE3_S>();
+        WindowSender::SetItem(words, sender_->ItemOf(peer, rowBytes, messageBytes));
+        SyncFunc<HardEvent::S_MTE3>();
+        GlobalTensor<uint64_t> list;
+        list.SetGlobalBuffer(reinterpret_cast<__gm__ uint64_t*>(items_),
+                             static_cast<uint64_t>(world_) * kItemWords);
+        const uint32_t at = sender_->servers().FarIndex(peer);
+        AscendC::DataCopy(list[static_cast<uint64_t>(at) * kItemWords], words, kItemWords);
+    }
+    __aicore__ inline GM_ADDR address() const { return items_; }
+    __aicore__ inline GM_ADDR aborts() const {
+        return items_ + static_cast<uint64_t>(kAbortItemList) * world_ * kBlock;
+    }
+
+private:
+    static constexpr uint32_t kItemWords = kBlock / sizeof(uint64_t);
+    static_assert(sizeof(BatchItem) == kBlock, "an item is a block");
+    const WindowSender* sender_ = nullptr;
+    GM_ADDR items_ = nullptr;
+    UbBuf buf_;
+    uint32_t world_ = 0;
+};
+
+// HCCL's server, which carries data between the servers of an A2 cluster: BatchWrite copies items of this
+// rank's windowsOut to its peers' windowsIn. Core 0 alone talks to it, and owes it a Finalize in every launch
+// on an A2 context, whether or not anything was posted.
+class RdmaLink {
+public:
+    using Server = AscendC::Hccl<AscendC::HCCL_SERVER_TYPE_AICPU, kServerClient>;
+
+    // `head` is the copy of the tiling's head in this core's memory, `tiling` the tiling in GM: newer
+    // toolkits take the one, older ones the other.
+    __aicore__ inline void Open(GM_ADDR context, GM_ADDR tiling, const MoeDistributeMc2Head& head) {
+        slot_.server = Server();
+        Start(slot_.server, context, tiling, head, 0);
+        open_ = true;
+    }
+    // Hands a list of `count` items in GM to the server. Everything they copy must have drained.
+    __aicore__ inline void Post(GM_ADDR list, uint32_t count) {
+        if (count > 0) slot_.server.BatchWrite(list, count);
+    }
+    // Returns when all that was posted has left; the server may go then.
+    __aicore__ inline void Close() {
+        if (open_) slot_.server.Finalize();
+        open_ = false;
+    }
+
+private:
+    // The server's object is only made where it is used: most launches have none.
+    union Slot {
+        __aicore__ inline Slot() {}
+        Server server;
+    };
+
+    template <typename S>
+    static __aicore__ inline auto Start(S& server, GM_ADDR context, GM_ADDR, const MoeDistributeMc2Head& head,
+                                        int) -> decltype(server.InitV2(context, &head)) {
+        server.InitV2(context, &head);
+        server.SetCcTilingV2(sizeof(head.init));
+    }
+    template <typename S>
+    static __aicore__ inline void Start(S& server, GM_ADDR context, GM_ADDR tiling,
+                                        const MoeDistributeMc2Head& head, long) {
+        server.Init(context, tiling);
+        server.SetCcTiling(tiling + sizeof(head.init));
+    }
+
+    Slot slot_;
+    bool open_ = false;
+};
+
 }  // namespace moe
 
-#endif  // ASCEND_MOE_DISTRIBUTE_SEND_H
+#endif  // ASCEND_MOE_COMMON_SEND_H

@@ -1,27 +1,29 @@
-// Status runs: what a rank says of itself to every peer in every op, and how a reader judges it.
-#ifndef ASCEND_MOE_DISTRIBUTE_STATUS_H
-#define ASCEND_MOE_DISTRIBUTE_STATUS_H
+// Status messages: every rank sends one to every peer in every op. It carries the configuration, an error if
+// there is one, and the numbers of rows. Here are the writer, the reader that judges one message, and the
+// comparison of all messages at once.
+#ifndef ASCEND_MOE_COMMON_STATUS_H
+#define ASCEND_MOE_COMMON_STATUS_H
 
 #include "verdict.h"
 
 namespace moe {
 
-// The configuration words of a run, equal on all ranks of a correct call.
+// The configuration words of a message, equal on all ranks of a correct call.
 struct StatusConfig {
     uint32_t op = 0;
     uint32_t types = 0;
     uint32_t algorithm = 0;
     uint32_t contract = 0;
     uint32_t hash = 0;
-    uint32_t phase = kPhaseFinal;  // of this rank's own runs
-    uint32_t counts = 0;           // of a run
+    uint32_t phase = kPhaseFinal;  // of this rank's own messages
+    uint32_t counts = 0;           // of a message
 
     __aicore__ inline void Init(const MoeDistributeInfo& info, uint32_t opCode) {
         op = opCode;
-        counts = RunCounts(info.algorithm, opCode, info.localExperts);
+        counts = MessageCounts(info.algorithm, opCode, info.localExperts);
         phase = info.algorithm == kAlgorithmDirect ? kPhasePublished : kPhaseFinal;
         types = TypesWord(info.xType, info.wireType, info.quantMode, info.hasScales);
-        algorithm = AlgorithmWord(info.algorithm, info.tableHash);
+        algorithm = info.algorithm;
         contract = ContractWord(info.contract, info.globalBsGiven != 0, info.windowMiB);
         hash = 2166136261u;
         hash = HashMix(hash, info.hidden);
@@ -36,61 +38,61 @@ struct StatusConfig {
 
 // Of a count block: the configuration, where lent rows lie, and the counts, so that no turned bit passes for
 // rows.
-__aicore__ inline uint32_t HashCounts(uint32_t hash, const LocalTensor<uint32_t>& run, uint32_t at) {
-    for (uint32_t i = 0; i < kCountsPerBlock; ++i) hash = HashMix(hash, run.GetValue(at + kCbCounts + i));
+__aicore__ inline uint32_t HashCounts(uint32_t hash, const LocalTensor<uint32_t>& message, uint32_t at) {
+    for (uint32_t i = 0; i < kCountsPerBlock; ++i) hash = HashMix(hash, message.GetValue(at + kCbCounts + i));
     return hash;
 }
 
-// Writes runs into UB. The fixed words are written once, counts and error per destination.
+// Writes messages into UB. The fixed words are written once, counts and error per destination.
 class StatusWriter {
 public:
-    __aicore__ inline void Init(const LocalTensor<uint32_t>& run, const MoeDistributeInfo& info,
+    __aicore__ inline void Init(const LocalTensor<uint32_t>& message, const MoeDistributeInfo& info,
                                 const StatusConfig& config, uint32_t epoch) {
-        run_ = run;
+        message_ = message;
         counts_ = config.counts;
         const uint32_t blocks = CountBlocks(counts_);
-        run_.SetValue(kH0Magic, HeaderWord(epoch));
-        run_.SetValue(kH0Epoch, epoch);
-        run_.SetValue(kH0OpPhase, OpPhase(config.op, config.phase, blocks));
-        run_.SetValue(kH0Source, info.rank);
-        run_.SetValue(kH0Hidden, info.hidden);
-        run_.SetValue(kH0TopK, info.topK);
-        run_.SetValue(kH0Experts, info.experts);
-        run_.SetValue(kH0MaxBatch, info.maxBatch);
+        message_.SetValue(kH0Magic, HeaderWord(epoch));
+        message_.SetValue(kH0Epoch, epoch);
+        message_.SetValue(kH0OpPhase, OpPhase(config.op, config.phase, blocks));
+        message_.SetValue(kH0Source, info.rank);
+        message_.SetValue(kH0Hidden, info.hidden);
+        message_.SetValue(kH0TopK, info.topK);
+        message_.SetValue(kH0Experts, info.experts);
+        message_.SetValue(kH0MaxBatch, info.maxBatch);
         const uint32_t h1 = kBlockWords;
-        run_.SetValue(h1 + kH1Epoch, epoch);
-        run_.SetValue(h1 + kH1OpPhase, OpPhase(config.op, config.phase, kHeader1Tail));
-        run_.SetValue(h1 + kH1Types, config.types);
-        run_.SetValue(h1 + kH1Algorithm, config.algorithm);
-        run_.SetValue(h1 + kH1Contract, config.contract);
+        message_.SetValue(h1 + kH1Epoch, epoch);
+        message_.SetValue(h1 + kH1OpPhase, OpPhase(config.op, config.phase, kHeader1Tail));
+        message_.SetValue(h1 + kH1Types, config.types);
+        message_.SetValue(h1 + kH1Algorithm, config.algorithm);
+        message_.SetValue(h1 + kH1Contract, config.contract);
         for (uint32_t b = 0; b < blocks; ++b) {
             const uint32_t at = (kHeaderBlocks + b) * kBlockWords;
-            run_.SetValue(at + kCbEpoch, epoch);
-            run_.SetValue(at + kCbOpPhase, OpPhase(config.op, config.phase, b * kCountsPerBlock));
-            run_.SetValue(at + kCbSource, info.rank);
+            message_.SetValue(at + kCbEpoch, epoch);
+            message_.SetValue(at + kCbOpPhase, OpPhase(config.op, config.phase, b * kCountsPerBlock));
+            message_.SetValue(at + kCbSource, info.rank);
         }
         hash_ = config.hash;
     }
     // Last, when the counts are in: their blocks' hashes cover them.
-    __aicore__ inline void Seal() {
+    __aicore__ inline void SetCountsHashes() {
         for (uint32_t b = 0; b < CountBlocks(counts_); ++b) {
             const uint32_t at = (kHeaderBlocks + b) * kBlockWords;
-            run_.SetValue(at + kCbHash, HashCounts(hash_, run_, at));
+            message_.SetValue(at + kCbHash, HashCounts(hash_, message_, at));
         }
     }
     // Where the rows lie, when a phase has more to say than itself.
     __aicore__ inline void SetPlace(uint32_t blocks, uint32_t generation) {
-        run_.SetValue(kBlockWords + kH1Detail0, blocks);
-        run_.SetValue(kBlockWords + kH1Detail1, generation);
+        message_.SetValue(kBlockWords + kH1Detail0, blocks);
+        message_.SetValue(kBlockWords + kH1Detail1, generation);
         hash_ = HashMix(HashMix(hash_, blocks), generation);
     }
     __aicore__ inline void SetError(const Verdict& verdict) {
-        run_.SetValue(kBlockWords + kH1Code, verdict.code);
-        run_.SetValue(kBlockWords + kH1Detail0, verdict.detail0);
-        run_.SetValue(kBlockWords + kH1Detail1, verdict.detail1);
+        message_.SetValue(kBlockWords + kH1Code, verdict.code);
+        message_.SetValue(kBlockWords + kH1Detail0, verdict.detail0);
+        message_.SetValue(kBlockWords + kH1Detail1, verdict.detail1);
     }
     // Rows of local expert i; from L on, where those of local expert i - L begin.
-    __aicore__ inline void SetCount(uint32_t i, uint32_t value) { run_.SetValue(CountWord(i), value); }
+    __aicore__ inline void SetCount(uint32_t i, uint32_t value) { message_.SetValue(CountWord(i), value); }
     // Unused counts of the last block are zero.
     __aicore__ inline void ClearTail() {
         for (uint32_t i = counts_; i < CountBlocks(counts_) * kCountsPerBlock; ++i) SetCount(i, 0);
@@ -100,12 +102,12 @@ public:
     }
 
 private:
-    LocalTensor<uint32_t> run_;
+    LocalTensor<uint32_t> message_;
     uint32_t counts_ = 0;
     uint32_t hash_ = 0;
 };
 
-// Judges one run in UB.
+// Judges one message in UB.
 class StatusReader {
 public:
     enum Arrival : uint32_t { kPending, kArrived };
@@ -117,84 +119,82 @@ public:
     }
 
     // kArrived with kOk in `verdict`: every block carries this epoch and the counts are within capacity. The
-    // run of a far rank lies among rows, where anything may have been before it; it is judged when all of it
-    // is there, so that the item it came with has left its sender.
-    __aicore__ inline Arrival Judge(const LocalTensor<uint32_t>& run, uint32_t source, bool far,
+    // message of a far rank lies among rows, where anything may have been before it; it is judged when all of
+    // it is there, so that the item it came with has left its sender.
+    __aicore__ inline Arrival Judge(const LocalTensor<uint32_t>& message, uint32_t source, bool far,
                                     Verdict& verdict) const {
-        const uint32_t seen = run.GetValue(kH0Magic);
-        if (far && (seen != HeaderWord(epoch_) || !Complete(run))) return kPending;
+        const uint32_t seen = message.GetValue(kH0Magic);
+        if (far && (seen != HeaderWord(epoch_) || !Complete(message))) return kPending;
         if (seen != HeaderWord(epoch_)) {
             // A fresh slot is all zero; otherwise the keyed magic must be that of two ops ago.
-            if constexpr (IsMutant(Mutant::kNoEpoch)) {
-                if (seen != 0) return JudgeCounts(run, source, verdict);
-            }
             if (seen == 0 || IsStale(seen ^ kStatusMagic, epoch_)) return kPending;
             return Corrupt(verdict, source, 0, seen);
         }
-        if (run.GetValue(kH0Epoch) != epoch_) return Corrupt(verdict, source, 0, run.GetValue(kH0Epoch));
-        if (run.GetValue(kH0Source) != source) return Corrupt(verdict, source, 0, run.GetValue(kH0Source));
-        if (run.GetValue(kBlockWords + kH1Epoch) != epoch_) return kPending;
-        const uint32_t opPhase = run.GetValue(kH0OpPhase), op = opPhase >> 24, phase = PhaseOf(opPhase);
-        if ((op != kOpDispatch && op != kOpCombine) || !Allowed(run, op, phase)) {
+        if (message.GetValue(kH0Epoch) != epoch_)
+            return Corrupt(verdict, source, 0, message.GetValue(kH0Epoch));
+        if (message.GetValue(kH0Source) != source)
+            return Corrupt(verdict, source, 0, message.GetValue(kH0Source));
+        if (message.GetValue(kBlockWords + kH1Epoch) != epoch_) return kPending;
+        const uint32_t opPhase = message.GetValue(kH0OpPhase), op = opPhase >> 24, phase = PhaseOf(opPhase);
+        if ((op != kOpDispatch && op != kOpCombine) || !Allowed(message, op, phase)) {
             return Corrupt(verdict, source, 0, opPhase);
         }
-        if (run.GetValue(kBlockWords + kH1OpPhase) != OpPhase(op, phase, kHeader1Tail)) {
-            return Corrupt(verdict, source, 1, run.GetValue(kBlockWords + kH1OpPhase));
+        if (message.GetValue(kBlockWords + kH1OpPhase) != OpPhase(op, phase, kHeader1Tail)) {
+            return Corrupt(verdict, source, 1, message.GetValue(kBlockWords + kH1OpPhase));
         }
-        if (CompareConfig(run, source, verdict)) return kArrived;
+        if (CompareConfig(message, source, verdict)) return kArrived;
         // Whatever of these words no field has named.
-        const uint32_t types = run.GetValue(kBlockWords + kH1Types);
-        const uint32_t contract = run.GetValue(kBlockWords + kH1Contract);
+        const uint32_t types = message.GetValue(kBlockWords + kH1Types);
+        const uint32_t contract = message.GetValue(kBlockWords + kH1Contract);
         if (types != config_.types) return Corrupt(verdict, source, 1, types);
         if (contract != config_.contract) return Corrupt(verdict, source, 1, contract);
-        const uint32_t code = run.GetValue(kBlockWords + kH1Code);
+        const uint32_t code = message.GetValue(kBlockWords + kH1Code);
         if (code != kOk) {
             if (code > kInvalidTriple) return Corrupt(verdict, source, 1, code);
             Verdict found;
             found.code = code;
             found.source = source;
-            found.detail0 = run.GetValue(kBlockWords + kH1Detail0);
-            found.detail1 = run.GetValue(kBlockWords + kH1Detail1);
+            found.detail0 = message.GetValue(kBlockWords + kH1Detail0);
+            found.detail1 = message.GetValue(kBlockWords + kH1Detail1);
             found.reporter = source;
             verdict = found;
             return kArrived;
         }
-        return JudgeCounts(run, source, verdict);
+        return JudgeCounts(message, source, verdict);
     }
-    // Of a run whose fixed words are known to be right: what its hashes cover.
-    __aicore__ inline Verdict JudgeSeals(const LocalTensor<uint32_t>& run, uint32_t source) const {
+    // Checks the counts hashes of a message whose fixed words are known to be right.
+    __aicore__ inline Verdict JudgeCountsHashes(const LocalTensor<uint32_t>& message, uint32_t source) const {
         Verdict verdict;
-        const uint32_t hash = HashBefore(run);
+        const uint32_t hash = HashBefore(message);
         uint64_t rows = 0;
         for (uint32_t b = 0; b < CountBlocks(config_.counts); ++b) {
             const uint32_t at = (kHeaderBlocks + b) * kBlockWords;
-            uint32_t seal = hash;
+            uint32_t countsHash = hash;
             for (uint32_t i = 0; i < kCountsPerBlock; ++i) {
-                const uint32_t count = run.GetValue(at + kCbCounts + i);
-                seal = HashMix(seal, count);
+                const uint32_t count = message.GetValue(at + kCbCounts + i);
+                countsHash = HashMix(countsHash, count);
                 if (OfRows(b, i)) rows += count;
             }
-            if (run.GetValue(at + kCbHash) == seal && rows <= info_->capacity) continue;
-            JudgeCounts(run, source, verdict);
+            if (message.GetValue(at + kCbHash) == countsHash && rows <= info_->capacity) continue;
+            JudgeCounts(message, source, verdict);
             break;
         }
         return verdict;
     }
 
 private:
-    // A rank of another algorithm may say anything that this one has.
-    __aicore__ inline bool Allowed(const LocalTensor<uint32_t>& run, uint32_t op, uint32_t phase) const {
-        const uint32_t algorithm = run.GetValue(kBlockWords + kH1Algorithm);
+    // A rank that runs another algorithm may give any phase that there is.
+    __aicore__ inline bool Allowed(const LocalTensor<uint32_t>& message, uint32_t op, uint32_t phase) const {
+        const uint32_t algorithm = message.GetValue(kBlockWords + kH1Algorithm);
         if (algorithm == config_.algorithm) return IsPhaseOf(info_->algorithm, op, phase);
-        return phase >= kPhaseFinal && phase <= kPhaseStaged;
+        return phase >= kPhaseFinal && phase <= kPhaseLent;
     }
-    // Every block that the run says it has, as far as this rank reads it.
-    __aicore__ inline bool Complete(const LocalTensor<uint32_t>& run) const {
-        if constexpr (IsMutant(Mutant::kTornRun)) return true;
-        if (run.GetValue(kBlockWords + kH1Epoch) != epoch_) return false;
-        const uint32_t blocks = Min(run.GetValue(kH0OpPhase) & 0xFFFFu, CountBlocks(config_.counts));
+    // Whether all blocks that this rank reads carry this epoch.
+    __aicore__ inline bool Complete(const LocalTensor<uint32_t>& message) const {
+        if (message.GetValue(kBlockWords + kH1Epoch) != epoch_) return false;
+        const uint32_t blocks = Min(message.GetValue(kH0OpPhase) & 0xFFFFu, CountBlocks(config_.counts));
         for (uint32_t b = 0; b < blocks; ++b) {
-            if (run.GetValue((kHeaderBlocks + b) * kBlockWords + kCbEpoch) != epoch_) return false;
+            if (message.GetValue((kHeaderBlocks + b) * kBlockWords + kCbEpoch) != epoch_) return false;
         }
         return true;
     }
@@ -210,42 +210,41 @@ private:
         return kArrived;
     }
 
-    // Whether a count is of rows, not of where they begin.
+    // Whether a count is a number of rows; direct combine also sends where rows begin.
     __aicore__ inline bool OfRows(uint32_t block, uint32_t i) const {
         return block * kCountsPerBlock + i < info_->localExperts;
     }
-    // What a hash begins with before the counts of its block.
-    __aicore__ inline uint32_t HashBefore(const LocalTensor<uint32_t>& run) const {
-        if (PhaseOf(run.GetValue(kH0OpPhase)) != kPhaseLent) return config_.hash;
-        const uint32_t hash = HashMix(config_.hash, run.GetValue(kBlockWords + kH1Detail0));
-        return HashMix(hash, run.GetValue(kBlockWords + kH1Detail1));
+    // The hash of the words before the counts of a block.
+    __aicore__ inline uint32_t HashBefore(const LocalTensor<uint32_t>& message) const {
+        if (PhaseOf(message.GetValue(kH0OpPhase)) != kPhaseLent) return config_.hash;
+        const uint32_t hash = HashMix(config_.hash, message.GetValue(kBlockWords + kH1Detail0));
+        return HashMix(hash, message.GetValue(kBlockWords + kH1Detail1));
     }
-    __aicore__ inline Arrival JudgeCounts(const LocalTensor<uint32_t>& run, uint32_t source,
+    __aicore__ inline Arrival JudgeCounts(const LocalTensor<uint32_t>& message, uint32_t source,
                                           Verdict& verdict) const {
-        const uint32_t blocks = CountBlocks(config_.counts), phase = PhaseOf(run.GetValue(kH0OpPhase));
-        if ((run.GetValue(kH0OpPhase) & 0xFFFFu) != blocks) {
-            return Corrupt(verdict, source, 0, run.GetValue(kH0OpPhase));
+        const uint32_t blocks = CountBlocks(config_.counts), phase = PhaseOf(message.GetValue(kH0OpPhase));
+        if ((message.GetValue(kH0OpPhase) & 0xFFFFu) != blocks) {
+            return Corrupt(verdict, source, 0, message.GetValue(kH0OpPhase));
         }
         for (uint32_t b = 0; b < blocks; ++b) {
             const uint32_t at = (kHeaderBlocks + b) * kBlockWords;
-            if constexpr (IsMutant(Mutant::kTornRun) || IsMutant(Mutant::kNoEpoch)) break;
-            if (run.GetValue(at + kCbEpoch) != epoch_) return kPending;
+            if (message.GetValue(at + kCbEpoch) != epoch_) return kPending;
         }
-        const uint32_t hash = HashBefore(run);
+        const uint32_t hash = HashBefore(message);
         uint64_t rows = 0;
         for (uint32_t b = 0; b < blocks; ++b) {
             const uint32_t at = (kHeaderBlocks + b) * kBlockWords;
-            if (run.GetValue(at + kCbOpPhase) != OpPhase(config_.op, phase, b * kCountsPerBlock)) {
-                return Corrupt(verdict, source, kHeaderBlocks + b, run.GetValue(at + kCbOpPhase));
+            if (message.GetValue(at + kCbOpPhase) != OpPhase(config_.op, phase, b * kCountsPerBlock)) {
+                return Corrupt(verdict, source, kHeaderBlocks + b, message.GetValue(at + kCbOpPhase));
             }
-            if (run.GetValue(at + kCbSource) != source) {
-                return Corrupt(verdict, source, kHeaderBlocks + b, run.GetValue(at + kCbSource));
+            if (message.GetValue(at + kCbSource) != source) {
+                return Corrupt(verdict, source, kHeaderBlocks + b, message.GetValue(at + kCbSource));
             }
-            if (run.GetValue(at + kCbHash) != HashCounts(hash, run, at)) {
-                return Corrupt(verdict, source, kHeaderBlocks + b, run.GetValue(at + kCbHash));
+            if (message.GetValue(at + kCbHash) != HashCounts(hash, message, at)) {
+                return Corrupt(verdict, source, kHeaderBlocks + b, message.GetValue(at + kCbHash));
             }
             for (uint32_t i = 0; i < kCountsPerBlock; ++i) {
-                const uint32_t count = run.GetValue(at + kCbCounts + i);
+                const uint32_t count = message.GetValue(at + kCbCounts + i);
                 if (OfRows(b, i)) rows += count;
                 if (rows > info_->capacity) return Corrupt(verdict, source, kHeaderBlocks + b, count);
             }
@@ -267,27 +266,27 @@ private:
         return true;
     }
 
-    // True when the peer runs another configuration; the first field that differs is named.
-    __aicore__ inline bool CompareConfig(const LocalTensor<uint32_t>& run, uint32_t source,
+    // True when the peer has another configuration; the first field that differs is named.
+    __aicore__ inline bool CompareConfig(const LocalTensor<uint32_t>& message, uint32_t source,
                                          Verdict& v) const {
-        const uint32_t types = run.GetValue(kBlockWords + kH1Types);
-        const uint32_t contract = run.GetValue(kBlockWords + kH1Contract);
+        const uint32_t types = message.GetValue(kBlockWords + kH1Types);
+        const uint32_t contract = message.GetValue(kBlockWords + kH1Contract);
         const uint32_t global = contract >> 8 & 0xFF, ourGlobal = config_.contract >> 8 & 0xFF;
-        const uint32_t maxBatch = run.GetValue(kH0MaxBatch);
-        return Differs(kFieldOp, config_.op, run.GetValue(kH0OpPhase) >> 24, source, v) ||
+        const uint32_t maxBatch = message.GetValue(kH0MaxBatch);
+        return Differs(kFieldOp, config_.op, message.GetValue(kH0OpPhase) >> 24, source, v) ||
                Differs(kFieldWindow, config_.contract >> 16, contract >> 16, source, v) ||
                Differs(kFieldContract, config_.contract & 0xFF, contract & 0xFF, source, v) ||
-               Differs(kFieldHidden, info_->hidden, run.GetValue(kH0Hidden), source, v) ||
-               Differs(kFieldTopK, info_->topK, run.GetValue(kH0TopK), source, v) ||
-               Differs(kFieldExperts, info_->experts, run.GetValue(kH0Experts), source, v) ||
+               Differs(kFieldHidden, info_->hidden, message.GetValue(kH0Hidden), source, v) ||
+               Differs(kFieldTopK, info_->topK, message.GetValue(kH0TopK), source, v) ||
+               Differs(kFieldExperts, info_->experts, message.GetValue(kH0Experts), source, v) ||
                Differs(kFieldGlobalBs, ourGlobal * info_->maxBatch * info_->world,
                        global * maxBatch * info_->world, source, v) ||
                Differs(kFieldMaxBatch, info_->maxBatch, maxBatch, source, v) ||
                Differs(kFieldType, config_.types & 0xFF, types & 0xFF, source, v) ||
                Differs(kFieldQuant, config_.types >> 16 & 0xFF, types >> 16 & 0xFF, source, v) ||
                Differs(kFieldScales, config_.types >> 24, types >> 24, source, v) ||
-               Differs(kFieldAlgorithm, config_.algorithm, run.GetValue(kBlockWords + kH1Algorithm), source,
-                       v);
+               Differs(kFieldAlgorithm, config_.algorithm, message.GetValue(kBlockWords + kH1Algorithm),
+                       source, v);
     }
 
     const MoeDistributeInfo* info_ = nullptr;
@@ -295,6 +294,160 @@ private:
     uint32_t epoch_ = 0;
 };
 
+// Compares the status messages of all ranks with what they should be, by vector instructions: word by word,
+// W messages take the scalar unit tens of microseconds.
+class MessageMatch {
+public:
+    // kExpected: every block of every message is of this epoch, and all its words but those that the hash
+    // covers are as expected. kUnexpected: all of this epoch, some word is another. Either way the messages
+    // have come.
+    enum Arrival : uint32_t { kMissing, kUnexpected, kExpected };
+
+    // For `count` messages, those of the ranks from 0 on.
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, const StatusConfig& config,
+                                uint32_t epoch, uint32_t count) {
+        count_ = count;
+        blocks_ = StatusMessageBytes(config.counts) / kBlock;
+        words_ = count * blocks_ * kBlockWords;
+        capacity_ = static_cast<int32_t>(info.capacity);
+        pipe.InitBuffer(patternBuf_, blocks_ * kBlock);
+        pipe.InitBuffer(sourceBuf_, MatchSourceBytes(count));
+        pipe.InitBuffer(wordBuf_, words_ * sizeof(int32_t));
+        pipe.InitBuffer(reduceBuf_, MatchReduceBytes(words_));
+        NumberSources();
+        StatusWriter writer;
+        writer.Init(patternBuf_.Get<uint32_t>(), info, config, epoch);
+        writer.SetError(Verdict());
+    }
+
+    // `messages`: in UB, loaded by MTE2. After kExpected their counts are in Counts().
+    __aicore__ inline Arrival Look(const LocalTensor<uint32_t>& messages) {
+        SyncFunc<HardEvent::MTE2_V>();
+        const LocalTensor<int32_t> words = messages.ReinterpretCast<int32_t>();
+        alike_ = false;
+        Clear();
+        Compare(words, {kFixedOfHeader0, kFixedOfHeader1, kFixedOfCounts});
+        CompareSources(words);
+        if (Differs()) {
+            Clear();
+            Compare(words, {1u, 1u, 1u});
+            return Differs() ? kMissing : kUnexpected;
+        }
+        TakeCounts(words);
+        alike_ = true;
+        return kExpected;
+    }
+    __aicore__ inline bool alike() const { return alike_; }
+    // A row of blocks a source as in its message, all words zero that are not counts. No count is below 0 or
+    // above the capacity, so that a core that has not checked the hashes may go by them.
+    __aicore__ inline LocalTensor<int32_t> Counts() { return wordBuf_.Get<int32_t>(); }
+    // From one row to the next.
+    __aicore__ inline uint32_t RowWords() const { return blocks_ * kBlockWords; }
+
+private:
+    static constexpr uint32_t kLaneBlocks = 8;  // of a repeat
+    // Of each block the words that are the same in the messages of all ranks, and those that name the source.
+    static constexpr uint32_t kFixedOfHeader0 = 0xFFu & ~(1u << kH0Source);
+    static constexpr uint32_t kFixedOfHeader1 = 0xFFu & ~(1u << kH1Detail0 | 1u << kH1Detail1);
+    static constexpr uint32_t kFixedOfCounts = 1u << kCbEpoch | 1u << kCbOpPhase;
+    struct BlockLanes {
+        uint32_t header0, header1, counts;
+    };
+
+    // A bit a lane of the repeat that begins with `block`.
+    __aicore__ inline uint64_t MaskOf(const BlockLanes& lanes, uint32_t block) const {
+        uint64_t mask = 0;
+        for (uint32_t b = 0; b < kLaneBlocks && block + b < blocks_; ++b) {
+            const uint32_t of = block + b == 0   ? lanes.header0
+                                : block + b == 1 ? lanes.header1
+                                                 : lanes.counts;
+            mask |= static_cast<uint64_t>(of) << (b * kBlockWords);
+        }
+        return mask;
+    }
+    // Calls on all messages together, where the stride from one to the next is one that a repeat can have.
+    __aicore__ inline uint32_t MessagesAtOnce() const { return blocks_ <= 255 ? count_ : 1; }
+    __aicore__ inline uint8_t MessageStride() const {
+        return static_cast<uint8_t>(MessagesAtOnce() > 1 ? blocks_ : 0);
+    }
+
+    // The scalar unit has written the pattern, and has read what it wanted to know.
+    __aicore__ inline void Clear() {
+        SyncFunc<HardEvent::S_V>();
+        AscendC::Duplicate(wordBuf_.Get<int32_t>(), static_cast<int32_t>(0), words_);
+        AscendC::PipeBarrier<PIPE_V>();
+    }
+    __aicore__ inline void Compare(const LocalTensor<int32_t>& messages, const BlockLanes& lanes) {
+        const LocalTensor<int32_t> to = wordBuf_.Get<int32_t>(), pattern = patternBuf_.Get<int32_t>();
+        const AscendC::BinaryRepeatParams strides(1, 1, 1, MessageStride(), MessageStride(), 0);
+        for (uint32_t block = 0; block < blocks_; block += kLaneBlocks) {
+            uint64_t mask[2] = {MaskOf(lanes, block), 0};
+            for (uint32_t message = 0; message < count_; message += MessagesAtOnce()) {
+                const uint32_t at = (message * blocks_ + block) * kBlockWords;
+                AscendC::Sub(to[at], messages[at], pattern[block * kBlockWords], mask,
+                             static_cast<uint8_t>(MessagesAtOnce()), strides);
+            }
+        }
+    }
+    __aicore__ inline void CompareSources(const LocalTensor<int32_t>& messages) {
+        const LocalTensor<int32_t> to = wordBuf_.Get<int32_t>(), source = sourceBuf_.Get<int32_t>();
+        const AscendC::BinaryRepeatParams strides(1, 1, 0, MessageStride(), MessageStride(), 1);
+        for (uint32_t block = 0; block < blocks_; block += kLaneBlocks) {
+            uint64_t mask[2] = {MaskOf({1u << kH0Source, 0, 1u << kCbSource}, block), 0};
+            for (uint32_t message = 0; message < count_; message += MessagesAtOnce()) {
+                const uint32_t at = (message * blocks_ + block) * kBlockWords;
+                AscendC::Sub(to[at], messages[at], source[message * kBlockWords], mask,
+                             static_cast<uint8_t>(MessagesAtOnce()), strides);
+            }
+        }
+    }
+    // All words of the comparison are zero when this is called.
+    __aicore__ inline void TakeCounts(const LocalTensor<int32_t>& messages) {
+        const LocalTensor<int32_t> counts = Counts();
+        const AscendC::UnaryRepeatParams strides(1, 1, MessageStride(), MessageStride());
+        AscendC::PipeBarrier<PIPE_V>();
+        for (uint32_t block = 0; block < blocks_; block += kLaneBlocks) {
+            uint64_t mask[2] = {MaskOf({0, 0, 0xF0u}, block), 0};
+            for (uint32_t message = 0; message < count_; message += MessagesAtOnce()) {
+                const uint32_t at = (message * blocks_ + block) * kBlockWords;
+                AscendC::Maxs(counts[at], messages[at], static_cast<int32_t>(0), mask,
+                              static_cast<uint8_t>(MessagesAtOnce()), strides);
+            }
+        }
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Mins(counts, counts, capacity_, static_cast<int32_t>(words_));
+    }
+    // Whether any word is not zero. It changes the words, but zeros stay zeros.
+    __aicore__ inline bool Differs() {
+        LocalTensor<float> value = wordBuf_.Get<float>(), result = reduceBuf_.Get<float>();
+        const int32_t count = static_cast<int32_t>(words_);
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Cast(value, wordBuf_.Get<int32_t>(), AscendC::RoundMode::CAST_RINT, words_);
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Abs(value, value, count);
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::ReduceMax(result, value, result[kBlockWords], count, false);
+        SyncFunc<HardEvent::V_S>();
+        return result.GetValue(0) != 0.0f;
+    }
+    // A block a source, all of whose words are its rank.
+    __aicore__ inline void NumberSources() {
+        LocalTensor<int32_t> source = sourceBuf_.Get<int32_t>();
+        const uint32_t padded = static_cast<uint32_t>(CeilTo(count_, kBlockWords));
+        LocalTensor<int32_t> number = source[padded * kBlockWords];
+        AscendC::CreateVecIndex(number, static_cast<int32_t>(0), padded);
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Brcb(source, number, static_cast<uint8_t>(padded / kBlockWords), {1, 8});
+    }
+
+    UbBuf patternBuf_, sourceBuf_, wordBuf_, reduceBuf_;
+    uint32_t count_ = 0;
+    uint32_t blocks_ = 0;  // of a message
+    uint32_t words_ = 0;   // of all messages
+    int32_t capacity_ = 0;
+    bool alike_ = false;
+};
+
 }  // namespace moe
 
-#endif  // ASCEND_MOE_DISTRIBUTE_STATUS_H
+#endif  // ASCEND_MOE_COMMON_STATUS_H

@@ -1,7 +1,7 @@
 // How the cores of one rank agree: each posts a verdict, all pass a SyncAll, each reads all and takes the
 // worst.
-#ifndef ASCEND_MOE_DISTRIBUTE_VERDICT_H
-#define ASCEND_MOE_DISTRIBUTE_VERDICT_H
+#ifndef ASCEND_MOE_COMMON_VERDICT_H
+#define ASCEND_MOE_COMMON_VERDICT_H
 
 #include "base.h"
 
@@ -28,8 +28,9 @@ __aicore__ inline Verdict InvalidOf(const MoeDistributeInfo& info, uint32_t code
     return verdict;
 }
 
-// Between the cores of a rank only, where they meet: an owner may get more rows than it has room for.
-constexpr uint32_t kUnsure = kFirstFatal - 1;
+// Between the cores of a rank only: an owner may get more rows than its capacity, and all cores have to count
+// exactly, together.
+constexpr uint32_t kRecheck = kFirstFatal - 1;
 
 // Fatal before a configuration mismatch before the other collective errors before what only this rank sees;
 // then the lowest rank. Every core, and where the cause is common every rank, arrives at the same one.
@@ -39,7 +40,7 @@ __aicore__ inline uint32_t Severity(const Verdict& verdict) {
     if (verdict.code >= kFirstFatal) return verdict.code - kFirstFatal;
     if (verdict.code == kConfigMismatch) return 32;
     if (verdict.code == kRoutingMismatch) return (verdict.detail0 & kMismatchIndex) != 0 ? 65 : 64;
-    if (verdict.code == kUnsure) return 80;
+    if (verdict.code == kRecheck) return 80;
     return verdict.code == kOk ? 96 : 48;
 }
 __aicore__ inline void Worsen(Verdict& verdict, const Verdict& other) {
@@ -60,16 +61,15 @@ public:
                                kVerdictRounds * cores * kBlockWords);
         pipe.InitBuffer(buf_, (cores + 1) * kBlock);
     }
-    // Drains this core's own stores, meets the others, and returns the worst verdict of all. kAlone: a mutant
-    // that does not meet them, and knows of the cores before it at best.
-    template <bool kAlone = false>
+    // Drains this core's own stores, meets the others, and returns the worst verdict of all.
     __aicore__ inline Verdict Meet(uint32_t round, const Verdict& mine) {
-        if constexpr (!IsMutant(Mutant::kNoDrainBeforeFlags)) SyncFunc<HardEvent::MTE3_S>();
+        SyncFunc<HardEvent::MTE3_S>();
         NothingMore then;
-        return MeetThen<kAlone>(round, mine, then);
+        return MeetThen(round, mine, then);
     }
-    // The verdict leaves with what this core still stores; then.Met() is what begins when all have met.
-    template <bool kAlone = false, typename Then>
+    // The same without waiting for this core's stores first: they drain with the verdict. then.Met() runs
+    // when all cores have met, before this core reads their verdicts.
+    template <typename Then>
     __aicore__ inline Verdict MeetThen(uint32_t round, const Verdict& mine, Then& then) {
         LocalTensor<uint32_t> block = buf_.Get<uint32_t>();
         block.SetValue(0, mine.code);
@@ -81,24 +81,16 @@ public:
         block.SetValue(6, 0u);
         block.SetValue(7, 0u);
         SyncFunc<HardEvent::S_MTE3>();
-        uint32_t stride = cores_;
-        if constexpr (IsMutant(Mutant::kSlotStride)) --stride;
-        const GlobalTensor<uint32_t> row = board_[static_cast<uint64_t>(round) * stride * kBlockWords];
+        const GlobalTensor<uint32_t> row = board_[static_cast<uint64_t>(round) * cores_ * kBlockWords];
         AscendC::DataCopy(row[static_cast<uint64_t>(core_) * kBlockWords], block, kBlockWords);
-        if constexpr (!IsMutant(Mutant::kNoDrainBeforeFlags)) {
-            AscendC::PipeBarrier<PIPE_ALL>();
-            if constexpr (!kAlone) AscendC::SyncAll<true>();
-        } else {
-            // Set as soon as the scalar unit gets here, whatever its stores are at.
-            AscendC::CrossCoreSetFlag<0, PIPE_S>(0);
-            AscendC::CrossCoreWaitFlag<0, PIPE_S>(0);
-        }
+        AscendC::PipeBarrier<PIPE_ALL>();
+        AscendC::SyncAll<true>();
         then.Met();
         LocalTensor<uint32_t> all = buf_.Get<uint32_t>()[kBlockWords];
         AscendC::DataCopy(all, row, cores_ * kBlockWords);
         SyncFunc<HardEvent::MTE2_S>();
         Verdict worst;
-        for (uint32_t i = 0; i < (kAlone ? core_ + 1 : cores_); ++i) {
+        for (uint32_t i = 0; i < cores_; ++i) {
             const uint32_t at = i * kBlockWords;
             if (all.GetValue(at) == kOk) continue;
             Verdict other;
@@ -122,4 +114,4 @@ private:
 
 }  // namespace moe
 
-#endif  // ASCEND_MOE_DISTRIBUTE_VERDICT_H
+#endif  // ASCEND_MOE_COMMON_VERDICT_H

@@ -1,10 +1,9 @@
-// The only place that polls, but for the late blocks of _late.h. A wait is bounded, takes a last look, and
-// returns a verdict; it never leaves the kernel. What only cores of this rank are waited for, which do not
-// wait themselves, is bounded by them.
-#ifndef ASCEND_MOE_DISTRIBUTE_WAIT_H
-#define ASCEND_MOE_DISTRIBUTE_WAIT_H
+// The only place that polls. Every wait has a deadline, looks once more after it, and returns a verdict. It
+// never leaves the kernel by itself.
+#ifndef ASCEND_MOE_COMMON_WAIT_H
+#define ASCEND_MOE_COMMON_WAIT_H
 
-#include "../direct/run_match.h"
+#include "status.h"
 #include "send.h"
 
 // On the twin a fruitless look lets other cores and processes run; an NPU core just looks again.
@@ -42,7 +41,7 @@ public:
             verdict.reporter = words.GetValue(at + kAbReporter);
             verdict.detail0 = words.GetValue(at + kAbDetail0);
             verdict.detail1 = words.GetValue(at + kAbDetail1);
-            // Whatever lies there says that no more comes: never a reason to go on with what has come.
+            // A damaged abort block is a failure too: its source has given up, or its memory is wrong.
             if (verdict.code < kFirstFatal || verdict.code > kKernelFault || verdict.source >= world_ ||
                 verdict.reporter >= world_) {
                 verdict.detail0 = kAbortBlockIndex;
@@ -63,21 +62,22 @@ private:
     uint32_t rank_ = 0;
 };
 
-// The fail block of this rank's own state area. In direct every core waits for all runs, and none meets the
-// others afterwards, so that they have to agree without a SyncAll:
-// - A run that is good once stays so until this rank's next op but one: its source writes there again only
-//   when it has seen the run that this rank sends after this op. What one core has accepted all others will
-//   accept.
-// - Collective errors are words of good runs: every core that has seen all runs finds the same worst one.
-// - Whether to go on waiting is a matter of time, and so of one core: core 0 alone looks at the clock and at
-//   the abort blocks, and calls a run corrupt. Whatever it gives up for is in the fail block; the others
-//   leave by that. If core 0 has seen all runs, nobody gives up, and the others will see them too.
-// - Core 0 alone checks the hashes, and in combine whether the counts are those of this rank's own ids; the
-//   others take runs that are alike in all else. A core that had seen all runs before core 0 gave up has rows
-//   to copy or to sum: that is harmless, the outputs of a failed op are nobody's, and the op has failed for
-//   this rank by core 0's record. Where it goes by words that are not checked it has to stay within the areas
-//   that they are about.
-// - Core 0 alone looks at the late blocks, where rows come in stages, and says which stage is there.
+// The fail block of this rank's own state area. In direct every core waits for all messages, and the cores do
+// not meet afterwards. They agree without a SyncAll, because:
+// - A good message stays as it is until this rank's next op but one: its source writes to the same place
+// again
+//   only after it has seen the message that this rank sends in the next op. What one core has accepted all
+//   other cores will accept.
+// - Collective errors are words of good messages: every core that has seen all messages has the same worst
+//   error.
+// - Only core 0 looks at the clock and at the abort blocks, and calls a message corrupt. When it gives up, it
+//   writes the reason into the fail block, and the other cores leave with that reason. When core 0 has seen
+//   all messages, it does not give up, and the others will see them too.
+// - Only core 0 checks the hashes, and in combine whether the counts are those of this rank's own ids. The
+//   other cores take messages that are right in all other words. A core that had seen all messages before
+//   core 0 gave up still copies or sums its rows. That is harmless: the outputs of a failed op belong to
+//   nobody, and the op has failed for this rank by core 0's record. Where such a core goes by words that are
+//   not checked, it stays within the areas that they are about.
 class FailWatch {
 public:
     __aicore__ inline void Init(TPipe& pipe, const WindowContext& context, uint32_t epoch) {
@@ -86,194 +86,138 @@ public:
             reinterpret_cast<__gm__ uint32_t*>(context.state(context.rank()) + kFailOffset), kBlockWords);
         pipe.InitBuffer(buf_, kBlock);
     }
-    __aicore__ inline void Post(uint32_t code, uint32_t stage) {
+    __aicore__ inline void Post(uint32_t code) {
         LocalTensor<uint32_t> words = buf_.Get<uint32_t>();
-        SyncFunc<HardEvent::MTE3_S>();
         words.SetValue(kFbMagic, FailWord(epoch_));
         words.SetValue(kFbEpoch, epoch_);
         words.SetValue(kFbCode, code);
-        words.SetValue(kFbStage, stage);
-        for (uint32_t w = kFbStage + 1; w < kBlockWords; ++w) words.SetValue(w, 0);
+        for (uint32_t w = kFbCode + 1; w < kBlockWords; ++w) words.SetValue(w, 0);
         SyncFunc<HardEvent::S_MTE3>();
         AscendC::DataCopy(block_, words, kBlockWords);
     }
     // kOk while core 0 has not given up.
     __aicore__ inline uint32_t Look() {
-        Ask();
-        Answer();
-        return code();
-    }
-    // The same, with other work between question and answer.
-    __aicore__ inline void Ask() {
+        LocalTensor<uint32_t> words = buf_.Get<uint32_t>();
         SyncFunc<HardEvent::S_MTE2>();
-        AscendC::DataCopy(buf_.Get<uint32_t>(), block_, kBlockWords);
-        asked_ = GetTPipePtr()->AllocEventID<HardEvent::MTE2_S>();
-        AscendC::SetFlag<HardEvent::MTE2_S>(asked_);
+        AscendC::DataCopy(words, block_, kBlockWords);
+        SyncFunc<HardEvent::MTE2_S>();
+        return words.GetValue(kFbMagic) == FailWord(epoch_) ? words.GetValue(kFbCode) : kOk;
     }
-    __aicore__ inline void Answer() {
-        if constexpr (!IsMutant(Mutant::kStageReadBeforeAnswered))
-            AscendC::WaitFlag<HardEvent::MTE2_S>(asked_);
-        GetTPipePtr()->ReleaseEventID<HardEvent::MTE2_S>(asked_);
-    }
-    // Until core 0 has posted the stage, or that it has given up.
-    __aicore__ inline void WaitForStage(uint32_t stage) {
-        Look();
-        while (this->stage() < stage && code() == kOk) {
-            MOE_POLL_HINT();
-            Look();
-        }
-    }
-    // As core 0 had them when last looked at.
-    __aicore__ inline uint32_t code() {
-        return OfThisEpoch() && !IsMutant(Mutant::kFailBlockIgnored) ? Word(kFbCode) : kOk;
-    }
-    __aicore__ inline uint32_t stage() { return OfThisEpoch() ? Word(kFbStage) : 0; }
 
 private:
-    __aicore__ inline uint32_t Word(uint32_t word) { return buf_.Get<uint32_t>().GetValue(word); }
-    __aicore__ inline bool OfThisEpoch() { return Word(kFbMagic) == FailWord(epoch_); }
-
     GlobalTensor<uint32_t> block_;
     UbBuf buf_;
     uint32_t epoch_ = 0;
-    AscendC::TEventID asked_ = 0;
 };
 
-// How long a core that decides goes on looking: until the deadline, or until a rank has given up; then it
-// looks once more.
-class Patience {
-public:
-    __aicore__ inline void Begin(AbortWatch& aborts, const MoeDistributeInfo& info) {
-        aborts_ = &aborts;
-        info_ = &info;
-        start_ = AscendC::GetSystemCycle();
-        lastLook_ = false;
-    }
-    __aicore__ inline bool last_look() const { return lastLook_; }
-    // After a look at which rank `missing` was missing. True: `verdict` is why this core gives up.
-    __aicore__ inline bool Ends(uint32_t missing, Verdict& verdict) {
-        Verdict abort;
-        const bool aborted = aborts_->Look(abort);
-        const bool expired = AscendC::GetSystemCycle() - start_ > static_cast<int64_t>(info_->deadlineCycles);
-        if (lastLook_) {
-            // What was missing before is still missing after a fresh look.
-            if (!aborted) {
-                abort.code = kCommTimeout;
-                abort.source = missing;
-                abort.reporter = info_->rank;
-            }
-            verdict = abort;
-            return true;
-        }
-        lastLook_ = aborted || expired;
-        if (!lastLook_) {
-            MOE_POLL_HINT();
-        }
-        return false;
-    }
-
-private:
-    AbortWatch* aborts_ = nullptr;
-    const MoeDistributeInfo* info_ = nullptr;
-    int64_t start_ = 0;
-    bool lastLook_ = false;
-};
-
-// Waits for the status runs of a contiguous range of source ranks: those of this server in the state area,
-// those of others behind the rows that they came with.
+// Waits for the status messages of a contiguous range of source ranks: those of this server in the state
+// area, those of others behind the rows that they came with.
 class StatusWaiter {
 public:
-    // UB: `count` runs of this shape, and the abort blocks.
+    // UB: `count` messages of this shape, and the abort blocks.
     __aicore__ inline void Init(TPipe& pipe, const WindowContext& context, const ServerMap& servers,
                                 const MoeDistributeInfo& info, const StatusConfig& config, uint32_t epoch,
                                 uint32_t first, uint32_t count) {
         info_ = &info;
         servers_ = servers;
         context_ = &context;
-        parity_ = StatusHalf(Parity(epoch));
+        parity_ = Parity(epoch);
         first_ = first;
         count_ = count;
-        runWords_ = StatusRunBytes(config.counts) / sizeof(uint32_t);
+        messageWords_ = StatusMessageBytes(config.counts) / sizeof(uint32_t);
         strideBytes_ = StatusStride(info.world);
         reader_.Init(info, config, epoch);
         aborts_.Init(pipe, context);
-        runs_.SetGlobalBuffer(
+        messages_.SetGlobalBuffer(
             reinterpret_cast<__gm__ uint32_t*>(context.state(context.rank()) +
-                                               StatusOffset(info.world, StatusHalf(Parity(epoch)), 0)),
+                                               StatusOffset(info.world, Parity(epoch), 0)),
             static_cast<uint64_t>(info.world) * strideBytes_ / sizeof(uint32_t));
-        if (count > 0) pipe.InitBuffer(buf_, count * runWords_ * sizeof(uint32_t));
+        if (count > 0) pipe.InitBuffer(buf_, count * messageWords_ * sizeof(uint32_t));
     }
-    // For all ranks over memory, after Init: runs are compared as a whole, and word by word only where one is
-    // odd. A single core does without: it would have both to do.
-    // `sealsLater`: where all are alike Wait() leaves the hashes to Seals().
-    __aicore__ inline void MatchAll(TPipe& pipe, const StatusConfig& config, uint32_t epoch,
-                                    bool sealsLater) {
+    // For all ranks over memory, after Init: compares all messages as a whole by vector instructions, and
+    // word by word only where one differs. A single core does without: it would have both to do. Where all
+    // are as expected, Wait() leaves the hashes to JudgeHashes().
+    __aicore__ inline void MatchAll(TPipe& pipe, const StatusConfig& config, uint32_t epoch) {
         matching_ = info_->cores > 1;
-        sealsLater_ = sealsLater;
-        unsealed_ = count_;
+        nextToHash_ = count_;
         if (matching_) match_.Init(pipe, *info_, config, epoch, count_);
     }
-    // Whether all runs were alike when last looked at: match() then has their counts.
+    // Whether all messages were alike when last looked at: match() then has their counts.
     __aicore__ inline bool alike() const { return matching_ && match_.alike(); }
-    __aicore__ inline RunMatch& match() { return match_; }
-    __aicore__ inline AbortWatch& aborts() { return aborts_; }
+    __aicore__ inline MessageMatch& match() { return match_; }
 
-    // Returns kOk, the worst collective error of the runs, or a fatal one. On a timeout `source` is the first
-    // rank that is missing.
+    // Returns kOk, the worst collective error of the messages, or a fatal one. On a timeout `source` is the
+    // first rank that is missing.
     __aicore__ inline Verdict Wait() {
         Verdict worst;
-        Patience patience;
-        patience.Begin(aborts_, *info_);
+        const int64_t start = AscendC::GetSystemCycle();
         uint32_t next = 0;
+        bool lastLook = false;
         while (next < count_) {
             const uint32_t before = next;
             Load(next);
-            next = matching_ ? Match(next, patience.last_look(), worst) : Advance(next, count_, worst);
+            next = matching_ ? Match(next, lastLook, worst) : Advance(next, count_, worst);
             if (worst.code >= kFirstFatal || next == count_) break;
-            if (matching_ && next != before) continue;  // one was judged: the next may be there already
-            Verdict given;
-            if (patience.Ends(first_ + next, given)) return given;
+            if (matching_ && next != before) continue;  // it has judged a message: the next may be there
+            Verdict abort;
+            const bool aborted = aborts_.Look(abort);
+            const bool expired =
+                AscendC::GetSystemCycle() - start > static_cast<int64_t>(info_->deadlineCycles);
+            if (lastLook) {
+                // What was missing before is still missing after a fresh look.
+                if (!aborted) {
+                    abort.code = kCommTimeout;
+                    abort.source = first_ + next;
+                    abort.reporter = info_->rank;
+                }
+                return abort;
+            }
+            lastLook = aborted || expired;
+            if (!lastLook) {
+                MOE_POLL_HINT();
+            }
         }
         return worst;
     }
 
-    // What Wait() has left unchecked.
-    __aicore__ inline Verdict Seals() {
+    // Checks the counts hashes that Wait() has left.
+    __aicore__ inline Verdict JudgeHashes() {
         Verdict worst;
-        for (; unsealed_ < count_; ++unsealed_) {
-            Worsen(worst, reader_.JudgeSeals(Run(unsealed_), first_ + unsealed_));
+        for (; nextToHash_ < count_; ++nextToHash_) {
+            Worsen(worst, reader_.JudgeCountsHashes(Message(nextToHash_), first_ + nextToHash_));
             if (worst.code >= kFirstFatal) break;
         }
         return worst;
     }
 
-    // For cores that do not decide: the worst collective error of the runs, or what core 0 gave up for.
+    // For the cores other than 0: the worst collective error of the messages, or the reason for which core 0
+    // gave up.
     __aicore__ inline Verdict Follow(FailWatch& fail) {
         Verdict worst;
         uint32_t next = 0;
         while (next < count_) {
             Load(0);
-            const RunMatch::Arrival seen = match_.Look(Run(0));
-            if (seen == RunMatch::kAlike) return Verdict();
-            if (seen == RunMatch::kOdd) next = Advance(next, count_, worst);
+            const MessageMatch::Arrival seen = match_.Look(Message(0));
+            if (seen == MessageMatch::kExpected) return Verdict();
+            if (seen == MessageMatch::kUnexpected) next = Advance(next, count_, worst);
             if (worst.code >= kFirstFatal) {
-                // Core 0 will say so, or a fresh look finds a good run.
+                // Core 0 will say so, or a fresh look finds a good message.
                 worst = Verdict();
                 next = 0;
             }
-            if (next == count_ || IsMutant(Mutant::kFollowerDoesNotWait)) break;
+            if (next == count_) break;
             Verdict given;
             given.code = fail.Look();
             given.reporter = info_->rank;
-            if (given.code != kOk && !IsMutant(Mutant::kFailBlockIgnored)) return given;
+            if (given.code != kOk) return given;
             MOE_POLL_HINT();
         }
         return worst;
     }
 
-    // The run of a source of the range, as last loaded.
-    __aicore__ inline LocalTensor<uint32_t> Run(uint32_t index) {
-        return buf_.Get<uint32_t>()[static_cast<uint32_t>(index * runWords_)];
+    // The message of a source of the range, as last loaded.
+    __aicore__ inline LocalTensor<uint32_t> Message(uint32_t index) {
+        return buf_.Get<uint32_t>()[static_cast<uint32_t>(index * messageWords_)];
     }
 
 private:
@@ -287,39 +231,37 @@ private:
                 if (servers_.Far(rank)) LoadFar(rank);
             }
         }
-        if constexpr (!IsMutant(Mutant::kStatusReadBeforeLoaded)) SyncFunc<HardEvent::MTE2_S>();
+        SyncFunc<HardEvent::MTE2_S>();
     }
     __aicore__ inline void LoadNear(uint32_t begin, uint32_t end) {
         if (begin >= end) return;
-        const uint32_t bytes = runWords_ * sizeof(uint32_t);
+        const uint32_t bytes = messageWords_ * sizeof(uint32_t);
         const DataCopyExtParams params{static_cast<uint16_t>(end - begin), bytes, strideBytes_ - bytes, 0, 0};
         const DataCopyPadExtParams<uint32_t> pad{false, 0, 0, 0};
-        AscendC::DataCopyPad(Run(begin - first_),
-                             runs_[static_cast<uint64_t>(begin) * strideBytes_ / sizeof(uint32_t)], params,
-                             pad);
+        AscendC::DataCopyPad(Message(begin - first_),
+                             messages_[static_cast<uint64_t>(begin) * strideBytes_ / sizeof(uint32_t)],
+                             params, pad);
     }
     __aicore__ inline void LoadFar(uint32_t rank) {
-        GlobalTensor<uint32_t> run;
-        run.SetGlobalBuffer(FarRun(*context_, parity_, rank), runWords_);
-        AscendC::DataCopy(Run(rank - first_), run, runWords_);
+        GlobalTensor<uint32_t> message;
+        message.SetGlobalBuffer(FarMessage(*context_, parity_, rank), messageWords_);
+        AscendC::DataCopy(Message(rank - first_), message, messageWords_);
     }
-    // All runs that have come. As long as some are missing, one a look is judged, so that an odd one is found
-    // soon, and the last to come does not find this core at work on the others.
+    // All messages that have come. As long as some are missing, one a look is judged, so that an odd one is
+    // found soon, and the last to come does not find this core at work on the others.
     __aicore__ inline uint32_t Match(uint32_t next, bool lastLook, Verdict& worst) {
-        const RunMatch::Arrival seen = match_.Look(Run(0));
-        if (seen != RunMatch::kAlike) {
-            const bool one = seen == RunMatch::kMissing && !lastLook;
+        const MessageMatch::Arrival seen = match_.Look(Message(0));
+        if (seen != MessageMatch::kExpected) {
+            const bool one = seen == MessageMatch::kMissing && !lastLook;
             return Advance(next, one ? next + 1 : count_, worst);
         }
-        unsealed_ = next;
-        if (sealsLater_) return count_;
-        Worsen(worst, Seals());
-        return unsealed_;
+        nextToHash_ = next;
+        return count_;
     }
     __aicore__ inline uint32_t Advance(uint32_t next, uint32_t end, Verdict& worst) {
         for (; next < end; ++next) {
             Verdict verdict;
-            if (reader_.Judge(Run(next), first_ + next, servers_.Far(first_ + next), verdict) ==
+            if (reader_.Judge(Message(next), first_ + next, servers_.Far(first_ + next), verdict) ==
                 StatusReader::kPending)
                 break;
             Worsen(worst, verdict);
@@ -328,24 +270,23 @@ private:
         return next;
     }
 
-    GlobalTensor<uint32_t> runs_;
+    GlobalTensor<uint32_t> messages_;
     UbBuf buf_;
     AbortWatch aborts_;
     StatusReader reader_;
-    RunMatch match_;
+    MessageMatch match_;
     ServerMap servers_;
     const WindowContext* context_ = nullptr;
     uint32_t parity_ = 0;
     const MoeDistributeInfo* info_ = nullptr;
     uint32_t first_ = 0;
     uint32_t count_ = 0;
-    uint32_t runWords_ = 0;
+    uint32_t messageWords_ = 0;
     uint32_t strideBytes_ = 0;
-    uint32_t unsealed_ = 0;  // the first run whose hashes are still to be checked
+    uint32_t nextToHash_ = 0;  // the first message whose hashes are still to be checked
     bool matching_ = false;
-    bool sealsLater_ = false;
 };
 
 }  // namespace moe
 
-#endif  // ASCEND_MOE_DISTRIBUTE_WAIT_H
+#endif  // ASCEND_MOE_COMMON_WAIT_H

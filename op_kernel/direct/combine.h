@@ -1,13 +1,37 @@
-// MoeDistributeCombine, algorithm "direct": every rank leaves the rows of its experts in its own half, or
-// where they are when that is its lent area; whose tokens they are reads them there and sums. The cores of a
-// rank meet once, when their shares of the rows, or of the rows' first stage, lie there, before the runs;
-// then every one waits for all runs, and before each other stage for all late blocks.
-#ifndef ASCEND_MOE_DISTRIBUTE_DIRECT_COMBINE_H
-#define ASCEND_MOE_DISTRIBUTE_DIRECT_COMBINE_H
+// MoeDistributeCombine, algorithm "direct": every rank publishes the rows of its experts in its own half, or
+// where they are when that is its lent area. The ranks whose tokens they are read them there and sum.
+//
+// phase | function            | which cores  | reads                  | writes                   | who meets
+// ------+---------------------+--------------+------------------------+--------------------------+----------
+// 1     | RowReturn::Begin    | all: a share | expand_x [A][H],       | own half: the rows as    |
+//       |                     | of the bytes | ep_send_counts [L*W]   | they lie in expand_x,    |
+//       |                     |              | int32                  | without this rank's own; |
+//       |                     |              |                        | nothing when lent        |
+// 2     | Count,              | all: a share | expert_ids [BS][K]     | workspace: histograms    | cores of
+//       | RowReturn::Check,   | of the       | int32; V1: expand_idx  | [cores][E] int32; V1:    | the rank,
+//       | PrepareMessages     | tokens       | [BS*K] int32, V2:      | largest positions        | once
+//       |                     |              | triples [A][3] int32   | [cores][E] int32         |
+// 3     | SetStatus           | all: a share | ep_send_counts         | a status message to      |
+//       |                     | of the peers |                        | every rank: rows of each |
+//       |                     |              |                        | local expert, and where  |
+//       |                     |              |                        | they begin               |
+// 4     | SumBuffInit         | all          | histograms,            | nothing                  |
+//       |                     |              | expert_scales [BS][K]  |                          |
+//       |                     |              | fp32                   |                          |
+// 5     | WaitForAll          | all: all     | status messages, fail  | core 0: the fail block,  | all ranks
+//       |                     | sources      | block; core 0: abort   | when it gives up         |
+//       |                     |              | blocks                 |                          |
+// 6     | SumRows             | all: a share | rows in the owners'    | x [BS][H]                |
+//       |                     | of (token,   | halves or lent areas,  |                          |
+//       |                     | part of H)   | own rows in expand_x,  |                          |
+//       |                     |              | shared_expert_x        |                          |
+//       |                     |              | [BS][H]                |                          |
+#ifndef ASCEND_MOE_DIRECT_COMBINE_H
+#define ASCEND_MOE_DIRECT_COMBINE_H
 
 #include "sum.h"
-#include "index_bounds.h"
-#include "return.h"
+#include "rows.h"
+#include "publish.h"
 
 namespace moe {
 
@@ -34,24 +58,17 @@ public:
             mine = Count();
             if (!triples_) return_.Begin();  // whose loads would go before those of expand_idx
             Worsen(mine, return_.Check());
-            if (mine.code == kOk) exchange_.PrepareRuns(return_);
+            if (mine.code == kOk) exchange_.PrepareMessages(return_);
         }
         if (!exchange_.Agree(mine)) {
             Leave();
             return;
         }
-        if (exchange_.verdict().code == kUnsure) CountAll();
+        if (exchange_.verdict().code == kRecheck) CountAll();
         exchange_.SetStatus(return_, rowBytes_);
-        if constexpr (IsMutant(Mutant::kRowsAfterRuns)) return_.StoreRows();
-        return_.StoreStages();
-        exchange_.TellPeers();
         SumBuffInit();
-        const bool summed = exchange_.template WaitForAll<true>(waiter_, *this) && SumRows();
-        exchange_.TellRest();
-        if (!summed) Leave();
+        if (!exchange_.WaitForAll(waiter_) || !SumRows()) Leave();
     }
-    // Runs are judged by the waiter, and by core 0 later; counts and first rows stay in them.
-    __aicore__ inline Verdict Arrived(uint32_t, const LocalTensor<uint32_t>&) { return Verdict(); }
 
 private:
     // One plan of UB for the whole op: nobody waits for stores under way to give UB back.
@@ -59,7 +76,6 @@ private:
         MOE_PHASE("BuffInit");
         TPipe& pipe = exchange_.pipe();
         exchange_.BoardInit();
-        exchange_.StagesInit(tiling_->copyCores, TellingCores(*tiling_));
         RoutingInit();
         if (!triples_) bounds_.Init(pipe, *info_, args_.expandIdx, args_.workspace, exchange_.core());
         return_.Init(exchange_, args_, *tiling_, rowBytes_);
@@ -71,27 +87,28 @@ private:
         routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace,
                       exchange_.core());
         const uint32_t parts = tiling_->partsPerToken, items = info_->batch * parts;
-        const uint32_t first = SumBegin(*tiling_, items, exchange_.core());
+        const uint32_t first = PartBegin(items, exchange_.core(), info_->cores);
         routing_.ShareTokens(CeilDiv(first, parts),
-                             CeilDiv(SumBegin(*tiling_, items, exchange_.core() + 1), parts));
+                             CeilDiv(PartBegin(items, exchange_.core() + 1, info_->cores), parts));
     }
     __aicore__ inline Verdict Count() {
         Verdict mine = routing_.Count();
         if (routing_.MayOverflow()) {
-            Verdict unsure;
-            unsure.code = kUnsure;
-            Worsen(mine, unsure);
+            Verdict recheck;
+            recheck.code = kRecheck;
+            Worsen(mine, recheck);
         }
         if (!triples_) bounds_.Store(routing_);
         return mine;
     }
-    // Every core has all totals, so that all runs say the same.
+    // Every core has all totals, so that all messages say the same.
     __aicore__ inline void CountAll() {
-        exchange_.BeSure();
+        exchange_.RecheckTogether();
         routing_.Accumulate();
         exchange_.Fail(routing_.Place());
     }
-    // While the runs are on their way: the first tokens' places, and on core 0 what all runs have to say.
+    // While the messages are on their way: the first tokens' places, and on core 0 what all messages have to
+    // say.
     __aicore__ inline void SumBuffInit() {
         sum_.Fetch(routing_);
         if (exchange_.core() == 0) {
@@ -108,39 +125,25 @@ private:
             sum_.Drop();
             return false;
         }
-        const bool whole = sum_.Run(routing_) && WaitForOthers(kStages - 1);
+        sum_.Run(routing_);
         AscendC::PipeBarrier<PIPE_ALL>();
-        return whole;
-    }
-    // Core 0, whose word the others wait for.
-    __aicore__ inline bool WaitForOthers(uint32_t stage) {
-        return exchange_.core() != 0 || info_->cores == 1 || !rows_.Staged() || rows_.WaitForStage(stage);
+        return true;
     }
     // Core 0, while its first rows are under way: what the other cores go by without asking, see FailWatch.
     __aicore__ inline bool Judge() {
-        if (tiling_->copyCores != 0 && !WaitForOthers(1)) return false;
-        if (exchange_.CheckSeals(waiter_)) {
+        if (exchange_.CheckCountsHashes(waiter_)) {
             for (uint32_t source = 0; source < info_->world; ++source)
-                Worsen(mine_, CompareCounts(*info_, routing_, source, waiter_.Run(source)));
+                Worsen(mine_, CompareCounts(*info_, routing_, source, waiter_.Message(source)));
         }
         exchange_.Fail(mine_);
-        if (exchange_.verdict().code == kOk) return true;
-        exchange_.TellCores();
-        return false;
+        return exchange_.verdict().code == kOk;
     }
 
     // After a failure: the record, and zeros, but for cores that sum because they do not know of it.
     __aicore__ inline void Leave() {
         exchange_.NextPlan();
-        ZeroSums(exchange_, args_.x, SumOffset(exchange_.core()), SumOffset(exchange_.core() + 1), rowBytes_);
+        ZeroSums(exchange_, *info_, args_.x, rowBytes_);
         exchange_.Report();
-    }
-
-    // Where in x a core's share begins.
-    __aicore__ inline uint64_t SumOffset(uint32_t core) const {
-        const uint32_t parts = tiling_->partsPerToken, item = SumBegin(*tiling_, info_->batch * parts, core);
-        const uint64_t pieceBytes = tiling_->partElements * sizeof(XType);
-        return static_cast<uint64_t>(item / parts) * rowBytes_ + item % parts * pieceBytes;
     }
 
     CombineArguments args_;
@@ -153,11 +156,11 @@ private:
     ReturnedRows rows_;
     DirectSum<XType> sum_;
     StatusWaiter waiter_;
-    Verdict mine_;  // of core 0 on what the runs have to say
+    Verdict mine_;  // of core 0 on what the messages have to say
     uint32_t rowBytes_ = 0;
     bool triples_ = false;
 };
 
 }  // namespace moe
 
-#endif  // ASCEND_MOE_DISTRIBUTE_DIRECT_COMBINE_H
+#endif  // ASCEND_MOE_DIRECT_COMBINE_H

@@ -1,13 +1,40 @@
-// MoeDistributeDispatch, algorithm "direct": every rank leaves its rows, and a list of them for each owner,
-// in its own half; the owners read both there, straight into expand_x.
-#ifndef ASCEND_MOE_DISTRIBUTE_DIRECT_DISPATCH_H
-#define ASCEND_MOE_DISTRIBUTE_DIRECT_DISPATCH_H
+// MoeDistributeDispatch, algorithm "direct": every rank publishes its rows, and a list of pairs for each
+// owner, in its own half. The owners read both there, straight into expand_x. With 8 cores or more listCores
+// of them make the lists (2b) while the others publish rows; with fewer every core does both (1, 2a).
+//
+// phase | function            | which cores  | reads                  | writes                   | who meets
+// ------+---------------------+--------------+------------------------+--------------------------+----------
+// 1     | PublishRows         | a share of   | x [BS][H], scales      | own half: rows [BS], or  |
+//       |                     | the tokens   | [E][H] fp32            | [BS*K] with smooth       |
+//       |                     |              |                        | scales                   |
+// 2a    | RoutingTable::      | all: a share | expert_ids [BS][K]     | own half: lists          | cores of
+//       | Count, then         | of the pairs | int32, x_active_mask,  | [W][capacity] int32;     | the rank,
+//       | MakeLists           |              | histograms             | workspace: histograms    | twice
+//       |                     |              |                        | [cores][E] int32, totals |
+//       |                     |              |                        | [E] int32; V1:           |
+//       |                     |              |                        | expand_idx [BS*K] int32  |
+// 2b    | ExpertLists::Make   | listCores:   | all expert_ids and     | the same, without        | cores of
+//       |                     | whole        | masks of the rank      | histograms               | the rank,
+//       |                     | experts      |                        |                          | once
+// 3     | SetStatus           | all: a share | totals                 | a status message to      |
+//       |                     | of the peers |                        | every rank               |
+// 4     | WaitForAll          | all: all     | status messages, fail  | core 0: the fail block,  | all ranks
+//       |                     | sources      | block; core 0: abort   | when it gives up         |
+//       |                     |              | blocks                 |                          |
+// 5     | GatherRows:         | all: a share | lists and rows in the  | expand_x [A][H],         |
+//       | DirectGather or     | of the rows  | sources' halves        | dynamic_scales [A] fp32, |
+//       | SharedRowGather     |              |                        | V2: triples [A][3]       |
+//       |                     |              |                        | int32; core 0:           |
+//       |                     |              |                        | ep_recv_counts [L*W]     |
+//       |                     |              |                        | int32, expert_token_nums |
+//       |                     |              |                        | [L] int64                |
+#ifndef ASCEND_MOE_DIRECT_DISPATCH_H
+#define ASCEND_MOE_DIRECT_DISPATCH_H
 
 #include "gather.h"
-#include "once.h"
+#include "shared_rows.h"
 #include "../common/exchange.h"
-#include "expert_lists.h"
-#include "list_places.h"
+#include "lists.h"
 #include "../common/quantize.h"
 
 namespace moe {
@@ -34,12 +61,11 @@ public:
         }
         SetStatus();
         SegmentInit();
-        if (!exchange_.template WaitForAll<true>(waiter_, *this) || !GatherRows()) Leave();
+        if (!exchange_.WaitForAll(waiter_) || !GatherRows()) Leave();
     }
-    // Runs are judged by the waiter; the counts stay in them.
-    __aicore__ inline Verdict Arrived(uint32_t, const LocalTensor<uint32_t>&) { return Verdict(); }
+    // For SegmentTable: rows that this rank gets from a source for a local expert, as its message says.
     __aicore__ inline int32_t operator()(uint32_t source, uint32_t localExpert) {
-        return static_cast<int32_t>(waiter_.Run(source).GetValue(StatusWriter::CountWord(localExpert)));
+        return static_cast<int32_t>(waiter_.Message(source).GetValue(StatusWriter::CountWord(localExpert)));
     }
 
     // With roles all lists have left when the cores have met: the totals come with the verdicts.
@@ -68,7 +94,7 @@ private:
         }
         if (!exchange_.Agree(mine)) return false;
         MakeLists();
-        if constexpr (!IsMutant(Mutant::kListsStillLeaving)) exchange_.MeetAfterSend(Verdict());
+        exchange_.MeetAfterSend(Verdict());
         return true;
     }
     // Here each list is one core's: they meet once.
@@ -101,7 +127,7 @@ private:
         MOE_PHASE("BuffInit");
         exchange_.BoardInit();
         TakeRole();
-        lists_ = exchange_.OwnHalf();
+        lists_ = exchange_.Half();
         published_ = lists_ + PublishedRowsOffset(info_->world, info_->capacity);
         if (role_ == Role::kLists) {
             const uint32_t first = info_->cores - tiling_->listCores;
@@ -192,7 +218,7 @@ private:
 
     // This core's pairs into the lists of their owners, each at its place; and expand_idx.
     __aicore__ inline void PublishLists() {
-        if (exchange_.verdict().code != kOk) return;  // the status run carries the reason
+        if (exchange_.verdict().code != kOk) return;  // the status message carries the reason
         for (uint32_t at = routing_.begin(); at < routing_.end(); at += kChunkPairs) {
             const uint32_t count = Min(kChunkPairs, routing_.end() - at);
             routing_.pairs().Load(at, count);
@@ -211,12 +237,11 @@ private:
             entry.SetValue(i * kBlockWords, static_cast<int32_t>(at + i));
             entry.SetValue(i * kBlockWords + 1, places_.First(id) + static_cast<int32_t>(position));
         }
-        if constexpr (!IsMutant(Mutant::kEntrySentBeforeWritten)) SyncFunc<HardEvent::S_MTE3>();
+        SyncFunc<HardEvent::S_MTE3>();
         for (uint32_t i = 0; i < count; ++i) {
             const int32_t id = routing_.pairs().Id(i, (at + i) / info_->topK);
             if (!routing_.pairs().Routed(id)) continue;
             uint32_t owner = static_cast<uint32_t>(id) / info_->localExperts;
-            if constexpr (IsMutant(Mutant::kListOffByOwner)) owner = (owner + 1) % info_->world;
             GlobalTensor<int32_t> list;
             list.SetGlobalBuffer(
                 reinterpret_cast<__gm__ int32_t*>(lists_ + owner * ListBytes(info_->capacity)) +
@@ -237,12 +262,12 @@ private:
         sendCounts_.Init(exchange_.pipe(), *info_, args_.workspace);
     }
 
-    // What segments take, while the runs are under way.
+    // What segments take, while the messages are under way.
     __aicore__ inline void SegmentInit() {
         segments_.Init(exchange_.pipe(), *info_);
         if (!SegmentScan::Suits(*info_)) return;
         scan_.Init(exchange_.pipe(), *info_,
-                   StatusRunBytes(info_->localExperts) / static_cast<uint32_t>(sizeof(uint32_t)));
+                   StatusMessageBytes(info_->localExperts) / static_cast<uint32_t>(sizeof(uint32_t)));
     }
     __aicore__ inline void FindSegments() {
         if (SegmentScan::Suits(*info_) && waiter_.alike()) {
@@ -255,8 +280,8 @@ private:
         MOE_PHASE("GatherRows");
         FindSegments();
         if constexpr (!kSmooth) {
-            if (ReadsOnce(*info_)) {
-                DirectOnce once;
+            if (SharesRows(*info_)) {
+                SharedRowGather once;
                 once.Init(exchange_, args_, *tiling_, kQuant);
                 return GatherBy(once);
             }
@@ -271,7 +296,7 @@ private:
         gather.Start();
         bool good = true;
         if (exchange_.core() == 0) {
-            good = exchange_.CheckSeals(waiter_);
+            good = exchange_.CheckCountsHashes(waiter_);
             if (good) counts_.Store(exchange_.pipe(), segments_);
         }
         // What has begun is finished: after a failure, too, it is as harmless as on the other cores.
@@ -314,4 +339,4 @@ private:
 
 }  // namespace moe
 
-#endif  // ASCEND_MOE_DISTRIBUTE_DIRECT_DISPATCH_H
+#endif  // ASCEND_MOE_DIRECT_DISPATCH_H

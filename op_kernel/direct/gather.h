@@ -1,9 +1,9 @@
 // Direct dispatch's last step: this core's share of the received rows, read from the halves of their sources
 // as their lists say, into expand_x, dynamic_scales and the triples.
-#ifndef ASCEND_MOE_DISTRIBUTE_DIRECT_GATHER_H
-#define ASCEND_MOE_DISTRIBUTE_DIRECT_GATHER_H
+#ifndef ASCEND_MOE_DIRECT_GATHER_H
+#define ASCEND_MOE_DIRECT_GATHER_H
 
-#include "../common/dispatch_outputs.h"
+#include "../common/outputs.h"
 #include "../common/exchange.h"
 
 namespace moe {
@@ -112,7 +112,7 @@ private:
     __aicore__ inline void AwaitLists(const Loaded& loaded) {
         loaded_ = loaded;
         owesTriples_ = info_->triples != 0;
-        if constexpr (!IsMutant(Mutant::kListReadBeforeLoaded)) SyncFunc<HardEvent::MTE2_S>();
+        SyncFunc<HardEvent::MTE2_S>();
     }
     // Of all loaded rows, when the first of them are on their way.
     __aicore__ inline void StoreTriples() {
@@ -140,8 +140,8 @@ private:
         CopyOut(target, triple, count * kTripleWords);
     }
 
-    // Those of the loaded rows that are in [from, to), chunk by chunk: a chunk's rows are consecutive in
-    // expand_x, whatever their sources.
+    // Gathers the loaded rows that are in [from, to), chunk by chunk. The rows of a chunk follow each other
+    // in expand_x, whatever their sources.
     __aicore__ inline void GatherListed(uint32_t from, uint32_t to) {
         if (from == to) return;
         chunkRow_ = from;
@@ -171,7 +171,7 @@ private:
             if (filled_ == tiling_->copyRows) StoreChunk();
         }
     }
-    // Of a list that nobody has checked yet too: never a row that its source has no place for.
+    // Core 0 may not have checked the list yet: the row is never outside of its source's rows.
     __aicore__ inline uint32_t RowOf(uint32_t at) {
         const uint32_t pair = static_cast<uint32_t>(listBuf_.Get<int32_t>().GetValue(at));
         return Min(pair / pairsOfRow_, publishedRows_ - 1);
@@ -222,4 +222,4 @@ private:
 
 }  // namespace moe
 
-#endif  // ASCEND_MOE_DISTRIBUTE_DIRECT_GATHER_H
+#endif  // ASCEND_MOE_DIRECT_GATHER_H

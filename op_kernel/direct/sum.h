@@ -1,10 +1,10 @@
 // The weighted sum of a token's K rows, algorithm "direct": fp32, multiply then add, k ascending, one cast.
 // The rows lie in other ranks' memory, so that many parts of them are on their way at a time, in groups.
-#ifndef ASCEND_MOE_DISTRIBUTE_DIRECT_SUM_H
-#define ASCEND_MOE_DISTRIBUTE_DIRECT_SUM_H
+#ifndef ASCEND_MOE_DIRECT_SUM_H
+#define ASCEND_MOE_DIRECT_SUM_H
 
-#include "returned_rows.h"
-#include "stage_order.h"
+#include "../common/weighted_sum.h"
+#include "rows.h"
 
 namespace moe {
 
@@ -23,11 +23,11 @@ public:
         scales_.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(arguments.expertScales),
                                 info_->batch * info_->topK);
         const uint32_t items = info_->batch * tiling.partsPerToken;
-        item_ = SumBegin(tiling, items, core);
-        end_ = SumBegin(tiling, items, core + 1);
+        item_ = PartBegin(items, core, info_->cores);
+        end_ = PartBegin(items, core + 1, info_->cores);
         const uint32_t elements = tiling.partElements;
         pieceBytes_ = static_cast<uint32_t>(elements * sizeof(XType));
-        groups_ = SumGroups(tiling, CopiesStages(tiling, core));
+        groups_ = tiling.sumRing / tiling.sumGroup;
         room_ = SumGroupBytes(info_->experts, tiling.sumGroup, pieceBytes_);
         pipe.InitBuffer(scaleBuf_, kChunkPairs * sizeof(float));
         const uint32_t entries = SumEntries(info_->topK);
@@ -35,9 +35,7 @@ public:
         pipe.InitBuffer(weightBuf_, entries * sizeof(float));
         pipe.InitBuffer(countBuf_, kChunkPairs / info_->topK * sizeof(int32_t));
         pipe.InitBuffer(queue_, static_cast<uint8_t>(groups_), room_);
-        pipe.InitBuffer(outQueue_, kFloat ? 1 : 2, pieceBytes_);
-        pipe.InitBuffer(termBuf_, elements * sizeof(float));
-        if (!kFloat) pipe.InitBuffer(sumBuf_, elements * sizeof(float));
+        sum_.Init(pipe, elements);
     }
     // Where rows go that are summed; others may use it before that. Its tensors hold `room` int32.
     __aicore__ inline Queue& queue() { return queue_; }
@@ -54,11 +52,7 @@ public:
     }
     // The first rows are on their way then.
     __aicore__ inline void Begin(RoutingTable& routing) {
-        if (item_ == end_) return;
-        const bool staged = rows_->Staged();
-        sums_.Init(*tiling_, staged);
-        asks_ = staged && rows_->Follows();
-        BeginChunk(routing);
+        if (item_ < end_) BeginChunk(routing);
     }
     // What Begin has started comes to nothing.
     __aicore__ inline void Drop() {
@@ -66,23 +60,20 @@ public:
             group_ = TakeGroup();
             queue_.FreeTensor(group_);
         }
-        if (asked_) TakeStage();
     }
-    // This core's share of the (token, part of H) items. False: of some rows the rest does not come.
-    __aicore__ inline bool Run(RoutingTable& routing) {
+    // This core's share of the (token, part of H) items.
+    __aicore__ inline void Run(RoutingTable& routing) {
         while (item_ < end_) {
-            if (!SumChunk(routing)) return false;
+            SumChunk(routing);
             if (item_ == end_) break;
             FetchChunk(routing, item_ / tiling_->partsPerToken);
             SyncFunc<HardEvent::MTE2_S>();
             rows_->Place(routing, token_, tokens_);
             BeginChunk(routing);
         }
-        return true;
     }
 
 private:
-    static constexpr bool kFloat = AscendC::IsSameType<XType, float>::value;
     static constexpr uint32_t kShared = 0x10000;  // beside a token's count: its last row has no weight
 
     __aicore__ inline void FetchChunk(RoutingTable& routing, uint32_t token) {
@@ -105,9 +96,6 @@ private:
         for (uint32_t k = 0, i = inChunk * info_->topK; k < info_->topK; ++k, ++i) {
             const int32_t id = routing.pairs().Id(i, token);
             active = active || id != kInactive;
-            if constexpr (IsMutant(Mutant::kCanary)) {
-                if (k == 0) continue;
-            }
             if (!routing.pairs().Routed(id)) continue;
             address.SetValue(base + count, reinterpret_cast<uint64_t>(rows_->Address(id, i)));
             weight.SetValue(base + count, scaleBuf_.Get<float>().GetValue(i));
@@ -121,68 +109,32 @@ private:
             count |= kShared;
         }
         countBuf_.Get<uint32_t>().SetValue(inChunk, count);
-        ++tokensListed_;
-    }
-    // All rows to add for a token whose rows are listed.
-    __aicore__ inline uint32_t Listed(uint32_t inChunk) {
-        const uint32_t count = countBuf_.Get<uint32_t>().GetValue(inChunk);
-        return (count & (kShared - 1)) + (count >= kShared ? 1 : 0);
     }
 
     // ---- loads, ahead of the sums ----
     __aicore__ inline void BeginChunk(RoutingTable& routing) {
-        sums_.Begin(item_, Min(end_, (token_ + tokens_) * tiling_->partsPerToken));
-        loads_ = sums_;
-        loadRow_ = used_ = tokensListed_ = 0;
-        FindToken(routing);
+        stop_ = Min(end_, (token_ + tokens_) * tiling_->partsPerToken);
+        loadItem_ = item_;
+        loadRow_ = used_ = 0;
+        List(routing, token_);
         for (uint32_t g = 0; g < groups_; ++g) LoadGroup(routing);
     }
-    // Tokens are met in ascending order first.
-    __aicore__ inline void FindToken(RoutingTable& routing) {
-        if (loads_.Done()) return;
-        const uint32_t token = loads_.item() / tiling_->partsPerToken;
-        while (token_ + tokensListed_ <= token) List(routing, token_ + tokensListed_);
-        listed_ = Listed(token - token_);
-    }
-    // The next item that has a row to load, unless this one has. False: there is none, or its rows do not
-    // come.
+    // The next item that has a row to load, unless this one has.
     __aicore__ inline bool FindPiece(RoutingTable& routing) {
-        while (!loads_.Done() && loadRow_ == listed_) {
-            loads_.Next();
+        while (loadItem_ < stop_ && loadRow_ == listed_) {
+            ++loadItem_;
             loadRow_ = 0;
-            FindToken(routing);
+            if (loadItem_ < stop_ && loadItem_ % tiling_->partsPerToken == 0)
+                List(routing, loadItem_ / tiling_->partsPerToken);
         }
-        return !loads_.Done() && Has(loads_.stage());
-    }
-    __aicore__ inline bool Has(uint32_t stage) {
-        if (stage <= stage_ || IsMutant(Mutant::kRestNotAwaited)) return true;
-        if (givenUp_) return false;
-        if (asked_) TakeStage();
-        if (stage <= stage_) return true;
-        givenUp_ = !rows_->WaitForStage(stage);
-        MOE_PHASE("SumRows");
-        if (!givenUp_) stage_ = stage;
-        return !givenUp_;
-    }
-    // A question goes with every group of rows, and is answered when they are there: nobody waits for it.
-    __aicore__ inline void AskStage() {
-        if (!asks_ || asked_ || stage_ + 1 == kStages) return;
-        rows_->AskStage();
-        asked_ = true;
-        askedAt_ = loaded_;
-    }
-    __aicore__ inline void TakeStage() {
-        stage_ = rows_->AnsweredStage();
-        asked_ = false;
+        return loadItem_ < stop_;
     }
     __aicore__ inline void LoadGroup(RoutingTable& routing) {
         if (!FindPiece(routing)) return;
-        AskStage();
-        ++loaded_;
         LocalTensor<int8_t> group = queue_.template AllocTensor<int8_t>();
         for (uint32_t n = 0; n < tiling_->sumGroup && FindPiece(routing); ++n, ++loadRow_) {
-            const uint32_t inChunk = loads_.item() / tiling_->partsPerToken - token_;
-            const uint32_t part = loads_.item() % tiling_->partsPerToken;
+            const uint32_t inChunk = loadItem_ / tiling_->partsPerToken - token_;
+            const uint32_t part = loadItem_ % tiling_->partsPerToken;
             const uint64_t address =
                 addressBuf_.Get<uint64_t>().GetValue(inChunk * (info_->topK + 1) + loadRow_);
             GlobalTensor<int8_t> piece;
@@ -196,9 +148,7 @@ private:
     }
     __aicore__ inline LocalTensor<int8_t> TakeGroup() {
         --waiting_;
-        LocalTensor<int8_t> group = queue_.template DeQue<int8_t>();
-        if (asked_ && askedAt_ + waiting_ < loaded_) TakeStage();
-        return group;
+        return queue_.template DeQue<int8_t>();
     }
     __aicore__ inline uint32_t Elements(uint32_t part) const {
         return Min(tiling_->partElements, info_->hidden - part * tiling_->partElements);
@@ -208,67 +158,26 @@ private:
     }
 
     // ---- sums ----
-    __aicore__ inline bool SumChunk(RoutingTable& routing) {
-        bool whole = true;
-        for (; whole && !sums_.Done(); sums_.Next()) {
-            whole = Has(sums_.stage());
-            if (whole) SumItem(routing, sums_.item());
-        }
+    __aicore__ inline void SumChunk(RoutingTable& routing) {
+        for (; item_ < stop_; ++item_) SumItem(routing);
         if (used_ != 0) queue_.FreeTensor(group_);
-        item_ = sums_.stop();
-        return whole;
     }
-    __aicore__ inline void SumItem(RoutingTable& routing, uint32_t item) {
-        const uint32_t token = item / tiling_->partsPerToken, part = item % tiling_->partsPerToken;
-        const uint32_t elements = Elements(part), base = (token - token_) * (info_->topK + 1);
+    __aicore__ inline void SumItem(RoutingTable& routing) {
+        const uint32_t token = item_ / tiling_->partsPerToken, part = item_ % tiling_->partsPerToken;
+        const uint32_t base = (token - token_) * (info_->topK + 1);
         const uint32_t count = countBuf_.Get<uint32_t>().GetValue(token - token_);
         const uint32_t weighted = count & (kShared - 1);
-        LocalTensor<XType> out = outQueue_.template AllocTensor<XType>();
-        LocalTensor<float> sum;
-        if constexpr (kFloat) {
-            sum = out;
-        } else {
-            sum = sumBuf_.template Get<float>();
-        }
-        AscendC::PipeBarrier<PIPE_V>();  // the cast of the item before has read the sum
-        AscendC::Duplicate(sum, 0.0f, elements);
+        sum_.Begin(Elements(part));
         for (uint32_t row = 0; row < weighted; ++row)
-            AddRow(routing, elements, sum, weightBuf_.Get<float>().GetValue(base + row), true);
-        if (count != weighted) AddRow(routing, elements, sum, 1.0f, false);
-        AscendC::PipeBarrier<PIPE_V>();
-        if constexpr (!kFloat) AscendC::Cast(out, sum, AscendC::RoundMode::CAST_RINT, elements);
-        if constexpr (!IsMutant(Mutant::kSumStoredBeforeAdded)) {
-            outQueue_.EnQue(out);
-            out = outQueue_.template DeQue<XType>();
-        }
-        GlobalTensor<int8_t> x;
-        x.SetGlobalBuffer(
-            reinterpret_cast<__gm__ int8_t*>(args_->x + static_cast<uint64_t>(token) * rowBytes_ +
-                                             part * static_cast<uint64_t>(pieceBytes_)),
-            Bytes(part));
-        AscendC::DataCopy(x, out.template ReinterpretCast<int8_t>(), Bytes(part));
-        outQueue_.FreeTensor(out);
+            AddRow(routing, weightBuf_.Get<float>().GetValue(base + row), true);
+        if (count != weighted) AddRow(routing, 1.0f, false);
+        sum_.Store(args_->x + static_cast<uint64_t>(token) * rowBytes_ +
+                   part * static_cast<uint64_t>(pieceBytes_));
     }
-    // The next row in the order of the loads. A group that is used up makes room for another.
-    __aicore__ inline void AddRow(RoutingTable& routing, uint32_t elements, const LocalTensor<float>& sum,
-                                  float weight, bool weighted) {
+    // Adds the next row in the order of the loads. A group whose rows are all added makes room for another.
+    __aicore__ inline void AddRow(RoutingTable& routing, float weight, bool weighted) {
         if (used_ == 0) group_ = TakeGroup();
-        LocalTensor<XType> value = group_[used_ * pieceBytes_].template ReinterpretCast<XType>();
-        LocalTensor<float> term = termBuf_.template Get<float>();
-        AscendC::PipeBarrier<PIPE_V>();  // the term of the row before has been added
-        if constexpr (kFloat) {
-            if (weighted) {
-                AscendC::Muls(term, value, weight, elements);
-            } else {
-                term = value;
-            }
-        } else {
-            AscendC::Cast(term, value, AscendC::RoundMode::CAST_NONE, elements);
-            AscendC::PipeBarrier<PIPE_V>();
-            if (weighted) AscendC::Muls(term, term, weight, elements);
-        }
-        if constexpr (!IsMutant(Mutant::kAddedBeforeWeighted)) AscendC::PipeBarrier<PIPE_V>();
-        AscendC::Add(sum, sum, term, elements);
+        sum_.Add(group_[used_ * pieceBytes_].template ReinterpretCast<XType>(), weight, weighted);
         if (++used_ < tiling_->sumGroup) return;
         queue_.FreeTensor(group_);
         used_ = 0;
@@ -281,29 +190,22 @@ private:
     ReturnedRows* rows_ = nullptr;
     GlobalTensor<float> scales_;
     Queue queue_;
-    AscendC::TQue<AscendC::QuePosition::VECOUT, 1> outQueue_;
-    UbBuf scaleBuf_, addressBuf_, weightBuf_, countBuf_, termBuf_, sumBuf_;
+    WeightedSum<XType> sum_;
+    UbBuf scaleBuf_, addressBuf_, weightBuf_, countBuf_;
     LocalTensor<int8_t> group_;        // being summed
     uint32_t used_ = 0;                // rows of it
     uint32_t groups_ = 0;              // loaded at a time
     uint32_t waiting_ = 0;             // loaded, not yet summed
     uint32_t room_ = 0;                // bytes of one
     uint32_t item_ = 0, end_ = 0;      // the share that is left
+    uint32_t stop_ = 0;                // of it, in the chunk
     uint32_t token_ = 0, tokens_ = 0;  // of the chunk
-    StageOrder sums_, loads_;          // items of the chunk
-    uint32_t loadRow_ = 0;
-    uint32_t listed_ = 0;        // rows of the token that is being loaded
-    uint32_t tokensListed_ = 0;  // of the chunk
-    uint32_t stage_ = 0;         // that is known to be there
-    uint32_t loaded_ = 0;        // groups so far
-    uint32_t askedAt_ = 0;       // of them, before the question that is open
-    bool asks_ = false;          // which stage is there
-    bool asked_ = false;
-    bool givenUp_ = false;
+    uint32_t loadItem_ = 0, loadRow_ = 0;
+    uint32_t listed_ = 0;  // rows of the token that is being loaded
     uint32_t rowBytes_ = 0;
     uint32_t pieceBytes_ = 0;
 };
 
 }  // namespace moe
 
-#endif  // ASCEND_MOE_DISTRIBUTE_DIRECT_SUM_H
+#endif  // ASCEND_MOE_DIRECT_SUM_H

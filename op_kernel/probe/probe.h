@@ -1,8 +1,26 @@
 // The probes. Each tests one thing that the operators assume of the hardware and of HCCL, with the code that
 // the operators use for it. They touch only data areas, which HCCL overwrites anyway: a communicator stays
 // fresh.
-#ifndef ASCEND_MOE_PROBE_H
-#define ASCEND_MOE_PROBE_H
+//
+// mode            | function      | which cores  | reads                 | writes                 | who meets
+// ----------------+---------------+--------------+-----------------------+------------------------+----------
+// kProbeContext   | Check         | all          | the context           | nothing                |
+// kProbeStore     | StoreAndRead  | all: a share | rows that it has      | a row and a flag a     | all ranks
+//                 |               | of the peers | stored, rows and      | peer                   |
+//                 |               |              | flags of peers        |                        |
+// kProbeAtomic    | Atomic        | core 0       | blocks from the rank  | a block a round to the | all ranks
+//                 |               | writes, core | before                | next rank              |
+//                 |               | 1 reads      |                       |                        |
+// kProbeOrder     | Order         | core 0       | rows and flags from   | a row, then its flag,  | all ranks
+//                 |               | writes, core | the rank before,      | to the next rank; an   |
+//                 |               | 1 reads      | answers               | answer                 |
+// kProbeSyncAll   | SyncAllRounds | all          | workspace [2][cores]  | a block a round        | cores of
+//                 |               |              | blocks                |                        | the rank
+// kProbeCycles    | Cycles        | core 0       | the cycle counter     | nothing                |
+// kProbeZeroState | ZeroState     | core 0       | the state area        | nothing                |
+// all             | Report        | all          | nothing               | report [cores] blocks  |
+#ifndef ASCEND_MOE_PROBE_PROBE_H
+#define ASCEND_MOE_PROBE_PROBE_H
 
 #include "tiling.h"
 #include "../common/contexts.h"
@@ -268,4 +286,4 @@ private:
 
 }  // namespace moe
 
-#endif  // ASCEND_MOE_PROBE_H
+#endif  // ASCEND_MOE_PROBE_PROBE_H

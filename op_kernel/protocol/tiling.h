@@ -1,8 +1,20 @@
 // Tiling data that the host hands to both kernels: plain words, the same bytes on host and device.
-#ifndef ASCEND_MOE_DISTRIBUTE_TILING_H
-#define ASCEND_MOE_DISTRIBUTE_TILING_H
+#ifndef ASCEND_MOE_PROTOCOL_TILING_H
+#define ASCEND_MOE_PROTOCOL_TILING_H
 
 #include "window.h"
+
+// Tiling keys are macros with decimal literals, because the op compiler reads them as text.
+// Dispatch: 1000 for "window" or 2000 for "direct", + quant_mode + 10 when smooth scales are given.
+#define ASCEND_MOE_TILING_KEY_DISPATCH 1000
+#define ASCEND_MOE_TILING_KEY_DISPATCH_QUANT 1002
+#define ASCEND_MOE_TILING_KEY_DISPATCH_QUANT_SMOOTH 1012
+#define ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT 2000
+#define ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT_QUANT 2002
+#define ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT_QUANT_SMOOTH 2012
+// Combine: 1000 for "window", 2000 for "direct".
+#define ASCEND_MOE_TILING_KEY_COMBINE 1000
+#define ASCEND_MOE_TILING_KEY_COMBINE_DIRECT 2000
 
 namespace moe {
 
@@ -46,7 +58,6 @@ struct MoeDistributeInfo {
     uint32_t transport;       // kTransportMemory or kTransportRdma
     uint32_t ranksPerServer;  // ranks that share a server; 0: all
     uint32_t triples;         // rows carry (source, token, k): the V2 contract over memory
-    uint32_t tableHash;       // of the tuning table that the host read; 0: none
     uint32_t lentGeneration;  // combine: of the lent block that expand_x lies in; 0: in none
     uint64_t dataBytes;       // data area of every rank
     uint64_t lentBytes;       // area behind it that callers' tensors lie in; 0: none
@@ -75,8 +86,8 @@ MOE_FN uint64_t ItemsOffset(uint32_t cores, uint32_t experts, uint32_t world, ui
     return CountsOffset(cores, experts) +
            static_cast<uint64_t>(world) * PaddedInts(localExperts) * sizeof(int32_t);
 }
-constexpr uint32_t kItemLists = 3;  // rows and runs; room for a mutant's second list; aborts
-constexpr uint32_t kAbortItemList = 2;
+constexpr uint32_t kItemLists = 2;  // rows with messages; aborts
+constexpr uint32_t kAbortItemList = 1;
 MOE_FN uint64_t BoundsOffset(const MoeDistributeInfo& info) {
     return ItemsOffset(info.cores, info.experts, info.world, info.localExperts) +
            static_cast<uint64_t>(kItemLists) * info.world * kBlock;
@@ -86,7 +97,8 @@ MOE_FN uint64_t WorkspaceBytes(const MoeDistributeInfo& info) {
            static_cast<uint64_t>(info.cores) * PaddedInts(info.experts) * sizeof(int32_t);
 }
 
-// From here on what an NPU's clock gains is worth more than few instructions.
+// From so many cores on the kernels save time on an NPU; with fewer they save instructions, which count on
+// the twin.
 constexpr uint32_t kManyCores = 8;
 
 constexpr uint32_t kChunkPairs = 512;  // pairs in UB at a time
@@ -106,15 +118,15 @@ MOE_FN uint32_t ReturnCountLanes(uint32_t world, uint32_t slots) {
     return CeilDiv(slots, ReturnCountUnit(world)) * ReturnCountUnit(world);
 }
 
-// Status runs that a core of dispatch has in UB while it sends them: direct does not wait for one to arrive
-// before it writes the next.
-constexpr uint32_t kMostRunsInUb = 2;
-MOE_FN uint32_t RunsInUb(const MoeDistributeInfo& info) {
-    return info.algorithm == kAlgorithmDirect && info.world > 1 ? kMostRunsInUb : 1;
+// Status messages that a core of dispatch has in UB while it sends them: direct does not wait for one to
+// arrive before it writes the next.
+constexpr uint32_t kMostMessagesInUb = 2;
+MOE_FN uint32_t MessagesInUb(const MoeDistributeInfo& info) {
+    return info.algorithm == kAlgorithmDirect && info.world > 1 ? kMostMessagesInUb : 1;
 }
 
-// UB that comparing all runs of a rank takes: what one should say, a block and a number a source, the words,
-// and what their reduction works in.
+// UB that comparing all messages of a rank takes: what one should say, a block and a number a source, the
+// words, and what their reduction works in.
 MOE_FN uint32_t MatchSourceBytes(uint32_t world) {
     return static_cast<uint32_t>(CeilTo(world, kBlockWords)) * (kBlock + sizeof(int32_t));
 }
@@ -122,14 +134,15 @@ MOE_FN uint32_t MatchReduceBytes(uint32_t words) {
     return kBlock + static_cast<uint32_t>(CeilTo(2 * CeilDiv(words, 64) * sizeof(float), kBlock));
 }
 MOE_FN uint32_t MatchBytes(uint32_t world, uint32_t counts) {
-    const uint32_t run = StatusRunBytes(counts);
-    return (world + 1) * run + MatchSourceBytes(world) +
-           MatchReduceBytes(world * run / static_cast<uint32_t>(sizeof(int32_t)));
+    const uint32_t message = StatusMessageBytes(counts);
+    return (world + 1) * message + MatchSourceBytes(world) +
+           MatchReduceBytes(world * message / static_cast<uint32_t>(sizeof(int32_t)));
 }
-// Of prefix sums over the counts of those runs: two tables of slots, the runs' words and a row of them.
+// Of prefix sums over the counts of those messages: two tables of slots, the messages' words and a row of
+// them.
 MOE_FN uint32_t ScanBytes(uint32_t world, uint32_t localExperts) {
     return 2 * world * localExperts * static_cast<uint32_t>(sizeof(int32_t)) +
-           (world + 1) * StatusRunBytes(localExperts);
+           (world + 1) * StatusMessageBytes(localExperts);
 }
 // Of direct dispatch between its meetings: all cores' histograms, or as many as fit.
 MOE_FN uint32_t HistogramsAtOnce(uint32_t cores, uint32_t experts) {
@@ -138,37 +151,82 @@ MOE_FN uint32_t HistogramsAtOnce(uint32_t cores, uint32_t experts) {
 }
 MOE_FN bool ScansSegments(uint32_t world, uint32_t cores) { return cores > 1 && world % kBlockWords == 0; }
 
-// Direct dispatch reads a row once for all experts of its owner, where a row is a token's and cores are many.
-// The entries of some sources' lists are put in order by row in UB, and some cores share them: as many
-// sources as have enough entries together, if routing is even.
-constexpr uint32_t kLeastOnceExperts = 2, kMostOnceSources = 8, kOnceEntries = 256, kMostOnceLanes = 1024;
-constexpr uint32_t kMostOncePairs = 1u << 19;  // keys are exact
-MOE_FN uint32_t OnceSources(const MoeDistributeInfo& info) {
-    const uint32_t even = kOnceEntries * info.world / Max(1, info.maxBatch * info.topK);
-    return Max(1, Min(Min(even, info.world), kMostOnceSources));
+// Shared rows: direct dispatch reads a row once for all experts of its owner, where a row belongs to a token
+// and cores are many. A group of cores sorts the list entries of a group of sources by row, and shares them.
+// A group has as many sources as make kSharedRowEntries entries, if routing is even.
+constexpr uint32_t kLeastSharingExperts = 2, kMostSharedRowSources = 8, kSharedRowEntries = 256,
+                   kMostSharedRowLanes = 1024;
+constexpr uint32_t kMostSharedRowPairs = 1u << 19;  // keys are exact
+MOE_FN uint32_t SharedRowSources(const MoeDistributeInfo& info) {
+    const uint32_t even = kSharedRowEntries * info.world / Max(1, info.maxBatch * info.topK);
+    return Max(1, Min(Min(even, info.world), kMostSharedRowSources));
 }
-MOE_FN uint32_t OnceGroups(const MoeDistributeInfo& info) { return CeilDiv(info.world, OnceSources(info)); }
-MOE_FN uint32_t OnceLanes(const MoeDistributeInfo& info) {
-    return CeilDiv(Min(kMostOnceLanes, OnceSources(info) * PaddedInts(info.capacity)), 32) * 32;
+MOE_FN uint32_t SharedRowGroups(const MoeDistributeInfo& info) {
+    return CeilDiv(info.world, SharedRowSources(info));
 }
-// Entries of a core at a time, where core 0 has half as many as others; of a row, so many as a token has
-// experts may come to the share.
-MOE_FN uint32_t OnceShare(const MoeDistributeInfo& info) {
-    const uint32_t lanes = OnceLanes(info), cores = Max(1, info.cores / OnceGroups(info));
+MOE_FN uint32_t SharedRowLanes(const MoeDistributeInfo& info) {
+    return CeilDiv(Min(kMostSharedRowLanes, SharedRowSources(info) * PaddedInts(info.capacity)), 32) * 32;
+}
+// Entries of a core at a time. Core 0 has half as many as others; up to K entries of a row that begins in the
+// share are added.
+MOE_FN uint32_t SharedRowShare(const MoeDistributeInfo& info) {
+    const uint32_t lanes = SharedRowLanes(info), cores = Max(1, info.cores / SharedRowGroups(info));
     return Min(lanes, CeilDiv(2 * lanes, 2 * cores - 1)) + info.topK;
 }
-// Entries, their keys and numbers, the same in order, what ordering works in; places and triples.
-MOE_FN uint32_t OnceBytes(const MoeDistributeInfo& info) {
-    return 7 * OnceLanes(info) * static_cast<uint32_t>(sizeof(int32_t)) +
-           PaddedInts(OnceShare(info)) * static_cast<uint32_t>(sizeof(int32_t)) +
-           (info.triples != 0 ? OnceShare(info) * kBlock : 0);
+// UB of it: entries, keys and numbers, the same sorted, room to sort; places and triples.
+MOE_FN uint32_t SharedRowBytes(const MoeDistributeInfo& info) {
+    return 7 * SharedRowLanes(info) * static_cast<uint32_t>(sizeof(int32_t)) +
+           PaddedInts(SharedRowShare(info)) * static_cast<uint32_t>(sizeof(int32_t)) +
+           (info.triples != 0 ? SharedRowShare(info) * kBlock : 0);
 }
-MOE_FN bool ReadsOnce(const MoeDistributeInfo& info) {
-    return info.hasScales == 0 && info.localExperts >= kLeastOnceExperts && info.topK > 1 &&
-           info.cores >= kManyCores && info.cores >= OnceGroups(info) &&
-           info.maxBatch * info.topK <= kMostOncePairs;
+MOE_FN bool SharesRows(const MoeDistributeInfo& info) {
+    return info.hasScales == 0 && info.localExperts >= kLeastSharingExperts && info.topK > 1 &&
+           info.cores >= kManyCores && info.cores >= SharedRowGroups(info) &&
+           info.maxBatch * info.topK <= kMostSharedRowPairs;
 }
+
+// ---- dispatch ----
+constexpr uint32_t kMostGatherRing = 7;  // chunks on their way while direct gathers
+
+struct MoeDistributeDispatchTiling {
+    MoeDistributeMc2Head mc2;
+    MoeDistributeInfo info;
+    uint32_t tokenNumsType;  // expert_token_nums_type: 0 cumulative, 1 counts
+    uint32_t tpWorldSize;    // 0 or 1
+    uint32_t sendRing;       // UB rows in flight while sending
+    uint32_t copyRows;       // window rows of one UB chunk while copying out
+    uint32_t copyRing;       // such chunks in flight
+    uint32_t listCores;      // direct: cores that make the lists, the others publish rows; 0: all do both
+};
+
+// ---- combine ----
+constexpr uint32_t kMaxSumGroups = 4;  // direct: groups of rows in flight while summing
+
+struct MoeDistributeCombineTiling {
+    MoeDistributeMc2Head mc2;
+    MoeDistributeInfo info;
+    uint32_t hasSharedExpertX;
+    uint32_t sendRows;       // rows of one UB chunk while sending
+    uint32_t partsPerToken;  // cores that share a token's H while summing
+    uint32_t partElements;   // elements of one part, a multiple of 32
+    uint32_t sumRing;        // UB parts of rows in flight while summing
+    uint32_t sumGroup;       // direct: so many of them are loaded, waited for and given back together
+    uint32_t returnRing;     // direct: chunks of sendRows on their way into the own half
+    uint32_t reserved;
+};
+
+// Of the copy into the own half: rows are one piece of memory there, and cores share its bytes.
+constexpr uint32_t kReturnChunkBytes = 16 * 1024;
+MOE_FN uint32_t ReturnChunkBytes(uint32_t rowBytes, uint32_t rows) {
+    return Min(rows * rowBytes, kReturnChunkBytes);
+}
+// Bytes of a group of pieces; a row of all experts' counts fits too.
+MOE_FN uint32_t SumGroupBytes(uint32_t experts, uint32_t pieces, uint32_t pieceBytes) {
+    return Max(pieces * pieceBytes, PaddedInts(experts) * static_cast<uint32_t>(sizeof(int32_t)));
+}
+// Rows of a chunk of tokens: its pairs, and one more a token.
+MOE_FN uint32_t SumEntries(uint32_t topK) { return kChunkPairs / topK * (topK + 1); }
 
 }  // namespace moe
 
-#endif  // ASCEND_MOE_DISTRIBUTE_TILING_H
+#endif  // ASCEND_MOE_PROTOCOL_TILING_H

@@ -1,16 +1,15 @@
-// The wire protocol: geometry of a rank's window, status runs, abort blocks, error record, limits.
+// The wire protocol: geometry of a rank's window, status messages, abort blocks, error record, limits.
 // The only home of these constants; kernels, host checks and Python all read them from here.
 //
 // A rank has two areas, and a third where memory is lent. `data` holds rows, `state` holds everything that
 // must survive or be polled:
-//   state: control block | error record | abort blocks, one a source rank | status runs [parity][source] |
-//          late blocks [parity][source] | copy blocks [core]
+//   state: control block | error record | abort blocks, one a source rank | status messages [parity][source]
 //   data:  half 0 | half 1; in a half, region s belongs to source rank s
 //   lent:  right behind data: blocks that the rank's own caller fills, and peers read where combine says so
 // Addresses depend only on (window bytes, world, parity, source rank): a rank with another configuration
 // still writes into its own place, where it can be read and named.
-#ifndef ASCEND_MOE_DISTRIBUTE_WINDOW_H
-#define ASCEND_MOE_DISTRIBUTE_WINDOW_H
+#ifndef ASCEND_MOE_PROTOCOL_WINDOW_H
+#define ASCEND_MOE_PROTOCOL_WINDOW_H
 
 #include <cstdint>
 
@@ -55,34 +54,26 @@ constexpr uint64_t kAbortOffset = 1024;
 
 MOE_FN uint64_t AbortOffset(uint32_t source) { return kAbortOffset + static_cast<uint64_t>(source) * kBlock; }
 
-// A status run: two header blocks, then count blocks of four: the rows of each local expert; in direct
+// A status message: two header blocks, then count blocks of four: the rows of each local expert; in direct
 // combine also where they begin.
 constexpr uint32_t kHeaderBlocks = 2;
 constexpr uint32_t kCountsPerBlock = 4;
 
 MOE_FN uint32_t MaxLocalExperts(uint32_t world) { return CeilDiv(kMaxSlots, world); }
 MOE_FN uint32_t CountBlocks(uint32_t counts) { return CeilDiv(counts, kCountsPerBlock); }
-MOE_FN uint32_t StatusRunBytes(uint32_t counts) { return (kHeaderBlocks + CountBlocks(counts)) * kBlock; }
-MOE_FN uint32_t StatusStride(uint32_t world) { return StatusRunBytes(MaxLocalExperts(world)); }
+MOE_FN uint32_t StatusMessageBytes(uint32_t counts) { return (kHeaderBlocks + CountBlocks(counts)) * kBlock; }
+MOE_FN uint32_t StatusStride(uint32_t world) { return StatusMessageBytes(MaxLocalExperts(world)); }
 MOE_FN uint64_t StatusBase(uint32_t world) { return CeilTo(AbortOffset(world), 512); }
 MOE_FN uint64_t StatusOffset(uint32_t world, uint32_t parity, uint32_t source) {
     return StatusBase(world) + (static_cast<uint64_t>(parity) * world + source) * StatusStride(world);
 }
-// Where the run comes before all of the rows: a source's block tells of the others, and a block of each of
-// this rank's own cores how far it has copied.
-MOE_FN uint64_t LateOffset(uint32_t world, uint32_t parity, uint32_t source) {
-    return StatusOffset(world, 2, 0) + (static_cast<uint64_t>(parity) * world + source) * kBlock;
-}
-MOE_FN uint64_t CopiedOffset(uint32_t world, uint32_t core) {
-    return LateOffset(world, 2, 0) + static_cast<uint64_t>(core) * kBlock;
-}
-MOE_FN uint64_t StateBytes(uint32_t world) { return CeilTo(CopiedOffset(world, kMaxCores), 4096); }
+MOE_FN uint64_t StateBytes(uint32_t world) { return CeilTo(StatusOffset(world, 2, 0), 4096); }
 
 static_assert(kErrorRecordOffset + kErrorRecordWords * sizeof(int32_t) <= kFailOffset &&
                   kFailOffset + kBlock <= kAbortOffset,
               "error record, fail block and aborts overlap");
 static_assert(StateBytes(1) <= kMiB && StateBytes(kMaxWorld) <= kMiB, "the state area must fit 1 MiB");
-static_assert(2 * kMaxExperts <= kMaxSlots, "a run of direct combine has two counts a local expert");
+static_assert(2 * kMaxExperts <= kMaxSlots, "a message of direct combine has two counts a local expert");
 
 // ---- data area, offsets in bytes ----------------------------------------------------------------------
 MOE_FN uint64_t HalfBytes(uint64_t dataBytes) { return FloorTo(dataBytes / 2, 512); }
@@ -94,11 +85,11 @@ MOE_FN uint64_t RegionOffset(uint64_t dataBytes, uint32_t world, uint32_t parity
     return HalfOffset(dataBytes, parity) + source * RegionBytes(dataBytes, world);
 }
 
-// Over RDMA rows are packed towards the end of a region: they end where its status run begins, so that both
-// leave as one contiguous item whose last bytes are the run. That place is fixed too.
+// Over RDMA rows are packed towards the end of a region: they end where its status message begins, so that
+// both leave as one contiguous item whose last bytes are the message. That place is fixed too.
 MOE_FN uint64_t RowsEnd(uint64_t dataBytes, uint32_t world) {
-    const uint64_t region = RegionBytes(dataBytes, world), run = StatusStride(world);
-    return region < run ? 0 : region - run;
+    const uint64_t region = RegionBytes(dataBytes, world), message = StatusStride(world);
+    return region < message ? 0 : region - message;
 }
 constexpr uint64_t kA2StateBytes = kMiB;  // A2: the last of windowsIn
 
@@ -124,31 +115,18 @@ MOE_FN uint32_t Capacity(uint32_t maxBatch, uint32_t topK, uint32_t localExperts
 
 // Algorithm "direct": a rank fills its own half, and the others read it there. Dispatch: a list of pair
 // numbers (token * K + k) an owner, then one row a token, or one a pair where smooth scales make them differ.
-// Combine: the rows as they lie in expand_x; in stages, where cores are many. All depend on
-// what is equal on all ranks only.
+// Combine: the rows as they lie in expand_x. Both depend on what is equal on all ranks only.
 MOE_FN uint64_t ListBytes(uint32_t capacity) { return CeilTo(capacity * sizeof(int32_t), kBlock); }
 MOE_FN uint64_t PublishedRowsOffset(uint32_t world, uint32_t capacity) {
     return CeilTo(world * ListBytes(capacity), 512);
-}
-
-// Direct combine in stages: of every row the first part is there with the run, late blocks tell of the
-// others.
-constexpr uint32_t kStages = 3;
-constexpr uint32_t kStageParts = 8;  // of a row
-constexpr uint32_t kPartUnit = 32;   // elements: parts begin at multiples of this
-MOE_FN uint32_t StagePart(uint32_t hidden) {
-    return static_cast<uint32_t>(CeilTo(CeilDiv(hidden, kStageParts), kPartUnit));
-}
-// Elements of a row that are there when a stage is. The last stage is all of the row.
-MOE_FN uint32_t StageEnd(uint32_t hidden, uint32_t stage) {
-    return Min(hidden, (stage == 0 ? 2 : stage == 1 ? 5 : kStageParts) * StagePart(hidden));
 }
 
 // ---- epochs -------------------------------------------------------------------------------------------
 // 0 is never an epoch, and 0xFFFFFFFF is followed by 2 so that parity keeps alternating.
 MOE_FN uint32_t NextEpoch(uint32_t epoch) { return epoch == 0xFFFFFFFFu ? 2u : epoch + 1; }
 MOE_FN uint32_t Parity(uint32_t epoch) { return epoch & 1; }
-// What a status slot may hold before epoch `epoch` arrives: nothing, or the epoch two ops ago.
+// Whether a status slot may hold this before the message of `epoch` arrives: nothing, or the epoch two ops
+// ago.
 MOE_FN bool IsStale(uint32_t seen, uint32_t epoch) {
     return seen == 0 || seen == epoch - 2 || (epoch == 2 && seen == 0xFFFFFFFEu) ||
            (epoch == 3 && seen == 0xFFFFFFFFu);
@@ -158,16 +136,15 @@ MOE_FN bool IsStale(uint32_t seen, uint32_t epoch) {
 constexpr uint32_t kStatusMagic = 0x4D4F4530u;
 constexpr uint32_t kAbortMagic = 0x41424F52u;
 constexpr uint32_t kFailMagic = 0x4641494Cu;
-constexpr uint32_t kLateMagic = 0x4C415445u;
 constexpr uint32_t kOpDispatch = 1, kOpCombine = 2;
-// Where a run's rows lie: pushed into the reader's window; in the sender's own half; in its lent area; in its
-// own half, stage by stage.
-constexpr uint32_t kPhaseFinal = 1, kPhasePublished = 2, kPhaseLent = 3, kPhaseStaged = 4;
+// Where the rows that a message announces lie: in the reader's window (final), in the sender's own half
+// (published), in the sender's lent area.
+constexpr uint32_t kPhaseFinal = 1, kPhasePublished = 2, kPhaseLent = 3;
 constexpr uint32_t kAlgorithmWindow = 1, kAlgorithmDirect = 2;
 constexpr uint32_t kContractV1 = 1, kContractV2 = 2;
 
-// Counts of a run.
-MOE_FN uint32_t RunCounts(uint32_t algorithm, uint32_t op, uint32_t localExperts) {
+// Counts of a message.
+MOE_FN uint32_t MessageCounts(uint32_t algorithm, uint32_t op, uint32_t localExperts) {
     return algorithm == kAlgorithmDirect && op == kOpCombine ? 2 * localExperts : localExperts;
 }
 
@@ -175,10 +152,10 @@ MOE_FN uint32_t RunCounts(uint32_t algorithm, uint32_t op, uint32_t localExperts
 MOE_FN uint32_t HeaderWord(uint32_t epoch) { return kStatusMagic ^ epoch; }
 MOE_FN uint32_t OpPhase(uint32_t op, uint32_t phase, uint32_t tail) { return op << 24 | phase << 16 | tail; }
 MOE_FN uint32_t PhaseOf(uint32_t opPhase) { return opPhase >> 16 & 0xFF; }
-// What a run of this algorithm and op may say of its rows.
+// Whether a message of this algorithm and op may have this phase.
 MOE_FN bool IsPhaseOf(uint32_t algorithm, uint32_t op, uint32_t phase) {
     if (algorithm != kAlgorithmDirect) return phase == kPhaseFinal;
-    return phase == kPhasePublished || (op == kOpCombine && (phase == kPhaseLent || phase == kPhaseStaged));
+    return phase == kPhasePublished || (phase == kPhaseLent && op == kOpCombine);
 }
 
 enum Header0 : uint32_t {
@@ -209,7 +186,6 @@ constexpr uint32_t kHeader1Tail = 0xFFFEu;  // tells header 1 from a count block
 MOE_FN uint32_t TypesWord(uint32_t xType, uint32_t wireType, uint32_t quant, uint32_t smooth) {
     return xType | wireType << 8 | quant << 16 | smooth << 24;
 }
-MOE_FN uint32_t AlgorithmWord(uint32_t algorithm, uint32_t tableHash) { return algorithm | tableHash << 8; }
 MOE_FN uint32_t ContractWord(uint32_t contract, bool globalBs, uint32_t windowMiB) {
     return contract | (globalBs ? 1u : 0u) << 8 | windowMiB << 16;
 }
@@ -227,18 +203,9 @@ enum AbortBlock : uint32_t {
     kAbDetail1
 };
 
-// ---- fail block, words: core 0 to the other cores of its rank; sticky as aborts are
-// ------------------------
-enum FailBlock : uint32_t { kFbMagic, kFbEpoch, kFbCode, kFbStage };  // the magic keyed by the epoch
+// ---- fail block, words: from core 0 to the other cores of its rank; sticky as aborts are ----
+enum FailBlock : uint32_t { kFbMagic, kFbEpoch, kFbCode };  // the magic keyed by the epoch
 MOE_FN uint32_t FailWord(uint32_t epoch) { return kFailMagic ^ epoch; }
-
-// ---- late block, words --------------------------------------------------------------------------------
-enum LateBlock : uint32_t { kLbMagic, kLbEpoch, kLbStage, kLbSource };  // the magic keyed by the epoch
-MOE_FN uint32_t LateWord(uint32_t epoch) { return kLateMagic ^ epoch; }
-// What a late block's place may hold before that of `epoch` comes: nothing, or that of any op before.
-MOE_FN bool IsEarlierLate(uint32_t seen, uint32_t epoch) {
-    return seen == 0 || static_cast<int32_t>(epoch - (seen ^ kLateMagic)) > 0;
-}
 
 // ---- errors -------------------------------------------------------------------------------------------
 enum ErrorCode : uint32_t {
@@ -261,8 +228,8 @@ enum ErrorCode : uint32_t {
 constexpr uint32_t kFirstFatal = kPeerLost;
 // kInvalidCounts: set in detail 0 beside a source rank when its rows together are too many.
 constexpr uint32_t kCountsOfSource = 0x80000000u;
-// kCorruptStatus: the block of detail 0 when it is not one of a status run.
-constexpr uint32_t kAbortBlockIndex = 0xFFFFu, kLateBlockIndex = 0xFFFEu;
+// kCorruptStatus: the block of detail 0 when it is not one of a status message.
+constexpr uint32_t kAbortBlockIndex = 0xFFFFu;
 // kInvalidTriple: the word of detail 0 when the triple is none of dispatch's at this row.
 constexpr uint32_t kTripleOrder = 3;
 // kRoutingMismatch: set in detail 0 beside the expert when expand_idx, not a count, is at odds.
@@ -323,4 +290,4 @@ constexpr uint32_t kMaxAwaited = (kErrorRecordWords - kRecAwaited) / 3;
 
 }  // namespace moe
 
-#endif  // ASCEND_MOE_DISTRIBUTE_WINDOW_H
+#endif  // ASCEND_MOE_PROTOCOL_WINDOW_H

@@ -1,9 +1,32 @@
-// MoeDistributeCombine: expert rows go back to the window of the rank whose token they are; that rank gathers
-// the K rows of each token and sums them, weighted, in fp32 and in ascending k.
-#ifndef ASCEND_MOE_DISTRIBUTE_COMBINE_H
-#define ASCEND_MOE_DISTRIBUTE_COMBINE_H
+// MoeDistributeCombine, algorithm "window": expert rows go back to the window of the rank whose token they
+// are. That rank sums the K rows of each token, weighted, in fp32 and in ascending k.
+//
+// phase | function            | which cores  | reads                  | writes                   | who meets
+// ------+---------------------+--------------+------------------------+--------------------------+----------
+// 1     | RoutingTable::      | all: a share | expert_ids [BS][K]     | workspace: histograms    | cores of
+//       | Count,              | of the pairs | int32, ep_send_counts  | [cores][E] int32         | the rank
+//       | LoadAllSegments     |              | [L*W] int32            |                          |
+// 2     | Accumulate, Place,  | all; core 0  | histograms             | workspace: totals [E]    |
+//       | StoreTotals         | stores       |                        | int32                    |
+// 3     | SetWaitTp-          | all: a share | expand_x [A][H]; V1:   | rows into the sources'   | cores of
+//       | StatusAndDisPatch   | of the rows  | expand_idx [BS*K]      | halves                   | the rank
+//       |                     |              | int32, V2: triples     |                          |
+//       |                     |              | [A][3] int32           |                          |
+// 4     | SetStatus           | all: a share | the segments of        | a status message to      |
+//       |                     | of the peers | expand_x               | every rank               |
+// 5     | WaitStatus          | all: a share | status messages,       | nothing                  | all
+//       |                     | of the       | totals                 |                          | ranks,
+//       |                     | sources      |                        |                          | then
+//       |                     |              |                        |                          | cores of
+//       |                     |              |                        |                          | the rank
+// 6     | LocalWindowCopy     | all: a share | rows in the own half,  | x [BS][H]                |
+//       |                     | of (token,   | expert_scales [BS][K]  |                          |
+//       |                     | part of H)   | fp32, shared_expert_x  |                          |
+//       |                     |              | [BS][H]                |                          |
+#ifndef ASCEND_MOE_WINDOW_COMBINE_H
+#define ASCEND_MOE_WINDOW_COMBINE_H
 
-#include "../common/combine_inputs.h"
+#include "../common/inputs.h"
 #include "sum.h"
 
 namespace moe {
@@ -11,9 +34,6 @@ namespace moe {
 template <typename XType>
 class MoeDistributeCombine {
 public:
-    // The mutant whose cores do not meet after the wait.
-    static constexpr Mutant kUnmet = Mutant::kNoSyncAfterWait;
-
     __aicore__ inline void Init(const CombineArguments& arguments, const MoeDistributeCombineTiling& tiling) {
         args_ = arguments;
         tiling_ = &tiling;
@@ -41,11 +61,10 @@ private:
         routing_.Accumulate();
         exchange_.Fail(routing_.Place());
         routing_.StoreTotals();
-        if constexpr (IsMutant(Mutant::kFlagBeforeData)) exchange_.SetStatus(*this, rowBytes_);
         const bool rdma = info_->transport == kTransportRdma;
         exchange_.MeetAfterSend(rdma ? SetWaitTpStatusAndDisPatch<true>()
                                      : SetWaitTpStatusAndDisPatch<false>());
-        if constexpr (!IsMutant(Mutant::kFlagBeforeData)) exchange_.SetStatus(*this, rowBytes_);
+        exchange_.SetStatus(*this, rowBytes_);
         if (!exchange_.WaitStatus(*this)) {
             Leave();
             return;
@@ -54,21 +73,14 @@ private:
     }
 
 public:
-    // Rows that go back to `peer`, for the status runs.
+    // Rows that go back to `peer`, for the status messages.
     __aicore__ inline void Select(uint32_t) {}
     __aicore__ inline uint32_t Rows(uint32_t peer, uint32_t localExpert) {
         const uint32_t slot = localExpert * info_->world + peer;
         return segments_.End(slot) - segments_.Start(slot);
     }
-    // Whether rows come back from `source`; asked by a mutant only, the protocol waits for all ranks alike.
-    __aicore__ inline bool Awaits(uint32_t source) {
-        uint32_t rows = 0;
-        for (uint32_t l = 0; l < info_->localExperts; ++l)
-            rows += routing_.Total(static_cast<int32_t>(source * info_->localExperts + l));
-        return rows > 0;
-    }
-    __aicore__ inline Verdict Arrived(uint32_t source, const LocalTensor<uint32_t>& run) {
-        return CompareCounts(*info_, routing_, source, run);
+    __aicore__ inline Verdict Arrived(uint32_t source, const LocalTensor<uint32_t>& message) {
+        return CompareCounts(*info_, routing_, source, message);
     }
 
 private:
@@ -86,12 +98,6 @@ private:
         exchange_.pipe().InitBuffer(copyQueue_, 2, tiling_->sendRows * rowBytes_);
     }
 
-    // From the half of this epoch to the other one, modulo 2^64: a mutant's rows lie there.
-    __aicore__ inline uint64_t HalfShift() const {
-        if constexpr (!IsMutant(Mutant::kWrongHalfForCombine)) return 0;
-        const uint64_t half = HalfBytes(exchange_.context().data_bytes());
-        return Parity(exchange_.epoch()) == 0 ? half : 0 - half;
-    }
     __aicore__ inline Verdict LoadAllSegments() {
         const Verdict verdict =
             LoadSegments(*info_, args_.epSendCounts, tripleBuf_.Get<int32_t>(), segments_);
@@ -112,7 +118,7 @@ private:
         const uint32_t begin = PartBegin(segments_.Rows(), exchange_.core(), info_->cores);
         const uint32_t end = PartBegin(segments_.Rows(), exchange_.core() + 1, info_->cores);
         if (begin == end) return verdict;
-        const uint64_t base = HalfShift() + (kRdma ? exchange_.sender().rows_at() : 0);
+        const uint64_t base = kRdma ? exchange_.sender().rows_at() : 0;
         uint32_t slot = segments_.Find(begin);
         for (uint32_t row = begin; row < end;) {
             while (segments_.End(slot) <= row) ++slot;
@@ -157,8 +163,8 @@ private:
             const uint32_t at = i * kTripleWords;
             const uint64_t slot =
                 static_cast<uint64_t>(triple.GetValue(at + 1)) * info_->topK + triple.GetValue(at + 2);
-            exchange_.sender().PutSlot(static_cast<uint32_t>(triple.GetValue(at)),
-                                       slot * rowBytes_ + HalfShift(), chunk[i * rowBytes_], rowBytes_);
+            exchange_.sender().PutSlot(static_cast<uint32_t>(triple.GetValue(at)), slot * rowBytes_,
+                                       chunk[i * rowBytes_], rowBytes_);
         }
         return Verdict();
     }
@@ -172,7 +178,7 @@ private:
         routing_.Place();
         WindowRows rows;
         rows.Init(exchange_.pipe(), *info_, args_.expandIdx, rowBytes_,
-                  exchange_.Half() + HalfShift() + exchange_.sender().rows_at(),
+                  exchange_.Half() + exchange_.sender().rows_at(),
                   RegionBytes(exchange_.context().data_bytes(), info_->world));
         TokenSum<XType, WindowRows> sum;
         const TokenSumPlan plan = {args_.expertScales, args_.sharedExpertX, args_.x};
@@ -184,9 +190,7 @@ private:
     // After a failure: zeros, and the record.
     __aicore__ inline void Leave() {
         exchange_.NextPlan();
-        const uint64_t begin = PartBegin(info_->batch, exchange_.core(), info_->cores);
-        const uint64_t end = PartBegin(info_->batch, exchange_.core() + 1, info_->cores);
-        ZeroSums(exchange_, args_.x, begin * rowBytes_, end * rowBytes_, rowBytes_);
+        ZeroSums(exchange_, *info_, args_.x, rowBytes_);
         exchange_.Report();
     }
 
@@ -204,4 +208,4 @@ private:
 
 }  // namespace moe
 
-#endif  // ASCEND_MOE_DISTRIBUTE_COMBINE_H
+#endif  // ASCEND_MOE_WINDOW_COMBINE_H

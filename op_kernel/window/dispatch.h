@@ -1,22 +1,44 @@
-// MoeDistributeDispatch: every (token, k) row goes to the window of the rank that owns its expert; each rank
-// then gathers its window into expand_x, ordered by (local expert, source rank, flat (token, k)).
-#ifndef ASCEND_MOE_DISTRIBUTE_DISPATCH_H
-#define ASCEND_MOE_DISTRIBUTE_DISPATCH_H
+// MoeDistributeDispatch, algorithm "window": every (token, k) row goes to the window of the rank that owns
+// its expert. Each rank then gathers its window into expand_x, ordered by (local expert, source rank, flat
+// (token, k)).
+//
+// phase | function            | which cores  | reads                  | writes                   | who meets
+// ------+---------------------+--------------+------------------------+--------------------------+----------
+// 1     | RoutingTable::      | all: a share | expert_ids [BS][K]     | workspace: histograms    | cores of
+//       | Count               | of the pairs | int32, x_active_mask   | [cores][E] int32         | the rank
+// 2     | Accumulate, Place,  | all; core 0  | histograms             | workspace: totals [E]    |
+//       | StoreTotals         | stores       |                        | int32                    |
+// 3     | AlltoAllDispatch    | all: the     | x [BS][H], scales      | rows, V2: and triples,   | cores of
+//       |                     | same share   | [E][H] fp32            | into the owners' halves; | the rank
+//       |                     |              |                        | V1: expand_idx [BS*K]    |
+//       |                     |              |                        | int32                    |
+// 4     | SetStatus           | all: a share | totals                 | a status message to      |
+//       |                     | of the peers |                        | every rank               |
+// 5     | WaitDispatch        | all: a share | status messages        | workspace: counts [W][L] | all
+//       |                     | of the       |                        | int32                    | ranks,
+//       |                     | sources      |                        |                          | then
+//       |                     |              |                        |                          | cores of
+//       |                     |              |                        |                          | the rank
+// 6     | LocalWindowCopy     | all: a share | counts, rows in the    | expand_x [A][H],         |
+//       |                     | of the rows  | own half               | dynamic_scales [A] fp32, |
+//       |                     |              |                        | V2: triples [A][3]       |
+//       |                     |              |                        | int32; core 0:           |
+//       |                     |              |                        | ep_recv_counts [L*W]     |
+//       |                     |              |                        | int32, expert_token_nums |
+//       |                     |              |                        | [L] int64                |
+#ifndef ASCEND_MOE_WINDOW_DISPATCH_H
+#define ASCEND_MOE_WINDOW_DISPATCH_H
 
-#include "../common/dispatch_outputs.h"
+#include "../common/outputs.h"
 #include "../common/exchange.h"
 #include "../common/quantize.h"
 #include "../common/routing.h"
 
 namespace moe {
 
-// Keeps the counts of arrived runs for all cores, one row a source.
+// Keeps the counts of arrived messages for all cores, one row a source.
 class CountsKeeper {
 public:
-    // For mutants: the one whose cores do not meet after the wait, and the ranks that one waits for.
-    static constexpr Mutant kUnmet = Mutant::kWaitForOwnShareOnly;
-    __aicore__ inline bool Awaits(uint32_t) const { return true; }
-
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR workspace) {
         localExperts_ = info.localExperts;
         lanes_ = PaddedInts(localExperts_);
@@ -25,12 +47,13 @@ public:
             static_cast<uint64_t>(info.world) * lanes_);
         pipe.InitBuffer(buf_, lanes_ * sizeof(int32_t));
     }
-    __aicore__ inline Verdict Arrived(uint32_t source, const LocalTensor<uint32_t>& run) {
+    __aicore__ inline Verdict Arrived(uint32_t source, const LocalTensor<uint32_t>& message) {
         LocalTensor<int32_t> row = buf_.Get<int32_t>();
-        if constexpr (!IsMutant(Mutant::kCountsRewrittenBeforeKept)) SyncFunc<HardEvent::MTE3_S>();
+        SyncFunc<HardEvent::MTE3_S>();
         for (uint32_t l = 0; l < lanes_; ++l) {
-            row.SetValue(
-                l, l < localExperts_ ? static_cast<int32_t>(run.GetValue(StatusWriter::CountWord(l))) : 0);
+            row.SetValue(l, l < localExperts_
+                                ? static_cast<int32_t>(message.GetValue(StatusWriter::CountWord(l)))
+                                : 0);
         }
         SyncFunc<HardEvent::S_MTE3>();
         AscendC::DataCopy(counts_[static_cast<uint64_t>(source) * lanes_], row, lanes_);
@@ -113,7 +136,7 @@ private:
     // This core's share of the pairs: their places, expand_idx, and the rows to their owners' windows.
     __aicore__ inline void AlltoAllDispatch() {
         MOE_PHASE("AlltoAllDispatch");
-        if (exchange_.verdict().code != kOk) return;  // the status run carries the reason, no row leaves
+        if (exchange_.verdict().code != kOk) return;  // the status message carries the reason, no row leaves
         for (uint32_t at = routing_.begin(); at < routing_.end(); at += kChunkPairs) {
             const uint32_t count = Min(kChunkPairs, routing_.end() - at);
             routing_.pairs().Load(at, count);
@@ -203,11 +226,9 @@ private:
         exchange_.pipe().InitBuffer(countsBuf, info_->world * keeper_.lanes() * sizeof(int32_t));
         KeptCounts counts = {countsBuf.Get<int32_t>(), keeper_.lanes()};
         AscendC::DataCopy(counts.values, keeper_.counts(), info_->world * keeper_.lanes());
-        if constexpr (!IsMutant(Mutant::kSegmentsBeforeLoaded)) SyncFunc<HardEvent::MTE2_S>();
+        SyncFunc<HardEvent::MTE2_S>();
         segments.FromCounts(counts);
-        if constexpr (!IsMutant(Mutant::kRowsTakenFromStart)) {
-            if (info_->transport == kTransportRdma) segments.AlignEnd();
-        }
+        if (info_->transport == kTransportRdma) segments.AlignEnd();
         exchange_.pipe().InitBuffer(copyQueue_, static_cast<uint8_t>(tiling_->copyRing),
                                     tiling_->copyRows * rowStride_);
         CopyRows(segments);
@@ -275,4 +296,4 @@ private:
 
 }  // namespace moe
 
-#endif  // ASCEND_MOE_DISTRIBUTE_DISPATCH_H
+#endif  // ASCEND_MOE_WINDOW_DISPATCH_H

@@ -1,9 +1,9 @@
 // The weighted sum of a token's K rows, wherever they lie: fp32, multiply then add, k ascending, one cast.
-#ifndef ASCEND_MOE_DISTRIBUTE_SUM_H
-#define ASCEND_MOE_DISTRIBUTE_SUM_H
+#ifndef ASCEND_MOE_WINDOW_SUM_H
+#define ASCEND_MOE_WINDOW_SUM_H
 
-#include "../protocol/combine_tiling.h"
 #include "../common/routing.h"
+#include "../common/weighted_sum.h"
 
 namespace moe {
 
@@ -67,9 +67,7 @@ public:
         const uint32_t elements = tiling.partElements;
         pipe.InitBuffer(inQueue_, static_cast<uint8_t>(tiling.sumRing),
                         static_cast<uint32_t>(elements * sizeof(XType)));
-        pipe.InitBuffer(outQueue_, kFloat ? 1 : 2, static_cast<uint32_t>(elements * sizeof(XType)));
-        pipe.InitBuffer(termBuf_, static_cast<uint32_t>(elements * sizeof(float)));
-        if (!kFloat) pipe.InitBuffer(sumBuf_, static_cast<uint32_t>(elements * sizeof(float)));
+        sum_.Init(pipe, elements);
     }
 
     // This core's share of the (token, part of H) items.
@@ -89,8 +87,6 @@ public:
     }
 
 private:
-    static constexpr bool kFloat = AscendC::IsSameType<XType, float>::value;
-
     __aicore__ inline void LoadChunk(RoutingTable& routing, uint32_t token, uint32_t tokens) {
         const uint32_t begin = token * info_->topK, count = tokens * info_->topK;
         routing.pairs().Load(begin, count);
@@ -104,79 +100,39 @@ private:
         const uint32_t begin = part * tiling_->partElements;
         const uint32_t elements = Min(tiling_->partElements, info_->hidden - begin);
         const uint64_t column = begin * sizeof(XType);
-        LocalTensor<XType> out = outQueue_.template AllocTensor<XType>();
-        LocalTensor<float> sum;
-        if constexpr (kFloat) {
-            sum = out;
-        } else {
-            sum = sumBuf_.template Get<float>();
-        }
-        AscendC::PipeBarrier<PIPE_V>();  // the cast of the item before has read the sum
-        AscendC::Duplicate(sum, 0.0f, elements);
+        sum_.Begin(elements);
         bool active = false;
         for (uint32_t k = 0; k < info_->topK; ++k) {
             const uint32_t i = inChunk * info_->topK + k;
             const int32_t id = routing.pairs().Id(i, token);
             active = active || id != kInactive;
-            if constexpr (IsMutant(Mutant::kCanary)) {
-                if (k == 0) continue;
-            }
             if (!routing.pairs().Routed(id)) continue;
-            AddRow(rows_->Address(routing, id, token, k, i) + column, elements, sum,
+            AddRow(rows_->Address(routing, id, token, k, i) + column, elements,
                    scaleBuf_.Get<float>().GetValue(i), true);
         }
         if (active && tiling_->hasSharedExpertX != 0) {
-            AddRow(plan_.sharedExpertX + static_cast<uint64_t>(token) * rowBytes_ + column, elements, sum,
-                   1.0f, false);
+            AddRow(plan_.sharedExpertX + static_cast<uint64_t>(token) * rowBytes_ + column, elements, 1.0f,
+                   false);
         }
-        AscendC::PipeBarrier<PIPE_V>();
-        if constexpr (!kFloat) AscendC::Cast(out, sum, AscendC::RoundMode::CAST_RINT, elements);
-        if constexpr (!IsMutant(Mutant::kSumStoredBeforeAdded)) {
-            outQueue_.EnQue(out);
-            out = outQueue_.template DeQue<XType>();
-        }
-        GlobalTensor<int8_t> x;
-        const uint32_t bytes = static_cast<uint32_t>(elements * sizeof(XType));
-        x.SetGlobalBuffer(
-            reinterpret_cast<__gm__ int8_t*>(plan_.x + static_cast<uint64_t>(token) * rowBytes_ + column),
-            bytes);
-        AscendC::DataCopy(x, out.template ReinterpretCast<int8_t>(), bytes);
-        outQueue_.FreeTensor(out);
+        sum_.Store(plan_.x + static_cast<uint64_t>(token) * rowBytes_ + column);
     }
 
-    __aicore__ inline void AddRow(GM_ADDR address, uint32_t elements, const LocalTensor<float>& sum,
-                                  float weight, bool weighted) {
+    __aicore__ inline void AddRow(GM_ADDR address, uint32_t elements, float weight, bool weighted) {
         const uint32_t bytes = static_cast<uint32_t>(elements * sizeof(XType));
-        GlobalTensor<int8_t> row;
-        row.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(address), bytes);
-        LocalTensor<int8_t> raw = inQueue_.template AllocTensor<int8_t>();
-        AscendC::DataCopy(raw, row, bytes);
-        inQueue_.EnQue(raw);
-        raw = inQueue_.template DeQue<int8_t>();
-        LocalTensor<XType> value = raw.template ReinterpretCast<XType>();
-        LocalTensor<float> term = termBuf_.template Get<float>();
-        AscendC::PipeBarrier<PIPE_V>();  // the term of the row before has been added
-        if constexpr (kFloat) {
-            if (weighted) {
-                SyncFunc<HardEvent::S_V>();
-                AscendC::Muls(term, value, weight, elements);
-            } else {
-                term = value;
-            }
-        } else {
-            AscendC::Cast(term, value, AscendC::RoundMode::CAST_NONE, elements);
-            AscendC::PipeBarrier<PIPE_V>();
-            if (weighted) AscendC::Muls(term, term, weight, elements);
-        }
-        if constexpr (!IsMutant(Mutant::kAddedBeforeWeighted)) AscendC::PipeBarrier<PIPE_V>();
-        AscendC::Add(sum, sum, term, elements);
-        inQueue_.FreeTensor(raw);
+        GlobalTensor<int8_t> source;
+        source.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(address), bytes);
+        LocalTensor<int8_t> row = inQueue_.template AllocTensor<int8_t>();
+        AscendC::DataCopy(row, source, bytes);
+        inQueue_.EnQue(row);
+        row = inQueue_.template DeQue<int8_t>();
+        sum_.Add(row.template ReinterpretCast<XType>(), weight, weighted);
+        inQueue_.FreeTensor(row);
     }
 
     GlobalTensor<float> scales_;
     AscendC::TQue<AscendC::QuePosition::VECIN, 1> inQueue_;
-    AscendC::TQue<AscendC::QuePosition::VECOUT, 1> outQueue_;
-    UbBuf scaleBuf_, termBuf_, sumBuf_;
+    WeightedSum<XType> sum_;
+    UbBuf scaleBuf_;
     Rows* rows_ = nullptr;
     const MoeDistributeCombineTiling* tiling_ = nullptr;
     const MoeDistributeInfo* info_ = nullptr;
@@ -186,4 +142,4 @@ private:
 
 }  // namespace moe
 
-#endif  // ASCEND_MOE_DISTRIBUTE_SUM_H
+#endif  // ASCEND_MOE_WINDOW_SUM_H

@@ -19,7 +19,7 @@ from window_library import WindowLibrary, exchange
 from ascend_moe import comm
 from ascend_moe.comm.communicator import timeout_s, window_data_bytes
 from ascend_moe.comm.liveness import describe_process, process_gone
-from ascend_moe.comm.rendezvous import create_window
+from ascend_moe.comm.processes import create_window
 from ascend_moe.errors import ArgumentError, AscendMoeError, PeerLost
 
 
@@ -199,6 +199,20 @@ def test_gloo_groups_serve_no_npu(group: Any) -> None:
     with comm.LocalCluster(2) as cluster:
         with pytest.raises(ArgumentError, match="windows in CPU memory"):
             comm.hccl_group(cluster.name, 2, 0)
+
+
+def test_registered_devices_are_asked_and_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = {"on a device": SimpleNamespace(algorithm="direct", ranks_per_server=8)}
+    device = comm.Device(known=ends.get, find=lambda *place: None, close=lambda name: ends.pop(name, None))
+    monkeypatch.setattr(comm, "_devices", dict(comm._devices))
+    comm.register_device("test", device)
+    assert comm.algorithm_of("on a device") == "direct"
+    assert comm.ranks_per_server("on a device", 2, 0) == 8
+    comm.close("on a device")
+    comm.close("on a device")
+    assert not ends
+    with pytest.raises(ArgumentError, match="names no live communicator"):
+        comm.algorithm_of("on a device")
 
 
 # ---- one end

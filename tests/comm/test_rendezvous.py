@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -10,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -18,12 +17,10 @@ import torch.distributed as dist
 import window_library
 from window_library import WindowLibrary, exchange
 
-from ascend_moe.comm.board import Board, Post, StoreHost
+from ascend_moe.comm import processes
 from ascend_moe.comm.communicator import Communicator
-from ascend_moe.comm.link import Hello, Link
-from ascend_moe.comm.rendezvous import Opening, create_window
+from ascend_moe.comm.processes import Board, Opening, Post, communicator_of, create_window
 from ascend_moe.errors import CommTimeout, ConfigMismatch, PeerLost
-from ascend_moe.native import library as _lib
 
 
 @pytest.fixture(autouse=True)
@@ -42,30 +39,11 @@ class Rank:
     def __init__(self, rank: int, world: int, store: Any) -> None:
         self.rank, self.world, self.store = rank, world, store
 
-    def open(self, timeout: float, mib: int = 1) -> tuple[Communicator, str]:
+    def open(self, timeout: float) -> tuple[Communicator, bytes]:
         """(this rank's end, the digest that all ranks of these windows share)"""
-        opening = Opening("g", self.store, self.rank, self.world, mib << 20, mib << 20, timeout)
+        opening = Opening("g", self.store, self.rank, self.world, 1 << 20, 1 << 20, timeout)
         opening.run()
-        watches = {link.rank: link.watch() for link in opening.linked()}
-
-        def release() -> None:
-            for watch in watches.values():
-                watch.close()
-            for base in opening.bases:
-                _lib.lib().am_window_unmap(base, opening.total)
-
-        live_fds = [watches[r].fileno() if r in watches else -1 for r in range(self.world)]
-        end = Communicator(
-            "g",
-            self.rank,
-            opening.bases,
-            opening.data_bytes,
-            opening.lent_bytes,
-            live_fds=live_fds,
-            describe=lambda r: watches[r].describe(),
-            release=release,
-        )
-        return end, opening.digest
+        return communicator_of(opening), opening.digest
 
 
 def on_threads(world: int, function: Any) -> list[Any]:
@@ -93,15 +71,22 @@ def on_threads(world: int, function: Any) -> list[Any]:
 
 @pytest.fixture
 def hesitant(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks hesitate at random before a word, so that every other rank can get ahead of it."""
-    send, dice = Link.send, random.Random(1)
+    """Ranks hesitate at random before a word or an answer, so that every other rank can get ahead of it."""
+    dice = random.Random(1)
 
-    def send_later(self: Link, word: dict[str, Any], fd: int = -1) -> None:
-        if dice.random() < 0.2:
-            time.sleep(dice.choice([0.002, 0.02]))
-        send(self, word, fd)
+    def hesitate(name: str) -> None:
+        method = getattr(Opening, name)
 
-    monkeypatch.setattr(Link, "send", send_later)
+        def later(self: Opening, *args: Any) -> None:
+            if dice.random() < 0.2:
+                time.sleep(dice.choice([0.002, 0.02]))
+            method(self, *args)
+
+        monkeypatch.setattr(Opening, name, later)
+
+    hesitate("_say")
+    hesitate("_answer")
+    hesitate("_connect")
 
 
 @pytest.mark.usefixtures("hesitant")
@@ -109,7 +94,7 @@ def hesitant(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_generations_never_mix(world: int) -> None:
     """Ranks open and close as fast as they can, or dawdle: the n-th windows of all are the same ones."""
 
-    def rank_body(rank: Rank) -> list[str]:
+    def rank_body(rank: Rank) -> list[bytes]:
         dice = random.Random(world * 100 + rank.rank)
         digests = []
         for _ in range(12):
@@ -129,7 +114,7 @@ def test_attempts_given_up_at_any_moment_do_no_harm(seed: int, monkeypatch: pyte
     """Each rank gives up a few times at moments of its own; then all meet, and the windows are common."""
     monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "10")
 
-    def rank_body(rank: Rank) -> tuple[str, list[int]]:
+    def rank_body(rank: Rank) -> tuple[bytes, list[int]]:
         dice = random.Random(seed * 10 + rank.rank)
         hasty = dice.randrange(6)
         while True:
@@ -151,89 +136,6 @@ def test_attempts_given_up_at_any_moment_do_no_harm(seed: int, monkeypatch: pyte
     assert all(values == [7, 8, 9] for _, values in results)
 
 
-def test_stale_posts_are_not_joined() -> None:
-    """Posts of a former life of the job: of a dead process, and of sockets that nobody listens on."""
-    child = os.fork()
-    if child == 0:
-        os._exit(0)
-    os.waitpid(child, 0)
-    store = dist.HashStore()
-    old = Post.mine()
-    for rank, (pid, started) in enumerate([(child, 1), (os.getpid(), old.started)]):
-        fields = {**old.__dict__, "pid": pid, "started": started}
-        dist.PrefixStore("ascend_moe/windows", store).set(f"rank/{rank}", json.dumps(fields))
-    with pytest.raises(CommTimeout, match="rank 0 has not called since") as caught:
-        Rank(2, 3, store).open(0.9)
-    assert caught.value.rank == 0 and caught.value.ranks == [0, 1]
-
-
-def test_post_of_a_process_that_died_meanwhile_is_a_lost_peer() -> None:
-    child = os.fork()
-    if child == 0:
-        os._exit(0)
-    os.waitpid(child, 0)
-    store = dist.HashStore()
-    fields = {**Post.mine().__dict__, "pid": child}
-    dist.PrefixStore("ascend_moe/windows", store).set("rank/0", json.dumps(fields))
-    began = time.monotonic()
-    with pytest.raises(PeerLost, match=f"process {child} has ended") as caught:
-        Rank(1, 2, store).open(20)
-    assert caught.value.rank == 0 and time.monotonic() - began < 2
-
-
-def test_strangers_on_the_socket_get_no_window() -> None:
-    """Who does not know the nonce in the store is not answered, and does not disturb."""
-    store = dist.HashStore()
-    results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(Rank(0, 2, store).open(10)))
-    thread.start()
-    key = dist.PrefixStore("ascend_moe/windows", store)
-    post = Post(**json.loads(key.get("rank/0")))
-    strangers = []
-    hello = {
-        "rank": 1,
-        "nonce": "x",
-        "started": 1 << 62,
-        "to": "guess",
-        "data_bytes": 1,
-        "lent_bytes": 0,
-        "total": 4096,
-    }
-    for packet in (b"\xff", b"[]", b'"hello"', json.dumps({"hello": hello}).encode(), b'{"done": ""}'):
-        stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        stranger.connect("\0" + post.socket)
-        fd = create_window(4096)
-        socket.send_fds(stranger, [packet], [fd])
-        os.close(fd)
-        strangers.append(stranger)
-    end, digest = Rank(1, 2, store).open(10)
-    thread.join(10)
-    assert results[0][1] == digest
-    for stranger in strangers:
-        stranger.settimeout(5)
-        packet, fds = b"", []
-        with contextlib.suppress(ConnectionResetError):
-            packet, fds, _, _ = socket.recv_fds(stranger, 4096, 1)
-        assert not fds and b"hello" not in packet
-        stranger.close()
-    end.close()
-    results[0][0].close()
-
-
-def test_store_that_breaks_is_a_lost_peer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(self: Board, rank: int) -> Post | None:
-        raise RuntimeError("Broken pipe\nwith a long trace")
-
-    monkeypatch.setattr(Board, "_read", read)
-    opening = Opening("g", dist.HashStore(), 1, 2, 1 << 20, 0, 20, StoreHost(rank=0))
-    began = time.monotonic()
-    with pytest.raises(
-        PeerLost, match=r"store .* has failed \(Broken pipe\); rank 0 normally hosts"
-    ) as caught:
-        opening.run()
-    assert caught.value.rank == 0 and time.monotonic() - began < 2 and "\n" not in str(caught.value)
-
-
 def test_sixteen_ranks_meet_quickly() -> None:
     began = time.monotonic()
     opened = on_threads(16, lambda rank: rank.open(20))
@@ -242,6 +144,96 @@ def test_sixteen_ranks_meet_quickly() -> None:
     for end, _ in opened:
         end.close()
     assert seconds < 5
+
+
+# ---- posts
+
+
+def put(store: Any, rank: int, post: Post) -> None:
+    dist.PrefixStore("ascend_moe/windows", store).set(f"rank/{rank}", json.dumps(asdict(post)))
+
+
+def dead_process() -> int:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    return child
+
+
+def test_stale_posts_are_not_joined() -> None:
+    """Posts of a former run of the job: of a dead process, and of sockets that nobody listens on."""
+    store = dist.HashStore()
+    mine = Post.mine(1 << 20, 0, 1)
+    put(store, 0, replace(mine, pid=dead_process(), started=1))
+    put(store, 1, mine)
+    with pytest.raises(CommTimeout, match="rank 0 has not called since") as caught:
+        Rank(2, 3, store).open(0.5)
+    assert caught.value.rank == 0 and caught.value.ranks == [0, 1]
+
+
+def test_post_of_a_process_that_died_meanwhile_is_a_lost_peer() -> None:
+    store = dist.HashStore()
+    child = dead_process()
+    put(store, 0, replace(Post.mine(1 << 20, 0, 1), pid=child))
+    began = time.monotonic()
+    with pytest.raises(PeerLost, match=f"process {child} has ended") as caught:
+        Rank(1, 2, store).open(20)
+    assert caught.value.rank == 0 and time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize("end", [0, 1])
+def test_other_users_get_no_window(end: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the rank that is asked nor the one that asks goes on with a process of another user."""
+    credentials = processes.peer_credentials
+    server = threading.current_thread() if end else None
+
+    def foreign(sock: socket.socket) -> tuple[int, int]:
+        pid, user = credentials(sock)
+        return (pid, user + 1) if (threading.current_thread() is server) == bool(end) else (pid, user)
+
+    monkeypatch.setattr(processes, "peer_credentials", foreign)
+    store = dist.HashStore()
+    errors: list[BaseException] = []
+
+    def other() -> None:
+        with pytest.raises(CommTimeout) as caught:
+            Rank(1, 2, store).open(0.5)
+        errors.append(caught.value)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    with pytest.raises(CommTimeout) as caught:
+        Rank(0, 2, store).open(0.5)
+    thread.join(10)
+    assert caught.value.rank == 1 and len(errors) == 1
+
+
+def test_store_that_breaks_is_a_lost_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(self: Board, rank: int) -> Post | None:
+        raise RuntimeError("Broken pipe\nwith a long trace")
+
+    monkeypatch.setattr(Board, "_read", read)
+    opening = Opening("g", dist.HashStore(), 1, 2, 1 << 20, 0, 20, host=0)
+    began = time.monotonic()
+    with pytest.raises(
+        PeerLost, match=r"store .* has failed \(Broken pipe\); rank 0 normally hosts"
+    ) as caught:
+        opening.run()
+    assert caught.value.rank == 0 and time.monotonic() - began < 2 and "\n" not in str(caught.value)
+
+
+def test_store_that_does_not_answer_is_named_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = threading.Event()
+    monkeypatch.setattr(Board, "_read", lambda self, rank: answer.wait(20) and None)
+    opening = Opening("g", dist.HashStore(), 1, 2, 1 << 20, 0, 0.2, host=0)
+    began = time.monotonic()
+    with pytest.raises(
+        CommTimeout, match=r"store .* has not answered for 1\.\d s; rank 0 normally"
+    ) as caught:
+        opening.run()
+    answer.set()
+    assert caught.value.rank == 0 and time.monotonic() - began < 2
 
 
 # ---- a scripted peer
@@ -256,9 +248,10 @@ class Scripted:
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._open)
         self.thread.start()
-        posts = dist.PrefixStore("ascend_moe/windows", self.store)
-        self.post = Post(**json.loads(posts.get("rank/0")))
-        self.attempts = 0
+        dist.PrefixStore("ascend_moe/windows", self.store).get("rank/0")  # it listens from here on
+        self.asked: socket.socket | None = None
+        self.listener: socket.socket | None = None
+        self.link: socket.socket | None = None
 
     def _open(self) -> None:
         try:
@@ -266,25 +259,35 @@ class Scripted:
         except BaseException as error:
             self.error = error
 
-    def hello(self, window_bytes: int = 0, **changes: Any) -> tuple[Link, str]:
-        """A new attempt that has said hello; the digest that rank 0 then is ready with."""
-        self.attempts += 1
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        sock.connect("\0" + self.post.socket)
-        sock.setblocking(False)
-        link = Link(sock, 0, expected=self.post.nonce)
-        nonce, total = f"attempt {self.attempts}", self.opening.total
-        hello = Hello(
-            1, nonce, self.attempts, self.post.nonce, data_bytes=1 << 20, lent_bytes=1 << 20, total=total
-        )
-        window = create_window(window_bytes or total)
-        link.send({"hello": {**asdict(hello), **changes}}, window)
+    def meet(self, window_bytes: int = 0, **changes: Any) -> str:
+        """Posts a new opening and hands rank 0 its window; the digest that rank 0 then is ready with."""
+        self.leave()
+        mine = self.opening.mine
+        post = replace(Post.mine(mine.data_bytes, mine.lent_bytes, mine.total), **changes)
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.listener.bind("\0" + post.socket)
+        self.listener.listen()
+        put(self.store, 1, post)
+        self.asked = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.asked.connect("\0" + mine.socket)
+        self.asked.settimeout(5)
+        _, fds, _, _ = socket.recv_fds(self.asked, 64, 1)
+        os.close(*fds)
+        self.link = self.listener.accept()[0]
+        window = create_window(window_bytes or mine.total)
+        socket.send_fds(self.link, [b"window"], [window])
         os.close(window)
-        deadline = time.monotonic() + 5
-        while not link.ready and not link.closed and time.monotonic() < deadline:
-            link.read()
-            time.sleep(0.001)
-        return link, link.ready
+        word, _, digest = self.asked.recv(128).partition(b" ")
+        return digest.decode() if word == b"ready" else ""
+
+    def say(self, word: str) -> None:
+        assert self.link is not None
+        self.link.send(word.encode())
+
+    def leave(self) -> None:
+        for sock in (self.asked, self.listener, self.link):
+            if sock is not None:
+                sock.close()
 
     def completes(self, seconds: float) -> bool:
         self.thread.join(seconds)
@@ -293,93 +296,74 @@ class Scripted:
     def end(self) -> None:
         """What the owner of an open communicator does at its close."""
         self.thread.join(10)
-        for link in self.opening.linked():
-            link.close()
-        for base in self.opening.bases:
-            if base:
-                _lib.lib().am_window_unmap(base, self.opening.total)
+        self.leave()
+        if self.error is None:
+            communicator_of(self.opening).close()
 
 
-def test_only_the_digest_of_the_same_attempts_completes() -> None:
+def test_only_the_digest_of_the_same_openings_completes() -> None:
     peer = Scripted(10)
-    link, digest = peer.hello()
-    link.send({"ready": "of other attempts"})
-    link.send({"done": "of other attempts"})
+    digest = peer.meet()
+    peer.say("ready of other openings")
     assert not peer.completes(0.1)
-    link.send({"ready": digest})
+    peer.say(f"ready {digest}")
     assert peer.completes(5) and peer.error is None
-    link.read()
-    assert link.done == digest
-    link.close()
+    assert peer.asked is not None and peer.asked.recv(128) == f"done {digest}".encode()
     peer.end()
 
 
 def test_done_completes_though_the_peer_is_gone_again() -> None:
     peer = Scripted(10)
-    link, digest = peer.hello()
-    link.send({"done": digest})
-    link.close()
+    peer.say(f"done {peer.meet()}")
+    peer.leave()
     assert peer.completes(5) and peer.error is None
     peer.end()
 
 
-def test_ready_then_goodbye_does_not_complete_and_a_new_attempt_does() -> None:
+def test_ready_then_left_does_not_complete_and_a_new_opening_does() -> None:
     peer = Scripted(10)
-    first, digest = peer.hello()
-    link, other = peer.hello()  # replaces the first, whose words do not count any more
-    first.send({"ready": digest})
-    assert other and other != digest and not peer.completes(0.1)
-    first.close()
-    link.send({"bye": {"kind": "CommTimeout", "rank": 5, "text": "why"}})
-    link.send({"ready": other})
+    first = peer.meet()
+    peer.say("left")
+    peer.say(f"ready {first}")
     assert not peer.completes(0.1)
-    link.close()
-    link, digest = peer.hello()
-    link.send({"ready": digest})
+    second = peer.meet()
+    assert second and second != first
+    peer.say(f"ready {first}")
+    assert not peer.completes(0.1)
+    peer.say(f"ready {second}")
     assert peer.completes(5) and peer.error is None
-    link.close()
     peer.end()
 
 
-def test_ready_then_goodbye_and_nothing_more_times_out() -> None:
-    peer = Scripted(0.3)
-    link, _ = peer.hello()
-    link.send({"bye": {"kind": "KeyboardInterrupt", "rank": None, "text": ""}})
+def test_opening_that_completed_without_us_is_no_lost_peer() -> None:
+    peer = Scripted(10)
+    peer.meet()
+    peer.say("done of other openings")
+    peer.leave()
+    assert not peer.completes(0.1)
+    peer.say(f"ready {peer.meet()}")
+    assert peer.completes(5) and peer.error is None
+    peer.end()
+
+
+def test_rank_that_left_is_told_with_its_reason() -> None:
+    peer = Scripted(0.5)
+    peer.meet()
+    left = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    put(peer.store, 1, replace(peer.opening.mine, left=left, why="KeyboardInterrupt"))
+    peer.say("left")
     assert peer.completes(5)
     assert isinstance(peer.error, CommTimeout) and peer.error.rank == 1
     assert "rank 1 gave up before with KeyboardInterrupt" in str(peer.error)
-    link.close()
     peer.end()
 
 
-def test_older_attempt_that_is_read_late_does_not_replace_a_newer_one() -> None:
+def test_connection_that_breaks_without_a_word_is_a_lost_peer() -> None:
     peer = Scripted(10)
-    newer, digest = peer.hello(started=7)
-    older, nothing = peer.hello(started=6)
-    assert older.closed and not nothing
-    older.close()
-    newer.send({"ready": digest})
-    assert peer.completes(5) and peer.error is None
-    newer.close()
-    peer.end()
-
-
-def test_connection_that_breaks_without_goodbye_is_a_lost_peer() -> None:
-    peer = Scripted(10)
-    link, _ = peer.hello()
-    link.close()
+    peer.meet()
+    peer.leave()
     assert peer.completes(2)
     assert isinstance(peer.error, PeerLost) and peer.error.rank == 1
-    peer.end()
-
-
-def test_goodbye_of_a_rank_that_lost_another_names_that_one() -> None:
-    peer = Scripted(10)
-    link, _ = peer.hello()
-    link.send({"bye": {"kind": "PeerLost", "rank": 9, "text": "rank 9 is lost"}})
-    assert peer.completes(2)
-    assert isinstance(peer.error, PeerLost) and peer.error.rank == 9 and "rank 9 is lost" in str(peer.error)
-    link.close()
     peer.end()
 
 
@@ -388,38 +372,21 @@ def test_goodbye_of_a_rank_that_lost_another_names_that_one() -> None:
     [
         ("HCCL_BUFFSIZE", {"data_bytes": 2 << 20}, 1, 2),
         ("ASCEND_MOE_LENT_MIB", {"lent_bytes": 5 << 20}, 1, 5),
-        ("window layout", {"total": 1 << 21, "window_bytes": 1 << 21}, 0, 1 << 21),
+        ("window layout", {"total": 1 << 21}, 0, 1 << 21),
     ],
 )
 def test_windows_that_differ(field: str, changes: dict[str, int], ours: int, theirs: int) -> None:
     peer = Scripted(10)
-    liar, _ = peer.hello(total=1 << 22)  # a window that has not the bytes its hello tells of would fault
-    assert liar.closed and not peer.completes(0.05)
-    liar.close()
-    link, _ = peer.hello(**changes)
-    assert peer.completes(2)
+    assert not peer.meet(**changes) and peer.completes(2)
     assert isinstance(peer.error, ConfigMismatch) and peer.error.field == field
-    expected = (1, ours or peer.opening.total, theirs)
+    expected = (1, ours or peer.opening.mine.total, theirs)
     assert (peer.error.rank, peer.error.ours, peer.error.theirs) == expected
-    link.close()
     peer.end()
 
 
-def test_last_words_are_read_before_a_newer_hello_counts() -> None:
-    """The peer completed, closed and came back between two looks of ours."""
-    opening = Opening("g", dist.HashStore(), 0, 2, 1 << 20, 1 << 20, 10)
-    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
-    ours, theirs = zip(*pairs, strict=True)
-    old, new = (Link(sock, 1) for sock in ours)
-    for started, link in enumerate((old, new)):
-        link.sock.setblocking(False)
-        link.hello = Hello(1, f"attempt {started}", started, "", 1 << 20, 1 << 20, opening.total)
-    opening.links[1], opening.digest = old, "ours"
-    old.send({"ready": "ours"})  # never read by the peer: its end then is reported as a reset first
-    theirs[0].send(json.dumps({"done": "ours"}).encode())
-    theirs[0].close()
-    opening._seat(new, 1, reply=False)
-    assert opening.links[1] is old and opening._agreed()
-    theirs[1].close()
-    for item in (old, new, opening._listener, opening._selector):
-        item.close()
+def test_window_smaller_than_its_post_says_is_not_mapped() -> None:
+    """Reading past its end would be a bus error."""
+    peer = Scripted(10)
+    assert not peer.meet(window_bytes=4096) and peer.completes(2)
+    assert "mapping the 1 MiB window of rank 1 failed" in str(peer.error)
+    peer.end()

@@ -11,8 +11,7 @@ import torch.distributed as dist
 from window_library import WindowLibrary, exchange
 
 from ascend_moe import comm
-from ascend_moe.comm import rendezvous
-from ascend_moe.comm.board import Post
+from ascend_moe.comm import processes
 from ascend_moe.native import library as _lib
 
 
@@ -87,27 +86,26 @@ def sleep_then_open(seconds: float) -> str:
 def signal_self_at(point: str, number: int) -> None:
     """The next opening sends this process a signal: at 'post', 'hello', 'map' or 'ready'."""
 
-    opening = rendezvous.Opening
-    wait, map_all = opening._wait, opening._map_all
+    opening = processes.Opening
+    wait, meet = opening._wait, opening._meet
 
     def hit() -> None:
-        opening._wait, opening._map_all = wait, map_all  # type: ignore[method-assign]
+        opening._wait, opening._meet = wait, meet  # type: ignore[method-assign]
         os.kill(os.getpid(), number)
 
     def waiting(self: Any) -> None:
-        here = self.board.posted if point == "post" else bool(self.linked())
-        if point in ("post", "hello") and here:
+        if point == "post" or (point == "hello" and any(peer.answered for peer in self.peers.values())):
             hit()
         wait(self)
 
-    def mapping(self: Any) -> None:
-        if point in ("map", "hello"):  # the latter when no wait saw a link, all having come at once
+    def meeting(self: Any) -> None:
+        if point in ("map", "hello"):  # the latter when no wait saw an answer, all having come at once
             hit()
-        map_all(self)
+        meet(self)
         if point == "ready":
             hit()
 
-    opening._wait, opening._map_all = waiting, mapping  # type: ignore[method-assign]
+    opening._wait, opening._meet = waiting, meeting  # type: ignore[method-assign]
 
 
 def stop_at(point: str) -> None:
@@ -119,15 +117,8 @@ def kill_at(point: str) -> None:
 
 
 def pretend_other_machine() -> None:
-    mine = Post.mine
-
-    def elsewhere() -> Post:
-        post = mine()
-        object.__setattr__(post, "machine", "elsewhere")
-        object.__setattr__(post, "host", "another-host")
-        return post
-
-    Post.mine = elsewhere  # type: ignore[method-assign,assignment]
+    processes.machine_id = lambda: "elsewhere"  # type: ignore[attr-defined]
+    processes.socket.gethostname = lambda: "another-host"  # type: ignore[attr-defined]
 
 
 def fail_mapping_once() -> None:

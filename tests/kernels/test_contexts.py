@@ -208,7 +208,7 @@ def test_unknown_contexts_are_refused() -> None:
 
 OFFSETS = """
 #include <cstddef>
-#include "common/abi.h"
+#include "common/contexts.h"
 #include "protocol/tiling.h"
 #include "twin/api/hccl_context.h"
 #include "twin/api/hccl.h"

@@ -5,17 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-import mutant_cases
 import pytest
 from error_codes import PEER_LOST
-from mutant_builds import BuildError, MutantBuilds
-from mutant_cases import MutantCase
-from mutant_search import DTYPE, LIMIT, SEEDS, search
 
 from ascend_moe import explore
 from ascend_moe.explore import Faults, Options, Program, World
-
-MUTANTS = [case for case in mutant_cases.MUTANTS if case.where == "servers"]
 
 
 def cases(first: int, count: int) -> list[Program]:
@@ -68,37 +62,3 @@ def test_a_stalled_rank_only_delays() -> None:
         for step in range(0, 600, 50):
             run = world.run(step, 1, Options(faults=Faults(stall_rank=1, stall_step=step)))
             assert not run.failed, run.message
-
-
-# ---- controls
-
-
-@pytest.fixture(scope="module")
-def builds() -> MutantBuilds:
-    try:
-        made = MutantBuilds()
-        made.clean("checked")
-    except BuildError as error:
-        if "are needed" in str(error):
-            pytest.skip(str(error))
-        raise
-    return made
-
-
-@pytest.mark.parametrize("case", MUTANTS, ids=lambda case: case.name)
-def test_a_mutant_of_the_transport_is_found(builds: MutantBuilds, case: MutantCase) -> None:
-    library = builds.mutant(case.number, "checked", (DTYPE,))
-    found = search(library, SEEDS[0], where="servers")
-    assert found.kind in case.finds and found.schedules <= LIMIT, found
-
-
-def test_the_clean_kernels_pass_the_same_search(builds: MutantBuilds) -> None:
-    found = search(builds.clean("checked"), SEEDS[0], LIMIT, where="servers")
-    assert found.kind is None and found.schedules == LIMIT, found.line
-
-
-@pytest.mark.parametrize("case", MUTANTS, ids=lambda case: case.name)
-def test_one_server_has_none_of_these(builds: MutantBuilds, case: MutantCase) -> None:
-    """Stores take none of the transport's ways: what breaks it changes nothing within a server."""
-    found = search(builds.mutant(case.number, "checked", (DTYPE,)), SEEDS[0], 100)
-    assert found.kind is None, found.line

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import sys
 
-from ascend_moe import _text
-from ascend_moe.cli import bringup as bringup_cli
+import commands
+
+from ascend_moe.validate import bringup
 from ascend_moe.validate.probes_kernel import Npu
 
 if __name__ == "__main__":
-    bringup_cli.Npu = functools.partial(Npu, broken=True)  # type: ignore[misc,assignment]
-    bringup_cli.OP_PROBES = ()
-    sys.exit(_text.run("validate", ["--bringup", "--device", "npu", "--json"]))
+    bringup.Npu = functools.partial(Npu, broken=True)  # type: ignore[misc,assignment]
+    bringup.OP_PROBES = ()
+    sys.exit(commands.run("validate", ["--bringup", "--device", "npu", "--json"]))

@@ -24,9 +24,8 @@ import torch_npu
 from bad_call import BS, OPS, E, H, K
 
 import ascend_moe
-from ascend_moe import comm, npu, npu_patch, reference, tuning
+from ascend_moe import comm, npu, npu_patch, reference
 from ascend_moe.errors import AscendMoeError, CommError
-from ascend_moe.ops import calls as native
 from ascend_moe.ops import npu_communicator
 
 OP = {op: getattr(ascend_moe, f"npu_moe_distribute_{op}") for op in OPS}
@@ -242,32 +241,6 @@ def empty_batches(ranks: Ranks) -> Any:
             wrong += differences(ranks, inputs, BS * ranks.world, sent, out, v2)
             wrong += [] if out.shape == (batches[ranks.rank], H) and out.device.type == "npu" else ["shape"]
     return {"wrong": wrong, "launches": [now - then for now, then in zip(launches(), before, strict=True)]}
-
-
-@case
-def tuning_table(ranks: Ranks) -> Any:
-    """Calls of a table's shape are launched on its cores; results as ever, whatever else is asked for."""
-    name = ranks.new_group()
-    common = (torch.npu.get_device_name(), ranks.world, E, K, H, 2 * BS)
-    entries = tuple(tuning.Entry(op, *common, cores=5, rows=1, ring=1) for op in tuning.OPS)
-    path = Path(sys.argv[1]) / f"table{ranks.rank}.json"
-    path.write_text(tuning.Table(entries).text())
-    os.environ[tuning.VARIABLE] = str(path)
-    try:
-        before = {id(plan) for plans in native._plans.values() for plan in plans.values()}
-        inputs = inputs_of(ranks, [BS] * ranks.world)
-        sent, out = round_trip(ranks, inputs[ranks.rank], name, 0, True)
-        ascend_moe.check()
-        made = [plan for plans in native._plans.values() for plan in plans.values() if id(plan) not in before]
-    finally:
-        del os.environ[tuning.VARIABLE]
-    words = (ctypes.c_uint64 * 3)()
-    cores = [native._lib.lib().am_plan_info(plan.handle, words, 3) and words[2] for plan in made]
-    return {
-        "wrong": differences(ranks, inputs, 0, sent, out, True),
-        "cores": cores,
-        "tuned": [plan.tuning > 0 for plan in made],
-    }
 
 
 @case

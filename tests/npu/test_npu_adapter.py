@@ -27,7 +27,6 @@ EVERY_CASE = (
     "collective_errors",
     "skipped_by_cann",
     "empty_batches",
-    "tuning_table",
     "capture_and_replay",
     "patched",
     "wrong_devices",
@@ -176,12 +175,6 @@ def test_missing_symbol(tmp_path: Path) -> None:
         )
         assert "install the ascend_moe opp package" in trace
     assert all(COMBINE not in json.loads(line)["launches"] for line in report.read_text().splitlines())
-
-
-def test_a_tuning_table_reaches_the_kernels(a3: list[dict[str, Any]]) -> None:
-    """As an attribute of the op: CANN's tiling function and the twin make the same of it, or nothing runs."""
-    for found in both(a3, "tuning_table"):
-        assert found == {"wrong": [], "cores": [5, 5], "tuned": [True, True]}
 
 
 def test_missing_operators(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from vnpu_process import HERE, launcher, left_behind, run, traces
+from vnpu_process import HERE, left_behind, run, traces
 
 pytestmark = pytest.mark.npu
 
@@ -76,7 +76,7 @@ def test_exit_code_is_the_commands() -> None:
     ],
 )
 def test_wrong_options(arguments: tuple[str, ...], message: str) -> None:
-    command = [sys.executable, "-m", "ascend_moe.vnpu", *arguments]
+    command = [sys.executable, "-m", "ascend_moe", "vnpu", *arguments]
     outcome = subprocess.run(command, capture_output=True, text=True)
     assert outcome.returncode == 2 and message in outcome.stderr, outcome.stderr
 
@@ -86,7 +86,7 @@ def test_missing_wheel_fails_with_the_pip_command(tmp_path: Path) -> None:
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nunset PYTHONPATH\nexec {sys.executable} -I -S "$@"\n')
     bare.chmod(0o755)
-    command = [sys.executable, "-m", "ascend_moe.vnpu", "--", str(bare), "-c", "print('ran')"]
+    command = [sys.executable, "-m", "ascend_moe", "vnpu", "--", str(bare), "-c", "print('ran')"]
     outcome = subprocess.run(command, capture_output=True, text=True)
     assert outcome.returncode == 2 and "ran" not in outcome.stdout
     last = outcome.stderr.strip().splitlines()[-1]
@@ -161,10 +161,3 @@ def test_without_cann_the_package_still_imports() -> None:
     text = "import ascend_moe, os; print(os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'])"
     outcome = subprocess.run([sys.executable, "-c", text], env=env, capture_output=True, text=True)
     assert outcome.stdout == "0\n", outcome.stderr
-
-
-def test_launcher_needs_no_typer() -> None:
-    assert launcher()[2] == "ascend_moe.vnpu"
-    text = "import sys; sys.modules['typer'] = None; import ascend_moe.cli.vnpu; print('fine')"
-    outcome = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
-    assert outcome.stdout == "fine\n", outcome.stderr

@@ -9,11 +9,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import commands
 import pytest
 
 import ascend_moe
-from ascend_moe import _text, twin
-from ascend_moe.cli import bringup as bringup_cli
+from ascend_moe import twin
+from ascend_moe.validate import bringup as all_probes
 from ascend_moe.validate import probes as bringup
 from ascend_moe.validate import probes_ops
 from ascend_moe.validate.probes import FAIL, KERNEL_PROBES, PASS, SKIPPED, Finding, Probe, exit_code, summary
@@ -129,7 +130,7 @@ def test_probe_kernel_has_no_races(mode: str) -> None:
 
 
 def test_op_probes_pass_on_threads() -> None:
-    found = {one.name: one for one in bringup_cli.thread_findings(3)}
+    found = {one.name: one for one in all_probes.thread_findings(3)}
     assert {name: one.verdict for name, one in found.items()} == {
         "first op": PASS,
         "BS = 0 launch": PASS,
@@ -141,7 +142,7 @@ def test_op_probes_pass_on_threads() -> None:
 
 def test_abort_probe_fails_where_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes_ops, "_failure", lambda place: None)
-    found = bringup_cli.thread_findings(2, [OPS["abort"]])[0]
+    found = all_probes.thread_findings(2, [OPS["abort"]])[0]
     assert found.verdict == FAIL and "gave None" in found.detail
 
 
@@ -155,7 +156,7 @@ def test_abort_probe_fails_where_the_counter_is_too_fast(monkeypatch: pytest.Mon
             return real(place)
 
     monkeypatch.setattr(probes_ops, "_failure", early)
-    found = bringup_cli.thread_findings(2, [OPS["abort"]])[0]
+    found = all_probes.thread_findings(2, [OPS["abort"]])[0]
     assert found.verdict == FAIL and re.search(r"waited 0\.[12] s, not 0\.5 s", found.detail), found
 
 
@@ -167,7 +168,7 @@ def test_abort_probe_fails_where_a_failure_is_forgotten(monkeypatch: pytest.Monk
         return real(place) if calls[place.rank] == 1 else None
 
     monkeypatch.setattr(probes_ops, "_failure", forgets)
-    found = bringup_cli.thread_findings(2, [OPS["abort"]])[0]
+    found = all_probes.thread_findings(2, [OPS["abort"]])[0]
     assert found.verdict == FAIL and "the next op gave None" in found.detail
 
 
@@ -181,7 +182,7 @@ def test_no_tokens_probe_fails_where_a_rank_is_skipped(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(ascend_moe, "npu_moe_distribute_combine", op)
     start = time.monotonic()
-    found = bringup_cli.thread_findings(2, [OPS["BS = 0 launch"]])[0]
+    found = all_probes.thread_findings(2, [OPS["BS = 0 launch"]])[0]
     assert found.verdict == FAIL and time.monotonic() - start < 20, found
 
 
@@ -207,7 +208,7 @@ def test_every_probe_is_in_the_document() -> None:
 
 
 def test_command(capsys: pytest.CaptureFixture[str]) -> None:
-    code = _text.run("validate", ["--bringup", "--device", "cpu", "--json"])
+    code = commands.run("validate", ["--bringup", "--device", "cpu", "--json"])
     found = json.loads(capsys.readouterr().out)["findings"]
     names = [one["name"] for one in found]
     assert names.count("context layout") == 2  # of A3 and A2

@@ -14,7 +14,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from ascend_moe.cli.app import app
+from ascend_moe.cli.root import app
 from ascend_moe.demo import launch
 
 CHECKS = 5

@@ -12,10 +12,9 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import commands
 import pytest
 
-from ascend_moe import _text
-from ascend_moe.cli import doctor as doctor_cli
 from ascend_moe.doctor import cann as doctor_cann
 from ascend_moe.doctor import group, settings
 from ascend_moe.doctor import machine as doctor_machine
@@ -328,7 +327,7 @@ def test_configuration() -> None:
 def test_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     wheels(monkeypatch, torch_npu="")
     monkeypatch.setattr(doctor_machine, "_source_hash", lambda root: _lib.lib().am_source_hash().decode())
-    assert _text.run("doctor", []) == 0
+    assert commands.run("doctor", []) == 0
     said = capsys.readouterr().out
     assert "0 errors" in said and "error  " not in said and said.isascii()
     assert all(len(line.split("  ")[0]) <= 5 for line in said.splitlines()[2:-2])
@@ -339,12 +338,12 @@ def test_command_json_and_exit_code(
 ) -> None:
     wheels(monkeypatch, torch_npu="")
     monkeypatch.setenv("HCCL_BUFFSIZE", "many")
-    assert _text.run("doctor", ["--json", "-p", "deepseek-v3"]) == 1
+    assert commands.run("doctor", ["--json", "-p", "deepseek-v3"]) == 1
     found = json.loads(capsys.readouterr().out)["findings"]
     assert {one["topic"]: one["level"] for one in found}["HCCL_BUFFSIZE"] == ERROR
     assert {one["topic"]: one["level"] for one in found}["configuration"] == OK  # as far as can be said
     monkeypatch.delenv("HCCL_BUFFSIZE")
-    assert _text.run("doctor", ["-p", "deepseek-v3"]) == 1  # 200 MiB are too few
+    assert commands.run("doctor", ["-p", "deepseek-v3"]) == 1  # 200 MiB are too few
     assert "export HCCL_BUFFSIZE=" in capsys.readouterr().out
 
 
@@ -355,7 +354,7 @@ def test_a_part_that_breaks_is_a_finding(
         raise ZeroDivisionError("nobody thought of this")
 
     monkeypatch.setattr(doctor_machine, "findings", broken)
-    assert doctor_cli.main([]) == 1
+    assert commands.run("doctor", []) == 1
     said = capsys.readouterr().out
     assert "ZeroDivisionError: nobody thought of this" in said and "HCCL_BUFFSIZE" in said
 

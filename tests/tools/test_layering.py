@@ -195,7 +195,7 @@ OFFENCES = {
     r"\bfor\s*\(\s*;\s*;|\bwhile\s*\(\s*(true|1)\s*\)": "an endless loop",
 }
 # Only the wait, and the probe of what it stands on, may look at the clock or say that they poll.
-POLLS = {"common/wait.h", "direct/late.h", "probe/probe.h"}
+POLLS = {"common/wait.h", "probe/probe.h"}
 POLLING = r"\b(GetSystemCycle|MOE_POLL_HINT|TWIN_(?!PHASE\b)\w+)\b"
 # HCCL's server is no part of kernel_operator.h, and its header has moved between toolkits.
 VENDOR = {"kernel_operator.h", "<cstdint>", "lib/hccl/hccl.h", "adv_api/hccl/hccl.h"}

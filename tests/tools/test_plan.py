@@ -8,11 +8,12 @@ import re
 from dataclasses import replace
 from typing import Any
 
+import commands
 import pytest
 import torch
 
 import ascend_moe
-from ascend_moe import _text, comm, plan
+from ascend_moe import comm, plan
 from ascend_moe.checkpoint import presets
 from ascend_moe.errors import ArgumentError, WindowTooSmall
 from ascend_moe.native import library
@@ -287,7 +288,7 @@ def test_socs() -> None:
 
 
 def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
-    code = _text.run("plan", argv)
+    code = commands.run("plan", argv)
     said = capsys.readouterr()
     return code, said.out + said.err
 

@@ -12,17 +12,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import commands
 import pytest
 
-from ascend_moe.cli import predict as predict_cli
-from ascend_moe.cli import predict_docs
 from ascend_moe.errors import ArgumentError
 from ascend_moe.plan import Request
-from ascend_moe.timed import calibration, calibration_fit
+from ascend_moe.timed import calibration, report
 from ascend_moe.timed.calibration import CALIBRATION, HELD_OUT, Compared, Point
-from ascend_moe.timed.calibration_fit import Fit
 from ascend_moe.timed.costs import KINDS, cost_table, fitted_names, known_socs, read_data
 from ascend_moe.timed.world import timed_library
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tools"))
+
+import calibration_fit  # noqa: E402
+import predict_page  # noqa: E402
+import source_hash  # noqa: E402
+from calibration_fit import Fit  # noqa: E402
 
 SMALL = ["--ep", "2,4", "--bs", "4", "--hidden", "512", "-k", "2", "-e", "8", "--cores", "4"]
 
@@ -61,7 +67,7 @@ def test_points_say_where_they_are_from() -> None:
 
 def test_the_split_is_older_than_the_fit() -> None:
     """In a checkout: the roles of the points are those of the commit that brought them."""
-    data = Path(predict_cli.__file__).parents[1] / "data"
+    data = Path(calibration.__file__).parents[1] / "data"
 
     def git(*words: str) -> str:
         done = subprocess.run(["git", "-C", str(data), *words], capture_output=True, text=True)
@@ -142,11 +148,11 @@ def test_check_judges_the_held_out_times(
     error: float, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(calibration, "compare", off_by(error))
-    assert predict_cli.main(["--check"]) == code
+    assert commands.run("predict", ["--check"]) == code
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2 + len(calibration.points("calibration", "held-out", "shown"))
     assert f"off by {abs(error):.1%} at most, {'over' if code else 'within'} the limit" in lines[-1]
-    assert predict_cli.main(["--check", "--json"]) == code
+    assert commands.run("predict", ["--check", "--json"]) == code
     found = json.loads(capsys.readouterr().out)
     assert found["held_out_error"] == pytest.approx(abs(error))
     assert {one["id"] for one in found["points"]} == set(read_data("calibration.json")["errors"])
@@ -184,7 +190,7 @@ def test_a_step_that_goes_too_far_is_halved(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_fit_is_written_to_the_data_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    data = Path(predict_cli.__file__).parents[1] / "data"
+    data = Path(calibration.__file__).parents[1] / "data"
     shutil.copy(data / "soc_costs.json", tmp_path)
     monkeypatch.setattr(calibration, "compare", off_by(0.125))
     fitted = {"launch_ns": 1234.0, "scalar_scale": 2.5}
@@ -202,13 +208,13 @@ def test_a_fit_is_written_to_the_data_files(monkeypatch: pytest.MonkeyPatch, tmp
 
 def test_the_page_is_written_from_the_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     small = Request(ranks=2, experts=8, topk=2, hidden=512, batch=4, quant=True, cores=4)
-    for name, value in (("_CALL", small), ("_WORLDS", [2, 4]), ("_BATCHES", [2]), ("_SHOWN", 2)):
-        monkeypatch.setattr(predict_docs, name, value)
+    for name, value in (("CALL", small), ("WORLDS", [2, 4]), ("BATCHES", [2]), ("SHOWN", 2)):
+        monkeypatch.setattr(predict_page, name, value)
     monkeypatch.setattr(calibration, "compare", off_by(0.1))
-    assert predict_cli.main(["--docs", str(tmp_path)]) == 0
+    predict_page.write(tmp_path)
     page = (tmp_path / "predict.md").read_text()
     assert page.startswith("# Predicted times on NPUs\n\n**Model, not a measurement")
-    for each in predict_cli.run(small, [2, 4], ["window", "direct"]):
+    for each in report.predictions(small, [2, 4], ["window", "direct"]):
         assert (
             f"| {each.request.ranks} | {each.algorithm} | {each.dispatch_us:.1f} | {each.combine_us:.1f} |"
             in page
@@ -222,8 +228,18 @@ def test_the_page_is_written_from_the_model(monkeypatch: pytest.MonkeyPatch, tmp
     assert ET.parse(tmp_path / "predict" / "a3.svg").getroot().tag.endswith("svg")
 
 
+@pytest.mark.nightly
+def test_the_page_is_of_these_sources(request: pytest.FixtureRequest) -> None:
+    """A change of the kernels or of the engine changes times: tools/predict_page.py writes them anew."""
+    if "nightly" not in request.config.getoption("-m"):
+        pytest.skip("true of a tree that is finished: pytest -m nightly")
+    page = (ROOT / "docs" / "predict.md").read_text()
+    noted = predict_page.noted_hash(page)
+    assert len(noted) == 12 and source_hash.source_hash(ROOT).startswith(noted)
+
+
 def test_text(capsys: pytest.CaptureFixture[str]) -> None:
-    assert predict_cli.main([*SMALL, "--algorithm", "window,direct"]) == 0
+    assert commands.run("predict", [*SMALL, "--algorithm", "window,direct"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("Ascend910_9391, 4 cores, BS 4, H 512, K 2, E 8")
     assert lines[1].startswith("model, not a measurement: fitted to published times")
@@ -235,7 +251,7 @@ def test_text(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_json_and_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     picture = tmp_path / "steps.svg"
-    assert predict_cli.main([*SMALL, "--algorithm", "window", "--json", "--plot", str(picture)]) == 0
+    assert commands.run("predict", [*SMALL, "--algorithm", "window", "--json", "--plot", str(picture)]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["note"].startswith("model, not a measurement")
     assert found["held_out_error"] == calibration.known_errors()[1]
@@ -254,7 +270,6 @@ def test_json_and_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
         (["--algorithm", "ring"], "algorithm is 'ring'; need one of cann-style, window, direct, zero-copy"),
         (["--soc", "Ascend310"], "Ascend310"),
         (["--ep", "eight"], "--ep eight is no list of whole numbers"),
-        (["--write", "."], "--write goes with --calibrate"),
         (["--ep", "3"], "moe_expert_num"),
     ],
 )

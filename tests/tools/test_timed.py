@@ -36,7 +36,7 @@ def test_results_are_the_references(algorithm: str, contract: str, quant: bool) 
         pytest.skip("the model has one contract")
     request = Request(**(vars(SMALL) | {"quant": quant, "contract": contract}))
     ranks = range(request.ranks)
-    with TimedWorld(request, algorithm, 0, 0, 3, payload=True) as world:
+    with TimedWorld(request, algorithm, 3, payload=True) as world:
         world.run("dispatch", COSTS)
         inputs = reference_inputs(world)
         want = ref.dispatch(inputs, moe_expert_num=16, quant_mode=2 if quant else 0, global_bs=0)
@@ -139,7 +139,7 @@ def test_lent_rows_are_read_where_they_are() -> None:
     request = Request(**(vars(SMALL) | {"batch": 64}))
 
     def moved(algorithm: str) -> float:
-        with TimedWorld(request, algorithm, 0, 0, 0, payload=False) as world:
+        with TimedWorld(request, algorithm, 0, payload=False) as world:
             world.run("dispatch", COSTS)
             links = world.run("combine", COSTS).links
         return sum(size for name, _, size, _ in links if name == "memory")

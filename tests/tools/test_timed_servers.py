@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import commands
 import pytest
 import torch
 from timed_inputs import reference_inputs
 
 import ascend_moe.reference as ref
-from ascend_moe.cli import predict as predict_cli
 from ascend_moe.errors import ArgumentError
 from ascend_moe.plan import Request
 from ascend_moe.timed import ALGORITHMS, predict
@@ -29,7 +29,7 @@ COSTS = {name: one.value for name, one in cost_table(SOC).items()} | {"ranks_per
 def test_results_are_the_references(share: int, contract: str, quant: bool) -> None:
     request = replace(TWO, ranks_per_server=share, contract=contract, quant=quant)
     ranks = range(request.ranks)
-    with TimedWorld(request, "window", 0, 0, 5, payload=True) as world:
+    with TimedWorld(request, "window", 5, payload=True) as world:
         sent = world.run("dispatch", COSTS | {"ranks_per_server": share}, events=100_000)
         inputs = reference_inputs(world)
         want = ref.dispatch(inputs, moe_expert_num=16, quant_mode=2 if quant else 0, global_bs=0)
@@ -59,7 +59,7 @@ def test_the_nic_is_what_links_servers() -> None:
     assert usual.dispatch.link_use["nic out"] > 0
     assert "nic out" not in predict(replace(TWO, ranks_per_server=4)).dispatch.link_use
     rows = TWO.batch * TWO.topk * (TWO.hidden + 32) / 2  # of a rank, half of them to the other server
-    with TimedWorld(TWO, "window", 0, 0, 0, payload=False) as world:
+    with TimedWorld(TWO, "window", 0, payload=False) as world:
         links = world.run("dispatch", COSTS).links
     carried = sum(size for name, _, size, _ in links if name == "nic out")
     assert carried == pytest.approx(TWO.ranks * rows, rel=0.3)
@@ -95,7 +95,7 @@ def test_other_algorithms_are_refused(algorithm: str) -> None:
 
 def test_the_command_takes_what_can_run(capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--bs", "4", "--hidden", "512", "-k", "2", "-e", "16", "--cores", "4"]
-    assert predict_cli.main(["--soc", SOC, "--ep", "8,16", *small]) == 0
+    assert commands.run("predict", ["--soc", SOC, "--ep", "8,16", *small]) == 0
     rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
     assert [name for ep, name in (row for row in rows if len(row) == 2) if ep == "8"] == list(ALGORITHMS)
     assert [name for ep, name in (row for row in rows if len(row) == 2) if ep == "16"] == ["window"]

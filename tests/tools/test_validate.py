@@ -11,11 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import commands
 import pytest
 import torch
 
 import ascend_moe
-from ascend_moe import _text, errors, validate
+from ascend_moe import errors, validate
 from ascend_moe.cli import validate as validate_cli
 from ascend_moe.reference.cases import Case, Place
 from ascend_moe.validate import devices
@@ -212,7 +213,7 @@ def test_no_results_are_no_pass() -> None:
 
 
 def test_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _text.run("validate", ["-r", "2", "--extra", "0", "--device", "cpu"]) == 0
+    assert commands.run("validate", ["-r", "2", "--extra", "0", "--device", "cpu"]) == 0
     said = capsys.readouterr().out
     assert "cpu, 2 ranks as threads" in said and "dispatch  V2 bf16 int8 smooth" in said
     assert "InvalidExpertId" in said and said.isascii()
@@ -222,7 +223,7 @@ def test_command_fails_on_a_difference(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong(monkeypatch, "npu_moe_distribute_combine_v2", flip)
-    assert _text.run("validate", ["-r", "2", "--extra", "0", "--device", "cpu", "--json"]) == 1
+    assert commands.run("validate", ["-r", "2", "--extra", "0", "--device", "cpu", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["ok"] is False and {one["rank"] for one in found["wrong"]} == {1}
     assert {one["mode"] for one in found["counts"] if one["wrong"]} >= {"V2 bf16", "V2 fp32 int8"}
@@ -239,13 +240,13 @@ def test_command_fails_on_a_difference(
     ],
 )
 def test_command_refuses(argv: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _text.run("validate", argv) == 2
+    assert commands.run("validate", argv) == 2
     assert text in capsys.readouterr().err
 
 
 def test_no_npu_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(devices, "_npu", lambda: (None, "torch_npu is not installed"))
-    assert _text.run("validate", ["--device", "npu"]) == 2
+    assert commands.run("validate", ["--device", "npu"]) == 2
     assert "there is no NPU: torch_npu is not installed" in capsys.readouterr().err
     assert devices.find("auto").kind == "cpu"
 
@@ -303,23 +304,18 @@ def test_two_servers_by_the_script_of_the_examples(tmp_path: Path) -> None:
 
 
 def test_without_typer_and_rich(tmp_path: Path) -> None:
-    """The machine that has torch and nothing else."""
+    """The machine that has torch and nothing else: every command says what to install."""
     for name in ("typer", "rich", "click"):
         (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError('no {name}', name={name!r})\n")
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
-    for argv in (["validate", "-r", "2", "--extra", "0"], ["plan"], ["doctor"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "ascend_moe", *argv], env=env, capture_output=True, text=True, timeout=200
-        )
-        assert "Traceback" not in done.stderr + done.stdout, done.stderr
-        assert done.returncode in (0, 1) and len(done.stdout.splitlines()) > 10, done.stderr
     for argv, start in (
         (["--help"], "ascend-moe needs typer, which is not installed: pip install 'ascend_moe[cli]'"),
         ([], "ascend-moe needs typer"),
+        (["plan"], "ascend-moe plan needs typer, which is not installed: pip install 'ascend_moe[cli]'"),
         (["run", "-p", "tiny"], "ascend-moe run needs typer"),
     ):
         done = subprocess.run(
             [sys.executable, "-m", "ascend_moe", *argv], env=env, capture_output=True, text=True, timeout=200
         )
         assert done.returncode == 1 and done.stderr.startswith(start), done.stderr
-        assert [line.split()[0] for line in done.stderr.splitlines()[2:]] == list(_text.COMMANDS)
+        assert done.stderr.count("\n") == 1 and done.stdout == ""

@@ -167,7 +167,7 @@ def test_another_library_is_refused(tmp_path: Path) -> None:
 def test_command_line(tmp_path: Path) -> None:
     pytest.importorskip("typer")
     path = source(tmp_path)
-    command = [sys.executable, "-c", "from ascend_moe.twin.cli import app; app()"]
+    command = [sys.executable, "-c", "from ascend_moe.cli.twin import app; app()"]
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
     made = subprocess.run(
         [*command, "build", str(path), "-D", "UNUSED=1", "-I", str(tmp_path), "-o", str(tmp_path / "c.so")],

@@ -66,11 +66,10 @@ VNPU_EXPORT int aclnnInnerAscendMoeDistributeDispatchGetWorkspaceSize(
     int64_t moeExpertNum, const char* groupTp, int64_t tpWorldSize, int64_t tpRankId, int64_t expertShardType,
     int64_t sharedExpertNum, int64_t sharedExpertRankNum, int64_t quantMode, int64_t globalBs,
     int64_t expertTokenNumsType, const char* commAlg, int64_t zeroExpertNum, int64_t copyExpertNum,
-    int64_t constExpertNum, int64_t contract, int64_t windowMib, int64_t timeoutUs, int64_t tuning,
-    const aclTensor* expandX, const aclTensor* dynamicScales, const aclTensor* expandIdx,
-    const aclTensor* expertTokenNums, const aclTensor* epRecvCounts, const aclTensor* tpRecvCounts,
-    const aclTensor* expandScales, const aclTensor* errorRecord, uint64_t* workspaceSize,
-    aclOpExecutor** executor) {
+    int64_t constExpertNum, int64_t contract, int64_t windowMib, int64_t timeoutUs, const aclTensor* expandX,
+    const aclTensor* dynamicScales, const aclTensor* expandIdx, const aclTensor* expertTokenNums,
+    const aclTensor* epRecvCounts, const aclTensor* tpRecvCounts, const aclTensor* expandScales,
+    const aclTensor* errorRecord, uint64_t* workspaceSize, aclOpExecutor** executor) {
     return Capture(moe::kOpDispatch, {x, expertIds, scales, activeMask, expertScales},
                    {groupEp,
                     epWorldSize,
@@ -91,8 +90,7 @@ VNPU_EXPORT int aclnnInnerAscendMoeDistributeDispatchGetWorkspaceSize(
                     constExpertNum,
                     contract,
                     windowMib,
-                    timeoutUs,
-                    tuning},
+                    timeoutUs},
                    {expandX, dynamicScales, expandIdx, expertTokenNums, epRecvCounts, tpRecvCounts,
                     expandScales, errorRecord},
                    workspaceSize, executor);
@@ -106,17 +104,17 @@ VNPU_EXPORT int aclnnInnerAscendMoeDistributeCombineGetWorkspaceSize(
     int64_t tpWorldSize, int64_t tpRankId, int64_t expertShardType, int64_t sharedExpertNum,
     int64_t sharedExpertRankNum, int64_t globalBs, int64_t outDtype, int64_t commQuantMode,
     int64_t groupListType, const char* commAlg, int64_t zeroExpertNum, int64_t copyExpertNum,
-    int64_t constExpertNum, int64_t contract, int64_t windowMib, int64_t timeoutUs, int64_t tuning,
-    const aclTensor* x, const aclTensor* errorRecord, uint64_t* workspaceSize, aclOpExecutor** executor) {
-    return Capture(moe::kOpCombine,
-                   {expandX, expertIds, expandIdx, epSendCounts, expertScales, tpSendCounts, activeMask,
-                    expandScales, sharedExpertX},
-                   {groupEp,       epWorldSize,   epRankId,        moeExpertNum,    groupTp,
-                    tpWorldSize,   tpRankId,      expertShardType, sharedExpertNum, sharedExpertRankNum,
-                    globalBs,      outDtype,      commQuantMode,   groupListType,   commAlg,
-                    zeroExpertNum, copyExpertNum, constExpertNum,  contract,        windowMib,
-                    timeoutUs,     tuning},
-                   {x, errorRecord}, workspaceSize, executor);
+    int64_t constExpertNum, int64_t contract, int64_t windowMib, int64_t timeoutUs, const aclTensor* x,
+    const aclTensor* errorRecord, uint64_t* workspaceSize, aclOpExecutor** executor) {
+    return Capture(
+        moe::kOpCombine,
+        {expandX, expertIds, expandIdx, epSendCounts, expertScales, tpSendCounts, activeMask, expandScales,
+         sharedExpertX},
+        {groupEp,       epWorldSize,     epRankId,        moeExpertNum,        groupTp,       tpWorldSize,
+         tpRankId,      expertShardType, sharedExpertNum, sharedExpertRankNum, globalBs,      outDtype,
+         commQuantMode, groupListType,   commAlg,         zeroExpertNum,       copyExpertNum, constExpertNum,
+         contract,      windowMib,       timeoutUs},
+        {x, errorRecord}, workspaceSize, executor);
 }
 
 VNPU_EXPORT int aclnnInnerAscendMoeProbeGetWorkspaceSize(const char* groupEp, int64_t epWorldSize,

@@ -10,7 +10,6 @@
 #include "library.h"
 #include "report.h"
 #include "rules/check.h"
-#include "rules/tuned.h"
 #include "hccl/vnpu_windows.h"
 
 namespace vnpu_moe {
@@ -134,7 +133,6 @@ moe::CallSpec SpecOf(const Arguments& arguments) {
     }
     spec.comm_world = arguments.Integer("ep_world_size");
     spec.comm_rank = arguments.Integer("ep_rank_id");
-    moe::UnpackTuning(arguments.Integer("tuning"), spec);
     return spec;
 }
 

@@ -1,8 +1,6 @@
 // A communicator: the ranks of one machine, their windows and control memory, and waiting for each other.
 #pragma once
 
-#include <sys/types.h>
-
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -26,8 +24,7 @@ struct Comm {
     uint8_t* windows = nullptr;
     std::vector<void*> bases;
     std::vector<int32_t> live_fds;  // pidfds; -1 for oneself
-    std::vector<pid_t> pids;
-    bool windows_lent = false;  // handed to an operator library: stay mapped unless it has left a hook
+    bool windows_lent = false;      // handed to an operator library: stay mapped unless it has left a hook
     std::function<void()> before_unmap;
 
     std::mutex mutex;  // one call at a time
@@ -36,13 +33,13 @@ struct Comm {
     uint64_t parity = 0;
 };
 
-uint64_t WindowStride(uint64_t data_bytes);
-
 // Meets the other ranks and maps the memory. kHcclSuccess and *out, or a code after vnpu_error.
 HcclResult Meet(const RootInfo& info, int rank, int world, uint64_t data_bytes, const std::string& name,
                 std::shared_ptr<Comm>* out);
 
 double TimeoutSeconds();
+// The process behind this pidfd has ended.
+bool Gone(int pidfd);
 // Ends the communicator for every rank, unless it has ended already; tells it and returns the code.
 HcclResult Fail(Comm& comm, HcclResult code, int culprit, const std::string& text);
 // kHcclSuccess, or the code of the failure that has ended the communicator, told again.

@@ -1,8 +1,8 @@
-// The control memory of a communicator: one mapping shared by its ranks, beside the windows and never in
-// them.
+// The control memory of a communicator, shared by its ranks. The windows follow it in the same file, and are
+// mapped apart.
 //
-//   page 0                   the failure that ended the communicator, if any
-//   page 1 + r               rank r: barrier counter, the call it is in, its row of byte counts
+//   page 0                   its name, and the failure that ended it, if any
+//   page 1 + r, r < 256      rank r: who it is, barrier counter, the call it is in, its row of byte counts
 //   then, per (from, to)     a channel for point-to-point data: counters and a ring of two pieces
 #pragma once
 
@@ -26,6 +26,12 @@ struct Failure {
     char text[1024];
 };
 
+struct Front {
+    Failure failure;
+    char name[48];
+};
+static_assert(sizeof(Front) <= kPage);
+
 // What a rank calls; equal on all ranks or the call is an error.
 struct Call {
     char op[24];
@@ -39,6 +45,10 @@ struct Call {
 };
 
 struct RankControl {
+    std::atomic<uint32_t> joined;  // 0 nobody, 1 being written, 2 the next three are readable
+    int32_t pid;
+    int32_t world;
+    uint64_t data_bytes;
     std::atomic<uint64_t> arrived;
     std::atomic<uint32_t> left;
     alignas(64) Call call;
@@ -56,18 +66,21 @@ struct Channel {
 
 constexpr uint64_t kChannelBytes = kPage + kPieces * kPieceBytes;
 
+constexpr uint64_t kFrontBytes = kPage * (1 + kMaxRanks);
+constexpr uint64_t kMapAlign = 64 << 10;  // the largest page size in use
+
 inline uint64_t ControlBytes(int world) {
     const auto w = static_cast<uint64_t>(world);
-    return kPage * (1 + w) + kChannelBytes * w * w;
+    return (kFrontBytes + kChannelBytes * w * w + kMapAlign - 1) / kMapAlign * kMapAlign;
 }
-inline Failure* FailureOf(uint8_t* control) { return reinterpret_cast<Failure*>(control); }
+inline Failure* FailureOf(uint8_t* control) { return &reinterpret_cast<Front*>(control)->failure; }
 inline RankControl* RankOf(uint8_t* control, int rank) {
     return reinterpret_cast<RankControl*>(control + kPage * (1 + static_cast<uint64_t>(rank)));
 }
 inline Channel* ChannelOf(uint8_t* control, int world, int from, int to) {
     const auto w = static_cast<uint64_t>(world);
     const uint64_t index = static_cast<uint64_t>(from) * w + static_cast<uint64_t>(to);
-    return reinterpret_cast<Channel*>(control + kPage * (1 + w) + kChannelBytes * index);
+    return reinterpret_cast<Channel*>(control + kFrontBytes + kChannelBytes * index);
 }
 inline uint8_t* PieceOf(Channel* channel, uint64_t piece) {
     return reinterpret_cast<uint8_t*>(channel) + kPage + piece % kPieces * kPieceBytes;

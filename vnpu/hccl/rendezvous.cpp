@@ -1,16 +1,23 @@
 #include "rendezvous.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <cstddef>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
-#include <map>
-#include <memory>
-#include <mutex>
 
-#include "comm.h"
+#ifndef SYS_pidfd_open
+#define SYS_pidfd_open 434  // the same on every architecture; Linux 5.3
+#endif
 
 namespace vnpu {
 namespace {
@@ -19,201 +26,158 @@ constexpr char kMagic[16] = "ascend_moe vnpu";
 
 struct Card {  // what is in HcclRootInfo
     char magic[16];
-    char socket[48];
+    int32_t pid;
+    int32_t fd;
+    char name[sizeof Front::name];
 };
 
-std::mutex& ListenersMutex() {
-    static auto* mutex = new std::mutex;
-    return *mutex;
-}
-std::map<std::string, int>& Listeners() {
-    static auto* listeners = new std::map<std::string, int>;
-    return *listeners;
+// How long ranks wait for each other to come: $HCCL_CONNECT_TIMEOUT, default 120, as in HCCL.
+double ConnectSeconds() {
+    const char* text = std::getenv("HCCL_CONNECT_TIMEOUT");
+    return text && std::atof(text) > 0 ? std::atof(text) : 120.0;
 }
 
-int NewMemory(const char* name, uint64_t bytes) {
-    const int fd = memfd_create(name, MFD_CLOEXEC);
-    if (fd >= 0 && ftruncate(fd, static_cast<off_t>(bytes))) {
-        close(fd);
-        return -1;
+HcclResult Open(const Card& card, int rank, int* file) {
+    char path[64], name[sizeof card.name];
+    std::snprintf(path, sizeof path, "/proc/%d/fd/%d", card.pid, card.fd);
+    const int fd = open(path, O_RDWR | O_CLOEXEC | O_NOCTTY);
+    errno = fd < 0 ? errno : ESTALE;
+    if (fd >= 0 && pread(fd, name, sizeof name, offsetof(Front, name)) == static_cast<ssize_t>(sizeof name) &&
+        !std::memcmp(name, card.name, sizeof name)) {
+        *file = fd;
+        return kHcclSuccess;
     }
-    return fd;
+    vnpu_error(
+        "HCCL rendezvous: rank %d cannot open the memory of the root, process %d (%s): it has ended, or it "
+        "belongs to another machine or user; the virtual NPU joins ranks of one machine and one user",
+        rank, card.pid, std::strerror(errno));
+    if (fd >= 0) close(fd);
+    return kHcclRemote;
 }
 
-std::string MissingRanks(const std::vector<Fd*>& sockets, int root) {
-    std::string text;
-    for (int r = 0; r < static_cast<int>(sockets.size()); ++r) {
-        if (r == root || sockets[r]) continue;
-        text += (text.empty() ? "" : ", ") + std::to_string(r);
-    }
-    return text;
-}
-
-// What is wrong with a newcomer; empty: nothing.
-std::string Objection(const Hello& hello, const Hello& own, bool taken) {
-    char text[256] = "";
-    if (hello.world != own.world) {
-        std::snprintf(text, sizeof text, "rank %d has %d ranks, rank %d has %d", own.rank, own.world,
-                      hello.rank, hello.world);
-    } else if (hello.rank < 0 || hello.rank >= own.world || hello.rank == own.rank || taken) {
-        std::snprintf(text, sizeof text, "process %d says it is rank %d of %d, which is no free place",
-                      hello.pid, hello.rank, own.world);
-    } else if (hello.data_bytes != own.data_bytes) {
-        std::snprintf(
-            text, sizeof text,
-            "rank %d has windows of %llu MiB, rank %d of %llu MiB: HCCL_BUFFSIZE (or hccl_buffer_size of the "
-            "group) must be equal on all ranks",
-            own.rank, static_cast<unsigned long long>(own.data_bytes >> 20), hello.rank,
-            static_cast<unsigned long long>(hello.data_bytes >> 20));
-    }
-    return text;
-}
-
-HcclResult Host(int listener, const Hello& own, Joined* joined) {
-    const Deadline deadline;
-    std::vector<std::unique_ptr<Fd>> sockets(static_cast<size_t>(own.world));
-    std::vector<Fd*> present(static_cast<size_t>(own.world), nullptr);
-    Welcome welcome{};
-    welcome.pids[own.rank] = own.pid;
-    std::string objection;
-    HcclResult code = kHcclParameter;  // of the objection
-    for (int have = 1; have < own.world && objection.empty();) {
-        if (!WaitReadable(listener, deadline)) {
-            objection = "rank " + std::to_string(own.rank) + " waited for rank(s) " +
-                        MissingRanks(present, own.rank) +
-                        ", which never came (HCCL_CONNECT_TIMEOUT sets the limit)";
-            code = kHcclTimeout;
-            break;
-        }
-        auto socket = std::make_unique<Fd>(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
-        Hello hello{};
-        if (socket->fd < 0 || !SameUser(socket->fd) || !WaitReadable(socket->fd, deadline) ||
-            recv(socket->fd, &hello, sizeof hello, MSG_WAITALL) != static_cast<ssize_t>(sizeof hello)) {
-            continue;  // not one of ours, or it died while talking
-        }
-        const bool valid = hello.rank >= 0 && hello.rank < own.world;
-        objection = Objection(hello, own, valid && present[hello.rank]);
-        if (!objection.empty()) {
-            welcome.code = kHcclParameter;
-            std::snprintf(welcome.text, sizeof welcome.text, "%s", objection.c_str());
-            SendWelcome(socket->fd, welcome, nullptr, 0);
-            break;
-        }
-        welcome.pids[hello.rank] = hello.pid;
-        present[hello.rank] = socket.get();
-        sockets[hello.rank] = std::move(socket);
-        ++have;
-    }
-    if (objection.empty()) {
-        joined->control.fd = NewMemory("ascend_moe_vnpu_control", ControlBytes(own.world));
-        joined->windows.fd = NewMemory("ascend_moe_vnpu_windows",
-                                       WindowStride(own.data_bytes) * static_cast<uint64_t>(own.world));
-        if (joined->control.fd < 0 || joined->windows.fd < 0) {
-            objection = "no memory for the windows (memfd_create)";
-            code = kHcclMemory;
-        }
-    }
-    welcome.code = objection.empty() ? kHcclSuccess : code;
-    std::snprintf(welcome.text, sizeof welcome.text, "%s", objection.c_str());
-    const int fds[2] = {joined->control.fd, joined->windows.fd};
-    for (Fd* socket : present) {
-        if (socket) SendWelcome(socket->fd, welcome, fds, objection.empty() ? 2 : 0);
-    }
-    if (!objection.empty()) {
-        vnpu_error("HCCL rendezvous: %s", objection.c_str());
-        return code;
-    }
-    joined->pids.assign(welcome.pids, welcome.pids + own.world);
-    return kHcclSuccess;
-}
-
-HcclResult Join(const std::string& name, const Hello& own, Joined* joined) {
-    const Deadline deadline(2);  // the root's answer, which names who is missing, comes first
-    sockaddr_un address;
-    const socklen_t length = AddressOf(name, &address);
-    Fd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    if (socket.fd < 0 || connect(socket.fd, reinterpret_cast<sockaddr*>(&address), length)) {
-        vnpu_error(
-            "HCCL rendezvous: rank %d cannot reach the root (%s): it has ended, or it is on another machine; "
-            "the virtual NPU joins ranks of one machine",
-            own.rank, std::strerror(errno));
-        return kHcclRemote;
-    }
-    if (!SameUser(socket.fd)) {
-        vnpu_error("HCCL rendezvous: the root belongs to another user");
+// Takes the place of comm.rank.
+HcclResult Enter(uint8_t* control, const Comm& comm) {
+    RankControl* own = RankOf(control, comm.rank);
+    uint32_t nobody = 0;
+    if (!own->joined.compare_exchange_strong(nobody, 1)) {
+        vnpu_error("HCCL rendezvous: process %d says it is rank %d of %d, which process %d is already",
+                   getpid(), comm.rank, comm.world, own->pid);
         return kHcclParameter;
     }
-    Welcome welcome{};
-    int fds[2] = {-1, -1};
-    if (send(socket.fd, &own, sizeof own, MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof own))
-        return kHcclRemote;
-    if (!WaitReadable(socket.fd, deadline)) {
-        vnpu_error("HCCL rendezvous: rank %d waited for the root's answer; not all ranks have come",
-                   own.rank);
-        return kHcclTimeout;
-    }
-    if (!ReceiveWelcome(socket.fd, &welcome, fds)) {
-        vnpu_error("HCCL rendezvous: the root has ended before all ranks had come (rank %d)", own.rank);
-        return kHcclRemote;
-    }
-    if (welcome.code) {
-        vnpu_error("HCCL rendezvous: %s", welcome.text);
-        return welcome.code;
-    }
-    joined->control.fd = fds[0];
-    joined->windows.fd = fds[1];
-    joined->pids.assign(welcome.pids, welcome.pids + own.world);
+    own->pid = getpid();
+    own->world = comm.world;
+    own->data_bytes = comm.data_bytes;
+    own->joined.store(2, std::memory_order_release);
     return kHcclSuccess;
+}
+
+// Compares a rank that has come with this one, and watches its process.
+HcclResult Check(Comm* comm, int rank) {
+    const int low = std::min(rank, comm->rank), high = std::max(rank, comm->rank);
+    const RankControl *first = RankOf(comm->control, low), *second = RankOf(comm->control, high);
+    if (first->world != second->world) {
+        vnpu_error("HCCL rendezvous: rank %d has %d ranks, rank %d has %d", low, first->world, high,
+                   second->world);
+        return kHcclParameter;
+    }
+    if (first->data_bytes != second->data_bytes) {
+        vnpu_error(
+            "HCCL rendezvous: rank %d has windows of %llu MiB, rank %d of %llu MiB: HCCL_BUFFSIZE (or "
+            "hccl_buffer_size of the group) must be equal on all ranks",
+            low, static_cast<unsigned long long>(first->data_bytes >> 20), high,
+            static_cast<unsigned long long>(second->data_bytes >> 20));
+        return kHcclParameter;
+    }
+    if (rank == comm->rank) return kHcclSuccess;
+    const RankControl* other = RankOf(comm->control, rank);
+    int32_t& watch = comm->live_fds[rank];
+    if (watch < 0) watch = static_cast<int32_t>(syscall(SYS_pidfd_open, other->pid, 0));  // close-on-exec
+    if (watch < 0 && errno != ESRCH) {
+        vnpu_error("HCCL: process %d of rank %d cannot be watched (pidfd_open: %s)", other->pid, rank,
+                   std::strerror(errno));
+        return kHcclSyscall;
+    }
+    if (watch < 0 || Gone(watch) || other->left.load(std::memory_order_acquire)) {
+        vnpu_error("HCCL rendezvous: rank %d (process %d) has ended before all ranks had come", rank,
+                   other->pid);
+        return kHcclRemote;
+    }
+    return kHcclSuccess;
+}
+
+HcclResult WaitForAll(Comm* comm) {
+    using Clock = std::chrono::steady_clock;
+    const auto end = Clock::now() + std::chrono::duration<double>(ConnectSeconds());
+    for (;;) {
+        const bool late = Clock::now() >= end;
+        std::string missing;
+        for (int r = 0; r < comm->world; ++r) {
+            if (RankOf(comm->control, r)->joined.load(std::memory_order_acquire) != 2) {
+                missing += (missing.empty() ? "" : ", ") + std::to_string(r);
+            } else if (HcclResult code = Check(comm, r)) {
+                return code;
+            }
+        }
+        if (missing.empty()) return kHcclSuccess;
+        if (late) {
+            vnpu_error(
+                "HCCL rendezvous: rank %d waited for rank(s) %s, which never came (HCCL_CONNECT_TIMEOUT sets "
+                "the "
+                "limit)",
+                comm->rank, missing.c_str());
+            return kHcclTimeout;
+        }
+        const timespec time{0, 1'000'000};
+        nanosleep(&time, nullptr);
+    }
 }
 
 }  // namespace
 
 HcclResult MakeRootInfo(RootInfo* info) {
-    unsigned char random[12];
-    if (getrandom(random, sizeof random, 0) != static_cast<ssize_t>(sizeof random)) return kHcclSyscall;
-    std::string name = "ascend_moe_vnpu.";
-    for (unsigned char byte : random) {
-        char hex[3];
-        std::snprintf(hex, sizeof hex, "%02x", byte);
-        name += hex;
-    }
-    sockaddr_un address;
-    const socklen_t length = AddressOf(name, &address);
-    Fd listener(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    if (listener.fd < 0 || bind(listener.fd, reinterpret_cast<sockaddr*>(&address), length) ||
-        listen(listener.fd, kMaxRanks)) {
-        vnpu_error("HcclGetRootInfo: no unix socket (%s)", std::strerror(errno));
-        return kHcclSyscall;
-    }
     Card card{};
+    uint64_t random[2] = {};
+    if (getrandom(random, sizeof random, 0) != static_cast<ssize_t>(sizeof random)) return kHcclSyscall;
     std::memcpy(card.magic, kMagic, sizeof card.magic);
-    std::snprintf(card.socket, sizeof card.socket, "%s", name.c_str());
+    std::snprintf(card.name, sizeof card.name, "ascend_moe_vnpu.%08x%016llx",
+                  static_cast<uint32_t>(random[0]), static_cast<unsigned long long>(random[1]));
+    card.pid = getpid();
+    card.fd = memfd_create("ascend_moe_vnpu_hccl", MFD_CLOEXEC);
+    if (card.fd < 0 || ftruncate(card.fd, kFrontBytes) ||
+        pwrite(card.fd, card.name, sizeof card.name, offsetof(Front, name)) !=
+            static_cast<ssize_t>(sizeof card.name)) {
+        vnpu_error("HcclGetRootInfo: no memory for a communicator (%s)", std::strerror(errno));
+        if (card.fd >= 0) close(card.fd);
+        return kHcclMemory;
+    }
     std::memset(info, 0, sizeof *info);
     std::memcpy(info->internal, &card, sizeof card);
-    std::lock_guard<std::mutex> lock(ListenersMutex());
-    Listeners()[name] = listener.fd;
-    listener.fd = -1;
     return kHcclSuccess;
 }
 
-std::string RootOf(const RootInfo& info) {
+HcclResult Rendezvous(const RootInfo& info, Comm* comm, std::string* name, int* file) {
     Card card;
     std::memcpy(&card, info.internal, sizeof card);
-    if (std::memcmp(card.magic, kMagic, sizeof card.magic)) return "";
-    return std::string(card.socket, strnlen(card.socket, sizeof card.socket));
-}
-
-HcclResult Rendezvous(const std::string& root, const Hello& own, Joined* joined) {
-    Fd listener;
-    {
-        std::lock_guard<std::mutex> lock(ListenersMutex());
-        auto found = Listeners().find(root);
-        if (found != Listeners().end()) {
-            listener.fd = found->second;
-            Listeners().erase(found);
-        }
+    if (std::memcmp(card.magic, kMagic, sizeof card.magic)) {
+        vnpu_error("HcclCommInitRootInfo: the root info was not made by the virtual NPU");
+        return kHcclParameter;
     }
-    return listener.fd >= 0 ? Host(listener.fd, own, joined) : Join(root, own, joined);
+    HcclResult code = Open(card, comm->rank, file);
+    if (code) return code;
+    void* control = mmap(nullptr, ControlBytes(comm->world), PROT_READ | PROT_WRITE, MAP_SHARED, *file, 0);
+    if (control == MAP_FAILED) {
+        vnpu_error("HCCL: the control memory cannot be mapped (%s)", std::strerror(errno));
+        code = kHcclMemory;
+    } else if ((code = Enter(static_cast<uint8_t*>(control), *comm))) {
+        munmap(control, ControlBytes(comm->world));
+    } else {
+        comm->control = static_cast<uint8_t*>(control);
+        comm->live_fds.assign(static_cast<size_t>(comm->world), -1);
+        *name = card.name;
+        code = WaitForAll(comm);
+    }
+    if (card.pid == getpid()) close(card.fd);  // the root's: all have opened it, or some never will
+    return code;
 }
 
 }  // namespace vnpu

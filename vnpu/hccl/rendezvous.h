@@ -1,26 +1,18 @@
-// How ranks meet: the root listens on an abstract unix socket whose random name is the root info; the others
-// connect, say who they are, and get the file descriptors of the control memory and the windows. No names in
-// any file system, so nothing can be left behind.
+// How ranks meet: the root info tells where the communicator's memory can be opened, a file without a name
+// that the root holds until all have come. Every rank writes into its place there who it is and reads the
+// others'.
 #pragma once
 
-#include <vector>
-
-#include "socket.h"
+#include "comm.h"
 
 namespace vnpu {
 
-struct Joined {
-    HcclResult code = kHcclSuccess;
-    Fd control;
-    Fd windows;
-    std::vector<pid_t> pids;
-};
-
-// Listens under a new name and puts it into `info`.
+// Makes the memory of a new communicator and tells in `info` where it is.
 HcclResult MakeRootInfo(RootInfo* info);
-// The name in `info`; empty when it is not ours.
-std::string RootOf(const RootInfo& info);
-// Meets the other ranks under that name: as the root where this process listens, else as a guest.
-HcclResult Rendezvous(const std::string& root, const Hello& own, Joined* joined);
+
+// Opens that memory as comm->rank of comm->world, maps comm->control and waits for the other ranks. Leaves
+// their pidfds in comm->live_fds, the communicator's name in *name and the file in *file, which the caller
+// closes.
+HcclResult Rendezvous(const RootInfo& info, Comm* comm, std::string* name, int* file);
 
 }  // namespace vnpu

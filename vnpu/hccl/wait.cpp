@@ -16,12 +16,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr auto kLivenessEvery = std::chrono::milliseconds(50);
 
-bool Gone(int fd) {
-    if (fd < 0) return false;
-    pollfd poll_fd{fd, POLLIN, 0};
-    return poll(&poll_fd, 1, 0) > 0 && (poll_fd.revents & (POLLIN | POLLHUP | POLLERR));
-}
-
 // Spin a little, then give the core away, then sleep 50 us to 1 ms.
 void Pause(uint64_t round) {
     if (round < 64) return;
@@ -37,12 +31,18 @@ void Pause(uint64_t round) {
 std::string Describe(const Comm& comm, int rank) {
     const RankControl* control = RankOf(comm.control, rank);
     char text[160];
-    std::snprintf(text, sizeof text, "rank %d (process %d, in call %llu, %.23s)", rank, comm.pids[rank],
+    std::snprintf(text, sizeof text, "rank %d (process %d, in call %llu, %.23s)", rank, control->pid,
                   static_cast<unsigned long long>(control->call.sequence), control->call.op);
     return text;
 }
 
 }  // namespace
+
+bool Gone(int pidfd) {
+    if (pidfd < 0) return false;
+    pollfd poll_fd{pidfd, POLLIN, 0};
+    return poll(&poll_fd, 1, 0) > 0 && (poll_fd.revents & (POLLIN | POLLHUP | POLLERR));
+}
 
 double TimeoutSeconds() {
     for (const char* name : {"ASCEND_MOE_TIMEOUT_S", "HCCL_EXEC_TIMEOUT"}) {

@@ -1,30 +1,26 @@
-"""The methods by name, in the order of the table. One file each."""
+"""The methods by name, in the order of the table."""
 
 from __future__ import annotations
 
-from ascend_moe.bench.methods.all_gather import GlooAllGather
-from ascend_moe.bench.methods.all_to_all import GlooAllToAll, MpiAllToAll
-from ascend_moe.bench.methods.all_to_all_tuned import GlooAllToAllTuned, MpiAllToAllTuned
 from ascend_moe.bench.methods.base import LIMIT, OURS, PEER, Arrived, Method, Place
 from ascend_moe.bench.methods.limit import LimitMemcpy, LimitStream, LimitThroughUb
 from ascend_moe.bench.methods.ours import Direct, DirectZeroCopy, Window
+from ascend_moe.bench.methods.peers import (
+    GlooAllGather,
+    GlooAllToAll,
+    GlooAllToAllTuned,
+    MpiAllToAll,
+    MpiAllToAllTuned,
+)
 from ascend_moe.errors import ArgumentError
 
-_ALL: tuple[type[Method], ...] = (
-    LimitMemcpy,
-    LimitStream,
-    LimitThroughUb,
-    DirectZeroCopy,
-    Direct,
-    Window,
-    MpiAllToAllTuned,
-    MpiAllToAll,
-    GlooAllToAllTuned,
-    GlooAllToAll,
-    GlooAllGather,
-)
-METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
-GROUPS = {kind: [m.name for m in _ALL if m.kind == kind] for kind in (LIMIT, OURS, PEER)}
+_LIMITS: list[type[Method]] = [LimitMemcpy, LimitStream, LimitThroughUb]
+_OURS: list[type[Method]] = [DirectZeroCopy, Direct, Window]
+_PEERS: list[type[Method]] = [MpiAllToAllTuned, MpiAllToAll, GlooAllToAllTuned, GlooAllToAll, GlooAllGather]
+METHODS: dict[str, type[Method]] = {method.name: method for method in _LIMITS + _OURS + _PEERS}
+GROUPS = {
+    kind: [name for name, method in METHODS.items() if method.kind == kind] for kind in (LIMIT, OURS, PEER)
+}
 
 
 def chosen(text: str) -> list[str]:
@@ -33,30 +29,13 @@ def chosen(text: str) -> list[str]:
     Raises:
         ArgumentError: a name that no method has.
     """
+    known = {"auto": list(METHODS), **GROUPS, **{name: [name] for name in METHODS}}
     wanted = set(GROUPS[LIMIT])
     for word in text.split(","):
-        if word == "auto":
-            wanted.update(METHODS)
-        elif word in GROUPS:
-            wanted.update(GROUPS[word])
-        elif word in METHODS:
-            wanted.add(word)
-        else:
-            raise ArgumentError(
-                f"methods has {word!r}; need auto, {', '.join(GROUPS)}, or some of {', '.join(METHODS)}",
-                argument="methods",
-            )
+        if word not in known:
+            raise ArgumentError(f"methods has {word!r}; need some of {', '.join(known)}", argument="methods")
+        wanted.update(known[word])
     return [name for name in METHODS if name in wanted]
 
 
-__all__ = [
-    "GROUPS",
-    "LIMIT",
-    "METHODS",
-    "OURS",
-    "PEER",
-    "Arrived",
-    "Method",
-    "Place",
-    "chosen",
-]
+__all__ = ["GROUPS", "LIMIT", "METHODS", "OURS", "PEER", "Arrived", "Method", "Place", "chosen"]

@@ -9,27 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ascend_moe.bench.cases import Case
-from ascend_moe.bench.data import Inputs
+from ascend_moe.bench.cases import Case, Inputs
 
 LIMIT, OURS, PEER = "limit", "ours", "peer"
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank runs.
-
-    Attributes:
-        group_ep: name of our communicator.
-        mpi: mpi4py's communicator of the same ranks in the same order, None without MPI.
-        device: of all tensors; timed here: the CPU.
-    """
+    """Where a rank runs: ``group_ep`` names our communicator, ``mpi`` is mpi4py's of the same ranks."""
 
     rank: int
     world: int
     group_ep: str
     mpi: Any = None
-    device: str = "cpu"
 
 
 @dataclass
@@ -40,7 +32,8 @@ class Arrived:
         rows: (>= count, H) of x's dtype, or int8 codes.
         scales: (>= count,) fp32 of int8 codes, else None.
         counts: (L,) rows a local expert.
-        experts: (count,) global expert of each row where it is not told by ``counts``.
+        handle: what the method's combine needs.
+        experts: (count,) global expert of each row where ``counts`` does not tell.
     """
 
     rows: Tensor
@@ -55,25 +48,25 @@ class Method(ABC):
 
     name: str
     kind: str = PEER
-    tuned_for_table: bool = False  # its ratio to the limit is compared with the published table's
+    needs_mpi: bool = False
 
     def __init__(self, case: Case, place: Place, most_rows: int, rows_out: Tensor) -> None:
         """``most_rows`` arrive at most; ``rows_out`` (most_rows, H): where the experts write, by default."""
         self.case, self.place, self.most_rows, self.rows_out = case, place, most_rows, rows_out
 
-    def ready(self, one: Inputs) -> None:  # noqa: B027  most methods have nothing to do
-        """Not timed, before the first call with an entry: what is no part of the method's work."""
+    def ready(self, inputs: Inputs) -> None:  # noqa: B027  most methods have nothing to do
+        """Not timed, before the first call with these inputs: what is no part of the method's work."""
 
     @abstractmethod
-    def dispatch(self, one: Inputs) -> Arrived:
+    def dispatch(self, inputs: Inputs) -> Arrived:
         """Timed. Collective."""
 
-    def expert_output(self, arrived: Arrived) -> Tensor:
+    def expert_output(self) -> Tensor:
         """Timed with dispatch: where the experts write their (>= count, H) rows."""
         return self.rows_out
 
     @abstractmethod
-    def combine(self, rows: Tensor, one: Inputs, arrived: Arrived) -> Tensor:
+    def combine(self, rows: Tensor, inputs: Inputs, arrived: Arrived) -> Tensor:
         """Timed. Collective. (BS, H): the weighted sums of the experts' rows."""
 
     def experts_of(self, arrived: Arrived) -> Tensor:
@@ -81,10 +74,5 @@ class Method(ABC):
         if arrived.experts is not None:
             return arrived.experts
         first = self.place.rank * self.case.local_experts
-        mine = torch.arange(first, first + self.case.local_experts)
-        return torch.repeat_interleave(mine, arrived.counts)
-
-    @classmethod
-    def missing(cls, place: Place) -> str:
-        """Why this method cannot run here, or ''."""
-        return ""
+        local = torch.arange(first, first + self.case.local_experts)
+        return torch.repeat_interleave(local, arrived.counts)

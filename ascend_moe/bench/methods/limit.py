@@ -1,28 +1,67 @@
 """The machine's limit: every row copied once, every row summed once, by each rank alone, nothing sent.
 
 A rank copies the BS * K rows that it would send from x to one place, and sums BS * K rows of the experts'
-output. Nothing that moves each row once and reduces it once is faster. Quantisation is not counted, and
-everything that can be made beforehand is.
+output. No method that moves each row once and reduces it once is faster. Quantisation is not counted, and
+whatever can be made beforehand is made beforehand.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ascend_moe.bench import native
-from ascend_moe.bench.cases import Case
-from ascend_moe.bench.data import Inputs
+from ascend_moe.bench.cases import Case, Inputs
 from ascend_moe.bench.methods.base import LIMIT, Arrived, Method, Place
 from ascend_moe.dispatchers import rows as row_ops
+from ascend_moe.errors import ArgumentError
+from ascend_moe.native import library as _lib
+
+_LANES = 16  # of the weighted sum
+
+
+def pointers(rows: Tensor, index: Tensor) -> Tensor:
+    """(n,) int64 addresses of the rows ``index`` (int64) of a contiguous (m, H) tensor."""
+    return torch.mul(index, rows.size(1) * rows.element_size()).add_(rows.data_ptr())
+
+
+def row_copy(to: Tensor, addresses: Tensor, way: int) -> Callable[[], None]:
+    """Copies the rows at ``addresses`` (n,) to the first n rows of ``to``; ``way``: of am_bench_copy_rows."""
+    size = to.size(1) * to.element_size()
+    arguments = (to.data_ptr(), addresses.data_ptr(), addresses.numel(), size, way)
+    return functools.partial(_call, _lib.lib().am_bench_copy_rows, arguments, (to, addresses))
+
+
+def weighted_sum(out: Tensor, addresses: Tensor, weights: Tensor) -> Callable[[], None]:
+    """out (BS, H): fp32 sums over ascending k of the rows at ``addresses`` (BS * K) times weights (BS, K).
+
+    Raises:
+        ArgumentError: H is no multiple of 16.
+    """
+    if out.size(1) % _LANES:
+        raise ArgumentError(f"hidden is {out.size(1)}; need a multiple of {_LANES}", argument="hidden")
+    places = (out.data_ptr(), addresses.data_ptr(), weights.data_ptr())
+    arguments = (*places, *weights.shape, out.size(1), _type_code(out.dtype))
+    return functools.partial(_call, _lib.lib().am_bench_weighted_sum, arguments, (out, addresses, weights))
+
+
+def _call(function: Callable[..., int], arguments: tuple[int, ...], alive: tuple[Tensor, ...]) -> None:
+    """``alive``: the tensors that the arguments point to."""
+    if function(*arguments):
+        raise ArgumentError("the benchmark's copy or sum refused its arguments", argument="methods")
+
+
+@functools.cache
+def _type_code(dtype: torch.dtype) -> int:
+    return int(_lib.lib().am_type_code(str(dtype).removeprefix("torch.").encode()))
 
 
 @dataclass
 class _Ready:
-    """Of one entry: the two calls, and what ``dispatch`` returns. ``source`` keeps the rows' memory alive."""
+    """Two calls, and what ``dispatch`` returns. ``source`` keeps the rows' memory alive."""
 
     copy: Callable[[], None]
     sum: Callable[[], None]
@@ -32,7 +71,7 @@ class _Ready:
 
 class _Limit(Method):
     kind = LIMIT
-    copy: str
+    way: int
 
     def __init__(self, case: Case, place: Place, most_rows: int, rows_out: Tensor) -> None:
         super().__init__(case, place, most_rows, rows_out)
@@ -42,41 +81,37 @@ class _Limit(Method):
         self._token_of = torch.arange(pairs) // case.topk  # token by token: the source row stays in L1
         self._ready: dict[int, _Ready] = {}
 
-    def ready(self, one: Inputs) -> None:
-        if id(one) in self._ready:
+    def ready(self, inputs: Inputs) -> None:
+        if id(inputs) in self._ready:
             return
-        source, scales = row_ops.quantise(one.x) if self.case.quant_mode else (one.x, None)
+        source, scales = row_ops.quantise(inputs.x) if self.case.quant_mode else (inputs.x, None)
         if scales is not None:
             scales = scales.index_select(0, self._token_of)
-        rows = native.pointers(self.rows_out, torch.arange(self._token_of.numel()))
-        arrived = Arrived(self._to, scales, torch.empty(0), experts=one.expert_ids.reshape(-1))
-        self._ready[id(one)] = _Ready(
-            native.row_copy(self._to, native.pointers(source, self._token_of), self.copy),
-            native.weighted_sum(self._out, rows, one.expert_scales),
-            arrived,
+        rows = pointers(self.rows_out, torch.arange(self._token_of.numel()))
+        self._ready[id(inputs)] = _Ready(
+            row_copy(self._to, pointers(source, self._token_of), self.way),
+            weighted_sum(self._out, rows, inputs.expert_scales),
+            Arrived(self._to, scales, torch.empty(0), experts=inputs.expert_ids.reshape(-1)),
             source,
         )
 
-    def dispatch(self, one: Inputs) -> Arrived:
-        ready = self._ready[id(one)]
+    def dispatch(self, inputs: Inputs) -> Arrived:
+        ready = self._ready[id(inputs)]
         ready.copy()
         return ready.arrived
 
-    def combine(self, rows: Tensor, one: Inputs, arrived: Arrived) -> Tensor:
-        self._ready[id(one)].sum()
+    def combine(self, rows: Tensor, inputs: Inputs, arrived: Arrived) -> Tensor:
+        self._ready[id(inputs)].sum()
         return self._out
 
 
 class LimitMemcpy(_Limit):
-    name = "limit-memcpy"
-    copy = "memcpy"
+    name, way = "limit-memcpy", 0
 
 
 class LimitStream(_Limit):
-    name = "limit-nontemporal"
-    copy = "stream"
+    name, way = "limit-nontemporal", 1
 
 
 class LimitThroughUb(_Limit):
-    name = "limit-ub"
-    copy = "through UB"
+    name, way = "limit-ub", 2

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cann_style_base.h"
-#include "protocol/combine_tiling.h"
+#include "protocol/tiling.h"
 
 namespace models {
 

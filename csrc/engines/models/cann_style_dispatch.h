@@ -6,7 +6,7 @@
 #pragma once
 
 #include "cann_style_quantize.h"
-#include "protocol/dispatch_tiling.h"
+#include "protocol/tiling.h"
 
 namespace models {
 

@@ -7,9 +7,6 @@ from dataclasses import replace
 import op_runs
 import pytest
 import torch
-from mutant_builds import BuildError, MutantBuilds
-from mutant_cases import by_name
-from mutant_search import DTYPE
 from op_runs import Clusters, RankRun
 
 from ascend_moe import explore
@@ -85,20 +82,3 @@ def test_no_schedule_has_a_finding() -> None:
     result = explore.campaign(CASES, schedules=80, seed=1, a_case=20)
     assert result.finding is None, result.finding.line()
     assert result.schedules == 80
-
-
-@pytest.mark.mutants
-def test_its_mutant_is_found() -> None:
-    try:
-        library = MutantBuilds().mutant(by_name("triples_sent_before_written").number, "checked", (DTYPE,))
-    except BuildError as error:
-        pytest.skip(str(error))
-    result = explore.campaign(
-        [case for case in CASES if case.contract == 2],
-        schedules=60,
-        seed=1,
-        a_case=10,
-        library=explore.checked_library(library),
-    )
-    assert result.finding is not None
-    assert result.finding.kind in by_name("triples_sent_before_written").finds

@@ -7,9 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from mutant_builds import MutantBuilds
-from mutant_cases import by_name
-from mutant_search import DTYPE, LIMIT, SEEDS, search
 
 from ascend_moe import explore
 from ascend_moe.explore import Options, Program, World
@@ -82,14 +79,3 @@ def test_a_run_says_where_its_rows_lie(tmp_path: Path) -> None:
 def test_rows_are_part_of_a_cases_text() -> None:
     assert explore.parse(str(DIRECT)) == DIRECT and str(DIRECT).endswith("direct,lent")
     assert explore.parse("partly").rows == "partly" and explore.parse("").rows == "own"
-
-
-@pytest.mark.mutants
-def test_rows_that_are_looked_for_in_the_half_are_found(request: pytest.FixtureRequest) -> None:
-    if "mutants" not in request.config.getoption("-m"):
-        pytest.skip("takes minutes: pytest -m mutants")
-    case = by_name("lent_as_published")
-    library = MutantBuilds().mutant(case.number, "checked", (DTYPE,))
-    for seed in SEEDS:
-        found = search(library, seed, LIMIT, where=case.where)
-        assert found.kind in case.finds, found.line

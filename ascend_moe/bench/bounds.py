@@ -1,0 +1,102 @@
+"""The bounds that `make bench-check` holds the ops to: ratios within one run, never times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ascend_moe.bench.cases import Case, matrix
+from ascend_moe.bench.methods import LIMIT, METHODS
+from ascend_moe.bench.results import CaseResult, Run
+
+TRIES = 3
+ITERATIONS = 60
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A method takes at most ``times`` x the limit, or is so many times faster than a peer; median ratios."""
+
+    method: str
+    against: str
+    times: float
+
+    @property
+    def text(self) -> str:
+        if self.against == LIMIT:
+            return f"{self.method}: at most {self.times:g} x the limit"
+        return f"{self.method}: at least {self.times:g} x faster than {self.against}"
+
+    def kept(self, ratio: float) -> bool:
+        return ratio <= self.times if self.against == LIMIT else ratio >= self.times
+
+
+BOUNDS = (
+    Bound("direct", LIMIT, 3),
+    Bound("direct-zero-copy", LIMIT, 3),
+    Bound("direct", "gloo-a2a-tuned", 5),
+    Bound("direct", "mpi-a2a-tuned", 3),
+    Bound("window", "gloo-a2a-tuned", 2),
+)
+#: Preset and tokens of the cases, on 2 ranks.
+SHAPES = (("deepseek-v3", 8), ("deepseek-v3", 32), ("qwen3", 32))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``ratio``: the median; None where a method was not there. ``ok`` None: not judged."""
+
+    bound: Bound
+    case: str
+    ratio: float | None
+    ok: bool | None
+    why: str = ""
+
+    @property
+    def text(self) -> str:
+        word = {True: "ok", False: "FAIL", None: "skipped"}[self.ok]
+        value = "" if self.ratio is None else f" = {self.ratio:.2f}"
+        return f"{word:8}{self.case}: {self.bound.text}{value}{self.why and f' ({self.why})'}"
+
+
+def cases() -> list[Case]:
+    return [matrix([preset], [2], [batch])[0] for preset, batch in SHAPES]
+
+
+def judge(result: CaseResult) -> list[Verdict]:
+    """Every bound on a case. MPI may be missing; ours and gloo may not. A noisy case proves nothing."""
+    return [_verdict(bound, result) for bound in BOUNDS]
+
+
+def _verdict(bound: Bound, result: CaseResult) -> Verdict:
+    name = result.case.name
+    for method in (bound.method, bound.against):
+        if method in METHODS and result.row(method) is None:
+            why = result.missing.get(method, "not among the methods")
+            return Verdict(
+                bound, name, None, None if METHODS[method].needs_mpi else False, f"{method}: {why}"
+            )
+    row = result.row(bound.method)
+    assert row is not None
+    ratio = row.to_limit.p50 if bound.against == LIMIT else row.faster[bound.against].p50
+    if bound.kept(ratio) and result.too_noisy:
+        return Verdict(bound, name, ratio, False, "but more than half of the rows are noisy")
+    return Verdict(bound, name, ratio, bound.kept(ratio))
+
+
+def check(measure: Callable[[Sequence[Case]], Run], say: Callable[[str], None]) -> bool:
+    """Measures until every case has kept all bounds within one run, at most TRIES times."""
+    left = cases()
+    for number in range(1, TRIES + 1):
+        say(f"try {number} of {TRIES}: {', '.join(case.name for case in left)}")
+        failed = []
+        for result in measure(left).cases:
+            verdicts = judge(result)
+            for verdict in verdicts:
+                say(f"  {verdict.text}")
+            if any(verdict.ok is False for verdict in verdicts):
+                failed.append(result.case)
+        left = failed
+        if not left:
+            return True
+    return False

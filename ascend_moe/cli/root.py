@@ -1,0 +1,72 @@
+"""The application that all commands hang on. A command's module is imported when that command runs."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from ascend_moe.cli import COMMANDS
+from ascend_moe.errors import AscendMoeError
+
+
+class _Commands(TyperGroup):
+    """The help lists commands by their line in COMMANDS; to run, a command's own application is loaded."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        line = COMMANDS.get(cmd_name)
+        return None if line is None else TyperCommand(cmd_name, help=line, short_help=line)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, _, rest = super().resolve_command(ctx, args)
+        application: typer.Typer = importlib.import_module(f"ascend_moe.cli.{name}").app
+        return name, typer.main.get_command(application), rest
+
+    def invoke(self, ctx: Any) -> Any:
+        """Errors of this package become one line on stderr, and exit code 2."""
+        try:
+            return super().invoke(ctx)
+        except AscendMoeError as error:
+            print(f"ascend-moe {ctx.invoked_subcommand}: {error}", file=sys.stderr)
+            raise typer.Exit(2) from None
+        except BrokenPipeError:  # `| head` has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(1) from None
+
+
+app = typer.Typer(
+    cls=_Commands,
+    add_completion=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+)
+
+
+def version() -> str:
+    """Of the installed package."""
+    try:
+        return importlib.metadata.version("ascend_moe")
+    except importlib.metadata.PackageNotFoundError:
+        return "(a source tree, not installed)"
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"ascend_moe {version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True)] = False,
+) -> None:
+    """MoE expert parallelism for Ascend, on any machine."""

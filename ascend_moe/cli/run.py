@@ -1,0 +1,133 @@
+"""`ascend-moe run`: a MoE layer over EP ranks of this machine; ascend_moe.demo does the work."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ascend_moe.checkpoint.config import moe_config, read_json
+from ascend_moe.checkpoint.presets import PRESETS, preset
+from ascend_moe.cli.options import DEFAULT_PRESET, bad
+from ascend_moe.demo.launch import BACKENDS, Job, execute
+from ascend_moe.demo.layers import DEFAULT_TEXT, RunSpec, batches_of, default_text
+from ascend_moe.demo.report import about
+from ascend_moe.errors import ArgumentError
+from ascend_moe.layer import MoEConfig
+from ascend_moe.reference.cases import DTYPES
+
+app = typer.Typer()
+
+
+@app.command()
+def run(
+    preset_name: Annotated[
+        str | None,
+        typer.Option(
+            "--preset", "-p", metavar="NAME", help=f"{', '.join(PRESETS)}; default {DEFAULT_PRESET}."
+        ),
+    ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="Hugging Face checkpoint instead of a preset."),
+    ] = None,
+    layer: Annotated[int | None, typer.Option(min=0, help="Its decoder layer, from 0.")] = None,
+    ranks: Annotated[int, typer.Option("--ranks", "-r", min=1, max=64, help="EP ranks.")] = 4,
+    backend: Annotated[
+        str, typer.Option(metavar="|".join(BACKENDS), help="One thread a rank, or one process a rank (gloo).")
+    ] = BACKENDS[0],
+    batch: Annotated[
+        str,
+        typer.Option(help="Tokens a rank: 64 gives rank 0 64 and the others fewer; 64,0,7,9 says them all."),
+    ] = "64",
+    dtype: Annotated[str, typer.Option(metavar="|".join(DTYPES), help="Of rows and weights.")] = "bf16",
+    quant: Annotated[bool, typer.Option("--quant", help="W8A8: int8 rows, int8 experts.")] = False,
+    text: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help=f"The tokens, a byte each; default {DEFAULT_TEXT}."),
+    ] = None,
+    iterations: Annotated[int, typer.Option(min=1, max=1000, help="Timed passes.")] = 5,
+    seed: Annotated[int, typer.Option(min=0, help="Of embedding and random weights.")] = 0,
+    plot: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Draw the heat map into this file (.png, .svg, .pdf).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
+) -> None:
+    """Run a MoE layer over EP ranks of this machine on real text, and check every result.
+
+    Exit code 0: PASS. 1: FAIL, or an error of the run. 2: wrong options.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        raise typer.BadParameter("ascend-moe starts its ranks itself: leave out torchrun")
+    _one_of("--backend", backend, BACKENDS)
+    _one_of("--dtype", dtype, DTYPES)
+    _check_plot(plot)
+    try:
+        config, source, width = _layer(preset_name, checkpoint, layer)
+        batches = batches_of(batch, ranks)
+        wanted, note = _text(text, sum(batches))
+        spec = RunSpec(
+            config=config,
+            batches=batches,
+            dtype=DTYPES[dtype],
+            quant=quant,
+            text=wanted,
+            seed=seed,
+            iterations=iterations,
+            checkpoint=None if checkpoint is None else str(checkpoint.resolve()),
+            layer=layer or 0,
+        )
+    except ArgumentError as error:
+        hint = {"directory": "checkpoint"}.get(error.argument, error.argument)
+        raise typer.BadParameter(str(error), param_hint=f"'--{hint}'") from None
+    head = about(spec, source, backend, width, text.name if text else DEFAULT_TEXT, note)
+    raise typer.Exit(execute(Job(spec, tuple(head), backend, plot, as_json)))
+
+
+def _layer(
+    name: str | None, checkpoint: Path | None, number: int | None
+) -> tuple[MoEConfig, str, int | None]:
+    """The numbers, what they are, and the published width of the experts where they are narrower."""
+    if checkpoint is None:
+        if number is not None:
+            bad("--layer", "it counts the layers of a checkpoint: give --checkpoint too")
+        found = preset(name or DEFAULT_PRESET)
+        config, width = found.config(), found.published.moe_intermediate_size
+        narrowed = width if config.moe_intermediate_size < width else None
+        return config, f"{name or DEFAULT_PRESET}: {found.about}, random weights", narrowed
+    if name is not None:
+        bad("--preset", "the numbers come from --checkpoint: leave one of them out")
+    if number is None:
+        bad("--layer", "say which decoder layer of the checkpoint, from 0")
+    return moe_config(read_json(checkpoint)), f"{checkpoint}: decoder layer {number}", None
+
+
+def _text(path: Path | None, tokens: int) -> tuple[bytes, str]:
+    """``tokens`` bytes of the text, repeated where it is shorter, and the sentence that says so."""
+    text = default_text() if path is None else path.read_bytes()
+    if not text:
+        bad("--text", f"{path} is empty")
+    repeats = -(-tokens // len(text))
+    note = f"the text has {len(text)} bytes and is read {repeats} times" if repeats > 1 else ""
+    return (text * repeats)[:tokens], note
+
+
+def _one_of(option: str, value: str, names: object) -> None:
+    listed = list(names)  # type: ignore[call-overload]
+    if value not in listed:
+        bad(option, f"{value!r} is none of {', '.join(listed)}")
+
+
+def _check_plot(plot: Path | None) -> None:
+    """Whatever would stop the picture after the run stops it before."""
+    if plot is None:
+        return
+    if plot.suffix not in (".png", ".svg", ".pdf"):
+        bad("--plot", f"{plot} must end in .png, .svg or .pdf")
+    if not plot.absolute().parent.is_dir():
+        bad("--plot", f"there is no folder {plot.absolute().parent}")
+    if importlib.util.find_spec("matplotlib") is None:
+        bad("--plot", "needs matplotlib: pip install 'ascend_moe[cli]'")

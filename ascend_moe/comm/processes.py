@@ -1,0 +1,580 @@
+"""Opens the windows of a process group: ranks meet in the group's store and hand each other their windows.
+
+1. Every rank creates its window (a memfd), listens on an abstract Unix socket with a random name, and posts
+   that name with its process, machine and sizes in the group's store, under its rank.
+2. Every rank connects to every other rank that has posted, and gets its window over that connection. The
+   connection stays: it carries the words below, and its end tells that the peer has closed or died.
+3. A rank that has mapped everybody's window says ``ready`` with a digest of all names.
+4. A rank that hears the same digest from everybody says ``done`` and has opened the windows.
+
+Every opening has a new name, so two ranks with the same digest have mapped the same windows, whatever either
+has tried before. ``done`` completes a rank whose peers are so quick that they have closed already. A rank
+that gives up says ``left``: the others drop its window and wait for its next post.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import select
+import socket
+import threading
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ascend_moe.comm.communicator import MIB, Communicator
+from ascend_moe.comm.liveness import (
+    PeerWatch,
+    describe_process,
+    machine_id,
+    peer_credentials,
+    pid_namespace,
+    process_gone,
+    process_stat,
+)
+from ascend_moe.errors import AscendMoeError, CommError, CommTimeout, ConfigMismatch, PeerLost
+from ascend_moe.native import library
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import ProcessGroup, Store
+
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.001, 0.02  # between two looks at the store
+STORE_PATIENCE_S = 1.0  # the least time that the store gets for an answer
+LEAVING_PATIENCE_S = 0.2  # the same for the post of a rank that gives up
+WORD_BYTES = 128
+WINDOW, READY, DONE, LEFT = b"window", b"ready", b"done", b"left"
+
+
+def create_window(total: int) -> int:
+    """A memfd of ``total`` bytes, sealed at that size so that no peer can make our reads fault."""
+    fd = os.memfd_create("ascend_moe-window", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, total)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def store_host(store: Store, group: ProcessGroup) -> int | None:
+    """The rank in the group whose process serves the store; None where that is no rank, or not known."""
+    from torch._C._distributed_c10d import TCPStore
+    from torch.distributed import distributed_c10d
+
+    base: Any = getattr(store, "_underlying_non_prefix_store", store)
+    if not isinstance(base, TCPStore) or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return None
+    rank: int | None = distributed_c10d._world.pg_group_ranks.get(group, {}).get(0)
+    return rank
+
+
+@dataclass(frozen=True)
+class Post:
+    """One opening of one rank, as the store shows it to the others."""
+
+    socket: str  # abstract Unix socket; a name of this opening alone
+    started: int  # CLOCK_BOOTTIME in ns
+    pid: int
+    born: int  # start of the process in clock ticks since boot
+    pid_space: str
+    machine: str
+    host: str
+    data_bytes: int
+    lent_bytes: int
+    total: int
+    left: int = 0  # when the rank gave up, as ``started``
+    why: str = ""
+
+    @classmethod
+    def mine(cls, data_bytes: int, lent_bytes: int, total: int) -> Post:
+        stat = process_stat(os.getpid())
+        return cls(
+            socket=f"ascend_moe-{secrets.token_hex(16)}",
+            started=time.clock_gettime_ns(time.CLOCK_BOOTTIME),
+            pid=os.getpid(),
+            born=stat.born if stat else 0,
+            pid_space=pid_namespace(),
+            machine=machine_id(),
+            host=socket.gethostname(),
+            data_bytes=data_bytes,
+            lent_bytes=lent_bytes,
+            total=total,
+        )
+
+    @property
+    def visible_pid(self) -> int:
+        """Its process id, 0 when that means nothing here."""
+        return self.pid if self.machine == machine_id() and self.pid_space == pid_namespace() else 0
+
+    def died_since(self, born: int) -> bool:
+        """Its process has ended while opening, and began that after ``born`` (clock ticks since boot).
+
+        An older post is a leftover of a former run of the job.
+        """
+        began = self.started * os.sysconf("SC_CLK_TCK") // 10**9
+        return (
+            not self.left
+            and began >= born
+            and self.pid == self.visible_pid
+            and process_gone(self.pid, self.born)
+        )
+
+
+class Peer:
+    """The connection to another rank's opening, that rank's window, and the words it has said."""
+
+    def __init__(self, post: Post, sock: socket.socket, total: int) -> None:
+        """``total``: bytes of a window here; no other is mapped."""
+        self.post = post
+        self.total = total
+        self.sock = sock
+        self.watch = PeerWatch(sock)
+        self.base = 0  # of its window, 0 also when that could not be mapped
+        self.said: dict[bytes, bytes] = {}  # by word, the digest that came with it
+        self.gone = False
+
+    @property
+    def answered(self) -> bool:
+        return WINDOW in self.said
+
+    @property
+    def over(self) -> bool:
+        """Its opening has completed, or has been given up: it will say no more."""
+        return LEFT in self.said or DONE in self.said
+
+    def read(self) -> None:
+        """Takes in every word that has come, and whether the peer is still there; maps its window."""
+        self.gone = self.watch.fired()  # first: after its end nothing more can come
+        with contextlib.suppress(OSError):
+            while True:
+                text, fds, _, _ = socket.recv_fds(self.sock, WORD_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+                if not text:
+                    return
+                word, _, digest = text.partition(b" ")
+                self.said[word] = digest
+                for fd in fds:
+                    # Reading a window that is smaller than its post says would fault.
+                    if not self.base and os.fstat(fd).st_size == self.total:
+                        self.base = library.lib().am_window_map(fd, self.total) or 0
+                    os.close(fd)
+
+    def close(self) -> None:
+        self.watch.close()
+        if self.base:
+            library.lib().am_window_unmap(self.base, self.total)
+            self.base = 0
+
+
+class Board:
+    """The posts of all ranks in the group's store."""
+
+    def __init__(self, store: Store, rank: int, mine: Post, host: int | None, prefix: str) -> None:
+        """``host``: as ``store_host``. ``prefix``: what errors begin with."""
+        from torch._C._distributed_c10d import PrefixStore
+
+        self.mine = mine
+        self.posts: dict[int, Post] = {}
+        self.answers = True
+        self._store: Any = PrefixStore("ascend_moe/windows", store)
+        self._rank, self._host, self._prefix = rank, host, prefix
+
+    def exchange(self, ranks: list[int], seconds: float) -> None:
+        """Posts ``mine`` unless that is there, and reads the posts of ``ranks``.
+
+        On a thread, because a store blocks for as long as its host is stopped.
+
+        Raises:
+            CommTimeout: the store does not answer within ``seconds``. PeerLost: it has failed.
+        """
+        failures: list[Exception] = []
+        mine = self.mine
+
+        def body() -> None:
+            try:
+                # Every time: the thread of an earlier opening, held up by a stopped host, may post late.
+                if self._read(self._rank) != mine:
+                    self._store.set(f"rank/{self._rank}", json.dumps(asdict(mine)))
+                posts = {rank: self._read(rank) for rank in ranks}
+                self.posts |= {rank: post for rank, post in posts.items() if post is not None}
+            except Exception as error:  # the store's errors have no common class
+                failures.append(error)
+
+        thread = threading.Thread(target=body, name="ascend_moe-store", daemon=True)
+        thread.start()
+        thread.join(seconds)
+        self.answers = not thread.is_alive() and not failures
+        if not self.answers:
+            reason = str(failures[0]).partition("\n")[0] if failures else ""
+            seen = f"has failed ({reason})" if failures else f"has not answered for {seconds:.1f} s"
+            host = "its host is not known" if self._host is None else f"rank {self._host} normally hosts it"
+            text = (
+                f"{self._prefix}: the store of the process group {seen}; {host}; see the host's log for why"
+            )
+            raise (PeerLost if failures else CommTimeout)(text, rank=self._host, phase="open")
+
+    def _read(self, rank: int) -> Post | None:
+        key = f"rank/{rank}"
+        if not self._store.check([key]):  # get() would block until the key is there
+            return None
+        try:
+            return Post(**json.loads(self._store.get(key)))
+        except (TypeError, ValueError):
+            return None  # of another version
+
+
+class Opening:
+    """One attempt of this rank to open the windows: ``run``, then ``communicator_of``."""
+
+    def __init__(
+        self,
+        name: str,
+        store: Store,
+        rank: int,
+        world: int,
+        data_bytes: int,
+        lent_bytes: int,
+        timeout: float,
+        host: int | None = None,
+    ) -> None:
+        """``host``: the rank that serves the store, as ``store_host`` says."""
+        self.name = name
+        self.rank = rank
+        self.world = world
+        self.timeout = timeout
+        self.prefix = f"rank {rank}: opening the windows of group {name!r}"
+        self.mine = Post.mine(
+            data_bytes, lent_bytes, library.lib().am_window_total_bytes(data_bytes, lent_bytes)
+        )
+        self.board = Board(store, rank, self.mine, host, self.prefix)
+        self.peers: dict[int, Peer] = {}
+        self.digest = b""  # of the names of all openings, once every window is mapped
+        self.askers: list[socket.socket] = []  # our ends of the connections to us
+        self.base = 0  # of this rank's own window
+        self._deadline = time.monotonic() + timeout
+        self._pause = FIRST_PAUSE_S
+        self._window = -1
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._refused: dict[int, str] = {}  # rank -> name of an opening of it that is over
+
+    def run(self) -> None:
+        """Opens the windows, or leaves nothing behind.
+
+        Raises:
+            CommTimeout: a rank did not arrive by the deadline; ``.rank`` is the first, ``.ranks`` all.
+            PeerLost: a rank's process ended meanwhile, or the store did.
+            ConfigMismatch: ranks differ in HCCL_BUFFSIZE, ASCEND_MOE_LENT_MIB, the package's version or
+                the machine.
+        """
+        try:
+            self._start()
+            late = False
+            while not self._look():
+                if late:
+                    self._judge_sizes(self._known_posts())
+                    raise self._timed_out()
+                late = time.monotonic() >= self._deadline
+                self._wait()
+            self._say(DONE)
+        except BaseException as error:
+            self._give_up(error)
+            raise
+        finally:
+            self._listener.close()
+            if self._window >= 0:
+                os.close(self._window)
+                self._window = -1
+
+    # ---- steps
+
+    def _start(self) -> None:
+        self._window = create_window(self.mine.total)
+        self.base = library.lib().am_window_map(self._window, self.mine.total) or 0
+        if not self.base:
+            raise self._unmappable(self.rank)
+        self._listener.setblocking(False)
+        self._listener.bind("\0" + self.mine.socket)
+        self._listener.listen(2 * self.world)
+
+    def _look(self) -> bool:
+        """One round of everything; True when the windows are open.
+
+        A rank that has completed with us before says ``done`` before it connects anew. So whoever connects is
+        accepted before the words are read, and answered after: never by an opening that has completed.
+        """
+        newcomers = self._accept()
+        try:
+            for peer in self.peers.values():
+                peer.read()
+            if self._agreed():
+                return True
+            while newcomers:
+                self._answer(newcomers.pop())
+        finally:
+            for sock in newcomers:
+                sock.close()
+        self._drop_gone()
+        absent = [rank for rank in range(self.world) if rank not in (self.rank, *self.peers)]
+        if absent:
+            self.board.exchange(absent, max(self._deadline - time.monotonic(), STORE_PATIENCE_S))
+            for rank in absent:
+                self._judge_post(rank)
+                self._connect(rank)
+        if not self.digest:
+            known = self._known_posts()
+            if len(known) == self.world - 1:
+                self._judge_sizes(known)
+                if all(rank in self.peers for rank in known):
+                    self._meet()
+        return self._agreed()
+
+    def _wait(self) -> None:
+        """Until a word or a connection comes, or until it is time for the next look at the store."""
+        poll = select.poll()
+        poll.register(self._listener, select.POLLIN)
+        for peer in self.peers.values():
+            poll.register(peer.sock, select.POLLIN)
+            poll.register(peer.watch, select.POLLIN)
+        left = max(self._deadline - time.monotonic(), 0)
+        woken = poll.poll(min(self._pause, left) * 1e3)
+        self._pause = FIRST_PAUSE_S if woken else min(2 * self._pause, LAST_PAUSE_S)
+
+    def _accept(self) -> list[socket.socket]:
+        newcomers = []
+        with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
+            while True:
+                newcomers.append(self._listener.accept()[0])
+        return newcomers
+
+    def _answer(self, asker: socket.socket) -> None:
+        """Hands our window to a process of the same user."""
+        try:
+            if peer_credentials(asker)[1] != os.geteuid():
+                raise PermissionError
+            asker.setblocking(False)
+            socket.send_fds(asker, [WINDOW], [self._window])
+            if self.digest:
+                asker.send(READY + b" " + self.digest)
+            self.askers.append(asker)
+        except OSError:
+            asker.close()
+
+    def _connect(self, rank: int) -> None:
+        """Connects to a rank that has posted an opening which may go on."""
+        post = self.board.posts.get(rank)
+        if post is None or post.left or post.socket == self._refused.get(rank):
+            return
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        sock.setblocking(False)
+        try:
+            sock.connect("\0" + post.socket)
+            if peer_credentials(sock)[1] != os.geteuid():
+                raise PermissionError
+            self.peers[rank] = Peer(post, sock, self.mine.total)
+        except OSError as error:
+            sock.close()
+            if isinstance(error, (ConnectionRefusedError, PermissionError)):
+                self._refused[rank] = post.socket
+            elif not isinstance(error, BlockingIOError):  # its queue is full: the next look tries again
+                raise
+
+    def _meet(self) -> None:
+        """Everybody has answered: tells them whose windows are mapped here."""
+        for rank, peer in self.peers.items():
+            if not peer.base:
+                raise self._unmappable(rank)
+        openings = {rank: peer.post for rank, peer in self.peers.items()} | {self.rank: self.mine}
+        names = " ".join(openings[rank].socket for rank in range(self.world))
+        self.digest = hashlib.sha256(names.encode()).hexdigest().encode()
+        self._say(READY)
+
+    def _agreed(self) -> bool:
+        """Everybody has mapped the windows of the same openings as this rank."""
+        if not self.digest:
+            return False
+        peers = self.peers.values()
+        if any(peer.said.get(DONE) == self.digest for peer in peers):
+            return True
+        ready = [peer for peer in peers if peer.said.get(READY) == self.digest and not peer.over]
+        return len(ready) == self.world - 1
+
+    def _say(self, word: bytes) -> None:
+        for asker in list(self.askers):
+            try:
+                asker.send(word + b" " + self.digest)
+            except OSError:  # it has given up or died
+                self.askers.remove(asker)
+                asker.close()
+
+    def _drop_gone(self) -> None:
+        """Forgets openings that are over.
+
+        Raises:
+            PeerLost: a peer's connection ended without such a word, as it does when its process dies.
+        """
+        for rank, peer in list(self.peers.items()):
+            if peer.gone and peer.answered and not peer.over:
+                raise self._lost(rank, peer.watch.describe())
+            if peer.gone or peer.over:
+                self._refused[rank] = peer.post.socket
+                self.digest = b""
+                peer.close()
+                del self.peers[rank]
+
+    def _give_up(self, error: BaseException) -> None:
+        """Tells the others that this opening is over, and why; unmaps and closes everything.
+
+        First in the store: who hears ``left`` then finds the reason there.
+        """
+        if self.world > 1 and self.board.answers:
+            culprit = getattr(error, "rank", None) if isinstance(error, CommError) else None
+            why = type(error).__name__ + ("" if culprit is None else f" about rank {culprit}")
+            left = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+            self.board.mine = replace(self.mine, left=left, why=why)
+            with contextlib.suppress(CommError):
+                self.board.exchange([], LEAVING_PATIENCE_S)
+        self._say(LEFT)
+        for asker in self.askers:
+            asker.close()
+        for peer in self.peers.values():
+            peer.close()
+        if self.base:
+            library.lib().am_window_unmap(self.base, self.mine.total)
+            self.base = 0
+
+    # ---- what goes wrong
+
+    def _lost(self, rank: int, seen: str) -> PeerLost:
+        text = f"{self.prefix}: rank {rank} is lost: {seen}; see its log for why"
+        return PeerLost(text, rank=rank, phase="open")
+
+    def _unmappable(self, rank: int) -> AscendMoeError:
+        return AscendMoeError(
+            f"rank {self.rank}: mapping the {self.mine.data_bytes // MIB} MiB window of rank {rank} failed: "
+            f"lower HCCL_BUFFSIZE or raise the limit of address space (ulimit -v)"
+        )
+
+    def _judge_post(self, rank: int) -> None:
+        post = self.board.posts.get(rank)
+        if post is None:
+            return
+        if post.machine != self.mine.machine:
+            raise ConfigMismatch(
+                f"rank {self.rank} on {self.mine.host} and rank {rank} on {post.host} cannot share the "
+                f"windows of group {self.name!r}: they need one machine (one boot, one network namespace); "
+                f"across machines use ascend_moe.dispatchers",
+                field="machine",
+                rank=rank,
+                ours=self.mine.host,
+                theirs=post.host,
+            )
+        if post.died_since(self.mine.born):
+            raise self._lost(rank, f"process {post.pid} has ended")
+
+    def _known_posts(self) -> dict[int, Post]:
+        """Posts of openings that met this one: their ranks have answered, or have left since it began."""
+        known = {rank: post for rank, post in self.board.posts.items() if post.left > self.mine.started}
+        known |= {rank: peer.post for rank, peer in self.peers.items() if peer.answered}
+        return known
+
+    def _judge_sizes(self, known: dict[int, Post]) -> None:
+        """Not before all ranks are known: every rank then sees the difference, and none waits any more."""
+        mine, export = self.mine, "export one value on every rank"
+        for rank, post in sorted(known.items()):
+            for field, ours, theirs, unit, fix in (
+                ("HCCL_BUFFSIZE", mine.data_bytes // MIB, post.data_bytes // MIB, "MiB", export),
+                ("ASCEND_MOE_LENT_MIB", mine.lent_bytes // MIB, post.lent_bytes // MIB, "MiB", export),
+                (
+                    "window layout",
+                    mine.total,
+                    post.total,
+                    "bytes",
+                    "install one version of ascend_moe on every rank",
+                ),
+            ):
+                if ours != theirs:
+                    raise ConfigMismatch(
+                        f"{field} differs in group {self.name!r}: {ours} {unit} on rank {self.rank}, "
+                        f"{theirs} {unit} on rank {rank}: {fix}",
+                        field=field,
+                        rank=rank,
+                        ours=ours,
+                        theirs=theirs,
+                    )
+
+    def _timed_out(self) -> CommTimeout:
+        """Names who is missing: ranks that never came or are stopped first."""
+        reports = sorted(report for rank in range(self.world) if (report := self._report(rank)) is not None)
+        missing = sorted(rank for blame, rank, _ in reports if blame < 2) or [rank for _, rank, _ in reports]
+        noun = "rank" if len(missing) == 1 else "ranks"
+        return CommTimeout(
+            f"{self.prefix}: {noun} {', '.join(map(str, missing))} did not arrive within {self.timeout:g} s "
+            f"(ASCEND_MOE_TIMEOUT_S): {'; '.join(f'rank {rank} {seen}' for _, rank, seen in reports)}; "
+            f"every rank of the group must make the same call",
+            rank=reports[0][1] if reports else None,
+            ranks=missing,
+            phase="open",
+        )
+
+    def _report(self, rank: int) -> tuple[int, int, str] | None:
+        """(how surely a rank is missing, 0 most; the rank; what is known of it); None when it is there."""
+        peer, post = self.peers.get(rank), self.board.posts.get(rank)
+        if rank == self.rank:
+            return None
+        if post is None:
+            return 0, rank, "has not called"
+        process = describe_process(post.visible_pid)
+        stopped = "is stopped" in process
+        if peer is not None:
+            if peer.answered and peer.said.get(READY, b"") == self.digest and not stopped:
+                return None
+            return (
+                int(not stopped),
+                rank,
+                f"{'is not ready' if peer.answered else 'does not answer'}, {process}",
+            )
+        if post.left > self.mine.started:
+            return 2, rank, f"gave up before with {post.why}"
+        return 0, rank, f"has not called since its last windows were closed, {process}"
+
+
+def communicator_of(opening: Opening) -> Communicator:
+    """This rank's end of the windows that were opened; it owns them from here on."""
+    owner, total = os.getpid(), opening.mine.total
+    peers = opening.peers
+
+    def release() -> None:
+        for asker in opening.askers:
+            if os.getpid() == owner:  # a forked child leaves its parent's peers alone
+                with contextlib.suppress(OSError):
+                    asker.shutdown(
+                        socket.SHUT_RDWR
+                    )  # tells the peer also when a forked child holds the socket
+            asker.close()
+        for peer in peers.values():
+            peer.close()
+
+    def unmap() -> None:
+        library.lib().am_window_unmap(opening.base, total)
+
+    try:
+        return Communicator(
+            opening.name,
+            opening.rank,
+            [peers[rank].base if rank in peers else opening.base for rank in range(opening.world)],
+            opening.mine.data_bytes,
+            opening.mine.lent_bytes,
+            live_fds=[peers[rank].watch.fileno() if rank in peers else -1 for rank in range(opening.world)],
+            describe=lambda rank: peers[rank].watch.describe(),
+            release=release,
+            unmap=unmap,
+        )
+    except BaseException:
+        release()
+        unmap()
+        raise

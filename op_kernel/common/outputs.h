@@ -1,0 +1,158 @@
+// What dispatch writes for its caller, whatever the algorithm: fields of rows, and the counts.
+#ifndef ASCEND_MOE_COMMON_OUTPUTS_H
+#define ASCEND_MOE_COMMON_OUTPUTS_H
+
+#include "segments.h"
+
+namespace moe {
+
+// All GM arguments of the entry, in its order.
+struct DispatchArguments {
+    GM_ADDR x;
+    GM_ADDR expertIds;
+    GM_ADDR scales;
+    GM_ADDR xActiveMask;
+    GM_ADDR expertScales;
+    GM_ADDR expandX;
+    GM_ADDR dynamicScales;
+    GM_ADDR expandIdx;
+    GM_ADDR expertTokenNums;
+    GM_ADDR epRecvCounts;
+    GM_ADDR tpRecvCounts;
+    GM_ADDR expandScales;
+    GM_ADDR errorRecord;
+    GM_ADDR workspace;
+    GM_ADDR tiling;
+};
+
+// Bytes of an element of a row in the window.
+__aicore__ inline uint32_t WireSize(const MoeDistributeInfo& info) {
+    return info.wireType == kTypeInt8 ? 1 : info.wireType == kTypeFp32 ? 4 : 2;
+}
+
+// The first `bytes` of each of `count` rows in UB, `stride` apart, to consecutive places of an output.
+__aicore__ inline void StoreField(GM_ADDR output, uint32_t row, const LocalTensor<int8_t>& field,
+                                  uint32_t bytes, uint32_t stride, uint32_t count) {
+    GlobalTensor<int8_t> target;
+    target.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(output + static_cast<uint64_t>(row) * bytes),
+                           static_cast<uint64_t>(count) * bytes);
+    const uint32_t gap = (stride - static_cast<uint32_t>(CeilTo(bytes, kBlock))) / kBlock;
+    const DataCopyExtParams params{static_cast<uint16_t>(count), bytes, gap, 0, 0};
+    AscendC::DataCopyPad(target, field, params);
+}
+
+// ep_recv_counts, expert_token_nums, tp_recv_counts: for core 0.
+class DispatchCounts {
+public:
+    __aicore__ inline void Init(const DispatchArguments& arguments,
+                                const MoeDistributeDispatchTiling& tiling) {
+        args_ = &arguments;
+        tiling_ = &tiling;
+        info_ = &tiling.info;
+    }
+    __aicore__ inline void Store(TPipe& pipe, SegmentTable& segments) {
+        const uint32_t numsBytes =
+            static_cast<uint32_t>(CeilTo(info_->localExperts * sizeof(int64_t), kBlock));
+        UbBuf numsBuf;
+        pipe.InitBuffer(numsBuf, numsBytes + kBlock);
+        LocalTensor<int64_t> nums = numsBuf.Get<int64_t>();
+        int64_t before = 0;
+        for (uint32_t l = 0; l < info_->localExperts; ++l) {
+            const int64_t end = segments.End((l + 1) * info_->world - 1);
+            nums.SetValue(l, tiling_->tokenNumsType == 0 ? end : end - before);
+            before = end;
+        }
+        LocalTensor<int32_t> tp = numsBuf.Get<int32_t>()[static_cast<uint32_t>(numsBytes / sizeof(int32_t))];
+        tp.SetValue(0, static_cast<int32_t>(segments.Rows()));
+        SyncFunc<HardEvent::S_MTE3>();
+        StoreAll(segments.Ends(), nums, tp);
+    }
+    // After a failure: no rows for whoever reads the counts.
+    __aicore__ inline void StoreZeros(TPipe& pipe) {
+        UbBuf zeroBuf;
+        const uint32_t slots = info_->world * info_->localExperts;
+        const uint32_t words = Max(PaddedInts(slots), PaddedInts(2 * info_->localExperts));
+        pipe.InitBuffer(zeroBuf, words * sizeof(int32_t));
+        LocalTensor<int32_t> zero = zeroBuf.Get<int32_t>();
+        AscendC::Duplicate(zero, static_cast<int32_t>(0), words);
+        SyncFunc<HardEvent::V_MTE3>();
+        StoreAll(zero, zero.ReinterpretCast<int64_t>(), zero);
+    }
+
+private:
+    __aicore__ inline void StoreAll(const LocalTensor<int32_t>& ends, const LocalTensor<int64_t>& nums,
+                                    const LocalTensor<int32_t>& tp) {
+        GlobalTensor<int32_t> recv, tpRecv;
+        GlobalTensor<int64_t> tokens;
+        const uint32_t slots = info_->world * info_->localExperts;
+        recv.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(args_->epRecvCounts), slots);
+        tokens.SetGlobalBuffer(reinterpret_cast<__gm__ int64_t*>(args_->expertTokenNums),
+                               info_->localExperts);
+        CopyOut(recv, ends, slots);
+        CopyOut(tokens, nums, info_->localExperts);
+        if (tiling_->tpWorldSize == 1) {
+            tpRecv.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(args_->tpRecvCounts), 1);
+            CopyOut(tpRecv, tp, 1);
+        }
+    }
+
+    const DispatchArguments* args_ = nullptr;
+    const MoeDistributeDispatchTiling* tiling_ = nullptr;
+    const MoeDistributeInfo* info_ = nullptr;
+};
+
+// Rows that this rank sends to a peer's local experts, from the totals that core 0 left in the workspace.
+class SendCounts {
+public:
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR workspace) {
+        localExperts_ = info.localExperts;
+        totals_.SetGlobalBuffer(
+            reinterpret_cast<__gm__ int32_t*>(workspace + TotalsOffset(info.cores, info.experts)),
+            PaddedInts(info.experts));
+        pipe.InitBuffer(buf_, PaddedInts(localExperts_) * sizeof(int32_t));
+    }
+    __aicore__ inline void Select(uint32_t peer) {
+        SyncFunc<HardEvent::S_MTE2>();
+        CopyIn(buf_.Get<int32_t>(), totals_[static_cast<uint64_t>(peer) * localExperts_], localExperts_);
+        SyncFunc<HardEvent::MTE2_S>();
+    }
+    __aicore__ inline uint32_t Rows(uint32_t, uint32_t localExpert) {
+        return static_cast<uint32_t>(buf_.Get<int32_t>().GetValue(localExpert));
+    }
+
+private:
+    GlobalTensor<int32_t> totals_;
+    UbBuf buf_;
+    uint32_t localExperts_ = 0;
+};
+
+// The same for all peers at once, for a core that fills a message while the one before is still leaving.
+class AllSendCounts {
+public:
+    // Begins to load the totals.
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR workspace) {
+        localExperts_ = info.localExperts;
+        pipe.InitBuffer(buf_, PaddedInts(info.experts) * sizeof(int32_t));
+        GlobalTensor<int32_t> totals;
+        totals.SetGlobalBuffer(
+            reinterpret_cast<__gm__ int32_t*>(workspace + TotalsOffset(info.cores, info.experts)),
+            info.experts);
+        CopyIn(buf_.Get<int32_t>(), totals, info.experts);
+    }
+    __aicore__ inline void Select(uint32_t) {
+        if (!loaded_) SyncFunc<HardEvent::MTE2_S>();
+        loaded_ = true;
+    }
+    __aicore__ inline uint32_t Rows(uint32_t peer, uint32_t localExpert) {
+        return static_cast<uint32_t>(buf_.Get<int32_t>().GetValue(peer * localExperts_ + localExpert));
+    }
+
+private:
+    UbBuf buf_;
+    uint32_t localExperts_ = 0;
+    bool loaded_ = false;
+};
+
+}  // namespace moe
+
+#endif  // ASCEND_MOE_COMMON_OUTPUTS_H

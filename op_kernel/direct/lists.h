@@ -1,0 +1,430 @@
+// The lists of direct dispatch: for each owner the numbers (token * K + k) of the pairs that go to its
+// experts, by expert and in ascending order. With few cores every core makes entries of all lists
+// (ListPlaces); with 8 or more some cores make whole lists (ExpertLists).
+#ifndef ASCEND_MOE_DIRECT_LISTS_H
+#define ASCEND_MOE_DIRECT_LISTS_H
+
+#include "../common/outputs.h"
+#include "../common/routing.h"
+
+namespace moe {
+
+// All (token, k) pairs of a rank in UB, for a core that looks for the pairs of some experts.
+class RankPairs {
+public:
+    // Begins to load the ids.
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR expertIds, GM_ADDR mask) {
+        info_ = &info;
+        pairs_ = info.batch * info.topK;
+        lanes_ = ListLanes(pairs_);
+        pipe.InitBuffer(idBuf_, lanes_ * sizeof(int32_t));
+        pipe.InitBuffer(indexBuf_, lanes_ * sizeof(int32_t));
+        pipe.InitBuffer(bitBuf_, 2 * BitBytes());
+        if (info.maskRank != 0) {
+            masks_ = info.maskRank == 1 ? info.batch : pairs_;
+            pipe.InitBuffer(maskBuf_, CeilTo(masks_, kBlock));
+            pipe.InitBuffer(halfBuf_, CeilTo(masks_, kHalfLanes) * sizeof(half));
+        }
+        if (pairs_ != 0) Load(expertIds, mask);
+    }
+    __aicore__ inline uint32_t Lanes() const { return lanes_; }
+
+    // First of all, when the scalar unit has waited for the ids. The first bad one is the verdict. `room`:
+    // for 2 * Lanes() numbers, as below.
+    __aicore__ inline Verdict Judge(const LocalTensor<int32_t>& room) {
+        if (pairs_ == 0) return Verdict();
+        if (info_->maskRank != 0) LeaveOutMasked(room);
+        const LocalTensor<int32_t> id = idBuf_.Get<int32_t>();
+        const int32_t lanes = static_cast<int32_t>(lanes_);
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Maxs(room, id, kNotRouted, lanes);
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Mins(room, room, static_cast<int32_t>(info_->experts) - 1, lanes);
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Compare(Bits(0), id, room, AscendC::CMPMODE::EQ, lanes_);
+        AscendC::PipeBarrier<PIPE_V>();
+        if (Select(room[lanes_], 0) == pairs_) return Verdict();
+        return FirstBad();
+    }
+    // After Judge, which has left the ids in `room`: pairs of experts [first, end).
+    __aicore__ inline uint32_t CountBetween(uint32_t first, uint32_t end, const LocalTensor<int32_t>& room) {
+        if (first == end || pairs_ == 0) return 0;
+        // Integers have no other comparison than that for equality.
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Cast(room.ReinterpretCast<float>(), room, AscendC::RoundMode::CAST_RINT, lanes_);
+        return CountBelow(end, room) - CountBelow(first, room);
+    }
+    // Compares all pairs with an expert; `turn` says which of two places for the result is taken, its parity.
+    // Begins when all vector instructions before it have ended, as Select must.
+    __aicore__ inline void Compare(int32_t expert, uint32_t turn) {
+        AscendC::PipeBarrier<PIPE_V>();
+        if (pairs_ == 0) return;
+        AscendC::CompareScalar(Bits(turn), idBuf_.Get<int32_t>(), expert, AscendC::CMPMODE::EQ, lanes_);
+    }
+    // The numbers of the pairs for which the comparison holds, in order. Returns how many.
+    __aicore__ inline uint32_t Select(const LocalTensor<int32_t>& to, uint32_t turn) {
+        if (pairs_ == 0) return 0;
+        return Gather(to, turn, pairs_);
+    }
+
+private:
+    static constexpr uint32_t kHalfLanes = 128;  // of a repeat
+    __aicore__ inline uint32_t BitBytes() const {
+        return static_cast<uint32_t>(CeilTo(CeilTo(lanes_, kHalfLanes) / 8, kBlock));
+    }
+    __aicore__ inline LocalTensor<uint8_t> Bits(uint32_t turn) {
+        return bitBuf_.Get<uint8_t>()[turn % 2 * BitBytes()];
+    }
+    __aicore__ inline uint32_t Gather(const LocalTensor<int32_t>& to, uint32_t turn, uint32_t count) {
+        uint64_t found = 0;
+        const AscendC::GatherMaskParams once(1, 1, 8, 8);
+        AscendC::GatherMask(to, indexBuf_.Get<int32_t>(), Bits(turn).ReinterpretCast<uint32_t>(), true, count,
+                            once, found);
+        return static_cast<uint32_t>(found);
+    }
+    // Lanes behind the last pair go nowhere.
+    __aicore__ inline void Load(GM_ADDR expertIds, GM_ADDR mask) {
+        GlobalTensor<int32_t> ids;
+        ids.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(expertIds), pairs_);
+        const LocalTensor<int32_t> id = idBuf_.Get<int32_t>();
+        const uint32_t padded = PaddedInts(pairs_);
+        const DataCopyExtParams params{1, static_cast<uint32_t>(pairs_ * sizeof(int32_t)), 0, 0, 0};
+        const DataCopyPadExtParams<int32_t> pad{padded != pairs_, 0, static_cast<uint8_t>(padded - pairs_),
+                                                kNotRouted};
+        AscendC::DataCopyPad(id, ids, params, pad);
+        if (masks_ != 0) {
+            GlobalTensor<int8_t> masks;
+            masks.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(mask), masks_);
+            CopyIn(maskBuf_.Get<int8_t>(), masks, masks_);
+        }
+        if (padded != lanes_)
+            AscendC::Duplicate(id[padded], kNotRouted, static_cast<int32_t>(lanes_ - padded));
+        AscendC::CreateVecIndex(indexBuf_.Get<int32_t>(), static_cast<int32_t>(0), lanes_);
+    }
+    // Pairs that are masked become pairs that go nowhere.
+    __aicore__ inline void LeaveOutMasked(const LocalTensor<int32_t>& room) {
+        const LocalTensor<half> value = halfBuf_.Get<half>();
+        const uint32_t lanes = static_cast<uint32_t>(CeilTo(masks_, kHalfLanes));
+        AscendC::Duplicate(value, static_cast<half>(0), static_cast<int32_t>(lanes));
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Cast(value, maskBuf_.Get<int8_t>(), AscendC::RoundMode::CAST_NONE, masks_);
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::CompareScalar(Bits(0), value, static_cast<half>(0), AscendC::CMPMODE::EQ, lanes);
+        AscendC::PipeBarrier<PIPE_V>();
+        const uint32_t found = Gather(room, 0, masks_), of = info_->maskRank == 1 ? info_->topK : 1;
+        SyncFunc<HardEvent::V_S>();
+        LocalTensor<int32_t> id = idBuf_.Get<int32_t>();
+        for (uint32_t i = 0; i < found; ++i) {
+            const uint32_t first = static_cast<uint32_t>(room.GetValue(i)) * of;
+            for (uint32_t k = 0; k < of; ++k) id.SetValue(first + k, kNotRouted);
+        }
+        SyncFunc<HardEvent::S_V>();
+    }
+    __aicore__ inline uint32_t CountBelow(uint32_t expert, const LocalTensor<int32_t>& room) {
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::CompareScalar(Bits(0), room.ReinterpretCast<float>(), static_cast<float>(expert),
+                               AscendC::CMPMODE::LT, lanes_);
+        AscendC::PipeBarrier<PIPE_V>();
+        return Select(room[lanes_], 0);
+    }
+    __aicore__ inline Verdict FirstBad() {
+        const LocalTensor<int32_t> ids = idBuf_.Get<int32_t>();
+        for (uint32_t i = 0; i < pairs_; ++i) {
+            const int32_t id = ids.GetValue(i);
+            if (id >= kNotRouted && id < static_cast<int32_t>(info_->experts)) continue;
+            return InvalidOf(*info_, kInvalidExpertId, i / info_->topK << 8 | i % info_->topK,
+                             static_cast<uint32_t>(id));
+        }
+        return Verdict();
+    }
+
+    const MoeDistributeInfo* info_ = nullptr;
+    UbBuf idBuf_, indexBuf_, bitBuf_, maskBuf_, halfBuf_;
+    uint32_t pairs_ = 0;
+    uint32_t lanes_ = 0;
+    uint32_t masks_ = 0;
+};
+
+// V1's expand_idx from lists of pairs by expert: the position of each in its list, a store a pair, from a
+// table in UB whose block j holds j. There is no instruction that scatters.
+class PairPositions {
+public:
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR expandIdx) {
+        expandIdx_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(expandIdx), info.batch * info.topK);
+        pipe.InitBuffer(tableBuf_, kPositionBlocks * kBlock);
+        pipe.InitBuffer(numberBuf_, kPositionBlocks * sizeof(int32_t));
+    }
+    __aicore__ inline void Begin() {
+        const LocalTensor<int32_t> number = numberBuf_.Get<int32_t>();
+        AscendC::CreateVecIndex(number, static_cast<int32_t>(0), kPositionBlocks);
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Brcb(tableBuf_.Get<int32_t>(), number, static_cast<uint8_t>(kPositionBlocks / kBlockWords),
+                      {1, 8});
+        SyncFunc<HardEvent::V_MTE3>();
+    }
+    // For pairs that go nowhere: entries [begin, end) of `pairs`. Before any list.
+    __aicore__ inline void StoreZeros(const LocalTensor<int32_t>& pairs, uint32_t begin, uint32_t end) {
+        for (uint32_t i = begin; i < end; ++i) Put(pairs.GetValue(i), 0);
+    }
+    __aicore__ inline void Store(const LocalTensor<int32_t>& pairs, uint32_t count) {
+        for (uint32_t i = 0; i < count; ++i) {
+            if (i % kPositionBlocks == 0) Renumber(i);
+            Put(pairs.GetValue(i), i % kPositionBlocks);
+        }
+    }
+
+private:
+    __aicore__ inline void Put(int32_t pair, uint32_t block) {
+        CopyOut(expandIdx_[static_cast<uint32_t>(pair)], tableBuf_.Get<int32_t>()[block * kBlockWords], 1);
+    }
+    // Block 0 holds `first` from here on.
+    __aicore__ inline void Renumber(uint32_t first) {
+        if (first == first_) return;
+        const LocalTensor<int32_t> table = tableBuf_.Get<int32_t>();
+        SyncFunc<HardEvent::MTE3_V>();
+        AscendC::Adds(table, table, static_cast<int32_t>(first) - static_cast<int32_t>(first_),
+                      static_cast<int32_t>(kPositionBlocks * kBlockWords));
+        SyncFunc<HardEvent::V_MTE3>();
+        first_ = first;
+    }
+
+    GlobalTensor<int32_t> expandIdx_;
+    UbBuf tableBuf_, numberBuf_;
+    uint32_t first_ = 0;
+};
+
+// The lists of direct dispatch by cores that do nothing else: each owns a range of experts, and reads all ids
+// of the rank. A comparison of the ids with an expert and a selection of the pair numbers are that expert's
+// list, in order, and the number of its pairs, so that no core has to know what another has counted.
+class ExpertLists {
+public:
+    // `lists`: of this rank's own half, an owner after the other. Begins to load the ids.
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, const DispatchArguments& args,
+                                GM_ADDR lists, uint32_t core, uint32_t cores) {
+        info_ = &info;
+        lists_ = lists;
+        core_ = core;
+        cores_ = cores;
+        first_ = PartBegin(info.experts, core, cores);
+        count_ = PartBegin(info.experts, core + 1, cores) - first_;
+        totals_.SetGlobalBuffer(
+            reinterpret_cast<__gm__ int32_t*>(args.workspace + TotalsOffset(info.cores, info.experts)),
+            PaddedInts(info.experts));
+        pairs_.Init(pipe, info, args.expertIds, args.xActiveMask);
+        pipe.InitBuffer(countBuf_, PaddedInts(count_) * sizeof(int32_t));
+        pipe.InitBuffer(listBuf_, ListInts(pairs_.Lanes(), count_) * sizeof(int32_t));
+        if (info.triples == 0) positions_.Init(pipe, info, args.expandIdx);
+    }
+    // A bad id, or an owner that gets more rows than it has room for, is the verdict.
+    __aicore__ inline Verdict Make() {
+        LocalTensor<int32_t> list = listBuf_.Get<int32_t>();
+        const Verdict bad = pairs_.Judge(list);
+        if (bad.code != kOk) return bad;
+        const uint32_t owner = first_ / info_->localExperts;
+        before_ = pairs_.CountBetween(owner * info_->localExperts, first_, list);
+        const uint32_t end = Select();
+        const Verdict verdict = StoreLists();
+        if (info_->triples == 0) StorePositions(end);
+        return verdict;
+    }
+
+private:
+    // This core's lists, one behind the other, each from a block on. Returns where they end.
+    __aicore__ inline uint32_t Select() {
+        LocalTensor<int32_t> count = countBuf_.Get<int32_t>(), list = listBuf_.Get<int32_t>();
+        uint32_t at = 0;
+        if (count_ != 0) pairs_.Compare(static_cast<int32_t>(first_), 0);
+        for (uint32_t i = 0; i < count_; ++i) {
+            // The next comparison is on its way while this one's result is looked at.
+            pairs_.Compare(static_cast<int32_t>(first_ + Min(i + 1, count_ - 1)), i + 1);
+            const uint32_t found = pairs_.Select(list[at], i);
+            count.SetValue(i, static_cast<int32_t>(found));
+            at += PaddedInts(found);
+        }
+        return at;
+    }
+    __aicore__ inline Verdict StoreLists() {
+        LocalTensor<int32_t> count = countBuf_.Get<int32_t>(), list = listBuf_.Get<int32_t>();
+        Verdict verdict;
+        uint32_t at = 0, rows = before_;
+        SyncFunc<HardEvent::V_MTE3>();
+        for (uint32_t i = 0; i < count_; ++i) {
+            const uint32_t found = static_cast<uint32_t>(count.GetValue(i));
+            const uint32_t owner = (first_ + i) / info_->localExperts;
+            const uint32_t local = (first_ + i) % info_->localExperts;
+            if (local == 0) rows = 0;
+            // Behind its capacity lies the list of the next owner.
+            if (found != 0 && rows + found <= info_->capacity) StoreList(owner, rows, list[at], found);
+            rows += found;
+            at += PaddedInts(found);
+            if (local + 1 == info_->localExperts && rows > info_->capacity && verdict.code == kOk)
+                verdict = InvalidOf(*info_, kRoutingOverflow, owner, rows);
+        }
+        SyncFunc<HardEvent::S_MTE3>();
+        if (count_ != 0) CopyOut(totals_[first_], count, count_);
+        return verdict;
+    }
+    __aicore__ inline void StoreList(uint32_t owner, uint32_t row, const LocalTensor<int32_t>& pairs,
+                                     uint32_t count) {
+        GlobalTensor<int32_t> target;
+        target.SetGlobalBuffer(
+            reinterpret_cast<__gm__ int32_t*>(lists_ + owner * ListBytes(info_->capacity)) + row, count);
+        CopyOut(target, pairs, count);
+    }
+    // V1's expand_idx, of this core's experts and of its share of what goes nowhere. `end`: of the lists.
+    __aicore__ inline void StorePositions(uint32_t end) {
+        LocalTensor<int32_t> count = countBuf_.Get<int32_t>(), list = listBuf_.Get<int32_t>();
+        pairs_.Compare(kNotRouted, 0);
+        AscendC::PipeBarrier<PIPE_V>();
+        const uint32_t none = pairs_.Select(list[end], 0), begin = PartBegin(none, core_, cores_);
+        SyncFunc<HardEvent::V_S>();
+        positions_.Begin();
+        positions_.StoreZeros(list[end], begin, PartBegin(none, core_ + 1, cores_));
+        uint32_t at = 0;
+        for (uint32_t i = 0; i < count_; ++i) {
+            const uint32_t found = static_cast<uint32_t>(count.GetValue(i));
+            positions_.Store(list[at], found);
+            at += PaddedInts(found);
+        }
+    }
+
+    const MoeDistributeInfo* info_ = nullptr;
+    GM_ADDR lists_ = nullptr;
+    GlobalTensor<int32_t> totals_;
+    RankPairs pairs_;
+    PairPositions positions_;
+    UbBuf countBuf_, listBuf_;
+    uint32_t core_ = 0, cores_ = 1;
+    uint32_t first_ = 0, count_ = 0;  // this core's experts
+    uint32_t before_ = 0;             // rows that the owner of the first of them gets before those of it
+};
+
+// Where the entries of direct dispatch's lists go: how many pairs of an expert the cores before this one
+// have, and how many rows its owner gets before those of the expert. All histograms are in UB at once.
+class ListPlaces {
+public:
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, RoutingTable& routing,
+                                GM_ADDR workspace, uint32_t core) {
+        info_ = &info;
+        routing_ = &routing;
+        core_ = core;
+        lanes_ = PaddedInts(info.experts);
+        atOnce_ = HistogramsAtOnce(info.cores, info.experts);
+        histograms_.SetGlobalBuffer(
+            reinterpret_cast<__gm__ int32_t*>(workspace + HistogramOffset(info.cores)),
+            static_cast<uint64_t>(info.cores) * lanes_);
+        pipe.InitBuffer(rowsBuf_, atOnce_ * lanes_ * sizeof(int32_t));
+        byVectors_ = ScansSegments(info.world, info.cores);
+        if (!byVectors_) return;
+        pipe.InitBuffer(placeBuf_, info.experts * sizeof(int32_t));
+        pipe.InitBuffer(totalBuf_, info.experts * sizeof(int32_t));
+        pipe.InitBuffer(firstBuf_, info.experts * sizeof(int32_t));
+        pipe.InitBuffer(spareBuf_, info.experts * sizeof(int32_t));
+        pipe.InitBuffer(reduceBuf_, CeilTo(info.world * sizeof(float), kBlock) + 2 * kBlock +
+                                        MatchReduceBytes(info.world));
+    }
+    // After all cores have counted. The first owner over its capacity is the verdict.
+    __aicore__ inline Verdict Find() {
+        LoadHistograms(0);
+        if (byVectors_) FindPlaces();
+        Accumulate();
+        return byVectors_ ? SumByOwner() : routing_->Place();
+    }
+    // Number of the expert's first row at its owner.
+    __aicore__ inline int32_t First(int32_t expert) {
+        if (!byVectors_) return routing_->Prefix(expert);
+        const uint32_t id = static_cast<uint32_t>(expert);
+        return firstBuf_.Get<int32_t>().GetValue(id % info_->localExperts * info_->world +
+                                                 id / info_->localExperts);
+    }
+
+private:
+    __aicore__ inline void LoadHistograms(uint32_t core) {
+        AscendC::DataCopy(rowsBuf_.Get<int32_t>(), histograms_[static_cast<uint64_t>(core) * lanes_],
+                          Min(atOnce_, info_->cores - core) * lanes_);
+    }
+    // The sum of `count` rows into the first of them.
+    __aicore__ inline void Fold(const LocalTensor<int32_t>& rows, uint32_t count) {
+        while (count > 1) {
+            const uint32_t half = count / 2;
+            AscendC::PipeBarrier<PIPE_V>();
+            AscendC::Add(rows, rows, rows[(count - half) * lanes_], static_cast<int32_t>(half * lanes_));
+            count -= half;
+        }
+    }
+    __aicore__ inline void Accumulate() {
+        LocalTensor<int32_t> running = routing_->Running(), total = routing_->Totals();
+        const LocalTensor<int32_t> rows = rowsBuf_.Get<int32_t>();
+        const int32_t lanes = static_cast<int32_t>(lanes_);
+        AscendC::Duplicate(running, static_cast<int32_t>(0), lanes);
+        AscendC::Duplicate(total, static_cast<int32_t>(0), lanes);
+        for (uint32_t core = 0; core < info_->cores; core += atOnce_) {
+            if (core > 0) {
+                SyncFunc<HardEvent::V_MTE2>();
+                LoadHistograms(core);
+            }
+            SyncFunc<HardEvent::MTE2_V>();
+            const uint32_t count = Min(atOnce_, info_->cores - core);
+            const uint32_t before = core_ > core ? Min(count, core_ - core) : 0;
+            const LocalTensor<int32_t> others = rows[before * lanes_];
+            Fold(rows, before);
+            if (before < count) Fold(others, count - before);
+            AscendC::PipeBarrier<PIPE_V>();
+            if (before > 0) {
+                AscendC::Add(running, running, rows, lanes);
+                AscendC::Add(total, total, rows, lanes);
+                AscendC::PipeBarrier<PIPE_V>();
+            }
+            if (before < count) AscendC::Add(total, total, others, lanes);
+        }
+        SyncFunc<HardEvent::V_S>();
+    }
+    // Where the total of [local expert][owner] lies, in bytes.
+    __aicore__ inline void FindPlaces() {
+        LocalTensor<int32_t> place = placeBuf_.Get<int32_t>();
+        const uint32_t world = info_->world, rows = info_->localExperts;
+        AscendC::CreateVecIndex(place, static_cast<int32_t>(0), world);
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Muls(place, place, static_cast<int32_t>(rows * sizeof(int32_t)),
+                      static_cast<int32_t>(world));
+        for (uint32_t done = 1; done < rows; done *= 2) {
+            AscendC::PipeBarrier<PIPE_V>();
+            AscendC::Adds(place[done * world], place, static_cast<int32_t>(done * sizeof(int32_t)),
+                          static_cast<int32_t>(Min(done, rows - done) * world));
+        }
+        AscendC::PipeBarrier<PIPE_V>();
+    }
+    __aicore__ inline Verdict SumByOwner() {
+        const LocalTensor<int32_t> total = totalBuf_.Get<int32_t>(), first = firstBuf_.Get<int32_t>();
+        const LocalTensor<uint32_t> places = placeBuf_.Get<uint32_t>();
+        const uint32_t world = info_->world, rows = info_->localExperts;
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Gather(total, routing_->Totals(), places, 0u, info_->experts);
+        AscendC::Gather(first, routing_->Totals(), places, 0u, info_->experts);
+        const LocalTensor<int32_t> sum = SegmentScan::Sum(first, spareBuf_.Get<int32_t>(), rows, world);
+        AscendC::PipeBarrier<PIPE_V>();
+        LocalTensor<float> most = reduceBuf_.Get<float>();
+        LocalTensor<float> result = most[PaddedInts(world)];
+        AscendC::Cast(most, sum[(rows - 1) * world], AscendC::RoundMode::CAST_RINT, world);
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Sub(first, sum, total, static_cast<int32_t>(info_->experts));
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::ReduceMax(result, most, result[kBlockWords], static_cast<int32_t>(world), false);
+        SyncFunc<HardEvent::V_S>();
+        if (result.GetValue(0) <= static_cast<float>(info_->capacity)) return Verdict();
+        return routing_->Place();
+    }
+
+    GlobalTensor<int32_t> histograms_;
+    UbBuf rowsBuf_, placeBuf_, totalBuf_, firstBuf_, spareBuf_, reduceBuf_;
+    const MoeDistributeInfo* info_ = nullptr;
+    RoutingTable* routing_ = nullptr;
+    uint32_t core_ = 0;
+    uint32_t lanes_ = 0;
+    uint32_t atOnce_ = 1;
+    bool byVectors_ = false;
+};
+
+}  // namespace moe
+
+#endif  // ASCEND_MOE_DIRECT_LISTS_H

@@ -1,0 +1,330 @@
+// Direct combine, the publisher's side: whether ep_send_counts and the triples (V2) can be right, and the
+// copy of expand_x into the own half.
+#ifndef ASCEND_MOE_DIRECT_PUBLISH_H
+#define ASCEND_MOE_DIRECT_PUBLISH_H
+
+#include "../common/inputs.h"
+
+namespace moe {
+
+// ep_send_counts: where the rows of each (local expert, source rank) begin and end. Every core loads all of
+// them and checks them by vector instructions. Only where they are wrong does the scalar unit search for the
+// first.
+class ReturnCounts {
+public:
+    // UB: ends, starts, and twice as many floats.
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info) {
+        info_ = &info;
+        slots_ = info.world * info.localExperts;
+        pipe.InitBuffer(endBuf_, PaddedInts(slots_) * sizeof(int32_t));
+        pipe.InitBuffer(startBuf_, PaddedInts(slots_) * sizeof(int32_t));
+        pipe.InitBuffer(countBuf_, ReturnCountLanes(info.world, slots_) * sizeof(float));
+        pipe.InitBuffer(workBuf_, (PaddedInts(slots_) + 2 * kBlockWords) * sizeof(float));
+    }
+    // On its way only: the caller waits for MTE2.
+    __aicore__ inline void Load(GM_ADDR epSendCounts) {
+        GlobalTensor<int32_t> counts;
+        counts.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(epSendCounts), slots_);
+        LocalTensor<int32_t> start = startBuf_.Get<int32_t>();
+        CopyIn(endBuf_.Get<int32_t>(), counts, slots_);
+        // A segment starts where the one before ends: the same words, one place further on, behind a 0.
+        if (slots_ > 1) {
+            const DataCopyExtParams params{1, static_cast<uint32_t>((slots_ - 1) * sizeof(int32_t)), 0, 0, 0};
+            const DataCopyPadExtParams<int32_t> pad{true, 1, 0, 0};
+            AscendC::DataCopyPad(start, counts, params, pad);
+        } else {
+            AscendC::Duplicate(start, static_cast<int32_t>(0), kBlockWords);
+            SyncFunc<HardEvent::V_S>();
+        }
+    }
+    // All rows, if they may be so many; nothing more is known of the counts before Check.
+    __aicore__ inline bool Total(uint32_t& rows) {
+        rows = End(slots_ - 1);
+        return rows <= info_->expandRows && rows <= info_->world * info_->capacity;
+    }
+    // Monotone, within expand_x, and no source over its capacity.
+    __aicore__ inline Verdict Check() {
+        uint32_t rows;
+        if (Total(rows) && Plausible()) return Verdict();
+        return Search();
+    }
+    __aicore__ inline uint32_t End(uint32_t slot) {
+        return static_cast<uint32_t>(endBuf_.Get<int32_t>().GetValue(slot));
+    }
+    __aicore__ inline uint32_t Start(uint32_t slot) {
+        return static_cast<uint32_t>(startBuf_.Get<int32_t>().GetValue(slot));
+    }
+    __aicore__ inline uint32_t Rows() { return End(slots_ - 1); }
+    // The slot that holds `row`.
+    __aicore__ inline uint32_t Find(uint32_t row) {
+        uint32_t first = 0, last = slots_ - 1;
+        while (first < last) {
+            const uint32_t middle = (first + last) / 2;
+            if (End(middle) <= row) {
+                first = middle + 1;
+            } else {
+                last = middle;
+            }
+        }
+        return first;
+    }
+
+private:
+    // False: something may be wrong. As floats the counts keep their order, and those within the limits their
+    // values: these are far below 2^24.
+    __aicore__ inline bool Plausible() {
+        const uint32_t unit = ReturnCountUnit(info_->world), lanes = ReturnCountLanes(info_->world, slots_);
+        LocalTensor<float> count = countBuf_.Get<float>(), work = workBuf_.Get<float>();
+        LocalTensor<float> least = work[PaddedInts(slots_)], most = least[kBlockWords];
+        AscendC::Duplicate(count, 0.0f, static_cast<int32_t>(lanes));
+        AscendC::Cast(work, startBuf_.Get<int32_t>(), AscendC::RoundMode::CAST_RINT, slots_);
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Cast(count, endBuf_.Get<int32_t>(), AscendC::RoundMode::CAST_RINT, slots_);
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Sub(count, count, work, static_cast<int32_t>(slots_));
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::ReduceMin(least, count, work, static_cast<int32_t>(slots_), false);
+        // Lane i of all rows of `unit` lanes is of source i % W.
+        for (uint32_t n = lanes / unit; n > 1;) {
+            const uint32_t half = n / 2;
+            AscendC::PipeBarrier<PIPE_V>();
+            AscendC::Add(count, count, count[(n - half) * unit], static_cast<int32_t>(half * unit));
+            n -= half;
+        }
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::ReduceMax(most, count, work, static_cast<int32_t>(unit), false);
+        SyncFunc<HardEvent::V_S>();
+        const float lanesOfSource = static_cast<float>(unit / info_->world);
+        return least.GetValue(0) >= 0.0f &&
+               most.GetValue(0) * lanesOfSource <= static_cast<float>(info_->capacity);
+    }
+    __aicore__ inline Verdict Search() {
+        int32_t before = 0;
+        for (uint32_t slot = 0; slot < slots_; ++slot) {
+            const int32_t end = endBuf_.Get<int32_t>().GetValue(slot);
+            if (end < before || end > static_cast<int32_t>(info_->expandRows))
+                return InvalidOf(*info_, kInvalidCounts, slot, static_cast<uint32_t>(end));
+            before = end;
+        }
+        for (uint32_t s = 0; s < info_->world; ++s) {
+            uint32_t rows = 0;
+            for (uint32_t slot = s; slot < slots_; slot += info_->world) rows += End(slot) - Start(slot);
+            if (rows > info_->capacity) return InvalidOf(*info_, kInvalidCounts, kCountsOfSource | s, rows);
+        }
+        return Verdict();
+    }
+
+    UbBuf endBuf_, startBuf_, countBuf_, workBuf_;
+    const MoeDistributeInfo* info_ = nullptr;
+    uint32_t slots_ = 0;
+};
+
+// V2's triples, as combine's algorithm "direct" checks them: readers count positions again, so that a
+// segment's triples must be its source's, in ascending order.
+constexpr uint32_t kTripleRows = 512;  // triples in UB at a time
+
+class TripleCheck {
+public:
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR expandIdx) {
+        info_ = &info;
+        expandIdx_ = expandIdx;
+        pipe.InitBuffer(buf_, PaddedInts((kTripleRows + 1) * kTripleWords) * sizeof(int32_t));
+    }
+    // Rows [begin, end) are this core's share; the first of them are on their way then, ahead of whatever is
+    // copied next.
+    __aicore__ inline void Begin(uint32_t begin, uint32_t end) {
+        row_ = begin;
+        end_ = end;
+        if (row_ == end_) return;
+        loaded_ = GetTPipePtr()->AllocEventID<HardEvent::MTE2_S>();
+        Load();
+        AscendC::SetFlag<HardEvent::MTE2_S>(loaded_);
+    }
+    // The first wrong one of the share, if `counts` can be trusted.
+    __aicore__ inline Verdict Run(ReturnCounts& counts, bool trusted) {
+        Verdict verdict;
+        if (row_ == end_) return verdict;
+        AscendC::WaitFlag<HardEvent::MTE2_S>(loaded_);
+        GetTPipePtr()->ReleaseEventID<HardEvent::MTE2_S>(loaded_);
+        if (!trusted) return verdict;
+        slot_ = counts.Find(row_);
+        verdict = CheckChunk(counts);
+        for (row_ += Chunk(); verdict.code == kOk && row_ < end_; row_ += Chunk()) {
+            SyncFunc<HardEvent::S_MTE2>();
+            Load();
+            SyncFunc<HardEvent::MTE2_S>();
+            verdict = CheckChunk(counts);
+        }
+        return verdict;
+    }
+
+private:
+    __aicore__ inline uint32_t Chunk() const { return Min(kTripleRows, end_ - row_); }
+    // The row before the chunk comes with it, where there is one: order goes across chunks and cores.
+    __aicore__ inline uint32_t Before() const { return row_ == 0 ? 0 : 1; }
+    __aicore__ inline void Load() {
+        const uint32_t words = (Chunk() + Before()) * kTripleWords;
+        GlobalTensor<int32_t> assist;
+        assist.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(expandIdx_) +
+                                   static_cast<uint64_t>(row_ - Before()) * kTripleWords,
+                               words);
+        CopyIn(buf_.Get<int32_t>(), assist, words);
+    }
+    __aicore__ inline int32_t PairOf(const LocalTensor<int32_t>& triple, uint32_t at) const {
+        return triple.GetValue(at + 1) * static_cast<int32_t>(info_->topK) + triple.GetValue(at + 2);
+    }
+    __aicore__ inline Verdict CheckChunk(ReturnCounts& counts) {
+        LocalTensor<int32_t> triple = buf_.Get<int32_t>();
+        const uint32_t limits[kTripleWords] = {info_->world, info_->maxBatch, info_->topK};
+        uint32_t at = Before() * kTripleWords, start = counts.Start(slot_), stop = counts.End(slot_);
+        int32_t before = at == 0 ? 0 : PairOf(triple, 0);
+        for (uint32_t row = row_; row < row_ + Chunk(); ++row, at += kTripleWords) {
+            uint32_t value[kTripleWords];
+            for (uint32_t w = 0; w < kTripleWords; ++w) {
+                value[w] = static_cast<uint32_t>(triple.GetValue(at + w));
+                if (value[w] >= limits[w]) return InvalidOf(*info_, kInvalidTriple, row * 4 + w, value[w]);
+            }
+            while (stop <= row) {
+                start = stop;
+                stop = counts.End(++slot_);
+            }
+            const int32_t pair = static_cast<int32_t>(value[1] * info_->topK + value[2]);
+            if (value[0] != slot_ % info_->world || (row != start && before >= pair)) {
+                return InvalidOf(*info_, kInvalidTriple, row * 4 + kTripleOrder, static_cast<uint32_t>(pair));
+            }
+            before = pair;
+        }
+        return Verdict();
+    }
+
+    UbBuf buf_;
+    const MoeDistributeInfo* info_ = nullptr;
+    GM_ADDR expandIdx_ = nullptr;
+    AscendC::TEventID loaded_ = 0;
+    uint32_t row_ = 0;
+    uint32_t end_ = 0;
+    uint32_t slot_ = 0;
+};
+
+// What combine, algorithm "direct", leaves in the own half: the rows of expand_x as they lie, but for this
+// rank's own, and unless they lie in the lent area. Where each source rank's rows of each local expert begin
+// is in its message.
+constexpr uint64_t kCopyUnit = 512;  // bytes: cores share a copy in pieces of this
+
+class RowReturn {
+public:
+    // UB: the counts, triples, chunks of rows.
+    __aicore__ inline void Init(Exchange& exchange, const CombineArguments& arguments,
+                                const MoeDistributeCombineTiling& tiling, uint32_t rowBytes) {
+        exchange_ = &exchange;
+        args_ = &arguments;
+        info_ = &tiling.info;
+        chunkBytes_ = ReturnChunkBytes(rowBytes, tiling.sendRows);
+        rowBytes_ = rowBytes;
+        TPipe& pipe = exchange.pipe();
+        counts_.Init(pipe, *info_);
+        if (info_->triples != 0) triples_.Init(pipe, *info_, arguments.expandIdx);
+        pipe.InitBuffer(queue_, static_cast<uint8_t>(tiling.returnRing), chunkBytes_);
+    }
+    // The counts are on their way then.
+    __aicore__ inline void Load() { counts_.Load(args_->epSendCounts); }
+    // They are there. Rows are copied from here on, while the scalar unit goes on.
+    __aicore__ inline void Begin() {
+        MOE_PHASE("ReturnRows");
+        uint32_t rows = 0;
+        possible_ = counts_.Total(rows);
+        if (!possible_) return;
+        if (info_->triples != 0) {
+            triples_.Begin(PartBegin(rows, exchange_->core(), info_->cores),
+                           PartBegin(rows, exchange_->core() + 1, info_->cores));
+        }
+        bytes_ = static_cast<uint64_t>(rows) * rowBytes_;
+        Publish();
+    }
+    // Wrong counts or triples are the verdict; then nobody reads what this rank leaves.
+    __aicore__ inline Verdict Check() {
+        Verdict verdict = counts_.Check();
+        if (info_->triples != 0 && possible_) Worsen(verdict, triples_.Run(counts_, verdict.code == kOk));
+        return verdict;
+    }
+    // This core's share. The rows are one piece of memory here and there: cores share its bytes, whatever the
+    // row they belong to.
+    __aicore__ inline void StoreRows() {
+        GM_ADDR to = exchange_->Half();
+        const uint64_t bytes = bytes_;
+        const uint32_t units = static_cast<uint32_t>((bytes + kCopyUnit - 1) / kCopyUnit);
+        const uint64_t begin = PartBegin(units, exchange_->core(), info_->cores) * kCopyUnit;
+        const uint64_t whole = PartBegin(units, exchange_->core() + 1, info_->cores) * kCopyUnit;
+        const uint64_t end = whole < bytes ? whole : bytes;
+        uint32_t expert = 0;
+        for (uint64_t at = begin; at < end;) {
+            // Up to this rank's own rows of a local expert, and on after them. Counts that nobody has checked
+            // yet leave out something else, of this core's share.
+            uint64_t stop = end;
+            if (expert < info_->localExperts) {
+                const uint32_t slot = expert * info_->world + info_->rank;
+                const uint64_t own = static_cast<uint64_t>(counts_.Start(slot)) * rowBytes_;
+                if (own <= at) {
+                    const uint64_t after = static_cast<uint64_t>(counts_.End(slot)) * rowBytes_;
+                    at = at < after ? after : at;
+                    ++expert;
+                    continue;
+                }
+                stop = own < end ? own : end;
+            }
+            const uint64_t left = stop - at;
+            const uint32_t count = left < chunkBytes_ ? static_cast<uint32_t>(left) : chunkBytes_;
+            GlobalTensor<int8_t> from, target;
+            from.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(args_->expandX + at), count);
+            target.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(to + at), count);
+            LocalTensor<int8_t> chunk = queue_.template AllocTensor<int8_t>();
+            AscendC::DataCopy(chunk, from, count);
+            queue_.EnQue(chunk);
+            chunk = queue_.template DeQue<int8_t>();
+            AscendC::DataCopy(target, chunk, count);
+            queue_.FreeTensor(chunk);
+            at += count;
+        }
+    }
+    // For the status messages: rows of a local expert that go back to `peer`, then where those begin.
+    __aicore__ inline void Select(uint32_t) {}
+    __aicore__ inline uint32_t Rows(uint32_t peer, uint32_t i) {
+        if (i >= info_->localExperts) return counts_.Start((i - info_->localExperts) * info_->world + peer);
+        const uint32_t slot = i * info_->world + peer;
+        return counts_.End(slot) - counts_.Start(slot);
+    }
+
+private:
+    // Where they are, or in the own half.
+    __aicore__ inline void Publish() {
+        if (IsLent()) {
+            exchange_->SetLent(
+                static_cast<uint32_t>((args_->expandX - exchange_->context().lent(info_->rank)) / kBlock));
+            bytes_ = 0;
+        } else {
+            StoreRows();
+        }
+    }
+    __aicore__ inline bool IsLent() const {
+        const WindowContext& context = exchange_->context();
+        const uint64_t at = reinterpret_cast<uint64_t>(args_->expandX);
+        const uint64_t begin = reinterpret_cast<uint64_t>(context.lent(info_->rank));
+        return info_->lentGeneration != 0 && at >= begin && at + bytes_ <= begin + context.lent_bytes() &&
+               (at - begin) % kBlock == 0 && bytes_ != 0;
+    }
+
+    Exchange* exchange_ = nullptr;
+    const CombineArguments* args_ = nullptr;
+    const MoeDistributeInfo* info_ = nullptr;
+    ReturnCounts counts_;
+    TripleCheck triples_;
+    AscendC::TQueBind<AscendC::QuePosition::VECIN, AscendC::QuePosition::VECOUT, 1> queue_;
+    uint64_t bytes_ = 0;  // to copy, of all cores
+    uint32_t chunkBytes_ = 0;
+    uint32_t rowBytes_ = 0;
+    bool possible_ = false;  // so many rows
+};
+
+}  // namespace moe
+
+#endif  // ASCEND_MOE_DIRECT_PUBLISH_H

@@ -1,0 +1,321 @@
+// Direct dispatch where owners have several experts: a row that goes to more than one expert of an owner is
+// read once, and leaves UB for all its places in expand_x.
+#ifndef ASCEND_MOE_DIRECT_SHARED_ROWS_H
+#define ASCEND_MOE_DIRECT_SHARED_ROWS_H
+
+#include "../common/exchange.h"
+#include "../common/outputs.h"
+
+namespace moe {
+
+// The list entries of some sources, sorted by token and source. Entries of the same row follow each other
+// then, whatever their experts, and cores can share them evenly.
+class RowOrder {
+public:
+    struct Entry {
+        uint32_t source, pair;
+        int32_t number;  // in the source's list
+    };
+    __aicore__ inline void Init(Exchange& exchange, const MoeDistributeInfo& info) {
+        exchange_ = &exchange;
+        info_ = &info;
+        room_ = SharedRowLanes(info);
+        width_ = SharedRowSources(info);
+        TPipe& pipe = exchange.pipe();
+        pipe.InitBuffer(listBuf_, room_ * sizeof(int32_t));
+        pipe.InitBuffer(keyBuf_, room_ * sizeof(float));
+        pipe.InitBuffer(indexBuf_, room_ * sizeof(int32_t));
+        pipe.InitBuffer(sortedBuf_, 2 * room_ * sizeof(float));
+        pipe.InitBuffer(spareBuf_, 2 * room_ * sizeof(float));
+        AscendC::CreateVecIndex(indexBuf_.Get<int32_t>(), static_cast<int32_t>(0), room_);
+    }
+    // Of the sources [begin, end) after this rank.
+    __aicore__ inline void Take(SegmentTable& segments, uint32_t begin, uint32_t end) {
+        segments_ = &segments;
+        begin_ = next_ = begin;
+        end_ = end;
+    }
+    // The next of their entries begin to load, as many as UB holds. False: there are none.
+    __aicore__ inline bool Load() {
+        const LocalTensor<int32_t> list = listBuf_.Get<int32_t>();
+        if (lanes_ != 0) {
+            SyncFunc<HardEvent::S_MTE2>();
+            SyncFunc<HardEvent::V_MTE2>();
+        }
+        lanes_ = count_ = 0;
+        uint32_t counts[kMostSharedRowSources] = {};
+        for (; next_ < end_; ++next_, from_ = 0) {
+            const uint32_t v = next_ - begin_, source = SourceOf(v), rows = RowsOf(source);
+            const uint32_t count = Min(rows - from_, room_ - lanes_);
+            if (rows == from_) continue;
+            if (count == 0) break;
+            GlobalTensor<int32_t> from;
+            from.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(exchange_->HalfOf(source) +
+                                                                   info_->rank * ListBytes(info_->capacity)) +
+                                     from_,
+                                 count);
+            CopyList(list[lanes_], from, count);
+            at_[v] = lanes_;
+            first_[v] = from_;
+            counts[v] = count;
+            lanes_ += PaddedInts(count);
+            count_ += count;
+            from_ += count;
+            if (from_ < rows) break;
+        }
+        if (count_ == 0) return false;
+        // What lies between the lists and behind them sorts behind all entries.
+        const uint32_t end = lanes_;
+        lanes_ = CeilDiv(lanes_, kSorted) * kSorted;
+        if (end < lanes_)
+            AscendC::Duplicate(list[end], static_cast<int32_t>(0), static_cast<int32_t>(lanes_ - end));
+        const LocalTensor<float> bias = spareBuf_.Get<float>();
+        AscendC::Duplicate(bias, kNoEntry, static_cast<int32_t>(lanes_));
+        AscendC::PipeBarrier<PIPE_V>();
+        for (uint32_t v = 0; v < end_ - begin_; ++v) {
+            if (counts[v] != 0)
+                AscendC::Duplicate(bias[at_[v]], -static_cast<float>(v), static_cast<int32_t>(counts[v]));
+        }
+        return true;
+    }
+    // Of those that have been loaded.
+    __aicore__ inline void Sort() {
+        const LocalTensor<float> key = keyBuf_.Get<float>();
+        LocalTensor<float> spare = spareBuf_.Get<float>();
+        const LocalTensor<float> bias = spare, token = spare[room_];
+        const int32_t lanes = static_cast<int32_t>(lanes_);
+        const float part = 1.0f / static_cast<float>(info_->topK);
+        SyncFunc<HardEvent::MTE2_V>();
+        AscendC::Cast(key, listBuf_.Get<int32_t>(), AscendC::RoundMode::CAST_RINT, lanes_);
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Muls(key, key, part, lanes);
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Adds(key, key, 0.5f * part, lanes);
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Cast(token, key, AscendC::RoundMode::CAST_FLOOR, lanes_);
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Muls(token, token, -static_cast<float>(width_), lanes);
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Add(key, token, bias, lanes);
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Sort<float, true>(sortedBuf_.Get<float>(), key, indexBuf_.Get<uint32_t>(), spare,
+                                   static_cast<int32_t>(lanes_ / kSorted));
+        SyncFunc<HardEvent::V_S>();
+    }
+    __aicore__ inline uint32_t count() const { return count_; }
+    // Equal for the entries of a row only.
+    __aicore__ inline float Key(uint32_t i) { return sortedBuf_.Get<float>().GetValue(2 * i); }
+    __aicore__ inline uint32_t SourceOfKey(float key) { return SourceOf(Number(key) % width_); }
+    __aicore__ inline uint32_t TokenOfKey(float key) { return Number(key) / width_; }
+    __aicore__ inline Entry EntryAt(uint32_t i) {
+        const uint32_t lane = sortedBuf_.Get<uint32_t>().GetValue(2 * i + 1);
+        const uint32_t v = Number(Key(i)) % width_;
+        return {SourceOf(v), static_cast<uint32_t>(listBuf_.Get<int32_t>().GetValue(lane)),
+                static_cast<int32_t>(lane - at_[v] + first_[v])};
+    }
+
+private:
+    static constexpr uint32_t kSorted = 32;  // entries of a repeat
+    static constexpr float kNoEntry = -1e30f;
+
+    // Into whole blocks.
+    __aicore__ inline void CopyList(const LocalTensor<int32_t>& to, const GlobalTensor<int32_t>& from,
+                                    uint32_t count) {
+        const DataCopyExtParams params{1, static_cast<uint32_t>(count * sizeof(int32_t)), 0, 0, 0};
+        const DataCopyPadExtParams<int32_t> pad{true, 0, static_cast<uint8_t>(PaddedInts(count) - count), 0};
+        AscendC::DataCopyPad(to, from, params, pad);
+    }
+    __aicore__ inline uint32_t SourceOf(uint32_t v) const {
+        return (info_->rank + begin_ + v) % info_->world;
+    }
+    __aicore__ inline uint32_t RowsOf(uint32_t source) {
+        const uint32_t slot = (info_->localExperts - 1) * info_->world + source;
+        const uint32_t rows =
+            static_cast<uint32_t>(segments_->Offset(slot)) + segments_->End(slot) - segments_->Start(slot);
+        return Min(rows, info_->capacity);
+    }
+    // Core 0 may not have checked the list yet: the number is never beyond the tokens of a source.
+    __aicore__ inline uint32_t Number(float key) const {
+        const float most = static_cast<float>(info_->maxBatch * width_ - 1);
+        return static_cast<uint32_t>(key > 0.0f ? 0.0f : -key > most ? most : -key);
+    }
+
+    Exchange* exchange_ = nullptr;
+    const MoeDistributeInfo* info_ = nullptr;
+    SegmentTable* segments_ = nullptr;
+    UbBuf listBuf_, keyBuf_, indexBuf_, sortedBuf_, spareBuf_;
+    uint32_t at_[kMostSharedRowSources] = {},
+             first_[kMostSharedRowSources] = {};  // by source: lane, entry of its list
+    uint32_t room_ = 0, width_ = 1;
+    uint32_t begin_ = 0, end_ = 0;  // sources
+    uint32_t next_ = 0, from_ = 0;  // source, and entry of its list, that the next load begins with
+    uint32_t lanes_ = 0, count_ = 0;
+};
+
+// Direct dispatch's last step where owners have several experts: a row that goes to more than one of them
+// crosses the links once, and leaves UB for all its places in expand_x. Some cores have some sources, and
+// share their rows evenly, token by token: no core waits for one source alone.
+class SharedRowGather {
+public:
+    __aicore__ inline void Init(Exchange& exchange, const DispatchArguments& arguments,
+                                const MoeDistributeDispatchTiling& tiling, bool quantised) {
+        exchange_ = &exchange;
+        args_ = &arguments;
+        info_ = &tiling.info;
+        quantised_ = quantised;
+        wireSize_ = WireSize(*info_);
+        rowStride_ = DispatchRowStride(info_->hidden, wireSize_, quantised, false);
+        ring_ = tiling.copyRing;
+        order_.Init(exchange, *info_);
+        TPipe& pipe = exchange.pipe();
+        pipe.InitBuffer(placeBuf_, PaddedInts(SharedRowShare(*info_)) * sizeof(int32_t));
+        if (info_->triples != 0) pipe.InitBuffer(tripleBuf_, SharedRowShare(*info_) * kBlock);
+        pipe.InitBuffer(queue_, static_cast<uint8_t>(ring_), rowStride_);
+    }
+    // The lists of this core's sources begin to load.
+    __aicore__ inline void Begin(SegmentTable& segments) {
+        segments_ = &segments;
+        const uint32_t groups = SharedRowGroups(*info_), cores = info_->cores;
+        const uint32_t group = ((exchange_->core() + 1) * groups - 1) / cores;
+        firstCore_ = PartBegin(cores, group, groups);
+        groupCores_ = PartBegin(cores, group + 1, groups) - firstCore_;
+        order_.Take(segments, PartBegin(info_->world, group, groups),
+                    PartBegin(info_->world, group + 1, groups));
+        loaded_ = order_.Load();
+    }
+    // The first rows begin to load.
+    __aicore__ inline void Start() {
+        if (loaded_) StartBatch();
+    }
+    __aicore__ inline void Finish() {
+        while (loaded_) {
+            if (begin_ < end_) Gather();
+            loaded_ = order_.Load();
+            if (loaded_) StartBatch();
+        }
+    }
+
+private:
+    __aicore__ inline void StartBatch() {
+        order_.Sort();
+        begin_ = RowFrom(ShareBegin(exchange_->core()));
+        end_ = RowFrom(ShareBegin(exchange_->core() + 1));
+        // Core 0 may not have checked the lists yet: the share never exceeds its room.
+        end_ = Min(end_, begin_ + SharedRowShare(*info_));
+        ahead_ = begin_;
+        for (uint32_t started = 0; started < ring_ && ahead_ < end_; ++started) StartRow();
+    }
+    // Core 0 starts later and stores the counts: its share is half of the others'.
+    __aicore__ inline uint32_t ShareBegin(uint32_t core) const {
+        const uint32_t shares = 2 * groupCores_, before = 2 * (core - firstCore_);
+        if (firstCore_ != 0 || groupCores_ == 1) return PartBegin(order_.count(), before, shares);
+        return PartBegin(order_.count(), Max(before, 1) - 1, shares - 1);
+    }
+    // The first entry from `at` on that begins a row.
+    __aicore__ inline uint32_t RowFrom(uint32_t at) {
+        if (at == 0) return 0;
+        const float before = order_.Key(at - 1);
+        while (at < order_.count() && order_.Key(at) == before) ++at;
+        return at;
+    }
+    __aicore__ inline uint32_t RowEnd(uint32_t at) {
+        const float key = order_.Key(at);
+        while (++at < end_ && order_.Key(at) == key) continue;
+        return at;
+    }
+    __aicore__ inline void Gather() {
+        FindPlaces();
+        if (info_->triples != 0) StoreTriples();
+        LocalTensor<int32_t> places = placeBuf_.Get<int32_t>();
+        for (uint32_t at = begin_; at < end_;) {
+            LocalTensor<int8_t> row = queue_.template DeQue<int8_t>();
+            for (const uint32_t end = RowEnd(at); at < end; ++at)
+                StoreRow(static_cast<uint32_t>(places.GetValue(at - begin_)), row);
+            queue_.FreeTensor(row);
+            if (ahead_ < end_) StartRow();
+        }
+    }
+    __aicore__ inline void StartRow() {
+        const float key = order_.Key(ahead_);
+        GlobalTensor<int8_t> source;
+        source.SetGlobalBuffer(
+            reinterpret_cast<__gm__ int8_t*>(exchange_->HalfOf(order_.SourceOfKey(key)) +
+                                             PublishedRowsOffset(info_->world, info_->capacity) +
+                                             static_cast<uint64_t>(order_.TokenOfKey(key)) * rowStride_),
+            rowStride_);
+        LocalTensor<int8_t> row = queue_.template AllocTensor<int8_t>();
+        AscendC::DataCopy(row, source, rowStride_);
+        queue_.EnQue(row);
+        ahead_ = RowEnd(ahead_);
+    }
+    // In expand_x, of all entries of the share.
+    __aicore__ inline void FindPlaces() {
+        LocalTensor<int32_t> places = placeBuf_.Get<int32_t>();
+        LocalTensor<int32_t> triple;
+        if (info_->triples != 0) triple = tripleBuf_.Get<int32_t>();
+        if (found_ && info_->triples != 0) SyncFunc<HardEvent::MTE3_S>();
+        found_ = true;
+        for (uint32_t i = 0; i < end_ - begin_; ++i) {
+            const RowOrder::Entry entry = order_.EntryAt(begin_ + i);
+            places.SetValue(i, PlaceOf(entry));
+            if (info_->triples == 0) continue;
+            triple.SetValue(i * kBlockWords, static_cast<int32_t>(entry.source));
+            triple.SetValue(i * kBlockWords + 1, static_cast<int32_t>(entry.pair / info_->topK));
+            triple.SetValue(i * kBlockWords + 2, static_cast<int32_t>(entry.pair % info_->topK));
+        }
+    }
+    // A list is its segments one behind the other: an entry is in the last that does not begin behind it.
+    __aicore__ inline int32_t PlaceOf(const RowOrder::Entry& entry) {
+        uint32_t local = 0;
+        for (uint32_t end = info_->localExperts - 1; local < end;) {
+            const uint32_t middle = (local + end + 1) / 2;
+            if (segments_->Offset(middle * info_->world + entry.source) <= entry.number) {
+                local = middle;
+            } else {
+                end = middle - 1;
+            }
+        }
+        const uint32_t slot = local * info_->world + entry.source;
+        return static_cast<int32_t>(segments_->Start(slot)) + entry.number - segments_->Offset(slot);
+    }
+    __aicore__ inline void StoreRow(uint32_t place, const LocalTensor<int8_t>& row) {
+        if (place >= info_->expandRows) return;
+        StoreField(args_->expandX, place, row, info_->hidden * wireSize_, rowStride_, 1);
+        if (quantised_) {
+            StoreField(args_->dynamicScales, place, row[PayloadBytes(info_->hidden, wireSize_)],
+                       sizeof(float), rowStride_, 1);
+        }
+    }
+    __aicore__ inline void StoreTriples() {
+        LocalTensor<int32_t> places = placeBuf_.Get<int32_t>(), triple = tripleBuf_.Get<int32_t>();
+        SyncFunc<HardEvent::S_MTE3>();
+        for (uint32_t i = 0; i < end_ - begin_; ++i) {
+            const uint32_t place = static_cast<uint32_t>(places.GetValue(i));
+            if (place >= info_->expandRows) continue;
+            GlobalTensor<int32_t> target;
+            target.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(args_->expandIdx) +
+                                       static_cast<uint64_t>(place) * kTripleWords,
+                                   kTripleWords);
+            CopyOut(target, triple[i * kBlockWords], kTripleWords);
+        }
+    }
+
+    Exchange* exchange_ = nullptr;
+    const DispatchArguments* args_ = nullptr;
+    const MoeDistributeInfo* info_ = nullptr;
+    SegmentTable* segments_ = nullptr;
+    RowOrder order_;
+    AscendC::TQueBind<AscendC::QuePosition::VECIN, AscendC::QuePosition::VECOUT, kMostGatherRing> queue_;
+    UbBuf placeBuf_, tripleBuf_;
+    uint32_t firstCore_ = 0, groupCores_ = 1;  // that share the rows of these sources
+    uint32_t begin_ = 0, end_ = 0;             // this core's share of the entries
+    uint32_t ahead_ = 0;                       // of them, the first whose row has not begun to load
+    uint32_t wireSize_ = 1, rowStride_ = 0;
+    uint32_t ring_ = 1;
+    bool loaded_ = false, found_ = false;
+    bool quantised_ = false;
+};
+
+}  // namespace moe
+
+#endif  // ASCEND_MOE_DIRECT_SHARED_ROWS_H

@@ -1,0 +1,150 @@
+"""Libraries with a mutant in their kernels: the clean build once, then only the kernels' objects again."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from table import Mutant
+
+from ascend_moe.native import library
+
+LIBRARIES = {"fast": "ascend_moe", "checked": "ascend_moe_checked"}
+DTYPES = {"bf16": "bfloat16_t", "fp16": "half", "fp32": "float"}
+FLAGS = "-O1 -w"  # for the compile's speed: what they run takes seconds
+LEFT_OUT = ("TIMED", "VNPU", "TORCH", "NPU")
+
+
+class BuildError(Exception):
+    """What the compiler said."""
+
+
+def apply(mutant: Mutant, root: Path) -> None:
+    """Makes the mutant's edits in the sources below ``root``.
+
+    Raises:
+        AssertionError: an edit's old text is not in its file exactly once.
+    """
+    for edit in mutant.edits:
+        path = root / edit.file
+        text = path.read_text()
+        count = text.count(edit.old)
+        assert count == 1, f"{mutant.name}: {edit.old!r} is in {edit.file} {count} times, not once"
+        path.write_text(text.replace(edit.old, edit.new))
+
+
+def cache_root() -> Path:
+    """In $ASCEND_MOE_MUTANT_CACHE, or where temporary files go: the folder of these native sources."""
+    source, digest = library.native_source_root(), hashlib.sha256(FLAGS.encode())
+    for folder in ("op_kernel", "op_host", "csrc", "ascend_moe/csrc", "twin"):
+        for path in sorted((source / folder).rglob("*")):
+            if path.suffix in (".h", ".cpp", ".S"):
+                digest.update(str(path.relative_to(source)).encode() + path.read_bytes())
+    digest.update((source / "CMakeLists.txt").read_bytes())
+    folder = (
+        os.environ.get("ASCEND_MOE_MUTANT_CACHE")
+        or f"{tempfile.gettempdir()}/ascend_moe-mutants-{os.getuid()}"
+    )
+    return Path(folder) / digest.hexdigest()[:16]
+
+
+class MutantBuilds:
+    """Builds under ``root``, one process at a time. A library that is there already is not built again."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.root = root or cache_root()
+        self.build = self.root / "build"
+        self.source = library.native_source_root()
+        self.root.mkdir(parents=True, exist_ok=True)
+        cmake = shutil.which("cmake") or shutil.which("cmake", path=str(Path(sys.executable).parent))
+        if cmake is None or shutil.which("make") is None:
+            raise BuildError("cmake and make are needed")
+        self.cmake = cmake
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        with (self.root / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def clean(self, engine: str) -> Path:
+        """The library of this engine without a mutant."""
+        with self._alone():
+            return self._clean(engine)
+
+    def mutant(self, mutant: Mutant, engine: str, dtypes: tuple[str, ...] = tuple(DTYPES)) -> Path:
+        """The library of this engine with the mutant in the kernels of these element types."""
+        with self._alone():
+            return self._mutant(mutant, engine, dtypes)
+
+    def _clean(self, engine: str) -> Path:
+        library = self.build / f"lib{LIBRARIES[engine]}.so"
+        if not library.exists():
+            settings = [
+                "-DCMAKE_BUILD_TYPE=None",
+                f"-DCMAKE_CXX_FLAGS={FLAGS}",
+                "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON",
+                *(f"-DASCEND_MOE_{part}=OFF" for part in LEFT_OUT),
+                f"-DPython3_EXECUTABLE={sys.executable}",
+            ]
+            source, build = ["-S", str(self.source)], ["-B", str(self.build)]
+            _run([self.cmake, "-G", "Unix Makefiles", *source, *build, *settings])
+            jobs = ["--parallel", str(os.cpu_count() or 1)]
+            _run([self.cmake, "--build", str(self.build), "--target", LIBRARIES[engine], *jobs])
+        return library
+
+    def _mutant(self, mutant: Mutant, engine: str, dtypes: tuple[str, ...]) -> Path:
+        words = [mutant.name.replace(" ", "_"), *dtypes]
+        made = self.root / "-".join(words) / f"lib{LIBRARIES[engine]}.so"
+        if made.exists():
+            return made
+        clean = self._clean(engine)
+        patched = made.parent / "source"
+        shutil.rmtree(patched, ignore_errors=True)
+        shutil.copytree(self.source / "op_kernel", patched / "op_kernel")
+        apply(mutant, patched)
+        link_file = self.build / "CMakeFiles" / f"{LIBRARIES[engine]}.dir" / "link.txt"
+        link = link_file.read_text()
+        compiles = []
+        for command, output in self._kernels(link, dtypes):
+            target = made.parent / (output.replace("/", "_"))
+            assert link.count(output) == 1, f"{output} is not linked once"
+            link = link.replace(output, str(target))
+            kernels = [str(folder / "op_kernel") for folder in (self.source, patched)]
+            compiles.append([word.replace(*kernels) for word in command] + ["-o", str(target)])
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            list(pool.map(lambda command: _run(command, self.build), compiles))
+        unfinished = made.with_suffix(".part")
+        _run(shlex.split(link.replace(f"-o {clean.name}", f"-o {unfinished}")), self.build)
+        unfinished.rename(made)
+        return made
+
+    def _kernels(self, link: str, dtypes: tuple[str, ...]) -> list[tuple[list[str], str]]:
+        """Compile commands, without their outputs, and the outputs, of the kernels that this link takes."""
+        kernels = []
+        for entry in json.loads((self.build / "compile_commands.json").read_text()):
+            command = shlex.split(entry["command"])
+            output = command.pop(command.index("-o") + 1)
+            command.remove("-o")
+            wanted = any(f"-DDTYPE_X={DTYPES[dtype]}" in command for dtype in dtypes)
+            if "/op_kernel/" in entry["file"] and wanted and output in link:
+                kernels.append((command, output))
+        assert len(kernels) == 2 * len(dtypes), [output for _, output in kernels]
+        return kernels
+
+
+def _run(command: list[str], directory: Path | None = None) -> None:
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise BuildError(f"{shlex.join(command)}\n{(done.stdout + done.stderr)[-3000:]}")

@@ -1,0 +1,162 @@
+"""Who finds a mutant: `check(mutant, finder, builds)` builds its library and runs that finder on it."""
+
+from __future__ import annotations
+
+import os
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from builds import MutantBuilds
+from killed_ranks import killed
+from pytest_runs import first_failure
+from table import (
+    DIRECT,
+    KILLED,
+    LENT,
+    LONG_LISTS,
+    ROLES,
+    RUN,
+    SERVERS,
+    SHARED_ROWS,
+    SUITE,
+    WINDOW,
+    ZERO_COPY,
+    Mutant,
+)
+
+from ascend_moe import explore
+
+SEEDS = (11, 22_000, 33_000, 44_000, 55_000)
+LIMIT = 200  # schedules, on the median over the seeds
+PATIENCE = 2000  # schedules after which a seed has not found it
+DTYPE = "bf16"  # of the kernels that have the mutant: two objects a mutant instead of six
+SEARCHES = (WINDOW, SERVERS, DIRECT, LENT, ROLES)
+
+# Cases of direct dispatch in which a bug shows that drawn cases do not reach.
+LONG = explore.parse("w1,c3,l2,k2,b64,u1,v1,m2,bf16,none,mask:none,ids:hot,D,direct")
+SHARED = [
+    explore.parse(f"{sizes},l8,u1,bf16,ids:any,equal,DC,direct")
+    for sizes in (
+        "w2,c8,k3,b4,v2,m2,int8,mask:none,s0",
+        "w2,c9,k4,b5,v2,m1,int8,mask:pair,s2",
+        "w1,c8,k3,b9,v2,m2,none,mask:none,s3",
+    )
+]
+
+HERE = Path(__file__).resolve().parent
+SUITE_SECONDS = 150  # a mutant that hangs fails as well
+SUITE_TESTS = [
+    "kernels/test_seed_example.py",
+    *(
+        f"kernels/test_twin_reference.py::test_{name}"
+        for name in ("fixed", "special_values", "zero_rows_quantised")
+    ),
+    "twin/test_twin_errors.py",
+    "kernels/test_sequences.py::test_that_the_poison_lies_where_the_rows_go",
+    "kernels/test_sequences.py::test_every_sequence_across_the_wrap[2-2-1]",
+    "kernels/test_sequences.py::test_every_sequence_across_the_wrap[2-2-2]",
+]
+
+
+@dataclass(frozen=True)
+class Found:
+    """The class of the first finding, None when there is none, and which schedule it was, counted from 1."""
+
+    kind: str | None
+    schedules: int
+    line: str = ""
+
+
+def cases(seed: int, finder: str) -> Iterator[explore.Program]:
+    """Small cases of every mode, a new one a schedule: those in which mutants of this finder show."""
+    while True:
+        direct = finder in (DIRECT, LENT, ROLES)
+        drawn = replace(explore.draw(seed), dtype=DTYPE, algorithm="direct" if direct else "window")
+        if finder == ROLES:
+            drawn = replace(drawn, cores=drawn.cores + 1, list_cores=1 + seed % drawn.cores)
+        rows = "lent" if finder == LENT else "own"
+        yield replace(drawn, servers=1 + seed % 2 if finder == SERVERS else 0, rows=rows)
+        seed += 1
+
+
+def search(library: Path, seed: int, finder: str, patience: int = PATIENCE) -> Found:
+    """Schedules from this seed on, of mixed policies, to the first finding."""
+    return _campaign(library, cases(seed, finder), patience, seed, a_case=1)
+
+
+def _campaign(
+    library: Path, programs: Iterable[explore.Program], schedules: int, seed: int, a_case: int
+) -> Found:
+    result = explore.campaign(
+        programs, schedules, seed, library=explore.checked_library(library), a_case=a_case
+    )
+    if result.finding is None:
+        return Found(None, result.schedules)
+    return Found(result.finding.kind, result.schedules, result.finding.line())
+
+
+def special(library: Path, finder: str) -> Found:
+    """The same for the finders that have cases of their own."""
+    if finder == LONG_LISTS:
+        return _campaign(library, [replace(LONG, seed=seed) for seed in range(40)], 40, 1, a_case=1)
+    return _campaign(library, SHARED, 60, 1, a_case=10)
+
+
+def first_failure_of_suite(library: Path) -> str | None:
+    """What of a part of the suite fails first with this library; None when all passes."""
+    return first_failure(library, SUITE_TESTS, SUITE_SECONDS, ASCEND_MOE_TIMEOUT_S="3")
+
+
+def run(library: Path) -> subprocess.CompletedProcess[str]:
+    """`ascend-moe run` with this library."""
+    command = [sys.executable, "-m", "ascend_moe", "run", "-p", "tiny", "--batch", "16"]
+    environment = {**os.environ, "ASCEND_MOE_LIBRARY": str(library)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+
+
+def check(mutant: Mutant, finder: str, builds: MutantBuilds) -> str:
+    """How the finder finds the mutant; AssertionError when it does not."""
+    if finder == SUITE:
+        failure = first_failure_of_suite(builds.mutant(mutant, "fast"))
+        assert failure is not None, f"no test sees {mutant.name}"
+        return failure
+    if finder == ZERO_COPY:
+        failure = first_failure(builds.mutant(mutant, "fast"), ["kernels/direct/test_zero_copy.py"], 300)
+        assert failure is not None, f"no test of zero copy sees {mutant.name}"
+        return failure
+    if finder == RUN:
+        return _check_run(mutant, builds)
+    library = builds.mutant(mutant, "checked", (DTYPE,))
+    if finder == KILLED:
+        with pytest.raises(AssertionError, match="hang"):
+            program = explore.Program(world=3, cores=3, sequence="DCDC", dtype=DTYPE, algorithm="direct")
+            killed(program, library)
+        return "hang"
+    if finder in SEARCHES:
+        found = [search(library, seed, finder) for seed in SEEDS]
+        needed = [result.schedules for result in found]
+        assert all(result.kind in mutant.finds for result in found), found
+        assert statistics.median(needed) <= LIMIT, found
+        kinds = ", ".join(sorted({str(result.kind) for result in found}))
+        return f"median {statistics.median(needed):g}, worst {max(needed)} schedules: {kinds}"
+    result = special(library, finder)
+    assert finder in (LONG_LISTS, SHARED_ROWS) and result.kind in mutant.finds, result
+    return f"{result.schedules} schedules: {result.kind}"
+
+
+def _check_run(mutant: Mutant, builds: MutantBuilds) -> str:
+    """The op that is broken is wrong, the other is not, and the layer is wrong with it."""
+    done = run(builds.mutant(mutant, "fast"))
+    (wrong,) = mutant.finds
+    right = "combine" if wrong == "dispatch" else "dispatch"
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith("FAIL in "), done.stdout
+    for line in (rf"^WRONG +{wrong} = reference", rf"^ok +{right} = reference", r"^WRONG +dense layer"):
+        assert re.search(line, done.stdout, re.MULTILINE), done.stdout
+    return f"{wrong} = reference is WRONG"

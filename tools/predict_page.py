@@ -1,0 +1,222 @@
+"""Writes docs/predict.md and its picture from tools/predict.md.in: every number comes out of the model.
+
+    PYTHONPATH=. python tools/predict_page.py [DOCS]        default: docs of this tree; minutes
+
+A nightly test compares the hash of the native sources that the page notes with the tree's.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from string import Template
+
+import calibration_fit
+
+from ascend_moe.native.library import lib
+from ascend_moe.plan import Request
+from ascend_moe.timed import ALGORITHMS, Prediction, calibration, predict
+from ascend_moe.timed.calibration import CALIBRATION, HELD_OUT
+from ascend_moe.timed.costs import KINDS, cost_table, fitted_names, known_socs, read_data
+from ascend_moe.timed.report import ERROR_HEAD, banner, draw, error_rows, predictions
+
+ROOT = Path(__file__).resolve().parents[1]
+WORLDS, BATCHES = [8, 16, 32, 64], [8, 32, 128, 512]
+SHOWN = 16  # EP ranks of tables of one number of ranks
+CALL = Request(ranks=8, experts=256, topk=8, hidden=7168, batch=128, quant=True)
+_EVENTS = 4_000_000  # more than an op has
+_DOUBTED = ("scalar_scale", "sync_ns", "launch_ns", "inflight_bytes")  # assumed figures that times hang on
+_SOC = "Ascend910_9391"
+
+
+def write(folder: Path) -> None:
+    """``folder``/predict.md and ``folder``/predict/a3.svg."""
+    by_world = predictions(CALL, WORLDS, list(ALGORITHMS))
+    (folder / "predict").mkdir(parents=True, exist_ok=True)
+    draw(by_world, folder / "predict" / "a3.svg")
+    pieces = {
+        "banner": banner(),
+        "Banner": banner()[0].upper() + banner()[1:],
+        "source_hash": lib().am_source_hash().decode()[:12],
+        **_published(),
+        **_fits(),
+        **_sync_share(),
+        **_predicted(by_world),
+        "shown": str(SHOWN),
+        "batches": _batches(),
+        "sensitivity": _sensitivity([each for each in by_world if each.request.ranks == SHOWN]),
+        **_costs(),
+    }
+    page = Template((ROOT / "tools" / "predict.md.in").read_text()).substitute(pieces)
+    (folder / "predict.md").write_text(page)
+
+
+def noted_hash(page: str) -> str:
+    """The hash of native sources that a page was written with, its first digits."""
+    return page.partition("Native\nsources ")[2].partition(".")[0]
+
+
+def _table(head: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join("| " + " | ".join(str(cell) for cell in line) + " |\n" for line in lines)
+
+
+def _published() -> dict[str, str]:
+    points = calibration.points()
+    chosen = calibration.points(CALIBRATION, HELD_OUT, "shown")
+    unused = [point for point in points if point.role == "not used"]
+    names = fitted_names()
+    return {
+        "fitted_count": str(len(names)),
+        "fitted_names": ", ".join(f"`{name}`" for name in names),
+        "calibration_count": str(len(calibration.points(CALIBRATION))),
+        "errors": _table(ERROR_HEAD, error_rows(calibration.compare(chosen))),
+        "held_out_limit": f"{calibration.held_out_limit():.0%}",
+        "sources": "\n".join(f"- {source}" for source in dict.fromkeys(point.source for point in points)),
+        "not_used": "\n".join(f"Not used: {point.id} ({point.us:.0f} us): {point.why}." for point in unused),
+    }
+
+
+def _fits() -> dict[str, str]:
+    """Which pairs of figures were tried, and why these two."""
+    tried = calibration_fit.tried()
+    chosen = calibration_fit.choose(tried)
+    rows = [
+        [
+            _values(fit.values) + (" (taken)" if fit is chosen else ""),
+            "yes" if fit.plausible else "no",
+            f"{fit.spread(CALIBRATION):.1%}",
+            f"{fit.largest(CALIBRATION):.1%}",
+            f"{fit.largest(HELD_OUT):.1%}",
+        ]
+        for fit in tried
+    ]
+    head = ["fitted to", "plausible", "calibration error, rms", "largest", "largest held-out error"]
+    bounds = [
+        [f"`{name}`", f"{known['prior']:g}", f"{known['least']:g} to {known['most']:g}", known["why"]]
+        for name, known in read_data("soc_costs.json")["unknown"].items()
+    ]
+    return {
+        "tried": _table(head, rows),
+        "bounds": _table(["figure", "taken to be, if not fitted", "plausible", "why"], bounds),
+    }
+
+
+def _values(values: Mapping[str, float]) -> str:
+    return ", ".join(f"`{name}` {value:g}" for name, value in values.items())
+
+
+def _sync_share() -> dict[str, str]:
+    """What SyncAll takes of the op: a published share that nothing is fitted to."""
+    dispatch = predict(CALL, algorithm="cann-style", events=_EVENTS).dispatch
+    meetings = [event for event in dispatch.events if event.name == "SyncAll"]
+    cores = len({(event.rank, event.core) for event in meetings})
+    stood, alone = sum(event.ns for event in meetings) / cores / 1e3, dispatch.pipes["SyncAll"]
+    return {
+        "meetings": str(len(meetings) // cores),
+        "ep": str(CALL.ranks),
+        "sync_us": f"{alone:.1f}",
+        "dispatch_us": f"{dispatch.us:.1f}",
+        "sync_share": f"{alone / dispatch.us:.0%}",
+        "stood_us": f"{stood:.1f}",
+        "stood_share": f"{stood / dispatch.us:.0%}",
+    }
+
+
+def _predicted(by_world: Sequence[Prediction]) -> dict[str, str]:
+    window = {each.request.ranks: _trip(each) for each in by_world if each.algorithm == "window"}
+    rows = [
+        [
+            *_times(each.request.ranks, each),
+            f"{window[each.request.ranks] / _trip(each):.2f}",
+            f"{max(share for name, share in each.link_use.items() if name != 'memory'):.0%}",
+        ]
+        for each in by_world
+    ]
+    request = by_world[0].request
+    head = ["EP", "algorithm", "dispatch us", "combine us", "speed, window = 1", "busiest link"]
+    return {
+        "call": f"{request.soc}, BS {request.batch}, H {request.hidden}, K {request.topk}, "
+        f"E {request.experts}",
+        "cores": str(request.cores),
+        "contract": request.contract,
+        "predictions": _table(head, rows),
+        "dispatch_steps": _steps("dispatch", by_world),
+        "combine_steps": _steps("combine", by_world),
+    }
+
+
+def _steps(name: str, by_world: Sequence[Prediction]) -> str:
+    rows = []
+    for each in by_world:
+        op = each.dispatch if name == "dispatch" else each.combine
+        parts = [", ".join(f"{part} {us:.1f}" for part, us in by.items()) for by in (op.phases, op.pipes)]
+        rows.append([each.request.ranks, each.algorithm, *parts])
+    return _table(["EP", name, "by step of the kernel", "by what S did or waited for"], rows)
+
+
+def _trip(predicted: Prediction) -> float:
+    return predicted.dispatch_us + predicted.combine_us
+
+
+def _times(first: int, predicted: Prediction) -> list[object]:
+    return [first, predicted.algorithm, f"{predicted.dispatch_us:.1f}", f"{predicted.combine_us:.1f}"]
+
+
+def _batches() -> str:
+    rows = []
+    for batch in BATCHES:
+        request = Request(**(vars(CALL) | {"batch": batch}))
+        rows += [_times(batch, each) for each in predictions(request, [SHOWN], list(ALGORITHMS))]
+    return _table(["BS", "algorithm", "dispatch us", "combine us"], rows)
+
+
+def _sensitivity(usual: Sequence[Prediction]) -> str:
+    """The same predictions by every fit that was tried, and with assumed figures halved and doubled."""
+    figures = {name: cost.value for name, cost in cost_table(CALL.soc).items()}
+    tried, priors = calibration_fit.tried(), calibration_fit.priors()
+    chosen = calibration_fit.choose(tried)
+    cases: list[tuple[str, dict[str, float]]] = [("as fitted", {})]
+    cases += [
+        (("" if fit.plausible else "not plausible: ") + _values(fit.values), priors | fit.values)
+        for fit in tried
+        if fit.values != chosen.values
+    ]
+    cases += [
+        (f"`{name}` x {factor:g}, nothing fitted again", {name: factor * figures[name]})
+        for name in _DOUBTED
+        for factor in (0.5, 2.0)
+    ]
+    rows = []
+    for name, costs in cases:
+        error = calibration.errors_of(calibration.compare(calibration.points(CALIBRATION), costs))
+        again = {
+            each.algorithm: predict(CALL, world=SHOWN, algorithm=each.algorithm, costs=costs)
+            for each in usual
+        }
+        pairs = [f"{each.dispatch_us:.0f} / {each.combine_us:.0f}" for each in again.values()]
+        rows.append([name, f"{error:.1%}", *pairs, f"{_trip(again['window']) / _trip(again['direct']):.2f}"])
+    names = [each.algorithm for each in usual]
+    return _table(["figures", "calibration error", *names, "window / direct"], rows)
+
+
+def _costs() -> dict[str, str]:
+    by_soc = {soc: cost_table(soc) for soc in known_socs()}
+    names = list(by_soc[_SOC])
+    differing = [name for name in names if len({costs[name].value for costs in by_soc.values()}) > 1]
+    socs = [[soc, *(f"{costs[name].value:g}" for name in differing)] for soc, costs in by_soc.items()]
+    figures = [
+        [f"`{name}`", f"{by_soc[_SOC][name].value:g}", kind, by_soc[_SOC][name].source]
+        for kind in KINDS
+        for name in names
+        if by_soc[_SOC][name].kind == kind
+    ]
+    return {
+        "socs": _table(["SoC", *differing], socs),
+        "figures": _table(["figure", "value", "kind", "source"], figures),
+    }
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs")
