@@ -15,11 +15,9 @@ from rich.table import Table
 from ascend_moe.errors import AscendMoeError
 
 from ..explore import campaigns
-from ..explore.campaigns import Finding, Result
-from ..explore.case import Case, parse
+from ..explore.campaigns import Finding, Result, exhaustive, shrink
 from ..explore.engine import POLICIES, Options, World, checked_library
-from ..explore.exhaustive import exhaustive
-from ..explore.shrink import shrink
+from ..explore.program import Program, parse
 
 _STORES = ("both", "fifo", "unordered")
 
@@ -30,7 +28,7 @@ app = typer.Typer()
 @app.command("explore")
 def explore_command(
     case: Annotated[
-        str | None, typer.Option("--case", help=f"One case, as {Case()}; default: random ones.")
+        str | None, typer.Option("--case", help=f"One case, as {Program()}; default: random ones.")
     ] = None,
     schedules: Annotated[int, typer.Option("--schedules", "-n", min=1, help="How many in all.")] = 2000,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the first case and schedule.")] = 0,
@@ -78,10 +76,10 @@ def explore_command(
             raise typer.BadParameter("it is about one case: give --case", param_hint="'--policy'")
         opened = checked_library(library)
         if trace is not None:
-            _write_trace(trace, chosen or Case(), seed, options, opened)
+            _write_trace(trace, chosen or Program(), seed, options, opened)
             return
         if policy == "exhaustive" and replay is None:
-            result = exhaustive(chosen or Case(), preemptions, library=opened, limit=schedules)
+            result = exhaustive(chosen or Program(), preemptions, library=opened, limit=schedules)
         else:
             result = _run(chosen, schedules, seed, options, opened, console, as_json)
         if result.finding is not None and shrink_it and replay is None:
@@ -94,7 +92,7 @@ def explore_command(
 
 
 def _run(
-    case: Case | None,
+    case: Program | None,
     schedules: int,
     seed: int,
     options: Options,
@@ -125,7 +123,7 @@ def _choices(text: str) -> tuple[int, ...]:
     return tuple(choices)
 
 
-def _write_trace(path: Path, case: Case, seed: int, options: Options, library: Any) -> None:
+def _write_trace(path: Path, case: Program, seed: int, options: Options, library: Any) -> None:
     with World(case.world, library) as world:
         world.load(case)
         run = world.run(seed, 1, replace(options, trace=True, vary_epoch=False))

@@ -12,12 +12,12 @@ import typer
 from ascend_moe.checkpoint.config import moe_config, read_json
 from ascend_moe.checkpoint.presets import PRESETS, preset
 from ascend_moe.cli.options import DEFAULT_PRESET, bad
-from ascend_moe.demo.job import Job, execute
-from ascend_moe.demo.launch import BACKENDS
-from ascend_moe.demo.layers import DEFAULT_TEXT, DTYPES, RunSpec, batches_of, default_text
+from ascend_moe.demo.launch import BACKENDS, Job, execute
+from ascend_moe.demo.layers import DEFAULT_TEXT, RunSpec, batches_of, default_text
 from ascend_moe.demo.report import about
 from ascend_moe.errors import ArgumentError
 from ascend_moe.layer import MoEConfig
+from ascend_moe.reference.cases import DTYPES
 
 app = typer.Typer()
 

@@ -20,8 +20,9 @@ from ascend_moe import validate as validation
 from ascend_moe.cli import options
 from ascend_moe.comm.communicator import MAX_WORLD
 from ascend_moe.errors import ArgumentError, AscendMoeError
+from ascend_moe.reference.cases import DTYPES, Case
 from ascend_moe.validate import bringup, devices, probes
-from ascend_moe.validate.cases import DTYPES, Case, matrix
+from ascend_moe.validate.cases import matrix
 
 app = typer.Typer()
 DEFAULT_RANKS = 4

@@ -1,30 +1,104 @@
-"""Runs all ranks of a run on this machine: as threads of this process, or as processes over gloo."""
+"""One `ascend-moe run`: starts all ranks on this machine, shows how far they are, prints the report.
+
+Ranks are threads of this process, or processes over gloo.
+"""
 
 from __future__ import annotations
 
 import datetime
 import json
 import os
+import sys
 import tempfile
+import threading
 import time
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as RichProgress
 from torch.multiprocessing import get_context
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
 
 import ascend_moe
 from ascend_moe.comm.communicator import timeout_s
 from ascend_moe.comm.threads import LocalCluster
+from ascend_moe.demo.check import verify
 from ascend_moe.demo.layers import RunSpec
 from ascend_moe.demo.rank import Progress, RankRecord, run_rank
+from ascend_moe.demo.report import Report, plot
 from ascend_moe.errors import AscendMoeError
 
 BACKENDS = ("threads", "processes")
 _POLL_S = 0.05
+_PLAIN_WIDTH = 100  # columns where the output is no terminal
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run and what to do with its results.
+
+    Attributes:
+        head: sentences about it, printed first.
+        backend: "threads" or "processes".
+        plot: image file of the heat map, or None.
+        as_json: print JSON and nothing else.
+    """
+
+    spec: RunSpec
+    head: tuple[str, ...]
+    backend: str
+    plot: Path | None = None
+    as_json: bool = False
+
+
+def execute(job: Job) -> int:
+    """Runs the job and prints the report. Returns 0 for PASS, 1 for FAIL or an error of the run."""
+    start = time.perf_counter()
+    try:
+        with Bar() as bar:
+            records = run_ranks(job.spec, job.backend, bar.update)
+            verdict = verify(job.spec, records, bar.update)
+        report = Report(job.spec, job.head, job.backend, records, verdict, time.perf_counter() - start)
+        if job.plot is not None:
+            plot(report.counts, job.plot, job.head[0])
+    except AscendMoeError as error:
+        return _failed(job, error)
+    if job.as_json:
+        print(json.dumps(report.json(), indent=1))
+    else:
+        report.show(_console())
+        if job.plot is not None:
+            print(f"heat map: {job.plot}")
+    return 0 if verdict.ok else 1
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH)
+
+
+def _failed(job: Job, error: AscendMoeError) -> int:
+    kind = "" if type(error).__name__ == "RankFailed" else f"{type(error).__name__}: "
+    if job.as_json:
+        print(json.dumps({"pass": False, "about": job.head, "error": f"{kind}{error}"}, indent=1))
+        return 1
+    for sentence in job.head:
+        print(sentence)
+    for rank, other in sorted(error.others.items()):
+        if str(other) != str(error):
+            print(f"rank {rank} raised {type(other).__name__}: {other}", file=sys.stderr)
+    _console().print(f"\n{kind}{error}\n[bold red]FAIL", soft_wrap=True)
+    return 1
+
+
+# ---- the ranks
 
 
 class RankFailed(AscendMoeError):
@@ -110,3 +184,39 @@ def _first_failure(scratch: Path, error: Exception) -> RankFailed:
 
 def _quiet(stage: str, done: int, total: int) -> None:
     """Progress of ranks that nobody listens to."""
+
+
+# ---- progress: a bar on stderr, where that is a terminal
+
+
+class Bar:
+    """One line that shows the stage of a run; gone when the run is over."""
+
+    def __init__(self) -> None:
+        console = Console(stderr=True)
+        self._progress = RichProgress(
+            SpinnerColumn(),
+            TextColumn("{task.description:<28}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._lock = threading.Lock()
+        self._task = self._progress.add_task("start", total=None)
+
+    def update(self, stage: str, done: int, total: int) -> None:
+        """Shows the stage; ``total`` 0 when its length is unknown. Called from any thread."""
+        with self._lock:
+            self._progress.update(self._task, description=stage, completed=done, total=total or None)
+
+    def __enter__(self) -> Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()

@@ -1,4 +1,4 @@
-"""What a run is made of: its numbers, its tokens, and any rank's share of its layer."""
+"""What a run is made of: its numbers, its tokens, any rank's share of its layer, the window it needs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from ascend_moe.checkpoint import build_layer
 from ascend_moe.dispatchers.base import Dispatcher
-from ascend_moe.errors import ArgumentError
+from ascend_moe.errors import ArgumentError, WindowTooSmall
 from ascend_moe.layer import MoEConfig, MoELayer
+from ascend_moe.ops import calls
 
 DEFAULT_TEXT = "alice.txt"
 MAX_BATCH = 4096
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 _GRAMS = (1, 2, 3)  # bytes up to and with a token's own that make it up
 
@@ -129,3 +129,30 @@ def build(spec: RunSpec, dispatcher: Dispatcher) -> MoELayer:
         )
     layer = MoELayer(spec.config, dispatcher, dtype=spec.dtype, global_bs=spec.global_bs)
     return layer.init_weights(spec.seed)
+
+
+def needed_mib(spec: RunSpec, rank: int) -> int:
+    """The smallest HCCL_BUFFSIZE that dispatch and combine accept: their own check's answer to 1 MiB."""
+    config, batch = spec.config, spec.batches[rank]
+    shapes = (
+        ("x", spec.dtype, (batch, config.hidden_size)),
+        ("expert_ids", torch.int32, (batch, config.top_k)),
+    )
+    attributes: dict[str, int | None] = dict.fromkeys(calls.attribute_names(), 0)
+    attributes |= dict.fromkeys(("y_dtype", "x_dtype", "scales_dtype"), None)
+    attributes |= {
+        "ep_world_size": spec.ranks,
+        "ep_rank_id": rank,
+        "moe_expert_num": config.num_experts,
+        "shared_expert_num": 1,
+        "global_bs": spec.global_bs,
+        "quant_mode": 2 if spec.quant else 0,
+    }
+    call = calls.describe(calls.OP_DISPATCH, 2, "group", "", shapes, attributes)
+    call.comm_world, call.comm_rank, call.window_mib = spec.ranks, rank, 1
+    call.cores, call.deadline_micros = 1, 1
+    try:
+        calls.Plan("npu_moe_distribute_dispatch_v2", call)
+    except WindowTooSmall as error:
+        return int(error.needed_mib)
+    return 1

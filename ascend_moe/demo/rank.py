@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from ascend_moe import comm
-from ascend_moe.demo.layers import RunSpec, build, embed
-from ascend_moe.demo.window import needed_mib
+from ascend_moe.demo.layers import RunSpec, build, embed, needed_mib
 from ascend_moe.dispatchers import Dispatched, WindowDispatcher
 from ascend_moe.layer import MoELayer
 from ascend_moe.ops import calls

@@ -114,6 +114,8 @@ def open_rows(words: Tensor, hidden: int, dtype: torch.dtype, quant_mode: int) -
 def pack(*columns: Tensor) -> Tensor:
     """Rows of one or more (n, *) tensors side by side as (n, words) int32: any backend can carry them."""
     size = sum(c.size(1) * c.element_size() for c in columns)
+    if columns[0].size(0) == 0:  # tensors that numpy has made have strides of 0 then, which no view takes
+        return torch.empty(0, -(-size // 4), dtype=torch.int32, device=columns[0].device)
     if len(columns) == 1 and size % 4 == 0:
         rows = columns[0].contiguous()
         aligned = rows.storage_offset() * rows.element_size() % 4 == 0

@@ -1,4 +1,8 @@
-"""Many schedules of one case, or of many cases; the first finding as one line that repeats it."""
+"""Many schedules of one program, or of many; the first finding as one line that repeats it.
+
+``explore`` and ``campaign`` take schedules by chance, ``exhaustive`` takes all with a few switches,
+``shrink`` takes switches out of the schedule of a finding.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,8 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from .case import Case, draw
 from .engine import Options, RunResult, World
+from .program import Program, draw
 
 # One case after another has this many schedules: enough to tell schedules apart, few enough to see cases.
 SCHEDULES_A_CASE = 100
@@ -20,7 +24,7 @@ class Finding:
 
     kind: str
     message: str
-    case: Case
+    case: Program
     seed: int
     options: Options
     choices: tuple[int, ...] = ()
@@ -63,7 +67,7 @@ class Result:
 
 
 def explore(
-    case: Case,
+    case: Program,
     schedules: int = 1000,
     seed: int = 0,
     options: Options | None = None,
@@ -74,7 +78,7 @@ def explore(
 
 
 def campaign(
-    cases: Iterable[Case] | None = None,
+    cases: Iterable[Program] | None = None,
     schedules: int = 10_000,
     seed: int = 0,
     options: Options | None = None,
@@ -116,9 +120,102 @@ def campaign(
     return result
 
 
-def finding_of(run: RunResult, case: Case, options: Options, world: World) -> Finding:
+def finding_of(run: RunResult, case: Program, options: Options, world: World) -> Finding:
     """The finding of a failed run."""
     kind, message, seed = run.kind.decode(), run.message.decode(), run.failed_seed
     if not message.startswith(kind):
         message = f"{kind}: {message}"
     return Finding(kind, message, case, seed, replace(options), tuple(world.choices()))
+
+
+# ---- all schedules of a small program with at most a few switches away from the tame one
+
+
+def exhaustive(
+    case: Program,
+    preemptions: int = 1,
+    options: Options | None = None,
+    library: ctypes.CDLL | None = None,
+    limit: int | None = None,
+) -> Result:
+    """Every order of cores, pipes and stores with at most ``preemptions`` choices other than the first.
+
+    ``limit`` ends it early; ``Result.schedules`` says how many were run.
+    """
+    options = replace(options or Options(store_order="unordered", vary_epoch=False), policy="exhaustive")
+    result, start = Result(cases=1), time.monotonic()
+    with World(case.world, library) as world:
+        world.load(case)
+        prefix: list[int] | None = []
+        while prefix is not None and (limit is None or result.schedules < limit):
+            run = world.run(0, 1, replace(options, choices=tuple(prefix)))
+            result.schedules += 1
+            result.steps += run.steps
+            result.instructions += run.instructions
+            if run.failed:
+                result.finding = finding_of(run, case, replace(options, choices=tuple(prefix)), world)
+                break
+            prefix = _next(world.choices(), world.choices(widths=True), preemptions)
+        result.distinct = world.distinct()
+        result.add_polls(world.polls())
+    result.seconds = time.monotonic() - start
+    return result
+
+
+def _next(choices: list[int], widths: list[int], preemptions: int) -> list[int] | None:
+    """The next schedule in depth-first order, or None after the last."""
+    used = sum(1 for choice in choices if choice)
+    for at in range(len(choices) - 1, -1, -1):
+        here = choices[at]
+        used -= 1 if here else 0  # switches before this point
+        if here + 1 < widths[at] and used < preemptions:
+            return [*choices[:at], here + 1]
+    return None
+
+
+# ---- the schedule of a finding with as few switches as still show it
+
+
+def shrink(finding: Finding, library: ctypes.CDLL | None = None, tries: int = 2000) -> Finding:
+    """The same kind of finding by a replayed schedule: choices are turned tame, chunk by chunk.
+
+    The result's options have the policy "replay"; its choices other than 0 are the switches that are left.
+    """
+    # The store order of a schedule follows from its seed: a replay must be told.
+    order = finding.options.store_order
+    if order == "both":
+        order = "unordered" if finding.seed // 10 % 2 else "fifo"
+    policy = "exhaustive" if finding.options.policy == "exhaustive" else "replay"
+    with World(finding.case.world, library) as world:
+        world.load(finding.case)
+
+        def attempt(choices: list[int]) -> Finding | None:
+            options = replace(finding.options, policy=policy, store_order=order, choices=tuple(choices))
+            run = world.run(finding.seed, 1, options)
+            if not run.failed or run.kind.decode() != finding.kind:
+                return None
+            return replace(finding_of(run, finding.case, options, world), choices=tuple(choices))
+
+        best = attempt(list(finding.choices))
+        if best is None:
+            return finding
+        choices, size = list(finding.choices), max(len(finding.choices) // 2, 1)
+        while tries > 0:
+            shrunk = False
+            for begin in range(0, len(choices), size):
+                part = choices[begin : begin + size]
+                if not any(part):
+                    continue
+                tries -= 1
+                candidate = choices[:begin] + [0] * len(part) + choices[begin + size :]
+                found = attempt(candidate)
+                if found is not None:
+                    best, choices, shrunk = found, candidate, True
+                if tries <= 0:
+                    break
+            if size == 1 and not shrunk:
+                break
+            size = max(size // 2, 1)
+        while choices and choices[-1] == 0:
+            choices.pop()
+        return replace(best, choices=tuple(choices))

@@ -16,8 +16,8 @@ from ascend_moe.errors import LibraryError
 from ascend_moe.native import library as _lib
 from ascend_moe.ops import calls
 
-from .case import Case
-from .program import LENT_MIB, WINDOW_MIB, Program
+from .calls import LENT_MIB, WINDOW_MIB, PlannedProgram
+from .program import Program
 
 POLICIES = {"late": 0, "random": 1, "lazy": 2, "pct": 3, "replay": 4, "exhaustive": 5, "mixed": 100}
 _MAX_STEPS = 3_000_000
@@ -185,7 +185,7 @@ class World:
         self._handle = self.library.am_explore_create(world, self.window_bytes, LENT_MIB * MIB)
         if not self._handle:
             raise MemoryError(f"no memory for {world} windows of {window_mib} MiB")
-        self.program: Program | None = None
+        self.program: PlannedProgram | None = None
         self._keep: list[object] = []
 
     def __enter__(self) -> World:
@@ -206,9 +206,9 @@ class World:
             self.program.close()
         self.program = None
 
-    def load(self, case: Case, accepted: int = 1, compare: bool = True) -> Program:
-        """Builds the case's program. ``accepted``: bits of the error codes that no op is blamed for."""
-        before, program = self.program, Program(case, self.library, self.window_bytes)
+    def load(self, case: Program, accepted: int = 1, compare: bool = True) -> PlannedProgram:
+        """Plans the program's calls. ``accepted``: bits of the error codes that no op is blamed for."""
+        before, program = self.program, PlannedProgram(case, self.library, self.window_bytes)
         steps = (_Step * len(program.calls))()
         self._keep = [steps]
         if self.library.am_explore_servers(self._handle, case.servers):
@@ -321,7 +321,7 @@ class World:
     def write_trace(self, path: str | Path, epoch: int = 0) -> None:
         """The last schedule (run with ``trace=True``) as JSON lines, the first of them about the world."""
         assert self.program is not None
-        case = self.program.case
+        case = self.program.program
         header = {
             "world": case.world,
             "cores": case.cores,

@@ -2,7 +2,7 @@
 
 This is what every implementation is compared with, bit for bit. It imports numpy, torch and the standard
 library only, and shares neither code nor design with the kernels: a dictionary of counts, one sort, and
-float32 sums in the order the operators define.
+float32 sums in the order the operators define. ``cases`` makes the calls that implementations are tried with.
 
     results = dispatch(inputs, moe_expert_num=E)              # one DispatchResult a rank
     outputs = combine(inputs, expert_outputs, results, moe_expert_num=E)
@@ -12,18 +12,19 @@ float32 sums in the order the operators define.
 
 from __future__ import annotations
 
-from .faults import FaultyRouting, check
-from .quant import quantise_row
+from .cases import Case, Place
+from .combine import combine, dense
+from .dispatch import FaultyRouting, check, dispatch, quantise_row
 from .records import DispatchResult, Fault, RankInput, Report, Traffic
-from .report import validate
-from .rows import dispatch
-from .sums import combine, dense
+from .report import same_bits, validate
 from .traffic import predict_traffic
 
 __all__ = [
+    "Case",
     "DispatchResult",
     "Fault",
     "FaultyRouting",
+    "Place",
     "RankInput",
     "Report",
     "Traffic",
@@ -33,5 +34,6 @@ __all__ = [
     "dispatch",
     "predict_traffic",
     "quantise_row",
+    "same_bits",
     "validate",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from .faults import require_sound
+from .dispatch import require_sound
 from .records import RankInput, Traffic, routed_pairs
 
 

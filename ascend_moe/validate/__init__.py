@@ -23,8 +23,9 @@ import torch.distributed as dist
 from .. import comm
 from .._text import table
 from ..comm.communicator import ranks_per_server
-from .cases import Case, matrix
-from .run import Place, Result, Stopped, run_all
+from ..reference.cases import Case, Place
+from .cases import matrix
+from .run import Result, Stopped, run_all
 
 Progress = Callable[[int], None]  # results of rank 0 so far
 Choose = Callable[[int], Sequence[Case]]  # the cases for a number of ranks
@@ -111,7 +112,7 @@ def processes(device: torch.device, about: str, choose: Choose) -> Outcome | Non
     why, servers = "", 0
     try:
         place = Place(rank, world, comm.comm_name(), device)
-        servers = place.ranks_per_server()
+        servers = comm.ranks_per_server(place.group_ep, world, rank)
         run_all(place, cases, found.append)
     except (Stopped, RuntimeError) as error:  # AscendMoeError is one
         why = _why(rank, error, found)

@@ -1,4 +1,8 @@
-"""The probe kernel on the twin: ranks as threads over windows in HCCL's own layouts."""
+"""The probe kernel and its two devices, side by side.
+
+``Twin``: ranks are threads over windows in HCCL's own layouts. ``Npu``: a rank of an HCCL group launches
+the kernel on its NPU, virtual or not, through the adapter.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,21 @@ import ctypes
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
+import torch
+import torch.distributed as dist
 
 from .. import twin
 from ..comm.communicator import MIB
+from ..errors import AscendMoeError, LibraryError
 from ..native import library
+from ..ops import npu_adapter, npu_communicator
 from ..plan import limits
+from ..reference.cases import Place
 
 CONTEXTS = {"a3": 1, "a2": 2}  # moe::kContextA3, kContextA2
 STATE_MIB = 1  # of A2's window
@@ -23,6 +33,9 @@ PASSED, DIFFERS, TIMEOUT, MISMATCH = 0x600D, 1, 2, 3
 TILING_KEY = 1000  # ASCEND_MOE_TILING_KEY_PROBE
 MODES = {"context": 1, "store": 2, "atomic": 3, "order": 4, "syncall": 5, "cycles": 6, "zero": 7}
 WAIT_S = 10.0
+REPORT = (64, 8)  # moe::kProbeReportBlocks, words of a block
+CORES = 6  # word of a report: moe::kPrCores
+MEET_S = 60.0
 
 
 class ProbeTiling(ctypes.Structure):
@@ -141,3 +154,80 @@ class Twin:
         root = library.native_source_root()
         folder = root / "op_kernel"
         return twin.load(folder / "ascend_moe_probe.cpp", includes=[folder])
+
+
+@dataclass
+class Npu:
+    """A device for the probes: this rank's NPU. Every launch is collective over the ranks of ``place``.
+
+    Attributes:
+        world: ranks of the group. ranks: those whose reports ``launch`` returns.
+        cores: vector cores of the last launch; 0 before it.
+        broken: for tests, every probe finds a device which does what it rules out.
+    """
+
+    place: Place
+    broken: bool = False
+    ranks: int = 1
+    cores: int = 0
+    _launches: int = field(default=0, repr=False)
+
+    @property
+    def world(self) -> int:
+        """Ranks of the group."""
+        return self.place.world
+
+    @property
+    def layout(self) -> str:
+        """Of HCCL's context: "a3" or "a2"."""
+        kind = self._end().context_kind
+        return next(name for name, number in CONTEXTS.items() if number == kind)
+
+    def launch(self, mode: str, rounds: int = 1, cycles: int = 0) -> tuple[list[Seen], float]:
+        """Runs one probe when all ranks are there: what this rank's cores report, and the seconds it took.
+
+        Raises:
+            AscendMoeError: a rank did not come, or CANN refuses the launch.
+            LibraryError: the adapter or the operator package is missing, or the package has no probe.
+        """
+        npu_adapter.load()
+        end = self._end()
+        report = torch.zeros(REPORT, dtype=torch.int32, device=self.place.device)
+        numbers = (MODES[mode], self._meet(), rounds, cycles, MODES[mode] if self.broken else 0)
+        settings = (end.buffer_mib, int(WAIT_S * 1e6))
+        npu: Any = torch.npu  # type: ignore[attr-defined,unused-ignore]
+        npu.synchronize(self.place.device)
+        start = time.monotonic()
+        try:
+            torch.ops.ascend_moe_npu.probe(
+                self.place.group_ep, self.world, self.place.rank, *numbers, *settings, report
+            )
+            npu.synchronize(self.place.device)
+        except RuntimeError as error:
+            text = str(error).partition("\n")[0]
+            raise (LibraryError if "is not among the operators" in text else AscendMoeError)(text) from error
+        seconds = time.monotonic() - start
+        words = [[word & 0xFFFFFFFF for word in block] for block in report.cpu().tolist()]
+        self.cores = words[0][CORES]
+        found = [Seen(self.place.rank, core, *block[:6]) for core, block in enumerate(words)]
+        return found[: max(self.cores, 1)], seconds
+
+    def _end(self) -> npu_communicator.NpuCommunicator:
+        place = self.place
+        return npu_communicator.find(place.group_ep, place.world, place.rank, place.device)
+
+    def _meet(self) -> int:
+        """Waits for all ranks; returns the nonce of this launch, rank 0's."""
+        key = f"ascend_moe/bringup/{self.place.group_ep}/{self._launches}"
+        self._launches += 1
+        store: Any = dist.distributed_c10d._get_default_store()  # type: ignore[attr-defined,unused-ignore]
+        store.set(f"{key}/{self.place.rank}", str(secrets.randbits(30) | 1))
+        keys = [f"{key}/{rank}" for rank in range(self.world)]
+        try:
+            store.wait(keys, timedelta(seconds=MEET_S))
+        except RuntimeError:
+            missing = [rank for rank, one in enumerate(keys) if not store.check([one])]
+            raise AscendMoeError(
+                f"rank(s) {missing} did not come to the probe within {MEET_S:g} s: their own output says why"
+            ) from None
+        return int(store.get(keys[0]))

@@ -1,23 +1,33 @@
-"""One rank of `ascend-moe validate`: makes each call, compares what comes out with the reference."""
+"""One rank of `ascend-moe validate`: makes each call, compares what comes out with the reference.
+
+The second half has the calls that must raise, and the typed error that each must raise on every rank.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 import ascend_moe
 
 from .. import comm, reference
-from ..errors import AscendMoeError, CommError
-from .bad import BAD, Bad
-from .cases import DTYPES, Case, build
+from ..errors import (
+    ArgumentError,
+    AscendMoeError,
+    CommError,
+    ConfigMismatch,
+    RoutingMismatch,
+    WindowTooSmall,
+)
+from ..reference.cases import Case, Place
 
 
 @dataclass(frozen=True)
 class Result:
-    """Of one rank and one call. ``text`` says what is wrong; ``case`` which call it was."""
+    """The result of one call on one rank. ``text`` says what is wrong; ``case`` names the call."""
 
     op: str
     mode: str
@@ -25,24 +35,6 @@ class Result:
     rank: int
     ok: bool
     text: str = ""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a rank runs: its number, the ranks, the communicator's name and its device."""
-
-    rank: int
-    world: int
-    group_ep: str
-    device: torch.device
-
-    def ranks_per_server(self) -> int:
-        """Of the communicator; 0 for one server."""
-        return comm.ranks_per_server(self.group_ep, self.world, self.rank)
-
-    def move(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
-        """To the rank's device."""
-        return None if tensor is None else tensor.to(self.device)
 
 
 class Stopped(Exception):
@@ -68,16 +60,14 @@ def run_all(place: Place, cases: Sequence[Case], note: Callable[[Result], None])
 def _after_errors(place: Place) -> Result:
     """A sound call after all the bad ones: the communicator still works."""
     case = Case("plain, after all errors", place.world, ids="distinct", seed=99)
-    found = list(run_case(place, case))
-    wrong = [one for one in found if not one.ok]
+    wrong = [result for result in run_case(place, case) if not result.ok]
     text = wrong[0].text if wrong else ""
     return Result("errors", "the communicator works on", case.name, place.rank, not wrong, text)
 
 
 def run_case(place: Place, case: Case) -> Iterable[Result]:
     """Dispatch and combine of one case, each against the reference."""
-    inputs = build(case)
-    fault = reference.check(inputs, case.experts, case.given_global_bs)
+    fault = case.fault()
 
     def result(op: str, ok: bool, text: str = "") -> Result:
         return Result(
@@ -85,7 +75,7 @@ def run_case(place: Place, case: Case) -> Iterable[Result]:
         )
 
     try:
-        sent = _dispatch(place, case, inputs[place.rank])
+        sent = dispatch(place, case)
         ascend_moe.check()
     except RuntimeError as error:  # ours, or CANN's through torch_npu
         if fault is None:
@@ -96,7 +86,7 @@ def run_case(place: Place, case: Case) -> Iterable[Result]:
     if fault is not None:
         yield result("errors", False, f"must raise {fault}, and raised nothing")
         raise Stopped
-    want = _expected(case, inputs)
+    want = case.dispatched()
     report = reference.validate(
         "dispatch",
         sent,
@@ -104,17 +94,20 @@ def run_case(place: Place, case: Case) -> Iterable[Result]:
         rank=place.rank,
         contract=f"v{case.contract}",
         exact_shapes=True,
-        ranks_per_server=place.ranks_per_server(),
+        ranks_per_server=comm.ranks_per_server(place.group_ep, place.world, place.rank),
     )
     yield result("dispatch", report.ok, "" if report.ok else report.text)
-    rows = [_expert_rows(case, rank, one) for rank, one in enumerate(want)]
+    rows = [
+        case.expert_rows(rank, result.expand_x, result.dynamic_scales, result.ep_recv_counts)
+        for rank, result in enumerate(want)
+    ]
     try:
-        got = _combine(place, case, inputs[place.rank], rows[place.rank], sent)
+        got = combine(place, case, _padded(rows[place.rank], case, sent[0]), sent)
         ascend_moe.check()
     except RuntimeError as error:
         yield result("combine", False, f"raised {type(error).__name__}: {error}")
         raise Stopped from error
-    sums = reference.combine(inputs, rows, want, moe_expert_num=case.experts, global_bs=case.given_global_bs)
+    sums = case.combined(rows, want)
     report = reference.validate("combine", got, sums[place.rank], rank=place.rank)
     yield result("combine", report.ok, "" if report.ok else report.text)
 
@@ -144,76 +137,176 @@ def _is_fault(error: RuntimeError, fault: reference.Fault) -> tuple[bool, str]:
     return ok, "" if ok else f"raised {type(error).__name__}: {error}; expected {fault}"
 
 
-def _dispatch(place: Place, case: Case, one: reference.RankInput) -> tuple[torch.Tensor, ...]:
-    op = (
-        ascend_moe.npu_moe_distribute_dispatch
-        if case.contract == 1
-        else ascend_moe.npu_moe_distribute_dispatch_v2
-    )
-    outputs: tuple[torch.Tensor, ...] = op(
-        place.move(one.x),
-        place.move(one.expert_ids),
-        place.group_ep,
-        place.world,
-        place.rank,
-        case.experts,
-        scales=place.move(one.scales),
-        x_active_mask=place.move(one.x_active_mask),
-        tp_world_size=case.tp,
-        quant_mode=case.quant_mode,
-        global_bs=case.given_global_bs,
-        expert_token_nums_type=case.nums_type,
-    )
+def _padded(rows: torch.Tensor, case: Case, expand_x: torch.Tensor) -> torch.Tensor:
+    """The rows of a rank's experts in a tensor as long as dispatch's; NaN behind them with ``tail``."""
+    rest = float("nan") if case.tail else 0.0
+    whole = torch.full((expand_x.shape[0], case.hidden), rest, dtype=rows.dtype)
+    whole[: len(rows)] = rows
+    return whole
+
+
+# ---- the calls of one rank
+
+
+def dispatch(place: Place, case: Case, **changes: Any) -> tuple[torch.Tensor, ...]:
+    """One rank's dispatch of the case, with these arguments changed."""
+    inputs = case.inputs[place.rank]
+    values: dict[str, Any] = {
+        "x": inputs.x,
+        "expert_ids": inputs.expert_ids,
+        **place.arguments(case.experts),
+        "scales": inputs.scales,
+        "x_active_mask": inputs.x_active_mask,
+        "expert_scales": inputs.expert_scales if case.weights else None,
+        "tp_world_size": case.tp,
+        "quant_mode": case.quant_mode,
+        "global_bs": case.global_bs,
+        "expert_token_nums_type": case.nums_type,
+    }
+    outputs: tuple[torch.Tensor, ...] = _call("dispatch", place, case, values | changes)
     return outputs
 
 
-def _combine(
-    place: Place, case: Case, one: reference.RankInput, rows: torch.Tensor, sent: Sequence[torch.Tensor]
+def combine(
+    place: Place, case: Case, rows: torch.Tensor, sent: Sequence[torch.Tensor], **changes: Any
 ) -> torch.Tensor:
-    op = (
-        ascend_moe.npu_moe_distribute_combine
-        if case.contract == 1
-        else ascend_moe.npu_moe_distribute_combine_v2
-    )
-    whole = torch.full((sent[0].shape[0], case.hidden), float("nan") if case.tail else 0.0, dtype=rows.dtype)
-    whole[: len(rows)] = rows
-    out: torch.Tensor = op(
-        place.move(whole),
-        place.move(one.expert_ids),
-        sent[2],
-        sent[4],
-        place.move(one.expert_scales),
-        place.group_ep,
-        place.world,
-        place.rank,
-        case.experts,
-        tp_send_counts=sent[5],
-        x_active_mask=place.move(one.x_active_mask),
-        expand_scales=sent[6],
-        shared_expert_x=place.move(one.shared_expert_x),
-        tp_world_size=case.tp,
-        global_bs=case.given_global_bs,
-    )
-    return out
+    """One rank's combine after a dispatch that gave ``sent``, with these arguments changed."""
+    inputs = case.inputs[place.rank]
+    values: dict[str, Any] = {
+        "expand_x": rows,
+        "expert_ids": inputs.expert_ids,
+        "expand_idx" if case.contract == 1 else "assist_info_for_combine": sent[2],
+        "ep_send_counts": sent[4],
+        "expert_scales": inputs.expert_scales,
+        **place.arguments(case.experts),
+        "tp_send_counts": sent[5],
+        "x_active_mask": inputs.x_active_mask,
+        "expand_scales": sent[6],
+        "shared_expert_x": inputs.shared_expert_x,
+        "tp_world_size": case.tp,
+        "global_bs": case.global_bs,
+    }
+    result: torch.Tensor = _call("combine", place, case, values | changes)
+    return result
 
 
-def _expected(case: Case, inputs: Sequence[reference.RankInput]) -> list[reference.DispatchResult]:
-    return reference.dispatch(
-        inputs,
-        moe_expert_num=case.experts,
-        quant_mode=case.quant_mode,
-        global_bs=case.given_global_bs,
-        expert_token_nums_type=case.nums_type,
-        tp_world_size=case.tp,
+def _call(op: str, place: Place, case: Case, values: dict[str, Any]) -> Any:
+    function = getattr(ascend_moe, f"npu_moe_distribute_{op}" + ("_v2" if case.contract == 2 else ""))
+    return function(
+        **{
+            name: place.move(value) if isinstance(value, torch.Tensor) else value
+            for name, value in values.items()
+        }
     )
 
 
-def _expert_rows(case: Case, rank: int, sent: reference.DispatchResult) -> torch.Tensor:
-    """What the experts would return: any function of row, expert and rank, in x's dtype."""
-    rows = sent.expand_x.float()
-    if sent.dynamic_scales is not None:
-        rows = rows * sent.dynamic_scales[:, None]
-    ends = sent.ep_recv_counts[case.world - 1 :: case.world].contiguous()
-    expert = torch.searchsorted(ends, torch.arange(len(rows), dtype=torch.int32), right=True)
-    weight = (1 + (expert + rank * case.local).float() / 7)[:, None]
-    return (rows * weight + weight / 3).to(DTYPES[case.dtype])
+# ---- calls that must raise
+
+_BS, _K, _H, _LOCAL = 3, 2, 64, 2
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A call that must raise ``error`` on every rank; ``argument``: which one the error names."""
+
+    name: str
+    error: type[AscendMoeError]
+    argument: str
+    call: Callable[[Place], Any]
+    least_world: int = 1
+
+
+def _small(place: Place, contract: int) -> Case:
+    return Case(
+        world=place.world, local=_LOCAL, topk=_K, batch=_BS, units=4, contract=contract, ids="distinct"
+    )
+
+
+def _dispatch(place: Place, contract: int = 1, **changes: Any) -> Any:
+    return dispatch(place, _small(place, contract), **changes)
+
+
+def _combine(place: Place, contract: int = 1, **changes: Any) -> Any:
+    """Combine of a good dispatch with these arguments changed."""
+    sent = _dispatch(place, contract)
+    ascend_moe.check()
+    return combine(place, _small(place, contract), sent[0], sent, **changes)
+
+
+def _other_hidden(place: Place) -> Any:
+    """Rank 0 has rows of another length."""
+    return _dispatch(place, x=torch.ones(_BS, _H * (2 if place.rank == 0 else 1), dtype=torch.bfloat16))
+
+
+def _large(place: Place) -> Any:
+    """The largest batches and rows that the rules allow: no usual window holds them."""
+    ids = torch.zeros(1, 16, dtype=torch.int32)
+    experts = place.world * 16
+    x = torch.ones(1, 8192, dtype=torch.bfloat16)
+    return _dispatch(place, x=x, expert_ids=ids, moe_expert_num=experts, global_bs=place.world * 4096)
+
+
+BAD: tuple[Bad, ...] = (
+    Bad("x of int32", ArgumentError, "x", lambda p: _dispatch(p, x=torch.ones(_BS, _H, dtype=torch.int32))),
+    Bad(
+        "x with rows of 10 bytes", ArgumentError, "x", lambda p: _dispatch(p, x=torch.ones(_BS, 5).bfloat16())
+    ),
+    Bad(
+        "expert_ids of int64",
+        ArgumentError,
+        "expert_ids",
+        lambda p: _dispatch(p, expert_ids=torch.zeros(_BS, _K, dtype=torch.int64)),
+    ),
+    Bad(
+        "expert_ids of another batch",
+        ArgumentError,
+        "expert_ids",
+        lambda p: _dispatch(p, expert_ids=torch.zeros(_BS + 1, _K, dtype=torch.int32)),
+    ),
+    Bad("moe_expert_num 0", ArgumentError, "moe_expert_num", lambda p: _dispatch(p, moe_expert_num=0)),
+    Bad(
+        "ep_world_size + 1", ArgumentError, "ep_world_size", lambda p: _dispatch(p, ep_world_size=p.world + 1)
+    ),
+    Bad("quant_mode 7", ArgumentError, "quant_mode", lambda p: _dispatch(p, quant_mode=7)),
+    Bad(
+        "scales without quant_mode",
+        ArgumentError,
+        "scales",
+        lambda p: _dispatch(p, scales=torch.ones(p.world * _LOCAL, _H)),
+    ),
+    Bad(
+        "x_active_mask of float32",
+        ArgumentError,
+        "x_active_mask",
+        lambda p: _dispatch(p, 2, x_active_mask=torch.ones(_BS)),
+    ),
+    Bad(
+        "global_bs for fewer tokens",
+        ArgumentError,
+        "global_bs",
+        lambda p: _dispatch(p, global_bs=p.world * 2),
+    ),
+    Bad("tp_world_size 2", ArgumentError, "tp_world_size", lambda p: _dispatch(p, tp_world_size=2)),
+    Bad("an unknown group_ep", ArgumentError, "group_ep", lambda p: _dispatch(p, group_ep="no such group")),
+    Bad("comm_alg 'none'", ArgumentError, "comm_alg", lambda p: _dispatch(p, 2, comm_alg="none")),
+    Bad("a window too small", WindowTooSmall, "", _large),
+    Bad(
+        "shared_expert_x with V1",
+        ArgumentError,
+        "shared_expert_x",
+        lambda p: _combine(p, shared_expert_x=torch.ones(_BS, _H, dtype=torch.bfloat16)),
+    ),
+    Bad(
+        "expert_scales of bfloat16",
+        ArgumentError,
+        "expert_scales",
+        lambda p: _combine(p, 2, expert_scales=torch.ones(_BS, _K, dtype=torch.bfloat16)),
+    ),
+    Bad(
+        "combine with other ids",
+        RoutingMismatch,
+        "",
+        lambda p: _combine(p, expert_ids=torch.full((_BS, _K), -1, dtype=torch.int32)),
+    ),
+    Bad("another H on rank 0", ConfigMismatch, "", _other_hidden, least_world=2),
+)

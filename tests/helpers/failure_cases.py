@@ -1,6 +1,6 @@
 """Calls of dispatch and combine that are checked on the spot, for tests that make them fail.
 
-Each case has unequal batches with an empty rank, a mask and an id of -1; the experts return rows unchanged.
+Each case has unequal batches with an empty rank, a mask and ids of -1; the experts return rows unchanged.
 """
 
 from __future__ import annotations
@@ -19,75 +19,52 @@ import ascend_moe
 import ascend_moe.reference as ref
 from ascend_moe.comm.communicator import ranks_per_server
 from ascend_moe.errors import AscendMoeError
+from ascend_moe.reference.cases import Case, Place
+from ascend_moe.validate import run as validate_run
 
 TOPK, HIDDEN, MAX_BS, LOCAL = 2, 48, 4, 3
 DISPATCH = {1: ascend_moe.npu_moe_distribute_dispatch, 2: ascend_moe.npu_moe_distribute_dispatch_v2}
 COMBINE = {1: ascend_moe.npu_moe_distribute_combine, 2: ascend_moe.npu_moe_distribute_combine_v2}
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a call is made from."""
-
-    group_ep: str
-    world: int
-    rank: int
-
-    def arguments(self) -> dict[str, Any]:
-        place = {"group_ep": self.group_ep, "ep_world_size": self.world, "ep_rank_id": self.rank}
-        return {**place, "moe_expert_num": self.world * LOCAL}
+@functools.cache
+def case_of(world: int, seed: int, contract: int = 1) -> Case:
+    """The case of a seed; the empty rank goes round with the seed."""
+    batches = tuple(MAX_BS if world == 1 else (MAX_BS + rank + seed) % (MAX_BS + 1) for rank in range(world))
+    sizes = {"world": world, "local": LOCAL, "topk": TOPK, "batch": MAX_BS, "width": HIDDEN}
+    return Case(**sizes, batches=batches, mask="token", ids="minus", contract=contract, seed=seed)
 
 
 @functools.cache
-def inputs(world: int, seed: int) -> list[ref.RankInput]:
-    """Every rank's tokens; the same in every process."""
-    gen = torch.Generator().manual_seed(1000 * world + seed)
-    found = []
-    for rank in range(world):
-        batch = MAX_BS if world == 1 else (MAX_BS + rank + seed) % (MAX_BS + 1)
-        ids = torch.rand(batch, world * LOCAL, generator=gen).argsort(1)[:, :TOPK].to(torch.int32)
-        if batch:
-            ids[batch // 2, 0] = -1
-        found.append(
-            ref.RankInput(
-                x=torch.randn(batch, HIDDEN, generator=gen).to(torch.bfloat16),
-                expert_ids=ids,
-                x_active_mask=torch.rand(batch, generator=gen) < 0.8,
-                expert_scales=torch.rand(batch, TOPK, generator=gen),
-            )
-        )
-    return found
+def expected(world: int, seed: int) -> tuple[list[ref.DispatchResult], list[torch.Tensor]]:
+    """What both ops must give on every rank."""
+    case = case_of(world, seed)
+    sent = case.dispatched()
+    return sent, case.combined([one.expand_x for one in sent], sent)
+
+
+def arguments(place: Place) -> dict[str, Any]:
+    """The arguments of an op that say who calls."""
+    return place.arguments(place.world * LOCAL)
 
 
 def dispatch(place: Place, seed: int = 0, contract: int = 1, **changes: Any) -> tuple[torch.Tensor, ...]:
     """Calls dispatch with the case of this seed."""
-    one = inputs(place.world, seed)[place.rank]
-    call = {"x": one.x, "expert_ids": one.expert_ids, "x_active_mask": one.x_active_mask, **place.arguments()}
-    outputs: tuple[torch.Tensor, ...] = DISPATCH[contract](
-        **{**call, "global_bs": place.world * MAX_BS, **changes}
-    )
-    return outputs
+    return validate_run.dispatch(place, case_of(place.world, seed, contract), **changes)
 
 
 def combine(
     place: Place, sent: tuple[torch.Tensor, ...], seed: int = 0, contract: int = 1, **changes: Any
 ) -> torch.Tensor:
     """Calls combine on dispatch's outputs."""
-    one = inputs(place.world, seed)[place.rank]
-    index = "expand_idx" if contract == 1 else "assist_info_for_combine"
-    call = {"expand_x": sent[0], "expert_ids": one.expert_ids, index: sent[2], "ep_send_counts": sent[4]}
-    call |= {"expert_scales": one.expert_scales, "x_active_mask": one.x_active_mask, **place.arguments()}
-    result: torch.Tensor = COMBINE[contract](**{**call, "global_bs": place.world * MAX_BS, **changes})
-    return result
+    return validate_run.combine(place, case_of(place.world, seed, contract), sent[0], sent, **changes)
 
 
 def check_dispatch(place: Place, sent: tuple[torch.Tensor, ...], seed: int = 0, contract: int = 1) -> None:
-    world = place.world
-    want = ref.dispatch(inputs(world, seed), moe_expert_num=world * LOCAL, global_bs=world * MAX_BS)
     report = ref.validate(
         "dispatch",
         sent,
-        want[place.rank],
+        expected(place.world, seed)[0][place.rank],
         rank=place.rank,
         contract=f"v{contract}",
         ranks_per_server=ranks_per_server(),
@@ -96,13 +73,8 @@ def check_dispatch(place: Place, sent: tuple[torch.Tensor, ...], seed: int = 0, 
 
 
 def check_combine(place: Place, result: torch.Tensor, seed: int = 0) -> None:
-    one = inputs(place.world, seed)[place.rank]
-    assert one.x_active_mask is not None and one.expert_scales is not None
-    want = torch.zeros(one.x.shape)
-    for k in range(TOPK):
-        counted = (one.x_active_mask & (one.expert_ids[:, k] >= 0))[:, None]
-        want = torch.where(counted, want + one.x.float() * one.expert_scales[:, k, None], want)
-    assert torch.equal(result, want.to(torch.bfloat16))
+    report = ref.validate("combine", result, expected(place.world, seed)[1][place.rank], rank=place.rank)
+    assert report.ok, report.text
 
 
 def round_trip(place: Place, seed: int = 0, contract: int = 1) -> str:
@@ -146,7 +118,7 @@ def here(group_ep: str = "") -> Place:
     dist = torch.distributed
     name = group_ep or ascend_moe.comm_name()
     group = dist.distributed_c10d._resolve_process_group(name)
-    return Place(name, group.size(), group.rank())
+    return Place(group.rank(), group.size(), name)
 
 
 def use_real_library() -> None:
@@ -181,13 +153,13 @@ def run_combine(group_ep: str = "") -> str:
     if place.group_ep in _kept:
         seed, sent = _kept[place.group_ep]
     else:
-        seed, ids = 0, inputs(place.world, 0)[place.rank].expert_ids
+        seed, ids = 0, case_of(place.world, 0).inputs[place.rank].expert_ids
         rows, none = torch.zeros(1, HIDDEN, dtype=torch.bfloat16), torch.zeros(0)
         index, counts = (
             torch.zeros(ids.numel(), dtype=torch.int32),
             torch.zeros(place.world * LOCAL, dtype=torch.int32),
         )
-        sent = (rows, none, index, none, counts)
+        sent = (rows, none, index, none, counts, torch.zeros(0, dtype=torch.int32), torch.zeros(1))
     check_combine(place, combine(place, sent, seed), seed)
     return "right"
 

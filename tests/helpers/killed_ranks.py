@@ -7,12 +7,12 @@ from pathlib import Path
 from error_codes import PEER_LOST, TIMEOUT
 
 from ascend_moe import explore
-from ascend_moe.explore import Case, Faults, Options, World
+from ascend_moe.explore import Faults, Options, Program, World
 
 KILLED_AT = range(0, 900, 30)
 
 
-def killed(case: Case, library: Path | None = None) -> tuple[int, int]:
+def killed(case: Program, library: Path | None = None) -> tuple[int, int]:
     """Ops of the others that named the killed rank, and that were right; AssertionError for any other end."""
     loaded = None if library is None else explore.checked_library(library)
     lost = finished = 0

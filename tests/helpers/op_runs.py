@@ -1,4 +1,4 @@
-"""Runs the cases of ``op_cases`` on ranks and compares what comes out with the reference."""
+"""Runs cases on ranks and compares what comes out with the reference."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from op_cases import Case
 
-import ascend_moe
 import ascend_moe.reference as ref
 from ascend_moe import comm
 from ascend_moe.errors import AscendMoeError
 from ascend_moe.ops import calls
+from ascend_moe.reference.cases import Case, Place
+from ascend_moe.validate import run as validate_run
 
 
 @dataclass
@@ -59,76 +59,20 @@ def cores(count: int) -> Iterator[None]:
 
 
 def dispatch(case: Case, rank: int, group_ep: str) -> tuple[torch.Tensor, ...]:
-    one, world = case.inputs[rank], case.world
-    op = (
-        ascend_moe.npu_moe_distribute_dispatch
-        if case.contract == 1
-        else ascend_moe.npu_moe_distribute_dispatch_v2
-    )
-    outputs: tuple[torch.Tensor, ...] = op(
-        one.x,
-        one.expert_ids,
-        group_ep,
-        world,
-        rank,
-        case.experts,
-        scales=one.scales,
-        x_active_mask=one.x_active_mask,
-        expert_scales=one.expert_scales if case.weights_to_dispatch else None,
-        tp_world_size=case.tp,
-        quant_mode=case.quant_mode,
-        global_bs=case.global_bs,
-        expert_token_nums_type=case.nums_type,
-    )
-    return outputs
+    return validate_run.dispatch(Place(rank, case.world, group_ep), case)
 
 
 def combine(
     case: Case, rank: int, group_ep: str, rows: torch.Tensor, sent: Sequence[torch.Tensor]
 ) -> torch.Tensor:
     """``sent``: dispatch's outputs. What only CANN reads is passed as its callers do, uninitialised."""
-    one = case.inputs[rank]
-    op = (
-        ascend_moe.npu_moe_distribute_combine
-        if case.contract == 1
-        else ascend_moe.npu_moe_distribute_combine_v2
-    )
-    result: torch.Tensor = op(
-        rows,
-        one.expert_ids,
-        sent[2],
-        sent[4],
-        one.expert_scales,
-        group_ep,
-        case.world,
-        rank,
-        case.experts,
-        tp_send_counts=torch.empty(1, dtype=torch.int32) if case.tp else sent[5],
-        x_active_mask=one.x_active_mask,
-        expand_scales=sent[6],
-        shared_expert_x=one.shared_expert_x,
-        tp_world_size=case.tp,
-        global_bs=case.global_bs,
-    )
-    return result
+    other = {"tp_send_counts": torch.empty(1, dtype=torch.int32)} if case.tp else {}
+    return validate_run.combine(Place(rank, case.world, group_ep), case, rows, sent, **other)
 
 
 def expert_rows(case: Case, rank: int, sent: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Any function of a row and its expert, in x's dtype."""
-    counts = sent[4][: case.experts]
-    total = int(counts[-1])
-    ends = counts[case.world - 1 :: case.world].contiguous()
-    expert = torch.searchsorted(ends, torch.arange(total, dtype=torch.int32), right=True)
-    weight = (1 + (expert + rank * ends.numel()).float() / 7)[:, None]
-    rows = sent[0][:total].float()
-    if case.quant_mode:
-        rows = rows * sent[1][:total, None]
-    rows = (rows * weight + weight / 3).to(case.dtype)
-    if not case.tail:
-        return rows
-    whole = torch.full((sent[0].shape[0], rows.shape[1]), float("nan"), dtype=case.dtype)
-    whole[:total] = rows
-    return whole
+    """What the experts of a rank make of dispatch's outputs."""
+    return case.expert_rows(rank, sent[0], sent[1], sent[4])
 
 
 def run_rank(case: Case, rank: int, group_ep: str) -> RankRun | AscendMoeError:
@@ -152,34 +96,9 @@ def run(cluster: comm.LocalCluster, case: Case) -> list[RankRun | AscendMoeError
 # ---- comparing
 
 
-def same_bits(got: torch.Tensor, want: torch.Tensor) -> bool:
-    """Equal dtype, shape and bits; NaN where NaN is."""
-    if got.dtype != want.dtype or got.shape != want.shape:
-        return False
-    view = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[got.element_size()]
-    if torch.equal(got.view(view), want.view(view)):
-        return True
-    if not got.dtype.is_floating_point:
-        return False
-    unequal = got.view(view) != want.view(view)
-    return not bool((unequal & ~(got.isnan() & want.isnan())).any())
-
-
-def expected_dispatch(case: Case) -> list[ref.DispatchResult]:
-    return ref.dispatch(
-        case.inputs,
-        moe_expert_num=case.experts,
-        quant_mode=case.quant_mode,
-        global_bs=case.global_bs,
-        expert_token_nums_type=case.nums_type,
-        tp_world_size=case.tp,
-        expert_scales_given=case.weights_to_dispatch,
-    )
-
-
 def check(case: Case, runs: Sequence[RankRun | AscendMoeError]) -> None:
     """Every rank equals the reference in every bit and byte moved, or raises the error that it predicts."""
-    fault = ref.check(case.inputs, case.experts, case.global_bs)
+    fault = case.fault()
     if fault is not None:
         check_fault(fault, runs)
         return
@@ -188,7 +107,7 @@ def check(case: Case, runs: Sequence[RankRun | AscendMoeError]) -> None:
         if isinstance(one, BaseException):
             raise AssertionError(f"a sound call raised {one!r}") from one
         good.append(one)
-    expected = expected_dispatch(case)
+    expected = case.dispatched()
     for rank, one in enumerate(good):
         report = ref.validate(
             "dispatch",
@@ -201,7 +120,7 @@ def check(case: Case, runs: Sequence[RankRun | AscendMoeError]) -> None:
         )
         assert report.ok, report.text
     rows = [one.rows for one in good]
-    sums = ref.combine(case.inputs, rows, expected, moe_expert_num=case.experts, global_bs=case.global_bs)
+    sums = case.combined(rows, expected)
     for rank, one in enumerate(good):
         report = ref.validate("combine", one.result, sums[rank], rank=rank)
         assert report.ok, report.text
@@ -222,12 +141,12 @@ def check_traffic(case: Case, runs: Sequence[RankRun]) -> None:
         case.inputs,
         moe_expert_num=case.experts,
         H=case.inputs[0].x.shape[1],
-        dtype=case.dtype,
+        dtype=case.torch_dtype,
         quant_mode=case.quant_mode,
         contract=f"v{case.contract}",
         global_bs=case.global_bs,
     )
-    local = case.experts // case.world
+    local = case.local
     for rank, (one, want) in enumerate(zip(runs, predicted, strict=True)):
         rows = int(one.dispatched[4][case.experts - 1])
         index = 4 * case.inputs[rank].expert_ids.numel() if case.contract == 1 else 12 * rows

@@ -9,11 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import op_cases
 import op_runs
 import pytest
 import torch
-from op_cases import Spec
 
 from ascend_moe import comm
 from ascend_moe.comm.communicator import CONTEXTS, MIB, context_kind, ranks_per_server, window_data_bytes
@@ -21,26 +19,27 @@ from ascend_moe.errors import ArgumentError, KernelFault
 from ascend_moe.native import library
 from ascend_moe.native.library import lib
 from ascend_moe.ops import calls
+from ascend_moe.reference.cases import Case, legal
 
 KINDS = range(len(CONTEXTS))
 CODE_CONTEXT_MISMATCH = 19
 WINDOW_MIB = 4
 
 CASES = [
-    Spec(world=2, local=2, seed=1),
-    Spec(world=2, local=3, topk=3, contract=2, quant="int8", batches="unequal", dtype="fp16", seed=2),
-    Spec(world=3, local=1, topk=2, contract=2, mask="2-D", batches="zero rank", dtype="fp32", seed=3),
-    Spec(world=4, local=4, topk=4, quant="smooth", ids="minus", batches="global_bs", cores=5, seed=4),
-    Spec(world=5, local=2, topk=3, ids="hot", mask="1-D", contract=2, shared=True, cores=3, seed=5),
-    Spec(world=8, local=1, topk=4, units=7, ids="distinct", batches="unequal", cores=2, seed=6),
-    Spec(world=4, local=2, ids="bad", seed=7),
-    Spec(world=2, local=1, ids="overflow", contract=2, seed=8),
+    Case(world=2, local=2, seed=1),
+    Case(world=2, local=3, topk=3, contract=2, quant="int8", batches="unequal", dtype="fp16", seed=2),
+    Case(world=3, local=1, topk=2, contract=2, mask="pair", batches="zero rank", dtype="fp32", seed=3),
+    Case(world=4, local=4, topk=4, quant="smooth", ids="minus", batches="global_bs", cores=5, seed=4),
+    Case(world=5, local=2, topk=3, ids="hot", mask="token", contract=2, shared=2, cores=3, seed=5),
+    Case(world=8, local=1, topk=4, units=7, ids="distinct", batches="unequal", cores=2, seed=6),
+    Case(world=4, local=2, ids="bad", seed=7),
+    Case(world=2, local=1, ids="overflow", contract=2, seed=8),
 ]
 
 
-def run_with(monkeypatch: pytest.MonkeyPatch, kind: str, spec: Spec) -> list[object]:
+def run_with(monkeypatch: pytest.MonkeyPatch, kind: str, spec: Case) -> list[object]:
     monkeypatch.setenv("ASCEND_MOE_CONTEXT", kind)
-    case = op_cases.build(op_cases.legal(spec))
+    case = legal(spec)
     with comm.LocalCluster(case.world, window_mib=WINDOW_MIB) as cluster:
         runs = op_runs.run(cluster, case)
         kinds = cluster.run(lambda rank, group: comm.lookup(group, case.world, rank).context_kind)
@@ -51,14 +50,14 @@ def run_with(monkeypatch: pytest.MonkeyPatch, kind: str, spec: Spec) -> list[obj
 
 @pytest.mark.parametrize("kind", CONTEXTS)
 @pytest.mark.parametrize("spec", CASES, ids=lambda spec: f"W{spec.world}V{spec.contract}{spec.ids}")
-def test_every_context_gives_the_reference(monkeypatch: pytest.MonkeyPatch, kind: str, spec: Spec) -> None:
+def test_every_context_gives_the_reference(monkeypatch: pytest.MonkeyPatch, kind: str, spec: Case) -> None:
     run_with(monkeypatch, kind, spec)
 
 
 @pytest.mark.parametrize("kind", CONTEXTS)
 def test_more_ranks_than_a2_has_room_for(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Past 32 ranks A2's addresses are in the array behind `data`."""
-    run_with(monkeypatch, kind, Spec(world=34, local=1, topk=2, max_bs=2, cores=1, batches="unequal", seed=9))
+    run_with(monkeypatch, kind, Case(world=34, local=1, topk=2, batch=2, cores=1, batches="unequal", seed=9))
 
 
 # ---- the settings

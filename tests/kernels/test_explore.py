@@ -13,8 +13,8 @@ from error_codes import CORRUPT, PEER_LOST, TIMEOUT
 
 from ascend_moe import explore
 from ascend_moe.errors import ArgumentError
-from ascend_moe.explore import Case, Faults, Options, World
-from ascend_moe.explore.case import SEQUENCES
+from ascend_moe.explore import Faults, Options, Program, World
+from ascend_moe.explore.program import SEQUENCES
 
 COLLECTIVE = range(1, 7)
 
@@ -23,9 +23,22 @@ def test_a_case_is_what_its_text_says() -> None:
     for seed in range(200):
         case = explore.draw(seed)
         assert explore.parse(str(case)) == case
-    assert explore.parse("") == Case()
-    assert explore.parse("w3,c4,l2,k3,b1,u4,v2,s9,fp32,smooth,mask:pair,ids:hot,equal,DDCC") == Case(
-        3, 4, 2, 3, 1, 4, "fp32", "smooth", 2, "pair", "hot", False, "DDCC", 9
+    assert explore.parse("") == Program()
+    assert explore.parse("w3,c4,l2,k3,b1,u4,v2,s9,fp32,smooth,mask:pair,ids:hot,equal,DDCC") == Program(
+        world=3,
+        cores=4,
+        local=2,
+        topk=3,
+        batch=1,
+        units=4,
+        dtype="fp32",
+        quant="smooth",
+        contract=2,
+        mask="pair",
+        ids="hot",
+        batches="equal",
+        sequence="DDCC",
+        seed=9,
     )
 
 
@@ -50,7 +63,7 @@ def test_random_cases_and_schedules_have_no_finding() -> None:
 @pytest.mark.parametrize("policy", ["late", "random", "lazy", "pct"])
 @pytest.mark.parametrize("stores", ["fifo", "unordered"])
 def test_every_policy_and_order_of_stores(policy: str, stores: str) -> None:
-    case = Case(world=2, cores=3, local=2, sequence="DDCC", quant="int8", seed=3)
+    case = Program(world=2, cores=3, local=2, sequence="DDCC", quant="int8", seed=3)
     result = explore.explore(case, 30, 7, Options(policy=policy, store_order=stores))
     assert result.finding is None, result.finding.line()
     assert result.distinct == 1 if policy == "late" else result.distinct > 20
@@ -59,7 +72,7 @@ def test_every_policy_and_order_of_stores(policy: str, stores: str) -> None:
 @pytest.mark.parametrize("sequence", SEQUENCES)
 @pytest.mark.parametrize("contract", [1, 2])
 def test_sequences(sequence: str, contract: int) -> None:
-    result = explore.explore(Case(sequence=sequence, contract=contract, seed=5), 20)
+    result = explore.explore(Program(sequence=sequence, contract=contract, seed=5), 20)
     assert result.finding is None, result.finding.line()
 
 
@@ -71,7 +84,7 @@ def test_all_schedules_with_a_switch() -> None:
 
 
 def test_a_seed_is_a_schedule() -> None:
-    case = Case(world=2, cores=2, seed=1)
+    case = Program(world=2, cores=2, seed=1)
     with World(2) as world:
         world.load(case)
         first = [world.run(seed, 1).last_hash for seed in range(20)]
@@ -89,7 +102,7 @@ def test_a_seed_is_a_schedule() -> None:
 
 
 def test_a_result_that_is_not_the_references_is_a_finding() -> None:
-    case = Case(seed=2, batch=3)
+    case = Program(seed=2, batch=3)
     with World(case.world) as world:
         program = world.load(case)
         victim = next(
@@ -102,7 +115,7 @@ def test_a_result_that_is_not_the_references_is_a_finding() -> None:
 
 
 def test_a_killed_rank_is_missed_by_name() -> None:
-    case = Case(world=3, cores=2, sequence="DCDC", seed=4)
+    case = Program(world=3, cores=2, sequence="DCDC", seed=4)
     lost = finished = 0
     with World(case.world) as world:
         world.load(case, accepted=1 | 1 << PEER_LOST | 1 << TIMEOUT)
@@ -121,7 +134,7 @@ def test_a_killed_rank_is_missed_by_name() -> None:
 
 
 def test_a_stalled_rank_only_delays() -> None:
-    case = Case(world=3, cores=2, seed=6)
+    case = Program(world=3, cores=2, seed=6)
     with World(case.world) as world:
         world.load(case)
         for step in range(0, 600, 50):
@@ -132,13 +145,13 @@ def test_a_stalled_rank_only_delays() -> None:
 @pytest.mark.parametrize("slow", [{"slow_rank": 0}, {"slow_core": 1}, {"slow_link": 1}])
 def test_what_is_slow_is_only_slow(slow: dict[str, int]) -> None:
     with World(2) as world:
-        world.load(Case(seed=8))
+        world.load(Program(seed=8))
         run = world.run(0, 30, Options(policy="random", faults=Faults(**slow)))
         assert not run.failed, run.message
 
 
 def test_a_turned_bit_of_a_status_block_is_never_accepted() -> None:
-    case = Case(world=2, cores=2, local=3, sequence="DC", seed=9, batch=2)
+    case = Program(world=2, cores=2, local=3, sequence="DC", seed=9, batch=2)
     # What a bit can look like: another error or configuration, nonsense, or a run that has not come.
     accepted = 1 << CORRUPT | 1 << TIMEOUT | 1 << PEER_LOST | sum(1 << code for code in COLLECTIVE)
     raised = 0

@@ -10,11 +10,12 @@ from typing import Any
 import failure_cases as cases
 import pytest
 import torch
-from failure_cases import HIDDEN, LOCAL, MAX_BS, TOPK, Caught, Place, caught
+from failure_cases import HIDDEN, LOCAL, MAX_BS, TOPK, Caught, caught
 from soak_rows import Tally
 
 import ascend_moe
 from ascend_moe.errors import ArgumentError, ConfigMismatch, InvalidExpertId, RoutingMismatch, RoutingOverflow
+from ascend_moe.reference.cases import Place
 
 pytestmark = [pytest.mark.asan, pytest.mark.tsan]
 
@@ -66,7 +67,7 @@ def call(
     place: Place, op: str, batch: int = 2, topk: int = TOPK, hidden: int = HIDDEN, **changes: Any
 ) -> Any:
     experts = changes.get("moe_expert_num", place.world * LOCAL)
-    arguments = {**plain(op, batch, topk, hidden, experts), **place.arguments(), **changes}
+    arguments = {**plain(op, batch, topk, hidden, experts), **cases.arguments(place), **changes}
     dtype = arguments.pop("dtype", None)
     if dtype is not None:
         rows = "x" if op.startswith("dispatch") else "expand_x"
@@ -103,7 +104,7 @@ def odd_calls(world: int) -> list[Odd]:
 def outcomes(cluster: ascend_moe.LocalCluster, fn: Callable[[Place], Any]) -> list[Caught]:
     """By rank, what fn(place) did."""
     world = cluster.world_size
-    return cluster.run(lambda rank, name: caught(fn, Place(name, world, rank)))
+    return cluster.run(lambda rank, name: caught(fn, Place(rank, world, name)))
 
 
 def assert_usable(cluster: ascend_moe.LocalCluster) -> None:
@@ -306,7 +307,7 @@ def test_combine_that_routes_otherwise_than_dispatch(
         ids = torch.arange(MAX_BS * TOPK, dtype=torch.int32).view(MAX_BS, TOPK) % (place.world * LOCAL)
         x = torch.full((MAX_BS, HIDDEN), 1.0 + place.rank, dtype=torch.bfloat16)
         mask = torch.tensor([True, False, True, True]) if place.rank == guilty else None
-        given = {"expert_ids": ids, "x": x, **place.arguments()}
+        given = {"expert_ids": ids, "x": x, **cases.arguments(place)}
         masked = mask if where == "dispatch only" else None
         sent = cases.DISPATCH[contract](**given, x_active_mask=masked)
         index = "expand_idx" if contract == 1 else "assist_info_for_combine"
@@ -317,7 +318,7 @@ def test_combine_that_routes_otherwise_than_dispatch(
         masked = mask if where == "combine only" else None
         weights = torch.ones(MAX_BS, TOPK)
         result = cases.COMBINE[contract](
-            **back, expert_scales=weights, x_active_mask=masked, **place.arguments()
+            **back, expert_scales=weights, x_active_mask=masked, **cases.arguments(place)
         )
         assert torch.equal(result, x * TOPK)
         return "right"

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator
 
 import failure_cases as cases
 import pytest
-from failure_cases import LOCAL, MAX_BS, TOPK, Caught, Place, caught
+from failure_cases import LOCAL, MAX_BS, TOPK, Caught, caught
 from failure_windows import ABORT_MAGIC, STATUS_MAGIC, WORDS, State, next_epoch, of_epoch, set_epoch
 from soak_rows import Tally
 
 import ascend_moe
 from ascend_moe.errors import AscendMoeError, CommTimeout, ConfigMismatch, CorruptStatus
+from ascend_moe.reference.cases import Place
 
 pytestmark = [pytest.mark.asan, pytest.mark.tsan]
 
@@ -138,7 +139,7 @@ class Trial:
     def run(self, spoil: Spoil) -> list[str]:
         """By rank, what became of the dispatch."""
         with ascend_moe.LocalCluster(self.world) as cluster:
-            return cluster.run(lambda rank, name: self.body(cluster, spoil, Place(name, self.world, rank)))
+            return cluster.run(lambda rank, name: self.body(cluster, spoil, Place(rank, self.world, name)))
 
     def body(self, cluster: ascend_moe.LocalCluster, spoil: Spoil, place: Place) -> str:
         set_epoch(cluster, place.rank, EPOCH - 3)
@@ -230,7 +231,7 @@ def test_abort_block_that_nobody_can_have_written(word: int, value: int) -> None
     """An abort says that no more comes: the op must not go on with what is there, whatever else it says."""
 
     def body(rank: int, group_ep: str) -> AscendMoeError | None:
-        place = Place(group_ep, 2, rank)
+        place = Place(rank, 2, group_ep)
         for seed in (3, 4):
             cases.check_dispatch(place, cases.dispatch(place, seed), seed)
         barrier.wait()
@@ -259,7 +260,7 @@ def test_failed_communicator_stays_failed_until_it_is_closed() -> None:
     """Every later op on every rank raises at once; closed and opened afresh, all is well."""
 
     def fail(rank: int, group_ep: str) -> list[AscendMoeError | None]:
-        place = Place(group_ep, 3, rank)
+        place = Place(rank, 3, group_ep)
         sent = cases.dispatch(place, 3)
         barrier.wait()
         if rank == READER:
@@ -279,7 +280,7 @@ def test_failed_communicator_stays_failed_until_it_is_closed() -> None:
         return [first.error, *(one.error for one in later)]
 
     def well(rank: int, group_ep: str) -> str:
-        return cases.round_trip(Place(group_ep, 3, rank), 5)
+        return cases.round_trip(Place(rank, 3, group_ep), 5)
 
     barrier, done = threading.Barrier(3), threading.Event()
     with ascend_moe.LocalCluster(3) as cluster:

@@ -8,10 +8,11 @@ from typing import Any
 
 import failure_cases as cases
 import pytest
-from failure_cases import Caught, Place, caught
+from failure_cases import Caught, caught
 
 import ascend_moe
 from ascend_moe.errors import CommError, CommTimeout, PeerLost
+from ascend_moe.reference.cases import Place
 
 pytestmark = pytest.mark.tsan
 
@@ -34,7 +35,7 @@ def test_rank_that_raises_is_lost_to_the_others(world: int, before: str) -> None
     """They raise at once, and run() raises what was at the root of it."""
 
     def body(rank: int, group_ep: str) -> str:
-        place = Place(group_ep, world, rank)
+        place = Place(rank, world, group_ep)
         cases.round_trip(place, 1)
         if before == "dispatch" and rank == 1:
             raise KeyError("my own mistake")
@@ -56,7 +57,7 @@ def test_rank_that_raises_is_lost_to_the_others(world: int, before: str) -> None
                 assert "its function raised KeyError" in str(error) and "\n" not in str(error)
         # The cluster is fit for the next run.
         assert (
-            cluster.run(lambda rank, name: cases.round_trip(Place(name, world, rank), 3)) == ["right"] * world
+            cluster.run(lambda rank, name: cases.round_trip(Place(rank, world, name), 3)) == ["right"] * world
         )
 
 
@@ -67,7 +68,7 @@ def test_first_cause_is_named_by_everybody() -> None:
         victim, pause = rng.randrange(4), rng.random() / 200
 
         def body(rank: int, group_ep: str, victim: int = victim, pause: float = pause) -> None:
-            place = Place(group_ep, 4, rank)
+            place = Place(rank, 4, group_ep)
             sent = cases.dispatch(place, 2)
             if rank == victim:
                 time.sleep(pause)
@@ -86,7 +87,7 @@ def test_rank_that_returns_without_calling_is_waited_for(monkeypatch: pytest.Mon
     monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", str(DEADLINE_S))
 
     def body(rank: int, group_ep: str) -> list[Caught]:
-        place = Place(group_ep, 3, rank)
+        place = Place(rank, 3, group_ep)
         sent = cases.dispatch(place, 1)
         if rank == 2:
             return []
@@ -104,18 +105,18 @@ def test_rank_that_returns_without_calling_is_waited_for(monkeypatch: pytest.Mon
                 else:
                     assert one.seconds < AT_ONCE_S
         # Late, it hears of it at once.
-        late = cluster.run(lambda rank, name: caught(cases.dispatch, Place(name, 3, rank), 1))
+        late = cluster.run(lambda rank, name: caught(cases.dispatch, Place(rank, 3, name), 1))
         for one in late:
             assert type(one.error) is CommTimeout and one.error.rank == 2 and one.seconds < AT_ONCE_S
         cluster.close()
-        assert cluster.run(lambda rank, name: cases.round_trip(Place(name, 3, rank), 3)) == ["right"] * 3
+        assert cluster.run(lambda rank, name: cases.round_trip(Place(rank, 3, name), 3)) == ["right"] * 3
 
 
 def test_failed_rank_does_not_keep_peers_from_naming_it_when_they_are_late() -> None:
     """A rank that comes to the failed communicator only later finds the cause too."""
 
     def body(rank: int, group_ep: str) -> CommError | None:
-        place = Place(group_ep, 3, rank)
+        place = Place(rank, 3, group_ep)
         cases.dispatch(place, 1)
         if rank == 0:
             raise ValueError("first")
@@ -136,7 +137,7 @@ def test_ranks_that_close_after_their_last_op_harm_nobody() -> None:
     world = 4
 
     def body(rank: int, group_ep: str) -> str:
-        place = Place(group_ep, world, rank)
+        place = Place(rank, world, group_ep)
         done = cases.round_trip(place, rank_seed[0])
         ascend_moe.close(group_ep)
         return done
@@ -158,7 +159,7 @@ def test_many_failures_leave_nothing_open() -> None:
             return len(os.listdir("/proc/self/fd")), sum(1 for _ in maps)
 
     def body(rank: int, group_ep: str) -> None:
-        place = Place(group_ep, 3, rank)
+        place = Place(rank, 3, group_ep)
         cases.dispatch(place, 1)
         if rank == 1:
             raise ValueError("again")

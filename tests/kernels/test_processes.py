@@ -6,59 +6,59 @@ import functools
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import op_cases
 import op_runs
 import pytest
 import torch
 import torch.distributed as dist
 from gloo_ranks import run_processes
-from op_cases import Case, Spec
 from op_runs import RankRun
 
 import ascend_moe
 from ascend_moe.errors import AscendMoeError
+from ascend_moe.reference.cases import Case, legal
 
 SPECS = [
-    Spec(seed=1),
-    Spec(
+    Case(seed=1),
+    Case(
         local=5,
         topk=4,
         units=5,
-        max_bs=9,
+        batch=9,
         dtype="fp16",
         quant="int8",
         batches="zero rank",
         seed=2,
         nums_type=0,
     ),
-    Spec(local=3, topk=3, units=3, dtype="fp32", quant="smooth", contract=2, mask="2-D", seed=3, tp=1),
-    Spec(local=2, topk=3, ids="overflow", max_bs=3, seed=4),
-    Spec(local=4, topk=2, max_bs=8, ids="hot", mask="1-D", seed=5),
-    Spec(local=3, topk=2, max_bs=3, ids="bad", contract=2, seed=6),
-    Spec(
+    Case(local=3, topk=3, units=3, dtype="fp32", quant="smooth", contract=2, mask="pair", seed=3, tp=1),
+    Case(local=2, topk=3, ids="overflow", batch=3, seed=4),
+    Case(local=4, topk=2, batch=8, ids="hot", mask="token", seed=5),
+    Case(local=3, topk=2, batch=3, ids="bad", contract=2, seed=6),
+    Case(
         local=2,
         topk=4,
-        max_bs=7,
+        batch=7,
         contract=2,
         ids="minus",
-        shared=True,
+        shared=2,
         batches="unequal",
-        special=True,
+        odd=True,
         seed=7,
     ),
-    Spec(local=32, topk=8, max_bs=24, units=64, tail=True, seed=8),
-    Spec(local=8, topk=8, max_bs=16, units=224, quant="int8", contract=2, seed=9),
+    Case(local=32, topk=8, batch=24, units=64, tail=True, seed=8),
+    Case(local=8, topk=8, batch=16, units=224, quant="int8", contract=2, seed=9),
 ]
 # Seeds of the cases run with 1, 7 and 8 cores.
 CORES = (1, 7, 8)
 
 
 def cases(world: int) -> list[Case]:
-    specs = [Spec(**{**vars(spec), "world": world, "cores": CORES[spec.seed % 3]}) for spec in SPECS]
-    return [op_cases.build(op_cases.legal(spec)) for spec in specs]
+    specs = [replace(spec, world=world, cores=CORES[spec.seed % 3]) for spec in SPECS]
+    return [legal(spec) for spec in specs]
 
 
 def body(rank: int, world: int) -> list[dict[str, Any]]:

@@ -10,11 +10,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
-import op_cases
 import op_runs
 import pytest
 import torch
-from op_cases import Case, Spec
 
 import ascend_moe.reference as ref
 from ascend_moe import LocalCluster, comm
@@ -26,6 +24,7 @@ from ascend_moe.errors import (
     RoutingMismatch,
     WindowTooSmall,
 )
+from ascend_moe.reference.cases import Case, draw, legal
 
 WINDOW_MIB = 4
 ASSIST_WORDS = 128  # a row, as CANN allocates them
@@ -46,17 +45,17 @@ def servers(monkeypatch: pytest.MonkeyPatch, share: int) -> None:
 
 def check(case: Case, runs: list[op_runs.RankRun | AscendMoeError]) -> None:
     """As ``op_runs.check``, but that expand_idx comes in V1's form under both contracts."""
-    fault = ref.check(case.inputs, case.experts, case.global_bs)
+    fault = case.fault()
     if fault is not None:
         op_runs.check_fault(fault, runs)
         return
-    expected = op_runs.expected_dispatch(case)
+    expected = case.dispatched()
     rows = []
     for rank, (one, want) in enumerate(zip(runs, expected, strict=True)):
         assert isinstance(one, op_runs.RankRun), f"rank {rank}: {one!r}"
         check_dispatch(case, rank, one.dispatched, want)
         rows.append(one.rows)
-    sums = ref.combine(case.inputs, rows, expected, moe_expert_num=case.experts, global_bs=case.global_bs)
+    sums = case.combined(rows, expected)
     for rank, one in enumerate(runs):
         assert isinstance(one, op_runs.RankRun)
         report = ref.validate("combine", one.result, sums[rank], rank=rank)
@@ -74,7 +73,7 @@ def check_dispatch(case: Case, rank: int, got: tuple[torch.Tensor, ...], want: r
     if want.dynamic_scales is not None:
         named.append(("dynamic_scales", got[1][:rows], want.dynamic_scales))
     for name, one, other in named:
-        assert op_runs.same_bits(one, other), f"rank {rank}: {name} differs"
+        assert ref.same_bits(one, other), f"rank {rank}: {name} differs"
     if case.contract == 2:
         assert got[2].numel() == max(pairs, got[0].shape[0] * ASSIST_WORDS)
 
@@ -85,28 +84,28 @@ def run(case: Case) -> list[op_runs.RankRun | AscendMoeError]:
 
 
 MATRIX = [
-    Spec(world=2, local=2, topk=2, seed=11),
-    Spec(world=2, local=4, topk=3, contract=2, quant="int8", dtype="fp16", batches="unequal", seed=12),
-    Spec(world=3, local=2, topk=3, units=5, batches="zero rank", ids="minus", cores=5, seed=13),
-    Spec(world=3, local=1, topk=2, contract=2, mask="2-D", dtype="fp32", batches="global_bs", seed=14),
-    Spec(world=4, local=2, topk=4, ids="hot", max_bs=9, contract=2, shared=True, cores=3, seed=15),
-    Spec(world=4, local=5, topk=2, quant="smooth", mask="1-D", batches="unequal", tail=True, seed=16),
-    Spec(world=5, local=1, topk=3, contract=2, quant="smooth", batches="unequal", cores=1, seed=17),
-    Spec(world=6, local=3, topk=4, ids="distinct", dtype="fp32", nums_type=0, tp=1, cores=13, seed=18),
-    Spec(world=7, local=2, topk=5, contract=2, ids="any", batches="zero rank", cores=4, seed=19),
-    Spec(world=8, local=1, topk=8, units=9, quant="int8", ids="distinct", cores=2, seed=20),
-    Spec(world=8, local=2, topk=2, contract=2, ids="hot", mask="1-D prefix", special=True, seed=21),
-    Spec(world=4, local=2, max_bs=0, seed=22),
-    Spec(world=4, local=2, ids="bad", contract=2, seed=23),
-    Spec(world=3, local=1, ids="overflow", seed=24),
+    Case(world=2, local=2, topk=2, seed=11),
+    Case(world=2, local=4, topk=3, contract=2, quant="int8", dtype="fp16", batches="unequal", seed=12),
+    Case(world=3, local=2, topk=3, units=5, batches="zero rank", ids="minus", cores=5, seed=13),
+    Case(world=3, local=1, topk=2, contract=2, mask="pair", dtype="fp32", batches="global_bs", seed=14),
+    Case(world=4, local=2, topk=4, ids="hot", batch=9, contract=2, shared=2, cores=3, seed=15),
+    Case(world=4, local=5, topk=2, quant="smooth", mask="token", batches="unequal", tail=True, seed=16),
+    Case(world=5, local=1, topk=3, contract=2, quant="smooth", batches="unequal", cores=1, seed=17),
+    Case(world=6, local=3, topk=4, ids="distinct", dtype="fp32", nums_type=0, tp=1, cores=13, seed=18),
+    Case(world=7, local=2, topk=5, contract=2, ids="any", batches="zero rank", cores=4, seed=19),
+    Case(world=8, local=1, topk=8, units=9, quant="int8", ids="distinct", cores=2, seed=20),
+    Case(world=8, local=2, topk=2, contract=2, ids="hot", mask="prefix", odd=True, seed=21),
+    Case(world=4, local=2, batch=0, seed=22),
+    Case(world=4, local=2, ids="bad", contract=2, seed=23),
+    Case(world=3, local=1, ids="overflow", seed=24),
 ]
 
 
 @pytest.mark.parametrize("share", [1, 2, 4])
 @pytest.mark.parametrize("spec", MATRIX, ids=lambda s: f"W{s.world}V{s.contract}-{s.seed}")
-def test_every_case_is_the_reference(monkeypatch: pytest.MonkeyPatch, spec: Spec, share: int) -> None:
+def test_every_case_is_the_reference(monkeypatch: pytest.MonkeyPatch, spec: Case, share: int) -> None:
     servers(monkeypatch, share)
-    case = op_cases.build(op_cases.legal(spec))
+    case = legal(spec)
     # All in one server: stores, and V2's own tensor.
     (check if share < case.world else op_runs.check)(case, run(case))
 
@@ -117,23 +116,15 @@ def test_drawn_cases(monkeypatch: pytest.MonkeyPatch, share: int, first: int) ->
     servers(monkeypatch, share)
     with LocalCluster(5, window_mib=WINDOW_MIB) as cluster:
         for seed in range(first, first + 20):
-            spec = Spec(
-                world=5,
-                local=1 + seed % 3,
-                topk=1 + seed % 4,
-                units=1 + seed % 6,
-                max_bs=seed % 7,
-                dtype=("bf16", "fp16", "fp32")[seed % 3],
-                quant=("none", "int8", "smooth")[seed % 5 % 3],
-                contract=1 + seed % 2,
-                batches=op_cases.BATCHES[seed % 4],
-                mask=op_cases.MASKS[seed // 2 % 4],
-                ids=op_cases.IDS[seed // 3 % 6],
-                special=seed % 11 == 0,
-                cores=(1, 2, 8)[seed % 3],
-                seed=seed,
+            case = draw(
+                seed,
+                world=(5,),
+                local=(1, 2, 3),
+                topk=(1, 2, 3, 4),
+                batch=range(7),
+                cores=(1, 2, 8),
+                ids=("distinct", "any", "minus", "hot", "mixed", "overflow", "bad"),
             )
-            case = op_cases.build(op_cases.legal(spec))
             if case.world == 5:
                 check(case, op_runs.run(cluster, case))
 
@@ -142,11 +133,9 @@ def test_drawn_cases(monkeypatch: pytest.MonkeyPatch, share: int, first: int) ->
 def test_repeated_sequences_reuse_the_staging(monkeypatch: pytest.MonkeyPatch, contract: int) -> None:
     """D, D, C, C with another routing each time, ranks running free, epochs across the wrap."""
     servers(monkeypatch, 2)
-    base = Spec(
-        world=4, local=2, topk=3, max_bs=6, contract=contract, batches="unequal", ids="minus", cores=3
-    )
-    cases = [op_cases.build(replace(base, seed=seed)) for seed in range(6)]
-    expected = [op_runs.expected_dispatch(case) for case in cases]
+    base = Case(world=4, local=2, topk=3, batch=6, contract=contract, batches="unequal", ids="minus", cores=3)
+    cases = [replace(base, seed=seed) for seed in range(6)]
+    expected = [case.dispatched() for case in cases]
 
     def loop(rank: int, group: str) -> None:
         comm.lookup(group, 4, rank)
@@ -163,10 +152,8 @@ def test_repeated_sequences_reuse_the_staging(monkeypatch: pytest.MonkeyPatch, c
         cluster.run(loop)
     for case, want, got in zip(cases, expected, results, strict=True):
         done = [one for one in got if one is not None]
-        sums = ref.combine(
-            case.inputs, [rows for rows, _ in done], want, moe_expert_num=8, global_bs=case.global_bs
-        )
-        assert all(op_runs.same_bits(one, other) for (_, one), other in zip(done, sums, strict=True))
+        sums = case.combined([rows for rows, _ in done], want)
+        assert all(ref.same_bits(one, other) for (_, one), other in zip(done, sums, strict=True))
 
 
 # ---- arguments
@@ -175,8 +162,8 @@ def test_repeated_sequences_reuse_the_staging(monkeypatch: pytest.MonkeyPatch, c
 def test_a_window_too_small_for_rows_and_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """The run takes its place in the region: the number that the message asks for is the least that works."""
     servers(monkeypatch, 1)
-    spec = Spec(world=2, local=1, topk=1, units=64, max_bs=256, dtype="fp16", batches="equal", ids="any")
-    case = op_cases.build(spec)
+    spec = Case(world=2, local=1, topk=1, units=64, batch=256, dtype="fp16", batches="equal", ids="any")
+    case = replace(spec)
     with LocalCluster(2, window_mib=2) as cluster:
         errors = op_runs.run(cluster, case)
     assert all(isinstance(one, WindowTooSmall) for one in errors), errors
@@ -191,7 +178,7 @@ def test_a_window_too_small_for_rows_and_run(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_assist_info_must_hold_expand_idx(monkeypatch: pytest.MonkeyPatch) -> None:
     servers(monkeypatch, 1)
-    case = op_cases.build(Spec(world=2, local=2, topk=4, contract=2, max_bs=8, seed=3, ids="distinct"))
+    case = Case(world=2, local=2, topk=4, contract=2, batch=8, seed=3, ids="distinct")
 
     def short(rank: int, group: str) -> str:
         sent = list(op_runs.dispatch(case, rank, group))
@@ -212,12 +199,12 @@ def test_assist_info_must_hold_expand_idx(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_mask_of_one_op_only_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     servers(monkeypatch, 1)
-    case = op_cases.build(Spec(world=2, local=2, topk=2, max_bs=4, ids="distinct", seed=5))
+    case = Case(world=2, local=2, topk=2, batch=4, ids="distinct", seed=5)
 
     def lie(rank: int, group: str) -> AscendMoeError | None:
         sent = op_runs.dispatch(case, rank, group)
         rows = op_runs.expert_rows(case, rank, sent)
-        other = replace(case, inputs=[replace(one) for one in case.inputs])
+        other = replace(case, given=tuple(replace(one) for one in case.inputs))
         if rank == 0:
             other.inputs[0].x_active_mask = torch.tensor([False, True, True, True])
         try:
@@ -234,9 +221,9 @@ def test_a_mask_of_one_op_only_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_another_configuration_is_named_and_the_communicator_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     servers(monkeypatch, 2)
-    base = Spec(world=4, local=2, topk=2, max_bs=4, ids="distinct", seed=6)
-    case = op_cases.build(base)
-    other = op_cases.build(replace(base, units=3))
+    base = Case(world=4, local=2, topk=2, batch=4, ids="distinct", seed=6)
+    case = replace(base)
+    other = replace(base, units=3)
 
     def mixed(rank: int, group: str) -> AscendMoeError:
         with pytest.raises(ConfigMismatch) as caught:
@@ -258,7 +245,7 @@ def test_a_rank_that_does_not_come_is_named_everywhere(
     """Its own server and the others: one deadline, one name, and the failure is sticky."""
     servers(monkeypatch, share)
     monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "1.5")
-    case = op_cases.build(Spec(world=4, local=2, topk=2, max_bs=4, ids="distinct", seed=7))
+    case = Case(world=4, local=2, topk=2, batch=4, ids="distinct", seed=7)
     absent = 2
     together = threading.Barrier(4)
 
@@ -299,7 +286,7 @@ def _killed(rank: int, world: int, store: str, pipe: object) -> None:
     import ascend_moe
 
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
-    case = op_cases.build(Spec(world=world, local=2, topk=2, max_bs=4, ids="distinct", seed=8))
+    case = Case(world=world, local=2, topk=2, batch=4, ids="distinct", seed=8)
     group = ascend_moe.comm_name(dist.group.WORLD)
     for _ in range(3):
         op_runs.dispatch(case, rank, group)

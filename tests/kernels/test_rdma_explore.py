@@ -9,10 +9,10 @@ import pytest
 from error_codes import PEER_LOST
 
 from ascend_moe import explore
-from ascend_moe.explore import Case, Faults, Options, World
+from ascend_moe.explore import Faults, Options, Program, World
 
 
-def cases(first: int, count: int) -> list[Case]:
+def cases(first: int, count: int) -> list[Program]:
     """Drawn cases of every mode, over servers of one and of two ranks."""
     return [replace(explore.draw(first + n), servers=1 + n % 2, algorithm="window") for n in range(count)]
 
@@ -31,15 +31,15 @@ def test_policies_find_nothing(policy: str) -> None:
 
 
 def test_a_case_says_how_many_ranks_share_a_server() -> None:
-    case = Case(world=4, servers=2)
+    case = Program(world=4, servers=2)
     assert ",r2," in str(case) and explore.parse(str(case)) == case
-    assert explore.parse(str(Case())) == Case() and ",r" not in str(Case()).replace(",ragged", "")
+    assert explore.parse(str(Program())) == Program() and ",r" not in str(Program()).replace(",unequal", "")
 
 
 @pytest.mark.parametrize("servers", [1, 2])
 def test_a_killed_rank_is_missed_by_name(servers: int) -> None:
     """Wherever it stops, its posted items half on their way too: the others end, right or naming it."""
-    case = Case(world=3, cores=2, sequence="DCDC", seed=4, servers=servers)
+    case = Program(world=3, cores=2, sequence="DCDC", seed=4, servers=servers)
     seen: Counter[int] = Counter()
     with World(case.world) as world:
         world.load(case, accepted=1 | 1 << PEER_LOST)
@@ -56,7 +56,7 @@ def test_a_killed_rank_is_missed_by_name(servers: int) -> None:
 
 
 def test_a_stalled_rank_only_delays() -> None:
-    case = Case(world=3, cores=2, seed=6, servers=1)
+    case = Program(world=3, cores=2, seed=6, servers=1)
     with World(case.world) as world:
         world.load(case)
         for step in range(0, 600, 50):

@@ -10,11 +10,9 @@ import threading
 import time
 from dataclasses import dataclass, replace
 
-import op_cases
 import op_runs
 import pytest
 import torch
-from op_cases import Case, Spec
 from soak_rows import Tally
 
 import ascend_moe.reference as ref
@@ -22,6 +20,7 @@ from ascend_moe import LocalCluster, comm
 from ascend_moe.comm.communicator import ranks_per_server
 from ascend_moe.native.library import lib
 from ascend_moe.ops import calls
+from ascend_moe.reference.cases import Case, legal
 
 SEQUENCES = ["D" + "".join(ops) for n in range(1, 7) for ops in itertools.product("DC", repeat=n)]
 CORES = (1, 2, 3, 5, 7, 8, 13, 24, 48)
@@ -52,7 +51,7 @@ class Entry:
         triples = self.case.contract == 2 and not 0 < ranks_per_server() < len(want.rows_sent)
         index = want.assist_info.reshape(-1) if triples else want.expand_idx
         pairs.append((got[2][: index.numel()], index))
-        if not all(op_runs.same_bits(one, other) for one, other in pairs):
+        if not all(ref.same_bits(one, other) for one, other in pairs):
             report = ref.validate(
                 "dispatch",
                 got,
@@ -65,7 +64,7 @@ class Entry:
 
     def check_combine(self, rank: int, variant: int, got: torch.Tensor) -> None:
         want = self.sums[variant][rank]
-        if not op_runs.same_bits(got, want):
+        if not ref.same_bits(got, want):
             raise AssertionError(ref.validate("combine", got, want, rank=rank).text)
 
 
@@ -73,7 +72,7 @@ class Entry:
 def pool(world: int, local: int, contract: int) -> list[Entry]:
     """Different shapes, dtypes and routings; in each a rank without tokens, by turns."""
     entries: list[Entry] = []
-    base = Spec(world=world, local=local, topk=3, max_bs=4, contract=contract, batches="zero rank")
+    base = Case(world=world, local=local, topk=3, batch=4, contract=contract, batches="zero rank")
     for seed in itertools.count(100 * world + 10 * local):
         number = len(entries)
         spec = replace(
@@ -83,12 +82,12 @@ def pool(world: int, local: int, contract: int) -> list[Entry]:
             dtype=("bf16", "fp32", "fp16")[number % 3],
             quant=("none", "int8", "none", "smooth")[number % 4],
             ids=("any", "minus", "hot", "distinct")[number % 4],
-            mask=("none", "2-D", "1-D")[number % 3],
-            shared=number % 2 == 0,
+            mask=("none", "pair", "token")[number % 3],
+            shared=2 * (number % 2 == 0),
         )
-        case = op_cases.build(op_cases.legal(spec))
+        case = legal(spec)
         empty = [rank for rank, one in enumerate(case.inputs) if one.x.shape[0] == 0]
-        if number % world not in empty or ref.check(case.inputs, case.experts, case.global_bs):
+        if number % world not in empty or case.fault():
             continue
         entries.append(_entry(case))
         if len(entries) == POOL:
@@ -97,17 +96,14 @@ def pool(world: int, local: int, contract: int) -> list[Entry]:
 
 
 def _entry(case: Case) -> Entry:
-    expected = op_runs.expected_dispatch(case)
+    expected = case.dispatched()
     rows = []
     for rank, one in enumerate(expected):
         scales = torch.empty(0) if one.dynamic_scales is None else one.dynamic_scales
         sent = (one.expand_x, scales, one.expand_idx, one.expert_token_nums, one.ep_recv_counts)
         rows.append(op_runs.expert_rows(case, rank, sent))
     variants = [rows, [-3 * tensor for tensor in rows]]
-    sums = [
-        ref.combine(case.inputs, variant, expected, moe_expert_num=case.experts, global_bs=case.global_bs)
-        for variant in variants
-    ]
+    sums = [case.combined(variant, expected) for variant in variants]
     return Entry(case, expected, variants, sums)
 
 

@@ -10,28 +10,29 @@ from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
-import op_cases
 import op_runs
 import pytest
 import soak_rows
 import torch
-from op_cases import Case, Spec
+from case_labels import labels
 from op_runs import Clusters
 from soak_rows import Tally
 
 import ascend_moe.reference as ref
 from ascend_moe import LocalCluster
 from ascend_moe.errors import WindowTooSmall
+from ascend_moe.reference.cases import BATCHES, DTYPES, MASKS, Case, legal
 
 LEAST_CASES, LEAST_EACH = soak_rows.pick(300, 10_000), 20
 EXAMPLES = soak_rows.pick(40, 700)  # of each stratum
 # dtype, quantisation and contract of a stratum, and how its ids are made: all pairs are met.
 STRATA = [
     {"dtype": dtype, "quant": quant, "contract": contract}
-    for dtype in op_cases.DTYPES
+    for dtype in DTYPES
     for quant in ("none", "int8", "smooth")
     for contract in (1, 2)
 ]
+KINDS = ("distinct", "any", "minus", "hot", "overflow", "bad", "mixed", "duplicates", "zipf")
 COVERAGE = [
     *("W > 1", "L > 1", "zero-batch rank", "unequal batches", "global_bs 0", "global_bs given"),
     *("mask 1-D, a prefix", "mask 1-D, no prefix", "mask 2-D", "rank without an active token"),
@@ -42,27 +43,26 @@ COVERAGE = [
 ]
 
 
-def specs(fixed: dict[str, Any]) -> st.SearchStrategy[Spec]:
+def specs(fixed: dict[str, Any]) -> st.SearchStrategy[Case]:
     """Legal specs with some fields given."""
     fields: dict[str, st.SearchStrategy[Any]] = {
         "world": st.sampled_from([2, 3, 1, 4, 8]),
         "local": st.sampled_from([2, 1, 3, 5, 9]),
         "topk": st.sampled_from([2, 1, 3, 4, 8, 16]),
         "units": st.sampled_from([2, 1, 3, 4, 5, 33, 130]),
-        "max_bs": st.sampled_from([4, 1, 2, 3, 7, 12]),
-        "batches": st.sampled_from(op_cases.BATCHES),
-        "mask": st.sampled_from(op_cases.MASKS),
+        "batch": st.sampled_from([4, 1, 2, 3, 7, 12]),
+        "batches": st.sampled_from(BATCHES),
+        "mask": st.sampled_from(MASKS),
         "nums_type": st.sampled_from([0, 1]),
         "tp": st.sampled_from([0, 1]),
-        "shared": st.booleans(),
-        "special": st.booleans(),
+        "shared": st.sampled_from([0, 2, 3]),
+        "odd": st.booleans(),
         "tail": st.booleans(),
+        "weights": st.booleans(),
         "cores": st.sampled_from([7, 1, 2, 24, 48]),
         "seed": st.integers(0, 2**32 - 1),
     }
-    return st.builds(Spec, **fields, **{name: st.just(value) for name, value in fixed.items()}).map(
-        op_cases.legal
-    )
+    return st.builds(Case, **fields, **{name: st.just(value) for name, value in fixed.items()}).map(legal)
 
 
 def table(covered: Counter[str], distinct: int) -> str:
@@ -80,18 +80,16 @@ def test_equal_to_reference(
 ) -> None:
     """One test, so that what the cases cover is counted in one process."""
     covered: Counter[str] = Counter()
-    seen: set[str] = set()
+    seen: set[Case] = set()
 
-    def example(spec: Spec) -> None:
-        case = op_cases.build(spec)
-        name = op_cases.digest(case)
-        if name not in seen:
-            seen.add(name)
-            covered.update(op_cases.labels(case))
-        op_runs.check(case, op_runs.run(clusters[case.world], case))
+    def example(spec: Case) -> None:
+        if spec not in seen:
+            seen.add(spec)
+            covered.update(labels(spec))
+        op_runs.check(spec, op_runs.run(clusters[spec.world], spec))
 
     for number, stratum in enumerate(STRATA):
-        fixed = {**stratum, "ids": op_cases.IDS[(number + number // 6) % len(op_cases.IDS)]}
+        fixed = {**stratum, "ids": KINDS[(number + number // 6) % len(KINDS)]}
         once = hypothesis.given(spec=specs(fixed))(lambda spec: example(spec))
         once = hypothesis.settings(
             max_examples=EXAMPLES,
@@ -117,12 +115,10 @@ def test_equal_to_reference(
 
 # A quick walk through the kernels; real processes and mutants run the same specs.
 FIXED = [
-    Spec(seed=1),
-    Spec(world=3, local=3, topk=3, units=3, max_bs=6, batches="unequal", seed=2, cores=2),
-    Spec(
-        world=2, local=5, topk=4, units=5, max_bs=9, dtype="fp16", quant="int8", batches="zero rank", seed=3
-    ),
-    Spec(
+    Case(seed=1),
+    Case(world=3, local=3, topk=3, units=3, batch=6, batches="unequal", seed=2, cores=2),
+    Case(world=2, local=5, topk=4, units=5, batch=9, dtype="fp16", quant="int8", batches="zero rank", seed=3),
+    Case(
         world=2,
         local=3,
         topk=3,
@@ -130,26 +126,26 @@ FIXED = [
         dtype="fp32",
         quant="smooth",
         contract=2,
-        mask="2-D",
+        mask="pair",
         seed=4,
         cores=24,
     ),
-    Spec(world=3, local=2, topk=4, max_bs=7, contract=2, ids="minus", shared=True, batches="unequal", seed=5),
-    Spec(world=2, local=4, topk=2, max_bs=8, ids="hot", mask="1-D", nums_type=0, tp=1, seed=6, cores=7),
-    Spec(world=2, local=2, topk=3, max_bs=5, quant="int8", special=True, tail=True, seed=7, cores=3),
-    Spec(world=3, local=1, topk=2, ids="overflow", seed=8),
-    Spec(world=3, local=2, topk=2, ids="bad", contract=2, seed=9),
-    Spec(world=2, local=2, topk=4, max_bs=6, contract=2, special=True, tail=True, mask="1-D prefix", seed=10),
-    Spec(world=2, local=40, topk=8, max_bs=70, ids="any", batches="unequal", units=1, seed=11, cores=5),
-    Spec(
+    Case(world=3, local=2, topk=4, batch=7, contract=2, ids="minus", shared=2, batches="unequal", seed=5),
+    Case(world=2, local=4, topk=2, batch=8, ids="hot", mask="token", nums_type=0, tp=1, seed=6, cores=7),
+    Case(world=2, local=2, topk=3, batch=5, quant="int8", odd=True, tail=True, seed=7, cores=3),
+    Case(world=3, local=1, topk=2, ids="overflow", seed=8),
+    Case(world=3, local=2, topk=2, ids="bad", contract=2, seed=9),
+    Case(world=2, local=2, topk=4, batch=6, contract=2, odd=True, tail=True, mask="prefix", seed=10),
+    Case(world=2, local=40, topk=8, batch=70, ids="any", batches="unequal", units=1, seed=11, cores=5),
+    Case(
         world=2,
         local=2,
         topk=2,
-        max_bs=1,
+        batch=1,
         units=130,
         dtype="fp32",
         contract=2,
-        shared=True,
+        shared=2,
         seed=12,
         cores=48,
     ),
@@ -158,8 +154,8 @@ FIXED = [
 
 @pytest.mark.asan
 @pytest.mark.parametrize("spec", FIXED, ids=lambda spec: f"case{spec.seed}")
-def test_fixed(clusters: Clusters, spec: Spec) -> None:
-    case = op_cases.build(op_cases.legal(spec))
+def test_fixed(clusters: Clusters, spec: Case) -> None:
+    case = legal(spec)
     op_runs.check(case, op_runs.run(clusters[case.world], case))
 
 
@@ -167,60 +163,60 @@ def test_fixed(clusters: Clusters, spec: Spec) -> None:
 
 
 LIMITS = {
-    "W 64": Spec(world=64, local=4, topk=4, max_bs=3, batches="zero rank", cores=3, seed=21),
-    "W 64, quantised, V2": Spec(
-        world=64, local=16, topk=16, max_bs=2, quant="smooth", contract=2, units=3, seed=22
+    "W 64": Case(world=64, local=4, topk=4, batch=3, batches="zero rank", cores=3, seed=21),
+    "W 64, quantised, V2": Case(
+        world=64, local=16, topk=16, batch=2, quant="smooth", contract=2, units=3, seed=22
     ),
-    "E 1024": Spec(world=4, local=256, topk=16, max_bs=9, mask="2-D", batches="unequal", seed=23),
-    "E 1024, one rank": Spec(
-        world=1, local=1024, topk=16, max_bs=16, contract=2, ids="distinct", cores=48, seed=24
+    "E 1024": Case(world=4, local=256, topk=16, batch=9, mask="pair", batches="unequal", seed=23),
+    "E 1024, one rank": Case(
+        world=1, local=1024, topk=16, batch=16, contract=2, ids="distinct", cores=48, seed=24
     ),
-    "W 64, E 1024, one core": Spec(
-        world=64, local=16, topk=2, max_bs=1, units=1, dtype="fp32", cores=1, seed=25
+    "W 64, E 1024, one core": Case(
+        world=64, local=16, topk=2, batch=1, units=1, dtype="fp32", cores=1, seed=25
     ),
-    "K 16, BS 4096": Spec(world=2, local=8, topk=16, units=1, max_bs=4096, ids="distinct", cores=24, seed=26),
-    "K 1, BS 4096": Spec(
-        world=3, local=2, topk=1, units=1, max_bs=4096, mask="1-D", batches="unequal", seed=27
+    "K 16, BS 4096": Case(world=2, local=8, topk=16, units=1, batch=4096, ids="distinct", cores=24, seed=26),
+    "K 1, BS 4096": Case(
+        world=3, local=2, topk=1, units=1, batch=4096, mask="token", batches="unequal", seed=27
     ),
-    "K 16, BS 4096, V2": Spec(
-        world=2, local=9, topk=16, units=1, max_bs=4096, contract=2, mask="2-D", ids="minus", cores=7, seed=28
+    "K 16, BS 4096, V2": Case(
+        world=2, local=9, topk=16, units=1, batch=4096, contract=2, mask="pair", ids="minus", cores=7, seed=28
     ),
 }
 
 
 @pytest.mark.parametrize("name", LIMITS)
 def test_limits(clusters: Clusters, name: str) -> None:
-    case = op_cases.build(op_cases.legal(LIMITS[name]))
+    case = legal(LIMITS[name])
     op_runs.check(case, op_runs.run(clusters[case.world], case))
 
 
 @pytest.mark.parametrize("contract", [1, 2])
-@pytest.mark.parametrize("dtype", op_cases.DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_longest_rows(clusters: Clusters, dtype: str, contract: int) -> None:
     """H = 8192 with 48 cores, up to 1024 experts, a mask, smooth scales: all of it fits UB."""
-    units = 8192 * op_cases.DTYPES[dtype].itemsize // 32
+    units = 8192 * DTYPES[dtype].itemsize // 32
     for quant in ("none", "int8", "smooth"):
         shape = {
             "world": 2,
             "local": 512 if quant != "smooth" else 8,
             "topk": 16,
-            "max_bs": 2,
+            "batch": 2,
             "units": units,
         }
-        spec = Spec(
-            **shape, dtype=dtype, quant=quant, contract=contract, mask="2-D", shared=True, cores=48, seed=30
+        spec = Case(
+            **shape, dtype=dtype, quant=quant, contract=contract, mask="pair", shared=2, cores=48, seed=30
         )
-        case = op_cases.build(op_cases.legal(spec))
+        case = legal(spec)
         op_runs.check(case, op_runs.run(clusters[2], case))
 
 
 def test_largest_ub_plan(clusters: Clusters) -> None:
     """Everything that takes UB at once: fp32, H = 8192, smooth scales, E = 1024, 64 cores."""
     for world in (1, 16):
-        spec = Spec(
-            world=world, local=1024 // world, topk=2, max_bs=1, units=1024, dtype="fp32", quant="smooth"
+        spec = Case(
+            world=world, local=1024 // world, topk=2, batch=1, units=1024, dtype="fp32", quant="smooth"
         )
-        case = op_cases.build(replace(spec, contract=2, mask="2-D", ids="distinct", cores=64, seed=31))
+        case = replace(spec, contract=2, mask="pair", ids="distinct", cores=64, seed=31)
         op_runs.check(case, op_runs.run(clusters[world], case))
 
 
@@ -230,21 +226,21 @@ def test_largest_ub_plan(clusters: Clusters) -> None:
 @pytest.mark.parametrize("contract", [1, 2])
 @pytest.mark.parametrize("quant", ["none", "int8", "smooth"])
 def test_same_with_any_number_of_cores(clusters: Clusters, quant: str, contract: int) -> None:
-    spec = Spec(
-        world=3, local=4, topk=4, units=67, max_bs=11, quant=quant, contract=contract, shared=True, seed=40
+    spec = Case(
+        world=3, local=4, topk=4, units=67, batch=11, quant=quant, contract=contract, shared=2, seed=40
     )
-    spec = op_cases.legal(replace(spec, ids="minus", mask="2-D", batches="unequal", special=True))
+    spec = legal(replace(spec, ids="minus", mask="pair", batches="unequal", odd=True))
     first: list[Any] = []
     for count in (1, 2, 7, 24, 48):
-        case = op_cases.build(replace(spec, cores=count))
+        case = replace(spec, cores=count)
         runs = op_runs.run(clusters[3], case)
         op_runs.check(case, runs)
         first = first or runs
         for rank, (one, other) in enumerate(zip(runs, first, strict=True)):
-            assert op_runs.same_bits(one.result, other.result), f"rank {rank}, {count} cores"
+            assert ref.same_bits(one.result, other.result), f"rank {rank}, {count} cores"
             rows = int(one.dispatched[4][case.experts - 1])
             same = [
-                op_runs.same_bits(a[:rows], b[:rows])
+                ref.same_bits(a[:rows], b[:rows])
                 for a, b in zip(one.dispatched, other.dispatched, strict=True)
             ]
             assert same[0] and (quant == "none" or same[1]) and same[3], f"rank {rank}, {count} cores: {same}"
@@ -257,12 +253,12 @@ def one_expert_case(x: torch.Tensor, weights: torch.Tensor, **settings: Any) -> 
     """Two ranks with the same tokens; token t goes to experts t mod 2 and 1 - t mod 2."""
     batch = x.shape[0]
     ids = torch.stack([torch.arange(batch) % 2, 1 - torch.arange(batch) % 2], dim=1).int()
-    return Case([ref.RankInput(x, ids, expert_scales=weights) for _ in range(2)], 2, **settings)
+    return Case.of([ref.RankInput(x, ids, expert_scales=weights) for _ in range(2)], 2, **settings)
 
 
-@pytest.mark.parametrize("dtype", op_cases.DTYPES.values(), ids=str)
-@pytest.mark.parametrize("quant_mode", [0, 2])
-def test_special_values(clusters: Clusters, dtype: torch.dtype, quant_mode: int) -> None:
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+@pytest.mark.parametrize("quant", ["none", "int8"])
+def test_special_values(clusters: Clusters, dtype: torch.dtype, quant: str) -> None:
     """Rows of one special value, alone and beside ordinary ones; weights that make 0 * NaN and inf - inf."""
     nan, inf = float("nan"), float("inf")
     singles = [0.0, -0.0, nan, inf, -inf, 1e-45, 1e-40, -1e-38, 6e-8, 3e38, 65504.0, 127.0, 1.0]
@@ -276,7 +272,7 @@ def test_special_values(clusters: Clusters, dtype: torch.dtype, quant_mode: int)
     odd = torch.tensor([0.0, -0.0, nan, inf, -inf, 1e-45, 3e38, -1.0, 1.0])
     weights = torch.stack([odd.repeat(5)[: len(rows)], odd.flip(0).repeat(5)[1 : len(rows) + 1]], dim=1)
     for contract in (1, 2):
-        case = one_expert_case(x, weights, contract=contract, quant_mode=quant_mode)
+        case = one_expert_case(x, weights, contract=contract, quant=quant)
         runs = op_runs.run(clusters[2], case)
         op_runs.check(case, runs)
         result = runs[0].result  # type: ignore[union-attr]
@@ -287,7 +283,7 @@ def test_zero_rows_quantised(clusters: Clusters) -> None:
     """Scale 1 and codes 0; the rows around them keep their own scales."""
     x = torch.randn(6, 48, generator=torch.Generator().manual_seed(3)).bfloat16()
     x[::2] = 0
-    case = one_expert_case(x, torch.ones(6, 2), quant_mode=2)
+    case = one_expert_case(x, torch.ones(6, 2), quant="int8")
     for one in op_runs.run(clusters[2], case):
         rows, scales = one.dispatched[0][:12], one.dispatched[1][:12]  # type: ignore[union-attr]
         zero = ~rows.any(dim=1)
@@ -323,13 +319,14 @@ def test_any_layout_of_the_inputs(
     clusters: Clusters, change: Callable[[torch.Tensor | None], torch.Tensor | None], contract: int
 ) -> None:
     for dtype, quant in (("bf16", "none"), ("fp32", "smooth")):
-        spec = Spec(
-            contract=contract, quant=quant, dtype=dtype, units=3, mask="2-D", shared=True, max_bs=6, seed=80
+        spec = Case(
+            contract=contract, quant=quant, dtype=dtype, units=3, mask="pair", shared=2, batch=6, seed=80
         )
-        case = op_cases.build(op_cases.legal(spec))
-        case.inputs = [
+        case = legal(spec)
+        changed = [
             ref.RankInput(**{name: change(value) for name, value in vars(one).items()}) for one in case.inputs
         ]
+        case = replace(case, given=tuple(changed))
         op_runs.check(case, op_runs.run(clusters[2], case))
 
 
@@ -337,8 +334,8 @@ def test_any_layout_of_the_inputs(
 @pytest.mark.parametrize("batches", ["equal", "global_bs"])
 def test_no_tokens_at_all(clusters: Clusters, batches: str, contract: int) -> None:
     for world in (1, 3):
-        spec = Spec(world=world, contract=contract, batches=batches, quant="int8", tp=1, seed=81)
-        case = op_cases.build(replace(spec, max_bs=0))
+        spec = Case(world=world, contract=contract, batches=batches, quant="int8", tp=1, seed=81)
+        case = replace(spec, batch=0)
         assert not any(one.x.numel() for one in case.inputs)
         op_runs.check(case, op_runs.run(clusters[world], case))
 
@@ -351,10 +348,10 @@ def test_no_tokens_at_all(clusters: Clusters, batches: str, contract: int) -> No
 @pytest.mark.parametrize("world", [1, 3])
 def test_window_of_exactly_the_needed_size(world: int, quant: str, contract: int) -> None:
     """Every source fills its region of rank 0 to the last row; one MiB less is refused with this number."""
-    spec = Spec(
-        world=world, local=3, topk=min(4, 3 * world), units=64, max_bs=133, contract=contract, quant=quant
+    spec = Case(
+        world=world, local=3, topk=min(4, 3 * world), units=64, batch=133, contract=contract, quant=quant
     )
-    case = op_cases.build(replace(spec, batches="global_bs", seed=82))
+    case = replace(spec, batches="global_bs", seed=82)
     for one in case.inputs:
         routed = one.expert_ids.numel() * min(3, spec.topk) // spec.topk  # maxBS * min(K, L)
         one.expert_ids.view(-1)[:routed] = torch.arange(routed) % 3

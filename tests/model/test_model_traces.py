@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ascend_moe.explore import Case, Options, World, parse
+from ascend_moe.explore import Options, Program, World, parse
 
 MODEL = Path(__file__).resolve().parents[2] / "model"
 pytestmark = [
@@ -25,7 +25,7 @@ CASES = [
 ]
 
 
-def record(case: Case, seed: int, path: Path) -> None:
+def record(case: Program, seed: int, path: Path) -> None:
     with World(case.world) as world:
         world.load(case)
         run = world.run(seed, 1, Options(policy="random", trace=True, vary_epoch=False))

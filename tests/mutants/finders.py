@@ -7,7 +7,7 @@ import re
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -73,7 +73,7 @@ class Found:
     line: str = ""
 
 
-def cases(seed: int, finder: str) -> Iterator[explore.Case]:
+def cases(seed: int, finder: str) -> Iterator[explore.Program]:
     """Small cases of every mode, a new one a schedule: those in which mutants of this finder show."""
     while True:
         direct = finder in (DIRECT, LENT, ROLES)
@@ -91,9 +91,11 @@ def search(library: Path, seed: int, finder: str, patience: int = PATIENCE) -> F
 
 
 def _campaign(
-    library: Path, of: Iterator[explore.Case] | list[explore.Case], schedules: int, seed: int, a_case: int
+    library: Path, programs: Iterable[explore.Program], schedules: int, seed: int, a_case: int
 ) -> Found:
-    result = explore.campaign(of, schedules, seed, library=explore.checked_library(library), a_case=a_case)
+    result = explore.campaign(
+        programs, schedules, seed, library=explore.checked_library(library), a_case=a_case
+    )
     if result.finding is None:
         return Found(None, result.schedules)
     return Found(result.finding.kind, result.schedules, result.finding.line())
@@ -133,7 +135,8 @@ def check(mutant: Mutant, finder: str, builds: MutantBuilds) -> str:
     library = builds.mutant(mutant, "checked", (DTYPE,))
     if finder == KILLED:
         with pytest.raises(AssertionError, match="hang"):
-            killed(explore.Case(world=3, cores=3, sequence="DCDC", dtype=DTYPE, algorithm="direct"), library)
+            program = explore.Program(world=3, cores=3, sequence="DCDC", dtype=DTYPE, algorithm="direct")
+            killed(program, library)
         return "hang"
     if finder in SEARCHES:
         found = [search(library, seed, finder) for seed in SEEDS]

@@ -8,7 +8,7 @@ import sys
 import commands
 
 from ascend_moe.validate import bringup
-from ascend_moe.validate.probes_npu import Npu
+from ascend_moe.validate.probes_kernel import Npu
 
 if __name__ == "__main__":
     bringup.Npu = functools.partial(Npu, broken=True)  # type: ignore[misc,assignment]

@@ -566,6 +566,7 @@ def test_imports_numpy_torch_and_the_standard_library_only() -> None:
         "ast",
         "collections",
         "dataclasses",
+        "functools",
         "itertools",
         "math",
         "typing",

@@ -10,11 +10,12 @@ from typing import Any
 
 import op_runs
 import torch
-from failure_cases import Place, here
+from failure_cases import here
 from test_sequences import Entry, pool
 
 from ascend_moe import comm
 from ascend_moe.ops import calls, compiled
+from ascend_moe.reference.cases import Place
 
 LOCAL = 2  # experts a rank
 

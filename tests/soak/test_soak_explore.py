@@ -15,7 +15,7 @@ from error_codes import CONFIG_MISMATCH, CORRUPT, PEER_LOST, TIMEOUT
 from soak_rows import Tally
 
 from ascend_moe import explore
-from ascend_moe.explore import Case, Faults, Options, World
+from ascend_moe.explore import Faults, Options, Program, World
 
 OK, OTHER_TABLE = 0, 19  # the second has no exception of its own
 UNFINISHED, MIB = -1, 1 << 20
@@ -107,13 +107,13 @@ def cases(
 # ---- killed
 
 
-def killed(rng: random.Random, case: Case, plain: Seen) -> tuple[dict[str, object], Check]:
+def killed(rng: random.Random, case: Program, plain: Seen) -> tuple[dict[str, object], Check]:
     victim = rng.randrange(case.world)
     faults = {"kill_rank": victim, "kill_step": rng.randrange(plain.steps + 1)}
     return faults, lambda found: survived(case, victim, found)
 
 
-def survived(case: Case, victim: int, found: Seen) -> str:
+def survived(case: Program, victim: int, found: Seen) -> str:
     """All ops of the others have ended: right until they heard of it, PeerLost afterwards."""
     first = set()
     for rank in set(range(case.world)) - {victim}:
@@ -141,7 +141,7 @@ def test_killed_at_any_step(worlds: Worlds, numbers: range, tally: Tally) -> Non
 def test_killed_at_every_step(worlds: Worlds, numbers: range, tally: Tally) -> None:
     """Also between two blocks of a status run, of which the first is there by then."""
     for seed in numbers:
-        case, world = Case(sequence="DC", seed=seed), worlds[2]
+        case, world = Program(sequence="DC", seed=seed), worlds[2]
         world.load(case, accepted=bits(OK, PEER_LOST))
         options = Options(policy="random", hang_is_finding=False)
         plain = seen(world, seed, options)
@@ -154,7 +154,7 @@ def test_killed_at_every_step(worlds: Worlds, numbers: range, tally: Tally) -> N
 # ---- stalled, slow
 
 
-def stalled(rng: random.Random, case: Case, plain: Seen) -> tuple[dict[str, object], Check]:
+def stalled(rng: random.Random, case: Program, plain: Seen) -> tuple[dict[str, object], Check]:
     """Until nobody else can move."""
     faults = {"stall_rank": rng.randrange(case.world), "stall_step": rng.randrange(plain.steps + 1)}
     return faults, all_right("until nobody else could move, right")
@@ -169,7 +169,7 @@ def all_right(kind: str) -> Check:
     return check
 
 
-def slow(rng: random.Random, case: Case, plain: Seen) -> tuple[dict[str, object], Check]:
+def slow(rng: random.Random, case: Program, plain: Seen) -> tuple[dict[str, object], Check]:
     kind = rng.choice(["rank", "core", "link"])
     which = rng.randrange(case.cores if kind == "core" else case.world)
     return {f"slow_{kind}": which}, all_right(f"slow {kind}")
@@ -187,14 +187,14 @@ def absent(worlds: Worlds, seed: int, monkeypatch: pytest.MonkeyPatch) -> str:
     case = explore.draw(seed)
     victim, world = rng.randrange(case.world), worlds[case.world]
     made = rng.randrange(len(case.sequence))
-    program = explore.program.Program(case, world.library)
+    program = explore.calls.PlannedProgram(case, world.library)
     every, kept = program.calls, [0] * case.world
     program.calls = []
     for call in every:
         if call.rank != victim or kept[victim] < made:
             program.calls.append(call)
             kept[call.rank] += 1
-    monkeypatch.setattr(explore.engine, "Program", lambda *args: program)
+    monkeypatch.setattr(explore.engine, "PlannedProgram", lambda *args: program)
     world.load(case, accepted=bits(OK, TIMEOUT))
     found = seen(world, seed, options_of(rng))
     program.calls = every
@@ -222,7 +222,7 @@ def test_slow_rank_core_or_link(worlds: Worlds, numbers: range, tally: Tally) ->
 # ---- status blocks
 
 
-def spoilt(rng: random.Random, case: Case, plain: Seen) -> tuple[dict[str, object], Check]:
+def spoilt(rng: random.Random, case: Program, plain: Seen) -> tuple[dict[str, object], Check]:
     how = rng.choice(["xor", "xor", "xor", "stale", "torn"])
     word = rng.randrange(8)
     faults: dict[str, object] = {"corrupt_block": rng.randrange(1, plain.blocks + 1), "corrupt_how": how}
@@ -281,7 +281,7 @@ def test_window_that_is_too_short(numbers: range, tally: Tally) -> None:
     tally.each(numbers, short)
 
 
-def other(rng: random.Random, case: Case) -> tuple[str, Case]:
+def other(rng: random.Random, case: Program) -> tuple[str, Program]:
     """The same program but for one field, with the name of that field."""
     choices: dict[str, dict[str, object]] = {
         "H": {"units": case.units + rng.randrange(1, 4)},
@@ -290,12 +290,12 @@ def other(rng: random.Random, case: Case) -> tuple[str, Case]:
         "dtype": {"dtype": {"bf16": "fp16", "fp16": "bf16"}.get(case.dtype)},
         "quant_mode": {"quant": "none" if case.quant != "none" else "int8"},
         "contract": {"contract": 3 - case.contract},
-        "global_bs": {"batch": case.batch + rng.randrange(1, 4), "ragged": True},
-        "maxBS": {"batch": case.batch + rng.randrange(1, 4), "ragged": False},
+        "global_bs": {"batch": case.batch + rng.randrange(1, 4), "batches": "unequal"},
+        "maxBS": {"batch": case.batch + rng.randrange(1, 4), "batches": "equal"},
     }
     if case.dtype == "fp32":  # units are bytes: H would differ
         del choices["dtype"]
-    del choices["maxBS" if case.ragged else "global_bs"]
+    del choices["maxBS" if case.batches != "equal" else "global_bs"]
     field = rng.choice(list(choices))
     return field, dataclasses.replace(case, **choices[field])  # type: ignore[arg-type]
 
@@ -306,12 +306,12 @@ def differing(worlds: Worlds, seed: int, monkeypatch: pytest.MonkeyPatch) -> str
     case = dataclasses.replace(explore.draw(seed), sequence="D", ids="distinct")
     field, odd = other(rng, case)
     guilty, world = rng.randrange(case.world), worlds[case.world]
-    programs = [explore.program.Program(one, world.library) for one in (case, odd)]
+    programs = [explore.calls.PlannedProgram(one, world.library) for one in (case, odd)]
     mixed, rest = programs
     for at, call in enumerate(mixed.calls):
         if call.rank == guilty:
             mixed.calls[at], rest.calls[at] = rest.calls[at], call
-    monkeypatch.setattr(explore.engine, "Program", lambda *args: mixed)
+    monkeypatch.setattr(explore.engine, "PlannedProgram", lambda *args: mixed)
     world.load(case, accepted=bits(CONFIG_MISMATCH))
     found = seen(world, seed, options_of(rng))
     rest.close()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import soak_rows
 import soak_streams as streams
-from failure_cases import Place
 from soak_rows import Tally
 from test_failures import OpRanks, fork_server, values
 
 from ascend_moe import LocalCluster
 from ascend_moe.ops import calls
+from ascend_moe.reference.cases import Place
 
 __all__ = ["fork_server"]  # a fixture
 
@@ -37,7 +37,7 @@ def test_ranks_as_threads(numbers: range, tally: Tally, monkeypatch: pytest.Monk
     streams.prepare(WORLD)
     monkeypatch.setattr(calls, "run", streams.Recorded.run)
     with LocalCluster(WORLD) as cluster:
-        recorded = cluster.run(lambda rank, name: streams.Recorded(Place(name, WORLD, rank)))
+        recorded = cluster.run(lambda rank, name: streams.Recorded(Place(rank, WORLD, name)))
         cluster.run(lambda rank, name: recorded[rank].repeat(0, WARM))
         before = streams.resources()
         cluster.run(lambda rank, name: recorded[rank].repeat(WARM, len(numbers)))

@@ -13,7 +13,7 @@ import op_runs
 import pytest
 import soak_rows
 import torch
-from failure_cases import LOCAL, Caught, Place, caught
+from failure_cases import LOCAL, Caught, caught
 from soak_rows import Tally
 from test_failures_collective import call, plain
 from test_sequences import Entry, pool
@@ -22,6 +22,7 @@ import ascend_moe
 from ascend_moe import LocalCluster
 from ascend_moe.comm.communicator import ranks_per_server
 from ascend_moe.errors import CommTimeout, ConfigMismatch, RoutingMismatch
+from ascend_moe.reference.cases import Place
 
 LONGEST = 6
 # An upper case letter is an op of one communicator, a lower case one of the other.
@@ -126,7 +127,7 @@ def test_combine_without_a_dispatch(world: int, version: str, tally: Tally) -> N
     """Without routed pairs it gives zeros; with some it says that their rows have not come."""
 
     def body(rank: int, name: str) -> Caught:
-        place = Place(name, world, rank)
+        place = Place(rank, world, name)
         op = f"combine{version}"
         assert not call(place, op).any()
         ids = plain(op, experts=world * LOCAL)["expert_ids"]
@@ -148,7 +149,7 @@ def disagree(cluster: LocalCluster, pair: tuple[str, str]) -> str:
     """Op by op: right where the ranks call the same one, else both name it."""
 
     def body(rank: int, name: str) -> list[Caught]:
-        place = Place(name, 2, rank)
+        place = Place(rank, 2, name)
         found = []
         for letter in pair[rank]:
             found.append(caught(call, place, "dispatch" if letter == "D" else "combine"))
@@ -187,7 +188,7 @@ def test_communicators_in_different_orders(
 
             def body(rank: int, name: str) -> Caught:
                 first = name if rank == 0 else other.name
-                found = caught(call, Place(first, 2, rank), ops[rank])
+                found = caught(call, Place(rank, 2, first), ops[rank])
                 both.wait(20)  # who closes while the other still waits is lost to it
                 ascend_moe.close(name)
                 return found
@@ -197,7 +198,7 @@ def test_communicators_in_different_orders(
                 assert type(found.error) is CommTimeout and found.error.rank == 1 - rank, repr(found)
             other.close()
             monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "20")
-            done = one.run(lambda rank, name: cases.round_trip(Place(name, 2, rank), seed % 5))
+            done = one.run(lambda rank, name: cases.round_trip(Place(rank, 2, name), seed % 5))
             assert done == ["right"] * 2
             return "each on another communicator", max(found.seconds for found in results)
 

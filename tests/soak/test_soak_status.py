@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator
 import failure_cases as cases
 import pytest
 import soak_rows
-from failure_cases import LOCAL, Place, caught
+from failure_cases import LOCAL, caught
 from failure_windows import STATUS_MAGIC, WORDS, State, next_epoch, of_epoch, set_epoch
 from soak_rows import Stopwatch, Tally
 
 import ascend_moe
 from ascend_moe.errors import CommError, ConfigMismatch, CorruptStatus
+from ascend_moe.reference.cases import Place
 
 pytestmark = pytest.mark.asan
 
@@ -131,7 +132,7 @@ class Trial:
             slot[:] = made
 
         def body(rank: int, group_ep: str) -> str:
-            place = Place(group_ep, self.world, rank)
+            place = Place(rank, self.world, group_ep)
             set_epoch(self.cluster, rank, start)
             barrier.wait()
             for number in (3, 4):

@@ -3,52 +3,38 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 
-import op_cases
 import op_runs
 import pytest
 import soak_rows
 import torch
-from op_cases import Case, Spec
 from op_runs import Clusters, RankRun
 from soak_rows import Tally
 
 import ascend_moe.reference as ref
 from ascend_moe.errors import AscendMoeError
+from ascend_moe.reference.cases import DTYPES, Case, draw, legal
 
 pytestmark = pytest.mark.asan
 
 SPECIALS = (float("nan"), float("inf"), float("-inf"), 0.0, -0.0, 1e-45, 1e-40, -1e-38, 3.0e38, 6.0e4)
-QUANT = ("none", "int8", "smooth")
 
 
-@pytest.fixture
-def clusters() -> Iterator[Clusters]:
-    opened = Clusters()
-    yield opened
-    opened.close()
-
-
-def drawn(rng: random.Random, **fixed: object) -> Spec:
-    """A legal spec, small, without ids that collide with a capacity."""
-    spec = Spec(
-        world=rng.choice([1, 2, 3]),
-        local=rng.choice([1, 2, 3]),
-        topk=rng.choice([1, 2, 3]),
-        units=rng.choice([1, 2, 3, 33]),
-        max_bs=rng.choice([1, 2, 4, 7]),
-        dtype=rng.choice(list(op_cases.DTYPES)),
-        quant=rng.choice(QUANT),
-        contract=rng.choice([1, 2]),
-        batches=rng.choice(["equal", "unequal"]),
-        mask=rng.choice(["none", "none", "1-D", "2-D"]),
-        ids="distinct",
-        cores=rng.choice([1, 2, 8, 48]),
-        seed=rng.randrange(2**32),
+def drawn(rng: random.Random, **fixed: object) -> Case:
+    """A legal case, small, with ids that do not collide with a capacity."""
+    case = draw(
+        rng.randrange(2**32),
+        world=(1, 2, 3),
+        topk=(1, 2, 3),
+        units=(1, 2, 3, 33),
+        batches=("equal", "unequal"),
+        mask=("none", "none", "token", "pair"),
+        ids=("distinct",),
+        cores=(1, 2, 8, 48),
+        odd=(False,),
     )
-    return op_cases.legal(replace(spec, **fixed))
+    return legal(replace(case, **fixed))
 
 
 def good(case: Case, runs: list[RankRun | AscendMoeError]) -> list[RankRun]:
@@ -84,15 +70,15 @@ def spoil(rng: random.Random, case: Case) -> list[set[int]]:
 def unharmed(seed: int, clusters: Clusters) -> str:
     """Equal to the reference, NaN where it has NaN; other tokens come back as without the neighbours."""
     rng = random.Random(seed)
-    spec = drawn(rng, max_bs=rng.choice([2, 4, 7]))
-    plain = op_cases.build(spec)
+    spec = drawn(rng, batch=rng.choice([2, 4, 7]))
+    plain = replace(spec)
     before = good(plain, op_runs.run(clusters[spec.world], plain))
-    case = op_cases.build(spec)
+    case = replace(spec)
     spoilt = spoil(rng, case)
     after = good(case, op_runs.run(clusters[spec.world], case))
     for rank, tokens in enumerate(spoilt):
         clean = [token for token in range(case.inputs[rank].x.shape[0]) if token not in tokens]
-        same = op_runs.same_bits(after[rank].result[clean], before[rank].result[clean])
+        same = ref.same_bits(after[rank].result[clean], before[rank].result[clean])
         assert same, f"rank {rank}: tokens beside {sorted(tokens)} have changed"
     if seed % 5 == 0:
         zero_times_nan(rng, clusters)
@@ -101,13 +87,13 @@ def unharmed(seed: int, clusters: Clusters) -> str:
 
 def zero_times_nan(rng: random.Random, clusters: Clusters) -> None:
     """A weight of zero does not hide a NaN token, and hides it from nobody else."""
-    dtype = op_cases.DTYPES[rng.choice(list(op_cases.DTYPES))]
+    dtype = DTYPES[rng.choice(list(DTYPES))]
     x = torch.randn(4, 32).to(dtype)
     x[1] = float("nan")
     weights = torch.rand(4, 2)
     weights[1] = 0
     ids = torch.tensor([[0, 1], [1, 0], [0, 1], [1, 0]], dtype=torch.int32)
-    case = Case([ref.RankInput(x, ids, expert_scales=weights) for _ in range(2)], 2)
+    case = Case.of([ref.RankInput(x, ids, expert_scales=weights) for _ in range(2)], 2)
     for one in good(case, op_runs.run(clusters[2], case)):
         assert one.result[1].isnan().all() and not one.result[[0, 2, 3]].isnan().any()
 
@@ -129,20 +115,20 @@ def loaded(seed: int, clusters: Clusters) -> str:
     kind = LOADS[seed % len(LOADS)]
     spec = drawn(rng, world=rng.choice([2, 3, 4]))
     if kind == "no tokens at all":
-        spec = replace(spec, max_bs=0, batches=rng.choice(["equal", "global_bs"]))
+        spec = replace(spec, batch=0, batches=rng.choice(["equal", "global_bs"]))
     elif kind == "one rank without tokens":
-        spec = replace(spec, batches="zero rank", max_bs=rng.choice([1, 4, 9]))
+        spec = replace(spec, batches="zero rank", batch=rng.choice([1, 4, 9]))
     elif kind == "all to one expert":
-        spec = replace(spec, max_bs=rng.choice([1, 4, 9]), mask="none")
+        spec = replace(spec, batch=rng.choice([1, 4, 9]), mask="none")
     elif kind == "ids given twice":
         spec = replace(
-            spec, max_bs=rng.choice([1, 4, 9]), local=rng.choice([2, 3]), topk=rng.choice([2, 3, 4])
+            spec, batch=rng.choice([1, 4, 9]), local=rng.choice([2, 3]), topk=rng.choice([2, 3, 4])
         )
     elif kind == "fewer tokens than cores":
-        spec = replace(spec, max_bs=rng.choice([1, 2, 3]), cores=rng.choice([24, 48, 64]))
+        spec = replace(spec, batch=rng.choice([1, 2, 3]), cores=rng.choice([24, 48, 64]))
     else:
-        spec = replace(spec, max_bs=rng.choice([24, 33, 70]), cores=rng.choice([1, 2, 3, 7]))
-    case = op_cases.build(spec)
+        spec = replace(spec, batch=rng.choice([24, 33, 70]), cores=rng.choice([1, 2, 3, 7]))
+    case = replace(spec)
     if kind == "all to one expert":
         expert = rng.randrange(case.experts)
         for one in case.inputs:  # once a token, as far as ranks take it
@@ -150,7 +136,7 @@ def loaded(seed: int, clusters: Clusters) -> str:
             one.expert_ids[:, rng.randrange(one.expert_ids.shape[1])] = expert
     elif kind == "ids given twice":
         repeat(rng, case)
-    fault = ref.check(case.inputs, case.experts, case.global_bs)
+    fault = case.fault()
     assert fault is None, fault
     good(case, op_runs.run(clusters[spec.world], case))
     return kind

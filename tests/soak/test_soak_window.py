@@ -11,19 +11,18 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import op_cases
 import op_runs
 import pytest
 import soak_rows
 import torch
 import window_library
-from op_cases import Case, Spec
 from soak_rows import Tally
 from window_library import WindowLibrary
 
 from ascend_moe import LocalCluster
 from ascend_moe.errors import WindowTooSmall
 from ascend_moe.ops import calls as native
+from ascend_moe.reference.cases import DTYPES, Case
 
 MIB = 1 << 20
 PAGE = mmap.PAGESIZE
@@ -93,7 +92,7 @@ class Shape:
 
     @property
     def size(self) -> int:
-        return op_cases.DTYPES[self.dtype].itemsize
+        return DTYPES[self.dtype].itemsize
 
     @property
     def capacity(self) -> int:
@@ -130,7 +129,7 @@ def planned(shape: Shape, mib: int, op: str) -> WindowTooSmall | None:
     """What the library says to a call with windows of this size."""
     name = op if shape.contract == 1 else f"{op}_v2"
     batch, rows = 1, 4
-    dtype = op_cases.DTYPES[shape.dtype]
+    dtype = DTYPES[shape.dtype]
     shapes: list[tuple[str, torch.dtype, tuple[int, ...]]] = [
         ("expert_ids", torch.int32, (batch, shape.topk))
     ]
@@ -167,7 +166,7 @@ def planned(shape: Shape, mib: int, op: str) -> WindowTooSmall | None:
 
 
 def drawn(rng: random.Random) -> Shape:
-    dtype = rng.choice(list(op_cases.DTYPES))
+    dtype = rng.choice(list(DTYPES))
     world = rng.choice([1, 2, 3, 4, 6, 8, 16, 64])
     local = rng.randrange(1, max(2, min(40, 1024 // world)))
     return Shape(
@@ -229,8 +228,8 @@ def exact(rng: random.Random) -> tuple[Shape, str]:
     """A shape whose round trip needs 1 MiB exactly, and the op that does."""
     while True:
         world, local, topk = rng.choice([1, 2, 4]), rng.choice([1, 2, 4, 8]), rng.choice([1, 2, 4])
-        dtype, wire = rng.choice(list(op_cases.DTYPES)), rng.choice([512, 1024, 2048, 4096])
-        size, head = op_cases.DTYPES[dtype].itemsize, rng.choice([0, 32])
+        dtype, wire = rng.choice(list(DTYPES)), rng.choice([512, 1024, 2048, 4096])
+        size, head = DTYPES[dtype].itemsize, rng.choice([0, 32])
         rows = MIB // 2 // world // wire
         shape = Shape(
             world,
@@ -251,19 +250,19 @@ def exact(rng: random.Random) -> tuple[Shape, str]:
 
 def crammed(rng: random.Random, shape: Shape) -> Case:
     """All ranks send one of them as much as they may, often the last one: that is the end of its window."""
-    spec = Spec(
+    spec = Case(
         world=shape.world,
         local=shape.local,
         topk=shape.topk,
         units=shape.hidden * shape.size // 32,
-        max_bs=shape.max_bs,
+        batch=shape.max_bs,
         dtype=shape.dtype,
         quant="int8" if shape.quantised else "none",
         contract=shape.contract,
         seed=rng.randrange(2**32),
         cores=rng.choice([3, 8, 48]),
     )
-    case = op_cases.build(spec)
+    case = replace(spec)
     owner = shape.world - 1 if rng.random() < 0.5 else rng.randrange(shape.world)
     for one in case.inputs:
         expert = torch.arange(shape.max_bs)[:, None] + torch.arange(shape.topk)[None]

@@ -11,7 +11,7 @@ import transformers
 
 from ascend_moe.checkpoint.config import moe_config
 from ascend_moe.checkpoint.presets import PRESETS
-from ascend_moe.demo import heatmap, launch
+from ascend_moe.demo import launch, report
 from ascend_moe.demo.check import verify
 from ascend_moe.demo.layers import RunSpec, batches_of, default_text, embed
 from ascend_moe.demo.rank import RankRecord
@@ -112,7 +112,7 @@ def test_same_words_are_the_same_tokens() -> None:
 def test_heat_map_fits(world: int, experts: int, width: int) -> None:
     counts = torch.randint(0, 50, (world, experts), generator=torch.Generator().manual_seed(0))
     counts[0, : experts // 2] = 0
-    lines = [line.plain for line in heatmap.render(counts, width)]
+    lines = [line.plain for line in report.render(counts, width)]
     assert max(map(len, lines)) <= width
     rows = [line for line in lines if line.startswith("  rank ")]
     assert len(rows) == world
@@ -126,13 +126,13 @@ def test_heat_map_fits(world: int, experts: int, width: int) -> None:
 
 def test_heat_map_levels_cover_all_counts() -> None:
     for most in (1, 2, 3, 17, 1000):
-        levels = [heatmap._level(value, most) for value in range(most + 1)]
+        levels = [report._level(value, most) for value in range(most + 1)]
         assert levels[0] == 0 and levels[1] > 0 and levels[-1] == 4 and levels == sorted(levels)
 
 
 def test_few_experts_show_their_counts() -> None:
     counts = torch.tensor([[3, 0, 12, 1], [0, 7, 2, 100]])
-    lines = [line.plain.split() for line in heatmap.render(counts)]
+    lines = [line.plain.split() for line in report.render(counts)]
     assert lines[1] == ["rank", "0", "│", "3", "0│", "12", "1│", "16"]
     assert lines[2] == ["rank", "1", "│", "0", "7│", "2", "100│", "109"]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import failure_cases as cases
 import pytest
-from failure_cases import Place, caught
+from failure_cases import caught
 from failure_windows import ABORT_MAGIC, State
 
 import ascend_moe
@@ -19,6 +19,7 @@ from ascend_moe import errors
 from ascend_moe.errors import AscendMoeError, CommError
 from ascend_moe.native import library
 from ascend_moe.ops import calls
+from ascend_moe.reference.cases import Place
 
 pytestmark = pytest.mark.asan
 
@@ -124,7 +125,7 @@ def test_failure_found_by_another_rank(
     barrier = threading.Barrier(3)
 
     def body(rank: int, group_ep: str) -> AscendMoeError | None:
-        place = Place(group_ep, 3, rank)
+        place = Place(rank, 3, group_ep)
         cases.dispatch(place)
         barrier.wait()
         state = State.of(cluster, rank)
@@ -146,7 +147,7 @@ def test_failed_communicator_raises_a_fresh_copy_each_time(monkeypatch: pytest.M
     monkeypatch.setenv("HCCL_BUFFSIZE", "1")
 
     def body(rank: int, group_ep: str) -> list[AscendMoeError | None]:
-        place = Place(group_ep, 2, rank)
+        place = Place(rank, 2, group_ep)
         cases.dispatch(place)
         return [caught(cases.dispatch, place).error for _ in range(3)] if rank == 0 else []
 

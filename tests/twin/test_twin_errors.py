@@ -7,15 +7,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import op_cases
 import op_runs
 import pytest
 import torch
-from op_cases import Case, Spec
 from op_runs import Clusters
 
 import ascend_moe.reference as ref
 from ascend_moe.errors import ArgumentError, AscendMoeError, InvalidExpertId
+from ascend_moe.reference.cases import Case, legal
 
 pytestmark = [pytest.mark.asan, pytest.mark.tsan]
 
@@ -28,8 +27,8 @@ pytestmark = [pytest.mark.asan, pytest.mark.tsan]
 @pytest.mark.parametrize("bad", [-2, -(2**31), 6, 2**31 - 1])
 def test_invalid_expert_id(clusters: Clusters, bad: int, guilty: int, contract: int) -> None:
     """Named by rank, token, k and id on every rank; nobody is stuck, the next call works."""
-    sound = op_cases.build(Spec(world=3, local=2, topk=3, max_bs=5, contract=contract, seed=50, cores=4))
-    broken = op_cases.build(Spec(world=3, local=2, topk=3, max_bs=5, contract=contract, seed=50, cores=4))
+    sound = Case(world=3, local=2, topk=3, batch=5, contract=contract, seed=50, cores=4)
+    broken = Case(world=3, local=2, topk=3, batch=5, contract=contract, seed=50, cores=4)
     broken.inputs[guilty].expert_ids[3, 1] = bad
     broken.inputs[2].expert_ids[4, 2] = bad  # later, or on a later rank
     runs = op_runs.run(clusters[3], broken)
@@ -42,9 +41,9 @@ def test_invalid_expert_id(clusters: Clusters, bad: int, guilty: int, contract: 
 
 def test_masked_ids_are_not_looked_at(clusters: Clusters) -> None:
     """Any number at a masked pair; expand_idx is 0 there."""
-    for mask in ("1-D", "2-D", "1-D prefix"):
-        spec = Spec(world=2, local=3, topk=4, max_bs=8, mask=mask, seed=60)
-        case = op_cases.build(op_cases.legal(spec))
+    for mask in ("token", "pair", "prefix"):
+        spec = Case(world=2, local=3, topk=4, batch=8, mask=mask, seed=60)
+        case = legal(spec)
         for one in case.inputs:
             assert one.x_active_mask is not None
             one.x_active_mask[0] = False
@@ -67,7 +66,7 @@ def test_overflow_beyond_the_capacity_by_one(clusters: Clusters) -> None:
     inputs = [
         ref.RankInput(torch.randn(4, 16), ids.clone(), expert_scales=torch.rand(4, 3)) for _ in range(2)
     ]
-    case = Case(inputs, 4, global_bs=8)
+    case = Case.of(inputs, 4, global_bs=8)
     op_runs.check(case, op_runs.run(clusters[2], case))
     inputs[1].expert_ids[:] = torch.tensor([0, 1, 0])  # 12 rows; the capacity is 4 * 2
     fault = ref.check(inputs, 4, 8)
@@ -95,9 +94,7 @@ def spoiled(
 
     ``unrouted`` is a token of rank 1 that dispatch does not route.
     """
-    case = op_cases.build(
-        Spec(world=2, local=3, topk=3, max_bs=6, contract=contract, ids="distinct", seed=70)
-    )
+    case = Case(world=2, local=3, topk=3, batch=6, contract=contract, ids="distinct", seed=70)
 
     if unrouted is not None:
         case.inputs[1].expert_ids[unrouted] = -1
@@ -132,7 +129,7 @@ def test_routing_mismatch(clusters: Clusters, contract: int, change: str) -> Non
         ids = case.inputs[1].expert_ids.clone()
         ids[2] = torch.tensor({"fewer": [-1, -1, -1], "others": [0, 0, 0], "more": [0, 3, 5]}[change])
         inputs = [case.inputs[0], replace(case.inputs[1], expert_ids=ids)]
-        return replace(case, inputs=inputs) if rank == 1 else case
+        return replace(case, given=tuple(inputs)) if rank == 1 else case
 
     unrouted = 2 if change == "more" else None
     case, (other, error) = spoiled(clusters, contract, spoil, unrouted)
@@ -141,13 +138,13 @@ def test_routing_mismatch(clusters: Clusters, contract: int, change: str) -> Non
     after = Counter(spoil(case, 1, []).inputs[1].expert_ids.reshape(-1).tolist())
     assert error.ours == after[error.expert] != before[error.expert]
     assert error.theirs == before[error.expert] and "expand_idx" not in str(error)
-    assert op_runs.same_bits(other, right_result(clusters, case, 0))
+    assert ref.same_bits(other, right_result(clusters, case, 0))
 
 
 def test_mask_for_one_op_only(clusters: Clusters) -> None:
     def spoil(case: Case, rank: int, sent: list[torch.Tensor]) -> Case:
         masked = replace(case.inputs[0], x_active_mask=torch.arange(6) < 5)
-        return replace(case, inputs=[masked, case.inputs[1]]) if rank == 0 else case
+        return replace(case, given=(masked, case.inputs[1])) if rank == 0 else case
 
     _, (error, other) = spoiled(clusters, 1, spoil)
     assert type(error).__name__ == "RoutingMismatch" and error.rank == 0
@@ -165,7 +162,7 @@ def test_expand_idx_out_of_its_expert(clusters: Clusters) -> None:
         case, (other, error) = spoiled(clusters, 1, spoil)
         assert type(error).__name__ == "RoutingMismatch" and error.rank == 1
         assert error.expert == int(case.inputs[1].expert_ids.reshape(-1)[7]) and error.theirs == value
-        assert op_runs.same_bits(other, right_result(clusters, case, 0))
+        assert ref.same_bits(other, right_result(clusters, case, 0))
 
 
 @pytest.mark.parametrize("word, value", [(0, 2), (0, -1), (1, 6), (1, -1), (2, 3), (2, -1)])

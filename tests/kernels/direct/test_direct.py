@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import random
+from dataclasses import replace
 
-import op_cases
 import op_runs
 import pytest
 import torch
-from op_cases import Case, Spec
 from op_runs import Clusters, RankRun
 
 import ascend_moe.reference as ref
+from ascend_moe.reference.cases import Case, draw
 
 PART = 60  # cases a test
 CORES = (1, 2, 3, 5, 8, 13, 24, 48)
@@ -25,28 +24,14 @@ def direct(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def drawn(seed: int) -> Case:
     """Any legal call, the collectively wrong ones included."""
-    rng = random.Random(seed)
-    spec = Spec(
-        world=rng.choice([1, 2, 3, 4, 5, 8]),
-        local=rng.choice([1, 2, 3, 5]),
-        topk=rng.choice([1, 2, 3, 4, 8]),
-        units=rng.choice([1, 2, 3, 20, 70]),
-        max_bs=rng.choice([0, 1, 3, 6, 17]),
-        dtype=rng.choice(list(op_cases.DTYPES)),
-        quant=rng.choice(["none", "int8", "smooth"]),
-        contract=rng.choice([1, 2]),
-        batches=rng.choice(op_cases.BATCHES),
-        mask=rng.choice(op_cases.MASKS),
-        ids=rng.choice(["distinct", "any", "minus", "hot", "any", "minus", "overflow", "bad"]),
-        nums_type=rng.choice([0, 1]),
-        tp=rng.choice([0, 1]),
-        shared=rng.random() < 0.5,
-        special=rng.random() < 0.3,
-        tail=rng.random() < 0.3,
-        cores=rng.choice(CORES),
-        seed=seed,
+    return draw(
+        seed,
+        world=(1, 2, 3, 4, 5, 8),
+        units=(1, 2, 3, 20, 70),
+        batch=(0, 1, 3, 6, 17),
+        cores=CORES,
+        ids=("distinct", "any", "minus", "hot", "mixed", "duplicates", "overflow", "bad"),
     )
-    return op_cases.build(op_cases.legal(spec))
 
 
 def check_traffic(case: Case, runs: list[RankRun]) -> None:
@@ -106,9 +91,9 @@ def test_equals_window(clusters: Clusters, first: int, monkeypatch: pytest.Monke
                 assert type(one) is type(other), (seed, one, other)
                 assert str(one) == str(other)
                 continue
-            assert op_runs.same_bits(one.result, other.result), seed
+            assert ref.same_bits(one.result, other.result), seed
             for got, want in zip(_defined(case, one), _defined(case, other), strict=True):
-                assert op_runs.same_bits(got, want), seed
+                assert ref.same_bits(got, want), seed
 
 
 def _defined(case: Case, run: RankRun) -> list[torch.Tensor]:
@@ -134,8 +119,8 @@ def test_a_row_of_x_is_read_once(
 ) -> None:
     """Whatever K and the owners of its experts, as long as every core has a token."""
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
-    spec = Spec(world=3, local=4, topk=6, units=256, max_bs=16, quant=quant, ids="distinct", cores=cores)
-    case = op_cases.build(spec)
+    spec = Case(world=3, local=4, topk=6, units=256, batch=16, quant=quant, ids="distinct", cores=cores)
+    case = replace(spec)
     row = case.inputs[0].x[0].numel() * case.inputs[0].x.element_size()
     for rank, one in enumerate(op_runs.run(clusters[3], case)):
         assert isinstance(one, RankRun), one

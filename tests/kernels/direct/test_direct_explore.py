@@ -9,12 +9,12 @@ from error_codes import CORRUPT, PEER_LOST, TIMEOUT
 from killed_ranks import killed
 
 from ascend_moe import explore
-from ascend_moe.explore import Case, Faults, Options, World
+from ascend_moe.explore import Faults, Options, Program, World
 
 COLLECTIVE = range(1, 7)
 
 
-def drawn(first: int, count: int, algorithm: str) -> list[Case]:
+def drawn(first: int, count: int, algorithm: str) -> list[Program]:
     return [replace(explore.draw(first + n), algorithm=algorithm) for n in range(count)]
 
 
@@ -29,7 +29,7 @@ def test_random_cases_and_schedules_have_no_finding(algorithm: str) -> None:
 @pytest.mark.parametrize("policy", ["late", "random", "lazy", "pct"])
 @pytest.mark.parametrize("stores", ["fifo", "unordered"])
 def test_every_policy_and_order_of_stores(policy: str, stores: str) -> None:
-    case = Case(world=2, cores=3, local=2, sequence="DDCC", quant="int8", seed=3, algorithm="direct")
+    case = Program(world=2, cores=3, local=2, sequence="DDCC", quant="int8", seed=3, algorithm="direct")
     result = explore.explore(case, 30, 7, Options(policy=policy, store_order=stores))
     assert result.finding is None, result.finding.line()
 
@@ -42,12 +42,12 @@ def test_all_schedules_with_a_switch() -> None:
 
 @pytest.mark.parametrize("algorithm", ["direct", "mixed"])
 def test_a_killed_rank_is_missed_by_name(algorithm: str) -> None:
-    lost, finished = killed(Case(world=3, cores=2, sequence="DCDC", seed=4, algorithm=algorithm))
+    lost, finished = killed(Program(world=3, cores=2, sequence="DCDC", seed=4, algorithm=algorithm))
     assert lost > 10 and finished > 5
 
 
 def test_a_stalled_rank_only_delays() -> None:
-    case = Case(world=3, cores=2, seed=6, algorithm="direct")
+    case = Program(world=3, cores=2, seed=6, algorithm="direct")
     with World(case.world) as world:
         world.load(case)
         for step in range(0, 600, 50):
@@ -56,7 +56,7 @@ def test_a_stalled_rank_only_delays() -> None:
 
 
 def test_a_turned_bit_of_a_status_block_is_never_accepted() -> None:
-    case = Case(world=2, cores=2, local=3, sequence="DC", seed=9, batch=2, algorithm="direct")
+    case = Program(world=2, cores=2, local=3, sequence="DC", seed=9, batch=2, algorithm="direct")
     accepted = 1 << CORRUPT | 1 << TIMEOUT | 1 << PEER_LOST | sum(1 << code for code in COLLECTIVE)
     raised = 0
     with World(case.world) as world:

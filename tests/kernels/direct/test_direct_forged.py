@@ -9,11 +9,12 @@ import threading
 
 import failure_cases as cases
 import pytest
-from failure_cases import LOCAL, Place, caught
+from failure_cases import LOCAL, caught
 from failure_windows import COUNTS_PER_BLOCK, HEADER_BLOCKS, WORDS, State, of_epoch, set_epoch
 
 import ascend_moe
 from ascend_moe.errors import AscendMoeError, CorruptStatus
+from ascend_moe.reference.cases import Place
 
 pytestmark = [pytest.mark.asan, pytest.mark.tsan]
 
@@ -50,7 +51,7 @@ def outcome(contract: int, count: int, bit: int) -> AscendMoeError | None:
     barrier, reader_done = threading.Barrier(2, timeout=20), threading.Event()
 
     def body(rank: int, name: str) -> AscendMoeError | None:
-        place = Place(name, 2, rank)
+        place = Place(rank, 2, name)
         set_epoch(cluster, rank, EPOCH - 4)
         barrier.wait()
         cases.combine(place, cases.dispatch(place, SEED, contract), SEED, contract)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import failure_cases as cases
 import pytest
 import torch
-from failure_cases import Place, caught
+from failure_cases import caught
 
 import ascend_moe
 import ascend_moe.reference as ref
 from ascend_moe import errors, plan
 from ascend_moe.plan import Request
+from ascend_moe.reference.cases import Place
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +31,7 @@ def seed_with_a_segment(world: int) -> int:
     """Of inputs that give rank 1 two rows of one expert from one source."""
     for seed in range(1, 200):
         common = {"moe_expert_num": world * cases.LOCAL, "global_bs": world * cases.MAX_BS}
-        counts = ref.dispatch(cases.inputs(world, seed), **common)[1].ep_recv_counts
+        counts = ref.dispatch(cases.case_of(world, seed).inputs, **common)[1].ep_recv_counts
         if int(counts[: world * cases.LOCAL].diff(prepend=counts.new_zeros(1)).max()) > 1:
             return seed
     raise AssertionError
@@ -55,7 +56,7 @@ def test_rows_that_were_moved_are_refused(change: str, cores: int, monkeypatch: 
     seed = seed_with_a_segment(world)
 
     def body(rank: int, group_ep: str) -> tuple[list[cases.Caught], int]:
-        place = Place(group_ep, world, rank)
+        place = Place(rank, world, group_ep)
         sent = list(cases.dispatch(place, seed, 2))
         wrong = sent[2].clone()
         row = in_a_segment(sent[4][: world * cases.LOCAL]) if rank == 1 else 0
@@ -88,7 +89,7 @@ def test_between_servers_direct_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("HCCL_BUFFSIZE", "2")
 
     def body(rank: int, group_ep: str) -> str:
-        place = Place(group_ep, 2, rank)
+        place = Place(rank, 2, group_ep)
         for comm_alg in ("window", "auto"):
             sent = cases.dispatch(place, 1, 2, comm_alg=comm_alg)
             assert ascend_moe.algorithm_of(group_ep) == "window"
@@ -106,7 +107,7 @@ def test_between_servers_direct_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_algorithm_of_tells_what_ran() -> None:
     def body(rank: int, group_ep: str) -> list[str]:
-        place = Place(group_ep, 2, rank)
+        place = Place(rank, 2, group_ep)
         found = [ascend_moe.algorithm_of(group_ep)]
         for comm_alg in ("window", "direct", "auto", "fullmesh_v2", ""):
             cases.dispatch(place, 1, 2, comm_alg=comm_alg)

@@ -7,17 +7,17 @@ import os
 from pathlib import Path
 from typing import Any
 
-import op_cases
 import op_runs
 import test_zero_copy
 import torch.distributed as dist
 from gloo_ranks import run_processes
-from op_cases import Case, Spec
 from op_runs import RankRun
 
 import ascend_moe
+import ascend_moe.reference as ref
 from ascend_moe import comm
 from ascend_moe.errors import AscendMoeError
+from ascend_moe.reference.cases import Case, legal
 
 WORLDS = (2, 3)
 ALGORITHMS = ("direct", "window", "zero-copy")
@@ -28,12 +28,12 @@ def cases(world: int) -> list[Case]:
     """bf16 and int8 rows, both contracts, ranks with fewer tokens and with none."""
     kinds = itertools.product(("none", "int8"), (1, 2), ("unequal", "zero rank"))
     specs = [
-        Spec(
+        Case(
             world=world,
             local=3 + seed % 2,
             topk=3,
             units=6,
-            max_bs=7,
+            batch=7,
             quant=quant,
             contract=contract,
             batches=batches,
@@ -43,7 +43,7 @@ def cases(world: int) -> list[Case]:
         )
         for seed, (quant, contract, batches) in enumerate(kinds)
     ]
-    return [op_cases.build(op_cases.legal(spec)) for spec in specs]
+    return [legal(spec) for spec in specs]
 
 
 def plan(world: int) -> list[tuple[str, int]]:
@@ -85,8 +85,8 @@ def test_every_algorithm_gives_the_same_bits(tmp_path: Path) -> None:
             runs = [RankRun(**one) for one in ranks]
             check(drawn[number], runs, algorithm)
             for one, other in zip(runs, first.setdefault(number, runs), strict=True):
-                assert op_runs.same_bits(one.result, other.result)
-                assert op_runs.same_bits(one.rows, other.rows)
+                assert ref.same_bits(one.result, other.result)
+                assert ref.same_bits(one.rows, other.rows)
 
 
 def check(case: Case, runs: list[RankRun], algorithm: str) -> None:

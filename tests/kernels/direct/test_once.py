@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
-import op_cases
 import op_runs
 import pytest
 import torch
-from op_cases import Case, Spec
 from op_runs import Clusters, RankRun
 
 from ascend_moe import explore
+from ascend_moe.reference.cases import BATCHES, Case, draw, legal
 
 PART = 40  # cases a test
 MANY = 8  # experts of an owner
@@ -24,24 +22,18 @@ def direct(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def drawn(seed: int) -> Case:
-    rng = random.Random(seed)
-    spec = Spec(
-        world=rng.choice([1, 2, 3, 4, 8]),
-        local=rng.choice([2, 4, MANY, 17, 32]),
-        topk=rng.choice([1, 2, 3, 8]),
-        units=rng.choice([1, 2, 20]),
-        max_bs=rng.choice([1, 3, 6, 17, 40]),
-        dtype=rng.choice(list(op_cases.DTYPES)),
-        quant=rng.choice(["none", "int8", "int8", "smooth"]),
-        contract=rng.choice([1, 2, 2]),
-        batches=rng.choice(["equal", "equal", "equal", *op_cases.BATCHES]),
-        mask=rng.choice(op_cases.MASKS),
-        ids=rng.choice(["distinct", "any", "minus", "hot", "bad"]),
-        special=rng.random() < 0.3,
-        cores=rng.choice([7, 8, 13, 24, 48]),
-        seed=seed,
+    return draw(
+        seed,
+        world=(1, 2, 3, 4, 8),
+        local=(2, 4, MANY, 17, 32),
+        topk=(1, 2, 3, 8),
+        units=(1, 2, 20),
+        batch=(1, 3, 6, 17, 40),
+        quant=("none", "int8", "int8", "smooth"),
+        batches=("equal", "equal", *BATCHES),
+        ids=("distinct", "any", "minus", "hot", "mixed", "bad"),
+        cores=(7, 8, 13, 24, 48),
     )
-    return op_cases.build(op_cases.legal(spec))
 
 
 @pytest.mark.parametrize("first", range(0, 5 * PART, PART))
@@ -53,9 +45,9 @@ def test_equals_the_reference(clusters: Clusters, first: int, monkeypatch: pytes
 
 
 def test_a_row_is_read_once_by_its_owner(clusters: Clusters) -> None:
-    spec = Spec(world=2, local=MANY, topk=8, units=64, max_bs=30, quant="int8", contract=2, batches="equal")
+    spec = Case(world=2, local=MANY, topk=8, units=64, batch=30, quant="int8", contract=2, batches="equal")
     for cores, once in ((8, True), (48, True), (7, False)):
-        case = op_cases.build(op_cases.legal(replace(spec, cores=cores, ids="distinct")))
+        case = legal(replace(spec, cores=cores, ids="distinct"))
         wire = case.inputs[0].x.shape[1] + 32
         for rank, run in enumerate(op_runs.run(clusters[2], case)):
             assert isinstance(run, RankRun), run

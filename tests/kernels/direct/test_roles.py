@@ -5,19 +5,19 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-import op_cases
 import op_runs
 import pytest
 import test_direct
 import torch
-from op_cases import Spec
 from op_runs import Clusters
 from test_direct_explore import drawn
 
+import ascend_moe.reference as ref
 from ascend_moe import explore, plan
-from ascend_moe.explore import Case, Options
+from ascend_moe.explore import Options, Program
 from ascend_moe.ops import calls
 from ascend_moe.plan import Request
+from ascend_moe.reference.cases import MASKS, Case, legal
 from ascend_moe.timed import predict
 from ascend_moe.timed.costs import cost_table
 from ascend_moe.timed.world import TimedWorld
@@ -40,15 +40,15 @@ def test_equals_the_reference(clusters: Clusters, first: int, monkeypatch: pytes
     monkeypatch.setattr(op_runs, "check_traffic", test_direct.check_traffic)
     taken = []
     for seed in range(first, first + PART):
-        case = test_direct.drawn(seed)
-        case.cores = random.Random(seed).choice([8, 9, 13, 17, 24, 33, 48])
+        cores = random.Random(seed).choice([8, 9, 13, 17, 24, 33, 48])
+        case = replace(test_direct.drawn(seed), cores=cores)
         op_runs.check(case, op_runs.run(clusters[case.world], case))
         tokens, topk = case.inputs[0].expert_ids.shape
         taken.append(list_cores(case.world, case.experts, topk, max(1, tokens), case.cores))
     assert min(taken) >= 1 and max(taken) >= 12
 
 
-@pytest.mark.parametrize("mask", op_cases.MASKS)
+@pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("ids", ["distinct", "hot", "minus", "overflow", "bad"])
 def test_many_pairs_on_many_cores(
     clusters: Clusters, ids: str, mask: str, monkeypatch: pytest.MonkeyPatch
@@ -57,10 +57,8 @@ def test_many_pairs_on_many_cores(
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", "direct")
     monkeypatch.setattr(op_runs, "check_traffic", test_direct.check_traffic)
     for contract, cores, local in ((1, 24, 5), (2, 48, 3), (1, 8, 1), (2, 13, 16)):
-        spec = Spec(world=2, local=local, topk=min(8, 2 * local), units=1, max_bs=300, ids=ids, mask=mask)
-        case = op_cases.build(
-            op_cases.legal(replace(spec, contract=contract, cores=cores, seed=cores, quant="int8"))
-        )
+        spec = Case(world=2, local=local, topk=min(8, 2 * local), units=1, batch=300, ids=ids, mask=mask)
+        case = legal(replace(spec, contract=contract, cores=cores, seed=cores, quant="int8"))
         op_runs.check(case, op_runs.run(clusters[2], case))
 
 
@@ -71,8 +69,7 @@ def test_pairs_that_do_not_fit_are_listed_by_all_cores(
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", "direct")
     monkeypatch.setattr(op_runs, "check_traffic", lambda *_: None)  # entries are read twice where many
     assert [list_cores(2, 16, 8, batch, cores) for cores in (1, 7, 8)] == [0, 0, lists]
-    spec = Spec(world=2, local=8, topk=8, units=1, max_bs=batch, ids="any", contract=1, cores=8)
-    case = op_cases.build(op_cases.legal(spec))
+    case = Case(world=2, local=8, topk=8, units=1, batch=batch, contract=1, cores=8)
     op_runs.check(case, op_runs.run(clusters[2], case))
 
 
@@ -98,7 +95,7 @@ def test_any_number_of_list_cores_gives_the_same_outputs(contract: str, quant: b
             for at, (a, b) in enumerate(zip(one, two, strict=True)):
                 rows = len(one[0])
                 defined = slice(0, 3 * rows) if at == 2 and contract == "v2" else slice(None)
-                assert op_runs.same_bits(a[defined], b[defined]), at
+                assert ref.same_bits(a[defined], b[defined]), at
 
 
 def test_the_roles_are_kept_and_matter() -> None:
@@ -138,7 +135,7 @@ def test_no_schedule_has_a_finding(algorithm: str) -> None:
 
 @pytest.mark.parametrize("policy", ["late", "random", "lazy", "pct"])
 def test_every_policy(policy: str) -> None:
-    case = Case(
+    case = Program(
         world=2, cores=4, local=2, sequence="DDCC", quant="int8", seed=3, algorithm="direct", list_cores=2
     )
     assert explore.parse(str(case)) == case

@@ -5,15 +5,14 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import op_cases
 import op_runs
 import pytest
 import torch
 from gloo_ranks import run_processes
-from op_cases import Case, Spec
 from op_runs import Clusters, RankRun
 from test_direct import drawn
 
@@ -22,6 +21,7 @@ import ascend_moe.reference as ref
 from ascend_moe import comm
 from ascend_moe.errors import AscendMoeError
 from ascend_moe.ops import calls
+from ascend_moe.reference.cases import Case, draw
 
 PART = 50  # cases a test
 
@@ -33,7 +33,7 @@ def direct(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def window_rows(case: Case, rank: int, group_ep: str, shape: Sequence[int]) -> torch.Tensor:
     return ascend_moe.window_empty(
-        shape, dtype=case.dtype, group_ep=group_ep, ep_world_size=case.world, ep_rank_id=rank
+        shape, dtype=case.torch_dtype, group_ep=group_ep, ep_world_size=case.world, ep_rank_id=rank
     )
 
 
@@ -137,31 +137,13 @@ def test_equals_window_and_copying_direct(
         monkeypatch.setenv("ASCEND_MOE_COMM_ALG", "direct")
         for one, two, three in zip(lent, copied, window, strict=True):
             if isinstance(one, RankRun) and isinstance(two, RankRun) and isinstance(three, RankRun):
-                assert op_runs.same_bits(one.result, two.result), seed
-                assert op_runs.same_bits(one.result, three.result), seed
+                assert ref.same_bits(one.result, two.result), seed
+                assert ref.same_bits(one.result, three.result), seed
             else:
                 assert type(one) is type(two) is type(three) and str(one) == str(two) == str(three)
 
 
 # ---- sequences: batches in flight, and memory that is used again
-
-
-def spec_of(seed: int) -> Spec:
-    rng = random.Random(seed)
-    return Spec(
-        world=rng.choice([2, 3, 4]),
-        local=rng.choice([1, 3]),
-        topk=rng.choice([1, 3]),
-        units=rng.choice([1, 5, 20]),
-        max_bs=rng.choice([3, 9]),
-        dtype=rng.choice(list(op_cases.DTYPES)),
-        contract=rng.choice([1, 2]),
-        batches=rng.choice(op_cases.BATCHES),
-        ids="distinct",
-        mask=rng.choice(op_cases.MASKS),
-        cores=rng.choice([1, 3, 8]),
-        seed=seed,
-    )
 
 
 SEQUENCES = ["DC" * 6, "DDCC" * 3, "DDDCCC" * 2, "DDCDCC" * 2, "DCDDCC" * 2]
@@ -195,25 +177,27 @@ def run_sequence(cases: list[Case], sequence: str, seed: int, rank: int, group_e
 
 def check_results(cases: list[Case], by_rank: Sequence[Sequence[RankRun]]) -> None:
     for case, runs in zip(cases, zip(*by_rank, strict=True), strict=True):
-        expected = op_runs.expected_dispatch(case)
-        sums = ref.combine(
-            case.inputs, [one.rows for one in runs], expected, moe_expert_num=case.experts,
-            global_bs=case.global_bs,
-        )  # fmt: skip
+        expected = case.dispatched()
+        sums = case.combined([one.rows for one in runs], expected)
         for rank, one in enumerate(runs):
             report = ref.validate("combine", one.result, sums[rank], rank=rank)
             assert report.ok, report.text
 
 
 def sequence_cases(seed: int, sequence: str, world: int = 0) -> list[Case]:
-    drawn_spec = spec_of(seed)
-    first = op_cases.legal(Spec(**{**vars(drawn_spec), "world": world or drawn_spec.world}))
-    one = op_cases.build(first)
-    found = [one]
-    while len(found) < sequence.count("D"):
-        spec = op_cases.legal(Spec(**{**vars(first), "seed": seed * 1000 + len(found)}))
-        found.append(op_cases.build(spec))
-    return found
+    """Cases of one shape, of other values and routes each."""
+    first = draw(
+        seed,
+        world=(world,) if world else (2, 3, 4),
+        local=(1, 3),
+        topk=(1, 3),
+        units=(1, 5, 20),
+        batch=(3, 9),
+        ids=("distinct",),
+        quant=("none",),
+        cores=(1, 3, 8),
+    )
+    return [replace(first, seed=seed * 1000 + number) for number in range(sequence.count("D"))]
 
 
 @pytest.mark.parametrize("sequence", SEQUENCES)

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from ascend_moe import explore
-from ascend_moe.explore import Case, Options, World
-from ascend_moe.explore.case import SEQUENCES
+from ascend_moe.explore import Options, Program, World
+from ascend_moe.explore.program import SEQUENCES
 
-DIRECT = Case(world=2, cores=2, local=2, topk=2, batch=3, algorithm="direct", rows="lent", ids="distinct")
+DIRECT = Program(world=2, cores=2, local=2, topk=2, batch=3, algorithm="direct", rows="lent", ids="distinct")
 PHASE_LENT, OP_COMBINE = 3, 2
 
 
@@ -41,7 +41,7 @@ def test_random_cases_and_schedules_have_no_finding() -> None:
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_memory_that_is_lent_one_op_too_early_is_found(sequence: str, seed: int) -> None:
     """The positive control: C1 has returned here, C2's rows are put where other ranks still read C1's."""
-    case = replace(DIRECT, sequence=sequence, rows="early", seed=seed, ragged=False)
+    case = replace(DIRECT, sequence=sequence, rows="early", seed=seed, batches="equal")
     result = explore.explore(case, 200)
     if "CC" in sequence:
         assert result.finding is not None, "no schedule has found it"
@@ -54,7 +54,7 @@ def test_memory_that_is_lent_one_op_too_early_is_found(sequence: str, seed: int)
 def test_a_run_says_where_its_rows_lie(tmp_path: Path) -> None:
     """Phase, place and generation of the block in header 1, and loads of the peer's lent area."""
     with World(2) as world:
-        world.load(replace(DIRECT, sequence="DCDDCC", ragged=False))
+        world.load(replace(DIRECT, sequence="DCDDCC", batches="equal"))
         run = world.run(0, 1, Options(trace=True, vary_epoch=False))
         assert not run.failed, run.message
         world.write_trace(tmp_path / "trace.jsonl")

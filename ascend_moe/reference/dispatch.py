@@ -1,4 +1,4 @@
-"""Dispatch: which row goes where, and every count that says so."""
+"""Dispatch: which row goes where, every count that says so, and the two errors that all ranks must raise."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from .faults import require_sound
-from .quant import quantise_row
-from .records import DispatchResult, Group, RankInput, routed_pairs
+from .records import DispatchResult, Fault, Group, RankInput, active_pairs, group_of, routed_pairs
 
 # One travelling row, named so that sorting puts an owner's rows in order: (local expert, source, token, k).
 RowKey = tuple[int, int, int, int]
@@ -138,3 +137,75 @@ def _allocated(
         "tp_recv_counts": (tp_world_size,),
         "expand_scales": (a,),
     }
+
+
+# ---- quant_mode 2: one int8 row and one scale for each (token, k)
+
+
+def quantise_row(
+    row: npt.NDArray[np.float32], smooth: npt.NDArray[np.float32] | None = None
+) -> tuple[npt.NDArray[np.int8], np.float32]:
+    """Codes (H,) int8 and the dynamic scale of one row (H,) fp32, optionally times smooth (H,) fp32.
+
+    Every step is rounded to fp32: m = max|v|, s = 127 / m, q = rint(v * s), scale = 1 / s (which is not
+    m / 127). NaN is ignored in m unless nothing else is there; a NaN product gives code 0; codes saturate.
+    A row whose m is 0 has codes 0 and scale 1.
+    """
+    with np.errstate(all="ignore"):
+        v = row if smooth is None else row * smooth
+        m = np.float32(np.fmax.reduce(np.abs(v)))
+        if m == 0:
+            return np.zeros(row.shape, np.int8), np.float32(1)
+        s = np.float32(127) / m
+        q = np.rint(v * s)
+        q = np.clip(np.where(np.isnan(q), np.float32(0), q), -128, 127)
+        return q.astype(np.int8), np.float32(1) / s
+
+
+# ---- the two collective errors of routing, which take a look at all ranks' ids
+
+
+class FaultyRouting(ValueError):
+    """The reference was asked for tensors that no rank gets. ``.fault`` says why."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(str(fault))
+        self.fault = fault
+
+
+def check(inputs: Sequence[RankInput], moe_expert_num: int, global_bs: int = 0) -> Fault | None:
+    """Return the fault every rank must raise, or None.
+
+    The lowest faulty rank is reported; within it an invalid id (its first flat pair) comes before an
+    overflow (its first owner). Masked ids are not looked at. Capacity from one source to one owner is
+    maxBS * min(K, L) rows.
+    """
+    group = group_of(inputs, moe_expert_num, global_bs)
+    for rank, one in enumerate(inputs):
+        fault = _invalid_id(rank, one, group) or _overflow(rank, one, group)
+        if fault is not None:
+            return fault
+    return None
+
+
+def require_sound(inputs: Sequence[RankInput], moe_expert_num: int, global_bs: int) -> Group:
+    """Return the shared numbers of a call that is known to succeed; raises FaultyRouting otherwise."""
+    fault = check(inputs, moe_expert_num, global_bs)
+    if fault is not None:
+        raise FaultyRouting(fault)
+    return group_of(inputs, moe_expert_num, global_bs)
+
+
+def _invalid_id(rank: int, one: RankInput, group: Group) -> Fault | None:
+    for token, k, expert in active_pairs(one):
+        if not -1 <= expert < group.moe_experts:
+            return Fault("InvalidExpertId", rank, token=token, k=k, expert_id=expert)
+    return None
+
+
+def _overflow(rank: int, one: RankInput, group: Group) -> Fault | None:
+    rows = Counter(expert // group.local_experts for _, _, expert in routed_pairs(one))
+    for owner in sorted(rows):
+        if rows[owner] > group.capacity:
+            return Fault("RoutingOverflow", rank, owner=owner, rows=rows[owner], capacity=group.capacity)
+    return None

@@ -1,0 +1,393 @@
+"""The one generator of collective calls: what a case is made of, and the tensors of every rank.
+
+    case = cases.Case(world=4, quant="int8", batches="zero rank", ids="mixed", seed=7)
+    case.inputs[rank]          # a RankInput, the same one in every process
+    case.dispatched()          # what dispatch must give, on all ranks
+    cases.draw(seed, world=(2, 4))
+
+A rank's tensors depend on the case and the rank alone, so that any process can make any rank's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from .combine import combine
+from .dispatch import check, dispatch
+from .records import DispatchResult, Fault, RankInput
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+QUANTS = ("none", "int8", "smooth")
+MASKS = ("none", "prefix", "token", "pair", "nobody")
+#: "global_bs": equal batches, and the attribute is given all the same.
+BATCHES = ("equal", "global_bs", "unequal", "zero rank", "one rank only", "no tokens")
+#: "distinct", "zipf" and "popular": K different experts a token; "zipf": expert e has the weight 1 / (e + 1),
+#: "popular": every token goes to the hot expert too. "any": every pair by itself, as in the following ones.
+#: "minus": some ids are -1. "hot": 7 of 10 pairs go to the hot expert. "duplicates": a token's ids are all
+#: the same. "mixed": hot, duplicate and -1 ids. "none": -1 only.
+IDS = ("distinct", "any", "minus", "hot", "duplicates", "mixed", "zipf", "popular", "none")
+#: What one rank, the guilty one, may do wrong in its ids; every rank has to report it.
+FAULTS = ("overflow", "bad")
+ODD = (float("nan"), float("inf"), float("-inf"), 0.0, -0.0, 1e-40, -1e-38, 3.0e38, 6.0e4, 1e-7)
+BAD_IDS = (-2, -3, 2**31 - 1, -(2**31))  # and E
+
+CPU = torch.device("cpu")
+# Each has random numbers of its own.
+_STREAMS = ("rank", "batches", "guilty", "factors", "draw")
+Values = npt.NDArray[np.float32]
+AnyCase = TypeVar("AnyCase", bound="Case")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank runs: its number, the number of ranks, the communicator's name and the rank's device."""
+
+    rank: int
+    world: int
+    group_ep: str
+    device: torch.device = CPU
+
+    def move(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
+        """The tensor on the rank's device."""
+        return None if tensor is None else tensor.to(self.device)
+
+    def arguments(self, experts: int) -> dict[str, Any]:
+        """The arguments of an op that say who calls."""
+        return {
+            "group_ep": self.group_ep,
+            "ep_world_size": self.world,
+            "ep_rank_id": self.rank,
+            "moe_expert_num": experts,
+        }
+
+
+@dataclass(frozen=True)
+class Case:
+    """One dispatch and one combine of W = ``world`` ranks.
+
+    E = W * ``local``, K = ``topk``, maxBS = ``batch``; a row has ``units`` times 32 bytes, or ``width``
+    elements where that is given. ``batches`` is a name of ``BATCHES`` or the BS of every rank.
+    ``ids`` is a name of ``IDS`` or ``FAULTS``. The ids of a sound case stay within the capacity of every
+    owner: what goes beyond becomes -1.
+    ``shared``: dimensions of shared_expert_x, 0 for none. ``odd``: NaN, infinities and denormals among the
+    values. ``tail``: combine gets NaN rows behind the received ones. ``weights``: dispatch gets the
+    expert_scales too. ``cores``: AIV cores of a launch. ``name`` is for reports. ``given``: tensors made by
+    hand, see ``of``.
+    """
+
+    name: str = ""
+    world: int = 2
+    cores: int = 8
+    local: int = 2
+    topk: int = 2
+    batch: int = 4
+    units: int = 2
+    dtype: str = "bf16"
+    quant: str = "none"
+    contract: int = 1
+    mask: str = "none"
+    ids: str = "any"
+    batches: str | tuple[int, ...] = "equal"
+    nums_type: int = 1
+    tp: int = 0
+    shared: int = 0
+    odd: bool = False
+    tail: bool = False
+    weights: bool = False
+    width: int = 0
+    seed: int = 0
+    given: tuple[RankInput, ...] | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, inputs: Sequence[RankInput], experts: int, *, global_bs: int = 0, **attributes: Any) -> Case:
+        """The case of tensors that were made by hand."""
+        world, x = len(inputs), inputs[0].x
+        return cls(
+            world=world,
+            local=experts // world,
+            topk=int(inputs[0].expert_ids.shape[1]),
+            batch=global_bs // world or int(x.shape[0]),
+            dtype=next(name for name, dtype in DTYPES.items() if dtype == x.dtype),
+            width=int(x.shape[1]),
+            batches=tuple(int(one.x.shape[0]) for one in inputs) if global_bs else "equal",
+            given=tuple(inputs),
+            **attributes,
+        )
+
+    @property
+    def experts(self) -> int:
+        """E."""
+        return self.world * self.local
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """Of x and of the rows that combine gets."""
+        return DTYPES[self.dtype]
+
+    @property
+    def hidden(self) -> int:
+        """H."""
+        return self.width or self.units * 32 // self.torch_dtype.itemsize
+
+    @property
+    def quant_mode(self) -> int:
+        """The attribute of dispatch."""
+        return 0 if self.quant == "none" else 2
+
+    @property
+    def global_bs(self) -> int:
+        """The attribute of both ops: W * maxBS, or 0 for equal batches."""
+        return 0 if self.batches == "equal" else self.world * max(self.batch, 1)
+
+    @property
+    def mode(self) -> str:
+        """The name of contract, dtype and quantisation, by which results are counted."""
+        quant = {"none": "", "int8": " int8", "smooth": " int8 smooth"}[self.quant]
+        return f"V{self.contract} {self.dtype}{quant}"
+
+    # ---- tensors
+
+    @cached_property
+    def inputs(self) -> list[RankInput]:
+        """The tensors of all ranks."""
+        return [self.rank_input(rank) for rank in range(self.world)] if self.given is None else [*self.given]
+
+    def rank_input(self, rank: int) -> RankInput:
+        """The tensors of one rank."""
+        if self.given is not None:
+            return self.given[rank]
+        rng, guilty, shape = self._rng("rank", rank), self._guilty(), (self.batch_of(rank), self.hidden)
+        batch = shape[0]
+        x = torch.from_numpy(_values(rng, shape, self.odd))
+        if batch and rng.random() < 0.3:
+            x[int(rng.integers(batch))] = 0
+        ids = torch.from_numpy(self._ids(rng, batch, rank == guilty).astype(np.int32))
+        mask = self._mask(rng, batch)
+        if mask is not None and rank == guilty:
+            mask = torch.ones_like(mask)
+        weights = torch.from_numpy(_values(rng, (batch, self.topk), self.odd))
+        shared = None
+        if self.shared:
+            shared = torch.from_numpy(_values(rng, shape, self.odd)).to(self.torch_dtype)
+            if self.shared == 3:
+                shared = shared.reshape(2 if batch and batch % 2 == 0 else 1, -1, self.hidden)
+        return RankInput(x.to(self.torch_dtype), ids, self._factors(), mask, weights, shared)
+
+    def batch_of(self, rank: int) -> int:
+        """BS of a rank."""
+        return self.batch_sizes[rank]
+
+    @cached_property
+    def batch_sizes(self) -> list[int]:
+        """BS of every rank."""
+        if isinstance(self.batches, tuple):
+            return [*self.batches]
+        rng, sizes = self._rng("batches"), [self.batch] * self.world
+        if self.batches in ("unequal", "zero rank"):
+            sizes = [int(size) for size in rng.integers(self.batch + 1, size=self.world)]
+            if self.world > 1 and self.batch > 0:  # two ranks that differ, and the largest BS there is
+                sizes[0], sizes[1] = rng.permutation([self.batch, int(rng.integers(self.batch))]).tolist()
+        if self.batches == "zero rank":
+            sizes[int(rng.integers(self.world))] = 0
+        elif self.batches == "one rank only":
+            sizes = [0] * self.world
+            sizes[int(rng.integers(self.world))] = self.batch
+        elif self.batches == "no tokens":
+            sizes = [0] * self.world
+        if self._guilty() is not None:
+            sizes[self._guilty() or 0] = self.batch
+        return sizes
+
+    def _rng(self, purpose: str, rank: int = 0) -> np.random.Generator:
+        return np.random.default_rng([self.seed, self.world, _STREAMS.index(purpose), rank])
+
+    def _guilty(self) -> int | None:
+        """The rank whose ids are wrong."""
+        return int(self._rng("guilty").integers(self.world)) if self.ids in FAULTS else None
+
+    def _hot(self) -> int:
+        return self.seed % self.experts
+
+    def _factors(self) -> torch.Tensor | None:
+        """The smooth scales (E, H); as in practice every rank has the same."""
+        if self.quant != "smooth":
+            return None
+        factors = _values(self._rng("factors"), (self.experts, self.hidden), self.odd)
+        return torch.from_numpy(factors).abs() + 0.125
+
+    def _ids(self, rng: np.random.Generator, batch: int, guilty: bool) -> npt.NDArray[np.int64]:
+        shape, experts = (batch, self.topk), self.experts
+        if self.ids == "overflow" and guilty:
+            return np.full(shape, int(rng.integers(experts)))
+        if self.ids in ("distinct", "zipf", "popular", "overflow"):
+            return self._different(rng, batch)
+        if self.ids == "none":
+            return np.full(shape, -1)
+        ids = rng.integers(-1 if self.ids == "minus" else 0, experts, size=shape)
+        if self.ids == "hot":
+            ids = np.where(rng.random(shape) < 0.7, self._hot(), ids)
+        elif self.ids == "duplicates":
+            ids = np.repeat(ids[:, :1], self.topk, axis=1)
+        elif self.ids == "mixed":
+            _mix(rng, ids, self._hot())
+        ids = self._within_capacity(ids)
+        if self.ids == "bad" and guilty:
+            for _ in range(int(rng.integers(1, 4))):
+                ids[rng.integers(batch), rng.integers(self.topk)] = rng.choice([*BAD_IDS, experts])
+        return ids
+
+    def _different(self, rng: np.random.Generator, batch: int) -> npt.NDArray[np.int64]:
+        """K different experts a token, in any order."""
+        scores = rng.random((batch, self.experts))
+        if self.ids == "zipf":
+            # The largest of log(weight) + Gumbel noise are a draw by weight without repetition.
+            scores = -np.log(np.arange(1, self.experts + 1)) - np.log(-np.log(scores.clip(1e-12, 1 - 1e-12)))
+        elif self.ids == "popular":
+            scores[:, self._hot()] = 2
+        ids = np.argsort(-scores, axis=1)[:, : self.topk]
+        return rng.permuted(ids, axis=1)
+
+    def _within_capacity(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Pairs beyond an owner's capacity, maxBS * min(K, L), become -1."""
+        most, flat = max(self.batch, 1) * min(self.topk, self.local), ids.reshape(-1)
+        owners = flat // self.local
+        for owner in range(self.world):
+            flat[np.flatnonzero((owners == owner) & (flat >= 0))[most:]] = -1
+        return flat.reshape(ids.shape)
+
+    def _mask(self, rng: np.random.Generator, batch: int) -> torch.Tensor | None:
+        if self.mask == "none":
+            return None
+        if self.mask == "nobody":
+            return torch.zeros(batch, dtype=torch.bool)
+        if self.mask == "prefix":
+            most = int(rng.integers(batch + 1)) if rng.random() < 0.2 else (batch + 1) // 2
+            return torch.arange(batch) < most
+        shape = (batch,) if self.mask == "token" else (batch, self.topk)
+        return torch.from_numpy(rng.random(shape) < rng.choice([0.5, 0.8, 0.0], p=[0.45, 0.45, 0.1]))
+
+    # ---- what must come out
+
+    def fault(self) -> Fault | None:
+        """The error that every rank must raise, or None."""
+        return check(self.inputs, self.experts, self.global_bs)
+
+    def dispatched(self) -> list[DispatchResult]:
+        """What dispatch must give, on all ranks."""
+        return dispatch(
+            self.inputs,
+            moe_expert_num=self.experts,
+            quant_mode=self.quant_mode,
+            global_bs=self.global_bs,
+            expert_token_nums_type=self.nums_type,
+            tp_world_size=self.tp,
+            expert_scales_given=self.weights,
+        )
+
+    def combined(
+        self, rows: Sequence[torch.Tensor], dispatched: Sequence[DispatchResult]
+    ) -> list[torch.Tensor]:
+        """What combine must make of every rank's expert rows."""
+        experts, global_bs = self.experts, self.global_bs
+        return combine(self.inputs, rows, dispatched, moe_expert_num=experts, global_bs=global_bs)
+
+    def expert_rows(
+        self, rank: int, expand_x: torch.Tensor, scales: torch.Tensor | None, counts: torch.Tensor
+    ) -> torch.Tensor:
+        """What the experts of a rank might make of its rows: a function of row and expert, in x's dtype.
+
+        ``expand_x``, ``scales`` and ``counts`` are dispatch's expand_x, dynamic_scales and ep_recv_counts.
+        With ``tail`` NaN rows follow up to the size of ``expand_x``.
+        """
+        counts = counts[: self.experts]
+        total, ends = int(counts[-1]), counts[self.world - 1 :: self.world].contiguous()
+        expert = torch.searchsorted(ends, torch.arange(total, dtype=ends.dtype), right=True)
+        factor = (1 + (expert + rank * self.local).float() / 7)[:, None]
+        rows = expand_x[:total].float()
+        if self.quant_mode and scales is not None:
+            rows = rows * scales[:total, None]
+        rows = (rows * factor + factor / 3).to(self.torch_dtype)
+        if not self.tail:
+            return rows
+        whole = torch.full(tuple(expand_x.shape), float("nan"), dtype=self.torch_dtype)
+        whole[:total] = rows
+        return whole
+
+
+def _values(rng: np.random.Generator, shape: tuple[int, ...], odd: bool) -> Values:
+    values = rng.standard_normal(shape, dtype=np.float32)
+    if odd:
+        # Some rows of odd values only, the others with a few.
+        rate = np.where(rng.random((shape[0], 1)) < 0.1, 1.0, 0.03)
+        strange = np.array(ODD, dtype=np.float32)[rng.integers(len(ODD), size=shape)]
+        values = np.where(rng.random(shape) < rate, strange, values)
+    return values
+
+
+def _mix(rng: np.random.Generator, ids: npt.NDArray[np.int64], hot: int) -> None:
+    """Makes some ids hot, some equal to the id before, some -1; each at least once where there is room."""
+    flat = ids.reshape(-1)
+    kinds = rng.choice(4, size=flat.size, p=[0.3, 0.4, 0.2, 0.1])
+    kinds[:4] = rng.permutation(4)[: kinds[:4].size]
+    for place, kind in enumerate(kinds.tolist()):
+        if kind == 1:
+            flat[place] = hot
+        elif kind == 2:
+            flat[place] = flat[place - 1] if place else hot
+        elif kind == 3:
+            flat[place] = -1
+
+
+# What ``draw`` chooses from. A value that stands twice is chosen twice as often.
+CHOICES: dict[str, Sequence[Any]] = {
+    "world": (2, 2, 3, 1, 4),
+    "local": (1, 2, 2, 3, 5),
+    "topk": (1, 2, 2, 3, 4, 8),
+    "batch": (1, 2, 4, 4, 7),
+    "units": (1, 2, 3, 4, 5),
+    "dtype": tuple(DTYPES),
+    "quant": ("none", "none", "int8", "smooth"),
+    "contract": (1, 2),
+    "mask": ("none", "none", *MASKS[1:]),
+    "nums_type": (0, 1),
+    "tp": (0, 1),
+    "shared": (0, 2, 3),
+    "odd": (False, False, True),
+    "tail": (False, True),
+    "weights": (False, True),
+    "cores": (8, 1, 2, 3, 7, 24, 48),
+    "batches": BATCHES,
+    "ids": IDS,
+}
+
+
+def draw(seed: int, **choices: Sequence[Any]) -> Case:
+    """A legal case by chance, the same one for a seed; ``choices`` stand for those of ``CHOICES``.
+
+    Batches and ids go by turns, so that consecutive seeds always have unequal batches, a rank without tokens,
+    hot experts, duplicate ids and ids of -1 among them.
+    """
+    rng = np.random.default_rng([seed, _STREAMS.index("draw")])
+    chosen = {
+        name: values[int(rng.integers(len(values)))] for name, values in sorted((CHOICES | choices).items())
+    }
+    batches, ids = (choices.get(name, CHOICES[name]) for name in ("batches", "ids"))
+    turn = seed % len(batches)
+    chosen |= {"batches": batches[turn], "ids": ids[(seed // len(batches) + turn) % len(ids)]}
+    return legal(Case(seed=seed, **chosen))
+
+
+def legal(case: AnyCase) -> AnyCase:
+    """The nearest case that the ops accept; one that asks for an overflow gets room for it."""
+    if case.ids == "overflow":
+        case = replace(case, world=max(case.world, 2), local=1, topk=max(case.topk, 2))
+    if case.ids in FAULTS:
+        case = replace(case, batch=max(case.batch, 1))
+    return replace(case, topk=min(case.topk, case.experts), shared=case.shared if case.contract == 2 else 0)

@@ -1,0 +1,61 @@
+"""What a case covers, in words that a test can count."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+
+from ascend_moe.reference.cases import Case
+
+
+def labels(case: Case) -> set[str]:
+    """What a case covers, read off its tensors. A call that raises counts for its error alone."""
+    fault = case.fault()
+    if fault is not None:
+        return {fault.kind}
+    batches = case.batch_sizes
+    found = {case.dtype, f"V{case.contract}", f"quant {case.quant_mode}", f"tp {case.tp}"}
+    found |= {f"expert_token_nums_type {case.nums_type}", f"global_bs {'given' if case.global_bs else 0}"}
+    found |= {"special values"} if case.odd else set()
+    found |= {"smooth scales"} if case.quant == "smooth" else set()
+    found |= {"W > 1"} if case.world > 1 else set()
+    found |= {"L > 1"} if case.experts > case.world else set()
+    found |= {"zero-batch rank"} if 0 in batches else set()
+    found |= {"unequal batches"} if len(set(batches)) > 1 else set()
+    found |= {"int8, H not a multiple of 32"} if case.quant_mode and case.hidden % 32 else set()
+    found |= {"shared_expert_x"} if case.shared else set()
+    found |= {"NaN rows behind expand_x"} if case.tail else set()
+    found |= {f"AIV cores {case.cores}"}
+    return found | _routing_labels(case)
+
+
+def _routing_labels(case: Case) -> set[str]:
+    found: set[str] = set()
+    total: Counter[int] = Counter()
+    for one in case.inputs:
+        mask = one.x_active_mask
+        live = torch.ones_like(one.expert_ids, dtype=torch.bool)
+        if mask is not None:
+            live &= mask if mask.dim() == 2 else mask[:, None]
+            if mask.numel() and not mask.any():
+                found.add("rank without an active token")
+            if mask.dim() == 2 and mask.any() and not mask.all():
+                found.add("mask 2-D")
+            elif mask.dim() == 1 and mask.any() and not mask.all():
+                found.add(
+                    "mask 1-D, a prefix" if bool((mask[:-1] >= mask[1:]).all()) else "mask 1-D, no prefix"
+                )
+        for ids, alive in zip(one.expert_ids.tolist(), live.tolist(), strict=True):
+            routed = [expert for expert, on in zip(ids, alive, strict=True) if on and expert != -1]
+            found |= (
+                {"id -1"}
+                if any(on and expert == -1 for expert, on in zip(ids, alive, strict=True))
+                else set()
+            )
+            found |= {"duplicates within capacity"} if len(set(routed)) < len(routed) else set()
+            total.update(routed)
+    rows = sum(total.values())
+    if case.experts > 1 and rows >= 4 and 2 * max(total.values()) >= rows:
+        found.add("hot expert")
+    return found
