@@ -1,8 +1,12 @@
 # One command each:
-#   make               venv + install (always rebuilds what changed)
-#   make demo          the same, then a MoE layer over 4 ranks        DEMO_ARGS="--preset tiny"
-#   make test          the same, then all tests                       PYTEST_ARGS="-k dispatch"
-#   make test-npu      the tests on the virtual NPU, with the torch_npu wheel beside the environment
+#   make               venv + install with the fast engine; the other engines are built when first used
+#   make all           the same with every engine and the virtual NPU
+#   make demo          a MoE layer over 4 ranks                            DEMO_ARGS="--preset tiny"
+#   make tiny          does the installation work: under 10 s after the build
+#   make t             the tests of a folder, on the fast engine           T=kernels/direct
+#   make test          what every change must pass: 5 minutes on 2 cores   PYTEST_ARGS="-k dispatch"
+#   make test-npu      the same on the virtual NPU, with the torch_npu wheel beside the environment
+#   make nightly       everything else, for hours: slow tests, mutants, soak, explore, model, asan, tsan, bench-check, wheels
 #   make lint  format  ruff, mypy --strict, clang-format
 #   make asan  tsan    the tests marked so under ASan and UBSan, or TSan, with controls that must fail
 #   make mutants       broken kernels: one-line mutants found by the suite, the others by the checked twin
@@ -11,8 +15,11 @@
 #   make model         the protocol's model in spin, where it is there    MODEL_ARGS=--full
 #   make bench         dispatch and combine against gloo, MPI and the machine's limit   BENCH_ARGS="--bs 32"
 #   make bench-check   fails where the bounds of docs/performance.md are not kept
+#   make size          files and lines by folder, and the aims             SINCE=commit
 #   make lib           the libraries into the source tree, for PYTHONPATH=. without installing
-#   make wheel  clean  headers-check CANN_HEADERS=dir  address-space-check
+#   make wheel         dist/*.whl with everything, for every Python and torch from 2.10 on
+#   make wheel-check   that wheel with two torch versions and two Pythons in clean environments
+#   make clean  headers-check CANN_HEADERS=dir  address-space-check
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -23,6 +30,9 @@ PYTEST_ARGS ?=
 EXPLORE_ARGS ?=
 MODEL_ARGS ?=
 BENCH_ARGS ?=
+WHEEL_CHECK_ARGS ?=
+T ?= kernels/direct
+SINCE ?=
 
 bin := $(abspath $(VENV))/bin
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
@@ -31,32 +41,54 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests run from tests/ so that they import the installed package, never the source tree.
 pytest = cd tests && ASCEND_MOE_TEST_INSTALLED=1 ASCEND_MOE_CACHE=$(CURDIR)/build/kernels $(sanitized) $(bin)/pytest --timeout=300
 
-# torch comes first: the compiled kernels of its ops are built against the one in the venv. Then pip is asked for
-# torch and for the project in one command, so that it never picks another torch. It always runs, no stamp file:
-# outside pip's build isolation the build directory is kept, and only what changed is compiled. The first time it
-# shows what it downloads, later it is quiet.
+# torch comes first: the ops are compiled against the headers of the one in the venv. Then pip is asked for torch and
+# for the project in one command, so that it never picks another torch. It always runs, no stamp file: outside pip's
+# build isolation the build directory is kept, and only what changed is compiled. The first time it shows what it
+# downloads, later it is quiet.
 pip = $(bin)/python -m pip install $(if $(wildcard $(bin)/ascend-moe),--quiet)
 torch = $(foreach word,$(TORCH),'$(word)')
-pip_install = $(pip) $(torch) && $(pip) --no-build-isolation $(torch)
+
+# Parts that take long to compile and that many never use. An installation that has one keeps it.
+parts := CHECKED TIMED VNPU
+file_CHECKED := libascend_moe_checked.so
+file_TIMED := libascend_moe_timed.so
+file_VNPU := vnpu
+has = $(or $(filter $1,$(with)),$(wildcard $(abspath $(VENV))/lib/python3*/site-packages/ascend_moe/lib/$(file_$1)))
+defines = $(foreach part,$(parts),--config-settings=cmake.define.ASCEND_MOE_$(part)=$(if $(call has,$(part)),ON,OFF))
+pip_install = $(pip) $(torch) && $(pip) --no-build-isolation $(defines) $(torch)
+all wheel: with = $(parts)
+test soak mutants explore nightly-tests: with = CHECKED TIMED
+test-npu test-npu-nightly: with = CHECKED TIMED VNPU
+
+every_change := not npu and not nightly and not mutants
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := install
-.PHONY: install demo test test-npu lint format asan tsan mutants soak explore model bench bench-check lib wheel clean headers-check address-space-check
+.PHONY: install all demo tiny t test test-npu nightly nightly-tests test-npu-nightly lint format asan tsan mutants \
+	soak explore model bench bench-check size lib wheel wheel-check clean headers-check address-space-check
 
 # The venv with the build backend, and cmake and ninja where the system has none.
 $(bin)/scikit-build-core:
 	test -x $(bin)/pip || $(PYTHON) -m venv $(VENV)
 	$(bin)/python -m pip install --quiet scikit-build-core $(foreach tool,cmake ninja,$(if $(shell command -v $(tool)),,$(tool)))
 
-install: $(bin)/scikit-build-core
+install all: $(bin)/scikit-build-core
 	$(pip_install) .[cli]
 
 demo: install
 	PYTHONSAFEPATH=1 $(bin)/ascend-moe run $(DEMO_ARGS)
 
+tiny: $(bin)/scikit-build-core
+	$(pip_install) .[test]
+	$(pytest) -q test_tiny.py $(PYTEST_ARGS)
+
+t: $(bin)/scikit-build-core
+	$(pip_install) .[test]
+	$(pytest) -n 2 -m "$(every_change)" $(T) $(PYTEST_ARGS)
+
 test: $(bin)/scikit-build-core
 	$(pip_install) .[test]
-	$(pytest) -n 2 -m "not npu and not nightly" $(PYTEST_ARGS)
+	$(pytest) -n 2 -m "$(every_change)" $(PYTEST_ARGS)
 
 # The wheel lies in a folder of its own, so that torch starts without CANN everywhere else.
 torch_npu := $(CURDIR)/build/npu/$(subst ==,-,$(TORCH_NPU))
@@ -65,9 +97,27 @@ $(torch_npu): $(bin)/scikit-build-core
 	$(bin)/python -m pip install --quiet --no-deps --target $@.part '$(TORCH_NPU)'
 	mv $@.part $@
 
-test-npu: $(bin)/scikit-build-core $(torch_npu)
+test-npu: npu_tests = npu and not nightly
+test-npu-nightly: npu_tests = npu and nightly
+test-npu test-npu-nightly: $(bin)/scikit-build-core $(torch_npu)
 	$(pip_install) .[test]
-	export PYTHONPATH=$(torch_npu) TORCH_DEVICE_BACKEND_AUTOLOAD=0; $(pytest) -n 2 -m npu $(PYTEST_ARGS)
+	export PYTHONPATH=$(torch_npu) TORCH_DEVICE_BACKEND_AUTOLOAD=0; $(pytest) -n 2 -m "$(npu_tests)" $(PYTEST_ARGS)
+
+# Every lane that .ci/run leaves out, each to its end whatever the others find. The list of failures comes last.
+nightly_lanes := nightly-tests test-npu-nightly mutants soak explore-nightly model-nightly asan tsan bench-check wheel-check
+nightly:
+	@failed=""; for lane in $(nightly_lanes); do \
+		echo "nightly: $$lane"; \
+		case $$lane in \
+			explore-nightly) $(MAKE) explore EXPLORE_ARGS="-n 100000" ;; \
+			model-nightly) $(MAKE) model MODEL_ARGS=--full ;; \
+			*) $(MAKE) $$lane NIGHTLY=1 ;; \
+		esac || failed="$$failed $$lane"; \
+	done; test -z "$$failed" || { echo "nightly: FAIL in$$failed"; exit 1; }; echo "nightly: PASS"
+
+nightly-tests: $(bin)/scikit-build-core
+	$(pip_install) .[test]
+	$(pytest) -n 2 -m "nightly and not npu and not mutants" $(PYTEST_ARGS)
 
 lint: $(bin)/scikit-build-core
 	$(pip_install) .[dev]
@@ -80,6 +130,7 @@ format: $(bin)/scikit-build-core
 # The fast engine, with the sanitizers' run-time libraries first in the process, and libstdc++ with them (they
 # wrap its throw). ThreadSanitizer cannot place its memory where addresses are very random.
 asan tsan: library = $(CURDIR)/build-$@/libascend_moe.so
+asan tsan: leave_out ?= $(if $(NIGHTLY),, and not nightly)
 asan: flags := address,undefined
 tsan: flags := thread
 # The compiled kernels of torch's ops too, though torch itself is not built so: threads share them.
@@ -93,11 +144,11 @@ asan tsan: sanitized = $(fixed_addresses) env ASCEND_MOE_LIBRARY=$(library) ASCE
 asan tsan: $(bin)/scikit-build-core
 	$(pip_install) .[test]
 	cmake -S . -B build-$@ -DCMAKE_CXX_COMPILER=$(CXX) -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG='-O1 -g1' \
-		-DASCEND_MOE_SANITIZE=$(flags) -DASCEND_MOE_CHECKED=OFF -DASCEND_MOE_VNPU=OFF \
+		-DASCEND_MOE_SANITIZE=$(flags) -DASCEND_MOE_CHECKED=OFF -DASCEND_MOE_TIMED=OFF -DASCEND_MOE_VNPU=OFF \
 		-DPython3_EXECUTABLE=$(bin)/python -DASCEND_MOE_TORCH=$(if $(torch_kernels),ON,OFF)
 	cmake --build build-$@ --target ascend_moe $(torch_kernels)
 	$(sanitized) $(bin)/python tools/sanitizer_control.py $(library) $(flags)
-	$(pytest) -n 2 -m $@ --capture=sys $(PYTEST_ARGS)
+	$(pytest) -n 2 -m "$@$(leave_out)" --capture=sys $(PYTEST_ARGS)
 
 # Broken kernels, each built and each found: about half an hour.
 mutants: $(bin)/scikit-build-core
@@ -110,7 +161,8 @@ soak: $(bin)/scikit-build-core
 	export ASCEND_MOE_SOAK=full ASCEND_MOE_SOAK_REPORT=$(CURDIR)/build/soak.json; \
 		$(pytest) --timeout=14400 -o faulthandler_timeout=0 -n 2 -m row $(PYTEST_ARGS)
 
-explore: install
+explore: $(bin)/scikit-build-core
+	$(pip_install) .[cli]
 	$(bin)/ascend-moe explore $(EXPLORE_ARGS)
 
 model: $(bin)/scikit-build-core
@@ -124,13 +176,20 @@ bench bench-check: $(bin)/scikit-build-core
 bench: bench = $(bin)/ascend-moe bench $(BENCH_ARGS)
 bench-check: bench = $(bin)/ascend-moe bench --check
 
+size:
+	@$(PYTHON) tools/size.py $(SINCE)
+
 lib:
 	cmake -S . -B build/dev $(if $(wildcard $(bin)/python),-DPython3_EXECUTABLE=$(bin)/python)
 	cmake --build build/dev
 	cmake --install build/dev --prefix . --component lib
 
 wheel: $(bin)/scikit-build-core
-	$(bin)/python -m pip wheel --no-deps --wheel-dir dist .
+	$(pip) $(torch)
+	$(bin)/python -m pip wheel --no-build-isolation --no-deps $(defines) --wheel-dir dist .
+
+wheel-check: wheel
+	$(PYTHON) tools/wheel_check.py dist/ascend_moe-*-py3-none-*.whl $(WHEEL_CHECK_ARGS)
 
 # Compiles every kernel entry and the host side against real CANN headers. asc-devkit has no headers of graph and
 # op base: METADEF, CANN_BASE and CANN_INCLUDE say where those are.

@@ -6,11 +6,13 @@ if(NOT ASCEND_MOE_VNPU)
 endif()
 
 set(vnpu_src ${CMAKE_CURRENT_SOURCE_DIR}/vnpu)
+add_custom_target(vnpu_libraries)  # all of them
 
 # vnpu_library(NAME SOURCES...) builds lib<NAME>.so; what the sources do not mark as exported stays inside.
 # vnpu_subfolder, set by the caller: where below lib/vnpu it goes.
 function(vnpu_library name)
   add_library(vnpu_${name} SHARED ${ARGN})
+  add_dependencies(vnpu_libraries vnpu_${name})
   set_target_properties(vnpu_${name} PROPERTIES
     OUTPUT_NAME ${name}
     LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/vnpu${vnpu_subfolder}

@@ -16,6 +16,7 @@ os.environ.setdefault("ASCEND_MOE_AIV_CORES", "8")  # the default of one core ha
 _HELPERS = str(Path(__file__).resolve().parent / "helpers")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), _HELPERS)))
 
+import lanes  # noqa: E402
 from soak_report import (  # noqa: E402, F401
     pytest_runtest_logreport,
     pytest_runtest_makereport,
@@ -28,7 +29,7 @@ MARKERS = {
     "tsan": "also run under ThreadSanitizer, ranks as threads, by `make tsan`",
     "npu": "needs the torch_npu wheel, runs on the virtual NPU; `make test-npu`, fails without the wheel",
     "mutants": "builds broken kernels and shows that the suite sees them; minutes, run with `-m mutants`",
-    "nightly": "true of a tree that was finished, not of every change; run with `-m nightly`",
+    "nightly": "takes long and adds depth, not a feature: `make nightly-tests` runs it, other runs leave it out",
     "row(name)": "counts for a row of the table at the end of the session; `make soak` runs these",
 }
 
@@ -36,6 +37,7 @@ MARKERS = {
 def pytest_configure(config: pytest.Config) -> None:
     for name, meaning in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
+    config.pluginmanager.register(lanes)
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,7 @@ def _temporary_cache() -> Path:
 def fill_folder(folder: Path, make: Callable[[Path], None]) -> None:
     """Makes a folder in the cache at once: a reader sees all of it or nothing."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    _forget_old(folder.parent)
+    forget_old(folder.parent)
     scratch = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
     try:
         make(scratch)
@@ -51,7 +51,7 @@ def fill_folder(folder: Path, make: Callable[[Path], None]) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _forget_old(cache: Path) -> None:
+def forget_old(cache: Path) -> None:
     """Removes what was built long ago. Processes that have it open keep it."""
     limit = time.time() - _KEEP_DAYS * 86400
     for folder in cache.iterdir():

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LibraryError
+from .build import PARTS, built_part
 
 LIBRARY_NAME = "libascend_moe.so"
 # One library an engine, from the same sources: "fast" runs in program order, "checked" looks for races.
@@ -118,10 +119,11 @@ def engine_name() -> str:
 
 
 def library_path(engine: str | None = None) -> Path:
-    """Path of an engine's library: $ASCEND_MOE_LIBRARY for the ops', else in lib/ of ``ascend_moe.__path__``.
+    """Path of an engine's library: $ASCEND_MOE_LIBRARY for the ops', else in lib/ of ``ascend_moe.__path__``, else
+    in the cache. An engine that the installation left out is built there, which takes a minute.
 
     Raises:
-        LibraryError: no such file; the message has the command that builds it.
+        LibraryError: no such file and no way to build it; the message has the command that builds it.
     """
     override = os.environ.get("ASCEND_MOE_LIBRARY")
     if override and engine is not None:  # the other engine's library is built beside it
@@ -135,13 +137,34 @@ def library_path(engine: str | None = None) -> Path:
                 f"ASCEND_MOE_LIBRARY={override} is not a file: unset it or name a {LIBRARY_NAME}"
             )
         return path
-    file = (ENGINES | _OTHERS)[engine or engine_name()]
-    candidates = [entry / "lib" / file for entry in _package_paths()]
-    for path in candidates:
-        if path.is_file():
-            return path
-    looked = ", ".join(str(path) for path in candidates)
+    name = engine or engine_name()
+    return installed_path((ENGINES | _OTHERS)[name]) or _first_use(name)
+
+
+def installed_path(name: str) -> Path | None:
+    """A file or folder of the installation's lib/; None where the installation left it out."""
+    candidates = [entry / "lib" / name for entry in _package_paths()]
+    return next((path for path in candidates if path.exists()), None)
+
+
+def _first_use(part: str) -> Path:
+    """A part of the native libraries that the installation left out, from the cache."""
+    fast = installed_path(LIBRARY_NAME)
+    if fast is not None and part in PARTS:
+        return built_part(part, native_source_root(), fast)
+    file = LIBRARY_NAME if part == "vnpu" else (ENGINES | _OTHERS)[part]
+    looked = ", ".join(str(entry / "lib" / file) for entry in _package_paths())
     raise LibraryError(f"native library not found at {looked}: build it with\n  {build_command()}")
+
+
+def vnpu_folder() -> Path:
+    """Folder of the virtual NPU's libraries: vnpu/ beside the fast engine's, else in the cache.
+
+    Raises:
+        LibraryError: as ``library_path``.
+    """
+    beside = library_path("fast").parent / "vnpu"
+    return beside if beside.is_dir() else _first_use("vnpu")
 
 
 @functools.cache

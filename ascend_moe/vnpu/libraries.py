@@ -31,13 +31,14 @@ _UNSET = ("ASCEND_CUSTOM_OPP_PATH", "ASCEND_OPP_PATH", "ASCEND_HOME_PATH", _auto
 
 
 def library_folder() -> Path:
-    """Where the virtual NPU's libraries are: $ASCEND_MOE_VNPU_LIBRARIES, or vnpu/ beside libascend_moe.so.
+    """Where the virtual NPU's libraries are: $ASCEND_MOE_VNPU_LIBRARIES, or vnpu/ beside libascend_moe.so,
+    or in the cache, built on first use.
 
     Raises:
         LibraryError: a library is missing; the message names it and the command that builds it.
     """
     given = os.environ.get("ASCEND_MOE_VNPU_LIBRARIES")
-    folder = Path(given) if given else _lib.library_path("fast").parent / "vnpu"
+    folder = Path(given) if given else _lib.vnpu_folder()
     missing = [name for name in LIBRARIES if not (folder / name).is_file()]
     if missing:
         raise LibraryError(

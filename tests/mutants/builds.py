@@ -21,7 +21,6 @@ from table import Mutant
 from ascend_moe.native import library
 
 LIBRARIES = {"fast": "ascend_moe", "checked": "ascend_moe_checked"}
-DTYPES = {"bf16": "bfloat16_t", "fp16": "half", "fp32": "float"}
 FLAGS = "-O1 -w"  # for the compile's speed: what they run takes seconds
 LEFT_OUT = ("TIMED", "VNPU", "TORCH", "NPU")
 
@@ -83,10 +82,10 @@ class MutantBuilds:
         with self._alone():
             return self._clean(engine)
 
-    def mutant(self, mutant: Mutant, engine: str, dtypes: tuple[str, ...] = tuple(DTYPES)) -> Path:
-        """The library of this engine with the mutant in the kernels of these element types."""
+    def mutant(self, mutant: Mutant, engine: str) -> Path:
+        """The library of this engine with the mutant in its kernels."""
         with self._alone():
-            return self._mutant(mutant, engine, dtypes)
+            return self._mutant(mutant, engine)
 
     def _clean(self, engine: str) -> Path:
         library = self.build / f"lib{LIBRARIES[engine]}.so"
@@ -104,9 +103,8 @@ class MutantBuilds:
             _run([self.cmake, "--build", str(self.build), "--target", LIBRARIES[engine], *jobs])
         return library
 
-    def _mutant(self, mutant: Mutant, engine: str, dtypes: tuple[str, ...]) -> Path:
-        words = [mutant.name.replace(" ", "_"), *dtypes]
-        made = self.root / "-".join(words) / f"lib{LIBRARIES[engine]}.so"
+    def _mutant(self, mutant: Mutant, engine: str) -> Path:
+        made = self.root / mutant.name.replace(" ", "_") / f"lib{LIBRARIES[engine]}.so"
         if made.exists():
             return made
         clean = self._clean(engine)
@@ -117,7 +115,7 @@ class MutantBuilds:
         link_file = self.build / "CMakeFiles" / f"{LIBRARIES[engine]}.dir" / "link.txt"
         link = link_file.read_text()
         compiles = []
-        for command, output in self._kernels(link, dtypes):
+        for command, output in self._kernels(link, mutant):
             target = made.parent / (output.replace("/", "_"))
             assert link.count(output) == 1, f"{output} is not linked once"
             link = link.replace(output, str(target))
@@ -130,18 +128,24 @@ class MutantBuilds:
         unfinished.rename(made)
         return made
 
-    def _kernels(self, link: str, dtypes: tuple[str, ...]) -> list[tuple[list[str], str]]:
-        """Compile commands, without their outputs, and the outputs, of the kernels that this link takes."""
+    def _kernels(self, link: str, mutant: Mutant) -> list[tuple[list[str], str]]:
+        """Compile commands, without their outputs, and the outputs, of the kernels in this link that the mutant is
+        in."""
         kernels = []
         for entry in json.loads((self.build / "compile_commands.json").read_text()):
             command = shlex.split(entry["command"])
             output = command.pop(command.index("-o") + 1)
             command.remove("-o")
-            wanted = any(f"-DDTYPE_X={DTYPES[dtype]}" in command for dtype in dtypes)
-            if "/op_kernel/" in entry["file"] and wanted and output in link:
+            if "/csrc/abi/kernels_" in entry["file"] and output in link and self._depends(output, mutant):
                 kernels.append((command, output))
-        assert len(kernels) == 2 * len(dtypes), [output for _, output in kernels]
+        assert kernels, f"no kernel of the library includes a file of {mutant.name}"
         return kernels
+
+    def _depends(self, output: str, mutant: Mutant) -> bool:
+        """Whether an object was compiled from a file that the mutant edits."""
+        words = (self.build / f"{output}.d").read_text().split()
+        files = {os.path.normpath(self.build / word) for word in words}
+        return any(str(self.source / edit.file) in files for edit in mutant.edits)
 
 
 def _run(command: list[str], directory: Path | None = None) -> None:

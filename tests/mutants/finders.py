@@ -35,7 +35,7 @@ from ascend_moe import explore
 SEEDS = (11, 22_000, 33_000, 44_000, 55_000)
 LIMIT = 200  # schedules, on the median over the seeds
 PATIENCE = 2000  # schedules after which a seed has not found it
-DTYPE = "bf16"  # of the kernels that have the mutant: two objects a mutant instead of six
+DTYPE = "bf16"  # of the cases that are searched
 SEARCHES = (WINDOW, SERVERS, DIRECT, LENT, ROLES)
 
 # Cases of direct dispatch in which a bug shows that drawn cases do not reach.
@@ -132,7 +132,7 @@ def check(mutant: Mutant, finder: str, builds: MutantBuilds) -> str:
         return failure
     if finder == RUN:
         return _check_run(mutant, builds)
-    library = builds.mutant(mutant, "checked", (DTYPE,))
+    library = builds.mutant(mutant, "checked")
     if finder == KILLED:
         with pytest.raises(AssertionError, match="hang"):
             program = explore.Program(world=3, cores=3, sequence="DCDC", dtype=DTYPE, algorithm="direct")

@@ -229,10 +229,8 @@ def test_the_page_is_written_from_the_model(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 @pytest.mark.nightly
-def test_the_page_is_of_these_sources(request: pytest.FixtureRequest) -> None:
+def test_the_page_is_of_these_sources() -> None:
     """A change of the kernels or of the engine changes times: tools/predict_page.py writes them anew."""
-    if "nightly" not in request.config.getoption("-m"):
-        pytest.skip("true of a tree that is finished: pytest -m nightly")
     page = (ROOT / "docs" / "predict.md").read_text()
     noted = predict_page.noted_hash(page)
     assert len(noted) == 12 and source_hash.source_hash(ROOT).startswith(noted)

@@ -1,0 +1,186 @@
+"""Builds what `make` leaves out of an installation when it is first asked for: into the cache, once, from source."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import LibraryError
+from .cache import cache_directory, digest_of, forget_old
+
+BUILD_SECONDS = 1800.0  # after that a build, or the wait for another process's build, is given up
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the native libraries: CMake's option and target, and what comes out, the last one last."""
+
+    title: str
+    option: str
+    target: str
+    outputs: tuple[str, ...]
+    seconds: int  # on two cores
+
+
+PARTS = {
+    "checked": Part(
+        "the checked engine",
+        "ASCEND_MOE_CHECKED",
+        "ascend_moe_checked",
+        ("libtwin_checked.a", "libascend_moe_checked.so"),
+        60,
+    ),
+    "timed": Part(
+        "the timed engine",
+        "ASCEND_MOE_TIMED",
+        "ascend_moe_timed",
+        ("libtwin_timed.a", "libascend_moe_timed.so"),
+        60,
+    ),
+    "vnpu": Part("the virtual NPU's libraries", "ASCEND_MOE_VNPU", "vnpu_libraries", ("vnpu",), 60),
+}
+
+
+def build_folder(sources: Path, fast: Path) -> Path:
+    """Where the parts of these sources lie. The fast engine's library is in it as a link, because the virtual NPU
+    looks for the engines in the folders above its own."""
+    hash_of = runpy.run_path(str(sources / "tools" / "source_hash.py"))["source_hash"]
+    return cache_directory() / "native" / digest_of(hash_of(sources), str(fast))
+
+
+def built_part(name: str, sources: Path, fast: Path) -> Path:
+    """The part's main file (or folder) in the cache; built if it is not there.
+
+    Raises:
+        LibraryError: no cmake or no compiler, the build failed, or it took longer than ``BUILD_SECONDS``.
+    """
+    part = PARTS[name]
+    folder = build_folder(sources, fast)
+    made = folder / part.outputs[-1]
+    if not made.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        forget_old(folder.parent)
+        folder.mkdir(exist_ok=True)
+        with _lock(folder / f"{name}.lock", part):
+            if not made.exists():
+                _build(part, sources, folder)
+                _link(fast, folder)
+    with contextlib.suppress(OSError):
+        os.utime(folder)  # what is used is not forgotten
+    return made
+
+
+def _link(fast: Path, folder: Path) -> None:
+    with contextlib.suppress(FileExistsError):
+        (folder / fast.name).symlink_to(fast)
+
+
+@contextlib.contextmanager
+def _lock(path: Path, part: Part) -> Iterator[None]:
+    """One process builds, the others wait for it. A process that dies lets go."""
+    deadline = time.monotonic() + BUILD_SECONDS
+    told = False
+    with path.open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise LibraryError(
+                        f"another process has been building {part.title} for {BUILD_SECONDS:.0f} s and holds {path}:"
+                        f" end it, or build everything with `make all`"
+                    ) from None
+            if not told:
+                _tell(f"waits for another process that builds {part.title}")
+                told = True
+            time.sleep(0.1)
+        yield
+
+
+def _tell(text: str) -> None:
+    print(f"ascend_moe: {text}", file=sys.stderr, flush=True)
+
+
+def _tool(name: str) -> str | None:
+    return shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
+
+
+def _needed(part: Part, *names: str, fix: str) -> str:
+    for name in names:
+        path = _tool(name)
+        if path is not None:
+            return path
+    raise LibraryError(
+        f"{part.title} is not built yet, and there is no {', '.join(names)} to build it: {fix}, or install a wheel"
+        f" made by `make wheel`, which has everything"
+    )
+
+
+def _build(part: Part, sources: Path, folder: Path) -> None:
+    cmake = _needed(part, "cmake", fix="pip install cmake ninja")
+    wanted = os.environ.get("CXX")
+    compilers = (wanted.split()[-1],) if wanted else ("g++", "c++", "clang++")
+    _needed(part, *compilers, fix="install g++ 11 or newer, or set CXX")
+    _tell(f"builds {part.title} into {folder}, once; about {part.seconds} s on two cores")
+    scratch = Path(tempfile.mkdtemp(prefix=".building-", dir=folder))
+    others = [other.option for other in PARTS.values() if other is not part]
+    generator = ["-G", "Ninja"] if "CMAKE_GENERATOR" not in os.environ and _tool("ninja") else []
+    if generator:
+        generator.append(f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}")
+    settings = ["-DCMAKE_BUILD_TYPE=Release", f"-DPython3_EXECUTABLE={sys.executable}", f"-D{part.option}=ON"]
+    settings += [f"-D{option}=OFF" for option in (*others, "ASCEND_MOE_TORCH", "ASCEND_MOE_NPU")]
+    jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(len(os.sched_getaffinity(0)))
+    started = time.monotonic()
+    try:
+        for command in (
+            [cmake, *generator, "-S", str(sources), "-B", str(scratch), *settings],
+            [cmake, "--build", str(scratch), "--target", part.target, "--parallel", jobs],
+        ):
+            _run(part, command, started + BUILD_SECONDS)
+        for name in part.outputs:
+            (scratch / name).rename(folder / name)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    _tell(f"built {part.title} in {time.monotonic() - started:.0f} s")
+
+
+def _run(part: Part, command: list[str], deadline: float) -> None:
+    """Runs a step of the build. What it started ends with it, also on Ctrl-C and at the deadline."""
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=max(deadline - time.monotonic(), 0))
+        except BaseException as error:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            raise LibraryError(
+                f"{part.title} was not built within {BUILD_SECONDS:.0f} s: build everything with `make all`"
+            ) from None
+    if process.returncode != 0:
+        lines = output.strip().splitlines()
+        errors = [line for line in lines if "error" in line.lower()]
+        first = errors[0] if errors else lines[-1] if lines else f"code {process.returncode}"
+        raise LibraryError(
+            f"{part.title} does not build: {first}\n" + "\n".join(lines[-40:]), command=command, output=output
+        )
