@@ -49,6 +49,7 @@ def test_what_is_no_case_is_refused(text: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.nightly
 def test_random_cases_and_schedules_have_no_finding() -> None:
     result = explore.campaign(schedules=2000, seed=0, a_case=10)
     assert result.finding is None, result.finding.line()

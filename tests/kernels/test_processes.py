@@ -95,7 +95,7 @@ def restored(one: dict[str, Any]) -> RankRun | AscendMoeError:
     return RankRun(**one)
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.nightly), 3])
 def test_gloo_processes(world: int, tmp_path: Path) -> None:
     check(world, run_processes(world, functools.partial(body, world=world), tmp_path))
 

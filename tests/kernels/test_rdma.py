@@ -312,7 +312,7 @@ def processes(tmp_path: object) -> Iterator[list[object]]:
         process.join()  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("share", [1, 2])
+@pytest.mark.parametrize("share", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_a_killed_peer_of_another_server_is_lost_within_seconds(
     monkeypatch: pytest.MonkeyPatch, tmp_path: object, processes: list[object], share: int
 ) -> None:

@@ -221,7 +221,7 @@ def test_that_the_poison_lies_where_the_rows_go(contract: int, cores: threading.
 @pytest.mark.row("op order")
 @pytest.mark.parametrize("contract", ["V1", "V2", "mixed"])
 @pytest.mark.parametrize("local", [2, 3])
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.nightly), 3])
 def test_every_sequence(world: int, local: int, contract: str, cores: threading.local, tally: Tally) -> None:
     """One after the other on the same windows: each starts with what the last one left there."""
     contracts = {"V1": (1,), "V2": (2,), "mixed": (1, 2)}[contract]
@@ -236,7 +236,7 @@ def test_every_sequence(world: int, local: int, contract: str, cores: threading.
 
 @pytest.mark.row("op order")
 @pytest.mark.parametrize("contract", [1, 2])
-@pytest.mark.parametrize("local", [2, 3])
+@pytest.mark.parametrize("local", [pytest.param(2, marks=pytest.mark.nightly), 3])
 @pytest.mark.parametrize("world", [2, 3])
 def test_every_sequence_across_the_wrap(
     world: int, local: int, contract: int, cores: threading.local, tally: Tally

@@ -18,7 +18,7 @@ def drawn(first: int, count: int, algorithm: str) -> list[Program]:
     return [replace(explore.draw(first + n), algorithm=algorithm) for n in range(count)]
 
 
-@pytest.mark.parametrize("algorithm", ["direct", "mixed"])
+@pytest.mark.parametrize("algorithm", [pytest.param("direct", marks=pytest.mark.nightly), "mixed"])
 def test_random_cases_and_schedules_have_no_finding(algorithm: str) -> None:
     result = explore.campaign(drawn(80_000, 150, algorithm), schedules=1500, seed=1, a_case=10)
     assert result.finding is None, result.finding.line()

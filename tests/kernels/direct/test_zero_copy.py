@@ -229,7 +229,7 @@ def in_process(rank: int, world: int) -> list[list[dict[str, Any]]]:
     return found
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.nightly), 3])
 def test_processes(world: int, tmp_path: Path) -> None:
     results = run_processes(world, functools.partial(in_process, world=world), tmp_path)
     number = 0
