@@ -29,7 +29,7 @@ MARKERS = {
     "tsan": "also run under ThreadSanitizer, ranks as threads, by `make tsan`",
     "npu": "needs the torch_npu wheel, runs on the virtual NPU; `make test-npu`, fails without the wheel",
     "mutants": "builds broken kernels and shows that the suite sees them; minutes, run with `-m mutants`",
-    "nightly": "takes long and adds depth, not a feature: `make nightly-tests` runs it, other runs leave it out",
+    "nightly": "takes long and adds depth, not a feature; `make nightly` runs it, other runs leave it out",
     "row(name)": "counts for a row of the table at the end of the session; `make soak` runs these",
 }
 

@@ -1,4 +1,4 @@
-"""Does the installation work? Seconds, on the fast engine: the library, the ops, a layer, the command line, errors."""
+"""Does the installation work? On the fast engine: library, ops, errors, command line, in seconds."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def test_the_library_opens_and_is_of_these_sources() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_tokens_visit_their_experts_and_come_home(cluster: ascend_moe.LocalCluster, dtype: torch.dtype) -> None:
+def test_tokens_visit_their_experts_and_come_home(
+    cluster: ascend_moe.LocalCluster, dtype: torch.dtype
+) -> None:
     def rank_main(rank: int, group: str) -> None:
         x, ids = tokens(rank, dtype)
         rows, _, places, counts, received, _, _ = ascend_moe.npu_moe_distribute_dispatch(

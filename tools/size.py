@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Files and lines of the repository by folder, and whether the aims of its house are kept. Prints, writes nothing.
+"""Files and lines of the repository by folder, and whether its aims are kept. Prints, writes nothing.
 
     python tools/size.py            of what git tracks here
     python tools/size.py COMMIT     and the difference to COMMIT
@@ -106,10 +106,16 @@ def aims(tree: dict[str, int], raw: dict[str, int]) -> list[tuple[str, int, int]
     ]
 
 
+def columns(row: list[str], widths: list[int]) -> Iterator[tuple[int, tuple[str, int]]]:
+    return enumerate(zip(row, widths, strict=True))
+
+
 def table(rows: list[list[str]]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
-        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))])
+        "  ".join(
+            cell.rjust(width) if at else cell.ljust(width) for at, (cell, width) in columns(row, widths)
+        )
         for row in rows
     )
 

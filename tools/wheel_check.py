@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Shows that one wheel serves several torch versions and several Pythons: pip install and tests/test_tiny.py in a
+"""Shows that one wheel serves several versions of torch and Python: pip install and tests/test_tiny.py in a
 clean environment for each pair.
 
     python tools/wheel_check.py dist/ascend_moe-0.1.0-py3-none-linux_x86_64.whl
            [--torch 2.10.0,2.13.0] [--python python3.11,python3.12] [--index-url URL]
 
-A Python that is not on PATH is an error. The wheel of torch is installed without its dependencies, because those of
-the default index are gigabytes of CUDA, and then what torch needs on a CPU. Exit code 1: a pair failed.
+A Python that is not on PATH is an error. torch is installed without its dependencies (the default index has
+gigabytes of CUDA among them), then what it needs on a CPU. Exit code 1: a pair failed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,13 @@ class CheckError(Exception):
 def run(command: list[str], folder: Path, settings: dict[str, str]) -> str:
     try:
         done = subprocess.run(
-            command, cwd=folder, env=settings, capture_output=True, text=True, timeout=SECONDS, errors="replace"
+            command,
+            cwd=folder,
+            env=settings,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            errors="replace",
         )
     except subprocess.TimeoutExpired as error:
         raise CheckError(f"{' '.join(command[:6])} ... took more than {SECONDS} s") from error
@@ -43,7 +49,9 @@ def run(command: list[str], folder: Path, settings: dict[str, str]) -> str:
 
 def check(wheel: Path, python: str, torch: str, index: list[str]) -> str:
     """The last line of the tests in a new environment of this Python with this torch."""
-    settings = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "ASCEND"))}
+    settings = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "ASCEND"))
+    }
     with tempfile.TemporaryDirectory(prefix="wheel-check-") as name:
         folder = Path(name)
         run([python, "-m", "venv", str(folder / "venv")], folder, settings)

@@ -1,4 +1,4 @@
-"""Builds what `make` leaves out of an installation when it is first asked for: into the cache, once, from source."""
+"""Builds what `make` left out of an installation when it is first asked for: into the cache."""
 
 from __future__ import annotations
 
@@ -53,8 +53,10 @@ PARTS = {
 
 
 def build_folder(sources: Path, fast: Path) -> Path:
-    """Where the parts of these sources lie. The fast engine's library is in it as a link, because the virtual NPU
-    looks for the engines in the folders above its own."""
+    """Where the parts of these sources lie.
+
+    The fast engine's library is in it as a link, because the virtual NPU looks for it in folders above.
+    """
     hash_of = runpy.run_path(str(sources / "tools" / "source_hash.py"))["source_hash"]
     return cache_directory() / "native" / digest_of(hash_of(sources), str(fast))
 
@@ -99,8 +101,8 @@ def _lock(path: Path, part: Part) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise LibraryError(
-                        f"another process has been building {part.title} for {BUILD_SECONDS:.0f} s and holds {path}:"
-                        f" end it, or build everything with `make all`"
+                        f"another process has been building {part.title} for {BUILD_SECONDS:.0f} s"
+                        f" and holds {path}: end it, or build everything with `make all`"
                     ) from None
             if not told:
                 _tell(f"waits for another process that builds {part.title}")
@@ -123,8 +125,8 @@ def _needed(part: Part, *names: str, fix: str) -> str:
         if path is not None:
             return path
     raise LibraryError(
-        f"{part.title} is not built yet, and there is no {', '.join(names)} to build it: {fix}, or install a wheel"
-        f" made by `make wheel`, which has everything"
+        f"{part.title} is not built yet, and there is no {', '.join(names)} to build it: {fix},"
+        f" or install a wheel made by `make wheel`, which has everything"
     )
 
 

@@ -119,8 +119,9 @@ def engine_name() -> str:
 
 
 def library_path(engine: str | None = None) -> Path:
-    """Path of an engine's library: $ASCEND_MOE_LIBRARY for the ops', else in lib/ of ``ascend_moe.__path__``, else
-    in the cache. An engine that the installation left out is built there, which takes a minute.
+    """Path of an engine's library: $ASCEND_MOE_LIBRARY for the ops', else in lib/ of ``ascend_moe.__path__``.
+
+    An engine that the installation left out is built into the cache, which takes a minute.
 
     Raises:
         LibraryError: no such file and no way to build it; the message has the command that builds it.

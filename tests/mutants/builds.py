@@ -129,8 +129,7 @@ class MutantBuilds:
         return made
 
     def _kernels(self, link: str, mutant: Mutant) -> list[tuple[list[str], str]]:
-        """Compile commands, without their outputs, and the outputs, of the kernels in this link that the mutant is
-        in."""
+        """Compile commands, without their outputs, and the outputs, of the kernels that the mutant is in."""
         kernels = []
         for entry in json.loads((self.build / "compile_commands.json").read_text()):
             command = shlex.split(entry["command"])

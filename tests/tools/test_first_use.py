@@ -1,4 +1,4 @@
-"""Parts that an installation left out: built once into the cache, by one process at a time, with errors that help.
+"""Parts that an installation left out: built once, by one process, with errors that help.
 
 A stand-in for cmake writes the files, so that no compiler runs."""
 
@@ -25,8 +25,9 @@ if "--build" in sys.argv:
     {during}
     scratch = pathlib.Path(sys.argv[sys.argv.index("--build") + 1])
     (scratch / "vnpu").mkdir()
-    for name in ("libtwin_checked.a", "libascend_moe_checked.so", "libtwin_timed.a", "libascend_moe_timed.so"):
-        (scratch / name).touch()
+    for engine in ("checked", "timed"):
+        (scratch / f"libtwin_{{engine}}.a").touch()
+        (scratch / f"libascend_moe_{{engine}}.so").touch()
 """
 CHILD = """
 import pathlib, sys
@@ -107,7 +108,7 @@ def test_a_build_that_hangs_is_ended(fast: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_lock_that_is_never_let_go_ends_the_wait(fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = build.build_folder(SOURCES, fast)
     folder.mkdir(parents=True)
-    hold = "import fcntl, sys, time; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print(); time.sleep(100)"
+    hold = "import fcntl, sys, time; f = open(sys.argv[1], 'w'); fcntl.flock(f, 2); print(); time.sleep(100)"
     command = [sys.executable, "-u", "-c", hold, str(folder / "checked.lock")]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
