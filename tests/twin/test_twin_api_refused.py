@@ -140,6 +140,7 @@ def test_every_form_compiles(tmp_path: Path) -> None:
 
 # ---- include names of other people's kernels ----
 
+
 def test_vendor_headers_forward(tmp_path: Path) -> None:
     """Every name of the table compiles, first in its file, and declares what its part of the API does."""
     names = [
