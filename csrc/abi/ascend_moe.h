@@ -17,22 +17,22 @@ AM_API void* am_comm_create(int rank, int world, void* const* bases, uint64_t da
                             const int* live_fds);
 AM_API void am_comm_destroy(void* comm);
 AM_API void am_comm_mark_lost(void* comm, int peer);
-// What the communicator's launches get as communication context: 0 the window table (as it begins), 1 A3's
-// HcclOpResParam, 2 A2's HcclA2CombineOpParam, where the state area comes last. And, on A2, how
-// many ranks share a server: the others are reached by BatchWrite from windowsOut; 0: all share one. Calls
-// say the same in CallSpec. Before the first launch; all ranks alike. 0, or 1 when refused.
+// The communication context of the communicator's launches: 0 the window table (the default), 1 A3's
+// HcclOpResParam, 2 A2's HcclA2CombineOpParam, in which the state area comes last. On A2 also how many ranks
+// share a server (0: all): the others are reached by BatchWrite from windowsOut. CallSpec has to give the
+// same values. To call before the first launch, on all ranks alike. Returns 0, or 1 when refused.
 AM_API int am_comm_use_context(void* comm, int kind);
 AM_API int am_comm_use_servers(void* comm, int ranks_per_server);
 // Bytes of the last launch: read then written, by kind of GM (tensor, window data, window state,
 // workspace, lent window).
 AM_API void am_comm_traffic(void* comm, uint64_t* bytes);
-// This rank's lent area: null when it has none. The handle outlives the communicator, until a call says 1.
+// This rank's lent area: null when it has none. The handle outlives the communicator, until a call returns 1.
 AM_API void* am_comm_lent(void* comm);
-// Lends a block: 0 with its address and generation, or 1: `out` then has, from word 2 on, how many blocks are
-// held and how many bytes would do.
+// Lends a block. Returns 0 with its address and generation in `out`; or 1 when there is no room: out[2] is
+// then the number of blocks that are held, out[3] the bytes that the area would need.
 AM_API int am_lent_take(void* area, uint64_t bytes, uint64_t* out);
-// The tensor in a block has died; and, after am_comm_destroy: no block is taken any more. 1: no tensor lives
-// in a closed area, its window may be unmapped and the handle is gone.
+// release: the tensor in a block has been freed. close, after am_comm_destroy: no more blocks are lent. Both
+// return 1 when the area is closed and holds no tensor: its window may be unmapped, and the handle is gone.
 AM_API int am_lent_release(void* area, uint32_t generation);
 AM_API int am_lent_close(void* area);
 // Tests: makes the next op run as the epoch after this one.
@@ -61,30 +61,32 @@ AM_API uint64_t am_plan_tiling(const void* plan, void* out, uint64_t bytes);
 // dtype, rank, dim 0, dim 1 of output `index`, as allocated; false past the last.
 AM_API int am_call_output(const void* spec, int index, int64_t* out);
 
-// What calls need, as text; each returns the bytes that its text takes. Limits and window: "name=value"
-// fields (the window's of a dispatch whose spec keeps all rules but that of the window). Tiling: fields of a
-// plan. UB: a line an item, step, name and bytes. CANN: a line a version of its operators, name, bytes, MiB,
-// and the rules that the call breaks; `call` is W, E, maxBS, H, K, shared experts, fp32 rows, equal batches.
+// What calls need, as text. Each function returns the bytes that its text takes. limits, window and tiling:
+// fields "name=value" (window: of a dispatch whose spec may break only the rule about the window; tiling: of
+// a plan). ub: one line for each item, with step, name and bytes. cann: one line for each version of CANN's
+// operators, with name, bytes, MiB, and the rules that the call breaks; `call` holds W, E, maxBS, H, K,
+// shared experts, fp32 rows, equal batches.
 AM_API uint64_t am_need_limits(char* text, uint64_t bytes);
 AM_API uint64_t am_need_window(const void* dispatch_spec, char* text, uint64_t bytes);
 AM_API uint64_t am_need_tiling(const void* plan, char* text, uint64_t bytes);
 AM_API uint64_t am_need_ub(const void* plan, char* text, uint64_t bytes);
 AM_API uint64_t am_need_cann(const int64_t* call, char* text, uint64_t bytes);
-// Bytes of UB that the core which took most had in the communicator's last launch.
+// The most bytes of UB that any core used in the communicator's last launch.
 AM_API uint64_t am_need_ub_taken(void* comm);
 
-// Runs a plan. Inputs by tensor index, outputs by output index. Returns an error code; the record, or for a
-// fault of the kernel the text, says more. -1: expand_x of a combine lies in lent memory that it may not
-// publish; nothing was run, the text says why, the record's first words are generation and epoch.
+// Runs a plan. Inputs are ordered by tensor index, outputs by output index. Returns an error code, with
+// details in the record or, for a fault of the kernel, in the text. -1: expand_x of a combine lies in lent
+// memory that it may not publish; nothing has run, the text has the reason, and the record begins with
+// generation and epoch.
 AM_API int am_run(void* comm, void* plan, const void* const* inputs, void* const* outputs, int32_t* record,
                   char* fault, uint64_t fault_bytes);
-// Code of the algorithm that the last op ran (ALGORITHMS in native.py); 0: none has run.
+// Code of the algorithm that the last op ran (am_comm_algorithm); 0: none has run.
 AM_API uint32_t am_comm_algorithm_run(void* comm);
 // Runs the probe kernel of the bring-up (op_kernel/ascend_moe_probe.cpp) with this tiling; `report` has a
 // block a core. 0, or a fault of the kernel as above.
 AM_API int am_probe(void* comm, const void* tiling, uint64_t tiling_bytes, uint32_t* report, char* fault,
                     uint64_t fault_bytes);
-// What this machine does at best, for benchmarks to compare with; plain C++, no kernel and no window.
+// The best that this machine can do, for benchmarks to compare with: plain C++, no kernel and no window.
 // Copies row from[i] to `to` + i * row_bytes, for i < count. Method 0: memcpy; 1: stores that go past the
 // caches (rows of a multiple of 64 bytes, 16-byte aligned; else memcpy), drained; 2: by way of 192 KiB of
 // scratch, as a core moves GM to UB to GM. 0, or 1: no such method.
@@ -95,9 +97,9 @@ AM_API int am_bench_copy_rows(void* to, const void* const* from, uint64_t count,
 // is left out. 0, or 1: hidden is no multiple of 16, or another type.
 AM_API int am_bench_weighted_sum(void* out, const void* const* rows, const float* weights, uint64_t tokens,
                                  uint64_t top_k, uint64_t hidden, int type);
-// Timelines of what am_run does from here on: events as in twin/engine/timeline.h, at most `limit` of them.
-// Start: 0, 1 when one is being recorded, 2 when this engine records none. Events: copies at most `most`,
-// returns how many there are; `dropped`: how many came beyond the limit.
+// Timelines of am_run: from am_trace_start on its events (twin/engine/timeline.h) are recorded, at most
+// `limit`. start returns 0; 1 when a recording is under way; 2 when this engine records nothing. events
+// copies at most `most` and returns how many there are; `dropped` is the number of events beyond the limit.
 AM_API int am_trace_start(uint64_t limit);
 AM_API void am_trace_stop(void);
 AM_API uint64_t am_trace_events(void* out, uint64_t most, uint64_t* dropped);
@@ -112,8 +114,8 @@ AM_API int am_engine_is_checked(void);
 #ifdef TWIN_CHECKED
 AM_API void* am_explore_create(int world, uint64_t data_bytes, uint64_t lent_bytes);
 AM_API void am_explore_destroy(void* exploration);
-// A2 contexts with this many ranks a server, or 0: window tables, one server (as it begins). Before a
-// program.
+// Uses A2 contexts in which this many ranks share a server; 0 (the default): window tables, all ranks share
+// one server. To call before a program.
 AM_API int am_explore_servers(void* exploration, int ranks_per_server);
 AM_API void am_explore_program(void* exploration, const void* steps, int count);
 AM_API void am_explore_run(void* exploration, const void* options, void* result);
@@ -134,7 +136,8 @@ AM_API int am_explore_code(void* exploration, int step, int32_t* record);
 AM_API void* am_timed_create(int world, uint64_t data_bytes, uint64_t lent_bytes);
 AM_API void* am_timed_lent(void* timed, int rank);
 AM_API void am_timed_destroy(void* timed);
-// A2 contexts with this many ranks a server, or 0: window tables (as it begins). Before a program.
+// Uses A2 contexts in which this many ranks share a server; 0 (the default): window tables. To call before a
+// program.
 AM_API int am_timed_servers(void* timed, int ranks_per_server);
 // Names of the costs of am_timed_run, in their order, separated by blanks.
 AM_API const char* am_timed_cost_names(void);

@@ -33,7 +33,7 @@ void CopyThroughUb(uint8_t* to, const uint8_t* const* from, uint64_t count, uint
     }
 }
 
-// A vector of the machine's width, and what has as many lanes.
+// A vector of the machine's width, and the other types with as many lanes.
 template <uint32_t kBytes>
 struct Lanes {
     typedef float Floats __attribute__((vector_size(kBytes)));
@@ -196,20 +196,20 @@ inline void Pause() {
 #endif
 }
 
-void Sleep(std::atomic<uint32_t>* flag, uint32_t seen, int64_t ns) {
+void Sleep(std::atomic<uint32_t>* flag, uint32_t old_value, int64_t ns) {
     const timespec most{ns / 1000000000, ns % 1000000000};
-    syscall(SYS_futex, reinterpret_cast<uint32_t*>(flag), FUTEX_WAIT, seen, &most, nullptr, 0);
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(flag), FUTEX_WAIT, old_value, &most, nullptr, 0);
 }
 
 // False when the deadline passed.
 bool Await(std::atomic<uint32_t>* flag, uint32_t value, int how, int64_t deadline) {
     for (int spins = 1;; ++spins) {
-        const uint32_t seen = flag->load(std::memory_order_acquire);
-        if (seen == value) return true;
+        const uint32_t now = flag->load(std::memory_order_acquire);
+        if (now == value) return true;
         if (how == kFutex) {
             const int64_t left = deadline - Now();
             if (left <= 0) return false;
-            Sleep(flag, seen, left);
+            Sleep(flag, now, left);
             continue;
         }
         if (how == kYield && spins > kSpinsBeforeYield) {

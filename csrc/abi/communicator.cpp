@@ -104,17 +104,18 @@ bool Communicator::Gone(int peer) const {
     return query.fd >= 0 && poll(&query, 1, 0) > 0 && (query.revents & (POLLIN | POLLHUP | POLLERR)) != 0;
 }
 
-// A peer that has delivered its whole run of this epoch may go: nobody waits for it any more. One that was
-// killed between two blocks has not.
+// A peer that has delivered its whole status message of this epoch may end: no rank waits for it any more. A
+// peer that was killed between two blocks has not delivered it.
 bool Communicator::Arrived(int peer) const {
     const uint32_t epoch = Epoch(), world = static_cast<uint32_t>(world_);
-    uint8_t* run = RunOf(peer, moe::Parity(epoch));
-    if (__atomic_load_n(Word(run, 0), __ATOMIC_ACQUIRE) != moe::HeaderWord(epoch)) return false;
-    const uint32_t said = __atomic_load_n(Word(run, 0) + moe::kH0OpPhase, __ATOMIC_RELAXED) & 0xFFFFu;
+    uint8_t* message = StatusMessageOf(peer, moe::Parity(epoch));
+    if (__atomic_load_n(Word(message, 0), __ATOMIC_ACQUIRE) != moe::HeaderWord(epoch)) return false;
+    const uint32_t count_blocks =
+        __atomic_load_n(Word(message, 0) + moe::kH0OpPhase, __ATOMIC_RELAXED) & 0xFFFFu;
     const uint32_t most = moe::CountBlocks(moe::MaxLocalExperts(world));
-    const uint32_t blocks = moe::kHeaderBlocks + moe::Min(said, most);
+    const uint32_t blocks = moe::kHeaderBlocks + moe::Min(count_blocks, most);
     for (uint32_t block = 1; block < blocks; ++block) {
-        const uint32_t* word = Word(run, static_cast<uint64_t>(block) * moe::kBlock);
+        const uint32_t* word = Word(message, static_cast<uint64_t>(block) * moe::kBlock);
         if (__atomic_load_n(word, __ATOMIC_ACQUIRE) != epoch) return false;
     }
     return true;
@@ -143,8 +144,8 @@ void Communicator::OnIdle(void* self) { static_cast<Communicator*>(self)->LookAt
 void Communicator::LookAtPeers() {
     for (int peer = 0; peer < world_; ++peer) {
         if (peer == rank_ || Arrived(peer) || !Gone(peer)) continue;
-        if (Arrived(peer)) continue;  // it went right after delivering
-        if (Aborted()) return;        // it went after a failure that it has told of
+        if (Arrived(peer)) continue;  // it ended right after delivering
+        if (Aborted()) return;        // it ended after a failure that it has reported
         PostAbort(rank_, moe::kPeerLost, peer);
         return;
     }
@@ -181,16 +182,17 @@ bool Communicator::far(int peer) const {
     return staging_ != nullptr && peer / share != rank_ / share;
 }
 
-uint8_t* Communicator::RunOf(int peer, uint32_t parity) const {
+uint8_t* Communicator::StatusMessageOf(int peer, uint32_t parity) const {
     const uint32_t world = static_cast<uint32_t>(world_), source = static_cast<uint32_t>(peer);
     if (!far(peer)) return state(rank_) + moe::StatusOffset(world, parity, source);
     return data(rank_) + moe::RegionOffset(data_bytes_, world, parity, source) +
            moe::RowsEnd(data_bytes_, world);
 }
 
-bool Communicator::IsFarRun(uintptr_t address) const {
+bool Communicator::IsFarStatus(uintptr_t address) const {
     for (int peer = 0; peer < world_; ++peer) {
-        if (far(peer) && (address == AddressOf(RunOf(peer, 0)) || address == AddressOf(RunOf(peer, 1))))
+        if (far(peer) && (address == AddressOf(StatusMessageOf(peer, 0)) ||
+                          address == AddressOf(StatusMessageOf(peer, 1))))
             return true;
     }
     return false;
@@ -303,7 +305,7 @@ void Communicator::ListRanges() {
     }
 }
 
-// This rank's own data: where a far peer's status run arrives, blocks are read whole.
+// This rank's own data: where status messages of far peers arrive, blocks are read whole.
 void Communicator::ListOwnData(uint8_t* data) {
     const uint32_t world = static_cast<uint32_t>(world_);
     const uint64_t run = moe::RowsEnd(data_bytes_, world);
@@ -318,7 +320,7 @@ void Communicator::ListOwnData(uint8_t* data) {
         if (!far(static_cast<int>(i % world))) continue;
         const uint64_t begin = moe::RegionOffset(data_bytes_, world, i / world, i % world) + run;
         list(begin, "data window", false);
-        list(begin + moe::StatusStride(world), "status runs in the data window", true);
+        list(begin + moe::StatusStride(world), "status messages in the data window", true);
     }
     list(data_bytes_, "data window", false);
 }
@@ -341,7 +343,7 @@ namespace {
 void Touch(const uint8_t* begin, uint64_t bytes) {
     const uintptr_t from = reinterpret_cast<uintptr_t>(begin) & ~uintptr_t{kHeaderBytes - 1};
     madvise(reinterpret_cast<void*>(from), reinterpret_cast<uintptr_t>(begin) + bytes - from,
-            MADV_POPULATE_WRITE);  // an older system refuses: pages then come one by one
+            MADV_POPULATE_WRITE);  // older systems refuse: then pages are mapped when they are touched
 }
 
 }  // namespace

@@ -30,8 +30,8 @@ public:
     Communicator(const Communicator&) = delete;
     Communicator& operator=(const Communicator&) = delete;
 
-    // What launches get as their communication context from now on: moe::kContextTable (as it begins), A3 or
-    // A2. On A2 the state area comes last.
+    // Sets the communication context of later launches: moe::kContextTable (the default), A3 or A2. On A2 the
+    // state area comes last.
     void UseContext(uint32_t kind);
     // A2 only: this many ranks share a server, the others are reached through windowsOut; 0: all share one.
     void UseServers(uint32_t ranks_per_server);
@@ -46,7 +46,8 @@ public:
     // Code of what the last op ran; 0: none has run.
     uint32_t algorithm() const { return algorithm_; }
     void set_algorithm(uint32_t code) { algorithm_ = code; }
-    // Its blocks: null until somebody has asked for one, or where there is no lent area.
+    // The blocks of this rank's lent area: null until the first block is asked for, or when there is no lent
+    // area.
     LentArea* lent_area() const { return lent_now_.load(std::memory_order_acquire); }
     std::shared_ptr<LentArea> OpenLentArea();  // also while an op runs
     void CloseLentArea();
@@ -54,10 +55,12 @@ public:
     uint8_t* staging() const { return staging_; }
     uint64_t staging_bytes() const { return data_bytes_ + kStateAreaBytes; }
     bool far(int peer) const;
-    // Whether the status run of a far peer, of either parity, begins at an address of this rank's window.
-    bool IsFarRun(uintptr_t address) const;
+    // Whether the status message of a far peer, of either parity, begins at this address of this rank's
+    // window.
+    bool IsFarStatus(uintptr_t address) const;
 
-    // Around each launch: what the kernel posts to HCCL's server is carried from here.
+    // To call around each launch: start and end the agent that carries what the kernel posts to HCCL's
+    // server.
     void BeginLaunch();
     void EndLaunch(bool failed);
 
@@ -73,7 +76,7 @@ public:
     void SetEpoch(uint32_t epoch);
     uint32_t Epoch() const;
     void* base(int rank) const { return bases_[static_cast<size_t>(rank)]; }
-    // Says "this rank has failed" to one rank, or to itself.
+    // Writes an abort block ("this rank has failed") for one rank, or for this rank itself.
     void PostAbort(int peer, uint32_t code, int culprit);
 
 private:
@@ -83,8 +86,8 @@ private:
     bool Gone(int peer) const;
     bool Arrived(int peer) const;
     bool Aborted() const;
-    // The status run of a peer, in this rank's window.
-    uint8_t* RunOf(int peer, uint32_t parity) const;
+    // The status message of a peer, in this rank's window.
+    uint8_t* StatusMessageOf(int peer, uint32_t parity) const;
     void FillTable();
     void FillContext();
     void ListRanges();

@@ -85,7 +85,7 @@ bool LentArea::Close() {
     return held_ == 0;
 }
 
-LentArea::Found LentArea::Find(const void* rows, uint64_t bytes) const {
+LentArea::State LentArea::StateOf(const void* rows, uint64_t bytes) const {
     const std::lock_guard<std::mutex> lock(mutex_);
     const uint64_t at = static_cast<uint64_t>(static_cast<const uint8_t*>(rows) - base_);
     auto next = blocks_.upper_bound(at);
@@ -111,22 +111,22 @@ void LentArea::Complete(uint32_t generation, uint32_t epoch, bool left) {
     }
 }
 
-const char* LentArea::Refusal(const Found& found, char* text, uint64_t bytes) {
-    switch (found.use) {
+const char* LentArea::Refusal(const State& state, char* text, uint64_t bytes) {
+    switch (state.use) {
         case Use::kGood: return nullptr;
         case Use::kSpent:
             snprintf(
                 text, bytes,
                 "expand_x: this window tensor (generation %u) was consumed by the combine of epoch %u; take "
                 "a new one from window_empty for every combine",
-                found.generation, found.detail);
+                state.generation, state.detail);
             break;
         case Use::kMisaligned:
             snprintf(
                 text, bytes,
                 "expand_x: it begins inside a 32-byte block of its window tensor (generation %u); pass the "
                 "tensor as window_empty returned it, or rows of it that begin at a multiple of 32 bytes",
-                found.generation);
+                state.generation);
             break;
         case Use::kNoBlock:
             snprintf(text, bytes,
@@ -139,7 +139,7 @@ const char* LentArea::Refusal(const Found& found, char* text, uint64_t bytes) {
                 "expand_x: it is a window tensor of other windows: those of rank %u of another group, of "
                 "another rank, or of a group that has been closed; take one from window_empty of this "
                 "group and rank",
-                found.detail);
+                state.detail);
             break;
     }
     return text;
@@ -158,11 +158,11 @@ int LentArea::Elsewhere(const LentArea* own, const void* address) {
 
 namespace {
 using Handle = std::shared_ptr<ops::LentArea>;
-Handle& Of(void* area) { return *static_cast<Handle*>(area); }
+Handle& HandleOf(void* area) { return *static_cast<Handle*>(area); }
 
 // The last use of a handle when it is over: what is left of the area goes with it.
 int Drop(void* area, bool over) {
-    if (over) delete &Of(area);
+    if (over) delete &HandleOf(area);
     return over ? 1 : 0;
 }
 }  // namespace
@@ -177,12 +177,14 @@ void* am_comm_lent(void* comm) {
 }
 int am_lent_take(void* area, uint64_t bytes, uint64_t* out) {
     ops::LentArea::Grant grant;
-    const bool taken = Of(area)->Take(bytes, grant);
-    out[0] = reinterpret_cast<uintptr_t>(Of(area)->base()) + grant.offset;
+    const bool taken = HandleOf(area)->Take(bytes, grant);
+    out[0] = reinterpret_cast<uintptr_t>(HandleOf(area)->base()) + grant.offset;
     out[1] = grant.generation;
     out[2] = grant.held;
     out[3] = grant.needed;
     return taken ? 0 : 1;
 }
-int am_lent_release(void* area, uint32_t generation) { return Drop(area, Of(area)->Release(generation)); }
-int am_lent_close(void* area) { return Drop(area, Of(area)->Close()); }
+int am_lent_release(void* area, uint32_t generation) {
+    return Drop(area, HandleOf(area)->Release(generation));
+}
+int am_lent_close(void* area) { return Drop(area, HandleOf(area)->Close()); }

@@ -1,7 +1,7 @@
-// The blocks of a rank's own lent area: window memory that its caller fills and a combine publishes where it
-// lies. A block is held while its tensor lives. A direct combine spends it: peers read it until this rank has
-// completed its next op. Its bytes are free again when it is not held, and was never spent or is read no
-// more.
+// The blocks of a rank's own lent area: window memory that the caller fills and that a combine publishes
+// without copying it. A block is held while its tensor lives. A direct combine spends it: peers read it until
+// this rank has completed its next op. The bytes of a block are free again when no tensor holds it and no
+// peer reads it.
 #pragma once
 
 #include <cstdint>
@@ -20,19 +20,20 @@ public:
         kNoBlock,     // memory of no block, or beyond the end of one
         kElsewhere,   // in the area of another communicator, or of a closed one
     };
-    struct Found {
+    // The state of the memory in which a combine's rows lie.
+    struct State {
         Use use;
         uint32_t generation;
         uint32_t detail;  // kSpent: the epoch of that combine; kElsewhere: the rank whose area it is
     };
-    // Why a combine may not publish rows in this state; null for kGood.
-    static const char* Refusal(const Found& found, char* text, uint64_t bytes);
+    // The reason why a combine may not publish rows in this state; null for kGood.
+    static const char* Refusal(const State& state, char* text, uint64_t bytes);
 
     struct Grant {
         uint64_t offset;
         uint32_t generation;  // never 0
         uint32_t held;        // no room: blocks that tensors hold
-        uint64_t needed;      // no room: bytes that would do
+        uint64_t needed;      // no room: bytes that the area would need
     };
 
     // `rank` is whose it is.
@@ -47,10 +48,10 @@ public:
     bool Take(uint64_t bytes, Grant& grant);
     // The tensor of a block has died. True: it was the last one of an area that is closed.
     bool Release(uint32_t generation);
-    // Nothing is taken any more. True: no tensor lives.
+    // No more blocks are lent. True when no tensor lives in the area.
     bool Close();
     // May a combine publish these rows?
-    Found Find(const void* rows, uint64_t bytes) const;
+    State StateOf(const void* rows, uint64_t bytes) const;
     // An op has completed, so peers have left the ones before it. `generation`: of the block that it spent.
     void Complete(uint32_t generation, uint32_t epoch, bool left);
 

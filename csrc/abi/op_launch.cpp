@@ -38,7 +38,7 @@ uint64_t BytesOf(const Desc& tensor) {
     return bytes;
 }
 
-// Tensors of rows, by name: what a run that only keeps time need not move.
+// Tensors of rows, by name: a timed run need not move them.
 bool IsRows(const char* name) { return strcmp(name, "x") == 0 || strcmp(name, "expand_x") == 0; }
 
 }  // namespace
@@ -63,7 +63,7 @@ OpLaunch::OpLaunch(Communicator& comm, const Plan& plan, const void* const* inpu
     spec_.hccl_context[0] = reinterpret_cast<uintptr_t>(comm.context());
     spec_.ranges = comm.ranges();
     if (twin::kChecked) {
-        // Ranks that do not come are given as long as the kernel would wait for them.
+        // Missing ranks have as long to come as the kernel would wait for them.
         spec_.deadline_s = static_cast<double>(info.deadlineCycles) / (moe::kCyclesPerMicro * 1e6);
         spec_.window_rule = [this](uintptr_t begin, uint64_t bytes, bool write) {
             return WindowRule(begin, bytes, write);
@@ -156,15 +156,15 @@ const void* OpLaunch::CombineTiling() {
     }
     lent_ = {LentArea::Use::kNoBlock, 0, 0};
     if (comm_.lent_area() != nullptr)
-        lent_ = comm_.lent_area()->Find(rows, BytesOf(moe::Tensor(plan_.spec, moe::kTensor_expand_x)));
+        lent_ = comm_.lent_area()->StateOf(rows, BytesOf(moe::Tensor(plan_.spec, moe::kTensor_expand_x)));
     tiling_ = plan_.call.combine;
     tiling_.info.lentGeneration = lent_.generation;
     return &tiling_;
 }
 
-// Rows go into the half of this op's epoch: into this rank's own region of it, or, where combine returns them
-// by slot, anywhere in it. A rank reads its own half only. In direct it writes its own half only, and reads
-// all ranks' ones.
+// Window: rows go into the half of this op's epoch, into this rank's own region of it (combine by slots:
+// anywhere in it), and a rank reads only its own window's half. Direct: a rank writes only its own window's
+// half, and reads the half of every rank.
 const char* OpLaunch::WindowRule(uintptr_t begin, uint64_t bytes, bool write) const {
     const moe::MoeDistributeInfo& info = plan_.info();
     const uint32_t parity = moe::Parity(epoch_);
@@ -190,8 +190,8 @@ const char* OpLaunch::WindowRule(uintptr_t begin, uint64_t bytes, bool write) co
             return other_half(at) ? kOtherHalf : nullptr;
         }
         if (!write && owner != info.rank) return "rows are read from a rank's own window only";
-        // After a failure the last op of a far rank is looked up.
-        if (other_half(at) && !comm_.IsFarRun(begin)) return kOtherHalf;
+        // After a failure the kernel reads the status message of a far rank's last op.
+        if (other_half(at) && !comm_.IsFarStatus(begin)) return kOtherHalf;
         const uint64_t region = moe::RegionOffset(bytes_of_data, info.world, parity, info.rank);
         if (write && !slots &&
             (at < region || at + bytes > region + moe::RegionBytes(bytes_of_data, info.world)))
@@ -232,16 +232,16 @@ namespace {
 
 constexpr int kLentRefused = -1;
 
-// What an op does to this rank's lent area. A combine that has taken its epoch spends the block of expand_x,
-// whatever came of it: peers may be reading.
-class LentUse {
+// The effect of an op on this rank's lent area. A combine that has taken its epoch spends the block of
+// expand_x even if it fails: peers may be reading it.
+class LentAreaOfRun {
 public:
-    explicit LentUse(ops::Communicator& comm) : comm_(comm), epoch_(comm.Epoch()) {}
-    bool Refused(const ops::LentArea::Found& found, int32_t* record, char* text, uint64_t bytes) {
-        generation_ = found.generation;
-        if (ops::LentArea::Refusal(found, text, bytes) == nullptr) return false;
-        record[0] = static_cast<int32_t>(found.generation);
-        record[1] = static_cast<int32_t>(found.detail);
+    explicit LentAreaOfRun(ops::Communicator& comm) : comm_(comm), epoch_(comm.Epoch()) {}
+    bool Refused(const ops::LentArea::State& state, int32_t* record, char* text, uint64_t bytes) {
+        generation_ = state.generation;
+        if (ops::LentArea::Refusal(state, text, bytes) == nullptr) return false;
+        record[0] = static_cast<int32_t>(state.generation);
+        record[1] = static_cast<int32_t>(state.detail);
         return true;
     }
     void Complete(bool left) {
@@ -264,7 +264,7 @@ int am_run(void* comm, void* plan, const void* const* inputs, void* const* outpu
     ops::Communicator& end = *static_cast<ops::Communicator*>(comm);
     const std::lock_guard<std::mutex> lock(end.mutex());
     memset(record, 0, moe::kErrorRecordWords * sizeof(int32_t));
-    LentUse lent(end);
+    LentAreaOfRun lent(end);
     try {
         ops::OpLaunch launch(end, *static_cast<ops::Plan*>(plan), inputs, outputs, record);
         if (lent.Refused(launch.lent(), record, fault, fault_bytes)) return kLentRefused;

@@ -37,12 +37,12 @@ public:
     OpLaunch(Communicator& comm, const Plan& plan, const void* const* inputs, void* const* outputs,
              int32_t* record, const Kernels* instead = nullptr);
 
-    const LentArea::Found& lent() const { return lent_; }
+    const LentArea::State& lent() const { return lent_; }
     twin::LaunchSpec& spec() { return spec_; }
     const std::function<void()>& kernel() const { return kernel_; }
-    // After the kernel: what the op promises of bytes that no kernel writes.
+    // To call after the kernel: zeroes the tails of outputs that no kernel writes.
     void Finish();
-    // Before the kernel, when other ops have run since this was made: the epoch that it will be.
+    // To call right before the kernel, after all earlier ops: takes the epoch that the kernel will use.
     void Begin() {
         epoch_ = moe::NextEpoch(comm_.Epoch());
         comm_.BeginLaunch();
@@ -69,7 +69,7 @@ private:
     GM_ADDR workspace_ = nullptr;
     GM_ADDR record_ = nullptr;
     uint32_t epoch_ = 0;
-    LentArea::Found lent_ = {};
+    LentArea::State lent_ = {};
     moe::MoeDistributeCombineTiling tiling_;  // of a combine that publishes a lent block
 };
 

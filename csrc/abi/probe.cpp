@@ -13,7 +13,7 @@ namespace ops {
 
 namespace {
 
-// The probes wait for flags in the data, which the operators never do: whoever stores there wakes the owner.
+// The probes wait for flags in the data window, unlike the operators: a store there has to wake the owner.
 std::vector<twin::GmRange> RangesOf(const Communicator& comm) {
     std::vector<twin::GmRange> ranges = comm.ranges();
     for (twin::GmRange& range : ranges) {

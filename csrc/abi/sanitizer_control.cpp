@@ -39,14 +39,14 @@ struct Message {
 };
 
 bool Announced(const Message& message) {
-    uint32_t seen[twin::kBlockBytes / sizeof(uint32_t)];
-    twin::ReadBlocks(reinterpret_cast<uint8_t*>(seen), reinterpret_cast<const uint8_t*>(message.status),
-                     sizeof(seen));
-    return seen[0] != 0;
+    uint32_t words[twin::kBlockBytes / sizeof(uint32_t)];
+    twin::ReadBlocks(reinterpret_cast<uint8_t*>(words), reinterpret_cast<const uint8_t*>(message.status),
+                     sizeof(words));
+    return words[0] != 0;
 }
 
 // Two ranks of two cores: the second core of rank 1 writes a row and announces it; the second core of rank 0
-// reads the row, after it has seen the status block or without having waited for it.
+// reads the row, after it has words the status block or without having waited for it.
 int RanksHandOver(bool wait) {
     Message message;
     int got = 0;

@@ -41,7 +41,7 @@ TracedLaunch::~TracedLaunch() {
     spec_.timeline = nullptr;
     const std::lock_guard<std::mutex> lock(g_session.mutex);
     twin::Timeline& all = g_session.all;
-    // A recording that has been stopped still takes the launches that it saw begin.
+    // A recording that has been stopped still includes the launches that began before the stop.
     if ((g_session.number.load() + 1) / 2 != (session_ + 1) / 2) return;
     const uint64_t room = all.limit - std::min<uint64_t>(all.limit, all.events.size());
     const uint64_t taken = std::min<uint64_t>(room, timeline_.events.size());

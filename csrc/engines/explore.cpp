@@ -120,7 +120,7 @@ public:
         return record[moe::kRecMagic] == moe::kRecordMagic ? record[moe::kRecCode] : 0;
     }
     const int32_t* Record(uint32_t step) const { return ops_[step]->record; }
-    // -1: the op did not come to its end.
+    // Whether the op came to its end.
     bool Finished(uint32_t step) const { return ops_[step]->finished; }
 
 private:
@@ -166,7 +166,7 @@ private:
             rows = reinterpret_cast<const void*>(write.to);
             return write;
         }
-        // What am_run and the end of the tensor say to the area after this op.
+        // The calls that am_run and the end of the tensor make after this op.
         void GiveBack() {
             const std::shared_ptr<LentArea> area = comm.OpenLentArea();
             if (!area) return;
@@ -189,7 +189,7 @@ private:
     void Restore(uint32_t epoch);
     void RestoreAll();
     void RestoreWritten();
-    void Judge(am_explore_result& result, uint64_t seed);
+    void CompareOutcome(am_explore_result& result, uint64_t seed);
     static twin::RunOptions Translate(const am_explore_options& options, uint64_t seed);
 
     LocalRanks ranks_;
@@ -231,12 +231,12 @@ void Exploration::RestoreWritten() {
     });
 }
 
-// Windows as they are when a communicator is opened, outputs full of nonsense.
+// Resets the windows to the state of a new communicator, and fills outputs with poison.
 void Exploration::Restore(uint32_t epoch) {
     RestoreWritten();
     failed_.assign(failed_.size(), 0);
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-        // Hosts write aborts and epochs past the shadow: the whole area is small.
+        // Hosts write aborts and epochs without the shadow's knowledge, so all of this small area is reset.
         memset(ranks_[rank].state(static_cast<int>(rank)), 0,
                moe::StatusBase(static_cast<uint32_t>(ranks_.size())));
         if (epoch != 0) ranks_[rank].SetEpoch(epoch);
@@ -311,12 +311,12 @@ void Exploration::Run(const am_explore_options& options, am_explore_result& resu
             polls_[poll.first].waiting += poll.second.waiting;
             polls_[poll.first].ready += poll.second.ready;
         }
-        Judge(result, seed);
+        CompareOutcome(result, seed);
         if (result.failed != 0) return;
     }
 }
 
-void Exploration::Judge(am_explore_result& result, uint64_t seed) {
+void Exploration::CompareOutcome(am_explore_result& result, uint64_t seed) {
     if (last_.failed) {
         result.failed = 1;
         snprintf(result.kind, sizeof(result.kind), "%s", twin::FindingName(last_.kind));
@@ -373,9 +373,9 @@ bool Exploration::WriteTrace(const char* path, const char* header) const {
                 static_cast<unsigned long long>(event.time), event.rank, event.core, event.launch,
                 event.event);
         if (strcmp(event.event, "begin") == 0) {
-            uint32_t seen = 0;
+            uint32_t position = 0;
             for (const auto& op : ops_) {
-                if (op->step.rank == event.rank && seen++ == event.launch)
+                if (op->step.rank == event.rank && position++ == event.launch)
                     fprintf(file, ",\"op\":\"%s\"", op->program.name);
             }
         }
@@ -401,7 +401,7 @@ bool Exploration::WriteTrace(const char* path, const char* header) const {
 }  // namespace ops
 
 namespace {
-ops::Exploration& Of(void* exploration) { return *static_cast<ops::Exploration*>(exploration); }
+ops::Exploration& ExplorationAt(void* exploration) { return *static_cast<ops::Exploration*>(exploration); }
 }  // namespace
 
 int am_engine_is_checked(void) { return 1; }
@@ -415,40 +415,42 @@ void* am_explore_create(int world, uint64_t data_bytes, uint64_t lent_bytes) {
 void am_explore_destroy(void* exploration) { delete static_cast<ops::Exploration*>(exploration); }
 int am_explore_servers(void* exploration, int ranks_per_server) {
     try {
-        Of(exploration).UseServers(static_cast<uint32_t>(ranks_per_server));
+        ExplorationAt(exploration).UseServers(static_cast<uint32_t>(ranks_per_server));
         return 0;
     } catch (...) {
         return 1;
     }
 }
 void am_explore_program(void* exploration, const void* steps, int count) {
-    Of(exploration).SetProgram(static_cast<const am_explore_step*>(steps), static_cast<uint32_t>(count));
+    ExplorationAt(exploration)
+        .SetProgram(static_cast<const am_explore_step*>(steps), static_cast<uint32_t>(count));
 }
 void am_explore_run(void* exploration, const void* options, void* result) {
-    Of(exploration)
+    ExplorationAt(exploration)
         .Run(*static_cast<const am_explore_options*>(options), *static_cast<am_explore_result*>(result));
 }
-uint64_t am_explore_distinct(void* exploration) { return Of(exploration).distinct(); }
-void am_explore_forget(void* exploration) { Of(exploration).ForgetCounts(); }
+uint64_t am_explore_distinct(void* exploration) { return ExplorationAt(exploration).distinct(); }
+void am_explore_forget(void* exploration) { ExplorationAt(exploration).ForgetCounts(); }
 uint64_t am_explore_choices(void* exploration, int widths, uint16_t* out, uint64_t capacity) {
-    const std::vector<uint16_t>& from = widths != 0 ? Of(exploration).widths() : Of(exploration).choices();
+    const std::vector<uint16_t>& from =
+        widths != 0 ? ExplorationAt(exploration).widths() : ExplorationAt(exploration).choices();
     const uint64_t count = from.size() < capacity ? from.size() : capacity;
     memcpy(out, from.data(), count * sizeof(uint16_t));
     return from.size();
 }
 uint64_t am_explore_polls(void* exploration, char* text, uint64_t bytes) {
-    const std::string report = Of(exploration).Report();
+    const std::string report = ExplorationAt(exploration).Report();
     snprintf(text, bytes, "%s", report.c_str());
     return report.size() + 1;
 }
 int am_explore_trace(void* exploration, const char* path, const char* header) {
-    return Of(exploration).WriteTrace(path, header) ? 1 : 0;
+    return ExplorationAt(exploration).WriteTrace(path, header) ? 1 : 0;
 }
 int am_explore_code(void* exploration, int step, int32_t* record) {
-    if (!Of(exploration).Finished(static_cast<uint32_t>(step))) return -1;
-    memcpy(record, Of(exploration).Record(static_cast<uint32_t>(step)),
+    if (!ExplorationAt(exploration).Finished(static_cast<uint32_t>(step))) return -1;
+    memcpy(record, ExplorationAt(exploration).Record(static_cast<uint32_t>(step)),
            moe::kErrorRecordWords * sizeof(int32_t));
-    return Of(exploration).Code(static_cast<uint32_t>(step));
+    return ExplorationAt(exploration).Code(static_cast<uint32_t>(step));
 }
 
 #else  // the fast engine explores nothing

@@ -42,7 +42,7 @@ namespace ops {
 
 namespace {
 
-// The cores tell each other their sums: a block a pair of cores.
+// Workspace in which the cores exchange their sums: a block for each pair of cores.
 constexpr Kernels kCannStyle = {&model_cann_style_dispatch, &model_cann_style_combine,
                                 moe::kMaxCores * moe::kMaxCores * moe::kBlock};
 

@@ -88,10 +88,10 @@ void SetRecentError(const std::string& text) { last_error = text; }
 
 AclError Unsupported(const char* function) {
     static std::mutex* mutex = new std::mutex;
-    static std::set<std::string>* told = new std::set<std::string>;
+    static std::set<std::string>* named = new std::set<std::string>;
     std::lock_guard<std::mutex> lock(*mutex);
     last_error = std::string(function) + ": the virtual NPU does not have this function";
-    if (told->insert(function).second) std::fprintf(stderr, "ascend_moe vnpu: %s\n", last_error.c_str());
+    if (named->insert(function).second) std::fprintf(stderr, "ascend_moe vnpu: %s\n", last_error.c_str());
     return kNotSupported;
 }
 

@@ -50,7 +50,8 @@ struct Uuid {
     char bytes[16];
 };
 
-// ---- The virtual devices of this process: how many, which one the thread uses, what the SoC claims to be.
+// ---- the virtual devices of this process: how many, which of them the thread uses, the SoC that they
+// pretend to be ----
 
 constexpr int kMaxDevices = 64;
 
@@ -70,7 +71,8 @@ int CurrentDevice();
 // kSuccess, or kContextNull with its message when the thread has no device.
 AclError NeedDevice(const char* function);
 
-// The error of work that has failed on the device, told once and with its text, or kSuccess; see vnpu_fault.
+// The error of work that has failed on the device, returned once and with its text, or kSuccess; see
+// vnpu_fault.
 AclError TakeFault();
 // Sets the text of aclGetRecentErrMsg without printing it again.
 void SetRecentError(const std::string& text);
@@ -78,10 +80,10 @@ void SetRecentError(const std::string& text);
 // A context is a device: the address of a static per device.
 Handle ContextOf(int device);
 
-// One line on stderr naming what is not there, once a name; returns kNotSupported.
+// Prints one line on stderr for each missing function, once; returns kNotSupported.
 AclError Unsupported(const char* function);
 
-// ---- Device memory is host memory: anonymous pages, so that a kernel of the twin reads it like any other.
+// ---- device memory is host memory: a kernel of the twin reads it like any other ----
 
 // kLocationDevice, kLocationHost or kLocationUnregistered; the device's number in *device.
 int WhereIs(const void* pointer, int* device);

@@ -74,14 +74,14 @@ AclError Allocate(void** out, size_t size, int type, const char* function) {
 AclError Release(void* pointer, int type, const char* function) {
     Heap& heap = TheHeap();
     std::lock_guard<std::mutex> lock(heap.mutex);
-    auto found = heap.blocks.find(reinterpret_cast<uintptr_t>(pointer));
-    if (found == heap.blocks.end() || found->second.type != type || !found->second.ours) {
+    auto block = heap.blocks.find(reinterpret_cast<uintptr_t>(pointer));
+    if (block == heap.blocks.end() || block->second.type != type || !block->second.ours) {
         vnpu_error("%s: %p is no block of the virtual NPU", function, pointer);
         return kParamInvalid;
     }
-    if (type == kLocationDevice) heap.used[found->second.device] -= found->second.bytes;
-    munmap(pointer, found->second.bytes);
-    heap.blocks.erase(found);
+    if (type == kLocationDevice) heap.used[block->second.device] -= block->second.bytes;
+    munmap(pointer, block->second.bytes);
+    heap.blocks.erase(block);
     return kSuccess;
 }
 
@@ -142,9 +142,9 @@ VNPU_EXPORT AclError aclrtHostRegisterV2(void* pointer, uint64_t size, uint32_t)
 VNPU_EXPORT AclError aclrtHostUnregister(void* pointer) {
     Heap& heap = TheHeap();
     std::lock_guard<std::mutex> lock(heap.mutex);
-    auto found = heap.blocks.find(reinterpret_cast<uintptr_t>(pointer));
-    if (found == heap.blocks.end() || found->second.ours) return kParamInvalid;
-    heap.blocks.erase(found);
+    auto block = heap.blocks.find(reinterpret_cast<uintptr_t>(pointer));
+    if (block == heap.blocks.end() || block->second.ours) return kParamInvalid;
+    heap.blocks.erase(block);
     return kSuccess;
 }
 
@@ -207,13 +207,13 @@ VNPU_EXPORT AclError aclrtReserveMemAddress(void** out, size_t size, size_t, voi
 VNPU_EXPORT AclError aclrtReleaseMemAddress(void* range) {
     Ranges& ranges = TheRanges();
     std::lock_guard<std::mutex> lock(ranges.mutex);
-    auto found = ranges.reserved.find(range);
-    if (found == ranges.reserved.end()) {
+    auto range = ranges.reserved.find(range);
+    if (range == ranges.reserved.end()) {
         vnpu_error("aclrtReleaseMemAddress: %p was not reserved", range);
         return kParamInvalid;
     }
-    munmap(range, found->second);
-    ranges.reserved.erase(found);
+    munmap(range, range->second);
+    ranges.reserved.erase(range);
     return kSuccess;
 }
 
@@ -265,12 +265,12 @@ VNPU_EXPORT AclError aclrtMapMem(void* address, size_t size, size_t offset, Hand
 VNPU_EXPORT AclError aclrtUnmapMem(void* address) {
     Ranges& ranges = TheRanges();
     std::lock_guard<std::mutex> lock(ranges.mutex);
-    auto found = ranges.mapped.find(address);
-    if (found == ranges.mapped.end()) {
+    auto range = ranges.mapped.find(address);
+    if (range == ranges.mapped.end()) {
         vnpu_error("aclrtUnmapMem: nothing is mapped at %p", address);
         return kParamInvalid;
     }
-    mmap(address, found->second, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-    ranges.mapped.erase(found);
+    mmap(address, range->second, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    ranges.mapped.erase(range);
     return kSuccess;
 }

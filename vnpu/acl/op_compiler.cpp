@@ -64,7 +64,7 @@ VNPU_EXPORT void aclopDestroyAttr(const void* attributes) {
 VNPU_EXPORT AclError aclopCompileAndExecute(const char* type, int, const void* const*, const void* const*,
                                             int, const void* const*, void* const*, const void*, int, int,
                                             const char*, Handle) {
-    // A fault of the stream and not an error of the launch: that would make torch_npu drop all further work
+    // A fault of the stream, not an error of the launch: after such an error torch_npu drops all further work
     // silently.
     const std::string name = type ? type : "(null)";
     const std::string text = "aclopCompileAndExecute: operator " + name +

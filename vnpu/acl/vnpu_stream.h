@@ -1,4 +1,4 @@
-// What the virtual NPU's libraries share: how work gets onto a stream, how a failure is told.
+// Shared by the virtual NPU's libraries: puts work onto a stream, reports failures.
 // The functions live in libascendcl.so; libopapi.so, libcust_opapi.so and libhccl.so link it.
 #pragma once
 

@@ -65,8 +65,8 @@ std::map<std::string, ops::OpDef>& ops::Registered() {
 }
 
 const ops::OpDef* standin::Definition(const std::string& opType) {
-    const auto found = ops::Registered().find(opType);
-    return found == ops::Registered().end() ? nullptr : &found->second;
+    const auto entry = ops::Registered().find(opType);
+    return entry == ops::Registered().end() ? nullptr : &entry->second;
 }
 
 standin::Tiling standin::Tile(const Call& call) {

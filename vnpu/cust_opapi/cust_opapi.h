@@ -1,5 +1,5 @@
-// Below the hand-written aclnn functions of our operators: what CANN generates from their definition on a
-// device (aclnnInner*), here backed by the twin. One call from its capture to its launches.
+// The functions below the hand-written aclnn functions of our operators. For a device CANN generates them
+// from the operators' definition (aclnnInner*); here they run the twin.
 #pragma once
 
 #include <cstdint>
@@ -48,7 +48,7 @@ struct Arguments {
     const std::string& String(const char* name) const;
 };
 
-// What the operator's tiling function gave back.
+// The result of the operator's tiling function.
 struct Tiling {
     std::vector<uint8_t> bytes;
     uint64_t key = 0;

@@ -54,15 +54,15 @@ public:
     }
 
 private:
-    // The twin gives every launch a record of its own; on a device the kernel finds what earlier ones have
-    // left there, which it replaces only by something worse.
+    // The twin gives every launch its own record. On a device the record keeps the result of earlier
+    // launches, and a kernel replaces it only by a worse one.
     void Tell(const int32_t* record) {
         int32_t* device = static_cast<int32_t*>(outputs_.back());
-        const bool told = device[moe::kRecMagic] == moe::kRecordMagic;
+        const bool written = device[moe::kRecMagic] == moe::kRecordMagic;
         const auto fatal = [](const int32_t* words) {
             return words[moe::kRecCode] >= static_cast<int32_t>(moe::kFirstFatal);
         };
-        if (!told || (fatal(record) && !fatal(device)))
+        if (!written || (fatal(record) && !fatal(device)))
             memcpy(device, record, moe::kErrorRecordWords * sizeof(int32_t));
     }
 
@@ -157,7 +157,7 @@ void* PlanOf(const moe::CallSpec& spec, const Tiling& tiling) {
     }
     std::vector<uint8_t> bytes(TheLibrary().am_plan_tiling(plan, nullptr, 0));
     TheLibrary().am_plan_tiling(plan, bytes.data(), bytes.size());
-    // Its head is CANN's own: the tasks of HCCL, which the twin has not.
+    // The head of the tiling data is CANN's own (HCCL's tasks), which the twin does not have.
     constexpr size_t kHead = sizeof(moe::MoeDistributeMc2Head);
     if (bytes.size() == tiling.bytes.size() &&
         memcmp(bytes.data() + kHead, tiling.bytes.data() + kHead, bytes.size() - kHead) == 0) {

@@ -63,6 +63,6 @@ void SetServerType(int32_t type) {
 uint64_t vnpu_launches(const char* op_type) {
     using vnpu_moe::counts;
     const std::lock_guard<std::mutex> lock(counts.mutex);
-    const auto found = counts.launches.find(op_type);
-    return found == counts.launches.end() ? 0 : found->second;
+    const auto entry = counts.launches.find(op_type);
+    return entry == counts.launches.end() ? 0 : entry->second;
 }

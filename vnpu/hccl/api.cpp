@@ -104,7 +104,7 @@ VNPU_EXPORT HcclResult HcclGetHcclBuffer(void* handle, void** window, uint64_t* 
 VNPU_EXPORT HcclResult HcclCommDestroy(void* handle) {
     std::shared_ptr<Comm> comm = Find(handle, "HcclCommDestroy");
     if (!comm) return kHcclNotFound;
-    // What was sent is delivered first; an error of that is told on stderr and does not stop the end.
+    // Messages that were sent are delivered first. If that fails, stderr has the error and the end goes on.
     WaitFor(*comm, [&](int r) { return OnItsWay(*comm, r); }, "CommDestroy, a message on its way");
     RankOf(comm->control, comm->rank)->left.store(1, std::memory_order_release);
     Forget(handle);

@@ -1,11 +1,9 @@
-// The one way in which data is carried in a collective: pieces through the data areas of the windows.
+// How data moves between ranks. A collective moves it in pieces through the data areas of the windows:
 //
-//   entry   every rank writes what it calls, then a barrier; calls that differ are an error on every rank,
-//   and no
-//           window has been written yet, so what the operators of this group left there is safe until all
-//           have come
+//   entry   every rank writes its call, then a barrier; calls that differ are an error on every rank. Until
+//           then no window is written: operators' rows in the windows are safe until all ranks have come
 //   rounds  every rank writes a piece into one half of its own window's data area; barrier; every rank reads
-//   exit    a barrier, so that whoever returns may let an operator write into anybody's window
+//   exit    a barrier, so that after it an operator may write into any window
 //
 // The data areas are overwritten: as on a device, nothing survives in them from one operator to the next.
 #pragma once
@@ -38,7 +36,7 @@ uint64_t ShareBytes(const Comm& comm, int shares);
 // Puts it on the stream (recorded when the stream is captured).
 HcclResult Enqueue(std::shared_ptr<Comm> comm, Collective collective, void* stream);
 
-// ---- Reduction of one stretch of elements over the ranks.
+// ---- reduction of elements over the ranks ----
 
 // True when `op` over `type` is defined: the integers, fp16, bf16, fp32 and fp64.
 bool Reducible(DataType type);
@@ -48,9 +46,9 @@ bool Reducible(DataType type);
 // min.
 void Reduce(DataType type, ReduceOp op, void* out, const void* const* sources, int ranks, uint64_t count);
 
-// ---- What has been sent and not yet been taken. A send never waits for its receiver: what does not fit into
-// the channel is kept here and moved on by a thread of its own, so that ranks may all send first and receive
-// afterwards, as they may on a device, where every pair has its own stream.
+// ---- messages that have been sent and not yet received. A send never waits for its receiver: bytes that do
+// not fit into the channel are kept, and a thread moves them on later. All ranks may therefore send first and
+// receive afterwards, as on a device, where every pair has its own stream ----
 
 // Sends a message after those already on their way to that rank.
 void Post(const std::shared_ptr<Comm>& comm, int peer, const void* data, uint64_t bytes);

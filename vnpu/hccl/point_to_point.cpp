@@ -188,7 +188,7 @@ void Push(Message& message, const uint8_t* rest) {
     }
 }
 
-// Nobody will take it any more.
+// No rank will receive it any more.
 bool Undeliverable(const Message& message) {
     const Comm& comm = *message.comm;
     if (FailureOf(comm.control)->state.load(std::memory_order_acquire)) return true;

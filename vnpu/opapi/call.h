@@ -1,4 +1,4 @@
-// The objects behind aclTensor and its kin: what a caller of an aclnn function describes its arguments with.
+// Calls of aclnn functions, and the objects (aclTensor, aclScalar, lists) that describe their arguments.
 // Plain C ABI of CANN's acl_meta.h, declared here so that nothing of CANN is needed to build.
 #pragma once
 
@@ -53,14 +53,14 @@ struct aclScalarList {
     std::vector<const aclScalar*> values;
 };
 
-// ---- One captured call of an aclnn function: its arguments as words that Python reads
-// (ascend_moe/vnpu/operators_memory.py).
+// ---- one captured call of an aclnn function: its arguments as words that Python reads
+// (ascend_moe/vnpu/operators/memory.py).
 
 struct aclOpExecutor;
 
 namespace vnpu {
 
-// The first word of every argument. The same numbers stand in operators_memory.py.
+// The first word of every argument. The same numbers stand in operators/memory.py.
 enum Kind : int64_t {
     kNone = 0,
     kTensor = 1,
@@ -116,7 +116,7 @@ int capture(const char* name, uint64_t* workspace_size, aclOpExecutor** executor
 
 }  // namespace vnpu
 
-// aclOpExecutor belongs to whoever runs it: execute() frees it, unless the caller asked to run it again.
+// execute() frees an aclOpExecutor, unless the caller has asked to run it again.
 struct aclOpExecutor {
     std::shared_ptr<vnpu::Call> call;
     bool repeatable = false;

@@ -1,5 +1,5 @@
-// The way into the Python that runs the caller's script. It is found by name: nothing of Python is needed to
-// build, and one library serves every Python version.
+// Calls into the Python that runs the caller's script. Its functions are looked up by name: the build needs
+// no Python, and one library serves every Python version.
 #include "call.h"
 
 #include <dlfcn.h>
@@ -22,7 +22,7 @@ struct Python {
     void (*fetch)(void**, void**, void**) = nullptr;
     void (*clear)() = nullptr;
 
-    bool found() const {
+    bool complete() const {
         return ensure && release && initialized && import && call_method && text && str && drop && fetch &&
                clear;
     }
@@ -69,7 +69,7 @@ std::string pending_error(const Python& p) {
     return text;
 }
 
-// What went wrong, or empty; the GIL is held.
+// The error, or empty when there is none; the GIL is held.
 std::string call_python(const Python& p, const Call& call) {
     void* module = p.import(kModule);
     if (module == nullptr) return std::string("cannot import ") + kModule + ": " + pending_error(p);
@@ -89,7 +89,7 @@ std::string call_python(const Python& p, const Call& call) {
 std::string run_in_python(const Call& call) {
     const Python& p = python();
     const std::string name = call.name;
-    if (!p.found() || !p.initialized()) {
+    if (!p.complete() || !p.initialized()) {
         return name + ": the virtual NPU computes with Python, and this process runs none";
     }
     if (p.finalizing != nullptr && p.finalizing()) {

@@ -1,4 +1,5 @@
-// Kernels that are modelled and never shipped: what published times were measured on, in structure.
+// Models of kernels that are never shipped: they have the structure of the kernels whose times were
+// published.
 #include "cann_style.h"
 
 #include "kernel_operator.h"

@@ -1,4 +1,4 @@
-// What both CANN-style models use: their part of the windows, and counting by vector instructions.
+// Shared by both CANN-style models: their part of the windows, and counting by vector instructions.
 #pragma once
 
 #include "cann_style.h"

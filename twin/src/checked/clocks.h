@@ -11,7 +11,7 @@ namespace twin::checked {
 using ClockId = uint32_t;
 constexpr ClockId kNoClock = 0;
 
-// What either knows.
+// Joins two clocks: the later of both for every agent.
 inline void JoinClock(std::vector<uint32_t>& into, const std::vector<uint32_t>& from) {
     for (size_t i = 0; i < into.size(); ++i) into[i] = into[i] > from[i] ? into[i] : from[i];
 }

@@ -29,7 +29,8 @@ public:
         if (waiting_ == posts_.size()) {
             RunAll();
         } else {
-            // Ranks that do not come are found missing, by name, when the others run without them.
+            // When some ranks do not come, the others run without them, and the finding names the missing
+            // ranks.
             const double seconds = spec.deadline_s > 0 ? spec.deadline_s : 60.0;
             const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
             const IdlePolicy& idle = device.idle();
@@ -95,7 +96,7 @@ private:
 };
 
 namespace {
-// Ranks find each other by the windows they share; nothing else connects them.
+// Ranks belong to one group because they share windows; nothing else connects them.
 std::mutex g_groups_mutex;
 std::map<const void*, std::weak_ptr<Group>> g_groups;
 }  // namespace

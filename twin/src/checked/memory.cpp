@@ -1,4 +1,5 @@
-// What instructions do to memory: the checks of UB and GM, stores on their way, the scalar unit's cache.
+// Memory in the checked engine: the checks of UB and GM, stores that have not landed, the scalar unit's
+// cache.
 #ifdef TWIN_CHECKED
 
 #include <algorithm>
@@ -25,20 +26,21 @@ void World::TouchUb(CoreState& core, const Access& access, const Toucher& t) {
         const uint64_t at = access.begin + i * access.stride - reinterpret_cast<uintptr_t>(core.ub);
         Block* blocks = &core.ub_blocks[at / kBlockBytes];
         const uint32_t lead = static_cast<uint32_t>(at % kBlockBytes);
-        const Shadow::Conflict found = shadow_.Touch(blocks, lead, access.bytes, t);
-        if (found.other != 0) RaiseConflict(t, found, "UB byte " + std::to_string(at + found.offset));
+        const Shadow::Conflict conflict = shadow_.Touch(blocks, lead, access.bytes, t);
+        if (conflict.other != 0)
+            RaiseConflict(t, conflict, "UB byte " + std::to_string(at + conflict.offset));
         if (t.write) Shadow::Fill(blocks, lead, access.bytes, true);
     }
 }
 
 void World::NeedFilled(CoreState& core, const Access& access, const Instruction& in, uint32_t number) {
-    // A copy may carry undefined bytes along, as long as they are not all that it carries.
+    // A copy may include undefined bytes, but not only undefined bytes.
     const bool copies = in.pipe == Pipe::kMte3 || strcmp(in.name, "DataCopy UB->UB") == 0;
     for (uint32_t i = 0; i < access.count; ++i) {
         const uint64_t at = access.begin + i * access.stride - reinterpret_cast<uintptr_t>(core.ub);
-        const Shadow::Conflict found = Shadow::Filled(
+        const Shadow::Conflict conflict = Shadow::Filled(
             &core.ub_blocks[at / kBlockBytes], static_cast<uint32_t>(at % kBlockBytes), access.bytes, copies);
-        if (found.uninitialised) RaiseUnfilled(core, in, number, at + found.offset, access.bytes);
+        if (conflict.uninitialised) RaiseUnfilled(core, in, number, at + conflict.offset, access.bytes);
     }
 }
 
@@ -94,11 +96,11 @@ void World::TouchGmPiece(CoreState& core, Pipe pipe, uintptr_t begin, uint64_t b
             uintptr_t run = next;  // as far as plain data goes
             while (run < stop && page.blocks[(run - page.begin) / kBlockBytes].sync == 0)
                 run = std::min(stop, run + kBlockBytes);
-            const Shadow::Conflict found =
+            const Shadow::Conflict conflict =
                 shadow_.Touch(&block, static_cast<uint32_t>(at % kBlockBytes), run - at, t);
-            if (found.other != 0) {
-                RaiseConflict(t, found,
-                              std::string("byte ") + std::to_string(at + found.offset - range.begin) +
+            if (conflict.other != 0) {
+                RaiseConflict(t, conflict,
+                              std::string("byte ") + std::to_string(at + conflict.offset - range.begin) +
                                   " of \"" + range.name + "\"");
             }
             at = run;
@@ -118,10 +120,10 @@ void World::TouchGmPiece(CoreState& core, Pipe pipe, uintptr_t begin, uint64_t b
 
 // ---- stores on their way ----
 
-void World::MakeStore(CoreState& core, QueuedOp& op, const GmRange& found, ClockId release, bool force) {
+void World::MakeStore(CoreState& core, QueuedOp& op, const GmRange& where, ClockId release, bool force) {
     const Access& to = op.instruction.write;
     const Access& from = op.instruction.reads[0];
-    const GmRange range = found;
+    const GmRange range = where;
     const bool flag = shadow_.PageOf(to.begin).blocks[to.begin % kPageBytes / kBlockBytes].sync != 0;
     if (options_.trace && IsWindow(range)) {
         for (uint32_t i = 0; i < to.count; ++i)
@@ -197,7 +199,7 @@ void World::Corrupt(const Store::Piece& piece, uint8_t* bytes) const {
     }
 }
 
-// Bytes have become visible: whoever looked there looks again.
+// Bytes have become visible: wakes the cores that poll them.
 void World::Landed(CoreState& core, uintptr_t to, uint64_t bytes, uint32_t number) {
     ++landings_;
     idle_rounds_ = 0;
@@ -244,11 +246,11 @@ void World::LandSome(CoreState& core) {
     Store& store = stores[scratch_[Choose(static_cast<uint32_t>(scratch_.size()), 1)]];
     const uint32_t skip = options_.unordered ? Choose(store.left, 2) : 0;
     const bool all = !store.flag && Choose(2, 4) == 0;
-    uint32_t seen = 0;
+    uint32_t position = 0;
     for (size_t i = 0; i < store.pieces.size(); ++i) {
         if (store.pieces[i].landed) continue;
-        if (all || seen == skip) LandPiece(core, store, i);
-        ++seen;
+        if (all || position == skip) LandPiece(core, store, i);
+        ++position;
     }
     DropLanded(core);
 }
@@ -265,8 +267,8 @@ void World::LandAll(CoreState& core) {
 // ---- the scalar unit's data cache ----
 
 CacheLine& World::Fetch(CoreState& core, uintptr_t line, const GmRange& range, const Loc& loc) {
-    const auto found = core.cache.find(line);
-    if (found != core.cache.end()) return found->second;
+    const auto cached = core.cache.find(line);
+    if (cached != core.cache.end()) return cached->second;
     CacheLine& fresh = core.cache[line];
     const uintptr_t begin = std::max(line, range.begin), end = std::min(line + kLineBytes, range.end);
     memcpy(fresh.bytes + (begin - line), reinterpret_cast<const void*>(begin), end - begin);
@@ -276,10 +278,10 @@ CacheLine& World::Fetch(CoreState& core, uintptr_t line, const GmRange& range, c
     return fresh;
 }
 
-void World::LoadCached(CoreState& core, uintptr_t from, uint32_t bytes, void* value, const GmRange& found,
+void World::LoadCached(CoreState& core, uintptr_t from, uint32_t bytes, void* value, const GmRange& where,
                        const Loc& loc) {
     if (unwinding_) return;
-    const GmRange range = found;
+    const GmRange range = where;
     MaybeYield(core);
     const uint32_t number = sites_.Add({"GetValue of GM", loc, core.Agent(Pipe::kS), false, false});
     const Toucher t = ToucherOf(core, Pipe::kS, number, false, false);
@@ -289,7 +291,7 @@ void World::LoadCached(CoreState& core, uintptr_t from, uint32_t bytes, void* va
     CacheLine& held = Fetch(core, line, range, loc);
     if ((held.dirty & mask) != mask) {
         TouchGmPiece(core, Pipe::kS, from, bytes, t, range, false);
-        clocks_.Drop(core.issue_clock);  // it may have learnt from a flag
+        clocks_.Drop(core.issue_clock);  // the core may have read a flag
         core.issue_clock = kNoClock;
         if ((held.dirty & mask) == 0 &&
             memcmp(held.bytes + at, reinterpret_cast<const void*>(from), bytes) != 0) {
@@ -306,9 +308,9 @@ void World::LoadCached(CoreState& core, uintptr_t from, uint32_t bytes, void* va
 }
 
 void World::StoreCached(CoreState& core, uintptr_t to, uint32_t bytes, const void* value,
-                        const GmRange& found, const Loc& loc) {
+                        const GmRange& where, const Loc& loc) {
     if (unwinding_) return;
-    const GmRange range = found;
+    const GmRange range = where;
     MaybeYield(core);
     const uint32_t number = sites_.Add({"SetValue of GM", loc, core.Agent(Pipe::kS), true, false});
     const uintptr_t line = to / kLineBytes * kLineBytes;
@@ -392,7 +394,7 @@ void World::CleanLines(CoreState& core, uintptr_t address, bool all, const Loc& 
     }
 }
 
-// Bytes that a core has written by SetValue and keeps in its cache: who reads GM misses them.
+// Bytes that a core has written by SetValue and still has in its cache: other readers of GM do not see them.
 void World::CheckDirty(CoreState& core, Pipe pipe, uintptr_t begin, uint64_t bytes, const Toucher& t) {
     for (uint32_t i = 0; i < core_count_; ++i) {
         const CoreState& other = *cores_[i];

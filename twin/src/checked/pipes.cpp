@@ -14,7 +14,7 @@ constexpr size_t kEffectChunk = 64 * 1024;
 constexpr uint8_t kFreshUb = 0xA5;
 }  // namespace
 
-// What the scalar pipe knows now, for an instruction that it issues.
+// The scalar pipe's clock at the moment when it issues an instruction.
 ClockId World::IssueClock(CoreState& core) {
     if (core.issue_clock == kNoClock) core.issue_clock = clocks_.Copy(core.clock[0].data());
     clocks_.Hold(core.issue_clock);
@@ -107,7 +107,7 @@ void World::FlagSet(CoreState& core, uint32_t flag, Pipe from, const Loc& loc) {
     const uint32_t pipe = static_cast<uint32_t>(from);
     Instruction token = {"SetFlag", from, loc, {}, {}, {}};
     if (flag >= kQueueFlags &&
-        (flag - kQueueFlags) % 2 == 1) {  // a tensor is given back: what it held is gone
+        (flag - kQueueFlags) % 2 == 1) {  // a tensor is given back: its contents are undefined from now on
         const UbBuffer& slot = core.core.buffers[(flag - kQueueFlags) / 2];
         token.write = {reinterpret_cast<uintptr_t>(core.ub) + slot.begin, slot.bytes};
     }
@@ -255,7 +255,8 @@ void World::RunEffect(CoreState& core, uint32_t pipe, QueuedOp& op, bool force) 
         op.run(op.effect);
         return;
     }
-    // Whoever reads a flag of this store knows what MTE3 knew; with stores in order also what it sent before.
+    // A reader of a flag of this store joins the clock of MTE3; if stores land in order, it also sees earlier
+    // stores.
     const ClockId release = clocks_.Copy(core.clock[pipe].data());
     if (!options_.unordered) clocks_.At(release)[core.Agent(which)] = op.number - 1;
     TouchGm(core, which, in.write, writer, in);
@@ -271,10 +272,10 @@ void World::RunEffect(CoreState& core, uint32_t pipe, QueuedOp& op, bool force) 
     MakeStore(core, op, range, release, force);
 }
 
-// Runs what has to run, in program order, until a flag is up.
+// Runs instructions in program order until a flag is set.
 void World::ForceFlag(CoreState& core, uint32_t flag, uint32_t turn) {
     while (!FlagReady(core, flag, turn)) {
-        // The set that is missing sits in one of the queues: run the oldest instruction of its pipe.
+        // The missing SetFlag is in one of the queues: run the oldest instruction of its pipe.
         uint32_t pipe = 0;
         for (uint32_t p = 1; p < kPipes && pipe == 0; ++p) {
             const PipeQueue& queue = core.pipes[p];
@@ -307,7 +308,7 @@ void World::ForceAll(CoreState& core) {
     if (Idle(core)) core.effect_chunk = core.effect_used = 0;
 }
 
-// PipeBarrier<PIPE_ALL>: everything the core has begun is done, and all its pipes know.
+// PipeBarrier<PIPE_ALL>: everything the core has begun is done, and the clocks of all its pipes include it.
 void World::Drain(CoreState& core, const Loc& loc) {
     core.core.blocked_at = loc;
     if (!Idle(core) && Choose(2, 4) != 0) Park(core, CoreStatus::kDrain, loc);
@@ -327,12 +328,13 @@ void World::KnowAll(CoreState& core) {
     core.issue_clock = kNoClock;
 }
 
-// ---- UB comes and goes ----
+// ---- UB is allocated and freed ----
 
 void World::Carved(CoreState& core, uint32_t begin, uint32_t bytes) {
     if (unwinding_ || bytes == 0) return;
     if (!Idle(core))
-        ForceAll(core);  // what is under way there must not see the poison; clocks tell if it races
+        ForceAll(
+            core);  // instructions in the queues must not read the poison; the clocks show whether they race
     core.ub_high = std::max(core.ub_high, begin + bytes);
     memset(core.ub + begin, kFreshUb, bytes);
     Shadow::Fill(&core.ub_blocks[begin / kBlockBytes], 0, bytes, false);

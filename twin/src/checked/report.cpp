@@ -1,4 +1,4 @@
-// Findings in words: both accesses, the bytes, the edge that is missing.
+// The texts of findings: both accesses, the bytes, the missing synchronisation.
 #ifdef TWIN_CHECKED
 
 #include "world.h"
@@ -28,11 +28,11 @@ std::string World::Describe(uint32_t number, bool wrote) const {
     return std::string(PipeName(pipe)) + " " + what + " at " + PlaceOf(site.loc) + " (" + site.name + ")";
 }
 
-void World::RaiseConflict(const Toucher& t, const Shadow::Conflict& found, const std::string& where) {
-    if (found.other < t.number) {
-        RaiseOrder(found.other, found.wrote, t.number, t.write, where);
+void World::RaiseConflict(const Toucher& t, const Shadow::Conflict& conflict, const std::string& where) {
+    if (conflict.other < t.number) {
+        RaiseOrder(conflict.other, conflict.wrote, t.number, t.write, where);
     } else {
-        RaiseOrder(t.number, t.write, found.other, found.wrote, where);
+        RaiseOrder(t.number, t.write, conflict.other, conflict.wrote, where);
     }
 }
 
@@ -40,23 +40,23 @@ void World::RaiseOrder(uint32_t first, bool first_wrote, uint32_t second, bool s
                        const std::string& where) {
     const Site &a = sites_[first], &b = sites_[second];
     const uint32_t from = a.agent % kPipes, to = b.agent % kPipes;
-    const CoreState &one = *cores_[a.agent / kPipes], &two = *cores_[b.agent / kPipes];
+    const CoreState &first_core = *cores_[a.agent / kPipes], &second_core = *cores_[b.agent / kPipes];
     g_current_core = &cores_[b.agent / kPipes]->core;
     const std::string left = Describe(first, first_wrote), right = Describe(second, second_wrote);
-    if (&one == &two && from == to) {
+    if (&first_core == &second_core && from == to) {
         Raise(Finding::kPipeHazard, b.loc, "%s is not ordered before %s: needs PipeBarrier<PIPE_%s>; %s",
               left.c_str(), right.c_str(), PipeName(from), where.c_str());
     }
-    if (&one == &two) {
+    if (&first_core == &second_core) {
         Raise(Finding::kMissingSync, b.loc,
               "%s is not ordered before %s: needs %s_%s or PipeBarrier<PIPE_ALL>; %s", left.c_str(),
               right.c_str(), PipeName(from), PipeName(to), where.c_str());
     }
-    if (one.rank == two.rank) {
+    if (first_core.rank == second_core.rank) {
         Raise(Finding::kCoreRace, b.loc,
               "%s of core %u is not ordered before %s of core %u: needs PipeBarrier<PIPE_ALL> and SyncAll "
               "between them; %s",
-              left.c_str(), one.core.index, right.c_str(), two.core.index, where.c_str());
+              left.c_str(), first_core.core.index, right.c_str(), second_core.core.index, where.c_str());
     }
     Raise(Finding::kRankRace, b.loc,
           "%s of %s is not ordered before %s of %s: needs a status block that is sent when the first is done "
@@ -66,7 +66,7 @@ void World::RaiseOrder(uint32_t first, bool first_wrote, uint32_t second, bool s
 
 void World::RaiseUnfilled(const CoreState& core, const Instruction& in, uint32_t number, uint64_t at,
                           uint64_t bytes) {
-    // Perhaps the bytes are on their way, and nobody waits for them.
+    // An instruction in a queue may be about to write the bytes: then a wait for it is missing.
     for (uint32_t pipe = 1; pipe < kPipes; ++pipe) {
         const PipeQueue& queue = core.pipes[pipe];
         for (size_t i = queue.head; i < queue.ops.size(); ++i) {

@@ -1,4 +1,5 @@
-// Who moves next. Every decision is one number, 0 the tame one, so that a run can be replayed and shrunk.
+// Which core, pipe or store moves next. Every decision is one number, and 0 is the ordinary choice, so that a
+// run can be replayed and shrunk.
 #ifdef TWIN_CHECKED
 
 #include <algorithm>
@@ -91,7 +92,7 @@ size_t World::PickEntity() {
     return picked;
 }
 
-// Whether an instruction that finds its pipe empty runs at once.
+// Whether an instruction runs at once when its pipe is empty.
 bool World::Eager(CoreState& core, uint32_t pipe) {
     switch (options_.policy) {
         case Policy::kPct: {
@@ -112,7 +113,7 @@ bool World::Eager(CoreState& core, uint32_t pipe) {
     }
 }
 
-// Whether the running core gives way here.
+// Whether the running core lets others run here.
 bool World::ChangePoint() {
     switch (options_.policy) {
         case Policy::kLate: return false;

@@ -27,8 +27,8 @@ Page* Shadow::FindPage(uintptr_t address) {
     const uintptr_t begin = address / kPageBytes * kPageBytes;
     Page*& recent = recent_[begin / kPageBytes % kRecent];
     if (recent != nullptr && recent->begin == begin) return recent;
-    const auto found = by_address_.find(begin);
-    return found == by_address_.end() ? nullptr : recent = found->second;
+    const auto page = by_address_.find(begin);
+    return page == by_address_.end() ? nullptr : recent = page->second;
 }
 
 Page& Shadow::PageOf(uintptr_t address) {
@@ -69,8 +69,8 @@ inline uint32_t Shadow::Check(const Cell& cell, const Toucher& t, bool& wrote) c
             if (Conflicts(read, t) && !Ordered(read, t)) return read;
             continue;
         }
-        for (const uint32_t one : many_[read & ~kMany]) {
-            if (Conflicts(one, t) && !Ordered(one, t)) return one;
+        for (const uint32_t reader : many_[read & ~kMany]) {
+            if (Conflicts(reader, t) && !Ordered(reader, t)) return reader;
         }
     }
     return 0;
@@ -84,9 +84,9 @@ void Shadow::AddRead(Cell& cell, const Toucher& t) {
         }
         if ((read & kMany) != 0) {
             std::vector<uint32_t>& list = many_[read & ~kMany];
-            for (uint32_t& one : list) {
-                if (sites_[one].agent == t.agent && sites_[one].atomic == t.atomic) {
-                    one = t.number;
+            for (uint32_t& reader : list) {
+                if (sites_[reader].agent == t.agent && sites_[reader].atomic == t.atomic) {
+                    reader = t.number;
                     return;
                 }
             }

@@ -1,5 +1,5 @@
-// Shadow memory: who wrote and read which bytes last. One entry a 32-byte block, one a byte where a block is
-// used in parts.
+// Shadow memory: the last writer and readers of all bytes. It has one entry for each 32-byte block, or one
+// for each byte where parts of a block are used.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ constexpr uint32_t kMany = 0x80000000u;
 struct Block {
     Cell whole;
     uint32_t split = 0;   // index of 32 cells, or 0
-    uint32_t filled = 0;  // UB: bytes that hold something, one bit each
+    uint32_t filled = 0;  // UB: bytes that have been written, one bit each
     ClockId release = kNoClock;
     uint8_t sync = 0;  // GM: a flag, its accesses order others
 };
@@ -89,7 +89,8 @@ public:
     // Checks and records one contiguous access; `blocks` is the block that holds the first byte, `lead` the
     // bytes before it there. The range must not leave the array.
     Conflict Touch(Block* blocks, uint32_t lead, uint64_t bytes, const Toucher& t);
-    // UB: whether all bytes hold something. `whole_blocks`: only blocks of which nothing does count.
+    // UB: whether all bytes have been written. `whole_blocks`: only blocks without any written byte count as
+    // unwritten.
     static Conflict Filled(const Block* blocks, uint32_t lead, uint64_t bytes, bool whole_blocks);
     static void Fill(Block* blocks, uint32_t lead, uint64_t bytes, bool filled);
 

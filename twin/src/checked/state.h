@@ -1,4 +1,4 @@
-// What the checked engine knows of one core.
+// The checked engine's state of one core.
 #pragma once
 
 #include <cstddef>
@@ -89,7 +89,7 @@ struct CoreState {
     RankState* rank = nullptr;
     CoreStatus status = CoreStatus::kDone;
     bool started = false;
-    bool woken = false;      // polling: something it looked at has landed
+    bool woken = false;      // polling: bytes that it looked at have landed
     bool suspected = false;  // its poll was noticed, not declared
     uint32_t fruitless = 0;  // suspected polls since anything landed
     uint32_t wait_flag = 0, wait_turn = 0;
@@ -112,7 +112,7 @@ struct CoreState {
     uint32_t dirty_lines = 0;
     std::vector<PollRange> looked;    // GM that was read as flags since the last poll
     std::vector<Loc> looks;           // where, since the last poll
-    std::vector<CopyQueues*> agents;  // whoever copies beside the cores, for tasks that this core posted
+    std::vector<CopyQueues*> agents;  // the copy agents' queues of tasks that this core posted
 
     uint16_t Agent(Pipe pipe) const {
         return static_cast<uint16_t>(global * kPipes + static_cast<uint32_t>(pipe));

@@ -79,7 +79,7 @@ void World::Prepare(std::vector<RankProgram>& programs, const RunOptions& option
     result_.trace_hash = 0x2545F4914F6CDD1Dull;
     failure_ = nullptr;
     unwinding_ = false;
-    current_ = favourite_ = nullptr;
+    current_ = last_run_ = nullptr;
     cycles_ = 1;
     dirty_lines_ = 0;
     idle_rounds_ = 0;
@@ -168,7 +168,7 @@ void World::StartStep(RankState& rank) {
         core.store_bytes.clear();
         if (!options_.explicit_sync) {  // a launch starts with an empty cache
             core.cache.clear();
-        } else {  // lines of tensors are the host's business
+        } else {  // the host keeps lines of tensors coherent
             for (auto line = core.cache.begin(); line != core.cache.end();) {
                 const GmRange* held = nullptr;
                 for (const GmRange& range : rank.step->spec.ranges) {
@@ -190,7 +190,7 @@ void World::StartStep(RankState& rank) {
     }
 }
 
-// The host knows of all launches that have ended on its rank: whoever else still reads is in a race with it.
+// The host's write comes after all launches of its rank that have ended. Any other reader races with it.
 void World::WriteFromHost(RankState& rank, const HostWrite& write) {
     CoreState& core = *cores_[rank.first];
     core.rank = &rank;
@@ -204,11 +204,11 @@ void World::WriteFromHost(RankState& rank, const HostWrite& write) {
         page.written = true;
         const uintptr_t stop = std::min(end, page.begin + kPageBytes);
         Block& block = page.blocks[(at - page.begin) / kBlockBytes];
-        const Shadow::Conflict found =
+        const Shadow::Conflict conflict =
             shadow_.Touch(&block, static_cast<uint32_t>(at % kBlockBytes), stop - at, toucher);
-        if (found.other != 0)
-            RaiseConflict(toucher, found,
-                          "byte " + std::to_string(at + found.offset - write.to) + " of what it writes");
+        if (conflict.other != 0)
+            RaiseConflict(toucher, conflict,
+                          "byte " + std::to_string(at + conflict.offset - write.to) + " of what it writes");
         at = stop;
     }
     rank.clock[agent] = number;
@@ -242,7 +242,7 @@ RunResult World::Run(std::vector<RankProgram>& programs, const RunOptions& optio
     } catch (...) {
         Fail(std::current_exception());
     }
-    UnwindFibers(cores_, core_count_);  // after a failure, and what a killed rank has left
+    UnwindFibers(cores_, core_count_);  // after a failure, and the fibers of a killed rank
     g_current_core = outer;
     if (failure_) {
         result_.failed = true;
@@ -299,11 +299,11 @@ bool World::PipeEnabled(const CoreState& core, uint32_t pipe) const {
     return true;
 }
 
-// All that can move. The tame choice comes first: the core that ran last, then the others in turn, then
-// pipes, then stores.
+// Lists everything that can move. Choice 0 comes first: the core that ran last, then the other cores in
+// order, then pipes, then stores.
 bool World::Gather() {
     enabled_.clear();
-    const uint32_t start = favourite_ != nullptr ? favourite_->global : 0;
+    const uint32_t start = last_run_ != nullptr ? last_run_->global : 0;
     for (uint32_t n = 0; n < core_count_; ++n) {
         CoreState& core = *cores_[(start + n) % core_count_];
         if (core.rank == nullptr || core.status == CoreStatus::kDone || Frozen(*core.rank)) continue;
@@ -325,7 +325,7 @@ bool World::Gather() {
 void World::Step(const Entity& entity) {
     CoreState& core = *entity.core;
     if (entity.kind == kFiber) {
-        favourite_ = &core;
+        last_run_ = &core;
         Resume(core);
         RankState& rank = *core.rank;
         if (core.status == CoreStatus::kBarrier || core.status == CoreStatus::kDone) {
@@ -346,7 +346,8 @@ void World::Step(const Entity& entity) {
         } else {
             const uint32_t pipe = entity.kind;
             RunHead(core, pipe, false);
-            // What stays inside the core is run at a stretch: nobody else could notice.
+            // Instructions that touch only this core's memory run without a choice between them: no other
+            // core can observe the order.
             while (pipe == static_cast<uint32_t>(Pipe::kV) && PipeEnabled(core, pipe))
                 RunHead(core, pipe, false);
         }
@@ -426,7 +427,7 @@ void World::CheckDivergence(RankState& rank) {
 void World::CrossSet(CoreState& core, int mode, Pipe pipe, int id, const Loc& loc) {
     if (unwinding_) return;
     core.rank->cross.Set(core.core.index, core.rank->cores, mode, id, loc);
-    // The flag goes up when the pipe's earlier work is done; whoever waits knows of it.
+    // The flag is set when the pipe's earlier work is done; cores that wait for it join its clock.
     const uint32_t index = static_cast<uint32_t>(pipe);
     if (pipe == Pipe::kAll) {
         ForceAll(core);
@@ -456,7 +457,7 @@ void World::CrossWait(CoreState& core, int id, const Loc& loc) {
 
 // ---- polling and idling ----
 
-// The latest looks at flags led on (or, `waiting`, to another round).
+// Counts the latest looks at flags: they ended a wait or, if `waiting`, did not.
 void World::Look(CoreState& core, bool waiting) {
     for (const Loc& place : core.looks) {
         PollCount& count = result_.polls[PlaceOf(place)];
@@ -474,15 +475,15 @@ void World::Poll(CoreState& core, const Loc& loc, bool suspected) {
     core.woken = false;
 }
 
-// A loop that looks like work lets everybody else run first, whatever the policy.
+// A loop that may be an undeclared poll lets all others run first, whatever the policy.
 void World::GiveWay(CoreState& core, const Loc& loc) {
     if (unwinding_) return;
-    favourite_ = cores_[(core.global + 1) % core_count_].get();
+    last_run_ = cores_[(core.global + 1) % core_count_].get();
     core.priority[kFiber] = --lowest_;
     Park(core, CoreStatus::kReady, loc);
 }
 
-// Nothing can move. True: something was woken.
+// Called when nothing can move. True when it has woken something.
 bool World::Idle() {
     ++idle_rounds_;
     for (uint32_t r = 0; r < rank_count_; ++r) {
@@ -506,7 +507,7 @@ bool World::Idle() {
         FailHanging("nothing can move any more");
         return false;
     }
-    // Time passes: waits expire, hosts look after their peers.
+    // Time passes: waits expire, hosts check whether their peers live.
     result_.time_passed = true;
     cycles_ += kJumpCycles;
     bool anybody = false;

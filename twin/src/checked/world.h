@@ -1,4 +1,5 @@
-// All ranks and all their cores as fibers of one thread; pipes and stores as things that a schedule moves.
+// The checked engine: all ranks and all their cores are fibers of one thread; a schedule moves pipes and
+// stores.
 #pragma once
 
 #include <exception>
@@ -29,7 +30,7 @@ struct RankState {
     bool stalled = false;
     GmMap ranges;
     CrossFlags cross;
-    std::vector<uint32_t> clock;  // what the host knows: all its launches so far
+    std::vector<uint32_t> clock;  // the host's clock: all its launches so far
 };
 }  // namespace checked
 
@@ -98,7 +99,7 @@ private:
     // ---- schedule.cpp: choices ----
     void SeedSchedule();
     uint64_t Random();
-    // 0..n-1; 0 is the tame one. `odds`: one in how many is not 0, when chance decides.
+    // Returns 0..n-1; 0 is the ordinary choice. When chance decides, one in `odds` choices is not 0.
     uint32_t Choose(uint32_t n, uint32_t odds);
     size_t PickEntity();
     bool Eager(CoreState& core, uint32_t pipe);
@@ -137,12 +138,12 @@ private:
                uint64_t bytes, uint64_t issue);
     void Mix(uint64_t value) { result_.trace_hash = (result_.trace_hash ^ value) * 0x9E3779B97F4A7C15ull; }
 
-    // ---- agents.cpp ----
+    // ---- pipes.cpp: agents ----
     bool AgentPending(const CoreState& core) const;
     void MoveAgents(CoreState& core, bool all);
 
     // ---- report.cpp ----
-    [[noreturn]] void RaiseConflict(const Toucher& t, const Shadow::Conflict& found,
+    [[noreturn]] void RaiseConflict(const Toucher& t, const Shadow::Conflict& conflict,
                                     const std::string& where);
     [[noreturn]] void RaiseOrder(uint32_t first, bool first_wrote, uint32_t second, bool second_wrote,
                                  const std::string& where);
@@ -162,7 +163,7 @@ private:
     uint32_t rank_count_ = 0;
     uint32_t live_ranks_ = 0;
     std::vector<Entity> enabled_;
-    CoreState* favourite_ = nullptr;  // whose fiber ran last
+    CoreState* last_run_ = nullptr;  // whose fiber ran last
     int64_t cycles_ = 0;
     uint64_t random_ = 0;
     size_t choice_ = 0;

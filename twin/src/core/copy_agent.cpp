@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint32_t kPiecesAtOnce = 64;  // of one peer, before the next one's turn
 
-// The fast engine's agent: a thread, as the server beside the cores is a processor of its own.
+// The fast engine's agent is a thread: on an NPU the server is a processor of its own beside the cores.
 class ThreadAgent final : public CopyAgent {
 public:
     ~ThreadAgent() override {
@@ -87,7 +87,7 @@ void AddAgent(Core& core, CopyQueues* queues);
 
 namespace {
 
-// What a core posts, the schedule moves, to the end when its launch ends.
+// The checked engine's agent: the schedule moves the copies, and the end of the launch moves the rest.
 class ScheduledAgent final : public CopyAgent {
 public:
     uint32_t Post(std::vector<CopyItem> items, const Loc&) override {

@@ -48,8 +48,8 @@ void Fiber::Start(Fiber* self) {
     __sanitizer_finish_switch_fiber(nullptr, &self->home_bottom_, &self->home_size_);
 #endif
 #if defined(TWIN_TSAN)
-    // A new fiber costs ThreadSanitizer a megabyte: one that has come to its end is woken behind its last
-    // Leave().
+    // A new fiber costs ThreadSanitizer a megabyte, so that a fiber that has ended is used again: it
+    // continues after its last Leave().
     for (;;) self->entry_(self->argument_);
 #else
     self->entry_(self->argument_);

@@ -1,5 +1,5 @@
-// Cores as fibers of one thread: how one is entered, parked and, after a failure, unwound. The engines that
-// run all ranks together derive from it.
+// Cores as fibers of one thread: enters a fiber, parks it and, after a failure, unwinds it. The engines that
+// run all ranks together derive from this class.
 #pragma once
 
 #include <cstdint>

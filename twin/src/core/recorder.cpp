@@ -8,8 +8,8 @@ namespace twin {
 
 namespace {
 
-// A status block is told by where it lies in whose window and by its first words, which carry the epoch: the
-// writer and the reader, in whatever processes, come to the same number.
+// The number of a status block comes from its place in its owner's window and from its first words, which
+// hold the epoch: writer and reader compute the same number, also in different processes.
 uint64_t FlowOf(const GmRange& range, uintptr_t gm, const uint8_t* block) {
     uint32_t words[2];
     memcpy(words, block, sizeof(words));
@@ -44,7 +44,7 @@ double RecordedNow() {
 }
 
 Recorder::Recorder(Timeline& timeline, const char* op, int rank, uint32_t cores)
-    : timeline_(timeline), op_(op), rank_(rank), began_(RecordedNow()), seen_(cores) {}
+    : timeline_(timeline), op_(op), rank_(rank), began_(RecordedNow()), notes_(cores) {}
 
 // Core 0 stands for the whole launch, failed or not.
 Recorder::~Recorder() { Add({began_, RecordedNow(), 0, 0, rank_, 0, -1, Number(Pipe::kS), "launch", op_}); }
@@ -57,15 +57,15 @@ void Recorder::Add(const TimelineEvent& event) {
     }
 }
 
-void Recorder::CoreBegins(const Core& core) { Of(core).phase_began = RecordedNow(); }
+void Recorder::CoreBegins(const Core& core) { NotesOf(core).phase_began = RecordedNow(); }
 
 void Recorder::CoreEnds(const Core& core) { Phase(core); }
 
 void Recorder::Phase(const Core& core) {
     EndWait(core);
     const double now = RecordedNow();
-    Add({Of(core).phase_began, now, 0, 0, rank_, core.index, -1, Number(Pipe::kS), "phase", core.phase});
-    Of(core).phase_began = now;
+    Add({NotesOf(core).phase_began, now, 0, 0, rank_, core.index, -1, Number(Pipe::kS), "phase", core.phase});
+    NotesOf(core).phase_began = now;
 }
 
 void Recorder::SyncAll(const Core& core, double began) {
@@ -74,39 +74,39 @@ void Recorder::SyncAll(const Core& core, double began) {
 }
 
 void Recorder::PollBegins(const Core& core) {
-    Seen& seen = Of(core);
-    if (seen.waiting) return;
-    seen.waiting = true;
-    seen.released_by = 0;
-    seen.wait_began = seen.wait_ends = RecordedNow();
+    CoreNotes& notes = NotesOf(core);
+    if (notes.waiting) return;
+    notes.waiting = true;
+    notes.released_by = 0;
+    notes.wait_began = notes.wait_ends = RecordedNow();
 }
 
-void Recorder::PollEnds(const Core& core) { Of(core).wait_ends = RecordedNow(); }
+void Recorder::PollEnds(const Core& core) { NotesOf(core).wait_ends = RecordedNow(); }
 
 void Recorder::EndWait(const Core& core) {
-    Seen& seen = Of(core);
-    if (!seen.waiting) return;
-    seen.waiting = false;
-    Add({seen.wait_began, seen.wait_ends, 0, seen.released_by, rank_, core.index, -1, Number(Pipe::kS),
+    CoreNotes& notes = NotesOf(core);
+    if (!notes.waiting) return;
+    notes.waiting = false;
+    Add({notes.wait_began, notes.wait_ends, 0, notes.released_by, rank_, core.index, -1, Number(Pipe::kS),
          "wait", core.phase});
 }
 
-// What has come since the last look is what a wait waited for.
+// The blocks that have changed since the last look are the ones that the wait waited for.
 void Recorder::Look(const Core& core, const RecordedCopy& copy) {
-    Seen& seen = Of(core);
+    CoreNotes& notes = NotesOf(core);
     const double now = RecordedNow();
-    if (seen.waiting) seen.wait_ends = now;
+    if (notes.waiting) notes.wait_ends = now;
     for (uint32_t i = 0; i < copy.count; ++i) {
         const uintptr_t gm = copy.gm + i * copy.gm_step;
         const uint8_t* block = copy.ub + i * copy.ub_step;
         uint32_t word;
         memcpy(&word, block, sizeof(word));
-        const auto [known, is_new] = seen.blocks.emplace(gm, word);
+        const auto [known, is_new] = notes.blocks.emplace(gm, word);
         if (is_new || known->second == word) continue;
         known->second = word;
-        if (!seen.waiting) continue;
-        seen.released_by = FlowOf(copy.range, gm, block);
-        Add({now, now, copy.bytes, seen.released_by, rank_, core.index, -1, Number(copy.pipe), "arrival",
+        if (!notes.waiting) continue;
+        notes.released_by = FlowOf(copy.range, gm, block);
+        Add({now, now, copy.bytes, notes.released_by, rank_, core.index, -1, Number(copy.pipe), "arrival",
              core.phase});
     }
 }

@@ -1,4 +1,4 @@
-// Takes down one launch of the fast engine, core by core.
+// Records one launch of the fast engine, core by core.
 #pragma once
 
 #include <unordered_map>
@@ -8,7 +8,7 @@
 
 namespace twin {
 
-// Of one launch. Its cores are fibers of one thread, so nothing here is locked.
+// The recording of one launch. Its cores are fibers of one thread, so nothing here is locked.
 class Recorder {
 public:
     Recorder(Timeline& timeline, const char* op, int rank, uint32_t cores);
@@ -20,13 +20,14 @@ public:
     void CoreEnds(const Core& core);
     void Phase(const Core& core);  // the one that ends
     void SyncAll(const Core& core, double began);
-    // Around a fruitless look. A wait lasts from the first to the look that something else follows.
+    // Around a look in vain. A wait lasts from the first look to the last look before the core does something
+    // else.
     void PollBegins(const Core& core);
     void PollEnds(const Core& core);
     void Copy(const Core& core, double began, const RecordedCopy& copy);
 
 private:
-    struct Seen {
+    struct CoreNotes {
         double phase_began = 0;
         double wait_began = 0;
         double wait_ends = 0;
@@ -34,7 +35,7 @@ private:
         bool waiting = false;
         std::unordered_map<uintptr_t, uint32_t> blocks;  // first word of each piece of status looked at
     };
-    Seen& Of(const Core& core) { return seen_[core.index]; }
+    CoreNotes& NotesOf(const Core& core) { return notes_[core.index]; }
     void Add(const TimelineEvent& event);
     void Look(const Core& core, const RecordedCopy& copy);
     void EndWait(const Core& core);
@@ -43,7 +44,7 @@ private:
     const char* op_;
     int rank_;
     double began_;
-    std::vector<Seen> seen_;
+    std::vector<CoreNotes> notes_;
 };
 
 }  // namespace twin

@@ -1,4 +1,4 @@
-// What both engines share: the current core, findings in words, doorbells, GM ranges by address.
+// What all engines share: the current core, the texts of findings, doorbells, GM ranges by address.
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>

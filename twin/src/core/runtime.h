@@ -1,4 +1,4 @@
-// The GM that a launch may touch, found by address; and what a core must have put right when its kernel ends.
+// The GM that a launch may touch, by address; the state that a core must be in when its kernel ends; faults.
 #pragma once
 
 #include <exception>
@@ -21,11 +21,11 @@ private:
 
 void CheckCleanExit(const Core& core);
 
-// ---- Faults as both engines word them.
+// ---- faults, in the words of all engines ----
 
 // "x.h:120".
 std::string PlaceOf(const Loc& loc);
-// What Raise throws, on behalf of a core that is not running.
+// The exception that Raise would throw for a core that is not running.
 std::exception_ptr FaultOf(const Core& core, Finding kind, const Loc& loc, const std::string& text);
 // Some cores ("0,2") have left the kernel while this one waits in SyncAll: an NPU would hang.
 std::exception_ptr DivergenceOf(const Core& waiting, const std::string& gone);

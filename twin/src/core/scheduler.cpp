@@ -51,8 +51,8 @@ bool MayForward() {
     return setting == nullptr || strcmp(setting, "0") != 0;
 }
 
-// Copies that wait are made before others may run, and where other agents than cores move bytes they never
-// wait, nor where a timeline shall say how long each took.
+// Nothing is deferred in kernels that do not declare their polls, where a copy agent moves bytes beside the
+// cores, and where a timeline records how long each copy took.
 bool ForwardsIn(const LaunchSpec& spec) {
     if (spec.watch_polls || spec.timeline != nullptr) return false;
     for (const GmRange& range : spec.ranges) {

@@ -62,7 +62,7 @@ private:
     const std::function<void()>* kernel_ = nullptr;
     std::exception_ptr failure_;
     bool unwinding_ = false;
-    const bool forwards_;  // copies through UB may wait: not with ASCEND_MOE_FORWARD=0
+    const bool forwards_;  // copies may be deferred: not with ASCEND_MOE_FORWARD=0
     uint32_t live_ = 0;
     uint32_t doorbell_seen_ = 0;
     int64_t idle_since_ = 0;

@@ -81,7 +81,7 @@ void ReportFailure(TwinOutcome* outcome, uint32_t rank, const char* finding, con
     CopyText(outcome->text, sizeof(outcome->text), text);
 }
 
-// A peer has failed: whoever waits for it need not wait for the deadline.
+// When a peer has failed, this rank stops waiting before its deadline.
 struct StopWithPeer {
     const std::atomic<bool>* failed;
     LaunchSpec* spec;

@@ -21,7 +21,7 @@ constexpr uint32_t Index(Pipe pipe) { return static_cast<uint32_t>(pipe); }
 
 }  // namespace
 
-// The step that the kernel is in now gets the time that follows.
+// Notices that the kernel has begun its next step: time is counted to that step from now on.
 void World::Mark(CoreState& core) {
     if (core.phase == core.core.phase) return;
     EndPhase(core);
@@ -49,14 +49,14 @@ void World::EndPhase(CoreState& core) {
     core.phase_began = core.now;
 }
 
-// S stands until a time.
+// Lets S wait until a time.
 void World::Wait(CoreState& core, double until, Cause cause) {
     if (until <= core.now) return;
     core.path.ns[core.phase_number][static_cast<uint32_t>(cause)] += until - core.now;
     core.now = until;
 }
 
-// S hands over an instruction; when it starts on its pipe.
+// S issues an instruction. Returns when it starts on its pipe.
 double World::Begin(CoreState& core, Pipe pipe) {
     PipeClock& clock = core.pipes[Index(pipe)];
     const uint32_t depth = static_cast<uint32_t>(costs_.queue_depth);
@@ -121,7 +121,7 @@ Outcome World::Schedule(CoreState& core, const Instruction& instruction) {
         Vector(core, instruction);
         return Outcome::kNow;
     }
-    // Whoever is earlier reserves first.
+    // Cores with an earlier clock reserve bandwidth first.
     YieldUntil(core, core.now);
     const bool store = instruction.pipe == Pipe::kMte3;
     const Access& far = store ? instruction.write : instruction.reads[0];
@@ -150,13 +150,14 @@ Outcome World::Schedule(CoreState& core, const Instruction& instruction) {
     }
     Trace(core, instruction.pipe, instruction.name, copy.start, copy.end, far.bytes * far.count, peer);
     if (!store && status) {
-        // What the memory holds when the request gets there.
+        // The value is the one that memory has when the request arrives.
         const double at =
             std::max(handed, copy.end - fabric_->RoundTrip(core.rank->index, copy.owner, false) / 2);
         YieldUntil(core, at);
         Look(core, far, at);
     }
-    // A row that is left out is not all zero: kernels may treat such rows in another way.
+    // The row is not copied. Its first bytes are not zero, because kernels may treat rows of zeros
+    // differently.
     if (left_out && !store) memset(reinterpret_cast<void*>(instruction.write.begin), 0x3F, kBlockBytes);
     return left_out ? Outcome::kSkip : Outcome::kNow;
 }
@@ -205,7 +206,7 @@ void World::Settle(CoreState& core, Pipe pipe) { Wait(core, core.pipes[Index(pip
 
 // ---- status ----
 
-// A store that others look at: its bytes are taken now and seen when they land.
+// A store that other cores poll: its bytes are read now and become visible when they land.
 uint64_t World::Defer(CoreState& core, const Instruction& instruction, const Copy& copy) {
     const Access& to = instruction.write;
     const Access& from = instruction.reads[0];
@@ -230,7 +231,7 @@ uint64_t World::Defer(CoreState& core, const Instruction& instruction, const Cop
     return pending->flow;
 }
 
-// A BatchWrite item's rows, and the status run that is its end.
+// A BatchWrite item: its rows, and the status message at its end.
 double World::Post(CoreState& core, const CopyItem& item) {
     if (unwinding_) return core.now;
     Mark(core);
@@ -256,7 +257,7 @@ double World::Post(CoreState& core, const CopyItem& item) {
 }
 
 void World::LandItem(const CopyItem& item) {
-    constexpr uint64_t kTail = 16 * 1024;  // more than any run of status blocks
+    constexpr uint64_t kTail = 16 * 1024;  // more than any status message
     const uint64_t left_out = !options_.payload && item.bytes > kTail ? item.bytes - kTail : 0;
     memcpy(reinterpret_cast<void*>(item.to + left_out), reinterpret_cast<const void*>(item.from + left_out),
            item.bytes - left_out);
@@ -277,8 +278,8 @@ void World::Land(double until) {
     }
 }
 
-// A look at status. If something that it sees came after the latest look that found nothing, then the wait
-// was for that: the critical path goes on where the store came from.
+// A look at status. If it sees a block that landed after the latest look in vain, the wait was for that
+// block: the critical path continues at the core that stored it.
 void World::Look(CoreState& core, const Access& access, double at) {
     const std::vector<Landing>& landings = core.rank->landings;
     if (!core.looking) {
@@ -298,12 +299,12 @@ void World::Look(CoreState& core, const Access& access, double at) {
     if (latest == nullptr) return;
     core.path = *latest->path;
     core.released_by = latest->flow;
-    // From the landing to where S stands now; the rest of the look is counted as it comes.
+    // Counts the time from the landing to the present time of S; the rest of the look is counted later.
     core.path.ns[core.phase_number][static_cast<uint32_t>(Cause::kStatus)] += core.now - latest->visible;
 }
 
-// The looks since the last time, which may be at several places, found nothing. What lands behind the first
-// of them may have been missed by it.
+// All looks since the last call were in vain. They may be at several places, and the first may have missed
+// what landed after it.
 void World::Poll(CoreState& core, const Loc& loc) {
     if (unwinding_) return;
     Mark(core);
@@ -321,7 +322,7 @@ void World::Poll(CoreState& core, const Loc& loc) {
     YieldUntil(core, core.now);
 }
 
-// The core does something else than looking: what it waited for has come.
+// The core does something other than look: its wait is over.
 void World::EndWait(CoreState& core) {
     core.looking = false;
     if (core.fruitless_at < 0) return;
@@ -361,7 +362,7 @@ public:
         return static_cast<uint32_t>(std::upper_bound(ends_.begin(), ends_.end(), now) - ends_.begin());
     }
     void Begin() override { ends_.clear(); }
-    void End(bool) override {}  // what is under way lands by the world's clock
+    void End(bool) override {}  // copies under way land by the world's clock
 
 private:
     std::vector<double> ends_;  // of each task, ascending

@@ -13,7 +13,7 @@
 namespace twin::timed {
 
 // A shared resource that carries so many bytes a nanosecond. Time is cut into buckets that fill up, so that
-// reservations may come in another order than their times: whoever starts earlier still finds the gap.
+// reservations may come in another order than their times: an earlier start still gets the free capacity.
 class Bandwidth {
 public:
     static constexpr double kBucketNs = 64;
@@ -119,9 +119,9 @@ public:
     }
 
     std::vector<LinkUse> Use() const {
-        std::vector<LinkUse> found;
-        const auto add = [&](const char* name, size_t rank, const Bandwidth& of) {
-            if (of.total() > 0) found.push_back({name, static_cast<int>(rank), of.total(), of.gbps()});
+        std::vector<LinkUse> links;
+        const auto add = [&](const char* name, size_t rank, const Bandwidth& link) {
+            if (link.total() > 0) links.push_back({name, static_cast<int>(rank), link.total(), link.gbps()});
         };
         for (size_t rank = 0; rank < memory_.size(); ++rank) {
             add("memory", rank, memory_[rank]);
@@ -133,8 +133,8 @@ public:
                     add(kNames[kind][way], rank, (*kinds[kind])[2 * rank + way]);
             }
         }
-        for (const auto& link : mesh_) add("mesh link", link.first / memory_.size(), link.second);
-        return found;
+        for (const auto& entry : mesh_) add("mesh link", entry.first / memory_.size(), entry.second);
+        return links;
     }
 
 private:

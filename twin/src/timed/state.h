@@ -14,7 +14,7 @@ constexpr uint32_t kPhases = 20;  // names a run may have; later ones count as t
 constexpr uint32_t kCauses = static_cast<uint32_t>(Cause::kCount);
 constexpr uint32_t kMaxDepth = 64;
 
-// Where all the time from 0 to a core's `now` went, back through whoever it had to wait for.
+// How the time from 0 to a core's `now` was spent, followed back through the cores for which it waited.
 struct Path {
     double ns[kPhases][kCauses] = {};
 };

@@ -41,12 +41,12 @@ TimedResult World::Run(std::vector<RankProgram>& programs, const Costs& costs, c
     phases_.assign(1, "launch");
     failure_ = nullptr;
     stores_ = flows_ = 0;
-    turns_ = {};
+    waiting_ = {};
     Core* const outer = g_current_core;
     try {
         Prepare(programs);
         Loop();
-        Land(1e300);  // what nobody waited for
+        Land(1e300);  // stores that no core waited for
     } catch (...) {
         Fail(std::current_exception());
     }
@@ -165,14 +165,14 @@ void World::FinishStep(RankState& rank) {
 
 void World::Loop() {
     while (live_ranks_ > 0 && !failure_) {
-        if (turns_.empty()) {
+        if (waiting_.empty()) {
             FailHanging("nobody can move any more");
             return;
         }
-        const Turn turn = turns_.top();
-        turns_.pop();
-        CoreState& core = *cores_[turn.core];
-        Land(turn.time);
+        const Waiting first = waiting_.top();
+        waiting_.pop();
+        CoreState& core = *cores_[first.core];
+        Land(first.time);
         core.status = CoreStatus::kReady;
         Resume(core);
         ++result_.switches;
@@ -217,10 +217,10 @@ void World::EndKernel(CoreState& core) {
 
 void World::Park(CoreState& core, CoreStatus status, const Loc& loc) { LeaveFiber(core, status, loc); }
 
-// Lets everybody who is earlier than `time` run first.
+// Lets all cores whose clock is before `time` run first.
 void World::YieldUntil(CoreState& core, double time) {
     if (unwinding_) return;
-    if (failure_ == nullptr && (turns_.empty() || time <= turns_.top().time)) {
+    if (failure_ == nullptr && (waiting_.empty() || time <= waiting_.top().time)) {
         Land(time);
         return;
     }
@@ -241,7 +241,7 @@ void World::SyncAll(CoreState& core, const Loc& loc) {
     Trace(core, Pipe::kS, "SyncAll", came, core.now);
 }
 
-// The last core to come decides when all go on, and its path is everybody's.
+// The last core to arrive decides when all continue, and all continue with its critical path.
 void World::ReleaseBarrier(RankState& rank) {
     if (rank.waiting != rank.live || rank.waiting == 0) return;
     CoreState* last = nullptr;
@@ -370,7 +370,7 @@ TimedResult TimedEngine::Run(std::vector<RankProgram>& programs, const Costs& co
     return world_->Run(programs, costs, options);
 }
 
-// A launch alone has no peers whose clocks it could keep.
+// The timed engine runs programs of all ranks: a single launch is refused.
 class Scheduler {};
 class Group {};
 Device::Device(int rank) : rank_(rank) {}

@@ -1,4 +1,4 @@
-// Ranks and cores of a timed run: fibers of one thread, the one whose time is least runs next.
+// Ranks and cores of a timed run: fibers of one thread. The core with the earliest clock runs next.
 #pragma once
 
 #include <deque>
@@ -17,7 +17,7 @@
 
 namespace twin::timed {
 
-// A store of status that has landed: for whoever was waiting for it.
+// A store of status that has landed, for the cores that wait for it.
 struct Landing {
     uintptr_t begin;
     uint64_t bytes;
@@ -69,10 +69,10 @@ public:
 
 private:
     friend class FiberHost<World, CoreState>;
-    struct Turn {
+    struct Waiting {
         double time;
         uint32_t core;
-        bool operator>(const Turn& other) const {
+        bool operator>(const Waiting& other) const {
             return time != other.time ? time > other.time : core > other.core;
         }
     };
@@ -109,7 +109,7 @@ private:
     void Loop();
     void EndKernel(CoreState& core);
     void Park(CoreState& core, CoreStatus status, const Loc& loc);
-    void Push(CoreState& core, double time) { turns_.push({time, core.global}); }
+    void Push(CoreState& core, double time) { waiting_.push({time, core.global}); }
     void ReleaseBarrier(RankState& rank);
     void Land(double until);
     void LandItem(const CopyItem& item);
@@ -137,7 +137,7 @@ private:
     std::vector<std::unique_ptr<RankState>> ranks_;
     uint8_t* ub_ = nullptr;
     size_t ub_cores_ = 0;
-    std::priority_queue<Turn, std::vector<Turn>, std::greater<Turn>> turns_;
+    std::priority_queue<Waiting, std::vector<Waiting>, std::greater<Waiting>> waiting_;
     std::priority_queue<Pending*, std::vector<Pending*>, Later> pending_;
     std::vector<const char*> phases_;
     uint32_t live_ranks_ = 0;

@@ -107,8 +107,8 @@ struct Around {
     bool filled = false;  // with the padding value, else with garbage
 };
 
-// The copies that wait, before one from GM is made; true when this one waits too. Stores that others look
-// for, and what they answer, must not pass it.
+// Call before a copy from GM is made. True when the copy is deferred too; else deferred copies are made as
+// far as this copy needs it: the order of status stores and status reads stays as the kernel wrote it.
 inline bool CopyInForwarded(twin::Forward& forward, const twin::GmRange& range, const Pieces& p,
                             const Around& around, uintptr_t ub, uintptr_t gm) {
     if (__builtin_expect(forward.enabled, 1) && p.count == 1 && p.bytes >= twin::Forward::kLeastBytes &&
@@ -120,13 +120,13 @@ inline bool CopyInForwarded(twin::Forward& forward, const twin::GmRange& range, 
     }
     if (__builtin_expect(!forward.Any(), 1)) return false;
     if (range.atomic_blocks || range.kind == twin::GmKind::kWindowState) twin::ForwardSettle(forward);
-    // What lies around the pieces is written as well.
+    // The copy writes the padding around the pieces as well.
     const uintptr_t begin = ub - around.left;
     const uintptr_t end = ub + Extent(p.count, p.bytes + around.behind, p.ub_step);
     if (around.left + around.behind != 0 && forward.Near(begin, end)) twin::ForwardWrite(forward, begin, end);
     return false;
 }
-// The same before one to GM, all of it.
+// The same before a copy to GM: once for all its pieces.
 inline void CopyOutForwarded(twin::Forward& forward, const twin::GmRange& range, const Pieces& p,
                              uintptr_t gm) {
     if (range.atomic_blocks || range.doorbell != nullptr || range.kind == twin::GmKind::kWindowState) {
@@ -135,7 +135,7 @@ inline void CopyOutForwarded(twin::Forward& forward, const twin::GmRange& range,
         twin::ForwardStore(forward, gm, gm + Extent(p.count, p.bytes, p.gm_step));
     }
 }
-// Where a piece is to be read: in UB, or where a copy that waits would have got it.
+// Where the bytes of a piece are: in UB, or at the GM address that a deferred copy would have read.
 TWIN_HOT const uint8_t* SourceOf(const uint8_t* piece, uint64_t bytes) {
     if constexpr (!twin::kChecked) {
         twin::Forward& forward = twin::current_core().forward;
@@ -197,7 +197,7 @@ inline void CopyIn(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const 
                     p.bytes, p.gm_step, p.ub_step});
 }
 
-// Rows of a tensor that is larger than the cache: the op's caller will not find them there.
+// True for rows of an output larger than the cache: when the op's caller reads them they have left it anyway.
 inline bool Streamed(const twin::Core& core, const twin::GmRange& range, const Pieces& p) {
     if constexpr (twin::kChecked) return false;
     return range.kind == twin::GmKind::kTensor && p.bytes >= kLeastStreamed &&
@@ -347,7 +347,7 @@ inline void DataCopyPad(const LocalTensor<T>& dst, const GlobalTensor<T>& src,
                            memcpy(piece - left + i, &value, sizeof(T));
                        const uint64_t tail = whole - left - p.bytes;
                        if (tail == 0) return;
-                       // Nobody may rely on the dummy bytes: on silicon they depend on the first element.
+                       // The dummy bytes have no defined value: on silicon they depend on the first element.
                        memset(piece + p.bytes, detail::kPoison, tail);
                        for (uint64_t i = 0; filled && i + sizeof(T) <= tail; i += sizeof(T)) {
                            memcpy(piece + p.bytes + i, &value, sizeof(T));

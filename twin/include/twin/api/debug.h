@@ -1,5 +1,5 @@
-// What a kernel says: printf, DumpTensor, assert, trap. All of it goes to standard output; a failed assertion
-// and a trap end the launch with the place in the source.
+// Output of kernels: printf, DumpTensor, assert, trap. All of it goes to standard output; a failed assertion
+// and a trap end the launch and name the place in the source.
 #pragma once
 
 #include <cstdio>
@@ -74,7 +74,7 @@ inline void PRINTF(const char* fmt, Args&&... args) {
     detail::Print(fmt, args...);
 }
 
-// Prints the first dumpSize elements, after everything that was issued before.
+// Prints the first dumpSize elements, after all earlier instructions have run.
 template <class T>
 inline void DumpTensor(const LocalTensor<T>& tensor, uint32_t desc, uint32_t dumpSize,
                        twin::Loc loc = twin::Loc::Here()) {
@@ -112,7 +112,7 @@ inline void DumpTensor(const GlobalTensor<T>& tensor, uint32_t desc, uint32_t du
                        twin::Loc loc = twin::Loc::Here()) {
     DumpTensor(tensor, desc, dumpSize, loc);
 }
-// The same for a part: dumpSize elements from countOff on.
+// Prints dumpSize elements, beginning at countOff.
 template <class T>
 inline void DumpAccChkPoint(const LocalTensor<T>& tensor, uint32_t index, uint32_t countOff,
                             uint32_t dumpSize, twin::Loc loc = twin::Loc::Here()) {
@@ -139,7 +139,7 @@ inline void DumpAccChkPoint(const GlobalTensor<T>& tensor, uint32_t index, uint3
 #define ASSERT(condition) AscendC::detail::AssertTrue(#condition, twin::Loc::Here(), condition)
 #define ASSERT_MSG(condition, ...) \
     AscendC::detail::AssertTrue(#condition, twin::Loc::Here(), condition, __VA_ARGS__)
-// `behavior`: statements that say what is wrong.
+// `behavior`: statements that print the reason.
 #define ASCENDC_ASSERT(condition, behavior) \
     do {                                    \
         if (!(condition)) {                 \

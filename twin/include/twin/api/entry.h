@@ -7,9 +7,10 @@
 
 #include "twin/api/copy.h"
 
-// A declared poll: the wait found nothing, so somebody else must run. Nothing of the kind exists on an NPU.
+// A declared poll: the awaited value has not come, so other cores must run. On an NPU this macro does
+// nothing.
 #define TWIN_POLL_HINT() twin::PollYield(twin::Loc::Here())
-// A kernel names the step that it begins.
+// A kernel gives the step that it begins a name.
 #define TWIN_PHASE(name) twin::MarkPhase(name)
 
 #define GET_TILING_DATA_WITH_STRUCT(Struct, name, address) \
@@ -22,7 +23,8 @@
     decltype(Struct::member) name;                                                           \
     AscendC::detail::CopyTiling(&(name), (address) + offsetof(Struct, member), sizeof(name), \
                                 twin::Loc::Here())
-// Without a struct: the registered one, or -DTWIN_TILING_STRUCT=Name where the op's build generates it.
+// GET_TILING_DATA without a struct uses the registered one, or -DTWIN_TILING_STRUCT=Name where the op's build
+// generates it.
 #ifdef TWIN_TILING_STRUCT
 #define GET_TILING_DATA(name, address) GET_TILING_DATA_WITH_STRUCT(TWIN_TILING_STRUCT, name, address)
 #else
@@ -55,7 +57,7 @@ namespace AscendC {
 constexpr int HCCL_GROUP_ID_0 = 0;
 constexpr int HCCL_GROUP_ID_1 = 1;
 
-// A variable of each core, which the launch has set to the group's context.
+// Each core has this variable; the launch sets it to the context of the group.
 template <uint32_t index>
 inline void SetHcclContext(GM_ADDR context) {
     if constexpr (index <= 1) twin::current_core().hccl_context[index] = reinterpret_cast<uintptr_t>(context);
@@ -67,7 +69,7 @@ inline GM_ADDR GetHcclContext() {
     return reinterpret_cast<GM_ADDR>(own != 0 ? own : twin::HcclContext(index));
 }
 
-// A launch's workspace is the user's from its first byte: no part of it is the system's.
+// The whole workspace of a launch belongs to the user: the system takes no part of it.
 inline GM_ADDR GetUserWorkspace(GM_ADDR workspace) { return workspace; }
 inline void SetSysWorkspace(GM_ADDR) {}
 inline void SetSysWorkspaceForce(GM_ADDR) {}

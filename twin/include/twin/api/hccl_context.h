@@ -12,7 +12,8 @@ class CopyAgent;
 
 namespace hccl {
 
-// In front of every context, for the twin alone: which layout follows, and who executes BatchWrite.
+// The twin's own header in front of every context: which layout follows, and the agent that executes
+// BatchWrite.
 constexpr uint64_t kHeaderMagic = 0x4C43434854574E31ull;
 enum class Layout : uint32_t { kA3 = 0, kA2 = 1 };
 struct Header {
@@ -56,7 +57,7 @@ struct A3Context {
     uint32_t remote_start;  // bytes from here to `remote`
     uint32_t remote_step;
     uint64_t version;
-    uint8_t resources[2776];  // streams, notifies, topology: no kernel looks
+    uint8_t resources[2776];  // streams, notifies, topology: no kernel reads them
     A3Pointer remote[kA3MaxRanks];
     uint8_t host_only[65536];  // differs between HCCL versions
 };

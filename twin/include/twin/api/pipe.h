@@ -153,8 +153,9 @@ private:
         }
     }
 
-    // Which buffer to try. Time passes as on an NPU only when they take turns: else the next copy in would
-    // wait for the last one out. Elsewhere the first free one is the warmest in the caches.
+    // Which buffer to try next. The timed engine takes the buffers in rotation, as an NPU does: otherwise the
+    // next copy in would wait for the last copy out. The other engines take the first free buffer, which is
+    // most likely in the caches.
     uint32_t Slot(uint32_t tried) const {
 #ifdef TWIN_TIMED
         return (last_ + 1 + tried) % count_;
@@ -184,7 +185,8 @@ public:
         }
         core.pipe = this;
     }
-    // What is still queued runs now, and may be a finding. A core that unwinds from one leaves it be.
+    // Runs what is still queued, which may raise a finding. A core that unwinds from a finding does not run
+    // it.
     ~TPipe() noexcept(false) {
         if (!alive_) return;
         if (std::uncaught_exceptions() == 0) {
@@ -222,7 +224,7 @@ public:
 
     TEventID FetchEventID(HardEvent event) {
         const uint8_t reserved = twin::current_core().reserved_events[static_cast<int>(event)];
-        // The first one free; of none, one that SetFlag refuses by number.
+        // The first free id; when none is free, a number that SetFlag refuses.
         static_assert(twin::kEventIds == 8, "a bit an id in a byte");
         return static_cast<TEventID>(__builtin_ctz(static_cast<uint32_t>(~reserved)));
     }
@@ -270,7 +272,8 @@ private:
         twin::Core& core = twin::current_core();
         for (uint32_t i = 0; i < core.buffer_count; ++i) {
             twin::UbBuffer& buffer = core.buffers[i];
-            // As in the real TPipe: whoever produced for a freed tensor waits until its reader is done.
+            // As in the real TPipe: before a freed tensor is filled again, its producer waits until its
+            // reader is done.
             if (buffer.freed) twin::FlagWait(twin::FreeFlag(i), buffer.producer, {"TPipe", 0});
             buffer.allocated = buffer.freed = false;
             ++buffer.stamp;

@@ -1,5 +1,5 @@
 // Calls that A2/A3 do not have, and calls of the API that the twin does not run: each is a compile error that
-// names it. Everything else that is missing is one by itself.
+// names the call. Other missing calls are unknown to the compiler.
 #pragma once
 
 #include "twin/api/tensor.h"

@@ -59,7 +59,7 @@ inline bfloat16_t Cast(const float& fVal) { return ToBfloat16(fVal); }
 
 // ---- State of a core that outlives a call, and what a kernel can ask about its core.
 
-// What DataCopyPad fills with where its own parameters name no value.
+// The value with which DataCopyPad pads when its own parameters give none.
 template <class T, TPosition pos = TPosition::MAX>
 inline void SetPadValue(T paddingValue) {
     static_assert(pos == TPosition::VECIN || pos == TPosition::VECOUT || pos == TPosition::MAX,

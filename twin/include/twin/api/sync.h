@@ -22,7 +22,7 @@ constexpr event_t EVENT_ID0 = 0, EVENT_ID1 = 1, EVENT_ID2 = 2, EVENT_ID3 = 3, EV
 
 namespace AscendC {
 
-// The pairs that exist between the pipes of a vector core.
+// The pairs of pipes of a vector core that have events.
 enum class HardEvent : uint8_t {
     MTE2_V,
     V_MTE2,

@@ -104,7 +104,7 @@ private:
         if (__builtin_expect(!Alive() || index >= GetSize(), 0)) RaiseAt(*this, index, loc.file, loc.line);
         return reinterpret_cast<T*>(data_) + index;
     }
-    // Everything by value: a view whose address nobody takes stays in registers where nothing is wrong.
+    // Everything by value: as long as no address of the view is taken, it stays in registers.
     [[noreturn]] TWIN_COLD static void RaiseDead(LocalTensor view, const char* file, int line) {
         const twin::Loc loc{file, line};
         twin::Raise(twin::Finding::kUseAfterFree, loc,
@@ -160,7 +160,7 @@ public:
     GlobalTensor operator[](uint64_t offset) const {
         GlobalTensor view;
         view.address_ = address_ + offset;
-        // A view at the very end is legal; a non-empty access there is not, and says so itself.
+        // A view at the very end is legal; a non-empty access through it raises its own error.
         view.count_ = count_ == 0 ? 0 : (offset < count_ ? count_ - offset : kNothing);
         return view;
     }

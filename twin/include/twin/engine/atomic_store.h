@@ -1,4 +1,4 @@
-// Stores and loads that other cores or other processes watch: 32-byte blocks, atomics, doorbells.
+// Stores and loads of memory that other cores or other processes poll: 32-byte blocks, atomics, doorbells.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,8 @@
 namespace twin {
 
 // A CPU gives no 32-byte atomicity, so word 0 of a block is published last, with release, and read first and
-// last: whoever sees the new word 0 sees the whole new block. No fences: ThreadSanitizer knows none.
+// last: a reader that gets the new word 0 gets the whole new block. There are no fences, because
+// ThreadSanitizer does not understand them.
 inline void PublishBlocks(uint8_t* to, const uint8_t* from, uint64_t bytes) {
     for (uint64_t at = 0; at < bytes; at += kBlockBytes) {
         const uint64_t piece = bytes - at < kBlockBytes ? bytes - at : kBlockBytes;
@@ -28,15 +29,15 @@ inline void PublishBlocks(uint8_t* to, const uint8_t* from, uint64_t bytes) {
     }
 }
 
-// The words of a block, none of them older than word 0, which has been seen. On x86 loads of any width keep
-// their order, so that few wide ones do.
+// Reads the words of a block after its word 0: none of them is older than that word 0. On x86 loads of any
+// width keep their order, so a few wide loads are enough.
 inline void ReadBlockWords(uint32_t* words, const uint32_t* block) {
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
     asm volatile("" ::: "memory");
     memcpy(words, block, kBlockBytes);
     asm volatile("" ::: "memory");
 #else
-    // Acquire, so that the second look at word 0 comes after them.
+    // Acquire, so that the second read of word 0 comes after these.
     for (uint32_t i = 1; i < kBlockBytes / sizeof(uint32_t); ++i)
         words[i] = __atomic_load_n(block + i, __ATOMIC_ACQUIRE);
 #endif

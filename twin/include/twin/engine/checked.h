@@ -12,7 +12,7 @@ namespace twin {
 constexpr bool kChecked = true;
 
 namespace checked {
-// Memory for a queued effect, alive until it has run.
+// Memory for a queued effect. It lives until the effect has run.
 void* Reserve(Core& core, size_t bytes);
 void Enqueue(Core& core, const Instruction& instruction, void (*run)(void*), void* effect);
 // An instruction of the scalar pipe: checked here, its effect follows at once.
@@ -48,7 +48,7 @@ inline void Issue(const Instruction& instruction, Effect&& effect) {
 void FlagSet(uint32_t flag, Pipe from, const Loc& loc);
 void FlagWait(uint32_t flag, Pipe to, const Loc& loc);
 void Barrier(Pipe pipe, const Loc& loc);
-// Runs what a pipe has queued: for results that the scalar side gets through a reference.
+// Runs everything that a pipe has queued, because the scalar side is about to read a result.
 void SettlePipe(Pipe pipe);
 void UbCarved(uint32_t begin, uint32_t bytes);
 void UbReleased();

@@ -1,5 +1,6 @@
-// Whoever executes Hccl::BatchWrite beside the cores: a queue a peer, in order within it, in any order
-// between them, every 32 bytes visible by themselves.
+// The agent that executes Hccl::BatchWrite beside the cores. It has a queue for each peer: copies of one
+// queue are made in order, copies of different queues in any order. Every 32 bytes become visible on their
+// own.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,7 @@ struct CopyItem {
     uint32_t* doorbell;  // of the range written, or null
 };
 
-// What a kernel's Hccl object talks to. One a rank and group; `Post` is called by one core at a time.
+// The server of a kernel's Hccl object, one for each rank and group. One core at a time calls `Post`.
 class CopyAgent {
 public:
     virtual ~CopyAgent() = default;
@@ -34,10 +35,11 @@ public:
     virtual void End(bool failed) = 0;
 };
 
-// The agent of one rank and group: a thread in the fast engine, in the checked one moves of its schedule.
+// Makes the agent of one rank and group: a thread in the fast engine; in the checked engine the schedule
+// moves it.
 std::unique_ptr<CopyAgent> MakeCopyAgent();
 
-// The queues themselves, for an engine to step: Step moves the next 32 bytes of one peer's queue.
+// The queues of an agent. An engine calls Step, which moves the next 32 bytes of one peer's queue.
 class CopyQueues {
 public:
     uint32_t Add(std::vector<CopyItem> items) {
@@ -75,7 +77,8 @@ public:
         piece.bytes = left < to_boundary ? left : to_boundary;
         return piece;
     }
-    // Moves `bytes` (of Next) ahead without copying: for engines that copy themselves. True at an item's end.
+    // Counts `bytes` of Next as moved without copying them: for engines that copy themselves. True at the end
+    // of an item.
     bool Advance(uint32_t peer, uint64_t bytes) {
         Waiting& first = queues_[peer].front();
         first.moved += bytes;

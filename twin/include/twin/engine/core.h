@@ -1,5 +1,5 @@
-// One emulated AIV core and the device (rank) it belongs to. Everything a kernel can reach hangs off here;
-// there is no other state, so that many ranks can live in one process and one thread.
+// One emulated AIV core. It holds all state that a kernel can reach, so that many ranks can live in one
+// process and one thread.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 #include "twin/engine/fault.h"
 #include "twin/engine/forward.h"
 
-// What every access goes through is inlined whatever its size; what it fails into never is.
+// TWIN_HOT: on the path of every access, always inlined. TWIN_COLD: error paths, never inlined.
 #define TWIN_HOT inline __attribute__((always_inline))
 #define TWIN_COLD __attribute__((cold, noinline))
 
@@ -54,20 +54,20 @@ struct UbBuffer {
     uint32_t bytes = 0;
     uint32_t stamp = 0;
     bool allocated = false;
-    bool freed = false;  // given back, and nobody has waited for its reader yet
+    bool freed = false;  // given back, and its reader has not been waited for yet
     Pipe producer = Pipe::kS;
 };
 
-// The engine's flags of a core: hard events, then two a UB slot: it is full, it is free.
+// The flags that an engine keeps for a core: the hard events, then two for each UB buffer: full and free.
 constexpr uint32_t kQueueFlags = kHardEvents * kEventIds;
 constexpr uint32_t kFlags = kQueueFlags + 2 * kMaxUbBuffers;
 constexpr uint32_t FullFlag(uint32_t slot) { return kQueueFlags + 2 * slot; }
 constexpr uint32_t FreeFlag(uint32_t slot) { return kQueueFlags + 2 * slot + 1; }
 
-// GM reads that a core has made lately: how a poll that nobody declared is noticed.
+// The latest GM reads of a core, by which a poll that the kernel does not declare is noticed.
 struct PollWatch {
-    static constexpr uint32_t kReads = 128;     // a power of two
-    static constexpr uint32_t kPatience = 512;  // reads without a yield, whatever they are
+    static constexpr uint32_t kReads = 128;             // a power of two
+    static constexpr uint32_t kReadsBeforeYield = 512;  // reads without a yield, whatever they are
     struct Read {
         uintptr_t address;
         int line;
@@ -107,7 +107,7 @@ struct Core {
     uint8_t atomic_op = 0;          // set by SetAtomic*: 0 none, 1 add, 2 max, 3 min
     uint8_t atomic_type = 0;        // element type of the atomic
     uint64_t gather_count = 0;      // elements that the last GatherMask kept
-    uint64_t compare_mask[2] = {};  // what a Compare without a destination found
+    uint64_t compare_mask[2] = {};  // result of a Compare without a destination
     uint16_t merge_counts[4] = {};  // entries of each list that the last MrgSort took
     uint64_t pad_value = 0;         // bits of SetPadValue
     GmRange last_range[2] = {};     // most recently hit GM ranges
@@ -145,14 +145,15 @@ inline const GmRange& FindGm(Core& core, uintptr_t address, uint64_t bytes, cons
 
 // Blocks the running fiber until all launched cores have called it equally often.
 void SyncAllCores(const Loc& loc);
-// A declared poll that found nothing: lets other cores, then other processes, run.
+// A declared poll whose value has not come: lets other cores, then other processes, run.
 void PollYield(const Loc& loc);
-// The same for a poll that was noticed, not declared: never a reason to say that a core hangs.
+// The same for a poll that was noticed, not declared. It never counts towards a hang.
 void SuspectedPoll(const Loc& loc);
-// Lets other cores run once, for a loop that looks like work.
+// Lets other cores run once during a loop that may be work or an undeclared poll.
 void GiveWay(const Loc& loc);
-// A GM read that a core has made before, with no store of its own in between, looks like a poll. Polls that
-// store at every look, or look at very many places, are no poll by this rule, but must not run for ever.
+// A core that repeats a GM read with no store of its own in between seems to poll. This rule misses polls
+// that store at every look and polls over very many addresses: after kReadsBeforeYield reads other cores run
+// anyway.
 inline void WatchRead(Core& core, uintptr_t address, const Loc& loc) {
     if (core.watch == nullptr) return;
     PollWatch& watch = *core.watch;
@@ -164,7 +165,7 @@ inline void WatchRead(Core& core, uintptr_t address, const Loc& loc) {
         return;
     }
     read = {address, loc.line, watch.round};
-    if (++watch.unyielding >= PollWatch::kPatience) {
+    if (++watch.unyielding >= PollWatch::kReadsBeforeYield) {
         watch.unyielding = 0;
         GiveWay(loc);
     }

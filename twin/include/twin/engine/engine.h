@@ -1,6 +1,6 @@
-// The one point through which every instruction passes: which pipe, what it reads and writes, what it costs,
-// and its effect. API headers build Instructions and never touch an engine; an engine decides when the
-// effect happens. This file selects one at compile time.
+// Every instruction of the API passes through Issue: its pipe, what it reads and writes, what it costs, and
+// its effect. API headers build Instructions and know no engine; the engine decides when the effect happens.
+// This file selects the engine at compile time.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ struct Instruction {
     Cost cost;
     Access write;
     Access reads[3];
-    Access clobber = {};     // UB that is left with bytes that nobody may rely on
+    Access clobber = {};     // UB whose bytes are undefined afterwards
     bool atomic = false;     // read-modify-write of GM
     bool continues = false;  // a further part of the same call: no hazard with the parts before
 };
@@ -46,7 +46,7 @@ struct Instruction {
 #include "twin/engine/fast.h"
 #endif
 
-#ifndef TWIN_FORWARDS  // no copy ever waits in this engine
+#ifndef TWIN_FORWARDS  // this engine defers no copies
 namespace twin {
 
 template <class Effect>

@@ -21,7 +21,7 @@ enum class Policy : uint8_t {
     kExhaustive,  // all choices, few of them other than the first
 };
 
-// What goes wrong on purpose.
+// Faults that a run injects.
 struct Injection {
     int kill_rank = -1;  // frozen for ever at step `kill_step`
     uint64_t kill_step = 0;
@@ -53,8 +53,8 @@ struct RunOptions {
 };
 
 struct PollCount {
-    uint64_t waiting = 0;  // looked and found nothing
-    uint64_t ready = 0;    // looked and went on
+    uint64_t waiting = 0;  // looks in vain
+    uint64_t ready = 0;    // looks that ended a wait
 };
 
 struct TraceEvent {

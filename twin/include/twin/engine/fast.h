@@ -1,13 +1,13 @@
 // The fast engine: the effect runs at once, in program order. Everything but the call is compiled away.
 #pragma once
 
-#define TWIN_FORWARDS 1  // copies from GM may wait: see forward.h
+#define TWIN_FORWARDS 1  // this engine may defer copies from GM: see forward.h
 
 namespace twin {
 
 constexpr bool kChecked = false;
 
-// An instruction whose accesses nobody need know: copies that wait are made.
+// An instruction that does not declare its UB accesses exactly: all deferred copies are made first.
 template <class Effect>
 TWIN_HOT void Issue(const Instruction&, Effect&& effect) {
     Forward& forward = current_core().forward;
@@ -18,7 +18,7 @@ TWIN_HOT void Issue(const Instruction&, Effect&& effect) {
 TWIN_HOT uintptr_t EndOf(const Access& access) {
     return access.begin + (access.count - 1) * access.stride + access.bytes;
 }
-// One that says exactly what it reads and writes in UB.
+// An instruction that declares exactly what it reads and writes in UB.
 template <class Effect>
 TWIN_HOT void IssueExact(const Instruction& instruction, Effect&& effect) {
     Forward& forward = current_core().forward;
@@ -37,13 +37,13 @@ TWIN_HOT void IssueExact(const Instruction& instruction, Effect&& effect) {
     effect();
 }
 
-// One whose effect asks where each piece of its UB source is.
+// An instruction whose effect asks for the place of each piece of its UB source (SourceOf).
 template <class Effect>
 TWIN_HOT void IssueSourced(const Instruction&, Effect&& effect) {
     effect();
 }
 
-// Ordering means nothing when program order is execution order.
+// Execution order is program order: there is nothing to wait for.
 inline void FlagSet(uint32_t, Pipe, const Loc&) {}
 inline void FlagWait(uint32_t, Pipe, const Loc&) {}
 inline void Barrier(Pipe, const Loc&) {}
@@ -52,12 +52,12 @@ inline void SettlePipe(Pipe) {
     if (forward.Any()) ForwardSettle(forward);
 }
 inline void UbCarved(uint32_t, uint32_t) {}
-// Somebody has an address, and may read and write there from now on.
+// The kernel has asked for a UB address: it may read and write there from now on.
 inline void UbExposed() {
     SettlePipe(Pipe::kAll);
     current_core().forward.enabled = false;
 }
-// Nobody may read those bytes any more.
+// The kernel has freed these bytes: it may not read them any more.
 inline void UbFreed(uint32_t begin, uint32_t bytes) {
     Core& core = current_core();
     const uintptr_t at = reinterpret_cast<uintptr_t>(core.ub) + begin;

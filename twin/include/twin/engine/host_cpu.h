@@ -11,7 +11,7 @@ namespace twin {
 enum class Isa : uint8_t { kBaseline, kAvx2, kAvx512 };
 extern const Isa g_isa;  // ASCEND_MOE_ISA=baseline or avx2 keeps it below what the machine has
 
-// Loops that want to know how many bytes a vector has take it as an argument.
+// A loop that needs the number of bytes of a vector takes it as its argument.
 template <uint32_t kBytes>
 using VectorBytes = std::integral_constant<uint32_t, kBytes>;
 template <class Loop, uint32_t kBytes>
@@ -51,13 +51,13 @@ inline void RunBest(Loop loop) {
 }
 #endif
 
-// ---- Copies that go past the caches: for bytes that nobody reads before more has been written than caches
-// hold.
+// ---- copies that go past the caches: for bytes that will have left the caches before they are read ----
 
-// Bytes that a core's own cache holds: what a launch writes beyond them is out of it again when it is read.
+// Size of a core's own cache. Of a launch that writes more than this, the first bytes have left the cache
+// again.
 extern const uint64_t g_cache_bytes;
 
-// As memcpy. Other threads see the bytes after StreamFence.
+// Copies like memcpy. Other threads see the bytes after StreamFence.
 void StreamCopy(void* to, const void* from, uint64_t bytes);
 void StreamFence();
 

@@ -1,4 +1,5 @@
-// The host side of the twin: a Device is one rank's NPU. It runs a kernel on some cores to the end.
+// The host side of the twin: a Device is one rank's NPU. It launches kernels and returns when all cores have
+// ended.
 #pragma once
 
 #include <exception>
@@ -21,9 +22,9 @@ struct LaunchSpec {
     uint64_t tiling_key = 0;
     uintptr_t hccl_context[2] = {0, 0};
     std::vector<GmRange> ranges;
-    bool watch_polls = false;      // the kernel's polls are not declared: notice repeated reads
+    bool watch_polls = false;      // the kernel does not declare its polls: notice repeated reads
     const char* name = "";         // of the op, for timelines
-    Timeline* timeline = nullptr;  // fast engine: where to note what happens, or null
+    Timeline* timeline = nullptr;  // fast engine: where to record events, or null
     double deadline_s = 0;         // all cores polling in vain this long is a hang; 0: the kernel has its own
     // Checked engine: a reason why this rank must not touch these window bytes now, or null.
     std::function<const char*(uintptr_t begin, uint64_t bytes, bool write)> window_rule;

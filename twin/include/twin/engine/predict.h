@@ -12,7 +12,7 @@
 
 namespace twin {
 
-// Names of the fields of Costs, in order: a table of numbers from outside is read by them.
+// Names of the fields of Costs, in their order: am_timed_run reads a table of numbers in this order.
 #define TWIN_COSTS(X)                                                                        \
     X(clock_ghz)          /* of an AIV core */                                               \
     X(scalar_ns)          /* a scalar instruction of the API: GetValue, SetValue */          \

@@ -10,7 +10,7 @@ constexpr bool kChecked = false;
 
 namespace timed {
 
-// What the scalar pipe touches at every step.
+// State that every scalar instruction uses.
 struct Hot {
     double now = 0;           // of S, ns
     double scalar_ns = 0;     // of one scalar instruction
@@ -20,7 +20,7 @@ struct Hot {
 enum class Outcome : unsigned char {
     kNow,   // the effect follows at once
     kSkip,  // payload that the run leaves out
-    kLater  // a store of status: it shows when it lands
+    kLater  // a store of status: it becomes visible when it lands
 };
 // Moves the clocks; lets other cores run first where the order matters.
 Outcome Schedule(Core& core, const Instruction& instruction);
@@ -45,12 +45,12 @@ inline __attribute__((always_inline)) void Issue(const Instruction& instruction,
 void FlagSet(uint32_t flag, Pipe from, const Loc& loc);
 void FlagWait(uint32_t flag, Pipe to, const Loc& loc);
 void Barrier(Pipe pipe, const Loc& loc);
-// The scalar side waits for what a pipe has been given: for results that it gets through a reference.
+// The scalar side waits until a pipe has run everything it was given, because it is about to read a result.
 void SettlePipe(Pipe pipe);
 inline void UbCarved(uint32_t, uint32_t) {}
 inline void UbReleased() {}
 
-// Scalar GM accesses go past the caches' details: a GM round trip.
+// A scalar GM access costs a GM round trip; the data cache is not modelled.
 template <class T>
 inline T ScalarLoad(const T* from, const GmRange& range, const Loc&) {
     timed::OrderScalarAccess(current_core(), range);

@@ -1,6 +1,5 @@
-// What an engine tells about an op for a picture of it: one event an instruction or a wait. Plain data, so
-// that an array of them crosses the C ABI as it is (ascend_moe/timeline.py reads it; sizes are checked
-// there).
+// Events of an op for a timeline: one for each instruction or wait. Plain data, so that an array of them
+// crosses the C ABI as it is (ascend_moe/timeline reads it and checks its size).
 #pragma once
 
 #include <cstdint>
@@ -25,9 +24,8 @@ struct TimelineEvent {
 
 static_assert(sizeof(TimelineEvent) == 64, "ascend_moe/timeline.py reads this layout");
 
-// ---- What the fast engine notes of a launch for a timeline: phases, SyncAll, waits, copies of some size,
-// status stores and the waits that they released. A core without a recorder pays one look at a pointer for
-// each.
+// ---- what the fast engine records of a launch for a timeline: phases, SyncAll, waits, larger copies, status
+// stores and the waits that they ended. Without a recorder each costs a core one test of a pointer ----
 
 constexpr uint64_t kRecordedCopyBytes = 4096;  // smaller copies are too many to be worth a line each
 
@@ -51,7 +49,7 @@ struct RecordedCopy {
     uint64_t ub_step;
 };
 
-// When a copy began, and that it has ended.
+// The time at which a copy begins; records a copy that has ended.
 double RecordedNow();
 void RecordCopy(const Core& core, double began, const RecordedCopy& copy);
 inline double CopyBegins(const Core& core) {

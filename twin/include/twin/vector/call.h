@@ -19,7 +19,8 @@ inline twin::Access UbAccess(const T* first, uint64_t count) {
     return {reinterpret_cast<uintptr_t>(first), count * sizeof(T)};
 }
 
-// Same start or apart: what an elementwise call over a count asks of its destination and a source.
+// An elementwise call over a count needs a destination that begins where a source does, or lies apart from
+// it.
 inline void CheckOverlap(const char* name, int source, uintptr_t to, uint64_t to_bytes, uintptr_t from,
                          uint64_t from_bytes, const twin::Loc& loc) {
     if (to == from || to + to_bytes <= from || from + from_bytes <= to) return;
@@ -27,7 +28,7 @@ inline void CheckOverlap(const char* name, int source, uintptr_t to, uint64_t to
                 "%s: destination and source %d overlap in part; they may be the same, or apart", name,
                 source);
 }
-// For calls that cannot work in place.
+// Checks a call that cannot work in place.
 inline void CheckApart(const char* name, const char* what, uintptr_t to, uint64_t to_bytes, uintptr_t from,
                        uint64_t from_bytes, const twin::Loc& loc) {
     if (to + to_bytes <= from || from + from_bytes <= to) return;
@@ -64,7 +65,8 @@ inline void CheckRepeatTime(int32_t repeats, const twin::Loc& loc) {
     }
 }
 
-// What mask and repeatTime come to: lanes of some repeats, or in counter mode a number of elements.
+// The extent of a call by its mask and repeatTime: lanes of some repeats, or in counter mode a number of
+// elements.
 struct Work {
     twin::Lanes lanes;
     bool counted = false;
@@ -184,14 +186,15 @@ inline void MaskedCall(const twin::VectorCall& call, const Work& work, LaneOptio
     LanesCall(call, all, rest, options.own_repeat, body, dst, src...);
 }
 
-// Whether a body is dealt with by copies that wait; those that may be say so.
+// Says whether an instruction may be deferred together with the copies that it reads. Bodies that may be
+// specialise it.
 template <class Body>
 struct Forwards {
-    static constexpr bool kBegins = false;  // also where no copy waits yet
+    static constexpr bool kBegins = false;  // also when nothing is deferred yet
     static bool Do(const Body&, uintptr_t, const uintptr_t*, uint32_t) { return false; }
 };
 
-// A count form: `n` elements, one after the other. Normal mode and a full mask afterwards.
+// A count form: `n` elements, one after the other. It leaves normal mode and a full mask behind.
 template <class Body, class D, class... S>
 inline void CountCall(const char* name, const twin::Loc& loc, int64_t count, bool accumulates,
                       const Body& body, const LocalTensor<D>& dst, const LocalTensor<S>&... src) {

@@ -22,7 +22,7 @@ inline twin::GatherShape GatherShapeOf(bool counted, uint32_t mask, const Gather
             p.src1RepeatStride};
 }
 
-// What the walk reads of the source: exact where its repeats are evenly spaced stretches.
+// The part of the source that is read: exact where its repeats are evenly spaced.
 template <class T>
 inline twin::Access GatherRead(const T* from, const twin::GatherShape& shape, uint64_t reach) {
     const twin::Access hull = UbAccess(from, reach);
@@ -46,7 +46,7 @@ inline uint64_t GatherReach(const twin::GatherShape& shape) {
     return reach;
 }
 
-// How many a fixed pattern keeps of each `lanes` elements.
+// How many of `lanes` elements a fixed pattern keeps.
 inline uint64_t PatternCount(uint8_t pattern, uint64_t lanes) {
     if (pattern == 7) return lanes;
     const uint64_t period = pattern <= 2 ? 2 : 4, first = pattern <= 2 ? pattern - 1u : pattern - 3u;
@@ -130,7 +130,7 @@ inline void GatherMask(const LocalTensor<T>& dst, const LocalTensor<T>& src0,
     rsvdCnt = *count;
 }
 
-// What the last GatherMask kept.
+// The number of elements that the last GatherMask kept.
 inline int64_t GetGatherMaskRemainCount() {
     twin::SettlePipe(twin::Pipe::kV);
     return static_cast<int64_t>(twin::current_core().gather_count);
@@ -138,7 +138,7 @@ inline int64_t GetGatherMaskRemainCount() {
 
 namespace detail {
 
-// What is read depends on offsets in UB: looks at them when the vector unit has come that far.
+// The offsets in UB decide what is read: reads them after the vector unit has written them.
 inline void SettleOffsets(const twin::VectorCall& call, const uint32_t* offsets, uint64_t count) {
     twin::Issue(twin::PartOf(call, 0, {}, UbAccess(offsets, count)), [] {});
     twin::SettlePipe(twin::Pipe::kV);

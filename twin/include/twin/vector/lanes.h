@@ -119,7 +119,7 @@ struct VectorCall {
     bool chains = false;  // a repeat's result may be source 1 of the next, where one of the two stands still
     mutable bool begun = false;
 
-    // Whether a part of the call has been issued before; from now on, yes.
+    // True when a part of the call has been issued before. Remembers that one has been issued now.
     bool Continues() const {
         const bool before = begun;
         begun = true;

@@ -22,7 +22,8 @@ struct ResultLayout {
     uint32_t alignment = 1;
 };
 
-// Fits the operand's bytes into as few Accesses as they need, or says that their hull is read.
+// Declares the operand's bytes with as few Accesses as possible; where three are not enough, declares their
+// hull.
 inline void ReadsOf(const twin::Operand& src, const twin::Runs& runs, uint32_t repeats,
                     twin::Access reads[3]) {
     if (twin::AccessOf(src, runs, repeats, &reads[0])) return;

@@ -25,7 +25,7 @@ inline uint64_t ScratchElements(uint64_t repeats, bool extreme, bool with_index)
     const uint64_t second = next(first);
     return aligned(first) + aligned(second) + (second > 2 ? aligned(next(second)) : 0);
 }
-// Checks the scratch tensor. What it is left with is garbage, unless it shares bytes with an operand.
+// Checks the scratch tensor. Afterwards its contents are undefined, unless it shares bytes with an operand.
 template <class T>
 inline twin::Access CheckWorkTensor(const char* name, const LocalTensor<T>& work, uint64_t repeats,
                                     bool extreme, bool with_index, const twin::Access& write,

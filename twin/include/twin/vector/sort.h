@@ -32,7 +32,7 @@ namespace detail {
 template <class T>
 constexpr uint64_t kEntryElements = sizeof(twin::SortEntry) / sizeof(T);
 
-// What Sort32 and Sort<T, ...> check: scores, indices, and room for as many entries in dst.
+// Checks the operands of Sort32 and Sort<T, ...>: scores, indices, and room for as many entries in dst.
 template <class T>
 struct SortOperands {
     T* to;
@@ -131,7 +131,7 @@ inline void Extract(const LocalTensor<T>& dstValue, const LocalTensor<uint32_t>&
     });
 }
 
-// On A2/A3 the source itself.
+// On A2/A3 the result is the source itself.
 template <class T>
 inline void Concat(LocalTensor<T>& concat, const LocalTensor<T>& src, const LocalTensor<T>& tmp,
                    const int32_t repeatTime, twin::Loc loc = twin::Loc::Here()) {
