@@ -207,13 +207,13 @@ VNPU_EXPORT AclError aclrtReserveMemAddress(void** out, size_t size, size_t, voi
 VNPU_EXPORT AclError aclrtReleaseMemAddress(void* range) {
     Ranges& ranges = TheRanges();
     std::lock_guard<std::mutex> lock(ranges.mutex);
-    auto range = ranges.reserved.find(range);
-    if (range == ranges.reserved.end()) {
+    auto reserved = ranges.reserved.find(range);
+    if (reserved == ranges.reserved.end()) {
         vnpu_error("aclrtReleaseMemAddress: %p was not reserved", range);
         return kParamInvalid;
     }
-    munmap(range, range->second);
-    ranges.reserved.erase(range);
+    munmap(range, reserved->second);
+    ranges.reserved.erase(reserved);
     return kSuccess;
 }
 
