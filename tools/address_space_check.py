@@ -92,7 +92,7 @@ def check_kernels(clang: str, entries: list[Path], jobs: int) -> int:
             failures += bool(log)
             if log:
                 print(log, file=sys.stderr)
-    sources = sorted({path for entry in entries for path in entry.parent.glob("*.h")} | set(entries))
+    sources = sorted({path for entry in entries for path in entry.parent.rglob("*.h")} | set(entries))
     casts = [finding for source in sources for finding in bare_casts(source)]
     print(f"{len(sources)} files read for casts, {len(casts)} findings")
     for finding in casts:
