@@ -1,10 +1,14 @@
-"""Filling, copying, ranges, triangles."""
+"""Filling, copying, ranges, triangles, random numbers.
+
+Random numbers come from the seed and the offset that torch_npu's generator gives each call: the same seed
+gives the same numbers on every run. They are not the numbers of a device.
+"""
 
 from __future__ import annotations
 
 import torch
-from ascend_moe.vnpu.operators.registry import effect, in_place, returns
 
+from ascend_moe.vnpu.operators.registry import effect, in_place, returns
 
 Number = int | float
 
@@ -76,7 +80,7 @@ def _triu(self: torch.Tensor, diagonal: int) -> torch.Tensor:
 
 
 Seed = int | torch.Tensor
-# A large odd number: nearby offsets get unlike seeds.
+# A large odd number: nearby seeds become distant seeds.
 _SPREAD = 0x9E3779B97F4A7C15
 
 

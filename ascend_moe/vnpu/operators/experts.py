@@ -1,4 +1,4 @@
-"""Grouped matmul, alone and with SwiGLU and quantisation behind it, done by this package's own functions.
+"""Grouped matmul, SwiGLU and quantisation, alone and fused, computed by this package's own functions.
 
 Rows that an operator leaves unspecified on a device are left as they are.
 """
@@ -6,18 +6,16 @@ Rows that an operator leaves unspecified on a device are left as they are.
 from __future__ import annotations
 
 from typing import Any
-import torch
-from ascend_moe.errors import ArgumentError
-from ascend_moe.experts import npu_grouped_matmul
-from ascend_moe.experts.groups import read_groups
-from ascend_moe.vendor.fused import npu_grouped_matmul_swiglu_quant, npu_grouped_matmul_swiglu_quant_v2
-from ascend_moe.vnpu.operators.registry import effect, write
-from torch.nn.functional import silu
-from ascend_moe.experts import npu_dequant_swiglu_quant, npu_dynamic_quant, npu_swiglu
-from ascend_moe.experts.quant import to_int8
-from ascend_moe.vnpu.operators.memory import DTYPES
-from ascend_moe.vnpu.operators.registry import effect, returns, write
 
+import torch
+from torch.nn.functional import silu
+
+from ascend_moe.errors import ArgumentError
+from ascend_moe.experts import npu_dequant_swiglu_quant, npu_dynamic_quant, npu_grouped_matmul, npu_swiglu
+from ascend_moe.experts.groups import read_groups
+from ascend_moe.experts.quant import to_int8
+from ascend_moe.vendor.fused import npu_grouped_matmul_swiglu_quant, npu_grouped_matmul_swiglu_quant_v2
+from ascend_moe.vnpu.operators.registry import DTYPES, effect, returns, write
 
 Tensor = torch.Tensor
 Tensors = list[torch.Tensor]
@@ -168,8 +166,6 @@ def _swiglu_quant_v2(
     write(out[:used], codes[:used])
     write(out_scale[:used], scale[:used])
 
-
-Tensor = torch.Tensor
 
 returns("aclnnSwiGlu")(npu_swiglu)
 

@@ -1,4 +1,7 @@
-"""What the aclnn functions of the virtual NPU do: one Python function an operator, by name.
+"""The aclnn functions of the virtual NPU by name, and the arguments of a captured call as Python values.
+
+vnpu/opapi/call.cpp writes the arguments as words; `read_arguments` makes them numbers, text and CPU tensors
+over the caller's memory.
 
 A function is registered by how its result reaches the caller's memory:
 
@@ -12,11 +15,10 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from typing import Any, NamedTuple
-import torch
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+import torch
 
 # The first word of an argument (vnpu/opapi/call.h).
 _NONE, _TENSOR, _INT, _FLOAT, _TEXT, _INTS, _LIST = 0, 1, 2, 3, 4, 5, 7
