@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from .. import settings
 from .finding import Finding, error, fine, warn
 from .machine import version_numbers
 
@@ -178,7 +179,7 @@ def _package() -> Iterator[Finding]:
     if ours:
         yield fine(topic, f"installed: {ours[0]}")
         return
-    if os.environ.get("ASCEND_MOE_VNPU"):
+    if settings.VNPU.is_set():
         yield fine(topic, "the virtual NPU brings its own")
         return
     others = f" ({len(libraries)} packages of others are)" if libraries else ""
@@ -221,7 +222,7 @@ def _probe(cann: str) -> Finding:
         return warn(
             topic, "torch_npu finds none", "drivers or permissions", "npu-smi info; ls -l /dev/davinci*"
         )
-    kind = " (virtual: host memory and CPU cores)" if os.environ.get("ASCEND_MOE_VNPU") else ""
+    kind = " (virtual: host memory and CPU cores)" if settings.VNPU.is_set() else ""
     return fine(topic, f"{count} x {found.get('name', '?')}{kind}")
 
 
@@ -229,7 +230,7 @@ def _virtual(torch_npu: str) -> Finding:
     topic = "virtual NPU"
     if importlib.util.find_spec("ascend_moe.vnpu") is None:
         return fine(topic, "not part of this installation")
-    if os.environ.get("ASCEND_MOE_VNPU"):
+    if settings.VNPU.is_set():
         return fine(topic, "active: nothing here says anything about silicon")
     from ..errors import AscendMoeError
     from ..vnpu import library_folder

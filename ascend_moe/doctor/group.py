@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Iterator
 
+from .. import settings
 from ..errors import AscendMoeError
 from ..plan import Request, plan
 from .finding import Finding, error, fine, warn
@@ -80,7 +81,7 @@ def fits(request: Request) -> Iterator[Finding]:
     for one in report.violations:
         fix = (
             f"export HCCL_BUFFSIZE={report.buffsize_mib} on all ranks"
-            if one.argument == "HCCL_BUFFSIZE"
+            if one.argument == settings.HCCL_BUFFSIZE.name
             else ""
         )
         yield error(

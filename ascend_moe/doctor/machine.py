@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ..comm.communicator import MIB, window_data_bytes
 from ..errors import AscendMoeError
-from ..native import library as _lib
+from ..native import library
 from ..ops import compiled
 from .finding import Finding, error, fine, warn
 
@@ -63,22 +63,22 @@ def _torch() -> Finding:
 def _library() -> Iterator[Finding]:
     topic = "native library"
     try:
-        path = _lib.library_path()
-        built = _lib.lib().am_source_hash().decode()
+        path = library.library_path()
+        built = library.lib().am_source_hash().decode()
     except AscendMoeError as problem:
         head, _, command = str(problem).partition(":")
         fix = " ".join(command.split()) or _BUILD
         yield error(topic, head, "the operators on CPU, plan and validate need it", fix)
         return
     try:
-        root = _lib.native_source_root()
+        root = library.native_source_root()
         hashed = _source_hash(root)
     except (AscendMoeError, OSError, AttributeError) as problem:
         yield warn(topic, f"{path}; its sources are not there ({problem})", "it may be older", _BUILD)
         return
     if hashed != built:
         why = "it was built from other sources than those here: results may be of yesterday's kernels"
-        yield warn(topic, f"{path} is not of the sources in {root}", why, _lib.build_command())
+        yield warn(topic, f"{path} is not of the sources in {root}", why, library.build_command())
     else:
         yield fine(topic, f"{path}, of the sources in {root}")
 

@@ -6,9 +6,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from .. import _autoload
+from .. import _autoload, settings
 from ..errors import ArgumentError, LibraryError
-from ..native import library as _lib
+from ..native import library
 from ..plan.soc import DEFAULT_SOC, SOCS
 
 LIBRARY = "libascendcl.so"
@@ -37,13 +37,12 @@ def library_folder() -> Path:
     Raises:
         LibraryError: a library is missing; the message names it and the command that builds it.
     """
-    given = os.environ.get("ASCEND_MOE_VNPU_LIBRARIES")
-    folder = Path(given) if given else _lib.vnpu_folder()
+    folder = settings.VNPU_LIBRARIES.get() or library.vnpu_folder()
     missing = [name for name in LIBRARIES if not (folder / name).is_file()]
     if missing:
+        build = library.build_command()
         raise LibraryError(
-            f"{folder} lacks {', '.join(missing)} of the virtual NPU: build with\n  {_lib.build_command()}",
-            missing=missing,
+            f"{folder} lacks {', '.join(missing)} of the virtual NPU: build with\n  {build}", missing=missing
         )
     return folder
 
@@ -72,7 +71,7 @@ def environment(
     others = [entry for entry in result.get("LD_LIBRARY_PATH", "").split(":") if entry and entry != folder]
     result["LD_LIBRARY_PATH"] = ":".join([folder, *others])
     result["ASCEND_CUSTOM_OPP_PATH"] = f"{folder}/opp"
-    result["ASCEND_MOE_VNPU"] = folder
-    result["ASCEND_MOE_VNPU_SOC"] = soc
-    result["ASCEND_MOE_VNPU_DEVICES"] = str(devices)
+    result[settings.VNPU.name] = folder
+    result[settings.VNPU_SOC.name] = soc
+    result[settings.VNPU_DEVICES.name] = str(devices)
     return result
