@@ -16,7 +16,7 @@ from typing import Any
 from .. import settings
 from ..errors import LibraryError
 from ..native.library import open_library
-from .libraries import LIBRARY, environment, library_folder
+from .launch import LIBRARY, environment, library_folder
 from .versions import TORCH, TORCH_NPU
 
 _SIGNATURES = {
