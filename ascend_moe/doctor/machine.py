@@ -39,8 +39,8 @@ def findings() -> Iterator[Finding]:
 
 def version_numbers(text: str) -> tuple[int, ...]:
     """The leading numbers of a version: 2.13.0+cpu is (2, 13, 0)."""
-    found = re.match(r"\d+(\.\d+)*", text)
-    return tuple(int(part) for part in found.group().split(".")) if found else ()
+    match = re.match(r"\d+(\.\d+)*", text)
+    return tuple(int(part) for part in match.group().split(".")) if match else ()
 
 
 def _python() -> Finding:
@@ -152,20 +152,20 @@ def _memory() -> Iterator[Finding]:
 
 
 def _available_mib() -> int:
-    """Of the machine, or of the container when that has less; 0: unknown."""
-    found = []
+    """Free memory of the machine, or of the container when that has less; 0: unknown."""
+    limits = []
     with contextlib.suppress(OSError, ValueError):
         meminfo = Path("/proc/meminfo").read_text()
-        found.append(int(re.search(r"MemAvailable:\s+(\d+)", meminfo).group(1)) >> 10)  # type: ignore[union-attr]
+        limits.append(int(re.search(r"MemAvailable:\s+(\d+)", meminfo).group(1)) >> 10)  # type: ignore[union-attr]
     with contextlib.suppress(OSError, ValueError):
         most = int(Path("/sys/fs/cgroup/memory.max").read_text())
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        found.append((most - used) >> 20)
-    return min(found, default=0)
+        limits.append((most - used) >> 20)
+    return min(limits, default=0)
 
 
 def _shm() -> str:
-    """What /dev/shm has: gloo and data loaders use it, this package does not."""
+    """Free space of /dev/shm: gloo and data loaders use it, this package does not."""
     with contextlib.suppress(OSError):
         disk = shutil.disk_usage("/dev/shm")
         return f" (which has {disk.free >> 20} of {disk.total >> 20} MiB for others)"
