@@ -128,8 +128,8 @@ def library_path(engine: str | None = None) -> Path:
     """Path of an engine's library; without ``engine``, of the library that runs the CPU ops.
 
     $ASCEND_MOE_LIBRARY replaces the library of the ops; an engine's library may lie beside it. Otherwise the
-    libraries are in lib/ of ``ascend_moe.__path__``. An engine that the installation left out is built into the
-    cache, which takes a minute.
+    libraries are in lib/ of ``ascend_moe.__path__``. An engine that the installation left out is built into
+    the cache, which takes a minute.
 
     Raises:
         LibraryError: no such file and no way to build it; the message has the command that builds it.

@@ -176,7 +176,7 @@ def include_directory() -> Path:
 
 @functools.cache
 def vendor_headers_directory() -> Path:
-    """Folder of the headers that CANN's toolkits offer beside kernel_operator.h; each includes one of the twin's.
+    """Folder of the headers that CANN has beside kernel_operator.h; each includes a header of the twin.
 
     Written once into the cache, from the list in twin/include/vendor_headers.txt.
     """

@@ -54,13 +54,13 @@ struct aclScalarList {
 };
 
 // ---- One captured call of an aclnn function: its arguments as words that Python reads
-// (ascend_moe/vnpu/operators_memory.py).
+// (ascend_moe/vnpu/operators/registry.py).
 
 struct aclOpExecutor;
 
 namespace vnpu {
 
-// The first word of every argument. The same numbers stand in operators_memory.py.
+// The first word of every argument. The same numbers stand in operators/registry.py.
 enum Kind : int64_t {
     kNone = 0,
     kTensor = 1,
