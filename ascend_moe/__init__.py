@@ -7,7 +7,7 @@ from . import vendor as _ops_vendor  # noqa: F401  the other operators of torch.
 from .comm import LocalCluster, algorithm_of, close, comm_name, window_empty
 from .errors import AscendMoeError
 from .layer import MoEConfig, MoELayer
-from .npu_patch import patch_torch_npu
+from .npu import patch_torch_npu
 from .ops import (
     npu_moe_distribute_combine,
     npu_moe_distribute_combine_v2,

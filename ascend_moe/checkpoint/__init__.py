@@ -24,7 +24,7 @@ from ascend_moe.dispatchers.base import Dispatcher
 from ascend_moe.errors import ArgumentError
 from ascend_moe.layer import MoEConfig, MoELayer
 
-#: (gate, up, down) of one expert.
+#: Names of an expert's gate, up and down matrices.
 _EXPERT_STYLES = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
 _ReadExpert = Callable[[int, Tensor, Tensor], None]  # expert, out gate_up (H, 2I), out down (I, H)
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -32,12 +32,12 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torc
 
 @dataclass
 class LayerWeights:
-    """What one rank holds of one layer.
+    """The weights of one layer that one rank holds.
 
     Attributes:
         config: the layer's numbers.
         tensors: by the names of MoELayer's parameters.
-        reads: every read from the files, in order; ``bytes_read`` is their sum.
+        reads: every read from the files, in order; ``bytes_read`` is the sum of their sizes.
     """
 
     config: MoEConfig
@@ -85,11 +85,12 @@ def load_layer(
         directory: with config.json and the safetensors files.
         layer: decoder layer, counted from 0.
         rank, world: whose experts.
-        dtype: of the experts' weights; None: as config.json says, else bf16. The router stays fp32.
-        config: used in place of config.json's.
+        dtype: of the experts' weights; None: config.json's, else bf16. The router stays fp32.
+        config: replaces the numbers of config.json.
 
     Raises:
-        ArgumentError: what was looked for and what is there (``.missing``, ``.found`` for a tensor).
+        ArgumentError: a file, layer or tensor is missing or does not fit. The message has what was looked for
+            and what is there (``.missing``, ``.found`` for a tensor).
         LibraryError: safetensors is not installed.
     """
     if config is None or dtype is None or (Path(directory) / "config.json").is_file():
@@ -154,9 +155,9 @@ class _Block:
         gate_up = torch.empty(len(experts), hidden, 2 * inner, dtype=self.dtype)
         down = torch.empty(len(experts), inner, hidden, dtype=self.dtype)
         fused = f"{self.prefix}.experts.gate_up_proj" in self.files
-        read_one = self._fused_expert() if fused else self._single_expert(experts[0])
+        read_expert = self._fused_expert() if fused else self._single_expert(experts[0])
         for local, expert in enumerate(experts):
-            read_one(expert, gate_up[local], down[local])
+            read_expert(expert, gate_up[local], down[local])
         return {"w_gate_up": gate_up, "w_down": down}
 
     def shared(self) -> dict[str, Tensor]:
@@ -186,13 +187,13 @@ class _Block:
                 f"{self.prefix}.",
             )
 
-        def read_one(expert: int, gate_up: Tensor, down: Tensor) -> None:
+        def read_expert(expert: int, gate_up: Tensor, down: Tensor) -> None:
             names = [f"experts.{expert}.{part}.weight" for part in style]
             gate_up[:, :inner] = self.tensor(names[0], (inner, hidden)).t()
             gate_up[:, inner:] = self.tensor(names[1], (inner, hidden)).t()
             down.copy_(self.tensor(names[2], (hidden, inner)).t())
 
-        return read_one
+        return read_expert
 
     def _fused_expert(self) -> _ReadExpert:
         hidden, inner, experts = (
@@ -201,34 +202,34 @@ class _Block:
             self.config.num_experts,
         )
         names = (f"{self.prefix}.experts.gate_up_proj", f"{self.prefix}.experts.down_proj")
-        # Each of the two alone can be square; both never are, so together they tell the axis order.
+        # Either matrix may be square, but never both: together they show the axis order.
         as_rows = ((experts, 2 * inner, hidden), (experts, hidden, inner))
         as_columns = ((experts, hidden, 2 * inner), (experts, inner, hidden))
-        found = (self.files.shape(names[0]), self.files.shape(names[1]))
-        if found not in (as_rows, as_columns):
+        shapes = (self.files.shape(names[0]), self.files.shape(names[1]))
+        if shapes not in (as_rows, as_columns):
             raise ArgumentError(
-                f"{names[0]} is {found[0]} and {names[1]} is {found[1]}; with config.json's numbers they "
+                f"{names[0]} is {shapes[0]} and {names[1]} is {shapes[1]}; with config.json's numbers they "
                 f"must be {as_rows[0]} and {as_rows[1]}, or {as_columns[0]} and {as_columns[1]}",
                 argument="directory",
             )
 
-        def read_one(expert: int, gate_up: Tensor, down: Tensor) -> None:
+        def read_expert(expert: int, gate_up: Tensor, down: Tensor) -> None:
             for name, out in zip(names, (gate_up, down), strict=True):
                 value = _floating(self.files.read(name, (expert, expert + 1))[0], name)
-                out.copy_(value.t() if found == as_rows else value)
+                out.copy_(value.t() if shapes == as_rows else value)
 
-        return read_one
+        return read_expert
 
     def _check_shape(self, name: str, shape: tuple[int, ...]) -> None:
-        found = self.files.shape(name)
-        if found != shape:
+        actual = self.files.shape(name)
+        if actual != shape:
             raise ArgumentError(
-                f"{name} is {found}; config.json's numbers make it {shape}", argument="directory"
+                f"{name} is {actual}; config.json's numbers make it {shape}", argument="directory"
             )
 
 
 def _find_block(files: CheckpointFiles, layer: int) -> str:
-    """Prefix of a layer's MoE block, e.g. model.layers.3.mlp: the one that has a router."""
+    """Prefix of a layer's MoE block, e.g. model.layers.3.mlp: the prefix below which there is a router."""
     pattern = re.compile(r"(?:^|.*\.)layers\.(\d+)\.(?:mlp|block_sparse_moe)\.gate\.weight")
     routers = {name: int(match[1]) for name in files.names if (match := pattern.fullmatch(name))}
     here = [name for name, number in routers.items() if number == layer]
@@ -239,12 +240,12 @@ def _find_block(files: CheckpointFiles, layer: int) -> str:
             f"{files.directory} has {len(here)} routers for layer {layer}: {', '.join(here)}",
             argument="layer",
         )
-    found = sorted(set(routers.values()))
+    with_router = sorted(set(routers.values()))
     raise ArgumentError(
         f"layer {layer} of {files.directory} has no router (looked for *layers.{layer}.mlp.gate.weight and "
-        f"*layers.{layer}.block_sparse_moe.gate.weight); layers with one: {_ranges(found) or 'none'}",
+        f"*layers.{layer}.block_sparse_moe.gate.weight); layers with one: {_ranges(with_router) or 'none'}",
         argument="layer",
-        found=found,
+        found=with_router,
     )
 
 

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 import typer
 
+from ascend_moe import settings
 from ascend_moe import validate as validation
 from ascend_moe.cli import options
 from ascend_moe.comm.communicator import MAX_WORLD
@@ -27,7 +28,6 @@ from ascend_moe.validate.cases import matrix
 app = typer.Typer()
 DEFAULT_RANKS = 4
 DEFAULT_TIMEOUT_S = "20"  # of a wait: enough where nothing is wrong, short where a rank does not come
-OUTCOME = "ASCEND_MOE_VALIDATE_OUTCOME"  # where rank 0 leaves it for the process that started torchrun
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def validate(
     if ranks is not None and not 1 <= ranks <= MAX_WORLD:
         raise ArgumentError(f"--ranks {ranks} must be in 1..{MAX_WORLD}", argument="ranks")
     here = devices.find(device)
-    os.environ.setdefault("ASCEND_MOE_TIMEOUT_S", DEFAULT_TIMEOUT_S)
+    os.environ.setdefault(settings.TIMEOUT_S.name, DEFAULT_TIMEOUT_S)
     wanted = _Wanted(ranks, seed, extra, names, as_json)
     raise typer.Exit(_bring_up(here, wanted) if bring_up else _validate(here, wanted))
 
@@ -99,9 +99,9 @@ def _rank(device: devices.Device, wanted: _Wanted) -> int:
     """One rank of torchrun."""
     place, about = open_group(device)
     outcome = validation.processes(place, about, wanted.cases)
-    path = os.environ.get(OUTCOME)
+    path = settings.VALIDATE_OUTCOME.get()
     if outcome is not None and path:
-        Path(path).write_text(json.dumps({"text": validation.text(outcome), **outcome.as_dict()}))
+        path.write_text(json.dumps({"text": validation.text(outcome), **outcome.as_dict()}))
     elif outcome is not None:
         _print(outcome, wanted.as_json)
     dist.destroy_process_group()
@@ -139,7 +139,9 @@ def outcome_of(ranks: int, arguments: Sequence[str]) -> tuple[int, dict[str, Any
     """`ascend-moe validate` on the NPUs of this machine: torchrun's exit code, and what rank 0 left."""
     with tempfile.TemporaryDirectory(prefix="ascend_moe_validate_") as folder:
         path = Path(folder) / "outcome.json"
-        code = torchrun(ranks, ["validate", *arguments, "--device", "npu"], {OUTCOME: str(path)})
+        code = torchrun(
+            ranks, ["validate", *arguments, "--device", "npu"], {settings.VALIDATE_OUTCOME.name: str(path)}
+        )
         return code, json.loads(path.read_text()) if path.is_file() else None
 
 
@@ -185,9 +187,9 @@ def _probing_rank(device: devices.Device, as_json: bool) -> int:
     findings = bringup.in_group(device, place)
     code = 0
     if dist.get_rank() == 0:
-        path = os.environ.get(OUTCOME)
+        path = settings.VALIDATE_OUTCOME.get()
         if path:
-            Path(path).write_text(json.dumps({"about": about, "findings": probes.as_dicts(findings)}))
+            path.write_text(json.dumps({"about": about, "findings": probes.as_dicts(findings)}))
         else:
             code = _report(about, findings, as_json)
             code = 0 if code == 3 else code  # torchrun takes it for a crash, and says so at length

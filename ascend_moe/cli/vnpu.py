@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from ascend_moe.plan.soc import DEFAULT_SOC, SOCS
-from ascend_moe.vnpu.launch import launch
-from ascend_moe.vnpu.libraries import DEFAULT_DEVICES, MAX_DEVICES
+from ascend_moe.vnpu.launch import DEFAULT_DEVICES, MAX_DEVICES, launch
 
 app = typer.Typer()
 

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from ascend_moe.comm import lent, lent_compiled
-from ascend_moe.comm import threads as local_cluster
+from ascend_moe.comm import lent, lent_compiled, threads
 from ascend_moe.comm.communicator import (
     MAX_WORLD,
     Communicator,
@@ -102,7 +101,7 @@ def place(group_ep: str) -> tuple[int, int | None] | None:
 
     The rank is None where the calling thread could be any rank.
     """
-    cluster = local_cluster.find(group_ep)
+    cluster = threads.find(group_ep)
     if cluster is not None:
         return cluster.world_size, cluster.rank_here()
     group = _resolve(group_ep) if group_ep else None
@@ -117,7 +116,7 @@ def lookup(group_ep: str, ep_world_size: int, ep_rank_id: int) -> Communicator:
         CommTimeout, PeerLost, ConfigMismatch: as ``comm_name``.
     """
     _check_name(group_ep)
-    cluster = local_cluster.find(group_ep)
+    cluster = threads.find(group_ep)
     if cluster is not None:
         _check_place(group_ep, cluster.world_size, cluster.rank_here(), ep_world_size, ep_rank_id)
         return cluster.end(ep_rank_id)
@@ -145,7 +144,7 @@ def ranks_per_server(group_ep: str, ep_world_size: int, ep_rank_id: int) -> int:
     """
     end = _known_on_device(group_ep)
     if end is None:
-        group = _resolve(group_ep) if group_ep and local_cluster.find(group_ep) is None else None
+        group = _resolve(group_ep) if group_ep and threads.find(group_ep) is None else None
         if "npu" in _devices and group is not None and _has_hccl(group):
             device = torch.device("npu", torch.npu.current_device())  # type: ignore[attr-defined,unused-ignore]
             end = _devices["npu"].find(group_ep, ep_world_size, ep_rank_id, device)
@@ -164,7 +163,7 @@ def algorithm_of(group_ep: str) -> str:
     if on_device is not None:
         return str(on_device.algorithm)
     _check_name(group_ep)
-    cluster = local_cluster.find(group_ep)
+    cluster = threads.find(group_ep)
     if cluster is not None:
         return cluster.end(cluster.rank_here() or 0).algorithm
     group = _resolve(group_ep)
@@ -209,7 +208,7 @@ def window_empty(
         return made
     generation = lent_compiled.generation()
     sizes, size = lent.byte_size(shape, dtype)
-    group = None if local_cluster.find(group_ep) else _resolve(group_ep)
+    group = None if threads.find(group_ep) else _resolve(group_ep)
     if group is not None and _has_hccl(group) and group_ep != group.group_name:
         raise ArgumentError(
             f"window_empty: group_ep={group_ep!r} is an HCCL communicator: window tensors are on the CPU "
@@ -233,7 +232,7 @@ def hccl_group(group_ep: str, ep_world_size: int, ep_rank_id: int) -> ProcessGro
             ep_world_size or ep_rank_id is not this rank's.
     """
     _check_name(group_ep)
-    cluster = local_cluster.find(group_ep)
+    cluster = threads.find(group_ep)
     group = None if cluster is not None else _resolve(group_ep)
     if group is not None and group_ep == group.group_name and _has_hccl(group):
         raise ArgumentError(
@@ -265,7 +264,7 @@ def close(group_ep: str) -> None:
         AscendMoeError: an op still runs on it. ArgumentError: group_ep is no name at all.
     """
     _check_name(group_ep)
-    cluster = local_cluster.find(group_ep)
+    cluster = threads.find(group_ep)
     if cluster is not None:
         cluster.close()
     for device in _devices.values():
@@ -348,7 +347,7 @@ def _resolve(name: str) -> ProcessGroup | None:
 
 
 def _unknown(name: str, hccl: bool = False) -> ArgumentError:
-    known = [] if hccl else [repr(cluster) for cluster in local_cluster.names()]
+    known = [] if hccl else [repr(cluster) for cluster in threads.names()]
     if hccl:
         known += [repr(handed) for handed in sorted(_handed_out) if _resolve(handed) is not None]
         if not known and _initialized():

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import math
-import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from ascend_moe import settings
 from ascend_moe.comm.lent import LentMemory, none_lent
 from ascend_moe.errors import ArgumentError, AscendMoeError
 from ascend_moe.native import library
 from ascend_moe.ops import compiled
 
 MIB = 1 << 20
-DEFAULT_WINDOW_MIB = 200  # as in CANN
+DEFAULT_WINDOW_MIB = settings.DEFAULT_WINDOW_MIB
+MAX_WINDOW_MIB = settings.MAX_WINDOW_MIB
+MAX_WORLD = settings.MAX_WORLD
+CONTEXTS = settings.CONTEXTS
 ALGORITHMS = ("", "window", "direct")  # by the code that the kernels have for them
-MAX_WINDOW_MIB = 65535  # what a status header can say
-DEFAULT_TIMEOUT_S = 60.0
-MAX_WORLD = 64
-CONTEXTS = ("table", "a3", "a2")  # by number, as in op_kernel/protocol/tiling.h
 CONTEXT_TABLE, CONTEXT_A3, CONTEXT_A2 = range(len(CONTEXTS))
 A2_STATE_MIB = 1  # of HCCL_BUFFSIZE, where the state has no window of its own
 
@@ -33,41 +31,23 @@ def timeout_s() -> float:
     Raises:
         ArgumentError: it is not a positive finite number.
     """
-    text = os.environ.get("ASCEND_MOE_TIMEOUT_S", "").strip()
-    if not text:
-        return DEFAULT_TIMEOUT_S
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value <= 1e6:
-        raise ArgumentError(
-            f"ASCEND_MOE_TIMEOUT_S={text!r} must be a number of seconds above 0, at most 1000000",
-            argument="ASCEND_MOE_TIMEOUT_S",
-        )
-    return value
+    return settings.TIMEOUT_S.get()
 
 
 def ranks_per_server() -> int:
-    """Ranks that share a server: ASCEND_MOE_RANKS_PER_SERVER, default 0, which is all of them.
+    """Ranks that share a server: ASCEND_MOE_RANKS_PER_SERVER, default 0, which means all ranks.
 
-    On the CPU this makes ranks of other servers be reached as on an A2 cluster: by items that a copy agent
+    On the CPU this simulates an A2 cluster: a rank reaches ranks of other servers by items that a copy agent
     carries, not by stores.
 
     Raises:
         ArgumentError: it is not a whole number in 0..64.
     """
-    text = os.environ.get("ASCEND_MOE_RANKS_PER_SERVER", "").strip() or "0"
-    if not (text.isascii() and text.isdigit() and int(text) <= MAX_WORLD):
-        raise ArgumentError(
-            f"ASCEND_MOE_RANKS_PER_SERVER={text} must be a whole number in 0..{MAX_WORLD} (0: one server)",
-            argument="ASCEND_MOE_RANKS_PER_SERVER",
-        )
-    return int(text)
+    return settings.RANKS_PER_SERVER.get()
 
 
 def context_kind() -> int:
-    """What the CPU's kernels get as communication context: ASCEND_MOE_CONTEXT, an index into ``CONTEXTS``.
+    """Layout of the communication context of CPU kernels: ASCEND_MOE_CONTEXT, as an index into ``CONTEXTS``.
 
     ``table`` (the default) is this package's own; ``a3`` and ``a2`` are laid out as HCCL's. Servers need
     ``a2``, which is the default with them.
@@ -76,17 +56,13 @@ def context_kind() -> int:
         ArgumentError: it is none of these, or not ``a2`` with ASCEND_MOE_RANKS_PER_SERVER.
     """
     servers = ranks_per_server()
-    text = os.environ.get("ASCEND_MOE_CONTEXT", "").strip() or ("a2" if servers else "table")
-    if text not in CONTEXTS:
+    layout = settings.CONTEXT.get() or ("a2" if servers else "table")
+    if servers and layout != "a2":
+        name = settings.CONTEXT.name
         raise ArgumentError(
-            f"ASCEND_MOE_CONTEXT={text} must be one of {', '.join(CONTEXTS)}", argument="ASCEND_MOE_CONTEXT"
+            f"{name}={layout} with {settings.RANKS_PER_SERVER.name}={servers}: servers need a2", argument=name
         )
-    if servers and text != "a2":
-        raise ArgumentError(
-            f"ASCEND_MOE_CONTEXT={text} with ASCEND_MOE_RANKS_PER_SERVER={servers}: servers need a2",
-            argument="ASCEND_MOE_CONTEXT",
-        )
-    return CONTEXTS.index(text)
+    return CONTEXTS.index(layout)
 
 
 def window_data_bytes(window_mib: int | None = None) -> int:
@@ -100,43 +76,30 @@ def window_data_bytes(window_mib: int | None = None) -> int:
     if window_mib is not None:
         if isinstance(window_mib, bool) or not isinstance(window_mib, int):
             raise ArgumentError(f"window_mib must be an int, not {window_mib!r}", argument="window_mib")
-        name, text = "window_mib", str(window_mib)
+        name = "window_mib"
+        value = settings.HCCL_BUFFSIZE.value_of(str(window_mib), name)
     else:
-        name, text = "HCCL_BUFFSIZE", os.environ.get("HCCL_BUFFSIZE", "").strip() or str(DEFAULT_WINDOW_MIB)
-    value = int(text) if text.isascii() and text.isdigit() else 0
-    if not 1 <= value <= MAX_WINDOW_MIB:
-        raise ArgumentError(
-            f"{name}={text} must be a whole number of MiB in 1..{MAX_WINDOW_MIB} "
-            f"(default {DEFAULT_WINDOW_MIB})",
-            argument=name,
-        )
+        name = settings.HCCL_BUFFSIZE.name
+        value = settings.HCCL_BUFFSIZE.get()
     if context_kind() == CONTEXT_A2:
         if value <= A2_STATE_MIB:
             raise ArgumentError(
-                f"{name}={text} must be at least {A2_STATE_MIB + 1} with an A2 context", argument=name
+                f"{name}={value} must be at least {A2_STATE_MIB + 1} with an A2 context", argument=name
             )
         value -= A2_STATE_MIB
     return value * MIB
 
 
 def window_lent_bytes(data_bytes: int) -> int:
-    """Bytes of one rank's lent area, where ``window_empty`` takes tensors from: ASCEND_MOE_LENT_MIB.
+    """Bytes of one rank's lent area, which has the tensors of ``window_empty``: ASCEND_MOE_LENT_MIB.
 
-    The default is the data area's size. It is address space until it is written.
+    The default is the data area's size. Only pages that are written take memory.
 
     Raises:
         ArgumentError: the value is not a whole number of MiB in 0..65535.
     """
-    text = os.environ.get("ASCEND_MOE_LENT_MIB", "").strip()
-    if not text:
-        return data_bytes
-    if not (text.isascii() and text.isdigit() and int(text) <= MAX_WINDOW_MIB):
-        raise ArgumentError(
-            f"ASCEND_MOE_LENT_MIB={text} must be a whole number of MiB in 0..{MAX_WINDOW_MIB} "
-            f"(default: as much as the window)",
-            argument="ASCEND_MOE_LENT_MIB",
-        )
-    return int(text) * MIB
+    lent_mib = settings.LENT_MIB.get()
+    return data_bytes if lent_mib is None else lent_mib * MIB
 
 
 _numbers = itertools.count(1)

@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from ascend_moe import settings
 from ascend_moe.errors import ArgumentError, WindowTooSmall
 from ascend_moe.native import library
 
 _MIB = 1 << 20
-VARIABLE = "ASCEND_MOE_LENT_MIB"
+VARIABLE = settings.LENT_MIB.name
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # of expand_x
 
 

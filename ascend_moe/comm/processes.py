@@ -27,6 +27,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ascend_moe import settings
 from ascend_moe.comm.communicator import MIB, Communicator
 from ascend_moe.comm.liveness import (
     PeerWatch,
@@ -487,8 +488,8 @@ class Opening:
         mine, export = self.mine, "export one value on every rank"
         for rank, post in sorted(known.items()):
             for field, ours, theirs, unit, fix in (
-                ("HCCL_BUFFSIZE", mine.data_bytes // MIB, post.data_bytes // MIB, "MiB", export),
-                ("ASCEND_MOE_LENT_MIB", mine.lent_bytes // MIB, post.lent_bytes // MIB, "MiB", export),
+                (settings.HCCL_BUFFSIZE.name, mine.data_bytes // MIB, post.data_bytes // MIB, "MiB", export),
+                (settings.LENT_MIB.name, mine.lent_bytes // MIB, post.lent_bytes // MIB, "MiB", export),
                 (
                     "window layout",
                     mine.total,

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from .. import settings
 from .finding import Finding, error, fine, warn
 from .machine import version_numbers
 
@@ -87,11 +88,11 @@ def cann_version(root: Path) -> tuple[str, Path | None]:
         infos += [place / "compiler" / "version.info", place / "runtime" / "version.info"]
         for info in infos:
             try:
-                found = re.search(r"(?i)version\s*=\s*\[?(?:[^:\]\n]*:)?v?(\d+\.\d+[\w.]*)", info.read_text())
+                match = re.search(r"(?i)version\s*=\s*\[?(?:[^:\]\n]*:)?v?(\d+\.\d+[\w.]*)", info.read_text())
             except OSError:
                 continue
-            if found:
-                return found.group(1), place
+            if match:
+                return match.group(1), place
     return "", None
 
 
@@ -148,13 +149,13 @@ def _pair(torch_npu: str, cann: str) -> Iterator[Finding]:
 def _driver(root: Path) -> Finding:
     info, smi = root / "driver" / "version.info", shutil.which("npu-smi")
     try:
-        found = re.search(r"(?i)^version\s*=\s*(\S+)", info.read_text(), re.MULTILINE)
+        match = re.search(r"(?i)^version\s*=\s*(\S+)", info.read_text(), re.MULTILINE)
     except OSError:
-        found = None
-    if found is None and smi is None:
+        match = None
+    if match is None and smi is None:
         return fine("driver", "none: this machine has no NPU, or its driver is hidden from this container")
-    version = found.group(1) if found else "of unknown version"
-    if found and version_numbers(version)[:2] < (25, 0):
+    version = match.group(1) if match else "of unknown version"
+    if match and version_numbers(version)[:2] < (25, 0):
         why = "windows between servers and HCCL's hierarchy want 25.0.RC1.1 or later"
         return warn("driver", version, why, "install a newer driver and firmware")
     devices = len(list(Path("/dev").glob("davinci[0-9]*")))
@@ -163,12 +164,12 @@ def _driver(root: Path) -> Finding:
 
 def opp_libraries() -> list[Path]:
     """Every libcust_opapi.so that torch_npu would look into, in its order."""
-    folders = [Path(one) for one in os.environ.get("ASCEND_CUSTOM_OPP_PATH", "").split(":") if one]
+    folders = [Path(folder) for folder in os.environ.get("ASCEND_CUSTOM_OPP_PATH", "").split(":") if folder]
     opp = os.environ.get("ASCEND_OPP_PATH", "")
     if opp:
         vendors = Path(opp) / "vendors"
-        folders += sorted(one for one in vendors.glob("*") if one.is_dir())
-    return [path for one in folders if (path := one / "op_api" / "lib" / "libcust_opapi.so").is_file()]
+        folders += sorted(folder for folder in vendors.glob("*") if folder.is_dir())
+    return [path for folder in folders if (path := folder / "op_api" / "lib" / "libcust_opapi.so").is_file()]
 
 
 def _package() -> Iterator[Finding]:
@@ -178,7 +179,7 @@ def _package() -> Iterator[Finding]:
     if ours:
         yield fine(topic, f"installed: {ours[0]}")
         return
-    if os.environ.get("ASCEND_MOE_VNPU"):
+    if settings.VNPU.is_set():
         yield fine(topic, "the virtual NPU brings its own")
         return
     others = f" ({len(libraries)} packages of others are)" if libraries else ""
@@ -201,8 +202,8 @@ def _probe(cann: str) -> Finding:
     except subprocess.TimeoutExpired:
         why = "a device that another process holds, or a driver that does not answer"
         return error(topic, f"import torch_npu did not end within {_PROBE_S} s", why, "npu-smi info; dmesg")
-    found = dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
-    if done.returncode != 0 or "devices" not in found:
+    report = dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
+    if done.returncode != 0 or "devices" not in report:
         last = (
             [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
         )[-1]
@@ -216,20 +217,20 @@ def _probe(cann: str) -> Finding:
             fix += "; without an NPU: `ascend-moe vnpu -- COMMAND`, or pip uninstall torch_npu"
             return warn(topic, f"torch_npu cannot be imported: {last}", why, fix)
         return error(topic, f"torch_npu cannot be imported: {last}", why, fix)
-    count = int(found["devices"])
+    count = int(report["devices"])
     if not count:
         return warn(
             topic, "torch_npu finds none", "drivers or permissions", "npu-smi info; ls -l /dev/davinci*"
         )
-    kind = " (virtual: host memory and CPU cores)" if os.environ.get("ASCEND_MOE_VNPU") else ""
-    return fine(topic, f"{count} x {found.get('name', '?')}{kind}")
+    kind = " (virtual: host memory and CPU cores)" if settings.VNPU.is_set() else ""
+    return fine(topic, f"{count} x {report.get('name', '?')}{kind}")
 
 
 def _virtual(torch_npu: str) -> Finding:
     topic = "virtual NPU"
     if importlib.util.find_spec("ascend_moe.vnpu") is None:
         return fine(topic, "not part of this installation")
-    if os.environ.get("ASCEND_MOE_VNPU"):
+    if settings.VNPU.is_set():
         return fine(topic, "active: nothing here says anything about silicon")
     from ..errors import AscendMoeError
     from ..vnpu import library_folder

@@ -36,16 +36,16 @@ def error(topic: str, what: str, why: str, fix: str) -> Finding:
 
 def text(findings: Sequence[Finding]) -> str:
     """Lines of plain text, fit for an issue: the worst of each topic cannot be missed."""
-    width = max(len(one.topic) for one in findings)
+    width = max(len(finding.topic) for finding in findings)
     lines = []
-    for one in findings:
-        lines.append(f"{one.level:<5}  {one.topic:<{width}}  {one.what}")
+    for finding in findings:
+        lines.append(f"{finding.level:<5}  {finding.topic:<{width}}  {finding.what}")
         lines += [
             f"{'':<{width + 9}}{name}: {words}"
-            for name, words in (("why", one.why), ("fix", one.fix))
+            for name, words in (("why", finding.why), ("fix", finding.fix))
             if words
         ]
-    counts = {level: sum(one.level == level for one in findings) for level in (ERROR, WARN, OK)}
+    counts = {level: sum(finding.level == level for finding in findings) for level in (ERROR, WARN, OK)}
     lines += ["", f"{_many(counts[ERROR], 'error')}, {_many(counts[WARN], 'warning')}, {counts[OK]} ok"]
     return "\n".join(lines)
 
@@ -55,5 +55,5 @@ def _many(count: int, what: str) -> str:
 
 
 def as_dicts(findings: Sequence[Finding]) -> list[dict[str, str]]:
-    """For JSON."""
-    return [asdict(one) for one in findings]
+    """The findings as dictionaries, for JSON."""
+    return [asdict(finding) for finding in findings]

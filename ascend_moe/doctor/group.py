@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Iterator
 
+from .. import settings
 from ..errors import AscendMoeError
 from ..plan import Request, plan
 from .finding import Finding, error, fine, warn
@@ -77,14 +78,14 @@ def fits(request: Request) -> Iterator[Finding]:
             topic, str(problem).partition("\n")[0], "nothing can be said about it", "correct the options"
         )
         return
-    for one in report.violations:
+    for violation in report.violations:
         fix = (
             f"export HCCL_BUFFSIZE={report.buffsize_mib} on all ranks"
-            if one.argument == "HCCL_BUFFSIZE"
+            if violation.argument == settings.HCCL_BUFFSIZE.name
             else ""
         )
         yield error(
-            topic, one.message, "the operators refuse it", fix or "stay within the limit that it names"
+            topic, violation.message, "the operators refuse it", fix or "stay within the limit that it names"
         )
     if report.ok:
         peak = max(op.ub_peak for op in report.ops.values())

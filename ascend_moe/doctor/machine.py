@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ..comm.communicator import MIB, window_data_bytes
 from ..errors import AscendMoeError
-from ..native import library as _lib
+from ..native import library
 from ..ops import compiled
 from .finding import Finding, error, fine, warn
 
@@ -39,8 +39,8 @@ def findings() -> Iterator[Finding]:
 
 def version_numbers(text: str) -> tuple[int, ...]:
     """The leading numbers of a version: 2.13.0+cpu is (2, 13, 0)."""
-    found = re.match(r"\d+(\.\d+)*", text)
-    return tuple(int(part) for part in found.group().split(".")) if found else ()
+    match = re.match(r"\d+(\.\d+)*", text)
+    return tuple(int(part) for part in match.group().split(".")) if match else ()
 
 
 def _python() -> Finding:
@@ -63,22 +63,22 @@ def _torch() -> Finding:
 def _library() -> Iterator[Finding]:
     topic = "native library"
     try:
-        path = _lib.library_path()
-        built = _lib.lib().am_source_hash().decode()
+        path = library.library_path()
+        built = library.lib().am_source_hash().decode()
     except AscendMoeError as problem:
         head, _, command = str(problem).partition(":")
         fix = " ".join(command.split()) or _BUILD
         yield error(topic, head, "the operators on CPU, plan and validate need it", fix)
         return
     try:
-        root = _lib.native_source_root()
+        root = library.native_source_root()
         hashed = _source_hash(root)
     except (AscendMoeError, OSError, AttributeError) as problem:
         yield warn(topic, f"{path}; its sources are not there ({problem})", "it may be older", _BUILD)
         return
     if hashed != built:
         why = "it was built from other sources than those here: results may be of yesterday's kernels"
-        yield warn(topic, f"{path} is not of the sources in {root}", why, _lib.build_command())
+        yield warn(topic, f"{path} is not of the sources in {root}", why, library.build_command())
     else:
         yield fine(topic, f"{path}, of the sources in {root}")
 
@@ -152,20 +152,20 @@ def _memory() -> Iterator[Finding]:
 
 
 def _available_mib() -> int:
-    """Of the machine, or of the container when that has less; 0: unknown."""
-    found = []
+    """Free memory of the machine, or of the container when that has less; 0: unknown."""
+    limits = []
     with contextlib.suppress(OSError, ValueError):
         meminfo = Path("/proc/meminfo").read_text()
-        found.append(int(re.search(r"MemAvailable:\s+(\d+)", meminfo).group(1)) >> 10)  # type: ignore[union-attr]
+        limits.append(int(re.search(r"MemAvailable:\s+(\d+)", meminfo).group(1)) >> 10)  # type: ignore[union-attr]
     with contextlib.suppress(OSError, ValueError):
         most = int(Path("/sys/fs/cgroup/memory.max").read_text())
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        found.append((most - used) >> 20)
-    return min(found, default=0)
+        limits.append((most - used) >> 20)
+    return min(limits, default=0)
 
 
 def _shm() -> str:
-    """What /dev/shm has: gloo and data loaders use it, this package does not."""
+    """Free space of /dev/shm: gloo and data loaders use it, this package does not."""
     with contextlib.suppress(OSError):
         disk = shutil.disk_usage("/dev/shm")
         return f" (which has {disk.free >> 20} of {disk.total >> 20} MiB for others)"

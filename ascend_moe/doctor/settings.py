@@ -1,4 +1,4 @@
-"""What doctor sees of environment variables: ours, HCCL's, torchrun's."""
+"""Checks environment variables: this package's, HCCL's and gloo's."""
 
 from __future__ import annotations
 
@@ -6,81 +6,58 @@ import difflib
 import os
 import socket
 from collections.abc import Callable, Iterator
+from typing import Any
 
+from .. import settings
 from ..comm.communicator import (
-    CONTEXTS,
-    DEFAULT_WINDOW_MIB,
     MIB,
     context_kind,
     ranks_per_server,
     timeout_s,
+    window_data_bytes,
     window_lent_bytes,
 )
 from ..errors import AscendMoeError
 from ..native import library
 from ..ops.calls import comm_algorithm, core_count
 from ..ops.npu_communicator import deadline_s
-from ..plan import exported_mib
+from ..settings import Setting
 from .finding import Finding, error, fine, warn
-
-OURS = {
-    "ASCEND_MOE_AIV_CORES",
-    "ASCEND_MOE_CACHE",
-    "ASCEND_MOE_CHECKED_LIBRARY",
-    "ASCEND_MOE_COMM_ALG",
-    "ASCEND_MOE_CONTEXT",
-    "ASCEND_MOE_ENGINE",
-    "ASCEND_MOE_FORWARD",
-    "ASCEND_MOE_ISA",
-    "ASCEND_MOE_LENT_MIB",
-    "ASCEND_MOE_LIBRARY",
-    "ASCEND_MOE_NPU_LIBRARY",
-    "ASCEND_MOE_RANKS_PER_SERVER",
-    "ASCEND_MOE_SEED",
-    "ASCEND_MOE_TIMEOUT_S",
-    "ASCEND_MOE_TORCH_OPS",
-    "ASCEND_MOE_VALIDATE_OUTCOME",
-    "ASCEND_MOE_VNPU",
-    "ASCEND_MOE_VNPU_DEVICES",
-    "ASCEND_MOE_VNPU_LIBRARIES",
-    "ASCEND_MOE_VNPU_REPORT",
-    "ASCEND_MOE_VNPU_SOC",
-}
 
 
 def findings() -> Iterator[Finding]:
     """Everything about variables."""
-    yield _checked(
-        "HCCL_BUFFSIZE", lambda: f"{exported_mib(DEFAULT_WINDOW_MIB)} MiB a rank", "the same on all ranks"
-    )
-    yield _checked(
-        "ASCEND_MOE_TIMEOUT_S", lambda: f"ops wait {timeout_s():g} s for a peer", "a number of seconds"
-    )
-    yield _checked(
-        "ASCEND_MOE_AIV_CORES", lambda: f"{core_count()} AIV cores a launch on the twin", "1 to 64"
-    )
-    yield _checked("ASCEND_MOE_ENGINE", lambda: f"engine {library.engine_name()}", "one of the engines")
-    if os.environ.get("ASCEND_MOE_RANKS_PER_SERVER", "").strip():
-        yield _checked("ASCEND_MOE_RANKS_PER_SERVER", _servers, "0 to 64")
-    if os.environ.get("ASCEND_MOE_COMM_ALG", "").strip():
-        yield _checked("ASCEND_MOE_COMM_ALG", _algorithm, "a name that comm_alg takes")
-    if os.environ.get("ASCEND_MOE_LENT_MIB", "").strip():
-        yield _checked("ASCEND_MOE_LENT_MIB", _lent, "a whole number of MiB")
-    if os.environ.get("ASCEND_MOE_CONTEXT", "").strip():
-        yield _checked("ASCEND_MOE_CONTEXT", _context, f"one of {', '.join(CONTEXTS)}")
+    yield _checked(settings.HCCL_BUFFSIZE, _window)
+    yield _checked(settings.TIMEOUT_S, lambda: f"ops wait {timeout_s():g} s for a peer")
+    yield _checked(settings.AIV_CORES, lambda: f"{core_count()} AIV cores a launch on the twin")
+    yield _checked(settings.ENGINE, lambda: f"engine {library.engine_name()}")
+    for setting, meaning in (
+        (settings.RANKS_PER_SERVER, _servers),
+        (settings.COMM_ALG, _algorithm),
+        (settings.LENT_MIB, _lent),
+        (settings.CONTEXT, _context),
+    ):
+        if setting.is_set():
+            yield _checked(setting, meaning)
     yield from _unknown()
     yield from _hccl()
     yield from _timeouts()
     yield from _interfaces()
 
 
-def _checked(name: str, say: Callable[[], str], rule: str) -> Finding:
-    """A variable of ours: what it means, or what is wrong with it."""
-    given = "" if os.environ.get(name, "").strip() else " (not set)"
+def _checked(setting: Setting[Any], meaning: Callable[[], str]) -> Finding:
+    """A variable of this package: what its value means, or the rule that it breaks."""
+    given = "" if setting.is_set() else " (not set)"
     try:
-        return fine(name, say() + given)
+        return fine(setting.name, meaning() + given)
     except AscendMoeError as problem:
-        return error(name, str(problem), "no op runs with it", f"unset {name}, or set it to {rule}")
+        fix = f"unset {setting.name}, or set it to {setting.rule}"
+        return error(setting.name, str(problem), "no op runs with it", fix)
+
+
+def _window() -> str:
+    window_data_bytes()  # with an A2 context some MiB of it are not for data
+    return f"{settings.HCCL_BUFFSIZE.get()} MiB a rank"
 
 
 def _servers() -> str:
@@ -90,7 +67,7 @@ def _servers() -> str:
 def _algorithm() -> str:
     name = comm_algorithm("")
     if library.lib().am_comm_algorithm(name.encode()) < 0:
-        raise AscendMoeError(f"ASCEND_MOE_COMM_ALG={name} is none of the names that comm_alg takes")
+        raise AscendMoeError(f"{settings.COMM_ALG.name}={name} is none of the names that comm_alg takes")
     return f"ops without a comm_alg of their own run as {name!r}"
 
 
@@ -99,15 +76,16 @@ def _lent() -> str:
 
 
 def _context() -> str:
-    return f"context {CONTEXTS[context_kind()]} on the twin"
+    return f"context {settings.CONTEXTS[context_kind()]} on the twin"
 
 
 def _unknown() -> Iterator[Finding]:
-    for name in sorted(os.environ):
-        if name.startswith("ASCEND_MOE_") and name not in OURS:
-            near = difflib.get_close_matches(name, OURS, 1)
-            fix = f"did you mean {near[0]}?" if near else f"unset it; known are {', '.join(sorted(OURS))}"
-            yield warn(name, f"is {os.environ[name]!r}", "no part of this package reads it", fix)
+    known = settings.NAMES
+    for name, value in settings.own_variables().items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            fix = f"did you mean {near[0]}?" if near else f"unset it; known are {', '.join(sorted(known))}"
+            yield warn(name, f"is {value!r}", "no part of this package reads it", fix)
 
 
 def _hccl() -> Iterator[Finding]:
@@ -161,11 +139,14 @@ def _exec_timeout(seconds: int) -> Finding:
     if 0 < seconds <= waits:
         why = "the runtime stops an operator (507014) before it can say which rank it waits for"
         return warn(name, f"is {seconds} s", why, f"export {name}=1836 (its default), or at least 30")
-    asked = os.environ.get("ASCEND_MOE_TIMEOUT_S", "").strip()
+    asked = settings.TIMEOUT_S.text()
     if asked and waits < timeout_s():
         why = f"ops on NPUs wait {waits:g} s only, so that they end before HCCL stops them"
         return warn(
-            name, f"is {seconds} s, ASCEND_MOE_TIMEOUT_S {asked}", why, f"raise {name}, or wait less long"
+            name,
+            f"is {seconds} s, {settings.TIMEOUT_S.name} {asked}",
+            why,
+            f"raise {name}, or wait less long",
         )
     return fine(name, f"{seconds} s; ops on NPUs wait at most {waits:g} s")
 

@@ -15,11 +15,15 @@ import torch
 
 from ascend_moe._torch_npu import on_npu
 from ascend_moe.errors import ArgumentError
-from ascend_moe.experts.dequant import DYNAMIC, npu_dequant_swiglu_quant
 from ascend_moe.experts.grouped_matmul import grouped_matmul_out, npu_grouped_matmul
 from ascend_moe.experts.groups import COUNTS, as_counts, read_groups
-from ascend_moe.experts.quant import npu_dynamic_quant, quantize_weight
-from ascend_moe.experts.swiglu import npu_swiglu
+from ascend_moe.experts.quant import (
+    DYNAMIC,
+    npu_dequant_swiglu_quant,
+    npu_dynamic_quant,
+    npu_swiglu,
+    quantize_weight,
+)
 
 __all__ = [
     "grouped_mlp",
@@ -45,7 +49,7 @@ def grouped_mlp(
     topk_scales: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``(silu(x @ gate) * (x @ up)) @ down`` for every row, with the weights of the row's local expert.
+    """``(silu(x @ gate) * (x @ up)) @ down`` for every row, with the weights of that row's local expert.
 
     Unquantised: grouped matmul, SwiGLU, grouped matmul in expand_x's type. W8A8, when dynamic_scales is
     given: int8 product to int32, dequantise + SwiGLU + quantise per row, int8 product to output_dtype.
@@ -62,12 +66,11 @@ def grouped_mlp(
             wants a bf16 w_down_scale for bf16 output, fp32 for fp16.
         output_dtype: W8A8: None takes w_down_scale's type if that is bf16 or fp16, else bf16.
             Unquantised: None or expand_x's type.
-        topk_scales: ``(A,)`` or ``(A, 1)``, a weight for each row of the result (routing weights that
-            combine shall not apply).
-
-        out: ``(A, H)`` of the result's type: the last product is written into it, row by row where it
-            belongs, and rows behind the last expert's are not touched. Not under autograd. A tensor of
-            `ascend_moe.window_empty` here is what combine sends from without a copy.
+        topk_scales: ``(A,)`` or ``(A, 1)``, a weight for each row of the result (for routing weights that
+            combine does not apply).
+        out: ``(A, H)`` of the result's type: the last product is written into it; rows behind the last
+            expert's are not touched. Not under autograd. combine sends a tensor
+            of `ascend_moe.window_empty` without a copy.
 
     Returns:
         ``(A, H)``, rows as in expand_x; ``out`` if given. Rows behind the last expert's are zero here and
@@ -183,7 +186,7 @@ def _w8a8_hidden(
     weights: torch.Tensor | None,
     scales: _Scales,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the down product multiplies: int8 codes and a scale a row."""
+    """Input of the down product: int8 codes, and one scale for each row."""
     sums = multiply([x], [w_gate_up], split_item=3, output_dtype=torch.int32)[0]
     hidden, hidden_scale = npu_dequant_swiglu_quant(
         sums, weight_scale=scales.gate_up, activation_scale=scales.dynamic, group_index=counts,

@@ -7,15 +7,13 @@ from typing import NamedTuple
 
 import torch
 
-from ascend_moe._dtypes import resolve_dtype
-from ascend_moe._torch_npu import call_torch_npu, on_npu
+from ascend_moe._torch_npu import call_torch_npu, compute_dtype, on_npu, resolve_dtype
 from ascend_moe.errors import ArgumentError
 from ascend_moe.experts.groups import COUNTS, CUMSUM, PAIRS, Group, read_groups
-from ascend_moe.experts.matmul import float_matmul, int8_matmul
 
 Tensors = Sequence[torch.Tensor]
 
-# Arguments that only torch_npu's own operator understands.
+# Arguments that only torch_npu's own operator has.
 NPU_ONLY = (
     "offset",
     "antiquant_scale",
@@ -42,7 +40,7 @@ class _Segment(NamedTuple):
 
 
 class _Weights(NamedTuple):
-    """One entry an expert in each list."""
+    """Lists with one entry for each expert."""
 
     weight: list[torch.Tensor]
     bias: list[torch.Tensor] | None
@@ -81,24 +79,25 @@ def npu_grouped_matmul(
     scaled in float32 in that order.
 
     Args:
-        x: one ``(M, K)`` matrix that group_list cuts, or one an expert (``(..., K)`` with split_item 0/1);
-            bf16, fp16, fp32 or int8.
+        x: one ``(M, K)`` matrix that group_list cuts, or one matrix for each expert (``(..., K)`` with
+            split_item 0/1); bf16, fp16, fp32 or int8.
         weight: one ``(E, K, N)`` tensor or E tensors ``(K, N)``; x's type, any strides.
         bias: ``[(E, N)]`` for a single weight, else E tensors ``(N,)``; float, or int32 with int8 x.
         scale: per output channel of int8 weights, shaped like bias; fp32, bf16 or fp16.
-        per_token_scale: one tensor an x, ``(M,)`` or ``(M, 1)`` fp32; needs scale.
+        per_token_scale: one tensor for each x, ``(M,)`` or ``(M, 1)`` fp32; needs scale.
         group_list: int64 ``(E,)``, pairs ``(n, 2)``, or a Python list; may cover fewer than M rows.
-        split_item: 0/1 returns one tensor a group, 2/3 one for all.
+        split_item: 0/1 returns one tensor for each group, 2/3 one for all.
         group_type: 0 with a group_list tensor, else -1 or None.
         group_list_type: 0 running sums, 1 counts, 2 pairs (expert, count) in row order.
         output_dtype: float x: x's type. int8 x: int32 without scale; bf16, fp16, fp32 with it.
         tuning_config: a hint for the NPU, ignored here.
 
     Returns:
-        ``[(M, N)]``, or one tensor a group. Rows behind the last group: zero here, undefined on the NPU.
+        ``[(M, N)]``, or one tensor for each group. Rows behind the last group are zero
+        here, undefined on the NPU.
 
     Raises:
-        ArgumentError: a rule above is broken, or an argument only the NPU has is set (`NPU_ONLY`).
+        ArgumentError: a rule above is broken, or an argument is set that only NPUs have (`NPU_ONLY`).
 
     Source: torch_npu ``npu_grouped_matmul``. NPU tensors go there unchecked; no list is read on the host.
     """
@@ -131,16 +130,16 @@ def grouped_matmul_out(
     per_token_scale: torch.Tensor | None = None,
     output_dtype: torch.dtype | int | None = None,
 ) -> torch.Tensor:
-    """`npu_grouped_matmul` of one x and one weight ``(E, K, N)`` with one result, which is put into ``out``.
+    """`npu_grouped_matmul` of one x and one weight ``(E, K, N)``, its single result written into ``out``.
 
-    Each group's product is written where it belongs; rows behind the last group are not touched. The NPU's
-    operator allocates its result: there it is copied.
+    Each group's product goes straight to its rows of ``out``; rows behind the last group are not touched.
+    The NPU's operator allocates its own result, which is then copied.
 
     Args:
         out: ``(M, N)`` of the result's type, or None: a new tensor.
 
     Raises:
-        ArgumentError: as ``npu_grouped_matmul``; or out does not fit, or takes part in autograd.
+        ArgumentError: as for ``npu_grouped_matmul``; or out does not fit, or takes part in autograd.
     """
     scales = None if scale is None else [scale]
     token_scales = None if per_token_scale is None else [per_token_scale]
@@ -254,14 +253,14 @@ def _per_expert(
 def _check_dtypes(
     x: Tensors, weights: _Weights, per_token_scale: Tensors | None, output_dtype: torch.dtype | None
 ) -> torch.dtype:
-    """The output type, once every type is one that npu_grouped_matmul multiplies."""
+    """The output type. Raises unless npu_grouped_matmul multiplies these input types."""
     dtype = x[0].dtype
     if dtype not in (*_FLOATS, torch.int8):
         raise ArgumentError(f"x is {dtype}; it must be bf16, fp16, fp32 or int8", argument="x")
     if any(t.dtype != dtype for t in (*x, *weights.weight)):
-        found = sorted({str(t.dtype) for t in (*x, *weights.weight)})
+        dtypes = sorted({str(t.dtype) for t in (*x, *weights.weight)})
         raise ArgumentError(
-            f"x and weight mix {', '.join(found)}; they must have one type (antiquantisation is NPU-only)",
+            f"x and weight mix {', '.join(dtypes)}; they must have one type (antiquantisation is NPU-only)",
             argument="weight",
         )
     scaled = weights.scale is not None
@@ -379,3 +378,69 @@ def _product(
     if out is not None:
         return out.copy_(total)
     return total.reshape(*x.shape[:-1], weight.shape[1])
+
+
+# ---- the product of one group of rows with one expert's weight, exact for integers
+#
+# Groups go one by one through torch.matmul, not through torch._grouped_mm. On the CPU that function loops
+# over the groups too, refuses rows whose size in bytes is no multiple of 16, and leaves the rows behind the
+# last group uninitialised.
+
+# 1024 products of two int8 values are at most 2**24 together: every partial sum is a float32 integer.
+_EXACT_FLOAT32_TERMS = 1024
+
+
+def int8_matmul(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Exact ``(m, K) int8 @ (K, N) int8 -> (m, N) int32``, any shape, strides and machine."""
+    if _int8_instructions_are_exact():
+        # torch has no public int8 product. This private one takes any shape on the CPU.
+        return torch._int_mm(x, weight)
+    return int8_matmul_by_float32(x, weight)
+
+
+def int8_matmul_by_float32(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """`int8_matmul` for machines without integer dot products: float32 in slices that cannot round."""
+    total = x.new_zeros((x.shape[0], weight.shape[1]), dtype=torch.int32)
+    for first in range(0, x.shape[1], _EXACT_FLOAT32_TERMS):
+        part = slice(first, first + _EXACT_FLOAT32_TERMS)
+        total += torch.matmul(x[:, part].float(), weight[part].float()).to(torch.int32)
+    return total
+
+
+def float_matmul(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """``(..., K) @ (K, N) [+ (N,)]`` in x's type: float32 sums, one rounding at the end.
+
+    The result is written into ``out`` if given; differentiable only without it.
+    """
+    if bias is None and (x.dtype in (torch.float32, torch.float64) or _multiplies_natively(x.dtype)):
+        if out is None or _is_written_alike(out):
+            return torch.matmul(x, weight, out=out)
+        return out.copy_(torch.matmul(x, weight))
+    wide = compute_dtype(x.dtype)
+    product = torch.matmul(x.to(wide), weight.to(wide))
+    if bias is not None:
+        product = product + bias.to(wide)
+    return product.to(x.dtype) if out is None else out.copy_(product)
+
+
+def _is_written_alike(out: torch.Tensor) -> bool:
+    # BLAS may sum in another order, which gives other bits, if the result is not aligned as new tensors are.
+    return out.is_contiguous() and out.data_ptr() % 64 == 0
+
+
+def _int8_instructions_are_exact() -> bool:
+    # Older x86 adds pairs of 8-bit products in 16 bits, with saturation; VNNI adds them in 32.
+    supported = getattr(torch.cpu, "_is_vnni_supported", None)
+    return bool(supported is not None and supported())
+
+
+def _multiplies_natively(dtype: torch.dtype) -> bool:
+    # Without bf16 instructions torch falls back to a scalar loop, hundreds of times slower than float32.
+    # float16 has that fallback on most CPUs, so it always goes through float32.
+    return (
+        dtype == torch.bfloat16
+        and torch._C._has_mkldnn
+        and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    )

@@ -1,18 +1,22 @@
-"""Symmetric int8 quantisation: of activations per row or per tensor, of weights per output channel.
+"""Symmetric int8 quantisation, SwiGLU, and the operator that does both to the sums of the first product.
 
-``scale = amax / 127`` and ``code = rint(value / scale)`` in float32, rounding half to even; the scale is
-what a code is multiplied with to get the value back. An all-zero row has codes 0 and scale 0, as the
-formula gives it. A NaN makes its row's scale NaN and its own code 0.
+Activations are quantised per row or per tensor, weights per output channel. ``scale = amax / 127`` and
+``code = rint(value / scale)`` in float32, rounding half to even; ``code * scale`` gives the value back. An
+all-zero row has codes 0 and scale 0, as the formula gives it. A NaN makes its row's scale NaN and its own
+code 0.
 """
 
 from __future__ import annotations
 
-import torch
+import math
+from typing import Any, NamedTuple
 
-from ascend_moe._dtypes import resolve_dtype
-from ascend_moe._torch_npu import call_torch_npu, on_npu
+import torch
+from torch.nn.functional import silu
+
+from ascend_moe._torch_npu import call_torch_npu, compute_dtype, on_npu, resolve_dtype
 from ascend_moe.errors import ArgumentError
-from ascend_moe.experts.groups import CUMSUM, read_groups
+from ascend_moe.experts.groups import COUNTS, CUMSUM, read_groups
 
 _INT8_MAX = 127.0
 
@@ -47,7 +51,7 @@ def npu_dynamic_quant(
         group_index: ``(E,)`` running sums of rows: group e uses smooth_scales[e]. Rows behind the last
             group are quantised unsmoothed. Read on the host.
         dst_type: None or int8.
-        quant_mode: "pertoken" (a scale a row) or "pertensor" (one scale).
+        quant_mode: "pertoken" (one scale for each row) or "pertensor" (one scale).
         dst_type_max: 0.
 
     Returns:
@@ -66,7 +70,7 @@ def npu_dynamic_quant(
             smooth_scales=smooth_scales,
             group_index=group_index,
             dst_type=dst_type,
-            # Older versions know neither: pass them on only when they say something.
+            # Older versions have neither: pass them only where they differ from the default.
             quant_mode=None if quant_mode == "pertoken" else quant_mode,
             dst_type_max=dst_type_max or None,
         )
@@ -141,3 +145,243 @@ def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         )
     codes, scale = quantize_rows(weight.float().transpose(-1, -2))
     return codes.transpose(-1, -2).contiguous(), scale
+
+
+def npu_swiglu(input: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    """``silu(first half) * second half`` along ``dim``; float32 inside, one rounding, differentiable.
+
+    Args:
+        input: float, an even size along ``dim`` (gate and up projections side by side).
+        dim: the dimension to halve.
+
+    Returns:
+        input's type and shape, ``dim`` halved.
+
+    Raises:
+        ArgumentError: the type is not float, dim is out of range or its size odd.
+
+    Source: torch_npu ``npu_swiglu``; NPU tensors go there.
+    """
+    if on_npu(input):
+        result: torch.Tensor = call_torch_npu("npu_swiglu", input, dim=dim)
+        return result
+    if not input.is_floating_point():
+        raise ArgumentError(f"input is {input.dtype}; it must be bf16, fp16 or fp32", argument="input")
+    if not -input.dim() <= dim < input.dim() or input.shape[dim] % 2 != 0:
+        raise ArgumentError(
+            f"dim is {dim} of {tuple(input.shape)}; it must name a dimension of even size", argument="dim"
+        )
+    gate, up = input.to(compute_dtype(input.dtype)).chunk(2, dim)
+    return (silu(gate) * up).to(input.dtype)
+
+
+# ---- from int32 sums of the first product to int8 input of the second
+
+STATIC, DYNAMIC = 0, 1
+
+
+def npu_dequant_swiglu_quant(
+    x: torch.Tensor,
+    *,
+    weight_scale: torch.Tensor | None = None,
+    activation_scale: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    quant_scale: torch.Tensor | None = None,
+    quant_offset: torch.Tensor | None = None,
+    group_index: torch.Tensor | None = None,
+    activate_left: bool = False,
+    quant_mode: int = STATIC,
+    dst_type: torch.dtype | int | None = None,
+    round_mode: int | None = None,
+    activate_dim: int | None = None,
+    swiglu_mode: int = 0,
+    clamp_limit: float = 7.0,
+    glu_alpha: float = 1.702,
+    glu_bias: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Dequantise int32 sums (a float x is taken as it is), apply SwiGLU, quantise to int8; float32 inside.
+
+    Args:
+        x: ``(..., 2I)``, at least 2-D: bf16, fp16, fp32, or int32, which becomes
+            ``(x [+ int32 bias]) * weight_scale [* activation_scale] [+ float bias]``.
+        weight_scale: float ``(G, 2I)``, without groups ``(2I,)`` or ``(1, 2I)``. For int32 x, needed there.
+        activation_scale: float, one value for each row, ``(rows,)`` or ``(rows, 1)``. int32 x only.
+        bias: ``(2I,)`` or ``(1, 2I)``; int32 x without group_index only.
+        quant_scale: float ``(G, I)``, without groups ``(I,)``. Dynamic: multiplied in first. Static: needed,
+            divided by; ``(G,)``, one value for each group, is allowed.
+        quant_offset: added after that division; static without group_index only.
+        group_index: ``(G,)`` row counts: group g has row g of the scales. Read on the host.
+        activate_left: True: ``silu(left) * right``; False: ``left * silu(right)``.
+        quant_mode: 0 static, 1 dynamic (one scale for each row, formulas in `ascend_moe.experts.quant`).
+        dst_type, round_mode, activate_dim: int8, 0 (half to even), the last dimension; or None.
+        swiglu_mode: 0 as above. 2: ``g * sigmoid(glu_alpha * g) * (u + glu_bias)``, g cut at clamp_limit,
+            u at +-clamp_limit. 1: the same, g from even and u from odd columns.
+
+    Returns:
+        int8 ``(..., I)``, and float32 scales ``x.shape[:-1]`` (static: zeros). Rows behind the last group
+        are zero here, unspecified on the NPU.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+
+    Source: torch_npu ``npu_dequant_swiglu_quant``; NPU tensors go there.
+    """
+    given = dict(locals())
+    if on_npu(x):
+        codes, scale = call_torch_npu("npu_dequant_swiglu_quant", given.pop("x"), **_for_npu(given))
+        return codes, scale
+    call = _Call(**given)
+    _check(call)
+    return _run(call)
+
+
+def _for_npu(given: dict[str, Any]) -> dict[str, Any]:
+    # Older torch_npu versions lack the clamped forms: pass their parameters only where one is asked for.
+    if given["swiglu_mode"] == 0:
+        return {k: v for k, v in given.items() if k != "clamp_limit" and not k.startswith(("swiglu", "glu"))}
+    return given
+
+
+class _Call(NamedTuple):
+    """The arguments of one call."""
+
+    x: torch.Tensor
+    weight_scale: torch.Tensor | None
+    activation_scale: torch.Tensor | None
+    bias: torch.Tensor | None
+    quant_scale: torch.Tensor | None
+    quant_offset: torch.Tensor | None
+    group_index: torch.Tensor | None
+    activate_left: bool
+    quant_mode: int
+    dst_type: torch.dtype | int | None
+    round_mode: int | None
+    activate_dim: int | None
+    swiglu_mode: int
+    clamp_limit: float
+    glu_alpha: float
+    glu_bias: float
+
+
+def _check(call: _Call) -> None:
+    x, grouped = call.x, call.group_index is not None
+    integer = x.dtype == torch.int32
+    static = call.quant_mode == STATIC
+    if x.dim() < 2 or x.shape[-1] % 2 != 0 or not (integer or x.is_floating_point()):
+        raise ArgumentError(
+            f"x is {tuple(x.shape)} {x.dtype}; it must be at least 2-D, of even last size, int32 or float",
+            argument="x",
+        )
+    check_int8(call.dst_type)
+    rules: list[tuple[str, bool, str]] = [
+        ("weight_scale", integer and call.weight_scale is None, "int32 x needs it"),
+        ("weight_scale", not integer and call.weight_scale is not None, "float x takes none"),
+        ("activation_scale", not integer and call.activation_scale is not None, "float x takes none"),
+        ("bias", not integer and call.bias is not None, "float x takes none"),
+        ("bias", grouped and call.bias is not None, "group_index excludes it"),
+        ("quant_mode", call.quant_mode not in (STATIC, DYNAMIC), "it must be 0 (static) or 1 (dynamic)"),
+        ("quant_scale", static and call.quant_scale is None, "static quantisation (quant_mode 0) needs it"),
+        ("quant_offset", not static and call.quant_offset is not None, "only static quantisation takes it"),
+        ("quant_offset", grouped and call.quant_offset is not None, "group_index excludes it"),
+        ("round_mode", call.round_mode not in (None, 0), "off the NPU it is 0: half to even"),
+        ("activate_dim", call.activate_dim not in (None, -1, x.dim() - 1), "it must be the last dimension"),
+        ("swiglu_mode", call.swiglu_mode not in (0, 1, 2), "it must be 0, 1 or 2"),
+        ("clamp_limit", not (math.isfinite(call.clamp_limit) and call.clamp_limit > 0), "it must be above 0"),
+        ("glu_alpha", not math.isfinite(call.glu_alpha), "it must be finite"),
+        ("glu_bias", not math.isfinite(call.glu_bias), "it must be finite"),
+    ]
+    for argument, broken, rule in rules:
+        if broken:
+            value = getattr(call, argument)
+            shown = f"of {tuple(value.shape)}" if isinstance(value, torch.Tensor) else value
+            raise ArgumentError(f"{argument} is {shown}: {rule}", argument=argument)
+
+
+def _run(call: _Call) -> tuple[torch.Tensor, torch.Tensor]:
+    width, rows = call.x.shape[-1], call.x.shape[:-1].numel()
+    total, groups = rows, _Groups(1, None)
+    if call.group_index is not None:
+        counts = call.group_index.to(torch.int64)
+        listed = read_groups(counts, COUNTS, counts.numel(), rows, "group_index")
+        total = listed[-1].stop if listed else 0
+        groups = _Groups(len(listed), torch.arange(len(listed)).repeat_interleave(counts))
+    values = _dequantise(call, call.x.reshape(rows, width)[:total], groups)
+    codes, scale = _quantise(call, _activate(call, values), groups)
+    codes = torch.cat([codes, codes.new_zeros(rows - total, width // 2)])
+    scale = torch.cat([scale, scale.new_zeros(rows - total)])
+    return codes.reshape(*call.x.shape[:-1], width // 2), scale.reshape(call.x.shape[:-1])
+
+
+class _Groups(NamedTuple):
+    """How many groups, and the group of each row (None: all rows are one group)."""
+
+    number: int
+    owner: torch.Tensor | None
+
+    def spread(
+        self, parameter: torch.Tensor, width: int, argument: str, single: bool = False
+    ) -> torch.Tensor:
+        """``parameter``'s row for each row of x: float32, broadcastable to (rows, width).
+
+        ``single``: one value for each group is allowed too.
+        """
+        shape = tuple(parameter.shape)
+        if single and shape == (self.number,):
+            parameter = parameter.unsqueeze(1)
+        elif self.number == 1 and shape == (width,):
+            parameter = parameter.unsqueeze(0)
+        elif shape != (self.number, width):
+            raise ArgumentError(
+                f"{argument} is {shape}; {self.number} group(s) of width {width} need {(self.number, width)}",
+                argument=argument,
+            )
+        parameter = parameter.float()
+        return parameter if self.owner is None else parameter[self.owner]
+
+
+def _dequantise(call: _Call, x: torch.Tensor, groups: _Groups) -> torch.Tensor:
+    if call.weight_scale is None:
+        return x.float()
+    width = x.shape[1]
+    bias = call.bias
+    if bias is not None and tuple(bias.shape) not in ((width,), (1, width)):
+        raise ArgumentError(f"bias is {tuple(bias.shape)}; it must be {(width,)}", argument="bias")
+    if bias is not None and not bias.is_floating_point():
+        x = x + bias
+    values = x.float() * groups.spread(call.weight_scale, width, "weight_scale")
+    if call.activation_scale is not None:
+        rows = call.x.shape[:-1].numel()
+        if call.activation_scale.numel() != rows:
+            raise ArgumentError(
+                f"activation_scale is {tuple(call.activation_scale.shape)}; it must have one value for each "
+                f"of {rows} rows",
+                argument="activation_scale",
+            )
+        values = values * call.activation_scale.reshape(rows, 1)[: x.shape[0]].float()
+    return values + bias.float() if bias is not None and bias.is_floating_point() else values
+
+
+def _activate(call: _Call, values: torch.Tensor) -> torch.Tensor:
+    if call.swiglu_mode == 1:
+        gate, up = values[:, ::2], values[:, 1::2]
+    else:
+        left, right = values.chunk(2, -1)
+        gate, up = (left, right) if call.activate_left else (right, left)
+    if call.swiglu_mode == 0:
+        return silu(gate) * up
+    gate, up = gate.clamp(max=call.clamp_limit), up.clamp(-call.clamp_limit, call.clamp_limit)
+    return gate * torch.sigmoid(call.glu_alpha * gate) * (up + call.glu_bias)
+
+
+def _quantise(call: _Call, values: torch.Tensor, groups: _Groups) -> tuple[torch.Tensor, torch.Tensor]:
+    width, static = values.shape[1], call.quant_mode == STATIC
+    scale = None
+    if call.quant_scale is not None:
+        scale = groups.spread(call.quant_scale, width, "quant_scale", single=static)
+    if not static:
+        return quantize_rows(values if scale is None else values * scale)
+    assert scale is not None  # _check
+    values = values / scale
+    if call.quant_offset is not None:
+        values = values + groups.spread(call.quant_offset, width, "quant_offset", single=True)
+    return to_int8(values), values.new_zeros(values.shape[0])

@@ -5,14 +5,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import json
-import os
 from ctypes import c_char, c_char_p, c_int, c_int32, c_uint16, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+from ascend_moe import settings
 from ascend_moe.comm.communicator import MIB
-from ascend_moe.errors import LibraryError
 from ascend_moe.native import library as _lib
 from ascend_moe.ops import calls
 
@@ -110,16 +109,7 @@ _SIGNATURES = {
 
 @functools.cache
 def _open(path: str) -> ctypes.CDLL:
-    try:
-        library = ctypes.CDLL(path)
-        for name, (restype, argtypes) in _SIGNATURES.items():
-            function = getattr(library, name)
-            function.restype, function.argtypes = restype, argtypes
-    except (OSError, AttributeError) as error:
-        raise LibraryError(
-            f"{path} is no library of the checked engine ({error}): rebuild it with\n  {_lib.build_command()}"
-        ) from error
-    return library
+    return _lib.open_library(path, _SIGNATURES)
 
 
 def checked_library(path: str | Path | None = None) -> ctypes.CDLL:
@@ -128,7 +118,7 @@ def checked_library(path: str | Path | None = None) -> ctypes.CDLL:
     Raises:
         LibraryError: not found, or not a library of the checked engine.
     """
-    chosen = path or os.environ.get("ASCEND_MOE_CHECKED_LIBRARY") or _lib.library_path("checked")
+    chosen = path or settings.CHECKED_LIBRARY.get() or _lib.library_path("checked")
     return _open(str(chosen))
 
 

@@ -1,4 +1,4 @@
-"""What is compiled at run time and kept: where it lies, and how a folder comes there all at once."""
+"""The folder of libraries that are compiled at run time, and how a new one is put there in one step."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from .. import settings
+
 _KEEP_DAYS = 30
 
 
 def cache_directory() -> Path:
     """$ASCEND_MOE_CACHE, else ~/.cache/ascend_moe (or under $XDG_CACHE_HOME); created."""
-    override = os.environ.get("ASCEND_MOE_CACHE")
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    path = Path(override) if override else home / "ascend_moe"
+    path = settings.CACHE.get() or home / "ascend_moe"
     try:
         path.mkdir(parents=True, exist_ok=True)
         if os.access(path, os.W_OK):
@@ -35,7 +36,7 @@ def _temporary_cache() -> Path:
 
 
 def fill_folder(folder: Path, make: Callable[[Path], None]) -> None:
-    """Makes a folder in the cache at once: a reader sees all of it or nothing."""
+    """Fills a new folder by ``make`` and renames it into place: a reader sees the whole folder or none."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     forget_old(folder.parent)
     scratch = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
@@ -52,7 +53,7 @@ def fill_folder(folder: Path, make: Callable[[Path], None]) -> None:
 
 
 def forget_old(cache: Path) -> None:
-    """Removes what was built long ago. Processes that have it open keep it."""
+    """Removes folders that are older than `_KEEP_DAYS`. Processes that opened their files keep them."""
     limit = time.time() - _KEEP_DAYS * 86400
     for folder in cache.iterdir():
         with contextlib.suppress(OSError):
@@ -61,4 +62,5 @@ def forget_old(cache: Path) -> None:
 
 
 def digest_of(*parts: str) -> str:
+    """A hash of the parts and their boundaries, for names of folders in the cache."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]

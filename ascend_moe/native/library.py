@@ -1,29 +1,38 @@
-"""Finds and opens libascend_moe.so, the native library behind the CPU ops: plain C, opened by ctypes."""
+"""Finds and opens native libraries: plain C interfaces, opened by ctypes.
+
+`open_library` opens and types any of them; `lib` is libascend_moe.so, the library behind the CPU ops.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import functools
 import importlib
-import os
 import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from ctypes import POINTER, c_char_p, c_int, c_int64, c_uint32, c_uint64, c_void_p
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+from .. import settings
 from ..errors import LibraryError
 from .build import PARTS, built_part
 
 LIBRARY_NAME = "libascend_moe.so"
-# One library an engine, from the same sources: "fast" runs in program order, "checked" looks for races.
-ENGINES = {"fast": LIBRARY_NAME, "checked": "libascend_moe_checked.so"}
-# Not for ops: it runs programs of all ranks of a world (ascend_moe/timed/__init__.py).
-_OTHERS = {"timed": "libascend_moe_timed.so"}
+# One library for each engine, from the same sources. "fast" runs in program order, "checked" looks for races;
+# "timed" predicts times and runs no ops (ascend_moe/timed/__init__.py).
+LIBRARY_FILES = {
+    "fast": LIBRARY_NAME,
+    "checked": "libascend_moe_checked.so",
+    "timed": "libascend_moe_timed.so",
+}
 
-# name -> (result type, argument types). Everything Python calls is listed here and looked up when the
-# library is opened, so that a library of other sources is found out at once and not in the middle of a call.
-SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+# Function name -> (result type, argument types).
+Signatures: TypeAlias = Mapping[str, tuple[Any, Sequence[Any]]]
+
+# Every function that Python calls in the library of the ops.
+SIGNATURES: Signatures = {
     "am_source_hash": (c_char_p, ()),
     "am_window_total_bytes": (c_uint64, (c_uint64, c_uint64)),
     "am_window_alloc": (c_void_p, (c_uint64,)),
@@ -75,7 +84,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 def _package_paths() -> list[Path]:
-    # An editable install has two entries: Python files in the source tree, the library in site-packages.
+    # An editable install has two folders: Python files in the source tree, libraries in site-packages.
     package = importlib.import_module("ascend_moe")
     return [Path(entry) for entry in package.__path__]
 
@@ -112,34 +121,32 @@ def engine_name() -> str:
     Raises:
         LibraryError: no engine has that name.
     """
-    name = os.environ.get("ASCEND_MOE_ENGINE") or "fast"
-    if name not in ENGINES:
-        raise LibraryError(f"ASCEND_MOE_ENGINE={name} is no engine: set it to one of {', '.join(ENGINES)}")
-    return name
+    return settings.ENGINE.get()
 
 
 def library_path(engine: str | None = None) -> Path:
-    """Path of an engine's library: $ASCEND_MOE_LIBRARY for the ops', else in lib/ of ``ascend_moe.__path__``.
+    """Path of an engine's library; without ``engine``, of the library that runs the CPU ops.
 
-    An engine that the installation left out is built into the cache, which takes a minute.
+    $ASCEND_MOE_LIBRARY replaces the library of the ops; an engine's library may lie beside it. Otherwise the
+    libraries are in lib/ of ``ascend_moe.__path__``. An engine that the installation left out is built into
+    the cache, which takes a minute.
 
     Raises:
         LibraryError: no such file and no way to build it; the message has the command that builds it.
     """
-    override = os.environ.get("ASCEND_MOE_LIBRARY")
-    if override and engine is not None:  # the other engine's library is built beside it
-        beside = Path(override).parent / (ENGINES | _OTHERS)[engine]
+    override = settings.LIBRARY.get()
+    if override and engine is not None:  # a build makes the engines' libraries side by side
+        beside = override.parent / LIBRARY_FILES[engine]
         if beside.is_file():
             return beside
     elif override:
-        path = Path(override)
-        if not path.is_file():
+        if not override.is_file():
             raise LibraryError(
-                f"ASCEND_MOE_LIBRARY={override} is not a file: unset it or name a {LIBRARY_NAME}"
+                f"{settings.LIBRARY.name}={override} is not a file: unset it or name a {LIBRARY_NAME}"
             )
-        return path
+        return override
     name = engine or engine_name()
-    return installed_path((ENGINES | _OTHERS)[name]) or _first_use(name)
+    return installed_path(LIBRARY_FILES[name]) or _first_use(name)
 
 
 def installed_path(name: str) -> Path | None:
@@ -153,7 +160,7 @@ def _first_use(part: str) -> Path:
     fast = installed_path(LIBRARY_NAME)
     if fast is not None and part in PARTS:
         return built_part(part, native_source_root(), fast)
-    file = LIBRARY_NAME if part == "vnpu" else (ENGINES | _OTHERS)[part]
+    file = LIBRARY_NAME if part == "vnpu" else LIBRARY_FILES[part]
     looked = ", ".join(str(entry / "lib" / file) for entry in _package_paths())
     raise LibraryError(f"native library not found at {looked}: build it with\n  {build_command()}")
 
@@ -168,29 +175,45 @@ def vnpu_folder() -> Path:
     return beside if beside.is_dir() else _first_use("vnpu")
 
 
+def open_library(path: str | Path, signatures: Signatures, fix: str = "") -> ctypes.CDLL:
+    """Opens a library and types its functions.
+
+    All functions are looked up here, so that a library built from other sources fails when it is opened and
+    not in the middle of a call.
+
+    Args:
+        path: a file, or a name that the loader looks for.
+        signatures: functions by name: (result type, argument types).
+        fix: the end of an error text; default: the command that builds this package's libraries.
+
+    Raises:
+        LibraryError: the library cannot be loaded, or lacks a function.
+    """
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise LibraryError(f"{path} cannot be loaded ({error}): {fix or _rebuild()}") from error
+    for name, (result, arguments) in signatures.items():
+        try:
+            function = getattr(library, name)
+        except AttributeError:
+            origin = "" if fix else ", it was built from other sources"
+            raise LibraryError(
+                f"{path} has no function {name}{origin}: {fix or _rebuild()}", symbol=name
+            ) from None
+        function.restype, function.argtypes = result, list(arguments)
+    return library
+
+
+def _rebuild() -> str:
+    return f"rebuild it with\n  {build_command()}"
+
+
 @functools.cache
 def lib() -> ctypes.CDLL:
-    """The opened library, every function of ``SIGNATURES`` typed. Opened once per process.
+    """The library of the CPU ops with every function of ``SIGNATURES``, opened once in a process.
 
     Raises:
         LibraryError: not found, not loadable, or built from other sources (a function is missing).
     """
-    path = library_path()
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise LibraryError(
-            f"{path} cannot be loaded ({error}): rebuild it with\n  {build_command()}"
-        ) from error
-    for name, (restype, argtypes) in SIGNATURES.items():
-        try:
-            function = getattr(library, name)
-        except AttributeError:
-            raise LibraryError(
-                f"{path} has no function {name}, it was built from other sources:"
-                f" rebuild it with\n  {build_command()}",
-                symbol=name,
-            ) from None
-        function.restype = restype
-        function.argtypes = argtypes
-    return library
+    return open_library(library_path(), SIGNATURES)

@@ -17,7 +17,7 @@ from torch.fx.node import has_side_effect
 from torch.utils._pytree import tree_map
 
 from .. import comm
-from .._dtypes import resolve_dtype
+from .._torch_npu import resolve_dtype
 from ..errors import ArgumentError, AscendMoeError, LibraryError
 from . import calls as native
 from . import compiled, ops_compiled

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 import torch
 
-from .. import errors
+from .. import errors, settings
 from ..comm.communicator import ALGORITHMS, MAX_WINDOW_MIB, MIB, Communicator, timeout_s
 from ..native import library as _lib
 from . import compiled
@@ -119,21 +118,15 @@ def core_count() -> int:
     Raises:
         ArgumentError: it is not a whole number in 1..64.
     """
-    text = os.environ.get("ASCEND_MOE_AIV_CORES", "").strip()
-    if not text:
-        return DEFAULT_CORES if _lib.engine_name() == "fast" else CHECKED_CORES
-    value = int(text) if text.isascii() and text.isdigit() else 0
-    if not 1 <= value <= MAX_CORES:
-        raise errors.ArgumentError(
-            f"ASCEND_MOE_AIV_CORES={text} must be a whole number in 1..{MAX_CORES}",
-            argument="ASCEND_MOE_AIV_CORES",
-        )
-    return value
+    cores = settings.AIV_CORES.get()
+    if cores is not None:
+        return cores
+    return DEFAULT_CORES if _lib.engine_name() == "fast" else CHECKED_CORES
 
 
 def comm_algorithm(name: str) -> str:
     """``comm_alg`` of a call; where it is "" (as in every V1 call) ASCEND_MOE_COMM_ALG, default "window"."""
-    return name or os.environ.get("ASCEND_MOE_COMM_ALG", "").strip()
+    return name or settings.COMM_ALG.get()
 
 
 Shapes = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
+from .. import settings
 from .._torch_npu import fix_of_library, missing_library
 from ..errors import LibraryError
 from ..native import library as _lib
@@ -58,14 +58,14 @@ def library_path() -> Path:
     Raises:
         LibraryError: as ``load``.
     """
-    override = os.environ.get("ASCEND_MOE_NPU_LIBRARY")
-    if override:
-        if not Path(override).is_file():
+    override = settings.NPU_LIBRARY.get()
+    if override is not None:
+        if not override.is_file():
             raise LibraryError(
-                f"ASCEND_MOE_NPU_LIBRARY={override} is not a file: unset it or name a "
+                f"{settings.NPU_LIBRARY.name}={override} is not a file: unset it or name a "
                 f"{npu_adapter_build.LIBRARY}"
             )
-        return Path(override)
+        return override
     try:
         root = _lib.native_source_root()
         wanted = npu_adapter_build.key(root)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from .. import comm
+from .. import comm, settings
 from ..comm.communicator import A2_STATE_MIB, CONTEXT_A2, CONTEXT_A3, MIB, timeout_s, window_data_bytes
 from ..errors import ArgumentError, AscendMoeError
 from ..native import library
@@ -54,7 +54,7 @@ def deadline_s(first: bool) -> float:
     Twice as long for a communicator's first op, whose peers may still be compiling; never so long that the
     runtime would stop the operator first (HCCL_EXEC_TIMEOUT).
     """
-    given = timeout_s() if os.environ.get("ASCEND_MOE_TIMEOUT_S", "").strip() else DEFAULT_TIMEOUT_S
+    given = timeout_s() if settings.TIMEOUT_S.is_set() else DEFAULT_TIMEOUT_S
     text = os.environ.get("HCCL_EXEC_TIMEOUT", "").strip()
     try:
         runtime = float(text) if text else _HCCL_EXEC_TIMEOUT_S
@@ -91,11 +91,11 @@ class NpuCommunicator:
         self.own_buffer = own is not None
         self.buffer_mib = window_data_bytes(own) // MIB
         if on_a2 and self.buffer_mib <= A2_STATE_MIB:
-            setting = OWN_OPTION if self.own_buffer else "HCCL_BUFFSIZE"
+            setting = OWN_OPTION if self.own_buffer else settings.HCCL_BUFFSIZE.name
             raise ArgumentError(
                 f"{setting}={self.buffer_mib} must be more than {A2_STATE_MIB} MiB on an A2, whose last "
                 "MiB holds the status blocks",
-                argument="HCCL_BUFFSIZE",
+                argument=settings.HCCL_BUFFSIZE.name,
             )
         self.data_bytes = (self.buffer_mib - (A2_STATE_MIB if on_a2 else 0)) * MIB
         self.lent_bytes = 0

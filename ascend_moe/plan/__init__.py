@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
 from collections.abc import Callable
 from ctypes import POINTER, c_char_p, c_int64, c_uint64, c_void_p
 from dataclasses import asdict, dataclass, field, replace
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 
+from .. import settings
 from ..comm.communicator import (
     ALGORITHMS,
     CONTEXT_A2,
@@ -25,9 +25,9 @@ from ..comm.communicator import (
     MAX_WINDOW_MIB,
     window_data_bytes,
 )
-from ..errors import ArgumentError, LibraryError, WindowTooSmall
-from ..native import library as _lib
-from ..ops import calls as native
+from ..errors import ArgumentError, WindowTooSmall
+from ..native import library
+from ..ops import calls
 from .soc import DEFAULT_SOC, Soc
 from .soc import soc as soc_of
 
@@ -164,7 +164,7 @@ def exported_mib(default: int) -> int:
     Raises:
         ArgumentError: it is no size that a window can have.
     """
-    given = os.environ.get("HCCL_BUFFSIZE", "").strip()
+    given = settings.HCCL_BUFFSIZE.text()
     window_data_bytes()
     return int(given) if given else default
 
@@ -209,7 +209,7 @@ def _check(request: Request) -> None:
         if getattr(request, name) not in names:
             text = f"{name} is {getattr(request, name)!r}; need one of {', '.join(names)}"
             raise ArgumentError(text, argument=name)
-    for name, most in (("cores", native.MAX_CORES), ("window_mib", MAX_WINDOW_MIB)):
+    for name, most in (("cores", calls.MAX_CORES), ("window_mib", MAX_WINDOW_MIB)):
         if not 0 <= getattr(request, name) <= most:
             raise ArgumentError(f"{name} is {getattr(request, name)}; need 1..{most}", argument=name)
     if not 0 <= request.ranks_per_server <= request.ranks:
@@ -220,18 +220,18 @@ def _check(request: Request) -> None:
 # ---- descriptions of the two calls ----
 
 
-def _describe(op: int, request: Request, shapes: native.Shapes, cores: int, window_mib: int) -> Any:
-    attributes: dict[str, int | None] = dict.fromkeys(native.attribute_names(), 0)
+def _describe(op: int, request: Request, shapes: calls.Shapes, cores: int, window_mib: int) -> Any:
+    attributes: dict[str, int | None] = dict.fromkeys(calls.attribute_names(), 0)
     attributes |= dict.fromkeys(_OPTIONAL, None)
     attributes |= {
         "ep_world_size": request.ranks,
         "moe_expert_num": request.experts,
         "shared_expert_num": 1,
         "global_bs": 0 if request.equal_batches else request.ranks * request.batch,
-        "quant_mode": 2 if request.quant and op == native.OP_DISPATCH else 0,
+        "quant_mode": 2 if request.quant and op == calls.OP_DISPATCH else 0,
         "expert_token_nums_type": 1,
     }
-    call = native.describe(op, CONTRACTS[request.contract], "group", request.comm_alg, shapes, attributes)
+    call = calls.describe(op, CONTRACTS[request.contract], "group", request.comm_alg, shapes, attributes)
     chip = soc_of(request.soc)
     servers = request.ranks_per_server or min(chip.ranks_per_server, request.ranks)
     call.context_kind = CONTEXT_A2 if chip.window_holds_state else CONTEXT_A3
@@ -243,27 +243,27 @@ def _describe(op: int, request: Request, shapes: native.Shapes, cores: int, wind
 
 def _dispatch(request: Request, cores: int, window_mib: int) -> Any:
     ids = (request.batch, request.topk)
-    shapes: native.Shapes = (
+    shapes: calls.Shapes = (
         ("x", DTYPES[request.dtype], (request.batch, request.hidden)),
         ("expert_ids", torch.int32, ids),
     )
     if request.smooth:
         shapes = (*shapes, ("scales", torch.float32, (request.experts, request.hidden)))
-    return _describe(native.OP_DISPATCH, request, shapes, cores, window_mib)
+    return _describe(calls.OP_DISPATCH, request, shapes, cores, window_mib)
 
 
 def _combine(request: Request, cores: int, window_mib: int) -> Any:
     """Of what dispatch returns: its rows are as many as it allocates."""
-    sent = native.outputs_of(_dispatch(request, cores, window_mib))
+    sent = calls.outputs_of(_dispatch(request, cores, window_mib))
     index = "expand_idx" if request.contract == "v1" else "assist_info_for_combine"
-    shapes: native.Shapes = (
+    shapes: calls.Shapes = (
         ("expand_x", DTYPES[request.dtype], sent[0][1]),
         ("expert_ids", torch.int32, (request.batch, request.topk)),
         (index, torch.int32, sent[2][1]),
         ("ep_send_counts", torch.int32, sent[4][1]),
         ("expert_scales", torch.float32, (request.batch, request.topk)),
     )
-    return _describe(native.OP_COMBINE, request, shapes, cores, window_mib)
+    return _describe(calls.OP_COMBINE, request, shapes, cores, window_mib)
 
 
 _CALLS: dict[str, Callable[[Request, int, int], Any]] = {"dispatch": _dispatch, "combine": _combine}
@@ -278,13 +278,13 @@ def describe(op: str, request: Request, comm_alg: str = "") -> Any:
     return _CALLS[op](request, request.cores or soc_of(request.soc).aiv, MAX_WINDOW_MIB)
 
 
-def tiling_of(made: native.Plan) -> dict[str, int]:
+def tiling_of(made: calls.Plan) -> dict[str, int]:
     """Words of a plan's tiling, by name."""
     return _fields(_library().am_need_tiling, made.handle)
 
 
 def _op_plan(name: str, request: Request, cores: int) -> OpPlan:
-    made = native.Plan(f"npu_moe_distribute_{name}", describe(name, replace(request, cores=cores)))
+    made = calls.Plan(f"npu_moe_distribute_{name}", describe(name, replace(request, cores=cores)))
     tiling = tiling_of(made)
     items = []
     for line in _text(_library().am_need_ub, made.handle).splitlines():
@@ -316,7 +316,7 @@ def _violations(request: Request, cores: int) -> tuple[list[Violation], Request 
         return found, None if found else request
     error = _refused(request, cores, exported)
     message = str(error).partition(": ")[2] if error else f"the window needs {needed} MiB"
-    return [Violation("HCCL_BUFFSIZE", message)], request
+    return [Violation(settings.HCCL_BUFFSIZE.name, message)], request
 
 
 def _refused(request: Request, cores: int, window_mib: int = 0) -> ArgumentError | None:
@@ -324,7 +324,7 @@ def _refused(request: Request, cores: int, window_mib: int = 0) -> ArgumentError
     data_mib = max(1, window_mib - in_window) if window_mib else MAX_WINDOW_MIB
     for name, call in _CALLS.items():
         try:
-            native.Plan(name, call(request, cores, data_mib))
+            calls.Plan(name, call(request, cores, data_mib))
         except ArgumentError as error:
             return error
     return None
@@ -365,17 +365,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    library = _lib.lib()
-    for name, arguments in _SIGNATURES.items():
-        try:
-            function = getattr(library, name)
-        except AttributeError:
-            raise LibraryError(
-                f"{_lib.library_path()} has no function {name}, it was built from other sources: rebuild it "
-                f"with\n  {_lib.build_command()}"
-            ) from None
-        function.restype, function.argtypes = c_uint64, arguments
-    return library
+    signatures = {name: (c_uint64, arguments) for name, arguments in _SIGNATURES.items()}
+    return library.open_library(library.library_path(), signatures)
 
 
 def _text(function: Any, *arguments: Any) -> str:

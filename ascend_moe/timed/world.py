@@ -15,8 +15,8 @@ import torch
 from .. import plan as planning
 from .. import timeline
 from ..comm.communicator import CONTEXT_A2, MIB
-from ..errors import ArgumentError, AscendMoeError, LibraryError
-from ..native import library as _lib
+from ..errors import ArgumentError, AscendMoeError
+from ..native import library
 from ..ops import calls
 from ..plan import Request
 from ..plan.soc import soc as soc_named
@@ -85,17 +85,7 @@ def timed_library() -> ctypes.CDLL:
     Raises:
         LibraryError: not found, or built from other sources.
     """
-    path = _lib.library_path("timed")
-    try:
-        library = ctypes.CDLL(str(path))
-        for name, (restype, argtypes) in _SIGNATURES.items():
-            function = getattr(library, name)
-            function.restype, function.argtypes = restype, argtypes
-    except (OSError, AttributeError) as error:
-        raise LibraryError(
-            f"{path} is no library of the timed engine ({error}): rebuild it with\n  {_lib.build_command()}"
-        ) from error
-    return library
+    return library.open_library(library.library_path("timed"), _SIGNATURES)
 
 
 @dataclass(frozen=True)

@@ -12,17 +12,17 @@ import torch
 from numpy.typing import NDArray
 
 from ..errors import ArgumentError
-from . import _abi
-from ._entries import Parameter
+from . import abi
+from .entries import Parameter
 
 Bytes: TypeAlias = NDArray[np.uint8]
-LINE = 64  # bytes of a data cache line: no two tensors share one, as on an NPU
+LINE = 64  # bytes of a data cache line; as on an NPU, no two tensors share a line
 _GUARD = 512
 
 
 @dataclass
 class _Tensor:
-    """One tensor in GM: where the caller has it and where the kernel sees it."""
+    """One tensor in GM: its address for the caller, and its address for the kernel."""
 
     owner: Any
     address: int  # the caller's
@@ -46,8 +46,8 @@ class _Tensor:
 class Arguments:
     """The arguments of one rank, in the entry's order, tiling last.
 
-    stage: every tensor is copied to a place of its own, so that none shares a cache line with another.
-    Otherwise only those that do not begin at a line are.
+    stage: copy every tensor to memory of its own, so that no two share a cache line. Otherwise only tensors
+    that do not begin at a cache line are copied.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class Arguments:
             words.append(self._tiling(tiling))
         if len(words) != len(parameters):
             self._refuse(name, parameters, values, tiling, workspace_bytes)
-        if len(words) > _abi.MAX_ARGUMENTS:
+        if len(words) > abi.MAX_ARGUMENTS:
             raise ArgumentError(
-                f"{name} has {len(words)} parameters, the twin passes at most {_abi.MAX_ARGUMENTS}",
+                f"{name} has {len(words)} parameters, the twin passes at most {abi.MAX_ARGUMENTS}",
                 argument="args",
             )
         self.words = (ctypes.c_uint64 * max(1, len(words)))(*words)
@@ -88,7 +88,7 @@ class Arguments:
         tiling: Any,
         workspace_bytes: int | None,
     ) -> None:
-        listed = ", ".join(one.name for one in parameters)
+        listed = ", ".join(parameter.name for parameter in parameters)
         given = [f"{len(values)} args"]
         given += ["a workspace"] if workspace_bytes is not None else []
         given += ["a tiling"] if tiling is not None else []
@@ -178,46 +178,50 @@ class Arguments:
 
     # ---- around a launch ----
 
-    def ranges(self) -> list[_abi.Range]:
+    def ranges(self) -> list[abi.Range]:
         """Every tensor that is not empty, with its exact size."""
         return [
-            _abi.range_of(
-                one.gm, one.size, one.name, kind=_abi.WORKSPACE if _is_scratch(one.name) else _abi.TENSOR
+            abi.range_of(
+                tensor.gm,
+                tensor.size,
+                tensor.name,
+                kind=abi.WORKSPACE if _is_scratch(tensor.name) else abi.TENSOR,
             )
-            for one in self._tensors
-            if one.size > 0
+            for tensor in self._tensors
+            if tensor.size > 0
         ]
 
     def save(self) -> None:
         """Remembers the contents for `restore`."""
-        self._saved = [self._gm_view(one).copy() for one in self._tensors]
+        self._saved = [self._gm_view(tensor).copy() for tensor in self._tensors]
 
     def restore(self) -> None:
-        for one, saved in zip(self._tensors, self._saved or [], strict=True):
-            self._gm_view(one)[:] = saved
+        """Puts the contents back that `save` remembered."""
+        for tensor, saved in zip(self._tensors, self._saved or [], strict=True):
+            self._gm_view(tensor)[:] = saved
 
     def finish(self) -> None:
         """Copies what kernels wrote into staged tensors back to the caller's."""
-        for one in self._tensors:
-            if one.staged is not None and one.writable:
-                one.view()[:] = one.staged[: one.size]
+        for tensor in self._tensors:
+            if tensor.staged is not None and tensor.writable:
+                tensor.view()[:] = tensor.staged[: tensor.size]
 
     def contents(self) -> list[tuple[str, bytes]]:
         """Name and bytes of every writable tensor, as the kernel left them."""
-        return [(one.name, self._gm_view(one).tobytes()) for one in self._tensors if one.writable]
+        return [(tensor.name, self._gm_view(tensor).tobytes()) for tensor in self._tensors if tensor.writable]
 
     @staticmethod
-    def _gm_view(one: _Tensor) -> Bytes:
-        return one.view() if one.staged is None else one.staged[: one.size]
+    def _gm_view(tensor: _Tensor) -> Bytes:
+        return tensor.view() if tensor.staged is None else tensor.staged[: tensor.size]
 
 
 def _is_scratch(name: str) -> bool:
-    """Whether cores talk to each other through it: a workspace, by its parameter's name."""
+    """Whether cores exchange data through it: a workspace, recognised by the parameter's name."""
     return name == "tiling" or "workspace" in name.lower() or name.lower().endswith("(ws)")
 
 
 def _aligned(size: int) -> Bytes:
-    """Zeroed bytes that begin at a cache line and have their last one for themselves."""
+    """Zeroed bytes that begin at a cache line and share no cache line with anything else."""
     raw = np.zeros(-(-size // LINE) * LINE + _GUARD + LINE, np.uint8)
     begin = -int(raw.ctypes.data) % LINE
     return raw[begin : begin + -(-size // LINE) * LINE + _GUARD]

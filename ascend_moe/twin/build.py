@@ -1,15 +1,26 @@
-"""Kernel sources to libraries."""
+"""Compiles kernels and the twin's runtime with the machine's C++ compiler, each content once."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import os
+import platform
+import re
+import shlex
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from ctypes import c_char_p
 from pathlib import Path
 
-from ..errors import ArgumentError
-from . import _compiler
+from ..errors import ArgumentError, LibraryError, TwinBuildError
+from ..native import library as native_library
+from ..native.cache import cache_directory, digest_of, fill_folder
+from .entries import MARK, Entry, find_entries
 
 SOURCES = (".cpp", ".cc", ".cxx", ".cce", ".asc")
 CHECKED_SUFFIX = ".checked.so"
@@ -28,7 +39,7 @@ def build(
     """Compiles AscendC kernels for the twin; returns the path that `load` opens.
 
     Args:
-        sources: one kernel source or several, compiled by themselves and linked together.
+        sources: one kernel source or several; each is compiled alone, all are linked together.
         output: ``name.so``; the checked engine's library is ``name.checked.so`` beside it. None: the
             libraries stay in the user's cache, by the hash of everything they were compiled from.
         defines: as after ``-D``: ``"DTYPE_X=half"``.
@@ -36,18 +47,15 @@ def build(
         engine: "fast", "checked" or "both".
 
     Raises:
-        TwinBuildError: the compiler refuses; the message has what it said.
-        ArgumentError: engine or a source is none.
+        TwinBuildError: the compiler refuses; the message has its output.
+        ArgumentError: no such engine, or a source is not there.
     """
     paths = source_paths(sources)
     engines = engines_of(engine)
-    made = {
-        name: _compiler.kernel_library(paths, name, tuple(defines), tuple(map(Path, includes)))
-        for name in engines
-    }
+    made = {name: kernel_library(paths, name, tuple(defines), tuple(map(Path, includes))) for name in engines}
     if output is None and len(engines) == 1:
         return made[engines[0]]
-    target = _compiler.pair_path(tuple(made.values())) if output is None else Path(output)
+    target = pair_path(tuple(made.values())) if output is None else Path(output)
     if target.suffix != ".so":
         raise ArgumentError(f"output is a file name.so, not {target}", argument="output")
     for name, library in made.items():
@@ -56,14 +64,20 @@ def build(
 
 
 def engines_of(engine: str) -> tuple[str, ...]:
+    """The engines that the argument ``engine`` names: "fast", "checked" or "both"."""
     if engine == "both":
-        return _compiler.ENGINES
-    if engine not in _compiler.ENGINES:
+        return ENGINES
+    if engine not in ENGINES:
         raise ArgumentError(f"engine is fast, checked or both, not {engine!r}", argument="engine")
     return (engine,)
 
 
 def source_paths(sources: PathLike | Iterable[PathLike]) -> tuple[Path, ...]:
+    """The sources as paths of files that exist.
+
+    Raises:
+        ArgumentError: there is no source, or one is not there.
+    """
     given: Sequence[PathLike] = [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
     if not given:
         raise ArgumentError("sources is empty: name a kernel source", argument="sources")
@@ -75,13 +89,13 @@ def source_paths(sources: PathLike | Iterable[PathLike]) -> tuple[Path, ...]:
 
 
 def engine_path(library: Path, engine: str) -> Path:
-    """Of one engine's library, given any of them."""
+    """Path of one engine's library, given the path of any engine's."""
     stem = library.name.removesuffix(CHECKED_SUFFIX).removesuffix(".so")
     return library.with_name(stem + (CHECKED_SUFFIX if engine == "checked" else ".so"))
 
 
 def _install(library: Path, target: Path) -> None:
-    """Copies at once: whoever has the old library open keeps it."""
+    """Copies beside the target, then renames: a process that has the old library open keeps it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=".building-", suffix=".so", dir=target.parent)
     os.close(handle)
@@ -92,3 +106,286 @@ def _install(library: Path, target: Path) -> None:
     finally:
         if os.path.exists(name):
             os.unlink(name)
+
+
+# ---- the compiler
+
+ENGINES = ("fast", "checked")
+_PARALLEL = 2
+
+# As in CANN's CPU debug builds and in the AIV half of a kernel's build for A2 and A3.
+_KERNEL_DEFINES = (
+    "ASCENDC_CPU_DEBUG=1",
+    "__CCE_KT_TEST__=1",
+    "__CCE_AICORE__=220",
+    "__NPU_ARCH__=2201",
+    "__DAV_C220__=1",
+    "__DAV_C220_VEC__=1",
+    "__vector__=",
+    "__mix__(...)=",
+    "__forceinline__=inline",
+)
+# The numbers that ORIG_DTYPE_* macros are compared with.
+_DATA_TYPES = tuple(
+    f"DT_{name}={number}"
+    for name, number in {
+        "FLOAT": 0,
+        "FLOAT16": 1,
+        "INT8": 2,
+        "INT32": 3,
+        "UINT8": 4,
+        "INT16": 6,
+        "UINT16": 7,
+        "UINT32": 8,
+        "INT64": 9,
+        "UINT64": 10,
+        "DOUBLE": 11,
+        "BOOL": 12,
+        "BF16": 27,
+    }.items()
+)
+
+
+@functools.cache
+def compiler() -> str:
+    """Path of $CXX, else of g++, c++ or clang++.
+
+    Raises:
+        TwinBuildError: there is none.
+    """
+    wanted = os.environ.get("CXX")
+    for name in (wanted,) if wanted else ("g++", "c++", "clang++"):
+        path = shutil.which(name)
+        if path is not None:
+            return path
+    raise TwinBuildError(
+        f"no C++ compiler ({wanted or 'g++, c++, clang++'}): install g++ 11 or newer, or set CXX"
+    )
+
+
+@functools.cache
+def _compiler_id() -> str:
+    result = subprocess.run([compiler(), "--version"], capture_output=True, text=True)
+    return f"{os.path.realpath(compiler())}\n{result.stdout}"
+
+
+def include_directory() -> Path:
+    """Folder of kernel_operator.h."""
+    return native_library.native_source_root() / "twin" / "include"
+
+
+@functools.cache
+def vendor_headers_directory() -> Path:
+    """Folder of the headers that CANN has beside kernel_operator.h; each includes a header of the twin.
+
+    Written once into the cache, from the list in twin/include/vendor_headers.txt.
+    """
+    table = (include_directory() / "vendor_headers.txt").read_text()
+    folder = cache_directory() / "twin" / f"vendor-headers-{digest_of(table)}"
+    if not folder.is_dir():
+        fill_folder(folder, lambda scratch: _write_vendor_headers(table, scratch))
+    return folder
+
+
+def _write_vendor_headers(table: str, folder: Path) -> None:
+    for line in table.splitlines():
+        if line.startswith("#"):
+            continue
+        name, target = line.split()
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f'#pragma once\n\n#include "{target}"\n')
+
+
+def _runtime_directory() -> Path:
+    return native_library.native_source_root() / "twin" / "src"
+
+
+# ---- flags ----
+
+
+def _common_flags(engine: str) -> list[str]:
+    flags = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden"]
+    # The same bits on every machine; UB is read as any type.
+    flags += ["-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing", "-pthread"]
+    if platform.machine() in ("x86_64", "AMD64"):
+        flags.append("-march=x86-64-v2")
+    return flags + (["-DTWIN_CHECKED=1"] if engine == "checked" else [])
+
+
+def _kernel_flags(engine: str, defines: Iterable[str], includes: Iterable[str | Path]) -> list[str]:
+    given = [define.removeprefix("-D") for define in defines]
+    names = {re.split(r"[=(]", define)[0] for define in given}
+    preset = [d for d in (*_KERNEL_DEFINES, *_DATA_TYPES) if re.split(r"[=(]", d)[0] not in names]
+    flags = [*_common_flags(engine), "-g1", "-Wall", "-Wno-unknown-pragmas", "-Wno-unused"]
+    flags += [f"-D{define}" for define in (*preset, *given)]
+    twin = ("-isystem", str(include_directory()), "-isystem", str(vendor_headers_directory()))
+    return flags + [f"-I{path}" for path in includes] + list(twin)
+
+
+# ---- running the compiler ----
+
+
+def _run(command: Sequence[str], source: Path) -> str:
+    """Standard output of the command. A failure raises with the compiler's whole output."""
+    result = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    if result.returncode == 0:
+        return result.stdout
+    errors = re.findall(r"^(.*?(?:fatal )?error: .*)$", result.stderr, flags=re.MULTILINE)
+    first = errors[0] if errors else f"{command[0]} ended with code {result.returncode}"
+    raise TwinBuildError(
+        f"{source.name} does not compile: {first}\n{result.stderr.rstrip()}",
+        source=str(source),
+        command=shlex.join(command),
+        output=result.stderr,
+    )
+
+
+def preprocess(source: Path, engine: str, defines: Sequence[str], includes: Sequence[str | Path]) -> str:
+    """The source with every header that it includes, `__global__` marked."""
+    flags = _kernel_flags(engine, defines, includes)
+    return _run([compiler(), *flags, f"-D__global__={MARK}", "-E", "-x", "c++", str(source)], source)
+
+
+def own_text(preprocessed: str) -> str:
+    """The lines of a preprocessed source that do not come from system headers (the twin's count as such)."""
+    kept: list[str] = []
+    foreign: dict[str, bool] = {}  # by file, from its first mark: macros of system headers mark a file again
+    skip = False
+    for line in preprocessed.splitlines():
+        if line.startswith("# "):
+            name, _, flags = line.partition('"')[2].rpartition('"')
+            skip = foreign.setdefault(name, "3" in flags.split())
+        elif not skip:
+            kept.append(line)
+    return "\n".join(kept)
+
+
+# ---- the runtime ----
+
+
+@functools.cache
+def _runtime_digest() -> str:
+    """A hash of every file that the runtime is compiled from."""
+    digest = hashlib.sha256()
+    for folder in (include_directory(), _runtime_directory()):
+        for path in sorted(folder.rglob("*")):
+            if path.suffix in (".h", ".cpp", ".S"):
+                digest.update(f"{path.relative_to(folder)}\0".encode())
+                digest.update(path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def _archive(engine: str) -> Path | None:
+    """libtwin_*.a beside the native library, if both were built from these sources, without sanitizers."""
+    try:
+        library = native_library.library_path()
+        archive = library.parent / f"libtwin_{engine}.a"
+        if not archive.is_file() or b"__asan_" in archive.read_bytes():
+            return None
+        root = native_library.native_source_root()
+        command = [sys.executable, str(root / "tools" / "source_hash.py"), str(root)]
+        wanted = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        opened = native_library.open_library(library, {"am_source_hash": (c_char_p, ())})
+        return archive if opened.am_source_hash().decode() == wanted else None
+    except (OSError, LibraryError, subprocess.SubprocessError):
+        return None
+
+
+@functools.cache
+def runtime_objects(engine: str) -> tuple[str, ...]:
+    """Files that kernels are linked with: objects of src/foreign, and the engine as objects or archive."""
+    archive = _archive(engine)
+    flags = [*_common_flags(engine), f"-I{include_directory()}"]
+    key = digest_of(_compiler_id(), *flags, _runtime_digest(), "archive" if archive else "objects")
+    folder = cache_directory() / "twin" / f"runtime-{engine}-{key}"
+    if not folder.is_dir():
+        fill_folder(folder, lambda scratch: _compile_runtime(flags, scratch, archive is not None))
+    return (*(str(path) for path in sorted(folder.glob("*.o"))), *([str(archive)] if archive else []))
+
+
+def _compile_runtime(flags: list[str], folder: Path, only_foreign: bool) -> None:
+    root = _runtime_directory()
+    searched = root / "foreign" if only_foreign else root
+    sources = [path for path in sorted(searched.rglob("*")) if path.suffix in (".cpp", ".S")]
+
+    def compile_source(source: Path) -> None:
+        name = "_".join(source.relative_to(root).with_suffix(".o").parts)
+        _run([compiler(), *flags, f"-I{root}", "-c", str(source), "-o", str(folder / name)], source)
+
+    with ThreadPoolExecutor(_PARALLEL) as pool:
+        list(pool.map(compile_source, sources))
+
+
+# ---- kernel libraries ----
+
+
+def kernel_library(
+    sources: Sequence[Path], engine: str, defines: Sequence[str], includes: Sequence[str | Path]
+) -> Path:
+    """The library of these sources for one engine, compiled unless the cache has it.
+
+    Raises:
+        TwinBuildError: a source does not compile, or none defines an entry.
+    """
+    texts = [preprocess(source, engine, defines, includes) for source in sources]
+    entries = [entry for text in texts for entry in find_entries(own_text(text))]
+    if not entries:
+        names = ", ".join(source.name for source in sources)
+        raise TwinBuildError(
+            f'{names}: no kernel entry: a kernel is `extern "C" __global__ __aicore__ void name(GM_ADDR ...)`'
+        )
+    objects = runtime_objects(engine)
+    flags = _kernel_flags(engine, defines, includes)
+    key = digest_of(_compiler_id(), *flags, *texts, _entry_table(entries), *objects, _runtime_digest())
+    folder = cache_directory() / "twin" / f"{sources[0].stem}-{engine}-{key}"
+    if not folder.is_dir():
+        fill_folder(folder, lambda scratch: _compile(sources, entries, flags, objects, scratch))
+    return folder / "kernels.so"
+
+
+def pair_path(libraries: Sequence[Path]) -> Path:
+    """Where the libraries of several engines lie side by side in the cache."""
+    names = [library.parent.name for library in libraries]
+    return cache_directory() / "twin" / f"pair-{digest_of(*names)}" / "kernels.so"
+
+
+def _compile(
+    sources: Sequence[Path],
+    entries: Sequence[Entry],
+    flags: list[str],
+    objects: Sequence[str],
+    folder: Path,
+) -> None:
+    visible = '-D__global__=__attribute__((visibility("default")))'
+    table = folder / "entries.cpp"
+    table.write_text(_entry_table(entries))
+    units = [
+        *((source, folder / f"{i}.o") for i, source in enumerate(sources)),
+        (table, folder / "entries.o"),
+    ]
+
+    def compile_unit(unit: tuple[Path, Path]) -> None:
+        _run([compiler(), *flags, visible, "-c", "-x", "c++", str(unit[0]), "-o", str(unit[1])], unit[0])
+
+    with ThreadPoolExecutor(_PARALLEL) as pool:
+        list(pool.map(compile_unit, units))
+    exports = folder / "exports.map"
+    names = "".join(f" {entry.symbol};" for entry in entries if entry.symbol)
+    exports.write_text(f"{{ global: twin_*;{names} local: *; }};\n")
+    link = [compiler(), "-shared", "-pthread", "-Wl,-Bsymbolic", "-Wl,--no-undefined", "-Wl,-z,noexecstack"]
+    link += [f"-Wl,--version-script={exports}"]
+    compiled = [str(unit[1]) for unit in units]
+    _run([*link, "-o", str(folder / "kernels.so"), *compiled, *objects], sources[0])
+    for path in (*(unit[1] for unit in units), table, exports):
+        path.unlink()
+
+
+def _entry_table(entries: Sequence[Entry]) -> str:
+    """A function that lists the entries: `name symbol kind:parameter,...` a line."""
+    lines = []
+    for entry in entries:
+        parameters = ",".join(f"{parameter.kind}:{parameter.name}" for parameter in entry.parameters)
+        lines.append(f'    "{entry.name} {entry.symbol or "?"} {parameters}\\n"')
+    body = "\n".join(lines)
+    head = 'extern "C" __attribute__((visibility("default"))) const char* twin_entries();\n'
+    return f"{head}const char* twin_entries() {{\n    return\n{body};\n}}\n"

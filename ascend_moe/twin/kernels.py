@@ -1,19 +1,269 @@
-"""A library of kernels: launches on one rank or several, in both engines."""
+"""A library of kernels: launches and explorations, on one rank or several, in both engines."""
 
 from __future__ import annotations
 
+import ctypes
+import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import ArgumentError
-from . import _compiler
-from .build import SOURCES, PathLike, build, engine_path, source_paths
-from .engine import Engine, policy_in_turn
-from .exploration import Exploration
-from .run import Call, Outcome, Run
-from .windows import Groups
+from ..errors import ArgumentError, TwinFault
+from . import abi
+from .abi import Engine, policy_in_turn
+from .arguments import Arguments
+from .build import ENGINES, SOURCES, PathLike, build, engine_path, source_paths
+from .windows import Groups, Member, Windows, members_of
+
+
+@dataclass(frozen=True)
+class Exploration:
+    """The result of `Kernels.explore`: schedules that ran, how many differed, and the first finding, if any.
+
+    ``finding`` is the class of the finding ("race between cores", "hang", "wrong result", ...) or None,
+    ``text`` its line. The same launch with mode="checked" and this seed and policy shows it again.
+    """
+
+    schedules: int
+    distinct: int
+    steps: int
+    finding: str | None = None
+    text: str | None = None
+    seed: int | None = None
+    policy: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether there was no finding."""
+        return self.finding is None
+
+    def __str__(self) -> str:
+        head = f"{self.schedules} schedules, {self.distinct} distinct, {self.steps} steps"
+        return f"{head}: no finding" if self.ok else f"{head}: {self.text}"
+
+
+MAX_CORES = 64
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a launch. Checked mode: the number of steps, and a hash of their order."""
+
+    steps: int = 0
+    trace_hash: int = 0
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of `Kernels.launch` that describe the work."""
+
+    name: str
+    args: Sequence[Any]
+    tiling: Any
+    block_dim: int
+    tiling_key: int
+    windows: Groups
+    rank: int | None
+    workspace_bytes: int | None
+
+
+class Run:
+    """A call, ready to be executed by an engine. Keeps the memory alive that the native side points at."""
+
+    def __init__(self, engine: Engine, call: Call) -> None:
+        if not 1 <= call.block_dim <= MAX_CORES:
+            raise ArgumentError(
+                f"block_dim is {call.block_dim}: 1..{MAX_CORES} AIV cores", argument="block_dim"
+            )
+        self._engine, self._call = engine, call
+        self._members = members_of(call.windows, call.rank)
+        alone = call.rank is not None or call.windows is None or isinstance(call.windows, Member)
+        lists = _per_rank(call.args, call.tiling, len(self._members), alone=alone)
+        parameters = engine.entry(call.name).parameters
+        self._arguments = [
+            Arguments(
+                call.name,
+                parameters,
+                values,
+                tiling,
+                call.workspace_bytes,
+                rank=number,
+                stage=engine.mode == "checked",
+            )
+            for number, (values, tiling) in enumerate(lists)
+        ]
+        self._keep: list[Any] = []
+        self._launches = (abi.Launch * len(self._members))()
+        for launch, arguments, members in zip(self._launches, self._arguments, self._members, strict=True):
+            self._describe(launch, arguments, members)
+
+    @property
+    def shared(self) -> Member | None:
+        """The place of a rank that runs alone here, while other threads launch its peers; else None."""
+        alone = len(self._members) == 1 and len(self._members[0]) > 0
+        member = self._members[0][0] if alone else None
+        return member if member is not None and member.windows.world > 1 else None
+
+    @property
+    def size(self) -> int:
+        """Ranks of the native world."""
+        return self.shared.windows.world if self.shared else len(self._members)
+
+    def _describe(self, launch: abi.Launch, arguments: Arguments, members: tuple[Member, ...]) -> None:
+        launch.entry = self._engine.address(self._call.name)
+        launch.block_dim = self._call.block_dim
+        launch.tiling_key = self._call.tiling_key & 0xFFFFFFFFFFFFFFFF
+        launch.arguments = arguments.words
+        launch.argument_count = arguments.count
+        ranges = arguments.ranges()
+        for index, member in enumerate(members):
+            windows = member.windows
+            blob = windows.context(self._engine.library, member.rank)
+            launch.contexts[index] = blob.address
+            ranges.append(abi.range_of(blob.address, blob.size, f"HCCL context {index}"))
+            workspace = windows.workspace(member.rank)
+            ranges.append(abi.range_of(workspace.address, workspace.size, f"HCCL workspace {index}"))
+            if windows not in [earlier.windows for earlier in members[:index]]:
+                # The checked engine finds out by itself which blocks are flags.
+                ranges += windows.ranges(atomic=self._engine.mode == "fast")
+        if members:
+            launch.doorbell = members[0].windows.doorbell(members[0].rank)
+        table = (abi.Range * len(ranges))(*ranges)
+        self._keep += [ranges, table]
+        launch.ranges = table
+        launch.range_count = len(ranges)
+
+    # ---- once ----
+
+    def once(self, world: int, options: abi.Options, timeout_s: float | None) -> Outcome:
+        """Executes the call once, in a native world of `size` ranks. Raises TwinFault."""
+        for launch in self._launches:
+            launch.deadline_s = timeout_s or 0.0
+        outcome = self._native(world, options)
+        self._finish()
+        if isinstance(outcome, abi.Outcome):
+            raise self._fault(outcome, options)
+        return outcome
+
+    def _native(self, world: int, options: abi.Options) -> Outcome | abi.Outcome:
+        """The outcome; after a failure the native one, which has the finding."""
+        native, library = abi.Outcome(), self._engine.library
+        for windows in self._groups().values():
+            windows.touch()
+        if self.shared is not None:
+            rank = self.shared.rank
+            failed = library.twin_world_run_rank(world, rank, self._launches, ctypes.byref(native))
+        else:
+            failed = library.twin_world_run(
+                world, self._launches, ctypes.byref(options), ctypes.byref(native)
+            )
+        return native if failed else Outcome(int(native.steps), int(native.trace_hash))
+
+    def _finish(self) -> None:
+        for arguments in self._arguments:
+            arguments.finish()
+
+    def _groups(self) -> dict[int, Windows]:
+        return {id(member.windows): member.windows for members in self._members for member in members}
+
+    def _fault(self, native: abi.Outcome, options: abi.Options) -> TwinFault:
+        text = native.text.decode(errors="replace")
+        at = re.search(r"\(rank (\d+), core \d+\)", text)
+        details: dict[str, Any] = {}
+        if self._engine.mode == "checked" and self.shared is None:
+            policy = self._engine.policies[options.policy]
+            details = {"seed": int(options.seed), "policy": policy}
+            text += f" [mode='checked', seed={options.seed}, policy='{policy}']"
+        return TwinFault(
+            f"{self._call.name}: {text}",
+            kernel=self._call.name,
+            rank=int(at.group(1)) if at else int(native.rank),
+            finding=native.finding.decode(),
+            **details,
+        )
+
+    # ---- many times ----
+
+    def explore(
+        self,
+        world: int,
+        schedules: Sequence[abi.Options],
+        deterministic: bool,
+        check: Callable[[], object] | None,
+    ) -> Exploration:
+        """Executes the call under each schedule, from the same contents, until one fails."""
+        saved = {key: windows.snapshot() for key, windows in self._groups().items()}
+        for arguments in self._arguments:
+            arguments.save()
+        first: list[list[tuple[str, bytes]]] = []
+        hashes: set[int] = set()
+        steps = 0
+        for done, options in enumerate(schedules, 1):
+            self._restore(saved)
+            outcome = self._native(world, options)
+            self._finish()
+            seed, policy = int(options.seed), self._engine.policies[options.policy]
+            if isinstance(outcome, abi.Outcome):
+                fault = self._fault(outcome, options)
+                return Exploration(done, len(hashes), steps, fault.finding, str(fault), seed, policy)
+            hashes.add(outcome.trace_hash)
+            steps += outcome.steps
+            text = _violation(check)
+            if text is None and deterministic:
+                left = [arguments.contents() for arguments in self._arguments]
+                first = first or left
+                text = _difference(first, left, int(schedules[0].seed))
+            if text is not None:
+                line = f"{self._call.name}: {text} [mode='checked', seed={seed}, policy='{policy}']"
+                return Exploration(done, len(hashes), steps, "wrong result", line, seed, policy)
+        return Exploration(len(schedules), len(hashes), steps)
+
+    def _restore(self, saved: dict[int, Any]) -> None:
+        for key, windows in self._groups().items():
+            windows.restore(saved[key])
+        for arguments in self._arguments:
+            arguments.restore()
+
+
+def _per_rank(
+    args: Sequence[Any], tiling: Any, ranks: int, *, alone: bool
+) -> list[tuple[Sequence[Any], Any]]:
+    if alone:
+        return [(args, tiling)]
+    if len(args) != ranks or not all(isinstance(values, (list, tuple)) for values in args):
+        raise ArgumentError(
+            f"with windows of {ranks} ranks, args is a list of {ranks} lists", argument="args"
+        )
+    if isinstance(tiling, (list, tuple)):
+        if len(tiling) != ranks:
+            raise ArgumentError(f"{len(tiling)} tilings for {ranks} ranks", argument="tiling")
+        return list(zip(args, tiling, strict=True))
+    return [(values, tiling) for values in args]
+
+
+def _violation(check: Callable[[], object] | None) -> str | None:
+    if check is None:
+        return None
+    try:
+        check()
+    except AssertionError as error:
+        lines = str(error).strip().splitlines() or ["AssertionError"]
+        return f"check: {lines[0]}"
+    return None
+
+
+def _difference(
+    first: list[list[tuple[str, bytes]]], now: list[list[tuple[str, bytes]]], seed: int
+) -> str | None:
+    for rank, (ours, theirs) in enumerate(zip(first, now, strict=True)):
+        for (name, wanted), (_, got) in zip(ours, theirs, strict=True):
+            if wanted != got:
+                at = next(i for i, (a, b) in enumerate(zip(wanted, got, strict=True)) if a != b)
+                return f"{name} of rank {rank} differs from seed {seed}'s, first at byte {at}"
+    return None
+
 
 DEFAULT_TIMEOUT_S = 60.0
 
@@ -22,14 +272,14 @@ def load(path: PathLike, *, defines: Iterable[str] = (), includes: Iterable[Path
     """Opens kernels: a source (.cpp), built when it is first needed, or a library that `build` made.
 
     Raises:
-        TwinBuildError: a source does not compile. LibraryError: the library is none of ours.
+        TwinBuildError: a source does not compile. LibraryError: `build` did not make the library.
         ArgumentError: there is no such file.
     """
     return Kernels(Path(path), tuple(defines), tuple(map(Path, includes)))
 
 
 class Kernels:
-    """The kernels of one library. Launches of one object wait for each other, those with ``rank=`` do not."""
+    """The kernels of one library. Its launches run one after the other, except those with ``rank=``."""
 
     def __init__(self, path: Path, defines: tuple[str, ...] = (), includes: tuple[Path, ...] = ()) -> None:
         self._path, self._defines, self._includes = path, defines, includes
@@ -49,7 +299,7 @@ class Kernels:
 
     def parameters(self, name: str) -> list[str]:
         """Names of an entry's parameters, tiling included."""
-        return [one.name for one in self._any.entry(name).parameters]
+        return [parameter.name for parameter in self._any.entry(name).parameters]
 
     def launch(
         self,
@@ -153,7 +403,7 @@ class Kernels:
             return run.explore(engine.world(run.size, -1), options, deterministic, check)
 
     def _engine(self, mode: str) -> Engine:
-        if mode not in _compiler.ENGINES:
+        if mode not in ENGINES:
             raise ArgumentError(f"mode is fast or checked, not {mode!r}", argument="mode")
         with self._opening:
             if mode not in self._engines:

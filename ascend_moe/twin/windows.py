@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ArgumentError
-from . import _abi
+from . import abi
 
 Bytes: TypeAlias = NDArray[np.uint8]
 MIB = 1 << 20
@@ -37,12 +37,12 @@ class _Area:
 
     def pages(self) -> dict[int, Bytes]:
         """Copies of the pages that are not all zero, by offset. Reads every page: for small areas."""
-        found = {}
+        pages = {}
         for begin in range(0, self.size, PAGE):
             page = self.bytes[begin : begin + PAGE]
             if page.any():
-                found[begin] = page.copy()
-        return found
+                pages[begin] = page.copy()
+        return pages
 
     def restore(self, pages: dict[int, Bytes]) -> None:
         self.clear()
@@ -80,7 +80,7 @@ class Windows:
     ) -> None:
         if world < 1:
             raise ArgumentError(f"world is {world}: a group has at least 1 rank", argument="world")
-        if layout not in _abi.LAYOUTS:
+        if layout not in abi.LAYOUTS:
             raise ArgumentError(f"layout is a3 or a2, not {layout!r}", argument="layout")
         if data_bytes < 1 or state_bytes < 1:
             raise ArgumentError("data_bytes and state_bytes are positive", argument="data_bytes")
@@ -140,24 +140,25 @@ class Windows:
     # ---- for launches ----
 
     def doorbell(self, rank: int) -> int:
+        """Address of a rank's doorbell."""
         return self._headers[rank].address + _DOORBELL
 
     def touch(self) -> None:
-        """A kernel is about to write."""
+        """Notes that a kernel is about to write."""
         self._fresh = False
 
-    def ranges(self, *, atomic: bool) -> list[_abi.Range]:
+    def ranges(self, *, atomic: bool) -> list[abi.Range]:
         """Every window of every rank; ``atomic``: whoever reads a 32-byte block reads all of it."""
         made, atomic = [], atomic or self.flags_in_data
         for rank in range(self.world):
             for area, name, kind in (
-                (self._in[rank], "windowsIn", _abi.WINDOW_DATA),
-                (self._out[rank], "windowsOut", _abi.WINDOW_DATA),
-                (self._exp[rank], "windowsExp", _abi.WINDOW_STATE),
+                (self._in[rank], "windowsIn", abi.WINDOW_DATA),
+                (self._out[rank], "windowsOut", abi.WINDOW_DATA),
+                (self._exp[rank], "windowsExp", abi.WINDOW_STATE),
             ):
                 label, bell = f"{name} of rank {rank}", self.doorbell(rank)
                 made.append(
-                    _abi.range_of(
+                    abi.range_of(
                         area.address, area.size, label, kind=kind, doorbell=bell, atomic=atomic, owner=rank
                     )
                 )
@@ -165,12 +166,12 @@ class Windows:
 
     def context(self, library: ctypes.CDLL, rank: int) -> _Area:
         """A rank's context blob, filled by `library`."""
-        layout = _abi.LAYOUTS[self.layout]
+        layout = abi.LAYOUTS[self.layout]
         size = int(library.twin_context_bytes(layout, self.world))
         area = self._contexts[rank]
         if area is None or area.size < size:
             area = self._contexts[rank] = _Area(size)
-        group = _abi.Group(
+        group = abi.Group(
             layout, self.world, self.data_bytes, self.state_bytes, _WORKSPACE_BYTES, name=self.name.encode()
         )
         tables = [
@@ -182,6 +183,7 @@ class Windows:
         return area
 
     def workspace(self, rank: int) -> _Area:
+        """The workspace that a rank's context names."""
         return self._workspaces[rank]
 
 
@@ -207,23 +209,23 @@ def members_of(groups: Groups, rank: int | None) -> list[tuple[Member, ...]]:
     """For each rank that runs (``rank``: that one alone) its places in the groups; none without groups.
 
     Raises:
-        ArgumentError: the groups are neither of the forms that `Kernels.launch` takes.
+        ArgumentError: the groups have no form that `Kernels.launch` takes.
     """
     if groups is None:
         return [()]
     listed = [groups] if isinstance(groups, (Windows, Member)) else list(groups)
-    if listed and not any(isinstance(one, (Windows, Member)) for one in listed):
-        places = [_places(one) for one in listed]
+    if listed and not any(isinstance(place, (Windows, Member)) for place in listed):
+        places = [_places(given) for given in listed]
         return [places[rank]] if rank is not None else places
     if not 1 <= len(listed) <= 2:
         raise ArgumentError(f"windows: one group or two, not {len(listed)}", argument="windows")
-    if all(isinstance(one, Member) for one in listed):
+    if all(isinstance(group, Member) for group in listed):
         return [_places(listed)]
-    if not all(isinstance(one, Windows) for one in listed):
+    if not all(isinstance(group, Windows) for group in listed):
         raise ArgumentError("windows: Windows or Members, not both", argument="windows")
-    whole = [one for one in listed if isinstance(one, Windows)]
+    whole = [group for group in listed if isinstance(group, Windows)]
     ranks = [rank] if rank is not None else range(whole[0].world)
-    return [tuple(one.member(r) for one in whole) for r in ranks]
+    return [tuple(group.member(r) for group in whole) for r in ranks]
 
 
 def _places(given: object) -> tuple[Member, ...]:

@@ -17,6 +17,7 @@ import torch
 
 import ascend_moe
 
+from .. import settings
 from ..errors import AscendMoeError, CommError, CommTimeout
 from ..reference.cases import Case, Place
 from .probes import Skipped
@@ -64,8 +65,8 @@ class _Deadline:
     def enter(self) -> None:
         with self.lock:
             if self.ranks == 0:
-                self.before = os.environ.get("ASCEND_MOE_TIMEOUT_S")
-                os.environ["ASCEND_MOE_TIMEOUT_S"] = str(DEADLINE_S)
+                self.before = os.environ.get(settings.TIMEOUT_S.name)
+                os.environ[settings.TIMEOUT_S.name] = str(DEADLINE_S)
             self.ranks += 1
 
     def leave(self) -> None:
@@ -74,9 +75,9 @@ class _Deadline:
             if self.ranks > 0:
                 return
             if self.before is None:
-                os.environ.pop("ASCEND_MOE_TIMEOUT_S", None)
+                os.environ.pop(settings.TIMEOUT_S.name, None)
             else:
-                os.environ["ASCEND_MOE_TIMEOUT_S"] = self.before
+                os.environ[settings.TIMEOUT_S.name] = self.before
 
 
 _short = _Deadline()

@@ -1,7 +1,7 @@
-"""``torch.ops.ascend_moe.*`` of torch_npu's other MoE operators: schemas, CPU, NPU, Meta and autograd.
+"""Registers torch_npu's other MoE operators as ``torch.ops.ascend_moe.*``: CPU, NPU, Meta and autograd.
 
-Beside the four of `ascend_moe.ops`. On the CPU an op is the public function of the same name; on an NPU it
-is ``torch.ops.npu``'s own, but for those that use the windows, which are ours on both.
+`ascend_moe.ops` has the four of dispatch and combine. On the CPU an operator here is the public function of
+the same name. On an NPU it is ``torch.ops.npu``'s, except for the two that use the windows: those are ours.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from ascend_moe.routing import (
     npu_moe_gating_top_k_softmax,
     npu_moe_gating_top_k_softmax_v2,
 )
-from ascend_moe.vendor import meta_experts, meta_routing
-from ascend_moe.vendor.add_norm import npu_moe_distribute_combine_add_rms_norm
+from ascend_moe.vendor import meta
 from ascend_moe.vendor.balance import npu_moe_update_expert
-from ascend_moe.vendor.barrier import _npu_distribute_barrier
+from ascend_moe.vendor.collectives import _npu_distribute_barrier, npu_moe_distribute_combine_add_rms_norm
 from ascend_moe.vendor.fused import (
     npu_grouped_matmul_finalize_routing,
     npu_grouped_matmul_swiglu_quant,
@@ -51,10 +50,10 @@ _LIBRARY: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-
 
 @dataclass(frozen=True)
 class _Kind:
-    """What an op is made of.
+    """The functions of one operator.
 
-    ``differentiable`` ops have torch's own gradients on the CPU, and torch_npu's on an NPU. ``collective``
-    ones wait for the other ranks and run on our windows on any device.
+    ``differentiable``: torch's own gradients on the CPU, torch_npu's on an NPU. ``collective``: the operator
+    waits for the other ranks and uses our windows on every device.
     """
 
     run: Callable[..., Any]
@@ -65,51 +64,49 @@ class _Kind:
 
 _KINDS: dict[str, _Kind] = {
     "npu_moe_distribute_combine_add_rms_norm": _Kind(
-        npu_moe_distribute_combine_add_rms_norm, meta_routing.combine_add_rms_norm, collective=True
+        npu_moe_distribute_combine_add_rms_norm, meta.combine_add_rms_norm, collective=True
     ),
-    "_npu_distribute_barrier": _Kind(_npu_distribute_barrier, meta_routing.barrier, collective=True),
-    "npu_moe_update_expert": _Kind(npu_moe_update_expert, meta_routing.update_expert),
-    "npu_grouped_matmul": _Kind(npu_grouped_matmul, meta_experts.grouped_matmul, differentiable=True),
-    "npu_grouped_matmul.List": _Kind(npu_grouped_matmul, meta_experts.grouped_matmul, differentiable=True),
-    "npu_swiglu": _Kind(npu_swiglu, meta_experts.swiglu, differentiable=True),
-    "npu_dequant_swiglu_quant": _Kind(npu_dequant_swiglu_quant, meta_experts.dequant_swiglu_quant),
+    "_npu_distribute_barrier": _Kind(_npu_distribute_barrier, meta.barrier, collective=True),
+    "npu_moe_update_expert": _Kind(npu_moe_update_expert, meta.update_expert),
+    "npu_grouped_matmul": _Kind(npu_grouped_matmul, meta.grouped_matmul, differentiable=True),
+    "npu_grouped_matmul.List": _Kind(npu_grouped_matmul, meta.grouped_matmul, differentiable=True),
+    "npu_swiglu": _Kind(npu_swiglu, meta.swiglu, differentiable=True),
+    "npu_dequant_swiglu_quant": _Kind(npu_dequant_swiglu_quant, meta.dequant_swiglu_quant),
     "npu_grouped_matmul_swiglu_quant": _Kind(
-        npu_grouped_matmul_swiglu_quant, meta_experts.grouped_matmul_swiglu_quant
+        npu_grouped_matmul_swiglu_quant, meta.grouped_matmul_swiglu_quant
     ),
     "npu_grouped_matmul_swiglu_quant_v2": _Kind(
-        npu_grouped_matmul_swiglu_quant_v2, meta_experts.grouped_matmul_swiglu_quant_v2
+        npu_grouped_matmul_swiglu_quant_v2, meta.grouped_matmul_swiglu_quant_v2
     ),
     "npu_grouped_matmul_finalize_routing": _Kind(
-        npu_grouped_matmul_finalize_routing, meta_experts.grouped_matmul_finalize_routing
+        npu_grouped_matmul_finalize_routing, meta.grouped_matmul_finalize_routing
     ),
-    "npu_dynamic_quant": _Kind(npu_dynamic_quant, meta_experts.dynamic_quant),
-    "npu_moe_gating_top_k": _Kind(npu_moe_gating_top_k, meta_routing.gating_top_k, differentiable=True),
+    "npu_dynamic_quant": _Kind(npu_dynamic_quant, meta.dynamic_quant),
+    "npu_moe_gating_top_k": _Kind(npu_moe_gating_top_k, meta.gating_top_k, differentiable=True),
     "npu_moe_gating_top_k_softmax": _Kind(
-        npu_moe_gating_top_k_softmax, meta_routing.gating_top_k_softmax, differentiable=True
+        npu_moe_gating_top_k_softmax, meta.gating_top_k_softmax, differentiable=True
     ),
     "npu_moe_gating_top_k_softmax_v2": _Kind(
-        npu_moe_gating_top_k_softmax_v2, meta_routing.gating_top_k_softmax_v2, differentiable=True
+        npu_moe_gating_top_k_softmax_v2, meta.gating_top_k_softmax_v2, differentiable=True
     ),
-    "npu_moe_init_routing": _Kind(npu_moe_init_routing, meta_routing.init_routing),
-    "npu_moe_init_routing_v2": _Kind(npu_moe_init_routing_v2, meta_routing.init_routing_v2),
-    "npu_moe_compute_expert_tokens": _Kind(npu_moe_compute_expert_tokens, meta_routing.compute_expert_tokens),
-    "npu_moe_token_permute": _Kind(npu_moe_token_permute, meta_routing.token_permute, differentiable=True),
-    "npu_moe_token_unpermute": _Kind(
-        npu_moe_token_unpermute, meta_routing.token_unpermute, differentiable=True
-    ),
-    "npu_moe_finalize_routing": _Kind(npu_moe_finalize_routing, meta_routing.finalize_routing),
-    "npu_moe_re_routing": _Kind(npu_moe_re_routing, meta_routing.re_routing),
+    "npu_moe_init_routing": _Kind(npu_moe_init_routing, meta.init_routing),
+    "npu_moe_init_routing_v2": _Kind(npu_moe_init_routing_v2, meta.init_routing_v2),
+    "npu_moe_compute_expert_tokens": _Kind(npu_moe_compute_expert_tokens, meta.compute_expert_tokens),
+    "npu_moe_token_permute": _Kind(npu_moe_token_permute, meta.token_permute, differentiable=True),
+    "npu_moe_token_unpermute": _Kind(npu_moe_token_unpermute, meta.token_unpermute, differentiable=True),
+    "npu_moe_finalize_routing": _Kind(npu_moe_finalize_routing, meta.finalize_routing),
+    "npu_moe_re_routing": _Kind(npu_moe_re_routing, meta.re_routing),
 }
 
 
 class _NoGradient(torch.autograd.Function):
-    """Runs an op below autograd; its backward raises: gradients left out silently train a wrong model."""
+    """Runs an op below autograd; its backward raises: a model trained with missing gradients is wrong."""
 
     @staticmethod
     def forward(ctx: Any, op: _VendorOp, keys: Any, args: Any, kwargs: Any, *needing_grad: Any) -> Any:
         ctx.name = op.name
         outputs = op.below_autograd(keys, args, kwargs)
-        # torch does not look into a list, and would take its tensors for constants.
+        # torch does not look into lists: it would take the tensors in one for constants.
         return tuple(outputs) if isinstance(outputs, list) else outputs
 
     @staticmethod
@@ -121,24 +118,24 @@ class _NoGradient(torch.autograd.Function):
 
 
 def _tensors(values: Any) -> list[tuple[str, torch.Tensor]]:
-    """The tensors among arguments by name, those in lists too."""
-    found = []
-    for name, value in values.items():
-        for one in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(one, torch.Tensor):
-                found.append((name, one))
-    return found
+    """The tensors among the arguments, also those in lists, with the argument's name."""
+    return [
+        (name, item)
+        for name, value in values.items()
+        for item in (value if isinstance(value, (list, tuple)) else (value,))
+        if isinstance(item, torch.Tensor)
+    ]
 
 
 def _contiguous(outputs: Any) -> Any:
-    """Outputs as an NPU and Meta give them, whatever the strides of the inputs were."""
+    """Contiguous outputs, as on an NPU and on Meta, whatever strides the inputs have."""
     if isinstance(outputs, torch.Tensor):
         return outputs.contiguous()
-    return type(outputs)(one.contiguous() for one in outputs)
+    return type(outputs)(output.contiguous() for output in outputs)
 
 
 class _VendorOp:
-    """One overload of one operator: its kernels for each dispatch key."""
+    """One overload of one operator, and its implementation for each dispatch key."""
 
     def __init__(self, qualified: str, kind: _Kind) -> None:
         self.qualified, self.kind = qualified, kind
@@ -165,7 +162,7 @@ class _VendorOp:
         return _contiguous(self.kind.run(*args, **kwargs))
 
     def npu(self, *args: Any, **kwargs: Any) -> Any:
-        """torch_npu's own operator. Reached with torch_npu's tensors only, so that it is imported."""
+        """torch_npu's own operator. torch_npu is imported by then: the tensors are on its device."""
         if self.kind.collective:
             return self.kind.run(*args, **kwargs)
         theirs = getattr(getattr(torch.ops.npu, self.name, None), self.overload_name, None)
@@ -175,7 +172,7 @@ class _VendorOp:
 
     def fake(self, *args: Any, **kwargs: Any) -> Any:
         if self.kind.collective:
-            # Every compiler comes by here, after it was imported.
+            # Every compiler runs this, and has been imported by then.
             ops._keep_order_in_inductor(self.overload)
         try:
             return self.kind.meta(SimpleNamespace(**self.bind(args, kwargs)))
@@ -195,7 +192,7 @@ class _VendorOp:
         return self.npu(*args, **kwargs) if npu else self.cpu(*args, **kwargs)
 
     def _torch_npu_differentiates(self) -> bool:
-        # Not all that are differentiable here: torch would warn, and leave the gradient out.
+        # torch_npu does not differentiate all of ours: torch would only warn and leave the gradient out.
         name, key = f"npu::{self.qualified}", "AutogradPrivateUse1"
         return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
 
@@ -209,7 +206,7 @@ class _VendorOp:
         _LIBRARY.impl(self.qualified, self.autograd, "Autograd", with_keyset=True)
         torch.library.register_fake(f"{NAMESPACE}::{self.qualified}", self.fake, lib=_LIBRARY)
         if self.kind.collective:
-            # As in `ascend_moe.ops`: no compiler may drop, merge or swap calls that peers wait for.
+            # As in `ascend_moe.ops`: no compiler may drop, merge or reorder calls that other ranks wait for.
             has_side_effect(self.overload)
             _register_effectful_op(self.overload, _EffectType.ORDERED)
 

@@ -1,4 +1,4 @@
-"""npu_moe_update_expert: from logical experts to their physical copies, and pruning of weak choices."""
+"""npu_moe_update_expert: replaces logical experts by their physical copies, and drops weak choices."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ def need(kept: bool, argument: str, rule: str) -> None:
 
 
 def need_unset(**arguments: object) -> None:
-    """Raise for the first argument that is set: a mode that is not there off the NPU."""
+    """Raise for the first argument that is set: it selects a mode that only NPUs have."""
     for name, value in arguments.items():
         empty = value is None or (isinstance(value, (list, tuple)) and len(value) == 0)
         need(empty, name, "is not supported off the NPU; leave it out")
@@ -22,7 +22,7 @@ def need_unset(**arguments: object) -> None:
 
 def need_only(argument: str, value: int | None, *allowed: int | None) -> None:
     """Raise unless ``value`` is one of ``allowed``, the modes that run off the NPU."""
-    listed = ", ".join(str(one) for one in allowed)
+    listed = ", ".join(str(mode) for mode in allowed)
     need(value in allowed, argument, f"is {value}; off the NPU it must be {listed}")
 
 
@@ -40,5 +40,5 @@ def need_dtype(argument: str, tensor: torch.Tensor, *dtypes: torch.dtype) -> Non
 
 def need_dims(argument: str, tensor: torch.Tensor, *dims: int) -> None:
     """Raise unless ``tensor`` has one of the numbers of dimensions."""
-    listed = " or ".join(f"{one}-D" for one in dims)
+    listed = " or ".join(f"{count}-D" for count in dims)
     need(tensor.dim() in dims, argument, f"is {tuple(tensor.shape)}; it must be {listed}")

@@ -1,4 +1,4 @@
-"""Grouped matmul with what follows it in one operator: SwiGLU and quantisation, or the way back to tokens.
+"""Grouped matmul fused with the next step: SwiGLU and quantisation, or summing rows into their tokens.
 
 Each gives the same bits as the chain of `ascend_moe.experts` operators that it stands for.
 """
@@ -9,11 +9,10 @@ from collections.abc import Sequence
 
 import torch
 
-from ascend_moe._dtypes import resolve_dtype
-from ascend_moe._torch_npu import call_torch_npu, on_npu
-from ascend_moe.experts.dequant import DYNAMIC, npu_dequant_swiglu_quant
+from ascend_moe._torch_npu import call_torch_npu, on_npu, resolve_dtype
 from ascend_moe.experts.grouped_matmul import npu_grouped_matmul
 from ascend_moe.experts.groups import COUNTS, CUMSUM, as_counts, read_groups
+from ascend_moe.experts.quant import DYNAMIC, npu_dequant_swiglu_quant
 from ascend_moe.vendor.checks import need, need_dims, need_dtype, need_only, need_shape, need_unset
 
 _INT8, _FLOAT32 = 1, 6  # torch's ScalarType numbers
@@ -29,7 +28,7 @@ def npu_grouped_matmul_swiglu_quant(
     bias: torch.Tensor | None = None,
     offset: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """W8A8 gate/up product, dequantisation, ``silu(left) * right`` and int8 quantisation a row.
+    """W8A8 gate/up product, dequantisation, ``silu(left) * right`` and int8 quantisation of each row.
 
     Args:
         x: ``(M, K)`` int8.

@@ -1,4 +1,4 @@
-"""Moving rows to their experts and back: npu_moe_token_permute and _unpermute, npu_moe_finalize_routing,
+"""Moves rows to their experts and back: npu_moe_token_permute and _unpermute, npu_moe_finalize_routing,
 npu_moe_re_routing."""
 
 from __future__ import annotations
@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ascend_moe._dtypes import compute_dtype
-from ascend_moe._torch_npu import call_torch_npu, on_npu
+from ascend_moe._torch_npu import call_torch_npu, compute_dtype, on_npu
 from ascend_moe.vendor.checks import need, need_dims, need_dtype, need_only, need_shape, need_unset
 
 _INDEX_DTYPES = (torch.int32, torch.int64)
@@ -67,7 +66,7 @@ def npu_moe_token_unpermute(
 ) -> torch.Tensor:
     """Bring rows back to their tokens and sum them, weighted by probs.
 
-    float32 inside, k ascending, multiply then add, one rounding. An inf or NaN with weight 0 counts nothing.
+    float32 inside, k ascending, multiply then add, one rounding. An inf or NaN with weight 0 adds nothing.
 
     Args:
         permuted_tokens: ``(rows, H)`` float.
@@ -113,7 +112,7 @@ def npu_moe_token_unpermute(
 
 
 def _rows_at(rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """``rows[places]``; zeros where a place is outside of them."""
+    """``rows[places]``; zeros for a place outside of ``rows``."""
     inside = (places >= 0) & (places < rows.shape[0])
     if rows.shape[0] == 0:
         return rows.new_zeros((len(places), rows.shape[1]))

@@ -98,7 +98,7 @@ def npu_moe_compute_expert_tokens(
 
 
 class _Call(NamedTuple):
-    """Arguments of npu_moe_init_routing_v2 that several steps look at."""
+    """Arguments of npu_moe_init_routing_v2 that several steps read."""
 
     x: torch.Tensor
     expert_idx: torch.Tensor
@@ -146,7 +146,7 @@ def npu_moe_init_routing_v2(
         x: ``(T, H)`` bf16, fp16, fp32, or int8 without quantisation.
         expert_idx: ``(T, K)`` int32; ids outside of the active range get no row.
         scale: unquantised ``(T,)`` fp32, taken along with the rows; static ``(1,)``; dynamic: None,
-            ``(1, H)`` or one smoothing row an active expert, ``(stop - start, H)`` fp32.
+            ``(1, H)`` or one smoothing row for each active expert, ``(stop - start, H)`` fp32.
         offset: static: None or ``(1,)``.
         active_num: rows of expanded_x at most; 0 or below: T*K.
         expert_capacity: drop_pad_mode 1: rows an expert, at least 1.
@@ -166,8 +166,8 @@ def npu_moe_init_routing_v2(
         H)``; x's dtype or int8;
         expanded_row_idx ``(T*K,)`` int32, -1 where there is none (also behind active_num: not cut);
         expert tokens int64 ``(stop - start,)``, pairs ``(expert_num, 2)``;
-        expanded_scale fp32, one a row.
-        Rows behind the last active one, and what is not asked for, are zero here, undefined on the NPU.
+        expanded_scale fp32, one for each row.
+        Rows behind the last active row, and outputs not asked for, are zero here, undefined on the NPU.
 
     Raises:
         ArgumentError: a rule above is broken; int4, fp8 and the modes of the 950 series exist on NPUs only.
@@ -281,12 +281,12 @@ def _place(call: _Call) -> _Placed:
 
 
 def _row_idx(call: _Call, placed: _Placed, row_idx_type: int) -> torch.Tensor:
-    found = torch.full((call.expert_idx.numel(),), -1, dtype=torch.int32)
+    index = torch.full((call.expert_idx.numel(),), -1, dtype=torch.int32)
     if row_idx_type == SCATTER:
-        found[: len(placed.pair)] = placed.pair.to(torch.int32)
+        index[: len(placed.pair)] = placed.pair.to(torch.int32)
     else:
-        found[placed.pair] = placed.row.to(torch.int32)
-    return found
+        index[placed.pair] = placed.row.to(torch.int32)
+    return index
 
 
 def _tokens(call: _Call, counts: torch.Tensor) -> torch.Tensor:

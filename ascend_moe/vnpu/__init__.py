@@ -11,12 +11,18 @@ from __future__ import annotations
 
 import ctypes
 import importlib.metadata
-import os
 from typing import Any
 
-from .libraries import LIBRARY, environment, library_folder
+from .. import settings
+from ..errors import LibraryError
+from ..native.library import open_library
+from .launch import LIBRARY, environment, library_folder
 from .versions import TORCH, TORCH_NPU
 
+_SIGNATURES = {
+    "vnpu_soc": (ctypes.c_char_p, ()),
+    "aclrtGetDeviceCount": (ctypes.c_int, (ctypes.POINTER(ctypes.c_uint32),)),
+}
 ABOUT = "a virtual NPU of ascend_moe: host memory and CPU cores, no Ascend device; times mean nothing"
 
 __all__ = ["ABOUT", "TORCH", "TORCH_NPU", "environment", "info", "is_active", "library_folder"]
@@ -24,7 +30,7 @@ __all__ = ["ABOUT", "TORCH", "TORCH_NPU", "environment", "info", "is_active", "l
 
 def is_active() -> bool:
     """Whether torch_npu of this process runs on the virtual NPU (it was started by ``ascend-moe vnpu``)."""
-    return bool(os.environ.get("ASCEND_MOE_VNPU")) and _runtime() is not None
+    return settings.VNPU.is_set() and _runtime() is not None
 
 
 def info() -> dict[str, Any]:
@@ -37,7 +43,6 @@ def info() -> dict[str, Any]:
     runtime = _runtime() if is_active() else None
     if runtime is None:
         return {"virtual": False}
-    runtime.vnpu_soc.restype = ctypes.c_char_p
     devices = ctypes.c_uint32()
     runtime.aclrtGetDeviceCount(ctypes.byref(devices))
     return {
@@ -47,18 +52,16 @@ def info() -> dict[str, Any]:
         "devices": devices.value,
         "torch": _version("torch"),
         "torch_npu": _version("torch_npu"),
-        "libraries": os.environ.get("ASCEND_MOE_VNPU", ""),
+        "libraries": settings.VNPU.text(),
     }
 
 
 def _runtime() -> ctypes.CDLL | None:
     """The libascendcl.so of this process when it is ours; never that of CANN."""
     try:
-        library = ctypes.CDLL(LIBRARY)
-        library.vnpu_soc  # noqa: B018  (looked up)
-    except (OSError, AttributeError):
+        return open_library(LIBRARY, _SIGNATURES)
+    except LibraryError:
         return None
-    return library
 
 
 def _version(package: str) -> str:

@@ -40,7 +40,7 @@ class Wheel:
 
 
 def interpreter_of(command: str) -> str:
-    """The Python that runs this command: itself, or the one its first line names; else python3 of PATH.
+    """The Python of this command: itself, or the Python that its first line names; else python3 of PATH.
 
     Raises:
         ArgumentError: there is no such command.
@@ -70,10 +70,10 @@ def find_wheels(interpreter: str) -> dict[str, Wheel]:
     if run.returncode:
         last = (run.stderr.strip().splitlines() or ["no output"])[-1]
         raise ArgumentError(f"{interpreter} does not run: {last}", argument="command")
-    found = json.loads(run.stdout.strip().splitlines()[-1])
+    versions = json.loads(run.stdout.strip().splitlines()[-1])
     wheels = {}
     for name, wanted in (("torch", TORCH), ("torch_npu", TORCH_NPU)):
-        entry = found[name]
+        entry = versions[name]
         if entry is None or str(entry[0]).partition("+")[0] != wanted:
             has = "none" if entry is None else entry[0]
             raise ArgumentError(

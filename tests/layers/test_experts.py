@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from ascend_moe.errors import ArgumentError
-from ascend_moe.experts import matmul as experts_matmul
-from ascend_moe.experts import npu_grouped_matmul
-from ascend_moe.experts.matmul import int8_matmul, int8_matmul_by_float32
+from ascend_moe.experts import grouped_matmul, npu_grouped_matmul
+from ascend_moe.experts.grouped_matmul import int8_matmul, int8_matmul_by_float32
 
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]
 COUNTS = [[3, 0, 5, 1], [0, 0, 0, 0], [0, 9, 0, 0], [2, 2, 2, 3]]
@@ -79,7 +78,7 @@ def test_sums_are_float32_and_rounded_once(
     dtype: torch.dtype, native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not native:  # a CPU without bf16 products
-        monkeypatch.setattr(experts_matmul, "_multiplies_natively", lambda dtype: False)
+        monkeypatch.setattr(grouped_matmul, "_multiplies_natively", lambda dtype: False)
     x = small_integers(30, 1031, dtype=dtype, seed=3)
     weight = small_integers(2, 1031, 17, dtype=dtype, seed=4)
     bias = torch.tensor([[0.5] * 17, [-3.25] * 17])

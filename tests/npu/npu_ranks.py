@@ -24,7 +24,7 @@ import torch_npu
 from bad_call import BS, OPS, E, H, K
 
 import ascend_moe
-from ascend_moe import comm, npu, npu_patch, reference
+from ascend_moe import comm, npu, reference
 from ascend_moe.errors import AscendMoeError, CommError
 from ascend_moe.ops import npu_communicator
 
@@ -297,7 +297,7 @@ def packets_now(names: tuple[str, ...]) -> list[Any]:
 @case
 def patched(ranks: Ranks) -> Any:
     """torch_npu's own functions, before, while and after they are ours."""
-    names = npu_patch.NAMES
+    names = npu.WINDOW_OPERATORS
     before = [getattr(torch_npu, name) for name in names]
     packets = packets_now(names)
     # vllm-ascend asks HCCL itself for the name.

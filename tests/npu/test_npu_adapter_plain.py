@@ -15,7 +15,7 @@ import torch
 from test_errors_text import record_of
 
 import ascend_moe
-from ascend_moe import LocalCluster, _torch_npu, comm, npu_patch
+from ascend_moe import LocalCluster, _torch_npu, comm, npu
 from ascend_moe import npu as ours
 from ascend_moe.errors import (
     ArgumentError,
@@ -30,7 +30,7 @@ from ascend_moe.ops import npu as npu_launch
 from ascend_moe.ops import npu_adapter, npu_adapter_build, npu_communicator
 from ascend_moe.ops.npu_adapter_build import BuildError
 
-NAMES = npu_patch.NAMES
+NAMES = npu.WINDOW_OPERATORS
 OPS = tuple(name for name in NAMES if name in ascend_moe.__all__)  # those with kernels of their own
 E, K, H = 4, 2, 32
 

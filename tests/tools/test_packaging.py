@@ -147,7 +147,7 @@ def test_only_the_c_abi_is_exported() -> None:
 def test_missing_library_names_places_and_the_command(no_library: pytest.MonkeyPatch, tmp_path: Path) -> None:
     package = tmp_path / "ascend_moe"
     no_library.delenv("ASCEND_MOE_LIBRARY", raising=False)
-    no_library.setitem(_lib.ENGINES, "fast", "libabsent.so")
+    no_library.setitem(_lib.LIBRARY_FILES, "fast", "libabsent.so")
     no_library.setattr(_lib, "_package_paths", lambda: [package, *map(Path, ascend_moe.__path__)])
     with pytest.raises(LibraryError) as caught:
         _lib.lib()

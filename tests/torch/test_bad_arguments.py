@@ -71,7 +71,7 @@ def epoch(group_ep: str, world: int, rank: int) -> int:
     """The word in this rank's window that every op counts up."""
     layout = (ctypes.c_uint64 * 3)()
     library.lib().am_window_layout(world, layout)
-    cluster = comm.local_cluster.find(group_ep)
+    cluster = comm.threads.find(group_ep)
     assert cluster is not None and cluster._windows is not None
     return ctypes.c_uint32.from_address(cluster._windows._bases[rank] + layout[1] + 4).value
 

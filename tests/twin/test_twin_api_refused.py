@@ -10,7 +10,7 @@ import pytest
 from twin_calls import library, run
 from twin_oracle import INCLUDE, NATIVE, TWIN, syntax_errors
 
-from ascend_moe.twin._compiler import vendor_headers_directory
+from ascend_moe.twin.build import vendor_headers_directory
 
 PRELUDE = """
 #include "kernel_operator.h"

@@ -53,14 +53,14 @@ struct aclScalarList {
     std::vector<const aclScalar*> values;
 };
 
-// ---- one captured call of an aclnn function: its arguments as words that Python reads
-// (ascend_moe/vnpu/operators/memory.py).
+// ---- One captured call of an aclnn function: its arguments as words that Python reads
+// (ascend_moe/vnpu/operators/registry.py).
 
 struct aclOpExecutor;
 
 namespace vnpu {
 
-// The first word of every argument. The same numbers stand in operators/memory.py.
+// The first word of every argument. The same numbers stand in operators/registry.py.
 enum Kind : int64_t {
     kNone = 0,
     kTensor = 1,

@@ -1,7 +1,7 @@
 """The virtual NPU's built-in operators: torch_npu's aclnn calls, computed by torch over the same memory.
 
-libopapi.so captures a call and hands it to `run`. What each operator does stands in the operators_* modules.
-A new one is a VNPU_OP line in vnpu/opapi/*.cpp and a function here (`operators_registry` says how).
+libopapi.so captures a call and hands it to `run`. What each operator does is in the modules of this folder.
+A new one is a VNPU_OP line in vnpu/opapi/*.cpp and a function here (the module `registry` says how).
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import contextlib
 
 import torch
 
-from ascend_moe.vnpu.operators import create, elementwise, grouped, index, matmul, moe, quant, random, reduce
-from ascend_moe.vnpu.operators.memory import read_arguments
-from ascend_moe.vnpu.operators.registry import OPERATORS
+from ascend_moe.vnpu.operators import create, elementwise, experts, index, matmul, moe, reduce
+from ascend_moe.vnpu.operators.registry import OPERATORS, read_arguments
 
 __all__ = ["MODULES", "OPERATORS", "run"]
 
@@ -21,12 +20,10 @@ __all__ = ["MODULES", "OPERATORS", "run"]
 MODULES = (
     create,
     elementwise,
-    grouped,
+    experts,
     index,
     matmul,
     moe,
-    quant,
-    random,
     reduce,
 )
 
@@ -45,7 +42,7 @@ def run(name: str, address: int, count: int) -> str:
 
     Args:
         name: the aclnn function, e.g. ``aclnnAdd``.
-        address, count: its arguments' words (`operators_memory`).
+        address, count: its arguments' words (the module `registry`).
 
     Returns:
         "" or one line about what went wrong. Never raises: the caller is C++.

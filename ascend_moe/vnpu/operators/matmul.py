@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ascend_moe._dtypes import compute_dtype
-from ascend_moe.experts.matmul import float_matmul
+from ascend_moe._torch_npu import compute_dtype
+from ascend_moe.experts.grouped_matmul import float_matmul
 from ascend_moe.vnpu.operators.registry import effect, returns
 
 Number = int | float

@@ -261,9 +261,9 @@ def _token_unpermute_grad(
     rows = torch.zeros(tokens_grad.shape) if tokens is None else tokens.detach().float()
     weights = None if probs is None else probs.detach().float()
     with torch.enable_grad():
-        wanted = [one.requires_grad_() for one in (rows, weights) if one is not None]
+        wanted = [tensor.requires_grad_() for tensor in (rows, weights) if tensor is not None]
         total = npu_moe_token_unpermute(rows, places, weights, bool(padded_mode))
-        found = torch.autograd.grad(total, wanted, grad.float())
-    write(tokens_grad, found[0])
+        gradients = torch.autograd.grad(total, wanted, grad.float())
+    write(tokens_grad, gradients[0])
     if weights is not None:
-        write(probs_grad, found[1])
+        write(probs_grad, gradients[1])

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from ascend_moe.vnpu.operators.memory import DTYPES
-from ascend_moe.vnpu.operators.registry import effect, resized, returns
+from ascend_moe.vnpu.operators.registry import DTYPES, effect, resized, returns
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 

@@ -1,4 +1,7 @@
-"""What the aclnn functions of the virtual NPU do: one Python function an operator, by name.
+"""The aclnn functions of the virtual NPU by name, and the arguments of a captured call as Python values.
+
+vnpu/opapi/call.cpp writes the arguments as words; `read_arguments` makes them numbers, text and CPU tensors
+over the caller's memory.
 
 A function is registered by how its result reaches the caller's memory:
 
@@ -10,12 +13,114 @@ A function is registered by how its result reaches the caller's memory:
 
 from __future__ import annotations
 
+import ctypes
+import struct
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from ascend_moe.vnpu.operators.memory import Arguments, write_sizes
+# The first word of an argument (vnpu/opapi/call.h).
+_NONE, _TENSOR, _INT, _FLOAT, _TEXT, _INTS, _LIST = 0, 1, 2, 3, 4, 5, 7
+
+# aclDataType -> torch.dtype
+DTYPES: dict[int, torch.dtype] = {
+    0: torch.float32,
+    1: torch.float16,
+    2: torch.int8,
+    3: torch.int32,
+    4: torch.uint8,
+    6: torch.int16,
+    7: torch.uint16,
+    8: torch.uint32,
+    9: torch.int64,
+    10: torch.uint64,
+    11: torch.float64,
+    12: torch.bool,
+    16: torch.complex64,
+    17: torch.complex128,
+    27: torch.bfloat16,
+    35: torch.float8_e5m2,
+    36: torch.float8_e4m3fn,
+}
+# Formats whose bytes lie as the strides say; the others are blocked (FRACTAL_NZ is 29).
+_PLAIN_FORMATS = (-1, 0, 1, 2, 16, 27, 30, 35, 47)
+
+
+class Arguments(NamedTuple):
+    """The arguments of one call, and where a tensor's sizes can be overwritten (0: not a tensor)."""
+
+    values: list[Any]
+    sizes_at: list[int]
+
+
+def read_arguments(address: int, count: int) -> Arguments:
+    """Decode ``count`` words of a captured call.
+
+    Raises:
+        NotImplementedError: a tensor has a data type or a blocked format that is not modelled.
+    """
+    words: list[int] = (ctypes.c_int64 * count).from_address(address)[:]
+    arguments = Arguments([], [])
+    position = 0
+    while position < count:
+        value, sizes_at, position = _read(words, position)
+        arguments.values.append(value)
+        arguments.sizes_at.append(sizes_at)
+    return arguments
+
+
+def write_sizes(address: int, sizes: tuple[int, ...]) -> None:
+    """Overwrite the sizes of a tensor whose result depends on the data."""
+    (ctypes.c_int64 * len(sizes)).from_address(address)[:] = list(sizes)
+
+
+def _read(words: list[int], at: int) -> tuple[Any, int, int]:
+    """The value at a position, the address of its sizes, and the next position."""
+    kind = words[at]
+    if kind == _TENSOR:
+        dtype, form, data, offset, sizes_at, rank = words[at + 1 : at + 7]
+        end = at + 7 + 2 * rank
+        sizes, strides = words[at + 7 : at + 7 + rank], words[at + 7 + rank : end]
+        return _tensor(dtype, form, data, offset, sizes, strides), sizes_at, end
+    if kind == _INT:
+        return words[at + 1], 0, at + 2
+    if kind == _FLOAT:
+        return struct.unpack("d", struct.pack("q", words[at + 1]))[0], 0, at + 2
+    if kind == _NONE:
+        return None, 0, at + 1
+    if kind == _TEXT:
+        return ctypes.string_at(words[at + 1], words[at + 2]).decode(), 0, at + 3
+    length = words[at + 1]
+    if kind == _INTS:
+        return words[at + 2 : at + 2 + length], 0, at + 2 + length
+    if kind != _LIST:
+        raise ValueError(f"a captured argument begins with {kind}, which is no kind of argument")
+    values: list[Any] = []
+    at += 2
+    for _ in range(length):
+        value, _, at = _read(words, at)
+        values.append(value)
+    return values, 0, at
+
+
+def _tensor(
+    dtype: int, form: int, data: int, offset: int, sizes: list[int], strides: list[int]
+) -> torch.Tensor:
+    known = DTYPES.get(dtype)
+    if known is None:
+        raise NotImplementedError(f"the virtual NPU has no tensors of aclDataType {dtype}")
+    if form not in _PLAIN_FORMATS:
+        raise NotImplementedError(
+            f"the virtual NPU has no tensors of the blocked aclFormat {form} (FRACTAL_NZ is 29); "
+            "leave npu_format_cast out there"
+        )
+    if 0 in sizes:
+        return torch.empty(sizes, dtype=known, device="cpu")
+    last = offset + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+    memory = (ctypes.c_char * ((last + 1) * known.itemsize)).from_address(data)
+    return torch.frombuffer(memory, dtype=known).as_strided(sizes, strides, offset)
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 

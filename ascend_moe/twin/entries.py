@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..errors import TwinBuildError
 
-MARK = "__twin_entry__"  # what the qualifier __global__ becomes when a source is scanned
+MARK = "__twin_entry__"  # replaces the qualifier __global__ when a source is scanned
 
 _INTEGERS = {
     "bool": "b",
@@ -56,7 +56,7 @@ def find_entries(preprocessed: str) -> list[Entry]:
         TwinBuildError: something marked `__global__` that is no function.
     """
     text = _without_attributes(re.sub(r"^#.*$", "", preprocessed, flags=re.MULTILINE))
-    found: dict[str, Entry] = {}
+    entries: dict[str, Entry] = {}
     for match in re.finditer(rf"\b{MARK}\b", text):
         head, close = _signature(text, match.end())
         if not text[close:].lstrip().startswith("{"):
@@ -69,8 +69,8 @@ def find_entries(preprocessed: str) -> list[Entry]:
             continue
         parameters = tuple(_parameters(head.partition("(")[2]))
         symbol = name if _is_c(text, match.start()) else _mangle(name, parameters)
-        found[name] = Entry(name, symbol, parameters)
-    return list(found.values())
+        entries[name] = Entry(name, symbol, parameters)
+    return list(entries.values())
 
 
 def _without_attributes(text: str) -> str:

@@ -1,17 +1,30 @@
-"""npu_moe_distribute_combine_add_rms_norm: combine, the residual, and the RMS norm of their sum."""
+"""torch_npu's operators that wait for all ranks, built on our dispatch and combine.
+
+* ``npu_moe_distribute_combine_add_rms_norm``: combine, add the residual, RMS norm of the sum.
+* ``_npu_distribute_barrier``: a dispatch of no tokens.
+
+Both run on our kernels on an NPU too, never on CANN's operators: those would write CANN's layout into the
+windows of the group.
+"""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
+from ascend_moe import comm
+from ascend_moe._torch_npu import on_npu
+from ascend_moe.comm.communicator import timeout_s
 from ascend_moe.errors import ArgumentError, WindowTooSmall
+from ascend_moe.ops import calls
+from ascend_moe.ops.schemas import NAMESPACE
 from ascend_moe.vendor.checks import need, need_dtype, need_only, need_shape, need_unset
 
-_NAME = "npu_moe_distribute_combine_add_rms_norm"
+_COMBINE_NORM = "npu_moe_distribute_combine_add_rms_norm"
 _COMBINE = "npu_moe_distribute_combine_v2"
-# What combine_v2 calls expand_idx.
+# combine_v2's name for expand_idx.
 _INDEX = "assist_info_for_combine"
 
 
@@ -84,8 +97,7 @@ def npu_moe_distribute_combine_add_rms_norm(
 
     Collective; errors, order and compilers as for `npu_moe_distribute_combine_v2`. Not differentiable.
 
-    Source: torch_npu ``npu_moe_distribute_combine_add_rms_norm``. NPU tensors take the same way over our
-    combine, not CANN's operator, which would write into the windows of the group in its own layout.
+    Source: torch_npu ``npu_moe_distribute_combine_add_rms_norm``. NPU tensors go through our combine too.
     """
     combine_only = {
         "tp_send_counts": tp_send_counts, "x_active_mask": x_active_mask, "expand_scales": expand_scales,
@@ -131,8 +143,8 @@ def _combined(tensors: tuple[Any, ...], place: tuple[Any, ...], kwargs: dict[str
     try:
         result: torch.Tensor = getattr(torch.ops.ascend_moe, _COMBINE)(*tensors, *place, **kwargs)
     except ArgumentError as error:
-        # Names of this operator for what the other one found.
-        message = str(error).replace(_COMBINE, _NAME).replace(_INDEX, "expand_idx")
+        # combine_v2 raised: say it with the names of the operator that the caller called.
+        message = str(error).replace(_COMBINE, _COMBINE_NORM).replace(_INDEX, "expand_idx")
         argument = "expand_idx" if error.argument == _INDEX else error.argument
         kind = WindowTooSmall if isinstance(error, WindowTooSmall) else ArgumentError
         raise kind(message, **{**error.details, "argument": argument}) from None
@@ -145,3 +157,91 @@ def _normalised(
     mean = (acc * acc * (1.0 / max(acc.shape[-1], 1))).sum(-1, keepdim=True)
     rstd = 1.0 / torch.sqrt(mean + eps)
     return ((acc * rstd).to(dtype).float() * gamma.float()).to(dtype), rstd, acc.to(dtype)
+
+
+_DISPATCH = "npu_moe_distribute_dispatch_v2"
+# H and K of a dispatch without tokens: any values within the rules, the same on all ranks.
+_HIDDEN, _TOPK = 16, 1
+
+
+def _npu_distribute_barrier(
+    x_ref: torch.Tensor,
+    group: str,
+    world_size: int,
+    *,
+    time_out: torch.Tensor | None = None,
+    elastic_info: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Wait until every rank of the group has called this; return a copy of x_ref.
+
+    Args:
+        x_ref: any tensor that must not be used before all ranks have called.
+        group: name of the EP group, as group_ep of dispatch; the same group is allowed.
+        world_size: its number of ranks.
+        time_out: int32 ``(1,)``, microseconds to wait for the others, above 0; CPU only. None:
+            ASCEND_MOE_TIMEOUT_S, which also bounds the opening of the group's windows on first use.
+        elastic_info: must be None.
+
+    Returns:
+        a copy of x_ref.
+
+    Collective, and ordered with dispatch and combine of the same group: ConfigMismatch names a rank that
+    calls one of those instead. On an NPU it is asynchronous, as they are: the device waits, and the
+    next op or ``ascend_moe.check`` raises.
+
+    Raises:
+        ArgumentError: an argument of this rank breaks a rule above.
+        CommTimeout, PeerLost: a rank did not call in time, or its process ended; close the communicator.
+
+    Source: torch_npu ``_npu_distribute_barrier``.
+    """
+    need_unset(elastic_info=elastic_info)
+    place = comm.place(group)
+    rule = f"of {group!r} names no live communicator: use ascend_moe.comm_name(process_group)"
+    if place is None:
+        need(False, "group", rule)
+        raise AssertionError  # need has raised
+    world, rank = place
+    need(world_size == world, "world_size", f"is {world_size} but group {group!r} has {world} ranks")
+    if rank is None:
+        need(False, "group", f"of {group!r} is a LocalCluster's: call it in the thread of a rank")
+        raise AssertionError  # need has raised
+    if on_npu(x_ref):
+        need(time_out is None, "time_out", "is kept on the CPU only: set ASCEND_MOE_TIMEOUT_S instead")
+        rows = x_ref.new_empty((0, _HIDDEN), dtype=torch.bfloat16)
+        ids = x_ref.new_empty((0, _TOPK), dtype=torch.int32)
+        getattr(torch.ops.ascend_moe, _DISPATCH)(rows, ids, group, world, rank, world)
+    else:
+        _meet(group, world, rank, _microseconds(time_out))
+    return x_ref.clone(memory_format=torch.contiguous_format)
+
+
+def _microseconds(time_out: torch.Tensor | None) -> int:
+    if time_out is None:
+        return int(timeout_s() * 1e6)
+    need(time_out.numel() == 1, "time_out", f"is {tuple(time_out.shape)}; it must be (1,)")
+    need_dtype("time_out", time_out, torch.int32)
+    value = int(time_out)
+    need(value > 0, "time_out", f"is {value}; it must be above 0 microseconds")
+    return value
+
+
+@functools.cache
+def _attributes() -> dict[str, int | None]:
+    """Integer attributes of dispatch, with their defaults."""
+    schema: Any = getattr(getattr(torch.ops, NAMESPACE), _DISPATCH).default._schema
+    return {item.name: item.default_value for item in schema.arguments if "int" in str(item.type)}
+
+
+def _meet(group: str, world: int, rank: int, deadline: int) -> None:
+    communicator = comm.lookup(group, world, rank)
+    attributes = _attributes() | {"ep_world_size": world, "ep_rank_id": rank, "moe_expert_num": world}
+    inputs = {
+        "x": torch.empty(0, _HIDDEN, dtype=torch.bfloat16),
+        "expert_ids": torch.empty(0, _TOPK, dtype=torch.int32),
+    }
+    shapes = tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in inputs.items())
+    spec = calls.describe(calls.OP_DISPATCH, 2, group, "", shapes, attributes)
+    calls.place_at(spec, communicator)
+    spec.cores, spec.deadline_micros = calls.core_count(), deadline
+    calls.run(calls.Plan("_npu_distribute_barrier", spec, shapes), communicator, inputs)

@@ -1,0 +1,301 @@
+"""Every environment variable of this package: name, parser, default, rule and one line of help.
+
+No other module spells the name of one of these variables. A reader writes ``settings.TIMEOUT_S.get()``; an
+error text takes ``settings.TIMEOUT_S.name``. tools/settings_page.py makes docs/settings.md from `TABLE`.
+
+A variable is read when its value is needed, never at import: a change of ``os.environ`` counts from the next
+read on. A value of blanks only counts as not set.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from .errors import ArgumentError, AscendMoeError, LibraryError
+
+T = TypeVar("T")
+
+# Limits of the wire protocol (op_kernel/protocol/window.h; a test compares).
+MAX_WORLD = 64
+MAX_CORES = 64
+MAX_WINDOW_MIB = 65535
+
+DEFAULT_WINDOW_MIB = 200  # as in CANN
+DEFAULT_TIMEOUT_S = 60.0
+CONTEXTS = ("table", "a3", "a2")  # by number, as in op_kernel/protocol/tiling.h
+ENGINES = ("fast", "checked")
+
+
+@dataclass(frozen=True)
+class Setting(Generic[T]):
+    """One environment variable.
+
+    Attributes:
+        name: the variable.
+        parse: text to value; raises ValueError when the text breaks the rule.
+        default: the value when the variable is not set.
+        rule: ends the sentence "NAME=text must be ...".
+        help: one line: what the value does.
+        shown: the default in words, for pages.
+        refusal: the sentence for a bad value, where it is not "NAME=text must be RULE".
+        error: the class of the error for a bad value.
+    """
+
+    name: str
+    parse: Callable[[str], T]
+    default: T
+    rule: str
+    help: str
+    shown: str
+    refusal: str = ""
+    error: type[AscendMoeError] = ArgumentError
+
+    def text(self) -> str:
+        """The variable as it is set, without blanks around it; "" when it is not set."""
+        return os.environ.get(self.name, "").strip()
+
+    def is_set(self) -> bool:
+        """Whether the variable has a value."""
+        return bool(self.text())
+
+    def get(self) -> T:
+        """The value.
+
+        Raises:
+            ArgumentError, or the class ``error``: the text breaks the rule.
+        """
+        text = self.text()
+        return self.value_of(text) if text else self.default
+
+    def value_of(self, text: str, name: str = "") -> T:
+        """The value that ``text`` stands for; ``name`` is an argument that follows the same rule.
+
+        Raises:
+            ArgumentError, or the class ``error``: the text breaks the rule.
+        """
+        name = name or self.name
+        try:
+            return self.parse(text)
+        except ValueError:
+            why = self.refusal or f"must be {self.rule}"
+            raise self.error(f"{name}={text} {why}", argument=name) from None
+
+
+def _whole_number(low: int, high: int) -> Callable[[str], int]:
+    """A parser of decimal whole numbers in low..high."""
+
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and low <= int(text) <= high):
+            raise ValueError
+        return int(text)
+
+    return parse
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 1e6:
+        raise ValueError
+    return value
+
+
+def _choice(*names: str) -> Callable[[str], str]:
+    """A parser that takes these names only."""
+
+    def parse(text: str) -> str:
+        if text not in names:
+            raise ValueError
+        return text
+
+    return parse
+
+
+# ---- how the ops run
+
+HCCL_BUFFSIZE = Setting(
+    "HCCL_BUFFSIZE",
+    _whole_number(1, MAX_WINDOW_MIB),
+    DEFAULT_WINDOW_MIB,
+    f"a whole number of MiB in 1..{MAX_WINDOW_MIB} (default {DEFAULT_WINDOW_MIB})",
+    "MiB of a rank's window; read when a communicator opens; the same on all ranks",
+    str(DEFAULT_WINDOW_MIB),
+)
+TIMEOUT_S = Setting(
+    "ASCEND_MOE_TIMEOUT_S",
+    _seconds,
+    DEFAULT_TIMEOUT_S,
+    "a number of seconds above 0, at most 1000000",
+    "seconds that an op waits for another rank; on an NPU a communicator's first op waits twice as long",
+    "60; 300 on an NPU",
+)
+COMM_ALG = Setting(
+    "ASCEND_MOE_COMM_ALG",
+    str,
+    "",
+    "a name that comm_alg takes",
+    'algorithm of an op whose comm_alg is "": `window`, `direct` or `auto`; the same on all ranks',
+    "`window`",
+)
+AIV_CORES = Setting[int | None](
+    "ASCEND_MOE_AIV_CORES",
+    _whole_number(1, MAX_CORES),
+    None,
+    f"a whole number in 1..{MAX_CORES}",
+    "AIV cores of a launch on the twin; may differ from call to call, changes no result",
+    "1; 8 on the checked engine",
+)
+LENT_MIB = Setting[int | None](
+    "ASCEND_MOE_LENT_MIB",
+    _whole_number(0, MAX_WINDOW_MIB),
+    None,
+    f"a whole number of MiB in 0..{MAX_WINDOW_MIB} (default: as much as the window)",
+    "CPU: MiB of a rank's window for tensors of `window_empty`; 0: none; the same on all ranks",
+    "as `HCCL_BUFFSIZE`",
+)
+RANKS_PER_SERVER = Setting(
+    "ASCEND_MOE_RANKS_PER_SERVER",
+    _whole_number(0, MAX_WORLD),
+    0,
+    f"a whole number in 0..{MAX_WORLD} (0: one server)",
+    "CPU: simulates servers of this many ranks, with the RDMA transport of an A2 cluster between them",
+    "0: one server",
+)
+CONTEXT = Setting(
+    "ASCEND_MOE_CONTEXT",
+    _choice(*CONTEXTS),
+    "",
+    f"one of {', '.join(CONTEXTS)}",
+    "CPU: layout of the communication context: this package's own (`table`), or HCCL's on A3 or A2",
+    "`table`; `a2` with several servers",
+)
+ENGINE = Setting(
+    "ASCEND_MOE_ENGINE",
+    _choice(*ENGINES),
+    "fast",
+    "one of the engines",
+    "`checked`: ops run on the checked engine; the ranks must be threads of a `LocalCluster`",
+    "`fast`",
+    refusal=f"is no engine: set it to one of {', '.join(ENGINES)}",
+    error=LibraryError,
+)
+
+# ---- the C++ of the twin reads these
+
+ISA = Setting(
+    "ASCEND_MOE_ISA",
+    str,
+    "",
+    "baseline or avx2",
+    "`baseline` or `avx2`: vector loops leave out the wider instructions of the machine",
+    "the widest",
+)
+FORWARD = Setting(
+    "ASCEND_MOE_FORWARD",
+    str,
+    "1",
+    "0 or 1",
+    "`0`: every copy into UB happens at once, even where the row only passes through UB",
+    "1",
+)
+SEED = Setting(
+    "ASCEND_MOE_SEED",
+    str,
+    "",
+    "a whole number",
+    "checked engine: seed of a random schedule; without it every access happens as late as allowed",
+    "not set",
+)
+
+# ---- files and folders
+
+LIBRARY = Setting[Path | None](
+    "ASCEND_MOE_LIBRARY", Path, None, "a file", "library of the CPU ops", "the package's own"
+)
+CHECKED_LIBRARY = Setting[Path | None](
+    "ASCEND_MOE_CHECKED_LIBRARY", Path, None, "a file", "library of `ascend-moe explore`", "the package's own"
+)
+NPU_LIBRARY = Setting[Path | None](
+    "ASCEND_MOE_NPU_LIBRARY",
+    Path,
+    None,
+    "a file",
+    "adapter between the ops and torch_npu, used as it is",
+    "the package's, else built on first use",
+)
+VNPU_LIBRARIES = Setting[Path | None](
+    "ASCEND_MOE_VNPU_LIBRARIES",
+    Path,
+    None,
+    "a folder",
+    "folder of the virtual NPU's libraries",
+    "`vnpu/` beside the library of the CPU ops",
+)
+CACHE = Setting[Path | None](
+    "ASCEND_MOE_CACHE",
+    Path,
+    None,
+    "a folder",
+    "folder for what is compiled at run time",
+    "`$XDG_CACHE_HOME/ascend_moe`, else `~/.cache/ascend_moe`",
+)
+
+# ---- set by this package for the processes that it starts
+
+VNPU = Setting(
+    "ASCEND_MOE_VNPU", str, "", "a folder", "set by `ascend-moe vnpu`: the virtual NPU's libraries", "not set"
+)
+VNPU_SOC = Setting(
+    "ASCEND_MOE_VNPU_SOC",
+    str,
+    "",
+    "the name of a SoC",
+    "set by `ascend-moe vnpu`: the SoC that virtual devices report",
+    "not set",
+)
+VNPU_DEVICES = Setting(
+    "ASCEND_MOE_VNPU_DEVICES",
+    str,
+    "",
+    "a number",
+    "set by `ascend-moe vnpu`: the number of virtual devices",
+    "not set",
+)
+VNPU_REPORT = Setting(
+    "ASCEND_MOE_VNPU_REPORT",
+    str,
+    "",
+    "a file",
+    "file to which the virtual NPU appends every launch of an op, for tests",
+    "not set",
+)
+VALIDATE_OUTCOME = Setting[Path | None](
+    "ASCEND_MOE_VALIDATE_OUTCOME",
+    Path,
+    None,
+    "a file",
+    "set by `ascend-moe validate`: the file into which rank 0 writes the result",
+    "not set",
+)
+
+# By heading of the page.
+TABLE: dict[str, tuple[Setting[Any], ...]] = {
+    "How the ops run": (
+        HCCL_BUFFSIZE, TIMEOUT_S, COMM_ALG, AIV_CORES, LENT_MIB, RANKS_PER_SERVER, CONTEXT, ENGINE,
+    ),
+    "How the twin runs": (ISA, FORWARD, SEED),
+    "Files and folders": (LIBRARY, CHECKED_LIBRARY, NPU_LIBRARY, VNPU_LIBRARIES, CACHE),
+    "Set by this package itself": (
+        VNPU, VNPU_SOC, VNPU_DEVICES, VNPU_REPORT, VALIDATE_OUTCOME,
+    ),
+}  # fmt: skip
+PREFIX = "ASCEND_MOE_"
+NAMES = frozenset(setting.name for group in TABLE.values() for setting in group)
+
+
+def own_variables() -> dict[str, str]:
+    """Every variable of the environment whose name begins with `PREFIX`, known here or not, by name."""
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(PREFIX)}

@@ -1,0 +1,216 @@
+"""The C ABI of a library of kernels (twin/src/foreign/abi.h), and the library of one engine, opened."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_uint32, c_uint64, c_void_p
+from pathlib import Path
+
+from ..errors import ArgumentError, LibraryError
+from ..native.library import Signatures, open_library
+from .entries import Entry, Parameter
+
+ABI = 1
+MAX_ARGUMENTS = 40
+TENSOR, WINDOW_DATA, WINDOW_STATE, WORKSPACE = range(4)
+LAYOUTS = {"a3": 0, "a2": 1}
+
+
+class Range(ctypes.Structure):
+    """A range of GM that a kernel may touch."""
+
+    _fields_ = (
+        ("begin", c_void_p),
+        ("bytes", c_uint64),
+        ("name", c_char_p),
+        ("doorbell", c_void_p),
+        ("kind", c_int32),
+        ("atomic_blocks", c_int32),
+        ("owner", c_int32),
+        ("reserved", c_int32),
+    )
+
+
+def range_of(
+    address: int,
+    size: int,
+    name: str,
+    *,
+    kind: int = WORKSPACE,
+    doorbell: int | None = None,
+    atomic: bool = False,
+    owner: int = -1,
+) -> Range:
+    """One range of GM. ``owner``: the rank whose window it is."""
+    return Range(address, size, name.encode(), doorbell, kind, int(atomic), owner)
+
+
+class Group(ctypes.Structure):
+    """The windows of a group of ranks, for `twin_context_fill`."""
+
+    _fields_ = (
+        ("layout", c_uint32),
+        ("world", c_uint32),
+        ("window_bytes", c_uint64),
+        ("exp_bytes", c_uint64),
+        ("workspace_bytes", c_uint64),
+        ("windows_in", POINTER(c_uint64)),
+        ("windows_out", POINTER(c_uint64)),
+        ("windows_exp", POINTER(c_uint64)),
+        ("name", c_char_p),
+    )
+
+
+class Launch(ctypes.Structure):
+    """One rank's launch of an entry."""
+
+    _fields_ = (
+        ("entry", c_void_p),
+        ("arguments", POINTER(c_uint64)),
+        ("argument_count", c_uint32),
+        ("block_dim", c_uint32),
+        ("tiling_key", c_uint64),
+        ("ranges", POINTER(Range)),
+        ("range_count", c_uint32),
+        ("reserved", c_uint32),
+        ("contexts", c_void_p * 2),
+        ("doorbell", c_void_p),
+        ("deadline_s", c_double),
+    )
+
+
+class Options(ctypes.Structure):
+    """How the checked engine schedules."""
+
+    _fields_ = (
+        ("seed", c_uint64),
+        ("max_steps", c_uint64),
+        ("policy", c_uint32),
+        ("unordered", c_uint32),
+        ("explicit_sync", c_uint32),
+        ("pct_depth", c_uint32),
+    )
+
+
+class Outcome(ctypes.Structure):
+    """The result of a launch: steps, or the finding that ended it."""
+
+    _fields_ = (
+        ("rank", c_int32),
+        ("reserved", c_int32),
+        ("steps", c_uint64),
+        ("trace_hash", c_uint64),
+        ("finding", ctypes.c_char * 64),
+        ("text", ctypes.c_char * 4096),
+    )
+
+
+_SIGNATURES: Signatures = {
+    "twin_abi": (c_uint32, ()),
+    "twin_engine": (c_char_p, ()),
+    "twin_policies": (c_char_p, ()),
+    "twin_world_create": (c_void_p, (c_uint32,)),
+    "twin_world_destroy": (None, (c_void_p,)),
+    "twin_world_run": (c_int, (c_void_p, POINTER(Launch), POINTER(Options), POINTER(Outcome))),
+    "twin_world_run_rank": (c_int, (c_void_p, c_uint32, POINTER(Launch), POINTER(Outcome))),
+    "twin_context_bytes": (c_uint64, (c_uint32, c_uint32)),
+    "twin_context_offset": (c_uint64, ()),
+    "twin_context_fill": (None, (POINTER(Group), c_uint32, c_void_p, c_uint64)),
+    "twin_entries": (c_char_p, ()),
+}
+
+
+def open_kernels(path: str) -> ctypes.CDLL:
+    """A library that `build` made.
+
+    Raises:
+        LibraryError: not loadable, not a library of kernels, or built by another version.
+    """
+    library = open_library(path, _SIGNATURES, "build it with ascend_moe.twin.build")
+    if library.twin_abi() != ABI:
+        raise LibraryError(
+            f"{path} was built by another version of ascend_moe (ABI {library.twin_abi()}, this is {ABI}):"
+            " build it again"
+        )
+    return library
+
+
+_NOT_BY_SEED = ("replay", "exhaustive")
+
+
+class Engine:
+    """A library that `build` made, for one engine.
+
+    Raises:
+        LibraryError: the file is no such library.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.library = open_kernels(str(path))
+        self.mode = str(self.library.twin_engine().decode())
+        self.policies: tuple[str, ...] = tuple(self.library.twin_policies().decode().split(","))
+        self.entries = {entry.name: entry for entry in map(_entry, self._lines())}
+        self._worlds: dict[tuple[int, int], int] = {}
+        self._lock = threading.Lock()
+
+    def _lines(self) -> list[str]:
+        return list(self.library.twin_entries().decode().splitlines())
+
+    def entry(self, name: str) -> Entry:
+        """The entry of this name.
+
+        Raises:
+            ArgumentError: the library has none.
+        """
+        try:
+            return self.entries[name]
+        except KeyError:
+            raise ArgumentError(
+                f"{self.path.name} has no kernel {name!r}; it has {', '.join(self.entries)}", argument="name"
+            ) from None
+
+    def address(self, name: str) -> int:
+        """The address of the entry's code."""
+        try:
+            function = getattr(self.library, self.entry(name).symbol)
+        except AttributeError:
+            raise ArgumentError(
+                f'the entry {name} has no C name: declare it extern "C"', argument="name"
+            ) from None
+        return int(ctypes.cast(function, ctypes.c_void_p).value or 0)
+
+    def world(self, size: int, group: int) -> int:
+        """Native ranks, kept for later launches; worlds of different ``group`` run at the same time."""
+        with self._lock:
+            if (size, group) not in self._worlds:
+                handle = self.library.twin_world_create(size)
+                if not handle:
+                    raise MemoryError(f"no memory for the cores of {size} ranks")
+                self._worlds[size, group] = handle
+                weakref.finalize(self, self.library.twin_world_destroy, handle)
+            return self._worlds[size, group]
+
+    def schedule(
+        self, seed: int, policy: str | None, *, unordered: bool, auto_sync: bool, max_steps: int
+    ) -> Options:
+        """How to run; the fast engine ignores it."""
+        name = policy or ("late" if seed == 0 else "random")
+        allowed = [policy for policy in self.policies if policy not in _NOT_BY_SEED]
+        if name not in allowed:
+            raise ArgumentError(f"policy is one of {', '.join(allowed)}, not {name!r}", argument="policy")
+        return Options(seed, max_steps, self.policies.index(name), int(unordered), int(not auto_sync), 3)
+
+
+def _entry(line: str) -> Entry:
+    """`name symbol kind:parameter,...`"""
+    name, symbol, listed = line.split(" ", 2)
+    fields = [field.partition(":") for field in listed.split(",") if field]
+    return Entry(name, symbol, tuple(Parameter(parameter, kind) for kind, _, parameter in fields))
+
+
+def policy_in_turn(done: int) -> str:
+    """The policy of the (done + 1)-th schedule of an exploration."""
+    return "late" if done == 0 else ("random", "lazy", "pct")[(done - 1) % 3]

@@ -1,0 +1,116 @@
+"""The table of environment variables: complete, the only place of their names, and the source of its page."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ascend_moe
+from ascend_moe import settings
+from ascend_moe.errors import ArgumentError, LibraryError
+from ascend_moe.native import library
+
+ROOT = library.native_source_root()
+PACKAGE = Path(ascend_moe.__file__).resolve().parent
+# About to leave, with their variable.
+PENDING = ("_overhead.py", "ops/compiled.py", "ops/ops_compiled.py")
+GONE = {"ASCEND_MOE_TORCH_OPS"}
+
+
+def test_only_the_table_spells_names() -> None:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = path.relative_to(PACKAGE).as_posix()
+        if name == "settings.py" or name.startswith((*PENDING, "_src/")):
+            continue
+        spelt = [
+            f"{name}:{node.lineno} {node.value}"
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Constant) and node.value in settings.NAMES
+        ]
+        assert not spelt
+
+
+def test_names_in_the_sources_are_in_the_table() -> None:
+    """Variables that C++ reads, and names in Python's docstrings and error texts."""
+    read = set()
+    for folder in ("csrc", "twin", "vnpu"):
+        for path in (ROOT / folder).rglob("*.[ch]*"):
+            read.update(re.findall(r'getenv\("(\w+)"', path.read_text()))
+    ours = {name for name in read if name.startswith(settings.PREFIX)}
+    assert "ASCEND_MOE_VNPU_REPORT" in ours and ours <= settings.NAMES | GONE
+    for path in PACKAGE.rglob("*.py"):
+        if "_src" not in path.parts:
+            named = set(re.findall(r"\bASCEND_MOE_[A-Z0-9_]+[A-Z0-9]\b", path.read_text()))
+            macros = {name for name in named if "_TILING_KEY_" in name or name == "ASCEND_MOE_MUTANT"}
+            assert named <= settings.NAMES | GONE | macros, path
+
+
+@pytest.mark.parametrize(
+    "setting, text, value",
+    [
+        (settings.HCCL_BUFFSIZE, "512", 512),
+        (settings.HCCL_BUFFSIZE, " ", settings.DEFAULT_WINDOW_MIB),
+        (settings.TIMEOUT_S, "1.5", 1.5),
+        (settings.LENT_MIB, "0", 0),
+        (settings.LENT_MIB, "", None),
+        (settings.CACHE, "/somewhere", Path("/somewhere")),
+        (settings.CONTEXT, "a2", "a2"),
+        (settings.ENGINE, "", "fast"),
+    ],
+)
+def test_values(
+    setting: settings.Setting[Any], text: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(setting.name, text)
+    assert setting.get() == value
+    assert setting.is_set() == bool(text.strip())
+
+
+@pytest.mark.parametrize(
+    "setting, text",
+    [
+        (settings.HCCL_BUFFSIZE, "0"),
+        (settings.HCCL_BUFFSIZE, "65536"),
+        (settings.HCCL_BUFFSIZE, "2e2"),
+        (settings.TIMEOUT_S, "nan"),
+        (settings.TIMEOUT_S, "0"),
+        (settings.AIV_CORES, "65"),
+        (settings.RANKS_PER_SERVER, "-1"),
+        (settings.CONTEXT, "a4"),
+    ],
+)
+def test_bad_values(setting: settings.Setting[Any], text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(setting.name, text)
+    with pytest.raises(ArgumentError) as raised:
+        setting.get()
+    assert str(raised.value) == f"{setting.name}={text} must be {setting.rule}"
+    assert raised.value.argument == setting.name
+
+
+def test_an_engine_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(settings.ENGINE.name, "quick")
+    with pytest.raises(
+        LibraryError, match="ASCEND_MOE_ENGINE=quick is no engine: set it to one of fast, checked"
+    ):
+        settings.ENGINE.get()
+
+
+def test_every_setting_is_in_the_table() -> None:
+    defined = {value.name for value in vars(settings).values() if isinstance(value, settings.Setting)}
+    assert defined == settings.NAMES
+    for group in settings.TABLE.values():
+        for setting in group:
+            assert setting.help and "\n" not in setting.help and setting.shown and setting.rule, setting
+
+
+def test_the_page_is_the_table() -> None:
+    spec = importlib.util.spec_from_file_location("settings_page", ROOT / "tools" / "settings_page.py")
+    assert spec is not None and spec.loader is not None
+    page = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(page)
+    assert page.PAGE.read_text() == page.page(), "run tools/settings_page.py"
