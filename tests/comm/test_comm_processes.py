@@ -2,48 +2,18 @@
 
 from __future__ import annotations
 
-import gc
-import multiprocessing
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import comm_cases as cases
 import pytest
-from rank_processes import Outcome, Ranks
+from process_fixtures import fork_server, nothing_left
+from rank_processes import Outcome, Ranks, values
 
+__all__ = ["fork_server", "nothing_left"]  # fixtures
 TIMEOUT_S = 1.0
-
-
-@pytest.fixture(scope="module", autouse=True)
-def fork_server() -> None:
-    """Started, and its descriptors open, before any are counted."""
-    with Ranks(1):
-        pass
-
-
-@pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    """Every test leaves /dev/shm, this process's descriptors and its children as they were."""
-    gc.collect()
-    before = (shared_memory(), len(os.listdir("/proc/self/fd")), multiprocessing.active_children())
-    yield
-    gc.collect()
-    assert (shared_memory(), len(os.listdir("/proc/self/fd")), multiprocessing.active_children()) == before
-
-
-def shared_memory() -> list[str]:
-    """Names in /dev/shm, without those that torch and Python make for programs beside us."""
-    return sorted(name for name in os.listdir("/dev/shm") if not name.startswith(("torch_", "sem.", "psm_")))
-
-
-def values(outcomes: list[Outcome]) -> list[Any]:
-    for outcome in outcomes:
-        assert not outcome.error, outcome.text
-    return [outcome.value for outcome in outcomes]
 
 
 def exchanged(world: int) -> list[list[int]]:

@@ -130,3 +130,9 @@ def _serve(pipe: Connection, rank: int, world: int, port: int, rank0_hosts: bool
             outcome.details = dict(getattr(error, "details", {}))
         outcome.seconds = time.monotonic() - began
         pipe.send(outcome)
+
+
+def values(outcomes: list[Outcome]) -> list[Any]:
+    for outcome in outcomes:
+        assert not outcome.error, f"{outcome.error}: {outcome.text}"
+    return [outcome.value for outcome in outcomes]

@@ -2,45 +2,21 @@
 
 from __future__ import annotations
 
-import gc
-import multiprocessing
-import os
 import time
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import comm_cases
 import failure_cases as cases
 import pytest
-from rank_processes import Outcome, Ranks
+from process_fixtures import fork_server, nothing_left
+from rank_processes import Outcome, Ranks, values
 
+__all__ = ["fork_server", "nothing_left"]  # fixtures
 DEADLINE_S = 1.0
 SOON_S = 2.0  # beyond the deadline, or for what needs none
 FAR_S = 30.0  # a deadline that no test waits for
 AT_ONCE_S = 0.3
-
-
-@pytest.fixture(scope="module", autouse=True)
-def fork_server() -> None:
-    """Started, and its descriptors open, before any are counted."""
-    with Ranks(1):
-        pass
-
-
-@pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    """Every test leaves /dev/shm, this process's descriptors and its children as they were."""
-    gc.collect()
-    before = (shared_memory(), len(os.listdir("/proc/self/fd")), multiprocessing.active_children())
-    yield
-    gc.collect()
-    assert (shared_memory(), len(os.listdir("/proc/self/fd")), multiprocessing.active_children()) == before
-
-
-def shared_memory() -> list[str]:
-    """Names in /dev/shm, without those that torch and Python make for programs beside us."""
-    return sorted(name for name in os.listdir("/dev/shm") if not name.startswith(("torch_", "sem.", "psm_")))
 
 
 class OpRanks(Ranks):
@@ -57,12 +33,6 @@ class OpRanks(Ranks):
 @pytest.fixture(autouse=True, params=["window", "direct"])
 def algorithm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OpRanks, "algorithm", request.param)
-
-
-def values(outcomes: list[Outcome]) -> list[Any]:
-    for outcome in outcomes:
-        assert not outcome.error, f"{outcome.error}: {outcome.text}"
-    return [outcome.value for outcome in outcomes]
 
 
 def others(rank: int, world: int = 3) -> list[int]:
