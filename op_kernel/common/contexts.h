@@ -39,8 +39,7 @@ struct A3Context {
     A3Pointer remote[kA3MaxRanks];
 };
 
-// ---- A2 (Ascend 910B): HcclA2CombineOpParam; more than 32 ranks, or multiFlag, are reached through data
-// ----
+// ---- A2 (Ascend 910B): HcclA2CombineOpParam; above 32 ranks, or with multiFlag, `data` leads to peers ----
 constexpr uint32_t kA2Ranks = 32;
 struct A2Memory {  // MemDetails
     uint64_t bytes;
@@ -78,8 +77,8 @@ struct BatchItem {
     uint32_t peer;
 };
 
-// ---- ours, for communicators whose host side we are ----
-// In GM, filled by the host side of the communicator. Addresses are those of this rank's view of the peer.
+// ---- WindowTable: for communicators that our own host side opens ----
+// The host fills it in GM. Addresses are in this rank's view: through them it reaches the peer's areas.
 struct WindowTable {
     uint32_t magic;
     uint32_t rank;
@@ -92,7 +91,7 @@ struct WindowTable {
 };
 constexpr uint32_t kWindowTableMagic = 0x57494E44u;
 
-// What of the context is at odds with the tiling.
+// The first field of the context that differs from the tiling.
 struct ContextMismatch {
     uint32_t field = kContextFieldCount;  // none
     uint32_t ours = 0;                    // sizes in KiB
@@ -111,7 +110,8 @@ public:
         dataBytes_ = info.dataBytes;
         lentBytes_ = info.lentBytes;
     }
-    // Reads the context only. No address of it may be used before this has found nothing.
+    // Compares the context with the tiling. Nobody may use an address of the context before this returns no
+    // field.
     __aicore__ inline ContextMismatch Check() const {
         if (context_ == nullptr) return Differs(kContextFieldAddress, 1, 0);
         if (kind_ == kContextA3) {
@@ -197,7 +197,8 @@ private:
     uint64_t lentBytes_ = 0;
 };
 
-// The epoch word of this rank's control block: the only scalar GM state. One cache line, cleaned by hand.
+// The epoch word of this rank's control block: the only GM state that the scalar unit writes. It is alone on
+// its cache line, which Read and Publish clean and invalidate.
 class EpochWord {
 public:
     __aicore__ inline void Init(const WindowContext& context) {

@@ -1,6 +1,11 @@
-// What dispatch and combine of both algorithms do with the other ranks and with the other cores of their
-// rank, in this order: Enter, BoardInit, Open (or LookForAborts and Agree), MeetAfterSend, SetStatus,
-// WaitStatus or WaitForAll; after a failure Report.
+// What dispatch and combine of both algorithms do with the other ranks, and with the other cores of their
+// rank. An op calls, in this order:
+//   Enter, OpenLink (window)  context and epoch; the link to HCCL's server on A2
+//   BoardInit, Open           first meeting; direct: LookForAborts, then Agree or AgreeThen
+//   MeetAfterSend             second meeting; none in direct combine and with roles
+//   SetStatus                 a status message to every rank
+//   WaitStatus                third meeting; direct: WaitForAll and CheckCountsHashes, no meeting
+//   Report (after a failure), CloseLink (window)
 #ifndef ASCEND_MOE_COMMON_EXCHANGE_H
 #define ASCEND_MOE_COMMON_EXCHANGE_H
 
@@ -45,8 +50,9 @@ public:
 
     // ---- the first meeting of the cores ----
 
-    // Core 0 looks at the abort blocks, then all cores agree. False: the communicator has failed before; the
-    // caller leaves without touching a window.
+    // Core 0 looks at the abort blocks, then all cores agree on the worst of their verdicts `mine`. False:
+    // that is fatal, because the communicator has failed before; the caller leaves without touching a window.
+    // A collective error gives true: the op goes on, and its status messages carry the error.
     __aicore__ inline bool Open(Verdict mine) {
         if (core_ == 0) {
             const Verdict abort = LookForAborts();
@@ -54,8 +60,8 @@ public:
         }
         return Agree(mine);
     }
-    // What lies in the abort blocks. A core that fills its rank's half before the cores have met looks first:
-    // after a failure peers may still be reading there.
+    // The failure that the abort blocks tell, or kOk. In direct every core calls this before it writes into
+    // its rank's half, because after a failure peers may still read there.
     __aicore__ inline Verdict LookForAborts() {
         AbortWatch aborts;
         aborts.Init(*pipe_, context_);
@@ -63,20 +69,24 @@ public:
         aborts.Look(abort);
         return abort;
     }
+    // The meeting alone; result as of Open.
     __aicore__ inline bool Agree(const Verdict& mine) {
         verdict_ = board_.Meet(0, mine);
         return TakeEpoch();
     }
-    // The same; then.Met() starts loads when all cores have met, before this core reads their verdicts.
+    // As Agree; calls then.Met() when all cores have met, before this core reads their verdicts, to start
+    // loads.
     template <typename Then>
     __aicore__ inline bool AgreeThen(const Verdict& mine, Then& then) {
         verdict_ = board_.MeetThen(0, mine, then);
         return TakeEpoch();
     }
-    // All cores have asked for an exact count of the rows, and make it together.
+    // Direct combine: the worst verdict was kRecheck. Every core drops it and counts the rows exactly.
     __aicore__ inline void RecheckTogether() { verdict_ = Verdict(); }
+    // Adds a verdict of this core to the agreed verdict.
     __aicore__ inline void Fail(const Verdict& verdict) { Worsen(verdict_, verdict); }
-    // The second meeting: the rows, or lists, of all cores of this rank have left.
+    // The second meeting: after it the rows, or lists, of all cores of this rank have left. Agrees on the
+    // worst of the verdicts so far and `mine`.
     __aicore__ inline void MeetAfterSend(const Verdict& mine) {
         sender_.Flush();
         Verdict all = verdict_;
@@ -86,12 +96,14 @@ public:
 
     // ---- status messages ----
 
-    // The messages will say that this rank's rows lie in its lent area, so many blocks from its begin.
+    // Direct combine: the messages will say that this rank's rows lie in its lent area, `blocks` blocks of 32
+    // bytes after its begin.
     __aicore__ inline void SetLent(uint32_t blocks) {
         config_.phase = kPhaseLent;
         lentBlocks_ = blocks;
     }
-    // Before the cores have met: fills this core's first messages, as they are if no core has an error.
+    // Direct combine, before the cores have met: fills this core's first messages. SetStatus fills them again
+    // if a core has an error.
     template <typename Counts>
     __aicore__ inline void PrepareMessages(Counts& counts) {
         if (FirstPeer() >= info_->world) return;
@@ -101,9 +113,9 @@ public:
             FillMessage(counts, prepared_++, PeerAfter(i));
         }
     }
-    // Sends this rank's messages to the core's share of the peers. Where there is no error
-    // counts.Select(peer) and counts.Rows(peer, i) tell the rows. `rowBytes`: of a row, as ranks of other
-    // servers get them.
+    // Sends this rank's messages to the core's share of the peers. If there is no error, it calls
+    // counts.Select(peer) and then counts.Rows(peer, i) for each count i of the message. `rowBytes`: bytes of
+    // a row in the item to a rank of another server.
     template <typename Counts>
     __aicore__ inline void SetStatus(Counts& counts, uint32_t rowBytes) {
         MOE_PHASE("SetStatus");
@@ -124,7 +136,7 @@ public:
             sender_.PutStatus(peer, MessageAt(at), bytes);
             if (sender_.servers().Far(peer)) items_.Put(peer, static_cast<uint64_t>(rows) * rowBytes, bytes);
         }
-        // Direct goes on at once: its messages stay in UB as long as the plan of UB that they are in.
+        // Direct does not wait for its stores: the messages stay in UB until the plan of UB ends.
         if (ring == 1) sender_.Flush();
         if (info_->transport == kTransportRdma) {
             AscendC::SyncAll<true>();  // all cores have staged rows, messages and items
@@ -132,8 +144,9 @@ public:
         }
     }
 
-    // Window: waits for this core's share of the sources, and shows each good message to
-    // arrived.Arrived(source, message). Then all cores meet, for the third time.
+    // Window: waits for the messages of this core's share of the sources, and if all are good calls
+    // arrived.Arrived(source, message) for each. Then the cores meet for the third time. True: no core has an
+    // error.
     template <typename Arrived>
     __aicore__ inline bool WaitStatus(Arrived& arrived) {
         MOE_PHASE("WaitStatus");
@@ -149,8 +162,8 @@ public:
         verdict_ = board_.Meet(2, mine);
         return verdict_.code == kOk;
     }
-    // Direct: every core waits for all sources, and no meeting follows; FailWatch says why that is enough.
-    // Core 0 still has to call CheckCountsHashes().
+    // Direct: every core waits for the messages of all sources, and no meeting follows; FailWatch says why
+    // that is enough. Core 0 must call CheckCountsHashes() afterwards.
     __aicore__ inline bool WaitForAll(StatusWaiter& waiter) {
         MOE_PHASE("WaitStatus");
         FailWatch fail;
@@ -166,7 +179,7 @@ public:
         }
         return verdict_.code == kOk;
     }
-    // Core 0, while its first loads are under way: the hashes that WaitForAll has not compared.
+    // Core 0, while its first loads are under way: compares the hashes that WaitForAll has left out.
     __aicore__ inline bool CheckCountsHashes(StatusWaiter& waiter) {
         Worsen(verdict_, waiter.JudgeHashes());
         return verdict_.code == kOk || verdict_.code == kRoutingMismatch;
@@ -175,7 +188,7 @@ public:
     __aicore__ inline void Report() {
         if (core_ == 0) report_.Write(*pipe_, verdict_, sender_, link_, items_.aborts());
     }
-    // Gives all of UB back. Buffers made after this start a new plan of UB.
+    // Waits for all pipes and gives all of UB back. Buffers made after this belong to a new plan of UB.
     __aicore__ inline void NextPlan() {
         AscendC::PipeBarrier<PIPE_ALL>();
         pipe_->Reset();
@@ -209,7 +222,8 @@ private:
     __aicore__ inline bool Failed() const {
         return verdict_.code != kOk && verdict_.code != kRoutingMismatch;
     }
-    // All cores share the peers. In direct with many cores core 0 sends none: it publishes the epoch first.
+    // How many cores send messages. In direct with kManyCores or more core 0 sends none, because it publishes
+    // the epoch at that time.
     __aicore__ inline uint32_t Senders() const {
         const bool others = info_->algorithm == kAlgorithmDirect && info_->cores >= kManyCores;
         return info_->cores - (others ? 1 : 0);

@@ -1,4 +1,4 @@
-// What combine is given, and what is wrong with it, whatever the algorithm.
+// The arguments of combine and the checks on them that both algorithms share.
 #ifndef ASCEND_MOE_COMMON_INPUTS_H
 #define ASCEND_MOE_COMMON_INPUTS_H
 
@@ -76,7 +76,8 @@ __aicore__ inline Verdict CompareCounts(const MoeDistributeInfo& info, RoutingTa
     return Verdict();
 }
 
-// V1: a position past the expert's pairs would read another row. The first one among pairs [begin, end).
+// V1: a position of expand_idx past the expert's pairs would read another row. The verdict is the first such
+// among pairs [begin, end).
 __aicore__ inline Verdict CheckIndex(const MoeDistributeInfo& info, GM_ADDR expandIdx, RoutingTable& routing,
                                      uint32_t begin, uint32_t end, const LocalTensor<int32_t>& index) {
     GlobalTensor<int32_t> source;

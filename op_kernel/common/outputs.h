@@ -1,4 +1,5 @@
-// What dispatch writes for its caller, whatever the algorithm: fields of rows, and the counts.
+// The outputs of dispatch that both algorithms write in the same way: fields of rows, and the counts. And the
+// counts that status messages of dispatch carry.
 #ifndef ASCEND_MOE_COMMON_OUTPUTS_H
 #define ASCEND_MOE_COMMON_OUTPUTS_H
 
@@ -126,7 +127,8 @@ private:
     uint32_t localExperts_ = 0;
 };
 
-// The same for all peers at once, for a core that fills a message while the one before is still leaving.
+// As SendCounts, but loads the totals of all peers at once: direct fills a message while the message before
+// leaves.
 class AllSendCounts {
 public:
     // Begins to load the totals.

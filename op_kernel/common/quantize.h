@@ -1,4 +1,5 @@
-// Rows as they travel: plain, or int8 with one fp32 scale a token (quant_mode 2).
+// Makes rows as they travel ("wire rows"): plain, or int8 with an fp32 scale a token (quant_mode 2). A new
+// quantisation of rows belongs here.
 #ifndef ASCEND_MOE_COMMON_QUANTIZE_H
 #define ASCEND_MOE_COMMON_QUANTIZE_H
 
@@ -109,8 +110,8 @@ private:
 
 constexpr uint32_t kMostStarted = 4;  // rows whose loads may be begun before the first is fetched
 
-// Hands out wire rows of tokens. A token is read, and quantised, once for consecutive pairs that send it
-// alike.
+// Hands out wire rows of tokens. Reads and quantises a token once for consecutive pairs whose wire rows are
+// equal.
 template <typename XType, bool kQuant, bool kSmooth>
 class RowLoader {
 public:
@@ -164,8 +165,9 @@ public:
         }
         return row_;
     }
-    // Begins to load the row of a token that is fetched after those begun before, fewer than the ring holds
-    // at a time. Their first stores are not waited for.
+    // Begins to load a row ahead. Rows must be fetched in the order of Start, with fewer under way than the
+    // ring holds. The first `ring` wire rows then need no wait for stores, because nothing has been stored
+    // from them yet.
     __aicore__ inline void Start(uint32_t token) {
         if (!ahead_) fresh_ = ring_;
         ahead_ = true;

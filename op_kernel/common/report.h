@@ -53,7 +53,7 @@ public:
         if (verdict.code >= kFirstFatal && verdict.code != kContextMismatch) {
             LocalTensor<uint32_t> headers = headerBuf.Get<uint32_t>();
             LoadHeaders(headers, sender.servers());
-            // Without this rank's own message the failure was found at entry: no rank is awaited yet.
+            // This rank has not sent its message yet: it found the failure at entry and awaits nobody.
             if (Arrived(headers, info_->rank)) ListAwaited(headers, words);
             if (verdict.reporter == info_->rank) {
                 const LocalTensor<uint32_t> block = abortBuf.Get<uint32_t>();
@@ -78,8 +78,8 @@ public:
 
 private:
     // Whether the record already holds a failure that has to stay. On an NPU the host reads the record after
-    // more ops have run, and the first failure explains the others. Only a fatal failure replaces one that
-    // was not.
+    // more ops have run, and the first failure explains the others. A fatal failure replaces a collective
+    // failure.
     __aicore__ inline bool AlreadyReported(const LocalTensor<int32_t>& before, const Verdict& verdict) const {
         const DataCopyExtParams params{1, kBlock, 0, 0, 0};
         const DataCopyPadExtParams<int32_t> pad{false, 0, 0, 0};
@@ -88,8 +88,8 @@ private:
         if (before.GetValue(kRecMagic) != kRecordMagic) return false;
         return before.GetValue(kRecCode) >= static_cast<int32_t>(kFirstFatal) || verdict.code < kFirstFatal;
     }
-    // Header 0 of every message: [parity][source]. Over RDMA those of far ranks lie behind their rows; what
-    // is no header there counts as none.
+    // Loads header 0 of every message, [2 parities][W] blocks. Over RDMA the messages of far ranks lie behind
+    // their rows; a block there that is no header becomes zeros.
     __aicore__ inline void LoadHeaders(const LocalTensor<uint32_t>& headers, const ServerMap& servers) {
         const uint32_t stride = StatusStride(info_->world);
         GlobalTensor<uint32_t> messages;

@@ -1,5 +1,7 @@
-// This rank's routing: which (token, k) pairs go where, counted by all cores together. Each core reads only
-// its share of the ids; a histogram a core, summed by vector adds, gives every pair its place.
+// This rank's routing: which (token, k) pairs go where. Each core reads its share of the ids and leaves a
+// histogram over the experts in the workspace, [cores][E] int32. After the cores have met, each core sums the
+// histograms: the totals of the rank, and for its own pairs the counts of the cores before it, which give
+// every pair its position among the rank's pairs of that expert.
 #ifndef ASCEND_MOE_COMMON_ROUTING_H
 #define ASCEND_MOE_COMMON_ROUTING_H
 
@@ -220,8 +222,8 @@ public:
         SyncFunc<HardEvent::V_S>();
     }
 
-    // What a core needs to know where it only looks at some experts: in `running` the counts of the cores
-    // before it. `queue`: see CoreRows.
+    // What a core needs to know where it only looks at pairs of its own share: `running`, the counts of the
+    // cores before it. `queue`, `room`: see CoreRows.
     template <typename Queue>
     __aicore__ inline void AccumulateBefore(Queue& queue, uint32_t room) {
         Gather(queue, room, runningBuf_.Get<int32_t>(), 0, lanes_, core_);
@@ -231,8 +233,8 @@ public:
     __aicore__ inline void AccumulateShare(Queue& queue, uint32_t room, uint32_t first, uint32_t count) {
         Gather(queue, room, totalBuf_.Get<int32_t>(), first, count, info_->cores);
     }
-    // After Count. False: no owner can get more rows than it has room for. Pairs of a token for one owner are
-    // more than its experts only where one of them is picked twice.
+    // After Count. False: no owner can get more rows than its capacity. True: a token has more pairs for an
+    // owner than the owner has experts, which happens only if it picks an expert twice.
     __aicore__ inline bool MayOverflow() {
         if (info_->localExperts >= info_->topK) return false;
         uint32_t owners[kMaxTopK];
@@ -253,8 +255,9 @@ public:
         return false;
     }
 
-    // Row number of each expert's first row in its owner's region: rows before it, counted over RDMA from
-    // where they all end. The first owner over its capacity is the verdict.
+    // Finds each expert's first row number in its owner's region: the rows of the experts before it. Over
+    // RDMA numbers count from the end of the owner's rows and are negative. The verdict is the first owner
+    // over its capacity.
     __aicore__ inline Verdict Place() {
         Verdict verdict;
         LocalTensor<int32_t> total = totalBuf_.Get<int32_t>();
@@ -293,8 +296,8 @@ public:
         running.SetValue(expert, position + 1);
         return static_cast<uint32_t>(position);
     }
-    // Takes back the positions of this token's pairs, which are the first that are loaded: another core sums
-    // the first part of this token.
+    // Takes the positions of this token's pairs back; the token is the first that is loaded. Direct combine:
+    // the core that sums the token's first part has counted its pairs, so `running` includes them already.
     __aicore__ inline void GiveBack(uint32_t token) {
         LocalTensor<int32_t> running = runningBuf_.Get<int32_t>();
         for (uint32_t k = 0; k < info_->topK; ++k) {

@@ -1,5 +1,6 @@
-// Rows of a rank as (local expert, source rank) segments: the counts of all sources, their inclusive prefix
-// sums in [local expert][source] order, and where each segment starts in its source's region.
+// The rows of expand_x as segments, [L][W]: segment (local expert, source rank) has slot local expert * W +
+// source. End(slot) is the inclusive prefix sum of the counts, so rows Start(slot)..End(slot) of expand_x are
+// the segment; Offset(slot) is the number of its first row among the rows of its source.
 #ifndef ASCEND_MOE_COMMON_SEGMENTS_H
 #define ASCEND_MOE_COMMON_SEGMENTS_H
 
@@ -40,7 +41,7 @@ public:
         }
         return true;
     }
-    // Over RDMA rows are counted from where those of their source end.
+    // Over RDMA: offsets become negative, counted from the end of the source's rows.
     __aicore__ inline void AlignEnd() {
         LocalTensor<int32_t> offset = offsetBuf_.Get<int32_t>(), bySource = sourceBuf_.Get<int32_t>();
         for (uint32_t slot = 0, s = 0; slot < slots(); ++slot) {
@@ -108,7 +109,7 @@ private:
 // microseconds.
 class SegmentScan {
 public:
-    // A row of slots has to fill whole blocks, and one core alone would do all of it besides the rows.
+    // The vector way needs W to be a multiple of 8, and pays only with more than one core.
     static __aicore__ inline bool Suits(const MoeDistributeInfo& info) {
         return ScansSegments(info.world, info.cores);
     }

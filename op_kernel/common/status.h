@@ -36,8 +36,8 @@ struct StatusConfig {
     }
 };
 
-// Of a count block: the configuration, where lent rows lie, and the counts, so that no turned bit passes for
-// rows.
+// The hash of a count block covers the configuration, the place of lent rows and the counts, so that a turned
+// bit is never taken for a number of rows. `hash`: of all but the counts; `at`: the first word of the block.
 __aicore__ inline uint32_t HashCounts(uint32_t hash, const LocalTensor<uint32_t>& message, uint32_t at) {
     for (uint32_t i = 0; i < kCountsPerBlock; ++i) hash = HashMix(hash, message.GetValue(at + kCbCounts + i));
     return hash;
@@ -80,7 +80,8 @@ public:
             message_.SetValue(at + kCbHash, HashCounts(hash_, message_, at));
         }
     }
-    // Where the rows lie, when a phase has more to say than itself.
+    // kPhaseLent: where the rows lie, in blocks after the begin of the lent area, and the generation of that
+    // memory.
     __aicore__ inline void SetPlace(uint32_t blocks, uint32_t generation) {
         message_.SetValue(kBlockWords + kH1Detail0, blocks);
         message_.SetValue(kBlockWords + kH1Detail1, generation);
@@ -119,8 +120,8 @@ public:
     }
 
     // kArrived with kOk in `verdict`: every block carries this epoch and the counts are within capacity. The
-    // message of a far rank lies among rows, where anything may have been before it; it is judged when all of
-    // it is there, so that the item it came with has left its sender.
+    // message of a far rank (another server) lies among rows, where anything may have been before it. So the
+    // reader judges it only when all of it is there; the item that it came with has then left its sender.
     __aicore__ inline Arrival Judge(const LocalTensor<uint32_t>& message, uint32_t source, bool far,
                                     Verdict& verdict) const {
         const uint32_t seen = message.GetValue(kH0Magic);
@@ -143,7 +144,7 @@ public:
             return Corrupt(verdict, source, 1, message.GetValue(kBlockWords + kH1OpPhase));
         }
         if (CompareConfig(message, source, verdict)) return kArrived;
-        // Whatever of these words no field has named.
+        // Bits of these words that belong to no field of CompareConfig.
         const uint32_t types = message.GetValue(kBlockWords + kH1Types);
         const uint32_t contract = message.GetValue(kBlockWords + kH1Contract);
         if (types != config_.types) return Corrupt(verdict, source, 1, types);
@@ -183,7 +184,7 @@ public:
     }
 
 private:
-    // A rank that runs another algorithm may give any phase that there is.
+    // A rank that runs another algorithm may send any phase: CompareConfig then names the mismatch.
     __aicore__ inline bool Allowed(const LocalTensor<uint32_t>& message, uint32_t op, uint32_t phase) const {
         const uint32_t algorithm = message.GetValue(kBlockWords + kH1Algorithm);
         if (algorithm == config_.algorithm) return IsPhaseOf(info_->algorithm, op, phase);
@@ -294,8 +295,8 @@ private:
     uint32_t epoch_ = 0;
 };
 
-// Compares the status messages of all ranks with what they should be, by vector instructions: word by word,
-// W messages take the scalar unit tens of microseconds.
+// Compares the status messages of all ranks with the expected words by vector instructions, because word by
+// word W messages take the scalar unit tens of microseconds.
 class MessageMatch {
 public:
     // kExpected: every block of every message is of this epoch, and all its words but those that the hash
@@ -338,8 +339,9 @@ public:
         return kExpected;
     }
     __aicore__ inline bool alike() const { return alike_; }
-    // A row of blocks a source as in its message, all words zero that are not counts. No count is below 0 or
-    // above the capacity, so that a core that has not checked the hashes may go by them.
+    // [sources][words of a message]: the counts at their places, all other words zero. Counts below 0 or
+    // above the capacity are cut to that range, so that a core that has not checked the hashes may use them
+    // as sizes.
     __aicore__ inline LocalTensor<int32_t> Counts() { return wordBuf_.Get<int32_t>(); }
     // From one row to the next.
     __aicore__ inline uint32_t RowWords() const { return blocks_ * kBlockWords; }

@@ -16,7 +16,7 @@ struct Verdict {
     uint32_t reporter = 0;  // the rank that found it
 };
 
-// What this rank has found wrong with its own inputs.
+// A verdict of this rank about its own inputs.
 __aicore__ inline Verdict InvalidOf(const MoeDistributeInfo& info, uint32_t code, uint32_t where,
                                     uint32_t value) {
     Verdict verdict;
@@ -28,14 +28,14 @@ __aicore__ inline Verdict InvalidOf(const MoeDistributeInfo& info, uint32_t code
     return verdict;
 }
 
-// Between the cores of a rank only: an owner may get more rows than its capacity, and all cores have to count
-// exactly, together.
+// Between the cores of a rank only, in direct combine: a core has seen that an owner may get more rows than
+// its capacity, so all cores have to count exactly.
 constexpr uint32_t kRecheck = kFirstFatal - 1;
 
-// Fatal before a configuration mismatch before the other collective errors before what only this rank sees;
-// then the lowest rank. Every core, and where the cause is common every rank, arrives at the same one.
-// Of two routing mismatches the counts say more: they differ when ids or masks do, and expand_idx then
-// follows.
+// The worst verdict has the least number: fatal errors, then a configuration mismatch, the other collective
+// errors, and the mismatches that only this rank sees. Of equals the lowest rank's counts. So all cores, and
+// if the cause is common all ranks, choose the same verdict. A mismatch of counts goes before a mismatch of
+// expand_idx, because ids or masks that differ cause both.
 __aicore__ inline uint32_t Severity(const Verdict& verdict) {
     if (verdict.code >= kFirstFatal) return verdict.code - kFirstFatal;
     if (verdict.code == kConfigMismatch) return 32;
@@ -67,8 +67,8 @@ public:
         NothingMore then;
         return MeetThen(round, mine, then);
     }
-    // The same without waiting for this core's stores first: they drain with the verdict. then.Met() runs
-    // when all cores have met, before this core reads their verdicts.
+    // As Meet, but this core's stores drain together with its verdict. Calls then.Met() when all cores have
+    // met, before this core reads their verdicts.
     template <typename Then>
     __aicore__ inline Verdict MeetThen(uint32_t round, const Verdict& mine, Then& then) {
         LocalTensor<uint32_t> block = buf_.Get<uint32_t>();

@@ -26,7 +26,7 @@ public:
             world_ * kBlockWords);
         pipe.InitBuffer(buf_, world_ * kBlock);
     }
-    // The first cause: of the aborts seen, that of the earliest reporter.
+    // True: there is an abort block; `verdict` is that of the lowest source rank.
     __aicore__ inline bool Look(Verdict& verdict) {
         LocalTensor<uint32_t> words = buf_.Get<uint32_t>();
         SyncFunc<HardEvent::S_MTE2>();
@@ -64,20 +64,19 @@ private:
 
 // The fail block of this rank's own state area. In direct every core waits for all messages, and the cores do
 // not meet afterwards. They agree without a SyncAll, because:
-// - A good message stays as it is until this rank's next op but one: its source writes to the same place
-// again
-//   only after it has seen the message that this rank sends in the next op. What one core has accepted all
-//   other cores will accept.
+// - A good message stays until this rank's next op but one: its source writes to the same place again only
+//   after it has the message that this rank sends in the next op. So all cores accept what one core has
+//   accepted.
 // - Collective errors are words of good messages: every core that has seen all messages has the same worst
 //   error.
 // - Only core 0 looks at the clock and at the abort blocks, and calls a message corrupt. When it gives up, it
-//   writes the reason into the fail block, and the other cores leave with that reason. When core 0 has seen
-//   all messages, it does not give up, and the others will see them too.
+//   writes the reason into the fail block, and the other cores leave with that reason. If core 0 has seen all
+//   messages, it does not give up, and the other cores will see them too.
 // - Only core 0 checks the hashes, and in combine whether the counts are those of this rank's own ids. The
-//   other cores take messages that are right in all other words. A core that had seen all messages before
-//   core 0 gave up still copies or sums its rows. That is harmless: the outputs of a failed op belong to
-//   nobody, and the op has failed for this rank by core 0's record. Where such a core goes by words that are
-//   not checked, it stays within the areas that they are about.
+//   other cores accept messages that are right in all other words. A core that had seen all messages before
+//   core 0 gave up still copies or sums its rows. That is harmless: core 0's record says that the op has
+//   failed, and nobody uses its outputs. Such a core never reads outside the areas that unchecked words are
+//   about.
 class FailWatch {
 public:
     __aicore__ inline void Init(TPipe& pipe, const WindowContext& context, uint32_t epoch) {
@@ -134,15 +133,15 @@ public:
             static_cast<uint64_t>(info.world) * strideBytes_ / sizeof(uint32_t));
         if (count > 0) pipe.InitBuffer(buf_, count * messageWords_ * sizeof(uint32_t));
     }
-    // For all ranks over memory, after Init: compares all messages as a whole by vector instructions, and
-    // word by word only where one differs. A single core does without: it would have both to do. Where all
-    // are as expected, Wait() leaves the hashes to JudgeHashes().
+    // Direct, after Init: Wait() then compares all messages at once by vector instructions, and word by word
+    // only if one differs; if all are as expected, it leaves the hashes to JudgeHashes(). A launch of a
+    // single core compares word by word.
     __aicore__ inline void MatchAll(TPipe& pipe, const StatusConfig& config, uint32_t epoch) {
         matching_ = info_->cores > 1;
         nextToHash_ = count_;
         if (matching_) match_.Init(pipe, *info_, config, epoch, count_);
     }
-    // Whether all messages were alike when last looked at: match() then has their counts.
+    // Whether the last comparison found all messages as expected: match() then has their counts.
     __aicore__ inline bool alike() const { return matching_ && match_.alike(); }
     __aicore__ inline MessageMatch& match() { return match_; }
 
@@ -190,8 +189,8 @@ public:
         return worst;
     }
 
-    // For the cores other than 0: the worst collective error of the messages, or the reason for which core 0
-    // gave up.
+    // Wait() for the cores other than 0: returns the worst collective error of the messages, or the reason
+    // for which core 0 gave up.
     __aicore__ inline Verdict Follow(FailWatch& fail) {
         Verdict worst;
         uint32_t next = 0;
@@ -247,8 +246,8 @@ private:
         message.SetGlobalBuffer(FarMessage(*context_, parity_, rank), messageWords_);
         AscendC::DataCopy(Message(rank - first_), message, messageWords_);
     }
-    // All messages that have come. As long as some are missing, one a look is judged, so that an odd one is
-    // found soon, and the last to come does not find this core at work on the others.
+    // Compares all messages at once. While some are missing, judges one message a look: so a bad message is
+    // found soon, and the core is not busy with the others when the last message comes.
     __aicore__ inline uint32_t Match(uint32_t next, bool lastLook, Verdict& worst) {
         const MessageMatch::Arrival seen = match_.Look(Message(0));
         if (seen != MessageMatch::kExpected) {

@@ -1,31 +1,49 @@
 // MoeDistributeCombine, algorithm "direct": every rank publishes the rows of its experts in its own half, or
-// where they are when that is its lent area. The ranks whose tokens they are read them there and sum.
+// in place when expand_x lies in its lent area. The ranks whose tokens the rows are read them there and sum.
+//
+// V2 means triples (source rank, token, k), V1 expand_idx. A: rows of expand_x. An owner is the rank of an
+// expert. A core's share of the tokens in phase 3 is the tokens that it sums in phase 7.
 //
 // phase | function            | which cores  | reads                  | writes                   | who meets
 // ------+---------------------+--------------+------------------------+--------------------------+----------
-// 1     | RowReturn::Begin    | all: a share | expand_x [A][H],       | own half: the rows as    |
-//       |                     | of the bytes | ep_send_counts [L*W]   | they lie in expand_x,    |
-//       |                     |              | int32                  | without this rank's own; |
-//       |                     |              |                        | nothing when lent        |
-// 2     | Count,              | all: a share | expert_ids [BS][K]     | workspace: histograms    | cores of
-//       | RowReturn::Check,   | of the       | int32; V1: expand_idx  | [cores][E] int32; V1:    | the rank,
-//       | PrepareMessages     | tokens       | [BS*K] int32, V2:      | largest positions        | once
-//       |                     |              | triples [A][3] int32   | [cores][E] int32         |
-// 3     | SetStatus           | all: a share | ep_send_counts         | a status message to      |
-//       |                     | of the peers |                        | every rank: rows of each |
-//       |                     |              |                        | local expert, and where  |
-//       |                     |              |                        | they begin               |
-// 4     | SumBuffInit         | all          | histograms,            | nothing                  |
+// 0     | Exchange::Enter     | all          | context, epoch word    | nothing                  |
+// 1     | LookForAborts       | all          | abort blocks           | nothing: after a failure |
+//       |                     |              |                        | peers may still read     |
+//       |                     |              |                        | this half                |
+// 2     | RowReturn::Begin    | all: a share | expand_x [A][H],       | own half: the rows as in |
+//       | (V1: after Count)   | of the bytes | ep_send_counts [L*W]   | expand_x, without this   |
+//       |                     |              | int32                  | rank's own; nothing when |
+//       |                     |              |                        | lent                     |
+// 3     | Count, RowReturn::  | all: a share | expert_ids [BS][K]     | workspace: histograms    | cores of
+//       | Check,              | of the       | int32, x_active_mask;  | [cores][E] int32, V1:    | the rank
+//       | PrepareMessages,    | tokens, V2:  | V1: expand_idx [BS*K]  | largest positions        |
+//       | Exchange::Agree     | of the       | int32; V2: triples     | [cores][E] int32; core   |
+//       |                     | triples; all | [A][3] int32           | 0, after the meeting:    |
+//       |                     | counts       |                        | epoch word               |
+// 4     | SetStatus           | a share of   | nothing:               | a status message to      |
+//       |                     | the peers:   | ep_send_counts are in  | every rank: rows of each |
+//       |                     | all, from 8  | UB                     | local expert, and where  |
+//       |                     | cores on not |                        | they begin               |
+//       |                     | core 0       |                        |                          |
+// 5     | SumBuffInit         | all          | ids, mask,             | nothing                  |
 //       |                     |              | expert_scales [BS][K]  |                          |
-//       |                     |              | fp32                   |                          |
-// 5     | WaitForAll          | all: all     | status messages, fail  | core 0: the fail block,  | all ranks
-//       |                     | sources      | block; core 0: abort   | when it gives up         |
-//       |                     |              | blocks                 |                          |
-// 6     | SumRows             | all: a share | rows in the owners'    | x [BS][H]                |
+//       |                     |              | fp32, V1: expand_idx;  |                          |
+//       |                     |              | core 0 and, V2, all:   |                          |
+//       |                     |              | histograms; core 0,    |                          |
+//       |                     |              | V1: largest positions  |                          |
+// 6     | WaitForAll          | all: all     | status messages; core  | core 0, when it gives    | all ranks
+//       |                     | owners       | 0: abort blocks,       | up: fail block           |
+//       |                     |              | others: fail block     |                          |
+// 7     | SumRows             | all: a share | rows in the owners'    | x [BS][H]                |
 //       |                     | of (token,   | halves or lent areas,  |                          |
 //       |                     | part of H)   | own rows in expand_x,  |                          |
 //       |                     |              | shared_expert_x        |                          |
 //       |                     |              | [BS][H]                |                          |
+//
+// No meeting follows phase 6: FailWatch (common/wait.h) says why the cores agree all the same. In phase 7
+// core 0, while its first rows load, compares the counts in all messages with this rank's own (Judge). If a
+// core has seen that an owner may overflow (kRecheck), all cores count exactly between phases 3 and 4
+// (CountAll).
 #ifndef ASCEND_MOE_DIRECT_COMBINE_H
 #define ASCEND_MOE_DIRECT_COMBINE_H
 
@@ -56,7 +74,7 @@ public:
             SyncFunc<HardEvent::MTE2_S>();
             if (triples_) return_.Begin();
             mine = Count();
-            if (!triples_) return_.Begin();  // whose loads would go before those of expand_idx
+            if (!triples_) return_.Begin();  // after Count: its loads would delay those of expand_idx
             Worsen(mine, return_.Check());
             if (mine.code == kOk) exchange_.PrepareMessages(return_);
         }
@@ -71,7 +89,7 @@ public:
     }
 
 private:
-    // One plan of UB for the whole op: nobody waits for stores under way to give UB back.
+    // A single plan of UB for the whole op, because a new plan would have to wait for stores under way.
     __aicore__ inline void BuffInit() {
         MOE_PHASE("BuffInit");
         TPipe& pipe = exchange_.pipe();
@@ -82,7 +100,8 @@ private:
         rows_.Init(exchange_, waiter_, *info_, args_.expandX, args_.expandIdx, rowBytes_);
         sum_.Init(pipe, *tiling_, args_, rows_, exchange_.core());
     }
-    // A core counts the tokens that it sums, but for one that it shares with the core before it.
+    // A core counts the tokens that it sums. Of the cores that sum parts of the same token, the core with its
+    // first part counts it.
     __aicore__ inline void RoutingInit() {
         routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace,
                       exchange_.core());
@@ -101,14 +120,14 @@ private:
         if (!triples_) bounds_.Store(routing_);
         return mine;
     }
-    // Every core has all totals, so that all messages say the same.
+    // Every core gets all totals, so that the messages of all cores carry the same error, or none.
     __aicore__ inline void CountAll() {
         exchange_.RecheckTogether();
         routing_.Accumulate();
         exchange_.Fail(routing_.Place());
     }
-    // While the messages are on their way: the first tokens' places, and on core 0 what all messages have to
-    // say.
+    // While the messages are under way: every core finds the places of its first tokens; core 0 gets this
+    // rank's totals, which the counts in the messages must equal, and checks expand_idx (V1).
     __aicore__ inline void SumBuffInit() {
         sum_.Fetch(routing_);
         if (exchange_.core() == 0) {
@@ -129,7 +148,8 @@ private:
         AscendC::PipeBarrier<PIPE_ALL>();
         return true;
     }
-    // Core 0, while its first rows are under way: what the other cores go by without asking, see FailWatch.
+    // Core 0 checks, while its first rows are under way, the words that the other cores trust (see
+    // FailWatch).
     __aicore__ inline bool Judge() {
         if (exchange_.CheckCountsHashes(waiter_)) {
             for (uint32_t source = 0; source < info_->world; ++source)
@@ -139,7 +159,8 @@ private:
         return exchange_.verdict().code == kOk;
     }
 
-    // After a failure: the record, and zeros, but for cores that sum because they do not know of it.
+    // After a failure core 0 writes the error record, and each core that knows of the failure writes zeros
+    // into its share of x. A core that does not know of it sums.
     __aicore__ inline void Leave() {
         exchange_.NextPlan();
         ZeroSums(exchange_, *info_, args_.x, rowBytes_);
@@ -156,7 +177,7 @@ private:
     ReturnedRows rows_;
     DirectSum<XType> sum_;
     StatusWaiter waiter_;
-    Verdict mine_;  // of core 0 on what the messages have to say
+    Verdict mine_;  // core 0: of the checks of expand_idx and of the counts in the messages
     uint32_t rowBytes_ = 0;
     bool triples_ = false;
 };

@@ -1,33 +1,57 @@
 // MoeDistributeDispatch, algorithm "direct": every rank publishes its rows, and a list of pairs for each
-// owner, in its own half. The owners read both there, straight into expand_x. With 8 cores or more listCores
-// of them make the lists (2b) while the others publish rows; with fewer every core does both (1, 2a).
+// owner, in its own half of the window. The owners read both there, straight into expand_x. Nobody writes
+// into another rank's data area; only status messages and aborts go to other ranks.
+//
+// Where the host gives listCores = 0, every core publishes rows and makes list entries (phases 2 to 4). Else
+// the last listCores cores make the lists while the others publish rows (2b instead of 2, 3 and 4). The host
+// gives list cores from 8 cores on, if the rank has at most kMostListPairs pairs. V2 means triples (source
+// rank, token, k), V1 expand_idx. A: rows of expand_x.
 //
 // phase | function            | which cores  | reads                  | writes                   | who meets
 // ------+---------------------+--------------+------------------------+--------------------------+----------
-// 1     | PublishRows         | a share of   | x [BS][H], scales      | own half: rows [BS], or  |
-//       |                     | the tokens   | [E][H] fp32            | [BS*K] with smooth       |
-//       |                     |              |                        | scales                   |
-// 2a    | RoutingTable::      | all: a share | expert_ids [BS][K]     | own half: lists          | cores of
-//       | Count, then         | of the pairs | int32, x_active_mask,  | [W][capacity] int32;     | the rank,
-//       | MakeLists           |              | histograms             | workspace: histograms    | twice
-//       |                     |              |                        | [cores][E] int32, totals |
-//       |                     |              |                        | [E] int32; V1:           |
-//       |                     |              |                        | expand_idx [BS*K] int32  |
-// 2b    | ExpertLists::Make   | listCores:   | all expert_ids and     | the same, without        | cores of
-//       |                     | whole        | masks of the rank      | histograms               | the rank,
-//       |                     | experts      |                        |                          | once
-// 3     | SetStatus           | all: a share | totals                 | a status message to      |
-//       |                     | of the peers |                        | every rank               |
-// 4     | WaitForAll          | all: all     | status messages, fail  | core 0: the fail block,  | all ranks
-//       |                     | sources      | block; core 0: abort   | when it gives up         |
-//       |                     |              | blocks                 |                          |
-// 5     | GatherRows:         | all: a share | lists and rows in the  | expand_x [A][H],         |
+// 0     | Exchange::Enter     | all          | context, epoch word    | nothing                  |
+// 1     | LookForAborts       | all          | abort blocks           | nothing: after a failure |
+//       |                     |              |                        | peers may still read     |
+//       |                     |              |                        | this half                |
+// 2     | PublishRows         | all: a share | expert_ids,            | own half: rows [BS], or  |
+//       |                     | of the       | x_active_mask, x       | with smooth scales       |
+//       |                     | tokens       | [BS][H], scales [E][H] | [BS*K]                   |
+//       |                     |              | fp32                   |                          |
+// 3     | RoutingTable::      | all: a share | expert_ids [BS][K]     | workspace: histograms    | cores of
+//       | Count,              | of the       | int32, x_active_mask   | [cores][E] int32; core   | the rank
+//       | Exchange::Agree     | tokens       |                        | 0, after the meeting:    |
+//       |                     |              |                        | epoch word               |
+// 4     | MakeLists,          | all: the     | histograms, ids and    | own half: lists          | cores of
+//       | MeetAfterSend       | share of     | mask again             | [W][capacity] int32; V1: | the rank
+//       |                     | phase 3      |                        | expand_idx [BS*K] int32; |
+//       |                     |              |                        | core 0: totals [E] int32 |
+// 2b    | PublishRows or      | the last     | rows: as 2; lists: all | rows: as 2; lists:       | cores of
+//       | ExpertLists::Make,  | listCores:   | ids and masks of the   | lists, V1: expand_idx,   | the rank
+//       | AgreeThen           | whole        | rank                   | totals of its experts;   |
+//       |                     | experts;     |                        | core 0, after the        |
+//       |                     | others: a    |                        | meeting: epoch word      |
+//       |                     | share of the |                        |                          |
+//       |                     | tokens       |                        |                          |
+// 5     | SetStatus           | a share of   | totals                 | a status message to      |
+//       |                     | the peers:   |                        | every rank               |
+//       |                     | all, from 8  |                        |                          |
+//       |                     | cores on not |                        |                          |
+//       |                     | core 0       |                        |                          |
+// 6     | WaitForAll          | all: all     | status messages; core  | core 0, when it gives    | all ranks
+//       |                     | sources      | 0: abort blocks,       | up: fail block           |
+//       |                     |              | others: fail block     |                          |
+// 7     | GatherRows:         | all: a share | lists and rows in the  | expand_x [A][H],         |
 //       | DirectGather or     | of the rows  | sources' halves        | dynamic_scales [A] fp32, |
 //       | SharedRowGather     |              |                        | V2: triples [A][3]       |
 //       |                     |              |                        | int32; core 0:           |
 //       |                     |              |                        | ep_recv_counts [L*W]     |
 //       |                     |              |                        | int32, expert_token_nums |
-//       |                     |              |                        | [L] int64                |
+//       |                     |              |                        | [L] int64,               |
+//       |                     |              |                        | tp_recv_counts [1] int32 |
+//
+// No meeting follows phase 6: FailWatch (common/wait.h) says why the cores agree all the same. Core 0 checks
+// the hashes of the messages in phase 7, while its first loads are under way. After a failure Leave lets core
+// 0 write zero counts and the error record.
 #ifndef ASCEND_MOE_DIRECT_DISPATCH_H
 #define ASCEND_MOE_DIRECT_DISPATCH_H
 
@@ -63,12 +87,13 @@ public:
         SegmentInit();
         if (!exchange_.WaitForAll(waiter_) || !GatherRows()) Leave();
     }
-    // For SegmentTable: rows that this rank gets from a source for a local expert, as its message says.
+    // SegmentTable::FromCounts calls this: rows from a source for a local expert, as its message says.
     __aicore__ inline int32_t operator()(uint32_t source, uint32_t localExpert) {
         return static_cast<int32_t>(waiter_.Message(source).GetValue(StatusWriter::CountWord(localExpert)));
     }
 
-    // With roles all lists have left when the cores have met: the totals come with the verdicts.
+    // AgreeThen calls this when the cores have met. With roles the totals are complete then: they load
+    // together with the verdicts.
     __aicore__ inline void Met() {
         if (role_ != Role::kBoth) LoadTotals();
     }
@@ -82,9 +107,9 @@ private:
         if (lists != 0) role_ = core + lists < info_->cores ? Role::kRows : Role::kLists;
     }
 
-    // What leaves before the cores have met leaves only after a look at the abort blocks. False: they have
-    // found one. Here a core has to know what the cores before it have counted: they meet over that, and
-    // again over the lists.
+    // Without roles. A core must know the counts of the cores before it to place its list entries, so the
+    // cores meet twice: over the histograms, and when the lists are stored. False: the communicator has
+    // failed.
     __aicore__ inline bool FillTogether() {
         KeepPairs();
         Verdict mine = exchange_.LookForAborts();
@@ -97,10 +122,10 @@ private:
         exchange_.MeetAfterSend(Verdict());
         return true;
     }
-    // Here each list is one core's: they meet once.
+    // With roles. The list of an expert is a single core's work, so the cores meet once. False as above.
     __aicore__ inline bool FillApart() {
         Verdict mine = exchange_.LookForAborts();
-        // That has waited for the ids too.
+        // LookForAborts waited for MTE2, so the ids have arrived too.
         if (mine.code == kOk && role_ == Role::kRows) PublishRows();
         if (mine.code == kOk && role_ == Role::kLists) {
             MOE_PHASE("PublishLists");
@@ -108,7 +133,7 @@ private:
         }
         return exchange_.AgreeThen(mine, *this);
     }
-    // UB plan 2: routing tables, all histograms, this chunk's expand_idx and list entries.
+    // Phase 4. UB plan 2: routing tables, all histograms, expand_idx and list entries of the current chunk.
     __aicore__ inline void MakeLists() {
         MOE_PHASE("PublishLists");
         exchange_.NextPlan();
@@ -122,7 +147,8 @@ private:
         PublishLists();
     }
 
-    // UB plan 1: routing tables, rows in flight; or all pairs, and lists.
+    // UB plan 1 (phases 1 to 3): routing tables and rows in flight; for a core that makes lists, all pairs of
+    // the rank and its lists.
     __aicore__ inline void BuffInit() {
         MOE_PHASE("BuffInit");
         exchange_.BoardInit();
@@ -136,8 +162,8 @@ private:
             return;
         }
         RoutingInit();
-        // A token belongs to one core: its row is read, and quantised, once. Cores that start first have
-        // more.
+        // A token belongs to one core, which reads and quantises its row once. The first cores take the
+        // tokens that are left over.
         const uint32_t cores = info_->cores - tiling_->listCores;
         firstRow_ = FirstToken(exchange_.core(), cores) * info_->topK;
         endRow_ = FirstToken(exchange_.core() + 1, cores) * info_->topK;
@@ -150,7 +176,8 @@ private:
     __aicore__ inline uint32_t FirstToken(uint32_t core, uint32_t cores) const {
         return core * (info_->batch / cores) + Min(core, info_->batch % cores);
     }
-    // The pairs whose list entries this core makes are loaded once where they fit, with what is loaded next.
+    // Begins to load the pairs whose list entries this core makes, if they fit in UB. The next wait for MTE2
+    // covers them; later calls of PairReader::Load find them there.
     __aicore__ inline void KeepPairs() {
         const uint32_t pairs = routing_.end() - routing_.begin();
         if (pairs != 0 && pairs <= kChunkPairs) routing_.pairs().Keep(routing_.begin(), pairs);
@@ -162,8 +189,8 @@ private:
                              PartBegin(info_->batch, exchange_.core() + 1, info_->cores));
     }
 
-    // This core's tokens into the own half: a row a token, or a row a pair when smooth scales tell pairs
-    // apart.
+    // Stores the rows of this core's tokens into the own half: a row a token, or with smooth scales, which
+    // make a row depend on its expert, a row a pair.
     __aicore__ inline void PublishRows() {
         MOE_PHASE("PublishRows");
         for (uint32_t at = firstRow_; at < endRow_; at += ChunkPairs()) {
@@ -177,7 +204,7 @@ private:
         }
         rows_.Release();
     }
-    // Whole tokens.
+    // Pairs of a chunk: of whole tokens.
     __aicore__ inline uint32_t ChunkPairs() const { return kChunkPairs / info_->topK * info_->topK; }
     __aicore__ inline void PublishPairs(uint32_t at, uint32_t count) {
         for (uint32_t i = 0; i < count; ++i) {
@@ -186,7 +213,7 @@ private:
             if (routing_.pairs().Routed(id)) StoreRow(at + i, rows_.Fetch(token, static_cast<uint32_t>(id)));
         }
     }
-    // The rows of the next tokens are on their way while one is quantised.
+    // While the core quantises a row, the rows of the next tokens load.
     __aicore__ inline void PublishTokens(uint32_t at, uint32_t count) {
         const uint32_t end = (at + count) / info_->topK;
         uint32_t ahead = at / info_->topK, flying = 0;
@@ -201,6 +228,7 @@ private:
             --flying;
         }
     }
+    // Whether any pair of the token is routed.
     __aicore__ inline bool Sends(uint32_t at, uint32_t token) {
         const uint32_t first = token * info_->topK - at;
         for (uint32_t k = 0; k < info_->topK; ++k) {
@@ -216,7 +244,7 @@ private:
         CopyOut(target, bytes, rows_.WireBytes());
     }
 
-    // This core's pairs into the lists of their owners, each at its place; and expand_idx.
+    // Stores this core's pairs into the lists of their owners, each at its place. V1: stores expand_idx.
     __aicore__ inline void PublishLists() {
         if (exchange_.verdict().code != kOk) return;  // the status message carries the reason
         for (uint32_t at = routing_.begin(); at < routing_.end(); at += kChunkPairs) {
@@ -252,7 +280,7 @@ private:
         if (!triples_) CopyOut(expandIdx_[at], indexBuf_.Get<int32_t>(), count);
     }
 
-    // UB plan 3, from here to the end.
+    // UB plan 3 (phases 5 to 7) begins in LoadTotals; with roles Met() has called that already.
     __aicore__ inline void SetStatus() {
         if (role_ == Role::kBoth) LoadTotals();
         exchange_.SetStatus(sendCounts_, rowStride_);
@@ -262,7 +290,7 @@ private:
         sendCounts_.Init(exchange_.pipe(), *info_, args_.workspace);
     }
 
-    // What segments take, while the messages are under way.
+    // Prepares the segment tables while the messages are under way.
     __aicore__ inline void SegmentInit() {
         segments_.Init(exchange_.pipe(), *info_);
         if (!SegmentScan::Suits(*info_)) return;
@@ -299,13 +327,13 @@ private:
             good = exchange_.CheckCountsHashes(waiter_);
             if (good) counts_.Store(exchange_.pipe(), segments_);
         }
-        // What has begun is finished: after a failure, too, it is as harmless as on the other cores.
+        // Loads that have begun must end. After a failure rows in expand_x do no harm: the counts say zero.
         gather.Finish();
         AscendC::PipeBarrier<PIPE_ALL>();
         return good;
     }
 
-    // After a failure: no rows for whoever reads the counts, and the record.
+    // After a failure core 0 writes zero counts, so that callers see no rows, and the error record.
     __aicore__ inline void Leave() {
         AscendC::PipeBarrier<PIPE_ALL>();
         if (exchange_.core() != 0) return;

@@ -1,5 +1,5 @@
-// Direct dispatch's last step: this core's share of the received rows, read from the halves of their sources
-// as their lists say, into expand_x, dynamic_scales and the triples.
+// Phase 7 of direct dispatch (GatherRows): a core copies its share of expand_x from the halves of the
+// sources, by their lists, into expand_x, dynamic_scales and the triples. Calls: Init, Begin, Start, Finish.
 #ifndef ASCEND_MOE_DIRECT_GATHER_H
 #define ASCEND_MOE_DIRECT_GATHER_H
 
@@ -30,7 +30,7 @@ public:
                                    tiling.copyRows * rowStride_);
     }
 
-    // The lists of this core's share begin to load.
+    // Begins to load the list entries of this core's share.
     __aicore__ inline void Begin(SegmentTable& segments) {
         segments_ = &segments;
         const uint32_t rows = Min(segments.Rows(), info_->expandRows);
@@ -41,7 +41,7 @@ public:
         listed_ = LoadLists(lastSlot_, begin_, end_);
     }
     __aicore__ inline void Start() {}
-    // The share is contiguous; where in it a rank begins is its own, so that not all ranks read the same
+    // The share is contiguous. Each rank begins at another place in it, so that not all ranks read the same
     // source first.
     __aicore__ inline void Finish() {
         if (begin_ == end_) return;
@@ -57,14 +57,14 @@ public:
     }
 
 private:
-    // Rows whose list entries are in UB, the first of them in `slot`.
+    // Rows [begin, end) of expand_x whose list entries are in UB; the first of them is in segment `slot`.
     struct Loaded {
         uint32_t slot, begin, end;
     };
-    // The rows of one segment among them.
+    // The rows of a single segment among them.
     struct Piece {
         uint32_t slot, begin, end;
-        uint32_t at;  // of their entries in UB; those of the next piece begin with a block
+        uint32_t at;  // place of their entries in UB; the entries of a piece begin on a block
     };
     __aicore__ inline Piece FirstPiece(const Loaded& loaded) {
         return PieceFrom(loaded.slot, loaded.begin, loaded.end, 0);
@@ -88,7 +88,8 @@ private:
             GatherListed(loaded.begin, loaded.end);
         }
     }
-    // As many pieces as UB holds, in flight together. Returns the row after them, and `slot` of the last.
+    // Begins to load the list entries of rows from `row` on, as many pieces as UB holds. Returns the row
+    // after them; `slot` becomes the segment of the last piece.
     __aicore__ inline uint32_t LoadLists(uint32_t& slot, uint32_t row, uint32_t end) {
         const uint64_t mine = info_->rank * ListBytes(info_->capacity);
         SyncFunc<HardEvent::S_MTE2>();
@@ -114,7 +115,7 @@ private:
         owesTriples_ = info_->triples != 0;
         SyncFunc<HardEvent::MTE2_S>();
     }
-    // Of all loaded rows, when the first of them are on their way.
+    // Stores the triples of all loaded rows, after the first rows have begun to load.
     __aicore__ inline void StoreTriples() {
         LocalTensor<int32_t> list = listBuf_.Get<int32_t>(), triple = tripleBuf_.Get<int32_t>();
         const uint32_t count = loaded_.end - loaded_.begin;

@@ -1,6 +1,7 @@
-// The lists of direct dispatch: for each owner the numbers (token * K + k) of the pairs that go to its
-// experts, by expert and in ascending order. With few cores every core makes entries of all lists
-// (ListPlaces); with 8 or more some cores make whole lists (ExpertLists).
+// The lists of direct dispatch, [W][capacity] int32: for each owner the numbers (token * K + k) of the pairs
+// that go to its experts, by expert and in ascending order. Without roles every core makes entries of all
+// lists (ListPlaces); with roles (listCores > 0) some cores make the whole lists of their experts
+// (ExpertLists).
 #ifndef ASCEND_MOE_DIRECT_LISTS_H
 #define ASCEND_MOE_DIRECT_LISTS_H
 
@@ -9,7 +10,7 @@
 
 namespace moe {
 
-// All (token, k) pairs of a rank in UB, for a core that looks for the pairs of some experts.
+// With roles: all (token, k) pairs of this rank in UB, for a core that looks for the pairs of its experts.
 class RankPairs {
 public:
     // Begins to load the ids.
@@ -29,8 +30,8 @@ public:
     }
     __aicore__ inline uint32_t Lanes() const { return lanes_; }
 
-    // First of all, when the scalar unit has waited for the ids. The first bad one is the verdict. `room`:
-    // for 2 * Lanes() numbers, as below.
+    // Must be called first, after the scalar unit has waited for MTE2. The verdict is the first bad id.
+    // `room`: scratch for 2 * Lanes() int32.
     __aicore__ inline Verdict Judge(const LocalTensor<int32_t>& room) {
         if (pairs_ == 0) return Verdict();
         if (info_->maskRank != 0) LeaveOutMasked(room);
@@ -46,22 +47,22 @@ public:
         if (Select(room[lanes_], 0) == pairs_) return Verdict();
         return FirstBad();
     }
-    // After Judge, which has left the ids in `room`: pairs of experts [first, end).
+    // After Judge, which leaves the ids in `room`: how many pairs experts [first, end) have.
     __aicore__ inline uint32_t CountBetween(uint32_t first, uint32_t end, const LocalTensor<int32_t>& room) {
         if (first == end || pairs_ == 0) return 0;
-        // Integers have no other comparison than that for equality.
+        // int32 can only be compared for equality, so the ids become floats.
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::Cast(room.ReinterpretCast<float>(), room, AscendC::RoundMode::CAST_RINT, lanes_);
         return CountBelow(end, room) - CountBelow(first, room);
     }
-    // Compares all pairs with an expert; `turn` says which of two places for the result is taken, its parity.
-    // Begins when all vector instructions before it have ended, as Select must.
+    // Compares all pairs with an expert. The parity of `turn` says which of two result buffers it fills.
+    // Waits for the vector instructions before it, as Select needs.
     __aicore__ inline void Compare(int32_t expert, uint32_t turn) {
         AscendC::PipeBarrier<PIPE_V>();
         if (pairs_ == 0) return;
         AscendC::CompareScalar(Bits(turn), idBuf_.Get<int32_t>(), expert, AscendC::CMPMODE::EQ, lanes_);
     }
-    // The numbers of the pairs for which the comparison holds, in order. Returns how many.
+    // Stores the numbers of the pairs for which the comparison holds, in order. Returns how many.
     __aicore__ inline uint32_t Select(const LocalTensor<int32_t>& to, uint32_t turn) {
         if (pairs_ == 0) return 0;
         return Gather(to, turn, pairs_);
@@ -82,7 +83,7 @@ private:
                             once, found);
         return static_cast<uint32_t>(found);
     }
-    // Lanes behind the last pair go nowhere.
+    // Lanes behind the last pair get the id "not routed".
     __aicore__ inline void Load(GM_ADDR expertIds, GM_ADDR mask) {
         GlobalTensor<int32_t> ids;
         ids.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(expertIds), pairs_);
@@ -101,7 +102,7 @@ private:
             AscendC::Duplicate(id[padded], kNotRouted, static_cast<int32_t>(lanes_ - padded));
         AscendC::CreateVecIndex(indexBuf_.Get<int32_t>(), static_cast<int32_t>(0), lanes_);
     }
-    // Pairs that are masked become pairs that go nowhere.
+    // Masked pairs get the id "not routed".
     __aicore__ inline void LeaveOutMasked(const LocalTensor<int32_t>& room) {
         const LocalTensor<half> value = halfBuf_.Get<half>();
         const uint32_t lanes = static_cast<uint32_t>(CeilTo(masks_, kHalfLanes));
@@ -145,8 +146,8 @@ private:
     uint32_t masks_ = 0;
 };
 
-// V1's expand_idx from lists of pairs by expert: the position of each in its list, a store a pair, from a
-// table in UB whose block j holds j. There is no instruction that scatters.
+// With roles, V1: expand_idx of a pair is its position in its expert's list. No instruction scatters, so each
+// pair takes a store of its own, from a table in UB whose block j holds j.
 class PairPositions {
 public:
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR expandIdx) {
@@ -162,7 +163,7 @@ public:
                       {1, 8});
         SyncFunc<HardEvent::V_MTE3>();
     }
-    // For pairs that go nowhere: entries [begin, end) of `pairs`. Before any list.
+    // For pairs that are not routed, stores 0: entries [begin, end) of `pairs`. Before any list.
     __aicore__ inline void StoreZeros(const LocalTensor<int32_t>& pairs, uint32_t begin, uint32_t end) {
         for (uint32_t i = begin; i < end; ++i) Put(pairs.GetValue(i), 0);
     }
@@ -177,7 +178,7 @@ private:
     __aicore__ inline void Put(int32_t pair, uint32_t block) {
         CopyOut(expandIdx_[static_cast<uint32_t>(pair)], tableBuf_.Get<int32_t>()[block * kBlockWords], 1);
     }
-    // Block 0 holds `first` from here on.
+    // From here on block j of the table holds first + j.
     __aicore__ inline void Renumber(uint32_t first) {
         if (first == first_) return;
         const LocalTensor<int32_t> table = tableBuf_.Get<int32_t>();
@@ -193,12 +194,12 @@ private:
     uint32_t first_ = 0;
 };
 
-// The lists of direct dispatch by cores that do nothing else: each owns a range of experts, and reads all ids
-// of the rank. A comparison of the ids with an expert and a selection of the pair numbers are that expert's
-// list, in order, and the number of its pairs, so that no core has to know what another has counted.
+// With roles: the core makes the lists of a range of experts from all ids of the rank. It compares the ids
+// with an expert and selects the numbers of the equal pairs: these are that expert's list, in order, and
+// their number is its total. So no core needs the counts of another.
 class ExpertLists {
 public:
-    // `lists`: of this rank's own half, an owner after the other. Begins to load the ids.
+    // `lists`: [W][capacity] int32 in the own half. Begins to load the ids.
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, const DispatchArguments& args,
                                 GM_ADDR lists, uint32_t core, uint32_t cores) {
         info_ = &info;
@@ -215,7 +216,7 @@ public:
         pipe.InitBuffer(listBuf_, ListInts(pairs_.Lanes(), count_) * sizeof(int32_t));
         if (info.triples == 0) positions_.Init(pipe, info, args.expandIdx);
     }
-    // A bad id, or an owner that gets more rows than it has room for, is the verdict.
+    // Makes and stores the lists. The verdict is a bad id, or an owner over its capacity.
     __aicore__ inline Verdict Make() {
         LocalTensor<int32_t> list = listBuf_.Get<int32_t>();
         const Verdict bad = pairs_.Judge(list);
@@ -229,7 +230,7 @@ public:
     }
 
 private:
-    // This core's lists, one behind the other, each from a block on. Returns where they end.
+    // Selects this core's lists into UB, one after the other, each from a block on. Returns where they end.
     __aicore__ inline uint32_t Select() {
         LocalTensor<int32_t> count = countBuf_.Get<int32_t>(), list = listBuf_.Get<int32_t>();
         uint32_t at = 0;
@@ -271,7 +272,8 @@ private:
             reinterpret_cast<__gm__ int32_t*>(lists_ + owner * ListBytes(info_->capacity)) + row, count);
         CopyOut(target, pairs, count);
     }
-    // V1's expand_idx, of this core's experts and of its share of what goes nowhere. `end`: of the lists.
+    // V1: expand_idx of the pairs of this core's experts, and zeros for its share of the pairs that are not
+    // routed. `end`: where the lists end in UB.
     __aicore__ inline void StorePositions(uint32_t end) {
         LocalTensor<int32_t> count = countBuf_.Get<int32_t>(), list = listBuf_.Get<int32_t>();
         pairs_.Compare(kNotRouted, 0);
@@ -296,11 +298,12 @@ private:
     UbBuf countBuf_, listBuf_;
     uint32_t core_ = 0, cores_ = 1;
     uint32_t first_ = 0, count_ = 0;  // this core's experts
-    uint32_t before_ = 0;             // rows that the owner of the first of them gets before those of it
+    uint32_t before_ = 0;             // rows for experts before first_ that belong to the same owner
 };
 
-// Where the entries of direct dispatch's lists go: how many pairs of an expert the cores before this one
-// have, and how many rows its owner gets before those of the expert. All histograms are in UB at once.
+// Without roles: the places of this core's list entries. An entry lies at (rows of its owner for the experts
+// before) + (pairs of its expert on the cores before) + (earlier pairs on this core). Loads as many
+// histograms [cores][E] as fit in UB at a time.
 class ListPlaces {
 public:
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, RoutingTable& routing,

@@ -1,5 +1,5 @@
-// Direct combine, the publisher's side: whether ep_send_counts and the triples (V2) can be right, and the
-// copy of expand_x into the own half.
+// Phases 2 and 3 of direct combine, the rank that publishes: checks ep_send_counts and the triples (V2), and
+// copies expand_x into the own half.
 #ifndef ASCEND_MOE_DIRECT_PUBLISH_H
 #define ASCEND_MOE_DIRECT_PUBLISH_H
 
@@ -7,12 +7,12 @@
 
 namespace moe {
 
-// ep_send_counts: where the rows of each (local expert, source rank) begin and end. Every core loads all of
-// them and checks them by vector instructions. Only where they are wrong does the scalar unit search for the
-// first.
+// ep_send_counts [L*W] int32: where the rows of each (local expert, source rank) end. Every core loads and
+// checks all of them by vector instructions. Only if they are wrong, the scalar unit searches for the first
+// wrong count.
 class ReturnCounts {
 public:
-    // UB: ends, starts, and twice as many floats.
+    // UB: ends, starts, and floats for the check.
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info) {
         info_ = &info;
         slots_ = info.world * info.localExperts;
@@ -21,7 +21,7 @@ public:
         pipe.InitBuffer(countBuf_, ReturnCountLanes(info.world, slots_) * sizeof(float));
         pipe.InitBuffer(workBuf_, (PaddedInts(slots_) + 2 * kBlockWords) * sizeof(float));
     }
-    // On its way only: the caller waits for MTE2.
+    // Begins to load; the caller waits for MTE2.
     __aicore__ inline void Load(GM_ADDR epSendCounts) {
         GlobalTensor<int32_t> counts;
         counts.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(epSendCounts), slots_);
@@ -37,12 +37,13 @@ public:
             SyncFunc<HardEvent::V_S>();
         }
     }
-    // All rows, if they may be so many; nothing more is known of the counts before Check.
+    // The number of all rows. False: that many rows cannot be. Before Check nothing else of the counts is
+    // known.
     __aicore__ inline bool Total(uint32_t& rows) {
         rows = End(slots_ - 1);
         return rows <= info_->expandRows && rows <= info_->world * info_->capacity;
     }
-    // Monotone, within expand_x, and no source over its capacity.
+    // Checks that the counts never fall, stay within expand_x, and give no source more than its capacity.
     __aicore__ inline Verdict Check() {
         uint32_t rows;
         if (Total(rows) && Plausible()) return Verdict();
@@ -70,8 +71,8 @@ public:
     }
 
 private:
-    // False: something may be wrong. As floats the counts keep their order, and those within the limits their
-    // values: these are far below 2^24.
+    // False: something may be wrong. Floats keep the order of the counts, and the exact values of all counts
+    // within the limits, which are far below 2^24.
     __aicore__ inline bool Plausible() {
         const uint32_t unit = ReturnCountUnit(info_->world), lanes = ReturnCountLanes(info_->world, slots_);
         LocalTensor<float> count = countBuf_.Get<float>(), work = workBuf_.Get<float>();
@@ -84,7 +85,8 @@ private:
         AscendC::Sub(count, count, work, static_cast<int32_t>(slots_));
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::ReduceMin(least, count, work, static_cast<int32_t>(slots_), false);
-        // Lane i of all rows of `unit` lanes is of source i % W.
+        // Seen as rows of `unit` lanes, lane i belongs to source i % W in every row: adding the rows adds by
+        // source.
         for (uint32_t n = lanes / unit; n > 1;) {
             const uint32_t half = n / 2;
             AscendC::PipeBarrier<PIPE_V>();
@@ -119,8 +121,8 @@ private:
     uint32_t slots_ = 0;
 };
 
-// V2's triples, as combine's algorithm "direct" checks them: readers count positions again, so that a
-// segment's triples must be its source's, in ascending order.
+// V2: checks the triples. Readers count positions again instead of reading triples, so the rows must be in
+// dispatch's order: the triples of a segment must be of its source, in ascending order of (token, k).
 constexpr uint32_t kTripleRows = 512;  // triples in UB at a time
 
 class TripleCheck {
@@ -130,8 +132,7 @@ public:
         expandIdx_ = expandIdx;
         pipe.InitBuffer(buf_, PaddedInts((kTripleRows + 1) * kTripleWords) * sizeof(int32_t));
     }
-    // Rows [begin, end) are this core's share; the first of them are on their way then, ahead of whatever is
-    // copied next.
+    // Rows [begin, end) are this core's share. Begins to load their first triples, before the copies of rows.
     __aicore__ inline void Begin(uint32_t begin, uint32_t end) {
         row_ = begin;
         end_ = end;
@@ -140,7 +141,7 @@ public:
         Load();
         AscendC::SetFlag<HardEvent::MTE2_S>(loaded_);
     }
-    // The first wrong one of the share, if `counts` can be trusted.
+    // The verdict is the first wrong triple of the share. Wrong counts (not `trusted`): only ends the load.
     __aicore__ inline Verdict Run(ReturnCounts& counts, bool trusted) {
         Verdict verdict;
         if (row_ == end_) return verdict;
@@ -206,9 +207,9 @@ private:
     uint32_t slot_ = 0;
 };
 
-// What combine, algorithm "direct", leaves in the own half: the rows of expand_x as they lie, but for this
-// rank's own, and unless they lie in the lent area. Where each source rank's rows of each local expert begin
-// is in its message.
+// Publishes the rows of expand_x: copies them into the own half at the same offsets, without the rows of this
+// rank's own tokens. Copies nothing if expand_x lies in the lent area. The message to a source says where its
+// rows of each local expert begin.
 constexpr uint64_t kCopyUnit = 512;  // bytes: cores share a copy in pieces of this
 
 class RowReturn {
@@ -226,9 +227,9 @@ public:
         if (info_->triples != 0) triples_.Init(pipe, *info_, arguments.expandIdx);
         pipe.InitBuffer(queue_, static_cast<uint8_t>(tiling.returnRing), chunkBytes_);
     }
-    // The counts are on their way then.
+    // Begins to load the counts.
     __aicore__ inline void Load() { counts_.Load(args_->epSendCounts); }
-    // They are there. Rows are copied from here on, while the scalar unit goes on.
+    // The counts must have arrived. Queues the copies of rows; they run while the scalar unit goes on.
     __aicore__ inline void Begin() {
         MOE_PHASE("ReturnRows");
         uint32_t rows = 0;
@@ -241,14 +242,14 @@ public:
         bytes_ = static_cast<uint64_t>(rows) * rowBytes_;
         Publish();
     }
-    // Wrong counts or triples are the verdict; then nobody reads what this rank leaves.
+    // The verdict is a wrong count or triple. The messages then carry the error, and nobody reads the copied
+    // rows.
     __aicore__ inline Verdict Check() {
         Verdict verdict = counts_.Check();
         if (info_->triples != 0 && possible_) Worsen(verdict, triples_.Run(counts_, verdict.code == kOk));
         return verdict;
     }
-    // This core's share. The rows are one piece of memory here and there: cores share its bytes, whatever the
-    // row they belong to.
+    // Copies this core's share. The rows are contiguous here and there, so the cores share bytes, not rows.
     __aicore__ inline void StoreRows() {
         GM_ADDR to = exchange_->Half();
         const uint64_t bytes = bytes_;
@@ -258,8 +259,9 @@ public:
         const uint64_t end = whole < bytes ? whole : bytes;
         uint32_t expert = 0;
         for (uint64_t at = begin; at < end;) {
-            // Up to this rank's own rows of a local expert, and on after them. Counts that nobody has checked
-            // yet leave out something else, of this core's share.
+            // Copies up to this rank's own rows of the next local expert, then continues after them. The
+            // counts are not checked yet: wrong counts only make this core leave out other bytes of its
+            // share.
             uint64_t stop = end;
             if (expert < info_->localExperts) {
                 const uint32_t slot = expert * info_->world + info_->rank;
@@ -295,7 +297,7 @@ public:
     }
 
 private:
-    // Where they are, or in the own half.
+    // In place if lent, else into the own half.
     __aicore__ inline void Publish() {
         if (IsLent()) {
             exchange_->SetLent(

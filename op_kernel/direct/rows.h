@@ -1,5 +1,4 @@
-// Direct combine, the reader's side: whether expand_idx (V1) can be right, and where the rows of this rank's
-// pairs lie.
+// Direct combine, the rank that reads: checks expand_idx (V1), and finds where the rows of its pairs lie.
 #ifndef ASCEND_MOE_DIRECT_ROWS_H
 #define ASCEND_MOE_DIRECT_ROWS_H
 
@@ -7,8 +6,9 @@
 
 namespace moe {
 
-// V1's expand_idx, checked by all cores with a single meeting. Each core leaves the largest position of every
-// expert in its share; after the meeting core 0 compares the largest of all with the totals.
+// V1: checks expand_idx without a meeting of its own. In phase 3 each core stores the largest position of
+// every expert among its pairs, [cores][E] int32 in the workspace. In phase 5 core 0 compares the largest of
+// all cores with the totals: a position must be below its expert's total.
 class IndexBounds {
 public:
     // UB: expand_idx of a chunk, and a row of all experts.
@@ -24,7 +24,7 @@ public:
         pipe.InitBuffer(indexBuf_, kChunkPairs * sizeof(int32_t));
         pipe.InitBuffer(largestBuf_, lanes_ * sizeof(int32_t));
     }
-    // Of this core's share of the pairs. A negative position counts as the largest there is.
+    // Stores the largest positions of this core's share. A negative position counts as INT32_MAX.
     __aicore__ inline void Store(RoutingTable& routing) {
         GlobalTensor<int32_t> source;
         source.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(expandIdx_), info_->batch * info_->topK);
@@ -47,8 +47,8 @@ public:
         SyncFunc<HardEvent::S_MTE3>();
         AscendC::DataCopy(bounds_[static_cast<uint64_t>(core_) * lanes_], largest, lanes_);
     }
-    // After all cores have stored, and with the totals of all experts: whether positions are too large, and
-    // then the first that is.
+    // After all cores have stored; `routing` must have the totals of all experts. The verdict is the first
+    // position that is too large.
     template <typename Queue>
     __aicore__ inline Verdict CheckAll(Queue& queue, uint32_t room, RoutingTable& routing) {
         LocalTensor<int32_t> largest = largestBuf_.Get<int32_t>();
@@ -76,9 +76,8 @@ private:
     uint32_t lanes_ = 0;
 };
 
-// Where the rows of this rank's pairs lie when combine runs "direct": in the halves, or the lent areas, of
-// their experts' ranks, whose messages say where this rank's rows of each expert begin; its own are in
-// expand_x.
+// Finds the rows of this rank's pairs: in the half or the lent area of the owner (the expert's rank), whose
+// message says where this rank's rows of each expert begin. Rows of its own experts are in expand_x.
 class ReturnedRows {
 public:
     __aicore__ inline void Init(Exchange& exchange, StatusWaiter& messages, const MoeDistributeInfo& info,
@@ -92,11 +91,11 @@ public:
         exchange.pipe().InitBuffer(positionBuf_, kChunkPairs * sizeof(int32_t));
     }
 
-    // V1: positions are expand_idx.
+    // V1: begins to load positions, which are expand_idx.
     __aicore__ inline void Load(uint32_t begin, uint32_t count) {
         if (info_->triples == 0) CopyIn(positionBuf_.Get<int32_t>(), index_[begin], count);
     }
-    // V2: positions are counted again; the owner has checked that its rows are in dispatch's order.
+    // V2: counts the positions again. The owner has checked that its rows are in dispatch's order.
     __aicore__ inline void Place(RoutingTable& routing, uint32_t token, uint32_t tokens) {
         if (info_->triples == 0) return;
         LocalTensor<int32_t> position = positionBuf_.Get<int32_t>();
@@ -108,8 +107,8 @@ public:
             }
         }
     }
-    // Of pair `i` of the chunk, when all messages are there. Nobody may have checked them yet, nor
-    // expand_idx: no address is outside the area that the message names.
+    // The address of the row of pair `i` of the chunk, when all messages have come. Core 0 may not have
+    // checked the counts or expand_idx yet, so the address is kept inside the area that the message names.
     __aicore__ inline GM_ADDR Address(int32_t id, uint32_t i) {
         const uint32_t expert = static_cast<uint32_t>(id), owner = expert / info_->localExperts;
         const LocalTensor<uint32_t> message = messages_->Message(owner);

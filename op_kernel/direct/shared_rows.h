@@ -1,5 +1,6 @@
-// Direct dispatch where owners have several experts: a row that goes to more than one expert of an owner is
-// read once, and leaves UB for all its places in expand_x.
+// Phase 7 of direct dispatch (GatherRows) where SharesRows() of protocol/tiling.h holds: many cores, and
+// owners of several experts. A row that goes to more than one expert of this rank is read once, and stored
+// from UB to all its places in expand_x.
 #ifndef ASCEND_MOE_DIRECT_SHARED_ROWS_H
 #define ASCEND_MOE_DIRECT_SHARED_ROWS_H
 
@@ -8,8 +9,9 @@
 
 namespace moe {
 
-// The list entries of some sources, sorted by token and source. Entries of the same row follow each other
-// then, whatever their experts, and cores can share them evenly.
+// The list entries of a group of sources, sorted by token and source. Entries of the same row then follow
+// each other, whatever their experts, and the cores of the group share them evenly. The key of an entry is
+// -(token * width + source), as a float, because Sort is descending and takes floats.
 class RowOrder {
 public:
     struct Entry {
@@ -29,13 +31,13 @@ public:
         pipe.InitBuffer(spareBuf_, 2 * room_ * sizeof(float));
         AscendC::CreateVecIndex(indexBuf_.Get<int32_t>(), static_cast<int32_t>(0), room_);
     }
-    // Of the sources [begin, end) after this rank.
+    // Chooses the sources: the ranks begin..end-1 after this rank.
     __aicore__ inline void Take(SegmentTable& segments, uint32_t begin, uint32_t end) {
         segments_ = &segments;
         begin_ = next_ = begin;
         end_ = end;
     }
-    // The next of their entries begin to load, as many as UB holds. False: there are none.
+    // Begins to load the next of their entries, as many as UB holds. False: none is left.
     __aicore__ inline bool Load() {
         const LocalTensor<int32_t> list = listBuf_.Get<int32_t>();
         if (lanes_ != 0) {
@@ -78,7 +80,7 @@ public:
         }
         return true;
     }
-    // Of those that have been loaded.
+    // Sorts the entries that Load has begun to load.
     __aicore__ inline void Sort() {
         const LocalTensor<float> key = keyBuf_.Get<float>();
         LocalTensor<float> spare = spareBuf_.Get<float>();
@@ -103,7 +105,7 @@ public:
         SyncFunc<HardEvent::V_S>();
     }
     __aicore__ inline uint32_t count() const { return count_; }
-    // Equal for the entries of a row only.
+    // Entries have equal keys if they are of the same row.
     __aicore__ inline float Key(uint32_t i) { return sortedBuf_.Get<float>().GetValue(2 * i); }
     __aicore__ inline uint32_t SourceOfKey(float key) { return SourceOf(Number(key) % width_); }
     __aicore__ inline uint32_t TokenOfKey(float key) { return Number(key) / width_; }
@@ -152,9 +154,9 @@ private:
     uint32_t lanes_ = 0, count_ = 0;
 };
 
-// Direct dispatch's last step where owners have several experts: a row that goes to more than one of them
-// crosses the links once, and leaves UB for all its places in expand_x. Some cores have some sources, and
-// share their rows evenly, token by token: no core waits for one source alone.
+// The cores are divided into groups, and each group gets a group of sources. All cores of a group load and
+// sort the same list entries; each takes an even share of the rows. So no core waits for a single source
+// alone. Calls as of DirectGather: Init, Begin, Start, Finish.
 class SharedRowGather {
 public:
     __aicore__ inline void Init(Exchange& exchange, const DispatchArguments& arguments,
@@ -172,7 +174,7 @@ public:
         if (info_->triples != 0) pipe.InitBuffer(tripleBuf_, SharedRowShare(*info_) * kBlock);
         pipe.InitBuffer(queue_, static_cast<uint8_t>(ring_), rowStride_);
     }
-    // The lists of this core's sources begin to load.
+    // Begins to load the lists of this core's sources.
     __aicore__ inline void Begin(SegmentTable& segments) {
         segments_ = &segments;
         const uint32_t groups = SharedRowGroups(*info_), cores = info_->cores;
@@ -183,7 +185,7 @@ public:
                     PartBegin(info_->world, group + 1, groups));
         loaded_ = order_.Load();
     }
-    // The first rows begin to load.
+    // Sorts the entries and begins to load the first rows.
     __aicore__ inline void Start() {
         if (loaded_) StartBatch();
     }
@@ -248,7 +250,7 @@ private:
         queue_.EnQue(row);
         ahead_ = RowEnd(ahead_);
     }
-    // In expand_x, of all entries of the share.
+    // Finds the row of expand_x for each entry of the share; V2: fills its triple.
     __aicore__ inline void FindPlaces() {
         LocalTensor<int32_t> places = placeBuf_.Get<int32_t>();
         LocalTensor<int32_t> triple;
@@ -264,7 +266,8 @@ private:
             triple.SetValue(i * kBlockWords + 2, static_cast<int32_t>(entry.pair % info_->topK));
         }
     }
-    // A list is its segments one behind the other: an entry is in the last that does not begin behind it.
+    // A source's list is its segments in the order of local experts. The entry is in the last segment that
+    // begins at or before it.
     __aicore__ inline int32_t PlaceOf(const RowOrder::Entry& entry) {
         uint32_t local = 0;
         for (uint32_t end = info_->localExperts - 1; local < end;) {

@@ -1,5 +1,6 @@
-// The weighted sum of a token's K rows, algorithm "direct": fp32, multiply then add, k ascending, one cast.
-// The rows lie in other ranks' memory, so that many parts of them are on their way at a time, in groups.
+// Phases 5 and 7 of direct combine: the weighted sum of a token's K rows in fp32, multiply then add, k
+// ascending, one cast at the end. The rows lie in other ranks' memory, so many parts of rows load at a time,
+// in groups of sumGroup. Calls: Init, Fetch, Prepare, Begin, Run; or Drop instead of Run.
 #ifndef ASCEND_MOE_DIRECT_SUM_H
 #define ASCEND_MOE_DIRECT_SUM_H
 
@@ -37,31 +38,33 @@ public:
         pipe.InitBuffer(queue_, static_cast<uint8_t>(groups_), room_);
         sum_.Init(pipe, elements);
     }
-    // Where rows go that are summed; others may use it before that. Its tensors hold `room` int32.
+    // The queue that rows load into. Before Begin other steps may use it. Its tensors hold `room` int32.
     __aicore__ inline Queue& queue() { return queue_; }
     __aicore__ inline uint32_t room() const { return room_ / sizeof(int32_t); }
-    // What does not depend on the owners, of the first chunk of tokens: on its way, and then there.
+    // Begins to load ids, weights and positions of the first chunk of tokens; they do not depend on other
+    // ranks.
     __aicore__ inline void Fetch(RoutingTable& routing) {
         if (item_ < end_) FetchChunk(routing, item_ / tiling_->partsPerToken);
     }
+    // Waits for them and finds the positions.
     __aicore__ inline void Prepare(RoutingTable& routing) {
         if (item_ == end_) return;
         SyncFunc<HardEvent::MTE2_S>();
         if (info_->triples != 0 && item_ % tiling_->partsPerToken != 0) routing.GiveBack(token_);
         rows_->Place(routing, token_, tokens_);
     }
-    // The first rows are on their way then.
+    // When all messages have come: begins to load the first rows.
     __aicore__ inline void Begin(RoutingTable& routing) {
         if (item_ < end_) BeginChunk(routing);
     }
-    // What Begin has started comes to nothing.
+    // Ends the loads that Begin has started, and uses none of them.
     __aicore__ inline void Drop() {
         while (waiting_ > 0) {
             group_ = TakeGroup();
             queue_.FreeTensor(group_);
         }
     }
-    // This core's share of the (token, part of H) items.
+    // Sums this core's share of the items (token, part of H).
     __aicore__ inline void Run(RoutingTable& routing) {
         while (item_ < end_) {
             SumChunk(routing);
@@ -74,7 +77,7 @@ public:
     }
 
 private:
-    static constexpr uint32_t kShared = 0x10000;  // beside a token's count: its last row has no weight
+    static constexpr uint32_t kShared = 0x10000;  // flag in a token's count: a row of shared_expert_x follows
 
     __aicore__ inline void FetchChunk(RoutingTable& routing, uint32_t token) {
         const uint32_t last = (end_ - 1) / tiling_->partsPerToken;
@@ -86,7 +89,7 @@ private:
         CopyIn(scaleBuf_.Get<float>(), scales_[begin], count);
     }
 
-    // The addresses and weights of a token's rows.
+    // Lists the addresses and weights of a token's rows.
     __aicore__ inline void List(RoutingTable& routing, uint32_t token) {
         const uint32_t inChunk = token - token_, base = inChunk * (info_->topK + 1);
         LocalTensor<uint64_t> address = addressBuf_.Get<uint64_t>();
@@ -119,7 +122,7 @@ private:
         List(routing, token_);
         for (uint32_t g = 0; g < groups_; ++g) LoadGroup(routing);
     }
-    // The next item that has a row to load, unless this one has.
+    // Goes to the next row to load, of this item or a later one. False: none is left in the chunk.
     __aicore__ inline bool FindPiece(RoutingTable& routing) {
         while (loadItem_ < stop_ && loadRow_ == listed_) {
             ++loadItem_;

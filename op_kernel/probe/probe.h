@@ -1,24 +1,34 @@
-// The probes. Each tests one thing that the operators assume of the hardware and of HCCL, with the code that
-// the operators use for it. They touch only data areas, which HCCL overwrites anyway: a communicator stays
+// The probes. Each tests one assumption of the operators about the hardware or HCCL, with the code that the
+// operators use for it. They write to data areas only, which HCCL overwrites anyway: a communicator stays
 // fresh.
 //
 // mode            | function      | which cores  | reads                 | writes                 | who meets
 // ----------------+---------------+--------------+-----------------------+------------------------+----------
-// kProbeContext   | Check         | all          | the context           | nothing                |
-// kProbeStore     | StoreAndRead  | all: a share | rows that it has      | a row and a flag a     | all ranks
-//                 |               | of the peers | stored, rows and      | peer                   |
-//                 |               |              | flags of peers        |                        |
+// all, first      | WindowContext | all          | the context           | nothing; a mismatch is |
+//                 | :: Check      |              |                       | the report             |
+// kProbeContext   |               |              | nothing else          | nothing else           |
+// kProbeStore     | StoreAndRead  | all: a share | rows and flags that   | a row of 16 KiB and a  | all ranks
+//                 |               | of the peers | peers stored here;    | flag to each peer      |
+//                 |               |              | its own rows in the   |                        |
+//                 |               |              | peers' areas          |                        |
 // kProbeAtomic    | Atomic        | core 0       | blocks from the rank  | a block a round to the | all ranks
 //                 |               | writes, core | before                | next rank              |
 //                 |               | 1 reads      |                       |                        |
-// kProbeOrder     | Order         | core 0       | rows and flags from   | a row, then its flag,  | all ranks
-//                 |               | writes, core | the rank before,      | to the next rank; an   |
-//                 |               | 1 reads      | answers               | answer                 |
-// kProbeSyncAll   | SyncAllRounds | all          | workspace [2][cores]  | a block a round        | cores of
-//                 |               |              | blocks                |                        | the rank
+// kProbeOrder     | Order         | core 0       | rows and flags from   | core 0: a row, then    | all
+//                 |               | writes, core | the rank before; core | its flag, to the next  | ranks,
+//                 |               | 1 reads      | 0: answers            | rank; core 1: an       | each
+//                 |               |              |                       | answer to the rank     | round
+//                 |               |              |                       | before                 |
+// kProbeSyncAll   | SyncAllRounds | all          | workspace [2][64]     | workspace: a block a   | cores of
+//                 |               |              | blocks                | round                  | the rank,
+//                 |               |              |                       |                        | each
+//                 |               |              |                       |                        | round
 // kProbeCycles    | Cycles        | core 0       | the cycle counter     | nothing                |
 // kProbeZeroState | ZeroState     | core 0       | the state area        | nothing                |
-// all             | Report        | all          | nothing               | report [cores] blocks  |
+// all, last       | Report        | all          | nothing               | report [cores] blocks  |
+//
+// "Meets" here: a core waits for a flag, block or answer of another rank. A core without work reports
+// "passed".
 #ifndef ASCEND_MOE_PROBE_PROBE_H
 #define ASCEND_MOE_PROBE_PROBE_H
 
@@ -88,7 +98,8 @@ private:
 
     // ---- moving blocks and rows ----
 
-    // `late`: how many rounds the last word is behind.
+    // Stores a block whose words are all `value`. `late`: the last word is so many rounds behind (broken
+    // mode).
     __aicore__ inline void StoreBlock(GM_ADDR address, uint32_t value, uint32_t late = 0) {
         LocalTensor<uint32_t> block = blockBuf_.Get<uint32_t>();
         SyncFunc<HardEvent::MTE3_S>();
@@ -117,7 +128,7 @@ private:
         target.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(address), kRowWords);
         AscendC::DataCopy(target, row, kRowWords);
     }
-    // Every word of a row must be `value`.
+    // Loads a row; every word must be `value`. `where` goes into the report.
     __aicore__ inline void CheckRow(GM_ADDR address, uint32_t value, uint32_t where) {
         GlobalTensor<uint32_t> source;
         source.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(address), kRowWords);
@@ -131,7 +142,8 @@ private:
             return;
         }
     }
-    // False at the deadline. A block whose words differ is a finding of its own.
+    // Polls until word 0 of the block is `value`; false at the deadline. `whole`: words that differ from word
+    // 0 are a finding of their own. `from`: the rank that the report names.
     __aicore__ inline bool Await(GM_ADDR address, uint32_t value, uint32_t from, bool whole = false) {
         const int64_t start = AscendC::GetSystemCycle();
         while (AscendC::GetSystemCycle() - start <= static_cast<int64_t>(tiling_->deadlineCycles)) {
@@ -149,8 +161,8 @@ private:
 
     // ---- the probes ----
 
-    // This core's share of the peers: a row and its flag to each, then each one's row here, and ours back
-    // from there.
+    // For this core's share of the peers: stores a row and its flag to each peer; then checks the row that
+    // the peer has stored here, and reads its own row back from there.
     __aicore__ inline void StoreAndRead() {
         const uint32_t rank = tiling_->rank, world = tiling_->world;
         for (uint32_t peer = core_; peer < world; peer += tiling_->cores) {
@@ -170,7 +182,8 @@ private:
         return tiling_->nonce * 2654435761u + source * 1000003u + owner;
     }
 
-    // Core 0 writes blocks of equal words to the next rank, core 1 looks at those of the rank before.
+    // Core 0 writes blocks of equal words to the next rank; core 1 looks at the blocks of the rank before
+    // until the last round has come.
     __aicore__ inline void Atomic() {
         const uint32_t world = tiling_->world, rank = tiling_->rank;
         const uint32_t next = (rank + 1) % world, before = (rank + world - 1) % world;
@@ -184,7 +197,8 @@ private:
             ++done_;
         }
     }
-    // Row, drained; flag; then the reader's answer, before the row is used again.
+    // A round: core 0 stores a row, drains, stores the flag and awaits the answer. Core 1 awaits the flag,
+    // checks the row and answers, so that no row is overwritten while it is read.
     __aicore__ inline void Order() {
         const uint32_t world = tiling_->world, rank = tiling_->rank;
         const uint32_t next = (rank + 1) % world, before = (rank + world - 1) % world;
@@ -225,7 +239,7 @@ private:
         return (static_cast<uint64_t>(round & 1) * kMaxCores + core) * kBlock;
     }
 
-    // Counts cycles; the host takes the time of it.
+    // Spins for deadlineCycles cycles; the host compares them with its own clock.
     __aicore__ inline void Cycles() {
         if (core_ != 0) return;
         const int64_t start = AscendC::GetSystemCycle();

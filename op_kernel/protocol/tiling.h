@@ -103,14 +103,16 @@ constexpr uint32_t kManyCores = 8;
 
 constexpr uint32_t kChunkPairs = 512;  // pairs in UB at a time
 
-// Direct dispatch with roles: a core that makes lists has all pairs of the rank in UB, in whole repeats, then
-// its lists, each from a block on, or twice the ids; and in V1 a table of positions.
+// Direct dispatch with roles, UB of a core that makes lists: the ids of all pairs of the rank (ListLanes);
+// then ListInts int32, which first hold two copies of the ids as scratch, then the core's lists, each from a
+// block on; and in V1 a table of positions (kPositionBlocks).
 constexpr uint32_t kMostListPairs = 8192;
 constexpr uint32_t kPositionBlocks = 64;
 MOE_FN uint32_t ListLanes(uint32_t pairs) { return CeilDiv(pairs, 64) * 64; }
 MOE_FN uint32_t ListInts(uint32_t lanes, uint32_t experts) { return 2 * lanes + (experts + 1) * kBlockWords; }
 
-// Direct combine folds the counts of all sources as rows of so many lanes: whole blocks, and a multiple of W.
+// Direct combine adds ep_send_counts by source: as rows of ReturnCountUnit lanes, which is a multiple of a
+// block and of W.
 MOE_FN uint32_t ReturnCountUnit(uint32_t world) {
     return world % 8 == 0 ? world : world % 4 == 0 ? 2 * world : world % 2 == 0 ? 4 * world : 8 * world;
 }
@@ -118,15 +120,15 @@ MOE_FN uint32_t ReturnCountLanes(uint32_t world, uint32_t slots) {
     return CeilDiv(slots, ReturnCountUnit(world)) * ReturnCountUnit(world);
 }
 
-// Status messages that a core of dispatch has in UB while it sends them: direct does not wait for one to
-// arrive before it writes the next.
+// Status messages that a core has in UB while it sends them: direct fills a message while the message before
+// leaves.
 constexpr uint32_t kMostMessagesInUb = 2;
 MOE_FN uint32_t MessagesInUb(const MoeDistributeInfo& info) {
     return info.algorithm == kAlgorithmDirect && info.world > 1 ? kMostMessagesInUb : 1;
 }
 
-// UB that comparing all messages of a rank takes: what one should say, a block and a number a source, the
-// words, and what their reduction works in.
+// UB for MessageMatch, which compares all messages of a rank: the expected message, a block and a number for
+// each source, the differences of all words, and scratch of their reduction.
 MOE_FN uint32_t MatchSourceBytes(uint32_t world) {
     return static_cast<uint32_t>(CeilTo(world, kBlockWords)) * (kBlock + sizeof(int32_t));
 }
@@ -138,22 +140,22 @@ MOE_FN uint32_t MatchBytes(uint32_t world, uint32_t counts) {
     return (world + 1) * message + MatchSourceBytes(world) +
            MatchReduceBytes(world * message / static_cast<uint32_t>(sizeof(int32_t)));
 }
-// Of prefix sums over the counts of those messages: two tables of slots, the messages' words and a row of
-// them.
+// UB for SegmentScan, the prefix sums over the counts of those messages: two tables [L][W] int32, the words
+// of all messages, and the words of a message.
 MOE_FN uint32_t ScanBytes(uint32_t world, uint32_t localExperts) {
     return 2 * world * localExperts * static_cast<uint32_t>(sizeof(int32_t)) +
            (world + 1) * StatusMessageBytes(localExperts);
 }
-// Of direct dispatch between its meetings: all cores' histograms, or as many as fit.
+// Histograms that direct dispatch loads into UB at a time: those of all cores, or as many as fit.
 MOE_FN uint32_t HistogramsAtOnce(uint32_t cores, uint32_t experts) {
     constexpr uint32_t kMost = 96 * 1024;
     return Max(1, Min(cores, kMost / (PaddedInts(experts) * static_cast<uint32_t>(sizeof(int32_t)))));
 }
 MOE_FN bool ScansSegments(uint32_t world, uint32_t cores) { return cores > 1 && world % kBlockWords == 0; }
 
-// Shared rows: direct dispatch reads a row once for all experts of its owner, where a row belongs to a token
-// and cores are many. A group of cores sorts the list entries of a group of sources by row, and shares them.
-// A group has as many sources as make kSharedRowEntries entries, if routing is even.
+// Shared rows: with many cores, and without smooth scales, direct dispatch reads a row once for all experts
+// of its owner. A group of cores sorts the list entries of a group of sources by row, and divides them. A
+// group has so many sources that they make kSharedRowEntries entries if routing is even.
 constexpr uint32_t kLeastSharingExperts = 2, kMostSharedRowSources = 8, kSharedRowEntries = 256,
                    kMostSharedRowLanes = 1024;
 constexpr uint32_t kMostSharedRowPairs = 1u << 19;  // keys are exact
@@ -215,16 +217,17 @@ struct MoeDistributeCombineTiling {
     uint32_t reserved;
 };
 
-// Of the copy into the own half: rows are one piece of memory there, and cores share its bytes.
+// Chunks of direct combine's copy into the own half, where rows are contiguous and cores share bytes, not
+// rows.
 constexpr uint32_t kReturnChunkBytes = 16 * 1024;
 MOE_FN uint32_t ReturnChunkBytes(uint32_t rowBytes, uint32_t rows) {
     return Min(rows * rowBytes, kReturnChunkBytes);
 }
-// Bytes of a group of pieces; a row of all experts' counts fits too.
+// Bytes of a group of parts of rows that direct combine sums; a row of a histogram [E] int32 fits too.
 MOE_FN uint32_t SumGroupBytes(uint32_t experts, uint32_t pieces, uint32_t pieceBytes) {
     return Max(pieces * pieceBytes, PaddedInts(experts) * static_cast<uint32_t>(sizeof(int32_t)));
 }
-// Rows of a chunk of tokens: its pairs, and one more a token.
+// Rows that a chunk of tokens sums: its pairs, and for each token a row of shared_expert_x.
 MOE_FN uint32_t SumEntries(uint32_t topK) { return kChunkPairs / topK * (topK + 1); }
 
 }  // namespace moe

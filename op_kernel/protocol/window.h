@@ -5,7 +5,8 @@
 // must survive or be polled:
 //   state: control block | error record | abort blocks, one a source rank | status messages [parity][source]
 //   data:  half 0 | half 1; in a half, region s belongs to source rank s
-//   lent:  right behind data: blocks that the rank's own caller fills, and peers read where combine says so
+//   lent:  right behind data: tensors of window_empty, which the rank's own caller fills;
+//          peers read them when a message of direct combine says so
 // Addresses depend only on (window bytes, world, parity, source rank): a rank with another configuration
 // still writes into its own place, where it can be read and named.
 #ifndef ASCEND_MOE_PROTOCOL_WINDOW_H
@@ -85,8 +86,8 @@ MOE_FN uint64_t RegionOffset(uint64_t dataBytes, uint32_t world, uint32_t parity
     return HalfOffset(dataBytes, parity) + source * RegionBytes(dataBytes, world);
 }
 
-// Over RDMA rows are packed towards the end of a region: they end where its status message begins, so that
-// both leave as one contiguous item whose last bytes are the message. That place is fixed too.
+// Over RDMA rows are packed towards the end of a region and end where its status message begins, so that rows
+// and message leave as a contiguous item. The place of the message is fixed.
 MOE_FN uint64_t RowsEnd(uint64_t dataBytes, uint32_t world) {
     const uint64_t region = RegionBytes(dataBytes, world), message = StatusStride(world);
     return region < message ? 0 : region - message;
@@ -113,9 +114,10 @@ MOE_FN uint32_t Capacity(uint32_t maxBatch, uint32_t topK, uint32_t localExperts
     return maxBatch * Min(topK, localExperts);
 }
 
-// Algorithm "direct": a rank fills its own half, and the others read it there. Dispatch: a list of pair
-// numbers (token * K + k) an owner, then one row a token, or one a pair where smooth scales make them differ.
-// Combine: the rows as they lie in expand_x. Both depend on what is equal on all ranks only.
+// Algorithm "direct": a rank fills its own half, and the others read it there. Dispatch: lists [W][capacity]
+// int32 of pair numbers (token * K + k), each list from a block on, then rows [maxBS], or [maxBS*K] with
+// smooth scales. Combine: the rows at the offsets that they have in expand_x. The layout depends on values
+// that all ranks share.
 MOE_FN uint64_t ListBytes(uint32_t capacity) { return CeilTo(capacity * sizeof(int32_t), kBlock); }
 MOE_FN uint64_t PublishedRowsOffset(uint32_t world, uint32_t capacity) {
     return CeilTo(world * ListBytes(capacity), 512);
@@ -125,8 +127,8 @@ MOE_FN uint64_t PublishedRowsOffset(uint32_t world, uint32_t capacity) {
 // 0 is never an epoch, and 0xFFFFFFFF is followed by 2 so that parity keeps alternating.
 MOE_FN uint32_t NextEpoch(uint32_t epoch) { return epoch == 0xFFFFFFFFu ? 2u : epoch + 1; }
 MOE_FN uint32_t Parity(uint32_t epoch) { return epoch & 1; }
-// Whether a status slot may hold this before the message of `epoch` arrives: nothing, or the epoch two ops
-// ago.
+// Whether the place of a message may hold this epoch before the message of `epoch` arrives: 0 (nothing), or
+// the epoch of two ops ago.
 MOE_FN bool IsStale(uint32_t seen, uint32_t epoch) {
     return seen == 0 || seen == epoch - 2 || (epoch == 2 && seen == 0xFFFFFFFEu) ||
            (epoch == 3 && seen == 0xFFFFFFFFu);
@@ -137,13 +139,13 @@ constexpr uint32_t kStatusMagic = 0x4D4F4530u;
 constexpr uint32_t kAbortMagic = 0x41424F52u;
 constexpr uint32_t kFailMagic = 0x4641494Cu;
 constexpr uint32_t kOpDispatch = 1, kOpCombine = 2;
-// Where the rows that a message announces lie: in the reader's window (final), in the sender's own half
-// (published), in the sender's lent area.
+// The phase of a message says where the rows lie that it announces: final: in the reader's window; published:
+// in the sender's own half; lent: in the sender's lent area.
 constexpr uint32_t kPhaseFinal = 1, kPhasePublished = 2, kPhaseLent = 3;
 constexpr uint32_t kAlgorithmWindow = 1, kAlgorithmDirect = 2;
 constexpr uint32_t kContractV1 = 1, kContractV2 = 2;
 
-// Counts of a message.
+// How many counts a message has.
 MOE_FN uint32_t MessageCounts(uint32_t algorithm, uint32_t op, uint32_t localExperts) {
     return algorithm == kAlgorithmDirect && op == kOpCombine ? 2 * localExperts : localExperts;
 }

@@ -1,28 +1,44 @@
 // MoeDistributeCombine, algorithm "window": expert rows go back to the window of the rank whose token they
 // are. That rank sums the K rows of each token, weighted, in fp32 and in ascending k.
 //
+// V2 here means that rows have triples (source rank, token, k): the V2 contract where no rank is reached by
+// RDMA. Everything else is V1. "Source" is the rank whose token a row is. A: rows of expand_x.
+//
 // phase | function            | which cores  | reads                  | writes                   | who meets
 // ------+---------------------+--------------+------------------------+--------------------------+----------
+// 0     | Exchange::Enter     | all          | context, epoch word    | nothing                  |
 // 1     | RoutingTable::      | all: a share | expert_ids [BS][K]     | workspace: histograms    | cores of
-//       | Count,              | of the pairs | int32, ep_send_counts  | [cores][E] int32         | the rank
-//       | LoadAllSegments     |              | [L*W] int32            |                          |
+//       | Count,              | of the       | int32, x_active_mask,  | [cores][E] int32; core   | the rank
+//       | LoadAllSegments,    | pairs, all   | ep_send_counts [L*W]   | 0, after the meeting:    |
+//       | Exchange::Open      | segments     | int32; core 0: abort   | epoch word               |
+//       |                     |              | blocks                 |                          |
 // 2     | Accumulate, Place,  | all; core 0  | histograms             | workspace: totals [E]    |
 //       | StoreTotals         | stores       |                        | int32                    |
-// 3     | SetWaitTp-          | all: a share | expand_x [A][H]; V1:   | rows into the sources'   | cores of
-//       | StatusAndDisPatch   | of the rows  | expand_idx [BS*K]      | halves                   | the rank
-//       |                     |              | int32, V2: triples     |                          |
-//       |                     |              | [A][3] int32           |                          |
-// 4     | SetStatus           | all: a share | the segments of        | a status message to      |
-//       |                     | of the peers | expand_x               | every rank               |
-// 5     | WaitStatus          | all: a share | status messages,       | nothing                  | all
-//       |                     | of the       | totals                 |                          | ranks,
-//       |                     | sources      |                        |                          | then
+// 3     | SetWaitTp-          | all: a share | expand_x [A][H]; V2:   | the sources' halves:     | cores of
+//       | StatusAndDisPatch,  | of the rows  | triples [A][3] int32;  | rows                     | the rank
+//       | MeetAfterSend       |              | V1, only to check it:  |                          |
+//       |                     |              | expand_idx [BS*K]      |                          |
+//       |                     |              | int32                  |                          |
+// 4     | SetStatus           | all: a share | nothing: the segments  | a status message to      | RDMA:
+//       |                     | of the peers | are in UB              | every rank; RDMA: staged | cores of
+//       |                     |              |                        | with a BatchWrite item,  | the rank
+//       |                     |              |                        | core 0 posts the items   |
+// 5     | WaitStatus, Arrived | all: a share | status messages, abort | nothing: compares their  | all
+//       |                     | of the       | blocks                 | counts with its totals   | ranks,
+//       |                     | owners       |                        | in UB                    | then
 //       |                     |              |                        |                          | cores of
 //       |                     |              |                        |                          | the rank
 // 6     | LocalWindowCopy     | all: a share | rows in the own half,  | x [BS][H]                |
-//       |                     | of (token,   | expert_scales [BS][K]  |                          |
-//       |                     | part of H)   | fp32, shared_expert_x  |                          |
+//       |                     | of (token,   | expert_ids,            |                          |
+//       |                     | part of H)   | x_active_mask, totals, |                          |
+//       |                     |              | expert_scales [BS][K]  |                          |
+//       |                     |              | fp32, V1: expand_idx,  |                          |
+//       |                     |              | shared_expert_x        |                          |
 //       |                     |              | [BS][H]                |                          |
+//
+// Wrong ids or counts end in phase 1, wrong triples in phase 3: the status messages of phase 4 then carry the
+// error, and every rank raises it after phase 5. A RoutingMismatch (phases 3 and 5) is this rank's alone.
+// After any failure Leave writes zeros into x, and core 0 the error record.
 #ifndef ASCEND_MOE_WINDOW_COMBINE_H
 #define ASCEND_MOE_WINDOW_COMBINE_H
 
@@ -73,18 +89,19 @@ private:
     }
 
 public:
-    // Rows that go back to `peer`, for the status messages.
+    // Exchange::SetStatus calls Select and Rows: rows of a local expert that go back to `peer`.
     __aicore__ inline void Select(uint32_t) {}
     __aicore__ inline uint32_t Rows(uint32_t peer, uint32_t localExpert) {
         const uint32_t slot = localExpert * info_->world + peer;
         return segments_.End(slot) - segments_.Start(slot);
     }
+    // Exchange::WaitStatus calls this for each message of this core's share.
     __aicore__ inline Verdict Arrived(uint32_t source, const LocalTensor<uint32_t>& message) {
         return CompareCounts(*info_, routing_, source, message);
     }
 
 private:
-    // UB plan 1: routing tables, segments of expand_x, two chunks of rows on their way.
+    // UB plan 1 (phases 1 to 5): routing tables, segments of expand_x, two chunks of rows on their way.
     __aicore__ inline void BuffInit() {
         MOE_PHASE("BuffInit");
         exchange_.BoardInit();
@@ -105,7 +122,7 @@ private:
         return verdict;
     }
 
-    // This core's share of the rows, back to their sources; and a look at its share of expand_idx.
+    // Sends this core's share of the rows back to their sources. V1: checks its share of expand_idx before.
     template <bool kRdma>
     __aicore__ inline Verdict SetWaitTpStatusAndDisPatch() {
         MOE_PHASE("SetWaitTpStatusAndDisPatch");
@@ -144,8 +161,8 @@ private:
         }
         return verdict;
     }
-    // V2: each row to the slot that its triple names. All triples of the chunk are checked before the first
-    // store.
+    // V2: sends each row to the slot (token, k) of the source that its triple names. Checks all triples of
+    // the chunk before the first store.
     __aicore__ inline Verdict SendSlots(const LocalTensor<int8_t>& chunk, uint32_t row, uint32_t count) {
         GlobalTensor<int32_t> assist;
         assist.SetGlobalBuffer(
@@ -168,7 +185,7 @@ private:
         }
         return Verdict();
     }
-    // UB plan 2: this core's share of the tokens, summed.
+    // UB plan 2 (phase 6): the routing tables again, and the sums of this core's share.
     __aicore__ inline void LocalWindowCopy() {
         MOE_PHASE("LocalWindowCopy");
         exchange_.NextPlan();
@@ -187,7 +204,7 @@ private:
         AscendC::PipeBarrier<PIPE_ALL>();
     }
 
-    // After a failure: zeros, and the record.
+    // After a failure each core writes zeros into its share of x, and core 0 the error record.
     __aicore__ inline void Leave() {
         exchange_.NextPlan();
         ZeroSums(exchange_, *info_, args_.x, rowBytes_);

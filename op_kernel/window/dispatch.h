@@ -2,20 +2,28 @@
 // its expert. Each rank then gathers its window into expand_x, ordered by (local expert, source rank, flat
 // (token, k)).
 //
+// V2 here means that rows carry triples (source rank, token, k): the V2 contract where no rank is reached by
+// RDMA. Everything else is V1. A: rows of expand_x.
+//
 // phase | function            | which cores  | reads                  | writes                   | who meets
 // ------+---------------------+--------------+------------------------+--------------------------+----------
+// 0     | Exchange::Enter     | all          | context, epoch word    | nothing                  |
 // 1     | RoutingTable::      | all: a share | expert_ids [BS][K]     | workspace: histograms    | cores of
-//       | Count               | of the pairs | int32, x_active_mask   | [cores][E] int32         | the rank
+//       | Count,              | of the pairs | int32, x_active_mask;  | [cores][E] int32; core   | the rank
+//       | Exchange::Open      |              | core 0: abort blocks   | 0, after the meeting:    |
+//       |                     |              |                        | epoch word               |
 // 2     | Accumulate, Place,  | all; core 0  | histograms             | workspace: totals [E]    |
 //       | StoreTotals         | stores       |                        | int32                    |
-// 3     | AlltoAllDispatch    | all: the     | x [BS][H], scales      | rows, V2: and triples,   | cores of
-//       |                     | same share   | [E][H] fp32            | into the owners' halves; | the rank
-//       |                     |              |                        | V1: expand_idx [BS*K]    |
+// 3     | AlltoAllDispatch,   | all: the     | ids and mask again, x  | the owners' halves:      | cores of
+//       | MeetAfterSend       | share of     | [BS][H], scales [E][H] | rows, V2: with triples;  | the rank
+//       |                     | phase 1      | fp32                   | V1: expand_idx [BS*K]    |
 //       |                     |              |                        | int32                    |
-// 4     | SetStatus           | all: a share | totals                 | a status message to      |
-//       |                     | of the peers |                        | every rank               |
-// 5     | WaitDispatch        | all: a share | status messages        | workspace: counts [W][L] | all
-//       |                     | of the       |                        | int32                    | ranks,
+// 4     | SetStatus           | all: a share | totals                 | a status message to      | RDMA:
+//       |                     | of the peers |                        | every rank; RDMA: staged | cores of
+//       |                     |              |                        | with a BatchWrite item,  | the rank
+//       |                     |              |                        | core 0 posts the items   |
+// 5     | WaitDispatch        | all: a share | status messages, abort | workspace: counts [W][L] | all
+//       |                     | of the       | blocks                 | int32                    | ranks,
 //       |                     | sources      |                        |                          | then
 //       |                     |              |                        |                          | cores of
 //       |                     |              |                        |                          | the rank
@@ -25,7 +33,12 @@
 //       |                     |              |                        | int32; core 0:           |
 //       |                     |              |                        | ep_recv_counts [L*W]     |
 //       |                     |              |                        | int32, expert_token_nums |
-//       |                     |              |                        | [L] int64                |
+//       |                     |              |                        | [L] int64,               |
+//       |                     |              |                        | tp_recv_counts [1] int32 |
+//
+// A bad id ends in phase 1, an owner over its capacity in phase 2: then no row leaves, and the status
+// messages of phase 4 carry the error, so that every rank raises it after phase 5. After any failure Leave
+// writes zero counts and the error record.
 #ifndef ASCEND_MOE_WINDOW_DISPATCH_H
 #define ASCEND_MOE_WINDOW_DISPATCH_H
 
@@ -36,7 +49,8 @@
 
 namespace moe {
 
-// Keeps the counts of arrived messages for all cores, one row a source.
+// Phase 5: each core stores the counts of its sources' messages in the workspace, [W][L] int32 with a row a
+// source, so that in phase 6 every core has the counts of all sources.
 class CountsKeeper {
 public:
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR workspace) {
@@ -69,7 +83,7 @@ private:
     uint32_t lanes_ = 0;
 };
 
-// The same, back in UB.
+// Those counts of all sources, loaded into UB in phase 6.
 struct KeptCounts {
     LocalTensor<int32_t> values;
     uint32_t lanes;
@@ -120,7 +134,8 @@ private:
         LocalWindowCopy();
     }
 
-    // UB plan 1: routing tables, rows in flight, this chunk's expand_idx, row numbers and triples.
+    // UB plan 1 (phases 1 to 3): routing tables, rows in flight, and of the current chunk of pairs
+    // expand_idx, row numbers and triples.
     __aicore__ inline void SendBuffInit() {
         MOE_PHASE("SendBuffInit");
         exchange_.BoardInit();
@@ -133,7 +148,7 @@ private:
         expandIdx_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(args_.expandIdx));
     }
 
-    // This core's share of the pairs: their places, expand_idx, and the rows to their owners' windows.
+    // Gives each pair of this core's share its place, and sends its row to the owner's window.
     __aicore__ inline void AlltoAllDispatch() {
         MOE_PHASE("AlltoAllDispatch");
         if (exchange_.verdict().code != kOk) return;  // the status message carries the reason, no row leaves
@@ -204,6 +219,7 @@ private:
         }
     }
 
+    // UB plan 2 (phases 4 and 5): one message, then the messages of this core's sources.
     __aicore__ inline void SetStatus() {
         exchange_.NextPlan();
         SendCounts counts;
@@ -216,7 +232,7 @@ private:
         return exchange_.WaitStatus(keeper_);
     }
 
-    // UB plan 3: the segment table, and two chunks of window rows.
+    // UB plan 3 (phase 6): the segment table, all counts, and copyRing chunks of window rows.
     __aicore__ inline void LocalWindowCopy() {
         MOE_PHASE("LocalWindowCopy");
         exchange_.NextPlan();
@@ -236,7 +252,8 @@ private:
         AscendC::PipeBarrier<PIPE_ALL>();
     }
 
-    // This core's contiguous share of the rows, cut at segment ends.
+    // This core's share of expand_x is contiguous. A chunk ends where its segment (local expert, source)
+    // ends, because the next segment lies in another region of the window.
     __aicore__ inline void CopyRows(SegmentTable& segments) {
         const uint32_t begin = PartBegin(segments.Rows(), exchange_.core(), info_->cores);
         const uint32_t end = PartBegin(segments.Rows(), exchange_.core() + 1, info_->cores);
@@ -269,7 +286,7 @@ private:
                        count);
         copyQueue_.FreeTensor(chunk);
     }
-    // After a failure: no rows for whoever reads the counts, and the record.
+    // After a failure core 0 writes zero counts, so that callers see no rows, and the error record.
     __aicore__ inline void Leave() {
         if (exchange_.core() != 0) return;
         exchange_.NextPlan();

@@ -1,4 +1,5 @@
-// The weighted sum of a token's K rows, wherever they lie: fp32, multiply then add, k ascending, one cast.
+// Phase 6 of window combine: the weighted sum of a token's K rows in fp32, multiply then add, k ascending,
+// one cast at the end. Rows come through a queue of sumRing parts.
 #ifndef ASCEND_MOE_WINDOW_SUM_H
 #define ASCEND_MOE_WINDOW_SUM_H
 
@@ -13,8 +14,8 @@ struct TokenSumPlan {
     GM_ADDR x;
 };
 
-// Where a pair's row lies in this rank's own window: packed in the region of the expert's rank; with triples
-// in the slot of (token, k).
+// Where a pair's row lies in this rank's own window. V1: packed in the region of the expert's rank, at the
+// rank's earlier rows for that owner plus expand_idx. With triples: in slot token * K + k of the half.
 class WindowRows {
 public:
     // `half`: of this epoch, at row 0 of its first region; `regionBytes`: of one source rank in it.
@@ -27,12 +28,12 @@ public:
         index_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(expandIdx), info.batch * info.topK);
         pipe.InitBuffer(indexBuf_, kChunkPairs * sizeof(int32_t));
     }
-    // What the pairs of a chunk need, loaded; the caller waits for it.
+    // Begins to load expand_idx of a chunk of pairs; the caller waits for MTE2.
     __aicore__ inline void Load(uint32_t begin, uint32_t count) {
         if (info_->triples == 0) CopyIn(indexBuf_.Get<int32_t>(), index_[begin], count);
     }
     __aicore__ inline void Place(RoutingTable&, uint32_t, uint32_t) {}
-    // Of pair `i` of the chunk.
+    // Where the row of pair `i` of the chunk begins.
     __aicore__ inline GM_ADDR Address(RoutingTable& routing, int32_t id, uint32_t token, uint32_t k,
                                       uint32_t i) {
         if (info_->triples != 0) return half_ + (static_cast<uint64_t>(token) * info_->topK + k) * rowBytes_;
@@ -50,7 +51,7 @@ private:
     uint32_t rowBytes_ = 0;
 };
 
-// Rows: WindowRows, or anything that answers alike.
+// `Rows` has the members of WindowRows.
 template <typename XType, typename Rows>
 class TokenSum {
 public:
