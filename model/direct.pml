@@ -1,12 +1,13 @@
-/* Algorithm "direct" mixed with "window" in any order on one communicator: one process a core. See docs/model.md.
+/* Algorithm "direct" mixed with "window" in any order on one communicator: each core is a process.
+   A "run" in names of this file is a status message. See docs/model.md.
 
-   What direct adds to the protocol of window.pml is here, without what both share (status words, wrap of the
-   epoch, what an error says): a rank fills its own half before its cores have met; in dispatch the cores meet
-   again before the runs, but where some make lists and the others leave rows; in both every core waits for all
-   ranks, core 0 alone gives up, and nobody meets after that; rows of combine may lie in lent memory. A store
-   becomes visible at any time after it was issued, at the latest when its core drains.
+   This file has what direct adds to window.pml, and leaves out what both share (status words, wrap of the epoch,
+   the content of errors): a rank fills its own half before its cores have met. In dispatch the cores meet again
+   before the status messages, unless some make lists and the others store rows. In both ops every core waits for all
+   ranks, only core 0 gives up, and nobody meets after that. Rows of combine may lie in lent memory. A store becomes
+   visible at any time after it was issued, at the latest when its core drains.
 
-   Macros of a run: ROLES (in dispatch core 0 makes all lists from all ids, the others leave rows, and they meet
+   Macros of a run: ROLES (in dispatch core 0 makes all lists from all ids, the others store rows, and they meet
    once), LENT (rows of direct combine lie in lent memory), GIVEUP (core 0 of one rank may give up);
    M_<mutant>. W, C, N: ranks, cores of each, ops. Stores of a core land in any order. */
 #define WINDOW 0
@@ -23,19 +24,19 @@
 #define CHECK(text, x) if :: (x) :: else -> printf(text); assert(false) fi
 
 #ifdef ROLES
-#define LISTS(c) ((c) == 0)  /* whether core c leaves lists in dispatch */
-#define ROWS(c) ((c) != 0)   /* whether it leaves rows */
+#define LISTS(c) ((c) == 0)  /* whether core c stores lists in dispatch */
+#define ROWS(c) ((c) != 0)   /* whether it stores rows */
 #else
 #define LISTS(c) true
 #define ROWS(c) true
 #endif
 
-byte algorithm[N + 3];      /* 1 + of op e, the same on all ranks: the first to begin chooses */
+byte algorithm[N + 3];      /* 1 + the algorithm of op e, the same on all ranks: the first rank to begin chooses */
 byte cell[W * 2 * W * C];   /* [owner][half][writer's rank and core]: the op whose rows, or tables, lie there */
 byte table[W * 2 * C];      /* [owner][half][core]: lists of dispatch */
 byte lent[W];               /* the op whose rows lie in the lent block */
 byte hist[W * C];           /* workspace: the op that this core has counted for */
-byte seen[W * 2 * W];       /* [reader][half][source]: epoch of the run there */
+byte seen[W * 2 * W];       /* [reader][half][source]: epoch of the message there */
 byte done[W];               /* ops that the rank has completed */
 byte inside[W];             /* bit c: core c is in the op done + 1 */
 byte met[W * 2];            /* cores at a meeting, by round */
@@ -44,7 +45,7 @@ bit dead[W];                /* the rank has failed: its aborts are there, it lau
 bit rowsOut[W * C], tablesOut[W * C], runsOut[W * C]; /* issued, not yet visible */
 byte epochOf[W * C];
 
-/* Whatever lands in a half goes over what lies there, wherever an algorithm has it. */
+/* A store into a half overwrites all that lies there, whatever the places in each algorithm. */
 inline Land(q, h, e) {
     j = 0;
     do
@@ -80,7 +81,7 @@ inline LandTables() {
     Land(r, DHALF(epochOf[I]), epochOf[I]);
     table[(r * 2 + DHALF(epochOf[I])) * C + c] = epochOf[I]; tablesOut[I] = 0
 }
-/* Whose runs a core sends. */
+/* The peers to which a core sends messages. */
 #define SHARE(q) ((q) % C == c)
 inline LandRuns() {
     q = 0;
@@ -98,7 +99,7 @@ end:
 }
 
 #ifdef GIVEUP
-byte quitter;               /* 1 + the rank whose core 0 may give up at any time; others when that one has failed */
+byte quitter;               /* 1 + the rank whose core 0 may give up at any time; others, when it has failed */
 #define EXPIRES(r) (quitter == (r) + 1 || (quitter != 0 && dead[quitter - 1]))
 #endif
 
@@ -124,7 +125,7 @@ byte quitter;               /* 1 + the rank whose core 0 may give up at any time
 #define LENT_IS_FREE (done[r] + 1 >= lent[r] + 2)
 #endif
 
-/* All that a core reads when it has seen all runs: of every rank, what every core left. */
+/* A core that has seen all messages reads what every core of every rank has stored. */
 inline ReadAll() {
     q = 0;
     do
@@ -164,7 +165,7 @@ inline ReadAll() {
 #else
 #define ARRIVED (HAS(0) && HAS(1) && HAS(2))
 #endif
-/* Whether a core goes by what the others have counted. */
+/* Whether a core uses the counts of the others. */
 #ifdef ROLES
 #define TOGETHER (a != DISPATCH)
 #else
@@ -183,7 +184,7 @@ proctype Core(byte r; byte c) {
     byte e, a, q, j;
     bit fails;
 launch:
-    /* The host starts a launch when all cores of the last one have ended; the caller fills its lent block before. */
+    /* The host starts a launch when all cores of the last launch have ended; the caller has filled its lent block. */
     if
     :: c == 0 ->
 end_host:

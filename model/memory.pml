@@ -1,11 +1,11 @@
-/* Windows, what is on its way to them, and what may be said of both.
+/* Windows, the stores under way to them, and the rules that both must keep.
 
    A store is issued by a core (a bit in pr, ps or pa) and becomes visible later, when a process Memory of
    that core lets it land. Without FIFO in any order; with FIFO in order per (core, destination). A status
-   run lands block by block; with WHOLE_RUN at once. */
+   message lands block by block; with WHOLE_RUN at once. */
 
 #define CORE(r, c) ((r) * C + (c))
-/* Halves: data by DHALF, status by SHALF. Two mutants have but one. */
+/* Halves: data by DHALF, status by SHALF. Two mutants have a single half. */
 #ifdef M_single_half
 #define DHALF(e) 0
 #else
@@ -20,7 +20,7 @@
 #define RUN_AT(q, h, s) ((((q) * 2 + (h)) * W + (s)) * B)
 #define MINE(r, e) (PARITY(e) * W + (r))
 
-/* A row as it lies in a window: its op's stamp and its slot. 0: poison. */
+/* A row in a window: its op's stamp and its slot. 0: poison. */
 #define ROW(e, m) (STAMP(e) | (m) << 3)
 
 byte row[2 * W * W * R];   /* [owner][half][source][place] */
@@ -30,25 +30,25 @@ byte word[W];              /* the epoch word */
 byte board[W * ROUNDS * C];/* verdicts of the cores */
 byte ws[W * W];            /* workspace: stamp of the counts kept of a source */
 
-PENDING pr[W * C];         /* rows on their way: bit q * R + m */
+PENDING pr[W * C];         /* rows under way: bit q * R + m */
 PENDING ps[W * C];         /* status blocks: bit q * B + b */
 byte pa[W * C];            /* abort blocks: bit q */
 byte rE[W * C];            /* epoch of those rows */
 
-/* What a rank is in, and what it says of itself, by parity of its epoch. Ghosts: no rank reads another's but
-   through a status block that carries the epoch. */
+/* Where a rank is, and what its op is, by parity of its epoch. A rank learns these of another rank only through a
+   status block that carries the epoch; the rules read them directly. */
 byte cur[W];               /* epoch of its launch */
 byte busy[W];              /* bit c: core c is inside it */
 bit kind[2 * W];           /* 0 dispatch, 1 combine */
-bit bad[2 * W];            /* raises a collective error */
-PENDING rows[2 * W];       /* rows that it sends: bit q * R + m */
-byte culprit[W];           /* that its abort blocks name */
+bit bad[2 * W];            /* the rank raises a collective error */
+PENDING rows[2 * W];       /* rows that the rank sends: bit q * R + m */
+byte culprit[W];           /* the rank that its abort blocks name */
 byte failed[W];            /* launches that have ended with a fatal error */
 
 #define MASK_OF(e) rows[MINE(r, e)]
 #define I CORE(r, c)
 
-/* Nothing of another epoch comes into a half in which its owner works. */
+/* Rule: nothing of another epoch lands in a half in which its owner works. */
 #define QUIET_DATA(q, h, e) (!(busy[q] && DHALF(cur[q]) == (h) && cur[q] != (e)))
 #define QUIET_STATUS(q, e) (!(busy[q] && SHALF(cur[q]) == SHALF(e) && cur[q] != (e)))
 

@@ -1,5 +1,5 @@
-/* Replay: the steps of the model that a trace shows wait for their event; what a core only reads is compared
-   with the model's memory by a process of its own. trace.h is written by replay.py. */
+/* Replay: a step of the model that a trace shows waits for its event. The process Observer compares each load of the
+   trace with the model's memory. replay.py writes trace.h. */
 c_decl {
 \#include "trace.h"
 }
@@ -27,7 +27,7 @@ inline ReplayedOp() {
 proctype Observer() {
 end_observer:
     do
-    /* a store leaves: the model has issued it and it has not landed */
+    /* a store lands: the model has issued it, and it has not landed before */
     SEEN(EV_STORE_ROW, now.pr[EVENT.r * C + EVENT.c] >> (EVENT.x * R + EVENT.y) & 1)
     SEEN(EV_STORE_BLOCK, now.ps[EVENT.r * C + EVENT.c] >> (EVENT.x * B + EVENT.y) & 1)
     SEEN(EV_STORE_ABORT, now.pa[EVENT.r * C + EVENT.c] >> EVENT.x & 1)

@@ -1,8 +1,9 @@
-/* The window protocol of dispatch and combine: one process a core, one Memory a core. See docs/model.md.
+/* The window protocol of dispatch and combine: each core is a process, with a process Memory that lets its stores
+   land. A "run" in names of this file is a status message. See docs/model.md.
 
    Macros of a run: FIFO, WHOLE_RUN (see memory.pml); MISMATCH (each rank chooses its own op), COLLECTIVE
-   (ranks find errors that travel in the status header), DEADLINES (1: those of one rank fire, at any time;
-   2: those of every rank), KILL (a rank stops for good anywhere; then deadlines fire), ALL_ROWS (no op
+   (ranks find errors that travel in the status header), DEADLINES (1: the deadlines of a single rank fire, at any
+   time; 2: those of every rank), KILL (a rank stops for good anywhere; then deadlines fire), ALL_ROWS (no op
    without rows), REPLAY (see observe.pml); M_<mutant>. */
 #include "constants.pml"
 
@@ -53,7 +54,7 @@ byte quitter;    /* the rank whose deadlines fire */
     :: else \
     fi
 
-/* What core 0 or a waiting core finds in the abort blocks: the lowest source's. */
+/* The verdict of the abort blocks, for core 0 or a waiting core: that of the lowest source. */
 #define ABORT_SEEN(r) (ab[r] != 0)
 #if W == 2
 #define FIRST_ABORT(r) ((ab[r] & 1) -> 0 : 1)
@@ -85,7 +86,7 @@ inline ReadBoard(round) {
     k = 0
 }
 
-/* Whatever a meeting decides, it decides for all cores of the rank. */
+/* All cores of the rank take the same verdict from a meeting. */
 #if C > 1
 byte said[W * ROUNDS];
 #define AGREE(round) \
@@ -102,8 +103,8 @@ byte said[W * ROUNDS];
 #define FORGET_ARRIVED skip
 #endif
 
-/* ---- SyncAll. On one core its two sides are one step, and so are reads, sums and the end of a launch:
-   nobody sees what is between them. */
+/* ---- SyncAll. With a single core its two sides are one step, and so are reads, sums and the end of a launch:
+   nobody can see a state between them. */
 #if C == 1 && !defined(REPLAY)
 #define MEET(round, ready)
 #else
@@ -113,13 +114,13 @@ byte said[W * ROUNDS];
 chan meet[W] = [0] of { bit };
 #define SYNC(round) if :: c == 0 -> meet[r] ! 0 :: c == 1 -> meet[r] ? _ STOP fi;
 #elif C > 1 || defined(REPLAY)
-byte arrived[W * ROUNDS];   /* cores that are there, in this launch */
+byte arrived[W * ROUNDS];   /* cores that have come to the meeting, in this launch */
 #define SYNC(round) \
     arrived[r * ROUNDS + round]++; \
     atomic { arrived[r * ROUNDS + round] == C AT_CORE(EV_SYNC, round) -> DONE };
 #endif
 
-/* ---- a run as its reader sees it */
+/* ---- a status message as its reader sees it */
 #define HEAD(s) st[RUN_AT(r, SHALF(e), s)]
 #define RUN_HERE(s) RUN_AT(r, SHALF(e), s)
 #define DIFFERS(s) (kind[MINE(s, e)] != kind[MINE(r, e)])
@@ -139,7 +140,7 @@ byte arrived[W * ROUNDS];   /* cores that are there, in this launch */
 #endif
 #define CORRUPT(s) (HEAD(s) != e && HEAD(s) != 0 && !STALE(HEAD(s), e))
 
-/* The next run of the core's share is in UB and good: its verdict; its counts go to the workspace. */
+/* The next message of the core's share is good: the core takes its verdict and keeps its counts in the workspace. */
 inline Accept() {
     if
 #ifndef M_config_not_compared
@@ -189,7 +190,7 @@ inline ChooseOp() {
     p = 0
 }
 
-/* The last core to leave: what was read is poisoned, and what nobody can ask for any more forgotten. */
+/* The last core to leave poisons the rows that were read, and clears state that nobody can ask for any more. */
 inline Forget() {
     k = 0;
     do :: k < W * R -> row[ROW_AT(r, DHALF(e), 0) + k] = 0; k++ :: else -> break od;
@@ -198,7 +199,7 @@ inline Forget() {
     k = 0;
     do :: k < ROUNDS * C -> board[r * ROUNDS * C + k] = 0; k++ :: else -> break od;
     k = 0;
-    p = (1 - PARITY(e)) * W + r; /* of the op before */
+    p = (1 - PARITY(e)) * W + r; /* of the last op */
     kind[p] = 0; bad[p] = 0; rows[p] = 0; p = 0
 }
 
@@ -213,7 +214,7 @@ inline Forget() {
 #else
 #define MEET_1 MEET(1, true)
 #endif
-/* Combine's mutant, and dispatch's. */
+/* A mutant of combine, and a mutant of dispatch. */
 #if defined(M_no_sync_after_wait)
 #define UNMET (kind[MINE(r, e)] == 1)
 #elif defined(M_wait_for_own_share_only)
@@ -225,7 +226,7 @@ inline Forget() {
 #define MEET_2 MEET(2, true)
 #endif
 
-/* Runs of this core's peers: rank + 1 + i for i = core, core + C, ... */
+/* Messages to this core's peers: rank + 1 + i for i = core, core + C, ... */
 inline IssueRuns() {
     k = c;
     do
@@ -251,12 +252,12 @@ inline IssueRows() {
     fi
 }
 
-/* Every source's rows, by every core: more than a core's share. Places are packed in slot order. */
+/* Every core reads the rows of every source, which is more than its share. Places are packed in slot order. */
 inline ReadRows() {
     s = 0;
     do
     :: s < W ->
-        /* Dispatch gathers by the counts that the waiting cores have kept. */
+        /* Dispatch reads rows by the counts that the waiting cores have kept. */
         CHECK("violated: counts of another op are read\n",
               kind[MINE(r, e)] == 1 || ws[r * W + s] == STAMP(e));
         k = 0; p = 0;
@@ -278,7 +279,7 @@ inline ReadRows() {
     s = 0; k = 0; p = 0
 }
 
-/* What the ranks have to agree on: the same error everywhere, or none. */
+/* The ranks have to agree: the same error everywhere, or none. */
 inline JudgeTogether() {
     k = 0; p = 0; s = W;
     do
@@ -296,7 +297,7 @@ inline JudgeTogether() {
     k = 0; p = 0; s = 0
 }
 
-inline Arrivals() {   /* p: ranks whose run of this epoch is here */
+inline Arrivals() {   /* p: ranks whose message of this epoch has come */
     p = 0; k = 0;
     do
     :: k < W -> if :: HEAD(k) == e -> p = p | 1 << k :: else fi; k++
@@ -310,7 +311,7 @@ inline Arrivals() {   /* p: ranks whose run of this epoch is here */
 #define TO_SELF (1 << r)
 #endif
 
-/* What a launch begins with: the epoch, the sticky aborts (core 0), this core's own verdict. */
+/* A launch begins with the epoch, the sticky aborts (core 0) and this core's own verdict. */
 inline Enter() {
     e = NEXT(word[r]);
     CHECK("violated: cores of a rank are in different epochs\n", e == cur[r]);
@@ -323,7 +324,7 @@ inline Enter() {
     board[BOARD(r, 0, c)] = v
 }
 
-/* After the first meeting: the epoch is published, the rows are issued. */
+/* After the first meeting core 0 publishes the epoch, and all cores issue rows. */
 inline Send() {
     if :: CODE(v) == TIMEOUT -> goto leave :: else fi;
     CHECK("violated: a failed communicator is used again\n", failed[r] == 0);
@@ -337,7 +338,7 @@ inline Send() {
 #endif
 }
 
-/* After the second meeting. */
+/* After the second meeting: status messages. */
 inline SetStatus() {
 #if defined(M_flag_before_data)
     IssueRows()
@@ -361,7 +362,7 @@ proctype Core(byte r; byte c) {
     byte e, v, s, k, p;
     bit last;
 
-    /* The host starts a launch when all cores of the last one have ended. */
+    /* The host starts a launch when all cores of the last launch have ended. */
 launch:
     if
     :: c == 0 ->
@@ -369,7 +370,7 @@ end_host:
         if
         :: atomic { busy[r] == 0 && (RING || word[r] < N || failed[r]) && failed[r] < 2 && ALIVE ->
                e = NEXT(word[r]); cur[r] = e;
-               /* After a failure nothing is sent, and nobody may learn of this launch. */
+               /* After a failure the rank sends nothing, and nobody may learn of this launch. */
                if :: failed[r] == 0 -> ChooseOp() :: else fi;
                busy[r] = (1 << C) - 1
 #ifdef REPLAY
@@ -416,7 +417,7 @@ end_core:
 #ifdef FAILURES
     :: atomic { s < PART(c + 1) && !ARRIVED(s) && !last && (ABORT_SEEN(r) || EXPIRES) && ALIVE -> last = 1 }
     :: atomic { s < PART(c + 1) && !ARRIVED(s) && last && ALIVE ->
-           /* What was missing before is still missing after a fresh look. */
+           /* The message is still missing after a fresh look. */
            if :: ABORT_SEEN(r) -> v = ABORT_VERDICT(r) :: else -> v = VERDICT(TIMEOUT, s, r) fi;
 #ifdef M_timeout_leaves_alone
            goto leave;
@@ -447,7 +448,7 @@ end_core:
     goto launch;
 
 leave:
-    /* Fatal: core 0 leaves abort blocks, first with those that are here, then with those awaited. */
+    /* Fatal: core 0 posts abort blocks, first to ranks that have come, then to those awaited. */
 #ifdef FAILURES
     if
     :: c == 0 && REPORTER(v) == r ->

@@ -97,7 +97,7 @@ PIPES = [
     ),
     _pipe(
         "run_rewritten_before_sent",
-        "no MTE3_S before the run is filled for the next peer",
+        "no MTE3_S before the message is filled for the next peer",
         _without("common/exchange", "if (sent >= ring || ring == 1) SyncFunc<HardEvent::MTE3_S>();"),
     ),
     _pipe(
@@ -454,7 +454,7 @@ RANKS_OF_WINDOW = [
     ),
     Mutant(
         "torn_run",
-        "header 0 vouches for the blocks behind it",
+        "a reader looks at header 0 and not at the blocks behind it",
         (
             _in(
                 "common/status",
@@ -549,7 +549,7 @@ RANKS_OF_WINDOW = [
     ),
     Mutant(
         "expand_idx_prefix",
-        "positions one too high on every core but the first",
+        "positions are one too high on every core but the first",
         (
             _in(
                 "common/routing",
@@ -670,7 +670,7 @@ TRANSPORT = [
 OF_DIRECT = [
     Mutant(
         "lists_still_leaving",
-        "dispatch: no second meeting, runs leave while others store their lists",
+        "dispatch: no second meeting, messages leave while other cores store their lists",
         (_without("direct/dispatch", "        exchange_.MeetAfterSend(Verdict());\n"),),
         (DIRECT,),
         (CORES, RANKS, RESULT),
@@ -754,7 +754,7 @@ OF_DIRECT = [
     ),
     Mutant(
         "lent_as_published",
-        "rows in a lent area are looked for in the half",
+        "readers look in the half for rows that lie in a lent area",
         (_in("direct/rows", "PhaseOf(message.GetValue(kH0OpPhase)) == kPhaseLent", "false"),),
         (LENT, ZERO_COPY),
         (RESULT,),
@@ -762,7 +762,7 @@ OF_DIRECT = [
     ),
     Mutant(
         "follower_does_not_wait",
-        "another core than 0 takes the runs as it finds them at its first look",
+        "cores other than 0 do not wait: they use the messages of their first look",
         (
             _in(
                 "common/wait",
