@@ -135,6 +135,7 @@ def _predicted(by_world: Sequence[Prediction]) -> dict[str, str]:
         for each in by_world
     ]
     request = by_world[0].request
+    shown = [each for each in by_world if each.request.ranks == SHOWN]
     head = ["EP", "algorithm", "dispatch us", "combine us", "speed, window = 1", "busiest link"]
     return {
         "call": f"{request.soc}, BS {request.batch}, H {request.hidden}, K {request.topk}, "
@@ -142,8 +143,8 @@ def _predicted(by_world: Sequence[Prediction]) -> dict[str, str]:
         "cores": str(request.cores),
         "contract": request.contract,
         "predictions": _table(head, rows),
-        "dispatch_steps": _steps("dispatch", by_world),
-        "combine_steps": _steps("combine", by_world),
+        "dispatch_steps": _steps("dispatch", shown),
+        "combine_steps": _steps("combine", shown),
     }
 
 
