@@ -42,19 +42,19 @@ using Int = int64_t;
 
 extern "C" int32_t aclnnInnerAscendMoeDistributeDispatchGetWorkspaceSize(
     Tensor a, Tensor b, Tensor c, Tensor d, Tensor e, Text f, Int g, Int h, Int i, Text j, Int k, Int l,
-    Int m, Int n, Int o, Int p, Int q, Int r, Text s, Int t, Int u, Int v, Int w, Int x, Int y, Int z,
-    Tensor aa, Tensor ab, Tensor ac, Tensor ad, Tensor ae, Tensor af, Tensor ag, Tensor ah, uint64_t* ai,
-    aclOpExecutor** aj) {
+    Int m, Int n, Int o, Int p, Int q, Int r, Text s, Int t, Int u, Int v, Int w, Int x, Int y, Tensor z,
+    Tensor aa, Tensor ab, Tensor ac, Tensor ad, Tensor ae, Tensor af, Tensor ag, uint64_t* ah,
+    aclOpExecutor** ai) {
     return RecordAll(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v, w, x, y, z, aa, ab, ac,
-                     ad, ae, af, ag, ah, static_cast<const void*>(ai), static_cast<const void*>(aj));
+                     ad, ae, af, ag, static_cast<const void*>(ah), static_cast<const void*>(ai));
 }
 
 extern "C" int32_t aclnnInnerAscendMoeDistributeCombineGetWorkspaceSize(
     Tensor a, Tensor b, Tensor c, Tensor d, Tensor e, Tensor f, Tensor g, Tensor h, Tensor i, Text j, Int k,
     Int l, Int m, Text n, Int o, Int p, Int q, Int r, Int s, Int t, Int u, Int v, Int w, Text x, Int y, Int z,
-    Int aa, Int ab, Int ac, Int ad, Int ae, Tensor af, Tensor ag, uint64_t* ah, aclOpExecutor** ai) {
+    Int aa, Int ab, Int ac, Int ad, Tensor ae, Tensor af, uint64_t* ag, aclOpExecutor** ah) {
     return RecordAll(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v, w, x, y, z, aa, ab, ac,
-                     ad, ae, af, ag, static_cast<const void*>(ah), static_cast<const void*>(ai));
+                     ad, ae, af, static_cast<const void*>(ag), static_cast<const void*>(ah));
 }
 
 extern "C" int32_t aclnnInnerAscendMoeProbeGetWorkspaceSize(Text a, Int b, Int c, Int d, Int e, Int f, Int g,
