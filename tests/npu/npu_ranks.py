@@ -26,6 +26,7 @@ from bad_call import BS, OPS, E, H, K
 import ascend_moe
 from ascend_moe import comm, npu, reference
 from ascend_moe.errors import AscendMoeError, CommError
+from ascend_moe.native import binding
 from ascend_moe.ops import npu_communicator
 
 OP = {op: getattr(ascend_moe, f"npu_moe_distribute_{op}") for op in OPS}
@@ -498,8 +499,12 @@ def refused_by_tiling(ranks: Ranks) -> Any:
     name = ranks.hccl
     ranks.valid(name, on_npu)
     ascend_moe.check()
-    npu_communicator._ends[name].buffer_mib = 0  # op_host then reads the variable itself
-    before = os.environ.get("HCCL_BUFFSIZE")
+    ascend_moe.close(name)
+    before, made = os.environ.get("HCCL_BUFFSIZE"), binding.End
+    # Without a size of its own the launch has op_host read the variable itself.
+    binding.End = lambda **facts: made(**{**facts, "buffer_mib": 0})  # type: ignore[assignment,misc]
+    npu_communicator.find(name, ranks.world, ranks.rank, torch.device("npu", torch.npu.current_device()))
+    binding.End = made  # type: ignore[misc]
     os.environ["HCCL_BUFFSIZE"] = "many"
     error = outcome(lambda: ranks.valid(name, on_npu))
     os.environ.pop("HCCL_BUFFSIZE") if before is None else os.environ.update(HCCL_BUFFSIZE=before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 import types
@@ -25,9 +26,9 @@ from ascend_moe.errors import (
     LibraryError,
     WindowTooSmall,
 )
+from ascend_moe.native import binding
 from ascend_moe.native import library as _lib
-from ascend_moe.ops import npu as npu_launch
-from ascend_moe.ops import npu_adapter, npu_adapter_build, npu_communicator
+from ascend_moe.ops import answers, npu_adapter, npu_adapter_build, npu_communicator
 from ascend_moe.ops.npu_adapter_build import BuildError
 
 NAMES = npu.WINDOW_OPERATORS
@@ -63,16 +64,19 @@ def call_of(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", OPS)
-def test_every_op_has_a_kernel_for_npu_tensors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ArgumentError, match=f"{name}: (expand_)?x is on cpu, not on "):
+def test_every_op_has_a_kernel_for_npu_tensors(name: str) -> None:
+    with pytest.raises(RuntimeError, match=f"^{name}: (expand_)?x is on cpu, not on npu"):
         private_use(name, **call_of(name))
-    monkeypatch.setattr(npu_launch, "_one_device", lambda *_: torch.device("cpu"))
+
+
+def test_without_torch_npu_there_is_no_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(npu_adapter_build.importlib.util, "find_spec", lambda _: None)
     monkeypatch.setattr(npu_adapter, "_loaded", None)
+    call, settings = binding.Call(op=b"op", on_npu=1), binding.Settings()
     with pytest.raises(
         LibraryError, match=r"ops on an NPU need the torch_npu adapter, and \w+ is not install"
     ):
-        private_use(name, **call_of(name))
+        answers._settings(ctypes.pointer(call), ctypes.pointer(settings))
 
 
 def test_adapter_of_another_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -241,7 +245,7 @@ def end_of(name: str = "hccl", **group: int) -> npu_communicator.NpuCommunicator
 def finds(end: npu_communicator.NpuCommunicator, code: int, **words: int) -> None:
     """A kernel's finding, and the copy behind its launch."""
     end.record.copy_(torch.tensor(record_of(code, **words), dtype=torch.int32))
-    end.after_launch()
+    end._host.copy_(end.record)
 
 
 @pytest.mark.parametrize(
@@ -293,7 +297,7 @@ def test_a_finding_is_raised_once(npu: SimpleNamespace) -> None:
     assert (caught.value.rank, caught.value.token, caught.value.k) == (0, 3, 1)
     assert npu.waits == 1 and not end.record.any()
     end.look()
-    end.after_launch()
+    end._host.copy_(end.record)
     end.look()
     assert end.failed is None
 
@@ -340,28 +344,14 @@ def test_a_window_of_its_own_is_named(npu: SimpleNamespace, monkeypatch: pytest.
     error = WindowTooSmall(text, argument="group_ep", needed_mib=65)
     end_of("own", buffer=64)
     end_of("variable")
-    told = npu_launch._of_own_window(error, "own")
+    told = npu_communicator.of_own_window(error, "own")
     assert str(told) == (
         "op: the window has 64 MiB, this call needs 65: make the group with "
         'pg_options.hccl_config["hccl_buffer_size"] = 65 on all ranks'
     )
     assert told.details == error.details
-    assert npu_launch._of_own_window(error, "variable") is error
-    assert npu_launch._of_own_window(error, "nobody") is error
-
-
-def test_mixed_devices_and_layouts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Meta stands for the NPU: which tensor is elsewhere, and what to pass."""
-    monkeypatch.setattr(torch._C, "_get_privateuse1_backend_name", lambda: "meta")
-    here, there = torch.zeros(2, 2), torch.zeros(2, 2, device="meta")
-    words = r"op: ids is on cpu, x on meta: they must be on one device, pass ids\.to\('meta'\)"
-    for tensors in ({"x": there, "ids": here}, {"ids": here, "x": there}):
-        with pytest.raises(ArgumentError, match=words) as caught:
-            npu_launch._one_device("op", tensors)
-        assert caught.value.argument == "ids"
-    with pytest.raises(ArgumentError, match=r"op: x is a torch\.sparse_coo tensor, .*x\.to_dense\(\)"):
-        npu_launch._one_device("op", {"x": torch.sparse_coo_tensor(size=(2, 2), device="meta")})
-    assert npu_launch._one_device("op", {"x": there, "ids": there}) == torch.device("meta")
+    assert npu_communicator.of_own_window(error, "variable") is error
+    assert npu_communicator.of_own_window(error, "nobody") is error
 
 
 def test_unknown_names_begin_with_the_op(npu: SimpleNamespace) -> None:
@@ -448,7 +438,7 @@ def test_command(wheels: Path) -> None:
     included = [Path(words[i + 1]) for i, word in enumerate(words) if word == "-isystem"]
     assert [path.relative_to(wheels).parts[0] for path in included[:6]] == ["torch_npu"] * 4 + ["torch"] * 2
     sources = [Path(word).name for word in words if word.endswith(".cpp")]
-    assert sources == ["adapter.cpp", "register.cpp"]
+    assert sources == ["adapter.cpp", "probe.cpp"]
 
 
 def test_key_names_versions_and_sources(
@@ -459,6 +449,9 @@ def test_key_names_versions_and_sources(
     folder.mkdir(parents=True)
     (folder / "a.cpp").write_text("int a;")
     (folder / "a.h").write_text("")
+    for path in npu_adapter_build._ARGUMENTS:
+        (root / path).parent.mkdir(parents=True)
+        (root / path).write_text("")
     keys = [npu_adapter_build.key(root)]
     (folder / "a.h").write_text("extern int a;")
     keys.append(npu_adapter_build.key(root))

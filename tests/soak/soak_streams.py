@@ -14,7 +14,8 @@ from failure_cases import here
 from test_sequences import Entry, pool
 
 from ascend_moe import comm
-from ascend_moe.ops import calls, compiled
+from ascend_moe.native import binding
+from ascend_moe.ops import calls
 from ascend_moe.reference.cases import Place
 
 LOCAL = 2  # experts a rank
@@ -63,7 +64,7 @@ class Recorded:
         self.end = comm.lookup(place.group_ep, place.world, place.rank)
         self.calls: list[tuple[calls.Plan, Any, list[torch.Tensor]]] = []
         self._here.calls = self.calls
-        with compiled.paused():
+        with binding.prepare_always():
             for number, entry in enumerate(entries(place.world, seed)):
                 round_trip(place, entry, number % 2)
         self._here.calls = []
