@@ -546,7 +546,10 @@ class Opening:
 
 
 def communicator_of(opening: Opening, alive: Callable[[], bool] | None = None) -> Communicator:
-    """This rank's end of the windows that were opened; it owns them from here on. ``alive``: Communicator's."""
+    """This rank's end of the windows that were opened; it owns them from here on.
+
+    ``alive``: as the communicator takes it.
+    """
     owner, total = os.getpid(), opening.mine.total
     peers = opening.peers
 

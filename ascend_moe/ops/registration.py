@@ -6,7 +6,6 @@ The public functions here are the same ops with the same argument names and defa
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -50,10 +49,11 @@ def keep_order_in_inductor(op: Any) -> None:
     buffer, while its scheduler looks for the name of the operation: two ops that share no tensor may be
     swapped, and on another rank, with other sizes, not. Does nothing where inductor is not in use.
     """
-    lowering = sys.modules.get("torch._inductor.lowering")
-    lowerings = getattr(lowering, "lowerings", None)  # None while it is being imported
-    if lowerings is not None and op not in lowerings:
-        lowerings[op] = functools.partial(_lower_in_order, op)
+    # Not getattr: that of torch imports inductor.
+    inductor = vars(torch).get("_inductor")
+    lowering = vars(inductor).get("lowering") if inductor is not None else None
+    if lowering is not None and op not in lowering.lowerings:
+        lowering.lowerings[op] = functools.partial(_lower_in_order, op)
 
 
 def _lower_in_order(op: Any, *args: Any, **kwargs: Any) -> Any:
