@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import subprocess
 import sys
 import types
@@ -26,7 +25,6 @@ from ascend_moe.errors import (
     LibraryError,
     WindowTooSmall,
 )
-from ascend_moe.native import binding
 from ascend_moe.native import library as _lib
 from ascend_moe.ops import answers, npu_adapter, npu_adapter_build, npu_communicator
 from ascend_moe.ops.npu_adapter_build import BuildError
@@ -40,6 +38,30 @@ def private_use(name: str, **arguments: Any) -> Any:
     """The op's kernel for NPU tensors, called with tensors of this machine."""
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)
     return getattr(torch.ops.ascend_moe, name).default.redispatch(keys, **arguments)
+
+
+class NpuTensor(torch.Tensor):
+    """Says that it is on an NPU, and has no memory."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError(f"{func} of a tensor without memory")
+
+    @staticmethod
+    def like(value: Any, **changes: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        made = {"dtype": value.dtype, "device": "privateuseone:0"} | changes
+        return torch.Tensor._make_wrapper_subclass(NpuTensor, value.shape, **made)
+
+
+def refused(name: str, arguments: dict[str, Any], kind: type[Exception], words: str) -> Any:
+    """The error of the op's kernel for NPU tensors, in the class that the public function raises."""
+    with pytest.raises(RuntimeError, match=words) as caught:
+        private_use(name, **arguments)
+    with pytest.raises(kind, match=words) as typed:
+        answers.raise_kept(caught.value)
+    return typed.value
 
 
 def call_of(name: str) -> dict[str, Any]:
@@ -64,19 +86,28 @@ def call_of(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", OPS)
-def test_every_op_has_a_kernel_for_npu_tensors(name: str) -> None:
+def test_every_op_has_a_kernel_for_npu_tensors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match=f"^{name}: (expand_)?x is on cpu, not on npu"):
         private_use(name, **call_of(name))
-
-
-def test_without_torch_npu_there_is_no_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(npu_adapter_build.importlib.util, "find_spec", lambda _: None)
     monkeypatch.setattr(npu_adapter, "_loaded", None)
-    call, settings = binding.Call(op=b"op", on_npu=1), binding.Settings()
-    with pytest.raises(
-        LibraryError, match=r"ops on an NPU need the torch_npu adapter, and \w+ is not install"
-    ):
-        answers._settings(ctypes.pointer(call), ctypes.pointer(settings))
+    on_npu = {key: NpuTensor.like(value) for key, value in call_of(name).items()}
+    refused(name, on_npu, LibraryError, r"ops on an NPU need the torch_npu adapter, and \w+ is not install")
+
+
+def test_mixed_devices_and_layouts() -> None:
+    """Which tensor is elsewhere, and what to pass."""
+    name = OPS[0]
+    given = call_of(name)
+    x, ids = (NpuTensor.like(given[key]) for key in ("x", "expert_ids"))
+    one = "they must be on one device"
+    words = rf"{name}: expert_ids is on cpu, x on npu:0: {one}, pass expert_ids\.to\('npu:0'\)"
+    assert refused(name, given | {"x": x}, ArgumentError, words).argument == "expert_ids"
+    words = rf"{name}: x is on cpu, expert_ids on npu:0: {one}, pass x\.to\('npu:0'\)"
+    assert refused(name, given | {"expert_ids": ids}, ArgumentError, words).argument == "x"
+    sparse = NpuTensor.like(given["x"], layout=torch.sparse_coo)
+    words = rf"{name}: x is a torch\.sparse_coo tensor, .*x\.to_dense\(\)"
+    assert refused(name, given | {"x": sparse, "expert_ids": ids}, ArgumentError, words).argument == "x"
 
 
 def test_adapter_of_another_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
