@@ -133,8 +133,6 @@ asan tsan: library = $(CURDIR)/build-$@/libascend_moe.so
 asan tsan: leave_out ?= $(if $(NIGHTLY),, and not nightly)
 asan: flags := address,undefined
 tsan: flags := thread
-# The compiled kernels of torch's ops too, though torch itself is not built so: threads share them.
-tsan: torch_kernels := ascend_moe_torch
 tsan: fixed_addresses = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 asan tsan: sanitized = $(fixed_addresses) env ASCEND_MOE_LIBRARY=$(library) ASCEND_MOE_SANITIZE=$(flags) \
 	LD_PRELOAD="$$($(CXX) -print-file-name=lib$@.so) $$($(CXX) -print-file-name=libstdc++.so.6)" \
@@ -145,8 +143,8 @@ asan tsan: $(bin)/scikit-build-core
 	$(pip_install) .[test]
 	cmake -S . -B build-$@ -DCMAKE_CXX_COMPILER=$(CXX) -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG='-O1 -g1' \
 		-DASCEND_MOE_SANITIZE=$(flags) -DASCEND_MOE_CHECKED=OFF -DASCEND_MOE_TIMED=OFF -DASCEND_MOE_VNPU=OFF \
-		-DPython3_EXECUTABLE=$(bin)/python -DASCEND_MOE_TORCH=$(if $(torch_kernels),ON,OFF)
-	cmake --build build-$@ --target ascend_moe $(torch_kernels)
+		-DPython3_EXECUTABLE=$(bin)/python -DASCEND_MOE_TORCH=ON
+	cmake --build build-$@ --target ascend_moe ascend_moe_torch
 	$(sanitized) $(bin)/python tools/sanitizer_control.py $(library) $(flags)
 	$(pytest) -n 2 -m "$@$(leave_out)" --capture=sys $(PYTEST_ARGS)
 

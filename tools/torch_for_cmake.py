@@ -1,8 +1,4 @@
-"""Tells CMake about the torch that is installed beside this Python, and about it:
-
-version;folder;C++ ABI;c10d;headers;suffix
-
-The last two are of this Python: the folder of Python.h, or NO, and how its extension modules' names end.
+"""Tells CMake the folder of the torch that is installed beside this Python.
 
 Torch is not imported. Standard library only. Exit code 1 and one line: there is none to build against.
 """
@@ -10,41 +6,30 @@ Torch is not imported. Standard library only. Exit code 1 and one line: there is
 import importlib.util
 import re
 import sys
-import sysconfig
 from pathlib import Path
 
+OLDEST = (2, 10)
 
-def found() -> "tuple[str, Path, str, str]":
-    """Version, folder, _GLIBCXX_USE_CXX11_ABI, whether it has process groups (ON or OFF)."""
+
+def folder() -> Path:
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.origin:
         raise FileNotFoundError(f"torch is not installed for {sys.executable}")
-    folder = Path(spec.origin).parent
-    # Its wheels' metadata may leave out the local part (+cpu), which torch.__version__ has.
-    said = re.search(r"^__version__ = '([^']+)'", (folder / "version.py").read_text(), re.MULTILINE)
-    if said is None:
-        raise FileNotFoundError(f"{folder / 'version.py'} names no version")
-    for part in ("include/torch/library.h", "lib/libtorch_cpu.so", "lib/libc10.so"):
-        if not (folder / part).is_file():
-            raise FileNotFoundError(f"torch {said[1]} of {sys.executable} has no {part}")
-    abi = re.search(r"_GLIBCXX_USE_CXX11_ABI=(\d)", cmake_text(folder, "Torch/TorchConfig.cmake"))
-    c10d = "USE_DISTRIBUTED" in cmake_text(folder, "Caffe2/Caffe2Targets.cmake")
-    return said[1], folder, abi[1] if abi else "1", "ON" if c10d else "OFF"
-
-
-def cmake_text(folder: Path, name: str) -> str:
-    path = folder / "share" / "cmake" / name
-    return path.read_text() if path.is_file() else ""
-
-
-def python() -> "tuple[str, str]":
-    headers = sysconfig.get_path("include")
-    return headers if Path(headers, "Python.h").is_file() else "NO", sysconfig.get_config_var("EXT_SUFFIX")
+    path = Path(spec.origin).parent
+    version = re.search(r"^__version__ = '((\d+)\.(\d+)[^']*)'", (path / "version.py").read_text(), re.M)
+    if version is None:
+        raise FileNotFoundError(f"{path / 'version.py'} names no version")
+    if (int(version[2]), int(version[3])) < OLDEST:
+        raise FileNotFoundError(f"torch {version[1]} of {sys.executable} is older than 2.10")
+    for part in ("include/torch/csrc/stable/c/shim.h", "lib/libtorch_cpu.so"):
+        if not (path / part).is_file():
+            raise FileNotFoundError(f"torch {version[1]} of {sys.executable} has no {part}")
+    return path
 
 
 def main() -> int:
     try:
-        print(";".join(str(part) for part in (*found(), *python())))
+        print(folder())
     except OSError as error:
         print(error, file=sys.stderr)
         return 1

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from ascend_moe.comm import lent, lent_compiled, threads
+from ascend_moe.comm import lent, threads
 from ascend_moe.comm.communicator import (
     MAX_WORLD,
     Communicator,
@@ -203,10 +203,6 @@ def window_empty(
         CommTimeout, PeerLost, ConfigMismatch: of the opening.
         Other errors: the communicator has failed before.
     """
-    made = lent_compiled.lend(shape, dtype, group_ep, ep_world_size, ep_rank_id)
-    if made is not None:
-        return made
-    generation = lent_compiled.generation()
     sizes, size = lent.byte_size(shape, dtype)
     group = None if threads.find(group_ep) else _resolve(group_ep)
     if group is not None and _has_hccl(group) and group_ep != group.group_name:
@@ -219,9 +215,7 @@ def window_empty(
     end.raise_if_failed()
     if size == 0:
         return torch.empty(sizes, dtype=dtype)
-    block, area = end.lend(size)
-    lent_compiled.remember(generation, group_ep, end, area)
-    return lent.tensor_of(block, sizes, dtype)
+    return lent.tensor_of(end.lend(size), sizes, dtype)
 
 
 def hccl_group(group_ep: str, ep_world_size: int, ep_rank_id: int) -> ProcessGroup:
@@ -316,6 +310,12 @@ def _initialized() -> bool:
 
 def _has_hccl(group: ProcessGroup) -> bool:
     return "hccl" in _c10d()._world.pg_map[group][0]
+
+
+def is_alive(reference: weakref.ref[ProcessGroup]) -> bool:
+    """Whether the process group was not destroyed; another one may have its name since."""
+    group = reference()
+    return group is not None and group in _c10d()._world.pg_map
 
 
 def _hccl_named(name: str) -> ProcessGroup | None:
@@ -418,7 +418,8 @@ def _open(name: str, group: ProcessGroup) -> Communicator:
     host = store_host(store, group)
     opening = Opening(name, store, group.rank(), world, data_bytes, lent_bytes, timeout_s(), host)
     opening.run()
-    return communicator_of(opening)
+    reference = weakref.ref(group)
+    return communicator_of(opening, alive=lambda: is_alive(reference))
 
 
 def _abandon(key: tuple[str, int]) -> None:

@@ -8,12 +8,12 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from ascend_moe import settings
 from ascend_moe.comm.lent import LentMemory, none_lent
 from ascend_moe.errors import ArgumentError, AscendMoeError
-from ascend_moe.native import library
-from ascend_moe.ops import compiled
+from ascend_moe.native import binding, library
 
 MIB = 1 << 20
 DEFAULT_WINDOW_MIB = settings.DEFAULT_WINDOW_MIB
@@ -103,11 +103,18 @@ def window_lent_bytes(data_bytes: int) -> int:
 
 
 _numbers = itertools.count(1)
-_alive: weakref.WeakValueDictionary[int, Communicator] = weakref.WeakValueDictionary()
+_alive: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
-def by_number(number: int) -> Communicator | None:
-    """The communicator whose ``number`` this is, while anything refers to it."""
+def take_number(end: Any) -> int:
+    """A number of its own for one rank's end, on CPU or NPU, by which ``by_number`` knows it."""
+    number = next(_numbers)
+    _alive[number] = end
+    return number
+
+
+def by_number(number: int) -> Any:
+    """The end whose ``number`` this is, while anything refers to it; None after that."""
     return _alive.get(number)
 
 
@@ -135,6 +142,7 @@ class Communicator:
         describe: Callable[[int], str],
         release: Callable[[], None],
         unmap: Callable[[], None] | None = None,
+        alive: Callable[[], bool] | None = None,
     ) -> None:
         """Creates the native communicator; owns nothing else until that has succeeded.
 
@@ -145,7 +153,9 @@ class Communicator:
             release: called once, when the native communicator is gone: unmaps and closes the rest.
             unmap: of this rank's own window, called after that, and once no window tensor lives; None:
                 ``release`` sees to it, with ``when_unused``.
+            alive: whether the group is still the one that this was opened for; None: always. Each call asks.
         """
+        binding.library()  # nothing is to be given back yet, should it be missing
         self.name = name
         self.rank = rank
         self.world = len(bases)
@@ -163,16 +173,24 @@ class Communicator:
         if not handle:
             raise AscendMoeError(f"rank {rank}: the communicator of group {name!r} could not be created")
         self._handle: int | None = handle
-        # Held while an op runs; by the compiled kernels too, where they are.
-        self.gate = compiled.Gate(handle) if compiled.active() else None
-        self._busy: threading.Lock | compiled.Gate = self.gate or threading.Lock()
-        self.number = next(_numbers)
-        _alive[self.number] = self
+        self.number = take_number(self)
+        self.alive = alive
         if library.lib().am_comm_use_context(handle, self.context_kind) or library.lib().am_comm_use_servers(
             handle, self.ranks_per_server
         ):
             library.lib().am_comm_destroy(handle)
             raise AscendMoeError(f"rank {rank}: no memory for the context of group {name!r}")
+        self.end = binding.End(  # its lock is held while an op runs
+            number=self.number,
+            communicator=handle,
+            world=self.world,
+            rank=rank,
+            window_mib=data_bytes // MIB,
+            lent_mib=lent_bytes // MIB,
+            context_kind=self.context_kind,
+            ranks_per_server=self.ranks_per_server,
+            of_process_group=alive is not None,
+        )
 
     @property
     def handle(self) -> int:
@@ -188,8 +206,7 @@ class Communicator:
     @failed.setter
     def failed(self, error: BaseException) -> None:
         self._failed = error
-        if self.gate is not None:
-            self.gate.close()
+        self.end.shut()
 
     @property
     def closed(self) -> bool:
@@ -204,9 +221,14 @@ class Communicator:
     @contextmanager
     def use(self) -> Iterator[int]:
         """The handle for one op: no other op and no close of this end meanwhile. Raises ``failed`` again."""
-        with self._busy:
+        with self.end:
             self.raise_if_failed()
             yield self.handle
+
+    def raise_why_unusable(self) -> None:
+        """Raises what keeps ops from using this end, if anything does."""
+        self.raise_if_failed()
+        _ = self.handle
 
     def raise_if_failed(self) -> None:
         """Raises the first fatal error once more (a copy: an exception object carries one traceback)."""
@@ -221,8 +243,8 @@ class Communicator:
             return "it is this rank"
         return "this rank has closed its communicator" if self.closed else self._describe(rank)
 
-    def lend(self, size: int) -> tuple[ctypes.Array[ctypes.c_char], LentMemory]:
-        """``size`` bytes of this rank's lent area, held until the returned object dies; and the area.
+    def lend(self, size: int) -> ctypes.Array[ctypes.c_char]:
+        """``size`` bytes of this rank's lent area, held until the returned object dies.
 
         Raises:
             WindowTooSmall: no room, or there is no lent area.
@@ -234,7 +256,7 @@ class Communicator:
                 if not area:
                     raise none_lent(size)
                 self._lent = LentMemory(area)
-            return self._lent.take(size, self.lent_bytes), self._lent
+            return self._lent.take(size, self.lent_bytes)
 
     def when_unused(self, unmap: Callable[[], None]) -> None:
         """Calls ``unmap`` once no tensor lives in this rank's own window. The native communicator is gone."""
@@ -258,17 +280,16 @@ class Communicator:
         Raises:
             AscendMoeError: the op is still running then; nothing was closed.
         """
-        if not self._busy.acquire(timeout=self._patience if patience is None else patience):
+        if not self.end.acquire(timeout=self._patience if patience is None else patience):
             raise AscendMoeError(
                 f"rank {self.rank}: an op still runs on group {self.name!r}: close it after the op"
             )
         try:
             with self._handle_lock:
                 handle, self._handle = self._handle, None
-            if self.gate is not None:
-                self.gate.close()
+            self.end.shut()
             if handle is not None:
-                compiled.forget()
+                binding.forget()
                 try:
                     library.lib().am_comm_destroy(handle)
                 finally:
@@ -276,4 +297,4 @@ class Communicator:
                     if self._unmap is not None:
                         self.when_unused(self._unmap)
         finally:
-            self._busy.release()
+            self.end.release()

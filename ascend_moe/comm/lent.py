@@ -33,8 +33,6 @@ class LentMemory:
         """``handle``: from am_comm_lent; owned from here on."""
         self.handle = handle
         self._unmap: Callable[[], None] | None = None
-        # For tensors that were made without Python: `_lending` keeps it for as long as there may be any.
-        self.unused = ctypes.CFUNCTYPE(None)(self._end)
         _lending.add(self)
 
     def take(self, size: int, lent_bytes: int) -> ctypes.Array[ctypes.c_char]:

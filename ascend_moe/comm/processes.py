@@ -24,6 +24,7 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -544,8 +545,11 @@ class Opening:
         return 0, rank, f"has not called since its last windows were closed, {process}"
 
 
-def communicator_of(opening: Opening) -> Communicator:
-    """This rank's end of the windows that were opened; it owns them from here on."""
+def communicator_of(opening: Opening, alive: Callable[[], bool] | None = None) -> Communicator:
+    """This rank's end of the windows that were opened; it owns them from here on.
+
+    ``alive``: as the communicator takes it.
+    """
     owner, total = os.getpid(), opening.mine.total
     peers = opening.peers
 
@@ -574,6 +578,7 @@ def communicator_of(opening: Opening) -> Communicator:
             describe=lambda rank: peers[rank].watch.describe(),
             release=release,
             unmap=unmap,
+            alive=alive,
         )
     except BaseException:
         release()

@@ -21,8 +21,7 @@ from ascend_moe.comm.communicator import (
     window_lent_bytes,
 )
 from ascend_moe.errors import ArgumentError, AscendMoeError, CommError, CommTimeout, PeerLost
-from ascend_moe.native import library
-from ascend_moe.ops import compiled
+from ascend_moe.native import binding, library
 
 T = TypeVar("T")
 
@@ -160,7 +159,7 @@ class LocalCluster:
         _entered.pop(self.name, None)
         with self.changed:
             self._left_open = bool(self._active)
-        compiled.forget()
+        binding.forget()
         if not self._left_open:
             self._close_windows()
 
@@ -207,7 +206,7 @@ class LocalCluster:
 
     def _body(self, rank: int, fn: Callable[[int, str], T], results: dict[int, T]) -> None:
         _here.place = (self, rank)
-        compiled.set_place(self._number * MAX_WORLD + rank + 1)
+        binding.set_place(self._number * MAX_WORLD + rank + 1)
         try:
             results[rank] = fn(rank, self.name)
         except BaseException as error:  # also SystemExit: raised again by run()
@@ -231,7 +230,7 @@ class LocalCluster:
         """The caller of run() will not wait: makes the ops of all ranks return, and gives them a moment."""
         with self.changed:
             self._left_open = True  # should the moment not do, or be interrupted again
-            compiled.forget()
+            binding.forget()
             if self._windows is not None:
                 for rank in range(self.world_size):
                     self._windows.mark_lost(rank)

@@ -17,8 +17,7 @@ from pathlib import Path
 
 from ..comm.communicator import MIB, window_data_bytes
 from ..errors import AscendMoeError
-from ..native import library
-from ..ops import compiled
+from ..native import binding, library
 from .finding import Finding, error, fine, warn
 
 LEAST_PYTHON, LEAST_TORCH, LEAST_COMPILER = (3, 10), (2, 7), 11
@@ -84,17 +83,11 @@ def _library() -> Iterator[Finding]:
 
 
 def _torch_ops() -> Finding:
-    topic, problem, refused = "torch ops", compiled.why_not(), compiled.refusal()
+    topic, problem = "torch ops", binding.why_not()
     if problem is None:
-        way = "" if compiled.calls() else f", each call by torch's binding (no {compiled.calls_name()})"
-        return fine(topic, f"compiled kernels on CPU, {compiled.loaded()}{way}")
+        return fine(topic, f"{binding.library_path()}, for torch from 2.10 on")
     head, _, fix = str(problem).partition(":")
-    fix = " ".join(fix.split())
-    if refused is not None:
-        return error(topic, head, "the operators on CPU raise this", fix or f"unset {compiled.SWITCH}")
-    if compiled.choice() == "python":
-        return fine(topic, f"Python kernels on CPU ({head})")
-    return warn(topic, head, "the operators on CPU run, but every call takes longer through Python", fix)
+    return error(topic, head, "the operators raise this", " ".join(fix.split()))
 
 
 def _source_hash(root: Path) -> str:

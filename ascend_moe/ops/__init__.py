@@ -1,265 +1,436 @@
-"""The custom ops ``torch.ops.ascend_moe.npu_moe_distribute_*``: torch_npu's schemas; kernels on twin and NPU.
+"""The four ops as functions: ``torch.ops.ascend_moe.npu_moe_distribute_*`` with torch_npu's own signatures.
 
-The public functions here are the same ops with the same argument names and defaults.
+A tensor's device chooses the kernels: the twin on the CPU, CANN on an NPU.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
-import sys
-from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
-from torch.fx.node import has_side_effect
-from torch.utils._pytree import tree_map
+from torch import Tensor
 
-from .. import comm
-from .._torch_npu import resolve_dtype
-from ..errors import ArgumentError, AscendMoeError, LibraryError
-from . import calls as native
-from . import compiled, ops_compiled
-from . import npu as npu_launch
-from .schemas import DOCS, NAMESPACE, SCHEMAS
+from .registration import OPS, OPTIONS
 
-_LIBRARY: Any = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]
-# Beyond these no rank count, expert count or K makes sense, and the sizes of outputs would overflow.
-_MAX_SIZE, _MAX_BATCHES = 2**15, 2**31 - 1
-# Layouts without a kernel: the op of dense tensors refuses them by name.
-_OTHER_LAYOUTS = ("SparseCPU", "SparseCsrCPU", "MkldnnCPU", "QuantizedCPU", "SparseMeta", "SparseCsrMeta")
-_OP_CODES = {"dispatch": native.OP_DISPATCH, "combine": native.OP_COMBINE}
-_ANNOTATIONS: dict[str, Any] = {
-    "Tensor": torch.Tensor,
-    "Optional[Tensor]": torch.Tensor | None,
-    "int": int,
-    "Optional[int]": int | None,
-    "str": str,
-}
+Dispatched = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
-_T = torch.Tensor
-Dispatched = tuple[_T, _T, _T, _T, _T, _T, _T]
+_DISPATCH, _DISPATCH_V2 = OPS["npu_moe_distribute_dispatch"], OPS["npu_moe_distribute_dispatch_v2"]
+_COMBINE, _COMBINE_V2 = OPS["npu_moe_distribute_combine"], OPS["npu_moe_distribute_combine_v2"]
 
 
-class _NotDifferentiable(torch.autograd.Function):
-    """Runs an op below autograd; its backward raises: gradients left out silently train a wrong model."""
-
-    @staticmethod
-    def forward(ctx: Any, op: _Op, keys: Any, args: Any, kwargs: Any, *needing_grad: torch.Tensor) -> Any:
-        ctx.name = op.name
-        return op.below_autograd(keys, args, kwargs)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        raise AscendMoeError(
-            f"{ctx.name} is not differentiable yet: call it under torch.no_grad(), "
-            "or detach() the inputs that require grad"
-        )
+def _given(op: Any, options: tuple[Any, ...]) -> dict[str, Any]:
+    """Those that are not the schema's defaults: torch takes its time for each one that it is given."""
+    names, defaults = OPTIONS[op]
+    return {
+        name: value
+        for name, value, default in zip(names, options, defaults, strict=True)
+        if value is not default
+    }
 
 
-def _keep_order_in_inductor(op: Any) -> None:
-    """Gives inductor a lowering of an ordered op that depends on the ordered op before it.
+def npu_moe_distribute_dispatch(
+    x: Tensor,
+    expert_ids: Tensor,
+    group_ep: str,
+    ep_world_size: int,
+    ep_rank_id: int,
+    moe_expert_num: int,
+    *,
+    scales: Tensor | None = None,
+    x_active_mask: Tensor | None = None,
+    expert_scales: Tensor | None = None,
+    group_tp: str = "",
+    tp_world_size: int = 0,
+    tp_rank_id: int = 0,
+    expert_shard_type: int = 0,
+    shared_expert_num: int = 1,
+    shared_expert_rank_num: int = 0,
+    quant_mode: int = 0,
+    global_bs: int = 0,
+    expert_token_nums_type: int = 1,
+) -> Dispatched:
+    """Sends every (token, k) row to the rank that owns its expert, and returns the rows received.
 
-    Inductor's own (seen in torch 2.13, pytorch/pytorch#189209) notes that order under the name of the op's
-    buffer, while its scheduler looks for the name of the operation: two ops that share no tensor may be
-    swapped, and on another rank, with other sizes, not. Does nothing where inductor is not in use.
+    BS tokens of H elements, K experts a token, W = ep_world_size ranks, E = moe_expert_num experts,
+    L = E / W local ones, G = global_bs or BS*W, A = G * min(L, K) rows at most.
+
+    Args:
+        x: (BS, H) bfloat16, float16 or float32; rows a multiple of 32 bytes, H <= 8192.
+        expert_ids: (BS, K) int32 in 0..E-1, or -1: not routed. BS <= 4096, K <= 16.
+        group_ep: name of the EP group: ``ascend_moe.comm_name``, a live c10d group name, or a LocalCluster's.
+        ep_world_size, ep_rank_id: W, at most 64, and this rank's place in the group.
+        moe_expert_num: E, a multiple of W, at most 1024.
+        scales: (E, H) float32 smoothing factors, with quant_mode 2 only.
+        x_active_mask: (BS,) or (BS, K) bool; masked pairs are not sent and their ids not looked at.
+        expert_scales: (BS, K) float32; only lengthens ep_recv_counts, as in CANN.
+        quant_mode: 0 none, 2 int8 with one scale a token.
+        global_bs: 0 (every rank has the same BS) or W * the largest BS.
+        expert_token_nums_type: 0 cumulative, 1 counts.
+
+    Returns:
+        expand_x (A, H), dtype of x or int8, rows by (local expert, source rank, flat (token, k));
+        dynamic_scales (A,) float32, with quant_mode 2 the factor that turns a row back;
+        expand_idx (BS*K,) int32: earlier pairs of this rank with the same expert;
+        expert_token_nums (L,) int64;
+        ep_recv_counts (W*L,) int32, inclusive prefix sums over [local expert][source rank];
+        tp_recv_counts (tp_world_size,) int32; expand_scales (A,) float32, without meaning here.
+        Rows past ep_recv_counts[W*L-1] are undefined.
+
+    Accepted and ignored, CANN alone uses them:
+    group_tp with one TP rank (tp_world_size 0 or 1, tp_rank_id 0).
+    Refused by name until they are supported: tp_world_size 2, shared_expert_rank_num above 0,
+    shared_expert_num above 1, expert_shard_type 1.
+
+    Collective: all ranks of group_ep call the same ops in the same order, and wait for each other at most
+    ASCEND_MOE_TIMEOUT_S seconds. Compilers keep every call, and their order. Not differentiable yet.
+
+    Raises:
+        ArgumentError, WindowTooSmall: this rank's arguments; nothing was sent, a corrected call works.
+        InvalidExpertId, RoutingOverflow, ConfigMismatch: on every rank; the communicator stays usable.
+        PeerLost, CommTimeout, CorruptStatus: the communicator must be closed and opened afresh,
+            on an NPU by a new process group.
+
+    Source: torch_npu.npu_moe_distribute_dispatch.
     """
-    lowering = sys.modules.get("torch._inductor.lowering")
-    lowerings = getattr(lowering, "lowerings", None)  # None while it is being imported
-    if lowerings is not None and op not in lowerings:
-        lowerings[op] = functools.partial(_lower_in_order, op)
+    options = (
+        scales,
+        x_active_mask,
+        expert_scales,
+        group_tp,
+        tp_world_size,
+        tp_rank_id,
+        expert_shard_type,
+        shared_expert_num,
+        shared_expert_rank_num,
+        quant_mode,
+        global_bs,
+        expert_token_nums_type,
+    )
+    made: Dispatched = _DISPATCH(
+        x, expert_ids, group_ep, ep_world_size, ep_rank_id, moe_expert_num, **_given(_DISPATCH, options)
+    )
+    return made
 
 
-def _lower_in_order(op: Any, *args: Any, **kwargs: Any) -> Any:
-    from torch._inductor import ir
-    from torch._inductor.virtualized import V
+def npu_moe_distribute_dispatch_v2(
+    x: Tensor,
+    expert_ids: Tensor,
+    group_ep: str,
+    ep_world_size: int,
+    ep_rank_id: int,
+    moe_expert_num: int,
+    *,
+    scales: Tensor | None = None,
+    x_active_mask: Tensor | None = None,
+    expert_scales: Tensor | None = None,
+    elastic_info: Tensor | None = None,
+    performance_info: Tensor | None = None,
+    group_tp: str = "",
+    tp_world_size: int = 0,
+    tp_rank_id: int = 0,
+    expert_shard_type: int = 0,
+    shared_expert_num: int = 1,
+    shared_expert_rank_num: int = 0,
+    quant_mode: int = 0,
+    global_bs: int = 0,
+    expert_token_nums_type: int = 1,
+    comm_alg: str = "",
+    zero_expert_num: int = 0,
+    copy_expert_num: int = 0,
+    const_expert_num: int = 0,
+    y_dtype: int | None = None,
+    x_dtype: int | None = None,
+    scales_dtype: int | None = None,
+) -> Dispatched:
+    """Sends every (token, k) row to the rank that owns its expert, and returns the rows received.
 
-    graph: Any = V.graph
-    before = graph.effectful_ops.get(_EffectType.ORDERED)
-    first = len(graph.operations)
-    made = ir.FallbackKernel.create(op, *args, **kwargs)
-    if before is not None and hasattr(graph, "additional_star_deps"):
-        name = graph.operations[first].get_operation_name()
-        graph.additional_star_deps[name].add(before.get_name())
-    return tree_map(lambda node: node.wrap_for_lowering() if isinstance(node, ir.IRNode) else node, made)
+    BS tokens of H elements, K experts a token, W = ep_world_size ranks, E = moe_expert_num experts,
+    L = E / W local ones, G = global_bs or BS*W, A = G * min(L, K) rows at most.
 
+    Args:
+        x: (BS, H) bfloat16, float16 or float32; rows a multiple of 32 bytes, H <= 8192.
+        expert_ids: (BS, K) int32 in 0..E-1, or -1: not routed. BS <= 4096, K <= 16.
+        group_ep: name of the EP group: ``ascend_moe.comm_name``, a live c10d group name, or a LocalCluster's.
+        ep_world_size, ep_rank_id: W, at most 64, and this rank's place in the group.
+        moe_expert_num: E, a multiple of W, at most 1024.
+        scales: (E, H) float32 smoothing factors, with quant_mode 2 only.
+        x_active_mask: (BS,) or (BS, K) bool; masked pairs are not sent and their ids not looked at.
+        expert_scales: (BS, K) float32; only lengthens ep_recv_counts, as in CANN.
+        quant_mode: 0 none, 2 int8 with one scale a token.
+        global_bs: 0 (every rank has the same BS) or W * the largest BS.
+        expert_token_nums_type: 0 cumulative, 1 counts.
+        comm_alg: how rows travel; the same on all ranks, every output the same bit for bit. 'window', and
+            CANN's names for it 'fullmesh', 'fullmesh_v1', 'fullmesh_v2': into the window of who gets them.
+            'direct': they stay with their sender, and who gets them reads them there; not between servers
+            (RDMA), and combine takes rows and assist_info_for_combine in dispatch's order only. 'auto':
+            'direct' where it can and fits (``ascend_moe.algorithm_of``). '':
+            ASCEND_MOE_COMM_ALG, without it 'window'.
 
-class _Op:
-    """One of the four ops: binds arguments by the schema, runs or infers."""
+    Returns:
+        expand_x (A, H), dtype of x or int8, rows by (local expert, source rank, flat (token, k));
+        dynamic_scales (A,) float32, with quant_mode 2 the factor that turns a row back;
+        assist_info_for_combine (max(BS*K, A*128),) int32: (source rank, token, k) of row i at 3*i;
+        between the servers of an A2 cluster expand_idx in its first BS*K words instead, as in CANN;
+        expert_token_nums (L,) int64;
+        ep_recv_counts (W*L,) int32, inclusive prefix sums over [local expert][source rank];
+        tp_recv_counts (tp_world_size,) int32; expand_scales (A,) float32, without meaning here.
+        Rows past ep_recv_counts[W*L-1] are undefined.
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.contract = 2 if name.endswith("_v2") else 1
-        self.code = _OP_CODES["dispatch" if "dispatch" in name else "combine"]
-        _LIBRARY.define(f"{name}{SCHEMAS[name]}")
-        self.overload: Any = getattr(getattr(torch.ops, NAMESPACE), name).default
-        arguments = self.overload._schema.arguments
-        self.names = [argument.name for argument in arguments]
-        self.defaults = {argument.name: argument.default_value for argument in arguments}
-        self.tensors = [a.name for a in arguments if "Tensor" in str(a.type)]
-        self.integers = [a.name for a in arguments if "int" in str(a.type)]
-        self.parameters = [self._parameter(argument) for argument in arguments]
+    Accepted and ignored, CANN alone uses them:
+    group_tp with one TP rank (tp_world_size 0 or 1, tp_rank_id 0).
+    Refused by name until they are supported: tp_world_size 2, shared_expert_rank_num above 0,
+    shared_expert_num above 1, expert_shard_type 1,
+    zero_expert_num, copy_expert_num, const_expert_num, elastic_info, performance_info, y_dtype,
+    x_dtype, scales_dtype.
 
-    @staticmethod
-    def _parameter(argument: Any) -> inspect.Parameter:
-        one = inspect.Parameter
-        kind = one.KEYWORD_ONLY if argument.kwarg_only else one.POSITIONAL_OR_KEYWORD
-        default = argument.default_value if argument.has_default_value() else one.empty
-        return one(argument.name, kind, default=default, annotation=_ANNOTATIONS[str(argument.type)])
+    Collective: all ranks of group_ep call the same ops in the same order, and wait for each other at most
+    ASCEND_MOE_TIMEOUT_S seconds. Compilers keep every call, and their order. Not differentiable yet.
 
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        values = dict(self.defaults)
-        values.update(zip(self.names, args, strict=False))
-        values.update(kwargs)
-        return values
+    Raises:
+        ArgumentError, WindowTooSmall: this rank's arguments; nothing was sent, a corrected call works.
+        InvalidExpertId, RoutingOverflow, ConfigMismatch: on every rank; the communicator stays usable.
+        PeerLost, CommTimeout, CorruptStatus: the communicator must be closed and opened afresh,
+            on an NPU by a new process group.
 
-    def _parts(self, values: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, int | None]]:
-        tensors = {name: values[name] for name in self.tensors if values[name] is not None}
-        return tensors, {name: values[name] for name in self.integers}
-
-    def cpu(self, *args: Any, **kwargs: Any) -> Any:
-        refusal = compiled.refusal()
-        if refusal is not None:
-            raise LibraryError(str(refusal))
-        values = self.bind(args, kwargs)
-        tensors, attributes = self._parts(values)
-        for name, tensor in tensors.items():
-            if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-                raise ArgumentError(
-                    f"{self.name}: {name} is a {tensor.layout} tensor on {tensor.device}, "
-                    "all tensors must be dense and on the same device (cpu)",
-                    argument=name,
-                )
-        shapes = tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items())
-        group_ep = values["group_ep"]
-        find = functools.partial(
-            comm.lookup, group_ep, attributes["ep_world_size"] or 0, attributes["ep_rank_id"] or 0
-        )
-        comm_alg = values.get("comm_alg", "")
-        plan, communicator = native.plan_for(
-            self.name, self.code, self.contract, group_ep, comm_alg, shapes, attributes, find, comm.place
-        )
-        inputs = {name: tensor.contiguous() for name, tensor in tensors.items()}
-        outputs = native.run(plan, communicator, inputs)
-        if compiled.active():
-            ops_compiled.remember(self.positions(), group_ep, plan, communicator)
-        return tuple(outputs) if self.code == native.OP_DISPATCH else outputs[0]
-
-    @functools.cache  # noqa: B019  there are four, for good
-    def positions(self) -> list[int]:
-        """Of every argument among the native inputs; -1: it is no tensor."""
-        names = native.tensor_names()
-        return [names.index(name) if name in self.tensors else -1 for name in self.names]
-
-    def npu(self, *args: Any, **kwargs: Any) -> Any:
-        """PrivateUse1: the same checks, then CANN. Reached only with torch_npu's tensors."""
-        values = self.bind(args, kwargs)
-        tensors, attributes = self._parts(values)
-        outputs = npu_launch.call(self.name, self.code, self.contract, values, tensors, attributes)
-        return tuple(outputs) if self.code == native.OP_DISPATCH else outputs[0]
-
-    def autograd(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
-        keys = keys & torch._C._after_autograd_keyset
-        given = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
-        needing_grad = [tensor for tensor in given if tensor.requires_grad]
-        if not needing_grad or not torch.is_grad_enabled():
-            return self.below_autograd(keys, args, kwargs)
-        return _NotDifferentiable.apply(self, keys, args, kwargs, *needing_grad)  # type: ignore[no-untyped-call]
-
-    def below_autograd(self, keys: Any, args: Any, kwargs: Any) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
-            return self.overload.redispatch(keys, *args, **kwargs)
-
-    def fake(self, *args: Any, **kwargs: Any) -> Any:
-        """Outputs as torch_npu's C++ allocates them, from shapes, dtypes and attributes alone.
-
-        No communicator is looked up. What the kernels refuse (TP 2, shared ranks) is inferred all the same.
-        """
-        _keep_order_in_inductor(self.overload)  # every compiler comes by here, after it was imported
-        values = self.bind(args, kwargs)
-        tensors, attributes = self._parts(values)
-        self._check_sizes_known(tensors, attributes)
-        rows, ids = tensors[self.names[0]], tensors["expert_ids"]
-        dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
-        batch, topk, hidden = ids.shape[0], int(ids.shape[1]), rows.shape[1]
-        outputs = native.infer(self.code, self.contract, dtypes, attributes, batch, topk, hidden)
-        made = [rows.new_empty(shape, dtype=dtype or rows.dtype) for dtype, shape in outputs]
-        y_dtype = resolve_dtype(values.get("y_dtype"), "y_dtype")
-        if y_dtype is not None:
-            made[0] = rows.new_empty(outputs[0][1], dtype=y_dtype)
-        return tuple(made) if self.code == native.OP_DISPATCH else made[0]
-
-    def _check_sizes_known(self, tensors: dict[str, torch.Tensor], attributes: dict[str, int | None]) -> None:
-        """The rules without which outputs have no size; all others are checked when the op runs."""
-
-        def refuse(argument: str, text: str) -> ArgumentError:
-            return ArgumentError(f"{self.name}: {argument} {text}", argument=argument)
-
-        for name in (self.names[0], "expert_ids"):
-            if name not in tensors:
-                raise refuse(name, "is None, it is required")
-            if tensors[name].dim() != 2:
-                raise refuse(name, f"has {tensors[name].dim()} dimensions, it must have 2")
-        device = tensors[self.names[0]].device
-        for name, tensor in tensors.items():
-            if tensor.device != device:
-                raise refuse(
-                    name, f"is on {tensor.device}, {self.names[0]} on {device}: they must be on one device"
-                )
-        sizes = {name: value for name, value in attributes.items() if value is not None}
-        for name, value in [*sizes.items(), ("expert_ids", tensors["expert_ids"].shape[1])]:
-            limit = _MAX_BATCHES if name == "global_bs" else _MAX_SIZE
-            if not -limit <= value <= limit:
-                raise refuse(
-                    name, f"of {value} is out of the range that sizes are computed in, -{limit}..{limit}"
-                )
-        world = sizes["ep_world_size"]
-        if world < 1:
-            raise refuse("ep_world_size", f"is {world}, it must be at least 1")
-        for name in ("ep_rank_id", "shared_expert_rank_num"):
-            if not 0 <= sizes[name] < world:
-                raise refuse(name, f"is {sizes[name]}, it must be in 0..{world - 1} (ep_world_size - 1)")
-
-    def public(self, doc: str, launch: compiled.Caller | None) -> Callable[..., Any]:
-        overload, compiling = self.overload, torch.compiler.is_dynamo_compiling
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if launch is not None and not compiling():
-                made = launch(args, kwargs)
-                if made is not None:
-                    return made
-            return overload(*args, **kwargs)
-
-        call.__name__ = call.__qualname__ = self.name
-        call.__doc__ = doc
-        returns = Dispatched if self.code == native.OP_DISPATCH else torch.Tensor
-        signature = inspect.Signature(self.parameters, return_annotation=returns)
-        call.__signature__ = signature  # type: ignore[attr-defined]
-        return call
+    Source: torch_npu.npu_moe_distribute_dispatch_v2.
+    """
+    options = (
+        scales,
+        x_active_mask,
+        expert_scales,
+        elastic_info,
+        performance_info,
+        group_tp,
+        tp_world_size,
+        tp_rank_id,
+        expert_shard_type,
+        shared_expert_num,
+        shared_expert_rank_num,
+        quant_mode,
+        global_bs,
+        expert_token_nums_type,
+        comm_alg,
+        zero_expert_num,
+        copy_expert_num,
+        const_expert_num,
+        y_dtype,
+        x_dtype,
+        scales_dtype,
+    )
+    made: Dispatched = _DISPATCH_V2(
+        x, expert_ids, group_ep, ep_world_size, ep_rank_id, moe_expert_num, **_given(_DISPATCH_V2, options)
+    )
+    return made
 
 
-def _register(name: str) -> Callable[..., Any]:
-    op = _Op(name)
-    for key in _OTHER_LAYOUTS:
-        _LIBRARY.impl(name, op.cpu, key)
-    _LIBRARY.impl(name, op.npu, "PrivateUse1")
-    torch.library.register_fake(f"{NAMESPACE}::{name}", op.fake, lib=_LIBRARY)
-    launch = None
-    if compiled.active():
-        launch = ops_compiled.install(name, op.names, op.cpu, op.autograd)
-    else:
-        _LIBRARY.impl(name, op.cpu, "CPU")
-        _LIBRARY.impl(name, op.autograd, "Autograd", with_keyset=True)
-    # Peers wait for every call: no compiler may drop one whose results are unused, merge two equal ones, or
-    # swap two. The first keeps calls in any fx graph; the second chains them by a token, so that no two are
-    # equal or independent.
-    has_side_effect(op.overload)
-    _register_effectful_op(op.overload, _EffectType.ORDERED)
-    return op.public(DOCS[name], launch)
+def npu_moe_distribute_combine(
+    expand_x: Tensor,
+    expert_ids: Tensor,
+    expand_idx: Tensor,
+    ep_send_counts: Tensor,
+    expert_scales: Tensor,
+    group_ep: str,
+    ep_world_size: int,
+    ep_rank_id: int,
+    moe_expert_num: int,
+    *,
+    tp_send_counts: Tensor | None = None,
+    x_active_mask: Tensor | None = None,
+    activation_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+    group_list: Tensor | None = None,
+    expand_scales: Tensor | None = None,
+    shared_expert_x: Tensor | None = None,
+    group_tp: str = "",
+    tp_world_size: int = 0,
+    tp_rank_id: int = 0,
+    expert_shard_type: int = 0,
+    shared_expert_num: int = 1,
+    shared_expert_rank_num: int = 0,
+    global_bs: int = 0,
+    out_dtype: int = 0,
+    comm_quant_mode: int = 0,
+    group_list_type: int = 0,
+) -> Tensor:
+    """Returns the experts' rows to their tokens and sums them, weighted by expert_scales.
+
+    fp32, multiply then add, k ascending, one rounding to the dtype of expand_x: bit-exact whatever the
+    number of ranks or cores. Rows of inactive tokens are zeros.
+
+    Args:
+        expand_x: (>= rows, H) bfloat16, float16 or float32, in dispatch's row order.
+        expert_ids, x_active_mask, global_bs, group_ep, ep_world_size, ep_rank_id, moe_expert_num: as given to
+            dispatch.
+        expand_idx: (BS*K,) int32, dispatch's.
+        ep_send_counts: (>= W*L,) int32, dispatch's ep_recv_counts.
+        expert_scales: (BS, K) float32 weights.
+        shared_expert_x: must be None, the v2 op adds it.
+
+    Returns:
+        (BS, H), dtype of expand_x.
+
+    Accepted and ignored, CANN alone uses them:
+    tp_send_counts, expand_scales, group_tp with one TP rank (tp_world_size 0 or 1, tp_rank_id 0),
+    group_list_type.
+    Refused by name until they are supported: tp_world_size 2, shared_expert_rank_num above 0,
+    shared_expert_num above 1, expert_shard_type 1, comm_quant_mode,
+    activation_scale, weight_scale, group_list, out_dtype other than 0.
+
+    Collective: all ranks of group_ep call the same ops in the same order, and wait for each other at most
+    ASCEND_MOE_TIMEOUT_S seconds. Compilers keep every call, and their order. Not differentiable yet.
+
+    Raises:
+        ArgumentError, WindowTooSmall: this rank's arguments; nothing was sent, a corrected call works.
+        InvalidExpertId, RoutingOverflow, ConfigMismatch: on every rank; the communicator stays usable.
+        RoutingMismatch: combine's ids, mask or counts are not dispatch's.
+        PeerLost, CommTimeout, CorruptStatus: the communicator must be closed and opened afresh,
+            on an NPU by a new process group.
+
+    Source: torch_npu.npu_moe_distribute_combine.
+    """
+    options = (
+        tp_send_counts,
+        x_active_mask,
+        activation_scale,
+        weight_scale,
+        group_list,
+        expand_scales,
+        shared_expert_x,
+        group_tp,
+        tp_world_size,
+        tp_rank_id,
+        expert_shard_type,
+        shared_expert_num,
+        shared_expert_rank_num,
+        global_bs,
+        out_dtype,
+        comm_quant_mode,
+        group_list_type,
+    )
+    made: Tensor = _COMBINE(
+        expand_x,
+        expert_ids,
+        expand_idx,
+        ep_send_counts,
+        expert_scales,
+        group_ep,
+        ep_world_size,
+        ep_rank_id,
+        moe_expert_num,
+        **_given(_COMBINE, options),
+    )
+    return made
 
 
-npu_moe_distribute_dispatch: Callable[..., Dispatched] = _register("npu_moe_distribute_dispatch")
-npu_moe_distribute_dispatch_v2: Callable[..., Dispatched] = _register("npu_moe_distribute_dispatch_v2")
-npu_moe_distribute_combine: Callable[..., torch.Tensor] = _register("npu_moe_distribute_combine")
-npu_moe_distribute_combine_v2: Callable[..., torch.Tensor] = _register("npu_moe_distribute_combine_v2")
+def npu_moe_distribute_combine_v2(
+    expand_x: Tensor,
+    expert_ids: Tensor,
+    assist_info_for_combine: Tensor,
+    ep_send_counts: Tensor,
+    expert_scales: Tensor,
+    group_ep: str,
+    ep_world_size: int,
+    ep_rank_id: int,
+    moe_expert_num: int,
+    *,
+    tp_send_counts: Tensor | None = None,
+    x_active_mask: Tensor | None = None,
+    expand_scales: Tensor | None = None,
+    shared_expert_x: Tensor | None = None,
+    elastic_info: Tensor | None = None,
+    ori_x: Tensor | None = None,
+    const_expert_alpha_1: Tensor | None = None,
+    const_expert_alpha_2: Tensor | None = None,
+    const_expert_v: Tensor | None = None,
+    performance_info: Tensor | None = None,
+    group_tp: str = "",
+    tp_world_size: int = 0,
+    tp_rank_id: int = 0,
+    expert_shard_type: int = 0,
+    shared_expert_num: int = 1,
+    shared_expert_rank_num: int = 0,
+    global_bs: int = 0,
+    comm_quant_mode: int = 0,
+    comm_alg: str = "",
+    zero_expert_num: int = 0,
+    copy_expert_num: int = 0,
+    const_expert_num: int = 0,
+) -> Tensor:
+    """Returns the experts' rows to their tokens and sums them, weighted by expert_scales.
+
+    fp32, multiply then add, k ascending, one rounding to the dtype of expand_x: bit-exact whatever the
+    number of ranks or cores. Rows of inactive tokens are zeros.
+
+    Args:
+        expand_x: (>= rows, H) bfloat16, float16 or float32, in dispatch's row order.
+        expert_ids, x_active_mask, global_bs, group_ep, ep_world_size, ep_rank_id, moe_expert_num: as given to
+            dispatch.
+        assist_info_for_combine: (>= 3*rows,) int32, dispatch's.
+        ep_send_counts: (>= W*L,) int32, dispatch's ep_recv_counts.
+        expert_scales: (BS, K) float32 weights.
+        shared_expert_x: (BS, H) or (a, b, H) with a*b = BS, added last with weight 1.
+        comm_alg: how rows travel; the same on all ranks, every output the same bit for bit. 'window', and
+            CANN's names for it 'fullmesh', 'fullmesh_v1', 'fullmesh_v2': into the window of who gets them.
+            'direct': they stay with their sender, and who gets them reads them there; not between servers
+            (RDMA), and combine takes rows and assist_info_for_combine in dispatch's order only. 'auto':
+            'direct' where it can and fits (``ascend_moe.algorithm_of``). '':
+            ASCEND_MOE_COMM_ALG, without it 'window'.
+
+    Returns:
+        (BS, H), dtype of expand_x.
+
+    Accepted and ignored, CANN alone uses them:
+    tp_send_counts, expand_scales, group_tp with one TP rank (tp_world_size 0 or 1, tp_rank_id 0).
+    Refused by name until they are supported: tp_world_size 2, shared_expert_rank_num above 0,
+    shared_expert_num above 1, expert_shard_type 1,
+    zero_expert_num, copy_expert_num, const_expert_num, elastic_info, performance_info,
+    comm_quant_mode, ori_x, const_expert_alpha_1, const_expert_alpha_2, const_expert_v.
+
+    Collective: all ranks of group_ep call the same ops in the same order, and wait for each other at most
+    ASCEND_MOE_TIMEOUT_S seconds. Compilers keep every call, and their order. Not differentiable yet.
+
+    Raises:
+        ArgumentError, WindowTooSmall: this rank's arguments; nothing was sent, a corrected call works.
+        InvalidExpertId, RoutingOverflow, ConfigMismatch: on every rank; the communicator stays usable.
+        RoutingMismatch: combine's ids, mask or counts are not dispatch's.
+        PeerLost, CommTimeout, CorruptStatus: the communicator must be closed and opened afresh,
+            on an NPU by a new process group.
+
+    Source: torch_npu.npu_moe_distribute_combine_v2.
+    """
+    options = (
+        tp_send_counts,
+        x_active_mask,
+        expand_scales,
+        shared_expert_x,
+        elastic_info,
+        ori_x,
+        const_expert_alpha_1,
+        const_expert_alpha_2,
+        const_expert_v,
+        performance_info,
+        group_tp,
+        tp_world_size,
+        tp_rank_id,
+        expert_shard_type,
+        shared_expert_num,
+        shared_expert_rank_num,
+        global_bs,
+        comm_quant_mode,
+        comm_alg,
+        zero_expert_num,
+        copy_expert_num,
+        const_expert_num,
+    )
+    made: Tensor = _COMBINE_V2(
+        expand_x,
+        expert_ids,
+        assist_info_for_combine,
+        ep_send_counts,
+        expert_scales,
+        group_ep,
+        ep_world_size,
+        ep_rank_id,
+        moe_expert_num,
+        **_given(_COMBINE_V2, options),
+    )
+    return made

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import torch
 
 from .. import errors, settings
-from ..comm.communicator import ALGORITHMS, MAX_WINDOW_MIB, MIB, Communicator, timeout_s
+from ..comm.communicator import ALGORITHMS, MAX_WINDOW_MIB, MIB, Communicator
 from ..native import library as _lib
-from . import compiled
 
 OP_DISPATCH, OP_COMBINE = 1, 2
 DEFAULT_CORES = 1  # all cores of a rank share one thread: more only add meetings
@@ -112,6 +111,11 @@ def _spec_type() -> Any:
     return CallSpec
 
 
+@functools.cache
+def error_record_words() -> int:
+    return int(_lib.lib().am_error_record_words())
+
+
 def core_count() -> int:
     """AIV cores a launch: ASCEND_MOE_AIV_CORES, default 1; 8 on the checked engine.
 
@@ -199,6 +203,31 @@ def infer(
     return [(dtype, (size, hidden)[: len(shape)]) for size, (dtype, shape) in zip(sizes, at(0), strict=True)]
 
 
+def rule_broken(
+    op_name: str, rule: str, argument: str, needed_mib: int, dtype: str, comm_alg: str
+) -> errors.ArgumentError:
+    """The error of a call that breaks a rule of op_host.
+
+    Args:
+        dtype: of the argument, where it is a tensor. The rules name neither dtypes that no kernel knows nor
+            unknown names of algorithms: a call's description does not hold them.
+    """
+    message = f"{op_name}: {rule}"
+    if dtype:
+        message = message.replace(_OTHER_TYPE, dtype.removeprefix("torch."))
+    if argument == "comm_alg":
+        message = message.replace("comm_alg must", f"comm_alg is {comm_alg[:64]!r}, it must")
+    if needed_mib > MAX_WINDOW_MIB:
+        message = (
+            f"{op_name}: this call needs windows of {needed_mib} MiB, HCCL_BUFFSIZE may be at "
+            f"most {MAX_WINDOW_MIB}: use smaller batches, or global_bs for the largest that there are"
+        )
+        return errors.WindowTooSmall(message, argument="global_bs", needed_mib=needed_mib)
+    if needed_mib:
+        return errors.WindowTooSmall(message, argument=argument, needed_mib=needed_mib)
+    return errors.ArgumentError(message, argument=argument)
+
+
 class Plan:
     """A call that keeps all rules, tiled for one communicator's world and window."""
 
@@ -208,28 +237,15 @@ class Plan:
         ``shapes`` and ``comm_alg`` as given to ``describe``: for messages, which name what was passed.
         """
         self._handle: int | None = None
-        self._shared: compiled.SharedPlan | None = None
         self._library = _lib.lib()
         check = CheckResult()
         self._handle = self._library.am_plan_create(ctypes.byref(spec), ctypes.byref(check))
         if not self._handle:
-            message = f"{op_name}: {check.message.decode()}"
             argument = check.argument.decode()
-            # A spec holds neither dtypes that no kernel knows nor unknown names.
-            for name, dtype, _ in shapes:
-                if name == argument:
-                    message = message.replace(_OTHER_TYPE, str(dtype).removeprefix("torch."))
-            if argument == "comm_alg":
-                message = message.replace("comm_alg must", f"comm_alg is {comm_alg[:64]!r}, it must")
-            if check.needed_mib > MAX_WINDOW_MIB:
-                message = (
-                    f"{op_name}: this call needs windows of {check.needed_mib} MiB, HCCL_BUFFSIZE may be at "
-                    f"most {MAX_WINDOW_MIB}: use smaller batches, or global_bs for the largest that there are"
-                )
-                raise errors.WindowTooSmall(message, argument="global_bs", needed_mib=check.needed_mib)
-            if check.needed_mib:
-                raise errors.WindowTooSmall(message, argument=argument, needed_mib=check.needed_mib)
-            raise errors.ArgumentError(message, argument=argument)
+            dtype = next((dtype for name, dtype, _ in shapes if name == argument), "")
+            raise rule_broken(
+                op_name, check.message.decode(), argument, check.needed_mib, str(dtype), comm_alg
+            )
         self.outputs = outputs_of(spec)
 
     @property
@@ -243,17 +259,8 @@ class Plan:
     def handle(self) -> int | None:
         return self._handle
 
-    def shared(self) -> compiled.SharedPlan:
-        """The native plan for owners beside this one."""
-        assert self._handle is not None
-        if self._shared is None:
-            self._shared = compiled.SharedPlan(self._handle, self._library.am_plan_destroy)
-        return self._shared
-
     def __del__(self) -> None:
-        if self._shared is not None:
-            self._shared.drop()
-        elif self._handle:
+        if self._handle:
             self._library.am_plan_destroy(self._handle)
 
 
@@ -273,59 +280,6 @@ class End(Protocol):
     @property
     def ranks_per_server(self) -> int: ...
     def describe_peer(self, rank: int) -> str: ...
-
-
-E = TypeVar("E", bound=End)
-Place = tuple[int, int, int, int, int, int]  # what of an End a plan is made for
-_plans: dict[Any, dict[Place, Plan]] = {}  # by call that keeps the rules one rank can see, then by place
-_MAX_CALLS = 1024
-
-
-def plan_for(
-    op_name: str,
-    op: int,
-    contract: int,
-    group_ep: str,
-    comm_alg: str,
-    shapes: Shapes,
-    attributes: Mapping[str, int | None],
-    find: Callable[[], E],
-    place_of: Callable[[str], tuple[int, int | None] | None],
-) -> tuple[Plan, E]:
-    """The plan of a call, from the cache when an equal call was planned before, and its communicator.
-
-    ``find()`` looks the communicator up, and may open it collectively; a call that breaks a rule which this
-    rank sees alone is refused before that. ``place_of`` tells world and rank of a group that is known.
-    """
-    comm_alg = comm_algorithm(comm_alg)
-    cores, deadline = core_count(), int(timeout_s() * 1e6)
-    key = (op_name, len(group_ep.encode()), comm_alg, shapes, tuple(attributes.values()), cores, deadline)
-    plans = _plans.get(key)
-    if plans is None:
-        spec = describe(op, contract, group_ep, comm_alg, shapes, attributes)
-        world, rank = place_of(group_ep) or (attributes["ep_world_size"], None)
-        spec.comm_world, spec.comm_rank = world, attributes["ep_rank_id"] if rank is None else rank
-        spec.window_mib, spec.cores, spec.deadline_micros = MAX_WINDOW_MIB, cores, deadline
-        Plan(op_name, spec, shapes, comm_alg)
-        if len(_plans) >= _MAX_CALLS:
-            _plans.clear()
-        plans = _plans.setdefault(key, {})
-    communicator = find()
-    place = (
-        communicator.world,
-        communicator.rank,
-        communicator.data_bytes,
-        communicator.lent_bytes,
-        communicator.context_kind,
-        communicator.ranks_per_server,
-    )
-    plan = plans.get(place)
-    if plan is None:
-        spec = describe(op, contract, group_ep, comm_alg, shapes, attributes)
-        place_at(spec, communicator)
-        spec.cores, spec.deadline_micros = cores, deadline
-        plan = plans[place] = Plan(op_name, spec, shapes, comm_alg)
-    return plan, communicator
 
 
 def place_at(spec: Any, communicator: End) -> None:

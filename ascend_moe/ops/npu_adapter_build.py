@@ -20,6 +20,8 @@ from pathlib import Path
 LIBRARY = "libascend_moe_npu.so"
 KEY_SUFFIX = ".key"  # beside the library: what it was built from
 _TIMEOUT_S = 1800
+# Where the places of arguments in a launch come from.
+_ARGUMENTS = ("op_host/rules/args.h", "op_kernel/protocol/tiling.h")
 
 
 class BuildError(Exception):
@@ -86,6 +88,7 @@ def command(root: Path, target: Path) -> list[str]:
     if not (python / "Python.h").is_file():
         raise BuildError(f"{python / 'Python.h'} is missing: install the development files of this Python")
     includes.append(python)
+    own = [flag for folder in ("csrc", "op_host", "op_kernel") for flag in ("-I", str(root / folder))]
     config = torch_folder / "share" / "cmake" / "Torch" / "TorchConfig.cmake"
     abi = re.search(r"_GLIBCXX_USE_CXX11_ABI=(\d)", config.read_text() if config.is_file() else "")
     flags = ["-std=c++17", "-O2", "-fPIC", "-shared", f"-D_GLIBCXX_USE_CXX11_ABI={abi[1] if abi else 1}"]
@@ -95,13 +98,14 @@ def command(root: Path, target: Path) -> list[str]:
     libraries = [f"-L{npu_folder / 'lib'}", "-ltorch_npu", f"-L{torch_folder / 'lib'}"]
     libraries += ["-ltorch", "-ltorch_cpu", "-lc10", "-Wl,--allow-shlib-undefined"]
     units = [str(path) for path in sources(root)]
-    return [compiler(), *flags, "-Wall", "-Wextra", *units, *libraries, "-o", str(target)]
+    return [compiler(), *flags, *own, "-Wall", "-Wextra", *units, *libraries, "-o", str(target)]
 
 
 def key(root: Path) -> str:
     """Names a build: its sources, how it is compiled (this file), and for which versions."""
     digest = hashlib.sha256(f"{sys.implementation.cache_tag}\0".encode())
-    for path in (*sources(root), *sorted((root / "csrc" / "npu").glob("*.h")), Path(__file__)):
+    headers = [*sorted((root / "csrc" / "npu").glob("*.h")), *(root / path for path in _ARGUMENTS)]
+    for path in (*sources(root), *headers, Path(__file__)):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return f"torch-{versions()[0]}-torch_npu-{versions()[1]}-{digest.hexdigest()[:24]}"
 

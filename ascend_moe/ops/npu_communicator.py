@@ -17,9 +17,18 @@ from typing import Any
 import torch
 
 from .. import comm, settings
-from ..comm.communicator import A2_STATE_MIB, CONTEXT_A2, CONTEXT_A3, MIB, timeout_s, window_data_bytes
-from ..errors import ArgumentError, AscendMoeError
-from ..native import library
+from ..comm.communicator import (
+    A2_STATE_MIB,
+    ALGORITHMS,
+    CONTEXT_A2,
+    CONTEXT_A3,
+    MIB,
+    take_number,
+    timeout_s,
+    window_data_bytes,
+)
+from ..errors import ArgumentError, AscendMoeError, WindowTooSmall
+from ..native import binding, library
 from . import calls
 
 A2_SERVER_RANKS = 8
@@ -80,7 +89,7 @@ class NpuCommunicator:
             raise AscendMoeError(
                 f"the first op on group {name!r} is being captured: run every op once before the capture"
             )
-        self.name, self.device, self.algorithm = name, device, ""
+        self.name, self.device = name, device
         self.group = weakref.ref(group)
         self.rank, self.world = int(group.rank()), int(group.size())
         self.soc = str(torch.npu.get_device_name(device))  # type: ignore[attr-defined]
@@ -99,22 +108,45 @@ class NpuCommunicator:
             )
         self.data_bytes = (self.buffer_mib - (A2_STATE_MIB if on_a2 else 0)) * MIB
         self.lent_bytes = 0
-        self.failed: AscendMoeError | None = None  # for good: HCCL keeps the windows until its group goes
-        self.lock = threading.Lock()  # held from the look to the launch
-        words = int(library.lib().am_error_record_words())
+        self._failed: AscendMoeError | None = None
+        self.number = take_number(self)
+        self.end = binding.End(  # its lock is held from the look to the launch
+            number=self.number,
+            world=self.world,
+            rank=self.rank,
+            window_mib=self.data_bytes // MIB,
+            context_kind=self.context_kind,
+            ranks_per_server=self.ranks_per_server,
+            buffer_mib=self.buffer_mib,
+            on_npu=True,
+            of_process_group=True,
+        )
+        words = calls.error_record_words()
         self.record = torch.zeros(words, dtype=torch.int32, device=device)
         self._host = torch.zeros(words, dtype=torch.int32).pin_memory()
         self._seen: Any = self._host.numpy()
-        self._launched = False
+        self.end.take_record(self.record, self._host)
 
-    def timeout_us(self) -> int:
-        """Of the next op."""
-        return int(deadline_s(first=not self._launched) * 1e6)
+    @property
+    def failed(self) -> AscendMoeError | None:
+        return self._failed
 
-    def after_launch(self) -> None:
-        """Queues the copy of the record behind the launch; waits for nothing."""
-        self._host.copy_(self.record, non_blocking=True)
-        self._launched = True
+    @failed.setter
+    def failed(self, error: AscendMoeError) -> None:
+        self._failed = error
+        self.end.shut()
+
+    @property
+    def algorithm(self) -> str:
+        return ALGORITHMS[self.end.algorithm]
+
+    def alive(self) -> bool:
+        """Whether its process group was not destroyed."""
+        return comm.is_alive(self.group)
+
+    def raise_why_unusable(self) -> None:
+        """Raises what keeps ops from using this end, if anything does."""
+        self.look()
 
     def look(self) -> None:
         """Raises what an earlier op found, as far as it is known by now; waits for nothing otherwise."""
@@ -192,6 +224,7 @@ def _refuse_failed(group: Any) -> None:
 def _forget(group_ep: str) -> None:
     end = _ends.pop(group_ep, None)
     if end is not None:
+        end.end.shut()
         _closed.append(end)
 
 
@@ -218,7 +251,7 @@ def check(group_ep: str | None = None) -> None:
     with _lock:
         ends = [end for end in _ends.values() if group_ep is None or end.name == group_ep]
     for end in ends:
-        with end.lock:
+        with end.end:
             end.check()
 
 
@@ -226,6 +259,16 @@ def capturing() -> bool:
     """True while this thread's NPU stream records a graph."""
     npu = getattr(torch, "npu", None)
     return bool(npu is not None and npu.is_current_stream_capturing())
+
+
+def of_own_window(error: WindowTooSmall, group_ep: str) -> WindowTooSmall:
+    """The variable does not count for a group that was made with a size of its own: names that option."""
+    end = known(group_ep)
+    if end is None or not end.own_buffer:
+        return error
+    text = str(error).partition(": export HCCL_BUFFSIZE")[0]
+    fix = f"make the group with {OWN_OPTION} = {error.needed_mib} on all ranks"
+    return WindowTooSmall(f"{text}: {fix}", **error.details)
 
 
 def _own_buffer_mib(group: Any) -> int | None:

@@ -15,9 +15,9 @@ import torch
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 from torch.fx.node import has_side_effect
 
-from ascend_moe import ops
 from ascend_moe.errors import ArgumentError, AscendMoeError, LibraryError
 from ascend_moe.experts import npu_dequant_swiglu_quant, npu_dynamic_quant, npu_grouped_matmul, npu_swiglu
+from ascend_moe.ops import registration
 from ascend_moe.ops.schemas import NAMESPACE
 from ascend_moe.routing import (
     npu_moe_gating_top_k,
@@ -173,7 +173,7 @@ class _VendorOp:
     def fake(self, *args: Any, **kwargs: Any) -> Any:
         if self.kind.collective:
             # Every compiler runs this, and has been imported by then.
-            ops._keep_order_in_inductor(self.overload)
+            registration.keep_order_in_inductor(self.overload)
         try:
             return self.kind.meta(SimpleNamespace(**self.bind(args, kwargs)))
         except ArgumentError as error:

@@ -1,45 +1,69 @@
-// The launches, with their arguments in the order of the operators' definition and aclnn entries.
+// torch_npu's way to an aclnn entry, with errors that say what is missing.
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/library.h>
+#include <acl/acl_rt.h>
 
-#include <cstdint>
+#include <stdexcept>
 #include <string>
+#include <tuple>
+
+#include "op_plugin/utils/op_api_common.h"
 
 namespace ascend_moe_npu {
 
-using Given = const at::Tensor&;
-using Optional = const c10::optional<at::Tensor>&;
-using Output = const at::Tensor&;  // written by the kernel
-using Text = c10::string_view;
+struct NoOperator : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+struct Refused : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
 
-#define AM_DISPATCH_ARGUMENTS                                                                                \
-    Given x, Given expert_ids, Optional scales, Optional x_active_mask, Optional expert_scales,              \
-        Text group_ep, int64_t ep_world_size, int64_t ep_rank_id, int64_t moe_expert_num, Text group_tp,     \
-        int64_t tp_world_size, int64_t tp_rank_id, int64_t expert_shard_type, int64_t shared_expert_num,     \
-        int64_t shared_expert_rank_num, int64_t quant_mode, int64_t global_bs,                               \
-        int64_t expert_token_nums_type, Text comm_alg, int64_t zero_expert_num, int64_t copy_expert_num,     \
-        int64_t const_expert_num, int64_t contract, int64_t window_mib, int64_t timeout_us, Output expand_x, \
-        Output dynamic_scales, Output expand_idx, Output expert_token_nums, Output ep_recv_counts,           \
-        Output tp_recv_counts, Output expand_scales, Output error_record
+// torch_npu looks symbols up in libcust_opapi.so of the installed vendors, then in libopapi.so.
+inline void RequireSymbol(const char* name) {
+    if (GetOpApiFuncAddr(name) != nullptr) return;
+    throw NoOperator(
+        std::string(name) +
+        " is not among the operators of this CANN installation: install the ascend_moe opp package "
+        "(build.sh, then its .run file) and source its set_env.bash, so that ASCEND_CUSTOM_OPP_PATH "
+        "names the vendor");
+}
 
-#define AM_COMBINE_ARGUMENTS                                                                               \
-    Given expand_x, Given expert_ids, Given expand_idx, Given ep_send_counts, Given expert_scales,         \
-        Optional tp_send_counts, Optional x_active_mask, Optional expand_scales, Optional shared_expert_x, \
-        Text group_ep, int64_t ep_world_size, int64_t ep_rank_id, int64_t moe_expert_num, Text group_tp,   \
-        int64_t tp_world_size, int64_t tp_rank_id, int64_t expert_shard_type, int64_t shared_expert_num,   \
-        int64_t shared_expert_rank_num, int64_t global_bs, int64_t out_dtype, int64_t comm_quant_mode,     \
-        int64_t group_list_type, Text comm_alg, int64_t zero_expert_num, int64_t copy_expert_num,          \
-        int64_t const_expert_num, int64_t contract, int64_t window_mib, int64_t timeout_us, Output x,      \
-        Output error_record
+// CANN's last error on this thread in one line; it may be a page.
+inline std::string RecentError() {
+    constexpr size_t kErrorText = 600;
+    const char* text = aclGetRecentErrMsg();
+    std::string line;
+    for (; text != nullptr && *text != '\0' && line.size() < kErrorText; ++text) {
+        if (*text != '\n' && *text != '\r') {
+            line += *text;
+        } else if (!line.empty() && line.back() != ' ') {
+            line += ' ';
+        }
+    }
+    return line.empty() ? "CANN gives no reason, its log may (ASCEND_SLOG_PRINT_TO_STDOUT=1)" : line;
+}
 
-#define AM_PROBE_ARGUMENTS                                                                                 \
-    Text group_ep, int64_t ep_world_size, int64_t ep_rank_id, int64_t mode, int64_t nonce, int64_t rounds, \
-        int64_t cycles, int64_t broken, int64_t window_mib, int64_t timeout_us, Output report
+// EXEC_NPU_CMD_EXT drops the status of an operator's first phase, in which tiling may refuse the call. It
+// looks `call` up by name and finds this one, more special than torch_npu's.
+template <typename... Parameters, typename... Values>
+int call(int (*first_phase)(Parameters...), std::tuple<Values...> values) {
+    const int status = std::apply(first_phase, values);
+    if (status == 0) return status;
+    UnInitExecCommonCtx();
+    throw Refused("aclnnAscendMoe*GetWorkspaceSize failed with aclnn status " + std::to_string(status) +
+                  ": " + RecentError());
+}
 
-void Dispatch(AM_DISPATCH_ARGUMENTS);
-void Combine(AM_COMBINE_ARGUMENTS);
-void Probe(AM_PROBE_ARGUMENTS);
+// Once a process: what is not there when it is looked for first does not come later.
+#define AM_REQUIRE(aclnn)                             \
+    do {                                              \
+        static const bool found = [] {                \
+            RequireSymbol(#aclnn);                    \
+            RequireSymbol(#aclnn "GetWorkspaceSize"); \
+            return true;                              \
+        }();                                          \
+        (void)found;                                  \
+    } while (false)
 
 }  // namespace ascend_moe_npu

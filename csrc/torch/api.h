@@ -1,70 +1,94 @@
-// What ascend_moe/compiled.py calls, by ctypes. No C++ types, no exceptions cross it.
+// The C interface between Python (ascend_moe/native/binding.py) and the library of the torch ops. No C++
+// types and no exceptions cross it.
 #pragma once
 
 #include <stdint.h>
 
 #define AM_TORCH_API extern "C" __attribute__((visibility("default")))
 
-// Of this interface; the package that loads the library expects the same.
-AM_TORCH_API int am_torch_interface(void);
-
-// Environment variables whose values are part of every call, separated by blanks; before the first call.
-AM_TORCH_API void am_torch_watch(const char* names);
-
-// Registers the kernels of an op of torch.ops.ascend_moe. 0, or 1: `text` says why not.
-AM_TORCH_API int am_torch_register(uint64_t number, const char* name, char* text, uint64_t bytes);
-
-// The gate of a communicator, that ops and its closing pass one at a time. Acquiring sets `held`, or gives up
-// after so many milliseconds or at a signal. Once closed, for good, calls pass to Python.
-AM_TORCH_API void* am_torch_gate_create(void* communicator);
-AM_TORCH_API void am_torch_gate_destroy(void* gate);
-AM_TORCH_API void am_torch_gate_acquire(void* gate, int milliseconds, int* held);
-AM_TORCH_API void am_torch_gate_release(void* gate);
-AM_TORCH_API void am_torch_gate_close(void* gate);
-
-// A plan with several owners: the native one is destroyed with the last of them.
-AM_TORCH_API void* am_torch_plan_create(void* plan, void (*destroy)(void*));
-AM_TORCH_API void am_torch_plan_drop(void* shared);
-
-// What Python found out about the call that it was handed on this thread; later equal calls do not get to
-// Python.
+// A call that has to be prepared: no equal call was prepared before.
 struct AmTorchCall {
-    void* plan;  // of am_torch_plan_create
-    void* gate;
-    uint64_t communicator_id;
-    void* run;                 // am_run of the library that made them
-    const char* group;         // c10d's name of the process group; null: none
-    const int16_t* positions;  // by argument: its place among the inputs of am_run, -1: no tensor
-    uint64_t arguments, inputs;
-    const int64_t* outputs;  // torch's number of the dtype, count of sizes, two sizes; four words an output
-    uint64_t output_count;
+    const char* op;        // name in torch.ops.ascend_moe
+    const char* group_ep;  // UTF-8 of group_ep_bytes bytes, which may hold NUL
+    uint64_t group_ep_bytes;
+    const char* comm_alg;  // as given, of comm_alg_bytes bytes; empty where the op has none
+    uint64_t comm_alg_bytes;
+    int64_t world, rank;  // ep_world_size, ep_rank_id
+    int32_t on_npu;
+    int32_t device_index;
 };
-// 1: remembered.
-AM_TORCH_API int am_torch_remember(const AmTorchCall* call);
-// All of them; also what other threads are finding out now.
-AM_TORCH_API void am_torch_forget(void);
 
-// The number of what is remembered now, which forgetting changes; read before finding out.
-AM_TORCH_API uint64_t am_torch_generation(void);
+// What the environment and the group say of it.
+struct AmTorchSettings {
+    int64_t world, rank;      // of the group of that name; -1: not known yet
+    int64_t most_window_mib;  // that any window can have
+    int64_t cores;
+    int64_t deadline_micros, first_deadline_micros;  // of an op, of a communicator's first op
+    char comm_alg[64];                               // what is in force; one that is longer is unknown
+};
 
-// Who lends window tensors (csrc/torch/lend.h) to equal calls, if nothing was forgotten since `generation`.
-struct AmTorchLender {
-    const char* group_ep;
+// One rank's end of a communicator.
+struct AmTorchEnd {
+    uint64_t number;     // by which Python knows it
+    void* communicator;  // of am_comm_create; on an NPU null
     int64_t world, rank;
-    const char* group;  // c10d's name of the process group; null: none
-    void* gate;
-    void *area, *take, *release;  // am_lent_take, am_lent_release of the library that made the area
-    void (*unused)(void);
+    int64_t window_mib, lent_mib;
+    int32_t context_kind, ranks_per_server;
+    int64_t buffer_mib;  // NPU: HCCL_BUFFSIZE of the group
+    int32_t on_npu;
+    int32_t of_process_group;  // `alive` is asked in each call
 };
-AM_TORCH_API void am_torch_remember_lender(uint64_t generation, const AmTorchLender* lender);
-// Before Python ends: window tensors that die later tell nobody.
-AM_TORCH_API void am_torch_end_lending(void);
 
+// What Python does for the library. A text that is returned is the message of an error that Python keeps for
+// the calling thread; the op raises it. Null: all is well.
+struct AmTorchPython {
+    const char* (*settings)(const struct AmTorchCall*, struct AmTorchSettings*);
+    const char* (*open)(const struct AmTorchCall*, void** end);  // of am_torch_end_create
+    int (*alive)(uint64_t number);  // is the process group still the one that it was opened for?
+    const char* (*unusable)(
+        uint64_t number);  // closed, failed, or an earlier op on the NPU has found something
+    const char* (*failed)(uint64_t number, int code, const int32_t* record, const char* fault);
+    // A rule of op_host that the call breaks, its argument, the window that it needs (0: it is not about
+    // that), and the dtype of the argument if it is a tensor.
+    const char* (*rule_broken)(const struct AmTorchCall*, const char* rule, const char* argument,
+                               int64_t needed_mib, const char* dtype);
+    // An error of this kind (a class of ascend_moe.errors); the argument may be empty.
+    const char* (*refused)(const struct AmTorchCall*, const char* kind, const char* text,
+                           const char* argument);
+};
+
+// Version of this interface; the package that loads the library expects the same.
+AM_TORCH_API int am_torch_interface(void);
+// Before the first call. `variables`: names of the environment variables that settings are made from. 0, or
+// 1: `text` says why not.
+AM_TORCH_API int am_torch_python(const struct AmTorchPython* python, const char* variables, char* text,
+                                 uint64_t bytes);
+// Registers the kernels of an op of torch.ops.ascend_moe, by its schema. As above.
+AM_TORCH_API int am_torch_register(const char* name, const char* schema, char* text, uint64_t bytes);
+// The libraries whose C functions plan and launch: an engine (csrc/abi), the NPU adapter (csrc/npu). As
+// above.
+AM_TORCH_API int am_torch_use_engine(const char* path, char* text, uint64_t bytes);
+AM_TORCH_API int am_torch_use_adapter(const char* path, char* text, uint64_t bytes);
+
+// Ends: destroyed when Python and the last prepared call let go. The lock is held by one op, or by closing.
+// Acquiring sets `held`, or gives up after so many milliseconds or at a signal. Once shut, for good, calls
+// ask Python for the end again.
+AM_TORCH_API void* am_torch_end_create(const struct AmTorchEnd* end);
+AM_TORCH_API void am_torch_end_destroy(void* end);
+AM_TORCH_API void am_torch_end_acquire(void* end, int milliseconds, int* held);
+AM_TORCH_API void am_torch_end_release(void* end);
+AM_TORCH_API void am_torch_end_shut(void* end);
+// NPU: code of the algorithm of the last launch; 0: there was none.
+AM_TORCH_API uint32_t am_torch_end_algorithm(void* end);
+
+// Forgets all prepared calls, also those that other threads are preparing now.
+AM_TORCH_API void am_torch_forget(void);
+// Which rank of which LocalCluster the calling thread is; 0: none.
 AM_TORCH_API void am_torch_set_place(uint64_t place);
-AM_TORCH_API void am_torch_pause(int by);
-// Three: calls without Python, those handed to it, and of the first those that torch did not see either.
+// While the sum of what was given is above 0, every call is prepared anew.
+AM_TORCH_API void am_torch_prepare_always(int by);
+// Calls so far: launched as prepared before, and prepared.
 AM_TORCH_API void am_torch_counts(uint64_t* out);
-// For measurements: nanoseconds when this thread's last call without Python entered the kernel, entered and
-// left am_run, left the kernel; as long as clocks are on.
-AM_TORCH_API void am_torch_clocks(int on);
+// For measurements: monotonic nanoseconds when this thread's last call entered the op, entered and left the
+// kernel (or the launch), left the op.
 AM_TORCH_API void am_torch_marks(int64_t* out);

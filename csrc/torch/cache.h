@@ -1,45 +1,37 @@
-// Calls that Python has checked and planned, by key.
+// Prepared calls, by key: checked and planned for one end of a communicator.
 #pragma once
-
-#include <ATen/core/Tensor.h>
-#include <c10/util/SmallVector.h>
 
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <vector>
 
-#include "gate.h"
-#include "group.h"
+#include "end.h"
 #include "key.h"
 
 namespace ascend_moe_torch {
 
 struct Output {
-    at::ScalarType type;
-    c10::SmallVector<int64_t, 2> sizes;
+    int32_t dtype;
+    int64_t rank;
+    int64_t sizes[2];
 };
 
-struct Entry {
+struct Prepared {
     std::vector<uint64_t> key;
-    std::shared_ptr<void> plan;  // destroyed with its last entry and Python's Plan
-    std::shared_ptr<Gate> gate;
-    uint64_t communicator_id;  // by which Python finds the communicator of an error
-    Run run;
-    Group group;                     // that the communicator belongs to
-    std::vector<int16_t> positions;  // by argument: its place among am_run's inputs; -1: no tensor
+    std::shared_ptr<End> end;
+    std::shared_ptr<void> plan;  // of the engine's library
     std::vector<Output> outputs;
+    // NPU: the texts and times that the launch hands on.
+    std::string group_ep, group_tp, comm_alg;
+    int64_t timeout_us = 0, first_timeout_us = 0;
+    uint32_t algorithm = 0;
 };
 
-struct Lender;  // lend.h
-
-// A number that Forget changes: what was found out before it is not remembered after it.
+// A number that Forget changes: what was looked up before it is not remembered after it.
 uint64_t Generation();
-std::shared_ptr<const Entry> Find(const Key& key);
-void Remember(uint64_t generation, std::shared_ptr<const Entry> entry, const Key& key);
-std::shared_ptr<const Lender> FindLender(std::string_view group_ep, int64_t world, int64_t rank);
-void RememberLender(uint64_t generation, std::shared_ptr<const Lender> lender);
+std::shared_ptr<const Prepared> Find(const Key& key);
+void Remember(uint64_t generation, std::shared_ptr<const Prepared> call, const Key& key);
 void Forget();
 
 }  // namespace ascend_moe_torch

@@ -1,23 +1,22 @@
 #include "key.h"
 
-#include <ATen/core/Tensor.h>
-
 #include <unistd.h>
 
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
 #include <sstream>
+#include <string>
 
 namespace ascend_moe_torch {
 
 namespace {
 
-// First byte of an argument's words: what follows.
-enum Tag : uint64_t { kNone = 1, kTensor, kInt, kText, kAbsentVariable };
+// First byte of some words: what follows.
+enum Tag : uint64_t { kNone = 1, kTensor, kText, kAbsentVariable };
 
 constexpr int kTagShift = 56, kTypeShift = 32;
-constexpr uint64_t kMaxDims = 8;
+constexpr int64_t kMaxDims = 8;
 constexpr size_t kMaxText = 512;
 constexpr uint64_t kMix = 0x9E3779B97F4A7C15u;
 
@@ -61,14 +60,18 @@ void Watch(const char* names) {
 
 void SetPlace(uint64_t place) { place_here = place; }
 
-uint64_t Place() { return place_here; }
-
-bool Key::Make(uint64_t op, const Argument* arguments, size_t count) {
-    size_ = 0;
-    bool fits = Add(op) && Add(place_here);
-    fits = fits && AddVariables();
-    for (size_t i = 0; fits && i < count; ++i) fits = AddArgument(arguments[i]);
-    return fits;
+Key::Key(const Op& op, const Arguments& arguments, const Device& device) {
+    const uint64_t place = static_cast<uint64_t>(static_cast<uint32_t>(device.type)) << kTypeShift |
+                           static_cast<uint32_t>(device.index);
+    valid_ = Add(op.number) && Add(place_here) && Add(place) && AddVariables() &&
+             AddText(arguments.group_ep()) && AddText(arguments.group_tp()) && AddText(arguments.comm_alg());
+    for (const Parameter& parameter : op.parameters) {
+        if (parameter.kind == Parameter::kInt) {
+            valid_ = valid_ && Add(static_cast<uint64_t>(arguments.attributes()[parameter.index]));
+        } else if (parameter.kind == Parameter::kTensor) {
+            valid_ = valid_ && AddTensor(arguments.tensor(parameter.index));
+        }
+    }
 }
 
 uint64_t Key::hash() const {
@@ -100,7 +103,8 @@ bool Key::AddVariables() {
         const size_t before = size_;
         environment.Note();
         environment.fits = true;
-        for (const std::string& name : Variables()) environment.fits = environment.fits && AddVariable(name);
+        for (const std::string& name : Variables())
+            environment.fits = environment.fits && AddVariable(name.c_str());
         environment.words.assign(words_.begin() + before, words_.begin() + size_);
         return environment.fits;
     }
@@ -111,30 +115,19 @@ bool Key::AddVariables() {
     return true;
 }
 
-bool Key::AddVariable(const std::string& name) {
-    const char* text = getenv(name.c_str());
+bool Key::AddVariable(const char* name) {
+    const char* text = getenv(name);
     return text == nullptr ? Add(Head(kAbsentVariable)) : AddText(text);
 }
 
-bool Key::AddTensor(const at::Tensor& tensor) {
-    if (!tensor.defined() || !tensor.is_cpu() || tensor.layout() != at::kStrided) return false;
-    if (!tensor.is_contiguous()) return false;
-    const at::IntArrayRef sizes = tensor.sizes();
-    if (sizes.size() > kMaxDims) return false;
-    bool fits = Add(Head(kTensor, static_cast<uint64_t>(tensor.scalar_type()) << kTypeShift | sizes.size()));
-    for (const int64_t size : sizes) fits = fits && Add(static_cast<uint64_t>(size));
+bool Key::AddTensor(AtenTensorHandle tensor) {
+    if (tensor == nullptr) return Add(Head(kNone));
+    const int64_t rank = RankOf(tensor), *sizes = SizesOf(tensor);
+    if (rank > kMaxDims) return false;
+    const uint64_t dtype = static_cast<uint32_t>(DtypeOf(tensor));
+    bool fits = Add(Head(kTensor, dtype << kTypeShift | static_cast<uint64_t>(rank)));
+    for (int64_t i = 0; i < rank; ++i) fits = fits && Add(static_cast<uint64_t>(sizes[i]));
     return fits;
-}
-
-bool Key::AddArgument(const Argument& argument) {
-    switch (argument.kind) {
-        case Argument::kNone: return Add(Head(kNone));
-        case Argument::kTensor: return AddTensor(*argument.tensor);
-        case Argument::kInt: return Add(Head(kInt)) && Add(static_cast<uint64_t>(argument.number));
-        case Argument::kText: return AddText(argument.text);
-        case Argument::kOther: break;
-    }
-    return false;
 }
 
 }  // namespace ascend_moe_torch

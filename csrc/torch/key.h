@@ -1,22 +1,22 @@
-// What an equal call has in common with the one before: all that Python's checks and plans read of a call.
+// What equal calls have in common: all that checks, plans and look-ups read of a call.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <string_view>
 #include <vector>
 
-#include "argument.h"
+#include "op.h"
 
 namespace ascend_moe_torch {
 
-class ASCEND_MOE_TORCH_SHARED Key {
+class Key {
 public:
-    // False: no key tells this call from others (strided or foreign tensors, symbolic sizes, long texts).
-    bool Make(uint64_t op, const Argument* arguments, size_t count);
+    // `valid` is false where nothing tells this call from others: too long texts, tensors of many dimensions.
+    Key(const Op& op, const Arguments& arguments, const Device& device);
 
+    bool valid() const { return valid_; }
     const uint64_t* begin() const { return words_.data(); }
     size_t size() const { return size_; }
     uint64_t hash() const;
@@ -30,12 +30,12 @@ private:
     }
     bool AddText(std::string_view text);
     bool AddVariables();
-    bool AddVariable(const std::string& name);
-    bool AddTensor(const at::Tensor& tensor);
-    bool AddArgument(const Argument& argument);
+    bool AddVariable(const char* name);
+    bool AddTensor(AtenTensorHandle tensor);
 
     std::array<uint64_t, 256> words_;
     size_t size_ = 0;
+    bool valid_;
 };
 
 // Environment variables that every call depends on, separated by blanks; before the first call. os.environ
@@ -44,6 +44,5 @@ void Watch(const char* names);
 
 // Which rank of which LocalCluster the calling thread is; 0: none.
 void SetPlace(uint64_t place);
-uint64_t Place();
 
 }  // namespace ascend_moe_torch

@@ -26,7 +26,8 @@ from bad_call import BS, OPS, E, H, K
 import ascend_moe
 from ascend_moe import comm, npu, reference
 from ascend_moe.errors import AscendMoeError, CommError
-from ascend_moe.ops import npu_communicator
+from ascend_moe.native import binding
+from ascend_moe.ops import calls, npu_adapter, npu_communicator
 
 OP = {op: getattr(ascend_moe, f"npu_moe_distribute_{op}") for op in OPS}
 CASES: dict[str, Callable[[Ranks], Any]] = {}
@@ -212,19 +213,73 @@ def launches() -> list[int]:
     return [count(f"AscendMoeDistribute{op}".encode()) for op in ("Dispatch", "Combine")]
 
 
+class NpuLaunch(ctypes.Structure):
+    """AmNpuLaunch of csrc/npu/launch.h."""
+
+    _fields_ = [
+        ("op", ctypes.c_int32),
+        ("contract", ctypes.c_int32),
+        ("inputs", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("group_ep", ctypes.c_char_p),
+        ("group_tp", ctypes.c_char_p),
+        ("comm_alg", ctypes.c_char_p),
+        ("window_mib", ctypes.c_int64),
+        ("timeout_us", ctypes.c_int64),
+        ("outputs", ctypes.c_void_p),
+        ("record", ctypes.c_void_p),
+        ("host_record", ctypes.c_void_p),
+    ]
+
+
+def handle(tensor: torch.Tensor) -> int:
+    """An AtenTensorHandle, never given back."""
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    address = pointer(torch._C._aoti.unsafe_alloc_void_ptr_from_tensor(tensor), None)
+    assert address is not None
+    return address
+
+
 @case
 def skipped_by_cann(ranks: Ranks) -> Any:
     """With all its outputs empty an operator is never launched: why the error record is an output."""
     empty = torch.empty(0, H, dtype=torch.bfloat16, device="npu")
-    ids = torch.empty(0, K, dtype=torch.int32, device="npu")
     none = torch.empty(0, dtype=torch.int32, device="npu")
-    weights = torch.empty(0, K, device="npu")
-    before = launches()
-    torch.ops.ascend_moe_npu.combine(
-        *(empty, ids, none, none, weights, None, None, None, None),
-        *(ranks.hccl, ranks.world, ranks.rank, E, "", 0, 0, 0, 1, 0, 0, 0, 0, 0, "", 0, 0, 0, 1, 0, 0, 0),
-        *(torch.empty_like(empty), none.clone()),
+    tensors = {
+        "expand_x": empty,
+        "expert_ids": torch.empty(0, K, dtype=torch.int32, device="npu"),
+        "expand_idx": none,
+        "ep_send_counts": none,
+        "expert_scales": torch.empty(0, K, device="npu"),
+    }
+    integers = {
+        "ep_world_size": ranks.world,
+        "ep_rank_id": ranks.rank,
+        "moe_expert_num": E,
+        "shared_expert_num": 1,
+    }
+    tensor_names, attribute_names = calls.tensor_names(), calls.attribute_names()
+    inputs = (ctypes.c_void_p * len(tensor_names))(
+        *(handle(tensors[name]) if name in tensors else None for name in tensor_names)
     )
+    attributes = (ctypes.c_int64 * len(attribute_names))(*(integers.get(name, 0) for name in attribute_names))
+    outputs = (ctypes.c_void_p * 1)(handle(torch.empty_like(empty)))
+    launch = NpuLaunch(
+        op=calls.OP_COMBINE,
+        contract=1,
+        inputs=ctypes.addressof(inputs),
+        attributes=ctypes.addressof(attributes),
+        group_ep=ranks.hccl.encode(),
+        group_tp=b"",
+        comm_alg=b"",
+        outputs=ctypes.addressof(outputs),
+        record=handle(none.clone()),
+        host_record=handle(none.cpu()),
+    )
+    adapter, text = ctypes.CDLL(str(npu_adapter.load())), ctypes.create_string_buffer(1024)
+    before = launches()
+    assert adapter.am_npu_launch(ctypes.byref(launch), text, ctypes.c_uint64(len(text))) == 0, text.value
     return [now - then for now, then in zip(launches(), before, strict=True)]
 
 
@@ -498,8 +553,12 @@ def refused_by_tiling(ranks: Ranks) -> Any:
     name = ranks.hccl
     ranks.valid(name, on_npu)
     ascend_moe.check()
-    npu_communicator._ends[name].buffer_mib = 0  # op_host then reads the variable itself
-    before = os.environ.get("HCCL_BUFFSIZE")
+    ascend_moe.close(name)
+    before, made = os.environ.get("HCCL_BUFFSIZE"), binding.End
+    # Without a size of its own the launch has op_host read the variable itself.
+    binding.End = lambda **facts: made(**{**facts, "buffer_mib": 0})  # type: ignore[assignment,misc]
+    npu_communicator.find(name, ranks.world, ranks.rank, torch.device("npu", torch.npu.current_device()))
+    binding.End = made  # type: ignore[misc]
     os.environ["HCCL_BUFFSIZE"] = "many"
     error = outcome(lambda: ranks.valid(name, on_npu))
     os.environ.pop("HCCL_BUFFSIZE") if before is None else os.environ.update(HCCL_BUFFSIZE=before)

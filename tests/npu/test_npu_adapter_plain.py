@@ -26,8 +26,7 @@ from ascend_moe.errors import (
     WindowTooSmall,
 )
 from ascend_moe.native import library as _lib
-from ascend_moe.ops import npu as npu_launch
-from ascend_moe.ops import npu_adapter, npu_adapter_build, npu_communicator
+from ascend_moe.ops import answers, npu_adapter, npu_adapter_build, npu_communicator
 from ascend_moe.ops.npu_adapter_build import BuildError
 
 NAMES = npu.WINDOW_OPERATORS
@@ -39,6 +38,30 @@ def private_use(name: str, **arguments: Any) -> Any:
     """The op's kernel for NPU tensors, called with tensors of this machine."""
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)
     return getattr(torch.ops.ascend_moe, name).default.redispatch(keys, **arguments)
+
+
+class NpuTensor(torch.Tensor):
+    """Says that it is on an NPU, and has no memory."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError(f"{func} of a tensor without memory")
+
+    @staticmethod
+    def like(value: Any, **changes: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        made = {"dtype": value.dtype, "device": "privateuseone:0"} | changes
+        return torch.Tensor._make_wrapper_subclass(NpuTensor, value.shape, **made)
+
+
+def refused(name: str, arguments: dict[str, Any], kind: type[Exception], words: str) -> Any:
+    """The error of the op's kernel for NPU tensors, in the class that the public function raises."""
+    with pytest.raises(RuntimeError, match=words) as caught:
+        private_use(name, **arguments)
+    with pytest.raises(kind, match=words) as typed:
+        answers.raise_kept(caught.value)
+    return typed.value
 
 
 def call_of(name: str) -> dict[str, Any]:
@@ -64,15 +87,27 @@ def call_of(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", OPS)
 def test_every_op_has_a_kernel_for_npu_tensors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ArgumentError, match=f"{name}: (expand_)?x is on cpu, not on "):
+    with pytest.raises(RuntimeError, match=f"^{name}: (expand_)?x is on cpu, not on npu"):
         private_use(name, **call_of(name))
-    monkeypatch.setattr(npu_launch, "_one_device", lambda *_: torch.device("cpu"))
     monkeypatch.setattr(npu_adapter_build.importlib.util, "find_spec", lambda _: None)
     monkeypatch.setattr(npu_adapter, "_loaded", None)
-    with pytest.raises(
-        LibraryError, match=r"ops on an NPU need the torch_npu adapter, and \w+ is not install"
-    ):
-        private_use(name, **call_of(name))
+    on_npu = {key: NpuTensor.like(value) for key, value in call_of(name).items()}
+    refused(name, on_npu, LibraryError, r"ops on an NPU need the torch_npu adapter, and \w+ is not install")
+
+
+def test_mixed_devices_and_layouts() -> None:
+    """Which tensor is elsewhere, and what to pass."""
+    name = OPS[0]
+    given = call_of(name)
+    x, ids = (NpuTensor.like(given[key]) for key in ("x", "expert_ids"))
+    one = "they must be on one device"
+    words = rf"{name}: expert_ids is on cpu, x on npu:0: {one}, pass expert_ids\.to\('npu:0'\)"
+    assert refused(name, given | {"x": x}, ArgumentError, words).argument == "expert_ids"
+    words = rf"{name}: x is on cpu, expert_ids on npu:0: {one}, pass x\.to\('npu:0'\)"
+    assert refused(name, given | {"expert_ids": ids}, ArgumentError, words).argument == "x"
+    sparse = NpuTensor.like(given["x"], layout=torch.sparse_coo)
+    words = rf"{name}: x is a torch\.sparse_coo tensor, .*x\.to_dense\(\)"
+    assert refused(name, given | {"x": sparse, "expert_ids": ids}, ArgumentError, words).argument == "x"
 
 
 def test_adapter_of_another_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -241,7 +276,7 @@ def end_of(name: str = "hccl", **group: int) -> npu_communicator.NpuCommunicator
 def finds(end: npu_communicator.NpuCommunicator, code: int, **words: int) -> None:
     """A kernel's finding, and the copy behind its launch."""
     end.record.copy_(torch.tensor(record_of(code, **words), dtype=torch.int32))
-    end.after_launch()
+    end._host.copy_(end.record)
 
 
 @pytest.mark.parametrize(
@@ -293,7 +328,7 @@ def test_a_finding_is_raised_once(npu: SimpleNamespace) -> None:
     assert (caught.value.rank, caught.value.token, caught.value.k) == (0, 3, 1)
     assert npu.waits == 1 and not end.record.any()
     end.look()
-    end.after_launch()
+    end._host.copy_(end.record)
     end.look()
     assert end.failed is None
 
@@ -340,28 +375,14 @@ def test_a_window_of_its_own_is_named(npu: SimpleNamespace, monkeypatch: pytest.
     error = WindowTooSmall(text, argument="group_ep", needed_mib=65)
     end_of("own", buffer=64)
     end_of("variable")
-    told = npu_launch._of_own_window(error, "own")
+    told = npu_communicator.of_own_window(error, "own")
     assert str(told) == (
         "op: the window has 64 MiB, this call needs 65: make the group with "
         'pg_options.hccl_config["hccl_buffer_size"] = 65 on all ranks'
     )
     assert told.details == error.details
-    assert npu_launch._of_own_window(error, "variable") is error
-    assert npu_launch._of_own_window(error, "nobody") is error
-
-
-def test_mixed_devices_and_layouts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Meta stands for the NPU: which tensor is elsewhere, and what to pass."""
-    monkeypatch.setattr(torch._C, "_get_privateuse1_backend_name", lambda: "meta")
-    here, there = torch.zeros(2, 2), torch.zeros(2, 2, device="meta")
-    words = r"op: ids is on cpu, x on meta: they must be on one device, pass ids\.to\('meta'\)"
-    for tensors in ({"x": there, "ids": here}, {"ids": here, "x": there}):
-        with pytest.raises(ArgumentError, match=words) as caught:
-            npu_launch._one_device("op", tensors)
-        assert caught.value.argument == "ids"
-    with pytest.raises(ArgumentError, match=r"op: x is a torch\.sparse_coo tensor, .*x\.to_dense\(\)"):
-        npu_launch._one_device("op", {"x": torch.sparse_coo_tensor(size=(2, 2), device="meta")})
-    assert npu_launch._one_device("op", {"x": there, "ids": there}) == torch.device("meta")
+    assert npu_communicator.of_own_window(error, "variable") is error
+    assert npu_communicator.of_own_window(error, "nobody") is error
 
 
 def test_unknown_names_begin_with_the_op(npu: SimpleNamespace) -> None:
@@ -448,7 +469,7 @@ def test_command(wheels: Path) -> None:
     included = [Path(words[i + 1]) for i, word in enumerate(words) if word == "-isystem"]
     assert [path.relative_to(wheels).parts[0] for path in included[:6]] == ["torch_npu"] * 4 + ["torch"] * 2
     sources = [Path(word).name for word in words if word.endswith(".cpp")]
-    assert sources == ["adapter.cpp", "register.cpp"]
+    assert sources == ["adapter.cpp", "probe.cpp"]
 
 
 def test_key_names_versions_and_sources(
@@ -459,6 +480,9 @@ def test_key_names_versions_and_sources(
     folder.mkdir(parents=True)
     (folder / "a.cpp").write_text("int a;")
     (folder / "a.h").write_text("")
+    for path in npu_adapter_build._ARGUMENTS:
+        (root / path).parent.mkdir(parents=True)
+        (root / path).write_text("")
     keys = [npu_adapter_build.key(root)]
     (folder / "a.h").write_text("extern int a;")
     keys.append(npu_adapter_build.key(root))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import threading
 import time
 from typing import Any
 
@@ -12,9 +11,9 @@ import op_runs
 import torch
 from failure_cases import here
 from test_sequences import Entry, pool
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from ascend_moe import comm
-from ascend_moe.ops import calls, compiled
 from ascend_moe.reference.cases import Place
 
 LOCAL = 2  # experts a rank
@@ -53,46 +52,43 @@ def stream(rounds: int, seed: int = 0, group_ep: str = "", pause: float = 0.0, s
     return rounds
 
 
-class Recorded:
-    """The launches of one rank: each can be repeated without the way through torch and Python's checks."""
+class Recorder(TorchDispatchMode):
+    """Keeps every call of the ops: the op, its arguments and outputs."""
 
-    _here = threading.local()
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, Any, Any, list[torch.Tensor]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        outputs = func(*args, **(kwargs or {}))
+        if func.namespace == "ascend_moe":
+            self.calls.append((func, args, kwargs or {}, tree_leaves(outputs)))
+        return outputs
+
+
+class Recorded:
+    """The calls of one rank: each can be repeated without a reference."""
 
     def __init__(self, place: Place, seed: int = 0) -> None:
         """Runs every case once, against the reference. All ranks do it at the same time."""
-        self.end = comm.lookup(place.group_ep, place.world, place.rank)
-        self.calls: list[tuple[calls.Plan, Any, list[torch.Tensor]]] = []
-        self._here.calls = self.calls
-        with compiled.paused():
+        with Recorder() as recorder:
             for number, entry in enumerate(entries(place.world, seed)):
                 round_trip(place, entry, number % 2)
-        self._here.calls = []
+        self.calls = recorder.calls
         self.iterations = len(self.calls) // 2  # until the cases come again
-
-    @classmethod
-    def run(cls, plan: calls.Plan, end: comm.Communicator, inputs: Any) -> list[torch.Tensor]:
-        """Stands for ``calls.run`` while launches are recorded."""
-        outputs = native_run(plan, end, inputs)
-        cls._here.calls.append((plan, inputs, outputs))
-        return outputs
 
     def repeat(self, first: int, count: int) -> None:
         """Dispatch and combine, ``count`` times: the same bits as the first time."""
         for number in range(first, first + count):
             at = number % self.iterations * 2
-            for plan, inputs, wanted in self.calls[at : at + 2]:
-                for got, want in zip(native_run(plan, self.end, inputs), wanted, strict=True):
+            for op, args, kwargs, wanted in self.calls[at : at + 2]:
+                for got, want in zip(tree_leaves(op(*args, **kwargs)), wanted, strict=True):
                     assert torch.equal(got, want), f"iteration {number} differs from the first of its kind"
-
-
-native_run = calls.run
 
 
 def record_and_repeat(parts: list[int]) -> list[dict[str, int]]:
     """In a rank process: iterations in parts, and what the process holds before the first and after each."""
-    calls.run = Recorded.run
     recorded = Recorded(here())
-    calls.run = native_run
     found, done = [], 0
     for part in parts:
         recorded.repeat(done, part)

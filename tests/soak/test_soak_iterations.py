@@ -9,7 +9,6 @@ from soak_rows import Tally
 from test_failures import OpRanks, fork_server, values
 
 from ascend_moe import LocalCluster
-from ascend_moe.ops import calls
 from ascend_moe.reference.cases import Place
 
 __all__ = ["fork_server"]  # a fixture
@@ -33,9 +32,8 @@ def assert_constant(before: dict[str, int], after: dict[str, int]) -> None:
 
 
 @soak_rows.row("back to back", quick=1000, full=1_000_000)
-def test_ranks_as_threads(numbers: range, tally: Tally, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_as_threads(numbers: range, tally: Tally) -> None:
     streams.prepare(WORLD)
-    monkeypatch.setattr(calls, "run", streams.Recorded.run)
     with LocalCluster(WORLD) as cluster:
         recorded = cluster.run(lambda rank, name: streams.Recorded(Place(rank, WORLD, name)))
         cluster.run(lambda rank, name: recorded[rank].repeat(0, WARM))

@@ -44,8 +44,8 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     ),
     "csrc/engines": ("csrc/abi", "csrc/engines/models", "twin", "op_host/rules", "op_kernel/protocol"),
     "csrc/engines/models": ("twin", "op_kernel/common", "op_kernel/protocol"),
-    "csrc/torch": ("csrc/abi", "csrc/npu", "op_host/rules", "op_kernel/protocol"),
-    "csrc/npu": (),
+    "csrc/torch": ("csrc/npu", "op_host/rules", "op_kernel/protocol"),
+    "csrc/npu": ("op_host/rules", "op_kernel/protocol"),
     "vnpu": (
         "csrc/abi",
         "op_host",

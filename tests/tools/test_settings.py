@@ -17,16 +17,13 @@ from ascend_moe.native import library
 
 ROOT = library.native_source_root()
 PACKAGE = Path(ascend_moe.__file__).resolve().parent
-# About to leave, with their variable.
-PENDING = ("_overhead.py", "ops/compiled.py", "ops/ops_compiled.py")
 CMAKE = "native/build.py"  # names of CMake's options, one of which is a variable's too
-GONE = {"ASCEND_MOE_TORCH_OPS"}
 
 
 def test_only_the_table_spells_names() -> None:
     for path in sorted(PACKAGE.rglob("*.py")):
         name = path.relative_to(PACKAGE).as_posix()
-        if name in ("settings.py", CMAKE) or name.startswith((*PENDING, "_src/")):
+        if name in ("settings.py", CMAKE) or name.startswith("_src/"):
             continue
         spelt = [
             f"{name}:{node.lineno} {node.value}"
@@ -43,12 +40,12 @@ def test_names_in_the_sources_are_in_the_table() -> None:
         for path in (ROOT / folder).rglob("*.[ch]*"):
             read.update(re.findall(r'getenv\("(\w+)"', path.read_text()))
     ours = {name for name in read if name.startswith(settings.PREFIX)}
-    assert "ASCEND_MOE_VNPU_REPORT" in ours and ours <= settings.NAMES | GONE
+    assert "ASCEND_MOE_VNPU_REPORT" in ours and ours <= settings.NAMES
     for path in PACKAGE.rglob("*.py"):
         if "_src" not in path.parts and path != PACKAGE / CMAKE:
             named = set(re.findall(r"\bASCEND_MOE_[A-Z0-9_]+[A-Z0-9]\b", path.read_text()))
             macros = {name for name in named if "_TILING_KEY_" in name or name == "ASCEND_MOE_MUTANT"}
-            assert named <= settings.NAMES | GONE | macros, path
+            assert named <= settings.NAMES | macros, path
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,8 @@
-"""The compiled kernels of the torch ops: used for equal calls, and never for one that Python would answer
-otherwise."""
+"""The binding of the torch ops: which calls are prepared anew, what ends them, threads, processes, errors."""
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import subprocess
 import sys
@@ -17,7 +15,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from gloo_ranks import run_processes
-from pytest_runs import COMMAND, HERE
 from torch_calls import EXPERTS, VARIANTS, Variant, overload, run
 
 import ascend_moe
@@ -30,12 +27,10 @@ from ascend_moe.errors import (
     LibraryError,
     PeerLost,
 )
-from ascend_moe.ops import calls as native
-from ascend_moe.ops import compiled
+from ascend_moe.native import binding
+from ascend_moe.ops import answers
 
 PLAIN, PLAIN_V2 = VARIANTS[0], VARIANTS[1]
-# Not where the library is missing: it belongs to the tests' environment.
-pytestmark = pytest.mark.skipif(compiled.choice() == "python", reason="Python's kernels were asked for")
 
 
 @pytest.fixture
@@ -49,15 +44,15 @@ def group_ep() -> Iterator[str]:
 
 
 class Counted:
-    """Calls within the block: without Python, and handed to it."""
+    """Calls within the block: those that were prepared before, and those that were prepared in it."""
 
     def __enter__(self) -> Counted:
-        self._before = compiled.counts()
+        self._before = binding.counts()
         return self
 
     def __exit__(self, *_: object) -> None:
-        after = compiled.counts()
-        self.fast, self.python = after[0] - self._before[0], after[1] - self._before[1]
+        after = binding.counts()
+        self.known, self.prepared = after[0] - self._before[0], after[1] - self._before[1]
 
 
 def dispatch(group_ep: str, world: int = 1, rank: int = 0, variant: Variant = PLAIN) -> Any:
@@ -66,32 +61,28 @@ def dispatch(group_ep: str, world: int = 1, rank: int = 0, variant: Variant = PL
 
 
 def warm(group_ep: str, world: int = 1, rank: int = 0) -> None:
-    """After this an equal dispatch is launched without Python."""
+    """After this an equal dispatch is not prepared again."""
     dispatch(group_ep, world, rank)
     if world == 1:
         with Counted() as calls:
             dispatch(group_ep, world, rank)
-        assert (calls.fast, calls.python) == (1, 0)
+        assert (calls.known, calls.prepared) == (1, 0)
 
 
 # ---- which kernels
 
 
-def test_the_environment_of_the_tests_has_them() -> None:
-    assert compiled.loaded().endswith(f"libascend_moe_torch-{torch.__version__}.so")
-
-
 @pytest.mark.asan
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
-def test_equal_calls_skip_python_and_give_the_same(variant: Variant) -> None:
+def test_equal_calls_are_prepared_once_and_give_the_same(variant: Variant) -> None:
     def each(rank: int, group_ep: str) -> None:
-        with compiled.paused(), Counted() as calls:
+        with binding.prepare_always(), Counted() as calls:
             slow = run(variant, rank, 1, group_ep)
-        assert (calls.fast, calls.python) == (0, 2)
+        assert (calls.known, calls.prepared) == (0, 2)
         run(variant, rank, 1, group_ep)
         with Counted() as calls:
             fast = run(variant, rank, 1, group_ep)
-        assert (calls.fast, calls.python) == (2, 0)
+        assert (calls.known, calls.prepared) == (2, 0)
         for one, other in zip((*slow[0], slow[1]), (*fast[0], fast[1]), strict=True):
             assert (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
             assert other.device.type == "cpu" and not other.requires_grad
@@ -123,13 +114,13 @@ def test_calls_that_differ_in_anything_are_planned_anew() -> None:
                 op(*other_args, **other_kwargs)
                 op(*other_args, **other_kwargs)
                 op(*args, **kwargs)
-            assert (calls.fast, calls.python) == (2, 1)
+            assert (calls.known, calls.prepared) == (2, 1)
 
     with ascend_moe.LocalCluster(1) as cluster:
         cluster.run(each)
 
 
-def test_what_python_must_see_goes_there() -> None:
+def test_strides_and_gradients_change_no_plan() -> None:
     def each(rank: int, group_ep: str) -> None:
         warm(group_ep)
         (x, *rest), kwargs = PLAIN.dispatch(rank, 1, group_ep)
@@ -139,16 +130,8 @@ def test_what_python_must_see_goes_there() -> None:
         for given in (strided, x.clone().requires_grad_()):
             with Counted() as calls:
                 rows = op(given, *rest, **kwargs)
-            # Python's autograd calls the kernel again, which knows the call.
-            assert (calls.fast, calls.python) == ((0, 1) if given is strided else (1, 0))
+            assert (calls.known, calls.prepared) == (1, 0)
             assert all(torch.equal(a, b) for a, b in zip(rows, wanted, strict=True))
-        torch.use_deterministic_algorithms(True)
-        try:
-            with Counted() as calls:
-                op(x, *rest, **kwargs)
-        finally:
-            torch.use_deterministic_algorithms(False)
-        assert calls.fast == 0
 
     with ascend_moe.LocalCluster(1) as cluster:
         cluster.run(each)
@@ -165,7 +148,7 @@ def test_gradients_are_still_refused_and_no_grad_is_fast() -> None:
         for mode in (torch.no_grad, torch.inference_mode):
             with mode(), Counted() as calls:
                 rows = overload(PLAIN.dispatch_name)(x, *rest, **kwargs)
-            assert calls.fast == 1 and not rows[0].requires_grad
+            assert calls.known == 1 and not rows[0].requires_grad
             assert rows[0].is_inference() == (mode is torch.inference_mode)
 
     with ascend_moe.LocalCluster(1) as cluster:
@@ -188,7 +171,7 @@ def test_compiled_programs_use_them() -> None:
         program(x, ids)
         with Counted() as calls:
             assert torch.equal(program(x, ids), expected)
-        assert (calls.fast, calls.python) == (2, 0)
+        assert (calls.known, calls.prepared) == (2, 0)
 
     with ascend_moe.LocalCluster(1) as cluster:
         cluster.run(each)
@@ -201,7 +184,7 @@ def both_ways(call: Callable[[], Any], kind: type[Exception]) -> None:
     """The same error from a remembered call, and from Python's path."""
     with pytest.raises(kind) as fast:
         call()
-    with compiled.paused(), pytest.raises(kind) as slow:
+    with binding.prepare_always(), pytest.raises(kind) as slow:
         call()
     assert type(fast.value) is type(slow.value) and str(fast.value) == str(slow.value)
     assert getattr(fast.value, "details", None) == getattr(slow.value, "details", None)
@@ -230,7 +213,7 @@ def test_a_disagreement_of_known_calls_is_told_on_both_ranks() -> None:
                 overload(PLAIN.combine_name)(*args, **kwargs)
             else:
                 dispatch(group_ep, 2, rank)
-        assert calls.python == 0
+        assert calls.prepared == 0
         run(PLAIN, rank, 2, group_ep)
 
     with ascend_moe.LocalCluster(2) as cluster:
@@ -246,7 +229,7 @@ def test_a_fatal_error_marks_the_communicator() -> None:
             raise KeyError("this rank is lost")
         with Counted() as calls, pytest.raises(PeerLost) as first:
             dispatch(group_ep, 2, rank)
-        right.append(calls.python == 0)  # it was a known call
+        right.append(calls.prepared == 0)  # it was a known call
         right.append(comm.lookup(group_ep, 2, rank).failed is first.value)
         for _ in range(2):
             with pytest.raises(PeerLost) as again:
@@ -282,10 +265,10 @@ def test_a_variable_that_changes_takes_effect(monkeypatch: pytest.MonkeyPatch) -
                 with Counted() as calls:
                     dispatch(group_ep)
                     dispatch(group_ep)
-                assert (calls.fast, calls.python) == (1, 1)
+                assert (calls.known, calls.prepared) == (1, 1)
             with Counted() as calls:
                 dispatch(group_ep)
-            assert (calls.fast, calls.python) == (1, 0)
+            assert (calls.known, calls.prepared) == (1, 0)
 
     with ascend_moe.LocalCluster(1) as cluster:
         cluster.run(each)
@@ -306,13 +289,13 @@ def test_every_variable_that_a_call_reads_is_watched(monkeypatch: pytest.MonkeyP
 
     def each(_: int, group_ep: str) -> None:
         warm(group_ep)
-        with compiled.paused(), monkeypatch.context() as watched:
+        with binding.prepare_always(), monkeypatch.context() as watched:
             watched.setattr(os, "environ", Recording())
             dispatch(group_ep)
 
     with ascend_moe.LocalCluster(1) as cluster:
         cluster.run(each)
-    assert seen == set(compiled.VARIABLES)
+    assert seen == set(answers.VARIABLES) - {"HCCL_EXEC_TIMEOUT"}  # which is read on an NPU alone
 
 
 # ---- what calls mean may change
@@ -323,7 +306,7 @@ def test_a_closed_communicator_is_opened_again(group_ep: str) -> None:
     ascend_moe.close(group_ep)
     with Counted() as calls:
         dispatch(group_ep)
-    assert (calls.fast, calls.python) == (0, 1)
+    assert (calls.known, calls.prepared) == (0, 1)
     warm(group_ep)
 
 
@@ -337,7 +320,7 @@ def test_a_group_that_is_destroyed_is_unknown_though_it_lives(group_ep: str) -> 
     assert ascend_moe.comm_name() == group_ep and dist.group.WORLD is not held
     with Counted() as calls:
         dispatch(group_ep)
-    assert (calls.fast, calls.python) == (0, 1)
+    assert (calls.known, calls.prepared) == (0, 1)
     warm(group_ep)
 
 
@@ -365,17 +348,6 @@ def test_a_failed_end_is_not_used(group_ep: str) -> None:
     both_ways(lambda: dispatch(group_ep), ConfigMismatch)
 
 
-def test_forgotten_plans_outlive_pythons(group_ep: str) -> None:
-    warm(group_ep)
-    native._plans.clear()
-    gc.collect()
-    with Counted() as calls:
-        rows = dispatch(group_ep)
-    assert calls.fast == 1
-    with compiled.paused():
-        assert all(torch.equal(a, b) for a, b in zip(rows[2:6], dispatch(group_ep)[2:6], strict=True))
-
-
 # ---- threads, processes
 
 
@@ -401,7 +373,7 @@ def test_two_threads_take_turns_on_one_communicator() -> None:
                 thread.join(timeout=60)
                 assert not thread.is_alive()
     assert not failed
-    assert calls.fast + calls.python == 800 and calls.fast >= 700
+    assert calls.known + calls.prepared == 800 and calls.known >= 700
 
 
 @pytest.mark.tsan
@@ -440,7 +412,7 @@ def test_threads_as_ranks_need_no_python_lock() -> None:
         with Counted() as calls:
             for _ in range(50):
                 run(PLAIN_V2, rank, 2, group_ep)
-        return calls.python
+        return calls.prepared
 
     with ascend_moe.LocalCluster(2) as cluster:
         assert cluster.run(each) == [0, 0]
@@ -452,7 +424,7 @@ def _fast_rounds(rank: int) -> tuple[int, int]:
     with Counted() as calls:
         for _ in range(20):
             run(PLAIN, rank, 2, group_ep)
-    return calls.fast, calls.python
+    return calls.known, calls.prepared
 
 
 def test_ranks_as_processes_use_them(tmp_path: Path) -> None:
@@ -470,7 +442,7 @@ def test_a_forked_child_has_nothing_of_its_parent(group_ep: str) -> None:
             with Counted() as calls:
                 with contextlib.suppress(AscendMoeError):
                     dispatch(group_ep)
-            code = 0 if calls.fast == 0 else 2
+            code = 0 if calls.known == 0 else 2
         finally:
             os._exit(code)
     _, status = os.waitpid(child, 0)
@@ -478,53 +450,108 @@ def test_a_forked_child_has_nothing_of_its_parent(group_ep: str) -> None:
     warm(group_ep)
 
 
-# ---- the switch
-
-
-def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, **environment}
-    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
-
-
-CALL = """
-import torch, ascend_moe
-from ascend_moe.ops import compiled
-with ascend_moe.LocalCluster(1) as cluster:
-    x, ids = torch.ones(2, 32).bfloat16(), torch.zeros(2, 1, dtype=torch.int32)
-    for _ in range(2):
-        cluster.run(lambda rank, name: ascend_moe.npu_moe_distribute_dispatch(x, ids, name, 1, rank, 2))
-print(compiled.active(), *compiled.counts()[:2])
-"""
-
-
-@pytest.mark.parametrize("given, said", [("", "True 1 1"), ("python", "False 0 0"), ("compiled", "True 1 1")])
-def test_the_switch_chooses(given: str, said: str) -> None:
-    done = python(CALL, ASCEND_MOE_TORCH_OPS=given)
-    assert done.stdout.strip() == said, done.stderr
-
-
-def test_a_switch_that_is_none_is_refused_by_the_ops() -> None:
-    done = python(CALL, ASCEND_MOE_TORCH_OPS="rust")
-    assert "LibraryError: ASCEND_MOE_TORCH_OPS=rust must be one of auto, compiled, python" in done.stderr
+# ---- the library
 
 
 def test_a_broken_library_names_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    broken = tmp_path / compiled.library_name()
+    broken = tmp_path / binding.LIBRARY_NAME
     broken.write_bytes(b"not a library")
     monkeypatch.setenv("ASCEND_MOE_LIBRARY", str(tmp_path / "libascend_moe.so"))
     with pytest.raises(LibraryError, match=r"cannot be loaded .*rebuild it with\n  cmake -S "):
-        compiled._open.__wrapped__()
+        binding.library.__wrapped__()
     broken.unlink()
-    (tmp_path / "libascend_moe_torch-1.0.so").write_bytes(b"")
-    monkeypatch.setattr(compiled, "library_name", lambda: "libascend_moe_torch-0.so")
-    with pytest.raises(LibraryError, match=r"no \S+torch-0\.so .* only \S+torch-1\.0\.so"):
-        compiled.library_path()
+    monkeypatch.setattr(binding, "LIBRARY_NAME", "libnone.so")
+    with pytest.raises(LibraryError, match=r"no libnone\.so in .*: build it with\n  cmake -S "):
+        binding.library_path()
 
 
-SELECTION = ("torch/test_torch_ops.py", "comm/test_local_cluster.py", "-k", "not opcheck")
+def test_an_old_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.9.1+cpu")
+    with pytest.raises(LibraryError, match=r"torch is 2\.9\.1\+cpu, the ops need 2\.10 or newer"):
+        binding.library.__wrapped__()
 
 
-def test_a_selection_passes_with_pythons_kernels_too() -> None:
-    env = {**os.environ, "ASCEND_MOE_TORCH_OPS": "python"}
-    done = subprocess.run([*COMMAND, *SELECTION], cwd=HERE, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-3000:]
+WITHOUT = """
+from pathlib import Path
+is_file = Path.is_file
+Path.is_file = lambda path: path.name != "libascend_moe_torch.so" and is_file(path)
+import torch, ascend_moe
+x, ids = torch.ones(2, 32).bfloat16(), torch.zeros(2, 1, dtype=torch.int32)
+meta = ascend_moe.npu_moe_distribute_dispatch(x.to("meta"), ids.to("meta"), "g", 1, 0, 2)
+print(tuple(meta[0].shape))
+ascend_moe.npu_moe_distribute_dispatch(x, ids, "g", 1, 0, 2)
+"""
+
+
+def test_without_the_library_the_package_loads_and_the_ops_say_so() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "(2, 32)", done.stderr
+    assert "LibraryError: no libascend_moe_torch.so in " in done.stderr
+
+
+def test_it_belongs_to_no_python_and_no_torch() -> None:
+    """Of torch it needs nothing but the stable C interface; of Python nothing at all."""
+    path = binding.library_path()
+    done = subprocess.run(["nm", "-DC", "--undefined-only", path], capture_output=True, text=True, check=True)
+    names = [line.split(maxsplit=1)[1] for line in done.stdout.splitlines()]
+    assert any(name.startswith("aoti_torch_") for name in names)
+    foreign = [name for name in names if name.startswith(("at::", "c10::", "torch::", "Py", "_Py"))]
+    assert not foreign
+
+
+# ---- errors by every way
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_errors_keep_their_classes_in_compiled_programs(backend: str) -> None:
+    def each(_: int, group_ep: str) -> None:
+        (x, ids, *place), kwargs = PLAIN.dispatch(0, 1, group_ep)
+        op = getattr(ascend_moe, PLAIN.dispatch_name)
+        torch._dynamo.reset()
+
+        @torch.compile(fullgraph=True, backend=backend)
+        def program(x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+            rows: torch.Tensor = op(x, ids, *place, **kwargs)[0]
+            return rows + 1
+
+        program(x, ids)
+        bad = torch.full_like(ids, EXPERTS)
+        with pytest.raises(InvalidExpertId) as compiled:
+            program(x, bad)
+        with pytest.raises(InvalidExpertId) as eager:
+            op(x, bad, *place, **kwargs)
+        assert str(compiled.value) == str(eager.value)
+
+    with ascend_moe.LocalCluster(1) as cluster:
+        cluster.run(each)
+
+
+def test_torch_alone_raises_the_same_text() -> None:
+    def each(_: int, group_ep: str) -> None:
+        (x, ids, *place), kwargs = PLAIN.dispatch(0, 1, group_ep)
+        raw, _ = torch._C._jit_get_operation(f"ascend_moe::{PLAIN.dispatch_name}")
+        for wrong in (torch.full_like(ids, EXPERTS), ids[:, :0]):
+            with pytest.raises(RuntimeError) as ours:
+                overload(PLAIN.dispatch_name)(x, wrong, *place, **kwargs)
+            with pytest.raises(RuntimeError) as theirs:
+                raw(x, wrong, *place, **kwargs)
+            assert isinstance(ours.value, AscendMoeError) and type(theirs.value) is RuntimeError
+            assert str(theirs.value) == str(ours.value)
+
+    with ascend_moe.LocalCluster(1) as cluster:
+        cluster.run(each)
+
+
+def test_an_interrupt_while_a_group_is_opened_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    def each(_: int, group_ep: str) -> None:
+        def interrupted(*_: Any) -> Any:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as changed:
+            changed.setattr(comm, "lookup", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                dispatch(group_ep)
+        warm(group_ep)
+
+    with ascend_moe.LocalCluster(1) as cluster:
+        cluster.run(each)

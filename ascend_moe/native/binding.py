@@ -1,0 +1,306 @@
+"""The library of the torch ops (csrc/torch): finds, opens and types it; the ends of communicators in it.
+
+It is built against torch's stable C interface: one file for every Python and every torch from 2.10 on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import time
+from collections.abc import Iterator
+from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from .. import settings
+from ..errors import LibraryError
+from . import library as native_library
+
+LIBRARY_NAME = "libascend_moe_torch.so"
+INTERFACE = 4  # as in csrc/torch/api.cpp
+OLDEST_TORCH = (2, 10)
+_TEXT_BYTES = 1024
+_SLICE_MS = 50  # of a wait for a lock: between them Python sees its signals
+
+
+class Call(ctypes.Structure):
+    """AmTorchCall of csrc/torch/api.h."""
+
+    _fields_ = [
+        ("op", c_char_p),
+        ("group_ep", c_void_p),
+        ("group_ep_bytes", c_uint64),
+        ("comm_alg", c_void_p),
+        ("comm_alg_bytes", c_uint64),
+        ("world", c_int64),
+        ("rank", c_int64),
+        ("on_npu", c_int32),
+        ("device_index", c_int32),
+    ]
+
+
+class Settings(ctypes.Structure):
+    """AmTorchSettings of csrc/torch/api.h."""
+
+    _fields_ = [
+        ("world", c_int64),
+        ("rank", c_int64),
+        ("most_window_mib", c_int64),
+        ("cores", c_int64),
+        ("deadline_micros", c_int64),
+        ("first_deadline_micros", c_int64),
+        ("comm_alg", ctypes.c_char * 64),
+    ]
+
+
+class _EndFacts(ctypes.Structure):
+    """AmTorchEnd of csrc/torch/api.h."""
+
+    _fields_ = [
+        ("number", c_uint64),
+        ("communicator", c_void_p),
+        ("world", c_int64),
+        ("rank", c_int64),
+        ("window_mib", c_int64),
+        ("lent_mib", c_int64),
+        ("context_kind", c_int32),
+        ("ranks_per_server", c_int32),
+        ("buffer_mib", c_int64),
+        ("on_npu", c_int32),
+        ("of_process_group", c_int32),
+    ]
+
+
+class Callbacks(ctypes.Structure):
+    """AmTorchPython of csrc/torch/api.h. Results are addresses of texts, or None."""
+
+    _fields_ = [
+        ("settings", ctypes.CFUNCTYPE(c_void_p, POINTER(Call), POINTER(Settings))),
+        ("open", ctypes.CFUNCTYPE(c_void_p, POINTER(Call), POINTER(c_void_p))),
+        ("alive", ctypes.CFUNCTYPE(c_int, c_uint64)),
+        ("unusable", ctypes.CFUNCTYPE(c_void_p, c_uint64)),
+        ("failed", ctypes.CFUNCTYPE(c_void_p, c_uint64, c_int, c_void_p, c_char_p)),
+        ("rule_broken", ctypes.CFUNCTYPE(c_void_p, POINTER(Call), c_char_p, c_char_p, c_int64, c_char_p)),
+        ("refused", ctypes.CFUNCTYPE(c_void_p, POINTER(Call), c_char_p, c_char_p, c_char_p)),
+    ]
+
+
+_SIGNATURES: native_library.Signatures = {
+    "am_torch_interface": (c_int, ()),
+    "am_torch_python": (c_int, (POINTER(Callbacks), c_char_p, c_char_p, c_uint64)),
+    "am_torch_register": (c_int, (c_char_p, c_char_p, c_char_p, c_uint64)),
+    "am_torch_use_engine": (c_int, (c_char_p, c_char_p, c_uint64)),
+    "am_torch_use_adapter": (c_int, (c_char_p, c_char_p, c_uint64)),
+    "am_torch_end_create": (c_void_p, (POINTER(_EndFacts),)),
+    "am_torch_end_destroy": (None, (c_void_p,)),
+    "am_torch_end_acquire": (None, (c_void_p, c_int, POINTER(c_int))),
+    "am_torch_end_release": (None, (c_void_p,)),
+    "am_torch_end_shut": (None, (c_void_p,)),
+    "am_torch_end_algorithm": (c_uint32, (c_void_p,)),
+    "am_torch_forget": (None, ()),
+    "am_torch_set_place": (None, (c_uint64,)),
+    "am_torch_prepare_always": (None, (c_int,)),
+    "am_torch_counts": (None, (POINTER(c_uint64),)),
+    "am_torch_marks": (None, (POINTER(c_int64),)),
+}
+
+
+# ---- the library
+
+
+def library_path() -> Path:
+    """Beside $ASCEND_MOE_LIBRARY when it is there, else in lib/ of the package.
+
+    Raises:
+        LibraryError: there is none; with the command that builds it.
+    """
+    override = settings.LIBRARY.get()
+    folders = [override.parent] if override else []
+    folders += [entry / "lib" for entry in native_library._package_paths()]
+    for folder in folders:
+        if (folder / LIBRARY_NAME).is_file():
+            return folder / LIBRARY_NAME
+    looked = ", ".join(map(str, folders))
+    raise LibraryError(f"no {LIBRARY_NAME} in {looked}: build it with\n  {native_library.build_command()}")
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The opened library, its functions typed.
+
+    Raises:
+        LibraryError: torch is too old, or the library is missing, or was built from other sources.
+    """
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if version < OLDEST_TORCH:
+        raise LibraryError(
+            f"torch is {torch.__version__}, the ops need 2.10 or newer: pip install 'torch>=2.10'"
+        )
+    path = library_path()
+    opened = native_library.open_library(path, _SIGNATURES)
+    interface = opened.am_torch_interface()
+    if interface != INTERFACE:
+        raise LibraryError(
+            f"{path} is of interface {interface}, this package of {INTERFACE}: rebuild it with\n"
+            f"  {native_library.build_command()}"
+        )
+    return opened
+
+
+def why_not() -> LibraryError | None:
+    """Why the ops do not run, with the fix; None: they do."""
+    try:
+        library()
+    except LibraryError as problem:
+        return problem
+    return None
+
+
+def connect(callbacks: Callbacks, variables: tuple[str, ...]) -> None:
+    """Before the first call: what the library asks Python; and the variables that settings are read from.
+
+    Raises:
+        LibraryError: torch refuses.
+    """
+    _must(library().am_torch_python, "the library", ctypes.byref(callbacks), " ".join(variables))
+
+
+def register(name: str, schema: str) -> None:
+    """Registers the kernels of one op of torch.ops.ascend_moe for tensors on CPU and NPU.
+
+    Raises:
+        LibraryError: the library does not know the schema.
+    """
+    _must(library().am_torch_register, f"the kernels of {name}", name, schema)
+
+
+@functools.cache
+def use_engine() -> None:
+    """Hands the library of the engine that ASCEND_MOE_ENGINE chooses to the ops. Once a process.
+
+    Raises:
+        LibraryError: it is missing, or was built from other sources.
+    """
+    native_library.lib()
+    _must(library().am_torch_use_engine, "the engine's library", str(native_library.library_path()))
+
+
+@functools.cache
+def use_adapter(path: Path) -> None:
+    """Hands the torch_npu adapter, which has been loaded, to the ops.
+
+    Raises:
+        LibraryError: it lacks a function.
+    """
+    _must(library().am_torch_use_adapter, "the torch_npu adapter", str(path))
+
+
+def _must(function: Any, what: str, *words: Any) -> None:
+    text = ctypes.create_string_buffer(_TEXT_BYTES)
+    given = (word.encode() if isinstance(word, str) else word for word in words)
+    if function(*given, text, len(text)):
+        raise LibraryError(
+            f"{what} cannot be used ({text.value.decode()}): rebuild with\n  {native_library.build_command()}"
+        )
+
+
+# ---- ends
+
+
+class End:
+    """One rank's end of a communicator as the ops know it: its lock, and what calls are planned for.
+
+    The lock is a context manager, held by one op at a time, and by closing.
+    """
+
+    def __init__(self, **facts: int | None) -> None:
+        """``facts``: the fields of AmTorchEnd; those left out are 0."""
+        self._library = library()
+        self.handle: int = self._library.am_torch_end_create(ctypes.byref(_EndFacts(**facts)))
+
+    @property
+    def algorithm(self) -> int:
+        """NPU: the code of what the last op was launched as; 0 before any."""
+        return int(self._library.am_torch_end_algorithm(self.handle))
+
+    def take_record(self, record: torch.Tensor, host: torch.Tensor) -> None:
+        """NPU: the error record on the device, and the pinned memory that it is copied to after every op."""
+        torch.ops.ascend_moe_binding.take_record(self.handle, record, host)
+
+    def acquire(self, timeout: float = -1) -> bool:
+        """Whether it was free within ``timeout`` seconds; negative: waits on, and Ctrl-C ends it."""
+        held, until = c_int(0), time.monotonic() + timeout
+        try:
+            self._library.am_torch_end_acquire(self.handle, 0, ctypes.byref(held))
+            while not held.value and (timeout < 0 or time.monotonic() < until):
+                self._library.am_torch_end_acquire(self.handle, _SLICE_MS, ctypes.byref(held))
+        except BaseException:  # of a signal handler, which may run right after the lock was taken
+            if held.value:
+                self.release()
+            raise
+        return bool(held.value)
+
+    def release(self) -> None:
+        self._library.am_torch_end_release(self.handle)
+
+    def shut(self) -> None:
+        """Closed or failed, for good: no call uses this end again."""
+        self._library.am_torch_end_shut(self.handle)
+
+    def __enter__(self) -> End:
+        self.acquire()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        if hasattr(self, "handle"):
+            self._library.am_torch_end_destroy(self.handle)
+
+
+# ---- prepared calls
+
+
+def forget() -> None:
+    """What calls look up may be another communicator or none from now on."""
+    if why_not() is None:
+        library().am_torch_forget()
+
+
+def set_place(place: int) -> None:
+    """Which rank of which LocalCluster the calling thread is, above 0."""
+    library().am_torch_set_place(place)
+
+
+def counts() -> tuple[int, int]:
+    """Calls so far: those that equal one before, and those that were prepared (checked, planned)."""
+    words = (c_uint64 * 2)()
+    library().am_torch_counts(words)
+    return int(words[0]), int(words[1])
+
+
+@contextlib.contextmanager
+def prepare_always() -> Iterator[None]:
+    """Every call is prepared anew meanwhile, in all threads: for tools that look at preparations."""
+    library().am_torch_prepare_always(1)
+    try:
+        yield
+    finally:
+        library().am_torch_prepare_always(-1)
+
+
+def marks() -> tuple[int, int, int, int]:
+    """Nanoseconds of time.monotonic_ns when this thread's last call entered the op, entered and left the
+    kernel (on an NPU: the launch), left the op.
+    """
+    words = (c_int64 * 4)()
+    library().am_torch_marks(words)
+    return words[0], words[1], words[2], words[3]

@@ -1,0 +1,155 @@
+"""What the library of the torch ops asks Python, in calls that no equal call came before, and errors.
+
+The library knows rules, plans and launches. Python knows settings and groups, and has the classes of errors:
+an error is kept here for the thread, the library makes torch raise a RuntimeError of the same text, and
+``raise_kept`` raises the error itself in its stead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from .. import comm, errors, settings
+from ..comm.communicator import MAX_WINDOW_MIB, by_number, timeout_s
+from ..native import binding
+from . import calls, npu_adapter, npu_communicator
+
+# Environment variables that `_settings` reads, so that a change takes effect in the next call.
+VARIABLES = (settings.AIV_CORES.name, settings.COMM_ALG.name, settings.TIMEOUT_S.name, "HCCL_EXEC_TIMEOUT")
+_NAME_BYTES = binding.Settings.comm_alg.size - 1
+
+T = TypeVar("T")
+_here = threading.local()  # .error: of this thread's call; .text: its message, which the library reads
+
+
+# ---- errors
+
+
+def _keep(error: BaseException) -> int:
+    """Keeps an error for ``raise_kept``; returns the address of its message."""
+    _here.error = error
+    _here.text = ctypes.create_string_buffer((str(error) or type(error).__name__).encode())
+    return ctypes.addressof(_here.text)
+
+
+def raise_kept(error: RuntimeError) -> None:
+    """Raises what this thread's call has kept, when ``error`` is torch's word for that; else returns."""
+    kept, _here.error = getattr(_here, "error", None), None
+    if kept is not None and str(error).startswith(_here.text.value.decode()):
+        raise kept from kept.__cause__
+
+
+def _answer(name: str) -> Callable[..., int | None]:
+    """The function ``_name`` of this module, as it is when it is asked. No exception may pass through C: it
+    is kept, and the address of its message returned.
+    """
+
+    def answer(*arguments: Any) -> int | None:
+        try:
+            globals()[f"_{name}"](*arguments)
+            return None
+        except BaseException as error:  # also KeyboardInterrupt, in the opening of a group
+            return _keep(error)
+
+    return answer
+
+
+# ---- answers
+
+
+def _text(address: int, size: int) -> str:
+    return ctypes.string_at(address, size).decode()
+
+
+def _device(call: Any) -> torch.device:
+    return torch.device(torch._C._get_privateuse1_backend_name(), call.device_index)
+
+
+def _settings(pointer: Any, answer: Any) -> None:
+    call, told = pointer.contents, answer.contents
+    binding.use_engine()
+    algorithm = calls.comm_algorithm(_text(call.comm_alg, call.comm_alg_bytes))
+    cores, deadline = calls.core_count(), timeout_s()
+    first_deadline = deadline
+    if call.on_npu:
+        binding.use_adapter(npu_adapter.load())
+        deadline, first_deadline = (
+            npu_communicator.deadline_s(first=False),
+            npu_communicator.deadline_s(first=True),
+        )
+    world, rank = comm.place(_text(call.group_ep, call.group_ep_bytes)) or (-1, None)
+    told.world, told.rank = world, -1 if rank is None else rank
+    told.most_window_mib, told.cores = MAX_WINDOW_MIB, cores
+    told.deadline_micros, told.first_deadline_micros = int(deadline * 1e6), int(first_deadline * 1e6)
+    told.comm_alg = algorithm.encode()[:_NAME_BYTES]
+
+
+def _open(pointer: Any, end: Any) -> None:
+    call = pointer.contents
+    group_ep = _text(call.group_ep, call.group_ep_bytes)
+    if call.on_npu:
+        found: Any = npu_communicator.find(group_ep, call.world, call.rank, _device(call), call.op.decode())
+    else:
+        found = comm.lookup(group_ep, call.world, call.rank)
+    end[0] = found.end.handle
+    _here.end = found  # until the next call of this thread: the library takes its share after this returns
+
+
+def _alive(number: int) -> int:
+    end = by_number(number)
+    return int(end is not None and (end.alive is None or end.alive()))
+
+
+def _unusable(number: int) -> None:
+    end = by_number(number)
+    if end is None:
+        raise errors.AscendMoeError("the communicator of this call is gone")
+    end.raise_why_unusable()
+
+
+def _failed(number: int, code: int, record: int, fault: bytes) -> None:
+    """The lock of the end is held."""
+    end = by_number(number)
+    if end is None:
+        raise errors.AscendMoeError(f"an op of a communicator that is gone failed with code {code}")
+    words = (ctypes.c_int32 * calls.error_record_words()).from_address(record)
+    raise calls.failure(code, words, fault.decode(), end)
+
+
+def _rule_broken(pointer: Any, rule: bytes, argument: bytes, needed_mib: int, dtype: bytes) -> None:
+    call = pointer.contents
+    algorithm = calls.comm_algorithm(_text(call.comm_alg, call.comm_alg_bytes))
+    words = (call.op.decode(), rule.decode(), argument.decode(), needed_mib, dtype.decode(), algorithm)
+    error = calls.rule_broken(*words)
+    if call.on_npu and isinstance(error, errors.WindowTooSmall):
+        error = npu_communicator.of_own_window(error, _text(call.group_ep, call.group_ep_bytes))
+    raise error
+
+
+def _refused(pointer: Any, kind: bytes, text: bytes, argument: bytes) -> None:
+    details = {"argument": argument.decode()} if argument else {}
+    raise getattr(errors, kind.decode())(text.decode(), **details)
+
+
+def _callbacks() -> binding.Callbacks:
+    kinds: dict[str, Any] = {field[0]: field[1] for field in binding.Callbacks._fields_}
+    functions = {name: _alive if name == "alive" else _answer(name) for name in kinds}
+    return binding.Callbacks(**{name: kinds[name](function) for name, function in functions.items()})
+
+
+_for_good: list[binding.Callbacks] = []  # the library calls them as long as the process lives
+
+
+def connect() -> None:
+    """Before the first call.
+
+    Raises:
+        LibraryError: there is no library of the ops.
+    """
+    _for_good.append(_callbacks())
+    binding.connect(_for_good[0], VARIABLES)

@@ -1,0 +1,201 @@
+"""The custom ops ``torch.ops.ascend_moe.npu_moe_distribute_*``: torch_npu's schemas; kernels on twin and NPU.
+
+The public functions here are the same ops with the same argument names and defaults.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+from torch.fx.node import has_side_effect
+from torch.utils._pytree import tree_map
+
+from .._torch_npu import resolve_dtype
+from ..errors import ArgumentError, AscendMoeError, LibraryError
+from ..native import binding
+from . import answers, calls
+from .schemas import NAMESPACE, SCHEMAS
+
+_LIBRARY: Any = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]
+# Beyond these no rank count, expert count or K makes sense, and the sizes of outputs would overflow.
+_MAX_SIZE, _MAX_BATCHES = 2**15, 2**31 - 1
+_OP_CODES = {"dispatch": calls.OP_DISPATCH, "combine": calls.OP_COMBINE}
+
+
+class _NotDifferentiable(torch.autograd.Function):
+    """Runs an op without gradients; its backward raises: gradients left out silently train a wrong model."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, call: Any, args: Any, kwargs: Any, *needing_grad: torch.Tensor) -> Any:
+        ctx.name = name
+        return call(*args, **kwargs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise AscendMoeError(
+            f"{ctx.name} is not differentiable yet: call it under torch.no_grad(), "
+            "or detach() the inputs that require grad"
+        )
+
+
+def keep_order_in_inductor(op: Any) -> None:
+    """Gives inductor a lowering of an ordered op that depends on the ordered op before it.
+
+    Inductor's own (seen in torch 2.13, pytorch/pytorch#189209) notes that order under the name of the op's
+    buffer, while its scheduler looks for the name of the operation: two ops that share no tensor may be
+    swapped, and on another rank, with other sizes, not. Does nothing where inductor is not in use.
+    """
+    # Not getattr: that of torch imports inductor.
+    inductor = vars(torch).get("_inductor")
+    lowering = vars(inductor).get("lowering") if inductor is not None else None
+    if lowering is not None and op not in lowering.lowerings:
+        lowering.lowerings[op] = functools.partial(_lower_in_order, op)
+
+
+def _lower_in_order(op: Any, *args: Any, **kwargs: Any) -> Any:
+    from torch._inductor import ir
+    from torch._inductor.virtualized import V
+
+    graph: Any = V.graph
+    before = graph.effectful_ops.get(_EffectType.ORDERED)
+    first = len(graph.operations)
+    made = ir.FallbackKernel.create(op, *args, **kwargs)
+    if before is not None and hasattr(graph, "additional_star_deps"):
+        name = graph.operations[first].get_operation_name()
+        graph.additional_star_deps[name].add(before.get_name())
+    return tree_map(lambda node: node.wrap_for_lowering() if isinstance(node, ir.IRNode) else node, made)
+
+
+class _Op:
+    """One of the four ops: binds arguments by the schema, runs or infers."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.contract = 2 if name.endswith("_v2") else 1
+        self.code = _OP_CODES["dispatch" if "dispatch" in name else "combine"]
+        _LIBRARY.define(f"{name}{SCHEMAS[name]}")
+        self.overload: Any = getattr(getattr(torch.ops, NAMESPACE), name).default
+        arguments = self.overload._schema.arguments
+        self.names = [argument.name for argument in arguments]
+        self.defaults = {argument.name: argument.default_value for argument in arguments}
+        self.tensors = [a.name for a in arguments if "Tensor" in str(a.type)]
+        self.integers = [a.name for a in arguments if "int" in str(a.type)]
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        values = dict(self.defaults)
+        values.update(zip(self.names, args, strict=False))
+        values.update(kwargs)
+        return values
+
+    def through(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """``call`` of torch, with errors of their own classes, and a backward that raises."""
+        name, needs_grad, graded = self.name, torch._C._any_requires_grad, torch.is_grad_enabled
+
+        def op(*args: Any, **kwargs: Any) -> Any:
+            if graded() and needs_grad(*args, **kwargs):
+                tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+                needing = [tensor for tensor in tensors if tensor.requires_grad]
+                return _NotDifferentiable.apply(name, op, args, kwargs, *needing)  # type: ignore[no-untyped-call]
+            try:
+                return call(*args, **kwargs)
+            except RuntimeError as error:
+                answers.raise_kept(error)
+                raise
+
+        return op
+
+    def _parts(self, values: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, int | None]]:
+        tensors = {name: values[name] for name in self.tensors if values[name] is not None}
+        return tensors, {name: values[name] for name in self.integers}
+
+    def fake(self, *args: Any, **kwargs: Any) -> Any:
+        """Outputs as torch_npu's C++ allocates them, from shapes, dtypes and attributes alone.
+
+        No communicator is looked up. What the kernels refuse (TP 2, shared ranks) is inferred all the same.
+        """
+        keep_order_in_inductor(self.overload)  # every compiler comes by here, after it was imported
+        values = self.bind(args, kwargs)
+        tensors, attributes = self._parts(values)
+        self._check_sizes_known(tensors, attributes)
+        rows, ids = tensors[self.names[0]], tensors["expert_ids"]
+        dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
+        batch, topk, hidden = ids.shape[0], int(ids.shape[1]), rows.shape[1]
+        outputs = calls.infer(self.code, self.contract, dtypes, attributes, batch, topk, hidden)
+        made = [rows.new_empty(shape, dtype=dtype or rows.dtype) for dtype, shape in outputs]
+        y_dtype = resolve_dtype(values.get("y_dtype"), "y_dtype")
+        if y_dtype is not None:
+            made[0] = rows.new_empty(outputs[0][1], dtype=y_dtype)
+        return tuple(made) if self.code == calls.OP_DISPATCH else made[0]
+
+    def _check_sizes_known(self, tensors: dict[str, torch.Tensor], attributes: dict[str, int | None]) -> None:
+        """The rules without which outputs have no size; all others are checked when the op runs."""
+
+        def refuse(argument: str, text: str) -> ArgumentError:
+            return ArgumentError(f"{self.name}: {argument} {text}", argument=argument)
+
+        for name in (self.names[0], "expert_ids"):
+            if name not in tensors:
+                raise refuse(name, "is None, it is required")
+            if tensors[name].dim() != 2:
+                raise refuse(name, f"has {tensors[name].dim()} dimensions, it must have 2")
+        device = tensors[self.names[0]].device
+        for name, tensor in tensors.items():
+            if tensor.device != device:
+                raise refuse(
+                    name, f"is on {tensor.device}, {self.names[0]} on {device}: they must be on one device"
+                )
+        sizes = {name: value for name, value in attributes.items() if value is not None}
+        for name, value in [*sizes.items(), ("expert_ids", tensors["expert_ids"].shape[1])]:
+            limit = _MAX_BATCHES if name == "global_bs" else _MAX_SIZE
+            if not -limit <= value <= limit:
+                raise refuse(
+                    name, f"of {value} is out of the range that sizes are computed in, -{limit}..{limit}"
+                )
+        world = sizes["ep_world_size"]
+        if world < 1:
+            raise refuse("ep_world_size", f"is {world}, it must be at least 1")
+        for name in ("ep_rank_id", "shared_expert_rank_num"):
+            if not 0 <= sizes[name] < world:
+                raise refuse(name, f"is {sizes[name]}, it must be in 0..{world - 1} (ep_world_size - 1)")
+
+
+def _missing(*_: Any) -> Any:
+    """Stands for the kernels where their library is missing; the rest of the package works without."""
+    problem = binding.why_not()
+    raise LibraryError(str(problem))
+
+
+def _register(name: str) -> Any:
+    op = _Op(name)
+    torch.library.register_fake(f"{NAMESPACE}::{name}", op.fake, lib=_LIBRARY)
+    if binding.why_not() is None:
+        binding.register(name, SCHEMAS[name])
+    else:
+        for key in ("CPU", "PrivateUse1"):
+            _LIBRARY.impl(name, _missing, key)
+    # Every call from Python, and every call of a compiled program, goes through `_op` of one of these.
+    packet = getattr(getattr(torch.ops, NAMESPACE), name)
+    for callable_ in (packet, op.overload):
+        callable_._op = op.through(callable_._op)
+    # Peers wait for every call: no compiler may drop one whose results are unused, merge two equal ones, or
+    # swap two. The first keeps calls in any fx graph; the second chains them by a token, so that no two are
+    # equal or independent.
+    has_side_effect(op.overload)
+    _register_effectful_op(op.overload, _EffectType.ORDERED)
+    return op.overload
+
+
+def _options(op: Any) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+    options = [argument for argument in op._schema.arguments if argument.kwarg_only]
+    return tuple(one.name for one in options), tuple(one.default_value for one in options)
+
+
+if binding.why_not() is None:
+    answers.connect()
+OPS = {name: _register(name) for name in SCHEMAS}
+# Of each op its keyword-only arguments, in the schema's order: names and defaults.
+OPTIONS = {op: _options(op) for op in OPS.values()}

@@ -1,0 +1,194 @@
+#include "prepare.h"
+
+#include <cstring>
+
+#include "engine.h"
+#include "rules/check.h"
+
+namespace ascend_moe_torch {
+
+namespace {
+
+AmTorchPython the_python = {};
+
+[[noreturn]] void Refuse(const AmTorchCall& call, const std::string& text, const std::string& argument) {
+    Raise(python().refused(&call, "ArgumentError", text.c_str(), argument.c_str()));
+    throw std::runtime_error(text);
+}
+
+// A call's description for rules and plan.
+class Description {
+public:
+    Description(const Op& op, const Arguments& arguments, const AmTorchCall& call,
+                const AmTorchSettings& settings)
+        : op_(op), arguments_(arguments), call_(call), settings_(settings) {
+        memset(&spec_, 0, sizeof(spec_));
+        spec_.op = static_cast<int32_t>(op.code);
+        spec_.contract = static_cast<int32_t>(op.contract);
+        spec_.group_ep_length = static_cast<int32_t>(call.group_ep_bytes);
+        // C would stop at a NUL and read another name.
+        const bool whole = memchr(call.comm_alg, 0, call.comm_alg_bytes) == nullptr;
+        spec_.comm_alg = whole ? engine().comm_algorithm(settings.comm_alg) : -1;
+        spec_.cores = settings.cores;
+        spec_.deadline_micros = settings.deadline_micros;
+        memcpy(spec_.attributes, arguments.attributes(), sizeof(spec_.attributes));
+        for (const Parameter& parameter : op.parameters) Add(parameter);
+    }
+
+    const moe::CallSpec& spec() const { return spec_; }
+
+    // The rules that this rank can check before it knows the communicator.
+    void CheckAlone() {
+        spec_.comm_world = settings_.world >= 0 ? settings_.world : call_.world;
+        spec_.comm_rank = settings_.rank >= 0 ? settings_.rank : call_.rank;
+        spec_.window_mib = settings_.most_window_mib;
+        Plan();
+    }
+    void PlaceAt(const AmTorchEnd& end) {
+        spec_.comm_world = end.world;
+        spec_.comm_rank = end.rank;
+        spec_.context_kind = end.context_kind;
+        spec_.ranks_per_server = end.ranks_per_server;
+        spec_.window_mib = end.window_mib;
+        spec_.lent_mib = end.lent_mib;
+    }
+    std::shared_ptr<void> Plan() const {
+        moe::CheckResult result = {};
+        void* plan = engine().plan_create(&spec_, &result);
+        if (plan == nullptr) Refuse(result);
+        return {plan, engine().plan_destroy};
+    }
+
+private:
+    void Add(const Parameter& parameter) {
+        const AtenTensorHandle tensor =
+            parameter.kind == Parameter::kTensor ? arguments_.tensor(parameter.index) : nullptr;
+        if (tensor == nullptr) return;
+        moe::TensorDesc& description = spec_.tensors[parameter.index];
+        description.dtype = static_cast<int32_t>(TypeCode(DtypeOf(tensor)));
+        description.rank = static_cast<int32_t>(RankOf(tensor));
+        const int64_t* sizes = SizesOf(tensor);
+        for (int32_t i = 0; i < description.rank && i < 3; ++i) description.dims[i] = sizes[i];
+    }
+
+    [[noreturn]] void Refuse(const moe::CheckResult& result) const {
+        std::string dtype;
+        for (const Parameter& parameter : op_.parameters) {
+            if (parameter.kind != Parameter::kTensor || parameter.name != result.argument) continue;
+            const AtenTensorHandle tensor = arguments_.tensor(parameter.index);
+            if (tensor != nullptr) dtype = DtypeText(DtypeOf(tensor));
+        }
+        Raise(
+            python().rule_broken(&call_, result.message, result.argument, result.needed_mib, dtype.c_str()));
+        throw std::runtime_error(op_.name + ": " + result.message);
+    }
+
+    const Op& op_;
+    const Arguments& arguments_;
+    const AmTorchCall& call_;
+    const AmTorchSettings& settings_;
+    moe::CallSpec spec_;
+};
+
+std::vector<Output> OutputsOf(const moe::CallSpec& spec) {
+    std::vector<Output> outputs;
+    int64_t words[4];
+    while (engine().call_output(&spec, static_cast<int>(outputs.size()), words) != 0)
+        outputs.push_back({DtypeOfCode(static_cast<uint32_t>(words[0])), words[1], {words[2], words[3]}});
+    return outputs;
+}
+
+uint32_t AlgorithmOf(const void* plan) {
+    uint64_t words[9] = {};
+    engine().plan_info(plan, words, sizeof(words) / sizeof(words[0]));
+    return static_cast<uint32_t>(words[8]);
+}
+
+}  // namespace
+
+void UsePython(const AmTorchPython& python) { the_python = python; }
+const AmTorchPython& python() { return the_python; }
+
+AmTorchCall Describe(const Op& op, const Arguments& arguments, const Device& device, bool on_npu) {
+    AmTorchCall call = {};
+    call.op = op.name.c_str();
+    call.group_ep = arguments.group_ep().data();
+    call.group_ep_bytes = arguments.group_ep().size();
+    const std::string_view algorithm = arguments.comm_alg();
+    call.comm_alg = algorithm.data() != nullptr ? algorithm.data() : "";
+    call.comm_alg_bytes = algorithm.size();
+    call.world = arguments.attribute(moe::kAttribute_ep_world_size);
+    call.rank = arguments.attribute(moe::kAttribute_ep_rank_id);
+    call.on_npu = on_npu ? 1 : 0;
+    call.device_index = device.index;
+    return call;
+}
+
+Device OneDevice(const Op& op, const Arguments& arguments, bool on_npu) {
+    const int32_t type = on_npu ? aoti_torch_device_type_privateuse1() : aoti_torch_device_type_cpu();
+    const Parameter *first = nullptr, *bad = nullptr;
+    Device device{type, 0};
+    for (const Parameter& parameter : op.parameters) {  // the tensor that all others have to be with
+        if (parameter.kind != Parameter::kTensor || arguments.tensor(parameter.index) == nullptr) continue;
+        device = DeviceOf(arguments.tensor(parameter.index));
+        if (device.type == type) {
+            first = &parameter;
+            break;
+        }
+        if (!on_npu) break;
+    }
+    for (const Parameter& parameter : op.parameters) {
+        if (bad != nullptr || parameter.kind != Parameter::kTensor) continue;
+        const AtenTensorHandle tensor = arguments.tensor(parameter.index);
+        if (tensor != nullptr && (first == nullptr || !(DeviceOf(tensor) == device) || !IsDense(tensor)))
+            bad = &parameter;
+    }
+    if (bad == nullptr && arguments.lowest() == nullptr) return device;
+    const AmTorchCall call = Describe(op, arguments, device, on_npu);
+    if (arguments.lowest() != nullptr) {
+        const std::string& name = arguments.lowest()->name;
+        Refuse(call, name + " is " + std::to_string(moe::kNoValue) + ", which no rule allows", name);
+    }
+    const AtenTensorHandle tensor = arguments.tensor(bad->index);
+    const Device other = DeviceOf(tensor);
+    std::string text = op.name + ": " + bad->name + " is ";
+    if (!on_npu) {
+        text += "a " + LayoutText(tensor) + " tensor on " + Text(other) +
+                ", all tensors must be dense and on the same device (cpu)";
+    } else if (first == nullptr) {
+        text += "on " + Text(other) + ", not on npu";
+    } else if (!(other == device)) {
+        text += "on " + Text(other) + ", " + first->name + " on " + Text(device) +
+                ": they must be on one device, pass " + bad->name + ".to('" + Text(device) + "')";
+    } else {
+        text += "a " + LayoutText(tensor) + " tensor, it must be dense: pass " + bad->name + ".to_dense()";
+    }
+    Refuse(call, text, bad->name);
+}
+
+std::shared_ptr<Prepared> Prepare(const Op& op, const Arguments& arguments, const Device& device,
+                                  bool on_npu) {
+    const AmTorchCall call = Describe(op, arguments, device, on_npu);
+    AmTorchSettings settings = {};
+    Raise(python().settings(&call, &settings));
+    Description description(op, arguments, call, settings);
+    description.CheckAlone();  // before the group is opened, which is collective
+    void* end = nullptr;
+    Raise(python().open(&call, &end));
+    auto made = std::make_shared<Prepared>();
+    made->end = *static_cast<std::shared_ptr<End>*>(end);
+    description.PlaceAt(made->end->facts());
+    made->plan = description.Plan();
+    made->outputs = OutputsOf(description.spec());
+    if (on_npu) {
+        made->group_ep = arguments.group_ep();
+        made->group_tp = arguments.group_tp();
+        made->comm_alg = settings.comm_alg;
+        made->timeout_us = settings.deadline_micros;
+        made->first_timeout_us = settings.first_deadline_micros;
+        made->algorithm = AlgorithmOf(made->plan.get());
+    }
+    return made;
+}
+
+}  // namespace ascend_moe_torch

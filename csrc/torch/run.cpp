@@ -1,0 +1,219 @@
+#include "run.h"
+
+#include <time.h>
+
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <deque>
+
+#include "engine.h"
+#include "rules/shape.h"
+#include "prepare.h"
+#include "without_gil.h"
+
+namespace ascend_moe_torch {
+
+namespace {
+
+constexpr uint64_t kMostOutputs = moe::kDispatchOutputs, kTextBytes = 1024;
+constexpr int64_t kNanosPerSecond = 1000000000;
+
+using Outputs = std::array<Tensor, kMostOutputs>;
+
+std::deque<Op> ops;  // at most kMostOps, for good
+std::atomic<int> always{0};
+std::atomic<uint64_t> known{0}, prepared{0};
+thread_local Marks marks = {};
+
+int64_t Now() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * kNanosPerSecond + now.tv_nsec;
+}
+
+void Allocate(const Prepared& call, const Device& device, Outputs& outputs) {
+    for (size_t i = 0; i < call.outputs.size(); ++i) {
+        const Output& output = call.outputs[i];
+        outputs[i] = Empty(output.sizes, output.rank, output.dtype, device);
+    }
+}
+
+// The tensors of a call with their elements in order, by index.
+struct Inputs {
+    Inputs(const Op& op, const Arguments& arguments) {
+        size_t copies = 0;
+        for (const Parameter& parameter : op.parameters) {
+            const AtenTensorHandle tensor =
+                parameter.kind == Parameter::kTensor ? arguments.tensor(parameter.index) : nullptr;
+            if (tensor != nullptr) tensors[parameter.index] = Contiguous(tensor, made[copies++]);
+        }
+    }
+    AtenTensorHandle tensors[moe::kTensorCount] = {};
+    Tensor made[moe::kTensorCount];
+};
+
+// The kernel on the twin. The lock of the end is held.
+void RunOnCpu(const Op& op, const Prepared& call, const Arguments& arguments, const Outputs& outputs) {
+    const Inputs inputs(op, arguments);
+    const void* from[moe::kTensorCount] = {};
+    void* to[kMostOutputs] = {};
+    for (uint32_t i = 0; i < moe::kTensorCount; ++i) {
+        if (inputs.tensors[i] != nullptr) from[i] = DataOf(inputs.tensors[i]);
+    }
+    for (size_t i = 0; i < call.outputs.size(); ++i) to[i] = const_cast<void*>(DataOf(outputs[i].get()));
+    const AmTorchEnd& end = call.end->facts();
+    int32_t record[kMostRecordWords];
+    char fault[kTextBytes] = {};
+    marks.launched = Now();
+    const int code = engine().run(end.communicator, call.plan.get(), from, to, record, fault, sizeof(fault));
+    marks.returned = Now();
+    if (code != 0) Raise(python().failed(end.number, code, record, fault));
+}
+
+// Queues the kernel on the NPU. The lock of the end is held.
+void QueueOnNpu(const Op& op, const Prepared& call, const Arguments& arguments, const Device& device,
+                const Outputs& outputs) {
+    Inputs inputs(op, arguments);
+    AtenTensorHandle& scales = inputs.tensors[moe::kTensor_expand_scales];
+    if (scales != nullptr && RankOf(scales) > 0 && SizesOf(scales)[0] == 0)
+        scales = nullptr;  // how callers say that there are none
+    AtenTensorHandle& index = inputs.tensors[moe::kTensor_expand_idx];
+    if (index == nullptr) index = inputs.tensors[moe::kTensor_assist_info_for_combine];
+    void* to[kMostOutputs] = {};
+    for (size_t i = 0; i < call.outputs.size(); ++i) to[i] = outputs[i].get();
+    End& end = *call.end;
+    AmNpuLaunch launch = {};
+    launch.op = static_cast<int32_t>(op.code);
+    launch.contract = static_cast<int32_t>(op.contract);
+    launch.inputs = reinterpret_cast<void* const*>(inputs.tensors);
+    launch.attributes = arguments.attributes();
+    launch.group_ep = call.group_ep.c_str();
+    launch.group_tp = call.group_tp.c_str();
+    launch.comm_alg = call.comm_alg.c_str();
+    launch.window_mib = end.facts().buffer_mib;
+    launch.timeout_us = end.launched() ? call.timeout_us : call.first_timeout_us;
+    launch.outputs = to;
+    launch.record = end.record();
+    launch.host_record = end.host_record();
+    char text[kTextBytes] = {};
+    marks.launched = Now();
+    const int result = adapter().launch(&launch, text, sizeof(text));
+    marks.returned = Now();
+    if (result == kNpuOther) throw std::runtime_error(text);
+    if (result != kNpuQueued) {
+        const AmTorchCall told = Describe(op, arguments, device, true);
+        const std::string place =
+            "group '" + call.group_ep + "', rank " + std::to_string(end.facts().rank) + ": ";
+        const char* kind = result == kNpuNoOperator ? "LibraryError" : "AscendMoeError";
+        Raise(python().refused(&told, kind, result == kNpuNoOperator ? text : (place + text).c_str(), ""));
+    }
+    end.Launched(call.algorithm);
+}
+
+// False: the end was closed, or has failed.
+bool Launch(const Op& op, const Prepared& call, const Arguments& arguments, const Device& device, bool on_npu,
+            Outputs& outputs) {
+    const AmTorchEnd& end = call.end->facts();
+    if (end.of_process_group && python().alive(end.number) == 0) return false;
+    const Turn turn(*call.end);
+    if (!call.end->open()) return false;
+    if (on_npu && call.end->ErrorSeen()) Raise(python().unusable(end.number));
+    Allocate(call, device, outputs);
+    if (on_npu) {
+        QueueOnNpu(op, call, arguments, device, outputs);
+    } else {
+        RunOnCpu(op, call, arguments, outputs);
+    }
+    return true;
+}
+
+void Call(const Op& op, const Arguments& arguments, bool on_npu, Outputs& outputs) {
+    const Device device = OneDevice(op, arguments, on_npu);
+    const Key key(op, arguments, device);
+    const bool cached = key.valid() && always.load(std::memory_order_relaxed) == 0;
+    if (cached) {
+        const std::shared_ptr<const Prepared> call = Find(key);
+        if (call != nullptr && Launch(op, *call, arguments, device, on_npu, outputs)) {
+            known.fetch_add(1, std::memory_order_relaxed);
+            return;
+        }
+    }
+    const uint64_t generation = Generation();
+    const std::shared_ptr<Prepared> call = Prepare(op, arguments, device, on_npu);
+    prepared.fetch_add(1, std::memory_order_relaxed);
+    if (key.valid()) {
+        call->key.assign(key.begin(), key.begin() + key.size());
+        if (cached) Remember(generation, call, key);
+    }
+    if (Launch(op, *call, arguments, device, on_npu, outputs)) return;
+    Raise(python().unusable(call->end->facts().number));
+    throw std::runtime_error(op.name + ": the communicator was closed by another thread");
+}
+
+template <uint64_t kNumber, bool kOnNpu>
+void Kernel(StableIValue* stack, uint64_t, uint64_t) {
+    const WithoutGil without_gil;
+    marks.entered = Now();
+    const Op& op = ops[kNumber];
+    Outputs outputs;
+    {
+        const Arguments arguments(op, stack);
+        Call(op, arguments, kOnNpu, outputs);
+    }
+    for (uint64_t i = 0; i < op.outputs(); ++i)
+        stack[i] = reinterpret_cast<StableIValue>(outputs[i].release());
+    marks.left = Now();
+}
+
+using Boxed = void (*)(StableIValue*, uint64_t, uint64_t);
+struct Kernels {
+    Boxed cpu, npu;
+};
+template <uint64_t kNumber>
+constexpr Kernels KernelsOf() {
+    return {&Kernel<kNumber, false>, &Kernel<kNumber, true>};
+}
+constexpr Kernels kKernels[kMostOps] = {KernelsOf<0>(), KernelsOf<1>(), KernelsOf<2>(), KernelsOf<3>()};
+
+// Tensors of other layouts come to the kernel of dense ones, which refuses them by name.
+constexpr const char* kCpuKeys[] = {"CPU",          "SparseCPU",  "SparseCsrCPU", "MkldnnCPU",
+                                    "QuantizedCPU", "SparseMeta", "SparseCsrMeta"};
+constexpr const char* kNpuKeys[] = {"PrivateUse1", "SparsePrivateUse1", "SparseCsrPrivateUse1"};
+
+// take_record(int end, Tensor record, Tensor host) -> (): an op, as tensors come from Python by torch alone.
+void TakeRecord(StableIValue* stack, uint64_t, uint64_t) {
+    auto* end = reinterpret_cast<std::shared_ptr<End>*>(stack[0]);
+    (*end)->TakeRecord(Tensor(reinterpret_cast<AtenTensorHandle>(stack[1])),
+                       Tensor(reinterpret_cast<AtenTensorHandle>(stack[2])));
+}
+
+void RegisterKernel(const char* space, const char* key, const char* name, Boxed kernel) {
+    TorchLibraryHandle library =
+        nullptr;  // for good: what still runs when the process ends needs its kernels
+    Check(aoti_torch_library_init_impl(space, key, __FILE__, __LINE__, &library), "a library of kernels");
+    Check(torch_library_impl(library, name, kernel, kTorchTarget), "a kernel");
+}
+
+}  // namespace
+
+void RegisterOp(const char* name, const char* schema) {
+    const uint64_t number = ops.size();
+    if (number >= kMostOps) throw std::runtime_error("there are more ops than kernels");
+    ops.push_back(Op::Parse(number, name, schema));
+    for (const char* key : kCpuKeys) RegisterKernel("ascend_moe", key, name, kKernels[number].cpu);
+    for (const char* key : kNpuKeys) RegisterKernel("ascend_moe", key, name, kKernels[number].npu);
+}
+
+void RegisterTakeRecord() {
+    TorchLibraryHandle library = nullptr;
+    Check(aoti_torch_library_init_fragment("ascend_moe_binding", __FILE__, __LINE__, &library), "a library");
+    Check(aoti_torch_library_def(library, "take_record(int end, Tensor record, Tensor host) -> ()"), "an op");
+    RegisterKernel("ascend_moe_binding", "CompositeExplicitAutograd", "take_record", &TakeRecord);
+}
+
+void PrepareAlways(int by) { always.fetch_add(by); }
+Counts CallCounts() { return {known.load(), prepared.load()}; }
+const Marks& LastMarks() { return marks; }
+
+}  // namespace ascend_moe_torch
