@@ -177,8 +177,10 @@ def test_no_tokens_probe_fails_where_a_rank_is_skipped(monkeypatch: pytest.Monke
     monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "1")
     real = ascend_moe.npu_moe_distribute_combine
 
-    def op(*args: Any, **kwargs: Any) -> Any:
-        return args[0].new_empty(0, args[0].shape[1]) if args[1].shape[0] == 0 else real(*args, **kwargs)
+    def op(**arguments: Any) -> Any:
+        rows = arguments["expand_x"]
+        skipped = arguments["expert_ids"].shape[0] == 0
+        return rows.new_empty(0, rows.shape[1]) if skipped else real(**arguments)
 
     monkeypatch.setattr(ascend_moe, "npu_moe_distribute_combine", op)
     start = time.monotonic()
