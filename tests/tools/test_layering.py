@@ -35,6 +35,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "twin": (),
     "csrc/abi": (
         "twin",
+        "op_kernel",  # the entries, compiled once a dtype
         "op_host",
         "op_kernel/common",
         "op_host/rules",
