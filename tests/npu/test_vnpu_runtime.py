@@ -68,11 +68,11 @@ def test_exit_code_is_the_commands() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "a command is needed"),
+        ((), "Missing argument 'COMMAND"),
         (("--soc", "Ascend1", "--", "true"), "soc is 'Ascend1'; need one of Ascend910B1"),
         (("--devices", "65", "--", "true"), "devices is 65; need 1 to 64"),
         (("--", "no-such-command"), "no-such-command is no command of PATH"),
-        (("--fast", "--", "true"), "no such option: --fast"),
+        (("--fast", "--", "true"), "No such option: --fast"),
     ],
 )
 def test_wrong_options(arguments: tuple[str, ...], message: str) -> None:

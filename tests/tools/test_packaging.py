@@ -58,12 +58,13 @@ def test_shipped_sources_are_the_librarys(source_hash: ModuleType) -> None:
 
 
 def test_hash_sees_contents_names_and_nothing_else(source_hash: ModuleType, tmp_path: Path) -> None:
-    for name in ("op_kernel/a.h", "op_host/b.h", "csrc/c.S", "CMakeLists.txt"):
+    for name in ("op_kernel/a.h", "op_host/b.h", "csrc/c.S", "twin/d.h", "vnpu/e.cpp", "CMakeLists.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
     first = source_hash.source_hash(tmp_path)
     (tmp_path / "op_kernel" / "notes.md").write_text("x")
-    (tmp_path / "ascend_moe" / "ops.py").write_text("x")
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "probe.cpp").write_text("x")
     assert source_hash.source_hash(tmp_path) == first
     (tmp_path / "op_kernel" / "a.h").write_text("y")
     changed = source_hash.source_hash(tmp_path)
