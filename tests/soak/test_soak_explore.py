@@ -131,6 +131,7 @@ def survived(case: Program, victim: int, found: Seen) -> str:
     return "killed, PeerLost" if min(first) < len(dead) else "killed after it had delivered"
 
 
+@pytest.mark.nightly
 @soak_rows.row("kill, explored", quick=100, full=3000, chunk=750)
 def test_killed_at_any_step(worlds: Worlds, numbers: range, tally: Tally) -> None:
     """Every survivor raises PeerLost with the rank, in this op or the next, and none stands still."""
@@ -175,6 +176,7 @@ def slow(rng: random.Random, case: Program, plain: Seen) -> tuple[dict[str, obje
     return {f"slow_{kind}": which}, all_right(f"slow {kind}")
 
 
+@pytest.mark.nightly
 @soak_rows.row("stop, explored", quick=100, full=3000, chunk=750)
 def test_stalled_at_any_step(worlds: Worlds, numbers: range, tally: Tally) -> None:
     """The results are right, and no wait has run out."""
@@ -250,6 +252,7 @@ def spoilt(rng: random.Random, case: Program, plain: Seen) -> tuple[dict[str, ob
     return faults, check
 
 
+@pytest.mark.nightly
 @soak_rows.row("corrupt status, explored", quick=200, full=10_000, chunk=2500)
 def test_spoilt_block_in_flight(worlds: Worlds, numbers: range, tally: Tally) -> None:
     """Noticed, or waited for in vain; never taken for data, and nobody stands still."""

@@ -43,6 +43,7 @@ def test_ranks_as_threads(numbers: range, tally: Tally) -> None:
     tally.count("ranks as threads", cases=len(numbers))
 
 
+@pytest.mark.nightly
 @soak_rows.row("back to back", quick=500, full=100_000)
 def test_ranks_as_processes(numbers: range, tally: Tally) -> None:
     with OpRanks(WORLD, timeout_s=120) as ranks:

@@ -92,6 +92,7 @@ def killed(seed: int) -> tuple[str, float]:
         return where(found[0]), seconds
 
 
+@pytest.mark.nightly
 @soak_rows.row("kill", quick=8, full=300, chunk=25)
 def test_killed_at_any_moment(numbers: range, tally: Tally) -> None:
     """Every survivor raises PeerLost with the rank, and fresh windows work; nothing is left behind."""
@@ -144,6 +145,7 @@ def _until(ranks: OpRanks, there: list[int], stop_s: float, watch: Stopwatch) ->
     return [ranks.wait(rank, SOON_S) for rank in there]
 
 
+@pytest.mark.nightly
 @soak_rows.row("stop", quick=2, full=100, chunk=10)
 def test_stopped_at_any_moment(numbers: range, tally: Tally) -> None:
     """For less than the deadline: the results are right. For longer: it is named, and a fresh start works."""

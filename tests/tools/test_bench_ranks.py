@@ -81,6 +81,7 @@ def test_every_method_agrees_over_mpi(scratch: Path) -> None:
     assert not list(scratch.iterdir()) and not rank_pids(scratch)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("mpi", [False, pytest.param(True, marks=needs_mpi)])
 def test_a_rank_that_is_killed_ends_the_run(scratch: Path, mpi: bool) -> None:
     killed: list[int] = []
@@ -116,6 +117,7 @@ def test_a_job_goes_through_its_file(tmp_path: Path) -> None:
     assert rank.Job.read(tmp_path) == work
 
 
+@pytest.mark.nightly
 def test_ranks_end_when_the_benchmark_is_killed(tmp_path: Path) -> None:
     options = ["--preset", "small", "--methods", "window", "-n", "99999"]
     bench = subprocess.Popen(

@@ -99,12 +99,14 @@ def test_several_servers_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     assert code == 0 and "PASS in" in output and output.count("bit for bit") == 2, output
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["qwen3-30b", "mixtral"])
 def test_presets_pass(name: str) -> None:
     code, output = invoke("run", "-p", name, "--batch", "16", "--iterations", "1", "--ranks", "2")
     assert code == 0 and "PASS in" in output, output
 
 
+@pytest.mark.nightly
 def test_processes_give_what_threads_give(tmp_path: Path) -> None:
     args = ("--batch", "5,0,9,1", "--seed", "3", "--iterations", "2")
     threads = run_json(*args)

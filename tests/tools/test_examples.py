@@ -50,6 +50,7 @@ def test_output_is_the_pasted_one(name: str, launcher: list[str], tmp_path: Path
     assert run(name, launcher, tmp_path) == pasted_output(name)
 
 
+@pytest.mark.nightly
 def test_vllm_ascend_style_under_torchrun(tmp_path: Path) -> None:
     lines = run("vllm_ascend_style.py", [*TORCHRUN, "2"], tmp_path).splitlines()
     assert lines[-1] == "PASS" and sum(line.endswith("equals dense") for line in lines) == 5
@@ -106,6 +107,7 @@ def test_readme_shows_what_is_printed() -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
+@pytest.mark.nightly
 def test_find_a_race_says_what_its_readme_shows() -> None:
     folder = EXAMPLES / "find_a_race"
     shown = (folder / "README.md").read_text().split("```\n")[1].strip()

@@ -107,7 +107,9 @@ def test_every_setting_is_in_the_table() -> None:
 
 
 def test_the_page_is_the_table() -> None:
-    spec = importlib.util.spec_from_file_location("settings_page", ROOT / "tools" / "settings_page.py")
+    spec = importlib.util.spec_from_file_location(
+        "settings_page", Path(__file__).resolve().parents[2] / "tools" / "settings_page.py"
+    )
     assert spec is not None and spec.loader is not None
     page = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(page)

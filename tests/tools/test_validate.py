@@ -161,6 +161,7 @@ def test_a_wrong_third_tensor_is_found(share: str, monkeypatch: pytest.MonkeyPat
     assert "dispatch, V2 bf16, plain, rank 1:" in said and "Case(" not in said
 
 
+@pytest.mark.nightly
 def test_under_torchrun_on_several_servers(tmp_path: Path) -> None:
     env = {"ASCEND_MOE_RANKS_PER_SERVER": "1"}
     done = torchrun(tmp_path, "validate", "--device", "cpu", "--extra", "0", "--dtypes", "bf16", **env)
@@ -269,6 +270,7 @@ def test_under_torchrun(tmp_path: Path) -> None:
     assert "cpu, 3 processes, gloo" in done.stdout and done.stdout.count("PASS: ") == 1
 
 
+@pytest.mark.nightly
 def test_ranks_run_this_package_and_no_other_in_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,6 +283,7 @@ def test_ranks_run_this_package_and_no_other_in_the_folder(
     )
 
 
+@pytest.mark.nightly
 def test_two_servers_by_the_script_of_the_examples(tmp_path: Path) -> None:
     """Both on this machine, without NPUs."""
     script = Path(__file__).resolve().parents[2] / "examples" / "cluster" / "servers.sh"

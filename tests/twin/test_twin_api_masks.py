@@ -109,6 +109,7 @@ def reference(shape: Shape, function: Function, *operands: Array) -> Array:
     return result
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "kind"), CASES, ids=lambda x: x)
 def test_mask_forms(name: str, kind: str) -> None:
     dtype = TYPES[kind]

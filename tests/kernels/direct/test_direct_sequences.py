@@ -55,6 +55,7 @@ def algorithms_of(pattern: str, sequence: str, number: int) -> list[str]:
     return [pattern if pattern == "direct" else rng.choice(["window", "direct"]) for _ in sequence]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("contract", ["V1", "V2", "mixed"])
 @pytest.mark.parametrize(("world", "local"), [(2, 2), (3, 3)])

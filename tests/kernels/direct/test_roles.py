@@ -48,6 +48,7 @@ def test_equals_the_reference(clusters: Clusters, first: int, monkeypatch: pytes
     assert min(taken) >= 1 and max(taken) >= 12
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("ids", ["distinct", "hot", "minus", "overflow", "bad"])
 def test_many_pairs_on_many_cores(
