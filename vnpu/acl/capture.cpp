@@ -23,12 +23,12 @@ std::shared_ptr<Graph> GraphOf(Handle handle, const char* function) {
     return nullptr;
 }
 
-AclError RunStep(const Step& step) {
-    if (step.work) return step.work->Run();
-    for (const auto& work : step.group->work) {
-        if (AclError code = work->Run()) return code;
+void RunStep(const Step& step) {
+    if (step.work) {
+        step.work->Run();
+        return;
     }
-    return kSuccess;
+    for (const auto& work : step.group->work) work->Run();
 }
 
 }  // namespace
@@ -96,9 +96,7 @@ VNPU_EXPORT AclError aclmdlRIExecuteAsync(Handle model, Handle stream) {
             return kModelCaptured;
         }
     }
-    for (const Step& step : graph->steps) {
-        if (AclError code = RunStep(step)) return code;
-    }
+    for (const Step& step : graph->steps) RunStep(step);
     return kSuccess;
 }
 

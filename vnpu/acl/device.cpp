@@ -314,8 +314,7 @@ AclError TakeFault() {
 
 }  // namespace vnpu
 
-VNPU_EXPORT void vnpu_fault(const char* text) {
-    vnpu_error("%s", text);
+VNPU_EXPORT void vnpu_fault(void) {
     std::lock_guard<std::mutex> lock(FaultMutex());
-    if (FaultText().empty()) FaultText() = text;  // the first one is the cause of what follows
+    if (FaultText().empty()) FaultText() = last_error;  // the first one is the cause of what follows
 }

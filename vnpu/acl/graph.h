@@ -22,7 +22,7 @@ struct Work {
     ~Work() {
         if (drop) drop(arg);
     }
-    AclError Run() const;
+    void Run() const { fn(arg); }
 
     void (*fn)(void*);
     void* arg;

@@ -66,10 +66,10 @@ VNPU_EXPORT AclError aclopCompileAndExecute(const char* type, int, const void* c
                                             const char*, Handle) {
     // A fault of the stream, not an error of the launch: after such an error torch_npu drops all further work
     // silently.
-    const std::string name = type ? type : "(null)";
-    const std::string text = "aclopCompileAndExecute: operator " + name +
-                             " has no aclnn entry here; the virtual NPU compiles no operators";
-    vnpu_fault(text.c_str());
+    vnpu_error(
+        "aclopCompileAndExecute: operator %s has no aclnn entry here; the virtual NPU compiles no operators",
+        type ? type : "(null)");
+    vnpu_fault();
     return kSuccess;
 }
 

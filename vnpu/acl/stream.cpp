@@ -8,8 +8,6 @@
 namespace vnpu {
 namespace {
 
-thread_local AclError failed_with = kSuccess;
-
 std::unordered_set<Stream*>& Streams() {
     static auto* streams = new std::unordered_set<Stream*>;
     return *streams;
@@ -71,15 +69,6 @@ AclError RefuseInCapture(const char* function) {
     return kSuccess;
 }
 
-AclError Work::Run() const {
-    const AclError outer = failed_with;
-    failed_with = kSuccess;
-    fn(arg);
-    const AclError code = failed_with;
-    failed_with = outer;
-    return code;
-}
-
 namespace {
 
 AclError Create(Handle* out) {
@@ -117,8 +106,6 @@ AclError Synchronize(Handle handle, const char* function) {
 
 using namespace vnpu;
 
-VNPU_EXPORT void vnpu_fail(int code) { failed_with = code; }
-
 VNPU_EXPORT int vnpu_enqueue(Handle handle, void (*fn)(void*), void* arg, void (*drop)(void*)) {
     auto work = std::make_unique<Work>(fn, arg, drop);
     {
@@ -135,7 +122,8 @@ VNPU_EXPORT int vnpu_enqueue(Handle handle, void (*fn)(void*), void* arg, void (
             return kSuccess;
         }
     }
-    return work->Run();
+    work->Run();
+    return kSuccess;
 }
 
 VNPU_EXPORT int vnpu_capturing(Handle handle) {

@@ -9,18 +9,14 @@
 // Streams of the virtual NPU run their work at enqueue, on the calling thread: fn(arg) runs now.
 // On a stream that is being captured fn(arg) does not run: it is recorded, and runs at every replay of the
 // graph. `drop` (may be null) is called once when arg is no longer needed: after fn here, or with the
-// recorded graph. Returns 0, or the code that fn gave to vnpu_fail: hand it on to the caller of the ACL
-// function (a replay returns it from aclmdlRIExecuteAsync). A null stream is the current device's default
-// stream.
+// recorded graph. Returns 0, or a code for the caller of the ACL function when the stream is no stream. A
+// null stream is the current device's default stream.
 VNPU_EXPORT int vnpu_enqueue(void* stream, void (*fn)(void*), void* arg, void (*drop)(void*));
 
-// Called by a running fn: this work has failed with an ACL error code. Say why with vnpu_error first.
-VNPU_EXPORT void vnpu_fail(int code);
-
-// Called by a running fn in place of vnpu_fail: the launch was good, the work failed on the device. The
-// enqueue succeeds, and the next call that waits (a synchronize) returns 507035 (a vector core exception),
-// with `text` as aclGetRecentErrMsg.
-VNPU_EXPORT void vnpu_fault(const char* text);
+// Called by a running fn: the launch was good, the work failed on the device. The enqueue succeeds, and the
+// next call that waits (a synchronize) returns 507035 (a vector core exception), with the text of this
+// thread's last vnpu_error as aclGetRecentErrMsg.
+VNPU_EXPORT void vnpu_fault(void);
 
 // 1 while the stream is being captured: nothing on it runs, so nothing on it may be waited for.
 VNPU_EXPORT int vnpu_capturing(void* stream);

@@ -21,7 +21,6 @@ constexpr int kNullArgument = 161001;
 constexpr int kBadArgument = 161002;
 constexpr int kInnerError = 561000;
 constexpr int kTilingError = 561002;
-constexpr int kAicoreException = 507015;  // of the runtime: a kernel that broke a rule of the hardware
 
 // A contiguous tensor as CANN passes it to an operator; absent where `given` is false.
 struct Tensor {

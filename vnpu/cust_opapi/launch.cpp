@@ -47,7 +47,7 @@ public:
         if (code == 0) return;
         if (fault[0] != '\0') {
             vnpu_error("%s: %s", type(), fault);
-            vnpu_fail(kAicoreException);
+            vnpu_fault();
             return;
         }
         Tell(record);
@@ -238,7 +238,7 @@ public:
                                                static_cast<uint32_t*>(report_.data), fault, sizeof(fault));
         if (code == 0) return;
         vnpu_error("%s: %s", type(), fault);
-        vnpu_fail(kAicoreException);
+        vnpu_fault();
     }
 
 private:

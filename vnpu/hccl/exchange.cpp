@@ -85,7 +85,7 @@ HcclResult Enqueue(std::shared_ptr<Comm> comm, Collective collective, void* stre
         stream,
         [](void* arg) {
             auto* task = static_cast<Task*>(arg);
-            if (HcclResult code = Run(*task->comm, task->collective)) vnpu_fail(code);
+            if (Run(*task->comm, task->collective) != kHcclSuccess) vnpu_fault();
         },
         new Task{std::move(comm), std::move(collective)}, [](void* arg) { delete static_cast<Task*>(arg); });
 }

@@ -98,7 +98,7 @@ HcclResult EnqueueTransfers(const char* function, void* handle, std::vector<Tran
         stream,
         [](void* arg) {
             auto* task = static_cast<Task*>(arg);
-            if (HcclResult code = Run(task->comm, task->transfers)) vnpu_fail(code);
+            if (Run(task->comm, task->transfers) != kHcclSuccess) vnpu_fault();
         },
         new Task{comm, std::move(transfers)}, [](void* arg) { delete static_cast<Task*>(arg); });
 }

@@ -146,7 +146,9 @@ int execute(aclOpExecutor* executor, void* stream) {
         stream,
         [](void* arg) {
             const std::string problem = run_in_python(**static_cast<std::shared_ptr<Call>*>(arg));
-            if (!problem.empty()) vnpu_fault(problem.c_str());
+            if (problem.empty()) return;
+            vnpu_error("%s", problem.c_str());
+            vnpu_fault();
         },
         kept, [](void* arg) { delete static_cast<std::shared_ptr<Call>*>(arg); });
 }
