@@ -3,9 +3,8 @@
 #include <cstring>
 #include <exception>
 
+#include "call.h"
 #include "engine.h"
-#include "prepare.h"
-#include "run.h"
 
 using ascend_moe_torch::End;
 using SharedEnd = std::shared_ptr<End>;

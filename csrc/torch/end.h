@@ -2,6 +2,7 @@
 #pragma once
 
 #include <semaphore.h>
+#include <time.h>
 
 #include <atomic>
 #include <cstdint>
@@ -14,16 +15,30 @@ namespace ascend_moe_torch {
 
 class End {
 public:
-    explicit End(const AmTorchEnd& facts);
-    ~End();
+    explicit End(const AmTorchEnd& facts) : facts_(facts) { sem_init(&free_, 0, 1); }
+    ~End() { sem_destroy(&free_); }
     End(const End&) = delete;
     End& operator=(const End&) = delete;
 
     const AmTorchEnd& facts() const { return facts_; }
 
-    void Acquire();
-    // Whether it was free within so many milliseconds.
-    bool AcquireFor(int milliseconds);
+    void Acquire() {
+        while (sem_wait(&free_) != 0) {
+            // A signal ended the wait. Python runs its handler once the op has returned.
+        }
+    }
+    // Whether it was free within so many milliseconds. A signal ends the wait too: the caller asks again.
+    bool AcquireFor(int milliseconds) {
+        constexpr int64_t kNanosPerMilli = 1000000, kNanosPerSecond = 1000000000;
+        if (sem_trywait(&free_) == 0) return true;
+        if (milliseconds <= 0) return false;
+        timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        const int64_t nanos = until.tv_nsec + milliseconds * kNanosPerMilli;
+        until.tv_sec += nanos / kNanosPerSecond;
+        until.tv_nsec = nanos % kNanosPerSecond;
+        return sem_timedwait(&free_, &until) == 0;
+    }
     void Release() { sem_post(&free_); }  // by any thread, as Python's locks
 
     // Closed, or failed: for good.
@@ -31,10 +46,15 @@ public:
     bool open() const { return open_.load(); }
 
     // NPU, while the lock is held: the error record, and a copy of it in pinned memory.
-    void TakeRecord(Tensor record, Tensor host);
+    void TakeRecord(Tensor record, Tensor host) {
+        seen_ = static_cast<const int32_t*>(DataOf(host.get()));
+        record_ = std::move(record);
+        host_ = std::move(host);
+    }
     AtenTensorHandle record() const { return record_.get(); }
     AtenTensorHandle host_record() const { return host_.get(); }
-    bool ErrorSeen() const;
+    // The device writes the copy whenever it gets there.
+    bool ErrorSeen() const { return seen_ != nullptr && __atomic_load_n(seen_, __ATOMIC_ACQUIRE) != 0; }
     bool launched() const { return algorithm_.load() != 0; }
     uint32_t algorithm() const { return algorithm_.load(); }
     void Launched(uint32_t algorithm) { algorithm_.store(algorithm); }

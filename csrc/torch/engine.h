@@ -1,11 +1,14 @@
 // The C functions that the binding calls in other libraries, looked up when Python names the file.
 #pragma once
 
+#include <dlfcn.h>
+
 #include <cstdint>
 #include <stdexcept>
 #include <string>
 
 #include "npu/launch.h"
+#include "rules/check.h"
 
 namespace ascend_moe_torch {
 
@@ -31,11 +34,54 @@ struct Adapter {
     decltype(&am_npu_launch) launch;
 };
 
-// Both throw std::runtime_error where a function is missing; a second file is not opened.
-void UseEngine(const char* path);
-void UseAdapter(const char* path);
+inline Engine the_engine = {};
+inline Adapter the_adapter = {};
 
-const Engine& engine();
-const Adapter& adapter();
+class Library {
+public:
+    explicit Library(const char* path) : path_(path), handle_(dlopen(path, RTLD_NOW | RTLD_LOCAL)) {
+        if (handle_ == nullptr) throw std::runtime_error(dlerror());
+    }
+    template <class Function>
+    void Find(const char* name, Function& function) const {
+        function = reinterpret_cast<Function>(dlsym(handle_, name));
+        if (function == nullptr) throw std::runtime_error(path_ + " has no function " + name);
+    }
+
+private:
+    std::string path_;
+    void* handle_;  // never closed: prepared calls live as long as the process
+};
+
+// Both throw std::runtime_error where a function is missing; a second file is not opened.
+inline void UseEngine(const char* path) {
+    if (the_engine.run != nullptr) return;
+    const Library library(path);
+    Engine engine;
+    library.Find("am_plan_create", engine.plan_create);
+    library.Find("am_plan_destroy", engine.plan_destroy);
+    library.Find("am_plan_info", engine.plan_info);
+    library.Find("am_call_output", engine.call_output);
+    library.Find("am_comm_algorithm", engine.comm_algorithm);
+    library.Find("am_run", engine.run);
+    library.Find("am_spec_bytes", engine.spec_bytes);
+    library.Find("am_check_bytes", engine.check_bytes);
+    library.Find("am_error_record_words", engine.error_record_words);
+    if (engine.spec_bytes() != sizeof(moe::CallSpec) || engine.check_bytes() != sizeof(moe::CheckResult) ||
+        engine.error_record_words() > kMostRecordWords)
+        throw std::runtime_error(std::string(path) + " describes calls differently");
+    the_engine = engine;
+}
+
+inline void UseAdapter(const char* path) {
+    if (the_adapter.launch != nullptr) return;
+    const Library library(path);
+    Adapter adapter;
+    library.Find("am_npu_launch", adapter.launch);
+    the_adapter = adapter;
+}
+
+inline const Engine& engine() { return the_engine; }
+inline const Adapter& adapter() { return the_adapter; }
 
 }  // namespace ascend_moe_torch

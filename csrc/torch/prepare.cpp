@@ -1,7 +1,6 @@
-#include "prepare.h"
-
 #include <cstring>
 
+#include "call.h"
 #include "engine.h"
 #include "rules/check.h"
 

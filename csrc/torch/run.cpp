@@ -1,5 +1,4 @@
-#include "run.h"
-
+#include <dlfcn.h>
 #include <time.h>
 
 #include <array>
@@ -7,10 +6,9 @@
 #include <cstring>
 #include <deque>
 
+#include "call.h"
 #include "engine.h"
 #include "rules/shape.h"
-#include "prepare.h"
-#include "without_gil.h"
 
 namespace ascend_moe_torch {
 
@@ -25,6 +23,33 @@ std::deque<Op> ops;  // at most kMostOps, for good
 std::atomic<int> always{0};
 std::atomic<uint64_t> known{0}, prepared{0};
 thread_local Marks marks = {};
+
+// Looked up in the running interpreter, so that this library belongs to no version of Python.
+struct Interpreter {
+    int (*holds)() = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "PyGILState_Check"));
+    void* (*save)() = reinterpret_cast<void* (*)()>(dlsym(RTLD_DEFAULT, "PyEval_SaveThread"));
+    void (*restore)(void*) = reinterpret_cast<void (*)(void*)>(dlsym(RTLD_DEFAULT, "PyEval_RestoreThread"));
+};
+const Interpreter interpreter;
+
+// torch's bindings let go of Python's lock before they call an op. Should a caller not, it is let go of here:
+// an op may wait for another thread's.
+class WithoutGil {
+public:
+    WithoutGil() {
+        const Interpreter& python = interpreter;
+        const bool there = python.holds != nullptr && python.save != nullptr && python.restore != nullptr;
+        if (there && python.holds() != 0) thread_ = python.save();
+    }
+    ~WithoutGil() {
+        if (thread_ != nullptr) interpreter.restore(thread_);
+    }
+    WithoutGil(const WithoutGil&) = delete;
+    WithoutGil& operator=(const WithoutGil&) = delete;
+
+private:
+    void* thread_ = nullptr;
+};
 
 int64_t Now() {
     timespec now;

@@ -4,8 +4,7 @@
 #include <cstring>
 
 #include "abi/window.h"
-#include "exchange.h"
-#include "rendezvous.h"
+#include "comm.h"
 
 using namespace vnpu;
 

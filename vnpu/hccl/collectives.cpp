@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <cstring>
 
-#include "exchange.h"
+#include "comm.h"
 
 using namespace vnpu;
 

@@ -1,4 +1,4 @@
-#include "exchange.h"
+#include "comm.h"
 
 #include <cstdio>
 #include <cstring>

@@ -10,7 +10,7 @@
 #include <list>
 #include <thread>
 
-#include "exchange.h"
+#include "comm.h"
 
 using namespace vnpu;
 

@@ -1,4 +1,4 @@
-#include "rendezvous.h"
+#include "comm.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
