@@ -5,11 +5,12 @@ A tensor's device chooses the kernels: the twin on the CPU, CANN on an NPU.
 
 from __future__ import annotations
 
+from operator import is_
 from typing import Any
 
 from torch import Tensor
 
-from .registration import OPS, OPTIONS
+from .registration import OPS, Op
 
 Dispatched = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -17,14 +18,12 @@ _DISPATCH, _DISPATCH_V2 = OPS["npu_moe_distribute_dispatch"], OPS["npu_moe_distr
 _COMBINE, _COMBINE_V2 = OPS["npu_moe_distribute_combine"], OPS["npu_moe_distribute_combine_v2"]
 
 
-def _given(op: Any, options: tuple[Any, ...]) -> dict[str, Any]:
+def _given(op: Op, options: tuple[Any, ...]) -> dict[str, Any]:
     """Those that are not the schema's defaults: torch takes its time for each one that it is given."""
-    names, defaults = OPTIONS[op]
-    return {
-        name: value
-        for name, value, default in zip(names, options, defaults, strict=True)
-        if value is not default
-    }
+    if all(map(is_, options, op.defaults)):
+        return {}
+    given = zip(op.options, options, op.defaults, strict=True)
+    return {name: value for name, value, default in given if value is not default}
 
 
 def npu_moe_distribute_dispatch(
@@ -105,7 +104,7 @@ def npu_moe_distribute_dispatch(
         global_bs,
         expert_token_nums_type,
     )
-    made: Dispatched = _DISPATCH(
+    made: Dispatched = _DISPATCH.call(
         x, expert_ids, group_ep, ep_world_size, ep_rank_id, moe_expert_num, **_given(_DISPATCH, options)
     )
     return made
@@ -216,7 +215,7 @@ def npu_moe_distribute_dispatch_v2(
         x_dtype,
         scales_dtype,
     )
-    made: Dispatched = _DISPATCH_V2(
+    made: Dispatched = _DISPATCH_V2.call(
         x, expert_ids, group_ep, ep_world_size, ep_rank_id, moe_expert_num, **_given(_DISPATCH_V2, options)
     )
     return made
@@ -306,7 +305,7 @@ def npu_moe_distribute_combine(
         comm_quant_mode,
         group_list_type,
     )
-    made: Tensor = _COMBINE(
+    made: Tensor = _COMBINE.call(
         expand_x,
         expert_ids,
         expand_idx,
@@ -421,7 +420,7 @@ def npu_moe_distribute_combine_v2(
         copy_expert_num,
         const_expert_num,
     )
-    made: Tensor = _COMBINE_V2(
+    made: Tensor = _COMBINE_V2.call(
         expand_x,
         expert_ids,
         assist_info_for_combine,

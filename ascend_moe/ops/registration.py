@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -189,13 +190,21 @@ def _register(name: str) -> Any:
     return op.overload
 
 
-def _options(op: Any) -> tuple[tuple[str, ...], tuple[Any, ...]]:
-    options = [argument for argument in op._schema.arguments if argument.kwarg_only]
-    return tuple(one.name for one in options), tuple(one.default_value for one in options)
+@dataclass(frozen=True)
+class Op:
+    """An op as torch calls it, and its keyword-only arguments in the schema's order."""
+
+    call: Any
+    options: tuple[str, ...]
+    defaults: tuple[Any, ...]
+
+
+def _op(name: str) -> Op:
+    overload = _register(name)
+    options = [argument for argument in overload._schema.arguments if argument.kwarg_only]
+    return Op(overload, tuple(o.name for o in options), tuple(o.default_value for o in options))
 
 
 if binding.why_not() is None:
     answers.connect()
-OPS = {name: _register(name) for name in SCHEMAS}
-# Of each op its keyword-only arguments, in the schema's order: names and defaults.
-OPTIONS = {op: _options(op) for op in OPS.values()}
+OPS = {name: _op(name) for name in SCHEMAS}
