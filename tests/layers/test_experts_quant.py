@@ -93,37 +93,6 @@ def test_dynamic_quant_per_tensor_and_odd_values() -> None:
     assert codes.shape == (0, 8) and scale.shape == (0,)
 
 
-@pytest.mark.parametrize(
-    ("argument", "x", "changes"),
-    [
-        ("input", torch.ones(8), {}),
-        ("input", torch.ones(2, 8, dtype=torch.int32), {}),
-        ("dst_type", torch.ones(2, 8), {"dst_type": torch.quint4x2}),
-        ("dst_type", torch.ones(2, 8), {"dst_type": 291}),
-        ("quant_mode", torch.ones(2, 8), {"quant_mode": "perchannel"}),
-        ("dst_type_max", torch.ones(2, 8), {"dst_type_max": 15.0}),
-        ("smooth_scales", torch.ones(2, 8), {"smooth_scales": torch.ones(7)}),
-        (
-            "smooth_scales",
-            torch.ones(2, 8),
-            {"smooth_scales": torch.ones(8), "group_index": torch.tensor([2])},
-        ),
-        ("group_index", torch.ones(2, 8), {"group_index": torch.tensor([2])}),
-        (
-            "group_index",
-            torch.ones(2, 8),
-            {"smooth_scales": torch.ones(1, 8), "group_index": torch.tensor([3])},
-        ),
-    ],
-)
-def test_dynamic_quant_names_bad_arguments(
-    argument: str, x: torch.Tensor, changes: dict[str, object]
-) -> None:
-    with pytest.raises(ArgumentError) as caught:
-        npu_dynamic_quant(x, **changes)  # type: ignore[arg-type]
-    assert caught.value.argument == argument
-
-
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_quantize_weight_per_output_channel(dtype: torch.dtype) -> None:
     weight = randn(2, 9, 5, seed=7, dtype=dtype)
@@ -251,43 +220,3 @@ def test_dequant_swiglu_quant_without_rows() -> None:
     for rows in (0, 3):
         codes, scale = npu_dequant_swiglu_quant(torch.ones(rows, 8, dtype=torch.int32), **arguments)
         assert codes.shape == (rows, 4) and not codes.any() and not scale.any()
-
-
-@pytest.mark.parametrize(
-    ("argument", "changes"),
-    [
-        ("x", {"x": torch.ones(3, 7, dtype=torch.int32)}),
-        ("x", {"x": torch.ones(8, dtype=torch.int32)}),
-        ("x", {"x": torch.ones(3, 8, dtype=torch.int64)}),
-        ("weight_scale", {"weight_scale": None}),
-        ("weight_scale", {"weight_scale": torch.ones(2, 8)}),
-        ("weight_scale", {"x": torch.ones(3, 8)}),
-        ("weight_scale", {"group_index": torch.tensor([1, 1])}),
-        ("activation_scale", {"activation_scale": torch.ones(4)}),
-        ("activation_scale", {"x": torch.ones(3, 8), "weight_scale": None,
-                              "activation_scale": torch.ones(3)}),
-        ("bias", {"x": torch.ones(3, 8), "weight_scale": None, "bias": torch.ones(8)}),
-        ("bias", {"bias": torch.ones(8), "group_index": torch.tensor([2])}),
-        ("bias", {"bias": torch.ones(7)}),
-        ("quant_mode", {"quant_mode": 2}),
-        ("quant_scale", {"quant_mode": 0}),
-        ("quant_scale", {"quant_scale": torch.ones(8)}),
-        ("quant_offset", {"quant_offset": torch.ones(4)}),
-        ("quant_offset", {"quant_mode": 0, "quant_scale": torch.ones(1), "quant_offset": torch.ones(1),
-                          "group_index": torch.tensor([2])}),
-        ("group_index", {"group_index": torch.tensor([4])}),
-        ("group_index", {"group_index": torch.tensor([-1])}),
-        ("dst_type", {"dst_type": 291}),
-        ("round_mode", {"round_mode": 1}),
-        ("activate_dim", {"activate_dim": 0}),
-        ("swiglu_mode", {"swiglu_mode": 3}),
-        ("clamp_limit", {"clamp_limit": 0.0}),
-        ("glu_alpha", {"glu_alpha": float("inf")}),
-    ],
-)  # fmt: skip
-def test_dequant_swiglu_quant_names_bad_arguments(argument: str, changes: dict[str, object]) -> None:
-    good = {"x": torch.ones(3, 8, dtype=torch.int32), "weight_scale": torch.ones(1, 8), "quant_mode": 1}
-    npu_dequant_swiglu_quant(**good)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError) as caught:
-        npu_dequant_swiglu_quant(**{**good, **changes})  # type: ignore[arg-type]
-    assert caught.value.argument == argument

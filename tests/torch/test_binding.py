@@ -42,7 +42,8 @@ class Counted:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.known, self.prepared = (now - was for now, was in zip(binding.counts(), self._before, strict=True))
+        after = binding.counts()
+        self.known, self.prepared = after[0] - self._before[0], after[1] - self._before[1]
 
 
 def dispatch(group_ep: str, world: int = 1, rank: int = 0) -> Any:
@@ -455,9 +456,7 @@ def test_torch_alone_raises_the_same_text(group_ep: str) -> None:
         assert str(theirs.value) == str(ours.value)
 
 
-def test_an_interrupt_while_a_group_is_opened_arrives(
-    group_ep: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_while_a_group_is_opened_arrives(group_ep: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any) -> Any:
         raise KeyboardInterrupt
 

@@ -216,27 +216,3 @@ def test_finalize_routing_closes_the_layer() -> None:
             expected[row] = (torch.nn.functional.silu(gate) * up) @ (w2[group] * w2_scale[group])
             row += 1
     assert torch.allclose(y, expected, atol=0.03 * float(expected.abs().max()))
-
-
-@pytest.mark.parametrize(
-    ("changed", "argument"),
-    [
-        ({"x": values(12, INNER)}, "x"),
-        ({"weight": codes(GROUPS, INNER, 2, 16, seed=1)}, "weight"),  # five dimensions are the NPU's NZ
-        ({"weight": codes(GROUPS, INNER + 1, WIDTH, seed=1)}, "weight"),
-        ({"weight_scale": values(GROUPS, WIDTH // 2)}, "weight_scale"),
-        ({"weight_scale": torch.ones(GROUPS, WIDTH, dtype=torch.int64)}, "weight_scale"),
-        ({"x_scale": values(11)}, "x_scale"),
-        ({"group_list": torch.tensor([3, 6, 9])}, "group_list"),
-        ({"group_list": torch.tensor([3, 6, 9, 13])}, "group_list"),
-    ],
-    ids=str,
-)
-def test_wrong_tensors_are_named(changed: dict[str, torch.Tensor], argument: str) -> None:
-    x, weight, weight_scale, x_scale = inputs()
-    given = {"x": x, "weight": weight, "group_list": torch.tensor([3, 6, 9, 12])}
-    given |= {"weight_scale": weight_scale, "x_scale": x_scale}
-    with pytest.raises(ArgumentError) as caught:
-        npu_grouped_matmul_swiglu_quant(**given | changed)
-    assert caught.value.argument == argument
-    npu_grouped_matmul_swiglu_quant(**given)
