@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -246,15 +245,12 @@ TOGETHER: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def refused() -> Iterator[Any]:
-    single = [
-        (call, {argument: value})
-        for call, arguments in WRONG.items()
-        for argument, wrong in arguments.items()
-        for value in wrong
-    ]
-    for call, changed in [*single, *TOGETHER]:
-        yield pytest.param(call, changed, id=f"{call} {changed!s:.40}")
+ALONE = [
+    (call, {argument: value})
+    for call, arguments in WRONG.items()
+    for argument, wrong in arguments.items()
+    for value in wrong
+]
 
 
 def valid(call: str) -> dict[str, Any]:
@@ -265,7 +261,7 @@ def valid(call: str) -> dict[str, Any]:
     return dict(zip(names, one.args, strict=False)) | one.kwargs
 
 
-@pytest.mark.parametrize(("call", "changed"), refused())
+@pytest.mark.parametrize(("call", "changed"), [*ALONE, *TOGETHER], ids=lambda value: f"{value!s:.40}")
 def test_the_wrong_argument_is_named(call: str, changed: dict[str, Any]) -> None:
     name, argument = call.partition(" ")[0], next(iter(changed))
     given = valid(call)
