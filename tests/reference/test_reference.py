@@ -409,7 +409,7 @@ def test_equal_outputs_pass(contract: str, quant_mode: int) -> None:
             0,
             (2, 3),
             20.125,
-            "expand_x row 2 .* element 3: expected 20 (0x41a0), got 20.125 (0x41a1)",
+            "row 2 .* element 3: expected 20 (0x41a0), got 20.125 (0x41a1)",
         ),
         (
             2,
@@ -417,7 +417,7 @@ def test_equal_outputs_pass(contract: str, quant_mode: int) -> None:
             0,
             (0, 15),
             126,
-            "expand_x row 0 .* element 15: expected 127, got 126; 1 of its 16 elements",
+            "expand_x row 0 .* element 15: expected 127, got 126; 1 of its 16",
         ),
         (
             2,
@@ -425,7 +425,7 @@ def test_equal_outputs_pass(contract: str, quant_mode: int) -> None:
             1,
             3,
             -1.0,
-            "dynamic_scales row 3 .*: expected 0.913385868 (0x3f69d3a8), got -1 (0xbf800000)",
+            "dynamic_scales row 3 .*: expected 0.913385868 (0x3f69d3a8), got -1",
         ),
     ],
 )
