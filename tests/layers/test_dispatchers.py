@@ -177,6 +177,7 @@ def rank_in_process(rank: int) -> list[str]:
     return results  # type: ignore[return-value]
 
 
+@pytest.mark.nightly
 def test_processes_equal_to_reference(tmp_path: Path) -> None:
     by_rank = run_processes(2, rank_in_process, tmp_path)
     assert len(by_rank[0]) == len(by_rank[1]) > 8
