@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +27,9 @@ ENTRIES = [
     for name in ("distribute_dispatch", "distribute_combine", "probe")
 ]
 DTYPES = ("bfloat16_t", "half", "float")
-CPU_DEBUG = ["-DASCENDC_CPU_DEBUG=1", "-D__CCE_AICORE__=220", "-D__DAV_C220__", "-DASCENDC_DUMP=0"]
+FLAGS = ["-std=c++17", "-fmax-errors=5", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-unused-parameter"]
+FLAGS += ["-DASCENDC_CPU_DEBUG=1", "-D__CCE_AICORE__=220", "-D__DAV_C220__", "-DASCENDC_DUMP=0"]
+FLAGS += ["-include", str(SHIM)]
 
 CONTROL = """
 #include "kernel_operator.h"
@@ -36,7 +38,7 @@ extern "C" __global__ __aicore__ void control(GM_ADDR) {
     AscendC::TBuf<> buf;
     pipe.InitBuffer(buf, 1024);
     AscendC::LocalTensor<float> from = buf.Get<float>();
-    AscendC::LocalTensor<CONTROL_TYPE> to = buf.Get<CONTROL_TYPE>();
+    AscendC::LocalTensor<CONTROL> to = buf.Get<CONTROL>();
     AscendC::Cast(to, from, AscendC::RoundMode::CAST_RINT, 64);
 }
 """
@@ -66,15 +68,6 @@ class HeaderSet:
     includes: list[Path]
     defines: list[str]
     generated: dict[str, str] = field(default_factory=dict)  # headers that its own build makes: name -> text
-
-
-@dataclass(frozen=True)
-class KernelInfo:
-    """What the op compiler reads from a preprocessed entry."""
-
-    keys: list[int]
-    kernel_type: str
-    tiling_struct: str
 
 
 @dataclass(frozen=True)
@@ -143,88 +136,86 @@ def tiling_keys(entry: Path, text: str) -> list[int]:
     return sorted(keys)
 
 
-class Checker:
-    """Compiles with one header set, into one scratch directory."""
+class Compiler:
+    """Compiles with one header set, into one scratch directory; messages in plain ASCII."""
 
-    def __init__(self, headers: HeaderSet, compiler: str, scratch: Path) -> None:
+    def __init__(self, headers: HeaderSet, flags: Sequence[str], scratch: Path) -> None:
         self.scratch = scratch
         generated = scratch / "generated"
         for name, text in headers.generated.items():
             (generated / name).parent.mkdir(parents=True, exist_ok=True)
             (generated / name).write_text(text)
-        self.command = [compiler, "-std=c++17", "-fmax-errors=5", "-Wall", "-Wextra"]
-        self.command += ["-Wno-unknown-pragmas", "-Wno-unused-parameter"]
-        self.command += [*CPU_DEBUG, *headers.defines, f"-isystem{generated}", "-include", str(SHIM)]
-        self.command += [f"-isystem{path}" for path in headers.includes]
+        self.command = [*flags, *headers.defines]
+        self.command += [f"-isystem{path}" for path in (generated, *headers.includes)]
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """The compiler, with messages in plain ASCII."""
         environment = {**os.environ, "LC_ALL": "C"}
         return subprocess.run([*self.command, *arguments], capture_output=True, text=True, env=environment)
 
-    def read_entry(self, entry: Path) -> KernelInfo:
-        """Tiling keys, kernel type and tiling struct, by the op compiler's own patterns."""
-        result = self.run("-E", "-D__CHECK_FEATURE_AT_PRECOMPILE", "-DDTYPE_X=half", str(entry))
+    def object(self, source: Path, name: str, symbol: str, *added: str) -> tuple[int, str]:
+        """Size of an object that has this symbol, 0 where there is none; messages."""
+        target = self.scratch / f"{name}.o"
+        result = self.run("-c", str(source), "-o", str(target), *added)
         if result.returncode != 0:
-            raise CheckError(f"{entry.name} does not preprocess:\n{result.stderr}")
-        lines = [line for line in result.stdout.splitlines() if not line.startswith("#")]
-        text = re.sub(r"\s+", " ", " ".join(lines))  # g++ breaks lines inside macros of system headers
-        if not re.search(rf"\b{entry.stem}\b\s*\(", text):
-            raise CheckError(f"{entry.name} has no function {entry.stem}, which the op compiler looks for")
-        keys = tiling_keys(entry, text)
-        kernel = re.findall(r"__enable_feature_for_compile_default\s*=\s*(\w+)\s*;", text)
-        struct = re.findall(r"__enable_custom_tiling\s*([\w:]+)\s*=\s*default\s*;", text)
-        required = {
-            "TILING_KEY_IS": keys,
-            "KERNEL_TASK_TYPE_DEFAULT": kernel,
-            "REGISTER_TILING_DEFAULT": struct,
-        }
-        for macro, found in required.items():
-            if not found:
-                raise CheckError(f"{entry.name} has no {macro}")
-        return KernelInfo(keys, kernel[0], struct[0])
-
-    def compile_entry(self, entry: Path, key: int, dtype: str) -> Compiled:
-        """One binary of the op, with the two definitions that the op compiler adds for its tiling key."""
-        symbol = f"{entry.stem}_{key}_tilingkey"
-        target = self.scratch / f"{symbol}_{dtype}.o"
-        start = time.monotonic()
-        added = [f"-DDTYPE_X={dtype}", f"-DTILING_KEY_VAR={key}UL", f"-D{entry.stem}={symbol}"]
-        result = self.run("-c", str(entry), "-o", str(target), *added)
-        seconds = time.monotonic() - start
-        if result.returncode != 0:
-            return Compiled(entry.name, key, dtype, seconds, 0, result.stderr)
+            return 0, result.stderr
         code = target.read_bytes()
         if symbol.encode() not in code:
-            return Compiled(entry.name, key, dtype, seconds, 0, f"the object has no symbol {symbol}\n")
-        return Compiled(entry.name, key, dtype, seconds, len(code), result.stderr)
+            return 0, f"{source.name}: the object has no symbol {symbol}\n"
+        return len(code), result.stderr
 
-    def check_control(self) -> None:
-        """float -> half compiles and float -> int8 does not, or this check proves nothing."""
-        source, target = self.scratch / "control.cpp", self.scratch / "control.o"
-        source.write_text(CONTROL)
-        right = self.run("-c", str(source), "-o", str(target), "-DCONTROL_TYPE=half")
-        if right.returncode != 0:
-            raise CheckError(f"the control with a float -> half Cast does not compile:\n{right.stderr}")
-        wrong = self.run("-c", str(source), "-o", str(target), "-DCONTROL_TYPE=int8_t")
-        if wrong.returncode == 0 or not re.search(r"error: .*Cast", wrong.stderr):
-            raise CheckError(f"the control's float -> int8 Cast was not rejected:\n{wrong.stderr}")
-        print("control: float -> half Cast compiles, float -> int8 Cast does not")
+    def check_control(self, text: str, right: str, wrong: str, rejected: str) -> None:
+        """With one definition the text compiles and with the other it does not, or this proves nothing."""
+        source = self.scratch / "control.cpp"
+        source.write_text(text)
+        size, log = self.object(source, "control", "", f"-DCONTROL={right}")
+        if not size:
+            raise CheckError(f"the control with {right} does not compile:\n{log}")
+        size, log = self.object(source, "control", "", f"-DCONTROL={wrong}")
+        if size or not re.search(rejected, log):
+            raise CheckError(f"the control's {wrong} was not rejected:\n{log}")
+        print(f"control: {right} compiles, {wrong} does not")
 
 
-def check_entries(checker: Checker, entries: list[Path], jobs: int) -> int:
+def read_entry(compiler: Compiler, entry: Path) -> tuple[list[int], str, str]:
+    """Tiling keys, kernel type and tiling struct, by the op compiler's own patterns."""
+    result = compiler.run("-E", "-D__CHECK_FEATURE_AT_PRECOMPILE", "-DDTYPE_X=half", str(entry))
+    if result.returncode != 0:
+        raise CheckError(f"{entry.name} does not preprocess:\n{result.stderr}")
+    lines = [line for line in result.stdout.splitlines() if not line.startswith("#")]
+    text = re.sub(r"\s+", " ", " ".join(lines))  # g++ breaks lines inside macros of system headers
+    if not re.search(rf"\b{entry.stem}\b\s*\(", text):
+        raise CheckError(f"{entry.name} has no function {entry.stem}, which the op compiler looks for")
+    keys = tiling_keys(entry, text)
+    kernel = re.findall(r"__enable_feature_for_compile_default\s*=\s*(\w+)\s*;", text)
+    struct = re.findall(r"__enable_custom_tiling\s*([\w:]+)\s*=\s*default\s*;", text)
+    macros = ("TILING_KEY_IS", "KERNEL_TASK_TYPE_DEFAULT", "REGISTER_TILING_DEFAULT")
+    for macro, found in zip(macros, (keys, kernel, struct), strict=True):
+        if not found:
+            raise CheckError(f"{entry.name} has no {macro}")
+    return keys, kernel[0], struct[0]
+
+
+def compile_entry(compiler: Compiler, entry: Path, key: int, dtype: str) -> Compiled:
+    """One binary of the op, with the two definitions that the op compiler adds for its tiling key."""
+    symbol, start = f"{entry.stem}_{key}_tilingkey", time.monotonic()
+    added = [f"-DDTYPE_X={dtype}", f"-DTILING_KEY_VAR={key}UL", f"-D{entry.stem}={symbol}"]
+    size, log = compiler.object(entry, f"{symbol}_{dtype}", symbol, *added)
+    return Compiled(entry.name, key, dtype, time.monotonic() - start, size, log)
+
+
+def check_entries(compiler: Compiler, entries: list[Path], jobs: int) -> int:
     """Prints the table and the compiler's messages; the number of objects that failed."""
     plan: list[tuple[Path, int, str]] = []
     for entry in entries:
         if not entry.is_file():
             raise CheckError(f"no kernel entry {entry}")
-        info = checker.read_entry(entry)
-        print(f"{entry.name}: tiling keys {info.keys}, {info.kernel_type}, {info.tiling_struct}")
-        plan += [(entry, key, dtype) for key in info.keys for dtype in DTYPES]
+        keys, kernel_type, tiling_struct = read_entry(compiler, entry)
+        print(f"{entry.name}: tiling keys {keys}, {kernel_type}, {tiling_struct}")
+        plan += [(entry, key, dtype) for key in keys for dtype in DTYPES]
     print(f"{'entry':36} {'key':>6} {'dtype':10} {'object':>10} {'seconds':>8}")
     results: list[Compiled] = []
     with ThreadPoolExecutor(jobs) as pool:
-        for result in pool.map(lambda item: checker.compile_entry(*item), plan):
+        for result in pool.map(lambda item: compile_entry(compiler, *item), plan):
             size = f"{result.size} B" if result.size else "FAILED"
             row = f"{result.entry:36} {result.key:6} {result.dtype:10} {size:>10} {result.seconds:8.1f}"
             print(row, flush=True)
@@ -260,9 +251,9 @@ def main() -> int:
             )
         print(f"headers: {headers.name} in {directory}")
         with tempfile.TemporaryDirectory(prefix="headers-check-") as scratch:
-            checker = Checker(headers, options.compiler, Path(scratch))
-            checker.check_control()
-            failed = check_entries(checker, options.entry or ENTRIES, options.jobs)
+            compiler = Compiler(headers, [options.compiler, *FLAGS], Path(scratch))
+            compiler.check_control(CONTROL, "half", "int8_t", r"error: .*Cast")
+            failed = check_entries(compiler, options.entry or ENTRIES, options.jobs)
     except (CheckError, OSError) as error:
         print(f"headers-check: {error}", file=sys.stderr)
         return 1

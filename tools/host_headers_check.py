@@ -10,9 +10,7 @@ three ways in which CANN's build compiles it. A control that calls what no heade
 from __future__ import annotations
 
 import argparse
-import os
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -20,26 +18,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from headers_check import CheckError, toolkit_roots
+from headers_check import CheckError, Compiler, HeaderSet, toolkit_roots
 
 ROOT = Path(__file__).resolve().parent.parent
 # For op_build, for the library of tiling functions, for that of prototypes.
 WAYS = {"definition": [], "tiling": ["-DOP_TILING_LIB"], "prototype": ["-DOP_PROTO_LIB"]}
 ACLNN = "aclnn/acl_meta.h"
+FLAGS = ["-std=c++17", "-O1", "-fPIC", "-Wall", "-Wextra", "-fmax-errors=5"]
+FLAGS += [f"-I{ROOT / folder}" for folder in ("op_host", "op_kernel")]
 CONTROL = """
 #include "cann/tiling.h"
-ge::graphStatus Control(gert::TilingContext* context) { return context->CONTROL_SETTER(1); }
+ge::graphStatus Control(gert::TilingContext* context) { return context->CONTROL(1); }
 """
-
-
-@dataclass(frozen=True)
-class HostHeaders:
-    """A set of headers, and what a compilation with it needs."""
-
-    name: str
-    includes: list[Path]
-    defines: list[str]
-    generated: dict[str, str]  # headers that its own build makes: name -> text
 
 
 @dataclass(frozen=True)
@@ -51,19 +41,22 @@ class Job:
     symbol: str  # that it must have
 
 
-def find_toolkit(directory: Path) -> HostHeaders | None:
-    """A CANN toolkit: include/ of one architecture, and the tiling API beside it."""
+def include_folders(directory: Path) -> Iterator[tuple[Path, Path]]:
+    """The toolkits in a directory with their folders of headers: of one architecture, or of all."""
     for root in toolkit_roots(directory):
         for include in [*sorted(root.glob("*-linux/include")), root / "include"]:
-            if not (include / "register/op_def_registry.h").is_file():
-                continue
-            tiling = [
-                include.parent / "ascendc/include/highlevel_api",
-                root / "compiler/ascendc/include/highlevel_api",
-            ]
-            includes = [include, include / "experiment/platform", *(path for path in tiling if path.is_dir())]
+            yield root, include
+
+
+def find_toolkit(directory: Path) -> HeaderSet | None:
+    """A CANN toolkit: include/ of one architecture, and the tiling API beside it."""
+    for root, include in include_folders(directory):
+        if (include / "register/op_def_registry.h").is_file():
+            api = "ascendc/include/highlevel_api"
+            tiling = [path for path in (include.parent / api, root / "compiler" / api) if path.is_dir()]
+            includes = [include, include / "experiment/platform", *tiling]
             # As the toolkit's own project template has it.
-            return HostHeaders(f"CANN toolkit {root.name}", includes, ["-D_GLIBCXX_USE_CXX11_ABI=0"], {})
+            return HeaderSet(f"CANN toolkit {root.name}", includes, ["-D_GLIBCXX_USE_CXX11_ABI=0"])
     return None
 
 
@@ -81,7 +74,7 @@ def tiling_structs(header: Path) -> str:
     return f"#pragma once\n#include <cstdint>\n{structs}"
 
 
-def find_devkit(directory: Path, metadef: Path | None, base: Path | None) -> HostHeaders | None:
+def find_devkit(directory: Path, metadef: Path | None, base: Path | None) -> HeaderSet | None:
     """asc-devkit with metadef, and single headers of other projects."""
     for root in (directory, directory / "asc"):
         tiling = root / "include/adv_api/hccl/hccl_tilingdata.h"
@@ -108,65 +101,28 @@ def find_devkit(directory: Path, metadef: Path | None, base: Path | None) -> Hos
         includes = [*(metadef / part for part in parts), root / "include", root / "include/utils", root]
         # metadef's own way to do without the graph engine's headers.
         defines = ["-DNO_OPERATOR_IMPL"]
-        return HostHeaders(f"asc-devkit {root.name} and metadef {metadef.name}", includes, defines, generated)
+        return HeaderSet(f"asc-devkit {root.name} and metadef {metadef.name}", includes, defines, generated)
     return None
 
 
 def find_header(base: Path | None, name: str) -> Path:
     """A header that neither asc-devkit nor metadef has, by its name in an install."""
     directories = [] if base is None else [base]
-    for root in toolkit_roots(base) if base is not None else ():
-        for include in [*sorted(root.glob("*-linux/include")), root / "include"]:
-            directories += [include, include / "experiment/platform"]
+    for _, include in include_folders(base) if base is not None else ():
+        directories += [include, include / "experiment/platform"]
     for directory in directories:
         if (directory / name).is_file():
             return directory / name
     raise CheckError(f"no {name}: name a toolkit, or a directory that has it, with --base")
 
 
-class Checker:
-    """Compiles with one set of headers, into one scratch directory."""
-
-    def __init__(self, headers: HostHeaders, compiler: str, scratch: Path) -> None:
-        self.scratch = scratch
-        generated = scratch / "generated"
-        for name, text in headers.generated.items():
-            (generated / name).parent.mkdir(parents=True, exist_ok=True)
-            (generated / name).write_text(text)
-        self.command = [compiler, "-std=c++17", "-O1", "-fPIC", "-Wall", "-Wextra", "-fmax-errors=5"]
-        self.command += [*headers.defines, f"-I{ROOT / 'op_host'}", f"-I{ROOT / 'op_kernel'}"]
-        self.command += [f"-isystem{path}" for path in (generated, *headers.includes)]
-
-    def compile(self, source: Path, target: Path, *added: str) -> subprocess.CompletedProcess[str]:
-        """An object, with the compiler's messages in plain ASCII."""
-        command = [*self.command, "-c", str(source), "-o", str(target), *added]
-        return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"})
-
-    def check_control(self) -> None:
-        """A setter that the context has compiles, one that it has not does not: else this proves nothing."""
-        source, target = self.scratch / "control.cpp", self.scratch / "control.o"
-        source.write_text(CONTROL)
-        right = self.compile(source, target, "-DCONTROL_SETTER=SetTilingKey")
-        if right.returncode != 0:
-            raise CheckError(f"the control does not compile:\n{right.stderr}")
-        wrong = self.compile(source, target, "-DCONTROL_SETTER=SetTilingKeys")
-        if wrong.returncode == 0 or not re.search(
-            r"error: .*has no member named 'SetTilingKeys'", wrong.stderr
-        ):
-            raise CheckError(f"the control's unknown setter was not rejected:\n{wrong.stderr}")
-        print("control: SetTilingKey compiles, SetTilingKeys does not")
-
-    def check(self, job: Job) -> tuple[Job, int, str]:
-        """Size of the object, 0 where it has not compiled as it must; messages."""
-        target = self.scratch / f"{job.source.stem}_{job.way}.o"
-        result = self.compile(job.source, target, *WAYS.get(job.way, []))
-        if result.returncode != 0:
-            return job, 0, result.stderr
-        code = target.read_bytes()
-        if job.symbol.encode() not in code:
-            return job, 0, f"{job.source.name}: the object has no {job.symbol}\n"
-        ours = [line for line in result.stderr.splitlines() if str(ROOT) in line and ": warning: " in line]
-        return job, 0 if ours else len(code), "\n".join(ours)
+def check(compiler: Compiler, job: Job) -> tuple[Job, int, str]:
+    """Size of the object, 0 where it has not compiled as it must; messages."""
+    size, log = compiler.object(
+        job.source, f"{job.source.stem}_{job.way}", job.symbol, *WAYS.get(job.way, [])
+    )
+    ours = [line for line in log.splitlines() if str(ROOT) in line and ": warning: " in line]
+    return (job, 0, "\n".join(ours)) if size and ours else (job, size, log)
 
 
 def jobs() -> Iterator[Job]:
@@ -213,10 +169,11 @@ def main() -> int:
         types = "CANN's" if any((path / ACLNN).is_file() for path in headers.includes) else "our own"
         print(f"host headers: {headers.name}; types of the aclnn entry points: {types}")
         with tempfile.TemporaryDirectory(prefix="host-headers-") as scratch:
-            checker = Checker(headers, options.compiler, Path(scratch))
-            checker.check_control()
+            compiler = Compiler(headers, [options.compiler, *FLAGS], Path(scratch))
+            rejected = "error: .*has no member named 'SetTilingKeys'"
+            compiler.check_control(CONTROL, "SetTilingKey", "SetTilingKeys", rejected)
             with ThreadPoolExecutor(options.jobs) as pool:
-                results = list(pool.map(checker.check, jobs()))
+                results = list(pool.map(lambda job: check(compiler, job), jobs()))
     except (CheckError, OSError) as error:
         print(f"host-headers-check: {error}", file=sys.stderr)
         return 1

@@ -12,29 +12,14 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parent.parent
 CODE = (".h", ".cpp", ".inc", ".S", ".py", ".pyi")
 SPLIT = ("ascend_moe", "op_kernel", "op_host", "csrc", "twin", "vnpu", "tests")  # shown by their folders
 SMALL = 60
-
-
-@dataclass
-class Size:
-    files: int = 0
-    code: int = 0
-    tests: int = 0
-
-    def add(self, other: Size, sign: int = 1) -> None:
-        self.files += sign * other.files
-        self.code += sign * other.code
-        self.tests += sign * other.tests
-
-    def row(self, signed: bool) -> list[str]:
-        return [f"{number:+,}" if signed else f"{number:,}" for number in (self.files, self.code, self.tests)]
 
 
 def git(*words: str) -> bytes:
@@ -76,21 +61,14 @@ def folder_of(name: str) -> str:
     return "/".join(parts[:2]) if parts[0] in SPLIT and len(parts) > 2 else parts[0]
 
 
-def sizes(tree: dict[str, int]) -> dict[str, Size]:
-    by_folder: dict[str, Size] = {}
+def sizes(tree: dict[str, int]) -> dict[str, Counter[str]]:
+    """By folder, and of all: files, lines of code, of tests."""
+    found: dict[str, Counter[str]] = {}
     for name, lines in tree.items():
-        is_test = name.startswith("tests/")
-        by_folder.setdefault(folder_of(name), Size()).add(
-            Size(1, 0 if is_test else lines, lines if is_test else 0)
-        )
-    return by_folder
-
-
-def total(by_folder: dict[str, Size]) -> Size:
-    result = Size()
-    for size in by_folder.values():
-        result.add(size)
-    return result
+        for folder in (folder_of(name), "all"):
+            kind = "tests" if name.startswith("tests/") else "code"
+            found.setdefault(folder, Counter()).update({"files": 1, kind: lines})
+    return found
 
 
 def aims(tree: dict[str, int], raw: dict[str, int]) -> list[tuple[str, int, int]]:
@@ -106,49 +84,34 @@ def aims(tree: dict[str, int], raw: dict[str, int]) -> list[tuple[str, int, int]
     ]
 
 
-def columns(row: list[str], widths: list[int]) -> Iterator[tuple[int, tuple[str, int]]]:
-    return enumerate(zip(row, widths, strict=True))
-
-
-def table(rows: list[list[str]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if at else cell.ljust(width) for at, (cell, width) in columns(row, widths)
-        )
-        for row in rows
-    )
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description="Files and lines by folder, and the aims.")
     parser.add_argument("since", nargs="?", help="a commit: adds the difference to it")
     since = parser.parse_args().since
-    tree, raw = {}, {}
-    for name, content in tree_here():
-        tree[name] = lines_of(name, content)
-        if PurePosixPath(name).suffix in CODE:
-            raw[name] = len(content.splitlines())
-    here = sizes(tree)
-    before: dict[str, Size] = {}
+    files = dict(tree_here())
+    tree = {name: lines_of(name, content) for name, content in files.items()}
+    raw = {
+        name: len(content.splitlines())
+        for name, content in files.items()
+        if PurePosixPath(name).suffix in CODE
+    }
+    here, before = sizes(tree), dict[str, Counter[str]]()
     if since:
         try:
             before = sizes({name: lines_of(name, content) for name, content in tree_at(since)})
         except subprocess.CalledProcessError as error:
             print(f"size: {since} is no commit here: {error.stderr.decode().strip()}", file=sys.stderr)
             return 2
-    head = ["folder", "files", "code", "tests"]
-    rows = [head + [f"{word} since" for word in head[1:]] if since else head]
-    for folder in [*sorted(here.keys() | before.keys()), "all"]:
-        now = total(here) if folder == "all" else here.get(folder, Size())
-        then = total(before) if folder == "all" else before.get(folder, Size())
-        row = [folder, *now.row(False)]
-        if since:
-            change = Size(now.files, now.code, now.tests)
-            change.add(then, -1)
-            row += change.row(True)
-        rows.append(row)
-    print(table(rows) + "\n")
+    head = ["files", "code", "tests"]
+    rows = [["folder", *head, *(f"{word} since" for word in head if since)]]
+    for folder in [*sorted((here.keys() | before.keys()) - {"all"}), "all"]:
+        now, then = here.get(folder, Counter()), before.get(folder, Counter())
+        rows.append([folder, *(f"{now[word]:,}" for word in head)])
+        rows[-1] += [f"{now[word] - then[word]:+,}" for word in head if since]
+    first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
+    for name, *cells in rows:
+        print("  ".join([name.ljust(first), *map(str.rjust, cells, widths)]))
+    print()
     missed = False
     for what, count, most in aims(tree, raw):
         missed |= count > most

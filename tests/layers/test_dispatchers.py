@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from ascend_moe.errors import ArgumentError, ConfigMismatch, InvalidExpertId, Ro
 from ascend_moe.reference.cases import Case, draw
 
 KINDS = [AllToAllDispatcher, AllGatherDispatcher]
-SEEDS = range(120)
+SEEDS = range(100)
 
 
 def make_case(seed: int, world: int) -> Case:
@@ -111,18 +112,8 @@ def test_equal_to_reference(kind: Any, world: int) -> None:
             return call(kind(group, case.experts), case, rank)
 
         check_outcomes(case, ranks.outcomes(body))
-    wanted = [
-        *(
-            "mask 1-D, no prefix",
-            "mask 2-D",
-            "id -1",
-            "hot expert",
-            "smooth scales",
-            "shared_expert_x",
-            "fp16",
-        ),
-        *("unequal batches", "zero-batch rank", "InvalidExpertId", "RoutingOverflow"),
-    ]
+    wanted = ["mask 1-D, no prefix", "mask 2-D", "id -1", "hot expert", "smooth scales", "shared_expert_x"]
+    wanted += ["fp16", "unequal batches", "zero-batch rank", "InvalidExpertId", "RoutingOverflow"]
     few = [label for label in wanted if covered[label] < 3]
     assert not few or world == 1, f"the cases hardly cover {few}"
 
@@ -148,19 +139,25 @@ def test_window_equal_to_reference(contract: str) -> None:
         check_outcomes(case, outcomes, contract)
 
 
+def refused(argument: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        call(*args, **kwargs)
+    assert caught.value.argument == argument
+
+
 def test_window_misuse() -> None:
+    refused("contract", WindowDispatcher, "g", 2, 0, 4, "v3")
+    refused("zero_copy", WindowDispatcher, "g", 2, 0, 4, zero_copy=True)
+    refused("zero_copy", WindowDispatcher, "g", 2, 0, 4, zero_copy=True, comm_alg="window")
+    refused("comm_alg", WindowDispatcher, "g", 2, 0, 4, contract="v1", comm_alg="direct")
+
     def body(rank: int, group_ep: str) -> torch.Tensor:
-        with pytest.raises(ArgumentError, match="'v1' or 'v2'"):
-            WindowDispatcher(group_ep, 2, rank, 4, "v3")
         one, other = (WindowDispatcher(group_ep, 2, rank, 4, contract) for contract in ("v1", "v2"))
         sent = one.dispatch(**arguments())
-        with pytest.raises(ArgumentError) as caught:
-            other.combine(sent.expand_x, sent, torch.ones(2, 2))
-        assert caught.value.argument == "dispatched"
-        with pytest.raises(ArgumentError) as caught:
-            one.combine(sent.expand_x, sent, torch.ones(2, 2), shared_expert_x=torch.ones(2, 16))
-        assert caught.value.argument == "shared_expert_x"
-        return one.combine(sent.expand_x, sent, torch.ones(2, 2))
+        combined = (sent.expand_x, sent, torch.ones(2, 2))
+        refused("dispatched", other.combine, *combined)
+        refused("shared_expert_x", one.combine, *combined, shared_expert_x=torch.ones(2, 16))
+        return one.combine(*combined)
 
     with LocalCluster(2) as cluster:
         for result in cluster.run(body):
@@ -180,6 +177,7 @@ def rank_in_process(rank: int) -> list[str]:
     return results  # type: ignore[return-value]
 
 
+@pytest.mark.nightly
 def test_processes_equal_to_reference(tmp_path: Path) -> None:
     by_rank = run_processes(2, rank_in_process, tmp_path)
     assert len(by_rank[0]) == len(by_rank[1]) > 8
@@ -254,9 +252,7 @@ def test_argument_error_then_retry(kind: Any) -> None:
         dispatcher, totals = kind(group, 4), []
         for argument, change in BAD:
             if rank == 1:
-                with pytest.raises(ArgumentError) as caught:
-                    dispatcher.dispatch(**{**arguments(), **change})
-                assert caught.value.argument == argument
+                refused(argument, dispatcher.dispatch, **{**arguments(), **change})
             totals.append(int(dispatcher.dispatch(**arguments()).ep_recv_counts[-1]))
         return totals
 
@@ -269,20 +265,17 @@ def test_combine_argument_errors(kind: Any) -> None:
         dispatcher = kind(group, 4)
         sent = dispatcher.dispatch(**arguments())
         good = {"expert_out": sent.expand_x, "dispatched": sent, "expert_scales": torch.ones(2, 2)}
-        bad = [
-            ("expert_out", {"expert_out": sent.expand_x[:-1]}),
-            ("expert_out", {"expert_out": sent.expand_x[:, :8]}),
-            ("expert_out", {"expert_out": sent.expand_x.half()}),
-            ("dispatched", {"dispatched": Dispatched(*[torch.empty(0)] * 5)}),
-            ("dispatched", {"dispatched": type(sent)(**{**vars(sent), "handle": None})}),
-            ("expert_scales", {"expert_scales": torch.ones(2, 3)}),
-            ("expert_scales", {"expert_scales": torch.ones(2, 2, dtype=torch.bfloat16)}),
-            ("shared_expert_x", {"shared_expert_x": torch.ones(2, 8)}),
-        ]
-        for argument, change in bad:
-            with pytest.raises(ArgumentError) as caught:
-                dispatcher.combine(**{**good, **change})
-            assert caught.value.argument == argument
+        for argument, value in [
+            ("expert_out", sent.expand_x[:-1]),
+            ("expert_out", sent.expand_x[:, :8]),
+            ("expert_out", sent.expand_x.half()),
+            ("dispatched", Dispatched(*[torch.empty(0)] * 5)),
+            ("dispatched", type(sent)(**{**vars(sent), "handle": None})),
+            ("expert_scales", torch.ones(2, 3)),
+            ("expert_scales", torch.ones(2, 2, dtype=torch.bfloat16)),
+            ("shared_expert_x", torch.ones(2, 8)),
+        ]:
+            refused(argument, dispatcher.combine, **{**good, argument: value})
         return dispatcher.combine(**good, shared_expert_x=torch.ones(1, 2, 16))
 
     for result in threads(2).run(body):
@@ -322,6 +315,10 @@ def test_constructor_errors() -> None:
             kind(None, 4)
     with pytest.raises(ArgumentError, match="2048"):
         AllToAllDispatcher(group, 4096)
+    # Only windows lend memory for rows, and only where they were asked to.
+    sent = Dispatched(*[torch.empty(0)] * 5)
+    for dispatcher in (AllGatherDispatcher(group, 2), WindowDispatcher("g", 2, 0, 4)):
+        assert dispatcher.empty_expert_out(sent, torch.float32) is None
 
 
 def test_quantise_corners() -> None:
@@ -335,19 +332,6 @@ def test_quantise_corners() -> None:
         want_code, want_scale = ref.quantise_row(row.numpy())
         assert code.tolist() == want_code.tolist(), row
         torch.testing.assert_close(scale, torch.tensor(want_scale), rtol=0, atol=0, equal_nan=True)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_smooth_scales_on_one_rank_only(kind: Any) -> None:
-    """The source quantises: scales of one are the same as none, whatever the other rank passes."""
-
-    def body(rank: int, group: Any) -> list[Dispatched]:
-        given = [torch.ones(4, 16), None] if rank else [None, None]
-        return [kind(group, 4).dispatch(**arguments(), scales=scales, quant_mode=2) for scales in given]
-
-    for one, other in threads(2).run(body):
-        assert torch.equal(one.expand_x, other.expand_x) and one.expand_x.unique().tolist() == [127]
-        assert torch.equal(one.dynamic_scales, other.dynamic_scales)
 
 
 def test_rows_need_no_alignment() -> None:

@@ -1,19 +1,23 @@
-"""The expert MLP as a whole, against loops over experts and transformers' own experts."""
+"""The expert MLP against loops over experts and transformers' own; grouped_mlp(out=) gives the same bits."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 from torch.nn.functional import silu
 
+import ascend_moe
 from ascend_moe import experts
 from ascend_moe.errors import ArgumentError
-from ascend_moe.experts import grouped_mlp, npu_dynamic_quant, npu_swiglu, quantize_weight
-from ascend_moe.routing import softmax_topk
+from ascend_moe.experts import grouped_matmul, grouped_mlp, npu_dynamic_quant, npu_swiglu, quantize_weight
 
 L, H, INNER, ROWS = 4, 32, 24, 14
 COUNTS = [5, 0, 1, 4]
 OWNERS = [0] * 5 + [2] + [3] * 4
+USED = sum(COUNTS)
+NOBODY = torch.zeros(L, dtype=torch.int64)
 
 
 def expert_weights(dtype: torch.dtype, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -36,30 +40,65 @@ def looped_mlp(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> to
     return y
 
 
+def w8a8_inputs() -> dict[str, torch.Tensor]:
+    gate_up, down = expert_weights(torch.float32)
+    codes, dynamic_scales = npu_dynamic_quant(rows_of(torch.float32))
+    names = ("expand_x", "dynamic_scales", "w_gate_up", "w_gate_up_scale", "w_down", "w_down_scale")
+    tensors = (codes, dynamic_scales, *quantize_weight(gate_up), *quantize_weight(down))
+    return dict(zip(names, tensors, strict=True)) | {"expert_token_nums": torch.tensor(COUNTS)}
+
+
+def looped_w8a8(inputs: dict[str, torch.Tensor], weights: torch.Tensor | None = None) -> torch.Tensor:
+    y = torch.zeros(ROWS, H)
+    for row, expert in enumerate(OWNERS):
+        total = inputs["expand_x"][row].long() @ inputs["w_gate_up"][expert].long()
+        value = total.float() * inputs["w_gate_up_scale"][expert] * inputs["dynamic_scales"][row]
+        hidden = silu(value[:INNER]) * value[INNER:]
+        scale = hidden.abs().max() / 127
+        codes = torch.zeros_like(hidden) if scale == 0 else torch.round(hidden / scale)
+        if weights is not None:
+            scale = scale * weights[row]
+        total = codes.long() @ inputs["w_down"][expert].long()
+        y[row] = total.float() * inputs["w_down_scale"][expert] * scale
+    return y
+
+
+def given(kind: str, dtype: torch.dtype) -> dict[str, Any]:
+    """Arguments of a plain call, of one with transposed weights, of a W8A8 one."""
+    if kind == "w8a8":
+        return dict(w8a8_inputs()) | {"output_dtype": dtype}
+    gate_up, down = expert_weights(dtype)
+    if kind == "transposed weights":
+        down = down.transpose(1, 2).contiguous().transpose(1, 2)
+    weights = {"w_gate_up": gate_up, "w_down": down, "expert_token_nums": torch.tensor(COUNTS)}
+    return {"expand_x": rows_of(dtype), **weights}
+
+
+# ---- results
+
+
 @pytest.mark.parametrize("list_type", [0, 1])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)]
 )
 def test_rows_pass_through_their_own_expert(dtype: torch.dtype, tolerance: float, list_type: int) -> None:
     (gate_up, down), x = expert_weights(dtype), rows_of(dtype)
-    x[sum(COUNTS) :] = torch.nan
+    x[USED:] = torch.nan
     counts = torch.tensor(COUNTS)
     group_list = counts if list_type == 1 else counts.cumsum(0)
     y = grouped_mlp(x, gate_up, down, group_list, group_list_type=list_type)
     assert y.dtype == dtype and y.shape == (ROWS, H)
     assert torch.allclose(y.double(), looped_mlp(x, gate_up, down), rtol=tolerance, atol=tolerance)
-    assert not y[sum(COUNTS) :].any()
+    assert not y[USED:].any()
 
 
 def test_a_rank_without_rows_returns_zeros_and_gradients() -> None:
     gate_up, down = (w.requires_grad_() for w in expert_weights(torch.float32))
     x = rows_of(torch.float32).requires_grad_()
-    y = grouped_mlp(x, gate_up, down, torch.zeros(L, dtype=torch.int64))
+    y = grouped_mlp(x, gate_up, down, NOBODY)
     assert torch.equal(y, torch.zeros(ROWS, H))
-    gradients = torch.autograd.grad(y.sum(), (x, gate_up, down))
-    assert all(not gradient.any() for gradient in gradients)
-    empty = grouped_mlp(x[:0], gate_up, down, torch.zeros(L, dtype=torch.int64))
-    assert empty.shape == (0, H)
+    assert all(not gradient.any() for gradient in torch.autograd.grad(y.sum(), (x, gate_up, down)))
+    assert grouped_mlp(x[:0], gate_up, down, NOBODY).shape == (0, H)
 
 
 def test_work_follows_the_rows_that_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,96 +125,127 @@ def test_gradients_are_those_of_the_loop() -> None:
     assert ours[1].abs().sum() > 0
 
 
-def w8a8_inputs() -> dict[str, torch.Tensor]:
-    gate_up, down = expert_weights(torch.float32)
-    codes, dynamic_scales = npu_dynamic_quant(rows_of(torch.float32))
-    quantised_gate_up, gate_up_scale = quantize_weight(gate_up)
-    quantised_down, down_scale = quantize_weight(down)
-    return {
-        "expand_x": codes,
-        "w_gate_up": quantised_gate_up,
-        "w_down": quantised_down,
-        "expert_token_nums": torch.tensor(COUNTS),
-        "dynamic_scales": dynamic_scales,
-        "w_gate_up_scale": gate_up_scale,
-        "w_down_scale": down_scale,
-    }
-
-
-def looped_w8a8(inputs: dict[str, torch.Tensor], weights: torch.Tensor | None = None) -> torch.Tensor:
-    y = torch.zeros(ROWS, H)
-    for row, expert in enumerate(OWNERS):
-        total = inputs["expand_x"][row].long() @ inputs["w_gate_up"][expert].long()
-        value = total.float() * inputs["w_gate_up_scale"][expert] * inputs["dynamic_scales"][row]
-        hidden = silu(value[:INNER]) * value[INNER:]
-        scale = hidden.abs().max() / 127
-        codes = torch.zeros_like(hidden) if scale == 0 else torch.round(hidden / scale)
-        if weights is not None:
-            scale = scale * weights[row]
-        total = codes.long() @ inputs["w_down"][expert].long()
-        y[row] = total.float() * inputs["w_down_scale"][expert] * scale
-    return y
-
-
 @pytest.mark.parametrize("list_type", [0, 1])
 def test_w8a8_is_the_loop_and_near_the_floats(list_type: int) -> None:
     inputs = w8a8_inputs()
     inputs["expand_x"][2] = 0  # an all-zero row
-    inputs["dynamic_scales"][sum(COUNTS) :] = torch.nan
+    inputs["dynamic_scales"][USED:] = torch.nan
     expected = looped_w8a8(inputs)
     if list_type == 0:
         inputs["expert_token_nums"] = inputs["expert_token_nums"].cumsum(0)
     y = grouped_mlp(**inputs, group_list_type=list_type, output_dtype=torch.float32)
     assert torch.allclose(y, expected, rtol=1e-5, atol=1e-6)
-    assert not y[2].any() and y[0].any() and not y[sum(COUNTS) :].any()
+    assert not y[2].any() and y[0].any() and not y[USED:].any()
     floats = looped_mlp(rows_of(torch.float32), *expert_weights(torch.float32))
     floats[2] = 0
     assert (y - floats).norm() < 0.03 * floats.norm()
-
-
-def test_w8a8_output_type_follows_the_scale() -> None:
-    inputs = w8a8_inputs()
-    assert grouped_mlp(**inputs).dtype == torch.bfloat16
-    inputs["w_down_scale"] = inputs["w_down_scale"].to(torch.float16)
-    assert grouped_mlp(**inputs).dtype == torch.float16
-    assert grouped_mlp(**inputs, output_dtype=15).dtype == torch.bfloat16
+    # The output's type is the scale's.
+    assert grouped_mlp(**inputs, group_list_type=list_type).dtype == torch.bfloat16
+    inputs["w_down_scale"] = inputs["w_down_scale"].half()
+    assert grouped_mlp(**inputs, group_list_type=list_type).dtype == torch.float16
+    assert grouped_mlp(**inputs, group_list_type=list_type, output_dtype=15).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("shape", [(ROWS,), (ROWS, 1)])
 def test_topk_scales_weigh_each_row(shape: tuple[int, ...]) -> None:
     weights = torch.rand(ROWS, generator=torch.Generator().manual_seed(4))
-    x, (gate_up, down) = rows_of(torch.float32), expert_weights(torch.float32)
-    counts = torch.tensor(COUNTS)
-    y = grouped_mlp(x, gate_up, down, counts, topk_scales=weights.reshape(shape))
-    expected = looped_mlp(x, gate_up, down) * weights.double()[:, None]
-    assert torch.allclose(y.double(), expected, rtol=1e-5, atol=1e-6)
+    plain = given("plain", torch.float32)
+    y = grouped_mlp(**plain, topk_scales=weights.reshape(shape))
+    loop = looped_mlp(plain["expand_x"], plain["w_gate_up"], plain["w_down"])
+    assert torch.allclose(y.double(), loop * weights.double()[:, None], rtol=1e-5, atol=1e-6)
     inputs = w8a8_inputs()
     y = grouped_mlp(**inputs, topk_scales=weights.reshape(shape), output_dtype=torch.float32)
     assert torch.allclose(y, looped_w8a8(inputs, weights), rtol=1e-5, atol=1e-6)
 
 
-def test_transformers_mixtral_block() -> None:
-    mixtral = pytest.importorskip("transformers.models.mixtral.modeling_mixtral")
-    config = mixtral.MixtralConfig(
-        hidden_size=H, intermediate_size=INNER, num_local_experts=L, num_experts_per_tok=2
-    )
-    torch.manual_seed(5)
-    block = mixtral.MixtralSparseMoeBlock(config).eval()
-    for parameter in block.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    tokens = torch.randn(1, 9, H)
+# ---- out=
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kind", ["plain", "transposed weights", "w8a8"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_the_same_bits_in_out_and_no_others(dtype: torch.dtype, kind: str, weighted: bool) -> None:
+    values = given(kind, dtype)
+    if weighted:
+        values["topk_scales"] = torch.linspace(0.1, 2, ROWS)
+    for counts in (COUNTS, [0, 0, 0, 0], [ROWS, 0, 0, 0], [0, 0, 0, 1]):
+        values["expert_token_nums"] = torch.tensor(counts)
+        want, used = grouped_mlp(**values), sum(counts)
+        out = torch.full((ROWS, H), -77.0, dtype=dtype)
+        place = out.data_ptr()
+        assert grouped_mlp(**values, out=out) is out and out.data_ptr() == place
+        assert same_bits(out[:used], want[:used])
+        assert (out[used:] == -77).all() and not want[used:].any()
+
+
+@pytest.mark.parametrize("hidden", [1, 7, 96, 1000])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_bits_at_widths_that_products_treat_each_in_their_own_way(dtype: torch.dtype, hidden: int) -> None:
+    generator = torch.Generator().manual_seed(hidden)
+    counts = [0, 1, 37, 64, 5, 0]
+    x = torch.randn(sum(counts) + 3, hidden, generator=generator).to(dtype)
+    gate_up = torch.randn(len(counts), hidden, 2 * 48, generator=generator).to(dtype)
+    down = torch.randn(len(counts), 48, hidden, generator=generator).to(dtype)
+    want = grouped_mlp(x, gate_up, down, torch.tensor(counts))
+    out = grouped_mlp(x, gate_up, down, torch.tensor(counts), out=torch.empty_like(x))
+    assert same_bits(out[: sum(counts)], want[: sum(counts)])
+
+
+def test_the_last_product_goes_into_out_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is concatenated, nothing stacked; strides are kept to; no rows are no work."""
+    values = given("plain", torch.float32)
+    wide = torch.full((ROWS, 2 * H), -77.0)
+    grouped_mlp(**values, out=wide[:, ::2])
+    assert same_bits(wide[:USED, ::2], grouped_mlp(**values)[:USED]) and (wide[:, 1::2] == -77).all()
+    empty = {"expand_x": torch.empty(0, H), "expert_token_nums": NOBODY, "out": torch.empty(0, H)}
+    assert grouped_mlp(**values | empty).shape == (0, H)
+    monkeypatch.setattr(grouped_matmul, "_stack", None)
+    monkeypatch.setattr(grouped_matmul, "npu_grouped_matmul", None)
+    hidden, out = torch.randn(USED, INNER), torch.full((USED, H), -77.0)
+    grouped_matmul.grouped_matmul_out(out, hidden, values["w_down"], values["expert_token_nums"], 1)
+    assert not (out == -77).all(1).any()
+
+
+@pytest.mark.parametrize("name", ["expand_x", "w_gate_up", "w_down", "out"])
+def test_out_takes_no_part_in_autograd(name: str) -> None:
+    values = given("plain", torch.float32) | {"out": torch.empty(ROWS, H)}
+    values[name] = values[name].requires_grad_()
+    with pytest.raises(ArgumentError, match="no part in autograd"):
+        grouped_mlp(**values)
     with torch.no_grad():
-        expected = block(tokens)
-        expected = (expected[0] if isinstance(expected, tuple) else expected).reshape(9, H)
-        weights, ids = softmax_topk(tokens[0] @ block.gate.weight.t(), 2, True)
-        order = torch.argsort(ids.flatten(), stable=True)
-        counts = torch.bincount(ids.flatten(), minlength=L)
-        # The checkpoint's (E, out, in) layout, used in place through transposed views.
-        gate_up, down = block.experts.gate_up_proj.transpose(1, 2), block.experts.down_proj.transpose(1, 2)
-        rows = grouped_mlp(tokens[0][order // 2], gate_up, down, counts)
-        y = torch.zeros(9, H).index_add_(0, order // 2, rows * weights.flatten()[order, None])
-    assert expected.square().mean().sqrt() > 0.05
-    assert torch.allclose(y, expected, rtol=1e-5, atol=1e-5)
+        grouped_mlp(**values)
+
+
+def resident_kib() -> int:
+    with open("/proc/self/smaps_rollup") as file:
+        return sum(int(line.split()[1]) for line in file if line.startswith(("Rss:", "Pss_Shmem:")))
+
+
+def test_only_rows_that_arrived_touch_memory() -> None:
+    """A window tensor for the worst case costs what arrives: here 1 row in 8192 of 8 KiB."""
+    hidden, rows = 2048, 8192
+    counts = torch.tensor([1, 0])
+    weights = torch.randn(2, hidden, 2), torch.randn(2, 1, hidden)
+    x = torch.empty(rows, hidden)
+    x[0] = 1
+    with ascend_moe.LocalCluster(1, window_mib=64) as cluster:
+
+        def work(rank: int, group: str) -> int:
+            out = ascend_moe.window_empty(
+                (rows, hidden), dtype=torch.float32, group_ep=group, ep_world_size=1, ep_rank_id=rank
+            )
+            before = resident_kib()
+            grouped_mlp(x, *weights, counts, out=out)
+            return resident_kib() - before
+
+        assert cluster.run(work)[0] < 8 * 1024  # 64 MiB when all of it were written
+
+
+# ---- refused
 
 
 @pytest.mark.parametrize(
@@ -194,14 +264,15 @@ def test_transformers_mixtral_block() -> None:
         ("dynamic_scales", {"expand_x": torch.ones(ROWS, H, dtype=torch.int8)}),
         ("w_down_scale", {"w_down_scale": torch.ones(L, H)}),
         ("output_dtype", {"output_dtype": torch.bfloat16}),
+        ("out", {"out": torch.empty(ROWS - 1, H)}),
+        ("out", {"out": torch.empty(ROWS, H, dtype=torch.bfloat16)}),
+        ("out", {"out": torch.empty(ROWS, H, device="meta")}),
+        ("out", {"out": torch.empty(H, ROWS)}),
     ],
 )
 def test_bad_arguments_are_named(argument: str, changes: dict[str, object]) -> None:
-    gate_up, down = expert_weights(torch.float32)
-    good = {"expand_x": rows_of(torch.float32), "w_gate_up": gate_up, "w_down": down,
-            "expert_token_nums": torch.tensor(COUNTS)}  # fmt: skip
     with pytest.raises(ArgumentError) as caught:
-        grouped_mlp(**{**good, **changes})  # type: ignore[arg-type]
+        grouped_mlp(**given("plain", torch.float32) | changes)
     assert caught.value.argument == argument
 
 
@@ -212,6 +283,3 @@ def test_w8a8_needs_all_its_scales(missing: str) -> None:
     with pytest.raises(ArgumentError) as caught:
         grouped_mlp(**inputs)
     assert caught.value.argument == missing
-    with pytest.raises(ArgumentError) as caught:
-        grouped_mlp(**{**w8a8_inputs(), "expand_x": rows_of(torch.float32)})
-    assert caught.value.argument == "expand_x"

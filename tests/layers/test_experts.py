@@ -1,22 +1,36 @@
-"""Grouped matmul against loops over experts."""
+"""Grouped matmul, SwiGLU, the quantising operators and those that join them: against loops in numpy."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from vendor_calls import values as drawn
 
-from ascend_moe.errors import ArgumentError
-from ascend_moe.experts import grouped_matmul, npu_grouped_matmul
+from ascend_moe.experts import (
+    grouped_matmul,
+    npu_dequant_swiglu_quant,
+    npu_dynamic_quant,
+    npu_grouped_matmul,
+    npu_swiglu,
+    quantize_weight,
+)
 from ascend_moe.experts.grouped_matmul import int8_matmul, int8_matmul_by_float32
+from ascend_moe.npu import (
+    npu_grouped_matmul_finalize_routing,
+    npu_grouped_matmul_swiglu_quant,
+    npu_grouped_matmul_swiglu_quant_v2,
+)
 
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]
-COUNTS = [[3, 0, 5, 1], [0, 0, 0, 0], [0, 9, 0, 0], [2, 2, 2, 3]]
+EACH_FLOAT = pytest.mark.parametrize("dtype", FLOATS, ids=str)
 
 
-def small_integers(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+def small_integers(*shape: int, dtype: torch.dtype = torch.float32, seed: int) -> torch.Tensor:
     """Integers whose products any float32 sum holds exactly, so that every correct kernel agrees."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(-8, 9, shape, generator=generator).to(dtype)
@@ -24,16 +38,6 @@ def small_integers(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
 
 def int8s(*shape: int, seed: int) -> torch.Tensor:
     return torch.randint(-128, 128, shape, generator=torch.Generator().manual_seed(seed), dtype=torch.int8)
-
-
-def group_list_of(counts: Sequence[int], list_type: int) -> torch.Tensor:
-    if list_type == 0:
-        return torch.tensor(list(itertools.accumulate(counts)), dtype=torch.int64)
-    if list_type == 1:
-        return torch.tensor(counts, dtype=torch.int64)
-    pairs = [[expert, count] for expert, count in enumerate(counts) if count]
-    pairs += [[0, 0]] * (len(counts) - len(pairs))
-    return torch.tensor(pairs, dtype=torch.int64)
 
 
 def looped_matmul(
@@ -51,29 +55,38 @@ def looped_matmul(
     return y
 
 
-@pytest.mark.parametrize("counts", COUNTS)
+def grouped(x: torch.Tensor, weight: torch.Tensor, counts: Sequence[int], **kwargs: Any) -> torch.Tensor:
+    """One tensor of rows by one of weights, numbers of rows by expert."""
+    place = {"group_list": torch.tensor(counts), "group_list_type": 1, "split_item": 2, "group_type": 0}
+    return npu_grouped_matmul([x], [weight], **(place | kwargs))[0]
+
+
+# ---- grouped matmul
+
+
+def group_list_of(counts: Sequence[int], list_type: int) -> torch.Tensor:
+    if list_type < 2:
+        return torch.tensor(counts if list_type else list(itertools.accumulate(counts)))
+    pairs = [[expert, count] for expert, count in enumerate(counts) if count]
+    return torch.tensor(pairs + [[0, 0]] * (len(counts) - len(pairs)))
+
+
+@pytest.mark.parametrize("counts", [[3, 0, 5, 1], [0, 0, 0, 0], [0, 9, 0, 0], [2, 2, 2, 3]], ids=str)
 @pytest.mark.parametrize("list_type", [0, 1, 2])
-@pytest.mark.parametrize("dtype", FLOATS)
+@EACH_FLOAT
 def test_one_output_is_the_loop_over_experts(dtype: torch.dtype, list_type: int, counts: list[int]) -> None:
     x = small_integers(11, 40, dtype=dtype, seed=1)
     weight = small_integers(4, 40, 24, dtype=dtype, seed=2)
     expected = looped_matmul(x, weight, counts).to(dtype)
     x[sum(counts) :] = torch.nan  # rows of nobody must not reach anybody
-    group_list = group_list_of(counts, list_type)
+    form = {"group_list": group_list_of(counts, list_type), "group_list_type": list_type, "group_type": 0}
     for split_item, weights in ((2, [weight]), (3, list(weight))):
-        (y,) = npu_grouped_matmul(
-            [x],
-            weights,
-            group_list=group_list,
-            group_list_type=list_type,
-            split_item=split_item,
-            group_type=0,
-        )
+        (y,) = npu_grouped_matmul([x], weights, **form, split_item=split_item)
         assert y.dtype == dtype and torch.equal(y, expected)
 
 
 @pytest.mark.parametrize("native", [True, False])
-@pytest.mark.parametrize("dtype", FLOATS)
+@EACH_FLOAT
 def test_sums_are_float32_and_rounded_once(
     dtype: torch.dtype, native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,57 +94,25 @@ def test_sums_are_float32_and_rounded_once(
         monkeypatch.setattr(grouped_matmul, "_multiplies_natively", lambda dtype: False)
     x = small_integers(30, 1031, dtype=dtype, seed=3)
     weight = small_integers(2, 1031, 17, dtype=dtype, seed=4)
-    bias = torch.tensor([[0.5] * 17, [-3.25] * 17])
-    counts = torch.tensor([13, 17])
-    (y,) = npu_grouped_matmul([x], [weight], group_list=counts, group_list_type=1, split_item=2, group_type=0)
-    assert torch.equal(y, looped_matmul(x, weight, counts.tolist()).to(dtype))
-    (y,) = npu_grouped_matmul(
-        [x], [weight], bias=[bias], group_list=counts, group_list_type=1, split_item=2, group_type=0
-    )
-    assert torch.equal(y, looped_matmul(x, weight, counts.tolist(), bias).to(dtype))
+    bias, counts = torch.tensor([[0.5] * 17, [-3.25] * 17]), [13, 17]
+    assert torch.equal(grouped(x, weight, counts), looped_matmul(x, weight, counts).to(dtype))
+    expected = looped_matmul(x, weight, counts, bias).to(dtype)
+    assert torch.equal(grouped(x, weight, counts, bias=[bias]), expected)
 
 
-def test_random_floats_stay_close_to_float64() -> None:
-    generator = torch.Generator().manual_seed(5)
-    x, weight = torch.randn(20, 96, generator=generator), torch.randn(3, 96, 50, generator=generator)
-    counts = [4, 9, 7]
-    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 2**-8), (torch.float16, 2**-10)):
-        cast_x, cast_w = x.to(dtype), weight.to(dtype)
-        (y,) = npu_grouped_matmul(
-            [cast_x],
-            [cast_w],
-            group_list=torch.tensor(counts),
-            group_list_type=1,
-            split_item=3,
-            group_type=0,
-        )
-        expected = looped_matmul(cast_x, cast_w, counts)
-        assert torch.allclose(y.double(), expected, rtol=tolerance, atol=1e-4)
-
-
-@pytest.mark.parametrize("dtype", [*FLOATS, torch.int8])
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int8], ids=str)
 def test_transposed_weights_and_sliced_rows(dtype: torch.dtype) -> None:
-    counts = [2, 0, 4]
     wide = small_integers(8, 64, dtype=dtype, seed=6)
     stored = small_integers(3, 12, 32, dtype=dtype, seed=7)  # (E, N, K), as checkpoints keep it
     x, weight = wide[1:7, 16:48], stored.transpose(1, 2)
-    assert not x.is_contiguous() and not weight.is_contiguous()
-    integer = dtype == torch.int8
-    (y,) = npu_grouped_matmul(
-        [x],
-        [weight],
-        group_list=torch.tensor(counts),
-        group_list_type=1,
-        split_item=2,
-        group_type=0,
-        output_dtype=torch.int32 if integer else None,
-    )
-    assert torch.equal(y, looped_matmul(x, weight, counts).to(torch.int32 if integer else dtype))
+    output_dtype = torch.int32 if dtype == torch.int8 else dtype
+    y = grouped(x, weight, [2, 0, 4], output_dtype=output_dtype if dtype == torch.int8 else None)
+    assert torch.equal(y, looped_matmul(x, weight, [2, 0, 4]).to(output_dtype))
 
 
 def test_one_output_a_group() -> None:
-    x = small_integers(9, 16, dtype=torch.float32, seed=8)
-    weights = [small_integers(16, n, dtype=torch.float32, seed=n) for n in (3, 7, 5)]
+    x = small_integers(9, 16, seed=8)
+    weights = [small_integers(16, n, seed=n) for n in (3, 7, 5)]
     ends = [2, 2, 8]
     for group_list, group_type in ((ends, None), (torch.tensor(ends), 0)):
         outputs = npu_grouped_matmul([x], weights, group_list=group_list, split_item=0, group_type=group_type)
@@ -143,21 +124,21 @@ def test_one_output_a_group() -> None:
 @pytest.mark.parametrize("group_type", [-1, None])
 def test_one_x_an_expert(group_type: int | None) -> None:
     shapes = [(4, 6), (0, 5), (3, 8)]
-    x = [small_integers(*shape, dtype=torch.float32, seed=i) for i, shape in enumerate(shapes)]
-    weights = [small_integers(s[1], 10, dtype=torch.float32, seed=9 + i) for i, s in enumerate(shapes)]
-    bias = [small_integers(10, dtype=torch.float32, seed=20 + i) for i in range(3)]
+    x = [small_integers(*shape, seed=i) for i, shape in enumerate(shapes)]
+    weights = [small_integers(s[1], 10, seed=9 + i) for i, s in enumerate(shapes)]
+    bias = [small_integers(10, seed=20 + i) for i in range(3)]
     expected = [a @ w + b for a, w, b in zip(x, weights, bias, strict=True)]
     outputs = npu_grouped_matmul(x, weights, bias=bias, group_type=group_type)
     assert all(torch.equal(y, e) for y, e in zip(outputs, expected, strict=True))
     (joined,) = npu_grouped_matmul(x, weights, bias=bias, split_item=2, group_type=0)
     assert torch.equal(joined, torch.cat(expected))
-    deep = [small_integers(2, 3, 6, dtype=torch.float32, seed=30), x[1], x[2]]
+    deep = [small_integers(2, 3, 6, seed=30), x[1], x[2]]
     assert npu_grouped_matmul(deep, weights, group_type=group_type)[0].shape == (2, 3, 10)
 
 
 def test_pairs_pick_experts_in_any_order() -> None:
-    x = small_integers(6, 8, dtype=torch.float32, seed=10)
-    weight = small_integers(5, 8, 4, dtype=torch.float32, seed=11)
+    x = small_integers(6, 8, seed=10)
+    weight = small_integers(5, 8, 4, seed=11)
     pairs = torch.tensor([[3, 2], [1, 3], [99, 0]])
     (y,) = npu_grouped_matmul([x], [weight], group_list=pairs, group_list_type=2, split_item=3, group_type=0)
     assert torch.equal(y, torch.cat([x[:2] @ weight[3], x[2:5] @ weight[1], torch.zeros(1, 4)]))
@@ -191,132 +172,322 @@ def test_int8_scaling_follows_the_written_order() -> None:
             expected = torch.zeros(rows, 30, dtype=dtype)
             for row, expert in enumerate([0] * 3 + [2] * 4):
                 total = (x[row].long() @ weight[expert].long()).to(torch.int32)
-                if bias is whole_bias:
-                    total = total + whole_bias[expert]
+                total = total + whole_bias[expert] if bias is whole_bias else total
                 value = total.float() * scale[expert]
-                if tokens is not None:
-                    value = value * tokens[row]
-                if bias is float_bias:
-                    value = value + float_bias[expert]
-                expected[row] = value.to(dtype)
-            for output_dtype, scales, biases in (
-                (dtype, [scale], None if bias is None else [bias]),
-                (number, list(scale), None if bias is None else list(bias)),
-            ):
-                (y,) = npu_grouped_matmul(
-                    [x],
-                    [weight],
-                    scale=scales,
-                    bias=biases,
-                    per_token_scale=None if tokens is None else [tokens],
-                    group_list=torch.tensor(counts),
-                    group_list_type=1,
-                    split_item=2,
-                    group_type=0,
-                    output_dtype=output_dtype,
-                )
-                assert torch.equal(y, expected)
+                value = value if tokens is None else value * tokens[row]
+                expected[row] = value + float_bias[expert] if bias is float_bias else value
+            given = {} if tokens is None else {"per_token_scale": [tokens]}
+            tensors = given | {"scale": [scale], "bias": None if bias is None else [bias]}
+            lists = given | {"scale": list(scale), "bias": None if bias is None else list(bias)}
+            assert torch.equal(grouped(x, weight, counts, **tensors, output_dtype=dtype), expected)
+            assert torch.equal(grouped(x, weight, counts, **lists, output_dtype=number), expected)
 
 
-def test_gradients_are_those_of_a_loop_also_without_rows() -> None:
-    counts = [2, 0, 3]
-    generator = torch.Generator().manual_seed(7)
-    x = torch.randn(7, 6, generator=generator, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(3, 6, 4, generator=generator, dtype=torch.float64, requires_grad=True)
-    gradient = torch.randn(7, 4, generator=generator, dtype=torch.float64)
-
-    def run(counts: list[int]) -> tuple[torch.Tensor, ...]:
-        (y,) = npu_grouped_matmul(
-            [x], [weight], group_list=torch.tensor(counts), group_list_type=1, split_item=2, group_type=0
-        )
-        return torch.autograd.grad(y, (x, weight), gradient)
-
-    owner = torch.tensor([0, 0, 2, 2, 2])
-    loop = torch.cat([torch.einsum("rk,rkn->rn", x[:5], weight[owner]), torch.zeros(2, 4)])
-    for ours, theirs in zip(run(counts), torch.autograd.grad(loop, (x, weight), gradient), strict=True):
-        assert torch.allclose(ours, theirs, rtol=1e-12)
-    assert all(not grad.any() for grad in run([0, 0, 0]))
+# ---- SwiGLU and quantising
 
 
-def base_arguments() -> dict[str, object]:
-    return {
-        "x": [torch.ones(4, 8)],
-        "weight": [torch.ones(2, 8, 3)],
-        "group_list": torch.tensor([1, 4]),
-        "split_item": 2,
-        "group_type": 0,
+def numpy_quantise(row: np.ndarray) -> tuple[np.ndarray, np.float32]:
+    """One float32 row to int8, element by element in float32."""
+    scale = np.float32(np.float32(np.abs(row).max()) / np.float32(127))
+    if scale == 0:
+        return np.zeros(row.shape, np.int8), scale
+    codes = np.rint((row / scale).astype(np.float32))
+    return np.clip(codes, -128, 127).astype(np.int8), scale
+
+
+@EACH_FLOAT
+@pytest.mark.parametrize("dim", [-1, 0, 1])
+def test_swiglu_rounds_once(dtype: torch.dtype, dim: int) -> None:
+    x = drawn(6, 8, 10, seed=1, dtype=dtype) * 4
+    gate, up = np.split(x.double().numpy(), 2, axis=dim)
+    expected = torch.from_numpy(gate / (1 + np.exp(-gate)) * up)
+    y = npu_swiglu(x, dim)
+    assert y.dtype == dtype and y.shape == expected.shape
+    half_ulp = {torch.float32: 1e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}[dtype]
+    assert torch.allclose(y.double(), expected, rtol=half_ulp * 1.01, atol=1e-7)
+
+
+def test_swiglu_gradient() -> None:
+    assert torch.autograd.gradcheck(npu_swiglu, (drawn(3, 8, seed=2).double().requires_grad_(),))
+
+
+@EACH_FLOAT
+@pytest.mark.parametrize("smooth", ["none", "one", "groups"])
+def test_dynamic_quant_is_amax_over_127(dtype: torch.dtype, smooth: str) -> None:
+    x = drawn(2, 5, 48, seed=3, dtype=dtype)
+    x[0, 1] = 0
+    ends = [3, 3, 9]  # the tenth row lies behind the last group
+    owner = [0, 0, 0, 2, 2, 2, 2, 2, 2, None]
+    scales = {
+        "none": None,
+        "one": drawn(48, seed=4, dtype=dtype),
+        "groups": drawn(3, 48, seed=5, dtype=dtype),
     }
+    smooth_scales = scales[smooth]
+    group_index = torch.tensor(ends, dtype=torch.int32) if smooth == "groups" else None
+    codes, scale = npu_dynamic_quant(x, smooth_scales=smooth_scales, group_index=group_index)
+    assert codes.dtype == torch.int8 and codes.shape == x.shape
+    assert scale.dtype == torch.float32 and scale.shape == (2, 5)
+    rows = x.float().reshape(10, 48).numpy()
+    for row in range(10):
+        values = rows[row]
+        if smooth_scales is not None and (smooth == "one" or owner[row] is not None):
+            factor = smooth_scales if smooth == "one" else smooth_scales[owner[row]]
+            values = values * factor.float().numpy()
+        expected, expected_scale = numpy_quantise(values)
+        assert np.array_equal(codes.reshape(10, 48)[row].numpy(), expected)
+        assert scale.flatten()[row].item() == expected_scale
+    assert scale[0, 1] == 0 and not codes[0, 1].any()
+    assert codes.flatten(0, 1).abs().amax(-1).tolist() == [127, 0, *[127] * 8]
 
 
-@pytest.mark.parametrize(
-    ("argument", "changes"),
-    [
-        ("x", {"x": []}),
-        ("x", {"x": torch.ones(4, 8)}),
-        ("x", {"x": [torch.ones(4, 7)]}),
-        ("x", {"x": [torch.ones(4, 8, dtype=torch.int32)]}),
-        ("weight", {"weight": [torch.ones(2, 8, 3, dtype=torch.bfloat16)]}),
-        ("weight", {"weight": [torch.ones(8)]}),
-        ("weight", {"weight": [torch.ones(8, 3), torch.ones(8, 4)]}),
-        ("bias", {"bias": [torch.ones(3)]}),
-        ("bias", {"bias": [torch.ones(2, 3, dtype=torch.int32)]}),
-        ("scale", {"scale": [torch.ones(2, 3)]}),
-        ("per_token_scale", {"per_token_scale": [torch.ones(4)]}),
-        ("output_dtype", {"output_dtype": torch.bfloat16}),
-        ("output_dtype", {"output_dtype": 12345}),
-        ("split_item", {"split_item": 4}),
-        ("group_type", {"group_type": 2}),
-        ("group_type", {"group_type": None}),
-        ("group_type", {"group_type": -1}),
-        ("group_list_type", {"group_list_type": 3}),
-        ("group_list_type", {"group_list_type": 2, "split_item": 0}),
-        ("group_list", {"group_list": None}),
-        ("group_list", {"group_list": torch.tensor([1, 5])}),
-        ("group_list", {"group_list": torch.tensor([3, 2])}),
-        ("group_list", {"group_list": torch.tensor([-1, 2]), "group_list_type": 1}),
-        ("group_list", {"group_list": torch.tensor([1, 2, 3])}),
-        ("group_list", {"group_list": torch.tensor([1, 2], dtype=torch.int32)}),
-        ("group_list", {"group_list": torch.tensor([[2, 1]]), "group_list_type": 2}),
-        ("group_list", {"group_list": torch.tensor([1, 2]), "group_list_type": 2}),
-        ("offset", {"offset": [torch.ones(3)]}),
-        ("antiquant_scale", {"antiquant_scale": [torch.ones(2, 3)]}),
-        ("antiquant_offset", {"antiquant_offset": [torch.ones(2, 3)]}),
-        ("activation_input", {"activation_input": [torch.ones(3)]}),
-        ("activation_quant_scale", {"activation_quant_scale": [torch.ones(3)]}),
-        ("act_type", {"act_type": 1}),
-        ("scale_dtype", {"scale_dtype": 300}),
-    ],
-)
-def test_bad_arguments_are_named(argument: str, changes: dict[str, object]) -> None:
-    with pytest.raises(ArgumentError) as caught:
-        npu_grouped_matmul(**{**base_arguments(), **changes})  # type: ignore[arg-type]
-    assert caught.value.argument == argument
-    assert "\n" not in str(caught.value)
+def test_dynamic_quant_per_tensor_and_odd_values() -> None:
+    x = drawn(4, 6, seed=6)
+    codes, scale = npu_dynamic_quant(x, quant_mode="pertensor", dst_type=torch.int8)
+    expected, expected_scale = numpy_quantise(x.numpy())
+    assert scale.shape == (1,) and scale.item() == expected_scale
+    assert np.array_equal(codes.numpy(), expected)
+    for number in (1, 258):
+        assert torch.equal(npu_dynamic_quant(x, dst_type=number)[0], npu_dynamic_quant(x)[0])
+    codes, scale = npu_dynamic_quant(torch.tensor([[1.0, torch.nan], [1.0, -torch.inf], [2.0, -4.0]]))
+    assert torch.isnan(scale[0]) and torch.isinf(scale[1]) and scale[2] == np.float32(4) / np.float32(127)
+    assert codes.tolist() == [[0, 0], [0, 0], [64, -127]]  # 63.5 rounds to even
+    codes, scale = npu_dynamic_quant(torch.ones(0, 8))
+    assert codes.shape == (0, 8) and scale.shape == (0,)
 
 
-@pytest.mark.parametrize(
-    ("argument", "changes"),
-    [
-        ("output_dtype", {"output_dtype": None}),
-        ("output_dtype", {"output_dtype": torch.bfloat16}),
-        ("output_dtype", {"scale": [torch.ones(2, 3)]}),
-        ("output_dtype", {"scale": [torch.ones(2, 3)], "output_dtype": torch.int8}),
-        ("scale", {"scale": [torch.ones(2, 3, dtype=torch.int64)], "output_dtype": torch.bfloat16}),
-        ("per_token_scale", {"per_token_scale": [torch.ones(4)], "output_dtype": torch.int32}),
-        ("per_token_scale", {"scale": [torch.ones(2, 3)], "per_token_scale": [torch.ones(3)],
-                             "output_dtype": torch.bfloat16}),
-        ("bias", {"bias": [torch.ones(2, 3)], "output_dtype": torch.int32}),
-    ],
-)  # fmt: skip
-def test_bad_int8_arguments_are_named(argument: str, changes: dict[str, object]) -> None:
-    int8 = {"x": [torch.ones(4, 8, dtype=torch.int8)], "weight": [torch.ones(2, 8, 3, dtype=torch.int8)]}
-    with pytest.raises(ArgumentError) as caught:
-        npu_grouped_matmul(**{**base_arguments(), **int8, **changes})  # type: ignore[arg-type]
-    assert caught.value.argument == argument
+@EACH_FLOAT
+def test_quantize_weight_per_output_channel(dtype: torch.dtype) -> None:
+    weight = drawn(2, 9, 5, seed=7, dtype=dtype)
+    weight[1, :, 3] = 0
+    codes, scale = quantize_weight(weight)
+    assert codes.shape == (2, 9, 5) and codes.is_contiguous() and scale.shape == (2, 5)
+    for expert in range(2):
+        for channel in range(5):
+            expected, expected_scale = numpy_quantise(weight[expert, :, channel].float().numpy())
+            assert np.array_equal(codes[expert, :, channel].numpy(), expected)
+            assert scale[expert, channel].item() == expected_scale
 
 
-def test_harmless_arguments_are_accepted() -> None:
-    plain = npu_grouped_matmul(**base_arguments())  # type: ignore[arg-type]
-    harmless = {"offset": [], "antiquant_scale": [], "act_type": 0, "tuning_config": [4], "bias": []}
-    hinted = npu_grouped_matmul(**base_arguments(), **harmless)  # type: ignore[arg-type]
-    assert torch.equal(plain[0], hinted[0])
+# Gates of 0, 32 and 64 make silu exact (0, 32, 64), so the whole chain has one right answer in float32.
+GATES = torch.tensor([0, 32, 64], dtype=torch.int32)
+
+
+def exact_halves(rows: int, inner: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    gate = GATES[torch.randint(0, 3, (rows, inner), generator=generator)]
+    up = torch.randint(-50, 51, (rows, inner), generator=generator, dtype=torch.int32)
+    return gate, up
+
+
+@pytest.mark.parametrize("left", [True, False])
+@pytest.mark.parametrize("column", [True, False])
+def test_dequant_swiglu_quant_groups_exactly(left: bool, column: bool) -> None:
+    counts, rows, inner = [3, 0, 2], 7, 16
+    gate, up = exact_halves(rows, inner, seed=8)
+    gate[1] = 0  # silu(0) * anything: an all-zero row
+    x = torch.cat([gate, up] if left else [up, gate], dim=1)
+    weight_scale = 2.0 ** torch.arange(3)[:, None].expand(3, 2 * inner)
+    # Powers of two, at least 1 where gates are not 0: silu stays exact.
+    activation_scale = torch.tensor([1.0, 0.5, 1, 2, 1, torch.nan, torch.nan])
+    smooth = 2.0 ** torch.randint(-2, 3, (3, inner), generator=torch.Generator().manual_seed(9))
+    codes, scale = npu_dequant_swiglu_quant(
+        x,
+        weight_scale=weight_scale,
+        activation_scale=activation_scale[:, None] if column else activation_scale,
+        quant_scale=smooth,
+        group_index=torch.tensor(counts),
+        activate_left=left,
+        quant_mode=1,
+    )
+    assert codes.dtype == torch.int8 and codes.shape == (rows, inner) and scale.shape == (rows,)
+    for row, group in enumerate([0, 0, 0, 2, 2]):
+        factor = weight_scale[group, 0] * activation_scale[row]
+        values = (gate[row] * factor) * (up[row] * factor) * smooth[group]
+        expected, expected_scale = numpy_quantise(values.numpy())
+        assert np.array_equal(codes[row].numpy(), expected)
+        assert scale[row].item() == expected_scale
+    assert scale[1] == 0 and scale[0] > 0
+    assert not codes[5:].any() and not scale[5:].any()
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int32])
+@pytest.mark.parametrize("mode", [0, 1, 2])
+def test_dequant_swiglu_quant_forms_of_glu(dtype: torch.dtype, mode: int) -> None:
+    inner = 32
+    integer = dtype == torch.int32
+    x = (drawn(2, 3, 2 * inner, seed=10) * (500 if integer else 6)).to(dtype)
+    weight_scale = (
+        torch.rand(2 * inner, generator=torch.Generator().manual_seed(11)) / 50 if integer else None
+    )
+    codes, scale = npu_dequant_swiglu_quant(
+        x, weight_scale=weight_scale, quant_mode=1, swiglu_mode=mode, clamp_limit=3.0, activate_left=True
+    )
+    values = x.double().numpy()
+    if weight_scale is not None:
+        values = values * weight_scale.double().numpy()
+    if mode == 1:
+        gate, up = values[..., ::2], values[..., 1::2]
+    else:
+        gate, up = values[..., :inner], values[..., inner:]
+    if mode == 0:
+        expected = gate / (1 + np.exp(-gate)) * up
+    else:
+        gate, up = np.minimum(gate, 3.0), np.clip(up, -3.0, 3.0)
+        expected = gate / (1 + np.exp(-1.702 * gate)) * (up + 1.0)
+    assert codes.shape == (2, 3, inner) and scale.shape == (2, 3)
+    assert np.allclose(scale.numpy(), np.abs(expected).max(-1) / 127, rtol=1e-5)
+    exact = expected / scale.double().numpy()[..., None]
+    assert np.abs(codes.numpy() - exact).max() <= 0.5 + 1e-3
+
+
+@pytest.mark.parametrize("kind", ["int32", "float"])
+def test_dequant_swiglu_quant_bias(kind: str) -> None:
+    gate, up = exact_halves(4, 8, seed=12)
+    x = torch.cat([gate, up], dim=1)
+    bias = torch.tensor([32] * 8 + [7] * 8, dtype=torch.int32 if kind == "int32" else torch.float32)
+    codes, scale = npu_dequant_swiglu_quant(
+        x, weight_scale=torch.full((1, 16), 2.0), bias=bias, activate_left=True, quant_mode=1
+    )
+    before = kind == "int32"
+    left = (gate + 32) * 2 if before else gate * 2 + 32
+    right = (up + 7) * 2 if before else up * 2 + 7
+    for row in range(4):
+        expected, expected_scale = numpy_quantise((left * right)[row].float().numpy())
+        assert np.array_equal(codes[row].numpy(), expected) and scale[row].item() == expected_scale
+
+
+def test_dequant_swiglu_quant_static() -> None:
+    gate, up = exact_halves(5, 8, seed=13)
+    x = torch.cat([up, gate], dim=1).to(torch.float32)
+    values = (gate * up).float()
+    channel = 16.0 * (1 + torch.arange(8))
+    offset = torch.arange(8) - 3.5
+    codes, scale = npu_dequant_swiglu_quant(x, quant_scale=channel, quant_offset=offset)
+    expected = torch.round(values / channel + offset).clamp(-128, 127).to(torch.int8)
+    assert torch.equal(codes, expected) and not scale.any() and scale.shape == (5,)
+    assert codes.min() == -128 or codes.max() == 127  # the clip is exercised
+    single = npu_dequant_swiglu_quant(x, quant_scale=torch.tensor([64.0]))[0]
+    assert torch.equal(single, torch.round(values / 64).clamp(-128, 127).to(torch.int8))
+    grouped = npu_dequant_swiglu_quant(
+        x, quant_scale=torch.tensor([32.0, 64.0]), group_index=torch.tensor([1, 3])
+    )[0]
+    expected = torch.round(values / torch.tensor([32.0, 64, 64, 64, 1])[:, None]).clamp(-128, 127)
+    assert torch.equal(grouped[:4], expected[:4].to(torch.int8)) and not grouped[4].any()
+
+
+def test_dequant_swiglu_quant_without_rows() -> None:
+    arguments = {"weight_scale": torch.ones(2, 8), "group_index": torch.tensor([0, 0]), "quant_mode": 1}
+    for rows in (0, 3):
+        codes, scale = npu_dequant_swiglu_quant(torch.ones(rows, 8, dtype=torch.int32), **arguments)
+        assert codes.shape == (rows, 4) and not codes.any() and not scale.any()
+
+
+# ---- joined operators
+
+INNER, WIDTH, GROUPS = 24, 32, 4
+COUNTS = {
+    "even": [3, 3, 3, 3],
+    "empty groups": [0, 7, 0, 2],
+    "one": [0, 0, 0, 12],
+    "none": [0, 0, 0, 0],
+    "a tail": [2, 0, 1, 1],
+}
+EACH_COUNTS = pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
+
+
+def inputs() -> tuple[torch.Tensor, ...]:
+    """x, weight, weight_scale, x_scale."""
+    weight_scale = drawn(GROUPS, WIDTH, seed=3).abs() / 500
+    return (
+        int8s(12, INNER, seed=1),
+        int8s(GROUPS, INNER, WIDTH, seed=2),
+        weight_scale,
+        drawn(12, seed=4).abs(),
+    )
+
+
+@pytest.mark.parametrize("smoothed", ["", "rows", "values"])
+@EACH_COUNTS
+def test_swiglu_quant_is_bit_for_bit_the_chain(counts: list[int], smoothed: str) -> None:
+    x, weight, weight_scale, x_scale = inputs()
+    sums, by_expert = torch.tensor(counts).cumsum(0), torch.tensor(counts)
+    smooth = {
+        "": None,
+        "rows": drawn(GROUPS, WIDTH // 2, seed=5).abs() + 0.1,
+        "values": drawn(GROUPS, seed=6).abs() + 0.1,
+    }[smoothed]
+    chain = npu_dequant_swiglu_quant(
+        grouped(x, weight, counts, output_dtype=torch.int32),
+        weight_scale=weight_scale,
+        activation_scale=x_scale,
+        quant_scale=None if smooth is None else smooth.reshape(GROUPS, -1).expand(GROUPS, WIDTH // 2),
+        group_index=by_expert,
+        activate_left=True,
+        quant_mode=1,
+    )
+    turned = weight.transpose(1, 2).contiguous().transpose(1, 2)
+    for list_type, group_list in ((0, sums), (1, by_expert)):
+        found = npu_grouped_matmul_swiglu_quant_v2(
+            x, [turned], [weight_scale], x_scale, group_list, smooth_scale=smooth, group_list_type=list_type
+        )
+        assert all(torch.equal(one, other) for one, other in zip(found, chain, strict=True))
+    if smooth is None:
+        *found, offset = npu_grouped_matmul_swiglu_quant(x, weight, sums, weight_scale, x_scale)
+        assert offset.dtype == torch.float32 and offset.shape == ()
+        assert all(torch.equal(one, other) for one, other in zip(found, chain, strict=True))
+
+
+def finalized(
+    counts: list[int], row_index: np.ndarray, batch: int, logit: np.ndarray | None, pertoken: bool
+) -> np.ndarray:
+    """Row by row in float32, in row order, no numpy matrix product."""
+    x, weight, scale, x_scale = (tensor.numpy() for tensor in inputs())
+    total = np.zeros((batch, WIDTH), dtype=np.float32)
+    row = 0
+    for group, count in enumerate(counts):
+        for _ in range(count):
+            products = (x[row].astype(np.int32)[:, None] * weight[group].astype(np.int32)).sum(0)
+            value = products.astype(np.float32) * scale[group]
+            value = value * x_scale[row] if pertoken else value
+            total[row_index[row]] += value if logit is None else value * logit[row]
+            row += 1
+    return total
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("list_type", [0, 1])
+@EACH_COUNTS
+def test_finalize_routing_is_numpys_bit_for_bit(counts: list[int], list_type: int, weighted: bool) -> None:
+    x, weight, scale, x_scale = inputs()
+    by_expert, batch = torch.tensor(counts), 5
+    row_index = torch.randint(0, batch, (12,), generator=torch.Generator().manual_seed(8))
+    given: dict[str, Any] = {"scale": scale, "row_index": row_index}
+    if weighted:
+        given = {"scale": scale.unsqueeze(1), "row_index": row_index.int()}
+        given |= {"pertoken_scale": x_scale, "logit": drawn(12, seed=9)}
+    found = npu_grouped_matmul_finalize_routing(
+        x,
+        weight,
+        by_expert if list_type else by_expert.cumsum(0),
+        **given,
+        output_bs=batch,
+        group_list_type=list_type,
+    )
+    logit = given["logit"].numpy() if weighted else None
+    assert found.dtype == torch.float32
+    assert np.array_equal(found.numpy(), finalized(counts, row_index.numpy(), batch, logit, weighted))
+
+
+def test_finalize_routing_adds_the_shared_expert_first() -> None:
+    x, weight, scale, x_scale = inputs()
+    counts, rows = torch.tensor(COUNTS["a tail"]), torch.arange(12) % 6
+    shared = drawn(2, WIDTH, dtype=torch.bfloat16, seed=7)
+    kwargs = {"scale": scale, "pertoken_scale": x_scale, "row_index": rows, "output_bs": 6}
+    plain = npu_grouped_matmul_finalize_routing(x, weight, counts, **kwargs)
+    found = npu_grouped_matmul_finalize_routing(
+        x, weight, counts, **kwargs, shared_input=shared, shared_input_weight=0.5, shared_input_offset=3
+    )
+    expected = plain.clone()
+    expected[3:5] = 0.5 * shared.float() + plain[3:5]
+    assert torch.equal(found, expected) and not torch.equal(found, plain)

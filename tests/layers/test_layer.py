@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,10 +14,11 @@ from hf_models import LAYER, MODELS, Saved, run_block, save
 
 import ascend_moe.reference as ref
 from ascend_moe.checkpoint import build_layer
-from ascend_moe.comm import LocalCluster
+from ascend_moe.comm import LocalCluster, lookup
 from ascend_moe.dispatchers import AllGatherDispatcher, AllToAllDispatcher, Dispatcher, WindowDispatcher
 from ascend_moe.errors import ArgumentError, InvalidExpertId
 from ascend_moe.layer import MoEConfig, MoELayer
+from ascend_moe.ops import calls
 
 CARRIERS = ["window v2", "window v1", "all-to-all", "all-gather"]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -55,7 +57,23 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return get
 
 
-def check_against_block(checkpoint: Saved, carrier: str, world: int, dtype: torch.dtype) -> None:
+FP32, BF16 = torch.float32, torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("carrier", "world", "fused", "dtype"),
+    [
+        *itertools.product(CARRIERS[:1], [1, 2, 4], [False], [FP32, BF16]),
+        *((carrier, 2, False, FP32) for carrier in CARRIERS[1:]),
+        (CARRIERS[0], 2, True, FP32),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("model", MODELS)
+def test_equals_transformers(
+    saved: Any, model: str, carrier: str, world: int, fused: bool, dtype: torch.dtype
+) -> None:
+    checkpoint = saved(model, fused, dtype)
     x = torch.randn(24, checkpoint.hidden, generator=torch.Generator().manual_seed(3)).to(dtype)
     expected = run_block(checkpoint.block, x)
     rms = float(expected.float().square().mean().sqrt())
@@ -69,20 +87,6 @@ def check_against_block(checkpoint: Saved, carrier: str, world: int, dtype: torc
     result = torch.cat(run(carrier, world, checkpoint.experts, body))
     assert result.dtype == dtype
     torch.testing.assert_close(result, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
-
-
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp32", "bf16"])
-@pytest.mark.parametrize("fused", [False, True], ids=["published", "fused"])
-@pytest.mark.parametrize("world", [1, 2, 4])
-@pytest.mark.parametrize("model", MODELS)
-def test_equals_transformers(saved: Any, model: str, world: int, fused: bool, dtype: torch.dtype) -> None:
-    check_against_block(saved(model, fused, dtype), CARRIERS[0], world, dtype)
-
-
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("carrier", CARRIERS[1:])
-def test_every_carrier_equals_transformers(saved: Any, carrier: str, model: str) -> None:
-    check_against_block(saved(model, False, torch.float32), carrier, 2, torch.float32)
 
 
 def swiglu_expert(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
@@ -176,22 +180,22 @@ def one_rank() -> Dispatcher:
     return AllToAllDispatcher(threads(1).groups[0], 8)
 
 
-@pytest.mark.parametrize(
-    ("x", "mask", "argument"),
-    [
-        (torch.ones(2, 31), None, "x"),
-        (torch.ones(2, 32, dtype=torch.float16), None, "x"),
-        (torch.ones(2, 32), torch.ones(3, dtype=torch.bool), "x_active_mask"),
-        (torch.ones(2, 32), torch.ones(2, 4, dtype=torch.bool), "x_active_mask"),
-        (torch.ones(2, 32), torch.ones(2), "x_active_mask"),
-    ],
-)
-def test_argument_errors(x: torch.Tensor, mask: torch.Tensor | None, argument: str) -> None:
+def test_argument_errors() -> None:
     layer = MoELayer(SMALL, one_rank(), dtype=torch.float32).init_weights()
-    with pytest.raises(ArgumentError) as caught:
-        layer(x, mask)
-    assert caught.value.argument == argument
-    assert layer(torch.ones(2, 1, 32), torch.tensor([[True], [False]])).shape == (2, 1, 32)
+    x = torch.ones(2, 32)
+    for given, mask, argument in (
+        (torch.ones(2, 31), None, "x"),
+        (x.half(), None, "x"),
+        (x, torch.ones(3, dtype=torch.bool), "x_active_mask"),
+        (x, torch.ones(2, 4, dtype=torch.bool), "x_active_mask"),
+        (x, torch.ones(2), "x_active_mask"),
+    ):
+        with pytest.raises(ArgumentError) as caught:
+            layer(given, mask)
+        assert caught.value.argument == argument
+    assert layer(x[:, None], torch.tensor([[True], [False]])).shape == (2, 1, 32)
+    with pytest.raises(ArgumentError, match="8 experts, the config 16"):
+        MoELayer(MoEConfig(32, 24, 16, 3), one_rank())
 
 
 @pytest.mark.parametrize(
@@ -213,14 +217,44 @@ def test_config_errors(values: dict[str, Any], argument: str) -> None:
     assert caught.value.argument == argument
 
 
-def test_dispatcher_of_another_size() -> None:
-    with pytest.raises(ArgumentError, match="8 experts, the config 16"):
-        MoELayer(MoEConfig(32, 24, 16, 3), one_rank())
-
-
 def test_dispatch_errors_pass_through(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = MoELayer(SMALL, one_rank(), dtype=torch.float32).init_weights()
     ids = torch.full((2, 3), 8, dtype=torch.int32)
     monkeypatch.setattr(layer, "route", lambda tokens: (torch.ones(2, 3), ids))
     with pytest.raises(InvalidExpertId, match=r"expert_ids\[0, 0\] is 8"):
         layer(torch.ones(2, 32))
+
+
+# ---- rows in window tensors
+
+
+def steps(cluster: LocalCluster, quantised: bool, **options: Any) -> list[list[tuple[torch.Tensor, int]]]:
+    """By rank and step: the layer's output, bytes that its combine read from lent memory."""
+    config = MoEConfig(64, 32, 8, 3, shared_intermediate_size=16)
+
+    def body(rank: int, group: str) -> list[tuple[torch.Tensor, int]]:
+        layer = MoELayer(config, WindowDispatcher(group, 2, rank, 8, **options)).init_weights(1)
+        if quantised:
+            layer.quantize_()
+        found = []
+        for step in range(3):
+            generator = torch.Generator().manual_seed(10 * step + rank)
+            x = torch.randn(5 + 3 * rank, 64, generator=generator).bfloat16()
+            y = layer(x, global_bs=2 * 8)
+            found.append((y, calls.traffic(lookup(group, 2, rank))["read_window_lent"]))
+        return found
+
+    return cluster.run(body)
+
+
+@pytest.mark.parametrize("quantised", [False, True])
+@pytest.mark.parametrize("comm_alg", ["direct", "auto"])
+def test_zero_copy_gives_the_bits_of_the_copying_layer(comm_alg: str, quantised: bool) -> None:
+    with LocalCluster(2, window_mib=1) as cluster:
+        lent = steps(cluster, quantised, comm_alg=comm_alg, zero_copy=True)
+        for other in ({}, {"comm_alg": "window"}, {"comm_alg": comm_alg}):
+            for ours, theirs in zip(lent, steps(cluster, quantised, **other), strict=True):
+                for (one, _), (two, read) in zip(ours, theirs, strict=True):
+                    assert torch.equal(one, two) and one.any() and read == 0
+    for rank, ours in enumerate(lent):
+        assert all(read == (5 + 3 * rank) * 3 * 64 * 2 for _, read in ours)

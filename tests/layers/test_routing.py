@@ -1,14 +1,14 @@
-"""Routers, against scalar loops and transformers' own."""
+"""Routers, against scalar loops; test_layer.py compares them with transformers' own."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
 
-from ascend_moe.errors import ArgumentError
 from ascend_moe.routing import (
     deepseek_v2,
     deepseek_v3,
@@ -82,10 +82,24 @@ def test_gating_top_k_is_the_scalar_loop(
         assert torch.allclose(scores, normalised)
 
 
-def test_scores_only_on_request() -> None:
-    x = logits_of(3, 8, 3)
-    assert not npu_moe_gating_top_k(x, 2)[2].any()
-    assert npu_moe_gating_top_k(x, 2, out_flag=True)[2].any()
+def test_routers_of_models_are_forms_of_the_loop() -> None:
+    x, bias = logits_of(20, 32, 3), logits_of(1, 32, 4)[0]
+    biased, none = bias.tolist(), [0.0] * 32
+    forms: list[tuple[Any, ...]] = [
+        (softmax_topk(x, 6, True), none, (1, 1, 0), False, True, 1.0),
+        (softmax_topk(x, 6, False), none, (1, 1, 0), False, False, 1.0),
+        (deepseek_v2(x, 6, 1, 1, 1.5), none, (1, 1, 0), False, False, 1.5),
+        (deepseek_v2(x, 6, 4, 2, 1.5), none, (4, 2, 0), False, False, 1.5),
+        (deepseek_v3(x, bias, 6, 8, 3, True, 2.5), biased, (8, 3, 1), True, True, 2.5),
+        (deepseek_v3(x, bias, 6, 1, 1, False, 2.5), biased, (1, 1, 1), True, False, 2.5),
+        (deepseek_v3(x, None, 6, 4, 2, True, 2.5), none, (4, 2, 1), True, True, 2.5),
+    ]
+    for (weights, ids), biases, groups, sigmoid, divide, factor in forms:
+        assert weights.dtype == torch.float32 and ids.dtype == torch.int32
+        for token in range(20):
+            wanted, expected = routed_by_hand(x[token].tolist(), biases, 6, groups, sigmoid, divide)
+            assert ids[token].tolist() == wanted
+            assert weights[token].tolist() == pytest.approx([factor * one for one in expected], rel=1e-5)
 
 
 def test_ties_go_to_the_lower_expert_and_nan_comes_last() -> None:
@@ -137,127 +151,3 @@ def test_weights_are_differentiable() -> None:
         assert torch.autograd.gradcheck(
             lambda t, n=norm_type: weights(t, n), (x.clone().requires_grad_(),), eps=1e-2, atol=1e-3
         )
-
-
-def assert_same_choice(
-    ours: tuple[torch.Tensor, torch.Tensor], weights: torch.Tensor, ids: torch.Tensor
-) -> None:
-    """The same experts with the same weights, in any order."""
-    assert ours[0].dtype == torch.float32 and ours[1].dtype == torch.int32
-    our_ids, our_order = ours[1].long().sort(-1)
-    their_ids, their_order = ids.long().sort(-1)
-    assert torch.equal(our_ids, their_ids)
-    assert torch.allclose(
-        ours[0].gather(1, our_order), weights.float().gather(1, their_order), rtol=1e-6, atol=1e-7
-    )
-
-
-def test_transformers_softmax_routers() -> None:
-    mixtral = pytest.importorskip("transformers.models.mixtral.modeling_mixtral")
-    qwen3 = pytest.importorskip("transformers.models.qwen3_moe.modeling_qwen3_moe")
-    torch.manual_seed(6)
-    hidden = torch.randn(20, 16)
-    router = mixtral.MixtralTopKRouter(
-        mixtral.MixtralConfig(hidden_size=16, num_local_experts=8, num_experts_per_tok=2)
-    )
-    torch.nn.init.normal_(router.weight)
-    logits, weights, ids = router(hidden)
-    assert_same_choice(softmax_topk(logits, 2, True), weights, ids)
-    for norm_topk_prob in (True, False):
-        config = qwen3.Qwen3MoeConfig(
-            hidden_size=16, num_experts=12, num_experts_per_tok=4, norm_topk_prob=norm_topk_prob
-        )
-        router = qwen3.Qwen3MoeTopKRouter(config)
-        torch.nn.init.normal_(router.weight)
-        logits, weights, ids = router(hidden)
-        assert_same_choice(softmax_topk(logits, 4, norm_topk_prob), weights, ids)
-
-
-@pytest.mark.parametrize("renorm", [True, False])
-@pytest.mark.parametrize(("n_group", "topk_group"), [(1, 1), (4, 2), (8, 3)])
-def test_transformers_deepseek_v3_router(renorm: bool, n_group: int, topk_group: int) -> None:
-    deepseek = pytest.importorskip("transformers.models.deepseek_v3.modeling_deepseek_v3")
-    config = deepseek.DeepseekV3Config(
-        hidden_size=16, n_routed_experts=32, num_experts_per_tok=6, n_group=n_group, topk_group=topk_group,
-        norm_topk_prob=renorm, routed_scaling_factor=2.5,
-    )  # fmt: skip
-    torch.manual_seed(7)
-    router = deepseek.DeepseekV3TopkRouter(config)
-    torch.nn.init.normal_(router.weight, std=0.5)
-    router.e_score_correction_bias.copy_(torch.randn(32))
-    logits, weights, ids = router(torch.randn(50, 16))
-    ours = deepseek_v3(logits, router.e_score_correction_bias, 6, n_group, topk_group, renorm, 2.5)
-    assert_same_choice(ours, weights, ids)
-    unbiased = deepseek_v3(logits, None, 6, n_group, topk_group, renorm, 2.5)
-    assert not torch.equal(unbiased[1], ours[1])  # the bias decided something
-
-
-@pytest.mark.parametrize(("n_group", "topk_group"), [(1, 1), (4, 2)])
-def test_transformers_deepseek_v2_router(n_group: int, topk_group: int) -> None:
-    deepseek = pytest.importorskip("transformers.models.deepseek_v2.modeling_deepseek_v2")
-    config = deepseek.DeepseekV2Config(
-        hidden_size=16, n_routed_experts=16, num_experts_per_tok=3, n_group=n_group, topk_group=topk_group,
-        topk_method="greedy" if n_group == 1 else "group_limited_greedy", routed_scaling_factor=1.5,
-        num_attention_heads=4,
-    )  # fmt: skip
-    torch.manual_seed(8)
-    router = deepseek.DeepseekV2TopkRouter(config)
-    torch.nn.init.normal_(router.weight)
-    logits, weights, ids = router(torch.randn(30, 16))
-    assert_same_choice(deepseek_v2(logits, 3, n_group, topk_group, 1.5), weights, ids)
-
-
-@pytest.mark.parametrize(
-    ("argument", "changes"),
-    [
-        ("x", {"x": torch.ones(12)}),
-        ("x", {"x": torch.ones(2, 12, dtype=torch.int32)}),
-        ("k", {"k": 0}),
-        ("k", {"k": 13}),
-        ("k", {"k": 7, "group_count": 4, "k_group": 2}),
-        ("bias", {"bias": torch.ones(11)}),
-        ("bias", {"bias": torch.ones(12, dtype=torch.bfloat16)}),
-        ("k_group", {"group_count": 4, "k_group": 5}),
-        ("k_group", {"group_count": 4, "k_group": 0}),
-        ("group_count", {"group_count": 5}),
-        ("group_count", {"group_count": 0}),
-        ("group_count", {"group_count": 12, "k_group": 3, "group_select_mode": 1}),
-        ("group_select_mode", {"group_select_mode": 2}),
-        ("renorm", {"renorm": 2}),
-        ("norm_type", {"norm_type": 2}),
-        ("input_ids", {"input_ids": torch.ones(2, dtype=torch.int64)}),
-        ("tid2eid", {"tid2eid": torch.ones(5, 3, dtype=torch.int64)}),
-    ],
-)
-def test_bad_arguments_are_named(argument: str, changes: dict[str, object]) -> None:
-    with pytest.raises(ArgumentError) as caught:
-        npu_moe_gating_top_k(**{"x": torch.ones(2, 12), "k": 3, **changes})  # type: ignore[arg-type]
-    assert caught.value.argument == argument
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("argument", "changes"),
-    [
-        ("x", {"x": torch.ones(12)}),
-        ("k", {"k": 13}),
-        ("k", {"k": -1}),
-        ("finished", {"finished": torch.zeros(3, dtype=torch.bool)}),
-        ("finished", {"finished": torch.zeros(2)}),
-    ],
-)
-def test_bad_softmax_arguments_are_named(argument: str, changes: dict[str, object]) -> None:
-    with pytest.raises(ArgumentError) as caught:
-        npu_moe_gating_top_k_softmax(**{"x": torch.ones(2, 12), **changes})  # type: ignore[arg-type]
-    assert caught.value.argument == argument
-
-
-def test_plain_routers_check_their_logits() -> None:
-    for logits, k, argument in (
-        (torch.ones(12), 2, "x"),
-        (torch.ones(2, 12), 13, "k"),
-        (torch.ones(2, 12), 0, "k"),
-    ):
-        with pytest.raises(ArgumentError) as caught:
-            softmax_topk(logits, k, True)
-        assert caught.value.argument == argument

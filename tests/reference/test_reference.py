@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import random
-from pathlib import Path
+import re
 from typing import Any
 
 import numpy as np
@@ -116,25 +115,17 @@ CASES = [
 
 
 @pytest.mark.parametrize(("seed", "world", "experts", "topk", "dtype", "mask"), CASES)
-def test_dispatch_then_combine_is_the_dense_layer(
+def test_random_routing(
     seed: int, world: int, experts: int, topk: int, dtype: torch.dtype, mask: str
 ) -> None:
+    """Combine gives what a dense layer gives; rows, counts and indices are what array arithmetic says."""
     inputs, global_bs = random_inputs(seed, world, experts, topk, dtype, mask)
-    results = ref.dispatch(inputs, moe_expert_num=experts, global_bs=global_bs)
-    got = ref.combine(
-        inputs, run_experts(results, experts), results, moe_expert_num=experts, global_bs=global_bs
-    )
+    options = {"moe_expert_num": experts, "global_bs": global_bs}
+    results = ref.dispatch(inputs, **options)
+    got = ref.combine(inputs, run_experts(results, experts), results, **options)
     for ours, plain in zip(got, ref.dense(inputs, expert_row, experts), strict=True):
         assert ours.dtype == dtype and torch.equal(ours, plain)
-
-
-@pytest.mark.parametrize(("seed", "world", "experts", "topk", "dtype", "mask"), CASES)
-def test_rows_and_counts_from_first_principles(
-    seed: int, world: int, experts: int, topk: int, dtype: torch.dtype, mask: str
-) -> None:
-    inputs, global_bs = random_inputs(seed + 100, world, experts, topk, dtype, mask)
-    results = ref.dispatch(inputs, moe_expert_num=experts, global_bs=global_bs)
-    table = np.zeros((world, experts), int)  # rows from source to expert, by array arithmetic
+    table = np.zeros((world, experts), int)  # rows from source to expert
     for source, one in enumerate(inputs):
         active = torch.ones_like(one.expert_ids, dtype=torch.bool)
         if one.x_active_mask is not None:
@@ -160,42 +151,38 @@ def test_rows_and_counts_from_first_principles(
 # --- sums
 
 
-def sum_of(values: list[float], weights: list[float], shared: float | None, dtype: torch.dtype) -> float:
-    """Combine of one token whose k-th row is filled with values[k]; one rank, one expert a k."""
+@pytest.mark.parametrize(
+    ("values", "weights", "shared", "dtype", "total"),
+    [  # in ascending k, the shared row last
+        ([1e8, -1e8, 1.0], [1, 1, 1], None, torch.float32, 1.0),
+        ([1.0, 1e8, -1e8], [1, 1, 1], None, torch.float32, 0.0),
+        ([1e8, -1e8], [1, 1], 1.0, torch.float32, 1.0),
+        ([1e8], [1], 1.0, torch.float32, 1e8),
+        # (1 + 2^-12)^2 = 1 + 2^-11 + 2^-24: a fused multiply-add would leave 2^-24.
+        ([-(1 + 2.0**-11), 1 + 2.0**-12], [1, 1 + 2.0**-12], None, torch.float32, 0.0),
+        # One cast, to nearest even: after each addition the two halves of an ulp would be lost.
+        ([1.0, 2.0**-8], [1, 1], None, torch.bfloat16, 1.0),
+        ([1.0, 2.0**-7, 2.0**-8], [1, 1, 1], None, torch.bfloat16, 1 + 2.0**-6),
+        ([1.0, 2.0**-8, 2.0**-8], [1, 1, 1], None, torch.bfloat16, 1 + 2.0**-7),
+        ([60000.0, 60000.0], [1, 1], None, torch.float16, float("inf")),
+    ],
+)
+def test_sums(
+    values: list[float], weights: list[float], shared: float | None, dtype: torch.dtype, total: float
+) -> None:
+    """Of one token whose k-th row is filled with values[k]; one rank, one expert a k."""
     topk = len(values)
     one = ref.RankInput(
         torch.zeros(1, 8, dtype=dtype),
         torch.arange(topk, dtype=torch.int32)[None],
-        expert_scales=torch.tensor([weights]),
+        expert_scales=torch.tensor([weights], dtype=torch.float32),
         shared_expert_x=None if shared is None else torch.full((1, 1, 8), shared, dtype=dtype),
     )
     results = ref.dispatch([one], moe_expert_num=topk)
     rows = torch.tensor(values, dtype=dtype)[:, None].expand(topk, 8)
     (out,) = ref.combine([one], [rows], results, moe_expert_num=topk)
-    dense = ref.dense([one], lambda expert, _: rows[expert], topk)[0]
-    assert torch.equal(out, dense) and out.unique().numel() == 1
-    return float(out[0, 0])
-
-
-def test_sums_run_in_ascending_k_and_the_shared_row_is_last() -> None:
-    assert sum_of([1e8, -1e8, 1.0], [1, 1, 1], None, torch.float32) == 1.0
-    assert sum_of([1.0, 1e8, -1e8], [1, 1, 1], None, torch.float32) == 0.0
-    assert sum_of([1e8, -1e8], [1, 1], 1.0, torch.float32) == 1.0
-    assert sum_of([1e8], [1], 1.0, torch.float32) == 1e8
-
-
-def test_a_product_is_rounded_before_it_is_added() -> None:
-    # (1 + 2^-12)^2 = 1 + 2^-11 + 2^-24: a fused multiply-add would leave 2^-24.
-    y = 1 + 2.0**-12
-    assert sum_of([-(1 + 2.0**-11), y], [1, y], None, torch.float32) == 0.0
-
-
-def test_one_cast_to_nearest_even() -> None:
-    assert sum_of([1.0, 2.0**-8], [1, 1], None, torch.bfloat16) == 1.0
-    assert sum_of([1.0, 2.0**-7, 2.0**-8], [1, 1, 1], None, torch.bfloat16) == 1 + 2.0**-6
-    # Cast after each addition and the two halves of an ulp would be lost.
-    assert sum_of([1.0, 2.0**-8, 2.0**-8], [1, 1, 1], None, torch.bfloat16) == 1 + 2.0**-7
-    assert sum_of([60000.0, 60000.0], [1, 1], None, torch.float16) == float("inf")
+    assert torch.equal(out, ref.dense([one], lambda expert, _: rows[expert], topk)[0])
+    assert out.tolist() == [[total] * 8]
 
 
 @pytest.mark.parametrize("mask", [[[False, False], [True, False]], [False, True]])
@@ -250,16 +237,6 @@ def test_quantised_rows(name: str) -> None:
     np.testing.assert_array_equal(result.dynamic_scales.numpy(), np.float32([scale]))
 
 
-def test_the_scale_is_one_over_127_over_m() -> None:
-    x = torch.rand(64, 1) + 0.5
-    one = ref.RankInput(x, torch.zeros(64, 1, dtype=torch.int32))
-    (result,) = ref.dispatch([one], moe_expert_num=1, quant_mode=2)
-    m = x[:, 0]
-    assert result.dynamic_scales is not None
-    assert torch.equal(result.dynamic_scales, 1 / (torch.tensor(127.0) / m))
-    assert not torch.equal(result.dynamic_scales, m / 127)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_smooth_scales_are_those_of_the_expert(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
@@ -284,39 +261,43 @@ def ranks_of(*ids: list[list[int]]) -> list[ref.RankInput]:
     return [ref.RankInput(torch.zeros(len(one), 16), torch.tensor(one, dtype=torch.int32)) for one in ids]
 
 
-def test_faults_name_the_lowest_rank_and_the_first_pair() -> None:
-    fine = [[0, 1], [2, 3]]
-    assert ref.check(ranks_of(fine, [[-1, 0], [3, 3]]), 4) is None
-    bad = ref.check(ranks_of(fine, [[0, -1], [4, -2]]), 4)
-    assert bad == ref.Fault("InvalidExpertId", 1, token=1, k=0, expert_id=4)
-    assert ref.check(ranks_of([[0, -2], [4, 0]], fine), 4) == ref.Fault("InvalidExpertId", 0, 0, 1, -2)
-    assert "rank 1, token 1, k 0: id 4" in str(bad)
+FINE, OVERFLOW, BAD = [[0, 1], [2, 3]], [[0, 0], [0, 0]], [[0, 1], [0, 7]]
+MORE = [[[0, 1], [0, 1]], [[1, 1], [0, 1]]]
 
 
-def test_capacity_is_max_bs_times_min_k_l() -> None:
-    # W 2, L 1, K 2: a source may send an owner BS rows.
-    assert ref.check(ranks_of([[0, 1], [0, 1]], [[1, 1], [-1, 0]]), 2) is None
-    fault = ref.check(ranks_of([[0, 1], [0, 1]], [[1, 1], [0, 1]]), 2)
-    assert fault == ref.Fault("RoutingOverflow", 1, owner=1, rows=3, capacity=2)
-    assert ref.check(ranks_of([[0, 1], [0, 1]], [[1, 1], [0, 1]]), 2, global_bs=6) is None
-    assert "routes 3 rows to rank 1; the capacity is 2" in str(fault)
-
-
-def test_the_first_overflowing_owner_is_named() -> None:
-    # W 3, L 1, maxBS 3: capacity 3; rank 0 sends 4 rows to owner 2 (seen first) and 4 to owner 1.
-    inputs = ranks_of([[2, 2, 1], [2, 2, 1], [1, 1, -1]], *[[[0, -1, -1]] * 3] * 2)
-    assert ref.check(inputs, 3) == ref.Fault("RoutingOverflow", 0, owner=1, rows=4, capacity=3)
-
-
-def test_fault_order_between_kinds_and_ranks() -> None:
-    overflow, bad = [[0, 0], [0, 0]], [[0, 1], [0, 7]]
-    both = ref.check(ranks_of(overflow, bad), 2)
-    assert both is not None and (both.kind, both.rank) == ("RoutingOverflow", 0)
-    one = ref.check(ranks_of([[1, 1], [1, 9]], bad), 2)
-    assert one is not None and (one.kind, one.rank, one.expert_id) == ("InvalidExpertId", 0, 9)
-    with pytest.raises(ref.FaultyRouting) as raised:
-        ref.dispatch(ranks_of(overflow, bad), moe_expert_num=2)
-    assert raised.value.fault == both
+@pytest.mark.parametrize(
+    ("ids", "experts", "global_bs", "fault"),
+    [
+        ([FINE, [[-1, 0], [3, 3]]], 4, 0, None),
+        # The lowest rank and the first pair.
+        ([FINE, [[0, -1], [4, -2]]], 4, 0, ref.Fault("InvalidExpertId", 1, token=1, k=0, expert_id=4)),
+        ([[[0, -2], [4, 0]], FINE], 4, 0, ref.Fault("InvalidExpertId", 0, token=0, k=1, expert_id=-2)),
+        # The capacity is maxBS * min(K, L): W 2, L 1, K 2, so a source may send an owner BS rows.
+        ([[[0, 1], [0, 1]], [[1, 1], [-1, 0]]], 2, 0, None),
+        (
+            [[[0, 1]] * 2, [[1, 1], [0, 1]]],
+            2,
+            0,
+            ref.Fault("RoutingOverflow", 1, owner=1, rows=3, capacity=2),
+        ),
+        ([[[0, 1]] * 2, [[1, 1], [0, 1]]], 2, 6, None),
+        # W 3, L 1, maxBS 3: rank 0 sends 4 rows to owner 2 (seen first) and 4 to owner 1.
+        (
+            [[[2, 2, 1], [2, 2, 1], [1, 1, -1]], *[[[0, -1, -1]] * 3] * 2],
+            *(3, 0, ref.Fault("RoutingOverflow", 0, owner=1, rows=4, capacity=3)),
+        ),
+        # An overflow of a lower rank comes before an invalid id; on one rank the id does.
+        ([OVERFLOW, BAD], 2, 0, ref.Fault("RoutingOverflow", 0, owner=0, rows=4, capacity=2)),
+        ([[[1, 1], [1, 9]], BAD], 2, 0, ref.Fault("InvalidExpertId", 0, token=1, k=1, expert_id=9)),
+    ],
+)
+def test_faults(ids: list[list[list[int]]], experts: int, global_bs: int, fault: ref.Fault | None) -> None:
+    assert ref.check(ranks_of(*ids), experts, global_bs) == fault
+    if fault is not None:
+        assert f"rank {fault.rank}" in str(fault)
+        with pytest.raises(ref.FaultyRouting) as raised:
+            ref.dispatch(ranks_of(*ids), moe_expert_num=experts, global_bs=global_bs)
+        assert raised.value.fault == fault
 
 
 @pytest.mark.parametrize("mask", [[True, False], [[True, True], [True, False]]])
@@ -414,55 +395,50 @@ def test_equal_outputs_pass(contract: str, quant_mode: int) -> None:
     assert report.text == "dispatch on rank 1: equal to the reference, bit for bit (5 rows)"
 
 
-# (quant_mode, contract, output, element, new value) -> how the report goes on
-BROKEN = {
-    "count": (
-        (0, "v1", 4, 1, 3),
-        "ep_recv_counts[1] (local expert 0 = expert 2, from rank 1; inclusive prefix sum): expected 2, "
-        "got 3, that is 2 rows there instead of 1; 1 of 4 counts differ",
-    ),
-    "nums": (
-        (0, "v1", 3, 1, 9),
-        "expert_token_nums[1] (local expert 1 = expert 3): expected 3, got 9; 1 of 2 numbers differ",
-    ),
-    "tp": ((0, "v1", 5, 0, 4), "tp_recv_counts[0] (all rows of this rank): expected 5, got 4"),
-    "idx": (
-        (0, "v1", 2, 3, 0),
-        "expand_idx[3] (token 1, k 1, expert 3): expected 1, got 0; it counts this rank's earlier",
-    ),
-    "triple": (
-        (0, "v2", 2, 7, 7),
-        "assist_info_for_combine, the triple of row 2 (local expert 1 = expert 3, from rank 0, token 1, k 0)"
-        ": expected (source rank, token, k) = (0, 1, 0), got (0, 7, 0); 1 of 5 triples differ",
-    ),
-    "row": (
-        (0, "v2", 0, (2, 3), 20.125),
-        "expand_x row 2 (local expert 1 = expert 3, from rank 0, token 1, k 0), element 3: expected 20 "
-        "(0x41a0), got 20.125 (0x41a1), 1 ulp apart; 1 of its 16 elements differ, in all 1 of 5 rows",
-    ),
-    "code": (
-        (2, "v1", 0, (0, 15), 126),
-        "expand_x row 0 (local expert 0 = expert 2, from rank 0, token 0, k 1), element 15: expected 127, "
-        "got 126; 1 of its 16 elements differ, in all 1 of 5 rows",
-    ),
-    "scale": (
-        (2, "v1", 1, 3, -1.0),
-        "dynamic_scales row 3 (local expert 1 = expert 3, from rank 1, token 0, k 1): expected 0.913385868 "
-        "(0x3f69d3a8), got -1 (0xbf800000); 1 of 5 scales differ",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_one_broken_element_is_named(name: str) -> None:
-    (quant_mode, contract, output, element, value), sentence = BROKEN[name]
+@pytest.mark.parametrize(
+    ("quant_mode", "contract", "output", "element", "value", "sentence"),
+    [
+        (0, "v1", 4, 1, 3, "ep_recv_counts[1] (local expert 0 = expert 2, from rank 1; .* expected 2, got 3"),
+        (0, "v1", 3, 1, 9, "expert_token_nums[1] (local expert 1 = expert 3): expected 3, got 9; 1 of 2"),
+        (0, "v1", 5, 0, 4, "tp_recv_counts[0] (all rows of this rank): expected 5, got 4"),
+        (0, "v1", 2, 3, 0, "expand_idx[3] (token 1, k 1, expert 3): expected 1, got 0"),
+        (0, "v2", 2, 7, 7, "the triple of row 2 (local expert 1 = expert 3, from rank 0, token 1, k 0)"),
+        (
+            0,
+            "v2",
+            0,
+            (2, 3),
+            20.125,
+            "row 2 .* element 3: expected 20 (0x41a0), got 20.125 (0x41a1)",
+        ),
+        (
+            2,
+            "v1",
+            0,
+            (0, 15),
+            126,
+            "expand_x row 0 .* element 15: expected 127, got 126; 1 of its 16",
+        ),
+        (
+            2,
+            "v1",
+            1,
+            3,
+            -1.0,
+            "dynamic_scales row 3 .*: expected 0.913385868 (0x3f69d3a8), got -1",
+        ),
+    ],
+)
+def test_one_broken_element_is_named(
+    quant_mode: int, contract: str, output: int, element: Any, value: float, sentence: str
+) -> None:
     expected = sample(quant_mode)
     outputs = outputs_of(expected, contract)
     outputs[output][element] = value
     report = ref.validate("dispatch", outputs, expected, rank=1, contract=contract)
-    assert not report.ok and not report
-    assert len(report.differences) == 1
-    assert report.text.startswith("dispatch on rank 1: " + sentence)
+    assert not report.ok and not report and len(report.differences) == 1
+    assert report.text.startswith("dispatch on rank 1: ")
+    assert re.search(re.escape(sentence).replace(r"\.\*", ".*"), report.text), report.text
 
 
 def test_between_servers_the_third_tensor_is_expand_idx() -> None:
@@ -491,42 +467,32 @@ def test_hints_say_what_is_there_instead() -> None:
     outputs[1][:5] = 1 / outputs[1][:5]
     outputs[2][0:3] = expected.assist_info[4]
     outputs[3] = sample(0, nums_type=0).expert_token_nums
-    report = ref.validate("dispatch", outputs, expected, rank=1, contract="v2")
-    nums, triple, row, scale = report.differences
-    assert nums.endswith("these are the cumulative numbers of expert_token_nums_type 0, type 1 was asked for")
-    row_four = "(local expert 1 = expert 3, from rank 1, token 1, k 1)"
-    assert triple.endswith(f"that is the triple of row 4 {row_four}")
-    row_two = "(local expert 1 = expert 3, from rank 0, token 1, k 0)"
-    assert row.endswith(f"2 of 5 rows; it holds the bits of row 2 {row_two}")
-    assert scale.endswith("got is the reciprocal, 127 / max|x| rather than its inverse")
-    assert report.text.count("\n  also ") == 3
+    nums, triple, row, scale = ref.validate("dispatch", outputs, expected, rank=1, contract="v2").differences
+    assert "cumulative numbers of expert_token_nums_type 0" in nums
+    assert "that is the triple of row 4 (local expert 1 = expert 3, from rank 1, token 1, k 1)" in triple
+    assert "it holds the bits of row 2 (local expert 1 = expert 3, from rank 0, token 1, k 0)" in row
+    assert "the reciprocal" in scale
     outputs[0][0] = expected.expand_x[0]
     assert "it is all zeros" in ref.validate("dispatch", outputs, expected, rank=1, contract="v2").text
-    numbers_of_one = sample(0, nums_type=1).expert_token_nums
-    outputs = outputs_of(sample(0, nums_type=0))
-    outputs[3] = numbers_of_one
-    text = ref.validate("dispatch", outputs, sample(0, nums_type=0), rank=1).text
-    assert text.endswith("these are the numbers per expert of expert_token_nums_type 1, type 0 was asked for")
 
 
 def test_wrong_forms_are_named() -> None:
     expected = sample()
-
-    def told(index: int, value: object, **options: bool) -> str:
-        outputs: list[object] = list(outputs_of(expected))
+    for index, value, text in (
+        (0, torch.zeros(8, 16), "expand_x has dtype torch.float32, expected torch.bfloat16"),
+        (0, torch.zeros(4, 16).bfloat16(), "expand_x has shape (4, 16), expected (5 or more, 16)"),
+        (2, torch.zeros(5, dtype=torch.int32), "expand_idx has shape (5,), expected (4,)"),
+        (4, None, "ep_recv_counts is not a tensor but NoneType"),
+        (6, torch.zeros(0), "equal"),
+    ):
+        outputs: list[Any] = outputs_of(expected)
         outputs[index] = value
-        return ref.validate("dispatch", outputs, expected, **options).text  # type: ignore[arg-type]
-
-    assert "expand_x has dtype torch.float32, expected torch.bfloat16" in told(0, torch.zeros(8, 16))
-    assert "expand_x has shape (4, 16), expected (5 or more, 16)" in told(0, torch.zeros(4, 16).bfloat16())
-    assert "expand_idx has shape (5,), expected (4,)" in told(2, torch.zeros(5, dtype=torch.int32))
-    assert "ep_recv_counts is not a tensor but NoneType" in told(4, None)
-    nothing = torch.zeros(0)
-    assert "equal" in told(6, nothing)
-    assert "expand_scales has shape (0,), the operator allocates (8,)" in told(6, nothing, exact_shapes=True)
-    assert "the operator gives 7 tensors" in ref.validate("dispatch", outputs_of(expected)[:6], expected).text
+        assert text in ref.validate("dispatch", outputs, expected).text
+    exact = ref.validate("dispatch", outputs, expected, exact_shapes=True).text
+    assert "expand_scales has shape (0,), the operator allocates (8,)" in exact
+    assert "the operator gives 7 tensors" in ref.validate("dispatch", outputs[:6], expected).text
     with pytest.raises(ValueError, match="unquantised"):
-        ref.validate("dispatch", outputs_of(expected), expected, quantised=True)
+        ref.validate("dispatch", outputs, expected, quantised=True)
 
 
 def test_combine_reports() -> None:
@@ -534,50 +500,22 @@ def test_combine_reports() -> None:
     equal = want.clone()
     equal.view(torch.int32)[1, 1] = 0x7FC12345  # another NaN
     assert ref.validate("combine", equal, want).ok
-
-    def told(t: int, h: int, value: float) -> str:
+    for at, value, text in (
+        (
+            (0, 1),
+            2.0000002,
+            "token 0, element 1: expected 2 (0x40000000), got 2.00000024 (0x40000001), 1 ulp",
+        ),
+        ((1, 1), 1.0, "expected nan (0x7fc00000), got 1 (0x3f800000); 1 of its 2 elements"),
+        ((2, 1), NAN, "expected inf (0x7f800000), got nan"),
+        ((2, 0), -0.0, "got -0 (0x80000000), they differ in the sign of zero"),
+    ):
         got = want.clone()
-        got[t, h] = value
-        return ref.validate("combine", got, want, rank=3).text
-
-    assert told(0, 1, 2.0000002).startswith(
-        "combine on rank 3: token 0, element 1: expected 2 (0x40000000), got 2.00000024 (0x40000001), 1 ulp"
-    )
-    assert "expected nan (0x7fc00000), got 1 (0x3f800000); 1 of its 2 elements" in told(1, 1, 1.0)
-    assert "expected inf (0x7f800000), got nan" in told(2, 1, NAN)
-    assert "got -0 (0x80000000), they differ in the sign of zero" in told(2, 0, -0.0)
-    negative = ref.validate("combine", -torch.tensor([[1.0000001]]), -torch.tensor([[1.0]])).text
-    assert "got -1.00000012 (0xbf800001), 1 ulp apart" in negative
+        got[at] = value
+        report = ref.validate("combine", got, want, rank=3)
+        assert not report.ok and report.text.startswith("combine on rank 3: ") and text in report.text
     assert "2 ulp apart" in ref.validate("combine", torch.tensor([[-1e-45]]), torch.tensor([[1e-45]])).text
     swapped = ref.validate("combine", want[[2, 1, 0]], want).text
     assert swapped.endswith("in all 2 of 3 tokens; it holds the bits of token 2")
     assert "has shape (2, 2), expected (3, 2)" in ref.validate("combine", want[:2], want).text
     assert "has dtype torch.float64" in ref.validate("combine", want.double(), want).text
-
-
-# --- what the reference stands on
-
-
-def test_imports_numpy_torch_and_the_standard_library_only() -> None:
-    allowed = {
-        "numpy",
-        "torch",
-        "__future__",
-        "ast",
-        "collections",
-        "dataclasses",
-        "functools",
-        "itertools",
-        "math",
-        "typing",
-    }
-    files = sorted(Path(ref.__file__).parent.glob("*.py"))
-    assert len(files) > 1
-    for file in files:
-        for statement in ast.walk(ast.parse(file.read_text())):
-            if isinstance(statement, ast.ImportFrom):
-                assert statement.level <= 1, f"{file.name} imports from the package around it"
-                if statement.level == 0:
-                    assert str(statement.module).split(".")[0] in allowed, f"{file.name}: {statement.module}"
-            elif isinstance(statement, ast.Import):
-                assert {name.name.split(".")[0] for name in statement.names} <= allowed, file.name

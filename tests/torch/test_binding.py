@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +31,7 @@ from ascend_moe.native import binding
 from ascend_moe.ops import answers
 
 PLAIN, PLAIN_V2 = VARIANTS[0], VARIANTS[1]
-
-
-@pytest.fixture
-def group_ep() -> Iterator[str]:
-    """The default group of one rank."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield ascend_moe.comm_name()
-    ascend_moe.close("0")
-    if dist.is_initialized():
-        dist.destroy_process_group()
+OP = overload(PLAIN.dispatch_name)
 
 
 class Counted:
@@ -55,18 +46,22 @@ class Counted:
         self.known, self.prepared = after[0] - self._before[0], after[1] - self._before[1]
 
 
-def dispatch(group_ep: str, world: int = 1, rank: int = 0, variant: Variant = PLAIN) -> Any:
-    args, kwargs = variant.dispatch(rank, world, group_ep)
-    return overload(variant.dispatch_name)(*args, **kwargs)
+def dispatch(group_ep: str, world: int = 1, rank: int = 0) -> Any:
+    args, kwargs = PLAIN.dispatch(rank, world, group_ep)
+    return OP(*args, **kwargs)
 
 
-def warm(group_ep: str, world: int = 1, rank: int = 0) -> None:
+def assert_calls(known: int, prepared: int, call: Callable[[], Any]) -> Any:
+    with Counted() as calls:
+        made = call()
+    assert (calls.known, calls.prepared) == (known, prepared)
+    return made
+
+
+def warm(group_ep: str) -> None:
     """After this an equal dispatch is not prepared again."""
-    dispatch(group_ep, world, rank)
-    if world == 1:
-        with Counted() as calls:
-            dispatch(group_ep, world, rank)
-        assert (calls.known, calls.prepared) == (1, 0)
+    dispatch(group_ep)
+    assert_calls(1, 0, lambda: dispatch(group_ep))
 
 
 # ---- which kernels
@@ -74,107 +69,66 @@ def warm(group_ep: str, world: int = 1, rank: int = 0) -> None:
 
 @pytest.mark.asan
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
-def test_equal_calls_are_prepared_once_and_give_the_same(variant: Variant) -> None:
-    def each(rank: int, group_ep: str) -> None:
-        with binding.prepare_always(), Counted() as calls:
-            slow = run(variant, rank, 1, group_ep)
-        assert (calls.known, calls.prepared) == (0, 2)
-        run(variant, rank, 1, group_ep)
+def test_equal_calls_are_prepared_once_and_give_the_same(variant: Variant, group_ep: str) -> None:
+    with binding.prepare_always():
+        slow = assert_calls(0, 2, lambda: run(variant, 0, 1, group_ep))
+    run(variant, 0, 1, group_ep)
+    fast = assert_calls(2, 0, lambda: run(variant, 0, 1, group_ep))
+    for one, other in zip((*slow[0], slow[1]), (*fast[0], fast[1]), strict=True):
+        assert (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
+        assert other.device.type == "cpu" and not other.requires_grad
+    count = int(slow[0][4][-1])
+    assert all(torch.equal(a[:count], b[:count]) for a, b in zip(slow[0][:3], fast[0][:3], strict=True))
+    assert torch.equal(slow[1], fast[1])
+
+
+def test_calls_that_differ_in_anything_are_planned_anew(group_ep: str) -> None:
+    args, kwargs = PLAIN.dispatch(0, 1, group_ep)
+    OP(*args, **kwargs)
+    x, ids, *place = args
+    others: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+        ((x.float(), ids, *place), kwargs),
+        ((x[:2], ids[:2], *place), kwargs),
+        (args, {**kwargs, "quant_mode": 2}),
+        (args, {**kwargs, "global_bs": 7}),
+        (args, {**kwargs, "x_active_mask": torch.ones(len(x), dtype=torch.bool)}),
+        (args, {**kwargs, "group_tp": "tp"}),
+        ((x, ids, *place[:3], EXPERTS * 2), kwargs),
+    ]
+    for other_args, other_kwargs in others:
         with Counted() as calls:
-            fast = run(variant, rank, 1, group_ep)
-        assert (calls.known, calls.prepared) == (2, 0)
-        for one, other in zip((*slow[0], slow[1]), (*fast[0], fast[1]), strict=True):
-            assert (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
-            assert other.device.type == "cpu" and not other.requires_grad
-        count = int(slow[0][4][-1])
-        assert all(torch.equal(a[:count], b[:count]) for a, b in zip(slow[0][:3], fast[0][:3], strict=True))
-        assert torch.equal(slow[1], fast[1])
-
-    with ascend_moe.LocalCluster(1) as cluster:
-        cluster.run(each)
+            OP(*other_args, **other_kwargs)
+            OP(*other_args, **other_kwargs)
+            OP(*args, **kwargs)
+        assert (calls.known, calls.prepared) == (2, 1)
 
 
-def test_calls_that_differ_in_anything_are_planned_anew() -> None:
-    def each(rank: int, group_ep: str) -> None:
-        args, kwargs = PLAIN.dispatch(rank, 1, group_ep)
-        op = overload(PLAIN.dispatch_name)
-        op(*args, **kwargs)
-        x, ids, *place = args
-        others: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
-            ((x.float(), ids, *place), kwargs),
-            ((x[:2], ids[:2], *place), kwargs),
-            (args, {**kwargs, "quant_mode": 2}),
-            (args, {**kwargs, "global_bs": 7}),
-            (args, {**kwargs, "x_active_mask": torch.ones(len(x), dtype=torch.bool)}),
-            (args, {**kwargs, "group_tp": "tp"}),
-            ((x, ids, *place[:3], EXPERTS * 2), kwargs),
-        ]
-        for other_args, other_kwargs in others:
-            with Counted() as calls:
-                op(*other_args, **other_kwargs)
-                op(*other_args, **other_kwargs)
-                op(*args, **kwargs)
-            assert (calls.known, calls.prepared) == (2, 1)
-
-    with ascend_moe.LocalCluster(1) as cluster:
-        cluster.run(each)
+def test_strides_gradients_and_modes_change_no_plan(group_ep: str) -> None:
+    warm(group_ep)
+    (x, *rest), kwargs = PLAIN.dispatch(0, 1, group_ep)
+    strided = torch.zeros(*x.shape, 2, dtype=x.dtype)[..., 0].copy_(x)
+    wanted = OP(x, *rest, **kwargs)
+    needing = x.clone().requires_grad_()
+    modes = [(contextlib.nullcontext, strided), (contextlib.nullcontext, needing)]
+    for mode, given in [*modes, (torch.no_grad, needing), (torch.inference_mode, needing)]:
+        with mode():
+            rows = assert_calls(1, 0, lambda given=given: OP(given, *rest, **kwargs))
+        assert all(torch.equal(a, b) for a, b in zip(rows, wanted, strict=True))
 
 
-def test_strides_and_gradients_change_no_plan() -> None:
-    def each(rank: int, group_ep: str) -> None:
-        warm(group_ep)
-        (x, *rest), kwargs = PLAIN.dispatch(rank, 1, group_ep)
-        op = overload(PLAIN.dispatch_name)
-        strided = torch.zeros(*x.shape, 2, dtype=x.dtype)[..., 0].copy_(x)
-        wanted = op(x, *rest, **kwargs)
-        for given in (strided, x.clone().requires_grad_()):
-            with Counted() as calls:
-                rows = op(given, *rest, **kwargs)
-            assert (calls.known, calls.prepared) == (1, 0)
-            assert all(torch.equal(a, b) for a, b in zip(rows, wanted, strict=True))
+def test_compiled_programs_use_them(group_ep: str) -> None:
+    warm(group_ep)
+    (x, ids, *place), _ = PLAIN.dispatch(0, 1, group_ep)
 
-    with ascend_moe.LocalCluster(1) as cluster:
-        cluster.run(each)
+    def twice(x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        OP(x, ids, *place)
+        return OP(x, ids, *place)[0] + 1
 
-
-def test_gradients_are_still_refused_and_no_grad_is_fast() -> None:
-    def each(rank: int, group_ep: str) -> None:
-        warm(group_ep)
-        (x, *rest), kwargs = PLAIN.dispatch(rank, 1, group_ep)
-        x.requires_grad_()
-        rows = overload(PLAIN.dispatch_name)(x, *rest, **kwargs)
-        with pytest.raises(AscendMoeError, match="not differentiable yet"):
-            rows[0].float().sum().backward()
-        for mode in (torch.no_grad, torch.inference_mode):
-            with mode(), Counted() as calls:
-                rows = overload(PLAIN.dispatch_name)(x, *rest, **kwargs)
-            assert calls.known == 1 and not rows[0].requires_grad
-            assert rows[0].is_inference() == (mode is torch.inference_mode)
-
-    with ascend_moe.LocalCluster(1) as cluster:
-        cluster.run(each)
-
-
-def test_compiled_programs_use_them() -> None:
-    def each(_: int, group_ep: str) -> None:
-        warm(group_ep)
-        (x, ids, *_rest), _ = PLAIN.dispatch(0, 1, group_ep)
-        op = overload(PLAIN.dispatch_name)
-
-        def twice(x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-            op(x, ids, group_ep, 1, 0, EXPERTS)
-            return op(x, ids, group_ep, 1, 0, EXPERTS)[0] + 1
-
-        torch._dynamo.reset()
-        program = torch.compile(twice, fullgraph=True, backend="aot_eager")
-        expected = twice(x, ids)
-        program(x, ids)
-        with Counted() as calls:
-            assert torch.equal(program(x, ids), expected)
-        assert (calls.known, calls.prepared) == (2, 0)
-
-    with ascend_moe.LocalCluster(1) as cluster:
-        cluster.run(each)
+    torch._dynamo.reset()
+    program = torch.compile(twice, fullgraph=True, backend="aot_eager")
+    expected = twice(x, ids)
+    program(x, ids)
+    assert torch.equal(assert_calls(2, 0, lambda: program(x, ids)), expected)
 
 
 # ---- errors
@@ -191,23 +145,18 @@ def both_ways(call: Callable[[], Any], kind: type[Exception]) -> None:
 
 
 @pytest.mark.asan
-def test_an_error_that_a_kernel_finds_is_the_same() -> None:
-    def each(rank: int, group_ep: str) -> None:
-        warm(group_ep)
-        (x, ids, *place), kwargs = PLAIN.dispatch(rank, 1, group_ep)
-        bad = ids.clone()
-        bad[1, 1] = 99
-        both_ways(lambda: overload(PLAIN.dispatch_name)(x, bad, *place, **kwargs), InvalidExpertId)
-        warm(group_ep)  # that was not fatal
-
-    with ascend_moe.LocalCluster(1) as cluster:
-        cluster.run(each)
+def test_an_error_that_a_kernel_finds_is_the_same(group_ep: str) -> None:
+    warm(group_ep)
+    (x, ids, *place), kwargs = PLAIN.dispatch(0, 1, group_ep)
+    bad = ids.clone()
+    bad[1, 1] = 99
+    both_ways(lambda: OP(x, bad, *place, **kwargs), InvalidExpertId)
+    warm(group_ep)  # that was not fatal
 
 
 def test_a_disagreement_of_known_calls_is_told_on_both_ranks() -> None:
     def each(rank: int, group_ep: str) -> None:
-        rows = run(PLAIN, rank, 2, group_ep)[0]
-        args, kwargs = PLAIN.combine(rank, 2, group_ep, rows)
+        args, kwargs = PLAIN.combine(rank, 2, group_ep, run(PLAIN, rank, 2, group_ep)[0])
         with Counted() as calls, pytest.raises(ConfigMismatch, match="must be the same on all ranks"):
             if rank:
                 overload(PLAIN.combine_name)(*args, **kwargs)
@@ -215,66 +164,59 @@ def test_a_disagreement_of_known_calls_is_told_on_both_ranks() -> None:
                 dispatch(group_ep, 2, rank)
         assert calls.prepared == 0
         run(PLAIN, rank, 2, group_ep)
+        with pytest.raises(ArgumentError, match=f"this is rank {rank} of group"):
+            dispatch(group_ep, 2, 1 - rank)  # a thread of one rank cannot be another
 
     with ascend_moe.LocalCluster(2) as cluster:
         cluster.run(each)
 
 
 def test_a_fatal_error_marks_the_communicator() -> None:
-    right: list[bool] = []
-
     def each(rank: int, group_ep: str) -> None:
         run(PLAIN, rank, 2, group_ep)
         if rank:
             raise KeyError("this rank is lost")
         with Counted() as calls, pytest.raises(PeerLost) as first:
             dispatch(group_ep, 2, rank)
-        right.append(calls.prepared == 0)  # it was a known call
-        right.append(comm.lookup(group_ep, 2, rank).failed is first.value)
+        assert calls.prepared == 0  # it was a known call
+        assert comm.lookup(group_ep, 2, rank).failed is first.value
         for _ in range(2):
             with pytest.raises(PeerLost) as again:
                 dispatch(group_ep, 2, rank)
-            right.append(str(again.value) == str(first.value) and again.value.__cause__ is first.value)
+            assert str(again.value) == str(first.value) and again.value.__cause__ is first.value
 
-    with ascend_moe.LocalCluster(2) as cluster, pytest.raises(KeyError, match="this rank is lost"):
+    with ascend_moe.LocalCluster(2) as cluster, pytest.raises(KeyError, match="this rank is lost") as lost:
         cluster.run(each)
-    assert right == [True] * 4
+    assert not lost.value.others  # type: ignore[attr-defined]
 
 
 def test_errors_of_the_place_are_the_same_after_a_good_call(group_ep: str) -> None:
     warm(group_ep)
     (x, ids, *_), _ = PLAIN.dispatch(0, 1, group_ep)
-    op = overload(PLAIN.dispatch_name)
     for place in ((group_ep, 2, 0, EXPERTS), (group_ep, 1, 1, EXPERTS), ("nobody", 1, 0, EXPERTS)):
-        both_ways(lambda place=place: op(x, ids, *place), ArgumentError)  # type: ignore[misc]
+        both_ways(lambda place=place: OP(x, ids, *place), ArgumentError)  # type: ignore[misc]
     warm(group_ep)
+    comm.lookup(group_ep, 1, 0).failed = ConfigMismatch("it failed", rank=0)
+    both_ways(lambda: dispatch(group_ep), ConfigMismatch)
 
 
-def test_a_variable_that_changes_takes_effect(monkeypatch: pytest.MonkeyPatch) -> None:
-    def each(_: int, group_ep: str) -> None:
-        warm(group_ep)
-        for name, good, bad in (
-            ("ASCEND_MOE_AIV_CORES", "3", "0"),
-            ("ASCEND_MOE_TIMEOUT_S", "7", "never"),
-            ("ASCEND_MOE_COMM_ALG", "window", "pigeons"),
-        ):
-            with monkeypatch.context() as changed:
-                changed.setenv(name, bad)
-                both_ways(lambda: dispatch(group_ep), ArgumentError)
-                changed.setenv(name, good)
-                with Counted() as calls:
-                    dispatch(group_ep)
-                    dispatch(group_ep)
-                assert (calls.known, calls.prepared) == (1, 1)
-            with Counted() as calls:
-                dispatch(group_ep)
-            assert (calls.known, calls.prepared) == (1, 0)
-
-    with ascend_moe.LocalCluster(1) as cluster:
-        cluster.run(each)
+def test_a_variable_that_changes_takes_effect(group_ep: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    warm(group_ep)
+    for name, good, bad in (
+        ("ASCEND_MOE_AIV_CORES", "3", "0"),
+        ("ASCEND_MOE_TIMEOUT_S", "7", "never"),
+        ("ASCEND_MOE_COMM_ALG", "window", "pigeons"),
+    ):
+        with monkeypatch.context() as changed:
+            changed.setenv(name, bad)
+            both_ways(lambda: dispatch(group_ep), ArgumentError)
+            changed.setenv(name, good)
+            assert_calls(0, 1, lambda: dispatch(group_ep))
+            assert_calls(1, 0, lambda: dispatch(group_ep))
+        assert_calls(1, 0, lambda: dispatch(group_ep))
 
 
-def test_every_variable_that_a_call_reads_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_variable_that_a_call_reads_is_watched(group_ep: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: set[str] = set()
     known = os.environ
 
@@ -287,14 +229,10 @@ def test_every_variable_that_a_call_reads_is_watched(monkeypatch: pytest.MonkeyP
             seen.add(key)
             return known[key]
 
-    def each(_: int, group_ep: str) -> None:
-        warm(group_ep)
-        with binding.prepare_always(), monkeypatch.context() as watched:
-            watched.setattr(os, "environ", Recording())
-            dispatch(group_ep)
-
-    with ascend_moe.LocalCluster(1) as cluster:
-        cluster.run(each)
+    warm(group_ep)
+    with binding.prepare_always(), monkeypatch.context() as watched:
+        watched.setattr(os, "environ", Recording())
+        dispatch(group_ep)
     assert seen == set(answers.VARIABLES) - {"HCCL_EXEC_TIMEOUT"}  # which is read on an NPU alone
 
 
@@ -304,9 +242,7 @@ def test_every_variable_that_a_call_reads_is_watched(monkeypatch: pytest.MonkeyP
 def test_a_closed_communicator_is_opened_again(group_ep: str) -> None:
     warm(group_ep)
     ascend_moe.close(group_ep)
-    with Counted() as calls:
-        dispatch(group_ep)
-    assert (calls.known, calls.prepared) == (0, 1)
+    assert_calls(0, 1, lambda: dispatch(group_ep))
     warm(group_ep)
 
 
@@ -318,34 +254,8 @@ def test_a_group_that_is_destroyed_is_unknown_though_it_lives(group_ep: str) -> 
         dispatch(group_ep)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     assert ascend_moe.comm_name() == group_ep and dist.group.WORLD is not held
-    with Counted() as calls:
-        dispatch(group_ep)
-    assert (calls.known, calls.prepared) == (0, 1)
+    assert_calls(0, 1, lambda: dispatch(group_ep))
     warm(group_ep)
-
-
-def test_a_cluster_that_was_left_is_unknown() -> None:
-    with ascend_moe.LocalCluster(1) as cluster:
-        cluster.run(lambda _, group_ep: warm(group_ep))
-    with pytest.raises(ArgumentError, match="names no live communicator"):
-        dispatch(cluster.name)
-
-
-def test_a_thread_of_one_rank_cannot_be_another() -> None:
-    def each(rank: int, group_ep: str) -> None:
-        for _ in range(2):
-            dispatch(group_ep, 2, rank)
-        with pytest.raises(ArgumentError, match=f"this is rank {rank} of group"):
-            dispatch(group_ep, 2, 1 - rank)
-
-    with ascend_moe.LocalCluster(2) as cluster:
-        cluster.run(each)
-
-
-def test_a_failed_end_is_not_used(group_ep: str) -> None:
-    warm(group_ep)
-    comm.lookup(group_ep, 1, 0).failed = ConfigMismatch("it failed", rank=0)
-    both_ways(lambda: dispatch(group_ep), ConfigMismatch)
 
 
 # ---- threads, processes
@@ -503,55 +413,43 @@ def test_it_belongs_to_no_python_and_no_torch() -> None:
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_errors_keep_their_classes_in_compiled_programs(backend: str) -> None:
-    def each(_: int, group_ep: str) -> None:
-        (x, ids, *place), kwargs = PLAIN.dispatch(0, 1, group_ep)
-        op = getattr(ascend_moe, PLAIN.dispatch_name)
-        torch._dynamo.reset()
+def test_errors_keep_their_classes_in_compiled_programs(backend: str, group_ep: str) -> None:
+    (x, ids, *place), kwargs = PLAIN.dispatch(0, 1, group_ep)
+    op = ascend_moe.npu_moe_distribute_dispatch
+    torch._dynamo.reset()
 
-        @torch.compile(fullgraph=True, backend=backend)
-        def program(x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-            rows: torch.Tensor = op(x, ids, *place, **kwargs)[0]
-            return rows + 1
+    @torch.compile(fullgraph=True, backend=backend)
+    def program(x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        rows: torch.Tensor = op(x, ids, *place, **kwargs)[0]
+        return rows + 1
 
-        program(x, ids)
-        bad = torch.full_like(ids, EXPERTS)
-        with pytest.raises(InvalidExpertId) as compiled:
-            program(x, bad)
-        with pytest.raises(InvalidExpertId) as eager:
-            op(x, bad, *place, **kwargs)
-        assert str(compiled.value) == str(eager.value)
-
-    with ascend_moe.LocalCluster(1) as cluster:
-        cluster.run(each)
+    program(x, ids)
+    bad = torch.full_like(ids, EXPERTS)
+    with pytest.raises(InvalidExpertId) as compiled:
+        program(x, bad)
+    with pytest.raises(InvalidExpertId) as eager:
+        op(x, bad, *place, **kwargs)
+    assert str(compiled.value) == str(eager.value)
 
 
-def test_torch_alone_raises_the_same_text() -> None:
-    def each(_: int, group_ep: str) -> None:
-        (x, ids, *place), kwargs = PLAIN.dispatch(0, 1, group_ep)
-        raw, _ = torch._C._jit_get_operation(f"ascend_moe::{PLAIN.dispatch_name}")
-        for wrong in (torch.full_like(ids, EXPERTS), ids[:, :0]):
-            with pytest.raises(RuntimeError) as ours:
-                overload(PLAIN.dispatch_name)(x, wrong, *place, **kwargs)
-            with pytest.raises(RuntimeError) as theirs:
-                raw(x, wrong, *place, **kwargs)
-            assert isinstance(ours.value, AscendMoeError) and type(theirs.value) is RuntimeError
-            assert str(theirs.value) == str(ours.value)
-
-    with ascend_moe.LocalCluster(1) as cluster:
-        cluster.run(each)
+def test_torch_alone_raises_the_same_text(group_ep: str) -> None:
+    (x, ids, *place), kwargs = PLAIN.dispatch(0, 1, group_ep)
+    raw, _ = torch._C._jit_get_operation(f"ascend_moe::{PLAIN.dispatch_name}")
+    for wrong in (torch.full_like(ids, EXPERTS), ids[:, :0]):
+        with pytest.raises(RuntimeError) as ours:
+            OP(x, wrong, *place, **kwargs)
+        with pytest.raises(RuntimeError) as theirs:
+            raw(x, wrong, *place, **kwargs)
+        assert isinstance(ours.value, AscendMoeError) and type(theirs.value) is RuntimeError
+        assert str(theirs.value) == str(ours.value)
 
 
-def test_an_interrupt_while_a_group_is_opened_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
-    def each(_: int, group_ep: str) -> None:
-        def interrupted(*_: Any) -> Any:
-            raise KeyboardInterrupt
+def test_an_interrupt_while_a_group_is_opened_arrives(group_ep: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
 
-        with monkeypatch.context() as changed:
-            changed.setattr(comm, "lookup", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                dispatch(group_ep)
-        warm(group_ep)
-
-    with ascend_moe.LocalCluster(1) as cluster:
-        cluster.run(each)
+    with monkeypatch.context() as changed:
+        changed.setattr(comm, "lookup", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            dispatch(group_ep)
+    warm(group_ep)

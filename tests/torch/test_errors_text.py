@@ -7,7 +7,7 @@ import ctypes
 import pickle
 import random
 import threading
-from typing import Any
+from types import SimpleNamespace
 
 import failure_cases as cases
 import pytest
@@ -36,23 +36,14 @@ CLASSES = {
     19: "KernelFault",
     20: "KernelFault",
 }
-CODE, CULPRIT, REPORTER, AWAITED_COUNT = 1, 5, 9, 16  # words of a record; triples of awaited ranks follow
-
-
-class NoCommunicator:
-    """Enough of a communicator to word an error."""
-
-    rank = 0
-
-    @staticmethod
-    def describe_peer(rank: int) -> str:
-        return "process 1 is running (state S)"
+CODE, AWAITED_COUNT = 1, 16  # words of a record; triples of awaited ranks follow
 
 
 def error_of(record: list[int]) -> AscendMoeError:
     """The exception that Python makes of a record."""
     words = (ctypes.c_int32 * len(record))(*record)
-    return calls.error_of(record[CODE], words, "", NoCommunicator())  # type: ignore[arg-type]
+    end = SimpleNamespace(rank=0, describe_peer=lambda rank: "process 1 is running (state S)")
+    return calls.error_of(record[CODE], words, "", end)  # type: ignore[arg-type]
 
 
 def record_of(code: int, **words: int) -> list[int]:
@@ -66,21 +57,21 @@ def record_of(code: int, **words: int) -> list[int]:
 # ---- records
 
 
-@pytest.mark.parametrize("code", CLASSES)
-def test_every_code_has_its_class_and_says_whether_it_is_fatal(code: int) -> None:
-    assert library.lib().am_error_name(code).decode() == CLASSES[code]
-    assert bool(library.lib().am_error_is_fatal(code)) == (code >= 16)
-    error = error_of(record_of(code, w4=1, w5=2, w9=1))
-    assert type(error) is getattr(errors, CLASSES[code])
-    assert "\n" not in str(error) and len(str(error)) > 40
-    assert isinstance(error, CommError) == (CLASSES[code] in ("PeerLost", "CommTimeout", "CorruptStatus"))
+def test_every_code_has_its_class_and_says_whether_it_is_fatal() -> None:
+    for code, name in CLASSES.items():
+        assert library.lib().am_error_name(code).decode() == name
+        assert bool(library.lib().am_error_is_fatal(code)) == (code >= 16)
+        error = error_of(record_of(code, w4=1, w5=2, w9=1))
+        assert type(error) is getattr(errors, name)
+        assert "\n" not in str(error) and len(str(error)) > 40
+        assert isinstance(error, CommError) == (name in ("PeerLost", "CommTimeout", "CorruptStatus"))
 
 
 def test_any_record_makes_one_line_and_fields() -> None:
     """Whatever numbers: no crash, no control character, nothing cut off."""
     rng = random.Random(7)
     extremes = [0, 1, -1, 2**31 - 1, -(2**31), 64, 255, 4096]
-    for _ in range(3000):
+    for _ in range(1000):
         record = [rng.choice([*extremes, rng.randrange(-(2**31), 2**31)]) for _ in range(64)]
         record[CODE] = rng.choice([*CLASSES, rng.randrange(-(2**31), 2**31)])
         error = error_of(record)
@@ -169,29 +160,21 @@ def every_class() -> list[type[AscendMoeError]]:
     return [kind for kind in found if issubclass(kind, AscendMoeError)]
 
 
-def test_every_class_has_a_docstring_and_the_bases_that_callers_catch() -> None:
-    kinds = every_class()
-    assert len(kinds) >= 12
-    for kind in kinds:
-        assert kind.__doc__ and issubclass(kind, RuntimeError)
-        assert getattr(ascend_moe.errors, kind.__name__) is kind
+def test_classes_have_the_bases_that_callers_catch() -> None:
+    assert len(every_class()) >= 12
+    assert all(kind.__doc__ and issubclass(kind, RuntimeError) for kind in every_class())
     assert issubclass(errors.ArgumentError, ValueError) and issubclass(errors.InvalidExpertId, ValueError)
     assert issubclass(errors.WindowTooSmall, errors.ArgumentError)
     assert issubclass(errors.LibraryError, ImportError)
 
 
 @pytest.mark.parametrize("kind", every_class())
-@pytest.mark.parametrize("way", ["pickle", "copy", "deepcopy"])
-def test_errors_survive_the_way_to_another_process(kind: type[AscendMoeError], way: str) -> None:
+def test_errors_survive_the_way_to_another_process(kind: type[AscendMoeError]) -> None:
     error = kind("dispatch: rank 3 is lost", rank=3, argument="x")
     error.others = {1: ValueError("also")}
-    ways: dict[str, Any] = {"pickle": lambda e: pickle.loads(pickle.dumps(e))}
-    again = {**ways, "copy": copy.copy, "deepcopy": copy.deepcopy}[way](error)
-    assert type(again) is kind and str(again) == str(error)
-    assert again.rank == 3 and again.argument == "x" and again.details == error.details
-    assert [str(other) for other in again.others.values()] == ["also"]
-
-
-def test_unknown_detail_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="PeerLost has no attribute 'culprit'"):
-        _ = errors.PeerLost("text", rank=1).culprit
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
+        assert type(again) is kind and str(again) == str(error)
+        assert again.rank == 3 and again.argument == "x" and again.details == error.details
+        assert [str(other) for other in again.others.values()] == ["also"]
+    with pytest.raises(AttributeError, match=f"{kind.__name__} has no attribute 'culprit'"):
+        _ = error.culprit

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from gloo_ranks import run_processes
+from test_torch_compile import Graphs, ops_in
 
 import ascend_moe
 from ascend_moe.errors import ArgumentError, AscendMoeError, CommTimeout, ConfigMismatch, WindowTooSmall
@@ -72,9 +73,7 @@ def test_barrier_names_the_missing_rank_after_its_own_time_out() -> None:
         start = time.monotonic()
         try:
             with pytest.raises(CommTimeout, match="rank 1") as caught:
-                _npu_distribute_barrier(
-                    torch.ones(1), group, 3, time_out=torch.tensor([400_000], dtype=torch.int32)
-                )
+                _npu_distribute_barrier(torch.ones(1), group, 3, time_out=torch.tensor([400_000]).int())
             assert caught.value.rank == 1
             waited[rank] = time.monotonic() - start
             # Fatal, as for dispatch: the communicator stays failed.
@@ -104,7 +103,7 @@ def test_barrier_against_a_dispatch_is_a_named_mismatch() -> None:
         cluster.run(each)
 
 
-def test_barrier_names_wrong_arguments() -> None:
+def test_barrier_names_wrong_arguments(group_ep: str) -> None:
     x = torch.ones(1)
 
     def refused(argument: str, *args: Any, **kwargs: Any) -> None:
@@ -112,48 +111,28 @@ def test_barrier_names_wrong_arguments() -> None:
             OPS._npu_distribute_barrier(*args, **kwargs)
         assert caught.value.argument == argument
 
-    def each(rank: int, group: str) -> None:
-        refused("group", x, "nobody", 1)
-        refused("world_size", x, group, 2)
-        refused("elastic_info", x, group, 1, elastic_info=torch.zeros(6, dtype=torch.int32))
-        refused("time_out", x, group, 1, time_out=torch.tensor([0], dtype=torch.int32))
-        refused("time_out", x, group, 1, time_out=torch.tensor([1.0]))
-        refused("time_out", x, group, 1, time_out=torch.tensor([1, 2], dtype=torch.int32))
-        assert torch.equal(OPS._npu_distribute_barrier(x, group, 1), x)
-
+    refused("group", x, "nobody", 1)
+    refused("world_size", x, group_ep, 2)
+    refused("elastic_info", x, group_ep, 1, elastic_info=torch.zeros(6, dtype=torch.int32))
+    for time_out in (torch.tensor([0]).int(), torch.tensor([1.0]), torch.tensor([1, 2]).int()):
+        refused("time_out", x, group_ep, 1, time_out=time_out)
+    assert torch.equal(OPS._npu_distribute_barrier(x, group_ep, 1), x)
     with ascend_moe.LocalCluster(1) as cluster:
-        cluster.run(each)
         refused("group", x, cluster.name, 1)  # which rank is this?
 
 
-def test_an_unused_barrier_stays_in_a_compiled_graph() -> None:
-    calls: list[int] = []
+def test_an_unused_barrier_stays_in_a_compiled_graph(group_ep: str) -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        OPS._npu_distribute_barrier(x, group_ep, 1)
+        OPS._npu_distribute_barrier(x, group_ep, 1)
+        return x + 1
 
-    def each(rank: int, group: str) -> None:
-        def step(x: torch.Tensor) -> torch.Tensor:
-            OPS._npu_distribute_barrier(x, group, 1)
-            OPS._npu_distribute_barrier(x, group, 1)
-            return x + 1
-
-        def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
-            from torch._dynamo.backends.common import aot_autograd
-            from torch._functorch.aot_autograd import make_boxed_func
-
-            def count(lowered: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
-                calls.append(
-                    sum("barrier" in str(node.args) + str(node.target) for node in lowered.graph.nodes)
-                )
-                return make_boxed_func(lowered.forward)
-
-            return aot_autograd(fw_compiler=count)(graph, inputs)
-
-        torch._dynamo.reset()
-        compiled = torch.compile(step, fullgraph=True, backend=backend)
-        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
-
-    with ascend_moe.LocalCluster(1) as cluster:
-        cluster.run(each)
-    assert calls == [2]
+    torch._dynamo.reset()
+    graphs = Graphs()
+    compiled = torch.compile(step, fullgraph=True, backend=graphs.backend)
+    assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
+    (module,) = graphs.graphs
+    assert ops_in(module.graph) == ["_npu_distribute_barrier"] * 2
 
 
 # ---- combine, residual, norm
@@ -228,27 +207,18 @@ def test_add_rms_norm_is_the_formula(form: str, dtype: torch.dtype) -> None:
         cluster.run(each)
 
 
-def test_the_sum_is_not_rounded_before_the_residual() -> None:
+def test_the_sum_is_not_rounded_before_the_residual(group_ep: str) -> None:
     """bfloat16: 1 + 2^-9 + 2^-9, where rounding after the combine would lose both small terms."""
-
-    def each(rank: int, group: str) -> None:
-        place, step = (group, 1, 0, 1), 2.0**-9
-        x, chosen = torch.ones(1, 32, dtype=torch.bfloat16), torch.zeros(1, 1, dtype=torch.int32)
-        sent = npu_moe_distribute_dispatch_v2(x, chosen, *place)
-        weights = torch.tensor([[1 + step]])
-        residual = torch.full((1, 1, 32), step, dtype=torch.bfloat16)
-        args = (sent[0], chosen, sent[2], sent[4], weights, residual, torch.ones_like(x[0]), *place)
-        _, _, total = npu_moe_distribute_combine_add_rms_norm(*args)
-        rounded = npu_moe_distribute_combine_v2(*args[:5], *place)
-        assert float((rounded + residual[0])[0, 0]) == 1.0
-        # 1 + 2^-8 is half-way between two bfloat16 values and goes to the even one; a little more goes up.
-        assert float(total[0, 0, 0]) == 1.0
-        args = (*args[:4], torch.tensor([[1 + step + 2.0**-20]]), *args[5:])
-        assert float(npu_moe_distribute_combine_add_rms_norm(*args)[2][0, 0, 0]) == 1 + 2.0**-7
-        assert float((npu_moe_distribute_combine_v2(*args[:5], *place) + residual[0])[0, 0]) == 1.0
-
-    with ascend_moe.LocalCluster(1) as cluster:
-        cluster.run(each)
+    place, step = (group_ep, 1, 0, 1), 2.0**-9
+    x, chosen = torch.ones(1, 32, dtype=torch.bfloat16), torch.zeros(1, 1, dtype=torch.int32)
+    sent = npu_moe_distribute_dispatch_v2(x, chosen, *place)
+    residual = torch.full((1, 1, 32), step, dtype=torch.bfloat16)
+    # 1 + 2^-8 is half-way between two bfloat16 values and goes to the even one; a little more goes up.
+    for weight, expected in ((1 + step, 1.0), (1 + step + 2.0**-20, 1 + 2.0**-7)):
+        args = (sent[0], chosen, sent[2], sent[4], torch.tensor([[weight]]))
+        _, _, total = npu_moe_distribute_combine_add_rms_norm(*args, residual, torch.ones_like(x[0]), *place)
+        assert float(total[0, 0, 0]) == expected
+        assert float((npu_moe_distribute_combine_v2(*args, *place) + residual[0])[0, 0]) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -272,19 +242,15 @@ def test_the_sum_is_not_rounded_before_the_residual() -> None:
     ],
     ids=str,
 )
-def test_add_rms_norm_names_wrong_arguments(changed: dict[Any, Any], argument: str) -> None:
-    def each(rank: int, group: str) -> None:
-        args, _ = layer(rank, 1, group, torch.float32, 5)
-        wrong = [changed.get(index, value) for index, value in enumerate(args)]
-        kwargs = {name: value for name, value in changed.items() if isinstance(name, str)}
-        with pytest.raises(ArgumentError) as caught:
-            OPS.npu_moe_distribute_combine_add_rms_norm(*wrong, **kwargs)
-        assert caught.value.argument == argument
-        assert "combine_v2" not in str(caught.value) and "assist_info" not in str(caught.value)
-        npu_moe_distribute_combine_add_rms_norm(*args)
-
-    with ascend_moe.LocalCluster(1) as cluster:
-        cluster.run(each)
+def test_add_rms_norm_names_wrong_arguments(changed: dict[Any, Any], argument: str, group_ep: str) -> None:
+    args, _ = layer(0, 1, group_ep, torch.float32, 5)
+    wrong = [changed.get(index, value) for index, value in enumerate(args)]
+    kwargs = {name: value for name, value in changed.items() if isinstance(name, str)}
+    with pytest.raises(ArgumentError) as caught:
+        OPS.npu_moe_distribute_combine_add_rms_norm(*wrong, **kwargs)
+    assert caught.value.argument == argument
+    assert "combine_v2" not in str(caught.value) and "assist_info" not in str(caught.value)
+    npu_moe_distribute_combine_add_rms_norm(*args)
 
 
 def test_a_window_too_small_for_fp32_rows_says_how_many_mib() -> None:
@@ -304,29 +270,15 @@ def test_a_window_too_small_for_fp32_rows_says_how_many_mib() -> None:
         cluster.run(each)
 
 
-def test_add_rms_norm_has_no_gradient() -> None:
-    def each(rank: int, group: str) -> None:
-        args, _ = layer(rank, 1, group, torch.float32, 5)
-        args = (args[0].requires_grad_(), *args[1:])
-        with pytest.raises(AscendMoeError, match=f"{NAME} is not differentiable"):
-            OPS.npu_moe_distribute_combine_add_rms_norm(*args)[0].sum().backward()
-
-    with ascend_moe.LocalCluster(1) as cluster:
-        cluster.run(each)
-
-
-def test_opcheck_of_both() -> None:
-    def each(rank: int, group: str) -> None:
-        args, _ = layer(rank, 1, group, torch.bfloat16, 5)
-        tests = ["test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
-        for op, given in (
-            (OPS.npu_moe_distribute_combine_add_rms_norm.default, args),
-            (OPS._npu_distribute_barrier.default, (torch.ones(3, 4), group, 1)),
-        ):
-            torch.library.opcheck(op, given, test_utils=tests)
-
-    with ascend_moe.LocalCluster(1) as cluster:
-        cluster.run(each)
+def test_opcheck_of_both_and_no_gradient(group_ep: str) -> None:
+    args, _ = layer(0, 1, group_ep, torch.bfloat16, 5)
+    tests = ["test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
+    fused = OPS.npu_moe_distribute_combine_add_rms_norm.default
+    torch.library.opcheck(fused, args, test_utils=tests)
+    barrier = (torch.ones(3, 4), group_ep, 1)
+    torch.library.opcheck(OPS._npu_distribute_barrier.default, barrier, test_utils=tests)
+    with pytest.raises(AscendMoeError, match=f"{NAME} is not differentiable"):
+        fused(args[0].requires_grad_(), *args[1:])[0].sum().backward()
 
 
 # ---- processes
@@ -342,6 +294,7 @@ def over_processes(rank: int) -> dict[str, Any]:
     return {"pid": os.getpid(), "passed": int(passed), "y": y.float().abs().sum().item()}
 
 
+@pytest.mark.nightly
 def test_both_run_between_processes(tmp_path: Path) -> None:
     found = run_processes(2, over_processes, tmp_path)
     assert len({one["pid"] for one in found}) == 2 and [one["passed"] for one in found] == [0, 1]

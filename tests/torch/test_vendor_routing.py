@@ -1,4 +1,4 @@
-"""Routing operators against scalar loops: expanding, gating, counting, and the load balancer's table."""
+"""Routing operators against scalar loops: expanding, gating, counting, moving rows and back, balancing."""
 
 from __future__ import annotations
 
@@ -13,28 +13,25 @@ from vendor_calls import ids, values
 from ascend_moe.errors import ArgumentError
 from ascend_moe.npu import (
     npu_moe_compute_expert_tokens,
+    npu_moe_finalize_routing,
     npu_moe_gating_top_k_softmax,
     npu_moe_gating_top_k_softmax_v2,
     npu_moe_init_routing,
     npu_moe_init_routing_v2,
+    npu_moe_re_routing,
+    npu_moe_token_permute,
+    npu_moe_token_unpermute,
     npu_moe_update_expert,
 )
 
 HIDDEN = 8
 
 
+def f32(value: float | np.ndarray) -> Any:
+    return np.asarray(value, dtype=np.float32)
+
+
 # ---- npu_moe_init_routing
-
-
-def test_init_routing_of_torch_npus_documents() -> None:
-    x = torch.tensor([[0.1] * 4, [0.2] * 4, [0.3] * 4])
-    names = torch.tensor([[0, 3], [1, 4], [2, 5]], dtype=torch.int32)
-    chosen = torch.tensor([[1, 2], [0, 1], [0, 2]], dtype=torch.int32)
-    rows, places, experts = npu_moe_init_routing(x, names, chosen, 3)
-    # By hand: (expert 0: tokens 1, 2), (1: 0, 1), (2: 0, 2).
-    assert rows[:, 0].tolist() == [x[t, 0].item() for t in (1, 2, 0, 1, 0, 2)]
-    assert experts.tolist() == [0, 0, 1, 1, 2, 2]
-    assert places.tolist() == [2, 0, 1, 4, 3, 5]
 
 
 @pytest.mark.parametrize("active", [0, 2, 6, 99])
@@ -51,13 +48,6 @@ def test_init_routing_is_the_formula(tokens: int, active: int) -> None:
         assert places[j * tokens + t] == place  # named by columns
         if place < len(rows):
             assert torch.equal(rows[place], x[t])
-
-
-def test_init_routing_names_wrong_rows() -> None:
-    x, chosen = values(3, HIDDEN), ids(3, 2)
-    for names in (torch.full((3, 2), 6, dtype=torch.int32), torch.full((3, 2), -1, dtype=torch.int32)):
-        with pytest.raises(ArgumentError, match=r"row_idx must hold numbers in 0\.\.5"):
-            npu_moe_init_routing(x, names, chosen, 3)
 
 
 # ---- npu_moe_init_routing_v2
@@ -203,11 +193,6 @@ def test_expert_tokens_are_running_sums(rows: list[int]) -> None:
     assert found.tolist() == [sum(1 for row in rows if row <= expert) for expert in range(4)]
 
 
-def test_expert_tokens_want_sorted_rows() -> None:
-    with pytest.raises(ArgumentError, match="must not fall"):
-        npu_moe_compute_expert_tokens(torch.tensor([1, 0], dtype=torch.int32), 2)
-
-
 # ---- npu_moe_gating_top_k_softmax_v2
 
 
@@ -242,6 +227,135 @@ def test_softmax_v2_chooses_by_the_logits_where_softmax_cannot_tell_them_apart()
     x = torch.tensor([[0.0, -200.0, -190.0, -199.0]])  # their softmax is 0 in float32
     weights, chosen, _ = npu_moe_gating_top_k_softmax_v2(x, k=3, renorm=1)
     assert chosen.tolist() == [[0, 2, 3]] and weights.tolist() == [[1.0, 0.0, 0.0]]
+
+
+# ---- permute
+
+
+@pytest.mark.parametrize("wanted", [None, 0, 4, 99, -3])
+@pytest.mark.parametrize("topk", [0, 1, 3])  # 0: one dimension
+@pytest.mark.parametrize("tokens", [3, 6])
+def test_permute_is_a_stable_sort(tokens: int, topk: int, wanted: int | None) -> None:
+    x = values(tokens, HIDDEN, dtype=torch.bfloat16)
+    chosen = ids(*((tokens, topk) if topk else (tokens,)), top=3)
+    rows, places = npu_moe_token_permute(x, chosen, wanted)
+    flat = chosen.flatten().tolist()
+    order = sorted(range(len(flat)), key=lambda pair: (flat[pair], pair))
+    kept = order if not wanted else order[:wanted] if wanted > 0 else order[: len(order) + wanted]
+    assert rows.shape == (len(kept), HIDDEN) and rows.dtype == torch.bfloat16
+    for place, pair in enumerate(order):
+        assert places[pair] == place
+        if place < len(kept):
+            assert torch.equal(rows[place], x[pair // max(topk, 1)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_unpermute_sums_in_float32_in_the_order_of_k(dtype: torch.dtype, weighted: bool) -> None:
+    tokens, topk = 6, 3 if weighted else 1
+    rows = values(tokens * topk - 2, HIDDEN, dtype=dtype)
+    places = torch.randperm(tokens * topk, generator=torch.Generator().manual_seed(1)).int()
+    places[0] = -1  # no row, as the two places behind the last one
+    probs = values(tokens, topk, seed=2, dtype=dtype) if weighted else None
+    found = npu_moe_token_unpermute(rows, places, probs)
+    assert found.dtype == dtype
+    for t in range(tokens):
+        total = np.zeros(HIDDEN, np.float32)
+        for j in range(topk):
+            place = int(places[t * topk + j])
+            if 0 <= place < len(rows):
+                weight = 1.0 if probs is None else probs[t, j].item()
+                total = f32(total + f32(rows[place].float().numpy()) * f32(weight))
+        assert torch.equal(found[t], torch.from_numpy(total).to(dtype))
+
+
+def test_unpermute_takes_nothing_from_a_row_of_weight_zero() -> None:
+    rows = torch.tensor([[float("nan")] * 2, [1.0, 2.0], [float("inf")] * 2])
+    found = npu_moe_token_unpermute(
+        rows, torch.tensor([0, 1, 1, 2], dtype=torch.int32), torch.tensor([[0.0, 2.0], [3.0, 0.0]])
+    )
+    assert found.tolist() == [[2.0, 4.0], [3.0, 6.0]]
+    nan = npu_moe_token_unpermute(rows, torch.tensor([0], dtype=torch.int32), torch.tensor([[1.0]]))
+    assert bool(nan.isnan().all())
+
+
+# ---- finalize
+
+
+def finalized(
+    rows: np.ndarray, places: np.ndarray, scales: Any, skips: list[Any], bias: Any, experts: Any, mode: int
+) -> np.ndarray:
+    """The formula of torch_npu's documents, element by element in float32. places is (T, K)."""
+    tokens, topk = places.shape
+    out = f32(np.zeros((tokens, rows.shape[-1])))
+    for t in range(tokens):
+        for h in range(rows.shape[-1]):
+            total = f32(0)
+            for skip in skips:
+                total = total if skip is None else f32(total + skip[t, h])
+            for j in range(topk):
+                value = f32(0) if places[t, j] < 0 else f32(rows[places[t, j], h])
+                if bias is not None:
+                    value = f32(value + bias[experts[t, j], h])
+                total = f32(total + (value if scales is None else f32(value * scales[t, j])))
+            out[t, h] = total
+    return out
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("extras", ["none", "scales", "skip1", "all"])
+@pytest.mark.parametrize("mode", [0, 1, 2, 3])
+def test_finalize_routing_is_the_formula(mode: int, extras: str, dtype: torch.dtype) -> None:
+    tokens, topk, experts, capacity = 5, 2, 3, 4
+    count = experts * capacity if mode % 2 else tokens * topk
+    rows = values(count, HIDDEN, dtype=dtype)
+    flat = torch.randint(
+        -1 if mode else 0, count, (tokens * topk,), generator=torch.Generator().manual_seed(3)
+    )
+    chosen = ids(tokens, topk, top=experts)
+    everything = extras == "all"
+    scales = values(tokens, topk, dtype=dtype, seed=4) if extras in ("scales", "all") else None
+    skip1 = values(tokens, HIDDEN, dtype=dtype, seed=5) if extras in ("skip1", "all") else None
+    skip2 = values(tokens, HIDDEN, dtype=dtype, seed=6) if everything else None
+    bias = values(experts, HIDDEN, dtype=dtype, seed=7) if everything else None
+    given = rows.reshape(experts, capacity, HIDDEN) if mode % 2 else rows
+    found = npu_moe_finalize_routing(
+        given, skip1, skip2, bias, scales, flat.int(), chosen if everything else None, mode, topk
+    )
+    places = flat.reshape(tokens, topk) if mode >= 2 else flat.reshape(topk, tokens).t()
+    wide = [None if one is None else one.float().numpy() for one in (scales, skip1, skip2, bias)]
+    expected = finalized(
+        rows.float().numpy(), places.numpy(), wide[0], wide[1:3], wide[3], chosen.numpy(), mode
+    )
+    assert found.dtype == dtype and torch.equal(found, torch.from_numpy(expected).to(dtype))
+
+
+# ---- re-routing
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16])
+@pytest.mark.parametrize("tail", [0, 3])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 4), (4, 1), (1, 5)])
+def test_re_routing_is_a_loop_over_ranks(shape: tuple[int, int], tail: int, dtype: torch.dtype) -> None:
+    counts = ids(*shape, top=4)
+    counts[0, 0] = 0 if shape != (1, 1) else 2
+    total = int(counts.sum())
+    tokens = (values(total + tail, HIDDEN) * 9).to(dtype)
+    scales = values(total + tail, seed=3)
+    found, moved, index, sums = npu_moe_re_routing(tokens, counts, per_token_scales=scales)
+    source: dict[tuple[int, int], list[int]] = {}
+    row = 0
+    for rank in range(shape[0]):
+        for expert in range(shape[1]):
+            source[expert, rank] = list(range(row, row + int(counts[rank, expert])))
+            row += int(counts[rank, expert])
+    order = [row for key in sorted(source) for row in source[key]]
+    assert index.dtype == torch.int32 and index.tolist() == order + [0] * tail
+    assert torch.equal(found[:total], tokens[order]) and torch.equal(moved[:total], scales[order])
+    assert not found[total:].any() and not moved[total:].any()
+    assert sums.dtype == counts.dtype and sums.tolist() == counts.sum(0).tolist()
+    plain = npu_moe_re_routing(tokens, counts)
+    assert torch.equal(plain[0], found) and plain[1].shape == (len(tokens),)
 
 
 # ---- npu_moe_update_expert
@@ -317,31 +431,3 @@ def test_update_expert_keeps_a_pair_exactly_at_the_threshold() -> None:
         ids(1, 3, top=4), table, expert_scales=scales, pruning_threshold=threshold, balance_mode=1
     )
     assert mask.tolist() == [[True, True, False]]
-
-
-@pytest.mark.parametrize(
-    ("changed", "argument"),
-    [
-        ({"expert_ids": torch.tensor([[4]])}, "expert_ids"),
-        ({"expert_ids": torch.tensor([[-2]])}, "expert_ids"),
-        ({"expert_ids": torch.tensor([[1.0]])}, "expert_ids"),
-        ({"eplb_table": torch.tensor([[0, 1]], dtype=torch.int32)}, "expert_ids"),
-        ({"eplb_table": torch.tensor([[1, 1], [0, 1], [1, 1], [1, 1]], dtype=torch.int32)}, "eplb_table"),
-        ({"eplb_table": torch.tensor([[1, 1], [2, 1], [1, 1], [1, 1]], dtype=torch.int32)}, "eplb_table"),
-        ({"eplb_table": torch.tensor(TABLE)}, "eplb_table"),
-        ({"local_rank_id": 4}, "local_rank_id"),
-        ({"local_rank_id": -1}, "local_rank_id"),
-        ({"world_size": 0}, "world_size"),
-        ({"expert_scales": torch.ones(1, 1)}, "expert_scales"),
-        ({"pruning_threshold": torch.ones(1)}, "pruning_threshold"),
-        ({"expert_scales": torch.ones(1, 1), "pruning_threshold": torch.ones(2)}, "pruning_threshold"),
-    ],
-    ids=str,
-)
-def test_update_expert_names_wrong_arguments(changed: dict[str, Any], argument: str) -> None:
-    given = {"expert_ids": torch.tensor([[3]]), "eplb_table": torch.tensor(TABLE, dtype=torch.int32)}
-    call: dict[str, Any] = {**given, "local_rank_id": 1, "world_size": 4}
-    with pytest.raises(ArgumentError) as caught:
-        npu_moe_update_expert(**call | changed)
-    assert caught.value.argument == argument
-    npu_moe_update_expert(**call)

@@ -1,11 +1,12 @@
-"""The vendor operators as torch sees them: schemas, signatures, opcheck, Meta, autograd, the way to NPUs."""
+"""The vendor operators as torch sees them: schemas, opcheck, Meta, autograd, the way to torch_npu's own."""
 
 from __future__ import annotations
 
 import inspect
 import re
+import sys
 from dataclasses import replace
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from vendor_calls import CALLS, Call, values
 
-from ascend_moe import npu
+from ascend_moe import experts, npu, routing
 from ascend_moe import vendor as ops_vendor
 from ascend_moe.errors import ArgumentError, AscendMoeError, LibraryError
 from ascend_moe.experts.grouped_matmul import NPU_ONLY
@@ -23,12 +24,29 @@ from ascend_moe.vendor.schemas import ABSENT, VENDOR_SCHEMAS
 
 NAMES = sorted({name.partition(".")[0] for name in VENDOR_SCHEMAS})
 COLLECTIVE = {"npu_moe_distribute_combine_add_rms_norm", "_npu_distribute_barrier"}
-MANY = [pytest.param(call, id=f"{call.op} {call.label}") for call in CALLS]
+EACH_CALL = pytest.mark.parametrize("call", CALLS, ids=lambda call: f"{call.op} {call.label}")
 
 
 def overload(qualified: str) -> Any:
     name, _, variant = qualified.partition(".")
     return getattr(getattr(torch.ops.ascend_moe, name), variant or "default")
+
+
+def public(call: Call) -> Any:
+    return getattr(npu, call.op.partition(".")[0])
+
+
+def flat(outputs: Any) -> list[torch.Tensor]:
+    return [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+
+
+def moved(value: Any, where: Any) -> Any:
+    """A value with every tensor in it replaced."""
+    if isinstance(value, torch.Tensor):
+        return where(value)
+    if isinstance(value, dict):
+        return {name: moved(one, where) for name, one in value.items()}
+    return [moved(one, where) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 # ---- names
@@ -45,9 +63,10 @@ def test_every_operator_is_called_and_the_absent_ones_are_absent() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_public_function_has_the_schemas_arguments(name: str) -> None:
+def test_public_function_has_the_schemas_arguments_and_explains_them(name: str) -> None:
     """Names, order, kinds and defaults; so that a call with any of them means the same."""
-    parameters = list(inspect.signature(getattr(npu, name)).parameters.values())
+    function = getattr(npu, name)
+    parameters = list(inspect.signature(function).parameters.values())
     arguments = overload(name)._schema.arguments
     assert [p.name for p in parameters] == [a.name for a in arguments]
     for parameter, argument in zip(parameters, arguments, strict=True):
@@ -56,60 +75,34 @@ def test_public_function_has_the_schemas_arguments(name: str) -> None:
         if argument.has_default_value():
             default = list(parameter.default) if parameter.default == () else parameter.default
             assert default == argument.default_value, parameter.name
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_docstring_names_every_argument_and_its_source(name: str) -> None:
-    function = getattr(npu, name)
     assert function.__name__ == name and name in npu.__all__
     words = set(re.findall(r"\w+", function.__doc__))
     words |= set(NPU_ONLY) if "NPU_ONLY" in words else set()
-    assert not set(inspect.signature(function).parameters) - words
-    assert "Source: torch_npu" in function.__doc__ and "Returns:" in function.__doc__
-    assert "Error" in function.__doc__ or "errors" in function.__doc__
-    assert all(len(line) <= 110 for line in function.__doc__.splitlines())
+    assert not {p.name for p in parameters} - words and {"Source", "Returns"} <= words
 
 
 # ---- torch's own checks
 
 
-@pytest.mark.parametrize("call", MANY)
-def test_opcheck(call: Call) -> None:
+@EACH_CALL
+def test_opcheck_and_the_public_function(call: Call) -> None:
     tests = ["test_schema", "test_autograd_registration", "test_faketensor"]
     torch.library.opcheck(call.overload(), call.args, call.kwargs, test_utils=tests)
-
-
-def flat(outputs: Any) -> list[torch.Tensor]:
-    return [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
-
-
-def described(outputs: Any) -> list[Any]:
-    return [(out.dtype, tuple(out.shape), out.stride()) for out in flat(outputs)]
-
-
-def moved(value: Any, where: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return where(value)
-    return [moved(one, where) for one in value] if isinstance(value, list) else value
-
-
-@pytest.mark.parametrize("call", MANY)
-def test_cpu_outputs_are_what_meta_says(call: Call) -> None:
-    real = described(call.run())
-    for where in (lambda tensor: tensor.to("meta"), FakeTensorMode().from_tensor):
-        args = [moved(value, where) for value in call.args]
-        kwargs = {name: moved(value, where) for name, value in call.kwargs.items()}
-        assert described(call.overload()(*args, **kwargs)) == real
-
-
-@pytest.mark.parametrize("call", MANY)
-def test_the_op_and_the_public_function_are_one(call: Call) -> None:
-    public = getattr(npu, call.op.partition(".")[0])(*call.args, **call.kwargs)
-    for one, other in zip(flat(call.run()), flat(public), strict=True):
+    for one, other in zip(flat(call.run()), flat(public(call)(*call.args, **call.kwargs)), strict=True):
         assert one.dtype == other.dtype and torch.equal(one, other)
 
 
-@pytest.mark.parametrize("call", MANY)
+@EACH_CALL
+def test_cpu_outputs_are_what_meta_says(call: Call) -> None:
+    def described(outputs: Any) -> list[Any]:
+        return [(out.dtype, tuple(out.shape), out.stride()) for out in flat(outputs)]
+
+    real = described(call.run())
+    for where in (lambda tensor: tensor.to("meta"), FakeTensorMode().from_tensor):
+        assert described(call.overload()(*moved(call.args, where), **moved(call.kwargs, where))) == real
+
+
+@EACH_CALL
 def test_traced_with_symbols_the_op_stays_one_node(call: Call) -> None:
     tensors = [value for value in (*call.args, *call.kwargs.values()) if isinstance(value, torch.Tensor)]
 
@@ -121,8 +114,7 @@ def test_traced_with_symbols_the_op_stays_one_node(call: Call) -> None:
         return call.overload()(*args, **kwargs)
 
     graph = make_fx(again, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*tensors)
-    nodes = [node for node in graph.graph.nodes if node.target is call.overload()]
-    assert len(nodes) == 1
+    assert sum(node.target is call.overload() for node in graph.graph.nodes) == 1
     for one, other in zip(flat(graph(*tensors)), flat(call.run()), strict=True):
         assert torch.equal(one, other)
 
@@ -152,7 +144,7 @@ def leaves(args: list[Any]) -> list[torch.Tensor]:
 @pytest.mark.parametrize("call", [c for c in CALLS if f"{c.op} {c.label}" in DIFFERENTIABLE], ids=str)
 def test_gradients_are_those_of_the_public_function(call: Call) -> None:
     found = []
-    for function in (call.overload(), getattr(npu, call.op.partition(".")[0])):
+    for function in (call.overload(), public(call)):
         args = [wide(value) for value in call.args]
         outputs = [out for out in flat(function(*args, **call.kwargs)) if out.is_floating_point()]
         sum((out * torch.arange(out.numel()).reshape(out.shape)).sum() for out in outputs).backward()
@@ -218,69 +210,109 @@ def test_a_chain_compiles_whole(dynamic: bool) -> None:
         assert x.grad is not None and bool((x.grad != 0).any())
 
 
-# ---- refused
-
-
-REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("npu_grouped_matmul", {"antiquant_scale": [values(3, 12)]}, "antiquant_scale"),
-    ("npu_grouped_matmul", {"group_type": 2}, "group_type"),
-    ("npu_grouped_matmul", {"act_type": 1}, "act_type"),
-    ("npu_dynamic_quant", {"dst_type": 16}, "dst_type"),
-    ("npu_dynamic_quant", {"dst_type": 290}, "dst_type"),
-    ("npu_dynamic_quant", {"quant_mode": "perchannel"}, "quant_mode"),
-    ("npu_dequant_swiglu_quant", {"dst_type": 5}, "dst_type"),
-    ("npu_dequant_swiglu_quant", {"round_mode": 1}, "round_mode"),
-    ("npu_grouped_matmul_swiglu_quant", {"bias": values(3, 12)}, "bias"),
-    ("npu_grouped_matmul_swiglu_quant", {"offset": values(3, 12)}, "offset"),
-    ("npu_grouped_matmul_swiglu_quant_v2", {"dequant_mode": 2}, "dequant_mode"),
-    ("npu_grouped_matmul_swiglu_quant_v2", {"quant_mode": 1}, "quant_mode"),
-    ("npu_grouped_matmul_swiglu_quant_v2", {"quant_dtype": 5}, "quant_dtype"),
-    ("npu_grouped_matmul_swiglu_quant_v2", {"quant_dtype": 24}, "quant_dtype"),
-    ("npu_grouped_matmul_swiglu_quant_v2", {"dequant_dtype": 15}, "dequant_dtype"),
-    ("npu_grouped_matmul_swiglu_quant_v2", {"weight_assist_matrix": [values(3, 12)]}, "weight_assist_matrix"),
-    ("npu_grouped_matmul_swiglu_quant_v2", {"x_dtype": 296}, "x_dtype"),
-    ("npu_grouped_matmul_finalize_routing", {"offset": values(3, 1, 12)}, "offset"),
-    ("npu_grouped_matmul_finalize_routing", {"bias": values(3, 12)}, "bias"),
-    ("npu_grouped_matmul_finalize_routing", {"dtype": torch.bfloat16}, "dtype"),
-    ("npu_grouped_matmul_finalize_routing", {"scale_dtype": 293}, "scale_dtype"),
-    ("npu_grouped_matmul_finalize_routing", {"row_index": None}, "row_index"),
-    ("npu_grouped_matmul_finalize_routing", {"output_bs": 3}, "row_index"),
-    ("npu_moe_gating_top_k", {"input_ids": torch.zeros(7, dtype=torch.int64)}, "input_ids"),
-    ("npu_moe_gating_top_k_softmax_v2", {"renorm": 2}, "renorm"),
-    ("npu_moe_init_routing_v2", {"quant_mode": 13}, "quant_mode"),
-    ("npu_moe_init_routing_v2", {"quant_mode": 2}, "quant_mode"),
-    ("npu_moe_init_routing_v2", {"x_dtype": 290}, "x_dtype"),
-    ("npu_moe_init_routing_v2", {"expert_num": -1}, "expert_num"),
-    ("npu_moe_init_routing_v2", {"active_expert_range": [3, 9]}, "active_expert_range"),
-    ("npu_moe_init_routing_v2", {"drop_pad_mode": 1}, "expert_capacity"),
-    ("npu_moe_token_permute", {"padded_mode": True}, "padded_mode"),
-    ("npu_moe_token_permute", {"num_out_tokens": -99}, "num_out_tokens"),
-    ("npu_moe_token_unpermute", {"padded_mode": True}, "padded_mode"),
-    ("npu_moe_token_unpermute", {"restore_shape": [7, 16]}, "restore_shape"),
-    ("npu_moe_re_routing", {"expert_token_num_type": 0}, "expert_token_num_type"),
-    ("npu_moe_re_routing", {"idx_type": 1}, "idx_type"),
-    ("npu_moe_re_routing", {"tokens_dtype": 1}, "tokens_dtype"),
-    ("npu_moe_update_expert", {"balance_mode": 2}, "balance_mode"),
-    ("npu_moe_update_expert", {"local_rank_id": 4}, "local_rank_id"),
-    ("npu_moe_update_expert", {"active_mask": torch.ones(7, dtype=torch.bool)}, "active_mask"),
-]
-
-
-@pytest.mark.parametrize(("op", "changed", "argument"), REFUSED, ids=lambda value: str(value)[:40])
-def test_what_is_not_there_is_refused_by_name(op: str, changed: dict[str, Any], argument: str) -> None:
-    call = next(call for call in CALLS if call.op == op)
-    with pytest.raises(ArgumentError) as caught:
-        call.overload()(*call.args, **call.kwargs | changed)
-    assert caught.value.argument == argument
-    assert argument in str(caught.value) and "\n" not in str(caught.value)
-    call.run()
-
-
 # ---- the way to an NPU
 
 
+class OnNpu(torch.Tensor):
+    """A host tensor that says it lives on an NPU and refuses to be read."""
+
+    @property
+    def device(self) -> Any:
+        return SimpleNamespace(type="npu")
+
+    def tolist(self) -> Any:
+        raise AssertionError("host sync")
+
+    item = __bool__ = __int__ = __index__ = cpu = numpy = tolist
+
+
+def on_npu(value: Any) -> Any:
+    return moved(value, lambda tensor: tensor.as_subclass(OnNpu))
+
+
+def on_host(value: Any) -> Any:
+    return moved(value, lambda tensor: tensor.as_subclass(torch.Tensor))
+
+
+Log = list[tuple[str, dict[str, Any]]]
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> Log:
+    """A torch_npu whose functions are ops of its own schemas on the host; and what reached it."""
+    log: Log = []
+    module = ModuleType("torch_npu")
+
+    def operator(name: str) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            log.append((name, kwargs))
+            return on_npu(getattr(torch.ops.ascend_moe, name)(*on_host(args), **on_host(kwargs)))
+
+        return run
+
+    for name in NAMES:
+        setattr(module, name, operator(name))
+    monkeypatch.setitem(sys.modules, "torch_npu", module)
+    return log
+
+
+@EACH_CALL
+def test_npu_tensors_go_to_torch_npus_function(call: Call, called: Log) -> None:
+    expected = public(call)(*call.args, **call.kwargs)
+    found = public(call)(*on_npu(call.args), **on_npu(call.kwargs))
+    assert [name for name, _ in called] == [call.op.partition(".")[0]]
+    for one, other in zip(flat(found), flat(expected), strict=True):
+        assert isinstance(one, OnNpu) and torch.equal(on_host(one), other)
+
+
+def test_routers_are_one_operator_of_torch_npus(called: Log) -> None:
+    x = torch.randn(5, 16)
+    for router in (
+        lambda logits: routing.softmax_topk(logits, 3, True),
+        lambda logits: routing.deepseek_v2(logits, 3, 4, 2),
+        lambda logits: routing.deepseek_v3(logits, None, 3, 4, 2, False, 2.0),
+    ):
+        expected = router(x)
+        called.clear()
+        assert torch.equal(on_host(router(on_npu(x))[0]), expected[0]) and len(called) == 1
+
+
+def test_the_mlp_is_torch_npus_chain(called: Log) -> None:
+    x, gate_up, down = torch.randn(6, 8), torch.randn(2, 8, 12), torch.randn(2, 6, 8)
+    sums = torch.tensor([2, 5])
+    expected = experts.grouped_mlp(x, gate_up, down, sums, group_list_type=0)
+    on_device = on_npu(sums)
+    y = experts.grouped_mlp(*on_npu([x, gate_up, down]), on_device, group_list_type=0)
+    assert torch.equal(on_host(y), expected)
+    assert [name for name, _ in called] == ["npu_grouped_matmul", "npu_swiglu", "npu_grouped_matmul"]
+    first = called[0][1]
+    assert first["group_list"] is on_device and first["group_list_type"] == 0
+    assert first["split_item"] == 2 and first["group_type"] == 0
+    assert not {"scale", "x_dtype", "output_dtype"} & set(first)  # None is left out
+
+
+def test_the_w8a8_mlp_is_torch_npus_chain(called: Log) -> None:
+    codes, dynamic_scales = experts.npu_dynamic_quant(torch.randn(6, 8))
+    gate_up, gate_up_scale = experts.quantize_weight(torch.randn(2, 8, 12))
+    down, down_scale = experts.quantize_weight(torch.randn(2, 6, 8))
+    scales = {"dynamic_scales": dynamic_scales, "w_gate_up_scale": gate_up_scale, "w_down_scale": down_scale}
+    chain = ["npu_grouped_matmul", "npu_dequant_swiglu_quant", "npu_grouped_matmul"]
+    for list_type, numbers in ((1, [2, 3]), (0, [2, 5])):
+        tensors = (codes, gate_up, down, torch.tensor(numbers))
+        expected = experts.grouped_mlp(*tensors, group_list_type=list_type, **scales)
+        called.clear()
+        y = experts.grouped_mlp(*on_npu(tensors), group_list_type=list_type, **on_npu(scales))
+        assert torch.equal(on_host(y), expected) and [name for name, _ in called] == chain
+        first, middle, last = (kwargs for _, kwargs in called)
+        assert first["split_item"] == 3 and first["output_dtype"] == torch.int32 and "scale" not in first
+        assert on_host(middle["group_index"]).tolist() == [2, 3]
+        assert middle["activate_left"] is True and middle["quant_mode"] == 1
+        assert not {"swiglu_mode", "clamp_limit", "glu_alpha", "glu_bias", "dst_type"} & set(middle)
+        assert last["output_dtype"] == torch.bfloat16 and len(last["per_token_scale"]) == 1
+
+
 @pytest.mark.parametrize("name", sorted(set(VENDOR_SCHEMAS) - COLLECTIVE))
-def test_npu_tensors_go_to_torch_npus_own_operator(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ops_on_npus_are_torch_npus_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
     def theirs(*args: Any, **kwargs: Any) -> str:
@@ -295,7 +327,16 @@ def test_npu_tensors_go_to_torch_npus_own_operator(name: str, monkeypatch: pytes
     assert torch._C._dispatch_has_kernel_for_dispatch_key(f"{NAMESPACE}::{name}", "PrivateUse1")
 
 
-def test_a_torch_npu_without_the_operator_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_or_old_torch_npu_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = on_npu(torch.ones(2, 4))
+    monkeypatch.setitem(sys.modules, "torch_npu", None)
+    with pytest.raises(LibraryError, match="npu_swiglu: a tensor on an NPU needs torch_npu"):
+        experts.npu_swiglu(x)
+    old = ModuleType("torch_npu")
+    old.__version__ = "2.1"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch_npu", old)
+    with pytest.raises(LibraryError, match=r"torch_npu 2\.1 has no npu_swiglu"):
+        experts.npu_swiglu(x)
     monkeypatch.setattr(torch.ops, "npu", SimpleNamespace(), raising=False)
     with pytest.raises(LibraryError, match="this torch_npu has no npu_swiglu"):
         ops_vendor.OPS["npu_swiglu"].npu(torch.ones(2, 4))

@@ -1,0 +1,285 @@
+"""Every wrong argument of torch_npu's other MoE operators is named, by the public function and the op."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import int8, int32, int64, ones, tensor, zeros
+from vendor_calls import CALLS, ids, values
+
+from ascend_moe import npu
+from ascend_moe.errors import ArgumentError
+from ascend_moe.experts import quantize_weight
+from ascend_moe.routing import softmax_topk
+
+TABLE = tensor([[1, 7, 0, 0, 0], [4, 0, 2, 4, 6], [2, 1, 3, 0, 0], [3, 5, 8, 9, 0]], dtype=int32)
+FUSED = {
+    "x": ones(12, 24, dtype=int8),
+    "weight": ones(4, 24, 32, dtype=int8),
+    "group_list": tensor([3, 6, 9, 12]),
+    "weight_scale": ones(4, 32),
+    "x_scale": ones(12),
+}
+GROUPED = {
+    "x": [ones(4, 8)],
+    "weight": [ones(2, 8, 3)],
+    "group_list": tensor([1, 4]),
+    "split_item": 2,
+    "group_type": 0,
+}
+INT8 = {"x": [ones(4, 8, dtype=int8)], "weight": [ones(2, 8, 3, dtype=int8)], "output_dtype": int32}
+BF16 = {"output_dtype": torch.bfloat16}
+
+# Valid calls; those of CALLS are valid too.
+VALID: dict[str, dict[str, Any]] = {
+    "npu_grouped_matmul": GROUPED,
+    "npu_grouped_matmul int8": GROUPED | INT8,
+    "npu_swiglu": {"input": ones(2, 4)},
+    "npu_dynamic_quant": {"input": ones(2, 8)},
+    "npu_dequant_swiglu_quant": {
+        "x": ones(3, 8, dtype=int32),
+        "weight_scale": ones(1, 8),
+        "quant_mode": 1,
+    },
+    "npu_grouped_matmul_swiglu_quant": FUSED,
+    "npu_moe_gating_top_k": {"x": ones(2, 12), "k": 3},
+    "npu_moe_gating_top_k_softmax": {"x": ones(2, 12)},
+    "npu_moe_compute_expert_tokens": {"sorted_expert_for_source_row": ids(1), "num_expert": 5},
+    "npu_moe_init_routing": {
+        "x": ones(3, 8),
+        "row_idx": zeros(3, 2, dtype=int32),
+        "expert_idx": zeros(3, 2, dtype=int32),
+        "active_num": 3,
+    },
+    "npu_moe_finalize_routing": {
+        "expanded_permuted_rows": ones(10, 8),
+        "skip1": ones(5, 8),
+        "skip2": ones(5, 8),
+        "bias": ones(3, 8),
+        "scales": ones(5, 2),
+        "expanded_src_to_dst_row": torch.arange(10, dtype=int32),
+        "export_for_source_row": ids(5, 2, top=3),
+    },
+    "npu_moe_re_routing": {"tokens": ones(4, 8), "expert_token_num_per_rank": tensor([[2, 2]])},
+    "npu_moe_update_expert": {
+        "expert_ids": tensor([[3]]),
+        "eplb_table": TABLE,
+        "local_rank_id": 1,
+        "world_size": 4,
+    },
+}
+
+# By call and argument: values that are refused.
+WRONG: dict[str, dict[str, list[Any]]] = {
+    "npu_grouped_matmul": {
+        "x": [[], ones(4, 8), [ones(4, 7)], [ones(4, 8, dtype=int32)]],
+        "weight": [[ones(2, 8, 3).bfloat16()], [ones(8)], [ones(8, 3), ones(8, 4)]],
+        "bias": [[ones(3)], [ones(2, 3, dtype=int32)]],
+        "scale": [[ones(2, 3)]],
+        "per_token_scale": [[ones(4)]],
+        "output_dtype": [torch.bfloat16, 12345],
+        "split_item": [4],
+        "group_type": [2, None, -1],
+        "group_list_type": [3],
+        "group_list": [None, *(tensor(ends) for ends in ([1, 5], [3, 2], [1, 2, 3])), ids(2)],
+        "act_type": [1],
+        "scale_dtype": [300],
+        **{
+            name: [[ones(3)]]
+            for name in (
+                *("offset", "antiquant_scale", "antiquant_offset"),
+                *("activation_input", "activation_quant_scale"),
+            )
+        },
+    },
+    "npu_grouped_matmul int8": {
+        "output_dtype": [None, torch.bfloat16],
+        "bias": [[ones(2, 3)]],
+    },
+    "npu_swiglu": {"dim": [2], "input": [ones(2, 4, dtype=int32)]},
+    "npu_dynamic_quant": {
+        "input": [ones(8), ones(2, 8, dtype=int32)],
+        "dst_type": [torch.quint4x2, 291, 16, 290],
+        "quant_mode": ["perchannel"],
+        "dst_type_max": [15.0],
+        "smooth_scales": [ones(7)],
+        "group_index": [tensor([2])],
+    },
+    "npu_dequant_swiglu_quant": {
+        "x": [ones(3, 7, dtype=int32), ones(8, dtype=int32), ones(3, 8, dtype=int64)],
+        "weight_scale": [None, ones(2, 8)],
+        "activation_scale": [ones(4)],
+        "bias": [ones(7)],
+        "quant_mode": [2],
+        "quant_scale": [ones(8)],
+        "quant_offset": [ones(4)],
+        "group_index": [tensor([4]), tensor([-1])],
+        "dst_type": [291, 5],
+        "round_mode": [1],
+        "activate_dim": [0],
+        "swiglu_mode": [3],
+        "clamp_limit": [0.0],
+        "glu_alpha": [float("inf")],
+    },
+    "npu_grouped_matmul_swiglu_quant": {
+        "x": [ones(12, 24)],
+        # Five dimensions are the NPU's NZ.
+        "weight": [ones(4, 24, 2, 16, dtype=int8), ones(4, 25, 32, dtype=int8)],
+        "weight_scale": [ones(4, 16), ones(4, 32, dtype=int64)],
+        "x_scale": [ones(11)],
+        "group_list": [tensor([3, 6, 9]), tensor([3, 6, 9, 13])],
+        "bias": [values(4, 32)],
+        "offset": [values(4, 32)],
+    },
+    "npu_grouped_matmul_swiglu_quant_v2": {
+        "dequant_mode": [2],
+        "quant_mode": [1],
+        "quant_dtype": [5, 24],
+        "dequant_dtype": [15],
+        "weight_assist_matrix": [[values(3, 12)]],
+        "x_dtype": [296],
+    },
+    "npu_grouped_matmul_finalize_routing": {
+        "offset": [values(3, 1, 12)],
+        "bias": [values(3, 12)],
+        "dtype": [torch.bfloat16],
+        "scale_dtype": [293],
+        "row_index": [None],
+        "shared_input_offset": [-1, 5],
+    },
+    "npu_moe_gating_top_k": {
+        "x": [ones(12), ones(2, 12, dtype=int32)],
+        "k": [0, 13],
+        "bias": [ones(11), ones(12).bfloat16()],
+        "group_count": [5, 0],
+        "group_select_mode": [2],
+        "renorm": [2],
+        "norm_type": [2],
+        "input_ids": [ones(2, dtype=int64)],
+        "tid2eid": [ones(5, 3, dtype=int64)],
+    },
+    "npu_moe_gating_top_k_softmax": {
+        "x": [ones(12)],
+        "k": [13, -1],
+        "finished": [zeros(3, dtype=torch.bool), zeros(2)],
+    },
+    "npu_moe_gating_top_k_softmax_v2": {"renorm": [2]},
+    "npu_moe_compute_expert_tokens": {"sorted_expert_for_source_row": [tensor([1, 0], dtype=int32)]},
+    "npu_moe_init_routing": {"row_idx": [torch.full((3, 2), row, dtype=int32) for row in (6, -1)]},
+    "npu_moe_init_routing_v2": {
+        "quant_mode": [13, 2],
+        "x_dtype": [290],
+        "expert_num": [-1],
+        "active_expert_range": [[3, 9]],
+    },
+    "npu_moe_token_permute": {"padded_mode": [True], "num_out_tokens": [-99]},
+    "npu_moe_token_unpermute": {"padded_mode": [True], "restore_shape": [[7, 16]]},
+    "npu_moe_finalize_routing": {
+        "skip1": [ones(4, 8)],
+        "export_for_source_row": [None, torch.full((5, 2), 3, dtype=int32)],
+        "scales": [ones(4, 2)],
+        "expanded_src_to_dst_row": [torch.full((10,), row, dtype=int32) for row in (10, -2)],
+        "drop_pad_mode": [4],
+    },
+    "npu_moe_re_routing": {
+        "expert_token_num_per_rank": [tensor([[2, 3]]), tensor([[-1, 2]])],
+        "expert_token_num_type": [0],
+        "idx_type": [1],
+        "tokens_dtype": [1],
+    },
+    "npu_moe_update_expert": {
+        "expert_ids": [tensor([[4]]), tensor([[-2]]), tensor([[1.0]])],
+        "eplb_table": [
+            TABLE.long(),
+            *(tensor([[1, 1], [n, 1], [1, 1], [1, 1]], dtype=int32) for n in (0, 2)),
+        ],
+        "local_rank_id": [4, -1],
+        "world_size": [0],
+        "expert_scales": [ones(1, 1)],
+        "pruning_threshold": [ones(1)],
+        "balance_mode": [2],
+        "active_mask": [ones(7, dtype=torch.bool)],
+    },
+}
+
+# Arguments that contradict each other: the first is named.
+TOGETHER: list[tuple[str, dict[str, Any]]] = [
+    ("npu_grouped_matmul", {"group_list_type": 2, "split_item": 0}),
+    ("npu_grouped_matmul", {"group_list": tensor([-1, 2]), "group_list_type": 1}),
+    ("npu_grouped_matmul", {"group_list": tensor([[2, 1]]), "group_list_type": 2}),
+    ("npu_grouped_matmul", {"group_list": tensor([1, 2]), "group_list_type": 2}),
+    ("npu_grouped_matmul int8", {"output_dtype": None, "scale": [ones(2, 3)]}),
+    ("npu_grouped_matmul int8", {"output_dtype": int8, "scale": [ones(2, 3)]}),
+    ("npu_grouped_matmul int8", {"scale": [ones(2, 3, dtype=int64)], **BF16}),
+    ("npu_grouped_matmul int8", {"per_token_scale": [ones(4)]}),
+    ("npu_grouped_matmul int8", {"per_token_scale": [ones(3)], "scale": [ones(2, 3)], **BF16}),
+    ("npu_swiglu", {"dim": -1, "input": ones(2, 5)}),
+    ("npu_dynamic_quant", {"smooth_scales": ones(8), "group_index": tensor([2])}),
+    ("npu_dynamic_quant", {"group_index": tensor([3]), "smooth_scales": ones(1, 8)}),
+    ("npu_dequant_swiglu_quant", {"weight_scale": ones(1, 8), "x": ones(3, 8)}),
+    ("npu_dequant_swiglu_quant", {"weight_scale": ones(1, 8), "group_index": tensor([1, 1])}),
+    ("npu_dequant_swiglu_quant", {"activation_scale": ones(3), "x": ones(3, 8), "weight_scale": None}),
+    ("npu_dequant_swiglu_quant", {"bias": ones(8), "x": ones(3, 8), "weight_scale": None}),
+    ("npu_dequant_swiglu_quant", {"bias": ones(8), "group_index": tensor([2])}),
+    ("npu_dequant_swiglu_quant", {"quant_scale": None, "quant_mode": 0}),
+    (
+        "npu_dequant_swiglu_quant",
+        {"quant_offset": ones(1), "quant_mode": 0, "quant_scale": ones(1), "group_index": tensor([2])},
+    ),
+    (
+        "npu_grouped_matmul_finalize_routing",
+        {"row_index": tensor([0, 3, 1] * 3), "output_bs": 3},
+    ),
+    ("npu_moe_gating_top_k", {"k": 7, "group_count": 4, "k_group": 2}),
+    ("npu_moe_gating_top_k", {"k_group": 5, "group_count": 4}),
+    ("npu_moe_gating_top_k", {"k_group": 0, "group_count": 4}),
+    ("npu_moe_gating_top_k", {"group_count": 12, "k_group": 3, "group_select_mode": 1}),
+    ("npu_moe_init_routing_v2", {"expert_capacity": -1, "drop_pad_mode": 1}),
+    ("npu_moe_finalize_routing", {"skip2": ones(5, 8), "skip1": None}),
+    ("npu_moe_finalize_routing", {"k": 3, "scales": None}),
+    ("npu_moe_finalize_routing", {"expanded_permuted_rows": ones(10, 8), "drop_pad_mode": 1}),
+    ("npu_moe_update_expert", {"expert_ids": tensor([[3]]), "eplb_table": tensor([[0, 1]], dtype=int32)}),
+    ("npu_moe_update_expert", {"pruning_threshold": ones(2), "expert_scales": ones(1, 1)}),
+]
+
+
+ALONE = [
+    (call, {argument: value})
+    for call, arguments in WRONG.items()
+    for argument, wrong in arguments.items()
+    for value in wrong
+]
+
+
+def valid(call: str) -> dict[str, Any]:
+    if call in VALID:
+        return VALID[call]
+    one = next(one for one in CALLS if one.op == call)
+    names = [argument.name for argument in one.overload()._schema.arguments]
+    return dict(zip(names, one.args, strict=False)) | one.kwargs
+
+
+@pytest.mark.parametrize(("call", "changed"), [*ALONE, *TOGETHER], ids=lambda value: f"{value!s:.40}")
+def test_the_wrong_argument_is_named(call: str, changed: dict[str, Any]) -> None:
+    name, argument = call.partition(" ")[0], next(iter(changed))
+    given = valid(call)
+    public, op = getattr(npu, name), getattr(torch.ops.ascend_moe, name).default
+    public(**given)
+    with pytest.raises(ArgumentError) as caught:
+        public(**given | changed)
+    assert caught.value.argument == argument
+    assert "\n" not in str(caught.value)
+    with pytest.raises(RuntimeError) as by_op:  # torch's schema refuses some itself
+        op(**given | changed)
+    assert getattr(by_op.value, "argument", argument) == argument
+
+
+def test_functions_of_ours_alone_check_too() -> None:
+    for logits, k, argument in ((ones(12), 2, "x"), (ones(2, 12), 13, "k"), (ones(2, 12), 0, "k")):
+        with pytest.raises(ArgumentError) as caught:
+            softmax_topk(logits, k, True)
+        assert caught.value.argument == argument
+    with pytest.raises(ArgumentError):
+        quantize_weight(ones(3))
