@@ -100,8 +100,8 @@ def test_random_cases_and_schedules_have_no_finding(mode: str, first: int, sched
     result = explore.campaign(drawn(mode, first, schedules // 10), schedules, seed=1, a_case=10)
     assert_nothing_found(result)
     assert result.schedules == schedules and 2 * result.distinct >= schedules
-    # Status messages, abort blocks; in direct ops the word by which core 0 would call the others off.
-    assert len(result.polls) == (2 if mode in ("window", "servers") else 3)
+    # Status messages, abort blocks; in direct ops the word by which core 0 calls the others off, or the transport.
+    assert len(result.polls) == (2 if mode == "window" else 3)
 
 
 def test_a_row_that_crosses_once_for_many_experts() -> None:
@@ -143,7 +143,7 @@ def test_all_schedules_with_a_switch(algorithm: str) -> None:
     result = explore.exhaustive(explore.parse(f"w2,c1,k1,b1,u1,DC,{algorithm}"), preemptions=1)
     assert_nothing_found(result)
     assert result.schedules > 100  # to the end, no limit was given
-    assert result.distinct > 30
+    assert result.distinct > 20
 
 
 def test_a_seed_is_a_schedule() -> None:
@@ -181,7 +181,7 @@ def test_a_result_that_is_not_the_references_is_a_finding() -> None:
 def test_memory_that_is_lent_one_op_too_early_is_found(sequence: str, seed: int) -> None:
     """The positive control: C1 has returned here, C2's rows are put where other ranks still read C1's."""
     case = replace(LENT, sequence=sequence, rows="early", seed=seed, batches="equal")
-    result = explore.explore(case, 200)
+    result = explore.explore(case, 200 if "CC" in sequence else 60)
     if "CC" in sequence:
         assert result.finding is not None, "no schedule has found it"
         assert result.finding.kind == "race between ranks", result.finding.line()
