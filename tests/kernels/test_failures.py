@@ -31,7 +31,11 @@ class OpRanks(Ranks):
         return self
 
     def use(self, algorithm: str) -> None:
-        values(self.call(comm_cases.set_env, "ASCEND_MOE_COMM_ALG", algorithm))
+        """``servers``: window, every rank in a server of its own."""
+        share = "1" if algorithm == "servers" else "0"
+        values(self.call(comm_cases.set_env, "ASCEND_MOE_RANKS_PER_SERVER", share))
+        name = algorithm.replace("servers", "window")
+        values(self.call(comm_cases.set_env, "ASCEND_MOE_COMM_ALG", name))
 
     def wait_at_most(self, seconds: float) -> None:
         values(self.call(comm_cases.set_env, "ASCEND_MOE_TIMEOUT_S", str(seconds)))
@@ -125,7 +129,7 @@ def test_killed_between_ops(victim: int, mortal: OpRanks) -> None:
 
 
 @pytest.mark.row("kill")
-@other_algorithms_nightly("algorithm", ("direct",))
+@pytest.mark.parametrize("algorithm", [pytest.param("window", marks=pytest.mark.nightly), "direct", "servers"])
 def test_killed_while_the_others_wait_for_it(mortal: OpRanks) -> None:
     opened(mortal)
     for rank in (0, 2):
@@ -244,7 +248,7 @@ def test_stopped_after_it_has_delivered(three: OpRanks) -> None:
     assert values(three.call(cases.run_combine)) == ["right"] * 3
 
 
-@pytest.mark.parametrize(("missing", "algorithm"), [(0, "direct"), (1, "window")])
+@pytest.mark.parametrize(("missing", "algorithm"), [(0, "direct"), (1, "window"), (2, "servers")])
 def test_rank_that_never_calls(missing: int, three: OpRanks) -> None:
     there = others(missing)
     assert values(three.call(cases.run_dispatch, 1)) == ["right"] * 3
