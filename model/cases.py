@@ -98,7 +98,13 @@ DIRECT = (
 
 
 def direct(
-    name: str, cores: int, ops: int, macros: tuple[str, ...], mutants: tuple[Mutant, ...], *, full: bool = False
+    name: str,
+    cores: int,
+    ops: int,
+    macros: tuple[str, ...],
+    mutants: tuple[Mutant, ...],
+    *,
+    full: bool = False,
 ) -> Case:
     """A run of direct.pml, with two ranks, or three of one core each."""
     sizes = (f"W={4 - cores}", f"C={cores}", f"N={ops}")

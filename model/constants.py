@@ -51,10 +51,10 @@ def epochs_of(header: Header, shape: Shape) -> list[Epoch]:
     ring = shape.epochs == 0
     # One more: a rank that has failed in the last op is launched once more, for the epoch after it.
     count = RING if ring else shape.epochs + 1
-    words = [RING_BASE if ring else shape.before]
+    epochs, epoch = [], RING_BASE if ring else shape.before
     for _ in range(count):
-        words.append(header("next_epoch", words[-1]))
-    before, *epochs = words
+        epoch = header("next_epoch", epoch)
+        epochs.append(epoch)
     if shape.broken:
         return spoilt(epochs, shape.broken)
     found = []
@@ -73,7 +73,9 @@ def spoilt(epochs: list[int], broken: str) -> list[Epoch]:
         epochs[at + 1 :] = range(1, len(epochs) - at)
     elif broken != "stale_unknown_across_wrap":
         raise ModelError(f"no such table: {broken}")
-    return [Epoch(epoch, epoch & 1, [int(seen in (0, epoch - 2)) for seen in [0, *epochs]]) for epoch in epochs]
+    return [
+        Epoch(epoch, epoch & 1, [int(seen in (0, epoch - 2)) for seen in [0, *epochs]]) for epoch in epochs
+    ]
 
 
 def bits(values: list[int]) -> int:

@@ -1,4 +1,4 @@
-"""What the kernel headers say, asked of them through a small compiled library; where things lie in a window."""
+"""What the kernel headers say, through a small compiled library, and where things lie in a window."""
 
 from __future__ import annotations
 

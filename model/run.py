@@ -119,7 +119,7 @@ def main() -> int:
         header = Header(args.build)
         print(f"{'run':<58} {'states':>11} {'seconds':>8}  result")
         for case in CASES:
-            if case.name != args.case and (args.case or case.full and not args.full):
+            if case.name != args.case and (args.case or (case.full and not args.full)):
                 continue
             for mutant in (None, *case.mutants):
                 outcome = check(case, mutant, args.build, header)

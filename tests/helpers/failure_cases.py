@@ -191,8 +191,3 @@ def finish_at_once(seed: int) -> None:
     """The same without a goodbye."""
     assert round_trip(here(), seed) == "right"
     os._exit(0)
-
-
-def late_round_trip(seconds: float, seed: int = 0) -> str:
-    time.sleep(seconds)
-    return run_round_trip(seed)

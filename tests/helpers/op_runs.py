@@ -18,7 +18,6 @@ from ascend_moe.ops import calls
 from ascend_moe.reference.cases import Case, Place
 from ascend_moe.validate import run as validate_run
 
-
 Lend = Callable[[Case, int, str, torch.Tensor, int], torch.Tensor]
 
 
@@ -79,9 +78,7 @@ def expert_rows(case: Case, rank: int, sent: Sequence[torch.Tensor]) -> torch.Te
     return case.expert_rows(rank, sent[0], sent[1], sent[4])
 
 
-def run_rank(
-    case: Case, rank: int, group_ep: str, lend: Lend | None = None
-) -> RankRun | AscendMoeError:
+def run_rank(case: Case, rank: int, group_ep: str, lend: Lend | None = None) -> RankRun | AscendMoeError:
     """One rank's dispatch and combine. A collective error is a result: the communicator stays usable.
 
     ``lend`` puts the rows for combine where it gets them: (case, rank, group_ep, rows, rows at most) -> rows.
@@ -98,9 +95,7 @@ def run_rank(
         return error
 
 
-def run(
-    cluster: comm.LocalCluster, case: Case, lend: Lend | None = None
-) -> list[RankRun | AscendMoeError]:
+def run(cluster: comm.LocalCluster, case: Case, lend: Lend | None = None) -> list[RankRun | AscendMoeError]:
     with cores(case.cores):
         return cluster.run(lambda rank, group_ep: run_rank(case, rank, group_ep, lend))
 

@@ -100,7 +100,7 @@ def test_random_cases_and_schedules_have_no_finding(mode: str, first: int, sched
     result = explore.campaign(drawn(mode, first, schedules // 10), schedules, seed=1, a_case=10)
     assert_nothing_found(result)
     assert result.schedules == schedules and 2 * result.distinct >= schedules
-    # Status messages, abort blocks; in direct ops the word by which core 0 calls the others off, or the transport.
+    # Status messages and abort blocks; the word by which core 0 calls others off, or the transport.
     assert len(result.polls) == (2 if mode == "window" else 3)
 
 

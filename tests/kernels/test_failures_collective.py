@@ -41,7 +41,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[ascend_moe.LocalCluster]
 
 @dataclass(frozen=True)
 class Odd:
-    """One rank's call differs: which field, and the values there and elsewhere. ``setting`` is everybody's."""
+    """One rank's call differs: which field, and the values there and elsewhere. All have ``setting``."""
 
     op: str
     label: str
@@ -106,7 +106,9 @@ def odd_calls(world: int) -> list[Odd]:
             Odd(op, "float32", {"dtype": torch.float32}, "dtype", "bfloat16", "float32"),
         ]
         other = op.removesuffix("_v2") if v2 else f"{op}_v2"
-        found.append(Odd(op, "contract", {"called": other}, "contract", *("v2", "v1") if v2 else ("v1", "v2")))
+        found.append(
+            Odd(op, "contract", {"called": other}, "contract", *("v2", "v1") if v2 else ("v1", "v2"))
+        )
         kinds = ("dispatch", "combine") if op.startswith("dispatch") else ("combine", "dispatch")
         found.append(Odd(op, "op", {"called": op.replace(*kinds)}, "op", *kinds))
         if v2 and not ranks_per_server():

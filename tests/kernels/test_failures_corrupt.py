@@ -61,6 +61,10 @@ def replaced(at: int, value: int) -> Spoil:
     return lambda run, epoch: [value if i == at else word for i, word in enumerate(run)]
 
 
+def with_op(op: int) -> Spoil:
+    return lambda run, epoch: [*run[:2], op << 24 | run[2] & 0xFFFFFF, *run[3:]]
+
+
 def flipped(at: int, bit: int) -> Spoil:
     return lambda run, epoch: [word ^ (1 << bit) if i == at else word for i, word in enumerate(run)]
 
@@ -84,8 +88,7 @@ def patterns() -> Iterator[tuple[str, Spoil, str]]:
         yield f"from rank {source}", replaced(3, source), "corrupt"
         yield f"counts from rank {source}", replaced(2 * WORDS + 2, source), "corrupt"
     for op in (0, 3, 255):
-        other: Spoil = lambda run, epoch, o=op: replaced(2, o << 24 | run[2] & 0xFFFFFF)(run, epoch)
-        yield f"op {op}", other, "corrupt"
+        yield f"op {op}", with_op(op), "corrupt"
     for code in (5, 6, 7, 15, 16, 17, 18, 99, 2**31):
         yield f"error code {code}", replaced(WORDS + 5, code), "corrupt"
     for count in (MAX_BS * TOPK + 1, 2**16, 2**31, 2**32 - 1):
@@ -178,9 +181,7 @@ class Trial:
         """The combine to come, after another one and the dispatches of both."""
         cases.round_trip(place, 3, self.contract)
         sent = cases.dispatch(place, 3, self.contract)
-        return lambda: compared(
-            cases.check_combine, place, cases.combine(place, sent, 3, self.contract), 3
-        )
+        return lambda: compared(cases.check_combine, place, cases.combine(place, sent, 3, self.contract), 3)
 
     def await_the_real_one(self, state: State) -> None:
         slot, deadline = state.run(EPOCH, SOURCE, self.counts), time.monotonic() + 5

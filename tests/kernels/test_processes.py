@@ -1,4 +1,4 @@
-"""The ops between real processes, gloo groups and torchrun: window, direct and zero copy give the same bits."""
+"""The ops between real processes, gloo and torchrun: window, direct and zero copy give the same bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks of other servers, reached by a copy agent instead of stores: the same bits. Failures have their own files."""
+"""Ranks of other servers, reached by a copy agent instead of stores: the same bits."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ class Ranks:
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> threading.local:
-    """The AIV cores and the algorithm of each thread's next op, in place of the environment of all threads."""
+    """The AIV cores and the algorithm of each thread's next op, in place of the environment."""
     local = threading.local()
     monkeypatch.setattr(calls, "core_count", lambda: local.count)
     monkeypatch.setattr(calls, "comm_algorithm", lambda _: local.algorithm)
