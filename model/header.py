@@ -68,7 +68,7 @@ class Header:
 
     def __init__(self, build: Path, includes: tuple[Path, ...] = INCLUDES) -> None:
         build.mkdir(parents=True, exist_ok=True)
-        source, library = build / "geometry.cpp", build / "geometry.so"
+        source, library = build / "header.cpp", build / "header.so"
         source.write_text(SOURCE)
         library.unlink(missing_ok=True)
         flags = ["-std=c++17", "-O0", "-w", "-shared", "-fPIC", *(f"-I{folder}" for folder in includes)]

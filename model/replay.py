@@ -390,7 +390,7 @@ def replay(path: Path, build: Path, seconds: float = 600) -> Verdict:
     run(["spin", *translation.macros(), "-a", "window.pml"], cwd=folder)
     flags = ["-DSAFETY", "-DCOLLAPSE", "-DNOFAIR", "-DVECTORSZ=4096", "-DMEMLIM=4000"]
     # An end that the model does not allow is seen by how far it got, not as an error (-E: no invalid ends).
-    run(["gcc", "-O1", "-w", *flags, "pan.c", "-o", "pan"], cwd=folder)
+    run(["gcc", "-O0", "-w", *flags, "pan.c", "-o", "pan"], cwd=folder)
     try:
         done = subprocess.run(
             ["./pan", "-E", "-m2000000"],

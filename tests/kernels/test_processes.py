@@ -142,6 +142,7 @@ def in_flight(rank: int, world: int) -> list[list[dict[str, Any]]]:
     return found
 
 
+@pytest.mark.nightly
 def test_sequences_of_zero_copy(tmp_path: Path) -> None:
     world = 3
     results = run_processes(world, functools.partial(in_flight, world=world), tmp_path)

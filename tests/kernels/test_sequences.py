@@ -211,11 +211,12 @@ def test_that_the_poison_lies_where_the_rows_go(contract: int, here: threading.l
         cluster.run(body)
 
 
-EVERY_CHANGE = [("window", 3, 3, "mixed"), ("direct", 2, 2, "mixed"), ("mixed", 2, 2, "mixed")]
+SIZES = ((2, 2), (2, 3), (3, 2), (3, 3))
+EVERY_CHANGE = [("window", 3, 3, "mixed"), ("mixed", 2, 2, "mixed")]
 NIGHTLY = [
     (pattern, world, local, contract)
     for pattern in ("window", "direct", "mixed")
-    for world, local in ((2, 2), (2, 3), (3, 2), (3, 3))
+    for world, local in SIZES
     for contract in ("V1", "V2", "mixed")
     if (pattern, world, local, contract) not in EVERY_CHANGE
 ]
@@ -241,12 +242,16 @@ def test_every_sequence(
 
 
 @pytest.mark.row("op order")
-@pytest.mark.parametrize("contract", [1, 2])
 @pytest.mark.parametrize(
-    ("pattern", "world", "local"),
+    ("pattern", "world", "local", "contract"),
     [
-        *((pattern, 2, 2) for pattern in ("window", "direct", "mixed")),
-        *(pytest.param("window", *sizes, marks=pytest.mark.nightly) for sizes in ((2, 3), (3, 2), (3, 3))),
+        *(("window", 2, 2, contract) for contract in (1, 2)),
+        ("mixed", 2, 2, 2),
+        *(
+            pytest.param(*values, contract, marks=pytest.mark.nightly)
+            for values in (("direct", 2, 2), ("mixed", 3, 2), *(("window", *sizes) for sizes in SIZES[1:]))
+            for contract in (1, 2)
+        ),
     ],
 )
 def test_every_sequence_across_the_wrap(

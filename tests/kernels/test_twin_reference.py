@@ -123,9 +123,12 @@ LIMITS = {
     "K 1": Case(world=3, local=2, topk=1, mask="token", batches="unequal", seed=27, **MANY),
     "K 16, V2": Case(local=9, topk=16, contract=2, mask="pair", ids="minus", cores=7, seed=28, **MANY),
 }
+SLOW = ("W 64, V2", "K 16")
 
 
-@pytest.mark.parametrize("name", LIMITS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.nightly] * (name in SLOW)) for name in LIMITS]
+)
 def test_limits(clusters: Clusters, name: str) -> None:
     case = legal(LIMITS[name])
     op_runs.check(case, op_runs.run(clusters[case.world], case))
@@ -142,14 +145,12 @@ def test_longest_rows(clusters: Clusters, dtype: str, contract: int) -> None:
         op_runs.check(case, op_runs.run(clusters[2], case))
 
 
-def test_largest_ub_plan(clusters: Clusters) -> None:
+@pytest.mark.parametrize("world", [1, pytest.param(16, marks=pytest.mark.nightly)])
+def test_largest_ub_plan(clusters: Clusters, world: int) -> None:
     """Everything that takes UB at once: fp32, H = 8192, smooth scales, E = 1024, 64 cores."""
-    for world in (1, 16):
-        spec = Case(
-            world=world, local=1024 // world, topk=2, batch=1, units=1024, dtype="fp32", quant="smooth"
-        )
-        case = replace(spec, contract=2, mask="pair", ids="distinct", cores=64, seed=31)
-        op_runs.check(case, op_runs.run(clusters[world], case))
+    spec = Case(world=world, local=1024 // world, topk=2, batch=1, units=1024, dtype="fp32", quant="smooth")
+    case = replace(spec, contract=2, mask="pair", ids="distinct", cores=64, seed=31)
+    op_runs.check(case, op_runs.run(clusters[world], case))
 
 
 # ---- the number of cores

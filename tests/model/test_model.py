@@ -117,7 +117,7 @@ def test_every_run_has_a_mutant_and_every_mutant_a_name_in_the_model() -> None:
 @pytest.mark.parametrize(
     ("name", "broken"),
     [
-        ("w2 l1 fifo", "wrap_to_one"),
+        pytest.param("w2 l1 fifo", "wrap_to_one", marks=pytest.mark.nightly),
         ("w2 mismatch", "config_not_compared"),
         pytest.param("direct w2 c2, lent", "", marks=pytest.mark.nightly),
     ],
