@@ -113,25 +113,6 @@ def test_every_run_has_a_mutant_and_every_mutant_a_name_in_the_model() -> None:
     assert all(f"`{name}`" in (MODEL / "README.md").read_text() for name in used)
 
 
-@needs_spin
-@pytest.mark.parametrize(
-    ("name", "broken"),
-    [
-        pytest.param("w2 l1 fifo", "wrap_to_one", marks=pytest.mark.nightly),
-        ("w2 mismatch", "config_not_compared"),
-        pytest.param("direct w2 c2, lent", "", marks=pytest.mark.nightly),
-    ],
-)
-def test_run(name: str, broken: str, build: Path, header: Header) -> None:
-    case = next(case for case in CASES if case.name == name)
-    mutant = next((mutant for mutant in case.mutants if mutant.name == broken), None)
-    outcome = runner.check(case, mutant, build, header)
-    if mutant is None:
-        assert outcome.symptom == "" and outcome.complete and outcome.states > 10_000
-    else:
-        assert outcome.symptom in mutant.finds
-
-
 # ---- schedules that the checked twin recorded
 
 
