@@ -40,11 +40,6 @@ class Case:
     full: bool = False  # only with --full
     depth: int = 100_000  # of the search, in steps
     model: str = "window.pml"
-    tested: tuple[str, ...] = ()  # "" for the run itself and mutants that the test suite runs too
-
-    def is_tested(self, mutant: Mutant | None) -> bool:
-        """Whether the test suite runs it."""
-        return (mutant.name if mutant else "") in self.tested
 
 
 def three(world: int = 2, cores: int = 1, local_experts: int = 1) -> Shape:
@@ -104,144 +99,57 @@ DIRECT = (
 
 def direct(
     name: str,
-    world: int,
     cores: int,
     ops: int,
     macros: tuple[str, ...],
     mutants: tuple[Mutant, ...],
-    **more: bool,
+    *,
+    full: bool = False,
 ) -> Case:
-    """A run of direct.pml; the test suite takes it whole, unless it is a long one."""
-    sizes = (f"W={world}", f"C={cores}", f"N={ops}")
-    tested = () if more.get("full") else ("", *(mutant.name for mutant in mutants))
-    return Case(name, Shape(), (*sizes, *macros), mutants, model="direct.pml", tested=tested, **more)
+    """A run of direct.pml, with two ranks, or three of one core each."""
+    sizes = (f"W={4 - cores}", f"C={cores}", f"N={ops}")
+    return Case(name, Shape(), (*sizes, *macros), mutants, full, model="direct.pml")
 
+
+ALL_WHOLE = ("ALL_ROWS", "WHOLE_RUN", "FIFO")
+NOT_COMPARED = (Mutant("config_not_compared", (RANKS,)),)
+ONE_ROUND = Mutant("single_verdict_round", (CORES, RANKS))
+LENT_EARLY = (Mutant("lent_free_too_early", (LENT,)),)
+GIVING_UP = (Mutant("fail_block_ignored", (HANG,)), Mutant("follower_decides", (LEAVES,)))
 
 CASES = [
     # W = 2, one core: every order of every 32 B block
     Case("w2 l1", Shape(), (), (*SENDING, *JUDGING)),
-    Case(
-        "w2 l1 fifo",
-        Shape(epochs=6),
-        ("FIFO",),
-        (SENDING[1], *TABLES),
-        tested=("", "flag_before_data", "wrap_to_one"),
-    ),
-    Case(
-        "w2 l2",
-        three(local_experts=2),
-        ("WHOLE_RUN",),
-        (SENDING[0], SENDING[1], SENDING[2]),
-        tested=("", "no_drain_before_flags"),
-    ),
-    Case(
-        "w2 l5, two count blocks",
-        three(local_experts=5),
-        ("FIFO",),
-        (SENDING[1], JUDGING[0]),
-        tested=("torn_run",),
-    ),
-    Case(
-        "w2 l1, rows by owner",
-        Shape(per_owner=True),
-        ("WHOLE_RUN",),
-        (SENDING[4], SENDING[2]),
-        tested=("skip_flag_when_zero_rows",),
-    ),
-    Case(
-        "w2 l1, endless",
-        Shape(epochs=0),
-        ("WHOLE_RUN",),
-        (SENDING[2], SENDING[3], JUDGING[2]),
-        depth=3_000_000,
-        tested=("", "single_half", "stale_epoch_accepted"),
-    ),
+    Case("w2 l1 fifo", Shape(epochs=6), ("FIFO",), (SENDING[1], *TABLES)),
+    Case("w2 l2", three(local_experts=2), ("WHOLE_RUN",), SENDING[:3]),
+    Case("w2 l5, two count blocks", three(local_experts=5), ("FIFO",), (SENDING[1], JUDGING[0])),
+    Case("w2 l1, rows by owner", Shape(per_owner=True), ("WHOLE_RUN",), (SENDING[4], SENDING[2])),
+    Case("w2 l1, endless", Shape(epochs=0), ("WHOLE_RUN",), (*SENDING[2:4], JUDGING[2]), depth=3_000_000),
     # two cores a rank: two row slots, one a core, which stand for one local expert as well as for two
-    Case(
-        "w2 c2",
-        three(cores=2),
-        ("WHOLE_RUN",),
-        (*MEETING, SENDING[0]),
-        tested=("no_sync_before_flags", "no_sync_after_wait"),
-    ),
+    Case("w2 c2", three(cores=2), ("WHOLE_RUN",), (*MEETING, SENDING[0])),
     Case("w2 c2 fifo", three(cores=2), ("FIFO", "ALL_ROWS"), (*MEETING, SENDING[0], SENDING[2]), full=True),
     # ops at odds and errors that travel
-    Case(
-        "w2 mismatch",
-        three(),
-        ("MISMATCH",),
-        (Mutant("config_not_compared", (RANKS,)),),
-        tested=("config_not_compared",),
-    ),
-    Case("w2 collective", three(), ("COLLECTIVE", "FIFO"), COLLECTIVE, tested=("error_without_status",)),
-    Case(
-        "w2 c2 collective",
-        three(cores=2),
-        ("COLLECTIVE", "ALL_ROWS", "WHOLE_RUN", "FIFO"),
-        (Mutant("single_verdict_round", (CORES, RANKS)), *COLLECTIVE),
-        full=True,
-    ),
+    Case("w2 mismatch", three(), ("MISMATCH",), NOT_COMPARED),
+    Case("w2 collective", three(), ("COLLECTIVE", "FIFO"), COLLECTIVE),
+    Case("w2 c2 collective", three(cores=2), ("COLLECTIVE", *ALL_WHOLE), (ONE_ROUND, *COLLECTIVE), full=True),
     # failures
-    Case("w2 deadline of one", three(), ("DEADLINES=1",), DEADLINE, tested=("abort_kept_to_oneself",)),
+    Case("w2 deadline of one", three(), ("DEADLINES=1",), DEADLINE),
     Case("w2 deadlines of all", three(), ("DEADLINES=2",), DEADLINE[:1]),
     Case("w2 stopped rank", three(), ("KILL", "FIFO"), DEADLINE[:1]),
-    Case(
-        "w2 c2 deadline of one",
-        three(cores=2),
-        ("DEADLINES=1", "ALL_ROWS", "WHOLE_RUN", "FIFO"),
-        DEADLINE_2,
-        full=True,
-    ),
+    Case("w2 c2 deadline of one", three(cores=2), ("DEADLINES=1", *ALL_WHOLE), DEADLINE_2, full=True),
     # W = 3
     Case("w3 l1", three(3), ("WHOLE_RUN",), SENDING, full=True),
     Case("w3 l1 fifo, two ops", two(3), ("FIFO", "ALL_ROWS"), (SENDING[1], JUDGING[0]), full=True),
-    Case(
-        "w3 l2",
-        three(3, local_experts=2),
-        ("ALL_ROWS", "WHOLE_RUN", "FIFO"),
-        (SENDING[1], SENDING[2]),
-        full=True,
-    ),
-    Case(
-        "w3 mismatch",
-        three(3),
-        ("MISMATCH", "ALL_ROWS", "WHOLE_RUN", "FIFO"),
-        (Mutant("config_not_compared", (RANKS,)),),
-        full=True,
-    ),
-    Case(
-        "w3 collective, two ops",
-        two(3),
-        ("COLLECTIVE", "ALL_ROWS", "WHOLE_RUN", "FIFO"),
-        COLLECTIVE,
-        full=True,
-    ),
-    Case(
-        "w3 deadline of one, two ops",
-        two(3),
-        ("DEADLINES=1", "ALL_ROWS", "WHOLE_RUN", "FIFO"),
-        DEADLINE,
-        full=True,
-    ),
-    Case(
-        "w3 stopped rank, one op",
-        Shape(3, epochs=1),
-        ("KILL", "ALL_ROWS", "WHOLE_RUN", "FIFO"),
-        DEADLINE[:1],
-        full=True,
-    ),
+    Case("w3 l2", three(3, local_experts=2), ALL_WHOLE, SENDING[1:3], full=True),
+    Case("w3 mismatch", three(3), ("MISMATCH", *ALL_WHOLE), NOT_COMPARED, full=True),
+    Case("w3 collective, two ops", two(3), ("COLLECTIVE", *ALL_WHOLE), COLLECTIVE, full=True),
+    Case("w3 deadline of one, two ops", two(3), ("DEADLINES=1", *ALL_WHOLE), DEADLINE, full=True),
+    Case("w3 stopped rank, one op", Shape(3, epochs=1), ("KILL", *ALL_WHOLE), DEADLINE[:1], full=True),
     # algorithm "direct", mixed with "window" in any order
-    direct("direct w2 c2", 2, 2, 3, (), DIRECT),
-    direct("direct w2 c2, roles", 2, 2, 3, ("ROLES",), (DIRECT[2], DIRECT[4])),
-    direct("direct w2 c2, lent", 2, 2, 3, ("LENT",), (Mutant("lent_free_too_early", (LENT,)),)),
-    direct(
-        "direct w2 c2, giving up",
-        2,
-        2,
-        3,
-        ("GIVEUP",),
-        (Mutant("fail_block_ignored", (HANG,)), Mutant("follower_decides", (LEAVES,))),
-    ),
-    direct("direct w2 c2, four ops", 2, 2, 4, (), DIRECT, full=True),
-    direct("direct w3 c1", 3, 1, 3, (), DIRECT[2:], full=True),
+    direct("direct w2 c2", 2, 3, (), DIRECT),
+    direct("direct w2 c2, roles", 2, 3, ("ROLES",), (DIRECT[2], DIRECT[4])),
+    direct("direct w2 c2, lent", 2, 3, ("LENT",), LENT_EARLY),
+    direct("direct w2 c2, giving up", 2, 3, ("GIVEUP",), GIVING_UP),
+    direct("direct w2 c2, four ops", 2, 4, (), DIRECT, full=True),
+    direct("direct w3 c1", 1, 3, (), DIRECT[2:], full=True),
 ]

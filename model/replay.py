@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from constants import ROOT, STAMPS, ModelError, Shape, compile_probe, run, write
-from geometry import BLOCK, Header, Layout
+from constants import STAMPS, Shape, write
+from header import BLOCK, ROOT, Header, Layout, ModelError, run
 
 HERE = Path(__file__).resolve().parent
 MAX_WORLD, MAX_CORES, MAX_EPOCHS = 4, 4, 28
@@ -113,7 +113,6 @@ class Translation:
         self.count = max(self.index.values(), default=1)
         if self.count > MAX_EPOCHS:
             raise ModelError(f"the model replays at most {MAX_EPOCHS} ops, the trace has {self.count}")
-        self._guess_first_epoch()
         self.epochs, epoch = [self.before], self.before
         for _ in range(self.count):
             epoch = self.header("next_epoch", epoch)
@@ -128,18 +127,6 @@ class Translation:
                 cell.pieces.append((int(line["offset"]), int(line["offset"]) + int(line["bytes"])))
                 cell.stored += int(line["bytes"])
             self._note_code(line)
-
-    def _guess_first_epoch(self) -> None:
-        """``epoch0`` is the word before the first op; a trace may mean the epoch of the first op by it."""
-        for line in self.lines:
-            words = words_of(line)
-            if line["event"] != "land" or line["area"] != "state" or len(words) < 2:
-                continue
-            place = self.layout.place(int(line["offset"]))
-            if place.what == "status" and place.block == 0 and self.index[line["rank"], line["launch"]] == 1:
-                if words[1] == self.before != self.header("next_epoch", self.before):
-                    self.before = words[1] - 1
-                return
 
     def _is_control(self, line: Json, event: str) -> bool:
         return bool(
@@ -392,17 +379,18 @@ def replay(path: Path, build: Path, seconds: float = 600) -> Verdict:
         raise ModelError(
             f"{path}: the first line must give world, cores, data_bytes, localExperts and epoch0"
         )
-    translation = Translation(lines, Header(build))
+    header = Header(build)
+    translation = Translation(lines, header)
     folder = build / "replay"
     shutil.rmtree(folder, ignore_errors=True)
-    write(translation.shape(), compile_probe(build), folder)
+    write(header, translation.shape(), folder)
     for name in ("window.pml", "memory.pml", "observe.pml"):
         shutil.copy(HERE / name, folder)
     (folder / "trace.h").write_text(translation.driver())
     run(["spin", *translation.macros(), "-a", "window.pml"], cwd=folder)
     flags = ["-DSAFETY", "-DCOLLAPSE", "-DNOFAIR", "-DVECTORSZ=4096", "-DMEMLIM=4000"]
     # An end that the model does not allow is seen by how far it got, not as an error (-E: no invalid ends).
-    run(["gcc", "-O1", "-w", *flags, "pan.c", "-o", "pan"], cwd=folder)
+    run(["gcc", "-O0", "-w", *flags, "pan.c", "-o", "pan"], cwd=folder)
     try:
         done = subprocess.run(
             ["./pan", "-E", "-m2000000"],

@@ -22,7 +22,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cases import CASES, HANG, Case, Mutant
-from constants import ROOT, ModelError, compile_probe, run, write
+from constants import write
+from header import ROOT, Header, ModelError, run
 
 HERE = Path(__file__).resolve().parent
 MEMORY_MB = 4000
@@ -44,7 +45,7 @@ def missing() -> str | None:
     return next((tool for tool in ("spin", "gcc", "g++") if shutil.which(tool) is None), None)
 
 
-def check(case: Case, mutant: Mutant | None, build: Path, probe: Path) -> Outcome:
+def check(case: Case, mutant: Mutant | None, build: Path, header: Header) -> Outcome:
     """Runs one case, or one mutant of it, in a folder of its own."""
     label = case.name if mutant is None else f"{case.name} {mutant.name}"
     folder = build / re.sub(r"\W+", "_", label)
@@ -54,7 +55,7 @@ def check(case: Case, mutant: Mutant | None, build: Path, probe: Path) -> Outcom
         shape = replace(shape, broken=mutant.broken)
         macros += [f"-D{macro}" for macro in mutant.macros]
         macros += [] if mutant.broken else [f"-DM_{mutant.name}"]
-    write(shape, probe, folder)
+    write(header, shape, folder)
     for name in (case.model, "memory.pml"):
         shutil.copy(HERE / name, folder)
     # A mutant ends at its first error, its compiler takes longer than it does.
@@ -85,35 +86,19 @@ def read(text: str, seconds: float) -> Outcome:
     symptom = ""
     if errors.group(1) != "0":
         violated = re.findall(r"violated: (.*)", text)
-        symptom = (
-            HANG
-            if "invalid end state" in text.split("(Spin")[0]
-            else violated[-1]
-            if violated
-            else text[:300]
-        )
+        hangs = "invalid end state" in text.split("(Spin")[0]
+        symptom = HANG if hangs else violated[-1] if violated else text[:300]
     complete = "Search not completed" not in text and "max search depth too small" not in text
     return Outcome(symptom, int(float(stored.group(1))), seconds, complete)
 
 
 def verdict(outcome: Outcome, mutant: Mutant | None) -> tuple[str, bool]:
     """What the table says, and whether it is as expected."""
-    if mutant is None:
-        if outcome.symptom:
-            return outcome.symptom, False
-        return ("no errors", True) if outcome.complete else ("search cut short", False)
-    if not outcome.symptom:
-        return "passes", False
-    return outcome.symptom, outcome.symptom in mutant.finds
-
-
-def selected(full: bool, name: str | None) -> list[Case]:
-    if name is not None:
-        found = [case for case in CASES if case.name == name]
-        if not found:
-            raise ModelError(f"no case {name!r}; there are: " + ", ".join(case.name for case in CASES))
-        return found
-    return [case for case in CASES if full or not case.full]
+    if mutant is not None:
+        return outcome.symptom or "passes", outcome.symptom in mutant.finds
+    if outcome.complete or outcome.symptom:
+        return outcome.symptom or "no errors", not outcome.symptom
+    return "search cut short", False
 
 
 def main() -> int:
@@ -121,35 +106,30 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--full", action="store_true", help="W = 3 too, and more runs with two cores")
-    parser.add_argument("--case", metavar="NAME", help="only this run and its mutants")
-    parser.add_argument(
-        "--build", type=Path, default=ROOT / "build" / "model", help="folder for what is generated"
-    )
-    parser.add_argument("--keep", action="store_true", help="keep the verifiers and their trails")
+    names = [case.name for case in CASES]
+    parser.add_argument("--case", metavar="NAME", choices=names, help="only this run and its mutants")
+    parser.add_argument("--build", type=Path, default=ROOT / "build" / "model", help="for what is generated")
     args = parser.parse_args()
     tool = missing()
     if tool is not None:
-        print(
-            f"model: {tool} is not there (Debian and Ubuntu: apt-get install spin gcc g++)", file=sys.stderr
-        )
+        print(f"model: {tool} is not there (Debian, Ubuntu: apt-get install spin gcc g++)", file=sys.stderr)
         return 2
     surprises, started = 0, time.monotonic()
     try:
-        probe = compile_probe(args.build)
+        header = Header(args.build)
         print(f"{'run':<58} {'states':>11} {'seconds':>8}  result")
-        for case in selected(args.full, args.case):
+        for case in CASES:
+            if case.name != args.case and (args.case or (case.full and not args.full)):
+                continue
             for mutant in (None, *case.mutants):
-                outcome = check(case, mutant, args.build, probe)
+                outcome = check(case, mutant, args.build, header)
                 text, expected = verdict(outcome, mutant)
-                surprises += not expected
                 label = case.name if mutant is None else f"    {mutant.name}"
-                wanted = "" if expected else "   SURPRISE, expected: "
-                wanted += "" if expected else "no errors" if mutant is None else " or ".join(mutant.finds)
-                print(
-                    f"{label:<58} {outcome.states:>11,} {outcome.seconds:>8.1f}  {text}{wanted}", flush=True
-                )
-                if not args.keep and expected:
-                    shutil.rmtree(args.build / re.sub(r"\W+", "_", label.strip()), ignore_errors=True)
+                if not expected:
+                    surprises += 1
+                    text += "   SURPRISE, expected: "
+                    text += "no errors" if mutant is None else " or ".join(mutant.finds)
+                print(f"{label:<58} {outcome.states:>11,} {outcome.seconds:>8.1f}  {text}", flush=True)
     except ModelError as error:
         print(f"model: {error}", file=sys.stderr)
         return 2

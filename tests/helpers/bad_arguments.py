@@ -123,23 +123,10 @@ def wrong_layouts(op: str, world: int) -> Iterator[Bad]:
             yield local(op, rule.name, "None", {rule.name: None}, "is None, it is required")
 
 
-def _shaped(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.ones(shape, dtype=dtype)
-
-
 def wrong_sizes(op: str, world: int) -> Iterator[Bad]:
     yield from _dispatch_sizes(op) if is_dispatch(op) else _combine_sizes(op, world)
-    for shape in [
-        (0,),
-        (BS - 1,),
-        (BS + 1,),
-        (BS, K - 1),
-        (BS, K + 1),
-        (BS - 1, K),
-        (0, K),
-        (K, BS),
-        (1, BS, K),
-    ]:
+    flat = [(0,), (BS - 1,), (BS + 1,)]
+    for shape in [*flat, (BS, K - 1), (BS, K + 1), (BS - 1, K), (0, K), (K, BS), (1, BS, K)]:
         given = {"x_active_mask": torch.ones(shape, dtype=torch.bool)}
         size = f"has shape ({', '.join(map(str, shape))}"
         yield local(op, "x_active_mask", str(shape), given, size, f"({BS},) or ({BS}, {K})")
@@ -147,18 +134,11 @@ def wrong_sizes(op: str, world: int) -> Iterator[Bad]:
         given = {"expert_scales": torch.ones(shape)}
         yield local(op, "expert_scales", str(shape), given, str(shape), f"must be ({BS}, {K})")
     rows = "x" if is_dispatch(op) else "expand_x"
-    for hidden, dtype in [
-        (47, "bfloat16"),
-        (49, "bfloat16"),
-        (8, "float16"),
-        (4, "float32"),
-        (8191, "bfloat16"),
-    ]:
+    hiddens = [(47, "bfloat16"), (49, "bfloat16"), (8, "float16"), (4, "float32"), (8191, "bfloat16")]
+    for hidden, dtype in hiddens:
         given = {rows: torch.ones(BS, hidden, dtype=DTYPES[dtype])}
-        size = hidden * DTYPES[dtype].itemsize
-        yield local(
-            op, rows, f"H {hidden} {dtype}", given, f"{size} bytes", f"H = {hidden}", "multiple of 32"
-        )
+        words = (f"{hidden * DTYPES[dtype].itemsize} bytes", f"H = {hidden}", "multiple of 32")
+        yield local(op, rows, f"H {hidden} {dtype}", given, *words)
     for hidden in (0, 8193, 8208, 65536):
         given = {rows: torch.ones(BS, hidden, dtype=torch.bfloat16)}
         yield local(op, rows, f"H {hidden}", given, f"H = {hidden}", "1..8192")
@@ -166,10 +146,8 @@ def wrong_sizes(op: str, world: int) -> Iterator[Bad]:
         given = {"expert_ids": torch.zeros(BS, topk, dtype=torch.int32), "moe_expert_num": experts}
         limit = f"1..{min(16, experts)}"
         yield local(op, "expert_ids", f"K {topk} of {experts}", given, f"K = {topk}", limit)
-    given = {
-        rows: torch.zeros(4097, 16, dtype=torch.bfloat16),
-        "expert_ids": torch.zeros(4097, 1, dtype=torch.int32),
-    }
+    ids = torch.zeros(4097, 1, dtype=torch.int32)
+    given = {rows: torch.zeros(4097, 16, dtype=torch.bfloat16), "expert_ids": ids}
     yield local(op, "expert_ids", "BS 4097", given, "BS = 4097", "at most 4096")
 
 
@@ -193,25 +171,16 @@ def _combine_sizes(op: str, world: int) -> Iterator[Bad]:
         for n in (0, 1, pairs - 1, pairs + 1, 2 * pairs):
             given = {"expand_idx": torch.zeros(n, dtype=torch.int32)}
             yield local(op, "expand_idx", f"{n} elements", given, f"has {n} elements", f"BS*K = {pairs}")
-        given = {"shared_expert_x": _shaped(BS, H, dtype=torch.bfloat16)}
+        given = {"shared_expert_x": torch.ones(BS, H, dtype=torch.bfloat16)}
         yield local(op, "shared_expert_x", "V1", given, "npu_moe_distribute_combine_v2")
     else:
         for n in (0, rows, 3 * rows - 1):
             given = {"assist_info_for_combine": torch.zeros(n, dtype=torch.int32)}
             words = (f"has {n} elements", f"{rows} rows need at least {3 * rows}")
             yield local(op, "assist_info_for_combine", f"{n} elements", given, *words)
-        bad_shapes = [
-            (0, H),
-            (BS - 1, H),
-            (BS + 1, H),
-            (BS, H - 1),
-            (BS, H + 1),
-            (H, BS),
-            (2, 2, H),
-            (1, BS, K),
-        ]
-        for shape in bad_shapes:
-            given = {"shared_expert_x": _shaped(*shape, dtype=torch.bfloat16)}
+        wrong = [(0, H), (BS - 1, H), (BS + 1, H), (BS, H - 1), (BS, H + 1), (H, BS), (2, 2, H), (1, BS, K)]
+        for shape in wrong:
+            given = {"shared_expert_x": torch.ones(shape, dtype=torch.bfloat16)}
             words = (f"has shape {shape}", f"({BS}, {H}) or (a, b, {H}) with a*b = {BS}")
             yield local(op, "shared_expert_x", str(shape), given, *words)
     for n in (0, 1, E - 1):

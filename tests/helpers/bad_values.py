@@ -52,15 +52,8 @@ def wrong_values(op: str, world: int) -> Iterator[Bad]:
     if is_dispatch(op):
         return
     counts = {"argument": "ep_send_counts"}
-    for at, value in [
-        (0, -1),
-        (0, INT32_MIN),
-        (3, -5),
-        (E - 1, -1),
-        (E - 1, 10**6),
-        (0, INT32_MAX),
-        (E - 1, 0),
-    ]:
+    places = [(0, -1), (0, INT32_MIN), (0, INT32_MAX), (3, -5), (E - 1, -1), (E - 1, 10**6), (E - 1, 0)]
+    for at, value in places:
         changes = {"ep_send_counts": _changed("ep_send_counts", at, value)}
         label = f"count {value} at {at}"
         yield collective(label, changes, counts, "ep_send_counts", "must not fall")

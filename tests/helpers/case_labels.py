@@ -40,19 +40,12 @@ def _routing_labels(case: Case) -> set[str]:
             live &= mask if mask.dim() == 2 else mask[:, None]
             if mask.numel() and not mask.any():
                 found.add("rank without an active token")
-            if mask.dim() == 2 and mask.any() and not mask.all():
-                found.add("mask 2-D")
-            elif mask.dim() == 1 and mask.any() and not mask.all():
-                found.add(
-                    "mask 1-D, a prefix" if bool((mask[:-1] >= mask[1:]).all()) else "mask 1-D, no prefix"
-                )
-        for ids, alive in zip(one.expert_ids.tolist(), live.tolist(), strict=True):
-            routed = [expert for expert, on in zip(ids, alive, strict=True) if on and expert != -1]
-            found |= (
-                {"id -1"}
-                if any(on and expert == -1 for expert, on in zip(ids, alive, strict=True))
-                else set()
-            )
+            elif not mask.all():
+                prefix = "a prefix" if bool((mask[:-1] >= mask[1:]).all()) else "no prefix"
+                found.add("mask 2-D" if mask.dim() == 2 else f"mask 1-D, {prefix}")
+        found |= {"id -1"} if bool((live & (one.expert_ids == -1)).any()) else set()
+        for ids, alive in zip(one.expert_ids, live, strict=True):
+            routed = [expert for expert in ids[alive].tolist() if expert != -1]
             found |= {"duplicates within capacity"} if len(set(routed)) < len(routed) else set()
             total.update(routed)
     rows = sum(total.values())

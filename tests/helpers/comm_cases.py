@@ -125,12 +125,6 @@ def fail_mapping_once() -> None:
     library().fail_map_at = 1
 
 
-def hold_open(seconds: float) -> Any:
-    """Opens windows and then does nothing for a while."""
-    comm.comm_name()
-    time.sleep(seconds)
-
-
 def leave_process() -> None:
     os._exit(0)
 

@@ -103,12 +103,13 @@ class Caught:
 
 
 def caught(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Caught:
-    began, value, error = time.monotonic(), None, None
+    found = Caught(None, None, time.monotonic(), 0)
     try:
-        value = function(*args, **kwargs)
-    except AscendMoeError as raised:
-        error = raised
-    return Caught(value, error, began, time.monotonic())
+        found.value = function(*args, **kwargs)
+    except AscendMoeError as error:
+        found.error = error
+    found.ended = time.monotonic()
+    return found
 
 
 # ---- in rank processes: functions that a test names, on the default group
@@ -190,8 +191,3 @@ def finish_at_once(seed: int) -> None:
     """The same without a goodbye."""
     assert round_trip(here(), seed) == "right"
     os._exit(0)
-
-
-def late_round_trip(seconds: float, seed: int = 0) -> str:
-    time.sleep(seconds)
-    return run_round_trip(seed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +12,13 @@ import torch
 
 import ascend_moe.reference as ref
 from ascend_moe import comm
+from ascend_moe.comm.communicator import ranks_per_server
 from ascend_moe.errors import AscendMoeError
 from ascend_moe.ops import calls
 from ascend_moe.reference.cases import Case, Place
 from ascend_moe.validate import run as validate_run
+
+Lend = Callable[[Case, int, str, torch.Tensor, int], torch.Tensor]
 
 
 @dataclass
@@ -75,33 +78,42 @@ def expert_rows(case: Case, rank: int, sent: Sequence[torch.Tensor]) -> torch.Te
     return case.expert_rows(rank, sent[0], sent[1], sent[4])
 
 
-def run_rank(case: Case, rank: int, group_ep: str) -> RankRun | AscendMoeError:
-    """One rank's dispatch and combine. A collective error is a result: the communicator stays usable."""
+def run_rank(case: Case, rank: int, group_ep: str, lend: Lend | None = None) -> RankRun | AscendMoeError:
+    """One rank's dispatch and combine. A collective error is a result: the communicator stays usable.
+
+    ``lend`` puts the rows for combine where it gets them: (case, rank, group_ep, rows, rows at most) -> rows.
+    """
     try:
         sent = dispatch(case, rank, group_ep)
         end = comm.lookup(group_ep, case.world, rank)
         moved = [calls.traffic(end)]
         rows = expert_rows(case, rank, sent)
-        result = combine(case, rank, group_ep, rows, sent)
+        given = lend(case, rank, group_ep, rows, sent[0].shape[0]) if lend else rows
+        result = combine(case, rank, group_ep, given, sent)
         return RankRun(sent, rows, result, [*moved, calls.traffic(end)])
     except AscendMoeError as error:
         return error
 
 
-def run(cluster: comm.LocalCluster, case: Case) -> list[RankRun | AscendMoeError]:
+def run(cluster: comm.LocalCluster, case: Case, lend: Lend | None = None) -> list[RankRun | AscendMoeError]:
     with cores(case.cores):
-        return cluster.run(lambda rank, group_ep: run_rank(case, rank, group_ep))
+        return cluster.run(lambda rank, group_ep: run_rank(case, rank, group_ep, lend))
 
 
 # ---- comparing
 
 
-def check(case: Case, runs: Sequence[RankRun | AscendMoeError]) -> None:
-    """Every rank equals the reference in every bit and byte moved, or raises the error that it predicts."""
+def check(
+    case: Case, runs: Sequence[RankRun | AscendMoeError], traffic: Callable[..., None] | None = None
+) -> bool:
+    """Every rank equals the reference in every bit and byte moved, or raises the error that it predicts.
+
+    ``traffic`` stands for ``check_traffic``. Returns whether the call was a sound one.
+    """
     fault = case.fault()
     if fault is not None:
         check_fault(fault, runs)
-        return
+        return False
     good: list[RankRun] = []
     for one in runs:
         if isinstance(one, BaseException):
@@ -117,14 +129,21 @@ def check(case: Case, runs: Sequence[RankRun | AscendMoeError]) -> None:
             quantised=case.quant_mode != 0,
             contract=f"v{case.contract}",
             exact_shapes=True,
+            ranks_per_server=ranks_per_server(),
         )
         assert report.ok, report.text
-    rows = [one.rows for one in good]
-    sums = case.combined(rows, expected)
-    for rank, one in enumerate(good):
+    check_sums(case, good, expected)
+    if not 0 < ranks_per_server() < case.world:
+        (traffic or check_traffic)(case, good)
+    return True
+
+
+def check_sums(case: Case, runs: Sequence[RankRun], dispatched: Sequence[ref.DispatchResult]) -> None:
+    """Every rank's result of combine equals the reference."""
+    sums = case.combined([one.rows for one in runs], dispatched)
+    for rank, one in enumerate(runs):
         report = ref.validate("combine", one.result, sums[rank], rank=rank)
         assert report.ok, report.text
-    check_traffic(case, good)
 
 
 def check_fault(fault: ref.Fault, runs: Sequence[Any]) -> None:

@@ -1,69 +1,28 @@
 """The native library as the tests of communicators see it, and a stand-in for an op over its windows.
 
-``install`` puts a proxy in its place that keeps count of what is mapped and created. Behind the proxy is
-the real library where it has been built, and a few lines over mmap elsewhere.
+``install`` puts a proxy in its place that keeps count of what is mapped and created.
 """
 
 from __future__ import annotations
 
 import ctypes
-import itertools
 import select
 import time
 from typing import Any
 
 from ascend_moe.comm.communicator import Communicator, timeout_s
-from ascend_moe.errors import CommTimeout, LibraryError, PeerLost
+from ascend_moe.errors import CommTimeout, PeerLost
 from ascend_moe.native import library as _lib
 
 PAGE = 4096
 _libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-PROT_RW, MAP_SHARED, MAP_PRIVATE_ANON_NORESERVE = 3, 1, 0x4022
-
-
-class _PlainLibrary:
-    """Just enough of the C ABI."""
-
-    def __init__(self) -> None:
-        self._handles = itertools.count(1000)
-
-    def am_window_total_bytes(self, data_bytes: int, lent_bytes: int) -> int:
-        return data_bytes + lent_bytes + 4 * PAGE
-
-    def am_window_alloc(self, total: int) -> int | None:
-        return self._mmap(MAP_PRIVATE_ANON_NORESERVE, -1, total)
-
-    def am_window_map(self, fd: int, total: int) -> int | None:
-        return self._mmap(MAP_SHARED, fd, total)
-
-    def _mmap(self, flags: int, fd: int, total: int) -> int | None:
-        base = _libc.mmap(None, total, PROT_RW, flags, fd, 0)
-        return None if base == ctypes.c_void_p(-1).value else base
-
-    def am_window_unmap(self, base: int, total: int) -> None:
-        assert _libc.munmap(base, total) == 0
-
-    def am_comm_create(self, *args: Any) -> int:
-        return next(self._handles)
-
-    def am_comm_destroy(self, handle: int) -> None:
-        pass
-
-    def am_comm_mark_lost(self, handle: int, peer: int) -> None:
-        pass
 
 
 class WindowLibrary:
     """Proxy that keeps accounts."""
 
     def __init__(self) -> None:
-        try:
-            self.inner: Any = _lib.lib()
-        except LibraryError:
-            self.inner = _PlainLibrary()
+        self.inner: Any = _lib.lib()
         self.mapped: dict[int, int] = {}  # base -> bytes
         self.comms: dict[int, dict[str, Any]] = {}  # handle -> what it was created with
         self.fail_map_at = -1  # counts down; the mapping that meets 0 fails

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import comm_cases
@@ -13,7 +14,7 @@ from process_fixtures import fork_server, nothing_left
 from rank_processes import Outcome, Ranks, values
 
 __all__ = ["fork_server", "nothing_left"]  # fixtures
-DEADLINE_S = 1.0
+DEADLINE_S = 0.5
 SOON_S = 2.0  # beyond the deadline, or for what needs none
 FAR_S = 30.0  # a deadline that no test waits for
 AT_ONCE_S = 0.3
@@ -25,14 +26,50 @@ class OpRanks(Ranks):
     algorithm = "window"
 
     def __enter__(self) -> OpRanks:
-        values(self.call(comm_cases.set_env, "ASCEND_MOE_COMM_ALG", self.algorithm))
         values(self.call(cases.use_real_library))
+        self.use(self.algorithm)
         return self
 
+    def use(self, algorithm: str) -> None:
+        """``servers``: window, every rank in a server of its own."""
+        share = "1" if algorithm == "servers" else "0"
+        values(self.call(comm_cases.set_env, "ASCEND_MOE_RANKS_PER_SERVER", share))
+        name = algorithm.replace("servers", "window")
+        values(self.call(comm_cases.set_env, "ASCEND_MOE_COMM_ALG", name))
 
-@pytest.fixture(autouse=True, params=["window", "direct"])
-def algorithm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OpRanks, "algorithm", request.param)
+    def wait_at_most(self, seconds: float) -> None:
+        values(self.call(comm_cases.set_env, "ASCEND_MOE_TIMEOUT_S", str(seconds)))
+
+
+def other_algorithms_nightly(name: str, *rows: Any) -> pytest.MarkDecorator:
+    """Rows with their algorithm at every change, and with the other one nightly."""
+    swapped = {"window": "direct", "direct": "window"}
+    nightly = [pytest.param(*row[:-1], swapped[row[-1]], marks=pytest.mark.nightly) for row in rows]
+    return pytest.mark.parametrize(name, [*(pytest.param(*row) for row in rows), *nightly])
+
+
+@pytest.fixture
+def mortal(algorithm: str) -> Iterator[OpRanks]:
+    """Three processes that have run an op, of which the test kills some."""
+    with OpRanks(3, timeout_s=FAR_S) as ranks:
+        ranks.use(algorithm)
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def lasting() -> Iterator[OpRanks]:
+    with OpRanks(3, timeout_s=FAR_S) as ranks:
+        yield ranks
+
+
+@pytest.fixture
+def three(lasting: OpRanks, algorithm: str) -> Iterator[OpRanks]:
+    """Three processes for tests after which all of them live."""
+    lasting.use(algorithm)
+    lasting.wait_at_most(FAR_S)
+    opened(lasting)
+    yield lasting
+    values(lasting.call(comm_cases.close))
 
 
 def others(rank: int, world: int = 3) -> list[int]:
@@ -78,175 +115,169 @@ def opened(ranks: OpRanks) -> list[list[str]]:
 
 
 @pytest.mark.row("kill")
-@pytest.mark.parametrize("victim", [0, 1, 2])
-def test_killed_between_ops(victim: int) -> None:
+@other_algorithms_nightly("victim, algorithm", (0, "window"), (2, "direct"))
+def test_killed_between_ops(victim: int, mortal: OpRanks) -> None:
     survivors = others(victim)
-    with OpRanks(3, timeout_s=FAR_S) as ranks:
-        files = opened(ranks)
-        assert values(ranks.call(cases.run_dispatch, 1)) == ["right"] * 3
-        ranks.kill(victim)
-        for outcome in ranks.call(cases.run_combine, ranks=survivors):
-            assert_named(outcome, "PeerLost", victim, "has ended")
-            assert outcome.seconds < SOON_S
-        assert_stuck(ranks, "PeerLost", victim, survivors)
-        assert_fresh_windows_work(ranks, survivors, [files[rank] for rank in survivors])
+    files = opened(mortal)
+    assert values(mortal.call(cases.run_dispatch, 1)) == ["right"] * 3
+    mortal.kill(victim)
+    for outcome in mortal.call(cases.run_combine, ranks=survivors):
+        assert_named(outcome, "PeerLost", victim, "has ended")
+        assert outcome.seconds < SOON_S
+    assert_stuck(mortal, "PeerLost", victim, survivors)
+    assert_fresh_windows_work(mortal, survivors, [files[rank] for rank in survivors])
 
 
 @pytest.mark.row("kill")
-def test_killed_while_the_others_wait_for_it() -> None:
-    with OpRanks(3, timeout_s=FAR_S) as ranks:
-        opened(ranks)
-        for rank in (0, 2):
-            ranks.start(rank, cases.run_dispatch)
-        time.sleep(0.3)
-        ranks.kill(1)
-        began = time.monotonic()
-        for rank in (0, 2):
-            assert_named(ranks.wait(rank), "PeerLost", 1, "has ended")
-        assert time.monotonic() - began < SOON_S
-        assert_stuck(ranks, "PeerLost", 1, [0, 2])
+@pytest.mark.parametrize(
+    "algorithm", [pytest.param("window", marks=pytest.mark.nightly), "direct", "servers"]
+)
+def test_killed_while_the_others_wait_for_it(mortal: OpRanks) -> None:
+    opened(mortal)
+    for rank in (0, 2):
+        mortal.start(rank, cases.run_dispatch)
+    time.sleep(0.3)
+    mortal.kill(1)
+    began = time.monotonic()
+    for rank in (0, 2):
+        assert_named(mortal.wait(rank), "PeerLost", 1, "has ended")
+    assert time.monotonic() - began < SOON_S
+    assert_stuck(mortal, "PeerLost", 1, [0, 2])
 
 
 @pytest.mark.row("kill")
-def test_killed_after_it_has_delivered() -> None:
+@other_algorithms_nightly("algorithm", ("window",))
+def test_killed_after_it_has_delivered(mortal: OpRanks) -> None:
     """Its rows are there, so the op is right; the next one is not."""
-    with OpRanks(3, timeout_s=FAR_S) as ranks:
-        opened(ranks)
-        for rank in (0, 1):
-            ranks.start(rank, cases.run_dispatch, 3)
-        time.sleep(0.3)
-        ranks.kill(1)
-        ranks.processes[1].join()
-        ranks.start(2, cases.run_dispatch, 3)
-        assert values([ranks.wait(rank) for rank in (0, 2)]) == ["right"] * 2
-        for outcome in ranks.call(cases.run_combine, ranks=[0, 2]):
-            assert_named(outcome, "PeerLost", 1)
-            assert outcome.seconds < SOON_S
+    opened(mortal)
+    for rank in (0, 1):
+        mortal.start(rank, cases.run_dispatch, 3)
+    time.sleep(0.3)
+    mortal.kill(1)
+    mortal.processes[1].join()
+    mortal.start(2, cases.run_dispatch, 3)
+    assert values([mortal.wait(rank) for rank in (0, 2)]) == ["right"] * 2
+    for outcome in mortal.call(cases.run_combine, ranks=[0, 2]):
+        assert_named(outcome, "PeerLost", 1)
+        assert outcome.seconds < SOON_S
 
 
 @pytest.mark.row("kill")
-@pytest.mark.parametrize(("victim", "point"), [(0, "map"), (2, "map"), (1, "ready")])
-def test_killed_between_creating_and_mapping_windows(victim: int, point: str) -> None:
+@other_algorithms_nightly("victim, point, algorithm", (0, "map", "window"), (1, "ready", "direct"))
+def test_killed_between_creating_and_mapping_windows(victim: int, point: str, mortal: OpRanks) -> None:
     survivors = others(victim)
-    with OpRanks(3, timeout_s=FAR_S) as ranks:
-        files = values(ranks.call(comm_cases.open_files, ranks=survivors))
-        values(ranks.call(comm_cases.kill_at, point, ranks=[victim]))
-        for rank in range(3):
-            ranks.start(rank, cases.run_round_trip)
-        for rank in survivors:
-            outcome = ranks.wait(rank)
-            assert_named(outcome, "PeerLost", victim)
-            assert outcome.seconds < SOON_S
-        assert_fresh_windows_work(ranks, survivors, files)
+    files = values(mortal.call(comm_cases.open_files, ranks=survivors))
+    values(mortal.call(comm_cases.kill_at, point, ranks=[victim]))
+    for rank in range(3):
+        mortal.start(rank, cases.run_round_trip)
+    for rank in survivors:
+        outcome = mortal.wait(rank)
+        assert_named(outcome, "PeerLost", victim)
+        assert outcome.seconds < SOON_S
+    assert_fresh_windows_work(mortal, survivors, files)
+
+
+@other_algorithms_nightly("ending, algorithm", (cases.finish, "window"), (cases.finish_at_once, "direct"))
+def test_ranks_that_end_after_their_last_op_harm_nobody(ending: Any, mortal: OpRanks) -> None:
+    """Rank 2 is stopped in the middle of things while the others may have finished already."""
+    opened(mortal)
+    for rank in (0, 1):
+        mortal.start(rank, ending, 5)
+    mortal.start(2, cases.run_round_trip, 5)
+    time.sleep(0.001)
+    mortal.stop(2)
+    time.sleep(0.3)
+    mortal.resume(2)
+    assert values([mortal.wait(2)]) == ["right"]
+    for rank in (0, 1):
+        mortal.processes[rank].join(10)
+        assert mortal.processes[rank].exitcode == 0
+    assert_named(mortal.call(cases.run_dispatch, 5, ranks=[2])[0], "PeerLost", 0)
 
 
 # ---- stopped, or never calling
 
 
 @pytest.mark.row("stop")
-@pytest.mark.parametrize("victim", [0, 2])
-def test_stopped_beyond_the_deadline(victim: int) -> None:
+@pytest.mark.parametrize(("victim", "algorithm"), [(0, "window"), (2, "direct")])
+def test_stopped_beyond_the_deadline(victim: int, three: OpRanks) -> None:
     there = others(victim)
-    with OpRanks(3, timeout_s=DEADLINE_S) as ranks:
-        opened(ranks)
-        ranks.stop(victim)
-        for outcome in ranks.call(cases.run_dispatch, ranks=there):
-            assert_named(outcome, "CommTimeout", victim, "is stopped (state T)", f"{DEADLINE_S:.1f} s")
-            assert 0.8 * DEADLINE_S < outcome.seconds < DEADLINE_S + SOON_S
-        assert_stuck(ranks, "CommTimeout", victim, there)
-        ranks.start(victim, cases.run_dispatch)
-        ranks.resume(victim)
-        woken = ranks.wait(victim)
-        assert_named(woken, "CommTimeout", victim, "found by rank")
-        assert woken.details["reporter"] in there
-        assert woken.seconds < AT_ONCE_S
-        assert_stuck(ranks, "CommTimeout", victim, [0, 1, 2])
-        # Nobody has died: the same ranks open fresh windows.
-        values(ranks.call(comm_cases.close))
-        assert values(ranks.call(cases.run_round_trip, 1)) == ["right"] * 3
+    three.wait_at_most(DEADLINE_S)
+    three.stop(victim)
+    for outcome in three.call(cases.run_dispatch, ranks=there):
+        assert_named(outcome, "CommTimeout", victim, "is stopped (state T)", f"{DEADLINE_S:.1f} s")
+        assert 0.8 * DEADLINE_S < outcome.seconds < DEADLINE_S + SOON_S
+    assert_stuck(three, "CommTimeout", victim, there)
+    three.start(victim, cases.run_dispatch)
+    three.resume(victim)
+    woken = three.wait(victim)
+    assert_named(woken, "CommTimeout", victim, "found by rank")
+    assert woken.details["reporter"] in there
+    assert woken.seconds < AT_ONCE_S
+    assert_stuck(three, "CommTimeout", victim, [0, 1, 2])
+    # Nobody has died: the same ranks open fresh windows.
+    three.wait_at_most(FAR_S)
+    values(three.call(comm_cases.close))
+    assert values(three.call(cases.run_round_trip, 1)) == ["right"] * 3
 
 
 @pytest.mark.row("stop")
-def test_stopped_for_less_than_the_deadline() -> None:
-    with OpRanks(3, timeout_s=10) as ranks:
-        opened(ranks)
-        for seed in range(2):
-            ranks.stop(1)
-            for rank in range(3):
-                ranks.start(rank, cases.run_round_trip, seed)
-            time.sleep(0.4)
-            ranks.resume(1)
-            assert values([ranks.wait(rank) for rank in range(3)]) == ["right"] * 3
+@pytest.mark.parametrize("algorithm", ["window", "direct"])
+def test_stopped_for_less_than_the_deadline(three: OpRanks) -> None:
+    three.stop(1)
+    for rank in range(3):
+        three.start(rank, cases.run_round_trip, 1)
+    time.sleep(0.3)
+    three.resume(1)
+    assert values([three.wait(rank) for rank in range(3)]) == ["right"] * 3
 
 
 @pytest.mark.row("stop")
-def test_stopped_after_it_has_delivered() -> None:
+@pytest.mark.parametrize("algorithm", ["window", "direct"])
+def test_stopped_after_it_has_delivered(three: OpRanks) -> None:
     """The others go on without noticing; it finds everything there when it wakes up, deadline or not."""
-    with OpRanks(3, timeout_s=DEADLINE_S) as ranks:
-        opened(ranks)
-        for rank in (0, 1):
-            ranks.start(rank, cases.run_dispatch, 4)
-        time.sleep(0.3)
-        ranks.stop(1)
-        ranks.start(2, cases.run_dispatch, 4)
-        assert values([ranks.wait(rank) for rank in (0, 2)]) == ["right"] * 2
-        time.sleep(DEADLINE_S)
-        ranks.resume(1)
-        assert values([ranks.wait(1)]) == ["right"]
-        assert values(ranks.call(cases.run_combine)) == ["right"] * 3
+    values(three.call(comm_cases.set_on, 1, "ASCEND_MOE_TIMEOUT_S", str(DEADLINE_S)))
+    for rank in (0, 1):
+        three.start(rank, cases.run_dispatch, 4)
+    time.sleep(0.3)
+    three.stop(1)
+    three.start(2, cases.run_dispatch, 4)
+    assert values([three.wait(rank) for rank in (0, 2)]) == ["right"] * 2
+    time.sleep(DEADLINE_S)
+    three.resume(1)
+    assert values([three.wait(1)]) == ["right"]
+    three.wait_at_most(FAR_S)
+    assert values(three.call(cases.run_combine)) == ["right"] * 3
 
 
-@pytest.mark.parametrize("missing", [0, 1])
-def test_rank_that_never_calls(missing: int) -> None:
+@pytest.mark.parametrize(("missing", "algorithm"), [(0, "direct"), (1, "window"), (2, "servers")])
+def test_rank_that_never_calls(missing: int, three: OpRanks) -> None:
     there = others(missing)
-    with OpRanks(3, timeout_s=DEADLINE_S) as ranks:
-        opened(ranks)
-        assert values(ranks.call(cases.run_dispatch, 1)) == ["right"] * 3
-        for outcome in ranks.call(cases.run_combine, ranks=there):
-            assert_named(outcome, "CommTimeout", missing, "last seen in dispatch, epoch 3", "is running")
-            assert f"missing: rank {missing} (" in outcome.text
-            assert 0.8 * DEADLINE_S < outcome.seconds < DEADLINE_S + SOON_S
-        assert_stuck(ranks, "CommTimeout", missing, [0, 1, 2])
-        values(ranks.call(comm_cases.close))
-        assert values(ranks.call(cases.run_round_trip, 1)) == ["right"] * 3
+    assert values(three.call(cases.run_dispatch, 1)) == ["right"] * 3
+    three.wait_at_most(DEADLINE_S)
+    for outcome in three.call(cases.run_combine, ranks=there):
+        assert_named(outcome, "CommTimeout", missing, "last seen in dispatch, epoch 3", "is running")
+        assert f"missing: rank {missing} (" in outcome.text
+        assert 0.8 * DEADLINE_S < outcome.seconds < DEADLINE_S + SOON_S
+    assert_stuck(three, "CommTimeout", missing, [0, 1, 2])
 
 
-def test_several_ranks_that_never_call_are_listed() -> None:
-    with OpRanks(4, timeout_s=0.5) as ranks:
-        opened(ranks)
-        for outcome in ranks.call(cases.run_dispatch, ranks=[0, 2]):
-            assert outcome.error == "CommTimeout" and outcome.details["rank"] in (1, 3)
-        for outcome in ranks.call(cases.run_dispatch, ranks=[1, 3]):
-            assert outcome.error == "CommTimeout" and outcome.seconds < AT_ONCE_S
+@pytest.mark.parametrize("algorithm", ["window"])
+def test_several_ranks_that_never_call_are_listed(three: OpRanks) -> None:
+    three.wait_at_most(DEADLINE_S)
+    (outcome,) = three.call(cases.run_dispatch, ranks=[0])
+    assert outcome.error == "CommTimeout" and outcome.details["rank"] in (1, 2)
+    assert all(f"rank {rank} (" in outcome.text for rank in (1, 2)), outcome.text
+    for outcome in three.call(cases.run_dispatch, ranks=[1, 2]):
+        assert outcome.error == "CommTimeout" and outcome.seconds < AT_ONCE_S
 
 
-def test_argument_error_on_one_rank_then_a_correct_retry() -> None:
-    with OpRanks(3, timeout_s=10) as ranks:
-        for attempt in range(2):  # the first one opens the windows
-            for rank in (0, 2):
-                ranks.start(rank, cases.run_round_trip, attempt)
-            ranks.start(1, cases.run_bad_then_right, attempt)
-            assert ranks.wait(1).value == ("quant_mode", "right")
-            assert values([ranks.wait(rank) for rank in (0, 2)]) == ["right"] * 2
-
-
-# ---- coming to the end
-
-
-@pytest.mark.parametrize("ending", [cases.finish, cases.finish_at_once])
-def test_ranks_that_end_after_their_last_op_harm_nobody(ending: Any) -> None:
-    """Rank 2 is stopped in the middle of things while the others may have finished already."""
-    with OpRanks(3, timeout_s=FAR_S) as ranks:
-        opened(ranks)
-        for rank in (0, 1):
-            ranks.start(rank, ending, 5)
-        ranks.start(2, cases.run_round_trip, 5)
-        time.sleep(0.001)
-        ranks.stop(2)
-        time.sleep(0.5)
-        ranks.resume(2)
-        assert values([ranks.wait(2)]) == ["right"]
-        for rank in (0, 1):
-            ranks.processes[rank].join(10)
-            assert ranks.processes[rank].exitcode == 0
-        assert_named(ranks.call(cases.run_dispatch, 5, ranks=[2])[0], "PeerLost", 0)
+@pytest.mark.parametrize("algorithm", ["window", "direct"])
+def test_argument_error_on_one_rank_then_a_correct_retry(three: OpRanks) -> None:
+    for attempt in range(2):
+        for rank in (0, 2):
+            three.start(rank, cases.run_round_trip, attempt)
+        three.start(1, cases.run_bad_then_right, attempt)
+        assert three.wait(1).value == ("quant_mode", "right")
+        assert values([three.wait(rank) for rank in (0, 2)]) == ["right"] * 2
+        values(three.call(comm_cases.close))  # the next attempt opens the windows

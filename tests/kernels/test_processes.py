@@ -1,4 +1,4 @@
-"""The ops between real processes: gloo groups of spawned processes, and torchrun."""
+"""The ops between real processes, gloo and torchrun: window, direct and zero copy give the same bits."""
 
 from __future__ import annotations
 
@@ -18,73 +18,81 @@ from gloo_ranks import run_processes
 from op_runs import RankRun
 
 import ascend_moe
+import ascend_moe.reference as ref
+from ascend_moe import comm
 from ascend_moe.errors import AscendMoeError
 from ascend_moe.reference.cases import Case, legal
 
+HERE = Path(__file__).resolve()
+sys.path.append(str(HERE.parent / "direct"))
+import test_zero_copy as zero_copy  # noqa: E402
+
+ALGORITHMS = ("direct", "window", "zero-copy")
 SPECS = [
     Case(seed=1),
-    Case(
-        local=5,
-        topk=4,
-        units=5,
-        batch=9,
-        dtype="fp16",
-        quant="int8",
-        batches="zero rank",
-        seed=2,
-        nums_type=0,
-    ),
+    Case(local=5, topk=4, units=5, batch=9, dtype="fp16", quant="int8", batches="zero rank", nums_type=0),
     Case(local=3, topk=3, units=3, dtype="fp32", quant="smooth", contract=2, mask="pair", seed=3, tp=1),
     Case(local=2, topk=3, ids="overflow", batch=3, seed=4),
     Case(local=4, topk=2, batch=8, ids="hot", mask="token", seed=5),
     Case(local=3, topk=2, batch=3, ids="bad", contract=2, seed=6),
-    Case(
-        local=2,
-        topk=4,
-        batch=7,
-        contract=2,
-        ids="minus",
-        shared=2,
-        batches="unequal",
-        odd=True,
-        seed=7,
-    ),
+    Case(local=2, topk=4, batch=7, contract=2, ids="minus", shared=2, batches="unequal", odd=True, seed=7),
     Case(local=32, topk=8, batch=24, units=64, tail=True, seed=8),
     Case(local=8, topk=8, batch=16, units=224, quant="int8", contract=2, seed=9),
 ]
-# Seeds of the cases run with 1, 7 and 8 cores.
 CORES = (1, 7, 8)
 
 
-def cases(world: int) -> list[Case]:
-    specs = [replace(spec, world=world, cores=CORES[spec.seed % 3]) for spec in SPECS]
-    return [legal(spec) for spec in specs]
+def plan(world: int) -> list[tuple[str, Case]]:
+    """Every case with every algorithm, others before and between, on windows that have been used."""
+    cases = [legal(replace(spec, world=world, cores=CORES[i % 3])) for i, spec in enumerate(SPECS)]
+    return [
+        (ALGORITHMS[(number + number // 3 + turn) % 3], case)
+        for turn in range(3)
+        for number, case in enumerate(cases)
+    ]
 
 
-def body(rank: int, world: int) -> list[dict[str, Any]]:
-    """All cases on one rank of the default group, twice: the second time in windows that have been used."""
-    assert dist.get_world_size() == world and dist.get_rank() == rank
-    group_ep = ascend_moe.comm_name()
+def calls(world: int, rank: int, group_ep: str) -> list[dict[str, Any]]:
+    """All calls of one rank."""
     found = []
-    for case in cases(world) * 2:
+    for algorithm, case in plan(world):
+        os.environ["ASCEND_MOE_COMM_ALG"] = ran = "window" if algorithm == "window" else "direct"
+        lend = zero_copy.lending([True] * world) if algorithm == "zero-copy" else None
         with op_runs.cores(case.cores):
-            one = op_runs.run_rank(case, rank, group_ep)
+            one = op_runs.run_rank(case, rank, group_ep, lend)
+        assert comm.lookup(group_ep, world, rank).algorithm == ran
         if isinstance(one, AscendMoeError):
             found.append({"error": type(one).__name__, "text": str(one), "details": one.details})
         else:
             found.append(dict(vars(one)))
-    ascend_moe.close(group_ep)
+    return found
+
+
+def body(rank: int, world: int) -> dict[int, list[dict[str, Any]]]:
+    """The calls of all ranks first, then those of the first two."""
+    assert dist.get_world_size() == world and dist.get_rank() == rank
+    two = dist.new_group([0, 1])
+    found = {world: calls(world, rank, ascend_moe.comm_name())}
+    if world > 2 and rank < 2:
+        found[2] = calls(2, rank, ascend_moe.comm_name(two))
     return found
 
 
 def check(world: int, results: list[list[dict[str, Any]]]) -> None:
-    """``results`` by rank and case."""
+    """Against the reference, bytes moved included; ``results`` by rank and call."""
     assert len(results) == world
-    by_case = list(zip(*results, strict=True))
-    assert len(by_case) == 2 * len(SPECS)
-    for case, ranks in zip(cases(world) * 2, by_case, strict=True):
-        op_runs.check(case, [restored(one) for one in ranks])
-    kinds = {one["error"] for one in results[0] if "error" in one}
+    first: dict[Case, list[RankRun]] = {}
+    kinds = set()
+    for (algorithm, case), ranks in zip(plan(world), zip(*results, strict=True), strict=True):
+        runs = [restored(one) for one in ranks]
+        traffic = zero_copy.check_traffic
+        lends = [algorithm == "zero-copy"] * world
+        given = None if algorithm == "window" else functools.partial(traffic, lends)
+        if not op_runs.check(case, runs, given):
+            kinds.add(type(runs[0]).__name__)
+            continue
+        for one, other in zip(runs, first.setdefault(case, runs), strict=True):
+            assert ref.same_bits(one.result, other.result) and ref.same_bits(one.rows, other.rows)
     assert kinds == {"InvalidExpertId", "RoutingOverflow"}
 
 
@@ -95,27 +103,53 @@ def restored(one: dict[str, Any]) -> RankRun | AscendMoeError:
     return RankRun(**one)
 
 
-@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.nightly), 3])
-def test_gloo_processes(world: int, tmp_path: Path) -> None:
-    check(world, run_processes(world, functools.partial(body, world=world), tmp_path))
+def test_gloo_processes(tmp_path: Path) -> None:
+    results = run_processes(3, functools.partial(body, world=3), tmp_path)
+    for world in (3, 2):
+        check(world, [one[world] for one in results[:world]])
 
 
+@pytest.mark.nightly
 def test_torchrun(tmp_path: Path) -> None:
     """This file is also the script that torchrun starts."""
     world = 2
-    here = Path(__file__).parent
     environment = dict(os.environ)
     environment.pop("PYTHONSAFEPATH", None)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
     done = subprocess.run(
-        [*command, str(here / Path(__file__).name), str(tmp_path)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
+        [*command, str(HERE), str(tmp_path)], env=environment, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    check(world, [torch.load(tmp_path / f"{rank}.pt") for rank in range(world)])
+    check(world, [torch.load(tmp_path / f"{rank}.pt")[world] for rank in range(world)])
+
+
+# ---- zero copy: batches in flight, and memory that is used again
+
+SEEDS = (100, 101)
+
+
+def in_flight(rank: int, world: int) -> list[list[dict[str, Any]]]:
+    os.environ["ASCEND_MOE_COMM_ALG"] = "direct"
+    group_ep = ascend_moe.comm_name()
+    found = []
+    for seed in SEEDS:
+        for sequence in zero_copy.SEQUENCES[:3]:
+            cases = zero_copy.sequence_cases(seed, sequence, world)
+            with op_runs.cores(cases[0].cores):
+                runs = zero_copy.run_sequence(cases, sequence, seed, rank, group_ep)
+            found.append([dict(vars(one)) for one in runs])
+    ascend_moe.close(group_ep)
+    return found
+
+
+@pytest.mark.nightly
+def test_sequences_of_zero_copy(tmp_path: Path) -> None:
+    world = 3
+    results = run_processes(world, functools.partial(in_flight, world=world), tmp_path)
+    played = [(seed, sequence) for seed in SEEDS for sequence in zero_copy.SEQUENCES[:3]]
+    for number, (seed, sequence) in enumerate(played):
+        by_rank = [[RankRun(**one) for one in results[rank][number]] for rank in range(world)]
+        zero_copy.check_results(zero_copy.sequence_cases(seed, sequence, world), by_rank)
 
 
 def main(out: Path) -> None:

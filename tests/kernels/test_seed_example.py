@@ -80,32 +80,3 @@ def test_published_numbers(topk: int) -> None:
                 assert torch.equal(outputs[4], counts)
             assert torch.equal(cumulative[3], ends)
             assert torch.equal(each[3], torch.diff(ends, prepend=torch.zeros(1, dtype=torch.int64)))
-
-
-@pytest.mark.parametrize("topk", [8, 12])
-def test_rows_of_the_example(topk: int) -> None:
-    """Row i of expand_x is the token that the ids and counts say: experts in order, rank 0's rows first."""
-    batch = 48 // topk
-    ids = [numbers(IDS).reshape(-1, topk), peer_ids(topk)]
-    tokens = [
-        (1 + rank * batch + torch.arange(batch))[:, None].expand(-1, 16).bfloat16() for rank in range(WORLD)
-    ]
-
-    def fn(rank: int, group_ep: str) -> torch.Tensor:
-        outputs = ascend_moe.npu_moe_distribute_dispatch(
-            tokens[rank], ids[rank], group_ep, WORLD, rank, EXPERTS
-        )
-        return outputs[0][: int(outputs[4][-1])]
-
-    with ascend_moe.LocalCluster(WORLD) as cluster:
-        results = cluster.run(fn)
-    for rank, rows in enumerate(results):
-        wanted = [
-            1 + source * batch + token
-            for expert in range(rank * LOCAL, (rank + 1) * LOCAL)
-            for source in range(WORLD)
-            for token in range(batch)
-            if expert in ids[source][token].tolist()
-        ]
-        assert rows[:, 0].tolist() == wanted
-        assert torch.equal(rows, rows[:, :1].expand(-1, 16))

@@ -59,8 +59,8 @@ SUITE_TESTS = [
     ),
     "twin/test_twin_errors.py",
     "kernels/test_sequences.py::test_that_the_poison_lies_where_the_rows_go",
-    "kernels/test_sequences.py::test_every_sequence_across_the_wrap[2-2-1]",
-    "kernels/test_sequences.py::test_every_sequence_across_the_wrap[2-2-2]",
+    "kernels/test_sequences.py::test_every_sequence_across_the_wrap[window-2-2-1]",
+    "kernels/test_sequences.py::test_every_sequence_across_the_wrap[window-2-2-2]",
 ]
 
 

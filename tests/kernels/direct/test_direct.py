@@ -1,8 +1,11 @@
-"""comm_alg="direct": every output bit for bit that of "window" and of the reference."""
+"""comm_alg="direct": every output bit for bit the reference, and no more bytes moved than it needs."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import op_runs
 import pytest
@@ -10,16 +13,25 @@ import torch
 from op_runs import Clusters, RankRun
 
 import ascend_moe.reference as ref
-from ascend_moe.reference.cases import Case, draw
+from ascend_moe import plan
+from ascend_moe.ops import calls
+from ascend_moe.plan import Request
+from ascend_moe.reference.cases import BATCHES, MASKS, Case, draw, legal
+from ascend_moe.timed import predict
+from ascend_moe.timed.costs import cost_table
+from ascend_moe.timed.world import TimedWorld
 
-PART = 60  # cases a test
-CORES = (1, 2, 3, 5, 8, 13, 24, 48)
 MANY_CORES = 8  # from here on a row is read once for all experts of its owner
+MANY_EXPERTS = 8  # of an owner
+COSTS = {name: one.value for name, one in cost_table("Ascend910_9391").items()}
 
 
 @pytest.fixture(autouse=True)
 def direct(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", "direct")
+
+
+# ---- drawn cases
 
 
 def drawn(seed: int) -> Case:
@@ -29,86 +41,90 @@ def drawn(seed: int) -> Case:
         world=(1, 2, 3, 4, 5, 8),
         units=(1, 2, 3, 20, 70),
         batch=(0, 1, 3, 6, 17),
-        cores=CORES,
+        cores=(1, 2, 3, 5, 8, 13, 24, 48),
         ids=("distinct", "any", "minus", "hot", "mixed", "duplicates", "overflow", "bad"),
     )
 
 
-def check_traffic(case: Case, runs: list[RankRun]) -> None:
-    """A token's row is written once, or once a pair with smooth scales; rows are read once by their owner."""
-    size = case.inputs[0].x.element_size()
-    hidden = case.inputs[0].x.shape[1]
-    wire = -(-hidden // 32) * 32 + 32 if case.quant_mode else hidden * size
-    for rank, (one, given) in enumerate(zip(runs, case.inputs, strict=True)):
-        routed = _routed(given)
-        pairs, smooth = int(routed.sum()), given.scales is not None
-        rows = int(one.dispatched[4][case.experts - 1])
-        published = pairs if smooth else int(routed.any(1).sum())
-        moved = one.traffic[0]
-        assert moved["written_window_data"] == published * wire + 4 * pairs, f"dispatch on rank {rank}"
-        read = moved["read_window_data"]
-        if case.cores < MANY_CORES or smooth or case.experts == case.world or given.expert_ids.shape[1] == 1:
-            assert read == rows * (wire + 4), f"dispatch on rank {rank}"
-        else:  # a row once for all experts, a list by some cores
-            tokens = sum(int((_routed(of) & (_owner(case, of) == rank)).any(1).sum()) for of in case.inputs)
-            least = tokens * wire + 4 * rows
-            assert least <= read <= least + 4 * rows * (case.cores - 1), f"dispatch on rank {rank}"
-        moved = one.traffic[1]
-        # A rank's own rows are summed from expand_x.
-        own = int((routed & (_owner(case, given) == rank)).sum())
-        assert moved["written_window_data"] == (rows - own) * hidden * size, f"combine on rank {rank}"
-        assert moved["read_window_data"] == (pairs - own) * hidden * size, f"combine on rank {rank}"
+def many_cores(seed: int) -> Case:
+    """Some cores make lists while others publish rows."""
+    return replace(drawn(seed), cores=random.Random(seed).choice([8, 9, 13, 17, 24, 33, 48]))
 
 
-def _owner(case: Case, given: ref.RankInput) -> torch.Tensor:
-    return given.expert_ids // (case.experts // case.world)
+def many_experts(seed: int) -> Case:
+    """A row crosses the links once for all experts of its owner."""
+    return draw(
+        seed,
+        world=(1, 2, 3, 4, 8),
+        local=(2, 4, MANY_EXPERTS, 17, 32),
+        topk=(1, 2, 3, 8),
+        units=(1, 2, 20),
+        batch=(1, 3, 6, 17, 40),
+        quant=("none", "int8", "int8", "smooth"),
+        batches=("equal", "equal", *BATCHES),
+        ids=("distinct", "any", "minus", "hot", "mixed", "bad"),
+        cores=(7, 8, 13, 24, 48),
+    )
 
 
-def _routed(given: ref.RankInput) -> torch.Tensor:
+def routed(given: ref.RankInput) -> torch.Tensor:
     live = given.expert_ids >= 0
     mask = given.x_active_mask
     return live if mask is None else live & (mask if mask.dim() == 2 else mask[:, None])
 
 
-@pytest.mark.parametrize("first", range(0, 5 * PART, PART))
-def test_equals_the_reference(clusters: Clusters, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(op_runs, "check_traffic", check_traffic)
-    for seed in range(first, first + PART):
-        case = drawn(seed)
-        op_runs.check(case, op_runs.run(clusters[case.world], case))
+def check_traffic(case: Case, runs: list[RankRun]) -> None:
+    """A token's row is written once, or once a pair with smooth scales; rows are read once by their owner."""
+    size = case.torch_dtype.itemsize
+    wire = -(-case.hidden // 32) * 32 + 32 if case.quant_mode else case.hidden * size
+    for rank, (one, given) in enumerate(zip(runs, case.inputs, strict=True)):
+        live = routed(given)
+        pairs, smooth = int(live.sum()), given.scales is not None
+        rows = int(one.dispatched[4][case.experts - 1])
+        published = pairs if smooth else int(live.any(1).sum())
+        moved = one.traffic[0]
+        assert moved["written_window_data"] == published * wire + 4 * pairs, f"dispatch on rank {rank}"
+        read = moved["read_window_data"]
+        if case.cores < MANY_CORES or smooth or case.local == 1 or case.topk == 1:
+            assert read == rows * (wire + 4), f"dispatch on rank {rank}"
+        else:  # a row once for all experts, a list by some cores
+            tokens = sum(
+                int((routed(of) & (of.expert_ids // case.local == rank)).any(1).sum()) for of in case.inputs
+            )
+            least = tokens * wire + 4 * rows
+            assert least <= read <= least + 4 * rows * (case.cores - 1), f"dispatch on rank {rank}"
+        moved = one.traffic[1]
+        # A rank's own rows are summed from expand_x.
+        own, row = int((live & (given.expert_ids // case.local == rank)).sum()), case.hidden * size
+        assert moved["written_window_data"] == (rows - own) * row, f"combine on rank {rank}"
+        assert moved["read_window_data"] == (pairs - own) * row, f"combine on rank {rank}"
 
 
-@pytest.mark.parametrize("first", range(1000, 1000 + 3 * PART, PART))
-def test_equals_window(clusters: Clusters, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for seed in range(first, first + PART):
-        case = drawn(seed)
-        monkeypatch.setenv("ASCEND_MOE_COMM_ALG", "direct")
-        direct = op_runs.run(clusters[case.world], case)
-        monkeypatch.setenv("ASCEND_MOE_COMM_ALG", "window")
-        window = op_runs.run(clusters[case.world], case)
-        for one, other in zip(direct, window, strict=True):
-            if not isinstance(one, RankRun) or not isinstance(other, RankRun):
-                assert type(one) is type(other), (seed, one, other)
-                assert str(one) == str(other)
-                continue
-            assert ref.same_bits(one.result, other.result), seed
-            for got, want in zip(_defined(case, one), _defined(case, other), strict=True):
-                assert ref.same_bits(got, want), seed
+def uncounted(case: Case, runs: list[RankRun]) -> None:
+    """Bytes moved are not compared: entries are read twice where there are many."""
 
 
-def _defined(case: Case, run: RankRun) -> list[torch.Tensor]:
-    """What dispatch's outputs hold, without what is undefined behind it."""
-    rows = int(run.dispatched[4][case.experts - 1])
-    index = rows * 3 if case.contract == 2 else run.dispatched[2].numel()
-    scales = rows if case.quant_mode else 0
-    return [
-        run.dispatched[0][:rows],
-        run.dispatched[1][:scales],
-        run.dispatched[2][:index],
-        run.dispatched[3],
-        run.dispatched[4][: case.experts],
-        run.dispatched[5],
-    ]
+@pytest.mark.parametrize(
+    ("make", "first", "traffic"),
+    [
+        (drawn, 0, check_traffic),
+        (many_cores, 20_000, check_traffic),
+        (many_experts, 0, uncounted),
+        pytest.param(drawn, 60, check_traffic, marks=pytest.mark.nightly),
+        pytest.param(drawn, 120, check_traffic, marks=pytest.mark.nightly),
+        pytest.param(many_cores, 20_060, check_traffic, marks=pytest.mark.nightly),
+        pytest.param(many_experts, 60, uncounted, marks=pytest.mark.nightly),
+    ],
+)
+def test_equals_the_reference(
+    clusters: Clusters, make: Callable[[int], Case], first: int, traffic: Callable[..., None]
+) -> None:
+    for seed in range(first, first + 60):
+        case = make(seed)
+        op_runs.check(case, op_runs.run(clusters[case.world], case), traffic)
+
+
+# ---- bytes
 
 
 @pytest.mark.parametrize("algorithm", ["window", "direct"])
@@ -119,10 +135,99 @@ def test_a_row_of_x_is_read_once(
 ) -> None:
     """Whatever K and the owners of its experts, as long as every core has a token."""
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
-    spec = Case(world=3, local=4, topk=6, units=256, batch=16, quant=quant, ids="distinct", cores=cores)
-    case = replace(spec)
-    row = case.inputs[0].x[0].numel() * case.inputs[0].x.element_size()
+    case = Case(world=3, local=4, topk=6, units=256, batch=16, quant=quant, ids="distinct", cores=cores)
+    row = case.hidden * case.torch_dtype.itemsize
     for rank, one in enumerate(op_runs.run(clusters[3], case)):
         assert isinstance(one, RankRun), one
         rows = case.inputs[rank].x.shape[0]
         assert rows * row <= one.traffic[0]["read_tensor"] < (rows + 1) * row, rank
+
+
+def test_a_row_is_read_once_by_its_owner(clusters: Clusters) -> None:
+    spec = Case(world=2, local=MANY_EXPERTS, topk=8, units=64, batch=30, quant="int8", contract=2)
+    for cores, once in ((8, True), (48, True), (7, False)):
+        case = legal(replace(spec, cores=cores, ids="distinct"))
+        wire = case.hidden + 32
+        for rank, run in enumerate(op_runs.run(clusters[2], case)):
+            assert isinstance(run, RankRun), run
+            owners = [one.expert_ids // MANY_EXPERTS == rank for one in case.inputs]
+            pairs = sum(int(own.sum()) for own in owners)
+            rows = sum(int(own.any(1).sum()) for own in owners)
+            # The cores that share the rows of a source each read its list.
+            readers = cores if once else 1
+            read = run.traffic[0]["read_window_data"]
+            assert read == (rows if once else pairs) * wire + readers * 4 * pairs, (cores, rank)
+            assert rows < pairs
+
+
+# ---- roles: some cores make lists while others publish rows
+
+
+def list_cores(case: Case) -> int:
+    """How many cores of a rank make lists."""
+    request = Request(
+        ranks=case.world,
+        experts=case.experts,
+        topk=case.topk,
+        hidden=64,
+        batch=max(1, case.batch),
+        cores=case.cores,
+    )
+    made = plan.describe("dispatch", request, "direct")
+    return plan.tiling_of(calls.Plan("dispatch", made))["list_cores"]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("ids", ["distinct", "hot", "minus", "overflow", "bad"])
+def test_many_pairs_on_many_cores(clusters: Clusters, ids: str, mask: str) -> None:
+    """More pairs of an expert than the table of positions holds, and owners whose experts cores share."""
+    for contract, cores, local in ((1, 24, 5), (2, 48, 3), (1, 8, 1), (2, 13, 16)):
+        spec = Case(world=2, local=local, topk=min(8, 2 * local), units=1, batch=300, ids=ids, mask=mask)
+        case = legal(replace(spec, contract=contract, cores=cores, seed=cores, quant="int8"))
+        op_runs.check(case, op_runs.run(clusters[2], case), check_traffic)
+
+
+@pytest.mark.parametrize(("batch", "lists"), [(8, 2), (1023, 1), (1024, 1), (1025, 0)])
+def test_pairs_that_do_not_fit_are_listed_by_all_cores(clusters: Clusters, batch: int, lists: int) -> None:
+    case = Case(world=2, local=8, topk=8, units=1, batch=batch, contract=1, cores=8)
+    assert [list_cores(replace(case, cores=cores)) for cores in (1, 7, 8)] == [0, 0, lists]
+    op_runs.check(case, op_runs.run(clusters[2], case), uncounted)
+
+
+@pytest.mark.parametrize(("contract", "quant"), [("v1", True), ("v2", False)])
+def test_any_number_of_list_cores_gives_the_same_outputs(contract: str, quant: bool) -> None:
+    request = Request(
+        ranks=4, experts=16, topk=4, hidden=2048, batch=9, quant=quant, contract=contract, cores=6
+    )
+    first: list[list[torch.Tensor]] = []
+    for lists in (0, 1, 2, 5, 7):
+        found = []
+        with TimedWorld(request, "direct", 3, True, lists) as world:
+            world.run("dispatch", COSTS)
+            for one in world.outputs["dispatch"]:
+                rows = int(one[4][-1])
+                index = one[2][: 3 * rows] if contract == "v2" else one[2]
+                found.append([one[0][:rows], one[1][: rows if quant else 0], index, *one[3:5]])
+        first = first or found
+        for one, two in zip(first, found, strict=True):
+            assert all(ref.same_bits(a, b) for a, b in zip(one, two, strict=True)), lists
+
+
+def test_the_roles_are_kept_and_matter() -> None:
+    """Cores below the split make no lists, those above publish no rows; the time is another."""
+    request = Request(ranks=4, experts=64, topk=8, hidden=7168, batch=96, quant=True, cores=24)
+    by_step: dict[str, set[int]] = {}
+    for event in predict(request, algorithm="direct", events=1_000_000).dispatch.events:
+        if event.pipe != "S":
+            by_step.setdefault(event.phase, set()).add(event.core)
+    assert by_step["PublishRows"] == set(range(18))
+    assert by_step["PublishLists"] == set(range(18, 24))
+
+    def nanoseconds(algorithm: str, lists: int) -> Any:
+        with TimedWorld(request, algorithm, 0, False, lists) as world:
+            return world.run("dispatch", COSTS).total_ns
+
+    assert nanoseconds("direct", 0) == nanoseconds("direct", 6) != nanoseconds("direct", 8), "a quarter"
+    assert nanoseconds("direct", 23) == nanoseconds("direct", 200), "one core is left for the rows"
+    assert nanoseconds("window", 0) == nanoseconds("window", 8), "window has no such roles"

@@ -135,22 +135,6 @@ def test_dispatch_takes_it_as_any_tensor(cluster: comm.LocalCluster) -> None:
     on_all(cluster, work)
 
 
-def test_two_batches_in_flight(cluster: comm.LocalCluster) -> None:
-    def work(one: Rank) -> None:
-        for turn in range(4):
-            sent = [one.dispatch() for _ in range(2)]
-            rows = [one.empty().fill_(turn * 10 + batch + one.rank) for batch in range(2)]
-            for batch in range(2):
-                want = 2 * (turn * 10 + batch) + 1
-                assert (one.combine(rows[batch], sent[batch]) == want).all()
-            spare = one.dispatch()
-            for tensor in rows:
-                refused(lambda tensor=tensor, spare=spare: one.combine(tensor, spare), "was consumed")
-            one.combine(torch.zeros(MOST, HIDDEN), spare)
-
-    on_all(cluster, work)
-
-
 def test_no_rows_spend_nothing(cluster: comm.LocalCluster) -> None:
     """A tensor without elements holds no block."""
 

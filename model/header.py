@@ -1,16 +1,28 @@
-"""Where things lie in a window, asked of protocol/window.h through a small compiled helper."""
+"""What the kernel headers say, through a small compiled library, and where things lie in a window."""
 
 from __future__ import annotations
 
 import ctypes
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from constants import INCLUDES, run
-
+ROOT = Path(__file__).resolve().parent.parent
+INCLUDES = (ROOT / "op_kernel", ROOT / "twin" / "include")
+BLOCK = 32
 SOURCE = r"""
-#include "protocol/window.h"
+#include "common/verdict.h"
 extern "C" {
+uint32_t header_blocks() { return moe::kHeaderBlocks; }
+uint32_t count_blocks(uint32_t experts) { return moe::CountBlocks(experts); }
+uint32_t rounds() { return moe::kVerdictRounds; }
+uint32_t code(uint32_t which) {
+    const uint32_t codes[] = {moe::kOk, moe::kConfigMismatch, moe::kInvalidExpertId, moe::kCommTimeout};
+    return codes[which];
+}
+uint32_t severity(uint32_t code) { moe::Verdict v; v.code = code; return moe::Severity(v); }
+uint32_t part_begin(uint32_t w, uint32_t c, uint32_t cores) { return moe::PartBegin(w, c, cores); }
+uint32_t is_stale(uint32_t seen, uint32_t e) { return moe::IsStale(seen, e); }
 uint64_t control_offset() { return moe::kControlOffset; }
 uint64_t control_bytes() { return moe::kBlock; }
 uint64_t abort_offset(uint32_t s) { return moe::AbortOffset(s); }
@@ -26,7 +38,6 @@ uint32_t parity(uint32_t e) { return moe::Parity(e); }
 uint32_t header_word(uint32_t e) { return moe::HeaderWord(e); }
 uint32_t header1_tail() { return moe::kHeader1Tail; }
 uint32_t op_phase(uint32_t op, uint32_t tail) { return moe::OpPhase(op, moe::kPhaseFinal, tail); }
-uint32_t counts_per_block() { return moe::kCountsPerBlock; }
 uint32_t control_magic() { return moe::kControlMagic; }
 uint32_t abort_magic() { return moe::kAbortMagic; }
 uint32_t first_fatal() { return moe::kFirstFatal; }
@@ -34,19 +45,34 @@ uint32_t header1_code_word() { return moe::kH1Code; }
 }
 """
 
-BLOCK = 32
+
+class ModelError(Exception):
+    """What is missing or went wrong, for the user."""
+
+
+def run(command: list[str], **options: object) -> str:
+    """Its standard output; ModelError with what it said when it fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload]
+    except FileNotFoundError as error:
+        raise ModelError(f"{command[0]} is not there: {error}") from None
+    if done.returncode != 0:
+        raise ModelError(
+            f"{' '.join(command)}: exit {done.returncode}\n{(done.stdout + done.stderr)[-3000:]}"
+        )
+    return str(done.stdout)
 
 
 class Header:
-    """The header's functions, by their names above."""
+    """The headers' functions, by their names above, compiled against the headers as they are now."""
 
-    def __init__(self, build: Path) -> None:
+    def __init__(self, build: Path, includes: tuple[Path, ...] = INCLUDES) -> None:
         build.mkdir(parents=True, exist_ok=True)
-        source, library = build / "geometry.cpp", build / "geometry.so"
+        source, library = build / "header.cpp", build / "header.so"
         source.write_text(SOURCE)
         library.unlink(missing_ok=True)
-        flags = [f"-I{INCLUDES[0]}"]
-        run(["g++", "-std=c++17", "-O0", "-shared", "-fPIC", *flags, str(source), "-o", str(library)])
+        flags = ["-std=c++17", "-O0", "-w", "-shared", "-fPIC", *(f"-I{folder}" for folder in includes)]
+        run(["g++", *flags, str(source), "-o", str(library)])
         self._library = ctypes.CDLL(str(library))
 
     def __call__(self, name: str, *numbers: int) -> int:
