@@ -8,12 +8,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from ascend_moe.bench import rank, run
+from ascend_moe.bench import run
 from ascend_moe.bench.cases import Case
 from ascend_moe.bench.methods import METHODS
 from ascend_moe.bench.rank import Job
@@ -51,38 +52,30 @@ def rank_pids(scratch: Path) -> dict[int, int]:
 
 
 @pytest.fixture
-def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where runs put their scratch folders; empty again in the end."""
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where runs put their scratch folders: empty again in the end, and no rank is left."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    return tmp_path
+    yield tmp_path
+    assert not list(tmp_path.iterdir()) and not rank_pids(tmp_path)
 
 
-def check_all(work: Job) -> None:
+needs_mpi = pytest.param(True, marks=pytest.mark.skipif(not run.has_mpi(), reason="no mpi4py, or no mpiexec"))
+
+
+@pytest.mark.parametrize("mpi", [False, needs_mpi])
+def test_every_method_agrees(scratch: Path, mpi: bool) -> None:
+    work = job(CASES, mpi=mpi)
     for case, of_ranks in zip(work.cases, run.run_ranks(work), strict=True):
         result = evaluate(case, of_ranks, 0.0, 2)
-        mpi = {name for name in METHODS if METHODS[name].needs_mpi and not work.mpi}
-        assert set(METHODS) - {row.name for row in result.rows} == set(result.missing) == mpi
+        absent = {name for name in METHODS if METHODS[name].needs_mpi and not mpi}
+        assert set(METHODS) - {row.name for row in result.rows} == set(result.missing) == absent
         for row in result.rows:
             assert row.round_trip.n == work.iterations and row.round_trip.p10 > 0
             assert row.exact or row.name == "gloo-ag-rs" or not row.name.endswith(("tuned", "window"))
 
 
-def test_every_method_agrees_over_gloo(scratch: Path) -> None:
-    check_all(job(CASES))
-    assert not list(scratch.iterdir()) and not rank_pids(scratch)
-
-
-needs_mpi = pytest.mark.skipif(not run.has_mpi(), reason="no mpi4py, or no mpiexec")
-
-
-@needs_mpi
-def test_every_method_agrees_over_mpi(scratch: Path) -> None:
-    check_all(job(CASES, mpi=True))
-    assert not list(scratch.iterdir()) and not rank_pids(scratch)
-
-
 @pytest.mark.nightly
-@pytest.mark.parametrize("mpi", [False, pytest.param(True, marks=needs_mpi)])
+@pytest.mark.parametrize("mpi", [False, needs_mpi])
 def test_a_rank_that_is_killed_ends_the_run(scratch: Path, mpi: bool) -> None:
     killed: list[int] = []
 
@@ -100,7 +93,6 @@ def test_a_rank_that_is_killed_ends_the_run(scratch: Path, mpi: bool) -> None:
     # Its peer tells, or the launcher, whichever sees it first.
     told = f"{error.value} {error.value.details.get('trace')}"
     assert "rank 1" in told or str(killed[0]) in told or "KILLED BY SIGNAL: 9" in told
-    assert not list(scratch.iterdir()) and not rank_pids(scratch)
 
 
 def test_what_a_rank_raises_is_told(scratch: Path) -> None:
@@ -108,13 +100,6 @@ def test_what_a_rank_raises_is_told(scratch: Path) -> None:
     with pytest.raises(RankFailed, match=r"rank [01]: ArgumentError: .*moe_expert_num") as error:
         run.run_ranks(job([too_wide]))
     assert error.value.rank in (0, 1) and not error.value.details["trace"]
-    assert not list(scratch.iterdir()) and not rank_pids(scratch)
-
-
-def test_a_job_goes_through_its_file(tmp_path: Path) -> None:
-    work = job(CASES)
-    work.write(tmp_path)
-    assert rank.Job.read(tmp_path) == work
 
 
 @pytest.mark.nightly
@@ -148,37 +133,27 @@ def _until(look: Callable[[], list], enough: Callable[[list], bool]) -> list:
 
 
 def test_the_barrier_names_who_has_not_come(tmp_path: Path) -> None:
-    here = [Barrier(tmp_path / "barrier", number, 3, 2) for number in (0, 2)]
-    raised: list[CommTimeout] = []
+    def wait(number: int) -> list[int]:
+        with pytest.raises(CommTimeout) as raised:
+            Barrier(tmp_path / "barrier", number, 3, 2).wait(patience_s=0.2)
+        ranks: list[int] = raised.value.ranks
+        return ranks
 
-    def wait(barrier: Barrier) -> None:
-        try:
-            barrier.wait(patience_s=0.2)
-        except CommTimeout as error:
-            raised.append(error)
-
-    threads = [threading.Thread(target=wait, args=(barrier,)) for barrier in here]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
-    assert [error.ranks for error in raised] == [[1], [1]]
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(wait, (0, 2))) == [[1], [1]]
 
 
 def test_the_barrier_lets_nobody_through_early(tmp_path: Path) -> None:
     barriers = [Barrier(tmp_path / "barrier", number, 2, 2) for number in range(2)]
-    seen: list[int] = []
     inside = [0, 0]
 
-    def go(number: int) -> None:
+    def go(number: int) -> set[int]:
+        ahead = set()
         for step in range(50):
             inside[number] = step
             barriers[number].wait(10)
-            seen.append(inside[1 - number] - step)  # the other has come as far, and at most one step farther
+            ahead.add(inside[1 - number] - step)  # the other has come as far, and at most one step farther
+        return ahead
 
-    threads = [threading.Thread(target=go, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    assert len(seen) == 100 and set(seen) <= {0, 1}
+    with ThreadPoolExecutor(2) as pool:
+        assert set().union(*pool.map(go, range(2))) <= {0, 1}
