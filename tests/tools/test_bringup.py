@@ -6,6 +6,8 @@ import json
 import os
 import re
 import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,43 +62,38 @@ def test_cycle_rate(rate: float, verdict: str, monkeypatch: pytest.MonkeyPatch) 
     assert found.verdict == verdict and f"{rate / 1e6:.1f} " in found.detail, found
 
 
-BROKEN = {
-    "peer store and read": ("store", r"rank 0, core \d: at \d is 0x\w+, not 0x\w+"),
-    "32-byte atomicity": ("atomic", r"rank \d, core 1: at 7 is"),
-    "data before flag": ("order", r"rank \d, core 1: at \d is 0x\w+, not"),
-    "SyncAll": ("syncall", r"rank \d, core \d: at 1 is"),
-}
+BROKEN = [
+    ("peer store and read", "store", r"rank 0, core \d: at \d is 0x\w+, not 0x\w+"),
+    ("32-byte atomicity", "atomic", r"rank \d, core 1: at 7 is"),
+    ("data before flag", "order", r"rank \d, core 1: at \d is 0x\w+, not"),
+    ("SyncAll", "syncall", r"rank \d, core \d: at 1 is"),
+]
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_kernel_probes_fail_on_a_broken_device(name: str) -> None:
+@pytest.mark.parametrize("name, mode, text", BROKEN)
+def test_kernel_probes_fail_on_a_broken_device(name: str, mode: str, text: str) -> None:
     """The device does what the assumption rules out: loses a store, tears a block, lets a flag overtake..."""
-    mode, text = BROKEN[name]
     found = PROBES[name].on(Twin(broken=mode))
     assert found.verdict == FAIL and re.search(text, found.detail), found
 
 
-@pytest.mark.parametrize("mib", [3, 5])
-def test_context_probe_fails_on_another_window(mib: int) -> None:
+@pytest.mark.parametrize(
+    "field, value, text",
+    [
+        ("data_bytes", 3 << 20, "context's window KiB is 4096, the host side says 3072"),
+        ("data_bytes", 5 << 20, "context's window KiB is 4096, the host side says 5120"),
+        ("context_kind", 2, ""),
+    ],
+)
+def test_context_probe_fails_on_another_context(field: str, value: int, text: str) -> None:
     class Other(Twin):
         def _tiling(self, *args: Any) -> Any:
             tiling = super()._tiling(*args)
-            tiling.data_bytes = mib << 20
+            setattr(tiling, field, value)
             return tiling
 
     found = PROBES["context layout"].on(Other(window_mib=4))
-    assert found.verdict == FAIL, found
-    assert f"context's window KiB is 4096, the host side says {mib * 1024}" in found.detail
-
-
-def test_context_probe_fails_on_another_layout() -> None:
-    class Other(Twin):
-        def _tiling(self, *args: Any) -> Any:
-            tiling = super()._tiling(*args)
-            tiling.context_kind = 2
-            return tiling
-
-    assert PROBES["context layout"].on(Other()).verdict == FAIL
+    assert found.verdict == FAIL and text in found.detail, found
 
 
 def test_zero_state_probe_fails_on_used_memory() -> None:
@@ -129,47 +126,32 @@ def test_probe_kernel_has_no_races(mode: str) -> None:
 # ---- through the ops
 
 
-def test_op_probes_pass_on_threads() -> None:
-    found = {one.name: one for one in all_probes.thread_findings(3)}
-    assert {name: one.verdict for name, one in found.items()} == {
-        "first op": PASS,
-        "BS = 0 launch": PASS,
-        "capture and replay": SKIPPED,
-        "abort": PASS,
-    }, found
-    assert "CommTimeout about rank 2 after 0." in found["abort"].detail
+def abort_probe(monkeypatch: pytest.MonkeyPatch, failure: Callable[[Any], Any]) -> Finding:
+    """What the probe finds where an op fails, or does not, in another way."""
+    monkeypatch.setattr(probes_ops, "_failure", failure)
+    (found,) = all_probes.thread_findings(2, [OPS["abort"]])
+    assert found.verdict == FAIL, found
+    return found
 
 
-def test_abort_probe_fails_where_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes_ops, "_failure", lambda place: None)
-    found = all_probes.thread_findings(2, [OPS["abort"]])[0]
-    assert found.verdict == FAIL and "gave None" in found.detail
-
-
-def test_abort_probe_fails_where_the_counter_is_too_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel gives up long before its deadline."""
-    real = probes_ops._failure
+def test_abort_probe_fails_where_ops_do_not_give_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "gave None" in abort_probe(monkeypatch, lambda place: None).detail
+    monkeypatch.undo()
+    real, calls = probes_ops._failure, Counter[int]()
 
     def early(place: Any) -> Any:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(probes_ops, "DEADLINE_S", 0.1)
             return real(place)
 
-    monkeypatch.setattr(probes_ops, "_failure", early)
-    found = all_probes.thread_findings(2, [OPS["abort"]])[0]
-    assert found.verdict == FAIL and re.search(r"waited 0\.[12] s, not 0\.5 s", found.detail), found
-
-
-def test_abort_probe_fails_where_a_failure_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = probes_ops._failure, dict[int, int]()
-
     def forgets(place: Any) -> Any:
-        calls[place.rank] = calls.get(place.rank, 0) + 1
+        calls[place.rank] += 1
         return real(place) if calls[place.rank] == 1 else None
 
-    monkeypatch.setattr(probes_ops, "_failure", forgets)
-    found = all_probes.thread_findings(2, [OPS["abort"]])[0]
-    assert found.verdict == FAIL and "the next op gave None" in found.detail
+    monkeypatch.setattr(probes_ops, "DEADLINE_S", 0.5)
+    found = abort_probe(monkeypatch, early)  # long before the deadline: a counter that is too fast
+    assert re.search(r"waited 0\.[12] s, not 0\.5 s", found.detail), found
+    assert "the next op gave None" in abort_probe(monkeypatch, forgets).detail
 
 
 def test_no_tokens_probe_fails_where_a_rank_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,13 +184,6 @@ def test_skipped_is_not_passed() -> None:
     assert exit_code([passed, skipped, Finding("a", "b", FAIL, "c")]) == 1 and exit_code([]) == 3
 
 
-def test_every_probe_is_in_the_document() -> None:
-    page = Path(bringup.__file__).resolve().parents[2] / "docs" / "bringup.md"
-    if page.is_file():  # the source tree
-        rows = [line.split("|")[2].strip() for line in page.read_text().splitlines() if line.startswith("| ")]
-        assert {*PROBES, *OPS} <= set(rows)
-
-
 def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     code = commands.run("validate", ["--bringup", "--device", "cpu", "--json"])
     found = json.loads(capsys.readouterr().out)["findings"]
@@ -219,6 +194,10 @@ def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     rate = others.pop("cycle rate", PASS)  # measured beside other tests: anything
     assert others == {"capture and replay": SKIPPED} and code == (3 if rate == PASS else 1)
     assert all(one["assumption"] and one["detail"] for one in found)
+    page = Path(bringup.__file__).resolve().parents[2] / "docs" / "bringup.md"
+    if page.is_file():  # the source tree
+        rows = [line.split("|")[2].strip() for line in page.read_text().splitlines() if line.startswith("| ")]
+        assert {*PROBES, *OPS} <= set(rows)
 
 
 def test_ranks_that_are_threads_leave_the_deadline_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

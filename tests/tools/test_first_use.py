@@ -69,6 +69,7 @@ def test_a_part_is_built_once_and_told(name: str, fast: Path, capsys: pytest.Cap
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith(f"ascend_moe: builds {build.PARTS[name].title} into ") and "about" in lines[0]
     assert build.built_part(name, SOURCES, fast) == made
+    assert build.build_folder(SOURCES, fast.with_name("other.so")) != made.parent
     configure, compiling = calls(fast)
     assert f"-D{build.PARTS[name].option}=ON" in configure and "-DASCEND_MOE_TORCH=OFF" in configure
     assert f"--target {build.PARTS[name].target}" in compiling
@@ -82,10 +83,6 @@ def test_two_processes_build_once(fast: Path) -> None:
     assert [run.returncode for run in runs] == [0, 0], runs
     assert runs[0].stdout == runs[1].stdout and len(calls(fast)) == 2
     assert sum("builds" in run.stderr and "waits" not in run.stderr for run in runs) == 1
-
-
-def test_other_sources_and_installations_have_their_own(fast: Path) -> None:
-    assert build.build_folder(SOURCES, fast) != build.build_folder(SOURCES, fast.with_name("other.so"))
 
 
 def test_a_failing_build_names_the_error(fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
