@@ -105,17 +105,6 @@ def test_rank_that_never_calls_then_retry(missing: int) -> None:
         assert values(ranks.call(cases.op)) == exchanged(3)
 
 
-def test_attempts_that_overlap_join() -> None:
-    with Ranks(3, timeout_s=2.0) as ranks:
-        ranks.start(0, cases.open_windows)
-        ranks.start(1, cases.sleep_then_open, 1.0)
-        assert_named(ranks.wait(0), "CommTimeout", 2)
-        ranks.start(0, cases.open_windows)  # joins rank 1, which still waits in its first attempt
-        ranks.start(2, cases.open_windows)
-        assert values([ranks.wait(rank) for rank in range(3)]) == ["0"] * 3
-        assert values(ranks.call(cases.op)) == exchanged(3)
-
-
 @pytest.mark.parametrize(("victim", "point"), [(0, "post"), (1, "hello"), (0, "map"), (2, "ready")])
 def test_killed_while_opening(victim: int, point: str) -> None:
     there = [rank for rank in range(3) if rank != victim]
@@ -153,17 +142,7 @@ def test_stopped_while_opening(victim: int, point: str) -> None:
         assert values(ranks.call(cases.op)) == exchanged(3)
 
 
-def test_store_host_killed_before_it_calls() -> None:
-    with Ranks(3, rank0_hosts=True, timeout_s=15) as ranks:
-        for rank in (1, 2):
-            ranks.start(rank, cases.open_windows)
-        time.sleep(0.2)
-        ranks.kill(0)
-        for rank in (1, 2):
-            assert_named(ranks.wait(rank, 2), "PeerLost", 0, "store")
-
-
-def test_store_host_stopped_before_it_calls() -> None:
+def test_store_host_stopped_or_killed_before_it_calls() -> None:
     with Ranks(3, rank0_hosts=True, timeout_s=TIMEOUT_S) as ranks:
         ranks.stop(0)
         for outcome in ranks.call(cases.open_windows, ranks=[1, 2]):
@@ -171,6 +150,13 @@ def test_store_host_stopped_before_it_calls() -> None:
             assert outcome.seconds < TIMEOUT_S + 2
         ranks.resume(0)
         assert values(ranks.call(cases.op)) == exchanged(3)
+    with Ranks(3, rank0_hosts=True, timeout_s=15) as ranks:
+        for rank in (1, 2):
+            ranks.start(rank, cases.open_windows)
+        time.sleep(0.2)
+        ranks.kill(0)
+        for rank in (1, 2):
+            assert_named(ranks.wait(rank, 2), "PeerLost", 0, "store")
 
 
 def test_rank_that_gave_up_is_told_from_the_one_it_waited_for() -> None:

@@ -165,23 +165,6 @@ def test_a_tensor_outlives_its_cluster() -> None:
     assert not mapped(places[1])
 
 
-def test_closed_by_its_own_rank_while_the_others_go_on(cluster: comm.LocalCluster) -> None:
-    def work(rank: int, group: str) -> Any:
-        tensor = take(rank, group, 8).fill_(rank)
-        if rank == 0:
-            comm.close(group)
-        assert (tensor == rank).all()
-        return tensor
-
-    tensors = cluster.run(work)
-    places = [tensor.data_ptr() for tensor in tensors]
-    assert all(map(mapped, places))
-    cluster.close()
-    assert all(map(mapped, places))
-    tensors.clear()
-    assert not any(map(mapped, places))
-
-
 def test_closed_and_failed_ends_lend_nothing(cluster: comm.LocalCluster) -> None:
     ends = cluster.run(lambda rank, group: comm.lookup(group, WORLD, rank))
     ends[0].failed = AscendMoeError("it failed")

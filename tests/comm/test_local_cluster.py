@@ -184,24 +184,6 @@ def test_earliest_error_and_lost_peers_lead_to_the_cause() -> None:
             cluster.run(lambda rank, name: exit(3))
 
 
-def test_closing_one_by_one_opens_fresh_windows_together(library: WindowLibrary) -> None:
-    def reopen(rank: int, name: str) -> list[Any]:
-        seen = []
-        for turn in range(4):
-            time.sleep(0.01 * ((rank + turn) % 3))
-            seen.append(op(rank, name))
-            first = comm.lookup(name, 3, rank)
-            comm.close(name)
-            comm.close(name)
-            assert first.closed
-        return seen
-
-    with LocalCluster(3) as cluster:
-        assert cluster.run(reopen) == [[[10, 11, 12]] * 4] * 3
-        assert not library.mapped
-        assert cluster.run(op) == [[10, 11, 12]] * 3
-
-
 def test_peer_that_closed_is_lost_and_fresh_windows_wait_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "0.3")
 

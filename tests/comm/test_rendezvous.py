@@ -146,16 +146,6 @@ def test_stale_posts_are_not_joined() -> None:
     assert caught.value.rank == 0 and caught.value.ranks == [0, 1]
 
 
-def test_post_of_a_process_that_died_meanwhile_is_a_lost_peer() -> None:
-    store = dist.HashStore()
-    child = dead_process()
-    put(store, 0, replace(Post.mine(1 << 20, 0, 1), pid=child))
-    began = time.monotonic()
-    with pytest.raises(PeerLost, match=f"process {child} has ended") as caught:
-        Rank(1, 2, store).open(20)
-    assert caught.value.rank == 0 and time.monotonic() - began < 2
-
-
 @pytest.mark.parametrize("end", [0, 1])
 def test_other_users_get_no_window(end: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the rank that is asked nor the one that asks goes on with a process of another user."""
@@ -292,42 +282,6 @@ def test_done_completes_though_the_peer_is_gone_again() -> None:
     peer.say(f"done {again}")
     peer.leave()
     assert peer.completes(5) and peer.error is None
-    peer.end()
-
-
-def test_ready_then_left_does_not_complete_and_a_new_opening_does() -> None:
-    peer = Scripted(10)
-    first = peer.meet()
-    peer.say("left")
-    peer.say(f"ready {first}")
-    assert not peer.completes(0.1)
-    second = peer.meet()
-    assert second and second != first
-    peer.say(f"ready {first}")
-    assert not peer.completes(0.1)
-    peer.say(f"ready {second}")
-    assert peer.completes(5) and peer.error is None
-    peer.end()
-
-
-def test_rank_that_left_is_told_with_its_reason() -> None:
-    peer = Scripted(0.5)
-    peer.meet()
-    left = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    put(peer.store, 1, replace(peer.opening.mine, left=left, why="KeyboardInterrupt"))
-    peer.say("left")
-    assert peer.completes(5)
-    assert isinstance(peer.error, CommTimeout) and peer.error.rank == 1
-    assert "rank 1 gave up before with KeyboardInterrupt" in str(peer.error)
-    peer.end()
-
-
-def test_connection_that_breaks_without_a_word_is_a_lost_peer() -> None:
-    peer = Scripted(10)
-    peer.meet()
-    peer.leave()
-    assert peer.completes(2)
-    assert isinstance(peer.error, PeerLost) and peer.error.rank == 1
     peer.end()
 
 

@@ -141,19 +141,3 @@ def test_the_barrier_names_who_has_not_come(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(wait, (0, 2))) == [[1], [1]]
-
-
-def test_the_barrier_lets_nobody_through_early(tmp_path: Path) -> None:
-    barriers = [Barrier(tmp_path / "barrier", number, 2, 2) for number in range(2)]
-    inside = [0, 0]
-
-    def go(number: int) -> set[int]:
-        ahead = set()
-        for step in range(50):
-            inside[number] = step
-            barriers[number].wait(10)
-            ahead.add(inside[1 - number] - step)  # the other has come as far, and at most one step farther
-        return ahead
-
-    with ThreadPoolExecutor(2) as pool:
-        assert set().union(*pool.map(go, range(2))) <= {0, 1}

@@ -15,7 +15,7 @@ import torch
 import ascend_moe
 from ascend_moe import comm, plan
 from ascend_moe.checkpoint import presets
-from ascend_moe.errors import ArgumentError, WindowTooSmall
+from ascend_moe.errors import WindowTooSmall
 from ascend_moe.native import library
 from ascend_moe.ops import calls
 from ascend_moe.plan import Request, soc
@@ -67,8 +67,6 @@ def test_points_of_cann(request_: Request, version: str, mib: int) -> None:
 REFUSALS = [
     (DEEPSEEK, "A3 V2", ""),
     (DEEPSEEK, "A3 V1", ""),
-    (DEEPSEEK, "A2 fullmesh", ""),
-    (DEEPSEEK, "A2 hierarchy", ""),
     (replace(DEEPSEEK, hidden=4096), "A3 V1", "H is 4096, must be 7168"),
     (
         replace(DEEPSEEK, ranks=48, experts=480),
@@ -77,14 +75,11 @@ REFUSALS = [
     ),
     (replace(DEEPSEEK, topk=9), "A3 V1", "K is 9, must be in 1..8"),
     (replace(DEEPSEEK, batch=513), "A3 V2", "BS is 513, must be in 1..512"),
-    (replace(DEEPSEEK, batch=0), "A3 V2", "BS is 0, must be in 1..512"),
     (replace(DEEPSEEK, hidden=1008), "A3 V2", "H is 1008, must be in 1024..8192"),
     (replace(DEEPSEEK, ranks=1), "A3 V2", "W is 1, must be in 2..768"),
     (replace(DEEPSEEK, ranks=1025, experts=4100), "A3 V2", "W*L is 4100, must be in 1..2048"),
     (replace(DEEPSEEK, equal_batches=False), "A3 V2 fullmesh_v2", "fullmesh_v2 needs equal ones"),
-    (replace(DEEPSEEK, equal_batches=False), "A3 V2", ""),
     (replace(DEEPSEEK, ranks=8), "A2 fullmesh", "L is 32, must be in 1..24"),
-    (replace(DEEPSEEK, batch=257), "A2 fullmesh", "BS is 257, must be in 1..256"),
     (replace(DEEPSEEK, hidden=100), "A2 fullmesh", "H is 100, must be a multiple of 32"),
     (replace(DEEPSEEK, ranks=128), "A2 hierarchy", "W is 128, must be 16, 32 or 64"),
     (replace(DEEPSEEK, dtype="fp32"), "A3 V2", "dtype is fp32, must be bf16 or fp16"),
@@ -239,34 +234,23 @@ def test_ub_fits_at_the_limits() -> None:
                 assert all(item.bytes % 32 == 0 for op in found.ops.values() for item in op.ub)
 
 
-def test_tiling_is_the_plan_s() -> None:
-    found = plan.plan(replace(DEEPSEEK, quant=True, smooth=True, ranks=16))
-    assert found.cores == 48 and found.ops["dispatch"].tiling["block_dim"] == 48
-    keys = [
-        plan.plan(replace(DEEPSEEK, **more)).ops["dispatch"].tiling["tiling_key"]
-        for more in ({}, {"quant": True}, {"quant": True, "smooth": True})
-    ]
-    assert keys == [1000, 1002, 1012]
-    few = plan.plan(replace(DEEPSEEK, batch=4)).ops["combine"].tiling
+def test_tiling_and_socs() -> None:
+    def tiling(op: str = "dispatch", **more: Any) -> dict[str, int]:
+        return plan.plan(replace(DEEPSEEK, **more)).ops[op].tiling
+
+    ways: list[dict[str, Any]] = [{}, {"quant": True}, {"quant": True, "smooth": True}]
+    assert [tiling(**more)["tiling_key"] for more in ways] == [1000, 1002, 1012]
+    few = tiling("combine", batch=4)
     assert few["parts_per_token"] == 12 and few["part_elements"] * 12 >= 7168
-
-
-def test_rdma_only_beyond_a_server_of_a2() -> None:
-    def transport(**more: Any) -> int:
-        return plan.plan(replace(DEEPSEEK, ranks=16, **more)).ops["dispatch"].tiling["transport"]
-
-    assert transport(soc="Ascend910B2") == 1
-    assert transport(soc="Ascend910B2", ranks_per_server=16) == 0
-    assert transport(soc="Ascend910_9391", ranks_per_server=8) == 0
-
-
-def test_socs() -> None:
+    # RDMA only beyond a server of A2.
+    places = [("Ascend910B2", 0, 1), ("Ascend910B2", 16, 0), ("Ascend910_9391", 8, 0)]
+    for name, ranks_per_server, transport in places:
+        found = tiling(ranks=16, soc=name, ranks_per_server=ranks_per_server)
+        assert (found["transport"], found["block_dim"]) == (transport, soc.soc(name).aiv)
     assert {one.aiv for one in soc.SOCS.values()} == {40, 48}
     assert plan.limits()["ub_bytes"] == soc.UB_KIB * 1024
     assert all(one.aiv == 2 * one.aic and one.aiv <= calls.MAX_CORES for one in soc.SOCS.values())
     assert {soc.soc(f"Ascend910B{n}").series for n in (1, 2, 3, 4)} == {"A2"}
-    with pytest.raises(ArgumentError, match="Ascend910_9391"):
-        soc.soc("Ascend310P")
 
 
 # ---- the command
