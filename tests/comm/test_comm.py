@@ -19,7 +19,7 @@ from window_library import WindowLibrary, exchange
 from ascend_moe import comm
 from ascend_moe.comm.liveness import describe_process, process_gone
 from ascend_moe.comm.processes import create_window
-from ascend_moe.errors import ArgumentError, AscendMoeError, PeerLost
+from ascend_moe.errors import ArgumentError, AscendMoeError
 
 
 @pytest.fixture(autouse=True)
@@ -158,15 +158,6 @@ def test_registered_devices_are_asked_and_closed(monkeypatch: pytest.MonkeyPatch
     assert not ends
     with pytest.raises(ArgumentError, match="names no live communicator"):
         comm.algorithm_of("on a device")
-
-
-def test_failed_end_raises_the_first_error_again(group: Any) -> None:
-    end = comm.lookup(comm.comm_name(), 1, 0)
-    end.failed = PeerLost("rank 3 is lost", rank=3)
-    for _ in range(2):
-        with pytest.raises(PeerLost, match="rank 3 is lost") as caught, end.use():
-            pass
-        assert caught.value.rank == 3 and caught.value.__cause__ is end.failed
 
 
 def test_close_waits_for_a_running_op(group: Any) -> None:

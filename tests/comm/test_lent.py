@@ -248,13 +248,3 @@ def test_generations_and_ends() -> None:
     assert library.am_lent_release(area.handle, third[1]) == 0
     assert library.am_lent_release(area.handle, second[1]) == 1
     library.am_window_unmap(area.base, area.total)
-
-
-def test_sizes_beyond_the_area() -> None:
-    for lent in (0, MIB):
-        area = Area(lent)
-        assert bool(area.handle) == bool(lent)
-        if lent:
-            assert not any(area.take(size) for size in (2**64 - 1, 2**63, MIB + 1)) and area.take(MIB)
-        area.end()
-        _lib.lib().am_window_unmap(area.base, area.total)

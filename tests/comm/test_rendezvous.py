@@ -1,4 +1,4 @@
-"""How ranks open windows together: threads and scripted peers over a HashStore."""
+"""How ranks open windows together: threads over a HashStore."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from window_library import WindowLibrary, exchange
 
 from ascend_moe.comm import processes
 from ascend_moe.comm.communicator import Communicator
-from ascend_moe.comm.processes import Board, Opening, Post, communicator_of, create_window
+from ascend_moe.comm.processes import Board, Opening, Peer, Post, communicator_of, create_window
 from ascend_moe.errors import CommTimeout, ConfigMismatch, PeerLost
 
 
@@ -195,94 +195,7 @@ def test_store_that_fails(
     assert time.monotonic() - began < 2 and "\n" not in str(caught.value)
 
 
-# ---- a scripted peer
-
-
-class Scripted:
-    """Rank 1 of 2, word by word, against a real rank 0 that opens in a thread."""
-
-    def __init__(self, timeout: float) -> None:
-        self.store = dist.HashStore()
-        self.opening = Opening("g", self.store, 0, 2, 1 << 20, 1 << 20, timeout)
-        self.error: BaseException | None = None
-        self.thread = threading.Thread(target=self._open)
-        self.thread.start()
-        dist.PrefixStore("ascend_moe/windows", self.store).get("rank/0")  # it listens from here on
-        self.asked: socket.socket | None = None
-        self.listener: socket.socket | None = None
-        self.link: socket.socket | None = None
-
-    def _open(self) -> None:
-        try:
-            self.opening.run()
-        except BaseException as error:
-            self.error = error
-
-    def meet(self, window_bytes: int = 0, **changes: Any) -> str:
-        """Posts a new opening and hands rank 0 its window; the digest that rank 0 then is ready with."""
-        self.leave()
-        mine = self.opening.mine
-        post = replace(Post.mine(mine.data_bytes, mine.lent_bytes, mine.total), **changes)
-        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.listener.bind("\0" + post.socket)
-        self.listener.listen()
-        put(self.store, 1, post)
-        self.asked = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.asked.connect("\0" + mine.socket)
-        self.asked.settimeout(5)
-        _, fds, _, _ = socket.recv_fds(self.asked, 64, 1)
-        os.close(*fds)
-        self.link = self.listener.accept()[0]
-        window = create_window(window_bytes or mine.total)
-        socket.send_fds(self.link, [b"window"], [window])
-        os.close(window)
-        word, _, digest = self.asked.recv(128).partition(b" ")
-        return digest.decode() if word == b"ready" else ""
-
-    def say(self, word: str) -> None:
-        assert self.link is not None
-        self.link.send(word.encode())
-
-    def leave(self) -> None:
-        for sock in (self.asked, self.listener, self.link):
-            if sock is not None:
-                sock.close()
-
-    def completes(self, seconds: float) -> bool:
-        self.thread.join(seconds)
-        return not self.thread.is_alive()
-
-    def end(self) -> None:
-        """What the owner of an open communicator does at its close."""
-        self.thread.join(10)
-        self.leave()
-        if self.error is None:
-            communicator_of(self.opening).close()
-
-
-def test_only_the_digest_of_the_same_openings_completes() -> None:
-    peer = Scripted(10)
-    digest = peer.meet()
-    peer.say("ready of other openings")
-    assert not peer.completes(0.1)
-    peer.say(f"ready {digest}")
-    assert peer.completes(5) and peer.error is None
-    assert peer.asked is not None and peer.asked.recv(128) == f"done {digest}".encode()
-    peer.end()
-
-
-def test_done_completes_though_the_peer_is_gone_again() -> None:
-    peer = Scripted(10)
-    digest = peer.meet()
-    peer.say("done of other openings")  # an opening that completed without us is no lost peer
-    peer.leave()
-    assert not peer.completes(0.1)
-    again = peer.meet()
-    assert again != digest
-    peer.say(f"done {again}")
-    peer.leave()
-    assert peer.completes(5) and peer.error is None
-    peer.end()
+# ---- windows
 
 
 @pytest.mark.parametrize(
@@ -294,17 +207,32 @@ def test_done_completes_though_the_peer_is_gone_again() -> None:
     ],
 )
 def test_windows_that_differ(field: str, changes: dict[str, int], ours: int, theirs: int) -> None:
-    peer = Scripted(10)
-    assert not peer.meet(**changes) and peer.completes(2)
-    assert isinstance(peer.error, ConfigMismatch) and peer.error.field == field
-    expected = (1, ours or peer.opening.mine.total, theirs)
-    assert (peer.error.rank, peer.error.ours, peer.error.theirs) == expected
-    peer.end()
+    def rank_body(rank: Rank) -> tuple[str, int, int, int]:
+        opening = Opening("g", rank.store, rank.rank, 2, 1 << 20, 1 << 20, 10)
+        usual = opening.mine.total
+        if rank.rank == 1:
+            opening.mine = opening.board.mine = replace(opening.mine, **changes)
+        with pytest.raises(ConfigMismatch) as caught:
+            opening.run()
+        error = caught.value
+        return error.field, error.rank, error.ours or usual, error.theirs or usual
+
+    first, second = on_threads(2, rank_body)
+    usual = ours or first[2]
+    assert (first, second) == ((field, 1, usual, theirs), (field, 0, theirs, usual))
 
 
-def test_window_smaller_than_its_post_says_is_not_mapped() -> None:
+def test_window_smaller_than_its_post_says_is_not_mapped(library: WindowLibrary) -> None:
     """Reading past its end would be a bus error."""
-    peer = Scripted(10)
-    assert not peer.meet(window_bytes=4096) and peer.completes(2)
-    assert "mapping the 1 MiB window of rank 1 failed" in str(peer.error)
-    peer.end()
+    for size, mapped in ((4096, 0), (1 << 20, 1)):
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        peer = Peer(Post.mine(1 << 20, 0, 1 << 20), ours, 1 << 20)
+        window = create_window(size)
+        socket.send_fds(theirs, [b"window"], [window])
+        os.close(window)
+        ours.setblocking(False)
+        peer.read()
+        assert peer.answered and len(library.mapped) == mapped
+        peer.close()
+        for end in (ours, theirs):
+            end.close()

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import commands
 import pytest
 import torch
 import transformers
@@ -21,9 +22,10 @@ from ascend_moe.checkpoint.presets import PRESETS
 from ascend_moe.cli.root import app
 from ascend_moe.demo import launch, report
 from ascend_moe.demo.check import verify
-from ascend_moe.demo.layers import RunSpec, batches_of, default_text, embed
+from ascend_moe.demo.layers import RunSpec, batches_of, default_text
 from ascend_moe.demo.rank import RankRecord
 from ascend_moe.errors import ArgumentError
+from ascend_moe.validate import devices
 
 CHECKS = 5
 PHASES = {"router", "dispatch", "experts", "combine"}
@@ -257,16 +259,6 @@ def test_batches() -> None:
             batches_of(text, 3)
 
 
-def test_same_words_are_the_same_tokens() -> None:
-    text = b"the hat, the cat"
-    spec = RunSpec(PRESETS["tiny"].config(), (10, 6), torch.float32, False, text)
-    x = torch.cat([embed(spec, 0), embed(spec, 1)])
-    assert torch.equal(x[11:13], x[2:4])  # "e" and the space of "the "
-    assert not torch.equal(x[9], x[0])  # "t" after ", " and at the start
-    assert not torch.equal(x[4], x[1])  # "h" of "hat" and of "the"
-    torch.testing.assert_close(x.square().mean(1), torch.ones(16))
-
-
 @pytest.mark.parametrize(
     "world, experts, width", [(4, 256, 100), (4, 256, 80), (16, 1024, 100), (64, 64, 100), (1, 256, 80)]
 )
@@ -294,3 +286,45 @@ def test_presets_are_the_models(name: str, config: str) -> None:
     if name == "qwen3-30b":
         values["norm_topk_prob"] = True  # as the published model sets it
     assert PRESETS[name].published == moe_config(values)
+
+
+# ---- what every command refuses
+
+PREDICT = ["--ep", "2,4", "--bs", "4", "--hidden", "512", "-k", "2", "-e", "8", "--cores", "4"]
+
+
+@pytest.mark.parametrize(
+    ("command", "argv", "text"),
+    [
+        ("plan", ["--soc", "Ascend310P"], "soc is 'Ascend310P'; need one of Ascend910B1"),
+        ("plan", ["--preset", "gpt"], "preset is 'gpt'; need one of"),
+        ("plan", ["--dtype", "fp8"], "dtype is 'fp8'; need one of bf16"),
+        ("plan", ["-b", "4", "--global-bs", "64"], "leave --batch out"),
+        ("plan", ["--global-bs", "65"], "multiple of the 16 ranks"),
+        ("plan", ["--ranks", "0"], "ranks is 0; need 1.."),
+        ("plan", ["--cores", "65"], "cores is 65; need 1..64"),
+        ("plan", ["--ranks-per-server", "17"], "ranks_per_server is 17; need 1..16"),
+        ("predict", [*PREDICT, "--algorithm", "ring"], "need one of cann-style, window, direct, zero-copy"),
+        ("predict", [*PREDICT, "--soc", "Ascend310"], "Ascend310"),
+        ("predict", [*PREDICT, "--ep", "eight"], "--ep eight is no list of whole numbers"),
+        ("predict", [*PREDICT, "--ep", "3"], "moe_expert_num"),
+        ("validate", ["--dtypes", "fp8"], "'fp8' is none of bf16, fp16, fp32"),
+        ("validate", ["--device", "gpu"], "device is 'gpu'; need one of auto, npu, cpu"),
+        ("validate", ["--device", "npu"], "there is no NPU: torch_npu is not installed"),
+        ("validate", ["--ranks", "65"], "--ranks 65 must be in 1..64"),
+        ("validate", ["-r", "0", "--bringup"], "--ranks 0 must be in 1..64"),
+        ("trace", ["-p", "tiny", "--bs", "0"], "0"),
+        ("trace", ["-p", "tiny", "--out", "/nowhere/t.json"], "/nowhere"),
+        ("trace", ["-p", "gpt"], "gpt"),
+        ("trace", ["-p", "tiny", "--soc", "H100"], "H100"),
+        ("trace", ["-p", "tiny", "--algorithm", "push"], "algorithm is 'push'"),
+        ("trace", ["-p", "tiny", "--algorithm", "cann-style"], "cann-style is predicted alone"),
+    ],
+)
+def test_wrong_options_are_told_in_one_line(
+    command: str, argv: list[str], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "_npu", lambda: (None, "torch_npu is not installed"))
+    said = commands.said(command, *argv)
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert said.err.startswith(f"ascend-moe {command}: ") and text in said.err

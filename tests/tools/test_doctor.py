@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import json
 import os
 import re
+import resource
 import socket
 import subprocess
 import sys
@@ -18,8 +20,7 @@ import pytest
 
 from ascend_moe import vnpu
 from ascend_moe.doctor import cann as doctor_cann
-from ascend_moe.doctor import group, settings
-from ascend_moe.doctor import machine as doctor_machine
+from ascend_moe.doctor import group, machine, settings
 from ascend_moe.doctor.finding import ERROR, OK, WARN, Finding
 from ascend_moe.errors import LibraryError
 from ascend_moe.native import library as _lib
@@ -91,12 +92,9 @@ def test_settings(
     assert level == OK or (one.why and one.fix)
 
 
-# ---- the machine
-
-
 def test_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_machine, "_source_hash", lambda root: _lib.lib().am_source_hash().decode())
-    found = by_topic(doctor_machine.findings())
+    monkeypatch.setattr(machine, "_source_hash", lambda root: _lib.lib().am_source_hash().decode())
+    found = by_topic(machine.findings())
     assert {"compiler", "cores", "open files"} <= set(found)
     for topic in ("python", "torch", "shared memory", "native library"):
         assert found[topic].level == OK
@@ -104,30 +102,6 @@ def test_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _refuse(name: str) -> int:
     raise PermissionError("Operation not permitted")
-
-
-@pytest.mark.parametrize(
-    ("change", "topic", "level"),
-    [
-        (lambda m: m.setattr(doctor_machine, "_source_hash", lambda root: "0" * 64), "native library", WARN),
-        (lambda m: m.setenv("ASCEND_MOE_LIBRARY", "/nowhere/libascend_moe.so"), "native library", ERROR),
-        (lambda m: m.setattr(doctor_machine, "_available_mib", lambda: 150), "memory", WARN),
-        (lambda m: m.setattr(doctor_machine, "_available_mib", lambda: 4096), "memory", OK),
-        (lambda m: m.setenv("CXX", "no-such-compiler"), "compiler", WARN),
-        (lambda m: m.setattr(doctor_machine.resource, "getrlimit", lambda _: (256, 256)), "open files", WARN),
-        (lambda m: m.setattr(os, "memfd_create", _refuse), "shared memory", ERROR),
-        (lambda m: wheels(m, torch="2.6.0+cpu"), "torch", ERROR),
-        (lambda m: m.setattr(sys, "version_info", (3, 9, 1)), "python", ERROR),
-    ],
-)
-def test_machine_that_is_not_sound(
-    change: Callable[[pytest.MonkeyPatch], None], topic: str, level: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    change(monkeypatch)
-    assert by_topic(doctor_machine.findings())[topic].level == level
-
-
-# ---- Ascend
 
 
 def install(root: Path, version: str, file: str = "x86_64-linux/ascend_toolkit_install.info") -> str:
@@ -173,6 +147,25 @@ OURS = b"..".join(doctor_cann.SYMBOLS)
 @pytest.mark.parametrize(
     ("change", "topic", "level", "said"),
     [
+        (
+            lambda m, root: m.setattr(machine, "_source_hash", lambda _: "0" * 64),
+            "native library",
+            WARN,
+            "cmake",
+        ),
+        (
+            lambda m, root: m.setenv("ASCEND_MOE_LIBRARY", "/nowhere/x.so"),
+            "native library",
+            ERROR,
+            "/nowhere",
+        ),
+        (lambda m, root: m.setattr(machine, "_available_mib", lambda: 150), "memory", WARN, "150 MiB"),
+        (lambda m, root: m.setattr(machine, "_available_mib", lambda: 4096), "memory", OK, "4096 MiB"),
+        (lambda m, root: m.setenv("CXX", "no-such-compiler"), "compiler", WARN, ""),
+        (lambda m, root: m.setattr(resource, "getrlimit", lambda _: (256, 256)), "open files", WARN, "256"),
+        (lambda m, root: m.setattr(os, "memfd_create", _refuse), "shared memory", ERROR, "not permitted"),
+        (lambda m, root: wheels(m, torch="2.6.0+cpu", torch_npu=""), "torch", ERROR, "2.6.0"),
+        (lambda m, root: m.setattr(sys, "version_info", (3, 9, 1)), "python", ERROR, "3.9.1"),
         (lambda m, root: None, "CANN", OK, "not found"),
         (lambda m, root: install(root, "8.5.0"), "CANN", WARN, "set_env.sh"),
         (lambda m, root: m.setenv("ASCEND_HOME_PATH", "/gone"), "CANN", ERROR, "no folder"),
@@ -195,7 +188,7 @@ OURS = b"..".join(doctor_cann.SYMBOLS)
         (lambda m, root: m.setattr(vnpu, "library_folder", absent), "virtual NPU", OK, "not built: no cmake"),
     ],
 )
-def test_ascend(
+def test_what_can_be_wrong(
     change: Callable[[pytest.MonkeyPatch, Path], object],
     topic: str,
     level: str,
@@ -206,8 +199,9 @@ def test_ascend(
     wheels(monkeypatch, torch_npu="")
     monkeypatch.setattr(doctor_cann, "_probe", lambda cann: Finding(OK, "NPUs", "not asked"))
     change(monkeypatch, tmp_path)
-    one = by_topic(doctor_cann.findings(tmp_path))[topic]
-    assert one.level == level and said in f"{one.what} {one.fix}", one
+    found = itertools.chain(machine.findings(), doctor_cann.findings(tmp_path))
+    one = next(finding for finding in found if finding.topic == topic)
+    assert one.level == level and said in f"{one.what} {one.why} {one.fix}", one
 
 
 def test_symbols_are_those_of_the_package() -> None:
@@ -275,30 +269,27 @@ def test_configuration() -> None:
 # ---- the command
 
 
-def test_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command(monkeypatch: pytest.MonkeyPatch) -> None:
     wheels(monkeypatch, torch_npu="")
-    monkeypatch.setattr(doctor_machine, "_source_hash", lambda root: _lib.lib().am_source_hash().decode())
-    assert commands.run("doctor", []) == 0
-    said = capsys.readouterr().out
-    assert "0 errors" in said and "error  " not in said and said.isascii()
-    assert commands.run("doctor", ["-p", "deepseek-v3"]) == 1  # 200 MiB are too few
-    assert re.search(r"\n +why: .*\n +fix: .*export HCCL_BUFFSIZE=.*\n", capsys.readouterr().out)
+    monkeypatch.setattr(machine, "_source_hash", lambda root: _lib.lib().am_source_hash().decode())
+    code, said, _ = commands.said("doctor")
+    assert code == 0 and "0 errors" in said and "error  " not in said and said.isascii()
+    code, said, _ = commands.said("doctor", "-p", "deepseek-v3")  # 200 MiB are too few
+    assert code == 1 and re.search(r"\n +why: .*\n +fix: .*export HCCL_BUFFSIZE=.*\n", said)
     monkeypatch.setenv("HCCL_BUFFSIZE", "many")
-    assert commands.run("doctor", ["--json", "-p", "deepseek-v3"]) == 1
-    levels = {one["topic"]: one["level"] for one in json.loads(capsys.readouterr().out)["findings"]}
-    assert levels["HCCL_BUFFSIZE"] == ERROR and levels["configuration"] == OK  # as far as can be said
+    code, said, _ = commands.said("doctor", "--json", "-p", "deepseek-v3")
+    levels = {one["topic"]: one["level"] for one in json.loads(said)["findings"]}
+    assert code == 1 and levels["HCCL_BUFFSIZE"] == ERROR
+    assert levels["configuration"] == OK  # as far as can be said
 
 
-def test_a_part_that_breaks_is_a_finding(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> Iterator[Finding]:
         raise ZeroDivisionError("nobody thought of this")
 
-    monkeypatch.setattr(doctor_machine, "findings", broken)
-    assert commands.run("doctor", []) == 1
-    said = capsys.readouterr().out
-    assert "ZeroDivisionError: nobody thought of this" in said and "HCCL_BUFFSIZE" in said
+    monkeypatch.setattr(machine, "findings", broken)
+    code, said, _ = commands.said("doctor")
+    assert code == 1 and "ZeroDivisionError: nobody thought of this" in said and "HCCL_BUFFSIZE" in said
 
 
 def test_where_torch_npu_breaks_import_torch(tmp_path: Path) -> None:

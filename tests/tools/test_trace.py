@@ -274,14 +274,6 @@ def test_command_writes_both(tmp_path: Path, capfd: pytest.CaptureFixture[str]) 
     assert "combine:" in printed and "dispatch:" not in printed
 
 
-@pytest.mark.parametrize(
-    "argv", [["--bs", "0"], ["--out", "/nowhere/t.json"], ["-p", "gpt"], ["--soc", "H100"]]
-)
-def test_command_refuses(argv: list[str], capfd: pytest.CaptureFixture[str]) -> None:
-    assert commands.run("trace", ["-p", "tiny", *argv]) == 2
-    assert capfd.readouterr().err.count("\n") == 1
-
-
 @pytest.mark.parametrize("algorithm", ["window", "direct", "cann-style"])
 def test_predicted(algorithm: str) -> None:
     shape = {"hidden": 2048, "experts": 8, "topk": 4, "batch": 8}
@@ -296,13 +288,6 @@ def test_predicted(algorithm: str) -> None:
     assert kinds["X"] > 100 and kinds["C"] > 0
     pipes = {event.pipe for event in found.events}
     assert {"S", "V", "MTE2", "MTE3"} <= pipes
-
-
-def test_bad_requests() -> None:
-    with pytest.raises(ArgumentError, match="cann-style is predicted alone"):
-        roundtrip.measured(roundtrip.TraceRequest(algorithm="cann-style"))
-    with pytest.raises(ArgumentError, match="algorithm is 'push'"):
-        roundtrip.TraceRequest(algorithm="push")
 
 
 RANK = """
