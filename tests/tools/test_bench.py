@@ -200,7 +200,7 @@ def test_report_and_json_have_every_row(capsys: pytest.CaptureFixture[str]) -> N
     assert any("busy" in line for line in report.about_lines({**ABOUT, "load_before": 1.5}))
 
 
-@pytest.mark.parametrize("sweep", ["tokens", "ranks", "hidden"])
+@pytest.mark.parametrize("sweep", ["tokens", "ranks"])
 def test_pictures_are_drawn(sweep: str, tmp_path: Path) -> None:
     paths = plots.draw(bench_run(sweep), tmp_path / "new", sweep)
     assert [path.name for path in paths] == ["roofline.svg", f"scaling_{sweep}.svg"]
@@ -382,6 +382,7 @@ def test_a_rank_that_is_killed_ends_the_run(scratch: Path, mpi: bool) -> None:
     assert "rank 1" in told or str(killed[0]) in told or "KILLED BY SIGNAL: 9" in told
 
 
+@pytest.mark.nightly
 def test_what_a_rank_raises_is_told(scratch: Path) -> None:
     too_wide = Case("tiny", 2, 4, 64, 2, 7)  # 7 experts on 2 ranks: the ops refuse that
     with pytest.raises(RankFailed, match=r"rank [01]: ArgumentError: .*moe_expert_num") as error:

@@ -165,7 +165,7 @@ OURS = b"..".join(doctor_cann.SYMBOLS)
         (lambda m, root: m.setattr(resource, "getrlimit", lambda _: (256, 256)), "open files", WARN, "256"),
         (lambda m, root: m.setattr(os, "memfd_create", _refuse), "shared memory", ERROR, "not permitted"),
         (lambda m, root: wheels(m, torch="2.6.0+cpu", torch_npu=""), "torch", ERROR, "2.6.0"),
-        (lambda m, root: m.setattr(sys, "version_info", (3, 9, 1)), "python", ERROR, "3.9.1"),
+        (lambda m, root: m.setattr(sys, "version_info", (3, 9, 1)), "python", ERROR, "3.10 and later"),
         (lambda m, root: None, "CANN", OK, "not found"),
         (lambda m, root: install(root, "8.5.0"), "CANN", WARN, "set_env.sh"),
         (lambda m, root: m.setenv("ASCEND_HOME_PATH", "/gone"), "CANN", ERROR, "no folder"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
@@ -281,24 +280,6 @@ def test_no_more_free_parameters_than_half_of_the_points() -> None:
     for soc in known_socs():
         table = {name: one.value for name, one in cost_table(soc).items()}
         assert {name: table[name] for name in priors} == priors | fitted
-
-
-def test_the_split_is_older_than_the_fit() -> None:
-    """In a checkout: the roles of the points are those of the commit that brought them."""
-    data = Path(calibration.__file__).parents[1] / "data"
-
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", "-C", str(data), *words], capture_output=True, text=True)
-        return done.stdout.strip() if done.returncode == 0 else ""
-
-    first = git("log", "--diff-filter=A", "--format=%H", "--", "published_times.json")
-    if not first or git("rev-parse", "--is-shallow-repository") == "true":
-        pytest.skip("no history here")
-    then = json.loads(git("show", f"{first}:./published_times.json"))["points"]
-    now = read_data("published_times.json")["points"]
-    assert {one["id"]: (one["role"], one["us"]) for one in then} == {
-        one["id"]: (one["role"], one["us"]) for one in now
-    }
 
 
 def test_held_out_times_are_within_the_limit() -> None:

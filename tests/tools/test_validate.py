@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import ascend_moe
-from ascend_moe import errors, twin, validate
+from ascend_moe import cli, errors, twin, validate
 from ascend_moe.cli import validate as validate_cli
 from ascend_moe.reference.cases import Case, Place
 from ascend_moe.validate import bringup, probes, probes_ops
@@ -223,7 +223,8 @@ def start(command: list[str], cwd: Path, **env: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize("share", ["0", pytest.param("1", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("share", ["0", "1"])
 def test_under_torchrun(
     tmp_path: Path, share: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -252,18 +253,18 @@ def test_two_servers_by_the_script_of_the_examples(tmp_path: Path) -> None:
     assert "cpu, 2 processes, gloo" in said[0] and "PASS: " in said[0] and "PASS" not in said[1]
 
 
-def test_without_typer_and_rich(tmp_path: Path) -> None:
+def test_without_typer_and_rich(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine that has torch and nothing else: every command says what to install."""
     for name in ("typer", "rich", "click"):
         (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError('no {name}', name={name!r})\n")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    for argv, start_of_text in (
-        (["--help"], "ascend-moe needs typer, which is not installed: pip install 'ascend_moe[cli]'"),
-        (["plan"], "ascend-moe plan needs typer, which is not installed: pip install 'ascend_moe[cli]'"),
-    ):
-        done = start([sys.executable, "-m", "ascend_moe", *argv], tmp_path, PYTHONPATH=path)
-        said = done.communicate(timeout=200)[0]
-        assert done.returncode == 1 and said.startswith(start_of_text) and said.count("\n") == 1, said
+    done = start([sys.executable, "-m", "ascend_moe", "plan"], tmp_path, PYTHONPATH=path)
+    text = "ascend-moe plan needs typer, which is not installed: pip install 'ascend_moe[cli]'\n"
+    assert (done.communicate(timeout=200)[0], done.returncode) == (text, 1)
+    monkeypatch.setitem(sys.modules, "typer", None)
+    monkeypatch.delitem(sys.modules, "ascend_moe.cli.root", raising=False)
+    with pytest.raises(SystemExit, match="ascend-moe needs typer"):
+        cli.main(["--help"])
 
 
 PROBES = {probe.name: probe for probe in KERNEL_PROBES}
@@ -287,9 +288,7 @@ class Clock(Twin):
         return found, 0.02 + found[0].cycles / self.rate
 
 
-@pytest.mark.parametrize(
-    ("rate", "verdict"), [(50e6, PASS), (45e6, PASS), (100e6, FAIL), (1e9, FAIL), (25e6, FAIL)]
-)
+@pytest.mark.parametrize(("rate", "verdict"), [(45e6, PASS), (100e6, FAIL), (25e6, FAIL)])
 def test_cycle_rate(rate: float, verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "SPIN_S", 0.02)
     monkeypatch.setattr(Clock, "rate", rate)
