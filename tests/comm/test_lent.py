@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from window_library import install
 
 import ascend_moe
 from ascend_moe import comm
@@ -173,21 +172,6 @@ def test_closed_and_failed_ends_lend_nothing(cluster: comm.LocalCluster) -> None
     ends[1].close()
     with pytest.raises(AscendMoeError, match="closed"):
         ends[1].lend(32)
-
-
-def test_accounts_of_mappings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every window is unmapped once, and none under a communicator."""
-    library = install(monkeypatch)
-    kept = []
-    with comm.LocalCluster(3, window_mib=1) as cluster:
-        for round_number in range(3):
-            kept += cluster.run(
-                lambda rank, group: [empty(group, 9, world=3, rank=rank) for _ in range(rank)]
-            )
-            cluster.close()
-            assert len(library.mapped) == 2 * (round_number + 1)  # rank 0 took none
-        kept.clear()
-        assert not library.mapped and not library.comms
 
 
 def test_threads_take_and_drop_at_once(cluster: comm.LocalCluster) -> None:

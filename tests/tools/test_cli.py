@@ -20,11 +20,10 @@ from typer.testing import CliRunner
 from ascend_moe.checkpoint.config import moe_config
 from ascend_moe.checkpoint.presets import PRESETS
 from ascend_moe.cli.root import app
-from ascend_moe.demo import launch, report
+from ascend_moe.demo import launch
 from ascend_moe.demo.check import verify
-from ascend_moe.demo.layers import RunSpec, batches_of, default_text
+from ascend_moe.demo.layers import RunSpec, default_text
 from ascend_moe.demo.rank import RankRecord
-from ascend_moe.errors import ArgumentError
 from ascend_moe.validate import devices
 
 CHECKS = 5
@@ -248,33 +247,6 @@ def test_checks_notice(finished: tuple[RunSpec, list[RankRecord]], fault: Any, c
     verdict = verify(spec, records, quiet)
     assert [number for number, check in enumerate(verdict.checks) if not check.ok] == caught
     assert verdict.ok == (not caught)
-
-
-def test_batches() -> None:
-    assert batches_of("64", 4) == (64, 56, 48, 40)
-    assert batches_of("3", 1) == (3,)
-    assert batches_of(" 5, 0,9", 3) == (5, 0, 9)
-    for text in ("", "4.5", "1,,2", "٣"):
-        with pytest.raises(ArgumentError):
-            batches_of(text, 3)
-
-
-@pytest.mark.parametrize(
-    "world, experts, width", [(4, 256, 100), (4, 256, 80), (16, 1024, 100), (64, 64, 100), (1, 256, 80)]
-)
-def test_heat_map_fits(world: int, experts: int, width: int) -> None:
-    counts = torch.randint(0, 50, (world, experts), generator=torch.Generator().manual_seed(0))
-    counts[0, : experts // 2] = 0
-    lines = [line.plain for line in report.render(counts, width)]
-    assert max(map(len, lines)) <= width
-    rows = [line for line in lines if line.startswith("  rank ")]
-    assert len(rows) == world
-    assert [int(line.split()[-1]) for line in rows] == counts.sum(1).tolist()
-    drawn = ["".join(c for c in row[9:-7] if c != "│") for row in rows]
-    assert len(set(map(len, drawn))) == 1 and experts % len(drawn[0]) == 0
-    assert drawn[0][: len(drawn[0]) // 2].strip() == "" and drawn[0].strip() != ""
-    if world > 1:
-        assert rows[0].count("│") in (0, world + 1)
 
 
 @pytest.mark.parametrize(
