@@ -1,4 +1,4 @@
-"""How ranks open windows together: threads and scripted peers over a HashStore."""
+"""How ranks open windows together: threads over a HashStore."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from window_library import WindowLibrary, exchange
 
 from ascend_moe.comm import processes
 from ascend_moe.comm.communicator import Communicator
-from ascend_moe.comm.processes import Board, Opening, Post, communicator_of, create_window
+from ascend_moe.comm.processes import Board, Opening, Peer, Post, communicator_of, create_window
 from ascend_moe.errors import CommTimeout, ConfigMismatch, PeerLost
 
 
@@ -49,24 +50,8 @@ class Rank:
 def on_threads(world: int, function: Any) -> list[Any]:
     """function(Rank) on a thread a rank over a fresh store; results by rank, the first error raised."""
     store = dist.HashStore()
-    results: list[Any] = [None] * world
-    errors: list[BaseException] = []
-
-    def body(rank: int) -> None:
-        try:
-            results[rank] = function(Rank(rank, world, store))
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=body, args=(rank,)) for rank in range(world)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive()
-    if errors:
-        raise errors[0]
-    return results
+    with ThreadPoolExecutor(world) as pool:
+        return list(pool.map(function, [Rank(rank, world, store) for rank in range(world)]))
 
 
 @pytest.fixture
@@ -84,9 +69,8 @@ def hesitant(monkeypatch: pytest.MonkeyPatch) -> None:
 
         monkeypatch.setattr(Opening, name, later)
 
-    hesitate("_say")
-    hesitate("_answer")
-    hesitate("_connect")
+    for name in ("_say", "_answer", "_connect"):
+        hesitate(name)
 
 
 @pytest.mark.usefixtures("hesitant")
@@ -136,16 +120,6 @@ def test_attempts_given_up_at_any_moment_do_no_harm(seed: int, monkeypatch: pyte
     assert all(values == [7, 8, 9] for _, values in results)
 
 
-def test_sixteen_ranks_meet_quickly() -> None:
-    began = time.monotonic()
-    opened = on_threads(16, lambda rank: rank.open(20))
-    seconds = time.monotonic() - began
-    assert len({digest for _, digest in opened}) == 1
-    for end, _ in opened:
-        end.close()
-    assert seconds < 5
-
-
 # ---- posts
 
 
@@ -172,199 +146,56 @@ def test_stale_posts_are_not_joined() -> None:
     assert caught.value.rank == 0 and caught.value.ranks == [0, 1]
 
 
-def test_post_of_a_process_that_died_meanwhile_is_a_lost_peer() -> None:
-    store = dist.HashStore()
-    child = dead_process()
-    put(store, 0, replace(Post.mine(1 << 20, 0, 1), pid=child))
-    began = time.monotonic()
-    with pytest.raises(PeerLost, match=f"process {child} has ended") as caught:
-        Rank(1, 2, store).open(20)
-    assert caught.value.rank == 0 and time.monotonic() - began < 2
-
-
 @pytest.mark.parametrize("end", [0, 1])
 def test_other_users_get_no_window(end: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the rank that is asked nor the one that asks goes on with a process of another user."""
     credentials = processes.peer_credentials
-    server = threading.current_thread() if end else None
+    foreign_to: list[int] = []
 
     def foreign(sock: socket.socket) -> tuple[int, int]:
         pid, user = credentials(sock)
-        return (pid, user + 1) if (threading.current_thread() is server) == bool(end) else (pid, user)
+        return pid, user + (threading.get_ident() in foreign_to)
+
+    def rank_body(rank: Rank) -> None:
+        if rank.rank == end:
+            foreign_to.append(threading.get_ident())
+        with pytest.raises(CommTimeout) as caught:
+            rank.open(0.5)
+        assert caught.value.rank == 1 - rank.rank
 
     monkeypatch.setattr(processes, "peer_credentials", foreign)
-    store = dist.HashStore()
-    errors: list[BaseException] = []
-
-    def other() -> None:
-        with pytest.raises(CommTimeout) as caught:
-            Rank(1, 2, store).open(0.5)
-        errors.append(caught.value)
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    with pytest.raises(CommTimeout) as caught:
-        Rank(0, 2, store).open(0.5)
-    thread.join(10)
-    assert caught.value.rank == 1 and len(errors) == 1
+    on_threads(2, rank_body)
 
 
-def test_store_that_breaks_is_a_lost_peer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(self: Board, rank: int) -> Post | None:
-        raise RuntimeError("Broken pipe\nwith a long trace")
+def _breaks(self: Board, rank: int) -> None:
+    raise RuntimeError("Broken pipe\nwith a long trace")
 
+
+@pytest.mark.parametrize(
+    ("read", "timeout", "error", "text"),
+    [
+        (_breaks, 20, PeerLost, r"store .* has failed \(Broken pipe\); rank 0 normally hosts"),
+        (
+            lambda board, rank: time.sleep(3),
+            0.2,
+            CommTimeout,
+            r"store .* not answered for 1\.\d s; rank 0 norm",
+        ),
+    ],
+)
+def test_store_that_fails(
+    read: Any, timeout: float, error: type[Exception], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Board, "_read", read)
-    opening = Opening("g", dist.HashStore(), 1, 2, 1 << 20, 0, 20, host=0)
+    opening = Opening("g", dist.HashStore(), 1, 2, 1 << 20, 0, timeout, host=0)
     began = time.monotonic()
-    with pytest.raises(
-        PeerLost, match=r"store .* has failed \(Broken pipe\); rank 0 normally hosts"
-    ) as caught:
+    with pytest.raises(error, match=text) as caught:
         opening.run()
-    assert caught.value.rank == 0 and time.monotonic() - began < 2 and "\n" not in str(caught.value)
+    assert caught.value.rank == 0  # type: ignore[attr-defined]
+    assert time.monotonic() - began < 2 and "\n" not in str(caught.value)
 
 
-def test_store_that_does_not_answer_is_named_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = threading.Event()
-    monkeypatch.setattr(Board, "_read", lambda self, rank: answer.wait(20) and None)
-    opening = Opening("g", dist.HashStore(), 1, 2, 1 << 20, 0, 0.2, host=0)
-    began = time.monotonic()
-    with pytest.raises(
-        CommTimeout, match=r"store .* has not answered for 1\.\d s; rank 0 normally"
-    ) as caught:
-        opening.run()
-    answer.set()
-    assert caught.value.rank == 0 and time.monotonic() - began < 2
-
-
-# ---- a scripted peer
-
-
-class Scripted:
-    """Rank 1 of 2, word by word, against a real rank 0 that opens in a thread."""
-
-    def __init__(self, timeout: float) -> None:
-        self.store = dist.HashStore()
-        self.opening = Opening("g", self.store, 0, 2, 1 << 20, 1 << 20, timeout)
-        self.error: BaseException | None = None
-        self.thread = threading.Thread(target=self._open)
-        self.thread.start()
-        dist.PrefixStore("ascend_moe/windows", self.store).get("rank/0")  # it listens from here on
-        self.asked: socket.socket | None = None
-        self.listener: socket.socket | None = None
-        self.link: socket.socket | None = None
-
-    def _open(self) -> None:
-        try:
-            self.opening.run()
-        except BaseException as error:
-            self.error = error
-
-    def meet(self, window_bytes: int = 0, **changes: Any) -> str:
-        """Posts a new opening and hands rank 0 its window; the digest that rank 0 then is ready with."""
-        self.leave()
-        mine = self.opening.mine
-        post = replace(Post.mine(mine.data_bytes, mine.lent_bytes, mine.total), **changes)
-        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.listener.bind("\0" + post.socket)
-        self.listener.listen()
-        put(self.store, 1, post)
-        self.asked = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.asked.connect("\0" + mine.socket)
-        self.asked.settimeout(5)
-        _, fds, _, _ = socket.recv_fds(self.asked, 64, 1)
-        os.close(*fds)
-        self.link = self.listener.accept()[0]
-        window = create_window(window_bytes or mine.total)
-        socket.send_fds(self.link, [b"window"], [window])
-        os.close(window)
-        word, _, digest = self.asked.recv(128).partition(b" ")
-        return digest.decode() if word == b"ready" else ""
-
-    def say(self, word: str) -> None:
-        assert self.link is not None
-        self.link.send(word.encode())
-
-    def leave(self) -> None:
-        for sock in (self.asked, self.listener, self.link):
-            if sock is not None:
-                sock.close()
-
-    def completes(self, seconds: float) -> bool:
-        self.thread.join(seconds)
-        return not self.thread.is_alive()
-
-    def end(self) -> None:
-        """What the owner of an open communicator does at its close."""
-        self.thread.join(10)
-        self.leave()
-        if self.error is None:
-            communicator_of(self.opening).close()
-
-
-def test_only_the_digest_of_the_same_openings_completes() -> None:
-    peer = Scripted(10)
-    digest = peer.meet()
-    peer.say("ready of other openings")
-    assert not peer.completes(0.1)
-    peer.say(f"ready {digest}")
-    assert peer.completes(5) and peer.error is None
-    assert peer.asked is not None and peer.asked.recv(128) == f"done {digest}".encode()
-    peer.end()
-
-
-def test_done_completes_though_the_peer_is_gone_again() -> None:
-    peer = Scripted(10)
-    peer.say(f"done {peer.meet()}")
-    peer.leave()
-    assert peer.completes(5) and peer.error is None
-    peer.end()
-
-
-def test_ready_then_left_does_not_complete_and_a_new_opening_does() -> None:
-    peer = Scripted(10)
-    first = peer.meet()
-    peer.say("left")
-    peer.say(f"ready {first}")
-    assert not peer.completes(0.1)
-    second = peer.meet()
-    assert second and second != first
-    peer.say(f"ready {first}")
-    assert not peer.completes(0.1)
-    peer.say(f"ready {second}")
-    assert peer.completes(5) and peer.error is None
-    peer.end()
-
-
-def test_opening_that_completed_without_us_is_no_lost_peer() -> None:
-    peer = Scripted(10)
-    peer.meet()
-    peer.say("done of other openings")
-    peer.leave()
-    assert not peer.completes(0.1)
-    peer.say(f"ready {peer.meet()}")
-    assert peer.completes(5) and peer.error is None
-    peer.end()
-
-
-def test_rank_that_left_is_told_with_its_reason() -> None:
-    peer = Scripted(0.5)
-    peer.meet()
-    left = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    put(peer.store, 1, replace(peer.opening.mine, left=left, why="KeyboardInterrupt"))
-    peer.say("left")
-    assert peer.completes(5)
-    assert isinstance(peer.error, CommTimeout) and peer.error.rank == 1
-    assert "rank 1 gave up before with KeyboardInterrupt" in str(peer.error)
-    peer.end()
-
-
-def test_connection_that_breaks_without_a_word_is_a_lost_peer() -> None:
-    peer = Scripted(10)
-    peer.meet()
-    peer.leave()
-    assert peer.completes(2)
-    assert isinstance(peer.error, PeerLost) and peer.error.rank == 1
-    peer.end()
+# ---- windows
 
 
 @pytest.mark.parametrize(
@@ -376,17 +207,32 @@ def test_connection_that_breaks_without_a_word_is_a_lost_peer() -> None:
     ],
 )
 def test_windows_that_differ(field: str, changes: dict[str, int], ours: int, theirs: int) -> None:
-    peer = Scripted(10)
-    assert not peer.meet(**changes) and peer.completes(2)
-    assert isinstance(peer.error, ConfigMismatch) and peer.error.field == field
-    expected = (1, ours or peer.opening.mine.total, theirs)
-    assert (peer.error.rank, peer.error.ours, peer.error.theirs) == expected
-    peer.end()
+    def rank_body(rank: Rank) -> tuple[str, int, int, int]:
+        opening = Opening("g", rank.store, rank.rank, 2, 1 << 20, 1 << 20, 10)
+        usual = opening.mine.total
+        if rank.rank == 1:
+            opening.mine = opening.board.mine = replace(opening.mine, **changes)
+        with pytest.raises(ConfigMismatch) as caught:
+            opening.run()
+        error = caught.value
+        return error.field, error.rank, error.ours or usual, error.theirs or usual
+
+    first, second = on_threads(2, rank_body)
+    usual = ours or first[2]
+    assert (first, second) == ((field, 1, usual, theirs), (field, 0, theirs, usual))
 
 
-def test_window_smaller_than_its_post_says_is_not_mapped() -> None:
+def test_window_smaller_than_its_post_says_is_not_mapped(library: WindowLibrary) -> None:
     """Reading past its end would be a bus error."""
-    peer = Scripted(10)
-    assert not peer.meet(window_bytes=4096) and peer.completes(2)
-    assert "mapping the 1 MiB window of rank 1 failed" in str(peer.error)
-    peer.end()
+    for size, mapped in ((4096, 0), (1 << 20, 1)):
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        peer = Peer(Post.mine(1 << 20, 0, 1 << 20), ours, 1 << 20)
+        window = create_window(size)
+        socket.send_fds(theirs, [b"window"], [window])
+        os.close(window)
+        ours.setblocking(False)
+        peer.read()
+        assert peer.answered and len(library.mapped) == mapped
+        peer.close()
+        for end in (ours, theirs):
+            end.close()

@@ -40,7 +40,6 @@ FAST_SUITE = [
     "kernels/test_processes.py",
     "torch/test_torch_compile.py",
     "tools/test_cli.py",
-    "tools/test_demo.py",
     "tools/test_examples.py",
     "torch/test_bad_arguments.py",
     "kernels/direct/test_direct.py",

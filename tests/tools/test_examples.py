@@ -45,7 +45,12 @@ def pasted_output(name: str) -> str:
     return "".join(f"{line[2:]}\n" for line in lines)
 
 
-@pytest.mark.parametrize("name, launcher", RUNS, ids=[name for name, _ in RUNS])
+def test_output_of_quickstart_is_the_pasted_one(tmp_path: Path) -> None:
+    assert run("quickstart.py", [], tmp_path) == pasted_output("quickstart.py")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name, launcher", RUNS[1:])
 def test_output_is_the_pasted_one(name: str, launcher: list[str], tmp_path: Path) -> None:
     assert run(name, launcher, tmp_path) == pasted_output(name)
 

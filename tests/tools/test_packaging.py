@@ -1,63 +1,58 @@
-"""The installed package: the library it finds, that library's sources, what is shipped and exported."""
+"""The installed package: its libraries and sources, parts built on first use, and the choice of engine."""
 
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
+import multiprocessing
 import os
+import runpy
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import ascend_moe
 from ascend_moe.errors import LibraryError
-from ascend_moe.native import binding
-from ascend_moe.native import library as _lib
+from ascend_moe.native import binding, build, library
 
 TREE = Path(__file__).resolve().parents[2]
 INSTALLED = os.environ.get("ASCEND_MOE_TEST_INSTALLED") == "1"
 only_installed = pytest.mark.skipif(not INSTALLED, reason="make test sets ASCEND_MOE_TEST_INSTALLED")
-only_tree = pytest.mark.skipif(not (TREE / "CMakeLists.txt").exists(), reason="not in a source tree")
 
 
 @pytest.fixture(scope="module")
-def source_hash() -> ModuleType:
-    """tools/source_hash.py as a module, of the tree or as shipped."""
-    path = _lib.native_source_root() / "tools" / "source_hash.py"
-    spec = importlib.util.spec_from_file_location("source_hash", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def source_hash() -> Any:
+    """tools/source_hash.py, of the tree or as shipped."""
+    return SimpleNamespace(**runpy.run_path(str(library.native_source_root() / "tools" / "source_hash.py")))
 
 
 @pytest.fixture
 def no_library(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """lib() forgets what it opened, before and after."""
-    _lib.lib.cache_clear()
+    library.lib.cache_clear()
     yield monkeypatch
-    _lib.lib.cache_clear()
+    library.lib.cache_clear()
 
 
 # ---- which sources ----
 
 
-@only_tree
 @pytest.mark.asan
-def test_library_was_built_from_this_tree(source_hash: ModuleType) -> None:
-    assert _lib.lib().am_source_hash().decode() == source_hash.source_hash(TREE)
+def test_the_library_is_of_these_sources(source_hash: Any) -> None:
+    """Of those that were shipped with it, and of the tree's where the tests lie in one."""
+    for root in {library.native_source_root(), TREE}:
+        if (root / "CMakeLists.txt").exists():
+            assert library.lib().am_source_hash().decode() == source_hash.source_hash(root)
 
 
-def test_shipped_sources_are_the_librarys(source_hash: ModuleType) -> None:
-    assert _lib.lib().am_source_hash().decode() == source_hash.source_hash(_lib.native_source_root())
-
-
-def test_hash_sees_contents_names_and_nothing_else(source_hash: ModuleType, tmp_path: Path) -> None:
+def test_hash_sees_contents_names_and_nothing_else(source_hash: Any, tmp_path: Path) -> None:
     for name in ("op_kernel/a.h", "op_host/b.h", "csrc/c.S", "twin/d.h", "vnpu/e.cpp", "CMakeLists.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
@@ -73,18 +68,6 @@ def test_hash_sees_contents_names_and_nothing_else(source_hash: ModuleType, tmp_
     assert source_hash.source_hash(tmp_path) not in (first, changed)
 
 
-def test_generated_file_is_rewritten_only_when_the_hash_changes(tmp_path: Path) -> None:
-    root, out = _lib.native_source_root(), tmp_path / "hash.cpp"
-    command = [sys.executable, str(root / "tools" / "source_hash.py"), str(root), "--cpp", str(out)]
-    subprocess.run(command, check=True)
-    os.utime(out, ns=(1, 1))
-    subprocess.run(command, check=True)
-    assert out.stat().st_mtime_ns == 1
-    out.write_text("stale")
-    subprocess.run(command, check=True)
-    assert "am_source_hash" in out.read_text()
-
-
 # ---- the installed package ----
 
 
@@ -93,6 +76,9 @@ def test_tests_run_against_the_installed_package() -> None:
     assert ascend_moe.__file__ is not None
     assert "site-packages" in Path(ascend_moe.__file__).parts
     assert Path(ascend_moe.__file__).parent != TREE / "ascend_moe"
+    scripts = importlib.metadata.entry_points(group="console_scripts", name="ascend-moe")
+    assert [script.value for script in scripts] == ["ascend_moe.cli:main"]
+    assert (Path(sys.executable).parent / "ascend-moe").is_file()
 
 
 @only_installed
@@ -113,31 +99,12 @@ def test_wheel_is_for_any_python_and_holds_what_it_should() -> None:
     assert sorted(name.split(">")[0] for name in requires) == ["numpy", "torch"]
 
 
-@only_installed
-def test_command_line_is_installed() -> None:
-    scripts = importlib.metadata.entry_points(group="console_scripts", name="ascend-moe")
-    assert [script.value for script in scripts] == ["ascend_moe.cli:main"]
-    assert (Path(sys.executable).parent / "ascend-moe").is_file()
-
-
-def test_works_from_another_directory(tmp_path: Path) -> None:
-    code = (
-        "from ascend_moe.native import library\n"
-        "print(library.library_path()); print(library.lib().am_source_hash().decode())"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.split() == [str(_lib.library_path()), _lib.lib().am_source_hash().decode()]
-
-
 @pytest.mark.skipif(shutil.which("nm") is None, reason="no nm")
 def test_only_the_c_abi_is_exported() -> None:
-    command = ["nm", "-D", "--defined-only", str(_lib.library_path())]
+    command = ["nm", "-D", "--defined-only", str(library.library_path())]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     exported = {line.split()[-1].split("@")[0] for line in lines}
-    assert set(_lib.SIGNATURES) <= exported
+    assert set(library.SIGNATURES) <= exported
     assert [name for name in exported if not name.startswith("am_")] == []
 
 
@@ -147,13 +114,13 @@ def test_only_the_c_abi_is_exported() -> None:
 def test_missing_library_names_places_and_the_command(no_library: pytest.MonkeyPatch, tmp_path: Path) -> None:
     package = tmp_path / "ascend_moe"
     no_library.delenv("ASCEND_MOE_LIBRARY", raising=False)
-    no_library.setitem(_lib.LIBRARY_FILES, "fast", "libabsent.so")
-    no_library.setattr(_lib, "_package_paths", lambda: [package, *map(Path, ascend_moe.__path__)])
+    no_library.setitem(library.LIBRARY_FILES, "fast", "libabsent.so")
+    no_library.setattr(library, "_package_paths", lambda: [package, *map(Path, ascend_moe.__path__)])
     with pytest.raises(LibraryError) as caught:
-        _lib.lib()
+        library.lib()
     message = str(caught.value)
     assert str(package / "lib" / "libabsent.so") in message
-    assert f"cmake -S {_lib.native_source_root()} -B " in message and "--component lib" in message
+    assert f"cmake -S {library.native_source_root()} -B " in message and "--component lib" in message
     assert isinstance(caught.value, ImportError)
 
 
@@ -161,27 +128,208 @@ def test_library_is_found_under_every_package_path(no_library: pytest.MonkeyPatc
     # As in an editable install: Python files here, the library there.
     there = tmp_path / "site-packages" / "ascend_moe"
     (there / "lib").mkdir(parents=True)
-    (there / "lib" / _lib.LIBRARY_NAME).touch()
+    (there / "lib" / library.LIBRARY_NAME).touch()
     no_library.delenv("ASCEND_MOE_LIBRARY", raising=False)
-    no_library.setattr(_lib, "_package_paths", lambda: [tmp_path / "tree" / "ascend_moe", there])
-    assert _lib.library_path() == there / "lib" / _lib.LIBRARY_NAME
+    no_library.setattr(library, "_package_paths", lambda: [tmp_path / "tree" / "ascend_moe", there])
+    assert library.library_path() == there / "lib" / library.LIBRARY_NAME
 
 
-def test_override_must_be_a_file(no_library: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    no_library.setenv("ASCEND_MOE_LIBRARY", str(tmp_path / "absent.so"))
-    with pytest.raises(LibraryError, match=r"ASCEND_MOE_LIBRARY=.*absent\.so is not a file"):
-        _lib.lib()
-
-
-def test_a_file_that_is_no_library(no_library: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        (
+            lambda m, path: m.setenv("ASCEND_MOE_LIBRARY", f"{path}.absent"),
+            r"ASCEND_MOE_LIBRARY=.*is not a file",
+        ),
+        (
+            lambda m, path: m.setenv("ASCEND_MOE_LIBRARY", str(path)),
+            r"text\.so cannot be loaded .*\n  cmake -S ",
+        ),
+        # A library of other sources.
+        (
+            lambda m, path: m.setitem(library.SIGNATURES, "am_not_there", (None, ())),
+            r"has no function am_not_there.*\n  cmake -S ",
+        ),
+    ],
+)
+def test_library_that_cannot_be_used(
+    change: Any, text: str, no_library: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "text.so").write_text("not a library")
-    no_library.setenv("ASCEND_MOE_LIBRARY", str(tmp_path / "text.so"))
-    with pytest.raises(LibraryError, match=r"text\.so cannot be loaded .*\n  cmake -S "):
-        _lib.lib()
+    change(no_library, tmp_path / "text.so")
+    with pytest.raises(LibraryError, match=text):
+        library.lib()
 
 
-def test_a_library_of_other_sources_names_the_missing_function(no_library: pytest.MonkeyPatch) -> None:
-    no_library.setitem(_lib.SIGNATURES, "am_not_there", (None, ()))
-    with pytest.raises(LibraryError, match=r"has no function am_not_there.*\n  cmake -S ") as caught:
-        _lib.lib()
-    assert caught.value.symbol == "am_not_there"
+SOURCES = library.native_source_root()
+CMAKE = """#!{python}
+import os, pathlib, sys, time
+folder = pathlib.Path(__file__).parent
+with (folder / "calls").open("a") as calls:
+    print(*sys.argv[1:], file=calls)
+if "--build" in sys.argv:
+    {during}
+    scratch = pathlib.Path(sys.argv[sys.argv.index("--build") + 1])
+    (scratch / "vnpu").mkdir()
+    for engine in ("checked", "timed"):
+        (scratch / f"libtwin_{{engine}}.a").touch()
+        (scratch / f"libascend_moe_{{engine}}.so").touch()
+"""
+
+
+@pytest.fixture
+def fast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The fast engine's library of an installation without the rest; its cache, and the stand-in on PATH."""
+    monkeypatch.setenv("ASCEND_MOE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("CXX", raising=False)
+    tools(tmp_path, monkeypatch, "time.sleep(0.2)")
+    path = tmp_path / "lib" / library.LIBRARY_NAME
+    path.parent.mkdir()
+    path.touch()
+    return path
+
+
+def tools(root: Path, monkeypatch: pytest.MonkeyPatch, during: str) -> None:
+    folder = root / "tools"
+    folder.mkdir(exist_ok=True)
+    for name, text in (("cmake", CMAKE.format(python=sys.executable, during=during)), ("g++", "#!/bin/sh\n")):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+
+
+def calls(fast: Path) -> list[str]:
+    return (fast.parents[1] / "tools" / "calls").read_text().splitlines()
+
+
+@pytest.mark.parametrize("name", build.PARTS)
+def test_a_part_is_built_once_and_told(name: str, fast: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = build.built_part(name, SOURCES, fast)
+    assert made.name == build.PARTS[name].outputs[-1] and made.exists()
+    assert (made.parent / fast.name).resolve() == fast
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith(f"ascend_moe: builds {build.PARTS[name].title} into ") and "about" in lines[0]
+    assert build.built_part(name, SOURCES, fast) == made
+    assert build.build_folder(SOURCES, fast.with_name("other.so")) != made.parent
+    configure, compiling = calls(fast)
+    assert f"-D{build.PARTS[name].option}=ON" in configure and "-DASCEND_MOE_TORCH=OFF" in configure
+    assert f"--target {build.PARTS[name].target}" in compiling
+    assert capsys.readouterr().err == ""
+
+
+def test_two_processes_build_once(fast: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(2, mp_context=context) as pool:
+        made = [pool.submit(build.built_part, "checked", SOURCES, fast) for _ in range(2)]
+    assert made[0].result() == made[1].result() and len(calls(fast)) == 2
+    lines = capfd.readouterr().err.splitlines()
+    assert sum("builds" in line and "waits" not in line for line in lines) == 1, lines
+
+
+def test_a_failing_build_names_the_error(fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tools(fast.parents[1], monkeypatch, 'print("a.cpp:1: error: no"); sys.exit(2)')
+    with pytest.raises(LibraryError, match=r"checked engine does not build: a\.cpp:1: error: no"):
+        build.built_part("checked", SOURCES, fast)
+    folder = build.build_folder(SOURCES, fast)
+    assert [path.name for path in folder.iterdir()] == ["checked.lock"], "nothing half-built stays"
+
+
+def test_a_build_that_hangs_is_ended(fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tools(fast.parents[1], monkeypatch, "time.sleep(100)")
+    monkeypatch.setattr(build, "BUILD_SECONDS", 2.0)
+    started = time.monotonic()
+    with pytest.raises(LibraryError, match="not built within 2 s: build everything with `make all`"):
+        build.built_part("timed", SOURCES, fast)
+    assert time.monotonic() - started < 50
+
+
+def test_a_lock_that_is_never_let_go_ends_the_wait(fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = build.build_folder(SOURCES, fast)
+    folder.mkdir(parents=True)
+    hold = "import fcntl, sys, time; f = open(sys.argv[1], 'w'); fcntl.flock(f, 2); print(); time.sleep(100)"
+    command = [sys.executable, "-u", "-c", hold, str(folder / "checked.lock")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        monkeypatch.setattr(build, "BUILD_SECONDS", 0.5)
+        try:
+            with pytest.raises(LibraryError, match=r"another process has been building the checked engine"):
+                build.built_part("checked", SOURCES, fast)
+        finally:
+            holder.kill()
+
+
+@pytest.mark.parametrize("missing", ["cmake", "g++"])
+def test_without_a_tool_the_fix_is_named(missing: str, fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = build._tool
+    absent = {"cmake": ("cmake",), "g++": ("g++", "c++", "clang++")}[missing]
+    monkeypatch.setattr(build, "_tool", lambda name: None if name in absent else real(name))
+    with pytest.raises(LibraryError, match=rf"there is no {missing.replace('+', '[+]')}.*make wheel"):
+        build.built_part("checked", SOURCES, fast)
+
+
+def test_an_engine_left_out_is_taken_from_the_cache(fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = fast.parents[1]
+    monkeypatch.delenv("ASCEND_MOE_LIBRARY", raising=False)
+    monkeypatch.setattr(library, "_package_paths", lambda: [package])
+    monkeypatch.setattr(library, "native_source_root", lambda: SOURCES)
+    folder = build.build_folder(SOURCES, fast)
+    assert library.library_path("checked") == folder / "libascend_moe_checked.so"
+    assert library.library_path("timed") == folder / "libascend_moe_timed.so"
+    assert library.vnpu_folder() == folder / "vnpu"
+    assert library.library_path("fast") == fast
+
+
+PROGRAM = """
+import torch, ascend_moe
+from ascend_moe.native import library as _lib
+from ascend_moe.errors import AscendMoeError
+
+W, E, K, H, BS = 2, 4, 2, 64, 3
+
+def work(rank, group, fault=""):
+    g = torch.Generator().manual_seed(rank)
+    x = torch.randn(BS, H, generator=g).bfloat16()
+    ids = torch.rand(BS, E, generator=g).topk(K).indices.int()
+    if fault == "mismatch":
+        x = x[:, : H // (rank + 1)].contiguous()
+    if fault == "absent" and rank == 1:
+        return
+    total = torch.zeros(())
+    for quant in (0, 2):
+        rows, scales, idx, nums, counts, _, _ = ascend_moe.npu_moe_distribute_dispatch(
+            x, ids, group, W, rank, E, quant_mode=quant)
+        y = ascend_moe.npu_moe_distribute_combine(
+            rows.bfloat16(), ids, idx, counts, torch.full((BS, K), 0.5), group, W, rank, E)
+        total = total + y.double().abs().sum()
+    return float(total)
+
+print(int(_lib.lib().am_engine_is_checked()))
+for fault in ("", "mismatch", "absent"):
+    with ascend_moe.LocalCluster(W) as cluster:
+        try:
+            print(cluster.run(lambda rank, group: work(rank, group, fault)))
+        except AscendMoeError as error:
+            print(type(error).__name__, error)
+"""
+
+
+def run_on(engine: str | None) -> list[str]:
+    env = {**os.environ, "ASCEND_MOE_TIMEOUT_S": "2"}
+    env.pop("ASCEND_MOE_ENGINE", None)
+    path = env.pop("ASCEND_MOE_LIBRARY", None)
+    if engine is not None:
+        env["ASCEND_MOE_ENGINE"] = engine
+    if path is not None:  # the engines' libraries lie side by side
+        name = "libascend_moe_checked.so" if engine == "checked" else "libascend_moe.so"
+        env["ASCEND_MOE_LIBRARY"] = os.path.join(os.path.dirname(path), name)
+    command = [sys.executable, "-c", PROGRAM]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120).stdout.splitlines()
+
+
+def test_both_engines_give_the_same_tensors_and_errors() -> None:
+    fast, checked = run_on(None), run_on("checked")
+    assert fast[0] == "0" and checked[0] == "1"
+    assert fast[1] == checked[1] and fast[1].startswith("[")
+    for lines in (fast, checked):
+        assert [line.split()[0] for line in lines[2:]] == ["ConfigMismatch", "CommTimeout"], lines

@@ -15,7 +15,7 @@ import torch
 import ascend_moe
 from ascend_moe import comm, plan
 from ascend_moe.checkpoint import presets
-from ascend_moe.errors import ArgumentError, WindowTooSmall
+from ascend_moe.errors import WindowTooSmall
 from ascend_moe.native import library
 from ascend_moe.ops import calls
 from ascend_moe.plan import Request, soc
@@ -67,8 +67,6 @@ def test_points_of_cann(request_: Request, version: str, mib: int) -> None:
 REFUSALS = [
     (DEEPSEEK, "A3 V2", ""),
     (DEEPSEEK, "A3 V1", ""),
-    (DEEPSEEK, "A2 fullmesh", ""),
-    (DEEPSEEK, "A2 hierarchy", ""),
     (replace(DEEPSEEK, hidden=4096), "A3 V1", "H is 4096, must be 7168"),
     (
         replace(DEEPSEEK, ranks=48, experts=480),
@@ -77,14 +75,11 @@ REFUSALS = [
     ),
     (replace(DEEPSEEK, topk=9), "A3 V1", "K is 9, must be in 1..8"),
     (replace(DEEPSEEK, batch=513), "A3 V2", "BS is 513, must be in 1..512"),
-    (replace(DEEPSEEK, batch=0), "A3 V2", "BS is 0, must be in 1..512"),
     (replace(DEEPSEEK, hidden=1008), "A3 V2", "H is 1008, must be in 1024..8192"),
     (replace(DEEPSEEK, ranks=1), "A3 V2", "W is 1, must be in 2..768"),
     (replace(DEEPSEEK, ranks=1025, experts=4100), "A3 V2", "W*L is 4100, must be in 1..2048"),
     (replace(DEEPSEEK, equal_batches=False), "A3 V2 fullmesh_v2", "fullmesh_v2 needs equal ones"),
-    (replace(DEEPSEEK, equal_batches=False), "A3 V2", ""),
     (replace(DEEPSEEK, ranks=8), "A2 fullmesh", "L is 32, must be in 1..24"),
-    (replace(DEEPSEEK, batch=257), "A2 fullmesh", "BS is 257, must be in 1..256"),
     (replace(DEEPSEEK, hidden=100), "A2 fullmesh", "H is 100, must be a multiple of 32"),
     (replace(DEEPSEEK, ranks=128), "A2 hierarchy", "W is 128, must be 16, 32 or 64"),
     (replace(DEEPSEEK, dtype="fp32"), "A3 V2", "dtype is fp32, must be bf16 or fp16"),
@@ -101,8 +96,8 @@ def test_what_cann_refuses(request_: Request, version: str, text: str) -> None:
 # ---- ours
 
 
-def ops_of(contract: str) -> list[Any]:
-    tail = "_v2" if contract == "v2" else ""
+def ops_of(request: Request) -> list[Any]:
+    tail = "_v2" if request.contract == "v2" else ""
     return [getattr(ascend_moe, f"npu_moe_distribute_{name}{tail}") for name in ("dispatch", "combine")]
 
 
@@ -119,7 +114,7 @@ def test_window_is_what_the_operator_asks_for(
     want = -(-max(regions, 2 * 300 * 4 * 2048 if contract == "v2" else 0) // 2**20)
     assert plan.plan(one).buffsize_mib == want
     x, ids = torch.ones(1, 1024, dtype=torch.bfloat16), torch.zeros(1, 4, dtype=torch.int32)
-    dispatch, combine = ops_of(contract)
+    dispatch, combine = ops_of(one)
 
     def rank_body(rank: int, group_ep: str) -> None:
         place = (group_ep, 2, rank, 16)
@@ -159,10 +154,52 @@ def test_every_limit_that_is_violated_is_listed() -> None:
     assert plan.plan(bad).ops == {}
 
 
+def _taken(end: comm.Communicator) -> int:
+    function = library.lib().am_need_ub_taken
+    function.restype, function.argtypes = ctypes.c_uint64, (ctypes.c_void_p,)
+    with end.use() as handle:
+        return int(function(handle))
+
+
+def assert_ub_is_taken(one: Request, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The budget's peak equals the most UB that any core of the run had carved."""
+    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", str(one.cores))
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", one.comm_alg)
+    dispatch, combine = ops_of(one)
+    x = torch.ones(one.batch, one.hidden, dtype=plan.DTYPES[one.dtype])
+    ids = (torch.arange(one.batch * one.topk, dtype=torch.int32) % one.experts).reshape(one.batch, one.topk)
+    scales = torch.ones(one.experts, one.hidden) if one.smooth else None
+
+    def rank_body(rank: int, group_ep: str) -> list[int]:
+        place = (group_ep, one.ranks, rank, one.experts)
+        end = comm.lookup(*place[:3])
+        sent = dispatch(x, ids, *place, scales=scales, quant_mode=2 * one.quant)
+        taken = [_taken(end)]
+        # Combine is given as many rows as dispatch allocates, as in the plan.
+        combine(sent[0].to(x.dtype), ids, sent[2], sent[4], torch.ones(ids.shape), *place)
+        return [*taken, _taken(end)]
+
+    with ascend_moe.LocalCluster(one.ranks) as cluster:
+        found = cluster.run(rank_body)
+    planned = plan.plan(one)
+    assert [max(taken) for taken in zip(*found, strict=True)] == [
+        planned.ops["dispatch"].ub_peak,
+        planned.ops["combine"].ub_peak,
+    ]
+    assert planned.ub_bytes == 192 * 1024
+
+
 @pytest.mark.parametrize(("hidden", "cores"), [(64, 6), (2048, 1), (7168, 2), (7168, 8)])
 @pytest.mark.parametrize("quant", ["none", "int8", "smooth"])
-@pytest.mark.parametrize("contract", ["v1", "v2"])
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize(
+    ("contract", "dtype"),
+    [
+        ("v2", "bf16"),
+        ("v1", "fp32"),
+        pytest.param("v1", "bf16", marks=pytest.mark.nightly),
+        pytest.param("v2", "fp32", marks=pytest.mark.nightly),
+    ],
+)
 @pytest.mark.parametrize("algorithm", ["window", "direct"])
 def test_ub_is_what_the_kernels_take(
     hidden: int,
@@ -173,75 +210,18 @@ def test_ub_is_what_the_kernels_take(
     algorithm: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The budget's peak equals the most UB that any core of the run had carved."""
-    batch = 70
-    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", str(cores))
-    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
-    one = Request(
-        comm_alg=algorithm,
-        ranks=3,
-        experts=36,
-        hidden=hidden,
-        topk=4,
-        batch=batch,
-        dtype=dtype,
-        quant=quant != "none",
-        smooth=quant == "smooth",
-        contract=contract,
-        cores=cores,
-    )
-    dispatch, combine = ops_of(contract)
-    kind = plan.DTYPES[dtype]
-    ids = (torch.arange(batch * 4, dtype=torch.int32) % 36).reshape(batch, 4)
-    scales = torch.ones(36, hidden) if quant == "smooth" else None
-    mode = 0 if quant == "none" else 2
-
-    def rank_body(rank: int, group_ep: str) -> tuple[int, int]:
-        place = (group_ep, 3, rank, 36)
-        x = torch.ones(batch, hidden, dtype=kind)
-        sent = dispatch(x, ids, *place, scales=scales, quant_mode=mode)
-        taken = [_taken(comm.lookup(group_ep, 3, rank))]
-        combine(sent[0].to(kind), ids, sent[2], sent[4], torch.ones(batch, 4), *place)
-        return taken[0], _taken(comm.lookup(group_ep, 3, rank))
-
-    with ascend_moe.LocalCluster(3) as cluster:
-        found = cluster.run(rank_body)
-    planned = plan.plan(one)
-    assert max(one[0] for one in found) == planned.ops["dispatch"].ub_peak
-    # Combine was given as many rows as dispatch allocates, as in the plan.
-    assert max(one[1] for one in found) == planned.ops["combine"].ub_peak
-    assert planned.ub_bytes == 192 * 1024
+    one = Request(ranks=3, experts=36, hidden=hidden, topk=4, batch=70, cores=cores, comm_alg=algorithm)
+    kind = {"dtype": dtype, "contract": contract, "quant": quant != "none", "smooth": quant == "smooth"}
+    assert_ub_is_taken(replace(one, **kind), monkeypatch)
 
 
 @pytest.mark.parametrize("contract", ["v1", "v2"])
 def test_ub_between_servers(contract: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same on an A2 context whose ranks are on two servers."""
     monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", "2")
-    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", "3")
     one = Request(4, 16, 2, 1024, 20, contract=contract, cores=3, soc="Ascend910B1", ranks_per_server=2)
-    dispatch, combine = ops_of(contract)
-    ids = (torch.arange(40, dtype=torch.int32) % 16).reshape(20, 2)
-
-    def rank_body(rank: int, group_ep: str) -> tuple[int, int]:
-        place = (group_ep, 4, rank, 16)
-        sent = dispatch(torch.ones(20, 1024, dtype=torch.bfloat16), ids, *place)
-        taken = _taken(comm.lookup(group_ep, 4, rank))
-        combine(sent[0], ids, sent[2], sent[4], torch.ones(20, 2), *place)
-        return taken, _taken(comm.lookup(group_ep, 4, rank))
-
-    with ascend_moe.LocalCluster(4) as cluster:
-        found = cluster.run(rank_body)
-    planned = plan.plan(one)
-    assert planned.ops["dispatch"].tiling["transport"] == 1
-    assert max(one[0] for one in found) == planned.ops["dispatch"].ub_peak
-    assert max(one[1] for one in found) == planned.ops["combine"].ub_peak
-
-
-def _taken(end: comm.Communicator) -> int:
-    function = library.lib().am_need_ub_taken
-    function.restype, function.argtypes = ctypes.c_uint64, (ctypes.c_void_p,)
-    with end.use() as handle:
-        return int(function(handle))
+    assert plan.plan(one).ops["dispatch"].tiling["transport"] == 1
+    assert_ub_is_taken(one, monkeypatch)
 
 
 def test_ub_fits_at_the_limits() -> None:
@@ -254,93 +234,52 @@ def test_ub_fits_at_the_limits() -> None:
                 assert all(item.bytes % 32 == 0 for op in found.ops.values() for item in op.ub)
 
 
-def test_tiling_is_the_plan_s() -> None:
-    found = plan.plan(replace(DEEPSEEK, quant=True, smooth=True, ranks=16))
-    assert found.cores == 48 and found.ops["dispatch"].tiling["block_dim"] == 48
-    keys = [
-        plan.plan(replace(DEEPSEEK, **more)).ops["dispatch"].tiling["tiling_key"]
-        for more in ({}, {"quant": True}, {"quant": True, "smooth": True})
-    ]
-    assert keys == [1000, 1002, 1012]
-    few = plan.plan(replace(DEEPSEEK, batch=4)).ops["combine"].tiling
+def test_tiling_and_socs() -> None:
+    def tiling(op: str = "dispatch", **more: Any) -> dict[str, int]:
+        return plan.plan(replace(DEEPSEEK, **more)).ops[op].tiling
+
+    ways: list[dict[str, Any]] = [{}, {"quant": True}, {"quant": True, "smooth": True}]
+    assert [tiling(**more)["tiling_key"] for more in ways] == [1000, 1002, 1012]
+    few = tiling("combine", batch=4)
     assert few["parts_per_token"] == 12 and few["part_elements"] * 12 >= 7168
-
-
-def test_rdma_only_beyond_a_server_of_a2() -> None:
-    def transport(**more: Any) -> int:
-        return plan.plan(replace(DEEPSEEK, ranks=16, **more)).ops["dispatch"].tiling["transport"]
-
-    assert transport(soc="Ascend910B2") == 1
-    assert transport(soc="Ascend910B2", ranks_per_server=16) == 0
-    assert transport(soc="Ascend910_9391", ranks_per_server=8) == 0
-
-
-def test_socs() -> None:
+    # RDMA only beyond a server of A2.
+    places = [("Ascend910B2", 0, 1), ("Ascend910B2", 16, 0), ("Ascend910_9391", 8, 0)]
+    for name, ranks_per_server, transport in places:
+        found = tiling(ranks=16, soc=name, ranks_per_server=ranks_per_server)
+        assert (found["transport"], found["block_dim"]) == (transport, soc.soc(name).aiv)
     assert {one.aiv for one in soc.SOCS.values()} == {40, 48}
     assert plan.limits()["ub_bytes"] == soc.UB_KIB * 1024
     assert all(one.aiv == 2 * one.aic and one.aiv <= calls.MAX_CORES for one in soc.SOCS.values())
     assert {soc.soc(f"Ascend910B{n}").series for n in (1, 2, 3, 4)} == {"A2"}
-    with pytest.raises(ArgumentError, match="Ascend910_9391"):
-        soc.soc("Ascend310P")
 
 
 # ---- the command
 
 
-def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
-    code = commands.run("plan", argv)
-    said = capsys.readouterr()
-    return code, said.out + said.err
-
-
-def test_command_says_it_all(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_says_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HCCL_BUFFSIZE", raising=False)
-    code, said = run(capsys, "--ranks", "2", "--experts", "128", "--hidden", "2048", "--batch", "512")
-    assert code == 0
+    code, said, _ = commands.said(
+        "plan", "--ranks", "2", "--experts", "128", "--hidden", "2048", "--batch", "512"
+    )
+    assert code == 0 and said.isascii()
     assert re.search(r"^  A3 V2 +608  MiB$", said, re.MULTILINE)
     assert f"export HCCL_BUFFSIZE={plan.plan(PUBLISHED).buffsize_mib}\n" in said
     assert "tiling key 1000" in said and "UB of a core" in said and "workspace bytes" in said
-    assert said.isascii()
-
-
-def test_command_fails_when_a_limit_is_violated(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("HCCL_BUFFSIZE", raising=False)
-    assert run(capsys, "-p", "deepseek-v3", "--window", "20")[0] == 1
-    assert run(capsys, "-p", "deepseek-v3")[0] == 0
-    monkeypatch.setenv("HCCL_BUFFSIZE", "20")
-    code, said = run(capsys, "-p", "deepseek-v3")
-    assert code == 1 and "is 20: too small" in said and "(CANN's own operator: " in said
-    code, said = run(capsys, "--hidden", "10000")
-    assert code == 1 and "not possible: x has H = 10000" in said
-
-
-def test_command_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HCCL_BUFFSIZE", raising=False)
-    code, said = run(capsys, "-p", "qwen3-30b", "-r", "8", "--global-bs", "512", "--json")
+    code, said, _ = commands.said("plan", "-p", "qwen3-30b", "-r", "8", "--global-bs", "512", "--json")
     found = json.loads(said)
     assert code == 0 and found["ok"] is True
-    asked = presets.preset("qwen3-30b").published
-    wanted = {"ranks": 8, "batch": 64, "equal_batches": False, "hidden": asked.hidden_size}
+    hidden = presets.preset("qwen3-30b").published.hidden_size
+    wanted = {"ranks": 8, "batch": 64, "equal_batches": False, "hidden": hidden}
     assert wanted.items() <= found["request"].items()
     assert {one["version"] for one in found["cann"]} >= {"A3 V1", "A3 V2", "A2 fullmesh", "A2 hierarchy"}
     assert found["ops"]["dispatch"]["ub_peak"] > 0
 
 
-@pytest.mark.parametrize(
-    ("argv", "text"),
-    [
-        (["--soc", "Ascend310P"], "soc is 'Ascend310P'; need one of Ascend910B1"),
-        (["--preset", "gpt"], "preset is 'gpt'; need one of"),
-        (["--dtype", "fp8"], "dtype is 'fp8'; need one of bf16"),
-        (["-b", "4", "--global-bs", "64"], "leave --batch out"),
-        (["--global-bs", "65"], "multiple of the 16 ranks"),
-        (["--ranks", "0"], "ranks is 0; need 1.."),
-        (["--cores", "65"], "cores is 65; need 1..64"),
-        (["--ranks-per-server", "17"], "ranks_per_server is 17; need 1..16"),
-    ],
-)
-def test_command_refuses(argv: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, said = run(capsys, *argv)
-    assert code == 2 and text in said and said.count("\n") == 1
+def test_command_fails_when_a_limit_is_violated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HCCL_BUFFSIZE", raising=False)
+    assert commands.said("plan", "-p", "deepseek-v3", "--window", "20").code == 1
+    monkeypatch.setenv("HCCL_BUFFSIZE", "20")
+    code, said, _ = commands.said("plan", "-p", "deepseek-v3")
+    assert code == 1 and "is 20: too small" in said and "(CANN's own operator: " in said
+    code, said, _ = commands.said("plan", "--hidden", "10000")
+    assert code == 1 and "not possible: x has H = 10000" in said

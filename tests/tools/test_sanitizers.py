@@ -29,15 +29,8 @@ def rank_threads(tmp_path_factory: pytest.TempPathFactory) -> Path:
     flags = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]
     flags += [f"-I{path}" for path in INCLUDES] + [f"-fsanitize={SANITIZE}"] * bool(SANITIZE)
     source = HERE.parent / "kernels" / "native" / "rank_threads.cpp"
-    command = [
-        compiler(),
-        *flags,
-        str(source),
-        str(library),
-        f"-Wl,-rpath,{library.parent}",
-        "-o",
-        str(program),
-    ]
+    files = [source, library, f"-Wl,-rpath,{library.parent}", "-o", program]
+    command = [compiler(), *flags, *files]
     built = subprocess.run(command, capture_output=True, text=True, env=_plain())
     assert built.returncode == 0, built.stderr
     return program

@@ -5,18 +5,20 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import subprocess
-import sys
 import threading
 import time
 import warnings
-from collections import Counter
+import xml.etree.ElementTree as ElementTree
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
 import commands
+import failure_cases
 import pytest
 import torch
+import torch.distributed as dist
+from rank_processes import Ranks, values
 
 import ascend_moe
 from ascend_moe import timeline
@@ -67,17 +69,10 @@ def test_every_rank_and_core_is_there(measured: Timeline) -> None:
             own = [e for e in run.events if e.core == core and e.rank == 0 and e.name == timeline.PHASE]
             for before, after in itertools.pairwise(own):
                 assert before.end_ns <= after.start_ns, "phases of a core follow each other"
-
-
-def test_times_lie_within_the_launch(measured: Timeline) -> None:
     for event in measured.events:
+        launches = [launch for launch in measured.launches() if launch.rank == event.rank]
         assert event.ns >= 0 and event.pipe in timeline.PIPES
-        inside = [
-            e
-            for e in measured.launches()
-            if e.rank == event.rank and e.start_ns <= event.start_ns and event.end_ns <= e.end_ns
-        ]
-        assert inside, event
+        assert any(e.start_ns <= event.start_ns and event.end_ns <= e.end_ns for e in launches), event
 
 
 def test_copies_of_rows_are_recorded_with_bytes_and_peer(measured: Timeline) -> None:
@@ -115,40 +110,31 @@ def test_a_wait_is_tied_to_the_store_that_ended_it() -> None:
     assert longest.store.start_ns <= longest.seen_ns <= longest.wait.end_ns
 
 
-def test_nothing_is_recorded_outside() -> None:
-    with ascend_moe.LocalCluster(1, window_mib=16) as cluster:
-        cluster.run(lambda rank, group: round_trip(rank, group, 1))
-        with pytest.warns(UserWarning, match="no op ran"), ascend_moe.trace() as recording:
-            pass
-        cluster.run(lambda rank, group: round_trip(rank, group, 1))
-    assert recording.timeline.events == []
-
-
-def test_results_are_the_same_while_recording() -> None:
+def test_recording_changes_no_results_and_ends_with_its_block() -> None:
     with ascend_moe.LocalCluster(WORLD, window_mib=16) as cluster:
         plain = cluster.run(round_trip)
-        with ascend_moe.trace():
-            traced = cluster.run(round_trip)
-    assert all(torch.equal(a, b) for a, b in zip(plain, traced, strict=True))
-
-
-def test_too_many_events_are_counted() -> None:
-    with ascend_moe.LocalCluster(WORLD, window_mib=16) as cluster:
+        with pytest.warns(UserWarning, match="no op ran"), ascend_moe.trace() as empty:
+            pass
         with ascend_moe.trace(limit=10) as recording:
-            cluster.run(round_trip)
+            traced = cluster.run(round_trip)
+        cluster.run(round_trip)
+    assert all(torch.equal(a, b) for a, b in zip(plain, traced, strict=True))
+    assert empty.timeline.events == []
     assert len(recording.timeline.events) == 10 and recording.timeline.dropped > 100
     assert any("events were dropped" in line for line in trace_command.text(recording.timeline))
 
 
-def test_a_failed_body_keeps_its_events(tmp_path: Path) -> None:
+def test_a_failed_body_keeps_its_events_and_ranks_may_enter_it_each(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
-    with ascend_moe.LocalCluster(1, window_mib=16) as cluster:
-        with pytest.raises(KeyError, match="mine"), ascend_moe.trace(path):
-            cluster.run(lambda rank, group: round_trip(rank, group, 1))
+
+    def body(rank: int, group: str) -> None:
+        with ascend_moe.trace(path):
+            round_trip(rank, group)
             raise KeyError("mine")
-    assert json.loads(path.read_text())["traceEvents"]
-    with warnings.catch_warnings(), ascend_moe.trace():  # and a new one can begin
-        warnings.simplefilter("ignore")
+
+    with ascend_moe.LocalCluster(WORLD, window_mib=16) as cluster, pytest.raises(KeyError, match="mine"):
+        cluster.run(body)
+    assert {event["pid"] for event in json.loads(path.read_text())["traceEvents"]} == {0, 1}
 
 
 def test_one_recording_at_a_time(tmp_path: Path) -> None:
@@ -172,30 +158,16 @@ def test_bad_arguments(arguments: dict[str, Any], named: str) -> None:
     assert caught.value.details["argument"] == named
 
 
-def test_ranks_enter_it_each(tmp_path: Path) -> None:
-    path = tmp_path / "t.json"
-
-    def body(rank: int, group: str) -> None:
-        with ascend_moe.trace(path):
-            round_trip(rank, group)
-
-    with ascend_moe.LocalCluster(WORLD, window_mib=16) as cluster:
-        cluster.run(body)
-    found = json.loads(path.read_text())
-    assert {event["pid"] for event in found["traceEvents"]} == {0, 1}
-
-
 # ---- trace JSON
 
 
 def check_chrome(document: dict[str, Any]) -> Counter[str]:
     """Everything the trace-event format asks of the kinds that are used; returns how many there are."""
-    kinds: Counter[str] = Counter()
-    flows: dict[int, list[dict[str, Any]]] = {}
-    tracks: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    kinds = Counter(event["ph"] for event in document["traceEvents"])
+    flows: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    tracks: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
     named = set()
     for event in document["traceEvents"]:
-        kinds[event["ph"]] += 1
         assert isinstance(event["pid"], int)
         if event["ph"] == "M":
             assert event["name"] in ("process_name", "process_sort_index", "thread_name", "thread_sort_index")
@@ -203,31 +175,27 @@ def check_chrome(document: dict[str, Any]) -> Counter[str]:
             continue
         assert isinstance(event["ts"], float) and event["ts"] >= 0 and event["name"]
         if event["ph"] == "X":
-            assert event["dur"] >= 0
-            tracks.setdefault((event["pid"], event["tid"]), []).append(event)
+            tracks[event["pid"], event["tid"]].append(event)
         elif event["ph"] in ("s", "f"):
-            flows.setdefault(event["id"], []).append(event)
+            flows[event["id"]].append(event)
         else:
             assert event["ph"] == "C" and all(value >= 0 for value in event["args"].values())
     assert tracks.keys() <= named
     for own in tracks.values():  # one after the other, or one in the other
-        spans = sorted(
-            ((round(e["ts"] * 1000), round(e["dur"] * 1000)) for e in own), key=lambda s: (s[0], -s[1])
-        )
+        spans = [(round(e["ts"] * 1000), -round(e["dur"] * 1000)) for e in own]
         ends: list[int] = []
-        for start, length in spans:
+        for start, length in sorted(spans):
+            assert length <= 0
             while ends and ends[-1] <= start:
                 ends.pop()
-            assert not ends or start + length <= ends[-1]
-            ends.append(start + length)
+            assert not ends or start - length <= ends[-1]
+            ends.append(start - length)
     for pair in flows.values():
         start, finish = sorted(pair, key=lambda e: e["ph"], reverse=True)
         assert (start["ph"], finish["ph"], finish["bp"]) == ("s", "f", "e")
         assert start["ts"] <= finish["ts"] + 1e-3
-        for end in (start, finish):
-            assert any(
-                e["ts"] <= end["ts"] <= e["ts"] + e["dur"] for e in tracks[(end["pid"], end["tid"])]
-            ), "an arrow ends in a slice"
+        for end in (start, finish):  # an arrow ends in a slice
+            assert any(e["ts"] <= end["ts"] <= e["ts"] + e["dur"] for e in tracks[end["pid"], end["tid"]])
     return kinds
 
 
@@ -260,16 +228,6 @@ def crafted() -> Timeline:
     )
 
 
-def test_phases_are_derived_where_an_engine_gives_none() -> None:
-    phases = [e for e in timeline.with_phases(crafted().events) if e.name == timeline.PHASE]
-    assert {(e.rank, e.phase, e.start_ns, e.end_ns) for e in phases} == {
-        (0, "Send", 0, 60),
-        (0, "Copy", 60, 100),
-        (1, "Send", 0, 70),
-        (1, "Copy", 70, 120),
-    }
-
-
 def test_numbers_of_a_known_timeline() -> None:
     (run,) = stats.op_runs(crafted())
     assert (run.ns, run.phases) == (120, ["Send", "Copy"])
@@ -282,41 +240,19 @@ def test_numbers_of_a_known_timeline() -> None:
     assert kinds["s"] == 1
 
 
-def test_bends() -> None:
-    """A picture of the points that are left is the picture of all."""
-    values = [0, 0, 0, 1, 1, 1, 0.5, 0, 0]
-    assert trace_picture.bends(values) == [(0, 0), (2, 0), (3, 1), (5, 1), (6, 0.5), (7, 0), (8, 0)]
-    assert trace_picture.bends([1]) == [(0, 1)]
-
-
-def test_intervals() -> None:
-    assert stats.merged([(5, 6), (0, 2), (1, 3), (4, 4)]) == [(0, 3), (5, 6)]
-    assert stats.without([(0, 10)], [(2, 3), (9, 12), (-1, 1)]) == [(1, 2), (3, 9)]
-    covered = trace_picture.coverage([(0, 10), (5, 10), (20, 30)], 0, 40, 8)
-    assert covered.tolist() == [1, 2, 0, 0, 1, 1, 0, 0]
-
-
 # ---- pictures
 
 
 @pytest.mark.parametrize("which", ["measured", "crafted"])
 def test_the_picture_stands_alone(measured: Timeline, which: str) -> None:
-    import xml.etree.ElementTree as ElementTree
-
     shown = measured if which == "measured" else crafted()
+    shown.title = "<script>alert(1)</script>&'\""
     svg = trace_picture.svg(shown)
     assert not re.search(r"(src|href)\s*=|https?://(?!www\.w3\.org)|<script|@import|url\((?!#)", svg)
     root = ElementTree.fromstring(svg)
     texts = [element.text or "" for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert shown.source in texts and "rank 1" in texts
-    if which == "crafted":
-        assert any("waited 0.1 µs for rank 0" in text for text in texts)
-
-
-def test_hostile_titles_are_escaped() -> None:
-    shown = crafted()
-    shown.title = "<script>alert(1)</script>&'\""
-    assert "<script>" not in trace_picture.svg(shown)
+    assert which == "measured" or any("waited 0.1 µs for rank 0" in text for text in texts)
 
 
 # ---- the command
@@ -333,32 +269,10 @@ def test_command_writes_both(tmp_path: Path, capfd: pytest.CaptureFixture[str]) 
     ops = [e["name"] for e in document["traceEvents"] if e.get("cat") == "phase" and e["tid"] == 0]
     assert Counter(ops) == {"dispatch": 4, "combine": 4}, "one round of those recorded"
     assert names["svg"].read_text().startswith("<svg")
-
-
-def test_command_shows_one_op(capfd: pytest.CaptureFixture[str]) -> None:
-    assert (
-        commands.run("trace", ["-p", "tiny", "--bs", "4", "--repeat", "1", "--op", "combine", "--out", "-"])
-        == 0
-    )
+    argv = ["-p", "tiny", "--bs", "4", "--repeat", "1", "--op", "combine", "--out", "-"]
+    assert commands.run("trace", argv) == 0
     printed = capfd.readouterr().out
     assert "combine:" in printed and "dispatch:" not in printed
-
-
-@pytest.mark.parametrize(
-    "argv", [["--bs", "0"], ["--out", "/nowhere/t.json"], ["-p", "gpt"], ["--soc", "H100"]]
-)
-def test_command_refuses(argv: list[str], capfd: pytest.CaptureFixture[str]) -> None:
-    assert commands.run("trace", ["-p", "tiny", *argv]) == 2
-    assert capfd.readouterr().err.count("\n") == 1
-
-
-@pytest.mark.parametrize("algorithm", ["direct", "zero-copy"])
-def test_other_algorithms(algorithm: str) -> None:
-    shape = {"hidden": 1024, "experts": 8, "topk": 4, "batch": 4, "repeat": 3, "pick": "fastest"}
-    found = roundtrip.measured(roundtrip.TraceRequest(algorithm=algorithm, **shape))  # type: ignore[arg-type]
-    dispatch, combine = stats.op_runs(found)
-    assert "PublishRows" in dispatch.phases and "SumRows" in combine.phases
-    assert "the fastest one" in found.details["rounds"]
 
 
 @pytest.mark.parametrize("algorithm", ["window", "direct", "cann-style"])
@@ -377,42 +291,22 @@ def test_predicted(algorithm: str) -> None:
     assert {"S", "V", "MTE2", "MTE3"} <= pipes
 
 
-def test_bad_requests() -> None:
-    with pytest.raises(ArgumentError, match="cann-style is predicted alone"):
-        roundtrip.measured(roundtrip.TraceRequest(algorithm="cann-style"))
-    with pytest.raises(ArgumentError, match="algorithm is 'push'"):
-        roundtrip.TraceRequest(algorithm="push")
+def traced_round_trip(path: str) -> list[int]:
+    """What a rank process does: the ranks that its own recording has."""
+    failure_cases.use_real_library()
+    group = ascend_moe.comm_name()
+    with ascend_moe.trace(path) as recording:
+        round_trip(dist.get_rank(), group)
+    ascend_moe.close(group)
+    return list(recording.timeline.ranks)
 
 
-# ---- processes
-
-RANK = """
-import sys
-import torch.distributed as dist
-sys.path.insert(0, {tests!r})
-import ascend_moe, test_trace
-dist.init_process_group("gloo")
-group = ascend_moe.comm_name(dist.group.WORLD)
-test_trace.round_trip(dist.get_rank(), group)
-with ascend_moe.trace({path!r}) as recording:
-    test_trace.round_trip(dist.get_rank(), group)
-print(dist.get_rank(), len(recording.timeline.ranks))
-ascend_moe.close(group)
-dist.destroy_process_group()
-"""
-
-
-def test_under_torchrun_every_rank_writes_its_file(tmp_path: Path) -> None:
-    script = tmp_path / "rank.py"
-    tests = str(Path(__file__).parent)
-    script.write_text(RANK.format(tests=tests, path=str(tmp_path / "t.json")))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script]
+def test_every_process_writes_its_file(tmp_path: Path) -> None:
     before = time.clock_gettime(time.CLOCK_MONOTONIC)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    with Ranks(2) as ranks:
+        assert values(ranks.call(traced_round_trip, str(tmp_path / "t.json"))) == [[0], [1]]
     after = time.clock_gettime(time.CLOCK_MONOTONIC)
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.split("\n")) == ["", "0 1", "1 1"]
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["rank.py", "t.rank0.json", "t.rank1.json"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["t.rank0.json", "t.rank1.json"]
     for rank in range(2):
         document = json.loads((tmp_path / f"t.rank{rank}.json").read_text())
         check_chrome(document)

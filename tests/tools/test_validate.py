@@ -1,12 +1,15 @@
-"""`ascend-moe validate`: passes on sound ranks, says where it is wrong, as threads and under torchrun."""
+"""`ascend-moe validate`: sound ranks pass, errors are named; probes of --bringup see broken devices."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
+import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,12 +19,15 @@ import pytest
 import torch
 
 import ascend_moe
-from ascend_moe import errors, validate
+from ascend_moe import cli, errors, twin, validate
 from ascend_moe.cli import validate as validate_cli
 from ascend_moe.reference.cases import Case, Place
-from ascend_moe.validate import devices
+from ascend_moe.validate import bringup, probes, probes_ops
 from ascend_moe.validate import run as validate_run
 from ascend_moe.validate.cases import matrix
+from ascend_moe.validate.probes import FAIL, KERNEL_PROBES, PASS, SKIPPED, Finding, Probe, exit_code, summary
+from ascend_moe.validate.probes_kernel import MODES, PASSED, Twin
+from ascend_moe.validate.probes_ops import OP_PROBES
 from ascend_moe.validate.run import BAD
 
 FEW = [
@@ -36,11 +42,13 @@ FEW_V2 = [Case("plain", 2, ids="distinct", batch=5, contract=2)]
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HCCL_BUFFSIZE", "64")
     monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "10")
+    monkeypatch.setattr(probes, "ROUNDS", 20)
+    monkeypatch.setattr(probes_ops, "DEADLINE_S", 0.5)
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("world", [1, 3])
 def test_everything_passes(world: int) -> None:
     outcome = validate.threads(world)
     assert outcome.ok, validate.text(outcome)
@@ -92,29 +100,40 @@ def flip(rows: torch.Tensor) -> torch.Tensor:
     return rows
 
 
+def bad_results(cases: list[Case]) -> list[Any]:
+    return [one for one in validate.threads(2, cases).results if not one.ok]
+
+
 def test_one_wrong_bit_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong(monkeypatch, "npu_moe_distribute_combine", flip)
     outcome = validate.threads(2, FEW)
-    assert not outcome.ok
     bad = [one for one in outcome.results if not one.ok]
     # Also the sound call after all errors.
-    assert {(one.op, one.rank) for one in bad} == {("combine", 1), ("errors", 1)}
+    assert not outcome.ok and {(one.op, one.rank) for one in bad} == {("combine", 1), ("errors", 1)}
     said = validate.text(outcome)
     assert "combine on rank 1: token 4" in said and "FAIL: " in said
     assert outcome.as_dict()["wrong"][0]["rank"] == 1
 
 
-def test_wrong_counts_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def change(out: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        return (*out[:3], out[3] + 1, *out[4:])
-
-    wrong(monkeypatch, "npu_moe_distribute_dispatch_v2", change)
-    bad = [one for one in validate.threads(2, FEW).results if not one.ok]
+def test_wrong_counts_and_missing_errors_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong(monkeypatch, "npu_moe_distribute_dispatch_v2", lambda out: (*out[:3], out[3] + 1, *out[4:]))
+    bad = bad_results(FEW)
     assert {(one.op, one.mode, one.rank) for one in bad} == {("dispatch", "V2 bf16 int8", 1)}
     assert "expert_token_nums" in bad[0].text
+    real = ascend_moe.npu_moe_distribute_dispatch
+
+    def op(*args: Any, **kwargs: Any) -> Any:
+        return None if kwargs.get("quant_mode") == 7 else real(*args, **kwargs)
+
+    monkeypatch.setattr(ascend_moe, "npu_moe_distribute_dispatch", op)
+    bad = bad_results([])
+    assert {one.case for one in bad} == {"quant_mode 7"} and "raised nothing" in bad[0].text
 
 
-@pytest.mark.parametrize(("world", "share"), [(2, 1), (3, 1), (3, 2), (4, 2)])
+@pytest.mark.parametrize(
+    ("world", "share"),
+    [(4, 2), *(pytest.param(*case, marks=pytest.mark.nightly) for case in ((2, 1), (3, 1), (3, 2)))],
+)
 def test_several_servers_pass(world: int, share: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As between A2 servers: V2's third tensor is expand_idx there and compared as that; the text says so."""
     monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", str(share))
@@ -125,162 +144,99 @@ def test_several_servers_pass(world: int, share: int, monkeypatch: pytest.Monkey
     assert outcome.as_dict()["ranks_per_server"] == share
 
 
-def test_one_server_has_triples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", "2")  # of 2
-    outcome = validate.threads(2, FEW_V2)
-    assert outcome.ok and "expand_idx" not in validate.text(outcome)
-
-
-@pytest.mark.parametrize("share", ["0", "1"])
-def test_a_wrong_third_tensor_is_found(share: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("share", "named"),
+    [("0", "assist_info_for_combine, the triple of row 0"), ("1", "expand_idx[1] (token 0, k 1")],
+)
+def test_a_wrong_third_tensor_is_found(share: str, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", share)
-    real = validate_run.dispatch
+    assert ("expand_idx" in validate.text(validate.threads(2, FEW_V2))) == (share == "1")
+    real_dispatch, real_combine = validate_run.dispatch, validate_run.combine
+    good: dict[int, torch.Tensor] = {}
 
     def dispatch(place: Place, case: Case, **changes: Any) -> Any:
-        sent = list(real(place, case, **changes))
+        sent = list(real_dispatch(place, case, **changes))
         if place.rank == 1 and case.contract == 2:
-            third, sent[2] = sent[2], sent[2].clone()
+            good[place.rank], sent[2] = sent[2], sent[2].clone()
             sent[2][1] += 1
-            good[place.rank] = third
         return tuple(sent)
 
     def combine(place: Place, case: Case, rows: Any, sent: Any, **changes: Any) -> Any:
         if place.rank in good and case.contract == 2:
             sent = (*sent[:2], good[place.rank], *sent[3:])
-        return called(place, case, rows, sent, **changes)
+        return real_combine(place, case, rows, sent, **changes)
 
-    good: dict[int, torch.Tensor] = {}
-    called = validate_run.combine
     monkeypatch.setattr(validate_run, "dispatch", dispatch)
     monkeypatch.setattr(validate_run, "combine", combine)
-    bad = [one for one in validate.threads(2, FEW_V2).results if not one.ok]
+    outcome = validate.threads(2, FEW_V2)
+    bad = [one for one in outcome.results if not one.ok]
     assert {(one.op, one.rank, one.case) for one in bad} == {("dispatch", 1, "plain")}
-    named = "expand_idx[1] (token 0, k 1" if share == "1" else "assist_info_for_combine, the triple of row 0"
-    assert named in bad[0].text
-    said = validate.text(validate.threads(2, FEW_V2))
-    assert "dispatch, V2 bf16, plain, rank 1:" in said and "Case(" not in said
+    said = validate.text(outcome)
+    assert named in bad[0].text and "dispatch, V2 bf16, plain, rank 1:" in said and "Case(" not in said
 
 
-@pytest.mark.nightly
-def test_under_torchrun_on_several_servers(tmp_path: Path) -> None:
-    env = {"ASCEND_MOE_RANKS_PER_SERVER": "1"}
-    done = torchrun(tmp_path, "validate", "--device", "cpu", "--extra", "0", "--dtypes", "bf16", **env)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "several servers (ranks a server: 1)" in done.stdout and done.stdout.count("PASS: ") == 1
-
-
-def test_an_error_that_does_not_come_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = ascend_moe.npu_moe_distribute_dispatch
-
-    def op(*args: Any, **kwargs: Any) -> Any:
-        return None if kwargs.get("quant_mode") == 7 else real(*args, **kwargs)
-
-    monkeypatch.setattr(ascend_moe, "npu_moe_distribute_dispatch", op)
-    bad = [one for one in validate.threads(2, []).results if not one.ok]
-    assert {one.case for one in bad} == {"quant_mode 7"} and "raised nothing" in bad[0].text
-
-
-def test_a_rank_that_stops_fails_and_nothing_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (errors.ArgumentError("rank 1 has had enough", argument="x"), "rank 1 stopped after"),
+        # torch_npu raises plain RuntimeErrors with CANN's codes.
+        (RuntimeError("call aclnnAscendMoeDistributeDispatch failed, error code is 561002"), "561002"),
+    ],
+)
+def test_a_rank_that_stops_fails_and_nothing_hangs(
+    error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = validate_run.dispatch
 
     def dispatch(place: Place, case: Case, **changes: Any) -> Any:
         if place.rank == 1 and case.name == "int8":
-            raise errors.ArgumentError("rank 1 has had enough", argument="x")
+            raise error
         return real(place, case, **changes)
 
     monkeypatch.setattr(validate_run, "dispatch", dispatch)
     outcome = validate.threads(2, FEW)
     assert not outcome.ok and len(outcome.stopped) == 2
-    said = validate.text(outcome)
-    assert "rank 1 has had enough" in said and "rank 1 stopped after" in said and "FAIL" in said
-
-
-def test_an_error_of_the_runtime_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch_npu raises plain RuntimeErrors with CANN's codes."""
-
-    def dispatch(place: Place, case: Case, **changes: Any) -> Any:
-        raise RuntimeError("call aclnnAscendMoeDistributeDispatch failed, error code is 561002")
-
-    monkeypatch.setattr(validate_run, "dispatch", dispatch)
-    outcome = validate.threads(2, FEW)
-    assert not outcome.ok and "561002" in validate.text(outcome)
-
-
-def test_no_results_are_no_pass() -> None:
-    assert not validate.Outcome(2, "cpu", 0, 0.0, []).ok
+    text = validate.text(outcome)
+    assert said in text and str(error) in text and "FAIL" in text
+    assert not validate.Outcome(2, "cpu", 0, 0.0, []).ok, "no results are no pass"
 
 
 # ---- the command
 
 
-def test_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert commands.run("validate", ["-r", "2", "--extra", "0", "--device", "cpu"]) == 0
-    said = capsys.readouterr().out
-    assert "cpu, 2 ranks as threads" in said and "dispatch  V2 bf16 int8 smooth" in said
+def test_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    argv = ["-r", "2", "--extra", "0", "--device", "cpu"]
+    code, said, _ = commands.said("validate", *argv)
+    assert code == 0 and "cpu, 2 ranks as threads" in said and "dispatch  V2 bf16 int8 smooth" in said
     assert "InvalidExpertId" in said and said.isascii()
-
-
-def test_command_fails_on_a_difference(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
     wrong(monkeypatch, "npu_moe_distribute_combine_v2", flip)
-    assert commands.run("validate", ["-r", "2", "--extra", "0", "--device", "cpu", "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert found["ok"] is False and {one["rank"] for one in found["wrong"]} == {1}
-    assert {one["mode"] for one in found["counts"] if one["wrong"]} >= {"V2 bf16", "V2 fp32 int8"}
+    code, said, _ = commands.said("validate", *argv, "--dtypes", "bf16", "--json")
+    found = json.loads(said)
+    assert code == 1 and found["ok"] is False and {one["rank"] for one in found["wrong"]} == {1}
+    assert {one["mode"] for one in found["counts"] if one["wrong"]} >= {"V2 bf16", "V2 bf16 int8"}
 
 
-@pytest.mark.parametrize(
-    ("argv", "text"),
-    [
-        (["--dtypes", "fp8"], "'fp8' is none of bf16, fp16, fp32"),
-        (["--device", "gpu"], "device is 'gpu'; need one of auto, npu, cpu"),
-        (["--ranks", "65"], "--ranks 65 must be in 1..64"),
-        (["-r", "0"], "--ranks 0 must be in 1..64"),
-        (["-r", "0", "--bringup"], "--ranks 0 must be in 1..64"),
-    ],
-)
-def test_command_refuses(argv: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert commands.run("validate", argv) == 2
-    assert text in capsys.readouterr().err
-
-
-def test_no_npu_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(devices, "_npu", lambda: (None, "torch_npu is not installed"))
-    assert commands.run("validate", ["--device", "npu"]) == 2
-    assert "there is no NPU: torch_npu is not installed" in capsys.readouterr().err
-    assert devices.find("auto").kind == "cpu"
-
-
-def torchrun(tmp_path: Path, *argv: str, ranks: int = 2, **env: str) -> subprocess.CompletedProcess[str]:
-    head = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    return subprocess.run(
-        [*head, "-m", "ascend_moe", *argv],
-        cwd=tmp_path,
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        timeout=200,
+def start(command: list[str], cwd: Path, **env: str) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        command, cwd=cwd, env={**os.environ, **env}, stdout=pipe, stderr=subprocess.STDOUT, text=True
     )
-
-
-def test_under_torchrun(tmp_path: Path) -> None:
-    done = torchrun(tmp_path, "validate", "--device", "cpu", "--extra", "0", ranks=3)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "cpu, 3 processes, gloo" in done.stdout and done.stdout.count("PASS: ") == 1
 
 
 @pytest.mark.nightly
-def test_ranks_run_this_package_and_no_other_in_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("share", ["0", "1"])
+def test_under_torchrun(
+    tmp_path: Path, share: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    decoy = tmp_path / "ascend_moe"
-    decoy.mkdir()
-    (decoy / "__init__.py").write_text("raise SystemExit('the wrong package')")
+    """Its ranks run this package and no other that lies in the folder."""
+    (tmp_path / "ascend_moe").mkdir()
+    (tmp_path / "ascend_moe" / "__init__.py").write_text("raise SystemExit('the wrong package')")
     monkeypatch.chdir(tmp_path)
-    assert (
-        validate_cli.torchrun(2, ["validate", "--device", "cpu", "--extra", "0", "--dtypes", "fp32"], {}) == 0
-    )
+    argv = ["validate", "--device", "cpu", "--extra", "0", "--dtypes", "bf16"]
+    assert validate_cli.torchrun(2, argv, {"ASCEND_MOE_RANKS_PER_SERVER": share}) == 0
+    said = capfd.readouterr().out
+    assert "cpu, 2 processes, gloo" in said and said.count("PASS: ") == 1
+    assert ("several servers (ranks a server: 1)" in said) == (share == "1")
 
 
 @pytest.mark.nightly
@@ -290,35 +246,189 @@ def test_two_servers_by_the_script_of_the_examples(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = str(probe.getsockname()[1])
     env = {"SERVERS": "2", "RANKS": "1", "DEVICE": "cpu", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    servers = [
-        subprocess.Popen(
-            ["bash", str(script)],
-            env={**os.environ, **env, "PYTHON": sys.executable, "SERVER": str(number)},
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for number in range(2)
-    ]
+    env["PYTHON"] = sys.executable
+    servers = [start(["bash", str(script)], tmp_path, **env, SERVER=str(number)) for number in range(2)]
     said = [server.communicate(timeout=240)[0] for server in servers]
     assert [server.returncode for server in servers] == [0, 0], said
     assert "cpu, 2 processes, gloo" in said[0] and "PASS: " in said[0] and "PASS" not in said[1]
 
 
-def test_without_typer_and_rich(tmp_path: Path) -> None:
+def test_without_typer_and_rich(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine that has torch and nothing else: every command says what to install."""
     for name in ("typer", "rich", "click"):
         (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError('no {name}', name={name!r})\n")
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
-    for argv, start in (
-        (["--help"], "ascend-moe needs typer, which is not installed: pip install 'ascend_moe[cli]'"),
-        ([], "ascend-moe needs typer"),
-        (["plan"], "ascend-moe plan needs typer, which is not installed: pip install 'ascend_moe[cli]'"),
-        (["run", "-p", "tiny"], "ascend-moe run needs typer"),
-    ):
-        done = subprocess.run(
-            [sys.executable, "-m", "ascend_moe", *argv], env=env, capture_output=True, text=True, timeout=200
-        )
-        assert done.returncode == 1 and done.stderr.startswith(start), done.stderr
-        assert done.stderr.count("\n") == 1 and done.stdout == ""
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = start([sys.executable, "-m", "ascend_moe", "plan"], tmp_path, PYTHONPATH=path)
+    text = "ascend-moe plan needs typer, which is not installed: pip install 'ascend_moe[cli]'\n"
+    assert (done.communicate(timeout=200)[0], done.returncode) == (text, 1)
+    monkeypatch.setitem(sys.modules, "typer", None)
+    monkeypatch.delitem(sys.modules, "ascend_moe.cli.root", raising=False)
+    with pytest.raises(SystemExit, match="ascend-moe needs typer"):
+        cli.main(["--help"])
+
+
+PROBES = {probe.name: probe for probe in KERNEL_PROBES}
+OPS = {probe.name: probe for probe in OP_PROBES}
+
+
+@pytest.mark.parametrize("layout", ["a3", "a2"])
+@pytest.mark.parametrize("name", [name for name in PROBES if name != "cycle rate"])
+def test_kernel_probes_pass(name: str, layout: str) -> None:
+    found = PROBES[name].on(Twin(world=3, cores=4, layout=layout))
+    assert found.verdict == PASS, found
+
+
+class Clock(Twin):
+    """The twin, with launches as long as its cycles at ``rate`` and some overhead: no other load disturbs."""
+
+    rate = 50e6
+
+    def launch(self, mode: str, rounds: int = 1, cycles: int = 0) -> Any:
+        found, _ = super().launch(mode, rounds, cycles)
+        return found, 0.02 + found[0].cycles / self.rate
+
+
+@pytest.mark.parametrize(("rate", "verdict"), [(45e6, PASS), (100e6, FAIL), (25e6, FAIL)])
+def test_cycle_rate(rate: float, verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "SPIN_S", 0.02)
+    monkeypatch.setattr(Clock, "rate", rate)
+    found = PROBES["cycle rate"].on(Clock())
+    assert found.verdict == verdict and f"{rate / 1e6:.1f} " in found.detail, found
+
+
+BROKEN = [
+    ("peer store and read", "store", r"rank 0, core \d: at \d is 0x\w+, not 0x\w+"),
+    ("32-byte atomicity", "atomic", r"rank \d, core 1: at 7 is"),
+    ("data before flag", "order", r"rank \d, core 1: at \d is 0x\w+, not"),
+    ("SyncAll", "syncall", r"rank \d, core \d: at 1 is"),
+]
+
+
+@pytest.mark.parametrize("name, mode, text", BROKEN)
+def test_kernel_probes_fail_on_a_broken_device(name: str, mode: str, text: str) -> None:
+    """The device does what the assumption rules out: loses a store, tears a block, lets a flag overtake..."""
+    found = PROBES[name].on(Twin(broken=mode))
+    assert found.verdict == FAIL and re.search(text, found.detail), found
+
+
+@pytest.mark.parametrize(
+    "field, value, text",
+    [
+        ("data_bytes", 3 << 20, "context's window KiB is 4096, the host side says 3072"),
+        ("data_bytes", 5 << 20, "context's window KiB is 4096, the host side says 5120"),
+        ("context_kind", 2, ""),
+    ],
+)
+def test_context_probe_fails_on_another_context(field: str, value: int, text: str) -> None:
+    class Other(Twin):
+        def _tiling(self, *args: Any) -> Any:
+            tiling = super()._tiling(*args)
+            setattr(tiling, field, value)
+            return tiling
+
+    found = PROBES["context layout"].on(Other(window_mib=4))
+    assert found.verdict == FAIL and text in found.detail, found
+
+
+def test_zero_state_probe_fails_on_used_memory() -> None:
+    def spoil(windows: twin.Windows) -> None:
+        windows.state(1)[4100] = 3
+
+    found = PROBES["zero-initialised state"].on(Twin(spoil=spoil))
+    assert found.verdict == FAIL and "rank 1, core 0: at 4100 is 0x3, not 0x0" in found.detail
+
+
+def test_a_kernel_that_does_not_report_fails() -> None:
+    class Silent(Twin):
+        def launch(self, mode: str, rounds: int = 1, cycles: int = 0) -> Any:
+            found, seconds = super().launch(mode, rounds, cycles)
+            return [probes.Seen(one.rank, one.core, 0, 0, 0, 0, 0) for one in found], seconds
+
+    for probe in KERNEL_PROBES:
+        assert probe.on(Silent()).verdict == FAIL, probe.name
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "cycles"])
+def test_probe_kernel_has_no_races(mode: str) -> None:
+    """Under schedules of the checked engine: what the probes find on a device is the device's."""
+    device = Twin(world=2, cores=2)
+    found, reports = device.explore(mode, rounds=2, schedules=4)
+    assert found.ok, found.text
+    assert {one.code for one in reports} == {PASSED}
+
+
+# ---- through the ops
+
+
+def abort_probe(monkeypatch: pytest.MonkeyPatch, failure: Callable[[Any], Any]) -> Finding:
+    """What the probe finds where an op fails, or does not, in another way."""
+    monkeypatch.setattr(probes_ops, "_failure", failure)
+    (found,) = bringup.thread_findings(2, [OPS["abort"]])
+    assert found.verdict == FAIL, found
+    return found
+
+
+def test_abort_probe_fails_where_ops_do_not_give_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "gave None" in abort_probe(monkeypatch, lambda place: None).detail
+    monkeypatch.undo()
+    real, calls = probes_ops._failure, Counter[int]()
+
+    def early(place: Any) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(probes_ops, "DEADLINE_S", 0.1)
+            return real(place)
+
+    def forgets(place: Any) -> Any:
+        calls[place.rank] += 1
+        return real(place) if calls[place.rank] == 1 else None
+
+    monkeypatch.setattr(probes_ops, "DEADLINE_S", 0.5)
+    found = abort_probe(monkeypatch, early)  # long before the deadline: a counter that is too fast
+    assert re.search(r"waited 0\.[12] s, not 0\.5 s", found.detail), found
+    assert "the next op gave None" in abort_probe(monkeypatch, forgets).detail
+
+
+def test_no_tokens_probe_fails_where_a_rank_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CANN's own rule: no output bytes, no launch. The other rank must not wait for ever either."""
+    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "1")
+    real = ascend_moe.npu_moe_distribute_combine
+
+    def op(**arguments: Any) -> Any:
+        rows = arguments["expand_x"]
+        skipped = arguments["expert_ids"].shape[0] == 0
+        return rows.new_empty(0, rows.shape[1]) if skipped else real(**arguments)
+
+    monkeypatch.setattr(ascend_moe, "npu_moe_distribute_combine", op)
+    start = time.monotonic()
+    found = bringup.thread_findings(2, [OPS["BS = 0 launch"]])[0]
+    assert found.verdict == FAIL and time.monotonic() - start < 20, found
+
+
+# ---- the report
+
+
+def test_skipped_is_not_passed() -> None:
+    def skip(device: Any) -> str:
+        raise probes.Skipped("no such device")
+
+    passed, skipped = Finding("a", "b", PASS, "c"), Probe("n", "it works", skip).on(None)
+    assert skipped.verdict == SKIPPED and "not run: no such device" in str(skipped)
+    assert summary([passed, skipped]) == "1 of 2 probes passed, 1 not run"
+    assert exit_code([passed]) == 0 and exit_code([passed, skipped]) == 3
+    assert exit_code([passed, skipped, Finding("a", "b", FAIL, "c")]) == 1 and exit_code([]) == 3
+
+
+def test_bringup_command() -> None:
+    code, said, _ = commands.said("validate", "--bringup", "--device", "cpu", "--json")
+    found = json.loads(said)["findings"]
+    names = [one["name"] for one in found]
+    assert names.count("context layout") == 2  # of A3 and A2
+    assert set(names) == {*PROBES, *OPS}
+    others = {one["name"]: one["verdict"] for one in found if one["verdict"] != PASS}
+    rate = others.pop("cycle rate", PASS)  # measured beside other tests: anything
+    assert others == {"capture and replay": SKIPPED} and code == (3 if rate == PASS else 1)
+    assert all(one["assumption"] and one["detail"] for one in found)
+    page = Path(probes.__file__).resolve().parents[2] / "docs" / "bringup.md"
+    if page.is_file():  # the source tree
+        rows = [line.split("|")[2].strip() for line in page.read_text().splitlines() if line.startswith("| ")]
+        assert {*PROBES, *OPS} <= set(rows)
