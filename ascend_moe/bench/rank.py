@@ -92,7 +92,7 @@ def _run(job: Job, folder: Path, rank: int, mpi: Any) -> None:
         world_size=job.world,
         timeout=datetime.timedelta(seconds=PATIENCE_S),
     )
-    place = Place(rank, job.world, ascend_moe.comm_name(), mpi)
+    place = Place(rank, job.world, ascend_moe.comm_name(), mpi=mpi)
     results = []
     for case in job.cases:
 
@@ -135,9 +135,7 @@ def _end_with(pid: int, folder: Path) -> None:
 
     def watch() -> None:
         if descriptor >= 0:
-            poll = select.poll()
-            poll.register(descriptor, select.POLLIN)
-            poll.poll()
+            select.select([descriptor], [], [])
         while not process_gone(pid):
             time.sleep(1)
         shutil.rmtree(folder, ignore_errors=True)

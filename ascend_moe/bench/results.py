@@ -157,22 +157,12 @@ def evaluate(case: Case, marks: Sequence[CaseMarks], load: float, cores: int) ->
                 faster={peer: ratio(trips[peer], trips[name]) for peer in peers},
                 exact=all(name in rank.exact for rank in marks),
                 first_us=float(times([[rank.first[name]] for rank in marks]).round_trip[0]),
-                samples={
-                    "dispatch": method_times.dispatch.tolist(),
-                    "combine": method_times.combine.tolist(),
-                },
+                samples={name: values.tolist() for name, values in vars(method_times).items()},
             )
         )
-    return CaseResult(
-        case,
-        rows,
-        limit,
-        marks[0].missing,
-        [rank.switched_out for rank in marks],
-        [rank.page_faults for rank in marks],
-        load,
-        cores,
-    )
+    switched_out = [rank.switched_out for rank in marks]
+    page_faults = [rank.page_faults for rank in marks]
+    return CaseResult(case, rows, limit, marks[0].missing, switched_out, page_faults, load, cores)
 
 
 @dataclass
