@@ -73,16 +73,16 @@ def run_rank(spec: RunSpec, rank: int, group_ep: str, progress: Progress) -> Ran
     progress("passes through the layer", 0, passes)
     record = _Pass(layer, dispatcher, x).record(rank)
     steady = torch.equal(layer(x), record.out)
-    seconds: dict[str, list[float]] = {phase: [] for phase in PHASES}
+    timed = []
     for done in range(1, passes):
         progress("passes through the layer", done, passes)
-        one = _Pass(layer, dispatcher, x)
-        steady = steady and torch.equal(one.out, record.out)
-        for phase, value in one.seconds.items():
-            seconds[phase].append(value)
-    record.steady, record.seconds = steady, seconds
+        again = _Pass(layer, dispatcher, x)
+        steady = steady and torch.equal(again.out, record.out)
+        timed.append(again.seconds)
+    record.steady = steady
+    record.seconds = {phase: [seconds[phase] for seconds in timed] for phase in PHASES}
     record.window_mib = comm.lookup(group_ep, spec.ranks, rank).data_bytes >> 20
-    record.needed_mib = needed_mib(spec, rank)
+    record.needed_mib = needed_mib(spec)
     return record
 
 

@@ -15,7 +15,6 @@ import torch
 from typer.testing import CliRunner
 
 from ascend_moe.cli.root import app
-from ascend_moe.demo import launch
 
 CHECKS = 5
 
@@ -106,18 +105,6 @@ def test_presets_pass(name: str) -> None:
     assert code == 0 and "PASS in" in output, output
 
 
-@pytest.mark.nightly
-def test_processes_give_what_threads_give(tmp_path: Path) -> None:
-    args = ("--batch", "5,0,9,1", "--seed", "3", "--iterations", "2")
-    threads = run_json(*args)
-    done = ascend_moe("run", "-p", "tiny", "--json", "--backend", "processes", *args, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    processes = json.loads(done.stdout)
-    assert processes["backend"] == "processes"
-    same = ("tokens_per_expert", "rows", "window", "config", "dense_difference", "dense_rms", "checks")
-    assert [processes[key] for key in same] == [threads[key] for key in same]
-
-
 def test_json_is_consistent() -> None:
     found = run_json("--batch", "12,3,0,8")
     assert found["pass"] is True and found["batches"] == [12, 3, 0, 8]
@@ -145,16 +132,6 @@ def test_seed_and_text_decide(tmp_path: Path) -> None:
     other = run_json("--batch", "8", "--text", str(own))
     assert other["tokens_per_expert"] != first["tokens_per_expert"]
     assert "the text has 10 bytes and is read 3 times" in other["about"]
-
-
-def test_plot_draws_a_picture(tmp_path: Path) -> None:
-    png = tmp_path / "heat map.png"
-    code, output = invoke("run", "-p", "tiny", "--batch", "4", "--plot", str(png))
-    assert code == 0 and "heat map: " in output
-    data = png.read_bytes()
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    width, height = int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
-    assert width > 1000 and height > 200
 
 
 @pytest.mark.parametrize("args", [[], ["--quant"]], ids=["plain", "quant"])
@@ -187,15 +164,12 @@ def test_checkpoint(tmp_path: Path, args: list[str]) -> None:
         (["--batch", "0"], "'--batch' batches are (0, 0, 0, 0); need 0..4096"),
         (["--batch", "4097"], "need 0..4096"),
         (["--dtype", "int4"], "'--dtype' 'int4' is none of bf16, fp16, fp32"),
-        (["--backend", "mpi"], "'--backend' 'mpi' is none of threads, processes"),
         (["--layer", "2"], "'--layer' it counts the layers of a checkpoint"),
         (["--checkpoint", "."], "'--layer' say which decoder layer"),
         (["--checkpoint", ".", "--layer", "1"], "'--checkpoint' config.json does not exist"),
         (["--checkpoint", ".", "-p", "tiny"], "'--preset' the numbers come from --checkpoint"),
         (["--text", "absent.txt"], "'--text'"),
         (["--text", "empty.txt"], "'--text' empty.txt is empty"),
-        (["--plot", "absent/x.png"], "'--plot' there is no folder"),
-        (["--plot", "x.gif"], "'--plot' x.gif must end in .png, .svg or .pdf"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -229,10 +203,8 @@ def test_help_and_version() -> None:
     for option in (
         "--preset",
         "--checkpoint",
-        "--backend",
         "--batch",
         "--quant",
-        "--plot",
         "--json",
     ):
         assert option in output
@@ -243,14 +215,11 @@ def test_help_and_version() -> None:
 # ---- runs that go wrong
 
 
-@pytest.mark.parametrize("backend", launch.BACKENDS)
-def test_an_error_of_the_ranks_is_told_once(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_ranks_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HCCL_BUFFSIZE", "1")
-    code, output = invoke("run", "-p", "tiny", "--batch", "1000", "-r", "2", "--backend", backend)
+    code, output = invoke("run", "-p", "tiny", "--batch", "1000", "-r", "2")
     assert code == 1 and output.endswith("FAIL"), output
     assert output.count("WindowTooSmall") == 1 and output.count("export HCCL_BUFFSIZE=") == 1
-    result = CliRunner().invoke(
-        app, ["run", "-p", "tiny", "--batch", "1000", "-r", "2", "--backend", backend, "--json"]
-    )
+    result = CliRunner().invoke(app, ["run", "-p", "tiny", "--batch", "1000", "-r", "2", "--json"])
     found = json.loads(result.stdout)
     assert result.exit_code == 1 and found["pass"] is False and "HCCL_BUFFSIZE=" in found["error"]

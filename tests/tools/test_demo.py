@@ -30,7 +30,7 @@ def finished() -> tuple[RunSpec, list[RankRecord]]:
     """A run of two ranks that is right."""
     batches = (7, 4)
     spec = RunSpec(PRESETS["tiny"].config(), batches, torch.bfloat16, False, default_text(), iterations=1)
-    return spec, launch.run_ranks(spec, "threads", quiet)
+    return spec, launch.run_ranks(spec, quiet)
 
 
 def wrong_row(record: RankRecord) -> None:
