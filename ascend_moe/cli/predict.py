@@ -57,7 +57,7 @@ def predict(
         options.bad("--plot", "needs matplotlib: pip install 'ascend_moe[cli]'")
     request = Request(
         ranks=1,
-        **options.shape_of(preset, hidden, topk, experts)._asdict(),
+        **options.shape_of(preset, hidden, topk, experts),
         batch=bs,
         quant=not no_quant,
         contract=contract,

@@ -49,7 +49,7 @@ def trace(
 
     Exit code 0: the files are written. 1: a file could not be. 2: wrong options.
     """
-    shape = options.shape_of(preset, hidden, topk, experts)._asdict()
+    shape = options.shape_of(preset, hidden, topk, experts)
     request = TraceRequest(
         ranks=ranks,
         batch=bs,

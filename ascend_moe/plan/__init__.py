@@ -25,13 +25,13 @@ from ..comm.communicator import (
     MAX_WINDOW_MIB,
     window_data_bytes,
 )
+from ..comm.lent import DTYPES
 from ..errors import ArgumentError, WindowTooSmall
 from ..native import library
 from ..ops import calls
 from .soc import DEFAULT_SOC, Soc
 from .soc import soc as soc_of
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 CONTRACTS = {"v1": 1, "v2": 2}
 _OPTIONAL = ("y_dtype", "x_dtype", "scales_dtype")
 _MOST = {"ranks": 1 << 12, "experts": 1 << 16, "topk": 1 << 10, "hidden": 1 << 20, "batch": 1 << 20}
