@@ -125,11 +125,7 @@ def matrix(
     quant: str = "none",
     dtype: str = "bf16",
 ) -> list[Case]:
-    """The cases of a run, ordered by ranks: every preset x ranks x batch, or along ``sweep``.
-
-    Raises:
-        ArgumentError: a name or a number that makes no case.
-    """
+    """The cases of a run, ordered by ranks: every preset x ranks x batch, or along ``sweep``."""
     for preset in presets:
         _check_name("preset", preset, LAYERS)
     _check_name("sweep", sweep, ("", *SWEEPS))

@@ -47,11 +47,7 @@ class RankFailed(AscendMoeError):
 
 
 def run(cases: Sequence[Case], methods: Sequence[str], iterations: int, *, tell: bool = False) -> Run:
-    """Measures all cases. MPI's methods are left out where mpi4py or mpiexec is missing.
-
-    Raises:
-        RankFailed: the first rank to fail; all others are ended.
-    """
+    """Measures all cases. MPI's methods are left out where mpi4py or mpiexec is missing."""
     mpi = any(METHODS[name].needs_mpi for name in methods) and has_mpi()
     cores = sorted(os.sched_getaffinity(0))
     result = Run(about(mpi))

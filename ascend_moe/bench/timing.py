@@ -46,11 +46,7 @@ class Barrier:
         self._count = 0
 
     def wait(self, patience_s: float = PATIENCE_S) -> None:
-        """Waits until all ranks are here.
-
-        Raises:
-            CommTimeout: naming the ranks that have not come.
-        """
+        """Waits until all ranks are here."""
         self._count += 1
         words, count = self._words, self._count
         words[self.rank * _LINE] = count
@@ -103,11 +99,7 @@ class CaseMarks:
 def run_case(
     case: Case, names: list[str], iterations: int, place: Place, barrier: Barrier, progress: Progress
 ) -> CaseMarks:
-    """Checks every method, then times ``iterations`` of each. Collective.
-
-    Raises:
-        WrongResult: before or after the timed loop, a result was wrong.
-    """
+    """Checks every method, then times ``iterations`` of each. Collective."""
     result = CaseMarks()
     rows_out = torch.empty(case.most_rows, case.hidden, dtype=case.torch_dtype)
     methods: list[Method] = []

@@ -21,12 +21,8 @@ DEFAULT_PRESET = "deepseek-v3"
 
 def shape_of(
     name: str | None, hidden: int | None = None, topk: int | None = None, experts: int | None = None
-) -> dict[str, int]:
-    """H, K and E of the options; the rest is the preset's, or ``DEFAULT_PRESET``'s.
-
-    Raises:
-        ArgumentError: no such preset.
-    """
+) -> dict[str, Any]:
+    """H, K and E of the options; the rest is the preset's, or ``DEFAULT_PRESET``'s."""
     layer = preset(name or DEFAULT_PRESET).published
     usual = {"hidden": layer.hidden_size, "topk": layer.top_k, "experts": layer.num_experts}
     given = {"hidden": hidden, "topk": topk, "experts": experts}
@@ -94,11 +90,7 @@ def request_of(
         ),
     ] = 0,
 ) -> Request:
-    """The configuration that the options describe.
-
-    Raises:
-        ArgumentError: no such preset, or --batch and --global-bs both.
-    """
+    """The configuration that the options describe."""
     ranks = 16 if ranks is None else ranks
     if batch is not None and global_bs is not None:
         raise ArgumentError("--global-bs is ranks * batch: leave --batch out", argument="global_bs")

@@ -46,11 +46,7 @@ def execute(spec: RunSpec, head: Sequence[str], as_json: bool = False) -> int:
 
 
 def run_ranks(spec: RunSpec, progress: Progress) -> list[RankRecord]:
-    """The records of all ranks, by rank. ``progress`` hears of rank 0.
-
-    Raises:
-        AscendMoeError: what the first rank to fail raised.
-    """
+    """The records of all ranks, by rank. ``progress`` hears of rank 0."""
     before = torch.get_num_threads()
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // spec.ranks))
     try:

@@ -70,11 +70,7 @@ class RunSpec:
 
 
 def batches_of(text: str, ranks: int) -> tuple[int, ...]:
-    """Tokens of every rank: "48" spreads from 48 down to half of it, "48,0,7" says them one by one.
-
-    Raises:
-        ArgumentError: no numbers, or not one a rank.
-    """
+    """Tokens of every rank: "48" spreads from 48 down to half of it, "48,0,7" says them one by one."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() for part in parts):
         raise ArgumentError(

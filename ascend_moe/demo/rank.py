@@ -57,11 +57,7 @@ class RankRecord:
 
 @torch.no_grad()
 def run_rank(spec: RunSpec, rank: int, group_ep: str, progress: Progress) -> RankRecord:
-    """Runs one rank; collective over ``group_ep``.
-
-    Raises:
-        AscendMoeError: whatever the ops of this rank raise.
-    """
+    """Runs one rank; collective over ``group_ep``."""
     dispatcher = WindowDispatcher(group_ep, spec.ranks, rank, spec.config.num_experts)
     progress("weights of the experts", 0, 0)
     layer = build(spec, dispatcher)

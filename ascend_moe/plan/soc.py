@@ -56,11 +56,7 @@ DEFAULT_SOC = "Ascend910_9391"
 
 
 def soc(name: str) -> Soc:
-    """The SoC of this name.
-
-    Raises:
-        ArgumentError: none has it; the message lists the names.
-    """
+    """The SoC of this name."""
     if name not in SOCS:
         raise ArgumentError(f"soc is {name!r}; need one of {', '.join(SOCS)}", argument="soc")
     return SOCS[name]

@@ -7,9 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from . import ARRIVAL, LAUNCH, PHASE, SYNC_ALL, WAIT, Event, Timeline, with_phases
-from .chrome import arrows
-
-Interval = tuple[float, float]
+from .chrome import Interval, arrows
 
 
 @dataclass(frozen=True)

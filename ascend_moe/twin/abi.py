@@ -123,11 +123,7 @@ _SIGNATURES: Signatures = {
 
 
 def open_kernels(path: str) -> ctypes.CDLL:
-    """A library that `build` made.
-
-    Raises:
-        LibraryError: not loadable, not a library of kernels, or built by another version.
-    """
+    """A library that `build` made."""
     library = open_library(path, _SIGNATURES, "build it with ascend_moe.twin.build")
     if library.twin_abi() != ABI:
         raise LibraryError(
@@ -141,11 +137,7 @@ _NOT_BY_SEED = ("replay", "exhaustive")
 
 
 class Engine:
-    """A library that `build` made, for one engine.
-
-    Raises:
-        LibraryError: the file is no such library.
-    """
+    """A library that `build` made, for one engine."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -160,11 +152,7 @@ class Engine:
         return list(self.library.twin_entries().decode().splitlines())
 
     def entry(self, name: str) -> Entry:
-        """The entry of this name.
-
-        Raises:
-            ArgumentError: the library has none.
-        """
+        """The entry of this name."""
         try:
             return self.entries[name]
         except KeyError:

@@ -228,11 +228,7 @@ def _aligned(size: int) -> Bytes:
 
 
 def tiling_bytes(tiling: Any) -> bytes:
-    """Tiling data as bytes: bytes-like, a numpy array, a ctypes struct or a torch tensor.
-
-    Raises:
-        ArgumentError: something else.
-    """
+    """Tiling data as bytes: bytes-like, a numpy array, a ctypes struct or a torch tensor."""
     if isinstance(tiling, torch.Tensor):
         return bytes(tiling.contiguous().view(torch.uint8).numpy().tobytes())
     if isinstance(tiling, np.ndarray):

@@ -73,11 +73,7 @@ def engines_of(engine: str) -> tuple[str, ...]:
 
 
 def source_paths(sources: PathLike | Iterable[PathLike]) -> tuple[Path, ...]:
-    """The sources as paths of files that exist.
-
-    Raises:
-        ArgumentError: there is no source, or one is not there.
-    """
+    """The sources as paths of files that exist."""
     given: Sequence[PathLike] = [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
     if not given:
         raise ArgumentError("sources is empty: name a kernel source", argument="sources")
@@ -148,11 +144,7 @@ _DATA_TYPES = tuple(
 
 @functools.cache
 def compiler() -> str:
-    """Path of $CXX, else of g++, c++ or clang++.
-
-    Raises:
-        TwinBuildError: there is none.
-    """
+    """Path of $CXX, else of g++, c++ or clang++."""
     wanted = os.environ.get("CXX")
     for name in (wanted,) if wanted else ("g++", "c++", "clang++"):
         path = shutil.which(name)
@@ -322,11 +314,7 @@ def _compile_runtime(flags: list[str], folder: Path, only_foreign: bool) -> None
 def kernel_library(
     sources: Sequence[Path], engine: str, defines: Sequence[str], includes: Sequence[str | Path]
 ) -> Path:
-    """The library of these sources for one engine, compiled unless the cache has it.
-
-    Raises:
-        TwinBuildError: a source does not compile, or none defines an entry.
-    """
+    """The library of these sources for one engine, compiled unless the cache has it."""
     texts = [preprocess(source, engine, defines, includes) for source in sources]
     entries = [entry for text in texts for entry in find_entries(own_text(text))]
     if not entries:

@@ -50,11 +50,7 @@ class Entry:
 
 
 def find_entries(preprocessed: str) -> list[Entry]:
-    """The entries defined in a source after `-D__global__=__twin_entry__`, in their order.
-
-    Raises:
-        TwinBuildError: something marked `__global__` that is no function.
-    """
+    """The entries defined in a source after `-D__global__=__twin_entry__`, in their order."""
     text = _without_attributes(re.sub(r"^#.*$", "", preprocessed, flags=re.MULTILINE))
     entries: dict[str, Entry] = {}
     for match in re.finditer(rf"\b{MARK}\b", text):

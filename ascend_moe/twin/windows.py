@@ -206,11 +206,7 @@ Groups: TypeAlias = "Windows | Member | Sequence[Windows | Member | Sequence[Mem
 
 
 def members_of(groups: Groups, rank: int | None) -> list[tuple[Member, ...]]:
-    """For each rank that runs (``rank``: that one alone) its places in the groups; none without groups.
-
-    Raises:
-        ArgumentError: the groups have no form that `Kernels.launch` takes.
-    """
+    """For each rank that runs (``rank``: that one alone) its places in the groups; none without groups."""
     if groups is None:
         return [()]
     listed = [groups] if isinstance(groups, (Windows, Member)) else list(groups)

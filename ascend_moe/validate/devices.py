@@ -25,11 +25,7 @@ class Device:
 
 
 def find(wanted: str = "auto") -> Device:
-    """The device of this name; auto: an NPU when torch_npu finds one, else the CPU.
-
-    Raises:
-        ArgumentError: npu is wanted and there is none; the message says why.
-    """
+    """The device of this name; auto: an NPU when torch_npu finds one, else the CPU."""
     if wanted not in KINDS:
         raise ArgumentError(f"device is {wanted!r}; need one of {', '.join(KINDS)}", argument="device")
     if wanted == "cpu":

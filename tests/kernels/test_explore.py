@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -169,23 +168,11 @@ def test_a_turned_bit_of_a_status_block_is_never_accepted() -> None:
     assert raised > 40
 
 
-def test_the_command_finds_nothing_and_says_what_it_did(tmp_path: Path) -> None:
+def test_the_command_finds_nothing_and_says_what_it_did() -> None:
     command = [sys.executable, "-m", "ascend_moe", "explore"]
     done = subprocess.run([*command, "-n", "200", "--json"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert said["schedules"] == 200 and said["finding"] is None and said["distinct"] > 100
-    trace = tmp_path / "trace.jsonl"
-    done = subprocess.run(
-        [*command, "--case", "w2,c1,DC", "--trace", str(trace)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    events = [json.loads(line) for line in trace.read_text().splitlines()]
-    assert events[0]["world"] == 2 and {event["event"] for event in events[1:]} >= {
-        "begin",
-        "store",
-        "land",
-        "end",
-    }
     done = subprocess.run([*command, "--case", "w2,zebra"], capture_output=True, text=True)
     assert done.returncode == 2 and "zebra" in done.stderr + done.stdout

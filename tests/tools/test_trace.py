@@ -232,7 +232,7 @@ def check_chrome(document: dict[str, Any]) -> Counter[str]:
 
 
 def test_trace_json_keeps_the_format(measured: Timeline, tmp_path: Path) -> None:
-    chrome.write(measured, tmp_path / "t.json")
+    chrome.write_whole(tmp_path / "t.json", chrome.text(measured))
     document = json.loads((tmp_path / "t.json").read_text())
     kinds = check_chrome(document)
     assert kinds["X"] > 100 and kinds["s"] == kinds["f"] and kinds["C"] > 0
@@ -282,17 +282,10 @@ def test_numbers_of_a_known_timeline() -> None:
     assert kinds["s"] == 1
 
 
-def test_bends() -> None:
-    """A picture of the points that are left is the picture of all."""
-    values = [0, 0, 0, 1, 1, 1, 0.5, 0, 0]
-    assert trace_picture.bends(values) == [(0, 0), (2, 0), (3, 1), (5, 1), (6, 0.5), (7, 0), (8, 0)]
-    assert trace_picture.bends([1]) == [(0, 1)]
-
-
 def test_intervals() -> None:
     assert stats.merged([(5, 6), (0, 2), (1, 3), (4, 4)]) == [(0, 3), (5, 6)]
     assert stats.without([(0, 10)], [(2, 3), (9, 12), (-1, 1)]) == [(1, 2), (3, 9)]
-    covered = trace_picture.coverage([(0, 10), (5, 10), (20, 30)], 0, 40, 8)
+    covered = chrome.coverage([(0, 10), (5, 10), (20, 30)], 0, 40, 8)
     assert covered.tolist() == [1, 2, 0, 0, 1, 1, 0, 0]
 
 

@@ -36,11 +36,7 @@ def row_copy(to: Tensor, addresses: Tensor, way: int) -> Callable[[], None]:
 
 
 def weighted_sum(out: Tensor, addresses: Tensor, weights: Tensor) -> Callable[[], None]:
-    """out (BS, H): fp32 sums over ascending k of the rows at ``addresses`` (BS * K) times weights (BS, K).
-
-    Raises:
-        ArgumentError: H is no multiple of 16.
-    """
+    """out (BS, H): fp32 sums over ascending k of the rows at ``addresses`` (BS * K) times weights (BS, K)."""
     if out.size(1) % _LANES:
         raise ArgumentError(f"hidden is {out.size(1)}; need a multiple of {_LANES}", argument="hidden")
     places = (out.data_ptr(), addresses.data_ptr(), weights.data_ptr())
