@@ -70,7 +70,15 @@ class Arguments:
         if tiling is not None:
             words.append(self._tiling(tiling))
         if len(words) != len(parameters):
-            self._refuse(name, parameters, values, tiling, workspace_bytes)
+            given = [f"{len(values)} args"]
+            given += ["a workspace"] if workspace_bytes is not None else []
+            given += ["a tiling"] if tiling is not None else []
+            raise ArgumentError(
+                f"{name}({', '.join(one.name for one in parameters)}) takes {len(parameters)} arguments, "
+                f"{' and '.join(given)} are given: args are all but the tiling (and the workspace, where "
+                "workspace_bytes= makes it)",
+                argument="args",
+            )
         if len(words) > abi.MAX_ARGUMENTS:
             raise ArgumentError(
                 f"{name} has {len(words)} parameters, the twin passes at most {abi.MAX_ARGUMENTS}",
@@ -79,24 +87,6 @@ class Arguments:
         self.words = (ctypes.c_uint64 * max(1, len(words)))(*words)
         self.count = len(words)
         self._saved: list[Bytes] | None = None
-
-    def _refuse(
-        self,
-        name: str,
-        parameters: Sequence[Parameter],
-        values: Sequence[Any],
-        tiling: Any,
-        workspace_bytes: int | None,
-    ) -> None:
-        listed = ", ".join(parameter.name for parameter in parameters)
-        given = [f"{len(values)} args"]
-        given += ["a workspace"] if workspace_bytes is not None else []
-        given += ["a tiling"] if tiling is not None else []
-        raise ArgumentError(
-            f"{name}({listed}) takes {len(parameters)} arguments, {' and '.join(given)} are given: args are"
-            " all but the tiling (and the workspace, where workspace_bytes= makes it)",
-            argument="args",
-        )
 
     # ---- values to words ----
 
@@ -162,32 +152,27 @@ class Arguments:
         )
 
     def _scratch(self, size: int) -> int:
-        workspace = np.zeros(max(size, 1), np.uint8)
-        tensor = _Tensor(workspace, int(workspace.ctypes.data), size, "workspace", False, _aligned(size))
-        self._tensors.append(tensor)
-        return tensor.gm
+        return self._own(np.zeros(max(size, 1), np.uint8), size, "workspace")
 
     def _tiling(self, tiling: Any) -> int:
         data = tiling_bytes(tiling)
-        copy = np.frombuffer(data or b"\0", np.uint8)
-        tensor = _Tensor(copy, int(copy.ctypes.data), len(data), "tiling", False, _aligned(len(data)))
-        assert tensor.staged is not None
-        tensor.staged[: len(data)] = copy[: len(data)]
-        self._tensors.append(tensor)
-        return tensor.gm
+        return self._own(np.frombuffer(data or b"\0", np.uint8), len(data), "tiling")
+
+    def _own(self, data: Bytes, size: int, name: str) -> int:
+        """A copy that the caller never sees."""
+        staged = _aligned(size)
+        staged[:size] = data[:size]
+        self._tensors.append(_Tensor(data, int(data.ctypes.data), size, name, False, staged))
+        return self._tensors[-1].gm
 
     # ---- around a launch ----
 
     def ranges(self) -> list[abi.Range]:
         """Every tensor that is not empty, with its exact size."""
+        kinds = (abi.WORKSPACE if _is_scratch(tensor.name) else abi.TENSOR for tensor in self._tensors)
         return [
-            abi.range_of(
-                tensor.gm,
-                tensor.size,
-                tensor.name,
-                kind=abi.WORKSPACE if _is_scratch(tensor.name) else abi.TENSOR,
-            )
-            for tensor in self._tensors
+            abi.range_of(tensor.gm, tensor.size, tensor.name, kind=kind)
+            for tensor, kind in zip(self._tensors, kinds, strict=True)
             if tensor.size > 0
         ]
 
