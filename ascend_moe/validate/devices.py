@@ -31,11 +31,9 @@ def find(wanted: str = "auto") -> Device:
     if wanted == "cpu":
         return Device("cpu", "cpu, kernels on the twin")
     found, why = _npu()
-    if found is not None:
-        return found
-    if wanted == "npu":
+    if found is None and wanted == "npu":
         raise ArgumentError(f"there is no NPU: {why}; `ascend-moe doctor` says more", argument="device")
-    return Device("cpu", "cpu, kernels on the twin")
+    return found or Device("cpu", "cpu, kernels on the twin")
 
 
 def is_virtual() -> bool:
