@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -132,21 +133,18 @@ def matrix(
     for argument, value, names in (("skew", skew, SKEWS), ("quant", quant, QUANTS), ("dtype", dtype, DTYPES)):
         _check_name(argument, value, names)
     widths: Sequence[int] = SWEEPS["hidden"] if sweep == "hidden" else (0,)  # 0: the preset's
+    worlds = sorted(set(SWEEPS["ranks"] if sweep == "ranks" else worlds))
+    batches = SWEEPS["tokens"] if sweep == "tokens" else batches
     made = []
-    for world in sorted(set(SWEEPS["ranks"] if sweep == "ranks" else worlds)):
-        for preset in presets:
-            hidden, topk, experts = LAYERS[preset]
-            if not 1 <= world <= 64 or experts % world:
-                raise ArgumentError(
-                    f"ranks is {world}; need 1..64 that divide the {experts} experts of {preset}",
-                    argument="ranks",
-                )
-            for width in widths:
-                for batch in SWEEPS["tokens"] if sweep == "tokens" else batches:
-                    if not 1 <= batch <= 4096:
-                        raise ArgumentError(f"bs is {batch}; need 1..4096 tokens a rank", argument="bs")
-                    shape = (preset, world, batch, width or hidden, topk, experts)
-                    made.append(Case(*shape, skew, quant, dtype))
+    for world, preset, width, batch in product(worlds, presets, widths, batches):
+        hidden, topk, experts = LAYERS[preset]
+        if not 1 <= world <= 64 or experts % world:
+            text = f"ranks is {world}; need 1..64 that divide the {experts} experts of {preset}"
+            raise ArgumentError(text, argument="ranks")
+        if not 1 <= batch <= 4096:
+            raise ArgumentError(f"bs is {batch}; need 1..4096 tokens a rank", argument="bs")
+        shape = (preset, world, batch, width or hidden, topk, experts)
+        made.append(Case(*shape, skew, quant, dtype))
     return made
 
 

@@ -44,9 +44,7 @@ def spans_us(begins: npt.ArrayLike, ends: npt.ArrayLike) -> Floats:
 
     A rank's own duration would be too short where ranks share a core: its clock only starts once it runs.
     """
-    first = np.asarray(begins, dtype=np.int64).min(axis=0)
-    last = np.asarray(ends, dtype=np.int64).max(axis=0)
-    spans: Floats = (last - first) / 1e3
+    spans: Floats = (np.asarray(ends).max(axis=0) - np.asarray(begins).min(axis=0)) / 1e3
     return spans
 
 
@@ -138,26 +136,27 @@ class CaseResult:
 def evaluate(case: Case, marks: Sequence[CaseMarks], load: float, cores: int) -> CaseResult:
     """From what every rank measured of the case."""
     measured = {name: times([rank.marks[name] for rank in marks]) for name in marks[0].marks}
-    trips = {name: method_times.round_trip for name, method_times in measured.items()}
-    limit = min((name for name in GROUPS[LIMIT] if name in trips), key=lambda name: spread(trips[name]).p50)
+    trips = {name: of_method.round_trip for name, of_method in measured.items()}
+    spreads = {name: spread(trip) for name, trip in trips.items()}
+    limit = min((name for name in GROUPS[LIMIT] if name in trips), key=lambda name: spreads[name].p50)
     rows = []
-    for name, method_times in measured.items():
-        trip = spread(trips[name])
-        peers = [peer for peer in GROUPS[PEER] if peer in trips and METHODS[name].kind == OURS]
+    for name, of_method in measured.items():
+        kind, trip = METHODS[name].kind, spreads[name]
+        peers = [peer for peer in GROUPS[PEER] if peer in trips and kind == OURS]
         rows.append(
             Row(
-                name=name,
-                kind=METHODS[name].kind,
-                dispatch=spread(method_times.dispatch),
-                combine=spread(method_times.combine),
-                round_trip=trip,
+                name,
+                kind,
+                spread(of_method.dispatch),
+                spread(of_method.combine),
+                trip,
                 gb_per_s=(case.dispatch_bytes + case.combine_bytes) / trip.p50 / 1e3,
                 to_limit=ratio(trips[name], trips[limit]),
-                p10_to_limit=trip.p10 / spread(trips[limit]).p10,
+                p10_to_limit=trip.p10 / spreads[limit].p10,
                 faster={peer: ratio(trips[peer], trips[name]) for peer in peers},
                 exact=all(name in rank.exact for rank in marks),
                 first_us=float(times([[rank.first[name]] for rank in marks]).round_trip[0]),
-                samples={name: values.tolist() for name, values in vars(method_times).items()},
+                samples={half: values.tolist() for half, values in vars(of_method).items()},
             )
         )
     switched_out = [rank.switched_out for rank in marks]

@@ -83,9 +83,8 @@ class Prediction:
     @property
     def link_use(self) -> dict[str, float]:
         """Busiest of both ops."""
-        names = [*self.dispatch.link_use, *self.combine.link_use]
-        both = (self.dispatch.link_use, self.combine.link_use)
-        return {name: max(one.get(name, 0.0) for one in both) for name in names}
+        first, second = self.dispatch.link_use, self.combine.link_use
+        return {name: max(first.get(name, 0.0), second.get(name, 0.0)) for name in first | second}
 
 
 def predict(

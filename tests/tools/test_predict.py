@@ -247,9 +247,8 @@ def test_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert any("AlltoAllDispatch" in line for line in lines)
 
 
-def test_json_and_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    picture = tmp_path / "steps.svg"
-    assert commands.run("predict", [*SMALL, "--algorithm", "window", "--json", "--plot", str(picture)]) == 0
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.run("predict", [*SMALL, "--algorithm", "window", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["note"].startswith("model, not a measurement")
     assert found["held_out_error"] == calibration.known_errors()[1]
@@ -257,9 +256,13 @@ def test_json_and_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     for one in found["predictions"]:
         for op in (one["dispatch"], one["combine"]):
             assert sum(op["phases_us"].values()) == pytest.approx(op["us"], rel=1e-3)
-    drawn = "".join(ET.parse(picture).getroot().itertext())
-    assert "model, not a measurement" in drawn
-    assert "LocalWindowCopy" in drawn
+
+
+def test_the_picture_of_the_page(tmp_path: Path) -> None:
+    small = Request(ranks=2, experts=8, topk=2, hidden=512, batch=4, cores=4)
+    predict_page.draw(report.predictions(small, [2], ["window"]), tmp_path / "steps.svg")
+    drawn = "".join(ET.parse(tmp_path / "steps.svg").getroot().itertext())
+    assert "model, not a measurement" in drawn and "LocalWindowCopy" in drawn
 
 
 @pytest.mark.parametrize(
