@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ascend_moe.checkpoint.presets import PRESETS
-from ascend_moe.errors import ArgumentError
+from ascend_moe.errors import ArgumentError, need_one_of
 from ascend_moe.reference import cases
 from ascend_moe.reference.cases import DTYPES
 
@@ -128,10 +128,10 @@ def matrix(
 ) -> list[Case]:
     """The cases of a run, ordered by ranks: every preset x ranks x batch, or along ``sweep``."""
     for preset in presets:
-        _check_name("preset", preset, LAYERS)
-    _check_name("sweep", sweep, ("", *SWEEPS))
+        need_one_of("preset", preset, LAYERS)
+    need_one_of("sweep", sweep, ("", *SWEEPS))
     for argument, value, names in (("skew", skew, SKEWS), ("quant", quant, QUANTS), ("dtype", dtype, DTYPES)):
-        _check_name(argument, value, names)
+        need_one_of(argument, value, names)
     widths: Sequence[int] = SWEEPS["hidden"] if sweep == "hidden" else (0,)  # 0: the preset's
     worlds = sorted(set(SWEEPS["ranks"] if sweep == "ranks" else worlds))
     batches = SWEEPS["tokens"] if sweep == "tokens" else batches
@@ -146,11 +146,3 @@ def matrix(
         shape = (preset, world, batch, width or hidden, topk, experts)
         made.append(Case(*shape, skew, quant, dtype))
     return made
-
-
-def _check_name(argument: str, value: str, names: Iterable[str]) -> None:
-    listed = list(names)
-    if value not in listed:
-        raise ArgumentError(
-            f"{argument} is {value!r}; need one of {', '.join(filter(None, listed))}", argument=argument
-        )

@@ -33,10 +33,8 @@ PATIENCE_S = 120.0
 class Job:
     """What the ranks are told, in the file ``job.json`` of the scratch folder.
 
-    Attributes:
-        mpi: mpiexec starts the ranks, not torchrun.
-        pid: of the process that started the run; the ranks end when it ends.
-        tell: rank 0 writes its progress on stderr.
+    ``mpi``: mpiexec starts the ranks, not torchrun. ``pid``: the ranks end when this process ends. ``tell``:
+    rank 0 writes its progress on stderr.
     """
 
     cases: list[Case]

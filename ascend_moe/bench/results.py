@@ -75,12 +75,9 @@ def ratio(numerator: Floats, denominator: Floats) -> Spread:
 class Row:
     """One method of a case. µs; ratios of round trips, iteration by iteration.
 
-    Attributes:
-        gb_per_s: payload there and back over the median round trip, of one rank.
-        to_limit: round trip / the limit's. p10_to_limit: the ratio of their p10, which load hardly moves.
-        faster: of ours: peer -> the peer's round trip / this method's.
-        exact: sums equal to the reference in every bit; else within what another order of addition allows.
-        first_us: the first round trip, memory not touched before; in no other number.
+    ``to_limit``: round trip / the limit's, ``p10_to_limit``: the ratio of their p10, which load hardly moves.
+    ``faster``, of ours: peer -> the peer's round trip / this method's. ``exact``: sums equal to the reference
+    in every bit. ``first_us``: the first round trip, memory not touched before; in no other number.
     """
 
     name: str
@@ -99,11 +96,9 @@ class Row:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """One case.
+    """One case. ``limit``: the limit's copy method with the lowest median round trip here.
 
-    Attributes:
-        limit: the limit's copy method with the lowest median round trip here.
-        switched_out: per rank, times another process was given the core. page_faults: per rank.
+    ``switched_out``: per rank, times another process was given the core; ``page_faults``: per rank.
     """
 
     case: Case

@@ -77,14 +77,10 @@ class WrongResult(AscendMoeError):
 
 @dataclass
 class CaseMarks:
-    """What one rank measured of a case.
+    """What one rank measured of a case, by method: one Marks an iteration, and of the first call.
 
-    Attributes:
-        marks: method -> one Marks an iteration. first: of the first call.
-        exact: methods whose sums were equal to the reference bit for bit in every check.
-        missing: method -> why it did not run.
-        switched_out: times the kernel took the core away from this rank while it measured.
-        page_faults: of this rank meanwhile; many of them time the kernel instead of the method.
+    ``exact``: methods whose sums were equal to the reference bit for bit in every check. ``missing``: method
+    -> why it did not run. ``switched_out``: times the kernel took the core away meanwhile.
     """
 
     marks: dict[str, list[Marks]] = field(default_factory=dict)

@@ -29,15 +29,9 @@ Progress = Callable[[str, int, int], None]
 class RankRecord:
     """What one rank saw and did. n rows arrived.
 
-    Attributes:
-        x, expert_ids, expert_scales, shared: (BS, H), (BS, K), (BS, K) and (BS, H) or None.
-        dispatched: dispatch's seven outputs, the rows cut to n.
-        expert_rows: (n, H) what the experts made of them.
-        out: (BS, H).
-        steady: every pass, and MoELayer.forward, gave the bits of ``out``.
-        seconds: by phase, one number a timed pass.
-        traffic: by op, the twin's MTE byte counters.
-        window_mib, needed_mib: size of the window, and what this shape may need at most.
+    ``dispatched``: dispatch's seven outputs, the rows cut to n; ``expert_rows``: (n, H) of the experts.
+    ``steady``: every pass, and MoELayer.forward, gave the bits of ``out``. ``seconds``: by phase, one number
+    a timed pass. ``traffic``: by op, the twin's MTE byte counters. ``needed_mib``: for any routing.
     """
 
     rank: int

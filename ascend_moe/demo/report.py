@@ -175,7 +175,6 @@ def about(spec: RunSpec, source: str, width: int | None, text: str, note: str) -
 # From nothing to the most: shades tell the levels without colour too.
 _SHADES = " ░▒▓█"
 _COLOURS = ("#1b1b2f", "#2c4a8a", "#1f9e89", "#b5c93a", "#fde725")
-_NUMBERS_UP_TO = 16  # experts; more become blocks
 _RULES_UP_TO = 16  # ranks; more owners are not ruled off
 _LABEL = 9  # columns of "  rank 0 "
 _TOTAL = 8  # columns of the row's sum
@@ -190,8 +189,6 @@ def tokens_per_expert(expert_ids: Sequence[Tensor], experts: int) -> Tensor:
 def render(counts: Tensor, width: int = 100) -> list[Text]:
     """Lines of at most ``width`` columns for (W, E) counts: a row a rank, experts left to right."""
     world, experts = counts.shape
-    if experts <= _NUMBERS_UP_TO:
-        return _numbers(counts)
     local = experts // world
     rule = world <= _RULES_UP_TO
     room = width - _LABEL - _TOTAL - (world + 1 if rule else 0)
@@ -258,25 +255,3 @@ def _legend(most: int) -> Text:
             line.append(f"{_SHADES[level]}{_SHADES[level]}", f"{_COLOURS[level]} on {_COLOURS[level]}")
             line.append(f" {low}   " if low == high else f" {low}-{high}   ")
     return line
-
-
-def _numbers(counts: Tensor) -> list[Text]:
-    """Few experts: the counts themselves on coloured cells."""
-    world, experts = counts.shape
-    most = max(1, int(counts.max()))
-    local = experts // world
-    head = Text("  expert ", style="dim")
-    for expert in range(experts):
-        head.append(("│" if expert % local == 0 else "") + f"{expert:>4}")
-    lines = [head]
-    for rank in range(world):
-        line = Text(f"  rank {rank:<2}")
-        for expert, value in enumerate(counts[rank].tolist()):
-            level = _level(value, most)
-            ink = "black" if level >= 2 else "white"
-            line.append("│" if expert % local == 0 else "")
-            line.append(f"{value:>4}", f"{ink} on {_COLOURS[level]}")
-        line.append(f"│ {int(counts[rank].sum()):>6}")
-        lines.append(line)
-    head.append("│   rows")
-    return [*lines, Text("  │ between the experts of each rank")] if world > 1 else lines

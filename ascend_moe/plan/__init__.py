@@ -26,7 +26,7 @@ from ..comm.communicator import (
     window_data_bytes,
 )
 from ..comm.lent import DTYPES
-from ..errors import ArgumentError, WindowTooSmall
+from ..errors import ArgumentError, WindowTooSmall, need_one_of
 from ..native import library
 from ..ops import calls
 from .soc import DEFAULT_SOC, Soc
@@ -186,9 +186,7 @@ def _check(request: Request) -> None:
         if not low <= value <= most:
             raise ArgumentError(f"{name} is {value}; need {low}..{most}", argument=name)
     for name, names in (("dtype", DTYPES), ("contract", CONTRACTS)):
-        if getattr(request, name) not in names:
-            text = f"{name} is {getattr(request, name)!r}; need one of {', '.join(names)}"
-            raise ArgumentError(text, argument=name)
+        need_one_of(name, getattr(request, name), names)
     for name, most in (("cores", calls.MAX_CORES), ("window_mib", MAX_WINDOW_MIB)):
         if not 0 <= getattr(request, name) <= most:
             raise ArgumentError(f"{name} is {getattr(request, name)}; need 1..{most}", argument=name)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ascend_moe._text import table
-from ascend_moe.errors import ArgumentError
+from ascend_moe.errors import need_one_of
 from ascend_moe.plan import Request
 from ascend_moe.timed import ALGORITHMS, OpPrediction, Prediction, calibration, predict, runnable
 
@@ -16,9 +16,7 @@ ERROR_HEAD = ["published time", "us", "model us", "error", "role", "trust"]
 def predictions(request: Request, worlds: Sequence[int], algorithms: Sequence[str] = ()) -> list[Prediction]:
     """A prediction an algorithm and number of ranks; no algorithm named: all that can run there."""
     for name in algorithms:
-        if name not in ALGORITHMS:
-            text = f"algorithm is {name!r}; need one of {', '.join(ALGORITHMS)}"
-            raise ArgumentError(text, argument="algorithm")
+        need_one_of("algorithm", name, ALGORITHMS)
     return [
         predict(request, world=world, algorithm=name)
         for world in worlds

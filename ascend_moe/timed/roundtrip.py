@@ -11,7 +11,7 @@ import torch
 from .. import ops, plan
 from ..comm import LocalCluster, window_empty
 from ..comm.communicator import DEFAULT_WINDOW_MIB, timeout_s
-from ..errors import ArgumentError
+from ..errors import ArgumentError, need_one_of
 from ..ops.calls import core_count
 from ..timeline import LAUNCH, PREDICTED, Event, Timeline
 from ..timeline.record import trace
@@ -46,9 +46,7 @@ class TraceRequest:
 
     def __post_init__(self) -> None:
         for name, names in (("op", OPS), ("algorithm", ALGORITHMS), ("pick", PICKS)):
-            if getattr(self, name) not in names:
-                known = ", ".join(names)
-                raise ArgumentError(f"{name} is {getattr(self, name)!r}; need one of {known}", argument=name)
+            need_one_of(name, getattr(self, name), names)
         for name in ("ranks", "batch", "hidden", "topk", "experts", "repeat"):
             if getattr(self, name) < 1:
                 raise ArgumentError(f"{name} is {getattr(self, name)}; it must be at least 1", argument=name)

@@ -35,11 +35,8 @@ _SMALLEST_ROW = 2048  # elements; shorter rows are moved: they could be taken fo
 
 class _Step(ctypes.Structure):
     _fields_ = [
-        ("rank", c_int32),
-        ("kernel", c_int32),
-        ("plan", c_void_p),
-        ("inputs", c_void_p),
-        ("outputs", c_void_p),
+        *((name, c_int32) for name in ("rank", "kernel")),
+        *((name, c_void_p) for name in ("plan", "inputs", "outputs")),
     ]
 
 
@@ -50,11 +47,7 @@ class _Options(ctypes.Structure):
 class _Result(ctypes.Structure):
     _fields_ = [
         ("total_ns", c_double),
-        ("instructions", c_uint64),
-        ("switches", c_uint64),
-        ("status_stores", c_uint64),
-        ("looks", c_uint64),
-        ("events", c_uint64),
+        *((name, c_uint64) for name in ("instructions", "switches", "status_stores", "looks", "events")),
         ("failed", c_uint32),
         ("message", c_char * 1020),
     ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from . import ARRIVAL, LAUNCH, PHASE, PIPES, SYNC_ALL, WAIT, Event, Timeline, wi
 
 Record = dict[str, Any]
 Interval = tuple[float, float]
-Writer = Callable[[Timeline], str]
 _TRACKS = 1 + len(PIPES)  # a core's: phases, then its pipes
 _LAUNCH_TRACK = 0
 _ON_PHASES = (PHASE, WAIT, SYNC_ALL)

@@ -94,17 +94,12 @@ class Arguments:
         parameter = parameters[index] if index < len(parameters) else Parameter("?", "pointer")
         label = f"arg {index} ({parameter.name})"
         if parameter.kind == "other":
-            raise ArgumentError(
-                f"{self._where}: {label} is neither a pointer nor an integer, and the twin passes only those",
-                argument=parameter.name,
-            )
+            why = "is neither a pointer nor an integer, and the twin passes only those"
+            raise self._refused(f"{label} {why}", parameter.name)
         if parameter.kind == "integer":
             if isinstance(value, (int, np.integer)):
                 return int(value) & 0xFFFFFFFFFFFFFFFF
-            raise ArgumentError(
-                f"{self._where}: {label} is an integer, {type(value).__name__} is given",
-                argument=parameter.name,
-            )
+            raise self._refused(f"{label} is an integer, {type(value).__name__} is given", parameter.name)
         if value is None:
             return 0
         return self._add(value, label)
@@ -120,11 +115,8 @@ class Arguments:
                 and address < known.address + known.size
                 and known.address < address + size
             ):
-                raise ArgumentError(
-                    f"{self._where}: {label} overlaps {known.name} in part:"
-                    " give disjoint tensors, or the same",
-                    argument=label,
-                )
+                fix = "give disjoint tensors, or the same"
+                raise self._refused(f"{label} overlaps {known.name} in part: {fix}", label)
         tensor = _Tensor(owner, address, size, label, writable)
         if self._stage or not writable or address % LINE:
             tensor.staged = _aligned(size)
@@ -135,21 +127,18 @@ class Arguments:
     def _memory(self, value: Any, label: str) -> tuple[int, int, bool, Any]:
         if isinstance(value, torch.Tensor):
             if value.device.type != "cpu" or not value.is_contiguous():
-                raise ArgumentError(
-                    f"{self._where}: {label} is not a contiguous CPU tensor: call .cpu().contiguous()",
-                    argument=label,
-                )
+                fix = "call .cpu().contiguous()"
+                raise self._refused(f"{label} is not a contiguous CPU tensor: {fix}", label)
             return value.data_ptr(), value.numel() * value.element_size(), True, value
         if isinstance(value, np.ndarray):
             if not value.flags.c_contiguous:
-                raise ArgumentError(
-                    f"{self._where}: {label} is not contiguous: call numpy.ascontiguousarray", argument=label
-                )
+                raise self._refused(f"{label} is not contiguous: call numpy.ascontiguousarray", label)
             return int(value.ctypes.data), value.nbytes, bool(value.flags.writeable), value
-        raise ArgumentError(
-            f"{self._where}: {label} is a {type(value).__name__}: give a torch tensor, a numpy array or None",
-            argument=label,
-        )
+        what = f"{label} is a {type(value).__name__}"
+        raise self._refused(f"{what}: give a torch tensor, a numpy array or None", label)
+
+    def _refused(self, text: str, argument: str) -> ArgumentError:
+        return ArgumentError(f"{self._where}: {text}", argument=argument)
 
     def _scratch(self, size: int) -> int:
         return self._own(np.zeros(max(size, 1), np.uint8), size, "workspace")

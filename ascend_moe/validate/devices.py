@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, need_one_of
 
 KINDS = ("auto", "npu", "cpu")
 
@@ -26,8 +26,7 @@ class Device:
 
 def find(wanted: str = "auto") -> Device:
     """The device of this name; auto: an NPU when torch_npu finds one, else the CPU."""
-    if wanted not in KINDS:
-        raise ArgumentError(f"device is {wanted!r}; need one of {', '.join(KINDS)}", argument="device")
+    need_one_of("device", wanted, KINDS)
     if wanted == "cpu":
         return Device("cpu", "cpu, kernels on the twin")
     found, why = _npu()

@@ -139,10 +139,7 @@ class Twin:
 class Npu:
     """A device for the probes: this rank's NPU. Every launch is collective over the ranks of ``place``.
 
-    Attributes:
-        world: ranks of the group. ranks: those whose reports ``launch`` returns.
-        cores: vector cores of the last launch; 0 before it.
-        broken: for tests, every probe finds a device which does what it rules out.
+    ``cores``: vector cores of the last launch. ``broken``: for tests, every probe must find something wrong.
     """
 
     place: Place
@@ -153,7 +150,6 @@ class Npu:
 
     @property
     def world(self) -> int:
-        """Ranks of the group."""
         return self.place.world
 
     @property

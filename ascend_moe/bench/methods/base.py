@@ -26,12 +26,8 @@ class Place(cases.Place):
 class Arrived:
     """What dispatch leaves to this rank's experts: ``count`` rows, by (local expert, source, token, k).
 
-    Attributes:
-        rows: (>= count, H) of x's dtype, or int8 codes.
-        scales: (>= count,) fp32 of int8 codes, else None.
-        counts: (L,) rows a local expert.
-        handle: what the method's combine needs.
-        experts: (count,) global expert of each row where ``counts`` does not tell.
+    ``rows`` (>= count, H), ``scales`` (>= count,) of int8 codes, ``counts`` (L,) rows a local expert;
+    ``experts``: (count,) global expert of each row where ``counts`` does not tell.
     """
 
     rows: Tensor
