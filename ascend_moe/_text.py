@@ -1,7 +1,8 @@
-"""Tables of plain text, fit for a terminal and for an issue."""
+"""Tables of plain text, fit for a terminal and for an issue; versions of packages."""
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Sequence
 
 
@@ -25,3 +26,11 @@ def table(rows: Sequence[Sequence[object]], indent: str = "  ") -> list[str]:
 
 def _cell(value: object) -> str:
     return f"{value:,}".replace(",", " ") if isinstance(value, int) else str(value)
+
+
+def installed_version(package: str) -> str:
+    """Of a distribution; "" when it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

@@ -13,6 +13,7 @@ Three kinds, as the window protocol tells them apart:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -90,3 +91,12 @@ class TwinBuildError(AscendMoeError):
 
 class TwinFault(KernelFault):
     """The twin stopped a launched kernel. ``.kernel .rank .finding``; ``.seed .policy`` in checked mode."""
+
+
+def need_one_of(argument: str, value: object, names: Iterable[str]) -> None:
+    """Refuses a value that is none of the names."""
+    listed = list(names)
+    if value not in listed:
+        raise ArgumentError(
+            f"{argument} is {value!r}; need one of {', '.join(filter(None, listed))}", argument=argument
+        )

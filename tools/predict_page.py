@@ -19,7 +19,7 @@ from ascend_moe.plan import Request
 from ascend_moe.timed import ALGORITHMS, Prediction, calibration, predict
 from ascend_moe.timed.calibration import CALIBRATION, HELD_OUT
 from ascend_moe.timed.costs import KINDS, cost_table, fitted_names, known_socs, read_data
-from ascend_moe.timed.report import ERROR_HEAD, banner, draw, error_rows, predictions
+from ascend_moe.timed.report import ERROR_HEAD, banner, error_rows, predictions
 
 ROOT = Path(__file__).resolve().parents[1]
 WORLDS, BATCHES = [8, 16, 32, 64], [8, 32, 128, 512]
@@ -50,6 +50,38 @@ def write(folder: Path) -> None:
     }
     page = Template((ROOT / "tools" / "predict.md.in").read_text()).substitute(pieces)
     (folder / "predict.md").write_text(page)
+
+
+def draw(predicted: Sequence[Prediction], path: Path) -> None:
+    """A stacked bar an op, algorithm and EP, its parts the kernel's steps. matplotlib."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "ascend_moe", "font.size": 8})
+    import matplotlib.pyplot as plt
+
+    ops = {name: [getattr(each, name) for each in predicted] for name in ("dispatch", "combine")}
+    steps = list(dict.fromkeys(step for made in ops.values() for op in made for step in op.phases))
+    labels = [f"EP {each.request.ranks} {each.algorithm}" for each in predicted]
+    figure, panels = plt.subplots(1, 2, figsize=(2 + 0.6 * len(predicted), 4.5), sharey=True)
+    for axes, (name, made) in zip(panels, ops.items(), strict=True):
+        bottom = [0.0] * len(made)
+        for number, step in enumerate(steps):
+            heights = [max(op.phases.get(step, 0.0), 0.0) for op in made]
+            axes.bar(labels, heights, bottom=bottom, color=plt.cm.tab20(number % 20), label=step)
+            bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
+        for at, op in enumerate(made):
+            axes.text(at, bottom[at], f"{op.us:.0f}", ha="center", va="bottom", fontsize=7)
+        axes.set_title(name)
+        axes.tick_params(axis="x", rotation=60)
+        axes.spines[["top", "right"]].set_visible(False)
+    one = predicted[0].request
+    shape = f"BS {one.batch}, H {one.hidden}, K {one.topk}, E {one.experts}"
+    figure.suptitle(f"{one.soc}, {shape}: us by step\n{banner()}", fontsize=8, x=0.01, ha="left")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="lower center", ncols=4, frameon=False)
+    figure.tight_layout(rect=(0, 0.06 + 0.03 * (len(steps) // 4), 1, 0.97))
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
 
 
 def noted_hash(page: str) -> str:

@@ -44,19 +44,17 @@ SHAPES = (("deepseek-v3", 8), ("deepseek-v3", 32), ("qwen3", 32))
 
 @dataclass(frozen=True)
 class Verdict:
-    """``ratio``: the median; None where a method was not there. ``ok`` None: not judged."""
+    """``ok`` None: not judged. ``seen``: the median ratio, or why there is none."""
 
     bound: Bound
     case: str
-    ratio: float | None
     ok: bool | None
-    why: str = ""
+    seen: str
 
     @property
     def text(self) -> str:
         word = {True: "ok", False: "FAIL", None: "skipped"}[self.ok]
-        value = "" if self.ratio is None else f" = {self.ratio:.2f}"
-        return f"{word:8}{self.case}: {self.bound.text}{value}{self.why and f' ({self.why})'}"
+        return f"{word:8}{self.case}: {self.bound.text}{self.seen}"
 
 
 def cases() -> list[Case]:
@@ -69,19 +67,17 @@ def judge(result: CaseResult) -> list[Verdict]:
 
 
 def _verdict(bound: Bound, result: CaseResult) -> Verdict:
-    name = result.case.name
+    name, ours = result.case.name, result.row(bound.method)
     for method in (bound.method, bound.against):
         if method in METHODS and result.row(method) is None:
             why = result.missing.get(method, "not among the methods")
-            return Verdict(
-                bound, name, None, None if METHODS[method].needs_mpi else False, f"{method}: {why}"
-            )
-    row = result.row(bound.method)
-    assert row is not None
-    ratio = row.to_limit.p50 if bound.against == LIMIT else row.faster[bound.against].p50
+            ok = None if METHODS[method].needs_mpi else False
+            return Verdict(bound, name, ok, f" ({method}: {why})")
+    assert ours is not None
+    ratio = ours.to_limit.p50 if bound.against == LIMIT else ours.faster[bound.against].p50
     if bound.kept(ratio) and result.too_noisy:
-        return Verdict(bound, name, ratio, False, "but more than half of the rows are noisy")
-    return Verdict(bound, name, ratio, bound.kept(ratio))
+        return Verdict(bound, name, False, f" = {ratio:.2f} (but more than half of the rows are noisy)")
+    return Verdict(bound, name, bound.kept(ratio), f" = {ratio:.2f}")
 
 
 def check(measure: Callable[[Sequence[Case]], Run], say: Callable[[str], None]) -> bool:

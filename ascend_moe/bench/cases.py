@@ -1,18 +1,21 @@
-"""What a measurement is of: the shape of a layer, ranks, tokens, routing, row format; and its tensors."""
+"""What a measurement is of: the shape of a layer, ranks, tokens, routing and row format."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Tensor
 
 from ascend_moe.checkpoint.presets import PRESETS
-from ascend_moe.errors import ArgumentError
+from ascend_moe.errors import ArgumentError, need_one_of
+from ascend_moe.reference import cases
+from ascend_moe.reference.cases import DTYPES
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-SKEWS = ("uniform", "zipf", "hot")
+#: name of the routing -> ids of the generated case
+SKEWS = {"uniform": "distinct", "zipf": "zipf", "hot": "popular"}
 QUANTS = ("none", "int8")
 SWEEPS = {
     "tokens": (1, 2, 4, 8, 16, 32, 64, 128, 256, 512),
@@ -53,8 +56,7 @@ class Case:
     @property
     def name(self) -> str:
         words = [f"{self.preset} H{self.hidden} BS{self.batch} W{self.world}", self.skew, self.quant]
-        words.append(self.dtype)
-        return " ".join(word for word in words if word not in ("uniform", "none", "bf16"))
+        return " ".join(word for word in [*words, self.dtype] if word not in ("uniform", "none", "bf16"))
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -69,6 +71,11 @@ class Case:
         return 2 if self.quant == "int8" else 0
 
     @property
+    def most_rows(self) -> int:
+        """Rows that may come to one rank."""
+        return self.world * self.batch * min(self.topk, self.local_experts)
+
+    @property
     def dispatch_bytes(self) -> int:
         """Bytes of the BS * K rows a rank sends."""
         return self.batch * self.topk * self.hidden * (1 if self.quant_mode else self.torch_dtype.itemsize)
@@ -77,6 +84,36 @@ class Case:
     def combine_bytes(self) -> int:
         """Bytes of the BS * K rows a rank gets back."""
         return self.batch * self.topk * self.hidden * self.torch_dtype.itemsize
+
+    def call(self, number: int) -> cases.Case:
+        """Input set ``number``: the tensors of all ranks, and what must come out."""
+        return cases.Case(
+            world=self.world,
+            local=self.local_experts,
+            topk=self.topk,
+            batch=self.batch,
+            width=self.hidden,
+            dtype=self.dtype,
+            quant=self.quant,
+            ids=SKEWS[self.skew],
+            seed=number * self.experts,  # the hot expert is seed % E: always expert 0
+        )
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A rank's tensors: x (BS, H); expert_ids (BS, K) int32, distinct in a token; expert_scales (BS, K)."""
+
+    x: Tensor
+    expert_ids: Tensor
+    expert_scales: Tensor
+
+
+def inputs(case: Case, rank: int, number: int) -> Inputs:
+    """The tensors of a rank in input set ``number``."""
+    made = case.call(number).rank_input(rank)
+    assert made.expert_scales is not None  # every generated case has them
+    return Inputs(made.x, made.expert_ids, made.expert_scales)
 
 
 def matrix(
@@ -89,87 +126,23 @@ def matrix(
     quant: str = "none",
     dtype: str = "bf16",
 ) -> list[Case]:
-    """The cases of a run, ordered by ranks: every preset x ranks x batch, or along ``sweep``.
-
-    Raises:
-        ArgumentError: a name or a number that makes no case.
-    """
+    """The cases of a run, ordered by ranks: every preset x ranks x batch, or along ``sweep``."""
     for preset in presets:
-        _check_name("preset", preset, LAYERS)
-    _check_name("sweep", sweep, ("", *SWEEPS))
+        need_one_of("preset", preset, LAYERS)
+    need_one_of("sweep", sweep, ("", *SWEEPS))
     for argument, value, names in (("skew", skew, SKEWS), ("quant", quant, QUANTS), ("dtype", dtype, DTYPES)):
-        _check_name(argument, value, names)
+        need_one_of(argument, value, names)
     widths: Sequence[int] = SWEEPS["hidden"] if sweep == "hidden" else (0,)  # 0: the preset's
-    cases = []
-    for world in sorted(set(SWEEPS["ranks"] if sweep == "ranks" else worlds)):
-        for preset in presets:
-            hidden, topk, experts = LAYERS[preset]
-            if not 1 <= world <= 64 or experts % world:
-                raise ArgumentError(
-                    f"ranks is {world}; need 1..64 that divide the {experts} experts of {preset}",
-                    argument="ranks",
-                )
-            for width in widths:
-                for batch in SWEEPS["tokens"] if sweep == "tokens" else batches:
-                    if not 1 <= batch <= 4096:
-                        raise ArgumentError(f"bs is {batch}; need 1..4096 tokens a rank", argument="bs")
-                    shape = (preset, world, batch, width or hidden, topk, experts)
-                    cases.append(Case(*shape, skew, quant, dtype))
-    return cases
-
-
-def _check_name(argument: str, value: str, names: Iterable[str]) -> None:
-    listed = list(names)
-    if value not in listed:
-        raise ArgumentError(
-            f"{argument} is {value!r}; need one of {', '.join(filter(None, listed))}", argument=argument
-        )
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """x (BS, H); expert_ids (BS, K) int32, distinct in a token; expert_scales (BS, K) fp32, rows sum to 1."""
-
-    x: Tensor
-    expert_ids: Tensor
-    expert_scales: Tensor
-
-
-def inputs(case: Case, rank: int, number: int) -> Inputs:
-    """Input set ``number`` of a rank: a pure function of its arguments, so any rank can make any other's.
-
-    Values are normal: denormals would time other code.
-    """
-    generator = _generator(1, rank, number)
-    x = torch.randn(case.batch, case.hidden, generator=generator).to(case.torch_dtype)
-    weights = torch.rand(case.batch, case.topk, generator=generator) + 0.1
-    return Inputs(x, expert_ids(case, rank, number), weights / weights.sum(1, keepdim=True))
-
-
-def expert_ids(case: Case, rank: int, number: int) -> Tensor:
-    """The ids of ``inputs`` alone."""
-    generator = _generator(0, rank, number)
-    scores = torch.rand(case.batch, case.experts, generator=generator)
-    if case.skew == "zipf":
-        # Gumbel's trick: the largest of log(weight) + noise are a draw by weight without repetition.
-        weight = 1.0 / torch.arange(1, case.experts + 1)
-        scores = weight.log() - (-scores.clamp(min=1e-12).log()).log()
-    elif case.skew == "hot":
-        scores[:, 0] = 2.0
-    ids = scores.topk(case.topk, dim=1).indices
-    order = torch.rand(case.batch, case.topk, generator=generator).argsort(1)
-    return ids.gather(1, order).to(torch.int32)
-
-
-def _generator(kind: int, rank: int, number: int) -> torch.Generator:
-    return torch.Generator().manual_seed((kind << 24) + (number << 8) + rank)
-
-
-def most_rows(case: Case) -> int:
-    """Rows on the rank that receives most, over all input sets."""
-    most = 0
-    for number in range(INPUT_SETS):
-        ids = torch.cat([expert_ids(case, rank, number).reshape(-1) for rank in range(case.world)])
-        owners = torch.bincount(ids // case.local_experts, minlength=case.world)
-        most = max(most, int(owners.max()))
-    return most
+    worlds = sorted(set(SWEEPS["ranks"] if sweep == "ranks" else worlds))
+    batches = SWEEPS["tokens"] if sweep == "tokens" else batches
+    made = []
+    for world, preset, width, batch in product(worlds, presets, widths, batches):
+        hidden, topk, experts = LAYERS[preset]
+        if not 1 <= world <= 64 or experts % world:
+            text = f"ranks is {world}; need 1..64 that divide the {experts} experts of {preset}"
+            raise ArgumentError(text, argument="ranks")
+        if not 1 <= batch <= 4096:
+            raise ArgumentError(f"bs is {batch}; need 1..4096 tokens a rank", argument="bs")
+        shape = (preset, world, batch, width or hidden, topk, experts)
+        made.append(Case(*shape, skew, quant, dtype))
+    return made

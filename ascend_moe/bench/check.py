@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ascend_moe.bench.cases import Case, Inputs
+from ascend_moe import reference
+from ascend_moe.bench.cases import Case, inputs
 from ascend_moe.bench.methods.base import Arrived
-from ascend_moe.dispatchers import rows as row_ops
-
-_FP32 = torch.finfo(torch.float32).eps
 
 
 def run_experts(rows: Tensor, scales: Tensor | None, experts: Tensor, out: Tensor) -> None:
-    """What stands for the experts: never timed, the same for every method.
+    """Stands for the experts: never timed, the same for every method.
 
     Writes (n, H) output for ``rows`` (int8 rows have fp32 ``scales``) into ``out[:n]``. The factor depends
     on the expert (global numbers, (n,)): the sums then show a row that went to a wrong expert.
@@ -31,60 +28,42 @@ def run_experts(rows: Tensor, scales: Tensor | None, experts: Tensor, out: Tenso
 
 @dataclass(frozen=True)
 class Expected:
-    """What a rank must get.
+    """What a rank must get: dispatch's result, and combine's (BS, H) sums in ascending k.
 
-    Attributes:
-        rows, scales: expand_x (n, H) and, with int8 rows, its scales.
-        counts: (L,) rows a local expert.
-        sums: (BS, H), summed in ascending k, product rounded, then added: what our ops promise bit for bit.
-        slack: (BS, H) fp32, how far another order of addition may be off before the last rounding.
+    ``slack``: how far another order of addition may be off before the last rounding.
     """
 
-    rows: Tensor
-    scales: Tensor | None
-    counts: Tensor
+    dispatched: reference.DispatchResult
     sums: Tensor
-    slack: Tensor
+    slack: float
 
 
-def expected(case: Case, rank: int, inputs_by_rank: Sequence[Inputs]) -> Expected:
-    """From the inputs of all ranks, without any communication."""
-    ids = torch.cat([inputs.expert_ids.reshape(-1) for inputs in inputs_by_rank])
-    order = torch.argsort(ids, stable=True)  # by expert, then source rank, then flat (token, k)
-    local_ids = ids[order].long() - rank * case.local_experts
-    mine = (local_ids >= 0) & (local_ids < case.local_experts)
-    x = torch.cat([inputs.x for inputs in inputs_by_rank])
-    rows, scales = x.index_select(0, order[mine] // case.topk), None
-    if case.quant_mode:
-        rows, scales = row_ops.quantise(rows)
-    counts = torch.bincount(local_ids[mine], minlength=case.local_experts)
-    return Expected(rows, scales, counts, *_sums(case, inputs_by_rank[rank]))
-
-
-def _sums(case: Case, inputs: Inputs) -> tuple[Tensor, Tensor]:
-    total = torch.zeros(case.batch, case.hidden)
-    size = torch.zeros(case.batch, case.hidden)
-    codes, scales = row_ops.quantise(inputs.x) if case.quant_mode else (inputs.x, None)
-    out = torch.empty(case.batch, case.hidden, dtype=case.torch_dtype)
-    for k in range(case.topk):
-        run_experts(codes, scales, inputs.expert_ids[:, k].long(), out)
-        term = out.float() * inputs.expert_scales[:, k, None]
-        total += term
-        size += term.abs()
-    return total.to(case.torch_dtype), size * (2 * case.topk * _FP32)
+def expected(case: Case, rank: int, number: int) -> Expected:
+    """The reference's results for input set ``number``, without any communication."""
+    call = case.call(number)
+    dispatched = call.dispatched()
+    rows = []
+    for owner, result in enumerate(dispatched):
+        local = torch.arange(case.local_experts).repeat_interleave(result.expert_token_nums)
+        rows.append(torch.empty(result.expand_x.shape, dtype=case.torch_dtype))
+        run_experts(result.expand_x, result.dynamic_scales, local + owner * case.local_experts, rows[-1])
+    weights = inputs(case, rank, number).expert_scales
+    largest = max(float(part.abs().max()) for part in rows if part.numel()) * float(weights.abs().max())
+    slack = 2 * case.topk**2 * torch.finfo(torch.float32).eps * largest
+    return Expected(dispatched[rank], call.combined(rows, dispatched)[rank], slack)
 
 
 def dispatch_fault(arrived: Arrived, want: Expected) -> str:
     """What is wrong with the rows, or ''."""
-    count = want.rows.size(0)
-    if not torch.equal(arrived.counts.long(), want.counts):
+    result, count = want.dispatched, want.dispatched.expand_x.size(0)
+    if not torch.equal(arrived.counts.long(), result.expert_token_nums):
         return "rows per expert differ from the reference"
-    if not torch.equal(arrived.rows[:count], want.rows):
-        wrong = (arrived.rows[:count] != want.rows).any(1).nonzero()
+    if not torch.equal(arrived.rows[:count], result.expand_x):
+        wrong = (arrived.rows[:count] != result.expand_x).any(1).nonzero()
         where = f"first at row {int(wrong[0])} of {count}" if len(wrong) else "NaN"
         return f"expand_x differs from the reference, {where}"
-    scales = arrived.scales
-    if want.scales is not None and (scales is None or not torch.equal(scales[:count], want.scales)):
+    scales, wanted = arrived.scales, result.dynamic_scales
+    if wanted is not None and (scales is None or not torch.equal(scales[:count], wanted)):
         return "dynamic_scales differ from the reference"
     return ""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +50,7 @@ def roofline(run: Run, path: Path) -> Path:
         suffix = f", {world} ranks" if len(worlds) > 1 else ""
         where = [_payload(case) for case in cases]
         limit = [_trip(case, case.limit).p50 for case in cases]
-        axes.plot(
-            where, limit, color="black", linestyle=["-", "--", "-.", ":"][number % 4], label=f"limit{suffix}"
-        )
+        axes.plot(where, limit, ("k-", "k--", "k-.", "k:")[number % 4], label=f"limit{suffix}")
         for name in [row.name for row in cases[0].rows if row.kind != LIMIT]:
             trips = [_trip(case, name) for case in cases]
             axes.errorbar(
@@ -82,14 +80,14 @@ def scaling(run: Run, sweep: str, path: Path) -> Path:
         cases = sorted((case for case in run.cases if case.case.preset == preset), key=value)
         where = [value(case) for case in cases]
         limit = [_trip(case, case.limit).p50 for case in cases]
-        axes.plot(where, limit, color="black", label=f"limit{suffix}")
-        slope = [limit[-1] * width / where[-1] for width in where]
-        axes.plot(where, slope, color="black", alpha=0.3, linestyle=":")
+        axes.plot(where, limit, "k-", label=f"limit{suffix}")
+        axes.plot(where, [limit[-1] * width / where[-1] for width in where], "k:", alpha=0.3)
         for name in [row.name for row in cases[0].rows if row.kind == OURS]:
-            _line(axes, where, [_trip(case, name).p50 for case in cases], _INK.get(name), f"{name}{suffix}")
+            trips = [_trip(case, name).p50 for case in cases]
+            axes.plot(where, trips, "o-", color=_INK.get(name), markersize=3, label=f"{name}{suffix}")
         best = [row.round_trip.p50 for case in cases if (row := case.best_peer())]
         if len(best) == len(cases):
-            _line(axes, where, best, "#c25700", f"best peer{suffix}")
+            axes.plot(where, best, "o-", color="#c25700", markersize=3, label=f"best peer{suffix}")
     axes.set(xscale="log", yscale="log", xlabel=label, ylabel="round trip, µs (p50)")
     axes.set_xticks(where, [str(width) for width in where])
     axes.legend(fontsize=7, frameon=False)
@@ -103,10 +101,6 @@ def _figure() -> tuple[Any, Any]:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(True, which="major", alpha=0.25)
     return figure, axes
-
-
-def _line(axes: Any, where: Sequence[int], trips: Sequence[float], color: str | None, label: str) -> None:
-    axes.plot(where, trips, color=color, marker="o", markersize=3, label=label)
 
 
 def _save(figure: Any, path: Path) -> Path:

@@ -33,10 +33,8 @@ PATIENCE_S = 120.0
 class Job:
     """What the ranks are told, in the file ``job.json`` of the scratch folder.
 
-    Attributes:
-        mpi: mpiexec starts the ranks, not torchrun.
-        pid: of the process that started the run; the ranks end when it ends.
-        tell: rank 0 writes its progress on stderr.
+    ``mpi``: mpiexec starts the ranks, not torchrun. ``pid``: the ranks end when this process ends. ``tell``:
+    rank 0 writes its progress on stderr.
     """
 
     cases: list[Case]
@@ -92,7 +90,7 @@ def _run(job: Job, folder: Path, rank: int, mpi: Any) -> None:
         world_size=job.world,
         timeout=datetime.timedelta(seconds=PATIENCE_S),
     )
-    place = Place(rank, job.world, ascend_moe.comm_name(), mpi)
+    place = Place(rank, job.world, ascend_moe.comm_name(), mpi=mpi)
     results = []
     for case in job.cases:
 
@@ -135,9 +133,7 @@ def _end_with(pid: int, folder: Path) -> None:
 
     def watch() -> None:
         if descriptor >= 0:
-            poll = select.poll()
-            poll.register(descriptor, select.POLLIN)
-            poll.poll()
+            select.select([descriptor], [], [])
         while not process_gone(pid):
             time.sleep(1)
         shutil.rmtree(folder, ignore_errors=True)

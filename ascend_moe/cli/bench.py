@@ -15,11 +15,12 @@ from rich.console import Console
 
 from ascend_moe.bench import bounds, report
 from ascend_moe.bench import methods as every_method
-from ascend_moe.bench.cases import DTYPES, LAYERS, QUANTS, SKEWS, SWEEPS, Case, matrix
+from ascend_moe.bench.cases import LAYERS, QUANTS, SKEWS, SWEEPS, Case, matrix
 from ascend_moe.bench.results import Run
 from ascend_moe.bench.run import RankFailed, run
 from ascend_moe.cli.options import bad
 from ascend_moe.errors import ArgumentError
+from ascend_moe.reference.cases import DTYPES
 
 ITERATIONS, QUICK_ITERATIONS = 60, 12
 
@@ -35,14 +36,12 @@ def bench(
     ] = None,
     bs: Annotated[str, typer.Option(metavar="N,N", help="Tokens a rank.")] = "8,32",
     ranks: Annotated[str, typer.Option("--ranks", "-r", metavar="N,N", help="EP ranks.")] = "2",
-    skew: Annotated[str, typer.Option(metavar="|".join(SKEWS), help="Routing.")] = SKEWS[0],
-    quant: Annotated[str, typer.Option(metavar="|".join(QUANTS), help="Rows as they travel.")] = QUANTS[0],
+    skew: Annotated[str, typer.Option(metavar="|".join(SKEWS), help="Routing.")] = "uniform",
+    quant: Annotated[str, typer.Option(metavar="|".join(QUANTS), help="Rows as they travel.")] = "none",
     dtype: Annotated[str, typer.Option(metavar="|".join(DTYPES), help="Of the rows.")] = "bf16",
     methods: Annotated[
         str,
-        typer.Option(
-            "--methods", "--peers", help="auto, ours, peer, or names of the table; limits always run."
-        ),
+        typer.Option("--methods", help="auto, ours, peer, or names of the table; limits always run."),
     ] = "auto",
     sweep: Annotated[
         str, typer.Option(metavar="|".join(SWEEPS), help="BS 1..512, ranks 1..8, or H 1024..8192.")

@@ -6,7 +6,8 @@ import json
 import os
 import traceback
 from collections.abc import Callable, Iterable
-from typing import Annotated
+from dataclasses import asdict
+from typing import Annotated, Any
 
 import typer
 
@@ -15,36 +16,20 @@ from ascend_moe.cli import options
 from ascend_moe.cli.root import version
 from ascend_moe.comm.communicator import DEFAULT_WINDOW_MIB
 from ascend_moe.doctor import cann, group, machine, settings
-from ascend_moe.doctor.finding import ERROR, Finding, as_dicts, error, text
+from ascend_moe.doctor.finding import ERROR, Finding, error, text
 from ascend_moe.errors import AscendMoeError
-from ascend_moe.plan.soc import DEFAULT_SOC
 
 app = typer.Typer()
 _ASKED = ("preset", "ranks", "batch", "global_bs", "hidden", "topk", "experts", "quant", "smooth", "window")
 
 
 @app.command()
+@options.with_configuration
 def doctor(
-    preset: options.Preset = None,
-    ranks: options.Ranks = None,
-    batch: options.Batch = None,
-    global_bs: options.GlobalBatch = None,
-    hidden: options.Hidden = None,
-    topk: options.TopK = None,
-    experts: options.Experts = None,
-    dtype: options.Dtype = "bf16",
-    quant: options.Quant = False,
-    smooth: options.Smooth = False,
-    contract: options.Contract = "v2",
-    soc: options.Soc = DEFAULT_SOC,
-    cores: options.Cores = 0,
-    window: options.Window = 0,
-    comm_alg: options.CommAlg = "",
-    ranks_per_server: options.RanksPerServer = 0,
+    asked: dict[str, Any],
     rank_0: Annotated[
         str, typer.Option("--group", metavar="HOST:PORT", help="Whether rank 0 answers there.")
     ] = "",
-    plain: Annotated[bool, typer.Option("--plain", help="No difference: it always is plain text.")] = False,
     as_json: options.Json = False,
 ) -> None:
     """Versions, variables, devices, memory; every finding with its fix.
@@ -53,21 +38,20 @@ def doctor(
 
     Exit code 0: no errors. 1: something cannot work. 2: wrong options.
     """
-    given = locals()
-    for name in ("rank_0", "plain", "as_json"):
-        given.pop(name)
     parts: list[Callable[[], Iterable[Finding]]] = [
         machine.findings,
         cann.findings,
         settings.findings,
         lambda: group.findings(rank_0),
     ]
-    if any(given[name] for name in _ASKED):
-        request = options.request_of(exported=_exported(), **given)
+    if any(asked[name] for name in _ASKED):
+        asked["window"] = asked["window"] or _exported()
+        request = options.request_of(**asked)
         parts.append(lambda: group.fits(request))
     findings = [finding for part in parts for finding in _findings(part)]
     if as_json:
-        print(json.dumps({"version": version(), "findings": as_dicts(findings)}, indent=2))
+        listed = [asdict(finding) for finding in findings]
+        print(json.dumps({"version": version(), "findings": listed}, indent=2))
     else:
         print(f"ascend-moe doctor, ascend_moe {version()}\n\n{text(findings)}")
     raise typer.Exit(1 if any(finding.level == ERROR for finding in findings) else 0)

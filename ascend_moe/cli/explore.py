@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -15,8 +14,8 @@ from rich.table import Table
 from ascend_moe.errors import AscendMoeError
 
 from ..explore import campaigns
-from ..explore.campaigns import Finding, Result, exhaustive, shrink
-from ..explore.engine import POLICIES, Options, World, checked_library
+from ..explore.campaigns import Result, exhaustive, shrink
+from ..explore.engine import POLICIES, Options
 from ..explore.program import Program, parse
 
 _STORES = ("both", "fifo", "unordered")
@@ -45,16 +44,6 @@ def explore_command(
     replay: Annotated[
         str | None, typer.Option("--replay", metavar="AT:CHOICE,…", help="Choices of a shrunk schedule.")
     ] = None,
-    shrink_it: Annotated[
-        bool, typer.Option("--shrink/--no-shrink", help="A finding's schedule with few switches.")
-    ] = True,
-    trace: Annotated[
-        Path | None,
-        typer.Option("--trace", dir_okay=False, help="Write the schedule of one case as JSON lines."),
-    ] = None,
-    library: Annotated[
-        Path | None, typer.Option("--library", exists=True, dir_okay=False, help="Another checked library.")
-    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
 ) -> None:
     """Look for races, missing synchronisation, hangs and wrong results, schedule after schedule.
@@ -74,16 +63,12 @@ def explore_command(
             schedules = 1
         if chosen is None and (policy in ("replay", "exhaustive") or replay is not None):
             raise typer.BadParameter("it is about one case: give --case", param_hint="'--policy'")
-        opened = checked_library(library)
-        if trace is not None:
-            _write_trace(trace, chosen or Program(), seed, options, opened)
-            return
         if policy == "exhaustive" and replay is None:
-            result = exhaustive(chosen or Program(), preemptions, library=opened, limit=schedules)
+            result = exhaustive(chosen or Program(), preemptions, limit=schedules)
         else:
-            result = _run(chosen, schedules, seed, options, opened, console, as_json)
-        if result.finding is not None and shrink_it and replay is None:
-            result.finding = shrink(result.finding, opened)
+            result = _run(chosen, schedules, seed, options, console, as_json)
+        if result.finding is not None and replay is None:
+            result.finding = shrink(result.finding)
     except AscendMoeError as error:
         console.print(str(error), style="red", markup=False)
         raise typer.Exit(2) from None
@@ -92,16 +77,10 @@ def explore_command(
 
 
 def _run(
-    case: Program | None,
-    schedules: int,
-    seed: int,
-    options: Options,
-    library: Any,
-    console: Console,
-    quiet: bool,
+    case: Program | None, schedules: int, seed: int, options: Options, console: Console, quiet: bool
 ) -> Result:
     if case is not None:
-        return campaigns.explore(case, schedules, seed, options, library)
+        return campaigns.explore(case, schedules, seed, options)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=quiet) as bar:
         task = bar.add_task("schedules", total=schedules)
@@ -109,7 +88,7 @@ def _run(
         def advance(result: Result) -> None:
             bar.update(task, completed=result.schedules, description=f"{result.schedules} schedules")
 
-        return campaigns.campaign(None, schedules, seed, options, library, progress=advance)
+        return campaigns.campaign(None, schedules, seed, options, progress=advance)
 
 
 def _choices(text: str) -> tuple[int, ...]:
@@ -123,16 +102,6 @@ def _choices(text: str) -> tuple[int, ...]:
     return tuple(choices)
 
 
-def _write_trace(path: Path, case: Program, seed: int, options: Options, library: Any) -> None:
-    with World(case.world, library) as world:
-        world.load(case)
-        run = world.run(seed, 1, replace(options, trace=True, vary_epoch=False))
-        world.write_trace(path)
-        if run.failed:
-            print(run.message.decode())
-            raise typer.Exit(1)
-
-
 def _print(result: Result, console: Console, as_json: bool) -> None:
     found = result.finding
     if as_json:
@@ -144,7 +113,15 @@ def _print(result: Result, console: Console, as_json: bool) -> None:
             "instructions": result.instructions,
             "seconds": round(result.seconds, 3),
             "polls": {place: {"waiting": w, "ready": r} for place, (w, r) in result.polls.items()},
-            "finding": None if found is None else _values(found),
+            "finding": None
+            if found is None
+            else {
+                "kind": found.kind,
+                "message": found.message,
+                "case": str(found.case),
+                "seed": found.seed,
+                "command": found.command(),
+            },
         }
         print(json.dumps(values, indent=2))
         return
@@ -165,13 +142,3 @@ def _print(result: Result, console: Console, as_json: bool) -> None:
     switches = sum(1 for choice in found.choices if choice)
     console.print(f"{switches} switches away from the tame schedule; it runs again with", markup=False)
     console.print(found.command(), markup=False, soft_wrap=True)
-
-
-def _values(found: Finding) -> dict[str, object]:
-    return {
-        "kind": found.kind,
-        "message": found.message,
-        "case": str(found.case),
-        "seed": found.seed,
-        "command": found.command(),
-    }

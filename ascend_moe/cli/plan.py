@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import typer
 
@@ -10,38 +11,19 @@ from ascend_moe import plan as planning
 from ascend_moe._text import table
 from ascend_moe.cli import options
 from ascend_moe.plan import OpPlan, Report
-from ascend_moe.plan.soc import DEFAULT_SOC
 
 app = typer.Typer()
 
 
 @app.command()
-def plan(
-    preset: options.Preset = None,
-    ranks: options.Ranks = None,
-    batch: options.Batch = None,
-    global_bs: options.GlobalBatch = None,
-    hidden: options.Hidden = None,
-    topk: options.TopK = None,
-    experts: options.Experts = None,
-    dtype: options.Dtype = "bf16",
-    quant: options.Quant = False,
-    smooth: options.Smooth = False,
-    contract: options.Contract = "v2",
-    soc: options.Soc = DEFAULT_SOC,
-    cores: options.Cores = 0,
-    window: options.Window = 0,
-    comm_alg: options.CommAlg = "",
-    ranks_per_server: options.RanksPerServer = 0,
-    as_json: options.Json = False,
-) -> None:
+@options.with_configuration
+def plan(asked: dict[str, Any], as_json: options.Json = False) -> None:
     """What a configuration of dispatch and combine needs. Opens no window.
 
     Exit code 0: the operators take this configuration. 1: it breaks limits of ours. 2: wrong options.
     """
-    given = locals()
-    as_json = given.pop("as_json")
-    report = planning.plan(options.request_of(exported=planning.exported_mib(0), **given))
+    asked["window"] = asked["window"] or planning.exported_mib(0)
+    report = planning.plan(options.request_of(**asked))
     print(json.dumps(report.as_dict(), indent=2) if as_json else text(report))
     raise typer.Exit(0 if report.ok else 1)
 
@@ -55,14 +37,12 @@ def text(report: Report) -> str:
     for name, op in report.ops.items():
         lines += ["", f"{name}: algorithm {op.algorithm}, tiling key {op.tiling['tiling_key']}"]
         skipped = ("algorithm", "tiling_key", "transport")
-        lines += table([[_words(key), value] for key, value in op.tiling.items() if key not in skipped])
+        tiling = {key: value for key, value in op.tiling.items() if key not in skipped}
+        lines += table([[key.replace("_", " "), value] for key, value in tiling.items()])
         if op.tiling["transport"]:
             lines.append("  ranks of other servers are reached by RDMA")
-        lines += [
-            f"  UB of a core: {op.ub_peak:,} of {report.ub_bytes:,} bytes in the fullest step".replace(
-                ",", " "
-            )
-        ]
+        sizes = f"{op.ub_peak:,} of {report.ub_bytes:,}".replace(",", " ")
+        lines.append(f"  UB of a core: {sizes} bytes in the fullest step")
         lines += table(_steps(op), "    ")
     return "\n".join(lines)
 
@@ -108,7 +88,3 @@ def _steps(op: OpPlan) -> list[list[object]]:
         rows.append([step, "", sum(item.bytes for item in items)])
         rows += [["", item.name, item.bytes] for item in items]
     return rows
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")

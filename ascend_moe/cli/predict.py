@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -38,9 +36,6 @@ def predict(
         str, typer.Option(metavar="NAME,...", help=f"Of {','.join(ALGORITHMS)}; default: all that run there.")
     ] = "",
     as_json: options.Json = False,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A picture, SVG: steps by algorithm and EP.")
-    ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="The model against published times, held-out ones judged.")
     ] = False,
@@ -53,11 +48,9 @@ def predict(
     """
     if check:
         raise typer.Exit(_check(as_json))
-    if plot is not None and importlib.util.find_spec("matplotlib") is None:
-        options.bad("--plot", "needs matplotlib: pip install 'ascend_moe[cli]'")
     request = Request(
         ranks=1,
-        **options.shape_of(preset, hidden, topk, experts)._asdict(),
+        **options.shape_of(preset, hidden, topk, experts),
         batch=bs,
         quant=not no_quant,
         contract=contract,
@@ -66,10 +59,8 @@ def predict(
     )
     names = algorithm.split(",") if algorithm else []
     predictions = report.predictions(request, _numbers(ep), names)
-    if plot is not None:
-        report.draw(predictions, plot)
-    as_text = json.dumps(report.as_dict(predictions), indent=2) if as_json else None
-    print(as_text or "\n".join(report.text(predictions)))
+    found = report.as_dict(predictions)
+    print(json.dumps(found, indent=2) if as_json else "\n".join(report.text(predictions)))
 
 
 def _numbers(given: str) -> list[int]:
@@ -85,17 +76,10 @@ def _check(as_json: bool) -> int:
     held_out = [each for each in compared if each.point.role == calibration.HELD_OUT]
     limit, worst = calibration.held_out_limit(), calibration.errors_of(held_out)
     if as_json:
-        values = [
-            {
-                "id": each.point.id,
-                "us": each.point.us,
-                "model_us": round(each.us, 3),
-                "error": round(each.error, 4),
-                "role": each.point.role,
-                "trust": each.point.trust,
-            }
-            for each in compared
-        ]
+        values = []
+        for each in compared:
+            point, times = each.point, {"model_us": round(each.us, 3), "error": round(each.error, 4)}
+            values.append({"id": point.id, "us": point.us, **times, "role": point.role, "trust": point.trust})
         print(json.dumps({"limit": limit, "held_out_error": round(worst, 4), "points": values}, indent=2))
     else:
         print("\n".join(table([report.ERROR_HEAD, *report.error_rows(compared)], "")))

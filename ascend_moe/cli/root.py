@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import os
 import sys
 from typing import Annotated, Any
@@ -11,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from ascend_moe._text import installed_version
 from ascend_moe.cli import COMMANDS
 from ascend_moe.errors import AscendMoeError
 
@@ -53,10 +53,7 @@ app = typer.Typer(
 
 def version() -> str:
     """Of the installed package."""
-    try:
-        return importlib.metadata.version("ascend_moe")
-    except importlib.metadata.PackageNotFoundError:
-        return "(a source tree, not installed)"
+    return installed_version("ascend_moe") or "(a source tree, not installed)"
 
 
 def _show_version(wanted: bool) -> None:

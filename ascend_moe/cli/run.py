@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +11,7 @@ import typer
 from ascend_moe.checkpoint.config import moe_config, read_json
 from ascend_moe.checkpoint.presets import PRESETS, preset
 from ascend_moe.cli.options import DEFAULT_PRESET, bad
-from ascend_moe.demo.launch import BACKENDS, Job, execute
+from ascend_moe.demo.launch import BACKENDS, execute
 from ascend_moe.demo.layers import DEFAULT_TEXT, RunSpec, batches_of, default_text
 from ascend_moe.demo.report import about
 from ascend_moe.errors import ArgumentError
@@ -51,9 +50,6 @@ def run(
     ] = None,
     iterations: Annotated[int, typer.Option(min=1, max=1000, help="Timed passes.")] = 5,
     seed: Annotated[int, typer.Option(min=0, help="Of embedding and random weights.")] = 0,
-    plot: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Draw the heat map into this file (.png, .svg, .pdf).")
-    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
 ) -> None:
     """Run a MoE layer over EP ranks of this machine on real text, and check every result.
@@ -62,9 +58,9 @@ def run(
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise typer.BadParameter("ascend-moe starts its ranks itself: leave out torchrun")
-    _one_of("--backend", backend, BACKENDS)
-    _one_of("--dtype", dtype, DTYPES)
-    _check_plot(plot)
+    for option, value, names in (("--backend", backend, BACKENDS), ("--dtype", dtype, DTYPES)):
+        if value not in names:
+            bad(option, f"{value!r} is none of {', '.join(names)}")
     try:
         config, source, width = _layer(preset_name, checkpoint, layer)
         batches = batches_of(batch, ranks)
@@ -84,7 +80,7 @@ def run(
         hint = {"directory": "checkpoint"}.get(error.argument, error.argument)
         raise typer.BadParameter(str(error), param_hint=f"'--{hint}'") from None
     head = about(spec, source, backend, width, text.name if text else DEFAULT_TEXT, note)
-    raise typer.Exit(execute(Job(spec, tuple(head), backend, plot, as_json)))
+    raise typer.Exit(execute(spec, head, backend, as_json))
 
 
 def _layer(
@@ -113,21 +109,3 @@ def _text(path: Path | None, tokens: int) -> tuple[bytes, str]:
     repeats = -(-tokens // len(text))
     note = f"the text has {len(text)} bytes and is read {repeats} times" if repeats > 1 else ""
     return (text * repeats)[:tokens], note
-
-
-def _one_of(option: str, value: str, names: object) -> None:
-    listed = list(names)  # type: ignore[call-overload]
-    if value not in listed:
-        bad(option, f"{value!r} is none of {', '.join(listed)}")
-
-
-def _check_plot(plot: Path | None) -> None:
-    """Whatever would stop the picture after the run stops it before."""
-    if plot is None:
-        return
-    if plot.suffix not in (".png", ".svg", ".pdf"):
-        bad("--plot", f"{plot} must end in .png, .svg or .pdf")
-    if not plot.absolute().parent.is_dir():
-        bad("--plot", f"there is no folder {plot.absolute().parent}")
-    if importlib.util.find_spec("matplotlib") is None:
-        bad("--plot", "needs matplotlib: pip install 'ascend_moe[cli]'")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -49,19 +49,14 @@ def trace(
 
     Exit code 0: the files are written. 1: a file could not be. 2: wrong options.
     """
-    shape = options.shape_of(preset, hidden, topk, experts)._asdict()
-    request = TraceRequest(
-        ranks=ranks,
-        batch=bs,
-        **shape,
-        quant=quant,
-        op=op,
-        algorithm=algorithm,
-        repeat=repeat,
-        seed=seed,
-        pick=pick,
-    )
-    outputs = _outputs(None if out == "-" else Path(out), svg)
+    shape = options.shape_of(preset, hidden, topk, experts)
+    show: dict[str, Any] = {"op": op, "algorithm": algorithm, "repeat": repeat, "pick": pick, "seed": seed}
+    request = TraceRequest(ranks=ranks, batch=bs, quant=quant, **shape, **show)
+    wanted = [(None if out == "-" else Path(out), chrome.text), (svg, picture.svg)]
+    outputs = [(path, content) for path, content in wanted if path is not None]
+    for path, _ in outputs:  # refused before anything runs
+        if not path.absolute().parent.is_dir() or path.is_dir():
+            raise ArgumentError(f"{path} must be a file in a folder that exists", argument="out")
     timeline = roundtrip.predicted(request, soc) if soc else roundtrip.measured(request)
     print("\n".join(text(timeline)))
     for path, content in outputs:
@@ -71,16 +66,6 @@ def trace(
             print(f"ascend-moe trace: {path}: {problem.strerror}", file=sys.stderr)
             raise typer.Exit(1) from None
         print(f"wrote {path}")
-
-
-def _outputs(out: Path | None, svg: Path | None) -> list[tuple[Path, chrome.Writer]]:
-    """Files and what they hold; refused before anything runs when they cannot be written."""
-    wanted: list[tuple[Path | None, chrome.Writer]] = [(out, chrome.text), (svg, picture.svg)]
-    files = [(path, content) for path, content in wanted if path is not None]
-    for path, _ in files:
-        if not path.absolute().parent.is_dir() or path.is_dir():
-            raise ArgumentError(f"{path} must be a file in a folder that exists", argument="out")
-    return files
 
 
 def text(timeline: Timeline) -> list[str]:
@@ -103,16 +88,9 @@ def text(timeline: Timeline) -> list[str]:
 
 def _cells(run: OpRun) -> list[list[str]]:
     """A row a step: time at work is when any core of a rank works in it, mean over ranks."""
-    return [
-        [
-            picture.phase_name(row.phase),
-            f"{row.working / 1000:.1f}",
-            f"{row.worst / 1000:.1f}",
-            f"{100 * row.working / run.ns:.1f}",
-            f"{row.cores:.1f}",
-            f"{row.sync_all / 1000:.1f}",
-            f"{row.wait / 1000:.1f}",
-            f"{row.bytes / 1e6:.2f}",
-        ]
-        for row in phase_rows(run)
-    ]
+    rows = []
+    for row in phase_rows(run):
+        work = [f"{row.working / 1000:.1f}", f"{row.worst / 1000:.1f}", f"{100 * row.working / run.ns:.1f}"]
+        blocked = [f"{row.cores:.1f}", f"{row.sync_all / 1000:.1f}", f"{row.wait / 1000:.1f}"]
+        rows.append([picture.phase_name(row.phase), *work, *blocked, f"{row.bytes / 1e6:.2f}"])
+    return rows

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,31 +21,13 @@ from ascend_moe import validate as validation
 from ascend_moe.cli import options
 from ascend_moe.comm.communicator import MAX_WORLD
 from ascend_moe.errors import ArgumentError, AscendMoeError
-from ascend_moe.reference.cases import DTYPES, Case
+from ascend_moe.reference.cases import DTYPES
 from ascend_moe.validate import bringup, devices, probes
 from ascend_moe.validate.cases import matrix
 
 app = typer.Typer()
 DEFAULT_RANKS = 4
 DEFAULT_TIMEOUT_S = "20"  # of a wait: enough where nothing is wrong, short where a rank does not come
-
-
-@dataclass(frozen=True)
-class _Wanted:
-    """The options."""
-
-    ranks: int | None
-    seed: int
-    extra: int
-    dtypes: tuple[str, ...]
-    as_json: bool
-
-    def cases(self, world: int) -> Sequence[Case]:
-        return matrix(world, self.seed, self.extra, self.dtypes)
-
-    def arguments(self) -> list[str]:
-        """For the ranks of torchrun."""
-        return ["--seed", str(self.seed), "--extra", str(self.extra), "--dtypes", ",".join(self.dtypes)]
 
 
 @app.command()
@@ -79,33 +61,40 @@ def validate(
         raise ArgumentError(f"--ranks {ranks} must be in 1..{MAX_WORLD}", argument="ranks")
     here = devices.find(device)
     os.environ.setdefault(settings.TIMEOUT_S.name, DEFAULT_TIMEOUT_S)
-    wanted = _Wanted(ranks, seed, extra, names, as_json)
-    raise typer.Exit(_bring_up(here, wanted) if bring_up else _validate(here, wanted))
-
-
-def _validate(device: devices.Device, wanted: _Wanted) -> int:
+    own = ["--seed", str(seed), "--extra", str(extra), "--dtypes", dtypes, *["--bringup"] * bring_up]
     if validation.under_torchrun():
-        return _rank(device, wanted)
-    npu = device.kind == "npu"
-    ranks = wanted.ranks or (min(device.count, MAX_WORLD) if npu else DEFAULT_RANKS)
-    if npu:
-        return _start(device, ranks, wanted)
-    outcome = validation.threads(ranks, wanted.cases(ranks))
-    _print(outcome, wanted.as_json)
-    return 0 if outcome.ok else 1
+        raise typer.Exit(_rank(here, lambda world: matrix(world, seed, extra, names), bring_up, as_json))
+    if here.kind == "npu":
+        raise typer.Exit(_start(here, ranks, own, bring_up, as_json))
+    if bring_up:
+        ranks = ranks or 2
+        about, findings = f"{here.about}, {ranks} ranks", bringup.on_threads(ranks)
+        raise typer.Exit(_report(about, findings, as_json))
+    ranks = ranks or DEFAULT_RANKS
+    outcome = validation.threads(ranks, matrix(ranks, seed, extra, names))
+    raise typer.Exit(_print({"text": validation.text(outcome), **outcome.as_dict()}, as_json))
 
 
-def _rank(device: devices.Device, wanted: _Wanted) -> int:
-    """One rank of torchrun."""
+def _rank(device: devices.Device, choose: validation.Choose, bring_up: bool, as_json: bool) -> int:
+    """One rank of torchrun. Rank 0 prints what came of it, or leaves it for the process that started it."""
     place, about = open_group(device)
-    outcome = validation.processes(place, about, wanted.cases)
-    path = settings.VALIDATE_OUTCOME.get()
-    if outcome is not None and path:
-        path.write_text(json.dumps({"text": validation.text(outcome), **outcome.as_dict()}))
-    elif outcome is not None:
-        _print(outcome, wanted.as_json)
+    path, code = settings.VALIDATE_OUTCOME.get(), 0
+    found: dict[str, Any] | None = None
+    if bring_up:
+        findings = bringup.in_group(device, place)
+        if dist.get_rank() == 0:
+            found = {"about": about, "findings": [asdict(one) for one in findings]}
+    elif (outcome := validation.processes(place, about, choose)) is not None:
+        found = {"text": validation.text(outcome), **outcome.as_dict()}
+    if found is not None and path:
+        path.write_text(json.dumps(found))
+    elif found is not None and bring_up:
+        code = _report(about, findings, as_json)
+        code = 0 if code == 3 else code  # torchrun takes it for a crash, and says so at length
+    elif found is not None:
+        code = _print(found, as_json)
     dist.destroy_process_group()
-    return 0 if outcome is None or outcome.ok or path else 1
+    return code
 
 
 def open_group(device: devices.Device) -> tuple[torch.device, str]:
@@ -119,30 +108,27 @@ def open_group(device: devices.Device) -> tuple[torch.device, str]:
     return torch.device("cpu"), f"cpu, {dist.get_world_size()} processes, gloo"
 
 
-def _start(device: devices.Device, ranks: int, wanted: _Wanted) -> int:
-    """Starts torchrun on this machine and reports what its rank 0 leaves behind."""
-    if ranks > device.count and not device.virtual:
+def _start(
+    device: devices.Device, ranks: int | None, own: Sequence[str], bring_up: bool, as_json: bool
+) -> int:
+    """Starts torchrun on the NPUs of this machine and reports what its rank 0 leaves behind."""
+    ranks = ranks or (device.count if bring_up else min(device.count, MAX_WORLD))
+    if ranks > device.count and not device.virtual and not bring_up:
         raise ArgumentError(f"--ranks {ranks}, but this machine has {device.count} NPUs", argument="ranks")
-    code, outcome = outcome_of(ranks, wanted.arguments())
-    if outcome is None:
-        print(
-            f"ascend-moe validate: rank 0 ended without a result (torchrun: exit code {code})",
-            file=sys.stderr,
-        )
-        return 1
-    text = outcome.pop("text")
-    print(json.dumps(outcome, indent=2) if wanted.as_json else text)
-    return 0 if outcome["ok"] else 1
-
-
-def outcome_of(ranks: int, arguments: Sequence[str]) -> tuple[int, dict[str, Any] | None]:
-    """`ascend-moe validate` on the NPUs of this machine: torchrun's exit code, and what rank 0 left."""
     with tempfile.TemporaryDirectory(prefix="ascend_moe_validate_") as folder:
         path = Path(folder) / "outcome.json"
-        code = torchrun(
-            ranks, ["validate", *arguments, "--device", "npu"], {settings.VALIDATE_OUTCOME.name: str(path)}
-        )
-        return code, json.loads(path.read_text()) if path.is_file() else None
+        env = {settings.VALIDATE_OUTCOME.name: str(path)}
+        code = torchrun(ranks, ["validate", *own, "--device", "npu"], env)
+        found = json.loads(path.read_text()) if path.is_file() else None
+    why = f"rank 0 ended without a result (torchrun: exit code {code})"
+    if bring_up:
+        if found is None:
+            raise AscendMoeError(f"bringup: {why}")
+        return _report(found["about"], [probes.Finding(**one) for one in found["findings"]], as_json)
+    if found is None:
+        print(f"ascend-moe validate: {why}", file=sys.stderr)
+        return 1
+    return _print(found, as_json)
 
 
 def torchrun(ranks: int, command: Sequence[str], env: dict[str, str]) -> int:
@@ -156,51 +142,17 @@ def torchrun(ranks: int, command: Sequence[str], env: dict[str, str]) -> int:
     return subprocess.run([*start, *launch, *command], env={**os.environ, **env}).returncode
 
 
-def _print(outcome: validation.Outcome, as_json: bool) -> None:
-    print(json.dumps(outcome.as_dict(), indent=2) if as_json else validation.text(outcome))
-
-
-# ---- --bringup: all probes in order
-
-
-def _bring_up(device: devices.Device, wanted: _Wanted) -> int:
-    if validation.under_torchrun():
-        return _probing_rank(device, wanted.as_json)
-    if device.kind == "npu":
-        return _start_probes(device, wanted)
-    ranks = wanted.ranks or 2
-    return _report(f"{device.about}, {ranks} ranks", bringup.on_threads(ranks), wanted.as_json)
+def _print(outcome: dict[str, Any], as_json: bool) -> int:
+    """Prints an outcome; returns the exit code."""
+    text = outcome.pop("text")
+    print(json.dumps(outcome, indent=2) if as_json else text)
+    return 0 if outcome["ok"] else 1
 
 
 def _report(about: str, findings: Sequence[probes.Finding], as_json: bool) -> int:
-    """Prints the findings; returns the exit code."""
+    """Prints the findings of --bringup; returns the exit code."""
     if as_json:
-        print(json.dumps({"device": about, "findings": probes.as_dicts(findings)}, indent=2))
+        print(json.dumps({"device": about, "findings": [asdict(one) for one in findings]}, indent=2))
     else:
         print("\n".join([about, "", *map(str, findings), "", probes.summary(findings)]))
     return probes.exit_code(findings)
-
-
-def _probing_rank(device: devices.Device, as_json: bool) -> int:
-    """One rank of torchrun."""
-    place, about = open_group(device)
-    findings = bringup.in_group(device, place)
-    code = 0
-    if dist.get_rank() == 0:
-        path = settings.VALIDATE_OUTCOME.get()
-        if path:
-            path.write_text(json.dumps({"about": about, "findings": probes.as_dicts(findings)}))
-        else:
-            code = _report(about, findings, as_json)
-            code = 0 if code == 3 else code  # torchrun takes it for a crash, and says so at length
-    dist.destroy_process_group()
-    return code
-
-
-def _start_probes(device: devices.Device, wanted: _Wanted) -> int:
-    ranks = wanted.ranks or device.count
-    code, outcome = outcome_of(ranks, [*wanted.arguments(), "--bringup"])
-    if outcome is None:
-        raise AscendMoeError(f"bringup: rank 0 ended without a result (torchrun: exit code {code})")
-    findings = [probes.Finding(**values) for values in outcome["findings"]]
-    return _report(outcome["about"], findings, wanted.as_json)

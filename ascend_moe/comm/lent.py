@@ -16,7 +16,7 @@ from ascend_moe.native import library
 
 _MIB = 1 << 20
 VARIABLE = settings.LENT_MIB.name
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # of expand_x
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}  # of expand_x
 
 
 _lending: set[LentMemory] = set()
@@ -110,9 +110,9 @@ def byte_size(shape: Sequence[int] | int, dtype: torch.dtype) -> tuple[tuple[int
         raise ArgumentError(
             f"window_empty: shape is {sizes}, it must be sizes of at least 0", argument="shape"
         )
-    if dtype not in DTYPES:
+    if dtype not in DTYPES.values():
         raise ArgumentError(
-            f"window_empty: dtype is {dtype}, it must be one of {', '.join(map(str, DTYPES))}",
+            f"window_empty: dtype is {dtype}, it must be one of {', '.join(map(str, DTYPES.values()))}",
             argument="dtype",
         )
     return sizes, math.prod(sizes) * dtype.itemsize

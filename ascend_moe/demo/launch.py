@@ -1,7 +1,4 @@
-"""One `ascend-moe run`: starts all ranks on this machine, shows how far they are, prints the report.
-
-Ranks are threads of this process, or processes over gloo.
-"""
+"""One `ascend-moe run`: runs all ranks as threads, or as processes over gloo; prints the report."""
 
 from __future__ import annotations
 
@@ -10,12 +7,10 @@ import json
 import os
 import sys
 import tempfile
-import threading
 import time
-import traceback
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -23,7 +18,6 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
-from torch.multiprocessing import get_context
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
 
 import ascend_moe
@@ -32,96 +26,38 @@ from ascend_moe.comm.threads import LocalCluster
 from ascend_moe.demo.check import verify
 from ascend_moe.demo.layers import RunSpec
 from ascend_moe.demo.rank import Progress, RankRecord, run_rank
-from ascend_moe.demo.report import Report, plot
+from ascend_moe.demo.report import Report
 from ascend_moe.errors import AscendMoeError
 
 BACKENDS = ("threads", "processes")
-_POLL_S = 0.05
 _PLAIN_WIDTH = 100  # columns where the output is no terminal
 
 
-@dataclass(frozen=True)
-class Job:
-    """A run and what to do with its results.
+def execute(spec: RunSpec, head: Sequence[str], backend: str = "threads", as_json: bool = False) -> int:
+    """Runs it and prints the report, or JSON and nothing else. ``head``: sentences about it, printed first.
 
-    Attributes:
-        head: sentences about it, printed first.
-        backend: "threads" or "processes".
-        plot: image file of the heat map, or None.
-        as_json: print JSON and nothing else.
+    Returns 0 for PASS, 1 for FAIL or an error of the run.
     """
-
-    spec: RunSpec
-    head: tuple[str, ...]
-    backend: str
-    plot: Path | None = None
-    as_json: bool = False
-
-
-def execute(job: Job) -> int:
-    """Runs the job and prints the report. Returns 0 for PASS, 1 for FAIL or an error of the run."""
     start = time.perf_counter()
     try:
-        with Bar() as bar:
-            records = run_ranks(job.spec, job.backend, bar.update)
-            verdict = verify(job.spec, records, bar.update)
-        report = Report(job.spec, job.head, job.backend, records, verdict, time.perf_counter() - start)
-        if job.plot is not None:
-            plot(report.counts, job.plot, job.head[0])
+        with _bar() as progress:
+            records = (run_threads if backend == "threads" else run_processes)(spec, progress)
+            verdict = verify(spec, records, progress)
     except AscendMoeError as error:
-        return _failed(job, error)
-    if job.as_json:
+        _tell(error, head, as_json)
+        return 1
+    report = Report(spec, head, backend, records, verdict, time.perf_counter() - start)
+    if as_json:
         print(json.dumps(report.json(), indent=1))
     else:
         report.show(_console())
-        if job.plot is not None:
-            print(f"heat map: {job.plot}")
     return 0 if verdict.ok else 1
 
 
-def _console() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH)
-
-
-def _failed(job: Job, error: AscendMoeError) -> int:
-    kind = "" if type(error).__name__ == "RankFailed" else f"{type(error).__name__}: "
-    if job.as_json:
-        print(json.dumps({"pass": False, "about": job.head, "error": f"{kind}{error}"}, indent=1))
-        return 1
-    for sentence in job.head:
-        print(sentence)
-    for rank, other in sorted(error.others.items()):
-        if str(other) != str(error):
-            print(f"rank {rank} raised {type(other).__name__}: {other}", file=sys.stderr)
-    _console().print(f"\n{kind}{error}\n[bold red]FAIL", soft_wrap=True)
-    return 1
-
-
-# ---- the ranks
-
-
-class RankFailed(AscendMoeError):
-    """A rank's process raised or died. ``.rank``, and ``.trace`` when it raised."""
-
-
-def run_ranks(spec: RunSpec, backend: str, progress: Progress) -> list[RankRecord]:
-    """The records of all ranks, by rank. ``progress`` hears of rank 0.
-
-    Raises:
-        AscendMoeError: what the first rank to fail raised; for processes as RankFailed.
-    """
-    return _threads(spec, progress) if backend == "threads" else _processes(spec, progress)
-
-
-def share_of_cores(ranks: int) -> int:
-    """Threads a rank may use in torch."""
-    return max(1, len(os.sched_getaffinity(0)) // ranks)
-
-
-def _threads(spec: RunSpec, progress: Progress) -> list[RankRecord]:
+def run_threads(spec: RunSpec, progress: Progress) -> list[RankRecord]:
+    """The records of all ranks, by rank. ``progress`` hears of rank 0."""
     before = torch.get_num_threads()
-    torch.set_num_threads(share_of_cores(spec.ranks))
+    torch.set_num_threads(_share_of_cores(spec))
     try:
         with LocalCluster(spec.ranks) as cluster:
             return cluster.run(
@@ -131,92 +67,75 @@ def _threads(spec: RunSpec, progress: Progress) -> list[RankRecord]:
         torch.set_num_threads(before)
 
 
-def _processes(spec: RunSpec, progress: Progress) -> list[RankRecord]:
+def run_processes(spec: RunSpec, progress: Progress) -> list[RankRecord]:
+    """The same from a process a rank; raises what the first rank to fail raised."""
+    progress("start of the processes", 0, 0)
     with tempfile.TemporaryDirectory(prefix="ascend-moe-run-") as scratch:
-        reports = get_context("spawn").SimpleQueue()
         start: Any = start_processes  # untyped
-        context = start(
-            _rank_main, args=(spec, scratch, reports), nprocs=spec.ranks, join=False, start_method="spawn"
-        )
-        progress("start of the processes", 0, 0)
         try:
-            while not context.join(timeout=_POLL_S):
-                while not reports.empty():
-                    progress(*reports.get())
-        except (ProcessRaisedException, ProcessExitedException) as error:
-            raise _first_failure(Path(scratch), error) from None
+            start(_rank_main, args=(spec, scratch), nprocs=spec.ranks, start_method="spawn")
+        except (ProcessExitedException, ProcessRaisedException) as error:  # some left their error behind
+            failures = sorted(Path(scratch).glob("*.error"), key=lambda path: path.stat().st_mtime_ns)
+            if not failures:
+                raise AscendMoeError(str(error), rank=error.error_index) from None
+            raise torch.load(failures[0], weights_only=False) from None
         return [torch.load(Path(scratch) / f"{rank}.pt", weights_only=False) for rank in range(spec.ranks)]
 
 
-def _rank_main(rank: int, spec: RunSpec, scratch: str, reports: Any) -> None:
+def _rank_main(rank: int, spec: RunSpec, scratch: str) -> None:
     os.dup2(2, 1)  # gloo talks on stdout, which belongs to the report
-    torch.set_num_threads(share_of_cores(spec.ranks))
-    report = (lambda *what: reports.put(what)) if rank == 0 else _quiet
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{scratch}/rendezvous",
-        rank=rank,
-        world_size=spec.ranks,
-        timeout=datetime.timedelta(seconds=timeout_s() + 60),
-    )
+    torch.set_num_threads(_share_of_cores(spec))
+    wait = datetime.timedelta(seconds=timeout_s() + 60)
+    store = f"file://{scratch}/rendezvous"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=spec.ranks, timeout=wait)
     try:
         group_ep = ascend_moe.comm_name()
-        torch.save(run_rank(spec, rank, group_ep, report), f"{scratch}/{rank}.pt")
+        torch.save(run_rank(spec, rank, group_ep, _quiet), f"{scratch}/{rank}.pt")
         dist.barrier()  # a rank that leaves early would be lost to the others
-    except Exception as error:
-        note = {"at": time.time(), "kind": type(error).__name__, "text": str(error)}
-        note["trace"] = traceback.format_exc()
-        (Path(scratch) / f"{rank}.json").write_text(json.dumps(note))
-        raise
+    except AscendMoeError as error:
+        torch.save(error, f"{scratch}/{rank}.part")
+        os.replace(f"{scratch}/{rank}.part", f"{scratch}/{rank}.error")
+        sys.exit(1)
     ascend_moe.close(group_ep)
     dist.destroy_process_group()
 
 
-def _first_failure(scratch: Path, error: Exception) -> RankFailed:
-    """The earliest error that a rank left behind; ``error`` when none did (it was killed)."""
-    notes = [(json.loads(path.read_text()), int(path.stem)) for path in scratch.glob("*.json")]
-    if not notes:
-        rank = getattr(error, "error_index", None)
-        return RankFailed(f"rank {rank}: {str(error).strip().splitlines()[-1]}", rank=rank)
-    note, rank = min(notes, key=lambda one: one[0]["at"])
-    return RankFailed(f"rank {rank}: {note['kind']}: {note['text']}", rank=rank, trace=note["trace"])
+def _share_of_cores(spec: RunSpec) -> int:
+    """Threads that a rank may use in torch."""
+    return max(1, len(os.sched_getaffinity(0)) // spec.ranks)
 
 
 def _quiet(stage: str, done: int, total: int) -> None:
     """Progress of ranks that nobody listens to."""
 
 
-# ---- progress: a bar on stderr, where that is a terminal
+def _console() -> Console:
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH)
 
 
-class Bar:
-    """One line that shows the stage of a run; gone when the run is over."""
+def _tell(error: AscendMoeError, head: Sequence[str], as_json: bool) -> None:
+    """An error of the run, with what other ranks raised."""
+    text = f"{type(error).__name__}: {error}"
+    if as_json:
+        print(json.dumps({"pass": False, "about": head, "error": text}, indent=1))
+        return
+    print("\n".join(head))
+    for rank, other in sorted(error.others.items()):
+        if str(other) != str(error):
+            print(f"rank {rank} raised {type(other).__name__}: {other}", file=sys.stderr)
+    _console().print(f"\n{text}\n[bold red]FAIL", soft_wrap=True)
 
-    def __init__(self) -> None:
-        console = Console(stderr=True)
-        self._progress = RichProgress(
-            SpinnerColumn(),
-            TextColumn("{task.description:<28}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self._lock = threading.Lock()
-        self._task = self._progress.add_task("start", total=None)
 
-    def update(self, stage: str, done: int, total: int) -> None:
-        """Shows the stage; ``total`` 0 when its length is unknown. Called from any thread."""
-        with self._lock:
-            self._progress.update(self._task, description=stage, completed=done, total=total or None)
+@contextmanager
+def _bar() -> Iterator[Progress]:
+    """One line on stderr that shows the stage of a run, where that is a terminal; gone afterwards."""
+    console, text = Console(stderr=True), TextColumn("{task.description:<28}")
+    columns = (SpinnerColumn(), text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with RichProgress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("start", total=None)
 
-    def __enter__(self) -> Bar:
-        self._progress.start()
-        return self
+        def update(stage: str, done: int, total: int) -> None:
+            progress.update(task, description=stage, completed=done, total=total or None)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
+        yield update

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from ascend_moe.checkpoint import build_layer
 from ascend_moe.dispatchers.base import Dispatcher
-from ascend_moe.errors import ArgumentError, WindowTooSmall
+from ascend_moe.errors import ArgumentError
 from ascend_moe.layer import MoEConfig, MoELayer
-from ascend_moe.ops import calls
+from ascend_moe.plan import Request, window_need
+from ascend_moe.reference.cases import DTYPES
 
 DEFAULT_TEXT = "alice.txt"
 MAX_BATCH = 4096
@@ -25,15 +26,12 @@ class RunSpec:
     """One run; every rank gets the same one.
 
     Attributes:
-        config: the layer's numbers, as run.
         batches: BS of every rank; W is their number.
         dtype: of x, expert rows and weights.
         quant: W8A8: int8 rows with one scale each, int8 weights.
         text: at least sum(batches) bytes, one token each.
-        seed: of embedding and, without a checkpoint, of all weights.
         iterations: timed passes, after an untimed one.
-        checkpoint: directory of a Hugging Face checkpoint, or None for random weights.
-        layer: decoder layer of the checkpoint.
+        checkpoint, layer: a Hugging Face checkpoint and its decoder layer; None: random weights.
     """
 
     config: MoEConfig
@@ -72,11 +70,7 @@ class RunSpec:
 
 
 def batches_of(text: str, ranks: int) -> tuple[int, ...]:
-    """Tokens of every rank: "48" spreads from 48 down to half of it, "48,0,7" says them one by one.
-
-    Raises:
-        ArgumentError: no numbers, or not one a rank.
-    """
+    """Tokens of every rank: "48" spreads from 48 down to half of it, "48,0,7" says them one by one."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() for part in parts):
         raise ArgumentError(
@@ -131,28 +125,17 @@ def build(spec: RunSpec, dispatcher: Dispatcher) -> MoELayer:
     return layer.init_weights(spec.seed)
 
 
-def needed_mib(spec: RunSpec, rank: int) -> int:
-    """The smallest HCCL_BUFFSIZE that dispatch and combine accept: their own check's answer to 1 MiB."""
-    config, batch = spec.config, spec.batches[rank]
-    shapes = (
-        ("x", spec.dtype, (batch, config.hidden_size)),
-        ("expert_ids", torch.int32, (batch, config.top_k)),
+def needed_mib(spec: RunSpec) -> int:
+    """The smallest HCCL_BUFFSIZE that holds every routing of these batches."""
+    config = spec.config
+    request = Request(
+        ranks=spec.ranks,
+        experts=config.num_experts,
+        topk=config.top_k,
+        hidden=config.hidden_size,
+        batch=max(spec.batches),
+        equal_batches=False,
+        dtype=next(name for name, dtype in DTYPES.items() if dtype == spec.dtype),
+        quant=spec.quant,
     )
-    attributes: dict[str, int | None] = dict.fromkeys(calls.attribute_names(), 0)
-    attributes |= dict.fromkeys(("y_dtype", "x_dtype", "scales_dtype"), None)
-    attributes |= {
-        "ep_world_size": spec.ranks,
-        "ep_rank_id": rank,
-        "moe_expert_num": config.num_experts,
-        "shared_expert_num": 1,
-        "global_bs": spec.global_bs,
-        "quant_mode": 2 if spec.quant else 0,
-    }
-    call = calls.describe(calls.OP_DISPATCH, 2, "group", "", shapes, attributes)
-    call.comm_world, call.comm_rank, call.window_mib = spec.ranks, rank, 1
-    call.cores, call.deadline_micros = 1, 1
-    try:
-        calls.Plan("npu_moe_distribute_dispatch_v2", call)
-    except WindowTooSmall as error:
-        return int(error.needed_mib)
-    return 1
+    return window_need(request)["buffsize_mib"]

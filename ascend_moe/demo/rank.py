@@ -29,15 +29,9 @@ Progress = Callable[[str, int, int], None]
 class RankRecord:
     """What one rank saw and did. n rows arrived.
 
-    Attributes:
-        x, expert_ids, expert_scales, shared: (BS, H), (BS, K), (BS, K) and (BS, H) or None.
-        dispatched: dispatch's seven outputs, the rows cut to n.
-        expert_rows: (n, H) what the experts made of them.
-        out: (BS, H).
-        steady: every pass, and MoELayer.forward, gave the bits of ``out``.
-        seconds: by phase, one number a timed pass.
-        traffic: by op, the twin's MTE byte counters.
-        window_mib, needed_mib: size of the window, and what this shape may need at most.
+    ``dispatched``: dispatch's seven outputs, the rows cut to n; ``expert_rows``: (n, H) of the experts.
+    ``steady``: every pass, and MoELayer.forward, gave the bits of ``out``. ``seconds``: by phase, one number
+    a timed pass. ``traffic``: by op, the twin's MTE byte counters. ``needed_mib``: for any routing.
     """
 
     rank: int
@@ -57,11 +51,7 @@ class RankRecord:
 
 @torch.no_grad()
 def run_rank(spec: RunSpec, rank: int, group_ep: str, progress: Progress) -> RankRecord:
-    """Runs one rank; collective over ``group_ep``.
-
-    Raises:
-        AscendMoeError: whatever the ops of this rank raise.
-    """
+    """Runs one rank; collective over ``group_ep``."""
     dispatcher = WindowDispatcher(group_ep, spec.ranks, rank, spec.config.num_experts)
     progress("weights of the experts", 0, 0)
     layer = build(spec, dispatcher)
@@ -73,16 +63,16 @@ def run_rank(spec: RunSpec, rank: int, group_ep: str, progress: Progress) -> Ran
     progress("passes through the layer", 0, passes)
     record = _Pass(layer, dispatcher, x).record(rank)
     steady = torch.equal(layer(x), record.out)
-    seconds: dict[str, list[float]] = {phase: [] for phase in PHASES}
+    timed = []
     for done in range(1, passes):
         progress("passes through the layer", done, passes)
-        one = _Pass(layer, dispatcher, x)
-        steady = steady and torch.equal(one.out, record.out)
-        for phase, value in one.seconds.items():
-            seconds[phase].append(value)
-    record.steady, record.seconds = steady, seconds
+        again = _Pass(layer, dispatcher, x)
+        steady = steady and torch.equal(again.out, record.out)
+        timed.append(again.seconds)
+    record.steady = steady
+    record.seconds = {phase: [seconds[phase] for seconds in timed] for phase in PHASES}
     record.window_mib = comm.lookup(group_ep, spec.ranks, rank).data_bytes >> 20
-    record.needed_mib = needed_mib(spec, rank)
+    record.needed_mib = needed_mib(spec)
     return record
 
 

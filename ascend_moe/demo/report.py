@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +16,6 @@ from torch import Tensor
 from ascend_moe.demo.check import Verdict, tolerance_of
 from ascend_moe.demo.layers import RunSpec
 from ascend_moe.demo.rank import PHASES, RankRecord
-from ascend_moe.errors import LibraryError
 
 _MATRIX_UP_TO = 8  # ranks whose rows are shown pair by pair
 _MIB = 1 << 20
@@ -36,12 +34,8 @@ class Report:
         seconds: float,
     ) -> None:
         """``head``: sentences about what was run; ``seconds``: the whole run."""
-        self.spec = spec
-        self.head = list(head)
-        self.backend = backend
-        self.records = records
-        self.verdict = verdict
-        self.seconds = seconds
+        self.spec, self.head, self.records, self.verdict = spec, list(head), records, verdict
+        self.backend, self.seconds = backend, seconds
         self.counts = tokens_per_expert([one.expert_ids for one in records], spec.config.num_experts)
         #: [source][owner] rows that dispatch carries.
         self.rows: Tensor = self.counts.reshape(spec.ranks, spec.ranks, -1).sum(2)
@@ -99,64 +93,50 @@ class Report:
         self._title(console, "Rows from each rank to each rank")
         console.print(self._row_table())
         self._title(console, "Windows")
-        console.print(self._window_text(), highlight=False)
+        first, used = self.records[0], self.window_bytes() / _MIB
+        console.print(
+            f"  {used:.2f} MiB of rows at most in one window; an op fills one of its two halves of "
+            f"{first.window_mib / 2:g} MiB\n"
+            f"  HCCL_BUFFSIZE is {first.window_mib} MiB; any routing of these batches fits in "
+            f"{first.needed_mib} MiB",
+            highlight=False,
+        )
         self._title(console, f"Time: median of {self.spec.iterations} passes, slowest rank")
         times = "   ".join(f"{phase} {ms:.1f} ms" for phase, ms in self.phase_ms().items())
         console.print(f"  {times}", highlight=False)
         console.print("  [dim]of the kernels on this CPU, waiting included; they say nothing about an NPU")
         self._title(console, "Checks")
-        console.print(self._check_table())
-        self._show_differences(console)
+        table = _table(head=False)
+        for check in self.verdict.checks:
+            mark = Text("ok", "green") if check.ok else Text("WRONG", "bold red")
+            table.add_row(mark, Text(check.name), Text(check.detail.partition("\n")[0]))
+        console.print(table)
+        for check in self.verdict.checks:  # what is wrong, in the words of the reference
+            more = check.detail.partition("\n")[2]
+            if more and not check.ok:
+                console.print(Text(f"{check.name}: ", "red").append(more, "default"))
         word, style = ("PASS", "bold green") if self.verdict.ok else ("FAIL", "bold red")
         console.print(Text(word, style).append(f" in {self.seconds:.1f} s", "not bold default"))
 
     @staticmethod
     def _title(console: Console, text: str) -> None:
-        console.print()
-        console.print(text, style="bold", highlight=False)
+        console.print(f"\n{text}", style="bold", highlight=False)
 
     def _row_table(self) -> Table:
-        sent, received = self.rows.sum(1), self.rows.sum(0)
-        table = _table()
-        if self.spec.ranks > _MATRIX_UP_TO:
-            for name in ("", "tokens", "sent", "received"):
-                table.add_column(name, justify="right")
-            for rank, batch in enumerate(self.spec.batches):
-                table.add_row(f"rank {rank}", str(batch), str(int(sent[rank])), str(int(received[rank])))
-            return table
-        names = [f"to {rank}" for rank in range(self.spec.ranks)]
-        for name in ("", "tokens", *names, "sent"):
+        """Pair by pair for few ranks, else what each rank sends and receives."""
+        spec, rows, table = self.spec, self.rows, _table()
+        sent, received = rows.sum(1), rows.sum(0)
+        pairs = spec.ranks <= _MATRIX_UP_TO
+        names = [f"to {rank}" for rank in range(spec.ranks)] + ["sent"] if pairs else ["sent", "received"]
+        for name in ("", "tokens", *names):
             table.add_column(name, justify="right")
-        for rank, batch in enumerate(self.spec.batches):
-            cells = [str(int(value)) for value in self.rows[rank]]
-            table.add_row(f"rank {rank}", str(batch), *cells, str(int(sent[rank])))
-        totals = [str(int(value)) for value in received]
-        table.add_row("received", "", *totals, str(int(sent.sum())), style="bold")
+        for rank, batch in enumerate(spec.batches):
+            cells = [*rows[rank], sent[rank]] if pairs else [sent[rank], received[rank]]
+            table.add_row(f"rank {rank}", str(batch), *(str(int(cell)) for cell in cells))
+        if pairs:
+            totals = (str(int(cell)) for cell in (*received, sent.sum()))
+            table.add_row("received", "", *totals, style="bold")
         return table
-
-    def _window_text(self) -> str:
-        first = self.records[0]
-        used = self.window_bytes() / _MIB
-        return (
-            f"  {used:.2f} MiB of rows at most in one window; an op fills one of its two halves of "
-            f"{first.window_mib / 2:g} MiB\n"
-            f"  HCCL_BUFFSIZE is {first.window_mib} MiB; any routing of these batches fits in "
-            f"{first.needed_mib} MiB"
-        )
-
-    def _check_table(self) -> Table:
-        table = _table(head=False)
-        for check in self.verdict.checks:
-            mark = Text("ok", "green") if check.ok else Text("WRONG", "bold red")
-            table.add_row(mark, Text(check.name), Text(check.detail.partition("\n")[0]))
-        return table
-
-    def _show_differences(self, console: Console) -> None:
-        """What is wrong, in the words of the reference, after the table of checks."""
-        for check in self.verdict.checks:
-            more = check.detail.partition("\n")[2]
-            if more and not check.ok:
-                console.print(Text(f"{check.name}: ", "red").append(more, "default"))
 
 
 def _table(head: bool = True) -> Table:
@@ -164,17 +144,12 @@ def _table(head: bool = True) -> Table:
 
 
 def about(spec: RunSpec, source: str, backend: str, width: int | None, text: str, note: str) -> list[str]:
-    """The sentences at the top.
+    """The sentences at the top: ``source`` says what layer this is, ``text`` is the name of the text.
 
-    Args:
-        source: what layer this is.
-        width: the published experts' width where the run's is smaller, else None.
-        text: name of the text.
-        note: one more sentence, or "".
+    ``width``: of the published experts where the run's are narrower, else None; ``note``: one more sentence.
     """
-    config = spec.config
-    rows = "int8 rows and experts (W8A8)" if spec.quant else f"{str(spec.dtype).removeprefix('torch.')} rows"
-    local = config.num_experts // spec.ranks
+    config, dtype = spec.config, str(spec.dtype).removeprefix("torch.")
+    rows = "int8 rows and experts (W8A8)" if spec.quant else f"{dtype} rows"
     router = "sigmoid router" if config.router == "deepseek_v3" else "softmax router"
     if config.n_group > 1:
         router += f", {config.topk_group} of {config.n_group} groups"
@@ -182,26 +157,25 @@ def about(spec: RunSpec, source: str, backend: str, width: int | None, text: str
     lines = [
         source,
         f"{spec.ranks} ranks ({backend}), {rows}; dispatch and combine are AscendC kernels on the CPU twin",
-        f"H {config.hidden_size}, K {config.top_k}, E {config.num_experts} ({local} a rank), "
-        f"{router}{shared}",
+        f"H {config.hidden_size}, K {config.top_k}, E {config.num_experts} "
+        f"({config.num_experts // spec.ranks} a rank), {router}{shared}",
     ]
-    wide = 3 * config.num_experts * config.hidden_size * spec.dtype.itemsize / 1e9
     if width is not None:
+        gb = 3 * config.num_experts * config.hidden_size * spec.dtype.itemsize / 1e9
         lines.append(
             f"experts are {config.moe_intermediate_size} wide, the model's {width}: their weights take "
-            f"{wide * config.moe_intermediate_size:.2g} GB instead of {wide * width:.2g} GB"
+            f"{gb * config.moe_intermediate_size:.2g} GB instead of {gb * width:.2g} GB"
         )
     batches = " + ".join(str(batch) for batch in spec.batches[:8]) + (" + ..." if spec.ranks > 8 else "")
     lines.append(f"{text}: one token a byte, {batches} = {sum(spec.batches)} tokens")
     return [*lines, note] if note else lines
 
 
-# ---- the heat map: tokens per expert and rank as blocks in the terminal, or as a picture
+# ---- the heat map: tokens per expert and rank as blocks in the terminal
 
 # From nothing to the most: shades tell the levels without colour too.
 _SHADES = " ░▒▓█"
 _COLOURS = ("#1b1b2f", "#2c4a8a", "#1f9e89", "#b5c93a", "#fde725")
-_NUMBERS_UP_TO = 16  # experts; more become blocks
 _RULES_UP_TO = 16  # ranks; more owners are not ruled off
 _LABEL = 9  # columns of "  rank 0 "
 _TOTAL = 8  # columns of the row's sum
@@ -216,8 +190,6 @@ def tokens_per_expert(expert_ids: Sequence[Tensor], experts: int) -> Tensor:
 def render(counts: Tensor, width: int = 100) -> list[Text]:
     """Lines of at most ``width`` columns for (W, E) counts: a row a rank, experts left to right."""
     world, experts = counts.shape
-    if experts <= _NUMBERS_UP_TO:
-        return _numbers(counts)
     local = experts // world
     rule = world <= _RULES_UP_TO
     room = width - _LABEL - _TOTAL - (world + 1 if rule else 0)
@@ -254,32 +226,6 @@ def summary(counts: Tensor) -> str:
     )
 
 
-def plot(counts: Tensor, path: Path, title: str) -> None:
-    """Draws (W, E) counts into an image file, every expert a column.
-
-    Raises:
-        LibraryError: matplotlib is not installed.
-    """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise LibraryError(
-            f"--plot needs matplotlib ({error}): pip install 'ascend_moe[cli]'", symbol="matplotlib"
-        ) from error
-    world, experts = counts.shape
-    figure = Figure(figsize=(12, 1.8 + 0.35 * world), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    image = axes.imshow(counts.numpy(), aspect="auto", interpolation="nearest", cmap="viridis", vmin=0)
-    for owner in range(1, world):
-        axes.axvline(owner * experts // world - 0.5, color="white", linewidth=1)
-    axes.set(title=title, xlabel="expert (white lines between the ranks that own them)", ylabel="rank")
-    axes.set_yticks(range(world))
-    figure.colorbar(image, ax=axes, label="rows", pad=0.01)
-    figure.savefig(path)
-
-
 def _level(value: int, most: int) -> int:
     """0 for nothing, then by the square root, so that small counts stay apart."""
     top = len(_SHADES) - 1
@@ -310,25 +256,3 @@ def _legend(most: int) -> Text:
             line.append(f"{_SHADES[level]}{_SHADES[level]}", f"{_COLOURS[level]} on {_COLOURS[level]}")
             line.append(f" {low}   " if low == high else f" {low}-{high}   ")
     return line
-
-
-def _numbers(counts: Tensor) -> list[Text]:
-    """Few experts: the counts themselves on coloured cells."""
-    world, experts = counts.shape
-    most = max(1, int(counts.max()))
-    local = experts // world
-    head = Text("  expert ", style="dim")
-    for expert in range(experts):
-        head.append(("│" if expert % local == 0 else "") + f"{expert:>4}")
-    lines = [head]
-    for rank in range(world):
-        line = Text(f"  rank {rank:<2}")
-        for expert, value in enumerate(counts[rank].tolist()):
-            level = _level(value, most)
-            ink = "black" if level >= 2 else "white"
-            line.append("│" if expert % local == 0 else "")
-            line.append(f"{value:>4}", f"{ink} on {_COLOURS[level]}")
-        line.append(f"│ {int(counts[rank].sum()):>6}")
-        lines.append(line)
-    head.append("│   rows")
-    return [*lines, Text("  │ between the experts of each rank")] if world > 1 else lines

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import os
 import re
 import shutil
@@ -13,6 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .. import settings
+from .._text import installed_version
+from ..errors import AscendMoeError
+from ..vnpu import library_folder
+from ..vnpu.versions import TORCH, TORCH_NPU
 from .finding import Finding, error, fine, warn
 from .machine import version_numbers
 
@@ -42,7 +44,7 @@ _PROBE_S = 90
 def findings(root: Path = _ROOT) -> Iterator[Finding]:
     """Everything about Ascend. ``root``: where CANN and driver are installed when no variable says so."""
     cann, cann_finding = _cann(root)
-    torch_npu = _version("torch_npu")
+    torch_npu = installed_version("torch_npu")
     yield from _torch_npu(torch_npu)
     yield cann_finding
     yield from _pair(torch_npu, cann)
@@ -53,15 +55,8 @@ def findings(root: Path = _ROOT) -> Iterator[Finding]:
     yield _virtual(torch_npu)
 
 
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
 def _torch_npu(version: str) -> Iterator[Finding]:
-    torch = _version("torch")
+    torch = installed_version("torch")
     if not version:
         fix = ".".join(map(str, version_numbers(torch)[:3])) or "<torch's version>"
         yield fine("torch_npu", f"not installed: ops run on the CPU. For NPUs: pip install torch_npu=={fix}")
@@ -80,13 +75,9 @@ def cann_version(root: Path) -> tuple[str, Path | None]:
     places = [Path(name) for name in named if name]
     places += [root / "ascend-toolkit" / "latest", root / "cann", root / "latest"]
     for place in places:
-        infos = [
-            place / "version.cfg",
-            place / "version.info",
-            *place.glob("*-linux/ascend_toolkit_install.info"),
-        ]
-        infos += [place / "compiler" / "version.info", place / "runtime" / "version.info"]
-        for info in infos:
+        names = ["version.cfg", "version.info", "*-linux/ascend_toolkit_install.info"]
+        names += ["compiler/version.info", "runtime/version.info"]
+        for info in [info for name in names for info in place.glob(name)]:
             try:
                 match = re.search(r"(?i)version\s*=\s*\[?(?:[^:\]\n]*:)?v?(\d+\.\d+[\w.]*)", info.read_text())
             except OSError:
@@ -100,25 +91,15 @@ def _cann(root: Path) -> tuple[str, Finding]:
     version, place = cann_version(root)
     home = os.environ.get("ASCEND_HOME_PATH", "")
     if home and not Path(home).is_dir():
-        why = "torch_npu and build.sh look there"
-        return "", error(
-            "CANN",
-            f"ASCEND_HOME_PATH={home} is no folder",
-            why,
-            "source set_env.sh of the CANN that is there",
-        )
+        what, why = f"ASCEND_HOME_PATH={home} is no folder", "torch_npu and build.sh look there"
+        return "", error("CANN", what, why, "source set_env.sh of the CANN that is there")
     if not version:
         known = " (ASCEND_HOME_PATH is set, its version is not readable)" if home else ""
         return "", fine("CANN", f"not found{known}: needed for NPUs only, see docs/cluster.md")
     what = f"{version} in {place}"
     if not home:
-        why = "its libraries are not found by torch_npu"
-        return version, warn(
-            "CANN",
-            f"{what}, but ASCEND_HOME_PATH is not set",
-            why,
-            f"source {place}/set_env.sh, or ../set_env.sh",
-        )
+        what, why = f"{what}, but ASCEND_HOME_PATH is not set", "its libraries are not found by torch_npu"
+        return version, warn("CANN", what, why, f"source {place}/set_env.sh, or ../set_env.sh")
     if version_numbers(version)[:2] < LEAST_CANN_FOR_V2:
         why = "the V2 operators of CANN itself need 8.3; ours are compiled against 8.1 headers at least"
         return version, warn("CANN", what, why, "8.5 or 9.1 are what this package is written for")
@@ -204,38 +185,25 @@ def _probe(cann: str) -> Finding:
         return error(topic, f"import torch_npu did not end within {_PROBE_S} s", why, "npu-smi info; dmesg")
     report = dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
     if done.returncode != 0 or "devices" not in report:
-        last = (
-            [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
-        )[-1]
+        last = [f"exit code {done.returncode}", *filter(str.strip, done.stderr.splitlines())][-1]
         why = "tensors on npu are impossible; `import torch` fails too unless TORCH_DEVICE_BACKEND_AUTOLOAD=0"
-        fix = (
-            "source CANN's set_env.sh"
-            if not cann or "libascendcl" in last or "libhccl" in last
-            else "see the text"
-        )
+        what, fix = f"torch_npu cannot be imported: {last}", "source CANN's set_env.sh"
         if not cann:
             fix += "; without an NPU: `ascend-moe vnpu -- COMMAND`, or pip uninstall torch_npu"
-            return warn(topic, f"torch_npu cannot be imported: {last}", why, fix)
-        return error(topic, f"torch_npu cannot be imported: {last}", why, fix)
+            return warn(topic, what, why, fix)
+        return error(topic, what, why, fix if "libascendcl" in last or "libhccl" in last else "see the text")
     count = int(report["devices"])
     if not count:
-        return warn(
-            topic, "torch_npu finds none", "drivers or permissions", "npu-smi info; ls -l /dev/davinci*"
-        )
+        fix = "npu-smi info; ls -l /dev/davinci*"
+        return warn(topic, "torch_npu finds none", "drivers or permissions", fix)
     kind = " (virtual: host memory and CPU cores)" if settings.VNPU.is_set() else ""
     return fine(topic, f"{count} x {report.get('name', '?')}{kind}")
 
 
 def _virtual(torch_npu: str) -> Finding:
     topic = "virtual NPU"
-    if importlib.util.find_spec("ascend_moe.vnpu") is None:
-        return fine(topic, "not part of this installation")
     if settings.VNPU.is_set():
         return fine(topic, "active: nothing here says anything about silicon")
-    from ..errors import AscendMoeError
-    from ..vnpu import library_folder
-    from ..vnpu.versions import TORCH, TORCH_NPU
-
     try:
         folder = library_folder()
     except AscendMoeError as problem:

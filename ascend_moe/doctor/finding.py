@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 OK, WARN, ERROR = "ok", "warn", "error"
 
@@ -45,15 +45,6 @@ def text(findings: Sequence[Finding]) -> str:
             for name, words in (("why", finding.why), ("fix", finding.fix))
             if words
         ]
-    counts = {level: sum(finding.level == level for finding in findings) for level in (ERROR, WARN, OK)}
-    lines += ["", f"{_many(counts[ERROR], 'error')}, {_many(counts[WARN], 'warning')}, {counts[OK]} ok"]
-    return "\n".join(lines)
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
-
-
-def as_dicts(findings: Sequence[Finding]) -> list[dict[str, str]]:
-    """The findings as dictionaries, for JSON."""
-    return [asdict(finding) for finding in findings]
+    errors, warnings, good = (sum(one.level == level for one in findings) for level in (ERROR, WARN, OK))
+    many = f"{errors} error{'s' * (errors != 1)}, {warnings} warning{'s' * (warnings != 1)}"
+    return "\n".join([*lines, "", f"{many}, {good} ok"])

@@ -20,43 +20,35 @@ def findings(address: str = "") -> Iterator[Finding]:
     given = {name: os.environ[name] for name in (*names, "MASTER_ADDR") if os.environ.get(name)}
     for name in names:
         if name in given and not given[name].isdigit():
-            yield error(
-                name, f"is {given[name]!r}", "torch.distributed reads a whole number", "start with torchrun"
-            )
+            why = "torch.distributed reads a whole number"
+            yield error(name, f"is {given[name]!r}", why, "start with torchrun")
             return
     if {"RANK", "WORLD_SIZE"} <= given.keys():
         rank, world = int(given["RANK"]), int(given["WORLD_SIZE"])
         if rank >= world:
-            yield error(
-                "ranks", f"RANK={rank} of WORLD_SIZE={world}", "ranks count from 0", "start with torchrun"
-            )
+            what = f"RANK={rank} of WORLD_SIZE={world}"
+            yield error("ranks", what, "ranks count from 0", "start with torchrun")
             return
         yield fine("ranks", f"this is rank {rank} of {world}")
     if not address and {"MASTER_ADDR", "MASTER_PORT"} <= given.keys():
         address = f"{given['MASTER_ADDR']}:{given['MASTER_PORT']}"
     if address:
         yield _reach(address, own=given.get("RANK") == "0")
-    yield fine(
-        "communicator",
-        "give MoE ops a process group of their own: "
-        "HCCL's collectives and CANN's MC2 ops write into its windows too",
-    )
+    what = "give MoE ops a process group of their own: HCCL's collectives and CANN's MC2 ops"
+    yield fine("communicator", f"{what} write into its windows too")
 
 
 def _reach(address: str, own: bool) -> Finding:
     topic, (host, _, port) = "rank 0", address.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        return error(
-            topic, f"{address!r} is no HOST:PORT", "nothing to connect to", "write e.g. 10.0.0.1:29500"
-        )
+        what, why = f"{address!r} is no HOST:PORT", "nothing to connect to"
+        return error(topic, what, why, "write e.g. 10.0.0.1:29500")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S):
             return fine(topic, f"{address} answers")
     except socket.gaierror as problem:
-        why = "this host cannot find rank 0's"
-        return error(
-            topic, f"{host} has no address: {problem.strerror}", why, "use an IP address, or /etc/hosts"
-        )
+        what, why = f"{host} has no address: {problem.strerror}", "this host cannot find rank 0's"
+        return error(topic, what, why, "use an IP address, or /etc/hosts")
     except ConnectionRefusedError:
         why = "nothing listens there: rank 0 is not started, or has ended"
         if own:
@@ -74,19 +66,14 @@ def fits(request: Request) -> Iterator[Finding]:
     try:
         report = plan(request)
     except AscendMoeError as problem:
-        yield error(
-            topic, str(problem).partition("\n")[0], "nothing can be said about it", "correct the options"
-        )
+        what, why = str(problem).partition("\n")[0], "nothing can be said about it"
+        yield error(topic, what, why, "correct the options")
         return
     for violation in report.violations:
-        fix = (
-            f"export HCCL_BUFFSIZE={report.buffsize_mib} on all ranks"
-            if violation.argument == settings.HCCL_BUFFSIZE.name
-            else ""
-        )
-        yield error(
-            topic, violation.message, "the operators refuse it", fix or "stay within the limit that it names"
-        )
+        window = violation.argument == settings.HCCL_BUFFSIZE.name
+        export = f"export HCCL_BUFFSIZE={report.buffsize_mib} on all ranks"
+        fix = export if window else "stay within the limit that it names"
+        yield error(topic, violation.message, "the operators refuse it", fix)
     if report.ok:
         peak = max(op.ub_peak for op in report.ops.values())
         what = f"fits: HCCL_BUFFSIZE {report.buffsize_mib} is needed, {peak} of {report.ub_bytes} bytes of UB"

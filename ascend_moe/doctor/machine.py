@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -15,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from .._text import installed_version
 from ..comm.communicator import MIB, window_data_bytes
 from ..errors import AscendMoeError
 from ..native import binding, library
@@ -50,9 +50,8 @@ def _python() -> Finding:
 
 
 def _torch() -> Finding:
-    try:
-        version = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
+    version = installed_version("torch")
+    if not version:
         return error("torch", "is not installed", "the operators are torch operators", "pip install torch")
     if version_numbers(version)[:2] < LEAST_TORCH:
         return error("torch", version, "this package needs 2.7 or later", "pip install 'torch>=2.7'")
@@ -126,14 +125,13 @@ def _memory() -> Iterator[Finding]:
         what = f"{free} MiB available, windows of {need} MiB a rank (HCCL_BUFFSIZE)"
         if free and free < 2 * need:
             why = "windows on CPU are memory: two ranks do not fit, as soon as they fill them"
-            yield warn(
-                "memory", what, why, "lower HCCL_BUFFSIZE (`ascend-moe plan` says how far), or add memory"
-            )
+            fix = "lower HCCL_BUFFSIZE (`ascend-moe plan` says how far), or add memory"
+            yield warn("memory", what, why, fix)
         else:
             yield fine("memory", what)
     try:
         os.close(os.memfd_create("ascend_moe_doctor"))
-        yield fine("shared memory", "memfd works: windows between processes need no /dev/shm" + _shm())
+        yield fine("shared memory", "memfd works: windows between processes need no /dev/shm")
     except OSError as problem:
         why = "windows between processes are memfds"
         fix = "allow memfd_create in the container's seccomp profile, or use LocalCluster"
@@ -155,14 +153,6 @@ def _available_mib() -> int:
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())
         limits.append((most - used) >> 20)
     return min(limits, default=0)
-
-
-def _shm() -> str:
-    """Free space of /dev/shm: gloo and data loaders use it, this package does not."""
-    with contextlib.suppress(OSError):
-        disk = shutil.disk_usage("/dev/shm")
-        return f" (which has {disk.free >> 20} of {disk.total >> 20} MiB for others)"
-    return ""
 
 
 def _descriptors() -> Finding:

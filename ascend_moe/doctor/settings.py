@@ -31,12 +31,14 @@ def findings() -> Iterator[Finding]:
     yield _checked(settings.TIMEOUT_S, lambda: f"ops wait {timeout_s():g} s for a peer")
     yield _checked(settings.AIV_CORES, lambda: f"{core_count()} AIV cores a launch on the twin")
     yield _checked(settings.ENGINE, lambda: f"engine {library.engine_name()}")
-    for setting, meaning in (
-        (settings.RANKS_PER_SERVER, _servers),
-        (settings.COMM_ALG, _algorithm),
-        (settings.LENT_MIB, _lent),
-        (settings.CONTEXT, _context),
-    ):
+    lent = "window_empty takes tensors from {} MiB a rank on the twin"
+    meanings: dict[Setting[Any], Callable[[], str]] = {
+        settings.RANKS_PER_SERVER: lambda: f"{ranks_per_server()} ranks a server on the twin",
+        settings.COMM_ALG: _algorithm,
+        settings.LENT_MIB: lambda: lent.format(window_lent_bytes(0) // MIB),
+        settings.CONTEXT: lambda: f"context {settings.CONTEXTS[context_kind()]} on the twin",
+    }
+    for setting, meaning in meanings.items():
         if setting.is_set():
             yield _checked(setting, meaning)
     yield from _unknown()
@@ -60,23 +62,11 @@ def _window() -> str:
     return f"{settings.HCCL_BUFFSIZE.get()} MiB a rank"
 
 
-def _servers() -> str:
-    return f"{ranks_per_server()} ranks a server on the twin"
-
-
 def _algorithm() -> str:
     name = comm_algorithm("")
     if library.lib().am_comm_algorithm(name.encode()) < 0:
         raise AscendMoeError(f"{settings.COMM_ALG.name}={name} is none of the names that comm_alg takes")
     return f"ops without a comm_alg of their own run as {name!r}"
-
-
-def _lent() -> str:
-    return f"window_empty takes tensors from {window_lent_bytes(0) // MIB} MiB a rank on the twin"
-
-
-def _context() -> str:
-    return f"context {settings.CONTEXTS[context_kind()]} on the twin"
 
 
 def _unknown() -> Iterator[Finding]:
@@ -91,13 +81,9 @@ def _unknown() -> Iterator[Finding]:
 def _hccl() -> Iterator[Finding]:
     mode = os.environ.get("HCCL_OP_EXPANSION_MODE", "")
     if mode.upper() == "AIV":
-        yield warn(
-            "HCCL_OP_EXPANSION_MODE",
-            "is AIV",
-            "on A3, collectives expanded on AIV cores and CANN's own MC2 operators have hung together "
-            "(107020 after 320 s); ops of ours need all AIV cores at once too",
-            "unset it, or set AI_CPU, where MoE ops run",
-        )
+        why = "on A3, collectives expanded on AIV cores and CANN's own MC2 operators have hung together "
+        why += "(107020 after 320 s); ops of ours need all AIV cores at once too"
+        yield warn("HCCL_OP_EXPANSION_MODE", "is AIV", why, "unset it, or set AI_CPU, where MoE ops run")
     elif mode:
         yield fine("HCCL_OP_EXPANSION_MODE", mode)
     pcie, roce = (os.environ.get(f"HCCL_INTRA_{name}_ENABLE", "") for name in ("PCIE", "ROCE"))
@@ -114,19 +100,15 @@ def _timeouts() -> Iterator[Finding]:
         if not given:
             continue
         if not given.isdigit():
-            yield error(
-                name, f"is {given!r}", "it is a whole number of seconds", f"unset {name}, or correct it"
-            )
-            continue
-        seconds = int(given)
-        if name == "HCCL_CONNECT_TIMEOUT" and seconds < 120:
+            rule = "it is a whole number of seconds"
+            yield error(name, f"is {given!r}", rule, f"unset {name}, or correct it")
+        elif name == "HCCL_EXEC_TIMEOUT":
+            yield _exec_timeout(int(given))
+        elif int(given) < 120:
             why = "ranks that compile or load weights come later than others; HCCL takes 120 to 7200 s"
-            yield warn(name, f"is {seconds} s", why, f"export {name}=600")
-            continue
-        if name == "HCCL_EXEC_TIMEOUT":
-            yield _exec_timeout(seconds)
+            yield warn(name, f"is {int(given)} s", why, f"export {name}=600")
         else:
-            yield fine(name, f"{seconds} s")
+            yield fine(name, f"{int(given)} s")
 
 
 def _exec_timeout(seconds: int) -> Finding:
@@ -141,13 +123,9 @@ def _exec_timeout(seconds: int) -> Finding:
         return warn(name, f"is {seconds} s", why, f"export {name}=1836 (its default), or at least 30")
     asked = settings.TIMEOUT_S.text()
     if asked and waits < timeout_s():
+        what = f"is {seconds} s, {settings.TIMEOUT_S.name} {asked}"
         why = f"ops on NPUs wait {waits:g} s only, so that they end before HCCL stops them"
-        return warn(
-            name,
-            f"is {seconds} s, {settings.TIMEOUT_S.name} {asked}",
-            why,
-            f"raise {name}, or wait less long",
-        )
+        return warn(name, what, why, f"raise {name}, or wait less long")
     return fine(name, f"{seconds} s; ops on NPUs wait at most {waits:g} s")
 
 

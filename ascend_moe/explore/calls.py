@@ -78,10 +78,8 @@ class PlannedProgram:
         calls, name = [], self._name("dispatch")
         for rank, (inputs, want) in enumerate(zip(case.inputs, case.dispatched(), strict=True)):
             given = {"x": inputs.x, "expert_ids": inputs.expert_ids}
-            if inputs.scales is not None:
-                given["scales"] = inputs.scales
-            if inputs.x_active_mask is not None:
-                given["x_active_mask"] = inputs.x_active_mask
+            given |= {} if inputs.scales is None else {"scales": inputs.scales}
+            given |= {} if inputs.x_active_mask is None else {"x_active_mask": inputs.x_active_mask}
             attributes = attributes_of(name, {**self._common(rank), "quant_mode": case.quant_mode})
             call = Call(rank, name, given, attributes)
             # Between servers both contracts have V1's expand_idx.
@@ -114,8 +112,7 @@ class PlannedProgram:
                 "ep_send_counts": sent.outputs[4],
                 "expert_scales": inputs.expert_scales,
             }
-            if inputs.x_active_mask is not None:
-                given["x_active_mask"] = inputs.x_active_mask
+            given |= {} if inputs.x_active_mask is None else {"x_active_mask": inputs.x_active_mask}
             call = Call(rank, name, given, attributes_of(name, self._common(rank)))
             call.expected = {0: want[rank]}
             call.lent = self.program.lent(self._number, rank)

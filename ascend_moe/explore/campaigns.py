@@ -59,9 +59,16 @@ class Result:
     polls: dict[str, tuple[int, int]] = field(default_factory=dict)
     finding: Finding | None = None
 
-    def add_polls(self, polls: dict[str, tuple[int, int]]) -> None:
+    def add(self, run: RunResult) -> None:
+        """Counts of one run on top."""
+        self.schedules += run.schedules
+        self.steps += run.steps
+        self.instructions += run.instructions
+
+    def add_world(self, world: World) -> None:
         """Counts of one world on top."""
-        for place, (waiting, ready) in polls.items():
+        self.distinct += world.distinct()
+        for place, (waiting, ready) in world.polls().items():
             before = self.polls.get(place, (0, 0))
             self.polls[place] = before[0] + waiting, before[1] + ready
 
@@ -96,15 +103,13 @@ def campaign(
             count = min(a_case, schedules - result.schedules)
             if count <= 0:
                 break
-            world = worlds.get(case.world)
-            if world is None:
-                world = worlds[case.world] = World(case.world, library)
+            if case.world not in worlds:
+                worlds[case.world] = World(case.world, library)
+            world = worlds[case.world]
             world.load(case)
             run = world.run(seed + result.schedules, count, options)
             result.cases += 1
-            result.schedules += run.schedules
-            result.steps += run.steps
-            result.instructions += run.instructions
+            result.add(run)
             result.seconds = time.monotonic() - start
             if run.failed:
                 result.finding = finding_of(run, case, options, world)
@@ -113,8 +118,7 @@ def campaign(
                 progress(result)
     finally:
         for world in worlds.values():
-            result.distinct += world.distinct()
-            result.add_polls(world.polls())
+            result.add_world(world)
             world.close()
     result.seconds = time.monotonic() - start
     return result
@@ -148,16 +152,14 @@ def exhaustive(
         world.load(case)
         prefix: list[int] | None = []
         while prefix is not None and (limit is None or result.schedules < limit):
-            run = world.run(0, 1, replace(options, choices=tuple(prefix)))
-            result.schedules += 1
-            result.steps += run.steps
-            result.instructions += run.instructions
+            options = replace(options, choices=tuple(prefix))
+            run = world.run(0, 1, options)
+            result.add(run)
             if run.failed:
-                result.finding = finding_of(run, case, replace(options, choices=tuple(prefix)), world)
+                result.finding = finding_of(run, case, options, world)
                 break
             prefix = _next(world.choices(), world.choices(widths=True), preemptions)
-        result.distinct = world.distinct()
-        result.add_polls(world.polls())
+        result.add_world(world)
     result.seconds = time.monotonic() - start
     return result
 
@@ -204,15 +206,12 @@ def shrink(finding: Finding, library: ctypes.CDLL | None = None, tries: int = 20
             shrunk = False
             for begin in range(0, len(choices), size):
                 part = choices[begin : begin + size]
-                if not any(part):
+                if not any(part) or tries <= 0:
                     continue
                 tries -= 1
                 candidate = choices[:begin] + [0] * len(part) + choices[begin + size :]
-                found = attempt(candidate)
-                if found is not None:
+                if (found := attempt(candidate)) is not None:
                     best, choices, shrunk = found, candidate, True
-                if tries <= 0:
-                    break
             if size == 1 and not shrunk:
                 break
             size = max(size // 2, 1)

@@ -8,18 +8,20 @@ import json
 from ctypes import c_char, c_char_p, c_int, c_int32, c_uint16, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 from ascend_moe import settings
 from ascend_moe.comm.communicator import MIB
-from ascend_moe.native import library as _lib
+from ascend_moe.native import library
 from ascend_moe.ops import calls
 
 from .calls import LENT_MIB, WINDOW_MIB, PlannedProgram
 from .program import Program
 
 POLICIES = {"late": 0, "random": 1, "lazy": 2, "pct": 3, "replay": 4, "exhaustive": 5, "mixed": 100}
-_MAX_STEPS = 3_000_000
+
+
+_ARRAYS = ("inputs", "outputs", "expected", "expected_bytes", "output_bytes")
 
 
 class _Step(ctypes.Structure):
@@ -27,11 +29,7 @@ class _Step(ctypes.Structure):
         ("rank", c_int32),
         ("compare", c_int32),
         ("plan", c_void_p),
-        ("inputs", c_void_p),
-        ("outputs", c_void_p),
-        ("expected", c_void_p),
-        ("expected_bytes", c_void_p),
-        ("output_bytes", c_void_p),
+        *((name, c_void_p) for name in _ARRAYS),
         ("outputs_count", c_uint32),
         ("accepted", c_uint32),
         ("lent", c_uint32),
@@ -41,30 +39,14 @@ class _Step(ctypes.Structure):
 
 class _Options(ctypes.Structure):
     _fields_ = [
-        ("seed", c_uint64),
-        ("schedules", c_uint64),
-        ("max_steps", c_uint64),
-        ("policy", c_uint32),
-        ("store_order", c_uint32),
-        ("explicit_sync", c_uint32),
-        ("hang_is_finding", c_uint32),
-        ("pct_depth", c_uint32),
-        ("epoch", c_uint32),
-        ("vary_epoch", c_uint32),
-        ("trace", c_uint32),
+        *((name, c_uint64) for name in ("seed", "schedules", "max_steps")),
+        *((name, c_uint32) for name in ("policy", "store_order", "explicit_sync", "hang_is_finding")),
+        *((name, c_uint32) for name in ("pct_depth", "epoch", "vary_epoch", "trace")),
         ("choices", c_void_p),
         ("choice_count", c_uint64),
-        ("kill_rank", c_int32),
-        ("stall_rank", c_int32),
-        ("slow_rank", c_int32),
-        ("slow_core", c_int32),
-        ("slow_link", c_int32),
-        ("corrupt_word", c_uint32),
-        ("corrupt_xor", c_uint32),
-        ("corrupt_how", c_uint32),
-        ("kill_step", c_uint64),
-        ("stall_step", c_uint64),
-        ("corrupt_block", c_uint64),
+        *((name, c_int32) for name in ("kill_rank", "stall_rank", "slow_rank", "slow_core", "slow_link")),
+        *((name, c_uint32) for name in ("corrupt_word", "corrupt_xor", "corrupt_how")),
+        *((name, c_uint64) for name in ("kill_step", "stall_step", "corrupt_block")),
     ]
 
 
@@ -72,14 +54,8 @@ class RunResult(ctypes.Structure):
     """What came of one call of ``World.run``: totals over its schedules, and the first finding."""
 
     _fields_ = [
-        ("schedules", c_uint64),
-        ("steps", c_uint64),
-        ("instructions", c_uint64),
-        ("switches", c_uint64),
-        ("status_blocks", c_uint64),
-        ("last_hash", c_uint64),
-        ("choices", c_uint64),
-        ("failed_seed", c_uint64),
+        *((name, c_uint64) for name in ("schedules", "steps", "instructions", "switches", "status_blocks")),
+        *((name, c_uint64) for name in ("last_hash", "choices", "failed_seed")),
         ("failed", c_uint32),
         ("time_passed", c_uint32),
         ("kind", c_char * 64),
@@ -109,16 +85,12 @@ _SIGNATURES = {
 
 @functools.cache
 def _open(path: str) -> ctypes.CDLL:
-    return _lib.open_library(path, _SIGNATURES)
+    return library.open_library(path, _SIGNATURES)
 
 
 def checked_library(path: str | Path | None = None) -> ctypes.CDLL:
-    """The library of the checked engine: ``path``, $ASCEND_MOE_CHECKED_LIBRARY, or the installed one.
-
-    Raises:
-        LibraryError: not found, or not a library of the checked engine.
-    """
-    chosen = path or settings.CHECKED_LIBRARY.get() or _lib.library_path("checked")
+    """The library of the checked engine: ``path``, $ASCEND_MOE_CHECKED_LIBRARY, or the installed one."""
+    chosen = path or settings.CHECKED_LIBRARY.get() or library.library_path("checked")
     return _open(str(chosen))
 
 
@@ -162,7 +134,7 @@ class Options:
     vary_epoch: bool = True
     trace: bool = False
     choices: tuple[int, ...] = ()
-    max_steps: int = _MAX_STEPS
+    max_steps: int = 3_000_000
     faults: Faults = field(default_factory=Faults)
 
 
@@ -181,9 +153,7 @@ class World:
     def __enter__(self) -> World:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -218,15 +188,10 @@ class World:
                 expected[output] = tensor.data_ptr() if lengths[output] else None
             step.rank, step.compare, step.plan = call.rank, int(compare), call.plan
             step.outputs_count, step.accepted, step.lent = count, accepted, call.lent
-            for name, array in (
-                ("inputs", inputs),
-                ("outputs", outputs),
-                ("expected", expected),
-                ("expected_bytes", lengths),
-                ("output_bytes", sizes),
-            ):
+            arrays: tuple[Any, ...] = (inputs, outputs, expected, lengths, sizes)
+            for name, array in zip(_ARRAYS, arrays, strict=True):
                 setattr(step, name, ctypes.addressof(array))
-                self._keep.append(array)
+            self._keep.append(arrays)
         self.library.am_explore_program(self._handle, steps, len(steps))
         self.program = program
         if before is not None:
@@ -237,33 +202,15 @@ class World:
         """Runs schedules ``seed`` .. ``seed + schedules - 1``, at most to the first finding."""
         options = options or Options()
         choices = (c_uint16 * max(len(options.choices), 1))(*options.choices)
-        faults = options.faults
-        given = _Options(
-            seed=seed,
-            schedules=schedules,
-            max_steps=options.max_steps,
-            policy=POLICIES[options.policy],
-            store_order={"fifo": 0, "unordered": 1, "both": 2}[options.store_order],
-            explicit_sync=options.explicit_sync,
-            hang_is_finding=options.hang_is_finding,
-            pct_depth=options.pct_depth,
-            epoch=options.epoch,
-            vary_epoch=options.vary_epoch,
-            trace=options.trace,
-            choices=ctypes.addressof(choices),
-            choice_count=len(options.choices),
-            kill_rank=faults.kill_rank,
-            kill_step=faults.kill_step,
-            stall_rank=faults.stall_rank,
-            stall_step=faults.stall_step,
-            slow_rank=faults.slow_rank,
-            slow_core=faults.slow_core,
-            slow_link=faults.slow_link,
-            corrupt_block=faults.corrupt_block,
-            corrupt_word=faults.corrupt_word,
-            corrupt_xor=faults.corrupt_xor,
-            corrupt_how={"xor": 0, "stale": 1, "torn": 2}[faults.corrupt_how],
-        )
+        values = {**vars(options), **vars(options.faults), "seed": seed, "schedules": schedules}
+        values |= {
+            "policy": POLICIES[options.policy],
+            "store_order": ("fifo", "unordered", "both").index(options.store_order),
+            "choices": ctypes.addressof(choices),
+            "choice_count": len(options.choices),
+            "corrupt_how": ("xor", "stale", "torn").index(options.faults.corrupt_how),
+        }
+        given = _Options(**{field[0]: values[field[0]] for field in _Options._fields_})
         result = RunResult()
         self.library.am_explore_run(self._handle, ctypes.byref(given), ctypes.byref(result))
         return result
@@ -288,11 +235,8 @@ class World:
         size = self.library.am_explore_polls(self._handle, None, 0)
         text = ctypes.create_string_buffer(size)
         self.library.am_explore_polls(self._handle, text, size)
-        found = {}
-        for line in text.value.decode().splitlines():
-            place, waiting, ready = line.split()
-            found[place] = int(waiting), int(ready)
-        return found
+        lines = (line.split() for line in text.value.decode().splitlines())
+        return {place: (int(waiting), int(ready)) for place, waiting, ready in lines}
 
     def errors(self) -> list[tuple[int, str]]:
         """(error code, message) of every op of the last schedule; code -1 for one that did not end."""

@@ -32,18 +32,13 @@ _SMALL: dict[str, Sequence[Any]] = {
     "tp": (0,),
     "shared": (0,),
 }
-_KEYS = {
-    "world": "w",
-    "cores": "c",
-    "local": "l",
-    "topk": "k",
-    "batch": "b",
-    "units": "u",
-    "contract": "v",
-    "servers": "r",
-    "list_cores": "m",
-    "seed": "s",
-}
+_KEYS = dict(
+    zip(
+        ("world", "cores", "local", "topk", "batch", "units", "contract", "servers", "list_cores", "seed"),
+        "wclkbuvrms",
+        strict=True,
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -100,11 +95,7 @@ class Program(Case):
 
 
 def parse(text: str) -> Program:
-    """The program that ``str(program)`` describes; what is left out has its default.
-
-    Raises:
-        ArgumentError: a word is no part of a program.
-    """
+    """The program that ``str(program)`` describes; what is left out has its default."""
     values: dict[str, object] = {}
     for word in filter(None, text.split(",")):
         name = next((name for name, key in _KEYS.items() if word[0] == key and word[1:].isdigit()), None)
@@ -127,52 +118,35 @@ def parse(text: str) -> Program:
         elif set(word) <= {"D", "C"}:
             values["sequence"] = word
         else:
-            raise ArgumentError(
-                f"explore: {word!r} is no part of a case: write it like {Program()}", argument="case"
-            )
+            text = f"explore: {word!r} is no part of a case: write it like {Program()}"
+            raise ArgumentError(text, argument="case")
     return checked(replace(Program(), **values))  # type: ignore[arg-type]
 
 
 def checked(case: Program) -> Program:
-    """The program itself.
+    """The program itself."""
 
-    Raises:
-        ArgumentError: the ops would refuse it, or its sequence combines what was not dispatched.
-    """
+    def need(kept: bool, rule: str) -> None:
+        if not kept:
+            raise ArgumentError(f"explore: {rule}", argument="case")
+
     limits = {"world": 8, "cores": 16, "local": 8, "topk": 16, "batch": 64, "units": 64}
     for name, most in limits.items():
-        if not 1 <= getattr(case, name) <= most and not (name == "batch" and case.batch == 0):
-            raise ArgumentError(
-                f"explore: {name} is {getattr(case, name)}, it must be in 1..{most}", argument="case"
-            )
-    if not 0 <= case.servers <= limits["world"]:
-        raise ArgumentError(
-            f"explore: servers is {case.servers}, it must be in 0..{limits['world']}", argument="case"
+        value = getattr(case, name)
+        need(
+            1 <= value <= most or (name, value) == ("batch", 0), f"{name} is {value}, it must be in 1..{most}"
         )
-    if not 0 <= case.list_cores < case.cores:
-        raise ArgumentError(
-            f"explore: list_cores is {case.list_cores}, it must be less than {case.cores} cores",
-            argument="case",
-        )
-    if case.servers and case.algorithm != "window":
-        raise ArgumentError(
-            f"explore: {case.algorithm} reads other ranks' windows, servers must be 0", argument="case"
-        )
-    if case.topk > case.experts:
-        raise ArgumentError(
-            f"explore: topk {case.topk} is more than the {case.experts} experts (w*l)", argument="case"
-        )
-    if case.contract not in (1, 2):
-        raise ArgumentError(
-            f"explore: contract v{case.contract} does not exist, it is v1 or v2", argument="case"
-        )
+    servers, lists, most = case.servers, case.list_cores, limits["world"]
+    need(0 <= servers <= most, f"servers is {servers}, it must be in 0..{most}")
+    need(0 <= lists < case.cores, f"list_cores is {lists}, it must be less than {case.cores} cores")
+    by_copies = not servers or case.algorithm == "window"
+    need(by_copies, f"{case.algorithm} reads other ranks' windows, servers must be 0")
+    need(case.topk <= case.experts, f"topk {case.topk} is more than the {case.experts} experts (w*l)")
+    need(case.contract in (1, 2), f"contract v{case.contract} does not exist, it is v1 or v2")
     waiting = 0
     for op in case.sequence:
         waiting += 1 if op == "D" else -1
-        if waiting < 0:
-            raise ArgumentError(
-                f"explore: {case.sequence} combines before it has dispatched as often", argument="case"
-            )
+        need(waiting >= 0, f"{case.sequence} combines before it has dispatched as often")
     return case
 
 

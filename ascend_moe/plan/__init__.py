@@ -25,15 +25,14 @@ from ..comm.communicator import (
     MAX_WINDOW_MIB,
     window_data_bytes,
 )
-from ..errors import ArgumentError, WindowTooSmall
+from ..comm.lent import DTYPES
+from ..errors import ArgumentError, WindowTooSmall, need_one_of
 from ..native import library
 from ..ops import calls
 from .soc import DEFAULT_SOC, Soc
 from .soc import soc as soc_of
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 CONTRACTS = {"v1": 1, "v2": 2}
-_OPTIONAL = ("y_dtype", "x_dtype", "scales_dtype")
 _MOST = {"ranks": 1 << 12, "experts": 1 << 16, "topk": 1 << 10, "hidden": 1 << 20, "batch": 1 << 20}
 
 
@@ -42,17 +41,14 @@ class Request:
     """One configuration of dispatch and combine, the same on all ranks.
 
     Attributes:
-        ranks, experts, topk, hidden: W, E, K, H.
-        batch: maxBS, tokens of the rank that has most.
+        ranks, experts, topk, hidden, batch: W, E, K, H, maxBS.
         equal_batches: False: global_bs = W * batch is passed, and ranks may have fewer.
         dtype: of x: bf16, fp16 or fp32.
         quant: int8 rows (quant_mode 2); smooth: with smooth scales.
         contract: v1 (npu_moe_distribute_dispatch) or v2 (..._v2).
-        soc: name of the SoC.
         cores: AIV cores of a launch; 0: all of the SoC.
         window_mib: HCCL_BUFFSIZE as it is exported; 0: not told, nothing to compare with.
         ranks_per_server: ranks that share a server; 0: the SoC's.
-        comm_alg: of both ops.
     """
 
     ranks: int
@@ -148,22 +144,17 @@ def plan(request: Request) -> Report:
     cores = request.cores or chip.aiv
     window = window_need(request)
     cann = cann_need(request)
-    limits = _fields(_library().am_need_limits)
     violations, sound = _violations(request, cores)
     ops = {}
     if sound is not None:
         ops = {name: _op_plan(name, sound, cores) for name in ("dispatch", "combine")}
     return Report(
-        request, chip, cores, window, window["buffsize_mib"], limits["ub_bytes"], cann, ops, violations
+        request, chip, cores, window, window["buffsize_mib"], limits()["ub_bytes"], cann, ops, violations
     )
 
 
 def exported_mib(default: int) -> int:
-    """HCCL_BUFFSIZE of this shell, ``default`` when it is not set.
-
-    Raises:
-        ArgumentError: it is no size that a window can have.
-    """
+    """HCCL_BUFFSIZE of this shell, ``default`` when it is not set."""
     given = settings.HCCL_BUFFSIZE.text()
     window_data_bytes()
     return int(given) if given else default
@@ -182,33 +173,20 @@ def window_need(request: Request) -> dict[str, int]:
 
 def cann_need(request: Request) -> list[CannNeed]:
     """The same call as CANN's own operators see it, a version each."""
-    numbers = (c_int64 * 8)(
-        request.ranks,
-        request.experts,
-        request.batch,
-        request.hidden,
-        request.topk,
-        0,
-        request.dtype == "fp32",
-        request.equal_batches,
-    )
-    found = []
-    for line in _text(_library().am_need_cann, numbers).splitlines():
-        version, size, mib, refuses = line.split("\t")
-        found.append(CannNeed(version, int(size), int(mib), refuses))
-    return found
+    shape = (request.ranks, request.experts, request.batch, request.hidden, request.topk)
+    numbers = (c_int64 * 8)(*shape, 0, request.dtype == "fp32", request.equal_batches)
+    lines = _text(_library().am_need_cann, numbers).splitlines()
+    fields = (line.split("\t") for line in lines)
+    return [CannNeed(version, int(size), int(mib), refuses) for version, size, mib, refuses in fields]
 
 
 def _check(request: Request) -> None:
     for name, most in _MOST.items():
-        value = getattr(request, name)
-        if not (0 if name == "batch" else 1) <= value <= most:
-            low = 0 if name == "batch" else 1
+        value, low = getattr(request, name), 0 if name == "batch" else 1
+        if not low <= value <= most:
             raise ArgumentError(f"{name} is {value}; need {low}..{most}", argument=name)
     for name, names in (("dtype", DTYPES), ("contract", CONTRACTS)):
-        if getattr(request, name) not in names:
-            text = f"{name} is {getattr(request, name)!r}; need one of {', '.join(names)}"
-            raise ArgumentError(text, argument=name)
+        need_one_of(name, getattr(request, name), names)
     for name, most in (("cores", calls.MAX_CORES), ("window_mib", MAX_WINDOW_MIB)):
         if not 0 <= getattr(request, name) <= most:
             raise ArgumentError(f"{name} is {getattr(request, name)}; need 1..{most}", argument=name)
@@ -220,11 +198,15 @@ def _check(request: Request) -> None:
 # ---- descriptions of the two calls ----
 
 
-def _describe(op: int, request: Request, shapes: calls.Shapes, cores: int, window_mib: int) -> Any:
+def call_spec(
+    op: int, request: Request, shapes: calls.Shapes, cores: int, window_mib: int, rank: int = 0
+) -> Any:
+    """The native description of one rank's call with tensors of these shapes."""
     attributes: dict[str, int | None] = dict.fromkeys(calls.attribute_names(), 0)
-    attributes |= dict.fromkeys(_OPTIONAL, None)
+    attributes |= dict.fromkeys(("y_dtype", "x_dtype", "scales_dtype"), None)
     attributes |= {
         "ep_world_size": request.ranks,
+        "ep_rank_id": rank,
         "moe_expert_num": request.experts,
         "shared_expert_num": 1,
         "global_bs": 0 if request.equal_batches else request.ranks * request.batch,
@@ -236,7 +218,7 @@ def _describe(op: int, request: Request, shapes: calls.Shapes, cores: int, windo
     servers = request.ranks_per_server or min(chip.ranks_per_server, request.ranks)
     call.context_kind = CONTEXT_A2 if chip.window_holds_state else CONTEXT_A3
     call.ranks_per_server = servers if servers < request.ranks else 0
-    call.comm_world, call.comm_rank = request.ranks, 0
+    call.comm_world, call.comm_rank = request.ranks, rank
     call.window_mib, call.cores, call.deadline_micros = window_mib, cores, 1_000_000
     return call
 
@@ -249,7 +231,7 @@ def _dispatch(request: Request, cores: int, window_mib: int) -> Any:
     )
     if request.smooth:
         shapes = (*shapes, ("scales", torch.float32, (request.experts, request.hidden)))
-    return _describe(calls.OP_DISPATCH, request, shapes, cores, window_mib)
+    return call_spec(calls.OP_DISPATCH, request, shapes, cores, window_mib)
 
 
 def _combine(request: Request, cores: int, window_mib: int) -> Any:
@@ -263,7 +245,7 @@ def _combine(request: Request, cores: int, window_mib: int) -> Any:
         ("ep_send_counts", torch.int32, sent[4][1]),
         ("expert_scales", torch.float32, (request.batch, request.topk)),
     )
-    return _describe(calls.OP_COMBINE, request, shapes, cores, window_mib)
+    return call_spec(calls.OP_COMBINE, request, shapes, cores, window_mib)
 
 
 _CALLS: dict[str, Callable[[Request, int, int], Any]] = {"dispatch": _dispatch, "combine": _combine}
@@ -286,10 +268,8 @@ def tiling_of(made: calls.Plan) -> dict[str, int]:
 def _op_plan(name: str, request: Request, cores: int) -> OpPlan:
     made = calls.Plan(f"npu_moe_distribute_{name}", describe(name, replace(request, cores=cores)))
     tiling = tiling_of(made)
-    items = []
-    for line in _text(_library().am_need_ub, made.handle).splitlines():
-        step, what, size = line.split("\t")
-        items.append(UbItem(step, what, int(size)))
+    lines = (line.split("\t") for line in _text(_library().am_need_ub, made.handle).splitlines())
+    items = [UbItem(step, what, int(size)) for step, what, size in lines]
     steps = {item.step for item in items}
     peak = max(sum(item.bytes for item in items if item.step == step) for step in steps)
     return OpPlan(tiling, items, peak, ALGORITHMS[tiling["algorithm"]])

@@ -8,21 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..errors import ArgumentError
+from ..errors import need_one_of
 
 UB_KIB = 192  # of every AIV core of both series
 
 
 @dataclass(frozen=True)
 class Soc:
-    """One SoC, as ``npu-smi`` and CANN name it.
+    """One SoC, as ``npu-smi`` and CANN name it; on A3 one die of a package of two. Cores are of a rank.
 
-    Attributes:
-        name: of the chip, or of one die of a package of two (A3): a rank.
-        series: A2 (Ascend910B, servers joined by RDMA) or A3 (Ascend910_93, one supernode).
-        aiv: AIV cores of a rank.
-        aic: AIC cores of a rank.
-        ranks_per_server: dies of one server.
+    ``series``: A2 (Ascend910B, servers joined by RDMA) or A3 (Ascend910_93, one supernode).
     """
 
     name: str
@@ -56,11 +51,6 @@ DEFAULT_SOC = "Ascend910_9391"
 
 
 def soc(name: str) -> Soc:
-    """The SoC of this name.
-
-    Raises:
-        ArgumentError: none has it; the message lists the names.
-    """
-    if name not in SOCS:
-        raise ArgumentError(f"soc is {name!r}; need one of {', '.join(SOCS)}", argument="soc")
+    """The SoC of this name."""
+    need_one_of("soc", name, SOCS)
     return SOCS[name]

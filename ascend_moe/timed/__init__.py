@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from ..errors import ArgumentError
+from ..errors import need_one_of
 from ..plan import Request
 from ..plan.soc import soc as soc_named
 from ..timeline import Event
@@ -27,16 +27,10 @@ __all__ = ["ALGORITHMS", "OpPrediction", "Prediction", "predict", "runnable"]
 
 @dataclass(frozen=True)
 class OpPrediction:
-    """One op over all ranks.
+    """One op over all ranks: ``us`` from the common launch until the last rank has ended.
 
-    Attributes:
-        us: from the common launch until the last rank has ended, microseconds of the model.
-        spent: where they went on the critical path: (step of the kernel, what S did or waited for) -> us.
-            Waits are for "V", "MTE2", "MTE3", "SyncAll" and "status" (a peer's, on its way); "S" is scalar
-            work.
-        link_use: busiest resource of each kind -> share of its bandwidth over ``us``.
-        events: when they were asked for.
-        instructions: simulated.
+    ``spent``: where they went on the critical path: (step of the kernel, what S did or waited for) -> us.
+    ``link_use``: busiest resource of each kind -> share of its bandwidth over ``us``.
     """
 
     us: float
@@ -83,9 +77,8 @@ class Prediction:
     @property
     def link_use(self) -> dict[str, float]:
         """Busiest of both ops."""
-        names = [*self.dispatch.link_use, *self.combine.link_use]
-        both = (self.dispatch.link_use, self.combine.link_use)
-        return {name: max(one.get(name, 0.0) for one in both) for name in names}
+        first, second = self.dispatch.link_use, self.combine.link_use
+        return {name: max(first.get(name, 0.0), second.get(name, 0.0)) for name in first | second}
 
 
 def predict(
@@ -119,9 +112,7 @@ def predict(
         ranks=call.ranks if world is None else world,
         cores=(call.cores if cores is None else cores) or soc_named(call.soc if soc is None else soc).aiv,
     )
-    if algorithm not in ALGORITHMS:
-        text = f"algorithm is {algorithm!r}; need one of {', '.join(ALGORITHMS)}"
-        raise ArgumentError(text, argument="algorithm")
+    need_one_of("algorithm", algorithm, ALGORITHMS)
     figures = {name: one.value for name, one in cost_table(request.soc).items()}
     if request.ranks_per_server:
         figures["ranks_per_server"] = request.ranks_per_server

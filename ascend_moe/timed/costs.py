@@ -41,11 +41,7 @@ def known_socs() -> list[str]:
 
 
 def cost_table(name: str) -> dict[str, Cost]:
-    """Every figure of a SoC by name.
-
-    Raises:
-        ArgumentError: the table has no such SoC; the message lists those it has.
-    """
+    """Every figure of a SoC by name."""
     document = read_data("soc_costs.json")
     if name not in document["socs"]:
         raise ArgumentError(

@@ -1,38 +1,22 @@
-"""Predictions as text, as JSON and as a picture; how far the model is off, beside every number."""
+"""Predictions as text and as JSON; how far the model is off, beside every number."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from ascend_moe._text import table
-from ascend_moe.errors import ArgumentError
+from ascend_moe.errors import need_one_of
 from ascend_moe.plan import Request
 from ascend_moe.timed import ALGORITHMS, OpPrediction, Prediction, calibration, predict, runnable
 
 ERROR_HEAD = ["published time", "us", "model us", "error", "role", "trust"]
-# Alike steps of the algorithms have one colour.
-_COLOURS = {
-    "launch": "#9aa0a6",
-    "SendBuffInit": "#c5b0d5",
-    "BuffInit": "#c5b0d5",
-    "AlltoAllDispatch": "#4c78a8",
-    "SetWaitTpStatusAndDisPatch": "#4c78a8",
-    "PublishRows": "#4c78a8",
-    "SetStatus": "#e45756",
-    "WaitStatus": "#f2cf5b",
-    "LocalWindowCopy": "#54a24b",
-}
-_MORE_COLOURS = ("#72b7b2", "#b279a2", "#ff9da6", "#9d755d", "#eeca3b", "#88d27a", "#d67195")
 
 
 def predictions(request: Request, worlds: Sequence[int], algorithms: Sequence[str] = ()) -> list[Prediction]:
     """A prediction an algorithm and number of ranks; no algorithm named: all that can run there."""
     for name in algorithms:
-        if name not in ALGORITHMS:
-            text = f"algorithm is {name!r}; need one of {', '.join(ALGORITHMS)}"
-            raise ArgumentError(text, argument="algorithm")
+        need_one_of("algorithm", name, ALGORITHMS)
     return [
         predict(request, world=world, algorithm=name)
         for world in worlds
@@ -101,6 +85,7 @@ def as_dict(predicted: Sequence[Prediction]) -> dict[str, object]:
         }
 
     fitted, held_out = calibration.known_errors()
+    shape = ("hidden", "topk", "experts", "quant", "contract", "cores")
     return {
         "note": banner(),
         "calibration_error": fitted,
@@ -110,12 +95,7 @@ def as_dict(predicted: Sequence[Prediction]) -> dict[str, object]:
                 "soc": each.request.soc,
                 "ep": each.request.ranks,
                 "bs": each.request.batch,
-                "hidden": each.request.hidden,
-                "topk": each.request.topk,
-                "experts": each.request.experts,
-                "quant": each.request.quant,
-                "contract": each.request.contract,
-                "cores": each.request.cores,
+                **{name: getattr(each.request, name) for name in shape},
                 "algorithm": each.algorithm,
                 "dispatch": as_numbers(each.dispatch),
                 "combine": as_numbers(each.combine),
@@ -127,49 +107,8 @@ def as_dict(predicted: Sequence[Prediction]) -> dict[str, object]:
 
 def error_rows(compared: Sequence[calibration.Compared]) -> list[list[str]]:
     """A row a published time, below ERROR_HEAD."""
-    return [
-        [
-            each.point.id,
-            f"{each.point.us:.0f}",
-            f"{each.us:.1f}",
-            f"{each.error:+.1%}",
-            each.point.role,
-            each.point.trust,
-        ]
-        for each in compared
-    ]
-
-
-def draw(predicted: Sequence[Prediction], path: Path) -> None:
-    """A stacked bar an op, algorithm and EP, its parts the kernel's steps. matplotlib."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "ascend_moe", "font.size": 8})
-    import matplotlib.pyplot as plt
-
-    names = dict.fromkeys(name for each in predicted for _, op in _ops(each) for name in op.phases)
-    spare = iter(_MORE_COLOURS * len(names))
-    colours = {name: _COLOURS.get(name) or next(spare) for name in names}
-    labels = [f"EP {each.request.ranks} {each.algorithm}" for each in predicted]
-    figure, panels = plt.subplots(1, 2, figsize=(2 + 0.6 * len(predicted), 4.5), sharey=True)
-    for number, axes in enumerate(panels):
-        ops = [_ops(each)[number][1] for each in predicted]
-        axes.set_title(_ops(predicted[0])[number][0])
-        bottom = [0.0] * len(ops)
-        for name in names:
-            heights = [max(op.phases.get(name, 0.0), 0.0) for op in ops]
-            label = name if number == 0 else f"_{name}"
-            axes.bar(range(len(ops)), heights, bottom=bottom, color=colours[name], label=label)
-            bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
-        for at, op in enumerate(ops):
-            axes.text(at, bottom[at], f"{op.us:.0f}", ha="center", va="bottom", fontsize=7)
-        axes.set_xticks(range(len(ops)), labels, rotation=60, ha="right")
-        axes.spines[["top", "right"]].set_visible(False)
-    request = predicted[0].request
-    shape = f"BS {request.batch}, H {request.hidden}, K {request.topk}, E {request.experts}"
-    figure.suptitle(f"{request.soc}, {shape}: us by step\n{banner()}", fontsize=8, x=0.01, ha="left")
-    figure.legend(loc="lower center", ncols=4, frameon=False)
-    figure.tight_layout(rect=(0, 0.06 + 0.03 * (len(names) // 4), 1, 0.97))
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    plt.close(figure)
+    rows = []
+    for each in compared:
+        point, times = each.point, [f"{each.point.us:.0f}", f"{each.us:.1f}", f"{each.error:+.1%}"]
+        rows.append([point.id, *times, point.role, point.trust])
+    return rows

@@ -11,11 +11,11 @@ import torch
 from .. import ops, plan
 from ..comm import LocalCluster, window_empty
 from ..comm.communicator import DEFAULT_WINDOW_MIB, timeout_s
-from ..errors import ArgumentError
+from ..errors import ArgumentError, need_one_of
 from ..ops.calls import core_count
 from ..timeline import LAUNCH, PREDICTED, Event, Timeline
 from ..timeline.record import trace
-from ..timeline.stats import op_runs, rank_ns
+from ..timeline.stats import OpRun, op_runs, rank_ns
 from . import predict
 
 OPS = ("dispatch", "combine", "both")
@@ -45,13 +45,8 @@ class TraceRequest:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.op not in OPS:
-            raise ArgumentError(f"op is {self.op!r}; need one of {', '.join(OPS)}", argument="op")
-        if self.algorithm not in ALGORITHMS:
-            known = ", ".join(ALGORITHMS)
-            raise ArgumentError(f"algorithm is {self.algorithm!r}; need one of {known}", argument="algorithm")
-        if self.pick not in PICKS:
-            raise ArgumentError(f"pick is {self.pick!r}; need one of {', '.join(PICKS)}", argument="pick")
+        for name, names in (("op", OPS), ("algorithm", ALGORITHMS), ("pick", PICKS)):
+            need_one_of(name, getattr(self, name), names)
         for name in ("ranks", "batch", "hidden", "topk", "experts", "repeat"):
             if getattr(self, name) < 1:
                 raise ArgumentError(f"{name} is {getattr(self, name)}; it must be at least 1", argument=name)
@@ -66,14 +61,11 @@ class TraceRequest:
 
 
 def measured(request: TraceRequest) -> Timeline:
-    """The timeline of one round of ``request.repeat`` that were recorded after warm-ups.
-
-    Raises:
-        AscendMoeError: what the ops raise; the engine records nothing.
-    """
+    """The timeline of one round of ``request.repeat`` that were recorded after warm-ups."""
     if request.algorithm == "cann-style":
         raise ArgumentError("algorithm cann-style is predicted alone: give a SoC", argument="algorithm")
-    with LocalCluster(request.ranks, window_mib=_window_mib(request)) as cluster:
+    window_mib = max(DEFAULT_WINDOW_MIB, plan.plan(_plan_request(request)).buffsize_mib)
+    with LocalCluster(request.ranks, window_mib=window_mib) as cluster:
         barrier = threading.Barrier(request.ranks)
         inputs = [_inputs(request, rank) for rank in range(request.ranks)]
 
@@ -92,12 +84,7 @@ def measured(request: TraceRequest) -> Timeline:
 
 
 def predicted(request: TraceRequest, soc: str) -> Timeline:
-    """The timeline of one dispatch and the combine that follows it, of the timed engine's model of ``soc``.
-
-    Raises:
-        ArgumentError: no such SoC, or an algorithm that the model has not.
-        AscendMoeError: what the kernels raise.
-    """
+    """The timeline of one dispatch and the combine after it, of the timed engine's model of ``soc``."""
     found = predict(_plan_request(request), soc, algorithm=request.algorithm, events=PREDICTED_EVENTS)
     events: list[Event] = []
     start = 0.0
@@ -106,10 +93,16 @@ def predicted(request: TraceRequest, soc: str) -> Timeline:
         if request.op not in ("both", name):
             continue
         dropped += len(one.events) == PREDICTED_EVENTS
-        events += [shifted(event, start) for event in with_launches(one.events, name)]
+        events += [
+            replace(event, start_ns=event.start_ns + start, end_ns=event.end_ns + start)
+            for event in with_launches(one.events, name)
+        ]
         start += one.us * 1000 * 1.05
-    details = {**{name: str(value) for name, value in asdict(request).items()}, "soc": soc}
-    return Timeline(PREDICTED, events, f"{soc}, {request.title}", details, dropped)
+    return Timeline(PREDICTED, events, f"{soc}, {request.title}", {**_details(request), "soc": soc}, dropped)
+
+
+def _details(request: TraceRequest) -> dict[str, str]:
+    return {name: str(value) for name, value in asdict(request).items()}
 
 
 def with_launches(events: list[Event], op: str) -> list[Event]:
@@ -122,23 +115,9 @@ def with_launches(events: list[Event], op: str) -> list[Event]:
     return [*events, *(Event(rank, 0, "S", LAUNCH, op, 0.0, end) for rank, end in ends.items())]
 
 
-def shifted(event: Event, ns: float) -> Event:
-    return replace(event, start_ns=event.start_ns + ns, end_ns=event.end_ns + ns)
-
-
 def _plan_request(request: TraceRequest) -> plan.Request:
-    return plan.Request(
-        ranks=request.ranks,
-        experts=request.experts,
-        topk=request.topk,
-        hidden=request.hidden,
-        batch=request.batch,
-        quant=request.quant,
-    )
-
-
-def _window_mib(request: TraceRequest) -> int:
-    return max(DEFAULT_WINDOW_MIB, plan.plan(_plan_request(request)).buffsize_mib)
+    shape = ("ranks", "experts", "topk", "hidden", "batch", "quant")
+    return plan.Request(**{name: getattr(request, name) for name in shape})
 
 
 def _inputs(request: TraceRequest, rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -153,49 +132,42 @@ def _round_trip(
     request: TraceRequest, rank: int, group_ep: str, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
 ) -> None:
     comm_alg = "window" if request.algorithm == "window" else "direct"
-    place = (group_ep, request.ranks, rank, request.experts)
+    place = (group_ep, request.ranks, rank)
     sent = ops.npu_moe_distribute_dispatch_v2(
-        x, ids, *place, quant_mode=2 if request.quant else 0, comm_alg=comm_alg
+        x, ids, *place, request.experts, quant_mode=2 if request.quant else 0, comm_alg=comm_alg
     )
-    rows = _experts(request, sent[0].to(x.dtype), group_ep, rank)
-    ops.npu_moe_distribute_combine_v2(rows, ids, sent[2], sent[4], weights, *place, comm_alg=comm_alg)
-
-
-def _experts(request: TraceRequest, rows: torch.Tensor, group_ep: str, rank: int) -> torch.Tensor:
-    """In the experts' place: the same rows; zero-copy: where combine sends them from."""
-    if request.algorithm != "zero-copy":
-        return rows
-    out = window_empty(
-        rows.shape, dtype=rows.dtype, group_ep=group_ep, ep_world_size=request.ranks, ep_rank_id=rank
+    rows = sent[0].to(x.dtype)  # stands for the experts' output
+    if request.algorithm == "zero-copy":
+        rows = window_empty(
+            rows.shape, dtype=rows.dtype, group_ep=group_ep, ep_world_size=request.ranks, ep_rank_id=rank
+        ).copy_(rows)
+    ops.npu_moe_distribute_combine_v2(
+        rows, ids, sent[2], sent[4], weights, *place, request.experts, comm_alg=comm_alg
     )
-    return out.copy_(rows)
 
 
 def _chosen_round(timeline: Timeline, request: TraceRequest) -> Timeline:
-    """The round that was asked for; by default at p10, as other programs' time slices are in slower ones.
-
-    Of it the ops that were asked for.
-    """
+    """The wanted ops of the wanted round; slow rounds have the time slices of other programs in them."""
     runs = op_runs(timeline)
     wanted = ("dispatch", "combine") if request.op == "both" else (request.op,)
-    rounds: dict[int, dict[str, float]] = {}
+    rounds: dict[int, dict[str, OpRun]] = {}
     for run in runs:
         # The events of a launch end with its own: a round that was cut off lacks some.
         if run.name in wanted and len(rank_ns(run)) == request.ranks:
-            rounds.setdefault(run.number, {})[run.name] = run.ns
-    spans = {number: sum(ns.values()) for number, ns in rounds.items() if len(ns) == len(wanted)}
-    if not spans:
+            rounds.setdefault(run.number, {})[run.name] = run
+    whole = {number: [*own.values()] for number, own in rounds.items() if len(own) == len(wanted)}
+    if not whole:
         return timeline
+    spans = {number: sum(run.ns for run in own) for number, own in whole.items()}
     ordered = sorted(spans, key=lambda number: spans[number])
     chosen = _at(ordered, PICKS[request.pick])
-    kept = [run for run in runs if run.number == chosen and run.name in wanted]
+    kept = whole[chosen]
     found = timeline.between(min(run.start_ns for run in kept), max(run.end_ns for run in kept))
-    names = {run.name for run in kept}
-    if len(names) == 1:
-        found.events = [event for run in kept for event in run.events]
+    if len(kept) == 1:
+        found.events = [*kept[0].events]
     found.dropped = 0  # of other rounds
     found.details = {
-        **{name: str(value) for name, value in asdict(request).items()},
+        **_details(request),
         "cores": str(core_count()),
         "rounds": f"{len(spans)} recorded, this is the {request.pick} one, {spans[chosen] / 1000:.0f} µs; "
         f"p10 {spans[_at(ordered, 0.1)] / 1000:.0f}, "

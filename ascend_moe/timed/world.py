@@ -6,21 +6,20 @@ import ctypes
 import functools
 from collections.abc import Mapping
 from ctypes import c_char, c_char_p, c_double, c_int, c_int32, c_uint32, c_uint64, c_void_p
-from dataclasses import dataclass, field
-from types import TracebackType
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from .. import plan as planning
 from .. import timeline
-from ..comm.communicator import CONTEXT_A2, MIB
+from ..comm.communicator import CONTEXT_A2, CONTEXT_TABLE, MIB
+from ..comm.lent import DTYPES
 from ..errors import ArgumentError, AscendMoeError
 from ..native import library
 from ..ops import calls
 from ..plan import Request
 from ..plan.soc import soc as soc_named
-from .routing import Routing
 
 # name -> (comm_alg of the plan, kernel of am_timed_step, whether combine's rows lie in the lent area)
 ALGORITHMS = {
@@ -36,11 +35,8 @@ _SMALLEST_ROW = 2048  # elements; shorter rows are moved: they could be taken fo
 
 class _Step(ctypes.Structure):
     _fields_ = [
-        ("rank", c_int32),
-        ("kernel", c_int32),
-        ("plan", c_void_p),
-        ("inputs", c_void_p),
-        ("outputs", c_void_p),
+        *((name, c_int32) for name in ("rank", "kernel")),
+        *((name, c_void_p) for name in ("plan", "inputs", "outputs")),
     ]
 
 
@@ -51,11 +47,7 @@ class _Options(ctypes.Structure):
 class _Result(ctypes.Structure):
     _fields_ = [
         ("total_ns", c_double),
-        ("instructions", c_uint64),
-        ("switches", c_uint64),
-        ("status_stores", c_uint64),
-        ("looks", c_uint64),
-        ("events", c_uint64),
+        *((name, c_uint64) for name in ("instructions", "switches", "status_stores", "looks", "events")),
         ("failed", c_uint32),
         ("message", c_char * 1020),
     ]
@@ -80,11 +72,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 @functools.cache
 def timed_library() -> ctypes.CDLL:
-    """The library of the timed engine, opened once.
-
-    Raises:
-        LibraryError: not found, or built from other sources.
-    """
+    """The library of the timed engine, opened once."""
     return library.open_library(library.library_path("timed"), _SIGNATURES)
 
 
@@ -112,16 +100,15 @@ class TimedWorld:
         payload: bool,
         list_cores: int = 0,
     ) -> None:
-        self.request, self.payload, self._library = request, payload, timed_library()
-        self._comm_alg, self._kernel, self._lent = ALGORITHMS[algorithm]
-        self._list_cores = list_cores
+        comm_alg, self._kernel, self._lent = ALGORITHMS[algorithm]
+        self.request = replace(request, comm_alg=comm_alg, equal_batches=True)
+        self.payload, self._library, self._list_cores = payload, timed_library(), list_cores
         self._servers = _rdma_share(request)
         if self._servers and self._kernel:
-            text = (
-                f"algorithm is {algorithm!r}, a model of stores to every window; {request.ranks} ranks with "
-            )
             raise ArgumentError(
-                f"{text}{self._servers} a server need RDMA: use 'window'", argument="algorithm"
+                f"algorithm is {algorithm!r}, a model of stores to every window; {request.ranks} ranks with "
+                f"{self._servers} a server need RDMA: use 'window'",
+                argument="algorithm",
             )
         self.routing = Routing(request, seed)
         window = planning.window_need(request)["buffsize_mib"]
@@ -129,6 +116,7 @@ class TimedWorld:
         self._window_mib = 2 * window + 64 if self._kernel == 0 else self._model_mib()
         self._plans: list[int] = []
         self._keep: list[Any] = []
+        self._shared: dict[str, torch.Tensor] = {}
         self.outputs: dict[str, list[list[torch.Tensor]]] = {}
         self.inputs: dict[str, list[dict[str, torch.Tensor]]] = {}
         self._lent_mib = (self._most_rows() * request.hidden * 4 >> 20) + 1 if self._lent else 0
@@ -142,15 +130,8 @@ class TimedWorld:
     def __enter__(self) -> TimedWorld:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
-
-    @property
-    def ranks_per_server(self) -> int:
-        """Of ranks that reach each other by RDMA; 0: all of them by loads and stores."""
-        return self._servers
 
     def close(self) -> None:
         """Gives windows and plans back."""
@@ -171,12 +152,7 @@ class TimedWorld:
         return one.ranks * one.batch * min(one.topk, one.experts // one.ranks)
 
     def run(self, op: str, costs: Mapping[str, float], events: int = 0) -> OpRun:
-        """Runs one op on all ranks from time 0 on.
-
-        Raises:
-            ArgumentError: the operators refuse the call.
-            AscendMoeError: a kernel failed.
-        """
+        """Runs one op on all ranks from time 0 on."""
         ranks = range(self.request.ranks)
         steps = (_Step * self.request.ranks)()
         self.inputs[op] = [self._inputs(op, rank) for rank in ranks]
@@ -193,10 +169,11 @@ class TimedWorld:
         )
         if result.failed:
             raise AscendMoeError(f"timed {op}: {result.message.decode()}")
+        paths, links = self._lines(self._library.am_timed_path), self._lines(self._library.am_timed_links)
         return OpRun(
             result.total_ns,
-            self._path(),
-            self._links(),
+            {(phase, cause): float(ns) for phase, cause, ns in paths},
+            [(name, int(rank), float(size), float(gbps)) for name, rank, size, gbps in links],
             self._ends(op),
             result.instructions,
             result.looks,
@@ -205,7 +182,7 @@ class TimedWorld:
 
     def _inputs(self, op: str, rank: int) -> dict[str, torch.Tensor]:
         one, routing = self.request, self.routing
-        dtype = planning.DTYPES[one.dtype]
+        dtype = DTYPES[one.dtype]
         if op == "dispatch":
             return {"x": self._rows("x", one.batch, dtype, rank), "expert_ids": routing.ids[rank]}
         contract = planning.CONTRACTS[one.contract]
@@ -233,37 +210,18 @@ class TimedWorld:
         if self.payload:
             rng = torch.Generator().manual_seed(rank + (1 << 20) * (name == "x"))
             return torch.randn((count, self.request.hidden), generator=rng).to(dtype)
-        for kept in self._keep:
-            if isinstance(kept, tuple) and kept[0] == name:
-                return torch.Tensor(kept[1])
-        make = torch.empty if self.request.hidden >= _SMALLEST_ROW else torch.ones
-        rows = make((count, self.request.hidden), dtype=dtype)
-        self._keep.append((name, rows))
-        return rows
+        if name not in self._shared:
+            make = torch.empty if self.request.hidden >= _SMALLEST_ROW else torch.ones
+            self._shared[name] = make((count, self.request.hidden), dtype=dtype)
+        return self._shared[name]
 
     def _describe(self, op: str, rank: int, inputs: Mapping[str, torch.Tensor]) -> Any:
-        one = self.request
-        attributes: dict[str, int | None] = dict.fromkeys(calls.attribute_names(), 0)
-        attributes |= dict.fromkeys(("y_dtype", "x_dtype", "scales_dtype"), None)
-        attributes |= {
-            "ep_world_size": one.ranks,
-            "ep_rank_id": rank,
-            "moe_expert_num": one.experts,
-            "shared_expert_num": 1,
-            "quant_mode": 2 if one.quant and op == "dispatch" else 0,
-            "expert_token_nums_type": 1,
-        }
         code = calls.OP_DISPATCH if op == "dispatch" else calls.OP_COMBINE
         shapes = tuple((name, t.dtype, tuple(t.shape)) for name, t in inputs.items())
-        spec = calls.describe(
-            code, planning.CONTRACTS[one.contract], "timed", self._comm_alg, shapes, attributes
-        )
-        spec.comm_world, spec.comm_rank = one.ranks, rank
-        spec.window_mib, spec.cores, spec.deadline_micros = self._window_mib, one.cores, 10_000_000
-        spec.lent_mib = self._lent_mib
-        if self._servers:
-            spec.context_kind, spec.ranks_per_server = CONTEXT_A2, self._servers
-        spec.list_cores = self._list_cores
+        spec = planning.call_spec(code, self.request, shapes, self.request.cores, self._window_mib, rank)
+        spec.context_kind = CONTEXT_A2 if self._servers else CONTEXT_TABLE
+        spec.ranks_per_server = self._servers
+        spec.deadline_micros, spec.lent_mib, spec.list_cores = 10_000_000, self._lent_mib, self._list_cores
         return spec
 
     def _fill(self, step: _Step, op: str, rank: int) -> None:
@@ -278,11 +236,8 @@ class TimedWorld:
         outputs = []
         for at, (dtype, shape) in enumerate(calls.outputs_of(spec)):
             rows = at == 0 and not self.payload
-            outputs.append(
-                self._rows(f"{op} 0", shape[0], dtype or torch.int8, rank)
-                if rows
-                else torch.empty(shape, dtype=dtype)
-            )
+            shared = self._rows(f"{op} 0", shape[0], dtype or torch.int8, rank) if rows else None
+            outputs.append(torch.empty(shape, dtype=dtype) if shared is None else shared)
         self.outputs[op].append(outputs)
         index = {name: at for at, name in enumerate(calls.tensor_names())}
         inputs = (c_void_p * len(index))()
@@ -302,19 +257,11 @@ class TimedWorld:
             ctypes.memmove(address, rows.data_ptr(), rows.numel() * rows.element_size())
         return address
 
-    def _text(self, function: Any) -> list[list[str]]:
+    def _lines(self, function: Any) -> list[list[str]]:
         size = function(self._handle, None, 0)
         text = ctypes.create_string_buffer(size)
         function(self._handle, text, size)
         return [line.split("\t") for line in text.value.decode().splitlines()]
-
-    def _path(self) -> dict[tuple[str, str], float]:
-        lines = self._text(self._library.am_timed_path)
-        return {(phase, cause): float(ns) for phase, cause, ns in lines}
-
-    def _links(self) -> list[tuple[str, int, float, float]]:
-        lines = self._text(self._library.am_timed_links)
-        return [(name, int(rank), float(size), float(gbps)) for name, rank, size, gbps in lines]
 
     def _ends(self, op: str) -> list[float]:
         times, record = (c_double * 2)(), (c_int32 * 64)()
@@ -333,6 +280,60 @@ class TimedWorld:
         events = ctypes.create_string_buffer(count * _EVENT_BYTES)
         self._library.am_timed_events(self._handle, events, count)
         return timeline.from_native(ctypes.addressof(events), count)
+
+
+class Routing:
+    """Every token of every rank picks ``topk`` different experts, all equally likely.
+
+    Attributes:
+        ids: (BS, K) int32 a rank; weights: (BS, K) float32 a rank.
+    """
+
+    def __init__(self, request: Request, seed: int = 0) -> None:
+        if not 1 <= request.topk <= request.experts:
+            text = f"topk is {request.topk}; need 1..{request.experts}: a token picks different experts"
+            raise ArgumentError(text, argument="topk")
+        self._world, self._local = request.ranks, request.experts // max(1, request.ranks)
+        rng = torch.Generator().manual_seed(seed)
+        keys = torch.rand((request.ranks, request.batch, request.experts), generator=rng)
+        ids = keys.argsort(2)[:, :, : request.topk].to(torch.int32).contiguous()
+        self.ids = list(ids)
+        self.weights = [torch.rand((request.batch, request.topk), generator=rng) for _ in self.ids]
+        pairs = request.batch * request.topk
+        flat = ids.reshape(-1).to(torch.int64)
+        # Pairs of all ranks by (expert, source rank, flat pair): the order of every expand_x.
+        order = flat.argsort(stable=True)
+        self._experts, self._source, self._pair = flat[order], order // pairs, order % pairs
+        self._topk = request.topk
+
+    def _mine(self, rank: int) -> torch.Tensor:
+        return self._experts // self._local == rank
+
+    def counts(self, rank: int) -> torch.Tensor:
+        """ep_recv_counts of a rank: prefix sums over (local expert, source)."""
+        mine = self._mine(rank)
+        slot = (self._experts[mine] % self._local) * self._world + self._source[mine]
+        counts = torch.bincount(slot, minlength=self._local * self._world)
+        return counts.cumsum(0).to(torch.int32)
+
+    def triples(self, rank: int, shape: tuple[int, ...]) -> torch.Tensor:
+        """assist_info_for_combine of a rank: (source, token, k) of every row."""
+        mine = self._mine(rank)
+        pair = self._pair[mine]
+        rows = torch.stack((self._source[mine], pair // self._topk, pair % self._topk), 1)
+        out = torch.zeros(shape, dtype=torch.int32)
+        out.view(-1)[: rows.numel()] = rows.flatten().to(torch.int32)
+        return out
+
+    def expand_idx(self, rank: int) -> torch.Tensor:
+        """Position of each pair of a source rank among its pairs of the same expert."""
+        flat = self.ids[rank].flatten().to(torch.int64)
+        order = flat.argsort(stable=True)
+        ordered = flat[order]
+        first = torch.searchsorted(ordered, ordered)
+        out = torch.empty(flat.numel(), dtype=torch.int32)
+        out[order] = (torch.arange(flat.numel()) - first).to(torch.int32)
+        return out
 
 
 def runnable(request: Request) -> list[str]:

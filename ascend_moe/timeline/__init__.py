@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 import numpy as np
 
 from ..errors import LibraryError
-from ..native import library as _lib
+from ..native import library
 
 MEASURED = "measured on this CPU"
 PREDICTED = "predicted (model)"
@@ -19,20 +20,8 @@ PIPES = ("S", "V", "MTE2", "MTE3")
 LAUNCH, PHASE, WAIT, SYNC_ALL, ARRIVAL = "launch", "phase", "wait", "SyncAll", "arrival"
 
 # twin::TimelineEvent (twin/include/twin/engine/timeline.h).
-_LAYOUT = np.dtype(
-    [
-        ("start_ns", "f8"),
-        ("end_ns", "f8"),
-        ("bytes", "u8"),
-        ("flow", "u8"),
-        ("rank", "i4"),
-        ("core", "u4"),
-        ("peer", "i4"),
-        ("pipe", "u4"),
-        ("name", "u8"),
-        ("phase", "u8"),
-    ]
-)
+_NAMES = ("start_ns", "end_ns", "bytes", "flow", "rank", "core", "peer", "pipe", "name", "phase")
+_LAYOUT = np.dtype([*zip(_NAMES, ("f8", "f8", "u8", "u8", "i4", "u4", "i4", "u4", "u8", "u8"), strict=True)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +59,9 @@ class Event:
 
 @dataclass
 class Timeline:
-    """The events of some ops on all ranks.
+    """The events of some ops on all ranks, sorted by start; ``title`` and ``details`` say what was run.
 
-    Attributes:
-        source: ``MEASURED`` or ``PREDICTED``; every picture and file says which.
-        events: sorted by start.
-        title: what was run, in a line.
-        details: more of it, by name.
-        dropped: events that were not kept, for want of room.
+    ``source``: ``MEASURED`` or ``PREDICTED``. ``dropped``: events that were not kept, for want of room.
     """
 
     source: str
@@ -112,15 +96,11 @@ class Timeline:
 
 
 def from_native(address: int, count: int) -> list[Event]:
-    """Events from an array of ``twin::TimelineEvent`` at this address.
-
-    Raises:
-        LibraryError: the library's events are laid out in another way.
-    """
-    if _lib.lib().am_trace_event_bytes() != _LAYOUT.itemsize:
+    """Events from an array of ``twin::TimelineEvent`` at this address."""
+    if library.lib().am_trace_event_bytes() != _LAYOUT.itemsize:
         raise LibraryError(
-            f"{_lib.library_path()} lays out timeline events differently: rebuild it with\n  "
-            f"{_lib.build_command()}"
+            f"{library.library_path()} lays out timeline events differently: rebuild it with\n  "
+            f"{library.build_command()}"
         )
     if count == 0:
         return []
@@ -128,7 +108,7 @@ def from_native(address: int, count: int) -> list[Event]:
     rows = np.frombuffer(memoryview(raw), dtype=_LAYOUT)
     pointers = np.unique(np.concatenate([rows["name"], rows["phase"]])).tolist()
     text = {pointer: ctypes.string_at(pointer).decode() if pointer else "" for pointer in pointers}
-    columns = [rows[name].tolist() for name in _LAYOUT.names or ()]
+    columns = [rows[name].tolist() for name in _NAMES]
     return [
         Event(rank, core, PIPES[pipe], text[name], text[phase], start, end, moved, peer, flow)
         for start, end, moved, flow, rank, core, peer, pipe, name, phase in zip(*columns, strict=True)
@@ -142,20 +122,15 @@ def with_phases(events: Sequence[Event]) -> list[Event]:
     """
     if any(event.name == PHASE for event in events):
         return list(events)
-    return [*events, *_phases(event for event in events if event.name != LAUNCH)]
-
-
-def _phases(events: Iterable[Event]) -> Iterable[Event]:
     by_core: dict[tuple[int, int], list[Event]] = {}
     for event in sorted(events, key=lambda event: event.start_ns):
-        by_core.setdefault((event.rank, event.core), []).append(event)
+        if event.name != LAUNCH:
+            by_core.setdefault((event.rank, event.core), []).append(event)
+    phases = []
     for (rank, core), own in by_core.items():
         lead = [event for event in own if event.pipe == "S"] or own
-        end = max(event.end_ns for event in own)
-        starts: list[tuple[float, str]] = []
-        for event in lead:
-            if not starts or starts[-1][1] != event.phase:
-                starts.append((event.start_ns, event.phase))
-        for i, (start, phase) in enumerate(starts):
-            until = starts[i + 1][0] if i + 1 < len(starts) else end
-            yield Event(rank, core, "S", PHASE, phase, start, until)
+        steps = [(phase, next(group).start_ns) for phase, group in groupby(lead, lambda event: event.phase)]
+        ends = [start for _, start in steps[1:]] + [max(event.end_ns for event in own)]
+        for (phase, start), end in zip(steps, ends, strict=True):
+            phases.append(Event(rank, core, "S", PHASE, phase, start, end))
+    return [*events, *phases]

@@ -7,28 +7,21 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from . import ARRIVAL, LAUNCH, PHASE, PIPES, SYNC_ALL, WAIT, Event, Timeline, with_phases
 
 Record = dict[str, Any]
-Writer = Callable[[Timeline], str]
+Interval = tuple[float, float]
 _TRACKS = 1 + len(PIPES)  # a core's: phases, then its pipes
 _LAUNCH_TRACK = 0
 _ON_PHASES = (PHASE, WAIT, SYNC_ALL)
 _COUNTER_BINS = 200
-
-
-def write(timeline: Timeline, path: str | Path) -> None:
-    """Writes the file whole or not at all.
-
-    Raises:
-        OSError: it cannot be written there.
-    """
-    write_whole(Path(path), text(timeline))
 
 
 def text(timeline: Timeline, zero: float | None = None) -> str:
@@ -38,16 +31,12 @@ def text(timeline: Timeline, zero: float | None = None) -> str:
 
 def write_whole(path: Path, text: str) -> None:
     """Replaces a file in one step, so that no reader sees half of it."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)
-        os.replace(temporary, path)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
@@ -109,13 +98,10 @@ def _slices(events: Sequence[Event], zero: float) -> Iterator[Record]:
                 open_ends.pop()
             end = min(event.end_ns, open_ends[-1]) if open_ends else event.end_ns
             open_ends.append(end)
-            args: Record = {}
-            if event.name not in (LAUNCH, PHASE):
-                args["phase"] = event.phase
-            if event.bytes:
-                args["bytes"] = event.bytes
-            if event.peer >= 0:
-                args["peer"] = event.peer
+            whole = event.name in (LAUNCH, PHASE)
+            args: Record = {} if whole else {"phase": event.phase}
+            args |= {"bytes": event.bytes} if event.bytes else {}
+            args |= {"peer": event.peer} if event.peer >= 0 else {}
             yield {
                 "ph": "X",
                 "pid": rank,
@@ -123,7 +109,7 @@ def _slices(events: Sequence[Event], zero: float) -> Iterator[Record]:
                 "ts": _us(event.start_ns - zero),
                 "dur": (round(end - zero) - round(event.start_ns - zero)) / 1000,
                 "name": label(event),
-                "cat": "phase" if event.name in (LAUNCH, PHASE) else event.pipe,
+                "cat": "phase" if whole else event.pipe,
                 "args": args,
             }
 
@@ -152,16 +138,10 @@ def arrows(events: Sequence[Event]) -> Iterator[tuple[Event, Event, float]]:
         seen = [event for event in events if event.flow and event.name == WAIT]
     for event in seen:
         before = [store for store in stores.get(event.flow, ()) if store.start_ns <= event.end_ns]
-        wait = next(
-            (
-                one
-                for one in waits.get((event.rank, event.core), ())
-                if one.start_ns <= event.end_ns <= one.end_ns
-            ),
-            None,
-        )
-        if before and wait is not None:
-            yield max(before, key=lambda store: store.start_ns), wait, event.end_ns
+        own = waits.get((event.rank, event.core), ())
+        ended = [wait for wait in own if wait.start_ns <= event.end_ns <= wait.end_ns]
+        if before and ended:
+            yield max(before, key=lambda store: store.start_ns), ended[0], event.end_ns
 
 
 def _flows(events: Sequence[Event], zero: float) -> Iterator[Record]:
@@ -182,29 +162,44 @@ def _link_use(events: Sequence[Event], zero: float, start: float, end: float) ->
     width = (end - start) / _COUNTER_BINS
     for rank in sorted({event.rank for event in moves}):
         own = [event for event in moves if event.rank == rank]
-        peers = sorted({event.peer for event in own})
-        bins = [dict.fromkeys(peers, 0.0) for _ in range(_COUNTER_BINS + 1)]
-        for event in own:
-            _spread(bins, event, start, width)
-        for i, rates in enumerate(bins):
-            if i == 0 or rates != bins[i - 1]:
-                args = {f"rank {peer}": round(moved / width, 3) for peer, moved in rates.items()}
+        rates = {
+            f"rank {peer}": _rate([event for event in own if event.peer == peer], start, end)
+            for peer in sorted({event.peer for event in own})
+        }
+        before = None
+        for i, values in enumerate(zip(*rates.values(), strict=True)):
+            if values != before:
                 yield {
                     "ph": "C",
                     "pid": rank,
                     "name": "windows of peers, GB/s",
                     "ts": _us(start - zero + i * width),
-                    "args": args,
+                    "args": dict(zip(rates, values, strict=True)),
                 }
+            before = values
 
 
-def _spread(bins: list[dict[int, float]], event: Event, zero: float, width: float) -> None:
-    """Adds a copy's bytes to the bins that it lies in, each its share."""
-    first, last = (event.start_ns - zero) / width, (event.end_ns - zero) / width
-    low, high = int(first), min(int(last), _COUNTER_BINS - 1)
-    if last - first < 1e-9:
-        bins[min(low, high)][event.peer] += event.bytes
-        return
-    for i in range(low, high + 1):
-        share = (min(last, i + 1) - max(first, i)) / (last - first)
-        bins[i][event.peer] += event.bytes * max(0.0, share)
+def _rate(moves: Sequence[Event], start: float, end: float) -> list[float]:
+    """GB/s in every bin, and 0 at the end: a copy's bytes spread over its time."""
+    moved = np.zeros(_COUNTER_BINS)
+    for event in moves:
+        last = max(event.end_ns, event.start_ns + (end - start) * 1e-9)
+        share = coverage([(event.start_ns, last)], start, end, _COUNTER_BINS)
+        moved += event.bytes * share / max(share.sum(), 1e-12)
+    return [*(moved / (end - start) * _COUNTER_BINS).round(3).tolist(), 0.0]
+
+
+def coverage(intervals: Iterable[Interval], start: float, end: float, bins: int) -> Any:
+    """How much of each of so many equal bins the intervals cover, summed: 1 is one interval all the time.
+
+    Returns:
+        float64 array (bins,).
+    """
+    spans = np.array(list(intervals), dtype=float).reshape(-1, 2)
+    edges = np.clip((spans - start) / (end - start) * bins, 0, bins)
+    marks, upto = np.arange(bins + 1)[:, None], np.zeros(bins + 1)
+    step = 4_000_000 // bins  # bounds memory
+    for at in range(0, len(edges), step):
+        low, high = edges[at : at + step].T
+        upto += np.clip(marks - low, 0, high - low).sum(axis=1)  # the integral up to each bin's end
+    return np.diff(upto)

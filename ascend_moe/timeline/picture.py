@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 
 from . import LAUNCH, MEASURED, SYNC_ALL, WAIT, Timeline
-from .stats import Interval, OpRun, Waited, longest_waits, op_runs, without, working
+from .chrome import coverage
+from .stats import OpRun, Waited, longest_waits, op_runs, without, working
 
 WIDTH = 1160
 _LEFT, _RIGHT = 92, 16
@@ -80,20 +80,12 @@ def phase_name(phase: str) -> str:
 
 
 def _heading(timeline: Timeline, colours: dict[str, str]) -> str:
+    source = f"font-size='14' font-weight='600' text-anchor='end' fill='{WAITING}'"
+    how = _HOW_MEASURED if timeline.source == MEASURED else _HOW_PREDICTED
     parts = [
         _text(16, 28, timeline.title or "Timeline", "font-size='18' font-weight='600'"),
-        _text(
-            WIDTH - _RIGHT,
-            28,
-            timeline.source,
-            f"font-size='14' font-weight='600' text-anchor='end' fill='{WAITING}'",
-        ),
-        _text(
-            16,
-            48,
-            _HOW_MEASURED if timeline.source == MEASURED else _HOW_PREDICTED,
-            f"fill='{MUTED}'",
-        ),
+        _text(WIDTH - _RIGHT, 28, timeline.source, source),
+        _text(16, 48, how, f"fill='{MUTED}'"),
     ]
     for i, (phase, colour) in enumerate(colours.items()):
         x, y = 16 + (i % 6) * 188, 62 + 22 * (i // 6)
@@ -166,24 +158,6 @@ def tick_step(span: float, most: int = 12) -> float:
     return next((float(step * m) for m in (1, 2, 5, 10) if span / (step * m) <= most), float(step * 10))
 
 
-def coverage(intervals: Iterable[Interval], start: float, end: float, bins: int) -> Any:
-    """How much of each of so many equal bins the intervals cover, summed: 1 is one interval all the time.
-
-    Returns:
-        float64 array (bins,).
-    """
-    spans = np.array(list(intervals), dtype=float).reshape(-1, 2)
-    edges = np.clip((spans - start) / (end - start) * bins, 0, bins)
-    # The integral of a step function up to each bin's end, differenced.
-    marks = np.arange(bins + 1)[:, None]
-    if len(edges) * bins > 4_000_000:  # in pieces, to bound memory
-        half = len(spans) // 2
-        halves = [coverage(part, start, end, bins) for part in (spans[:half], spans[half:])]
-        return np.add(*halves)
-    upto = np.clip(marks - edges[:, 0], 0, edges[:, 1] - edges[:, 0]).sum(axis=1)
-    return np.diff(upto)
-
-
 def _band(run: OpRun, rank: int, colours: dict[str, str], y: float, scale: float) -> str:
     """Boxes of the step that most working cores are in."""
     by_phase = {
@@ -205,18 +179,13 @@ def _band(run: OpRun, rank: int, colours: dict[str, str], y: float, scale: float
     for which, group in groupby(most.tolist()):
         count = len(list(group))
         if which >= 0:
-            parts.append(_phase_box(names[which], colours, _LEFT + at * width, y, count * width, run))
+            name, x, wide = phase_name(names[which]), _LEFT + at * width, count * width
+            micros = wide / _PLOT * run.ns / 1000
+            parts.append(_box(x, y, wide, _BAND, colours[names[which]], f"{name}: {micros:.1f} µs"))
+            if wide >= 7 * len(name) + 8:
+                parts.append(_text(x + 5, y + 16, name, "fill='#ffffff' font-size='11.5'"))
         at += count
     return "".join(parts)
-
-
-def _phase_box(phase: str, colours: dict[str, str], x: float, y: float, width: float, run: OpRun) -> str:
-    name = phase_name(phase)
-    micros = width / _PLOT * run.ns / 1000
-    box = _box(x, y, width, _BAND, colours[phase], f"{name}: {micros:.1f} µs")
-    if width < 7 * len(name) + 8:
-        return box
-    return box + _text(x + 5, y + 16, name, "fill='#ffffff' font-size='11.5'")
 
 
 def _lane(run: OpRun, rank: int, lane: str, colour: str, y: float, shares: int) -> str:
@@ -233,7 +202,7 @@ def _lane(run: OpRun, rank: int, lane: str, colour: str, y: float, shares: int) 
     height, width = _LANE - 3, _PLOT / _LANE_BINS
     base = y + height
     points = "".join(
-        f"L{_LEFT + (i + 0.5) * width:.1f},{base - v * height:.1f}" for i, v in bends(share.tolist())
+        f"L{_LEFT + (i + 0.5) * width:.1f},{base - v * height:.1f}" for i, v in enumerate(share.round(2))
     )
     mean = f"{lane}: {100 * float(share.mean()):.1f} % of the time"
     return (
@@ -242,13 +211,6 @@ def _lane(run: OpRun, rank: int, lane: str, colour: str, y: float, shares: int) 
         + f"<title>{escape(mean)}</title></path>"
         + _text(_LEFT - 12, base - 2, lane, f"text-anchor='end' fill='{MUTED}' font-size='10.5'")
     )
-
-
-def bends(values: Sequence[float]) -> list[tuple[int, float]]:
-    """The values with their places, without those that lie between two of their own height (to 1 %)."""
-    kept = [(i, round(v, 2)) for i, v in enumerate(values)]
-    last = len(kept) - 1
-    return [(i, v) for i, v in kept if i in (0, last) or not kept[i - 1][1] == v == kept[i + 1][1]]
 
 
 def _arrow(run: OpRun, waited: Waited, places: dict[int, float], scale: float) -> str:
@@ -266,16 +228,10 @@ def _arrow(run: OpRun, waited: Waited, places: dict[int, float], scale: float) -
     return (
         f"<path d='M{x0:.1f},{y0:.1f} {curve}' fill='none' stroke='{INK}' stroke-width='1.4' "
         f"marker-end='url(#head)'><title>{escape(title)}</title></path>"
-        + _waited_text(title, _LEFT + (wait.start_ns - run.start_ns) * scale, x1, places[wait.rank])
+        + _text(
+            x1 - 8 if x1 > WIDTH / 2 else x1 + 8,
+            places[wait.rank] - 6,
+            title,
+            f"text-anchor='{'end' if x1 > WIDTH / 2 else 'start'}' font-size='11'",
+        )
     )
-
-
-def _waited_text(title: str, x0: float, x1: float, y: float) -> str:
-    """In the band where the wait is long enough, else above it."""
-    wide = 6.2 * len(title) + 16
-    if x1 - x0 >= wide:
-        back = _box(x1 - wide, y + 3, wide - 6, _BAND - 6, PAPER, extra="rx='4'")
-        return back + _text(x1 - 12, y + 16, title, "text-anchor='end' font-size='11'")
-    if x1 > WIDTH * 0.75:
-        return _text(x1 - 8, y - 6, title, "text-anchor='end' font-size='11'")
-    return _text(x1 + 8, y - 6, title, "font-size='11'")

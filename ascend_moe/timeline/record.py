@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from ..errors import ArgumentError, AscendMoeError
-from ..native import library as _lib
+from ..native import library
 from . import MEASURED, Timeline, chrome, from_native
 
 DEFAULT_EVENTS = 500_000  # a rank's op has some thousands; 64 bytes each
@@ -66,7 +66,7 @@ def trace(
         ArgumentError: a folder does not exist, or ``limit`` is below 1.
         OSError: a file cannot be written.
     """
-    recording = _enter(Recording(_file(path), title or _program()), limit)
+    recording = _enter(Recording(_file(path), title or Path(sys.argv[0] or "python").name), limit)
     failed = True
     try:
         yield recording
@@ -74,10 +74,6 @@ def trace(
     finally:
         if _leave(recording):
             _finish(recording, failed)
-
-
-def _program() -> str:
-    return Path(sys.argv[0] or "python").name
 
 
 def _file(path: str | os.PathLike[str] | None) -> Path | None:
@@ -116,10 +112,10 @@ def _enter(wanted: Recording, limit: int) -> Recording:
 
 
 def _start(limit: int) -> None:
-    code = _lib.lib().am_trace_start(limit)
+    code = library.lib().am_trace_start(limit)
     if code == 2:
         raise AscendMoeError(
-            f"the engine of {_lib.library_path().name} records no timeline: unset ASCEND_MOE_ENGINE"
+            f"the engine of {library.library_path().name} records no timeline: unset ASCEND_MOE_ENGINE"
         )
     if code:
         raise AscendMoeError("the native library is recording already: use ascend_moe.trace alone")
@@ -133,18 +129,18 @@ def _leave(recording: Recording) -> bool:
         if _users:
             return False
         _current = None
-        _lib.lib().am_trace_stop()
+        library.lib().am_trace_stop()
         recording.timeline = _read(recording.title)
         return True
 
 
 def _read(title: str) -> Timeline:
-    library, dropped = _lib.lib(), ctypes.c_uint64()
-    size = library.am_trace_event_bytes()
+    native, dropped = library.lib(), ctypes.c_uint64()
+    size = native.am_trace_event_bytes()
     # Launches that have not ended may still add some.
-    room = library.am_trace_events(None, 0, None)
+    room = native.am_trace_events(None, 0, None)
     memory = (ctypes.c_char * (room * size))()
-    library.am_trace_events(memory, room, ctypes.byref(dropped))
+    native.am_trace_events(memory, room, ctypes.byref(dropped))
     return Timeline(MEASURED, from_native(ctypes.addressof(memory), room), title, dropped=dropped.value)
 
 

@@ -7,20 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from . import ARRIVAL, LAUNCH, PHASE, SYNC_ALL, WAIT, Event, Timeline, with_phases
-from .chrome import arrows
-
-Interval = tuple[float, float]
+from .chrome import Interval, arrows
 
 
 @dataclass(frozen=True)
 class OpRun:
-    """One call of one op on all ranks.
+    """Call ``number`` (from 0) of op ``name``, from the first rank that begins to the last one that ends.
 
-    Attributes:
-        name: ``dispatch`` or ``combine``, or what the launch was called.
-        number: the how manieth of this name, from 0.
-        events: of all ranks, sorted by start, phases among them.
-        start_ns, end_ns: from the first rank that begins to the last one that ends.
+    ``events``: of all ranks, sorted by start, phases among them.
     """
 
     name: str
@@ -52,13 +46,9 @@ class OpRun:
 class PhaseRow:
     """One step of an op, in ns, mean over the ranks.
 
-    Attributes:
-        phase: its name, "" before the first.
-        working: how long at least one core of a rank worked in it, blocked times left out.
-        worst: the same of the rank where it is longest.
-        cores: how many cores worked then, mean over that time.
-        sync_all, wait: how long a core stood in SyncAll, or waited for other ranks, mean over the cores.
-        bytes: moved between GM and UB by a rank, where the engine noted it.
+    ``working``: how long at least one core of a rank worked in it, ``worst``: on the rank where that is
+    longest; ``cores``: how many worked then. ``sync_all``, ``wait``: how long a core was blocked, mean over
+    the cores. ``bytes``: moved between GM and UB by a rank.
     """
 
     phase: str

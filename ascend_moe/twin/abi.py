@@ -51,14 +51,9 @@ class Group(ctypes.Structure):
     """The windows of a group of ranks, for `twin_context_fill`."""
 
     _fields_ = (
-        ("layout", c_uint32),
-        ("world", c_uint32),
-        ("window_bytes", c_uint64),
-        ("exp_bytes", c_uint64),
-        ("workspace_bytes", c_uint64),
-        ("windows_in", POINTER(c_uint64)),
-        ("windows_out", POINTER(c_uint64)),
-        ("windows_exp", POINTER(c_uint64)),
+        *((name, c_uint32) for name in ("layout", "world")),
+        *((name, c_uint64) for name in ("window_bytes", "exp_bytes", "workspace_bytes")),
+        *((name, POINTER(c_uint64)) for name in ("windows_in", "windows_out", "windows_exp")),
         ("name", c_char_p),
     )
 
@@ -85,12 +80,8 @@ class Options(ctypes.Structure):
     """How the checked engine schedules."""
 
     _fields_ = (
-        ("seed", c_uint64),
-        ("max_steps", c_uint64),
-        ("policy", c_uint32),
-        ("unordered", c_uint32),
-        ("explicit_sync", c_uint32),
-        ("pct_depth", c_uint32),
+        *((name, c_uint64) for name in ("seed", "max_steps")),
+        *((name, c_uint32) for name in ("policy", "unordered", "explicit_sync", "pct_depth")),
     )
 
 
@@ -123,11 +114,7 @@ _SIGNATURES: Signatures = {
 
 
 def open_kernels(path: str) -> ctypes.CDLL:
-    """A library that `build` made.
-
-    Raises:
-        LibraryError: not loadable, not a library of kernels, or built by another version.
-    """
+    """A library that `build` made."""
     library = open_library(path, _SIGNATURES, "build it with ascend_moe.twin.build")
     if library.twin_abi() != ABI:
         raise LibraryError(
@@ -137,34 +124,21 @@ def open_kernels(path: str) -> ctypes.CDLL:
     return library
 
 
-_NOT_BY_SEED = ("replay", "exhaustive")
-
-
 class Engine:
-    """A library that `build` made, for one engine.
-
-    Raises:
-        LibraryError: the file is no such library.
-    """
+    """A library that `build` made, for one engine."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.library = open_kernels(str(path))
         self.mode = str(self.library.twin_engine().decode())
         self.policies: tuple[str, ...] = tuple(self.library.twin_policies().decode().split(","))
-        self.entries = {entry.name: entry for entry in map(_entry, self._lines())}
+        lines = self.library.twin_entries().decode().splitlines()
+        self.entries = {entry.name: entry for entry in map(_entry, lines)}
         self._worlds: dict[tuple[int, int], int] = {}
         self._lock = threading.Lock()
 
-    def _lines(self) -> list[str]:
-        return list(self.library.twin_entries().decode().splitlines())
-
     def entry(self, name: str) -> Entry:
-        """The entry of this name.
-
-        Raises:
-            ArgumentError: the library has none.
-        """
+        """The entry of this name."""
         try:
             return self.entries[name]
         except KeyError:
@@ -198,7 +172,7 @@ class Engine:
     ) -> Options:
         """How to run; the fast engine ignores it."""
         name = policy or ("late" if seed == 0 else "random")
-        allowed = [policy for policy in self.policies if policy not in _NOT_BY_SEED]
+        allowed = [policy for policy in self.policies if policy not in ("replay", "exhaustive")]
         if name not in allowed:
             raise ArgumentError(f"policy is one of {', '.join(allowed)}, not {name!r}", argument="policy")
         return Options(seed, max_steps, self.policies.index(name), int(unordered), int(not auto_sync), 3)

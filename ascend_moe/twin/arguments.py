@@ -70,7 +70,15 @@ class Arguments:
         if tiling is not None:
             words.append(self._tiling(tiling))
         if len(words) != len(parameters):
-            self._refuse(name, parameters, values, tiling, workspace_bytes)
+            given = [f"{len(values)} args"]
+            given += ["a workspace"] if workspace_bytes is not None else []
+            given += ["a tiling"] if tiling is not None else []
+            raise ArgumentError(
+                f"{name}({', '.join(one.name for one in parameters)}) takes {len(parameters)} arguments, "
+                f"{' and '.join(given)} are given: args are all but the tiling (and the workspace, where "
+                "workspace_bytes= makes it)",
+                argument="args",
+            )
         if len(words) > abi.MAX_ARGUMENTS:
             raise ArgumentError(
                 f"{name} has {len(words)} parameters, the twin passes at most {abi.MAX_ARGUMENTS}",
@@ -80,41 +88,18 @@ class Arguments:
         self.count = len(words)
         self._saved: list[Bytes] | None = None
 
-    def _refuse(
-        self,
-        name: str,
-        parameters: Sequence[Parameter],
-        values: Sequence[Any],
-        tiling: Any,
-        workspace_bytes: int | None,
-    ) -> None:
-        listed = ", ".join(parameter.name for parameter in parameters)
-        given = [f"{len(values)} args"]
-        given += ["a workspace"] if workspace_bytes is not None else []
-        given += ["a tiling"] if tiling is not None else []
-        raise ArgumentError(
-            f"{name}({listed}) takes {len(parameters)} arguments, {' and '.join(given)} are given: args are"
-            " all but the tiling (and the workspace, where workspace_bytes= makes it)",
-            argument="args",
-        )
-
     # ---- values to words ----
 
     def _word(self, value: Any, index: int, parameters: Sequence[Parameter]) -> int:
         parameter = parameters[index] if index < len(parameters) else Parameter("?", "pointer")
         label = f"arg {index} ({parameter.name})"
         if parameter.kind == "other":
-            raise ArgumentError(
-                f"{self._where}: {label} is neither a pointer nor an integer, and the twin passes only those",
-                argument=parameter.name,
-            )
+            why = "is neither a pointer nor an integer, and the twin passes only those"
+            raise self._refused(f"{label} {why}", parameter.name)
         if parameter.kind == "integer":
             if isinstance(value, (int, np.integer)):
                 return int(value) & 0xFFFFFFFFFFFFFFFF
-            raise ArgumentError(
-                f"{self._where}: {label} is an integer, {type(value).__name__} is given",
-                argument=parameter.name,
-            )
+            raise self._refused(f"{label} is an integer, {type(value).__name__} is given", parameter.name)
         if value is None:
             return 0
         return self._add(value, label)
@@ -130,11 +115,8 @@ class Arguments:
                 and address < known.address + known.size
                 and known.address < address + size
             ):
-                raise ArgumentError(
-                    f"{self._where}: {label} overlaps {known.name} in part:"
-                    " give disjoint tensors, or the same",
-                    argument=label,
-                )
+                fix = "give disjoint tensors, or the same"
+                raise self._refused(f"{label} overlaps {known.name} in part: {fix}", label)
         tensor = _Tensor(owner, address, size, label, writable)
         if self._stage or not writable or address % LINE:
             tensor.staged = _aligned(size)
@@ -145,49 +127,41 @@ class Arguments:
     def _memory(self, value: Any, label: str) -> tuple[int, int, bool, Any]:
         if isinstance(value, torch.Tensor):
             if value.device.type != "cpu" or not value.is_contiguous():
-                raise ArgumentError(
-                    f"{self._where}: {label} is not a contiguous CPU tensor: call .cpu().contiguous()",
-                    argument=label,
-                )
+                fix = "call .cpu().contiguous()"
+                raise self._refused(f"{label} is not a contiguous CPU tensor: {fix}", label)
             return value.data_ptr(), value.numel() * value.element_size(), True, value
         if isinstance(value, np.ndarray):
             if not value.flags.c_contiguous:
-                raise ArgumentError(
-                    f"{self._where}: {label} is not contiguous: call numpy.ascontiguousarray", argument=label
-                )
+                raise self._refused(f"{label} is not contiguous: call numpy.ascontiguousarray", label)
             return int(value.ctypes.data), value.nbytes, bool(value.flags.writeable), value
-        raise ArgumentError(
-            f"{self._where}: {label} is a {type(value).__name__}: give a torch tensor, a numpy array or None",
-            argument=label,
-        )
+        what = f"{label} is a {type(value).__name__}"
+        raise self._refused(f"{what}: give a torch tensor, a numpy array or None", label)
+
+    def _refused(self, text: str, argument: str) -> ArgumentError:
+        return ArgumentError(f"{self._where}: {text}", argument=argument)
 
     def _scratch(self, size: int) -> int:
-        workspace = np.zeros(max(size, 1), np.uint8)
-        tensor = _Tensor(workspace, int(workspace.ctypes.data), size, "workspace", False, _aligned(size))
-        self._tensors.append(tensor)
-        return tensor.gm
+        return self._own(np.zeros(max(size, 1), np.uint8), size, "workspace")
 
     def _tiling(self, tiling: Any) -> int:
         data = tiling_bytes(tiling)
-        copy = np.frombuffer(data or b"\0", np.uint8)
-        tensor = _Tensor(copy, int(copy.ctypes.data), len(data), "tiling", False, _aligned(len(data)))
-        assert tensor.staged is not None
-        tensor.staged[: len(data)] = copy[: len(data)]
-        self._tensors.append(tensor)
-        return tensor.gm
+        return self._own(np.frombuffer(data or b"\0", np.uint8), len(data), "tiling")
+
+    def _own(self, data: Bytes, size: int, name: str) -> int:
+        """A copy that the caller never sees."""
+        staged = _aligned(size)
+        staged[:size] = data[:size]
+        self._tensors.append(_Tensor(data, int(data.ctypes.data), size, name, False, staged))
+        return self._tensors[-1].gm
 
     # ---- around a launch ----
 
     def ranges(self) -> list[abi.Range]:
         """Every tensor that is not empty, with its exact size."""
+        kinds = (abi.WORKSPACE if _is_scratch(tensor.name) else abi.TENSOR for tensor in self._tensors)
         return [
-            abi.range_of(
-                tensor.gm,
-                tensor.size,
-                tensor.name,
-                kind=abi.WORKSPACE if _is_scratch(tensor.name) else abi.TENSOR,
-            )
-            for tensor in self._tensors
+            abi.range_of(tensor.gm, tensor.size, tensor.name, kind=kind)
+            for tensor, kind in zip(self._tensors, kinds, strict=True)
             if tensor.size > 0
         ]
 
@@ -228,11 +202,7 @@ def _aligned(size: int) -> Bytes:
 
 
 def tiling_bytes(tiling: Any) -> bytes:
-    """Tiling data as bytes: bytes-like, a numpy array, a ctypes struct or a torch tensor.
-
-    Raises:
-        ArgumentError: something else.
-    """
+    """Tiling data as bytes: bytes-like, a numpy array, a ctypes struct or a torch tensor."""
     if isinstance(tiling, torch.Tensor):
         return bytes(tiling.contiguous().view(torch.uint8).numpy().tobytes())
     if isinstance(tiling, np.ndarray):

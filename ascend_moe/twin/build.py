@@ -73,11 +73,7 @@ def engines_of(engine: str) -> tuple[str, ...]:
 
 
 def source_paths(sources: PathLike | Iterable[PathLike]) -> tuple[Path, ...]:
-    """The sources as paths of files that exist.
-
-    Raises:
-        ArgumentError: there is no source, or one is not there.
-    """
+    """The sources as paths of files that exist."""
     given: Sequence[PathLike] = [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
     if not given:
         raise ArgumentError("sources is empty: name a kernel source", argument="sources")
@@ -97,15 +93,9 @@ def engine_path(library: Path, engine: str) -> Path:
 def _install(library: Path, target: Path) -> None:
     """Copies beside the target, then renames: a process that has the old library open keeps it."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=".building-", suffix=".so", dir=target.parent)
-    os.close(handle)
-    try:
-        shutil.copyfile(library, name)
-        os.chmod(name, 0o755)
-        os.replace(name, target)
-    finally:
-        if os.path.exists(name):
-            os.unlink(name)
+    with tempfile.TemporaryDirectory(prefix=".building-", dir=target.parent) as folder:
+        shutil.copy(library, Path(folder) / target.name)
+        (Path(folder) / target.name).replace(target)
 
 
 # ---- the compiler
@@ -115,44 +105,19 @@ _PARALLEL = 2
 
 # As in CANN's CPU debug builds and in the AIV half of a kernel's build for A2 and A3.
 _KERNEL_DEFINES = (
-    "ASCENDC_CPU_DEBUG=1",
-    "__CCE_KT_TEST__=1",
-    "__CCE_AICORE__=220",
-    "__NPU_ARCH__=2201",
-    "__DAV_C220__=1",
-    "__DAV_C220_VEC__=1",
-    "__vector__=",
-    "__mix__(...)=",
-    "__forceinline__=inline",
+    *("ASCENDC_CPU_DEBUG=1", "__CCE_KT_TEST__=1", "__CCE_AICORE__=220", "__NPU_ARCH__=2201"),
+    *("__DAV_C220__=1", "__DAV_C220_VEC__=1", "__vector__=", "__mix__(...)=", "__forceinline__=inline"),
 )
 # The numbers that ORIG_DTYPE_* macros are compared with.
-_DATA_TYPES = tuple(
-    f"DT_{name}={number}"
-    for name, number in {
-        "FLOAT": 0,
-        "FLOAT16": 1,
-        "INT8": 2,
-        "INT32": 3,
-        "UINT8": 4,
-        "INT16": 6,
-        "UINT16": 7,
-        "UINT32": 8,
-        "INT64": 9,
-        "UINT64": 10,
-        "DOUBLE": 11,
-        "BOOL": 12,
-        "BF16": 27,
-    }.items()
+_DATA_TYPES = (
+    *("DT_FLOAT=0", "DT_FLOAT16=1", "DT_INT8=2", "DT_INT32=3", "DT_UINT8=4", "DT_INT16=6", "DT_UINT16=7"),
+    *("DT_UINT32=8", "DT_INT64=9", "DT_UINT64=10", "DT_DOUBLE=11", "DT_BOOL=12", "DT_BF16=27"),
 )
 
 
 @functools.cache
 def compiler() -> str:
-    """Path of $CXX, else of g++, c++ or clang++.
-
-    Raises:
-        TwinBuildError: there is none.
-    """
+    """Path of $CXX, else of g++, c++ or clang++."""
     wanted = os.environ.get("CXX")
     for name in (wanted,) if wanted else ("g++", "c++", "clang++"):
         path = shutil.which(name)
@@ -181,26 +146,22 @@ def vendor_headers_directory() -> Path:
     Written once into the cache, from the list in twin/include/vendor_headers.txt.
     """
     table = (include_directory() / "vendor_headers.txt").read_text()
+
+    def write(scratch: Path) -> None:
+        for line in table.splitlines():
+            if not line.startswith("#"):
+                name, target = line.split()
+                (scratch / name).parent.mkdir(parents=True, exist_ok=True)
+                (scratch / name).write_text(f'#pragma once\n\n#include "{target}"\n')
+
     folder = cache_directory() / "twin" / f"vendor-headers-{digest_of(table)}"
     if not folder.is_dir():
-        fill_folder(folder, lambda scratch: _write_vendor_headers(table, scratch))
+        fill_folder(folder, write)
     return folder
-
-
-def _write_vendor_headers(table: str, folder: Path) -> None:
-    for line in table.splitlines():
-        if line.startswith("#"):
-            continue
-        name, target = line.split()
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(f'#pragma once\n\n#include "{target}"\n')
 
 
 def _runtime_directory() -> Path:
     return native_library.native_source_root() / "twin" / "src"
-
-
-# ---- flags ----
 
 
 def _common_flags(engine: str) -> list[str]:
@@ -220,9 +181,6 @@ def _kernel_flags(engine: str, defines: Iterable[str], includes: Iterable[str | 
     flags += [f"-D{define}" for define in (*preset, *given)]
     twin = ("-isystem", str(include_directory()), "-isystem", str(vendor_headers_directory()))
     return flags + [f"-I{path}" for path in includes] + list(twin)
-
-
-# ---- running the compiler ----
 
 
 def _run(command: Sequence[str], source: Path) -> str:
@@ -258,9 +216,6 @@ def own_text(preprocessed: str) -> str:
         elif not skip:
             kept.append(line)
     return "\n".join(kept)
-
-
-# ---- the runtime ----
 
 
 @functools.cache
@@ -322,11 +277,7 @@ def _compile_runtime(flags: list[str], folder: Path, only_foreign: bool) -> None
 def kernel_library(
     sources: Sequence[Path], engine: str, defines: Sequence[str], includes: Sequence[str | Path]
 ) -> Path:
-    """The library of these sources for one engine, compiled unless the cache has it.
-
-    Raises:
-        TwinBuildError: a source does not compile, or none defines an entry.
-    """
+    """The library of these sources for one engine, compiled unless the cache has it."""
     texts = [preprocess(source, engine, defines, includes) for source in sources]
     entries = [entry for text in texts for entry in find_entries(own_text(text))]
     if not entries:
@@ -350,19 +301,12 @@ def pair_path(libraries: Sequence[Path]) -> Path:
 
 
 def _compile(
-    sources: Sequence[Path],
-    entries: Sequence[Entry],
-    flags: list[str],
-    objects: Sequence[str],
-    folder: Path,
+    sources: Sequence[Path], entries: Sequence[Entry], flags: list[str], objects: Sequence[str], folder: Path
 ) -> None:
     visible = '-D__global__=__attribute__((visibility("default")))'
     table = folder / "entries.cpp"
     table.write_text(_entry_table(entries))
-    units = [
-        *((source, folder / f"{i}.o") for i, source in enumerate(sources)),
-        (table, folder / "entries.o"),
-    ]
+    units = [(source, folder / f"{i}.o") for i, source in enumerate([*sources, table])]
 
     def compile_unit(unit: tuple[Path, Path]) -> None:
         _run([compiler(), *flags, visible, "-c", "-x", "c++", str(unit[0]), "-o", str(unit[1])], unit[0])
@@ -382,10 +326,10 @@ def _compile(
 
 def _entry_table(entries: Sequence[Entry]) -> str:
     """A function that lists the entries: `name symbol kind:parameter,...` a line."""
-    lines = []
-    for entry in entries:
-        parameters = ",".join(f"{parameter.kind}:{parameter.name}" for parameter in entry.parameters)
-        lines.append(f'    "{entry.name} {entry.symbol or "?"} {parameters}\\n"')
-    body = "\n".join(lines)
+    body = "\n".join(
+        f'    "{entry.name} {entry.symbol or "?"} '
+        f'{",".join(f"{parameter.kind}:{parameter.name}" for parameter in entry.parameters)}\\n"'
+        for entry in entries
+    )
     head = 'extern "C" __attribute__((visibility("default"))) const char* twin_entries();\n'
     return f"{head}const char* twin_entries() {{\n    return\n{body};\n}}\n"

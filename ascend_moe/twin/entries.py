@@ -9,22 +9,10 @@ from ..errors import TwinBuildError
 
 MARK = "__twin_entry__"  # replaces the qualifier __global__ when a source is scanned
 
-_INTEGERS = {
-    "bool": "b",
-    "char": "c",
-    "int8_t": "a",
-    "uint8_t": "h",
-    "int16_t": "s",
-    "uint16_t": "t",
-    "int": "i",
-    "int32_t": "i",
-    "unsigned": "j",
-    "unsigned int": "j",
-    "uint32_t": "j",
-    "int64_t": "l",
-    "uint64_t": "m",
-    "size_t": "m",
-}
+# C++ type -> its letter in a mangled name.
+_INTEGERS = {"bool": "b", "char": "c", "int8_t": "a", "uint8_t": "h", "int16_t": "s", "uint16_t": "t"}
+_INTEGERS |= {"int": "i", "int32_t": "i", "unsigned": "j", "unsigned int": "j", "uint32_t": "j"}
+_INTEGERS |= {"int64_t": "l", "uint64_t": "m", "size_t": "m"}
 
 
 @dataclass(frozen=True)
@@ -44,17 +32,9 @@ class Entry:
     symbol: str
     parameters: tuple[Parameter, ...]
 
-    @property
-    def pointers(self) -> int:
-        return sum(parameter.kind == "pointer" for parameter in self.parameters)
-
 
 def find_entries(preprocessed: str) -> list[Entry]:
-    """The entries defined in a source after `-D__global__=__twin_entry__`, in their order.
-
-    Raises:
-        TwinBuildError: something marked `__global__` that is no function.
-    """
+    """The entries defined in a source after `-D__global__=__twin_entry__`, in their order."""
     text = _without_attributes(re.sub(r"^#.*$", "", preprocessed, flags=re.MULTILINE))
     entries: dict[str, Entry] = {}
     for match in re.finditer(rf"\b{MARK}\b", text):

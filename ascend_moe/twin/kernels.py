@@ -55,44 +55,31 @@ class Outcome:
     trace_hash: int = 0
 
 
-@dataclass(frozen=True)
-class Call:
-    """The arguments of `Kernels.launch` that describe the work."""
-
-    name: str
-    args: Sequence[Any]
-    tiling: Any
-    block_dim: int
-    tiling_key: int
-    windows: Groups
-    rank: int | None
-    workspace_bytes: int | None
-
-
 class Run:
     """A call, ready to be executed by an engine. Keeps the memory alive that the native side points at."""
 
-    def __init__(self, engine: Engine, call: Call) -> None:
-        if not 1 <= call.block_dim <= MAX_CORES:
-            raise ArgumentError(
-                f"block_dim is {call.block_dim}: 1..{MAX_CORES} AIV cores", argument="block_dim"
-            )
-        self._engine, self._call = engine, call
-        self._members = members_of(call.windows, call.rank)
-        alone = call.rank is not None or call.windows is None or isinstance(call.windows, Member)
-        lists = _per_rank(call.args, call.tiling, len(self._members), alone=alone)
-        parameters = engine.entry(call.name).parameters
+    def __init__(
+        self,
+        engine: Engine,
+        name: str,
+        args: Sequence[Any],
+        tiling: Any,
+        block_dim: int,
+        tiling_key: int,
+        windows: Groups,
+        rank: int | None,
+        workspace_bytes: int | None,
+    ) -> None:
+        if not 1 <= block_dim <= MAX_CORES:
+            raise ArgumentError(f"block_dim is {block_dim}: 1..{MAX_CORES} AIV cores", argument="block_dim")
+        self._engine, self._name, self._block_dim, self._tiling_key = engine, name, block_dim, tiling_key
+        self._members = members_of(windows, rank)
+        alone = rank is not None or windows is None or isinstance(windows, Member)
+        lists = _per_rank(args, tiling, len(self._members), alone=alone)
+        parameters, stage = engine.entry(name).parameters, engine.mode == "checked"
         self._arguments = [
-            Arguments(
-                call.name,
-                parameters,
-                values,
-                tiling,
-                call.workspace_bytes,
-                rank=number,
-                stage=engine.mode == "checked",
-            )
-            for number, (values, tiling) in enumerate(lists)
+            Arguments(name, parameters, values, data, workspace_bytes, rank=number, stage=stage)
+            for number, (values, data) in enumerate(lists)
         ]
         self._keep: list[Any] = []
         self._launches = (abi.Launch * len(self._members))()
@@ -112,9 +99,9 @@ class Run:
         return self.shared.windows.world if self.shared else len(self._members)
 
     def _describe(self, launch: abi.Launch, arguments: Arguments, members: tuple[Member, ...]) -> None:
-        launch.entry = self._engine.address(self._call.name)
-        launch.block_dim = self._call.block_dim
-        launch.tiling_key = self._call.tiling_key & 0xFFFFFFFFFFFFFFFF
+        launch.entry = self._engine.address(self._name)
+        launch.block_dim = self._block_dim
+        launch.tiling_key = self._tiling_key & 0xFFFFFFFFFFFFFFFF
         launch.arguments = arguments.words
         launch.argument_count = arguments.count
         ranges = arguments.ranges()
@@ -135,14 +122,11 @@ class Run:
         launch.ranges = table
         launch.range_count = len(ranges)
 
-    # ---- once ----
-
     def once(self, world: int, options: abi.Options, timeout_s: float | None) -> Outcome:
         """Executes the call once, in a native world of `size` ranks. Raises TwinFault."""
         for launch in self._launches:
             launch.deadline_s = timeout_s or 0.0
         outcome = self._native(world, options)
-        self._finish()
         if isinstance(outcome, abi.Outcome):
             raise self._fault(outcome, options)
         return outcome
@@ -156,14 +140,11 @@ class Run:
             rank = self.shared.rank
             failed = library.twin_world_run_rank(world, rank, self._launches, ctypes.byref(native))
         else:
-            failed = library.twin_world_run(
-                world, self._launches, ctypes.byref(options), ctypes.byref(native)
-            )
-        return native if failed else Outcome(int(native.steps), int(native.trace_hash))
-
-    def _finish(self) -> None:
+            how = ctypes.byref(options)
+            failed = library.twin_world_run(world, self._launches, how, ctypes.byref(native))
         for arguments in self._arguments:
             arguments.finish()
+        return native if failed else Outcome(int(native.steps), int(native.trace_hash))
 
     def _groups(self) -> dict[int, Windows]:
         return {id(member.windows): member.windows for members in self._members for member in members}
@@ -177,14 +158,12 @@ class Run:
             details = {"seed": int(options.seed), "policy": policy}
             text += f" [mode='checked', seed={options.seed}, policy='{policy}']"
         return TwinFault(
-            f"{self._call.name}: {text}",
-            kernel=self._call.name,
+            f"{self._name}: {text}",
+            kernel=self._name,
             rank=int(at.group(1)) if at else int(native.rank),
             finding=native.finding.decode(),
             **details,
         )
-
-    # ---- many times ----
 
     def explore(
         self,
@@ -201,9 +180,11 @@ class Run:
         hashes: set[int] = set()
         steps = 0
         for done, options in enumerate(schedules, 1):
-            self._restore(saved)
+            for key, windows in self._groups().items():
+                windows.restore(saved[key])
+            for arguments in self._arguments:
+                arguments.restore()
             outcome = self._native(world, options)
-            self._finish()
             seed, policy = int(options.seed), self._engine.policies[options.policy]
             if isinstance(outcome, abi.Outcome):
                 fault = self._fault(outcome, options)
@@ -216,15 +197,9 @@ class Run:
                 first = first or left
                 text = _difference(first, left, int(schedules[0].seed))
             if text is not None:
-                line = f"{self._call.name}: {text} [mode='checked', seed={seed}, policy='{policy}']"
+                line = f"{self._name}: {text} [mode='checked', seed={seed}, policy='{policy}']"
                 return Exploration(done, len(hashes), steps, "wrong result", line, seed, policy)
         return Exploration(len(schedules), len(hashes), steps)
-
-    def _restore(self, saved: dict[int, Any]) -> None:
-        for key, windows in self._groups().items():
-            windows.restore(saved[key])
-        for arguments in self._arguments:
-            arguments.restore()
 
 
 def _per_rank(
@@ -263,9 +238,6 @@ def _difference(
                 at = next(i for i, (a, b) in enumerate(zip(wanted, got, strict=True)) if a != b)
                 return f"{name} of rank {rank} differs from seed {seed}'s, first at byte {at}"
     return None
-
-
-DEFAULT_TIMEOUT_S = 60.0
 
 
 def load(path: PathLike, *, defines: Iterable[str] = (), includes: Iterable[PathLike] = ()) -> Kernels:
@@ -312,7 +284,7 @@ class Kernels:
         *,
         rank: int | None = None,
         workspace_bytes: int | None = None,
-        timeout_s: float | None = DEFAULT_TIMEOUT_S,
+        timeout_s: float | None = 60.0,
         mode: str = "fast",
         seed: int = 0,
         policy: str | None = None,
@@ -348,8 +320,7 @@ class Kernels:
             ArgumentError: the call does not fit the entry. TwinBuildError: see `load`.
         """
         engine = self._engine(mode)
-        call = Call(name, args, tiling, block_dim, tiling_key, windows, rank, workspace_bytes)
-        run = Run(engine, call)
+        run = Run(engine, name, args, tiling, block_dim, tiling_key, windows, rank, workspace_bytes)
         options = engine.schedule(seed, policy, unordered=unordered, auto_sync=auto_sync, max_steps=max_steps)
         if run.shared is not None:
             return run.once(engine.world(run.size, run.shared.windows.number), options, timeout_s)
@@ -387,17 +358,10 @@ class Kernels:
             check: called after each schedule; an AssertionError that it raises is a finding.
         """
         engine = self._engine("checked")
-        call = Call(name, args, tiling, block_dim, tiling_key, windows, None, workspace_bytes)
-        run = Run(engine, call)
+        run = Run(engine, name, args, tiling, block_dim, tiling_key, windows, None, workspace_bytes)
+        how: dict[str, Any] = {"unordered": unordered, "auto_sync": auto_sync, "max_steps": max_steps}
         options = [
-            engine.schedule(
-                seed + done,
-                policy or policy_in_turn(done),
-                unordered=unordered,
-                auto_sync=auto_sync,
-                max_steps=max_steps,
-            )
-            for done in range(schedules)
+            engine.schedule(seed + done, policy or policy_in_turn(done), **how) for done in range(schedules)
         ]
         with self._running:
             return run.explore(engine.world(run.size, -1), options, deterministic, check)

@@ -37,12 +37,8 @@ class _Area:
 
     def pages(self) -> dict[int, Bytes]:
         """Copies of the pages that are not all zero, by offset. Reads every page: for small areas."""
-        pages = {}
-        for begin in range(0, self.size, PAGE):
-            page = self.bytes[begin : begin + PAGE]
-            if page.any():
-                pages[begin] = page.copy()
-        return pages
+        pages = {begin: self.bytes[begin : begin + PAGE] for begin in range(0, self.size, PAGE)}
+        return {begin: page.copy() for begin, page in pages.items() if page.any()}
 
     def restore(self, pages: dict[int, Bytes]) -> None:
         self.clear()
@@ -156,12 +152,9 @@ class Windows:
                 (self._out[rank], "windowsOut", abi.WINDOW_DATA),
                 (self._exp[rank], "windowsExp", abi.WINDOW_STATE),
             ):
-                label, bell = f"{name} of rank {rank}", self.doorbell(rank)
-                made.append(
-                    abi.range_of(
-                        area.address, area.size, label, kind=kind, doorbell=bell, atomic=atomic, owner=rank
-                    )
-                )
+                where = (area.address, area.size, f"{name} of rank {rank}")
+                bell = self.doorbell(rank)
+                made.append(abi.range_of(*where, kind=kind, doorbell=bell, atomic=atomic, owner=rank))
         return made
 
     def context(self, library: ctypes.CDLL, rank: int) -> _Area:
@@ -206,11 +199,7 @@ Groups: TypeAlias = "Windows | Member | Sequence[Windows | Member | Sequence[Mem
 
 
 def members_of(groups: Groups, rank: int | None) -> list[tuple[Member, ...]]:
-    """For each rank that runs (``rank``: that one alone) its places in the groups; none without groups.
-
-    Raises:
-        ArgumentError: the groups have no form that `Kernels.launch` takes.
-    """
+    """For each rank that runs (``rank``: that one alone) its places in the groups; none without groups."""
     if groups is None:
         return [()]
     listed = [groups] if isinstance(groups, (Windows, Member)) else list(groups)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
+from textwrap import indent
 from typing import Any
 
 import torch
@@ -97,9 +98,9 @@ def threads(
     with comm.LocalCluster(world) as cluster, contextlib.suppress(Stopped, RuntimeError):
         cluster.run(body)
     results = [one for ranks in found for one in ranks]
-    about = f"cpu, {world} ranks as threads of one process"
-    seconds = time.monotonic() - start
-    return Outcome(world, about, len(chosen), seconds, results, _in_order(stopped), ranks_per_server())
+    about, seconds = f"cpu, {world} ranks as threads of one process", time.monotonic() - start
+    why = [stopped[rank] for rank in sorted(stopped)]
+    return Outcome(world, about, len(chosen), seconds, results, why, ranks_per_server())
 
 
 def processes(device: torch.device, about: str, choose: Choose) -> Outcome | None:
@@ -149,10 +150,6 @@ def _why(rank: int, error: BaseException, found: Sequence[Result]) -> str:
     return f"rank {rank} stopped after {len(found)} results: {what}"
 
 
-def _in_order(stopped: dict[int, str]) -> list[str]:
-    return [stopped[rank] for rank in sorted(stopped)]
-
-
 def counts(results: Sequence[Result]) -> dict[tuple[str, str], tuple[int, int]]:
     """Right and wrong results of all ranks, by op and mode, in the order of their first one."""
     found: dict[tuple[str, str], tuple[int, int]] = {}
@@ -180,7 +177,7 @@ def text(outcome: Outcome) -> str:
         ]
     wrong = [one for one in outcome.results if not one.ok]
     for one in wrong[:SHOWN]:
-        lines += ["", f"{one.op}, {one.mode}, {one.case}, rank {one.rank}:", *_indented(one.text)]
+        lines += ["", f"{one.op}, {one.mode}, {one.case}, rank {one.rank}:", indent(one.text, "  ")]
     if len(wrong) > SHOWN:
         lines += ["", f"and {len(wrong) - SHOWN} more wrong results (--json has all)"]
     lines += ["", *outcome.stopped] if outcome.stopped else []
@@ -188,10 +185,6 @@ def text(outcome: Outcome) -> str:
     verdict = "PASS" if outcome.ok else "FAIL"
     lines += ["", f"{verdict}: {total - len(wrong)} of {total} results right, in {outcome.seconds:.1f} s"]
     return "\n".join(lines)
-
-
-def _indented(text: str) -> list[str]:
-    return ["  " + line for line in text.splitlines()]
 
 
 def under_torchrun() -> bool:

@@ -17,7 +17,7 @@ from ascend_moe.reference.cases import Place
 from ascend_moe.validate.devices import Device
 from ascend_moe.validate.probes import FAIL, KERNEL_PROBES, PASS, SKIPPED, Finding, Probe, Skipped
 from ascend_moe.validate.probes_kernel import Npu, Twin
-from ascend_moe.validate.probes_ops import OP_PROBES, OpProbe
+from ascend_moe.validate.probes_ops import OP_PROBES
 from ascend_moe.validate.run import Stopped
 
 _COLLECT_S = 60.0
@@ -36,13 +36,13 @@ def kernel_findings(device: Any) -> list[Finding]:
     return findings
 
 
-def thread_findings(ranks: int, probes: Sequence[OpProbe] = OP_PROBES) -> list[Finding]:
+def thread_findings(ranks: int, probes: Sequence[Probe] = OP_PROBES) -> list[Finding]:
     """The probes through the ops, ranks as threads."""
     findings = []
     for probe in probes:
         verdicts: dict[int, tuple[str, str]] = {}
 
-        def body(rank: int, group_ep: str, probe: OpProbe = probe, verdicts: Any = verdicts) -> None:
+        def body(rank: int, group_ep: str, probe: Probe = probe, verdicts: Any = verdicts) -> None:
             verdicts[rank] = _verdict(probe, Place(rank, ranks, group_ep, torch.device("cpu")))
 
         with comm.LocalCluster(ranks, window_mib=16) as cluster:
@@ -61,7 +61,10 @@ def in_group(device: Device, place: torch.device) -> list[Finding]:
         # The twin is a device of one process; the others need not know what it shows.
         findings = kernel_findings(Twin(world=min(world, 4))) if rank == 0 else []
     else:
-        probes = [*(_by_rank(probe) for probe in KERNEL_PROBES), *OP_PROBES]
+        probes = [
+            *(_by_rank(probe) for probe in KERNEL_PROBES),
+            *OP_PROBES,
+        ]
     for number, probe in enumerate(probes):
         name = comm.comm_name(dist.new_group())
         verdict = _verdict(probe, Place(rank, world, name, place))
@@ -73,12 +76,12 @@ def in_group(device: Device, place: torch.device) -> list[Finding]:
     return findings
 
 
-def _by_rank(probe: Probe) -> OpProbe:
+def _by_rank(probe: Probe) -> Probe:
     """A probe of the kernel as one rank's part of it."""
-    return OpProbe(probe.name, probe.assumption, lambda place: probe.run(Npu(place)))
+    return replace(probe, run=lambda place: probe.run(Npu(place)))
 
 
-def _verdict(probe: OpProbe, place: Place) -> tuple[str, str]:
+def _verdict(probe: Probe, place: Place) -> tuple[str, str]:
     """Verdict and detail of one rank."""
     try:
         return PASS, probe.run(place)
@@ -89,7 +92,7 @@ def _verdict(probe: OpProbe, place: Place) -> tuple[str, str]:
         return FAIL, text if text.startswith(f"rank {place.rank}, core") else f"rank {place.rank}: {text}"
 
 
-def _together(probe: OpProbe, verdicts: Sequence[tuple[str, str]]) -> Finding:
+def _together(probe: Probe, verdicts: Sequence[tuple[str, str]]) -> Finding:
     """The worst of all ranks."""
     for worst in (FAIL, SKIPPED):
         for verdict, detail in verdicts:

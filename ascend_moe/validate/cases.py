@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ..reference.cases import BATCHES, DTYPES, IDS, MASKS, QUANTS, Case, draw, legal
 
@@ -36,20 +37,16 @@ def _modes(world: int, dtypes: Sequence[str]) -> Iterator[Case]:
         for dtype in dtypes:
             for quant in QUANTS:
                 shared = 2 if contract == 2 and quant == "none" else 0
-                base = Case(
-                    "plain",
-                    world,
-                    batch=5,
-                    units=4,
-                    contract=contract,
-                    dtype=dtype,
-                    quant=quant,
-                    shared=shared,
-                )
+                kind: dict[str, Any] = {
+                    "contract": contract,
+                    "dtype": dtype,
+                    "quant": quant,
+                    "shared": shared,
+                }
+                base = Case("plain", world, batch=5, units=4, **kind)
                 yield replace(base, ids="distinct", local=4, topk=4)
-                yield replace(
-                    base, name="unequal batches, masked pairs", batches="unequal", mask="pair", ids="minus"
-                )
+                name = "unequal batches, masked pairs"
+                yield replace(base, name=name, batches="unequal", mask="pair", ids="minus")
 
 
 def _edges(world: int) -> Iterator[Case]:

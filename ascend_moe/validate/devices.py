@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, need_one_of
 
 KINDS = ("auto", "npu", "cpu")
 
@@ -25,21 +25,14 @@ class Device:
 
 
 def find(wanted: str = "auto") -> Device:
-    """The device of this name; auto: an NPU when torch_npu finds one, else the CPU.
-
-    Raises:
-        ArgumentError: npu is wanted and there is none; the message says why.
-    """
-    if wanted not in KINDS:
-        raise ArgumentError(f"device is {wanted!r}; need one of {', '.join(KINDS)}", argument="device")
+    """The device of this name; auto: an NPU when torch_npu finds one, else the CPU."""
+    need_one_of("device", wanted, KINDS)
     if wanted == "cpu":
         return Device("cpu", "cpu, kernels on the twin")
     found, why = _npu()
-    if found is not None:
-        return found
-    if wanted == "npu":
+    if found is None and wanted == "npu":
         raise ArgumentError(f"there is no NPU: {why}; `ascend-moe doctor` says more", argument="device")
-    return Device("cpu", "cpu, kernels on the twin")
+    return found or Device("cpu", "cpu, kernels on the twin")
 
 
 def is_virtual() -> bool:

@@ -7,7 +7,7 @@ failure means. On the CPU the twin is the device, so that the probes themselves 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import AscendMoeError
@@ -147,14 +147,12 @@ KERNEL_PROBES = (
 
 def summary(findings: Sequence[Finding]) -> str:
     """The last line: skipped probes are not passed ones."""
-    count = {verdict: sum(one.verdict == verdict for one in findings) for verdict in (PASS, FAIL, SKIPPED)}
-    head = f"{count[PASS]} of {len(findings)} probes passed"
-    rest = [
-        f"{count[verdict]} {word}"
-        for verdict, word in ((FAIL, "failed"), (SKIPPED, "not run"))
-        if count[verdict]
-    ]
-    return ", ".join([head, *rest])
+    verdicts = [one.verdict for one in findings]
+    parts = [f"{verdicts.count(PASS)} of {len(findings)} probes passed"]
+    for verdict, word in ((FAIL, "failed"), (SKIPPED, "not run")):
+        if verdict in verdicts:
+            parts.append(f"{verdicts.count(verdict)} {word}")
+    return ", ".join(parts)
 
 
 def exit_code(findings: Sequence[Finding]) -> int:
@@ -162,8 +160,3 @@ def exit_code(findings: Sequence[Finding]) -> int:
     if any(one.verdict == FAIL for one in findings):
         return 1
     return 0 if findings and all(one.verdict == PASS for one in findings) else 3
-
-
-def as_dicts(findings: Sequence[Finding]) -> list[dict[str, str]]:
-    """For JSON."""
-    return [asdict(one) for one in findings]

@@ -42,14 +42,8 @@ class ProbeTiling(ctypes.Structure):
     """moe::MoeProbeTiling behind its CANN head."""
 
     _fields_ = [
-        ("mode", ctypes.c_uint32),
-        ("world", ctypes.c_uint32),
-        ("rank", ctypes.c_uint32),
-        ("cores", ctypes.c_uint32),
-        ("context_kind", ctypes.c_uint32),
-        ("nonce", ctypes.c_uint32),
-        ("rounds", ctypes.c_uint32),
-        ("broken", ctypes.c_uint32),
+        *((name, ctypes.c_uint32) for name in ("mode", "world", "rank", "cores")),
+        *((name, ctypes.c_uint32) for name in ("context_kind", "nonce", "rounds", "broken")),
         ("data_bytes", ctypes.c_uint64),
         ("deadline_cycles", ctypes.c_uint64),
     ]
@@ -100,11 +94,7 @@ class Twin:
         return self.world
 
     def launch(self, mode: str, rounds: int = 1, cycles: int = 0) -> tuple[list[Seen], float]:
-        """Runs one probe on fresh windows: what every core reports, and the seconds that the launch took.
-
-        Raises:
-            TwinFault: the kernel broke a rule. TwinBuildError: there is no compiler.
-        """
+        """Runs one probe on fresh windows: what every core reports, and the seconds that the launch took."""
         call = self._prepare(mode, rounds, cycles)
         start = time.monotonic()
         self._kernels().launch(
@@ -116,16 +106,8 @@ class Twin:
     def explore(self, mode: str, rounds: int, schedules: int) -> tuple[twin.Exploration, list[Seen]]:
         """The probe under schedules of the checked engine: does it keep the rules itself?"""
         call = self._prepare(mode, rounds, 0)
-        found = self._kernels().explore(
-            "ascend_moe_probe",
-            call.args,
-            call.tilings,
-            self.cores,
-            TILING_KEY,
-            call.windows,
-            schedules=schedules,
-            deterministic=False,
-        )
+        launch = ("ascend_moe_probe", call.args, call.tilings, self.cores, TILING_KEY, call.windows)
+        found = self._kernels().explore(*launch, schedules=schedules, deterministic=False)
         return found, call.seen()
 
     def _prepare(self, mode: str, rounds: int, cycles: int) -> _Call:
@@ -135,11 +117,9 @@ class Twin:
         spaces = [np.zeros(2 * 64 * 32, np.uint8) for _ in range(self.world)]
         nonce = secrets.randbits(30) | 1
         head = bytes(limits()["mc2_bytes"])
-        tilings = [
-            head + bytes(self._tiling(mode, rank, rounds, cycles, nonce)) for rank in range(self.world)
-        ]
-        args = [[report, space] for report, space in zip(reports, spaces, strict=True)]
-        return _Call(windows, args, tilings)
+        ranks = range(self.world)
+        tilings = [head + bytes(self._tiling(mode, rank, rounds, cycles, nonce)) for rank in ranks]
+        return _Call(windows, [list(pair) for pair in zip(reports, spaces, strict=True)], tilings)
 
     def _tiling(self, mode: str, rank: int, rounds: int, cycles: int, nonce: int) -> ProbeTiling:
         tiling = ProbeTiling(mode=MODES[mode], world=self.world, rank=rank, cores=self.cores)
@@ -151,8 +131,7 @@ class Twin:
         return tiling
 
     def _kernels(self) -> twin.Kernels:
-        root = library.native_source_root()
-        folder = root / "op_kernel"
+        folder = library.native_source_root() / "op_kernel"
         return twin.load(folder / "ascend_moe_probe.cpp", includes=[folder])
 
 
@@ -160,10 +139,7 @@ class Twin:
 class Npu:
     """A device for the probes: this rank's NPU. Every launch is collective over the ranks of ``place``.
 
-    Attributes:
-        world: ranks of the group. ranks: those whose reports ``launch`` returns.
-        cores: vector cores of the last launch; 0 before it.
-        broken: for tests, every probe finds a device which does what it rules out.
+    ``cores``: vector cores of the last launch. ``broken``: for tests, every probe must find something wrong.
     """
 
     place: Place
@@ -174,7 +150,6 @@ class Npu:
 
     @property
     def world(self) -> int:
-        """Ranks of the group."""
         return self.place.world
 
     @property
@@ -184,12 +159,7 @@ class Npu:
         return next(name for name, number in CONTEXTS.items() if number == kind)
 
     def launch(self, mode: str, rounds: int = 1, cycles: int = 0) -> tuple[list[Seen], float]:
-        """Runs one probe when all ranks are there: what this rank's cores report, and the seconds it took.
-
-        Raises:
-            AscendMoeError: a rank did not come, or CANN refuses the launch.
-            LibraryError: the adapter or the operator package is missing, or the package has no probe.
-        """
+        """Runs one probe when all ranks are there: what this rank's cores report, and the seconds it took."""
         npu_adapter.load()
         end = self._end()
         report = torch.zeros(REPORT, dtype=torch.int32, device=self.place.device)

@@ -8,9 +8,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,21 +19,12 @@ import ascend_moe
 from .. import settings
 from ..errors import AscendMoeError, CommError, CommTimeout
 from ..reference.cases import Case, Place
-from .probes import Skipped
+from .probes import Probe, Skipped
 from .run import run_case
 
 DEADLINE_S = 2.0
 SOON_S = 1.0  # in which a failed communicator refuses
 LATE_S = 1.5  # after the deadline, by which a wait must have ended
-
-
-@dataclass(frozen=True)
-class OpProbe:
-    """``run`` is one rank's part."""
-
-    name: str
-    assumption: str
-    run: Callable[[Place], str]
 
 
 def _compare(place: Place, case: Case) -> None:
@@ -54,52 +44,41 @@ def _no_tokens(place: Place) -> str:
     return "ranks with BS = 0 took part in 8 ops"
 
 
-@dataclass
-class _Deadline:
-    """The environment's deadline while any rank of this process needs a short one: ranks may be threads."""
-
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    ranks: int = 0
-    before: str | None = None
-
-    def enter(self) -> None:
-        with self.lock:
-            if self.ranks == 0:
-                self.before = os.environ.get(settings.TIMEOUT_S.name)
-                os.environ[settings.TIMEOUT_S.name] = str(DEADLINE_S)
-            self.ranks += 1
-
-    def leave(self) -> None:
-        with self.lock:
-            self.ranks -= 1
-            if self.ranks > 0:
-                return
-            if self.before is None:
-                os.environ.pop(settings.TIMEOUT_S.name, None)
-            else:
-                os.environ[settings.TIMEOUT_S.name] = self.before
-
-
-_short = _Deadline()
+_lock = threading.Lock()
+_short_ranks = 0  # ranks of this process that need a short deadline now: ranks may be threads
+_before: str | None = None
 
 
 @contextmanager
 def _deadline() -> Iterator[None]:
-    _short.enter()
+    """The environment's deadline is short while any rank of this process is in here."""
+    global _short_ranks, _before
+    name = settings.TIMEOUT_S.name
+    with _lock:
+        if _short_ranks == 0:
+            _before = os.environ.get(name)
+            os.environ[name] = str(DEADLINE_S)
+        _short_ranks += 1
     try:
         yield
     finally:
-        _short.leave()
+        with _lock:
+            _short_ranks -= 1
+            if _short_ranks == 0:
+                os.environ.pop(name)
+                os.environ.update({} if _before is None else {name: _before})
 
 
 def _dispatch(place: Place) -> Any:
-    x = torch.ones(4, 256, dtype=torch.bfloat16, device=place.device)
-    ids = torch.tensor([[0, place.world]] * 4, dtype=torch.int32, device=place.device)
-    out = ascend_moe.npu_moe_distribute_dispatch(
-        x, ids, place.group_ep, place.world, place.rank, 2 * place.world
-    )
+    out = ascend_moe.npu_moe_distribute_dispatch(*_arguments(place))
     ascend_moe.check()
     return out
+
+
+def _arguments(place: Place) -> tuple[Any, ...]:
+    x = torch.ones(4, 256, dtype=torch.bfloat16, device=place.device)
+    ids = torch.tensor([[0, place.world]] * 4, dtype=torch.int32, device=place.device)
+    return x, ids, place.group_ep, place.world, place.rank, 2 * place.world
 
 
 def _abort(place: Place) -> str:
@@ -140,16 +119,14 @@ def _capture(place: Place) -> str:
     if place.device.type != "npu":
         raise Skipped("graphs are captured on NPUs, this device is cpu")
     npu: Any = torch.npu  # type: ignore[attr-defined,unused-ignore]
-    x = torch.ones(4, 256, dtype=torch.bfloat16, device=place.device)
-    ids = torch.tensor([[0, place.world]] * 4, dtype=torch.int32, device=place.device)
-    arguments = (x, ids, place.group_ep, place.world, place.rank, 2 * place.world)
+    arguments = _arguments(place)
     ascend_moe.npu_moe_distribute_dispatch(*arguments)
     ascend_moe.check()
     graph = npu.NPUGraph()
     with npu.graph(graph):
         out = ascend_moe.npu_moe_distribute_dispatch(*arguments)
     for value in (2.0, 3.0):
-        x.fill_(value)
+        arguments[0].fill_(value)
         graph.replay()
         npu.synchronize()
         ascend_moe.check()
@@ -162,8 +139,8 @@ def _capture(place: Place) -> str:
 
 
 OP_PROBES = (
-    OpProbe("first op", "a new communicator works without any preparation", _fresh),
-    OpProbe("BS = 0 launch", "CANN launches an op on a rank without tokens", _no_tokens),
-    OpProbe("abort", "a rank that does not come is named at the deadline; the failure stays", _abort),
-    OpProbe("capture and replay", "a captured op runs again, on what its tensors hold then", _capture),
+    Probe("first op", "a new communicator works without any preparation", _fresh),
+    Probe("BS = 0 launch", "CANN launches an op on a rank without tokens", _no_tokens),
+    Probe("abort", "a rank that does not come is named at the deadline; the failure stays", _abort),
+    Probe("capture and replay", "a captured op runs again, on what its tensors hold then", _capture),
 )

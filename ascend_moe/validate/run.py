@@ -14,14 +14,7 @@ import torch
 import ascend_moe
 
 from .. import comm, reference
-from ..errors import (
-    ArgumentError,
-    AscendMoeError,
-    CommError,
-    ConfigMismatch,
-    RoutingMismatch,
-    WindowTooSmall,
-)
+from ..errors import ArgumentError, AscendMoeError, CommError, ConfigMismatch, RoutingMismatch, WindowTooSmall
 from ..reference.cases import Case, Place
 
 
@@ -42,27 +35,18 @@ class Stopped(Exception):
 
 
 def run_all(place: Place, cases: Sequence[Case], note: Callable[[Result], None]) -> None:
-    """Every case, then every bad call. ``note`` sees each result as it comes.
-
-    Raises:
-        Stopped: the ranks cannot go on together; what was found so far has been noted.
-    """
+    """Every case, then every bad call. ``note`` sees each result as it comes."""
     for case in cases:
         for result in run_case(place, case):
             note(result)
     for bad in BAD:
-        if place.world < bad.least_world:
-            continue
-        note(run_bad(place, bad))
-    note(_after_errors(place))
-
-
-def _after_errors(place: Place) -> Result:
-    """A sound call after all the bad ones: the communicator still works."""
+        if place.world >= bad.least_world:
+            note(run_bad(place, bad))
+    # A sound call after all the bad ones.
     case = Case("plain, after all errors", place.world, ids="distinct", seed=99)
-    wrong = [result for result in run_case(place, case) if not result.ok]
-    text = wrong[0].text if wrong else ""
-    return Result("errors", "the communicator works on", case.name, place.rank, not wrong, text)
+    wrong = [result.text for result in run_case(place, case) if not result.ok]
+    mode = "the communicator works on"
+    note(Result("errors", mode, case.name, place.rank, not wrong, "".join(wrong[:1])))
 
 
 def run_case(place: Place, case: Case) -> Iterable[Result]:
@@ -70,9 +54,8 @@ def run_case(place: Place, case: Case) -> Iterable[Result]:
     fault = case.fault()
 
     def result(op: str, ok: bool, text: str = "") -> Result:
-        return Result(
-            op, case.mode if op != "errors" else str(fault and fault.kind), case.name, place.rank, ok, text
-        )
+        mode = case.mode if op != "errors" else str(fault and fault.kind)
+        return Result(op, mode, case.name, place.rank, ok, text)
 
     try:
         sent = dispatch(place, case)
@@ -192,12 +175,8 @@ def combine(
 
 def _call(op: str, place: Place, case: Case, values: dict[str, Any]) -> Any:
     function = getattr(ascend_moe, f"npu_moe_distribute_{op}" + ("_v2" if case.contract == 2 else ""))
-    return function(
-        **{
-            name: place.move(value) if isinstance(value, torch.Tensor) else value
-            for name, value in values.items()
-        }
-    )
+    moved = {name: place.move(value) for name, value in values.items() if isinstance(value, torch.Tensor)}
+    return function(**values | moved)
 
 
 # ---- calls that must raise
@@ -214,6 +193,16 @@ class Bad:
     argument: str
     call: Callable[[Place], Any]
     least_world: int = 1
+
+
+def _refused(name: str, argument: str, contract: int = 1, op: str = "dispatch", **changes: Any) -> Bad:
+    """A call that ArgumentError refuses; a changed argument is a value, or a function of the rank's Place."""
+
+    def call(place: Place) -> Any:
+        values = {key: value(place) if callable(value) else value for key, value in changes.items()}
+        return (_dispatch if op == "dispatch" else _combine)(place, contract, **values)
+
+    return Bad(name, ArgumentError, argument, call)
 
 
 def _small(place: Place, contract: int) -> Case:
@@ -233,6 +222,11 @@ def _combine(place: Place, contract: int = 1, **changes: Any) -> Any:
     return combine(place, _small(place, contract), sent[0], sent, **changes)
 
 
+def _other_ids(place: Place) -> Any:
+    """Combine with ids of -1."""
+    return _combine(place, expert_ids=torch.full((_BS, _K), -1, dtype=torch.int32))
+
+
 def _other_hidden(place: Place) -> Any:
     """Rank 0 has rows of another length."""
     return _dispatch(place, x=torch.ones(_BS, _H * (2 if place.rank == 0 else 1), dtype=torch.bfloat16))
@@ -240,73 +234,32 @@ def _other_hidden(place: Place) -> Any:
 
 def _large(place: Place) -> Any:
     """The largest batches and rows that the rules allow: no usual window holds them."""
-    ids = torch.zeros(1, 16, dtype=torch.int32)
-    experts = place.world * 16
-    x = torch.ones(1, 8192, dtype=torch.bfloat16)
-    return _dispatch(place, x=x, expert_ids=ids, moe_expert_num=experts, global_bs=place.world * 4096)
+    x, ids = torch.ones(1, 8192, dtype=torch.bfloat16), torch.zeros(1, 16, dtype=torch.int32)
+    experts, global_bs = place.world * 16, place.world * 4096
+    return _dispatch(place, x=x, expert_ids=ids, moe_expert_num=experts, global_bs=global_bs)
 
 
+_MASK, _SHARED = torch.ones(_BS), torch.ones(_BS, _H, dtype=torch.bfloat16)
+_WEIGHTS = torch.ones(_BS, _K, dtype=torch.bfloat16)
 BAD: tuple[Bad, ...] = (
-    Bad("x of int32", ArgumentError, "x", lambda p: _dispatch(p, x=torch.ones(_BS, _H, dtype=torch.int32))),
-    Bad(
-        "x with rows of 10 bytes", ArgumentError, "x", lambda p: _dispatch(p, x=torch.ones(_BS, 5).bfloat16())
+    _refused("x of int32", "x", x=torch.ones(_BS, _H, dtype=torch.int32)),
+    _refused("x with rows of 10 bytes", "x", x=torch.ones(_BS, 5).bfloat16()),
+    _refused("expert_ids of int64", "expert_ids", expert_ids=torch.zeros(_BS, _K).long()),
+    _refused("expert_ids of another batch", "expert_ids", expert_ids=torch.zeros(_BS + 1, _K).int()),
+    _refused("moe_expert_num 0", "moe_expert_num", moe_expert_num=0),
+    _refused("ep_world_size + 1", "ep_world_size", ep_world_size=lambda place: place.world + 1),
+    _refused("quant_mode 7", "quant_mode", quant_mode=7),
+    _refused(
+        "scales without quant_mode", "scales", scales=lambda place: torch.ones(place.world * _LOCAL, _H)
     ),
-    Bad(
-        "expert_ids of int64",
-        ArgumentError,
-        "expert_ids",
-        lambda p: _dispatch(p, expert_ids=torch.zeros(_BS, _K, dtype=torch.int64)),
-    ),
-    Bad(
-        "expert_ids of another batch",
-        ArgumentError,
-        "expert_ids",
-        lambda p: _dispatch(p, expert_ids=torch.zeros(_BS + 1, _K, dtype=torch.int32)),
-    ),
-    Bad("moe_expert_num 0", ArgumentError, "moe_expert_num", lambda p: _dispatch(p, moe_expert_num=0)),
-    Bad(
-        "ep_world_size + 1", ArgumentError, "ep_world_size", lambda p: _dispatch(p, ep_world_size=p.world + 1)
-    ),
-    Bad("quant_mode 7", ArgumentError, "quant_mode", lambda p: _dispatch(p, quant_mode=7)),
-    Bad(
-        "scales without quant_mode",
-        ArgumentError,
-        "scales",
-        lambda p: _dispatch(p, scales=torch.ones(p.world * _LOCAL, _H)),
-    ),
-    Bad(
-        "x_active_mask of float32",
-        ArgumentError,
-        "x_active_mask",
-        lambda p: _dispatch(p, 2, x_active_mask=torch.ones(_BS)),
-    ),
-    Bad(
-        "global_bs for fewer tokens",
-        ArgumentError,
-        "global_bs",
-        lambda p: _dispatch(p, global_bs=p.world * 2),
-    ),
-    Bad("tp_world_size 2", ArgumentError, "tp_world_size", lambda p: _dispatch(p, tp_world_size=2)),
-    Bad("an unknown group_ep", ArgumentError, "group_ep", lambda p: _dispatch(p, group_ep="no such group")),
-    Bad("comm_alg 'none'", ArgumentError, "comm_alg", lambda p: _dispatch(p, 2, comm_alg="none")),
+    _refused("x_active_mask of float32", "x_active_mask", 2, x_active_mask=_MASK),
+    _refused("global_bs for fewer tokens", "global_bs", global_bs=lambda place: place.world * 2),
+    _refused("tp_world_size 2", "tp_world_size", tp_world_size=2),
+    _refused("an unknown group_ep", "group_ep", group_ep="no such group"),
+    _refused("comm_alg 'none'", "comm_alg", 2, comm_alg="none"),
     Bad("a window too small", WindowTooSmall, "", _large),
-    Bad(
-        "shared_expert_x with V1",
-        ArgumentError,
-        "shared_expert_x",
-        lambda p: _combine(p, shared_expert_x=torch.ones(_BS, _H, dtype=torch.bfloat16)),
-    ),
-    Bad(
-        "expert_scales of bfloat16",
-        ArgumentError,
-        "expert_scales",
-        lambda p: _combine(p, 2, expert_scales=torch.ones(_BS, _K, dtype=torch.bfloat16)),
-    ),
-    Bad(
-        "combine with other ids",
-        RoutingMismatch,
-        "",
-        lambda p: _combine(p, expert_ids=torch.full((_BS, _K), -1, dtype=torch.int32)),
-    ),
+    _refused("shared_expert_x with V1", "shared_expert_x", op="combine", shared_expert_x=_SHARED),
+    _refused("expert_scales of bfloat16", "expert_scales", 2, "combine", expert_scales=_WEIGHTS),
+    Bad("combine with other ids", RoutingMismatch, "", _other_ids),
     Bad("another H on rank 0", ConfigMismatch, "", _other_hidden, least_world=2),
 )

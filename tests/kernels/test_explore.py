@@ -261,7 +261,7 @@ def test_a_turned_bit_of_a_status_block_is_never_accepted(algorithm: str) -> Non
     assert raised > 40
 
 
-def test_the_command_finds_nothing_and_says_what_it_did(tmp_path: Path) -> None:
+def test_the_command_finds_nothing_and_says_what_it_did() -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "ascend_moe", "explore", *arguments]
         return subprocess.run(command, capture_output=True, text=True)
@@ -270,11 +270,5 @@ def test_the_command_finds_nothing_and_says_what_it_did(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert said["schedules"] == 200 and said["finding"] is None and said["distinct"] > 100
-    trace = tmp_path / "trace.jsonl"
-    done = run("--case", "w2,c1,DC", "--trace", str(trace))
-    assert done.returncode == 0, done.stderr
-    events = [json.loads(line) for line in trace.read_text().splitlines()]
-    assert events[0]["world"] == 2
-    assert {event["event"] for event in events[1:]} >= {"begin", "store", "land", "end"}
     done = run("--case", "w2,zebra")
     assert done.returncode == 2 and "zebra" in done.stderr + done.stdout

@@ -134,14 +134,10 @@ def test_seed_and_text_decide(tmp_path: Path) -> None:
     assert "the text has 10 bytes and is read 3 times" in other["about"]
 
 
-def test_several_servers_pass_and_a_picture_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_servers_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", "2")
-    png = tmp_path / "heat map.png"
-    code, output = invoke("run", "-p", "tiny", "--batch", "4", "--plot", str(png))
-    assert code == 0 and output.count("bit for bit") == 2 and "heat map: " in output, output
-    data = png.read_bytes()
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    assert int.from_bytes(data[16:20], "big") > 1000 and int.from_bytes(data[20:24], "big") > 200
+    code, output = invoke("run", "-p", "tiny", "--batch", "4")
+    assert code == 0 and output.count("bit for bit") == 2, output
 
 
 @pytest.mark.parametrize("args", [[], pytest.param(["--quant"], marks=nightly)], ids=["plain", "quant"])
@@ -176,8 +172,6 @@ def test_checkpoint(tmp_path: Path, args: list[str]) -> None:
         (["--checkpoint", ".", "-p", "tiny"], "'--preset' the numbers come from --checkpoint"),
         (["--text", "absent.txt"], "'--text'"),
         (["--text", "empty.txt"], "'--text' empty.txt is empty"),
-        (["--plot", "absent/x.png"], "'--plot' there is no folder"),
-        (["--plot", "x.gif"], "'--plot' x.gif must end in .png, .svg or .pdf"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -220,7 +214,7 @@ def finished() -> tuple[RunSpec, list[RankRecord]]:
     """A run of two ranks that is right."""
     batches = (7, 4)
     spec = RunSpec(PRESETS["tiny"].config(), batches, torch.bfloat16, False, default_text(), iterations=1)
-    return spec, launch.run_ranks(spec, "threads", quiet)
+    return spec, launch.run_threads(spec, quiet)
 
 
 def flip(tensor: torch.Tensor, row: int, column: int) -> None:

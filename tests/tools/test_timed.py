@@ -364,8 +364,7 @@ def test_text_json_and_picture(tmp_path: Path) -> None:
     assert "on held-out ones" in lines[1] and any("AlltoAllDispatch" in line for line in lines)
     rows = [line.split() for line in lines if line.split()[1:2] in (["window"], ["direct"])]
     assert [row[0] for row in rows] == ["2", "2", "4", "4"]
-    picture = tmp_path / "steps.svg"
-    options = [*OPTIONS, "--algorithm", "window", "--json", "--plot", str(picture)]
+    options = [*OPTIONS, "--algorithm", "window", "--json"]
     found = json.loads(commands.said("predict", *options).out)
     assert found["note"].startswith("model, not a measurement")
     assert found["held_out_error"] == calibration.known_errors()[1]
@@ -373,5 +372,8 @@ def test_text_json_and_picture(tmp_path: Path) -> None:
     for one in found["predictions"]:
         for op in (one["dispatch"], one["combine"]):
             assert sum(op["phases_us"].values()) == pytest.approx(op["us"], rel=1e-3)
+    small = Request(ranks=2, experts=8, topk=2, hidden=512, batch=4, cores=4)
+    picture = tmp_path / "steps.svg"
+    predict_page.draw(report.predictions(small, [2], ["window"]), picture)
     drawn = "".join(ElementTree.parse(picture).getroot().itertext())
     assert "model, not a measurement" in drawn and "LocalWindowCopy" in drawn

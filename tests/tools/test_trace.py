@@ -200,7 +200,7 @@ def check_chrome(document: dict[str, Any]) -> Counter[str]:
 
 
 def test_trace_json_keeps_the_format(measured: Timeline, tmp_path: Path) -> None:
-    chrome.write(measured, tmp_path / "t.json")
+    chrome.write_whole(tmp_path / "t.json", chrome.text(measured))
     document = json.loads((tmp_path / "t.json").read_text())
     kinds = check_chrome(document)
     assert kinds["X"] > 100 and kinds["s"] == kinds["f"] and kinds["C"] > 0

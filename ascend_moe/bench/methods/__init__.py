@@ -24,11 +24,7 @@ GROUPS = {
 
 
 def chosen(text: str) -> list[str]:
-    """Names from "auto" or a list of names and groups (limit, ours, peer); limits always are among them.
-
-    Raises:
-        ArgumentError: a name that no method has.
-    """
+    """Names from "auto" or a list of names and groups (limit, ours, peer); limits always are among them."""
     known = {"auto": list(METHODS), **GROUPS, **{name: [name] for name in METHODS}}
     wanted = set(GROUPS[LIMIT])
     for word in text.split(","):

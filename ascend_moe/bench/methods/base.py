@@ -10,17 +10,15 @@ import torch
 from torch import Tensor
 
 from ascend_moe.bench.cases import Case, Inputs
+from ascend_moe.reference import cases
 
 LIMIT, OURS, PEER = "limit", "ours", "peer"
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a rank runs: ``group_ep`` names our communicator, ``mpi`` is mpi4py's of the same ranks."""
+class Place(cases.Place):
+    """Where a rank runs. ``mpi``: mpi4py's communicator of the same ranks."""
 
-    rank: int
-    world: int
-    group_ep: str
     mpi: Any = None
 
 
@@ -28,12 +26,8 @@ class Place:
 class Arrived:
     """What dispatch leaves to this rank's experts: ``count`` rows, by (local expert, source, token, k).
 
-    Attributes:
-        rows: (>= count, H) of x's dtype, or int8 codes.
-        scales: (>= count,) fp32 of int8 codes, else None.
-        counts: (L,) rows a local expert.
-        handle: what the method's combine needs.
-        experts: (count,) global expert of each row where ``counts`` does not tell.
+    ``rows`` (>= count, H), ``scales`` (>= count,) of int8 codes, ``counts`` (L,) rows a local expert;
+    ``experts``: (count,) global expert of each row where ``counts`` does not tell.
     """
 
     rows: Tensor
@@ -50,9 +44,9 @@ class Method(ABC):
     kind: str = PEER
     needs_mpi: bool = False
 
-    def __init__(self, case: Case, place: Place, most_rows: int, rows_out: Tensor) -> None:
-        """``most_rows`` arrive at most; ``rows_out`` (most_rows, H): where the experts write, by default."""
-        self.case, self.place, self.most_rows, self.rows_out = case, place, most_rows, rows_out
+    def __init__(self, case: Case, place: Place, rows_out: Tensor) -> None:
+        """``rows_out`` (case.most_rows, H): where the experts write, by default."""
+        self.case, self.place, self.rows_out = case, place, rows_out
 
     def ready(self, inputs: Inputs) -> None:  # noqa: B027  most methods have nothing to do
         """Not timed, before the first call with these inputs: what is no part of the method's work."""
@@ -73,6 +67,5 @@ class Method(ABC):
         """(count,) global expert of each row."""
         if arrived.experts is not None:
             return arrived.experts
-        first = self.place.rank * self.case.local_experts
-        local = torch.arange(first, first + self.case.local_experts)
-        return torch.repeat_interleave(local, arrived.counts)
+        local = torch.arange(self.case.local_experts).repeat_interleave(arrived.counts)
+        return local + self.place.rank * self.case.local_experts

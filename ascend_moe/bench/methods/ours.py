@@ -7,21 +7,16 @@ from typing import Any
 from torch import Tensor
 
 import ascend_moe
-from ascend_moe.bench.cases import Case, Inputs
-from ascend_moe.bench.methods.base import OURS, Arrived, Method, Place
+from ascend_moe.bench.cases import Inputs
+from ascend_moe.bench.methods.base import OURS, Arrived, Method
 
 
 class Window(Method):
     name, kind, comm_alg = "window", OURS, "window"
 
-    def __init__(self, case: Case, place: Place, most_rows: int, rows_out: Tensor) -> None:
-        super().__init__(case, place, most_rows, rows_out)
-        self._group: dict[str, Any] = {
-            "group_ep": place.group_ep,
-            "ep_world_size": place.world,
-            "ep_rank_id": place.rank,
-        }
-        self._common = {**self._group, "moe_expert_num": case.experts, "comm_alg": self.comm_alg}
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._common = {**self.place.arguments(self.case.experts), "comm_alg": self.comm_alg}
 
     def dispatch(self, inputs: Inputs) -> Arrived:
         rows, scales, assist, nums, counts, tp_counts, _ = ascend_moe.npu_moe_distribute_dispatch_v2(
@@ -53,5 +48,11 @@ class DirectZeroCopy(Direct):
     name = "direct-zero-copy"
 
     def expert_output(self) -> Tensor:
-        shape = (self.most_rows, self.case.hidden)
-        return ascend_moe.window_empty(shape, dtype=self.case.torch_dtype, **self._group)
+        place, shape = self.place, (self.case.most_rows, self.case.hidden)
+        return ascend_moe.window_empty(
+            shape,
+            dtype=self.case.torch_dtype,
+            group_ep=place.group_ep,
+            ep_world_size=place.world,
+            ep_rank_id=place.rank,
+        )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ascend_moe.bench.cases import Case, Inputs
+from ascend_moe.bench.cases import Inputs
 from ascend_moe.bench.methods.base import Arrived, Method, Place
 from ascend_moe.bench.methods.limit import pointers, weighted_sum
 from ascend_moe.dispatchers import rows as row_ops
@@ -64,9 +63,9 @@ class GlooAllToAll(Method):
     name = "gloo-a2a"
     transport: type[Gloo] | type[Mpi] = Gloo
 
-    def __init__(self, case: Case, place: Place, most_rows: int, rows_out: Tensor) -> None:
-        super().__init__(case, place, most_rows, rows_out)
-        self._link = self.transport(place)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._link = self.transport(self.place)
 
     def dispatch(self, inputs: Inputs) -> Arrived:
         case, world = self.case, self.place.world
@@ -108,17 +107,7 @@ class MpiAllToAll(GlooAllToAll):
     name, transport, needs_mpi = "mpi-a2a", Mpi, True
 
 
-@dataclass
-class _Sent:
-    """``order``: flat pairs in sending order; ``to_expert_major[i]``: where row i of expand_x arrived."""
-
-    order: Tensor
-    to_expert_major: Tensor
-    sent: list[int]
-    received: list[int]
-
-
-class GlooAllToAllTuned(Method):
+class GlooAllToAllTuned(GlooAllToAll):
     """All-to-all as well as it can be done over a library: nothing allocated, one index_select each way.
 
     Rows are packed and reordered by index_select(out=) into tensors made beforehand, and the rows that come
@@ -126,11 +115,10 @@ class GlooAllToAllTuned(Method):
     """
 
     name = "gloo-a2a-tuned"
-    transport: type[Gloo] | type[Mpi] = Gloo
 
-    def __init__(self, case: Case, place: Place, most_rows: int, rows_out: Tensor) -> None:
-        super().__init__(case, place, most_rows, rows_out)
-        self._link = self.transport(place)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        case, most_rows = self.case, self.case.most_rows
         pairs, back_words = case.batch * case.topk, case.hidden * case.torch_dtype.itemsize // 4
         self._row_words = case.hidden // 4 if case.quant_mode else back_words
         sent_words = self._row_words + bool(case.quant_mode)  # int8 rows have their scale behind them
@@ -158,7 +146,10 @@ class GlooAllToAllTuned(Method):
         words = row_ops.payload(inputs.x, inputs.expert_ids, None, None, case.quant_mode)
         torch.index_select(words, 0, order // case.topk, out=self._send)
         self._link.rows(self._receive[:count], self._send, received, sent)
-        source = _expert_major(table)
+        # Row i of expand_x arrived at place source[i]; table[s, l]: rows from source s for local expert l.
+        arrival = table.reshape(-1)
+        starts = (arrival.cumsum(0) - arrival).view_as(table)
+        source = row_ops.segments(table.t().reshape(-1), starts.t().reshape(-1))
         rows = self._rows[:count]
         torch.index_select(self._receive[:, : self._row_words], 0, source, out=rows)
         scales = None
@@ -166,25 +157,18 @@ class GlooAllToAllTuned(Method):
             words, picked = self._receive[:, self._row_words :], self._scales[:count]
             scales = torch.index_select(words, 0, source, out=picked).view(torch.float32).view(-1)
         expand_x = rows.view(torch.int8 if case.quant_mode else case.torch_dtype)
-        return Arrived(expand_x, scales, table.sum(0), _Sent(order, source, sent, received))
+        return Arrived(expand_x, scales, table.sum(0), (order, source, sent, received))
 
     def combine(self, rows: Tensor, inputs: Inputs, arrived: Arrived) -> Tensor:
-        way: _Sent = arrived.handle
-        count, pairs = sum(way.received), way.order.numel()
-        arrival = torch.empty_like(way.to_expert_major)
-        arrival[way.to_expert_major] = self._places[:count]
+        order, source, sent, received = arrived.handle
+        count = sum(received)
+        arrival = torch.empty_like(source)
+        arrival[source] = self._places[:count]
         torch.index_select(rows.view(torch.int32), 0, arrival, out=self._give_back[:count])
-        self._link.rows(self._got_back, self._give_back[:count], way.sent, way.received)
-        self._place_of[way.order] = self._places[:pairs]
+        self._link.rows(self._got_back, self._give_back[:count], sent, received)
+        self._place_of[order] = self._places[: order.numel()]
         weighted_sum(self._out, pointers(self._got_back, self._place_of), inputs.expert_scales)()
         return self._out
-
-
-def _expert_major(table: Tensor) -> Tensor:
-    """Row i of expand_x arrived at this place; ``table`` (W, L) rows from source s for local expert l."""
-    arrival = table.reshape(-1)
-    starts = (arrival.cumsum(0) - arrival).view_as(table)
-    return row_ops.segments(table.t().reshape(-1), starts.t().reshape(-1))
 
 
 class MpiAllToAllTuned(GlooAllToAllTuned):
