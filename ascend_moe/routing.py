@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from ascend_moe._torch_npu import call_torch_npu, on_npu
+from ascend_moe._torch_npu import npu_operator
 from ascend_moe.errors import ArgumentError
 
 SOFTMAX, SIGMOID = 0, 1
@@ -25,6 +25,7 @@ class _Groups(NamedTuple):
     mode: int = BY_MAX
 
 
+@npu_operator
 def npu_moe_gating_top_k(
     x: torch.Tensor,
     k: int,
@@ -68,9 +69,6 @@ def npu_moe_gating_top_k(
     has more than two experts, and renorm=1 depends on the version.
     """
     given = dict(locals())
-    if on_npu(x):
-        weights, ids, scores = call_torch_npu("npu_moe_gating_top_k", given.pop("x"), given.pop("k"), **given)
-        return weights, ids, scores
     for name in ("input_ids", "tid2eid"):
         if given[name] is not None:
             raise ArgumentError(f"{name} is not supported off the NPU; leave it out", argument=name)
@@ -92,6 +90,7 @@ def npu_moe_gating_top_k(
     return weights, ids.to(torch.int32), scores if out_flag else torch.zeros_like(scores)
 
 
+@npu_operator
 def npu_moe_gating_top_k_softmax(
     x: torch.Tensor, finished: torch.Tensor | None = None, k: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -113,9 +112,6 @@ def npu_moe_gating_top_k_softmax(
 
     Source: torch_npu ``npu_moe_gating_top_k_softmax``; NPU tensors go there.
     """
-    if on_npu(x):
-        weights, ids, rows = call_torch_npu("npu_moe_gating_top_k_softmax", x, finished=finished, k=k)
-        return weights, ids, rows
     _check_logits(x, (2, 3))
     experts, shape = x.shape[-1], (*x.shape[:-1], k)
     if not 0 <= k <= experts:
@@ -134,6 +130,7 @@ def npu_moe_gating_top_k_softmax(
     return weights.reshape(shape), ids.to(torch.int32).reshape(shape), rows.reshape(shape)
 
 
+@npu_operator
 def npu_moe_gating_top_k_softmax_v2(
     x: torch.Tensor,
     *,
@@ -158,12 +155,6 @@ def npu_moe_gating_top_k_softmax_v2(
 
     Source: torch_npu ``npu_moe_gating_top_k_softmax_v2``; NPU tensors go there.
     """
-    if on_npu(x):
-        weights, ids, softmax = call_torch_npu(
-            "npu_moe_gating_top_k_softmax_v2", x, k=k, finished=finished, renorm=renorm,
-            output_softmax=output_softmax,
-        )  # fmt: skip
-        return weights, ids, softmax
     if renorm not in (None, 0, 1):
         raise ArgumentError(f"renorm is {renorm}; it must be 0 or 1", argument="renorm")
     weights, ids, _ = npu_moe_gating_top_k_softmax(x, finished, k)

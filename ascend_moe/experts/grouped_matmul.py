@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from ascend_moe._torch_npu import call_torch_npu, compute_dtype, on_npu, resolve_dtype
+from ascend_moe._torch_npu import compute_dtype, npu_operator, on_npu, resolve_dtype
 from ascend_moe.errors import ArgumentError
 from ascend_moe.experts.groups import COUNTS, CUMSUM, PAIRS, Group, read_groups
 
@@ -47,6 +47,7 @@ class _Weights(NamedTuple):
     scale: list[torch.Tensor] | None
 
 
+@npu_operator
 def npu_grouped_matmul(
     x: Tensors,
     weight: Tensors,
@@ -104,8 +105,6 @@ def npu_grouped_matmul(
     given = dict(locals())
     if not isinstance(x, Sequence) or not isinstance(weight, Sequence) or len(x) == 0:
         raise ArgumentError("x and weight must be lists of tensors, x not empty", argument="x")
-    if on_npu(x[0]):
-        return list(call_torch_npu("npu_grouped_matmul", **given))
     for name in NPU_ONLY:
         if _is_set(given[name]):
             raise ArgumentError(f"{name} is not supported off the NPU; leave it out", argument=name)

@@ -9,12 +9,12 @@ code 0.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.nn.functional import silu
 
-from ascend_moe._torch_npu import call_torch_npu, compute_dtype, on_npu, resolve_dtype
+from ascend_moe._torch_npu import compute_dtype, npu_operator, resolve_dtype
 from ascend_moe.errors import ArgumentError
 from ascend_moe.experts.groups import COUNTS, CUMSUM, read_groups
 
@@ -34,6 +34,7 @@ def to_int8(values: torch.Tensor) -> torch.Tensor:
     return torch.nan_to_num(values, nan=0.0).round().clamp(-128, 127).to(torch.int8)
 
 
+@npu_operator
 def npu_dynamic_quant(
     input: torch.Tensor,
     *,
@@ -63,18 +64,6 @@ def npu_dynamic_quant(
 
     Source: torch_npu ``npu_dynamic_quant``; NPU tensors go there.
     """
-    if on_npu(input):
-        codes, scale = call_torch_npu(
-            "npu_dynamic_quant",
-            input,
-            smooth_scales=smooth_scales,
-            group_index=group_index,
-            dst_type=dst_type,
-            # Older versions have neither: pass them only where they differ from the default.
-            quant_mode=None if quant_mode == "pertoken" else quant_mode,
-            dst_type_max=dst_type_max or None,
-        )
-        return codes, scale
     if input.dim() < 2 or not input.is_floating_point():
         raise ArgumentError(
             f"input is {tuple(input.shape)} {input.dtype}; it must be at least 2-D and float",
@@ -147,6 +136,7 @@ def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return codes.transpose(-1, -2).contiguous(), scale
 
 
+@npu_operator
 def npu_swiglu(input: torch.Tensor, dim: int = -1) -> torch.Tensor:
     """``silu(first half) * second half`` along ``dim``; float32 inside, one rounding, differentiable.
 
@@ -162,9 +152,6 @@ def npu_swiglu(input: torch.Tensor, dim: int = -1) -> torch.Tensor:
 
     Source: torch_npu ``npu_swiglu``; NPU tensors go there.
     """
-    if on_npu(input):
-        result: torch.Tensor = call_torch_npu("npu_swiglu", input, dim=dim)
-        return result
     if not input.is_floating_point():
         raise ArgumentError(f"input is {input.dtype}; it must be bf16, fp16 or fp32", argument="input")
     if not -input.dim() <= dim < input.dim() or input.shape[dim] % 2 != 0:
@@ -180,6 +167,7 @@ def npu_swiglu(input: torch.Tensor, dim: int = -1) -> torch.Tensor:
 STATIC, DYNAMIC = 0, 1
 
 
+@npu_operator
 def npu_dequant_swiglu_quant(
     x: torch.Tensor,
     *,
@@ -226,20 +214,9 @@ def npu_dequant_swiglu_quant(
 
     Source: torch_npu ``npu_dequant_swiglu_quant``; NPU tensors go there.
     """
-    given = dict(locals())
-    if on_npu(x):
-        codes, scale = call_torch_npu("npu_dequant_swiglu_quant", given.pop("x"), **_for_npu(given))
-        return codes, scale
-    call = _Call(**given)
+    call = _Call(**locals())
     _check(call)
     return _run(call)
-
-
-def _for_npu(given: dict[str, Any]) -> dict[str, Any]:
-    # Older torch_npu versions lack the clamped forms: pass their parameters only where one is asked for.
-    if given["swiglu_mode"] == 0:
-        return {k: v for k, v in given.items() if k != "clamp_limit" and not k.startswith(("swiglu", "glu"))}
-    return given
 
 
 class _Call(NamedTuple):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from ascend_moe._torch_npu import call_torch_npu, on_npu
+from ascend_moe._torch_npu import npu_operator
 from ascend_moe.experts.quant import quantize_rows, to_int8
 from ascend_moe.vendor.checks import need, need_dims, need_dtype, need_only, need_shape, need_unset
 
@@ -22,6 +22,7 @@ _MAX_EXPERTS = 10240
 Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
+@npu_operator
 def npu_moe_init_routing(
     x: torch.Tensor, row_idx: torch.Tensor, expert_idx: torch.Tensor, active_num: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -43,9 +44,6 @@ def npu_moe_init_routing(
 
     Source: torch_npu ``npu_moe_init_routing``; NPU tensors go there.
     """
-    if on_npu(x):
-        rows, places, experts = call_torch_npu("npu_moe_init_routing", x, row_idx, expert_idx, active_num)
-        return rows, places, experts
     need_dims("x", x, 2)
     need_dims("expert_idx", expert_idx, 2)
     tokens, pairs = x.shape[0], expert_idx.numel()
@@ -66,6 +64,7 @@ def npu_moe_init_routing(
     return x[names[:used] % max(tokens, 1)], places, experts
 
 
+@npu_operator
 def npu_moe_compute_expert_tokens(
     sorted_expert_for_source_row: torch.Tensor, num_expert: int
 ) -> torch.Tensor:
@@ -85,9 +84,6 @@ def npu_moe_compute_expert_tokens(
     Source: torch_npu ``npu_moe_compute_expert_tokens``; NPU tensors go there.
     """
     experts = sorted_expert_for_source_row
-    if on_npu(experts):
-        result: torch.Tensor = call_torch_npu("npu_moe_compute_expert_tokens", experts, num_expert)
-        return result
     name = "sorted_expert_for_source_row"
     need_dims(name, experts, 1)
     need_dtype(name, experts, torch.int32)
@@ -123,6 +119,7 @@ class _Placed(NamedTuple):
     rows: int  # of expanded_x
 
 
+@npu_operator
 def npu_moe_init_routing_v2(
     x: torch.Tensor,
     expert_idx: torch.Tensor,
@@ -174,15 +171,6 @@ def npu_moe_init_routing_v2(
 
     Source: torch_npu ``npu_moe_init_routing_v2``; NPU tensors go there.
     """
-    if on_npu(x):
-        first, second, third, fourth = call_torch_npu(
-            "npu_moe_init_routing_v2", x, expert_idx, scale=scale, offset=offset, active_num=active_num,
-            expert_capacity=expert_capacity, expert_num=expert_num, drop_pad_mode=drop_pad_mode,
-            expert_tokens_num_type=expert_tokens_num_type, expert_tokens_num_flag=expert_tokens_num_flag,
-            quant_mode=quant_mode, active_expert_range=list(active_expert_range) or None,
-            row_idx_type=row_idx_type, x_dtype=x_dtype,
-        )  # fmt: skip
-        return first, second, third, fourth
     need_unset(x_dtype=x_dtype)
     need_only("quant_mode", quant_mode, UNQUANTISED, STATIC, DYNAMIC)
     need_only("drop_pad_mode", drop_pad_mode, 0, 1)
