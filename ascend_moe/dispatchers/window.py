@@ -11,7 +11,7 @@ from torch import Tensor
 from ascend_moe import ops
 from ascend_moe.comm import comm_name, window_empty
 from ascend_moe.dispatchers.base import Dispatched, Dispatcher, foreign
-from ascend_moe.dispatchers.status import default_group
+from ascend_moe.dispatchers.collective import default_group
 from ascend_moe.errors import ArgumentError
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ascend_moe._torch_npu import npu_operator
-from ascend_moe.vendor.checks import need, need_dims, need_dtype, need_only, need_shape
+from ascend_moe.errors import need, need_dims, need_dtype, need_only, need_shape
 
 BY_RANK, BY_TOKEN = 0, 1
 

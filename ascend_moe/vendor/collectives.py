@@ -17,10 +17,17 @@ import torch
 from ascend_moe import comm
 from ascend_moe._torch_npu import on_npu
 from ascend_moe.comm.communicator import timeout_s
-from ascend_moe.errors import ArgumentError, WindowTooSmall
+from ascend_moe.errors import (
+    ArgumentError,
+    WindowTooSmall,
+    need,
+    need_dtype,
+    need_only,
+    need_shape,
+    need_unset,
+)
 from ascend_moe.ops import calls
 from ascend_moe.ops.schemas import NAMESPACE
-from ascend_moe.vendor.checks import need, need_dtype, need_only, need_shape, need_unset
 
 _COMBINE_NORM = "npu_moe_distribute_combine_add_rms_norm"
 _COMBINE = "npu_moe_distribute_combine_v2"

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ascend_moe._torch_npu import resolve_dtype
-from ascend_moe.vendor.checks import need, need_dims, need_only, need_unset
+from ascend_moe.errors import need, need_dims, need_only, need_unset
 
 # ---- routing and the operators that wait for other ranks
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from ascend_moe._torch_npu import compute_dtype, npu_operator
-from ascend_moe.vendor.checks import need, need_dims, need_dtype, need_only, need_shape, need_unset
+from ascend_moe.errors import need, need_dims, need_dtype, need_only, need_shape, need_unset
 
 _INDEX_DTYPES = (torch.int32, torch.int64)
 

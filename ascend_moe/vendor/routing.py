@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 
 from ascend_moe._torch_npu import npu_operator
+from ascend_moe.errors import need, need_dims, need_dtype, need_only, need_shape, need_unset
 from ascend_moe.experts.quant import quantize_rows, to_int8
-from ascend_moe.vendor.checks import need, need_dims, need_dtype, need_only, need_shape, need_unset
 
 UNQUANTISED, STATIC, DYNAMIC = -1, 0, 1
 CUMSUM, COUNTS, PAIRS = 0, 1, 2

@@ -265,7 +265,8 @@ def _scaled_sum(x: Tensor, left: Tensor, right: Tensor, beta: Number, alpha: Num
     """``beta * x + alpha * left @ right``; with beta 0 x is not looked at, as in torch."""
     wide = compute_dtype(left.dtype) if left.is_floating_point() else left.dtype
     add: Any = {1: torch.addmv, 2: torch.addmm, 3: torch.baddbmm}[right.dim()]
-    return add(x.to(wide), left.to(wide), right.to(wide), beta=beta, alpha=alpha)
+    total: Tensor = add(x.to(wide), left.to(wide), right.to(wide), beta=beta, alpha=alpha)
+    return total
 
 
 def _rms_norm(x: Tensor, gamma: Tensor, epsilon: float, y: Tensor, rstd: Tensor) -> None:
