@@ -19,8 +19,6 @@ CUMSUM, COUNTS, PAIRS = 0, 1, 2
 GATHER, SCATTER = 0, 1
 _MAX_EXPERTS = 10240
 
-Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-
 
 @npu_operator
 def npu_moe_init_routing(
@@ -136,7 +134,7 @@ def npu_moe_init_routing_v2(
     active_expert_range: Sequence[int] = (),
     row_idx_type: int = GATHER,
     x_dtype: int | None = None,
-) -> Four:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Copy every token's row once for each of its active experts, in expert order; quantise on the way.
 
     Args:
