@@ -91,22 +91,10 @@ def npu_operator(function: Callable[P, R]) -> Callable[P, R]:
 
 
 # torch's ScalarType numbers: an `int?` argument receives a torch.dtype as such a number.
-_SCALAR_TYPES = {
-    1: torch.int8,
-    3: torch.int32,
-    5: torch.float16,
-    6: torch.float32,
-    15: torch.bfloat16,
-}
+_SCALAR_TYPES = {1: torch.int8, 3: torch.int32, 5: torch.float16, 6: torch.float32, 15: torch.bfloat16}
 # torch_npu's own numbers (torch_npu.int8 and friends) are ACL's aclDataType plus this offset.
 _NPU_OFFSET = 256
-_ACL_TYPES = {
-    0: torch.float32,
-    1: torch.float16,
-    2: torch.int8,
-    3: torch.int32,
-    27: torch.bfloat16,
-}
+_ACL_TYPES = {0: torch.float32, 1: torch.float16, 2: torch.int8, 3: torch.int32, 27: torch.bfloat16}
 
 
 def resolve_dtype(value: torch.dtype | int | None, argument: str) -> torch.dtype | None:

@@ -9,7 +9,8 @@ code 0.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import silu
@@ -195,33 +196,12 @@ def npu_dequant_swiglu_quant(
 
     Source: torch_npu ``npu_dequant_swiglu_quant``; NPU tensors go there.
     """
-    call = _Call(**locals())
+    call = SimpleNamespace(**locals())
     _check(call)
     return _run(call)
 
 
-class _Call(NamedTuple):
-    """The arguments of one call."""
-
-    x: torch.Tensor
-    weight_scale: torch.Tensor | None
-    activation_scale: torch.Tensor | None
-    bias: torch.Tensor | None
-    quant_scale: torch.Tensor | None
-    quant_offset: torch.Tensor | None
-    group_index: torch.Tensor | None
-    activate_left: bool
-    quant_mode: int
-    dst_type: torch.dtype | int | None
-    round_mode: int | None
-    activate_dim: int | None
-    swiglu_mode: int
-    clamp_limit: float
-    glu_alpha: float
-    glu_bias: float
-
-
-def _check(call: _Call) -> None:
+def _check(call: Any) -> None:
     x, grouped = call.x, call.group_index is not None
     integer = x.dtype == torch.int32
     static = call.quant_mode == STATIC
@@ -253,7 +233,7 @@ def _check(call: _Call) -> None:
             raise ArgumentError(f"{argument} is {shown}: {rule}", argument=argument)
 
 
-def _run(call: _Call) -> tuple[torch.Tensor, torch.Tensor]:
+def _run(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
     width, rows = call.x.shape[-1], call.x.shape[:-1].numel()
     total, groups = rows, _Groups(1, None)
     if call.group_index is not None:
@@ -293,7 +273,7 @@ class _Groups(NamedTuple):
         return parameter if self.owner is None else parameter[self.owner]
 
 
-def _dequantise(call: _Call, x: torch.Tensor, groups: _Groups) -> torch.Tensor:
+def _dequantise(call: Any, x: torch.Tensor, groups: _Groups) -> torch.Tensor:
     if call.weight_scale is None:
         return x.float()
     width = x.shape[1]
@@ -310,7 +290,7 @@ def _dequantise(call: _Call, x: torch.Tensor, groups: _Groups) -> torch.Tensor:
     return values + bias.float() if bias is not None and bias.is_floating_point() else values
 
 
-def _activate(call: _Call, values: torch.Tensor) -> torch.Tensor:
+def _activate(call: Any, values: torch.Tensor) -> torch.Tensor:
     if call.swiglu_mode == 1:
         gate, up = values[:, ::2], values[:, 1::2]
     else:
@@ -319,10 +299,11 @@ def _activate(call: _Call, values: torch.Tensor) -> torch.Tensor:
     if call.swiglu_mode == 0:
         return silu(gate) * up
     gate, up = gate.clamp(max=call.clamp_limit), up.clamp(-call.clamp_limit, call.clamp_limit)
-    return gate * torch.sigmoid(call.glu_alpha * gate) * (up + call.glu_bias)
+    activated: torch.Tensor = gate * torch.sigmoid(call.glu_alpha * gate) * (up + call.glu_bias)
+    return activated
 
 
-def _quantise(call: _Call, values: torch.Tensor, groups: _Groups) -> tuple[torch.Tensor, torch.Tensor]:
+def _quantise(call: Any, values: torch.Tensor, groups: _Groups) -> tuple[torch.Tensor, torch.Tensor]:
     width, static = values.shape[1], call.quant_mode == STATIC
     scale = None
     if call.quant_scale is not None:

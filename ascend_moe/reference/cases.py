@@ -116,7 +116,7 @@ class Case:
             batch=global_bs // world or int(x.shape[0]),
             dtype=next(name for name, dtype in DTYPES.items() if dtype == x.dtype),
             width=int(x.shape[1]),
-            batches=tuple(int(one.x.shape[0]) for one in inputs) if global_bs else "equal",
+            batches=tuple(int(entry.x.shape[0]) for entry in inputs) if global_bs else "equal",
             given=tuple(inputs),
             **attributes,
         )

@@ -8,6 +8,7 @@ gives the same numbers on every run. They are not the numbers of a device.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -25,85 +26,53 @@ aten = torch.ops.aten
 
 # ---- element by element. A star: there is an in-place form too.
 
-_ELEMENTWISE: Table = {
-    "Abs": torch.abs,
-    "Neg": torch.neg,
-    "Sign": torch.sign,
-    "Exp*": torch.exp,
-    "Exp2*": torch.exp2,
-    "Expm1*": torch.expm1,
-    "Log*": torch.log,
-    "Log2*": torch.log2,
-    "Log10*": torch.log10,
-    "Log1p*": torch.log1p,
-    "Sqrt*": torch.sqrt,
-    "Rsqrt*": torch.rsqrt,
-    "Reciprocal*": torch.reciprocal,
-    "Sigmoid*": torch.sigmoid,
+# torch's function has the same name: LogicalNot is torch.logical_not.
+_SAME_NAME = """
+    Abs Neg Sign Exp* Exp2* Expm1* Log* Log2* Log10* Log1p* Sqrt* Rsqrt* Reciprocal* Sigmoid* Relu* Tanh* Erf*
+    Sin* Cos* Floor* Ceil* Round Trunc Signbit LogicalNot* BitwiseNot NanToNum*
+    Mul* Div* FloorDivide* Atan2* Maximum Minimum ClampMin ClampMax* LogicalAnd* LogicalOr* LogicalXor Clamp
+    Lerp* Max Min Median IndexSelect Cat Stack Flip Roll Tril* Triu* Bincount
+"""
+# torch has one function for all kinds of operands, which these names have behind.
+_KINDS = {
+    "Eq Ne Lt Le Gt Ge BitwiseAnd BitwiseXor": "Tensor* Scalar*",
+    "BitwiseOr Fmod": "Tensor Scalar",
+    "Remainder Pow": "TensorTensor* TensorScalar* ScalarTensor",
+    "ClampMin ClampMax": "Tensor*",
+    "Clamp": "Tensor",
+}
+
+
+def _torch_function(name: str) -> Callable[..., Any]:
+    function: Callable[..., Any] = getattr(torch, re.sub(r"(?<!^)([A-Z])", r"_\1", name.rstrip("*")).lower())
+    return function
+
+
+_ELEMENTWISE: Table = {name: _torch_function(name) for name in _SAME_NAME.split()} | {
+    name + kind: _torch_function(name)
+    for names, kinds in _KINDS.items()
+    for name in names.split()
+    for kind in kinds.split()
+}
+_ELEMENTWISE |= {
     "Silu": functional.silu,
-    "Relu*": torch.relu,
-    "Tanh*": torch.tanh,
-    "Erf*": torch.erf,
-    "Sin*": torch.sin,
-    "Cos*": torch.cos,
-    "Floor*": torch.floor,
-    "Ceil*": torch.ceil,
-    "Round": torch.round,
-    "Trunc": torch.trunc,
     "Gelu": functional.gelu,
+    "Softplus": functional.softplus,
     "IsFinite": torch.isfinite,
     "IsPosInf": torch.isposinf,
     "IsNegInf": torch.isneginf,
-    "Signbit": torch.signbit,
-    "LogicalNot*": torch.logical_not,
-    "BitwiseNot": torch.bitwise_not,
     "RoundDecimals*": lambda x, decimals: torch.round(x, decimals=decimals),
-    "NanToNum*": torch.nan_to_num,
-    "Softplus": functional.softplus,
-    # two inputs: the right one is a tensor or a number
     "Add*": lambda x, other, alpha: torch.add(x, other, alpha=alpha),
     "Sub*": lambda x, other, alpha: torch.sub(x, other, alpha=alpha),
     "Rsub": lambda x, other, alpha: torch.rsub(x, other, alpha=alpha),
-    "Mul*": torch.mul,
-    "Div*": torch.div,
     "DivMod*": lambda x, other, mode: torch.div(x, other, rounding_mode=(None, "trunc", "floor")[mode]),
-    "FloorDivide*": torch.floor_divide,
-    "RemainderTensorTensor*": torch.remainder,
-    "RemainderTensorScalar*": torch.remainder,
-    "RemainderScalarTensor": torch.remainder,
-    "FmodTensor": torch.fmod,
-    "FmodScalar": torch.fmod,
-    "PowTensorTensor*": torch.pow,
-    "PowTensorScalar*": torch.pow,
-    "PowScalarTensor": torch.pow,
-    "Atan2*": torch.atan2,
-    "Maximum": torch.maximum,
-    "Minimum": torch.minimum,
-    "ClampMin": torch.clamp_min,
-    "ClampMax*": torch.clamp_max,
-    "ClampMinTensor*": torch.clamp_min,
-    "ClampMaxTensor*": torch.clamp_max,
-    "LogicalAnd*": torch.logical_and,
-    "LogicalOr*": torch.logical_or,
-    "LogicalXor": torch.logical_xor,
-    "BitwiseAndTensor*": torch.bitwise_and,
-    "BitwiseAndScalar*": torch.bitwise_and,
-    "BitwiseOrTensor": torch.bitwise_or,
-    "BitwiseOrScalar": torch.bitwise_or,
-    "BitwiseXorTensor*": torch.bitwise_xor,
-    "BitwiseXorScalar*": torch.bitwise_xor,
     "LeftShift": torch.bitwise_left_shift,
     "LeftShifts": torch.bitwise_left_shift,
     "RightShift": torch.bitwise_right_shift,
     "Equal": lambda x, other: torch.tensor([torch.equal(x, other)]),
     "IsClose": lambda x, other, rtol, atol, nan: torch.isclose(x, other, rtol, atol, bool(nan)),
-    # three inputs
-    "Clamp": torch.clamp,
-    "ClampTensor": torch.clamp,
-    "Lerp*": torch.lerp,
     "Addcmul*": lambda x, left, right, value: torch.addcmul(x, left, right, value=value),
     "Addcdiv*": lambda x, left, right, value: torch.addcdiv(x, left, right, value=value),
-    # backward passes
     "SigmoidBackward": aten.sigmoid_backward,
     "TanhBackward": aten.tanh_backward,
     "SiluBackward": aten.silu_backward,
@@ -113,9 +82,6 @@ _ELEMENTWISE: Table = {
 # The forms with a number on the right have an s behind.
 for _name in ("Add*", "Sub*", "Rsub", "Mul*", "Div*", "DivMod*", "FloorDivide*", "Lerp*"):
     _ELEMENTWISE[_name.replace("*", "") + "s" + "*" * _name.endswith("*")] = _ELEMENTWISE[_name]
-for _name in ("Eq", "Ne", "Lt", "Le", "Gt", "Ge"):
-    for _kind in ("Tensor*", "Scalar*"):
-        _ELEMENTWISE[_name + _kind] = getattr(torch, _name.lower())
 
 
 # ---- sums, extremes, scans, softmax, sorting
@@ -149,9 +115,6 @@ _REDUCTIONS: Table = {
     "Mean": lambda x, dims, keep, dtype: torch.mean(x, _dims(x, dims), bool(keep), dtype=DTYPES[dtype]),
     "Prod": lambda x, dtype: torch.prod(x, dtype=DTYPES[dtype]),
     "ProdDim": lambda x, dim, keep, dtype: torch.prod(x, dim, bool(keep), dtype=DTYPES[dtype]),
-    "Max": torch.max,
-    "Min": torch.min,
-    "Median": torch.median,
     "Amax": _over_dims(torch.amax),
     "Amin": _over_dims(torch.amin),
     "ArgMax": _over_dim(torch.argmax),
@@ -224,7 +187,6 @@ def _histc(x: Tensor, bins: int, low: Number, high: Number) -> Tensor:
 
 _SELECTIONS: Table = {
     "SWhere": torch.where,
-    "IndexSelect": torch.index_select,
     "IndexAdd": lambda x, dim, index, source, alpha: torch.index_add(x, dim, index, source, alpha=alpha),
     "IndexFill*": lambda x, dim, index, value: x.index_fill(dim, index.long(), value),
     "Gather": lambda x, dim, index: torch.gather(x, dim, index.long()),
@@ -236,12 +198,6 @@ _SELECTIONS: Table = {
     "EmbeddingDenseBackward": lambda grad, indices, rows, padding, by_frequency: (
         aten.embedding_dense_backward(grad, indices.long(), rows, padding, bool(by_frequency))
     ),
-    "Cat": torch.cat,
-    "Stack": torch.stack,
-    "Flip": torch.flip,
-    "Roll": torch.roll,
-    "Tril*": torch.tril,
-    "Triu*": torch.triu,
     "Repeat": lambda x, repeats: x.repeat(repeats),
     "RepeatInterleave": lambda x, repeats, size: torch.repeat_interleave(x, repeats),
     "RepeatInterleaveInt": lambda x, repeats, size: torch.repeat_interleave(x, repeats),
@@ -249,7 +205,6 @@ _SELECTIONS: Table = {
     "RepeatInterleaveIntWithDim": lambda x, repeats, dim, size: torch.repeat_interleave(x, repeats, dim),
     "RepeatInterleaveTensor": lambda repeats, size: torch.repeat_interleave(repeats),
     "OneHot": _one_hot,
-    "Bincount": torch.bincount,
     "Histc": _histc,
     "Cast": lambda x, dtype: x,  # writing the result converts it
 }
