@@ -106,10 +106,13 @@ def grouped_mlp(
         )
     else:
         scales = scales._replace(dynamic=scales.dynamic.reshape(rows)[:used])
+        if output_dtype is None:
+            halves = (torch.bfloat16, torch.float16)
+            output_dtype = scales.down.dtype if scales.down.dtype in halves else torch.bfloat16
         hidden, scale = _w8a8_hidden(multiply, x, w_gate_up, counts, weights, scales)
         y = grouped_matmul_out(
             target, hidden, w_down, expert_token_nums, group_list_type,
-            scale=scales.down, per_token_scale=scale, output_dtype=_w8a8_dtype(output_dtype, scales),
+            scale=scales.down, per_token_scale=scale, output_dtype=output_dtype,
         )  # fmt: skip
     if out is not None:
         return out
@@ -185,9 +188,3 @@ def _w8a8_hidden(
         # A weight of a row passes through the linear down product, so the row's scale can carry it.
         hidden_scale = hidden_scale * weights
     return hidden, hidden_scale
-
-
-def _w8a8_dtype(output_dtype: torch.dtype | int | None, scales: _Scales) -> torch.dtype | int:
-    if output_dtype is not None:
-        return output_dtype
-    return scales.down.dtype if scales.down.dtype in (torch.bfloat16, torch.float16) else torch.bfloat16

@@ -199,15 +199,14 @@ def _npu_distribute_barrier(
     """
     need_unset(elastic_info=elastic_info)
     place = comm.place(group)
-    rule = f"of {group!r} names no live communicator: use ascend_moe.comm_name(process_group)"
     if place is None:
-        need(False, "group", rule)
-        raise AssertionError  # need has raised
+        text = f"group of {group!r} names no live communicator: use ascend_moe.comm_name(process_group)"
+        raise ArgumentError(text, argument="group")
     world, rank = place
     need(world_size == world, "world_size", f"is {world_size} but group {group!r} has {world} ranks")
     if rank is None:
-        need(False, "group", f"of {group!r} is a LocalCluster's: call it in the thread of a rank")
-        raise AssertionError  # need has raised
+        text = f"group of {group!r} is a LocalCluster's: call it in the thread of a rank"
+        raise ArgumentError(text, argument="group")
     if on_npu(x_ref):
         need(time_out is None, "time_out", "is kept on the CPU only: set ASCEND_MOE_TIMEOUT_S instead")
         rows = x_ref.new_empty((0, _HIDDEN), dtype=torch.bfloat16)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from ascend_moe._torch_npu import npu_operator, resolve_dtype
-from ascend_moe.errors import need, need_dims, need_dtype, need_only, need_shape, need_unset
+from ascend_moe.errors import ArgumentError, need, need_dims, need_dtype, need_only, need_shape, need_unset
 from ascend_moe.experts.grouped_matmul import npu_grouped_matmul
 from ascend_moe.experts.groups import COUNTS, CUMSUM, as_counts, read_groups
 from ascend_moe.experts.quant import DYNAMIC, npu_dequant_swiglu_quant
@@ -208,9 +208,8 @@ def npu_grouped_matmul_finalize_routing(
     list_type = COUNTS if group_list_type is None else group_list_type
     need_only("group_list_type", list_type, CUMSUM, COUNTS)
     if scale is None or row_index is None:
-        need(scale is not None, "scale", "is missing; off the NPU it is needed")
-        need(row_index is not None, "row_index", "is missing; off the NPU it is needed")
-        raise AssertionError  # one of the two has raised
+        name = "scale" if scale is None else "row_index"
+        raise ArgumentError(f"{name} is missing; off the NPU it is needed", argument=name)
     scale = scale.squeeze(1) if scale.dim() == 3 and scale.shape[1] == 1 else scale
     _check_product(x, w, scale, "w", "scale")
     rows = x.shape[0]

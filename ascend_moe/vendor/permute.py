@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from ascend_moe._torch_npu import compute_dtype, npu_operator
-from ascend_moe.errors import need, need_dims, need_dtype, need_only, need_shape, need_unset
+from ascend_moe.errors import ArgumentError, need, need_dims, need_dtype, need_only, need_shape, need_unset
 
 _INDEX_DTYPES = (torch.int32, torch.int64)
 
@@ -198,8 +198,7 @@ def _experts(
     need(bias.shape[1] == hidden, "bias", f"is {tuple(bias.shape)}; its rows must have {hidden} elements")
     name = "export_for_source_row"
     if experts is None:
-        need(False, name, "is missing: bias needs it")
-        raise AssertionError  # need has raised
+        raise ArgumentError(f"{name} is missing: bias needs it", argument=name)
     need_shape(name, experts, shape)
     inside = bool(((experts >= 0) & (experts < bias.shape[0])).all())
     need(inside, name, f"must hold experts 0..{bias.shape[0] - 1}, the rows of bias")
