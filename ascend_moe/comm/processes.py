@@ -143,17 +143,17 @@ class Peer:
         self.sock = sock
         self.watch = PeerWatch(sock)
         self.base = 0  # of its window, 0 also when that could not be mapped
-        self.said: dict[bytes, bytes] = {}  # by word, the digest that came with it
+        self.heard: dict[bytes, bytes] = {}  # by word, the digest that came with it
         self.gone = False
 
     @property
     def answered(self) -> bool:
-        return WINDOW in self.said
+        return WINDOW in self.heard
 
     @property
     def over(self) -> bool:
         """Its opening has completed, or has been given up: it will say no more."""
-        return LEFT in self.said or DONE in self.said
+        return LEFT in self.heard or DONE in self.heard
 
     def read(self) -> None:
         """Takes in every word that has come, and whether the peer is still there; maps its window."""
@@ -164,7 +164,7 @@ class Peer:
                 if not text:
                     return
                 word, _, digest = text.partition(b" ")
-                self.said[word] = digest
+                self.heard[word] = digest
                 for fd in fds:
                     # Reading a window that is smaller than its post says would fault.
                     if not self.base and os.fstat(fd).st_size == self.total:
@@ -412,9 +412,9 @@ class Opening:
         if not self.digest:
             return False
         peers = self.peers.values()
-        if any(peer.said.get(DONE) == self.digest for peer in peers):
+        if any(peer.heard.get(DONE) == self.digest for peer in peers):
             return True
-        ready = [peer for peer in peers if peer.said.get(READY) == self.digest and not peer.over]
+        ready = [peer for peer in peers if peer.heard.get(READY) == self.digest and not peer.over]
         return len(ready) == self.world - 1
 
     def _say(self, word: bytes) -> None:
@@ -535,7 +535,7 @@ class Opening:
         process = describe_process(post.visible_pid)
         stopped = "is stopped" in process
         if peer is not None:
-            if peer.answered and peer.said.get(READY, b"") == self.digest and not stopped:
+            if peer.answered and peer.heard.get(READY, b"") == self.digest and not stopped:
                 return None
             state = "is not ready" if peer.answered else "does not answer"
             return int(not stopped), rank, f"{state}, {process}"

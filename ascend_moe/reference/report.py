@@ -55,11 +55,11 @@ def validate(
     if quantised and expected.dynamic_scales is None:
         raise ValueError("quantised outputs cannot be compared with an unquantised reference")
     between = 0 < ranks_per_server < len(expected.rows_sent)
-    found = _dispatch_differences(plain, expected, rank, contract, exact_shapes, between)
+    differences = _dispatch_differences(plain, expected, rank, contract, exact_shapes, between)
     size = f"{expected.expand_x.shape[0]} rows"
     if between and contract == "v2":
         size += f"; several servers: {_THIRD['v2']} as expand_idx, not as triples"
-    return _finish(op, rank, found, size)
+    return _finish(op, rank, differences, size)
 
 
 def _on_cpu(outputs: object) -> object:
@@ -70,12 +70,12 @@ def _on_cpu(outputs: object) -> object:
     return outputs
 
 
-def _finish(op: str, rank: int, found: list[str], size: str) -> Report:
+def _finish(op: str, rank: int, differences: list[str], size: str) -> Report:
     head = f"{op} on rank {rank}"
-    if not found:
+    if not differences:
         return Report(True, f"{head}: equal to the reference, bit for bit ({size})")
-    lines = [f"{head}: {found[0]}"] + [f"  also {sentence}" for sentence in found[1:]]
-    return Report(False, "\n".join(lines), tuple(found))
+    lines = [f"{head}: {differences[0]}"] + [f"  also {sentence}" for sentence in differences[1:]]
+    return Report(False, "\n".join(lines), tuple(differences))
 
 
 def _dispatch_differences(
@@ -219,15 +219,15 @@ class Places:
 
     def triple(self, got: torch.Tensor, want: torch.Tensor, i: int) -> str:
         row = i // 3
-        found = got[3 * row : 3 * row + 3].tolist()
+        given = got[3 * row : 3 * row + 3].tolist()
         hint = ""
-        if found in self.triples:
-            other = self.triples.index(found)
+        if given in self.triples:
+            other = self.triples.index(given)
             hint = f"; that is the triple of row {other} {self._place(other)}"
         wrong = int(differing(got, want).reshape(-1, 3).any(axis=1).sum())
         return (
             f"assist_info_for_combine, the triple of row {row} {self._place(row)}: expected (source rank, "
-            f"token, k) = {tuple(self.triples[row])}, got {tuple(found)}; "
+            f"token, k) = {tuple(self.triples[row])}, got {tuple(given)}; "
             f"{wrong} of {len(self.triples)} triples differ{hint}"
         )
 
