@@ -9,7 +9,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import TypeVar
 
 from ascend_moe.comm.communicator import (
@@ -148,9 +147,7 @@ class LocalCluster:
         _entered[self.name] = self
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         _entered.pop(self.name, None)
         with self.changed:
             self._left_open = bool(self._active)
