@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 from ascend_moe.errors import ArgumentError, LibraryError
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def on_npu(tensor: torch.Tensor) -> bool:
@@ -64,23 +70,31 @@ def call_torch_npu(name: str, *args: Any, **kwargs: Any) -> Any:
     return operator(*args, **{key: value for key, value in kwargs.items() if value is not None})
 
 
+def npu_operator(function: Callable[P, R]) -> Callable[P, R]:
+    """Makes ``function`` torch_npu's operator of the same name where its first argument is on an NPU.
+
+    The call goes there unchecked and as it was written: what the caller left out, torch_npu decides.
+    """
+    name = next(iter(inspect.signature(function).parameters))
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        first: Any = args[0] if args else kwargs.get(name)
+        if isinstance(first, (list, tuple)) and first:
+            first = first[0]
+        if isinstance(first, torch.Tensor) and on_npu(first):
+            result: R = call_torch_npu(function.__name__, *args, **kwargs)
+            return result
+        return function(*args, **kwargs)
+
+    return run
+
+
 # torch's ScalarType numbers: an `int?` argument receives a torch.dtype as such a number.
-_SCALAR_TYPES = {
-    1: torch.int8,
-    3: torch.int32,
-    5: torch.float16,
-    6: torch.float32,
-    15: torch.bfloat16,
-}
+_SCALAR_TYPES = {1: torch.int8, 3: torch.int32, 5: torch.float16, 6: torch.float32, 15: torch.bfloat16}
 # torch_npu's own numbers (torch_npu.int8 and friends) are ACL's aclDataType plus this offset.
 _NPU_OFFSET = 256
-_ACL_TYPES = {
-    0: torch.float32,
-    1: torch.float16,
-    2: torch.int8,
-    3: torch.int32,
-    27: torch.bfloat16,
-}
+_ACL_TYPES = {0: torch.float32, 1: torch.float16, 2: torch.int8, 3: torch.int32, 27: torch.bfloat16}
 
 
 def resolve_dtype(value: torch.dtype | int | None, argument: str) -> torch.dtype | None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ascend_moe.dispatchers.base import Dispatched, Dispatcher
-from ascend_moe.errors import ArgumentError
+from ascend_moe.errors import need
 from ascend_moe.experts import grouped_mlp, quantize_weight
 from ascend_moe.routing import deepseek_v2, deepseek_v3, softmax_topk
 
@@ -50,29 +50,18 @@ class MoEConfig:
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "moe_intermediate_size", "num_experts", "top_k", "n_group", "topk_group"):
-            if getattr(self, name) < 1:
-                raise ArgumentError(f"{name} is {getattr(self, name)}; need at least 1", argument=name)
-        if self.router not in ROUTERS:
-            raise ArgumentError(f"router is {self.router!r}; need one of {ROUTERS}", argument="router")
-        if self.num_experts % self.n_group or self.topk_group > self.n_group:
-            raise ArgumentError(
-                f"n_group is {self.n_group} and topk_group {self.topk_group}; n_group must divide the "
-                f"{self.num_experts} experts and topk_group be at most n_group",
-                argument="n_group",
-            )
+            need(getattr(self, name) >= 1, name, f"is {getattr(self, name)}; need at least 1")
+        need(self.router in ROUTERS, "router", f"is {self.router!r}; need one of {ROUTERS}")
+        divides = self.num_experts % self.n_group == 0 and self.topk_group <= self.n_group
+        rule = f"is {self.n_group} and topk_group {self.topk_group}; n_group must divide the "
+        rule += f"{self.num_experts} experts and topk_group be at most n_group"
+        need(divides, "n_group", rule)
         choice = self.num_experts // self.n_group * self.topk_group
-        if self.top_k > choice:
-            raise ArgumentError(
-                f"top_k is {self.top_k}, but a token chooses from {choice} experts", argument="top_k"
-            )
-        if self.shared_intermediate_size < 0 or (
-            self.shared_expert_gate and not self.shared_intermediate_size
-        ):
-            raise ArgumentError(
-                f"shared_intermediate_size is {self.shared_intermediate_size}; need at least 0, and "
-                "more than 0 with shared_expert_gate",
-                argument="shared_intermediate_size",
-            )
+        rule = f"is {self.top_k}, but a token chooses from {choice} experts"
+        need(self.top_k <= choice, "top_k", rule)
+        shared = self.shared_intermediate_size
+        rule = f"is {shared}; need at least 0, and more than 0 with shared_expert_gate"
+        need(shared >= int(self.shared_expert_gate), "shared_intermediate_size", rule)
 
 
 class MoELayer(nn.Module):
@@ -107,12 +96,9 @@ class MoELayer(nn.Module):
         global_bs: int = 0,
     ) -> None:
         super().__init__()
-        if dispatcher.num_experts != config.num_experts:
-            raise ArgumentError(
-                f"dispatcher has {dispatcher.num_experts} experts, the config {config.num_experts}; "
-                "build it with the config's num_experts",
-                argument="dispatcher",
-            )
+        rule = f"has {dispatcher.num_experts} experts, the config {config.num_experts}; "
+        rule += "build it with the config's num_experts"
+        need(dispatcher.num_experts == config.num_experts, "dispatcher", rule)
         self.config = config
         self.dispatcher = dispatcher
         self.dtype = dtype
@@ -192,10 +178,8 @@ class MoELayer(nn.Module):
             Other errors: as the dispatcher raises them.
         """
         hidden = self.config.hidden_size
-        if x.dim() < 1 or x.size(-1) != hidden or x.dtype != self.dtype:
-            raise ArgumentError(
-                f"x is {tuple(x.shape)} {x.dtype}; need (..., {hidden}) {self.dtype}", argument="x"
-            )
+        fits = x.dim() >= 1 and x.size(-1) == hidden and x.dtype == self.dtype
+        need(fits, "x", f"is {tuple(x.shape)} {x.dtype}; need (..., {hidden}) {self.dtype}")
         tokens = x.reshape(-1, hidden)
         mask = self._flat_mask(x_active_mask, tokens.size(0))
         weights, ids = self.route(tokens)
@@ -221,15 +205,8 @@ class MoELayer(nn.Module):
         logits = functional.linear(tokens.float(), self.gate_weight)
         if config.router == "deepseek_v3":
             assert self.gate_bias is not None
-            return deepseek_v3(
-                logits,
-                self.gate_bias,
-                config.top_k,
-                config.n_group,
-                config.topk_group,
-                config.renormalize,
-                config.routed_scaling_factor,
-            )
+            groups, scaling = (config.n_group, config.topk_group), config.routed_scaling_factor
+            return deepseek_v3(logits, self.gate_bias, config.top_k, *groups, config.renormalize, scaling)
         if config.n_group == 1:
             weights, ids = softmax_topk(logits, config.top_k, config.renormalize)
         else:
@@ -242,14 +219,13 @@ class MoELayer(nn.Module):
     def run_experts(self, sent: Dispatched) -> Tensor:
         """The expert MLP over dispatched rows: (>= n, H) in the layer's dtype."""
         out = self.dispatcher.empty_expert_out(sent, self.dtype)
-        if self.quant_mode == 0:
-            return grouped_mlp(sent.expand_x, self.w_gate_up, self.w_down, sent.expert_token_nums, out=out)
+        quantised = self.quant_mode != 0
         return grouped_mlp(
             sent.expand_x,
             self.w_gate_up,
             self.w_down,
             sent.expert_token_nums,
-            dynamic_scales=sent.dynamic_scales,
+            dynamic_scales=sent.dynamic_scales if quantised else None,
             w_gate_up_scale=self.w_gate_up_scale,
             w_down_scale=self.w_down_scale,
             output_dtype=self.dtype,
@@ -279,12 +255,9 @@ class MoELayer(nn.Module):
         topk = self.config.top_k
         if mask.numel() == bs * topk and mask.dim() > 1 and mask.size(-1) == topk:
             return mask.reshape(bs, topk)
-        if mask.numel() == bs:
-            return mask.reshape(bs)
-        raise ArgumentError(
-            f"x_active_mask is {tuple(mask.shape)}; need one value a token ({bs}) or a pair ({bs}, {topk})",
-            argument="x_active_mask",
-        )
+        rule = f"is {tuple(mask.shape)}; need one value a token ({bs}) or a pair ({bs}, {topk})"
+        need(mask.numel() == bs, "x_active_mask", rule)
+        return mask.reshape(bs)
 
 
 def _add_shared(out: Tensor, shared: Tensor, mask: Tensor | None) -> Tensor:

@@ -11,7 +11,6 @@ group's name: ``group_ep = ascend_moe.comm_name(process_group)``.
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any
 
 from ._torch_npu import import_torch_npu
@@ -106,9 +105,7 @@ class TorchNpuPatch:
     def __enter__(self) -> TorchNpuPatch:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.undo()
 
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import torch
 
-from ascend_moe._torch_npu import call_torch_npu, on_npu
-from ascend_moe.errors import ArgumentError
+from ascend_moe._torch_npu import npu_operator
+from ascend_moe.errors import ArgumentError, need, need_unset
 
 SOFTMAX, SIGMOID = 0, 1
 BY_MAX, BY_TOP2_SUM = 0, 1
@@ -25,6 +25,7 @@ class _Groups(NamedTuple):
     mode: int = BY_MAX
 
 
+@npu_operator
 def npu_moe_gating_top_k(
     x: torch.Tensor,
     k: int,
@@ -67,22 +68,13 @@ def npu_moe_gating_top_k(
     Source: torch_npu ``npu_moe_gating_top_k``; NPU tensors go there, and there E is at most 2048, a group
     has more than two experts, and renorm=1 depends on the version.
     """
-    given = dict(locals())
-    if on_npu(x):
-        weights, ids, scores = call_torch_npu("npu_moe_gating_top_k", given.pop("x"), given.pop("k"), **given)
-        return weights, ids, scores
-    for name in ("input_ids", "tid2eid"):
-        if given[name] is not None:
-            raise ArgumentError(f"{name} is not supported off the NPU; leave it out", argument=name)
+    need_unset(input_ids=input_ids, tid2eid=tid2eid)
     _check_logits(x, (2,))
-    if bias is not None and (tuple(bias.shape) != (x.shape[1],) or bias.dtype != x.dtype):
-        raise ArgumentError(
-            f"bias is {tuple(bias.shape)} {bias.dtype}; it must be {(x.shape[1],)} {x.dtype}, as x is",
-            argument="bias",
-        )
-    for name in ("renorm", "norm_type"):
-        if given[name] not in (0, 1):
-            raise ArgumentError(f"{name} is {given[name]}; it must be 0 or 1", argument=name)
+    if bias is not None:
+        rule = f"is {tuple(bias.shape)} {bias.dtype}; it must be {(x.shape[1],)} {x.dtype}, as x is"
+        need(tuple(bias.shape) == (x.shape[1],) and bias.dtype == x.dtype, "bias", rule)
+    for name, value in (("renorm", renorm), ("norm_type", norm_type)):
+        need(value in (0, 1), name, f"is {value}; it must be 0 or 1")
     groups = _Groups(group_count, k_group, group_select_mode)
     _check_choice(x.shape[1], k, groups)
     scores = _normalise(x, norm_type)
@@ -92,6 +84,7 @@ def npu_moe_gating_top_k(
     return weights, ids.to(torch.int32), scores if out_flag else torch.zeros_like(scores)
 
 
+@npu_operator
 def npu_moe_gating_top_k_softmax(
     x: torch.Tensor, finished: torch.Tensor | None = None, k: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -113,18 +106,12 @@ def npu_moe_gating_top_k_softmax(
 
     Source: torch_npu ``npu_moe_gating_top_k_softmax``; NPU tensors go there.
     """
-    if on_npu(x):
-        weights, ids, rows = call_torch_npu("npu_moe_gating_top_k_softmax", x, finished=finished, k=k)
-        return weights, ids, rows
     _check_logits(x, (2, 3))
     experts, shape = x.shape[-1], (*x.shape[:-1], k)
-    if not 0 <= k <= experts:
-        raise ArgumentError(f"k is {k}; it must be 0..{experts}, the number of experts", argument="k")
-    if finished is not None and (finished.shape != x.shape[:-1] or finished.dtype != torch.bool):
-        raise ArgumentError(
-            f"finished is {tuple(finished.shape)} {finished.dtype}; it must be {tuple(x.shape[:-1])} bool",
-            argument="finished",
-        )
+    need(0 <= k <= experts, "k", f"is {k}; it must be 0..{experts}, the number of experts")
+    if finished is not None:
+        rule = f"is {tuple(finished.shape)} {finished.dtype}; it must be {tuple(x.shape[:-1])} bool"
+        need(finished.shape == x.shape[:-1] and finished.dtype == torch.bool, "finished", rule)
     scores = _normalise(x.reshape(-1, experts), SOFTMAX)
     ids = _choose(scores, None, k, _Groups())
     weights = _weigh(scores, ids, False, 1.0, 0.0).to(x.dtype)
@@ -134,6 +121,7 @@ def npu_moe_gating_top_k_softmax(
     return weights.reshape(shape), ids.to(torch.int32).reshape(shape), rows.reshape(shape)
 
 
+@npu_operator
 def npu_moe_gating_top_k_softmax_v2(
     x: torch.Tensor,
     *,
@@ -158,14 +146,7 @@ def npu_moe_gating_top_k_softmax_v2(
 
     Source: torch_npu ``npu_moe_gating_top_k_softmax_v2``; NPU tensors go there.
     """
-    if on_npu(x):
-        weights, ids, softmax = call_torch_npu(
-            "npu_moe_gating_top_k_softmax_v2", x, k=k, finished=finished, renorm=renorm,
-            output_softmax=output_softmax,
-        )  # fmt: skip
-        return weights, ids, softmax
-    if renorm not in (None, 0, 1):
-        raise ArgumentError(f"renorm is {renorm}; it must be 0 or 1", argument="renorm")
+    need(renorm in (None, 0, 1), "renorm", f"is {renorm}; it must be 0 or 1")
     weights, ids, _ = npu_moe_gating_top_k_softmax(x, finished, k)
     if renorm == 1:
         # Chosen anew by x itself: softmax may round two values to one and would take the lower id.
@@ -271,26 +252,16 @@ def _check_logits(x: torch.Tensor, dims: tuple[int, ...]) -> None:
 
 
 def _check_choice(experts: int, k: int, groups: _Groups) -> None:
-    if groups.mode not in (BY_MAX, BY_TOP2_SUM):
-        raise ArgumentError(
-            f"group_select_mode is {groups.mode}; it must be 0 (largest) or 1 (two largest)",
-            argument="group_select_mode",
-        )
-    smallest = 2 if groups.mode == BY_TOP2_SUM and groups.number > 1 else 1
-    if groups.number < 1 or experts % groups.number or experts // groups.number < smallest:
-        raise ArgumentError(
-            f"group_count is {groups.number} for {experts} experts; it must divide them into groups of at "
-            f"least {smallest}",
-            argument="group_count",
-        )
-    if not 1 <= groups.kept <= groups.number:
-        raise ArgumentError(
-            f"k_group is {groups.kept}; it must be 1..{groups.number}, the number of groups",
-            argument="k_group",
-        )
-    limit = experts // groups.number * groups.kept
-    if not 1 <= k <= limit:
-        raise ArgumentError(f"k is {k}; it must be 1..{limit}, the experts that take part", argument="k")
+    number, kept, mode = groups
+    rule = f"is {mode}; it must be 0 (largest) or 1 (two largest)"
+    need(mode in (BY_MAX, BY_TOP2_SUM), "group_select_mode", rule)
+    smallest = 2 if mode == BY_TOP2_SUM and number > 1 else 1
+    fits = number >= 1 and experts % number == 0 and experts // number >= smallest
+    rule = f"is {number} for {experts} experts; it must divide them into groups of at least {smallest}"
+    need(fits, "group_count", rule)
+    need(1 <= kept <= number, "k_group", f"is {kept}; it must be 1..{number}, the number of groups")
+    limit = experts // number * kept
+    need(1 <= k <= limit, "k", f"is {k}; it must be 1..{limit}, the experts that take part")
 
 
 def _normalise(x: torch.Tensor, norm_type: int) -> torch.Tensor:

@@ -114,6 +114,15 @@ def _choice(*names: str) -> Callable[[str], str]:
     return parse
 
 
+def _text(name: str, rule: str, help: str, shown: str = "not set", default: str = "") -> Setting[str]:
+    """A setting that any text is fit for; who reads it judges it."""
+    return Setting(name, str, default, rule, help, shown)
+
+
+def _path(name: str, kind: str, help: str, shown: str) -> Setting[Path | None]:
+    return Setting[Path | None](name, Path, None, f"a {kind}", help, shown)
+
+
 # ---- how the ops run
 
 HCCL_BUFFSIZE = Setting(
@@ -132,10 +141,8 @@ TIMEOUT_S = Setting(
     "seconds that an op waits for another rank; on an NPU a communicator's first op waits twice as long",
     "60; 300 on an NPU",
 )
-COMM_ALG = Setting(
+COMM_ALG = _text(
     "ASCEND_MOE_COMM_ALG",
-    str,
-    "",
     "a name that comm_alg takes",
     'algorithm of an op whose comm_alg is "": `window`, `direct` or `auto`; the same on all ranks',
     "`window`",
@@ -185,98 +192,68 @@ ENGINE = Setting(
 
 # ---- the C++ of the twin reads these
 
-ISA = Setting(
+ISA = _text(
     "ASCEND_MOE_ISA",
-    str,
-    "",
     "baseline or avx2",
     "`baseline` or `avx2`: vector loops leave out the wider instructions of the machine",
     "the widest",
 )
-FORWARD = Setting(
+FORWARD = _text(
     "ASCEND_MOE_FORWARD",
-    str,
-    "1",
     "0 or 1",
     "`0`: every copy into UB happens at once, even where the row only passes through UB",
     "1",
+    default="1",
 )
-SEED = Setting(
+SEED = _text(
     "ASCEND_MOE_SEED",
-    str,
-    "",
     "a whole number",
     "checked engine: seed of a random schedule; without it every access happens as late as allowed",
-    "not set",
 )
 
 # ---- files and folders
 
-LIBRARY = Setting[Path | None](
-    "ASCEND_MOE_LIBRARY", Path, None, "a file", "library of the CPU ops", "the package's own"
-)
-CHECKED_LIBRARY = Setting[Path | None](
-    "ASCEND_MOE_CHECKED_LIBRARY", Path, None, "a file", "library of `ascend-moe explore`", "the package's own"
-)
-NPU_LIBRARY = Setting[Path | None](
+_OWN = "the package's own"
+LIBRARY = _path("ASCEND_MOE_LIBRARY", "file", "library of the CPU ops", _OWN)
+CHECKED_LIBRARY = _path("ASCEND_MOE_CHECKED_LIBRARY", "file", "library of `ascend-moe explore`", _OWN)
+NPU_LIBRARY = _path(
     "ASCEND_MOE_NPU_LIBRARY",
-    Path,
-    None,
-    "a file",
+    "file",
     "adapter between the ops and torch_npu, used as it is",
     "the package's, else built on first use",
 )
-VNPU_LIBRARIES = Setting[Path | None](
+VNPU_LIBRARIES = _path(
     "ASCEND_MOE_VNPU_LIBRARIES",
-    Path,
-    None,
-    "a folder",
+    "folder",
     "folder of the virtual NPU's libraries",
     "`vnpu/` beside the library of the CPU ops",
 )
-CACHE = Setting[Path | None](
+CACHE = _path(
     "ASCEND_MOE_CACHE",
-    Path,
-    None,
-    "a folder",
+    "folder",
     "folder for what is compiled at run time",
     "`$XDG_CACHE_HOME/ascend_moe`, else `~/.cache/ascend_moe`",
 )
 
 # ---- set by this package for the processes that it starts
 
-VNPU = Setting(
-    "ASCEND_MOE_VNPU", str, "", "a folder", "set by `ascend-moe vnpu`: the virtual NPU's libraries", "not set"
-)
-VNPU_SOC = Setting(
+VNPU = _text("ASCEND_MOE_VNPU", "a folder", "set by `ascend-moe vnpu`: the virtual NPU's libraries")
+VNPU_SOC = _text(
     "ASCEND_MOE_VNPU_SOC",
-    str,
-    "",
     "the name of a SoC",
     "set by `ascend-moe vnpu`: the SoC that virtual devices report",
-    "not set",
 )
-VNPU_DEVICES = Setting(
-    "ASCEND_MOE_VNPU_DEVICES",
-    str,
-    "",
-    "a number",
-    "set by `ascend-moe vnpu`: the number of virtual devices",
-    "not set",
+VNPU_DEVICES = _text(
+    "ASCEND_MOE_VNPU_DEVICES", "a number", "set by `ascend-moe vnpu`: the number of virtual devices"
 )
-VNPU_REPORT = Setting(
+VNPU_REPORT = _text(
     "ASCEND_MOE_VNPU_REPORT",
-    str,
-    "",
     "a file",
     "file to which the virtual NPU appends every launch of an op, for tests",
-    "not set",
 )
-VALIDATE_OUTCOME = Setting[Path | None](
+VALIDATE_OUTCOME = _path(
     "ASCEND_MOE_VALIDATE_OUTCOME",
-    Path,
-    None,
-    "a file",
+    "file",
     "set by `ascend-moe validate`: the file into which rank 0 writes the result",
     "not set",
 )

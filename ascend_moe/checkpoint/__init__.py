@@ -21,7 +21,7 @@ from torch import Tensor
 from ascend_moe.checkpoint.config import moe_config, read_json
 from ascend_moe.checkpoint.files import CheckpointFiles, Read, dequantise_fp8
 from ascend_moe.dispatchers.base import Dispatcher
-from ascend_moe.errors import ArgumentError
+from ascend_moe.errors import ArgumentError, need
 from ascend_moe.layer import MoEConfig, MoELayer
 
 #: Names of an expert's gate, up and down matrices.
@@ -93,52 +93,37 @@ def load_layer(
             and what is there (``.missing``, ``.found`` for a tensor).
         LibraryError: safetensors is not installed.
     """
-    if config is None or dtype is None or (Path(directory) / "config.json").is_file():
-        values = read_json(directory)
-    else:
-        values = {}
+    needed = config is None or dtype is None or (Path(directory) / "config.json").is_file()
+    values = read_json(directory) if needed else {}
     config = moe_config(values) if config is None else config
-    if world < 1 or not 0 <= rank < world:
-        raise ArgumentError(f"rank is {rank} of world {world}; need 0 <= rank < world", argument="rank")
-    if config.num_experts % world:
-        raise ArgumentError(
-            f"world is {world}; it must divide the checkpoint's {config.num_experts} experts",
-            argument="world",
-        )
+    need(0 <= rank < world, "rank", f"is {rank} of world {world}; need 0 <= rank < world")
+    rule = f"is {world}; it must divide the checkpoint's {config.num_experts} experts"
+    need(config.num_experts % world == 0, "world", rule)
     if dtype is None:
         dtype = _DTYPES.get(str(values.get("dtype") or values.get("torch_dtype")), torch.bfloat16)
     quantised = values.get("quantization_config") or {}
     sides = quantised.get("weight_block_size") or (128, 128)
     with CheckpointFiles(directory) as files:
         reader = _Block(files, _find_block(files, layer), config, dtype, (int(sides[0]), int(sides[1])))
-        tensors = {
-            "gate_weight": reader.tensor("gate.weight", (config.num_experts, config.hidden_size)).float()
-        }
+        experts = config.num_experts
+        tensors = {"gate_weight": reader.tensor("gate.weight", (experts, config.hidden_size)).float()}
         if config.router == "deepseek_v3":
-            bias = reader.tensor("gate.e_score_correction_bias", (config.num_experts,))
-            tensors["gate_bias"] = bias.float()
+            tensors["gate_bias"] = reader.tensor("gate.e_score_correction_bias", (experts,)).float()
         local = config.num_experts // world
         tensors.update(reader.experts(range(rank * local, (rank + 1) * local)))
         tensors.update(reader.shared())
         return LayerWeights(config, tensors, files.reads)
 
 
+@dataclass
 class _Block:
     """Reads the tensors below one layer's MoE block, checking every shape."""
 
-    def __init__(
-        self,
-        files: CheckpointFiles,
-        prefix: str,
-        config: MoEConfig,
-        dtype: torch.dtype,
-        fp8_block: tuple[int, int],
-    ) -> None:
-        self.files = files
-        self.prefix = prefix
-        self.config = config
-        self.dtype = dtype
-        self.fp8_block = fp8_block
+    files: CheckpointFiles
+    prefix: str
+    config: MoEConfig
+    dtype: torch.dtype
+    fp8_block: tuple[int, int]
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """A whole tensor; fp8 matrices come as fp32."""
@@ -168,16 +153,21 @@ class _Block:
         names = ("shared_expert", "shared_experts")
         base = next((n for n in names if f"{self.prefix}.{n}.down_proj.weight" in self.files), names[0])
         gate_up = torch.empty(hidden, 2 * inner, dtype=self.dtype)
-        gate_up[:, :inner] = self.tensor(f"{base}.gate_proj.weight", (inner, hidden)).t()
-        gate_up[:, inner:] = self.tensor(f"{base}.up_proj.weight", (inner, hidden)).t()
-        down = self.tensor(f"{base}.down_proj.weight", (hidden, inner)).to(self.dtype)
-        tensors = {"shared_gate_up": gate_up, "shared_down": down.t().contiguous()}
+        down = torch.empty(inner, hidden, dtype=self.dtype)
+        self._read_matrices([f"{base}.{part}.weight" for part in _EXPERT_STYLES[0]], gate_up, down)
+        tensors = {"shared_gate_up": gate_up, "shared_down": down}
         if self.config.shared_expert_gate:
             tensors["shared_gate"] = self.tensor("shared_expert_gate.weight", (1, hidden))[0].to(self.dtype)
         return tensors
 
+    def _read_matrices(self, names: list[str], gate_up: Tensor, down: Tensor) -> None:
+        """An expert's gate, up and down matrices, into (H, 2I) and (I, H)."""
+        inner, hidden = down.shape
+        gate_up[:, :inner] = self.tensor(names[0], (inner, hidden)).t()
+        gate_up[:, inner:] = self.tensor(names[1], (inner, hidden)).t()
+        down.copy_(self.tensor(names[2], (hidden, inner)).t())
+
     def _single_expert(self, first: int) -> _ReadExpert:
-        hidden, inner = self.config.hidden_size, self.config.moe_intermediate_size
         base = f"{self.prefix}.experts.{first}"
         style = next((s for s in _EXPERT_STYLES if f"{base}.{s[0]}.weight" in self.files), None)
         if style is None:
@@ -188,19 +178,13 @@ class _Block:
             )
 
         def read_expert(expert: int, gate_up: Tensor, down: Tensor) -> None:
-            names = [f"experts.{expert}.{part}.weight" for part in style]
-            gate_up[:, :inner] = self.tensor(names[0], (inner, hidden)).t()
-            gate_up[:, inner:] = self.tensor(names[1], (inner, hidden)).t()
-            down.copy_(self.tensor(names[2], (hidden, inner)).t())
+            self._read_matrices([f"experts.{expert}.{part}.weight" for part in style], gate_up, down)
 
         return read_expert
 
     def _fused_expert(self) -> _ReadExpert:
-        hidden, inner, experts = (
-            self.config.hidden_size,
-            self.config.moe_intermediate_size,
-            self.config.num_experts,
-        )
+        config = self.config
+        hidden, inner, experts = config.hidden_size, config.moe_intermediate_size, config.num_experts
         names = (f"{self.prefix}.experts.gate_up_proj", f"{self.prefix}.experts.down_proj")
         # Either matrix may be square, but never both: together they show the axis order.
         as_rows = ((experts, 2 * inner, hidden), (experts, hidden, inner))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +32,15 @@ def moe_config(values: Json) -> MoEConfig:
     """
     kind = values.get("model_type")
     if kind not in MODEL_TYPES:
-        raise ArgumentError(
-            f"config.json has model_type {kind!r}; need one of {', '.join(MODEL_TYPES)}, or pass config=",
-            argument="directory",
-        )
+        raise _unfit(f"has model_type {kind!r}; need one of {', '.join(MODEL_TYPES)}, or pass config=")
     act = values.get("hidden_act", "silu")
     if act != "silu":
-        raise ArgumentError(
-            f"config.json has hidden_act {act!r}; the expert MLP is SwiGLU (silu)", argument="directory"
-        )
+        raise _unfit(f"has hidden_act {act!r}; the expert MLP is SwiGLU (silu)")
     return MODEL_TYPES[kind](values)
+
+
+def _unfit(why: str) -> ArgumentError:
+    return ArgumentError(f"config.json {why}", argument="directory")
 
 
 def _mixtral(values: Json) -> MoEConfig:
@@ -64,9 +64,7 @@ def _qwen3(values: Json) -> MoEConfig:
 
 def _qwen2(values: Json) -> MoEConfig:
     shared = int(values.get("shared_expert_intermediate_size") or 0)
-    return MoEConfig(
-        **{**vars(_qwen3(values)), "shared_intermediate_size": shared, "shared_expert_gate": shared > 0}
-    )
+    return replace(_qwen3(values), shared_intermediate_size=shared, shared_expert_gate=shared > 0)
 
 
 def _deepseek(values: Json, router: str, grouped: bool) -> MoEConfig:
@@ -91,10 +89,7 @@ def _deepseek_v2(values: Json) -> MoEConfig:
     _only("scoring_func", values.get("scoring_func", "softmax"), ("softmax",))
     if values.get("norm_topk_prob"):
         # Model codes disagree here: some drop the scaling factor then, some the normalisation.
-        raise ArgumentError(
-            "config.json has norm_topk_prob with deepseek_v2, which is ambiguous; pass config=",
-            argument="directory",
-        )
+        raise _unfit("has norm_topk_prob with deepseek_v2, which is ambiguous; pass config=")
     return _deepseek(values, "softmax", method == "group_limited_greedy")
 
 
@@ -118,13 +113,9 @@ def _get(values: Json, *names: str) -> int:
     for name in names:
         if values.get(name) is not None:
             return int(values[name])
-    raise ArgumentError(
-        f"config.json of a {values['model_type']} has no {' or '.join(names)}", argument="directory"
-    )
+    raise _unfit(f"of a {values['model_type']} has no {' or '.join(names)}")
 
 
 def _only(name: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise ArgumentError(
-            f"config.json has {name} {value!r}; need {' or '.join(allowed)}", argument="directory"
-        )
+        raise _unfit(f"has {name} {value!r}; need {' or '.join(allowed)}")

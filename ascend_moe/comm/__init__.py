@@ -96,15 +96,20 @@ def comm_name(process_group: ProcessGroup | None = None) -> str:
     return name
 
 
+def _find(group_ep: str) -> tuple[LocalCluster | None, ProcessGroup | None]:
+    """The cluster or the live process group of this name; neither for an unknown one."""
+    cluster = threads.find(group_ep)
+    return cluster, _resolve(group_ep) if cluster is None and group_ep else None
+
+
 def place(group_ep: str) -> tuple[int, int | None] | None:
     """World size and rank of a known group, without opening anything; None for an unknown name.
 
     The rank is None where the calling thread could be any rank.
     """
-    cluster = threads.find(group_ep)
+    cluster, group = _find(group_ep)
     if cluster is not None:
         return cluster.world_size, cluster.rank_here()
-    group = _resolve(group_ep) if group_ep else None
     return None if group is None else (group.size(), group.rank())
 
 
@@ -116,19 +121,17 @@ def lookup(group_ep: str, ep_world_size: int, ep_rank_id: int) -> Communicator:
         CommTimeout, PeerLost, ConfigMismatch: as ``comm_name``.
     """
     _check_name(group_ep)
-    cluster = threads.find(group_ep)
+    cluster, group = _find(group_ep)
     if cluster is not None:
         _check_place(group_ep, cluster.world_size, cluster.rank_here(), ep_world_size, ep_rank_id)
         return cluster.end(ep_rank_id)
-    group = _resolve(group_ep)
     if group is None:
         raise _unknown(group_ep)
     _check_place(group_ep, group.size(), group.rank(), ep_world_size, ep_rank_id)
-    if _has_hccl(group) and group_ep != group.group_name:
-        raise ArgumentError(
+    if _names_hccl(group_ep, group):
+        raise _wrong_group(
             f"group_ep={group_ep!r} is an HCCL communicator, whose windows are on NPUs, but the tensors are "
-            "on cpu: move them to the NPU, or use the name of a gloo group",
-            argument="group_ep",
+            "on cpu: move them to the NPU, or use the name of a gloo group"
         )
     return _end(group_ep, group)
 
@@ -144,7 +147,7 @@ def ranks_per_server(group_ep: str, ep_world_size: int, ep_rank_id: int) -> int:
     """
     end = _known_on_device(group_ep)
     if end is None:
-        group = _resolve(group_ep) if group_ep and threads.find(group_ep) is None else None
+        _, group = _find(group_ep)
         if "npu" in _devices and group is not None and _has_hccl(group):
             device = torch.device("npu", torch.npu.current_device())  # type: ignore[attr-defined,unused-ignore]
             end = _devices["npu"].find(group_ep, ep_world_size, ep_rank_id, device)
@@ -163,10 +166,9 @@ def algorithm_of(group_ep: str) -> str:
     if on_device is not None:
         return str(on_device.algorithm)
     _check_name(group_ep)
-    cluster = threads.find(group_ep)
+    cluster, group = _find(group_ep)
     if cluster is not None:
         return cluster.end(cluster.rank_here() or 0).algorithm
-    group = _resolve(group_ep)
     if group is None:
         raise _unknown(group_ep)
     entry = _entries.get((group_ep, group.rank()))
@@ -204,12 +206,11 @@ def window_empty(
         Other errors: the communicator has failed before.
     """
     sizes, size = lent.byte_size(shape, dtype)
-    group = None if threads.find(group_ep) else _resolve(group_ep)
-    if group is not None and _has_hccl(group) and group_ep != group.group_name:
-        raise ArgumentError(
+    _, group = _find(group_ep)
+    if group is not None and _names_hccl(group_ep, group):
+        raise _wrong_group(
             f"window_empty: group_ep={group_ep!r} is an HCCL communicator: window tensors are on the CPU "
-            "only, for now; on NPUs give combine any tensor, its rows are copied",
-            argument="group_ep",
+            "only, for now; on NPUs give combine any tensor, its rows are copied"
         )
     end = lookup(group_ep, ep_world_size, ep_rank_id)
     end.raise_if_failed()
@@ -226,22 +227,19 @@ def hccl_group(group_ep: str, ep_world_size: int, ep_rank_id: int) -> ProcessGro
             ep_world_size or ep_rank_id is not this rank's.
     """
     _check_name(group_ep)
-    cluster = threads.find(group_ep)
-    group = None if cluster is not None else _resolve(group_ep)
-    if group is not None and group_ep == group.group_name and _has_hccl(group):
-        raise ArgumentError(
-            f"group_ep={group_ep!r} is c10d's name of an HCCL group, ops on an NPU need HCCL's own: "
-            "use ascend_moe.comm_name(process_group)",
-            argument="group_ep",
-        )
+    cluster, group = _find(group_ep)
     if cluster is not None or (group is not None and not _has_hccl(group)):
-        raise ArgumentError(
+        raise _wrong_group(
             f"group_ep={group_ep!r} has its windows in CPU memory, but the tensors are on an NPU: use the "
-            "name of an HCCL group (init_process_group('hccl')), or move the tensors to the CPU",
-            argument="group_ep",
+            "name of an HCCL group (init_process_group('hccl')), or move the tensors to the CPU"
         )
     if group is None:
         raise _unknown(group_ep, hccl=True)
+    if not _names_hccl(group_ep, group):
+        raise _wrong_group(
+            f"group_ep={group_ep!r} is c10d's name of an HCCL group, ops on an NPU need HCCL's own: "
+            "use ascend_moe.comm_name(process_group)"
+        )
     _check_place(group_ep, group.size(), group.rank(), ep_world_size, ep_rank_id)
     return group
 
@@ -277,27 +275,27 @@ def close(group_ep: str) -> None:
 def _check_name(group_ep: str) -> None:
     if not isinstance(group_ep, str) or not 1 <= len(group_ep.encode()) <= MAX_NAME:
         size = f" of {len(group_ep.encode())} bytes" if isinstance(group_ep, str) else ""
-        raise ArgumentError(
+        raise _wrong_group(
             f"group_ep must be a str of 1..{MAX_NAME} bytes in UTF-8, not a {type(group_ep).__name__}{size}: "
-            f"use ascend_moe.comm_name(process_group)",
-            argument="group_ep",
+            f"use ascend_moe.comm_name(process_group)"
         )
+
+
+def _wrong_group(text: str) -> ArgumentError:
+    return ArgumentError(text, argument="group_ep")
 
 
 def _check_place(name: str, world: int, rank: int | None, ep_world_size: int, ep_rank_id: int) -> None:
     """Compares the op's arguments with the group; ``rank`` is None where this thread could be any rank."""
     if ep_world_size != world:
-        raise ArgumentError(
-            f"ep_world_size={ep_world_size} but group {name!r} has {world} ranks", argument="ep_world_size"
-        )
+        text = f"ep_world_size={ep_world_size} but group {name!r} has {world} ranks"
+        raise ArgumentError(text, argument="ep_world_size")
     if rank is not None and ep_rank_id != rank:
-        raise ArgumentError(
-            f"ep_rank_id={ep_rank_id} but this is rank {rank} of group {name!r}", argument="ep_rank_id"
-        )
+        text = f"ep_rank_id={ep_rank_id} but this is rank {rank} of group {name!r}"
+        raise ArgumentError(text, argument="ep_rank_id")
     if not 0 <= ep_rank_id < world:
-        raise ArgumentError(
-            f"ep_rank_id={ep_rank_id} must be in 0..{world - 1} for group {name!r}", argument="ep_rank_id"
-        )
+        text = f"ep_rank_id={ep_rank_id} must be in 0..{world - 1} for group {name!r}"
+        raise ArgumentError(text, argument="ep_rank_id")
 
 
 def _c10d() -> Any:
@@ -310,6 +308,11 @@ def _initialized() -> bool:
 
 def _has_hccl(group: ProcessGroup) -> bool:
     return "hccl" in _c10d()._world.pg_map[group][0]
+
+
+def _names_hccl(name: str, group: ProcessGroup) -> bool:
+    """Whether the name is HCCL's own, of an HCCL group, and not c10d's."""
+    return _has_hccl(group) and name != group.group_name
 
 
 def is_alive(reference: weakref.ref[ProcessGroup]) -> bool:
@@ -347,25 +350,24 @@ def _resolve(name: str) -> ProcessGroup | None:
 
 
 def _unknown(name: str, hccl: bool = False) -> ArgumentError:
-    known = [] if hccl else [repr(cluster) for cluster in threads.names()]
+    """The error for a name that no group has; ``hccl``: only names of HCCL communicators would do."""
     if hccl:
-        known += [repr(handed) for handed in sorted(_handed_out) if _resolve(handed) is not None]
+        known = [handed for handed in sorted(_handed_out) if _resolve(handed) is not None]
         if not known and _initialized():
-            return ArgumentError(
+            return _wrong_group(
                 f"group_ep={name!r} names no live HCCL communicator: use ascend_moe.comm_name(process_group) "
-                "of an HCCL group",
-                argument="group_ep",
+                "of an HCCL group"
             )
-    elif _initialized():
-        known += [repr(group) for group in sorted(_c10d()._world.pg_names.values())]
-        known += [repr(handed) for handed in sorted(_handed_out)]
-    listed = (
-        f"known are {', '.join(known)}" if known else "none is known and torch.distributed is not initialised"
-    )
-    return ArgumentError(
+    else:
+        known = threads.names()
+        if _initialized():
+            known += [*sorted(_c10d()._world.pg_names.values()), *sorted(_handed_out)]
+    listed = "none is known and torch.distributed is not initialised"
+    if known:
+        listed = f"known are {', '.join(map(repr, known))}"
+    return _wrong_group(
         f"group_ep={name!r} names no live communicator: {listed}; "
-        f"use ascend_moe.comm_name(process_group), or the name that LocalCluster.run passes on",
-        argument="group_ep",
+        f"use ascend_moe.comm_name(process_group), or the name that LocalCluster.run passes on"
     )
 
 

@@ -174,11 +174,11 @@ class Communicator:
             raise AscendMoeError(f"rank {rank}: the communicator of group {name!r} could not be created")
         self._handle: int | None = handle
         self.number = take_number(self)
-        self.alive = alive
-        if library.lib().am_comm_use_context(handle, self.context_kind) or library.lib().am_comm_use_servers(
+        self.alive, lib = alive, library.lib()
+        if lib.am_comm_use_context(handle, self.context_kind) or lib.am_comm_use_servers(
             handle, self.ranks_per_server
         ):
-            library.lib().am_comm_destroy(handle)
+            lib.am_comm_destroy(handle)
             raise AscendMoeError(f"rank {rank}: no memory for the context of group {name!r}")
         self.end = binding.End(  # its lock is held while an op runs
             number=self.number,

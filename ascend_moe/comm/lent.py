@@ -19,9 +19,6 @@ VARIABLE = settings.LENT_MIB.name
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}  # of expand_x
 
 
-_lending: set[LentMemory] = set()
-
-
 class LentMemory:
     """The lent area of one communicator's own window, from the first tensor to the death of the last.
 
@@ -33,7 +30,6 @@ class LentMemory:
         """``handle``: from am_comm_lent; owned from here on."""
         self.handle = handle
         self._unmap: Callable[[], None] | None = None
-        _lending.add(self)
 
     def take(self, size: int, lent_bytes: int) -> ctypes.Array[ctypes.c_char]:
         """A block of ``size`` bytes; it is held until the returned object dies.
@@ -56,7 +52,6 @@ class LentMemory:
             self._end()
 
     def _end(self) -> None:
-        _lending.discard(self)
         if self._unmap is not None:
             self._unmap()
 
@@ -67,36 +62,29 @@ class LentMemory:
             self._end()
 
 
-def lending() -> int:
-    """Areas of this process that tensors live in, or may."""
-    return len(_lending)
-
-
 def _no_room(size: int, lent_bytes: int, held: int, needed: int) -> WindowTooSmall:
     mib = -(-needed // _MIB)
     tensors = "1 window tensor holds" if held == 1 else f"{held} window tensors hold"
-    return WindowTooSmall(
-        f"window_empty: {size / _MIB:.1f} MiB do not fit in the lent area of {lent_bytes // _MIB} MiB, of "
-        f"which {tensors} space: drop tensors that combine has consumed (their space is free one op later), "
-        f"or export {VARIABLE}={mib} on all ranks before the group's first op",
-        argument="shape",
-        needed_mib=mib,
-        variable=VARIABLE,
-        held=held,
+    return _too_small(
+        f"{size / _MIB:.1f} MiB do not fit in the lent area of {lent_bytes // _MIB} MiB, of which {tensors} "
+        "space: drop tensors that combine has consumed (their space is free one op later), "
+        f"or export {VARIABLE}={mib} on all ranks",
+        mib,
+        held,
     )
 
 
 def none_lent(size: int) -> WindowTooSmall:
     """For a communicator without a lent area."""
     mib = -(-size // _MIB)
-    return WindowTooSmall(
-        f"window_empty: {VARIABLE}=0 leaves no lent area: unset it, or export {VARIABLE}={mib}, on all ranks "
-        "before the group's first op",
-        argument="shape",
-        needed_mib=mib,
-        variable=VARIABLE,
-        held=0,
+    return _too_small(
+        f"{VARIABLE}=0 leaves no lent area: unset it, or export {VARIABLE}={mib}, on all ranks", mib, 0
     )
+
+
+def _too_small(why: str, mib: int, held: int) -> WindowTooSmall:
+    text = f"window_empty: {why} before the group's first op"
+    return WindowTooSmall(text, argument="shape", needed_mib=mib, variable=VARIABLE, held=held)
 
 
 def byte_size(shape: Sequence[int] | int, dtype: torch.dtype) -> tuple[tuple[int, ...], int]:
@@ -107,14 +95,11 @@ def byte_size(shape: Sequence[int] | int, dtype: torch.dtype) -> tuple[tuple[int
     """
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     if any(isinstance(size, bool) or not isinstance(size, int) or size < 0 for size in sizes):
-        raise ArgumentError(
-            f"window_empty: shape is {sizes}, it must be sizes of at least 0", argument="shape"
-        )
+        text = f"window_empty: shape is {sizes}, it must be sizes of at least 0"
+        raise ArgumentError(text, argument="shape")
     if dtype not in DTYPES.values():
-        raise ArgumentError(
-            f"window_empty: dtype is {dtype}, it must be one of {', '.join(map(str, DTYPES.values()))}",
-            argument="dtype",
-        )
+        text = f"window_empty: dtype is {dtype}, it must be one of {', '.join(map(str, DTYPES.values()))}"
+        raise ArgumentError(text, argument="dtype")
     return sizes, math.prod(sizes) * dtype.itemsize
 
 

@@ -64,6 +64,11 @@ def create_window(total: int) -> int:
     return fd
 
 
+def _unmap(base: int, total: int) -> None:
+    if base:
+        library.lib().am_window_unmap(base, total)
+
+
 def store_host(store: Store, group: ProcessGroup) -> int | None:
     """The rank in the group whose process serves the store; None where that is no rank, or not known."""
     from torch._C._distributed_c10d import TCPStore
@@ -138,17 +143,17 @@ class Peer:
         self.sock = sock
         self.watch = PeerWatch(sock)
         self.base = 0  # of its window, 0 also when that could not be mapped
-        self.said: dict[bytes, bytes] = {}  # by word, the digest that came with it
+        self.heard: dict[bytes, bytes] = {}  # by word, the digest that came with it
         self.gone = False
 
     @property
     def answered(self) -> bool:
-        return WINDOW in self.said
+        return WINDOW in self.heard
 
     @property
     def over(self) -> bool:
         """Its opening has completed, or has been given up: it will say no more."""
-        return LEFT in self.said or DONE in self.said
+        return LEFT in self.heard or DONE in self.heard
 
     def read(self) -> None:
         """Takes in every word that has come, and whether the peer is still there; maps its window."""
@@ -159,7 +164,7 @@ class Peer:
                 if not text:
                     return
                 word, _, digest = text.partition(b" ")
-                self.said[word] = digest
+                self.heard[word] = digest
                 for fd in fds:
                     # Reading a window that is smaller than its post says would fault.
                     if not self.base and os.fstat(fd).st_size == self.total:
@@ -168,9 +173,8 @@ class Peer:
 
     def close(self) -> None:
         self.watch.close()
-        if self.base:
-            library.lib().am_window_unmap(self.base, self.total)
-            self.base = 0
+        _unmap(self.base, self.total)
+        self.base = 0
 
 
 class Board:
@@ -228,6 +232,14 @@ class Board:
             return Post(**json.loads(self._store.get(key)))
         except (TypeError, ValueError):
             return None  # of another version
+
+
+# What windows of one group have in common: name, attribute of a post, unit, its name, how to mend it.
+_SIZES = (
+    (settings.HCCL_BUFFSIZE.name, "data_bytes", MIB, "MiB", "export one value on every rank"),
+    (settings.LENT_MIB.name, "lent_bytes", MIB, "MiB", "export one value on every rank"),
+    ("window layout", "total", 1, "bytes", "install one version of ascend_moe on every rank"),
+)
 
 
 class Opening:
@@ -400,9 +412,9 @@ class Opening:
         if not self.digest:
             return False
         peers = self.peers.values()
-        if any(peer.said.get(DONE) == self.digest for peer in peers):
+        if any(peer.heard.get(DONE) == self.digest for peer in peers):
             return True
-        ready = [peer for peer in peers if peer.said.get(READY) == self.digest and not peer.over]
+        ready = [peer for peer in peers if peer.heard.get(READY) == self.digest and not peer.over]
         return len(ready) == self.world - 1
 
     def _say(self, word: bytes) -> None:
@@ -445,9 +457,8 @@ class Opening:
             asker.close()
         for peer in self.peers.values():
             peer.close()
-        if self.base:
-            library.lib().am_window_unmap(self.base, self.mine.total)
-            self.base = 0
+        _unmap(self.base, self.mine.total)
+        self.base = 0
 
     # ---- what goes wrong
 
@@ -486,23 +497,14 @@ class Opening:
 
     def _judge_sizes(self, known: dict[int, Post]) -> None:
         """Not before all ranks are known: every rank then sees the difference, and none waits any more."""
-        mine, export = self.mine, "export one value on every rank"
+        mine = self.mine
         for rank, post in sorted(known.items()):
-            for field, ours, theirs, unit, fix in (
-                (settings.HCCL_BUFFSIZE.name, mine.data_bytes // MIB, post.data_bytes // MIB, "MiB", export),
-                (settings.LENT_MIB.name, mine.lent_bytes // MIB, post.lent_bytes // MIB, "MiB", export),
-                (
-                    "window layout",
-                    mine.total,
-                    post.total,
-                    "bytes",
-                    "install one version of ascend_moe on every rank",
-                ),
-            ):
+            for field, attribute, unit, unit_name, fix in _SIZES:
+                ours, theirs = getattr(mine, attribute) // unit, getattr(post, attribute) // unit
                 if ours != theirs:
                     raise ConfigMismatch(
-                        f"{field} differs in group {self.name!r}: {ours} {unit} on rank {self.rank}, "
-                        f"{theirs} {unit} on rank {rank}: {fix}",
+                        f"{field} differs in group {self.name!r}: {ours} {unit_name} on rank {self.rank}, "
+                        f"{theirs} {unit_name} on rank {rank}: {fix}",
                         field=field,
                         rank=rank,
                         ours=ours,
@@ -533,13 +535,10 @@ class Opening:
         process = describe_process(post.visible_pid)
         stopped = "is stopped" in process
         if peer is not None:
-            if peer.answered and peer.said.get(READY, b"") == self.digest and not stopped:
+            if peer.answered and peer.heard.get(READY, b"") == self.digest and not stopped:
                 return None
-            return (
-                int(not stopped),
-                rank,
-                f"{'is not ready' if peer.answered else 'does not answer'}, {process}",
-            )
+            state = "is not ready" if peer.answered else "does not answer"
+            return int(not stopped), rank, f"{state}, {process}"
         if post.left > self.mine.started:
             return 2, rank, f"gave up before with {post.why}"
         return 0, rank, f"has not called since its last windows were closed, {process}"
@@ -550,31 +549,29 @@ def communicator_of(opening: Opening, alive: Callable[[], bool] | None = None) -
 
     ``alive``: as the communicator takes it.
     """
-    owner, total = os.getpid(), opening.mine.total
-    peers = opening.peers
+    owner, peers = os.getpid(), opening.peers
+    ends = [peers.get(rank) for rank in range(opening.world)]
 
     def release() -> None:
         for asker in opening.askers:
             if os.getpid() == owner:  # a forked child leaves its parent's peers alone
-                with contextlib.suppress(OSError):
-                    asker.shutdown(
-                        socket.SHUT_RDWR
-                    )  # tells the peer also when a forked child holds the socket
+                with contextlib.suppress(OSError):  # tells the peer also when a forked child holds the socket
+                    asker.shutdown(socket.SHUT_RDWR)
             asker.close()
         for peer in peers.values():
             peer.close()
 
     def unmap() -> None:
-        library.lib().am_window_unmap(opening.base, total)
+        _unmap(opening.base, opening.mine.total)
 
     try:
         return Communicator(
             opening.name,
             opening.rank,
-            [peers[rank].base if rank in peers else opening.base for rank in range(opening.world)],
+            [opening.base if peer is None else peer.base for peer in ends],
             opening.mine.data_bytes,
             opening.mine.lent_bytes,
-            live_fds=[peers[rank].watch.fileno() if rank in peers else -1 for rank in range(opening.world)],
+            live_fds=[-1 if peer is None else peer.watch.fileno() for peer in ends],
             describe=lambda rank: peers[rank].watch.describe(),
             release=release,
             unmap=unmap,

@@ -9,7 +9,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import TypeVar
 
 from ascend_moe.comm.communicator import (
@@ -46,8 +45,8 @@ class _Windows:
 
     def __init__(self, cluster: LocalCluster, data_bytes: int) -> None:
         self._cluster = cluster
-        self._lent_bytes = window_lent_bytes(data_bytes)
-        self._total: int = library.lib().am_window_total_bytes(data_bytes, self._lent_bytes)
+        lent_bytes = window_lent_bytes(data_bytes)
+        self._total: int = library.lib().am_window_total_bytes(data_bytes, lent_bytes)
         self._bases: list[int] = []
         self.ends: list[Communicator] = []
         self.open: set[int] = set()  # ranks whose end is not closed
@@ -61,25 +60,21 @@ class _Windows:
                     )
                 self._bases.append(base)
             for rank in range(cluster.world_size):
-                self._create_end(rank, data_bytes)
+                end = Communicator(
+                    cluster.name,
+                    rank,
+                    self._bases,
+                    data_bytes,
+                    lent_bytes,
+                    describe=cluster.describe_rank,
+                    release=functools.partial(self._left, rank),
+                )
+                self.ends.append(end)
+                self.open.add(rank)
         except BaseException:
             self.close()
             self._free()
             raise
-
-    def _create_end(self, rank: int, data_bytes: int) -> None:
-        cluster = self._cluster
-        end = Communicator(
-            cluster.name,
-            rank,
-            self._bases,
-            data_bytes,
-            self._lent_bytes,
-            describe=cluster.describe_rank,
-            release=lambda: self._left(rank),
-        )
-        self.ends.append(end)
-        self.open.add(rank)
 
     def _left(self, rank: int) -> None:
         with self._cluster.changed:
@@ -131,9 +126,8 @@ class LocalCluster:
     def __init__(self, world_size: int, *, window_mib: int | None = None) -> None:
         whole = isinstance(world_size, int) and not isinstance(world_size, bool)
         if not whole or not 1 <= world_size <= MAX_WORLD:
-            raise ArgumentError(
-                f"world_size={world_size!r} must be an int in 1..{MAX_WORLD}", argument="world_size"
-            )
+            text = f"world_size={world_size!r} must be an int in 1..{MAX_WORLD}"
+            raise ArgumentError(text, argument="world_size")
         if window_mib is not None:
             window_data_bytes(window_mib)
         self.world_size = world_size
@@ -153,9 +147,7 @@ class LocalCluster:
         _entered[self.name] = self
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         _entered.pop(self.name, None)
         with self.changed:
             self._left_open = bool(self._active)
@@ -207,12 +199,12 @@ class LocalCluster:
     def _body(self, rank: int, fn: Callable[[int, str], T], results: dict[int, T]) -> None:
         _here.place = (self, rank)
         binding.set_place(self._number * MAX_WORLD + rank + 1)
+        raised = None
         try:
             results[rank] = fn(rank, self.name)
         except BaseException as error:  # also SystemExit: raised again by run()
-            self._finished(rank, error)
-        else:
-            self._finished(rank, None)
+            raised = error
+        self._finished(rank, raised)
 
     def _finished(self, rank: int, error: BaseException | None) -> None:
         with self.changed:

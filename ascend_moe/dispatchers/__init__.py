@@ -5,9 +5,8 @@
 * ``AllGatherDispatcher``: ``torch.distributed`` all-gather; W times the traffic, no uneven splits.
 """
 
-from ascend_moe.dispatchers.all_gather import AllGatherDispatcher
-from ascend_moe.dispatchers.all_to_all import AllToAllDispatcher
 from ascend_moe.dispatchers.base import Dispatched, Dispatcher
+from ascend_moe.dispatchers.collective import AllGatherDispatcher, AllToAllDispatcher
 from ascend_moe.dispatchers.window import WindowDispatcher
 
 __all__ = ["AllGatherDispatcher", "AllToAllDispatcher", "Dispatched", "Dispatcher", "WindowDispatcher"]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ascend_moe.errors import ArgumentError
+from ascend_moe.errors import ArgumentError, need
 
 ROW_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -49,16 +49,12 @@ class Dispatcher(ABC):
     fuses_shared_expert = True
 
     def __init__(self, rank: int, world_size: int, num_experts: int) -> None:
-        if world_size < 1 or not 0 <= rank < world_size:
-            raise ArgumentError(
-                f"rank is {rank} of world size {world_size}; need 0 <= rank < world size", argument="rank"
-            )
-        if num_experts < 1 or num_experts % world_size:
-            raise ArgumentError(
-                f"num_experts is {num_experts}, not a positive multiple of the {world_size} ranks; "
-                "choose a world size that divides it",
-                argument="num_experts",
-            )
+        rule = f"is {rank} of world size {world_size}; need 0 <= rank < world size"
+        need(0 <= rank < world_size, "rank", rule)
+        rule = (
+            f"is {num_experts}, not a positive multiple of the {world_size} ranks; choose a world size that "
+        )
+        need(num_experts >= 1 and num_experts % world_size == 0, "num_experts", rule + "divides it")
         self.rank = rank
         self.world_size = world_size
         self.num_experts = num_experts
@@ -131,33 +127,25 @@ def check_dispatch(
     experts: int,
 ) -> int:
     """Checks what one rank can see of dispatch's arguments; returns maxBS (rows)."""
-    if x.dim() != 2 or x.dtype not in ROW_DTYPES:
-        _reject("x", f"x is {_what(x)}; need (BS, H) bf16, fp16 or fp32")
-    if torch.is_grad_enabled() and x.requires_grad:
-        _reject("x", "x requires grad, but this dispatcher has no backward; call it under torch.no_grad()")
+    need(x.dim() == 2 and x.dtype in ROW_DTYPES, "x", f"is {_what(x)}; need (BS, H) bf16, fp16 or fp32")
+    _need_no_grad("x", x)
     bs = x.size(0)
-    if expert_ids.dim() != 2 or expert_ids.dtype != torch.int32 or expert_ids.size(0) != bs:
-        _reject("expert_ids", f"expert_ids is {_what(expert_ids)}; need ({bs}, K) int32")
-    if expert_ids.size(1) < 1:
-        _reject("expert_ids", "expert_ids has K = 0; need K >= 1")
-    if quant_mode not in (0, 2):
-        _reject("quant_mode", f"quant_mode is {quant_mode}; need 0 (none) or 2 (int8 by token)")
+    fits = expert_ids.dim() == 2 and expert_ids.dtype == torch.int32 and expert_ids.size(0) == bs
+    need(fits, "expert_ids", f"is {_what(expert_ids)}; need ({bs}, K) int32")
+    need(expert_ids.size(1) >= 1, "expert_ids", "has K = 0; need K >= 1")
+    need(quant_mode in (0, 2), "quant_mode", f"is {quant_mode}; need 0 (none) or 2 (int8 by token)")
     if scales is not None:
-        if quant_mode == 0:
-            _reject("scales", "scales are given with quant_mode 0; pass None or quant_mode=2")
-        if tuple(scales.shape) != (experts, x.size(1)) or scales.dtype != torch.float32:
-            _reject("scales", f"scales is {_what(scales)}; need ({experts}, {x.size(1)}) fp32")
-    if mask is not None and (mask.dtype != torch.bool or mask.shape not in (expert_ids.shape, (bs,))):
-        _reject(
-            "x_active_mask", f"x_active_mask is {_what(mask)}; need ({bs},) or {tuple(expert_ids.shape)} bool"
-        )
-    if expert_token_nums_type not in (0, 1):
-        _reject("expert_token_nums_type", f"expert_token_nums_type is {expert_token_nums_type}; need 0 or 1")
-    if global_bs < 0 or global_bs % world or (global_bs and global_bs < bs * world):
-        _reject(
-            "global_bs",
-            f"global_bs is {global_bs}; need 0, or {world} ranks * largest BS (here at least {world * bs})",
-        )
+        need(quant_mode != 0, "scales", "are given with quant_mode 0; pass None or quant_mode=2")
+        fits = tuple(scales.shape) == (experts, x.size(1)) and scales.dtype == torch.float32
+        need(fits, "scales", f"is {_what(scales)}; need ({experts}, {x.size(1)}) fp32")
+    if mask is not None:
+        fits = mask.dtype == torch.bool and mask.shape in (expert_ids.shape, (bs,))
+        need(fits, "x_active_mask", f"is {_what(mask)}; need ({bs},) or {tuple(expert_ids.shape)} bool")
+    kind = expert_token_nums_type
+    need(kind in (0, 1), "expert_token_nums_type", f"is {kind}; need 0 or 1")
+    fits = global_bs == 0 or (global_bs > 0 and global_bs % world == 0 and global_bs >= bs * world)
+    rule = f"is {global_bs}; need 0, or {world} ranks * largest BS (here at least {world * bs})"
+    need(fits, "global_bs", rule)
     return global_bs // world if global_bs else bs
 
 
@@ -167,30 +155,27 @@ def check_combine(
     like: Tensor,
     expert_scales: Tensor,
     topk: int,
-    shared_expert_x: Tensor | None,
+    shared: Tensor | None,
 ) -> None:
     """Checks combine's arguments against dispatch's x (``like``), its K and its received rows."""
     bs, hidden = like.shape
-    if expert_out.dim() != 2 or expert_out.size(1) != hidden or expert_out.size(0) < rows:
-        _reject("expert_out", f"expert_out is {_what(expert_out)}; need at least {rows} rows of {hidden}")
-    if expert_out.dtype != like.dtype:
-        # Ranks that disagree on the row size would deadlock the exchange: hold all to dispatch's dtype.
-        _reject("expert_out", f"expert_out is {expert_out.dtype}, x was {like.dtype}; cast it to x's dtype")
-    if torch.is_grad_enabled() and expert_out.requires_grad:
-        _reject(
-            "expert_out", "expert_out requires grad, but this dispatcher has no backward; use torch.no_grad()"
-        )
-    if tuple(expert_scales.shape) != (bs, topk) or expert_scales.dtype != torch.float32:
-        _reject("expert_scales", f"expert_scales is {_what(expert_scales)}; need ({bs}, {topk}) fp32")
-    if shared_expert_x is not None and (
-        shared_expert_x.numel() != bs * hidden
-        or (shared_expert_x.dim() < 2 or shared_expert_x.size(-1) != hidden)
-        or shared_expert_x.dtype != like.dtype
-    ):
-        _reject(
-            "shared_expert_x",
-            f"shared_expert_x is {_what(shared_expert_x)}; need ({bs}, {hidden}) {like.dtype}",
-        )
+    fits = expert_out.dim() == 2 and expert_out.size(1) == hidden and expert_out.size(0) >= rows
+    need(fits, "expert_out", f"is {_what(expert_out)}; need at least {rows} rows of {hidden}")
+    # Ranks that disagree on the row size would deadlock the exchange: hold all to dispatch's dtype.
+    rule = f"is {expert_out.dtype}, x was {like.dtype}; cast it to x's dtype"
+    need(expert_out.dtype == like.dtype, "expert_out", rule)
+    _need_no_grad("expert_out", expert_out)
+    fits = tuple(expert_scales.shape) == (bs, topk) and expert_scales.dtype == torch.float32
+    need(fits, "expert_scales", f"is {_what(expert_scales)}; need ({bs}, {topk}) fp32")
+    if shared is not None:
+        fits = shared.dim() >= 2 and shared.size(-1) == hidden and shared.numel() == bs * hidden
+        rule = f"is {_what(shared)}; need ({bs}, {hidden}) {like.dtype}"
+        need(fits and shared.dtype == like.dtype, "shared_expert_x", rule)
+
+
+def _need_no_grad(argument: str, tensor: Tensor) -> None:
+    rule = "requires grad, but this dispatcher has no backward; call it under torch.no_grad()"
+    need(not (torch.is_grad_enabled() and tensor.requires_grad), argument, rule)
 
 
 def foreign(dispatcher: Dispatcher) -> ArgumentError:
@@ -203,7 +188,3 @@ def foreign(dispatcher: Dispatcher) -> ArgumentError:
 
 def _what(tensor: Tensor) -> str:
     return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
-
-
-def _reject(argument: str, message: str) -> None:
-    raise ArgumentError(message, argument=argument)

@@ -11,8 +11,8 @@ from torch import Tensor
 from ascend_moe import ops
 from ascend_moe.comm import comm_name, window_empty
 from ascend_moe.dispatchers.base import Dispatched, Dispatcher, foreign
-from ascend_moe.dispatchers.status import default_group
-from ascend_moe.errors import ArgumentError
+from ascend_moe.dispatchers.collective import default_group
+from ascend_moe.errors import need
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -54,18 +54,11 @@ class WindowDispatcher(Dispatcher):
         zero_copy: bool = False,
     ) -> None:
         super().__init__(rank, world_size, num_experts)
-        if contract not in ("v1", "v2"):
-            raise ArgumentError(f"contract is {contract!r}; need 'v1' or 'v2'", argument="contract")
-        if comm_alg and contract == "v1":
-            raise ArgumentError(
-                f"comm_alg is {comm_alg!r}, which the V1 ops do not take: use contract 'v2'",
-                argument="comm_alg",
-            )
-        if zero_copy and comm_alg not in ("direct", "auto"):
-            raise ArgumentError(
-                f"zero_copy goes with comm_alg 'direct' or 'auto', comm_alg is {comm_alg!r}",
-                argument="zero_copy",
-            )
+        need(contract in ("v1", "v2"), "contract", f"is {contract!r}; need 'v1' or 'v2'")
+        rule = f"is {comm_alg!r}, which the V1 ops do not take: use contract 'v2'"
+        need(not comm_alg or contract == "v2", "comm_alg", rule)
+        rule = f"goes with comm_alg 'direct' or 'auto', comm_alg is {comm_alg!r}"
+        need(not zero_copy or comm_alg in ("direct", "auto"), "zero_copy", rule)
         self.group_ep = group_ep
         self.contract = contract
         self.comm_alg = comm_alg

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from ascend_moe._torch_npu import on_npu
-from ascend_moe.errors import ArgumentError
+from ascend_moe.errors import ArgumentError, need
 from ascend_moe.experts.grouped_matmul import grouped_matmul_out, npu_grouped_matmul
 from ascend_moe.experts.groups import COUNTS, as_counts, read_groups
 from ascend_moe.experts.quant import (
@@ -87,10 +87,9 @@ def grouped_mlp(
         # Work follows the rows that arrived, not the worst case that expand_x is allocated for.
         groups = read_groups(expert_token_nums, group_list_type, w_down.shape[0], rows, "expert_token_nums")
         used = groups[-1].stop
-    if out is not None and tuple(out.shape) != tuple(expand_x.shape):
-        raise ArgumentError(
-            f"out is {tuple(out.shape)}; it must be {tuple(expand_x.shape)} as expand_x", argument="out"
-        )
+    if out is not None:
+        rule = f"is {tuple(out.shape)}; it must be {tuple(expand_x.shape)} as expand_x"
+        need(out.shape == expand_x.shape, "out", rule)
     target = None if out is None else out[:used]
     x = expand_x[:used]
     weights = None if topk_scales is None else topk_scales.reshape(rows)[:used]
@@ -107,10 +106,13 @@ def grouped_mlp(
         )
     else:
         scales = scales._replace(dynamic=scales.dynamic.reshape(rows)[:used])
+        if output_dtype is None:
+            halves = (torch.bfloat16, torch.float16)
+            output_dtype = scales.down.dtype if scales.down.dtype in halves else torch.bfloat16
         hidden, scale = _w8a8_hidden(multiply, x, w_gate_up, counts, weights, scales)
         y = grouped_matmul_out(
             target, hidden, w_down, expert_token_nums, group_list_type,
-            scale=scales.down, per_token_scale=scale, output_dtype=_w8a8_dtype(output_dtype, scales),
+            scale=scales.down, per_token_scale=scale, output_dtype=output_dtype,
         )  # fmt: skip
     if out is not None:
         return out
@@ -139,17 +141,12 @@ def _check_shapes(
             argument="w_gate_up",
         )
     local_experts, hidden, double = w_gate_up.shape
-    if local_experts == 0 or double % 2 or tuple(w_down.shape) != (local_experts, double // 2, hidden):
-        raise ArgumentError(
-            f"w_down is {tuple(w_down.shape)} beside w_gate_up {tuple(w_gate_up.shape)}; they must be "
-            "(L, I, H) and (L, H, 2I), L at least 1",
-            argument="w_down",
-        )
+    fits = local_experts > 0 and tuple(w_down.shape) == (local_experts, double / 2, hidden)
+    rule = f"is {tuple(w_down.shape)} beside w_gate_up {tuple(w_gate_up.shape)}; they must be "
+    need(fits, "w_down", rule + "(L, I, H) and (L, H, 2I), L at least 1")
     for name, value in per_row.items():
-        if value is not None and value.numel() != expand_x.shape[0]:
-            raise ArgumentError(
-                f"{name} has {value.numel()} values for {expand_x.shape[0]} rows of expand_x", argument=name
-            )
+        count = expand_x.shape[0] if value is None else value.numel()
+        need(count == expand_x.shape[0], name, f"has {count} values for {expand_x.shape[0]} rows of expand_x")
 
 
 def _check_scales(
@@ -160,21 +157,16 @@ def _check_scales(
 ) -> _Scales | None:
     """The scales of a W8A8 call, None for an unquantised one."""
     if dynamic_scales is not None and w_gate_up_scale is not None and w_down_scale is not None:
-        if expand_x.dtype == torch.int8:
-            return _Scales(dynamic_scales, w_gate_up_scale, w_down_scale)
-        raise ArgumentError(f"expand_x is {expand_x.dtype}; with scales it must be int8", argument="expand_x")
+        need(expand_x.dtype == torch.int8, "expand_x", f"is {expand_x.dtype}; with scales it must be int8")
+        return _Scales(dynamic_scales, w_gate_up_scale, w_down_scale)
     for name, value in (
         ("dynamic_scales", dynamic_scales),
         ("w_gate_up_scale", w_gate_up_scale),
         ("w_down_scale", w_down_scale),
     ):
-        if (value is None) == (expand_x.dtype == torch.int8):
-            state = "missing" if value is None else "given"
-            raise ArgumentError(
-                f"{name} is {state} for {expand_x.dtype} rows; W8A8 (int8) takes dynamic_scales, "
-                "w_gate_up_scale and w_down_scale, unquantised rows take none of them",
-                argument=name,
-            )
+        rule = f"is {'missing' if value is None else 'given'} for {expand_x.dtype} rows; W8A8 (int8) takes "
+        rule += "dynamic_scales, w_gate_up_scale and w_down_scale, unquantised rows take none of them"
+        need((value is None) != (expand_x.dtype == torch.int8), name, rule)
     return None
 
 
@@ -196,9 +188,3 @@ def _w8a8_hidden(
         # A weight of a row passes through the linear down product, so the row's scale can carry it.
         hidden_scale = hidden_scale * weights
     return hidden, hidden_scale
-
-
-def _w8a8_dtype(output_dtype: torch.dtype | int | None, scales: _Scales) -> torch.dtype | int:
-    if output_dtype is not None:
-        return output_dtype
-    return scales.down.dtype if scales.down.dtype in (torch.bfloat16, torch.float16) else torch.bfloat16

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from ascend_moe._torch_npu import call_torch_npu, compute_dtype, on_npu, resolve_dtype
-from ascend_moe.errors import ArgumentError
+from ascend_moe._torch_npu import compute_dtype, npu_operator, on_npu, resolve_dtype
+from ascend_moe.errors import ArgumentError, need
 from ascend_moe.experts.groups import COUNTS, CUMSUM, PAIRS, Group, read_groups
 
 Tensors = Sequence[torch.Tensor]
@@ -47,6 +47,7 @@ class _Weights(NamedTuple):
     scale: list[torch.Tensor] | None
 
 
+@npu_operator
 def npu_grouped_matmul(
     x: Tensors,
     weight: Tensors,
@@ -104,11 +105,8 @@ def npu_grouped_matmul(
     given = dict(locals())
     if not isinstance(x, Sequence) or not isinstance(weight, Sequence) or len(x) == 0:
         raise ArgumentError("x and weight must be lists of tensors, x not empty", argument="x")
-    if on_npu(x[0]):
-        return list(call_torch_npu("npu_grouped_matmul", **given))
     for name in NPU_ONLY:
-        if _is_set(given[name]):
-            raise ArgumentError(f"{name} is not supported off the NPU; leave it out", argument=name)
+        need(not _is_set(given[name]), name, "is not supported off the NPU; leave it out")
     split_item, group_list_type = split_item or 0, group_list_type or 0
     _check_modes(x, group_list, split_item, group_type, group_list_type)
     weights = _split_weights(weight, bias, scale)
@@ -166,14 +164,12 @@ def grouped_matmul_out(
 
 
 def _check_out(out: torch.Tensor, shape: tuple[int, int], dtype: torch.dtype, inputs: Tensors) -> None:
-    if tuple(out.shape) != shape or out.dtype != dtype or out.device != inputs[0].device:
-        raise ArgumentError(
-            f"out is {tuple(out.shape)} {out.dtype} on {out.device}; it must be {shape} {dtype} on "
-            f"{inputs[0].device}",
-            argument="out",
-        )
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (out, *inputs)):
-        raise ArgumentError("out takes no part in autograd: call it under torch.no_grad()", argument="out")
+    device = inputs[0].device
+    fits = tuple(out.shape) == shape and out.dtype == dtype and out.device == device
+    actual = f"{tuple(out.shape)} {out.dtype} on {out.device}"
+    need(fits, "out", f"is {actual}; it must be {shape} {dtype} on {device}")
+    graph = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (out, *inputs))
+    need(not graph, "out", "takes no part in autograd: call it under torch.no_grad()")
 
 
 def _is_set(value: object) -> bool:
@@ -189,47 +185,33 @@ def _check_modes(
     group_type: int | None,
     group_list_type: int,
 ) -> None:
-    if split_item not in (0, 1, 2, 3):
-        raise ArgumentError(f"split_item is {split_item}; it must be 0, 1, 2 or 3", argument="split_item")
-    if group_type not in (None, -1, 0):
-        raise ArgumentError(
-            f"group_type is {group_type}; off the NPU it is 0 (rows are grouped) or -1 (one x an expert)",
-            argument="group_type",
-        )
-    if group_list_type == PAIRS and split_item in (0, 1):
-        raise ArgumentError(
-            "group_list_type 2 (pairs) needs split_item 2 or 3: one output", argument="group_list_type"
-        )
-    if group_list_type not in (CUMSUM, COUNTS, PAIRS):
-        raise ArgumentError(
-            f"group_list_type is {group_list_type}; it must be 0, 1 or 2", argument="group_list_type"
-        )
+    need(split_item in (0, 1, 2, 3), "split_item", f"is {split_item}; it must be 0, 1, 2 or 3")
+    rule = f"is {group_type}; off the NPU it is 0 (rows are grouped) or -1 (one x an expert)"
+    need(group_type in (None, -1, 0), "group_type", rule)
+    pairs = group_list_type == PAIRS
+    rule = "2 (pairs) needs split_item 2 or 3: one output"
+    need(not pairs or split_item in (2, 3), "group_list_type", rule)
+    rule = f"is {group_list_type}; it must be 0, 1 or 2"
+    need(group_list_type in (CUMSUM, COUNTS, PAIRS), "group_list_type", rule)
     if isinstance(group_list, torch.Tensor):
-        if group_list.dtype != torch.int64:
-            raise ArgumentError(f"group_list is {group_list.dtype}; it must be int64", argument="group_list")
-        if group_list.dim() != (2 if group_list_type == PAIRS else 1):
-            raise ArgumentError(
-                f"group_list is {group_list.dim()}-D; group_list_type {group_list_type} takes "
-                f"{'(n, 2)' if group_list_type == PAIRS else '(E,)'}",
-                argument="group_list",
-            )
-        if group_type != 0 and len(x) == 1:
-            raise ArgumentError(
-                f"group_type is {group_type}, but one x is cut by a group_list tensor; pass group_type=0",
-                argument="group_type",
-            )
+        need(group_list.dtype == torch.int64, "group_list", f"is {group_list.dtype}; it must be int64")
+        form = "(n, 2)" if pairs else "(E,)"
+        rule = f"is {group_list.dim()}-D; group_list_type {group_list_type} takes {form}"
+        need(group_list.dim() == (2 if pairs else 1), "group_list", rule)
+        rule = f"is {group_type}, but one x is cut by a group_list tensor; pass group_type=0"
+        need(group_type == 0 or len(x) != 1, "group_type", rule)
 
 
 def _split_weights(weight: Tensors, bias: Tensors | None, scale: Tensors | None) -> _Weights:
     single = len(weight) == 1 and weight[0].dim() == 3
     weights = list(weight[0].unbind(0) if single else weight)
-    if not weights or any(w.dim() != 2 for w in weights):
-        raise ArgumentError(
-            f"weight has shapes {[tuple(w.shape) for w in weight]}; it must be one (E, K, N) tensor or a "
-            "list of (K, N)",
-            argument="weight",
-        )
+    rule = f"has shapes {_shapes(weight)}; it must be one (E, K, N) tensor or a list of (K, N)"
+    need(bool(weights) and all(w.dim() == 2 for w in weights), "weight", rule)
     return _Weights(weights, _per_expert(bias, weights, "bias"), _per_expert(scale, weights, "scale"))
+
+
+def _shapes(tensors: Tensors) -> list[tuple[int, ...]]:
+    return [tuple(tensor.shape) for tensor in tensors]
 
 
 def _per_expert(
@@ -237,58 +219,45 @@ def _per_expert(
 ) -> list[torch.Tensor] | None:
     if tensors is None or len(tensors) == 0:
         return None
-    experts = len(weights)
+    experts, width = len(weights), weights[0].shape[1]
     rows = list(tensors[0].unbind(0)) if len(tensors) == 1 and tensors[0].dim() == 2 else list(tensors)
-    if len(rows) == experts and all(
+    fits = len(rows) == experts and all(
         tuple(row.shape) in ((w.shape[1],), (1, w.shape[1])) for row, w in zip(rows, weights, strict=True)
-    ):
-        return [row.reshape(-1) for row in rows]
-    raise ArgumentError(
-        f"{argument} has shapes {[tuple(t.shape) for t in tensors]}; {experts} experts with "
-        f"N={weights[0].shape[1]} need one ({experts}, N) tensor or {experts} tensors (N,)",
-        argument=argument,
     )
+    rule = f"has shapes {_shapes(tensors)}; {experts} experts with N={width} need one ({experts}, {width}) "
+    need(fits, argument, rule + f"tensor or {experts} tensors (N,)")
+    return [row.reshape(-1) for row in rows]
 
 
 def _check_dtypes(
     x: Tensors, weights: _Weights, per_token_scale: Tensors | None, output_dtype: torch.dtype | None
 ) -> torch.dtype:
     """The output type. Raises unless npu_grouped_matmul multiplies these input types."""
-    dtype = x[0].dtype
-    if dtype not in (*_FLOATS, torch.int8):
-        raise ArgumentError(f"x is {dtype}; it must be bf16, fp16, fp32 or int8", argument="x")
-    if any(t.dtype != dtype for t in (*x, *weights.weight)):
-        dtypes = sorted({str(t.dtype) for t in (*x, *weights.weight)})
+    dtype, scale = x[0].dtype, weights.scale
+    integer = dtype == torch.int8
+    need(integer or dtype in _FLOATS, "x", f"is {dtype}; it must be bf16, fp16, fp32 or int8")
+    dtypes = sorted({str(t.dtype) for t in (*x, *weights.weight)})
+    if len(dtypes) > 1:
         raise ArgumentError(
             f"x and weight mix {', '.join(dtypes)}; they must have one type (antiquantisation is NPU-only)",
             argument="weight",
         )
-    scaled = weights.scale is not None
-    if dtype != torch.int8 and (scaled or per_token_scale):
-        name = "scale" if scaled else "per_token_scale"
-        raise ArgumentError(f"{name} goes with int8 x; x is {dtype}", argument=name)
-    if per_token_scale and not scaled:
-        raise ArgumentError("per_token_scale needs scale beside it", argument="per_token_scale")
-    if weights.scale is not None and any(not s.is_floating_point() for s in weights.scale):
-        raise ArgumentError(
-            f"scale is {weights.scale[0].dtype}; off the NPU it must be fp32, bf16 or fp16 (packed 64-bit "
-            "scales are NPU-only)",
-            argument="scale",
-        )
-    integer = dtype == torch.int8
-    if not scaled and weights.bias and any(b.is_floating_point() == integer for b in weights.bias):
-        needed = "int32, as the output is" if integer else "float"
-        raise ArgumentError(f"bias is {weights.bias[0].dtype}; it must be {needed}", argument="bias")
-    allowed = (dtype,) if dtype != torch.int8 else _DEQUANTISED if scaled else (torch.int32,)
-    if output_dtype is None and dtype != torch.int8:
+    name = "per_token_scale" if scale is None else "scale"
+    need(integer or not (scale or per_token_scale), name, f"goes with int8 x; x is {dtype}")
+    need(scale is not None or not per_token_scale, "per_token_scale", "needs scale beside it")
+    if scale is not None:
+        rule = f"is {scale[0].dtype}; off the NPU it must be fp32, bf16 or fp16 "
+        rule += "(packed 64-bit scales are NPU-only)"
+        need(all(s.is_floating_point() for s in scale), "scale", rule)
+    elif weights.bias:
+        rule = f"is {weights.bias[0].dtype}; it must be {'int32, as the output is' if integer else 'float'}"
+        need(all(b.is_floating_point() != integer for b in weights.bias), "bias", rule)
+    if output_dtype is None and not integer:
         return dtype
-    if output_dtype is None or output_dtype not in allowed:
-        raise ArgumentError(
-            f"output_dtype is {output_dtype}; {dtype} x {'with' if scaled else 'without'} scale gives "
-            f"{', '.join(str(a) for a in allowed)}",
-            argument="output_dtype",
-        )
-    return output_dtype
+    allowed = (dtype,) if not integer else (torch.int32,) if scale is None else _DEQUANTISED
+    gives = f"{dtype} x {'without' if scale is None else 'with'} scale gives {', '.join(map(str, allowed))}"
+    need(output_dtype in allowed, "output_dtype", f"is {output_dtype}; {gives}")
+    return output_dtype or dtype
 
 
 def _segments(
@@ -301,13 +270,10 @@ def _segments(
     """The groups' rows in order, and the number of rows of x."""
     scales: list[torch.Tensor | None] = [None] * len(x)
     if per_token_scale:
-        if [s.numel() for s in per_token_scale] != [t.numel() // max(t.shape[-1], 1) for t in x]:
-            raise ArgumentError(
-                f"per_token_scale has {[s.numel() for s in per_token_scale]} values for x of "
-                f"{[tuple(t.shape) for t in x]}; give one a row, in one tensor an x",
-                argument="per_token_scale",
-            )
-        scales = [s.reshape(-1) for s in per_token_scale]
+        sizes = [scale.numel() for scale in per_token_scale]
+        rule = f"has {sizes} values for x of {_shapes(x)}; give one a row, in one tensor an x"
+        need(sizes == [t.numel() // max(t.shape[-1], 1) for t in x], "per_token_scale", rule)
+        scales = [scale.reshape(-1) for scale in per_token_scale]
     if len(x) == 1 and group_list is not None:
         rows = x[0].shape[0]
         groups = read_groups(group_list, group_list_type, experts, rows)
@@ -318,15 +284,12 @@ def _segments(
             "expert, with one x give group_list",
             argument="x" if len(x) > 1 else "group_list",
         )
-    rows = sum(t.shape[0] for t in x)
+    counts = [t.shape[0] for t in x]
     if group_list is not None:
-        groups = read_groups(group_list, group_list_type, experts, rows)
-        if [group.stop - group.start for group in groups] != [t.shape[0] for t in x]:
-            raise ArgumentError(
-                f"group_list does not describe x's row counts {[t.shape[0] for t in x]}; leave it out",
-                argument="group_list",
-            )
-    return [_Segment(i, t, s) for i, (t, s) in enumerate(zip(x, scales, strict=True))], rows
+        groups = read_groups(group_list, group_list_type, experts, sum(counts))
+        described = [group.stop - group.start for group in groups] == counts
+        need(described, "group_list", f"does not describe x's row counts {counts}; leave it out")
+    return [_Segment(i, t, s) for i, (t, s) in enumerate(zip(x, scales, strict=True))], sum(counts)
 
 
 def _cut(x: torch.Tensor, per_token_scale: torch.Tensor | None, group: Group) -> _Segment:
@@ -357,12 +320,9 @@ def _product(
 ) -> torch.Tensor:
     x, weight = segment.x, weights.weight[segment.expert]
     bias = None if weights.bias is None else weights.bias[segment.expert]
-    if x.dim() < 2 or x.shape[-1] != weight.shape[0]:
-        raise ArgumentError(
-            f"x of {tuple(x.shape)} does not fit weight of {tuple(weight.shape)} (expert {segment.expert}); "
-            "x's last size must be the weight's first",
-            argument="x",
-        )
+    rule = f"of {tuple(x.shape)} does not fit weight of {tuple(weight.shape)} (expert {segment.expert}); "
+    rule += "x's last size must be the weight's first"
+    need(x.dim() >= 2 and x.shape[-1] == weight.shape[0], "x", rule)
     if x.dtype != torch.int8:
         return float_matmul(x, weight, bias, out)
     total = int8_matmul(x.reshape(-1, x.shape[-1]), weight)

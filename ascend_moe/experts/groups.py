@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ascend_moe.errors import ArgumentError
+from ascend_moe.errors import ArgumentError, need
 
 CUMSUM, COUNTS, PAIRS = 0, 1, 2
 
@@ -48,21 +48,15 @@ def read_groups(
     values: list[Any] = group_list.tolist() if isinstance(group_list, torch.Tensor) else list(group_list)
     if group_list_type == PAIRS:
         pairs = _check_pairs(values, experts, argument)
-    elif group_list_type in (CUMSUM, COUNTS):
-        if len(values) != experts or any(isinstance(value, list) for value in values):
-            raise ArgumentError(
-                f"{argument} has {len(values)} entries, but there are {experts} experts; "
-                "give one number an expert",
-                argument=argument,
-            )
+    else:
+        rule = f"is {group_list_type}; it must be 0 (running sums), 1 (counts) or 2 (pairs)"
+        need(group_list_type in (CUMSUM, COUNTS), "group_list_type", rule)
+        fits = len(values) == experts and not any(isinstance(value, list) for value in values)
+        rule = f"has {len(values)} entries, but there are {experts} experts; give one number an expert"
+        need(fits, argument, rule)
         if group_list_type == CUMSUM:
             values = [after - before for before, after in zip([0, *values], values, strict=False)]
         pairs = list(enumerate(values))
-    else:
-        raise ArgumentError(
-            f"group_list_type is {group_list_type}; it must be 0 (running sums), 1 (counts) or 2 (pairs)",
-            argument="group_list_type",
-        )
     groups, start = [], 0
     for index, count in pairs:
         if count < 0:
@@ -73,37 +67,26 @@ def read_groups(
             )
         groups.append(Group(index, start, start + count))
         start += count
-    if start > rows:
-        raise ArgumentError(
-            f"{argument} covers {start} rows, but the matrix has {rows} (is group_list_type right?)",
-            argument=argument,
-        )
+    rule = f"covers {start} rows, but the matrix has {rows} (is group_list_type right?)"
+    need(start <= rows, argument, rule)
     return groups
 
 
 def _check_pairs(values: list[Any], experts: int, argument: str) -> list[tuple[int, int]]:
-    if any(not isinstance(pair, (list, tuple)) or len(pair) != 2 for pair in values):
-        raise ArgumentError(
-            f"{argument} with group_list_type 2 must be (n, 2): pairs of expert and row count",
-            argument=argument,
-        )
+    formed = all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in values)
+    need(formed, argument, "with group_list_type 2 must be (n, 2): pairs of expert and row count")
     for index, count in values:
         # Pairs of no rows are padding: their expert is not looked at.
-        if count != 0 and not 0 <= index < experts:
-            raise ArgumentError(
-                f"{argument} names expert {index}; there are experts 0..{experts - 1}", argument=argument
-            )
+        known = count == 0 or 0 <= index < experts
+        need(known, argument, f"names expert {index}; there are experts 0..{experts - 1}")
     return [(index, count) for index, count in values]
 
 
 def as_counts(group_list: torch.Tensor, group_list_type: int) -> torch.Tensor:
     """Counts per expert, ``(L,)``, computed on the list's own device without reading it on the host."""
+    rule = f"is {group_list_type}; the expert MLP takes 0 (running sums) or 1 (counts), as "
+    rule += "expert_token_nums_type gives them"
+    need(group_list_type in (CUMSUM, COUNTS), "group_list_type", rule)
     if group_list_type == COUNTS:
         return group_list
-    if group_list_type == CUMSUM:
-        return torch.diff(group_list, prepend=group_list.new_zeros(1))
-    raise ArgumentError(
-        f"group_list_type is {group_list_type}; the expert MLP takes 0 (running sums) or 1 (counts), as "
-        "expert_token_nums_type gives them",
-        argument="group_list_type",
-    )
+    return torch.diff(group_list, prepend=group_list.new_zeros(1))

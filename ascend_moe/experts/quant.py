@@ -9,13 +9,14 @@ code 0.
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import silu
 
-from ascend_moe._torch_npu import call_torch_npu, compute_dtype, on_npu, resolve_dtype
-from ascend_moe.errors import ArgumentError
+from ascend_moe._torch_npu import compute_dtype, npu_operator, resolve_dtype
+from ascend_moe.errors import ArgumentError, need, need_shape
 from ascend_moe.experts.groups import COUNTS, CUMSUM, read_groups
 
 _INT8_MAX = 127.0
@@ -34,6 +35,7 @@ def to_int8(values: torch.Tensor) -> torch.Tensor:
     return torch.nan_to_num(values, nan=0.0).round().clamp(-128, 127).to(torch.int8)
 
 
+@npu_operator
 def npu_dynamic_quant(
     input: torch.Tensor,
     *,
@@ -63,30 +65,12 @@ def npu_dynamic_quant(
 
     Source: torch_npu ``npu_dynamic_quant``; NPU tensors go there.
     """
-    if on_npu(input):
-        codes, scale = call_torch_npu(
-            "npu_dynamic_quant",
-            input,
-            smooth_scales=smooth_scales,
-            group_index=group_index,
-            dst_type=dst_type,
-            # Older versions have neither: pass them only where they differ from the default.
-            quant_mode=None if quant_mode == "pertoken" else quant_mode,
-            dst_type_max=dst_type_max or None,
-        )
-        return codes, scale
-    if input.dim() < 2 or not input.is_floating_point():
-        raise ArgumentError(
-            f"input is {tuple(input.shape)} {input.dtype}; it must be at least 2-D and float",
-            argument="input",
-        )
+    rule = f"is {tuple(input.shape)} {input.dtype}; it must be at least 2-D and float"
+    need(input.dim() >= 2 and input.is_floating_point(), "input", rule)
     check_int8(dst_type)
-    if quant_mode not in ("pertoken", "pertensor"):
-        raise ArgumentError(
-            f"quant_mode is {quant_mode!r}; it must be 'pertoken' or 'pertensor'", argument="quant_mode"
-        )
-    if dst_type_max != 0:
-        raise ArgumentError(f"dst_type_max is {dst_type_max}; int8 takes 0", argument="dst_type_max")
+    known = quant_mode in ("pertoken", "pertensor")
+    need(known, "quant_mode", f"is {quant_mode!r}; it must be 'pertoken' or 'pertensor'")
+    need(dst_type_max == 0, "dst_type_max", f"is {dst_type_max}; int8 takes 0")
     values = _smooth(input.float(), smooth_scales, group_index)
     if quant_mode == "pertoken":
         return quantize_rows(values)
@@ -97,8 +81,7 @@ def npu_dynamic_quant(
 def check_int8(dst_type: torch.dtype | int | None) -> None:
     """Raise unless ``dst_type`` is None or int8."""
     dtype = resolve_dtype(dst_type, "dst_type")
-    if dtype not in (None, torch.int8):
-        raise ArgumentError(f"dst_type is {dtype}; off the NPU only int8 is supported", argument="dst_type")
+    need(dtype in (None, torch.int8), "dst_type", f"is {dtype}; off the NPU only int8 is supported")
 
 
 def _smooth(
@@ -106,16 +89,10 @@ def _smooth(
 ) -> torch.Tensor:
     width = values.shape[-1]
     if smooth_scales is None:
-        if group_index is not None:
-            raise ArgumentError("group_index needs smooth_scales (E, H) beside it", argument="group_index")
+        need(group_index is None, "group_index", "needs smooth_scales (E, H) beside it")
         return values
     shape = (width,) if group_index is None else (group_index.numel(), width)
-    if tuple(smooth_scales.shape) != shape:
-        raise ArgumentError(
-            f"smooth_scales is {tuple(smooth_scales.shape)}; it must be {shape}: "
-            f"{'one value a channel' if group_index is None else 'one row a group'}",
-            argument="smooth_scales",
-        )
+    need_shape("smooth_scales", smooth_scales, shape)
     smooth = smooth_scales.float()
     if group_index is None:
         return values * smooth
@@ -138,15 +115,13 @@ def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     Raises:
         ArgumentError: weight is not a float matrix or a stack of them.
     """
-    if weight.dim() < 2 or not weight.is_floating_point():
-        raise ArgumentError(
-            f"weight is {tuple(weight.shape)} {weight.dtype}; it must be float and (..., K, N)",
-            argument="weight",
-        )
+    rule = f"is {tuple(weight.shape)} {weight.dtype}; it must be float and (..., K, N)"
+    need(weight.dim() >= 2 and weight.is_floating_point(), "weight", rule)
     codes, scale = quantize_rows(weight.float().transpose(-1, -2))
     return codes.transpose(-1, -2).contiguous(), scale
 
 
+@npu_operator
 def npu_swiglu(input: torch.Tensor, dim: int = -1) -> torch.Tensor:
     """``silu(first half) * second half`` along ``dim``; float32 inside, one rounding, differentiable.
 
@@ -162,15 +137,9 @@ def npu_swiglu(input: torch.Tensor, dim: int = -1) -> torch.Tensor:
 
     Source: torch_npu ``npu_swiglu``; NPU tensors go there.
     """
-    if on_npu(input):
-        result: torch.Tensor = call_torch_npu("npu_swiglu", input, dim=dim)
-        return result
-    if not input.is_floating_point():
-        raise ArgumentError(f"input is {input.dtype}; it must be bf16, fp16 or fp32", argument="input")
-    if not -input.dim() <= dim < input.dim() or input.shape[dim] % 2 != 0:
-        raise ArgumentError(
-            f"dim is {dim} of {tuple(input.shape)}; it must name a dimension of even size", argument="dim"
-        )
+    need(input.is_floating_point(), "input", f"is {input.dtype}; it must be bf16, fp16 or fp32")
+    even = -input.dim() <= dim < input.dim() and input.shape[dim] % 2 == 0
+    need(even, "dim", f"is {dim} of {tuple(input.shape)}; it must name a dimension of even size")
     gate, up = input.to(compute_dtype(input.dtype)).chunk(2, dim)
     return (silu(gate) * up).to(input.dtype)
 
@@ -180,6 +149,7 @@ def npu_swiglu(input: torch.Tensor, dim: int = -1) -> torch.Tensor:
 STATIC, DYNAMIC = 0, 1
 
 
+@npu_operator
 def npu_dequant_swiglu_quant(
     x: torch.Tensor,
     *,
@@ -226,52 +196,18 @@ def npu_dequant_swiglu_quant(
 
     Source: torch_npu ``npu_dequant_swiglu_quant``; NPU tensors go there.
     """
-    given = dict(locals())
-    if on_npu(x):
-        codes, scale = call_torch_npu("npu_dequant_swiglu_quant", given.pop("x"), **_for_npu(given))
-        return codes, scale
-    call = _Call(**given)
+    call = SimpleNamespace(**locals())
     _check(call)
     return _run(call)
 
 
-def _for_npu(given: dict[str, Any]) -> dict[str, Any]:
-    # Older torch_npu versions lack the clamped forms: pass their parameters only where one is asked for.
-    if given["swiglu_mode"] == 0:
-        return {k: v for k, v in given.items() if k != "clamp_limit" and not k.startswith(("swiglu", "glu"))}
-    return given
-
-
-class _Call(NamedTuple):
-    """The arguments of one call."""
-
-    x: torch.Tensor
-    weight_scale: torch.Tensor | None
-    activation_scale: torch.Tensor | None
-    bias: torch.Tensor | None
-    quant_scale: torch.Tensor | None
-    quant_offset: torch.Tensor | None
-    group_index: torch.Tensor | None
-    activate_left: bool
-    quant_mode: int
-    dst_type: torch.dtype | int | None
-    round_mode: int | None
-    activate_dim: int | None
-    swiglu_mode: int
-    clamp_limit: float
-    glu_alpha: float
-    glu_bias: float
-
-
-def _check(call: _Call) -> None:
+def _check(call: Any) -> None:
     x, grouped = call.x, call.group_index is not None
     integer = x.dtype == torch.int32
     static = call.quant_mode == STATIC
-    if x.dim() < 2 or x.shape[-1] % 2 != 0 or not (integer or x.is_floating_point()):
-        raise ArgumentError(
-            f"x is {tuple(x.shape)} {x.dtype}; it must be at least 2-D, of even last size, int32 or float",
-            argument="x",
-        )
+    fits = x.dim() >= 2 and x.shape[-1] % 2 == 0 and (integer or x.is_floating_point())
+    rule = f"is {tuple(x.shape)} {x.dtype}; it must be at least 2-D, of even last size, int32 or float"
+    need(fits, "x", rule)
     check_int8(call.dst_type)
     rules: list[tuple[str, bool, str]] = [
         ("weight_scale", integer and call.weight_scale is None, "int32 x needs it"),
@@ -297,7 +233,7 @@ def _check(call: _Call) -> None:
             raise ArgumentError(f"{argument} is {shown}: {rule}", argument=argument)
 
 
-def _run(call: _Call) -> tuple[torch.Tensor, torch.Tensor]:
+def _run(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
     width, rows = call.x.shape[-1], call.x.shape[:-1].numel()
     total, groups = rows, _Groups(1, None)
     if call.group_index is not None:
@@ -330,38 +266,31 @@ class _Groups(NamedTuple):
             parameter = parameter.unsqueeze(1)
         elif self.number == 1 and shape == (width,):
             parameter = parameter.unsqueeze(0)
-        elif shape != (self.number, width):
-            raise ArgumentError(
-                f"{argument} is {shape}; {self.number} group(s) of width {width} need {(self.number, width)}",
-                argument=argument,
-            )
+        else:
+            rule = f"is {shape}; {self.number} group(s) of width {width} need {(self.number, width)}"
+            need(shape == (self.number, width), argument, rule)
         parameter = parameter.float()
         return parameter if self.owner is None else parameter[self.owner]
 
 
-def _dequantise(call: _Call, x: torch.Tensor, groups: _Groups) -> torch.Tensor:
+def _dequantise(call: Any, x: torch.Tensor, groups: _Groups) -> torch.Tensor:
     if call.weight_scale is None:
         return x.float()
     width = x.shape[1]
     bias = call.bias
-    if bias is not None and tuple(bias.shape) not in ((width,), (1, width)):
-        raise ArgumentError(f"bias is {tuple(bias.shape)}; it must be {(width,)}", argument="bias")
-    if bias is not None and not bias.is_floating_point():
-        x = x + bias
+    if bias is not None:
+        need_shape("bias", bias, (width,), (1, width))
+        x = x if bias.is_floating_point() else x + bias
     values = x.float() * groups.spread(call.weight_scale, width, "weight_scale")
     if call.activation_scale is not None:
         rows = call.x.shape[:-1].numel()
-        if call.activation_scale.numel() != rows:
-            raise ArgumentError(
-                f"activation_scale is {tuple(call.activation_scale.shape)}; it must have one value for each "
-                f"of {rows} rows",
-                argument="activation_scale",
-            )
+        rule = f"is {tuple(call.activation_scale.shape)}; it must have one value for each of {rows} rows"
+        need(call.activation_scale.numel() == rows, "activation_scale", rule)
         values = values * call.activation_scale.reshape(rows, 1)[: x.shape[0]].float()
     return values + bias.float() if bias is not None and bias.is_floating_point() else values
 
 
-def _activate(call: _Call, values: torch.Tensor) -> torch.Tensor:
+def _activate(call: Any, values: torch.Tensor) -> torch.Tensor:
     if call.swiglu_mode == 1:
         gate, up = values[:, ::2], values[:, 1::2]
     else:
@@ -370,10 +299,11 @@ def _activate(call: _Call, values: torch.Tensor) -> torch.Tensor:
     if call.swiglu_mode == 0:
         return silu(gate) * up
     gate, up = gate.clamp(max=call.clamp_limit), up.clamp(-call.clamp_limit, call.clamp_limit)
-    return gate * torch.sigmoid(call.glu_alpha * gate) * (up + call.glu_bias)
+    activated: torch.Tensor = gate * torch.sigmoid(call.glu_alpha * gate) * (up + call.glu_bias)
+    return activated
 
 
-def _quantise(call: _Call, values: torch.Tensor, groups: _Groups) -> tuple[torch.Tensor, torch.Tensor]:
+def _quantise(call: Any, values: torch.Tensor, groups: _Groups) -> tuple[torch.Tensor, torch.Tensor]:
     width, static = values.shape[1], call.quant_mode == STATIC
     scale = None
     if call.quant_scale is not None:

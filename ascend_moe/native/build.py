@@ -22,33 +22,29 @@ from .cache import cache_directory, digest_of, forget_old
 BUILD_SECONDS = 1800.0  # after that a build, or the wait for another process's build, is given up
 
 
+SECONDS = 60  # that a part takes on two cores
+
+
 @dataclass(frozen=True)
 class Part:
-    """A part of the native libraries: CMake's option and target, and what comes out, the last one last."""
+    """A part of the native libraries: CMake's target, and what comes out, the last one last."""
 
     title: str
-    option: str
     target: str
     outputs: tuple[str, ...]
-    seconds: int  # on two cores
+
+    @property
+    def option(self) -> str:
+        """CMake's option that adds the part."""
+        return next(f"ASCEND_MOE_{name.upper()}" for name, part in PARTS.items() if part is self)
 
 
 PARTS = {
     "checked": Part(
-        "the checked engine",
-        "ASCEND_MOE_CHECKED",
-        "ascend_moe_checked",
-        ("libtwin_checked.a", "libascend_moe_checked.so"),
-        60,
+        "the checked engine", "ascend_moe_checked", ("libtwin_checked.a", "libascend_moe_checked.so")
     ),
-    "timed": Part(
-        "the timed engine",
-        "ASCEND_MOE_TIMED",
-        "ascend_moe_timed",
-        ("libtwin_timed.a", "libascend_moe_timed.so"),
-        60,
-    ),
-    "vnpu": Part("the virtual NPU's libraries", "ASCEND_MOE_VNPU", "vnpu_libraries", ("vnpu",), 60),
+    "timed": Part("the timed engine", "ascend_moe_timed", ("libtwin_timed.a", "libascend_moe_timed.so")),
+    "vnpu": Part("the virtual NPU's libraries", "vnpu_libraries", ("vnpu",)),
 }
 
 
@@ -77,15 +73,11 @@ def built_part(name: str, sources: Path, fast: Path) -> Path:
         with _lock(folder / f"{name}.lock", part):
             if not made.exists():
                 _build(part, sources, folder)
-                _link(fast, folder)
+                with contextlib.suppress(FileExistsError):
+                    (folder / fast.name).symlink_to(fast)
     with contextlib.suppress(OSError):
         os.utime(folder)  # what is used is not forgotten
     return made
-
-
-def _link(fast: Path, folder: Path) -> None:
-    with contextlib.suppress(FileExistsError):
-        (folder / fast.name).symlink_to(fast)
 
 
 @contextlib.contextmanager
@@ -120,10 +112,9 @@ def _tool(name: str) -> str | None:
 
 
 def _needed(part: Part, *names: str, fix: str) -> str:
-    for name in names:
-        path = _tool(name)
-        if path is not None:
-            return path
+    path = next(filter(None, map(_tool, names)), None)
+    if path is not None:
+        return path
     raise LibraryError(
         f"{part.title} is not built yet, and there is no {', '.join(names)} to build it: {fix},"
         f" or install a wheel made by `make wheel`, which has everything"
@@ -135,7 +126,7 @@ def _build(part: Part, sources: Path, folder: Path) -> None:
     wanted = os.environ.get("CXX")
     compilers = (wanted.split()[-1],) if wanted else ("g++", "c++", "clang++")
     _needed(part, *compilers, fix="install g++ 11 or newer, or set CXX")
-    _tell(f"builds {part.title} into {folder}, once; about {part.seconds} s on two cores")
+    _tell(f"builds {part.title} into {folder}, once; about {SECONDS} s on two cores")
     scratch = Path(tempfile.mkdtemp(prefix=".building-", dir=folder))
     others = [other.option for other in PARTS.values() if other is not part]
     generator = ["-G", "Ninja"] if "CMAKE_GENERATOR" not in os.environ and _tool("ninja") else []

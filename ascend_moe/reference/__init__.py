@@ -14,10 +14,9 @@ from __future__ import annotations
 
 from .cases import Case, Place
 from .combine import combine, dense
-from .dispatch import FaultyRouting, check, dispatch, quantise_row
+from .dispatch import FaultyRouting, check, dispatch, predict_traffic, quantise_row
 from .records import DispatchResult, Fault, RankInput, Report, Traffic
 from .report import same_bits, validate
-from .traffic import predict_traffic
 
 __all__ = [
     "Case",

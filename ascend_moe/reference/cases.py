@@ -60,12 +60,8 @@ class Place:
 
     def arguments(self, experts: int) -> dict[str, Any]:
         """The arguments of an op that say who calls."""
-        return {
-            "group_ep": self.group_ep,
-            "ep_world_size": self.world,
-            "ep_rank_id": self.rank,
-            "moe_expert_num": experts,
-        }
+        place = {"group_ep": self.group_ep, "ep_world_size": self.world, "ep_rank_id": self.rank}
+        return {**place, "moe_expert_num": experts}
 
 
 @dataclass(frozen=True)
@@ -116,7 +112,7 @@ class Case:
             batch=global_bs // world or int(x.shape[0]),
             dtype=next(name for name, dtype in DTYPES.items() if dtype == x.dtype),
             width=int(x.shape[1]),
-            batches=tuple(int(one.x.shape[0]) for one in inputs) if global_bs else "equal",
+            batches=tuple(int(entry.x.shape[0]) for entry in inputs) if global_bs else "equal",
             given=tuple(inputs),
             **attributes,
         )
@@ -295,8 +291,7 @@ class Case:
         self, rows: Sequence[torch.Tensor], dispatched: Sequence[DispatchResult]
     ) -> list[torch.Tensor]:
         """What combine must make of every rank's expert rows."""
-        experts, global_bs = self.experts, self.global_bs
-        return combine(self.inputs, rows, dispatched, moe_expert_num=experts, global_bs=global_bs)
+        return combine(self.inputs, rows, dispatched, moe_expert_num=self.experts, global_bs=self.global_bs)
 
     def expert_rows(
         self, rank: int, expand_x: torch.Tensor, scales: torch.Tensor | None, counts: torch.Tensor

@@ -35,33 +35,33 @@ def combine(
         for i, (source, token, k) in enumerate(result.assist_info.tolist()):
             returned[source][token, k] = values[i]
     outputs = []
-    for rank, one in enumerate(inputs):
-        if {(token, k) for token, k, _ in routed_pairs(one)} != set(returned[rank]):
+    for rank, given in enumerate(inputs):
+        if {(token, k) for token, k, _ in routed_pairs(given)} != set(returned[rank]):
             raise ValueError(f"rank {rank}: combine's ids and mask are not those of dispatch")
-        batch, hidden = one.expert_ids.shape[0], expand_xs[rank].shape[1]
+        batch, hidden = given.expert_ids.shape[0], expand_xs[rank].shape[1]
         out = np.zeros((batch, hidden), np.float32)
         for token in range(batch):
-            if _live(one, token):
-                out[token] = _sum(one, token, returned[rank], hidden)
+            if _live(given, token):
+                out[token] = _sum(given, token, returned[rank], hidden)
         outputs.append(torch.from_numpy(out).to(expand_xs[rank].dtype))
     return outputs
 
 
-def _live(one: RankInput, token: int) -> bool:
-    return one.x_active_mask is None or bool(one.x_active_mask[token].any())
+def _live(given: RankInput, token: int) -> bool:
+    return given.x_active_mask is None or bool(given.x_active_mask[token].any())
 
 
-def _sum(one: RankInput, token: int, returned: dict[tuple[int, int], Row], hidden: int) -> Row:
+def _sum(given: RankInput, token: int, returned: dict[tuple[int, int], Row], hidden: int) -> Row:
     acc = np.zeros(hidden, np.float32)
     with np.errstate(all="ignore"):
-        for k in range(one.expert_ids.shape[1]):
+        for k in range(given.expert_ids.shape[1]):
             if (token, k) in returned:
-                if one.expert_scales is None:
+                if given.expert_scales is None:
                     raise ValueError("combine needs expert_scales")
-                product = returned[token, k] * np.float32(one.expert_scales[token, k].item())
+                product = returned[token, k] * np.float32(given.expert_scales[token, k].item())
                 acc = acc + product
-        if one.shared_expert_x is not None:
-            acc = acc + one.shared_expert_x.detach().reshape(-1, hidden)[token].float().numpy()
+        if given.shared_expert_x is not None:
+            acc = acc + given.shared_expert_x.detach().reshape(-1, hidden)[token].float().numpy()
     return acc
 
 
@@ -76,23 +76,23 @@ def dense(
     that each checks the other.
     """
     outputs = []
-    for one in inputs:
-        out = torch.zeros_like(one.x)
-        topk = one.expert_ids.shape[1]
-        for token in range(one.x.shape[0]):
-            mask = None if one.x_active_mask is None else one.x_active_mask[token].expand(topk)
+    for given in inputs:
+        out = torch.zeros_like(given.x)
+        topk = given.expert_ids.shape[1]
+        for token in range(given.x.shape[0]):
+            mask = None if given.x_active_mask is None else given.x_active_mask[token].expand(topk)
             if mask is not None and not mask.any():
                 continue
-            total = torch.zeros(one.x.shape[1], dtype=torch.float32)
-            for k, expert in enumerate(one.expert_ids[token].tolist()):
+            total = torch.zeros(given.x.shape[1], dtype=torch.float32)
+            for k, expert in enumerate(given.expert_ids[token].tolist()):
                 if expert == -1 or (mask is not None and not mask[k]):
                     continue
-                if not 0 <= expert < moe_expert_num or one.expert_scales is None:
+                if not 0 <= expert < moe_expert_num or given.expert_scales is None:
                     raise ValueError("dense needs ids in -1..E-1 and expert_scales")
-                y = expert_fn(expert, one.x[token]).float()
-                total = total.add(y.mul(one.expert_scales[token, k]))
-            if one.shared_expert_x is not None:
-                total = total.add(one.shared_expert_x.reshape(out.shape)[token].float())
+                y = expert_fn(expert, given.x[token]).float()
+                total = total.add(y.mul(given.expert_scales[token, k]))
+            if given.shared_expert_x is not None:
+                total = total.add(given.shared_expert_x.reshape(out.shape)[token].float())
             out[token] = total.to(out.dtype)
         outputs.append(out)
     return outputs

@@ -10,7 +10,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .records import DispatchResult, Fault, Group, RankInput, active_pairs, group_of, routed_pairs
+from .records import (
+    DispatchResult,
+    Fault,
+    Group,
+    RankInput,
+    Traffic,
+    active_pairs,
+    group_of,
+    routed_pairs,
+)
 
 # One travelling row, named so that sorting puts an owner's rows in order: (local expert, source, token, k).
 RowKey = tuple[int, int, int, int]
@@ -37,8 +46,8 @@ def dispatch(
     _require_legal(inputs, quant_mode, expert_token_nums_type, tp_world_size)
     arriving: list[list[RowKey]] = [[] for _ in range(group.world)]
     sent = [[0] * group.world for _ in range(group.world)]
-    for source, one in enumerate(inputs):
-        for token, k, expert in routed_pairs(one):
+    for source, given in enumerate(inputs):
+        for token, k, expert in routed_pairs(given):
             owner = expert // group.local_experts
             arriving[owner].append((expert % group.local_experts, source, token, k))
             sent[source][owner] += 1
@@ -67,12 +76,14 @@ def dispatch(
 def _require_legal(inputs: Sequence[RankInput], quant_mode: int, nums_type: int, tp_world_size: int) -> None:
     if quant_mode not in (0, 2) or nums_type not in (0, 1) or tp_world_size not in (0, 1):
         raise ValueError("quant_mode is 0 or 2, expert_token_nums_type 0 or 1, tp_world_size 0 or 1")
-    if len({one.x.dtype for one in inputs}) != 1 or len({one.x.shape[1] for one in inputs}) != 1:
+    if len({given.x.dtype for given in inputs}) != 1 or len({given.x.shape[1] for given in inputs}) != 1:
         raise ValueError("the ranks disagree on the dtype or H of x")
-    if len({one.scales is None for one in inputs}) != 1 or (quant_mode == 0 and inputs[0].scales is not None):
+    if len({given.scales is None for given in inputs}) != 1 or (
+        quant_mode == 0 and inputs[0].scales is not None
+    ):
         raise ValueError("scales go with quant_mode 2, on all ranks or on none")
-    for rank, one in enumerate(inputs):
-        tokens, batch = one.x.shape[0], one.expert_ids.shape[0]
+    for rank, given in enumerate(inputs):
+        tokens, batch = given.x.shape[0], given.expert_ids.shape[0]
         if tokens != batch:
             raise ValueError(f"rank {rank}: x has {tokens} tokens, expert_ids {batch}")
 
@@ -95,12 +106,12 @@ def _payload(
     return torch.from_numpy(codes), torch.from_numpy(scales)
 
 
-def _expand_idx(one: RankInput) -> torch.Tensor:
+def _expand_idx(given: RankInput) -> torch.Tensor:
     """How many earlier pairs of this rank went to the same expert, at each flat pair."""
-    batch, topk = one.expert_ids.shape
+    batch, topk = given.expert_ids.shape
     indices = [0] * (batch * topk)
     seen: Counter[int] = Counter()
-    for token, k, expert in routed_pairs(one):
+    for token, k, expert in routed_pairs(given):
         indices[token * topk + k] = seen[expert]
         seen[expert] += 1
     return torch.tensor(indices, dtype=torch.int32)
@@ -119,16 +130,16 @@ def _token_nums(keys: list[RowKey], group: Group, nums_type: int) -> torch.Tenso
 
 
 def _allocated(
-    one: RankInput, group: Group, tp_world_size: int, expert_scales_given: bool
+    given: RankInput, group: Group, tp_world_size: int, expert_scales_given: bool
 ) -> dict[str, tuple[int, ...]]:
     """Shapes of the operator's whole output tensors; A is the most rows this rank can receive."""
-    pairs = int(one.expert_ids.numel())
+    pairs = int(given.expert_ids.numel())
     a = group.world * group.capacity
     counts = group.world * group.local_experts
     if expert_scales_given:
         counts += 2 * group.world * group.max_bs * group.topk * (group.world // 8)
     return {
-        "expand_x": (a, int(one.x.shape[1])),
+        "expand_x": (a, int(given.x.shape[1])),
         "dynamic_scales": (a,),
         "expand_idx": (pairs,),
         "assist_info_for_combine": (max(pairs, a * 128),),
@@ -181,8 +192,8 @@ def check(inputs: Sequence[RankInput], moe_expert_num: int, global_bs: int = 0) 
     maxBS * min(K, L) rows.
     """
     group = group_of(inputs, moe_expert_num, global_bs)
-    for rank, one in enumerate(inputs):
-        fault = _invalid_id(rank, one, group) or _overflow(rank, one, group)
+    for rank, given in enumerate(inputs):
+        fault = _invalid_id(rank, given, group) or _overflow(rank, given, group)
         if fault is not None:
             return fault
     return None
@@ -196,16 +207,61 @@ def require_sound(inputs: Sequence[RankInput], moe_expert_num: int, global_bs: i
     return group_of(inputs, moe_expert_num, global_bs)
 
 
-def _invalid_id(rank: int, one: RankInput, group: Group) -> Fault | None:
-    for token, k, expert in active_pairs(one):
+def _invalid_id(rank: int, given: RankInput, group: Group) -> Fault | None:
+    for token, k, expert in active_pairs(given):
         if not -1 <= expert < group.moe_experts:
             return Fault("InvalidExpertId", rank, token=token, k=k, expert_id=expert)
     return None
 
 
-def _overflow(rank: int, one: RankInput, group: Group) -> Fault | None:
-    rows = Counter(expert // group.local_experts for _, _, expert in routed_pairs(one))
+def _overflow(rank: int, given: RankInput, group: Group) -> Fault | None:
+    rows = Counter(expert // group.local_experts for _, _, expert in routed_pairs(given))
     for owner in sorted(rows):
         if rows[owner] > group.capacity:
             return Fault("RoutingOverflow", rank, owner=owner, rows=rows[owner], capacity=group.capacity)
     return None
+
+
+# ---- bytes of rows that each rank must move: what the counters of a run are compared with
+
+
+def predict_traffic(
+    inputs: Sequence[RankInput],
+    *,
+    moe_expert_num: int,
+    H: int,
+    dtype: torch.dtype,
+    quant_mode: int,
+    contract: str,
+    global_bs: int = 0,
+) -> list[Traffic]:
+    """Bytes a rank for one dispatch and one combine of x (BS, H) in ``dtype``; contract "v1" or "v2".
+
+    A row of dispatch takes its elements rounded up to 32 bytes, 32 bytes more for its scale when quantised
+    and 32 more for its triple in V2. Rows that stay on their rank go through its window like all others.
+    """
+    if contract not in ("v1", "v2") or quant_mode not in (0, 2):
+        raise ValueError('contract is "v1" or "v2", quant_mode 0 or 2')
+    group = require_sound(inputs, moe_expert_num, global_bs)
+    sent = [0] * group.world
+    received = [0] * group.world
+    for source, given in enumerate(inputs):
+        for _, _, expert in routed_pairs(given):
+            sent[source] += 1
+            received[expert // group.local_experts] += 1
+    out_bytes = H * (1 if quant_mode else dtype.itemsize)
+    stride = _align32(out_bytes) + (32 if quant_mode else 0) + (32 if contract == "v2" else 0)
+    return [
+        Traffic(
+            dispatch_window_write=sent[rank] * stride,
+            dispatch_window_read=received[rank] * stride,
+            expand_x_write=received[rank] * out_bytes,
+            combine_window_write=received[rank] * _align32(H * dtype.itemsize),
+            combine_window_read=sent[rank] * H * dtype.itemsize,
+        )
+        for rank in range(group.world)
+    ]
+
+
+def _align32(count: int) -> int:
+    return (count + 31) // 32 * 32

@@ -125,27 +125,27 @@ def group_of(inputs: Sequence[RankInput], moe_expert_num: int, global_bs: int) -
     world = len(inputs)
     if world == 0 or moe_expert_num <= 0 or moe_expert_num % world:
         raise ValueError(f"moe_expert_num {moe_expert_num} must be a positive multiple of {world} ranks")
-    topks = {int(one.expert_ids.shape[1]) for one in inputs}
+    topks = {int(given.expert_ids.shape[1]) for given in inputs}
     if len(topks) != 1:
         raise ValueError(f"the ranks disagree on K: {sorted(topks)}")
-    batches = [int(one.expert_ids.shape[0]) for one in inputs]
+    batches = [int(given.expert_ids.shape[0]) for given in inputs]
     if global_bs == 0 and len(set(batches)) != 1:
         raise ValueError(f"global_bs 0 means equal batches; they are {batches}")
     if global_bs % world or (global_bs and max(batches) > global_bs // world):
         raise ValueError(f"global_bs {global_bs} must be W * maxBS for W = {world} and batches {batches}")
-    for rank, one in enumerate(inputs):
-        mask = one.x_active_mask
-        if mask is not None and tuple(mask.shape) not in {(batches[rank],), tuple(one.expert_ids.shape)}:
+    for rank, given in enumerate(inputs):
+        mask = given.x_active_mask
+        if mask is not None and tuple(mask.shape) not in {(batches[rank],), tuple(given.expert_ids.shape)}:
             raise ValueError(f"rank {rank}: x_active_mask has shape {tuple(mask.shape)}")
     max_bs = global_bs // world if global_bs else batches[0]
     return Group(world, topks.pop(), moe_expert_num, moe_expert_num // world, max_bs)
 
 
-def active_pairs(one: RankInput) -> list[tuple[int, int, int]]:
+def active_pairs(given: RankInput) -> list[tuple[int, int, int]]:
     """(token, k, id) of every pair the mask leaves, in flat order; ids as given, -1 included."""
-    mask = None if one.x_active_mask is None else one.x_active_mask.tolist()
+    mask = None if given.x_active_mask is None else given.x_active_mask.tolist()
     pairs = []
-    for token, ids in enumerate(one.expert_ids.tolist()):
+    for token, ids in enumerate(given.expert_ids.tolist()):
         for k, expert in enumerate(ids):
             if mask is None:
                 active = True
@@ -158,6 +158,6 @@ def active_pairs(one: RankInput) -> list[tuple[int, int, int]]:
     return pairs
 
 
-def routed_pairs(one: RankInput) -> list[tuple[int, int, int]]:
+def routed_pairs(given: RankInput) -> list[tuple[int, int, int]]:
     """(token, k, expert id) of every pair that travels, in flat order."""
-    return [pair for pair in active_pairs(one) if pair[2] != -1]
+    return [pair for pair in active_pairs(given) if pair[2] != -1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,14 +13,10 @@ import torch
 from .records import DispatchResult, Report
 
 _NAMES = (
-    "expand_x",
-    "dynamic_scales",
-    "expand_idx",
-    "expert_token_nums",
-    "ep_recv_counts",
-    "tp_recv_counts",
+    "expand_x", "dynamic_scales", "expand_idx", "expert_token_nums", "ep_recv_counts", "tp_recv_counts",
     "expand_scales",
-)
+)  # fmt: skip
+Tell = Callable[[torch.Tensor, torch.Tensor, int], str]
 _THIRD = {"v1": "expand_idx", "v2": "assist_info_for_combine"}
 
 
@@ -59,27 +55,27 @@ def validate(
     if quantised and expected.dynamic_scales is None:
         raise ValueError("quantised outputs cannot be compared with an unquantised reference")
     between = 0 < ranks_per_server < len(expected.rows_sent)
-    found = _dispatch_differences(plain, expected, rank, contract, exact_shapes, between)
+    differences = _dispatch_differences(plain, expected, rank, contract, exact_shapes, between)
     size = f"{expected.expand_x.shape[0]} rows"
     if between and contract == "v2":
         size += f"; several servers: {_THIRD['v2']} as expand_idx, not as triples"
-    return _finish(op, rank, found, size)
+    return _finish(op, rank, differences, size)
 
 
 def _on_cpu(outputs: object) -> object:
     if isinstance(outputs, torch.Tensor):
         return outputs.detach().cpu()
     if isinstance(outputs, (list, tuple)):
-        return [_on_cpu(one) for one in outputs]
+        return [_on_cpu(value) for value in outputs]
     return outputs
 
 
-def _finish(op: str, rank: int, found: list[str], size: str) -> Report:
+def _finish(op: str, rank: int, differences: list[str], size: str) -> Report:
     head = f"{op} on rank {rank}"
-    if not found:
+    if not differences:
         return Report(True, f"{head}: equal to the reference, bit for bit ({size})")
-    lines = [f"{head}: {found[0]}"] + [f"  also {sentence}" for sentence in found[1:]]
-    return Report(False, "\n".join(lines), tuple(found))
+    lines = [f"{head}: {differences[0]}"] + [f"  also {sentence}" for sentence in differences[1:]]
+    return Report(False, "\n".join(lines), tuple(differences))
 
 
 def _dispatch_differences(
@@ -93,35 +89,37 @@ def _dispatch_differences(
     if not isinstance(outputs, list) or len(outputs) != len(_NAMES):
         what = f"{len(outputs)} values" if isinstance(outputs, list) else f"one {type(outputs).__name__}"
         return [f"the operator gives {len(_NAMES)} tensors ({', '.join(_NAMES)}); got {what}"]
-    names = list(_NAMES)
-    names[2] = _THIRD[contract]
-    triples = contract == "v2" and not between_servers
-    got = dict(zip(names, outputs, strict=True))
+    third, triples = _THIRD[contract], contract == "v2" and not between_servers
+    got = dict(zip((*_NAMES[:2], third, *_NAMES[3:]), outputs, strict=True))
     where = Places(expected, rank)
-    wanted: list[tuple[str, torch.Tensor]] = [
-        ("ep_recv_counts", expected.ep_recv_counts),
-        ("expert_token_nums", expected.expert_token_nums),
-        ("tp_recv_counts", expected.tp_recv_counts),
-        (names[2], expected.assist_info.reshape(-1) if triples else expected.expand_idx),
-        ("expand_x", expected.expand_x),
+    # Name, tensor, and the words for a difference.
+    wanted: list[tuple[str, torch.Tensor, Tell]] = [
+        ("ep_recv_counts", expected.ep_recv_counts, where.counts),
+        ("expert_token_nums", expected.expert_token_nums, where.nums),
+        ("tp_recv_counts", expected.tp_recv_counts, where.tp),
+        (third, expected.assist_info.reshape(-1), where.triple)
+        if triples
+        else (third, expected.expand_idx, where.idx),
+        ("expand_x", expected.expand_x, where.row),
     ]
     if expected.dynamic_scales is not None:
-        wanted.append(("dynamic_scales", expected.dynamic_scales))
-    found = []
+        wanted.append(("dynamic_scales", expected.dynamic_scales, where.scale))
+    elif exact_shapes:
+        wanted.append(("dynamic_scales", torch.empty(0), where.scale))
     if exact_shapes:
-        wanted += [
-            (name, torch.empty(0)) for name in ("dynamic_scales", "expand_scales") if name not in dict(wanted)
-        ]
-    for name, want in wanted:
+        wanted.append(("expand_scales", torch.empty(0), where.scale))
+    differences = []
+    for name, want, tell in wanted:
         sentence = _form(name, got[name], want, expected, exact_shapes)
         if sentence is None:
             part = got[name][: want.shape[0]]
             unequal = differing(part, want)
-            kind = "expand_idx" if name == names[2] and not triples else name
-            sentence = where.difference(kind, part, want) if unequal.any() else None
+            if unequal.any():
+                first = int(unequal.reshape(part.shape[0], -1).any(axis=1).argmax())
+                sentence = tell(part, want, first)
         if sentence is not None:
-            found.append(sentence)
-    return found
+            differences.append(sentence)
+    return differences
 
 
 def _form(
@@ -166,7 +164,7 @@ def _combine_differences(outputs: object, want: torch.Tensor) -> list[str]:
 
 
 class Places:
-    """Puts a position in one of dispatch's outputs into words."""
+    """Puts the first difference, at a position in one of dispatch's outputs, into words."""
 
     def __init__(self, expected: DispatchResult, rank: int) -> None:
         self.expected = expected
@@ -174,32 +172,18 @@ class Places:
         self.locals = int(expected.expert_token_nums.shape[0])
         self.world = len(expected.rows_sent)
         self.triples: list[list[int]] = expected.assist_info.tolist()
-        self.counts: list[int] = expected.ep_recv_counts.tolist()
-
-    def difference(self, name: str, got: torch.Tensor, want: torch.Tensor) -> str:
-        """Name the first difference of two tensors that have one shape and are not equal."""
-        first = int(differing(got, want).reshape(got.shape[0], -1).any(axis=1).argmax())
-        tell = {
-            "ep_recv_counts": self._counts,
-            "expert_token_nums": self._nums,
-            "tp_recv_counts": self._tp,
-            "expand_idx": self._idx,
-            "assist_info_for_combine": self._triple,
-            "expand_x": self._row,
-            "dynamic_scales": self._scale,
-        }[name]
-        return tell(got, want, first)
+        self.ends: list[int] = expected.ep_recv_counts.tolist()
 
     def _expert(self, local: int) -> str:
         return f"local expert {local} = expert {self.rank * self.locals + local}"
 
     def _place(self, row: int) -> str:
         """Where row i of expand_x comes from."""
-        local = sum(total <= row for total in self.counts) // self.world
+        local = sum(total <= row for total in self.ends) // self.world
         source, token, k = self.triples[row]
         return f"({self._expert(local)}, from rank {source}, token {token}, k {k})"
 
-    def _counts(self, got: torch.Tensor, want: torch.Tensor, i: int) -> str:
+    def counts(self, got: torch.Tensor, want: torch.Tensor, i: int) -> str:
         before = int(want[i - 1]) if i else 0
         segment = f"{int(got[i]) - before} rows there instead of {int(want[i]) - before}"
         return (
@@ -208,8 +192,8 @@ class Places:
             f"{tally(got, want, 'counts')} differ"
         )
 
-    def _nums(self, got: torch.Tensor, want: torch.Tensor, i: int) -> str:
-        cumulative = torch.tensor(self.counts[self.world - 1 :: self.world], dtype=torch.int64)
+    def nums(self, got: torch.Tensor, want: torch.Tensor, i: int) -> str:
+        cumulative = torch.tensor(self.ends[self.world - 1 :: self.world], dtype=torch.int64)
         each = torch.diff(cumulative, prepend=torch.zeros(1, dtype=torch.int64))
         hint = ""
         if torch.equal(got, cumulative):
@@ -221,10 +205,10 @@ class Places:
             f"{tally(got, want, 'numbers')} differ{hint}"
         )
 
-    def _tp(self, got: torch.Tensor, want: torch.Tensor, i: int) -> str:
+    def tp(self, got: torch.Tensor, want: torch.Tensor, i: int) -> str:
         return f"tp_recv_counts[{i}] (all rows of this rank): expected {int(want[i])}, got {int(got[i])}"
 
-    def _idx(self, got: torch.Tensor, want: torch.Tensor, i: int) -> str:
+    def idx(self, got: torch.Tensor, want: torch.Tensor, i: int) -> str:
         topk = int(self.expected.expert_ids.shape[1])
         expert = int(self.expected.expert_ids.reshape(-1)[i])
         return (
@@ -233,27 +217,27 @@ class Places:
             f"is not routed); {tally(got, want, 'indices')} differ"
         )
 
-    def _triple(self, got: torch.Tensor, want: torch.Tensor, i: int) -> str:
+    def triple(self, got: torch.Tensor, want: torch.Tensor, i: int) -> str:
         row = i // 3
-        found = got[3 * row : 3 * row + 3].tolist()
+        given = got[3 * row : 3 * row + 3].tolist()
         hint = ""
-        if found in self.triples:
-            other = self.triples.index(found)
+        if given in self.triples:
+            other = self.triples.index(given)
             hint = f"; that is the triple of row {other} {self._place(other)}"
         wrong = int(differing(got, want).reshape(-1, 3).any(axis=1).sum())
         return (
             f"assist_info_for_combine, the triple of row {row} {self._place(row)}: expected (source rank, "
-            f"token, k) = {tuple(self.triples[row])}, got {tuple(found)}; "
+            f"token, k) = {tuple(self.triples[row])}, got {tuple(given)}; "
             f"{wrong} of {len(self.triples)} triples differ{hint}"
         )
 
-    def _row(self, got: torch.Tensor, want: torch.Tensor, i: int) -> str:
+    def row(self, got: torch.Tensor, want: torch.Tensor, i: int) -> str:
         hint = row_hint(got, want, i)
         if isinstance(hint, int):
             hint = f"; it holds the bits of row {hint} {self._place(hint)}"
         return f"expand_x row {i} {self._place(i)}{elements(got, want, i, 'rows')}{hint}"
 
-    def _scale(self, got: torch.Tensor, want: torch.Tensor, i: int) -> str:
+    def scale(self, got: torch.Tensor, want: torch.Tensor, i: int) -> str:
         reciprocal = not differing(1 / got[i], want[i]).any() or not differing(got[i], 1 / want[i]).any()
         hint = "; got is the reciprocal, 127 / max|x| rather than its inverse" if reciprocal else ""
         return (

@@ -43,7 +43,7 @@ from ascend_moe.vendor.routing import (
     npu_moe_init_routing,
     npu_moe_init_routing_v2,
 )
-from ascend_moe.vendor.schemas import VENDOR_SCHEMAS
+from ascend_moe.vendor.schemas import VENDOR_SCHEMAS, list_overload_of, schema_of
 
 _LIBRARY: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
 
@@ -62,41 +62,35 @@ class _Kind:
     collective: bool = False
 
 
-_KINDS: dict[str, _Kind] = {
-    "npu_moe_distribute_combine_add_rms_norm": _Kind(
-        npu_moe_distribute_combine_add_rms_norm, meta.combine_add_rms_norm, collective=True
-    ),
-    "_npu_distribute_barrier": _Kind(_npu_distribute_barrier, meta.barrier, collective=True),
-    "npu_moe_update_expert": _Kind(npu_moe_update_expert, meta.update_expert),
-    "npu_grouped_matmul": _Kind(npu_grouped_matmul, meta.grouped_matmul, differentiable=True),
-    "npu_grouped_matmul.List": _Kind(npu_grouped_matmul, meta.grouped_matmul, differentiable=True),
-    "npu_swiglu": _Kind(npu_swiglu, meta.swiglu, differentiable=True),
-    "npu_dequant_swiglu_quant": _Kind(npu_dequant_swiglu_quant, meta.dequant_swiglu_quant),
-    "npu_grouped_matmul_swiglu_quant": _Kind(
-        npu_grouped_matmul_swiglu_quant, meta.grouped_matmul_swiglu_quant
-    ),
-    "npu_grouped_matmul_swiglu_quant_v2": _Kind(
-        npu_grouped_matmul_swiglu_quant_v2, meta.grouped_matmul_swiglu_quant_v2
-    ),
-    "npu_grouped_matmul_finalize_routing": _Kind(
-        npu_grouped_matmul_finalize_routing, meta.grouped_matmul_finalize_routing
-    ),
-    "npu_dynamic_quant": _Kind(npu_dynamic_quant, meta.dynamic_quant),
-    "npu_moe_gating_top_k": _Kind(npu_moe_gating_top_k, meta.gating_top_k, differentiable=True),
-    "npu_moe_gating_top_k_softmax": _Kind(
-        npu_moe_gating_top_k_softmax, meta.gating_top_k_softmax, differentiable=True
-    ),
-    "npu_moe_gating_top_k_softmax_v2": _Kind(
-        npu_moe_gating_top_k_softmax_v2, meta.gating_top_k_softmax_v2, differentiable=True
-    ),
-    "npu_moe_init_routing": _Kind(npu_moe_init_routing, meta.init_routing),
-    "npu_moe_init_routing_v2": _Kind(npu_moe_init_routing_v2, meta.init_routing_v2),
-    "npu_moe_compute_expert_tokens": _Kind(npu_moe_compute_expert_tokens, meta.compute_expert_tokens),
-    "npu_moe_token_permute": _Kind(npu_moe_token_permute, meta.token_permute, differentiable=True),
-    "npu_moe_token_unpermute": _Kind(npu_moe_token_unpermute, meta.token_unpermute, differentiable=True),
-    "npu_moe_finalize_routing": _Kind(npu_moe_finalize_routing, meta.finalize_routing),
-    "npu_moe_re_routing": _Kind(npu_moe_re_routing, meta.re_routing),
+_GROUPED_MATMUL = _Kind(npu_grouped_matmul, meta.grouped_matmul, differentiable=True)
+_KINDS = {
+    kind.run.__name__: kind
+    for kind in (
+        _Kind(npu_moe_distribute_combine_add_rms_norm, meta.combine_add_rms_norm, collective=True),
+        _Kind(_npu_distribute_barrier, meta.barrier, collective=True),
+        _Kind(npu_moe_update_expert, meta.update_expert),
+        _GROUPED_MATMUL,
+        _Kind(npu_swiglu, meta.swiglu, differentiable=True),
+        _Kind(npu_dequant_swiglu_quant, meta.dequant_swiglu_quant),
+        _Kind(npu_grouped_matmul_swiglu_quant, meta.grouped_matmul_swiglu_quant),
+        _Kind(npu_grouped_matmul_swiglu_quant_v2, meta.grouped_matmul_swiglu_quant_v2),
+        _Kind(npu_grouped_matmul_finalize_routing, meta.grouped_matmul_finalize_routing),
+        _Kind(npu_dynamic_quant, meta.dynamic_quant),
+        _Kind(npu_moe_gating_top_k, meta.gating_top_k, differentiable=True),
+        _Kind(npu_moe_gating_top_k_softmax, meta.gating_top_k_softmax, differentiable=True),
+        _Kind(npu_moe_gating_top_k_softmax_v2, meta.gating_top_k_softmax_v2, differentiable=True),
+        _Kind(npu_moe_init_routing, meta.init_routing),
+        _Kind(npu_moe_init_routing_v2, meta.init_routing_v2),
+        _Kind(npu_moe_compute_expert_tokens, meta.compute_expert_tokens),
+        _Kind(npu_moe_token_permute, meta.token_permute, differentiable=True),
+        _Kind(npu_moe_token_unpermute, meta.token_unpermute, differentiable=True),
+        _Kind(npu_moe_finalize_routing, meta.finalize_routing),
+        _Kind(npu_moe_re_routing, meta.re_routing),
+    )
 }
+VENDOR_SCHEMAS.update((name, schema_of(kind.run)) for name, kind in _KINDS.items())
+_KINDS["npu_grouped_matmul.List"] = _GROUPED_MATMUL
+VENDOR_SCHEMAS["npu_grouped_matmul.List"] = list_overload_of(VENDOR_SCHEMAS["npu_grouped_matmul"])
 
 
 class _NoGradient(torch.autograd.Function):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from ascend_moe._torch_npu import call_torch_npu, on_npu
-from ascend_moe.vendor.checks import need, need_dims, need_dtype, need_only, need_shape
+from ascend_moe._torch_npu import npu_operator
+from ascend_moe.errors import need, need_dims, need_dtype, need_only, need_shape
 
 BY_RANK, BY_TOKEN = 0, 1
 
 
+@npu_operator
 def npu_moe_update_expert(
     expert_ids: torch.Tensor,
     eplb_table: torch.Tensor,
@@ -43,10 +44,6 @@ def npu_moe_update_expert(
 
     Source: torch_npu ``npu_moe_update_expert``; NPU tensors go there.
     """
-    given = dict(locals())
-    if on_npu(expert_ids):
-        ids, mask = call_torch_npu("npu_moe_update_expert", *(given.pop(name) for name in _FIRST), **given)
-        return ids, mask
     need_dims("expert_ids", expert_ids, 2)
     need_dtype("expert_ids", expert_ids, torch.int32, torch.int64)
     need_dims("eplb_table", eplb_table, 2)
@@ -74,9 +71,6 @@ def npu_moe_update_expert(
     physical = table[logical, column] if experts else logical
     physical = physical.masked_fill(~routed, -1).to(expert_ids.dtype)
     return physical, _kept(expert_ids, expert_scales, pruning_threshold, active_mask)
-
-
-_FIRST = ("expert_ids", "eplb_table")
 
 
 def _kept(

@@ -17,15 +17,27 @@ import torch
 from ascend_moe import comm
 from ascend_moe._torch_npu import on_npu
 from ascend_moe.comm.communicator import timeout_s
-from ascend_moe.errors import ArgumentError, WindowTooSmall
+from ascend_moe.errors import (
+    ArgumentError,
+    WindowTooSmall,
+    need,
+    need_dtype,
+    need_only,
+    need_shape,
+    need_unset,
+)
 from ascend_moe.ops import calls
 from ascend_moe.ops.schemas import NAMESPACE
-from ascend_moe.vendor.checks import need, need_dtype, need_only, need_shape, need_unset
 
 _COMBINE_NORM = "npu_moe_distribute_combine_add_rms_norm"
 _COMBINE = "npu_moe_distribute_combine_v2"
 # combine_v2's name for expand_idx.
 _INDEX = "assist_info_for_combine"
+# Arguments that combine_v2 does not have.
+_OWN = (
+    "residual_x", "gamma", "norm_eps", "activation_scale", "weight_scale", "group_list", "group_list_type",
+    "out_dtype",
+)  # fmt: skip
 
 
 def npu_moe_distribute_combine_add_rms_norm(
@@ -99,25 +111,13 @@ def npu_moe_distribute_combine_add_rms_norm(
 
     Source: torch_npu ``npu_moe_distribute_combine_add_rms_norm``. NPU tensors go through our combine too.
     """
-    combine_only = {
-        "tp_send_counts": tp_send_counts, "x_active_mask": x_active_mask, "expand_scales": expand_scales,
-        "elastic_info": elastic_info, "ori_x": ori_x, "const_expert_alpha_1": const_expert_alpha_1,
-        "const_expert_alpha_2": const_expert_alpha_2, "const_expert_v": const_expert_v,
-        "group_tp": group_tp, "tp_world_size": tp_world_size, "tp_rank_id": tp_rank_id,
-        "expert_shard_type": expert_shard_type, "shared_expert_num": shared_expert_num,
-        "shared_expert_rank_num": shared_expert_rank_num, "global_bs": global_bs,
-        "comm_quant_mode": comm_quant_mode, "comm_alg": comm_alg, "zero_expert_num": zero_expert_num,
-        "copy_expert_num": copy_expert_num, "const_expert_num": const_expert_num,
-    }  # fmt: skip
+    given = dict(locals())
     need_unset(activation_scale=activation_scale, weight_scale=weight_scale, group_list=group_list)
     need_only("out_dtype", out_dtype, 0)
     need(0 <= norm_eps < float("inf"), "norm_eps", f"is {norm_eps}; it must be finite and at least 0")
     _check(expand_x, expert_ids, residual_x, gamma, shared_expert_x)
-    acc = _combined(
-        (expand_x.float(), expert_ids, expand_idx, ep_send_counts, expert_scales),
-        (group_ep, ep_world_size, ep_rank_id, moe_expert_num),
-        combine_only | {"shared_expert_x": None if shared_expert_x is None else shared_expert_x.float()},
-    )
+    shared = None if shared_expert_x is None else shared_expert_x.float()
+    acc = _combined(**given | {"expand_x": expand_x.float(), "shared_expert_x": shared})
     return _normalised(acc.unsqueeze(1) + residual_x.float(), gamma, norm_eps, expand_x.dtype)
 
 
@@ -139,9 +139,11 @@ def _check(
             need_dtype(name, value, expand_x.dtype)
 
 
-def _combined(tensors: tuple[Any, ...], place: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+def _combined(**given: Any) -> torch.Tensor:
+    arguments = {name: value for name, value in given.items() if name not in _OWN}
+    arguments[_INDEX] = arguments.pop("expand_idx")
     try:
-        result: torch.Tensor = getattr(torch.ops.ascend_moe, _COMBINE)(*tensors, *place, **kwargs)
+        result: torch.Tensor = getattr(torch.ops.ascend_moe, _COMBINE)(**arguments)
     except ArgumentError as error:
         # combine_v2 raised: say it with the names of the operator that the caller called.
         message = str(error).replace(_COMBINE, _COMBINE_NORM).replace(_INDEX, "expand_idx")
@@ -197,15 +199,14 @@ def _npu_distribute_barrier(
     """
     need_unset(elastic_info=elastic_info)
     place = comm.place(group)
-    rule = f"of {group!r} names no live communicator: use ascend_moe.comm_name(process_group)"
     if place is None:
-        need(False, "group", rule)
-        raise AssertionError  # need has raised
+        text = f"group of {group!r} names no live communicator: use ascend_moe.comm_name(process_group)"
+        raise ArgumentError(text, argument="group")
     world, rank = place
     need(world_size == world, "world_size", f"is {world_size} but group {group!r} has {world} ranks")
     if rank is None:
-        need(False, "group", f"of {group!r} is a LocalCluster's: call it in the thread of a rank")
-        raise AssertionError  # need has raised
+        text = f"group of {group!r} is a LocalCluster's: call it in the thread of a rank"
+        raise ArgumentError(text, argument="group")
     if on_npu(x_ref):
         need(time_out is None, "time_out", "is kept on the CPU only: set ASCEND_MOE_TIMEOUT_S instead")
         rows = x_ref.new_empty((0, _HIDDEN), dtype=torch.bfloat16)

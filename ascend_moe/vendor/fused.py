@@ -9,15 +9,16 @@ from collections.abc import Sequence
 
 import torch
 
-from ascend_moe._torch_npu import call_torch_npu, on_npu, resolve_dtype
+from ascend_moe._torch_npu import npu_operator, resolve_dtype
+from ascend_moe.errors import ArgumentError, need, need_dims, need_dtype, need_only, need_shape, need_unset
 from ascend_moe.experts.grouped_matmul import npu_grouped_matmul
 from ascend_moe.experts.groups import COUNTS, CUMSUM, as_counts, read_groups
 from ascend_moe.experts.quant import DYNAMIC, npu_dequant_swiglu_quant
-from ascend_moe.vendor.checks import need, need_dims, need_dtype, need_only, need_shape, need_unset
 
 _INT8, _FLOAT32 = 1, 6  # torch's ScalarType numbers
 
 
+@npu_operator
 def npu_grouped_matmul_swiglu_quant(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -46,17 +47,12 @@ def npu_grouped_matmul_swiglu_quant(
 
     Source: torch_npu ``npu_grouped_matmul_swiglu_quant``; NPU tensors go there.
     """
-    if on_npu(x):
-        first, second, third = call_torch_npu(
-            "npu_grouped_matmul_swiglu_quant", x, weight, group_list, weight_scale, x_scale,
-            bias=bias, offset=offset,
-        )  # fmt: skip
-        return first, second, third
     need_unset(bias=bias, offset=offset)
     codes, scale = _swiglu_quant(x, weight, weight_scale, x_scale, group_list, CUMSUM, None)
     return codes, scale, scale.new_zeros(())
 
 
+@npu_operator
 def npu_grouped_matmul_swiglu_quant_v2(
     x: torch.Tensor,
     weight: Sequence[torch.Tensor],
@@ -98,11 +94,6 @@ def npu_grouped_matmul_swiglu_quant_v2(
 
     Source: torch_npu ``npu_grouped_matmul_swiglu_quant_v2``; NPU tensors go there.
     """
-    given = dict(locals())
-    if on_npu(x):
-        positional = [given.pop(name) for name in ("x", "weight", "weight_scale", "x_scale", "group_list")]
-        codes, scale = call_torch_npu("npu_grouped_matmul_swiglu_quant_v2", *positional, **given)
-        return codes, scale
     need_unset(
         weight_assist_matrix=weight_assist_matrix, bias=bias, x_dtype=x_dtype, weight_dtype=weight_dtype,
         weight_scale_dtype=weight_scale_dtype, x_scale_dtype=x_scale_dtype,
@@ -160,6 +151,7 @@ def _check_product(
     need(scale.is_floating_point(), scale_name, f"is {scale.dtype}; off the NPU it must be float")
 
 
+@npu_operator
 def npu_grouped_matmul_finalize_routing(
     x: torch.Tensor,
     w: torch.Tensor,
@@ -207,11 +199,6 @@ def npu_grouped_matmul_finalize_routing(
 
     Source: torch_npu ``npu_grouped_matmul_finalize_routing``; NPU tensors go there.
     """
-    given = dict(locals())
-    if on_npu(x):
-        positional = [given.pop(name) for name in ("x", "w", "group_list")]
-        on_device: torch.Tensor = call_torch_npu("npu_grouped_matmul_finalize_routing", *positional, **given)
-        return on_device
     need_unset(
         bias=bias, offset=offset, x_dtype=x_dtype, w_dtype=w_dtype, scale_dtype=scale_dtype,
         pertoken_scale_dtype=pertoken_scale_dtype,
@@ -221,9 +208,8 @@ def npu_grouped_matmul_finalize_routing(
     list_type = COUNTS if group_list_type is None else group_list_type
     need_only("group_list_type", list_type, CUMSUM, COUNTS)
     if scale is None or row_index is None:
-        need(scale is not None, "scale", "is missing; off the NPU it is needed")
-        need(row_index is not None, "row_index", "is missing; off the NPU it is needed")
-        raise AssertionError  # one of the two has raised
+        name = "scale" if scale is None else "row_index"
+        raise ArgumentError(f"{name} is missing; off the NPU it is needed", argument=name)
     scale = scale.squeeze(1) if scale.dim() == 3 and scale.shape[1] == 1 else scale
     _check_product(x, w, scale, "w", "scale")
     rows = x.shape[0]

@@ -11,13 +11,20 @@ from typing import Any
 import torch
 
 from ascend_moe._torch_npu import resolve_dtype
-from ascend_moe.vendor.checks import need, need_dims, need_only, need_unset
+from ascend_moe.errors import need, need_dims, need_only, need_unset
 
 # ---- routing and the operators that wait for other ranks
 
 Tensors = tuple[torch.Tensor, ...]
 _MAX_EXPERTS = 10240
 _INT4_CODES = 13  # quant_mode of npu_moe_init_routing_v2
+
+
+def _need_dims(call: Any, **dims: int) -> None:
+    """Raise unless the tensors of these names have so many dimensions, where they are given."""
+    for name, count in dims.items():
+        if getattr(call, name) is not None:
+            need_dims(name, getattr(call, name), count)
 
 
 def _min(first: Any, second: Any) -> Any:
@@ -27,14 +34,10 @@ def _min(first: Any, second: Any) -> Any:
 
 def gating_top_k(call: Any) -> Tensors:
     """Weights ``(T, k)``, int32 ids ``(T, k)``, float32 scores ``(T, E)``."""
-    need_dims("x", call.x, 2)
-    if call.bias is not None:
-        need_dims("bias", call.bias, 1)
+    _need_dims(call, x=2, bias=1, input_ids=1, tid2eid=2)
     paired = (call.input_ids is None) == (call.tid2eid is None)
     need(paired, "input_ids", "and tid2eid go together")
     if call.input_ids is not None:
-        need_dims("input_ids", call.input_ids, 1)
-        need_dims("tid2eid", call.tid2eid, 2)
         need(call.input_ids.shape[0] == call.x.shape[0], "input_ids", "must have one id a row of x")
         need(call.tid2eid.shape[1] == call.k, "tid2eid", f"must have k = {call.k} columns")
     x, size = call.x, (call.x.shape[0], call.k)
@@ -62,8 +65,7 @@ def gating_top_k_softmax_v2(call: Any) -> Tensors:
 
 def init_routing(call: Any) -> Tensors:
     """Rows ``(min(T, active_num) * K, H)``, and two int32 ``(T*K,)``."""
-    need_dims("x", call.x, 2)
-    need_dims("row_idx", call.row_idx, 2)
+    _need_dims(call, x=2, row_idx=2)
     need(call.active_num >= 0, "active_num", f"is {call.active_num}; it must be at least 0")
     tokens, topk = call.x.shape[0], call.row_idx.shape[1]
     pairs = call.row_idx.new_empty((tokens * topk,))
@@ -74,8 +76,7 @@ def init_routing(call: Any) -> Tensors:
 def init_routing_v2(call: Any) -> Tensors:
     """expanded_x, expanded_row_idx ``(T*K,)``, expert tokens, expanded_scale."""
     x, ids = call.x, call.expert_idx
-    need_dims("x", x, 2)
-    need_dims("expert_idx", ids, 2)
+    _need_dims(call, x=2, expert_idx=2)
     need(ids.shape[0] == x.shape[0], "expert_idx", "must have one row a row of x")
     need_only("drop_pad_mode", call.drop_pad_mode, 0, 1)
     need_only("expert_tokens_num_type", call.expert_tokens_num_type, 0, 1, 2)
@@ -115,10 +116,9 @@ def _token_counts(call: Any) -> tuple[int, ...]:
     return (count, 2) if pairs else (count,)
 
 
-def compute_expert_tokens(call: Any) -> torch.Tensor:
+def compute_expert_tokens(call: Any) -> Any:
     """int32 ``(num_expert,)``."""
-    made: torch.Tensor = call.sorted_expert_for_source_row.new_empty((call.num_expert,), dtype=torch.int32)
-    return made
+    return call.sorted_expert_for_source_row.new_empty((call.num_expert,), dtype=torch.int32)
 
 
 def token_permute(call: Any) -> Tensors:
@@ -130,19 +130,14 @@ def token_permute(call: Any) -> Tensors:
     return tokens.new_empty((rows, tokens.shape[1])), tokens.new_empty((pairs,), dtype=torch.int32)
 
 
-def token_unpermute(call: Any) -> torch.Tensor:
+def token_unpermute(call: Any) -> Any:
     """``(T, H)`` of the rows' dtype."""
-    rows, topk = call.permuted_tokens, 1
-    need_dims("permuted_tokens", rows, 2)
-    need_dims("sorted_indices", call.sorted_indices, 1)
-    if call.probs is not None:
-        need_dims("probs", call.probs, 2)
-        topk = call.probs.shape[1]
-    made: torch.Tensor = rows.new_empty((call.sorted_indices.shape[0] // topk, rows.shape[1]))
-    return made
+    _need_dims(call, permuted_tokens=2, sorted_indices=1, probs=2)
+    rows, topk = call.permuted_tokens, 1 if call.probs is None else call.probs.shape[1]
+    return rows.new_empty((call.sorted_indices.shape[0] // topk, rows.shape[1]))
 
 
-def finalize_routing(call: Any) -> torch.Tensor:
+def finalize_routing(call: Any) -> Any:
     """``(T, H)`` of the rows' dtype."""
     rows, tokens = call.expanded_permuted_rows, call.expanded_src_to_dst_row.shape[0]
     need_dims("expanded_permuted_rows", rows, 3 if call.drop_pad_mode in (1, 3) else 2)
@@ -150,8 +145,7 @@ def finalize_routing(call: Any) -> torch.Tensor:
         tokens = call.scales.shape[0]
     elif call.k is not None and call.k > 0:
         tokens = tokens // call.k
-    made: torch.Tensor = rows.new_empty((tokens, rows.shape[-1]))
-    return made
+    return rows.new_empty((tokens, rows.shape[-1]))
 
 
 def re_routing(call: Any) -> Tensors:
@@ -175,16 +169,14 @@ def update_expert(call: Any) -> Tensors:
     return ids.new_empty(ids.shape), ids.new_empty(ids.shape, dtype=torch.bool)
 
 
-def barrier(call: Any) -> torch.Tensor:
+def barrier(call: Any) -> Any:
     """Shape and dtype of x_ref."""
-    made: torch.Tensor = call.x_ref.new_empty(call.x_ref.shape)
-    return made
+    return call.x_ref.new_empty(call.x_ref.shape)
 
 
 def combine_add_rms_norm(call: Any) -> Tensors:
     """``(BS, 1, H)``, float32 ``(BS, 1, 1)``, ``(BS, 1, H)``."""
-    need_dims("expand_x", call.expand_x, 2)
-    need_dims("expert_ids", call.expert_ids, 2)
+    _need_dims(call, expand_x=2, expert_ids=2)
     batch, hidden = call.expert_ids.shape[0], call.expand_x.shape[1]
     rows = call.expand_x.new_empty((batch, 1, hidden))
     return rows, rows.new_empty((batch, 1, 1), dtype=torch.float32), rows.new_empty(rows.shape)
@@ -195,6 +187,15 @@ def combine_add_rms_norm(call: Any) -> Tensors:
 _INT4_IN_INT32 = 8
 _QUINT4X2 = 16  # torch's ScalarType number, which torch_npu takes for int4
 _K_GROUPED = 2
+
+
+def _need_dtype(call: Any, name: str, only: torch.dtype) -> None:
+    dtype = resolve_dtype(getattr(call, name), name)
+    need(dtype in (None, only), name, f"is {dtype}; on Ascend 910 it must be {str(only)[6:]}")
+
+
+def _need_unset(call: Any, *names: str) -> None:
+    need_unset(**{name: getattr(call, name, None) for name in names})
 
 
 def _columns(weight: torch.Tensor) -> Any:
@@ -220,8 +221,7 @@ def grouped_matmul(call: Any) -> list[torch.Tensor]:
         "group_type",
         f"is {call.group_type}; with a group_list tensor it must be -1, 0 or 2",
     )
-    names = ("x_dtype", "weight_dtype", "scale_dtype", "per_token_scale_dtype")
-    need_unset(**{name: getattr(call, name, None) for name in names})
+    _need_unset(call, "x_dtype", "weight_dtype", "scale_dtype", "per_token_scale_dtype")
     split_item = call.split_item or 0
     need_only("split_item", split_item, 0, 1, 2, 3)
     dtype = resolve_dtype(call.output_dtype, "output_dtype") or x[0].dtype
@@ -249,9 +249,9 @@ def grouped_matmul(call: Any) -> list[torch.Tensor]:
     return [x[0].new_empty((count, _columns(w)), dtype=dtype) for count, w in pairs]
 
 
-def swiglu(call: Any) -> torch.Tensor:
+def swiglu(call: Any) -> Any:
     """input with ``dim`` halved."""
-    source: torch.Tensor = call.input
+    source = call.input
     rule = f"is {call.dim} of {source.dim()} dimensions"
     need(-source.dim() <= call.dim < source.dim(), "dim", rule)
     size = list(source.shape)
@@ -262,8 +262,7 @@ def swiglu(call: Any) -> torch.Tensor:
 def dequant_swiglu_quant(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """int8 x with its last dimension halved, whatever activate_dim is, and float32 without it."""
     x = call.x
-    dtype = resolve_dtype(call.dst_type, "dst_type")
-    need(dtype in (None, torch.int8), "dst_type", f"is {dtype}; on Ascend 910 it must be int8")
+    _need_dtype(call, "dst_type", torch.int8)
     rows = x.shape[:-1]
     return (
         x.new_empty((*rows, x.shape[-1] // 2), dtype=torch.int8),
@@ -282,11 +281,9 @@ def grouped_matmul_swiglu_quant_v2(call: Any) -> tuple[torch.Tensor, torch.Tenso
     for name in ("weight", "weight_scale"):
         count = len(getattr(call, name))
         need(count == 1, name, f"has {count} tensors; it must have one for all experts")
-    names = ("x_dtype", "weight_dtype", "weight_scale_dtype", "x_scale_dtype")
-    need_unset(**{name: getattr(call, name) for name in names})
+    _need_unset(call, "x_dtype", "weight_dtype", "weight_scale_dtype", "x_scale_dtype")
     need_only("dequant_mode", call.dequant_mode, 0, 1, None)
-    dtype = resolve_dtype(call.quant_dtype, "quant_dtype")
-    need(dtype in (None, torch.int8), "quant_dtype", f"is {dtype}; on Ascend 910 it must be int8")
+    _need_dtype(call, "quant_dtype", torch.int8)
     return _quantised_rows(call.x, call.weight_scale[0])
 
 
@@ -295,18 +292,12 @@ def _quantised_rows(x: torch.Tensor, weight_scale: torch.Tensor) -> tuple[torch.
     return x.new_empty(size, dtype=torch.int8), x.new_empty(size[:1], dtype=torch.float32)
 
 
-def grouped_matmul_finalize_routing(call: Any) -> torch.Tensor:
+def grouped_matmul_finalize_routing(call: Any) -> Any:
     """float32 ``(output_bs or M, N)``."""
-    need_dims("x", call.x, 2)
-    need_dims("w", call.w, 3)
-    names = ("x_dtype", "w_dtype", "scale_dtype", "pertoken_scale_dtype")
-    need_unset(**{name: getattr(call, name) for name in names})
-    dtype = resolve_dtype(call.dtype, "dtype")
-    need(dtype in (None, torch.float32), "dtype", f"is {dtype}; it must be float32")
-    made: torch.Tensor = call.x.new_empty(
-        (call.output_bs or call.x.shape[0], _columns(call.w)), dtype=torch.float32
-    )
-    return made
+    _need_dims(call, x=2, w=3)
+    _need_unset(call, "x_dtype", "w_dtype", "scale_dtype", "pertoken_scale_dtype")
+    _need_dtype(call, "dtype", torch.float32)
+    return call.x.new_empty((call.output_bs or call.x.shape[0], _columns(call.w)), dtype=torch.float32)
 
 
 def dynamic_quant(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -324,8 +315,7 @@ def dynamic_quant(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
         need(source.shape[-1] % _INT4_IN_INT32 == 0, "dst_type", rule)
         codes = source.new_empty((*size, source.shape[-1] // _INT4_IN_INT32), dtype=torch.int32)
     else:
-        dtype = resolve_dtype(call.dst_type, "dst_type")
-        need(dtype in (None, torch.int8), "dst_type", f"is {dtype}; on Ascend 910 it must be int8 or int4")
+        _need_dtype(call, "dst_type", torch.int8)
         codes = source.new_empty(source.shape, dtype=torch.int8)
     size = (1,) if call.quant_mode == "pertensor" else size
     return codes, source.new_empty(size, dtype=torch.float32)

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 import torch
 
-from ascend_moe._torch_npu import call_torch_npu, compute_dtype, on_npu
-from ascend_moe.vendor.checks import need, need_dims, need_dtype, need_only, need_shape, need_unset
+from ascend_moe._torch_npu import compute_dtype, npu_operator
+from ascend_moe.errors import ArgumentError, need, need_dims, need_dtype, need_only, need_shape, need_unset
 
 _INDEX_DTYPES = (torch.int32, torch.int64)
 
 
+@npu_operator
 def npu_moe_token_permute(
     tokens: torch.Tensor,
     indices: torch.Tensor,
@@ -36,11 +37,6 @@ def npu_moe_token_permute(
 
     Source: torch_npu ``npu_moe_token_permute``; NPU tensors go there.
     """
-    if on_npu(tokens):
-        rows, places = call_torch_npu(
-            "npu_moe_token_permute", tokens, indices, num_out_tokens=num_out_tokens, padded_mode=padded_mode
-        )
-        return rows, places
     need_dims("tokens", tokens, 2)
     need_dims("indices", indices, 1, 2)
     need_dtype("indices", indices, *_INDEX_DTYPES)
@@ -57,6 +53,7 @@ def npu_moe_token_permute(
     return tokens[kept // (indices.shape[1] if indices.dim() == 2 else 1)], places
 
 
+@npu_operator
 def npu_moe_token_unpermute(
     permuted_tokens: torch.Tensor,
     sorted_indices: torch.Tensor,
@@ -83,12 +80,6 @@ def npu_moe_token_unpermute(
 
     Source: torch_npu ``npu_moe_token_unpermute``; NPU tensors go there.
     """
-    if on_npu(permuted_tokens):
-        result: torch.Tensor = call_torch_npu(
-            "npu_moe_token_unpermute", permuted_tokens, sorted_indices, probs=probs,
-            padded_mode=padded_mode, restore_shape=restore_shape,
-        )  # fmt: skip
-        return result
     need_dims("permuted_tokens", permuted_tokens, 2)
     need(permuted_tokens.is_floating_point(), "permuted_tokens", f"is {permuted_tokens.dtype}, not float")
     need_dims("sorted_indices", sorted_indices, 1)
@@ -119,6 +110,7 @@ def _rows_at(rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     return torch.where(inside.unsqueeze(1), rows[places.masked_fill(~inside, 0)], 0)
 
 
+@npu_operator
 def npu_moe_finalize_routing(
     expanded_permuted_rows: torch.Tensor,
     skip1: torch.Tensor | None,
@@ -152,11 +144,6 @@ def npu_moe_finalize_routing(
 
     Source: torch_npu ``npu_moe_finalize_routing``; NPU tensors go there.
     """
-    given = dict(locals())
-    if on_npu(expanded_permuted_rows):
-        last = {name: given.pop(name) for name in ("drop_pad_mode", "k")}
-        result: torch.Tensor = call_torch_npu("npu_moe_finalize_routing", *given.values(), **last)
-        return result
     mode = drop_pad_mode or 0
     need_only("drop_pad_mode", mode, 0, 1, 2, 3)
     name = "expanded_permuted_rows"
@@ -211,14 +198,14 @@ def _experts(
     need(bias.shape[1] == hidden, "bias", f"is {tuple(bias.shape)}; its rows must have {hidden} elements")
     name = "export_for_source_row"
     if experts is None:
-        need(False, name, "is missing: bias needs it")
-        raise AssertionError  # need has raised
+        raise ArgumentError(f"{name} is missing: bias needs it", argument=name)
     need_shape(name, experts, shape)
     inside = bool(((experts >= 0) & (experts < bias.shape[0])).all())
     need(inside, name, f"must hold experts 0..{bias.shape[0] - 1}, the rows of bias")
     return experts.to(torch.int64)
 
 
+@npu_operator
 def npu_moe_re_routing(
     tokens: torch.Tensor,
     expert_token_num_per_rank: torch.Tensor,
@@ -246,12 +233,6 @@ def npu_moe_re_routing(
 
     Source: torch_npu ``npu_moe_re_routing``; NPU tensors go there.
     """
-    if on_npu(tokens):
-        first, second, third, fourth = call_torch_npu(
-            "npu_moe_re_routing", tokens, expert_token_num_per_rank, per_token_scales=per_token_scales,
-            expert_token_num_type=expert_token_num_type, idx_type=idx_type, tokens_dtype=tokens_dtype,
-        )  # fmt: skip
-        return first, second, third, fourth
     name = "expert_token_num_per_rank"
     need_dims("tokens", tokens, 2)
     need_dims(name, expert_token_num_per_rank, 2)

@@ -6,22 +6,22 @@ The (token, k) pairs are sorted by expert, stably, and every pair gets a copy of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 
-from ascend_moe._torch_npu import call_torch_npu, on_npu
+from ascend_moe._torch_npu import npu_operator
+from ascend_moe.errors import need, need_dims, need_dtype, need_only, need_shape, need_unset
 from ascend_moe.experts.quant import quantize_rows, to_int8
-from ascend_moe.vendor.checks import need, need_dims, need_dtype, need_only, need_shape, need_unset
 
 UNQUANTISED, STATIC, DYNAMIC = -1, 0, 1
 CUMSUM, COUNTS, PAIRS = 0, 1, 2
 GATHER, SCATTER = 0, 1
 _MAX_EXPERTS = 10240
 
-Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
-
+@npu_operator
 def npu_moe_init_routing(
     x: torch.Tensor, row_idx: torch.Tensor, expert_idx: torch.Tensor, active_num: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -43,9 +43,6 @@ def npu_moe_init_routing(
 
     Source: torch_npu ``npu_moe_init_routing``; NPU tensors go there.
     """
-    if on_npu(x):
-        rows, places, experts = call_torch_npu("npu_moe_init_routing", x, row_idx, expert_idx, active_num)
-        return rows, places, experts
     need_dims("x", x, 2)
     need_dims("expert_idx", expert_idx, 2)
     tokens, pairs = x.shape[0], expert_idx.numel()
@@ -66,6 +63,7 @@ def npu_moe_init_routing(
     return x[names[:used] % max(tokens, 1)], places, experts
 
 
+@npu_operator
 def npu_moe_compute_expert_tokens(
     sorted_expert_for_source_row: torch.Tensor, num_expert: int
 ) -> torch.Tensor:
@@ -85,9 +83,6 @@ def npu_moe_compute_expert_tokens(
     Source: torch_npu ``npu_moe_compute_expert_tokens``; NPU tensors go there.
     """
     experts = sorted_expert_for_source_row
-    if on_npu(experts):
-        result: torch.Tensor = call_torch_npu("npu_moe_compute_expert_tokens", experts, num_expert)
-        return result
     name = "sorted_expert_for_source_row"
     need_dims(name, experts, 1)
     need_dtype(name, experts, torch.int32)
@@ -95,23 +90,6 @@ def npu_moe_compute_expert_tokens(
     need(num_expert >= 1, "num_expert", f"is {num_expert}; it must be at least 1")
     ids = torch.arange(num_expert, dtype=torch.int32)
     return torch.searchsorted(experts.contiguous(), ids, right=True).to(torch.int32)
-
-
-class _Call(NamedTuple):
-    """Arguments of npu_moe_init_routing_v2 that several steps read."""
-
-    x: torch.Tensor
-    expert_idx: torch.Tensor
-    scale: torch.Tensor | None
-    offset: torch.Tensor | None
-    active_num: int
-    capacity: int
-    expert_num: int
-    drop: bool
-    tokens_type: int
-    quant_mode: int
-    first: int  # of the active experts
-    stop: int
 
 
 class _Placed(NamedTuple):
@@ -123,6 +101,7 @@ class _Placed(NamedTuple):
     rows: int  # of expanded_x
 
 
+@npu_operator
 def npu_moe_init_routing_v2(
     x: torch.Tensor,
     expert_idx: torch.Tensor,
@@ -139,7 +118,7 @@ def npu_moe_init_routing_v2(
     active_expert_range: Sequence[int] = (),
     row_idx_type: int = GATHER,
     x_dtype: int | None = None,
-) -> Four:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Copy every token's row once for each of its active experts, in expert order; quantise on the way.
 
     Args:
@@ -174,15 +153,7 @@ def npu_moe_init_routing_v2(
 
     Source: torch_npu ``npu_moe_init_routing_v2``; NPU tensors go there.
     """
-    if on_npu(x):
-        first, second, third, fourth = call_torch_npu(
-            "npu_moe_init_routing_v2", x, expert_idx, scale=scale, offset=offset, active_num=active_num,
-            expert_capacity=expert_capacity, expert_num=expert_num, drop_pad_mode=drop_pad_mode,
-            expert_tokens_num_type=expert_tokens_num_type, expert_tokens_num_flag=expert_tokens_num_flag,
-            quant_mode=quant_mode, active_expert_range=list(active_expert_range) or None,
-            row_idx_type=row_idx_type, x_dtype=x_dtype,
-        )  # fmt: skip
-        return first, second, third, fourth
+    given = dict(locals())
     need_unset(x_dtype=x_dtype)
     need_only("quant_mode", quant_mode, UNQUANTISED, STATIC, DYNAMIC)
     need_only("drop_pad_mode", drop_pad_mode, 0, 1)
@@ -190,11 +161,8 @@ def npu_moe_init_routing_v2(
     need_only("row_idx_type", row_idx_type, GATHER, SCATTER)
     drop = drop_pad_mode == 1
     first, stop = _active_range(active_expert_range, expert_num, drop)
-    call = _Call(
-        x, expert_idx, scale, offset, active_num, expert_capacity, expert_num, drop,
-        expert_tokens_num_type, quant_mode, first, stop,
-    )  # fmt: skip
-    _check(call, row_idx_type, expert_tokens_num_flag)
+    call = SimpleNamespace(**given, drop=drop, first=first, stop=stop)
+    _check(call)
     placed = _place(call)
     counts = torch.bincount(placed.expert - first, minlength=stop - first)
     tokens = _tokens(call, counts)
@@ -203,7 +171,7 @@ def npu_moe_init_routing_v2(
     expanded, expanded_scale = _expand(call, placed)
     if drop:
         expanded = expanded.reshape(expert_num, expert_capacity, x.shape[1])
-    return expanded, _row_idx(call, placed, row_idx_type), tokens, expanded_scale
+    return expanded, _row_idx(call, placed), tokens, expanded_scale
 
 
 def _active_range(given: Sequence[int], expert_num: int, drop: bool) -> tuple[int, int]:
@@ -220,7 +188,7 @@ def _active_range(given: Sequence[int], expert_num: int, drop: bool) -> tuple[in
     return given[0], given[1]
 
 
-def _check(call: _Call, row_idx_type: int, tokens_flag: bool) -> None:
+def _check(call: Any) -> None:
     x, ids = call.x, call.expert_idx
     need_dims("x", x, 2)
     need_dims("expert_idx", ids, 2)
@@ -231,22 +199,20 @@ def _check(call: _Call, row_idx_type: int, tokens_flag: bool) -> None:
         dtypes.append(torch.int8)
     need_dtype("x", x, *dtypes)
     if call.drop:
-        need(
-            call.capacity >= 1,
-            "expert_capacity",
-            f"is {call.capacity}; with drop_pad_mode 1 it must be at least 1",
-        )
-        need(row_idx_type == GATHER, "row_idx_type", f"is {row_idx_type}; with drop_pad_mode 1 it must be 0")
-        counted = not tokens_flag or call.tokens_type == COUNTS
-        rule = f"is {call.tokens_type}; with drop_pad_mode 1 it must be 1"
+        rule = f"is {call.expert_capacity}; with drop_pad_mode 1 it must be at least 1"
+        need(call.expert_capacity >= 1, "expert_capacity", rule)
+        rule = f"is {call.row_idx_type}; with drop_pad_mode 1 it must be 0"
+        need(call.row_idx_type == GATHER, "row_idx_type", rule)
+        counted = not call.expert_tokens_num_flag or call.expert_tokens_num_type == COUNTS
+        rule = f"is {call.expert_tokens_num_type}; with drop_pad_mode 1 it must be 1"
         need(counted, "expert_tokens_num_type", rule)
-    if call.tokens_type == PAIRS:
+    if call.expert_tokens_num_type == PAIRS:
         enough = call.expert_num >= call.stop - call.first
         need(enough, "expert_num", f"is {call.expert_num}; pairs need one row an active expert")
     _check_scale(call)
 
 
-def _check_scale(call: _Call) -> None:
+def _check_scale(call: Any) -> None:
     x, scale, offset = call.x, call.scale, call.offset
     need(scale is not None or call.quant_mode != STATIC, "scale", "is missing: static quantisation needs it")
     need(offset is None or call.quant_mode == STATIC, "offset", "goes with quant_mode 0 (static)")
@@ -264,7 +230,7 @@ def _check_scale(call: _Call) -> None:
         need_dtype("offset", offset, torch.float32)
 
 
-def _place(call: _Call) -> _Placed:
+def _place(call: Any) -> _Placed:
     flat = call.expert_idx.reshape(-1).to(torch.int64)
     active = (flat >= call.first) & (flat < call.stop)
     order = torch.sort(flat.masked_fill(~active, call.stop), stable=True).indices
@@ -276,23 +242,23 @@ def _place(call: _Call) -> _Placed:
         return _Placed(pair, expert, row, rows)
     counts = torch.bincount(expert, minlength=call.expert_num)
     position = row - (counts.cumsum(0) - counts)[expert]
-    row = torch.where(position < call.capacity, expert * call.capacity + position, -1)
-    return _Placed(pair, expert, row, call.expert_num * call.capacity)
+    row = torch.where(position < call.expert_capacity, expert * call.expert_capacity + position, -1)
+    return _Placed(pair, expert, row, call.expert_num * call.expert_capacity)
 
 
-def _row_idx(call: _Call, placed: _Placed, row_idx_type: int) -> torch.Tensor:
+def _row_idx(call: Any, placed: _Placed) -> torch.Tensor:
     index = torch.full((call.expert_idx.numel(),), -1, dtype=torch.int32)
-    if row_idx_type == SCATTER:
+    if call.row_idx_type == SCATTER:
         index[: len(placed.pair)] = placed.pair.to(torch.int32)
     else:
         index[placed.pair] = placed.row.to(torch.int32)
     return index
 
 
-def _tokens(call: _Call, counts: torch.Tensor) -> torch.Tensor:
-    if call.tokens_type == CUMSUM:
+def _tokens(call: Any, counts: torch.Tensor) -> torch.Tensor:
+    if call.expert_tokens_num_type == CUMSUM:
         return counts.cumsum(0)
-    if call.tokens_type == COUNTS:
+    if call.expert_tokens_num_type == COUNTS:
         return counts
     pairs = counts.new_zeros((call.expert_num, 2))
     filled = counts.nonzero().flatten()
@@ -300,7 +266,7 @@ def _tokens(call: _Call, counts: torch.Tensor) -> torch.Tensor:
     return pairs
 
 
-def _expand(call: _Call, placed: _Placed) -> tuple[torch.Tensor, torch.Tensor]:
+def _expand(call: Any, placed: _Placed) -> tuple[torch.Tensor, torch.Tensor]:
     """expanded_x ``(rows, H)`` and expanded_scale."""
     kept = (placed.row >= 0) & (placed.row < placed.rows)
     row, expert = placed.row[kept], placed.expert[kept]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from .. import settings
-from ..errors import ArgumentError, LibraryError
+from ..errors import LibraryError, need
 from ..native import library
 from ..plan.soc import DEFAULT_SOC, SOCS
 from .versions import find_wheels, interpreter_of, verify
@@ -63,10 +63,8 @@ def environment(
         ArgumentError: no such SoC, or too many devices.
         LibraryError: the libraries are not built.
     """
-    if soc not in SOCS:
-        raise ArgumentError(f"soc is {soc!r}; need one of {', '.join(SOCS)}", argument="soc")
-    if not 1 <= devices <= MAX_DEVICES:
-        raise ArgumentError(f"devices is {devices}; need 1 to {MAX_DEVICES}", argument="devices")
+    need(soc in SOCS, "soc", f"is {soc!r}; need one of {', '.join(SOCS)}")
+    need(1 <= devices <= MAX_DEVICES, "devices", f"is {devices}; need 1 to {MAX_DEVICES}")
     folder = str(library_folder())
     result = dict(os.environ if base is None else base)
     for name in _UNSET:

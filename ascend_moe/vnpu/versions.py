@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import csv
 import hashlib
 import json
@@ -105,16 +106,18 @@ def verify(wheel: Wheel) -> int:
         try:
             stat = (wheel.folder / name).stat()
         except OSError:
-            raise ArgumentError(_differs(wheel, name, "is missing"), argument="verify") from None
+            raise _differs(wheel, name, "is missing") from None
         if size and stat.st_size != int(size):
-            why = f"has {stat.st_size} bytes, its RECORD says {size}"
-            raise ArgumentError(_differs(wheel, name, why), argument="verify")
+            raise _differs(wheel, name, f"has {stat.st_size} bytes, its RECORD says {size}")
         stamps.update(f"{name} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns} {stat.st_ino}\n".encode())
-    verdict = _cache_folder() / f"torch_npu-{stamps.hexdigest()[:32]}"
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    verdict = Path(base) / "ascend_moe" / "vnpu" / f"torch_npu-{stamps.hexdigest()[:32]}"
     if not verdict.is_file():
         for name, digest, _ in rows:
             _check(wheel, name, digest)
-        _remember(verdict, len(rows))
+        with contextlib.suppress(OSError):  # a read-only home: it is checked again next time
+            verdict.parent.mkdir(parents=True, exist_ok=True)
+            verdict.write_text(f"{len(rows)} files as in RECORD\n")
     return len(rows)
 
 
@@ -125,24 +128,12 @@ def _check(wheel: Wheel, name: str, digest: str) -> None:
         while block := file.read(1 << 20):
             actual.update(block)
     if base64.urlsafe_b64encode(actual.digest()).rstrip(b"=").decode() != wanted:
-        raise ArgumentError(_differs(wheel, name, "does not hash to what its RECORD says"), argument="verify")
+        raise _differs(wheel, name, "does not hash to what its RECORD says")
 
 
-def _differs(wheel: Wheel, name: str, why: str) -> str:
-    return (
+def _differs(wheel: Wheel, name: str, why: str) -> ArgumentError:
+    return ArgumentError(
         f"{wheel.folder / name} {why}: this is not the wheel that was published; "
-        f"pip install --force-reinstall --no-deps torch_npu=={TORCH_NPU}, or --no-verify to run it as it is"
+        f"pip install --force-reinstall --no-deps torch_npu=={TORCH_NPU}, or --no-verify to run it as it is",
+        argument="verify",
     )
-
-
-def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "ascend_moe" / "vnpu"
-
-
-def _remember(verdict: Path, files: int) -> None:
-    try:
-        verdict.parent.mkdir(parents=True, exist_ok=True)
-        verdict.write_text(f"{files} files as in RECORD\n")
-    except OSError:
-        pass  # a read-only home: it is checked again next time

@@ -11,21 +11,10 @@ import contextlib
 
 import torch
 
-from ascend_moe.vnpu.operators import create, elementwise, experts, index, matmul, moe, reduce
+from ascend_moe.vnpu.operators import moe, tensors  # noqa: F401  importing them fills OPERATORS
 from ascend_moe.vnpu.operators.registry import OPERATORS, read_arguments
 
-__all__ = ["MODULES", "OPERATORS", "run"]
-
-# Importing them fills OPERATORS.
-MODULES = (
-    create,
-    elementwise,
-    experts,
-    index,
-    matmul,
-    moe,
-    reduce,
-)
+__all__ = ["OPERATORS", "run"]
 
 
 @atexit.register

@@ -1,250 +1,128 @@
-"""Choosing experts, moving rows to them and back, done by this package's own functions of the same names.
+"""The operators of MoE layers, computed by this package's own functions of the same names.
 
-Outputs that an operator leaves unspecified on a device are left as they are.
+What an operator leaves unspecified on a device, rows or whole outputs, is left as it is.
 """
 
 from __future__ import annotations
 
-import torch
+from typing import Any
 
-from ascend_moe.routing import (
-    npu_moe_gating_top_k,
-    npu_moe_gating_top_k_softmax,
-    npu_moe_gating_top_k_softmax_v2,
-)
-from ascend_moe.vendor.balance import npu_moe_update_expert
-from ascend_moe.vendor.permute import (
-    npu_moe_finalize_routing,
-    npu_moe_re_routing,
-    npu_moe_token_permute,
-    npu_moe_token_unpermute,
-)
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from ascend_moe import routing
+from ascend_moe.errors import ArgumentError
+from ascend_moe.experts import npu_dequant_swiglu_quant, npu_dynamic_quant, npu_grouped_matmul, npu_swiglu
+from ascend_moe.experts.groups import as_counts, read_groups
+from ascend_moe.experts.quant import to_int8
+from ascend_moe.vendor import balance, fused, permute
 from ascend_moe.vendor.routing import (
     npu_moe_compute_expert_tokens,
     npu_moe_init_routing,
     npu_moe_init_routing_v2,
 )
-from ascend_moe.vnpu.operators.registry import effect, returns, write
-
-Tensor = torch.Tensor
+from ascend_moe.vnpu.operators.registry import DTYPES, effect, returns, write
 
 
-@effect("aclnnMoeGatingTopK")
-def _gating_top_k(
-    x: Tensor,
-    bias: Tensor | None,
-    k: int,
-    k_group: int,
-    group_count: int,
-    group_select_mode: int,
-    renorm: int,
-    norm_type: int,
-    out_flag: int,
-    routed_scaling_factor: float,
-    eps: float,
-    y: Tensor,
-    expert_ids: Tensor,
-    scores: Tensor,
-) -> None:
-    weights, ids, normalised = npu_moe_gating_top_k(
-        x,
-        k,
-        bias=bias,
-        k_group=k_group,
-        group_count=group_count,
-        group_select_mode=group_select_mode,
-        renorm=renorm,
-        norm_type=norm_type,
-        out_flag=bool(out_flag),
-        routed_scaling_factor=routed_scaling_factor,
-        eps=eps,
-    )
-    write(y, weights)
-    write(expert_ids, ids)
-    if out_flag:
-        write(scores, normalised)
+def _named(names: str, values: tuple[Any, ...]) -> tuple[dict[str, Any], tuple[Any, ...]]:
+    """The arguments by name, and those behind them, which are the outputs."""
+    words = names.split()
+    return dict(zip(words, values, strict=False)), values[len(words) :]
 
 
-@returns("aclnnMoeGatingTopKSoftmax", outputs=3)
-def _gating_top_k_softmax(x: Tensor, finished: Tensor | None, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    return npu_moe_gating_top_k_softmax(x, finished, k)
+def _write_all(outputs: tuple[Any, ...], *results: Tensor | None) -> None:
+    """Writes the rows that there are; None: unspecified."""
+    for out, result in zip(outputs, results, strict=False):
+        if out is not None and result is not None:
+            write(out[: len(result)] if result.dim() else out, result)
 
 
-@effect("aclnnMoeGatingTopKSoftmaxV2")
-def _gating_top_k_softmax_v2(
-    x: Tensor,
-    finished: Tensor | None,
-    k: int,
-    renorm: int,
-    output_softmax: int,
-    y: Tensor,
-    expert_ids: Tensor,
-    softmax: Tensor | None,
-) -> None:
-    weights, ids, scores = npu_moe_gating_top_k_softmax_v2(
-        x, k=k, finished=finished, renorm=renorm, output_softmax=bool(output_softmax)
-    )
-    write(y, weights)
-    write(expert_ids, ids)
-    if output_softmax and not renorm:
-        write(softmax, scores)
+# ---- choosing experts, moving rows to them and back
 
-
+returns("aclnnMoeGatingTopKSoftmax", outputs=3)(routing.npu_moe_gating_top_k_softmax)
 returns("aclnnMoeInitRouting", outputs=3)(npu_moe_init_routing)
 returns("aclnnMoeComputeExpertTokens")(npu_moe_compute_expert_tokens)
 
 
+@effect("aclnnMoeGatingTopK")
+def _gating_top_k(*values: Any) -> None:
+    names = """x bias k k_group group_count group_select_mode renorm norm_type out_flag routed_scaling_factor
+        eps"""
+    given, outputs = _named(names, values)
+    weights, ids, scores = routing.npu_moe_gating_top_k(**given)
+    _write_all(outputs, weights, ids, scores if given["out_flag"] else None)
+
+
+@effect("aclnnMoeGatingTopKSoftmaxV2")
+def _gating_top_k_softmax_v2(*values: Any) -> None:
+    given, outputs = _named("x finished k renorm output_softmax", values)
+    weights, ids, softmax = routing.npu_moe_gating_top_k_softmax_v2(**given)
+    asked = given["output_softmax"] and not given["renorm"]
+    _write_all(outputs, weights, ids, softmax if asked else None)
+
+
 @effect("aclnnMoeInitRoutingV2")
-def _init_routing_v2(
-    x: Tensor,
-    expert_ids: Tensor,
-    active_num: int,
-    expert_capacity: int,
-    expert_num: int,
-    drop_pad_mode: int,
-    count_or_cumsum: int,
-    before_capacity: int,
-    expanded_x: Tensor,
-    expanded_row_idx: Tensor,
-    expert_tokens: Tensor | None,
-    expert_tokens_before: Tensor | None,
-) -> None:
+def _init_routing_v2(*values: Any) -> None:
+    names = "x expert_idx active_num expert_capacity expert_num drop_pad_mode counts_form before_capacity"
+    given, outputs = _named(names, values)
     # This older form numbers the kinds of counts otherwise: 0 none, 1 running sums, 2 counts.
-    kind = {0: 1, 1: 0, 2: 1}[count_or_cumsum]
+    form, _ = given.pop("counts_form"), given.pop("before_capacity")
     rows, places, tokens, _ = npu_moe_init_routing_v2(
-        x,
-        expert_ids,
-        active_num=active_num,
-        expert_capacity=expert_capacity,
-        expert_num=expert_num,
-        drop_pad_mode=drop_pad_mode,
-        expert_tokens_num_type=kind,
-        expert_tokens_num_flag=count_or_cumsum != 0,
+        **given, expert_tokens_num_type=0 if form == 1 else 1, expert_tokens_num_flag=form != 0
     )
-    write(expanded_x, rows)
-    write(expanded_row_idx, places)
-    if count_or_cumsum != 0:
-        write(expert_tokens, tokens)
+    _write_all(outputs, rows, places, tokens if form else None)
 
 
 @effect("aclnnMoeInitRoutingV3")
-def _init_routing_v3(
-    x: Tensor,
-    expert_ids: Tensor,
-    scale: Tensor | None,
-    offset: Tensor | None,
-    active_num: int,
-    expert_capacity: int,
-    expert_num: int,
-    drop_pad_mode: int,
-    expert_tokens_num_type: int,
-    expert_tokens_num_flag: int,
-    quant_mode: int,
-    active_expert_range: list[int],
-    row_idx_type: int,
-    expanded_x: Tensor,
-    expanded_row_idx: Tensor,
-    expert_tokens: Tensor | None,
-    expanded_scale: Tensor | None,
-) -> None:
-    rows, places, tokens, scales = npu_moe_init_routing_v2(
-        x,
-        expert_ids,
-        scale=scale,
-        offset=offset,
-        active_num=active_num,
-        expert_capacity=expert_capacity,
-        expert_num=expert_num,
-        drop_pad_mode=drop_pad_mode,
-        expert_tokens_num_type=expert_tokens_num_type,
-        expert_tokens_num_flag=bool(expert_tokens_num_flag),
-        quant_mode=quant_mode,
-        active_expert_range=active_expert_range,
-        row_idx_type=row_idx_type,
-    )
-    write(expanded_x, rows)
-    write(expanded_row_idx, places)
-    if expert_tokens_num_flag:
-        write(expert_tokens, tokens)
-    if quant_mode == 1 or (quant_mode == -1 and scale is not None):
-        write(expanded_scale, scales)
+def _init_routing_v3(*values: Any) -> None:
+    names = """x expert_idx scale offset active_num expert_capacity expert_num drop_pad_mode
+        expert_tokens_num_type expert_tokens_num_flag quant_mode active_expert_range row_idx_type"""
+    given, outputs = _named(names, values)
+    rows, places, tokens, scales = npu_moe_init_routing_v2(**given)
+    scaled = given["quant_mode"] == 1 or (given["quant_mode"] == -1 and given["scale"] is not None)
+    counted = given["expert_tokens_num_flag"]
+    _write_all(outputs, rows, places, tokens if counted else None, scales if scaled else None)
 
 
 @returns("aclnnMoeTokenPermute", outputs=2)
-def _token_permute(
-    tokens: Tensor, indices: Tensor, num_out_tokens: int, padded_mode: int
-) -> tuple[Tensor, Tensor]:
-    rows, places = npu_moe_token_permute(tokens, indices, padded_mode=bool(padded_mode))
-    return rows[:num_out_tokens], places
+def _token_permute(tokens: Tensor, indices: Tensor, rows: int, padded_mode: int) -> tuple[Tensor, Tensor]:
+    permuted, places = permute.npu_moe_token_permute(tokens, indices, padded_mode=bool(padded_mode))
+    return permuted[:rows], places
 
 
 @returns("aclnnMoeTokenUnpermute")
-def _token_unpermute(
-    tokens: Tensor, places: Tensor, probs: Tensor | None, padded_mode: int, restore_shape: list[int] | None
-) -> Tensor:
+def _token_unpermute(rows: Tensor, places: Tensor, probs: Tensor | None, padded_mode: int, _: Any) -> Tensor:
     # torch_npu passes a restore_shape always; only padded_mode looks at it.
-    return npu_moe_token_unpermute(tokens, places, probs, bool(padded_mode))
+    return permute.npu_moe_token_unpermute(rows, places, probs, bool(padded_mode))
 
 
 @returns("aclnnMoeFinalizeRoutingV2")
-def _finalize_routing(
-    rows: Tensor,
-    places: Tensor,
-    skip1: Tensor | None,
-    skip2: Tensor | None,
-    bias: Tensor | None,
-    scales: Tensor | None,
-    expert_ids: Tensor | None,
-    drop_pad_mode: int,
-) -> Tensor:
-    return npu_moe_finalize_routing(rows, skip1, skip2, bias, scales, places, expert_ids, drop_pad_mode)
+def _finalize_routing(rows: Tensor, places: Tensor, *rest: Any) -> Tensor:
+    skip1, skip2, bias, scales, expert_ids, mode = rest
+    return permute.npu_moe_finalize_routing(rows, skip1, skip2, bias, scales, places, expert_ids, mode)
 
 
 @returns("aclnnMoeReRouting", outputs=4)
-def _re_routing(
-    tokens: Tensor, counts: Tensor, scales: Tensor | None, count_type: int, idx_type: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return npu_moe_re_routing(
-        tokens, counts, per_token_scales=scales, expert_token_num_type=count_type, idx_type=idx_type
-    )
+def _re_routing(*values: Any) -> tuple[Tensor, ...]:
+    names = "tokens expert_token_num_per_rank per_token_scales expert_token_num_type idx_type"
+    return permute.npu_moe_re_routing(**_named(names, values)[0])
 
 
 @effect("aclnnMoeUpdateExpert")
-def _update_expert(
-    expert_ids: Tensor,
-    eplb_table: Tensor,
-    expert_scales: Tensor | None,
-    pruning_threshold: Tensor | None,
-    active_mask: Tensor | None,
-    local_rank_id: int,
-    world_size: int,
-    balance_mode: int,
-    balanced_ids: Tensor,
-    balanced_mask: Tensor,
-) -> None:
-    ids, mask = npu_moe_update_expert(
-        expert_ids,
-        eplb_table,
-        expert_scales=expert_scales,
-        pruning_threshold=pruning_threshold,
-        active_mask=active_mask,
-        local_rank_id=local_rank_id,
-        world_size=world_size,
-        balance_mode=balance_mode,
-    )
-    write(balanced_ids, ids)
-    if pruning_threshold is not None:
-        write(balanced_mask, mask)
-
-
-# ---- backward passes: autograd of the forward ones, run again ----
+def _update_expert(*values: Any) -> None:
+    names = """expert_ids eplb_table expert_scales pruning_threshold active_mask local_rank_id world_size
+        balance_mode"""
+    given, outputs = _named(names, values)
+    ids, mask = balance.npu_moe_update_expert(**given)
+    _write_all(outputs, ids, None if given["pruning_threshold"] is None else mask)
 
 
 @effect("aclnnMoeTokenPermuteGrad")
 def _token_permute_grad(grad: Tensor, places: Tensor, topk: int, padded_mode: int, out: Tensor) -> None:
     # A token's gradient is the sum over its copies' rows: the way back with weights 1.
     ones = torch.ones(places.numel() // topk, topk)
-    write(out, npu_moe_token_unpermute(grad, places, ones, bool(padded_mode)))
+    write(out, permute.npu_moe_token_unpermute(grad, places, ones, bool(padded_mode)))
 
 
 @effect("aclnnMoeTokenUnpermuteGrad")
@@ -255,15 +133,135 @@ def _token_unpermute_grad(
     probs: Tensor | None,
     padded_mode: int,
     restore_shape: list[int] | None,
-    tokens_grad: Tensor,
-    probs_grad: Tensor | None,
+    *outputs: Tensor,
 ) -> None:
-    rows = torch.zeros(tokens_grad.shape) if tokens is None else tokens.detach().float()
+    rows = torch.zeros(outputs[0].shape) if tokens is None else tokens.detach().float()
     weights = None if probs is None else probs.detach().float()
     with torch.enable_grad():
         wanted = [tensor.requires_grad_() for tensor in (rows, weights) if tensor is not None]
-        total = npu_moe_token_unpermute(rows, places, weights, bool(padded_mode))
+        total = permute.npu_moe_token_unpermute(rows, places, weights, bool(padded_mode))
         gradients = torch.autograd.grad(total, wanted, grad.float())
-    write(tokens_grad, gradients[0])
-    if weights is not None:
-        write(probs_grad, gradients[1])
+    _write_all(outputs, *gradients)
+
+
+# ---- experts: grouped matmul, SwiGLU and quantisation, alone and fused
+
+
+@effect("aclnnGroupedMatmulV4")
+def _grouped_matmul_v4(*values: Any) -> None:
+    _grouped_matmul_v5(*values[:16], None, *values[16:])  # tuning_config
+
+
+@effect("aclnnGroupedMatmulV5")
+def _grouped_matmul_v5(*values: Any) -> None:
+    names = """x weight bias scale offset antiquant_scale antiquant_offset per_token_scale group_list
+        activation_input activation_quant_scale activation_quant_offset split_item group_type group_list_type
+        act_type tuning_config"""
+    given, outputs = _named(names, values)
+    x, weight, group_list = given["x"], given["weight"], given["group_list"]
+    if len(x) == 1 and group_list is not None and given["group_type"] == 0:
+        experts = weight[0].shape[0] if weight[0].dim() == 3 else len(weight)
+        groups = read_groups(group_list, given["group_list_type"], experts, x[0].shape[0])
+        used = groups[-1].stop if groups else 0
+        given["x"] = [x[0][:used]]
+        scales = given["per_token_scale"] or []
+        given["per_token_scale"] = [scale.reshape(-1)[:used] for scale in scales]
+    _write_all(outputs[0], *npu_grouped_matmul(**given, output_dtype=outputs[0][0].dtype))
+
+
+@effect("aclnnGroupedMatmul")
+def _grouped_matmul(*values: Any) -> None:
+    names = "x weight bias scale offset antiquant_scale antiquant_offset group_list split_item"
+    given, (out,) = _named(names, values)
+    given["group_list"] = given["group_list"] or None
+    _write_all(out, *npu_grouped_matmul(**given, output_dtype=out[0].dtype))
+
+
+@effect("aclnnGroupedMatmulSwigluQuantWeightNZ")
+def _swiglu_quant(*values: Any) -> None:
+    given, outputs = _named("x weight bias offset weight_scale x_scale group_list", values)
+    codes, scale, _ = fused.npu_grouped_matmul_swiglu_quant(**given)
+    used = int(given["group_list"][-1])
+    _write_all(outputs, codes[:used], scale[:used])
+
+
+@effect("aclnnGroupedMatmulSwigluQuantV2")
+def _swiglu_quant_v2(*values: Any) -> None:
+    names = """x weight weight_scale weight_assist_matrix bias x_scale smooth_scale group_list dequant_mode
+        dequant_dtype quant_mode group_list_type tuning_config"""
+    given, outputs = _named(names, values)
+    del given["dequant_dtype"]  # numbered as aclDataType; float32 is all there is
+    codes, scale = fused.npu_grouped_matmul_swiglu_quant_v2(**given)
+    used = int(as_counts(given["group_list"], given["group_list_type"]).sum())
+    _write_all(outputs, codes[:used], scale[:used])
+
+
+returns("aclnnSwiGlu")(npu_swiglu)
+
+
+@returns("aclnnSwiGluGrad")
+def _swiglu_grad(grad: Tensor, x: Tensor, dim: int) -> Tensor:
+    left, right = x.float().chunk(2, dim)
+    gate = torch.sigmoid(left)
+    wide = grad.float()
+    slope = gate * (1 + left * (1 - gate))
+    return torch.cat([wide * right * slope, wide * silu(left)], dim)
+
+
+@effect("aclnnDynamicQuantV2")
+def _dynamic_quant_v2(*values: Any) -> None:
+    _dynamic_quant_v3(*values[:4], 1, "pertoken", *values[4:])
+
+
+@effect("aclnnDynamicQuantV3")
+def _dynamic_quant_v3(*values: Any) -> None:
+    names = "input smooth_scales group_index dst_type symmetrical quant_mode"
+    given, (y, scale, offset) = _named(names, values)
+    if not given.pop("symmetrical") or offset is not None:
+        raise ArgumentError("asymmetric quantisation is not on the virtual NPU", argument="offset")
+    given["dst_type"] = _dtype(given["dst_type"], "dst_type")
+    _write_all((y, scale), *npu_dynamic_quant(**given))
+
+
+@effect("aclnnDequantSwigluQuantV2")
+def _dequant_swiglu_quant_v2(*values: Any) -> None:
+    names = """x weight_scale activation_scale bias quant_scale quant_offset group_index activate_left
+        quant_mode dst_type round_mode activate_dim swiglu_mode clamp_limit glu_alpha glu_bias"""
+    given, outputs = _named(names, values)
+    mode, round_mode, groups = given["quant_mode"], given.pop("round_mode"), given["group_index"]
+    if round_mode != "rint":
+        raise ArgumentError(f"round_mode is {round_mode}; the virtual NPU has rint", argument="round_mode")
+    given["quant_mode"] = ("static", "dynamic").index(mode)
+    given["dst_type"] = _dtype(given["dst_type"], "dst_type")
+    codes, scales = npu_dequant_swiglu_quant(**given)
+    rows = int(groups.sum()) if groups is not None and codes.dim() == 2 else codes.shape[0]
+    _write_all(outputs, codes[:rows], scales[:rows] if mode == "dynamic" else None)
+
+
+@effect("aclnnQuantize")
+def _quantize(
+    x: Tensor, scales: Tensor, zero_points: Tensor | None, dtype: int, axis: int, out: Tensor
+) -> None:
+    shape = [1] * x.dim()
+    shape[axis] = -1
+    values = torch.round(x.float() / scales.float().reshape(shape))
+    if zero_points is not None:
+        values = values + zero_points.float().reshape(shape)
+    limits = torch.iinfo(out.dtype)
+    write(out, values.clamp(limits.min, limits.max).to(out.dtype))
+
+
+@effect("aclnnAscendQuantV3")
+def _ascend_quant(*values: Any) -> None:
+    given, (out,) = _named("x scales offset sqrt_mode round_mode dst_type axis", values)
+    if out.dtype != torch.int8 or given["sqrt_mode"]:
+        raise ArgumentError(f"the output is {out.dtype}; the virtual NPU quantises to int8", argument="dtype")
+    products = given["x"].float() * given["scales"].float()
+    offset = given["offset"]
+    write(out, to_int8(products if offset is None else products + offset.float()))
+
+
+def _dtype(number: int, argument: str) -> torch.dtype:
+    if number not in DTYPES:
+        raise ArgumentError(f"{argument} is aclDataType {number}, not on the virtual NPU", argument=argument)
+    return DTYPES[number]

@@ -14,6 +14,7 @@ A function is registered by how its result reaches the caller's memory:
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -70,11 +71,6 @@ def read_arguments(address: int, count: int) -> Arguments:
     return arguments
 
 
-def write_sizes(address: int, sizes: tuple[int, ...]) -> None:
-    """Overwrite the sizes of a tensor whose result depends on the data."""
-    (ctypes.c_int64 * len(sizes)).from_address(address)[:] = list(sizes)
-
-
 def _read(words: list[int], at: int) -> tuple[Any, int, int]:
     """The value at a position, the address of its sizes, and the next position."""
     kind = words[at]
@@ -123,49 +119,43 @@ def _tensor(
 
 
 F = TypeVar("F", bound=Callable[..., Any])
+Operator = Callable[[Arguments], None]
 
-OPERATORS: dict[str, Callable[[Arguments], None]] = {}
+OPERATORS: dict[str, Operator] = {}
+
+
+def _register(names: tuple[str, ...], run: Callable[[Any, Arguments], None]) -> Callable[[F], F]:
+    """A decorator: ``run`` calls the function with a call's arguments and puts the result in its place."""
+
+    def register(function: F) -> F:
+        for name in names:
+            if name in OPERATORS:
+                raise ValueError(f"{name} is registered twice")
+            OPERATORS[name] = functools.partial(run, function)
+        return function
+
+    return register
 
 
 def returns(*names: str, outputs: int = 1) -> Callable[[F], F]:
     """Register a function that returns the last ``outputs`` tensors: a tensor, or a tuple of them."""
 
-    def register(function: F) -> F:
-        def run(arguments: Arguments) -> None:
-            results = function(*arguments.values[:-outputs])
-            for out, result in zip(arguments.values[-outputs:], _as_tuple(results), strict=True):
-                write(out, result)
+    def run(function: Any, arguments: Arguments) -> None:
+        results = _as_tuple(function(*arguments.values[:-outputs]))
+        for out, result in zip(arguments.values[-outputs:], results, strict=True):
+            write(out, result)
 
-        _add(names, run)
-        return function
-
-    return register
+    return _register(names, run)
 
 
 def in_place(*names: str) -> Callable[[F], F]:
     """Register a function whose result replaces the first argument's values."""
-
-    def register(function: F) -> F:
-        def run(arguments: Arguments) -> None:
-            write(arguments.values[0], function(*arguments.values))
-
-        _add(names, run)
-        return function
-
-    return register
+    return _register(names, lambda function, given: write(given.values[0], function(*given.values)))
 
 
 def effect(*names: str) -> Callable[[F], F]:
     """Register a function that writes into its arguments itself."""
-
-    def register(function: F) -> F:
-        def run(arguments: Arguments) -> None:
-            function(*arguments.values)
-
-        _add(names, run)
-        return function
-
-    return register
+    return _register(names, lambda function, given: function(*given.values))
 
 
 def resized(*names: str, outputs: int = 1) -> Callable[[F], F]:
@@ -174,24 +164,20 @@ def resized(*names: str, outputs: int = 1) -> Callable[[F], F]:
     The result is written without gaps, and the sizes of the caller's tensor become the result's.
     """
 
-    def register(function: F) -> F:
-        def run(arguments: Arguments) -> None:
-            results = _as_tuple(function(*arguments.values[:-outputs]))
-            places = zip(arguments.values[-outputs:], arguments.sizes_at[-outputs:], results, strict=True)
-            for out, sizes_at, result in places:
-                if out is None or (out.numel() == 0 and result.numel() > 0):
-                    continue
-                if result.numel() > out.numel() or result.dim() != out.dim():
-                    raise ValueError(
-                        f"the result is {tuple(result.shape)}, too much for the output {tuple(out.shape)}"
-                    )
-                out.reshape(-1)[: result.numel()].copy_(result.reshape(-1))
-                write_sizes(sizes_at, tuple(result.shape))
+    def run(function: Any, arguments: Arguments) -> None:
+        results = _as_tuple(function(*arguments.values[:-outputs]))
+        places = zip(arguments.values[-outputs:], arguments.sizes_at[-outputs:], results, strict=True)
+        for out, sizes_at, result in places:
+            if out is None or (out.numel() == 0 and result.numel() > 0):
+                continue
+            if result.numel() > out.numel() or result.dim() != out.dim():
+                raise ValueError(
+                    f"the result is {tuple(result.shape)}, too much for the output {tuple(out.shape)}"
+                )
+            out.reshape(-1)[: result.numel()].copy_(result.reshape(-1))
+            (ctypes.c_int64 * result.dim()).from_address(sizes_at)[:] = list(result.shape)
 
-        _add(names, run)
-        return function
-
-    return register
+    return _register(names, run)
 
 
 def write(out: torch.Tensor | None, result: torch.Tensor) -> None:
@@ -209,10 +195,3 @@ def write(out: torch.Tensor | None, result: torch.Tensor) -> None:
 
 def _as_tuple(results: Any) -> tuple[torch.Tensor, ...]:
     return (results,) if isinstance(results, torch.Tensor) else tuple(results)
-
-
-def _add(names: tuple[str, ...], run: Callable[[Arguments], None]) -> None:
-    for name in names:
-        if name in OPERATORS:
-            raise ValueError(f"{name} is registered twice")
-        OPERATORS[name] = run

@@ -1,0 +1,388 @@
+"""Dispatchers over torch.distributed: they differ in how rows travel, in nothing else.
+
+Before any row moves, ranks exchange a header with their configuration and what is wrong with their ids, so
+that all of them raise or none does.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from ascend_moe.dispatchers import rows as row_ops
+from ascend_moe.dispatchers.base import (
+    ROW_DTYPES,
+    Dispatched,
+    Dispatcher,
+    check_combine,
+    check_dispatch,
+    foreign,
+)
+from ascend_moe.dispatchers.rows import Routing, active_pairs, first_invalid, route
+from ascend_moe.errors import ArgumentError, ConfigMismatch, InvalidExpertId, RoutingOverflow, need
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+#: int32 words of a header: six fields of the configuration, scales given, error code and three details.
+HEADER_WORDS = 16
+_FIELDS = ("H", "K", "E", "maxBS", "dtype", "quant_mode")
+_SMOOTH, _CODE = 6, 7
+_OK, _BAD_ID, _OVERFLOW = 0, 1, 2
+
+
+class Config(NamedTuple):
+    """What all ranks must agree on; only ``smooth`` (smoothing scales given) may differ."""
+
+    hidden: int
+    topk: int
+    experts: int
+    max_bs: int
+    dtype: int  # index into ROW_DTYPES
+    quant_mode: int
+    smooth: bool
+
+
+def plan(
+    expert_ids: Tensor, mask: Tensor | None, config: Config, world: int
+) -> tuple[Routing, tuple[int, ...]]:
+    """This rank's routing, and the header words of what is wrong with it (with a bad id, no rows)."""
+    active = active_pairs(expert_ids, mask)
+    bad = first_invalid(expert_ids, active, config.experts)
+    if bad is not None:
+        token, k = divmod(bad, config.topk)
+        nothing = route(expert_ids, torch.zeros_like(active), config.experts)
+        return nothing, (_BAD_ID, token, k, int(expert_ids[token, k]))
+    routing = route(expert_ids, active, config.experts)
+    local = config.experts // world
+    rows = routing.counts.view(world, local).sum(1)
+    capacity = config.max_bs * min(config.topk, local)
+    over = (rows > capacity).nonzero()
+    if over.numel():
+        owner = int(over[0])
+        return routing, (_OVERFLOW, owner, int(rows[owner]), capacity)
+    return routing, (_OK,)
+
+
+def raise_if_any(headers: list[list[int]], rank: int) -> None:
+    """Raises what the headers of all ranks say: a mismatch first, else the lowest rank's error."""
+    _raise_mismatch(headers, rank)
+    for source, words in enumerate(headers):
+        code, *details = words[_CODE:]
+        if code == _BAD_ID:
+            token, k, expert_id = details[:3]
+            experts = words[_FIELDS.index("E")]
+            raise InvalidExpertId(
+                f"rank {source}: expert_ids[{token}, {k}] is {expert_id}; need -1 or 0..{experts - 1}",
+                argument="expert_ids",
+                rank=source,
+                token=token,
+                k=k,
+                expert_id=expert_id,
+            )
+        if code == _OVERFLOW:
+            owner, rows, capacity = details[:3]
+            raise RoutingOverflow(
+                f"rank {source} routes {rows} rows to rank {owner}, more than its capacity of {capacity} "
+                "= maxBS * min(K, L); repeat fewer ids in a token or raise global_bs",
+                rank=source,
+                owner=owner,
+                rows=rows,
+                capacity=capacity,
+            )
+
+
+def _raise_mismatch(headers: list[list[int]], rank: int) -> None:
+    mine = headers[rank]
+    for other in range(len(headers)):  # the first rank that differs from this one is named
+        for index, name in enumerate(_FIELDS):
+            ours, theirs = mine[index], headers[other][index]
+            if ours == theirs:
+                continue
+            shown = [
+                str(ROW_DTYPES[v]).removeprefix("torch.") if name == "dtype" else v for v in (ours, theirs)
+            ]
+            hint = " (unequal batches need global_bs)" if name == "maxBS" else ""
+            raise ConfigMismatch(
+                f"{name} is {shown[0]} on rank {rank} but {shown[1]} on rank {other}{hint}; "
+                "call with the same value on all ranks",
+                field=name,
+                rank=other,
+                ours=shown[0],
+                theirs=shown[1],
+            )
+
+
+def default_group(process_group: ProcessGroup | None) -> ProcessGroup:
+    """The given group, or the default one."""
+    group = process_group if process_group is not None else dist.group.WORLD
+    if group is None:
+        raise ArgumentError("no process group; call init_process_group first", argument="process_group")
+    return group
+
+
+def gather(rows: Tensor, group: ProcessGroup) -> Tensor:
+    """(W, *rows.shape): every rank's ``rows``, which have the same shape everywhere."""
+    out = rows.new_empty(group.size(), *rows.shape)
+    if rows.numel() == 0:
+        return out
+    if group.name() == "mpi":  # has the list form only
+        dist.all_gather(list(out.unbind(0)), rows.contiguous(), group=group)
+    else:
+        single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        single(out.view(-1), rows.contiguous().view(-1), group=group)
+    return out
+
+
+def exchange(words: Tensor, send: list[int], receive: list[int], group: ProcessGroup) -> Tensor:
+    """All-to-all of rows: ``send[d]`` rows go to rank d, ``receive[s]`` come from rank s, in rank order."""
+    out = words.new_empty(sum(receive), words.size(1))
+    dist.all_to_all_single(out, words.contiguous(), receive, send, group=group)
+    return out
+
+
+# ---- what both have in common
+
+
+@dataclass
+class _Handle:
+    owner: Dispatcher
+    x: Tensor
+    routing: Routing
+    rows: int  # that arrived here
+    position: Tensor  # (BS*K,) int64, row of a pair among the rows that come back
+    way: Any  # what the dispatcher needs to send them back
+
+
+@dataclass
+class _Arrived:
+    words: Tensor  # (n, words) int32: this rank's rows, packed, in expand_x order
+    counts: Tensor  # (L, W) int64: rows for each local expert from each rank
+    position: Tensor  # as in _Handle
+    way: Any
+
+
+class CollectiveDispatcher(Dispatcher):
+    """A dispatcher over the collectives of a process group.
+
+    Args:
+        process_group: None for the default group.
+        num_experts: E, a multiple of the group's size.
+    """
+
+    def __init__(self, process_group: ProcessGroup | None, num_experts: int) -> None:
+        self._group = default_group(process_group)
+        super().__init__(self._group.rank(), self._group.size(), num_experts)
+
+    def dispatch(
+        self,
+        x: Tensor,
+        expert_ids: Tensor,
+        *,
+        scales: Tensor | None = None,
+        x_active_mask: Tensor | None = None,
+        quant_mode: int = 0,
+        global_bs: int = 0,
+        expert_token_nums_type: int = 1,
+    ) -> Dispatched:
+        max_bs = check_dispatch(
+            x, expert_ids, scales, x_active_mask, quant_mode, global_bs, expert_token_nums_type,
+            world=self.world_size, experts=self.num_experts,
+        )  # fmt: skip
+        kind = ROW_DTYPES.index(x.dtype)
+        config = Config(
+            x.size(1), expert_ids.size(1), self.num_experts, max_bs, kind, quant_mode, scales is not None
+        )
+        routing, problem = plan(expert_ids, x_active_mask, config, self.world_size)
+        words = [*config, *problem]
+        header = torch.tensor(words + [0] * (HEADER_WORDS - len(words)), dtype=torch.int32, device=x.device)
+        arrived = self._send(x, expert_ids, scales, routing, config, header)
+        expand_x, dynamic_scales = row_ops.open_rows(arrived.words, x.size(1), x.dtype, quant_mode)
+        nums, ends = arrived.counts.sum(1), arrived.counts.reshape(-1).cumsum(0)
+        return Dispatched(
+            expand_x,
+            dynamic_scales,
+            nums if expert_token_nums_type == 1 else nums.cumsum(0),
+            ends.to(torch.int32),
+            routing.expand_idx,
+            _Handle(self, x, routing, expand_x.size(0), arrived.position, arrived.way),
+        )
+
+    def combine(
+        self,
+        expert_out: Tensor,
+        dispatched: Dispatched,
+        expert_scales: Tensor,
+        *,
+        shared_expert_x: Tensor | None = None,
+    ) -> Tensor:
+        handle = dispatched.handle
+        if not isinstance(handle, _Handle) or handle.owner is not self:
+            raise foreign(self)
+        topk = handle.routing.routed.size(1)
+        check_combine(expert_out, handle.rows, handle.x, expert_scales, topk, shared_expert_x)
+        words = self._send_back(expert_out[: handle.rows], handle.way)
+        (rows,) = row_ops.unpack(words, (handle.x.size(1), expert_out.dtype))
+        return row_ops.weighted_sum(rows, handle.position, handle.routing, expert_scales, shared_expert_x)
+
+    @abstractmethod
+    def _send(
+        self,
+        x: Tensor,
+        expert_ids: Tensor,
+        scales: Tensor | None,
+        routing: Routing,
+        config: Config,
+        header: Tensor,
+    ) -> _Arrived:
+        """Exchanges headers, raises what they say, and exchanges rows."""
+
+    @abstractmethod
+    def _send_back(self, rows: Tensor, way: Any) -> Tensor:
+        """Sends (n, H) rows in expand_x order back; returns those that come here, packed."""
+
+
+# ---- all-to-all
+
+#: W * L may not exceed this, as in the windows: counts then have a place of fixed size in the header.
+MAX_EXPERTS = 2048
+
+
+class AllToAllDispatcher(CollectiveDispatcher):
+    """Sorts rows by expert, sends them with all_to_all_single, and reorders them by local expert.
+
+    Two collectives to dispatch (headers with counts; rows), one to combine. Traffic per rank and direction:
+    its own BS*K rows. Needs uneven splits of the backend (gloo, HCCL, NCCL, MPI have them).
+
+    Args:
+        process_group: None for the default group.
+        num_experts: E, a multiple of the group's size, at most 2048.
+    """
+
+    def __init__(self, process_group: ProcessGroup | None, num_experts: int) -> None:
+        super().__init__(process_group, num_experts)
+        need(num_experts <= MAX_EXPERTS, "num_experts", f"is {num_experts}; need at most {MAX_EXPERTS}")
+        # A place of fixed size, so that ranks that disagree on E still exchange whole headers.
+        self._count_words = -(-MAX_EXPERTS // self.world_size)
+
+    def _send(
+        self,
+        x: Tensor,
+        expert_ids: Tensor,
+        scales: Tensor | None,
+        routing: Routing,
+        config: Config,
+        header: Tensor,
+    ) -> _Arrived:
+        per_rank = routing.counts.view(self.world_size, self.local_experts)
+        table = self._exchange_counts(header, per_rank)
+        payload = row_ops.payload(x, expert_ids, routing.order, scales, config.quant_mode)
+        sent, received = per_rank.sum(1).tolist(), table.sum(1).tolist()
+        words = exchange(payload, sent, received, self._group)
+        order = self._expert_major(table)
+        if order is not None:
+            words = words.index_select(0, order)
+        return _Arrived(words, table.t(), routing.position, (order, sent, received))
+
+    def _send_back(self, rows: Tensor, way: Any) -> Tensor:
+        order, sent, received = way
+        if order is not None:
+            rows = torch.empty_like(rows).index_copy_(0, order, rows)
+        return exchange(row_ops.pack(rows), received, sent, self._group)
+
+    def _exchange_counts(self, header: Tensor, counts: Tensor) -> Tensor:
+        """(W, L) int64: rows that rank s sends to local expert l. Collective."""
+        world, last = self.world_size, HEADER_WORDS + self.local_experts
+        block = header.new_zeros(world, HEADER_WORDS + self._count_words)
+        block[:, :HEADER_WORDS] = header
+        block[:, HEADER_WORDS:last] = counts
+        blocks = exchange(block, [1] * world, [1] * world, self._group)
+        raise_if_any(blocks[:, :HEADER_WORDS].tolist(), self.rank)
+        return blocks[:, HEADER_WORDS:last].to(torch.int64)
+
+    def _expert_major(self, table: Tensor) -> Tensor | None:
+        """Received order (source, expert) -> (expert, source); None when that changes nothing."""
+        if self.local_experts == 1 or self.world_size == 1:
+            return None
+        arrival = table.reshape(-1)
+        starts = (arrival.cumsum(0) - arrival).view_as(table)
+        return row_ops.segments(table.t().reshape(-1), starts.t().reshape(-1))
+
+
+# ---- all-gather
+
+
+class AllGatherDispatcher(CollectiveDispatcher):
+    """Gathers tokens and ids from all ranks, selects this rank's rows, and gathers results back.
+
+    Three collectives: headers, tokens, and expert rows on the way back. A rank receives W * maxBS token rows
+    to dispatch (with smoothing scales, W * maxBS * K quantised rows, as a row then depends on its expert) and
+    W * (largest number of rows on any rank) expert rows to combine. The way back carries expert rows as they
+    are, not partial sums: sums of partial sums would round differently from the other dispatchers. Cheap only
+    for few ranks or few tokens; no uneven splits are needed.
+    """
+
+    def _send(
+        self,
+        x: Tensor,
+        expert_ids: Tensor,
+        scales: Tensor | None,
+        routing: Routing,
+        config: Config,
+        header: Tensor,
+    ) -> _Arrived:
+        headers = gather(header, self._group).tolist()
+        raise_if_any(headers, self.rank)
+        # One rank's smoothing scales make rows differ by expert; all ranks must gather the same shape.
+        by_pair, topk = any(words[_SMOOTH] for words in headers), config.topk
+        ids = torch.where(routing.routed, expert_ids, -1)
+        tokens = self._gather_tokens(x, ids, scales, config, by_pair)
+        pairs, table = self._select(tokens[:, -topk:].reshape(-1), config.max_bs * topk)
+        payload = tokens[:, :-topk]
+        if by_pair:
+            words = payload.view(len(payload), topk, payload.size(1) // topk)[pairs // topk, pairs % topk]
+        else:
+            words = payload.index_select(0, pairs // topk)
+        by_owner = table.view(self.world_size, -1)
+        start = (by_owner.cumsum(1) - by_owner).view_as(table)[:, self.rank]
+        most = int(by_owner.sum(1).max())
+        expert = ids.reshape(-1).clamp(min=0).long()
+        row = (expert // self.local_experts) * most + start[expert] + routing.expand_idx
+        position = torch.where(routing.routed.reshape(-1), row, 0)
+        local = table[self.rank * self.local_experts :][: self.local_experts]
+        return _Arrived(words, local, position, most)
+
+    def _send_back(self, rows: Tensor, way: Any) -> Tensor:
+        words = row_ops.pack(rows)
+        padded = words.new_zeros(way, words.size(1))
+        padded[: len(words)] = words
+        return gather(padded, self._group).flatten(0, 1)
+
+    def _gather_tokens(
+        self, x: Tensor, ids: Tensor, scales: Tensor | None, config: Config, by_pair: bool
+    ) -> Tensor:
+        """(W * maxBS, words) int32: every token's payload, then its K ids; absent tokens have ids -1."""
+        bs, topk = ids.shape
+        pairs = torch.arange(bs * topk, device=x.device) if by_pair else None
+        payload = row_ops.payload(x, ids, pairs, scales, config.quant_mode)
+        width = payload.size(1) * (topk if by_pair else 1)
+        mine = payload.new_full((config.max_bs, width + topk), -1)
+        mine[:bs, :width] = payload.reshape(bs, width)
+        mine[:bs, width:] = ids
+        return gather(mine, self._group).flatten(0, 1)
+
+    def _select(self, all_ids: Tensor, per_rank: int) -> tuple[Tensor, Tensor]:
+        """Flat indices of this rank's pairs in expand_x order, and the (E, W) table of all counts."""
+        experts, world, local = self.num_experts, self.world_size, self.local_experts
+        source = torch.arange(all_ids.numel(), device=all_ids.device) // max(per_rank, 1)
+        cell = torch.where(all_ids >= 0, all_ids * world + source, experts * world)
+        table = torch.bincount(cell, minlength=experts * world + 1)[: experts * world].view(experts, world)
+        first = self.rank * local
+        mine = (all_ids >= first) & (all_ids < first + local)
+        key = torch.where(mine, all_ids, experts)
+        return torch.argsort(key, stable=True)[: int(mine.sum())], table
