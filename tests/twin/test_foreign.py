@@ -1,14 +1,13 @@
-"""Vector kernels as an Ascend engineer writes them, run unmodified and compared with numpy."""
+"""Kernels as an Ascend engineer writes them, run unmodified, against numpy and the reference."""
 
 from __future__ import annotations
 
-import ml_dtypes
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
-from twin_kernels import MODES, kernels, tiling, tree_sum
-
-modes = pytest.mark.parametrize("mode", MODES)
+from foreign_runs import HALF, Case, Dispatch, kernels, modes, tiling
 
 
 def rng(seed: int) -> np.random.Generator:
@@ -20,7 +19,7 @@ def rng(seed: int) -> np.random.Generator:
 def test_add(mode: str, length: int, cores: int) -> None:
     x, y = (rng(length + i).standard_normal(length).astype(np.float16) for i in range(2))
     z = np.full(length, 9, np.float16)
-    add = kernels("add_custom", "DTYPE_X=half")
+    add = kernels("add_custom", HALF)
     add.launch("add_custom", [x, y, z], tiling(length, 128), cores, 1, workspace_bytes=0, mode=mode)
     assert np.array_equal(z, x + y)
 
@@ -28,11 +27,21 @@ def test_add(mode: str, length: int, cores: int) -> None:
 @modes
 def test_add_of_torch_tensors_in_place(mode: str) -> None:
     x = torch.randn(96, generator=torch.Generator().manual_seed(3)).half()
-    want = x + x
-    kernels("add_custom", "DTYPE_X=half").launch(
-        "add_custom", [x, x, x, None], torch.tensor([96, 32], dtype=torch.int32), 2, 1, mode=mode
-    )
+    want, sizes = x + x, torch.tensor([96, 32], dtype=torch.int32)
+    kernels("add_custom", HALF).launch("add_custom", [x, x, x, None], sizes, 2, 1, mode=mode)
     assert torch.equal(x, want)
+
+
+def tree_sum(values: np.ndarray) -> np.float32:
+    """ReduceSum's order: a tree of neighbours in every 64, then one after another."""
+    parts = np.full((-(-values.size // 64), 64), -0.0, np.float32)
+    parts.ravel()[: values.size] = values
+    while parts.shape[1] > 1:
+        parts = parts[:, 0::2] + parts[:, 1::2]
+    total = parts[0, 0]
+    for part in parts[1:, 0]:
+        total += part
+    return total
 
 
 @modes
@@ -47,74 +56,6 @@ def test_softmax(mode: str, rows: int, columns: int) -> None:
 
 
 @modes
-def test_layernorm(mode: str) -> None:
-    rows, columns = 7, 96
-    x = rng(1).standard_normal((rows, columns)).astype(np.float16)
-    gamma, beta = (rng(2 + i).standard_normal(columns).astype(np.float32) for i in range(2))
-    y = np.zeros_like(x)
-    kernels("layernorm_custom", "DTYPE_X=half", "ORIG_DTYPE_X=DT_FLOAT16").launch(
-        "layernorm_custom", [x, gamma, beta, y, None], tiling(rows, columns, 1e-5), 3, mode=mode
-    )
-    value = x.astype(np.float64)
-    value -= value.mean(1, keepdims=True)
-    want = value / np.sqrt((value**2).mean(1, keepdims=True) + 1e-5) * gamma + beta
-    assert np.abs(y - want).max() < 4e-3
-    assert np.abs(y).max() > 1  # not zeros
-
-
-@modes
-def test_reduce_rows(mode: str) -> None:
-    rows, columns = 32, 29
-    x = rng(4).standard_normal((rows, columns)).astype(np.float32)
-    sums, maxima = np.zeros(rows, np.float32), np.zeros(rows, np.float32)
-    kernels("reduce_rows").launch("reduce_rows", [x, sums, maxima], tiling(rows, columns, 32), 2, mode=mode)
-    assert np.array_equal(maxima, x.max(1))
-    assert np.allclose(sums, x.sum(1, dtype=np.float64), atol=1e-5)
-
-
-@modes
-@pytest.mark.parametrize("threshold", [0.0, 99.0, -99.0])
-def test_compaction_by_gather_mask(mode: str, threshold: float) -> None:
-    cores, chunk = 4, 192
-    x = rng(5).standard_normal((cores, chunk)).astype(np.float32)
-    y, counts = np.zeros_like(x), np.full((cores, 8), -1, np.int32)
-    kernels("compact_custom").launch(
-        "compact_custom", [x, y, counts], tiling(chunk, threshold), cores, mode=mode
-    )
-    for core in range(cores):
-        kept = x[core][x[core] > threshold]
-        assert counts[core, 0] == len(kept)
-        assert np.array_equal(y[core, : len(kept)], kept)
-        assert not y[core, len(kept) :].any()
-
-
-@modes
-def test_topk_by_sorting(mode: str) -> None:
-    rows, k = 6, 16
-    x = rng(6).permutation(rows * 128).reshape(rows, 128).astype(np.float32)
-    values, indices = np.zeros((rows, k), np.float32), np.zeros((rows, k), np.uint32)
-    kernels("topk_custom").launch("topk_custom", [x, values, indices], tiling(rows, k), 3, mode=mode)
-    want = np.argsort(-x, axis=1)[:, :k]
-    assert np.array_equal(indices, want)
-    assert np.array_equal(values, np.take_along_axis(x, want, 1))
-
-
-@modes
-@pytest.mark.parametrize("dtype,name", [(np.float16, "half"), (ml_dtypes.bfloat16, "bfloat16_t")])
-def test_quantisation(mode: str, dtype: type, name: str) -> None:
-    rows, hidden = 5, 160
-    x = rng(7).standard_normal((rows, hidden)).astype(dtype)
-    codes, scales = np.zeros((rows, hidden), np.int8), np.zeros(rows, np.float32)
-    kernels("quant_custom", f"DTYPE_X={name}").launch(
-        "quant_custom", [x, codes, scales], tiling(rows, hidden), 2, workspace_bytes=32, mode=mode
-    )
-    value = x.astype(np.float32)
-    factor = np.float32(127) / np.abs(value).max(1)
-    assert np.array_equal(scales, np.float32(1) / factor)
-    assert np.array_equal(codes, np.rint(value * factor[:, None]).astype(np.int8))
-
-
-@modes
 @pytest.mark.parametrize("total,cores", [(1000, 7), (3, 8)])
 def test_histogram_by_atomic_add(mode: str, total: int, cores: int) -> None:
     ids = rng(8).integers(0, 24, total).astype(np.int32)
@@ -126,10 +67,53 @@ def test_histogram_by_atomic_add(mode: str, total: int, cores: int) -> None:
 @modes
 @pytest.mark.parametrize("cores", [1, 6])
 def test_prefix_sum_over_soft_sync_all(mode: str, cores: int) -> None:
-    chunk = 24
-    x = rng(9).integers(-50, 50, cores * chunk).astype(np.int32)
+    x = rng(9).integers(-50, 50, cores * 24).astype(np.int32)
     y = np.zeros_like(x)
     kernels("prefix_sum").launch(
-        "prefix_sum", [x, y], tiling(chunk), cores, workspace_bytes=cores * 64, mode=mode
+        "prefix_sum", [x, y], tiling(24), cores, workspace_bytes=cores * 64, mode=mode
     )
     assert np.array_equal(y, np.cumsum(x))
+
+
+# ---- dispatch in the manner of fused operators ----
+
+CASES = {
+    "2 ranks, 2 experts each": Case(2, 2, (5, 3), 3, 32, 3),
+    "4 ranks, a rank without tokens": Case(4, 2, (3, 0, 2, 3), 4, 32, 5),
+    "duplicate ids": Case(2, 2, (6, 6), 3, 32, 4, duplicates=True, max_bs=18),
+    "cumulative token numbers": Case(2, 3, (2, 4), 2, 48, 2, nums_type=0),
+    "bf16": Case(2, 2, (4, 4), 2, 64, 4, dtype=torch.bfloat16),
+    "48 cores": Case(4, 2, (16, 16, 16, 16), 4, 256, 48, max_bs=16),
+}
+
+
+@modes
+@pytest.mark.parametrize("name", CASES)
+def test_dispatch(name: str, mode: str) -> None:
+    """Again and again over the same windows, whose halves take turns."""
+    windows = CASES[name].windows()
+    for step in range(4 if name != "48 cores" else 2):
+        one = Dispatch(CASES[name], step)
+        one.launch(windows, mode=mode)
+        one.check()
+
+
+@modes
+def test_tiling_key_that_the_kernel_does_not_have(mode: str) -> None:
+    one = Dispatch(Case(2, 1, (2, 2), 1, 32, 2))
+    one.launch(one.case.windows(), key=1002, mode=mode)
+    assert all((out["counts"] == -1).all() for out in one.outputs)
+
+
+@modes
+def test_ranks_launched_by_threads_of_the_caller(mode: str) -> None:
+    case = CASES["2 ranks, 2 experts each"]
+    windows, one, dispatch = case.windows(), Dispatch(case), kernels("moe_dispatch_mc2", HALF)
+
+    def launch(rank: int) -> None:
+        call = (one.args[rank], case.tiling(rank), case.cores, 1000, windows)
+        dispatch.launch("moe_dispatch_mc2", *call, rank=rank, mode=mode, timeout_s=20)
+
+    with ThreadPoolExecutor(case.world) as pool:
+        list(pool.map(launch, range(case.world)))
+    one.check()

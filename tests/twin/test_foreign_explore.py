@@ -7,14 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mc2_runs import Case, check_dispatch, combine_args, dispatch_args, dispatch_outputs
-from twin_kernels import CHECKED, KERNELS, kernels, tiling
+from foreign_runs import HALF, KERNELS, Case, Dispatch, kernels, tiling
 
 from ascend_moe import twin
 from ascend_moe.errors import TwinFault
 
-pytestmark = pytest.mark.skipif(not CHECKED, reason="no checked engine")
-CASE = Case(2, 2, [2, 3], 2, 32, 2)
+CASE = Case(2, 2, (2, 3), 2, 32, 2, max_bs=3)
 
 
 def mutant(name: str, old: str, new: str, folder: Path, *defines: str) -> twin.Kernels:
@@ -37,72 +35,34 @@ def shown_again(found: twin.Exploration, run: Any) -> None:
 
 def test_every_schedule_begins_with_the_same_arguments() -> None:
     x = np.arange(96, dtype=np.float16)
-    found = kernels("add_custom", "DTYPE_X=half").explore(
+    found = kernels("add_custom", HALF).explore(
         "add_custom", [x, x, x, None], tiling(96, 16), 3, 1, schedules=40
     )
     assert found.ok and found.schedules == 40 and found.distinct > 1, found
     assert np.array_equal(x, 2 * np.arange(96))
 
 
+def explore(kernel: twin.Kernels, one: Dispatch, **options: Any) -> twin.Exploration:
+    call = (one.args, CASE.tilings, CASE.cores, 1000, CASE.windows())
+    return kernel.explore("moe_dispatch_mc2", *call, **options)
+
+
 def test_windows_kernels_are_clean_under_all_policies() -> None:
-    windows, inputs, outputs = CASE.windows(), CASE.inputs(), dispatch_outputs(CASE)
-    found = kernels("moe_dispatch_mc2", "DTYPE_X=half").explore(
-        "moe_dispatch_mc2",
-        dispatch_args(inputs, outputs),
-        CASE.tilings,
-        CASE.cores,
-        1000,
-        windows,
-        schedules=120,
-        check=lambda: check_dispatch(CASE, inputs, outputs),
-    )
-    assert found.ok and found.distinct > 60, found
-    sums = [one.x.clone() for one in inputs]
+    one = Dispatch(CASE)
     for unordered in (False, True):
-        found = kernels("moe_combine_mc2", "DTYPE_X=half").explore(
-            "moe_combine_mc2",
-            combine_args(inputs, outputs, sums),
-            CASE.tilings,
-            CASE.cores,
-            1000,
-            windows,
-            schedules=60,
-            unordered=unordered,
-        )
-        assert found.ok and found.distinct > 30, found
+        options = {"schedules": 120, "check": one.check, "unordered": unordered}
+        found = explore(kernels("moe_dispatch_mc2", HALF), one, **options)
+        assert found.ok and found.distinct > 60, found
 
 
 def test_rows_that_may_come_after_their_flag_are_found(tmp_path: Path) -> None:
     """Without the meeting of all cores before the flags go out."""
-    broken = mutant(
-        "moe_dispatch_mc2", "PipeBarrier<PIPE_ALL>();\n        SyncAll<true>();", "", tmp_path, "DTYPE_X=half"
-    )
-    inputs, outputs = CASE.inputs(), dispatch_outputs(CASE)
-
-    def run(**options: Any) -> None:
-        broken.launch(
-            "moe_dispatch_mc2",
-            dispatch_args(inputs, outputs),
-            CASE.tilings,
-            CASE.cores,
-            1000,
-            CASE.windows(),
-            **options,
-        )
-
-    found = broken.explore(
-        "moe_dispatch_mc2",
-        dispatch_args(inputs, outputs),
-        CASE.tilings,
-        CASE.cores,
-        1000,
-        CASE.windows(),
-        schedules=200,
-        seed=7,
-    )
+    meeting = "PipeBarrier<PIPE_ALL>();\n        SyncAll<true>();"
+    broken, one = mutant("moe_dispatch_mc2", meeting, "", tmp_path, HALF), Dispatch(CASE)
+    found = explore(broken, one, schedules=200, seed=7)
     assert found.finding == "race between ranks", found
     assert found.text is not None and "windowsIn of rank" in found.text
-    shown_again(found, run)
+    shown_again(found, lambda **options: one.launch(CASE.windows(), broken, **options))
 
 
 def test_a_scalar_read_before_its_vector_result_is_found(tmp_path: Path) -> None:
@@ -114,8 +74,7 @@ def test_a_scalar_read_before_its_vector_result_is_found(tmp_path: Path) -> None
 
 
 def test_a_missing_soft_sync_all_is_found(tmp_path: Path) -> None:
-    line = "SyncAll(syncGm_, syncBuf_.Get<int32_t>(), cores_);"
-    broken = mutant("prefix_sum", line, "", tmp_path)
+    broken = mutant("prefix_sum", "SyncAll(syncGm_, syncBuf_.Get<int32_t>(), cores_);", "", tmp_path)
     x = np.ones(48, np.int32)
     args = [x, np.zeros_like(x)]
     found = broken.explore("prefix_sum", args, tiling(16), 3, schedules=100, workspace_bytes=3 * 64)
@@ -169,7 +128,7 @@ def test_flags_inside_longer_stores(declared: bool, unordered: bool, finding: st
     def check() -> None:
         assert np.array_equal(y, x.swapaxes(0, 1)), "a flag came before its data"
 
-    found = kernels("chunk_exchange", "DTYPE_X=half").explore(
+    found = kernels("chunk_exchange", HALF).explore(
         "chunk_exchange",
         [[x[rank], y[rank]] for rank in range(2)],
         [tiling(rank, 2, 2, 1024) for rank in range(2)],
@@ -189,7 +148,7 @@ def test_a_wrong_result_is_a_finding() -> None:
     def never() -> None:
         raise AssertionError("x is not what it should be")
 
-    found = kernels("add_custom", "DTYPE_X=half").explore(
+    found = kernels("add_custom", HALF).explore(
         "add_custom", [x, x, x, None], tiling(32, 16), 2, 1, schedules=5, seed=3, check=never
     )
     assert (found.finding, found.schedules, found.seed) == ("wrong result", 1, 3)
