@@ -45,7 +45,6 @@ class Case:
     hidden: int
     cores: int
     dtype: torch.dtype = torch.float16
-    nums_type: int = 1
     duplicates: bool = False
     max_bs: int = 6
 
@@ -62,7 +61,7 @@ class Case:
 
     def tiling(self, rank: int) -> bytes:
         numbers = [self.world, rank, self.experts, self.max_bs * self.world, self.batches[rank], self.topk]
-        info = struct.pack("<10IQ", *numbers, self.hidden, self.cores, self.nums_type, 0, self.data_bytes)
+        info = struct.pack("<10IQ", *numbers, self.hidden, self.cores, 0, 0, self.data_bytes)
         return bytes(64 + 2 * 280) + info
 
     @property
@@ -90,17 +89,26 @@ class Dispatch:
             self.outputs.append(
                 {
                     "expand_x": torch.full((rows, case.hidden), 7, dtype=case.dtype),
-                    "dynamic_scales": torch.zeros(rows),
                     "expand_idx": torch.full((batch * case.topk,), -1, dtype=torch.int32),
-                    "token_nums": torch.full((case.local_experts,), -1, dtype=torch.int64),
                     "counts": torch.full((case.experts,), -1, dtype=torch.int32),
                 }
             )
 
     @property
     def args(self) -> list[list[Any]]:
+        nothing = [None] * 3
         return [
-            [one.x, one.expert_ids, None, None, None, *out.values(), None, None, None]
+            [
+                one.x,
+                one.expert_ids,
+                *nothing,
+                out["expand_x"],
+                None,
+                out["expand_idx"],
+                None,
+                out["counts"],
+                *nothing,
+            ]
             for one, out in zip(self.inputs, self.outputs, strict=True)
         ]
 
@@ -120,12 +128,10 @@ class Dispatch:
             self.inputs,
             moe_expert_num=self.case.experts,
             global_bs=self.case.max_bs * self.case.world,
-            expert_token_nums_type=self.case.nums_type,
         )
         for rank, (want, got) in enumerate(zip(wanted, self.outputs, strict=True)):
             rows = len(want.expand_x)
             assert torch.equal(got["counts"], want.ep_recv_counts), f"ep_recv_counts of rank {rank}"
-            assert torch.equal(got["token_nums"], want.expert_token_nums), f"expert_token_nums of rank {rank}"
             assert torch.equal(got["expand_idx"], want.expand_idx), f"expand_idx of rank {rank}"
             assert torch.equal(got["expand_x"][:rows], want.expand_x), f"expand_x of rank {rank}"
             assert (got["expand_x"][rows:] == 7).all(), f"rank {rank} writes behind its rows"

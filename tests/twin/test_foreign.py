@@ -47,7 +47,6 @@ CASES = {
     "2 ranks, 2 experts each": Case(2, 2, (5, 3), 3, 32, 3),
     "4 ranks, a rank without tokens": Case(4, 2, (3, 0, 2, 3), 4, 32, 5),
     "duplicate ids": Case(2, 2, (6, 6), 3, 32, 4, duplicates=True, max_bs=18),
-    "cumulative token numbers": Case(2, 3, (2, 4), 2, 48, 2, nums_type=0),
     "bf16": Case(2, 2, (4, 4), 2, 64, 4, dtype=torch.bfloat16),
     "48 cores": Case(4, 2, (16, 16, 16, 16), 4, 256, 48, max_bs=16),
 }

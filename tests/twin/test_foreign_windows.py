@@ -13,15 +13,9 @@ from ascend_moe.errors import ArgumentError, TwinFault
 Words = NDArray[np.uint64]
 
 
-def show(
-    groups: object, worlds: tuple[int, int], a3: tuple[int, int], ranks: int
-) -> list[tuple[Words, Words]]:
-    outs = [
-        (np.zeros(8 + 5 * worlds[0], np.uint64), np.zeros(8 + 5 * worlds[1], np.uint64)) for _ in range(ranks)
-    ]
-    kernels("show_contexts", HALF).launch(
-        "show_contexts", [list(pair) for pair in outs], tiling(*worlds, *a3), 1, 0, groups
-    )
+def show(groups: object, worlds: tuple[int, int], a3: tuple[int, int], ranks: int) -> list[list[Words]]:
+    outs = [[np.zeros(8 + 5 * world, np.uint64) for world in worlds] for _ in range(ranks)]
+    kernels("show_contexts", HALF).launch("show_contexts", outs, tiling(*worlds, *a3), 1, 0, groups)
     return outs
 
 
@@ -29,28 +23,18 @@ def address(area: NDArray[np.uint8]) -> int:
     return int(area.ctypes.data)
 
 
-def test_a3_context() -> None:
-    world = 5
-    windows = twin.Windows(world, data_bytes=8192, state_bytes=4096, name="ep")
-    for rank, (words, none) in enumerate(show(windows, (world, 1), (1, 1), world)):
-        assert list(words[:8]) == [rank, world, rank, world, 8192, 4096, 1, ord("e")]
-        want = [[address(f(r)) for f in (windows.data, windows.out, windows.state)] for r in range(world)]
+@pytest.mark.parametrize("layout,world", [("a3", 5), ("a2", 2), ("a2", 33)])
+def test_context(layout: str, world: int) -> None:
+    windows = twin.Windows(world, data_bytes=8192, state_bytes=4096, name="ep", layout=layout)
+    for rank, (words, none) in enumerate(show(windows, (world, 1), (int(layout == "a3"), 1), world)):
+        details = [4096, 1, ord("e")] if layout == "a3" else [int(world > 32), 2, world]
+        assert list(words[:8]) == [rank, world, rank, world, 8192, *details]
+        third = windows.state if layout == "a3" else lambda r, own=rank: windows.data(own)
+        want = [[address(f(r)) for f in (windows.data, windows.out, third)] for r in range(world)]
         assert words[8 : 8 + 3 * world].reshape(world, 3).tolist() == want
         through_hccl = words[8 + 3 * world :].reshape(world, 2).tolist()
         assert through_hccl == [row[:2] for row in want]
         assert none[0] == 2**64 - 1  # GetHcclContext<1> is null
-
-
-@pytest.mark.parametrize("world", [2, 33])
-def test_a2_context(world: int) -> None:
-    windows = twin.Windows(world, data_bytes=4096, layout="a2")
-    multi = int(world > 32)
-    for rank, (words, _) in enumerate(show(windows, (world, 1), (0, 1), world)):
-        assert list(words[:8]) == [rank, world, rank, world, 4096, multi, 2, world]
-        own = address(windows.data(rank))
-        want = [[address(windows.data(r)), address(windows.out(r)), own] for r in range(world)]
-        assert words[8 : 8 + 3 * world].reshape(world, 3).tolist() == want
-        assert words[8 + 3 * world :].reshape(world, 2).tolist() == [row[:2] for row in want]
 
 
 def test_two_groups_of_four_ranks() -> None:

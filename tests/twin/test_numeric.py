@@ -136,6 +136,13 @@ def to_integer(src: Array, dst: np.dtype, mode: int) -> Array:
     return result.astype(dst)
 
 
+def rounds_up(mode: int, over: Array, tie: Array, odd: Array, negative: Array) -> Array:
+    """Whether an inexact magnitude goes up: it is over or on the middle of its neighbours, the lower is odd."""
+    to_even = over | (tie & odd)
+    choices = {NONE: to_even, RINT: to_even, FLOOR: negative, CEIL: ~negative, ROUND: over | tie}
+    return {**choices, TRUNC: np.zeros_like(odd), ODD: ~odd}[mode]
+
+
 def to_narrow_float(src: Array, dst: np.dtype, mode: int) -> Array:
     """float64-exact sources to half or bfloat16: the two neighbours by their bits, then the mode's choice."""
     x = src.astype(np.float64)
@@ -150,15 +157,7 @@ def to_narrow_float(src: Array, dst: np.dtype, mode: int) -> Array:
         below = magnitude - values[low]
         above = values[low + 1] - magnitude
     odd = (low & 1) == 1
-    up = {
-        NONE: (below > above) | ((below == above) & odd),
-        RINT: (below > above) | ((below == above) & odd),
-        FLOOR: x < 0,
-        CEIL: x > 0,
-        ROUND: below >= above,
-        TRUNC: np.zeros(x.shape, bool),
-        ODD: ~odd,
-    }[mode]
+    up = rounds_up(mode, below > above, below == above, odd, x < 0)
     result = low + (up & ~exact)
     result = np.where(np.isinf(x), infinity, result)
     result = np.where(np.isnan(x), infinity + 1, result) | (np.signbit(x).astype(np.int64) << 15)
@@ -176,14 +175,7 @@ def to_float32(src: Array, mode: int) -> Array:
     dropped = magnitude - (kept << shift)
     tie = np.where(shift > 0, np.uint64(1) << np.maximum(shift, 1) - np.uint64(1), np.uint64(1))
     odd = (kept & np.uint64(1)) == 1
-    up = {
-        NONE: (dropped > tie) | ((dropped == tie) & odd),
-        RINT: (dropped > tie) | ((dropped == tie) & odd),
-        FLOOR: (dropped > 0) & (src < 0),
-        CEIL: (dropped > 0) & (src > 0),
-        ROUND: (shift > 0) & (dropped >= tie),
-        TRUNC: np.zeros(src.shape, bool),
-    }[mode]
+    up = (dropped > 0) & rounds_up(mode, dropped > tie, dropped == tie, odd, src < 0)
     value = (kept + up).astype(np.float32) * np.exp2(shift.astype(np.float32))  # both exact
     return np.where(src < 0, -value, value).astype(np.float32)
 

@@ -15,8 +15,7 @@ struct MoeMc2Info {
     uint32_t k;
     uint32_t h;
     uint32_t aivNum;
-    uint32_t expertTokenNumsType;
-    uint32_t reserved;
+    uint32_t reserved[2];
     uint64_t totalWinSize;
 };
 struct MoeMc2TilingData {

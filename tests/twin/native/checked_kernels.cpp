@@ -277,49 +277,35 @@ void CrossFlags() {
 
 // ---- ranks: a row, then a status block that says so ----
 enum class Mistake { kNone, kNoDrain, kFlagFirst, kNoWait, kNoFlag, kReuse };
-template <Mistake mistake>
+// A foreign kernel's flag lies in the data window, and nobody declares its poll.
+template <Mistake mistake, bool kForeign = false>
 void Ranks() {
     Ub ub;
     const int me = Rank(), peer = 1 - me;
     LocalTensor<int32_t> flag = ub.C().ReinterpretCast<int32_t>();
     Duplicate(flag, static_cast<int32_t>(9), 8);
     PipeBarrier<PIPE_ALL>();
-    const auto send_flag = [&] { DataCopy(At<int32_t>(g_state[peer], 0), flag, 8); };
+    const auto flag_of = [](int rank) {
+        return At<int32_t>(kForeign ? g_window[rank] + 1024 : g_state[rank], 0);
+    };
+    const auto send_flag = [&] { DataCopy(flag_of(peer), flag, 8); };
     if (mistake == Mistake::kFlagFirst) send_flag();
     DataCopy(At<float>(g_window[peer], 0), ub.A(), 64);
     if (mistake != Mistake::kNoDrain) PipeBarrier<PIPE_ALL>();
     if (mistake != Mistake::kFlagFirst && mistake != Mistake::kNoFlag) send_flag();
     for (bool seen = mistake == Mistake::kNoWait; !seen;) {
-        DataCopy(flag[8], At<int32_t>(g_state[me], 0), 8);
+        DataCopy(flag[8], flag_of(me), 8);
         SetFlag<HardEvent::MTE2_S>(EVENT_ID0);
         WaitFlag<HardEvent::MTE2_S>(EVENT_ID0);
         seen = flag.GetValue(8) == 9;
         SetFlag<HardEvent::S_MTE2>(EVENT_ID0);
         WaitFlag<HardEvent::S_MTE2>(EVENT_ID0);
-        if (!seen) TWIN_POLL_HINT();
+        if (!seen && !kForeign) TWIN_POLL_HINT();
     }
     DataCopy(ub.B(), At<float>(g_window[me], 0), 64);
     PipeBarrier<PIPE_ALL>();
     // Into the same place before the peer has said that it has read.
     if (mistake == Mistake::kReuse) DataCopy(At<float>(g_window[peer], 0), ub.A(), 64);
-}
-// A foreign kernel's way: the flag lies in the data window, nobody declares the poll.
-template <bool kOn>
-void Foreign() {
-    Ub ub;
-    const int me = Rank(), peer = 1 - me;
-    LocalTensor<int32_t> flag = ub.C().ReinterpretCast<int32_t>();
-    Duplicate(flag, static_cast<int32_t>(9), 8);
-    PipeBarrier<PIPE_ALL>();
-    DataCopy(At<float>(g_window[peer], 0), ub.A(), 64);
-    if (kOn) PipeBarrier<PIPE_ALL>();
-    DataCopy(At<int32_t>(g_window[peer], 1024), flag, 8);
-    for (bool seen = false; !seen;) {
-        DataCopy(flag[8], At<int32_t>(g_window[me], 1024), 8);
-        PipeBarrier<PIPE_ALL>();
-        seen = flag.GetValue(8) == 9;
-    }
-    DataCopy(ub.B(), At<float>(g_window[me], 0), 64);
 }
 template <int kOffset>
 void WindowPart() {
@@ -392,7 +378,7 @@ const Kernel kKernels[] = {
     {"ranks_no_wait", Ranks<Mistake::kNoWait>, 1, 2, false},
     {"ranks_no_flag", Ranks<Mistake::kNoFlag>, 1, 2, false},
     {"ranks_reuse", Ranks<Mistake::kReuse>, 1, 2, false},
-    BOTH("foreign", 1, 2, true, Foreign<false>, Foreign<true>),
+    BOTH("foreign", 1, 2, true, (Ranks<Mistake::kNoDrain, true>), Ranks<Mistake::kNone, true>),
     BOTH("half", 1, 2, false, WindowPart<2048>, WindowPart<0>),
     {"never_comes", NeverComes, 1, 1, false},
 };
