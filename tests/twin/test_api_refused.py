@@ -37,6 +37,7 @@ LEGAL = """
     Duplicate(bf, bfloat16_t(), 16);
     PipeBarrier<PIPE_V>();
     SetAtomicAdd<float>();
+    (void)(Cast<float, int32_t, RoundMode::CAST_CEIL>(1.5f) + Cast(Cast(1.5f)));
     static_assert(AlignUp(33, 32) == 64 && DivCeil(33, 32) == 2);
     (void)(ToFloat(ToBfloat16(1.5f)) + ScalarGetSFFValue<1>(8));
 }

@@ -153,6 +153,7 @@ def test_another_library_is_refused(tmp_path: Path) -> None:
         twin.load(Path(torch.__file__).parent / "lib" / "libshm.so")
 
 
+@pytest.mark.nightly
 def test_command_line(tmp_path: Path) -> None:
     pytest.importorskip("typer")
     path = source(tmp_path)

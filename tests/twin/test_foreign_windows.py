@@ -83,6 +83,7 @@ def test_batch_write_without_finalize_is_delivered() -> None:
     exchange("fast", 2, 20, 2, finalize=0)
 
 
+@pytest.mark.nightly
 def test_batch_write_past_the_window_is_found() -> None:
     said = r"BatchWrite item 0: 732 bytes that do not lie in windowsIn of rank 0"
     with pytest.raises(TwinFault, match=said):
