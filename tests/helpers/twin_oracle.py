@@ -11,7 +11,6 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -31,12 +30,6 @@ VARIANTS = {
 }
 
 
-def runtime_sources(*engines: str) -> list[Path]:
-    """Sources of the twin that every program needs, and those of the named engines."""
-    folders = [TWIN / "src" / name for name in ("core", "fast", *engines)]
-    return [path for folder in folders for path in sorted(folder.iterdir()) if path.suffix in (".cpp", ".S")]
-
-
 def compiler() -> str:
     """The C++ compiler to use; skips the test where there is none."""
     found = shutil.which(os.environ.get("CXX", "g++"))
@@ -48,15 +41,51 @@ def compiler() -> str:
 SCRATCH = tempfile.TemporaryDirectory(prefix="twin-oracle-")  # removed when the interpreter ends
 
 
-@functools.cache
-def build(name: str, variant: str) -> ctypes.CDLL:
-    """tests/`name`.cpp of the twin as a shared library; compiled once a process."""
-    library = Path(SCRATCH.name) / f"{name}-{variant}.so"
-    source = NATIVE / f"{name}.cpp"
-    command = [compiler(), *COMMON, *VARIANTS[variant], "-shared", "-fPIC", str(source), "-o", str(library)]
+AUDIT = NATIVE / "audit"
+# The fast engine; the checked one; the fast one that finds instructions that touch other bytes than declared.
+ENGINES = {"fast": [], "checked": ["-DTWIN_CHECKED"], "audit": [f"-I{AUDIT}"]}
+
+
+def _object(source: Path, name: str, *flags: str) -> str:
+    made = f"{SCRATCH.name}/{name}.o"
+    command = [compiler(), *flags, "-fPIC", "-c", str(source), "-o", made]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    return ctypes.CDLL(str(library))
+    return made
+
+
+@functools.cache
+def _runtime(engine: str) -> list[str]:
+    """The twin's runtime for an engine, compiled once a process."""
+    folders = [
+        TWIN / "src" / name for name in ("core", "fast", *(["checked"] if engine == "checked" else []))
+    ]
+    sources = [
+        path for folder in folders for path in sorted(folder.iterdir()) if path.suffix in (".cpp", ".S")
+    ]
+    sources += [AUDIT / "audit.cpp"] if engine == "audit" else []
+    flags = [*ENGINES[engine], *COMMON, f"-I{TWIN / 'src'}", "-O2" if engine == "fast" else "-O1"]
+    return [_object(path, f"{engine}-{path.parent.name}-{path.stem}", *flags) for path in sources]
+
+
+@functools.cache
+def native_library(name: str, engine: str, *flags: str) -> Path:
+    """tests/twin/native/`name`.cpp with the twin's runtime, compiled once a process."""
+    library = Path(SCRATCH.name) / f"{name}-{engine}.so"
+    own = _object(NATIVE / f"{name}.cpp", library.stem, *ENGINES[engine], *COMMON, *(flags or ["-O1"]))
+    command = [compiler(), *SANITIZED, "-shared", own, *_runtime(engine), "-o", str(library)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return library
+
+
+@functools.cache
+def build(name: str, variant: str) -> ctypes.CDLL:
+    """tests/twin/native/`name`.cpp alone as a shared library, compiled once a process."""
+    library = f"{SCRATCH.name}/{name}-{variant}.so"
+    own = _object(NATIVE / f"{name}.cpp", f"{name}-{variant}", *COMMON, *VARIANTS[variant])
+    subprocess.run([compiler(), *SANITIZED, "-shared", own, "-o", library], check=True)
+    return ctypes.CDLL(library)
 
 
 def syntax_errors(code: str, directory: Path, *flags: str) -> str:
@@ -102,13 +131,6 @@ def assert_same(got: NDArray[np.generic], want: NDArray[np.generic], *inputs: ND
     )
 
 
-# The numbering of vector_oracle.cpp.
-VECTOR_TYPES = [
-    np.dtype(t) for t in (np.float16, ml_dtypes.bfloat16, np.float32, np.int8, np.uint8, np.int16)
-]
-VECTOR_TYPES += [np.dtype(t) for t in (np.uint16, np.int32, np.uint32, np.int64)]
-
-
 def vector_samples(dtype: np.dtype, seed: int, count: int = 20_000) -> NDArray[np.generic]:
     """Special values and their combinations, ordinary numbers, and random bits. Same length for one dtype."""
     rng = np.random.default_rng(seed)
@@ -125,9 +147,3 @@ def vector_samples(dtype: np.dtype, seed: int, count: int = 20_000) -> NDArray[n
         special = np.concatenate([values, -values]).astype(dtype)
     normal = (rng.standard_normal(count) * np.exp2(rng.integers(-12, 12, count))).astype(dtype)
     return np.concatenate([rng.permutation(np.repeat(special, 40)), raw, normal])
-
-
-def lane_index(itemsize: int, repeat: int, lane: int, block_stride: int, repeat_stride: int) -> int:
-    """Element index of a lane in the mask and stride forms; strides in blocks of 32 bytes."""
-    per_block = 32 // itemsize
-    return (repeat * repeat_stride + lane // per_block * block_stride) * per_block + lane % per_block

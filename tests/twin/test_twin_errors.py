@@ -47,12 +47,8 @@ def test_masked_ids_are_not_looked_at(clusters: Clusters) -> None:
         for one in case.inputs:
             assert one.x_active_mask is not None
             one.x_active_mask[0] = False
-            live = (
-                one.x_active_mask
-                if one.x_active_mask.dim() == 2
-                else one.x_active_mask[:, None].expand(-1, 4)
-            )
-            one.expert_ids[~live] = 12345
+            active = one.x_active_mask.reshape(8, -1).expand(-1, 4)
+            one.expert_ids[~active] = 12345
         runs = op_runs.run(clusters[2], case)
         op_runs.check(case, runs)
         for one in runs:
@@ -114,83 +110,71 @@ def spoiled(
     return case, results
 
 
-def right_result(clusters: Clusters, case: Case, rank: int) -> torch.Tensor:
-    one = op_runs.run(clusters[2], case)[rank]
-    assert isinstance(one, op_runs.RankRun)
-    return one.result
+def assert_mismatch(clusters: Clusters, case: Case, errors: list[Any]) -> Any:
+    """Rank 1 raises RoutingMismatch, rank 0 has its right result."""
+    other, error = errors
+    assert type(error).__name__ == "RoutingMismatch" and error.rank == 1
+    right = op_runs.run(clusters[2], case)[0]
+    assert isinstance(right, op_runs.RankRun) and ref.same_bits(other, right.result)
+    return error
 
 
 @pytest.mark.parametrize("contract", [1, 2])
-@pytest.mark.parametrize("change", ["fewer", "others", "more"])
+@pytest.mark.parametrize("change", ["fewer", "others", "more", "mask"])
 def test_routing_mismatch(clusters: Clusters, contract: int, change: str) -> None:
-    """Other ids in combine than in dispatch: raised where it is seen, with the expert and both numbers."""
+    """Other ids or another mask in combine than in dispatch: named with the expert and both numbers."""
+    new = {"fewer": [-1, -1, -1], "others": [0, 0, 0], "more": [0, 3, 5]}
+    kept = torch.arange(6) != 2
 
     def spoil(case: Case, rank: int, sent: list[torch.Tensor]) -> Case:
-        ids = case.inputs[1].expert_ids.clone()
-        ids[2] = torch.tensor({"fewer": [-1, -1, -1], "others": [0, 0, 0], "more": [0, 3, 5]}[change])
-        inputs = [case.inputs[0], replace(case.inputs[1], expert_ids=ids)]
-        return replace(case, given=tuple(inputs)) if rank == 1 else case
+        if change == "mask":
+            spoilt = replace(case.inputs[1], x_active_mask=kept)
+        else:
+            ids = case.inputs[1].expert_ids.clone()
+            ids[2] = torch.tensor(new[change])
+            spoilt = replace(case.inputs[1], expert_ids=ids)
+        return replace(case, given=(case.inputs[0], spoilt)) if rank == 1 else case
 
-    unrouted = 2 if change == "more" else None
-    case, (other, error) = spoiled(clusters, contract, spoil, unrouted)
-    assert type(error).__name__ == "RoutingMismatch" and error.rank == 1
+    case, errors = spoiled(clusters, contract, spoil, 2 if change == "more" else None)
+    error = assert_mismatch(clusters, case, errors)
     before = Counter(case.inputs[1].expert_ids.reshape(-1).tolist())
-    after = Counter(spoil(case, 1, []).inputs[1].expert_ids.reshape(-1).tolist())
+    spoilt = spoil(case, 1, []).inputs[1].expert_ids
+    after = Counter((spoilt[kept] if change == "mask" else spoilt).reshape(-1).tolist())
     assert error.ours == after[error.expert] != before[error.expert]
     assert error.theirs == before[error.expert] and "expand_idx" not in str(error)
-    assert ref.same_bits(other, right_result(clusters, case, 0))
 
 
-def test_mask_for_one_op_only(clusters: Clusters) -> None:
+@pytest.mark.parametrize("value", [-1, 6, 1000, 2**31 - 1])
+def test_expand_idx_out_of_its_expert(clusters: Clusters, value: int) -> None:
     def spoil(case: Case, rank: int, sent: list[torch.Tensor]) -> Case:
-        masked = replace(case.inputs[0], x_active_mask=torch.arange(6) < 5)
-        return replace(case, given=(masked, case.inputs[1])) if rank == 0 else case
+        if rank == 1:
+            sent[2][7] = value
+        return case
 
-    _, (error, other) = spoiled(clusters, 1, spoil)
-    assert type(error).__name__ == "RoutingMismatch" and error.rank == 0
-    assert isinstance(other, torch.Tensor)
-
-
-def test_expand_idx_out_of_its_expert(clusters: Clusters) -> None:
-    for value in (-1, 6, 1000, 2**31 - 1):
-
-        def spoil(case: Case, rank: int, sent: list[torch.Tensor], value: int = value) -> Case:
-            if rank == 1:
-                sent[2][7] = value
-            return case
-
-        case, (other, error) = spoiled(clusters, 1, spoil)
-        assert type(error).__name__ == "RoutingMismatch" and error.rank == 1
-        assert error.expert == int(case.inputs[1].expert_ids.reshape(-1)[7]) and error.theirs == value
-        assert ref.same_bits(other, right_result(clusters, case, 0))
+    case, errors = spoiled(clusters, 1, spoil)
+    error = assert_mismatch(clusters, case, errors)
+    assert error.expert == int(case.inputs[1].expert_ids.reshape(-1)[7]) and error.theirs == value
 
 
-@pytest.mark.parametrize("word, value", [(0, 2), (0, -1), (1, 6), (1, -1), (2, 3), (2, -1)])
-def test_triple_out_of_range(clusters: Clusters, word: int, value: int) -> None:
-    """Would store outside of a window or of its slot: refused on every rank."""
+# Tensor of dispatch (2: assist_info, 4: ep_recv_counts), place, value (None: one below its neighbour).
+TRIPLES = [(2, 3 * 4 + word, value) for word, value in ((0, 2), (0, -1), (1, 6), (1, -1), (2, 3), (2, -1))]
+COUNTS = [(4, 0, -1), (4, 3, 0), (4, 3, None), (4, 5, 10**6), (4, 5, 2**31 - 1)]
+SPOILT = [*((2, *one) for one in TRIPLES), *((contract, *one) for contract in (1, 2) for one in COUNTS)]
+
+
+@pytest.mark.parametrize("contract, tensor, at, value", SPOILT)
+def test_tensors_that_would_store_elsewhere(
+    clusters: Clusters, contract: int, tensor: int, at: int, value: int | None
+) -> None:
+    """Triples outside of a window, counts that fall or exceed expand_x: every rank refuses."""
 
     def spoil(case: Case, rank: int, sent: list[torch.Tensor]) -> Case:
         if rank == 1:
-            sent[2][3 * 4 + word] = value
-        return case
-
-    _, errors = spoiled(clusters, 2, spoil)
-    for error in errors:
-        assert isinstance(error, ArgumentError), repr(error)
-        assert (error.argument, error.rank) == ("assist_info_for_combine", 1)
-
-
-@pytest.mark.parametrize("contract", [1, 2])
-@pytest.mark.parametrize("at, value", [(0, -1), (3, 0), (3, None), (5, 10**6), (5, 2**31 - 1)])
-def test_ep_send_counts_that_are_none(clusters: Clusters, at: int, value: int | None, contract: int) -> None:
-    """Negative, falling (None: by one) or more than expand_x's rows: refused on every rank."""
-
-    def spoil(case: Case, rank: int, sent: list[torch.Tensor]) -> Case:
-        if rank == 0:
-            sent[4][at] = sent[4][at - 1] - 1 if value is None else value
+            sent[tensor][at] = sent[tensor][at - 1] - 1 if value is None else value
         return case
 
     _, errors = spoiled(clusters, contract, spoil)
+    argument = "assist_info_for_combine" if tensor == 2 else "ep_send_counts"
     for error in errors:
         assert isinstance(error, ArgumentError), repr(error)
-        assert (error.argument, error.rank) == ("ep_send_counts", 0)
+        assert (error.argument, error.rank) == (argument, 1)

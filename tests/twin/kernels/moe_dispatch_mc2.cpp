@@ -7,8 +7,7 @@ namespace Mc2Sample {
 class MoeDispatch {
 public:
     __aicore__ inline void Init(GM_ADDR x, GM_ADDR expertIds, GM_ADDR expandXOut, GM_ADDR expandIdxOut,
-                                GM_ADDR expertTokenNumsOut, GM_ADDR sendCountsOut, TPipe* pipe,
-                                const MoeMc2TilingData* tiling) {
+                                GM_ADDR sendCountsOut, TPipe* pipe, const MoeMc2TilingData* tiling) {
         tpipe_ = pipe;
         info_ = tiling->info;
         core_ = GetBlockIdx();
@@ -21,7 +20,6 @@ public:
         idsGm_.SetGlobalBuffer((__gm__ int32_t*)expertIds);
         expandXGm_.SetGlobalBuffer((__gm__ DTYPE_X*)expandXOut);
         expandIdxGm_.SetGlobalBuffer((__gm__ int32_t*)expandIdxOut);
-        tokenNumsGm_.SetGlobalBuffer((__gm__ int64_t*)expertTokenNumsOut);
         sendCountsGm_.SetGlobalBuffer((__gm__ int32_t*)sendCountsOut);
         uint32_t idBytes = RoundUp(pairs_ * sizeof(int32_t), 256);
         tpipe_->InitBuffer(xQueue_, 2, rowBytes_);
@@ -34,7 +32,6 @@ public:
         tpipe_->InitBuffer(statusBuf_, slots_ * UB_ALIGN);
         tpipe_->InitBuffer(statusWorkBuf_, slots_ * UB_ALIGN);
         tpipe_->InitBuffer(countBuf_, RoundUp(slots_ * sizeof(int32_t), UB_ALIGN));
-        tpipe_->InitBuffer(numsBuf_, RoundUp(localExperts_ * sizeof(int64_t), UB_ALIGN));
     }
     __aicore__ inline void Process() {
         AlltoAllDispatch();
@@ -175,9 +172,6 @@ private:
             DataCopyPad(sendCountsGm_[begin], counts,
                         {1, static_cast<uint32_t>(count * sizeof(int32_t)), 0, 0, 0});
         }
-        if (core_ == info_.aivNum - 1) {
-            WriteTokenNums(status);
-        }
     }
     __aicore__ inline void CopyRows(uint32_t slot, int32_t rows, int32_t to) {
         GlobalTensor<DTYPE_X> from;
@@ -192,30 +186,14 @@ private:
             xQueue_.FreeTensor(row);
         }
     }
-    __aicore__ inline void WriteTokenNums(const LocalTensor<int32_t>& status) {
-        LocalTensor<int64_t> nums = numsBuf_.Get<int64_t>();
-        int64_t total = 0;
-        for (uint32_t expert = 0; expert < localExperts_; ++expert) {
-            int64_t rows = 0;
-            for (uint32_t source = 0; source < info_.epWorldSize; ++source) {
-                rows += status.GetValue((expert * info_.epWorldSize + source) * 8 + 1);
-            }
-            total += rows;
-            nums.SetValue(expert, info_.expertTokenNumsType == 0 ? total : rows);
-        }
-        SyncFunc<HardEvent::S_MTE3>();
-        DataCopyPad(tokenNumsGm_, nums, {1, static_cast<uint32_t>(localExperts_ * sizeof(int64_t)), 0, 0, 0});
-    }
 
     TPipe* tpipe_;
     MoeMc2Info info_;
     Windows windows_;
     TQueBind<QuePosition::VECIN, QuePosition::VECOUT, 1> xQueue_;
-    TBuf<> idsBuf_, compareBuf_, workBuf_, idxBuf_, sumBuf_, blockBuf_, statusBuf_, statusWorkBuf_, countBuf_,
-        numsBuf_;
+    TBuf<> idsBuf_, compareBuf_, workBuf_, idxBuf_, sumBuf_, blockBuf_, statusBuf_, statusWorkBuf_, countBuf_;
     GlobalTensor<DTYPE_X> xGm_, expandXGm_;
     GlobalTensor<int32_t> idsGm_, expandIdxGm_, sendCountsGm_;
-    GlobalTensor<int64_t> tokenNumsGm_;
     uint32_t core_, pairs_, localExperts_, slots_, rowBytes_;
 };
 }  // namespace Mc2Sample
@@ -233,8 +211,7 @@ extern "C" __global__ __aicore__ void moe_dispatch_mc2(GM_ADDR x, GM_ADDR expert
     if (TILING_KEY_IS(1000)) {
         GET_TILING_DATA_WITH_STRUCT(MoeMc2TilingData, tilingData, tilingGM);
         Mc2Sample::MoeDispatch op;
-        op.Init(x, expertIds, expandXOut, expandIdxOut, expertTokenNumsOut, epSendCountsOut, &pipe,
-                &tilingData);
+        op.Init(x, expertIds, expandXOut, expandIdxOut, epSendCountsOut, &pipe, &tilingData);
         op.Process();
         return;
     }

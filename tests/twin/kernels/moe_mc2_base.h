@@ -15,8 +15,7 @@ struct MoeMc2Info {
     uint32_t k;
     uint32_t h;
     uint32_t aivNum;
-    uint32_t expertTokenNumsType;
-    uint32_t reserved;
+    uint32_t reserved[2];
     uint64_t totalWinSize;
 };
 struct MoeMc2TilingData {
@@ -28,49 +27,10 @@ struct MoeMc2TilingData {
 
 // ---- the context of a group on A3 ----
 
-constexpr uint32_t LOCAL_NOTIFY_MAX_NUM = 64;
-constexpr uint32_t LOCAL_STREAM_MAX_NUM = 19;
-constexpr uint32_t AICPU_OP_NOTIFY_MAX_NUM = 2;
 constexpr uint32_t AICPU_MAX_RANK_NUM = 128 * 1024;
 
-struct HcclSignalInfo {
-    uint64_t resId;
-    uint64_t addr;
-    uint32_t devId;
-    uint32_t tsId;
-    uint32_t rankId;
-    uint32_t flag;
-};
-struct HcclStreamInfo {
-    int32_t streamIds;
-    uint32_t sqIds;
-    uint32_t cqIds;
-    uint32_t logicCqids;
-};
 struct ListCommon {
-    uint64_t nextHost;
-    uint64_t preHost;
-    uint64_t nextDevice;
-    uint64_t preDevice;
-};
-struct LocalResInfoV2 {
-    uint32_t streamNum;
-    uint32_t signalNum;
-    HcclSignalInfo localSignals[LOCAL_NOTIFY_MAX_NUM];
-    HcclStreamInfo streamInfo[LOCAL_STREAM_MAX_NUM];
-    HcclStreamInfo mainStreamInfo;
-    HcclSignalInfo aicpuOpNotify[AICPU_OP_NOTIFY_MAX_NUM];
-    ListCommon nextTagRes;
-};
-struct AlgoTopoInfo {
-    uint32_t words[40];
-};
-struct HcclOpConfig {
-    uint8_t switches[8];
-    uint64_t linkTimeOut;
-    uint64_t notifyWaitTime;
-    uint32_t retry[2];
-    uint32_t modes[4];
+    uint64_t links[4];
 };
 struct HcclRankRelationResV2 {
     uint32_t remoteUsrRankId;
@@ -101,9 +61,9 @@ struct HcclOpResParam {
     uint32_t rWinStart;
     uint32_t rWinOffset;
     uint64_t version;
-    LocalResInfoV2 localRes;
-    AlgoTopoInfo topoInfo;
-    HcclOpConfig config;
+    uint64_t localRes[309];
+    uint32_t topoInfo[40];
+    uint64_t config[6];
     uint64_t hostStateInfo;
     uint64_t aicpuStateInfo;
     uint64_t lockAddr;

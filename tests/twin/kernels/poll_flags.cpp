@@ -21,7 +21,7 @@ public:
     }
     // Cores but the last wait first, so that none may be run to its end before the others. `all`: the last
     // too, and nobody ever moves.
-    __aicore__ inline void Process(bool many, bool scalar, bool heartbeat, bool all = false) {
+    __aicore__ inline void Process(bool many, bool scalar, bool heartbeat, bool all) {
         if (all || core_ != GetBlockNum() - 1) {
             Wait(many, scalar, heartbeat);
         }
@@ -86,19 +86,13 @@ private:
 extern "C" __global__ __aicore__ void poll_flags(GM_ADDR seen, GM_ADDR workspace) {
     KernelPoll op;
     op.Init(workspace, workspace + GetBlockNum() * kFlags * kBlock * sizeof(int32_t), seen);
-    if (TILING_KEY_IS(0)) {
-        op.Process(false, false, false);
-    } else if (TILING_KEY_IS(1)) {
-        op.Process(true, false, false);
-    } else if (TILING_KEY_IS(2)) {
-        op.Process(false, true, false);
-    } else if (TILING_KEY_IS(3)) {
-        op.Process(false, false, true);
-    } else if (TILING_KEY_IS(10)) {
-        op.Process(false, false, false, true);
-    } else if (TILING_KEY_IS(11)) {
-        op.Process(true, false, false, true);
-    } else if (TILING_KEY_IS(12)) {
-        op.Process(false, true, false, true);
-    }
+#define WAY(key) \
+    if (TILING_KEY_IS(key)) op.Process(key % 10 == 1, key % 10 == 2, key == 3, key >= 10)
+    WAY(0);
+    WAY(1);
+    WAY(2);
+    WAY(3);
+    WAY(10);
+    WAY(11);
+    WAY(12);
 }

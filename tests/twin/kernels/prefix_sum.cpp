@@ -1,5 +1,5 @@
 // Inclusive prefix sum in two phases: every core sums its chunk, all meet in the soft SyncAll, then each adds
-// what the earlier chunks came to.
+// what the earlier chunks came to. The sum of all goes to `all` by atomic adds.
 #include "kernel_operator.h"
 
 using namespace AscendC;
@@ -10,11 +10,13 @@ struct PrefixTilingData {
 
 class KernelPrefix {
 public:
-    __aicore__ inline void Init(GM_ADDR x, GM_ADDR y, GM_ADDR workspace, const PrefixTilingData& tiling) {
+    __aicore__ inline void Init(GM_ADDR x, GM_ADDR y, GM_ADDR all, GM_ADDR workspace,
+                                const PrefixTilingData& tiling) {
         chunk_ = tiling.chunk;
         cores_ = GetBlockNum();
         xGm_.SetGlobalBuffer((__gm__ int32_t*)x + GetBlockIdx() * chunk_, chunk_);
         yGm_.SetGlobalBuffer((__gm__ int32_t*)y + GetBlockIdx() * chunk_, chunk_);
+        allGm_.SetGlobalBuffer((__gm__ int32_t*)all, 8);
         syncGm_.SetGlobalBuffer((__gm__ int32_t*)workspace, cores_ * 8);
         totalGm_.SetGlobalBuffer((__gm__ int32_t*)workspace + cores_ * 8, cores_ * 8);
         pipe_.InitBuffer(dataBuf_, chunk_ * sizeof(int32_t));
@@ -36,6 +38,9 @@ public:
         }
         Sync<HardEvent::S_MTE3>();
         DataCopy(totalGm_[GetBlockIdx() * 8], totals, 8);
+        SetAtomicAdd<int32_t>();
+        DataCopy(allGm_, totals, 8);
+        SetAtomicNone();
         PipeBarrier<PIPE_ALL>();
         SyncAll(syncGm_, syncBuf_.Get<int32_t>(), cores_);
         DataCopy(totals, totalGm_, cores_ * 8);
@@ -59,14 +64,15 @@ private:
     }
     TPipe pipe_;
     TBuf<> dataBuf_, totalBuf_, syncBuf_;
-    GlobalTensor<int32_t> xGm_, yGm_, syncGm_, totalGm_;
+    GlobalTensor<int32_t> xGm_, yGm_, allGm_, syncGm_, totalGm_;
     uint32_t chunk_;
     int32_t cores_;
 };
 
-extern "C" __global__ __aicore__ void prefix_sum(GM_ADDR x, GM_ADDR y, GM_ADDR workspace, GM_ADDR tiling) {
+extern "C" __global__ __aicore__ void prefix_sum(GM_ADDR x, GM_ADDR y, GM_ADDR all, GM_ADDR workspace,
+                                                 GM_ADDR tiling) {
     GET_TILING_DATA_WITH_STRUCT(PrefixTilingData, tilingData, tiling);
     KernelPrefix op;
-    op.Init(x, y, workspace, tilingData);
+    op.Init(x, y, all, workspace, tilingData);
     op.Process();
 }

@@ -19,10 +19,6 @@ void SetRegister(const Args& g) {
         SetMaskCount();
     }
 }
-BinaryRepeatParams Binary(const Args& g) {
-    return {g.Byte(4), g.Byte(5), g.Byte(6), g.Byte(7), g.Byte(8), g.Byte(9)};
-}
-UnaryRepeatParams Unary(const Args& g) { return {g.Short(4), g.Short(5), g.Byte(7), g.Byte(8)}; }
 
 #define FORMS(T, Name, Params, Template, ...)                                                  \
     uint64_t bits[2] = {g.Mask(), static_cast<uint64_t>(g.p[2])};                              \
@@ -54,33 +50,20 @@ UnaryRepeatParams Unary(const Args& g) { return {g.Short(4), g.Short(5), g.Byte(
     void Call##Name(const Args& g) {                              \
         FORMS(T, Name, Unary(g), T, g.As<T>(g.out), g.As<T>(g.a)) \
     }
-BINARY_CALL(Add)
-BINARY_CALL(Sub)
-BINARY_CALL(Mul)
-BINARY_CALL(Div)
-BINARY_CALL(Max)
-BINARY_CALL(Min)
-BINARY_CALL(And)
-BINARY_CALL(Or)
-BINARY_CALL(AddRelu)
-BINARY_CALL(SubRelu)
-BINARY_CALL(FusedMulAdd)
-BINARY_CALL(FusedMulAddRelu)
-SCALAR_CALL(Adds)
-SCALAR_CALL(Muls)
-SCALAR_CALL(Maxs)
-SCALAR_CALL(Mins)
+#define BINARY_FOUR(X) X(Add) X(Sub) X(Mul) X(Max) X(Min)
+#define BINARY_REAL(X) X(Div) X(AddRelu) X(SubRelu) X(FusedMulAdd) X(FusedMulAddRelu)
+#define BINARY_BITS(X) X(And) X(Or)
+#define SCALAR_FOUR(X) X(Adds) X(Muls) X(Maxs) X(Mins)
+#define SCALAR_BITS(X) X(ShiftLeft) X(ShiftRight)
+#define UNARY_REAL(X) X(Abs) X(Relu) X(Sqrt) X(Rsqrt) X(Reciprocal) X(Exp) X(Ln)
+BINARY_FOUR(BINARY_CALL)
+BINARY_REAL(BINARY_CALL)
+BINARY_BITS(BINARY_CALL)
+SCALAR_FOUR(SCALAR_CALL)
 SCALAR_CALL(LeakyRelu)
-SCALAR_CALL(ShiftLeft)
-SCALAR_CALL(ShiftRight)
-UNARY_CALL(Abs)
-UNARY_CALL(Relu)
+SCALAR_BITS(SCALAR_CALL)
+UNARY_REAL(UNARY_CALL)
 UNARY_CALL(Not)
-UNARY_CALL(Sqrt)
-UNARY_CALL(Rsqrt)
-UNARY_CALL(Reciprocal)
-UNARY_CALL(Exp)
-UNARY_CALL(Ln)
 
 template <class D, class S>
 void CallAxpy(const Args& g) {
@@ -141,8 +124,7 @@ void CallIndex(const Args& g) {
 // ---- overlaps: numbers 10 and 11 are the byte offsets of dst and source 0 within `a` ----
 
 void OverlapAdd(const Args& g) {
-    const LocalTensor<float> to = g.a[static_cast<uint32_t>(g.p[10])].ReinterpretCast<float>();
-    const LocalTensor<float> from = g.a[static_cast<uint32_t>(g.p[11])].ReinterpretCast<float>();
+    const LocalTensor<float> to = g.InA<float>(10), from = g.InA<float>(11);
     if (g.p[0] == 0) {
         Add(to, from, g.As<float>(g.b), g.Int(1));
     } else if (g.p[0] == 1) {
@@ -150,23 +132,17 @@ void OverlapAdd(const Args& g) {
     } else {
         Add(to, g.As<float>(g.b), from, g.Mask(), g.Int(3), Binary(g));
     }
-    PipeBarrier<PIPE_V>();
-    DataCopy(g.out, g.a, kBytes);
+    g.AToOut();
 }
 void OverlapAxpy(const Args& g) {
-    const LocalTensor<float> to = g.a[static_cast<uint32_t>(g.p[10])].ReinterpretCast<float>();
-    Axpy(to, g.a[static_cast<uint32_t>(g.p[11])].ReinterpretCast<half>(), half(2.0f), g.Int(1));
-    PipeBarrier<PIPE_V>();
-    DataCopy(g.out, g.a, kBytes);
+    Axpy(g.InA<float>(10), g.InA<half>(11), half(2.0f), g.Int(1));
+    g.AToOut();
 }
 template <class D, class S>
 void OverlapCast(const Args& g) {
-    const LocalTensor<D> to = g.a[static_cast<uint32_t>(g.p[10])].ReinterpretCast<D>();
-    const LocalTensor<S> from = g.a[static_cast<uint32_t>(g.p[11])].ReinterpretCast<S>();
-    Cast(to, from, sizeof(D) > sizeof(S) ? RoundMode::CAST_NONE : RoundMode::CAST_RINT,
+    Cast(g.InA<D>(10), g.InA<S>(11), sizeof(D) > sizeof(S) ? RoundMode::CAST_NONE : RoundMode::CAST_RINT,
          static_cast<uint32_t>(g.p[1]));
-    PipeBarrier<PIPE_V>();
-    DataCopy(g.out, g.a, kBytes);
+    g.AToOut();
 }
 // A count form leaves normal mode and a full mask behind.
 void MaskAfterCount(const Args& g) {
@@ -191,50 +167,20 @@ void CountFromRegister(const Args& g) {
 }
 void VectorMaskRange(const Args& g) { SetVectorMask<float>(g.Int(1)); }
 
-#define FOUR(Name)                                                                                           \
-    {#Name "/f2", Call##Name<half>}, {#Name "/f4", Call##Name<float>}, {#Name "/i2", Call##Name<int16_t>}, { \
-        #Name "/i4", Call##Name<int32_t>                                                                     \
-    }
-#define TWO(Name) \
-    {#Name "/f2", Call##Name<half>}, { #Name "/f4", Call##Name<float> }
-#define SHORT(Name) \
-    {#Name "/i2", Call##Name<int16_t>}, { #Name "/u2", Call##Name<uint16_t> }
-#define FIVE(Name)                                                                                         \
-    {#Name "/f2", Call##Name<half>}, {#Name "/f4", Call##Name<float>}, {#Name "/i2", Call##Name<int16_t>}, \
-        {#Name "/i4", Call##Name<int32_t>}, {#Name "/u2", Call##Name<uint16_t>}, {                         \
-        #Name "/u4", Call##Name<uint32_t>                                                                  \
-    }
+#define AS(Name, kind, T) {#Name "/" kind, Call##Name<T>},
+#define REAL(Name) AS(Name, "f2", half) AS(Name, "f4", float)
+#define SIGNED(Name) AS(Name, "i2", int16_t) AS(Name, "i4", int32_t)
+#define UNSIGNED(Name) AS(Name, "u2", uint16_t) AS(Name, "u4", uint32_t)
+#define SHORT(Name) AS(Name, "i2", int16_t) AS(Name, "u2", uint16_t)
+#define FOUR(Name) REAL(Name) SIGNED(Name)
+#define SHIFTED(Name) SIGNED(Name) UNSIGNED(Name)
+#define SIX(Name) FOUR(Name) UNSIGNED(Name)
+// clang-format off
 const Entry kEntries[] = {
-    FOUR(Add),
-    FOUR(Sub),
-    FOUR(Mul),
-    TWO(Div),
-    FOUR(Max),
-    FOUR(Min),
-    SHORT(And),
-    SHORT(Or),
-    TWO(AddRelu),
-    TWO(SubRelu),
-    TWO(FusedMulAdd),
-    TWO(FusedMulAddRelu),
-    FOUR(Adds),
-    FOUR(Muls),
-    FOUR(Maxs),
-    FOUR(Mins),
-    TWO(LeakyRelu),
-    SHORT(ShiftLeft),
-    SHORT(ShiftRight),
-    TWO(Abs),
-    TWO(Relu),
-    SHORT(Not),
-    TWO(Sqrt),
-    TWO(Rsqrt),
-    TWO(Reciprocal),
-    TWO(Exp),
-    TWO(Ln),
-    FIVE(Duplicate),
-    FIVE(Copy),
-    FOUR(Index),
+    BINARY_FOUR(FOUR) BINARY_REAL(REAL) BINARY_BITS(SHORT)
+    SCALAR_FOUR(FOUR) REAL(LeakyRelu) SCALAR_BITS(SHIFTED)
+    UNARY_REAL(REAL) AS(Relu, "i4", int32_t) SHORT(Not)
+    SIX(Duplicate) SIX(Copy) FOUR(Index)
     {"Axpy/f4", CallAxpy<float, float>},
     {"Axpy/f2", CallAxpy<half, half>},
     {"Axpy/f2f4", CallAxpy<float, half>},
@@ -258,6 +204,7 @@ const Entry kEntries[] = {
     {"count_from_register", CountFromRegister},
     {"vector_mask_range", VectorMaskRange},
 };
+// clang-format on
 
 }  // namespace
 

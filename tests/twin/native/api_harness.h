@@ -27,7 +27,21 @@ struct Args {
     uint8_t Byte(int i) const { return static_cast<uint8_t>(p[i]); }
     uint16_t Short(int i) const { return static_cast<uint16_t>(p[i]); }
     uint64_t Mask() const { return static_cast<uint64_t>(p[1]); }
+    // `a` from the byte on that a number gives; below 0: out.
+    template <class T>
+    LocalTensor<T> InA(int i) const {
+        return p[i] < 0 ? As<T>(out) : a[static_cast<uint32_t>(p[i])].ReinterpretCast<T>();
+    }
+    void AToOut() const {
+        PipeBarrier<PIPE_V>();
+        DataCopy(out, a, kBytes);
+    }
 };
+
+inline BinaryRepeatParams Binary(const Args& g) {
+    return {g.Byte(4), g.Byte(5), g.Byte(6), g.Byte(7), g.Byte(8), g.Byte(9)};
+}
+inline UnaryRepeatParams Unary(const Args& g) { return {g.Short(4), g.Short(5), g.Byte(7), g.Byte(8)}; }
 
 struct Entry {
     const char* name;

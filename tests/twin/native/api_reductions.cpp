@@ -23,34 +23,23 @@ using namespace api;
     }
 #define COMMA_ORDER , static_cast<ReduceOrder>(g.p[7])
 
-template <class T>
-void CallWholeSum(const Args& g) {
-    OVER_REPEATS(T, WholeReduceSum, mask, g.Int(3))
-}
-template <class T>
-void CallWholeMax(const Args& g) {
-    OVER_REPEATS(T, WholeReduceMax, mask, g.Int(3), COMMA_ORDER)
-}
-template <class T>
-void CallWholeMin(const Args& g) {
-    OVER_REPEATS(T, WholeReduceMin, mask, g.Int(3), COMMA_ORDER)
-}
-template <class T>
-void CallBlockSum(const Args& g) {
-    OVER_REPEATS(T, BlockReduceSum, g.Int(3), mask)
-}
-template <class T>
-void CallBlockMax(const Args& g) {
-    OVER_REPEATS(T, BlockReduceMax, g.Int(3), mask)
-}
-template <class T>
-void CallBlockMin(const Args& g) {
-    OVER_REPEATS(T, BlockReduceMin, g.Int(3), mask)
-}
-template <class T>
-void CallPairSum(const Args& g) {
-    OVER_REPEATS(T, PairReduceSum, g.Int(3), mask)
-}
+#define WHOLE(Short, Name, ...)                            \
+    template <class T>                                     \
+    void Call##Short(const Args& g) {                      \
+        OVER_REPEATS(T, Name, mask, g.Int(3), __VA_ARGS__) \
+    }
+#define PARTS(Short, Name)                      \
+    template <class T>                          \
+    void Call##Short(const Args& g) {           \
+        OVER_REPEATS(T, Name, g.Int(3), mask, ) \
+    }
+WHOLE(WholeSum, WholeReduceSum, )
+WHOLE(WholeMax, WholeReduceMax, COMMA_ORDER)
+WHOLE(WholeMin, WholeReduceMin, COMMA_ORDER)
+PARTS(BlockSum, BlockReduceSum)
+PARTS(BlockMax, BlockReduceMax)
+PARTS(BlockMin, BlockReduceMin)
+PARTS(PairSum, PairReduceSum)
 // The names of newer headers, and RepeatReduceSum.
 template <class T>
 void CallNewNames(const Args& g) {
@@ -104,22 +93,17 @@ void CallSum(const Args& g) {
     if (g.p[4] > 0) GetTPipePtr()->InitBuffer(rest, static_cast<uint32_t>(g.p[4]));
     const SumParams params{static_cast<uint32_t>(g.p[1]), static_cast<uint32_t>(g.p[2]),
                            static_cast<uint32_t>(g.p[3])};
-    const LocalTensor<T> to =
-        g.p[5] < 0 ? g.As<T>(g.out) : g.a[static_cast<uint32_t>(g.p[5])].ReinterpretCast<T>();
+    const LocalTensor<T> to = g.InA<T>(5);
     if (g.p[0] == 0) {
         Sum(to, g.As<T>(g.a), g.tmp, params);
     } else {
         Sum(to, g.As<T>(g.a), params);
     }
-    PipeBarrier<PIPE_V>();
-    if (g.p[5] >= 0) DataCopy(g.out, g.a, kBytes);
+    if (g.p[5] >= 0) g.AToOut();
 }
 void InPlace(const Args& g) {
-    const LocalTensor<float> x = g.As<float>(g.a);
-    WholeReduceSum(g.a[static_cast<uint32_t>(g.p[8])].ReinterpretCast<float>(), x, 64, g.Int(3), g.Int(4), 1,
-                   g.Int(6));
-    PipeBarrier<PIPE_V>();
-    DataCopy(g.out, g.a, kBytes);
+    WholeReduceSum(g.InA<float>(8), g.As<float>(g.a), 64, g.Int(3), g.Int(4), 1, g.Int(6));
+    g.AToOut();
 }
 
 #define BOTH(Name) \

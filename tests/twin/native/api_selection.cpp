@@ -6,10 +6,6 @@ namespace {
 
 using namespace api;
 
-BinaryRepeatParams Binary(const Args& g) {
-    return {g.Byte(4), g.Byte(5), g.Byte(6), g.Byte(7), g.Byte(8), g.Byte(9)};
-}
-UnaryRepeatParams Unary(const Args& g) { return {g.Short(4), g.Short(5), g.Byte(7), g.Byte(8)}; }
 CMPMODE Mode(const Args& g) { return static_cast<CMPMODE>(g.p[10]); }
 
 template <class T>
@@ -36,7 +32,7 @@ void CallCompareScalar(const Args& g) {
 // Compares a with b into the register; the register's bits go to out, and select between a and b at byte
 // 4096.
 template <class T>
-void RegisterCompare(const Args& g) {
+void CallRegisterCompare(const Args& g) {
     uint64_t bits[2] = {g.Mask(), static_cast<uint64_t>(g.p[2])};
     const LocalTensor<T> a = g.As<T>(g.a), b = g.As<T>(g.b);
     if (g.p[0] == 1) {
@@ -71,13 +67,13 @@ void CallSelect(const Args& g) {
     if (g.p[0] == 2 && !scalar) Select(out, choose, x, y, mode, bits, g.Int(3), Binary(g));
 }
 // Form 0: a fixed pattern (number 10); 1: the bits in b. Mask 0: normal mode. Overlap: number 11.
-template <class T, class U>
+template <class T>
 void CallGatherMask(const Args& g) {
+    using U = std::conditional_t<sizeof(T) == 2, uint16_t, uint32_t>;
     uint64_t kept = 99;
     const GatherMaskParams params(g.Byte(5), g.Short(3), g.Short(8), g.Byte(9));
     const LocalTensor<T> from = g.As<T>(g.a);
-    const LocalTensor<T> to =
-        g.p[11] < 0 ? g.As<T>(g.out) : g.a[static_cast<uint32_t>(g.p[11])].ReinterpretCast<T>();
+    const LocalTensor<T> to = g.InA<T>(11);
     const uint32_t mask = static_cast<uint32_t>(g.p[1]);
     if (g.p[0] == 0) {
         GatherMask(to, from, g.Byte(10), mask != 0, mask, params, kept);
@@ -115,18 +111,18 @@ void CallBrcb(const Args& g) {
         g.p[11] > 0 ? g.out[static_cast<uint32_t>(g.p[11])].ReinterpretCast<T>() : g.As<T>(g.a);
     Brcb(g.As<T>(g.out), from, g.Int(3), BrcbRepeatParams(g.Short(4), g.Short(7)));
 }
+// From b's first element on, by its second.
 template <class T>
-void CallProgression(const Args& g) {
-    ArithProgression(g.As<T>(g.out), T(3), T(2), g.Int(1));
+void CallArithProgression(const Args& g) {
+    const LocalTensor<T> b = g.As<T>(g.b);
+    ArithProgression(g.As<T>(g.out), b.GetValue(0), b.GetValue(1), g.Int(1));
 }
 // Within UB: numbers 0 blockCount, 1 blockLen, 2 and 3 gaps; 4 the byte in `a` that is copied to, below 0 for
 // out.
 void CopyBlocks(const Args& g) {
-    const LocalTensor<float> to =
-        g.p[4] < 0 ? g.As<float>(g.out) : g.a[static_cast<uint32_t>(g.p[4])].ReinterpretCast<float>();
-    DataCopy(to, g.As<float>(g.a), DataCopyParams(g.Short(0), g.Short(1), g.Short(2), g.Short(3)));
-    PipeBarrier<PIPE_V>();
-    if (g.p[4] >= 0) DataCopy(g.out, g.a, kBytes);
+    DataCopy(g.InA<float>(4), g.As<float>(g.a),
+             DataCopyParams(g.Short(0), g.Short(1), g.Short(2), g.Short(3)));
+    if (g.p[4] >= 0) g.AToOut();
 }
 // Allocates until `number 1` bytes of UB are taken, then selects with a scalar.
 void SelectScratch(const Args& g) {
@@ -140,35 +136,25 @@ void SelectScratch(const Args& g) {
     }
 }
 
+#define AS(Name, kind, T) {#Name "/" kind, Call##Name<T>},
+// clang-format off
 const Entry kEntries[] = {
-    {"Compare/f4", CallCompare<float>},
-    {"Compare/f2", CallCompare<half>},
-    {"Compare/i4", CallCompare<int32_t>},
-    {"CompareScalar/f4", CallCompareScalar<float>},
-    {"CompareScalar/f2", CallCompareScalar<half>},
-    {"CompareScalar/i4", CallCompareScalar<int32_t>},
-    {"register_compare/f4", RegisterCompare<float>},
-    {"register_compare/f2", RegisterCompare<half>},
+    AS(Compare, "f4", float) AS(Compare, "f2", half) AS(Compare, "i4", int32_t)
+    AS(CompareScalar, "f4", float) AS(CompareScalar, "f2", half) AS(CompareScalar, "i4", int32_t)
+    AS(RegisterCompare, "f4", float) AS(RegisterCompare, "f2", half)
+    AS(Select, "f4", float) AS(Select, "f2", half)
+    AS(GatherMask, "f4", float) AS(GatherMask, "i4", int32_t)
+    AS(GatherMask, "u2", uint16_t) AS(GatherMask, "f2", half)
+    AS(Gather, "f4", float) AS(Gather, "u2", uint16_t) AS(Gather, "i4", int32_t)
+    AS(Gatherb, "u2", uint16_t) AS(Gatherb, "u4", uint32_t)
+    AS(Brcb, "f4", float) AS(Brcb, "f2", half) AS(Brcb, "u4", uint32_t)
+    AS(ArithProgression, "f2", half) AS(ArithProgression, "f4", float)
+    AS(ArithProgression, "i2", int16_t) AS(ArithProgression, "i4", int32_t)
     {"register_set", RegisterSet},
-    {"Select/f4", CallSelect<float>},
-    {"Select/f2", CallSelect<half>},
-    {"GatherMask/f4", CallGatherMask<float, uint32_t>},
-    {"GatherMask/i4", CallGatherMask<int32_t, uint32_t>},
-    {"GatherMask/u2", CallGatherMask<uint16_t, uint16_t>},
-    {"GatherMask/f2", CallGatherMask<half, uint16_t>},
-    {"Gather/f4", CallGather<float>},
-    {"Gather/u2", CallGather<uint16_t>},
-    {"Gather/i4", CallGather<int32_t>},
-    {"Gatherb/u2", CallGatherb<uint16_t>},
-    {"Gatherb/u4", CallGatherb<uint32_t>},
-    {"Brcb/f4", CallBrcb<float>},
-    {"Brcb/f2", CallBrcb<half>},
-    {"Brcb/u4", CallBrcb<uint32_t>},
-    {"ArithProgression/f4", CallProgression<float>},
-    {"ArithProgression/i2", CallProgression<int16_t>},
     {"copy_blocks", CopyBlocks},
     {"select_scratch", SelectScratch},
 };
+// clang-format on
 
 }  // namespace
 

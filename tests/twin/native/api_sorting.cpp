@@ -88,18 +88,6 @@ void ScalarBits(const Args& g) {
                            CountBitsCntSameAsSignBit(static_cast<int64_t>(x))};
     for (uint32_t i = 0; i < 9; ++i) out.SetValue(i, static_cast<int32_t>(all[i]));
 }
-// A float to integers in every mode, to half and bfloat16 and back.
-void ScalarCasts(const Args& g) {
-    const float x = g.As<float>(g.a).GetValue(0);
-    const LocalTensor<float> out = g.As<float>(g.out);
-    out.SetValue(0, static_cast<float>(ScalarCast<float, int32_t, RoundMode::CAST_RINT>(x)));
-    out.SetValue(1, static_cast<float>(ScalarCast<float, int32_t, RoundMode::CAST_FLOOR>(x)));
-    out.SetValue(2, static_cast<float>(Cast<float, int32_t, RoundMode::CAST_CEIL>(x)));
-    out.SetValue(3, static_cast<float>(ScalarCast<float, int32_t, RoundMode::CAST_ROUND>(x)));
-    out.SetValue(4, static_cast<float>(ScalarCast<float, half, RoundMode::CAST_ODD>(x)));
-    out.SetValue(5, ToFloat(ToBfloat16(x)));
-    out.SetValue(6, Cast(Cast(x)));
-}
 void DeqScale(const Args& g) {
     SetDeqScale(half(0.25f));
     Cast(g.As<half>(g.out), g.As<int32_t>(g.a), RoundMode::CAST_NONE, 64);
@@ -146,7 +134,6 @@ const Entry kEntries[] = {
     {"assert_says", AssertSays},
     {"trap", Traps},
     {"scalar_bits", ScalarBits},
-    {"scalar_casts", ScalarCasts},
     {"deq_scale", DeqScale},
     {"control_bits", ControlBits},
     {"intrinsics", Intrinsics},

@@ -52,90 +52,31 @@ void Edge() {
     }
 }
 
-// ---- between pipes ----
-template <bool kOn>
-void Mte2V() {
+// ---- between pipes: what each does with A ----
+struct Load {
+    static void Do(Ub& ub) { DataCopy(ub.A(), Gm<float>(512), 64); }
+};
+struct Store {
+    static void Do(Ub& ub) { DataCopy(Gm<float>(), ub.A(), 64); }
+};
+struct ReadV {
+    static void Do(Ub& ub) { Adds(ub.B(), ub.A(), 1.0f, 64); }
+};
+struct WriteV {
+    static void Do(Ub& ub) { Adds(ub.A(), ub.B(), 1.0f, 64); }
+};
+struct ReadS {
+    static void Do(Ub& ub) { (void)ub.A().GetValue(7); }
+};
+struct WriteS {
+    static void Do(Ub& ub) { ub.A().SetValue(3, 5.0f); }
+};
+template <bool kOn, class First, HardEvent event, class Second>
+void Pipes() {
     Ub ub;
-    DataCopy(ub.A(), Gm<float>(), 64);
-    Edge<kOn, HardEvent::MTE2_V>();
-    Adds(ub.B(), ub.A(), 1.0f, 64);
-}
-template <bool kOn>
-void VMte2() {
-    Ub ub;
-    Adds(ub.B(), ub.A(), 1.0f, 64);
-    Edge<kOn, HardEvent::V_MTE2>();
-    DataCopy(ub.A(), Gm<float>(), 64);
-}
-template <bool kOn>
-void VMte3() {
-    Ub ub;
-    Adds(ub.A(), ub.B(), 1.0f, 64);
-    Edge<kOn, HardEvent::V_MTE3>();
-    DataCopy(Gm<float>(), ub.A(), 64);
-}
-template <bool kOn>
-void Mte3V() {
-    Ub ub;
-    DataCopy(Gm<float>(), ub.A(), 64);
-    Edge<kOn, HardEvent::MTE3_V>();
-    Adds(ub.A(), ub.B(), 1.0f, 64);
-}
-template <bool kOn>
-void Mte3Mte2() {
-    Ub ub;
-    DataCopy(Gm<float>(), ub.A(), 64);
-    Edge<kOn, HardEvent::MTE3_MTE2>();
-    DataCopy(ub.A(), Gm<float>(256), 64);
-}
-template <bool kOn>
-void Mte2Mte3() {
-    Ub ub;
-    DataCopy(ub.A(), Gm<float>(), 64);
-    Edge<kOn, HardEvent::MTE2_MTE3>();
-    DataCopy(Gm<float>(256), ub.A(), 64);
-}
-template <bool kOn>
-void SV() {
-    Ub ub;
-    ub.A().SetValue(3, 5.0f);
-    Edge<kOn, HardEvent::S_V>();
-    Adds(ub.B(), ub.A(), 1.0f, 64);
-}
-template <bool kOn>
-void VS() {
-    Ub ub;
-    Adds(ub.B(), ub.A(), 1.0f, 64);
-    Edge<kOn, HardEvent::V_S>();
-    (void)ub.B().GetValue(7);
-}
-template <bool kOn>
-void SMte2() {
-    Ub ub;
-    ub.A().SetValue(3, 5.0f);
-    Edge<kOn, HardEvent::S_MTE2>();
-    DataCopy(ub.A(), Gm<float>(), 64);
-}
-template <bool kOn>
-void Mte2S() {
-    Ub ub;
-    DataCopy(ub.A(), Gm<float>(), 64);
-    Edge<kOn, HardEvent::MTE2_S>();
-    (void)ub.A().GetValue(0);
-}
-template <bool kOn>
-void SMte3() {
-    Ub ub;
-    ub.A().SetValue(3, 5.0f);
-    Edge<kOn, HardEvent::S_MTE3>();
-    DataCopy(Gm<float>(), ub.A(), 64);
-}
-template <bool kOn>
-void Mte3S() {
-    Ub ub;
-    DataCopy(Gm<float>(), ub.A(), 64);
-    Edge<kOn, HardEvent::MTE3_S>();
-    ub.A().SetValue(3, 5.0f);
+    First::Do(ub);
+    Edge<kOn, event>();
+    Second::Do(ub);
 }
 // The right event over another pair of pipes orders nothing.
 void WrongEvent() {
@@ -336,49 +277,35 @@ void CrossFlags() {
 
 // ---- ranks: a row, then a status block that says so ----
 enum class Mistake { kNone, kNoDrain, kFlagFirst, kNoWait, kNoFlag, kReuse };
-template <Mistake mistake>
+// A foreign kernel's flag lies in the data window, and nobody declares its poll.
+template <Mistake mistake, bool kForeign = false>
 void Ranks() {
     Ub ub;
     const int me = Rank(), peer = 1 - me;
     LocalTensor<int32_t> flag = ub.C().ReinterpretCast<int32_t>();
     Duplicate(flag, static_cast<int32_t>(9), 8);
     PipeBarrier<PIPE_ALL>();
-    const auto send_flag = [&] { DataCopy(At<int32_t>(g_state[peer], 0), flag, 8); };
+    const auto flag_of = [](int rank) {
+        return At<int32_t>(kForeign ? g_window[rank] + 1024 : g_state[rank], 0);
+    };
+    const auto send_flag = [&] { DataCopy(flag_of(peer), flag, 8); };
     if (mistake == Mistake::kFlagFirst) send_flag();
     DataCopy(At<float>(g_window[peer], 0), ub.A(), 64);
     if (mistake != Mistake::kNoDrain) PipeBarrier<PIPE_ALL>();
     if (mistake != Mistake::kFlagFirst && mistake != Mistake::kNoFlag) send_flag();
     for (bool seen = mistake == Mistake::kNoWait; !seen;) {
-        DataCopy(flag[8], At<int32_t>(g_state[me], 0), 8);
+        DataCopy(flag[8], flag_of(me), 8);
         SetFlag<HardEvent::MTE2_S>(EVENT_ID0);
         WaitFlag<HardEvent::MTE2_S>(EVENT_ID0);
         seen = flag.GetValue(8) == 9;
         SetFlag<HardEvent::S_MTE2>(EVENT_ID0);
         WaitFlag<HardEvent::S_MTE2>(EVENT_ID0);
-        if (!seen) TWIN_POLL_HINT();
+        if (!seen && !kForeign) TWIN_POLL_HINT();
     }
     DataCopy(ub.B(), At<float>(g_window[me], 0), 64);
     PipeBarrier<PIPE_ALL>();
     // Into the same place before the peer has said that it has read.
     if (mistake == Mistake::kReuse) DataCopy(At<float>(g_window[peer], 0), ub.A(), 64);
-}
-// A foreign kernel's way: the flag lies in the data window, nobody declares the poll.
-template <bool kOn>
-void Foreign() {
-    Ub ub;
-    const int me = Rank(), peer = 1 - me;
-    LocalTensor<int32_t> flag = ub.C().ReinterpretCast<int32_t>();
-    Duplicate(flag, static_cast<int32_t>(9), 8);
-    PipeBarrier<PIPE_ALL>();
-    DataCopy(At<float>(g_window[peer], 0), ub.A(), 64);
-    if (kOn) PipeBarrier<PIPE_ALL>();
-    DataCopy(At<int32_t>(g_window[peer], 1024), flag, 8);
-    for (bool seen = false; !seen;) {
-        DataCopy(flag[8], At<int32_t>(g_window[me], 1024), 8);
-        PipeBarrier<PIPE_ALL>();
-        seen = flag.GetValue(8) == 9;
-    }
-    DataCopy(ub.B(), At<float>(g_window[me], 0), 64);
 }
 template <int kOffset>
 void WindowPart() {
@@ -403,23 +330,26 @@ struct Kernel {
     bool foreign;
 };
 
-#define PAIR(name, Function) \
-    {name "_missing", Function<false>, 1, 1, false}, { name, Function<true>, 1, 1, false }
-#define CORES(name, Function) \
-    {name "_missing", Function<false>, 2, 1, false}, { name, Function<true>, 2, 1, false }
+#define BOTH(name, cores, ranks, foreign, Missing, ...) \
+    {name "_missing", Missing, cores, ranks, foreign}, { name, __VA_ARGS__, cores, ranks, foreign }
+#define PIPES(name, First, EVENT, Second)                                    \
+    BOTH(name, 1, 1, false, (Pipes<false, First, HardEvent::EVENT, Second>), \
+         Pipes<true, First, HardEvent::EVENT, Second>)
+#define PAIR(name, Function) BOTH(name, 1, 1, false, Function<false>, Function<true>)
+#define CORES(name, Function) BOTH(name, 2, 1, false, Function<false>, Function<true>)
 const Kernel kKernels[] = {
-    PAIR("mte2_v", Mte2V),
-    PAIR("v_mte2", VMte2),
-    PAIR("v_mte3", VMte3),
-    PAIR("mte3_v", Mte3V),
-    PAIR("mte3_mte2", Mte3Mte2),
-    PAIR("mte2_mte3", Mte2Mte3),
-    PAIR("s_v", SV),
-    PAIR("v_s", VS),
-    PAIR("s_mte2", SMte2),
-    PAIR("mte2_s", Mte2S),
-    PAIR("s_mte3", SMte3),
-    PAIR("mte3_s", Mte3S),
+    PIPES("mte2_v", Load, MTE2_V, ReadV),
+    PIPES("v_mte2", ReadV, V_MTE2, Load),
+    PIPES("v_mte3", WriteV, V_MTE3, Store),
+    PIPES("mte3_v", Store, MTE3_V, WriteV),
+    PIPES("mte3_mte2", Store, MTE3_MTE2, Load),
+    PIPES("mte2_mte3", Load, MTE2_MTE3, Store),
+    PIPES("s_v", WriteS, S_V, ReadV),
+    PIPES("v_s", WriteV, V_S, ReadS),
+    PIPES("s_mte2", WriteS, S_MTE2, Load),
+    PIPES("mte2_s", Load, MTE2_S, ReadS),
+    PIPES("s_mte3", WriteS, S_MTE3, Store),
+    PIPES("mte3_s", Store, MTE3_S, WriteS),
     {"wrong_event", WrongEvent, 1, 1, false},
     {"other_bytes", OtherBytes, 1, 1, false},
     {"through_scalar", ThroughScalar, 1, 1, false},
@@ -429,14 +359,12 @@ const Kernel kKernels[] = {
     PAIR("mte2_mte2", Mte2Mte2),
     PAIR("mte3_mte3", Mte3Mte3),
     PAIR("fresh", Fresh),
-    {"padding_missing", Padding<5>, 1, 1, false},
-    {"padding", Padding<4>, 1, 1, false},
+    BOTH("padding", 1, 1, false, Padding<5>, Padding<4>),
     PAIR("freed", Freed),
     PAIR("stale", Stale),
     PAIR("unflushed", Unflushed),
     PAIR("unflushed_copy", UnflushedCopy),
-    {"shared_line_missing", SharedLine<8>, 2, 1, false},
-    {"shared_line", SharedLine<64>, 2, 1, false},
+    BOTH("shared_line", 2, 1, false, SharedLine<8>, SharedLine<64>),
     CORES("unflushed_sync", UnflushedSync),
     CORES("cores", Cores),
     CORES("two_writers", TwoWriters),
@@ -450,10 +378,8 @@ const Kernel kKernels[] = {
     {"ranks_no_wait", Ranks<Mistake::kNoWait>, 1, 2, false},
     {"ranks_no_flag", Ranks<Mistake::kNoFlag>, 1, 2, false},
     {"ranks_reuse", Ranks<Mistake::kReuse>, 1, 2, false},
-    {"foreign_missing", Foreign<false>, 1, 2, true},
-    {"foreign", Foreign<true>, 1, 2, true},
-    {"half_missing", WindowPart<2048>, 1, 2, false},
-    {"half", WindowPart<0>, 1, 2, false},
+    BOTH("foreign", 1, 2, true, (Ranks<Mistake::kNoDrain, true>), Ranks<Mistake::kNone, true>),
+    BOTH("half", 1, 2, false, WindowPart<2048>, WindowPart<0>),
     {"never_comes", NeverComes, 1, 1, false},
 };
 

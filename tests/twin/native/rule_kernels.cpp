@@ -20,20 +20,35 @@ GlobalTensor<T> Gm(uint64_t offset = 0, uint64_t count = 0) {
     return tensor;
 }
 
-using InQueue = TQue<QuePosition::VECIN, 1>;
+struct Ub {
+    explicit Ub(uint32_t bytes = 256, bool fill = false) {
+        pipe.InitBuffer(buf, bytes);
+        if (!fill) return;
+        Duplicate(buf.Get<float>(), 1.0f, static_cast<int32_t>(bytes / 4));
+        PipeBarrier<PIPE_ALL>();
+    }
+    template <class T>
+    LocalTensor<T> Get() {
+        return buf.Get<T>();
+    }
+    TPipe pipe;
+    TBuf<> buf;
+};
+struct Queue : TQue<QuePosition::VECIN, 1> {
+    Queue(uint8_t tensors) { pipe.InitBuffer(*this, tensors, 64); }
+    TPipe pipe;
+};
 
 struct Rule {
     const char* name;
     void (*kernel)();
-    uint32_t cores;
+    uint32_t cores = 1;
 };
 
 // ---- UB allocation ----
 void UbFull() {
-    TPipe pipe;
-    TBuf<> buf;
-    pipe.InitBuffer(buf, 192 * 1024);
-    Duplicate(buf.Get<float>(), 1.0f, 192 * 256);
+    Ub ub(192 * 1024);
+    Duplicate(ub.Get<float>(), 1.0f, 192 * 256);
 }
 void UbOver() {
     TPipe pipe;
@@ -58,54 +73,38 @@ void PipeAfterDestroy() {
 }
 template <int kOffset, int kCount>
 void BufView() {
-    TPipe pipe;
-    TBuf<> buf;
-    pipe.InitBuffer(buf, 256);
-    buf.GetWithOffset<float>(kCount, kOffset);
+    Ub ub;
+    ub.buf.GetWithOffset<float>(kCount, kOffset);
 }
 
 // ---- copies ----
 template <class T, int kCount, int kUbOffset>
 void CopyIn() {
-    TPipe pipe;
-    TBuf<> buf;
-    pipe.InitBuffer(buf, 256);
-    DataCopy(buf.Get<T>()[kUbOffset], Gm<T>(), kCount);
+    Ub ub;
+    DataCopy(ub.Get<T>()[kUbOffset], Gm<T>(), kCount);
 }
 template <int kOffset, int kDeclared, int kCount>
 void CopyOut() {
-    TPipe pipe;
-    TBuf<> buf;
-    pipe.InitBuffer(buf, 256);
-    Duplicate(buf.Get<float>(), 0.0f, 64);
-    PipeBarrier<PIPE_ALL>();
-    DataCopy(Gm<float>(kOffset, kDeclared), buf.Get<float>(), kCount);
+    Ub ub(256, true);
+    DataCopy(Gm<float>(kOffset, kDeclared), ub.Get<float>(), kCount);
 }
 void CopyStranger() {
-    TPipe pipe;
-    TBuf<> buf;
-    pipe.InitBuffer(buf, 64);
+    Ub ub(64);
     GlobalTensor<float> tensor;
     tensor.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(twin::GmOf(g_stranger)));
-    DataCopy(buf.Get<float>(), tensor, 8);
+    DataCopy(ub.Get<float>(), tensor, 8);
 }
 template <int kBlocks, int kBytes, int kRight>
 void CopyPad() {
-    TPipe pipe;
-    TBuf<> buf;
-    pipe.InitBuffer(buf, 160 * 1024);
-    DataCopyPad(buf.Get<float>(), Gm<float>(), DataCopyExtParams(kBlocks, kBytes, 0, 0, 0),
+    Ub ub(160 * 1024);
+    DataCopyPad(ub.Get<float>(), Gm<float>(), DataCopyExtParams(kBlocks, kBytes, 0, 0, 0),
                 DataCopyPadExtParams<float>(kRight != 0, 0, kRight, 0.0f));
 }
 template <class Mode>
 void Atomic() {
-    TPipe pipe;
-    TBuf<> buf;
-    pipe.InitBuffer(buf, 64);
-    Duplicate(buf.Get<float>(), 1.0f, 16);
-    PipeBarrier<PIPE_ALL>();
+    Ub ub(64, true);
     SetAtomicAdd<Mode>();
-    DataCopy(Gm<float>(), buf.Get<float>(), 8);
+    DataCopy(Gm<float>(), ub.Get<float>(), 8);
     SetAtomicNone();
 }
 void AtomicLeft() { SetAtomicAdd<float>(); }
@@ -113,55 +112,31 @@ void AtomicLeft() { SetAtomicAdd<float>(); }
 // ---- elements ----
 template <int kIndex>
 void Element() {
-    TPipe pipe;
-    TBuf<> buf;
-    pipe.InitBuffer(buf, 32);
-    buf.Get<int32_t>().SetValue(kIndex, 1);
+    Ub ub(32);
+    ub.Get<int32_t>().SetValue(kIndex, 1);
 }
 template <int kCount>
 void VectorLength() {
-    TPipe pipe;
-    TBuf<> buf;
-    pipe.InitBuffer(buf, 256);
-    Duplicate(buf.Get<float>(), 1.0f, 64);
-    PipeBarrier<PIPE_ALL>();
-    Muls(buf.Get<float>(), buf.Get<float>(), 2.0f, kCount);
+    Ub ub(256, true);
+    Muls(ub.Get<float>(), ub.Get<float>(), 2.0f, kCount);
 }
 template <RoundMode kMode>
 void CastMode() {
-    TPipe pipe;
-    TBuf<> from, to;
-    pipe.InitBuffer(from, 256);
-    pipe.InitBuffer(to, 256);
-    Duplicate(from.Get<float>(), 1.0f, 64);
-    PipeBarrier<PIPE_ALL>();
-    Cast(to.Get<bfloat16_t>(), from.Get<float>(), kMode, 64);
+    Ub ub(512, true);
+    Cast(ub.Get<bfloat16_t>()[128], ub.Get<float>(), kMode, 64);
 }
 
 // ---- queues ----
-template <int kTensors>
+template <int kRoom, int kTensors>
 void QueueAlloc() {
-    TPipe pipe;
-    InQueue queue;
-    pipe.InitBuffer(queue, 2, 64);
-    LocalTensor<float> held[kTensors];
-    for (auto& tensor : held) tensor = queue.AllocTensor<float>();
-    for (auto& tensor : held) queue.FreeTensor(tensor);
-}
-template <int kTensors>
-void QueueAtOnce() {
-    TPipe pipe;
-    InQueue queue;
-    pipe.InitBuffer(queue, 16, 64);
+    Queue queue(kRoom);
     LocalTensor<float> held[kTensors];
     for (auto& tensor : held) tensor = queue.AllocTensor<float>();
     for (auto& tensor : held) queue.FreeTensor(tensor);
 }
 template <int kEnQues, int kDeQues>
 void QueueDepth() {
-    TPipe pipe;
-    InQueue queue;
-    pipe.InitBuffer(queue, 2, 64);
+    Queue queue(2);
     LocalTensor<float> held[2] = {queue.AllocTensor<float>(), queue.AllocTensor<float>()};
     for (int i = 0; i < kEnQues; ++i) queue.EnQue(held[i]);
     for (int i = 0; i < kDeQues; ++i) queue.DeQue<float>();
@@ -169,24 +144,19 @@ void QueueDepth() {
 }
 template <int kFrees>
 void QueueFree() {
-    TPipe pipe;
-    InQueue queue;
-    pipe.InitBuffer(queue, 1, 64);
+    Queue queue(1);
     LocalTensor<float> tensor = queue.AllocTensor<float>();
     for (int i = 0; i < kFrees; ++i) queue.FreeTensor(tensor);
 }
 void QueueForeign() {
-    TPipe pipe;
-    InQueue mine, other;
-    pipe.InitBuffer(mine, 1, 64);
-    pipe.InitBuffer(other, 1, 64);
+    Queue mine(1);
+    TQue<QuePosition::VECIN, 1> other;
+    mine.pipe.InitBuffer(other, 1, 64);
     other.FreeTensor(mine.AllocTensor<float>());
 }
 template <bool kFreed>
 void UseAfterFree() {
-    TPipe pipe;
-    InQueue queue;
-    pipe.InitBuffer(queue, 1, 64);
+    Queue queue(1);
     LocalTensor<float> tensor = queue.AllocTensor<float>();
     if (kFreed) queue.FreeTensor(tensor);
     Duplicate(tensor, 1.0f, 16);
@@ -194,11 +164,9 @@ void UseAfterFree() {
 }
 template <bool kReset>
 void UseAfterReset() {
-    TPipe pipe;
-    TBuf<> buf;
-    pipe.InitBuffer(buf, 64);
-    LocalTensor<float> tensor = buf.Get<float>();
-    if (kReset) pipe.Reset();
+    Ub ub(64);
+    LocalTensor<float> tensor = ub.Get<float>();
+    if (kReset) ub.pipe.Reset();
     Duplicate(tensor, 1.0f, 16);
 }
 void NeverAllocated() {
@@ -228,63 +196,63 @@ void FailWhileOthersWait() {
 }
 
 const Rule kRules[] = {
-    {"ub_full", UbFull, 1},
-    {"ub_over", UbOver, 1},
-    {"buffers_64", Buffers<64>, 1},
-    {"buffers_65", Buffers<65>, 1},
-    {"two_pipes", TwoPipes, 1},
-    {"pipe_after_destroy", PipeAfterDestroy, 1},
-    {"buf_view_ok", BufView<64, 48>, 1},
-    {"buf_view_over", BufView<64, 49>, 1},
-    {"buf_view_unaligned", BufView<16, 8>, 1},
-    {"copy_ok", CopyIn<float, 64, 0>, 1},
-    {"copy_rounded", CopyIn<float, 12, 0>, 1},
-    {"copy_rounded_half", CopyIn<half, 17, 0>, 1},
-    {"copy_nothing", CopyIn<float, 0, 0>, 1},
-    {"copy_past_ub", CopyIn<float, 72, 0>, 1},
-    {"copy_ub_aligned", CopyIn<float, 8, 8>, 1},
-    {"copy_ub_unaligned", CopyIn<float, 8, 4>, 1},
-    {"copy_gm_end", CopyOut<kGmBytes - 256, 0, 64>, 1},
-    {"copy_gm_past", CopyOut<kGmBytes - 252, 0, 64>, 1},
-    {"copy_gm_unaligned", CopyOut<2, 0, 8>, 1},
-    {"copy_declared", CopyOut<0, 16, 16>, 1},
-    {"copy_past_declared", CopyOut<0, 15, 16>, 1},
-    {"copy_stranger", CopyStranger, 1},
-    {"pad_ok", CopyPad<4095, 4, 0>, 1},
-    {"pad_count", CopyPad<4096, 4, 0>, 1},
-    {"pad_element", CopyPad<1, 6, 0>, 1},
-    {"pad_right_ok", CopyPad<1, 4, 7>, 1},
-    {"pad_right_over", CopyPad<1, 4, 9>, 1},
-    {"atomic_ok", Atomic<float>, 1},
-    {"atomic_type", Atomic<int32_t>, 1},
-    {"atomic_left", AtomicLeft, 1},
-    {"element_last", Element<7>, 1},
-    {"element_past", Element<8>, 1},
-    {"vector_ok", VectorLength<64>, 1},
-    {"vector_past", VectorLength<65>, 1},
-    {"cast_rint", CastMode<RoundMode::CAST_RINT>, 1},
-    {"cast_none", CastMode<RoundMode::CAST_NONE>, 1},
-    {"queue_alloc_2", QueueAlloc<2>, 1},
-    {"queue_alloc_3", QueueAlloc<3>, 1},
-    {"queue_out_8", QueueAtOnce<8>, 1},
-    {"queue_out_9", QueueAtOnce<9>, 1},
-    {"queue_depth_ok", QueueDepth<1, 1>, 1},
-    {"queue_depth_over", QueueDepth<2, 2>, 1},
-    {"queue_empty", QueueDepth<0, 1>, 1},
-    {"queue_freed", QueueFree<1>, 1},
-    {"queue_freed_twice", QueueFree<2>, 1},
-    {"queue_leak", QueueFree<0>, 1},
-    {"queue_foreign", QueueForeign, 1},
-    {"use_before_free", UseAfterFree<false>, 1},
-    {"use_after_free", UseAfterFree<true>, 1},
-    {"use_before_reset", UseAfterReset<false>, 1},
-    {"use_after_reset", UseAfterReset<true>, 1},
-    {"never_allocated", NeverAllocated, 1},
-    {"event_7", Events<7, 1, 1>, 1},
-    {"event_8", Events<8, 1, 1>, 1},
-    {"event_twice", Events<0, 2, 1>, 1},
-    {"event_unset", Events<0, 0, 1>, 1},
-    {"event_left", Events<0, 1, 0>, 1},
+    {"ub_full", UbFull},
+    {"ub_over", UbOver},
+    {"buffers_64", Buffers<64>},
+    {"buffers_65", Buffers<65>},
+    {"two_pipes", TwoPipes},
+    {"pipe_after_destroy", PipeAfterDestroy},
+    {"buf_view_ok", BufView<64, 48>},
+    {"buf_view_over", BufView<64, 49>},
+    {"buf_view_unaligned", BufView<16, 8>},
+    {"copy_ok", CopyIn<float, 64, 0>},
+    {"copy_rounded", CopyIn<float, 12, 0>},
+    {"copy_rounded_half", CopyIn<half, 17, 0>},
+    {"copy_nothing", CopyIn<float, 0, 0>},
+    {"copy_past_ub", CopyIn<float, 72, 0>},
+    {"copy_ub_aligned", CopyIn<float, 8, 8>},
+    {"copy_ub_unaligned", CopyIn<float, 8, 4>},
+    {"copy_gm_end", CopyOut<kGmBytes - 256, 0, 64>},
+    {"copy_gm_past", CopyOut<kGmBytes - 252, 0, 64>},
+    {"copy_gm_unaligned", CopyOut<2, 0, 8>},
+    {"copy_declared", CopyOut<0, 16, 16>},
+    {"copy_past_declared", CopyOut<0, 15, 16>},
+    {"copy_stranger", CopyStranger},
+    {"pad_ok", CopyPad<4095, 4, 0>},
+    {"pad_count", CopyPad<4096, 4, 0>},
+    {"pad_element", CopyPad<1, 6, 0>},
+    {"pad_right_ok", CopyPad<1, 4, 7>},
+    {"pad_right_over", CopyPad<1, 4, 9>},
+    {"atomic_ok", Atomic<float>},
+    {"atomic_type", Atomic<int32_t>},
+    {"atomic_left", AtomicLeft},
+    {"element_last", Element<7>},
+    {"element_past", Element<8>},
+    {"vector_ok", VectorLength<64>},
+    {"vector_past", VectorLength<65>},
+    {"cast_rint", CastMode<RoundMode::CAST_RINT>},
+    {"cast_none", CastMode<RoundMode::CAST_NONE>},
+    {"queue_alloc_2", QueueAlloc<2, 2>},
+    {"queue_alloc_3", QueueAlloc<2, 3>},
+    {"queue_out_8", QueueAlloc<16, 8>},
+    {"queue_out_9", QueueAlloc<16, 9>},
+    {"queue_depth_ok", QueueDepth<1, 1>},
+    {"queue_depth_over", QueueDepth<2, 2>},
+    {"queue_empty", QueueDepth<0, 1>},
+    {"queue_freed", QueueFree<1>},
+    {"queue_freed_twice", QueueFree<2>},
+    {"queue_leak", QueueFree<0>},
+    {"queue_foreign", QueueForeign},
+    {"use_before_free", UseAfterFree<false>},
+    {"use_after_free", UseAfterFree<true>},
+    {"use_before_reset", UseAfterReset<false>},
+    {"use_after_reset", UseAfterReset<true>},
+    {"never_allocated", NeverAllocated},
+    {"event_7", Events<7, 1, 1>},
+    {"event_8", Events<8, 1, 1>},
+    {"event_twice", Events<0, 2, 1>},
+    {"event_unset", Events<0, 0, 1>},
+    {"event_left", Events<0, 1, 0>},
     {"sync_all", Meet<true>, 3},
     {"sync_diverges", Meet<false>, 3},
     {"sync_often", MeetOften, 48},

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from foreign_runs import HALF, kernels, modes, tiling
 from numpy.typing import NDArray
-from twin_kernels import MODES, kernels, tiling
 
 from ascend_moe import twin
 from ascend_moe.errors import ArgumentError, TwinFault
 
-modes = pytest.mark.parametrize("mode", MODES)
 Words = NDArray[np.uint64]
 
 
-def show(
-    groups: object, worlds: tuple[int, int], a3: tuple[int, int], ranks: int
-) -> list[tuple[Words, Words]]:
-    outs = [
-        (np.zeros(8 + 5 * worlds[0], np.uint64), np.zeros(8 + 5 * worlds[1], np.uint64)) for _ in range(ranks)
-    ]
-    kernels("show_contexts", "DTYPE_X=half").launch(
-        "show_contexts", [list(pair) for pair in outs], tiling(*worlds, *a3), 1, 0, groups
-    )
+def show(groups: object, worlds: tuple[int, int], a3: tuple[int, int], ranks: int) -> list[list[Words]]:
+    outs = [[np.zeros(8 + 5 * world, np.uint64) for world in worlds] for _ in range(ranks)]
+    kernels("show_contexts", HALF).launch("show_contexts", outs, tiling(*worlds, *a3), 1, 0, groups)
     return outs
 
 
@@ -30,36 +23,24 @@ def address(area: NDArray[np.uint8]) -> int:
     return int(area.ctypes.data)
 
 
-def test_a3_context() -> None:
-    world = 5
-    windows = twin.Windows(world, data_bytes=8192, state_bytes=4096, name="ep")
-    for rank, (words, none) in enumerate(show(windows, (world, 1), (1, 1), world)):
-        assert list(words[:8]) == [rank, world, rank, world, 8192, 4096, 1, ord("e")]
-        want = [[address(f(r)) for f in (windows.data, windows.out, windows.state)] for r in range(world)]
+@pytest.mark.parametrize("layout,world", [("a3", 5), ("a2", 2), ("a2", 33)])
+def test_context(layout: str, world: int) -> None:
+    windows = twin.Windows(world, data_bytes=8192, state_bytes=4096, name="ep", layout=layout)
+    for rank, (words, none) in enumerate(show(windows, (world, 1), (int(layout == "a3"), 1), world)):
+        details = [4096, 1, ord("e")] if layout == "a3" else [int(world > 32), 2, world]
+        assert list(words[:8]) == [rank, world, rank, world, 8192, *details]
+        third = windows.state if layout == "a3" else lambda r, own=rank: windows.data(own)
+        want = [[address(f(r)) for f in (windows.data, windows.out, third)] for r in range(world)]
         assert words[8 : 8 + 3 * world].reshape(world, 3).tolist() == want
         through_hccl = words[8 + 3 * world :].reshape(world, 2).tolist()
         assert through_hccl == [row[:2] for row in want]
         assert none[0] == 2**64 - 1  # GetHcclContext<1> is null
 
 
-@pytest.mark.parametrize("world", [2, 33])
-def test_a2_context(world: int) -> None:
-    windows = twin.Windows(world, data_bytes=4096, layout="a2")
-    multi = int(world > 32)
-    for rank, (words, _) in enumerate(show(windows, (world, 1), (0, 1), world)):
-        assert list(words[:8]) == [rank, world, rank, world, 4096, multi, 2, world]
-        own = address(windows.data(rank))
-        want = [[address(windows.data(r)), address(windows.out(r)), own] for r in range(world)]
-        assert words[8 : 8 + 3 * world].reshape(world, 3).tolist() == want
-        assert words[8 + 3 * world :].reshape(world, 2).tolist() == [row[:2] for row in want]
-
-
 def test_two_groups_of_four_ranks() -> None:
     """Ranks 0..3 are one EP group of 4 and two TP groups of 2."""
-    ep, tp = (
-        twin.Windows(4, data_bytes=4096),
-        [twin.Windows(2, data_bytes=4096, layout="a2") for _ in range(2)],
-    )
+    ep = twin.Windows(4, data_bytes=4096)
+    tp = [twin.Windows(2, data_bytes=4096, layout="a2") for _ in range(2)]
     groups = [(ep.member(r), tp[r // 2].member(r % 2)) for r in range(4)]
     for rank, (first, second) in enumerate(show(groups, (4, 2), (1, 0), 4)):
         assert list(first[:2]) == [rank, 4]
@@ -78,32 +59,16 @@ def test_both_groups_at_once_by_a_pair() -> None:
 
 
 def exchange(
-    mode: str,
-    world: int,
-    rows: int,
-    cores: int,
-    rounds: int,
-    window: int = 1 << 16,
-    finalize: int = 1,
-    defines: tuple[str, ...] = (),
+    mode: str, world: int, rows: int, cores: int, *defines: str, window: int = 1 << 16, finalize: int = 1
 ) -> None:
     windows = twin.Windows(world, data_bytes=window, layout="a2")
-    width = 16
-    for step in range(rounds):
-        x = np.arange(world * world * rows * width, dtype=np.int32).reshape(world, world, rows, width) + step
+    for step in range(4):
+        x = np.arange(world * world * rows * 16, dtype=np.int32).reshape(world, world, rows, 16) + step
         y = np.full_like(x, -1)
-        data = bytes(64 + 280) + tiling(rows, width, step % 2, finalize)
-        kernels("all2all_batch_write", *defines).launch(
-            "all2all_batch_write",
-            [[x[r], y[r]] for r in range(world)],
-            data,
-            cores,
-            0,
-            windows,
-            workspace_bytes=world * 32,
-            mode=mode,
-            timeout_s=20,
-        )
+        args = [[x[rank], y[rank]] for rank in range(world)]
+        call = (args, bytes(64 + 280) + tiling(rows, 16, step % 2, finalize), cores, 0, windows)
+        kernel = kernels("all2all_batch_write", *defines)
+        kernel.launch("all2all_batch_write", *call, workspace_bytes=world * 32, mode=mode, timeout_s=20)
         assert np.array_equal(y, x.swapaxes(0, 1))
         assert not any((windows.data(r)[-64:]).any() for r in range(world))
 
@@ -111,18 +76,18 @@ def exchange(
 @modes
 @pytest.mark.parametrize("world,rows,cores", [(2, 3, 2), (4, 5, 3), (1, 2, 1)])
 def test_batch_write(mode: str, world: int, rows: int, cores: int) -> None:
-    exchange(mode, world, rows, cores, rounds=4)
+    exchange(mode, world, rows, cores)
 
 
 def test_batch_write_without_finalize_is_delivered() -> None:
-    exchange("fast", 2, 20, 2, rounds=6, finalize=0)
+    exchange("fast", 2, 20, 2, finalize=0)
 
 
+@pytest.mark.nightly
 def test_batch_write_past_the_window_is_found() -> None:
-    with pytest.raises(
-        TwinFault, match=r"BatchWrite item 0: 732 bytes that do not lie in windowsIn of rank 0"
-    ):
-        exchange("fast", 2, 3, 1, rounds=1, window=512, defines=("MORE_BYTES=508",))
+    said = r"BatchWrite item 0: 732 bytes that do not lie in windowsIn of rank 0"
+    with pytest.raises(TwinFault, match=said):
+        exchange("fast", 2, 3, 1, "MORE_BYTES=508", window=512)
 
 
 # ---- flags inside the data ----
@@ -136,16 +101,10 @@ def test_chunks_that_carry_their_flag(mode: str, world: int, rows: int, size: in
         rng = np.random.default_rng(step)
         x = rng.integers(1, 255, (world, world, rows, size)).astype(np.uint8)
         y = np.zeros_like(x)
-        kernels("chunk_exchange", "DTYPE_X=half").launch(
-            "chunk_exchange",
-            [[x[rank], y[rank]] for rank in range(world)],
-            [tiling(rank, world, rows, size) for rank in range(world)],
-            cores,
-            0,
-            windows,
-            mode=mode,
-            timeout_s=20,
-        )
+        args = [[x[rank], y[rank]] for rank in range(world)]
+        tilings = [tiling(rank, world, rows, size) for rank in range(world)]
+        call = (args, tilings, cores, 0, windows)
+        kernels("chunk_exchange", HALF).launch("chunk_exchange", *call, mode=mode, timeout_s=20)
         assert np.array_equal(y, x.swapaxes(0, 1))
 
 
@@ -168,10 +127,9 @@ def test_waits_within_a_rank(mode: str, key: int) -> None:
 def test_a_wait_for_nobody_is_a_hang(mode: str, key: int) -> None:
     """Every core waits for the next, and none tells first."""
     seen = np.zeros((3, 8), np.int32)
+    call = ([seen], None, 3, key + 10)
     with pytest.raises(TwinFault, match="hang") as caught:
-        kernels("poll_flags").launch(
-            "poll_flags", [seen], None, 3, key + 10, mode=mode, timeout_s=0.5, workspace_bytes=3 * 144 * 4
-        )
+        kernels("poll_flags").launch("poll_flags", *call, mode=mode, timeout_s=0.5, workspace_bytes=1728)
     assert caught.value.finding == "hang"
 
 
@@ -189,7 +147,6 @@ def test_wrong_windows_are_refused() -> None:
 
 def test_windows_are_cleared_and_restored() -> None:
     windows = twin.Windows(2, data_bytes=10_000)
-    fresh = windows.snapshot()
     windows.data(1)[9_999] = 5
     windows.state(0)[0] = 6
     saved = windows.snapshot()
@@ -197,5 +154,3 @@ def test_windows_are_cleared_and_restored() -> None:
     assert not windows.data(1).any() and not windows.state(0).any()
     windows.restore(saved)
     assert windows.data(1)[9_999] == 5 and windows.state(0)[0] == 6
-    windows.restore(fresh)
-    assert not windows.data(1).any() and not windows.state(0).any()

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from twin_oracle import VARIANTS, assert_same, bits, build, pointer, syntax_errors
+from twin_oracle import assert_same, bits, build, pointer, syntax_errors
 
 pytestmark = pytest.mark.asan
 
@@ -18,7 +18,6 @@ F16, BF16, F32 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np
 I8, U8, I16 = np.dtype(np.int8), np.dtype(np.uint8), np.dtype(np.int16)
 I32, I64 = np.dtype(np.int32), np.dtype(np.int64)
 TYPES = [F16, BF16, F32, I8, U8, I16, I32, I64]  # the numbering of numeric_oracle.cpp
-MODES = ["NONE", "RINT", "FLOOR", "CEIL", "ROUND", "TRUNC", "ODD"]
 NONE, RINT, FLOOR, CEIL, ROUND, TRUNC, ODD = range(7)
 FIVE = {RINT, FLOOR, CEIL, ROUND, TRUNC}
 
@@ -48,10 +47,9 @@ TABLE: dict[tuple[np.dtype, np.dtype], set[int]] = {
     (I64, I32): {NONE},
     (I64, F32): FIVE,
 }
-CASES = [(src, dst, mode) for (src, dst), modes in TABLE.items() for mode in sorted(modes)]
 
 
-@pytest.fixture(scope="module", params=list(VARIANTS))
+@pytest.fixture(scope="module", params=[pytest.param("O1", marks=pytest.mark.nightly), "O3-native"])
 def oracle(request: pytest.FixtureRequest) -> ctypes.CDLL:
     library = build("numeric_oracle", request.param)
     library.oracle_scalar_cast.argtypes = [ctypes.c_float, ctypes.c_int]
@@ -90,7 +88,7 @@ def float_samples() -> Array:
     edges = np.array([2.0**p for p in (15, 16, 22, 23, 24, 31, 32, 63, 64)] + [65504, 65520], np.float32)
     near = np.concatenate([bits(middle_half), middle_bf16, bits(integers), bits(edges)])
     near = np.concatenate([near - 1, near, near + 1])
-    random = np.random.default_rng(1).integers(0, 1 << 32, 1 << 20, dtype=np.uint32)
+    random = np.random.default_rng(1).integers(0, 1 << 32, 1 << 18, dtype=np.uint32)
     positive = np.concatenate([grid.ravel(), near])
     return np.concatenate([positive, positive ^ np.uint32(1 << 31), random]).view(np.float32)
 
@@ -138,6 +136,13 @@ def to_integer(src: Array, dst: np.dtype, mode: int) -> Array:
     return result.astype(dst)
 
 
+def rounds_up(mode: int, over: Array, tie: Array, odd: Array, negative: Array) -> Array:
+    """Whether an inexact magnitude goes up: over or on the middle of its neighbours, the lower odd."""
+    to_even = over | (tie & odd)
+    choices = {NONE: to_even, RINT: to_even, FLOOR: negative, CEIL: ~negative, ROUND: over | tie}
+    return {**choices, TRUNC: np.zeros_like(odd), ODD: ~odd}[mode]
+
+
 def to_narrow_float(src: Array, dst: np.dtype, mode: int) -> Array:
     """float64-exact sources to half or bfloat16: the two neighbours by their bits, then the mode's choice."""
     x = src.astype(np.float64)
@@ -152,15 +157,7 @@ def to_narrow_float(src: Array, dst: np.dtype, mode: int) -> Array:
         below = magnitude - values[low]
         above = values[low + 1] - magnitude
     odd = (low & 1) == 1
-    up = {
-        NONE: (below > above) | ((below == above) & odd),
-        RINT: (below > above) | ((below == above) & odd),
-        FLOOR: x < 0,
-        CEIL: x > 0,
-        ROUND: below >= above,
-        TRUNC: np.zeros(x.shape, bool),
-        ODD: ~odd,
-    }[mode]
+    up = rounds_up(mode, below > above, below == above, odd, x < 0)
     result = low + (up & ~exact)
     result = np.where(np.isinf(x), infinity, result)
     result = np.where(np.isnan(x), infinity + 1, result) | (np.signbit(x).astype(np.int64) << 15)
@@ -178,14 +175,7 @@ def to_float32(src: Array, mode: int) -> Array:
     dropped = magnitude - (kept << shift)
     tie = np.where(shift > 0, np.uint64(1) << np.maximum(shift, 1) - np.uint64(1), np.uint64(1))
     odd = (kept & np.uint64(1)) == 1
-    up = {
-        NONE: (dropped > tie) | ((dropped == tie) & odd),
-        RINT: (dropped > tie) | ((dropped == tie) & odd),
-        FLOOR: (dropped > 0) & (src < 0),
-        CEIL: (dropped > 0) & (src > 0),
-        ROUND: (shift > 0) & (dropped >= tie),
-        TRUNC: np.zeros(src.shape, bool),
-    }[mode]
+    up = (dropped > 0) & rounds_up(mode, dropped > tie, dropped == tie, odd, src < 0)
     value = (kept + up).astype(np.float32) * np.exp2(shift.astype(np.float32))  # both exact
     return np.where(src < 0, -value, value).astype(np.float32)
 
@@ -208,20 +198,30 @@ def expected(src: Array, dst: np.dtype, mode: int) -> Array:
 # ---- tests ----
 
 
-@pytest.mark.parametrize(("src", "dst", "mode"), CASES, ids=[f"{s}-{d}-{MODES[m]}" for s, d, m in CASES])
-def test_cast_every_pair_and_mode(oracle: ctypes.CDLL, src: np.dtype, dst: np.dtype, mode: int) -> None:
+@pytest.mark.parametrize(("src", "dst"), TABLE, ids=str)
+def test_cast_every_pair_and_mode(oracle: ctypes.CDLL, src: np.dtype, dst: np.dtype) -> None:
+    """All of the samples; in place where the pair does not widen; exactly n elements are written."""
     inputs = INPUTS[src]
-    assert_same(cast(oracle, inputs, dst, mode), expected(inputs, dst, mode), inputs)
+    for mode in sorted(TABLE[src, dst]):
+        want = expected(inputs, dst, mode)
+        assert_same(cast(oracle, inputs, dst, mode), want, inputs)
+        for count in (0, 1, 7, 8, 37, 1000):
+            out = np.full((count + 40) * dst.itemsize, 0xAB, np.uint8)
+            cast(oracle, inputs[:count].copy(), dst, mode, out=out.view(dst))
+            assert (out[count * dst.itemsize :] == 0xAB).all()
+            if dst.itemsize <= src.itemsize:
+                shared = inputs[-count or inputs.size :].copy()
+                cast(oracle, shared[:count], dst, mode, out=shared.view(dst)[:count])
+                assert_same(shared.view(dst)[:count], want[-count or want.size :][:count])
 
 
-def test_rint_equals_numpy_and_ml_dtypes(oracle: ctypes.CDLL) -> None:
-    """The oracle above, checked itself where libraries have the same conversion."""
+def test_rint_equals_numpy_and_ml_dtypes() -> None:
+    """The expectations, checked themselves where libraries have the same conversion."""
     x = INPUTS[F32]
     with np.errstate(all="ignore"):
-        assert_same(cast(oracle, x, F16, RINT), x.astype(np.float16), x)
-        assert_same(cast(oracle, x, BF16, RINT), x.astype(ml_dtypes.bfloat16), x)
+        assert_same(to_narrow_float(x, F16, RINT), x.astype(np.float16), x)
+        assert_same(to_narrow_float(x, BF16, RINT), x.astype(ml_dtypes.bfloat16), x)
     for dtype in (I32, I64):
-        assert_same(cast(oracle, INPUTS[dtype], F32, RINT), INPUTS[dtype].astype(np.float32), INPUTS[dtype])
         assert_same(to_float32(INPUTS[dtype], RINT), INPUTS[dtype].astype(np.float32), INPUTS[dtype])
 
 
@@ -257,55 +257,26 @@ def test_table_is_the_documented_one(oracle: ctypes.CDLL) -> None:
                 assert status == (-1 if modes is None else int(mode in modes)), (src, dst, mode)
 
 
-@pytest.mark.parametrize("count", [1, 7, 8, 63, 64, 1000])
-def test_cast_in_place(oracle: ctypes.CDLL, count: int) -> None:
-    """dst == src, for every pair that does not widen."""
-    for src, dst, mode in CASES:
-        if dst.itemsize > src.itemsize:
-            continue
-        inputs = INPUTS[src][-count:].copy()
-        want = expected(inputs, dst, mode)
-        shared = inputs.copy()
-        cast(oracle, shared, dst, mode, out=shared.view(dst)[:count])
-        assert_same(shared.view(dst)[:count], want)
-
-
-def test_cast_writes_exactly_n(oracle: ctypes.CDLL) -> None:
-    for src, dst, mode in CASES:
-        for count in (0, 1, 5, 37):
-            out = np.full((count + 40) * dst.itemsize, 0xAB, np.uint8)
-            cast(oracle, INPUTS[src][:count].copy(), dst, mode, out=out.view(dst))
-            assert (out[count * dst.itemsize :] == 0xAB).all()
-
-
 def half_pairs() -> tuple[Array, Array]:
     """Special values with every half, then random pairs."""
     special = [0, 1, 2, 0x3FF, 0x400, 0x401, 0x3C00, 0x3C01, 0x7BFF, 0x7C00, 0x7C01, 0x7E00, 0x3555]
     signed = np.array(special + [s | 0x8000 for s in special], np.uint16)
-    a, b = np.random.default_rng(3).integers(0, 1 << 16, (2, 1 << 20), np.uint16)
+    a, b = np.random.default_rng(3).integers(0, 1 << 16, (2, 1 << 18), np.uint16)
     a = np.concatenate([np.repeat(signed, 1 << 16), a])
     b = np.concatenate([np.tile(np.arange(1 << 16, dtype=np.uint16), signed.size), b])
     return a.view(np.float16), b.view(np.float16)
 
 
-def test_half_arithmetic_is_ieee(oracle: ctypes.CDLL) -> None:
+def test_half_arithmetic_and_comparisons_are_ieee(oracle: ctypes.CDLL) -> None:
     a, b = half_pairs()
-    out = np.empty_like(a)
+    out, flags = np.empty_like(a), np.empty(a.size, np.uint16)
     with np.errstate(all="ignore"):
         for op, function in enumerate((np.add, np.subtract, np.multiply, np.divide)):
             oracle.oracle_half_arithmetic(op, pointer(out), pointer(a), pointer(b), a.size)
             assert_same(out, function(a, b), a, b)
-            exact = function(a.astype(np.float64), b.astype(np.float64)).astype(np.float16)
-            assert_same(out, exact, a, b)
-
-
-def test_half_comparisons(oracle: ctypes.CDLL) -> None:
-    a, b = half_pairs()
-    out = np.empty(a.size, np.uint16)
-    oracle.oracle_half_compare(pointer(out), pointer(a), pointer(b), a.size)
-    results = [a == b, a != b, a < b, a <= b, a > b, a >= b]
-    want = sum(r.astype(np.uint16) << i for i, r in enumerate(results))
-    assert (out == (want | want << 6)).all()
+    oracle.oracle_half_compare(pointer(flags), pointer(a), pointer(b), a.size)
+    want = sum(r.astype(np.uint16) << i for i, r in enumerate([a == b, a != b, a < b, a <= b, a > b, a >= b]))
+    assert (flags == (want | want << 6)).all()
 
 
 def test_half_and_bf16_from_double_and_int_round_once(oracle: ctypes.CDLL) -> None:
@@ -342,34 +313,6 @@ def test_scalar_cast(oracle: ctypes.CDLL) -> None:
 
 
 HEADER = '#include "twin/math/cast.h"\n'
-
-
-def test_illegal_pairs_do_not_compile(tmp_path: Path) -> None:
-    def errors(dst: str, src: str) -> str:
-        call = "twin::CastArray(d, s, AscendC::RoundMode::CAST_RINT, 8)"
-        return syntax_errors(f"{HEADER}void f({dst}* d, const {src}* s) {{ {call}; }}", tmp_path)
-
-    assert errors("half", "float") == ""
-    illegal = [("int8_t", "float"), ("half", "bfloat16_t"), ("bfloat16_t", "half"), ("int64_t", "half")]
-    for dst, src in illegal:
-        assert "no conversion from this source to this destination type" in errors(dst, src)
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "bfloat16_t f(bfloat16_t a, bfloat16_t b) { return a + b; }",
-        "bool f(bfloat16_t a, bfloat16_t b) { return a < b; }",
-        "bfloat16_t f(float a) { return a; }",
-        "float f(bfloat16_t a) { return a; }",
-        "bfloat16_t f(half a) { return static_cast<bfloat16_t>(a); }",
-        "half f(bfloat16_t a) { return static_cast<half>(a); }",
-        "int f() { return AscendC::ScalarCast<float, int, AscendC::RoundMode::CAST_TRUNC>(1.0f); }",
-        "int f() { return static_cast<int>(AscendC::RoundMode::CAST_HYBRID); }",
-    ],
-)
-def test_what_bf16_lacks_does_not_compile(code: str, tmp_path: Path) -> None:
-    assert "error" in syntax_errors(HEADER + code, tmp_path)
 
 
 def test_scalar_code_of_kernels_compiles(tmp_path: Path) -> None:

@@ -8,12 +8,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from twin_kernels import CHECKED, KERNELS, kernels, tiling
+from foreign_runs import HALF, KERNELS, Case, Dispatch, kernels, tiling
 from twin_oracle import compiler
 
 from ascend_moe import twin
@@ -62,26 +63,11 @@ def test_entries_are_found_with_their_parameters() -> None:
     __twin_entry__ void fourth(uint8_t* x, uint8_t* y, const uint8_t* z, uint64_t n) { }
     """
     found = find_entries(text)
-    assert [(one.name, one.symbol) for one in found] == [
-        ("first", "first"),
-        ("second", "second"),
-        ("third", ""),
-        ("fourth", "_Z6fourthPhS_PKhm"),
-    ]
-    assert [(one.name, one.kind) for one in found[0].parameters] == [
-        ("x", "pointer"),
-        ("y", "pointer"),
-        ("n", "integer"),
-    ]
+    symbols = {"first": "first", "second": "second", "third": "", "fourth": "_Z6fourthPhS_PKhm"}
+    assert {one.name: one.symbol for one in found} == symbols
+    kinds = [(one.name, one.kind) for one in found[0].parameters]
+    assert kinds == [("x", "pointer"), ("y", "pointer"), ("n", "integer")]
     assert found[2].parameters[2].kind == "other"
-
-
-def test_cxx_entries_are_launched_too(cache: Path, tmp_path: Path) -> None:
-    path = source(tmp_path)
-    path.write_text(path.read_text().replace('extern "C"', ""))
-    out = np.zeros(3, np.int64)
-    twin.load(path).launch("count", [out, -2], tiling(100, 0), 3)
-    assert out.tolist() == [100, 98, 96]
 
 
 # ---- build and cache ----
@@ -97,12 +83,13 @@ def test_second_build_compiles_nothing(cache: Path, tmp_path: Path, monkeypatch:
         twin.build(path, defines=["SOMETHING=1"])
 
 
-def test_a_changed_header_builds_anew(cache: Path, tmp_path: Path) -> None:
+def test_a_changed_header_builds_anew_a_cxx_entry(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "h").mkdir()
     header = tmp_path / "h" / "step.h"
     header.write_text("constexpr int64_t kFirst = 1;\n")
     path = source(tmp_path, body='#include "step.h"')
-    path.write_text(path.read_text().replace("static_cast<int64_t>(first)", "kFirst"))
+    text = path.read_text().replace("static_cast<int64_t>(first)", "kFirst")
+    path.write_text(text.replace('extern "C"', ""))
     out = np.zeros(2, np.int64)
     twin.load(path, includes=[tmp_path / "h"]).launch("count", [out, 1], tiling(0, 0), 2)
     assert out.tolist() == [1, 2]
@@ -166,18 +153,17 @@ def test_another_library_is_refused(tmp_path: Path) -> None:
         twin.load(Path(torch.__file__).parent / "lib" / "libshm.so")
 
 
-@pytest.mark.skipif(not CHECKED, reason="no checked engine")
+@pytest.mark.nightly
 def test_command_line(tmp_path: Path) -> None:
     pytest.importorskip("typer")
     path = source(tmp_path)
-    command = [sys.executable, "-c", "from ascend_moe.cli.twin import app; app()"]
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
-    made = subprocess.run(
-        [*command, "build", str(path), "-D", "UNUSED=1", "-I", str(tmp_path), "-o", str(tmp_path / "c.so")],
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
+
+    def build(*options: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", "from ascend_moe.cli.twin import app; app()", "build", str(path)]
+        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
+        return subprocess.run([*command, *options], capture_output=True, text=True, env=environment)
+
+    made = build("-D", "UNUSED=1", "-I", str(tmp_path), "-o", str(tmp_path / "c.so"))
     assert made.returncode == 0, made.stderr
     assert made.stdout.splitlines() == [str(tmp_path / "c.so"), "  count(out, step, tiling)"]
     out = np.zeros(2, np.int64)
@@ -186,7 +172,7 @@ def test_command_line(tmp_path: Path) -> None:
         assert out.tolist() == [1, 6]
         out[:] = 0
     path.write_text(path.read_text().replace("GetBlockIdx", "GetBlockIndex"))
-    made = subprocess.run([*command, "build", str(path)], capture_output=True, text=True, env=environment)
+    made = build()
     assert made.returncode == 1
     assert "GetBlockIndex" in made.stderr and "error:" in made.stderr
 
@@ -199,7 +185,7 @@ class AddTiling(ctypes.Structure):
 
 
 def test_tiling_of_every_kind_is_the_same_bytes() -> None:
-    add = kernels("add_custom", "DTYPE_X=half")
+    add = kernels("add_custom", HALF)
     for data in (
         tiling(64, 32),
         bytearray(tiling(64, 32)),
@@ -210,44 +196,36 @@ def test_tiling_of_every_kind_is_the_same_bytes() -> None:
         x = np.ones(64, np.float16)
         add.launch("add_custom", [x, x, x, None], data, 2, 1)
         assert (x == 2).all()
-    with pytest.raises(ArgumentError, match="tiling is a list"):
-        add.launch("add_custom", [x, x, x, None], [64, 32], 2, 1)
 
 
 def test_calls_that_do_not_fit_the_entry() -> None:
-    add, x = kernels("add_custom", "DTYPE_X=half"), np.ones(64, np.float16)
-    good, data = [x, x, x, None], tiling(64, 32)
-    with pytest.raises(
-        ArgumentError, match=r"add_custom\(x, y, z, workspace, tiling\) takes 5 arguments, 3 args"
+    add, x = kernels("add_custom", HALF), np.ones(64, np.float16)
+    good, data, two = [x, x, x, None], tiling(64, 32), twin.Windows(2)
+    strided, transposed = np.ones((8, 16), np.float16)[:, ::2], torch.ones(8, 16).half().t()
+    for said, args, *call in (
+        (r"add_custom\(x, y, z, workspace, tiling\) takes 5 arguments, 3 args", good[:3], data, 2),
+        (r"arg 1 \(y\) is not contiguous", [x, strided, x, None], data, 2),
+        (r"arg 1 \(y\) is not a contiguous CPU tensor", [x, transposed, x, None], data, 2),
+        (r"arg 2 \(z\) is a float", [x, x, 1.5, None], data, 2),
+        (r"arg 1 \(y\) overlaps arg 0 \(x\) in part", [x[:48], x[16:], x[:48], None], data, 2),
+        ("tiling is a list", good, [64, 32], 2),
+        ("block_dim is 65", good, data, 65),
+        ("with windows of 2 ranks, args is a list of 2 lists", good, data, 2, 1, two),
+        ("3 tilings for 2 ranks", [good, good], [data] * 3, 2, 1, two),
     ):
-        add.launch("add_custom", good[:3], data, 2, 1)
+        with pytest.raises(ArgumentError, match=said):
+            add.launch("add_custom", args, *call)
     with pytest.raises(ArgumentError, match=r"no kernel 'sub_custom'; it has add_custom"):
         add.launch("sub_custom", good, data, 2, 1)
-    with pytest.raises(ArgumentError, match=r"arg 1 \(y\) is not contiguous"):
-        add.launch("add_custom", [x, np.ones((8, 16), np.float16)[:, ::2], x, None], data, 2, 1)
-    with pytest.raises(ArgumentError, match=r"arg 1 \(y\) is not a contiguous CPU tensor"):
-        add.launch("add_custom", [x, torch.ones(8, 16).half().t(), x, None], data, 2, 1)
-    with pytest.raises(ArgumentError, match=r"arg 2 \(z\) is a float"):
-        add.launch("add_custom", [x, x, 1.5, None], data, 2, 1)
-    with pytest.raises(ArgumentError, match=r"arg 1 \(y\) overlaps arg 0 \(x\) in part"):
-        add.launch("add_custom", [x[:48], x[16:], x[:48], None], data, 2, 1)
-    with pytest.raises(ArgumentError, match="block_dim is 65"):
-        add.launch("add_custom", good, data, 65, 1)
     with pytest.raises(ArgumentError, match="mode is fast or checked"):
         add.launch("add_custom", good, data, 2, 1, mode="timed")
-    with pytest.raises(ArgumentError, match="with windows of 2 ranks, args is a list of 2 lists"):
-        add.launch("add_custom", good, data, 2, 1, twin.Windows(2))
-    with pytest.raises(ArgumentError, match="3 tilings for 2 ranks"):
-        add.launch("add_custom", [good, good], [data] * 3, 2, 1, twin.Windows(2))
     assert (x == 1).all()
 
 
 def test_faults_name_kernel_rank_finding_and_argument() -> None:
     x = np.ones(64, np.float16)
     with pytest.raises(TwinFault) as caught:
-        kernels("add_custom", "DTYPE_X=half").launch(
-            "add_custom", [x, x[:40].copy(), x, None], tiling(64, 64), 1, 1
-        )
+        kernels("add_custom", HALF).launch("add_custom", [x, x[:40].copy(), x, None], tiling(64, 64), 1, 1)
     fault = caught.value
     assert (fault.kernel, fault.rank, fault.finding) == ("add_custom", 0, "out of bounds")
     assert str(fault) == (
@@ -258,16 +236,10 @@ def test_faults_name_kernel_rank_finding_and_argument() -> None:
 
 def test_a_rank_that_fails_ends_the_others() -> None:
     """Rank 1 has fewer rows than its tiling says; rank 0 waits for its flags."""
-    from mc2_runs import Case, dispatch_args, dispatch_outputs
-
-    case = Case(2, 1, [2, 2], 1, 32, 2)
-    inputs, outputs = case.inputs(), dispatch_outputs(case)
-    args = dispatch_args(inputs, outputs)
-    args[1][0] = args[1][0][:1].clone()
+    one = Dispatch(Case(2, 1, (2, 2), 1, 32, 2))
+    one.inputs[1] = replace(one.inputs[1], x=one.inputs[1].x[:1].clone())
     with pytest.raises(TwinFault, match=r"out of bounds: .* \"arg 0 \(x\)\", .*\(rank 1") as caught:
-        kernels("moe_dispatch_mc2", "DTYPE_X=half").launch(
-            "moe_dispatch_mc2", args, case.tilings, 2, 1000, case.windows(), timeout_s=30
-        )
+        one.launch(one.case.windows())
     assert caught.value.rank == 1
 
 
