@@ -16,7 +16,7 @@ Once = Callable[[str, Callable[[], Any]], Any]
 
 @pytest.fixture(scope="session")
 def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
-    """``once(name, make)``: what ``make`` returns, as JSON has it. A failure is told to every test that asks."""
+    """``once(name, make)``: what ``make`` returns, as JSON has it; if it fails, all tests fail."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent

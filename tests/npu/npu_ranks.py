@@ -1,4 +1,4 @@
-"""One rank of two on the (virtual) NPU for test_npu_adapter.py: ``npu_ranks.py CHECK...``, JSON at the end."""
+"""One rank of two on the (virtual) NPU: ``npu_ranks.py CHECK...``, JSON in the last line."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """Every case, by unique name; none that torch refuses on the CPU (a type, a number in place of a tensor)."""
+    """Every case, by unique name; none that torch refuses on the CPU: a type, a number for a tensor."""
     for dtype in (*FLOATS, *INTEGERS, torch.bool):
         x, y, places = values(dtype, 4, 10), values(dtype, 4, 10, seed=1), torch.tensor([2, 0, 1, 1])
         y[y == 0] = 1
@@ -380,7 +380,7 @@ _COUNTED: dict[str, Two] = {
 
 
 def calls() -> Iterator[Call]:
-    """Of torch_npu's operators of MoE layers: those of the CPU's tests, and what only the virtual NPU does."""
+    """Of torch_npu's operators of MoE layers: those of the CPU's tests, and more of the arguments."""
     yield from CALLS
     rows, experts, hidden, wide = 10, 4, 16, 16
     counts = {
