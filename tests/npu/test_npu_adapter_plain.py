@@ -382,19 +382,13 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_key_names_versions_and_sources(
-    wheels: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    root = tmp_path / "tree"
-    folder = root / "csrc/npu"
-    folder.mkdir(parents=True)
-    (folder / "a.cpp").write_text("int a;")
-    (folder / "a.h").write_text("")
-    for path in npu_adapter_build._ARGUMENTS:
-        (root / path).parent.mkdir(parents=True)
+def test_key_names_versions_and_sources(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = wheels / "tree"
+    for path in ("csrc/npu/a.cpp", "csrc/npu/a.h", *npu_adapter_build._ARGUMENTS):
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text("")
     keys = [npu_adapter_build.key(root)]
-    (folder / "a.h").write_text("extern int a;")
+    (root / "csrc/npu/a.h").write_text("extern int a;")
     keys.append(npu_adapter_build.key(root))
     monkeypatch.setattr(npu_adapter_build, "versions", lambda: ("2.9.1+cpu", "2.9.1.post1"))
     keys.append(npu_adapter_build.key(root))

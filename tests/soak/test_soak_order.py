@@ -1,4 +1,4 @@
-"""Ops in any order: on two communicators by turns, combine first, ranks that do not agree."""
+"""Ops in any order: on two communicators by turns, combine first."""
 
 from __future__ import annotations
 
@@ -17,18 +17,12 @@ from test_sequences import Entry, pool
 
 from ascend_moe import LocalCluster
 from ascend_moe.comm.communicator import ranks_per_server
-from ascend_moe.errors import ConfigMismatch, RoutingMismatch
+from ascend_moe.errors import RoutingMismatch
 from ascend_moe.reference.cases import Place
 
 LONGEST = 6
 # An upper case letter is an op of one communicator, a lower case one of the other.
 WORDS = ["".join(word) for n in range(1, LONGEST + 1) for word in itertools.product("DCdc", repeat=n)]
-# Orders of two ranks that have equally many ops; where they differ, the ranks differ in an op.
-PAIRS = [
-    ("".join(one), "".join(other))
-    for n in range(1, LONGEST + 1)
-    for one, other in itertools.product(itertools.product("DC", repeat=n), repeat=2)
-]
 
 
 @pytest.fixture(autouse=True)
@@ -120,34 +114,3 @@ def test_combine_without_a_dispatch(world: int, version: str, tally: Tally) -> N
         for one in cluster.run(body):
             assert type(one.error) is RoutingMismatch, repr(one)
     tally.count("without a dispatch")
-
-
-# ---- ranks that do not agree
-
-
-def disagree(cluster: LocalCluster, pair: tuple[str, str]) -> str:
-    """Op by op: right where the ranks call the same one, else both name it."""
-
-    def body(rank: int, name: str) -> list[Caught]:
-        place = Place(rank, 2, name)
-        found = []
-        for letter in pair[rank]:
-            found.append(caught(call, place, "dispatch" if letter == "D" else "combine"))
-        assert cases.round_trip(place, 1) == "right"
-        return found
-
-    for rank, found in enumerate(cluster.run(body)):
-        for ours, theirs, one in zip(pair[rank], pair[1 - rank], found, strict=True):
-            if ours == theirs:
-                assert one.error is None, repr(one)
-            else:
-                assert type(one.error) is ConfigMismatch and one.error.field == "op", repr(one)
-                names = {"D": "dispatch", "C": "combine"}
-                assert (one.error.ours, one.error.theirs) == (names[ours], names[theirs])
-    return "ranks agree" if pair[0] == pair[1] else "ranks disagree"
-
-
-@soak_rows.row("op order", quick=100, full=len(PAIRS), chunk=1000)
-def test_ranks_in_different_orders(numbers: range, tally: Tally) -> None:
-    with LocalCluster(2) as cluster:
-        tally.each(numbers, lambda number: disagree(cluster, PAIRS[spread(number, len(PAIRS))]))
