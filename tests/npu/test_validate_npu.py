@@ -48,7 +48,8 @@ def test_two_servers() -> None:
     assert code == 0 and "several servers (ranks a server: 8)" in printed and "PASS: " in printed, printed
 
 
-@pytest.mark.parametrize(("soc", "cores"), [pytest.param(A3, 48, marks=pytest.mark.nightly), (A2, 40)])
+@pytest.mark.nightly
+@pytest.mark.parametrize(("soc", "cores"), [(A3, 48), (A2, 40)])
 def test_bringup(soc: str, cores: int, tmp_path: Path) -> None:
     """All probes pass; those of the kernel were launched as an operator, by both ranks."""
     report = tmp_path / "report"
