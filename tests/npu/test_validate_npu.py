@@ -4,86 +4,72 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from vnpu_process import HERE, launch, torchrun
 
 from ascend_moe.validate.probes import KERNEL_PROBES
 from ascend_moe.validate.probes_ops import OP_PROBES
 
 pytestmark = pytest.mark.npu
+A3, A2 = "Ascend910_9391", "Ascend910B3"
 
 
-def on_vnpu(tmp_path: Path, soc: str, *argv: str) -> tuple[int, str]:
-    head = [sys.executable, "-m", "ascend_moe", "vnpu", "--soc", soc, "--devices", "2", "--"]
-    done = subprocess.run(
-        [*head, sys.executable, "-m", "ascend_moe", *argv],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
+def on_vnpu(soc: str, *argv: str, devices: int = 2, **env: str) -> tuple[int, str]:
+    options = ["--no-verify", "--soc", soc, "--devices", str(devices)]
+    done = launch(*options, "--", sys.executable, "-m", "ascend_moe", *argv, **env)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, done.stdout
 
 
-def read(said: str) -> dict[str, Any]:
+def read(printed: str) -> dict[str, Any]:
     """torch_npu prints lines of its own before, and after a failure."""
-    found: dict[str, Any] = json.JSONDecoder().raw_decode(said[said.index("{\n") :])[0]
+    found: dict[str, Any] = json.JSONDecoder().raw_decode(printed[printed.index("{\n") :])[0]
     return found
 
 
-@pytest.mark.parametrize("soc", ["Ascend910_9391", "Ascend910B3"])
-def test_validate(soc: str, tmp_path: Path) -> None:
-    code, said = on_vnpu(tmp_path, soc, "validate", "--extra", "4", "--json")
-    found = read(said)
-    assert code == 0 and found["ok"], said
+@pytest.mark.parametrize("soc", [A3, pytest.param(A2, marks=pytest.mark.nightly)])
+def test_validate(soc: str) -> None:
+    code, printed = on_vnpu(soc, "validate", "--extra", "4", "--json")
+    found = read(printed)
+    assert code == 0 and found["ok"], printed
     assert found["device"] == f"virtual npu, {soc}, 2 processes, hccl" and found["world"] == 2
     assert {one["op"] for one in found["counts"]} == {"dispatch", "combine", "errors"}
     assert len([one for one in found["counts"] if one["op"] == "combine"]) == 18
 
 
-def test_two_servers(tmp_path: Path) -> None:
+@pytest.mark.nightly
+def test_two_servers() -> None:
     """9 ranks of an A2: the last is on a server of its own, reached by RDMA."""
-    head = [sys.executable, "-m", "ascend_moe", "vnpu", "--soc", "Ascend910B3", "--devices", "9", "--"]
-    words = [sys.executable, "-m", "ascend_moe", "validate", "--extra", "0", "--dtypes", "bf16"]
-    done = subprocess.run([*head, *words], cwd=tmp_path, capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "several servers (ranks a server: 8)" in done.stdout and "PASS: " in done.stdout
+    code, printed = on_vnpu(A2, "validate", "--extra", "0", "--dtypes", "bf16", devices=9)
+    assert code == 0 and "several servers (ranks a server: 8)" in printed and "PASS: " in printed, printed
 
 
-@pytest.mark.parametrize(("soc", "cores"), [("Ascend910_9391", 48), ("Ascend910B3", 40)])
-def test_bringup(soc: str, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.nightly
+@pytest.mark.parametrize(("soc", "cores"), [(A3, 48), (A2, 40)])
+def test_bringup(soc: str, cores: int, tmp_path: Path) -> None:
     """All probes pass; those of the kernel were launched as an operator, by both ranks."""
-    monkeypatch.setenv("ASCEND_MOE_VNPU_REPORT", str(tmp_path / "report"))
-    code, said = on_vnpu(tmp_path, soc, "validate", "--bringup", "--json")
-    found = {one["name"]: one for one in read(said)["findings"]}
+    report = tmp_path / "report"
+    code, printed = on_vnpu(soc, "validate", "--bringup", "--json", ASCEND_MOE_VNPU_REPORT=str(report))
+    found = {one["name"]: one for one in read(printed)["findings"]}
     names = [probe.name for probe in (*KERNEL_PROBES, *OP_PROBES)]
     assert list(found) == names and len(names) == 11
     # The rate is measured beside other tests: anything.
     rate = found.pop("cycle rate")["verdict"]
-    assert {one["verdict"] for one in found.values()} == {"PASS"}, said
+    assert {one["verdict"] for one in found.values()} == {"PASS"}, printed
     assert code == (0 if rate == "PASS" else 1)
     assert f"on {cores} cores" in found["context layout"]["detail"]
-    ranks = [json.loads(line) for line in (tmp_path / "report").read_text().splitlines()]
+    ranks = [json.loads(line) for line in report.read_text().splitlines()]
     launches = {one["rank"]: one["launches"]["AscendMoeProbe"] for one in ranks if one["rank"]}
     assert launches == {"0": 13, "1": 13}
 
 
-def test_bringup_fails_on_broken_devices(tmp_path: Path) -> None:
+def test_bringup_fails_on_broken_devices() -> None:
     """The same launches, on devices that lose a store, tear a block, let a flag overtake, miss a meeting."""
-    script = str(Path(__file__).with_name("npu_broken_probes.py"))
-    run = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", script]
-    done = subprocess.run(
-        [sys.executable, "-m", "ascend_moe", "vnpu", "--devices", "2", "--", *run],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
+    done = launch("--no-verify", "--devices", "2", *torchrun(2, str(HERE / "npu_broken_probes.py")))
     found = {one["name"]: one for one in read(done.stdout)["findings"]}
     assert list(found) == [probe.name for probe in KERNEL_PROBES], done.stdout
     texts = {
@@ -97,9 +83,8 @@ def test_bringup_fails_on_broken_devices(tmp_path: Path) -> None:
     assert all(found[name]["verdict"] == "PASS" for name in ("context layout", "zero-initialised state"))
 
 
-def test_doctor(tmp_path: Path) -> None:
-    _, said = on_vnpu(tmp_path, "Ascend910B3", "doctor", "--json")
-    found = {one["topic"]: one for one in read(said)["findings"]}
+def test_doctor() -> None:
+    found = {one["topic"]: one for one in read(on_vnpu(A2, "doctor", "--json")[1])["findings"]}
     assert found["NPUs"]["what"] == "2 x Ascend910B3 (virtual: host memory and CPU cores)"
     assert found["operator package"]["level"] == found["torch_npu"]["level"] == "ok"
     assert "nothing here says anything about silicon" in found["virtual NPU"]["what"]

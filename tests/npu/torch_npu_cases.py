@@ -28,7 +28,7 @@ class T:
 class Case:
     """One call, by operator with overload.
 
-    ``known``: where torch_npu's Meta kernel differs from ours, output to letter (-1: one side raises).
+    ``known``: where torch_npu's Meta kernel differs from ours, output to probe (-1: one side raises).
     ``cpp``: why torch_npu's C++ refuses it, which we do not.
     """
 
@@ -232,7 +232,7 @@ def _gates() -> Iterator[Case]:
 
 
 def _init_routings() -> Iterator[Case]:
-    for n, k, active, dtype in itertools.product([0, 1, 7], [1, 4], [0, 3, 99], [BF16, FP32]):
+    for n, k, active, dtype in itertools.product([0, 7], [1, 4], [0, 3, 99], [BF16, FP32]):
         ids = T((n, k), INT32)
         yield Case("npu_moe_init_routing", (T((n, H), dtype), ids, ids, active))
     op = "npu_moe_init_routing_v2"
@@ -293,15 +293,158 @@ def _moves() -> Iterator[Case]:
 
 def matrix() -> list[Case]:
     """Every call on which torch_npu and we are compared."""
-    return [
-        *_dispatches(""),
-        *_dispatches("_v2"),
-        *_combines(""),
-        *_combines("_v2"),
-        *_combines("_add_rms_norm"),
-        *_family(),
-        *_experts(),
-        *_gates(),
-        *_init_routings(),
-        *_moves(),
-    ]
+    versions = ("", "_v2")
+    parts = [_family(), _experts(), _gates(), _init_routings(), _moves()]
+    parts += [_dispatches(version) for version in versions]
+    parts += [_combines(version) for version in (*versions, "_add_rms_norm")]
+    return [case for part in parts for case in part]
+
+
+# ---- where torch_npu contradicts itself: ours follows its C++
+
+
+def expert_tokens(experts: int) -> Case:
+    """C++ keeps the active experts of its first call."""
+    kwargs = {"expert_num": experts, "expert_tokens_num_flag": True}
+    return Case("npu_moe_init_routing_v2", (T((7, 8)), T((7, 2), INT32)), kwargs)
+
+
+Answer = str | dict[int, list[Any]] | list[list[Any]]  # part of an error; some outputs; all of them
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A call that shows a contradiction: what its Meta kernel answers, ours, its C++ (None: as ours)."""
+
+    why: str
+    case: Case
+    theirs: Answer
+    ours: Answer
+    cpp: Answer | None = None
+
+
+_SHARED, _LIST, _ROUTED = T((6, 64), BF16), "npu_grouped_matmul.List", (T((7, 8)), T((7, 2), INT32))
+_SCALES = "dispatch: Meta gives expand_scales (0,) without expert_scales, C++ (A,)"
+_INT32 = "combine: Meta keeps int32, C++ returns a 16-bit float"
+_RANK = "dispatch v1: Meta and C++ take a rank outside of the group"
+_GROUP_TYPE = "npu_grouped_matmul: the default group_type None is refused by Meta, beside a group_list by C++"
+_GROUPS = "npu_grouped_matmul, split_item 0, one x, a group list: one output an x by Meta, one a group by C++"
+_QUANT = {"active_expert_range": [0, 4], "quant_mode": 0, "scale": T((1,)), "offset": T((1,))}
+_TWO = ([T((4, 8))], [T((8, 10))] * 2)
+_STACKED = ([T((4, 8))], [T((2, 8, 10))])
+
+PROBES = {
+    "a": Probe(_SCALES, dispatch(), {6: [FP32, 0]}, {6: [FP32, 96]}),
+    "a_v2": Probe(_SCALES, dispatch("_v2"), {6: [FP32, 0]}, {6: [FP32, 96]}),
+    "b": Probe(
+        "combine v1: Meta lacks shared_expert_x, which the schema has",
+        combine(shared_expert_x=_SHARED),
+        "unexpected keyword argument 'shared_expert_x'",
+        [[BF16, 6, 64]],
+    ),
+    "c": Probe(_INT32, combine(dtype=INT32), [[INT32, 6, 64]], [[BF16, 6, 64]]),
+    "c_fp16": Probe(_INT32, combine(dtype=INT32, out_dtype=1), [[INT32, 6, 64]], [[FP16, 6, 64]]),
+    "c_v2": Probe(_INT32, combine("_v2", dtype=INT32), [[INT32, 6, 64]], [[BF16, 6, 64]]),
+    "d": Probe(
+        "dispatch v2 with scales and quant_mode 0: Meta gives dynamic_scales (A, H), C++ (A,)",
+        dispatch("_v2", scales=T((16, 64))),
+        {1: [FP32, 96, 64]},
+        {1: [FP32, 96]},
+    ),
+    "e": Probe(
+        "dispatch v2 with expert_shard_type 1: Meta gives no rows and one expert, C++ the usual",
+        dispatch("_v2", experts=24, expert_shard_type=1),
+        {0: [BF16, 0, 64], 3: [INT64, 1], 4: [INT32, 8]},
+        {0: [BF16, 6 * 8 * min(3, 4), 64], 3: [INT64, 24 // 8], 4: [INT32, 24]},
+    ),
+    "f": Probe(
+        "dispatch v2 with expert_scales: Meta asks the device for its SoC",
+        dispatch("_v2", expert_scales=T((6, 4))),
+        "RuntimeError: a device was asked",
+        {4: [INT32, 8 * 2 + 48 * 2 * 4 * 1]},
+    ),
+    "g": Probe(
+        _RANK,
+        dispatch(world=16, rank=99),
+        {0: [BF16, 96, 64]},
+        "ep_rank_id is 99, it must be in 0..15",
+        {0: [BF16, 96, 64]},
+    ),
+    "g_v2": Probe(
+        "dispatch v2 does not",
+        dispatch("_v2", world=16, rank=99),
+        "ep_rank_id should be in",
+        "ep_rank_id is 99, it must be in 0..15",
+        "ep_rank_id",
+    ),
+    "k": Probe(
+        "dispatch v2: documents say assist_info A*128, both give max(BS*K, A*128); here A is 0",
+        dispatch("_v2", experts=7),
+        {0: [BF16, 0, 64], 2: [INT32, 24]},
+        {0: [BF16, 0, 64], 2: [INT32, 24]},
+    ),
+    "n": Probe(
+        _GROUP_TYPE,
+        Case("npu_grouped_matmul", ([T((4, 8))], [T((8, 10))])),
+        "group_type only supports -1, 0 and 2, but got None",
+        [[FP32, 4, 10]],
+        "Requires manual passing group_type",
+    ),
+    "n_tensor": Probe(
+        _GROUP_TYPE,
+        Case("npu_grouped_matmul", _STACKED, {"group_list": T((2,), INT64)}),
+        "group_type only supports -1, 0 and 2, but got None",
+        "group_type is None",
+        "Requires manual passing group_type",
+    ),
+    "p": Probe(
+        _GROUPS,
+        Case(_LIST, _TWO, {"group_list": [1, 4]}),
+        [[FP32, 4, 10]],
+        [[FP32, 1, 10], [FP32, 3, 10]],
+    ),
+    "p_tensor": Probe(
+        _GROUPS,
+        Case("npu_grouped_matmul", _STACKED, {"group_list": T((2,), INT64), "group_type": 0}),
+        [[FP32, 4, 10]],
+        "sizes would depend on its values",
+        {},
+    ),
+    "q": Probe(
+        "npu_moe_gating_top_k_softmax_v2 of 3-D x: Meta gives a 2-D softmax, C++ one of x's shape",
+        Case("npu_moe_gating_top_k_softmax_v2", (T((2, 3, 16), FP16),), {"output_softmax": True}),
+        {2: [FP32, 2, 3]},
+        {2: [FP32, 2, 3, 16]},
+    ),
+    "r": Probe(
+        "npu_moe_init_routing_v2 with scale and quant_mode -1: the Meta kernel prints x_dtype",
+        Case("npu_moe_init_routing_v2", _ROUTED, {"scale": T((7,)), "expert_num": 4}),
+        {0: [FP32, 14, 8]},
+        {0: [FP32, 14, 8]},
+    ),
+    "s": Probe(
+        "npu_grouped_matmul.List: the schema's ScalarType output_dtype is refused by the Meta kernel",
+        Case(_LIST, _TWO, {"group_list": [1, 4], "split_item": 3, "output_dtype": FP32}),
+        "is not supported for now",
+        [[FP32, 4, 10]],
+    ),
+    "t": Probe(
+        "npu_moe_init_routing_v2 without expert_tokens_num_flag: expert tokens are () by Meta, (E,) by C++",
+        Case("npu_moe_init_routing_v2", _ROUTED, {"expert_num": 4}),
+        {2: [INT64]},
+        {2: [INT64, 4]},
+        {2: [INT64, 16]},  # the experts of its first call, see expert_tokens
+    ),
+    "u": Probe(
+        "npu_moe_init_routing_v2 with quant_mode 0: Meta gives expanded_scale (), C++ one a row",
+        Case("npu_moe_init_routing_v2", _ROUTED, _QUANT),
+        {3: [FP32]},
+        {3: [FP32, 14]},
+    ),
+    "w": Probe(
+        "npu_dequant_swiglu_quant: Meta halves activate_dim, C++ the last dimension",
+        Case("npu_dequant_swiglu_quant", (T((4, 6)),), {"activate_dim": 0}),
+        [[INT8, 2, 6], [FP32, 2]],
+        [[INT8, 4, 3], [FP32, 4]],
+    ),
+}

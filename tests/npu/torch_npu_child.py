@@ -1,4 +1,8 @@
-"""Runs where torch_npu can be imported: asks its Meta kernels and ours, and writes the answers as JSON."""
+"""Runs on the virtual NPU with a libopapi that does nothing: asks torch_npu and us the same; prints JSON.
+
+torch_npu's C++ checks the arguments, allocates the outputs and calls aclnn, which does nothing there; the
+outputs' sizes and dtypes are what is asked for. Its Meta kernels are asked beside it.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,6 @@ import contextlib
 import io
 import json
 import logging
-import sys
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -15,12 +17,12 @@ import torch
 import torch_npu
 import torch_npu.op_plugin.meta._meta_registrations as registrations
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch_npu_cases import Case, T, matrix
-from torch_npu_contradictions import PROBES
+from torch_npu_cases import PROBES, Case, T, expert_tokens, matrix
 
-import ascend_moe
 from ascend_moe.ops.schemas import SCHEMAS
 from ascend_moe.vendor.schemas import ABSENT, VENDOR_SCHEMAS
+
+SPACES = {"theirs": "npu", "ours": "ascend_moe"}
 
 
 def made(value: Any, device: str) -> Any:
@@ -53,44 +55,37 @@ def answer(namespace: str, case: Case, device: str) -> Any:
     return {"outputs": found, "devices": devices, "printed": printed.getvalue()}
 
 
-def both(case: Case, soc_raises: bool = False) -> dict[str, Any]:
+def ask(case: Case, soc_raises: bool = False) -> dict[str, Any]:
+    """What C++, and both sides on Meta and as fake tensors of an NPU, say."""
     # Which SoC it is only one Meta kernel asks, and it needs a device for that: it is told, or told off.
     soc = mock.Mock(side_effect=RuntimeError("a device was asked") if soc_raises else lambda: 220)
+    found: dict[str, Any] = {"op": case.op, "call": repr((case.args, case.kwargs)), "known": case.known}
+    found |= {"refuses": case.cpp, "cpp": answer("npu", case, "npu:0")}
     with mock.patch.object(registrations, "get_soc_version", soc):
-        found = {"meta": {name: answer(space, case, "meta") for name, space in SPACES.items()}}
+        found["meta"] = {name: answer(space, case, "meta") for name, space in SPACES.items()}
         with FakeTensorMode():
-            found["fake"] = {name: answer(space, case, "cpu") for name, space in SPACES.items()}
-            found["fake npu"] = {name: answer(space, case, "npu") for name, space in SPACES.items()}
-    return {"op": case.op, "call": repr((case.args, case.kwargs)), "known": case.known, **found}
-
-
-SPACES = {"theirs": "npu", "ours": "ascend_moe"}
-
-
-def main(target: str) -> int:
-    logging.disable(logging.CRITICAL)  # torch logs every error of a Meta kernel, and errors are answers here
-    names = {**SCHEMAS, **VENDOR_SCHEMAS}
-    schemas = {name: [str(overload(space, name)._schema) for space in SPACES.values()] for name in names}
-    overloads = {
-        name: [sorted(getattr(getattr(torch.ops, space), name).overloads()) for space in SPACES.values()]
-        for name in {name.partition(".")[0] for name in names}
-    }
-    everything = {schema.name for schema in torch._C._jit_get_all_schemas()}
-    report = {
-        "version": torch_npu.__version__,
-        "torch": torch.__version__,
-        "file": torch_npu.__file__,
-        "ours": ascend_moe.__file__,
-        "schemas": schemas,
-        "overloads": overloads,
-        "present": [name for name in ABSENT if f"npu::{name}" in everything or hasattr(torch_npu, name)],
-        "all": sorted(name for name in everything if name.startswith(("npu::", "ascend_moe::"))),
-        "cases": [both(case) for case in matrix()],
-        "probes": {name: both(case, name == "f") for name, case in PROBES.items()},
-    }
-    Path(target).write_text(json.dumps(report), "utf-8")
-    return 0
+            found["fake"] = {name: answer(space, case, "npu") for name, space in SPACES.items()}
+    return found
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    logging.disable(logging.CRITICAL)  # torch logs every error of a Meta kernel, and errors are answers here
+    names = {**SCHEMAS, **VENDOR_SCHEMAS}
+    everything = {schema.name for schema in torch._C._jit_get_all_schemas()}
+    report = {
+        "versions": [torch_npu.__version__, torch.__version__],
+        "schemas": {
+            name: [str(overload(space, name)._schema) for space in SPACES.values()] for name in names
+        },
+        "overloads": {
+            name: [sorted(getattr(getattr(torch.ops, space), name).overloads()) for space in SPACES.values()]
+            for name in {name.partition(".")[0] for name in names}
+        },
+        "present": [name for name in ABSENT if f"npu::{name}" in everything or hasattr(torch_npu, name)],
+        "all": sorted(name for name in everything if name.startswith(("npu::", "ascend_moe::"))),
+        "cases": [ask(case) for case in matrix()],
+        "probes": {name: ask(probe.case, name == "f") for name, probe in PROBES.items()},
+        # In a process that made other calls before.
+        "expert tokens": [ask(expert_tokens(experts)) for experts in (9, 5, 12)],
+    }
+    print(json.dumps(report))

@@ -1,39 +1,18 @@
-"""Runs under ``ascend-moe vnpu``: checks of the built-in operators; prints ``{check: "" or traceback}``."""
+"""Checks of the built-in operators, in a process on the virtual NPU (`vnpu_checks`)."""
 
 from __future__ import annotations
 
 import gc
-import json
 import os
-import re
 import threading
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 import torch_npu
+from vnpu_checks import check, raises, run_checks
 from vnpu_operator_child import record_operators
 
-CHECKS: dict[str, Callable[[], None]] = {}
 NPU = "npu:0"
-
-
-def check(function: Callable[[], None]) -> Callable[[], None]:
-    CHECKS[function.__name__] = function
-    return function
-
-
-@contextmanager
-def raises(pattern: str) -> Iterator[None]:
-    """The block, or waiting for what it has started, raises a RuntimeError that matches."""
-    try:
-        yield
-        torch.npu.synchronize()
-    except RuntimeError as error:
-        assert re.search(pattern, str(error)), f"{pattern!r} is not in {error}"
-    else:
-        raise AssertionError(f"nothing was raised; expected {pattern!r}")
 
 
 def bad_index() -> torch.Tensor:
@@ -63,24 +42,6 @@ def every_way_of_waiting_tells_an_error_once() -> None:
         with raises("507035"):
             wait(bad_index())
         torch.npu.synchronize()
-
-
-@check
-def a_wait_carries_the_error_text() -> None:
-    with raises(r"aclnnEmbedding: IndexError: index out of range in self"):
-        bad_index()
-
-
-@check
-def shapes_that_do_not_fit_are_raised() -> None:
-    text = (
-        r"aclnnGroupedMatmulV5: ArgumentError: group_list covers 9 rows, but the matrix has 4 "
-        r"\(is group_list_type right\?\)"
-    )
-    x, w = torch.ones(4, 8).npu(), torch.ones(2, 8, 4).npu()
-    groups = torch.tensor([3, 9]).npu()
-    with raises(text):
-        torch_npu.npu_grouped_matmul([x], [w], split_item=2, group_type=0, group_list=groups)
 
 
 @check
@@ -229,20 +190,6 @@ def norms_and_quantisation_follow_their_formulas() -> None:
 
 
 @check
-def gradients_are_those_of_the_cpu() -> None:
-    def gradients(device: str) -> list[torch.Tensor]:
-        torch.manual_seed(0)
-        module = torch.nn.Sequential(
-            torch.nn.Linear(4, 8), torch.nn.SiLU(), torch.nn.Linear(8, 3), torch.nn.Softmax(-1)
-        ).to(device)
-        module(torch.arange(8.0).reshape(2, 4).to(device))[:, 0].sum().backward()
-        return [parameter.grad.cpu() for parameter in module.parameters()]
-
-    for expected, found in zip(gradients("cpu"), gradients(NPU), strict=True):
-        assert torch.allclose(expected, found, atol=1e-6)
-
-
-@check
 def gradients_of_moe_operators_are_those_of_plain_torch() -> None:
     x, weights = torch.randn(5, 8, device=NPU), torch.rand(5, 2, device=NPU)
     ids = torch.tensor([[0, 1], [2, 1], [1, 0], [0, 2], [2, 0]], dtype=torch.int32, device=NPU)
@@ -260,39 +207,6 @@ def gradients_of_moe_operators_are_those_of_plain_torch() -> None:
     assert torch.allclose(weights.grad.cpu(), factors.grad, atol=1e-5)
 
 
-@check
-def a_moe_layer_is_right_and_stays_on_the_device() -> None:
-    torch.manual_seed(1)
-    x = torch.randn(6, 8, device=NPU)
-    w1, w2 = torch.randn(4, 8, 32, device=NPU), torch.randn(4, 16, 8, device=NPU)
-    weights, ids = torch.topk(torch.softmax(x @ torch.randn(4, 8, device=NPU).t(), -1), 2)
-    rows, places = torch_npu.npu_moe_token_permute(x, ids.int())
-    call = {
-        "split_item": 2, "group_type": 0, "group_list_type": 1,
-        "group_list": torch.bincount(ids.reshape(-1), minlength=4),
-    }  # fmt: skip
-    hidden = torch_npu.npu_swiglu(torch_npu.npu_grouped_matmul([rows], [w1], **call)[0])
-    y = torch_npu.npu_grouped_matmul([hidden], [w2], **call)[0]
-    out = torch_npu.npu_moe_token_unpermute(y, places, weights)
-    assert out.device.type == "npu"
-    want = torch.zeros(6, 8)
-    x, w1, w2, weights, ids = (one.cpu() for one in (x, w1, w2, weights, ids))
-    for token in range(6):
-        for k in range(2):
-            left, right = (x[token] @ w1[ids[token, k]]).chunk(2)
-            want[token] += weights[token, k] * ((torch.nn.functional.silu(left) * right) @ w2[ids[token, k]])
-    assert torch.allclose(out.cpu(), want, rtol=1e-4, atol=1e-4) and float(want.abs().max()) > 1
-
-
-def verdict(function: Callable[[], None]) -> str:
-    try:
-        function()
-    except Exception:
-        return traceback.format_exc()
-    return ""
-
-
 if __name__ == "__main__":
     called = record_operators()
-    found = {name: verdict(function) for name, function in CHECKS.items()}
-    print(json.dumps({"found": found, "called": sorted(called)}))
+    run_checks(called=called)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from ascend_moe import vnpu
 
 HERE = Path(__file__).resolve().parent
-SECONDS = 240.0  # a machine with more ranks than cores
+SECONDS = 280.0  # a machine with more ranks than cores
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,6 @@ class Outcome:
     codes: tuple[int, ...]
     stdout: tuple[str, ...]
     stderr: tuple[str, ...]
-    seconds: float
 
     def must_pass(self) -> Outcome:
         for rank, code in enumerate(self.codes):
@@ -35,48 +34,56 @@ class Outcome:
             assert code == 0, text
         return self
 
-
-def launcher(*options: str) -> list[str]:
-    return [sys.executable, "-m", "ascend_moe", "vnpu", *options, "--", sys.executable]
+    def last_lines(self) -> list[Any]:
+        """What each rank, which must have passed, printed as JSON in the end."""
+        return [json.loads(text.splitlines()[-1]) for text in self.must_pass().stdout]
 
 
 def run(
-    script: Path | str,
-    *arguments: str,
-    world: int = 1,
-    options: Sequence[str] = (),
-    env: Mapping[str, str] | None = None,
-    seconds: float = SECONDS,
-    through_launcher: bool = True,
+    script: Path | str, *arguments: str, world: int = 1, env: Mapping[str, str] | None = None, **device: Any
 ) -> Outcome:
-    """Runs a file, or a text as ``python -c``, as ``world`` ranks; each gets RANK and WORLD_SIZE.
+    """Runs a file, or a text as ``python -c``, as ``world`` ranks in the environment of the virtual NPU.
 
-    Without the launcher, which imports torch once more, the processes get the environment that it makes.
+    Each gets RANK, WORLD_SIZE and STORE, a path for the group's store. ``device``: soc and devices.
     """
     words = [str(script)] if isinstance(script, Path) else ["-c", script]
-    begin = time.monotonic()
     processes = []
-    for rank in range(world):
-        own = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world), **(env or {})}
-        start = launcher(*options) if through_launcher else [sys.executable]
-        if not through_launcher:
-            own = vnpu.environment(base=own)
-        command = [*start, *words, *arguments]
-        processes.append(
-            subprocess.Popen(command, env=own, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        )
-    try:
-        texts = [process.communicate(timeout=seconds) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    return Outcome(
-        tuple(process.returncode for process in processes),
-        tuple(out for out, _ in texts),
-        tuple(err for _, err in texts),
-        time.monotonic() - begin,
+    with tempfile.TemporaryDirectory() as folder:
+        for rank in range(world):
+            place = {"RANK": str(rank), "WORLD_SIZE": str(world), "STORE": f"{folder}/store"}
+            base = {**os.environ, "ASCEND_MOE_TIMEOUT_S": "60", **place}
+            own = {**vnpu.environment(base=base, **device), **(env or {})}
+            pipes = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+            processes.append(subprocess.Popen([sys.executable, *words, *arguments], env=own, **pipes))
+        try:
+            texts = [process.communicate(timeout=SECONDS) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+    codes = tuple(process.returncode for process in processes)
+    return Outcome(codes, tuple(out for out, _ in texts), tuple(err for _, err in texts))
+
+
+def launch(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """``ascend-moe vnpu WORDS``, as a user types it."""
+    return subprocess.run(
+        [sys.executable, "-m", "ascend_moe", "vnpu", *words],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        env={**os.environ, "ASCEND_MOE_TIMEOUT_S": "60", **env},
     )
+
+
+def torchrun(world: int, *words: str) -> list[str]:
+    options = ["--standalone", "--nproc-per-node", str(world)]
+    return ["--", sys.executable, "-m", "torch.distributed.run", *options, *words]
+
+
+def checks_of(script: Path) -> list[str]:
+    """The functions that a script of `vnpu_checks`, which needs torch_npu, marks as checks."""
+    return re.findall(r"@check\ndef (\w+)", script.read_text())
 
 
 def traces() -> set[str]:
@@ -92,22 +99,3 @@ def left_behind(before: set[str], seconds: float = 60.0) -> set[str]:
         time.sleep(0.2)
         new &= traces()
     return new
-
-
-def report_of(script: Path, target: Path, env: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """What ``script`` writes as JSON into ``target``, its argument, in a process with torch_npu.
-
-    ``env`` is changed in the environment of the virtual NPU. Fails, and never skips, when the script does.
-    """
-    done = subprocess.run(
-        [sys.executable, str(script), str(target)],
-        env={**vnpu.environment(), **(env or {})},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=SECONDS,
-    )
-    if done.returncode:
-        pytest.fail(f"{script.name} left with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
-    found: dict[str, Any] = json.loads(target.read_text("utf-8"))
-    return found

@@ -1,49 +1,34 @@
-"""One process of test_vnpu_runtime.py: every check_* function on virtual devices; prints how each went."""
+"""Checks of devices, memory, streams and graphs, in a process on 4 virtual devices (`vnpu_checks`)."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
-import traceback
 
 import torch  # torch_npu is loaded by torch itself: nothing here imports it
+from vnpu_checks import check, raises, run_checks
 
-DTYPES = (
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.float64,
-    torch.int8,
-    torch.uint8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.bool,
-    torch.complex64,
-)
+import ascend_moe.vnpu
 
-
-def expect(text: str, call: object) -> None:
-    try:
-        call()  # type: ignore[operator]
-    except RuntimeError as error:
-        assert text in str(error), error
-        return
-    raise AssertionError(f"no error that says {text}")
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.complex64, torch.bool)
+DTYPES += (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
 def sample(dtype: torch.dtype, count: int = 100) -> torch.Tensor:
     return (torch.arange(count) % 61 - 30).to(torch.int64).to(dtype)
 
 
-def check_autoload() -> None:
+@check
+def autoload() -> None:
     assert "torch_npu" in sys.modules
     with open("/proc/self/environ") as file:  # as the launcher left it; torch_npu itself sets it afterwards
         assert "TORCH_DEVICE_BACKEND_AUTOLOAD" not in file.read()
     assert torch.npu.is_available()
 
 
-def check_devices() -> None:
+@check
+def devices() -> None:
     assert torch.npu.device_count() == 4
     assert torch.npu.current_device() == 0
     torch.npu.set_device(3)
@@ -51,10 +36,12 @@ def check_devices() -> None:
     torch.npu.set_device(0)
     with torch.npu.device(2):
         assert torch.empty(1, device="npu").device.index == 2
-    expect("", lambda: torch.empty(1, device="npu:4"))
+    with raises(""):
+        torch.empty(1, device="npu:4")
 
 
-def check_properties() -> None:
+@check
+def properties() -> None:
     properties = torch.npu.get_device_properties(0)
     assert properties.name == torch.npu.get_device_name(1) == "Ascend910B3"
     assert (properties.cube_core_num, properties.vector_core_num) == (20, 40)
@@ -62,7 +49,8 @@ def check_properties() -> None:
     assert 0 < free <= total <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def check_round_trips() -> None:
+@check
+def round_trips() -> None:
     for dtype in DTYPES:
         data = sample(dtype)
         for moved in (data.npu(), data.to("npu:1"), data.to(torch.device("npu", 2), non_blocking=True)):
@@ -71,7 +59,8 @@ def check_round_trips() -> None:
     assert torch.empty(0, device="npu").cpu().shape == (0,)
 
 
-def check_between_devices() -> None:
+@check
+def between_devices() -> None:
     data = sample(torch.float32)
     there = data.to("npu:0").to("npu:3")
     assert there.device.index == 3 and there.cpu().equal(data)
@@ -80,7 +69,8 @@ def check_between_devices() -> None:
     assert target.cpu().equal(data)
 
 
-def check_pinned() -> None:
+@check
+def pinned() -> None:
     data = sample(torch.float32).pin_memory()
     assert data.is_pinned() and not torch.zeros(4).is_pinned()
     back = torch.empty(100).pin_memory()
@@ -90,7 +80,8 @@ def check_pinned() -> None:
     assert back.equal(data)
 
 
-def check_streams() -> None:
+@check
+def streams() -> None:
     source, target = sample(torch.float32).npu(), torch.empty(100, device="npu")
     stream, other = torch.npu.Stream(), torch.npu.Stream(priority=-1)
     assert stream != other and torch.npu.current_stream() == torch.npu.default_stream()
@@ -109,7 +100,8 @@ def check_streams() -> None:
     assert target.cpu().equal(source.cpu())
 
 
-def check_memory() -> None:
+@check
+def memory() -> None:
     torch.npu.empty_cache()
     before = torch.npu.memory_allocated()
     free_before, _ = torch.npu.mem_get_info()
@@ -120,10 +112,12 @@ def check_memory() -> None:
     torch.npu.empty_cache()
     assert torch.npu.mem_get_info()[0] == free_before
     _, total = torch.npu.mem_get_info()
-    expect("out of memory", lambda: torch.empty(total + 1, dtype=torch.uint8, device="npu"))
+    with raises("out of memory"):
+        torch.empty(total + 1, dtype=torch.uint8, device="npu")
 
 
-def check_graph() -> None:
+@check
+def graph() -> None:
     source, target, last = sample(torch.float32).npu(), torch.zeros(100).npu(), torch.zeros(100).npu()
     side, fork, join = torch.npu.Stream(), torch.npu.Event(), torch.npu.Event()
     graph = torch.npu.NPUGraph()
@@ -149,16 +143,15 @@ def check_graph() -> None:
     graph.reset()
 
 
-def check_no_wait_in_graph() -> None:
-    def captured() -> None:
-        with torch.npu.graph(torch.npu.NPUGraph()):
-            torch.npu.synchronize()
-
-    expect("is being captured", captured)
+@check
+def no_wait_in_graph() -> None:
+    with raises("is being captured"), torch.npu.graph(torch.npu.NPUGraph()):
+        torch.npu.synchronize()
     torch.npu.synchronize()
 
 
-def check_fork() -> None:
+@check
+def fork() -> None:
     """A child forked after initialisation computes on the CPU and ends, as a data loader's does."""
     torch.ones(4).npu()
     child = os.fork()
@@ -168,10 +161,9 @@ def check_fork() -> None:
     assert torch.ones(4).npu().cpu().sum() == 4
 
 
-def check_refused() -> None:
+@check
+def refused() -> None:
     """What only a device can do is refused by name, not done in a wrong way."""
-    import ctypes
-
     runtime = ctypes.CDLL("libascendcl.so")
     runtime.aclGetRecentErrMsg.restype = ctypes.c_char_p
     for name in ("rtKernelLaunch", "aclrtBinaryLoadFromData", "aclmdlSetDump"):
@@ -182,9 +174,8 @@ def check_refused() -> None:
     assert "8 bytes do not fit" in runtime.aclGetRecentErrMsg().decode()
 
 
-def check_info() -> None:
-    import ascend_moe.vnpu
-
+@check
+def info() -> None:
     assert ascend_moe.vnpu.is_active()
     info = ascend_moe.vnpu.info()
     assert info["virtual"] is True and info["soc"] == "Ascend910B3" and info["devices"] == 4
@@ -194,16 +185,5 @@ def check_info() -> None:
     assert files == {os.path.realpath(os.path.join(info["libraries"], "libascendcl.so"))}
 
 
-def main() -> None:
-    for name, check in sorted(globals().items()):
-        if not name.startswith("check_"):
-            continue
-        try:
-            check()
-            print("ok", name, flush=True)
-        except BaseException:
-            print("FAILED", name, traceback.format_exc(), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    run_checks()

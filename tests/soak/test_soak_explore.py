@@ -5,7 +5,9 @@ All ranks and cores are fibers of one thread: a fault comes at a step of the sch
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import random
 from collections.abc import Callable, Iterator, Sequence
 
@@ -24,27 +26,14 @@ ANY_ERROR = 0xFFFFFFFF
 NEVER = 1 << 60
 
 
-class Worlds:
-    """One world a size, kept between cases."""
-
-    def __init__(self) -> None:
-        self._open: dict[int, World] = {}
-
-    def __getitem__(self, size: int) -> World:
-        if size not in self._open:
-            self._open[size] = World(size)
-        return self._open[size]
-
-    def close(self) -> None:
-        for world in self._open.values():
-            world.close()
+Worlds = Callable[[int], World]
 
 
 @pytest.fixture
 def worlds() -> Iterator[Worlds]:
-    opened = Worlds()
-    yield opened
-    opened.close()
+    """One world a size, kept between cases."""
+    with contextlib.ExitStack() as opened:
+        yield functools.cache(lambda size: opened.enter_context(World(size)))
 
 
 @dataclasses.dataclass
@@ -94,7 +83,7 @@ def cases(
     """A drawn case without a fault, then the same schedule with one; what became of it."""
     rng = random.Random(seed)
     case = explore.draw(seed)
-    world = worlds[case.world]
+    world = worlds(case.world)
     world.load(case, accepted=accepted)
     # Priorities leave no choice that a slow one could be kept out of.
     options = options_of(rng, ("random", "lazy")) if fault is slow else options_of(rng)
@@ -142,7 +131,7 @@ def test_killed_at_any_step(worlds: Worlds, numbers: range, tally: Tally) -> Non
 def test_killed_at_every_step(worlds: Worlds, numbers: range, tally: Tally) -> None:
     """Also between two blocks of a status run, of which the first is there by then."""
     for seed in numbers:
-        case, world = Program(sequence="DC", seed=seed), worlds[2]
+        case, world = Program(sequence="DC", seed=seed), worlds(2)
         world.load(case, accepted=bits(OK, PEER_LOST))
         options = Options(policy="random", hang_is_finding=False)
         plain = seen(world, seed, options)
@@ -187,7 +176,7 @@ def absent(worlds: Worlds, seed: int, monkeypatch: pytest.MonkeyPatch) -> str:
     """A rank makes only its first calls, as one that is stopped beyond the deadline: all others name it."""
     rng = random.Random(seed)
     case = explore.draw(seed)
-    victim, world = rng.randrange(case.world), worlds[case.world]
+    victim, world = rng.randrange(case.world), worlds(case.world)
     made = rng.randrange(len(case.sequence))
     program = explore.calls.PlannedProgram(case, world.library)
     every, kept = program.calls, [0] * case.world
@@ -308,7 +297,7 @@ def differing(worlds: Worlds, seed: int, monkeypatch: pytest.MonkeyPatch) -> str
     rng = random.Random(seed)
     case = dataclasses.replace(explore.draw(seed), sequence="D", ids="distinct")
     field, odd = other(rng, case)
-    guilty, world = rng.randrange(case.world), worlds[case.world]
+    guilty, world = rng.randrange(case.world), worlds(case.world)
     programs = [explore.calls.PlannedProgram(one, world.library) for one in (case, odd)]
     mixed, rest = programs
     for at, call in enumerate(mixed.calls):

@@ -1,13 +1,9 @@
-"""Ranks killed, stopped or slowed at any moment of a stream of ops, as real processes."""
+"""Ranks killed or stopped at any moment of a stream of ops, and many iterations that leave nothing."""
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import subprocess
 import time
-from collections.abc import Iterator
 
 import comm_cases
 import pytest
@@ -26,13 +22,18 @@ from test_failures import (
     values,
 )
 
+from ascend_moe import LocalCluster
+from ascend_moe.reference.cases import Place
+
 __all__ = ["fork_server", "nothing_left"]  # fixtures of every test here
 
 FAR_S = 30.0  # a deadline that no case waits for
 HEARD_S = 5.0  # of a killed rank; a fraction of that where processors are free
 STOP_DEADLINE_S = 3.0
 MARGIN_S = 0.7  # around the deadline, where both outcomes are right
-DEFAULT_S = 60.0  # the deadline of programs that set none
+MIB = 1 << 20
+WORLD = 4
+WARM = 300  # iterations before anything is measured
 OPENING = ("post", "hello", "map", "ready")
 
 
@@ -152,67 +153,42 @@ def test_stopped_at_any_moment(numbers: range, tally: Tally) -> None:
     tally.each(numbers, stopped)
 
 
-# ---- slow
+# ---- back to back
 
 
 @pytest.fixture
-def free_ranks() -> Iterator[OpRanks]:
-    with OpRanks(3, timeout_s=DEFAULT_S) as ranks:
-        prepared(ranks)
-        yield ranks
+def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HCCL_BUFFSIZE", "1")
+    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", "1")
+    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "120")
 
 
-def slowed(ranks: OpRanks, seed: int) -> tuple[str, float]:
-    """One rank takes a hundred times as long as the others, or more."""
-    rng = random.Random(seed)
-    victim, kind = rng.randrange(ranks.world), seed % 3
-    watch = Stopwatch()
-    if kind == 0:
-        pause = rng.uniform(0.02, 0.05)  # an op takes a fraction of a millisecond
-        found = ranks.call(streams.stream, 10, seed, "", pause, victim)
-        name = "sleeps before every op"
-    elif kind == 1:
-        for rank in range(ranks.world):
-            ranks.start(rank, streams.stream, 20, seed)
-        duty_cycle(ranks, victim, rng.uniform(0.01, 0.03))
-        found = [ranks.wait(rank, DEFAULT_S) for rank in range(ranks.world)]
-        name = "runs 1 % of the time"
-    else:
-        found = crowded(ranks, seed, victim)
-        name = "crowded out by other processes"
-    assert values(found)
-    return name, watch.seconds
+def assert_constant(before: dict[str, int], after: dict[str, int]) -> None:
+    grown = after["rss"] - before["rss"]
+    assert grown < MIB, f"{grown} bytes more than before"
+    assert after["fds"] == before["fds"], f"{after['fds']} descriptors, there were {before['fds']}"
 
 
-def duty_cycle(ranks: OpRanks, victim: int, stop_s: float) -> None:
-    """Lets the rank run for a hundredth of the time, until it has answered or for a second."""
-    watch = Stopwatch()
-    while watch.seconds < 1.0 and not ranks.pipes[victim].poll(0):
-        os.kill(ranks.pid(victim), signal.SIGSTOP)
-        time.sleep(stop_s)
-        os.kill(ranks.pid(victim), signal.SIGCONT)
-        time.sleep(stop_s / 100)
+@pytest.mark.usefixtures("one_core")
+@soak_rows.row("back to back", quick=1000, full=1_000_000)
+def test_ranks_as_threads(numbers: range, tally: Tally) -> None:
+    streams.prepare(WORLD)
+    with LocalCluster(WORLD) as cluster:
+        recorded = cluster.run(lambda rank, name: streams.Recorded(Place(rank, WORLD, name)))
+        cluster.run(lambda rank, name: recorded[rank].repeat(0, WARM))
+        before = streams.resources()
+        cluster.run(lambda rank, name: recorded[rank].repeat(WARM, len(numbers)))
+        assert_constant(before, streams.resources())
+    tally.count("ranks as threads", cases=len(numbers))
 
 
-def crowded(ranks: OpRanks, seed: int, victim: int) -> list[Outcome]:
-    """The rank, with 64 AIV cores, shares one processor with programs that never rest."""
-    everywhere = os.sched_getaffinity(0)
-    one = {min(everywhere)}
-    busy = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(8)]
-    try:
-        for pid in (ranks.pid(victim), *(program.pid for program in busy)):
-            os.sched_setaffinity(pid, one)
-        values(ranks.call(comm_cases.set_env, "ASCEND_MOE_AIV_CORES", "64", ranks=[victim]))
-        return ranks.call(streams.stream, 5, seed)
-    finally:
-        for program in busy:
-            program.kill()
-            program.wait()
-        os.sched_setaffinity(ranks.pid(victim), everywhere)
-        ranks.call(comm_cases.set_env, "ASCEND_MOE_AIV_CORES", "8", ranks=[victim])
-
-
-@soak_rows.row("slow", quick=5, full=100, chunk=25)
-def test_slow_rank(free_ranks: OpRanks, numbers: range, tally: Tally) -> None:
-    """The results are right, and nobody runs into the default deadline."""
-    tally.each(numbers, lambda seed: slowed(free_ranks, seed))
+@pytest.mark.nightly
+@pytest.mark.usefixtures("one_core")
+@soak_rows.row("back to back", quick=500, full=100_000)
+def test_ranks_as_processes(numbers: range, tally: Tally) -> None:
+    with OpRanks(WORLD, timeout_s=120) as ranks:
+        for rank in range(WORLD):
+            ranks.start(rank, streams.record_and_repeat, [WARM, len(numbers)])
+        for before, after in values([ranks.wait(rank, 3000) for rank in range(WORLD)]):
+            assert_constant(before, after)
+    tally.count("ranks as processes", cases=len(numbers))

@@ -1,19 +1,23 @@
-"""Values that arithmetic treats specially, and uneven loads: the twin against the reference."""
+"""Bad arguments two at a time, and values that arithmetic treats specially."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import replace
 
+import bad_arguments
 import op_runs
 import pytest
 import soak_rows
 import torch
+from bad_call import OPS, Bad
 from op_runs import Clusters, RankRun
 from soak_rows import Tally
+from test_bad_arguments import OP, Calls, epoch
 
+import ascend_moe
 import ascend_moe.reference as ref
-from ascend_moe.errors import AscendMoeError
+from ascend_moe.errors import AscendMoeError, CommError
 from ascend_moe.reference.cases import DTYPES, Case, draw, legal
 
 pytestmark = pytest.mark.asan
@@ -42,9 +46,6 @@ def good(case: Case, runs: list[RankRun | AscendMoeError]) -> list[RankRun]:
     op_runs.check(case, runs)
     assert all(isinstance(one, RankRun) for one in runs), runs
     return [one for one in runs if isinstance(one, RankRun)]
-
-
-# ---- values
 
 
 def spoil(rng: random.Random, case: Case) -> list[set[int]]:
@@ -103,59 +104,61 @@ def test_special_values_stay_where_they_are(clusters: Clusters, numbers: range, 
     tally.each(numbers, lambda seed: unharmed(seed, clusters))
 
 
-# ---- loads
+# ---- bad arguments
 
 
-LOADS = ("no tokens at all", "one rank without tokens", "all to one expert", "ids given twice")
-LOADS = (*LOADS, "fewer tokens than cores", "more tokens than cores")
+class Pairs:
+    """Two sets of bad arguments of one op in one call, chosen by a number."""
+
+    def __init__(self, world: int) -> None:
+        self.by_op: dict[str, list[Bad]] = {op: [] for op in OPS}
+        for bad in bad_arguments.table(world):
+            if bad.raised_by == "each":
+                self.by_op[bad.op].append(bad)
+
+    def __getitem__(self, number: int) -> tuple[Bad, Bad]:
+        rng = random.Random(number)
+        op = rng.choice(OPS)
+        while True:
+            one, other = rng.sample(self.by_op[op], 2)
+            if not set(one.changes) & set(other.changes):
+                return one, other
 
 
-def loaded(seed: int, clusters: Clusters) -> str:
-    rng = random.Random(seed)
-    kind = LOADS[seed % len(LOADS)]
-    spec = drawn(rng, world=rng.choice([2, 3, 4]))
-    if kind == "no tokens at all":
-        spec = replace(spec, batch=0, batches=rng.choice(["equal", "global_bs"]))
-    elif kind == "one rank without tokens":
-        spec = replace(spec, batches="zero rank", batch=rng.choice([1, 4, 9]))
-    elif kind == "all to one expert":
-        spec = replace(spec, batch=rng.choice([1, 4, 9]), mask="none")
-    elif kind == "ids given twice":
-        spec = replace(
-            spec, batch=rng.choice([1, 4, 9]), local=rng.choice([2, 3]), topk=rng.choice([2, 3, 4])
-        )
-    elif kind == "fewer tokens than cores":
-        spec = replace(spec, batch=rng.choice([1, 2, 3]), cores=rng.choice([24, 48, 64]))
+def wrong_twice(pairs: Pairs, calls: Calls, place: tuple[str, int, int], number: int) -> str:
+    """The error is typed, in one line, names an argument that is wrong, and has touched nothing."""
+    one, other = pairs[number]
+    valid, before = calls.valid[one.op], epoch(*place)
+    arguments = {**one.apply(valid, True)}
+    arguments.update(
+        {name: value(valid) if callable(value) else value for name, value in other.changes.items()}
+    )
+    wrong = {*one.changes, *other.changes}
+    label = f"{one.op}, {one.label} and {other.label}"
+    try:
+        OP[one.op](**arguments)
+    except AscendMoeError as error:
+        text, named = str(error), getattr(error, "argument", None)
+        assert not isinstance(error, CommError), f"{label}: {error!r}"
+        assert "\n" not in text and len(text) < 400, f"{label}: not one line: {text!r}"
+        assert named is not None and named in text, f"{label}: {text}"
+        assert named in wrong or any(word in text for word in wrong), f"{label}: names {named}: {text}"
     else:
-        spec = replace(spec, batch=rng.choice([24, 33, 70]), cores=rng.choice([1, 2, 3, 7]))
-    case = replace(spec)
-    if kind == "all to one expert":
-        expert = rng.randrange(case.experts)
-        for one in case.inputs:  # once a token, as far as ranks take it
-            one.expert_ids[:] = -1
-            one.expert_ids[:, rng.randrange(one.expert_ids.shape[1])] = expert
-    elif kind == "ids given twice":
-        repeat(rng, case)
-    fault = case.fault()
-    assert fault is None, fault
-    good(case, op_runs.run(clusters[spec.world], case))
-    return kind
+        raise AssertionError(f"{label}: accepted")
+    assert epoch(*place) == before, f"{label}: the window was touched"
+    assert calls.still_right(one.op), f"{label}: the valid call after it went wrong"
+    return f"two wrong arguments in {one.op}"
 
 
-def repeat(rng: random.Random, case: Case) -> None:
-    """Ids that come several times in a row, each as often as an owner takes rows of a token."""
-    local = case.experts // case.world
-    for one in case.inputs:
-        for ids in one.expert_ids:
-            most = min(len(ids), local)
-            owners = rng.sample(range(case.world), min(case.world, -(-len(ids) // most)))
-            experts = [owner * local + rng.randrange(local) for owner in owners]
-            row = [expert for expert in experts for _ in range(most)][: len(ids)]
-            row += [-1] * (len(ids) - len(row))
-            rng.shuffle(row)
-            ids[:] = torch.tensor(row, dtype=torch.int32)
+@soak_rows.row("invalid arguments", quick=200, full=4000, chunk=1000)
+def test_two_wrong_arguments(numbers: range, tally: Tally, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HCCL_BUFFSIZE", "1")
+    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", "2")
+    pairs = Pairs(1)
 
+    def body(rank: int, group_ep: str) -> None:
+        calls = Calls(1, rank, group_ep)
+        tally.each(numbers, lambda number: wrong_twice(pairs, calls, (group_ep, 1, 0), number))
 
-@soak_rows.row("loads", quick=42, full=1000, chunk=250)
-def test_uneven_loads(clusters: Clusters, numbers: range, tally: Tally) -> None:
-    tally.each(numbers, lambda seed: loaded(seed, clusters))
+    with ascend_moe.LocalCluster(1) as cluster:
+        cluster.run(body)
