@@ -7,7 +7,7 @@
 #include "communicator.h"
 #include "plan.h"
 #include "rules/ub.h"
-#include "vendor_limits.h"
+#include "vendor_needs.h"
 
 namespace {
 
