@@ -48,6 +48,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "csrc/torch": ("csrc/npu", "op_host/rules", "op_kernel/protocol"),
     "csrc/npu": ("op_host/rules", "op_kernel/protocol"),
     "vnpu": (
+        "twin",
         "csrc/abi",
         "op_host",
         "op_host/cann",

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #define VNPU_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -13,6 +14,14 @@
 // function (a replay returns it from aclmdlRIExecuteAsync). A null stream is the current device's default
 // stream.
 VNPU_EXPORT int vnpu_enqueue(void* stream, void (*fn)(void*), void* arg, void (*drop)(void*));
+
+// The same for anything that can be called without arguments; it is kept for as long as it may run.
+template <typename F>
+int vnpu_enqueue_call(void* stream, F call) {
+    return vnpu_enqueue(
+        stream, [](void* held) { (*static_cast<F*>(held))(); }, new F(std::move(call)),
+        [](void* held) { delete static_cast<F*>(held); });
+}
 
 // Called by a running fn: this work has failed with an ACL error code. Say why with vnpu_error first.
 VNPU_EXPORT void vnpu_fail(int code);
