@@ -287,9 +287,7 @@ void World::ForceFlag(CoreState& core, uint32_t flag, uint32_t turn) {
                 }
             }
         }
-        if (pipe == 0) {
-            Raise(Finding::kEventMisuse, core.core.blocked_at, "a flag is awaited that nobody has set");
-        }
+        TWIN_RAISE_IF(pipe == 0, kEventMisuse, core.core.blocked_at, "a flag is awaited that nobody has set");
         RunHead(core, pipe, true);
     }
 }

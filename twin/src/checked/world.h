@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "../core/cross_flags.h"
 #include "../core/fiber_host.h"
 #include "../core/runtime.h"
 #include "state.h"

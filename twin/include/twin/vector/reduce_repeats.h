@@ -42,9 +42,7 @@ template <class T, class Reduce>
 inline void ReduceLanes(const twin::VectorCall& call, const LocalTensor<T>& dst, const LocalTensor<T>& src,
                         const Work& work, const ResultLayout& layout, twin::Strides strides,
                         const Reduce& reduce) {
-    if (work.counted) {
-        twin::Raise(twin::Finding::kBadArgument, call.loc, "%s in counter mode", call.name);
-    }
+    TWIN_RAISE_IF(work.counted, kBadArgument, call.loc, "%s in counter mode", call.name);
     const twin::Lanes& lanes = work.lanes;
     twin::Operands all;
     all.sources = 1;
@@ -59,11 +57,9 @@ inline void ReduceLanes(const twin::VectorCall& call, const LocalTensor<T>& dst,
     const uintptr_t to = reinterpret_cast<uintptr_t>(
         dst.Span((results + sizeof(T) - 1) / sizeof(T), call.loc, call.name, layout.alignment));
     src.Span(extent / sizeof(T), call.loc, call.name);
-    if (to == all.src[0].begin && last > 0 && layout.step > all.src[0].Step()) {
-        twin::Raise(twin::Finding::kBadArgument, call.loc,
-                    "%s in place: results overtake the source and overwrite what later repeats read",
-                    call.name);
-    }
+    TWIN_RAISE_IF(to == all.src[0].begin && last > 0 && layout.step > all.src[0].Step(), kBadArgument,
+                  call.loc, "%s in place: results overtake the source and overwrite what later repeats read",
+                  call.name);
     if (to != all.src[0].begin)
         CheckApart(call.name, "source (in part)", to, results, all.src[0].begin, extent, call.loc);
     for (uint32_t output = 0; output < layout.outputs;) {
@@ -101,9 +97,8 @@ inline void ReduceLanes(const twin::VectorCall& call, const LocalTensor<T>& dst,
 }
 
 inline uint32_t CheckStride(const char* name, const char* what, int32_t stride, const twin::Loc& loc) {
-    if (stride < 0 || stride > 65535) {
-        twin::Raise(twin::Finding::kBadArgument, loc, "%s: %s %d is outside 0..65535", name, what, stride);
-    }
+    TWIN_RAISE_IF(stride < 0 || stride > 65535, kBadArgument, loc, "%s: %s %d is outside 0..65535", name,
+                  what, stride);
     return static_cast<uint32_t>(stride);
 }
 
@@ -174,16 +169,15 @@ inline Work ReduceWork(M mask, int32_t repeats, const twin::Loc& loc) {
 }  // namespace detail
 
 // One value a repeat, dstRepStride results apart.
-#define TWIN_WHOLE_SUM(Mask)                                                                       \
-    template <class T, bool isSetMask = true>                                                      \
-    inline void WholeReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src, Mask,         \
-                               const int32_t repeatTime, const int32_t dstRepStride,               \
-                               const int32_t srcBlkStride, const int32_t srcRepStride,             \
-                               twin::Loc loc = twin::Loc::Here()) {                                \
-        const auto strides =                                                                       \
-            detail::CheckStrides("WholeReduceSum", dstRepStride, srcBlkStride, srcRepStride, loc); \
-        const detail::Work work = detail::ReduceWork<T, isSetMask>(mask, repeatTime, loc);         \
-        detail::WholeReduceSum({"WholeReduceSum", loc}, dst, src, work, strides);                  \
+#define TWIN_WHOLE_SUM(Mask)                                                                          \
+    template <class T, bool isSetMask = true>                                                         \
+    inline void WholeReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src, Mask,            \
+                               const int32_t repeatTime, const int32_t dstRepStride,                  \
+                               const int32_t srcBlkStride, const int32_t srcRepStride, TWIN_CALLER) { \
+        const auto strides =                                                                          \
+            detail::CheckStrides("WholeReduceSum", dstRepStride, srcBlkStride, srcRepStride, loc);    \
+        const detail::Work work = detail::ReduceWork<T, isSetMask>(mask, repeatTime, loc);            \
+        detail::WholeReduceSum({"WholeReduceSum", loc}, dst, src, work, strides);                     \
     }
 TWIN_WHOLE_SUM(const int32_t mask)
 TWIN_WHOLE_SUM(const uint64_t mask[])
@@ -194,8 +188,7 @@ TWIN_WHOLE_SUM(const uint64_t mask[])
     template <class T, bool isSetMask = true>                                                              \
     inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, Mask, const int32_t repeatTime, \
                      const int32_t dstRepStride, const int32_t srcBlkStride, const int32_t srcRepStride,   \
-                     ReduceOrder order = ReduceOrder::ORDER_VALUE_INDEX,                                   \
-                     twin::Loc loc = twin::Loc::Here()) {                                                  \
+                     ReduceOrder order = ReduceOrder::ORDER_VALUE_INDEX, TWIN_CALLER) {                    \
         const auto strides = detail::CheckStrides(#Name, dstRepStride, srcBlkStride, srcRepStride, loc);   \
         const detail::Work work = detail::ReduceWork<T, isSetMask>(mask, repeatTime, loc);                 \
         detail::WholeReduceExtreme<kMax>({#Name, loc}, dst, src, work, strides, order);                    \
@@ -211,7 +204,7 @@ TWIN_WHOLE_EXTREME(WholeReduceMin, false, const uint64_t mask[])
     template <class T, bool isSetMask = true>                                                              \
     inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const int32_t repeatTime, Mask, \
                      const int32_t dstRepStride, const int32_t srcBlkStride, const int32_t srcRepStride,   \
-                     twin::Loc loc = twin::Loc::Here()) {                                                  \
+                     TWIN_CALLER) {                                                                        \
         const auto strides = detail::CheckStrides(#Name, dstRepStride, srcBlkStride, srcRepStride, loc);   \
         const detail::Work work = detail::ReduceWork<T, isSetMask>(mask, repeatTime, loc);                 \
         detail::Call({#Name, loc}, dst, src, work, strides);                                               \
@@ -230,8 +223,7 @@ TWIN_PART_REDUCES(PairReduceSum, PairReduce)
 template <class T, bool isSetMask = true>
 inline void RepeatReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src, const int32_t repeatTime,
                             const int32_t mask, const int32_t dstBlkStride, const int32_t srcBlkStride,
-                            const int32_t dstRepStride, const int32_t srcRepStride,
-                            twin::Loc loc = twin::Loc::Here()) {
+                            const int32_t dstRepStride, const int32_t srcRepStride, TWIN_CALLER) {
     (void)dstBlkStride;
     const auto strides =
         detail::CheckStrides("RepeatReduceSum", dstRepStride, srcBlkStride, srcRepStride, loc);
@@ -242,10 +234,10 @@ inline void RepeatReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src
 // The names of newer headers.
 #define TWIN_REDUCE_BY_TYPE(Mask)                                                                         \
     template <ReduceType reduceType, class T, class U, bool isSetMask = true>                             \
-    inline void ReduceRepeat(                                                                             \
-        const LocalTensor<T>& dst, const LocalTensor<U>& src, Mask, const int32_t repeatTime,             \
-        const int32_t dstRepStride, const int32_t srcBlkStride, const int32_t srcRepStride,               \
-        ReduceOrder order = ReduceOrder::ORDER_VALUE_INDEX, twin::Loc loc = twin::Loc::Here()) {          \
+    inline void ReduceRepeat(const LocalTensor<T>& dst, const LocalTensor<U>& src, Mask,                  \
+                             const int32_t repeatTime, const int32_t dstRepStride,                        \
+                             const int32_t srcBlkStride, const int32_t srcRepStride,                      \
+                             ReduceOrder order = ReduceOrder::ORDER_VALUE_INDEX, TWIN_CALLER) {           \
         static_assert(std::is_same_v<T, U>, "ReduceRepeat: one element type on A2/A3");                   \
         if constexpr (reduceType == ReduceType::SUM) {                                                    \
             WholeReduceSum<T, isSetMask>(dst, src, mask, repeatTime, dstRepStride, srcBlkStride,          \
@@ -262,8 +254,7 @@ inline void RepeatReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src
     template <ReduceType reduceType, class T, class U, bool isSetMask = true>                             \
     inline void ReduceDataBlock(const LocalTensor<T>& dst, const LocalTensor<U>& src, Mask,               \
                                 const int32_t repeatTime, const int32_t dstRepStride,                     \
-                                const int32_t srcBlkStride, const int32_t srcRepStride,                   \
-                                twin::Loc loc = twin::Loc::Here()) {                                      \
+                                const int32_t srcBlkStride, const int32_t srcRepStride, TWIN_CALLER) {    \
         static_assert(std::is_same_v<T, U>, "ReduceDataBlock: one element type on A2/A3");                \
         if constexpr (reduceType == ReduceType::SUM) {                                                    \
             BlockReduceSum<T, isSetMask>(dst, src, repeatTime, mask, dstRepStride, srcBlkStride,          \
@@ -280,8 +271,7 @@ inline void RepeatReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src
     template <ReduceType reduceType, class T, class U, bool isSetMask = true>                             \
     inline void ReducePairElem(const LocalTensor<T>& dst, const LocalTensor<U>& src, Mask,                \
                                const int32_t repeatTime, const int32_t dstRepStride,                      \
-                               const int32_t srcBlkStride, const int32_t srcRepStride,                    \
-                               twin::Loc loc = twin::Loc::Here()) {                                       \
+                               const int32_t srcBlkStride, const int32_t srcRepStride, TWIN_CALLER) {     \
         static_assert(std::is_same_v<T, U> && reduceType == ReduceType::SUM, "ReducePairElem: SUM only"); \
         PairReduceSum<T, isSetMask>(dst, src, repeatTime, mask, dstRepStride, srcBlkStride, srcRepStride, \
                                     loc);                                                                 \
