@@ -279,7 +279,6 @@ CacheLine& World::Fetch(CoreState& core, uintptr_t line, const GmRange& range, c
 
 void World::LoadCached(CoreState& core, uintptr_t from, uint32_t bytes, void* value, const GmRange& where,
                        const Loc& loc) {
-    if (unwinding_) return;
     const GmRange range = where;
     MaybeYield(core);
     const uint32_t number = sites_.Add({"GetValue of GM", loc, core.Agent(Pipe::kS), false, false});
@@ -308,7 +307,6 @@ void World::LoadCached(CoreState& core, uintptr_t from, uint32_t bytes, void* va
 
 void World::StoreCached(CoreState& core, uintptr_t to, uint32_t bytes, const void* value,
                         const GmRange& where, const Loc& loc) {
-    if (unwinding_) return;
     const GmRange range = where;
     MaybeYield(core);
     const uint32_t number = sites_.Add({"SetValue of GM", loc, core.Agent(Pipe::kS), true, false});
@@ -336,7 +334,6 @@ void World::StoreCached(CoreState& core, uintptr_t to, uint32_t bytes, const voi
 }
 
 void World::CleanLines(CoreState& core, uintptr_t address, bool all, const Loc& loc) {
-    if (unwinding_) return;
     MaybeYield(core);
     for (auto entry = core.cache.begin(); entry != core.cache.end();) {
         const uintptr_t line = entry->first;

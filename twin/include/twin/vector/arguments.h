@@ -43,6 +43,9 @@ inline void SetVectorMask(int32_t len, TWIN_CALLER) {
     detail::StoreMask(mode == MaskMode::COUNTER ? twin::LaneMask{{lanes, 0}} : twin::LaneMask::First(lanes));
 }
 
+// The mask forms take the mask as uint64_t (the first so many lanes) or as uint64_t[] (a bit a lane): class
+// M.
+
 // ---- Parameter structs of the vector calls: strides in 32-byte blocks, between blocks and between repeats.
 
 struct BinaryRepeatParams {

@@ -111,32 +111,18 @@ inline void Compare(const LocalTensor<U>& dst, const LocalTensor<T>& src0, const
     detail::CompareCounted<T>("Compare", loc, count, detail::CompareBody<T>{cmpMode}, dst, src0, src1);
 }
 
-#define TWIN_COMPARE_MASK_FORM(Mask)                                                                       \
-    template <class T, class U, bool isSetMask = true>                                                     \
-    inline void Compare(const LocalTensor<U>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1, \
-                        CMPMODE cmpMode, Mask, const int32_t repeatTime,                                   \
-                        const BinaryRepeatParams& repeatParams, TWIN_CALLER) {                             \
-        detail::CheckCompareMode<T, U>("Compare", cmpMode, loc);                                           \
-        detail::CompareRepeats<T>(                                                                         \
-            {"Compare", loc}, repeatTime, detail::CompareBody<T>{cmpMode}, dst,                            \
-            detail::Strided<T>{src0, repeatParams.src0BlkStride, repeatParams.src0RepStride},              \
-            detail::Strided<T>{src1, repeatParams.src1BlkStride, repeatParams.src1RepStride});             \
-    }
-TWIN_COMPARE_MASK_FORM(const uint64_t)
-TWIN_COMPARE_MASK_FORM(const uint64_t*)
-#undef TWIN_COMPARE_MASK_FORM
+template <class T, class U, bool isSetMask = true, class M>
+inline void Compare(const LocalTensor<U>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1,
+                    CMPMODE cmpMode, M, const int32_t repeatTime, const BinaryRepeatParams& repeatParams,
+                    TWIN_CALLER) {
+    detail::CheckCompareMode<T, U>("Compare", cmpMode, loc);
+    detail::CompareRepeats<T>(
+        {"Compare", loc}, repeatTime, detail::CompareBody<T>{cmpMode}, dst,
+        detail::Strided<T>{src0, repeatParams.src0BlkStride, repeatParams.src0RepStride},
+        detail::Strided<T>{src1, repeatParams.src1BlkStride, repeatParams.src1RepStride});
+}
 
 // CompareScalar, and its name in newer headers.
-#define TWIN_COMPARE_SCALAR_MASK_FORM(Name, Mask)                                                            \
-    template <class T, class U, bool isSetMask = true>                                                       \
-    inline void Name(const LocalTensor<U>& dst, const LocalTensor<T>& src0, const T src1Scalar,              \
-                     CMPMODE cmpMode, Mask, const int32_t repeatTime, const UnaryRepeatParams& repeatParams, \
-                     TWIN_CALLER) {                                                                          \
-        detail::CheckCompareMode<T, U>(#Name, cmpMode, loc);                                                 \
-        detail::CompareRepeats<T>(                                                                           \
-            {#Name, loc}, repeatTime, detail::CompareScalarBody<T>{cmpMode, src1Scalar}, dst,                \
-            detail::Strided<T>{src0, repeatParams.srcBlkStride, repeatParams.srcRepStride});                 \
-    }
 #define TWIN_COMPARE_SCALAR(Name)                                                                            \
     template <class T, class U>                                                                              \
     inline void Name(const LocalTensor<U>& dst, const LocalTensor<T>& src0, const T src1Scalar,              \
@@ -145,11 +131,17 @@ TWIN_COMPARE_MASK_FORM(const uint64_t*)
         detail::CompareCounted<T>(#Name, loc, count, detail::CompareScalarBody<T>{cmpMode, src1Scalar}, dst, \
                                   src0);                                                                     \
     }                                                                                                        \
-    TWIN_COMPARE_SCALAR_MASK_FORM(Name, const uint64_t)                                                      \
-    TWIN_COMPARE_SCALAR_MASK_FORM(Name, const uint64_t*)
+    template <class T, class U, bool isSetMask = true, class M>                                              \
+    inline void Name(const LocalTensor<U>& dst, const LocalTensor<T>& src0, const T src1Scalar,              \
+                     CMPMODE cmpMode, M, const int32_t repeatTime, const UnaryRepeatParams& repeatParams,    \
+                     TWIN_CALLER) {                                                                          \
+        detail::CheckCompareMode<T, U>(#Name, cmpMode, loc);                                                 \
+        detail::CompareRepeats<T>(                                                                           \
+            {#Name, loc}, repeatTime, detail::CompareScalarBody<T>{cmpMode, src1Scalar}, dst,                \
+            detail::Strided<T>{src0, repeatParams.srcBlkStride, repeatParams.srcRepStride});                 \
+    }
 TWIN_COMPARE_SCALAR(CompareScalar)
 TWIN_COMPARE_SCALAR(Compares)
 #undef TWIN_COMPARE_SCALAR
-#undef TWIN_COMPARE_SCALAR_MASK_FORM
 
 }  // namespace AscendC

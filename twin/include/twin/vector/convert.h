@@ -59,6 +59,10 @@ struct CopyBody {
 };
 template <class D, class S>
 constexpr uint32_t kCastLanes = twin::kRepeatBytes / (sizeof(D) > sizeof(S) ? sizeof(D) : sizeof(S));
+inline void CheckCopyStrides(const CopyRepeatParams& p, const twin::Loc& loc) {
+    TWIN_RAISE_IF(p.dstRepeatSize > 4095 || p.srcRepeatSize > 4095, kBadArgument, loc,
+                  "Copy: a repeat stride of %u is over 4095", std::max(p.dstRepeatSize, p.srcRepeatSize));
+}
 
 }  // namespace detail
 
@@ -114,54 +118,39 @@ inline void Duplicate(const LocalTensor<T>& dst, const T& scalarValue, const int
     detail::CountCall("Duplicate", loc, count, false, detail::FillBody<T>{scalarValue}, dst);
 }
 
-#define TWIN_CONVERT_MASK_FORMS(Mask, ConstMask)                                                             \
-    template <class T, class U, bool isSetMask = true>                                                       \
-    inline void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const RoundMode& roundMode,       \
-                     ConstMask, const int32_t repeatTime, const UnaryRepeatParams& repeatParams,             \
-                     TWIN_CALLER) {                                                                          \
-        const auto body = detail::CheckedCast<T, U>(roundMode, loc);                                         \
-        const detail::Work work =                                                                            \
-            detail::WorkOf<isSetMask>(mask, repeatTime, detail::kCastLanes<T, U>, loc);                      \
-        detail::MaskedCall({"Cast", loc}, work, {false, dst.data() == src.data() && sizeof(T) <= sizeof(U)}, \
-                           body,                                                                             \
-                           detail::Strided<T>{dst, repeatParams.dstBlkStride, repeatParams.dstRepStride},    \
-                           detail::Strided<U>{src, repeatParams.srcBlkStride, repeatParams.srcRepStride});   \
-    }                                                                                                        \
-    template <class T, bool isSetMask = true>                                                                \
-    inline void Duplicate(const LocalTensor<T>& dst, const T& scalarValue, Mask, const int32_t repeatTime,   \
-                          const uint16_t dstBlockStride, const uint8_t dstRepeatStride, TWIN_CALLER) {       \
-        static_assert(twin::kDuplicateType<T>, "Duplicate: 16- and 32-bit types only");                      \
-        const detail::Work work = detail::WorkOf<isSetMask>(mask, repeatTime, twin::kLanes<T>, loc);         \
-        detail::MaskedCall({"Duplicate", loc}, work, {}, detail::FillBody<T>{scalarValue},                   \
-                           detail::Strided<T>{dst, dstBlockStride, dstRepeatStride});                        \
-    }                                                                                                        \
-    /* In counter mode the mask counts the elements of each repeat. */                                       \
-    template <class T, bool isSetMask = true>                                                                \
-    inline void Copy(const LocalTensor<T>& dst, const LocalTensor<T>& src, ConstMask,                        \
-                     const int32_t repeatTime, const CopyRepeatParams& repeatParams, TWIN_CALLER) {          \
-        static_assert(twin::kDuplicateType<T>, "Copy: 16- and 32-bit types only");                           \
-        detail::CheckCopyStrides(repeatParams, loc);                                                         \
-        detail::Work work = detail::WorkOf<isSetMask>(mask, repeatTime, twin::kLanes<T>, loc);               \
-        if (work.counted) {                                                                                  \
-            detail::CheckMask(work.elements, twin::kLanes<T>, loc);                                          \
-            work.lanes.mask = twin::LaneMask::First(static_cast<uint32_t>(work.elements));                   \
-            work.counted = false;                                                                            \
-        }                                                                                                    \
-        detail::MaskedCall({"Copy", loc}, work, {}, detail::CopyBody<T>{},                                   \
-                           detail::Strided<T>{dst, repeatParams.dstStride, repeatParams.dstRepeatSize},      \
-                           detail::Strided<T>{src, repeatParams.srcStride, repeatParams.srcRepeatSize});     \
-    }
-
-namespace detail {
-inline void CheckCopyStrides(const CopyRepeatParams& p, const twin::Loc& loc) {
-    TWIN_RAISE_IF(p.dstRepeatSize > 4095 || p.srcRepeatSize > 4095, kBadArgument, loc,
-                  "Copy: a repeat stride of %u is over 4095", std::max(p.dstRepeatSize, p.srcRepeatSize));
+template <class T, class U, bool isSetMask = true, class M>
+inline void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const RoundMode& roundMode, M mask,
+                 const int32_t repeatTime, const UnaryRepeatParams& repeatParams, TWIN_CALLER) {
+    const auto body = detail::CheckedCast<T, U>(roundMode, loc);
+    const detail::Work work = detail::WorkOf<isSetMask>(mask, repeatTime, detail::kCastLanes<T, U>, loc);
+    detail::MaskedCall({"Cast", loc}, work, {false, dst.data() == src.data() && sizeof(T) <= sizeof(U)}, body,
+                       detail::Strided<T>{dst, repeatParams.dstBlkStride, repeatParams.dstRepStride},
+                       detail::Strided<U>{src, repeatParams.srcBlkStride, repeatParams.srcRepStride});
 }
-}  // namespace detail
-
-TWIN_CONVERT_MASK_FORMS(uint64_t mask, const uint64_t mask)
-TWIN_CONVERT_MASK_FORMS(uint64_t mask[], const uint64_t mask[])
-#undef TWIN_CONVERT_MASK_FORMS
+template <class T, bool isSetMask = true, class M>
+inline void Duplicate(const LocalTensor<T>& dst, const T& scalarValue, M mask, const int32_t repeatTime,
+                      const uint16_t dstBlockStride, const uint8_t dstRepeatStride, TWIN_CALLER) {
+    static_assert(twin::kDuplicateType<T>, "Duplicate: 16- and 32-bit types only");
+    const detail::Work work = detail::WorkOf<isSetMask>(mask, repeatTime, twin::kLanes<T>, loc);
+    detail::MaskedCall({"Duplicate", loc}, work, {}, detail::FillBody<T>{scalarValue},
+                       detail::Strided<T>{dst, dstBlockStride, dstRepeatStride});
+}
+// In counter mode the mask counts the elements of each repeat.
+template <class T, bool isSetMask = true, class M>
+inline void Copy(const LocalTensor<T>& dst, const LocalTensor<T>& src, M mask, const int32_t repeatTime,
+                 const CopyRepeatParams& repeatParams, TWIN_CALLER) {
+    static_assert(twin::kDuplicateType<T>, "Copy: 16- and 32-bit types only");
+    detail::CheckCopyStrides(repeatParams, loc);
+    detail::Work work = detail::WorkOf<isSetMask>(mask, repeatTime, twin::kLanes<T>, loc);
+    if (work.counted) {
+        detail::CheckMask(work.elements, twin::kLanes<T>, loc);
+        work.lanes.mask = twin::LaneMask::First(static_cast<uint32_t>(work.elements));
+        work.counted = false;
+    }
+    detail::MaskedCall({"Copy", loc}, work, {}, detail::CopyBody<T>{},
+                       detail::Strided<T>{dst, repeatParams.dstStride, repeatParams.dstRepeatSize},
+                       detail::Strided<T>{src, repeatParams.srcStride, repeatParams.srcRepeatSize});
+}
 
 // ---- DataCopy within UB by DataCopyParams: a vector instruction.
 

@@ -182,36 +182,6 @@ inline void CheckGather(const LocalTensor<T>& src, uint32_t base, const twin::Lo
                   base, sizeof(T));
 }
 
-}  // namespace detail
-
-// dst[i] = the element at srcBaseAddr + srcOffset[i] bytes of src.
-template <class T>
-inline void Gather(const LocalTensor<T>& dst, const LocalTensor<T>& src,
-                   const LocalTensor<uint32_t>& srcOffset, const uint32_t srcBaseAddr, const uint32_t count,
-                   TWIN_CALLER) {
-    detail::CheckGather(src, srcBaseAddr, loc);
-    SetMaskNorm();
-    ResetMask();
-    if (count == 0) return;
-    const uintptr_t to = dst.SpanAt(count, loc, "Gather destination");
-    const uint32_t* offsets = srcOffset.Span(count, loc, "Gather offsets");
-    detail::CheckApart("Gather", "source", to, count * sizeof(T), reinterpret_cast<uintptr_t>(src.data()),
-                       src.GetSize() * sizeof(T), loc);
-    twin::Runs all;
-    all.run[all.count++] = {0, count};
-    detail::GatherLanes(src, offsets, srcBaseAddr, to, all, {"Gather", loc});
-}
-#define TWIN_GATHER_MASK_FORM(Mask)                                                              \
-    template <class T>                                                                           \
-    inline void Gather(const LocalTensor<T>& dst, const LocalTensor<T>& src,                     \
-                       const LocalTensor<uint32_t>& srcOffset, const uint32_t srcBaseAddr, Mask, \
-                       const int32_t repeatTime, const uint16_t dstRepStride, TWIN_CALLER) {     \
-        detail::CheckGather(src, srcBaseAddr, loc);                                              \
-        const detail::Work work = detail::WorkOf<true>(mask, repeatTime, twin::kLanes<T>, loc);  \
-        detail::GatherRepeats(dst, src, srcOffset, srcBaseAddr, work, dstRepStride, loc);        \
-    }
-
-namespace detail {
 template <class T>
 inline void GatherRepeats(const LocalTensor<T>& dst, const LocalTensor<T>& src,
                           const LocalTensor<uint32_t>& srcOffset, uint32_t base, const Work& work,
@@ -232,11 +202,34 @@ inline void GatherRepeats(const LocalTensor<T>& dst, const LocalTensor<T>& src,
                     to + uint64_t{r} * dst_step * twin::kVectorBlockBytes, runs, call);
     }
 }
+
 }  // namespace detail
 
-TWIN_GATHER_MASK_FORM(const uint64_t mask)
-TWIN_GATHER_MASK_FORM(const uint64_t mask[])
-#undef TWIN_GATHER_MASK_FORM
+// dst[i] = the element at srcBaseAddr + srcOffset[i] bytes of src.
+template <class T>
+inline void Gather(const LocalTensor<T>& dst, const LocalTensor<T>& src,
+                   const LocalTensor<uint32_t>& srcOffset, const uint32_t srcBaseAddr, const uint32_t count,
+                   TWIN_CALLER) {
+    detail::CheckGather(src, srcBaseAddr, loc);
+    SetMaskNorm();
+    ResetMask();
+    if (count == 0) return;
+    const uintptr_t to = dst.SpanAt(count, loc, "Gather destination");
+    const uint32_t* offsets = srcOffset.Span(count, loc, "Gather offsets");
+    detail::CheckApart("Gather", "source", to, count * sizeof(T), reinterpret_cast<uintptr_t>(src.data()),
+                       src.GetSize() * sizeof(T), loc);
+    twin::Runs all;
+    all.run[all.count++] = {0, count};
+    detail::GatherLanes(src, offsets, srcBaseAddr, to, all, {"Gather", loc});
+}
+template <class T, class M>
+inline void Gather(const LocalTensor<T>& dst, const LocalTensor<T>& src,
+                   const LocalTensor<uint32_t>& srcOffset, const uint32_t srcBaseAddr, M mask,
+                   const int32_t repeatTime, const uint16_t dstRepStride, TWIN_CALLER) {
+    detail::CheckGather(src, srcBaseAddr, loc);
+    const detail::Work work = detail::WorkOf<true>(mask, repeatTime, twin::kLanes<T>, loc);
+    detail::GatherRepeats(dst, src, srcOffset, srcBaseAddr, work, dstRepStride, loc);
+}
 
 // Whole 32-byte blocks: block i of a repeat comes from offset i, 8 a repeat.
 template <class T>

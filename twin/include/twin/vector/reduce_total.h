@@ -109,14 +109,6 @@ inline void RepeatedExtreme(const char* name, const LocalTensor<T>& dst, const L
 }  // namespace detail
 
 // dst[0] = the extreme; with `calIndex` dst[1] = the bits of the first index that has it.
-#define TWIN_EXTREME_MASK_FORM(Name, kMax, Mask)                                                        \
-    template <class T>                                                                                  \
-    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src,                              \
-                     const LocalTensor<T>& sharedTmpBuffer, Mask, const int32_t repeatTime,             \
-                     const int32_t srcRepStride, bool calIndex = false, TWIN_CALLER) {                  \
-        detail::RepeatedExtreme<kMax>(#Name, dst, src, sharedTmpBuffer, mask, repeatTime, srcRepStride, \
-                                      calIndex, loc);                                                   \
-    }
 #define TWIN_EXTREME(Name, kMax)                                                                        \
     template <class T>                                                                                  \
     inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src,                              \
@@ -124,12 +116,16 @@ inline void RepeatedExtreme(const char* name, const LocalTensor<T>& dst, const L
                      TWIN_CALLER) {                                                                     \
         detail::Extreme<kMax>(#Name, dst, src, sharedTmpBuffer, count, calIndex, loc);                  \
     }                                                                                                   \
-    TWIN_EXTREME_MASK_FORM(Name, kMax, const int32_t mask)                                              \
-    TWIN_EXTREME_MASK_FORM(Name, kMax, const uint64_t mask[])
+    template <class T, class M>                                                                         \
+    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src,                              \
+                     const LocalTensor<T>& sharedTmpBuffer, M mask, const int32_t repeatTime,           \
+                     const int32_t srcRepStride, bool calIndex = false, TWIN_CALLER) {                  \
+        detail::RepeatedExtreme<kMax>(#Name, dst, src, sharedTmpBuffer, mask, repeatTime, srcRepStride, \
+                                      calIndex, loc);                                                   \
+    }
 TWIN_EXTREME(ReduceMax, true)
 TWIN_EXTREME(ReduceMin, false)
 #undef TWIN_EXTREME
-#undef TWIN_EXTREME_MASK_FORM
 
 // dst[0] = the sum: a binary tree within each 256 bytes, these in order. The scratch tensor is not used.
 template <class T, bool isSetMask = true>
@@ -156,32 +152,22 @@ inline void ReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src,
                 [=] { twin::ReduceSumArray(to, from, n); });
 }
 // The mask form: a tree over the repeats' sums, which go through the scratch tensor.
-#define TWIN_SUM_MASK_FORM(Mask)                                                                          \
-    template <class T>                                                                                    \
-    inline void ReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src,                           \
-                          const LocalTensor<T>& sharedTmpBuffer, Mask, const int32_t repeatTime,          \
-                          const int32_t srcRepStride, TWIN_CALLER) {                                      \
-        const detail::RepeatedTotal total =                                                               \
-            detail::CheckTotal("ReduceSum", src, mask, repeatTime, srcRepStride, loc);                    \
-        if (total.repeats == 0) return;                                                                   \
-        T* to = dst.Span(1, loc, "ReduceSum destination", sizeof(T));                                     \
-        const T* from = detail::UbPointer<T>(reinterpret_cast<uintptr_t>(src.data()));                    \
-        const twin::Access write = detail::UbAccess(to, 1);                                               \
-        const twin::Access garbage =                                                                      \
-            detail::CheckWorkTensor("scratch of ReduceSum", sharedTmpBuffer, total.repeats, false, false, \
-                                    write, total.reads[0], loc);                                          \
-        twin::Issue({"ReduceSum",                                                                         \
-                     twin::Pipe::kV,                                                                      \
-                     loc,                                                                                 \
-                     {0, uint64_t{total.repeats} * twin::kLanes<T>},                                      \
-                     write,                                                                               \
-                     {total.reads[0], total.reads[1], total.reads[2]},                                    \
-                     garbage},                                                                            \
-                    [=] { twin::ReduceSumRepeats(to, from, total.mask, total.repeats, total.stride); });  \
-    }
-TWIN_SUM_MASK_FORM(const int32_t mask)
-TWIN_SUM_MASK_FORM(const uint64_t mask[])
-#undef TWIN_SUM_MASK_FORM
+template <class T, class M>
+inline void ReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src,
+                      const LocalTensor<T>& sharedTmpBuffer, M mask, const int32_t repeatTime,
+                      const int32_t srcRepStride, TWIN_CALLER) {
+    const detail::RepeatedTotal total =
+        detail::CheckTotal("ReduceSum", src, mask, repeatTime, srcRepStride, loc);
+    if (total.repeats == 0) return;
+    T* to = dst.Span(1, loc, "ReduceSum destination", sizeof(T));
+    const T* from = detail::UbPointer<T>(reinterpret_cast<uintptr_t>(src.data()));
+    const twin::Access write = detail::UbAccess(to, 1);
+    const twin::Access garbage = detail::CheckWorkTensor(
+        "scratch of ReduceSum", sharedTmpBuffer, total.repeats, false, false, write, total.reads[0], loc);
+    twin::Issue(twin::PartOf({"ReduceSum", loc}, uint64_t{total.repeats} * twin::kLanes<T>, write,
+                             total.reads[0], total.reads[1], total.reads[2], garbage),
+                [=] { twin::ReduceSumRepeats(to, from, total.mask, total.repeats, total.stride); });
+}
 
 namespace detail {
 

@@ -143,35 +143,29 @@ inline void Select(const LocalTensor<T>& dst, const LocalTensor<U>& selMask, con
         src0);
 }
 
-#define TWIN_SELECT_MASK_FORMS(Mask)                                                                         \
-    template <class T, class U, bool isSetMask = true>                                                       \
-    inline void Select(const LocalTensor<T>& dst, const LocalTensor<U>& selMask, const LocalTensor<T>& src0, \
-                       const LocalTensor<T>& src1, SELMODE selMode, Mask, const int32_t repeatTime,          \
-                       const BinaryRepeatParams& repeatParams, TWIN_CALLER) {                                \
-        detail::CheckSelectTypes<T, U>();                                                                    \
-        detail::CheckSelectMode(selMode, false, loc);                                                        \
-        const detail::Work work = detail::WorkOf<isSetMask>(mask, repeatTime, twin::kLanes<T>, loc);         \
-        detail::SelectRepeats(                                                                               \
-            selMode, work, T(0.0f), loc, selMask,                                                            \
-            detail::Strided<T>{dst, repeatParams.dstBlkStride, repeatParams.dstRepStride},                   \
-            detail::Strided<T>{src0, repeatParams.src0BlkStride, repeatParams.src0RepStride},                \
-            detail::Strided<T>{src1, repeatParams.src1BlkStride, repeatParams.src1RepStride});               \
-    }                                                                                                        \
-    template <class T, class U, bool isSetMask = true>                                                       \
-    inline void Select(const LocalTensor<T>& dst, const LocalTensor<U>& selMask, const LocalTensor<T>& src0, \
-                       T src1, SELMODE selMode, Mask, const int32_t repeatTime,                              \
-                       const BinaryRepeatParams& repeatParams, TWIN_CALLER) {                                \
-        detail::CheckSelectTypes<T, U>();                                                                    \
-        detail::CheckSelectMode(selMode, true, loc);                                                         \
-        const detail::Work work = detail::WorkOf<isSetMask>(mask, repeatTime, twin::kLanes<T>, loc);         \
-        detail::SelectRepeats(                                                                               \
-            selMode, work, src1, loc, selMask,                                                               \
-            detail::Strided<T>{dst, repeatParams.dstBlkStride, repeatParams.dstRepStride},                   \
-            detail::Strided<T>{src0, repeatParams.src0BlkStride, repeatParams.src0RepStride});               \
-    }
-TWIN_SELECT_MASK_FORMS(uint64_t mask)
-TWIN_SELECT_MASK_FORMS(uint64_t mask[])
-#undef TWIN_SELECT_MASK_FORMS
+template <class T, class U, bool isSetMask = true, class M>
+inline void Select(const LocalTensor<T>& dst, const LocalTensor<U>& selMask, const LocalTensor<T>& src0,
+                   const LocalTensor<T>& src1, SELMODE selMode, M mask, const int32_t repeatTime,
+                   const BinaryRepeatParams& repeatParams, TWIN_CALLER) {
+    detail::CheckSelectTypes<T, U>();
+    detail::CheckSelectMode(selMode, false, loc);
+    const detail::Work work = detail::WorkOf<isSetMask>(mask, repeatTime, twin::kLanes<T>, loc);
+    detail::SelectRepeats(selMode, work, T(0.0f), loc, selMask,
+                          detail::Strided<T>{dst, repeatParams.dstBlkStride, repeatParams.dstRepStride},
+                          detail::Strided<T>{src0, repeatParams.src0BlkStride, repeatParams.src0RepStride},
+                          detail::Strided<T>{src1, repeatParams.src1BlkStride, repeatParams.src1RepStride});
+}
+template <class T, class U, bool isSetMask = true, class M>
+inline void Select(const LocalTensor<T>& dst, const LocalTensor<U>& selMask, const LocalTensor<T>& src0,
+                   T src1, SELMODE selMode, M mask, const int32_t repeatTime,
+                   const BinaryRepeatParams& repeatParams, TWIN_CALLER) {
+    detail::CheckSelectTypes<T, U>();
+    detail::CheckSelectMode(selMode, true, loc);
+    const detail::Work work = detail::WorkOf<isSetMask>(mask, repeatTime, twin::kLanes<T>, loc);
+    detail::SelectRepeats(selMode, work, src1, loc, selMask,
+                          detail::Strided<T>{dst, repeatParams.dstBlkStride, repeatParams.dstRepStride},
+                          detail::Strided<T>{src0, repeatParams.src0BlkStride, repeatParams.src0RepStride});
+}
 
 namespace detail {
 
@@ -216,16 +210,12 @@ inline void CompareToRegister(CMPMODE mode, const LocalTensor<T>& a, const Local
 
 }  // namespace detail
 
-#define TWIN_COMPARE_TO_REGISTER(Mask)                                                                 \
-    template <class T, bool isSetMask = true>                                                          \
-    inline void Compare(const LocalTensor<T>& src0, const LocalTensor<T>& src1, CMPMODE cmpMode, Mask, \
-                        const BinaryRepeatParams& repeatParams, TWIN_CALLER) {                         \
-        const detail::Work work = detail::WorkOf<isSetMask>(mask, 1, twin::kLanes<T>, loc);            \
-        detail::CompareToRegister(cmpMode, src0, src1, work, repeatParams, loc);                       \
-    }
-TWIN_COMPARE_TO_REGISTER(const uint64_t mask)
-TWIN_COMPARE_TO_REGISTER(const uint64_t mask[])
-#undef TWIN_COMPARE_TO_REGISTER
+template <class T, bool isSetMask = true, class M>
+inline void Compare(const LocalTensor<T>& src0, const LocalTensor<T>& src1, CMPMODE cmpMode, M mask,
+                    const BinaryRepeatParams& repeatParams, TWIN_CALLER) {
+    const detail::Work work = detail::WorkOf<isSetMask>(mask, 1, twin::kLanes<T>, loc);
+    detail::CompareToRegister(cmpMode, src0, src1, work, repeatParams, loc);
+}
 
 template <class T>
 inline void GetCmpMask(const LocalTensor<T>& dst, TWIN_CALLER) {

@@ -74,26 +74,22 @@ inline void CreateVecIndex(LocalTensor<T> dst, const T& firstValue, uint32_t cou
                         [=](T* to, uint32_t n) { twin::IndexArray(to, first, n); });
 }
 // The same on the lanes of a mask: lane i of repeat r gets firstValue + r * (lanes of a repeat) + i.
-#define TWIN_INDEX_MASK_FORM(Mask)                                                                           \
-    template <class T>                                                                                       \
-    inline void CreateVecIndex(LocalTensor<T>& dst, const T& firstValue, Mask, const int32_t repeatTime,     \
-                               uint16_t dstBlkStride, uint8_t dstRepStride, TWIN_CALLER) {                   \
-        static_assert(twin::kIndexType<T>, "CreateVecIndex: half, float, int16_t, int32_t");                 \
-        detail::CheckRepeatTime(repeatTime, loc);                                                            \
-        const detail::Work work = detail::WorkOf<true>(mask, 1, twin::kLanes<T>, loc);                       \
-        const twin::VectorCall call{"CreateVecIndex", loc};                                                  \
-        T first = firstValue;                                                                                \
-        for (int32_t r = 0; r < repeatTime; ++r) {                                                           \
-            const LocalTensor<T> part = dst[static_cast<uint32_t>(r) * dstRepStride * twin::kBlockLanes<T>]; \
-            detail::MaskedCall(call, work, {}, detail::IndexBody<T>{first},                                  \
-                               detail::Strided<T>{part, dstBlkStride, 8});                                   \
-            first = twin::Narrow<T>(                                                                         \
-                twin::AddOp::Do(twin::Widen(first), static_cast<twin::Compute<T>>(twin::kLanes<T>)));        \
-        }                                                                                                    \
+template <class T, class M>
+inline void CreateVecIndex(LocalTensor<T>& dst, const T& firstValue, M mask, const int32_t repeatTime,
+                           uint16_t dstBlkStride, uint8_t dstRepStride, TWIN_CALLER) {
+    static_assert(twin::kIndexType<T>, "CreateVecIndex: half, float, int16_t, int32_t");
+    detail::CheckRepeatTime(repeatTime, loc);
+    const detail::Work work = detail::WorkOf<true>(mask, 1, twin::kLanes<T>, loc);
+    const twin::VectorCall call{"CreateVecIndex", loc};
+    T first = firstValue;
+    for (int32_t r = 0; r < repeatTime; ++r) {
+        const LocalTensor<T> part = dst[static_cast<uint32_t>(r) * dstRepStride * twin::kBlockLanes<T>];
+        detail::MaskedCall(call, work, {}, detail::IndexBody<T>{first},
+                           detail::Strided<T>{part, dstBlkStride, 8});
+        first = twin::Narrow<T>(
+            twin::AddOp::Do(twin::Widen(first), static_cast<twin::Compute<T>>(twin::kLanes<T>)));
     }
-TWIN_INDEX_MASK_FORM(uint64_t mask)
-TWIN_INDEX_MASK_FORM(uint64_t mask[])
-#undef TWIN_INDEX_MASK_FORM
+}
 
 // first, first + diff, ...
 template <class T>
