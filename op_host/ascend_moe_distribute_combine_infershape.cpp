@@ -1,5 +1,4 @@
 // Shape and type functions of AscendMoeDistributeCombine.
-#include "cann/functions.h"
 #include "cann/infershape.h"
 
 ge::graphStatus moe::InferShapeCombine(gert::InferShapeContext* context) {

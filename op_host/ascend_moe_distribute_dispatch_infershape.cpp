@@ -1,5 +1,4 @@
 // Shape and type functions of AscendMoeDistributeDispatch.
-#include "cann/functions.h"
 #include "cann/infershape.h"
 
 ge::graphStatus moe::InferShapeDispatch(gert::InferShapeContext* context) {

@@ -1,6 +1,5 @@
 // Shape and type functions of AscendMoeProbe: a block a core, as many as a launch may have.
-#include "cann/functions.h"
-#include "rules/op.h"
+#include "cann/call.h"
 
 ge::graphStatus moe::InferShapeProbe(gert::InferShapeContext* context) {
     gert::Shape* shape = context == nullptr ? nullptr : context->GetOutputShape(0);

@@ -97,13 +97,14 @@ def _lock(path: Path, part: Part) -> Iterator[None]:
                         f" and holds {path}: end it, or build everything with `make all`"
                     ) from None
             if not told:
-                _tell(f"waits for another process that builds {part.title}")
+                tell(f"waits for another process that builds {part.title}")
                 told = True
             time.sleep(0.1)
         yield
 
 
-def _tell(text: str) -> None:
+def tell(text: str) -> None:
+    """One line to the user, who waits for a build."""
     print(f"ascend_moe: {text}", file=sys.stderr, flush=True)
 
 
@@ -126,7 +127,7 @@ def _build(part: Part, sources: Path, folder: Path) -> None:
     wanted = os.environ.get("CXX")
     compilers = (wanted.split()[-1],) if wanted else ("g++", "c++", "clang++")
     _needed(part, *compilers, fix="install g++ 11 or newer, or set CXX")
-    _tell(f"builds {part.title} into {folder}, once; about {SECONDS} s on two cores")
+    tell(f"builds {part.title} into {folder}, once; about {SECONDS} s on two cores")
     scratch = Path(tempfile.mkdtemp(prefix=".building-", dir=folder))
     others = [other.option for other in PARTS.values() if other is not part]
     generator = ["-G", "Ninja"] if "CMAKE_GENERATOR" not in os.environ and _tool("ninja") else []
@@ -146,7 +147,7 @@ def _build(part: Part, sources: Path, folder: Path) -> None:
             (scratch / name).rename(folder / name)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    _tell(f"built {part.title} in {time.monotonic() - started:.0f} s")
+    tell(f"built {part.title} in {time.monotonic() - started:.0f} s")
 
 
 def _run(part: Part, command: list[str], deadline: float) -> None:

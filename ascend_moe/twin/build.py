@@ -19,6 +19,7 @@ from pathlib import Path
 
 from ..errors import ArgumentError, LibraryError, TwinBuildError
 from ..native import library as native_library
+from ..native.build import tell
 from ..native.cache import cache_directory, digest_of, fill_folder
 from .entries import MARK, Entry, find_entries
 
@@ -254,6 +255,8 @@ def runtime_objects(engine: str) -> tuple[str, ...]:
     key = digest_of(_compiler_id(), *flags, _runtime_digest(), "archive" if archive else "objects")
     folder = cache_directory() / "twin" / f"runtime-{engine}-{key}"
     if not folder.is_dir():
+        seconds = 10 if archive else 60
+        tell(f"builds the {engine} engine for kernels into {folder}, once; about {seconds} s on two cores")
         fill_folder(folder, lambda scratch: _compile_runtime(flags, scratch, archive is not None))
     return (*(str(path) for path in sorted(folder.glob("*.o"))), *([str(archive)] if archive else []))
 

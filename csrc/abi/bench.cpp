@@ -33,70 +33,40 @@ void CopyThroughUb(uint8_t* to, const uint8_t* const* from, uint64_t count, uint
     }
 }
 
-// A vector of the machine's width, and the other types with as many lanes.
+// A vector of the machine's width.
 template <uint32_t kBytes>
 struct Lanes {
     typedef float Floats __attribute__((vector_size(kBytes)));
-    typedef uint32_t Words __attribute__((vector_size(kBytes)));
-    typedef int32_t Ints __attribute__((vector_size(kBytes)));
-    typedef uint16_t Shorts __attribute__((vector_size(kBytes / 2)));
     static constexpr uint64_t kCount = kBytes / sizeof(float);
 };
 constexpr uint64_t kMostLanes = 16;
 #define AM_ALWAYS inline __attribute__((always_inline))
 
-struct Fp32 {
-    static constexpr uint64_t kSize = 4;
+// An element type by its bits. A loop over a vector's lanes becomes instructions of its width.
+template <class Bits, float (*kWiden)(Bits), Bits (*kNarrow)(float)>
+struct Element {
+    static constexpr uint64_t kSize = sizeof(Bits);
     template <class L>
     static AM_ALWAYS void Load(typename L::Floats& to, const uint8_t* from) {
-        memcpy(&to, from, sizeof(to));
-    }
-    template <class L>
-    static AM_ALWAYS void Store(uint8_t* to, const typename L::Floats& from) {
-        memcpy(to, &from, sizeof(from));
-    }
-};
-struct Bf16 {
-    static constexpr uint64_t kSize = 2;
-    template <class L>
-    static AM_ALWAYS void Load(typename L::Floats& to, const uint8_t* from) {
-        typename L::Shorts bits;
-        memcpy(&bits, from, sizeof(bits));
-        const typename L::Words wide = __builtin_convertvector(bits, typename L::Words) << 16;
-        memcpy(&to, &wide, sizeof(to));
-    }
-    // Nearest even; a NaN stays one, made quiet.
-    template <class L>
-    static AM_ALWAYS void Store(uint8_t* to, const typename L::Floats& from) {
-        using Words = typename L::Words;
-        Words bits;
-        memcpy(&bits, &from, sizeof(bits));
-        const Words rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
-        const Words nan = (Words)((typename L::Ints)(bits & 0x7FFFFFFFu) > 0x7F800000);
-        const Words kept = (nan & ((bits >> 16) | 0x40u)) | (~nan & rounded);
-        const typename L::Shorts narrow = __builtin_convertvector(kept, typename L::Shorts);
-        memcpy(to, &narrow, sizeof(narrow));
-    }
-};
-struct Fp16 {
-    static constexpr uint64_t kSize = 2;
-    template <class L>
-    static AM_ALWAYS void Load(typename L::Floats& to, const uint8_t* from) {
-        uint16_t bits[L::kCount];
+        Bits bits[L::kCount];
         float wide[L::kCount];
         memcpy(bits, from, sizeof(bits));
-        for (uint64_t i = 0; i < L::kCount; ++i) wide[i] = twin::HalfBitsToFloat(bits[i]);
+        for (uint64_t i = 0; i < L::kCount; ++i) wide[i] = kWiden(bits[i]);
         memcpy(&to, wide, sizeof(to));
     }
     template <class L>
     static AM_ALWAYS void Store(uint8_t* to, const typename L::Floats& from) {
         float wide[L::kCount];
-        uint16_t bits[L::kCount];
+        Bits bits[L::kCount];
         memcpy(wide, &from, sizeof(wide));
-        for (uint64_t i = 0; i < L::kCount; ++i) bits[i] = twin::FloatToHalfBits(wide[i]);
+        for (uint64_t i = 0; i < L::kCount; ++i) bits[i] = kNarrow(wide[i]);
         memcpy(to, bits, sizeof(bits));
     }
 };
+constexpr float Same(float value) { return value; }
+using Fp32 = Element<float, Same, Same>;
+using Fp16 = Element<uint16_t, twin::HalfBitsToFloat, twin::FloatToHalfBits>;
+using Bf16 = Element<uint16_t, twin::Bf16BitsToFloat, twin::FloatToBf16Bits>;
 
 // Four vectors of a token's sum stay in registers while its rows pass.
 template <class Type>

@@ -395,21 +395,13 @@ void* am_comm_create(int rank, int world, void* const* bases, uint64_t data_byte
 }
 int am_comm_use_context(void* comm, int kind) {
     if (kind < static_cast<int>(moe::kContextTable) || kind > static_cast<int>(moe::kContextA2)) return 1;
-    try {
-        static_cast<ops::Communicator*>(comm)->UseContext(static_cast<uint32_t>(kind));
-        return 0;
-    } catch (...) {
-        return 1;
-    }
+    return ops::Tried(
+        [=] { static_cast<ops::Communicator*>(comm)->UseContext(static_cast<uint32_t>(kind)); });
 }
 int am_comm_use_servers(void* comm, int ranks_per_server) {
     if (ranks_per_server < 0) return 1;
-    try {
-        static_cast<ops::Communicator*>(comm)->UseServers(static_cast<uint32_t>(ranks_per_server));
-        return 0;
-    } catch (...) {
-        return 1;
-    }
+    return ops::Tried(
+        [=] { static_cast<ops::Communicator*>(comm)->UseServers(static_cast<uint32_t>(ranks_per_server)); });
 }
 void am_comm_destroy(void* comm) { delete static_cast<ops::Communicator*>(comm); }
 void am_comm_mark_lost(void* comm, int peer) { static_cast<ops::Communicator*>(comm)->MarkLost(peer); }

@@ -17,6 +17,17 @@
 
 namespace ops {
 
+// Returns 0, or 1 when `call` has thrown.
+template <class Call>
+int Tried(const Call& call) {
+    try {
+        call();
+        return 0;
+    } catch (...) {
+        return 1;
+    }
+}
+
 class Communicator {
 public:
     Communicator(int rank, int world, void* const* bases, uint64_t data_bytes, uint64_t lent_bytes,

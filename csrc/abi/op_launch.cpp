@@ -1,27 +1,16 @@
 #include "op_launch.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <mutex>
 
 #include "ascend_moe.h"
 
-#define AM_DISPATCH(suffix)                                                                              \
-    extern "C" void ascend_moe_distribute_dispatch_##suffix(GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, \
-                                                            GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, \
-                                                            GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR);
-#define AM_COMBINE(suffix)                                                                              \
-    extern "C" void ascend_moe_distribute_combine_##suffix(GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, \
-                                                           GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, \
-                                                           GM_ADDR, GM_ADDR, GM_ADDR);
-AM_DISPATCH(bf16)
-AM_DISPATCH(fp16)
-AM_DISPATCH(fp32)
-AM_COMBINE(bf16)
-AM_COMBINE(fp16)
-AM_COMBINE(fp32)
-
-#undef AM_DISPATCH
-#undef AM_COMBINE
+extern "C" ops::DispatchEntry ascend_moe_distribute_dispatch_bf16, ascend_moe_distribute_dispatch_fp16,
+    ascend_moe_distribute_dispatch_fp32;
+extern "C" ops::CombineEntry ascend_moe_distribute_combine_bf16, ascend_moe_distribute_combine_fp16,
+    ascend_moe_distribute_combine_fp32;
 
 namespace ops {
 
@@ -41,17 +30,17 @@ uint64_t BytesOf(const Desc& tensor) {
 // Tensors of rows, by name: a timed run need not move them.
 bool IsRows(const char* name) { return strcmp(name, "x") == 0 || strcmp(name, "expand_x") == 0; }
 
-}  // namespace
-
-DispatchKernel DispatchKernelOf(uint32_t type) {
+DispatchEntry* DispatchKernelOf(uint32_t type) {
     if (type == moe::kTypeBf16) return &ascend_moe_distribute_dispatch_bf16;
     return type == moe::kTypeFp16 ? &ascend_moe_distribute_dispatch_fp16
                                   : &ascend_moe_distribute_dispatch_fp32;
 }
-CombineKernel CombineKernelOf(uint32_t type) {
+CombineEntry* CombineKernelOf(uint32_t type) {
     if (type == moe::kTypeBf16) return &ascend_moe_distribute_combine_bf16;
     return type == moe::kTypeFp16 ? &ascend_moe_distribute_combine_fp16 : &ascend_moe_distribute_combine_fp32;
 }
+
+}  // namespace
 
 OpLaunch::OpLaunch(Communicator& comm, const Plan& plan, const void* const* inputs, void* const* outputs,
                    int32_t* record, const Kernels* instead)
@@ -103,7 +92,7 @@ GM_ADDR OpLaunch::Input(moe::TensorIndex index, const char* name) {
 
 #define AM_INPUT(name) Input(moe::kTensor_##name, #name)
 
-void OpLaunch::PrepareDispatch(DispatchKernel kernel) {
+void OpLaunch::PrepareDispatch(DispatchEntry* kernel) {
     moe::OutputDesc shapes[moe::kDispatchOutputs];
     moe::DispatchShapes(plan_.spec, shapes);
     GM_ADDR x = AM_INPUT(x);
@@ -126,7 +115,7 @@ void OpLaunch::PrepareDispatch(DispatchKernel kernel) {
     };
 }
 
-void OpLaunch::PrepareCombine(CombineKernel kernel) {
+void OpLaunch::PrepareCombine(CombineEntry* kernel) {
     GM_ADDR expandX = AM_INPUT(expand_x);
     GM_ADDR ids = AM_INPUT(expert_ids);
     GM_ADDR sendCounts = AM_INPUT(ep_send_counts);
@@ -224,6 +213,50 @@ void OpLaunch::ZeroTail(uint32_t index, const moe::OutputDesc& shape, uint64_t d
         memset(static_cast<uint8_t*>(outputs_[index]) + defined, 0, bytes - defined);
 }
 
+// ---- timelines of launches ----
+
+namespace {
+
+// All ranks of a process share one recording; each launch has a timeline of its own until it ends.
+struct Session {
+    std::mutex mutex;
+    std::atomic<uint64_t> number{0};  // odd: going on
+    twin::Timeline all;
+};
+Session g_session;
+
+#if defined(TWIN_CHECKED) || defined(TWIN_TIMED)
+constexpr bool kRecords = false;
+#else
+constexpr bool kRecords = true;
+#endif
+
+}  // namespace
+
+TracedLaunch::TracedLaunch(twin::LaunchSpec& spec) : spec_(spec) {
+    if (g_session.number.load(std::memory_order_acquire) % 2 == 0) return;
+    const std::lock_guard<std::mutex> lock(g_session.mutex);
+    const uint64_t number = g_session.number.load();
+    if (number % 2 == 0) return;
+    session_ = number;
+    timeline_.limit = g_session.all.limit;
+    spec_.timeline = &timeline_;
+}
+
+TracedLaunch::~TracedLaunch() {
+    if (session_ == 0) return;
+    spec_.timeline = nullptr;
+    const std::lock_guard<std::mutex> lock(g_session.mutex);
+    twin::Timeline& all = g_session.all;
+    // A recording that has been stopped still includes the launches that began before the stop.
+    if ((g_session.number.load() + 1) / 2 != (session_ + 1) / 2) return;
+    const uint64_t room = all.limit - std::min<uint64_t>(all.limit, all.events.size());
+    const uint64_t taken = std::min<uint64_t>(room, timeline_.events.size());
+    all.dropped += timeline_.dropped + timeline_.events.size() - taken;
+    all.events.insert(all.events.end(), timeline_.events.begin(),
+                      timeline_.events.begin() + static_cast<int64_t>(taken));
+}
+
 }  // namespace ops
 
 // ---- am_run ----
@@ -283,8 +316,35 @@ int am_run(void* comm, void* plan, const void* const* inputs, void* const* outpu
         lent.Complete(false);
         // The others need not wait for a rank whose kernel has stopped.
         for (int peer = 0; peer < end.world(); ++peer) end.PostAbort(peer, moe::kKernelFault, end.rank());
-        strncpy(fault, error.what(), fault_bytes - 1);
-        fault[fault_bytes - 1] = '\0';
+        ops::GiveText(error.what(), fault, fault_bytes);
         return static_cast<int>(moe::kKernelFault);
     }
 }
+
+int am_trace_start(uint64_t limit) {
+    if (!ops::kRecords) return 2;
+    const std::lock_guard<std::mutex> lock(ops::g_session.mutex);
+    const uint64_t number = ops::g_session.number.load();
+    if (number % 2 != 0) return 1;
+    ops::g_session.all = twin::Timeline();
+    ops::g_session.all.limit = limit;
+    ops::g_session.number.store(number + 1, std::memory_order_release);
+    return 0;
+}
+
+void am_trace_stop(void) {
+    const std::lock_guard<std::mutex> lock(ops::g_session.mutex);
+    const uint64_t number = ops::g_session.number.load();
+    if (number % 2 != 0) ops::g_session.number.store(number + 1);
+}
+
+uint64_t am_trace_events(void* out, uint64_t most, uint64_t* dropped) {
+    const std::lock_guard<std::mutex> lock(ops::g_session.mutex);
+    const twin::Timeline& all = ops::g_session.all;
+    const uint64_t count = std::min<uint64_t>(most, all.events.size());
+    std::copy_n(all.events.data(), count, static_cast<twin::TimelineEvent*>(out));
+    if (dropped != nullptr) *dropped = all.dropped;
+    return all.events.size();
+}
+
+uint64_t am_trace_event_bytes(void) { return sizeof(twin::TimelineEvent); }

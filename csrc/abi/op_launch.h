@@ -3,10 +3,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 
 #include "communicator.h"
-#include "plan.h"
 #include "protocol/tiling.h"
+#include "rules/plan.h"
 #include "twin/api/qualifiers.h"
 #include "twin/engine/engine.h"
 #include "twin/engine/launch.h"
@@ -14,21 +15,34 @@
 
 namespace ops {
 
+// A checked call with its tiling.
+struct Plan {
+    moe::CallSpec spec;
+    moe::CallPlan call;
+
+    bool dispatch() const { return call.op == moe::kOpDispatch; }
+    const moe::MoeDistributeInfo& info() const { return dispatch() ? call.dispatch.info : call.combine.info; }
+    const void* tiling() const {
+        return dispatch() ? static_cast<const void*>(&call.dispatch) : &call.combine;
+    }
+    uint64_t tiling_bytes() const { return dispatch() ? sizeof(call.dispatch) : sizeof(call.combine); }
+};
+
+// Copies a text, as much as fits. Returns the bytes that all of it takes.
+uint64_t GiveText(const std::string& from, char* to, uint64_t bytes);
+
 // The kernel entries, one a dtype: the same source compiled three times under three names.
-using DispatchKernel = void (*)(GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR,
-                                GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR);
-using CombineKernel = void (*)(GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR,
-                               GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR);
+using DispatchEntry = void(GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR,
+                           GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR);
+using CombineEntry = void(GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR,
+                          GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR);
 
 // Kernels that a launch runs instead of the shipped ones.
 struct Kernels {
-    DispatchKernel dispatch;
-    CombineKernel combine;
+    DispatchEntry* dispatch;
+    CombineEntry* combine;
     uint64_t workspace_bytes;  // at least
 };
-
-DispatchKernel DispatchKernelOf(uint32_t type);
-CombineKernel CombineKernelOf(uint32_t type);
 
 class OpLaunch {
 public:
@@ -55,8 +69,8 @@ private:
     GM_ADDR Input(moe::TensorIndex index, const char* name);
     bool Lent(uintptr_t begin) const;
     const void* CombineTiling();
-    void PrepareDispatch(DispatchKernel kernel);
-    void PrepareCombine(CombineKernel kernel);
+    void PrepareDispatch(DispatchEntry* kernel);
+    void PrepareCombine(CombineEntry* kernel);
     const char* WindowRule(uintptr_t begin, uint64_t bytes, bool write) const;
     void ZeroTail(uint32_t index, const moe::OutputDesc& shape, uint64_t defined);
 

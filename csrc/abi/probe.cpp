@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "ascend_moe.h"
-#include "communicator.h"
+#include "op_launch.h"
 #include "twin/api/qualifiers.h"
 
 extern "C" void ascend_moe_probe(GM_ADDR, GM_ADDR, GM_ADDR);
@@ -69,8 +69,7 @@ int am_probe(void* comm, const void* tiling, uint64_t tiling_bytes, uint32_t* re
         return static_cast<int>(moe::kOk);
     } catch (const std::exception& error) {
         end.EndLaunch(true);
-        strncpy(fault, error.what(), fault_bytes - 1);
-        fault[fault_bytes - 1] = '\0';
+        ops::GiveText(error.what(), fault, fault_bytes);
         return static_cast<int>(moe::kKernelFault);
     }
 }

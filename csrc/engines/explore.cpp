@@ -8,10 +8,8 @@
 #include <string>
 #include <unordered_set>
 
-#include "abi/op_launch.h"
 #include "engines/local_ranks.h"
 #include "rules/message.h"
-#include "twin/engine/explore.h"
 
 extern "C" {
 
@@ -72,10 +70,6 @@ namespace ops {
 // block back after it. Early: as if its bytes were free at once, not one op later.
 constexpr uint32_t kLentNot = 0, kLentRows = 1, kLentEarly = 2;
 constexpr uint32_t kMixedPolicy = 100;  // half PCT, three tenths random, two tenths lazy
-}  // namespace ops
-
-namespace ops {
-
 namespace {
 
 constexpr uint8_t kWindowPoison = 0xA5, kOutputPoison = 0xCD;
@@ -115,43 +109,18 @@ public:
         hashes_.clear();
         polls_.clear();
     }
-    int32_t Code(uint32_t step) const {
-        const int32_t* record = ops_[step]->record;
-        return record[moe::kRecMagic] == moe::kRecordMagic ? record[moe::kRecCode] : 0;
-    }
+    int32_t Code(uint32_t step) const { return ops_[step]->code(); }
     const int32_t* Record(uint32_t step) const { return ops_[step]->record; }
     // Whether the op came to its end.
     bool Finished(uint32_t step) const { return ops_[step]->finished; }
 
 private:
-    struct Op {
-        Op(Exploration& world, const am_explore_step& given)
-            : step(given),
-              comm(world.ranks_.Of(given.rank)),
-              inputs(given.inputs, given.inputs + moe::kTensorCount),
-              lent(LendRows()),
-              launch(comm, *static_cast<Plan*>(given.plan), inputs.data(), given.outputs, record) {
-            program.spec = launch.spec();
-            program.kernel = launch.kernel();
-            // After a fatal error nothing is lent any more: window_empty raises.
-            char& failed = world.failed_[static_cast<size_t>(given.rank)];
-            program.begin = [this, &failed] {
-                launch.Begin();
-                program.writes.assign(lent.bytes > 0 && !failed ? 1 : 0, lent);
-            };
-            program.end = [this, &failed] {
-                launch.End(false);
-                finished = true;
-                if (record[moe::kRecMagic] == moe::kRecordMagic &&
-                    record[moe::kRecCode] >= static_cast<int32_t>(moe::kFirstFatal))
-                    failed = 1;
-            };
-            GiveBack();
-            program.name =
-                static_cast<Plan*>(given.plan)->call.op == moe::kOpDispatch ? "dispatch" : "combine";
-        }
+    // The rows that a combine's host lends, and what is told to the kernel instead of where they come from.
+    struct Lending {
+        Lending(Communicator& end, const am_explore_step& given)
+            : step(given), inputs(given.inputs, given.inputs + moe::kTensorCount), lent(LendRows(end)) {}
         // Takes the block of this op, as a caller of window_empty would at this point of the rank's program.
-        twin::HostWrite LendRows() {
+        twin::HostWrite LendRows(Communicator& comm) {
             const Plan& plan = *static_cast<Plan*>(step.plan);
             const moe::MoeDistributeInfo& info = plan.info();
             const void*& rows = inputs[moe::kTensor_expand_x];
@@ -166,6 +135,29 @@ private:
             rows = reinterpret_cast<const void*>(write.to);
             return write;
         }
+        am_explore_step step;
+        std::vector<const void*> inputs;
+        uint32_t generation = 0;  // of the block
+        twin::HostWrite lent;
+    };
+    struct Op : Lending, LocalOp {
+        Op(Exploration& world, const am_explore_step& given)
+            : Lending(world.ranks_.Of(given.rank), given),
+              LocalOp(world.ranks_.Of(given.rank), *static_cast<Plan*>(given.plan), inputs.data(),
+                      given.outputs) {
+            // After a fatal error nothing is lent any more: window_empty raises.
+            char& failed = world.failed_[static_cast<size_t>(given.rank)];
+            program.begin = [this, &failed] {
+                launch.Begin();
+                program.writes.assign(lent.bytes > 0 && !failed ? 1 : 0, lent);
+            };
+            program.end = [this, &failed] {
+                launch.End(false);
+                finished = true;
+                if (code() >= static_cast<int32_t>(moe::kFirstFatal)) failed = 1;
+            };
+            GiveBack();
+        }
         // The calls that am_run and the end of the tensor make after this op.
         void GiveBack() {
             const std::shared_ptr<LentArea> area = comm.OpenLentArea();
@@ -175,14 +167,6 @@ private:
             if (step.lent == kLentEarly) area->Complete(0, 1, true);
             area->Release(generation);
         }
-        am_explore_step step;
-        Communicator& comm;
-        std::vector<const void*> inputs;
-        uint32_t generation = 0;  // of the block
-        twin::HostWrite lent;
-        int32_t record[moe::kErrorRecordWords] = {};
-        OpLaunch launch;
-        twin::ProgramStep program;
         bool finished = false;
     };
 
@@ -414,12 +398,8 @@ void* am_explore_create(int world, uint64_t data_bytes, uint64_t lent_bytes) {
 }
 void am_explore_destroy(void* exploration) { delete static_cast<ops::Exploration*>(exploration); }
 int am_explore_servers(void* exploration, int ranks_per_server) {
-    try {
-        ExplorationAt(exploration).UseServers(static_cast<uint32_t>(ranks_per_server));
-        return 0;
-    } catch (...) {
-        return 1;
-    }
+    return ops::Tried(
+        [=] { ExplorationAt(exploration).UseServers(static_cast<uint32_t>(ranks_per_server)); });
 }
 void am_explore_program(void* exploration, const void* steps, int count) {
     ExplorationAt(exploration)
@@ -439,9 +419,7 @@ uint64_t am_explore_choices(void* exploration, int widths, uint16_t* out, uint64
     return from.size();
 }
 uint64_t am_explore_polls(void* exploration, char* text, uint64_t bytes) {
-    const std::string report = ExplorationAt(exploration).Report();
-    snprintf(text, bytes, "%s", report.c_str());
-    return report.size() + 1;
+    return ops::GiveText(ExplorationAt(exploration).Report(), text, bytes);
 }
 int am_explore_trace(void* exploration, const char* path, const char* header) {
     return ExplorationAt(exploration).WriteTrace(path, header) ? 1 : 0;

@@ -1,5 +1,5 @@
-// All ranks of a communicator in this process, for the engines that run them together: their windows, and
-// each rank's end of the communicator.
+// All ranks of a communicator in this process, for the engines that run them together: their windows, each
+// rank's end of the communicator, and an op of a rank.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,8 @@
 #include <vector>
 
 #include "abi/ascend_moe.h"
-#include "abi/communicator.h"
+#include "abi/op_launch.h"
+#include "twin/engine/explore.h"
 
 namespace ops {
 
@@ -50,6 +51,27 @@ private:
     const uint64_t window_bytes_;
     std::vector<std::unique_ptr<void, Unmap>> windows_;
     std::vector<std::unique_ptr<Communicator>> comms_;
+};
+
+// One op of one rank, as a step of that rank's program.
+struct LocalOp {
+    LocalOp(Communicator& end, const Plan& plan, const void* const* inputs, void* const* outputs,
+            const Kernels* instead = nullptr)
+        : comm(end), launch(end, plan, inputs, outputs, record, instead) {
+        program.spec = launch.spec();
+        program.kernel = launch.kernel();
+        program.name = plan.dispatch() ? "dispatch" : "combine";
+        program.begin = [this] { launch.Begin(); };
+        program.end = [this] { launch.End(false); };
+    }
+    LocalOp(const LocalOp&) = delete;
+    LocalOp& operator=(const LocalOp&) = delete;
+    int32_t code() const { return record[moe::kRecMagic] == moe::kRecordMagic ? record[moe::kRecCode] : 0; }
+
+    Communicator& comm;
+    int32_t record[moe::kErrorRecordWords] = {};
+    OpLaunch launch;
+    twin::ProgramStep program;
 };
 
 }  // namespace ops

@@ -7,9 +7,8 @@
 #include <cstring>
 #include <string>
 
-#include "abi/op_launch.h"
 #include "engines/local_ranks.h"
-#include "engines/models/cann_style.h"
+#include "engines/models/cann_style_base.h"
 #include "twin/engine/predict.h"
 
 extern "C" {
@@ -83,28 +82,11 @@ public:
         return comm.lent(rank);
     }
 
-    struct Op {
-        Op(TimedWorld& world, const am_timed_step& step)
-            : comm(world.ranks_.Of(step.rank)),
-              launch(comm, *static_cast<Plan*>(step.plan), step.inputs, step.outputs, record,
-                     step.kernel != 0 ? &kCannStyle : nullptr) {
-            program.spec = launch.spec();
-            if (step.kernel != 0) ListStatus(program.spec.ranges);
-            program.kernel = launch.kernel();
-            program.name = static_cast<Plan*>(step.plan)->dispatch() ? "dispatch" : "combine";
-            program.begin = [this] { launch.Begin(); };
-            program.end = [this] { launch.End(false); };
-        }
-        Communicator& comm;
-        int32_t record[moe::kErrorRecordWords] = {};
-        OpLaunch launch;
-        twin::ProgramStep program;
-    };
-    const Op& op(int step) const { return *ops_[static_cast<size_t>(step)]; }
+    const LocalOp& op(int step) const { return *ops_[static_cast<size_t>(step)]; }
 
 private:
     LocalRanks ranks_;
-    std::vector<std::unique_ptr<Op>> ops_;
+    std::vector<std::unique_ptr<LocalOp>> ops_;
     twin::TimedEngine engine_;
     twin::TimedResult last_;
 };
@@ -122,11 +104,15 @@ void TimedWorld::Run(const am_timed_step* steps, int count, const double* costs,
                      const am_timed_options& options, am_timed_result& result) {
     memset(&result, 0, sizeof(result));
     ops_.clear();
-    for (int i = 0; i < count; ++i) ops_.push_back(std::make_unique<Op>(*this, steps[i]));
     std::vector<twin::RankProgram> programs(ranks_.size());
     for (size_t rank = 0; rank < ranks_.size(); ++rank) programs[rank].rank = static_cast<int>(rank);
-    for (int i = 0; i < count; ++i)
-        programs[static_cast<size_t>(steps[i].rank)].steps.push_back(&ops_[static_cast<size_t>(i)]->program);
+    for (const am_timed_step* step = steps; step != steps + count; ++step) {
+        ops_.push_back(std::make_unique<LocalOp>(ranks_.Of(step->rank), *static_cast<Plan*>(step->plan),
+                                                 step->inputs, step->outputs,
+                                                 step->kernel != 0 ? &kCannStyle : nullptr));
+        if (step->kernel != 0) ListStatus(ops_.back()->program.spec.ranges);
+        programs[static_cast<size_t>(step->rank)].steps.push_back(&ops_.back()->program);
+    }
     twin::TimedOptions run;
     run.payload = options.payload_bytes == 0;
     run.payload_bytes = options.payload_bytes;
@@ -141,11 +127,6 @@ void TimedWorld::Run(const am_timed_step* steps, int count, const double* costs,
     result.events = last_.events.size();
     result.failed = last_.failed;
     snprintf(result.message, sizeof(result.message), "%s", last_.message.c_str());
-}
-
-uint64_t Text(const std::string& from, char* to, uint64_t bytes) {
-    if (bytes != 0) snprintf(to, bytes, "%s", from.c_str());
-    return from.size() + 1;
 }
 
 TimedWorld& WorldAt(void* timed) { return *static_cast<TimedWorld*>(timed); }
@@ -165,12 +146,7 @@ void am_timed_destroy(void* timed) { delete static_cast<ops::TimedWorld*>(timed)
 void* am_timed_lent(void* timed, int rank) { return ops::WorldAt(timed).Lend(rank); }
 
 int am_timed_servers(void* timed, int ranks_per_server) {
-    try {
-        ops::WorldAt(timed).UseServers(static_cast<uint32_t>(ranks_per_server));
-        return 0;
-    } catch (const std::exception&) {
-        return 1;
-    }
+    return ops::Tried([=] { ops::WorldAt(timed).UseServers(static_cast<uint32_t>(ranks_per_server)); });
 }
 
 const char* am_timed_cost_names(void) {
@@ -195,7 +171,7 @@ uint64_t am_timed_path(void* timed, char* text, uint64_t bytes) {
     std::string lines;
     for (const twin::PathPart& part : ops::WorldAt(timed).last().path)
         lines += part.phase + "\t" + twin::CauseName(part.cause) + "\t" + std::to_string(part.ns) + "\n";
-    return ops::Text(lines, text, bytes);
+    return ops::GiveText(lines, text, bytes);
 }
 
 uint64_t am_timed_links(void* timed, char* text, uint64_t bytes) {
@@ -204,7 +180,7 @@ uint64_t am_timed_links(void* timed, char* text, uint64_t bytes) {
         lines += use.name + "\t" + std::to_string(use.rank) + "\t" + std::to_string(use.bytes) + "\t" +
                  std::to_string(use.gbps) + "\n";
     }
-    return ops::Text(lines, text, bytes);
+    return ops::GiveText(lines, text, bytes);
 }
 
 int am_timed_outcome(void* timed, int step, double* times, int32_t* record) {
@@ -216,7 +192,7 @@ int am_timed_outcome(void* timed, int step, double* times, int32_t* record) {
         times[1] = steps[rank].back().end_ns;
     }
     memcpy(record, op.record, sizeof(op.record));
-    return op.record[moe::kRecMagic] == moe::kRecordMagic ? op.record[moe::kRecCode] : 0;
+    return op.code();
 }
 
 uint64_t am_timed_events(void* timed, void* out, uint64_t capacity) {

@@ -1,16 +1,61 @@
 // A call as CANN describes it to tiling and shape functions, read into a CallSpec.
-#ifndef ASCEND_MOE_DISTRIBUTE_CANN_CALL_H
-#define ASCEND_MOE_DISTRIBUTE_CANN_CALL_H
+#pragma once
 
+#include <cstdarg>
 #include <cstdio>
 
 #include "exe_graph/runtime/infer_datatype_context.h"
 #include "exe_graph/runtime/infer_shape_context.h"
 #include "exe_graph/runtime/tiling_context.h"
-#include "log.h"
 #include "../rules/op.h"
 
+#if defined(__has_include)
+#if __has_include("base/err_msg.h")
+#include "base/err_msg.h"
+#define ASCEND_MOE_HAS_ERR_MSG 1
+#endif
+#endif
+
+// CANN's log, without its headers: they differ between versions, the symbol does not.
+extern "C" __attribute__((weak)) void DlogRecord(int32_t module, int32_t level, const char* format, ...);
+
 namespace moe {
+
+// ---- what the op definitions register: a function an op and purpose, each in the file of its name ----
+
+ge::graphStatus TileDispatch(gert::TilingContext* context);
+ge::graphStatus TileCombine(gert::TilingContext* context);
+ge::graphStatus TileProbe(gert::TilingContext* context);
+ge::graphStatus InferShapeDispatch(gert::InferShapeContext* context);
+ge::graphStatus InferShapeCombine(gert::InferShapeContext* context);
+ge::graphStatus InferShapeProbe(gert::InferShapeContext* context);
+ge::graphStatus InferDataTypeDispatch(gert::InferDataTypeContext* context);
+ge::graphStatus InferDataTypeCombine(gert::InferDataTypeContext* context);
+ge::graphStatus InferDataTypeProbe(gert::InferDataTypeContext* context);
+
+// ---- one line of error, wherever CANN shows it: its log, and the text that aclGetRecentErrMsg returns where
+// that is a public interface (else the standard error stream) ----
+
+// `op` is the op type, the rest one line without its name. Always false, so that a caller can return it.
+__attribute__((format(printf, 2, 3))) inline bool ReportError(const char* op, const char* format, ...) {
+    char message[512];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(message, sizeof(message), format, arguments);
+    va_end(arguments);
+    constexpr int32_t kModuleOp = 63, kLevelError = 3;
+    if (DlogRecord != nullptr) DlogRecord(kModuleOp, kLevelError, "%s: %s", op, message);
+#ifdef ASCEND_MOE_HAS_ERR_MSG
+    if (ge::ReportUserDefinedErrMsg != nullptr) {
+        ge::ReportUserDefinedErrMsg("EU0001", "%s: %s", op, message);
+        return false;
+    }
+#endif
+    fprintf(stderr, "%s: %s\n", op, message);
+    return false;
+}
+
+// ---- a call ----
 
 // The attributes that are no part of CallSpec's table.
 struct CannAttributes {
@@ -52,25 +97,18 @@ inline void SetShape(const gert::Shape& shape, TensorDesc& tensor) {
 
 // Each kind of context: the tensor of input `index`, false where it is absent. Required inputs come first, so
 // that their place in the definition is their place in the call.
-inline bool ReadTensor(const gert::TilingContext& context, size_t index, bool required, TensorDesc& tensor) {
+inline const gert::Shape& OriginOf(const gert::StorageShape& shape) { return shape.GetOriginShape(); }
+inline const gert::Shape& OriginOf(const gert::Shape& shape) { return shape; }
+
+template <typename Context>
+bool ReadTensor(const Context& context, size_t index, bool required, TensorDesc& tensor) {
     const auto* shape = required ? context.GetInputShape(index) : context.GetOptionalInputShape(index);
     const auto* desc = required ? context.GetInputDesc(index) : context.GetOptionalInputDesc(index);
     if (shape == nullptr || desc == nullptr) return false;
     tensor.dtype = static_cast<int32_t>(TypeOf(desc->GetDataType()));
-    SetShape(shape->GetOriginShape(), tensor);
+    SetShape(OriginOf(*shape), tensor);
     return true;
 }
-
-inline bool ReadTensor(const gert::InferShapeContext& context, size_t index, bool required,
-                       TensorDesc& tensor) {
-    const auto* shape = required ? context.GetInputShape(index) : context.GetOptionalInputShape(index);
-    const auto* desc = required ? context.GetInputDesc(index) : context.GetOptionalInputDesc(index);
-    if (shape == nullptr || desc == nullptr) return false;
-    tensor.dtype = static_cast<int32_t>(TypeOf(desc->GetDataType()));
-    SetShape(*shape, tensor);
-    return true;
-}
-
 inline bool ReadTensor(const gert::InferDataTypeContext& context, size_t index, bool required,
                        TensorDesc& tensor) {
     const ge::DataType type =
@@ -81,9 +119,7 @@ inline bool ReadTensor(const gert::InferDataTypeContext& context, size_t index, 
 }
 
 inline bool ReportMissing(const OpInterface& op, const char* kind, const char* name) {
-    char message[160];
-    snprintf(message, sizeof(message), "%s %s is missing, it is required", kind, name);
-    return ReportError(op.type, message);
+    return ReportError(op.type, "%s %s is missing, it is required", kind, name);
 }
 
 // Integers into CallSpec's table or beside it; group_ep and comm_alg by what the checks need of them.
@@ -133,9 +169,7 @@ bool ReadCall(const Context& context, uint32_t code, CallSpec& call, CannAttribu
     if (!ReadAttributes(op, *attributes, call, others)) return false;
     if (call.contract != static_cast<int32_t>(kContractV1) &&
         call.contract != static_cast<int32_t>(kContractV2)) {
-        char message[96];
-        snprintf(message, sizeof(message), "contract is %d, it must be 1 or 2", call.contract);
-        return ReportError(op.type, message);
+        return ReportError(op.type, "contract is %d, it must be 1 or 2", call.contract);
     }
     for (size_t i = 0; i < op.inputs.size; ++i) {
         const OpTensor& input = op.inputs[i];
@@ -152,5 +186,3 @@ bool ReadCall(const Context& context, uint32_t code, CallSpec& call, CannAttribu
 }
 
 }  // namespace moe
-
-#endif  // ASCEND_MOE_DISTRIBUTE_CANN_CALL_H

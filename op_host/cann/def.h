@@ -1,11 +1,9 @@
 // From the tables of moe_distribute_op.h to an op definition of CANN.
-#ifndef ASCEND_MOE_DISTRIBUTE_CANN_DEF_H
-#define ASCEND_MOE_DISTRIBUTE_CANN_DEF_H
+#pragma once
 
 #include <vector>
 
-#include "functions.h"
-#include "../rules/op.h"
+#include "call.h"
 #include "register/op_def_registry.h"
 
 namespace moe {
@@ -111,5 +109,3 @@ inline void DescribeOp(uint32_t code, ops::OpDef& definition) {
 }
 
 }  // namespace moe
-
-#endif  // ASCEND_MOE_DISTRIBUTE_CANN_DEF_H

@@ -1,6 +1,5 @@
 // Output shapes and types for CANN, by the shape functions that allocate the outputs everywhere else.
-#ifndef ASCEND_MOE_DISTRIBUTE_CANN_INFERSHAPE_H
-#define ASCEND_MOE_DISTRIBUTE_CANN_INFERSHAPE_H
+#pragma once
 
 #include "call.h"
 #include "../rules/shape.h"
@@ -70,5 +69,3 @@ inline ge::graphStatus InferDataTypes(gert::InferDataTypeContext* context, uint3
 }
 
 }  // namespace moe
-
-#endif  // ASCEND_MOE_DISTRIBUTE_CANN_INFERSHAPE_H

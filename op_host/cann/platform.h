@@ -1,6 +1,5 @@
 // What the tiling function must know of the machine: SoC family, vector cores, window, deadline.
-#ifndef ASCEND_MOE_DISTRIBUTE_CANN_PLATFORM_H
-#define ASCEND_MOE_DISTRIBUTE_CANN_PLATFORM_H
+#pragma once
 
 #include <algorithm>
 #include <cerrno>
@@ -90,5 +89,3 @@ inline int64_t DeadlineMicrosOf(int64_t attribute) {
 }
 
 }  // namespace moe
-
-#endif  // ASCEND_MOE_DISTRIBUTE_CANN_PLATFORM_H

@@ -1,7 +1,6 @@
 // The tiling function of both ops: describes the call, plans it with the code that the twin uses, hands the
 // bytes to CANN.
-#ifndef ASCEND_MOE_DISTRIBUTE_CANN_TILING_H
-#define ASCEND_MOE_DISTRIBUTE_CANN_TILING_H
+#pragma once
 
 #if defined(__has_include)
 #if __has_include("tiling/hccl/hccl_tiling.h")
@@ -42,12 +41,9 @@ inline bool FillMc2Head(const char* op, const char* group, const Mc2Task& task, 
 
 // SoC, window and deadline into the call; what cannot be known or is no number is an error.
 inline bool DescribeMachine(const char* op, const SocName& soc, const CannAttributes& given, CallSpec& call) {
-    char message[256];
     if (!soc.IsA2() && !soc.IsA3()) {
-        snprintf(message, sizeof(message),
-                 "the SoC is %s, the kernels are built for Ascend910B and Ascend910_93",
-                 soc.text[0] != '\0' ? soc.text : "unknown");
-        return ReportError(op, message);
+        return ReportError(op, "the SoC is %s, the kernels are built for Ascend910B and Ascend910_93",
+                           soc.text[0] != '\0' ? soc.text : "unknown");
     }
     call.window_mib = WindowMiBOf(given.window_mib);
     if (call.window_mib < 0) {
@@ -62,9 +58,8 @@ inline bool DescribeMachine(const char* op, const SocName& soc, const CannAttrib
     call.ranks_per_server = soc.IsA2() ? static_cast<int32_t>(kA2RanksPerServer) : 0;
     if (soc.IsA2()) call.window_mib -= kA2StateMiB;
     if (call.window_mib > 0) return true;
-    snprintf(message, sizeof(message), "HCCL_BUFFSIZE is %lld, it must be more than %lld on Ascend910B",
-             static_cast<long long>(kA2StateMiB), static_cast<long long>(kA2StateMiB));
-    return ReportError(op, message);
+    return ReportError(op, "HCCL_BUFFSIZE is %lld, it must be more than %lld on Ascend910B",
+                       static_cast<long long>(kA2StateMiB), static_cast<long long>(kA2StateMiB));
 }
 
 inline bool HandOver(const char* op, gert::TilingContext& context, const CallPlan& plan,
@@ -72,10 +67,8 @@ inline bool HandOver(const char* op, gert::TilingContext& context, const CallPla
     gert::TilingData* raw = context.GetRawTilingData();
     size_t* workspace = context.GetWorkspaceSizes(1);
     if (raw == nullptr || workspace == nullptr || raw->GetCapacity() < size) {
-        char message[128];
-        snprintf(message, sizeof(message), "CANN has room for %zu bytes of tiling data, it needs %zu",
-                 raw == nullptr ? size_t(0) : raw->GetCapacity(), size);
-        return ReportError(op, message);
+        return ReportError(op, "CANN has room for %zu bytes of tiling data, it needs %zu",
+                           raw == nullptr ? size_t(0) : raw->GetCapacity(), size);
     }
     memcpy(raw->GetData(), bytes, size);
     raw->SetDataSize(size);
@@ -99,7 +92,7 @@ inline bool Tile(gert::TilingContext& context, uint32_t code) {
     call.cores = platform.GetCoreNumAiv();
     CallPlan plan;
     CheckResult check;
-    if (!PlanCall(call, plan, check)) return ReportError(op, check.message);
+    if (!PlanCall(call, plan, check)) return ReportError(op, "%s", check.message);
     const bool dispatch = code == kOpDispatch;
     MoeDistributeMc2Head& head = dispatch ? plan.dispatch.mc2 : plan.combine.mc2;
     if (!FillMc2Head(op, given.group_ep, soc.IsA2() ? kMc2TaskA2 : kMc2TaskA3, head)) return false;
@@ -113,5 +106,3 @@ inline ge::graphStatus TileCall(gert::TilingContext* context, uint32_t code) {
 }
 
 }  // namespace moe
-
-#endif  // ASCEND_MOE_DISTRIBUTE_CANN_TILING_H

@@ -1,6 +1,5 @@
 // A call as the host sees it: attributes and tensor descriptions of any of the four ops, no CANN types.
-#ifndef ASCEND_MOE_DISTRIBUTE_ARGS_H
-#define ASCEND_MOE_DISTRIBUTE_ARGS_H
+#pragma once
 
 #include <cstdint>
 
@@ -100,5 +99,3 @@ inline const char* TypeName(uint32_t type) {
 }
 
 }  // namespace moe
-
-#endif  // ASCEND_MOE_DISTRIBUTE_ARGS_H

@@ -1,7 +1,6 @@
 // The rules for arguments of dispatch and combine: the one copy that CANN's tiling, the twin and Python
 // share.
-#ifndef ASCEND_MOE_DISTRIBUTE_CHECK_H
-#define ASCEND_MOE_DISTRIBUTE_CHECK_H
+#pragma once
 
 #include <cstdarg>
 #include <cstdio>
@@ -34,7 +33,9 @@ public:
     }
 
 private:
-    __attribute__((format(printf, 3, 4))) bool Fail(const char* argument, const char* format, ...) {
+    // Returns `ok`. Otherwise the result names the argument and what is wrong with it.
+    __attribute__((format(printf, 4, 5))) bool Need(bool ok, const char* argument, const char* format, ...) {
+        if (ok) return true;
         result_.kind = kCheckArgument;
         snprintf(result_.argument, sizeof(result_.argument), "%s", argument);
         va_list arguments;
@@ -60,26 +61,22 @@ private:
         }
     };
     bool InRange(const char* name, int64_t value, int64_t low, int64_t high) {
-        if (value >= low && value <= high) return true;
-        return Fail(name, "%s is %lld, it must be in %lld..%lld", name, Wide(value), Wide(low), Wide(high));
+        return Need(value >= low && value <= high, name, "%s is %lld, it must be in %lld..%lld", name,
+                    Wide(value), Wide(low), Wide(high));
     }
 
     bool Communicator() {
         const int64_t world = MOE_ATTRIBUTE(call_, ep_world_size), rank = MOE_ATTRIBUTE(call_, ep_rank_id);
-        if (call_.group_ep_length < 1 || call_.group_ep_length > 127) {
-            return Fail("group_ep", "group_ep has %d characters, it must have 1..127", call_.group_ep_length);
-        }
-        if (!InRange("ep_world_size", world, 1, kMaxWorld)) return false;
-        if (!InRange("ep_rank_id", rank, 0, world - 1)) return false;
-        if (world != call_.comm_world) {
-            return Fail("ep_world_size", "ep_world_size is %lld, but the group of group_ep has %lld ranks",
-                        Wide(world), Wide(call_.comm_world));
-        }
-        if (rank != call_.comm_rank) {
-            return Fail("ep_rank_id", "ep_rank_id is %lld, but this is rank %lld of group_ep", Wide(rank),
-                        Wide(call_.comm_rank));
-        }
-        return true;
+        const int32_t length = call_.group_ep_length;
+        return Need(length >= 1 && length <= 127, "group_ep",
+                    "group_ep has %d characters, it must have 1..127", length) &&
+               InRange("ep_world_size", world, 1, kMaxWorld) && InRange("ep_rank_id", rank, 0, world - 1) &&
+               Need(world == call_.comm_world, "ep_world_size",
+                    "ep_world_size is %lld, but the group of group_ep has %lld ranks", Wide(world),
+                    Wide(call_.comm_world)) &&
+               Need(rank == call_.comm_rank, "ep_rank_id",
+                    "ep_rank_id is %lld, but this is rank %lld of group_ep", Wide(rank),
+                    Wide(call_.comm_rank));
     }
 
     // Of the communicator, not of the op: no caller passes these.
@@ -91,25 +88,22 @@ private:
     // What this package does not do yet, or never will on this path: refused by name, nothing is ignored
     // silently.
     bool Unsupported() {
-        if (MOE_ATTRIBUTE(call_, shared_expert_rank_num) != 0) {
-            return Fail("shared_expert_rank_num",
-                        "shared_expert_rank_num is %lld, only 0 is supported: run shared experts "
-                        "as a dense layer (shared_expert_x)",
-                        Wide(MOE_ATTRIBUTE(call_, shared_expert_rank_num)));
-        }
-        if (!InRange("shared_expert_num", MOE_ATTRIBUTE(call_, shared_expert_num), 0, 1)) return false;
-        const int64_t tp = MOE_ATTRIBUTE(call_, tp_world_size);
-        if (tp != 0 && tp != 1)
-            return Fail("tp_world_size", "tp_world_size is %lld, only 0 and 1 are supported", Wide(tp));
-        if (MOE_ATTRIBUTE(call_, tp_rank_id) != 0) {
-            return Fail("tp_rank_id", "tp_rank_id is %lld, it must be 0 with tp_world_size %lld",
-                        Wide(MOE_ATTRIBUTE(call_, tp_rank_id)), Wide(tp));
-        }
-        if (MOE_ATTRIBUTE(call_, expert_shard_type) != 0) {
-            return Fail("expert_shard_type", "expert_shard_type is %lld, only 0 is supported",
-                        Wide(MOE_ATTRIBUTE(call_, expert_shard_type)));
-        }
-        return Zero("zero_expert_num", MOE_ATTRIBUTE(call_, zero_expert_num)) &&
+        const int64_t shared = MOE_ATTRIBUTE(call_, shared_expert_rank_num),
+                      tp = MOE_ATTRIBUTE(call_, tp_world_size), tp_rank = MOE_ATTRIBUTE(call_, tp_rank_id),
+                      shard = MOE_ATTRIBUTE(call_, expert_shard_type);
+        return Need(
+                   shared == 0, "shared_expert_rank_num",
+                   "shared_expert_rank_num is %lld, only 0 is supported: run shared experts as a dense layer "
+                   "(shared_expert_x)",
+                   Wide(shared)) &&
+               InRange("shared_expert_num", MOE_ATTRIBUTE(call_, shared_expert_num), 0, 1) &&
+               Need(tp == 0 || tp == 1, "tp_world_size", "tp_world_size is %lld, only 0 and 1 are supported",
+                    Wide(tp)) &&
+               Need(tp_rank == 0, "tp_rank_id", "tp_rank_id is %lld, it must be 0 with tp_world_size %lld",
+                    Wide(tp_rank), Wide(tp)) &&
+               Need(shard == 0, "expert_shard_type", "expert_shard_type is %lld, only 0 is supported",
+                    Wide(shard)) &&
+               Zero("zero_expert_num", MOE_ATTRIBUTE(call_, zero_expert_num)) &&
                Zero("copy_expert_num", MOE_ATTRIBUTE(call_, copy_expert_num)) &&
                Zero("const_expert_num", MOE_ATTRIBUTE(call_, const_expert_num)) &&
                Zero("comm_quant_mode", MOE_ATTRIBUTE(call_, comm_quant_mode)) &&
@@ -126,115 +120,98 @@ private:
                None("scales_dtype", MOE_ATTRIBUTE(call_, scales_dtype)) && Algorithm();
     }
     bool Zero(const char* name, int64_t value) {
-        return value == 0 || value == kNoValue ||
-               Fail(name, "%s is %lld, only 0 is supported", name, Wide(value));
+        return Need(value == 0 || value == kNoValue, name, "%s is %lld, only 0 is supported", name,
+                    Wide(value));
     }
     bool None(const char* name, int64_t value) {
-        return value == kNoValue || Fail(name, "%s is %lld, only None is supported", name, Wide(value));
+        return Need(value == kNoValue, name, "%s is %lld, only None is supported", name, Wide(value));
     }
     bool Absent(const char* name, TensorIndex index) {
-        return !Given(call_, index) || Fail(name, "%s is given, only None is supported", name);
+        return Need(!Given(call_, index), name, "%s is given, only None is supported", name);
     }
     bool Algorithm() {
-        if (call_.comm_alg < 0 || call_.comm_alg >= kCommAlgCount) {
-            return Fail("comm_alg",
-                        "comm_alg must be one of '', 'window', 'fullmesh', 'fullmesh_v1', 'fullmesh_v2', "
-                        "'direct', 'auto'");
-        }
-        if (call_.comm_alg == kCommAlgDirect && TransportOf(call_) == kTransportRdma) {
-            return Fail("comm_alg",
-                        "comm_alg is 'direct', which reads other ranks' windows; %lld ranks with %d a server "
-                        "reach each other by RDMA, which cannot: use 'window', or 'auto'",
-                        Wide(call_.comm_world), call_.ranks_per_server);
-        }
-        return true;
+        const bool direct = call_.comm_alg == kCommAlgDirect;
+        return Need(call_.comm_alg >= 0 && call_.comm_alg < kCommAlgCount, "comm_alg",
+                    "comm_alg must be one of '', 'window', 'fullmesh', 'fullmesh_v1', 'fullmesh_v2', "
+                    "'direct', 'auto'") &&
+               Need(!direct || TransportOf(call_) != kTransportRdma, "comm_alg",
+                    "comm_alg is 'direct', which reads other ranks' windows; %lld ranks with %d a server "
+                    "reach each other by RDMA, which cannot: use 'window', or 'auto'",
+                    Wide(call_.comm_world), call_.ranks_per_server);
     }
 
     bool Experts() {
         const int64_t experts = MOE_ATTRIBUTE(call_, moe_expert_num),
                       world = MOE_ATTRIBUTE(call_, ep_world_size);
-        if (!InRange("moe_expert_num", experts, 1, kMaxExperts)) return false;
-        if (experts % world != 0) {
-            return Fail("moe_expert_num",
-                        "moe_expert_num is %lld, it must be a multiple of ep_world_size %lld", Wide(experts),
-                        Wide(world));
-        }
-        return true;
+        return InRange("moe_expert_num", experts, 1, kMaxExperts) &&
+               Need(experts % world == 0, "moe_expert_num",
+                    "moe_expert_num is %lld, it must be a multiple of ep_world_size %lld", Wide(experts),
+                    Wide(world));
     }
 
+    // Of a tensor that is required, and its number of dimensions.
     bool Shape(const char* name, TensorIndex index, int32_t rank) {
         const TensorDesc& tensor = Tensor(call_, index);
-        if (tensor.dtype == static_cast<int32_t>(kTypeAbsent))
-            return Fail(name, "%s is None, it is required", name);
-        if (tensor.rank != rank)
-            return Fail(name, "%s has %d dimensions, it must have %d", name, tensor.rank, rank);
-        return true;
+        return Need(tensor.dtype != static_cast<int32_t>(kTypeAbsent), name, "%s is None, it is required",
+                    name) &&
+               Need(tensor.rank == rank, name, "%s has %d dimensions, it must have %d", name, tensor.rank,
+                    rank);
     }
     bool Type(const char* name, TensorIndex index, uint32_t wanted) {
         const uint32_t type = static_cast<uint32_t>(Tensor(call_, index).dtype);
-        return type == wanted ||
-               Fail(name, "%s is %s, it must be %s", name, TypeName(type), TypeName(wanted));
+        return Need(type == wanted, name, "%s is %s, it must be %s", name, TypeName(type), TypeName(wanted));
+    }
+    bool Typed(const char* name, TensorIndex index, int32_t rank, uint32_t type) {
+        return Shape(name, index, rank) && Type(name, index, type);
     }
     bool Matrix(const char* name, TensorIndex index, uint32_t type, int64_t rows, int64_t columns) {
-        if (!Shape(name, index, 2) || !Type(name, index, type)) return false;
         const TensorDesc& tensor = Tensor(call_, index);
-        if (tensor.dims[0] == rows && tensor.dims[1] == columns) return true;
-        return Fail(name, "%s has shape (%lld, %lld), it must be (%lld, %lld)", name, Wide(tensor.dims[0]),
+        return Typed(name, index, 2, type) &&
+               Need(tensor.dims[0] == rows && tensor.dims[1] == columns, name,
+                    "%s has shape (%lld, %lld), it must be (%lld, %lld)", name, Wide(tensor.dims[0]),
                     Wide(tensor.dims[1]), Wide(rows), Wide(columns));
     }
     bool Rows(const char* name, TensorIndex index) {
-        if (!Shape(name, index, 2)) return false;
         const TensorDesc& tensor = Tensor(call_, index);
         const uint32_t type = static_cast<uint32_t>(tensor.dtype);
-        if (type != kTypeFp32 && type != kTypeFp16 && type != kTypeBf16) {
-            return Fail(name, "%s is %s, it must be bfloat16, float16 or float32", name, TypeName(type));
-        }
-        if (tensor.dims[1] < 1 || tensor.dims[1] > kMaxHidden) {
-            return Fail(name, "%s has H = %lld, it must be in 1..%u", name, Wide(tensor.dims[1]), kMaxHidden);
-        }
-        const int64_t bytes = tensor.dims[1] * TypeSize(type);
-        if (bytes % kBlock != 0) {
-            return Fail(name, "%s has rows of %lld bytes (H = %lld %s), they must be a multiple of %u", name,
-                        Wide(bytes), Wide(tensor.dims[1]), TypeName(type), kBlock);
-        }
-        return true;
+        const int64_t hidden = tensor.dims[1];
+        return Shape(name, index, 2) &&
+               Need(type == kTypeFp32 || type == kTypeFp16 || type == kTypeBf16, name,
+                    "%s is %s, it must be bfloat16, float16 or float32", name, TypeName(type)) &&
+               Need(hidden >= 1 && hidden <= kMaxHidden, name, "%s has H = %lld, it must be in 1..%u", name,
+                    Wide(hidden), kMaxHidden) &&
+               Need(hidden * TypeSize(type) % kBlock == 0, name,
+                    "%s has rows of %lld bytes (H = %lld %s), they must be a multiple of %u", name,
+                    Wide(hidden * TypeSize(type)), Wide(hidden), TypeName(type), kBlock);
     }
     bool Ids() {
-        if (!Shape("expert_ids", kTensor_expert_ids, 2) ||
-            !Type("expert_ids", kTensor_expert_ids, kTypeInt32))
-            return false;
         const TensorDesc& ids = MOE_TENSOR(call_, expert_ids);
-        const int64_t experts = MOE_ATTRIBUTE(call_, moe_expert_num);
-        if (ids.dims[0] > kMaxBatch) {
-            return Fail("expert_ids", "expert_ids has BS = %lld tokens, at most %u are supported",
-                        Wide(ids.dims[0]), kMaxBatch);
-        }
-        if (ids.dims[1] < 1 || ids.dims[1] > kMaxTopK || ids.dims[1] > experts) {
-            return Fail("expert_ids", "expert_ids has K = %lld, it must be in 1..%lld", Wide(ids.dims[1]),
-                        Wide(std::min<int64_t>(kMaxTopK, experts)));
-        }
-        return true;
+        const int64_t most = std::min<int64_t>(kMaxTopK, MOE_ATTRIBUTE(call_, moe_expert_num));
+        return Typed("expert_ids", kTensor_expert_ids, 2, kTypeInt32) &&
+               Need(ids.dims[0] <= kMaxBatch, "expert_ids",
+                    "expert_ids has BS = %lld tokens, at most %u are supported", Wide(ids.dims[0]),
+                    kMaxBatch) &&
+               Need(ids.dims[1] >= 1 && ids.dims[1] <= most, "expert_ids",
+                    "expert_ids has K = %lld, it must be in 1..%lld", Wide(ids.dims[1]), Wide(most));
     }
 
     bool Dispatch() {
         if (!Rows("x", kTensor_x) || !Ids()) return false;
         const TensorDesc &x = MOE_TENSOR(call_, x), &ids = MOE_TENSOR(call_, expert_ids);
-        if (x.dims[0] != ids.dims[0]) {
-            return Fail("expert_ids", "expert_ids has %lld tokens, x has %lld: they must be equal",
-                        Wide(ids.dims[0]), Wide(x.dims[0]));
-        }
-        const int64_t quant = MOE_ATTRIBUTE(call_, quant_mode);
-        if (quant != 0 && quant != 2)
-            return Fail("quant_mode", "quant_mode is %lld, only 0 and 2 are supported", Wide(quant));
-        if (MOE_GIVEN(call_, scales)) {
-            if (quant == 0) return Fail("scales", "scales is given with quant_mode 0, it needs quant_mode 2");
-            if (!Matrix("scales", kTensor_scales, kTypeFp32, MOE_ATTRIBUTE(call_, moe_expert_num), x.dims[1]))
-                return false;
-        }
-        if (!InRange("expert_token_nums_type", MOE_ATTRIBUTE(call_, expert_token_nums_type), 0, 1))
-            return false;
-        return !MOE_GIVEN(call_, expert_scales) ||
-               Matrix("expert_scales", kTensor_expert_scales, kTypeFp32, ids.dims[0], ids.dims[1]);
+        const int64_t quant = MOE_ATTRIBUTE(call_, quant_mode),
+                      experts = MOE_ATTRIBUTE(call_, moe_expert_num);
+        const bool scales = MOE_GIVEN(call_, scales);
+        return Need(x.dims[0] == ids.dims[0], "expert_ids",
+                    "expert_ids has %lld tokens, x has %lld: they must be equal", Wide(ids.dims[0]),
+                    Wide(x.dims[0])) &&
+               Need(quant == 0 || quant == 2, "quant_mode", "quant_mode is %lld, only 0 and 2 are supported",
+                    Wide(quant)) &&
+               Need(!scales || quant != 0, "scales",
+                    "scales is given with quant_mode 0, it needs quant_mode 2") &&
+               (!scales || Matrix("scales", kTensor_scales, kTypeFp32, experts, x.dims[1])) &&
+               InRange("expert_token_nums_type", MOE_ATTRIBUTE(call_, expert_token_nums_type), 0, 1) &&
+               (!MOE_GIVEN(call_, expert_scales) ||
+                Matrix("expert_scales", kTensor_expert_scales, kTypeFp32, ids.dims[0], ids.dims[1]));
     }
 
     bool Combine() {
@@ -243,93 +220,71 @@ private:
         const bool v2 = call_.contract == kContractV2;
         const char* name = v2 ? "assist_info_for_combine" : "expand_idx";
         const TensorIndex index = v2 ? kTensor_assist_info_for_combine : kTensor_expand_idx;
-        if (!Shape(name, index, 1) || !Type(name, index, kTypeInt32)) return false;
-        const int64_t length = Tensor(call_, index).dims[0], pairs = ids.dims[0] * ids.dims[1];
-        if (!v2 && length != pairs) {
-            return Fail(name, "expand_idx has %lld elements, it must have BS*K = %lld", Wide(length),
-                        Wide(pairs));
-        }
-        const int64_t rows = MOE_TENSOR(call_, expand_x).dims[0];
-        if (rows > INT32_MAX) {
-            return Fail("expand_x", "expand_x has %lld rows, ep_send_counts can count at most %d", Wide(rows),
-                        INT32_MAX);
-        }
-        if (v2 && length < kTripleWords * rows) {
-            return Fail(name,
-                        "assist_info_for_combine has %lld elements, expand_x's %lld rows need at least %lld",
-                        Wide(length), Wide(rows), Wide(kTripleWords * rows));
-        }
-        if (v2 && TransportOf(call_) == kTransportRdma && length < pairs) {
-            return Fail(name,
-                        "assist_info_for_combine has %lld elements, between servers it must have at least "
-                        "BS*K = %lld: pass dispatch's own tensor",
-                        Wide(length), Wide(pairs));
-        }
-        const int64_t slots = MOE_ATTRIBUTE(call_, moe_expert_num);  // W * L
-        if (!Shape("ep_send_counts", kTensor_ep_send_counts, 1) ||
-            !Type("ep_send_counts", kTensor_ep_send_counts, kTypeInt32)) {
-            return false;
-        }
-        if (MOE_TENSOR(call_, ep_send_counts).dims[0] < slots) {
-            return Fail("ep_send_counts",
-                        "ep_send_counts has %lld elements, it must have at least W*L = %lld",
-                        Wide(MOE_TENSOR(call_, ep_send_counts).dims[0]), Wide(slots));
-        }
-        return Matrix("expert_scales", kTensor_expert_scales, kTypeFp32, ids.dims[0], ids.dims[1]) &&
+        const int64_t length = Tensor(call_, index).dims[0], pairs = ids.dims[0] * ids.dims[1],
+                      rows = MOE_TENSOR(call_, expand_x).dims[0],
+                      counts = MOE_TENSOR(call_, ep_send_counts).dims[0],
+                      slots = MOE_ATTRIBUTE(call_, moe_expert_num);  // W * L
+        return Typed(name, index, 1, kTypeInt32) &&
+               Need(v2 || length == pairs, name, "expand_idx has %lld elements, it must have BS*K = %lld",
+                    Wide(length), Wide(pairs)) &&
+               Need(rows <= INT32_MAX, "expand_x",
+                    "expand_x has %lld rows, ep_send_counts can count at most %d", Wide(rows), INT32_MAX) &&
+               Need(!v2 || length >= kTripleWords * rows, name,
+                    "assist_info_for_combine has %lld elements, expand_x's %lld rows need at least %lld",
+                    Wide(length), Wide(rows), Wide(kTripleWords * rows)) &&
+               Need(!v2 || TransportOf(call_) != kTransportRdma || length >= pairs, name,
+                    "assist_info_for_combine has %lld elements, between servers it must have at least "
+                    "BS*K = %lld: pass dispatch's own tensor",
+                    Wide(length), Wide(pairs)) &&
+               Typed("ep_send_counts", kTensor_ep_send_counts, 1, kTypeInt32) &&
+               Need(counts >= slots, "ep_send_counts",
+                    "ep_send_counts has %lld elements, it must have at least W*L = %lld", Wide(counts),
+                    Wide(slots)) &&
+               Matrix("expert_scales", kTensor_expert_scales, kTypeFp32, ids.dims[0], ids.dims[1]) &&
                SharedX();
     }
     bool SharedX() {
         if (!MOE_GIVEN(call_, shared_expert_x)) return true;
-        if (call_.contract == kContractV1) {
-            return Fail("shared_expert_x",
-                        "shared_expert_x is not added by npu_moe_distribute_combine; use "
-                        "npu_moe_distribute_combine_v2");
-        }
         const TensorDesc &shared = MOE_TENSOR(call_, shared_expert_x), &rows = MOE_TENSOR(call_, expand_x);
         const int64_t batch = MOE_TENSOR(call_, expert_ids).dims[0], hidden = rows.dims[1];
-        if (!Type("shared_expert_x", kTensor_shared_expert_x, static_cast<uint32_t>(rows.dtype)))
-            return false;
         const bool flat = shared.rank == 2 && shared.dims[0] == batch && shared.dims[1] == hidden;
         int64_t tokens = 0;
         const bool split = shared.rank == 3 &&
                            !__builtin_mul_overflow(shared.dims[0], shared.dims[1], &tokens) &&
                            tokens == batch && shared.dims[2] == hidden;
-        return flat || split ||
-               Fail("shared_expert_x",
+        return Need(call_.contract != kContractV1, "shared_expert_x",
+                    "shared_expert_x is not added by npu_moe_distribute_combine; use "
+                    "npu_moe_distribute_combine_v2") &&
+               Type("shared_expert_x", kTensor_shared_expert_x, static_cast<uint32_t>(rows.dtype)) &&
+               Need(flat || split, "shared_expert_x",
                     "shared_expert_x has shape %s, it must be (%lld, %lld) or (a, b, %lld) with a*b = %lld",
                     ShapeText(shared).text, Wide(batch), Wide(hidden), Wide(hidden), Wide(batch));
     }
 
     bool Batches() {
         const int64_t global = MOE_ATTRIBUTE(call_, global_bs), world = MOE_ATTRIBUTE(call_, ep_world_size);
-        const int64_t batch = MOE_TENSOR(call_, expert_ids).dims[0];
-        if (global < 0 || global % world != 0) {
-            return Fail("global_bs", "global_bs is %lld, it must be 0 or a multiple of ep_world_size %lld",
-                        Wide(global), Wide(world));
-        }
-        if (global / world > kMaxBatch) {
-            return Fail("global_bs",
-                        "global_bs is %lld, it allows %lld tokens a rank; at most %u are supported",
-                        Wide(global), Wide(global / world), kMaxBatch);
-        }
-        if (global != 0 && batch > global / world) {
-            return Fail("global_bs",
-                        "BS is %lld on this rank, global_bs %lld allows at most %lld (global_bs / "
-                        "ep_world_size): pass "
-                        "ep_world_size * the largest BS on every rank",
-                        Wide(batch), Wide(global), Wide(global / world));
-        }
-        return true;
+        const int64_t batch = MOE_TENSOR(call_, expert_ids).dims[0], most = global / world;
+        return Need(global >= 0 && global % world == 0, "global_bs",
+                    "global_bs is %lld, it must be 0 or a multiple of ep_world_size %lld", Wide(global),
+                    Wide(world)) &&
+               Need(most <= kMaxBatch, "global_bs",
+                    "global_bs is %lld, it allows %lld tokens a rank; at most %u are supported", Wide(global),
+                    Wide(most), kMaxBatch) &&
+               Need(
+                   global == 0 || batch <= most, "global_bs",
+                   "BS is %lld on this rank, global_bs %lld allows at most %lld (global_bs / ep_world_size): "
+                   "pass ep_world_size * the largest BS on every rank",
+                   Wide(batch), Wide(global), Wide(most));
     }
 
     bool Mask() {
         if (!MOE_GIVEN(call_, x_active_mask)) return true;
         const TensorDesc &mask = MOE_TENSOR(call_, x_active_mask), &ids = MOE_TENSOR(call_, expert_ids);
-        if (!Type("x_active_mask", kTensor_x_active_mask, kTypeBool)) return false;
-        const bool ok = (mask.rank == 1 && mask.dims[0] == ids.dims[0]) ||
-                        (mask.rank == 2 && mask.dims[0] == ids.dims[0] && mask.dims[1] == ids.dims[1]);
-        return ok || Fail("x_active_mask", "x_active_mask has shape %s, it must be (%lld,) or (%lld, %lld)",
-                          ShapeText(mask).text, Wide(ids.dims[0]), Wide(ids.dims[0]), Wide(ids.dims[1]));
+        const bool fits = (mask.rank == 1 || (mask.rank == 2 && mask.dims[1] == ids.dims[1])) &&
+                          mask.dims[0] == ids.dims[0];
+        return Type("x_active_mask", kTensor_x_active_mask, kTypeBool) &&
+               Need(fits, "x_active_mask", "x_active_mask has shape %s, it must be (%lld,) or (%lld, %lld)",
+                    ShapeText(mask).text, Wide(ids.dims[0]), Wide(ids.dims[0]), Wide(ids.dims[1]));
     }
 
     bool Attributes() {
@@ -344,5 +299,3 @@ private:
 inline bool CheckCall(const CallSpec& call, CheckResult& result) { return Checker(call, result).Run(); }
 
 }  // namespace moe
-
-#endif  // ASCEND_MOE_DISTRIBUTE_CHECK_H

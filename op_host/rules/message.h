@@ -1,6 +1,5 @@
 // What an error record says, in words and as fields. Host code of every backend prints these.
-#ifndef ASCEND_MOE_DISTRIBUTE_MESSAGE_H
-#define ASCEND_MOE_DISTRIBUTE_MESSAGE_H
+#pragma once
 
 #include <algorithm>
 #include <cstdarg>
@@ -78,8 +77,7 @@ public:
             case kRoutingOverflow:
                 return Format(
                     "%s: rank %d routes %d rows to rank %d, its capacity is maxBS*min(K, L) = %d rows: do "
-                    "not repeat an "
-                    "expert in a token's ids",
+                    "not repeat an expert in a token's ids",
                     Op(), At(kRecCulprit), At(kRecDetail1), At(kRecDetail0), At(kRecCapacity));
             case kInvalidCounts: return Counts();
             case kInvalidTriple: return Triple();
@@ -88,8 +86,7 @@ public:
             case kPeerLost:
                 return Format(
                     "%s: rank %d is lost (its process has died or closed its communicator), found by rank %d "
-                    "at epoch %u; "
-                    "close the communicator on all ranks and start again",
+                    "at epoch %u; close the communicator on all ranks and start again",
                     Op(), At(kRecCulprit), Reporter(), Epoch());
             case kCommTimeout: return Timeout();
             case kCorruptStatus:
@@ -101,8 +98,7 @@ public:
                 }
                 return Format(
                     "%s: the status run of rank %d holds %#x in block %d, which no rank of epoch %u can have "
-                    "written; is "
-                    "anything else writing into these windows?",
+                    "written; is anything else writing into these windows?",
                     Op(), At(kRecCulprit), At(kRecDetail1), At(kRecDetail0), Epoch());
             case kKernelFault:
                 return Format("%s: rank %d has failed with a kernel fault; its own error says where", Op(),
@@ -171,8 +167,7 @@ private:
         if ((At(kRecDetail0) & 3) == static_cast<int32_t>(kTripleOrder)) {
             return Format(
                 "combine: assist_info_for_combine of rank %d is not in dispatch's order at row %d (token %d, "
-                "k "
-                "%d): comm_alg \"direct\" takes rows and assist_info_for_combine as dispatch wrote them; "
+                "k %d): comm_alg \"direct\" takes rows and assist_info_for_combine as dispatch wrote them; "
                 "rows that were moved need comm_alg \"window\"",
                 At(kRecCulprit), At(kRecDetail0) >> 2, At(kRecDetail1) / std::max(1, At(kRecTopK)),
                 At(kRecDetail1) % std::max(1, At(kRecTopK)));
@@ -191,8 +186,8 @@ private:
         const uint32_t expert = static_cast<uint32_t>(At(kRecDetail0));
         if (expert & kMismatchIndex) {
             return Format(
-                "combine: rank %d has expand_idx %d for expert %u, to which it routes %d rows; give "
-                "combine dispatch's own expand_idx and the same expert_ids and x_active_mask",
+                "combine: rank %d has expand_idx %d for expert %u, to which it routes %d rows; give combine "
+                "dispatch's own expand_idx and the same expert_ids and x_active_mask",
                 At(kRecCulprit), At(kRecDetail2), expert & ~kMismatchIndex, At(kRecDetail1));
         }
         return Format(
@@ -209,8 +204,8 @@ private:
                 At(kRecRank));
         if (field == static_cast<int32_t>(kContextFieldMagic))
             return Format(
-                "%s: the communication context of rank %d begins with %#x, a window table with %#x; "
-                "the kernel and the communicator are not of the same build",
+                "%s: the communication context of rank %d begins with %#x, a window table with %#x; the "
+                "kernel and the communicator are not of the same build",
                 Op(), At(kRecRank), At(kRecDetail2), At(kRecDetail1));
         const bool size = field >= static_cast<int32_t>(kContextFieldWindow);
         return Format("%s: %s is %d%s in this call of rank %d and %d%s in the communication context; %s",
@@ -223,8 +218,7 @@ private:
     }
     std::string Timeout() const {
         std::string text = Format(
-            "%s: rank %d did not arrive within %.1f s (ASCEND_MOE_TIMEOUT_S), found by "
-            "rank %d at epoch %u",
+            "%s: rank %d did not arrive within %.1f s (ASCEND_MOE_TIMEOUT_S), found by rank %d at epoch %u",
             Op(), At(kRecCulprit), At(kRecWaitedMillis) / 1e3, Reporter(), Epoch());
         const int32_t count = At(kRecAwaitedCount);
         for (int32_t i = 0; i < count && i < static_cast<int32_t>(kMaxAwaited); ++i) {
@@ -243,5 +237,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // ASCEND_MOE_DISTRIBUTE_MESSAGE_H

@@ -1,7 +1,6 @@
 // The op types as CANN sees them: names, inputs, outputs and attributes in the one order that the op
 // definition, the aclnn entry points and the kernel entries share. No CANN types.
-#ifndef ASCEND_MOE_DISTRIBUTE_OP_H
-#define ASCEND_MOE_DISTRIBUTE_OP_H
+#pragma once
 
 #include <cstddef>
 #include <cstring>
@@ -160,5 +159,3 @@ inline int32_t AlgorithmIndexOf(const char* name) {
 }
 
 }  // namespace moe
-
-#endif  // ASCEND_MOE_DISTRIBUTE_OP_H

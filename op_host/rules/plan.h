@@ -1,6 +1,5 @@
 // Tiling: from a checked call to window need, UB plan and the words that the kernels read.
-#ifndef ASCEND_MOE_DISTRIBUTE_PLAN_H
-#define ASCEND_MOE_DISTRIBUTE_PLAN_H
+#pragma once
 
 #include "../vendor_needs.h"
 #include "check.h"
@@ -201,5 +200,3 @@ inline bool PlanCall(const CallSpec& call, CallPlan& plan, CheckResult& result) 
 }
 
 }  // namespace moe
-
-#endif  // ASCEND_MOE_DISTRIBUTE_PLAN_H

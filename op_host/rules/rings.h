@@ -1,6 +1,5 @@
 // Tiling of UB: how many rows are on their way at a time in the steps of the kernels.
-#ifndef ASCEND_MOE_DISTRIBUTE_RINGS_H
-#define ASCEND_MOE_DISTRIBUTE_RINGS_H
+#pragma once
 
 #include <algorithm>
 
@@ -138,5 +137,3 @@ inline void ReturnRings(const MoeDistributeInfo& info, MoeDistributeCombineTilin
     }
 }
 }  // namespace moe
-
-#endif  // ASCEND_MOE_DISTRIBUTE_RINGS_H

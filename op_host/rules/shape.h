@@ -1,6 +1,5 @@
 // Output shapes, as torch_npu's C++ allocates them; infershape of the CANN package uses the same functions.
-#ifndef ASCEND_MOE_DISTRIBUTE_SHAPE_H
-#define ASCEND_MOE_DISTRIBUTE_SHAPE_H
+#pragma once
 
 #include <algorithm>
 
@@ -115,5 +114,3 @@ inline OutputDesc CombineShape(const CallSpec& call) {
 }
 
 }  // namespace moe
-
-#endif  // ASCEND_MOE_DISTRIBUTE_SHAPE_H

@@ -1,7 +1,6 @@
 // UB of one core by item, for every plan of a call: what the kernels' InitBuffer calls add up to on the core
 // that needs most. A kernel gives its UB back between the steps, so that the largest step is the need.
-#ifndef ASCEND_MOE_DISTRIBUTE_UB_H
-#define ASCEND_MOE_DISTRIBUTE_UB_H
+#pragma once
 
 #include <vector>
 
@@ -258,5 +257,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // ASCEND_MOE_DISTRIBUTE_UB_H

@@ -23,7 +23,6 @@ AICPU, MTE = 0, 1
 def build(*defines: str) -> Any:
     """The entry points without CANN's headers, over op_api_probe.cpp."""
     sources = [HERE / "op_api_probe.cpp", *sorted((source_root() / "op_host/op_api").glob("*.cpp"))]
-    assert len(sources) == 1 + len(OPS)
     with tempfile.TemporaryDirectory(prefix="op-api-") as scratch:
         target = f"{scratch}/op_api.so"
         options = [flag for flag in flags() if flag != "-fvisibility=hidden"]
@@ -62,7 +61,6 @@ def read(path: str) -> str:
 def test_aclnn_has_the_definitions_order(op: str) -> None:
     """Inputs, attributes, outputs, workspace size, executor: what the generated inner function has, too."""
     known = definition(f"AscendMoe{op}")
-    stem = f"aclnn_ascend_moe_{snake(op)}"
     expected = [
         ("const aclTensor*", camel(name) + ("" if name in known.required else "Optional"))
         for name in known.inputs
@@ -71,9 +69,8 @@ def test_aclnn_has_the_definitions_order(op: str) -> None:
     expected += [(kinds[kind], camel(name)) for name, (kind, _) in known.attributes.items()]
     expected += [("const aclTensor*", camel(name) + "Out") for name in known.outputs]
     expected += [("uint64_t*", "workspaceSize"), ("aclOpExecutor**", "executor")]
-    name = f"AscendMoe{op}GetWorkspaceSize"
-    assert parameters(read(f"op_host/op_api/{stem}.h"), f"aclnn{name}") == expected
-    assert parameters(read(f"op_host/op_api/{stem}.cpp"), f"aclnnInner{name}") == expected
+    header = read("op_host/op_api/aclnn_ascend_moe.h")
+    assert parameters(header, f"aclnnAscendMoe{op}GetWorkspaceSize") == expected
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -51,7 +51,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "csrc/engines/models": ("twin", "op_kernel/common", "op_kernel/protocol"),
     "csrc/torch": ("csrc/npu", "op_host/rules", "op_kernel/protocol"),
     "csrc/npu": ("op_host/rules", "op_kernel/protocol"),
-    "vnpu": ("csrc/abi", "op_host", "op_host/cann", "op_host/op_api", "op_host/rules", *HOST_SEES),
+    "vnpu": ("twin", "csrc/abi", "op_host", "op_host/cann", "op_host/op_api", "op_host/rules", *HOST_SEES),
 }
 # Folders of the include path, as the build sets it.
 INCLUDE_PATH = ("op_kernel", "op_host", "twin/include", "csrc", "vnpu", "vnpu/cann_standin")

@@ -1,7 +1,6 @@
 // The AscendC API on the host. Kernel sources include this name and compile unchanged with bisheng and g++.
 #pragma once
 
-#include "twin/api/constants.h"
 #include "twin/api/copy.h"
 #include "twin/api/debug.h"
 #include "twin/api/entry.h"

@@ -7,7 +7,7 @@
 #include <mutex>
 #include <unordered_set>
 
-#include "device.h"
+#include "graph.h"
 
 namespace vnpu {
 namespace {
@@ -273,4 +273,88 @@ VNPU_EXPORT AclError aclrtUnmapMem(void* address) {
     mmap(address, range->second, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     ranges.mapped.erase(range);
     return kSuccess;
+}
+
+// ---- copies and fills: synchronous ones run at once, the others go onto their stream (and are recorded in a
+// capture)
+// ----
+
+namespace {
+
+AclError Check(const char* function, const void* destination, size_t room, const void* source, size_t count) {
+    if (count > room) {
+        vnpu_error("%s: %zu bytes do not fit into a destination of %zu", function, count, room);
+        return kParamInvalid;
+    }
+    if (count && (!destination || !source)) {
+        vnpu_error("%s: the %s is null", function, destination ? "source" : "destination");
+        return kParamInvalid;
+    }
+    return kSuccess;
+}
+
+AclError CopyAsync(const char* function, void* destination, size_t room, const void* source, size_t count,
+                   Handle stream) {
+    if (AclError code = Check(function, destination, room, source, count)) return code;
+    return vnpu_enqueue_call(stream, [=] { std::memmove(destination, source, count); });
+}
+
+// Calls copy(i) for every copy of a batch, until one fails.
+template <typename Copy>
+AclError CopyBatch(size_t batches, size_t* fail_index, const Copy& copy) {
+    for (size_t i = 0; i < batches; ++i) {
+        if (AclError code = copy(i)) {
+            if (fail_index) *fail_index = i;
+            return code;
+        }
+    }
+    return kSuccess;
+}
+
+}  // namespace
+
+VNPU_EXPORT AclError aclrtMemcpy(void* destination, size_t room, const void* source, size_t count, int) {
+    if (AclError code = Check("aclrtMemcpy", destination, room, source, count)) return code;
+    if (AclError code = RefuseInCapture("aclrtMemcpy")) return code;
+    std::memmove(destination, source, count);
+    return kSuccess;
+}
+
+VNPU_EXPORT AclError aclrtMemcpyAsync(void* destination, size_t room, const void* source, size_t count, int,
+                                      Handle stream) {
+    return CopyAsync("aclrtMemcpyAsync", destination, room, source, count, stream);
+}
+
+VNPU_EXPORT AclError aclrtMemcpyAsyncWithCondition(void* destination, size_t room, const void* source,
+                                                   size_t count, int, Handle stream) {
+    return CopyAsync("aclrtMemcpyAsyncWithCondition", destination, room, source, count, stream);
+}
+
+// Attributes say where the ends are; here every end is host memory.
+VNPU_EXPORT AclError aclrtMemcpyBatch(void** destinations, size_t* rooms, void** sources, size_t* sizes,
+                                      size_t batches, void*, size_t*, size_t, size_t* fail_index) {
+    return CopyBatch(batches, fail_index, [=](size_t i) {
+        return aclrtMemcpy(destinations[i], rooms[i], sources[i], sizes[i], kCopyDefault);
+    });
+}
+
+VNPU_EXPORT AclError aclrtMemcpyBatchAsync(void** destinations, size_t* rooms, void** sources, size_t* sizes,
+                                           size_t batches, void*, size_t*, size_t, size_t* fail_index,
+                                           Handle stream) {
+    return CopyBatch(batches, fail_index, [=](size_t i) {
+        return CopyAsync("aclrtMemcpyBatchAsync", destinations[i], rooms[i], sources[i], sizes[i], stream);
+    });
+}
+
+VNPU_EXPORT AclError aclrtMemset(void* destination, size_t room, int32_t value, size_t count) {
+    if (AclError code = Check("aclrtMemset", destination, room, destination, count)) return code;
+    if (AclError code = RefuseInCapture("aclrtMemset")) return code;
+    std::memset(destination, value, count);
+    return kSuccess;
+}
+
+VNPU_EXPORT AclError aclrtMemsetAsync(void* destination, size_t room, int32_t value, size_t count,
+                                      Handle stream) {
+    if (AclError code = Check("aclrtMemsetAsync", destination, room, destination, count)) return code;
+    return vnpu_enqueue_call(stream, [=] { std::memset(destination, value, count); });
 }

@@ -188,26 +188,9 @@ VNPU_EXPORT AclError aclrtGetStreamOverflowSwitch(Handle handle, uint32_t* flag)
     return kSuccess;
 }
 
-namespace {
-struct HostCall {
-    void (*fn)(void*);
-    void* data;
-};
-AclError EnqueueHostCall(void (*fn)(void*), void* data, Handle stream) {
-    if (!fn) return kParamInvalid;
-    return vnpu_enqueue(
-        stream,
-        [](void* arg) {
-            auto* call = static_cast<HostCall*>(arg);
-            call->fn(call->data);
-        },
-        new HostCall{fn, data}, [](void* arg) { delete static_cast<HostCall*>(arg); });
-}
-}  // namespace
-
-VNPU_EXPORT AclError aclrtLaunchCallback(void (*fn)(void*), void* data, int, Handle stream) {
-    return EnqueueHostCall(fn, data, stream);
-}
 VNPU_EXPORT AclError aclrtLaunchHostFunc(Handle stream, void (*fn)(void*), void* data) {
-    return EnqueueHostCall(fn, data, stream);
+    return fn ? vnpu_enqueue_call(stream, [=] { fn(data); }) : kParamInvalid;
+}
+VNPU_EXPORT AclError aclrtLaunchCallback(void (*fn)(void*), void* data, int, Handle stream) {
+    return aclrtLaunchHostFunc(stream, fn, data);
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #define VNPU_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -12,6 +13,14 @@
 // recorded graph. Returns 0, or a code for the caller of the ACL function when the stream is no stream. A
 // null stream is the current device's default stream.
 VNPU_EXPORT int vnpu_enqueue(void* stream, void (*fn)(void*), void* arg, void (*drop)(void*));
+
+// The same for anything that can be called without arguments; it is kept for as long as it may run.
+template <typename F>
+int vnpu_enqueue_call(void* stream, F call) {
+    return vnpu_enqueue(
+        stream, [](void* held) { (*static_cast<F*>(held))(); }, new F(std::move(call)),
+        [](void* held) { delete static_cast<F*>(held); });
+}
 
 // Called by a running fn: the launch was good, the work failed on the device. The enqueue succeeds, and the
 // next call that waits (a synchronize) returns 507035 (a vector core exception), with the text of this

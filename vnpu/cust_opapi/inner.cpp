@@ -1,5 +1,4 @@
 // aclnnInnerAscendMoe*: what CANN's build generates from the operators' definition.
-#include <initializer_list>
 #include <utility>
 
 #include "cust_opapi.h"
@@ -17,33 +16,34 @@ namespace {
 using vnpu_moe::Arguments;
 using vnpu_moe::Tensor;
 
-// An attribute as it is passed: a number or a text.
+// An argument as it is passed: a tensor, a number or a text.
 struct Value {
+    Value(const aclTensor* tensor) : tensor(tensor) {}
     Value(int64_t number) : number(number) {}
     Value(const char* text) : text(text != nullptr ? text : "") {}
+    const aclTensor* tensor = nullptr;
     int64_t number = 0;
     std::string text;
 };
 
-bool ReadAll(std::initializer_list<const aclTensor*> from, std::vector<Tensor>& to) {
-    for (const aclTensor* tensor : from) {
-        to.emplace_back();
-        if (!vnpu_moe::ReadTensor(tensor, to.back())) return false;
-    }
-    return true;
-}
-
-int Capture(uint32_t op, std::initializer_list<const aclTensor*> inputs,
-            std::initializer_list<Value> attributes, std::initializer_list<const aclTensor*> outputs,
-            uint64_t* workspace, aclOpExecutor** executor) {
+// `all` has inputs, attributes and outputs in the order of the definition.
+template <typename... All>
+int Capture(uint32_t op, uint64_t* workspace, aclOpExecutor** executor, All... all) {
     if (workspace == nullptr || executor == nullptr) return vnpu_moe::kNullArgument;
     Arguments arguments;
     arguments.op = op;
-    if (!ReadAll(inputs, arguments.inputs) || !ReadAll(outputs, arguments.outputs))
-        return vnpu_moe::kBadArgument;
-    for (const Value& value : attributes) {
-        arguments.integers.push_back(value.number);
-        arguments.strings.push_back(value.text);
+    const moe::OpInterface known = arguments.interface();
+    const Value values[] = {all...};
+    for (const Value& value : values) {
+        const size_t at = static_cast<size_t>(&value - values);
+        if (at >= known.inputs.size && at < known.inputs.size + known.attributes.size) {
+            arguments.integers.push_back(value.number);
+            arguments.strings.push_back(value.text);
+            continue;
+        }
+        std::vector<Tensor>& tensors = at < known.inputs.size ? arguments.inputs : arguments.outputs;
+        tensors.emplace_back();
+        if (!vnpu_moe::ReadTensor(value.tensor, tensors.back())) return vnpu_moe::kBadArgument;
     }
     std::shared_ptr<vnpu_moe::Call> call;
     const int status = vnpu_moe::Prepare(std::move(arguments), call, *workspace);
@@ -70,30 +70,12 @@ VNPU_EXPORT int aclnnInnerAscendMoeDistributeDispatchGetWorkspaceSize(
     const aclTensor* dynamicScales, const aclTensor* expandIdx, const aclTensor* expertTokenNums,
     const aclTensor* epRecvCounts, const aclTensor* tpRecvCounts, const aclTensor* expandScales,
     const aclTensor* errorRecord, uint64_t* workspaceSize, aclOpExecutor** executor) {
-    return Capture(moe::kOpDispatch, {x, expertIds, scales, activeMask, expertScales},
-                   {groupEp,
-                    epWorldSize,
-                    epRankId,
-                    moeExpertNum,
-                    groupTp,
-                    tpWorldSize,
-                    tpRankId,
-                    expertShardType,
-                    sharedExpertNum,
-                    sharedExpertRankNum,
-                    quantMode,
-                    globalBs,
-                    expertTokenNumsType,
-                    commAlg,
-                    zeroExpertNum,
-                    copyExpertNum,
-                    constExpertNum,
-                    contract,
-                    windowMib,
-                    timeoutUs},
-                   {expandX, dynamicScales, expandIdx, expertTokenNums, epRecvCounts, tpRecvCounts,
-                    expandScales, errorRecord},
-                   workspaceSize, executor);
+    return Capture(moe::kOpDispatch, workspaceSize, executor, x, expertIds, scales, activeMask, expertScales,
+                   groupEp, epWorldSize, epRankId, moeExpertNum, groupTp, tpWorldSize, tpRankId,
+                   expertShardType, sharedExpertNum, sharedExpertRankNum, quantMode, globalBs,
+                   expertTokenNumsType, commAlg, zeroExpertNum, copyExpertNum, constExpertNum, contract,
+                   windowMib, timeoutUs, expandX, dynamicScales, expandIdx, expertTokenNums, epRecvCounts,
+                   tpRecvCounts, expandScales, errorRecord);
 }
 
 VNPU_EXPORT int aclnnInnerAscendMoeDistributeCombineGetWorkspaceSize(
@@ -106,15 +88,12 @@ VNPU_EXPORT int aclnnInnerAscendMoeDistributeCombineGetWorkspaceSize(
     int64_t groupListType, const char* commAlg, int64_t zeroExpertNum, int64_t copyExpertNum,
     int64_t constExpertNum, int64_t contract, int64_t windowMib, int64_t timeoutUs, const aclTensor* x,
     const aclTensor* errorRecord, uint64_t* workspaceSize, aclOpExecutor** executor) {
-    return Capture(
-        moe::kOpCombine,
-        {expandX, expertIds, expandIdx, epSendCounts, expertScales, tpSendCounts, activeMask, expandScales,
-         sharedExpertX},
-        {groupEp,       epWorldSize,     epRankId,        moeExpertNum,        groupTp,       tpWorldSize,
-         tpRankId,      expertShardType, sharedExpertNum, sharedExpertRankNum, globalBs,      outDtype,
-         commQuantMode, groupListType,   commAlg,         zeroExpertNum,       copyExpertNum, constExpertNum,
-         contract,      windowMib,       timeoutUs},
-        {x, errorRecord}, workspaceSize, executor);
+    return Capture(moe::kOpCombine, workspaceSize, executor, expandX, expertIds, expandIdx, epSendCounts,
+                   expertScales, tpSendCounts, activeMask, expandScales, sharedExpertX, groupEp, epWorldSize,
+                   epRankId, moeExpertNum, groupTp, tpWorldSize, tpRankId, expertShardType, sharedExpertNum,
+                   sharedExpertRankNum, globalBs, outDtype, commQuantMode, groupListType, commAlg,
+                   zeroExpertNum, copyExpertNum, constExpertNum, contract, windowMib, timeoutUs, x,
+                   errorRecord);
 }
 
 VNPU_EXPORT int aclnnInnerAscendMoeProbeGetWorkspaceSize(const char* groupEp, int64_t epWorldSize,
@@ -123,10 +102,8 @@ VNPU_EXPORT int aclnnInnerAscendMoeProbeGetWorkspaceSize(const char* groupEp, in
                                                          int64_t windowMib, int64_t timeoutUs,
                                                          const aclTensor* report, uint64_t* workspaceSize,
                                                          aclOpExecutor** executor) {
-    return Capture(
-        moe::kOpProbe, {},
-        {groupEp, epWorldSize, epRankId, mode, nonce, rounds, cycles, broken, windowMib, timeoutUs}, {report},
-        workspaceSize, executor);
+    return Capture(moe::kOpProbe, workspaceSize, executor, groupEp, epWorldSize, epRankId, mode, nonce,
+                   rounds, cycles, broken, windowMib, timeoutUs, report);
 }
 
 VNPU_EXPORT int aclnnInnerAscendMoeDistributeDispatch(void*, uint64_t, aclOpExecutor* executor,

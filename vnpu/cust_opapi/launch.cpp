@@ -215,10 +215,7 @@ int Enqueue(const std::shared_ptr<Call>& call, void* stream) {
         CountSkip(call->type());
         return kOk;
     }
-    using Held = std::shared_ptr<Call>;
-    return vnpu_enqueue(
-        stream, [](void* held) { (*static_cast<Held*>(held))->Run(); }, new Held(call),
-        [](void* held) { delete static_cast<Held*>(held); });
+    return vnpu_enqueue_call(stream, [call] { call->Run(); });
 }
 
 // ---- a launch of AscendMoeProbe, the kernel of the bring-up ----

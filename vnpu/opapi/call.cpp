@@ -1,6 +1,8 @@
 // Captured calls: from the caller's argument objects to words, and from an executor to a stream.
 #include "call.h"
 
+#include "twin/math/numeric.h"
+
 namespace vnpu {
 namespace {
 
@@ -8,25 +10,6 @@ template <typename T>
 T read(const aclScalar& scalar) {
     T value;
     std::memcpy(&value, scalar.bytes, sizeof value);
-    return value;
-}
-
-float half_to_float(uint16_t bits) {
-    const uint32_t sign = (bits & 0x8000u) << 16, exponent = (bits >> 10) & 31, mantissa = bits & 1023;
-    uint32_t result = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | mantissa << 13;
-    if (exponent == 0) {  // zero or denormal: mantissa * 2^-24
-        const float value = static_cast<float>(mantissa) / 16777216.0f;
-        return sign != 0 ? -value : value;
-    }
-    float value;
-    std::memcpy(&value, &result, sizeof value);
-    return value;
-}
-
-float bfloat_to_float(uint16_t bits) {
-    const uint32_t wide = static_cast<uint32_t>(bits) << 16;
-    float value;
-    std::memcpy(&value, &wide, sizeof value);
     return value;
 }
 
@@ -41,10 +24,7 @@ void Call::put(double number) {
 }
 
 void Call::put(const char* text) {
-    if (text == nullptr) {
-        words.push_back(kNone);
-        return;
-    }
+    if (text == nullptr) return words.push_back(kNone);
     // A copy: the caller's text need not outlive the first half of the call.
     texts.push_back(std::make_shared<std::string>(text));
     words.insert(words.end(), {kText, reinterpret_cast<int64_t>(texts.back()->data()),
@@ -52,10 +32,7 @@ void Call::put(const char* text) {
 }
 
 void Call::put(const aclTensor* tensor) {
-    if (tensor == nullptr) {
-        words.push_back(kNone);
-        return;
-    }
+    if (tensor == nullptr) return words.push_back(kNone);
     const TensorValue& value = *tensor->value;
     tensors.push_back(tensor->value);
     words.insert(words.end(),
@@ -66,13 +43,10 @@ void Call::put(const aclTensor* tensor) {
 }
 
 void Call::put(const aclScalar* scalar) {
-    if (scalar == nullptr) {
-        words.push_back(kNone);
-        return;
-    }
+    if (scalar == nullptr) return words.push_back(kNone);
     switch (scalar->dtype) {
         case 0: put(read<float>(*scalar)); break;
-        case 1: put(half_to_float(read<uint16_t>(*scalar))); break;
+        case 1: put(static_cast<float>(read<half>(*scalar))); break;
         case 2: put(read<int8_t>(*scalar)); break;
         case 3: put(read<int32_t>(*scalar)); break;
         case 4: put(static_cast<int64_t>(read<uint8_t>(*scalar))); break;
@@ -83,43 +57,25 @@ void Call::put(const aclScalar* scalar) {
         case 10: put(read<int64_t>(*scalar)); break;
         case 11: put(read<double>(*scalar)); break;
         case 12: put(read<bool>(*scalar)); break;
-        case 27: put(bfloat_to_float(read<uint16_t>(*scalar))); break;
+        case 27: put(static_cast<float>(read<bfloat16_t>(*scalar))); break;
         default: put("a complex scalar"); break;  // no operator here takes text for a number: it says so
     }
 }
 
 void Call::put(const aclIntArray* array) {
-    if (array == nullptr) {
-        words.push_back(kNone);
-        return;
-    }
-    words.insert(words.end(), {kInts, static_cast<int64_t>(array->values.size())});
-    words.insert(words.end(), array->values.begin(), array->values.end());
-}
-
-void Call::put(const aclBoolArray* array) {
-    if (array == nullptr) {
-        words.push_back(kNone);
-        return;
-    }
+    if (array == nullptr) return words.push_back(kNone);
     words.insert(words.end(), {kInts, static_cast<int64_t>(array->values.size())});
     words.insert(words.end(), array->values.begin(), array->values.end());
 }
 
 void Call::put(const aclFloatArray* array) {
-    if (array == nullptr) {
-        words.push_back(kNone);
-        return;
-    }
+    if (array == nullptr) return words.push_back(kNone);
     words.insert(words.end(), {kList, static_cast<int64_t>(array->values.size())});
     for (float value : array->values) put(value);
 }
 
 void Call::put(const aclTensorList* list) {
-    if (list == nullptr) {
-        words.push_back(kNone);
-        return;
-    }
+    if (list == nullptr) return words.push_back(kNone);
     words.insert(words.end(), {kList, static_cast<int64_t>(list->values.size())});
     for (const aclTensor* tensor : list->values) put(tensor);
 }
@@ -140,17 +96,14 @@ int execute(aclOpExecutor* executor, void* stream) {
         return kNullArgument;
     }
     // The graph of a capture keeps its own reference, so that it can be replayed when the executor is gone.
-    auto* kept = new std::shared_ptr<Call>(executor->call);
+    const std::shared_ptr<Call> call = executor->call;
     if (!executor->repeatable) delete executor;
-    return vnpu_enqueue(
-        stream,
-        [](void* arg) {
-            const std::string problem = run_in_python(**static_cast<std::shared_ptr<Call>*>(arg));
-            if (problem.empty()) return;
-            vnpu_error("%s", problem.c_str());
-            vnpu_fault();
-        },
-        kept, [](void* arg) { delete static_cast<std::shared_ptr<Call>*>(arg); });
+    return vnpu_enqueue_call(stream, [call] {
+        const std::string problem = run_in_python(*call);
+        if (problem.empty()) return;
+        vnpu_error("%s", problem.c_str());
+        vnpu_fault();
+    });
 }
 
 }  // namespace vnpu

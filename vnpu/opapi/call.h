@@ -42,9 +42,7 @@ struct aclIntArray {
 struct aclFloatArray {
     std::vector<float> values;
 };
-struct aclBoolArray {
-    std::vector<int64_t> values;
-};
+struct aclBoolArray : aclIntArray {};
 // A list owns its elements: destroying it destroys them, as in CANN.
 struct aclTensorList {
     std::vector<const aclTensor*> values;
@@ -85,7 +83,6 @@ struct Call {
     // refused.
     void put(const aclScalar* scalar);
     void put(const aclIntArray* array);
-    void put(const aclBoolArray* array);
     void put(const aclFloatArray* array);
     void put(const aclTensorList* list);  // kList, length, then one argument each
     void put(const char* text);           // kText, address, bytes

@@ -29,32 +29,21 @@ size_t scalar_bytes(int32_t dtype) {
     }
 }
 
-template <typename Array, typename T>
-Array* create_array(const T* values, uint64_t size) {
-    auto* array = new Array;
-    for (uint64_t i = 0; i < size; i++) array->values.push_back(values[i]);
-    return array;
-}
-
-template <typename T>
-int destroy(const T* object) {
-    delete object;
-    return vnpu::kOk;
-}
-
 // The caller frees these with delete[], as acl_meta.h says.
-int copy_out(const std::vector<int64_t>& values, int64_t** out, uint64_t* size) {
-    if (out == nullptr || size == nullptr) return vnpu::kNullArgument;
+int copy_out(const aclTensor* tensor, const std::vector<int64_t> vnpu::TensorValue::* field, int64_t** out,
+             uint64_t* size) {
+    if (tensor == nullptr || out == nullptr || size == nullptr) return vnpu::kNullArgument;
+    const std::vector<int64_t>& values = *tensor->value.*field;
     *size = values.size();
     *out = new int64_t[std::max<size_t>(values.size(), 1)];
     std::copy(values.begin(), values.end(), *out);
     return vnpu::kOk;
 }
 
-template <typename Array>
-int array_size(const Array* array, uint64_t* size) {
-    if (array == nullptr || size == nullptr) return vnpu::kNullArgument;
-    *size = array->values.size();
+template <typename T>
+int give(const aclTensor* tensor, T vnpu::TensorValue::* field, T* out) {
+    if (tensor == nullptr || out == nullptr) return vnpu::kNullArgument;
+    *out = *tensor->value.*field;
     return vnpu::kOk;
 }
 
@@ -107,82 +96,64 @@ VNPU_EXPORT aclScalar* aclCreateScalar(void* value, int dtype) {
     return scalar;
 }
 
-VNPU_EXPORT aclIntArray* aclCreateIntArray(const int64_t* values, uint64_t size) {
-    return create_array<aclIntArray>(values, size);
-}
-VNPU_EXPORT aclFloatArray* aclCreateFloatArray(const float* values, uint64_t size) {
-    return create_array<aclFloatArray>(values, size);
-}
-VNPU_EXPORT aclBoolArray* aclCreateBoolArray(const bool* values, uint64_t size) {
-    return create_array<aclBoolArray>(values, size);
-}
-VNPU_EXPORT aclTensorList* aclCreateTensorList(const aclTensor* const* values, uint64_t size) {
-    return create_array<aclTensorList>(values, size);
-}
-VNPU_EXPORT aclScalarList* aclCreateScalarList(const aclScalar* const* values, uint64_t size) {
-    return create_array<aclScalarList>(values, size);
-}
+VNPU_EXPORT int aclDestroyTensor(const aclTensor* tensor) { return delete tensor, vnpu::kOk; }
+VNPU_EXPORT int aclDestroyScalar(const aclScalar* scalar) { return delete scalar, vnpu::kOk; }
 
-VNPU_EXPORT int aclDestroyTensor(const aclTensor* tensor) { return destroy(tensor); }
-VNPU_EXPORT int aclDestroyScalar(const aclScalar* scalar) { return destroy(scalar); }
-VNPU_EXPORT int aclDestroyIntArray(const aclIntArray* array) { return destroy(array); }
-VNPU_EXPORT int aclDestroyFloatArray(const aclFloatArray* array) { return destroy(array); }
-VNPU_EXPORT int aclDestroyBoolArray(const aclBoolArray* array) { return destroy(array); }
-VNPU_EXPORT int aclDestroyTensorList(const aclTensorList* list) {
-    if (list != nullptr) std::for_each(list->values.begin(), list->values.end(), aclDestroyTensor);
-    return destroy(list);
-}
-VNPU_EXPORT int aclDestroyScalarList(const aclScalarList* list) {
-    if (list != nullptr) std::for_each(list->values.begin(), list->values.end(), aclDestroyScalar);
-    return destroy(list);
-}
+namespace {
+// Elements of lists are destroyed with them, numbers need nothing.
+void destroy(const aclTensor* tensor) { aclDestroyTensor(tensor); }
+void destroy(const aclScalar* scalar) { aclDestroyScalar(scalar); }
+void destroy(double) {}
+}  // namespace
+
+// aclCreateName, aclDestroyName and aclGetNameSize of an array or list.
+#define VNPU_ARRAY(name, element)                                                  \
+    VNPU_EXPORT acl##name* aclCreate##name(element const* values, uint64_t size) { \
+        auto* array = new acl##name;                                               \
+        array->values.assign(values, values + size);                               \
+        return array;                                                              \
+    }                                                                              \
+    VNPU_EXPORT int aclDestroy##name(const acl##name* array) {                     \
+        if (array != nullptr) {                                                    \
+            for (const auto& value : array->values) destroy(value);                \
+        }                                                                          \
+        delete array;                                                              \
+        return vnpu::kOk;                                                          \
+    }                                                                              \
+    VNPU_EXPORT int aclGet##name##Size(const acl##name* array, uint64_t* size) {   \
+        if (array == nullptr || size == nullptr) return vnpu::kNullArgument;       \
+        *size = array->values.size();                                              \
+        return vnpu::kOk;                                                          \
+    }
+VNPU_ARRAY(IntArray, int64_t)
+VNPU_ARRAY(FloatArray, float)
+VNPU_ARRAY(BoolArray, bool)
+VNPU_ARRAY(TensorList, const aclTensor*)
+VNPU_ARRAY(ScalarList, const aclScalar*)
 
 VNPU_EXPORT int aclGetViewShape(const aclTensor* tensor, int64_t** dims, uint64_t* rank) {
-    return tensor == nullptr ? vnpu::kNullArgument : copy_out(tensor->value->dims, dims, rank);
+    return copy_out(tensor, &vnpu::TensorValue::dims, dims, rank);
 }
 VNPU_EXPORT int aclGetStorageShape(const aclTensor* tensor, int64_t** dims, uint64_t* rank) {
-    return tensor == nullptr ? vnpu::kNullArgument : copy_out(tensor->value->storage_dims, dims, rank);
+    return copy_out(tensor, &vnpu::TensorValue::storage_dims, dims, rank);
 }
 VNPU_EXPORT int aclGetViewStrides(const aclTensor* tensor, int64_t** strides, uint64_t* rank) {
-    return tensor == nullptr ? vnpu::kNullArgument : copy_out(tensor->value->strides, strides, rank);
+    return copy_out(tensor, &vnpu::TensorValue::strides, strides, rank);
 }
 VNPU_EXPORT int aclGetViewOffset(const aclTensor* tensor, int64_t* offset) {
-    if (tensor == nullptr || offset == nullptr) return vnpu::kNullArgument;
-    *offset = tensor->value->offset;
-    return vnpu::kOk;
+    return give(tensor, &vnpu::TensorValue::offset, offset);
 }
 VNPU_EXPORT int aclGetFormat(const aclTensor* tensor, int32_t* format) {
-    if (tensor == nullptr || format == nullptr) return vnpu::kNullArgument;
-    *format = tensor->value->format;
-    return vnpu::kOk;
+    return give(tensor, &vnpu::TensorValue::format, format);
 }
 VNPU_EXPORT int aclGetDataType(const aclTensor* tensor, int32_t* dtype) {
-    if (tensor == nullptr || dtype == nullptr) return vnpu::kNullArgument;
-    *dtype = tensor->value->dtype;
-    return vnpu::kOk;
+    return give(tensor, &vnpu::TensorValue::dtype, dtype);
 }
 VNPU_EXPORT int aclGetRawTensorAddr(const aclTensor* tensor, void** address) {
-    if (tensor == nullptr || address == nullptr) return vnpu::kNullArgument;
-    *address = tensor->value->data;
-    return vnpu::kOk;
+    return give(tensor, &vnpu::TensorValue::data, address);
 }
 VNPU_EXPORT int aclSetRawTensorAddr(aclTensor* tensor, void* address) {
     if (tensor == nullptr) return vnpu::kNullArgument;
     tensor->value->data = address;
     return vnpu::kOk;
-}
-VNPU_EXPORT int aclGetIntArraySize(const aclIntArray* array, uint64_t* size) {
-    return array_size(array, size);
-}
-VNPU_EXPORT int aclGetFloatArraySize(const aclFloatArray* array, uint64_t* size) {
-    return array_size(array, size);
-}
-VNPU_EXPORT int aclGetBoolArraySize(const aclBoolArray* array, uint64_t* size) {
-    return array_size(array, size);
-}
-VNPU_EXPORT int aclGetTensorListSize(const aclTensorList* list, uint64_t* size) {
-    return array_size(list, size);
-}
-VNPU_EXPORT int aclGetScalarListSize(const aclScalarList* list, uint64_t* size) {
-    return array_size(list, size);
 }

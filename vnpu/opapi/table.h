@@ -22,71 +22,53 @@ using F = float;
 using C = const char*;
 }  // namespace vnpu::types
 
-// Numbered parameters for up to 24 types.
+// Applies each(type, name) to up to 20 types.
 #define VNPU_COUNT_(a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15, a16, a17, a18, a19, \
-                    a20, a21, a22, a23, a24, count, ...)                                                  \
+                    a20, count, ...)                                                                      \
     count
-#define VNPU_COUNT(...)                                                                                    \
-    VNPU_COUNT_(__VA_ARGS__, 24, 23, 22, 21, 20, 19, 18, 17, 16, 15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, \
-                3, 2, 1, 0)
+#define VNPU_COUNT(...) \
+    VNPU_COUNT_(__VA_ARGS__, 20, 19, 18, 17, 16, 15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0)
 #define VNPU_JOIN_(a, b) a##b
 #define VNPU_JOIN(a, b) VNPU_JOIN_(a, b)
+#define VNPU_1(each, t) each(t, a1)
+#define VNPU_2(each, t, ...) each(t, a2), VNPU_1(each, __VA_ARGS__)
+#define VNPU_3(each, t, ...) each(t, a3), VNPU_2(each, __VA_ARGS__)
+#define VNPU_4(each, t, ...) each(t, a4), VNPU_3(each, __VA_ARGS__)
+#define VNPU_5(each, t, ...) each(t, a5), VNPU_4(each, __VA_ARGS__)
+#define VNPU_6(each, t, ...) each(t, a6), VNPU_5(each, __VA_ARGS__)
+#define VNPU_7(each, t, ...) each(t, a7), VNPU_6(each, __VA_ARGS__)
+#define VNPU_8(each, t, ...) each(t, a8), VNPU_7(each, __VA_ARGS__)
+#define VNPU_9(each, t, ...) each(t, a9), VNPU_8(each, __VA_ARGS__)
+#define VNPU_10(each, t, ...) each(t, a10), VNPU_9(each, __VA_ARGS__)
+#define VNPU_11(each, t, ...) each(t, a11), VNPU_10(each, __VA_ARGS__)
+#define VNPU_12(each, t, ...) each(t, a12), VNPU_11(each, __VA_ARGS__)
+#define VNPU_13(each, t, ...) each(t, a13), VNPU_12(each, __VA_ARGS__)
+#define VNPU_14(each, t, ...) each(t, a14), VNPU_13(each, __VA_ARGS__)
+#define VNPU_15(each, t, ...) each(t, a15), VNPU_14(each, __VA_ARGS__)
+#define VNPU_16(each, t, ...) each(t, a16), VNPU_15(each, __VA_ARGS__)
+#define VNPU_17(each, t, ...) each(t, a17), VNPU_16(each, __VA_ARGS__)
+#define VNPU_18(each, t, ...) each(t, a18), VNPU_17(each, __VA_ARGS__)
+#define VNPU_19(each, t, ...) each(t, a19), VNPU_18(each, __VA_ARGS__)
+#define VNPU_20(each, t, ...) each(t, a20), VNPU_19(each, __VA_ARGS__)
+#define VNPU_EACH(each, ...) VNPU_JOIN(VNPU_, VNPU_COUNT(__VA_ARGS__))(each, __VA_ARGS__)
+#define VNPU_PARAMETER(type, name) type name
+#define VNPU_NAME(type, name) name
 
-#define VNPU_P1(t) t a1
-#define VNPU_P2(t, ...) t a2, VNPU_P1(__VA_ARGS__)
-#define VNPU_P3(t, ...) t a3, VNPU_P2(__VA_ARGS__)
-#define VNPU_P4(t, ...) t a4, VNPU_P3(__VA_ARGS__)
-#define VNPU_P5(t, ...) t a5, VNPU_P4(__VA_ARGS__)
-#define VNPU_P6(t, ...) t a6, VNPU_P5(__VA_ARGS__)
-#define VNPU_P7(t, ...) t a7, VNPU_P6(__VA_ARGS__)
-#define VNPU_P8(t, ...) t a8, VNPU_P7(__VA_ARGS__)
-#define VNPU_P9(t, ...) t a9, VNPU_P8(__VA_ARGS__)
-#define VNPU_P10(t, ...) t a10, VNPU_P9(__VA_ARGS__)
-#define VNPU_P11(t, ...) t a11, VNPU_P10(__VA_ARGS__)
-#define VNPU_P12(t, ...) t a12, VNPU_P11(__VA_ARGS__)
-#define VNPU_P13(t, ...) t a13, VNPU_P12(__VA_ARGS__)
-#define VNPU_P14(t, ...) t a14, VNPU_P13(__VA_ARGS__)
-#define VNPU_P15(t, ...) t a15, VNPU_P14(__VA_ARGS__)
-#define VNPU_P16(t, ...) t a16, VNPU_P15(__VA_ARGS__)
-#define VNPU_P17(t, ...) t a17, VNPU_P16(__VA_ARGS__)
-#define VNPU_P18(t, ...) t a18, VNPU_P17(__VA_ARGS__)
-#define VNPU_P19(t, ...) t a19, VNPU_P18(__VA_ARGS__)
-#define VNPU_P20(t, ...) t a20, VNPU_P19(__VA_ARGS__)
-#define VNPU_P21(t, ...) t a21, VNPU_P20(__VA_ARGS__)
-#define VNPU_P22(t, ...) t a22, VNPU_P21(__VA_ARGS__)
-#define VNPU_P23(t, ...) t a23, VNPU_P22(__VA_ARGS__)
-#define VNPU_P24(t, ...) t a24, VNPU_P23(__VA_ARGS__)
-
-#define VNPU_A1 a1
-#define VNPU_A2 a2, VNPU_A1
-#define VNPU_A3 a3, VNPU_A2
-#define VNPU_A4 a4, VNPU_A3
-#define VNPU_A5 a5, VNPU_A4
-#define VNPU_A6 a6, VNPU_A5
-#define VNPU_A7 a7, VNPU_A6
-#define VNPU_A8 a8, VNPU_A7
-#define VNPU_A9 a9, VNPU_A8
-#define VNPU_A10 a10, VNPU_A9
-#define VNPU_A11 a11, VNPU_A10
-#define VNPU_A12 a12, VNPU_A11
-#define VNPU_A13 a13, VNPU_A12
-#define VNPU_A14 a14, VNPU_A13
-#define VNPU_A15 a15, VNPU_A14
-#define VNPU_A16 a16, VNPU_A15
-#define VNPU_A17 a17, VNPU_A16
-#define VNPU_A18 a18, VNPU_A17
-#define VNPU_A19 a19, VNPU_A18
-#define VNPU_A20 a20, VNPU_A19
-#define VNPU_A21 a21, VNPU_A20
-#define VNPU_A22 a22, VNPU_A21
-#define VNPU_A23 a23, VNPU_A22
-#define VNPU_A24 a24, VNPU_A23
-
-#define VNPU_OP(name, ...)                                                                                 \
-    VNPU_EXPORT int name##GetWorkspaceSize(VNPU_JOIN(VNPU_P, VNPU_COUNT(__VA_ARGS__))(__VA_ARGS__),        \
-                                           uint64_t* workspace_size, aclOpExecutor** executor) {           \
-        return vnpu::capture(#name, workspace_size, executor, VNPU_JOIN(VNPU_A, VNPU_COUNT(__VA_ARGS__))); \
-    }                                                                                                      \
-    VNPU_EXPORT int name(void*, uint64_t, aclOpExecutor* executor, void* stream) {                         \
-        return vnpu::execute(executor, stream);                                                            \
+#define VNPU_OP(name, ...)                                                                                   \
+    VNPU_EXPORT int name##GetWorkspaceSize(VNPU_EACH(VNPU_PARAMETER, __VA_ARGS__), uint64_t* workspace_size, \
+                                           aclOpExecutor** executor) {                                       \
+        return vnpu::capture(#name, workspace_size, executor, VNPU_EACH(VNPU_NAME, __VA_ARGS__));            \
+    }                                                                                                        \
+    VNPU_EXPORT int name(void*, uint64_t, aclOpExecutor* executor, void* stream) {                           \
+        return vnpu::execute(executor, stream);                                                              \
     }
+
+// aclnnName(types..., out) and aclnnInplaceName(types...), which writes to its first tensor.
+#define VNPU_BOTH(name, ...)             \
+    VNPU_OP(aclnn##name, __VA_ARGS__, T) \
+    VNPU_OP(aclnnInplace##name, __VA_ARGS__)
+
+// A comparison with a tensor and with a number.
+#define VNPU_COMPARISON(name)     \
+    VNPU_BOTH(name##Tensor, T, T) \
+    VNPU_BOTH(name##Scalar, T, S)

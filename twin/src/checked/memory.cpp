@@ -60,11 +60,10 @@ void World::TouchGm(CoreState& core, Pipe pipe, const Access& access, const Touc
         const bool ruled = range.kind == GmKind::kWindowData || range.kind == GmKind::kWindowLent;
         if (ruled && core.rank->step->spec.window_rule) {
             const char* reason = core.rank->step->spec.window_rule(begin, access.bytes, t.write);
-            if (reason != nullptr) {
-                Raise(Finding::kWrongHalf, in.loc, "%s of %llu bytes at byte %llu of \"%s\": %s", in.name,
-                      static_cast<unsigned long long>(access.bytes),
-                      static_cast<unsigned long long>(begin - range.begin), range.name, reason);
-            }
+            TWIN_RAISE_IF(reason != nullptr, kWrongHalf, in.loc,
+                          "%s of %llu bytes at byte %llu of \"%s\": %s", in.name,
+                          static_cast<unsigned long long>(access.bytes),
+                          static_cast<unsigned long long>(begin - range.begin), range.name, reason);
         }
         if (!t.write && dirty_lines_ > 0) CheckDirty(core, pipe, begin, access.bytes, t);
         TouchGmPiece(core, pipe, begin, access.bytes, t, range, flag_store);
@@ -280,7 +279,6 @@ CacheLine& World::Fetch(CoreState& core, uintptr_t line, const GmRange& range, c
 
 void World::LoadCached(CoreState& core, uintptr_t from, uint32_t bytes, void* value, const GmRange& where,
                        const Loc& loc) {
-    if (unwinding_) return;
     const GmRange range = where;
     MaybeYield(core);
     const uint32_t number = sites_.Add({"GetValue of GM", loc, core.Agent(Pipe::kS), false, false});
@@ -293,14 +291,14 @@ void World::LoadCached(CoreState& core, uintptr_t from, uint32_t bytes, void* va
         TouchGmPiece(core, Pipe::kS, from, bytes, t, range, false);
         clocks_.Drop(core.issue_clock);  // the core may have read a flag
         core.issue_clock = kNoClock;
-        if ((held.dirty & mask) == 0 &&
-            memcmp(held.bytes + at, reinterpret_cast<const void*>(from), bytes) != 0) {
-            Raise(Finding::kStaleRead, loc,
-                  "GetValue of byte %llu of \"%s\" reads the cache line fetched at %s, but GM has changed "
-                  "since: needs DataCacheCleanAndInvalid before the read",
-                  static_cast<unsigned long long>(from - range.begin), range.name,
-                  PlaceOf(held.fetched_at).c_str());
-        }
+        TWIN_RAISE_IF(
+            (held.dirty & mask) == 0 &&
+                memcmp(held.bytes + at, reinterpret_cast<const void*>(from), bytes) != 0,
+            kStaleRead, loc,
+            "GetValue of byte %llu of \"%s\" reads the cache line fetched at %s, but GM has changed "
+            "since: needs DataCacheCleanAndInvalid before the read",
+            static_cast<unsigned long long>(from - range.begin), range.name,
+            PlaceOf(held.fetched_at).c_str());
     }
     memcpy(value, held.bytes + at, bytes);
     core.pipes[0].last = number;
@@ -309,7 +307,6 @@ void World::LoadCached(CoreState& core, uintptr_t from, uint32_t bytes, void* va
 
 void World::StoreCached(CoreState& core, uintptr_t to, uint32_t bytes, const void* value,
                         const GmRange& where, const Loc& loc) {
-    if (unwinding_) return;
     const GmRange range = where;
     MaybeYield(core);
     const uint32_t number = sites_.Add({"SetValue of GM", loc, core.Agent(Pipe::kS), true, false});
@@ -337,7 +334,6 @@ void World::StoreCached(CoreState& core, uintptr_t to, uint32_t bytes, const voi
 }
 
 void World::CleanLines(CoreState& core, uintptr_t address, bool all, const Loc& loc) {
-    if (unwinding_) return;
     MaybeYield(core);
     for (auto entry = core.cache.begin(); entry != core.cache.end();) {
         const uintptr_t line = entry->first;
@@ -351,13 +347,12 @@ void World::CleanLines(CoreState& core, uintptr_t address, bool all, const Loc& 
             for (uint32_t i = 0; i < kLineBytes; ++i) {
                 const uint64_t bit = 1ull << i;
                 if ((held.valid & bit) == 0 || (held.dirty & bit) != 0) continue;
-                if (*reinterpret_cast<const uint8_t*>(line + i) != held.fetched[i]) {
-                    Raise(Finding::kSharedLine, loc,
-                          "writing back the 64-byte line that SetValue at %s dirtied undoes what another "
-                          "writer has put into its byte %u since it was fetched at %s: put them on lines of "
-                          "their own",
-                          PlaceOf(site.loc).c_str(), i, PlaceOf(held.fetched_at).c_str());
-                }
+                TWIN_RAISE_IF(
+                    *reinterpret_cast<const uint8_t*>(line + i) != held.fetched[i], kSharedLine, loc,
+                    "writing back the 64-byte line that SetValue at %s dirtied undoes what another "
+                    "writer has put into its byte %u since it was fetched at %s: put them on lines of "
+                    "their own",
+                    PlaceOf(site.loc).c_str(), i, PlaceOf(held.fetched_at).c_str());
             }
             const Toucher t = ToucherOf(core, Pipe::kS, held.stored_by, true, false);
             const ClockId release = clocks_.Copy(core.clock[0].data());

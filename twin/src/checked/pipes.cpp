@@ -51,7 +51,6 @@ bool World::Idle(const CoreState& core) const {
 }
 
 void World::Enqueue(CoreState& core, const Instruction& instruction, void (*run)(void*), void* effect) {
-    if (unwinding_) return;
     const uint32_t pipe = static_cast<uint32_t>(instruction.pipe);
     PipeQueue& queue = core.pipes[pipe];
     const bool writes = instruction.write.bytes != 0;
@@ -75,7 +74,6 @@ void World::Enqueue(CoreState& core, const Instruction& instruction, void (*run)
 }
 
 void World::CheckScalar(CoreState& core, const Instruction& instruction) {
-    if (unwinding_) return;
     const bool writes = instruction.write.bytes != 0;
     const uint32_t number =
         sites_.Add({instruction.name, instruction.loc, core.Agent(Pipe::kS), writes, false});
@@ -92,7 +90,6 @@ void World::CheckScalar(CoreState& core, const Instruction& instruction) {
 // ---- tokens ----
 
 void World::FlagSet(CoreState& core, uint32_t flag, Pipe from, const Loc& loc) {
-    if (unwinding_) return;
     FlagState& state = core.flags[flag];
     if (state.sets_issued - state.waits_done >= FlagState::kDepth) ForceAll(core);
     const uint32_t turn = ++state.sets_issued;
@@ -117,7 +114,6 @@ void World::FlagSet(CoreState& core, uint32_t flag, Pipe from, const Loc& loc) {
 }
 
 void World::FlagWait(CoreState& core, uint32_t flag, Pipe to, const Loc& loc) {
-    if (unwinding_) return;
     FlagState& state = core.flags[flag];
     const uint32_t turn = ++state.waits_issued;
     if (to == Pipe::kS) {
@@ -153,7 +149,6 @@ void World::FlagWait(CoreState& core, uint32_t flag, Pipe to, const Loc& loc) {
 }
 
 void World::Barrier(CoreState& core, Pipe pipe, const Loc& loc) {
-    if (unwinding_) return;
     if (pipe == Pipe::kAll) {
         Drain(core, loc);
         return;
@@ -287,19 +282,13 @@ void World::ForceFlag(CoreState& core, uint32_t flag, uint32_t turn) {
                 }
             }
         }
-        if (pipe == 0) {
-            Raise(Finding::kEventMisuse, core.core.blocked_at, "a flag is awaited that nobody has set");
-        }
+        TWIN_RAISE_IF(pipe == 0, kEventMisuse, core.core.blocked_at, "a flag is awaited that nobody has set");
         RunHead(core, pipe, true);
     }
 }
 
 void World::ForcePipe(CoreState& core, uint32_t pipe) {
     while (!core.pipes[pipe].empty()) RunHead(core, pipe, true);
-}
-
-void World::Settle(CoreState& core, Pipe pipe) {
-    if (!unwinding_) ForcePipe(core, static_cast<uint32_t>(pipe));
 }
 
 void World::ForceAll(CoreState& core) {
@@ -331,7 +320,7 @@ void World::KnowAll(CoreState& core) {
 // ---- UB is allocated and freed ----
 
 void World::Carved(CoreState& core, uint32_t begin, uint32_t bytes) {
-    if (unwinding_ || bytes == 0) return;
+    if (bytes == 0) return;
     if (!Idle(core))
         ForceAll(
             core);  // instructions in the queues must not read the poison; the clocks show whether they race
@@ -341,7 +330,7 @@ void World::Carved(CoreState& core, uint32_t begin, uint32_t bytes) {
 }
 
 void World::Released(CoreState& core) {
-    if (unwinding_ || std::uncaught_exceptions() > 0) return;
+    if (std::uncaught_exceptions() > 0) return;
     ForceAll(core);
     for (uint32_t flag = kQueueFlags; flag < kFlags; ++flag) {
         FlagState& state = core.flags[flag];
@@ -356,12 +345,7 @@ void World::Released(CoreState& core) {
 // ---- agents beside the cores, which execute Hccl::BatchWrite: in order to each peer, whenever the schedule
 // says ----
 
-namespace checked {
-void AddAgent(Core& core, CopyQueues* queues) { core.checked->world->AddAgent(*core.checked, queues); }
-}  // namespace checked
-
 void World::AddAgent(CoreState& core, CopyQueues* queues) {
-    if (unwinding_) return;
     if (std::find(core.agents.begin(), core.agents.end(), queues) == core.agents.end())
         core.agents.push_back(queues);
     MaybeYield(core);

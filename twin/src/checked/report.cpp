@@ -43,21 +43,17 @@ void World::RaiseOrder(uint32_t first, bool first_wrote, uint32_t second, bool s
     const CoreState &first_core = *cores_[a.agent / kPipes], &second_core = *cores_[b.agent / kPipes];
     g_current_core = &cores_[b.agent / kPipes]->core;
     const std::string left = Describe(first, first_wrote), right = Describe(second, second_wrote);
-    if (&first_core == &second_core && from == to) {
-        Raise(Finding::kPipeHazard, b.loc, "%s is not ordered before %s: needs PipeBarrier<PIPE_%s>; %s",
-              left.c_str(), right.c_str(), PipeName(from), where.c_str());
-    }
-    if (&first_core == &second_core) {
-        Raise(Finding::kMissingSync, b.loc,
-              "%s is not ordered before %s: needs %s_%s or PipeBarrier<PIPE_ALL>; %s", left.c_str(),
-              right.c_str(), PipeName(from), PipeName(to), where.c_str());
-    }
-    if (first_core.rank == second_core.rank) {
-        Raise(Finding::kCoreRace, b.loc,
-              "%s of core %u is not ordered before %s of core %u: needs PipeBarrier<PIPE_ALL> and SyncAll "
-              "between them; %s",
-              left.c_str(), first_core.core.index, right.c_str(), second_core.core.index, where.c_str());
-    }
+    TWIN_RAISE_IF(&first_core == &second_core && from == to, kPipeHazard, b.loc,
+                  "%s is not ordered before %s: needs PipeBarrier<PIPE_%s>; %s", left.c_str(), right.c_str(),
+                  PipeName(from), where.c_str());
+    TWIN_RAISE_IF(&first_core == &second_core, kMissingSync, b.loc,
+                  "%s is not ordered before %s: needs %s_%s or PipeBarrier<PIPE_ALL>; %s", left.c_str(),
+                  right.c_str(), PipeName(from), PipeName(to), where.c_str());
+    TWIN_RAISE_IF(
+        first_core.rank == second_core.rank, kCoreRace, b.loc,
+        "%s of core %u is not ordered before %s of core %u: needs PipeBarrier<PIPE_ALL> and SyncAll "
+        "between them; %s",
+        left.c_str(), first_core.core.index, right.c_str(), second_core.core.index, where.c_str());
     Raise(Finding::kRankRace, b.loc,
           "%s of %s is not ordered before %s of %s: needs a status block that is sent when the first is done "
           "and read before the second begins; %s",

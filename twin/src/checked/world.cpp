@@ -22,48 +22,43 @@ CoreState& Here() { return *g_current_core->checked; }
 
 namespace checked {
 void* Reserve(Core& core, size_t bytes) { return WorldOf(*core.checked).Reserve(*core.checked, bytes); }
-void Enqueue(Core& core, const Instruction& instruction, void (*run)(void*), void* effect) {
-    WorldOf(*core.checked).Enqueue(*core.checked, instruction, run, effect);
+void Enqueue(Core&, const Instruction& instruction, void (*run)(void*), void* effect) {
+    World::Call(&World::Enqueue, instruction, run, effect);
 }
-void CheckScalar(Core& core, const Instruction& instruction) {
-    WorldOf(*core.checked).CheckScalar(*core.checked, instruction);
+void CheckScalar(Core&, const Instruction& instruction) { World::Call(&World::CheckScalar, instruction); }
+void LoadCached(Core&, const void* from, uint32_t bytes, void* value, const GmRange& range, const Loc& loc) {
+    World::Call(&World::LoadCached, reinterpret_cast<uintptr_t>(from), bytes, value, range, loc);
 }
-void LoadCached(Core& core, const void* from, uint32_t bytes, void* value, const GmRange& range,
-                const Loc& loc) {
-    WorldOf(*core.checked)
-        .LoadCached(*core.checked, reinterpret_cast<uintptr_t>(from), bytes, value, range, loc);
+void StoreCached(Core&, void* to, uint32_t bytes, const void* value, const GmRange& range, const Loc& loc) {
+    World::Call(&World::StoreCached, reinterpret_cast<uintptr_t>(to), bytes, value, range, loc);
 }
-void StoreCached(Core& core, void* to, uint32_t bytes, const void* value, const GmRange& range,
-                 const Loc& loc) {
-    WorldOf(*core.checked)
-        .StoreCached(*core.checked, reinterpret_cast<uintptr_t>(to), bytes, value, range, loc);
-}
+void AddAgent(Core&, CopyQueues* queues) { World::Call(&World::AddAgent, queues); }
 }  // namespace checked
 
-void FlagSet(uint32_t flag, Pipe from, const Loc& loc) { WorldOf(Here()).FlagSet(Here(), flag, from, loc); }
-void FlagWait(uint32_t flag, Pipe to, const Loc& loc) { WorldOf(Here()).FlagWait(Here(), flag, to, loc); }
-void Barrier(Pipe pipe, const Loc& loc) { WorldOf(Here()).Barrier(Here(), pipe, loc); }
-void SettlePipe(Pipe pipe) { WorldOf(Here()).Settle(Here(), pipe); }
-void UbCarved(uint32_t begin, uint32_t bytes) { WorldOf(Here()).Carved(Here(), begin, bytes); }
-void UbReleased() { WorldOf(Here()).Released(Here()); }
+void FlagSet(uint32_t flag, Pipe from, const Loc& loc) { World::Call(&World::FlagSet, flag, from, loc); }
+void FlagWait(uint32_t flag, Pipe to, const Loc& loc) { World::Call(&World::FlagWait, flag, to, loc); }
+void Barrier(Pipe pipe, const Loc& loc) { World::Call(&World::Barrier, pipe, loc); }
+void SettlePipe(Pipe pipe) { World::Call(&World::ForcePipe, static_cast<uint32_t>(pipe)); }
+void UbCarved(uint32_t begin, uint32_t bytes) { World::Call(&World::Carved, begin, bytes); }
+void UbReleased() { World::Call(&World::Released); }
 void CleanLines(uintptr_t address, bool all, const Loc& loc) {
-    WorldOf(Here()).CleanLines(Here(), address, all, loc);
+    World::Call(&World::CleanLines, address, all, loc);
 }
 const GmRange& SearchGm(Core& core, uintptr_t address, uint64_t bytes, const Loc& loc) {
     return core.checked->rank->ranges.Find(core, address, bytes, loc);
 }
-void SyncAllCores(const Loc& loc) { WorldOf(Here()).SyncAll(Here(), loc); }
-void PollYield(const Loc& loc) { WorldOf(Here()).Poll(Here(), loc, false); }
-void SuspectedPoll(const Loc& loc) { WorldOf(Here()).Poll(Here(), loc, true); }
-void GiveWay(const Loc& loc) { WorldOf(Here()).GiveWay(Here(), loc); }
+void SyncAllCores(const Loc& loc) { World::Call(&World::SyncAll, loc); }
+void PollYield(const Loc& loc) { World::Call(&World::Poll, loc, false); }
+void SuspectedPoll(const Loc& loc) { World::Call(&World::Poll, loc, true); }
+void GiveWay(const Loc& loc) { World::Call(&World::GiveWay, loc); }
 int64_t SystemCycle() { return WorldOf(Here()).cycles(); }
 uint32_t BlockNum() { return Here().rank->step->spec.block_dim; }
 uint64_t TilingKey() { return Here().rank->step->spec.tiling_key; }
 uintptr_t HcclContext(int index) { return Here().rank->step->spec.hccl_context[index]; }
 void CrossCoreSet(int mode, Pipe pipe, int id, const Loc& loc) {
-    WorldOf(Here()).CrossSet(Here(), mode, pipe, id, loc);
+    World::Call(&World::CrossSet, mode, pipe, id, loc);
 }
-void CrossCoreWait(int id, const Loc& loc) { WorldOf(Here()).CrossWait(Here(), id, loc); }
+void CrossCoreWait(int id, const Loc& loc) { World::Call(&World::CrossWait, id, loc); }
 
 // ---- a run ----
 
@@ -379,7 +374,6 @@ void World::MaybeYield(CoreState& core) {
 // ---- meeting points ----
 
 void World::SyncAll(CoreState& core, const Loc& loc) {
-    if (unwinding_) return;
     ++core.core.sync_all_calls;
     ForgetReads(core.core);
     Look(core, false);
@@ -425,7 +419,6 @@ void World::CheckDivergence(RankState& rank) {
 }
 
 void World::CrossSet(CoreState& core, int mode, Pipe pipe, int id, const Loc& loc) {
-    if (unwinding_) return;
     core.rank->cross.Set(core.core.index, core.rank->cores, mode, id, loc);
     // The flag is set when the pipe's earlier work is done; cores that wait for it join its clock.
     const uint32_t index = static_cast<uint32_t>(pipe);
@@ -445,7 +438,6 @@ void World::CrossSet(CoreState& core, int mode, Pipe pipe, int id, const Loc& lo
 }
 
 void World::CrossWait(CoreState& core, int id, const Loc& loc) {
-    if (unwinding_) return;
     core.cross_id = id;
     core.cross_turn = core.rank->cross.Expect(core.core.index, id, loc);
     if (!core.rank->cross.Passed(core.core.index, core.rank->cores, id, core.cross_turn))
@@ -467,7 +459,6 @@ void World::Look(CoreState& core, bool waiting) {
 }
 
 void World::Poll(CoreState& core, const Loc& loc, bool suspected) {
-    if (unwinding_) return;
     Look(core, true);
     core.suspected = suspected;
     Park(core, CoreStatus::kPolling, loc);
@@ -477,7 +468,6 @@ void World::Poll(CoreState& core, const Loc& loc, bool suspected) {
 
 // A loop that may be an undeclared poll lets all others run first, whatever the policy.
 void World::GiveWay(CoreState& core, const Loc& loc) {
-    if (unwinding_) return;
     last_run_ = cores_[(core.global + 1) % core_count_].get();
     core.priority[kFiber] = --lowest_;
     Park(core, CoreStatus::kReady, loc);

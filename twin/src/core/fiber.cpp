@@ -18,15 +18,10 @@ constexpr size_t kGuard = 64 * 1024;  // the largest page there is
 constexpr size_t kStack = 256 * 1024;
 }  // namespace
 
-#if defined(__x86_64__) || defined(__aarch64__)
 extern "C" void twin_switch(void** save, void* load);
 extern "C" void twin_fiber_start();
 inline void Fiber::ToFiber() { twin_switch(&home_sp_, own_sp_); }
 inline void Fiber::ToHome() { twin_switch(&own_sp_, home_sp_); }
-#else
-inline void Fiber::ToFiber() { swapcontext(&home_, &own_); }
-inline void Fiber::ToHome() { swapcontext(&own_, &home_); }
-#endif
 
 Fiber::Fiber() {
     void* mapped = mmap(nullptr, kGuard + kStack, PROT_READ | PROT_WRITE,
@@ -84,18 +79,7 @@ void Fiber::Prepare(Entry entry, void* argument) {
     frame[11] = reinterpret_cast<void*>(&twin_fiber_start);
     own_sp_ = memcpy(top - sizeof(frame), frame, sizeof(frame));
 #else
-    // makecontext passes ints only.
-    const uintptr_t self = reinterpret_cast<uintptr_t>(this);
-    void (*start)(unsigned, unsigned) = [](unsigned high, unsigned low) {
-        Start(reinterpret_cast<Fiber*>(static_cast<uintptr_t>(static_cast<uint64_t>(high) << 32 | low)));
-    };
-    getcontext(&own_);
-    own_.uc_stack.ss_sp = stack_ + kGuard;
-    own_.uc_stack.ss_size = kStack;
-    own_.uc_link = nullptr;
-    makecontext(&own_, reinterpret_cast<void (*)()>(start), 2,
-                static_cast<unsigned>(static_cast<uint64_t>(self) >> 32), static_cast<unsigned>(self));
-    (void)top;
+#error "fibers: x86-64 and aarch64 only"
 #endif
 }
 

@@ -1,12 +1,8 @@
-// A stack that can be left and entered again. Hand-written switch on x86-64 and aarch64, ucontext elsewhere.
+// A stack that can be left and entered again. The switch is written by hand, for x86-64 and aarch64.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-
-#if !defined(__x86_64__) && !defined(__aarch64__)
-#include <ucontext.h>
-#endif
 
 #if defined(__SANITIZE_ADDRESS__)
 #define TWIN_ASAN 1
@@ -43,12 +39,8 @@ private:
     uint8_t* stack_;
     Entry entry_ = nullptr;
     void* argument_ = nullptr;
-#if defined(__x86_64__) || defined(__aarch64__)
     void* own_sp_ = nullptr;
     void* home_sp_ = nullptr;
-#else
-    ucontext_t own_, home_;
-#endif
 #if defined(TWIN_ASAN)
     // Where AddressSanitizer keeps the frames of the stack that is left.
     void* own_fake_ = nullptr;

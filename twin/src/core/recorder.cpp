@@ -1,4 +1,4 @@
-#include "recorder.h"
+#include "scheduler.h"
 
 #include <time.h>
 

@@ -97,21 +97,18 @@ void GmMap::Assign(const std::vector<GmRange>& ranges) {
 const GmRange& GmMap::Find(Core& core, uintptr_t address, uint64_t bytes, const Loc& loc) const {
     auto next = std::upper_bound(ranges_.begin(), ranges_.end(), address,
                                  [](uintptr_t a, const GmRange& range) { return a < range.begin; });
-    if (next == ranges_.begin()) {
-        Raise(Finding::kOutOfBounds, loc, "GM address %#llx is in no tensor or window",
-              static_cast<unsigned long long>(address));
-    }
+    TWIN_RAISE_IF(next == ranges_.begin(), kOutOfBounds, loc, "GM address %#llx is in no tensor or window",
+                  static_cast<unsigned long long>(address));
     const GmRange& range = *(next - 1);
     if (address < range.end && bytes <= range.end - address) {
         core.last_slot ^= 1;
         core.last_range[core.last_slot] = range;
         return core.last_range[core.last_slot];
     }
-    if (address < range.end) {
-        Raise(Finding::kOutOfBounds, loc, "%llu bytes at byte %llu of GM \"%s\", which has %llu",
-              static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(address - range.begin),
-              range.name, static_cast<unsigned long long>(range.end - range.begin));
-    }
+    TWIN_RAISE_IF(
+        address < range.end, kOutOfBounds, loc, "%llu bytes at byte %llu of GM \"%s\", which has %llu",
+        static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(address - range.begin),
+        range.name, static_cast<unsigned long long>(range.end - range.begin));
     Raise(Finding::kOutOfBounds, loc,
           "GM address is in no tensor or window; the nearest below is \"%s\", which ends %llu bytes before",
           range.name, static_cast<unsigned long long>(address - range.end));
@@ -121,18 +118,15 @@ void CheckCleanExit(const Core& core) {
     const Loc here{"end of kernel", 0};
     for (uint32_t event = 0; event < kHardEvents; ++event) {
         for (uint32_t id = 0; id < kEventIds; ++id) {
-            if (core.flags[event][id]) {
-                Raise(Finding::kEventMisuse, here,
-                      "event %u of HardEvent %u is still set: it would poison the next kernel", id, event);
-            }
+            TWIN_RAISE_IF(core.flags[event][id], kEventMisuse, here,
+                          "event %u of HardEvent %u is still set: it would poison the next kernel", id,
+                          event);
         }
     }
-    if (core.queue_tensors[0] != 0 || core.queue_tensors[1] != 0) {
-        Raise(Finding::kQueueMisuse, here, "%u queue tensors were never freed",
-              core.queue_tensors[0] + core.queue_tensors[1]);
-    }
-    if (core.atomic_op != 0)
-        Raise(Finding::kBadArgument, here, "SetAtomicNone is missing: the next kernel would add");
+    TWIN_RAISE_IF(core.queue_tensors[0] != 0 || core.queue_tensors[1] != 0, kQueueMisuse, here,
+                  "%u queue tensors were never freed", core.queue_tensors[0] + core.queue_tensors[1]);
+    TWIN_RAISE_IF(core.atomic_op != 0, kBadArgument, here,
+                  "SetAtomicNone is missing: the next kernel would add");
 }
 
 }  // namespace twin

@@ -1,7 +1,9 @@
-// The GM that a launch may touch, by address; the state that a core must be in when its kernel ends; faults.
+// What the engines share: the GM that a launch may touch, by address; flags between its cores; the state that
+// a core must be in when its kernel ends; faults.
 #pragma once
 
 #include <exception>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -17,6 +19,56 @@ public:
 
 private:
     std::vector<GmRange> ranges_;  // sorted by address
+};
+
+// CrossCoreSetFlag and CrossCoreWaitFlag of one launch: a counter a core and flag id.
+class CrossFlags {
+public:
+    static constexpr int kIds = 16;
+
+    void Set(uint32_t core, uint32_t cores, int mode, int id, const Loc& loc) {
+        Check(id, loc);
+        TWIN_RAISE_IF(
+            mode != 0 && mode != 1, kBadArgument, loc,
+            "CrossCoreSetFlag mode %d: a vector core has modes 0 (all cores) and 1 (its sub-blocks); "
+            "mode 2 needs a cube core",
+            mode);
+        TWIN_RAISE_IF(mode == 1 && cores % 2 != 0, kBadArgument, loc,
+                      "CrossCoreSetFlag mode 1 with an odd number of cores, %u", cores);
+        Table().mode[id] = mode;
+        ++Table().sets[id][core];
+    }
+    // The number of sets that this core's next wait on `id` needs.
+    uint32_t Expect(uint32_t core, int id, const Loc& loc) {
+        Check(id, loc);
+        return ++Table().waits[id][core];
+    }
+    bool Passed(uint32_t core, uint32_t cores, int id, uint32_t target) const {
+        if (counters_ == nullptr) return target == 0;
+        const bool pairs = counters_->mode[id] == 1;
+        const uint32_t first = pairs ? core / 2 * 2 : 0;
+        const uint32_t end = pairs ? first + 2 : cores;
+        for (uint32_t i = first; i < end; ++i) {
+            if (counters_->sets[id][i] < target) return false;
+        }
+        return true;
+    }
+
+private:
+    static void Check(int id, const Loc& loc) {
+        TWIN_RAISE_IF(id < 0 || id >= kIds, kEventMisuse, loc, "cross-core flag %d is outside 0..%d", id,
+                      kIds - 1);
+    }
+    struct Counters {
+        int mode[kIds] = {};
+        uint32_t sets[kIds][kMaxCores] = {};
+        uint32_t waits[kIds][kMaxCores] = {};
+    };
+    Counters& Table() {
+        if (counters_ == nullptr) counters_ = std::make_unique<Counters>();
+        return *counters_;
+    }
+    std::unique_ptr<Counters> counters_;  // most launches have no such flag
 };
 
 void CheckCleanExit(const Core& core);

@@ -18,7 +18,6 @@
 #include <new>
 #include <string>
 
-#include "recorder.h"
 #include "runtime.h"
 #include "twin/engine/atomic_store.h"
 #include "twin/engine/host_cpu.h"

@@ -125,14 +125,12 @@ constexpr uint64_t HcclTypeBytes(uint32_t type) {
 class HcclGroup {
 public:
     void Open(GM_ADDR context, const twin::Loc& loc) {
-        if (context == nullptr) twin::Raise(twin::Finding::kBadArgument, loc, "Hccl: the context is null");
+        TWIN_RAISE_IF(context == nullptr, kBadArgument, loc, "Hccl: the context is null");
         const uintptr_t at = reinterpret_cast<uintptr_t>(context) - sizeof(twin::hccl::Header);
         twin::FindGm(twin::current_core(), at, sizeof(twin::hccl::Header), loc);
         header_ = reinterpret_cast<const twin::hccl::Header*>(at);
-        if (header_->magic != twin::hccl::kHeaderMagic) {
-            twin::Raise(twin::Finding::kBadArgument, loc,
-                        "Hccl: this is no communication context; take it from GetHcclContext");
-        }
+        TWIN_RAISE_IF(header_->magic != twin::hccl::kHeaderMagic, kBadArgument, loc,
+                      "Hccl: this is no communication context; take it from GetHcclContext");
     }
     bool open() const { return header_ != nullptr; }
     uint32_t rank() const { return header_->rank; }
@@ -174,14 +172,13 @@ template <HcclServerType serverType = HcclServerType::HCCL_SERVER_TYPE_AICPU,
           const auto& config = DEFAULT_CFG>
 class Hccl {
 public:
-    void Init(GM_ADDR context, __gm__ void* = nullptr, twin::Loc loc = twin::Loc::Here()) {
+    void Init(GM_ADDR context, __gm__ void* = nullptr, TWIN_CALLER) {
         group_.Open(context, loc);
         needs_tiling_ = false;
     }
     // initTiling must be an object of the core, not GM.
-    void InitV2(GM_ADDR context, const void* initTiling, twin::Loc loc = twin::Loc::Here()) {
-        if (initTiling == nullptr)
-            twin::Raise(twin::Finding::kBadArgument, loc, "Hccl::InitV2 without tiling");
+    void InitV2(GM_ADDR context, const void* initTiling, TWIN_CALLER) {
+        TWIN_RAISE_IF(initTiling == nullptr, kBadArgument, loc, "Hccl::InitV2 without tiling");
         group_.Open(context, loc);
         needs_tiling_ = true;
     }
@@ -194,11 +191,11 @@ public:
         return has_tiling_ ? HCCL_SUCCESS : HCCL_FAILED;
     }
 
-    GM_ADDR GetWindowsInAddr(uint32_t rankId, twin::Loc loc = twin::Loc::Here()) {
+    GM_ADDR GetWindowsInAddr(uint32_t rankId, TWIN_CALLER) {
         CheckRank(rankId, loc);
         return reinterpret_cast<GM_ADDR>(group_.In(rankId));
     }
-    GM_ADDR GetWindowsOutAddr(uint32_t rankId, twin::Loc loc = twin::Loc::Here()) {
+    GM_ADDR GetWindowsOutAddr(uint32_t rankId, TWIN_CALLER) {
         CheckRank(rankId, loc);
         return reinterpret_cast<GM_ADDR>(group_.Out(rankId));
     }
@@ -208,29 +205,24 @@ public:
 
     // Copies itemNum pieces of local windows to remote ones, asynchronously; it needs no Commit.
     template <bool commit = false>
-    HcclHandle BatchWrite(GM_ADDR batchWriteInfo, uint32_t itemNum, uint16_t queueID = 0,
-                          twin::Loc loc = twin::Loc::Here()) {
+    HcclHandle BatchWrite(GM_ADDR batchWriteInfo, uint32_t itemNum, uint16_t queueID = 0, TWIN_CALLER) {
         (void)queueID;
         CheckOpen("BatchWrite", loc);
-        if (needs_tiling_ && !has_tiling_) {
-            twin::Raise(twin::Finding::kBadArgument, loc, "BatchWrite before SetCcTilingV2");
-        }
+        TWIN_RAISE_IF(needs_tiling_ && !has_tiling_, kBadArgument, loc, "BatchWrite before SetCcTilingV2");
         if (batchWriteInfo == nullptr || itemNum == 0) return INVALID_HANDLE_ID;
-        if (handles_ >= HCCL_MAX_HANDLE_ID) {
-            twin::Raise(twin::Finding::kBadArgument, loc, "more than %d tasks before Finalize",
-                        HCCL_MAX_HANDLE_ID);
-        }
+        TWIN_RAISE_IF(handles_ >= HCCL_MAX_HANDLE_ID, kBadArgument, loc, "more than %d tasks before Finalize",
+                      HCCL_MAX_HANDLE_ID);
         if (IsClient()) last_task_ = group_.agent()->Post(Items(batchWriteInfo, itemNum, loc), loc);
         return static_cast<HcclHandle>(handles_++);
     }
     void Commit(HcclHandle) {}
-    int32_t Wait(HcclHandle handleId, twin::Loc loc = twin::Loc::Here()) {
+    int32_t Wait(HcclHandle handleId, TWIN_CALLER) {
         CheckOpen("Wait", loc);
         if (handleId < 0 || handleId >= handles_) return HCCL_FAILED;
         WaitFor(static_cast<uint32_t>(handleId) + 1, loc);
         return HCCL_SUCCESS;
     }
-    int32_t Query(HcclHandle handleId, twin::Loc loc = twin::Loc::Here()) {
+    int32_t Query(HcclHandle handleId, TWIN_CALLER) {
         CheckOpen("Query", loc);
         if (handleId < 0 || handleId >= handles_) return HCCL_FAILED;
         return group_.agent()->Finished() > static_cast<uint32_t>(handleId) ? 1 : 0;
@@ -240,7 +232,7 @@ public:
     void InterHcclGroupSync(int8_t, HcclHandle) {}
     // Waits until everything posted has left.
     template <bool sync = true>
-    void Finalize(twin::Loc loc = twin::Loc::Here()) {
+    void Finalize(TWIN_CALLER) {
         CheckOpen("Finalize", loc);
         if (sync && IsClient() && last_task_ != 0) WaitFor(last_task_, loc);
     }
@@ -248,13 +240,12 @@ public:
 private:
     static bool IsClient() { return GetBlockIdx() == config.blockId; }
     void CheckOpen(const char* what, const twin::Loc& loc) const {
-        if (!group_.open()) twin::Raise(twin::Finding::kBadArgument, loc, "Hccl::%s before Init", what);
+        TWIN_RAISE_IF(!group_.open(), kBadArgument, loc, "Hccl::%s before Init", what);
     }
     void CheckRank(uint32_t rank, const twin::Loc& loc) const {
         CheckOpen("GetWindows...Addr", loc);
-        if (rank >= group_.world()) {
-            twin::Raise(twin::Finding::kBadArgument, loc, "rank %u of a group of %u", rank, group_.world());
-        }
+        TWIN_RAISE_IF(rank >= group_.world(), kBadArgument, loc, "rank %u of a group of %u", rank,
+                      group_.world());
     }
     void WaitFor(uint32_t task, const twin::Loc& loc) {
         while (group_.agent()->Finished() < task) twin::PollYield(loc);
@@ -271,18 +262,16 @@ private:
             detail::WriteItem item;
             memcpy(&item, reinterpret_cast<const void*>(begin + i * sizeof(item)), sizeof(item));
             const uint64_t bytes = item.count * detail::HcclTypeBytes(item.dataType);
-            if (detail::HcclTypeBytes(item.dataType) == 0 || item.remoteRankId >= group_.world()) {
-                twin::Raise(twin::Finding::kBadArgument, loc,
-                            "BatchWrite item %u: dataType %u, remoteRankId %u in a group of %u", i,
-                            item.dataType, item.remoteRankId, group_.world());
-            }
+            TWIN_RAISE_IF(detail::HcclTypeBytes(item.dataType) == 0 || item.remoteRankId >= group_.world(),
+                          kBadArgument, loc,
+                          "BatchWrite item %u: dataType %u, remoteRankId %u in a group of %u", i,
+                          item.dataType, item.remoteRankId, group_.world());
             if (bytes == 0) continue;
             const uint64_t window = group_.In(item.remoteRankId);
-            if (item.remoteBuf < window || item.remoteBuf + bytes > window + group_.window_bytes()) {
-                twin::Raise(twin::Finding::kOutOfBounds, loc,
-                            "BatchWrite item %u: %llu bytes that do not lie in windowsIn of rank %u", i,
-                            static_cast<unsigned long long>(bytes), item.remoteRankId);
-            }
+            TWIN_RAISE_IF(item.remoteBuf < window || item.remoteBuf + bytes > window + group_.window_bytes(),
+                          kOutOfBounds, loc,
+                          "BatchWrite item %u: %llu bytes that do not lie in windowsIn of rank %u", i,
+                          static_cast<unsigned long long>(bytes), item.remoteRankId);
             twin::FindGm(core, item.localBuf, bytes, loc);
             uint32_t* doorbell = twin::FindGm(core, item.remoteBuf, bytes, loc).doorbell;
             items.push_back({item.localBuf, item.remoteBuf, bytes, item.remoteRankId, doorbell});

@@ -76,28 +76,22 @@ struct Pieces {
 inline uint64_t Extent(uint32_t count, uint64_t bytes, uint64_t step) { return (count - 1) * step + bytes; }
 
 inline void CheckCount(uint64_t bytes, const char* what, const twin::Loc& loc) {
-    if (bytes == 0) twin::Raise(twin::Finding::kBadArgument, loc, "%s of 0 bytes", what);
-    if (bytes % twin::kBlockBytes != 0) {
-        twin::Raise(
-            twin::Finding::kTruncatedCopy, loc,
-            "%s of %llu bytes: the last %llu would be dropped silently; use DataCopyPad or a multiple of 32",
-            what, static_cast<unsigned long long>(bytes),
-            static_cast<unsigned long long>(bytes % twin::kBlockBytes));
-    }
+    TWIN_RAISE_IF(bytes == 0, kBadArgument, loc, "%s of 0 bytes", what);
+    TWIN_RAISE_IF(
+        bytes % twin::kBlockBytes != 0, kTruncatedCopy, loc,
+        "%s of %llu bytes: the last %llu would be dropped silently; use DataCopyPad or a multiple of 32",
+        what, static_cast<unsigned long long>(bytes),
+        static_cast<unsigned long long>(bytes % twin::kBlockBytes));
 }
 
 inline void CheckPieces(uint32_t count, uint64_t bytes, uint32_t element, const twin::Loc& loc) {
-    if (count > kMaxCopyBlocks)
-        twin::Raise(twin::Finding::kBadArgument, loc, "blockCount %u is over %u", count, kMaxCopyBlocks);
-    if (bytes > kMaxCopyBlockBytes) {
-        twin::Raise(twin::Finding::kBadArgument, loc, "blockLen %llu is over %u bytes",
-                    static_cast<unsigned long long>(bytes), kMaxCopyBlockBytes);
-    }
-    if (bytes % element != 0) {
-        twin::Raise(twin::Finding::kBadArgument, loc,
-                    "blockLen %llu is not a multiple of the %u-byte element",
-                    static_cast<unsigned long long>(bytes), element);
-    }
+    TWIN_RAISE_IF(count > kMaxCopyBlocks, kBadArgument, loc, "blockCount %u is over %u", count,
+                  kMaxCopyBlocks);
+    TWIN_RAISE_IF(bytes > kMaxCopyBlockBytes, kBadArgument, loc, "blockLen %llu is over %u bytes",
+                  static_cast<unsigned long long>(bytes), kMaxCopyBlockBytes);
+    TWIN_RAISE_IF(bytes % element != 0, kBadArgument, loc,
+                  "blockLen %llu is not a multiple of the %u-byte element",
+                  static_cast<unsigned long long>(bytes), element);
 }
 
 // What a padded copy does around the bytes of each piece in UB.
@@ -217,10 +211,8 @@ inline void CopyOut(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const
     core.traffic.written[static_cast<int>(range.kind)] += p.count * p.bytes;
     twin::ForgetReads(core);
     const uint8_t atomic_op = core.atomic_op;
-    if (atomic_op != 0 && core.atomic_type != twin::AtomicTypeOf<T>()) {
-        twin::Raise(twin::Finding::kBadArgument, loc,
-                    "%s while SetAtomic of another element type is in force", name);
-    }
+    TWIN_RAISE_IF(atomic_op != 0 && core.atomic_type != twin::AtomicTypeOf<T>(), kBadArgument, loc,
+                  "%s while SetAtomic of another element type is in force", name);
     if constexpr (!twin::kChecked) {
         if (__builtin_expect(core.forward.Any(), 0))
             CopyOutForwarded(core.forward, range, p, reinterpret_cast<uintptr_t>(gm));
@@ -265,7 +257,7 @@ inline uint64_t CeilBlock(uint64_t n) {
 
 template <class T>
 inline void DataCopy(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const uint32_t count,
-                     twin::Loc loc = twin::Loc::Here()) {
+                     TWIN_CALLER) {
     const uint64_t bytes = static_cast<uint64_t>(count) * sizeof(T);
     detail::CheckCount(bytes, "DataCopy GM->UB", loc);
     detail::CopyIn(dst, src, {1, bytes, 0, 0}, {}, bytes, "DataCopy GM->UB", loc, [](uint8_t*) {});
@@ -273,7 +265,7 @@ inline void DataCopy(const LocalTensor<T>& dst, const GlobalTensor<T>& src, cons
 
 template <class T>
 inline void DataCopy(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const uint32_t count,
-                     twin::Loc loc = twin::Loc::Here()) {
+                     TWIN_CALLER) {
     const uint64_t bytes = static_cast<uint64_t>(count) * sizeof(T);
     detail::CheckCount(bytes, "DataCopy UB->GM", loc);
     detail::CopyOut(dst, src, {1, bytes, 0, 0}, bytes, "DataCopy UB->GM", loc);
@@ -281,7 +273,7 @@ inline void DataCopy(const GlobalTensor<T>& dst, const LocalTensor<T>& src, cons
 
 template <class T>
 inline void DataCopy(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const DataCopyParams& params,
-                     twin::Loc loc = twin::Loc::Here()) {
+                     TWIN_CALLER) {
     detail::CheckPieces(params.blockCount, 0, 1, loc);
     const detail::Pieces p{params.blockCount, detail::Blocks(params.blockLen),
                            detail::Blocks(params.blockLen + params.srcGap),
@@ -293,7 +285,7 @@ inline void DataCopy(const LocalTensor<T>& dst, const GlobalTensor<T>& src, cons
 
 template <class T>
 inline void DataCopy(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const DataCopyParams& params,
-                     twin::Loc loc = twin::Loc::Here()) {
+                     TWIN_CALLER) {
     detail::CheckPieces(params.blockCount, 0, 1, loc);
     const detail::Pieces p{params.blockCount, detail::Blocks(params.blockLen),
                            detail::Blocks(params.blockLen + params.dstGap),
@@ -305,15 +297,13 @@ inline void DataCopy(const GlobalTensor<T>& dst, const LocalTensor<T>& src, cons
 // UB to UB: a vector instruction.
 template <class T>
 inline void DataCopy(const LocalTensor<T>& dst, const LocalTensor<T>& src, const uint32_t count,
-                     twin::Loc loc = twin::Loc::Here()) {
+                     TWIN_CALLER) {
     const uint64_t bytes = static_cast<uint64_t>(count) * sizeof(T);
     detail::CheckCount(bytes, "DataCopy UB->UB", loc);
     T* to = dst.Span(count, loc, "DataCopy UB->UB");
     const T* from = src.Span(count, loc, "DataCopy UB->UB");
-    if (to != from && to < from + count && from < to + count) {
-        twin::Raise(twin::Finding::kBadArgument, loc,
-                    "DataCopy UB->UB: source and destination overlap in part; only all of it or nothing may");
-    }
+    TWIN_RAISE_IF(to != from && to < from + count && from < to + count, kBadArgument, loc,
+                  "DataCopy UB->UB: source and destination overlap in part; only all of it or nothing may");
     twin::IssueExact({"DataCopy UB->UB",
                       twin::Pipe::kV,
                       loc,
@@ -325,14 +315,12 @@ inline void DataCopy(const LocalTensor<T>& dst, const LocalTensor<T>& src, const
 
 template <class T>
 inline void DataCopyPad(const LocalTensor<T>& dst, const GlobalTensor<T>& src,
-                        const DataCopyExtParams& params, const DataCopyPadExtParams<T>& pad,
-                        twin::Loc loc = twin::Loc::Here()) {
+                        const DataCopyExtParams& params, const DataCopyPadExtParams<T>& pad, TWIN_CALLER) {
     detail::CheckPieces(params.blockCount, params.blockLen, sizeof(T), loc);
     if (params.blockCount == 0 || params.blockLen == 0) return;
     const uint64_t left = pad.leftPadding * sizeof(T), right = pad.rightPadding * sizeof(T);
-    if (left > twin::kBlockBytes || right > twin::kBlockBytes) {
-        twin::Raise(twin::Finding::kBadArgument, loc, "DataCopyPad pads more than 32 bytes on one side");
-    }
+    TWIN_RAISE_IF(left > twin::kBlockBytes || right > twin::kBlockBytes, kBadArgument, loc,
+                  "DataCopyPad pads more than 32 bytes on one side");
     const uint64_t whole = detail::CeilBlock(left + params.blockLen + right);
     const detail::Pieces p{params.blockCount, params.blockLen,
                            static_cast<uint64_t>(params.blockLen) + params.srcStride,
@@ -357,7 +345,7 @@ inline void DataCopyPad(const LocalTensor<T>& dst, const GlobalTensor<T>& src,
 
 template <class T>
 inline void DataCopyPad(const GlobalTensor<T>& dst, const LocalTensor<T>& src,
-                        const DataCopyExtParams& params, twin::Loc loc = twin::Loc::Here()) {
+                        const DataCopyExtParams& params, TWIN_CALLER) {
     detail::CheckPieces(params.blockCount, params.blockLen, sizeof(T), loc);
     if (params.blockCount == 0 || params.blockLen == 0) return;
     const uint64_t whole = detail::CeilBlock(params.blockLen);
@@ -370,7 +358,7 @@ inline void DataCopyPad(const GlobalTensor<T>& dst, const LocalTensor<T>& src,
 // The older parameter structs: blockLen in bytes, 16-bit fields.
 template <class T>
 inline void DataCopyPad(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const DataCopyParams& params,
-                        const DataCopyPadParams& pad, twin::Loc loc = twin::Loc::Here()) {
+                        const DataCopyPadParams& pad, TWIN_CALLER) {
     T value{};
     memcpy(&value, &pad.paddingValue, sizeof(T));
     DataCopyPad(dst, src,
@@ -379,7 +367,7 @@ inline void DataCopyPad(const LocalTensor<T>& dst, const GlobalTensor<T>& src, c
 }
 template <class T>
 inline void DataCopyPad(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const DataCopyParams& params,
-                        twin::Loc loc = twin::Loc::Here()) {
+                        TWIN_CALLER) {
     DataCopyPad(dst, src,
                 DataCopyExtParams(params.blockCount, params.blockLen, params.srcGap, params.dstGap, 0), loc);
 }

@@ -76,8 +76,7 @@ inline void PRINTF(const char* fmt, Args&&... args) {
 
 // Prints the first dumpSize elements, after all earlier instructions have run.
 template <class T>
-inline void DumpTensor(const LocalTensor<T>& tensor, uint32_t desc, uint32_t dumpSize,
-                       twin::Loc loc = twin::Loc::Here()) {
+inline void DumpTensor(const LocalTensor<T>& tensor, uint32_t desc, uint32_t dumpSize, TWIN_CALLER) {
     PipeBarrier<PIPE_ALL>(loc);
     const T* values = tensor.Span(dumpSize, loc, "DumpTensor", sizeof(T));
     twin::Issue({"DumpTensor",
@@ -89,8 +88,7 @@ inline void DumpTensor(const LocalTensor<T>& tensor, uint32_t desc, uint32_t dum
                 [=] { detail::DumpValues("UB", values, desc, dumpSize); });
 }
 template <class T>
-inline void DumpTensor(const GlobalTensor<T>& tensor, uint32_t desc, uint32_t dumpSize,
-                       twin::Loc loc = twin::Loc::Here()) {
+inline void DumpTensor(const GlobalTensor<T>& tensor, uint32_t desc, uint32_t dumpSize, TWIN_CALLER) {
     PipeBarrier<PIPE_ALL>(loc);
     const T* values = tensor.Span(dumpSize * sizeof(T), loc, "DumpTensor").first;
     twin::Issue({"DumpTensor",
@@ -104,33 +102,33 @@ inline void DumpTensor(const GlobalTensor<T>& tensor, uint32_t desc, uint32_t du
 }
 template <class T>
 inline void DumpTensor(const LocalTensor<T>& tensor, uint32_t desc, uint32_t dumpSize, const ShapeInfo&,
-                       twin::Loc loc = twin::Loc::Here()) {
+                       TWIN_CALLER) {
     DumpTensor(tensor, desc, dumpSize, loc);
 }
 template <class T>
 inline void DumpTensor(const GlobalTensor<T>& tensor, uint32_t desc, uint32_t dumpSize, const ShapeInfo&,
-                       twin::Loc loc = twin::Loc::Here()) {
+                       TWIN_CALLER) {
     DumpTensor(tensor, desc, dumpSize, loc);
 }
 // Prints dumpSize elements, beginning at countOff.
 template <class T>
 inline void DumpAccChkPoint(const LocalTensor<T>& tensor, uint32_t index, uint32_t countOff,
-                            uint32_t dumpSize, twin::Loc loc = twin::Loc::Here()) {
+                            uint32_t dumpSize, TWIN_CALLER) {
     DumpTensor(tensor[countOff], index, dumpSize, loc);
 }
 template <class T>
 inline void DumpAccChkPoint(const GlobalTensor<T>& tensor, uint32_t index, uint32_t countOff,
-                            uint32_t dumpSize, twin::Loc loc = twin::Loc::Here()) {
+                            uint32_t dumpSize, TWIN_CALLER) {
     DumpTensor(tensor[countOff], index, dumpSize, loc);
 }
 
-[[noreturn]] inline void Trap(twin::Loc loc = twin::Loc::Here()) {
+[[noreturn]] inline void Trap(TWIN_CALLER) {
     twin::Raise(twin::Finding::kBadArgument, loc, "the kernel called trap");
 }
 
 }  // namespace AscendC
 
-[[noreturn]] inline void trap(twin::Loc loc = twin::Loc::Here()) { AscendC::Trap(loc); }
+[[noreturn]] inline void trap(TWIN_CALLER) { AscendC::Trap(loc); }
 
 // assert(condition), or assert(condition, format, arguments...).
 #undef assert

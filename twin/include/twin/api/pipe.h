@@ -19,16 +19,15 @@ template <TPosition position = TPosition::LCM>
 class TBuf : public TBufBase {
 public:
     template <class T>
-    TWIN_HOT LocalTensor<T> Get(twin::Loc loc = twin::Loc::Here()) {
+    TWIN_HOT LocalTensor<T> Get(TWIN_CALLER) {
         return GetWithOffset<T>(bytes_ / sizeof(T), 0, loc);
     }
     template <class T>
-    TWIN_HOT LocalTensor<T> Get(uint32_t count, twin::Loc loc = twin::Loc::Here()) {
+    TWIN_HOT LocalTensor<T> Get(uint32_t count, TWIN_CALLER) {
         return GetWithOffset<T>(count, 0, loc);
     }
     template <class T>
-    TWIN_HOT LocalTensor<T> GetWithOffset(uint32_t count, uint32_t byteOffset,
-                                          twin::Loc loc = twin::Loc::Here()) {
+    TWIN_HOT LocalTensor<T> GetWithOffset(uint32_t count, uint32_t byteOffset, TWIN_CALLER) {
         const twin::Core& core = twin::current_core();
         const uint64_t end = static_cast<uint64_t>(byteOffset) + static_cast<uint64_t>(count) * sizeof(T);
         if (__builtin_expect(byteOffset % twin::kBlockBytes != 0 || end > bytes_, 0))
@@ -41,10 +40,8 @@ private:
     [[noreturn]] TWIN_COLD static void RaiseOffset(uint32_t bytes, uint32_t count, size_t element,
                                                    uint32_t byteOffset, const char* file, int line) {
         const twin::Loc loc{file, line};
-        if (byteOffset % twin::kBlockBytes != 0) {
-            twin::Raise(twin::Finding::kMisaligned, loc, "TBuf offset %u is not a multiple of 32 bytes",
-                        byteOffset);
-        }
+        TWIN_RAISE_IF(byteOffset % twin::kBlockBytes != 0, kMisaligned, loc,
+                      "TBuf offset %u is not a multiple of 32 bytes", byteOffset);
         twin::Raise(twin::Finding::kOutOfBounds, loc,
                     "TBuf holds %u bytes, asked for %u elements of %zu at byte %u", bytes, count, element,
                     byteOffset);
@@ -61,16 +58,14 @@ public:
     static_assert(depth >= 0 && depth <= static_cast<int32_t>(kMaxQueueDepth), "queue depth out of range");
 
     template <class T>
-    LocalTensor<T> AllocTensor(twin::Loc loc = twin::Loc::Here()) {
+    LocalTensor<T> AllocTensor(TWIN_CALLER) {
         twin::Core& core = twin::current_core();
         for (uint32_t tried = 0; tried < count_; ++tried) {
             const uint32_t i = Slot(tried);
             twin::UbBuffer& buffer = core.buffers[first_ + i];
             if (buffer.allocated) continue;
-            if (core.queue_tensors[kSide] >= kMaxQueueTensors) {
-                twin::Raise(twin::Finding::kQueueMisuse, loc,
-                            "more than %u queue tensors are out at one position", kMaxQueueTensors);
-            }
+            TWIN_RAISE_IF(core.queue_tensors[kSide] >= kMaxQueueTensors, kQueueMisuse, loc,
+                          "more than %u queue tensors are out at one position", kMaxQueueTensors);
             buffer.allocated = true;
             ++core.queue_tensors[kSide];
             if (buffer.freed) twin::FlagWait(twin::FreeFlag(first_ + i), kProducer, loc);
@@ -83,19 +78,17 @@ public:
     }
 
     template <class T>
-    bool EnQue(const LocalTensor<T>& tensor, twin::Loc loc = twin::Loc::Here()) {
+    bool EnQue(const LocalTensor<T>& tensor, TWIN_CALLER) {
         CheckOwned(tensor.buffer(), tensor.stamp(), "EnQue", loc);
-        if (queued_ >= (depth == 0 ? 1u : static_cast<uint32_t>(depth))) {
-            twin::Raise(twin::Finding::kQueueMisuse, loc, "EnQue over the queue's depth %d", depth);
-        }
+        TWIN_RAISE_IF(queued_ >= (depth == 0 ? 1u : static_cast<uint32_t>(depth)), kQueueMisuse, loc,
+                      "EnQue over the queue's depth %d", depth);
         ring_[(head_ + queued_++) % kMaxQueueDepth] = tensor.buffer();
         twin::FlagSet(twin::FullFlag(tensor.buffer()), kProducer, loc);
         return true;
     }
     template <class T>
-    LocalTensor<T> DeQue(twin::Loc loc = twin::Loc::Here()) {
-        if (queued_ == 0)
-            twin::Raise(twin::Finding::kQueueMisuse, loc, "DeQue of an empty queue: an NPU would hang here");
+    LocalTensor<T> DeQue(TWIN_CALLER) {
+        TWIN_RAISE_IF(queued_ == 0, kQueueMisuse, loc, "DeQue of an empty queue: an NPU would hang here");
         const uint32_t id = ring_[head_];
         head_ = (head_ + 1) % kMaxQueueDepth;
         --queued_;
@@ -105,7 +98,7 @@ public:
         return LocalTensor<T>(core.ub + buffer.begin, buffer.bytes, id, buffer.stamp);
     }
     template <class T>
-    void FreeTensor(const LocalTensor<T>& tensor, twin::Loc loc = twin::Loc::Here()) {
+    void FreeTensor(const LocalTensor<T>& tensor, TWIN_CALLER) {
         CheckOwned(tensor.buffer(), tensor.stamp(), "FreeTensor", loc);
         twin::Core& core = twin::current_core();
         twin::UbBuffer& buffer = core.buffers[tensor.buffer()];
@@ -144,13 +137,10 @@ private:
                                                                                      : twin::Pipe::kV;
     void CheckOwned(uint32_t id, uint32_t stamp, const char* what, const twin::Loc& loc) const {
         const twin::Core& core = twin::current_core();
-        if (id < first_ || id >= first_ + count_) {
-            twin::Raise(twin::Finding::kQueueMisuse, loc, "%s of a tensor that is not this queue's", what);
-        }
-        if (!core.buffers[id].allocated || core.buffers[id].stamp != stamp) {
-            twin::Raise(twin::Finding::kQueueMisuse, loc,
-                        "%s of a tensor that is not allocated (freed twice?)", what);
-        }
+        TWIN_RAISE_IF(id < first_ || id >= first_ + count_, kQueueMisuse, loc,
+                      "%s of a tensor that is not this queue's", what);
+        TWIN_RAISE_IF(!core.buffers[id].allocated || core.buffers[id].stamp != stamp, kQueueMisuse, loc,
+                      "%s of a tensor that is not allocated (freed twice?)", what);
     }
 
     // Which buffer to try next. The timed engine takes the buffers in rotation, as an NPU does: otherwise the
@@ -180,9 +170,7 @@ class TPipe {
 public:
     TPipe() {
         twin::Core& core = twin::current_core();
-        if (core.pipe != nullptr) {
-            twin::Raise(twin::Finding::kQueueMisuse, {"TPipe", 0}, "two TPipes are alive on one core");
-        }
+        TWIN_RAISE_IF(core.pipe != nullptr, kQueueMisuse, {"TPipe", 0}, "two TPipes are alive on one core");
         core.pipe = this;
     }
     // Runs what is still queued, which may raise a finding. A core that unwinds from a finding does not run
@@ -199,15 +187,14 @@ public:
     TPipe& operator=(const TPipe&) = delete;
 
     template <TPosition src, TPosition dst, int32_t depth>
-    bool InitBuffer(TQueBind<src, dst, depth>& queue, uint8_t num, uint32_t len,
-                    twin::Loc loc = twin::Loc::Here()) {
+    bool InitBuffer(TQueBind<src, dst, depth>& queue, uint8_t num, uint32_t len, TWIN_CALLER) {
         const uint32_t first = twin::current_core().buffer_count;
         for (uint32_t i = 0; i < num; ++i) Carve(len, loc);
         queue.Bind(first, num);
         return true;
     }
     template <TPosition position>
-    bool InitBuffer(TBuf<position>& buffer, uint32_t len, twin::Loc loc = twin::Loc::Here()) {
+    bool InitBuffer(TBuf<position>& buffer, uint32_t len, TWIN_CALLER) {
         const uint32_t id = Carve(len, loc);
         buffer.buffer_ = id;
         buffer.begin_ = twin::current_core().buffers[id].begin;
@@ -249,15 +236,11 @@ private:
     uint32_t Carve(uint32_t len, const twin::Loc& loc) {
         twin::Core& core = twin::current_core();
         const uint32_t bytes = (len + twin::kBlockBytes - 1) / twin::kBlockBytes * twin::kBlockBytes;
-        if (core.ub_used + static_cast<uint64_t>(bytes) > twin::kUbBytes) {
-            twin::Raise(twin::Finding::kUbOverflow, loc,
-                        "InitBuffer of %u bytes: %u of the UB's %u are taken", bytes, core.ub_used,
-                        twin::kUbBytes);
-        }
-        if (core.buffer_count >= twin::kMaxUbBuffers) {
-            twin::Raise(twin::Finding::kUbOverflow, loc, "more than %u buffers in one TPipe",
-                        twin::kMaxUbBuffers);
-        }
+        TWIN_RAISE_IF(core.ub_used + static_cast<uint64_t>(bytes) > twin::kUbBytes, kUbOverflow, loc,
+                      "InitBuffer of %u bytes: %u of the UB's %u are taken", bytes, core.ub_used,
+                      twin::kUbBytes);
+        TWIN_RAISE_IF(core.buffer_count >= twin::kMaxUbBuffers, kUbOverflow, loc,
+                      "more than %u buffers in one TPipe", twin::kMaxUbBuffers);
         twin::UbBuffer& buffer = core.buffers[core.buffer_count];
         buffer.begin = core.ub_used;
         buffer.bytes = bytes;

@@ -72,12 +72,10 @@ inline void SetPadValue(T paddingValue) {
 
 // Control bits: the twin computes in the default mode, in which all of them are 0.
 template <int8_t startBit, int8_t endBit>
-inline void SetCtrlSpr(int64_t value, twin::Loc loc = twin::Loc::Here()) {
+inline void SetCtrlSpr(int64_t value, TWIN_CALLER) {
     static_assert(startBit >= 0 && startBit <= endBit && endBit <= 63, "SetCtrlSpr: bits 0 to 63");
-    if (value != 0) {
-        twin::Raise(twin::Finding::kBadArgument, loc, "SetCtrlSpr<%d, %d>(%lld): only 0 is modelled",
-                    startBit, endBit, static_cast<long long>(value));
-    }
+    TWIN_RAISE_IF(value != 0, kBadArgument, loc, "SetCtrlSpr<%d, %d>(%lld): only 0 is modelled", startBit,
+                  endBit, static_cast<long long>(value));
 }
 template <int8_t startBit, int8_t endBit>
 inline int64_t GetCtrlSpr() {

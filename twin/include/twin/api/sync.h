@@ -61,40 +61,34 @@ inline uint32_t FlagIndex(HardEvent event, int32_t id) {
 }
 
 inline bool* FlagOf(HardEvent event, int32_t id, const twin::Loc& loc) {
-    if (id < 0 || id >= static_cast<int32_t>(twin::kEventIds)) {
-        twin::Raise(twin::Finding::kEventMisuse, loc, "event id %d is outside 0..%u", id,
-                    twin::kEventIds - 1);
-    }
+    TWIN_RAISE_IF(id < 0 || id >= static_cast<int32_t>(twin::kEventIds), kEventMisuse, loc,
+                  "event id %d is outside 0..%u", id, twin::kEventIds - 1);
     return &twin::current_core().flags[static_cast<int>(event)][id];
 }
 
 }  // namespace detail
 
 template <HardEvent event>
-inline void SetFlag(int32_t id, twin::Loc loc = twin::Loc::Here()) {
+inline void SetFlag(int32_t id, TWIN_CALLER) {
     bool* flag = detail::FlagOf(event, id, loc);
-    if (*flag) {
-        twin::Raise(twin::Finding::kEventMisuse, loc,
-                    "event %d of HardEvent %d is set twice without a WaitFlag", id, static_cast<int>(event));
-    }
+    TWIN_RAISE_IF(*flag, kEventMisuse, loc, "event %d of HardEvent %d is set twice without a WaitFlag", id,
+                  static_cast<int>(event));
     *flag = true;
     twin::FlagSet(detail::FlagIndex(event, id), detail::PipesOf(event).from, loc);
 }
 
 template <HardEvent event>
-inline void WaitFlag(int32_t id, twin::Loc loc = twin::Loc::Here()) {
+inline void WaitFlag(int32_t id, TWIN_CALLER) {
     bool* flag = detail::FlagOf(event, id, loc);
-    if (!*flag) {
-        twin::Raise(twin::Finding::kEventMisuse, loc,
-                    "WaitFlag on event %d of HardEvent %d that nobody has set: an NPU would hang here", id,
-                    static_cast<int>(event));
-    }
+    TWIN_RAISE_IF(!*flag, kEventMisuse, loc,
+                  "WaitFlag on event %d of HardEvent %d that nobody has set: an NPU would hang here", id,
+                  static_cast<int>(event));
     *flag = false;
     twin::FlagWait(detail::FlagIndex(event, id), detail::PipesOf(event).to, loc);
 }
 
 template <pipe_t pipe>
-inline void PipeBarrier(twin::Loc loc = twin::Loc::Here()) {
+inline void PipeBarrier(TWIN_CALLER) {
     static_assert(pipe != PIPE_S, "PipeBarrier<PIPE_S> is not supported");
     static_assert(pipe == PIPE_V || pipe == PIPE_MTE2 || pipe == PIPE_MTE3 || pipe == PIPE_ALL ||
                       pipe == PIPE_MTE1 || pipe == PIPE_M || pipe == PIPE_FIX,
@@ -108,20 +102,18 @@ inline void PipeBarrier(twin::Loc loc = twin::Loc::Here()) {
 
 // All launched AIV cores meet. Every core must call it equally often.
 template <bool isAIVOnly = true>
-inline void SyncAll(twin::Loc loc = twin::Loc::Here()) {
+inline void SyncAll(TWIN_CALLER) {
     twin::SyncAllCores(loc);
 }
 // Soft form: `gmWorkspace` needs 32 zeroed bytes a core.
 template <bool isAIVOnly = true>
 inline void SyncAll(const GlobalTensor<int32_t>& gmWorkspace, const LocalTensor<int32_t>& ubWorkspace,
-                    const int32_t usedCores = 0, twin::Loc loc = twin::Loc::Here()) {
+                    const int32_t usedCores = 0, TWIN_CALLER) {
     const uint32_t cores = usedCores > 0 ? static_cast<uint32_t>(usedCores) : twin::BlockNum();
     gmWorkspace.Span(static_cast<uint64_t>(cores) * twin::kBlockBytes, loc, "SyncAll workspace");
     ubWorkspace.Span(static_cast<uint64_t>(cores) * 8, loc, "SyncAll UB workspace");
-    if (cores != twin::BlockNum()) {
-        twin::Raise(twin::Finding::kSyncDivergence, loc, "SyncAll of %u cores, but %u were launched", cores,
-                    twin::BlockNum());
-    }
+    TWIN_RAISE_IF(cores != twin::BlockNum(), kSyncDivergence, loc,
+                  "SyncAll of %u cores, but %u were launched", cores, twin::BlockNum());
     twin::SyncAllCores(loc);
 }
 
@@ -129,7 +121,7 @@ enum class CacheLine : uint8_t { SINGLE_CACHE_LINE = 0, ENTIRE_DATA_CACHE };
 enum class DcciDst : uint8_t { CACHELINE_ALL = 0, CACHELINE_UB, CACHELINE_OUT, CACHELINE_ATOMIC };
 
 template <class T, CacheLine line, DcciDst dst = DcciDst::CACHELINE_ALL>
-inline void DataCacheCleanAndInvalid(const GlobalTensor<T>& target, twin::Loc loc = twin::Loc::Here()) {
+inline void DataCacheCleanAndInvalid(const GlobalTensor<T>& target, TWIN_CALLER) {
     const auto span = target.Span(sizeof(T), loc, "DataCacheCleanAndInvalid");
     twin::CleanLines(reinterpret_cast<uintptr_t>(span.first), line == CacheLine::ENTIRE_DATA_CACHE, loc);
 }
@@ -145,7 +137,7 @@ inline int64_t GetTaskRation() { return 1; }
 // Set when the earlier work of `pipe` is done. Mode 0: all cores set, then all may pass; mode 1: the two
 // vector cores of a block; mode 2, between cube and vector cores, is refused when the kernel runs.
 template <uint8_t modeId, pipe_t pipe>
-inline void CrossCoreSetFlag(uint16_t flagId, twin::Loc loc = twin::Loc::Here()) {
+inline void CrossCoreSetFlag(uint16_t flagId, TWIN_CALLER) {
     static_assert(modeId <= 2, "CrossCoreSetFlag: modes 0, 1 and 2");
     static_assert(
         pipe == PIPE_S || pipe == PIPE_V || pipe == PIPE_MTE2 || pipe == PIPE_MTE3 || pipe == PIPE_ALL,
@@ -158,7 +150,7 @@ inline void CrossCoreSetFlag(uint16_t flagId, twin::Loc loc = twin::Loc::Here())
     twin::CrossCoreSet(modeId, kPipe, flagId, loc);
 }
 template <uint8_t modeId = 0, pipe_t pipe = PIPE_S>
-inline void CrossCoreWaitFlag(uint16_t flagId, twin::Loc loc = twin::Loc::Here()) {
+inline void CrossCoreWaitFlag(uint16_t flagId, TWIN_CALLER) {
     static_assert(modeId <= 2, "CrossCoreWaitFlag: modes 0, 1 and 2");
     twin::CrossCoreWait(flagId, loc);
 }
@@ -195,13 +187,13 @@ inline void WithEvent(pipe_t from, pipe_t to, const twin::Loc& loc, const Visit&
 }  // namespace detail
 }  // namespace AscendC
 
-inline void set_flag(pipe_t from, pipe_t to, event_t id, twin::Loc loc = twin::Loc::Here()) {
+inline void set_flag(pipe_t from, pipe_t to, event_t id, TWIN_CALLER) {
     AscendC::detail::WithEvent(from, to, loc, [=](auto event) { AscendC::SetFlag<event()>(id, loc); });
 }
-inline void wait_flag(pipe_t from, pipe_t to, event_t id, twin::Loc loc = twin::Loc::Here()) {
+inline void wait_flag(pipe_t from, pipe_t to, event_t id, TWIN_CALLER) {
     AscendC::detail::WithEvent(from, to, loc, [=](auto event) { AscendC::WaitFlag<event()>(id, loc); });
 }
-inline void pipe_barrier(pipe_t pipe, twin::Loc loc = twin::Loc::Here()) {
+inline void pipe_barrier(pipe_t pipe, TWIN_CALLER) {
     switch (pipe) {
         case PIPE_V: return AscendC::PipeBarrier<PIPE_V>(loc);
         case PIPE_MTE2: return AscendC::PipeBarrier<PIPE_MTE2>(loc);
@@ -211,8 +203,7 @@ inline void pipe_barrier(pipe_t pipe, twin::Loc loc = twin::Loc::Here()) {
     }
 }
 template <class T>
-inline void dcci(__gm__ T* address, uint64_t line, uint64_t = CACHELINE_ALL,
-                 twin::Loc loc = twin::Loc::Here()) {
+inline void dcci(__gm__ T* address, uint64_t line, uint64_t = CACHELINE_ALL, TWIN_CALLER) {
     twin::CleanLines(reinterpret_cast<uintptr_t>(address), line == ENTIRE_DATA_CACHE, loc);
 }
 inline int64_t get_block_idx() { return AscendC::GetBlockIdx(); }

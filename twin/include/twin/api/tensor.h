@@ -47,19 +47,19 @@ public:
     uint32_t GetSize() const { return bytes_ / static_cast<uint32_t>(sizeof(T)); }
     uint32_t GetLength() const { return bytes_; }
 
-    TWIN_HOT T GetValue(uint32_t index, twin::Loc loc = twin::Loc::Here()) const {
+    TWIN_HOT T GetValue(uint32_t index, TWIN_CALLER) const {
         T* element = At(index, loc);
         T value{};
         twin::IssueExact({"GetValue", twin::Pipe::kS, loc, {0, 1}, {}, {{Address(element), sizeof(T)}}},
                          [&] { value = *element; });
         return value;
     }
-    TWIN_HOT void SetValue(uint32_t index, T value, twin::Loc loc = twin::Loc::Here()) const {
+    TWIN_HOT void SetValue(uint32_t index, T value, TWIN_CALLER) const {
         T* element = At(index, loc);
         twin::IssueExact({"SetValue", twin::Pipe::kS, loc, {0, 1}, {Address(element), sizeof(T)}, {}},
                          [=] { *element = value; });
     }
-    T operator()(uint32_t index, twin::Loc loc = twin::Loc::Here()) const { return GetValue(index, loc); }
+    T operator()(uint32_t index, TWIN_CALLER) const { return GetValue(index, loc); }
 
     TWIN_HOT LocalTensor operator[](uint32_t offset) const {
         const uint64_t begin = static_cast<uint64_t>(offset) * sizeof(T);
@@ -89,6 +89,11 @@ public:
         if (__builtin_expect(!Alive() || count * sizeof(T) > bytes_ || misaligned, 0))
             RaiseSpan(*this, count, loc.file, loc.line, what, alignment);
         return reinterpret_cast<T*>(data_);
+    }
+
+    TWIN_HOT uintptr_t SpanAt(uint64_t count, const twin::Loc& loc, const char* what,
+                              uint32_t alignment = twin::kBlockBytes) const {
+        return Address(Span(count, loc, what, alignment));
     }
 
     TWIN_HOT void CheckAlive(const twin::Loc& loc) const {
@@ -126,10 +131,9 @@ private:
                                                  const char* what, uint32_t alignment) {
         const twin::Loc loc{file, line};
         view.CheckAlive(loc);
-        if (count * sizeof(T) > view.bytes_) {
-            twin::Raise(twin::Finding::kOutOfBounds, loc, "%s needs %llu bytes, the UB view holds %u", what,
-                        static_cast<unsigned long long>(count * sizeof(T)), view.bytes_);
-        }
+        TWIN_RAISE_IF(count * sizeof(T) > view.bytes_, kOutOfBounds, loc,
+                      "%s needs %llu bytes, the UB view holds %u", what,
+                      static_cast<unsigned long long>(count * sizeof(T)), view.bytes_);
         twin::Raise(twin::Finding::kMisaligned, loc, "%s: UB address is %u bytes past a %u-byte boundary",
                     what, static_cast<unsigned>(reinterpret_cast<uintptr_t>(view.data_) % alignment),
                     alignment);
@@ -173,12 +177,12 @@ public:
     }
     void SetL2CacheHint(CacheMode) {}
 
-    T GetValue(uint64_t index, twin::Loc loc = twin::Loc::Here()) const {
+    T GetValue(uint64_t index, TWIN_CALLER) const {
         const Ranged element = (*this)[index].Span(sizeof(T), loc, "GetValue");
         twin::WatchRead(twin::current_core(), Address(element.first), loc);
         return twin::ScalarLoad(element.first, *element.range, loc);
     }
-    void SetValue(uint64_t index, T value, twin::Loc loc = twin::Loc::Here()) const {
+    void SetValue(uint64_t index, T value, TWIN_CALLER) const {
         const Ranged element = (*this)[index].Span(sizeof(T), loc, "SetValue");
         twin::ForgetReads(twin::current_core());
         twin::ScalarStore(element.first, value, *element.range, loc);
@@ -204,11 +208,10 @@ private:
                                                  int line, const char* what) {
         const twin::Loc loc{file, line};
         const uint64_t count = view.count_;
-        if (count == kNothing || (count != 0 && bytes > count * sizeof(T))) {
-            twin::Raise(twin::Finding::kOutOfBounds, loc, "%s of %llu bytes, the GlobalTensor holds %llu",
-                        what, static_cast<unsigned long long>(bytes),
-                        static_cast<unsigned long long>(count == kNothing ? 0 : count * sizeof(T)));
-        }
+        TWIN_RAISE_IF(count == kNothing || (count != 0 && bytes > count * sizeof(T)), kOutOfBounds, loc,
+                      "%s of %llu bytes, the GlobalTensor holds %llu", what,
+                      static_cast<unsigned long long>(bytes),
+                      static_cast<unsigned long long>(count == kNothing ? 0 : count * sizeof(T)));
         twin::Raise(twin::Finding::kMisaligned, loc, "%s: GM address is not aligned to %zu bytes", what,
                     sizeof(T));
     }

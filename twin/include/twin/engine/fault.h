@@ -52,4 +52,13 @@ public:
 [[noreturn]] __attribute__((format(printf, 3, 4), cold, noinline)) void Raise(Finding kind, const Loc& loc,
                                                                               const char* format, ...);
 
+// Raises a finding if a rule is broken. The text is made only then.
+#define TWIN_RAISE_IF(broken, finding, loc, ...)                                                    \
+    do {                                                                                            \
+        if (__builtin_expect(broken, 0)) ::twin::Raise(::twin::Finding::finding, loc, __VA_ARGS__); \
+    } while (0)
+
+// The place in the kernel that makes a checked call: the call's last parameter.
+#define TWIN_CALLER ::twin::Loc loc = ::twin::Loc::Here()
+
 }  // namespace twin

@@ -16,53 +16,33 @@ constexpr uint32_t kModesAll = kModesRounding | kModeNone | ModeBit(RoundMode::C
 
 // Modes that Cast<D, S> takes; 0: A2/A3 have no such conversion.
 template <class D, class S>
-constexpr uint32_t kCastModes = 0;
-template <>
-inline constexpr uint32_t kCastModes<half, int8_t> = kModeNone;
-template <>
-inline constexpr uint32_t kCastModes<half, uint8_t> = kModeNone;
-template <>
-inline constexpr uint32_t kCastModes<half, int16_t> = kModesRounding | kModeNone;
-template <>
-inline constexpr uint32_t kCastModes<half, int32_t> = kModesAll;  // the mode has no effect
-template <>
-inline constexpr uint32_t kCastModes<half, float> = kModesAll;
-template <>
-inline constexpr uint32_t kCastModes<float, half> = kModeNone;
-template <>
-inline constexpr uint32_t kCastModes<float, bfloat16_t> = kModeNone;
-template <>
-inline constexpr uint32_t kCastModes<float, int16_t> = kModeNone;
-template <>
-inline constexpr uint32_t kCastModes<float, int32_t> = kModesRounding | kModeNone;
-template <>
-inline constexpr uint32_t kCastModes<float, int64_t> = kModesRounding;
-template <>
-inline constexpr uint32_t kCastModes<float, float> = kModesRounding;  // to an integral value
-template <>
-inline constexpr uint32_t kCastModes<bfloat16_t, float> = kModesRounding;
-template <>
-inline constexpr uint32_t kCastModes<int8_t, half> = kModesRounding | kModeNone;
-template <>
-inline constexpr uint32_t kCastModes<uint8_t, half> = kModesRounding | kModeNone;
-template <>
-inline constexpr uint32_t kCastModes<int16_t, half> = kModesRounding;
-template <>
-inline constexpr uint32_t kCastModes<int32_t, half> = kModesRounding;
-template <>
-inline constexpr uint32_t kCastModes<int32_t, bfloat16_t> = kModesRounding;
-template <>
-inline constexpr uint32_t kCastModes<int16_t, float> = kModesRounding;
-template <>
-inline constexpr uint32_t kCastModes<int32_t, float> = kModesRounding;
-template <>
-inline constexpr uint32_t kCastModes<int64_t, float> = kModesRounding;
-template <>
-inline constexpr uint32_t kCastModes<int16_t, int32_t> = kModeNone;
-template <>
-inline constexpr uint32_t kCastModes<int64_t, int32_t> = kModeNone;
-template <>
-inline constexpr uint32_t kCastModes<int32_t, int64_t> = kModeNone;
+struct Conversion {};
+constexpr uint32_t CastModesOf(...) { return 0; }
+constexpr uint32_t CastModesOf(Conversion<half, int8_t>) { return kModeNone; }
+constexpr uint32_t CastModesOf(Conversion<half, uint8_t>) { return kModeNone; }
+constexpr uint32_t CastModesOf(Conversion<half, int16_t>) { return kModesRounding | kModeNone; }
+constexpr uint32_t CastModesOf(Conversion<half, int32_t>) { return kModesAll; }  // the mode has no effect
+constexpr uint32_t CastModesOf(Conversion<half, float>) { return kModesAll; }
+constexpr uint32_t CastModesOf(Conversion<float, half>) { return kModeNone; }
+constexpr uint32_t CastModesOf(Conversion<float, bfloat16_t>) { return kModeNone; }
+constexpr uint32_t CastModesOf(Conversion<float, int16_t>) { return kModeNone; }
+constexpr uint32_t CastModesOf(Conversion<float, int32_t>) { return kModesRounding | kModeNone; }
+constexpr uint32_t CastModesOf(Conversion<float, int64_t>) { return kModesRounding; }
+constexpr uint32_t CastModesOf(Conversion<float, float>) { return kModesRounding; }  // to an integral value
+constexpr uint32_t CastModesOf(Conversion<bfloat16_t, float>) { return kModesRounding; }
+constexpr uint32_t CastModesOf(Conversion<int8_t, half>) { return kModesRounding | kModeNone; }
+constexpr uint32_t CastModesOf(Conversion<uint8_t, half>) { return kModesRounding | kModeNone; }
+constexpr uint32_t CastModesOf(Conversion<int16_t, half>) { return kModesRounding; }
+constexpr uint32_t CastModesOf(Conversion<int32_t, half>) { return kModesRounding; }
+constexpr uint32_t CastModesOf(Conversion<int32_t, bfloat16_t>) { return kModesRounding; }
+constexpr uint32_t CastModesOf(Conversion<int16_t, float>) { return kModesRounding; }
+constexpr uint32_t CastModesOf(Conversion<int32_t, float>) { return kModesRounding; }
+constexpr uint32_t CastModesOf(Conversion<int64_t, float>) { return kModesRounding; }
+constexpr uint32_t CastModesOf(Conversion<int16_t, int32_t>) { return kModeNone; }
+constexpr uint32_t CastModesOf(Conversion<int64_t, int32_t>) { return kModeNone; }
+constexpr uint32_t CastModesOf(Conversion<int32_t, int64_t>) { return kModeNone; }
+template <class D, class S>
+constexpr uint32_t kCastModes = CastModesOf(Conversion<D, S>());
 
 template <class D, class S>
 constexpr bool kCastLegal = kCastModes<D, S> != 0;

@@ -46,27 +46,39 @@ constexpr T Narrow(Compute<T> x) {
 template <class C>
 using Modular = std::conditional_t<std::is_integral_v<C>, uint32_t, C>;
 
-// ---- two operands ----
-
-struct AddOp {
+// The element types that an op takes.
+struct RealOp {
+    template <class T>
+    static constexpr bool kLegal = kRealType<T>;
+};
+struct ArithmeticOp {
     template <class T>
     static constexpr bool kLegal = kArithmeticType<T>;
+};
+struct BitwiseOp {
+    template <class T>
+    static constexpr bool kLegal = kBitwiseType<T>;
+};
+struct ShiftOp {
+    template <class T>
+    static constexpr bool kLegal = kShiftType<T>;
+};
+
+// ---- two operands ----
+
+struct AddOp : ArithmeticOp {
     template <class C>
     static constexpr C Do(C a, C b) {
         return static_cast<C>(static_cast<Modular<C>>(a) + static_cast<Modular<C>>(b));
     }
 };
-struct SubOp {
-    template <class T>
-    static constexpr bool kLegal = kArithmeticType<T>;
+struct SubOp : ArithmeticOp {
     template <class C>
     static constexpr C Do(C a, C b) {
         return static_cast<C>(static_cast<Modular<C>>(a) - static_cast<Modular<C>>(b));
     }
 };
-struct MulOp {
-    template <class T>
-    static constexpr bool kLegal = kArithmeticType<T>;
+struct MulOp : ArithmeticOp {
     template <class C>
     static constexpr C Do(C a, C b) {
         return static_cast<C>(static_cast<Modular<C>>(a) * static_cast<Modular<C>>(b));
@@ -85,16 +97,12 @@ struct ThenReluOp {
 };
 struct AddReluOp : ThenReluOp<AddOp> {};
 struct SubReluOp : ThenReluOp<SubOp> {};
-struct DivOp {
-    template <class T>
-    static constexpr bool kLegal = kRealType<T>;
+struct DivOp : RealOp {
     static constexpr float Do(float a, float b) { return a / b; }
 };
 
 // The larger of two; the other one where one is NaN; a where they compare equal.
-struct MaxOp {
-    template <class T>
-    static constexpr bool kLegal = kArithmeticType<T>;
+struct MaxOp : ArithmeticOp {
     template <class C>
     static constexpr C Do(C a, C b) {
         return b > a ? b : a;
@@ -103,9 +111,7 @@ struct MaxOp {
         return FloatOf(Select((b > a) | (a != a), FloatBits(b), FloatBits(a)));
     }
 };
-struct MinOp {
-    template <class T>
-    static constexpr bool kLegal = kArithmeticType<T>;
+struct MinOp : ArithmeticOp {
     template <class C>
     static constexpr C Do(C a, C b) {
         return b < a ? b : a;
@@ -114,35 +120,27 @@ struct MinOp {
         return FloatOf(Select((b < a) | (a != a), FloatBits(b), FloatBits(a)));
     }
 };
-struct AndOp {
-    template <class T>
-    static constexpr bool kLegal = kBitwiseType<T>;
+struct AndOp : BitwiseOp {
     template <class C>
     static constexpr C Do(C a, C b) {
         return static_cast<C>(a & b);
     }
 };
-struct OrOp {
-    template <class T>
-    static constexpr bool kLegal = kBitwiseType<T>;
+struct OrOp : BitwiseOp {
     template <class C>
     static constexpr C Do(C a, C b) {
         return static_cast<C>(a | b);
     }
 };
 // Second operand: the slope below zero. NaN times the slope stays NaN.
-struct LeakyReluOp {
-    template <class T>
-    static constexpr bool kLegal = kRealType<T>;
+struct LeakyReluOp : RealOp {
     static constexpr float Do(float a, float slope) {
         return FloatOf(Select(a >= 0.0f, FloatBits(a), FloatBits(a * slope)));
     }
 };
 
 // Second operand: the number of bits, 0 to the width. Signed elements keep their sign bit (vendor's rule).
-struct ShiftLeftOp {
-    template <class T>
-    static constexpr bool kLegal = kShiftType<T>;
+struct ShiftLeftOp : ShiftOp {
     template <class C>
     static constexpr C Do(C a, C count) {
         constexpr uint32_t kWidth = sizeof(C) * 8;
@@ -156,9 +154,7 @@ struct ShiftLeftOp {
         }
     }
 };
-struct ShiftRightOp {
-    template <class T>
-    static constexpr bool kLegal = kShiftType<T>;
+struct ShiftRightOp : ShiftOp {
     template <class C>
     static constexpr C Do(C a, C count) {
         constexpr uint32_t kWidth = sizeof(C) * 8;
@@ -171,9 +167,7 @@ struct ShiftRightOp {
     }
 };
 // ShiftRight with roundEn: signed elements gain the last bit shifted out; unsigned ones ignore roundEn.
-struct ShiftRightRoundOp {
-    template <class T>
-    static constexpr bool kLegal = kShiftType<T>;
+struct ShiftRightRoundOp : ShiftOp {
     template <class C>
     static constexpr C Do(C a, C count) {
         const C shifted = ShiftRightOp::Do(a, count);
@@ -188,9 +182,7 @@ struct ShiftRightRoundOp {
 
 // ---- one operand ----
 
-struct AbsOp {
-    template <class T>
-    static constexpr bool kLegal = kRealType<T>;
+struct AbsOp : RealOp {
     static constexpr float Do(float a) { return FloatOf(FloatBits(a) & 0x7FFFFFFFu); }
 };
 // Negative values to +0; everything else, -0 and NaN included, as it is.
@@ -200,39 +192,27 @@ struct ReluOp {
     static constexpr int32_t Do(int32_t a) { return a < 0 ? 0 : a; }
     static constexpr float Do(float a) { return FloatOf(Select(a < 0.0f, 0u, FloatBits(a))); }
 };
-struct NotOp {
-    template <class T>
-    static constexpr bool kLegal = kBitwiseType<T>;
+struct NotOp : BitwiseOp {
     template <class C>
     static constexpr C Do(C a) {
         return static_cast<C>(~a);
     }
 };
-struct SqrtOp {
-    template <class T>
-    static constexpr bool kLegal = kRealType<T>;
+struct SqrtOp : RealOp {
     static float Do(float a) { return std::sqrt(a); }
 };
 // Correctly rounded divisions; the hardware's Reciprocal and Rsqrt are approximations.
-struct ReciprocalOp {
-    template <class T>
-    static constexpr bool kLegal = kRealType<T>;
+struct ReciprocalOp : RealOp {
     static constexpr float Do(float a) { return 1.0f / a; }
 };
 // In float64, so that results do not depend on how the C library approximates float32.
-struct RsqrtOp {
-    template <class T>
-    static constexpr bool kLegal = kRealType<T>;
+struct RsqrtOp : RealOp {
     static float Do(float a) { return static_cast<float>(1.0 / std::sqrt(static_cast<double>(a))); }
 };
-struct ExpOp {
-    template <class T>
-    static constexpr bool kLegal = kRealType<T>;
+struct ExpOp : RealOp {
     static float Do(float a) { return static_cast<float>(std::exp(static_cast<double>(a))); }
 };
-struct LnOp {
-    template <class T>
-    static constexpr bool kLegal = kRealType<T>;
+struct LnOp : RealOp {
     static float Do(float a) { return static_cast<float>(std::log(static_cast<double>(a))); }
 };
 

@@ -36,14 +36,15 @@ inline void SetVectorMask(const uint64_t maskHigh, const uint64_t maskLow) {
 }
 // NORMAL: the first len lanes. COUNTER: len elements.
 template <class T, MaskMode mode = MaskMode::NORMAL>
-inline void SetVectorMask(int32_t len, twin::Loc loc = twin::Loc::Here()) {
+inline void SetVectorMask(int32_t len, TWIN_CALLER) {
     const int32_t most = mode == MaskMode::COUNTER ? INT32_MAX : sizeof(T) < 2 ? 128 : 256 / sizeof(T);
-    if (len < 0 || len > most) {
-        twin::Raise(twin::Finding::kBadArgument, loc, "SetVectorMask of %d, outside 0..%d", len, most);
-    }
+    TWIN_RAISE_IF(len < 0 || len > most, kBadArgument, loc, "SetVectorMask of %d, outside 0..%d", len, most);
     const uint32_t lanes = static_cast<uint32_t>(len);
     detail::StoreMask(mode == MaskMode::COUNTER ? twin::LaneMask{{lanes, 0}} : twin::LaneMask::First(lanes));
 }
+
+// The mask forms take the mask as uint64_t (the first so many lanes) or as uint64_t[] (a bit a lane): class
+// M.
 
 // ---- Parameter structs of the vector calls: strides in 32-byte blocks, between blocks and between repeats.
 

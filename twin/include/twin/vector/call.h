@@ -46,23 +46,18 @@ inline void CheckCounted(const char* name, uint32_t source, uintptr_t to, uint64
 }
 
 inline uint32_t CheckElementCount(const char* name, int64_t count, const twin::Loc& loc) {
-    if (count < 0 || count > UINT32_MAX) {
-        twin::Raise(twin::Finding::kBadArgument, loc, "%s of %lld elements", name,
-                    static_cast<long long>(count));
-    }
+    TWIN_RAISE_IF(count < 0 || count > UINT32_MAX, kBadArgument, loc, "%s of %lld elements", name,
+                  static_cast<long long>(count));
     return static_cast<uint32_t>(count);
 }
 
 inline void CheckMask(uint64_t mask, uint32_t lanes, const twin::Loc& loc) {
-    if (mask < 1 || mask > lanes) {
-        twin::Raise(twin::Finding::kBadArgument, loc, "mask %lld is outside 1..%u",
-                    static_cast<long long>(mask), lanes);
-    }
+    TWIN_RAISE_IF(mask < 1 || mask > lanes, kBadArgument, loc, "mask %lld is outside 1..%u",
+                  static_cast<long long>(mask), lanes);
 }
 inline void CheckRepeatTime(int32_t repeats, const twin::Loc& loc) {
-    if (repeats < 0 || repeats > 255) {
-        twin::Raise(twin::Finding::kBadArgument, loc, "repeatTime %d is outside 0..255", repeats);
-    }
+    TWIN_RAISE_IF(repeats < 0 || repeats > 255, kBadArgument, loc, "repeatTime %d is outside 0..255",
+                  repeats);
 }
 
 // The extent of a call by its mask and repeatTime: lanes of some repeats, or in counter mode a number of
@@ -89,13 +84,11 @@ template <bool isSetMask>
 inline Work WorkOf(uint64_t mask, int32_t repeats, uint32_t width, const twin::Loc& loc) {
     CheckRepeatTime(repeats, loc);
     if (isSetMask) {
-        if (twin::current_core().counter_mode) {
-            twin::Raise(
-                twin::Finding::kBadArgument, loc,
-                "a mask of the first %llu lanes in counter mode: give the number of elements as {n, 0}, "
-                "or with SetVectorMask<T, MaskMode::COUNTER>",
-                static_cast<unsigned long long>(mask));
-        }
+        TWIN_RAISE_IF(
+            twin::current_core().counter_mode, kBadArgument, loc,
+            "a mask of the first %llu lanes in counter mode: give the number of elements as {n, 0}, "
+            "or with SetVectorMask<T, MaskMode::COUNTER>",
+            static_cast<unsigned long long>(mask));
         CheckMask(mask, width, loc);
         StoreMask(twin::LaneMask::First(static_cast<uint32_t>(mask)));
     }
@@ -106,13 +99,9 @@ inline Work WorkOf(const uint64_t* mask, int32_t repeats, uint32_t width, const 
     CheckRepeatTime(repeats, loc);
     if (isSetMask) {
         const twin::LaneMask bits = {{mask[0], width > 64 ? mask[1] : 0}};
-        if (bits.bits[0] == 0 && bits.bits[1] == 0) {
-            twin::Raise(twin::Finding::kBadArgument, loc, "a mask of no lane at all");
-        }
-        if (width < 64 && !twin::current_core().counter_mode && bits.bits[0] >> width != 0) {
-            twin::Raise(twin::Finding::kBadArgument, loc, "a mask with bits beyond the %u lanes of a repeat",
-                        width);
-        }
+        TWIN_RAISE_IF(bits.bits[0] == 0 && bits.bits[1] == 0, kBadArgument, loc, "a mask of no lane at all");
+        TWIN_RAISE_IF(width < 64 && !twin::current_core().counter_mode && bits.bits[0] >> width != 0,
+                      kBadArgument, loc, "a mask with bits beyond the %u lanes of a repeat", width);
         StoreMask(bits);
     }
     return RegisterWork(repeats, width);
@@ -148,10 +137,8 @@ inline void LanesCall(const twin::VectorCall& call, const twin::Operands& all, c
                twin::RepeatExtent(operand, runs);
     };
     const twin::Run& last = runs.run[runs.count - 1];
-    if (dst.block == 0 && last.lane + last.count > twin::kVectorBlockBytes / sizeof(D)) {
-        twin::Raise(twin::Finding::kBadArgument, call.loc, "%s: the destination's block stride is 0",
-                    call.name);
-    }
+    TWIN_RAISE_IF(dst.block == 0 && last.lane + last.count > twin::kVectorBlockBytes / sizeof(D),
+                  kBadArgument, call.loc, "%s: the destination's block stride is 0", call.name);
     dst.Check(bytes(all.dst, dst.Operand().begin), call);
     [[maybe_unused]] uint32_t i = 0;
     ((src.Check(bytes(all.src[i], src.Operand().begin), call), ++i), ...);
@@ -202,13 +189,13 @@ inline void CountCall(const char* name, const twin::Loc& loc, int64_t count, boo
     SetMaskNorm();
     ResetMask();
     if (n == 0) return;
-    const uintptr_t to = reinterpret_cast<uintptr_t>(dst.Span(n, loc, name));
+    const uintptr_t to = dst.SpanAt(n, loc, name);
     struct {
         uintptr_t at[3] = {};
     } from;
     twin::Access reads[3];
     uint32_t i = 0;
-    ((from.at[i] = reinterpret_cast<uintptr_t>(src.Span(n, loc, name)),
+    ((from.at[i] = src.SpanAt(n, loc, name),
       CheckCounted(name, i, to, n * sizeof(D), from.at[i], n * sizeof(S), loc),
       reads[i] = {from.at[i], n * sizeof(S)}, ++i),
      ...);
@@ -218,7 +205,7 @@ inline void CountCall(const char* name, const twin::Loc& loc, int64_t count, boo
             Forwards<Body>::Do(body, to, from.at, n))
             return;
     }
-    twin::IssueExact({name, twin::Pipe::kV, loc, {0, n}, {to, n * sizeof(D)}, {reads[0], reads[1], reads[2]}},
+    twin::IssueExact(twin::PartOf({name, loc}, n, {to, n * sizeof(D)}, reads[0], reads[1], reads[2]),
                      [=] { twin::RunBest([=] { body(to, from.at, n); }); });
 }
 

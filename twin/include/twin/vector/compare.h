@@ -12,18 +12,14 @@ template <class T, class U>
 inline void CheckCompareMode(const char* name, CMPMODE mode, const twin::Loc& loc) {
     static_assert(twin::kCompareLegal<T>, "comparisons: half, float, or int32_t with EQ");
     static_assert(twin::kOneOf<U, uint8_t, int8_t>, "comparisons: the destination is int8_t or uint8_t");
-    if (!twin::CompareModeLegal<T>(mode)) {
-        twin::Raise(twin::Finding::kBadArgument, loc, "%s: comparison mode %d of int32: only EQ exists", name,
-                    static_cast<int>(mode));
-    }
+    TWIN_RAISE_IF(!twin::CompareModeLegal<T>(mode), kBadArgument, loc,
+                  "%s: comparison mode %d of int32: only EQ exists", name, static_cast<int>(mode));
 }
 template <class T>
 inline void CheckCompareCount(const char* name, uint32_t count, const twin::Loc& loc) {
-    if (uint64_t{count} * sizeof(T) % 256 != 0) {
-        twin::Raise(twin::Finding::kBadArgument, loc,
-                    "%s of %u elements: whole 256 bytes only, the last %zu bytes would not be computed", name,
-                    count, static_cast<size_t>(uint64_t{count} * sizeof(T) % 256));
-    }
+    TWIN_RAISE_IF(uint64_t{count} * sizeof(T) % 256 != 0, kBadArgument, loc,
+                  "%s of %u elements: whole 256 bytes only, the last %zu bytes would not be computed", name,
+                  count, static_cast<size_t>(uint64_t{count} * sizeof(T) % 256));
 }
 
 // `compare(bits, sources, n)` on all lanes of every repeat; the repeats' bits follow one another. The mask
@@ -32,14 +28,13 @@ template <class T, class U, class Body, class... S>
 inline void CompareRepeats(const twin::VectorCall& call, int32_t repeats, const Body& compare,
                            const LocalTensor<U>& dst, const Strided<S>&... src) {
     CheckRepeatTime(repeats, call.loc);
-    if (twin::current_core().counter_mode) {
-        twin::Raise(twin::Finding::kBadArgument, call.loc, "%s over repeats in counter mode", call.name);
-    }
+    TWIN_RAISE_IF(twin::current_core().counter_mode, kBadArgument, call.loc,
+                  "%s over repeats in counter mode", call.name);
     constexpr uint32_t kLanes = twin::kLanes<T>, kBytes = kLanes / 8;
     const twin::Lanes lanes = {twin::LaneMask::First(kLanes), kLanes, 1};
     const uint64_t times = static_cast<uint64_t>(repeats);
     if (times == 0) return;
-    const uintptr_t to = reinterpret_cast<uintptr_t>(dst.Span(times * kBytes, call.loc, call.name));
+    const uintptr_t to = dst.SpanAt(times * kBytes, call.loc, call.name);
     twin::Operands all;
     ((all.src[all.sources++] = src.Operand()), ...);
     const twin::Runs runs = twin::FindRuns(lanes, all);
@@ -93,17 +88,17 @@ inline void CompareCounted(const char* name, const twin::Loc& loc, uint32_t coun
     SetMaskNorm();
     ResetMask();
     if (count == 0) return;
-    const uintptr_t to = reinterpret_cast<uintptr_t>(dst.Span(count / 8, loc, name));
+    const uintptr_t to = dst.SpanAt(count / 8, loc, name);
     struct {
         uintptr_t at[2] = {};
     } from;
     twin::Access reads[2];
     uint32_t i = 0;
-    ((from.at[i] = reinterpret_cast<uintptr_t>(src.Span(count, loc, name)),
+    ((from.at[i] = src.SpanAt(count, loc, name),
       CheckOverlap(name, static_cast<int>(i), to, count / 8, from.at[i], count * sizeof(T), loc),
       reads[i] = {from.at[i], count * sizeof(T)}, ++i),
      ...);
-    twin::Issue({name, twin::Pipe::kV, loc, {0, count}, {to, count / 8}, {reads[0], reads[1]}},
+    twin::Issue(twin::PartOf({name, loc}, count, {to, count / 8}, reads[0], reads[1]),
                 [=] { body(to, from.at, count); });
 }
 
@@ -111,50 +106,42 @@ inline void CompareCounted(const char* name, const twin::Loc& loc, uint32_t coun
 
 template <class T, class U>
 inline void Compare(const LocalTensor<U>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1,
-                    CMPMODE cmpMode, uint32_t count, twin::Loc loc = twin::Loc::Here()) {
+                    CMPMODE cmpMode, uint32_t count, TWIN_CALLER) {
     detail::CheckCompareMode<T, U>("Compare", cmpMode, loc);
     detail::CompareCounted<T>("Compare", loc, count, detail::CompareBody<T>{cmpMode}, dst, src0, src1);
 }
 
-#define TWIN_COMPARE_MASK_FORM(Mask)                                                                       \
-    template <class T, class U, bool isSetMask = true>                                                     \
-    inline void Compare(const LocalTensor<U>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1, \
-                        CMPMODE cmpMode, Mask, const int32_t repeatTime,                                   \
-                        const BinaryRepeatParams& repeatParams, twin::Loc loc = twin::Loc::Here()) {       \
-        detail::CheckCompareMode<T, U>("Compare", cmpMode, loc);                                           \
-        detail::CompareRepeats<T>(                                                                         \
-            {"Compare", loc}, repeatTime, detail::CompareBody<T>{cmpMode}, dst,                            \
-            detail::Strided<T>{src0, repeatParams.src0BlkStride, repeatParams.src0RepStride},              \
-            detail::Strided<T>{src1, repeatParams.src1BlkStride, repeatParams.src1RepStride});             \
-    }
-TWIN_COMPARE_MASK_FORM(const uint64_t)
-TWIN_COMPARE_MASK_FORM(const uint64_t*)
-#undef TWIN_COMPARE_MASK_FORM
+template <class T, class U, bool isSetMask = true, class M>
+inline void Compare(const LocalTensor<U>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1,
+                    CMPMODE cmpMode, M, const int32_t repeatTime, const BinaryRepeatParams& repeatParams,
+                    TWIN_CALLER) {
+    detail::CheckCompareMode<T, U>("Compare", cmpMode, loc);
+    detail::CompareRepeats<T>(
+        {"Compare", loc}, repeatTime, detail::CompareBody<T>{cmpMode}, dst,
+        detail::Strided<T>{src0, repeatParams.src0BlkStride, repeatParams.src0RepStride},
+        detail::Strided<T>{src1, repeatParams.src1BlkStride, repeatParams.src1RepStride});
+}
 
 // CompareScalar, and its name in newer headers.
-#define TWIN_COMPARE_SCALAR_MASK_FORM(Name, Mask)                                                            \
-    template <class T, class U, bool isSetMask = true>                                                       \
+#define TWIN_COMPARE_SCALAR(Name)                                                                            \
+    template <class T, class U>                                                                              \
     inline void Name(const LocalTensor<U>& dst, const LocalTensor<T>& src0, const T src1Scalar,              \
-                     CMPMODE cmpMode, Mask, const int32_t repeatTime, const UnaryRepeatParams& repeatParams, \
-                     twin::Loc loc = twin::Loc::Here()) {                                                    \
+                     CMPMODE cmpMode, uint32_t count, TWIN_CALLER) {                                         \
+        detail::CheckCompareMode<T, U>(#Name, cmpMode, loc);                                                 \
+        detail::CompareCounted<T>(#Name, loc, count, detail::CompareScalarBody<T>{cmpMode, src1Scalar}, dst, \
+                                  src0);                                                                     \
+    }                                                                                                        \
+    template <class T, class U, bool isSetMask = true, class M>                                              \
+    inline void Name(const LocalTensor<U>& dst, const LocalTensor<T>& src0, const T src1Scalar,              \
+                     CMPMODE cmpMode, M, const int32_t repeatTime, const UnaryRepeatParams& repeatParams,    \
+                     TWIN_CALLER) {                                                                          \
         detail::CheckCompareMode<T, U>(#Name, cmpMode, loc);                                                 \
         detail::CompareRepeats<T>(                                                                           \
             {#Name, loc}, repeatTime, detail::CompareScalarBody<T>{cmpMode, src1Scalar}, dst,                \
             detail::Strided<T>{src0, repeatParams.srcBlkStride, repeatParams.srcRepStride});                 \
     }
-#define TWIN_COMPARE_SCALAR(Name)                                                                            \
-    template <class T, class U>                                                                              \
-    inline void Name(const LocalTensor<U>& dst, const LocalTensor<T>& src0, const T src1Scalar,              \
-                     CMPMODE cmpMode, uint32_t count, twin::Loc loc = twin::Loc::Here()) {                   \
-        detail::CheckCompareMode<T, U>(#Name, cmpMode, loc);                                                 \
-        detail::CompareCounted<T>(#Name, loc, count, detail::CompareScalarBody<T>{cmpMode, src1Scalar}, dst, \
-                                  src0);                                                                     \
-    }                                                                                                        \
-    TWIN_COMPARE_SCALAR_MASK_FORM(Name, const uint64_t)                                                      \
-    TWIN_COMPARE_SCALAR_MASK_FORM(Name, const uint64_t*)
 TWIN_COMPARE_SCALAR(CompareScalar)
 TWIN_COMPARE_SCALAR(Compares)
 #undef TWIN_COMPARE_SCALAR
-#undef TWIN_COMPARE_SCALAR_MASK_FORM
 
 }  // namespace AscendC

@@ -21,10 +21,8 @@ struct CastBody {
 template <class D, class S>
 inline CastBody<D, S> CheckedCast(RoundMode mode, const twin::Loc& loc) {
     static_assert(twin::kCastLegal<D, S>, "Cast: no such conversion on A2/A3");
-    if (!twin::CastModeLegal<D, S>(mode)) {
-        twin::Raise(twin::Finding::kBadArgument, loc,
-                    "Cast: round mode %d is not allowed for this conversion", static_cast<int>(mode));
-    }
+    TWIN_RAISE_IF((!twin::CastModeLegal<D, S>(mode)), kBadArgument, loc,
+                  "Cast: round mode %d is not allowed for this conversion", static_cast<int>(mode));
     return {mode, twin::current_core().deq_scale};
 }
 // A conversion over overlapping bytes is right where no repeat reads what an earlier one wrote; each repeat
@@ -61,12 +59,16 @@ struct CopyBody {
 };
 template <class D, class S>
 constexpr uint32_t kCastLanes = twin::kRepeatBytes / (sizeof(D) > sizeof(S) ? sizeof(D) : sizeof(S));
+inline void CheckCopyStrides(const CopyRepeatParams& p, const twin::Loc& loc) {
+    TWIN_RAISE_IF(p.dstRepeatSize > 4095 || p.srcRepeatSize > 4095, kBadArgument, loc,
+                  "Copy: a repeat stride of %u is over 4095", std::max(p.dstRepeatSize, p.srcRepeatSize));
+}
 
 }  // namespace detail
 
 template <class T, class U>
 inline void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const RoundMode& roundMode,
-                 const uint32_t count, twin::Loc loc = twin::Loc::Here()) {
+                 const uint32_t count, TWIN_CALLER) {
     const detail::CastBody<T, U> body = detail::CheckedCast<T, U>(roundMode, loc);
     const uint32_t n = detail::CheckElementCount("Cast", count, loc);
     SetMaskNorm();
@@ -99,7 +101,7 @@ inline void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const Rou
         const bool nearest = roundMode == RoundMode::CAST_RINT || roundMode == RoundMode::CAST_NONE;
         if (forward.Any() && nearest && twin::ForwardNarrow(forward, t, f, n, twin::TermTypeOf<T>())) return;
     }
-    twin::IssueExact({"Cast", twin::Pipe::kV, loc, {0, n}, {t, n * sizeof(T)}, {{f, n * sizeof(U)}}}, [=] {
+    twin::IssueExact(twin::PartOf({"Cast", loc}, n, {t, n * sizeof(T)}, {f, n * sizeof(U)}), [=] {
         if (apart || in_place) {
             twin::RunBest([=] { twin::CastArray(to, from, body.mode, n, body.scale); });
         } else {
@@ -111,70 +113,50 @@ inline void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const Rou
 inline void SetDeqScale(half scale) { twin::current_core().deq_scale = static_cast<float>(scale); }
 
 template <class T>
-inline void Duplicate(const LocalTensor<T>& dst, const T& scalarValue, const int32_t& count,
-                      twin::Loc loc = twin::Loc::Here()) {
+inline void Duplicate(const LocalTensor<T>& dst, const T& scalarValue, const int32_t& count, TWIN_CALLER) {
     static_assert(twin::kDuplicateType<T>, "Duplicate: 16- and 32-bit types only");
     detail::CountCall("Duplicate", loc, count, false, detail::FillBody<T>{scalarValue}, dst);
 }
 
-#define TWIN_CONVERT_MASK_FORMS(Mask, ConstMask)                                                             \
-    template <class T, class U, bool isSetMask = true>                                                       \
-    inline void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const RoundMode& roundMode,       \
-                     ConstMask, const int32_t repeatTime, const UnaryRepeatParams& repeatParams,             \
-                     twin::Loc loc = twin::Loc::Here()) {                                                    \
-        const auto body = detail::CheckedCast<T, U>(roundMode, loc);                                         \
-        const detail::Work work =                                                                            \
-            detail::WorkOf<isSetMask>(mask, repeatTime, detail::kCastLanes<T, U>, loc);                      \
-        detail::MaskedCall({"Cast", loc}, work, {false, dst.data() == src.data() && sizeof(T) <= sizeof(U)}, \
-                           body,                                                                             \
-                           detail::Strided<T>{dst, repeatParams.dstBlkStride, repeatParams.dstRepStride},    \
-                           detail::Strided<U>{src, repeatParams.srcBlkStride, repeatParams.srcRepStride});   \
-    }                                                                                                        \
-    template <class T, bool isSetMask = true>                                                                \
-    inline void Duplicate(const LocalTensor<T>& dst, const T& scalarValue, Mask, const int32_t repeatTime,   \
-                          const uint16_t dstBlockStride, const uint8_t dstRepeatStride,                      \
-                          twin::Loc loc = twin::Loc::Here()) {                                               \
-        static_assert(twin::kDuplicateType<T>, "Duplicate: 16- and 32-bit types only");                      \
-        const detail::Work work = detail::WorkOf<isSetMask>(mask, repeatTime, twin::kLanes<T>, loc);         \
-        detail::MaskedCall({"Duplicate", loc}, work, {}, detail::FillBody<T>{scalarValue},                   \
-                           detail::Strided<T>{dst, dstBlockStride, dstRepeatStride});                        \
-    }                                                                                                        \
-    /* In counter mode the mask counts the elements of each repeat. */                                       \
-    template <class T, bool isSetMask = true>                                                                \
-    inline void Copy(const LocalTensor<T>& dst, const LocalTensor<T>& src, ConstMask,                        \
-                     const int32_t repeatTime, const CopyRepeatParams& repeatParams,                         \
-                     twin::Loc loc = twin::Loc::Here()) {                                                    \
-        static_assert(twin::kDuplicateType<T>, "Copy: 16- and 32-bit types only");                           \
-        detail::CheckCopyStrides(repeatParams, loc);                                                         \
-        detail::Work work = detail::WorkOf<isSetMask>(mask, repeatTime, twin::kLanes<T>, loc);               \
-        if (work.counted) {                                                                                  \
-            detail::CheckMask(work.elements, twin::kLanes<T>, loc);                                          \
-            work.lanes.mask = twin::LaneMask::First(static_cast<uint32_t>(work.elements));                   \
-            work.counted = false;                                                                            \
-        }                                                                                                    \
-        detail::MaskedCall({"Copy", loc}, work, {}, detail::CopyBody<T>{},                                   \
-                           detail::Strided<T>{dst, repeatParams.dstStride, repeatParams.dstRepeatSize},      \
-                           detail::Strided<T>{src, repeatParams.srcStride, repeatParams.srcRepeatSize});     \
-    }
-
-namespace detail {
-inline void CheckCopyStrides(const CopyRepeatParams& p, const twin::Loc& loc) {
-    if (p.dstRepeatSize > 4095 || p.srcRepeatSize > 4095) {
-        twin::Raise(twin::Finding::kBadArgument, loc, "Copy: a repeat stride of %u is over 4095",
-                    std::max(p.dstRepeatSize, p.srcRepeatSize));
-    }
+template <class T, class U, bool isSetMask = true, class M>
+inline void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const RoundMode& roundMode, M mask,
+                 const int32_t repeatTime, const UnaryRepeatParams& repeatParams, TWIN_CALLER) {
+    const auto body = detail::CheckedCast<T, U>(roundMode, loc);
+    const detail::Work work = detail::WorkOf<isSetMask>(mask, repeatTime, detail::kCastLanes<T, U>, loc);
+    detail::MaskedCall({"Cast", loc}, work, {false, dst.data() == src.data() && sizeof(T) <= sizeof(U)}, body,
+                       detail::Strided<T>{dst, repeatParams.dstBlkStride, repeatParams.dstRepStride},
+                       detail::Strided<U>{src, repeatParams.srcBlkStride, repeatParams.srcRepStride});
 }
-}  // namespace detail
-
-TWIN_CONVERT_MASK_FORMS(uint64_t mask, const uint64_t mask)
-TWIN_CONVERT_MASK_FORMS(uint64_t mask[], const uint64_t mask[])
-#undef TWIN_CONVERT_MASK_FORMS
+template <class T, bool isSetMask = true, class M>
+inline void Duplicate(const LocalTensor<T>& dst, const T& scalarValue, M mask, const int32_t repeatTime,
+                      const uint16_t dstBlockStride, const uint8_t dstRepeatStride, TWIN_CALLER) {
+    static_assert(twin::kDuplicateType<T>, "Duplicate: 16- and 32-bit types only");
+    const detail::Work work = detail::WorkOf<isSetMask>(mask, repeatTime, twin::kLanes<T>, loc);
+    detail::MaskedCall({"Duplicate", loc}, work, {}, detail::FillBody<T>{scalarValue},
+                       detail::Strided<T>{dst, dstBlockStride, dstRepeatStride});
+}
+// In counter mode the mask counts the elements of each repeat.
+template <class T, bool isSetMask = true, class M>
+inline void Copy(const LocalTensor<T>& dst, const LocalTensor<T>& src, M mask, const int32_t repeatTime,
+                 const CopyRepeatParams& repeatParams, TWIN_CALLER) {
+    static_assert(twin::kDuplicateType<T>, "Copy: 16- and 32-bit types only");
+    detail::CheckCopyStrides(repeatParams, loc);
+    detail::Work work = detail::WorkOf<isSetMask>(mask, repeatTime, twin::kLanes<T>, loc);
+    if (work.counted) {
+        detail::CheckMask(work.elements, twin::kLanes<T>, loc);
+        work.lanes.mask = twin::LaneMask::First(static_cast<uint32_t>(work.elements));
+        work.counted = false;
+    }
+    detail::MaskedCall({"Copy", loc}, work, {}, detail::CopyBody<T>{},
+                       detail::Strided<T>{dst, repeatParams.dstStride, repeatParams.dstRepeatSize},
+                       detail::Strided<T>{src, repeatParams.srcStride, repeatParams.srcRepeatSize});
+}
 
 // ---- DataCopy within UB by DataCopyParams: a vector instruction.
 
 template <class T>
 inline void DataCopy(const LocalTensor<T>& dst, const LocalTensor<T>& src, const DataCopyParams& params,
-                     twin::Loc loc = twin::Loc::Here()) {
+                     TWIN_CALLER) {
     constexpr const char* kName = "DataCopy UB->UB";
     detail::CheckPieces(params.blockCount, 0, 1, loc);
     const uint32_t count = params.blockCount;
@@ -184,25 +166,21 @@ inline void DataCopy(const LocalTensor<T>& dst, const LocalTensor<T>& src, const
                    to_step = bytes + detail::Blocks(params.dstGap);
     const uint64_t from_bytes = detail::Extent(count, bytes, from_step),
                    to_bytes = detail::Extent(count, bytes, to_step);
-    const uintptr_t to = reinterpret_cast<uintptr_t>(dst.Span(to_bytes / sizeof(T), loc, kName));
-    const uintptr_t from = reinterpret_cast<uintptr_t>(src.Span(from_bytes / sizeof(T), loc, kName));
+    const uintptr_t to = dst.SpanAt(to_bytes / sizeof(T), loc, kName);
+    const uintptr_t from = src.SpanAt(from_bytes / sizeof(T), loc, kName);
     if (to != from || to_step != from_step)
         detail::CheckApart(kName, "source", to, to_bytes, from, from_bytes, loc);
     const auto access = [=](uintptr_t begin, uint64_t step) {
         return step == bytes ? twin::Access{begin, count * bytes} : twin::Access{begin, bytes, count, step};
     };
-    twin::Issue({kName,
-                 twin::Pipe::kV,
-                 loc,
-                 {0, count * bytes / sizeof(T)},
-                 access(to, to_step),
-                 {access(from, from_step)}},
-                [=] {
-                    for (uint32_t i = 0; i < count; ++i) {
-                        std::memmove(detail::UbPointer<T>(to + i * to_step),
-                                     detail::UbPointer<T>(from + i * from_step), bytes);
-                    }
-                });
+    twin::Issue(
+        twin::PartOf({kName, loc}, count * bytes / sizeof(T), access(to, to_step), access(from, from_step)),
+        [=] {
+            for (uint32_t i = 0; i < count; ++i) {
+                std::memmove(detail::UbPointer<T>(to + i * to_step),
+                             detail::UbPointer<T>(from + i * from_step), bytes);
+            }
+        });
 }
 
 }  // namespace AscendC

@@ -6,7 +6,7 @@
 
 #include <type_traits>
 
-#include "twin/api/constants.h"
+#include "twin/api/qualifiers.h"
 #include "twin/math/array_ops.h"
 #include "twin/vector/call.h"
 
@@ -103,10 +103,8 @@ inline void ScalarCounted(const char* name, const twin::Loc& loc, const Body& bo
 
 template <class T>
 inline T CheckShift(T bits, const twin::Loc& loc) {
-    if (bits < 0 || static_cast<uint64_t>(bits) > 8 * sizeof(T)) {
-        twin::Raise(twin::Finding::kBadArgument, loc, "a shift by %lld of %zu-bit elements",
-                    static_cast<long long>(bits), 8 * sizeof(T));
-    }
+    TWIN_RAISE_IF(bits < 0 || static_cast<uint64_t>(bits) > 8 * sizeof(T), kBadArgument, loc,
+                  "a shift by %lld of %zu-bit elements", static_cast<long long>(bits), 8 * sizeof(T));
     return bits;
 }
 
@@ -116,25 +114,22 @@ inline T CheckShift(T bits, const twin::Loc& loc) {
     static_assert(twin::Op::template kLegal<T>, #Name ": element type not supported on A2/A3")
 
 // Chains: the calls whose result may be source 1 of the next repeat.
-#define TWIN_BINARY_MASK_FORM(Name, Op, Mask, kChains)                                                       \
-    template <class T, bool isSetMask = true>                                                                \
+#define TWIN_BINARY(Name, Op, kChains)                                                                       \
+    template <class T>                                                                                       \
     inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1,      \
-                     Mask, const int32_t repeatTime, const BinaryRepeatParams& repeatParams,                 \
-                     twin::Loc loc = twin::Loc::Here()) {                                                    \
+                     const int32_t& count, TWIN_CALLER) {                                                    \
+        TWIN_CHECK_ELEMENT(Name, Op);                                                                        \
+        detail::CountCall(#Name, loc, count, false, detail::BinaryBody<twin::Op, T>{}, dst, src0, src1);     \
+    }                                                                                                        \
+    template <class T, bool isSetMask = true, class M>                                                       \
+    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1,      \
+                     M mask, const int32_t repeatTime, const BinaryRepeatParams& repeatParams,               \
+                     TWIN_CALLER) {                                                                          \
         TWIN_CHECK_ELEMENT(Name, Op);                                                                        \
         constexpr bool kFeeds = kChains && !twin::kOneOf<T, int16_t>;                                        \
         detail::BinaryMasked<isSetMask>({#Name, loc, kFeeds}, false, detail::BinaryBody<twin::Op, T>{}, dst, \
                                         src0, src1, mask, repeatTime, repeatParams);                         \
     }
-#define TWIN_BINARY(Name, Op, kChains)                                                                   \
-    template <class T>                                                                                   \
-    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1,  \
-                     const int32_t& count, twin::Loc loc = twin::Loc::Here()) {                          \
-        TWIN_CHECK_ELEMENT(Name, Op);                                                                    \
-        detail::CountCall(#Name, loc, count, false, detail::BinaryBody<twin::Op, T>{}, dst, src0, src1); \
-    }                                                                                                    \
-    TWIN_BINARY_MASK_FORM(Name, Op, uint64_t mask, kChains)                                              \
-    TWIN_BINARY_MASK_FORM(Name, Op, uint64_t mask[], kChains)
 TWIN_BINARY(Add, AddOp, true)
 TWIN_BINARY(Sub, SubOp, true)
 TWIN_BINARY(Mul, MulOp, true)
@@ -146,52 +141,43 @@ TWIN_BINARY(Or, OrOp, false)
 TWIN_BINARY(AddRelu, AddReluOp, true)
 TWIN_BINARY(SubRelu, SubReluOp, true)
 #undef TWIN_BINARY
-#undef TWIN_BINARY_MASK_FORM
 
-#define TWIN_SCALAR_MASK_FORM(Name, Op, Mask)                                                             \
-    template <class T, bool isSetMask = true>                                                             \
-    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue, Mask,    \
-                     const int32_t repeatTime, const UnaryRepeatParams& repeatParams,                     \
-                     twin::Loc loc = twin::Loc::Here()) {                                                 \
-        TWIN_CHECK_ELEMENT(Name, Op);                                                                     \
-        detail::UnaryMasked<isSetMask>({#Name, loc}, false, detail::ScalarBody<twin::Op, T>{scalarValue}, \
-                                       dst, src, mask, repeatTime, repeatParams);                         \
-    }
 #define TWIN_SCALAR(Name, Op)                                                                                \
     template <class T, bool isSetMask = true>                                                                \
     inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue,             \
-                     const int32_t& count, twin::Loc loc = twin::Loc::Here()) {                              \
+                     const int32_t& count, TWIN_CALLER) {                                                    \
         TWIN_CHECK_ELEMENT(Name, Op);                                                                        \
         detail::ScalarCounted<isSetMask>(#Name, loc, detail::ScalarBody<twin::Op, T>{scalarValue}, dst, src, \
                                          count);                                                             \
     }                                                                                                        \
-    TWIN_SCALAR_MASK_FORM(Name, Op, uint64_t mask)                                                           \
-    TWIN_SCALAR_MASK_FORM(Name, Op, uint64_t mask[])
+    template <class T, bool isSetMask = true, class M>                                                       \
+    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue, M mask,     \
+                     const int32_t repeatTime, const UnaryRepeatParams& repeatParams, TWIN_CALLER) {         \
+        TWIN_CHECK_ELEMENT(Name, Op);                                                                        \
+        detail::UnaryMasked<isSetMask>({#Name, loc}, false, detail::ScalarBody<twin::Op, T>{scalarValue},    \
+                                       dst, src, mask, repeatTime, repeatParams);                            \
+    }
 TWIN_SCALAR(Adds, AddOp)
 TWIN_SCALAR(Muls, MulOp)
 TWIN_SCALAR(Maxs, MaxOp)
 TWIN_SCALAR(Mins, MinOp)
 TWIN_SCALAR(LeakyRelu, LeakyReluOp)
 #undef TWIN_SCALAR
-#undef TWIN_SCALAR_MASK_FORM
 
-#define TWIN_UNARY_MASK_FORM(Name, Op, Mask)                                                               \
-    template <class T, bool isSetMask = true>                                                              \
-    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, Mask, const int32_t repeatTime, \
-                     const UnaryRepeatParams& repeatParams, twin::Loc loc = twin::Loc::Here()) {           \
-        TWIN_CHECK_ELEMENT(Name, Op);                                                                      \
-        detail::UnaryMasked<isSetMask>({#Name, loc}, false, detail::UnaryBody<twin::Op, T>{}, dst, src,    \
-                                       mask, repeatTime, repeatParams);                                    \
+#define TWIN_UNARY(Name, Op)                                                                                 \
+    template <class T>                                                                                       \
+    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const int32_t& count,             \
+                     TWIN_CALLER) {                                                                          \
+        TWIN_CHECK_ELEMENT(Name, Op);                                                                        \
+        detail::CountCall(#Name, loc, count, false, detail::UnaryBody<twin::Op, T>{}, dst, src);             \
+    }                                                                                                        \
+    template <class T, bool isSetMask = true, class M>                                                       \
+    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, M mask, const int32_t repeatTime, \
+                     const UnaryRepeatParams& repeatParams, TWIN_CALLER) {                                   \
+        TWIN_CHECK_ELEMENT(Name, Op);                                                                        \
+        detail::UnaryMasked<isSetMask>({#Name, loc}, false, detail::UnaryBody<twin::Op, T>{}, dst, src,      \
+                                       mask, repeatTime, repeatParams);                                      \
     }
-#define TWIN_UNARY(Name, Op)                                                                     \
-    template <class T>                                                                           \
-    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const int32_t& count, \
-                     twin::Loc loc = twin::Loc::Here()) {                                        \
-        TWIN_CHECK_ELEMENT(Name, Op);                                                            \
-        detail::CountCall(#Name, loc, count, false, detail::UnaryBody<twin::Op, T>{}, dst, src); \
-    }                                                                                            \
-    TWIN_UNARY_MASK_FORM(Name, Op, uint64_t mask)                                                \
-    TWIN_UNARY_MASK_FORM(Name, Op, uint64_t mask[])
 TWIN_UNARY(Abs, AbsOp)
 TWIN_UNARY(Relu, ReluOp)
 TWIN_UNARY(Not, NotOp)
@@ -201,53 +187,45 @@ TWIN_UNARY(Reciprocal, ReciprocalOp)
 TWIN_UNARY(Exp, ExpOp)
 TWIN_UNARY(Ln, LnOp)
 #undef TWIN_UNARY
-#undef TWIN_UNARY_MASK_FORM
 
 // ---- shifts: of unsigned elements logical, of signed ones arithmetic ----
 
 template <class T, bool isSetMask = true>
 inline void ShiftLeft(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue,
-                      const int32_t& count, twin::Loc loc = twin::Loc::Here()) {
+                      const int32_t& count, TWIN_CALLER) {
     TWIN_CHECK_ELEMENT(ShiftLeft, ShiftLeftOp);
     const detail::ScalarBody<twin::ShiftLeftOp, T> body{detail::CheckShift<T>(scalarValue, loc)};
     detail::ScalarCounted<isSetMask>("ShiftLeft", loc, body, dst, src, count);
 }
 template <class T, bool isSetMask = true>
 inline void ShiftRight(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue,
-                       const int32_t& count, twin::Loc loc = twin::Loc::Here()) {
+                       const int32_t& count, TWIN_CALLER) {
     TWIN_CHECK_ELEMENT(ShiftRight, ShiftRightOp);
     const detail::ScalarBody<twin::ShiftRightOp, T> body{detail::CheckShift<T>(scalarValue, loc)};
     detail::ScalarCounted<isSetMask>("ShiftRight", loc, body, dst, src, count);
 }
-#define TWIN_SHIFT_MASK_FORMS(Mask)                                                                          \
-    template <class T, bool isSetMask = true>                                                                \
-    inline void ShiftLeft(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue, Mask,  \
-                          const int32_t repeatTime, const UnaryRepeatParams& repeatParams,                   \
-                          twin::Loc loc = twin::Loc::Here()) {                                               \
-        TWIN_CHECK_ELEMENT(ShiftLeft, ShiftLeftOp);                                                          \
-        const detail::ScalarBody<twin::ShiftLeftOp, T> body{detail::CheckShift<T>(scalarValue, loc)};        \
-        detail::UnaryMasked<isSetMask>({"ShiftLeft", loc}, false, body, dst, src, mask, repeatTime,          \
-                                       repeatParams);                                                        \
-    }                                                                                                        \
-    template <class T, bool isSetMask = true>                                                                \
-    inline void ShiftRight(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue, Mask, \
-                           const int32_t repeatTime, const UnaryRepeatParams& repeatParams,                  \
-                           bool roundEn = false, twin::Loc loc = twin::Loc::Here()) {                        \
-        TWIN_CHECK_ELEMENT(ShiftRight, ShiftRightOp);                                                        \
-        const T bits = detail::CheckShift<T>(scalarValue, loc);                                              \
-        const twin::VectorCall call{"ShiftRight", loc};                                                      \
-        if (roundEn) {                                                                                       \
-            detail::UnaryMasked<isSetMask>(call, false,                                                      \
-                                           detail::ScalarBody<twin::ShiftRightRoundOp, T>{bits}, dst, src,   \
-                                           mask, repeatTime, repeatParams);                                  \
-        } else {                                                                                             \
-            detail::UnaryMasked<isSetMask>(call, false, detail::ScalarBody<twin::ShiftRightOp, T>{bits},     \
-                                           dst, src, mask, repeatTime, repeatParams);                        \
-        }                                                                                                    \
+template <class T, bool isSetMask = true, class M>
+inline void ShiftLeft(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue, M mask,
+                      const int32_t repeatTime, const UnaryRepeatParams& repeatParams, TWIN_CALLER) {
+    TWIN_CHECK_ELEMENT(ShiftLeft, ShiftLeftOp);
+    const detail::ScalarBody<twin::ShiftLeftOp, T> body{detail::CheckShift<T>(scalarValue, loc)};
+    detail::UnaryMasked<isSetMask>({"ShiftLeft", loc}, false, body, dst, src, mask, repeatTime, repeatParams);
+}
+template <class T, bool isSetMask = true, class M>
+inline void ShiftRight(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue, M mask,
+                       const int32_t repeatTime, const UnaryRepeatParams& repeatParams, bool roundEn = false,
+                       TWIN_CALLER) {
+    TWIN_CHECK_ELEMENT(ShiftRight, ShiftRightOp);
+    const T bits = detail::CheckShift<T>(scalarValue, loc);
+    const twin::VectorCall call{"ShiftRight", loc};
+    if (roundEn) {
+        detail::UnaryMasked<isSetMask>(call, false, detail::ScalarBody<twin::ShiftRightRoundOp, T>{bits}, dst,
+                                       src, mask, repeatTime, repeatParams);
+    } else {
+        detail::UnaryMasked<isSetMask>(call, false, detail::ScalarBody<twin::ShiftRightOp, T>{bits}, dst, src,
+                                       mask, repeatTime, repeatParams);
     }
-TWIN_SHIFT_MASK_FORMS(uint64_t mask)
-TWIN_SHIFT_MASK_FORMS(uint64_t mask[])
-#undef TWIN_SHIFT_MASK_FORMS
+}
 #undef TWIN_CHECK_ELEMENT
 
 // ---- Elementwise instructions that read their destination: Axpy, MulAddDst, FusedMulAdd. Products are
@@ -260,61 +238,51 @@ TWIN_SHIFT_MASK_FORMS(uint64_t mask[])
 // dst += src * scalar
 template <class T, class U>
 inline void Axpy(const LocalTensor<T>& dst, const LocalTensor<U>& src, const U& scalarValue,
-                 const int32_t& count, twin::Loc loc = twin::Loc::Here()) {
+                 const int32_t& count, TWIN_CALLER) {
     TWIN_CHECK_PAIR(Axpy);
     detail::CountCall("Axpy", loc, count, true, detail::AxpyBody<T, U>{scalarValue}, dst, src);
 }
 // dst += src0 * src1
 template <class T, class U>
 inline void MulAddDst(const LocalTensor<T>& dst, const LocalTensor<U>& src0, const LocalTensor<U>& src1,
-                      const int32_t& count, twin::Loc loc = twin::Loc::Here()) {
+                      const int32_t& count, TWIN_CALLER) {
     TWIN_CHECK_PAIR(MulAddDst);
     detail::CountCall("MulAddDst", loc, count, true, detail::MulAddDstBody<T, U>{}, dst, src0, src1);
 }
-#define TWIN_FUSED_MASK_FORMS(AxpyMask, MulMask)                                                             \
-    template <class T, class U, bool isSetMask = true>                                                       \
-    inline void Axpy(const LocalTensor<T>& dst, const LocalTensor<U>& src, const U& scalarValue, AxpyMask,   \
-                     const int32_t repeatTime, const UnaryRepeatParams& repeatParams,                        \
-                     twin::Loc loc = twin::Loc::Here()) {                                                    \
-        TWIN_CHECK_PAIR(Axpy);                                                                               \
-        detail::UnaryMasked<isSetMask>({"Axpy", loc}, true, detail::AxpyBody<T, U>{scalarValue}, dst, src,   \
-                                       mask, repeatTime, repeatParams);                                      \
-    }                                                                                                        \
-    template <class T, class U, bool isSetMask = true>                                                       \
-    inline void MulAddDst(const LocalTensor<T>& dst, const LocalTensor<U>& src0, const LocalTensor<U>& src1, \
-                          MulMask, const int32_t repeatTime, const BinaryRepeatParams& repeatParams,         \
-                          twin::Loc loc = twin::Loc::Here()) {                                               \
-        TWIN_CHECK_PAIR(MulAddDst);                                                                          \
-        detail::BinaryMasked<isSetMask>({"MulAddDst", loc}, true, detail::MulAddDstBody<T, U>{}, dst, src0,  \
-                                        src1, mask, repeatTime, repeatParams);                               \
-    }
-TWIN_FUSED_MASK_FORMS(uint64_t mask, uint64_t mask)
-TWIN_FUSED_MASK_FORMS(uint64_t mask[], const uint64_t mask[])
-#undef TWIN_FUSED_MASK_FORMS
+template <class T, class U, bool isSetMask = true, class M>
+inline void Axpy(const LocalTensor<T>& dst, const LocalTensor<U>& src, const U& scalarValue, M mask,
+                 const int32_t repeatTime, const UnaryRepeatParams& repeatParams, TWIN_CALLER) {
+    TWIN_CHECK_PAIR(Axpy);
+    detail::UnaryMasked<isSetMask>({"Axpy", loc}, true, detail::AxpyBody<T, U>{scalarValue}, dst, src, mask,
+                                   repeatTime, repeatParams);
+}
+template <class T, class U, bool isSetMask = true, class M>
+inline void MulAddDst(const LocalTensor<T>& dst, const LocalTensor<U>& src0, const LocalTensor<U>& src1,
+                      M mask, const int32_t repeatTime, const BinaryRepeatParams& repeatParams, TWIN_CALLER) {
+    TWIN_CHECK_PAIR(MulAddDst);
+    detail::BinaryMasked<isSetMask>({"MulAddDst", loc}, true, detail::MulAddDstBody<T, U>{}, dst, src0, src1,
+                                    mask, repeatTime, repeatParams);
+}
 #undef TWIN_CHECK_PAIR
 
 // dst = src0 * dst + src1, and the same with negative results set to 0.
-#define TWIN_FUSED_MASK_FORM(Name, kRelu, Mask)                                                             \
-    template <class T, bool isSetMask = true>                                                               \
+#define TWIN_FUSED(Name, kRelu)                                                                             \
+    template <class T>                                                                                      \
     inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1,     \
-                     Mask, const int32_t repeatTime, const BinaryRepeatParams& repeatParams,                \
-                     twin::Loc loc = twin::Loc::Here()) {                                                   \
+                     const int32_t& count, TWIN_CALLER) {                                                   \
+        static_assert(twin::kRealType<T>, #Name ": half and float only");                                   \
+        detail::CountCall(#Name, loc, count, true, detail::FusedMulAddBody<kRelu, T>{}, dst, src0, src1);   \
+    }                                                                                                       \
+    template <class T, bool isSetMask = true, class M>                                                      \
+    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1,     \
+                     M mask, const int32_t repeatTime, const BinaryRepeatParams& repeatParams,              \
+                     TWIN_CALLER) {                                                                         \
         static_assert(twin::kRealType<T>, #Name ": half and float only");                                   \
         detail::BinaryMasked<isSetMask>({#Name, loc}, true, detail::FusedMulAddBody<kRelu, T>{}, dst, src0, \
                                         src1, mask, repeatTime, repeatParams);                              \
     }
-#define TWIN_FUSED(Name, kRelu)                                                                           \
-    template <class T>                                                                                    \
-    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1,   \
-                     const int32_t& count, twin::Loc loc = twin::Loc::Here()) {                           \
-        static_assert(twin::kRealType<T>, #Name ": half and float only");                                 \
-        detail::CountCall(#Name, loc, count, true, detail::FusedMulAddBody<kRelu, T>{}, dst, src0, src1); \
-    }                                                                                                     \
-    TWIN_FUSED_MASK_FORM(Name, kRelu, uint64_t mask)                                                      \
-    TWIN_FUSED_MASK_FORM(Name, kRelu, uint64_t mask[])
 TWIN_FUSED(FusedMulAdd, false)
 TWIN_FUSED(FusedMulAddRelu, true)
 #undef TWIN_FUSED
-#undef TWIN_FUSED_MASK_FORM
 
 }  // namespace AscendC

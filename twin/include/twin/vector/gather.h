@@ -12,8 +12,7 @@ template <class T>
 inline twin::GatherShape GatherShapeOf(bool counted, uint32_t mask, const GatherMaskParams& p,
                                        const twin::Loc& loc) {
     static_assert(twin::kGatherMaskLegal<T>, "GatherMask: 16- and 32-bit types");
-    if (counted && mask == 0)
-        twin::Raise(twin::Finding::kBadArgument, loc, "GatherMask: mask 0 in counter mode");
+    TWIN_RAISE_IF(counted && mask == 0, kBadArgument, loc, "GatherMask: mask 0 in counter mode");
     SetMaskNorm();
     StoreMask({{mask, 0}});  // as the vendor's code leaves it
     return {counted ? mask : twin::kLanes<T>,
@@ -59,9 +58,9 @@ inline uint64_t PatternCount(uint8_t pattern, uint64_t lanes) {
 template <class T, GatherMaskMode mode = defaultGatherMaskMode>
 inline void GatherMask(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const uint8_t src1Pattern,
                        const bool reduceMode, const uint32_t mask, const GatherMaskParams& gatherMaskParams,
-                       uint64_t& rsvdCnt, twin::Loc loc = twin::Loc::Here()) {
-    if (src1Pattern < 1 || src1Pattern > 7)
-        twin::Raise(twin::Finding::kBadArgument, loc, "GatherMask: pattern %u is outside 1..7", src1Pattern);
+                       uint64_t& rsvdCnt, TWIN_CALLER) {
+    TWIN_RAISE_IF(src1Pattern < 1 || src1Pattern > 7, kBadArgument, loc,
+                  "GatherMask: pattern %u is outside 1..7", src1Pattern);
     const twin::GatherShape shape = detail::GatherShapeOf<T>(reduceMode, mask, gatherMaskParams, loc);
     rsvdCnt = 0;
     if (shape.repeats == 0) return;
@@ -72,12 +71,8 @@ inline void GatherMask(const LocalTensor<T>& dst, const LocalTensor<T>& src0, co
     detail::CheckOverlap("GatherMask", 0, reinterpret_cast<uintptr_t>(to), kept * sizeof(T),
                          reinterpret_cast<uintptr_t>(from), reach * sizeof(T), loc);
     uint64_t* count = &twin::current_core().gather_count;
-    twin::Issue({"GatherMask",
-                 twin::Pipe::kV,
-                 loc,
-                 {0, reach},
-                 detail::UbAccess(to, kept),
-                 {detail::GatherRead(from, shape, reach)}},
+    twin::Issue(twin::PartOf({"GatherMask", loc}, reach, detail::UbAccess(to, kept),
+                             detail::GatherRead(from, shape, reach)),
                 [=] { *count = twin::GatherPattern(to, from, src1Pattern, shape); });
     twin::SettlePipe(twin::Pipe::kV);  // the scalar side waits for the count
     rsvdCnt = *count;
@@ -88,8 +83,7 @@ inline void GatherMask(const LocalTensor<T>& dst, const LocalTensor<T>& src0, co
 template <class T, class U, GatherMaskMode mode = defaultGatherMaskMode>
 inline void GatherMask(const LocalTensor<T>& dst, const LocalTensor<T>& src0,
                        const LocalTensor<U>& src1Pattern, const bool reduceMode, const uint32_t mask,
-                       const GatherMaskParams& gatherMaskParams, uint64_t& rsvdCnt,
-                       twin::Loc loc = twin::Loc::Here()) {
+                       const GatherMaskParams& gatherMaskParams, uint64_t& rsvdCnt, TWIN_CALLER) {
     static_assert(twin::kGatherBitsLegal<T, U>,
                   "GatherMask: the bit tensor is uint16_t for 16-bit elements, uint32_t for 32-bit ones");
     const twin::GatherShape shape = detail::GatherShapeOf<T>(reduceMode, mask, gatherMaskParams, loc);
@@ -110,20 +104,14 @@ inline void GatherMask(const LocalTensor<T>& dst, const LocalTensor<T>& src0,
                                     ? twin::Access{bits, bytes}
                                     : twin::Access{bits, row, step == 0 ? 1 : shape.repeats, step};
     uint64_t* count = &twin::current_core().gather_count;
-    twin::Issue({"GatherMask",
-                 twin::Pipe::kV,
-                 loc,
-                 {0, reach},
-                 detail::UbAccess(to, most),
-                 {detail::GatherRead(from, shape, reach), chosen}},
+    twin::Issue(twin::PartOf({"GatherMask", loc}, reach, detail::UbAccess(to, most),
+                             detail::GatherRead(from, shape, reach), chosen),
                 [=] {
                     const uint64_t kept = twin::CountBits(choose, shape);
-                    if (kept > room) {
-                        twin::Raise(twin::Finding::kOutOfBounds, loc,
-                                    "GatherMask keeps %llu elements, the destination holds %llu",
-                                    static_cast<unsigned long long>(kept),
-                                    static_cast<unsigned long long>(room));
-                    }
+                    TWIN_RAISE_IF(kept > room, kOutOfBounds, loc,
+                                  "GatherMask keeps %llu elements, the destination holds %llu",
+                                  static_cast<unsigned long long>(kept),
+                                  static_cast<unsigned long long>(room));
                     *count = twin::GatherBits(to, from, choose, shape);
                 });
     twin::SettlePipe(twin::Pipe::kV);
@@ -190,54 +178,21 @@ template <class T>
 inline void CheckGather(const LocalTensor<T>& src, uint32_t base, const twin::Loc& loc) {
     static_assert(twin::kDuplicateType<T>, "Gather: 16- and 32-bit types");
     src.Span(0, loc, "Gather source");
-    if (base % sizeof(T) != 0) {
-        twin::Raise(twin::Finding::kMisaligned, loc, "Gather: base address %u is not a multiple of %zu", base,
-                    sizeof(T));
-    }
+    TWIN_RAISE_IF(base % sizeof(T) != 0, kMisaligned, loc, "Gather: base address %u is not a multiple of %zu",
+                  base, sizeof(T));
 }
 
-}  // namespace detail
-
-// dst[i] = the element at srcBaseAddr + srcOffset[i] bytes of src.
-template <class T>
-inline void Gather(const LocalTensor<T>& dst, const LocalTensor<T>& src,
-                   const LocalTensor<uint32_t>& srcOffset, const uint32_t srcBaseAddr, const uint32_t count,
-                   twin::Loc loc = twin::Loc::Here()) {
-    detail::CheckGather(src, srcBaseAddr, loc);
-    SetMaskNorm();
-    ResetMask();
-    if (count == 0) return;
-    const uintptr_t to = reinterpret_cast<uintptr_t>(dst.Span(count, loc, "Gather destination"));
-    const uint32_t* offsets = srcOffset.Span(count, loc, "Gather offsets");
-    detail::CheckApart("Gather", "source", to, count * sizeof(T), reinterpret_cast<uintptr_t>(src.data()),
-                       src.GetSize() * sizeof(T), loc);
-    twin::Runs all;
-    all.run[all.count++] = {0, count};
-    detail::GatherLanes(src, offsets, srcBaseAddr, to, all, {"Gather", loc});
-}
-#define TWIN_GATHER_MASK_FORM(Mask)                                                              \
-    template <class T>                                                                           \
-    inline void Gather(const LocalTensor<T>& dst, const LocalTensor<T>& src,                     \
-                       const LocalTensor<uint32_t>& srcOffset, const uint32_t srcBaseAddr, Mask, \
-                       const int32_t repeatTime, const uint16_t dstRepStride,                    \
-                       twin::Loc loc = twin::Loc::Here()) {                                      \
-        detail::CheckGather(src, srcBaseAddr, loc);                                              \
-        const detail::Work work = detail::WorkOf<true>(mask, repeatTime, twin::kLanes<T>, loc);  \
-        detail::GatherRepeats(dst, src, srcOffset, srcBaseAddr, work, dstRepStride, loc);        \
-    }
-
-namespace detail {
 template <class T>
 inline void GatherRepeats(const LocalTensor<T>& dst, const LocalTensor<T>& src,
                           const LocalTensor<uint32_t>& srcOffset, uint32_t base, const Work& work,
                           uint32_t dst_step, const twin::Loc& loc) {
-    if (work.counted) twin::Raise(twin::Finding::kBadArgument, loc, "Gather over repeats in counter mode");
+    TWIN_RAISE_IF(work.counted, kBadArgument, loc, "Gather over repeats in counter mode");
     const twin::Runs runs = twin::FindRuns(work.lanes, {});
     if (work.lanes.repeats == 0 || runs.count == 0) return;
     const uint64_t last = work.lanes.repeats - 1;
     const uint64_t end = runs.run[runs.count - 1].lane + runs.run[runs.count - 1].count;
     const uint64_t reach = last * dst_step * twin::kBlockLanes<T> + end;
-    const uintptr_t to = reinterpret_cast<uintptr_t>(dst.Span(reach, loc, "Gather destination"));
+    const uintptr_t to = dst.SpanAt(reach, loc, "Gather destination");
     const uint32_t* offsets = srcOffset.Span(last * twin::kLanes<T> + end, loc, "Gather offsets");
     CheckApart("Gather", "source", to, reach * sizeof(T), reinterpret_cast<uintptr_t>(src.data()),
                src.GetSize() * sizeof(T), loc);
@@ -247,17 +202,39 @@ inline void GatherRepeats(const LocalTensor<T>& dst, const LocalTensor<T>& src,
                     to + uint64_t{r} * dst_step * twin::kVectorBlockBytes, runs, call);
     }
 }
+
 }  // namespace detail
 
-TWIN_GATHER_MASK_FORM(const uint64_t mask)
-TWIN_GATHER_MASK_FORM(const uint64_t mask[])
-#undef TWIN_GATHER_MASK_FORM
+// dst[i] = the element at srcBaseAddr + srcOffset[i] bytes of src.
+template <class T>
+inline void Gather(const LocalTensor<T>& dst, const LocalTensor<T>& src,
+                   const LocalTensor<uint32_t>& srcOffset, const uint32_t srcBaseAddr, const uint32_t count,
+                   TWIN_CALLER) {
+    detail::CheckGather(src, srcBaseAddr, loc);
+    SetMaskNorm();
+    ResetMask();
+    if (count == 0) return;
+    const uintptr_t to = dst.SpanAt(count, loc, "Gather destination");
+    const uint32_t* offsets = srcOffset.Span(count, loc, "Gather offsets");
+    detail::CheckApart("Gather", "source", to, count * sizeof(T), reinterpret_cast<uintptr_t>(src.data()),
+                       src.GetSize() * sizeof(T), loc);
+    twin::Runs all;
+    all.run[all.count++] = {0, count};
+    detail::GatherLanes(src, offsets, srcBaseAddr, to, all, {"Gather", loc});
+}
+template <class T, class M>
+inline void Gather(const LocalTensor<T>& dst, const LocalTensor<T>& src,
+                   const LocalTensor<uint32_t>& srcOffset, const uint32_t srcBaseAddr, M mask,
+                   const int32_t repeatTime, const uint16_t dstRepStride, TWIN_CALLER) {
+    detail::CheckGather(src, srcBaseAddr, loc);
+    const detail::Work work = detail::WorkOf<true>(mask, repeatTime, twin::kLanes<T>, loc);
+    detail::GatherRepeats(dst, src, srcOffset, srcBaseAddr, work, dstRepStride, loc);
+}
 
 // Whole 32-byte blocks: block i of a repeat comes from offset i, 8 a repeat.
 template <class T>
 inline void Gatherb(const LocalTensor<T>& dst, const LocalTensor<T>& src, const LocalTensor<uint32_t>& offset,
-                    const int32_t repeatTime, const GatherRepeatParams& repeatParams,
-                    twin::Loc loc = twin::Loc::Here()) {
+                    const int32_t repeatTime, const GatherRepeatParams& repeatParams, TWIN_CALLER) {
     static_assert(twin::kOneOf<T, uint16_t, uint32_t>, "Gatherb: uint16_t and uint32_t only");
     constexpr uint64_t kBlock = twin::kBlockBytes;
     detail::CheckRepeatTime(repeatTime, loc);
@@ -267,9 +244,9 @@ inline void Gatherb(const LocalTensor<T>& dst, const LocalTensor<T>& src, const 
     const uint64_t gap = std::max<uint64_t>(repeatParams.dstBlkStride, 1) * kBlock;
     const uint64_t step = repeatParams.dstRepStride * kBlock;
     const uint64_t bytes = (repeats - 1) * step + 7 * gap + kBlock;
-    const uintptr_t to = reinterpret_cast<uintptr_t>(dst.Span(bytes / sizeof(T), loc, "Gatherb destination"));
+    const uintptr_t to = dst.SpanAt(bytes / sizeof(T), loc, "Gatherb destination");
     const uint32_t* offsets = offset.Span(8ull * repeats, loc, "Gatherb offsets");
-    const uintptr_t from = reinterpret_cast<uintptr_t>(src.Span(0, loc, "Gatherb source"));
+    const uintptr_t from = src.SpanAt(0, loc, "Gatherb source");
     const uint64_t room = uint64_t{src.GetSize()} * sizeof(T);
     detail::CheckApart("Gatherb", "source", to, bytes, from, room, loc);
     const twin::VectorCall call{"Gatherb", loc};

@@ -129,9 +129,10 @@ struct VectorCall {
 
 // A part of a call as an instruction of the vector pipe.
 inline Instruction PartOf(const VectorCall& call, uint64_t elements, const Access& write,
-                          const Access& read0 = {}, const Access& read1 = {}, const Access& read2 = {}) {
+                          const Access& read0 = {}, const Access& read1 = {}, const Access& read2 = {},
+                          const Access& clobber = {}) {
     return {call.name, Pipe::kV, call.loc,        {0, elements}, write, {read0, read1, read2},
-            {},        false,    call.Continues()};
+            clobber,   false,    call.Continues()};
 }
 
 // Exact, for operands whose extents meet. Within a repeat the destination is a source or touches it nowhere;

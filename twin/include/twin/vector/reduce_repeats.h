@@ -42,9 +42,7 @@ template <class T, class Reduce>
 inline void ReduceLanes(const twin::VectorCall& call, const LocalTensor<T>& dst, const LocalTensor<T>& src,
                         const Work& work, const ResultLayout& layout, twin::Strides strides,
                         const Reduce& reduce) {
-    if (work.counted) {
-        twin::Raise(twin::Finding::kBadArgument, call.loc, "%s in counter mode", call.name);
-    }
+    TWIN_RAISE_IF(work.counted, kBadArgument, call.loc, "%s in counter mode", call.name);
     const twin::Lanes& lanes = work.lanes;
     twin::Operands all;
     all.sources = 1;
@@ -59,11 +57,9 @@ inline void ReduceLanes(const twin::VectorCall& call, const LocalTensor<T>& dst,
     const uintptr_t to = reinterpret_cast<uintptr_t>(
         dst.Span((results + sizeof(T) - 1) / sizeof(T), call.loc, call.name, layout.alignment));
     src.Span(extent / sizeof(T), call.loc, call.name);
-    if (to == all.src[0].begin && last > 0 && layout.step > all.src[0].Step()) {
-        twin::Raise(twin::Finding::kBadArgument, call.loc,
-                    "%s in place: results overtake the source and overwrite what later repeats read",
-                    call.name);
-    }
+    TWIN_RAISE_IF(to == all.src[0].begin && last > 0 && layout.step > all.src[0].Step(), kBadArgument,
+                  call.loc, "%s in place: results overtake the source and overwrite what later repeats read",
+                  call.name);
     if (to != all.src[0].begin)
         CheckApart(call.name, "source (in part)", to, results, all.src[0].begin, extent, call.loc);
     for (uint32_t output = 0; output < layout.outputs;) {
@@ -101,9 +97,8 @@ inline void ReduceLanes(const twin::VectorCall& call, const LocalTensor<T>& dst,
 }
 
 inline uint32_t CheckStride(const char* name, const char* what, int32_t stride, const twin::Loc& loc) {
-    if (stride < 0 || stride > 65535) {
-        twin::Raise(twin::Finding::kBadArgument, loc, "%s: %s %d is outside 0..65535", name, what, stride);
-    }
+    TWIN_RAISE_IF(stride < 0 || stride > 65535, kBadArgument, loc, "%s: %s %d is outside 0..65535", name,
+                  what, stride);
     return static_cast<uint32_t>(stride);
 }
 
@@ -164,8 +159,9 @@ inline void PairReduce(const twin::VectorCall& call, const LocalTensor<T>& dst, 
 template <class T, bool isSetMask, class M>
 inline Work ReduceWork(M mask, int32_t repeats, const twin::Loc& loc) {
     if constexpr (std::is_integral_v<M>) {
-        if (isSetMask && mask < 0) CheckMask(static_cast<uint64_t>(mask), twin::kLanes<T>, loc);
-        return WorkOf<isSetMask>(static_cast<uint64_t>(mask), repeats, twin::kLanes<T>, loc);
+        const uint64_t lanes = static_cast<uint64_t>(static_cast<int32_t>(mask));
+        if (isSetMask && static_cast<int64_t>(lanes) < 0) CheckMask(lanes, twin::kLanes<T>, loc);
+        return WorkOf<isSetMask>(lanes, repeats, twin::kLanes<T>, loc);
     } else {
         return WorkOf<isSetMask>(mask, repeats, twin::kLanes<T>, loc);
     }
@@ -174,64 +170,51 @@ inline Work ReduceWork(M mask, int32_t repeats, const twin::Loc& loc) {
 }  // namespace detail
 
 // One value a repeat, dstRepStride results apart.
-#define TWIN_WHOLE_SUM(Mask)                                                                       \
-    template <class T, bool isSetMask = true>                                                      \
-    inline void WholeReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src, Mask,         \
-                               const int32_t repeatTime, const int32_t dstRepStride,               \
-                               const int32_t srcBlkStride, const int32_t srcRepStride,             \
-                               twin::Loc loc = twin::Loc::Here()) {                                \
-        const auto strides =                                                                       \
-            detail::CheckStrides("WholeReduceSum", dstRepStride, srcBlkStride, srcRepStride, loc); \
-        const detail::Work work = detail::ReduceWork<T, isSetMask>(mask, repeatTime, loc);         \
-        detail::WholeReduceSum({"WholeReduceSum", loc}, dst, src, work, strides);                  \
-    }
-TWIN_WHOLE_SUM(const int32_t mask)
-TWIN_WHOLE_SUM(const uint64_t mask[])
-#undef TWIN_WHOLE_SUM
+template <class T, bool isSetMask = true, class M>
+inline void WholeReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src, M mask,
+                           const int32_t repeatTime, const int32_t dstRepStride, const int32_t srcBlkStride,
+                           const int32_t srcRepStride, TWIN_CALLER) {
+    const auto strides =
+        detail::CheckStrides("WholeReduceSum", dstRepStride, srcBlkStride, srcRepStride, loc);
+    const detail::Work work = detail::ReduceWork<T, isSetMask>(mask, repeatTime, loc);
+    detail::WholeReduceSum({"WholeReduceSum", loc}, dst, src, work, strides);
+}
 
 // The extreme of each repeat and its index in the repeat, as `order` says.
-#define TWIN_WHOLE_EXTREME(Name, kMax, Mask)                                                               \
-    template <class T, bool isSetMask = true>                                                              \
-    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, Mask, const int32_t repeatTime, \
-                     const int32_t dstRepStride, const int32_t srcBlkStride, const int32_t srcRepStride,   \
-                     ReduceOrder order = ReduceOrder::ORDER_VALUE_INDEX,                                   \
-                     twin::Loc loc = twin::Loc::Here()) {                                                  \
-        const auto strides = detail::CheckStrides(#Name, dstRepStride, srcBlkStride, srcRepStride, loc);   \
-        const detail::Work work = detail::ReduceWork<T, isSetMask>(mask, repeatTime, loc);                 \
-        detail::WholeReduceExtreme<kMax>({#Name, loc}, dst, src, work, strides, order);                    \
+#define TWIN_WHOLE_EXTREME(Name, kMax)                                                                       \
+    template <class T, bool isSetMask = true, class M>                                                       \
+    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, M mask, const int32_t repeatTime, \
+                     const int32_t dstRepStride, const int32_t srcBlkStride, const int32_t srcRepStride,     \
+                     ReduceOrder order = ReduceOrder::ORDER_VALUE_INDEX, TWIN_CALLER) {                      \
+        const auto strides = detail::CheckStrides(#Name, dstRepStride, srcBlkStride, srcRepStride, loc);     \
+        const detail::Work work = detail::ReduceWork<T, isSetMask>(mask, repeatTime, loc);                   \
+        detail::WholeReduceExtreme<kMax>({#Name, loc}, dst, src, work, strides, order);                      \
     }
-TWIN_WHOLE_EXTREME(WholeReduceMax, true, const int32_t mask)
-TWIN_WHOLE_EXTREME(WholeReduceMax, true, const uint64_t mask[])
-TWIN_WHOLE_EXTREME(WholeReduceMin, false, const int32_t mask)
-TWIN_WHOLE_EXTREME(WholeReduceMin, false, const uint64_t mask[])
+TWIN_WHOLE_EXTREME(WholeReduceMax, true)
+TWIN_WHOLE_EXTREME(WholeReduceMin, false)
 #undef TWIN_WHOLE_EXTREME
 
 // Eight values a repeat, one a block; or a value for each pair of neighbours.
-#define TWIN_PART_REDUCE(Name, Call, Mask)                                                                 \
-    template <class T, bool isSetMask = true>                                                              \
-    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const int32_t repeatTime, Mask, \
-                     const int32_t dstRepStride, const int32_t srcBlkStride, const int32_t srcRepStride,   \
-                     twin::Loc loc = twin::Loc::Here()) {                                                  \
-        const auto strides = detail::CheckStrides(#Name, dstRepStride, srcBlkStride, srcRepStride, loc);   \
-        const detail::Work work = detail::ReduceWork<T, isSetMask>(mask, repeatTime, loc);                 \
-        detail::Call({#Name, loc}, dst, src, work, strides);                                               \
+#define TWIN_PART_REDUCE(Name, Call)                                                                         \
+    template <class T, bool isSetMask = true, class M>                                                       \
+    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const int32_t repeatTime, M mask, \
+                     const int32_t dstRepStride, const int32_t srcBlkStride, const int32_t srcRepStride,     \
+                     TWIN_CALLER) {                                                                          \
+        const auto strides = detail::CheckStrides(#Name, dstRepStride, srcBlkStride, srcRepStride, loc);     \
+        const detail::Work work = detail::ReduceWork<T, isSetMask>(mask, repeatTime, loc);                   \
+        detail::Call({#Name, loc}, dst, src, work, strides);                                                 \
     }
-#define TWIN_PART_REDUCES(Name, Call)                \
-    TWIN_PART_REDUCE(Name, Call, const int32_t mask) \
-    TWIN_PART_REDUCE(Name, Call, const uint64_t mask[])
-TWIN_PART_REDUCES(BlockReduceSum, BlockReduce<twin::BlockOp::kSum>)
-TWIN_PART_REDUCES(BlockReduceMax, BlockReduce<twin::BlockOp::kMax>)
-TWIN_PART_REDUCES(BlockReduceMin, BlockReduce<twin::BlockOp::kMin>)
-TWIN_PART_REDUCES(PairReduceSum, PairReduce)
-#undef TWIN_PART_REDUCES
+TWIN_PART_REDUCE(BlockReduceSum, BlockReduce<twin::BlockOp::kSum>)
+TWIN_PART_REDUCE(BlockReduceMax, BlockReduce<twin::BlockOp::kMax>)
+TWIN_PART_REDUCE(BlockReduceMin, BlockReduce<twin::BlockOp::kMin>)
+TWIN_PART_REDUCE(PairReduceSum, PairReduce)
 #undef TWIN_PART_REDUCE
 
 // WholeReduceSum with its arguments in another order; dstBlkStride has no effect.
 template <class T, bool isSetMask = true>
 inline void RepeatReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src, const int32_t repeatTime,
                             const int32_t mask, const int32_t dstBlkStride, const int32_t srcBlkStride,
-                            const int32_t dstRepStride, const int32_t srcRepStride,
-                            twin::Loc loc = twin::Loc::Here()) {
+                            const int32_t dstRepStride, const int32_t srcRepStride, TWIN_CALLER) {
     (void)dstBlkStride;
     const auto strides =
         detail::CheckStrides("RepeatReduceSum", dstRepStride, srcBlkStride, srcRepStride, loc);
@@ -240,54 +223,47 @@ inline void RepeatReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src
 }
 
 // The names of newer headers.
-#define TWIN_REDUCE_BY_TYPE(Mask)                                                                         \
-    template <ReduceType reduceType, class T, class U, bool isSetMask = true>                             \
-    inline void ReduceRepeat(                                                                             \
-        const LocalTensor<T>& dst, const LocalTensor<U>& src, Mask, const int32_t repeatTime,             \
-        const int32_t dstRepStride, const int32_t srcBlkStride, const int32_t srcRepStride,               \
-        ReduceOrder order = ReduceOrder::ORDER_VALUE_INDEX, twin::Loc loc = twin::Loc::Here()) {          \
-        static_assert(std::is_same_v<T, U>, "ReduceRepeat: one element type on A2/A3");                   \
-        if constexpr (reduceType == ReduceType::SUM) {                                                    \
-            WholeReduceSum<T, isSetMask>(dst, src, mask, repeatTime, dstRepStride, srcBlkStride,          \
-                                         srcRepStride, loc);                                              \
-        } else if constexpr (reduceType == ReduceType::MAX) {                                             \
-            WholeReduceMax<T, isSetMask>(dst, src, mask, repeatTime, dstRepStride, srcBlkStride,          \
-                                         srcRepStride, order, loc);                                       \
-        } else {                                                                                          \
-            static_assert(reduceType == ReduceType::MIN, "ReduceRepeat: SUM, MAX or MIN");                \
-            WholeReduceMin<T, isSetMask>(dst, src, mask, repeatTime, dstRepStride, srcBlkStride,          \
-                                         srcRepStride, order, loc);                                       \
-        }                                                                                                 \
-    }                                                                                                     \
-    template <ReduceType reduceType, class T, class U, bool isSetMask = true>                             \
-    inline void ReduceDataBlock(const LocalTensor<T>& dst, const LocalTensor<U>& src, Mask,               \
-                                const int32_t repeatTime, const int32_t dstRepStride,                     \
-                                const int32_t srcBlkStride, const int32_t srcRepStride,                   \
-                                twin::Loc loc = twin::Loc::Here()) {                                      \
-        static_assert(std::is_same_v<T, U>, "ReduceDataBlock: one element type on A2/A3");                \
-        if constexpr (reduceType == ReduceType::SUM) {                                                    \
-            BlockReduceSum<T, isSetMask>(dst, src, repeatTime, mask, dstRepStride, srcBlkStride,          \
-                                         srcRepStride, loc);                                              \
-        } else if constexpr (reduceType == ReduceType::MAX) {                                             \
-            BlockReduceMax<T, isSetMask>(dst, src, repeatTime, mask, dstRepStride, srcBlkStride,          \
-                                         srcRepStride, loc);                                              \
-        } else {                                                                                          \
-            static_assert(reduceType == ReduceType::MIN, "ReduceDataBlock: SUM, MAX or MIN");             \
-            BlockReduceMin<T, isSetMask>(dst, src, repeatTime, mask, dstRepStride, srcBlkStride,          \
-                                         srcRepStride, loc);                                              \
-        }                                                                                                 \
-    }                                                                                                     \
-    template <ReduceType reduceType, class T, class U, bool isSetMask = true>                             \
-    inline void ReducePairElem(const LocalTensor<T>& dst, const LocalTensor<U>& src, Mask,                \
-                               const int32_t repeatTime, const int32_t dstRepStride,                      \
-                               const int32_t srcBlkStride, const int32_t srcRepStride,                    \
-                               twin::Loc loc = twin::Loc::Here()) {                                       \
-        static_assert(std::is_same_v<T, U> && reduceType == ReduceType::SUM, "ReducePairElem: SUM only"); \
-        PairReduceSum<T, isSetMask>(dst, src, repeatTime, mask, dstRepStride, srcBlkStride, srcRepStride, \
-                                    loc);                                                                 \
+template <ReduceType reduceType, class T, class U, bool isSetMask = true, class M>
+inline void ReduceRepeat(const LocalTensor<T>& dst, const LocalTensor<U>& src, M mask,
+                         const int32_t repeatTime, const int32_t dstRepStride, const int32_t srcBlkStride,
+                         const int32_t srcRepStride, ReduceOrder order = ReduceOrder::ORDER_VALUE_INDEX,
+                         TWIN_CALLER) {
+    static_assert(std::is_same_v<T, U>, "ReduceRepeat: one element type on A2/A3");
+    if constexpr (reduceType == ReduceType::SUM) {
+        WholeReduceSum<T, isSetMask>(dst, src, mask, repeatTime, dstRepStride, srcBlkStride, srcRepStride,
+                                     loc);
+    } else if constexpr (reduceType == ReduceType::MAX) {
+        WholeReduceMax<T, isSetMask>(dst, src, mask, repeatTime, dstRepStride, srcBlkStride, srcRepStride,
+                                     order, loc);
+    } else {
+        static_assert(reduceType == ReduceType::MIN, "ReduceRepeat: SUM, MAX or MIN");
+        WholeReduceMin<T, isSetMask>(dst, src, mask, repeatTime, dstRepStride, srcBlkStride, srcRepStride,
+                                     order, loc);
     }
-TWIN_REDUCE_BY_TYPE(const int32_t mask)
-TWIN_REDUCE_BY_TYPE(const uint64_t mask[])
-#undef TWIN_REDUCE_BY_TYPE
+}
+template <ReduceType reduceType, class T, class U, bool isSetMask = true, class M>
+inline void ReduceDataBlock(const LocalTensor<T>& dst, const LocalTensor<U>& src, M mask,
+                            const int32_t repeatTime, const int32_t dstRepStride, const int32_t srcBlkStride,
+                            const int32_t srcRepStride, TWIN_CALLER) {
+    static_assert(std::is_same_v<T, U>, "ReduceDataBlock: one element type on A2/A3");
+    if constexpr (reduceType == ReduceType::SUM) {
+        BlockReduceSum<T, isSetMask>(dst, src, repeatTime, mask, dstRepStride, srcBlkStride, srcRepStride,
+                                     loc);
+    } else if constexpr (reduceType == ReduceType::MAX) {
+        BlockReduceMax<T, isSetMask>(dst, src, repeatTime, mask, dstRepStride, srcBlkStride, srcRepStride,
+                                     loc);
+    } else {
+        static_assert(reduceType == ReduceType::MIN, "ReduceDataBlock: SUM, MAX or MIN");
+        BlockReduceMin<T, isSetMask>(dst, src, repeatTime, mask, dstRepStride, srcBlkStride, srcRepStride,
+                                     loc);
+    }
+}
+template <ReduceType reduceType, class T, class U, bool isSetMask = true, class M>
+inline void ReducePairElem(const LocalTensor<T>& dst, const LocalTensor<U>& src, M mask,
+                           const int32_t repeatTime, const int32_t dstRepStride, const int32_t srcBlkStride,
+                           const int32_t srcRepStride, TWIN_CALLER) {
+    static_assert(std::is_same_v<T, U> && reduceType == ReduceType::SUM, "ReducePairElem: SUM only");
+    PairReduceSum<T, isSetMask>(dst, src, repeatTime, mask, dstRepStride, srcBlkStride, srcRepStride, loc);
+}
 
 }  // namespace AscendC

@@ -31,7 +31,7 @@ inline twin::Access CheckWorkTensor(const char* name, const LocalTensor<T>& work
                                     bool extreme, bool with_index, const twin::Access& write,
                                     const twin::Access& read, const twin::Loc& loc) {
     const uint64_t n = ScratchElements<T>(repeats, extreme, with_index);
-    const uintptr_t at = reinterpret_cast<uintptr_t>(work.Span(n, loc, name));
+    const uintptr_t at = work.SpanAt(n, loc, name);
     const uintptr_t end = at + n * sizeof(T);
     const bool apart = (end <= write.begin || write.begin + write.bytes <= at) &&
                        (end <= read.begin || read.begin + read.bytes * read.count <= at);
@@ -55,7 +55,7 @@ inline void Extreme(const char* name, const LocalTensor<T>& dst, const LocalTens
     const uint64_t repeats = std::max<uint64_t>(n / twin::kLanes<T>, 1);
     const twin::Access garbage =
         CheckWorkTensor("scratch of a reduction", work, repeats, true, calIndex, write, read, loc);
-    twin::Issue({name, twin::Pipe::kV, loc, {0, n}, write, {read}, garbage},
+    twin::Issue(twin::PartOf({name, loc}, n, write, read, {}, {}, garbage),
                 [=] { twin::RunBest([=] { twin::ReduceExtremeArray<kMax>(to, from, n, calIndex); }); });
 }
 
@@ -70,9 +70,9 @@ template <class T, class M>
 inline RepeatedTotal CheckTotal(const char* name, const LocalTensor<T>& src, M mask, int32_t repeatTime,
                                 int32_t srcRepStride, const twin::Loc& loc) {
     static_assert(twin::kReduceType<T>, "reductions: half and float only");
-    if (repeatTime < 0) twin::Raise(twin::Finding::kBadArgument, loc, "repeatTime %d is below 0", repeatTime);
+    TWIN_RAISE_IF(repeatTime < 0, kBadArgument, loc, "repeatTime %d is below 0", repeatTime);
     const Work work = ReduceWork<T, true>(mask, 1, loc);
-    if (work.counted) twin::Raise(twin::Finding::kBadArgument, loc, "%s over repeats in counter mode", name);
+    TWIN_RAISE_IF(work.counted, kBadArgument, loc, "%s over repeats in counter mode", name);
     RepeatedTotal total = {work.lanes.mask,
                            static_cast<uint32_t>(repeatTime),
                            CheckStride(name, "srcRepStride", srcRepStride, loc),
@@ -98,13 +98,8 @@ inline void RepeatedExtreme(const char* name, const LocalTensor<T>& dst, const L
     const twin::Access write = UbAccess(to, results);
     const twin::Access garbage = CheckWorkTensor("scratch of a reduction", work, total.repeats, true,
                                                  calIndex, write, total.reads[0], loc);
-    twin::Issue({name,
-                 twin::Pipe::kV,
-                 loc,
-                 {0, uint64_t{total.repeats} * twin::kLanes<T>},
-                 write,
-                 {total.reads[0], total.reads[1], total.reads[2]},
-                 garbage},
+    twin::Issue(twin::PartOf({name, loc}, uint64_t{total.repeats} * twin::kLanes<T>, write, total.reads[0],
+                             total.reads[1], total.reads[2], garbage),
                 [=] {
                     twin::ReduceExtremeRepeats<kMax>(to, from, total.mask, total.repeats, total.stride,
                                                      calIndex);
@@ -114,33 +109,28 @@ inline void RepeatedExtreme(const char* name, const LocalTensor<T>& dst, const L
 }  // namespace detail
 
 // dst[0] = the extreme; with `calIndex` dst[1] = the bits of the first index that has it.
-#define TWIN_EXTREME_MASK_FORM(Name, kMax, Mask)                                                             \
-    template <class T>                                                                                       \
-    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src,                                   \
-                     const LocalTensor<T>& sharedTmpBuffer, Mask, const int32_t repeatTime,                  \
-                     const int32_t srcRepStride, bool calIndex = false, twin::Loc loc = twin::Loc::Here()) { \
-        detail::RepeatedExtreme<kMax>(#Name, dst, src, sharedTmpBuffer, mask, repeatTime, srcRepStride,      \
-                                      calIndex, loc);                                                        \
-    }
 #define TWIN_EXTREME(Name, kMax)                                                                        \
     template <class T>                                                                                  \
     inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src,                              \
                      const LocalTensor<T>& sharedTmpBuffer, const int32_t count, bool calIndex = false, \
-                     twin::Loc loc = twin::Loc::Here()) {                                               \
+                     TWIN_CALLER) {                                                                     \
         detail::Extreme<kMax>(#Name, dst, src, sharedTmpBuffer, count, calIndex, loc);                  \
     }                                                                                                   \
-    TWIN_EXTREME_MASK_FORM(Name, kMax, const int32_t mask)                                              \
-    TWIN_EXTREME_MASK_FORM(Name, kMax, const uint64_t mask[])
+    template <class T, class M>                                                                         \
+    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src,                              \
+                     const LocalTensor<T>& sharedTmpBuffer, M mask, const int32_t repeatTime,           \
+                     const int32_t srcRepStride, bool calIndex = false, TWIN_CALLER) {                  \
+        detail::RepeatedExtreme<kMax>(#Name, dst, src, sharedTmpBuffer, mask, repeatTime, srcRepStride, \
+                                      calIndex, loc);                                                   \
+    }
 TWIN_EXTREME(ReduceMax, true)
 TWIN_EXTREME(ReduceMin, false)
 #undef TWIN_EXTREME
-#undef TWIN_EXTREME_MASK_FORM
 
 // dst[0] = the sum: a binary tree within each 256 bytes, these in order. The scratch tensor is not used.
 template <class T, bool isSetMask = true>
 inline void ReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src,
-                      const LocalTensor<T>& sharedTmpBuffer, const int32_t count,
-                      twin::Loc loc = twin::Loc::Here()) {
+                      const LocalTensor<T>& sharedTmpBuffer, const int32_t count, TWIN_CALLER) {
     static_assert(twin::kReduceType<T>, "ReduceSum: half and float only");
     (void)sharedTmpBuffer;
     uint32_t n = detail::CheckElementCount("ReduceSum", count, loc);
@@ -149,10 +139,8 @@ inline void ReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src,
         ResetMask();
     } else {
         const detail::Work work = detail::RegisterWork(1, twin::kLanes<T>);
-        if (!work.counted) {
-            twin::Raise(twin::Finding::kBadArgument, loc,
-                        "ReduceSum<T, false> of a count outside counter mode: SetMaskCount is missing");
-        }
+        TWIN_RAISE_IF(!work.counted, kBadArgument, loc,
+                      "ReduceSum<T, false> of a count outside counter mode: SetMaskCount is missing");
         n = static_cast<uint32_t>(work.elements);
     }
     if (n == 0) return;
@@ -160,37 +148,26 @@ inline void ReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src,
     const T* from = src.Span(n, loc, "ReduceSum source");
     detail::CheckOverlap("ReduceSum", 0, reinterpret_cast<uintptr_t>(to), sizeof(T),
                          reinterpret_cast<uintptr_t>(from), n * sizeof(T), loc);
-    twin::Issue(
-        {"ReduceSum", twin::Pipe::kV, loc, {0, n}, detail::UbAccess(to, 1), {detail::UbAccess(from, n)}},
-        [=] { twin::ReduceSumArray(to, from, n); });
+    twin::Issue(twin::PartOf({"ReduceSum", loc}, n, detail::UbAccess(to, 1), detail::UbAccess(from, n)),
+                [=] { twin::ReduceSumArray(to, from, n); });
 }
 // The mask form: a tree over the repeats' sums, which go through the scratch tensor.
-#define TWIN_SUM_MASK_FORM(Mask)                                                                          \
-    template <class T>                                                                                    \
-    inline void ReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src,                           \
-                          const LocalTensor<T>& sharedTmpBuffer, Mask, const int32_t repeatTime,          \
-                          const int32_t srcRepStride, twin::Loc loc = twin::Loc::Here()) {                \
-        const detail::RepeatedTotal total =                                                               \
-            detail::CheckTotal("ReduceSum", src, mask, repeatTime, srcRepStride, loc);                    \
-        if (total.repeats == 0) return;                                                                   \
-        T* to = dst.Span(1, loc, "ReduceSum destination", sizeof(T));                                     \
-        const T* from = detail::UbPointer<T>(reinterpret_cast<uintptr_t>(src.data()));                    \
-        const twin::Access write = detail::UbAccess(to, 1);                                               \
-        const twin::Access garbage =                                                                      \
-            detail::CheckWorkTensor("scratch of ReduceSum", sharedTmpBuffer, total.repeats, false, false, \
-                                    write, total.reads[0], loc);                                          \
-        twin::Issue({"ReduceSum",                                                                         \
-                     twin::Pipe::kV,                                                                      \
-                     loc,                                                                                 \
-                     {0, uint64_t{total.repeats} * twin::kLanes<T>},                                      \
-                     write,                                                                               \
-                     {total.reads[0], total.reads[1], total.reads[2]},                                    \
-                     garbage},                                                                            \
-                    [=] { twin::ReduceSumRepeats(to, from, total.mask, total.repeats, total.stride); });  \
-    }
-TWIN_SUM_MASK_FORM(const int32_t mask)
-TWIN_SUM_MASK_FORM(const uint64_t mask[])
-#undef TWIN_SUM_MASK_FORM
+template <class T, class M>
+inline void ReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src,
+                      const LocalTensor<T>& sharedTmpBuffer, M mask, const int32_t repeatTime,
+                      const int32_t srcRepStride, TWIN_CALLER) {
+    const detail::RepeatedTotal total =
+        detail::CheckTotal("ReduceSum", src, mask, repeatTime, srcRepStride, loc);
+    if (total.repeats == 0) return;
+    T* to = dst.Span(1, loc, "ReduceSum destination", sizeof(T));
+    const T* from = detail::UbPointer<T>(reinterpret_cast<uintptr_t>(src.data()));
+    const twin::Access write = detail::UbAccess(to, 1);
+    const twin::Access garbage = detail::CheckWorkTensor(
+        "scratch of ReduceSum", sharedTmpBuffer, total.repeats, false, false, write, total.reads[0], loc);
+    twin::Issue(twin::PartOf({"ReduceSum", loc}, uint64_t{total.repeats} * twin::kLanes<T>, write,
+                             total.reads[0], total.reads[1], total.reads[2], garbage),
+                [=] { twin::ReduceSumRepeats(to, from, total.mask, total.repeats, total.stride); });
+}
 
 namespace detail {
 
@@ -198,10 +175,8 @@ template <class T>
 inline void SumRows(const LocalTensor<T>& dst, const LocalTensor<T>& src, const SumParams& p,
                     const LocalTensor<uint8_t>* scratch, const twin::Loc& loc) {
     static_assert(twin::kReduceType<T>, "Sum: half and float only");
-    if (p.inner * sizeof(T) % twin::kBlockBytes != 0 || p.n > p.inner || p.n == 0) {
-        twin::Raise(twin::Finding::kBadArgument, loc,
-                    "Sum: inner %u must be a multiple of 32 bytes, n %u from 1 to inner", p.inner, p.n);
-    }
+    TWIN_RAISE_IF(p.inner * sizeof(T) % twin::kBlockBytes != 0 || p.n > p.inner || p.n == 0, kBadArgument,
+                  loc, "Sum: inner %u must be a multiple of 32 bytes, n %u from 1 to inner", p.inner, p.n);
     SetMaskNorm();
     ResetMask();
     if (p.outter == 0) return;
@@ -220,7 +195,7 @@ inline void SumRows(const LocalTensor<T>& dst, const LocalTensor<T>& src, const 
         CheckApart("Sum", "scratch (of the source)", reinterpret_cast<uintptr_t>(from), all * sizeof(T), at,
                    scratch->GetSize(), loc);
     }
-    twin::Issue({"Sum", twin::Pipe::kV, loc, {0, all}, write, {read}},
+    twin::Issue(twin::PartOf({"Sum", loc}, all, write, read),
                 [=] { twin::SumRows(to, from, p.outter, p.inner, p.n); });
 }
 
@@ -229,14 +204,13 @@ inline void SumRows(const LocalTensor<T>& dst, const LocalTensor<T>& src, const 
 // dst[row] = the sum of the first n elements of each row.
 template <class T, int32_t reduceDim = -1, bool isReuseSource = false, bool isBasicBlock = false>
 inline void Sum(const LocalTensor<T>& dstTensor, const LocalTensor<T>& srcTensor,
-                const LocalTensor<uint8_t>& sharedTmpBuffer, const SumParams& sumParams,
-                twin::Loc loc = twin::Loc::Here()) {
+                const LocalTensor<uint8_t>& sharedTmpBuffer, const SumParams& sumParams, TWIN_CALLER) {
     detail::SumRows(dstTensor, srcTensor, sumParams, &sharedTmpBuffer, loc);
 }
 // The same with scratch from the end of UB.
 template <class T, int32_t reduceDim = -1, bool isReuseSource = false, bool isBasicBlock = false>
 inline void Sum(const LocalTensor<T>& dstTensor, const LocalTensor<T>& srcTensor, const SumParams& sumParams,
-                twin::Loc loc = twin::Loc::Here()) {
+                TWIN_CALLER) {
     detail::CheckScratch("Sum without a scratch tensor", loc);
     detail::SumRows<T>(dstTensor, srcTensor, sumParams, nullptr, loc);
 }

@@ -16,20 +16,16 @@ constexpr uint32_t kScratchBegin = 184 * 1024;
 // Calls that take scratch of their own from the last 8 KiB of UB.
 inline void CheckScratch(const char* name, const twin::Loc& loc) {
     const uint32_t used = twin::current_core().ub_used;
-    if (used > kScratchBegin) {
-        twin::Raise(
-            twin::Finding::kUbOverflow, loc,
-            "%s uses the last 8 KiB of UB as scratch: allocations end at %u, at most %u is free for them",
-            name, used, kScratchBegin);
-    }
+    TWIN_RAISE_IF(
+        used > kScratchBegin, kUbOverflow, loc,
+        "%s uses the last 8 KiB of UB as scratch: allocations end at %u, at most %u is free for them", name,
+        used, kScratchBegin);
 }
 
 inline void CheckSelectMode(SELMODE mode, bool scalar, const twin::Loc& loc) {
-    if (scalar != (mode == SELMODE::VSEL_TENSOR_SCALAR_MODE)) {
-        twin::Raise(twin::Finding::kBadArgument, loc,
-                    scalar ? "Select with a scalar needs VSEL_TENSOR_SCALAR_MODE"
-                           : "Select of two tensors in VSEL_TENSOR_SCALAR_MODE");
-    }
+    TWIN_RAISE_IF(scalar != (mode == SELMODE::VSEL_TENSOR_SCALAR_MODE), kBadArgument, loc,
+                  scalar ? "Select with a scalar needs VSEL_TENSOR_SCALAR_MODE"
+                         : "Select of two tensors in VSEL_TENSOR_SCALAR_MODE");
     if (mode != SELMODE::VSEL_CMPMASK_SPR) CheckScratch("Select", loc);
 }
 template <class T, class U>
@@ -58,9 +54,7 @@ struct SelectBody {
 template <class T, class U, class... S>
 inline void SelectRepeats(SELMODE mode, const Work& work, T value, const twin::Loc& loc,
                           const LocalTensor<U>& selMask, const Strided<T>& dst, const Strided<S>&... src) {
-    if (work.counted) {
-        twin::Raise(twin::Finding::kBadArgument, loc, "Select over repeats in counter mode");
-    }
+    TWIN_RAISE_IF(work.counted, kBadArgument, loc, "Select over repeats in counter mode");
     constexpr uint32_t kBytes = twin::kLanes<T> / 8;
     const twin::VectorCall call{"Select", loc};
     const twin::Lanes& lanes = work.lanes;
@@ -92,89 +86,86 @@ inline void SelectRepeats(SELMODE mode, const Work& work, T value, const twin::L
 
 }  // namespace detail
 
-template <class T, class U>
-inline void Select(const LocalTensor<T>& dst, const LocalTensor<U>& selMask, const LocalTensor<T>& src0,
-                   const LocalTensor<T>& src1, SELMODE selMode, uint32_t count,
-                   twin::Loc loc = twin::Loc::Here()) {
-    detail::CheckSelectTypes<T, U>();
-    detail::CheckSelectMode(selMode, false, loc);
+namespace detail {
+
+// `select(to, bits, sources, count)`, of the first `count` elements by as many bits.
+template <class T, class U, class Body, class... S>
+inline void SelectCounted(const LocalTensor<T>& dst, const LocalTensor<U>& selMask, uint32_t bits,
+                          uint32_t count, const twin::Loc& loc, const Body& select, const S&... src) {
     SetMaskNorm();
     ResetMask();
     if (count == 0) return;
-    const uint32_t bits =
-        selMode == SELMODE::VSEL_CMPMASK_SPR && count > twin::kLanes<T> ? twin::kLanes<T> : count;
     const uint32_t bytes = bits / 8 + (bits % 8 != 0);
     T* to = dst.Span(count, loc, "Select destination");
     const uint8_t* choose = reinterpret_cast<const uint8_t*>(
         selMask.Span((bytes + sizeof(U) - 1) / sizeof(U), loc, "Select mask"));
-    const T* x = src0.Span(count, loc, "Select source 0");
-    const T* y = src1.Span(count, loc, "Select source 1");
-    const uintptr_t at = reinterpret_cast<uintptr_t>(to);
-    detail::CheckOverlap("Select", 0, at, count * sizeof(T), reinterpret_cast<uintptr_t>(x),
-                         count * sizeof(T), loc);
-    detail::CheckOverlap("Select", 1, at, count * sizeof(T), reinterpret_cast<uintptr_t>(y),
-                         count * sizeof(T), loc);
-    twin::Issue({"Select",
-                 twin::Pipe::kV,
-                 loc,
-                 {0, count},
-                 detail::UbAccess(to, count),
-                 {detail::UbAccess(x, count), detail::UbAccess(y, count), detail::UbAccess(choose, bytes)}},
-                [=] { twin::SelectArray(to, choose, x, y, selMode, count); });
+    struct {
+        const T* at[2] = {};
+    } from;
+    twin::Access reads[3];
+    const char* const names[] = {sizeof...(S) == 1 ? "Select source" : "Select source 0", "Select source 1"};
+    uint32_t i = 0;
+    ((from.at[i] = src.Span(count, loc, names[i]), reads[i] = UbAccess(from.at[i], count),
+      CheckOverlap("Select", static_cast<int>(i), reinterpret_cast<uintptr_t>(to), count * sizeof(T),
+                   reads[i].begin, reads[i].bytes, loc),
+      ++i),
+     ...);
+    reads[i] = UbAccess(choose, bytes);
+    twin::Issue(twin::PartOf({"Select", loc}, count, UbAccess(to, count), reads[0], reads[1], reads[2]),
+                [=] { select(to, choose, from.at, count); });
+}
+
+}  // namespace detail
+
+template <class T, class U>
+inline void Select(const LocalTensor<T>& dst, const LocalTensor<U>& selMask, const LocalTensor<T>& src0,
+                   const LocalTensor<T>& src1, SELMODE selMode, uint32_t count, TWIN_CALLER) {
+    detail::CheckSelectTypes<T, U>();
+    detail::CheckSelectMode(selMode, false, loc);
+    const bool same = selMode == SELMODE::VSEL_CMPMASK_SPR;
+    detail::SelectCounted(
+        dst, selMask, same ? std::min(count, twin::kLanes<T>) : count, count, loc,
+        [=](T* to, const uint8_t* bits, const T* const* from, uint32_t n) {
+            twin::SelectArray(to, bits, from[0], from[1], selMode, n);
+        },
+        src0, src1);
 }
 template <class T, class U>
 inline void Select(const LocalTensor<T>& dst, const LocalTensor<U>& selMask, const LocalTensor<T>& src0,
-                   T src1, SELMODE selMode, uint32_t count, twin::Loc loc = twin::Loc::Here()) {
+                   T src1, SELMODE selMode, uint32_t count, TWIN_CALLER) {
     detail::CheckSelectTypes<T, U>();
     detail::CheckSelectMode(selMode, true, loc);
-    SetMaskNorm();
-    ResetMask();
-    if (count == 0) return;
-    const uint32_t bytes = count / 8 + (count % 8 != 0);
-    T* to = dst.Span(count, loc, "Select destination");
-    const uint8_t* choose = reinterpret_cast<const uint8_t*>(
-        selMask.Span((bytes + sizeof(U) - 1) / sizeof(U), loc, "Select mask"));
-    const T* x = src0.Span(count, loc, "Select source");
-    detail::CheckOverlap("Select", 0, reinterpret_cast<uintptr_t>(to), count * sizeof(T),
-                         reinterpret_cast<uintptr_t>(x), count * sizeof(T), loc);
-    twin::Issue({"Select",
-                 twin::Pipe::kV,
-                 loc,
-                 {0, count},
-                 detail::UbAccess(to, count),
-                 {detail::UbAccess(x, count), detail::UbAccess(choose, bytes)}},
-                [=] { twin::SelectScalarArray(to, choose, x, src1, count); });
+    detail::SelectCounted(
+        dst, selMask, count, count, loc,
+        [=](T* to, const uint8_t* bits, const T* const* from, uint32_t n) {
+            twin::SelectScalarArray(to, bits, from[0], src1, n);
+        },
+        src0);
 }
 
-#define TWIN_SELECT_MASK_FORMS(Mask)                                                                         \
-    template <class T, class U, bool isSetMask = true>                                                       \
-    inline void Select(const LocalTensor<T>& dst, const LocalTensor<U>& selMask, const LocalTensor<T>& src0, \
-                       const LocalTensor<T>& src1, SELMODE selMode, Mask, const int32_t repeatTime,          \
-                       const BinaryRepeatParams& repeatParams, twin::Loc loc = twin::Loc::Here()) {          \
-        detail::CheckSelectTypes<T, U>();                                                                    \
-        detail::CheckSelectMode(selMode, false, loc);                                                        \
-        const detail::Work work = detail::WorkOf<isSetMask>(mask, repeatTime, twin::kLanes<T>, loc);         \
-        detail::SelectRepeats(                                                                               \
-            selMode, work, T(0.0f), loc, selMask,                                                            \
-            detail::Strided<T>{dst, repeatParams.dstBlkStride, repeatParams.dstRepStride},                   \
-            detail::Strided<T>{src0, repeatParams.src0BlkStride, repeatParams.src0RepStride},                \
-            detail::Strided<T>{src1, repeatParams.src1BlkStride, repeatParams.src1RepStride});               \
-    }                                                                                                        \
-    template <class T, class U, bool isSetMask = true>                                                       \
-    inline void Select(const LocalTensor<T>& dst, const LocalTensor<U>& selMask, const LocalTensor<T>& src0, \
-                       T src1, SELMODE selMode, Mask, const int32_t repeatTime,                              \
-                       const BinaryRepeatParams& repeatParams, twin::Loc loc = twin::Loc::Here()) {          \
-        detail::CheckSelectTypes<T, U>();                                                                    \
-        detail::CheckSelectMode(selMode, true, loc);                                                         \
-        const detail::Work work = detail::WorkOf<isSetMask>(mask, repeatTime, twin::kLanes<T>, loc);         \
-        detail::SelectRepeats(                                                                               \
-            selMode, work, src1, loc, selMask,                                                               \
-            detail::Strided<T>{dst, repeatParams.dstBlkStride, repeatParams.dstRepStride},                   \
-            detail::Strided<T>{src0, repeatParams.src0BlkStride, repeatParams.src0RepStride});               \
-    }
-TWIN_SELECT_MASK_FORMS(uint64_t mask)
-TWIN_SELECT_MASK_FORMS(uint64_t mask[])
-#undef TWIN_SELECT_MASK_FORMS
+template <class T, class U, bool isSetMask = true, class M>
+inline void Select(const LocalTensor<T>& dst, const LocalTensor<U>& selMask, const LocalTensor<T>& src0,
+                   const LocalTensor<T>& src1, SELMODE selMode, M mask, const int32_t repeatTime,
+                   const BinaryRepeatParams& repeatParams, TWIN_CALLER) {
+    detail::CheckSelectTypes<T, U>();
+    detail::CheckSelectMode(selMode, false, loc);
+    const detail::Work work = detail::WorkOf<isSetMask>(mask, repeatTime, twin::kLanes<T>, loc);
+    detail::SelectRepeats(selMode, work, T(0.0f), loc, selMask,
+                          detail::Strided<T>{dst, repeatParams.dstBlkStride, repeatParams.dstRepStride},
+                          detail::Strided<T>{src0, repeatParams.src0BlkStride, repeatParams.src0RepStride},
+                          detail::Strided<T>{src1, repeatParams.src1BlkStride, repeatParams.src1RepStride});
+}
+template <class T, class U, bool isSetMask = true, class M>
+inline void Select(const LocalTensor<T>& dst, const LocalTensor<U>& selMask, const LocalTensor<T>& src0,
+                   T src1, SELMODE selMode, M mask, const int32_t repeatTime,
+                   const BinaryRepeatParams& repeatParams, TWIN_CALLER) {
+    detail::CheckSelectTypes<T, U>();
+    detail::CheckSelectMode(selMode, true, loc);
+    const detail::Work work = detail::WorkOf<isSetMask>(mask, repeatTime, twin::kLanes<T>, loc);
+    detail::SelectRepeats(selMode, work, src1, loc, selMask,
+                          detail::Strided<T>{dst, repeatParams.dstBlkStride, repeatParams.dstRepStride},
+                          detail::Strided<T>{src0, repeatParams.src0BlkStride, repeatParams.src0RepStride});
+}
 
 namespace detail {
 
@@ -202,7 +193,7 @@ inline void CompareToRegister(CMPMODE mode, const LocalTensor<T>& a, const Local
         }
     }
     uint64_t* bits = twin::current_core().compare_mask;
-    twin::Issue({"Compare", twin::Pipe::kV, loc, {0, twin::kLanes<T>}, {}, {reads[0], reads[1]}}, [=] {
+    twin::Issue(twin::PartOf({"Compare", loc}, twin::kLanes<T>, {}, reads[0], reads[1]), [=] {
         uint64_t found[2] = {};
         for (uint32_t r = 0; r < runs.count; ++r) {
             for (uint32_t lane = runs.run[r].lane; lane < runs.run[r].lane + runs.run[r].count; ++lane) {
@@ -219,37 +210,32 @@ inline void CompareToRegister(CMPMODE mode, const LocalTensor<T>& a, const Local
 
 }  // namespace detail
 
-#define TWIN_COMPARE_TO_REGISTER(Mask)                                                                 \
-    template <class T, bool isSetMask = true>                                                          \
-    inline void Compare(const LocalTensor<T>& src0, const LocalTensor<T>& src1, CMPMODE cmpMode, Mask, \
-                        const BinaryRepeatParams& repeatParams, twin::Loc loc = twin::Loc::Here()) {   \
-        const detail::Work work = detail::WorkOf<isSetMask>(mask, 1, twin::kLanes<T>, loc);            \
-        detail::CompareToRegister(cmpMode, src0, src1, work, repeatParams, loc);                       \
-    }
-TWIN_COMPARE_TO_REGISTER(const uint64_t mask)
-TWIN_COMPARE_TO_REGISTER(const uint64_t mask[])
-#undef TWIN_COMPARE_TO_REGISTER
+template <class T, bool isSetMask = true, class M>
+inline void Compare(const LocalTensor<T>& src0, const LocalTensor<T>& src1, CMPMODE cmpMode, M mask,
+                    const BinaryRepeatParams& repeatParams, TWIN_CALLER) {
+    const detail::Work work = detail::WorkOf<isSetMask>(mask, 1, twin::kLanes<T>, loc);
+    detail::CompareToRegister(cmpMode, src0, src1, work, repeatParams, loc);
+}
 
 template <class T>
-inline void GetCmpMask(const LocalTensor<T>& dst, twin::Loc loc = twin::Loc::Here()) {
+inline void GetCmpMask(const LocalTensor<T>& dst, TWIN_CALLER) {
     T* to = dst.Span(128 / sizeof(T), loc, "GetCmpMask", 16);
     const uint64_t* bits = twin::current_core().compare_mask;
-    twin::Issue({"GetCmpMask", twin::Pipe::kV, loc, {0, 1}, {reinterpret_cast<uintptr_t>(to), 16}, {}},
+    twin::Issue(twin::PartOf({"GetCmpMask", loc}, 1, {reinterpret_cast<uintptr_t>(to), 16}),
                 [=] { std::memcpy(to, bits, 16); });
 }
 template <class T>
-inline void SetCmpMask(const LocalTensor<T>& src, twin::Loc loc = twin::Loc::Here()) {
+inline void SetCmpMask(const LocalTensor<T>& src, TWIN_CALLER) {
     const T* from = src.Span(16 / sizeof(T), loc, "SetCmpMask", 16);
     uint64_t* bits = twin::current_core().compare_mask;
-    twin::Issue({"SetCmpMask", twin::Pipe::kV, loc, {0, 1}, {}, {{reinterpret_cast<uintptr_t>(from), 16}}},
+    twin::Issue(twin::PartOf({"SetCmpMask", loc}, 1, {}, {reinterpret_cast<uintptr_t>(from), 16}),
                 [=] { std::memcpy(bits, from, 16); });
 }
 
 // Select by the bits of the register; the vector mask says which lanes.
 template <class T, SELMODE selMode>
 inline void Select(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1,
-                   const int32_t repeatTime, const BinaryRepeatParams& repeatParams,
-                   twin::Loc loc = twin::Loc::Here()) {
+                   const int32_t repeatTime, const BinaryRepeatParams& repeatParams, TWIN_CALLER) {
     static_assert(twin::kRealType<T>, "Select: half and float only");
     static_assert(
         selMode == SELMODE::VSEL_CMPMASK_SPR,

@@ -17,7 +17,7 @@ inline void FillCounted(const char* name, const LocalTensor<T>& dst, int64_t cou
     ResetMask();
     if (n == 0) return;
     T* to = dst.Span(n, loc, name);
-    twin::Issue({name, twin::Pipe::kV, loc, {0, n}, UbAccess(to, n), {}}, [=] { body(to, n); });
+    twin::Issue(twin::PartOf({name, loc}, n, UbAccess(to, n)), [=] { body(to, n); });
 }
 
 // One repeat of first, first + 1, ... on the lanes of a mask.
@@ -37,18 +37,16 @@ struct IndexBody {
 // Each of 8 elements a repeat fills one 32-byte block.
 template <class T>
 inline void Brcb(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const int32_t repeatTime,
-                 const BrcbRepeatParams& repeatParams, twin::Loc loc = twin::Loc::Here()) {
+                 const BrcbRepeatParams& repeatParams, TWIN_CALLER) {
     static_assert(twin::kDuplicateType<T>, "Brcb: 16- and 32-bit types");
     detail::CheckRepeatTime(repeatTime, loc);
-    if (repeatParams.dstBlkStride == 0) {
-        twin::Raise(twin::Finding::kBadArgument, loc, "Brcb: dstBlkStride is 0");
-    }
+    TWIN_RAISE_IF(repeatParams.dstBlkStride == 0, kBadArgument, loc, "Brcb: dstBlkStride is 0");
     const uint32_t repeats = static_cast<uint32_t>(repeatTime);
     if (repeats == 0) return;
     constexpr uint64_t kBlock = twin::kBlockBytes;
     const uint64_t gap = repeatParams.dstBlkStride * kBlock, step = repeatParams.dstRepStride * kBlock;
     const uint64_t bytes = (repeats - 1) * step + 7 * gap + kBlock;
-    const uintptr_t to = reinterpret_cast<uintptr_t>(dst.Span(bytes / sizeof(T), loc, "Brcb destination"));
+    const uintptr_t to = dst.SpanAt(bytes / sizeof(T), loc, "Brcb destination");
     const T* from = src0.Span(8ull * repeats, loc, "Brcb source");
     detail::CheckApart("Brcb", "source", to, bytes, reinterpret_cast<uintptr_t>(from),
                        8ull * repeats * sizeof(T), loc);
@@ -70,39 +68,33 @@ inline void Brcb(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const in
 
 // first, first + 1, ...
 template <class T>
-inline void CreateVecIndex(LocalTensor<T> dst, const T& firstValue, uint32_t count,
-                           twin::Loc loc = twin::Loc::Here()) {
+inline void CreateVecIndex(LocalTensor<T> dst, const T& firstValue, uint32_t count, TWIN_CALLER) {
     const T first = firstValue;
     detail::FillCounted("CreateVecIndex", dst, count, loc,
                         [=](T* to, uint32_t n) { twin::IndexArray(to, first, n); });
 }
 // The same on the lanes of a mask: lane i of repeat r gets firstValue + r * (lanes of a repeat) + i.
-#define TWIN_INDEX_MASK_FORM(Mask)                                                                           \
-    template <class T>                                                                                       \
-    inline void CreateVecIndex(LocalTensor<T>& dst, const T& firstValue, Mask, const int32_t repeatTime,     \
-                               uint16_t dstBlkStride, uint8_t dstRepStride,                                  \
-                               twin::Loc loc = twin::Loc::Here()) {                                          \
-        static_assert(twin::kIndexType<T>, "CreateVecIndex: half, float, int16_t, int32_t");                 \
-        detail::CheckRepeatTime(repeatTime, loc);                                                            \
-        const detail::Work work = detail::WorkOf<true>(mask, 1, twin::kLanes<T>, loc);                       \
-        const twin::VectorCall call{"CreateVecIndex", loc};                                                  \
-        T first = firstValue;                                                                                \
-        for (int32_t r = 0; r < repeatTime; ++r) {                                                           \
-            const LocalTensor<T> part = dst[static_cast<uint32_t>(r) * dstRepStride * twin::kBlockLanes<T>]; \
-            detail::MaskedCall(call, work, {}, detail::IndexBody<T>{first},                                  \
-                               detail::Strided<T>{part, dstBlkStride, 8});                                   \
-            first = twin::Narrow<T>(                                                                         \
-                twin::AddOp::Do(twin::Widen(first), static_cast<twin::Compute<T>>(twin::kLanes<T>)));        \
-        }                                                                                                    \
+template <class T, class M>
+inline void CreateVecIndex(LocalTensor<T>& dst, const T& firstValue, M mask, const int32_t repeatTime,
+                           uint16_t dstBlkStride, uint8_t dstRepStride, TWIN_CALLER) {
+    static_assert(twin::kIndexType<T>, "CreateVecIndex: half, float, int16_t, int32_t");
+    detail::CheckRepeatTime(repeatTime, loc);
+    const detail::Work work = detail::WorkOf<true>(mask, 1, twin::kLanes<T>, loc);
+    const twin::VectorCall call{"CreateVecIndex", loc};
+    T first = firstValue;
+    for (int32_t r = 0; r < repeatTime; ++r) {
+        const LocalTensor<T> part = dst[static_cast<uint32_t>(r) * dstRepStride * twin::kBlockLanes<T>];
+        detail::MaskedCall(call, work, {}, detail::IndexBody<T>{first},
+                           detail::Strided<T>{part, dstBlkStride, 8});
+        first = twin::Narrow<T>(
+            twin::AddOp::Do(twin::Widen(first), static_cast<twin::Compute<T>>(twin::kLanes<T>)));
     }
-TWIN_INDEX_MASK_FORM(uint64_t mask)
-TWIN_INDEX_MASK_FORM(uint64_t mask[])
-#undef TWIN_INDEX_MASK_FORM
+}
 
 // first, first + diff, ...
 template <class T>
 inline void ArithProgression(const LocalTensor<T>& dstLocal, const T firstValue, const T diffValue,
-                             const int32_t count, twin::Loc loc = twin::Loc::Here()) {
+                             const int32_t count, TWIN_CALLER) {
     detail::FillCounted("ArithProgression", dstLocal, count, loc,
                         [=](T* to, uint32_t n) { twin::ProgressionArray(to, firstValue, diffValue, n); });
 }

@@ -60,22 +60,19 @@ inline SortOperands<T> CheckSort(const char* name, const LocalTensor<T>& dst, co
 // Each run of 32 scores with their indices, sorted.
 template <class T>
 inline void Sort32(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<uint32_t>& src1,
-                   const int32_t repeatTime, twin::Loc loc = twin::Loc::Here()) {
+                   const int32_t repeatTime, TWIN_CALLER) {
     const auto all = detail::CheckSort("Sort32", dst, src0, src1, repeatTime, loc);
     if (all.n == 0) return;
-    twin::Issue({"Sort32",
-                 twin::Pipe::kV,
-                 loc,
-                 {0, all.n},
-                 detail::UbAccess(all.to, all.n * detail::kEntryElements<T>),
-                 {detail::UbAccess(all.score, all.n), detail::UbAccess(all.index, all.n)}},
-                [=] { twin::Sort32Array(all.to, all.score, all.index, all.n / 32); });
+    twin::Issue(
+        twin::PartOf({"Sort32", loc}, all.n, detail::UbAccess(all.to, all.n * detail::kEntryElements<T>),
+                     detail::UbAccess(all.score, all.n), detail::UbAccess(all.index, all.n)),
+        [=] { twin::Sort32Array(all.to, all.score, all.index, all.n / 32); });
 }
 
 // With isFullSort all 32 * repeatTime scores into one run; otherwise as Sort32. `tmp` is as large as dst.
 template <class T, bool isFullSort>
 inline void Sort(const LocalTensor<T>& dst, const LocalTensor<T>& concat, const LocalTensor<uint32_t>& index,
-                 LocalTensor<T>& tmp, const int32_t repeatTime, twin::Loc loc = twin::Loc::Here()) {
+                 LocalTensor<T>& tmp, const int32_t repeatTime, TWIN_CALLER) {
     const auto all = detail::CheckSort("Sort", dst, concat, index, repeatTime, loc);
     if (all.n == 0) return;
     const uint64_t entries = all.n * detail::kEntryElements<T>;
@@ -87,27 +84,22 @@ inline void Sort(const LocalTensor<T>& dst, const LocalTensor<T>& concat, const 
         detail::CheckApart("Sort", "scratch", reinterpret_cast<uintptr_t>(all.to), all.n * 8, garbage.begin,
                            garbage.bytes, loc);
     }
-    twin::Issue({"Sort",
-                 twin::Pipe::kV,
-                 loc,
-                 {0, all.n},
-                 detail::UbAccess(all.to, entries),
-                 {detail::UbAccess(all.score, all.n), detail::UbAccess(all.index, all.n)},
-                 garbage},
-                [=] {
-                    if (isFullSort) {
-                        twin::FullSortArray(all.to, scratch, all.score, all.index, all.n / 32);
-                    } else {
-                        twin::Sort32Array(all.to, all.score, all.index, all.n / 32);
-                    }
-                });
+    twin::Issue(
+        twin::PartOf({"Sort", loc}, all.n, detail::UbAccess(all.to, entries),
+                     detail::UbAccess(all.score, all.n), detail::UbAccess(all.index, all.n), {}, garbage),
+        [=] {
+            if (isFullSort) {
+                twin::FullSortArray(all.to, scratch, all.score, all.index, all.n / 32);
+            } else {
+                twin::Sort32Array(all.to, all.score, all.index, all.n / 32);
+            }
+        });
 }
 
 // Scores and indices of 32 * repeatTime entries apart again: one instruction each.
 template <class T>
 inline void Extract(const LocalTensor<T>& dstValue, const LocalTensor<uint32_t>& dstIndex,
-                    const LocalTensor<T>& sorted, const int32_t repeatTime,
-                    twin::Loc loc = twin::Loc::Here()) {
+                    const LocalTensor<T>& sorted, const int32_t repeatTime, TWIN_CALLER) {
     static_assert(twin::kSortType<T>, "Extract: half and float only");
     detail::CheckRepeatTime(repeatTime, loc);
     const uint32_t n = 32 * static_cast<uint32_t>(repeatTime);
@@ -134,7 +126,7 @@ inline void Extract(const LocalTensor<T>& dstValue, const LocalTensor<uint32_t>&
 // On A2/A3 the result is the source itself.
 template <class T>
 inline void Concat(LocalTensor<T>& concat, const LocalTensor<T>& src, const LocalTensor<T>& tmp,
-                   const int32_t repeatTime, twin::Loc loc = twin::Loc::Here()) {
+                   const int32_t repeatTime, TWIN_CALLER) {
     static_assert(twin::kSortType<T>, "Concat: half and float only");
     detail::CheckRepeatTime(repeatTime, loc);
     (void)tmp;
@@ -152,9 +144,8 @@ struct MergeLists {
 };
 
 inline uint32_t ListsOf(uint16_t valid, const twin::Loc& loc) {
-    if (valid != 3 && valid != 7 && valid != 15) {
-        twin::Raise(twin::Finding::kBadArgument, loc, "MrgSort: validBit %u is not 3, 7 or 15", valid);
-    }
+    TWIN_RAISE_IF(valid != 3 && valid != 7 && valid != 15, kBadArgument, loc,
+                  "MrgSort: validBit %u is not 3, 7 or 15", valid);
     return valid == 15 ? 4 : valid == 7 ? 3 : 2;
 }
 
@@ -189,17 +180,15 @@ inline void MergeReads(const MergeLists& lists, uint64_t repeats, const twin::Ve
 // how much is written is known only then, so all of it that could be counts as written.
 template <class T>
 inline void MrgSort(const LocalTensor<T>& dst, const MrgSortSrcList<T>& src, const MrgSort4Info& params,
-                    twin::Loc loc = twin::Loc::Here()) {
+                    TWIN_CALLER) {
     static_assert(twin::kSortType<T>, "MrgSort: half and float only");
     const LocalTensor<T>* tensors[4] = {&src.src1, &src.src2, &src.src3, &src.src4};
     detail::MergeLists lists;
     lists.count = detail::ListsOf(params.validBit, loc);
     const uint32_t repeats = params.repeatTimes;
     for (uint32_t i = 0; i < lists.count; ++i) {
-        if (params.elementLengths[i] > 4095) {
-            twin::Raise(twin::Finding::kBadArgument, loc, "MrgSort: list %u of %u entries, at most 4095", i,
-                        params.elementLengths[i]);
-        }
+        TWIN_RAISE_IF(params.elementLengths[i] > 4095, kBadArgument, loc,
+                      "MrgSort: list %u of %u entries, at most 4095", i, params.elementLengths[i]);
         lists.length[i] = params.elementLengths[i];
         lists.from[i] = reinterpret_cast<uintptr_t>(
             tensors[i]->Span(lists.length[i] * detail::kEntryElements<T>, loc, "MrgSort list", 8));
@@ -247,7 +236,7 @@ inline void GetMrgSortResult(uint16_t& mrgSortList1, uint16_t& mrgSortList2, uin
 template <class T, bool isExhaustedSuspension = false>
 inline void MrgSort(const LocalTensor<T>& dst, const MrgSortSrcList<T>& sortList,
                     const uint16_t elementCountList[4], uint32_t sortedNum[4], uint16_t validBit,
-                    const int32_t repeatTime, twin::Loc loc = twin::Loc::Here()) {
+                    const int32_t repeatTime, TWIN_CALLER) {
     detail::CheckRepeatTime(repeatTime, loc);
     MrgSort(
         dst, sortList,

@@ -1,7 +1,7 @@
 // Stand-in for CANN's header of this name.
 #pragma once
 
-#include "exe_graph/runtime/context.h"
+#include "exe_graph/runtime/tiling_context.h"
 
 namespace gert {
 
