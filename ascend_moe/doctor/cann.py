@@ -12,8 +12,7 @@ from pathlib import Path
 
 from .. import settings
 from .._text import installed_version
-from ..errors import AscendMoeError
-from ..vnpu import library_folder
+from ..native import library
 from ..vnpu.versions import TORCH, TORCH_NPU
 from .finding import Finding, error, fine, warn
 from .machine import version_numbers
@@ -204,10 +203,9 @@ def _virtual(torch_npu: str) -> Finding:
     topic = "virtual NPU"
     if settings.VNPU.is_set():
         return fine(topic, "active: nothing here says anything about silicon")
-    try:
-        folder = library_folder()
-    except AscendMoeError as problem:
-        return fine(topic, f"not built: {str(problem).partition(': build')[0]}")
+    folder = settings.VNPU_LIBRARIES.get() or library.vnpu_folder_if_built()
+    if folder is None:
+        return fine(topic, "not built: its first use builds it, in about a minute")
     if not torch_npu.startswith(TORCH_NPU):
         return fine(topic, f"in {folder}; it needs torch {TORCH} and torch_npu {TORCH_NPU}")
     return fine(topic, f"in {folder}: ascend-moe vnpu -- COMMAND")

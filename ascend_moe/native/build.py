@@ -57,6 +57,12 @@ def build_folder(sources: Path, fast: Path) -> Path:
     return cache_directory() / "native" / digest_of(hash_of(sources), str(fast))
 
 
+def part_if_built(name: str, sources: Path, fast: Path) -> Path | None:
+    """The part's main file (or folder) in the cache; None: the first use would build it."""
+    made = build_folder(sources, fast) / PARTS[name].outputs[-1]
+    return made if made.exists() else None
+
+
 def built_part(name: str, sources: Path, fast: Path) -> Path:
     """The part's main file (or folder) in the cache; built if it is not there.
 

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from .. import settings
 from ..errors import LibraryError
-from .build import PARTS, built_part
+from .build import PARTS, built_part, part_if_built
 
 LIBRARY_NAME = "libascend_moe.so"
 # One library for each engine, from the same sources. "fast" runs in program order, "checked" looks for races;
@@ -173,6 +173,13 @@ def vnpu_folder() -> Path:
     """
     beside = library_path("fast").parent / "vnpu"
     return beside if beside.is_dir() else _first_use("vnpu")
+
+
+def vnpu_folder_if_built() -> Path | None:
+    """The same without building it: None when its first use would."""
+    fast = library_path("fast")
+    beside = fast.parent / "vnpu"
+    return beside if beside.is_dir() else part_if_built("vnpu", native_source_root(), fast)
 
 
 def open_library(path: str | Path, signatures: Signatures, fix: str = "") -> ctypes.CDLL:

@@ -11,8 +11,6 @@ import torch
 from torch.nn import functional
 from vendor_calls import CALLS, Call
 
-from ascend_moe.vnpu.operators import elementwise
-
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 Tensor = torch.Tensor
@@ -112,17 +110,19 @@ def torch_takes(run: Two, take: One, *tensors: Tensor) -> bool:
 
 
 def _elementwise(dtype: torch.dtype) -> Iterator[tuple[str, Two]]:
-    """Every function of the virtual NPU's own tables; with a star there also in place."""
-    for entry, function in (elementwise._UNARY | _MORE_UNARY).items():
-        name = function.__name__
+    """Every function of the two lists; those with a star also in place."""
+    for entry in _UNARY.split():
+        name = entry.rstrip("*")
+        function = getattr(torch if hasattr(torch, name) else functional, name)
         if dtype.is_floating_point or name.endswith("_not"):
             yield name, lambda x, y, run=function: run(x)
             yield f"{name}-positive", lambda x, y, run=function: run(x.abs() + 1)
             if entry.endswith("*"):
                 yield f"{name}_", lambda x, y, method=f"{name}_": getattr(x, method)()
     numbers = (2, 2.5) if dtype.is_floating_point else (2,)
-    for entry, function in (elementwise._BINARY | _MORE_BINARY).items():
-        name, bits = function.__name__, function.__name__.startswith(("bitwise", "logical"))
+    for entry in _BINARY.split():
+        name = entry.rstrip("*")
+        function, bits = getattr(torch, name), name.startswith(("bitwise", "logical"))
         shift_of_bool = dtype == torch.bool and name.endswith("shift")
         if shift_of_bool or not (bits or dtype in (*FLOATS, torch.int32, torch.int64)):
             continue
@@ -135,16 +135,16 @@ def _elementwise(dtype: torch.dtype) -> Iterator[tuple[str, Two]]:
             yield f"{name}-2_", lambda x, y, method=f"{name}_": getattr(x, method)(2)
 
 
-_MORE_UNARY: dict[str, One] = {
-    "IsNan": torch.isnan,
-    "IsInf": torch.isinf,
-    "Square": torch.square,
-    "Softplus": functional.softplus,
-    "Clone": torch.clone,
-    "Zero": torch.zeros_like,
-    "One": torch.ones_like,
-}
-_MORE_BINARY: dict[str, Two] = {"Add*": torch.add, "Sub*": torch.sub, "Rsub": torch.rsub}
+_UNARY = """
+    abs neg sign exp* exp2* expm1* log* log2* log10* log1p* sqrt* rsqrt* reciprocal* sigmoid* silu relu* tanh*
+    erf* sin* cos* floor* ceil* round trunc gelu isfinite isposinf isneginf signbit logical_not* bitwise_not isnan
+    isinf square softplus clone zeros_like ones_like
+"""
+_BINARY = """
+    mul* div* floor_divide* remainder* fmod pow* atan2* maximum minimum clamp_min* clamp_max* eq* ne* lt* le* gt*
+    ge* logical_and* logical_or* logical_xor bitwise_and* bitwise_or bitwise_xor* bitwise_left_shift
+    bitwise_right_shift clamp add* sub* rsub
+"""
 
 
 _ANYWHERE: dict[str, One] = {

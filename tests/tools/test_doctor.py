@@ -18,11 +18,9 @@ from pathlib import Path
 import commands
 import pytest
 
-from ascend_moe import vnpu
 from ascend_moe.doctor import cann as doctor_cann
 from ascend_moe.doctor import group, machine, settings
 from ascend_moe.doctor.finding import ERROR, OK, WARN, Finding
-from ascend_moe.errors import LibraryError
 from ascend_moe.native import library as _lib
 from ascend_moe.plan import Request
 
@@ -31,11 +29,10 @@ VARIABLES = ("ASCEND_", "HCCL_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", 
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None of the variables, but where the library is; a virtual NPU that needs no build."""
+    """None of the variables, but where the library is."""
     for name in list(os.environ):
         if name.startswith(VARIABLES) and name != "ASCEND_MOE_LIBRARY":
             monkeypatch.delenv(name)
-    monkeypatch.setattr(vnpu, "library_folder", lambda: Path("/somewhere"))
 
 
 def by_topic(found: Iterator[Finding]) -> dict[str, Finding]:
@@ -137,8 +134,9 @@ def package(m: pytest.MonkeyPatch, root: Path, symbols: bytes) -> None:
         m.setenv("ASCEND_CUSTOM_OPP_PATH", f"{library.parents[2]}:/nowhere")
 
 
-def absent() -> Path:
-    raise LibraryError("no cmake: build it elsewhere")
+def built(m: pytest.MonkeyPatch, folder: Path | None) -> None:
+    """The virtual NPU's libraries are there, or their first use would build them."""
+    m.setattr(doctor_cann.library, "vnpu_folder_if_built", lambda: folder)
 
 
 OURS = b"..".join(doctor_cann.SYMBOLS)
@@ -184,8 +182,8 @@ OURS = b"..".join(doctor_cann.SYMBOLS)
         (lambda m, root: package(m, root, OURS), "operator package", OK, "someone"),
         (lambda m, root: driver(root, "24.1.0"), "driver", WARN, "24.1.0"),
         (lambda m, root: driver(root, "25.3.rc1"), "driver", OK, "25.3.rc1"),
-        (lambda m, root: None, "virtual NPU", OK, "in /somewhere"),
-        (lambda m, root: m.setattr(vnpu, "library_folder", absent), "virtual NPU", OK, "not built: no cmake"),
+        (lambda m, root: built(m, Path("/somewhere")), "virtual NPU", OK, "in /somewhere"),
+        (lambda m, root: built(m, None), "virtual NPU", OK, "not built: its first use builds it"),
     ],
 )
 def test_what_can_be_wrong(
