@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import functools
 import os
 import platform
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+
+from ascend_moe.native.cache import cache_directory, digest_of, forget_old
+from ascend_moe.twin.build import runtime_objects
 
 TREE = Path(__file__).resolve().parents[2]
 TWIN = TREE / "twin"
@@ -38,7 +41,21 @@ def compiler() -> str:
     return found
 
 
-SCRATCH = tempfile.TemporaryDirectory(prefix="twin-oracle-")  # removed when the interpreter ends
+@functools.cache
+def _folder() -> Path:
+    """Where everything that is compiled from these sources lies: for all processes, and for later runs."""
+    files = sorted(path for folder in (TWIN, NATIVE) for path in folder.rglob("*") if path.is_file())
+    version = subprocess.run([compiler(), "--version"], capture_output=True, text=True).stdout
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    machine = {line for line in lines if line.startswith(("flags", "Features"))}  # for -march=native
+    texts = [path.read_text(errors="replace") for path in files]
+    folder = (
+        cache_directory() / "tests" / digest_of(version, *COMMON, *sorted(machine), *map(str, files), *texts)
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    forget_old(folder.parent)
+    os.utime(folder)
+    return folder
 
 
 AUDIT = NATIVE / "audit"
@@ -46,46 +63,52 @@ AUDIT = NATIVE / "audit"
 ENGINES = {"fast": [], "checked": ["-DTWIN_CHECKED"], "audit": [f"-I{AUDIT}"]}
 
 
-def _object(source: Path, name: str, *flags: str) -> str:
-    made = f"{SCRATCH.name}/{name}.o"
-    command = [compiler(), *flags, "-fPIC", "-c", str(source), "-o", made]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    return made
+def _compiled(name: str, *arguments: str, wait: bool = True) -> str:
+    """The compiler's output of this name, made by one process; "" where another is at it and nobody waits."""
+    made = _folder() / name
+    with made.with_suffix(".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            return ""
+        if not made.exists():
+            part = made.with_suffix(".part")
+            result = subprocess.run([compiler(), *arguments, "-o", str(part)], capture_output=True, text=True)
+            assert result.returncode == 0, result.stderr
+            part.rename(made)
+    return str(made)
 
 
 @functools.cache
 def _runtime(engine: str) -> list[str]:
-    """The twin's runtime for an engine, compiled once a process."""
-    folders = [
-        TWIN / "src" / name for name in ("core", "fast", *(["checked"] if engine == "checked" else []))
-    ]
-    sources = [
-        path for folder in folders for path in sorted(folder.iterdir()) if path.suffix in (".cpp", ".S")
-    ]
+    """The twin's runtime for an engine; what is compiled here, processes that need it together share."""
+    if engine != "audit" and not SANITIZE:
+        return list(runtime_objects(engine))
+    parts = ["core", "fast", "checked"] if engine == "checked" else ["core", "fast"]
+    sources = [path for part in parts for path in sorted((TWIN / "src" / part).glob("*.[cS]*"))]
     sources += [AUDIT / "audit.cpp"] if engine == "audit" else []
-    flags = [*ENGINES[engine], *COMMON, f"-I{TWIN / 'src'}", "-O2" if engine == "fast" else "-O1"]
-    return [_object(path, f"{engine}-{path.parent.name}-{path.stem}", *flags) for path in sources]
+    flags = [*ENGINES[engine], *COMMON, f"-I{TWIN / 'src'}", "-O1", "-fPIC", "-c"]
+    names = {path: f"{engine}-{path.parent.name}-{path.stem}.o" for path in sources}
+    for path, name in names.items():
+        _compiled(name, *flags, str(path), wait=False)
+    return [_compiled(name, *flags, str(path)) for path, name in names.items()]
 
 
 @functools.cache
 def native_library(name: str, engine: str, *flags: str) -> Path:
-    """tests/twin/native/`name`.cpp with the twin's runtime, compiled once a process."""
-    library = Path(SCRATCH.name) / f"{name}-{engine}.so"
-    own = _object(NATIVE / f"{name}.cpp", library.stem, *ENGINES[engine], *COMMON, *(flags or ["-O1"]))
-    command = [compiler(), *SANITIZED, "-shared", own, *_runtime(engine), "-o", str(library)]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    return library
+    """tests/twin/native/`name`.cpp with the twin's runtime."""
+    options = [*ENGINES[engine], *COMMON, *(flags or ["-O1"]), "-fPIC", "-c"]
+    stem, runtime = "-".join((name, engine, *flags)), _runtime(engine)
+    own = _compiled(f"{stem}.o", *options, str(NATIVE / f"{name}.cpp"))
+    return Path(_compiled(f"{stem}.so", *SANITIZED, "-shared", own, *runtime))
 
 
 @functools.cache
 def build(name: str, variant: str) -> ctypes.CDLL:
-    """tests/twin/native/`name`.cpp alone as a shared library, compiled once a process."""
-    library = f"{SCRATCH.name}/{name}-{variant}.so"
-    own = _object(NATIVE / f"{name}.cpp", f"{name}-{variant}", *COMMON, *VARIANTS[variant])
-    subprocess.run([compiler(), *SANITIZED, "-shared", own, "-o", library], check=True)
-    return ctypes.CDLL(library)
+    """tests/twin/native/`name`.cpp alone as a shared library."""
+    source = str(NATIVE / f"{name}.cpp")
+    own = _compiled(f"{name}-{variant}.o", *COMMON, *VARIANTS[variant], "-fPIC", "-c", source)
+    return ctypes.CDLL(_compiled(f"{name}-{variant}.so", *SANITIZED, "-shared", own))
 
 
 def syntax_errors(code: str, directory: Path, *flags: str) -> str:

@@ -136,14 +136,14 @@ def _elementwise(dtype: torch.dtype) -> Iterator[tuple[str, Two]]:
 
 
 _UNARY = """
-    abs neg sign exp* exp2* expm1* log* log2* log10* log1p* sqrt* rsqrt* reciprocal* sigmoid* silu relu* tanh*
-    erf* sin* cos* floor* ceil* round trunc gelu isfinite isposinf isneginf signbit logical_not* bitwise_not isnan
-    isinf square softplus clone zeros_like ones_like
+    abs neg sign exp* exp2* expm1* log* log2* log10* log1p* sqrt* rsqrt* reciprocal* sigmoid* silu relu*
+    tanh* erf* sin* cos* floor* ceil* round trunc gelu isfinite isposinf isneginf signbit logical_not*
+    bitwise_not isnan isinf square softplus clone zeros_like ones_like
 """
 _BINARY = """
-    mul* div* floor_divide* remainder* fmod pow* atan2* maximum minimum clamp_min* clamp_max* eq* ne* lt* le* gt*
-    ge* logical_and* logical_or* logical_xor bitwise_and* bitwise_or bitwise_xor* bitwise_left_shift
-    bitwise_right_shift clamp add* sub* rsub
+    mul* div* floor_divide* remainder* fmod pow* atan2* maximum minimum clamp_min* clamp_max* eq* ne*
+    lt* le* gt* ge* logical_and* logical_or* logical_xor bitwise_and* bitwise_or bitwise_xor*
+    bitwise_left_shift bitwise_right_shift clamp add* sub* rsub
 """
 
 

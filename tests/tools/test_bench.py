@@ -328,6 +328,7 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 needs_mpi = pytest.param(True, marks=pytest.mark.skipif(not run.has_mpi(), reason="no mpi4py, or no mpiexec"))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("mpi", [False, needs_mpi])
 def test_every_method_agrees(scratch: Path, mpi: bool) -> None:
     work = job(CASES, mpi=mpi)

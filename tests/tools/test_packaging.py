@@ -327,6 +327,7 @@ def run_on(engine: str | None) -> list[str]:
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120).stdout.splitlines()
 
 
+@pytest.mark.nightly
 def test_both_engines_give_the_same_tensors_and_errors() -> None:
     fast, checked = run_on(None), run_on("checked")
     assert fast[0] == "0" and checked[0] == "1"
