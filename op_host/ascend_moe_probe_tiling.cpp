@@ -38,7 +38,6 @@ bool Fill(const moe::OpInterface& op, const gert::RuntimeAttrs& attributes, moe:
         {{"mode", 1, moe::kProbeModeEnd - 1}, tiling.mode},
         {{"nonce", 1, kWord}, tiling.nonce},
         {{"rounds", 1, kWord}, tiling.rounds},
-        {{"broken", 0, moe::kProbeModeEnd - 1}, tiling.broken},
     };
     for (const auto& rule : rules) {
         const int64_t value = IntegerOf(op, attributes, rule.range.name);

@@ -88,6 +88,16 @@ def on_cpu(calls: int) -> dict[str, Cost]:
         return cluster.run(lambda _, group_ep: measure("cpu", group_ep, calls, cost))[0]
 
 
+def of_torch(calls: int) -> Cost:
+    """A call of a small op of torch's own, its kernel included: how fast this machine calls anything now."""
+    x, nanos = torch.ones(8), []
+    for _ in range(WARM + calls):
+        start = time.monotonic_ns()
+        torch.ops.aten.sum.dim_IntList(x, [0])
+        nanos.append(time.monotonic_ns() - start)
+    return percentiles(nanos[WARM:])
+
+
 def on_npu(calls: int) -> dict[str, Cost]:
     """In a process of ``ascend-moe vnpu``."""
     import torch.distributed as dist
@@ -133,6 +143,8 @@ def main() -> int:
     for name, (low, middle) in on_cpu(options.calls).items():
         before = " / ".join(f"{value:.1f}" for value in BEFORE["cpu"][name.split()[0]])
         print(f"  {name:<24}{low:>8.1f} / {middle:<8.1f}before {before}")
+    low, middle = of_torch(options.calls)
+    print(f"  {'torch.ops.aten.sum':<24}{low:>8.1f} / {middle:<8.1f}for scale, with its kernel")
     costs = virtual_npu(options.calls)
     if isinstance(costs, str):
         print(costs)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,7 @@ class ProbeTiling(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_uint32) for name in ("mode", "world", "rank", "cores")),
-        *((name, ctypes.c_uint32) for name in ("context_kind", "nonce", "rounds", "broken")),
+        *((name, ctypes.c_uint32) for name in ("context_kind", "nonce", "rounds", "reserved")),
         ("data_bytes", ctypes.c_uint64),
         ("deadline_cycles", ctypes.c_uint64),
     ]
@@ -79,12 +80,12 @@ class _Call:
 
 @dataclass
 class Twin:
-    """A device for the probes: the twin, with windows of ``layout``. ``broken``, ``spoil``: for tests."""
+    """A device for the probes: the twin, with windows of ``layout``. ``folder``: the kernels' sources."""
 
     world: int = 2
     cores: int = 2
     layout: str = "a3"
-    broken: str = ""  # the mode that finds a device which does what its probe rules out
+    folder: Path | None = None
     window_mib: int = 4
     spoil: Callable[[twin.Windows], None] = lambda windows: None
 
@@ -123,7 +124,6 @@ class Twin:
 
     def _tiling(self, mode: str, rank: int, rounds: int, cycles: int, nonce: int) -> ProbeTiling:
         tiling = ProbeTiling(mode=MODES[mode], world=self.world, rank=rank, cores=self.cores)
-        tiling.broken = MODES[self.broken] if self.broken else 0
         tiling.context_kind, tiling.nonce, tiling.rounds = CONTEXTS[self.layout], nonce, rounds
         state = STATE_MIB if self.layout == "a2" else 0
         tiling.data_bytes = (self.window_mib - state) * MIB
@@ -131,7 +131,7 @@ class Twin:
         return tiling
 
     def _kernels(self) -> twin.Kernels:
-        folder = library.native_source_root() / "op_kernel"
+        folder = self.folder or library.native_source_root() / "op_kernel"
         return twin.load(folder / "ascend_moe_probe.cpp", includes=[folder])
 
 
@@ -139,11 +139,10 @@ class Twin:
 class Npu:
     """A device for the probes: this rank's NPU. Every launch is collective over the ranks of ``place``.
 
-    ``cores``: vector cores of the last launch. ``broken``: for tests, every probe must find something wrong.
+    ``cores``: vector cores of the last launch.
     """
 
     place: Place
-    broken: bool = False
     ranks: int = 1
     cores: int = 0
     _launches: int = field(default=0, repr=False)
@@ -163,7 +162,7 @@ class Npu:
         npu_adapter.load()
         end = self._end()
         report = torch.zeros(REPORT, dtype=torch.int32, device=self.place.device)
-        numbers = (MODES[mode], self._meet(), rounds, cycles, MODES[mode] if self.broken else 0)
+        numbers = (MODES[mode], self._meet(), rounds, cycles)
         settings = (end.buffer_mib, int(WAIT_S * 1e6))
         npu: Any = torch.npu  # type: ignore[attr-defined,unused-ignore]
         npu.synchronize(self.place.device)

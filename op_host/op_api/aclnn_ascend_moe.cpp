@@ -128,7 +128,7 @@ aclnnStatus aclnnAscendMoeDistributeCombine(void* workspace, uint64_t workspaceS
 
 aclnnStatus aclnnAscendMoeProbeGetWorkspaceSize(const char* groupEp, int64_t epWorldSize, int64_t epRankId,
                                                 int64_t mode, int64_t nonce, int64_t rounds, int64_t cycles,
-                                                int64_t broken, int64_t windowMib, int64_t timeoutUs,
+                                                int64_t windowMib, int64_t timeoutUs,
                                                 const aclTensor* reportOut, uint64_t* workspaceSize,
                                                 aclOpExecutor** executor) {
     ASCEND_MOE_REQUIRE(groupEp);
@@ -136,8 +136,8 @@ aclnnStatus aclnnAscendMoeProbeGetWorkspaceSize(const char* groupEp, int64_t epW
     ASCEND_MOE_REQUIRE(workspaceSize);
     ASCEND_MOE_REQUIRE(executor);
     return aclnnInnerAscendMoeProbeGetWorkspaceSize(groupEp, epWorldSize, epRankId, mode, nonce, rounds,
-                                                    cycles, broken, windowMib, timeoutUs, reportOut,
-                                                    workspaceSize, executor);
+                                                    cycles, windowMib, timeoutUs, reportOut, workspaceSize,
+                                                    executor);
 }
 
 aclnnStatus aclnnAscendMoeProbe(void* workspace, uint64_t workspaceSize, aclOpExecutor* executor,

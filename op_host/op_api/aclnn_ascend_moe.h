@@ -61,11 +61,10 @@ ASCEND_MOE_ACLNN_API aclnnStatus aclnnAscendMoeDistributeCombine(void* workspace
 
 // The kernel of `ascend-moe validate --bringup`. A launch is collective: all ranks of groupEp, the same mode
 // (ProbeMode) and nonce, which no earlier launch on the communicator had. report is int32[64, 8], a block a
-// core. rounds: of the probes that repeat; cycles: to count, 0: waits take timeoutUs; broken: the mode to
-// fail, 0 for none.
+// core. rounds: of the probes that repeat; cycles: to count, 0: waits take timeoutUs.
 ASCEND_MOE_ACLNN_API aclnnStatus aclnnAscendMoeProbeGetWorkspaceSize(
     const char* groupEp, int64_t epWorldSize, int64_t epRankId, int64_t mode, int64_t nonce, int64_t rounds,
-    int64_t cycles, int64_t broken, int64_t windowMib, int64_t timeoutUs, const aclTensor* reportOut,
-    uint64_t* workspaceSize, aclOpExecutor** executor);
+    int64_t cycles, int64_t windowMib, int64_t timeoutUs, const aclTensor* reportOut, uint64_t* workspaceSize,
+    aclOpExecutor** executor);
 ASCEND_MOE_ACLNN_API aclnnStatus aclnnAscendMoeProbe(void* workspace, uint64_t workspaceSize,
                                                      aclOpExecutor* executor, aclrtStream stream);

@@ -98,8 +98,8 @@ constexpr OpAttribute kProbeOpAttributes[] = {
     {"group_ep", true, 0, ""},              {"ep_world_size", true, 0, nullptr},
     {"ep_rank_id", true, 0, nullptr},       {"mode", true, 0, nullptr},
     {"nonce", true, 0, nullptr},            {"rounds", false, 1, nullptr},
-    {"cycles", false, 0, nullptr},          {"broken", false, 0, nullptr},
-    {"window_mib", false, 0, nullptr},      {"timeout_us", false, 0, nullptr},
+    {"cycles", false, 0, nullptr},          {"window_mib", false, 0, nullptr},
+    {"timeout_us", false, 0, nullptr},
 };
 #undef ASCEND_MOE_INPUT
 #undef ASCEND_MOE_OUTPUT

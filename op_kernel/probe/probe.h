@@ -84,7 +84,6 @@ private:
     static constexpr uint64_t kFlagAt = kRowBytes, kAnswerAt = kFlagAt + 512, kAtomicAt = kAnswerAt + 512,
                               kSourceBytes = kAtomicAt + 512;
 
-    __aicore__ inline bool Broken(uint32_t mode) const { return tiling_->broken == mode; }
     __aicore__ inline GM_ADDR At(uint32_t owner, uint32_t source, uint64_t offset) const {
         return context_.data(owner) + source * kSourceBytes + offset;
     }
@@ -98,13 +97,11 @@ private:
 
     // ---- moving blocks and rows ----
 
-    // Stores a block whose words are all `value`. `late`: the last word is so many rounds behind (broken
-    // mode).
-    __aicore__ inline void StoreBlock(GM_ADDR address, uint32_t value, uint32_t late = 0) {
+    // Stores a block whose words are all `value`.
+    __aicore__ inline void StoreBlock(GM_ADDR address, uint32_t value) {
         LocalTensor<uint32_t> block = blockBuf_.Get<uint32_t>();
         SyncFunc<HardEvent::MTE3_S>();
         for (uint32_t i = 0; i < kBlockWords; ++i) block.SetValue(i, value);
-        block.SetValue(kBlockWords - 1, value - late);
         SyncFunc<HardEvent::S_MTE3>();
         GlobalTensor<uint32_t> target;
         target.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(address), kBlockWords);
@@ -166,8 +163,7 @@ private:
     __aicore__ inline void StoreAndRead() {
         const uint32_t rank = tiling_->rank, world = tiling_->world;
         for (uint32_t peer = core_; peer < world; peer += tiling_->cores) {
-            const bool lost = Broken(kProbeStore) && peer == 0;
-            if (!lost) StoreRow(At(peer, rank, 0), RowValue(rank, peer));
+            StoreRow(At(peer, rank, 0), RowValue(rank, peer));
             AscendC::PipeBarrier<PIPE_ALL>();
             StoreBlock(At(peer, rank, kFlagAt), tiling_->nonce);
         }
@@ -189,7 +185,7 @@ private:
         const uint32_t next = (rank + 1) % world, before = (rank + world - 1) % world;
         if (core_ == 0) {
             for (uint32_t n = 1; n <= tiling_->rounds; ++n) {
-                StoreBlock(At(next, rank, kAtomicAt), tiling_->nonce + n, Broken(kProbeAtomic) ? 1 : 0);
+                StoreBlock(At(next, rank, kAtomicAt), tiling_->nonce + n);
             }
             done_ = tiling_->rounds;
         } else if (core_ == 1) {
@@ -205,11 +201,10 @@ private:
         for (uint32_t n = 1; n <= tiling_->rounds; ++n) {
             const uint32_t value = tiling_->nonce + n;
             if (core_ == 0) {
-                if (!Broken(kProbeOrder)) StoreRow(At(next, rank, 0), value);
+                StoreRow(At(next, rank, 0), value);
                 AscendC::PipeBarrier<PIPE_ALL>();
                 StoreBlock(At(next, rank, kFlagAt), value);
                 if (!Await(At(rank, next, kAnswerAt), value, next)) return;
-                if (Broken(kProbeOrder)) StoreRow(At(next, rank, 0), value);
             } else if (core_ == 1) {
                 if (!Await(At(rank, before, kFlagAt), value, before)) return;
                 CheckRow(At(rank, before, 0), value, before);
@@ -223,8 +218,7 @@ private:
     __aicore__ inline void SyncAllRounds() {
         for (uint32_t n = 1; n <= tiling_->rounds; ++n) {
             const uint32_t value = tiling_->nonce + n;
-            const bool late = Broken(kProbeSyncAll) && core_ + 1 == tiling_->cores;
-            if (!late) StoreBlock(workspace_ + Post(core_, n), value);
+            StoreBlock(workspace_ + Post(core_, n), value);
             AscendC::PipeBarrier<PIPE_ALL>();
             AscendC::SyncAll<true>();
             for (uint32_t core = 0; core < tiling_->cores; ++core) {

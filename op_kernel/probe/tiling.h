@@ -35,7 +35,7 @@ struct MoeProbeTiling {
     uint32_t contextKind;
     uint32_t nonce;  // of this launch: what lies in the windows already is none of its blocks
     uint32_t rounds;
-    uint32_t broken;  // tests: the mode whose device does what the probe rules out; 0: none
+    uint32_t reserved;
     uint64_t dataBytes;
     uint64_t deadlineCycles;  // of every wait; kProbeCycles: how many to count
 };

@@ -58,10 +58,9 @@ extern "C" int32_t aclnnInnerAscendMoeDistributeCombineGetWorkspaceSize(
 }
 
 extern "C" int32_t aclnnInnerAscendMoeProbeGetWorkspaceSize(Text a, Int b, Int c, Int d, Int e, Int f, Int g,
-                                                            Int h, Int i, Int j, Tensor k, uint64_t* l,
-                                                            aclOpExecutor** m) {
-    return RecordAll(a, b, c, d, e, f, g, h, i, j, k, static_cast<const void*>(l),
-                     static_cast<const void*>(m));
+                                                            Int h, Int i, Tensor j, uint64_t* k,
+                                                            aclOpExecutor** l) {
+    return RecordAll(a, b, c, d, e, f, g, h, i, j, static_cast<const void*>(k), static_cast<const void*>(l));
 }
 
 static int32_t Launch(void* workspace, uint64_t bytes, aclOpExecutor* executor, void* stream) {

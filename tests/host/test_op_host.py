@@ -364,7 +364,6 @@ def test_probe_attributes() -> None:
     assert of(cycles=1234).deadline_cycles == 1234
     assert of(timeout_us=10).deadline_cycles == 10 * CYCLES_PER_MICRO
     assert of(window_mib=3).data_bytes == 3 << 20
-    assert of(broken=4).broken == 4 and of().broken == 0
 
 
 @pytest.mark.parametrize(
@@ -377,7 +376,6 @@ def test_probe_attributes() -> None:
         ({"nonce": 0}, "nonce is 0, it must be 1 to 4294967295"),
         ({"rounds": 0}, "rounds is 0, it must be 1 to 4294967295"),
         ({"cycles": -1}, "cycles is -1, it must be 0 to"),
-        ({"broken": 9}, "broken is 9, it must be 0 to 7"),
         ({"cores": 1}, "the number of vector cores is 1, it must be 2 to 64"),
         ({"soc": "Ascend310P3"}, "the SoC is Ascend310P3, the kernels are built for"),
     ],

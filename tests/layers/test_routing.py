@@ -102,6 +102,49 @@ def test_routers_of_models_are_forms_of_the_loop() -> None:
             assert weights[token].tolist() == pytest.approx([factor * one for one in expected], rel=1e-5)
 
 
+def transformers_router(model: str, name: str, **config: Any) -> Any:
+    module = pytest.importorskip(f"transformers.models.{model}.modeling_{model}")
+    kind = name.replace("TopKRouter", "").replace("TopkRouter", "")
+    router = getattr(module, name)(getattr(module, f"{kind}Config")(hidden_size=16, **config))
+    torch.nn.init.normal_(router.weight, std=0.5)
+    return router
+
+
+def assert_same_choice(ours: tuple[torch.Tensor, torch.Tensor], theirs: tuple[Any, Any, Any]) -> None:
+    """Both choose the same experts with the same weights, in whatever order."""
+    (our_ids, our_order), (their_ids, their_order) = ours[1].long().sort(-1), theirs[2].long().sort(-1)
+    assert torch.equal(our_ids, their_ids)
+    weights = theirs[1].float().gather(1, their_order)
+    assert torch.allclose(ours[0].gather(1, our_order), weights, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize(("groups", "kept"), [(1, 1), (4, 2), (8, 3)])
+def test_routers_choose_as_transformers_do(norm: bool, groups: int, kept: int) -> None:
+    torch.manual_seed(7)
+    x = torch.randn(50, 16)
+    mixtral = transformers_router("mixtral", "MixtralTopKRouter", num_local_experts=8, num_experts_per_tok=2)
+    theirs = mixtral(x)
+    assert_same_choice(softmax_topk(theirs[0], 2, True), theirs)
+    qwen = {"num_experts": 12, "num_experts_per_tok": 4, "norm_topk_prob": norm}
+    theirs = transformers_router("qwen3_moe", "Qwen3MoeTopKRouter", **qwen)(x)
+    assert_same_choice(softmax_topk(theirs[0], 4, norm), theirs)
+    shape = {"n_routed_experts": 32, "num_experts_per_tok": 3, "n_group": groups, "topk_group": kept}
+    v3 = transformers_router(
+        "deepseek_v3", "DeepseekV3TopkRouter", norm_topk_prob=norm, routed_scaling_factor=2.5, **shape
+    )
+    v3.e_score_correction_bias.copy_(torch.randn(32))
+    theirs = v3(x)
+    ours = deepseek_v3(theirs[0], v3.e_score_correction_bias, 3, groups, kept, norm, 2.5)
+    assert_same_choice(ours, theirs)
+    unbiased = deepseek_v3(theirs[0], None, 3, groups, kept, norm, 2.5)
+    assert not torch.equal(unbiased[1], ours[1]), "the bias decided something"
+    method = "greedy" if groups == 1 else "group_limited_greedy"
+    other = {"topk_method": method, "routed_scaling_factor": 1.5, "num_attention_heads": 4}
+    theirs = transformers_router("deepseek_v2", "DeepseekV2TopkRouter", **shape, **other)(x)
+    assert_same_choice(deepseek_v2(theirs[0], 3, groups, kept, 1.5), theirs)
+
+
 def test_ties_go_to_the_lower_expert_and_nan_comes_last() -> None:
     x = torch.zeros(2, 64)
     x[1, 40:] = 1.0

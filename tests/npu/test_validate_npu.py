@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from vnpu_process import HERE, launch, torchrun
+from vnpu_process import launch
 
 from ascend_moe.validate.probes import KERNEL_PROBES
 from ascend_moe.validate.probes_ops import OP_PROBES
@@ -65,22 +64,6 @@ def test_bringup(soc: str, cores: int, tmp_path: Path) -> None:
     ranks = [json.loads(line) for line in report.read_text().splitlines()]
     launches = {one["rank"]: one["launches"]["AscendMoeProbe"] for one in ranks if one["rank"]}
     assert launches == {"0": 13, "1": 13}
-
-
-def test_bringup_fails_on_broken_devices() -> None:
-    """The same launches, on devices that lose a store, tear a block, let a flag overtake, miss a meeting."""
-    done = launch("--no-verify", "--devices", "2", *torchrun(2, str(HERE / "npu_broken_probes.py")))
-    found = {one["name"]: one for one in read(done.stdout)["findings"]}
-    assert list(found) == [probe.name for probe in KERNEL_PROBES], done.stdout
-    texts = {
-        "peer store and read": r"rank 0, core 0: at 0 is 0x\w+, not 0x\w+",
-        "32-byte atomicity": r"rank \d, core 1: at 7 is",
-        "data before flag": r"rank \d, core 1: at \d is 0x\w+, not",
-        "SyncAll": r"rank \d, core \d+: at 47 is",
-    }
-    for name, text in texts.items():
-        assert found[name]["verdict"] == "FAIL" and re.match(text, found[name]["detail"]), found[name]
-    assert all(found[name]["verdict"] == "PASS" for name in ("context layout", "zero-initialised state"))
 
 
 def test_doctor() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import torch
 import ascend_moe
 from ascend_moe import cli, errors, twin, validate
 from ascend_moe.cli import validate as validate_cli
+from ascend_moe.native import library
 from ascend_moe.reference.cases import Case, Place
 from ascend_moe.validate import bringup, probes, probes_ops
 from ascend_moe.validate import run as validate_run
@@ -296,18 +298,44 @@ def test_cycle_rate(rate: float, verdict: str, monkeypatch: pytest.MonkeyPatch) 
     assert found.verdict == verdict and f"{rate / 1e6:.1f} " in found.detail, found
 
 
+# What a device may do that a probe rules out, as a patch of the probe, and what the probe says of it.
 BROKEN = [
-    ("peer store and read", "store", r"rank 0, core \d: at \d is 0x\w+, not 0x\w+"),
-    ("32-byte atomicity", "atomic", r"rank \d, core 1: at 7 is"),
-    ("data before flag", "order", r"rank \d, core 1: at \d is 0x\w+, not"),
-    ("SyncAll", "syncall", r"rank \d, core \d: at 1 is"),
+    (
+        "peer store and read",  # a store is lost
+        "            StoreRow(At(peer, rank, 0)",
+        "            if (peer != 0) StoreRow(At(peer, rank, 0)",
+        r"rank 0, core \d: at \d is 0x\w+, not 0x\w+",
+    ),
+    (
+        "32-byte atomicity",  # a block arrives torn
+        "block.SetValue(i, value);\n",
+        "block.SetValue(i, value - (i + 1 == kBlockWords && tiling_->mode == kProbeAtomic));\n",
+        r"rank \d, core 1: at 7 is",
+    ),
+    (
+        "data before flag",  # a flag overtakes its row
+        "                StoreRow(At(next, rank, 0), value);\n",
+        "                if (n > 1) StoreRow(At(next, rank, 0), value - 1);\n",
+        r"rank \d, core 1: at \d is 0x\w+, not",
+    ),
+    (
+        "SyncAll",  # a core does not see another's store
+        "            StoreBlock(workspace_ + Post(core_, n), value);",
+        "            if (core_ + 1 < tiling_->cores) StoreBlock(workspace_ + Post(core_, n), value);",
+        r"rank \d, core \d: at 1 is",
+    ),
 ]
 
 
-@pytest.mark.parametrize("name, mode, text", BROKEN)
-def test_kernel_probes_fail_on_a_broken_device(name: str, mode: str, text: str) -> None:
-    """The device does what the assumption rules out: loses a store, tears a block, lets a flag overtake..."""
-    found = PROBES[name].on(Twin(broken=mode))
+@pytest.mark.parametrize("name, old, new, text", BROKEN, ids=[name for name, *_ in BROKEN])
+def test_kernel_probes_fail_on_a_broken_device(
+    name: str, old: str, new: str, text: str, tmp_path: Path
+) -> None:
+    kernels = shutil.copytree(library.native_source_root() / "op_kernel", tmp_path / "op_kernel")
+    probe = kernels / "probe" / "probe.h"
+    assert probe.read_text().count(old) == 1
+    probe.write_text(probe.read_text().replace(old, new))
+    found = PROBES[name].on(Twin(folder=kernels))
     assert found.verdict == FAIL and re.search(text, found.detail), found
 
 

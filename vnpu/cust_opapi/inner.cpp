@@ -98,12 +98,11 @@ VNPU_EXPORT int aclnnInnerAscendMoeDistributeCombineGetWorkspaceSize(
 
 VNPU_EXPORT int aclnnInnerAscendMoeProbeGetWorkspaceSize(const char* groupEp, int64_t epWorldSize,
                                                          int64_t epRankId, int64_t mode, int64_t nonce,
-                                                         int64_t rounds, int64_t cycles, int64_t broken,
-                                                         int64_t windowMib, int64_t timeoutUs,
-                                                         const aclTensor* report, uint64_t* workspaceSize,
-                                                         aclOpExecutor** executor) {
+                                                         int64_t rounds, int64_t cycles, int64_t windowMib,
+                                                         int64_t timeoutUs, const aclTensor* report,
+                                                         uint64_t* workspaceSize, aclOpExecutor** executor) {
     return Capture(moe::kOpProbe, workspaceSize, executor, groupEp, epWorldSize, epRankId, mode, nonce,
-                   rounds, cycles, broken, windowMib, timeoutUs, report);
+                   rounds, cycles, windowMib, timeoutUs, report);
 }
 
 VNPU_EXPORT int aclnnInnerAscendMoeDistributeDispatch(void*, uint64_t, aclOpExecutor* executor,

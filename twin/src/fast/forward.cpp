@@ -46,6 +46,10 @@
 //   - Traffic, bounds and alignment are counted and checked when the call is made, not when the bytes move.
 #ifndef TWIN_CHECKED
 
+#ifdef TWIN_TIMED  // times are modelled there, and a fast compile is worth more than fast copies
+#pragma GCC optimize("O1")
+#endif
+
 #include "twin/engine/forward.h"
 
 #include <cstring>
