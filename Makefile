@@ -202,4 +202,4 @@ address-space-check:
 	$(PYTHON) tools/address_space_check.py
 
 clean:
-	rm -rf build build-asan build-tsan dist ascend_moe/lib .mypy_cache .ruff_cache tests/.hypothesis
+	rm -rf build build-asan build-tsan dist ascend_moe/lib .mypy_cache .ruff_cache
