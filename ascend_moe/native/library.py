@@ -171,15 +171,18 @@ def vnpu_folder() -> Path:
     Raises:
         LibraryError: as ``library_path``.
     """
-    beside = library_path("fast").parent / "vnpu"
-    return beside if beside.is_dir() else _first_use("vnpu")
+    return _vnpu_beside() or _first_use("vnpu")
 
 
 def vnpu_folder_if_built() -> Path | None:
     """The same without building it: None when its first use would."""
-    fast = library_path("fast")
-    beside = fast.parent / "vnpu"
-    return beside if beside.is_dir() else part_if_built("vnpu", native_source_root(), fast)
+    fast = installed_path(LIBRARY_NAME)
+    return _vnpu_beside() or (part_if_built("vnpu", native_source_root(), fast) if fast else None)
+
+
+def _vnpu_beside() -> Path | None:
+    folder = library_path("fast").parent / "vnpu"
+    return folder if folder.is_dir() else None
 
 
 def open_library(path: str | Path, signatures: Signatures, fix: str = "") -> ctypes.CDLL:

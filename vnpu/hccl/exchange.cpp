@@ -62,11 +62,6 @@ HcclResult Run(Comm& comm, const Collective& collective) {
     return Barrier(comm, what);
 }
 
-struct Task {
-    std::shared_ptr<Comm> comm;
-    Collective collective;
-};
-
 }  // namespace
 
 bool Call::operator==(const Call& other) const {
@@ -81,13 +76,9 @@ uint64_t ShareBytes(const Comm& comm, int shares) {
 }
 
 HcclResult Enqueue(std::shared_ptr<Comm> comm, Collective collective, void* stream) {
-    return vnpu_enqueue(
-        stream,
-        [](void* arg) {
-            auto* task = static_cast<Task*>(arg);
-            if (Run(*task->comm, task->collective) != kHcclSuccess) vnpu_fault();
-        },
-        new Task{std::move(comm), std::move(collective)}, [](void* arg) { delete static_cast<Task*>(arg); });
+    return vnpu_enqueue_call(stream, [comm = std::move(comm), collective = std::move(collective)] {
+        if (Run(*comm, collective) != kHcclSuccess) vnpu_fault();
+    });
 }
 
 }  // namespace vnpu

@@ -79,11 +79,6 @@ HcclResult Run(const std::shared_ptr<Comm>& comm, std::vector<Transfer> transfer
     return received ? received : waited;
 }
 
-struct Task {
-    std::shared_ptr<Comm> comm;
-    std::vector<Transfer> transfers;
-};
-
 HcclResult EnqueueTransfers(const char* function, void* handle, std::vector<Transfer> transfers,
                             void* stream) {
     std::shared_ptr<Comm> comm = Find(handle, function);
@@ -94,13 +89,9 @@ HcclResult EnqueueTransfers(const char* function, void* handle, std::vector<Tran
             return kHcclParameter;
         }
     }
-    return vnpu_enqueue(
-        stream,
-        [](void* arg) {
-            auto* task = static_cast<Task*>(arg);
-            if (Run(task->comm, task->transfers) != kHcclSuccess) vnpu_fault();
-        },
-        new Task{comm, std::move(transfers)}, [](void* arg) { delete static_cast<Task*>(arg); });
+    return vnpu_enqueue_call(stream, [comm, transfers = std::move(transfers)] {
+        if (Run(comm, transfers) != kHcclSuccess) vnpu_fault();
+    });
 }
 
 HcclResult Add(const char* function, bool sends, void* data, uint64_t count, DataType type, uint32_t peer,
