@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import threading
@@ -14,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import window_library
+from comm_cases import file_links
 from window_library import WindowLibrary, exchange
 
 from ascend_moe import comm
@@ -38,11 +38,7 @@ def library(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
 def open_files(kinds: tuple[str, ...]) -> list[str]:
     """What this process has open of these kinds."""
     gc.collect()
-    links = []
-    for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the one that lists
-            links.append(os.readlink(f"/proc/self/fd/{fd}"))
-    return sorted(link for link in links if link.startswith(kinds))
+    return sorted(link for link in file_links() if link.startswith(kinds))
 
 
 @pytest.fixture
@@ -79,6 +75,14 @@ def test_comm_name_opens_once_and_lookup_finds_it(group: Any, library: WindowLib
     assert (end.name, end.rank, end.world, end.data_bytes, end.failed) == ("0", 0, 1, 1 << 20, None)
     assert comm.lookup("0", 1, 0) is end and len(library.comms) == 1
     assert exchange(end, 5) == [5]
+    for place, argument in (
+        (("0", 2, 0), "ep_world_size"),
+        (("0", 1, 1), "ep_rank_id"),
+        (("no", 1, 0), "group_ep"),
+    ):
+        with pytest.raises(ArgumentError) as caught:
+            comm.lookup(*place)
+        assert caught.value.argument == argument
     comm.close("0")
     comm.close("0")
     assert end.closed and not library.mapped

@@ -61,12 +61,6 @@ def test_subgroups_have_windows_of_their_own() -> None:
 
 def test_group_of_the_same_name_made_anew_gets_new_windows() -> None:
     with Ranks(2) as ranks:
-        for rank, outcome in enumerate(ranks.call(cases.lookup_wrongly)):
-            (size, size_text), (place, place_text), (name, name_text) = outcome.value
-            assert (size, place, name) == ("ep_world_size", "ep_rank_id", "group_ep")
-            assert "ep_world_size=3" in size_text and "2 ranks" in size_text
-            assert f"ep_rank_id={1 - rank}" in place_text and f"rank {rank}" in place_text
-            assert "'no such group'" in name_text and "known are '0'" in name_text
         values(ranks.call(cases.op))
         assert ranks._store is not None
         values(ranks.call(cases.destroy_and_init_again, ranks._store.port))
@@ -105,7 +99,7 @@ def test_rank_that_never_calls_then_retry(missing: int) -> None:
         assert values(ranks.call(cases.op)) == exchanged(3)
 
 
-@pytest.mark.parametrize(("victim", "point"), [(0, "post"), (1, "hello"), (0, "map"), (2, "ready")])
+@pytest.mark.parametrize(("victim", "point"), [(0, "post"), (1, "hello"), (2, "ready")])
 def test_killed_while_opening(victim: int, point: str) -> None:
     there = [rank for rank in range(3) if rank != victim]
     with Ranks(3, timeout_s=15) as ranks:
@@ -122,7 +116,7 @@ def test_killed_while_opening(victim: int, point: str) -> None:
             assert not Counter(new) - Counter(old)  # gloo has closed its socket to the dead rank
 
 
-@pytest.mark.parametrize(("victim", "point"), [(0, "post"), (2, "hello"), (1, "map")])
+@pytest.mark.parametrize(("victim", "point"), [(0, "post"), (1, "map")])
 def test_stopped_while_opening(victim: int, point: str) -> None:
     there = [rank for rank in range(3) if rank != victim]
     with Ranks(3, timeout_s=TIMEOUT_S) as ranks:
@@ -170,35 +164,7 @@ def test_rank_that_gave_up_is_told_from_the_one_it_waited_for() -> None:
         assert late.details["ranks"] == [2]
 
 
-# ---- ranks that differ
-
-
-def test_window_sizes_differ_then_are_corrected() -> None:
-    with Ranks(3) as ranks:
-        values(ranks.call(cases.set_on, 2, "HCCL_BUFFSIZE", "3"))
-        for rank in (0, 2):
-            ranks.start(rank, cases.open_windows)
-        time.sleep(0.5)
-        ranks.start(1, cases.open_windows)  # the last to come, and told like the others
-        for rank, outcome in enumerate(ranks.wait(rank, 1) for rank in range(3)):
-            assert outcome.error == "ConfigMismatch", outcome.text
-            assert outcome.details["field"] == "HCCL_BUFFSIZE"
-            mib = (outcome.details["ours"], outcome.details["theirs"])
-            assert mib == ((3, 2) if rank == 2 else (2, 3))
-            assert "2 MiB" in outcome.text and "3 MiB" in outcome.text
-        values(ranks.call(cases.set_env, "HCCL_BUFFSIZE", "3"))
-        assert values(ranks.call(cases.op)) == exchanged(3)
-
-
-def test_machines_differ() -> None:
-    with Ranks(2, timeout_s=15) as ranks:
-        values(ranks.call(cases.pretend_other_machine, ranks=[1]))
-        ranks.start(1, cases.open_windows)
-        outcome = ranks.call(cases.open_windows, ranks=[0])[0]
-        assert outcome.error == "ConfigMismatch" and outcome.details["field"] == "machine"
-        assert "one machine" in outcome.text and "another-host" in outcome.text
-        assert "ascend_moe.dispatchers" in outcome.text
-        assert outcome.seconds < 1
+# ---- ranks that fail
 
 
 def test_ranks_that_fail_to_open_then_retry() -> None:

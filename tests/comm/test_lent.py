@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import itertools
 import random
@@ -18,7 +17,6 @@ import ascend_moe
 from ascend_moe import comm
 from ascend_moe.comm.communicator import MIB, window_lent_bytes
 from ascend_moe.errors import ArgumentError, AscendMoeError, WindowTooSmall
-from ascend_moe.native import library as _lib
 
 WORLD = 2
 
@@ -193,42 +191,3 @@ def test_threads_take_and_drop_at_once(cluster: comm.LocalCluster) -> None:
             return list(pool.map(lambda seed: churn(rank, group, seed), range(3)))
 
     assert cluster.run(work) == [[True] * 3] * 2
-
-
-# ---- the native allocator
-
-
-class Area:
-    """The lent area of a communicator without any Python around it."""
-
-    def __init__(self, lent: int = MIB) -> None:
-        library = _lib.lib()
-        self.total = library.am_window_total_bytes(MIB, lent)
-        self.base = library.am_window_alloc(self.total)
-        table = (ctypes.c_void_p * 1)(self.base)
-        self.comm = library.am_comm_create(0, 1, table, MIB, lent, None)
-        self.handle = library.am_comm_lent(self.comm)
-
-    def take(self, size: int) -> tuple[int, int] | None:
-        out = (ctypes.c_uint64 * 4)()
-        code = _lib.lib().am_lent_take(self.handle, size, out)
-        return None if code else (out[0], out[1])
-
-    def end(self) -> None:
-        _lib.lib().am_comm_destroy(self.comm)
-
-
-def test_generations_and_ends() -> None:
-    library, area = _lib.lib(), Area()
-    first, second = area.take(100), area.take(100)
-    assert first and second and second[1] == first[1] + 1 and second[0] == first[0] + 512
-    assert library.am_comm_lent(area.comm) != area.handle  # a handle of its own
-    assert library.am_lent_release(area.handle, first[1]) == 0
-    assert library.am_lent_release(area.handle, first[1]) == 0  # again: nothing is there
-    third = area.take(1)
-    assert third == (first[0], second[1] + 1)
-    area.end()
-    assert library.am_lent_close(area.handle) == 0
-    assert library.am_lent_release(area.handle, third[1]) == 0
-    assert library.am_lent_release(area.handle, second[1]) == 1
-    library.am_window_unmap(area.base, area.total)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -41,13 +42,13 @@ def close_twice_and_count() -> tuple[int, int, int]:
     """Windows mapped, communicators and memfds after closing."""
     comm.close("0")
     comm.close("0")
-    memfds = [link for link in _open_files() if "memfd" in link]
+    memfds = [link for link in file_links() if "memfd" in link]
     return len(library().mapped), len(library().comms), len(memfds)
 
 
 def open_files() -> list[str]:
     """What this process has open, without the numbers."""
-    return sorted(link.split("[")[0] for link in _open_files())
+    return sorted(link.split("[")[0] for link in file_links())
 
 
 def inheritable_files() -> list[int]:
@@ -55,13 +56,11 @@ def inheritable_files() -> list[int]:
     return [fd for fd in range(3, 256) if os.path.exists(f"/proc/self/fd/{fd}") and os.get_inheritable(fd)]
 
 
-def _open_files() -> list[str]:
+def file_links() -> list[str]:
     links = []
     for fd in os.listdir("/proc/self/fd"):
-        try:
+        with contextlib.suppress(OSError):  # the one that lists
             links.append(os.readlink(f"/proc/self/fd/{fd}"))
-        except OSError:
-            continue  # the one that listed
     return links
 
 
@@ -76,11 +75,6 @@ def set_env(name: str, value: str) -> None:
 def set_on(rank: int, name: str, value: str) -> None:
     if dist.get_rank() == rank:
         os.environ[name] = value
-
-
-def sleep_then_open(seconds: float) -> str:
-    time.sleep(seconds)
-    return comm.comm_name()
 
 
 def signal_self_at(point: str, number: int) -> None:
@@ -114,11 +108,6 @@ def stop_at(point: str) -> None:
 
 def kill_at(point: str) -> None:
     signal_self_at(point, signal.SIGKILL)
-
-
-def pretend_other_machine() -> None:
-    processes.machine_id = lambda: "elsewhere"  # type: ignore[attr-defined]
-    processes.socket.gethostname = lambda: "another-host"  # type: ignore[attr-defined]
 
 
 def fail_mapping_once() -> None:
@@ -160,15 +149,3 @@ def destroy_and_init_again(port: int) -> None:
     dist.destroy_process_group()
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("gloo", store=dist.PrefixStore("again", store), rank=rank, world_size=world)
-
-
-def lookup_wrongly() -> list[tuple[str, str]]:
-    """(argument, text) of the errors of bad lookups on the group of this process."""
-    rank, world = dist.get_rank(), dist.get_world_size()
-    found = []
-    for args in [("0", world + 1, rank), ("0", world, (rank + 1) % world), ("no such group", world, rank)]:
-        try:
-            comm.lookup(*args)
-        except comm.ArgumentError as error:
-            found.append((error.argument, str(error)))
-    return found

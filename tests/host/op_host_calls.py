@@ -93,15 +93,14 @@ def run(command: list[str]) -> None:
 class Definition:
     """An op definition as CANN would read it."""
 
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    required: frozenset[str]
-    types: Mapping[str, tuple[int, ...]]
-    formats: Mapping[str, int]
-    attributes: Mapping[str, tuple[str, str]]  # name: ("int" | "text", default), in order
-    required_attributes: frozenset[str]
-    configs: Mapping[tuple[str, str], str]
-    groups: tuple[str, ...]
+    inputs: list[str]
+    outputs: list[str]
+    required: set[str]  # inputs and attributes
+    types: dict[str, tuple[int, ...]]
+    formats: dict[str, int]
+    attributes: dict[str, tuple[str, str]]  # name: ("int" | "text", default), in order
+    configs: dict[tuple[str, str], str]
+    groups: list[str]
     graph: str  # what a GE graph is told: "0 <json>" when it is refused
 
 
@@ -109,28 +108,23 @@ class Definition:
 def definition(op_type: str) -> Definition:
     text = ctypes.create_string_buffer(1 << 16)
     assert probe().probe_definition(op_type.encode(), text, ctypes.c_uint64(len(text))), op_type
-    rows = [line.split(" ") for line in text.value.decode().splitlines()]
-
-    def named(kind: str) -> tuple[str, ...]:
-        return tuple(row[1] for row in rows if row[0] == kind)
-
-    tensors = [row for row in rows if row[0] in ("input", "output")]
-    attributes = [row for row in rows if row[0] == "attribute"]
+    lines = text.value.decode().splitlines()
+    rows: dict[str, list[list[str]]] = {
+        kind: [] for kind in ("input", "output", "attribute", "config", "group")
+    }
+    for kind, *row in (line.split(" ") for line in lines):
+        rows.setdefault(kind, []).append(row)
+    tensors = [*rows["input"], *rows["output"]]
     return Definition(
-        named("input"),
-        named("output"),
-        frozenset(row[1] for row in tensors if row[0] == "input" and row[2] == "1"),
-        {row[1]: tuple(map(int, row[4:])) for row in tensors},
-        {row[1]: int(row[3]) for row in tensors},
-        {row[1]: (row[3], row[4]) for row in attributes},
-        frozenset(row[1] for row in attributes if row[2] == "1"),
-        {(row[1], row[2]): row[3] for row in rows if row[0] == "config"},
-        named("group"),
-        next(
-            line.removeprefix("graph ")
-            for line in text.value.decode().splitlines()
-            if line.startswith("graph ")
-        ),
+        [row[0] for row in rows["input"]],
+        [row[0] for row in rows["output"]],
+        {row[0] for row in [*rows["input"], *rows["attribute"]] if row[1] == "1"},
+        {row[0]: tuple(map(int, row[3:])) for row in tensors},
+        {row[0]: int(row[2]) for row in tensors},
+        {row[0]: (row[2], row[3]) for row in rows["attribute"]},
+        {(row[0], row[1]): row[2] for row in rows["config"]},
+        [row[0] for row in rows["group"]],
+        next(line.removeprefix("graph ") for line in lines if line.startswith("graph ")),
     )
 
 
@@ -220,14 +214,9 @@ def _tiled(function: Any, argument: Any) -> Tiled:
     return Tiled(bytes(data[: numbers[0]]), *numbers[1:6])
 
 
-def tile(call: Call) -> Tiled:
-    """op_host's tiling function, through the stand-in."""
-    return _tiled(probe().probe_tile, call.text())
-
-
-def tile_text(call: str) -> Tiled:
-    """The same for a call in the probe's own words."""
-    return _tiled(probe().probe_tile, call.encode())
+def tile(call: Call | str) -> Tiled:
+    """op_host's tiling function, through the stand-in; also for a call in the probe's own words."""
+    return _tiled(probe().probe_tile, call.encode() if isinstance(call, str) else call.text())
 
 
 def plan(call: Call, window_mib: int = 200, deadline_micros: int = 20_000_000) -> Tiled:
@@ -237,17 +226,11 @@ def plan(call: Call, window_mib: int = 200, deadline_micros: int = 20_000_000) -
     return _tiled(probe().probe_plan, ctypes.byref(spec))
 
 
-def shapes(call: Call) -> list[tuple[torch.dtype, tuple[int, ...]]] | str:
+def shapes(call: Call | str) -> list[tuple[torch.dtype, tuple[int, ...]]] | str:
     """op_host's shape and type functions; their error."""
-    return shapes_text(call.text().decode())
-
-
-def shapes_text(call: str) -> list[tuple[torch.dtype, tuple[int, ...]]] | str:
-    """The same for a call in the probe's own words."""
-    out = ctypes.create_string_buffer(4096)
-    ok = probe().probe_shapes(call.encode(), out, ctypes.c_uint64(len(out)))
-    text = out.value.decode()
+    out, text = ctypes.create_string_buffer(4096), call.encode() if isinstance(call, str) else call.text()
+    ok = probe().probe_shapes(text, out, ctypes.c_uint64(len(out)))
     if not ok:
-        return text
-    rows = [[int(word) for word in line.split()] for line in text.splitlines()]
+        return out.value.decode()
+    rows = [[int(word) for word in line.split()] for line in out.value.decode().splitlines()]
     return [(DTYPE_OF[row[0]], tuple(row[1:])) for row in rows]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,11 +17,6 @@ from op_host_calls import ALL_TYPES, TYPES, definition
 
 ROOT = Path(__file__).resolve().parents[2]
 BOTH = "--soc=ascend910b,ascend910_93"
-# What the script itself calls, cmake, make and compilers apart.
-TOOLS = (
-    *("bash", "sh", "env", "uname", "nproc", "dirname", "cat", "cp", "mkdir", "touch", "rm"),
-    *("find", "sed", "grep", "ls", "head", "paste", "sort", "tr"),
-)
 
 # CANN's CMake functions, as far as our CMakeLists.txt call them: each call is a line of calls.txt.
 ASC_CONFIG = """
@@ -156,14 +152,8 @@ def test_wrong_calls(arguments: tuple[str, ...], message: str) -> None:
     assert (done.returncode, done.stdout) == (1, "") and message in done.stderr
 
 
-def test_help() -> None:
-    done = build("--help")
-    assert (
-        done.returncode == 0 and "--soc=ascend910b,ascend910_93" in done.stdout and "--dry-run" in done.stdout
-    )
-
-
 def test_toolkits_that_cannot_build(tmp_path: Path) -> None:
+    assert BOTH in build("--help").stdout
     assert "/nowhere is no directory" in build(BOTH, home=Path("/nowhere")).stderr
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -181,8 +171,9 @@ def test_missing_tools_are_named_all_at_once(tmp_path: Path) -> None:
     """With a PATH that has neither cmake nor compilers."""
     bare = tmp_path / "bin"
     bare.mkdir()
-    for tool in TOOLS:
-        (bare / tool).symlink_to(shutil.which(tool) or f"/bin/{tool}")
+    for tool in Path("/bin").iterdir():
+        if not re.search(r"cmake|make$|python|[gc]\+\+|clang", tool.name):
+            (bare / tool.name).symlink_to(tool)
     done = build(BOTH, home=toolkit(tmp_path / "cann", asc=True), path=str(bare))
     assert done.returncode == 1
     for message in (
@@ -305,16 +296,16 @@ def test_ops_json_is_the_definition(op_type: str, ops: dict[str, Any]) -> None:
     names = {"bf16": 27, "fp16": 1, "float": 0, "int8": 2, "int32": 3, "int64": 9, "bool": 12}
     assert set(names.values()) <= set(TYPES.values())
     for part, tensors in (("input_desc", known.inputs), ("output_desc", known.outputs)):
-        assert [one["name"] for one in op[part]] == list(tensors)
+        assert [one["name"] for one in op[part]] == tensors
         for one in op[part]:
             assert tuple(names[word] for word in one["type"]) == known.types[one["name"]]
             assert one["format"] == ["ND"] * known.formats[one["name"]]
-    assert {one["name"] for one in op["input_desc"] if one["param_type"] == "required"} == known.required
+    both = [*op["input_desc"], *op["attr"]]
+    assert {one["name"] for one in both if one["param_type"] == "required"} == known.required
     assert [one["name"] for one in op["attr"]] == list(known.attributes)
     for one in op["attr"]:
         kind, default = known.attributes[one["name"]]
         assert one["type"] == {"int": "int", "text": "string"}[kind]
-        assert (one["param_type"] == "required") == (one["name"] in known.required_attributes)
         assert ("default_value" in one) == (one["param_type"] == "optional")
         assert str(one.get("default_value", default)) == default
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from case_labels import labels
-from gloo_ranks import GlooThreads, run_processes
+from gloo_ranks import GlooThreads
 
 import ascend_moe.reference as ref
 from ascend_moe.comm import LocalCluster
@@ -22,7 +19,7 @@ from ascend_moe.errors import ArgumentError, ConfigMismatch, InvalidExpertId, Ro
 from ascend_moe.reference.cases import Case, draw
 
 KINDS = [AllToAllDispatcher, AllGatherDispatcher]
-SEEDS = range(100)
+SEEDS = range(60)
 
 
 def make_case(seed: int, world: int) -> Case:
@@ -102,20 +99,29 @@ def check_outcomes(case: Case, outcomes: list[Any], contract: str = "v1") -> Non
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_equal_to_reference(kind: Any, world: int) -> None:
-    ranks = threads(world)
-    covered: Counter[str] = Counter()
+    ranks, kinds = threads(world), set()
     for seed in SEEDS:
         case = make_case(seed * 10 + world, world)
-        covered.update(labels(case))
+        kinds |= {case.mask, case.ids, case.quant, case.dtype, case.batches, f"shared {case.shared}"}
 
         def body(rank: int, group: Any, case: Case = case) -> Any:
             return call(kind(group, case.experts), case, rank)
 
         check_outcomes(case, ranks.outcomes(body))
-    wanted = ["mask 1-D, no prefix", "mask 2-D", "id -1", "hot expert", "smooth scales", "shared_expert_x"]
-    wanted += ["fp16", "unequal batches", "zero-batch rank", "InvalidExpertId", "RoutingOverflow"]
-    few = [label for label in wanted if covered[label] < 3]
-    assert not few or world == 1, f"the cases hardly cover {few}"
+    wanted = {
+        "token",
+        "pair",
+        "minus",
+        "hot",
+        "smooth",
+        "shared 2",
+        "fp16",
+        "unequal",
+        "zero rank",
+        "bad",
+        "overflow",
+    }
+    assert wanted <= kinds or world == 1, f"the cases leave out {wanted - kinds}"
 
 
 @pytest.mark.parametrize("contract", ["v1", "v2"])
@@ -162,28 +168,6 @@ def test_window_misuse() -> None:
     with LocalCluster(2) as cluster:
         for result in cluster.run(body):
             assert torch.equal(result, torch.full((2, 16), 2.0))
-
-
-def rank_in_process(rank: int) -> list[str]:
-    """Both dispatchers over the default group of a real process; returns this rank's outputs."""
-    results = []
-    for kind in KINDS:
-        for seed in range(12):
-            case = make_case(seed, 2)
-            if case.fault() is None:
-                sent, rows, result = call(kind(None, case.experts), case, rank)
-                sent.handle = None
-                results.append((kind.__name__, seed, vars(sent), rows, result))
-    return results  # type: ignore[return-value]
-
-
-@pytest.mark.nightly
-def test_processes_equal_to_reference(tmp_path: Path) -> None:
-    by_rank = run_processes(2, rank_in_process, tmp_path)
-    assert len(by_rank[0]) == len(by_rank[1]) > 8
-    for calls in zip(*by_rank, strict=True):
-        outputs = [(Dispatched(**sent), rows, result) for _, _, sent, rows, result in calls]
-        assert not (found := differences(make_case(calls[0][1], 2), outputs)), f"{calls[0][:2]}: {found[0]}"
 
 
 def arguments(bs: int = 2, topk: int = 2, hidden: int = 16, experts: int = 4) -> dict[str, Any]:

@@ -156,6 +156,15 @@ def test_checkpoint(tmp_path: Path, args: list[str]) -> None:
 @pytest.mark.parametrize(
     "args, said",
     [
+        (["bench", "--preset", "gpt"], "preset is 'gpt'"),
+        (["bench", "--bs", "8,x"], "bs is '8,x'"),
+        (["bench", "--bs", "-3"], "bs is '-3'"),
+        (["bench", "--ranks", "3"], "divide the 256 experts"),
+        (["bench", "--methods", "ours,nccl"], "methods has 'nccl'"),
+        (["bench", "--sweep", "time"], "sweep is 'time'"),
+        (["bench", "--skew", "steep"], "skew is 'steep'"),
+        (["bench", "--json", "/nowhere/at/all.json"], "no folder"),
+        (["bench", "--iterations", "0"], "--iterations"),
         (["--preset", "gpt-5"], "'--preset' preset is 'gpt-5'; need one of deepseek-v3, qwen3-30b, mixtral"),
         (["--ranks", "3"], "'--ranks' 3 ranks cannot share 256 experts evenly"),
         (["--ranks", "0"], "'--ranks'"),
@@ -178,7 +187,7 @@ def test_checkpoint(tmp_path: Path, args: list[str]) -> None:
 def test_bad_options(args: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.txt").touch()
-    code, output = invoke("run", *args)
+    code, output = invoke(*(args if args[0] == "bench" else ["run", *args]))
     assert code == 2
     assert said in output.replace("': ", "' "), output
 
