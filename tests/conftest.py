@@ -16,7 +16,6 @@ os.environ.setdefault("ASCEND_MOE_AIV_CORES", "8")  # the default of one core ha
 _HELPERS = str(Path(__file__).resolve().parent / "helpers")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), _HELPERS)))
 
-import lanes  # noqa: E402
 from soak_report import (  # noqa: E402, F401
     pytest_runtest_logreport,
     pytest_runtest_makereport,
@@ -37,7 +36,12 @@ MARKERS = {
 def pytest_configure(config: pytest.Config) -> None:
     for name, meaning in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
-    config.pluginmanager.register(lanes)
+    if not config.option.markexpr:
+        config.option.markexpr = "not nightly and not mutants"
+
+
+def pytest_report_header() -> str:
+    return "without -m, tests marked nightly and mutants are left to `make nightly`"
 
 
 @pytest.fixture(scope="module")

@@ -17,19 +17,19 @@ from ascend_moe.native import library
 WORLD, EXPERTS, TOP_K, HIDDEN, TOKENS = 4, 16, 2, 64, 5
 
 
-def tokens(rank: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def tokens(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens of a rank, and the experts they go to."""
     generator = torch.Generator().manual_seed(rank)
-    x = torch.randn(TOKENS, HIDDEN, generator=generator).to(dtype)
+    x = torch.randn(TOKENS, HIDDEN, generator=generator).bfloat16()
     return x, torch.rand(TOKENS, EXPERTS, generator=generator).topk(TOP_K).indices.int()
 
 
-def rows_of(local_expert: int, rank: int, dtype: torch.dtype) -> torch.Tensor:
+def rows_of(local_expert: int, rank: int) -> torch.Tensor:
     """What a local expert of a rank must receive: tokens by source rank, in their order there."""
     expert = rank * (EXPERTS // WORLD) + local_expert
     parts = []
     for source in range(WORLD):
-        x, ids = tokens(source, dtype)
+        x, ids = tokens(source)
         parts.append(x[(ids == expert).any(dim=1)])
     return torch.cat(parts)
 
@@ -47,16 +47,13 @@ def test_the_library_opens_and_is_of_these_sources() -> None:
     assert library.lib().am_source_hash().decode() == wanted
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_tokens_visit_their_experts_and_come_home(
-    cluster: ascend_moe.LocalCluster, dtype: torch.dtype
-) -> None:
+def test_tokens_visit_their_experts_and_come_home(cluster: ascend_moe.LocalCluster) -> None:
     def rank_main(rank: int, group: str) -> None:
-        x, ids = tokens(rank, dtype)
+        x, ids = tokens(rank)
         rows, _, places, counts, received, _, _ = ascend_moe.npu_moe_distribute_dispatch(
             x, ids, group_ep=group, ep_world_size=WORLD, ep_rank_id=rank, moe_expert_num=EXPERTS
         )
-        expected = [rows_of(local, rank, dtype) for local in range(EXPERTS // WORLD)]
+        expected = [rows_of(local, rank) for local in range(EXPERTS // WORLD)]
         assert counts.tolist() == [len(part) for part in expected]
         assert torch.equal(rows[: int(counts.sum())], torch.cat(expected))
         weights = torch.full((TOKENS, TOP_K), 1 / TOP_K)
@@ -68,30 +65,9 @@ def test_tokens_visit_their_experts_and_come_home(
     cluster.run(rank_main)
 
 
-def test_quantized_rows_are_close(cluster: ascend_moe.LocalCluster) -> None:
-    def rank_main(rank: int, group: str) -> None:
-        x, ids = tokens(rank, torch.bfloat16)
-        rows, scales, *_ = ascend_moe.npu_moe_distribute_dispatch(
-            x,
-            ids,
-            group_ep=group,
-            ep_world_size=WORLD,
-            ep_rank_id=rank,
-            moe_expert_num=EXPERTS,
-            quant_mode=2,
-        )
-        expected = torch.cat([rows_of(local, rank, torch.bfloat16) for local in range(EXPERTS // WORLD)])
-        count = len(expected)
-        assert rows.dtype == torch.int8
-        step = scales[:count, None]
-        assert ((rows[:count] * step - expected.float()).abs() <= 0.51 * step + 0.01).all()
-
-    cluster.run(rank_main)
-
-
 def test_a_wrong_argument_is_named(cluster: ascend_moe.LocalCluster) -> None:
     def rank_main(rank: int, group: str) -> str:
-        x, ids = tokens(rank, torch.bfloat16)
+        x, ids = tokens(rank)
         with pytest.raises(ArgumentError) as caught:
             ascend_moe.npu_moe_distribute_dispatch(
                 x, ids, group_ep=group, ep_world_size=WORLD, ep_rank_id=rank, moe_expert_num=EXPERTS + 1

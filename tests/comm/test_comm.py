@@ -26,12 +26,11 @@ from ascend_moe.errors import ArgumentError, AscendMoeError
 def library(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[WindowLibrary]:
     """Counted windows; every test leaves none, and no descriptor either."""
     monkeypatch.setenv("HCCL_BUFFSIZE", "1")
-    installed = window_library.install(monkeypatch)
     # pytest holds the group longer than the test does, and with it gloo's own descriptors.
     kinds = ("/memfd", "anon_inode:[pidfd]") if "group" in request.fixturenames else ("",)
     before = open_files(kinds)
-    yield installed
-    assert (installed.mapped, installed.comms) == ({}, {})
+    with window_library.counted(monkeypatch) as installed:
+        yield installed
     assert open_files(kinds) == before
 
 
@@ -107,61 +106,29 @@ def test_destroying_the_group_closes_its_windows(library: WindowLibrary) -> None
     assert end.closed and not library.comms
 
 
-@pytest.mark.parametrize("backends", ["cpu:gloo,npu:hccl", "hccl"])
-def test_names_of_hccl_groups_are_hccls(group: Any, monkeypatch: pytest.MonkeyPatch, backends: str) -> None:
+def test_names_of_hccl_groups_are_hccls(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
 
     def get_hccl_comm_name(rank: int, init_comm: bool = True) -> str:
         asked.append(init_comm)
         return "127.0.0.1%hccl_0"
 
-    name, store = get_hccl_comm_name(0), dist.distributed_c10d._world.pg_map[group][1]
-    asked.clear()
+    name, (_, store) = "127.0.0.1%hccl_0", dist.distributed_c10d._world.pg_map[group]
     backend = SimpleNamespace(get_hccl_comm_name=get_hccl_comm_name)
-    monkeypatch.setattr(comm, "_handed_out", {})
-    monkeypatch.setitem(dist.distributed_c10d._world.pg_map, group, (backends, store))
+    monkeypatch.setitem(dist.distributed_c10d._world.pg_map, group, ("hccl", store))
     monkeypatch.setattr(type(group), "_get_backend", lambda self, device: backend)
     monkeypatch.setattr(torch, "device", lambda kind: kind)
-    if backends == "hccl":  # HCCL gave the name itself
-        assert comm.hccl_group(name, 1, 0) is group
-        assert asked == [False]  # asking may not create a communicator: that is collective
-        with pytest.raises(ArgumentError, match="names no live communicator"):
-            comm.hccl_group("127.0.0.1%hccl_1", 1, 0)
-        with pytest.raises(ArgumentError, match="c10d's name of an HCCL group"):
-            comm.hccl_group(str(group.group_name), 1, 0)
-    assert comm.comm_name(group) == name
-    assert comm.hccl_group(name, 1, 0) is group and comm.place(name) == (1, 0)
-    with pytest.raises(ArgumentError, match=r"ep_world_size=2 but group .* has 1 ranks"):
-        comm.hccl_group(name, 2, 0)
+    assert comm.hccl_group(name, 1, 0) is group  # HCCL gave the name itself
+    assert asked == [False]  # asking may not create a communicator: that is collective
+    with pytest.raises(ArgumentError, match="c10d's name of an HCCL group"):
+        comm.hccl_group(str(group.group_name), 1, 0)
+    assert comm.comm_name(group) == name and comm.place(name) == (1, 0)
     # Windows of that name are HCCL's: an op on CPU tensors must not open others.
     with pytest.raises(ArgumentError, match=r"is an HCCL communicator, .* the tensors are on cpu"):
         comm.lookup(name, 1, 0)
     with pytest.raises(ArgumentError, match=r"window_empty: .* window tensors are on the CPU only, for now"):
         comm.window_empty((1, 1), dtype=torch.float32, group_ep=name, ep_world_size=1, ep_rank_id=0)
     assert not comm._entries
-
-
-def test_gloo_groups_serve_no_npu(group: Any) -> None:
-    name = comm.comm_name()
-    with pytest.raises(ArgumentError, match="windows in CPU memory, but the tensors are on an NPU"):
-        comm.hccl_group(name, 1, 0)
-    with comm.LocalCluster(2) as cluster:
-        with pytest.raises(ArgumentError, match="windows in CPU memory"):
-            comm.hccl_group(cluster.name, 2, 0)
-
-
-def test_registered_devices_are_asked_and_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    ends = {"on a device": SimpleNamespace(algorithm="direct", ranks_per_server=8)}
-    device = comm.Device(known=ends.get, find=lambda *place: None, close=lambda name: ends.pop(name, None))
-    monkeypatch.setattr(comm, "_devices", dict(comm._devices))
-    comm.register_device("test", device)
-    assert comm.algorithm_of("on a device") == "direct"
-    assert comm.ranks_per_server("on a device", 2, 0) == 8
-    comm.close("on a device")
-    comm.close("on a device")
-    assert not ends
-    with pytest.raises(ArgumentError, match="names no live communicator"):
-        comm.algorithm_of("on a device")
 
 
 def test_close_waits_for_a_running_op(group: Any) -> None:

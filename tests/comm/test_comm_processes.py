@@ -75,17 +75,17 @@ def test_forked_children_neither_close_nor_hide_a_communicator() -> None:
         child = ranks.call(cases.fork_child_that_stays, ranks=[1])[0].value
         ranks.kill(1)
         began = time.monotonic()
-        assert_named(ranks.call(cases.op, ranks=[0])[0], "PeerLost", 1, "has ended")
-        assert time.monotonic() - began < 1
+        lost, again = (ranks.call(cases.op, ranks=[0])[0] for _ in range(2))
+        assert_named(lost, "PeerLost", 1, "has ended")
+        assert again.text == lost.text and time.monotonic() - began < 1, "a failed communicator fails at once"
         os.kill(child, 9)
 
 
 # ---- a rank that does not come
 
 
-@pytest.mark.parametrize("missing", [0, 2])
-def test_rank_that_never_calls_then_retry(missing: int) -> None:
-    there = [rank for rank in range(3) if rank != missing]
+def test_rank_that_never_calls_then_retry() -> None:
+    missing, there = 0, [1, 2]
     with Ranks(3, timeout_s=0.4) as ranks:
         before = values(ranks.call(cases.open_files))
         for attempt in range(2):
@@ -99,7 +99,7 @@ def test_rank_that_never_calls_then_retry(missing: int) -> None:
         assert values(ranks.call(cases.op)) == exchanged(3)
 
 
-@pytest.mark.parametrize(("victim", "point"), [(0, "post"), (1, "hello"), (2, "ready")])
+@pytest.mark.parametrize(("victim", "point"), [(0, "post"), (1, "hello")])
 def test_killed_while_opening(victim: int, point: str) -> None:
     there = [rank for rank in range(3) if rank != victim]
     with Ranks(3, timeout_s=15) as ranks:
@@ -183,26 +183,6 @@ def test_ranks_that_fail_to_open_then_retry() -> None:
 
 
 # ---- open communicators
-
-
-def test_peer_that_closes_or_dies_or_stops_is_described() -> None:
-    with Ranks(4, timeout_s=TIMEOUT_S) as ranks:
-        values(ranks.call(cases.op))
-        values(ranks.call(cases.close, ranks=[1]))
-        ranks.stop(2)
-        ranks.kill(3)
-        ranks.processes[3].join()
-        seen = [ranks.call(cases.describe, rank, ranks=[0])[0].value for rank in range(4)]
-        assert seen[0] == "it is this rank"
-        assert seen[1].startswith("it has closed its communicator; process")
-        assert seen[2] == f"process {ranks.pid(2)} is stopped (state T)"
-        assert seen[3] == f"process {ranks.pid(3)} has ended"
-        lost = ranks.call(cases.op, ranks=[0])[0]
-        assert_named(lost, "PeerLost", 1)
-        again = ranks.call(cases.op, ranks=[0])[0]
-        assert_named(again, "PeerLost", 1)
-        assert again.seconds < 0.2, "a failed communicator fails at once"
-        assert again.text == lost.text
 
 
 def test_windows_are_touched_have_no_names_and_die_with_their_processes() -> None:

@@ -24,9 +24,8 @@ pytestmark = pytest.mark.tsan
 def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[WindowLibrary]:
     """Counted windows; every test leaves none, and no rank's thread."""
     monkeypatch.setenv("HCCL_BUFFSIZE", "1")
-    installed = window_library.install(monkeypatch)
-    yield installed
-    assert (installed.mapped, installed.comms) == ({}, {})
+    with window_library.counted(monkeypatch) as installed:
+        yield installed
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("local_cluster")]
 
 

@@ -27,10 +27,9 @@ from ascend_moe.errors import CommTimeout, ConfigMismatch, PeerLost
 @pytest.fixture(autouse=True)
 def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[WindowLibrary]:
     """Counted windows; every test leaves none, and no descriptor either."""
-    installed = window_library.install(monkeypatch)
     before = len(os.listdir("/proc/self/fd"))
-    yield installed
-    assert (installed.mapped, installed.comms) == ({}, {})
+    with window_library.counted(monkeypatch) as installed:
+        yield installed
     assert len(os.listdir("/proc/self/fd")) == before
 
 

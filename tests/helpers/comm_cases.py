@@ -64,10 +64,6 @@ def file_links() -> list[str]:
     return links
 
 
-def describe(rank: int) -> str:
-    return comm._entries["0", dist.get_rank()].communicator.describe_peer(rank)
-
-
 def set_env(name: str, value: str) -> None:
     os.environ[name] = value
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -65,6 +66,12 @@ class GlooThreads:
             thread.join(timeout=60)
             assert not thread.is_alive(), "a rank hangs"
         return results
+
+
+@functools.cache
+def threads(world: int) -> GlooThreads:
+    """The same groups for all tests of a session."""
+    return GlooThreads(world)
 
 
 def process_main(rank: int, world: int, rendezvous: str, body: Callable[[int], Any], out: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,44 +29,18 @@ LATENT = {
     "first_k_dense_replace": 1,
     "moe_intermediate_size": 24,
     "n_routed_experts": 16,
+    "n_group": 4,
+    "topk_group": 2,
 }
+QWEN = {"num_experts": 8, "num_experts_per_tok": 3}
+V2 = {"num_experts_per_tok": 3, "topk_method": "group_limited_greedy", "routed_scaling_factor": 2.0}
 #: name -> (model class, config values). Layer 1 is a MoE layer in each.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("Mixtral", {"num_local_experts": 8, "num_experts_per_tok": 2}),
-    "qwen2_moe": (
-        "Qwen2Moe",
-        {
-            "num_experts": 8,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 24,
-            "shared_expert_intermediate_size": 40,
-        },
-    ),
-    "qwen3_moe": (
-        "Qwen3Moe",
-        {
-            "num_experts": 8,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 16,
-            "head_dim": 8,
-            "norm_topk_prob": True,
-        },
-    ),
-    "deepseek_v2": (
-        "DeepseekV2",
-        {
-            **LATENT,
-            "num_experts_per_tok": 3,
-            "topk_method": "group_limited_greedy",
-            "n_group": 4,
-            "topk_group": 2,
-            "routed_scaling_factor": 2.0,
-        },
-    ),
-    "deepseek_v3": (
-        "DeepseekV3",
-        {**LATENT, "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5},
-    ),
+    "qwen2_moe": ("Qwen2Moe", QWEN | {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 40}),
+    "qwen3_moe": ("Qwen3Moe", QWEN | {"moe_intermediate_size": 16, "head_dim": 8, "norm_topk_prob": True}),
+    "deepseek_v2": ("DeepseekV2", LATENT | V2),
+    "deepseek_v3": ("DeepseekV3", LATENT | {"num_experts_per_tok": 4, "routed_scaling_factor": 2.5}),
 }
 LAYER = 1
 
@@ -104,6 +80,17 @@ def fp32_routing(block: nn.Module) -> nn.Module:
     block.gate.float()
     block.gate.register_forward_pre_hook(lambda _, given: (given[0].float(),))
     return block.eval()
+
+
+@functools.cache
+def saved(name: str, layout: str = "published", dtype: torch.dtype = torch.float32) -> Saved:
+    """The same, written once a session: of published names, of fused ones, or in many small files."""
+    _folders.append(tempfile.TemporaryDirectory(prefix=f"{name}-"))
+    sharding = {"max_shard_size": "8KB"} if layout == "sharded" else {}
+    return save(name, Path(_folders[-1].name), fused=layout == "fused", dtype=dtype, **sharding)
+
+
+_folders: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def run_block(block: nn.Module, x: torch.Tensor) -> torch.Tensor:

@@ -1,13 +1,15 @@
 """The native library as the tests of communicators see it, and a stand-in for an op over its windows.
 
-``install`` puts a proxy in its place that keeps count of what is mapped and created.
+A proxy in its place keeps count of what is mapped and created.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import select
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from ascend_moe.comm.communicator import Communicator, timeout_s
@@ -30,9 +32,6 @@ class WindowLibrary:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
-
-    def am_window_total_bytes(self, data_bytes: int, lent_bytes: int) -> int:
-        return int(self.inner.am_window_total_bytes(data_bytes, lent_bytes))
 
     def am_window_alloc(self, total: int) -> int | None:
         return self._keep(self.inner.am_window_alloc(total), total)
@@ -61,7 +60,7 @@ class WindowLibrary:
         self.comms[handle] = {
             "bases": list(bases),
             "fds": list(fds) if fds is not None else [-1] * world,
-            "total": self.am_window_total_bytes(data_bytes, lent_bytes),
+            "total": int(self.inner.am_window_total_bytes(data_bytes, lent_bytes)),
             "epoch": 0,
             "lost": set(),
         }
@@ -76,14 +75,19 @@ class WindowLibrary:
         self.inner.am_comm_mark_lost(handle, peer)
 
 
-def install(monkeypatch: Any = None) -> WindowLibrary:
-    """Puts a proxy in the library's place: for good, or until monkeypatch undoes it."""
+def install() -> None:
+    """Puts a proxy in the library's place for good."""
     library = WindowLibrary()
-    if monkeypatch is None:
-        _lib.lib = lambda: library  # type: ignore[assignment,return-value]
-    else:
-        monkeypatch.setattr(_lib, "lib", lambda: library)
-    return library
+    _lib.lib = lambda: library  # type: ignore[assignment,return-value]
+
+
+@contextlib.contextmanager
+def counted(monkeypatch: Any) -> Iterator[WindowLibrary]:
+    """A proxy in the library's place, whose windows and communicators are all gone in the end."""
+    library = WindowLibrary()
+    monkeypatch.setattr(_lib, "lib", lambda: library)
+    yield library
+    assert (library.mapped, library.comms) == ({}, {})
 
 
 def exchange(comm: Communicator, value: int) -> list[int]:

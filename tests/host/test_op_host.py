@@ -120,21 +120,41 @@ def matrix() -> Iterator[Call]:
 MATRIX = list(matrix())
 
 
+REFUSED = [
+    dispatch().changed(ep_rank_id=8),
+    dispatch().changed(ep_world_size=0),
+    dispatch().changed(quant_mode=1),
+    dispatch().changed(scales=(torch.float32, (32, 256))),
+    dispatch().changed(x=(INT, (16, 256))),
+    dispatch().changed(expert_ids=(INT, (15, 4))),
+    dispatch().changed(x_active_mask=(torch.bool, (15,))),
+    dispatch().changed(comm_alg="quick"),
+    dispatch(contract=2).changed(copy_expert_num=1),
+    combine().changed(tp_world_size=2),
+    combine().changed(moe_expert_num=31),
+    combine().changed(expand_idx=(INT, (3,))),
+    combine(contract=2).changed(expand_idx=(INT, (3,))),
+    combine().changed(global_bs=8),
+    combine().changed(comm_quant_mode=2),
+    combine().changed(shared_expert_x=(torch.bfloat16, (16, 256))),
+]
+
+
 def test_tiling_is_the_twins_plan() -> None:
     """The same bytes behind CANN's head, key, cores and workspace; or the same refusal, word for word."""
     accepted, head = [], probe().probe_head_bytes()
-    for call in MATRIX:
+    for call in [*MATRIX, *REFUSED]:
         cann, twin = tile(call), plan(call)
         if twin.error:
             assert cann.error == f"{call.op_type}: {twin.error}", call
             continue
-        assert cann.error == "", call
+        assert cann.error == "" and call not in REFUSED, call
         assert cann.data[head:] == twin.data[head:], call
         assert (cann.key, cann.cores) == (twin.key, call.cores) == (twin.key, twin.cores), call
         assert cann.schedule_mode == 1  # all cores start together: they wait for each other
         assert (cann.workspaces, cann.workspace) == (1, SYSTEM_WORKSPACE + twin.workspace), call
         accepted.append((call, twin))
-    assert len({twin.data for _, twin in accepted}) >= 50 and len(accepted) < len(MATRIX)
+    assert len({twin.data for _, twin in accepted}) >= 50
     assert {twin.key for _, twin in accepted} == {1000, 1002, 1012}
     assert 0 in {call.tensors["expert_ids"][1][0] for call, _ in accepted}
 
@@ -157,17 +177,6 @@ def test_head_asks_hccl_for_the_task_of_the_soc(make, soc: str, task: int, algor
     assert cc == 64  # CANN's Mc2InitTiling
     assert head - cc >= 512  # Mc2CcTiling of CANN 9.1, the larger
     assert not any(bare[:head])
-
-
-def test_contexts_and_transports_by_soc() -> None:
-    """A3 is one supernode; on A2 RDMA reaches ranks beyond the server, and 1 MiB of the window is state."""
-    a3, a2, far = (
-        tile(one).data for one in (dispatch(soc=A3, world=16), dispatch(soc=A2), dispatch(soc=A2, world=16))
-    )
-    assert len({a3, a2, far}) == 3
-    assert tile(dispatch(soc="Ascend910B1")).data == a2
-    unknown = tile(dispatch(soc="Ascend310P3")).error
-    assert "the SoC is Ascend310P3, the kernels are built for Ascend910B and Ascend910_93" in unknown
 
 
 @pytest.mark.parametrize(
@@ -222,44 +231,16 @@ def test_window_too_small(make, contract: int, soc: str, monkeypatch: pytest.Mon
     assert tile(call).error == ""
 
 
-def test_soc_of_the_runtime_where_the_platform_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_soc_of_the_platform_or_else_of_the_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     running = ctypes.c_char_p.in_dll(probe(), "probe_soc")
     assert "the SoC is unknown, the kernels are built for" in tile(dispatch(soc="")).error
-    for soc in (A2, A3):
+    unknown = tile(dispatch(soc="Ascend310P3")).error
+    assert "the SoC is Ascend310P3, the kernels are built for Ascend910B and Ascend910_93" in unknown
+    assert tile(dispatch(soc="Ascend910B1")).data == tile(dispatch(soc=A2)).data
+    for soc, other in ((A2, A3), (A3, A2)):
         monkeypatch.setattr(running, "value", soc.encode())
         assert tile(dispatch(soc="")).data == tile(dispatch(soc=soc)).data != b""
-    other = A2 if running.value == A3.encode() else A3
-    assert tile(dispatch(soc=other)).data != tile(dispatch(soc="")).data  # the platform comes first
-
-
-BAD = {
-    "ep_rank_id": (dispatch(), {"ep_rank_id": 8}),
-    "ep_world_size": (dispatch(), {"ep_world_size": 0}),
-    "quant_mode": (dispatch(), {"quant_mode": 1}),
-    "scales": (dispatch(), {"scales": (torch.float32, (32, 256))}),
-    "x": (dispatch(), {"x": (INT, (16, 256))}),
-    "expert_ids": (dispatch(), {"expert_ids": (INT, (15, 4))}),
-    "mask": (dispatch(), {"x_active_mask": (torch.bool, (15,))}),
-    "comm_alg": (dispatch(), {"comm_alg": "quick"}),
-    "tp": (combine(), {"tp_world_size": 2}),
-    "experts": (combine(), {"moe_expert_num": 31}),
-    "expand_idx": (combine(), {"expand_idx": (INT, (3,))}),
-    "assist": (combine(contract=2), {"expand_idx": (INT, (3,))}),
-    "global_bs": (combine(), {"global_bs": 8}),
-    "comm_quant_mode": (combine(), {"comm_quant_mode": 2}),
-    "shared_expert_x": (combine(), {"shared_expert_x": (torch.bfloat16, (16, 256))}),
-    "copy_expert_num": (dispatch(contract=2), {"copy_expert_num": 1}),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_arguments_have_the_same_message(name: str) -> None:
-    valid, changes = BAD[name]
-    assert tile(valid).error == ""
-    call = valid.changed(**changes)
-    message = plan(call).error
-    assert message
-    assert tile(call).error == f"{call.op_type}: {message}"
+        assert tile(dispatch(soc=other)).data != tile(dispatch(soc="")).data  # the platform comes first
 
 
 def test_what_the_definition_asks_for_is_missing() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from gloo_ranks import GlooThreads
+from gloo_ranks import threads
 
 import ascend_moe.reference as ref
 from ascend_moe.comm import LocalCluster
@@ -39,11 +38,6 @@ def make_case(seed: int, world: int) -> Case:
     if case.world != world or (seed % 12 == 0 and case.ids != "bad"):  # an overflow takes two ranks
         return replace(case, world=world, ids="any", topk=8)
     return case
-
-
-@functools.cache
-def threads(world: int) -> GlooThreads:
-    return GlooThreads(world)
 
 
 def call(dispatcher: Any, case: Case, rank: int) -> tuple[Dispatched, torch.Tensor, torch.Tensor]:

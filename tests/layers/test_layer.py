@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from gloo_ranks import GlooThreads
-from hf_models import LAYER, MODELS, Saved, run_block, save
+from gloo_ranks import threads
+from hf_models import LAYER, MODELS, run_block, saved
 
-import ascend_moe.reference as ref
 from ascend_moe.checkpoint import build_layer
 from ascend_moe.comm import LocalCluster, lookup
 from ascend_moe.dispatchers import AllGatherDispatcher, AllToAllDispatcher, Dispatcher, WindowDispatcher
@@ -23,11 +21,6 @@ from ascend_moe.ops import calls
 CARRIERS = ["window v2", "window v1", "all-to-all", "all-gather"]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 SMALL = MoEConfig(32, 24, 8, 3, shared_intermediate_size=16)
-
-
-@functools.cache
-def threads(world: int) -> GlooThreads:
-    return GlooThreads(world)
 
 
 def run(carrier: str, world: int, experts: int, body: Callable[[Dispatcher, int], Any]) -> list[Any]:
@@ -46,17 +39,6 @@ def share(x: torch.Tensor, world: int, rank: int) -> torch.Tensor:
     return x.chunk(world)[rank]
 
 
-@pytest.fixture(scope="session")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """saved(model, fused, dtype): that checkpoint and its block, made once."""
-
-    @functools.cache
-    def get(model: str, fused: bool, dtype: torch.dtype) -> Saved:
-        return save(model, tmp_path_factory.mktemp(model), fused=fused, dtype=dtype)
-
-    return get
-
-
 FP32, BF16 = torch.float32, torch.bfloat16
 
 
@@ -70,10 +52,8 @@ FP32, BF16 = torch.float32, torch.bfloat16
     ids=str,
 )
 @pytest.mark.parametrize("model", MODELS)
-def test_equals_transformers(
-    saved: Any, model: str, carrier: str, world: int, fused: bool, dtype: torch.dtype
-) -> None:
-    checkpoint = saved(model, fused, dtype)
+def test_equals_transformers(model: str, carrier: str, world: int, fused: bool, dtype: torch.dtype) -> None:
+    checkpoint = saved(model, "fused" if fused else "published", dtype)
     x = torch.randn(24, checkpoint.hidden, generator=torch.Generator().manual_seed(3)).to(dtype)
     expected = run_block(checkpoint.block, x)
     rms = float(expected.float().square().mean().sqrt())
@@ -89,15 +69,10 @@ def test_equals_transformers(
     torch.testing.assert_close(result, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
-def swiglu_expert(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
-    gate, up = (x @ gate_up).chunk(2, -1)
-    return (torch.nn.functional.silu(gate) * up) @ down
-
-
 @pytest.mark.parametrize("mask_kind", ["none", "1d", "2d"])
 @pytest.mark.parametrize("carrier", CARRIERS)
 def test_masks_and_unequal_batches(carrier: str, mask_kind: str) -> None:
-    """Ranks with 5, 0 and 3 tokens of up to 6, some inactive, against a dense layer token by token."""
+    """Ranks with 5, 0 and 3 tokens of up to 6, some inactive, against one rank that has all experts."""
     world, config = 3, MoEConfig(32, 24, 6, 3, shared_intermediate_size=16)
     gen = torch.Generator().manual_seed(1)
     xs = [torch.randn(bs, 32, generator=gen) for bs in (5, 0, 3)]
@@ -107,29 +82,27 @@ def test_masks_and_unequal_batches(carrier: str, mask_kind: str) -> None:
         "2d": [torch.rand(len(x), config.top_k, generator=gen) < 0.5 for x in xs],
     }[mask_kind]
 
-    def body(dispatcher: Dispatcher, rank: int) -> Any:
+    def body(dispatcher: Dispatcher, rank: int) -> torch.Tensor:
         layer = MoELayer(config, dispatcher, dtype=torch.float32, global_bs=1).init_weights(5)
-        weights, ids = layer.route(xs[rank])
-        shared = layer.run_shared(xs[rank])
-        result = layer(xs[rank], masks[rank], global_bs=world * 6)
-        return result, ref.RankInput(xs[rank], ids, None, masks[rank], weights, shared), layer
+        return layer(xs[rank], masks[rank], global_bs=world * 6)
 
-    ranks = run(carrier, world, config.num_experts, body)
-    layers = [layer for _, _, layer in ranks]
-
-    def expert(number: int, row: torch.Tensor) -> torch.Tensor:
-        layer, local = layers[number // 2], number % 2
-        return swiglu_expert(row, layer.w_gate_up[local], layer.w_down[local])
-
-    inputs = [one for _, one, _ in ranks]
-    shared = swiglu_expert(xs[0], layers[0].shared_gate_up, layers[0].shared_down)
-    torch.testing.assert_close(inputs[0].shared_expert_x, shared)
-    for (result, one, _), expected in zip(ranks, ref.dense(inputs, expert, config.num_experts), strict=True):
+    alone = AllToAllDispatcher(threads(1).groups[0], config.num_experts)
+    whole = MoELayer(config, alone, dtype=torch.float32).init_weights(5)
+    for x, mask, result in zip(xs, masks, run(carrier, world, config.num_experts, body), strict=True):
+        pairs = (
+            torch.ones(len(x), config.top_k, dtype=torch.bool) if mask is None else mask.reshape(len(x), -1)
+        )
+        weights, ids = whole.route(x)
+        weights = weights * pairs
+        expected = whole.run_shared(x)
+        for expert in range(config.num_experts):
+            gate, up = (x @ whole.w_gate_up[expert]).chunk(2, -1)
+            rows = (torch.nn.functional.silu(gate) * up) @ whole.w_down[expert]
+            expected = expected + rows * (weights * (ids == expert)).sum(1, keepdim=True)
+        expected[~pairs.any(1)] = 0
         torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
-        if (mask := one.x_active_mask) is not None:
-            dead = ~mask if mask.dim() == 1 else ~mask.any(1)
-            assert torch.equal(result[dead], torch.zeros_like(result[dead]))
-    assert mask_kind == "none" or any((result == 0).all(1).any() for result, _, _ in ranks)
+        assert not result[~pairs.any(1)].any()
+    assert mask_kind == "none" or not all(mask.all() for mask in masks)
 
 
 def test_w8a8() -> None:

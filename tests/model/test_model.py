@@ -87,20 +87,6 @@ def test_a_changed_header_changes_the_model(header: Header, tmp_path: Path) -> N
     assert different >= {"B", "COUNTS_COMPLETE(at,", "N", "PARITY(i)", "ROUNDS", "SEVERITY(code)"}
 
 
-def test_every_block_has_one_place(header: Header) -> None:
-    layout = Layout(header, 3, 5, 1 << 20)
-    for parity in (0, 1):
-        for source in range(3):
-            for block in range(layout.blocks):
-                place = layout.place(layout.status(parity, source, block))
-                assert (place.what, place.parity, place.source, place.block) == (
-                    *("status", parity, source, block),
-                )
-    assert [layout.place(layout.abort(source)).source for source in range(3)] == [0, 1, 2]
-    assert layout.place(header("control_offset")).what == "control"
-    assert layout.place(layout.status(0, 0, layout.blocks)).what == "other"
-
-
 # ---- runs
 
 

@@ -15,11 +15,9 @@ import pytest
 import torch
 import transformers
 from hf_models import LAYER, save
-from typer.testing import CliRunner
 
 from ascend_moe.checkpoint.config import moe_config
 from ascend_moe.checkpoint.presets import PRESETS
-from ascend_moe.cli.root import app
 from ascend_moe.demo import launch
 from ascend_moe.demo.check import verify
 from ascend_moe.demo.layers import RunSpec, default_text
@@ -33,15 +31,14 @@ nightly = pytest.mark.nightly
 
 def invoke(*args: str) -> tuple[int, str]:
     """Exit code and all output of `ascend-moe`, its words one space apart and out of their boxes."""
-    result = CliRunner().invoke(app, args)
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result.exit_code, " ".join(re.sub("[│╭╮╰╯─]", " ", result.output).split())
+    code, out, err = commands.said(*args)
+    return code, " ".join(re.sub("[│╭╮╰╯─]", " ", out + err).split())
 
 
 def run_json(*args: str, code: int = 0) -> dict[str, Any]:
-    result = CliRunner().invoke(app, ["run", "--preset", "tiny", "--json", *args])
-    assert result.exit_code == code, result.output
-    found: dict[str, Any] = json.loads(result.stdout)
+    said = commands.said("run", "--preset", "tiny", "--json", *args)
+    assert said.code == code, said
+    found: dict[str, Any] = json.loads(said.out)
     return found
 
 

@@ -89,14 +89,6 @@ def test_settings(
     assert level == OK or (one.why and one.fix)
 
 
-def test_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_source_hash", lambda root: _lib.lib().am_source_hash().decode())
-    found = by_topic(machine.findings())
-    assert {"compiler", "cores", "open files"} <= set(found)
-    for topic in ("python", "torch", "shared memory", "native library"):
-        assert found[topic].level == OK
-
-
 def _refuse(name: str) -> int:
     raise PermissionError("Operation not permitted")
 
@@ -277,8 +269,12 @@ def test_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HCCL_BUFFSIZE", "many")
     code, said, _ = commands.said("doctor", "--json", "-p", "deepseek-v3")
     levels = {one["topic"]: one["level"] for one in json.loads(said)["findings"]}
-    assert code == 1 and levels["HCCL_BUFFSIZE"] == ERROR
-    assert levels["configuration"] == OK  # as far as can be said
+    assert (
+        code == 1 and levels["HCCL_BUFFSIZE"] == ERROR and {"compiler", "cores", "open files"} <= set(levels)
+    )
+    # What is well, and the configuration as far as can be said.
+    well = ("python", "torch", "shared memory", "native library", "configuration")
+    assert [levels[topic] for topic in well] == [OK] * 5
 
 
 def test_a_part_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:

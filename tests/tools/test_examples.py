@@ -45,12 +45,9 @@ def pasted_output(name: str) -> str:
     return "".join(f"{line[2:]}\n" for line in lines)
 
 
-def test_output_of_quickstart_is_the_pasted_one(tmp_path: Path) -> None:
-    assert run("quickstart.py", [], tmp_path) == pasted_output("quickstart.py")
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name, launcher", RUNS[1:])
+@pytest.mark.parametrize(
+    "name, launcher", [RUNS[0], *(pytest.param(*run, marks=pytest.mark.nightly) for run in RUNS[1:])]
+)
 def test_output_is_the_pasted_one(name: str, launcher: list[str], tmp_path: Path) -> None:
     assert run(name, launcher, tmp_path) == pasted_output(name)
 
@@ -100,10 +97,7 @@ def test_readme_shows_what_is_printed() -> None:
     tree = EXAMPLES.parent
     readme = (tree / "README.md").read_text()
     source = (EXAMPLES / "quickstart.py").read_text().partition("\n# Output:\n")[0]
-    assert (
-        f"```python\n{source.partition('import torch')[1]}{source.partition('import torch')[2].rstrip()}\n```"
-        in readme
-    )
+    assert f"```python\nimport torch{source.partition('import torch')[2].rstrip()}\n```" in readme
     assert f"```\n{pasted_output('quickstart.py')}```" in readme
     for link in re.findall(r"\]\(([^)]+)\)", readme):
         assert (tree / link).exists(), link

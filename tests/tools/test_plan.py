@@ -190,29 +190,20 @@ def assert_ub_is_taken(one: Request, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("hidden", "cores"), [(64, 6), (2048, 1), (7168, 2), (7168, 8)])
-@pytest.mark.parametrize("quant", ["none", "int8", "smooth"])
+@pytest.mark.parametrize("rows", [{}, {"quant": True}, {"quant": True, "smooth": True}])
 @pytest.mark.parametrize(
-    ("contract", "dtype"),
+    "kind",
     [
-        ("v2", "bf16"),
-        ("v1", "fp32"),
-        pytest.param("v1", "bf16", marks=pytest.mark.nightly),
-        pytest.param("v2", "fp32", marks=pytest.mark.nightly),
+        {"contract": "v2"},
+        {"contract": "v1", "dtype": "fp32"},
+        pytest.param({"contract": "v1"}, marks=pytest.mark.nightly),
+        pytest.param({"contract": "v2", "dtype": "fp32"}, marks=pytest.mark.nightly),
     ],
 )
 @pytest.mark.parametrize("algorithm", ["window", "direct"])
-def test_ub_is_what_the_kernels_take(
-    hidden: int,
-    cores: int,
-    quant: str,
-    contract: str,
-    dtype: str,
-    algorithm: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ub_is_what_the_kernels_take(algorithm, kind, rows, hidden, cores, monkeypatch) -> None:
     one = Request(ranks=3, experts=36, hidden=hidden, topk=4, batch=70, cores=cores, comm_alg=algorithm)
-    kind = {"dtype": dtype, "contract": contract, "quant": quant != "none", "smooth": quant == "smooth"}
-    assert_ub_is_taken(replace(one, **kind), monkeypatch)
+    assert_ub_is_taken(replace(one, **kind, **rows), monkeypatch)
 
 
 @pytest.mark.parametrize("contract", ["v1", "v2"])
@@ -247,10 +238,8 @@ def test_tiling_and_socs() -> None:
     for name, ranks_per_server, transport in places:
         found = tiling(ranks=16, soc=name, ranks_per_server=ranks_per_server)
         assert (found["transport"], found["block_dim"]) == (transport, soc.soc(name).aiv)
-    assert {one.aiv for one in soc.SOCS.values()} == {40, 48}
     assert plan.limits()["ub_bytes"] == soc.UB_KIB * 1024
     assert all(one.aiv == 2 * one.aic and one.aiv <= calls.MAX_CORES for one in soc.SOCS.values())
-    assert {soc.soc(f"Ascend910B{n}").series for n in (1, 2, 3, 4)} == {"A2"}
 
 
 # ---- the command

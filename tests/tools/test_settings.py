@@ -78,9 +78,6 @@ def test_bad_values(setting: settings.Setting[Any], text: str, monkeypatch: pyte
         setting.get()
     assert str(raised.value) == f"{setting.name}={text} must be {setting.rule}"
     assert raised.value.argument == setting.name
-
-
-def test_an_engine_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(settings.ENGINE.name, "quick")
     with pytest.raises(LibraryError, match="ASCEND_MOE_ENGINE=quick is no engine: set it to one of fast, ch"):
         settings.ENGINE.get()

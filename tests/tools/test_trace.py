@@ -91,11 +91,9 @@ def test_a_wait_is_tied_to_the_store_that_ended_it() -> None:
     """Rank 0 comes late: what rank 1 waits for is rank 0's status."""
 
     def late(rank: int, group_ep: str) -> None:
+        barrier.wait(20)
         if rank == 0:
-            barrier.wait(20)
             time.sleep(0.05)
-        else:
-            barrier.wait(20)
         round_trip(rank, group_ep)
 
     barrier = threading.Barrier(WORLD)
@@ -182,13 +180,10 @@ def check_chrome(document: dict[str, Any]) -> Counter[str]:
             assert event["ph"] == "C" and all(value >= 0 for value in event["args"].values())
     assert tracks.keys() <= named
     for own in tracks.values():  # one after the other, or one in the other
-        spans = [(round(e["ts"] * 1000), -round(e["dur"] * 1000)) for e in own]
         ends: list[int] = []
-        for start, length in sorted(spans):
-            assert length <= 0
-            while ends and ends[-1] <= start:
-                ends.pop()
-            assert not ends or start - length <= ends[-1]
+        for start, length in sorted((round(e["ts"] * 1000), -round(e["dur"] * 1000)) for e in own):
+            ends = [end for end in ends if end > start]
+            assert length <= 0 and all(start - length <= end for end in ends)
             ends.append(start - length)
     for pair in flows.values():
         start, finish = sorted(pair, key=lambda e: e["ph"], reverse=True)
@@ -292,7 +287,7 @@ def test_predicted(algorithm: str) -> None:
 
 
 def traced_round_trip(path: str) -> list[int]:
-    """What a rank process does: the ranks that its own recording has."""
+    """What a rank process does: the ranks of its own recording."""
     failure_cases.use_real_library()
     group = ascend_moe.comm_name()
     with ascend_moe.trace(path) as recording:
@@ -302,15 +297,10 @@ def traced_round_trip(path: str) -> list[int]:
 
 
 def test_every_process_writes_its_file(tmp_path: Path) -> None:
-    before = time.clock_gettime(time.CLOCK_MONOTONIC)
     with Ranks(2) as ranks:
         assert values(ranks.call(traced_round_trip, str(tmp_path / "t.json"))) == [[0], [1]]
-    after = time.clock_gettime(time.CLOCK_MONOTONIC)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["t.rank0.json", "t.rank1.json"]
     for rank in range(2):
         document = json.loads((tmp_path / f"t.rank{rank}.json").read_text())
         check_chrome(document)
         assert {event["pid"] for event in document["traceEvents"]} == {rank}
-        # Opened together, the files are on the one clock of the machine.
-        times = [event["ts"] / 1e6 for event in document["traceEvents"] if "ts" in event]
-        assert before < min(times) < max(times) < after
