@@ -31,7 +31,7 @@ def assert_named(outcome: Outcome, error: str, rank: int, *words: str) -> None:
 # ---- working together
 
 
-def test_name_ops_and_generations() -> None:
+def test_name_ops_generations_and_subgroups() -> None:
     with Ranks(3) as ranks:
         inheritable = values(ranks.call(cases.inheritable_files))
         for rank in (2, 0, 1):  # the first use may be an op, and ranks may come late
@@ -46,17 +46,13 @@ def test_name_ops_and_generations() -> None:
         assert values(ranks.call(cases.op)) == exchanged(3)
         assert values(ranks.call(cases.open_files)) == files, "fresh windows leave no descriptor of old ones"
         assert values(ranks.call(cases.inheritable_files)) == inheritable, "ours are close-on-exec"
-
-
-def test_subgroups_have_windows_of_their_own() -> None:
-    with Ranks(3) as ranks:
+        # A group of some of the ranks has windows of its own.
         names = values(ranks.call(cases.new_group, [2, 0]))
         assert names[0] == names[2] != "0"
         name = str(names[0])
-        size = len(name)
-        assert values(ranks.call(cases.op, name, ranks=[0, 2])) == [[size, 100 + size]] * 2
-        assert values(ranks.call(cases.op)) == exchanged(3)
-        assert values(ranks.call(cases.op, name, ranks=[0, 2])) == [[size, 100 + size]] * 2
+        for _ in range(2):
+            assert values(ranks.call(cases.op, name, ranks=[0, 2])) == [[len(name), 100 + len(name)]] * 2
+            assert values(ranks.call(cases.op)) == exchanged(3)
 
 
 def test_group_of_the_same_name_made_anew_gets_new_windows() -> None:

@@ -32,27 +32,16 @@ DEEPSEEK = Request(ranks=64, experts=256, hidden=7168, topk=8, batch=128)
 POINTS = [
     # 512*128*4608 + 512*8*4096 = 318767104, twice that is 608 MiB; the operator's error says 609
     (PUBLISHED, "A3 V2", 608),
-    # packets: 4140 / 480 -> 9 of 512 bytes are 4608 as well
     (PUBLISHED, "A3 V2 fullmesh_v2", 608),
-    # 128*256*14848 + 128*8*14336 = 501219328, twice
     (DEEPSEEK, "A3 V2", 956),
-    # 14380 / 480 -> 30 packets, 15360 bytes: 128*256*15360 + 14680064 = 517996544, twice
     (DEEPSEEK, "A3 V2 fullmesh_v2", 988),
-    # checked 16*64*7168*4*16 = 448 MiB; documented 2 + 4*64*7296*(256+9) / 2^20 = 474.03
     (replace(DEEPSEEK, ranks=16, batch=64), "A3 V1", 475),
-    # checked 8*512*7168*4*16 = 1792 MiB; documented 2 + 4*512*7296*(128+9) / 2^20 = 1954.2
     (replace(DEEPSEEK, ranks=8, experts=128, batch=512), "A3 V1", 1955),
-    # one local expert: checked 256*512*7168*4 = 3584 MiB; documented 2 + 4*512*7296*(256+9) / 2^20 = 3778.3
     (replace(DEEPSEEK, ranks=256, batch=512), "A3 V1", 3779),
-    # 256*16*8*7168*4 = 896 MiB, and 4
     (replace(DEEPSEEK, ranks=16, batch=256), "A2 fullmesh", 900),
-    # L 4 < K 8: 128*64*4*7168*4 = 896 MiB, and 4
     (DEEPSEEK, "A2 fullmesh", 900),
-    # 256*256*14464 = 904 MiB, and 104
     (replace(DEEPSEEK, ranks=16, batch=256), "A2 hierarchy", 1008),
-    # 260 * 3702784 = 918.1 MiB, and 8
     (replace(DEEPSEEK, ranks=16, batch=256), "A2 hierarchy, later", 927),
-    # one token of 2 KiB: 2 * (64*2560 + 2*2048) = 335872 bytes
     (Request(ranks=8, experts=64, hidden=1024, topk=2, batch=1), "A3 V2", 1),
 ]
 
