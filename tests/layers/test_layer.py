@@ -89,9 +89,9 @@ def test_masks_and_unequal_batches(carrier: str, mask_kind: str) -> None:
     alone = AllToAllDispatcher(threads(1).groups[0], config.num_experts)
     whole = MoELayer(config, alone, dtype=torch.float32).init_weights(5)
     for x, mask, result in zip(xs, masks, run(carrier, world, config.num_experts, body), strict=True):
-        pairs = (
-            torch.ones(len(x), config.top_k, dtype=torch.bool) if mask is None else mask.reshape(len(x), -1)
-        )
+        pairs = torch.ones(len(x), config.top_k, dtype=torch.bool)
+        if mask is not None:
+            pairs &= mask if mask.dim() == 2 else mask[:, None]
         weights, ids = whole.route(x)
         weights = weights * pairs
         expected = whole.run_shared(x)

@@ -330,7 +330,7 @@ def test_ranks_end_when_the_benchmark_is_killed(tmp_path: Path) -> None:
 
 
 def until(look: Callable[[], Iterable[Any]], enough: Callable[[list[Any]], bool]) -> list[Any]:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not enough(found := list(look())):
         assert time.monotonic() < deadline, f"still {found}"
         time.sleep(0.02)
