@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ _NAMES = (
     "expand_x", "dynamic_scales", "expand_idx", "expert_token_nums", "ep_recv_counts", "tp_recv_counts",
     "expand_scales",
 )  # fmt: skip
-Hint = Callable[[torch.Tensor, torch.Tensor, int], str]
 _THIRD = {"v1": "expand_idx", "v2": "assist_info_for_combine"}
 
 
@@ -91,42 +90,26 @@ def _dispatch_differences(
         return [f"the operator gives {len(_NAMES)} tensors ({', '.join(_NAMES)}); got {what}"]
     third, triples = _THIRD[contract], contract == "v2" and not between_servers
     got = dict(zip((*_NAMES[:2], third, *_NAMES[3:]), outputs, strict=True))
-    where = Places(expected, rank)
-    # Name, tensor, what a place in it is called, what its elements are, what else is plain to see.
-    wanted: list[tuple[str, torch.Tensor, Callable[[int], str], str, Hint]] = [
-        ("ep_recv_counts", expected.ep_recv_counts, where.segment, "counts", _none),
-        ("expert_token_nums", expected.expert_token_nums, where.expert_nums, "numbers", where.other_type),
-        ("tp_recv_counts", expected.tp_recv_counts, where.tp, "counts", _none),
-        (
-            "expand_x",
-            expected.expand_x,
-            lambda row: f"expand_x row {row} {where.row(row)}",
-            "rows",
-            where.held,
-        ),
-    ]
-    index: tuple[str, torch.Tensor, Callable[[int], str], str, Hint] = (
-        (third, expected.assist_info, where.triple, "triples", where.other_triple)
-        if triples
-        else (third, expected.expand_idx, where.pair, "indices", _none)
-    )
-    wanted.insert(3, index)
-    scales = expected.dynamic_scales
-    if scales is not None or exact_shapes:
-        scales = torch.empty(0) if scales is None else scales
-        head = "dynamic_scales row"
-        wanted.append(
-            ("dynamic_scales", scales, lambda row: f"{head} {row} {where.row(row)}", "scales", _reciprocal)
-        )
+    wanted: dict[str, torch.Tensor] = {
+        "ep_recv_counts": expected.ep_recv_counts,
+        "expert_token_nums": expected.expert_token_nums,
+        "tp_recv_counts": expected.tp_recv_counts,
+        third: expected.assist_info if triples else expected.expand_idx,
+        "expand_x": expected.expand_x,
+    }
+    if expected.dynamic_scales is not None or exact_shapes:
+        scales = expected.dynamic_scales
+        wanted["dynamic_scales"] = torch.empty(0) if scales is None else scales
     if exact_shapes:
-        wanted.append(("expand_scales", torch.empty(0), str, "scales", _none))
-    found = []
-    for name, want, head_of, noun, hint in wanted:
-        flat = want.reshape(-1) if name == third else want
+        wanted["expand_scales"] = torch.empty(0)
+    places, found = Places(expected, rank), []
+    for name, want in wanted.items():
+        flat = want if name == "expand_x" else want.reshape(-1)
         sentence = _form(name, got[name], flat, expected, exact_shapes)
         if sentence is None:
             part = got[name][: flat.shape[0]].reshape(want.shape)
-            sentence = _difference(part, want, head_of, noun, hint)
+            called = "expand_idx" if name == third and not triples else name
+            sentence = _difference(part, want, called, places)
         if sentence is not None:
             found.append(sentence)
     return found
@@ -160,98 +143,44 @@ def _combine_differences(outputs: object, want: torch.Tensor) -> list[str]:
         return [f"the result has dtype {outputs.dtype}, expected {want.dtype}"]
     if outputs.shape != want.shape:
         return [f"the result has shape {tuple(outputs.shape)}, expected {tuple(want.shape)}"]
-    sentence = _difference(outputs, want, lambda token: f"token {token}", "tokens", _held)
+    sentence = _difference(outputs, want, "token")
     return [] if sentence is None else [sentence]
 
 
-def _difference(
-    got: torch.Tensor, want: torch.Tensor, head_of: Callable[[int], str], noun: str, hint: Hint
-) -> str | None:
+def _difference(got: torch.Tensor, want: torch.Tensor, name: str, places: Places | None = None) -> str | None:
     """The first unequal element of two tensors of one shape, in words; None where all bits are equal."""
-    unequal = differing(got, want).reshape(want.shape[0], -1)
+    unequal = differing(got, want)
     if not unequal.any():
         return None
+    unequal = unequal.reshape(want.shape[0], -1)
     row = int(unequal.any(axis=1).argmax())
     at = int(unequal[row].argmax())
     g, w = got[row].reshape(-1)[at], want[row].reshape(-1)[at]
-    values = f"expected {words(w)}, got {words(g)}{gap(g, w)}; "
-    rows = f"{int(unequal.any(axis=1).sum())} of {unequal.shape[0]} {noun}"
+    wrong = f"{int(unequal.any(axis=1).sum())} of {unequal.shape[0]}"
     if want.dim() == 1:
-        return f"{head_of(row)}: {values}{rows} differ{hint(got, want, row)}"
-    inside = f"{int(unequal[row].sum())} of its {unequal.shape[1]} elements differ, in all {rows}"
-    return f"{head_of(row)}, element {at}: {values}{inside}{hint(got, want, row)}"
+        head, wrong = f"{name}[{row}]", f"{wrong} differ"
+    else:
+        head = f"{name} {row}" if places is None else f"{name} row {row}"
+        wrong = f"{int(unequal[row].sum())} of its {unequal.shape[1]} elements differ, in all {wrong} rows"
+    element = f", element {at}" if want.dim() > 1 else ""
+    place = f" ({places.of(name, row)})" if places else ""
+    return (
+        f"{head}{place}{element}: expected {words(w)}, got {words(g)}{gap(g, w)}; {wrong}"
+        f"{_hint(got, want, row, name, places)}"
+    )
 
 
-# ---- where a wrong element is: expert, source rank, token and k instead of an offset
-
-
-class Places:
-    """Puts a position in one of dispatch's outputs into words, and what stands there by mistake."""
-
-    def __init__(self, expected: DispatchResult, rank: int) -> None:
-        self.rank = rank
-        self.ids = expected.expert_ids
-        self.locals = int(expected.expert_token_nums.shape[0])
-        self.world = len(expected.rows_sent)
-        self.triples: list[list[int]] = expected.assist_info.tolist()
-        self.ends: list[int] = expected.ep_recv_counts.tolist()
-
-    def _expert(self, local: int) -> str:
-        return f"local expert {local} = expert {self.rank * self.locals + local}"
-
-    def row(self, row: int) -> str:
-        """Where row i of expand_x comes from."""
-        local = sum(total <= row for total in self.ends) // self.world
-        source, token, k = self.triples[row]
-        return f"({self._expert(local)}, from rank {source}, token {token}, k {k})"
-
-    def segment(self, i: int) -> str:
-        place = f"{self._expert(i // self.world)}, from rank {i % self.world}"
-        return f"ep_recv_counts[{i}] ({place}; inclusive prefix sum)"
-
-    def expert_nums(self, i: int) -> str:
-        return f"expert_token_nums[{i}] ({self._expert(i)})"
-
-    def tp(self, i: int) -> str:
-        return f"tp_recv_counts[{i}] (all rows of this rank)"
-
-    def pair(self, i: int) -> str:
-        topk = int(self.ids.shape[1])
-        place = f"token {i // topk}, k {i % topk}, expert {int(self.ids.reshape(-1)[i])}"
-        return f"expand_idx[{i}] ({place}; this rank's earlier pairs of that expert)"
-
-    def triple(self, row: int) -> str:
-        return f"assist_info_for_combine, the triple of row {row} {self.row(row)}"
-
-    def other_type(self, got: torch.Tensor, want: torch.Tensor, i: int) -> str:
-        cumulative = torch.tensor(self.ends[self.world - 1 :: self.world], dtype=torch.int64)
-        each = torch.diff(cumulative, prepend=torch.zeros(1, dtype=torch.int64))
-        if torch.equal(got, cumulative):
-            return "; these are the cumulative numbers of expert_token_nums_type 0, type 1 was asked for"
-        if torch.equal(got, each):
-            return "; these are the numbers per expert of expert_token_nums_type 1, type 0 was asked for"
+def _hint(got: torch.Tensor, want: torch.Tensor, row: int, name: str, places: Places | None) -> str:
+    """What is plain to see: another row's bits, a reciprocal, the numbers of the other type."""
+    if name == "expert_token_nums" and places is not None:
+        for kind, nums in enumerate(places.both_nums()):
+            if torch.equal(got, nums):
+                return f"; these are the numbers of expert_token_nums_type {kind}, {1 - kind} was asked for"
+    if name == "dynamic_scales":
+        inverse = not differing(1 / got[row], want[row]).any() or not differing(got[row], 1 / want[row]).any()
+        return "; got is the reciprocal, 127 / max|x| rather than its inverse" if inverse else ""
+    if want.dim() == 1:
         return ""
-
-    def other_triple(self, got: torch.Tensor, want: torch.Tensor, row: int) -> str:
-        given = got[row].tolist()
-        hint = f"; got (source rank, token, k) = {tuple(given)}"
-        if given in self.triples:
-            other = self.triples.index(given)
-            hint += f"; that is the triple of row {other} {self.row(other)}"
-        return hint
-
-    def held(self, got: torch.Tensor, want: torch.Tensor, row: int) -> str:
-        return _held(got, want, row, "row", self.row)
-
-
-def _held(
-    got: torch.Tensor,
-    want: torch.Tensor,
-    row: int,
-    noun: str = "token",
-    place: Callable[[int], str] | None = None,
-) -> str:
-    """Finds the other row whose bits are here by mistake."""
     raw = bits(got[row])
     if not raw.any():
         return "; it is all zeros, as if nothing had been written"
@@ -259,16 +188,43 @@ def _held(
     if not same.any():
         return ""
     other = int(same.argmax())
-    return f"; it holds the bits of {noun} {other}" + (f" {place(other)}" if place else "")
+    return f"; it holds the bits of row {other}" + (f" ({places.of(name, other)})" if places else "")
 
 
-def _reciprocal(got: torch.Tensor, want: torch.Tensor, i: int) -> str:
-    inverse = not differing(1 / got[i], want[i]).any() or not differing(got[i], 1 / want[i]).any()
-    return "; got is the reciprocal, 127 / max|x| rather than its inverse" if inverse else ""
+class Places:
+    """Where an element of dispatch's outputs is: expert, source rank, token and k instead of an offset."""
 
+    def __init__(self, expected: DispatchResult, rank: int) -> None:
+        self.expected, self.rank = expected, rank
+        self.locals = int(expected.expert_token_nums.shape[0])
+        self.world = len(expected.rows_sent)
+        self.ends: list[int] = expected.ep_recv_counts.tolist()
 
-def _none(got: torch.Tensor, want: torch.Tensor, i: int) -> str:
-    return ""
+    def of(self, name: str, i: int) -> str:
+        """An element of an output with one dimension, a row of one with two or of dynamic_scales."""
+        if name == "ep_recv_counts":
+            return f"{self._expert(i // self.world)}, from rank {i % self.world}; inclusive prefix sum"
+        if name == "expert_token_nums":
+            return self._expert(i)
+        if name == "tp_recv_counts":
+            return "all rows of this rank"
+        if name == "expand_idx":
+            ids = self.expected.expert_ids
+            token, k = divmod(i, int(ids.shape[1]))
+            return (
+                f"token {token}, k {k}, expert {int(ids[token, k])}; this rank's earlier pairs of that expert"
+            )
+        source, token, k = self.expected.assist_info[i].tolist()
+        local = sum(total <= i for total in self.ends) // self.world
+        return f"{self._expert(local)}, from rank {source}, token {token}, k {k}"
+
+    def _expert(self, local: int) -> str:
+        return f"local expert {local} = expert {self.rank * self.locals + local}"
+
+    def both_nums(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """expert_token_nums of type 0 and of type 1."""
+        cumulative = torch.tensor(self.ends[self.world - 1 :: self.world], dtype=torch.int64)
+        return cumulative, torch.diff(cumulative, prepend=torch.zeros(1, dtype=torch.int64))
 
 
 # ---- tensors as bits: equality, and how a value is put into words

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..plan import Request
+from ..plan.soc import read_data
 from . import Prediction, predict
-from .costs import read_data
 
 CALIBRATION, HELD_OUT = "calibration", "held-out"
 
