@@ -90,14 +90,14 @@ class Post:
     data_bytes: int
     lent_bytes: int
     total: int
-    host: str = field(default_factory=socket.gethostname)
+    host: str = field(default_factory=lambda: socket.gethostname())
     # An abstract Unix socket; the name is of this opening alone.
     socket: str = field(default_factory=lambda: f"ascend_moe-{secrets.token_hex(16)}")
     started: int = field(default_factory=_boot_time)
     pid: int = field(default_factory=os.getpid)
     born: int = field(default_factory=lambda: getattr(process_stat(os.getpid()), "born", 0))
     pid_space: str = field(default_factory=pid_namespace)
-    machine: str = field(default_factory=machine_id)
+    machine: str = field(default_factory=lambda: machine_id())
     left: int = 0  # when the rank gave up, as ``started``
     why: str = ""
 
