@@ -98,9 +98,9 @@ def npu_moe_gating_top_k_softmax(
         k: experts a token, 0 to E.
 
     Returns:
-        weights ``(..., k)`` of x's type, the largest first, not divided by their sum; expert ids ``(..., k)``
-        int32; row indices ``(..., k)`` int32: entry j of token t is j * T + t, where T is the number of tokens.
-        Weights are differentiable.
+        weights ``(..., k)`` of x's type, the largest first, not divided by their sum; expert ids
+        ``(..., k)`` int32; row indices ``(..., k)`` int32: entry j of token t of T is
+        j * T + t. Weights are differentiable.
 
     Raises:
         ArgumentError: a rule above is broken.
@@ -210,7 +210,7 @@ def deepseek_v3(
     renorm: bool = True,
     scaling: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """DeepSeek-V3's router: sigmoid; a bias for the choice; a group counts by the sum of its two best experts.
+    """DeepSeek-V3's router: sigmoid; a bias for the choice; a group counts by its two best experts.
 
     Args:
         logits: ``(T, E)`` float.
@@ -221,7 +221,7 @@ def deepseek_v3(
         scaling: routed_scaling_factor.
 
     Returns:
-        weights ``(T, k)`` float32, the expert with the highest biased score first, and expert ids ``(T, k)`` int32.
+        weights ``(T, k)`` float32, the highest biased score first, and expert ids ``(T, k)`` int32.
 
     Raises:
         ArgumentError: as `npu_moe_gating_top_k`.

@@ -19,7 +19,7 @@ from ascend_moe import routing as routers
 from ascend_moe.errors import ArgumentError, LibraryError
 from ascend_moe.ops import registration
 from ascend_moe.ops.schemas import NAMESPACE, VENDOR_SCHEMAS, list_overload_of, schema_of
-from ascend_moe.vendor import balance, collectives, fused, meta, permute, routing
+from ascend_moe.vendor import collectives, fused, meta, permute, routing
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ _DIFFERENTIABLE = (
 )
 _COLLECTIVE = (collectives.npu_moe_distribute_combine_add_rms_norm, collectives._npu_distribute_barrier)
 _OTHERS = (
-    balance.npu_moe_update_expert,
+    routing.npu_moe_update_expert,
     experts.npu_dequant_swiglu_quant,
     experts.npu_dynamic_quant,
     fused.npu_grouped_matmul_swiglu_quant,
