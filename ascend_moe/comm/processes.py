@@ -439,8 +439,10 @@ class Opening:
         self._unmap()
 
     def _close_connections(self) -> None:
-        for end in (*self.askers, *self.peers.values()):
-            end.close()
+        for asker in self.askers:
+            asker.close()
+        for peer in self.peers.values():
+            peer.close()
 
     def _unmap(self) -> None:
         if self.base:

@@ -1,6 +1,6 @@
-"""The cache of libraries that are compiled at run time; builds into it what `make` left out of an installation.
+"""The cache of libraries that are compiled at run time.
 
-A part of the installation is built when it is first asked for.
+A part that `make` left out of an installation is built into it when it is first asked for.
 """
 
 from __future__ import annotations

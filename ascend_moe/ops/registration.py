@@ -201,7 +201,7 @@ def operator(function: Callable[P, R]) -> Callable[P, R]:
     for callable_ in (op.packet, op.overload):
         callable_._op = op.through(callable_._op)
     op.keep_calls()
-    overload, defaults = op.overload, dict(function.__kwdefaults__)
+    overload, defaults = op.overload, function.__kwdefaults__ or {}
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
