@@ -9,7 +9,7 @@ import torch
 
 from ascend_moe._torch_npu import compute_dtype, npu_operator, resolve_dtype
 from ascend_moe.errors import ArgumentError, need
-from ascend_moe.experts.groups import COUNTS, CUMSUM, PAIRS, Group, read_groups
+from ascend_moe.experts.groups import COUNTS, CUMSUM, PAIRS, read_groups
 
 Tensors = Sequence[torch.Tensor]
 
@@ -222,7 +222,11 @@ def _segments(
     if len(x) == 1 and group_list is not None:
         rows = x[0].shape[0]
         groups = read_groups(group_list, group_list_type, experts, rows)
-        return [_cut(x[0], scales[0], group) for group in groups], rows
+        every = scales[0]
+        return [
+            _Segment(e, x[0][start:stop], None if every is None else every[start:stop])
+            for e, start, stop in groups
+        ], rows
     if len(x) != experts:
         raise ArgumentError(
             f"x has {len(x)} tensors and weight {experts}; without a group_list there must be one x an "
@@ -235,11 +239,6 @@ def _segments(
         described = [group.stop - group.start for group in groups] == counts
         need(described, "group_list", f"does not describe x's row counts {counts}; leave it out")
     return [_Segment(i, t, s) for i, (t, s) in enumerate(zip(x, scales, strict=True))], sum(counts)
-
-
-def _cut(x: torch.Tensor, per_token_scale: torch.Tensor | None, group: Group) -> _Segment:
-    part = slice(group.start, group.stop)
-    return _Segment(group.expert, x[part], None if per_token_scale is None else per_token_scale[part])
 
 
 def _stack(segments: list[_Segment], weights: _Weights, rows: int, out_dtype: torch.dtype) -> torch.Tensor:

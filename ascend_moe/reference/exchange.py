@@ -253,15 +253,12 @@ def combine(
             raise ValueError(f"rank {rank}: combine's ids and mask are not those of dispatch")
         batch, hidden = given.expert_ids.shape[0], expand_xs[rank].shape[1]
         out = np.zeros((batch, hidden), np.float32)
+        mask = given.x_active_mask
         for token in range(batch):
-            if _live(given, token):
+            if mask is None or bool(mask[token].any()):
                 out[token] = _sum(given, token, returned[rank], hidden)
         outputs.append(torch.from_numpy(out).to(expand_xs[rank].dtype))
     return outputs
-
-
-def _live(given: RankInput, token: int) -> bool:
-    return given.x_active_mask is None or bool(given.x_active_mask[token].any())
 
 
 def _sum(given: RankInput, token: int, returned: dict[tuple[int, int], Row], hidden: int) -> Row:
