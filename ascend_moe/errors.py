@@ -1,14 +1,14 @@
-"""Typed errors: one line with what, which argument or rank, the rule with its numbers, and the fix.
+"""Typed errors. A message is one line: what is wrong, for which argument or rank, the rule, the fix.
 
-Three kinds, as the window protocol tells them apart:
+There are three kinds:
 
-* local      ``ArgumentError`` and its children: seen by one rank alone, raised before its window is
-             touched; a corrected call works.
-* collective ``InvalidExpertId``, ``RoutingOverflow``, ``ConfigMismatch`` (every rank raises the same
-             one; so do an ``ArgumentError`` about values in ep_send_counts or assist_info_for_combine)
-             and ``RoutingMismatch`` (raised where it is seen): the communicator stays usable.
-* fatal      ``CommError``: ``PeerLost``, ``CommTimeout``, ``CorruptStatus``: the communicator stays
-             failed until it is closed and opened afresh; on an NPU until its process group is made anew.
+* local: ``ArgumentError`` and its children. One rank alone raises it, before it touches its window. A
+  corrected call works.
+* collective: ``InvalidExpertId``, ``RoutingOverflow`` and ``ConfigMismatch``, and an ``ArgumentError`` about
+  values in ep_send_counts or assist_info_for_combine: every rank raises the same error. ``RoutingMismatch``:
+  the rank that sees it raises it. The communicator stays usable.
+* fatal: ``CommError`` and its children ``PeerLost``, ``CommTimeout``, ``CorruptStatus``. The communicator has
+  failed until it is closed and opened again; on an NPU until its process group is made anew.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class AscendMoeError(RuntimeError):
-    """Base of every error this package raises on purpose."""
+    """Base of every error that this package raises on purpose."""
 
     def __init__(self, message: str, **details: Any) -> None:
         super().__init__(message)
@@ -29,7 +29,7 @@ class AscendMoeError(RuntimeError):
         self.others: dict[int, BaseException] = {}
 
     def __getattr__(self, name: str) -> Any:
-        # Only called when normal lookup fails: details read as attributes (error.rank, error.field).
+        # Python calls this for a missing attribute: details are attributes (error.rank, error.field).
         details = self.__dict__.get("details", {})
         if name in details:
             return details[name]
@@ -37,15 +37,15 @@ class AscendMoeError(RuntimeError):
 
 
 class ArgumentError(AscendMoeError, ValueError):
-    """An argument of this call breaks a rule. ``.argument`` names it; ``.rank``, if any, is whose it is."""
+    """An argument of this call breaks a rule: ``.argument``. ``.rank``, where it is given, passed it."""
 
 
 class WindowTooSmall(ArgumentError):
-    """The window cannot hold this. ``.needed_mib`` is what to export: HCCL_BUFFSIZE, or ``.variable``."""
+    """The window is too small for this call. Export ``.needed_mib`` as HCCL_BUFFSIZE, or as ``.variable``."""
 
 
 class WindowTensorError(ArgumentError):
-    """A tensor of ``window_empty`` that combine may not publish: spent, of other windows. ``.generation``."""
+    """Combine cannot send from this tensor: it is spent, or of other windows. ``.generation``."""
 
 
 class InvalidExpertId(AscendMoeError, ValueError):
@@ -65,7 +65,7 @@ class ConfigMismatch(AscendMoeError):
 
 
 class CommError(AscendMoeError):
-    """The communicator has failed and must be closed. ``.rank`` is the culprit, ``.reporter`` found it."""
+    """The communicator has failed and must be closed. ``.rank`` caused it, ``.reporter`` found it."""
 
 
 class PeerLost(CommError):
@@ -85,7 +85,7 @@ class KernelFault(AscendMoeError):
 
 
 class LibraryError(AscendMoeError, ImportError):
-    """The native library is missing or does not belong to these sources."""
+    """The native library is missing, or was built from other sources."""
 
 
 class TwinBuildError(AscendMoeError):
@@ -100,13 +100,13 @@ class TwinFault(KernelFault):
 
 
 def need(kept: bool, argument: str, rule: str) -> None:
-    """Raise ``ArgumentError`` about ``argument`` unless the rule is kept; ``rule`` continues its name."""
+    """Raise ``ArgumentError`` unless the rule is kept. The message is the argument's name, then ``rule``."""
     if not kept:
         raise ArgumentError(f"{argument} {rule}", argument=argument)
 
 
 def need_unset(**arguments: object) -> None:
-    """Raise for the first argument that is set: it selects a mode that only NPUs have."""
+    """Raise for the first argument that is set: only NPUs have the mode that it selects."""
     for name, value in arguments.items():
         empty = value is None or (isinstance(value, (list, tuple)) and len(value) == 0)
         need(empty, name, "is not supported off the NPU; leave it out")

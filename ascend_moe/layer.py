@@ -26,14 +26,14 @@ class MoEConfig:
         moe_intermediate_size: I, width of one expert.
         num_experts: E, routed experts on all ranks together.
         top_k: K, experts of a token.
-        router: "softmax" (Mixtral, Qwen2/3-MoE, DeepSeek-V2) or "deepseek_v3" (sigmoid scores, a
-            correction bias for the choice only, groups by the sum of their two best).
-        renormalize: divide the K weights by their sum.
-        n_group, topk_group: choose only from the best topk_group of n_group groups of experts; softmax
-            groups rank by their best expert.
-        routed_scaling_factor: multiplies the weights last.
-        shared_intermediate_size: width of the dense shared expert, 0 for none.
-        shared_expert_gate: multiply the shared expert by sigmoid(x . gate), as Qwen2-MoE does.
+        router: "softmax" (Mixtral, Qwen2/3-MoE, DeepSeek-V2) or "deepseek_v3" (sigmoid scores; a correction
+            bias for the choice; a group counts by the sum of its two best experts).
+        renormalize: the K weights are divided by their sum.
+        n_group, topk_group: a token chooses from its best topk_group of n_group groups of experts. With
+            router "softmax" a group counts by its best expert.
+        routed_scaling_factor: multiplies the weights at the end.
+        shared_intermediate_size: width of the dense shared expert; 0: the layer has none.
+        shared_expert_gate: the shared expert's output is multiplied by sigmoid(x . gate), as in Qwen2-MoE.
     """
 
     hidden_size: int
@@ -67,8 +67,8 @@ class MoEConfig:
 class MoELayer(nn.Module):
     """Routes tokens, runs this rank's experts, and sums their weighted rows.
 
-    Every rank of the dispatcher's group calls ``forward`` together. Weights are not initialised: load
-    them (``ascend_moe.checkpoint``) or call ``init_weights``. They do not require grad.
+    All ranks of the dispatcher's group call ``forward`` together. A new layer has no values in its weights:
+    load them (``ascend_moe.checkpoint``) or call ``init_weights``. The weights do not require grad.
 
     Parameters (L experts of this rank, from rank * L on):
         gate_weight (E, H) fp32, gate_bias (E,) fp32 (router "deepseek_v3" only),
@@ -77,7 +77,7 @@ class MoELayer(nn.Module):
 
     Args:
         config: the layer's numbers.
-        dispatcher: carries the rows; its num_experts must be the config's.
+        dispatcher: carries the rows. It must have the config's num_experts.
         dtype: bf16, fp16 or fp32, of the weights and of x.
         device: where the weights are.
         global_bs: default of ``forward``.
@@ -122,7 +122,7 @@ class MoELayer(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, seed: int = 0) -> MoELayer:
-        """Random weights that keep rows near RMS 1, the same for any number of ranks. Returns self."""
+        """Fills in random weights, the same for any number of ranks; rows stay near RMS 1. Returns self."""
 
         def fill(tensor: Tensor | None, stream: int, fan_in: int) -> None:
             if tensor is not None:
@@ -144,9 +144,9 @@ class MoELayer(nn.Module):
 
     @torch.no_grad()
     def quantize_(self) -> MoELayer:
-        """Turns the routed experts' weights into int8 per output channel (W8A8). Returns self.
+        """Turns the routed experts' weights into int8, one scale an output channel (W8A8). Returns self.
 
-        From then on dispatch sends int8 rows with one scale each (quant_mode 2).
+        From then on dispatch sends int8 rows, each with one scale (quant_mode 2).
         """
         if self.quant_mode:
             return self
@@ -166,16 +166,16 @@ class MoELayer(nn.Module):
     def forward(
         self, x: Tensor, x_active_mask: Tensor | None = None, *, global_bs: int | None = None
     ) -> Tensor:
-        """Returns the layer's output, shaped and typed as x.
+        """Returns the layer's output, with the shape and the dtype of x.
 
         Args:
             x: (..., H), in the layer's dtype; the leading dimensions together are BS.
             x_active_mask: bool, (...,) or (..., K); inactive tokens give zeros.
-            global_bs: 0 when all ranks have the same BS, else W * (largest BS); None: the layer's own.
+            global_bs: 0: all ranks have the same BS. Else W * (largest BS). None: the layer's own.
 
         Raises:
             ArgumentError: x or the mask has the wrong shape or dtype.
-            Other errors: as the dispatcher raises them.
+            Other errors: the dispatcher's.
         """
         hidden = self.config.hidden_size
         fits = x.dim() >= 1 and x.size(-1) == hidden and x.dtype == self.dtype
@@ -200,7 +200,7 @@ class MoELayer(nn.Module):
         return out.view_as(x)
 
     def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """fp32 weights and int32 expert ids, both (BS, K), of tokens (BS, H); all arithmetic in fp32."""
+        """Weights (BS, K) fp32 and expert ids (BS, K) int32 of tokens (BS, H). All arithmetic is in fp32."""
         config = self.config
         logits = functional.linear(tokens.float(), self.gate_weight)
         if config.router == "deepseek_v3":
@@ -217,7 +217,7 @@ class MoELayer(nn.Module):
         return weights * config.routed_scaling_factor if scaled else weights, ids
 
     def run_experts(self, sent: Dispatched) -> Tensor:
-        """The expert MLP over dispatched rows: (>= n, H) in the layer's dtype."""
+        """Runs the expert MLP over dispatched rows; returns (>= n, H) in the layer's dtype."""
         out = self.dispatcher.empty_expert_out(sent, self.dtype)
         quantised = self.quant_mode != 0
         return grouped_mlp(
@@ -233,7 +233,7 @@ class MoELayer(nn.Module):
         )
 
     def run_shared(self, tokens: Tensor) -> Tensor | None:
-        """The dense shared expert over (BS, H) tokens; None when the layer has none."""
+        """Runs the dense shared expert over (BS, H) tokens; None when the layer has none."""
         if self.shared_gate_up is None or self.shared_down is None:
             return None
         count = torch.full((1,), tokens.size(0), dtype=torch.int64, device=tokens.device)

@@ -22,7 +22,6 @@ from .ops import (
     npu_moe_distribute_dispatch_v2,
 )
 from .routing import npu_moe_gating_top_k, npu_moe_gating_top_k_softmax, npu_moe_gating_top_k_softmax_v2
-from .vendor.balance import npu_moe_update_expert
 from .vendor.collectives import _npu_distribute_barrier, npu_moe_distribute_combine_add_rms_norm
 from .vendor.fused import (
     npu_grouped_matmul_finalize_routing,
@@ -35,7 +34,12 @@ from .vendor.permute import (
     npu_moe_token_permute,
     npu_moe_token_unpermute,
 )
-from .vendor.routing import npu_moe_compute_expert_tokens, npu_moe_init_routing, npu_moe_init_routing_v2
+from .vendor.routing import (
+    npu_moe_compute_expert_tokens,
+    npu_moe_init_routing,
+    npu_moe_init_routing_v2,
+    npu_moe_update_expert,
+)
 
 __all__ = [
     "_npu_distribute_barrier",

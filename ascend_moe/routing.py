@@ -1,7 +1,8 @@
-"""Routers: which experts a token goes to, and with what weights.
+"""Routers: they choose the experts of every token, and the weights of the experts' rows.
 
-One core serves every router: normalise the logits in float32, choose by the (biased) scores, weigh by the
-unbiased ones. Equal scores go to the lower expert id; NaN scores come last.
+Every router takes the same three steps. It normalises the logits in float32. It chooses experts by their
+scores, to which a bias may be added. It weighs them by the scores without the bias. Of two experts with equal
+scores the one with the lower id is chosen; experts with NaN scores are chosen last.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ BY_MAX, BY_TOP2_SUM = 0, 1
 
 
 class _Groups(NamedTuple):
-    """Group-limited choice: only experts of the best ``kept`` of ``number`` groups may be chosen."""
+    """Experts form ``number`` groups. A token chooses from the best ``kept`` groups only."""
 
     number: int = 1
     kept: int = 1
@@ -42,31 +43,31 @@ def npu_moe_gating_top_k(
     routed_scaling_factor: float = 1.0,
     eps: float = 1e-20,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Choose k experts a token, within the best groups of experts where asked.
+    """Choose k experts for every token. With groups, a token chooses from its best groups only.
 
     Args:
         x: router logits ``(T, E)``, bf16, fp16 or fp32.
         k: experts a token, 1 to E / group_count * k_group.
-        bias: ``(E,)`` of x's type, added to the normalised scores for the choice only.
-        input_ids, tid2eid: routing by token id; NPU only.
-        k_group, group_count: consecutive experts form group_count groups; the best k_group take part.
-        group_select_mode: a group's score is its largest score (0) or the sum of its two largest (1).
-        renorm: 1 divides softmax weights by their sum; 0 does not. Sigmoid weights always are divided.
+        bias: ``(E,)`` of x's type. It is added to the normalised scores for the choice, not for the weights.
+        input_ids, tid2eid: routing by token id; only the NPU has it.
+        k_group, group_count: consecutive experts form group_count groups; a token chooses from k_group.
+        group_select_mode: a group's score is its largest score (0) or the sum of its two largest scores (1).
+        renorm: 1 divides softmax weights by their sum; 0 does not. Sigmoid weights are always divided.
         norm_type: 0 softmax, 1 sigmoid.
         out_flag: return the normalised scores.
         routed_scaling_factor: multiplies the weights.
-        eps: added to the sum that weights are divided by.
+        eps: is added to the sum before the weights are divided by it.
 
     Returns:
-        weights ``(T, k)`` of x's type, by falling choice score; expert ids ``(T, k)`` int32; normalised
-        scores ``(T, E)`` float32, which are zeros here and unspecified on the NPU without out_flag.
-        Weights are differentiable.
+        weights ``(T, k)`` of x's type, the expert with the highest score first; expert ids ``(T, k)`` int32;
+        normalised scores ``(T, E)`` float32. Without out_flag the scores are zeros here and undefined on the
+        NPU. Weights are differentiable.
 
     Raises:
         ArgumentError: a rule above is broken.
 
-    Source: torch_npu ``npu_moe_gating_top_k``; NPU tensors go there, and there E is at most 2048, a group
-    has more than two experts, and renorm=1 depends on the version.
+    Source: torch_npu ``npu_moe_gating_top_k``, which NPU tensors go to. There E is at most 2048, a group has
+    more than two experts, and the version decides about renorm=1.
     """
     need_unset(input_ids=input_ids, tid2eid=tid2eid)
     _check_logits(x, (2,))
@@ -92,14 +93,14 @@ def npu_moe_gating_top_k_softmax(
 
     Args:
         x: router logits ``(T, E)`` or ``(B, S, E)``, bf16, fp16 or fp32.
-        finished: bool ``x.shape[:-1]``: True rows get expert id E, which is no expert. Their weights are
-            those of the logits all the same.
+        finished: bool ``x.shape[:-1]``: a True row gets expert id E, which is no expert. Its weights are
+            computed as for every other row.
         k: experts a token, 0 to E.
 
     Returns:
-        weights ``(..., k)`` of x's type, falling, not renormalised; expert ids ``(..., k)`` int32; row
-        indices ``(..., k)`` int32: entry j of token t is j * T + t, T the number of tokens.
-        Weights are differentiable.
+        weights ``(..., k)`` of x's type, the largest first, not divided by their sum; expert ids
+        ``(..., k)`` int32; row indices ``(..., k)`` int32: entry j of token t of T is
+        j * T + t. Weights are differentiable.
 
     Raises:
         ArgumentError: a rule above is broken.
@@ -130,16 +131,16 @@ def npu_moe_gating_top_k_softmax_v2(
     renorm: int | None = 0,
     output_softmax: bool | None = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Softmax over the experts, then the k largest; or the k largest, then softmax over those.
+    """Softmax over all experts, then the k largest; or the k largest first, then softmax over these k.
 
     Args:
         x, k, finished: as `npu_moe_gating_top_k_softmax`.
-        renorm: 0 softmax first; 1 the k largest first, so that the weights sum up to 1.
+        renorm: 0: softmax first. 1: the k largest first; their weights then sum up to 1.
         output_softmax: with renorm 0: return the softmax too.
 
     Returns:
-        weights ``(..., k)`` of x's type, falling; expert ids ``(..., k)`` int32; softmax float32 of x's
-        shape, or ``(0,)`` where it is not asked for. Weights and softmax are differentiable.
+        weights ``(..., k)`` of x's type, the largest first; expert ids ``(..., k)`` int32; softmax float32 of
+        x's shape, ``(0,)`` without output_softmax. Weights and softmax are differentiable.
 
     Raises:
         ArgumentError: a rule above is broken.
@@ -149,7 +150,7 @@ def npu_moe_gating_top_k_softmax_v2(
     need(renorm in (None, 0, 1), "renorm", f"is {renorm}; it must be 0 or 1")
     weights, ids, _ = npu_moe_gating_top_k_softmax(x, finished, k)
     if renorm == 1:
-        # Chosen anew by x itself: softmax may round two values to one and would take the lower id.
+        # Softmax may round two different logits to one score, so the choice is made again by the logits.
         chosen = _best(x.detach().float().reshape(-1, x.shape[-1]), k).reshape(ids.shape)
         weights = torch.softmax(x.float().gather(-1, chosen), dim=-1).to(x.dtype)
         ids = torch.where(ids == x.shape[-1], ids, chosen.to(torch.int32))
@@ -158,7 +159,7 @@ def npu_moe_gating_top_k_softmax_v2(
 
 
 def softmax_topk(logits: torch.Tensor, k: int, renormalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """The router of Mixtral (renormalize) and of Qwen2/3-MoE (as its norm_topk_prob says).
+    """The router of Mixtral (renormalize True) and of Qwen2/3-MoE (renormalize is its norm_topk_prob).
 
     Args:
         logits: ``(T, E)`` float.
@@ -166,10 +167,10 @@ def softmax_topk(logits: torch.Tensor, k: int, renormalize: bool) -> tuple[torch
         renormalize: divide the k weights by their sum.
 
     Returns:
-        weights ``(T, k)`` float32, falling, and expert ids ``(T, k)`` int32.
+        weights ``(T, k)`` float32, the largest first, and expert ids ``(T, k)`` int32.
 
     Raises:
-        ArgumentError: logits are not ``(T, E)`` float or k is not in 1..E.
+        ArgumentError: logits are not ``(T, E)`` float, or k is not in 1..E.
     """
     _check_logits(logits, (2,))
     _check_choice(logits.shape[1], k, _Groups())
@@ -180,16 +181,16 @@ def softmax_topk(logits: torch.Tensor, k: int, renormalize: bool) -> tuple[torch
 def deepseek_v2(
     logits: torch.Tensor, k: int, n_group: int = 1, topk_group: int = 1, scaling: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """DeepSeek-V2's router: softmax, groups ranked by their best expert, no renormalisation.
+    """DeepSeek-V2's router: softmax; a group counts by its best expert; weights are not divided by their sum.
 
     Args:
         logits: ``(T, E)`` float.
         k: experts a token.
-        n_group, topk_group: groups of experts, and how many of them take part (1, 1: "greedy").
+        n_group, topk_group: a token chooses from topk_group of n_group groups (1, 1: "greedy").
         scaling: routed_scaling_factor.
 
     Returns:
-        weights ``(T, k)`` float32, falling, and expert ids ``(T, k)`` int32.
+        weights ``(T, k)`` float32, the largest first, and expert ids ``(T, k)`` int32.
 
     Raises:
         ArgumentError: as `npu_moe_gating_top_k`.
@@ -209,18 +210,18 @@ def deepseek_v3(
     renorm: bool = True,
     scaling: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """DeepSeek-V3's router: sigmoid, biased choice, groups ranked by the sum of their two best.
+    """DeepSeek-V3's router: sigmoid; a bias for the choice; a group counts by its two best experts.
 
     Args:
         logits: ``(T, E)`` float.
-        bias: e_score_correction_bias ``(E,)``, for the choice only.
+        bias: e_score_correction_bias ``(E,)``; the weights are without it.
         k: experts a token.
-        n_group, topk_group: groups of experts, and how many of them take part.
+        n_group, topk_group: a token chooses from topk_group of n_group groups.
         renorm: norm_topk_prob: divide the k weights by their sum.
         scaling: routed_scaling_factor.
 
     Returns:
-        weights ``(T, k)`` float32, by falling biased score, and expert ids ``(T, k)`` int32.
+        weights ``(T, k)`` float32, the highest biased score first, and expert ids ``(T, k)`` int32.
 
     Raises:
         ArgumentError: as `npu_moe_gating_top_k`.
@@ -237,18 +238,15 @@ def deepseek_v3(
         routed_scaling_factor=scaling,
     )
     if not renorm:
-        # The operator always divides sigmoid weights by their sum; the undivided ones are among its scores.
+        # The operator always divides sigmoid weights by their sum; its scores are not divided.
         weights = scores.gather(1, ids.to(torch.int64)) * scaling
     return weights, ids
 
 
 def _check_logits(x: torch.Tensor, dims: tuple[int, ...]) -> None:
     if x.dim() not in dims or x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        raise ArgumentError(
-            f"the logits are {tuple(x.shape)} {x.dtype}; they must be {' or '.join(f'{d}-D' for d in dims)}, "
-            "bf16, fp16 or fp32",
-            argument="x",
-        )
+        rule = f"they must be {' or '.join(f'{d}-D' for d in dims)}, bf16, fp16 or fp32"
+        raise ArgumentError(f"the logits are {tuple(x.shape)} {x.dtype}; {rule}", argument="x")
 
 
 def _check_choice(experts: int, k: int, groups: _Groups) -> None:
@@ -269,7 +267,7 @@ def _normalise(x: torch.Tensor, norm_type: int) -> torch.Tensor:
 
 
 def _choose(scores: torch.Tensor, bias: torch.Tensor | None, k: int, groups: _Groups) -> torch.Tensor:
-    """Ids ``(T, k)`` int64 of the k best experts, by falling (biased) score."""
+    """Ids ``(T, k)`` int64 of the k best experts by their (biased) scores, the best first."""
     choice = scores.detach() if bias is None else scores.detach() + bias.detach().float()
     if groups.kept < groups.number:
         members = choice.reshape(choice.shape[0], groups.number, choice.shape[1] // groups.number)
@@ -282,7 +280,7 @@ def _choose(scores: torch.Tensor, bias: torch.Tensor | None, k: int, groups: _Gr
 
 
 def _best(values: torch.Tensor, k: int) -> torch.Tensor:
-    # topk orders equal values as it likes; a stable sort keeps them by index. Negated, so that NaN is last.
+    # topk may order equal values in any way; a stable sort keeps them by index. Negated values put NaN last.
     return torch.sort(-values, dim=-1, stable=True).indices[:, :k]
 
 

@@ -16,9 +16,9 @@ import calibration_fit
 
 from ascend_moe.native.library import lib
 from ascend_moe.plan import Request
+from ascend_moe.plan.soc import KINDS, cost_table, fitted_names, known_socs, read_data
 from ascend_moe.timed import ALGORITHMS, Prediction, calibration, predict
 from ascend_moe.timed.calibration import CALIBRATION, HELD_OUT
-from ascend_moe.timed.costs import KINDS, cost_table, fitted_names, known_socs, read_data
 from ascend_moe.timed.report import ERROR_HEAD, banner, error_rows, predictions
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -43,23 +43,24 @@ def _unfit(why: str) -> ArgumentError:
     return ArgumentError(f"config.json {why}", argument="directory")
 
 
-def _mixtral(values: Json) -> MoEConfig:
+def _layer(values: Json, inner: str, experts: str, **others: Any) -> MoEConfig:
+    """The numbers that every model has; ``inner`` and ``experts``: config.json's names of two of them."""
     return MoEConfig(
         hidden_size=_get(values, "hidden_size"),
-        moe_intermediate_size=_get(values, "intermediate_size"),
-        num_experts=_get(values, "num_local_experts"),
+        moe_intermediate_size=_get(values, inner),
+        num_experts=_get(values, experts, "num_local_experts"),
         top_k=_get(values, "num_experts_per_tok"),
+        **others,
     )
+
+
+def _mixtral(values: Json) -> MoEConfig:
+    return _layer(values, "intermediate_size", "num_local_experts")
 
 
 def _qwen3(values: Json) -> MoEConfig:
-    return MoEConfig(
-        hidden_size=_get(values, "hidden_size"),
-        moe_intermediate_size=_get(values, "moe_intermediate_size"),
-        num_experts=_get(values, "num_experts", "num_local_experts"),
-        top_k=_get(values, "num_experts_per_tok"),
-        renormalize=bool(values.get("norm_topk_prob", False)),
-    )
+    normalised = bool(values.get("norm_topk_prob", False))
+    return _layer(values, "moe_intermediate_size", "num_experts", renormalize=normalised)
 
 
 def _qwen2(values: Json) -> MoEConfig:
@@ -68,18 +69,17 @@ def _qwen2(values: Json) -> MoEConfig:
 
 
 def _deepseek(values: Json, router: str, grouped: bool) -> MoEConfig:
-    inner = _get(values, "moe_intermediate_size")
-    return MoEConfig(
-        hidden_size=_get(values, "hidden_size"),
-        moe_intermediate_size=inner,
-        num_experts=_get(values, "n_routed_experts", "num_local_experts"),
-        top_k=_get(values, "num_experts_per_tok"),
+    inner = "moe_intermediate_size"
+    return _layer(
+        values,
+        inner,
+        "n_routed_experts",
         router=router,
         renormalize=bool(values.get("norm_topk_prob", router == "deepseek_v3")),
         n_group=_get(values, "n_group") if grouped else 1,
         topk_group=_get(values, "topk_group") if grouped else 1,
         routed_scaling_factor=float(values.get("routed_scaling_factor", 1.0)),
-        shared_intermediate_size=inner * int(values.get("n_shared_experts") or 0),
+        shared_intermediate_size=_get(values, inner) * int(values.get("n_shared_experts") or 0),
     )
 
 
@@ -110,10 +110,10 @@ MODEL_TYPES: dict[str, Callable[[Json], MoEConfig]] = {
 
 
 def _get(values: Json, *names: str) -> int:
-    for name in names:
+    for name in dict.fromkeys(names):
         if values.get(name) is not None:
             return int(values[name])
-    raise _unfit(f"of a {values['model_type']} has no {' or '.join(names)}")
+    raise _unfit(f"of a {values['model_type']} has no {' or '.join(dict.fromkeys(names))}")
 
 
 def _only(name: str, value: object, allowed: tuple[str, ...]) -> None:

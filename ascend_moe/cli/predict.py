@@ -11,9 +11,8 @@ from ascend_moe._text import table
 from ascend_moe.cli import options
 from ascend_moe.errors import ArgumentError
 from ascend_moe.plan import Request
-from ascend_moe.plan.soc import DEFAULT_SOC
+from ascend_moe.plan.soc import DEFAULT_SOC, known_socs
 from ascend_moe.timed import ALGORITHMS, calibration, report
-from ascend_moe.timed.costs import known_socs
 
 app = typer.Typer()
 

@@ -27,7 +27,7 @@ from ascend_moe.comm.communicator import (
     window_data_bytes,
     window_lent_bytes,
 )
-from ascend_moe.comm.processes import Opening, communicator_of, store_host
+from ascend_moe.comm.processes import Opening, store_host
 from ascend_moe.comm.threads import LocalCluster
 from ascend_moe.errors import ArgumentError, AscendMoeError
 
@@ -393,27 +393,22 @@ def _member_of(process_group: ProcessGroup | None) -> ProcessGroup:
 def _end(name: str, group: ProcessGroup) -> Communicator:
     """This rank's end, opened when there is none or when the group of this name is another one now."""
     key = (name, group.rank())
-    entry = _entries.get(key)
-    if entry is None or entry.group() is not group or entry.communicator.closed:
-        with _gates.setdefault(key, threading.Lock()):
-            entry = _entries.get(key)
-            if entry is None or entry.group() is not group or entry.communicator.closed:
-                if entry is not None:
-                    entry.communicator.close()
-                communicator = _open(name, group)
-                entry = _Entry(weakref.ref(group, lambda _: _abandon(key)), communicator)
-                _entries[key] = entry
+    with _gates.setdefault(key, threading.Lock()):
+        entry = _entries.get(key)
+        if entry is None or entry.group() is not group or entry.communicator.closed:
+            if entry is not None:
+                entry.communicator.close()
+            communicator = _open(name, group)
+            entry = _Entry(weakref.ref(group, lambda _: _abandon(key)), communicator)
+            _entries[key] = entry
     return entry.communicator
 
 
 def _open(name: str, group: ProcessGroup) -> Communicator:
     world = group.size()
     if world > MAX_WORLD:
-        raise ArgumentError(
-            f"group {name!r} has {world} ranks, windows on CPU serve at most {MAX_WORLD}: "
-            f"use ascend_moe.dispatchers",
-            argument="ep_world_size",
-        )
+        text = f"group {name!r} has {world} ranks, windows on CPU serve at most {MAX_WORLD}: "
+        raise ArgumentError(text + "use ascend_moe.dispatchers", argument="ep_world_size")
     store = _c10d()._world.pg_map[group][1]
     data_bytes = window_data_bytes()
     lent_bytes = window_lent_bytes(data_bytes)
@@ -421,7 +416,7 @@ def _open(name: str, group: ProcessGroup) -> Communicator:
     opening = Opening(name, store, group.rank(), world, data_bytes, lent_bytes, timeout_s(), host)
     opening.run()
     reference = weakref.ref(group)
-    return communicator_of(opening, alive=lambda: is_alive(reference))
+    return opening.communicator(alive=lambda: is_alive(reference))
 
 
 def _abandon(key: tuple[str, int]) -> None:

@@ -35,14 +35,7 @@ def timeout_s() -> float:
 
 
 def ranks_per_server() -> int:
-    """Ranks that share a server: ASCEND_MOE_RANKS_PER_SERVER, default 0, which means all ranks.
-
-    On the CPU this simulates an A2 cluster: a rank reaches ranks of other servers by items that a copy agent
-    carries, not by stores.
-
-    Raises:
-        ArgumentError: it is not a whole number in 0..64.
-    """
+    """Ranks that share a server: ASCEND_MOE_RANKS_PER_SERVER; 0, the default, means all ranks."""
     return settings.RANKS_PER_SERVER.get()
 
 
@@ -118,14 +111,38 @@ def by_number(number: int) -> Any:
     return _alive.get(number)
 
 
-class Communicator:
+class GroupEnd:
+    """What a rank's ends on CPU and NPU have in common: the first fatal error, and the binding's ``end``."""
+
+    end: binding.End
+    _failed: BaseException | None = None
+
+    @property
+    def failed(self) -> BaseException | None:
+        return self._failed
+
+    @failed.setter
+    def failed(self, error: BaseException) -> None:
+        self._failed = error
+        self.end.shut()
+
+    def raise_if_failed(self) -> None:
+        """Raises the first fatal error once more (a copy: an exception object carries one traceback)."""
+        if isinstance(self.failed, AscendMoeError):
+            raise type(self.failed)(str(self.failed), **self.failed.details) from self.failed
+        if self.failed is not None:
+            raise self.failed
+
+
+class Communicator(GroupEnd):
     """One rank's end: the native communicator over all ranks' windows.
 
     Attributes:
         name: the group_ep that finds it.
         rank, world: this end's EP rank, and the number of EP ranks.
         data_bytes, lent_bytes: sizes of one rank's data and lent area.
-        context_kind, ranks_per_server: as the functions of these names said when it was opened.
+        context_kind, ranks_per_server: the settings' values when it was opened. ASCEND_MOE_RANKS_PER_SERVER
+            simulates an A2 cluster: a rank reaches ranks of other servers by items that a copy agent carries.
         number: one of its own in this process.
         failed: the first fatal error, set by the op that met it; later ops raise it again at once.
     """
@@ -161,7 +178,6 @@ class Communicator:
         self.world = len(bases)
         self.data_bytes, self.lent_bytes = data_bytes, lent_bytes
         self.context_kind, self.ranks_per_server = context_kind(), ranks_per_server()
-        self._failed: BaseException | None = None
         self._lent: LentMemory | None = None
         self._describe = describe
         self._release, self._unmap = release, unmap
@@ -200,15 +216,6 @@ class Communicator:
         return self._handle
 
     @property
-    def failed(self) -> BaseException | None:
-        return self._failed
-
-    @failed.setter
-    def failed(self, error: BaseException) -> None:
-        self._failed = error
-        self.end.shut()
-
-    @property
     def closed(self) -> bool:
         return self._handle is None
 
@@ -229,13 +236,6 @@ class Communicator:
         """Raises what keeps ops from using this end, if anything does."""
         self.raise_if_failed()
         _ = self.handle
-
-    def raise_if_failed(self) -> None:
-        """Raises the first fatal error once more (a copy: an exception object carries one traceback)."""
-        if isinstance(self.failed, AscendMoeError):
-            raise type(self.failed)(str(self.failed), **self.failed.details) from self.failed
-        if self.failed is not None:
-            raise self.failed
 
     def describe_peer(self, rank: int) -> str:
         """What can be seen of a peer now, e.g. ``process 4242 is stopped (state T)``."""

@@ -25,7 +25,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ascend_moe import settings
@@ -64,11 +64,6 @@ def create_window(total: int) -> int:
     return fd
 
 
-def _unmap(base: int, total: int) -> None:
-    if base:
-        library.lib().am_window_unmap(base, total)
-
-
 def store_host(store: Store, group: ProcessGroup) -> int | None:
     """The rank in the group whose process serves the store; None where that is no rank, or not known."""
     from torch._C._distributed_c10d import TCPStore
@@ -81,38 +76,30 @@ def store_host(store: Store, group: ProcessGroup) -> int | None:
     return rank
 
 
+def _boot_time() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
 @dataclass(frozen=True)
 class Post:
-    """One opening of one rank, as the store shows it to the others."""
+    """One opening of one rank, as the store shows it to the others; by default of this process, now.
 
-    socket: str  # abstract Unix socket; a name of this opening alone
-    started: int  # CLOCK_BOOTTIME in ns
-    pid: int
-    born: int  # start of the process in clock ticks since boot
-    pid_space: str
-    machine: str
-    host: str
+    ``started`` is in ns since boot, ``born``, the start of the process, in clock ticks since boot.
+    """
+
     data_bytes: int
     lent_bytes: int
     total: int
+    host: str = field(default_factory=lambda: socket.gethostname())
+    # An abstract Unix socket; the name is of this opening alone.
+    socket: str = field(default_factory=lambda: f"ascend_moe-{secrets.token_hex(16)}")
+    started: int = field(default_factory=_boot_time)
+    pid: int = field(default_factory=os.getpid)
+    born: int = field(default_factory=lambda: getattr(process_stat(os.getpid()), "born", 0))
+    pid_space: str = field(default_factory=pid_namespace)
+    machine: str = field(default_factory=lambda: machine_id())
     left: int = 0  # when the rank gave up, as ``started``
     why: str = ""
-
-    @classmethod
-    def mine(cls, data_bytes: int, lent_bytes: int, total: int) -> Post:
-        stat = process_stat(os.getpid())
-        return cls(
-            socket=f"ascend_moe-{secrets.token_hex(16)}",
-            started=time.clock_gettime_ns(time.CLOCK_BOOTTIME),
-            pid=os.getpid(),
-            born=stat.born if stat else 0,
-            pid_space=pid_namespace(),
-            machine=machine_id(),
-            host=socket.gethostname(),
-            data_bytes=data_bytes,
-            lent_bytes=lent_bytes,
-            total=total,
-        )
 
     @property
     def visible_pid(self) -> int:
@@ -125,12 +112,8 @@ class Post:
         An older post is a leftover of a former run of the job.
         """
         began = self.started * os.sysconf("SC_CLK_TCK") // 10**9
-        return (
-            not self.left
-            and began >= born
-            and self.pid == self.visible_pid
-            and process_gone(self.pid, self.born)
-        )
+        visible = self.pid == self.visible_pid
+        return not self.left and began >= born and visible and process_gone(self.pid, self.born)
 
 
 class Peer:
@@ -173,7 +156,8 @@ class Peer:
 
     def close(self) -> None:
         self.watch.close()
-        _unmap(self.base, self.total)
+        if self.base:
+            library.lib().am_window_unmap(self.base, self.total)
         self.base = 0
 
 
@@ -243,7 +227,7 @@ _SIZES = (
 
 
 class Opening:
-    """One attempt of this rank to open the windows: ``run``, then ``communicator_of``."""
+    """One attempt of this rank to open the windows: ``run``, then ``communicator``."""
 
     def __init__(
         self,
@@ -262,9 +246,8 @@ class Opening:
         self.world = world
         self.timeout = timeout
         self.prefix = f"rank {rank}: opening the windows of group {name!r}"
-        self.mine = Post.mine(
-            data_bytes, lent_bytes, library.lib().am_window_total_bytes(data_bytes, lent_bytes)
-        )
+        total = library.lib().am_window_total_bytes(data_bytes, lent_bytes)
+        self.mine = Post(data_bytes, lent_bytes, total)
         self.board = Board(store, rank, self.mine, host, self.prefix)
         self.peers: dict[int, Peer] = {}
         self.digest = b""  # of the names of all openings, once every window is mapped
@@ -448,16 +431,22 @@ class Opening:
         if self.world > 1 and self.board.answers:
             culprit = getattr(error, "rank", None) if isinstance(error, CommError) else None
             why = type(error).__name__ + ("" if culprit is None else f" about rank {culprit}")
-            left = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-            self.board.mine = replace(self.mine, left=left, why=why)
+            self.board.mine = replace(self.mine, left=_boot_time(), why=why)
             with contextlib.suppress(CommError):
                 self.board.exchange([], LEAVING_PATIENCE_S)
         self._say(LEFT)
+        self._close_connections()
+        self._unmap()
+
+    def _close_connections(self) -> None:
         for asker in self.askers:
             asker.close()
         for peer in self.peers.values():
             peer.close()
-        _unmap(self.base, self.mine.total)
+
+    def _unmap(self) -> None:
+        if self.base:
+            library.lib().am_window_unmap(self.base, self.mine.total)
         self.base = 0
 
     # ---- what goes wrong
@@ -477,15 +466,13 @@ class Opening:
         if post is None:
             return
         if post.machine != self.mine.machine:
-            raise ConfigMismatch(
-                f"rank {self.rank} on {self.mine.host} and rank {rank} on {post.host} cannot share the "
-                f"windows of group {self.name!r}: they need one machine (one boot, one network namespace); "
-                f"across machines use ascend_moe.dispatchers",
-                field="machine",
-                rank=rank,
-                ours=self.mine.host,
-                theirs=post.host,
+            ours, theirs = self.mine.host, post.host
+            text = (
+                f"rank {self.rank} on {ours} and rank {rank} on {theirs} cannot share the windows of group "
+                f"{self.name!r}: they need one machine (one boot, one network namespace); across machines "
+                "use ascend_moe.dispatchers"
             )
+            raise ConfigMismatch(text, field="machine", rank=rank, ours=ours, theirs=theirs)
         if post.died_since(self.mine.born):
             raise self._lost(rank, f"process {post.pid} has ended")
 
@@ -499,17 +486,12 @@ class Opening:
         """Not before all ranks are known: every rank then sees the difference, and none waits any more."""
         mine = self.mine
         for rank, post in sorted(known.items()):
-            for field, attribute, unit, unit_name, fix in _SIZES:
+            for what, attribute, unit, unit_name, fix in _SIZES:
                 ours, theirs = getattr(mine, attribute) // unit, getattr(post, attribute) // unit
                 if ours != theirs:
-                    raise ConfigMismatch(
-                        f"{field} differs in group {self.name!r}: {ours} {unit_name} on rank {self.rank}, "
-                        f"{theirs} {unit_name} on rank {rank}: {fix}",
-                        field=field,
-                        rank=rank,
-                        ours=ours,
-                        theirs=theirs,
-                    )
+                    text = f"{what} differs in group {self.name!r}: {ours} {unit_name} on rank {self.rank}, "
+                    text += f"{theirs} {unit_name} on rank {rank}: {fix}"
+                    raise ConfigMismatch(text, field=what, rank=rank, ours=ours, theirs=theirs)
 
     def _timed_out(self) -> CommTimeout:
         """Names who is missing: ranks that never came or are stopped first."""
@@ -543,41 +525,36 @@ class Opening:
             return 2, rank, f"gave up before with {post.why}"
         return 0, rank, f"has not called since its last windows were closed, {process}"
 
+    # ---- after run()
 
-def communicator_of(opening: Opening, alive: Callable[[], bool] | None = None) -> Communicator:
-    """This rank's end of the windows that were opened; it owns them from here on.
+    def communicator(self, alive: Callable[[], bool] | None = None) -> Communicator:
+        """This rank's end of the windows that were opened; it owns them from here on.
 
-    ``alive``: as the communicator takes it.
-    """
-    owner, peers = os.getpid(), opening.peers
-    ends = [peers.get(rank) for rank in range(opening.world)]
+        ``alive``: as the communicator takes it.
+        """
+        owner, peers = os.getpid(), self.peers
+        ends = [peers.get(rank) for rank in range(self.world)]
 
-    def release() -> None:
-        for asker in opening.askers:
-            if os.getpid() == owner:  # a forked child leaves its parent's peers alone
+        def release() -> None:
+            for asker in self.askers if os.getpid() == owner else ():  # a forked child leaves the peers alone
                 with contextlib.suppress(OSError):  # tells the peer also when a forked child holds the socket
                     asker.shutdown(socket.SHUT_RDWR)
-            asker.close()
-        for peer in peers.values():
-            peer.close()
+            self._close_connections()
 
-    def unmap() -> None:
-        _unmap(opening.base, opening.mine.total)
-
-    try:
-        return Communicator(
-            opening.name,
-            opening.rank,
-            [opening.base if peer is None else peer.base for peer in ends],
-            opening.mine.data_bytes,
-            opening.mine.lent_bytes,
-            live_fds=[-1 if peer is None else peer.watch.fileno() for peer in ends],
-            describe=lambda rank: peers[rank].watch.describe(),
-            release=release,
-            unmap=unmap,
-            alive=alive,
-        )
-    except BaseException:
-        release()
-        unmap()
-        raise
+        try:
+            return Communicator(
+                self.name,
+                self.rank,
+                [self.base if peer is None else peer.base for peer in ends],
+                self.mine.data_bytes,
+                self.mine.lent_bytes,
+                live_fds=[-1 if peer is None else peer.watch.fileno() for peer in ends],
+                describe=lambda rank: peers[rank].watch.describe(),
+                release=release,
+                unmap=self._unmap,
+                alive=alive,
+            )
+        except BaseException:
+            release()
+            self._unmap()
+            raise

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 HEADER_WORDS = 16
 _FIELDS = ("H", "K", "E", "maxBS", "dtype", "quant_mode")
 _SMOOTH, _CODE = 6, 7
-_OK, _BAD_ID, _OVERFLOW = 0, 1, 2
+_BAD_ID, _OVERFLOW = 1, 2  # 0: nothing is wrong
 
 
 class Config(NamedTuple):
-    """What all ranks must agree on; only ``smooth`` (smoothing scales given) may differ."""
+    """The beginning of a header: what all ranks must agree on; only ``smooth`` (scales given) may differ."""
 
     hidden: int
     topk: int
@@ -66,7 +66,7 @@ def plan(
     if over.numel():
         owner = int(over[0])
         return routing, (_OVERFLOW, owner, int(rows[owner]), capacity)
-    return routing, (_OK,)
+    return routing, ()
 
 
 def raise_if_any(headers: list[list[int]], rank: int) -> None:
@@ -77,45 +77,30 @@ def raise_if_any(headers: list[list[int]], rank: int) -> None:
         if code == _BAD_ID:
             token, k, expert_id = details[:3]
             experts = words[_FIELDS.index("E")]
-            raise InvalidExpertId(
-                f"rank {source}: expert_ids[{token}, {k}] is {expert_id}; need -1 or 0..{experts - 1}",
-                argument="expert_ids",
-                rank=source,
-                token=token,
-                k=k,
-                expert_id=expert_id,
-            )
+            text = f"rank {source}: expert_ids[{token}, {k}] is {expert_id}; need -1 or 0..{experts - 1}"
+            found = {"rank": source, "token": token, "k": k, "expert_id": expert_id}
+            raise InvalidExpertId(text, argument="expert_ids", **found)
         if code == _OVERFLOW:
             owner, rows, capacity = details[:3]
-            raise RoutingOverflow(
-                f"rank {source} routes {rows} rows to rank {owner}, more than its capacity of {capacity} "
-                "= maxBS * min(K, L); repeat fewer ids in a token or raise global_bs",
-                rank=source,
-                owner=owner,
-                rows=rows,
-                capacity=capacity,
-            )
+            text = f"rank {source} routes {rows} rows to rank {owner}, more than its capacity of {capacity} "
+            text += "= maxBS * min(K, L); repeat fewer ids in a token or raise global_bs"
+            raise RoutingOverflow(text, rank=source, owner=owner, rows=rows, capacity=capacity)
 
 
 def _raise_mismatch(headers: list[list[int]], rank: int) -> None:
     mine = headers[rank]
     for other in range(len(headers)):  # the first rank that differs from this one is named
         for index, name in enumerate(_FIELDS):
-            ours, theirs = mine[index], headers[other][index]
+            ours: Any = mine[index]
+            theirs: Any = headers[other][index]
             if ours == theirs:
                 continue
-            shown = [
-                str(ROW_DTYPES[v]).removeprefix("torch.") if name == "dtype" else v for v in (ours, theirs)
-            ]
+            if name == "dtype":
+                ours, theirs = (str(ROW_DTYPES[v]).removeprefix("torch.") for v in (ours, theirs))
             hint = " (unequal batches need global_bs)" if name == "maxBS" else ""
-            raise ConfigMismatch(
-                f"{name} is {shown[0]} on rank {rank} but {shown[1]} on rank {other}{hint}; "
-                "call with the same value on all ranks",
-                field=name,
-                rank=other,
-                ours=shown[0],
-                theirs=shown[1],
-            )
+            text = f"{name} is {ours} on rank {rank} but {theirs} on rank {other}{hint}; "
+            text += "call with the same value on all ranks"
+            raise ConfigMismatch(text, field=name, rank=other, ours=ours, theirs=theirs)
 
 
 def default_group(process_group: ProcessGroup | None) -> ProcessGroup:
@@ -147,6 +132,17 @@ def exchange(words: Tensor, send: list[int], receive: list[int], group: ProcessG
 
 
 # ---- what both have in common
+
+
+@dataclass
+class _Call:
+    """One dispatch of this rank: what was given, and its routing."""
+
+    x: Tensor
+    expert_ids: Tensor
+    scales: Tensor | None
+    config: Config
+    routing: Routing
 
 
 @dataclass
@@ -201,7 +197,7 @@ class CollectiveDispatcher(Dispatcher):
         routing, problem = plan(expert_ids, x_active_mask, config, self.world_size)
         words = [*config, *problem]
         header = torch.tensor(words + [0] * (HEADER_WORDS - len(words)), dtype=torch.int32, device=x.device)
-        arrived = self._send(x, expert_ids, scales, routing, config, header)
+        arrived = self._send(_Call(x, expert_ids, scales, config, routing), header)
         expand_x, dynamic_scales = row_ops.open_rows(arrived.words, x.size(1), x.dtype, quant_mode)
         nums, ends = arrived.counts.sum(1), arrived.counts.reshape(-1).cumsum(0)
         return Dispatched(
@@ -231,15 +227,7 @@ class CollectiveDispatcher(Dispatcher):
         return row_ops.weighted_sum(rows, handle.position, handle.routing, expert_scales, shared_expert_x)
 
     @abstractmethod
-    def _send(
-        self,
-        x: Tensor,
-        expert_ids: Tensor,
-        scales: Tensor | None,
-        routing: Routing,
-        config: Config,
-        header: Tensor,
-    ) -> _Arrived:
+    def _send(self, call: _Call, header: Tensor) -> _Arrived:
         """Exchanges headers, raises what they say, and exchanges rows."""
 
     @abstractmethod
@@ -270,18 +258,11 @@ class AllToAllDispatcher(CollectiveDispatcher):
         # A place of fixed size, so that ranks that disagree on E still exchange whole headers.
         self._count_words = -(-MAX_EXPERTS // self.world_size)
 
-    def _send(
-        self,
-        x: Tensor,
-        expert_ids: Tensor,
-        scales: Tensor | None,
-        routing: Routing,
-        config: Config,
-        header: Tensor,
-    ) -> _Arrived:
+    def _send(self, call: _Call, header: Tensor) -> _Arrived:
+        routing = call.routing
         per_rank = routing.counts.view(self.world_size, self.local_experts)
         table = self._exchange_counts(header, per_rank)
-        payload = row_ops.payload(x, expert_ids, routing.order, scales, config.quant_mode)
+        payload = row_ops.payload(call.x, call.expert_ids, routing.order, call.scales, call.config.quant_mode)
         sent, received = per_rank.sum(1).tolist(), table.sum(1).tolist()
         words = exchange(payload, sent, received, self._group)
         order = self._expert_major(table)
@@ -327,22 +308,15 @@ class AllGatherDispatcher(CollectiveDispatcher):
     for few ranks or few tokens; no uneven splits are needed.
     """
 
-    def _send(
-        self,
-        x: Tensor,
-        expert_ids: Tensor,
-        scales: Tensor | None,
-        routing: Routing,
-        config: Config,
-        header: Tensor,
-    ) -> _Arrived:
+    def _send(self, call: _Call, header: Tensor) -> _Arrived:
+        routing, topk = call.routing, call.config.topk
         headers = gather(header, self._group).tolist()
         raise_if_any(headers, self.rank)
         # One rank's smoothing scales make rows differ by expert; all ranks must gather the same shape.
-        by_pair, topk = any(words[_SMOOTH] for words in headers), config.topk
-        ids = torch.where(routing.routed, expert_ids, -1)
-        tokens = self._gather_tokens(x, ids, scales, config, by_pair)
-        pairs, table = self._select(tokens[:, -topk:].reshape(-1), config.max_bs * topk)
+        by_pair = any(words[_SMOOTH] for words in headers)
+        ids = torch.where(routing.routed, call.expert_ids, -1)
+        tokens = self._gather_tokens(call, ids, by_pair)
+        pairs, table = self._select(tokens[:, -topk:].reshape(-1), call.config.max_bs * topk)
         payload = tokens[:, :-topk]
         if by_pair:
             words = payload.view(len(payload), topk, payload.size(1) // topk)[pairs // topk, pairs % topk]
@@ -363,15 +337,13 @@ class AllGatherDispatcher(CollectiveDispatcher):
         padded[: len(words)] = words
         return gather(padded, self._group).flatten(0, 1)
 
-    def _gather_tokens(
-        self, x: Tensor, ids: Tensor, scales: Tensor | None, config: Config, by_pair: bool
-    ) -> Tensor:
+    def _gather_tokens(self, call: _Call, ids: Tensor, by_pair: bool) -> Tensor:
         """(W * maxBS, words) int32: every token's payload, then its K ids; absent tokens have ids -1."""
         bs, topk = ids.shape
-        pairs = torch.arange(bs * topk, device=x.device) if by_pair else None
-        payload = row_ops.payload(x, ids, pairs, scales, config.quant_mode)
+        pairs = torch.arange(bs * topk, device=ids.device) if by_pair else None
+        payload = row_ops.payload(call.x, ids, pairs, call.scales, call.config.quant_mode)
         width = payload.size(1) * (topk if by_pair else 1)
-        mine = payload.new_full((config.max_bs, width + topk), -1)
+        mine = payload.new_full((call.config.max_bs, width + topk), -1)
         mine[:bs, :width] = payload.reshape(bs, width)
         mine[:bs, width:] = ids
         return gather(mine, self._group).flatten(0, 1)

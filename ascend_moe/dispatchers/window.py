@@ -93,12 +93,12 @@ class WindowDispatcher(Dispatcher):
     ) -> Dispatched:
         name = "npu_moe_distribute_dispatch" + ("_v2" if self.contract == "v2" else "")
         expand_x, dynamic_scales, index, nums, counts, tp_counts, expand_scales = getattr(ops, name)(
-            x=x,
-            expert_ids=expert_ids,
-            group_ep=self.group_ep,
-            ep_world_size=self.world_size,
-            ep_rank_id=self.rank,
-            moe_expert_num=self.num_experts,
+            x,
+            expert_ids,
+            self.group_ep,
+            self.world_size,
+            self.rank,
+            self.num_experts,
             scales=scales,
             x_active_mask=x_active_mask,
             quant_mode=quant_mode,
@@ -135,24 +135,22 @@ class WindowDispatcher(Dispatcher):
         handle = dispatched.handle
         if not isinstance(handle, _Handle) or handle.owner is not self:
             raise foreign(self)
-        v2 = self.contract == "v2"
-        index_name = "assist_info_for_combine" if v2 else "expand_idx"
-        arguments: dict[str, Any] = {index_name: dispatched.expand_idx}
-        result: Tensor = getattr(ops, "npu_moe_distribute_combine" + ("_v2" if v2 else ""))(
-            expand_x=expert_out,
-            expert_ids=handle.expert_ids,
-            ep_send_counts=dispatched.ep_recv_counts,
-            expert_scales=expert_scales,
-            group_ep=self.group_ep,
-            ep_world_size=self.world_size,
-            ep_rank_id=self.rank,
-            moe_expert_num=self.num_experts,
+        name = "npu_moe_distribute_combine" + ("_v2" if self.contract == "v2" else "")
+        result: Tensor = getattr(ops, name)(
+            expert_out,
+            handle.expert_ids,
+            dispatched.expand_idx,
+            dispatched.ep_recv_counts,
+            expert_scales,
+            self.group_ep,
+            self.world_size,
+            self.rank,
+            self.num_experts,
             tp_send_counts=handle.tp_recv_counts,
             x_active_mask=handle.x_active_mask,
             expand_scales=handle.expand_scales,
             shared_expert_x=shared_expert_x,
             global_bs=handle.global_bs,
-            **arguments,
             **self._options(),
         )
         return result

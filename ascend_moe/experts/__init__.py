@@ -15,7 +15,7 @@ import torch
 
 from ascend_moe._torch_npu import on_npu
 from ascend_moe.errors import ArgumentError, need
-from ascend_moe.experts.grouped_matmul import grouped_matmul_out, npu_grouped_matmul
+from ascend_moe.experts.grouped_matmul import npu_grouped_matmul
 from ascend_moe.experts.groups import COUNTS, as_counts, read_groups
 from ascend_moe.experts.quant import (
     DYNAMIC,
@@ -68,7 +68,7 @@ def grouped_mlp(
             Unquantised: None or expand_x's type.
         topk_scales: ``(A,)`` or ``(A, 1)``, a weight for each row of the result (for routing weights that
             combine does not apply).
-        out: ``(A, H)`` of the result's type: the last product is written into it; rows behind the last
+        out: ``(A, H)`` of the result's type: the last product is put into it; rows behind the last
             expert's are not touched. Not under autograd. combine sends a tensor
             of `ascend_moe.window_empty` without a copy.
 
@@ -87,10 +87,6 @@ def grouped_mlp(
         # Work follows the rows that arrived, not the worst case that expand_x is allocated for.
         groups = read_groups(expert_token_nums, group_list_type, w_down.shape[0], rows, "expert_token_nums")
         used = groups[-1].stop
-    if out is not None:
-        rule = f"is {tuple(out.shape)}; it must be {tuple(expand_x.shape)} as expand_x"
-        need(out.shape == expand_x.shape, "out", rule)
-    target = None if out is None else out[:used]
     x = expand_x[:used]
     weights = None if topk_scales is None else topk_scales.reshape(rows)[:used]
     multiply: Multiply = partial(
@@ -101,25 +97,33 @@ def grouped_mlp(
         hidden = npu_swiglu(gate_up)
         if weights is not None:
             hidden = (hidden * weights.unsqueeze(1)).to(hidden.dtype)
-        y = grouped_matmul_out(
-            target, hidden, w_down, expert_token_nums, group_list_type, output_dtype=output_dtype
-        )
+        y = multiply([hidden], [w_down], split_item=2, output_dtype=output_dtype)[0]
     else:
         scales = scales._replace(dynamic=scales.dynamic.reshape(rows)[:used])
         if output_dtype is None:
             halves = (torch.bfloat16, torch.float16)
             output_dtype = scales.down.dtype if scales.down.dtype in halves else torch.bfloat16
         hidden, scale = _w8a8_hidden(multiply, x, w_gate_up, counts, weights, scales)
-        y = grouped_matmul_out(
-            target, hidden, w_down, expert_token_nums, group_list_type,
-            scale=scales.down, per_token_scale=scale, output_dtype=output_dtype,
-        )  # fmt: skip
+        y = multiply(
+            [hidden], [w_down], split_item=2, output_dtype=output_dtype, scale=[scales.down],
+            per_token_scale=[scale],
+        )[0]  # fmt: skip
     if out is not None:
+        _check_out(out, expand_x.shape, y)
+        out[:used].copy_(y)
         return out
     return y if used == rows else torch.cat([y, y.new_zeros(rows - used, y.shape[1])])
 
 
 Multiply = Callable[..., list[torch.Tensor]]
+
+
+def _check_out(out: torch.Tensor, shape: torch.Size, y: torch.Tensor) -> None:
+    fits = out.shape == shape and out.dtype == y.dtype and out.device == y.device
+    actual = f"{tuple(out.shape)} {out.dtype} on {out.device}"
+    need(fits, "out", f"is {actual}; it must be {tuple(shape)} {y.dtype} on {y.device}")
+    graph = torch.is_grad_enabled() and (out.requires_grad or y.requires_grad)
+    need(not graph, "out", "takes no part in autograd: call it under torch.no_grad()")
 
 
 class _Scales(NamedTuple):

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import torch
 
-from ascend_moe._torch_npu import compute_dtype, npu_operator, on_npu, resolve_dtype
+from ascend_moe._torch_npu import compute_dtype, npu_operator, resolve_dtype
 from ascend_moe.errors import ArgumentError, need
-from ascend_moe.experts.groups import COUNTS, CUMSUM, PAIRS, Group, read_groups
+from ascend_moe.experts.groups import COUNTS, CUMSUM, PAIRS, read_groups
 
 Tensors = Sequence[torch.Tensor]
 
@@ -117,61 +117,6 @@ def npu_grouped_matmul(
     return [_stack(segments, weights, rows, out_dtype)]
 
 
-def grouped_matmul_out(
-    out: torch.Tensor | None,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    group_list: torch.Tensor,
-    group_list_type: int,
-    *,
-    scale: torch.Tensor | None = None,
-    per_token_scale: torch.Tensor | None = None,
-    output_dtype: torch.dtype | int | None = None,
-) -> torch.Tensor:
-    """`npu_grouped_matmul` of one x and one weight ``(E, K, N)``, its single result written into ``out``.
-
-    Each group's product goes straight to its rows of ``out``; rows behind the last group are not touched.
-    The NPU's operator allocates its own result, which is then copied.
-
-    Args:
-        out: ``(M, N)`` of the result's type, or None: a new tensor.
-
-    Raises:
-        ArgumentError: as for ``npu_grouped_matmul``; or out does not fit, or takes part in autograd.
-    """
-    scales = None if scale is None else [scale]
-    token_scales = None if per_token_scale is None else [per_token_scale]
-    if out is None or on_npu(x):
-        y = npu_grouped_matmul(
-            [x], [weight], scale=scales, per_token_scale=token_scales, group_list=group_list, group_type=0,
-            group_list_type=group_list_type, split_item=2, output_dtype=output_dtype,
-        )[0]  # fmt: skip
-        return y if out is None else out.copy_(y)
-    _check_modes([x], group_list, 2, 0, group_list_type)
-    weights = _split_weights([weight], None, scales)
-    dtype = _check_dtypes([x], weights, token_scales, resolve_dtype(output_dtype, "output_dtype"))
-    segments, rows = _segments([x], token_scales, group_list, group_list_type, len(weights.weight))
-    _check_out(
-        out, (rows, weight.shape[2]), dtype, (x, weight, *weights.scale) if weights.scale else (x, weight)
-    )
-    first = 0
-    for segment in segments:
-        stop = first + segment.x.shape[0]
-        if stop > first:
-            _product(segment, weights, dtype, out[first:stop])
-        first = stop
-    return out
-
-
-def _check_out(out: torch.Tensor, shape: tuple[int, int], dtype: torch.dtype, inputs: Tensors) -> None:
-    device = inputs[0].device
-    fits = tuple(out.shape) == shape and out.dtype == dtype and out.device == device
-    actual = f"{tuple(out.shape)} {out.dtype} on {out.device}"
-    need(fits, "out", f"is {actual}; it must be {shape} {dtype} on {device}")
-    graph = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (out, *inputs))
-    need(not graph, "out", "takes no part in autograd: call it under torch.no_grad()")
-
-
 def _is_set(value: object) -> bool:
     if isinstance(value, Sequence):
         return len(value) > 0
@@ -277,7 +222,11 @@ def _segments(
     if len(x) == 1 and group_list is not None:
         rows = x[0].shape[0]
         groups = read_groups(group_list, group_list_type, experts, rows)
-        return [_cut(x[0], scales[0], group) for group in groups], rows
+        every = scales[0]
+        return [
+            _Segment(e, x[0][start:stop], None if every is None else every[start:stop])
+            for e, start, stop in groups
+        ], rows
     if len(x) != experts:
         raise ArgumentError(
             f"x has {len(x)} tensors and weight {experts}; without a group_list there must be one x an "
@@ -290,11 +239,6 @@ def _segments(
         described = [group.stop - group.start for group in groups] == counts
         need(described, "group_list", f"does not describe x's row counts {counts}; leave it out")
     return [_Segment(i, t, s) for i, (t, s) in enumerate(zip(x, scales, strict=True))], sum(counts)
-
-
-def _cut(x: torch.Tensor, per_token_scale: torch.Tensor | None, group: Group) -> _Segment:
-    part = slice(group.start, group.stop)
-    return _Segment(group.expert, x[part], None if per_token_scale is None else per_token_scale[part])
 
 
 def _stack(segments: list[_Segment], weights: _Weights, rows: int, out_dtype: torch.dtype) -> torch.Tensor:
@@ -315,16 +259,14 @@ def _stack(segments: list[_Segment], weights: _Weights, rows: int, out_dtype: to
     return torch.cat([*products, tail])
 
 
-def _product(
-    segment: _Segment, weights: _Weights, out_dtype: torch.dtype, out: torch.Tensor | None = None
-) -> torch.Tensor:
+def _product(segment: _Segment, weights: _Weights, out_dtype: torch.dtype) -> torch.Tensor:
     x, weight = segment.x, weights.weight[segment.expert]
     bias = None if weights.bias is None else weights.bias[segment.expert]
     rule = f"of {tuple(x.shape)} does not fit weight of {tuple(weight.shape)} (expert {segment.expert}); "
     rule += "x's last size must be the weight's first"
     need(x.dim() >= 2 and x.shape[-1] == weight.shape[0], "x", rule)
     if x.dtype != torch.int8:
-        return float_matmul(x, weight, bias, out)
+        return float_matmul(x, weight, bias)
     total = int8_matmul(x.reshape(-1, x.shape[-1]), weight)
     if bias is not None and not bias.is_floating_point():
         total = total + bias
@@ -334,9 +276,7 @@ def _product(
             y = y * segment.per_token_scale.float().unsqueeze(1)
         if bias is not None and bias.is_floating_point():
             y = y + bias.float()
-        total = y if out is not None else y.to(out_dtype)
-    if out is not None:
-        return out.copy_(total)
+        total = y.to(out_dtype)
     return total.reshape(*x.shape[:-1], weight.shape[1])
 
 
@@ -367,27 +307,15 @@ def int8_matmul_by_float32(x: torch.Tensor, weight: torch.Tensor) -> torch.Tenso
     return total
 
 
-def float_matmul(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None = None
-) -> torch.Tensor:
-    """``(..., K) @ (K, N) [+ (N,)]`` in x's type: float32 sums, one rounding at the end.
-
-    The result is written into ``out`` if given; differentiable only without it.
-    """
+def float_matmul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """``(..., K) @ (K, N) [+ (N,)]`` in x's type: float32 sums, one rounding at the end; differentiable."""
     if bias is None and (x.dtype in (torch.float32, torch.float64) or _multiplies_natively(x.dtype)):
-        if out is None or _is_written_alike(out):
-            return torch.matmul(x, weight, out=out)
-        return out.copy_(torch.matmul(x, weight))
+        return torch.matmul(x, weight)
     wide = compute_dtype(x.dtype)
     product = torch.matmul(x.to(wide), weight.to(wide))
     if bias is not None:
         product = product + bias.to(wide)
-    return product.to(x.dtype) if out is None else out.copy_(product)
-
-
-def _is_written_alike(out: torch.Tensor) -> bool:
-    # BLAS may sum in another order, which gives other bits, if the result is not aligned as new tensors are.
-    return out.is_contiguous() and out.data_ptr() % 64 == 0
+    return product.to(x.dtype)
 
 
 def _int8_instructions_are_exact() -> bool:

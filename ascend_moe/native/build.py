@@ -1,9 +1,14 @@
-"""Builds what `make` left out of an installation when it is first asked for: into the cache."""
+"""The cache of libraries that are compiled at run time.
+
+A part that `make` left out of an installation is built into it when it is first asked for.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
+import hashlib
 import os
 import runpy
 import shutil
@@ -12,17 +17,70 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from .. import settings
 from ..errors import LibraryError
-from .cache import cache_directory, digest_of, forget_old
 
 BUILD_SECONDS = 1800.0  # after that a build, or the wait for another process's build, is given up
-
-
 SECONDS = 60  # that a part takes on two cores
+_KEEP_DAYS = 30
+
+# ---- the cache
+
+
+def cache_directory() -> Path:
+    """$ASCEND_MOE_CACHE, else ~/.cache/ascend_moe (or under $XDG_CACHE_HOME); created."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    path = settings.CACHE.get() or home / "ascend_moe"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if os.access(path, os.W_OK):
+            return path
+    except OSError:
+        pass
+    return _temporary_cache()
+
+
+@functools.cache
+def _temporary_cache() -> Path:
+    return Path(tempfile.mkdtemp(prefix="ascend-moe-"))
+
+
+def fill_folder(folder: Path, make: Callable[[Path], None]) -> None:
+    """Fills a new folder by ``make`` and renames it into place: a reader sees the whole folder or none."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    forget_old(folder.parent)
+    scratch = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
+    try:
+        make(scratch)
+        scratch.chmod(0o755)
+        try:
+            scratch.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # else another process was faster
+                raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def forget_old(cache: Path) -> None:
+    """Removes folders that are older than `_KEEP_DAYS`. Processes that opened their files keep them."""
+    limit = time.time() - _KEEP_DAYS * 86400
+    for folder in cache.iterdir():
+        with contextlib.suppress(OSError):
+            if folder.is_dir() and folder.stat().st_mtime < limit:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def digest_of(*parts: str) -> str:
+    """A hash of the parts and their boundaries, for names of folders in the cache."""
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+# ---- parts of the installation
 
 
 @dataclass(frozen=True)
@@ -139,13 +197,13 @@ def _build(part: Part, sources: Path, folder: Path) -> None:
     generator = ["-G", "Ninja"] if "CMAKE_GENERATOR" not in os.environ and _tool("ninja") else []
     if generator:
         generator.append(f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}")
-    settings = ["-DCMAKE_BUILD_TYPE=Release", f"-DPython3_EXECUTABLE={sys.executable}", f"-D{part.option}=ON"]
-    settings += [f"-D{option}=OFF" for option in (*others, "ASCEND_MOE_TORCH", "ASCEND_MOE_NPU")]
+    options = ["-DCMAKE_BUILD_TYPE=Release", f"-DPython3_EXECUTABLE={sys.executable}", f"-D{part.option}=ON"]
+    options += [f"-D{option}=OFF" for option in (*others, "ASCEND_MOE_TORCH", "ASCEND_MOE_NPU")]
     jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(len(os.sched_getaffinity(0)))
     started = time.monotonic()
     try:
         for command in (
-            [cmake, *generator, "-S", str(sources), "-B", str(scratch), *settings],
+            [cmake, *generator, "-S", str(sources), "-B", str(scratch), *options],
             [cmake, "--build", str(scratch), "--target", part.target, "--parallel", jobs],
         ):
             _run(part, command, started + BUILD_SECONDS)

@@ -5,28 +5,15 @@ A tensor's device chooses the kernels: the twin on the CPU, CANN on an NPU.
 
 from __future__ import annotations
 
-from operator import is_
-from typing import Any
-
 from torch import Tensor
 
-from .registration import OPS, Op
+from .registration import operator
 
 Dispatched = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
-_DISPATCH, _DISPATCH_V2 = OPS["npu_moe_distribute_dispatch"], OPS["npu_moe_distribute_dispatch_v2"]
-_COMBINE, _COMBINE_V2 = OPS["npu_moe_distribute_combine"], OPS["npu_moe_distribute_combine_v2"]
 
-
-def _given(op: Op, options: tuple[Any, ...]) -> dict[str, Any]:
-    """Those that are not the schema's defaults: torch takes its time for each one that it is given."""
-    if all(map(is_, options, op.defaults)):
-        return {}
-    given = zip(op.options, options, op.defaults, strict=True)
-    return {name: value for name, value, default in given if value is not default}
-
-
-def npu_moe_distribute_dispatch(
+@operator
+def npu_moe_distribute_dispatch(  # type: ignore[empty-body]
     x: Tensor,
     expert_ids: Tensor,
     group_ep: str,
@@ -90,27 +77,10 @@ def npu_moe_distribute_dispatch(
 
     Source: torch_npu.npu_moe_distribute_dispatch.
     """
-    options = (
-        scales,
-        x_active_mask,
-        expert_scales,
-        group_tp,
-        tp_world_size,
-        tp_rank_id,
-        expert_shard_type,
-        shared_expert_num,
-        shared_expert_rank_num,
-        quant_mode,
-        global_bs,
-        expert_token_nums_type,
-    )
-    made: Dispatched = _DISPATCH.call(
-        x, expert_ids, group_ep, ep_world_size, ep_rank_id, moe_expert_num, **_given(_DISPATCH, options)
-    )
-    return made
 
 
-def npu_moe_distribute_dispatch_v2(
+@operator
+def npu_moe_distribute_dispatch_v2(  # type: ignore[empty-body]
     x: Tensor,
     expert_ids: Tensor,
     group_ep: str,
@@ -192,36 +162,10 @@ def npu_moe_distribute_dispatch_v2(
 
     Source: torch_npu.npu_moe_distribute_dispatch_v2.
     """
-    options = (
-        scales,
-        x_active_mask,
-        expert_scales,
-        elastic_info,
-        performance_info,
-        group_tp,
-        tp_world_size,
-        tp_rank_id,
-        expert_shard_type,
-        shared_expert_num,
-        shared_expert_rank_num,
-        quant_mode,
-        global_bs,
-        expert_token_nums_type,
-        comm_alg,
-        zero_expert_num,
-        copy_expert_num,
-        const_expert_num,
-        y_dtype,
-        x_dtype,
-        scales_dtype,
-    )
-    made: Dispatched = _DISPATCH_V2.call(
-        x, expert_ids, group_ep, ep_world_size, ep_rank_id, moe_expert_num, **_given(_DISPATCH_V2, options)
-    )
-    return made
 
 
-def npu_moe_distribute_combine(
+@operator
+def npu_moe_distribute_combine(  # type: ignore[empty-body]
     expand_x: Tensor,
     expert_ids: Tensor,
     expand_idx: Tensor,
@@ -286,41 +230,10 @@ def npu_moe_distribute_combine(
 
     Source: torch_npu.npu_moe_distribute_combine.
     """
-    options = (
-        tp_send_counts,
-        x_active_mask,
-        activation_scale,
-        weight_scale,
-        group_list,
-        expand_scales,
-        shared_expert_x,
-        group_tp,
-        tp_world_size,
-        tp_rank_id,
-        expert_shard_type,
-        shared_expert_num,
-        shared_expert_rank_num,
-        global_bs,
-        out_dtype,
-        comm_quant_mode,
-        group_list_type,
-    )
-    made: Tensor = _COMBINE.call(
-        expand_x,
-        expert_ids,
-        expand_idx,
-        ep_send_counts,
-        expert_scales,
-        group_ep,
-        ep_world_size,
-        ep_rank_id,
-        moe_expert_num,
-        **_given(_COMBINE, options),
-    )
-    return made
 
 
-def npu_moe_distribute_combine_v2(
+@operator
+def npu_moe_distribute_combine_v2(  # type: ignore[empty-body]
     expand_x: Tensor,
     expert_ids: Tensor,
     assist_info_for_combine: Tensor,
@@ -396,40 +309,3 @@ def npu_moe_distribute_combine_v2(
 
     Source: torch_npu.npu_moe_distribute_combine_v2.
     """
-    options = (
-        tp_send_counts,
-        x_active_mask,
-        expand_scales,
-        shared_expert_x,
-        elastic_info,
-        ori_x,
-        const_expert_alpha_1,
-        const_expert_alpha_2,
-        const_expert_v,
-        performance_info,
-        group_tp,
-        tp_world_size,
-        tp_rank_id,
-        expert_shard_type,
-        shared_expert_num,
-        shared_expert_rank_num,
-        global_bs,
-        comm_quant_mode,
-        comm_alg,
-        zero_expert_num,
-        copy_expert_num,
-        const_expert_num,
-    )
-    made: Tensor = _COMBINE_V2.call(
-        expand_x,
-        expert_ids,
-        assist_info_for_combine,
-        ep_send_counts,
-        expert_scales,
-        group_ep,
-        ep_world_size,
-        ep_rank_id,
-        moe_expert_num,
-        **_given(_COMBINE_V2, options),
-    )
-    return made

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -67,16 +67,6 @@ def attribute_names() -> tuple[str, ...]:
 @functools.cache
 def _type_codes() -> dict[torch.dtype, int]:
     return {dtype: _lib.lib().am_type_code(name.encode()) for dtype, name in _DTYPES.items()}
-
-
-@functools.cache
-def _dtype_of_code() -> dict[int, torch.dtype]:
-    return {code: dtype for dtype, code in _type_codes().items()}
-
-
-@functools.cache
-def _other_type() -> int:
-    return int(_lib.lib().am_type_code(_OTHER_TYPE.encode()))
 
 
 @functools.cache
@@ -151,10 +141,10 @@ def describe(
         if value == _NO_VALUE:
             raise errors.ArgumentError(f"{name} is {value}, which no rule allows", argument=name)
         spec.attributes[index] = _NO_VALUE if value is None else value
-    codes = _type_codes()
+    codes, other = _type_codes(), library.am_type_code(_OTHER_TYPE.encode())
     for name, dtype, shape in shapes:
         desc = spec.tensors[_tensor_index()[name]]
-        desc.dtype = codes.get(dtype, _other_type())
+        desc.dtype = codes.get(dtype, other)
         desc.rank = len(shape)
         for i, size in enumerate(shape[:3]):
             desc.dims[i] = size
@@ -164,9 +154,9 @@ def describe(
 def outputs_of(spec: Any) -> list[tuple[torch.dtype | None, tuple[int, ...]]]:
     """Dtype (None: the input rows', one that no kernel knows) and shape of every output, as allocated."""
     found: list[tuple[torch.dtype | None, tuple[int, ...]]] = []
-    out = (ctypes.c_int64 * 4)()
+    out, dtypes = (ctypes.c_int64 * 4)(), {code: dtype for dtype, code in _type_codes().items()}
     while _lib.lib().am_call_output(ctypes.byref(spec), len(found), out):
-        found.append((_dtype_of_code().get(out[0]), tuple(out[2 : 2 + out[1]])))
+        found.append((dtypes.get(out[0]), tuple(out[2 : 2 + out[1]])))
     return found
 
 
@@ -264,26 +254,8 @@ class Plan:
             self._library.am_plan_destroy(self._handle)
 
 
-class End(Protocol):
-    """What a plan and an error's text need of a communicator, on any device."""
-
-    @property
-    def world(self) -> int: ...
-    @property
-    def rank(self) -> int: ...
-    @property
-    def data_bytes(self) -> int: ...
-    @property
-    def lent_bytes(self) -> int: ...
-    @property
-    def context_kind(self) -> int: ...
-    @property
-    def ranks_per_server(self) -> int: ...
-    def describe_peer(self, rank: int) -> str: ...
-
-
-def place_at(spec: Any, communicator: End) -> None:
-    """Says in a call's description which communicator it is for."""
+def place_at(spec: Any, communicator: Any) -> None:
+    """Says in a call's description which communicator, on any device, it is for."""
     spec.comm_world, spec.comm_rank = communicator.world, communicator.rank
     spec.context_kind = communicator.context_kind
     spec.ranks_per_server = communicator.ranks_per_server
@@ -321,7 +293,7 @@ def failure(code: int, record: Any, fault: str, communicator: Communicator) -> e
     return error
 
 
-def error_of(code: int, record: Any, fault: str, communicator: End) -> errors.AscendMoeError:
+def error_of(code: int, record: Any, fault: str, communicator: Any) -> errors.AscendMoeError:
     """The error that an error record tells of; ``record``: its words, an array (on an NPU their address)."""
     if fault and code == _LENT_REFUSED:
         return errors.WindowTensorError(fault, argument="expand_x", generation=record[0], epoch=record[1])

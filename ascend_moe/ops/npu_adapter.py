@@ -18,7 +18,7 @@ from .. import settings
 from .._torch_npu import fix_of_library, missing_library
 from ..errors import LibraryError
 from ..native import library as _lib
-from ..native.cache import cache_directory, fill_folder
+from ..native.build import cache_directory, fill_folder
 from . import npu_adapter_build
 from .npu_adapter_build import BuildError
 

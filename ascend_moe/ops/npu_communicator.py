@@ -23,6 +23,7 @@ from ..comm.communicator import (
     CONTEXT_A2,
     CONTEXT_A3,
     MIB,
+    GroupEnd,
     take_number,
     timeout_s,
     window_data_bytes,
@@ -73,7 +74,7 @@ def deadline_s(first: bool) -> float:
     return min(given * (2 if first else 1), limit)
 
 
-class NpuCommunicator:
+class NpuCommunicator(GroupEnd):
     """One rank's end on its NPU: the place of an HCCL communicator, and the error record of its ops.
 
     Attributes:
@@ -108,7 +109,6 @@ class NpuCommunicator:
             )
         self.data_bytes = (self.buffer_mib - (A2_STATE_MIB if on_a2 else 0)) * MIB
         self.lent_bytes = 0
-        self._failed: AscendMoeError | None = None
         self.number = take_number(self)
         self.end = binding.End(  # its lock is held from the look to the launch
             number=self.number,
@@ -128,15 +128,6 @@ class NpuCommunicator:
         self.end.take_record(self.record, self._host)
 
     @property
-    def failed(self) -> AscendMoeError | None:
-        return self._failed
-
-    @failed.setter
-    def failed(self, error: AscendMoeError) -> None:
-        self._failed = error
-        self.end.shut()
-
-    @property
     def algorithm(self) -> str:
         return ALGORITHMS[self.end.algorithm]
 
@@ -150,8 +141,7 @@ class NpuCommunicator:
 
     def look(self) -> None:
         """Raises what an earlier op found, as far as it is known by now; waits for nothing otherwise."""
-        if self.failed is not None:
-            raise type(self.failed)(str(self.failed), **self.failed.details) from self.failed
+        self.raise_if_failed()
         if self._seen[_MAGIC] != 0:
             self._raise_found()
 

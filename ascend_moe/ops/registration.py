@@ -1,14 +1,14 @@
 """The custom ops ``torch.ops.ascend_moe.npu_moe_distribute_*``: torch_npu's schemas; kernels on twin and NPU.
 
-The public functions here are the same ops with the same argument names and defaults.
+``operator`` makes an op of a function's name and signature; `Operator` is what all operators of this package
+have in common.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
@@ -19,15 +19,18 @@ from .._torch_npu import resolve_dtype
 from ..errors import ArgumentError, AscendMoeError, LibraryError
 from ..native import binding
 from . import answers, calls
-from .schemas import NAMESPACE, SCHEMAS
+from .schemas import NAMESPACE, SCHEMAS, schema_of
 
-_LIBRARY: Any = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+LIBRARY: Any = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]
 # Beyond these no rank count, expert count or K makes sense, and the sizes of outputs would overflow.
 _MAX_SIZE, _MAX_BATCHES = 2**15, 2**31 - 1
-_OP_CODES = {"dispatch": calls.OP_DISPATCH, "combine": calls.OP_COMBINE}
+_PREFIX = "npu_moe_distribute_"
 
 
-class _NotDifferentiable(torch.autograd.Function):
+class NotDifferentiable(torch.autograd.Function):
     """Runs an op without gradients; its backward raises: gradients left out silently train a wrong model."""
 
     @staticmethod
@@ -71,26 +74,42 @@ def _lower_in_order(op: Any, *args: Any, **kwargs: Any) -> Any:
     return tree_map(lambda node: node.wrap_for_lowering() if isinstance(node, ir.IRNode) else node, made)
 
 
-class _Op:
-    """One of the four ops: binds arguments by the schema, runs or infers."""
+class Operator:
+    """An operator of ``torch.ops.ascend_moe``: its overload, and its arguments by the schema."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.contract = 2 if name.endswith("_v2") else 1
-        self.code = _OP_CODES["dispatch" if "dispatch" in name else "combine"]
-        _LIBRARY.define(f"{name}{SCHEMAS[name]}")
-        self.overload: Any = getattr(getattr(torch.ops, NAMESPACE), name).default
-        arguments = self.overload._schema.arguments
-        self.names = [argument.name for argument in arguments]
-        self.defaults = {argument.name: argument.default_value for argument in arguments}
-        self.tensors = [a.name for a in arguments if "Tensor" in str(a.type)]
-        self.integers = [a.name for a in arguments if "int" in str(a.type)]
+    def __init__(self, qualified: str, schema: str) -> None:
+        self.qualified, self.schema = qualified, schema
+        self.name, _, overload = qualified.partition(".")
+        LIBRARY.define(f"{qualified}{schema}")
+        self.packet: Any = getattr(getattr(torch.ops, NAMESPACE), self.name)
+        self.overload: Any = getattr(self.packet, overload or "default")
+        self.arguments = self.overload._schema.arguments
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        values = dict(self.defaults)
-        values.update(zip(self.names, args, strict=False))
-        values.update(kwargs)
-        return values
+        """Every argument of a call by its name."""
+        values = {argument.name: argument.default_value for argument in self.arguments}
+        return values | dict(zip(values, args, strict=False)) | kwargs
+
+    def keep_calls(self) -> None:
+        """Peers wait for every call: no compiler may drop one, merge two equal ones, or swap two.
+
+        The first line keeps calls in any fx graph. The second chains them by a token: no two are equal
+        or independent.
+        """
+        has_side_effect(self.overload)
+        _register_effectful_op(self.overload, _EffectType.ORDERED)
+
+
+class _Op(Operator):
+    """One of the four ops: runs or infers."""
+
+    def __init__(self, name: str, schema: str) -> None:
+        super().__init__(name, schema)
+        self.contract = 2 if name.endswith("_v2") else 1
+        self.code = calls.OP_DISPATCH if "dispatch" in name.removeprefix(_PREFIX) else calls.OP_COMBINE
+        self.rows_name = self.arguments[0].name
+        self.tensors = [a.name for a in self.arguments if "Tensor" in str(a.type)]
+        self.integers = [a.name for a in self.arguments if "int" in str(a.type)]
 
     def through(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """``call`` of torch, with errors of their own classes, and a backward that raises."""
@@ -100,7 +119,7 @@ class _Op:
             if graded() and needs_grad(*args, **kwargs):
                 tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
                 needing = [tensor for tensor in tensors if tensor.requires_grad]
-                return _NotDifferentiable.apply(name, op, args, kwargs, *needing)  # type: ignore[no-untyped-call]
+                return NotDifferentiable.apply(name, op, args, kwargs, *needing)  # type: ignore[no-untyped-call]
             try:
                 return call(*args, **kwargs)
             except RuntimeError as error:
@@ -109,10 +128,6 @@ class _Op:
 
         return op
 
-    def _parts(self, values: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, int | None]]:
-        tensors = {name: values[name] for name in self.tensors if values[name] is not None}
-        return tensors, {name: values[name] for name in self.integers}
-
     def fake(self, *args: Any, **kwargs: Any) -> Any:
         """Outputs as torch_npu's C++ allocates them, from shapes, dtypes and attributes alone.
 
@@ -120,9 +135,10 @@ class _Op:
         """
         keep_order_in_inductor(self.overload)  # every compiler comes by here, after it was imported
         values = self.bind(args, kwargs)
-        tensors, attributes = self._parts(values)
+        tensors = {name: values[name] for name in self.tensors if values[name] is not None}
+        attributes: dict[str, int | None] = {name: values[name] for name in self.integers}
         self._check_sizes_known(tensors, attributes)
-        rows, ids = tensors[self.names[0]], tensors["expert_ids"]
+        rows, ids = tensors[self.rows_name], tensors["expert_ids"]
         dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
         batch, topk, hidden = ids.shape[0], int(ids.shape[1]), rows.shape[1]
         outputs = calls.infer(self.code, self.contract, dtypes, attributes, batch, topk, hidden)
@@ -138,16 +154,16 @@ class _Op:
         def refuse(argument: str, text: str) -> ArgumentError:
             return ArgumentError(f"{self.name}: {argument} {text}", argument=argument)
 
-        for name in (self.names[0], "expert_ids"):
+        for name in (self.rows_name, "expert_ids"):
             if name not in tensors:
                 raise refuse(name, "is None, it is required")
             if tensors[name].dim() != 2:
                 raise refuse(name, f"has {tensors[name].dim()} dimensions, it must have 2")
-        device = tensors[self.names[0]].device
+        device = tensors[self.rows_name].device
         for name, tensor in tensors.items():
             if tensor.device != device:
                 raise refuse(
-                    name, f"is on {tensor.device}, {self.names[0]} on {device}: they must be on one device"
+                    name, f"is on {tensor.device}, {self.rows_name} on {device}: they must be on one device"
                 )
         sizes = {name: value for name, value in attributes.items() if value is not None}
         for name, value in [*sizes.items(), ("expert_ids", tensors["expert_ids"].shape[1])]:
@@ -170,41 +186,37 @@ def _missing(*_: Any) -> Any:
     raise LibraryError(str(problem))
 
 
-def _register(name: str) -> Any:
-    op = _Op(name)
-    torch.library.register_fake(f"{NAMESPACE}::{name}", op.fake, lib=_LIBRARY)
+def operator(function: Callable[P, R]) -> Callable[P, R]:
+    """Registers the op of a function's name and signature; returns a function of them that calls it."""
+    name = function.__name__
+    SCHEMAS[name] = schema_of(function)
+    op = _Op(name, SCHEMAS[name])
+    torch.library.register_fake(f"{NAMESPACE}::{name}", op.fake, lib=LIBRARY)
     if binding.why_not() is None:
         binding.register(name, SCHEMAS[name])
     else:
         for key in ("CPU", "PrivateUse1"):
-            _LIBRARY.impl(name, _missing, key)
+            LIBRARY.impl(name, _missing, key)
     # Every call from Python, and every call of a compiled program, goes through `_op` of one of these.
-    packet = getattr(getattr(torch.ops, NAMESPACE), name)
-    for callable_ in (packet, op.overload):
+    for callable_ in (op.packet, op.overload):
         callable_._op = op.through(callable_._op)
-    # Peers wait for every call: no compiler may drop one whose results are unused, merge two equal ones, or
-    # swap two. The first keeps calls in any fx graph; the second chains them by a token, so that no two are
-    # equal or independent.
-    has_side_effect(op.overload)
-    _register_effectful_op(op.overload, _EffectType.ORDERED)
-    return op.overload
+    op.keep_calls()
+    overload, defaults = op.overload, function.__kwdefaults__ or {}
 
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        # torch takes its time for each argument that it is given.
+        given = {
+            key: value for key, value in kwargs.items() if key not in defaults or value is not defaults[key]
+        }
+        try:
+            return overload(*args, **given)  # type: ignore[no-any-return]
+        except RuntimeError:
+            function(*args, **kwargs)  # raises Python's TypeError where the call does not fit the signature
+            raise
 
-@dataclass(frozen=True)
-class Op:
-    """An op as torch calls it, and its keyword-only arguments in the schema's order."""
-
-    call: Any
-    options: tuple[str, ...]
-    defaults: tuple[Any, ...]
-
-
-def _op(name: str) -> Op:
-    overload = _register(name)
-    options = [argument for argument in overload._schema.arguments if argument.kwarg_only]
-    return Op(overload, tuple(o.name for o in options), tuple(o.default_value for o in options))
+    return call
 
 
 if binding.why_not() is None:
     answers.connect()
-OPS = {name: _op(name) for name in SCHEMAS}

@@ -1,46 +1,67 @@
-"""Schemas of the custom ops, torch_npu's own word for word so that call sites move over."""
+"""Schemas of torch_npu's MoE operators, read off the functions of the same names.
+
+They are those of torch_npu 2.13.0, as ``torch.ops.npu`` prints them (a test compares with the wheel), so that
+call sites move over.
+"""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from typing import Any
+
 NAMESPACE = "ascend_moe"
+# Filled at registration: dispatch and combine; torch_npu's other MoE operators. By the operator's name, with
+# ``.overload`` behind it where it has more than one.
+SCHEMAS: dict[str, str] = {}
+VENDOR_SCHEMAS: dict[str, str] = {}
 
-_DISPATCH_HEAD = (
-    "Tensor x, Tensor expert_ids, str group_ep, int ep_world_size, int ep_rank_id, int moe_expert_num, *, "
-    "Tensor? scales=None, Tensor? x_active_mask=None, Tensor? expert_scales=None, "
+# Only in op-plugin's sources and in the wheel for torch 2.8: no other wheel of torch_npu has them.
+ABSENT = (
+    "npu_moe_distribute_dispatch_setup",
+    "npu_moe_distribute_dispatch_teardown",
+    "npu_moe_distribute_combine_setup",
+    "npu_moe_distribute_combine_teardown",
 )
-_DISPATCH_TAIL = (
-    'str group_tp="", int tp_world_size=0, int tp_rank_id=0, int expert_shard_type=0, '
-    "int shared_expert_num=1, int shared_expert_rank_num=0, "
-    "int quant_mode=0, int global_bs=0, int expert_token_nums_type=1"
-)
-_SEVEN = "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 
-SCHEMAS: dict[str, str] = {
-    "npu_moe_distribute_dispatch": f"({_DISPATCH_HEAD}{_DISPATCH_TAIL}) -> {_SEVEN}",
-    "npu_moe_distribute_dispatch_v2": (
-        f"({_DISPATCH_HEAD}Tensor? elastic_info=None, Tensor? performance_info=None, {_DISPATCH_TAIL}, "
-        'str comm_alg="", int zero_expert_num=0, int copy_expert_num=0, int const_expert_num=0, '
-        f"int? y_dtype=None, int? x_dtype=None, int? scales_dtype=None) -> {_SEVEN}"
-    ),
-    "npu_moe_distribute_combine": (
-        "(Tensor expand_x, Tensor expert_ids, Tensor expand_idx, Tensor ep_send_counts, "
-        "Tensor expert_scales, str group_ep, int ep_world_size, int ep_rank_id, int moe_expert_num, *, "
-        "Tensor? tp_send_counts=None, "
-        "Tensor? x_active_mask=None, Tensor? activation_scale=None, Tensor? weight_scale=None, "
-        "Tensor? group_list=None, Tensor? expand_scales=None, Tensor? shared_expert_x=None, "
-        'str group_tp="", int tp_world_size=0, int tp_rank_id=0, int expert_shard_type=0, '
-        "int shared_expert_num=1, int shared_expert_rank_num=0, int global_bs=0, int out_dtype=0, "
-        "int comm_quant_mode=0, int group_list_type=0) -> Tensor"
-    ),
-    "npu_moe_distribute_combine_v2": (
-        "(Tensor expand_x, Tensor expert_ids, Tensor assist_info_for_combine, Tensor ep_send_counts, "
-        "Tensor expert_scales, str group_ep, int ep_world_size, int ep_rank_id, int moe_expert_num, *, "
-        "Tensor? tp_send_counts=None, Tensor? x_active_mask=None, Tensor? expand_scales=None, "
-        "Tensor? shared_expert_x=None, Tensor? elastic_info=None, Tensor? ori_x=None, "
-        "Tensor? const_expert_alpha_1=None, Tensor? const_expert_alpha_2=None, Tensor? const_expert_v=None, "
-        'Tensor? performance_info=None, str group_tp="", int tp_world_size=0, int tp_rank_id=0, '
-        "int expert_shard_type=0, int shared_expert_num=1, int shared_expert_rank_num=0, int global_bs=0, "
-        'int comm_quant_mode=0, str comm_alg="", int zero_expert_num=0, int copy_expert_num=0, '
-        "int const_expert_num=0) -> Tensor"
-    ),
+_TYPES = {
+    "torch.Tensor": "Tensor",
+    "Tensors": "Tensor[]",
+    "Sequence[torch.Tensor]": "Tensor[]",
+    "Sequence[int]": "int[]",
+    "torch.dtype | int": "int",
 }
+# Types that the annotation leaves open.
+_EXACT_TYPES = {
+    ("npu_grouped_matmul", "group_list"): "Tensor?",
+    ("npu_grouped_matmul_finalize_routing", "dtype"): "ScalarType?",
+    ("npu_moe_init_routing_v2", "active_expert_range"): "int[2]",
+}
+
+
+def schema_of(function: Callable[..., Any]) -> str:
+    """The schema without the operator's name."""
+    signature, arguments = inspect.signature(function), []
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in arguments:
+            arguments.append("*")
+        base = parameter.annotation.removesuffix(" | None")
+        kind = _TYPES.get(base, base) + ("" if base == parameter.annotation else "?")
+        kind = _EXACT_TYPES.get((function.__name__, parameter.name), kind)
+        default = parameter.default
+        shown = f'"{default}"' if isinstance(default, str) else "[]" if default == () else str(default)
+        arguments.append(f"{kind} {parameter.name}" + ("" if default is parameter.empty else f"={shown}"))
+    returned = signature.return_annotation
+    count = str(function.__globals__.get(returned, returned)).count("torch.Tensor")
+    results = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
+    if returned.startswith("list"):
+        results = "Tensor[]"
+    return f"({', '.join(arguments)}) -> {results}"
+
+
+def list_overload_of(schema: str) -> str:
+    """The older overload of npu_grouped_matmul, whose group list is a Python list."""
+    arguments = schema.partition(", int[]? tuning_config")[0].replace(
+        "Tensor? group_list", "int[]? group_list"
+    )
+    return f"{arguments}, ScalarType? output_dtype=None) -> Tensor[]"

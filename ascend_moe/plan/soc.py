@@ -1,12 +1,17 @@
-"""The SoCs that dispatch and combine run on: what a plan needs to know of each.
+"""The SoCs that dispatch and combine run on: what a plan needs to know of each, and what its hardware costs.
 
 Source of the counts: vector_core_cnt and ai_core_cnt in the platform_config ini files of CANN 8.1.RC1, one
-file a SoC name.
+file a SoC name. Costs, as the timed engine takes them, are in ``data/soc_costs.json``, every figure with its
+source.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 from dataclasses import dataclass
+from importlib import resources
+from typing import Any
 
 from ..errors import need_one_of
 
@@ -54,3 +59,52 @@ def soc(name: str) -> Soc:
     """The SoC of this name."""
     need_one_of("soc", name, SOCS)
     return SOCS[name]
+
+
+# ---- costs
+
+KINDS = ("published", "assumed", "fitted")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One figure. ``kind``: published (``source`` says where), assumed (``source`` says why), fitted."""
+
+    name: str
+    value: float
+    kind: str
+    source: str
+
+
+@functools.cache
+def read_data(name: str) -> Any:
+    """A JSON file of the package's data folder."""
+    return json.loads(
+        resources.files("ascend_moe").joinpath("data").joinpath(name).read_text(encoding="utf-8")
+    )
+
+
+def known_socs() -> list[str]:
+    """Names of the SoCs that the table has."""
+    return list(read_data("soc_costs.json")["socs"])
+
+
+def cost_table(name: str) -> dict[str, Cost]:
+    """Every figure of a SoC by name."""
+    document = read_data("soc_costs.json")
+    need_one_of("soc", name, document["socs"])
+    chip = soc(name)
+    figures = document["series"][chip.series] | document["socs"][name]
+    table = {key: Cost(key, float(one["value"]), one["kind"], one["source"]) for key, one in figures.items()}
+    table["ranks_per_server"] = Cost(
+        "ranks_per_server", chip.ranks_per_server, "published", "ascend_moe/plan/soc.py: dies of one server"
+    )
+    return table
+
+
+def fitted_names() -> list[str]:
+    """The free parameters: figures of kind "fitted", the same for all SoCs."""
+    series = read_data("soc_costs.json")["series"]
+    return sorted(
+        {key for figures in series.values() for key, one in figures.items() if one["kind"] == "fitted"}
+    )

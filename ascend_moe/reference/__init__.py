@@ -13,8 +13,7 @@ float32 sums in the order the operators define. ``cases`` makes the calls that i
 from __future__ import annotations
 
 from .cases import Case, Place
-from .combine import combine, dense
-from .dispatch import FaultyRouting, check, dispatch, predict_traffic, quantise_row
+from .exchange import FaultyRouting, check, combine, dense, dispatch, predict_traffic, quantise_row
 from .records import DispatchResult, Fault, RankInput, Report, Traffic
 from .report import same_bits, validate
 

@@ -19,8 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .combine import combine
-from .dispatch import check, dispatch
+from .exchange import check, combine, dispatch
 from .records import DispatchResult, Fault, RankInput
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ _NAMES = (
     "expand_x", "dynamic_scales", "expand_idx", "expert_token_nums", "ep_recv_counts", "tp_recv_counts",
     "expand_scales",
 )  # fmt: skip
-Tell = Callable[[torch.Tensor, torch.Tensor, int], str]
 _THIRD = {"v1": "expand_idx", "v2": "assist_info_for_combine"}
 
 
@@ -91,35 +90,29 @@ def _dispatch_differences(
         return [f"the operator gives {len(_NAMES)} tensors ({', '.join(_NAMES)}); got {what}"]
     third, triples = _THIRD[contract], contract == "v2" and not between_servers
     got = dict(zip((*_NAMES[:2], third, *_NAMES[3:]), outputs, strict=True))
-    where = Places(expected, rank)
-    # Name, tensor, and the words for a difference.
-    wanted: list[tuple[str, torch.Tensor, Tell]] = [
-        ("ep_recv_counts", expected.ep_recv_counts, where.counts),
-        ("expert_token_nums", expected.expert_token_nums, where.nums),
-        ("tp_recv_counts", expected.tp_recv_counts, where.tp),
-        (third, expected.assist_info.reshape(-1), where.triple)
-        if triples
-        else (third, expected.expand_idx, where.idx),
-        ("expand_x", expected.expand_x, where.row),
-    ]
-    if expected.dynamic_scales is not None:
-        wanted.append(("dynamic_scales", expected.dynamic_scales, where.scale))
-    elif exact_shapes:
-        wanted.append(("dynamic_scales", torch.empty(0), where.scale))
+    wanted: dict[str, torch.Tensor] = {
+        "ep_recv_counts": expected.ep_recv_counts,
+        "expert_token_nums": expected.expert_token_nums,
+        "tp_recv_counts": expected.tp_recv_counts,
+        third: expected.assist_info if triples else expected.expand_idx,
+        "expand_x": expected.expand_x,
+    }
+    if expected.dynamic_scales is not None or exact_shapes:
+        scales = expected.dynamic_scales
+        wanted["dynamic_scales"] = torch.empty(0) if scales is None else scales
     if exact_shapes:
-        wanted.append(("expand_scales", torch.empty(0), where.scale))
-    differences = []
-    for name, want, tell in wanted:
-        sentence = _form(name, got[name], want, expected, exact_shapes)
+        wanted["expand_scales"] = torch.empty(0)
+    places, found = Places(expected, rank), []
+    for name, want in wanted.items():
+        flat = want if name == "expand_x" else want.reshape(-1)
+        sentence = _form(name, got[name], flat, expected, exact_shapes)
         if sentence is None:
-            part = got[name][: want.shape[0]]
-            unequal = differing(part, want)
-            if unequal.any():
-                first = int(unequal.reshape(part.shape[0], -1).any(axis=1).argmax())
-                sentence = tell(part, want, first)
+            part = got[name][: flat.shape[0]].reshape(want.shape)
+            called = "expand_idx" if name == third and not triples else name
+            sentence = _difference(part, want, called, places)
         if sentence is not None:
-            differences.append(sentence)
-    return differences
+            found.append(sentence)
+    return found
 
 
 def _form(
@@ -150,127 +143,88 @@ def _combine_differences(outputs: object, want: torch.Tensor) -> list[str]:
         return [f"the result has dtype {outputs.dtype}, expected {want.dtype}"]
     if outputs.shape != want.shape:
         return [f"the result has shape {tuple(outputs.shape)}, expected {tuple(want.shape)}"]
-    unequal = differing(outputs, want)
+    sentence = _difference(outputs, want, "token")
+    return [] if sentence is None else [sentence]
+
+
+def _difference(got: torch.Tensor, want: torch.Tensor, name: str, places: Places | None = None) -> str | None:
+    """The first unequal element of two tensors of one shape, in words; None where all bits are equal."""
+    unequal = differing(got, want)
     if not unequal.any():
-        return []
-    token = int(unequal.any(axis=1).argmax())
-    hint = row_hint(outputs, want, token)
-    if isinstance(hint, int):
-        hint = f"; it holds the bits of token {hint}"
-    return [f"token {token}{elements(outputs, want, token, 'tokens')}{hint}"]
-
-
-# ---- where a wrong element is: expert, source rank, token and k instead of an offset
-
-
-class Places:
-    """Puts the first difference, at a position in one of dispatch's outputs, into words."""
-
-    def __init__(self, expected: DispatchResult, rank: int) -> None:
-        self.expected = expected
-        self.rank = rank
-        self.locals = int(expected.expert_token_nums.shape[0])
-        self.world = len(expected.rows_sent)
-        self.triples: list[list[int]] = expected.assist_info.tolist()
-        self.ends: list[int] = expected.ep_recv_counts.tolist()
-
-    def _expert(self, local: int) -> str:
-        return f"local expert {local} = expert {self.rank * self.locals + local}"
-
-    def _place(self, row: int) -> str:
-        """Where row i of expand_x comes from."""
-        local = sum(total <= row for total in self.ends) // self.world
-        source, token, k = self.triples[row]
-        return f"({self._expert(local)}, from rank {source}, token {token}, k {k})"
-
-    def counts(self, got: torch.Tensor, want: torch.Tensor, i: int) -> str:
-        before = int(want[i - 1]) if i else 0
-        segment = f"{int(got[i]) - before} rows there instead of {int(want[i]) - before}"
-        return (
-            f"ep_recv_counts[{i}] ({self._expert(i // self.world)}, from rank {i % self.world}; inclusive "
-            f"prefix sum): expected {int(want[i])}, got {int(got[i])}, that is {segment}; "
-            f"{tally(got, want, 'counts')} differ"
-        )
-
-    def nums(self, got: torch.Tensor, want: torch.Tensor, i: int) -> str:
-        cumulative = torch.tensor(self.ends[self.world - 1 :: self.world], dtype=torch.int64)
-        each = torch.diff(cumulative, prepend=torch.zeros(1, dtype=torch.int64))
-        hint = ""
-        if torch.equal(got, cumulative):
-            hint = "; these are the cumulative numbers of expert_token_nums_type 0, type 1 was asked for"
-        elif torch.equal(got, each):
-            hint = "; these are the numbers per expert of expert_token_nums_type 1, type 0 was asked for"
-        return (
-            f"expert_token_nums[{i}] ({self._expert(i)}): expected {int(want[i])}, got {int(got[i])}; "
-            f"{tally(got, want, 'numbers')} differ{hint}"
-        )
-
-    def tp(self, got: torch.Tensor, want: torch.Tensor, i: int) -> str:
-        return f"tp_recv_counts[{i}] (all rows of this rank): expected {int(want[i])}, got {int(got[i])}"
-
-    def idx(self, got: torch.Tensor, want: torch.Tensor, i: int) -> str:
-        topk = int(self.expected.expert_ids.shape[1])
-        expert = int(self.expected.expert_ids.reshape(-1)[i])
-        return (
-            f"expand_idx[{i}] (token {i // topk}, k {i % topk}, expert {expert}): expected {int(want[i])}, "
-            f"got {int(got[i])}; it counts this rank's earlier routed pairs of that expert (0 where the pair "
-            f"is not routed); {tally(got, want, 'indices')} differ"
-        )
-
-    def triple(self, got: torch.Tensor, want: torch.Tensor, i: int) -> str:
-        row = i // 3
-        given = got[3 * row : 3 * row + 3].tolist()
-        hint = ""
-        if given in self.triples:
-            other = self.triples.index(given)
-            hint = f"; that is the triple of row {other} {self._place(other)}"
-        wrong = int(differing(got, want).reshape(-1, 3).any(axis=1).sum())
-        return (
-            f"assist_info_for_combine, the triple of row {row} {self._place(row)}: expected (source rank, "
-            f"token, k) = {tuple(self.triples[row])}, got {tuple(given)}; "
-            f"{wrong} of {len(self.triples)} triples differ{hint}"
-        )
-
-    def row(self, got: torch.Tensor, want: torch.Tensor, i: int) -> str:
-        hint = row_hint(got, want, i)
-        if isinstance(hint, int):
-            hint = f"; it holds the bits of row {hint} {self._place(hint)}"
-        return f"expand_x row {i} {self._place(i)}{elements(got, want, i, 'rows')}{hint}"
-
-    def scale(self, got: torch.Tensor, want: torch.Tensor, i: int) -> str:
-        reciprocal = not differing(1 / got[i], want[i]).any() or not differing(got[i], 1 / want[i]).any()
-        hint = "; got is the reciprocal, 127 / max|x| rather than its inverse" if reciprocal else ""
-        return (
-            f"dynamic_scales row {i} {self._place(i)}: expected {words(want[i])}, got {words(got[i])}"
-            f"{gap(got[i], want[i])}; {tally(got, want, 'scales')} differ{hint}"
-        )
-
-
-def tally(got: torch.Tensor, want: torch.Tensor, noun: str) -> str:
-    """Say how many elements differ: ``3 of 50 scales``."""
-    unequal = differing(got, want)
-    return f"{int(unequal.sum())} of {unequal.size} {noun}"
-
-
-def elements(got: torch.Tensor, want: torch.Tensor, row: int, noun: str) -> str:
-    """Name the first wrong element of a (rows, H) pair and how much else is wrong."""
-    unequal = differing(got, want)
-    h = int(unequal[row].argmax())
-    g, w = got[row, h], want[row, h]
+        return None
+    unequal = unequal.reshape(want.shape[0], -1)
+    row = int(unequal.any(axis=1).argmax())
+    at = int(unequal[row].argmax())
+    g, w = got[row].reshape(-1)[at], want[row].reshape(-1)[at]
+    wrong = f"{int(unequal.any(axis=1).sum())} of {unequal.shape[0]}"
+    if want.dim() == 1:
+        head, wrong = f"{name}[{row}]", f"{wrong} differ"
+    else:
+        head = f"{name} {row}" if places is None else f"{name} row {row}"
+        wrong = f"{int(unequal[row].sum())} of its {unequal.shape[1]} elements differ, in all {wrong} rows"
+    element = f", element {at}" if want.dim() > 1 else ""
+    place = f" ({places.of(name, row)})" if places else ""
     return (
-        f", element {h}: expected {words(w)}, got {words(g)}{gap(g, w)}; "
-        f"{int(unequal[row].sum())} of its {unequal.shape[1]} elements differ, in all "
-        f"{int(unequal.any(axis=1).sum())} of {unequal.shape[0]} {noun}"
+        f"{head}{place}{element}: expected {words(w)}, got {words(g)}{gap(g, w)}; {wrong}"
+        f"{_hint(got, want, row, name, places)}"
     )
 
 
-def row_hint(got: torch.Tensor, want: torch.Tensor, row: int) -> int | str:
-    """Find the other row whose bits are here by mistake, or say what else is plain to see."""
+def _hint(got: torch.Tensor, want: torch.Tensor, row: int, name: str, places: Places | None) -> str:
+    """What is plain to see: another row's bits, a reciprocal, the numbers of the other type."""
+    if name == "expert_token_nums" and places is not None:
+        for kind, nums in enumerate(places.both_nums()):
+            if torch.equal(got, nums):
+                return f"; these are the numbers of expert_token_nums_type {kind}, {1 - kind} was asked for"
+    if name == "dynamic_scales":
+        inverse = not differing(1 / got[row], want[row]).any() or not differing(got[row], 1 / want[row]).any()
+        return "; got is the reciprocal, 127 / max|x| rather than its inverse" if inverse else ""
+    if want.dim() == 1:
+        return ""
     raw = bits(got[row])
     if not raw.any():
         return "; it is all zeros, as if nothing had been written"
     same = (bits(want) == raw).all(axis=1)
-    return int(same.argmax()) if same.any() else ""
+    if not same.any():
+        return ""
+    other = int(same.argmax())
+    return f"; it holds the bits of row {other}" + (f" ({places.of(name, other)})" if places else "")
+
+
+class Places:
+    """Where an element of dispatch's outputs is: expert, source rank, token and k instead of an offset."""
+
+    def __init__(self, expected: DispatchResult, rank: int) -> None:
+        self.expected, self.rank = expected, rank
+        self.locals = int(expected.expert_token_nums.shape[0])
+        self.world = len(expected.rows_sent)
+        self.ends: list[int] = expected.ep_recv_counts.tolist()
+
+    def of(self, name: str, i: int) -> str:
+        """An element of an output with one dimension, a row of one with two or of dynamic_scales."""
+        if name == "ep_recv_counts":
+            return f"{self._expert(i // self.world)}, from rank {i % self.world}; inclusive prefix sum"
+        if name == "expert_token_nums":
+            return self._expert(i)
+        if name == "tp_recv_counts":
+            return "all rows of this rank"
+        if name == "expand_idx":
+            ids = self.expected.expert_ids
+            token, k = divmod(i, int(ids.shape[1]))
+            return (
+                f"token {token}, k {k}, expert {int(ids[token, k])}; this rank's earlier pairs of that expert"
+            )
+        source, token, k = self.expected.assist_info[i].tolist()
+        local = sum(total <= i for total in self.ends) // self.world
+        return f"{self._expert(local)}, from rank {source}, token {token}, k {k}"
+
+    def _expert(self, local: int) -> str:
+        return f"local expert {local} = expert {self.rank * self.locals + local}"
+
+    def both_nums(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """expert_token_nums of type 0 and of type 1."""
+        cumulative = torch.tensor(self.ends[self.world - 1 :: self.world], dtype=torch.int64)
+        return cumulative, torch.diff(cumulative, prepend=torch.zeros(1, dtype=torch.int64))
 
 
 # ---- tensors as bits: equality, and how a value is put into words

@@ -6,7 +6,7 @@
     found = predict(call, soc="Ascend910_9391", algorithm="window")
     print(found.dispatch_us, found.combine_us, found.dispatch.phases)
 
-A prediction is a model's, never a measurement. Its costs are ``ascend_moe.timed.costs``, its errors against
+A prediction is a model's, never a measurement. Its costs are ``ascend_moe.plan.soc``, its errors against
 published times are printed by ``ascend-moe predict --check``.
 """
 
@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 
 from ..errors import need_one_of
 from ..plan import Request
+from ..plan.soc import cost_table
 from ..plan.soc import soc as soc_named
 from ..timeline import Event
-from .costs import cost_table
 from .world import ALGORITHMS, OpRun, TimedWorld, runnable
 
 __all__ = ["ALGORITHMS", "OpPrediction", "Prediction", "predict", "runnable"]

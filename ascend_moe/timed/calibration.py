@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..plan import Request
+from ..plan.soc import read_data
 from . import Prediction, predict
-from .costs import read_data
 
 CALIBRATION, HELD_OUT = "calibration", "held-out"
 
@@ -39,15 +39,8 @@ class Point:
     @property
     def request(self) -> Request:
         """The configuration that it was published for."""
-        return Request(
-            ranks=self.ep,
-            experts=self.experts,
-            topk=self.topk,
-            hidden=self.hidden,
-            batch=self.bs,
-            quant=True,  # of dispatch; combine's rows are bf16 either way
-            soc=self.soc,
-        )
+        # ``quant`` is dispatch's alone: combine's rows are bf16 either way.
+        return Request(self.ep, self.experts, self.topk, self.hidden, self.bs, quant=True, soc=self.soc)
 
 
 @dataclass(frozen=True)

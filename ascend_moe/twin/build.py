@@ -19,8 +19,7 @@ from pathlib import Path
 
 from ..errors import ArgumentError, LibraryError, TwinBuildError
 from ..native import library as native_library
-from ..native.build import tell
-from ..native.cache import cache_directory, digest_of, fill_folder
+from ..native.build import cache_directory, digest_of, fill_folder, tell
 from .entries import MARK, Entry, find_entries
 
 SOURCES = (".cpp", ".cc", ".cxx", ".cce", ".asc")

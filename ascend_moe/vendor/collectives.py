@@ -17,15 +17,7 @@ import torch
 from ascend_moe import comm
 from ascend_moe._torch_npu import on_npu
 from ascend_moe.comm.communicator import timeout_s
-from ascend_moe.errors import (
-    ArgumentError,
-    WindowTooSmall,
-    need,
-    need_dtype,
-    need_only,
-    need_shape,
-    need_unset,
-)
+from ascend_moe.errors import ArgumentError, need, need_dims, need_dtype, need_only, need_shape, need_unset
 from ascend_moe.ops import calls
 from ascend_moe.ops.schemas import NAMESPACE
 
@@ -115,28 +107,18 @@ def npu_moe_distribute_combine_add_rms_norm(
     need_unset(activation_scale=activation_scale, weight_scale=weight_scale, group_list=group_list)
     need_only("out_dtype", out_dtype, 0)
     need(0 <= norm_eps < float("inf"), "norm_eps", f"is {norm_eps}; it must be finite and at least 0")
-    _check(expand_x, expert_ids, residual_x, gamma, shared_expert_x)
-    shared = None if shared_expert_x is None else shared_expert_x.float()
-    acc = _combined(**given | {"expand_x": expand_x.float(), "shared_expert_x": shared})
-    return _normalised(acc.unsqueeze(1) + residual_x.float(), gamma, norm_eps, expand_x.dtype)
-
-
-def _check(
-    expand_x: torch.Tensor,
-    expert_ids: torch.Tensor,
-    residual_x: torch.Tensor,
-    gamma: torch.Tensor,
-    shared: torch.Tensor | None,
-) -> None:
     need_dtype("expand_x", expand_x, torch.bfloat16, torch.float16, torch.float32)
-    for name, tensor in (("expand_x", expand_x), ("expert_ids", expert_ids)):
-        need(tensor.dim() == 2, name, f"has {tensor.dim()} dimensions, it must have 2")
+    need_dims("expand_x", expand_x, 2)
+    need_dims("expert_ids", expert_ids, 2)
     batch, hidden = expert_ids.shape[0], expand_x.shape[1]
     need_shape("residual_x", residual_x, (batch, 1, hidden))
     need_shape("gamma", gamma, (hidden,))
-    for name, value in (("residual_x", residual_x), ("gamma", gamma), ("shared_expert_x", shared)):
+    for name, value in (("residual_x", residual_x), ("gamma", gamma), ("shared_expert_x", shared_expert_x)):
         if value is not None:
             need_dtype(name, value, expand_x.dtype)
+    shared = None if shared_expert_x is None else shared_expert_x.float()
+    acc = _combined(**given | {"expand_x": expand_x.float(), "shared_expert_x": shared})
+    return _normalised(acc.unsqueeze(1) + residual_x.float(), gamma, norm_eps, expand_x.dtype)
 
 
 def _combined(**given: Any) -> torch.Tensor:
@@ -148,8 +130,7 @@ def _combined(**given: Any) -> torch.Tensor:
         # combine_v2 raised: say it with the names of the operator that the caller called.
         message = str(error).replace(_COMBINE, _COMBINE_NORM).replace(_INDEX, "expand_idx")
         argument = "expand_idx" if error.argument == _INDEX else error.argument
-        kind = WindowTooSmall if isinstance(error, WindowTooSmall) else ArgumentError
-        raise kind(message, **{**error.details, "argument": argument}) from None
+        raise type(error)(message, **{**error.details, "argument": argument}) from None
     return result
 
 

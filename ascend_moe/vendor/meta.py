@@ -1,7 +1,7 @@
 """Outputs of torch_npu's other MoE operators on Meta and Fake tensors: shapes and dtypes, no values.
 
 Shapes and dtypes are as torch_npu's C++ allocates them for Ascend 910. ``call`` has the operator's arguments
-as attributes.
+as attributes. A function is named as its operator.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from ascend_moe.errors import need, need_dims, need_only, need_unset
 # ---- routing and the operators that wait for other ranks
 
 Tensors = tuple[torch.Tensor, ...]
+I8, I32, I64, F32 = torch.int8, torch.int32, torch.int64, torch.float32
 _MAX_EXPERTS = 10240
 _INT4_CODES = 13  # quant_mode of npu_moe_init_routing_v2
 
@@ -32,7 +33,7 @@ def _min(first: Any, second: Any) -> Any:
     return torch.sym_min(first, second)  # type: ignore[no-untyped-call]
 
 
-def gating_top_k(call: Any) -> Tensors:
+def npu_moe_gating_top_k(call: Any) -> Tensors:
     """Weights ``(T, k)``, int32 ids ``(T, k)``, float32 scores ``(T, E)``."""
     _need_dims(call, x=2, bias=1, input_ids=1, tid2eid=2)
     paired = (call.input_ids is None) == (call.tid2eid is None)
@@ -41,29 +42,25 @@ def gating_top_k(call: Any) -> Tensors:
         need(call.input_ids.shape[0] == call.x.shape[0], "input_ids", "must have one id a row of x")
         need(call.tid2eid.shape[1] == call.k, "tid2eid", f"must have k = {call.k} columns")
     x, size = call.x, (call.x.shape[0], call.k)
-    return (
-        x.new_empty(size),
-        x.new_empty(size, dtype=torch.int32),
-        x.new_empty(x.shape, dtype=torch.float32),
-    )
+    return x.new_empty(size), x.new_empty(size, dtype=I32), x.new_empty(x.shape, dtype=F32)
 
 
-def gating_top_k_softmax(call: Any) -> Tensors:
+def npu_moe_gating_top_k_softmax(call: Any) -> Tensors:
     """Weights, int32 ids and int32 row indices, all ``(..., k)``."""
     x = call.x
     need_dims("x", x, 2, 3)
     size = (*x.shape[:-1], call.k)
-    return x.new_empty(size), x.new_empty(size, dtype=torch.int32), x.new_empty(size, dtype=torch.int32)
+    return x.new_empty(size), x.new_empty(size, dtype=I32), x.new_empty(size, dtype=I32)
 
 
-def gating_top_k_softmax_v2(call: Any) -> Tensors:
+def npu_moe_gating_top_k_softmax_v2(call: Any) -> Tensors:
     """Weights and int32 ids ``(..., k)``; float32 softmax of x's shape, or ``(0,)``."""
-    weights, ids, _ = gating_top_k_softmax(call)
+    weights, ids, _ = npu_moe_gating_top_k_softmax(call)
     size = call.x.shape if call.output_softmax and not call.renorm else (0,)
-    return weights, ids, call.x.new_empty(size, dtype=torch.float32)
+    return weights, ids, call.x.new_empty(size, dtype=F32)
 
 
-def init_routing(call: Any) -> Tensors:
+def npu_moe_init_routing(call: Any) -> Tensors:
     """Rows ``(min(T, active_num) * K, H)``, and two int32 ``(T*K,)``."""
     _need_dims(call, x=2, row_idx=2)
     need(call.active_num >= 0, "active_num", f"is {call.active_num}; it must be at least 0")
@@ -73,7 +70,7 @@ def init_routing(call: Any) -> Tensors:
     return rows, pairs, pairs.new_empty(pairs.shape)
 
 
-def init_routing_v2(call: Any) -> Tensors:
+def npu_moe_init_routing_v2(call: Any) -> Tensors:
     """expanded_x, expanded_row_idx ``(T*K,)``, expert tokens, expanded_scale."""
     x, ids = call.x, call.expert_idx
     _need_dims(call, x=2, expert_idx=2)
@@ -87,7 +84,7 @@ def init_routing_v2(call: Any) -> Tensors:
     pairs = x.shape[0] * ids.shape[1]
     rows = pairs if call.active_num <= 0 else _min(call.active_num, pairs)
     size: tuple[Any, ...] = (rows, x.shape[1])
-    dtype = x.dtype if call.quant_mode == -1 else torch.int8
+    dtype = x.dtype if call.quant_mode == -1 else I8
     if call.drop_pad_mode == 1:
         size = (call.expert_num, call.expert_capacity, x.shape[1])
         rows = call.expert_num * call.expert_capacity
@@ -96,9 +93,9 @@ def init_routing_v2(call: Any) -> Tensors:
         size, dtype = (rows, x.shape[1] // 2), torch.uint8
     return (
         x.new_empty(size, dtype=dtype),
-        x.new_empty((pairs,), dtype=torch.int32),
-        x.new_empty(_token_counts(call), dtype=torch.int64),
-        x.new_empty((rows,), dtype=torch.float32),
+        x.new_empty((pairs,), dtype=I32),
+        x.new_empty(_token_counts(call), dtype=I64),
+        x.new_empty((rows,), dtype=F32),
     )
 
 
@@ -116,28 +113,28 @@ def _token_counts(call: Any) -> tuple[int, ...]:
     return (count, 2) if pairs else (count,)
 
 
-def compute_expert_tokens(call: Any) -> Any:
+def npu_moe_compute_expert_tokens(call: Any) -> Any:
     """int32 ``(num_expert,)``."""
-    return call.sorted_expert_for_source_row.new_empty((call.num_expert,), dtype=torch.int32)
+    return call.sorted_expert_for_source_row.new_empty((call.num_expert,), dtype=I32)
 
 
-def token_permute(call: Any) -> Tensors:
+def npu_moe_token_permute(call: Any) -> Tensors:
     """Rows ``(num_out, H)`` and int32 ``(T*K,)``."""
     tokens, pairs, wanted = call.tokens, call.indices.numel(), call.num_out_tokens or 0
     need_dims("tokens", tokens, 2)
     need_dims("indices", call.indices, 1, 2)
     rows = _min(wanted, pairs) if wanted > 0 else pairs + wanted
-    return tokens.new_empty((rows, tokens.shape[1])), tokens.new_empty((pairs,), dtype=torch.int32)
+    return tokens.new_empty((rows, tokens.shape[1])), tokens.new_empty((pairs,), dtype=I32)
 
 
-def token_unpermute(call: Any) -> Any:
+def npu_moe_token_unpermute(call: Any) -> Any:
     """``(T, H)`` of the rows' dtype."""
     _need_dims(call, permuted_tokens=2, sorted_indices=1, probs=2)
     rows, topk = call.permuted_tokens, 1 if call.probs is None else call.probs.shape[1]
     return rows.new_empty((call.sorted_indices.shape[0] // topk, rows.shape[1]))
 
 
-def finalize_routing(call: Any) -> Any:
+def npu_moe_finalize_routing(call: Any) -> Any:
     """``(T, H)`` of the rows' dtype."""
     rows, tokens = call.expanded_permuted_rows, call.expanded_src_to_dst_row.shape[0]
     need_dims("expanded_permuted_rows", rows, 3 if call.drop_pad_mode in (1, 3) else 2)
@@ -148,38 +145,38 @@ def finalize_routing(call: Any) -> Any:
     return rows.new_empty((tokens, rows.shape[-1]))
 
 
-def re_routing(call: Any) -> Tensors:
+def npu_moe_re_routing(call: Any) -> Tensors:
     """Rows and scales like those given, int32 ``(A,)``, and counts ``(E,)`` of their dtype."""
     tokens, counts, scales = call.tokens, call.expert_token_num_per_rank, call.per_token_scales
     need_dims("expert_token_num_per_rank", counts, 2)
     dtype = resolve_dtype(call.tokens_dtype, "tokens_dtype") or tokens.dtype
-    moved = tokens.new_empty((tokens.shape[0],), dtype=torch.float32)
+    moved = tokens.new_empty((tokens.shape[0],), dtype=F32)
     return (
         tokens.new_empty(tokens.shape, dtype=dtype),
         moved if scales is None else scales.new_empty(scales.shape),
-        tokens.new_empty((tokens.shape[0],), dtype=torch.int32),
+        tokens.new_empty((tokens.shape[0],), dtype=I32),
         counts.new_empty((counts.shape[1],)),
     )
 
 
-def update_expert(call: Any) -> Tensors:
+def npu_moe_update_expert(call: Any) -> Tensors:
     """``(BS, K)`` of the ids' dtype, and bool."""
     ids = call.expert_ids
     need_dims("expert_ids", ids, 2)
     return ids.new_empty(ids.shape), ids.new_empty(ids.shape, dtype=torch.bool)
 
 
-def barrier(call: Any) -> Any:
+def _npu_distribute_barrier(call: Any) -> Any:
     """Shape and dtype of x_ref."""
     return call.x_ref.new_empty(call.x_ref.shape)
 
 
-def combine_add_rms_norm(call: Any) -> Tensors:
+def npu_moe_distribute_combine_add_rms_norm(call: Any) -> Tensors:
     """``(BS, 1, H)``, float32 ``(BS, 1, 1)``, ``(BS, 1, H)``."""
     _need_dims(call, expand_x=2, expert_ids=2)
     batch, hidden = call.expert_ids.shape[0], call.expand_x.shape[1]
     rows = call.expand_x.new_empty((batch, 1, hidden))
-    return rows, rows.new_empty((batch, 1, 1), dtype=torch.float32), rows.new_empty(rows.shape)
+    return rows, rows.new_empty((batch, 1, 1), dtype=F32), rows.new_empty(rows.shape)
 
 
 # ---- experts
@@ -200,17 +197,17 @@ def _need_unset(call: Any, *names: str) -> None:
 
 def _columns(weight: torch.Tensor) -> Any:
     """Logical N of a weight whose int4 elements may be packed by eight."""
-    return weight.shape[-1] * (_INT4_IN_INT32 if weight.dtype == torch.int32 else 1)
+    return weight.shape[-1] * (_INT4_IN_INT32 if weight.dtype == I32 else 1)
 
 
 def _merged_columns(weight: torch.Tensor, rows: torch.Tensor) -> Any:
     # With one output tensor, float32 may carry int4 too, and a transposed weight is packed along K, not N.
-    carrier = weight.dtype == torch.int32 or (weight.dtype == torch.float32 and rows.dtype != torch.float32)
+    carrier = weight.dtype == I32 or (weight.dtype == F32 and rows.dtype != F32)
     transposed = weight.stride()[-2] == 1 and weight.stride()[-1] == weight.shape[-2]
     return weight.shape[-1] * (_INT4_IN_INT32 if carrier and not transposed else 1)
 
 
-def grouped_matmul(call: Any) -> list[torch.Tensor]:
+def npu_grouped_matmul(call: Any) -> list[torch.Tensor]:
     """One tensor (split_item 2 and 3); else one for each group or each x."""
     x, weight, groups = call.x, call.weight, call.group_list
     need(len(x) > 0, "x", "has no tensors")
@@ -249,7 +246,7 @@ def grouped_matmul(call: Any) -> list[torch.Tensor]:
     return [x[0].new_empty((count, _columns(w)), dtype=dtype) for count, w in pairs]
 
 
-def swiglu(call: Any) -> Any:
+def npu_swiglu(call: Any) -> Any:
     """input with ``dim`` halved."""
     source = call.input
     rule = f"is {call.dim} of {source.dim()} dimensions"
@@ -259,48 +256,45 @@ def swiglu(call: Any) -> Any:
     return source.new_empty(size)
 
 
-def dequant_swiglu_quant(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def npu_dequant_swiglu_quant(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """int8 x with its last dimension halved, whatever activate_dim is, and float32 without it."""
     x = call.x
-    _need_dtype(call, "dst_type", torch.int8)
-    rows = x.shape[:-1]
-    return (
-        x.new_empty((*rows, x.shape[-1] // 2), dtype=torch.int8),
-        x.new_empty(rows, dtype=torch.float32),
-    )
+    _need_dtype(call, "dst_type", I8)
+    size = (*x.shape[:-1], x.shape[-1] // 2)
+    return x.new_empty(size, dtype=I8), x.new_empty(x.shape[:-1], dtype=F32)
 
 
-def grouped_matmul_swiglu_quant(call: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def npu_grouped_matmul_swiglu_quant(call: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """int8 ``(M, N/2)``, float32 ``(M,)``, and a float32 scalar; N as in weight_scale."""
     codes, scale = _quantised_rows(call.x, call.weight_scale)
     return codes, scale, scale.new_empty(())
 
 
-def grouped_matmul_swiglu_quant_v2(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def npu_grouped_matmul_swiglu_quant_v2(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """int8 ``(M, N/2)`` and float32 ``(M,)``."""
     for name in ("weight", "weight_scale"):
         count = len(getattr(call, name))
         need(count == 1, name, f"has {count} tensors; it must have one for all experts")
     _need_unset(call, "x_dtype", "weight_dtype", "weight_scale_dtype", "x_scale_dtype")
     need_only("dequant_mode", call.dequant_mode, 0, 1, None)
-    _need_dtype(call, "quant_dtype", torch.int8)
+    _need_dtype(call, "quant_dtype", I8)
     return _quantised_rows(call.x, call.weight_scale[0])
 
 
 def _quantised_rows(x: torch.Tensor, weight_scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     size = (x.shape[0], weight_scale.shape[-1] // 2)
-    return x.new_empty(size, dtype=torch.int8), x.new_empty(size[:1], dtype=torch.float32)
+    return x.new_empty(size, dtype=I8), x.new_empty(size[:1], dtype=F32)
 
 
-def grouped_matmul_finalize_routing(call: Any) -> Any:
+def npu_grouped_matmul_finalize_routing(call: Any) -> Any:
     """float32 ``(output_bs or M, N)``."""
     _need_dims(call, x=2, w=3)
     _need_unset(call, "x_dtype", "w_dtype", "scale_dtype", "pertoken_scale_dtype")
-    _need_dtype(call, "dtype", torch.float32)
-    return call.x.new_empty((call.output_bs or call.x.shape[0], _columns(call.w)), dtype=torch.float32)
+    _need_dtype(call, "dtype", F32)
+    return call.x.new_empty((call.output_bs or call.x.shape[0], _columns(call.w)), dtype=F32)
 
 
-def dynamic_quant(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def npu_dynamic_quant(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """int8 of input's shape (int4: eight to an int32), and float32 scales by row, by column, or one scale."""
     source = call.input
     need(source.dim() >= 2, "input", f"is {tuple(source.shape)}; it must be at least 2-D")
@@ -313,9 +307,9 @@ def dynamic_quant(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
     if packed:
         rule = f"of {_QUINT4X2} (int4) needs rows of a multiple of {_INT4_IN_INT32} elements"
         need(source.shape[-1] % _INT4_IN_INT32 == 0, "dst_type", rule)
-        codes = source.new_empty((*size, source.shape[-1] // _INT4_IN_INT32), dtype=torch.int32)
+        codes = source.new_empty((*size, source.shape[-1] // _INT4_IN_INT32), dtype=I32)
     else:
-        _need_dtype(call, "dst_type", torch.int8)
-        codes = source.new_empty(source.shape, dtype=torch.int8)
+        _need_dtype(call, "dst_type", I8)
+        codes = source.new_empty(source.shape, dtype=I8)
     size = (1,) if call.quant_mode == "pertensor" else size
-    return codes, source.new_empty(size, dtype=torch.float32)
+    return codes, source.new_empty(size, dtype=F32)

@@ -20,7 +20,7 @@ from window_library import WindowLibrary, exchange
 
 from ascend_moe.comm import processes
 from ascend_moe.comm.communicator import Communicator
-from ascend_moe.comm.processes import Board, Opening, Peer, Post, communicator_of, create_window
+from ascend_moe.comm.processes import Board, Opening, Peer, Post, create_window
 from ascend_moe.errors import CommTimeout, ConfigMismatch, PeerLost
 
 
@@ -43,7 +43,7 @@ class Rank:
         """(this rank's end, the digest that all ranks of these windows share)"""
         opening = Opening("g", self.store, self.rank, self.world, 1 << 20, 1 << 20, timeout)
         opening.run()
-        return communicator_of(opening), opening.digest
+        return opening.communicator(), opening.digest
 
 
 def on_threads(world: int, function: Any) -> list[Any]:
@@ -137,7 +137,7 @@ def dead_process() -> int:
 def test_stale_posts_are_not_joined() -> None:
     """Posts of a former run of the job: of a dead process, and of sockets that nobody listens on."""
     store = dist.HashStore()
-    mine = Post.mine(1 << 20, 0, 1)
+    mine = Post(1 << 20, 0, 1)
     put(store, 0, replace(mine, pid=dead_process(), started=1))
     put(store, 1, mine)
     with pytest.raises(CommTimeout, match="rank 0 has not called since") as caught:
@@ -226,7 +226,7 @@ def test_window_smaller_than_its_post_says_is_not_mapped(library: WindowLibrary)
     """Reading past its end would be a bus error."""
     for size, mapped in ((4096, 0), (1 << 20, 1)):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        peer = Peer(Post.mine(1 << 20, 0, 1 << 20), ours, 1 << 20)
+        peer = Peer(Post(1 << 20, 0, 1 << 20), ours, 1 << 20)
         window = create_window(size)
         socket.send_fds(theirs, [b"window"], [window])
         os.close(window)

@@ -21,8 +21,7 @@ from torch_npu_cases import PROBES, Answer, matrix
 from vnpu_process import HERE, run
 
 from ascend_moe import vnpu
-from ascend_moe.ops.schemas import SCHEMAS
-from ascend_moe.vendor.schemas import ABSENT, VENDOR_SCHEMAS
+from ascend_moe.ops.schemas import ABSENT, SCHEMAS, VENDOR_SCHEMAS
 
 pytestmark = pytest.mark.npu
 

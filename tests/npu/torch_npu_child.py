@@ -19,8 +19,7 @@ import torch_npu.op_plugin.meta._meta_registrations as registrations
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch_npu_cases import PROBES, Case, T, expert_tokens, matrix
 
-from ascend_moe.ops.schemas import SCHEMAS
-from ascend_moe.vendor.schemas import ABSENT, VENDOR_SCHEMAS
+from ascend_moe.ops.schemas import ABSENT, SCHEMAS, VENDOR_SCHEMAS
 
 SPACES = {"theirs": "npu", "ours": "ascend_moe"}
 

@@ -401,8 +401,15 @@ def test_equal_outputs_pass(contract: str, quant_mode: int) -> None:
         (0, "v1", 4, 1, 3, "ep_recv_counts[1] (local expert 0 = expert 2, from rank 1; .* expected 2, got 3"),
         (0, "v1", 3, 1, 9, "expert_token_nums[1] (local expert 1 = expert 3): expected 3, got 9; 1 of 2"),
         (0, "v1", 5, 0, 4, "tp_recv_counts[0] (all rows of this rank): expected 5, got 4"),
-        (0, "v1", 2, 3, 0, "expand_idx[3] (token 1, k 1, expert 3): expected 1, got 0"),
-        (0, "v2", 2, 7, 7, "the triple of row 2 (local expert 1 = expert 3, from rank 0, token 1, k 0)"),
+        (0, "v1", 2, 3, 0, "expand_idx[3] (token 1, k 1, expert 3; .*: expected 1, got 0"),
+        (
+            0,
+            "v2",
+            2,
+            7,
+            7,
+            "assist_info_for_combine row 2 (local expert 1 = expert 3, from rank 0, token 1, k 0)",
+        ),
         (
             0,
             "v2",
@@ -425,7 +432,7 @@ def test_equal_outputs_pass(contract: str, quant_mode: int) -> None:
             1,
             3,
             -1.0,
-            "dynamic_scales row 3 .*: expected 0.913385868 (0x3f69d3a8), got -1",
+            "dynamic_scales[3] .*: expected 0.913385868 (0x3f69d3a8), got -1",
         ),
     ],
 )
@@ -453,7 +460,7 @@ def test_between_servers_the_third_tensor_is_expand_idx() -> None:
         return ref.validate("dispatch", outputs, expected, rank=1, contract="v2", **options)
 
     for share in (0, 2):  # one server
-        assert "assist_info_for_combine, the triple of row" in told(ranks_per_server=share).text
+        assert "assist_info_for_combine row" in told(ranks_per_server=share).text
     report = told(ranks_per_server=1)
     assert report.ok and "several servers: assist_info_for_combine as expand_idx, not as" in report.text
     outputs[2][3] += 1
@@ -468,8 +475,8 @@ def test_hints_say_what_is_there_instead() -> None:
     outputs[2][0:3] = expected.assist_info[4]
     outputs[3] = sample(0, nums_type=0).expert_token_nums
     nums, triple, row, scale = ref.validate("dispatch", outputs, expected, rank=1, contract="v2").differences
-    assert "cumulative numbers of expert_token_nums_type 0" in nums
-    assert "that is the triple of row 4 (local expert 1 = expert 3, from rank 1, token 1, k 1)" in triple
+    assert "these are the numbers of expert_token_nums_type 0, 1 was asked for" in nums
+    assert "it holds the bits of row 4 (local expert 1 = expert 3, from rank 1, token 1, k 1)" in triple
     assert "it holds the bits of row 2 (local expert 1 = expert 3, from rank 0, token 1, k 0)" in row
     assert "the reciprocal" in scale
     outputs[0][0] = expected.expand_x[0]
@@ -516,6 +523,6 @@ def test_combine_reports() -> None:
         assert not report.ok and report.text.startswith("combine on rank 3: ") and text in report.text
     assert "2 ulp apart" in ref.validate("combine", torch.tensor([[-1e-45]]), torch.tensor([[1e-45]])).text
     swapped = ref.validate("combine", want[[2, 1, 0]], want).text
-    assert swapped.endswith("in all 2 of 3 tokens; it holds the bits of token 2")
+    assert swapped.endswith("in all 2 of 3 rows; it holds the bits of row 2")
     assert "has shape (2, 2), expected (3, 2)" in ref.validate("combine", want[:2], want).text
     assert "has dtype torch.float64" in ref.validate("combine", want.double(), want).text

@@ -14,8 +14,7 @@ import pytest
 
 import ascend_moe
 from ascend_moe import experts, npu, ops, routing
-from ascend_moe.ops.schemas import SCHEMAS
-from ascend_moe.vendor.schemas import VENDOR_SCHEMAS
+from ascend_moe.ops.schemas import SCHEMAS, VENDOR_SCHEMAS
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]

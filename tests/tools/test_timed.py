@@ -16,10 +16,10 @@ import torch
 import ascend_moe.reference as ref
 from ascend_moe.errors import ArgumentError, AscendMoeError
 from ascend_moe.plan import Request
+from ascend_moe.plan.soc import KINDS, cost_table, fitted_names, known_socs, read_data
 from ascend_moe.timed import ALGORITHMS, Prediction, calibration, predict, report
 from ascend_moe.timed import world as timed_world
 from ascend_moe.timed.calibration import CALIBRATION, Compared, Point
-from ascend_moe.timed.costs import KINDS, cost_table, fitted_names, known_socs, read_data
 from ascend_moe.timed.world import TimedWorld, timed_library
 from ascend_moe.timeline import Event
 

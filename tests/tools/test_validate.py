@@ -147,7 +147,7 @@ def test_several_servers_pass(world: int, share: int, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(
     ("share", "named"),
-    [("0", "assist_info_for_combine, the triple of row 0"), ("1", "expand_idx[1] (token 0, k 1")],
+    [("0", "assist_info_for_combine row 0"), ("1", "expand_idx[1] (token 0, k 1")],
 )
 def test_a_wrong_third_tensor_is_found(share: str, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", share)

@@ -19,8 +19,7 @@ from ascend_moe import experts, npu, routing
 from ascend_moe import vendor as ops_vendor
 from ascend_moe.errors import ArgumentError, AscendMoeError, LibraryError
 from ascend_moe.experts.grouped_matmul import NPU_ONLY
-from ascend_moe.ops.schemas import NAMESPACE, SCHEMAS
-from ascend_moe.vendor.schemas import ABSENT, VENDOR_SCHEMAS
+from ascend_moe.ops.schemas import ABSENT, NAMESPACE, SCHEMAS, VENDOR_SCHEMAS
 
 NAMES = sorted({name.partition(".")[0] for name in VENDOR_SCHEMAS})
 COLLECTIVE = {"npu_moe_distribute_combine_add_rms_norm", "_npu_distribute_barrier"}

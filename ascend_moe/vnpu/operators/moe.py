@@ -16,11 +16,12 @@ from ascend_moe.errors import ArgumentError
 from ascend_moe.experts import npu_dequant_swiglu_quant, npu_dynamic_quant, npu_grouped_matmul, npu_swiglu
 from ascend_moe.experts.groups import as_counts, read_groups
 from ascend_moe.experts.quant import to_int8
-from ascend_moe.vendor import balance, fused, permute
+from ascend_moe.vendor import fused, permute
 from ascend_moe.vendor.routing import (
     npu_moe_compute_expert_tokens,
     npu_moe_init_routing,
     npu_moe_init_routing_v2,
+    npu_moe_update_expert,
 )
 from ascend_moe.vnpu.operators.registry import DTYPES, effect, returns, write
 
@@ -114,7 +115,7 @@ def _update_expert(*values: Any) -> None:
     names = """expert_ids eplb_table expert_scales pruning_threshold active_mask local_rank_id world_size
         balance_mode"""
     given, outputs = _named(names, values)
-    ids, mask = balance.npu_moe_update_expert(**given)
+    ids, mask = npu_moe_update_expert(**given)
     _write_all(outputs, ids, None if given["pruning_threshold"] is None else mask)
 
 

@@ -16,9 +16,9 @@ import ascend_moe.reference as ref
 from ascend_moe import plan
 from ascend_moe.ops import calls
 from ascend_moe.plan import Request
+from ascend_moe.plan.soc import cost_table
 from ascend_moe.reference.cases import BATCHES, MASKS, Case, draw, legal
 from ascend_moe.timed import predict
-from ascend_moe.timed.costs import cost_table
 from ascend_moe.timed.world import TimedWorld
 
 MANY_CORES = 8  # from here on a row is read once for all experts of its owner
