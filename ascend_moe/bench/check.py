@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ascend_moe import reference
 from ascend_moe.bench.cases import Case, inputs
-from ascend_moe.bench.methods.base import Arrived
+from ascend_moe.bench.methods import Arrived
 
 
 def run_experts(rows: Tensor, scales: Tensor | None, experts: Tensor, out: Tensor) -> None:

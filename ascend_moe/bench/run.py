@@ -6,6 +6,7 @@ import datetime
 import importlib.util
 import json
 import os
+import pickle
 import platform
 import re
 import shutil
@@ -75,7 +76,7 @@ def run_ranks(job: Job) -> list[list[CaseMarks]]:
     """Marks by case and rank."""
     with tempfile.TemporaryDirectory(prefix="ascend-moe-bench-") as name, tempfile.TemporaryFile() as output:
         folder = Path(name)
-        job.write(folder)
+        (folder / "job").write_bytes(pickle.dumps(job))
         launcher = subprocess.Popen(
             _command(job, folder),
             env={
@@ -99,8 +100,8 @@ def run_ranks(job: Job) -> list[list[CaseMarks]]:
         if code:
             output.seek(0)
             raise _failure(folder, code, output.read().decode(errors="replace"))
-        results = json.loads((folder / "marks.json").read_text())
-        return [[CaseMarks(**marks) for marks in of_ranks] for of_ranks in results]
+        marks: list[list[CaseMarks]] = pickle.loads((folder / "marks").read_bytes())
+        return marks
 
 
 def _command(job: Job, folder: Path) -> list[str]:

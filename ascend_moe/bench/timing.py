@@ -6,7 +6,6 @@ import gc
 import mmap
 import os
 import random
-import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -59,16 +58,12 @@ class Barrier:
                 if spins % _LOOK_AT_CLOCK == 0:
                     deadline = deadline or time.monotonic() + patience_s
                     if time.monotonic() > deadline:
-                        raise self._late(patience_s)
-
-    def _late(self, patience_s: float) -> CommTimeout:
-        late = [rank for rank in range(self.world) if self._words[rank * _LINE] < self._count]
-        return CommTimeout(
-            f"rank {self.rank} waited {patience_s:g} s at a barrier of the benchmark for ranks {late}",
-            rank=late[0] if late else self.rank,
-            ranks=late,
-            phase="barrier",
-        )
+                        late = [rank for rank in range(self.world) if words[rank * _LINE] < count]
+                        text = f"waited {patience_s:g} s at a barrier of the benchmark for ranks {late}"
+                        text = f"rank {self.rank} {text}"
+                        raise CommTimeout(
+                            text, rank=min(late, default=self.rank), ranks=late, phase="barrier"
+                        )
 
 
 class WrongResult(AscendMoeError):
@@ -80,15 +75,13 @@ class CaseMarks:
     """What one rank measured of a case, by method: one Marks an iteration, and of the first call.
 
     ``exact``: methods whose sums were equal to the reference bit for bit in every check. ``missing``: method
-    -> why it did not run. ``switched_out``: times the kernel took the core away meanwhile.
+    -> why it did not run.
     """
 
     marks: dict[str, list[Marks]] = field(default_factory=dict)
     first: dict[str, Marks] = field(default_factory=dict)
     exact: list[str] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
-    switched_out: int = 0
-    page_faults: int = 0
 
 
 @torch.no_grad()
@@ -122,7 +115,19 @@ def run_case(
     result.exact = [method.name for method in methods if method.name not in inexact]
     # Of the last iteration, so that a result that was timed is checked as well.
     want = check.expected(case, place.rank, (iterations - 1) % INPUT_SETS)
-    _time(methods, own, iterations, want, barrier, progress, result)
+    turns = random.Random(iterations)  # the same on all ranks: no method always follows the same other
+    gc.collect()
+    gc.disable()
+    try:
+        for iteration in range(iterations):
+            for method in turns.sample(methods, len(methods)):
+                marks, arrived, out = _round_trip(method, own[iteration % INPUT_SETS], barrier)
+                result.marks[method.name].append(marks)
+                if iteration == iterations - 1:
+                    _is_exact(method, arrived, out, want)
+            progress(iteration + 1)
+    finally:
+        gc.enable()
     return result
 
 
@@ -153,31 +158,3 @@ def _is_exact(method: Method, arrived: Arrived, out: torch.Tensor, want: check.E
         rank = method.place.rank
         raise WrongResult(f"{method.name} on rank {rank}: {fault}", rank=rank, method=method.name)
     return exact
-
-
-def _time(
-    methods: list[Method],
-    own: list[Inputs],
-    iterations: int,
-    want: check.Expected,
-    barrier: Barrier,
-    progress: Progress,
-    result: CaseMarks,
-) -> None:
-    turns = random.Random(iterations)  # the same on all ranks: no method always follows the same other
-    gc.collect()
-    gc.disable()
-    before = resource.getrusage(resource.RUSAGE_SELF)
-    try:
-        for iteration in range(iterations):
-            for method in turns.sample(methods, len(methods)):
-                marks, arrived, out = _round_trip(method, own[iteration % INPUT_SETS], barrier)
-                result.marks[method.name].append(marks)
-                if iteration == iterations - 1:
-                    _is_exact(method, arrived, out, want)
-            progress(iteration + 1)
-    finally:
-        gc.enable()
-    after = resource.getrusage(resource.RUSAGE_SELF)
-    result.switched_out = after.ru_nivcsw - before.ru_nivcsw
-    result.page_faults = after.ru_minflt - before.ru_minflt

@@ -59,7 +59,7 @@ def marks(case: Case, times_us: dict[str, int], jitter: float = 0.0) -> list[Cas
     """
     ranks = []
     for rank in range(case.world):
-        noted = CaseMarks(missing={"gloo-ag-rs": "not there"}, switched_out=rank, exact=list(times_us))
+        noted = CaseMarks(missing={"gloo-ag-rs": "not there"}, exact=list(times_us))
         for name, us in times_us.items():
             noted.marks[name] = []
             for at in range(0, 80_000_000, 10_000_000):
