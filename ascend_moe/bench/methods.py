@@ -1,4 +1,4 @@
-"""The methods that are compared: the machine's limit, our ops by algorithm, and their peers over gloo and MPI.
+"""The methods that are compared: the machine's limit, our ops by algorithm, their peers over gloo and MPI.
 
 Each is a dispatch and a combine with the contract of our own ops.
 """
@@ -89,7 +89,7 @@ def pointers(rows: Tensor, index: Tensor) -> Tensor:
 
 
 def native_call(name: str, *arguments: Tensor | int) -> Callable[[], None]:
-    """A call of the native library, made beforehand: tensors stand for their addresses, and are kept alive."""
+    """A call of the library, made beforehand: tensors stand for their addresses, and are kept alive."""
     function = getattr(library.lib(), name)
     values = [one.data_ptr() if isinstance(one, Tensor) else one for one in arguments]
 
@@ -110,8 +110,8 @@ def weighted_sum(out: Tensor, addresses: Tensor, weights: Tensor) -> Callable[[]
 class _Limit(Method):
     """Every row copied once and summed once, by each rank alone, nothing sent.
 
-    No method that moves each row once and reduces it once is faster. Quantisation is not counted, and whatever
-    can be made beforehand is made beforehand.
+    No method that moves each row once and reduces it once is faster. Quantisation is not counted; whatever can
+    be made beforehand is made beforehand.
     """
 
     kind = LIMIT

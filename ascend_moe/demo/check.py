@@ -142,10 +142,10 @@ def _furthest(got: Tensor, want: Tensor) -> float:
 class _Holder(Dispatcher):
     """Says which experts to hold, and carries nothing."""
 
-    def _nothing(self, *args: Any, **kwargs: Any) -> Any:
+    def dispatch(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError
 
-    dispatch = combine = _nothing
+    combine = dispatch
 
 
 @torch.no_grad()

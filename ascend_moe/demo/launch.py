@@ -16,8 +16,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as RichProgress
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
 
 import ascend_moe
@@ -130,12 +128,5 @@ def _tell(error: AscendMoeError, head: Sequence[str], as_json: bool) -> None:
 @contextmanager
 def _bar() -> Iterator[Progress]:
     """One line on stderr that shows the stage of a run, where that is a terminal; gone afterwards."""
-    console, text = Console(stderr=True), TextColumn("{task.description:<28}")
-    columns = (SpinnerColumn(), text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with RichProgress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("start", total=None)
-
-        def update(stage: str, done: int, total: int) -> None:
-            progress.update(task, description=stage, completed=done, total=total or None)
-
-        yield update
+    with Console(stderr=True).status("start") as status:
+        yield lambda stage, done, total: status.update(f"{stage} {done}/{total}" if total else stage)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ascend_moe import comm
 from ascend_moe.demo.layers import RunSpec, build, embed, needed_mib
-from ascend_moe.dispatchers import Dispatched, WindowDispatcher
+from ascend_moe.dispatchers import WindowDispatcher
 from ascend_moe.layer import MoELayer
 from ascend_moe.ops import calls
 
@@ -61,70 +61,48 @@ def run_rank(spec: RunSpec, rank: int, group_ep: str, progress: Progress) -> Ran
     x = embed(spec, rank)
     passes = spec.iterations + 1
     progress("passes through the layer", 0, passes)
-    record = _Pass(layer, dispatcher, x).record(rank)
-    steady = torch.equal(layer(x), record.out)
-    timed = []
+    record, _ = _pass(layer, dispatcher, x)
+    record.steady = torch.equal(layer(x), record.out)
+    record.seconds = {phase: [] for phase in PHASES}
     for done in range(1, passes):
         progress("passes through the layer", done, passes)
-        again = _Pass(layer, dispatcher, x)
-        steady = steady and torch.equal(again.out, record.out)
-        timed.append(again.seconds)
-    record.steady = steady
-    record.seconds = {phase: [seconds[phase] for seconds in timed] for phase in PHASES}
+        again, times = _pass(layer, dispatcher, x)
+        record.steady = record.steady and torch.equal(again.out, record.out)
+        for phase, seconds in zip(PHASES, times, strict=True):
+            record.seconds[phase].append(seconds)
     record.window_mib = comm.lookup(group_ep, spec.ranks, rank).data_bytes >> 20
     record.needed_mib = needed_mib(spec)
     return record
 
 
-class _Pass:
-    """MoELayer.forward step by step, each timed."""
-
-    def __init__(self, layer: MoELayer, dispatcher: WindowDispatcher, x: Tensor) -> None:
-        self.x = x
-        start = time.perf_counter()
-        self.expert_scales, self.expert_ids = layer.route(x)
-        routed = time.perf_counter()
-        self.sent = dispatcher.dispatch(
-            x, self.expert_ids, quant_mode=layer.quant_mode, global_bs=layer.global_bs
-        )
-        dispatched = time.perf_counter()
-        self.dispatch_traffic = _traffic(dispatcher)
-        resumed = time.perf_counter()
-        self.expert_rows = layer.run_experts(self.sent)
-        self.shared = layer.run_shared(x)
-        computed = time.perf_counter()
-        self.out = dispatcher.combine(
-            self.expert_rows, self.sent, self.expert_scales, shared_expert_x=self.shared
-        )
-        combined = time.perf_counter()
-        self.combine_traffic = _traffic(dispatcher)
-        times = (routed - start, dispatched - routed, computed - resumed, combined - computed)
-        self.seconds = dict(zip(PHASES, times, strict=True))
-
-    def record(self, rank: int) -> RankRecord:
-        sent: Dispatched = self.sent
-        rows = int(sent.ep_recv_counts[-1])
-        outputs = (
-            sent.expand_x[:rows].clone(),
-            sent.dynamic_scales[:rows].clone(),
-            sent.expand_idx[: 3 * rows].clone(),
-            sent.expert_token_nums,
-            sent.ep_recv_counts,
-            sent.handle.tp_recv_counts,
-            sent.handle.expand_scales[:rows].clone(),
-        )
-        return RankRecord(
-            rank=rank,
-            x=self.x,
-            expert_ids=self.expert_ids,
-            expert_scales=self.expert_scales,
-            shared=self.shared,
-            dispatched=outputs,
-            expert_rows=self.expert_rows[:rows].clone(),
-            out=self.out,
-            steady=False,
-            traffic={"dispatch": self.dispatch_traffic, "combine": self.combine_traffic},
-        )
+def _pass(layer: MoELayer, dispatcher: WindowDispatcher, x: Tensor) -> tuple[RankRecord, tuple[float, ...]]:
+    """MoELayer.forward step by step, and the seconds of each phase."""
+    now = time.perf_counter
+    start = now()
+    weights, ids = layer.route(x)
+    routed = now()
+    sent = dispatcher.dispatch(x, ids, quant_mode=layer.quant_mode, global_bs=layer.global_bs)
+    dispatched = now()
+    traffic = {"dispatch": _traffic(dispatcher)}
+    resumed = now()
+    expert_rows, shared = layer.run_experts(sent), layer.run_shared(x)
+    computed = now()
+    out = dispatcher.combine(expert_rows, sent, weights, shared_expert_x=shared)
+    combined = now()
+    traffic["combine"] = _traffic(dispatcher)
+    rows = int(sent.ep_recv_counts[-1])
+    outputs = (
+        sent.expand_x[:rows].clone(),
+        sent.dynamic_scales[:rows].clone(),
+        sent.expand_idx[: 3 * rows].clone(),
+        sent.expert_token_nums,
+        sent.ep_recv_counts,
+        sent.handle.tp_recv_counts,
+        sent.handle.expand_scales[:rows].clone(),
+    )
+    kept = expert_rows[:rows].clone()
+    record = RankRecord(dispatcher.rank, x, ids, weights, shared, outputs, kept, out, False, traffic=traffic)
+    return record, (routed - start, dispatched - routed, computed - resumed, combined - computed)
 
 
 def _traffic(dispatcher: WindowDispatcher) -> dict[str, int]:
