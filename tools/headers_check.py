@@ -404,9 +404,7 @@ def main() -> int:
     parser.add_argument("--host", action="store_true", help="op_host instead of the kernels")
     parser.add_argument("--entry", type=Path, action="append", help="an entry instead of this project's")
     parser.add_argument("--metadef", type=Path, help="metadef checkout, with asc-devkit and --host")
-    parser.add_argument(
-        "--base", type=Path, help="where securec.h and platform/ are"
-    )
+    parser.add_argument("--base", type=Path, help="where securec.h and platform/ are")
     parser.add_argument("--include", type=Path, action="append", default=[], help="more headers for --host")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--compiler", default="g++")
