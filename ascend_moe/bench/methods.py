@@ -110,7 +110,7 @@ def weighted_sum(out: Tensor, addresses: Tensor, weights: Tensor) -> Callable[[]
 class _Limit(Method):
     """Every row copied once and summed once, by each rank alone, nothing sent.
 
-    No method that moves each row once and reduces it once is faster. Quantisation is not counted; whatever can
+    No method that moves each row once and reduces it once is faster. Quantisation is not counted; what can
     be made beforehand is made beforehand.
     """
 

@@ -13,11 +13,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ascend_moe.bench import bounds, report
+from ascend_moe.bench import RankFailed, bounds, report, run
 from ascend_moe.bench import methods as every_method
 from ascend_moe.bench.cases import LAYERS, QUANTS, SKEWS, SWEEPS, Case, matrix
 from ascend_moe.bench.results import Run
-from ascend_moe.bench.run import RankFailed, run
 from ascend_moe.cli.options import bad
 from ascend_moe.errors import ArgumentError
 from ascend_moe.reference.cases import DTYPES

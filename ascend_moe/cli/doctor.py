@@ -15,8 +15,7 @@ from ascend_moe import plan as planning
 from ascend_moe.cli import options
 from ascend_moe.cli.root import version
 from ascend_moe.comm.communicator import DEFAULT_WINDOW_MIB
-from ascend_moe.doctor import cann, group, machine, settings
-from ascend_moe.doctor.finding import ERROR, Finding, error, text
+from ascend_moe.doctor import ERROR, Finding, cann, error, group, machine, settings, text
 from ascend_moe.errors import AscendMoeError
 
 app = typer.Typer()

@@ -14,7 +14,7 @@ from .. import settings
 from .._text import installed_version
 from ..native import library
 from ..vnpu.versions import TORCH, TORCH_NPU
-from .finding import Finding, error, fine, warn
+from . import Finding, error, fine, warn
 from .machine import version_numbers
 
 # CANN release -> torch_npu releases that go with it (lowest, highest), from the READMEs of torch_npu's

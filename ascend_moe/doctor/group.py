@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from .. import settings
 from ..errors import AscendMoeError
 from ..plan import Request, plan
-from .finding import Finding, error, fine, warn
+from . import Finding, error, fine, warn
 
 CONNECT_S = 3.0
 

@@ -18,7 +18,7 @@ from .._text import installed_version
 from ..comm.communicator import MIB, window_data_bytes
 from ..errors import AscendMoeError
 from ..native import binding, library
-from .finding import Finding, error, fine, warn
+from . import Finding, error, fine, warn
 
 LEAST_PYTHON, LEAST_TORCH, LEAST_COMPILER = (3, 10), (2, 7), 11
 _BUILD = "pip install --force-reinstall --no-deps ascend_moe, or in a source tree: "

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from ascend_moe import comm
 from ascend_moe.errors import AscendMoeError
 from ascend_moe.reference.cases import Place
-from ascend_moe.validate.devices import Device
+from ascend_moe.validate import Device
 from ascend_moe.validate.probes import FAIL, KERNEL_PROBES, PASS, SKIPPED, Finding, Probe, Skipped
 from ascend_moe.validate.probes_kernel import Npu, Twin
 from ascend_moe.validate.probes_ops import OP_PROBES

@@ -22,12 +22,12 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from ascend_moe.bench import bounds, cases, check, plots, report, run
+from ascend_moe import bench as run
+from ascend_moe.bench import RankFailed, bounds, cases, check, plots, report
 from ascend_moe.bench.cases import Case, matrix
 from ascend_moe.bench.methods import METHODS, Arrived
 from ascend_moe.bench.rank import Job
 from ascend_moe.bench.results import SCHEMA, CaseResult, Run, evaluate, ratio, spans_us, spread, times
-from ascend_moe.bench.run import RankFailed
 from ascend_moe.bench.timing import Barrier, CaseMarks
 from ascend_moe.cli.bench import bench
 from ascend_moe.errors import CommTimeout

@@ -17,14 +17,14 @@ import transformers
 from hf_models import LAYER, save
 from typer.testing import CliRunner
 
+from ascend_moe import demo as launch
+from ascend_moe import validate as devices
 from ascend_moe.checkpoint.config import moe_config
 from ascend_moe.checkpoint.presets import PRESETS
 from ascend_moe.cli.root import app
-from ascend_moe.demo import launch
 from ascend_moe.demo.check import verify
 from ascend_moe.demo.layers import RunSpec, default_text
 from ascend_moe.demo.rank import RankRecord
-from ascend_moe.validate import devices
 
 CHECKS = 5
 PHASES = {"router", "dispatch", "experts", "combine"}

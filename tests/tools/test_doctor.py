@@ -18,9 +18,8 @@ from pathlib import Path
 import commands
 import pytest
 
+from ascend_moe.doctor import ERROR, OK, WARN, Finding, group, machine, settings
 from ascend_moe.doctor import cann as doctor_cann
-from ascend_moe.doctor import group, machine, settings
-from ascend_moe.doctor.finding import ERROR, OK, WARN, Finding
 from ascend_moe.native import library as _lib
 from ascend_moe.plan import Request
 
