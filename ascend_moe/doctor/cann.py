@@ -13,7 +13,7 @@ from pathlib import Path
 from .. import settings
 from .._text import installed_version
 from ..native import library
-from ..vnpu.versions import TORCH, TORCH_NPU
+from ..vnpu.launch import TORCH, TORCH_NPU
 from . import Finding, error, fine, warn
 from .machine import version_numbers
 

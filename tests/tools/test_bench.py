@@ -23,7 +23,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from ascend_moe import bench as run
-from ascend_moe.bench import RankFailed, bounds, cases, check, plots, report
+from ascend_moe.bench import RankFailed, bounds, cases, plots, report
+from ascend_moe.bench import timing as check
 from ascend_moe.bench.cases import Case, matrix
 from ascend_moe.bench.methods import METHODS, Arrived
 from ascend_moe.bench.rank import Job
@@ -230,8 +231,8 @@ def test_the_check_tries_three_times_and_only_what_failed() -> None:
     ("options", "text"),
     [
         (["--preset", "gpt"], "preset is 'gpt'"),
-        (["--bs", "8,x"], "bs is '8,x'"),
-        (["--bs", "-3"], "bs is '-3'"),
+        (["--bs", "8,x"], "--bs 8,x is no list"),
+        (["--bs", "-3"], "--bs -3 is no list"),
         (["--ranks", "3"], "divide the 256 experts"),
         (["--methods", "ours,nccl"], "methods has 'nccl'"),
         (["--sweep", "time"], "sweep is 'time'"),
