@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -76,15 +76,13 @@ class HeaderSet:
 
 
 @dataclass(frozen=True)
-class Compiled:
-    """One object; size 0 when there is none, and then the log says why."""
+class Job:
+    """One object that must have a symbol. ``way``: what tells it from others of its source."""
 
-    entry: str
-    key: int
-    dtype: str
-    seconds: float
-    size: int
-    log: str
+    source: Path
+    way: str
+    symbol: str
+    added: tuple[str, ...] = ()
 
 
 def toolkit_roots(directory: Path) -> Iterator[Path]:
@@ -200,46 +198,50 @@ def read_entry(compiler: Compiler, entry: Path) -> tuple[list[int], str, str]:
     return keys, kernel[0], struct[0]
 
 
-def compile_entry(compiler: Compiler, entry: Path, key: int, dtype: str) -> Compiled:
-    """One binary of the op, with the two definitions that the op compiler adds for its tiling key."""
-    symbol, start = f"{entry.stem}_{key}_tilingkey", time.monotonic()
-    added = [f"-DDTYPE_X={dtype}", f"-DTILING_KEY_VAR={key}UL", f"-D{entry.stem}={symbol}"]
-    size, log = compiler.object(entry, f"{symbol}_{dtype}", symbol, *added)
-    return Compiled(entry.name, key, dtype, time.monotonic() - start, size, log)
-
-
-def check_entries(compiler: Compiler, entries: list[Path], jobs: int) -> int:
-    """Prints the table and the compiler's messages; the number of objects that failed."""
-    plan: list[tuple[Path, int, str]] = []
+def entry_jobs(compiler: Compiler, entries: Sequence[Path]) -> Iterator[Job]:
+    """One binary of the op a tiling key and dtype, with the two definitions that the op compiler adds."""
     for entry in entries:
         if not entry.is_file():
             raise CheckError(f"no kernel entry {entry}")
         keys, kernel_type, tiling_struct = read_entry(compiler, entry)
         print(f"{entry.name}: tiling keys {keys}, {kernel_type}, {tiling_struct}")
-        plan += [(entry, key, dtype) for key in keys for dtype in DTYPES]
-    print(f"{'entry':36} {'key':>6} {'dtype':10} {'object':>10} {'seconds':>8}")
-    results: list[Compiled] = []
-    with ThreadPoolExecutor(jobs) as pool:
-        for result in pool.map(lambda item: compile_entry(compiler, *item), plan):
-            size = f"{result.size} B" if result.size else "FAILED"
-            row = f"{result.entry:36} {result.key:6} {result.dtype:10} {size:>10} {result.seconds:8.1f}"
-            print(row, flush=True)
-            results.append(result)
-    failed = [result for result in results if not result.size]
-    for log in {result.entry: result.log for result in reversed(failed)}.values():
-        print(log, file=sys.stderr)  # the first of each entry: the others mostly repeat it
-    for line in sorted(
-        {line for result in results for line in result.log.splitlines() if ": warning: " in line}
-    ):
+        for key in keys:
+            symbol = f"{entry.stem}_{key}_tilingkey"
+            added = (f"-DTILING_KEY_VAR={key}UL", f"-D{entry.stem}={symbol}")
+            for dtype in DTYPES:
+                yield Job(entry, f"{key} {dtype}", symbol, (f"-DDTYPE_X={dtype}", *added))
+
+
+def compile_all(compiler: Compiler, jobs: Iterable[Job], threads: int, strict: bool) -> int:
+    """Prints a row an object, and messages; how many failed. ``strict``: a warning of ours is a failure."""
+
+    def compiled(job: Job) -> tuple[Job, float, int, str]:
+        start = time.monotonic()
+        name = f"{job.source.stem}_{job.way.replace(' ', '_')}"
+        size, log = compiler.object(job.source, name, job.symbol, *job.added)
+        return job, time.monotonic() - start, size, log
+
+    total, logs, warnings = 0, dict[Job, str](), set[str]()
+    with ThreadPoolExecutor(threads) as pool:
+        for job, seconds, size, log in pool.map(compiled, list(jobs)):
+            ours = {line for line in log.splitlines() if ": warning: " in line and str(ROOT) in line}
+            total, warnings = total + 1, warnings | ours
+            if not size or (strict and ours):
+                logs[job] = log
+            outcome = "FAILED" if job in logs else f"{size} B"
+            print(f"{job.source.name:44} {job.way:22} {outcome:>10} {seconds:8.1f} s", flush=True)
+    for log in {job.source: log for job, log in reversed(logs.items())}.values():
+        print(log, file=sys.stderr)  # the first of each source: the others mostly repeat it
+    for line in sorted(warnings):
         print(line, file=sys.stderr)
-    print(f"{len(results) - len(failed)} of {len(results)} objects compiled")
-    return len(failed)
+    print(f"{total - len(logs)} of {total} objects compiled")
+    return len(logs)
 
 
 # ---- op_host
 
 # For op_build, for the library of tiling functions, for that of prototypes.
-WAYS = {"definition": [], "tiling": ["-DOP_TILING_LIB"], "prototype": ["-DOP_PROTO_LIB"]}
+WAYS = {"definition": (), "tiling": ("-DOP_TILING_LIB",), "prototype": ("-DOP_PROTO_LIB",)}
 ACLNN = "aclnn/acl_meta.h"
 HOST_FLAGS = ["-std=c++17", "-O1", "-fPIC", "-Wall", "-Wextra", "-fmax-errors=5"]
 HOST_FLAGS += [f"-I{ROOT / folder}" for folder in ("op_host", "op_kernel")]
@@ -247,15 +249,6 @@ HOST_CONTROL = """
 #include "cann/tiling.h"
 ge::graphStatus Control(gert::TilingContext* context) { return context->CONTROL(1); }
 """
-
-
-@dataclass(frozen=True)
-class Job:
-    """One object."""
-
-    source: Path
-    way: str
-    symbol: str  # that it must have
 
 
 def include_folders(directory: Path) -> Iterator[tuple[Path, Path]]:
@@ -333,16 +326,7 @@ def find_header(base: Path | None, name: str) -> Path:
     raise CheckError(f"no {name}: name a toolkit, or a directory that has it, with --base")
 
 
-def check(compiler: Compiler, job: Job) -> tuple[Job, int, str]:
-    """Size of the object, 0 where it has not compiled as it must; messages."""
-    size, log = compiler.object(
-        job.source, f"{job.source.stem}_{job.way}", job.symbol, *WAYS.get(job.way, [])
-    )
-    ours = [line for line in log.splitlines() if str(ROOT) in line and ": warning: " in line]
-    return (job, 0, "\n".join(ours)) if size and ours else (job, size, log)
-
-
-def jobs() -> Iterator[Job]:
+def host_jobs() -> Iterator[Job]:
     """Every source of op_host; a new one that nothing here knows is an error."""
     symbols = {"def": "AscendMoe{}", "tiling": "Tile{}", "infershape": "InferDataType{}"}
     for source in sorted((ROOT / "op_host").glob("*.cpp")):
@@ -353,8 +337,8 @@ def jobs() -> Iterator[Job]:
             )
         family, op, kind = match.groups()
         prefix = "Distribute" if family and kind == "def" else ""
-        for way in WAYS:
-            yield Job(source, way, symbols[kind].format(prefix + op.capitalize()))
+        for way, added in WAYS.items():
+            yield Job(source, way, symbols[kind].format(prefix + op.capitalize()), added)
     yield Job(ROOT / "op_host/op_api/aclnn_ascend_moe.cpp", "op_api", "aclnnAscendMoeProbeGetWorkspaceSize")
 
 
@@ -369,7 +353,8 @@ def check_kernels(options: argparse.Namespace, directory: Path, scratch: Path) -
     print(f"headers: {headers.name} in {directory}")
     compiler = Compiler(headers, [options.compiler, *FLAGS], scratch)
     compiler.check_control(CONTROL, "half", "int8_t", r"error: .*Cast")
-    return check_entries(compiler, options.entry or ENTRIES, options.jobs)
+    jobs = entry_jobs(compiler, options.entry or ENTRIES)
+    return compile_all(compiler, jobs, options.jobs, strict=False)
 
 
 def check_host(options: argparse.Namespace, directory: Path, scratch: Path) -> int:
@@ -386,15 +371,7 @@ def check_host(options: argparse.Namespace, directory: Path, scratch: Path) -> i
     compiler = Compiler(headers, [options.compiler, *HOST_FLAGS], scratch)
     rejected = "error: .*has no member named 'SetTilingKeys'"
     compiler.check_control(HOST_CONTROL, "SetTilingKey", "SetTilingKeys", rejected)
-    with ThreadPoolExecutor(options.jobs) as pool:
-        results = list(pool.map(lambda job: check(compiler, job), jobs()))
-    for job, size, log in results:
-        print(f"{job.source.name:44} {job.way:10} {f'{size} B' if size else 'FAILED':>10}")
-        if not size:
-            print(log, file=sys.stderr)
-    failed = sum(not size for _, size, _ in results)
-    print(f"{len(results) - failed} of {len(results)} objects compiled without a warning")
-    return failed
+    return compile_all(compiler, host_jobs(), options.jobs, strict=True)
 
 
 def main() -> int:
