@@ -1,6 +1,6 @@
 """`ascend-moe run`: a real MoE layer over EP ranks on this machine, checked against two references.
 
-layers (what is run) -> rank (one rank) -> check -> report -> launch (all ranks, and the command).
+layers (what is run, and one rank of it) -> check -> report -> here (all ranks, and the command).
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ import ascend_moe
 from ascend_moe.comm.communicator import timeout_s
 from ascend_moe.comm.threads import LocalCluster
 from ascend_moe.demo.check import verify
-from ascend_moe.demo.layers import RunSpec
-from ascend_moe.demo.rank import Progress, RankRecord, run_rank
+from ascend_moe.demo.layers import Progress, RankRecord, RunSpec, run_rank
 from ascend_moe.demo.report import Report
 from ascend_moe.errors import AscendMoeError
 

@@ -14,8 +14,7 @@ from rich.text import Text
 from torch import Tensor
 
 from ascend_moe.demo.check import Verdict, tolerance_of
-from ascend_moe.demo.layers import RunSpec
-from ascend_moe.demo.rank import PHASES, RankRecord
+from ascend_moe.demo.layers import PHASES, RankRecord, RunSpec
 
 _MATRIX_UP_TO = 8  # ranks whose rows are shown pair by pair
 _MIB = 1 << 20

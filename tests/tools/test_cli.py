@@ -23,8 +23,7 @@ from ascend_moe.checkpoint.config import moe_config
 from ascend_moe.checkpoint.presets import PRESETS
 from ascend_moe.cli.root import app
 from ascend_moe.demo.check import verify
-from ascend_moe.demo.layers import RunSpec, default_text
-from ascend_moe.demo.rank import RankRecord
+from ascend_moe.demo.layers import RankRecord, RunSpec, default_text
 
 CHECKS = 5
 PHASES = {"router", "dispatch", "experts", "combine"}
