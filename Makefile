@@ -194,7 +194,7 @@ wheel-check: wheel
 headers-check:
 	@test -d "$(CANN_HEADERS)" || { echo "usage: make headers-check CANN_HEADERS=dir [METADEF=dir CANN_BASE=dir CANN_INCLUDE='dir dir']"; exit 2; }
 	$(PYTHON) tools/headers_check.py "$(CANN_HEADERS)"
-	$(PYTHON) tools/host_headers_check.py "$(CANN_HEADERS)" $(if $(METADEF),--metadef $(METADEF)) \
+	$(PYTHON) tools/headers_check.py "$(CANN_HEADERS)" --host $(if $(METADEF),--metadef $(METADEF)) \
 		$(if $(CANN_BASE),--base $(CANN_BASE)) $(foreach dir,$(CANN_INCLUDE),--include $(dir))
 
 # clang finds address-space mistakes (__gm__ and __ubuf__ pointers mixed) that g++ cannot see.

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -25,19 +24,12 @@ BATCHES = [16, 10, 0, 5]  # tokens a rank; one rank has none
 LARGEST = max(BATCHES)
 
 
-@dataclass
-class Case:
-    name: str
-    v2: bool
-    quant_mode: int
-    masked: bool  # equal padded batches with a mask, else unequal ones with global_bs
-
-
+# Name, V2, quant_mode, masked: equal padded batches with a mask, else unequal ones with global_bs
 CASES = [
-    Case("V1, bf16, unequal batches", v2=False, quant_mode=0, masked=False),
-    Case("V2, bf16, mask", v2=True, quant_mode=0, masked=True),
-    Case("V2, int8, unequal batches", v2=True, quant_mode=2, masked=False),
-    Case("V1, int8, mask", v2=False, quant_mode=2, masked=True),
+    ("V1, bf16, unequal batches", False, 0, False),
+    ("V2, bf16, mask", True, 0, True),
+    ("V2, int8, unequal batches", True, 2, False),
+    ("V1, int8, mask", False, 2, True),
 ]
 
 
@@ -82,41 +74,54 @@ class Layer:
         mine = slice(self.rank * E // self.world, (self.rank + 1) * E // self.world)
         self.up, self.down = (weight[mine].npu() for weight in expert_weights())
 
-    def run(self, case: Case) -> list[str]:
+    def run(self, v2: bool, quant_mode: int, masked: bool) -> list[str]:
         """What was wrong, in sentences."""
-        inputs = [tokens_of(rank, case.masked) for rank in range(self.world)]
-        global_bs = 0 if case.masked else LARGEST * self.world
-        place = {
-            "group_ep": self.group_ep,
-            "ep_world_size": self.world,
-            "ep_rank_id": self.rank,
-            "moe_expert_num": E,
-            "global_bs": global_bs,
-        }
+        inputs = [tokens_of(rank, masked) for rank in range(self.world)]
+        counted = {"moe_expert_num": E, "global_bs": 0 if masked else LARGEST * self.world}
+        place = {"group_ep": self.group_ep, "ep_world_size": self.world, "ep_rank_id": self.rank, **counted}
         me = inputs[self.rank]
         x, ids, weights = me.x.npu(), me.expert_ids.npu(), me.expert_scales.npu()
-        mask = None if me.x_active_mask is None else me.x_active_mask.npu()
+        place["x_active_mask"] = None if me.x_active_mask is None else me.x_active_mask.npu()
+        dispatch, combine = ascend_moe.npu_moe_distribute_dispatch, ascend_moe.npu_moe_distribute_combine
+        if v2:
+            dispatch = ascend_moe.npu_moe_distribute_dispatch_v2
+            combine = ascend_moe.npu_moe_distribute_combine_v2
 
-        op = ascend_moe.npu_moe_distribute_dispatch_v2 if case.v2 else ascend_moe.npu_moe_distribute_dispatch
-        sent = op(x, ids, x_active_mask=mask, quant_mode=case.quant_mode, **place)
+        sent = dispatch(x, ids, quant_mode=quant_mode, **place)
         rows, scales, index, counts, recv_counts = sent[:5]
         self.overwrite_windows()
-        if case.quant_mode:
+        if quant_mode:
             rows = (rows.float() * scales.unsqueeze(1)).bfloat16()
         y = experts(rows, counts, self.up, self.down)
-        if case.v2:
-            out = ascend_moe.npu_moe_distribute_combine_v2(
-                y, ids, index, recv_counts, weights, x_active_mask=mask, **place
-            )
-        else:
-            out = ascend_moe.npu_moe_distribute_combine(
-                y, ids, index, recv_counts, weights, x_active_mask=mask, **place
-            )
+        out = combine(y, ids, index, recv_counts, weights, **place)
         self.overwrite_windows()
         ascend_moe.check()  # waits; raises what a kernel has found
 
-        wrong = [] if all(one.device.type == "npu" for one in (*sent, y, out)) else ["not all on npu"]
-        return wrong + self.compare(case, inputs, sent, y, out)
+        expected = reference.dispatch(inputs, quant_mode=quant_mode, **counted)
+        reports = [
+            reference.validate(
+                "dispatch",
+                sent,
+                expected[self.rank],
+                rank=self.rank,
+                contract="v2" if v2 else "v1",
+                ranks_per_server=comm.ranks_per_server(self.group_ep, self.world, self.rank),
+            )
+        ]
+        # Combine in bits, of the rows that the experts of all ranks gave.
+        all_rows = [torch.empty_like(y) for _ in range(self.world)]
+        dist.all_gather(all_rows, y, group=self.others)
+        sums = reference.combine(inputs, [rows.cpu() for rows in all_rows], expected, **counted)
+        reports.append(reference.validate("combine", out, sums[self.rank], rank=self.rank))
+        wrong = [report.text for report in reports if not report.ok]
+        if any(one.device.type != "npu" for one in (*sent, y, out)):
+            wrong.append("not all on npu")
+        want = dense(me)
+        rms = want.square().mean().sqrt() if want.numel() else torch.zeros(())
+        limit = (0.1 if quant_mode else 0.03) * (rms + want.abs())
+        if not bool(((out.cpu().float() - want).abs() <= limit).all()):
+            wrong.append("the layer is not the dense one")
+        return wrong
 
     def overwrite_windows(self) -> None:
         """HCCL's collectives use the same windows. Nothing of dispatch or combine may need what was there."""
@@ -125,44 +130,6 @@ class Layer:
         # A rank may still copy from its window when another one's next op writes there: all meet.
         torch.npu.synchronize()
         dist.barrier(self.others)
-
-    def compare(
-        self,
-        case: Case,
-        inputs: list[reference.RankInput],
-        sent: tuple[torch.Tensor, ...],
-        y: torch.Tensor,
-        out: torch.Tensor,
-    ) -> list[str]:
-        global_bs = 0 if case.masked else LARGEST * self.world
-        expected = reference.dispatch(
-            inputs, moe_expert_num=E, quant_mode=case.quant_mode, global_bs=global_bs
-        )
-        reports = [
-            reference.validate(
-                "dispatch",
-                sent,
-                expected[self.rank],
-                rank=self.rank,
-                contract="v2" if case.v2 else "v1",
-                ranks_per_server=comm.ranks_per_server(self.group_ep, self.world, self.rank),
-            )
-        ]
-        # Combine in bits, of the rows that the experts of all ranks gave.
-        all_rows = [torch.empty_like(y) for _ in range(self.world)]
-        dist.all_gather(all_rows, y, group=self.others)
-        sums = reference.combine(
-            inputs, [rows.cpu() for rows in all_rows], expected, moe_expert_num=E, global_bs=global_bs
-        )
-        reports.append(reference.validate("combine", out, sums[self.rank], rank=self.rank))
-        wrong = [report.text for report in reports if not report.ok]
-
-        want = dense(inputs[self.rank])
-        rms = want.square().mean().sqrt() if want.numel() else torch.zeros(())
-        limit = (0.1 if case.quant_mode else 0.03) * (rms + want.abs())
-        if not bool(((out.cpu().float() - want).abs() <= limit).all()):
-            wrong.append("the layer is not the dense one")
-        return wrong
 
 
 def dense(one: reference.RankInput) -> torch.Tensor:
@@ -191,17 +158,17 @@ def main() -> None:
     dist.init_process_group("hccl")
     layer = Layer()
     right = True
-    for case in CASES:
-        wrong = layer.run(case)
+    for name, v2, quant_mode, masked in CASES:
+        wrong = layer.run(v2, quant_mode, masked)
         right &= not wrong
         for sentence in wrong:
-            say(f"rank {layer.rank}: {case.name}: {sentence}")
+            say(f"rank {layer.rank}: {name}: {sentence}")
         failures = torch.tensor([len(wrong)], dtype=torch.int32, device="npu")
         dist.all_reduce(failures)
         if layer.rank == 0:
-            tokens = [LARGEST if case.masked else BATCHES[r % len(BATCHES)] for r in range(layer.world)]
+            tokens = [LARGEST if masked else BATCHES[r % len(BATCHES)] for r in range(layer.world)]
             verdict = "equal to the reference" if int(failures.cpu()) == 0 else "WRONG"
-            say(f"{case.name:<28} tokens {tokens!s:<18} {verdict}")
+            say(f"{name:<28} tokens {tokens!s:<18} {verdict}")
     verdict = "PASS" if right else "FAIL"
     for rank in range(layer.world):  # one after the other
         dist.barrier()

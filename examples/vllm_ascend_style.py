@@ -24,6 +24,16 @@ import ascend_moe
 from ascend_moe import npu as torch_npu  # on an NPU: import torch_npu
 
 
+@dataclass
+class How:
+    """How the ops are called: on padded batches with a mask, or on unequal ones with global_bs."""
+
+    mask: Tensor | None
+    global_bs: int
+    nums_type: int  # of expert_token_nums: 0 running sums, 1 counts
+    quant: bool
+
+
 class MC2Dispatcher:
     """Token dispatch and combine of one EP group."""
 
@@ -35,9 +45,13 @@ class MC2Dispatcher:
         # HERE. On an NPU: group._get_backend(torch.device("npu")).get_hccl_comm_name(self.ep_rank_id)
         self.moe_all_to_all_group_name = ascend_moe.comm_name(group)
 
-    def _group_kwargs(self) -> dict[str, Any]:
+    def _common(self, how: How) -> dict[str, Any]:
         name = self.moe_all_to_all_group_name
-        return {
+        kwargs = {
+            "expert_shard_type": 0,
+            "shared_expert_rank_num": 0,
+            "moe_expert_num": self.num_experts,
+            "global_bs": how.global_bs,
             "group_ep": name,
             "ep_world_size": self.ep_world_size,
             "ep_rank_id": self.ep_rank_id,
@@ -45,57 +59,38 @@ class MC2Dispatcher:
             "tp_world_size": 1,
             "tp_rank_id": 0,
         }
+        return kwargs | ({"x_active_mask": how.mask} if how.global_bs == 0 else {})
 
-    def dispatch(
-        self, x: Tensor, topk_ids: Tensor, mask: Tensor | None, global_bs: int, nums_type: int, quant: bool
-    ) -> tuple[Any, ...]:
-        kwargs: dict[str, Any] = {
-            "x": x,
-            "expert_ids": topk_ids,
-            "expert_shard_type": 0,
-            "shared_expert_rank_num": 0,
-            "moe_expert_num": self.num_experts,
-            "global_bs": global_bs,
-            "expert_token_nums_type": nums_type,
-            "scales": None,
-            "quant_mode": 2 if quant else 0,
-            **self._group_kwargs(),
-        }
-        if global_bs == 0:
-            kwargs["x_active_mask"] = mask
-        op = (
-            torch_npu.npu_moe_distribute_dispatch_v2 if self.use_v2 else torch_npu.npu_moe_distribute_dispatch
+    def dispatch(self, x: Tensor, topk_ids: Tensor, how: How) -> tuple[Any, ...]:
+        v1, v2 = torch_npu.npu_moe_distribute_dispatch, torch_npu.npu_moe_distribute_dispatch_v2
+        return tuple(
+            (v2 if self.use_v2 else v1)(
+                x=x,
+                expert_ids=topk_ids,
+                expert_token_nums_type=how.nums_type,
+                scales=None,
+                quant_mode=2 if how.quant else 0,
+                **self._common(how),
+            )[0:7]
         )
-        return tuple(op(**kwargs)[0:7])
 
     def combine(
-        self,
-        y: Tensor,
-        topk_ids: Tensor,
-        topk_weights: Tensor,
-        mask: Tensor | None,
-        global_bs: int,
-        quant: bool,
-        sent: tuple[Any, ...],
+        self, y: Tensor, topk_ids: Tensor, topk_weights: Tensor, how: How, sent: tuple[Any, ...]
     ) -> Tensor:
         _, _, index, _, ep_recv_counts, tp_recv_counts, expand_scales = sent
         kwargs: dict[str, Any] = {
             "expand_x": y,
             "expert_ids": topk_ids,
             "expert_scales": topk_weights.to(torch.float32),
-            "expert_shard_type": 0,
-            "shared_expert_rank_num": 0,
-            "moe_expert_num": self.num_experts,
-            "global_bs": global_bs,
             "ep_send_counts": ep_recv_counts,
             "expand_scales": expand_scales,
             "comm_quant_mode": 0,
             # After a quantised dispatch this is memory that nobody has written: the op must not look at it.
-            "tp_send_counts": torch.empty(1, dtype=torch.int32, device=y.device) if quant else tp_recv_counts,
-            **self._group_kwargs(),
+            "tp_send_counts": torch.empty(1, dtype=torch.int32, device=y.device)
+            if how.quant
+            else tp_recv_counts,
+            **self._common(how),
         }
-        if global_bs == 0:
-            kwargs["x_active_mask"] = mask
         if self.use_v2:
             out: Tensor = torch_npu.npu_moe_distribute_combine_v2(assist_info_for_combine=index, **kwargs)
         else:
@@ -113,39 +108,31 @@ class ExpertWeights:
     w2_scale: Tensor | None = None
 
 
-def unquant_mlp(h: Tensor, weights: ExpertWeights, group_list: Tensor, list_type: int) -> Tensor:
+def mlp(h: Tensor, scale: Tensor, weights: ExpertWeights, group_list: Tensor, list_type: int) -> Tensor:
+    """The experts; with int8 weights W8A8, on the codes of h and their scale."""
     common: dict[str, Any] = {"group_list": group_list, "group_list_type": list_type, "group_type": 0}
-    gate_up = torch_npu.npu_grouped_matmul(x=[h], weight=[weights.w1], bias=None, split_item=2, **common)[0]
-    act = torch_npu.npu_swiglu(gate_up)
-    return torch_npu.npu_grouped_matmul(x=[act], weight=[weights.w2], bias=None, split_item=2, **common)[0]
-
-
-def w8a8_mlp(h: Tensor, scale: Tensor, weights: ExpertWeights, group_list: Tensor, list_type: int) -> Tensor:
-    assert weights.w1_scale is not None and weights.w2_scale is not None
-    common: dict[str, Any] = {"group_list": group_list, "group_list_type": list_type, "group_type": 0}
-    counts = group_list if list_type == 1 else torch.diff(group_list, prepend=group_list.new_zeros(1))
-    sums = torch_npu.npu_grouped_matmul(
-        x=[h], weight=[weights.w1], split_item=3, output_dtype=torch.int32, **common
-    )[0]
+    first: dict[str, Any] = {"x": [h], "weight": [weights.w1], **common}
+    second: dict[str, Any] = {"weight": [weights.w2], "split_item": 2, **common}
+    if weights.w1_scale is None or weights.w2_scale is None:
+        gate_up = torch_npu.npu_grouped_matmul(**first, bias=None, split_item=2)[0]
+        return torch_npu.npu_grouped_matmul(x=[torch_npu.npu_swiglu(gate_up)], bias=None, **second)[0]
     act, act_scale = torch_npu.npu_dequant_swiglu_quant(
-        sums,
+        torch_npu.npu_grouped_matmul(**first, split_item=3, output_dtype=torch.int32)[0],
         weight_scale=weights.w1_scale,
         activation_scale=scale,
         bias=None,
         quant_scale=None,
         quant_offset=None,
-        group_index=counts,
+        group_index=group_list if list_type == 1 else torch.diff(group_list, prepend=group_list.new_zeros(1)),
         activate_left=True,
         quant_mode=1,
     )
     return torch_npu.npu_grouped_matmul(
         x=[act],
-        weight=[weights.w2],
         scale=[weights.w2_scale],
         per_token_scale=[act_scale],
-        split_item=2,
         output_dtype=weights.w2_scale.dtype,
-        **common,
+        **second,
     )[0]
 
 
@@ -155,18 +142,12 @@ def fused_experts(
     x: Tensor,
     topk_weights: Tensor,
     topk_ids: Tensor,
-    mask: Tensor | None,
-    global_bs: int,
-    nums_type: int,
+    how: How,
 ) -> Tensor:
-    quant = weights.w1_scale is not None
-    sent = dispatcher.dispatch(x, topk_ids, mask, global_bs, nums_type, quant)
+    sent = dispatcher.dispatch(x, topk_ids, how)
     expand_x, dynamic_scale, _, expert_token_nums = sent[0:4]
-    if quant:
-        y = w8a8_mlp(expand_x, dynamic_scale, weights, expert_token_nums, nums_type)
-    else:
-        y = unquant_mlp(expand_x, weights, expert_token_nums, nums_type)
-    return dispatcher.combine(y, topk_ids, topk_weights, mask, global_bs, quant, sent)
+    y = mlp(expand_x, dynamic_scale, weights, expert_token_nums, how.nums_type)
+    return dispatcher.combine(y, topk_ids, topk_weights, how, sent)
 
 
 # ---- the model around it
@@ -174,23 +155,13 @@ def fused_experts(
 E, K, H, INNER, PADDED = 32, 4, 256, 64, 16
 
 
-@dataclass
-class Case:
-    """How one version calls the ops."""
-
-    name: str
-    use_v2: bool
-    quant: bool
-    masked: bool  # equal padded batches with a mask and global_bs 0; else unequal ones with global_bs
-    nums_type: int
-
-
+# Name, V2, W8A8, mask (else global_bs), type of the token counts
 CASES = [
-    Case("V1, bf16, mask, counts", False, False, True, 1),
-    Case("V2, bf16, mask, running sums", True, False, True, 0),
-    Case("V2, bf16, global_bs, running sums", True, False, False, 0),
-    Case("V2, W8A8, global_bs, running sums", True, True, False, 0),
-    Case("V2, W8A8, mask, counts", True, True, True, 1),
+    ("V1, bf16, mask, counts", False, False, True, 1),
+    ("V2, bf16, mask, running sums", True, False, True, 0),
+    ("V2, bf16, global_bs, running sums", True, False, False, 0),
+    ("V2, W8A8, global_bs, running sums", True, True, False, 0),
+    ("V2, W8A8, mask, counts", True, True, True, 1),
 ]
 
 
@@ -246,23 +217,22 @@ def dense(x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
     return out
 
 
-def run_case(case: Case, group: dist.ProcessGroup) -> tuple[int, int, bool]:
+def run_case(
+    group: dist.ProcessGroup, use_v2: bool, quant: bool, masked: bool, nums_type: int
+) -> tuple[int, int, bool]:
     """Tokens of this rank, rows it received, and whether its output is right."""
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     real = max(0, PADDED - 6 * rank)  # 16, 10, 4, 0, ...
     x = torch.randn(PADDED, H, generator=torch.Generator().manual_seed(10 + rank)).bfloat16()
-    mask = None
-    if case.masked:
-        mask = torch.arange(PADDED) < real
+    if masked:
+        how = How(torch.arange(PADDED) < real, 0, nums_type, quant)
     else:
-        x = x[:real]
+        x, how = x[:real], How(None, PADDED * world, nums_type, quant)
     topk_weights, topk_ids = route(x)
-    dispatcher = MC2Dispatcher(group, E, case.use_v2)
-    weights = local_weights(rank, world, case.quant)
-    global_bs = 0 if case.masked else PADDED * world
-    out = fused_experts(dispatcher, weights, x, topk_weights, topk_ids, mask, global_bs, case.nums_type)
+    weights = local_weights(rank, world, quant)
+    out = fused_experts(MC2Dispatcher(group, E, use_v2), weights, x, topk_weights, topk_ids, how)
     want = dense(x[:real], topk_weights, topk_ids)
-    tolerance = 0.1 if case.quant else 0.02  # of RMS + |value|
+    tolerance = 0.1 if quant else 0.02  # of RMS + |value|
     rms = want.square().mean().sqrt() if real else 0.0
     right = bool(((out[:real].float() - want).abs() <= tolerance * (rms + want.abs())).all())
     return real, len(x), right and not bool(out[real:].any())
@@ -276,12 +246,12 @@ def rank_main(rank: int, world: int, store: str) -> None:
     group = dist.group.WORLD
     assert group is not None
     lines = []
-    for case in CASES:
+    for name, *case in CASES:
         results: list[Any] = [None] * world
-        dist.all_gather_object(results, run_case(case, group))
+        dist.all_gather_object(results, run_case(group, *case))
         tokens = ", ".join(f"{real} of {given}" for real, given, _ in results)
         verdict = "equals dense" if all(right for *_, right in results) else "WRONG"
-        lines.append(f"{case.name:<34} tokens {tokens:<38} {verdict}")
+        lines.append(f"{name:<34} tokens {tokens:<38} {verdict}")
     if rank == 0:
         print("\n".join(lines))
         print("FAIL" if any(line.endswith("WRONG") for line in lines) else "PASS")

@@ -19,10 +19,11 @@ import sys
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from constants import STAMPS, Shape, write
-from header import BLOCK, ROOT, Header, Layout, ModelError, run
+from header import BLOCK, ROOT, Header, Layout, ModelError, Place, run
 
 HERE = Path(__file__).resolve().parent
 MAX_WORLD, MAX_CORES, MAX_EPOCHS = 4, 4, 28
@@ -32,7 +33,7 @@ KINDS = (
     "LOAD_EPOCH",
 )
 UNKNOWN = 255  # an epoch that no op of the trace has
-Json = dict[str, Any]
+Line = SimpleNamespace  # of a trace
 
 
 @dataclass(frozen=True)
@@ -58,28 +59,27 @@ class Cell:
     landed: int = 0
 
 
-def words_of(event: Json) -> list[int]:
+def words_of(line: Line) -> list[int]:
     """The 32-bit words that a load or a landing of the state area has seen; a store has seen none."""
-    if event["event"] == "store":
+    if line.event == "store":
         return []
-    return [int(word, 16) for word in re.findall(r"(?:0x)?([0-9a-fA-F]{8})", str(event.get("words", "")))]
+    return [int(word, 16) for word in re.findall(r"(?:0x)?([0-9a-fA-F]{8})", str(getattr(line, "words", "")))]
 
 
 class Translation:
     """A trace as protocol events."""
 
-    def __init__(self, lines: list[Json], header: Header) -> None:
-        first, self.lines = lines[0], lines[1:]
-        self.world, self.cores = int(first["world"]), int(first["cores"])
-        self.local_experts, self.before = int(first["localExperts"]), int(first["epoch0"])
+    def __init__(self, lines: list[dict[str, Any]], header: Header) -> None:
+        first, self.lines = Line(**lines[0]), [Line(**line) for line in lines[1:]]
+        self.world, self.cores = first.world, first.cores
+        self.local_experts, self.before = first.localExperts, first.epoch0
         if self.world > MAX_WORLD or self.cores > MAX_CORES:
             raise ModelError(f"the model replays at most {MAX_WORLD} ranks of {MAX_CORES} cores")
         self.header = header
-        self.layout = Layout(header, self.world, self.local_experts, int(first["data_bytes"]))
+        self.layout = Layout(header, self.world, self.local_experts, first.data_bytes)
         self.events: list[Event] = []
-        self.cells: dict[tuple[int, int, int, int], Cell] = defaultdict(
-            Cell
-        )  # rank, core, epoch index, owner
+        #: by rank, core, epoch index, owner
+        self.cells: dict[tuple[int, int, int, int], Cell] = defaultdict(Cell)
         self.kinds: dict[tuple[int, int], int] = {}
         self.bad: set[tuple[int, int]] = set()
         self._survey()
@@ -92,127 +92,108 @@ class Translation:
 
     def _survey(self) -> None:
         sent: dict[int, set[int]] = defaultdict(set)  # launches of a rank that sent a status run
-        begun: dict[int, list[int]] = defaultdict(list)
-        ops: dict[tuple[int, int], int] = {}
+        begun: dict[int, dict[int, int]] = defaultdict(dict)  # launches of a rank in order; 1: a combine
         for line in self.lines:
-            rank, launch = int(line["rank"]), int(line["launch"])
-            if launch not in begun[rank]:
-                begun[rank].append(launch)
-            if line["event"] == "begin":
-                ops[rank, launch] = int(line["op"] == "combine")
-            stored = line["event"] in ("store", "land") and line["area"] == "state"
-            if stored and self.layout.place(int(line["offset"])).what == "status":
-                sent[rank].add(launch)
+            begun[line.rank].setdefault(line.launch, 0)
+            if line.event == "begin":
+                begun[line.rank][line.launch] = int(line.op == "combine")
+            elif self._is(line, "status", "store", "land"):
+                sent[line.rank].add(line.launch)
         self.index: dict[tuple[int, int], int] = {}  # of the epoch of a launch; a failed entry takes none
         for rank, launches in begun.items():
             epoch = 1
-            for launch in launches:
+            for launch, kind in launches.items():
                 self.index[rank, launch] = epoch
-                self.kinds.setdefault((rank, epoch), ops.get((rank, launch), 0))
+                self.kinds.setdefault((rank, epoch), kind)
                 epoch += launch in sent[rank]
         self.count = max(self.index.values(), default=1)
         if self.count > MAX_EPOCHS:
             raise ModelError(f"the model replays at most {MAX_EPOCHS} ops, the trace has {self.count}")
-        self.epochs, epoch = [self.before], self.before
+        self.epochs = [self.before]
         for _ in range(self.count):
-            epoch = self.header("next_epoch", epoch)
-            self.epochs.append(epoch)
+            self.epochs.append(self.header("next_epoch", self.epochs[-1]))
         self.publishes: dict[tuple[int, int], int] = {}
         event = "land" if any(self._is_control(line, "land") for line in self.lines) else "store"
         for number, line in enumerate(self.lines, start=2):
             if self._is_control(line, event):
-                self.publishes[int(line["rank"]), int(line["launch"])] = number
-            if line["event"] == "store" and line["area"] == "data":
+                self.publishes[line.rank, line.launch] = number
+            if line.event == "store" and line.area == "data":
                 cell = self._cell(line)
-                cell.pieces.append((int(line["offset"]), int(line["offset"]) + int(line["bytes"])))
-                cell.stored += int(line["bytes"])
-            self._note_code(line)
+                cell.pieces.append((line.offset, line.offset + line.bytes))
+                cell.stored += line.bytes
+            if self._is(line, "status", "land") and len(words := words_of(line)) == BLOCK // 4:
+                # Collective errors travel in header 1.
+                code = words[self.header("header1_code_word")]
+                if self.layout.place(line.offset).block == 1 and code:
+                    self.bad.add((line.rank, self._epoch(line)))
 
-    def _is_control(self, line: Json, event: str) -> bool:
-        return bool(
-            line["event"] == event
-            and line["area"] == "state"
-            and int(line["target"]) == int(line["rank"])
-            and self.layout.place(int(line["offset"])).what == "control"
-        )
+    def _is(self, line: Line, what: str, *events: str) -> bool:
+        """One of these events, at such a place of the state area."""
+        return line.event in events and line.area == "state" and self.layout.place(line.offset).what == what
 
-    def _note_code(self, line: Json) -> None:
-        """Collective errors travel in header 1."""
-        words = words_of(line)
-        if line["event"] != "land" or line["area"] != "state" or len(words) != BLOCK // 4:
-            return
-        place = self.layout.place(int(line["offset"]))
-        if place.what == "status" and place.block == 1 and words[self.header("header1_code_word")] != 0:
-            self.bad.add((int(line["rank"]), self._epoch(line)))
+    def _is_control(self, line: Line, event: str) -> bool:
+        return self._is(line, "control", event) and line.target == line.rank
 
-    def _epoch(self, line: Json) -> int:
-        return self.index[int(line["rank"]), int(line["launch"])]
+    def _epoch(self, line: Line) -> int:
+        return self.index[line.rank, line.launch]
 
-    def _cell(self, line: Json) -> Cell:
-        return self.cells[int(line["rank"]), int(line["core"]), self._epoch(line), int(line["target"])]
+    def _cell(self, line: Line) -> Cell:
+        return self.cells[line.rank, line.core, self._epoch(line), line.target]
 
     # ---- events
 
     def _add(
-        self, kind: str, number: int, line: Json, x: int = 0, y: int = 0, text: str = "", why: str = ""
+        self, kind: str, number: int, line: Line, x: int = 0, y: int = 0, text: str = "", why: str = ""
     ) -> None:
-        who = f"rank {line['rank']} core {line['core']} launch {line['launch']}"
-        where = f"{who}: {line['event']} {text}".rstrip()
-        event = Event("NONE" if why else kind, int(line["rank"]), int(line["core"]), x, y, number, where, why)
-        self.events.append(event)
+        who = f"rank {line.rank} core {line.core} launch {line.launch}"
+        where = f"{who}: {line.event} {text}".rstrip()
+        self.events.append(Event("NONE" if why else kind, line.rank, line.core, x, y, number, where, why))
 
-    def _translate(self, number: int, line: Json) -> None:
-        event = line["event"]
-        if event == "begin":
-            self._add("BEGIN", number, line, text=str(line["op"]))
-        elif event == "end":
+    def _translate(self, number: int, line: Line) -> None:
+        if line.event == "begin":
+            self._add("BEGIN", number, line, text=str(line.op))
+        elif line.event == "end":
             self._add("END", number, line)
-        elif event == "sync":
-            key = (int(line["rank"]), int(line["core"]), int(line["launch"]))
+        elif line.event == "sync":
+            key = (line.rank, line.core, line.launch)
             self._add("SYNC", number, line, x=self._syncs[key], text=str(self._syncs[key]))
             self._syncs[key] += 1
-        elif line["area"] == "data":
-            self._data(number, line)
+        elif line.area == "state":
+            offset, words = line.offset, words_of(line)
+            for at in range(offset // BLOCK * BLOCK, offset + line.bytes, BLOCK):
+                covered = min(at + BLOCK, offset + line.bytes) - max(at, offset)
+                mine = words[(at - offset) // 4 :][: BLOCK // 4] if at >= offset else []
+                self._block(number, line, at, covered, mine)
+        elif line.event == "load":
+            self._load_rows(number, line)
         else:
-            self._state(number, line)
+            self._rows(number, line)
 
-    def _data(self, number: int, line: Json) -> None:
-        epoch, offset, target = self._epoch(line), int(line["offset"]), int(line["target"])
+    def _rows(self, number: int, line: Line) -> None:
+        """A store or landing of rows."""
+        epoch, half = self._epoch(line), self.layout.half_of(line.offset)
         parity = self.header("parity", self.epochs[epoch])
-        half = self.layout.half_of(offset)
-        if line["event"] == "load":
-            self._load_rows(number, line, epoch, half)
-            return
-        cell, core = self._cell(line), int(line["core"])
-        text = f"rows for rank {target}"
-        why = ""
+        cell, text, why = self._cell(line), f"rows for rank {line.target}", ""
+        begin = self.layout.region(parity, line.rank)
+        end = begin + self.layout.region(0, 1) - self.layout.region(0, 0)
         if half != parity:
             why = f"epoch {self.epochs[epoch]:#x} has half {parity}, this is half {half}"
-        elif self.kinds[int(line["rank"]), epoch] == 0 and not self._in_region(line, parity):
+        elif self.kinds[line.rank, epoch] == 0 and not begin <= line.offset <= end - line.bytes:
             why = "outside the region of the source"
-        if line["event"] == "store":
-            self._add("STORE_ROW", number, line, target, core, text, why)
-            return
-        cell.landed += int(line["bytes"])
-        if cell.landed == cell.stored:  # the last of them
-            self._add("LAND_ROW", number, line, target, core, text, why)
+        cell.landed += line.bytes if line.event == "land" else 0
+        if line.event == "store" or cell.landed == cell.stored:  # the last landing
+            self._add(f"{line.event.upper()}_ROW", number, line, line.target, line.core, text, why)
         elif why:
             self._add("NONE", number, line, text=text, why=why)
 
-    def _in_region(self, line: Json, parity: int) -> bool:
-        begin = self.layout.region(parity, int(line["rank"]))
-        end = begin + self.layout.region(0, 1) - self.layout.region(0, 0)
-        return begin <= int(line["offset"]) and int(line["offset"]) + int(line["bytes"]) <= end
-
-    def _load_rows(self, number: int, line: Json, epoch: int, half: int) -> None:
-        owner = int(line["rank"])
-        begin, end = int(line["offset"]), int(line["offset"]) + int(line["bytes"])
+    def _load_rows(self, number: int, line: Line) -> None:
+        owner, epoch, half = line.rank, self._epoch(line), self.layout.half_of(line.offset)
         found = False
         for source in range(self.world):
-            mask = [c for c in range(self.cores) if self.cells[source, c, epoch, owner].pieces]
+            sent = [self.cells[source, core, epoch, owner].pieces for core in range(self.cores)]
+            mask = [core for core in range(self.cores) if sent[core]]
             for place, core in enumerate(mask):
-                pieces = self.cells[source, core, epoch, owner].pieces
-                if any(a < end and begin < b for a, b in pieces):
+                if any(a < line.offset + line.bytes and line.offset < b for a, b in sent[core]):
                     at = ((owner * 2 + half) * self.world + source) * self.cores + place
                     value = 1 + epoch % STAMPS | core << 3
                     self._add("LOAD_ROW", number, line, at, value, f"rows of rank {source}, core {core}")
@@ -220,59 +201,46 @@ class Translation:
         if not found:
             self._add("NONE", number, line, text="rows", why="nobody has sent these bytes in this op")
 
-    def _state(self, number: int, line: Json) -> None:
-        offset, size, words = int(line["offset"]), int(line["bytes"]), words_of(line)
-        for at in range(offset // BLOCK * BLOCK, offset + size, BLOCK):
-            covered = min(at + BLOCK, offset + size) - max(at, offset)
-            mine = words[(at - offset) // 4 :][: BLOCK // 4] if at >= offset else []
-            self._block(number, line, at, covered, mine)
-
-    def _block(self, number: int, line: Json, at: int, covered: int, words: list[int]) -> None:
-        place, rank = self.layout.place(at), int(line["rank"])
-        event, epoch, target = line["event"], self._epoch(line), int(line["target"])
+    def _block(self, number: int, line: Line, at: int, covered: int, words: list[int]) -> None:
+        """A part of one block of the state area."""
+        place, event, target = self.layout.place(at), line.event, line.target
         if place.what == "control":
             if event == "load" and len(words) > 1:
                 value = self._index_of(words[1]) if words[0] == self.header("control_magic") else 0
                 self._add("LOAD_EPOCH", number, line, y=value, text=f"epoch word {words[1]:#x}")
-            if self.publishes.get((rank, int(line["launch"]))) == number:
+            if self.publishes.get((line.rank, line.launch)) == number:
                 self._add("PUBLISH", number, line, text="epoch word")
-        elif place.what == "abort":
-            if event == "load" and words:
-                here = int(words[0] == self.header("abort_magic"))
-                self._add(
-                    "LOAD_ABORT", number, line, place.source, here, f"abort block of rank {place.source}"
-                )
-            elif event != "load":
-                why = "" if place.source == rank else "another rank's abort block"
-                self._add(
-                    f"{event.upper()}_ABORT", number, line, target, 0, f"abort block for rank {target}", why
-                )
+        elif place.what == "abort" and event != "load":
+            why = "" if place.source == line.rank else "another rank's abort block"
+            self._add(
+                f"{event.upper()}_ABORT", number, line, target, 0, f"abort block for rank {target}", why
+            )
+        elif place.what == "abort" and words:
+            here = int(words[0] == self.header("abort_magic"))
+            self._add("LOAD_ABORT", number, line, place.source, here, f"abort block of rank {place.source}")
         elif place.what == "status":
             text = f"status block {place.block} of rank {place.source}, parity {place.parity}"
-            if event == "load":
-                if words:
-                    x = (
-                        (target * 2 + place.parity) * self.world + place.source
-                    ) * self.layout.blocks + place.block
-                    self._add("LOAD_BLOCK", number, line, x, self._seen(words, place.block), text)
-                return
-            why = self._wrong_block(place.parity, place.source, rank, epoch, words, place.block)
-            key = (rank, int(line["core"]), epoch, target, place.block, int(event == "store"))
-            before = self._blocks[key]
-            self._blocks[key] += covered
-            # A store is seen when its first bytes leave, a landing when its last are there.
-            if why or (before == 0 if event == "store" else before + covered == BLOCK):
-                text += f" for rank {target}"
-                self._add(f"{event.upper()}_BLOCK", number, line, target, place.block, text, why)
+            if event == "load" and words:
+                run = (target * 2 + place.parity) * self.world + place.source
+                x = run * self.layout.blocks + place.block
+                self._add("LOAD_BLOCK", number, line, x, self._seen(words, place.block), text)
+            elif event != "load":
+                why = self._wrong_block(place, line, words)
+                key = (line.rank, line.core, self._epoch(line), target, place.block, int(event == "store"))
+                before = self._blocks[key]
+                self._blocks[key] += covered
+                # A store is seen when its first bytes leave, a landing when its last are there.
+                if why or (before == 0 if event == "store" else before + covered == BLOCK):
+                    text += f" for rank {target}"
+                    self._add(f"{event.upper()}_BLOCK", number, line, target, place.block, text, why)
 
-    def _wrong_block(
-        self, parity: int, source: int, rank: int, epoch: int, words: list[int], block: int
-    ) -> str:
-        if source != rank:
+    def _wrong_block(self, place: Place, line: Line, words: list[int]) -> str:
+        epoch = self._epoch(line)
+        if place.source != line.rank:
             return "another rank's status run"
-        if parity != self.header("parity", self.epochs[epoch]):
+        if place.parity != self.header("parity", self.epochs[epoch]):
             return f"epoch {self.epochs[epoch]:#x} has the other parity"
-        if words and self._seen(words, block) != epoch:
+        if words and self._seen(words, place.block) != epoch:
             return f"it does not carry epoch {self.epochs[epoch]:#x}"
         return ""
 
@@ -285,25 +253,20 @@ class Translation:
             return 0
         if block > 0:
             return self._index_of(words[0])
-        return next(
-            (i for i, e in enumerate(self.epochs) if i and self.header("header_word", e) == words[0]), UNKNOWN
-        )
+        carried = [self.header("header_word", epoch) for epoch in self.epochs[1:]]
+        return carried.index(words[0]) + 1 if words[0] in carried else UNKNOWN
 
     # ---- the driver
 
     def shape(self) -> Shape:
-        return Shape(
-            self.world, self.cores, self.local_experts, max(2, self.count), self.before, slots=self.cores
-        )
+        epochs = max(2, self.count)
+        return Shape(self.world, self.cores, self.local_experts, epochs, self.before, slots=self.cores)
 
     def macros(self) -> list[str]:
         """Of window.pml for this trace."""
         kinds = {event.kind for event in self.events}
-        return [
-            "-DREPLAY",
-            *(["-DDEADLINES=2"] if kinds & {"STORE_ABORT", "LAND_ABORT"} else []),
-            *(["-DPUBLISH_SEEN"] if "PUBLISH" in kinds else []),
-        ]
+        aborts, publishes = kinds & {"STORE_ABORT", "LAND_ABORT"}, "PUBLISH" in kinds
+        return ["-DREPLAY", *["-DDEADLINES=2"] * bool(aborts), *["-DPUBLISH_SEEN"] * publishes]
 
     def driver(self) -> str:
         """trace.h."""
@@ -315,19 +278,15 @@ class Translation:
         rows = [
             f"{{EV_{event.kind}, {event.rank}, {event.core}, {event.x}, {event.y}}}," for event in self.events
         ]
-        return "\n".join(
-            [
-                "/* Generated from a trace by replay.py. */",
-                f"enum {{ {', '.join('EV_' + kind for kind in KINDS)} }};",
-                "typedef struct { int kind, r, c, x, y; } TraceEvent;",
-                f"static const TraceEvent trace[] = {{ {' '.join(rows)} {{EV_NONE}} }};",
-                f"static const unsigned char trace_kind{size} = {fill(self.kinds)};",
-                f"static const unsigned char trace_bad{size} = {fill(dict.fromkeys(self.bad, 1))};",
-                f"static const int trace_rows{size} = {fill(masks)};",
-                f"enum {{ TRACE_EVENTS = {len(self.events)} }};",
-                DRIVER,
-            ]
-        )
+        return f"""/* Generated from a trace by replay.py. */
+enum {{ {", ".join("EV_" + kind for kind in KINDS)} }};
+typedef struct {{ int kind, r, c, x, y; }} TraceEvent;
+static const TraceEvent trace[] = {{ {" ".join(rows)} {{EV_NONE}} }};
+static const unsigned char trace_kind{size} = {fill(self.kinds)};
+static const unsigned char trace_bad{size} = {fill(dict.fromkeys(self.bad, 1))};
+static const int trace_rows{size} = {fill(masks)};
+enum {{ TRACE_EVENTS = {len(self.events)} }};
+{DRIVER}"""
 
 
 DRIVER = r"""
@@ -392,14 +351,8 @@ def replay(path: Path, build: Path, seconds: float = 600) -> Verdict:
     # An end that the model does not allow is seen by how far it got, not as an error (-E: no invalid ends).
     run(["gcc", "-O0", "-w", *flags, "pan.c", "-o", "pan"], cwd=folder)
     try:
-        done = subprocess.run(
-            ["./pan", "-E", "-m2000000"],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=seconds,
-        )
+        command = ["./pan", "-E", "-m2000000"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired:
         raise ModelError(f"{path}: no answer in {seconds:.0f} s") from None
     found = re.search(r"replay: furthest (\d+)", done.stdout)

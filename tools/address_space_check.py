@@ -3,8 +3,7 @@
 
 clang reads every kernel entry over the twin's headers with __gm__ and __ubuf__ as real address spaces, as
 the device compiler does. clang lets a C-style cast drop an address space, so casts in op_kernel are also
-read as text: a cast to a pointer names its space. The control is address_space_control.cpp, whose every
-mistake must be reported.
+read as text: a cast to a pointer names its space. Every mistake of the control must be reported.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "op_kernel"
-CONTROL = ROOT / "tools" / "address_space_control.cpp"
 DTYPES = ("bfloat16_t", "half", "float")
 SPACES = ["-D__gm__=__attribute__((address_space(1)))", "-D__ubuf__=__attribute__((address_space(2)))"]
 
@@ -31,6 +30,48 @@ CASTS = re.compile(
     r"|\w+_cast\s*<([^;{}()]*\*\s*(?:const)?\s*)>\s*\("
 )
 COMMENTS = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+
+# MISTAKE 0 is right; every other number is a mistake that g++ cannot see. clang accepts LEXICAL_MISTAKE too.
+CONTROL = r"""
+#include "kernel_operator.h"
+
+struct Table {
+    uint32_t rank;
+    uint64_t windows[4];
+};
+inline uint32_t ByReference(const uint32_t& value) { return value; }
+inline void TakePlain(const float*) {}
+
+extern "C" __global__ __aicore__ void control(GM_ADDR context, GM_ADDR x) {
+    __gm__ Table* table = reinterpret_cast<__gm__ Table*>(context);
+    AscendC::GlobalTensor<float> row;
+    row.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(x));
+    const uint32_t rank = table->rank;
+    GM_ADDR window = reinterpret_cast<GM_ADDR>(table->windows[rank]);
+    (void)window;
+    (void)ByReference(rank);
+#if MISTAKE == 1  // a GM address in a plain pointer
+    uint8_t* plain = x;
+    (void)plain;
+#elif MISTAKE == 2  // the qualifier dropped by a cast
+    float* plain = reinterpret_cast<float*>(x);
+    (void)plain;
+#elif MISTAKE == 3  // a tensor's GM address given to a function that takes host memory
+    TakePlain(row.GetPhyAddr());
+#elif MISTAKE == 4  // a struct copied out of GM
+    Table copy = *table;
+    (void)copy;
+#elif MISTAKE == 5  // a GM word bound to a plain reference
+    (void)ByReference(table->rank);
+#elif MISTAKE == 6  // a UB address used as a GM address
+    __ubuf__ float* ub = nullptr;
+    row.SetGlobalBuffer(ub);
+#elif MISTAKE == 7  // LEXICAL_MISTAKE: a C-style cast drops the qualifier silently
+    float* plain = (float*)x;
+    (void)plain;
+#endif
+}
+"""
 
 
 class CheckError(Exception):
@@ -68,17 +109,20 @@ def bare_casts(source: Path) -> Iterator[str]:
 
 def check_control(clang: str) -> None:
     """Mistake 0 passes and all others are reported, or this check proves nothing."""
-    mistakes = [int(number) for number in re.findall(r"#(?:el)?if MISTAKE == (\d+)", CONTROL.read_text())]
-    lexical = int(re.findall(r"MISTAKE == (\d+)  // LEXICAL_MISTAKE", CONTROL.read_text())[0])
-    if right := check_syntax(clang, CONTROL, "-DMISTAKE=0"):
-        raise CheckError(f"the control without a mistake does not pass:\n{right}")
-    for mistake in mistakes:
-        log = check_syntax(clang, CONTROL, f"-DMISTAKE={mistake}")
-        if mistake != lexical and "error:" not in log:
-            raise CheckError(f"mistake {mistake} of {CONTROL.name} was not reported by {clang}")
-    if len(list(bare_casts(CONTROL))) != 2:  # one of each form: mistakes 2 and 7
-        raise CheckError(f"casts that drop the address space in {CONTROL.name} were not found")
-    print(f"control: all {len(mistakes)} mistakes of {CONTROL.name} reported")
+    mistakes = [int(number) for number in re.findall(r"#(?:el)?if MISTAKE == (\d+)", CONTROL)]
+    lexical = int(re.findall(r"MISTAKE == (\d+)  // LEXICAL_MISTAKE", CONTROL)[0])
+    with tempfile.TemporaryDirectory(prefix="address-space-") as folder:
+        source = Path(folder) / "control.cpp"
+        source.write_text(CONTROL)
+        if right := check_syntax(clang, source, "-DMISTAKE=0"):
+            raise CheckError(f"the control without a mistake does not pass:\n{right}")
+        for mistake in mistakes:
+            log = check_syntax(clang, source, f"-DMISTAKE={mistake}")
+            if mistake != lexical and "error:" not in log:
+                raise CheckError(f"mistake {mistake} of the control was not reported by {clang}")
+        if len(list(bare_casts(source))) != 2:  # one of each form: mistakes 2 and 7
+            raise CheckError("casts of the control that drop the address space were not found")
+    print(f"control: all {len(mistakes)} mistakes reported")
 
 
 def check_kernels(clang: str, entries: list[Path], jobs: int) -> int:

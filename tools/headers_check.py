@@ -1,9 +1,14 @@
 #!/usr/bin/env python3
-"""Compiles every kernel entry x tiling key x dtype against real AscendC headers, unchanged, to objects.
+"""Compiles every kernel entry x tiling key x dtype, or op_host, against CANN's real headers, to objects.
 
 DIR is a CANN toolkit with its CPU-debug library (8.1) or an asc-devkit checkout (9.x); what the latter
 expects of that library is declared in headers_check_shim.h. Tiling keys are found the way CANN's op
 compiler finds them: as text, in the preprocessed entry. A control with a float -> int8 Cast must not compile.
+
+With --host every source of op_host is compiled, a definition, tiling or shape source in the three ways in
+which CANN's build compiles it; a control that calls what no header has must not compile. asc-devkit then
+needs a checkout of metadef as well (--metadef), and a toolkit or a directory that has securec.h and
+platform/platform_infos_def.h (--base).
 """
 
 from __future__ import annotations
@@ -15,9 +20,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -71,15 +76,13 @@ class HeaderSet:
 
 
 @dataclass(frozen=True)
-class Compiled:
-    """One object; size 0 when there is none, and then the log says why."""
+class Job:
+    """One object that must have a symbol. ``way``: what tells it from others of its source."""
 
-    entry: str
-    key: int
-    dtype: str
-    seconds: float
-    size: int
-    log: str
+    source: Path
+    way: str
+    symbol: str
+    added: tuple[str, ...] = ()
 
 
 def toolkit_roots(directory: Path) -> Iterator[Path]:
@@ -195,69 +198,202 @@ def read_entry(compiler: Compiler, entry: Path) -> tuple[list[int], str, str]:
     return keys, kernel[0], struct[0]
 
 
-def compile_entry(compiler: Compiler, entry: Path, key: int, dtype: str) -> Compiled:
-    """One binary of the op, with the two definitions that the op compiler adds for its tiling key."""
-    symbol, start = f"{entry.stem}_{key}_tilingkey", time.monotonic()
-    added = [f"-DDTYPE_X={dtype}", f"-DTILING_KEY_VAR={key}UL", f"-D{entry.stem}={symbol}"]
-    size, log = compiler.object(entry, f"{symbol}_{dtype}", symbol, *added)
-    return Compiled(entry.name, key, dtype, time.monotonic() - start, size, log)
-
-
-def check_entries(compiler: Compiler, entries: list[Path], jobs: int) -> int:
-    """Prints the table and the compiler's messages; the number of objects that failed."""
-    plan: list[tuple[Path, int, str]] = []
+def entry_jobs(compiler: Compiler, entries: Sequence[Path]) -> Iterator[Job]:
+    """One binary of the op a tiling key and dtype, with the two definitions that the op compiler adds."""
     for entry in entries:
         if not entry.is_file():
             raise CheckError(f"no kernel entry {entry}")
         keys, kernel_type, tiling_struct = read_entry(compiler, entry)
         print(f"{entry.name}: tiling keys {keys}, {kernel_type}, {tiling_struct}")
-        plan += [(entry, key, dtype) for key in keys for dtype in DTYPES]
-    print(f"{'entry':36} {'key':>6} {'dtype':10} {'object':>10} {'seconds':>8}")
-    results: list[Compiled] = []
-    with ThreadPoolExecutor(jobs) as pool:
-        for result in pool.map(lambda item: compile_entry(compiler, *item), plan):
-            size = f"{result.size} B" if result.size else "FAILED"
-            row = f"{result.entry:36} {result.key:6} {result.dtype:10} {size:>10} {result.seconds:8.1f}"
-            print(row, flush=True)
-            results.append(result)
-    failed = [result for result in results if not result.size]
-    for log in {result.entry: result.log for result in reversed(failed)}.values():
-        print(log, file=sys.stderr)  # the first of each entry: the others mostly repeat it
-    for line in sorted(
-        {line for result in results for line in result.log.splitlines() if ": warning: " in line}
-    ):
+        for key in keys:
+            symbol = f"{entry.stem}_{key}_tilingkey"
+            added = (f"-DTILING_KEY_VAR={key}UL", f"-D{entry.stem}={symbol}")
+            for dtype in DTYPES:
+                yield Job(entry, f"{key} {dtype}", symbol, (f"-DDTYPE_X={dtype}", *added))
+
+
+def compile_all(compiler: Compiler, jobs: Iterable[Job], threads: int, strict: bool) -> int:
+    """Prints a row an object, and messages; how many failed. ``strict``: a warning of ours is a failure."""
+
+    def compiled(job: Job) -> tuple[Job, float, int, str]:
+        start = time.monotonic()
+        name = f"{job.source.stem}_{job.way.replace(' ', '_')}"
+        size, log = compiler.object(job.source, name, job.symbol, *job.added)
+        return job, time.monotonic() - start, size, log
+
+    total, logs, warnings = 0, dict[Job, str](), set[str]()
+    with ThreadPoolExecutor(threads) as pool:
+        for job, seconds, size, log in pool.map(compiled, list(jobs)):
+            ours = {line for line in log.splitlines() if ": warning: " in line and str(ROOT) in line}
+            total, warnings = total + 1, warnings | ours
+            if not size or (strict and ours):
+                logs[job] = log
+            outcome = "FAILED" if job in logs else f"{size} B"
+            print(f"{job.source.name:44} {job.way:22} {outcome:>10} {seconds:8.1f} s", flush=True)
+    for log in {job.source: log for job, log in reversed(logs.items())}.values():
+        print(log, file=sys.stderr)  # the first of each source: the others mostly repeat it
+    for line in sorted(warnings):
         print(line, file=sys.stderr)
-    print(f"{len(results) - len(failed)} of {len(results)} objects compiled")
-    return len(failed)
+    print(f"{total - len(logs)} of {total} objects compiled")
+    return len(logs)
+
+
+# ---- op_host
+
+# For op_build, for the library of tiling functions, for that of prototypes.
+WAYS = {"definition": (), "tiling": ("-DOP_TILING_LIB",), "prototype": ("-DOP_PROTO_LIB",)}
+ACLNN = "aclnn/acl_meta.h"
+HOST_FLAGS = ["-std=c++17", "-O1", "-fPIC", "-Wall", "-Wextra", "-fmax-errors=5"]
+HOST_FLAGS += [f"-I{ROOT / folder}" for folder in ("op_host", "op_kernel")]
+HOST_CONTROL = """
+#include "cann/tiling.h"
+ge::graphStatus Control(gert::TilingContext* context) { return context->CONTROL(1); }
+"""
+
+
+def include_folders(directory: Path) -> Iterator[tuple[Path, Path]]:
+    """The toolkits in a directory with their folders of headers: of one architecture, or of all."""
+    for root in toolkit_roots(directory):
+        for include in [*sorted(root.glob("*-linux/include")), root / "include"]:
+            yield root, include
+
+
+def find_host_toolkit(directory: Path) -> HeaderSet | None:
+    """A CANN toolkit: include/ of one architecture, and the tiling API beside it."""
+    for root, include in include_folders(directory):
+        if (include / "register/op_def_registry.h").is_file():
+            api = "ascendc/include/highlevel_api"
+            tiling = [path for path in (include.parent / api, root / "compiler" / api) if path.is_dir()]
+            includes = [include, include / "experiment/platform", *tiling]
+            # As the toolkit's own project template has it.
+            return HeaderSet(f"CANN toolkit {root.name}", includes, ["-D_GLIBCXX_USE_CXX11_ABI=0"])
+    return None
+
+
+def tiling_structs(header: Path) -> str:
+    """The plain structs that asc-devkit's build makes of a header with tiling macros."""
+    found = re.findall(
+        r"BEGIN_TILING_DATA_DEF\((Mc2\w*Tiling)\)\s*TILING_DATA_FIELD_DEF_ARR\(uint8_t, (\d+), (\w+)\);",
+        header.read_text(),
+    )
+    if len(found) != 2:
+        raise CheckError(f"{header} does not describe Mc2InitTiling and Mc2CcTiling as bytes any more")
+    structs = "".join(
+        f"struct {name} {{ uint8_t {field}[{size}] = {{}}; }};\n" for name, size, field in found
+    )
+    return f"#pragma once\n#include <cstdint>\n{structs}"
+
+
+def find_host_devkit(directory: Path, metadef: Path | None, base: Path | None) -> HeaderSet | None:
+    """asc-devkit with metadef, and single headers of other projects."""
+    for root in (directory, directory / "asc"):
+        tiling = root / "include/adv_api/hccl/hccl_tilingdata.h"
+        if not tiling.is_file():
+            continue
+        if metadef is None or not (metadef / "inc/external/asc/register/op_def_registry.h").is_file():
+            raise CheckError(
+                "asc-devkit has no op definition headers: name a metadef checkout with --metadef "
+                "(it has inc/external/asc/register/op_def_registry.h)"
+            )
+        generated = {
+            "kernel_tiling/kernel_tiling.h": tiling_structs(tiling),
+            # Of the runtime's platform library; op_host uses nothing of it.
+            "platform/soc_spec.h": "#pragma once\n#include <cstdint>\nenum class NpuArch : uint32_t;\n",
+        }
+        for name in (
+            "securec.h",
+            "securectype.h",
+            "platform/platform_infos_def.h",
+            "platform/platform_info_def.h",
+        ):
+            generated[name] = find_header(base, name).read_text()
+        parts = ("inc/external/asc", "inc/external", "inc", "pkg_inc", "pkg_inc/base")
+        includes = [*(metadef / part for part in parts), root / "include", root / "include/utils", root]
+        # metadef's own way to do without the graph engine's headers.
+        defines = ["-DNO_OPERATOR_IMPL"]
+        return HeaderSet(f"asc-devkit {root.name} and metadef {metadef.name}", includes, defines, generated)
+    return None
+
+
+def find_header(base: Path | None, name: str) -> Path:
+    """A header that neither asc-devkit nor metadef has, by its name in an install."""
+    directories = [] if base is None else [base]
+    for _, include in include_folders(base) if base is not None else ():
+        directories += [include, include / "experiment/platform"]
+    for directory in directories:
+        if (directory / name).is_file():
+            return directory / name
+    raise CheckError(f"no {name}: name a toolkit, or a directory that has it, with --base")
+
+
+def host_jobs() -> Iterator[Job]:
+    """Every source of op_host; a new one that nothing here knows is an error."""
+    symbols = {"def": "AscendMoe{}", "tiling": "Tile{}", "infershape": "InferDataType{}"}
+    for source in sorted((ROOT / "op_host").glob("*.cpp")):
+        match = re.fullmatch(r"ascend_moe_(distribute_)?([a-z]+)_(def|tiling|infershape)", source.stem)
+        if match is None:
+            raise CheckError(
+                f"{source.name}: not named ascend_moe_[distribute_]<op>_<def|tiling|infershape>.cpp"
+            )
+        family, op, kind = match.groups()
+        prefix = "Distribute" if family and kind == "def" else ""
+        for way, added in WAYS.items():
+            yield Job(source, way, symbols[kind].format(prefix + op.capitalize()), added)
+    yield Job(ROOT / "op_host/op_api/aclnn_ascend_moe.cpp", "op_api", "aclnnAscendMoeProbeGetWorkspaceSize")
+
+
+def check_kernels(options: argparse.Namespace, directory: Path, scratch: Path) -> int:
+    """The kernel entries; how many objects failed."""
+    headers = find_toolkit(directory) or find_devkit(directory)
+    if headers is None:
+        raise CheckError(
+            f"no AscendC headers in {directory}: expected a CANN toolkit (*-linux/ascendc/include and "
+            "tools/tikicpulib) or an asc-devkit checkout (include/kernel_operator.h and impl/basic_api)"
+        )
+    print(f"headers: {headers.name} in {directory}")
+    compiler = Compiler(headers, [options.compiler, *FLAGS], scratch)
+    compiler.check_control(CONTROL, "half", "int8_t", r"error: .*Cast")
+    jobs = entry_jobs(compiler, options.entry or ENTRIES)
+    return compile_all(compiler, jobs, options.jobs, strict=False)
+
+
+def check_host(options: argparse.Namespace, directory: Path, scratch: Path) -> int:
+    """The sources of op_host; how many objects failed, or had a warning about ours."""
+    headers = find_host_toolkit(directory) or find_host_devkit(directory, options.metadef, options.base)
+    if headers is None:
+        raise CheckError(
+            f"no host headers in {directory}: expected a CANN toolkit (*-linux/include/register) or an "
+            "asc-devkit checkout (include/adv_api/hccl)"
+        )
+    headers = replace(headers, includes=[*headers.includes, *options.include])
+    types = "CANN's" if any((path / ACLNN).is_file() for path in headers.includes) else "our own"
+    print(f"host headers: {headers.name}; types of the aclnn entry points: {types}")
+    compiler = Compiler(headers, [options.compiler, *HOST_FLAGS], scratch)
+    rejected = "error: .*has no member named 'SetTilingKeys'"
+    compiler.check_control(HOST_CONTROL, "SetTilingKey", "SetTilingKeys", rejected)
+    return compile_all(compiler, host_jobs(), options.jobs, strict=True)
 
 
 def main() -> int:
     """The command line; 0 when everything compiled."""
-    parser = argparse.ArgumentParser(description="Compiles the kernels against real AscendC headers.")
-    parser.add_argument("directory", metavar="DIR", type=Path, nargs="?", help="CANN toolkit or asc-devkit")
+    parser = argparse.ArgumentParser(description="Compiles kernels or op_host against CANN's real headers.")
+    parser.add_argument("directory", metavar="DIR", type=Path, help="CANN toolkit or asc-devkit")
+    parser.add_argument("--host", action="store_true", help="op_host instead of the kernels")
     parser.add_argument("--entry", type=Path, action="append", help="an entry instead of this project's")
+    parser.add_argument("--metadef", type=Path, help="metadef checkout, with asc-devkit and --host")
+    parser.add_argument("--base", type=Path, help="where securec.h and platform/ are")
+    parser.add_argument("--include", type=Path, action="append", default=[], help="more headers for --host")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--compiler", default="g++")
     options = parser.parse_args()
+    name, check_all = ("host-headers-check", check_host) if options.host else ("headers-check", check_kernels)
     try:
-        if options.directory is None:
-            raise CheckError("no DIR given: name a CANN toolkit or an asc-devkit checkout")
-        directory = options.directory.resolve()
-        headers = find_toolkit(directory) or find_devkit(directory)
-        if headers is None:
-            raise CheckError(
-                f"no AscendC headers in {directory}: expected a CANN toolkit (*-linux/ascendc/include and "
-                "tools/tikicpulib) or an asc-devkit checkout (include/kernel_operator.h and impl/basic_api)"
-            )
-        print(f"headers: {headers.name} in {directory}")
         with tempfile.TemporaryDirectory(prefix="headers-check-") as scratch:
-            compiler = Compiler(headers, [options.compiler, *FLAGS], Path(scratch))
-            compiler.check_control(CONTROL, "half", "int8_t", r"error: .*Cast")
-            failed = check_entries(compiler, options.entry or ENTRIES, options.jobs)
+            failed = check_all(options, options.directory.resolve(), Path(scratch))
     except (CheckError, OSError) as error:
-        print(f"headers-check: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         return 1
-    print(f"headers-check: {'FAIL' if failed else 'PASS'}")
+    print(f"{name}: {'FAIL' if failed else 'PASS'}")
     return 1 if failed else 0
 
 

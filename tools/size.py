@@ -10,10 +10,11 @@ Lines of code are lines of C++ and Python that are not blank. Exit code 1: an ai
 from __future__ import annotations
 
 import argparse
+import io
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Iterator
+import tarfile
+from collections import Counter, defaultdict
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,32 +27,19 @@ def git(*words: str) -> bytes:
     return subprocess.run(["git", "-C", str(ROOT), *words], check=True, capture_output=True).stdout
 
 
-def tree_here() -> Iterator[tuple[str, bytes]]:
-    for name in git("ls-files", "-z").decode().split("\0"):
-        path = ROOT / name
-        if name and path.is_file():
-            yield name, path.read_bytes()
+def tree_here() -> dict[str, bytes]:
+    paths = {name: ROOT / name for name in git("ls-files", "-z").decode().split("\0") if name}
+    return {name: path.read_bytes() for name, path in paths.items() if path.is_file()}
 
 
-def tree_at(commit: str) -> Iterator[tuple[str, bytes]]:
-    """Every file of a commit, through one `git cat-file`."""
-    entries = [line.split("\t", 1) for line in git("ls-tree", "-rz", commit).decode().split("\0") if line]
-    blobs = [(head.split()[2], name) for head, name in entries if head.split()[1] == "blob"]
-    command = ["git", "-C", str(ROOT), "cat-file", "--batch"]
-    question = "".join(f"{blob}\n" for blob, _ in blobs).encode()
-    answer = subprocess.run(command, input=question, check=True, capture_output=True).stdout
-    at = 0
-    for _, name in blobs:
-        end = answer.index(b"\n", at)
-        length = int(answer[at:end].split()[2])
-        yield name, answer[end + 1 : end + 1 + length]
-        at = end + length + 2
+def tree_at(commit: str) -> dict[str, bytes]:
+    """Every file of a commit."""
+    with tarfile.open(fileobj=io.BytesIO(git("archive", commit))) as tar:
+        return {one.name: tar.extractfile(one).read() for one in tar if one.isfile()}  # type: ignore[union-attr]
 
 
 def lines_of(name: str, content: bytes) -> int:
-    if PurePosixPath(name).suffix not in CODE:
-        return 0
-    return sum(1 for line in content.splitlines() if line.strip())
+    return sum(bool(line.strip()) for line in content.splitlines()) if name.endswith(CODE) else 0
 
 
 def folder_of(name: str) -> str:
@@ -61,23 +49,24 @@ def folder_of(name: str) -> str:
     return "/".join(parts[:2]) if parts[0] in SPLIT and len(parts) > 2 else parts[0]
 
 
-def sizes(tree: dict[str, int]) -> dict[str, Counter[str]]:
+def sizes(files: dict[str, bytes]) -> dict[str, Counter[str]]:
     """By folder, and of all: files, lines of code, of tests."""
-    found: dict[str, Counter[str]] = {}
-    for name, lines in tree.items():
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for name, content in files.items():
+        kind = "tests" if name.startswith("tests/") else "code"
         for folder in (folder_of(name), "all"):
-            kind = "tests" if name.startswith("tests/") else "code"
-            found.setdefault(folder, Counter()).update({"files": 1, kind: lines})
+            found[folder].update({"files": 1, kind: lines_of(name, content)})
     return found
 
 
-def aims(tree: dict[str, int], raw: dict[str, int]) -> list[tuple[str, int, int]]:
-    """What is counted, how many, at most how many. ``raw``: lines with the blank ones, of files of code."""
-    small = [name for name, lines in raw.items() if lines < SMALL and not name.startswith("tests/")]
-    headers = [name for name in tree if name.startswith("op_kernel/") and name.endswith(".h")]
-    root = [name for name in tree if PurePosixPath(name).match("ascend_moe/*.py") and name.count("/") == 1]
+def aims(files: dict[str, bytes]) -> list[tuple[str, int, int]]:
+    """What is counted, how many, at most how many. Lines with the blank ones."""
+    lines = {name: len(content.splitlines()) for name, content in files.items() if name.endswith(CODE)}
+    small = [name for name, count in lines.items() if count < SMALL and not name.startswith("tests/")]
+    headers = [name for name in files if name.startswith("op_kernel/") and name.endswith(".h")]
+    root = [name for name in files if PurePosixPath(name).match("ascend_moe/*.py") and name.count("/") == 1]
     return [
-        ("lines of C++ and Python", sum(raw.values()), 80_000),
+        ("lines of C++ and Python", sum(lines.values()), 80_000),
         (f"files under {SMALL} lines outside tests", len(small), 40),
         ("headers in op_kernel", len(headers), 30),
         ("modules in the root of the package", len(root), 12),
@@ -87,33 +76,21 @@ def aims(tree: dict[str, int], raw: dict[str, int]) -> list[tuple[str, int, int]
 def main() -> int:
     parser = argparse.ArgumentParser(description="Files and lines by folder, and the aims.")
     parser.add_argument("since", nargs="?", help="a commit: adds the difference to it")
-    since = parser.parse_args().since
-    files = dict(tree_here())
-    tree = {name: lines_of(name, content) for name, content in files.items()}
-    raw = {
-        name: len(content.splitlines())
-        for name, content in files.items()
-        if PurePosixPath(name).suffix in CODE
-    }
-    here, before = sizes(tree), dict[str, Counter[str]]()
-    if since:
-        try:
-            before = sizes({name: lines_of(name, content) for name, content in tree_at(since)})
-        except subprocess.CalledProcessError as error:
-            print(f"size: {since} is no commit here: {error.stderr.decode().strip()}", file=sys.stderr)
-            return 2
-    head = ["files", "code", "tests"]
-    rows = [["folder", *head, *(f"{word} since" for word in head if since)]]
+    since, files = parser.parse_args().since, tree_here()
+    try:
+        here, before = sizes(files), sizes(tree_at(since) if since else {})
+    except subprocess.CalledProcessError as error:
+        print(f"size: {since} is no commit here: {error.stderr.decode().strip()}", file=sys.stderr)
+        return 2
+    columns = ("files", "code", "tests")
+    print(f"{'folder':24}" + "".join(f"{one:>9}" for one in columns) + f"  since {since}" * bool(since))
     for folder in [*sorted((here.keys() | before.keys()) - {"all"}), "all"]:
         now, then = here.get(folder, Counter()), before.get(folder, Counter())
-        rows.append([folder, *(f"{now[word]:,}" for word in head)])
-        rows[-1] += [f"{now[word] - then[word]:+,}" for word in head if since]
-    first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
-    for name, *cells in rows:
-        print("  ".join([name.ljust(first), *map(str.rjust, cells, widths)]))
+        line = f"{folder:24}" + "".join(f"{now[one]:>9,}" for one in columns)
+        print(line + "".join(f"{now[one] - then[one]:>+9,}" for one in columns if since))
     print()
     missed = False
-    for what, count, most in aims(tree, raw):
+    for what, count, most in aims(files):
         missed |= count > most
         print(f"{'missed' if count > most else 'kept':6}  {what}: {count:,}, aim at most {most:,}")
     return int(missed)

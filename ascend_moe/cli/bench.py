@@ -13,12 +13,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ascend_moe.bench import bounds, report
+from ascend_moe.bench import RankFailed, bounds, report, run
 from ascend_moe.bench import methods as every_method
 from ascend_moe.bench.cases import LAYERS, QUANTS, SKEWS, SWEEPS, Case, matrix
 from ascend_moe.bench.results import Run
-from ascend_moe.bench.run import RankFailed, run
-from ascend_moe.cli.options import bad
+from ascend_moe.cli.options import bad, numbers
 from ascend_moe.errors import ArgumentError
 from ascend_moe.reference.cases import DTYPES
 
@@ -107,13 +106,3 @@ def measure(cases: Sequence[Case], names: Sequence[str], iterations: int) -> Run
         print(error.details.get("trace") or "", file=sys.stderr)
         print(f"ascend-moe bench: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
-
-
-def numbers(option: str, text: str) -> list[int]:
-    """Whole numbers with commas between them."""
-    words = text.split(",")
-    if not all(word.strip().isdecimal() for word in words):
-        raise ArgumentError(
-            f"{option} is {text!r}; need whole numbers with commas between them", argument=option
-        )
-    return [int(word) for word in words]

@@ -11,12 +11,12 @@ from typing import Annotated, Any
 
 import typer
 
+from ascend_moe import doctor as checks
 from ascend_moe import plan as planning
 from ascend_moe.cli import options
 from ascend_moe.cli.root import version
 from ascend_moe.comm.communicator import DEFAULT_WINDOW_MIB
-from ascend_moe.doctor import cann, group, machine, settings
-from ascend_moe.doctor.finding import ERROR, Finding, error, text
+from ascend_moe.doctor import ERROR, Finding, cann, error, machine, settings, text
 from ascend_moe.errors import AscendMoeError
 
 app = typer.Typer()
@@ -42,12 +42,12 @@ def doctor(
         machine.findings,
         cann.findings,
         settings.findings,
-        lambda: group.findings(rank_0),
+        lambda: checks.group_findings(rank_0),
     ]
     if any(asked[name] for name in _ASKED):
         asked["window"] = asked["window"] or _exported()
         request = options.request_of(**asked)
-        parts.append(lambda: group.fits(request))
+        parts.append(lambda: checks.fits(request))
     findings = [finding for part in parts for finding in _findings(part)]
     if as_json:
         listed = [asdict(finding) for finding in findings]

@@ -13,10 +13,8 @@ from rich.table import Table
 
 from ascend_moe.errors import AscendMoeError
 
-from ..explore import campaigns
-from ..explore.campaigns import Result, exhaustive, shrink
-from ..explore.engine import POLICIES, Options
-from ..explore.program import Program, parse
+from .. import explore
+from ..explore import POLICIES, Options, Program, Result, exhaustive, parse, shrink
 
 _STORES = ("both", "fifo", "unordered")
 
@@ -80,7 +78,7 @@ def _run(
     case: Program | None, schedules: int, seed: int, options: Options, console: Console, quiet: bool
 ) -> Result:
     if case is not None:
-        return campaigns.explore(case, schedules, seed, options)
+        return explore.explore(case, schedules, seed, options)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=quiet) as bar:
         task = bar.add_task("schedules", total=schedules)
@@ -88,7 +86,7 @@ def _run(
         def advance(result: Result) -> None:
             bar.update(task, completed=result.schedules, description=f"{result.schedules} schedules")
 
-        return campaigns.campaign(None, schedules, seed, options, progress=advance)
+        return explore.campaign(None, schedules, seed, options, progress=advance)
 
 
 def _choices(text: str) -> tuple[int, ...]:

@@ -129,6 +129,14 @@ def with_configuration(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def numbers(option: str, text: str) -> list[int]:
+    """Whole numbers with commas between them."""
+    words = text.split(",")
+    if not all(word.strip().isdecimal() for word in words):
+        raise ArgumentError(f"--{option} {text} is no list of whole numbers, like 8,16", argument=option)
+    return [int(word) for word in words]
+
+
 def bad(option: str, message: str) -> NoReturn:
     """A wrong option, in typer's form."""
     raise typer.BadParameter(message, param_hint=f"'{option}'")

@@ -9,7 +9,6 @@ import typer
 
 from ascend_moe._text import table
 from ascend_moe.cli import options
-from ascend_moe.errors import ArgumentError
 from ascend_moe.plan import Request
 from ascend_moe.plan.soc import DEFAULT_SOC, known_socs
 from ascend_moe.timed import ALGORITHMS, calibration, report
@@ -57,16 +56,9 @@ def predict(
         cores=cores,
     )
     names = algorithm.split(",") if algorithm else []
-    predictions = report.predictions(request, _numbers(ep), names)
+    predictions = report.predictions(request, options.numbers("ep", ep), names)
     found = report.as_dict(predictions)
     print(json.dumps(found, indent=2) if as_json else "\n".join(report.text(predictions)))
-
-
-def _numbers(given: str) -> list[int]:
-    try:
-        return [int(word) for word in given.split(",")]
-    except ValueError:
-        raise ArgumentError(f"--ep {given} is no list of whole numbers, like 8,16", argument="ep") from None
 
 
 def _check(as_json: bool) -> int:

@@ -11,7 +11,7 @@ import typer
 from ascend_moe.checkpoint.config import moe_config, read_json
 from ascend_moe.checkpoint.presets import PRESETS, preset
 from ascend_moe.cli.options import DEFAULT_PRESET, bad
-from ascend_moe.demo.launch import BACKENDS, execute
+from ascend_moe.demo import BACKENDS, execute
 from ascend_moe.demo.layers import DEFAULT_TEXT, RunSpec, batches_of, default_text
 from ascend_moe.demo.report import about
 from ascend_moe.errors import ArgumentError

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from ..errors import ArgumentError, LibraryError, TwinBuildError
-from ..twin.build import build
-from ..twin.kernels import load
+from ..twin import build, load
 
 app = typer.Typer(no_args_is_help=True, help="AscendC kernels of your own on the CPU.")
 

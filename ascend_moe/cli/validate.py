@@ -22,7 +22,7 @@ from ascend_moe.cli import options
 from ascend_moe.comm.communicator import MAX_WORLD
 from ascend_moe.errors import ArgumentError, AscendMoeError
 from ascend_moe.reference.cases import DTYPES
-from ascend_moe.validate import bringup, devices, probes
+from ascend_moe.validate import bringup, probes
 from ascend_moe.validate.cases import matrix
 
 app = typer.Typer()
@@ -36,7 +36,7 @@ def validate(
         int | None, typer.Option("-r", "--ranks", metavar="N", help="EP ranks; default: all NPUs, else 4.")
     ] = None,
     device: Annotated[
-        str, typer.Option(metavar="|".join(devices.KINDS), help="auto: an NPU if there is one.")
+        str, typer.Option(metavar="|".join(validation.KINDS), help="auto: an NPU if there is one.")
     ] = "auto",
     seed: Annotated[int, typer.Option(metavar="N", help="Of the tensors.")] = 0,
     extra: Annotated[int, typer.Option(metavar="N", help="Calls by chance, beside those by name.")] = 24,
@@ -59,7 +59,7 @@ def validate(
             raise ArgumentError(f"--dtypes {name!r} is none of {', '.join(DTYPES)}", argument="dtypes")
     if ranks is not None and not 1 <= ranks <= MAX_WORLD:
         raise ArgumentError(f"--ranks {ranks} must be in 1..{MAX_WORLD}", argument="ranks")
-    here = devices.find(device)
+    here = validation.find(device)
     os.environ.setdefault(settings.TIMEOUT_S.name, DEFAULT_TIMEOUT_S)
     own = ["--seed", str(seed), "--extra", str(extra), "--dtypes", dtypes, *["--bringup"] * bring_up]
     if validation.under_torchrun():
@@ -75,7 +75,7 @@ def validate(
     raise typer.Exit(_print({"text": validation.text(outcome), **outcome.as_dict()}, as_json))
 
 
-def _rank(device: devices.Device, choose: validation.Choose, bring_up: bool, as_json: bool) -> int:
+def _rank(device: validation.Device, choose: validation.Choose, bring_up: bool, as_json: bool) -> int:
     """One rank of torchrun. Rank 0 prints what came of it, or leaves it for the process that started it."""
     place, about = open_group(device)
     path, code = settings.VALIDATE_OUTCOME.get(), 0
@@ -97,7 +97,7 @@ def _rank(device: devices.Device, choose: validation.Choose, bring_up: bool, as_
     return code
 
 
-def open_group(device: devices.Device) -> tuple[torch.device, str]:
+def open_group(device: validation.Device) -> tuple[torch.device, str]:
     """Joins torchrun's default group; this rank's device, and a sentence about it."""
     if device.kind == "npu":
         local = int(os.environ.get("LOCAL_RANK", "0"))
@@ -109,7 +109,7 @@ def open_group(device: devices.Device) -> tuple[torch.device, str]:
 
 
 def _start(
-    device: devices.Device, ranks: int | None, own: Sequence[str], bring_up: bool, as_json: bool
+    device: validation.Device, ranks: int | None, own: Sequence[str], bring_up: bool, as_json: bool
 ) -> int:
     """Starts torchrun on the NPUs of this machine and reports what its rank 0 leaves behind."""
     ranks = ranks or (device.count if bring_up else min(device.count, MAX_WORLD))

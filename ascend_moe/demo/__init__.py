@@ -1,4 +1,134 @@
 """`ascend-moe run`: a real MoE layer over EP ranks on this machine, checked against two references.
 
-layers (what is run) -> rank (one rank) -> check -> report -> launch (all ranks, and the command).
+layers (what is run, and one rank of it) -> check -> report -> here (all ranks, and the command).
 """
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
+
+import ascend_moe
+from ascend_moe.comm.communicator import timeout_s
+from ascend_moe.comm.threads import LocalCluster
+from ascend_moe.demo.check import verify
+from ascend_moe.demo.layers import Progress, RankRecord, RunSpec, run_rank
+from ascend_moe.demo.report import Report
+from ascend_moe.errors import AscendMoeError
+
+BACKENDS = ("threads", "processes")
+_PLAIN_WIDTH = 100  # columns where the output is no terminal
+
+
+def execute(spec: RunSpec, head: Sequence[str], backend: str = "threads", as_json: bool = False) -> int:
+    """Runs it and prints the report, or JSON and nothing else. ``head``: sentences about it, printed first.
+
+    Returns 0 for PASS, 1 for FAIL or an error of the run.
+    """
+    start = time.perf_counter()
+    try:
+        with _bar() as progress:
+            records = (run_threads if backend == "threads" else run_processes)(spec, progress)
+            verdict = verify(spec, records, progress)
+    except AscendMoeError as error:
+        _tell(error, head, as_json)
+        return 1
+    report = Report(spec, head, backend, records, verdict, time.perf_counter() - start)
+    if as_json:
+        print(json.dumps(report.json(), indent=1))
+    else:
+        report.show(_console())
+    return 0 if verdict.ok else 1
+
+
+def run_threads(spec: RunSpec, progress: Progress) -> list[RankRecord]:
+    """The records of all ranks, by rank. ``progress`` hears of rank 0."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(_share_of_cores(spec))
+    try:
+        with LocalCluster(spec.ranks) as cluster:
+            return cluster.run(
+                lambda rank, group_ep: run_rank(spec, rank, group_ep, progress if rank == 0 else _quiet)
+            )
+    finally:
+        torch.set_num_threads(before)
+
+
+def run_processes(spec: RunSpec, progress: Progress) -> list[RankRecord]:
+    """The same from a process a rank; raises what the first rank to fail raised."""
+    progress("start of the processes", 0, 0)
+    with tempfile.TemporaryDirectory(prefix="ascend-moe-run-") as scratch:
+        start: Any = start_processes  # untyped
+        try:
+            start(_rank_main, args=(spec, scratch), nprocs=spec.ranks, start_method="spawn")
+        except (ProcessExitedException, ProcessRaisedException) as error:  # some left their error behind
+            failures = sorted(Path(scratch).glob("*.error"), key=lambda path: path.stat().st_mtime_ns)
+            if not failures:
+                raise AscendMoeError(str(error), rank=error.error_index) from None
+            raise torch.load(failures[0], weights_only=False) from None
+        return [torch.load(Path(scratch) / f"{rank}.pt", weights_only=False) for rank in range(spec.ranks)]
+
+
+def _rank_main(rank: int, spec: RunSpec, scratch: str) -> None:
+    os.dup2(2, 1)  # gloo talks on stdout, which belongs to the report
+    torch.set_num_threads(_share_of_cores(spec))
+    wait = datetime.timedelta(seconds=timeout_s() + 60)
+    store = f"file://{scratch}/rendezvous"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=spec.ranks, timeout=wait)
+    try:
+        group_ep = ascend_moe.comm_name()
+        torch.save(run_rank(spec, rank, group_ep, _quiet), f"{scratch}/{rank}.pt")
+        dist.barrier()  # a rank that leaves early would be lost to the others
+    except AscendMoeError as error:
+        torch.save(error, f"{scratch}/{rank}.part")
+        os.replace(f"{scratch}/{rank}.part", f"{scratch}/{rank}.error")
+        sys.exit(1)
+    ascend_moe.close(group_ep)
+    dist.destroy_process_group()
+
+
+def _share_of_cores(spec: RunSpec) -> int:
+    """Threads that a rank may use in torch."""
+    return max(1, len(os.sched_getaffinity(0)) // spec.ranks)
+
+
+def _quiet(stage: str, done: int, total: int) -> None:
+    """Progress of ranks that nobody listens to."""
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH)
+
+
+def _tell(error: AscendMoeError, head: Sequence[str], as_json: bool) -> None:
+    """An error of the run, with what other ranks raised."""
+    text = f"{type(error).__name__}: {error}"
+    if as_json:
+        print(json.dumps({"pass": False, "about": head, "error": text}, indent=1))
+        return
+    print("\n".join(head))
+    for rank, other in sorted(error.others.items()):
+        if str(other) != str(error):
+            print(f"rank {rank} raised {type(other).__name__}: {other}", file=sys.stderr)
+    _console().print(f"\n{text}\n[bold red]FAIL", soft_wrap=True)
+
+
+@contextmanager
+def _bar() -> Iterator[Progress]:
+    """One line on stderr that shows the stage of a run, where that is a terminal; gone afterwards."""
+    with Console(stderr=True).status("start") as status:
+        yield lambda stage, done, total: status.update(f"{stage} {done}/{total}" if total else stage)

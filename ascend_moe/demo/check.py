@@ -12,8 +12,7 @@ from torch.nn.functional import silu
 
 from ascend_moe import reference
 from ascend_moe.comm.communicator import ranks_per_server
-from ascend_moe.demo.layers import RunSpec, build
-from ascend_moe.demo.rank import Progress, RankRecord
+from ascend_moe.demo.layers import Progress, RankRecord, RunSpec, build
 from ascend_moe.dispatchers.base import Dispatcher
 
 # |difference| <= tolerance * (RMS of the dense output + |dense value|)
@@ -142,10 +141,10 @@ def _furthest(got: Tensor, want: Tensor) -> float:
 class _Holder(Dispatcher):
     """Says which experts to hold, and carries nothing."""
 
-    def _nothing(self, *args: Any, **kwargs: Any) -> Any:
+    def dispatch(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError
 
-    dispatch = combine = _nothing
+    combine = dispatch
 
 
 @torch.no_grad()

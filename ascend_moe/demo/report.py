@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -14,28 +14,28 @@ from rich.text import Text
 from torch import Tensor
 
 from ascend_moe.demo.check import Verdict, tolerance_of
-from ascend_moe.demo.layers import RunSpec
-from ascend_moe.demo.rank import PHASES, RankRecord
+from ascend_moe.demo.layers import PHASES, RankRecord, RunSpec
 
 _MATRIX_UP_TO = 8  # ranks whose rows are shown pair by pair
 _MIB = 1 << 20
 
 
+@dataclass
 class Report:
-    """The numbers of one finished run, and their two forms."""
+    """The numbers of one finished run, and their two forms.
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        head: Sequence[str],
-        backend: str,
-        records: Sequence[RankRecord],
-        verdict: Verdict,
-        seconds: float,
-    ) -> None:
-        """``head``: sentences about what was run; ``seconds``: the whole run."""
-        self.spec, self.head, self.records, self.verdict = spec, list(head), records, verdict
-        self.backend, self.seconds = backend, seconds
+    ``head``: sentences about what was run; ``seconds``: the whole run.
+    """
+
+    spec: RunSpec
+    head: Sequence[str]
+    backend: str
+    records: Sequence[RankRecord]
+    verdict: Verdict
+    seconds: float
+
+    def __post_init__(self) -> None:
+        spec, records = self.spec, self.records
         self.counts = tokens_per_expert([one.expert_ids for one in records], spec.config.num_experts)
         #: [source][owner] rows that dispatch carries.
         self.rows: Tensor = self.counts.reshape(spec.ranks, spec.ranks, -1).sum(2)
@@ -57,7 +57,7 @@ class Report:
         spec, first = self.spec, self.records[0]
         return {
             "pass": self.verdict.ok,
-            "about": self.head,
+            "about": list(self.head),
             "backend": self.backend,
             "ranks": spec.ranks,
             "config": asdict(spec.config),
@@ -177,8 +177,7 @@ def about(spec: RunSpec, source: str, backend: str, width: int | None, text: str
 _SHADES = " ░▒▓█"
 _COLOURS = ("#1b1b2f", "#2c4a8a", "#1f9e89", "#b5c93a", "#fde725")
 _RULES_UP_TO = 16  # ranks; more owners are not ruled off
-_LABEL = 9  # columns of "  rank 0 "
-_TOTAL = 8  # columns of the row's sum
+_LABEL, _TOTAL = 9, 8  # columns of "  rank 0 ", and of the row's sum
 
 
 def tokens_per_expert(expert_ids: Sequence[Tensor], experts: int) -> Tensor:
@@ -190,27 +189,24 @@ def tokens_per_expert(expert_ids: Sequence[Tensor], experts: int) -> Tensor:
 def render(counts: Tensor, width: int = 100) -> list[Text]:
     """Lines of at most ``width`` columns for (W, E) counts: a row a rank, experts left to right."""
     world, experts = counts.shape
-    local = experts // world
-    rule = world <= _RULES_UP_TO
-    room = width - _LABEL - _TOTAL - (world + 1 if rule else 0)
+    local, rule = experts // world, "│" if world <= _RULES_UP_TO else ""
+    room = width - _LABEL - _TOTAL - (world + 1) * len(rule)
     span = next(n for n in range(1, local + 1) if local % n == 0 and (experts // n <= room or n == local))
-    cells = counts.reshape(world, experts // span, span).sum(2)
-    per_owner = local // span
-    most = max(1, int(cells.max()))
-    lines = [_axis(world, local, per_owner, rule)]
+    cells = counts.reshape(world, world, local // span, span).sum(3)
+    most, step = max(1, int(cells.max())), local // span + len(rule)
+    numbers = [str(owner * local) for owner in range(world)]
+    axis = "".join((number if len(number) < step else "").ljust(step) for number in numbers)
+    lines = [Text(" " * (_LABEL + len(rule)) + f"{axis}   rows", style="dim")]
     for rank in range(world):
         line = Text(f"  rank {rank:<2}")
-        for column in range(world * per_owner):
-            if rule and column % per_owner == 0:
-                line.append("│")
-            line.append(*_block(int(cells[rank, column]), most))
-        line.append("│" if rule else "")
-        line.append(f" {int(counts[rank].sum()):>6}")
-        lines.append(line)
+        for owner in range(world):
+            line.append(rule)
+            for cell in cells[rank, owner].tolist():
+                line.append(*_block(_level(cell, most)))
+        lines.append(line.append(f"{rule} {int(counts[rank].sum()):>6}"))
     owners = f"; │ between the {local} experts of each rank" if rule and world > 1 else ""
     wide = "1 expert" if span == 1 else f"{span} experts"
-    lines += [_legend(most), Text(f"  a column: {wide}{owners}")]
-    return lines
+    return [*lines, _legend(most), Text(f"  a column: {wide}{owners}")]
 
 
 def summary(counts: Tensor) -> str:
@@ -232,19 +228,8 @@ def _level(value: int, most: int) -> int:
     return next(level for level in range(top + 1) if value * top * top <= level * level * most)
 
 
-def _block(value: int, most: int) -> tuple[str, str]:
-    level = _level(value, most)
-    return _SHADES[level], f"{_COLOURS[level]} on {_COLOURS[level]}"
-
-
-def _axis(world: int, local: int, per_owner: int, rule: bool) -> Text:
-    line = " " * _LABEL
-    for owner in range(world):
-        start = _LABEL + owner * (per_owner + rule) + rule
-        label = str(owner * local)
-        if start > len(line) or owner == 0:
-            line = line.ljust(start) + label
-    return Text(line.ljust(_LABEL + world * (per_owner + rule) + rule) + "   rows", style="dim")
+def _block(level: int, columns: int = 1) -> tuple[str, str]:
+    return _SHADES[level] * columns, f"{_COLOURS[level]} on {_COLOURS[level]}"
 
 
 def _legend(most: int) -> Text:
@@ -253,6 +238,5 @@ def _legend(most: int) -> Text:
         values = [value for value in range(most + 1) if _level(value, most) == level]
         if values:
             low, high = values[0], values[-1]
-            line.append(f"{_SHADES[level]}{_SHADES[level]}", f"{_COLOURS[level]} on {_COLOURS[level]}")
-            line.append(f" {low}   " if low == high else f" {low}-{high}   ")
+            line.append(*_block(level, 2)).append(f" {low}   " if low == high else f" {low}-{high}   ")
     return line

@@ -1,1 +1,127 @@
 """`ascend-moe doctor`: checks of this machine, as findings with a reason and a fix."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ..errors import AscendMoeError
+from ..plan import Request, plan
+from ..settings import HCCL_BUFFSIZE
+
+OK, WARN, ERROR = "ok", "warn", "error"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Of one topic: what there is; where something is wrong, why that matters and what to do."""
+
+    level: str
+    topic: str
+    what: str
+    why: str = ""
+    fix: str = ""
+
+
+def fine(topic: str, what: str) -> Finding:
+    """All is well, or this is worth knowing."""
+    return Finding(OK, topic, what)
+
+
+def warn(topic: str, what: str, why: str, fix: str) -> Finding:
+    """It may work; one day it may not."""
+    return Finding(WARN, topic, what, why, fix)
+
+
+def error(topic: str, what: str, why: str, fix: str) -> Finding:
+    """It cannot work like this."""
+    return Finding(ERROR, topic, what, why, fix)
+
+
+def text(findings: Sequence[Finding]) -> str:
+    """Lines of plain text, fit for an issue: the worst of each topic cannot be missed."""
+    width = max(len(finding.topic) for finding in findings)
+    lines = []
+    for finding in findings:
+        lines.append(f"{finding.level:<5}  {finding.topic:<{width}}  {finding.what}")
+        lines += [
+            f"{'':<{width + 9}}{name}: {words}"
+            for name, words in (("why", finding.why), ("fix", finding.fix))
+            if words
+        ]
+    errors, warnings, good = (sum(one.level == level for one in findings) for level in (ERROR, WARN, OK))
+    many = f"{errors} error{'s' * (errors != 1)}, {warnings} warning{'s' * (warnings != 1)}"
+    return "\n".join([*lines, "", f"{many}, {good} ok"])
+
+
+# ---- the ranks: torchrun's variables, whether rank 0 answers, whether a call fits
+
+CONNECT_S = 3.0
+
+
+def group_findings(address: str = "") -> Iterator[Finding]:
+    """The ranks' variables, and rank 0 at ``address`` (HOST:PORT) or where the variables say it is."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
+    given = {name: os.environ[name] for name in (*names, "MASTER_ADDR") if os.environ.get(name)}
+    for name in names:
+        if name in given and not given[name].isdigit():
+            why = "torch.distributed reads a whole number"
+            yield error(name, f"is {given[name]!r}", why, "start with torchrun")
+            return
+    if {"RANK", "WORLD_SIZE"} <= given.keys():
+        rank, world = int(given["RANK"]), int(given["WORLD_SIZE"])
+        if rank >= world:
+            what = f"RANK={rank} of WORLD_SIZE={world}"
+            yield error("ranks", what, "ranks count from 0", "start with torchrun")
+            return
+        yield fine("ranks", f"this is rank {rank} of {world}")
+    if not address and {"MASTER_ADDR", "MASTER_PORT"} <= given.keys():
+        address = f"{given['MASTER_ADDR']}:{given['MASTER_PORT']}"
+    if address:
+        yield _reach(address, own=given.get("RANK") == "0")
+    what = "give MoE ops a process group of their own: HCCL's collectives and CANN's MC2 ops"
+    yield fine("communicator", f"{what} write into its windows too")
+
+
+def _reach(address: str, own: bool) -> Finding:
+    topic, (host, _, port) = "rank 0", address.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        what, why = f"{address!r} is no HOST:PORT", "nothing to connect to"
+        return error(topic, what, why, "write e.g. 10.0.0.1:29500")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S):
+            return fine(topic, f"{address} answers")
+    except socket.gaierror as problem:
+        what, why = f"{host} has no address: {problem.strerror}", "this host cannot find rank 0's"
+        return error(topic, what, why, "use an IP address, or /etc/hosts")
+    except ConnectionRefusedError:
+        why = "nothing listens there: rank 0 is not started, or has ended"
+        if own:
+            return fine(topic, f"nobody listens on {address} yet; this rank will")
+        return warn(topic, f"{address} refuses", why, "start rank 0 first, on that host and port")
+    except OSError as problem:
+        why = "a firewall, another network, or a host that is down"
+        fix = f"open TCP port {port}, ping {host}, or set MASTER_ADDR to an address of the ranks' own network"
+        return error(topic, f"{address} does not answer within {CONNECT_S:g} s ({problem})", why, fix)
+
+
+def fits(request: Request) -> Iterator[Finding]:
+    """Whether a configuration keeps our limits, with the window as it is exported."""
+    topic = "configuration"
+    try:
+        report = plan(request)
+    except AscendMoeError as problem:
+        what, why = str(problem).partition("\n")[0], "nothing can be said about it"
+        yield error(topic, what, why, "correct the options")
+        return
+    for violation in report.violations:
+        window = violation.argument == HCCL_BUFFSIZE.name
+        export = f"export HCCL_BUFFSIZE={report.buffsize_mib} on all ranks"
+        fix = export if window else "stay within the limit that it names"
+        yield error(topic, violation.message, "the operators refuse it", fix)
+    if report.ok:
+        peak = max(op.ub_peak for op in report.ops.values())
+        what = f"fits: HCCL_BUFFSIZE {report.buffsize_mib} is needed, {peak} of {report.ub_bytes} bytes of UB"
+        yield fine(topic, what)

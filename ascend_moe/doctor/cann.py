@@ -13,8 +13,8 @@ from pathlib import Path
 from .. import settings
 from .._text import installed_version
 from ..native import library
-from ..vnpu.versions import TORCH, TORCH_NPU
-from .finding import Finding, error, fine, warn
+from ..vnpu.launch import TORCH, TORCH_NPU
+from . import Finding, error, fine, warn
 from .machine import version_numbers
 
 # CANN release -> torch_npu releases that go with it (lowest, highest), from the READMEs of torch_npu's

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import platform
 import re
 import resource
+import runpy
 import shutil
 import subprocess
 import sys
@@ -18,7 +18,7 @@ from .._text import installed_version
 from ..comm.communicator import MIB, window_data_bytes
 from ..errors import AscendMoeError
 from ..native import binding, library
-from .finding import Finding, error, fine, warn
+from . import Finding, error, fine, warn
 
 LEAST_PYTHON, LEAST_TORCH, LEAST_COMPILER = (3, 10), (2, 7), 11
 _BUILD = "pip install --force-reinstall --no-deps ascend_moe, or in a source tree: "
@@ -90,11 +90,7 @@ def _torch_ops() -> Finding:
 
 
 def _source_hash(root: Path) -> str:
-    spec = importlib.util.spec_from_file_location("source_hash", root / "tools" / "source_hash.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return str(module.source_hash(root))
+    return str(runpy.run_path(str(root / "tools" / "source_hash.py"))["source_hash"](root))
 
 
 def _compiler() -> Finding:

@@ -22,7 +22,7 @@ from ..native import library
 from ..ops.calls import comm_algorithm, core_count
 from ..ops.npu_communicator import deadline_s
 from ..settings import Setting
-from .finding import Finding, error, fine, warn
+from . import Finding, error, fine, warn
 
 
 def findings() -> Iterator[Finding]:

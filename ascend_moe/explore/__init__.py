@@ -10,8 +10,12 @@ the reference's, in any schedule; its line runs that one schedule again.
 
 from __future__ import annotations
 
-from .campaigns import Finding, Result, campaign, exhaustive, explore, shrink
-from .engine import POLICIES, Faults, Options, World, checked_library
+import ctypes
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from .engine import POLICIES, Faults, Options, RunResult, World, checked_library
 from .program import Program, draw, parse
 
 __all__ = [
@@ -30,3 +34,208 @@ __all__ = [
     "parse",
     "shrink",
 ]
+
+# One case after another has this many schedules: enough to tell schedules apart, few enough to see cases.
+SCHEDULES_A_CASE = 100
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a schedule showed: kind (as the engine names it) and text, the case, the seed of the schedule."""
+
+    kind: str
+    message: str
+    case: Program
+    seed: int
+    options: Options
+    choices: tuple[int, ...] = ()
+
+    def command(self) -> str:
+        """The command that runs this one schedule again."""
+        words = [f"ascend-moe explore --case {self.case} --seed {self.seed} --schedules 1"]
+        if self.options.policy != "mixed":
+            words.append(f"--policy {self.options.policy}")
+        if self.options.store_order != "both":
+            words.append(f"--stores {self.options.store_order}")
+        moved = [f"{at}:{choice}" for at, choice in enumerate(self.choices) if choice]
+        if self.options.policy in ("replay", "exhaustive"):
+            words.append(f"--replay {','.join(moved) or '0:0'}")
+        return " ".join(words)
+
+    def line(self) -> str:
+        """Kind, text and command in one line."""
+        return f"{self.message} | repeat: {self.command()}"
+
+
+@dataclass
+class Result:
+    """Counts over all schedules, and the first finding or None."""
+
+    schedules: int = 0
+    cases: int = 0
+    steps: int = 0
+    instructions: int = 0
+    distinct: int = 0
+    seconds: float = 0.0
+    polls: dict[str, tuple[int, int]] = field(default_factory=dict)
+    finding: Finding | None = None
+
+    def add(self, run: RunResult) -> None:
+        """Counts of one run on top."""
+        self.schedules += run.schedules
+        self.steps += run.steps
+        self.instructions += run.instructions
+
+    def add_world(self, world: World) -> None:
+        """Counts of one world on top."""
+        self.distinct += world.distinct()
+        for place, (waiting, ready) in world.polls().items():
+            before = self.polls.get(place, (0, 0))
+            self.polls[place] = before[0] + waiting, before[1] + ready
+
+
+def explore(
+    case: Program,
+    schedules: int = 1000,
+    seed: int = 0,
+    options: Options | None = None,
+    library: ctypes.CDLL | None = None,
+) -> Result:
+    """Schedules ``seed`` .. ``seed + schedules - 1`` of one case, to the first finding."""
+    return campaign([case], schedules, seed, options, library, a_case=schedules)
+
+
+def campaign(
+    cases: Iterable[Program] | None = None,
+    schedules: int = 10_000,
+    seed: int = 0,
+    options: Options | None = None,
+    library: ctypes.CDLL | None = None,
+    a_case: int = SCHEDULES_A_CASE,
+    progress: Callable[[Result], None] | None = None,
+) -> Result:
+    """At most ``schedules`` schedules over the cases (default: drawn from ``seed`` on), ``a_case`` each."""
+    options = options or Options()
+    result, start = Result(), time.monotonic()
+    worlds: dict[int, World] = {}
+    chosen = iter(cases) if cases is not None else (draw(seed + n) for n in range(schedules))
+    try:
+        for case in chosen:
+            count = min(a_case, schedules - result.schedules)
+            if count <= 0:
+                break
+            if case.world not in worlds:
+                worlds[case.world] = World(case.world, library)
+            world = worlds[case.world]
+            world.load(case)
+            run = world.run(seed + result.schedules, count, options)
+            result.cases += 1
+            result.add(run)
+            result.seconds = time.monotonic() - start
+            if run.failed:
+                result.finding = finding_of(run, case, options, world)
+                break
+            if progress is not None:
+                progress(result)
+    finally:
+        for world in worlds.values():
+            result.add_world(world)
+            world.close()
+    result.seconds = time.monotonic() - start
+    return result
+
+
+def finding_of(run: RunResult, case: Program, options: Options, world: World) -> Finding:
+    """The finding of a failed run."""
+    kind, message, seed = run.kind.decode(), run.message.decode(), run.failed_seed
+    if not message.startswith(kind):
+        message = f"{kind}: {message}"
+    return Finding(kind, message, case, seed, replace(options), tuple(world.choices()))
+
+
+# ---- all schedules of a small program with at most a few switches away from the tame one
+
+
+def exhaustive(
+    case: Program,
+    preemptions: int = 1,
+    options: Options | None = None,
+    library: ctypes.CDLL | None = None,
+    limit: int | None = None,
+) -> Result:
+    """Every order of cores, pipes and stores with at most ``preemptions`` choices other than the first.
+
+    ``limit`` ends it early; ``Result.schedules`` says how many were run.
+    """
+    options = replace(options or Options(store_order="unordered", vary_epoch=False), policy="exhaustive")
+    result, start = Result(cases=1), time.monotonic()
+    with World(case.world, library) as world:
+        world.load(case)
+        prefix: list[int] | None = []
+        while prefix is not None and (limit is None or result.schedules < limit):
+            options = replace(options, choices=tuple(prefix))
+            run = world.run(0, 1, options)
+            result.add(run)
+            if run.failed:
+                result.finding = finding_of(run, case, options, world)
+                break
+            prefix = _next(world.choices(), world.choices(widths=True), preemptions)
+        result.add_world(world)
+    result.seconds = time.monotonic() - start
+    return result
+
+
+def _next(choices: list[int], widths: list[int], preemptions: int) -> list[int] | None:
+    """The next schedule in depth-first order, or None after the last."""
+    used = sum(1 for choice in choices if choice)
+    for at in range(len(choices) - 1, -1, -1):
+        here = choices[at]
+        used -= 1 if here else 0  # switches before this point
+        if here + 1 < widths[at] and used < preemptions:
+            return [*choices[:at], here + 1]
+    return None
+
+
+# ---- the schedule of a finding with as few switches as still show it
+
+
+def shrink(finding: Finding, library: ctypes.CDLL | None = None, tries: int = 2000) -> Finding:
+    """The same kind of finding by a replayed schedule: choices are turned tame, chunk by chunk.
+
+    The result's options have the policy "replay"; its choices other than 0 are the switches that are left.
+    """
+    # The store order of a schedule follows from its seed: a replay must be told.
+    order = finding.options.store_order
+    if order == "both":
+        order = "unordered" if finding.seed // 10 % 2 else "fifo"
+    policy = "exhaustive" if finding.options.policy == "exhaustive" else "replay"
+    with World(finding.case.world, library) as world:
+        world.load(finding.case)
+
+        def attempt(choices: list[int]) -> Finding | None:
+            options = replace(finding.options, policy=policy, store_order=order, choices=tuple(choices))
+            run = world.run(finding.seed, 1, options)
+            if not run.failed or run.kind.decode() != finding.kind:
+                return None
+            return replace(finding_of(run, finding.case, options, world), choices=tuple(choices))
+
+        best = attempt(list(finding.choices))
+        if best is None:
+            return finding
+        choices, size = list(finding.choices), max(len(finding.choices) // 2, 1)
+        while tries > 0:
+            shrunk = False
+            for begin in range(0, len(choices), size):
+                part = choices[begin : begin + size]
+                if not any(part) or tries <= 0:
+                    continue
+                tries -= 1
+                candidate = choices[:begin] + [0] * len(part) + choices[begin + size :]
+                if (found := attempt(candidate)) is not None:
+                    best, choices, shrunk = found, candidate, True
+            if size == 1 and not shrunk:
+                break
+            size = max(size // 2, 1)
+        while choices and choices[-1] == 0:
+            choices.pop()
+        return replace(best, choices=tuple(choices))

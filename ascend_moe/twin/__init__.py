@@ -13,8 +13,387 @@ Kernels that talk to their peers' windows: ``twin.Windows(world)``, one list of 
 
 from __future__ import annotations
 
-from .build import build
-from .kernels import Exploration, Kernels, Outcome, load
-from .windows import Member, Windows
+import ctypes
+import re
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import ArgumentError, TwinFault
+from . import abi
+from .abi import Engine, policy_in_turn
+from .arguments import Arguments
+from .build import ENGINES, SOURCES, PathLike, build, engine_path, source_paths
+from .windows import Groups, Member, Windows, members_of
 
 __all__ = ["Exploration", "Kernels", "Member", "Outcome", "Windows", "build", "load"]
+
+
+@dataclass(frozen=True)
+class Exploration:
+    """The result of `Kernels.explore`: schedules that ran, how many differed, and the first finding, if any.
+
+    ``finding`` is the class of the finding ("race between cores", "hang", "wrong result", ...) or None,
+    ``text`` its line. The same launch with mode="checked" and this seed and policy shows it again.
+    """
+
+    schedules: int
+    distinct: int
+    steps: int
+    finding: str | None = None
+    text: str | None = None
+    seed: int | None = None
+    policy: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether there was no finding."""
+        return self.finding is None
+
+    def __str__(self) -> str:
+        head = f"{self.schedules} schedules, {self.distinct} distinct, {self.steps} steps"
+        return f"{head}: no finding" if self.ok else f"{head}: {self.text}"
+
+
+MAX_CORES = 64
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a launch. Checked mode: the number of steps, and a hash of their order."""
+
+    steps: int = 0
+    trace_hash: int = 0
+
+
+class Run:
+    """A call, ready to be executed by an engine. Keeps the memory alive that the native side points at."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        name: str,
+        args: Sequence[Any],
+        tiling: Any,
+        block_dim: int,
+        tiling_key: int,
+        windows: Groups,
+        rank: int | None,
+        workspace_bytes: int | None,
+    ) -> None:
+        if not 1 <= block_dim <= MAX_CORES:
+            raise ArgumentError(f"block_dim is {block_dim}: 1..{MAX_CORES} AIV cores", argument="block_dim")
+        self._engine, self._name, self._block_dim, self._tiling_key = engine, name, block_dim, tiling_key
+        self._members = members_of(windows, rank)
+        alone = rank is not None or windows is None or isinstance(windows, Member)
+        lists = _per_rank(args, tiling, len(self._members), alone=alone)
+        parameters, stage = engine.entry(name).parameters, engine.mode == "checked"
+        self._arguments = [
+            Arguments(name, parameters, values, data, workspace_bytes, rank=number, stage=stage)
+            for number, (values, data) in enumerate(lists)
+        ]
+        self._keep: list[Any] = []
+        self._launches = (abi.Launch * len(self._members))()
+        for launch, arguments, members in zip(self._launches, self._arguments, self._members, strict=True):
+            self._describe(launch, arguments, members)
+
+    @property
+    def shared(self) -> Member | None:
+        """The place of a rank that runs alone here, while other threads launch its peers; else None."""
+        alone = len(self._members) == 1 and len(self._members[0]) > 0
+        member = self._members[0][0] if alone else None
+        return member if member is not None and member.windows.world > 1 else None
+
+    @property
+    def size(self) -> int:
+        """Ranks of the native world."""
+        return self.shared.windows.world if self.shared else len(self._members)
+
+    def _describe(self, launch: abi.Launch, arguments: Arguments, members: tuple[Member, ...]) -> None:
+        launch.entry = self._engine.address(self._name)
+        launch.block_dim = self._block_dim
+        launch.tiling_key = self._tiling_key & 0xFFFFFFFFFFFFFFFF
+        launch.arguments = arguments.words
+        launch.argument_count = arguments.count
+        ranges = arguments.ranges()
+        for index, member in enumerate(members):
+            windows = member.windows
+            blob = windows.context(self._engine.library, member.rank)
+            launch.contexts[index] = blob.address
+            ranges.append(abi.range_of(blob.address, blob.size, f"HCCL context {index}"))
+            workspace = windows.workspace(member.rank)
+            ranges.append(abi.range_of(workspace.address, workspace.size, f"HCCL workspace {index}"))
+            if windows not in [earlier.windows for earlier in members[:index]]:
+                # The checked engine finds out by itself which blocks are flags.
+                ranges += windows.ranges(atomic=self._engine.mode == "fast")
+        if members:
+            launch.doorbell = members[0].windows.doorbell(members[0].rank)
+        table = (abi.Range * len(ranges))(*ranges)
+        self._keep += [ranges, table]
+        launch.ranges = table
+        launch.range_count = len(ranges)
+
+    def once(self, world: int, options: abi.Options, timeout_s: float | None) -> Outcome:
+        """Executes the call once, in a native world of `size` ranks. Raises TwinFault."""
+        for launch in self._launches:
+            launch.deadline_s = timeout_s or 0.0
+        outcome = self._native(world, options)
+        if isinstance(outcome, abi.Outcome):
+            raise self._fault(outcome, options)
+        return outcome
+
+    def _native(self, world: int, options: abi.Options) -> Outcome | abi.Outcome:
+        """The outcome; after a failure the native one, which has the finding."""
+        native, library = abi.Outcome(), self._engine.library
+        for windows in self._groups().values():
+            windows.touch()
+        if self.shared is not None:
+            rank = self.shared.rank
+            failed = library.twin_world_run_rank(world, rank, self._launches, ctypes.byref(native))
+        else:
+            how = ctypes.byref(options)
+            failed = library.twin_world_run(world, self._launches, how, ctypes.byref(native))
+        for arguments in self._arguments:
+            arguments.finish()
+        return native if failed else Outcome(int(native.steps), int(native.trace_hash))
+
+    def _groups(self) -> dict[int, Windows]:
+        return {id(member.windows): member.windows for members in self._members for member in members}
+
+    def _fault(self, native: abi.Outcome, options: abi.Options) -> TwinFault:
+        text = native.text.decode(errors="replace")
+        at = re.search(r"\(rank (\d+), core \d+\)", text)
+        details: dict[str, Any] = {}
+        if self._engine.mode == "checked" and self.shared is None:
+            policy = self._engine.policies[options.policy]
+            details = {"seed": int(options.seed), "policy": policy}
+            text += f" [mode='checked', seed={options.seed}, policy='{policy}']"
+        return TwinFault(
+            f"{self._name}: {text}",
+            kernel=self._name,
+            rank=int(at.group(1)) if at else int(native.rank),
+            finding=native.finding.decode(),
+            **details,
+        )
+
+    def explore(
+        self,
+        world: int,
+        schedules: Sequence[abi.Options],
+        deterministic: bool,
+        check: Callable[[], object] | None,
+    ) -> Exploration:
+        """Executes the call under each schedule, from the same contents, until one fails."""
+        saved = {key: windows.snapshot() for key, windows in self._groups().items()}
+        for arguments in self._arguments:
+            arguments.save()
+        first: list[list[tuple[str, bytes]]] = []
+        hashes: set[int] = set()
+        steps = 0
+        for done, options in enumerate(schedules, 1):
+            for key, windows in self._groups().items():
+                windows.restore(saved[key])
+            for arguments in self._arguments:
+                arguments.restore()
+            outcome = self._native(world, options)
+            seed, policy = int(options.seed), self._engine.policies[options.policy]
+            if isinstance(outcome, abi.Outcome):
+                fault = self._fault(outcome, options)
+                return Exploration(done, len(hashes), steps, fault.finding, str(fault), seed, policy)
+            hashes.add(outcome.trace_hash)
+            steps += outcome.steps
+            text = _violation(check)
+            if text is None and deterministic:
+                left = [arguments.contents() for arguments in self._arguments]
+                first = first or left
+                text = _difference(first, left, int(schedules[0].seed))
+            if text is not None:
+                line = f"{self._name}: {text} [mode='checked', seed={seed}, policy='{policy}']"
+                return Exploration(done, len(hashes), steps, "wrong result", line, seed, policy)
+        return Exploration(len(schedules), len(hashes), steps)
+
+
+def _per_rank(
+    args: Sequence[Any], tiling: Any, ranks: int, *, alone: bool
+) -> list[tuple[Sequence[Any], Any]]:
+    if alone:
+        return [(args, tiling)]
+    if len(args) != ranks or not all(isinstance(values, (list, tuple)) for values in args):
+        raise ArgumentError(
+            f"with windows of {ranks} ranks, args is a list of {ranks} lists", argument="args"
+        )
+    if isinstance(tiling, (list, tuple)):
+        if len(tiling) != ranks:
+            raise ArgumentError(f"{len(tiling)} tilings for {ranks} ranks", argument="tiling")
+        return list(zip(args, tiling, strict=True))
+    return [(values, tiling) for values in args]
+
+
+def _violation(check: Callable[[], object] | None) -> str | None:
+    if check is None:
+        return None
+    try:
+        check()
+    except AssertionError as error:
+        lines = str(error).strip().splitlines() or ["AssertionError"]
+        return f"check: {lines[0]}"
+    return None
+
+
+def _difference(
+    first: list[list[tuple[str, bytes]]], now: list[list[tuple[str, bytes]]], seed: int
+) -> str | None:
+    for rank, (ours, theirs) in enumerate(zip(first, now, strict=True)):
+        for (name, wanted), (_, got) in zip(ours, theirs, strict=True):
+            if wanted != got:
+                at = next(i for i, (a, b) in enumerate(zip(wanted, got, strict=True)) if a != b)
+                return f"{name} of rank {rank} differs from seed {seed}'s, first at byte {at}"
+    return None
+
+
+def load(path: PathLike, *, defines: Iterable[str] = (), includes: Iterable[PathLike] = ()) -> Kernels:
+    """Opens kernels: a source (.cpp), built when it is first needed, or a library that `build` made.
+
+    Raises:
+        TwinBuildError: a source does not compile. LibraryError: `build` did not make the library.
+        ArgumentError: there is no such file.
+    """
+    return Kernels(Path(path), tuple(defines), tuple(map(Path, includes)))
+
+
+class Kernels:
+    """The kernels of one library. Its launches run one after the other, except those with ``rank=``."""
+
+    def __init__(self, path: Path, defines: tuple[str, ...] = (), includes: tuple[Path, ...] = ()) -> None:
+        self._path, self._defines, self._includes = path, defines, includes
+        self._engines: dict[str, Engine] = {}
+        self._opening, self._running = threading.Lock(), threading.Lock()
+        if path.suffix in SOURCES:
+            source_paths(path)
+        elif not path.is_file():
+            raise ArgumentError(f"there is no library {path}", argument="path")
+        only_checked = path.suffix == ".so" and not engine_path(path, "fast").is_file()
+        self._any = self._engine("checked" if only_checked else "fast")
+
+    @property
+    def names(self) -> list[str]:
+        """The kernel entries."""
+        return list(self._any.entries)
+
+    def parameters(self, name: str) -> list[str]:
+        """Names of an entry's parameters, tiling included."""
+        return [parameter.name for parameter in self._any.entry(name).parameters]
+
+    def launch(
+        self,
+        name: str,
+        args: Sequence[Any],
+        tiling: Any = None,
+        block_dim: int = 1,
+        tiling_key: int = 0,
+        windows: Groups = None,
+        *,
+        rank: int | None = None,
+        workspace_bytes: int | None = None,
+        timeout_s: float | None = 60.0,
+        mode: str = "fast",
+        seed: int = 0,
+        policy: str | None = None,
+        unordered: bool = False,
+        auto_sync: bool = True,
+        max_steps: int = 50_000_000,
+    ) -> Outcome:
+        """Runs a kernel to its end; tensors among ``args`` are read and written in place.
+
+        Args:
+            name: the entry.
+            args: torch tensors (CPU, contiguous), numpy arrays, None (a null GM_ADDR), or ints where the
+                entry has integer parameters, in the entry's order without workspace_bytes' and the tiling.
+                With windows: one such list a rank.
+            tiling: bytes, numpy array, ctypes struct or torch tensor; passed last. None: the entry has none.
+                With windows: one for all ranks, or a list of one a rank.
+            block_dim: AIV cores, 1..64.
+            windows: the group that GetHcclContext<0> leads to, or a pair of groups, for <0> and <1>; all
+                ranks run together, each on a thread of its own. Where ranks have other numbers in the second
+                group, a list of each rank's places: ``[(ep.member(0), tp.member(1)), ...]``.
+            rank: launch this rank alone, on this thread; ``args`` is then its one list, and its peers are
+                launched by other threads.
+            workspace_bytes: insert a zeroed GM workspace of this size before the tiling.
+            timeout_s: fast mode: all cores polling this long and nothing moving is a hang; None: no limit.
+                Checked mode sees by itself when nothing can move.
+            mode: "fast" or "checked". Checked runs all cores of all ranks under one schedule, chosen by
+                ``policy`` ("late", "random", "lazy", "pct") and ``seed``; default "late" at seed 0, else
+                "random". unordered: stores land in any order. auto_sync=False: the compiler inserts no
+                PipeBarrier<PIPE_V> between dependent vector calls. max_steps: more is a hang.
+
+        Raises:
+            TwinFault: the kernel broke a rule; one line says what, where, on which rank and core.
+            ArgumentError: the call does not fit the entry. TwinBuildError: see `load`.
+        """
+        engine = self._engine(mode)
+        run = Run(engine, name, args, tiling, block_dim, tiling_key, windows, rank, workspace_bytes)
+        options = engine.schedule(seed, policy, unordered=unordered, auto_sync=auto_sync, max_steps=max_steps)
+        if run.shared is not None:
+            return run.once(engine.world(run.size, run.shared.windows.number), options, timeout_s)
+        with self._running:
+            return run.once(engine.world(run.size, -1), options, timeout_s)
+
+    def explore(
+        self,
+        name: str,
+        args: Sequence[Any],
+        tiling: Any = None,
+        block_dim: int = 1,
+        tiling_key: int = 0,
+        windows: Groups = None,
+        *,
+        schedules: int = 100,
+        seed: int = 0,
+        policy: str | None = None,
+        workspace_bytes: int | None = None,
+        unordered: bool = False,
+        auto_sync: bool = True,
+        deterministic: bool = True,
+        check: Callable[[], object] | None = None,
+        max_steps: int = 50_000_000,
+    ) -> Exploration:
+        """Runs a kernel under many schedules of the checked engine, until one fails or all have run.
+
+        Before each, arguments and windows are as they were at the call; afterwards they are as the last
+        schedule left them. Arguments as for `launch`, and:
+
+        Args:
+            schedules: how many; seeds seed, seed + 1, ...
+            policy: one for all; default: "late" first, then "random", "lazy" and "pct" in turn.
+            deterministic: outputs that differ from the first schedule's are a finding.
+            check: called after each schedule; an AssertionError that it raises is a finding.
+        """
+        engine = self._engine("checked")
+        run = Run(engine, name, args, tiling, block_dim, tiling_key, windows, None, workspace_bytes)
+        how: dict[str, Any] = {"unordered": unordered, "auto_sync": auto_sync, "max_steps": max_steps}
+        options = [
+            engine.schedule(seed + done, policy or policy_in_turn(done), **how) for done in range(schedules)
+        ]
+        with self._running:
+            return run.explore(engine.world(run.size, -1), options, deterministic, check)
+
+    def _engine(self, mode: str) -> Engine:
+        if mode not in ENGINES:
+            raise ArgumentError(f"mode is fast or checked, not {mode!r}", argument="mode")
+        with self._opening:
+            if mode not in self._engines:
+                self._engines[mode] = Engine(self._library(mode))
+            return self._engines[mode]
+
+    def _library(self, mode: str) -> Path:
+        if self._path.suffix in SOURCES:
+            return build(self._path, defines=self._defines, includes=self._includes, engine=mode)
+        path = engine_path(self._path, mode)
+        if not path.is_file():
+            raise ArgumentError(
+                f"{self._path} has no library of the {mode} engine beside it: build it with engine='both'",
+                argument="mode",
+            )
+        return path

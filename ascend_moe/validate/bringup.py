@@ -12,13 +12,11 @@ import torch
 import torch.distributed as dist
 
 from ascend_moe import comm
-from ascend_moe.errors import AscendMoeError
 from ascend_moe.reference.cases import Place
-from ascend_moe.validate.devices import Device
-from ascend_moe.validate.probes import FAIL, KERNEL_PROBES, PASS, SKIPPED, Finding, Probe, Skipped
+from ascend_moe.validate import Device
+from ascend_moe.validate.probes import FAIL, KERNEL_PROBES, PASS, SKIPPED, Finding, Probe
 from ascend_moe.validate.probes_kernel import Npu, Twin
 from ascend_moe.validate.probes_ops import OP_PROBES
-from ascend_moe.validate.run import Stopped
 
 _COLLECT_S = 60.0
 
@@ -83,13 +81,9 @@ def _by_rank(probe: Probe) -> Probe:
 
 def _verdict(probe: Probe, place: Place) -> tuple[str, str]:
     """Verdict and detail of one rank."""
-    try:
-        return PASS, probe.run(place)
-    except Skipped as why:
-        return SKIPPED, f"not run: {why}"
-    except (AssertionError, AscendMoeError, Stopped, RuntimeError) as error:
-        text = str(error.__cause__ or error).partition("\n")[0]
-        return FAIL, text if text.startswith(f"rank {place.rank}, core") else f"rank {place.rank}: {text}"
+    verdict, text = probe.verdict(place)
+    named = verdict != FAIL or text.startswith(f"rank {place.rank}, core")
+    return verdict, text if named else f"rank {place.rank}: {text}"
 
 
 def _together(probe: Probe, verdicts: Sequence[tuple[str, str]]) -> Finding:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import AscendMoeError
 from .probes_kernel import CYCLES_PER_MICRO, DIFFERS, MISMATCH, PASSED, TIMEOUT, Seen
+from .run import Stopped
 
 PASS, FAIL, SKIPPED = "PASS", "FAIL", "SKIPPED"
 ROUNDS = 200
@@ -46,12 +46,16 @@ class Probe:
 
     def on(self, device: Any) -> Finding:
         """Runs it; whatever happens becomes a finding."""
+        return Finding(self.name, self.assumption, *self.verdict(device))
+
+    def verdict(self, device: Any) -> tuple[str, str]:
+        """Verdict and detail of a run."""
         try:
-            return Finding(self.name, self.assumption, PASS, self.run(device))
+            return PASS, self.run(device)
         except Skipped as why:
-            return Finding(self.name, self.assumption, SKIPPED, f"not run: {why}")
-        except (AssertionError, AscendMoeError) as error:
-            return Finding(self.name, self.assumption, FAIL, str(error).partition("\n")[0])
+            return SKIPPED, f"not run: {why}"
+        except (AssertionError, Stopped, RuntimeError) as error:  # AscendMoeError is one
+            return FAIL, str(error.__cause__ or error).partition("\n")[0]
 
 
 # ---- by the probe kernel ----

@@ -10,14 +10,13 @@ Supported: torch 2.13.0 with torch_npu 2.13.0, the ranks of one machine.
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
 from typing import Any
 
 from .. import settings
+from .._text import installed_version
 from ..errors import LibraryError
 from ..native.library import open_library
-from .launch import LIBRARY, environment, library_folder
-from .versions import TORCH, TORCH_NPU
+from .launch import LIBRARY, TORCH, TORCH_NPU, environment, library_folder
 
 _SIGNATURES = {
     "vnpu_soc": (ctypes.c_char_p, ()),
@@ -50,8 +49,8 @@ def info() -> dict[str, Any]:
         "about": ABOUT,
         "soc": runtime.vnpu_soc().decode(),
         "devices": devices.value,
-        "torch": _version("torch"),
-        "torch_npu": _version("torch_npu"),
+        "torch": installed_version("torch") or "not installed",
+        "torch_npu": installed_version("torch_npu") or "not installed",
         "libraries": settings.VNPU.text(),
     }
 
@@ -62,10 +61,3 @@ def _runtime() -> ctypes.CDLL | None:
         return open_library(LIBRARY, _SIGNATURES)
     except LibraryError:
         return None
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"

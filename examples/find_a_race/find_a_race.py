@@ -1,32 +1,38 @@
 """Four kernels with one mistake each: what the checked twin says of them, and of the mended ones."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ascend_moe import twin
 
-HERE = Path(__file__).resolve().parent
-
-
-def explore(name: str, fixed: bool) -> twin.Exploration:
-    kernels = twin.load(HERE / f"{name}.cpp", defines=["FIXED"] if fixed else [])
-    if name == "rank_race":
-        rows = [[torch.randn(192), torch.zeros(192)] for _ in range(2)]
-        return kernels.explore(name, rows, None, block_dim=1, windows=twin.Windows(2), schedules=50)
-    arguments = {
-        "missing_event": [torch.randn(1024), torch.zeros(1024)],
-        "missing_clean": [torch.zeros(32, dtype=torch.int32), torch.zeros(16, dtype=torch.int32)],
-        "missing_sync_all": [torch.zeros(256, dtype=torch.int32), torch.zeros(256, dtype=torch.int32)],
-    }[name]
-    return kernels.explore(name, arguments, None, block_dim=4, schedules=50)
+SOURCE = Path(__file__).resolve().parent / "races.cpp"
+INT = {"dtype": torch.int32}
+ARGUMENTS: dict[str, list[Any]] = {
+    "missing_event": [torch.randn(1024), torch.zeros(1024)],
+    "missing_clean": [torch.zeros(32, **INT), torch.zeros(16, **INT)],
+    "missing_sync_all": [torch.zeros(256, **INT), torch.zeros(256, **INT)],
+    "rank_race": [[torch.randn(192), torch.zeros(192)] for _ in range(2)],  # a list a rank
+}
 
 
 def main() -> None:
-    for name in ("missing_event", "missing_clean", "missing_sync_all", "rank_race"):
-        broken, mended = explore(name, fixed=False), explore(name, fixed=True)
+    for name, arguments in ARGUMENTS.items():
+        ranks = name == "rank_race"
+        found = [
+            twin.load(SOURCE, defines=defines).explore(
+                name,
+                arguments,
+                block_dim=1 if ranks else 4,
+                windows=twin.Windows(2) if ranks else None,
+                schedules=50,
+            )
+            for defines in ([], ["FIXED"])
+        ]
+        broken, mended = found
         assert not broken.ok and mended.ok, f"{name}: {broken} / {mended}"
-        print(f"{name}.cpp\n  {broken.text}\n  with -DFIXED: no finding in {mended.schedules} schedules")
+        print(f"{name}\n  {broken.text}\n  with -DFIXED: no finding in {mended.schedules} schedules")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from vnpu_process import HERE, checks_of, launch, left_behind, run, traces
 
 from ascend_moe import vnpu
 from ascend_moe.errors import ArgumentError, LibraryError
-from ascend_moe.vnpu.versions import Wheel, verify
+from ascend_moe.vnpu.launch import Wheel, verify
 
 pytestmark = pytest.mark.npu
 

@@ -178,7 +178,7 @@ def absent(worlds: Worlds, seed: int, monkeypatch: pytest.MonkeyPatch) -> str:
     case = explore.draw(seed)
     victim, world = rng.randrange(case.world), worlds(case.world)
     made = rng.randrange(len(case.sequence))
-    program = explore.calls.PlannedProgram(case, world.library)
+    program = explore.engine.PlannedProgram(case, world.library)
     every, kept = program.calls, [0] * case.world
     program.calls = []
     for call in every:
@@ -298,7 +298,7 @@ def differing(worlds: Worlds, seed: int, monkeypatch: pytest.MonkeyPatch) -> str
     case = dataclasses.replace(explore.draw(seed), sequence="D", ids="distinct")
     field, odd = other(rng, case)
     guilty, world = rng.randrange(case.world), worlds(case.world)
-    programs = [explore.calls.PlannedProgram(one, world.library) for one in (case, odd)]
+    programs = [explore.engine.PlannedProgram(one, world.library) for one in (case, odd)]
     mixed, rest = programs
     for at, call in enumerate(mixed.calls):
         if call.rank == guilty:

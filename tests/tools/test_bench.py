@@ -21,12 +21,13 @@ import pytest
 import torch
 from rich.console import Console
 
-from ascend_moe.bench import bounds, cases, check, plots, report, run
+from ascend_moe import bench as run
+from ascend_moe.bench import RankFailed, bounds, cases, plots, report
+from ascend_moe.bench import timing as check
 from ascend_moe.bench.cases import Case, matrix
 from ascend_moe.bench.methods import METHODS, Arrived
 from ascend_moe.bench.rank import Job
 from ascend_moe.bench.results import SCHEMA, CaseResult, Run, evaluate
-from ascend_moe.bench.run import RankFailed
 from ascend_moe.bench.timing import Barrier, CaseMarks
 from ascend_moe.errors import CommTimeout
 from ascend_moe.native.library import lib
@@ -57,7 +58,7 @@ def marks(case: Case, times_us: dict[str, int], jitter: float = 0.0) -> list[Cas
     """
     ranks = []
     for rank in range(case.world):
-        noted = CaseMarks(missing={"gloo-ag-rs": "not there"}, switched_out=rank, exact=list(times_us))
+        noted = CaseMarks(missing={"gloo-ag-rs": "not there"}, exact=list(times_us))
         for name, us in times_us.items():
             noted.marks[name] = []
             for at in range(0, 80_000_000, 10_000_000):

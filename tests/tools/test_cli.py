@@ -16,13 +16,12 @@ import torch
 import transformers
 from hf_models import LAYER, save
 
+from ascend_moe import demo as launch
+from ascend_moe import validate as devices
 from ascend_moe.checkpoint.config import moe_config
 from ascend_moe.checkpoint.presets import PRESETS
-from ascend_moe.demo import launch
 from ascend_moe.demo.check import verify
-from ascend_moe.demo.layers import RunSpec, default_text
-from ascend_moe.demo.rank import RankRecord
-from ascend_moe.validate import devices
+from ascend_moe.demo.layers import RankRecord, RunSpec, default_text
 
 CHECKS = 5
 PHASES = {"router", "dispatch", "experts", "combine"}

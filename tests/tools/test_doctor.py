@@ -18,9 +18,9 @@ from pathlib import Path
 import commands
 import pytest
 
+from ascend_moe import doctor as group
+from ascend_moe.doctor import ERROR, OK, WARN, Finding, machine, settings
 from ascend_moe.doctor import cann as doctor_cann
-from ascend_moe.doctor import group, machine, settings
-from ascend_moe.doctor.finding import ERROR, OK, WARN, Finding
 from ascend_moe.native import library as _lib
 from ascend_moe.plan import Request
 
@@ -228,23 +228,23 @@ def test_torch_npu_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.M
 def test_rank_0_that_answers_and_that_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert by_topic(group.findings(f"127.0.0.1:{port}"))["rank 0"].level == OK
+        assert by_topic(group.group_findings(f"127.0.0.1:{port}"))["rank 0"].level == OK
         monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
         monkeypatch.setenv("MASTER_PORT", str(port))
         monkeypatch.setenv("RANK", "1")
         monkeypatch.setenv("WORLD_SIZE", "2")
-        found = by_topic(group.findings())
+        found = by_topic(group.group_findings())
         assert found["rank 0"].level == OK and "rank 1 of 2" in found["ranks"].what
-    assert by_topic(group.findings())["rank 0"].level == WARN
+    assert by_topic(group.group_findings())["rank 0"].level == WARN
     monkeypatch.setenv("RANK", "0")
-    assert by_topic(group.findings())["rank 0"].level == OK  # it will listen there itself
+    assert by_topic(group.group_findings())["rank 0"].level == OK  # it will listen there itself
     monkeypatch.setenv("RANK", "2")
-    assert by_topic(group.findings())["ranks"].level == ERROR
+    assert by_topic(group.group_findings())["ranks"].level == ERROR
     monkeypatch.setenv("RANK", "one")
-    assert by_topic(group.findings())["RANK"].level == ERROR
+    assert by_topic(group.group_findings())["RANK"].level == ERROR
     monkeypatch.delenv("RANK")
     for address in ("nonsense", "host:", ":29500", "127.0.0.1:99999"):
-        assert by_topic(group.findings(address))["rank 0"].level == ERROR
+        assert by_topic(group.group_findings(address))["rank 0"].level == ERROR
 
 
 def test_configuration() -> None:

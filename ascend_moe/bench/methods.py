@@ -1,18 +1,221 @@
-"""The peers: all-to-all over gloo or MPI, plain and tuned, and all-gather with reduce-scatter over gloo."""
+"""The methods that are compared: the machine's limit, our ops by algorithm, their peers over gloo and MPI.
+
+Each is a dispatch and a combine with the contract of our own ops.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ascend_moe.bench.cases import Inputs
-from ascend_moe.bench.methods.base import Arrived, Method, Place
-from ascend_moe.bench.methods.limit import pointers, weighted_sum
+import ascend_moe
+from ascend_moe.bench.cases import Case, Inputs
 from ascend_moe.dispatchers import rows as row_ops
+from ascend_moe.errors import ArgumentError
+from ascend_moe.native import library
+from ascend_moe.reference import cases
+
+LIMIT, OURS, PEER = "limit", "ours", "peer"
+
+
+@dataclass(frozen=True)
+class Place(cases.Place):
+    """Where a rank runs. ``mpi``: mpi4py's communicator of the same ranks."""
+
+    mpi: Any = None
+
+
+@dataclass
+class Arrived:
+    """What dispatch leaves to this rank's experts: ``count`` rows, by (local expert, source, token, k).
+
+    ``rows`` (>= count, H), ``scales`` (>= count,) of int8 codes, ``counts`` (L,) rows a local expert;
+    ``experts``: (count,) global expert of each row where ``counts`` does not tell.
+    """
+
+    rows: Tensor
+    scales: Tensor | None
+    counts: Tensor
+    handle: Any = None
+    experts: Tensor | None = None
+
+
+class Method(ABC):
+    """One way to dispatch and combine. Made for a case on every rank, used in turns with the others."""
+
+    name: str
+    kind: str = PEER
+    needs_mpi: bool = False
+
+    def __init__(self, case: Case, place: Place, rows_out: Tensor) -> None:
+        """``rows_out`` (case.most_rows, H): where the experts write, by default."""
+        self.case, self.place, self.rows_out = case, place, rows_out
+
+    def ready(self, inputs: Inputs) -> None:  # noqa: B027  most methods have nothing to do
+        """Not timed, before the first call with these inputs: what is no part of the method's work."""
+
+    @abstractmethod
+    def dispatch(self, inputs: Inputs) -> Arrived:
+        """Timed. Collective."""
+
+    def expert_output(self) -> Tensor:
+        """Timed with dispatch: where the experts write their (>= count, H) rows."""
+        return self.rows_out
+
+    @abstractmethod
+    def combine(self, rows: Tensor, inputs: Inputs, arrived: Arrived) -> Tensor:
+        """Timed. Collective. (BS, H): the weighted sums of the experts' rows."""
+
+    def experts_of(self, arrived: Arrived) -> Tensor:
+        """(count,) global expert of each row."""
+        if arrived.experts is not None:
+            return arrived.experts
+        local = torch.arange(self.case.local_experts).repeat_interleave(arrived.counts)
+        return local + self.place.rank * self.case.local_experts
+
+
+# ---- the limit
+
+
+def pointers(rows: Tensor, index: Tensor) -> Tensor:
+    """(n,) int64 addresses of the rows ``index`` (int64) of a contiguous (m, H) tensor."""
+    return torch.mul(index, rows.size(1) * rows.element_size()).add_(rows.data_ptr())
+
+
+def native_call(name: str, *arguments: Tensor | int) -> Callable[[], None]:
+    """A call of the library, made beforehand: tensors stand for their addresses, and are kept alive."""
+    function = getattr(library.lib(), name)
+    values = [one.data_ptr() if isinstance(one, Tensor) else one for one in arguments]
+
+    def call(_alive: tuple[Tensor | int, ...] = arguments) -> None:
+        if function(*values):
+            raise ArgumentError("the benchmark's copy or sum refused its arguments", argument="methods")
+
+    return call
+
+
+def weighted_sum(out: Tensor, addresses: Tensor, weights: Tensor) -> Callable[[], None]:
+    """out (BS, H): fp32 sums over ascending k of the rows at ``addresses`` (BS * K) times weights (BS, K)."""
+    type_code = library.lib().am_type_code(str(out.dtype).removeprefix("torch.").encode())
+    shape = (*weights.shape, out.size(1), type_code)
+    return native_call("am_bench_weighted_sum", out, addresses, weights, *shape)
+
+
+class _Limit(Method):
+    """Every row copied once and summed once, by each rank alone, nothing sent.
+
+    No method that moves each row once and reduces it once is faster. Quantisation is not counted; what can
+    be made beforehand is made beforehand.
+    """
+
+    kind = LIMIT
+    way: int  # of am_bench_copy_rows
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        case, pairs = self.case, self.case.batch * self.case.topk
+        self._to = torch.empty(pairs, case.hidden, dtype=torch.int8 if case.quant_mode else case.torch_dtype)
+        self._out = torch.empty(case.batch, case.hidden, dtype=case.torch_dtype)
+        #: by inputs: the copy, the sum, what dispatch returns, and the rows, whose memory the copy reads
+        self._ready: dict[int, tuple[Callable[[], None], Callable[[], None], Arrived, Tensor]] = {}
+
+    def ready(self, inputs: Inputs) -> None:
+        source, scales = row_ops.quantise(inputs.x) if self.case.quant_mode else (inputs.x, None)
+        pairs = torch.arange(self.case.batch * self.case.topk)
+        token_of = pairs // self.case.topk  # token by token: the source row stays in L1
+        row_bytes = self._to.size(1) * self._to.element_size()
+        places = pointers(source, token_of)
+        self._ready[id(inputs)] = (
+            native_call("am_bench_copy_rows", self._to, places, len(pairs), row_bytes, self.way),
+            weighted_sum(self._out, pointers(self.rows_out, pairs), inputs.expert_scales),
+            Arrived(
+                self._to,
+                None if scales is None else scales.index_select(0, token_of),
+                torch.empty(0),
+                experts=inputs.expert_ids.reshape(-1),
+            ),
+            source,
+        )
+
+    def dispatch(self, inputs: Inputs) -> Arrived:
+        copy, _, arrived, _ = self._ready[id(inputs)]
+        copy()
+        return arrived
+
+    def combine(self, rows: Tensor, inputs: Inputs, arrived: Arrived) -> Tensor:
+        self._ready[id(inputs)][1]()
+        return self._out
+
+
+class LimitMemcpy(_Limit):
+    name, way = "limit-memcpy", 0
+
+
+class LimitStream(_Limit):
+    name, way = "limit-nontemporal", 1
+
+
+class LimitThroughUb(_Limit):
+    name, way = "limit-ub", 2
+
+
+# ---- ours
+
+
+class Window(Method):
+    name, kind, comm_alg = "window", OURS, "window"
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._common = {**self.place.arguments(self.case.experts), "comm_alg": self.comm_alg}
+
+    def dispatch(self, inputs: Inputs) -> Arrived:
+        rows, scales, assist, nums, counts, tp_counts, _ = ascend_moe.npu_moe_distribute_dispatch_v2(
+            inputs.x, inputs.expert_ids, quant_mode=self.case.quant_mode, **self._common
+        )
+        return Arrived(rows, scales if self.case.quant_mode else None, nums, (assist, counts, tp_counts))
+
+    def combine(self, rows: Tensor, inputs: Inputs, arrived: Arrived) -> Tensor:
+        assist, counts, tp_counts = arrived.handle
+        out: Tensor = ascend_moe.npu_moe_distribute_combine_v2(
+            rows,
+            inputs.expert_ids,
+            assist,
+            counts,
+            inputs.expert_scales,
+            tp_send_counts=tp_counts,
+            **self._common,
+        )
+        return out
+
+
+class Direct(Window):
+    name = comm_alg = "direct"
+
+
+class DirectZeroCopy(Direct):
+    """The experts write where combine reads: a tensor of this rank's window, taken afresh every time."""
+
+    name = "direct-zero-copy"
+
+    def expert_output(self) -> Tensor:
+        place, shape = self.place, (self.case.most_rows, self.case.hidden)
+        return ascend_moe.window_empty(
+            shape,
+            dtype=self.case.torch_dtype,
+            group_ep=place.group_ep,
+            ep_world_size=place.world,
+            ep_rank_id=place.rank,
+        )
+
+
+# ---- the peers
 
 Counts = Sequence[int]
 
@@ -216,3 +419,31 @@ class GlooAllGather(Method):
 def _collective(new: str, old: str) -> Any:
     """torch renames its collectives of a single tensor: the new name where it is there."""
     return getattr(dist, new, None) or getattr(dist, old)
+
+
+# ---- by name, in the order of the table
+
+_IN_ORDER: tuple[type[Method], ...] = (
+    LimitMemcpy,
+    LimitStream,
+    LimitThroughUb,
+    DirectZeroCopy,
+    Direct,
+    Window,
+)
+_IN_ORDER += (MpiAllToAllTuned, MpiAllToAll, GlooAllToAllTuned, GlooAllToAll, GlooAllGather)
+METHODS: dict[str, type[Method]] = {method.name: method for method in _IN_ORDER}
+GROUPS = {
+    kind: [name for name, method in METHODS.items() if method.kind == kind] for kind in (LIMIT, OURS, PEER)
+}
+
+
+def chosen(text: str) -> list[str]:
+    """Names from "auto" or a list of names and groups (limit, ours, peer); limits always are among them."""
+    known = {"auto": list(METHODS), **GROUPS, **{name: [name] for name in METHODS}}
+    wanted = set(GROUPS[LIMIT])
+    for word in text.split(","):
+        if word not in known:
+            raise ArgumentError(f"methods has {word!r}; need some of {', '.join(known)}", argument="methods")
+        wanted.update(known[word])
+    return [name for name in METHODS if name in wanted]
