@@ -40,9 +40,9 @@ def explore(kernel: twin.Kernels, one: Dispatch, **options: Any) -> twin.Explora
 def test_windows_kernels_are_clean_under_all_policies() -> None:
     one = Dispatch(CASE)
     for unordered in (False, True):
-        options = {"schedules": 120, "check": one.check, "unordered": unordered}
+        options = {"schedules": 60, "check": one.check, "unordered": unordered}
         found = explore(kernels("moe_dispatch_mc2", HALF), one, **options)
-        assert found.ok and found.distinct > 60, found
+        assert found.ok and found.distinct > 30, found
 
 
 def test_rows_that_may_come_after_their_flag_are_found(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_rows_that_may_come_after_their_flag_are_found(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_a_missing_soft_sync_all_is_found(tmp_path: Path) -> None:
-    broken = mutant("prefix_sum", "SyncAll(syncGm_, syncBuf_.Get<int32_t>(), cores_);", "", tmp_path)
+    broken = mutant("prefix_sum", "SyncAll(syncGm, syncBuf.Get<int32_t>(), static_cast<int32_t>(cores));", "", tmp_path)
     x = np.ones(48, np.int32)
     args = [x, np.zeros_like(x), np.zeros(8, np.int32)]
     found = broken.explore("prefix_sum", args, tiling(16), 3, schedules=100, workspace_bytes=3 * 64)
@@ -91,8 +91,7 @@ def test_batch_write_may_take_its_time() -> None:
 
 @pytest.mark.nightly
 def test_rows_that_are_posted_before_they_are_there_are_found(tmp_path: Path) -> None:
-    line = "PipeBarrier<PIPE_ALL>();\n        SyncAll<true>();\n    }\n    __aicore__ inline void Post()"
-    broken = mutant("all2all_batch_write", line, "}\n    __aicore__ inline void Post()", tmp_path)
+    broken = mutant("all2all_batch_write", "SyncAll<true>();  // all rows are there", "", tmp_path)
     found = all_to_all(broken, 150)
     assert found.finding in ("hang", "wrong result"), found  # the flag is late, or the rows are
 
@@ -103,13 +102,13 @@ def test_rows_that_are_posted_before_they_are_there_are_found(tmp_path: Path) ->
 )
 def test_flags_inside_longer_stores(declared: bool, unordered: bool, finding: str | None) -> None:
     """Sound only where a store lands in order, and known as flags only where the windows say so."""
-    x = np.random.default_rng(0).integers(1, 255, (2, 2, 2, 1024)).astype(np.uint8)
+    x = np.random.default_rng(0).integers(1, 255, (2, 2, 2, 960)).astype(np.uint8)
     y = np.zeros_like(x)
 
     def check() -> None:
         assert np.array_equal(y, x.swapaxes(0, 1)), "a flag came before its data"
 
-    args, tilings = [[x[rank], y[rank]] for rank in range(2)], [tiling(rank, 2, 2, 1024) for rank in range(2)]
+    args, tilings = [[x[rank], y[rank]] for rank in range(2)], [tiling(rank, 2, 2, 2) for rank in range(2)]
     windows = twin.Windows(2, data_bytes=1 << 16, flags_in_data=declared)
     options = {"schedules": 60, "unordered": unordered, "check": check}
     found = kernels("chunk_exchange", HALF).explore("chunk_exchange", args, tilings, 2, 0, windows, **options)

@@ -15,12 +15,12 @@ public:
         localExperts_ = info_.moeExpertNum / info_.epWorldSize;
         slots_ = info_.epWorldSize * localExperts_;
         rowBytes_ = info_.h * sizeof(DTYPE_X);
-        windows_.Init(info_);
-        xGm_.SetGlobalBuffer((__gm__ DTYPE_X*)x);
-        idsGm_.SetGlobalBuffer((__gm__ int32_t*)expertIds);
-        expandXGm_.SetGlobalBuffer((__gm__ DTYPE_X*)expandXOut);
-        expandIdxGm_.SetGlobalBuffer((__gm__ int32_t*)expandIdxOut);
-        sendCountsGm_.SetGlobalBuffer((__gm__ int32_t*)sendCountsOut);
+        windows_.Init(info_, rowBytes_);
+        xGm_ = Gm<DTYPE_X>(x);
+        idsGm_ = Gm<int32_t>(expertIds);
+        expandXGm_ = Gm<DTYPE_X>(expandXOut);
+        expandIdxGm_ = Gm<int32_t>(expandIdxOut);
+        sendCountsGm_ = Gm<int32_t>(sendCountsOut);
         uint32_t idBytes = RoundUp(pairs_ * sizeof(int32_t), 256);
         tpipe_->InitBuffer(xQueue_, 2, rowBytes_);
         tpipe_->InitBuffer(idsBuf_, idBytes);
@@ -76,7 +76,10 @@ private:
             int32_t expert = ids.GetValue(pair);
             int32_t position = pair == 0 ? 0 : static_cast<int32_t>(pair) - Differing(expert, pair);
             idx.SetValue(i, position);
-            SendRow(pair / info_.k, expert, position);
+            GM_ADDR slot = windows_.Slot(expert / localExperts_,
+                                         info_.epRankId * localExperts_ + expert % localExperts_);
+            MoveRow(xQueue_, Gm<DTYPE_X>(slot + static_cast<uint64_t>(position) * rowBytes_),
+                    xGm_[static_cast<uint64_t>(pair / info_.k) * info_.h], info_.h);
         }
         if (count > 0) {
             SyncFunc<HardEvent::S_MTE3>();
@@ -84,19 +87,6 @@ private:
                         {1, static_cast<uint32_t>(count * sizeof(int32_t)), 0, 0, 0});
         }
     }
-    __aicore__ inline void SendRow(uint32_t token, int32_t expert, int32_t position) {
-        GlobalTensor<DTYPE_X> target;
-        GM_ADDR slot =
-            windows_.Slot(expert / localExperts_, info_.epRankId * localExperts_ + expert % localExperts_);
-        target.SetGlobalBuffer((__gm__ DTYPE_X*)(slot + static_cast<uint64_t>(position) * rowBytes_));
-        LocalTensor<DTYPE_X> row = xQueue_.AllocTensor<DTYPE_X>();
-        DataCopy(row, xGm_[static_cast<uint64_t>(token) * info_.h], info_.h);
-        xQueue_.EnQue(row);
-        row = xQueue_.DeQue<DTYPE_X>();
-        DataCopy(target, row, info_.h);
-        xQueue_.FreeTensor(row);
-    }
-
     __aicore__ inline void SetStatus() {
         PipeBarrier<PIPE_ALL>();
         SyncAll<true>();
@@ -111,11 +101,8 @@ private:
             block.SetValue(1, rows);
             SyncFunc<HardEvent::S_MTE3>();
             GM_ADDR state = windows_.StateHalf(expert / localExperts_);
-            GlobalTensor<int32_t> target;
-            target.SetGlobalBuffer(
-                (__gm__ int32_t*)(state + (info_.epRankId + (expert % localExperts_) * info_.epWorldSize) *
-                                              STATE_OFFSET));
-            DataCopy(target, block, UB_ALIGN / sizeof(int32_t));
+            uint32_t place = info_.epRankId + (expert % localExperts_) * info_.epWorldSize;
+            DataCopy(Gm<int32_t>(state + place * STATE_OFFSET), block, UB_ALIGN / sizeof(int32_t));
             SyncFunc<HardEvent::MTE3_V>();
             SyncFunc<HardEvent::MTE3_S>();
         }
@@ -127,9 +114,8 @@ private:
         if (count > 0) {
             LocalTensor<float> status = statusBuf_.Get<float>();
             LocalTensor<float> sum = sumBuf_.Get<float>();
-            GlobalTensor<float> stateGm;
-            stateGm.SetGlobalBuffer(
-                (__gm__ float*)(windows_.StateHalf(info_.epRankId) + begin * STATE_OFFSET));
+            GlobalTensor<float> stateGm =
+                Gm<float>(windows_.StateHalf(info_.epRankId) + begin * STATE_OFFSET);
             DataCopyParams params{static_cast<uint16_t>(count), 1, STATE_GAP, 0};
             float target = windows_.Flag() * count;
             float got = -1.0f;
@@ -150,9 +136,8 @@ private:
     __aicore__ inline void LocalWindowCopy() {
         LocalTensor<int32_t> status = statusBuf_.Get<int32_t>();
         LocalTensor<int32_t> counts = countBuf_.Get<int32_t>();
-        GlobalTensor<int32_t> stateGm;
-        stateGm.SetGlobalBuffer((__gm__ int32_t*)windows_.StateHalf(info_.epRankId));
-        DataCopy(status, stateGm, {static_cast<uint16_t>(slots_), 1, STATE_GAP, 0});
+        DataCopy(status, Gm<int32_t>(windows_.StateHalf(info_.epRankId)),
+                 {static_cast<uint16_t>(slots_), 1, STATE_GAP, 0});
         SyncFunc<HardEvent::MTE2_S>();
         uint32_t begin, count;
         Split(slots_, info_.aivNum, core_, begin, count);
@@ -163,8 +148,12 @@ private:
         for (uint32_t i = 0; i < count; ++i) {
             uint32_t slot = begin + i;
             int32_t rows = status.GetValue(slot * 8 + 1);
-            CopyRows(slot, rows, before);
-            before += rows;
+            uint32_t source = slot % info_.epWorldSize, expert = slot / info_.epWorldSize;
+            GM_ADDR from = windows_.Slot(info_.epRankId, source * localExperts_ + expert);
+            for (int32_t row = 0; row < rows; ++row, ++before) {
+                MoveRow(xQueue_, expandXGm_[static_cast<uint64_t>(before) * info_.h],
+                        Gm<DTYPE_X>(from + static_cast<uint64_t>(row) * rowBytes_), info_.h);
+            }
             counts.SetValue(i, before);
         }
         if (count > 0) {
@@ -173,20 +162,6 @@ private:
                         {1, static_cast<uint32_t>(count * sizeof(int32_t)), 0, 0, 0});
         }
     }
-    __aicore__ inline void CopyRows(uint32_t slot, int32_t rows, int32_t to) {
-        GlobalTensor<DTYPE_X> from;
-        uint32_t source = slot % info_.epWorldSize, expert = slot / info_.epWorldSize;
-        from.SetGlobalBuffer((__gm__ DTYPE_X*)windows_.Slot(info_.epRankId, source * localExperts_ + expert));
-        for (int32_t i = 0; i < rows; ++i) {
-            LocalTensor<DTYPE_X> row = xQueue_.AllocTensor<DTYPE_X>();
-            DataCopy(row, from[static_cast<uint64_t>(i) * info_.h], info_.h);
-            xQueue_.EnQue(row);
-            row = xQueue_.DeQue<DTYPE_X>();
-            DataCopy(expandXGm_[static_cast<uint64_t>(to + i) * info_.h], row, info_.h);
-            xQueue_.FreeTensor(row);
-        }
-    }
-
     TPipe* tpipe_;
     MoeMc2Info info_;
     Windows windows_;
