@@ -218,11 +218,11 @@ def test_refused_calls_are_refused() -> None:
 )
 def test_the_audit_finds_wrong_declarations(which: int, finding: str) -> None:
     if which == 0:
-        clean("canary", "canary", [0])
+        clean("sorting", "canary", [0])
         return
     with pytest.raises(AssertionError, match=finding):
-        run("canary", "canary", [which])
-    library("canary", "audit").audit_clear()
+        run("sorting", "canary", [which])
+    library("sorting", "audit").audit_clear()
 
 
 # ---- calls that are issued in parts ----
@@ -237,12 +237,12 @@ def test_a_call_in_parts_is_one_instruction() -> None:
     for repeat in range(3):
         want += blocks[17 * repeat : 17 * repeat + 16 : 2].ravel()
     for engine in ("audit", "checked", "fast"):
-        got = clean("canary", "chain", [], a, b, engine=engine)
+        got = clean("sorting", "chain", [], a, b, engine=engine)
         assert np.array_equal(got.view(np.float32)[:64], want), engine
-    assert sum(line.startswith("Add ") for line in run("canary", "chain", [], a, b).log) == 3
+    assert sum(line.startswith("Add ") for line in run("sorting", "chain", [], a, b).log) == 3
 
 
 def test_two_dependent_calls_need_a_barrier() -> None:
-    assert run("canary", "two_chains", [1], engine="checked").fault == ""
-    fault = run("canary", "two_chains", [0], engine="checked").fault
+    assert run("sorting", "two_chains", [1], engine="checked").fault == ""
+    fault = run("sorting", "two_chains", [0], engine="checked").fault
     assert fault.startswith("same-pipe hazard: ") and "needs PipeBarrier<PIPE_V>" in fault
