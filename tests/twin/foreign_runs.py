@@ -34,6 +34,19 @@ def tiling(*numbers: int | float) -> bytes:
     return b"".join(struct.pack("<f" if isinstance(n, float) else "<I", n) for n in numbers)
 
 
+class Swap:
+    """An all-to-all: `y` of a rank becomes what the ranks' `x` hold for it."""
+
+    def __init__(self, world: int, rows: int, width: int, dtype: type, seed: int = 0) -> None:
+        x = np.random.default_rng(seed).integers(1, 255, (world, world, rows, width))
+        self.x = x.astype(dtype)
+        self.y = np.zeros_like(self.x)
+        self.args = [[self.x[rank], self.y[rank]] for rank in range(world)]
+
+    def check(self) -> None:
+        assert np.array_equal(self.y, self.x.swapaxes(0, 1)), "rows are missing"
+
+
 @dataclass(frozen=True)
 class Case:
     """W ranks with L local experts each; batches may differ, max_bs is the same."""
@@ -96,21 +109,11 @@ class Dispatch:
 
     @property
     def args(self) -> list[list[Any]]:
-        nothing = [None] * 3
-        return [
-            [
-                one.x,
-                one.expert_ids,
-                *nothing,
-                out["expand_x"],
-                None,
-                out["expand_idx"],
-                None,
-                out["counts"],
-                *nothing,
-            ]
-            for one, out in zip(self.inputs, self.outputs, strict=True)
-        ]
+        calls = []
+        for one, out in zip(self.inputs, self.outputs, strict=True):
+            results = [out["expand_x"], None, out["expand_idx"], None, out["counts"]]
+            calls.append([one.x, one.expert_ids, *[None] * 3, *results, *[None] * 3])
+        return calls
 
     def launch(
         self, windows: twin.Windows, kernel: twin.Kernels | None = None, key: int = 1000, **options: Any

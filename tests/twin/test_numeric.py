@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from twin_oracle import assert_same, bits, build, pointer, syntax_errors
+from twin_oracle import assert_same, bits, native_library, pointer, syntax_errors
 
 pytestmark = pytest.mark.asan
 
@@ -49,9 +49,10 @@ TABLE: dict[tuple[np.dtype, np.dtype], set[int]] = {
 }
 
 
-@pytest.fixture(scope="module", params=[pytest.param("O1", marks=pytest.mark.nightly), "O3-native"])
+# Scalar code, and the widest vectors of this machine: other code paths of the same loops.
+@pytest.fixture(scope="module", params=[pytest.param("-O1", marks=pytest.mark.nightly), "-O3 -march=native"])
 def oracle(request: pytest.FixtureRequest) -> ctypes.CDLL:
-    library = build("numeric_oracle", request.param)
+    library = ctypes.CDLL(str(native_library("numeric_oracle", "fast", *request.param.split())))
     library.oracle_scalar_cast.argtypes = [ctypes.c_float, ctypes.c_int]
     return library
 

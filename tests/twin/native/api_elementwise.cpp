@@ -29,6 +29,7 @@ template <class T>
 constexpr bool kMasked = std::is_same_v<T, float> || std::is_same_v<T, int16_t>;
 #endif
 
+// T: the type that decides about the mask forms.
 #define FORMS(T, Name, Params, Template, ...)                                                      \
     uint64_t bits[2] = {g.Mask(), static_cast<uint64_t>(g.p[2])};                                  \
     SetRegister(g);                                                                                \
@@ -88,12 +89,12 @@ void CallMulAddDst(const Args& g) {
 }
 template <class D, class S, RoundMode kMode>
 void CallCast(const Args& g) {
-    FORMS(D, Cast, Unary(g), D COMMA S, g.As<D>(g.out), g.As<S>(g.a), kMode)
+    FORMS(float, Cast, Unary(g), D COMMA S, g.As<D>(g.out), g.As<S>(g.a), kMode)
 }
 template <class T>
 void CallDuplicate(const Args& g) {
     const T value = g.As<T>(g.b).GetValue(0);
-    FORMS(T, Duplicate, g.Short(4) COMMA g.Byte(7), T, g.As<T>(g.out), value)
+    FORMS(float, Duplicate, g.Short(4) COMMA g.Byte(7), T, g.As<T>(g.out), value)
 }
 template <class T>
 void CallCopy(const Args& g) {

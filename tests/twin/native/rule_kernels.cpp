@@ -337,23 +337,13 @@ void Queues(bool on) {
         out.FreeTensor(y);
     }
 }
-void VV(bool on) {
+void ReadB(Three& ub) { Adds(ub.C(), ub.B(), 1.0f, 64); }
+template <pipe_t pipe>
+void SamePipe(bool on, void (*first)(Three&), void (*second)(Three&)) {
     Three ub;
-    Adds(ub.B(), ub.A(), 1.0f, 64);
-    if (on) PipeBarrier<PIPE_V>();
-    Adds(ub.C(), ub.B(), 1.0f, 64);
-}
-void Mte2Mte2(bool on) {
-    Three ub;
-    DataCopy(ub.A(), Gm(), 64);
-    if (on) PipeBarrier<PIPE_MTE2>();
-    DataCopy(ub.A(), Gm(256), 64);
-}
-void Mte3Mte3(bool on) {
-    Three ub;
-    DataCopy(Gm(), ub.A(), 64);
-    if (on) PipeBarrier<PIPE_MTE3>();
-    DataCopy(Gm(128), ub.B(), 64);
+    first(ub);
+    if (on) PipeBarrier<pipe>();
+    second(ub);
 }
 
 // ---- UB that holds nothing ----
@@ -533,10 +523,10 @@ const Kernel kHazards[] = {
     {"other_bytes", OtherBytes},
     {"through_scalar", ThroughScalar},
     PAIR("queues", 1, SYNC "MTE3 store|needs MTE3_V", Queues(on)),
-    PAIR("v_v", 1, "same-pipe hazard|V write|needs PipeBarrier<PIPE_V>", VV(on)),
-    {"v_v_compiler", [] { VV(false); }, "", 1, 1, true},
-    PAIR("mte2_mte2", 1, "same-pipe hazard|MTE2 |needs PipeBarrier<PIPE_MTE2>", Mte2Mte2(on)),
-    PAIR("mte3_mte3", 1, "same-pipe hazard|MTE3 store|needs PipeBarrier<PIPE_MTE3>", Mte3Mte3(on)),
+    PAIR("v_v", 1, "same-pipe hazard|V write|needs PipeBarrier<PIPE_V>", SamePipe<PIPE_V>(on, ReadV, ReadB)),
+    {"v_v_compiler", [] { SamePipe<PIPE_V>(false, ReadV, ReadB); }, "", 1, 1, true},
+    PAIR("mte2_mte2", 1, "same-pipe hazard|MTE2 |needs PipeBarrier<PIPE_MTE2>", SamePipe<PIPE_MTE2>(on, Load, Load)),
+    PAIR("mte3_mte3", 1, "same-pipe hazard|MTE3 store|needs PipeBarrier<PIPE_MTE3>", SamePipe<PIPE_MTE3>(on, Store, Store)),
     PAIR("fresh", 1, "uninitialised UB read|GetValue|never been written", Fresh(on)),
     PAIR("padding", 1, "uninitialised UB read|GetValue|dummy bytes", Padding(on)),
     PAIR("freed", 1, "uninitialised UB read|Adds|freed", Freed(on)),
