@@ -8,13 +8,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from foreign_runs import HALF, KERNELS, Case, Dispatch, kernels, tiling
+from foreign_runs import HALF, KERNELS, Swap, kernels, tiling
 from twin_oracle import compiler
 
 from ascend_moe import twin
@@ -221,10 +220,11 @@ def test_faults_name_kernel_rank_finding_and_argument() -> None:
 
 def test_a_rank_that_fails_ends_the_others() -> None:
     """Rank 1 has fewer rows than its tiling says; rank 0 waits for its flags."""
-    one = Dispatch(Case(2, 1, (2, 2), 1, 32, 2))
-    one.inputs[1] = replace(one.inputs[1], x=one.inputs[1].x[:1].clone())
+    swap, windows = Swap(2, 2, 480, np.uint8), twin.Windows(2, data_bytes=4096, flags_in_data=True)
+    swap.args[1][0] = swap.args[1][0][:1]
+    call = (swap.args, swap.chunk_tilings(), 2, 0, windows)
     with pytest.raises(TwinFault, match=r"out of bounds: .* \"arg 0 \(x\)\", .*\(rank 1") as caught:
-        one.launch(one.case.windows())
+        kernels("chunk_exchange").launch("chunk_exchange", *call, timeout_s=20)
     assert caught.value.rank == 1
 
 

@@ -1,5 +1,6 @@
 // All-to-all of rows in chunks that carry their own flag: 480 bytes of data and 32 of 1.0f, stored as one. No
 // core waits for another: receivers poll the flags of a row's chunks, take the data out, take the flags down.
+// At the end all ranks meet in the state windows.
 #include "moe_mc2_base.h"
 
 using namespace Mc2Sample;
@@ -9,6 +10,7 @@ struct ChunkTilingData {
     uint32_t world;
     uint32_t rows;    // for each peer
     uint32_t chunks;  // of 480 bytes, a row
+    int32_t step;     // another one in every launch
 };
 
 constexpr uint32_t kData = 480;
@@ -16,6 +18,8 @@ constexpr uint32_t kChunk = 512;
 constexpr uint32_t kFlagFloats = 8;
 
 extern "C" __global__ __aicore__ void chunk_exchange(GM_ADDR x, GM_ADDR y, GM_ADDR tiling) {
+    REGISTER_TILING_DEFAULT(ChunkTilingData);
+    KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_MIX_AIV_1_0);
     GET_TILING_DATA_WITH_STRUCT(ChunkTilingData, t, tiling);
     auto context = (__gm__ HcclOpResParam*)GetHcclContext<0>();
     const uint32_t rowBytes = t.chunks * kData, flags = t.chunks * kFlagFloats;
@@ -25,12 +29,13 @@ extern "C" __global__ __aicore__ void chunk_exchange(GM_ADDR x, GM_ADDR y, GM_AD
     };
     TPipe pipe;
     TQueBind<QuePosition::VECIN, QuePosition::VECOUT, 1> sendQueue, takeQueue;
-    TBuf<> flagBuf, sumBuf, workBuf;
+    TBuf<> flagBuf, sumBuf, workBuf, meetBuf;
     pipe.InitBuffer(sendQueue, 2, t.chunks * kChunk);
     pipe.InitBuffer(takeQueue, 2, rowBytes);
     pipe.InitBuffer(flagBuf, t.chunks * 32);
     pipe.InitBuffer(sumBuf, 32);
     pipe.InitBuffer(workBuf, t.chunks * 32);
+    pipe.InitBuffer(meetBuf, (t.world + 1) * 32);
     for (uint32_t i = GetBlockIdx(); i < t.world * t.rows; i += GetBlockNum()) {
         // 480 bytes a chunk into UB, 32 left free behind each for the flag.
         LocalTensor<uint8_t> row = sendQueue.AllocTensor<uint8_t>();
@@ -68,5 +73,25 @@ extern "C" __global__ __aicore__ void chunk_exchange(GM_ADDR x, GM_ADDR y, GM_AD
         Duplicate(seen, 0.0f, flags);
         SyncFunc<HardEvent::V_MTE3>();
         DataCopy(flagGm, seen, {chunks, 1, 0, kData / 32});
+    }
+    PipeBarrier<PIPE_ALL>();
+    SyncAll<true>();
+    if (GetBlockIdx() != 0) {
+        return;
+    }
+    LocalTensor<int32_t> met = meetBuf.Get<int32_t>(), step = met[t.world * 8];
+    Duplicate(step, t.step, 8);
+    SyncFunc<HardEvent::V_MTE3>();
+    for (uint32_t rank = 0; rank < t.world; ++rank) {
+        DataCopy(Gm<int32_t>(WindowExp(context, rank) + t.rank * kChunk), step, 8);
+    }
+    for (uint32_t there = 0; there != t.world;) {
+        there = 0;
+        DataCopy(met, Gm<int32_t>(WindowExp(context, t.rank)), {static_cast<uint16_t>(t.world), 1, 15, 0});
+        SyncFunc<HardEvent::MTE2_S>();
+        for (uint32_t rank = 0; rank < t.world; ++rank) {
+            there += met.GetValue(rank * 8) == t.step ? 1 : 0;
+        }
+        SyncFunc<HardEvent::S_MTE2>();
     }
 }
