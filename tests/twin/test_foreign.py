@@ -139,7 +139,7 @@ def test_batch_write_past_the_window_is_found() -> None:
 @modes
 @pytest.mark.parametrize("world,rows,chunks,cores", [(2, 3, 3, 4), (4, 2, 1, 3), (4, 30, 2, 48)])
 def test_chunks_that_carry_their_flag(mode: str, world: int, rows: int, chunks: int, cores: int) -> None:
-    windows = twin.Windows(world, data_bytes=1 << 16, flags_in_data=True)
+    windows = twin.Windows(world, data_bytes=1 << 17, flags_in_data=True)
     for step in range(3):
         swap = Swap(world, rows, chunks * 480, np.uint8, step)
         call = (swap.args, swap.chunk_tilings(step + 1), cores, 0, windows)
