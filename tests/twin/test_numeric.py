@@ -140,13 +140,13 @@ def to_integer(src: Array, dst: np.dtype, mode: int) -> Array:
 def to_float(src: Array, dst: np.dtype, mode: int) -> Array:
     """Between the two neighbours of each exact source, by their bits: the mode's choice."""
     exact = src if src.dtype.kind == "i" else src.astype(np.float64)
-    x = exact.astype(np.longdouble)  # holds every int64
+    x = exact.astype(np.longdouble if src.dtype == I64 else np.float64)  # holds every source
     magnitude, negative = np.abs(x), np.signbit(x)
     infinity = {F16: 0x7C00, BF16: 0x7F80, F32: 0x7F800000}[dst]
-    past_the_end = np.longdouble(2) ** (16 if dst == F16 else 128)  # where the next finite value would be
+    past_the_end = x.dtype.type(2) ** (16 if dst == F16 else 128)  # where the next finite value would be
 
     def value(code: Array) -> Array:
-        finite = code.astype(f"u{dst.itemsize}").view(dst).astype(np.float64).astype(np.longdouble)
+        finite = code.astype(f"u{dst.itemsize}").view(dst).astype(np.float64).astype(x.dtype)
         return np.where(code >= infinity, past_the_end, finite)
 
     # A library's rounding, perhaps twice, is at most one step away.
