@@ -6,7 +6,6 @@ import ctypes
 import fcntl
 import functools
 import os
-import platform
 import shutil
 import subprocess
 from pathlib import Path
@@ -26,11 +25,6 @@ FLAGS = ["-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra
 SANITIZE = os.environ.get("ASCEND_MOE_SANITIZE", "")  # as the library was built: `make asan`
 SANITIZED = [f"-fsanitize={SANITIZE}", "-fno-sanitize-recover=all"] if SANITIZE else []
 COMMON = [*FLAGS, *SANITIZED, f"-I{INCLUDE}"]
-# Scalar code, and the widest vectors of this machine: other code paths of the same loops.
-VARIANTS = {
-    "O1": ["-O1"],
-    "O3-native": ["-O3", "-mcpu=native" if platform.machine() == "aarch64" else "-march=native"],
-}
 
 
 def compiler() -> str:
@@ -101,14 +95,6 @@ def native_library(name: str, engine: str, *flags: str) -> Path:
     stem, runtime = "-".join((name, engine, *flags)), _runtime(engine)
     own = _compiled(f"{stem}.o", *options, str(NATIVE / f"{name}.cpp"))
     return Path(_compiled(f"{stem}.so", *SANITIZED, "-shared", own, *runtime))
-
-
-@functools.cache
-def build(name: str, variant: str) -> ctypes.CDLL:
-    """tests/twin/native/`name`.cpp alone as a shared library."""
-    source = str(NATIVE / f"{name}.cpp")
-    own = _compiled(f"{name}-{variant}.o", *COMMON, *VARIANTS[variant], "-fPIC", "-c", source)
-    return ctypes.CDLL(_compiled(f"{name}-{variant}.so", *SANITIZED, "-shared", own))
 
 
 def syntax_errors(code: str, directory: Path, *flags: str) -> str:

@@ -1,55 +1,28 @@
-// What the dispatch and combine samples share: the communication context as the op source itself declares it,
-// the places of flags and rows in the windows, small helpers.
+// What the samples share: the communication context as op sources declare it themselves, small helpers.
 #ifndef MOE_MC2_BASE_H
 #define MOE_MC2_BASE_H
 
 #include "kernel_operator.h"
 #include "kernel_tiling/kernel_tiling.h"
 
-struct MoeMc2Info {
-    uint32_t epWorldSize;
-    uint32_t epRankId;
-    uint32_t moeExpertNum;
-    uint32_t globalBs;
-    uint32_t bs;
-    uint32_t k;
-    uint32_t h;
-    uint32_t aivNum;
-    uint32_t reserved[2];
-    uint64_t totalWinSize;
-};
-struct MoeMc2TilingData {
-    Mc2InitTiling mc2InitTiling;
-    Mc2CcTiling mc2CcTiling1;
-    Mc2CcTiling mc2CcTiling2;
-    MoeMc2Info info;
-};
-
 // ---- the context of a group on A3 ----
 
 constexpr uint32_t AICPU_MAX_RANK_NUM = 128 * 1024;
 
-struct ListCommon {
-    uint64_t links[4];
-};
 struct HcclRankRelationResV2 {
     uint32_t remoteUsrRankId;
     uint32_t remoteWorldRank;
     uint64_t windowsIn;
     uint64_t windowsOut;
     uint64_t windowsExp;
-    ListCommon nextTagRes;
+    uint64_t nextTagRes[4];
 };
 struct RemoteResPtr {
     uint64_t nextHostPtr;
     uint64_t nextDevicePtr;
 };
-struct HcclMC2WorkSpace {
-    uint64_t workSpace;
-    uint64_t workSpaceSize;
-};
 struct HcclOpResParam {
-    HcclMC2WorkSpace mc2WorkSpace;
+    uint64_t mc2WorkSpace[2];
     uint32_t localUsrRankId;
     uint32_t rankSize;
     uint64_t winSize;
@@ -76,14 +49,6 @@ struct HcclOpResParam {
 namespace Mc2Sample {
 using namespace AscendC;
 
-constexpr uint32_t UB_ALIGN = 32;
-constexpr uint32_t WIN_STATE_OFFSET = 512 * 1024;   // one half of the state window
-constexpr uint32_t SELF_STATE_OFFSET = 256 * 1024;  // polarity words, in a half
-constexpr uint32_t DATA_STATE_OFFSET = 900 * 1024;  // phase words, in the state window
-constexpr uint32_t STATE_OFFSET = 512;              // between two flags
-constexpr uint32_t WORD_STRIDE = 128;               // between the words of two cores
-constexpr uint32_t STATE_GAP = STATE_OFFSET / UB_ALIGN - 1;
-
 template <HardEvent event>
 __aicore__ inline void SyncFunc() {
     int32_t eventID = static_cast<int32_t>(GetTPipePtr()->FetchEventID(event));
@@ -91,62 +56,37 @@ __aicore__ inline void SyncFunc() {
     WaitFlag<event>(eventID);
 }
 
-__aicore__ inline uint32_t RoundUp(uint32_t value, uint32_t unit) { return (value + unit - 1) / unit * unit; }
-
-// Which part of `total` this core has.
-__aicore__ inline void Split(uint32_t total, uint32_t cores, uint32_t core, uint32_t& begin,
-                             uint32_t& count) {
-    uint32_t each = total / cores, more = total % cores;
-    count = each + (core < more ? 1 : 0);
-    begin = each * core + (core < more ? core : more);
+template <class T>
+__aicore__ inline GlobalTensor<T> Gm(GM_ADDR address) {
+    GlobalTensor<T> tensor;
+    tensor.SetGlobalBuffer((__gm__ T*)address);
+    return tensor;
 }
 
-class Windows {
-public:
-    // The half that this op uses, and what its flags are to become. Every op on this group calls it once.
-    __aicore__ inline void Init(const MoeMc2Info& info) {
-        context_ = (__gm__ HcclOpResParam*)GetHcclContext<HCCL_GROUP_ID_0>();
-        rank_ = info.epRankId;
-        uint32_t core = GetBlockIdx();
-        GlobalTensor<int32_t> phaseGm;
-        phaseGm.SetGlobalBuffer((__gm__ int32_t*)(State(rank_) + DATA_STATE_OFFSET + core * WORD_STRIDE));
-        DataCacheCleanAndInvalid<int32_t, CacheLine::SINGLE_CACHE_LINE, DcciDst::CACHELINE_OUT>(phaseGm);
-        half_ = phaseGm.GetValue(0);
-        phaseGm.SetValue(0, half_ == 0 ? 1 : 0);
-        DataCacheCleanAndInvalid<int32_t, CacheLine::SINGLE_CACHE_LINE, DcciDst::CACHELINE_OUT>(phaseGm);
-        GlobalTensor<int32_t> selfGm;
-        selfGm.SetGlobalBuffer((__gm__ int32_t*)(StateHalf(rank_) + SELF_STATE_OFFSET + core * WORD_STRIDE));
-        DataCacheCleanAndInvalid<int32_t, CacheLine::SINGLE_CACHE_LINE, DcciDst::CACHELINE_OUT>(selfGm);
-        int32_t self = selfGm.GetValue(0);
-        flag_ = self == 0 ? 1.0f : 0.0f;
-        selfGm.SetValue(0, self == 0 ? 0x3F800000 : 0);
-        DataCacheCleanAndInvalid<int32_t, CacheLine::SINGLE_CACHE_LINE, DcciDst::CACHELINE_OUT>(selfGm);
-        uint32_t localExperts = info.moeExpertNum / info.epWorldSize;
-        uint32_t maxBs = info.globalBs / info.epWorldSize;
-        slotSize_ = static_cast<uint64_t>(maxBs) * info.h * sizeof(DTYPE_X);
-        dataHalf_ = half_ * static_cast<uint64_t>(info.epWorldSize) * localExperts * slotSize_;
-    }
-    __aicore__ inline GM_ADDR StateHalf(uint32_t rank) { return State(rank) + half_ * WIN_STATE_OFFSET; }
-    __aicore__ inline GM_ADDR Slot(uint32_t rank, uint32_t slot) {
-        uint64_t base = rank == rank_ ? context_->localWindowsIn : Remote(rank)->windowsIn;
-        return (GM_ADDR)(base + dataHalf_ + slot * slotSize_);
-    }
-    __aicore__ inline float Flag() const { return flag_; }
+template <class T>
+__aicore__ inline void CleanLine(const GlobalTensor<T>& line) {
+    DataCacheCleanAndInvalid<T, CacheLine::SINGLE_CACHE_LINE, DcciDst::CACHELINE_OUT>(line);
+}
 
-private:
-    __aicore__ inline __gm__ HcclRankRelationResV2* Remote(uint32_t rank) {
-        return (__gm__ HcclRankRelationResV2*)(context_->remoteRes[rank].nextDevicePtr);
-    }
-    __aicore__ inline GM_ADDR State(uint32_t rank) {
-        return (GM_ADDR)(rank == rank_ ? context_->localWindowsExp : Remote(rank)->windowsExp);
-    }
+// One row from GM to GM by way of a queue.
+template <class T, class Queue>
+__aicore__ inline void MoveRow(Queue& queue, const GlobalTensor<T>& to, const GlobalTensor<T>& from,
+                               uint32_t count) {
+    LocalTensor<T> row = queue.template AllocTensor<T>();
+    DataCopy(row, from, count);
+    queue.EnQue(row);
+    row = queue.template DeQue<T>();
+    DataCopy(to, row, count);
+    queue.FreeTensor(row);
+}
 
-    __gm__ HcclOpResParam* context_;
-    uint32_t rank_;
-    uint32_t half_;
-    uint64_t slotSize_;
-    uint64_t dataHalf_;
-    float flag_;
-};
+__aicore__ inline GM_ADDR WindowIn(__gm__ HcclOpResParam* context, uint32_t rank) {
+    auto remote = (__gm__ HcclRankRelationResV2*)context->remoteRes[rank].nextDevicePtr;
+    return (GM_ADDR)(rank == context->localUsrRankId ? context->localWindowsIn : remote->windowsIn);
+}
+__aicore__ inline GM_ADDR WindowExp(__gm__ HcclOpResParam* context, uint32_t rank) {
+    auto remote = (__gm__ HcclRankRelationResV2*)context->remoteRes[rank].nextDevicePtr;
+    return (GM_ADDR)(rank == context->localUsrRankId ? context->localWindowsExp : remote->windowsExp);
+}
 }  // namespace Mc2Sample
 #endif

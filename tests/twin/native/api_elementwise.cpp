@@ -20,17 +20,30 @@ void SetRegister(const Args& g) {
     }
 }
 
-#define FORMS(T, Name, Params, Template, ...)                                                  \
-    uint64_t bits[2] = {g.Mask(), static_cast<uint64_t>(g.p[2])};                              \
-    SetRegister(g);                                                                            \
-    switch (g.p[0]) {                                                                          \
-        case 0: Name(__VA_ARGS__, g.Int(1)); break;                                            \
-        case 1: Name(__VA_ARGS__, g.Mask(), g.Int(3), Params); break;                          \
-        case 3:                                                                                \
-        case 4: Name<Template, false>(__VA_ARGS__, MASK_PLACEHOLDER, g.Int(3), Params); break; \
-        default: Name(__VA_ARGS__, bits, g.Int(3), Params);                                    \
-    }                                                                                          \
-    SetMaskNorm();                                                                             \
+// Mask forms of all types are many instances of one template: only `make nightly` compiles them.
+#ifdef ALL_FORMS
+template <class T>
+constexpr bool kMasked = true;
+#else
+template <class T>
+constexpr bool kMasked = std::is_same_v<T, float> || std::is_same_v<T, int16_t>;
+#endif
+
+// T: the type that decides about the mask forms.
+#define FORMS(T, Name, Params, Template, ...)                                                      \
+    uint64_t bits[2] = {g.Mask(), static_cast<uint64_t>(g.p[2])};                                  \
+    SetRegister(g);                                                                                \
+    if (g.p[0] == 0) Name(__VA_ARGS__, g.Int(1));                                                  \
+    if constexpr (kMasked<T>) {                                                                    \
+        switch (g.p[0]) {                                                                          \
+            case 0: break;                                                                         \
+            case 1: Name(__VA_ARGS__, g.Mask(), g.Int(3), Params); break;                          \
+            case 3:                                                                                \
+            case 4: Name<Template, false>(__VA_ARGS__, MASK_PLACEHOLDER, g.Int(3), Params); break; \
+            default: Name(__VA_ARGS__, bits, g.Int(3), Params);                                    \
+        }                                                                                          \
+    }                                                                                              \
+    SetMaskNorm();                                                                                 \
     ResetMask();
 
 #define COMMA ,
@@ -76,23 +89,12 @@ void CallMulAddDst(const Args& g) {
 }
 template <class D, class S, RoundMode kMode>
 void CallCast(const Args& g) {
-    FORMS(D, Cast, Unary(g), D COMMA S, g.As<D>(g.out), g.As<S>(g.a), kMode)
+    FORMS(float, Cast, Unary(g), D COMMA S, g.As<D>(g.out), g.As<S>(g.a), kMode)
 }
 template <class T>
 void CallDuplicate(const Args& g) {
-    const LocalTensor<T> out = g.As<T>(g.out);
     const T value = g.As<T>(g.b).GetValue(0);
-    uint64_t bits[2] = {g.Mask(), static_cast<uint64_t>(g.p[2])};
-    SetRegister(g);
-    switch (g.p[0]) {
-        case 0: Duplicate(out, value, g.Int(1)); break;
-        case 1: Duplicate(out, value, g.Mask(), g.Int(3), g.Short(4), g.Byte(7)); break;
-        case 3:
-        case 4: Duplicate<T, false>(out, value, MASK_PLACEHOLDER, g.Int(3), g.Short(4), g.Byte(7)); break;
-        default: Duplicate(out, value, bits, g.Int(3), g.Short(4), g.Byte(7));
-    }
-    SetMaskNorm();
-    ResetMask();
+    FORMS(float, Duplicate, g.Short(4) COMMA g.Byte(7), T, g.As<T>(g.out), value)
 }
 template <class T>
 void CallCopy(const Args& g) {
@@ -113,12 +115,9 @@ template <class T>
 void CallIndex(const Args& g) {
     LocalTensor<T> out = g.As<T>(g.out);
     const T first = g.As<T>(g.b).GetValue(0);
-    uint64_t bits[2] = {g.Mask(), static_cast<uint64_t>(g.p[2])};
-    switch (g.p[0]) {
-        case 0: CreateVecIndex(out, first, static_cast<uint32_t>(g.p[1])); break;
-        case 1: CreateVecIndex(out, first, g.Mask(), g.Int(3), g.Short(4), g.Byte(7)); break;
-        default: CreateVecIndex(out, first, bits, g.Int(3), g.Short(4), g.Byte(7));
-    }
+    ByForm(
+        g, [&](uint32_t n) { CreateVecIndex(out, first, n); },
+        [&](auto mask) { CreateVecIndex(out, first, mask, g.Int(3), g.Short(4), g.Byte(7)); });
 }
 
 // ---- overlaps: numbers 10 and 11 are the byte offsets of dst and source 0 within `a` ----

@@ -43,6 +43,15 @@ inline BinaryRepeatParams Binary(const Args& g) {
 }
 inline UnaryRepeatParams Unary(const Args& g) { return {g.Short(4), g.Short(5), g.Byte(7), g.Byte(8)}; }
 
+// Form 0: the first n elements; 1: the first n lanes; else a mask of bits.
+template <class Count, class Masked>
+void ByForm(const Args& g, Count count, Masked masked) {
+    uint64_t bits[2] = {g.Mask(), static_cast<uint64_t>(g.p[2])};
+    if (g.p[0] == 0) return count(static_cast<uint32_t>(g.p[1]));
+    if (g.p[0] == 1) return masked(g.Mask());
+    masked(bits);
+}
+
 struct Entry {
     const char* name;
     void (*kernel)(const Args&);
@@ -71,28 +80,25 @@ inline void Run(void (*kernel)(const Args&), const int64_t* numbers) {
     DataCopy(gm[0], buffers[0].Get<uint8_t>(), kBytes);
 }
 
-inline const char* RunNamed(const Entry* entries, size_t count, const char* name, const uint8_t* a,
-                            const uint8_t* b, uint8_t* out, const int64_t* numbers) {
+inline const char* RunNamed(const Entry* entry, const char* name, const uint8_t* a, const uint8_t* b,
+                            uint8_t* out, const int64_t* numbers) {
     static char text[1024];
-    for (size_t i = 0; i < count; ++i) {
-        if (strcmp(entries[i].name, name) != 0) continue;
-        const uint8_t* given[3] = {out, a, b};
-        twin::LaunchSpec spec;
-        for (int m = 0; m < 3; ++m) {
-            memcpy(Memory(m), given[m], kBytes);
-            const uintptr_t at = reinterpret_cast<uintptr_t>(Memory(m));
-            spec.ranges.push_back({at, at + kBytes, twin::GmKind::kTensor, false, nullptr, "gm"});
-        }
-        text[0] = '\0';
-        try {
-            twin::Device(0).Launch(spec, [&] { Run(entries[i].kernel, numbers); });
-        } catch (const std::exception& error) {
-            strncpy(text, error.what(), sizeof(text) - 1);
-        }
-        memcpy(out, Memory(0), kBytes);
-        return text;
+    while (strcmp(entry->name, name) != 0) ++entry;
+    const uint8_t* given[3] = {out, a, b};
+    twin::LaunchSpec spec;
+    for (int m = 0; m < 3; ++m) {
+        memcpy(Memory(m), given[m], kBytes);
+        const uintptr_t at = reinterpret_cast<uintptr_t>(Memory(m));
+        spec.ranges.push_back({at, at + kBytes, twin::GmKind::kTensor, false, nullptr, "gm"});
     }
-    return "no such kernel";
+    text[0] = '\0';
+    try {
+        twin::Device(0).Launch(spec, [&] { Run(entry->kernel, numbers); });
+    } catch (const std::exception& error) {
+        strncpy(text, error.what(), sizeof(text) - 1);
+    }
+    memcpy(out, Memory(0), kBytes);
+    return text;
 }
 
 }  // namespace api
@@ -100,5 +106,5 @@ inline const char* RunNamed(const Entry* entries, size_t count, const char* name
 #define API_MAIN(entries)                                                                               \
     extern "C" const char* run_call(const char* name, const uint8_t* a, const uint8_t* b, uint8_t* out, \
                                     const int64_t* numbers) {                                           \
-        return api::RunNamed(entries, sizeof(entries) / sizeof(entries[0]), name, a, b, out, numbers);  \
+        return api::RunNamed(entries, name, a, b, out, numbers);                                        \
     }

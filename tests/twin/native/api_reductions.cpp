@@ -57,30 +57,30 @@ void CallNewNames(const Args& g) {
 
 template <class T>
 void CallReduceSum(const Args& g) {
-    uint64_t bits[2] = {g.Mask(), static_cast<uint64_t>(g.p[2])};
     const LocalTensor<T> to = g.As<T>(g.out), from = g.As<T>(g.a), work = g.As<T>(g.tmp);
-    if (g.p[0] == 0) ReduceSum(to, from, work, g.Int(1));
-    if (g.p[0] == 1) ReduceSum(to, from, work, g.Int(1), g.Int(3), g.Int(6));
-    if (g.p[0] == 2) ReduceSum(to, from, work, bits, g.Int(3), g.Int(6));
     if (g.p[0] == 3) {
         SetMaskCount();
         SetVectorMask<T, MaskMode::COUNTER>(0, g.Mask());
+    }
+    if (g.p[0] >= 3) {  // 4: without counter mode
         ReduceSum<T, false>(to, from, work, 1);
         SetMaskNorm();
-        ResetMask();
+        return ResetMask();
     }
-    if (g.p[0] == 4) ReduceSum<T, false>(to, from, work, 1);
+    ByForm(
+        g, [&](uint32_t n) { ReduceSum(to, from, work, static_cast<int32_t>(n)); },
+        [&](auto mask) { ReduceSum(to, from, work, mask, g.Int(3), g.Int(6)); });
 }
+// Form 3: over a count, with the source as scratch.
 #define EXTREME(Name)                                                                          \
     template <class T>                                                                         \
     void Call##Name(const Args& g) {                                                           \
-        uint64_t bits[2] = {g.Mask(), static_cast<uint64_t>(g.p[2])};                          \
         const LocalTensor<T> to = g.As<T>(g.out), from = g.As<T>(g.a);                         \
         const LocalTensor<T> work = g.tmp[static_cast<uint32_t>(g.p[8])].ReinterpretCast<T>(); \
-        if (g.p[0] == 0) Name(to, from, work, g.Int(1), g.p[7] != 0);                          \
-        if (g.p[0] == 1) Name(to, from, work, g.Int(1), g.Int(3), g.Int(6), g.p[7] != 0);      \
-        if (g.p[0] == 2) Name(to, from, work, bits, g.Int(3), g.Int(6), g.p[7] != 0);          \
-        if (g.p[0] == 3) Name(to, from, from, g.Int(1), g.p[7] != 0);                          \
+        if (g.p[0] == 3) return Name(to, from, from, g.Int(1), g.p[7] != 0);                   \
+        ByForm(                                                                                \
+            g, [&](uint32_t) { Name(to, from, work, g.Int(1), g.p[7] != 0); },                 \
+            [&](auto mask) { Name(to, from, work, mask, g.Int(3), g.Int(6), g.p[7] != 0); });  \
     }
 EXTREME(ReduceMax)
 EXTREME(ReduceMin)

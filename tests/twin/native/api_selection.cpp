@@ -11,23 +11,19 @@ CMPMODE Mode(const Args& g) { return static_cast<CMPMODE>(g.p[10]); }
 template <class T>
 void CallCompare(const Args& g) {
     const LocalTensor<T> a = g.As<T>(g.a), b = g.As<T>(g.b);
-    uint64_t bits[2] = {g.Mask(), static_cast<uint64_t>(g.p[2])};
-    switch (g.p[0]) {
-        case 0: Compare(g.out, a, b, Mode(g), static_cast<uint32_t>(g.p[1])); break;
-        case 1: Compare(g.out, a, b, Mode(g), g.Mask(), g.Int(3), Binary(g)); break;
-        default: Compare(g.out.ReinterpretCast<int8_t>(), a, b, Mode(g), bits, g.Int(3), Binary(g));
-    }
+    ByForm(
+        g, [&](uint32_t n) { Compare(g.out, a, b, Mode(g), n); },
+        [&](auto mask) {
+            Compare(g.out.ReinterpretCast<int8_t>(), a, b, Mode(g), mask, g.Int(3), Binary(g));
+        });
 }
 template <class T>
 void CallCompareScalar(const Args& g) {
     const LocalTensor<T> a = g.As<T>(g.a);
     const T value = g.As<T>(g.b).GetValue(0);
-    uint64_t bits[2] = {g.Mask(), static_cast<uint64_t>(g.p[2])};
-    switch (g.p[0]) {
-        case 0: CompareScalar(g.out, a, value, Mode(g), static_cast<uint32_t>(g.p[1])); break;
-        case 1: Compares(g.out, a, value, Mode(g), g.Mask(), g.Int(3), Unary(g)); break;
-        default: CompareScalar(g.out, a, value, Mode(g), bits, g.Int(3), Unary(g));
-    }
+    ByForm(
+        g, [&](uint32_t n) { CompareScalar(g.out, a, value, Mode(g), n); },
+        [&](auto mask) { Compares(g.out, a, value, Mode(g), mask, g.Int(3), Unary(g)); });
 }
 // Compares a with b into the register; the register's bits go to out, and select between a and b at byte
 // 4096.
@@ -56,15 +52,16 @@ void CallSelect(const Args& g) {
     const LocalTensor<T> out = g.As<T>(g.out), x = g.As<T>(g.a), y = g.a[4096].ReinterpretCast<T>();
     const LocalTensor<uint16_t> choose = g.As<uint16_t>(g.b);
     const SELMODE mode = static_cast<SELMODE>(g.p[10]);
-    const bool scalar = mode == SELMODE::VSEL_TENSOR_SCALAR_MODE;
-    uint64_t bits[2] = {g.Mask(), static_cast<uint64_t>(g.p[2])};
-    const uint32_t count = static_cast<uint32_t>(g.p[1]);
-    if (g.p[0] == 0 && scalar) Select(out, choose, x, T(7), mode, count);
-    if (g.p[0] == 0 && !scalar) Select(out, choose, x, y, mode, count);
-    if (g.p[0] == 1 && scalar) Select(out, choose, x, T(7), mode, g.Mask(), g.Int(3), Binary(g));
-    if (g.p[0] == 1 && !scalar) Select(out, choose, x, y, mode, g.Mask(), g.Int(3), Binary(g));
-    if (g.p[0] == 2 && scalar) Select(out, choose, x, T(7), mode, bits, g.Int(3), Binary(g));
-    if (g.p[0] == 2 && !scalar) Select(out, choose, x, y, mode, bits, g.Int(3), Binary(g));
+    const auto select = [&](auto second) {
+        ByForm(
+            g, [&](uint32_t n) { Select(out, choose, x, second, mode, n); },
+            [&](auto mask) { Select(out, choose, x, second, mode, mask, g.Int(3), Binary(g)); });
+    };
+    if (mode == SELMODE::VSEL_TENSOR_SCALAR_MODE) {
+        select(T(7));
+    } else {
+        select(y);
+    }
 }
 // Form 0: a fixed pattern (number 10); 1: the bits in b. Mask 0: normal mode. Overlap: number 11.
 template <class T>
@@ -93,12 +90,9 @@ void CallGather(const Args& g) {
     const LocalTensor<T> to = g.As<T>(g.out), from = g.As<T>(g.a);
     const LocalTensor<uint32_t> where = g.As<uint32_t>(g.b);
     const uint32_t base = static_cast<uint32_t>(g.p[10]);
-    uint64_t bits[2] = {g.Mask(), static_cast<uint64_t>(g.p[2])};
-    switch (g.p[0]) {
-        case 0: Gather(to, from, where, base, static_cast<uint32_t>(g.p[1])); break;
-        case 1: Gather(to, from, where, base, g.Mask(), g.Int(3), g.Short(7)); break;
-        default: Gather(to, from, where, base, bits, g.Int(3), g.Short(7));
-    }
+    ByForm(
+        g, [&](uint32_t n) { Gather(to, from, where, base, n); },
+        [&](auto mask) { Gather(to, from, where, base, mask, g.Int(3), g.Short(7)); });
 }
 template <class T>
 void CallGatherb(const Args& g) {

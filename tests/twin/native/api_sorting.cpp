@@ -1,4 +1,4 @@
-// Sorting, what a kernel says, scalar helpers, state that outlives a call.
+// Sorting, what a kernel says, scalar helpers, state that outlives a call; then what the engines must find.
 #include "api_harness.h"
 
 namespace {
@@ -117,6 +117,38 @@ void Intrinsics(const Args& g) {
     dcci(twin::GmOf(Memory(1)), SINGLE_CACHE_LINE, CACHELINE_OUT);
 }
 
+// Touches other bytes than it declares: what the audit must find; number 0 says which.
+void Wrong(const Args& g) {
+    uint32_t* to = g.out.ReinterpretCast<uint32_t>().Span(64, twin::Loc::Here(), "canary");
+    const uint32_t* from = g.a.ReinterpretCast<uint32_t>().Span(64, twin::Loc::Here(), "canary");
+    const uint32_t written = g.p[0] == 1 ? 7 : g.p[0] == 2 ? 9 : 8;
+    const uint32_t read = g.p[0] == 3 ? 7 : 8;
+    twin::Issue({"Canary",
+                 twin::Pipe::kV,
+                 twin::Loc::Here(),
+                 {0, 8},
+                 detail::UbAccess(to, written),
+                 {detail::UbAccess(from, read)}},
+                [=] {
+                    for (uint32_t i = 0; i < 8; ++i) twin::StoreAt(to, i, twin::LoadAt(from, i) + 1);
+                });
+}
+
+// An accumulator that stands still; sources so unevenly spaced that each repeat is a part of its own.
+void Chain(const Args& g) {
+    const LocalTensor<float> sum = g.As<float>(g.a);
+    Add(sum, g.As<float>(g.b), sum, 64, 3, {1, 2, 1, 0, 17, 0});
+    PipeBarrier<PIPE_V>();
+    DataCopy(g.out, g.a, kBytes);
+}
+// Two such calls, the second on the result of the first, with a barrier between them if number 0 is 1.
+void TwoChains(const Args& g) {
+    const LocalTensor<float> sum = g.As<float>(g.a);
+    Add(sum, g.As<float>(g.b), sum, 64, 3, {1, 2, 1, 0, 17, 0});
+    if (g.p[0] == 1) PipeBarrier<PIPE_V>();
+    Add(sum, g.As<float>(g.b), sum, 64, 3, {1, 2, 1, 0, 17, 0});
+}
+
 #define BOTH(Name) \
     {#Name "/f2", Call##Name<half>}, { #Name "/f4", Call##Name<float> }
 const Entry kEntries[] = {
@@ -137,6 +169,9 @@ const Entry kEntries[] = {
     {"deq_scale", DeqScale},
     {"control_bits", ControlBits},
     {"intrinsics", Intrinsics},
+    {"canary", Wrong},
+    {"chain", Chain},
+    {"two_chains", TwoChains},
 };
 
 }  // namespace

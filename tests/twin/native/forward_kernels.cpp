@@ -101,7 +101,6 @@ private:
         const DataCopyExtParams params{count, 32 * (1 + Below(12)), Below(3), 2 * Below(32), 0};
         DataCopyPad(Gm<bfloat16_t>(Source(), Below(64) * 32, 8192), Row()[Below(8) * 16], params);
     }
-    // The chain that a weighted sum is made of, cut at random.
     // Rows side by side, out in one call of as many pieces, some of them cut elsewhere.
     void Gather() {
         LocalTensor<bfloat16_t> chunk = queue_.AllocTensor<bfloat16_t>();
@@ -129,6 +128,7 @@ private:
         if (Below(4) == 0) AddTerm(sum, n);
     }
     void Chain() { AddTerm(Sum(), Below(2) == 0 ? kElements : 8 * (1 + Below(kElements / 8))); }
+    // The chain that a weighted sum is made of, cut at random.
     void AddTerm(LocalTensor<float> sum, uint32_t n) {
         LocalTensor<bfloat16_t> row = queue_.AllocTensor<bfloat16_t>();
         DataCopy(row, Gm<bfloat16_t>(Source(), Below(128) * 32, kUbBytes), kUbBytes / 2);
@@ -181,41 +181,25 @@ private:
         DataCopy(Gm<bfloat16_t>(g_memory.state[core_], at, 32), Row(), 16);
         Poke();
     }
-    void Step(uint32_t which, bool chains = true) {
-        switch (which) {
-            case 0: return InStrided();
-            case 1: return OutStrided();
-            case 2: return Scalars();
-            case 3: return Floats();
-            case 4: return TellAndPoke();
-            case 5:
-                return DataCopy(rows_[0].Get<bfloat16_t>(), rows_[1 + Below(2)].Get<bfloat16_t>(),
-                                kUbBytes / 2);
-            case 6:
-                return Gm<bfloat16_t>(X(), 0, kGmBytes).SetValue(Below(kGmBytes / 2), ToBfloat16(Weight()));
-            case 7:
-                if (chains) Poll();
-                return;
-            case 8:
-            case 9:
-            case 10: return Out();
-            case 11:
-                if (chains) Gather();
-                return;
-            case 12:
-                if (chains) Chain();
-                return;
-            case 13:
-                if (chains) WholeSum();
-                return;
-            case 14:
-            case 15: return Vector();
-            default: return In();
-        }
+    void CopyRow() {
+        DataCopy(rows_[0].Get<bfloat16_t>(), rows_[1 + Below(2)].Get<bfloat16_t>(), kUbBytes / 2);
+    }
+    void SetElement() {
+        Gm<bfloat16_t>(X(), 0, kGmBytes).SetValue(Below(kGmBytes / 2), ToBfloat16(Weight()));
     }
     void Poll() {
         twin::GiveWay(twin::Loc::Here());
         Poke();
+    }
+    // The last four may not stand within a chain.
+    void Step(uint32_t which, bool chains = true) {
+        static constexpr void (Program::* kSteps[20])() = {
+            &Program::InStrided,   &Program::OutStrided, &Program::Scalars, &Program::Floats,
+            &Program::TellAndPoke, &Program::SetElement, &Program::CopyRow, &Program::Out,
+            &Program::Out,         &Program::Out,        &Program::Vector,  &Program::Vector,
+            &Program::In,          &Program::In,         &Program::In,      &Program::In,
+            &Program::Poll,        &Program::Gather,     &Program::Chain,   &Program::WholeSum};
+        if (chains || which < 16) (this->*kSteps[which])();
     }
     // A row to the next core by way of GM, which is written again at once.
     void Exchange() {

@@ -1,5 +1,6 @@
 // The audit behind twin/engine/fast.h of this folder. audit_report() gives what was found, one line each;
 // audit_log() the declared accesses of every vector instruction, as "name w offset bytes count stride r ...".
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
 #include <string>
@@ -11,7 +12,8 @@ namespace {
 
 struct Held {
     twin::Instruction instruction;
-    std::function<void()> effect;
+    std::vector<std::max_align_t> effect;
+    void (*run)(const void*);
 };
 std::vector<Held> g_held;
 std::string g_report, g_log;
@@ -72,7 +74,7 @@ void Check(const Held& held) {
     Log(instruction, ub);
     const Bytes before(core.ub, core.ub + twin::kUbBytes);
     const Registers registers = Save(core);
-    held.effect();
+    held.run(held.effect.data());
     const Bytes after(core.ub, core.ub + twin::kUbBytes);
     const Registers results = Save(core);
     Bytes written(before.size()), read(before.size()), garbage(before.size());
@@ -83,7 +85,7 @@ void Check(const Held& held) {
     for (size_t i = 0; i < before.size(); ++i)
         core.ub[i] = read[i] ? before[i] : static_cast<uint8_t>(~before[i]);
     Restore(core, registers);
-    held.effect();
+    held.run(held.effect.data());
     // How much these write depends on the data: they declare all that they may write.
     const bool depends = strcmp(instruction.name, "MrgSort") == 0 ||
                          (strcmp(instruction.name, "GatherMask") == 0 && instruction.reads[1].bytes != 0);
@@ -107,8 +109,9 @@ void Check(const Held& held) {
 
 namespace twin::audit {
 
-void Hold(const Instruction& instruction, std::function<void()> effect) {
-    g_held.push_back({instruction, std::move(effect)});
+void Hold(const Instruction& instruction, const void* effect, size_t bytes, void (*run)(const void*)) {
+    g_held.push_back({instruction, std::vector<std::max_align_t>(bytes / sizeof(std::max_align_t) + 1), run});
+    memcpy(g_held.back().effect.data(), effect, bytes);
 }
 void Settle() {
     std::vector<Held> held;

@@ -15,21 +15,24 @@
 #undef SettlePipe
 #undef kChecked
 
-#include <functional>
+#include <type_traits>
 
 namespace twin {
 
 constexpr bool kChecked = true;
 
 namespace audit {
-void Hold(const Instruction& instruction, std::function<void()> effect);
+void Hold(const Instruction& instruction, const void* effect, size_t bytes, void (*run)(const void*));
 void Settle();
 }  // namespace audit
 
 template <class Effect>
 inline void Issue(const Instruction& instruction, Effect&& effect) {
     if (instruction.pipe == Pipe::kV) {
-        audit::Hold(instruction, std::function<void()>(effect));
+        using Kept = std::decay_t<Effect>;
+        static_assert(std::is_trivially_copyable_v<Kept>);
+        audit::Hold(instruction, &effect, sizeof(Kept),
+                    [](const void* kept) { (*static_cast<Kept*>(const_cast<void*>(kept)))(); });
         return;
     }
     audit::Settle();
