@@ -55,4 +55,4 @@ def test_ranks_that_run_free(rank_threads: Path) -> None:
 def test_that_wrong_rows_are_noticed(rank_threads: Path) -> None:
     done = run(rank_threads, "canary")
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "expand_x of rank" in done.stderr and "Sanitizer" not in done.stderr
+    assert "combine's x of rank" in done.stderr and "Sanitizer" not in done.stderr
