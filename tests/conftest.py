@@ -17,12 +17,7 @@ _HELPERS = str(Path(__file__).resolve().parent / "helpers")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), _HELPERS)))
 
 import lanes  # noqa: E402
-from soak_report import (  # noqa: E402, F401
-    pytest_runtest_logreport,
-    pytest_runtest_makereport,
-    pytest_terminal_summary,
-    tally,
-)
+from soak_rows import pytest_runtest_logreport, pytest_terminal_summary, tally  # noqa: E402, F401
 
 MARKERS = {
     "asan": "also run under AddressSanitizer and UBSan by `make asan`",

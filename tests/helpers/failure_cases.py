@@ -6,11 +6,13 @@ Each case has unequal batches with an empty rank, a mask and ids of -1; the expe
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -85,6 +87,26 @@ def round_trip(place: Place, seed: int = 0, contract: int = 1) -> str:
     return "right"
 
 
+def repeat(place: Place, parts: list[int]) -> list[dict[str, int]]:
+    """Round trips in parts, each with the bits of the first of its kind; the memory and files after each."""
+    kinds = [(seed, contract) for seed in range(5) for contract in (1, 2)]
+    for kind in kinds:
+        round_trip(place, *kind)
+    first: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+    after = []
+    for part in parts:
+        for number in range(part):
+            kind = kinds[number % len(kinds)]
+            sent = dispatch(place, *kind)
+            bits = sent[4], combine(place, sent, *kind)
+            for one, other in zip(first.setdefault(kind, bits), bits, strict=True):
+                assert torch.equal(one, other), f"round trip {number} differs from the first of its kind"
+        gc.collect()
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        after.append({"bytes": pages * os.sysconf("SC_PAGE_SIZE"), "files": len(os.listdir("/proc/self/fd"))})
+    return after
+
+
 # ---- outcomes
 
 
@@ -133,6 +155,16 @@ def use_real_library() -> None:
 
 def run_round_trip(seed: int = 0, group_ep: str = "", contract: int = 1) -> str:
     return round_trip(here(group_ep), seed, contract)
+
+
+def stream(rounds: int, seed: int) -> None:
+    """Round trips, up to the first error."""
+    for number in range(rounds):
+        round_trip(here(), (seed + number) % 5, 1 + number % 2)
+
+
+def run_repeat(parts: list[int]) -> list[dict[str, int]]:
+    return repeat(here(), parts)
 
 
 _kept: dict[str, tuple[int, tuple[torch.Tensor, ...]]] = {}

@@ -297,6 +297,22 @@ def test_combine_that_routes_otherwise_than_dispatch(
     assert_usable(cluster)
 
 
+@pytest.mark.row("op order")
+@pytest.mark.parametrize("op", ["combine", "combine_v2"])
+def test_combine_without_a_dispatch(cluster: ascend_moe.LocalCluster, op: str) -> None:
+    """Without routed pairs it gives zeros; with some it says that their rows have not come."""
+
+    def body(place: Place) -> Any:
+        assert not call(place, op).any()
+        ids = plain(op, experts=place.world * LOCAL)["expert_ids"]
+        ids[0, 0] = 1
+        return call(place, op, expert_ids=ids)
+
+    for one in outcomes(cluster, body):
+        assert type(one.error) is RoutingMismatch, repr(one)
+    assert_usable(cluster)
+
+
 # ---- one rank's own mistake
 
 

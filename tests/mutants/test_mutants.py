@@ -109,6 +109,7 @@ def test_the_clean_kernels_pass_the_rest(builds: MutantBuilds) -> None:
     for finder in (LONG_LISTS, SHARED_ROWS):
         result = finders.special(builds.library("checked"), finder)
         assert result.finding is None, result
+    assert not finders.killed(builds.library("checked"))
     library = builds.library("fast")
     assert finders.run(library).returncode == 0
     assert first_failure_of_suite(library) is None
