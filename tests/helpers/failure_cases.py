@@ -87,24 +87,23 @@ def round_trip(place: Place, seed: int = 0, contract: int = 1) -> str:
     return "right"
 
 
-def repeat(place: Place, parts: list[int]) -> list[dict[str, int]]:
-    """Round trips in parts, each with the bits of the first of its kind; the memory and files after each."""
+def repeat(place: Place, rounds: int) -> None:
+    """Round trips with the bits of the first of their kind, which are those of the reference."""
     kinds = [(seed, contract) for seed in range(5) for contract in (1, 2)]
     for kind in kinds:
         round_trip(place, *kind)
-    first: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
-    after = []
-    for part in parts:
-        for number in range(part):
-            kind = kinds[number % len(kinds)]
-            sent = dispatch(place, *kind)
-            bits = sent[4], combine(place, sent, *kind)
-            for one, other in zip(first.setdefault(kind, bits), bits, strict=True):
-                assert torch.equal(one, other), f"round trip {number} differs from the first of its kind"
-        gc.collect()
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        after.append({"bytes": pages * os.sysconf("SC_PAGE_SIZE"), "files": len(os.listdir("/proc/self/fd"))})
-    return after
+    first: dict[tuple[int, int], torch.Tensor] = {}
+    for number in range(rounds):
+        kind = kinds[number % len(kinds)]
+        result = combine(place, dispatch(place, *kind), *kind)
+        assert torch.equal(first.setdefault(kind, result), result), f"round trip {number} is another"
+
+
+def resources() -> dict[str, int]:
+    """Resident bytes and open descriptors of this process."""
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return {"bytes": pages * os.sysconf("SC_PAGE_SIZE"), "files": len(os.listdir("/proc/self/fd"))}
 
 
 # ---- outcomes
@@ -163,8 +162,9 @@ def stream(rounds: int, seed: int) -> None:
         round_trip(here(), (seed + number) % 5, 1 + number % 2)
 
 
-def run_repeat(parts: list[int]) -> list[dict[str, int]]:
-    return repeat(here(), parts)
+def run_repeat(rounds: int) -> dict[str, int]:
+    repeat(here(), rounds)
+    return resources()
 
 
 _kept: dict[str, tuple[int, tuple[torch.Tensor, ...]]] = {}

@@ -349,18 +349,20 @@ def test_stopped_at_any_moment(numbers: range, tally: Tally) -> None:
     tally.each(numbers, stopped_in_a_stream)
 
 
-def assert_nothing_grows(after: list[dict[str, int]]) -> None:
-    warm, end = after
-    assert end["bytes"] - warm["bytes"] < 1 << 20 and end["files"] == warm["files"], after
+def assert_nothing_grows(warm: dict[str, int], end: dict[str, int]) -> None:
+    assert end["bytes"] - warm["bytes"] < 1 << 20 and end["files"] == warm["files"], (warm, end)
 
 
 @soak_rows.row("back to back", quick=400, full=1_000_000)
 def test_round_trips_of_threads(numbers: range, tally: Tally, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same bits again and again, in the same memory."""
     monkeypatch.setenv("ASCEND_MOE_AIV_CORES", "1")
+    after = []
     with LocalCluster(4) as cluster:
-        for after in cluster.run(lambda rank, name: cases.repeat(Place(rank, 4, name), [300, len(numbers)])):
-            assert_nothing_grows(after)
+        for rounds in (300, len(numbers)):
+            cluster.run(lambda rank, name, n=rounds: cases.repeat(Place(rank, 4, name), n))
+            after.append(cases.resources())
+    assert_nothing_grows(*after)
     tally.count(cases=len(numbers))
 
 
@@ -369,8 +371,11 @@ def test_round_trips_of_threads(numbers: range, tally: Tally, monkeypatch: pytes
 def test_round_trips_of_processes(numbers: range, tally: Tally) -> None:
     with OpRanks(4, timeout_s=120) as ranks:
         values(ranks.call(comm_cases.set_env, "ASCEND_MOE_AIV_CORES", "1"))
-        for rank in range(4):
-            ranks.start(rank, cases.run_repeat, [300, len(numbers)])
-        for rank in range(4):
-            assert_nothing_grows(values([ranks.wait(rank, 3000)])[0])
+        after = []
+        for rounds in (300, len(numbers)):
+            for rank in range(4):
+                ranks.start(rank, cases.run_repeat, rounds)
+            after.append(values([ranks.wait(rank, 3000) for rank in range(4)]))
+        for warm, end in zip(*after, strict=True):
+            assert_nothing_grows(warm, end)
     tally.count(cases=len(numbers))
