@@ -197,15 +197,6 @@ def run_combine(group_ep: str = "") -> str:
     return "right"
 
 
-def run_bad_then_right(seed: int = 0) -> tuple[str, str]:
-    """An argument error of this rank alone, then the corrected call: (argument, outcome)."""
-    place = here()
-    wrong = caught(dispatch, place, seed, quant_mode=3).error
-    assert wrong is not None
-    time.sleep(0.2)
-    return wrong.argument, round_trip(place, seed)
-
-
 def new_group(ranks: list[int]) -> str:
     """A group of these ranks alone; only they call."""
     group = torch.distributed.new_group(ranks, use_local_synchronization=True)

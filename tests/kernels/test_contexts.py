@@ -206,54 +206,52 @@ def test_unknown_contexts_are_refused() -> None:
 # ---- the private ABI
 
 
-OFFSETS = """
+FIELDS = {
+    "A3Context": "rank world windowBytes windowsIn expBytes windowsExp remote",
+    "A3Pointer": "device",
+    "A3Remote": "windowsIn windowsExp",
+    "A2Context": "rank world windowBytes windowsIn windowsOut multiFlag data",
+    "A2Remote": "remoteIn localIn localOut",
+    "A2Memory": "address",
+}
+ITEM = {
+    "local": "localBuf",
+    "remote": "remoteBuf",
+    "bytes": "count",
+    "type": "dataType",
+    "peer": "remoteRankId",
+}
+HEAD = """
 #include <cstddef>
 #include "common/contexts.h"
 #include "protocol/tiling.h"
 #include "twin/api/hccl_context.h"
 #include "lib/hccl/hccl.h"
-#define SAME(ours, field, theirs, other) \\
-    static_assert(offsetof(moe::ours, field) == offsetof(theirs, other), #ours "." #field)
 namespace h = twin::hccl;
-SAME(A3Context, rank, h::A3Context, rank);
-SAME(A3Context, world, h::A3Context, world);
-SAME(A3Context, windowBytes, h::A3Context, window_bytes);
-SAME(A3Context, windowsIn, h::A3Context, windows_in);
-SAME(A3Context, expBytes, h::A3Context, exp_bytes);
-SAME(A3Context, windowsExp, h::A3Context, windows_exp);
-SAME(A3Context, remote, h::A3Context, remote);
-SAME(A3Pointer, device, h::A3Pointer, device);
-SAME(A3Remote, windowsIn, h::A3Remote, windows_in);
-SAME(A3Remote, windowsExp, h::A3Remote, windows_exp);
 static_assert(sizeof(moe::A3Pointer) == sizeof(h::A3Pointer), "A3Pointer");
-SAME(A2Context, rank, h::A2Context, rank);
-SAME(A2Context, world, h::A2Context, world);
-SAME(A2Context, windowBytes, h::A2Context, window_bytes);
-SAME(A2Context, windowsIn, h::A2Context, windows_in);
-SAME(A2Context, windowsOut, h::A2Context, windows_out);
-SAME(A2Context, multiFlag, h::A2Context, multi_flag);
-SAME(A2Context, data, h::A2Context, data);
-SAME(A2Remote, remoteIn, h::A2Remote, remote_in);
-SAME(A2Remote, localIn, h::A2Remote, local_in);
-SAME(A2Remote, localOut, h::A2Remote, local_out);
-SAME(A2Memory, address, h::A2Memory, address);
 static_assert(sizeof(moe::A2Remote) == sizeof(h::A2Remote), "A2Remote");
 static_assert(moe::kA2Ranks == h::kA2Ranks && moe::kA3MaxRanks == h::kA3MaxRanks, "ranks");
-SAME(BatchItem, local, AscendC::detail::WriteItem, localBuf);
-SAME(BatchItem, remote, AscendC::detail::WriteItem, remoteBuf);
-SAME(BatchItem, bytes, AscendC::detail::WriteItem, count);
-SAME(BatchItem, type, AscendC::detail::WriteItem, dataType);
-SAME(BatchItem, peer, AscendC::detail::WriteItem, remoteRankId);
 static_assert(offsetof(moe::MoeDistributeMc2Head, cc) == 64, "Mc2InitTiling comes first");
 """
 
 
+def same(ours: str, field: str, theirs: str, other: str) -> str:
+    offsets = f"offsetof(moe::{ours}, {field}) == offsetof({theirs}, {other})"
+    return f'static_assert({offsets}, "{ours}.{field}");\n'
+
+
 def test_our_structs_lie_as_those_of_hccl(tmp_path: Path) -> None:
-    root, source = library.native_source_root(), tmp_path / "offsets.cpp"
-    wrong = "SAME(A2Context, data, h::A2Context, rma);"
-    source.write_text(OFFSETS + "#ifdef WRONG\n" + wrong + "\n#endif\n")
+    text = HEAD + "".join(same("BatchItem", ours, "AscendC::detail::WriteItem", ITEM[ours]) for ours in ITEM)
+    for struct, fields in FIELDS.items():
+        for field in fields.split():
+            text += same(struct, field, f"h::{struct}", re.sub("([A-Z])", r"_\1", field).lower())
+    source = tmp_path / "offsets.cpp"
     command = ["g++", "-std=c++17", "-fsyntax-only", "-Wno-invalid-offsetof", str(source)]
-    command += [f"-I{root / folder}" for folder in ("op_kernel", "twin/include")]
-    assert subprocess.run(command, capture_output=True, text=True).stderr == ""
-    found = subprocess.run([*command, "-DWRONG"], capture_output=True, text=True).stderr
-    assert re.search(r"static assertion failed: A2Context\.data", found)
+    command += [f"-I{library.native_source_root() / folder}" for folder in ("op_kernel", "twin/include")]
+    for wrong, error in (
+        ("", ""),
+        (same("A2Context", "data", "h::A2Context", "rma"), r"failed: A2Context\.data"),
+    ):
+        source.write_text(text + wrong)
+        found = subprocess.run(command, capture_output=True, text=True).stderr
+        assert re.search(error, found) and bool(found) == bool(wrong), found

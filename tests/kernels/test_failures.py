@@ -278,17 +278,6 @@ def test_several_ranks_that_never_call_are_listed(three: OpRanks) -> None:
         assert outcome.error == "CommTimeout" and outcome.seconds < AT_ONCE_S
 
 
-@pytest.mark.parametrize("algorithm", ["window", "direct"])
-def test_argument_error_on_one_rank_then_a_correct_retry(three: OpRanks) -> None:
-    for attempt in range(2):
-        for rank in (0, 2):
-            three.start(rank, cases.run_round_trip, attempt)
-        three.start(1, cases.run_bad_then_right, attempt)
-        assert three.wait(1).value == ("quant_mode", "right")
-        assert values([three.wait(rank) for rank in (0, 2)]) == ["right"] * 2
-        values(three.call(comm_cases.close))  # the next attempt opens the windows
-
-
 # ---- at any moment, and many times
 
 

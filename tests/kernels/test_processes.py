@@ -123,35 +123,6 @@ def test_torchrun(tmp_path: Path) -> None:
     check(world, [torch.load(tmp_path / f"{rank}.pt")[world] for rank in range(world)])
 
 
-# ---- zero copy: batches in flight, and memory that is used again
-
-SEEDS = (100, 101)
-
-
-def in_flight(rank: int, world: int) -> list[list[dict[str, Any]]]:
-    os.environ["ASCEND_MOE_COMM_ALG"] = "direct"
-    group_ep = ascend_moe.comm_name()
-    found = []
-    for seed in SEEDS:
-        for sequence in zero_copy.SEQUENCES[:3]:
-            cases = zero_copy.sequence_cases(seed, sequence, world)
-            with op_runs.cores(cases[0].cores):
-                runs = zero_copy.run_sequence(cases, sequence, seed, rank, group_ep)
-            found.append([dict(vars(one)) for one in runs])
-    ascend_moe.close(group_ep)
-    return found
-
-
-@pytest.mark.nightly
-def test_sequences_of_zero_copy(tmp_path: Path) -> None:
-    world = 3
-    results = run_processes(world, functools.partial(in_flight, world=world), tmp_path)
-    played = [(seed, sequence) for seed in SEEDS for sequence in zero_copy.SEQUENCES[:3]]
-    for number, (seed, sequence) in enumerate(played):
-        by_rank = [[RankRun(**one) for one in results[rank][number]] for rank in range(world)]
-        zero_copy.check_results(zero_copy.sequence_cases(seed, sequence, world), by_rank)
-
-
 def main(out: Path) -> None:
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()

@@ -6,7 +6,6 @@ import ctypes
 import faulthandler
 import os
 import signal
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -54,19 +53,8 @@ COVERAGE = [
 ]
 
 
-def table(covered: Counter[str], distinct: int) -> str:
-    lines = [f"{distinct} distinct cases, twin = reference; of them"]
-    lines += [f"{covered[label]:6d}  {label}" for label in COVERAGE]
-    return "\n".join(lines)
-
-
 @pytest.mark.row("twin = reference")
-def test_equal_to_reference(
-    clusters: Clusters,
-    record_property: Callable[[str, object], None],
-    capsys: pytest.CaptureFixture[str],
-    tally: Tally,
-) -> None:
+def test_equal_to_reference(clusters: Clusters, tally: Tally) -> None:
     """One test, so that what the cases cover is counted in one process."""
     covered: Counter[str] = Counter()
     seen: set[Case] = set()
@@ -78,10 +66,6 @@ def test_equal_to_reference(
             covered.update(labels(case))
             op_runs.check(case, op_runs.run(clusters[case.world], case))
 
-    text = table(covered, len(seen))
-    record_property("coverage", text)
-    with capsys.disabled():  # stderr reaches the terminal from a worker of xdist too
-        print(f"\n{text}", file=sys.stderr, flush=True)
     assert len(seen) == EXAMPLES * len(STRATA)
     few = {label: covered[label] for label in COVERAGE if covered[label] < LEAST_EACH}
     assert not few, f"hardly covered: {few}"
