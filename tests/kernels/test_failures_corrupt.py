@@ -274,36 +274,11 @@ def test_abort_block_that_nobody_can_have_written(word: int, value: int) -> None
         done.set()
         assert type(error) is CorruptStatus and error.rank == SOURCE, repr(error)
         assert "abort block of rank 1" in str(error) and "\n" not in str(error)
+        again = caught(cases.round_trip, place, 3, 2)
+        assert type(again.error) is CorruptStatus and again.error.rank == SOURCE and again.seconds < 0.1
 
     barrier, done = threading.Barrier(2), threading.Event()
     with ascend_moe.LocalCluster(2) as cluster:
         cluster.run(body)
-
-
-def test_failed_communicator_stays_failed_until_it_is_closed() -> None:
-    """Every later op on every rank raises at once; closed and opened afresh, all is well."""
-
-    def fail(rank: int, group_ep: str) -> None:
-        place = Place(rank, 3, group_ep)
-        sent = cases.dispatch(place, 3)
-        barrier.wait()
-        if rank == READER:
-            state = State.of(cluster, READER)
-            state.run(state.epoch + 1, SOURCE, LOCAL)[0] = f32(float("nan"))
-        barrier.wait()
-        if rank == SOURCE:
-            done.wait(1)
-        found = [caught(cases.combine, place, sent, 3)]
-        done.set()
-        later = ((cases.combine, place, sent, 3), (cases.dispatch, place, 3), (cases.dispatch, place, 4, 2))
-        found += [caught(*call) for call in later]
-        assert all(one.seconds < 0.1 for one in found[1:])
-        for one in found:
-            assert type(one.error) is CorruptStatus and one.error.rank == SOURCE, repr(one)
-
-    barrier, done = threading.Barrier(3), threading.Event()
-    with ascend_moe.LocalCluster(3) as cluster:
-        cluster.run(fail)
         cluster.close()
-        well = cluster.run(lambda rank, name: cases.round_trip(Place(rank, 3, name), 5))
-        assert well == ["right"] * 3
+        cluster.run(lambda rank, name: cases.round_trip(Place(rank, 2, name), 5))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 import torch._dynamo.testing
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch_calls import OPS, VARIANTS, Variant, overload, run
+from torch_calls import OPS, Variant, overload
 
 import ascend_moe
 from ascend_moe import comm
@@ -199,50 +197,12 @@ def test_meta_names_wrong_dimensions() -> None:
         OPS.npu_moe_distribute_combine(flat, ids, flat, flat, flat, "nobody", 8, 0, 16)
 
 
-# ---- the same as what the kernels get
+# ---- symbolic sizes; that CPU outputs are what Meta says is asked by opcheck
 
 
 def described(outputs: Any) -> list[Any]:
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     return [(out.dtype, tuple(out.shape), out.stride()) for out in outputs]
-
-
-MATRIX = [
-    *VARIANTS,
-    *(replace(VARIANTS[0], name=f"{dtype} tp 1", dtype=dtype, tp=1) for dtype in (FP16, FP32)),
-    *(
-        replace(VARIANTS[1], name=f"{dtype} v2", dtype=dtype, mask="1-D", extras=True)
-        for dtype in (FP16, FP32)
-    ),
-    Variant("int8", quant_mode=2),
-    Variant("int8 fp32 v2", "_v2", dtype=FP32, quant_mode=2, scales=True),
-]
-
-
-@pytest.mark.parametrize("variant", MATRIX, ids=lambda variant: variant.name)
-def test_cpu_outputs_are_what_meta_says(variant: Variant) -> None:
-    def on_meta(value: Any) -> Any:
-        return value.to("meta") if isinstance(value, torch.Tensor) else value
-
-    def each(rank: int, group_ep: str) -> None:
-        dispatched, combined = run(variant, rank, 2, group_ep)
-        calls = [
-            (variant.dispatch_name, variant.dispatch(rank, 2, "nobody"), dispatched),
-            (variant.combine_name, variant.combine(rank, 2, "nobody", dispatched), combined),
-        ]
-        for name, (args, kwargs), real in calls:
-            moved = {key: on_meta(value) for key, value in kwargs.items()}
-            assert described(overload(name)(*map(on_meta, args), **moved)) == described(real)
-            with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-                fake_args = [mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for v in args]
-                fake = overload(name)(*fake_args, **kwargs)
-            assert described(fake) == described(real)
-
-    with ascend_moe.LocalCluster(2) as cluster:
-        cluster.run(each)
-
-
-# ---- symbolic sizes
 
 
 @pytest.mark.parametrize("version", ["", "_v2"])

@@ -571,21 +571,3 @@ def _read(patches: str) -> list[Mutant]:
 
 
 MUTANTS = _read(PATCHES)
-
-# Bugs that a protocol like CANN's can have, and what stands for them in this one.
-CLASSIC = {
-    "drop SyncAll before dispatch flags": "no_sync_before_flags",
-    "drop SyncAll after combine wait": "no_sync_after_wait",
-    "drop MTE3 drain before flags": "no_drain_before_flags",  # SyncAll drains: both go
-    "single half": "single_half",
-    "flags only, no parity or epoch": "no_epoch",
-    "off-by-one slot stride": "slot_stride",  # window slots never touch: a region is more than its capacity
-    "expandIdx prefix off by one": "expand_idx_prefix",
-    "read counts before wait": "status_read_before_loaded",  # counts are in the run that is waited for
-    "missing cache clean": "epoch_left_in_cache",
-    "flag before counts (torn slot)": "torn_run",  # the writer's order is free: each block has its epoch
-    "skip flags when count == 0": "skip_flag_when_zero_rows",
-    "wrong half for combine": "wrong_half_for_combine",
-    "reuse UB tensor before MTE3 done": "run_rewritten_before_sent",
-    "wait on W instead of W*L slots": "wait_for_own_share_only",  # one run a source: its share is per core
-}

@@ -312,25 +312,6 @@ void WrongRows(const Shape& shape, uint32_t seed) {
     });
 }
 
-// One rank names an expert that does not exist: all return that, and go on.
-void BadId(const Shape& shape, uint32_t seed) {
-    Cluster cluster(shape, 0);
-    cluster.Run([&](int number, Rank& rank) {
-        for (uint32_t turn = 0; turn < 4; ++turn) {
-            const auto spoil = [&](Call&, Tokens& tokens) {
-                if (tokens.batch == 0) return;
-                tokens.ids[0] = shape.experts() + 5;
-                tokens.active[0] = 1;
-            };
-            const int batch = MakeTokens(shape, seed + turn, 0).batch;
-            const int code = rank.Dispatch(seed + turn, number == 0 ? spoil : Spoil());
-            Expect(code, batch > 0 ? moe::kInvalidExpertId : moe::kOk, "dispatch with a bad id");
-            Expect(rank.Dispatch(seed), moe::kOk, "dispatch after a bad id");
-            Expect(rank.Combine(), moe::kOk, "combine after a bad id");
-        }
-    });
-}
-
 // Rank 0 goes while the others are on their way.
 void Leaves(const Shape& shape, uint32_t seed) {
     Cluster cluster(shape, 0);
@@ -365,10 +346,9 @@ void Everything(int ops, uint32_t seed) {
     const std::vector<Shape> shapes = Shapes();
     for (const Shape& shape : shapes) {
         Sequence(shape, ++seed, ops);
-        BadId(shape, ++seed);
         Leaves(shape, ++seed);
     }
-    printf("rank_threads: %zu shapes, each %d ops and 2 failures: %d wrong\n", shapes.size(), ops,
+    printf("rank_threads: %zu shapes, each %d ops and a rank that goes: %d wrong\n", shapes.size(), ops,
            g_failures.load());
 }
 
