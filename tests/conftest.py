@@ -16,12 +16,7 @@ os.environ.setdefault("ASCEND_MOE_AIV_CORES", "8")  # the default of one core ha
 _HELPERS = str(Path(__file__).resolve().parent / "helpers")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), _HELPERS)))
 
-from soak_report import (  # noqa: E402, F401
-    pytest_runtest_logreport,
-    pytest_runtest_makereport,
-    pytest_terminal_summary,
-    tally,
-)
+from soak_rows import pytest_runtest_logreport, pytest_terminal_summary, tally  # noqa: E402, F401
 
 MARKERS = {
     "asan": "also run under AddressSanitizer and UBSan by `make asan`",

@@ -14,20 +14,16 @@ def labels(case: Case) -> set[str]:
     fault = case.fault()
     if fault is not None:
         return {fault.kind}
-    batches = case.batch_sizes
-    found = {case.dtype, f"V{case.contract}", f"quant {case.quant_mode}", f"tp {case.tp}"}
-    found |= {f"expert_token_nums_type {case.nums_type}", f"global_bs {'given' if case.global_bs else 0}"}
-    found |= {"special values"} if case.odd else set()
-    found |= {"smooth scales"} if case.quant == "smooth" else set()
-    found |= {"W > 1"} if case.world > 1 else set()
-    found |= {"L > 1"} if case.experts > case.world else set()
-    found |= {"zero-batch rank"} if 0 in batches else set()
-    found |= {"unequal batches"} if len(set(batches)) > 1 else set()
-    found |= {"int8, H not a multiple of 32"} if case.quant_mode and case.hidden % 32 else set()
-    found |= {"shared_expert_x"} if case.shared else set()
-    found |= {"NaN rows behind expand_x"} if case.tail else set()
-    found |= {f"AIV cores {case.cores}"}
-    return found | _routing_labels(case)
+    flags = {
+        "smooth scales": case.quant == "smooth",
+        "zero-batch rank": 0 in case.batch_sizes,
+        "unequal batches": len(set(case.batch_sizes)) > 1,
+        "int8, H not a multiple of 32": case.quant_mode and case.hidden % 32,
+        "shared_expert_x": case.shared,
+        "NaN rows behind expand_x": case.tail,
+        "special values": case.odd,
+    }
+    return {case.dtype, *(name for name, given in flags.items() if given), *_routing_labels(case)}
 
 
 def _routing_labels(case: Case) -> set[str]:

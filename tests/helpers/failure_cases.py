@@ -6,11 +6,13 @@ Each case has unequal batches with an empty rank, a mask and ids of -1; the expe
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -85,6 +87,25 @@ def round_trip(place: Place, seed: int = 0, contract: int = 1) -> str:
     return "right"
 
 
+def repeat(place: Place, rounds: int) -> None:
+    """Round trips with the bits of the first of their kind, which are those of the reference."""
+    kinds = [(seed, contract) for seed in range(5) for contract in (1, 2)]
+    for kind in kinds:
+        round_trip(place, *kind)
+    first: dict[tuple[int, int], torch.Tensor] = {}
+    for number in range(rounds):
+        kind = kinds[number % len(kinds)]
+        result = combine(place, dispatch(place, *kind), *kind)
+        assert torch.equal(first.setdefault(kind, result), result), f"round trip {number} is another"
+
+
+def resources() -> dict[str, int]:
+    """Resident bytes and open descriptors of this process."""
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return {"bytes": pages * os.sysconf("SC_PAGE_SIZE"), "files": len(os.listdir("/proc/self/fd"))}
+
+
 # ---- outcomes
 
 
@@ -135,6 +156,17 @@ def run_round_trip(seed: int = 0, group_ep: str = "", contract: int = 1) -> str:
     return round_trip(here(group_ep), seed, contract)
 
 
+def stream(rounds: int, seed: int) -> None:
+    """Round trips, up to the first error."""
+    for number in range(rounds):
+        round_trip(here(), (seed + number) % 5, 1 + number % 2)
+
+
+def run_repeat(rounds: int) -> dict[str, int]:
+    repeat(here(), rounds)
+    return resources()
+
+
 _kept: dict[str, tuple[int, tuple[torch.Tensor, ...]]] = {}
 
 
@@ -163,15 +195,6 @@ def run_combine(group_ep: str = "") -> str:
         sent = (rows, none, index, none, counts, torch.zeros(0, dtype=torch.int32), torch.zeros(1))
     check_combine(place, combine(place, sent, seed), seed)
     return "right"
-
-
-def run_bad_then_right(seed: int = 0) -> tuple[str, str]:
-    """An argument error of this rank alone, then the corrected call: (argument, outcome)."""
-    place = here()
-    wrong = caught(dispatch, place, seed, quant_mode=3).error
-    assert wrong is not None
-    time.sleep(0.2)
-    return wrong.argument, round_trip(place, seed)
 
 
 def new_group(ranks: list[int]) -> str:

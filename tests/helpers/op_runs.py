@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -48,17 +48,9 @@ class Clusters:
         self._open.clear()
 
 
-@contextmanager
-def cores(count: int) -> Iterator[None]:
-    """AIV cores a launch."""
-    before = os.environ.get("ASCEND_MOE_AIV_CORES")
-    os.environ["ASCEND_MOE_AIV_CORES"] = str(count)
-    try:
-        yield
-    finally:
-        del os.environ["ASCEND_MOE_AIV_CORES"]
-        if before is not None:
-            os.environ["ASCEND_MOE_AIV_CORES"] = before
+def cores(count: int) -> Any:
+    """Within it: AIV cores a launch."""
+    return mock.patch.dict(os.environ, ASCEND_MOE_AIV_CORES=str(count))
 
 
 def dispatch(case: Case, rank: int, group_ep: str) -> tuple[torch.Tensor, ...]:

@@ -1,33 +1,25 @@
 """Rows of cases: few of them under `make test`, all under `make soak`, and one line a row in the end.
 
-A test that belongs to a row takes ``numbers`` (the cases it is to run, each made from its number alone) and
-``tally`` from ``row``; a test that is one case by itself is marked ``@pytest.mark.row("kill")``. The session
-ends with a table of all rows. ASCEND_MOE_SOAK=full selects the full counts, ASCEND_MOE_SOAK_CASE=17 runs
-case 17 alone, ASCEND_MOE_SOAK_REPORT=path writes the table as JSON.
+A test of a row is marked ``row(name)``; it is one case, or counts its cases with ``tally``. The decorator
+``row`` also gives it ``numbers``: the cases to run, each made from its number alone. ASCEND_MOE_SOAK=full
+selects the full counts, ASCEND_MOE_SOAK_CASE=17 runs case 17 alone, ASCEND_MOE_SOAK_REPORT=path writes the
+table as JSON.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import time
-import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
 FULL = os.environ.get("ASCEND_MOE_SOAK", "") == "full"
 _ONE = os.environ.get("ASCEND_MOE_SOAK_CASE", "")
-_SHOWN = 5  # failures a test prints in full
-
-# In the order of the table.
-ROWS = (
-    *("twin = reference", "invalid arguments", "configuration mismatch", "kill", "stop"),
-    *("corrupt status", "window size", "special values", "back to back", "op order"),
-    *("kill, explored", "stop, explored", "slow, explored", "corrupt status, explored"),
-    *("window size, explored", "configuration mismatch, explored"),
-)
+_PROPERTY = "row of cases"
 
 Test = TypeVar("Test", bound=Callable[..., Any])
 Count = TypeVar("Count")
@@ -40,7 +32,6 @@ def pick(quick: Count, full: Count) -> Count:
 
 def row(name: str, quick: int, full: int, chunk: int = 10**9) -> Callable[[Test], Test]:
     """A test of a row. ``chunk``: most cases at once, so that processes share the work and the waiting."""
-    assert name in ROWS
     total = pick(quick, full)
     parts = [range(first, min(first + chunk, total)) for first in range(0, total, chunk)]
     if _ONE:
@@ -54,63 +45,66 @@ def row(name: str, quick: int, full: int, chunk: int = 10**9) -> Callable[[Test]
 
 
 class Tally:
-    """Counts the cases of one test; its numbers travel with the test's report."""
-
-    def __init__(self, row: str, test: str) -> None:
-        self.row = row
-        self.test = test
-        self.cases = 0
-        self.failed: list[str] = []
-        self.worst = 0.0
-        self.kinds: Counter[str] = Counter()
-
-    def count(self, kind: str = "", *, cases: int = 1, seconds: float = 0.0) -> None:
-        """Cases that are right. ``kind``: what became of them, in words; ``seconds``: what took longest."""
-        self.cases += cases
-        self.worst = max(self.worst, seconds)
-        if kind:
-            self.kinds[kind] += cases
-
-    def each(self, numbers: Iterable[int], case: Callable[[int], Any]) -> None:
-        """Runs every case, also after one has failed; then fails with what reproduces those that did.
-
-        ``case(number)`` returns None, what became of it, or a pair of that and a time in seconds.
-        """
-        for number in numbers:
-            try:
-                found = case(number)
-            except Exception as error:
-                self.cases += 1
-                self.failed.append(self._how(number, error))
-                if len(self.failed) > 20:
-                    break
-            else:
-                kind, seconds = found if isinstance(found, tuple) else (found or "", 0.0)
-                self.count(kind, seconds=seconds)
-        if self.failed:
-            shown = "\n".join(self.failed[:_SHOWN])
-            pytest.fail(f"{len(self.failed)} of {self.cases} cases failed\n{shown}", pytrace=False)
-
-    def _how(self, number: int, error: Exception) -> str:
-        text = "".join(traceback.format_exception(error)[-6:]).strip()
-        return f"{text}\nreproduce: ASCEND_MOE_SOAK_CASE={number} pytest {self.test}"
-
-    def numbers(self) -> dict[str, Any]:
-        return {
-            "row": self.row,
-            "cases": self.cases,
-            "failed": len(self.failed),
-            "worst": self.worst,
-            "kinds": dict(self.kinds),
-        }
-
-
-class Stopwatch:
-    """Seconds since it was made."""
+    """Counts the right cases of one test by what became of them."""
 
     def __init__(self) -> None:
-        self._began = time.monotonic()
+        self.kinds: Counter[str] = Counter()
 
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self._began
+    def count(self, kind: str = "", *, cases: int = 1) -> None:
+        self.kinds[kind or "right"] += cases
+
+    def each(self, numbers: Iterable[int], case: Callable[[int], str | None]) -> None:
+        """Runs every case; ``case(number)`` may return what became of it. A failure says its number."""
+        for number in numbers:
+            try:
+                self.count(case(number) or "")
+            except Exception as error:
+                error.add_note(f"reproduce with ASCEND_MOE_SOAK_CASE={number}")
+                raise
+
+
+@pytest.fixture(autouse=True)
+def tally(request: pytest.FixtureRequest) -> Iterator[Tally]:
+    """Of the row that the test is marked with."""
+    made, marker = Tally(), request.node.get_closest_marker("row")
+    yield made
+    if marker is not None:
+        found = (marker.args[0], dict(made.kinds or {"right": 1}))
+        request.node.user_properties.append((_PROPERTY, found))
+
+
+class _Rows:
+    """Sums over the session, also of tests that workers of xdist have run."""
+
+    def __init__(self) -> None:
+        self.failed: set[str] = set()
+        self.table: dict[str, dict[str, Any]] = {}
+
+    def add(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.failed.add(report.nodeid)
+        for name, found in report.user_properties:
+            if name == _PROPERTY and report.when == "teardown":
+                title, kinds = found  # type: ignore[misc]
+                sums = self.table.setdefault(title, {"cases": 0, "failed": 0, "kinds": Counter()})
+                sums["cases"] += sum(kinds.values())
+                sums["failed"] += report.nodeid in self.failed
+                sums["kinds"].update(kinds)
+
+
+_rows = _Rows()
+pytest_runtest_logreport = _rows.add
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if not _rows.table:
+        return
+    scale = "full" if FULL else "quick"
+    terminalreporter.section(f"rows of cases, {scale} counts")
+    for name, sums in _rows.table.items():
+        verdict = "FAILED" if sums["failed"] else "ok    "
+        kinds = ", ".join(f"{kind} {count}" for kind, count in sums["kinds"].most_common())
+        terminalreporter.line(f"{verdict} {name:<33}{sums['cases']:>9} cases  {kinds}")
+    path = os.environ.get("ASCEND_MOE_SOAK_REPORT", "")
+    if path:
+        Path(path).write_text(json.dumps({"counts": scale, "rows": _rows.table}, indent=1) + "\n")

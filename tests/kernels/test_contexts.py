@@ -13,12 +13,13 @@ import op_runs
 import pytest
 import torch
 
-from ascend_moe import comm
+from ascend_moe import comm, plan
 from ascend_moe.comm.communicator import CONTEXTS, MIB, context_kind, ranks_per_server, window_data_bytes
 from ascend_moe.errors import ArgumentError, KernelFault
 from ascend_moe.native import library
 from ascend_moe.native.library import lib
 from ascend_moe.ops import calls
+from ascend_moe.plan import Request
 from ascend_moe.reference.cases import Case, legal
 
 KINDS = range(len(CONTEXTS))
@@ -120,41 +121,25 @@ def bare(request: pytest.FixtureRequest) -> Iterator[Bare]:
     end.close()
 
 
-def plan_of(op: int, kind: int, world: int, rank: int, mib: int) -> calls.Plan:
+def plan_of(op: str, kind: int, world: int, rank: int, mib: int) -> calls.Plan:
     """For whoever the call says that it is."""
-    names = {calls.OP_DISPATCH: "dispatch", calls.OP_COMBINE: "combine"}
-    experts = 12
-    rows = 2 * world
-    shapes: calls.Shapes = (
-        ("expert_ids", torch.int32, (2, 2)),
-        ("x", torch.float16, (2, 32)),
-    )
-    if op == calls.OP_COMBINE:
-        shapes = (
-            ("expert_ids", torch.int32, (2, 2)),
-            ("expand_x", torch.float16, (rows, 32)),
-            ("expand_idx", torch.int32, (4,)),
-            ("ep_send_counts", torch.int32, (experts,)),
-            ("expert_scales", torch.float32, (2, 2)),
-        )
-    attributes: dict[str, int | None] = dict.fromkeys(calls.attribute_names(), 0)
-    attributes |= {"ep_world_size": world, "ep_rank_id": rank, "moe_expert_num": experts}
-    attributes |= {"y_dtype": None, "x_dtype": None, "scales_dtype": None}
-    spec = calls.describe(op, 1, "g", "", shapes, attributes)
-    spec.comm_world, spec.comm_rank, spec.window_mib = world, rank, mib
-    spec.context_kind, spec.cores, spec.deadline_micros = kind, 3, 1000
-    return calls.Plan(names[op], spec)
+    request = Request(ranks=world, experts=12, topk=2, hidden=32, batch=2, cores=3)
+    spec = plan.describe(op, request, "window")
+    spec.attributes[calls.attribute_names().index("ep_rank_id")] = rank
+    spec.comm_rank, spec.window_mib = rank, mib
+    spec.context_kind, spec.deadline_micros = kind, 1000
+    return calls.Plan(op, spec)
 
 
-def launch(end: Bare, op: int, plan: calls.Plan) -> tuple[int, KernelFault]:
+def launch(end: Bare, planned: calls.Plan) -> tuple[int, KernelFault]:
     names = calls.tensor_names()
     room = torch.zeros(1 << 16, dtype=torch.uint8)
     inputs = (ctypes.c_void_p * len(names))(*[room.data_ptr()] * len(names))
-    kept = [torch.zeros(shape, dtype=dtype) for dtype, shape in plan.outputs]
+    kept = [torch.zeros(shape, dtype=dtype) for dtype, shape in planned.outputs]
     outputs = (ctypes.c_void_p * len(kept))(*(tensor.data_ptr() for tensor in kept))
     record = (ctypes.c_int32 * lib().am_error_record_words())()
     fault = ctypes.create_string_buffer(1024)
-    code = lib().am_run(end.handle, plan.handle, inputs, outputs, record, fault, 1024)
+    code = lib().am_run(end.handle, planned.handle, inputs, outputs, record, fault, 1024)
     assert fault.value == b""
     text = ctypes.create_string_buffer(1024)
     lib().am_error_message(record, text, 1024)
@@ -164,7 +149,7 @@ def launch(end: Bare, op: int, plan: calls.Plan) -> tuple[int, KernelFault]:
     return code, KernelFault(message, **fields)
 
 
-@pytest.mark.parametrize("op", [calls.OP_DISPATCH, calls.OP_COMBINE], ids=["dispatch", "combine"])
+@pytest.mark.parametrize("op", ["dispatch", "combine"])
 @pytest.mark.parametrize("bare", [(3, 1, kind) for kind in KINDS], ids=CONTEXTS, indirect=True)
 @pytest.mark.parametrize(
     ("world", "rank", "mib", "field", "ours", "theirs"),
@@ -175,10 +160,10 @@ def launch(end: Bare, op: int, plan: calls.Plan) -> tuple[int, KernelFault]:
     ],
 )
 def test_a_context_of_another_shape_is_refused_before_any_store(
-    bare: Bare, op: int, world: int, rank: int, mib: int, field: str, ours: str, theirs: str
+    bare: Bare, op: str, world: int, rank: int, mib: int, field: str, ours: str, theirs: str
 ) -> None:
     before = bare.windows()
-    code, error = launch(bare, op, plan_of(op, bare.kind, world, rank, mib))
+    code, error = launch(bare, plan_of(op, bare.kind, world, rank, mib))
     assert code == CODE_CONTEXT_MISMATCH
     assert error.details == {"rank": str(rank), "field": field, "ours": ours, "theirs": theirs}
     unit = " KiB" if field == "data window" else ""
@@ -190,7 +175,7 @@ def test_a_context_of_another_shape_is_refused_before_any_store(
 def test_a_table_without_its_magic_is_refused(bare: Bare) -> None:
     assert lib().am_comm_use_context(bare.handle, 1) == 0
     before = bare.windows()
-    code, error = launch(bare, calls.OP_DISPATCH, plan_of(calls.OP_DISPATCH, 0, 3, 1, 1))
+    code, error = launch(bare, plan_of("dispatch", 0, 3, 1, 1))
     assert (code, error.details["field"]) == (CODE_CONTEXT_MISMATCH, "magic")
     assert "not of the same build" in str(error)
     assert bare.windows() == before
@@ -206,54 +191,52 @@ def test_unknown_contexts_are_refused() -> None:
 # ---- the private ABI
 
 
-OFFSETS = """
+FIELDS = {
+    "A3Context": "rank world windowBytes windowsIn expBytes windowsExp remote",
+    "A3Pointer": "device",
+    "A3Remote": "windowsIn windowsExp",
+    "A2Context": "rank world windowBytes windowsIn windowsOut multiFlag data",
+    "A2Remote": "remoteIn localIn localOut",
+    "A2Memory": "address",
+}
+ITEM = {
+    "local": "localBuf",
+    "remote": "remoteBuf",
+    "bytes": "count",
+    "type": "dataType",
+    "peer": "remoteRankId",
+}
+HEAD = """
 #include <cstddef>
 #include "common/contexts.h"
 #include "protocol/tiling.h"
 #include "twin/api/hccl_context.h"
 #include "lib/hccl/hccl.h"
-#define SAME(ours, field, theirs, other) \\
-    static_assert(offsetof(moe::ours, field) == offsetof(theirs, other), #ours "." #field)
 namespace h = twin::hccl;
-SAME(A3Context, rank, h::A3Context, rank);
-SAME(A3Context, world, h::A3Context, world);
-SAME(A3Context, windowBytes, h::A3Context, window_bytes);
-SAME(A3Context, windowsIn, h::A3Context, windows_in);
-SAME(A3Context, expBytes, h::A3Context, exp_bytes);
-SAME(A3Context, windowsExp, h::A3Context, windows_exp);
-SAME(A3Context, remote, h::A3Context, remote);
-SAME(A3Pointer, device, h::A3Pointer, device);
-SAME(A3Remote, windowsIn, h::A3Remote, windows_in);
-SAME(A3Remote, windowsExp, h::A3Remote, windows_exp);
 static_assert(sizeof(moe::A3Pointer) == sizeof(h::A3Pointer), "A3Pointer");
-SAME(A2Context, rank, h::A2Context, rank);
-SAME(A2Context, world, h::A2Context, world);
-SAME(A2Context, windowBytes, h::A2Context, window_bytes);
-SAME(A2Context, windowsIn, h::A2Context, windows_in);
-SAME(A2Context, windowsOut, h::A2Context, windows_out);
-SAME(A2Context, multiFlag, h::A2Context, multi_flag);
-SAME(A2Context, data, h::A2Context, data);
-SAME(A2Remote, remoteIn, h::A2Remote, remote_in);
-SAME(A2Remote, localIn, h::A2Remote, local_in);
-SAME(A2Remote, localOut, h::A2Remote, local_out);
-SAME(A2Memory, address, h::A2Memory, address);
 static_assert(sizeof(moe::A2Remote) == sizeof(h::A2Remote), "A2Remote");
 static_assert(moe::kA2Ranks == h::kA2Ranks && moe::kA3MaxRanks == h::kA3MaxRanks, "ranks");
-SAME(BatchItem, local, AscendC::detail::WriteItem, localBuf);
-SAME(BatchItem, remote, AscendC::detail::WriteItem, remoteBuf);
-SAME(BatchItem, bytes, AscendC::detail::WriteItem, count);
-SAME(BatchItem, type, AscendC::detail::WriteItem, dataType);
-SAME(BatchItem, peer, AscendC::detail::WriteItem, remoteRankId);
 static_assert(offsetof(moe::MoeDistributeMc2Head, cc) == 64, "Mc2InitTiling comes first");
 """
 
 
+def same(ours: str, field: str, theirs: str, other: str) -> str:
+    offsets = f"offsetof(moe::{ours}, {field}) == offsetof({theirs}, {other})"
+    return f'static_assert({offsets}, "{ours}.{field}");\n'
+
+
 def test_our_structs_lie_as_those_of_hccl(tmp_path: Path) -> None:
-    root, source = library.native_source_root(), tmp_path / "offsets.cpp"
-    wrong = "SAME(A2Context, data, h::A2Context, rma);"
-    source.write_text(OFFSETS + "#ifdef WRONG\n" + wrong + "\n#endif\n")
+    text = HEAD + "".join(same("BatchItem", ours, "AscendC::detail::WriteItem", ITEM[ours]) for ours in ITEM)
+    for struct, fields in FIELDS.items():
+        for field in fields.split():
+            text += same(struct, field, f"h::{struct}", re.sub("([A-Z])", r"_\1", field).lower())
+    source = tmp_path / "offsets.cpp"
     command = ["g++", "-std=c++17", "-fsyntax-only", "-Wno-invalid-offsetof", str(source)]
-    command += [f"-I{root / folder}" for folder in ("op_kernel", "twin/include")]
-    assert subprocess.run(command, capture_output=True, text=True).stderr == ""
-    found = subprocess.run([*command, "-DWRONG"], capture_output=True, text=True).stderr
-    assert re.search(r"static assertion failed: A2Context\.data", found)
+    command += [f"-I{library.native_source_root() / folder}" for folder in ("op_kernel", "twin/include")]
+    for wrong, error in (
+        ("", ""),
+        (same("A2Context", "data", "h::A2Context", "rma"), r"failed: A2Context\.data"),
+    ):
+        source.write_text(text + wrong)
+        found = subprocess.run(command, capture_output=True, text=True).stderr
+        assert re.search(error, found) and bool(found) == bool(wrong), found

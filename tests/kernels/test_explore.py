@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
-import subprocess
-import sys
-from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
+import commands
 import pytest
+import soak_rows
 import torch
-from error_codes import CORRUPT, PEER_LOST, TIMEOUT
-from killed_ranks import killed
+from soak_rows import Tally
 
 from ascend_moe import explore
 from ascend_moe.errors import ArgumentError
 from ascend_moe.explore import Faults, Options, Program, World
 from ascend_moe.explore.program import SEQUENCES
+from ascend_moe.native.library import lib
 
-COLLECTIVE = range(1, 7)
 LENT = Program(world=2, cores=2, local=2, topk=2, batch=3, algorithm="direct", rows="lent", ids="distinct")
 #: What a case is changed to, by what it then explores.
 MODES = {
@@ -45,22 +46,10 @@ def test_a_case_is_what_its_text_says() -> None:
         case = explore.draw(seed)
         assert explore.parse(str(case)) == case
     assert explore.parse("") == Program()
-    assert explore.parse("w3,c4,l2,k3,b1,u4,v2,s9,fp32,smooth,mask:pair,ids:hot,equal,DDCC") == Program(
-        world=3,
-        cores=4,
-        local=2,
-        topk=3,
-        batch=1,
-        units=4,
-        dtype="fp32",
-        quant="smooth",
-        contract=2,
-        mask="pair",
-        ids="hot",
-        batches="equal",
-        sequence="DDCC",
-        seed=9,
-    )
+    case = explore.parse("w3,c4,l2,k3,b1,u4,v2,s9,fp32,smooth,mask:pair,ids:hot,equal,DDCC")
+    assert (case.world, case.cores, case.local, case.topk, case.batch, case.units) == (3, 4, 2, 3, 1, 4)
+    assert (case.contract, case.seed, case.dtype, case.quant) == (2, 9, "fp32", "smooth")
+    assert (case.mask, case.ids, case.batches, case.sequence) == ("pair", "hot", "equal", "DDCC")
     for changes in MODES.values():
         case = Program(**changes)
         assert explore.parse(str(case)) == case
@@ -190,85 +179,243 @@ def test_memory_that_is_lent_one_op_too_early_is_found(sequence: str, seed: int)
         assert_nothing_found(result)
 
 
-def test_a_run_says_where_its_rows_lie(tmp_path: Path) -> None:
-    """Phase, place and generation of the block in header 1, and loads of the peer's lent area."""
-    phase_lent, op_combine = 3, 2
-    with World(2) as world:
-        world.load(replace(LENT, sequence="DCDDCC", batches="equal"))
-        run = world.run(0, 1, Options(trace=True, vary_epoch=False))
-        assert not run.failed, run.message
-        world.write_trace(tmp_path / "trace.jsonl")
-    events = [json.loads(line) for line in (tmp_path / "trace.jsonl").read_text().splitlines()[1:]]
-    places: dict[int, set[tuple[int, int]]] = {0: set(), 1: set()}
-    for event in events:
-        if event["event"] == "land" and event.get("area") == "state":
-            words = [int(word, 16) for word in event["words"].split()]
-            if words[1] == op_combine << 24 | phase_lent << 16 | 0xFFFE:
-                places[event["rank"]].add((words[7], words[6]))
-    for seen in places.values():
-        generations, where = zip(*sorted(seen), strict=True)
-        assert generations == (1, 2, 3)
-        # C1's block is free when D2 has come back: C2 has it again; C3's rows may not lie there.
-        assert where[0] == where[1] == 0 and where[2] > 0
-    loads = [event for event in events if event["event"] == "load" and event.get("area") == "lent"]
-    assert {(event["rank"], event["target"]) for event in loads} == {(0, 0), (0, 1), (1, 0), (1, 1)}
+# ---- ranks that are killed, stalled, slow or absent, and spoilt status blocks
 
 
-# ---- ranks that are killed, stalled or slow, and turned bits
+def code_of(name: str) -> int:
+    """The first error code with this name."""
+    return next(code for code in range(1, 64) if lib().am_error_name(code).decode() == name)
 
 
-@pytest.mark.parametrize("mode", ["window", "servers", "direct", "mixed"])
-def test_a_killed_rank_is_missed_by_name(mode: str) -> None:
-    """Wherever it stops, its stores half on their way too: the others end, right or naming it."""
-    case = Program(world=3, cores=2, sequence="DCDC", seed=4)
-    lost, finished = killed(replace(case, **MODES[mode]))
-    assert lost > 10 and finished > 5
+OK, UNFINISHED, ANY_ERROR, NEVER = 0, -1, 0xFFFFFFFF, 1 << 60
+PEER_LOST, TIMEOUT, CORRUPT = (code_of(name) for name in ("PeerLost", "CommTimeout", "CorruptStatus"))
+CONFIG_MISMATCH = code_of("ConfigMismatch")
+Worlds = Callable[[int], World]
 
 
-@pytest.mark.parametrize("mode", ["window", "servers", "direct"])
-def test_a_stalled_rank_only_delays(mode: str) -> None:
-    case = replace(Program(world=3, cores=2, seed=6), **MODES[mode])
-    with World(case.world) as world:
-        world.load(case)
-        for step in range(0, 600, 50):
-            run = world.run(step, 1, Options(faults=Faults(stall_rank=1, stall_step=step)))
-            assert not run.failed, run.message
+@pytest.fixture
+def worlds() -> Iterator[Worlds]:
+    """One world a size, kept between cases."""
+    with contextlib.ExitStack() as opened:
+        yield functools.cache(lambda size: opened.enter_context(World(size)))
 
 
-@pytest.mark.parametrize("slow", [{"slow_rank": 0}, {"slow_core": 1}, {"slow_link": 1}])
-def test_what_is_slow_is_only_slow(slow: dict[str, int]) -> None:
-    with World(2) as world:
-        world.load(Program(seed=8))
-        run = world.run(0, 30, Options(policy="random", faults=Faults(**slow)))
-        assert not run.failed, run.message
+@dataclass
+class Seen:
+    """One schedule: by rank, the error codes of its ops and their messages; -1 for one that did not end."""
+
+    codes: list[list[int]]
+    texts: list[list[str]]
+    steps: int
+    blocks: int
+    time_passed: bool
+
+    def all_right(self) -> bool:
+        return not any(code for codes in self.codes for code in codes)
+
+
+def seen(world: World, seed: int, policy: str, **faults: object) -> Seen:
+    """Runs one schedule. No races, no hang, no wrong result, no error that is not accepted.
+
+    Time passes when nothing can move, and waits end at their deadline.
+    """
+    options = Options(policy=policy, hang_is_finding=False, faults=Faults(**faults))  # type: ignore[arg-type]
+    run = world.run(seed, 1, options)
+    assert not run.failed, f"{run.kind.decode()}: {run.message.decode()}\n{options}"
+    program = world.program
+    assert program is not None
+    codes: list[list[int]] = [[] for _ in range(world.size)]
+    texts: list[list[str]] = [[] for _ in range(world.size)]
+    for call, (code, text) in zip(program.calls, world.errors(), strict=True):
+        codes[call.rank].append(code)
+        texts[call.rank].append(text)
+        assert "\n" not in text
+    return Seen(codes, texts, run.steps, run.status_blocks, bool(run.time_passed))
+
+
+def bits(*codes: int) -> int:
+    return sum(1 << code for code in codes)
+
+
+def killed(rng: random.Random, case: Program, plain: Seen) -> dict[str, object]:
+    return {"kill_rank": rng.randrange(case.world), "kill_step": rng.randrange(plain.steps + 1)}
+
+
+def survived(case: Program, found: Seen, faults: dict[str, object]) -> str:
+    """All ops of the others have ended: right until they heard of it, PeerLost with the rank afterwards."""
+    first, victim = set(), faults["kill_rank"]
+    for rank in set(range(case.world)) - {victim}:
+        codes = found.codes[rank]
+        failed = codes.index(PEER_LOST) if PEER_LOST in codes else len(codes)
+        assert codes == [OK] * failed + [PEER_LOST] * (len(codes) - failed), f"rank {rank}: {codes}"
+        assert all(f"rank {victim}" in text for text in found.texts[rank][failed:])
+        first.add(failed)
+    assert max(first) - min(first) <= 1, f"survivors fail more than one op apart: {sorted(first)}"
+    return "PeerLost" if min(first) < len(case.sequence) else "killed after it had delivered"
+
+
+def stalled(rng: random.Random, case: Program, plain: Seen) -> dict[str, object]:
+    """Until nobody else can move."""
+    return {"stall_rank": rng.randrange(case.world), "stall_step": rng.randrange(plain.steps + 1)}
+
+
+def slow(rng: random.Random, case: Program, plain: Seen) -> dict[str, object]:
+    """A hundred times less often chosen."""
+    kind = rng.choice(["rank", "core", "link"])
+    return {f"slow_{kind}": rng.randrange(case.cores if kind == "core" else case.world)}
+
+
+def only_delayed(case: Program, found: Seen, faults: dict[str, object]) -> str:
+    assert found.all_right() and not found.time_passed, found.texts
+    return next(iter(faults)).replace("_", " ")
+
+
+def spoilt(rng: random.Random, case: Program, plain: Seen) -> dict[str, object]:
+    return {
+        "corrupt_block": rng.randrange(1, plain.blocks + 1),
+        "corrupt_how": rng.choice(["xor", "xor", "xor", "stale", "torn"]),
+        "corrupt_word": rng.randrange(8),
+        "corrupt_xor": rng.choice([1 << rng.randrange(32), rng.randrange(1, 2**32)]),
+    }
+
+
+def noticed(case: Program, found: Seen, faults: dict[str, object]) -> str:
+    """Or waited for in vain; never taken for data, and nobody stands still."""
+    assert not any(UNFINISHED in codes for codes in found.codes), found.codes
+    how = str(faults["corrupt_how"])
+    if found.all_right():
+        # Words that say what an error is about when there is none; a block that was like that before.
+        assert how != "xor" or faults["corrupt_word"] in (6, 7), "not noticed"
+    return f"{how}, {'harmless' if found.all_right() else 'an error'}"
+
+
+FAULTS = {
+    "kill": (killed, survived, bits(OK, PEER_LOST)),
+    "stop": (stalled, only_delayed, bits(OK)),
+    "slow": (slow, only_delayed, bits(OK)),
+    "corrupt status": (spoilt, noticed, ANY_ERROR),
+}
+
+
+def with_a_fault(worlds: Worlds, name: str, seed: int) -> str:
+    """A drawn case without a fault, then the same schedule with one; what became of it."""
+    fault, check, accepted = FAULTS[name]
+    rng, case = random.Random(seed), explore.draw(seed)
+    world = worlds(case.world)
+    world.load(case, accepted=accepted)
+    # Priorities leave no choice that a slow one could be kept out of.
+    policy = rng.choice(("random", "lazy") if fault is slow else ("random", "lazy", "pct"))
+    plain = seen(world, seed, policy, corrupt_block=NEVER)
+    assert plain.all_right(), plain.texts
+    faults = fault(rng, case, plain)
+    return check(case, seen(world, seed, policy, **faults), faults)
+
+
+@soak_rows.row("kill, explored", quick=40, full=3000, chunk=750)
+def test_killed_at_any_step(worlds: Worlds, numbers: range, tally: Tally) -> None:
+    tally.each(numbers, lambda seed: with_a_fault(worlds, "kill", seed))
+    assert tally.kinds["PeerLost"]
+
+
+@soak_rows.row("stop, explored", quick=20, full=3000, chunk=750)
+def test_stalled_at_any_step(worlds: Worlds, numbers: range, tally: Tally) -> None:
+    tally.each(numbers, lambda seed: with_a_fault(worlds, "stop", seed))
+
+
+@soak_rows.row("slow, explored", quick=20, full=1500, chunk=375)
+def test_slow_rank_core_or_link(worlds: Worlds, numbers: range, tally: Tally) -> None:
+    tally.each(numbers, lambda seed: with_a_fault(worlds, "slow", seed))
+
+
+@soak_rows.row("corrupt status, explored", quick=60, full=10_000, chunk=2500)
+def test_spoilt_block_in_flight(worlds: Worlds, numbers: range, tally: Tally) -> None:
+    tally.each(numbers, lambda seed: with_a_fault(worlds, "corrupt status", seed))
+    assert tally.kinds["xor, an error"]
 
 
 @pytest.mark.parametrize("algorithm", ["window", "direct"])
-def test_a_turned_bit_of_a_status_block_is_never_accepted(algorithm: str) -> None:
-    case = Program(world=2, cores=2, local=3, sequence="DC", seed=9, batch=2, algorithm=algorithm)
-    # What a bit can look like: another error or configuration, nonsense, or a message that has not come.
-    accepted = 1 << CORRUPT | 1 << TIMEOUT | 1 << PEER_LOST | sum(1 << code for code in COLLECTIVE)
-    raised = 0
-    with World(case.world) as world:
-        world.load(case, accepted=accepted | 1)
-        for block in range(1, 9):
-            for word in range(8):
-                turned = 1 << (block * 5 + word) % 32
-                faults = Faults(corrupt_block=block, corrupt_word=word, corrupt_xor=turned)
-                run = world.run(block, 1, Options(hang_is_finding=False, faults=faults, vary_epoch=False))
-                assert not run.failed, (block, word, run.message)
-                raised += any(code > 0 for code, _ in world.errors())
-    assert raised > 40
+@soak_rows.row("kill, explored", quick=1, full=10)
+def test_killed_at_every_step(worlds: Worlds, algorithm: str, numbers: range, tally: Tally) -> None:
+    """Also between two blocks of a status message, of which the first is there by then."""
+    for seed in numbers:
+        case, world = Program(sequence="DC", seed=seed, algorithm=algorithm), worlds(2)
+        world.load(case, accepted=bits(OK, PEER_LOST))
+        for step in range(seen(world, seed, "random").steps + 1):
+            faults: dict[str, object] = {"kill_rank": step % 2, "kill_step": step}
+            tally.count(survived(case, seen(world, seed, "random", **faults), faults))
+
+
+def absent(worlds: Worlds, seed: int, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A rank makes only its first calls, as one that is stopped beyond the deadline: all others name it."""
+    rng = random.Random(seed)
+    case = explore.draw(seed)
+    victim, world = rng.randrange(case.world), worlds(case.world)
+    made = rng.randrange(len(case.sequence))
+    program = explore.calls.PlannedProgram(case, world.library)
+    every, kept = program.calls, [0] * case.world
+    program.calls = []
+    for call in every:
+        if call.rank != victim or kept[victim] < made:
+            program.calls.append(call)
+            kept[call.rank] += 1
+    monkeypatch.setattr(explore.engine, "PlannedProgram", lambda *args: program)
+    world.load(case, accepted=bits(OK, TIMEOUT))
+    found = seen(world, seed, rng.choice(("random", "lazy", "pct")))
+    program.calls = every
+    for rank in set(range(case.world)) - {victim}:
+        wanted = [OK] * made + [TIMEOUT] * (len(case.sequence) - made)
+        assert found.codes[rank] == wanted, f"rank {rank}: {found.codes[rank]}, {made} calls were made"
+        assert all(f"rank {victim} did not arrive" in text for text in found.texts[rank][made:])
+    assert found.codes[victim] == [OK] * made and found.time_passed
+    return "longer than the deadline"
+
+
+@soak_rows.row("stop, explored", quick=20, full=1500, chunk=375)
+def test_rank_that_calls_no_more(
+    worlds: Worlds, numbers: range, tally: Tally, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tally.each(numbers, lambda seed: absent(worlds, seed, monkeypatch))
+
+
+def differing(worlds: Worlds, seed: int, monkeypatch: pytest.MonkeyPatch) -> str:
+    """One rank's first dispatch differs in a field: all ranks name it, in any schedule."""
+    rng = random.Random(seed)
+    case = replace(explore.draw(seed), sequence="D", ids="distinct")
+    choices: dict[str, dict[str, object]] = {
+        "H": {"units": case.units + 1},
+        "E": {"local": case.local + 1},
+        "quant_mode": {"quant": "none" if case.quant != "none" else "int8"},
+        "contract": {"contract": 3 - case.contract},
+    }
+    field = rng.choice(list(choices))
+    odd = replace(case, **choices[field])  # type: ignore[arg-type]
+    guilty, world = rng.randrange(case.world), worlds(case.world)
+    mixed, rest = (explore.calls.PlannedProgram(one, world.library) for one in (case, odd))
+    for at, call in enumerate(mixed.calls):
+        if call.rank == guilty:
+            mixed.calls[at], rest.calls[at] = rest.calls[at], call
+    monkeypatch.setattr(explore.engine, "PlannedProgram", lambda *args: mixed)
+    world.load(case, accepted=bits(CONFIG_MISMATCH))
+    found = seen(world, seed, rng.choice(("random", "lazy", "pct")))
+    rest.close()
+    for rank, (codes, (text,)) in enumerate(zip(found.codes, found.texts, strict=True)):
+        assert codes == [CONFIG_MISMATCH], f"rank {rank}: {codes} {text}"
+        assert field in text and (rank == guilty or f"rank {guilty}" in text), text
+    assert not found.time_passed
+    return field
+
+
+@soak_rows.row("configuration mismatch, explored", quick=20, full=1000, chunk=500)
+def test_ranks_that_differ(
+    worlds: Worlds, numbers: range, tally: Tally, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tally.each(numbers, lambda seed: differing(worlds, seed, monkeypatch))
 
 
 def test_the_command_finds_nothing_and_says_what_it_did() -> None:
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "ascend_moe", "explore", *arguments]
-        return subprocess.run(command, capture_output=True, text=True)
-
-    done = run("-n", "60", "--json")
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert said["schedules"] == 60 and said["finding"] is None and said["distinct"] > 30
-    done = run("--case", "w2,zebra")
-    assert done.returncode == 2 and "zebra" in done.stderr + done.stdout
+    done = commands.said("explore", "-n", "60", "--json")
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
+    assert report["schedules"] == 60 and report["finding"] is None and report["distinct"] > 30
+    done = commands.said("explore", "--case", "w2,zebra")
+    assert done.code == 2 and "zebra" in done.err + done.out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -10,8 +11,13 @@ from typing import Any
 import comm_cases
 import failure_cases as cases
 import pytest
+import soak_rows
 from process_fixtures import fork_server, nothing_left
 from rank_processes import Outcome, Ranks, values
+from soak_rows import Tally
+
+from ascend_moe import LocalCluster
+from ascend_moe.reference.cases import Place
 
 __all__ = ["fork_server", "nothing_left"]  # fixtures
 DEADLINE_S = 0.5
@@ -272,12 +278,93 @@ def test_several_ranks_that_never_call_are_listed(three: OpRanks) -> None:
         assert outcome.error == "CommTimeout" and outcome.seconds < AT_ONCE_S
 
 
-@pytest.mark.parametrize("algorithm", ["window", "direct"])
-def test_argument_error_on_one_rank_then_a_correct_retry(three: OpRanks) -> None:
-    for attempt in range(2):
-        for rank in (0, 2):
-            three.start(rank, cases.run_round_trip, attempt)
-        three.start(1, cases.run_bad_then_right, attempt)
-        assert three.wait(1).value == ("quant_mode", "right")
-        assert values([three.wait(rank) for rank in (0, 2)]) == ["right"] * 2
-        values(three.call(comm_cases.close))  # the next attempt opens the windows
+# ---- at any moment, and many times
+
+
+def killed_in_a_stream(seed: int) -> None:
+    rng = random.Random(seed)
+    world = rng.choice([2, 3, 3, 4])
+    victim = rng.randrange(world)
+    survivors = others(victim, world)
+    with OpRanks(world, timeout_s=FAR_S) as ranks:
+        ranks.use(rng.choice(["window", "direct"]))
+        files = opened(ranks)
+        for rank in range(world):
+            ranks.start(rank, cases.stream, 100_000, seed)
+        time.sleep(0.01 + rng.random() / 20)
+        ranks.kill(victim)
+        began = time.monotonic()
+        for rank in survivors:
+            assert_named(ranks.wait(rank), "PeerLost", victim)
+        assert time.monotonic() - began < 5.0
+        assert_stuck(ranks, "PeerLost", victim, survivors)
+        assert_fresh_windows_work(ranks, survivors, [files[rank] for rank in survivors])
+
+
+@pytest.mark.nightly
+@soak_rows.row("kill", quick=8, full=300, chunk=25)
+def test_killed_at_any_moment(numbers: range, tally: Tally) -> None:
+    tally.each(numbers, killed_in_a_stream)
+
+
+def stopped_in_a_stream(seed: int) -> str:
+    rng, deadline = random.Random(seed), 2.0
+    world = rng.choice([2, 3])
+    victim, longer = rng.randrange(world), seed % 2 == 1
+    stop_s = rng.uniform(0.1, 0.6 * deadline)
+    with OpRanks(world, timeout_s=deadline) as ranks:
+        opened(ranks)
+        for rank in range(world):
+            ranks.start(rank, cases.stream, 400, seed)
+        time.sleep(0.01 + rng.random() / 20)
+        ranks.stop(victim)
+        time.sleep(0.0 if longer else stop_s)
+        there = others(victim, world) if longer else []
+        for rank in there:
+            assert_named(ranks.wait(rank, deadline + SOON_S), "CommTimeout", victim)
+        ranks.resume(victim)
+        if not longer:
+            values([ranks.wait(rank) for rank in range(world)])
+            return "shorter than the deadline, right"
+        assert_named(ranks.wait(victim), "CommTimeout", victim)
+        values(ranks.call(comm_cases.close))
+        values(ranks.call(cases.stream, 20, seed))
+        return "longer, named, fresh windows right"
+
+
+@pytest.mark.nightly
+@soak_rows.row("stop", quick=2, full=100, chunk=10)
+def test_stopped_at_any_moment(numbers: range, tally: Tally) -> None:
+    tally.each(numbers, stopped_in_a_stream)
+
+
+def assert_nothing_grows(warm: dict[str, int], end: dict[str, int]) -> None:
+    assert end["bytes"] - warm["bytes"] < 1 << 20 and end["files"] == warm["files"], (warm, end)
+
+
+@soak_rows.row("back to back", quick=400, full=1_000_000)
+def test_round_trips_of_threads(numbers: range, tally: Tally, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bits again and again, in the same memory."""
+    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", "1")
+    after = []
+    with LocalCluster(4) as cluster:
+        for rounds in (300, len(numbers)):
+            cluster.run(lambda rank, name, n=rounds: cases.repeat(Place(rank, 4, name), n))
+            after.append(cases.resources())
+    assert_nothing_grows(*after)
+    tally.count(cases=len(numbers))
+
+
+@pytest.mark.nightly
+@soak_rows.row("back to back", quick=500, full=100_000)
+def test_round_trips_of_processes(numbers: range, tally: Tally) -> None:
+    with OpRanks(4, timeout_s=120) as ranks:
+        values(ranks.call(comm_cases.set_env, "ASCEND_MOE_AIV_CORES", "1"))
+        after = []
+        for rounds in (300, len(numbers)):
+            for rank in range(4):
+                ranks.start(rank, cases.run_repeat, rounds)
+            after.append(values([ranks.wait(rank, 3000) for rank in range(4)]))
+        for warm, end in zip(*after, strict=True):
+            assert_nothing_grows(warm, end)
+    tally.count(cases=len(numbers))

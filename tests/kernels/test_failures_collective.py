@@ -44,7 +44,6 @@ class Odd:
     """One rank's call differs: which field, and the values there and elsewhere. All have ``setting``."""
 
     op: str
-    label: str
     changes: dict[str, Any]
     field: str
     usual: Any
@@ -83,43 +82,34 @@ def call(
 def odd_calls(world: int) -> list[Odd]:
     found = []
     experts, smooth = world * LOCAL, torch.ones(world * LOCAL, HIDDEN)
+    few, many = 4 * world, 8 * world
     for op in ("dispatch", "dispatch_v2", "combine", "combine_v2"):
         v2 = op.endswith("_v2")
         found += [
-            Odd(op, "H", {"hidden": 2 * HIDDEN}, "H", HIDDEN, 2 * HIDDEN),
-            Odd(op, "K", {"topk": TOPK + 1}, "K", TOPK, TOPK + 1),
-            Odd(op, "E", {"moe_expert_num": 2 * experts}, "E", experts, 2 * experts),
-            Odd(op, "more experts", {"moe_expert_num": 6 * experts}, "E", experts, 6 * experts),
-            Odd(op, "BS", {"batch": 3}, "maxBS", 2, 3),
-            Odd(op, "no tokens", {"batch": 0}, "maxBS", 2, 0),
-            Odd(op, "global_bs given", {"global_bs": 2 * world}, "global_bs", 0, 2 * world),
-            Odd(
-                op,
-                "another global_bs",
-                {"global_bs": 8 * world},
-                "global_bs",
-                4 * world,
-                8 * world,
-                {"global_bs": 4 * world},
-            ),
-            Odd(op, "float16", {"dtype": torch.float16}, "dtype", "bfloat16", "float16"),
-            Odd(op, "float32", {"dtype": torch.float32}, "dtype", "bfloat16", "float32"),
+            Odd(op, {"hidden": 2 * HIDDEN}, "H", HIDDEN, 2 * HIDDEN),
+            Odd(op, {"topk": TOPK + 1}, "K", TOPK, TOPK + 1),
+            Odd(op, {"moe_expert_num": 2 * experts}, "E", experts, 2 * experts),
+            Odd(op, {"moe_expert_num": 6 * experts}, "E", experts, 6 * experts),
+            Odd(op, {"batch": 3}, "maxBS", 2, 3),
+            Odd(op, {"batch": 0}, "maxBS", 2, 0),
+            Odd(op, {"global_bs": 2 * world}, "global_bs", 0, 2 * world),
+            Odd(op, {"global_bs": many}, "global_bs", few, many, {"global_bs": few}),
+            Odd(op, {"dtype": torch.float16}, "dtype", "bfloat16", "float16"),
+            Odd(op, {"dtype": torch.float32}, "dtype", "bfloat16", "float32"),
         ]
         other = op.removesuffix("_v2") if v2 else f"{op}_v2"
-        found.append(
-            Odd(op, "contract", {"called": other}, "contract", *("v2", "v1") if v2 else ("v1", "v2"))
-        )
+        found.append(Odd(op, {"called": other}, "contract", *("v2", "v1") if v2 else ("v1", "v2")))
         kinds = ("dispatch", "combine") if op.startswith("dispatch") else ("combine", "dispatch")
-        found.append(Odd(op, "op", {"called": op.replace(*kinds)}, "op", *kinds))
+        found.append(Odd(op, {"called": op.replace(*kinds)}, "op", *kinds))
         if v2 and not ranks_per_server():
             window = {"comm_alg": "window"}
-            found.append(Odd(op, "algorithm", {"comm_alg": "direct"}, "comm_alg", "window", "direct", window))
+            found.append(Odd(op, {"comm_alg": "direct"}, "comm_alg", "window", "direct", window))
         if op.startswith("dispatch"):
             quant = {"quant_mode": 2}
-            found.append(Odd(op, "quantised", quant, "quant_mode", 0, 2))
-            found.append(Odd(op, "quantised, smooth", {**quant, "scales": smooth}, "quant_mode", 0, 2))
-            found.append(Odd(op, "scales", {"scales": smooth}, "scales", "None", "given", quant))
-            no_scales = Odd(op, "no scales", {"scales": None}, "scales", "given", "None")
+            found.append(Odd(op, quant, "quant_mode", 0, 2))
+            found.append(Odd(op, {**quant, "scales": smooth}, "quant_mode", 0, 2))
+            found.append(Odd(op, {"scales": smooth}, "scales", "None", "given", quant))
+            no_scales = Odd(op, {"scales": None}, "scales", "given", "None")
             found.append(replace(no_scales, setting={**quant, "scales": smooth}))
     return found
 
@@ -294,6 +284,22 @@ def test_combine_that_routes_otherwise_than_dispatch(
         else:
             assert error.ours != error.theirs and f"route {error.ours}" in text
             assert f"expert {error.expert} returns {error.theirs} rows" in text
+    assert_usable(cluster)
+
+
+@pytest.mark.row("op order")
+@pytest.mark.parametrize("op", ["combine", "combine_v2"])
+def test_combine_without_a_dispatch(cluster: ascend_moe.LocalCluster, op: str) -> None:
+    """Without routed pairs it gives zeros; with some it says that their rows have not come."""
+
+    def body(place: Place) -> Any:
+        assert not call(place, op).any()
+        ids = plain(op, experts=place.world * LOCAL)["expert_ids"]
+        ids[0, 0] = 1
+        return call(place, op, expert_ids=ids)
+
+    for one in outcomes(cluster, body):
+        assert type(one.error) is RoutingMismatch, repr(one)
     assert_usable(cluster)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import struct
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -136,8 +135,8 @@ def flips() -> Iterator[tuple[str, Spoil, str]]:
 class Trial:
     """One op whose reader finds something in the slot of a peer.
 
-    ``patience``: seconds that the peer leaves the reader to find it; 0: the reader comes when it has been
-    overwritten. ``combine``: the contract of the combine that is spoilt; 0: a dispatch is.
+    ``patience``: seconds that the peer leaves the reader to find it. ``combine``: the contract of the
+    combine that is spoilt; 0: a dispatch is.
     """
 
     def __init__(self, world: int, patience: float, combine: int = 0) -> None:
@@ -147,7 +146,6 @@ class Trial:
         self.counts = 2 * LOCAL if combine else LOCAL  # direct combine also tells where rows begin
         self.barrier = threading.Barrier(world)
         self.reader_done = threading.Event()
-        self.real: list[int] = []
 
     def run(self, spoil: Spoil) -> list[str]:
         """By rank, what became of the op."""
@@ -164,8 +162,6 @@ class Trial:
         self.barrier.wait()
         if place.rank == SOURCE:
             self.reader_done.wait(self.patience)
-        if place.rank == READER and self.patience == 0:
-            self.await_the_real_one(State.of(cluster, READER))
         one = caught(op)
         if place.rank == READER:
             self.reader_done.set()
@@ -183,12 +179,6 @@ class Trial:
         sent = cases.dispatch(place, 3, self.contract)
         return lambda: compared(cases.check_combine, place, cases.combine(place, sent, 3, self.contract), 3)
 
-    def await_the_real_one(self, state: State) -> None:
-        slot, deadline = state.run(EPOCH, SOURCE, self.counts), time.monotonic() + 5
-        while list(slot) != self.real:
-            assert time.monotonic() < deadline
-            time.sleep(0.0005)
-
     def write(self, cluster: ascend_moe.LocalCluster, spoil: Spoil) -> None:
         """Two ops ago the same rows were counted: that run, a later epoch in it, is what is about to come.
 
@@ -200,8 +190,7 @@ class Trial:
         state.poison(epoch)
         slot = state.run(epoch, SOURCE, self.counts)
         assert slot[0] == STATUS_MAGIC ^ (epoch - 2), "not where the run lies"
-        self.real = of_epoch(list(slot), epoch)
-        for i, word in enumerate(spoil(self.real, epoch)):
+        for i, word in enumerate(spoil(of_epoch(list(slot), epoch), epoch)):
             slot[i] = word % 2**32
 
 
@@ -247,12 +236,6 @@ def test_spoilt_status_is_reported_or_overwritten(world: int, tally: Tally) -> N
         tally.count(names.get(got, got), cases=count)
 
 
-def test_spoilt_status_that_is_overwritten_does_no_harm() -> None:
-    """The real run comes first; what lay there is gone."""
-    for label, spoil, _ in patterns():
-        assert Trial(2, 0).run(spoil) == ["right", "right"], label
-
-
 @pytest.mark.parametrize("cores", [1, 3])
 @pytest.mark.parametrize("contract", [1, 2])
 @pytest.mark.parametrize("settings", ["direct"], indirect=True)
@@ -291,36 +274,11 @@ def test_abort_block_that_nobody_can_have_written(word: int, value: int) -> None
         done.set()
         assert type(error) is CorruptStatus and error.rank == SOURCE, repr(error)
         assert "abort block of rank 1" in str(error) and "\n" not in str(error)
+        again = caught(cases.round_trip, place, 3, 2)
+        assert type(again.error) is CorruptStatus and again.error.rank == SOURCE and again.seconds < 0.1
 
     barrier, done = threading.Barrier(2), threading.Event()
     with ascend_moe.LocalCluster(2) as cluster:
         cluster.run(body)
-
-
-def test_failed_communicator_stays_failed_until_it_is_closed() -> None:
-    """Every later op on every rank raises at once; closed and opened afresh, all is well."""
-
-    def fail(rank: int, group_ep: str) -> None:
-        place = Place(rank, 3, group_ep)
-        sent = cases.dispatch(place, 3)
-        barrier.wait()
-        if rank == READER:
-            state = State.of(cluster, READER)
-            state.run(state.epoch + 1, SOURCE, LOCAL)[0] = f32(float("nan"))
-        barrier.wait()
-        if rank == SOURCE:
-            done.wait(1)
-        found = [caught(cases.combine, place, sent, 3)]
-        done.set()
-        later = ((cases.combine, place, sent, 3), (cases.dispatch, place, 3), (cases.dispatch, place, 4, 2))
-        found += [caught(*call) for call in later]
-        assert all(one.seconds < 0.1 for one in found[1:])
-        for one in found:
-            assert type(one.error) is CorruptStatus and one.error.rank == SOURCE, repr(one)
-
-    barrier, done = threading.Barrier(3), threading.Event()
-    with ascend_moe.LocalCluster(3) as cluster:
-        cluster.run(fail)
         cluster.close()
-        well = cluster.run(lambda rank, name: cases.round_trip(Place(rank, 3, name), 5))
-        assert well == ["right"] * 3
+        cluster.run(lambda rank, name: cases.round_trip(Place(rank, 2, name), 5))

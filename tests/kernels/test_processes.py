@@ -33,11 +33,9 @@ SPECS = [
     Case(local=5, topk=4, units=5, batch=9, dtype="fp16", quant="int8", batches="zero rank", nums_type=0),
     Case(local=3, topk=3, units=3, dtype="fp32", quant="smooth", contract=2, mask="pair", seed=3, tp=1),
     Case(local=2, topk=3, ids="overflow", batch=3, seed=4),
-    Case(local=4, topk=2, batch=8, ids="hot", mask="token", seed=5),
     Case(local=3, topk=2, batch=3, ids="bad", contract=2, seed=6),
     Case(local=2, topk=4, batch=7, contract=2, ids="minus", shared=2, batches="unequal", odd=True, seed=7),
-    Case(local=32, topk=8, batch=24, units=64, tail=True, seed=8),
-    Case(local=8, topk=8, batch=16, units=224, quant="int8", contract=2, seed=9),
+    Case(local=8, topk=8, batch=16, units=64, ids="hot", mask="token", tail=True, seed=8),
 ]
 CORES = (1, 7, 8)
 
@@ -103,10 +101,11 @@ def restored(one: dict[str, Any]) -> RankRun | AscendMoeError:
     return RankRun(**one)
 
 
-def test_gloo_processes(tmp_path: Path) -> None:
-    results = run_processes(3, functools.partial(body, world=3), tmp_path)
-    for world in (3, 2):
-        check(world, [one[world] for one in results[:world]])
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.nightly)])
+def test_gloo_processes(world: int, tmp_path: Path) -> None:
+    results = run_processes(world, functools.partial(body, world=world), tmp_path)
+    for size in {world, 2}:
+        check(size, [one[size] for one in results[:size]])
 
 
 @pytest.mark.nightly
@@ -121,35 +120,6 @@ def test_torchrun(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     check(world, [torch.load(tmp_path / f"{rank}.pt")[world] for rank in range(world)])
-
-
-# ---- zero copy: batches in flight, and memory that is used again
-
-SEEDS = (100, 101)
-
-
-def in_flight(rank: int, world: int) -> list[list[dict[str, Any]]]:
-    os.environ["ASCEND_MOE_COMM_ALG"] = "direct"
-    group_ep = ascend_moe.comm_name()
-    found = []
-    for seed in SEEDS:
-        for sequence in zero_copy.SEQUENCES[:3]:
-            cases = zero_copy.sequence_cases(seed, sequence, world)
-            with op_runs.cores(cases[0].cores):
-                runs = zero_copy.run_sequence(cases, sequence, seed, rank, group_ep)
-            found.append([dict(vars(one)) for one in runs])
-    ascend_moe.close(group_ep)
-    return found
-
-
-@pytest.mark.nightly
-def test_sequences_of_zero_copy(tmp_path: Path) -> None:
-    world = 3
-    results = run_processes(world, functools.partial(in_flight, world=world), tmp_path)
-    played = [(seed, sequence) for seed in SEEDS for sequence in zero_copy.SEQUENCES[:3]]
-    for number, (seed, sequence) in enumerate(played):
-        by_rank = [[RankRun(**one) for one in results[rank][number]] for rank in range(world)]
-        zero_copy.check_results(zero_copy.sequence_cases(seed, sequence, world), by_rank)
 
 
 def main(out: Path) -> None:

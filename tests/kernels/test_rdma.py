@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import replace
-
 import op_runs
 import pytest
 
@@ -71,30 +68,6 @@ def test_drawn_cases(monkeypatch: pytest.MonkeyPatch, share: int, seeds: range) 
             )
             if case.world == 5:
                 op_runs.check(case, op_runs.run(cluster, case))
-
-
-@pytest.mark.parametrize("contract", [1, 2])
-def test_repeated_sequences_reuse_the_staging(monkeypatch: pytest.MonkeyPatch, contract: int) -> None:
-    """D, D, C, C with another routing each time, ranks running free."""
-    servers(monkeypatch, 2)
-    base = Case(world=4, local=2, topk=3, batch=6, contract=contract, batches="unequal", ids="minus", cores=3)
-    cases = [replace(base, seed=seed) for seed in range(6)]
-    played = [number for pair in itertools.pairwise(range(6)) for number in pair]
-
-    def loop(rank: int, group: str) -> list[op_runs.RankRun]:
-        done = []
-        for pair in itertools.pairwise(cases):
-            sent = [op_runs.dispatch(case, rank, group) for case in pair]
-            for case, one in zip(pair, sent, strict=True):
-                rows = op_runs.expert_rows(case, rank, one)
-                result = op_runs.combine(case, rank, group, rows, one)
-                done.append(op_runs.RankRun(one, rows, result, []))
-        return done
-
-    with op_runs.cores(3), LocalCluster(4, window_mib=WINDOW_MIB) as cluster:
-        by_rank = cluster.run(loop)
-    for number, runs in zip(played, zip(*by_rank, strict=True), strict=True):
-        op_runs.check(cases[number], runs)
 
 
 # ---- arguments

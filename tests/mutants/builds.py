@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -38,9 +37,10 @@ def apply(mutant: Mutant, root: Path) -> None:
     for edit in mutant.edits:
         path = root / edit.file
         text = path.read_text()
-        count = text.count(edit.old)
+        found = list(re.finditer(r"\s+".join(map(re.escape, edit.old.split())), text))
+        count = len(found)
         assert count == 1, f"{mutant.name}: {edit.old!r} is in {edit.file} {count} times, not once"
-        path.write_text(text.replace(edit.old, edit.new))
+        path.write_text(text[: found[0].start()] + edit.new + text[found[0].end() :])
 
 
 def cache_root() -> Path:
@@ -71,21 +71,11 @@ class MutantBuilds:
             raise BuildError("cmake and make are needed")
         self.cmake = cmake
 
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
+    def library(self, engine: str, mutant: Mutant | None = None) -> Path:
+        """The library of this engine, with the mutant in its kernels."""
         with (self.root / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-
-    def clean(self, engine: str) -> Path:
-        """The library of this engine without a mutant."""
-        with self._alone():
-            return self._clean(engine)
-
-    def mutant(self, mutant: Mutant, engine: str) -> Path:
-        """The library of this engine with the mutant in its kernels."""
-        with self._alone():
-            return self._mutant(mutant, engine)
+            return self._clean(engine) if mutant is None else self._mutant(mutant, engine)
 
     def _clean(self, engine: str) -> Path:
         library = self.build / f"lib{LIBRARIES[engine]}.so"

@@ -7,14 +7,11 @@ import re
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from builds import MutantBuilds
-from killed_ranks import killed
-from pytest_runs import first_failure
 from table import (
     DIRECT,
     KILLED,
@@ -49,8 +46,8 @@ SHARED = [
     )
 ]
 
-HERE = Path(__file__).resolve().parent
-SUITE_SECONDS = 150  # a mutant that hangs fails as well
+TESTS = Path(__file__).resolve().parents[1]
+PYTEST = (sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:xdist", "-p", "no:randomly")
 SUITE_TESTS = [
     "kernels/test_seed_example.py",
     *(
@@ -64,13 +61,31 @@ SUITE_TESTS = [
 ]
 
 
-@dataclass(frozen=True)
-class Found:
-    """The class of the first finding, None when there is none, and which schedule it was, counted from 1."""
+def first_failure(library: Path, suite: Sequence[str], seconds: float, **environment: str) -> str | None:
+    """What of the suite fails first with a library, or 'hangs' or 'signal N'; None when all pass.
 
-    kind: str | None
-    schedules: int
-    line: str = ""
+    Raises:
+        AssertionError: pytest ended neither with passed nor with failed tests.
+    """
+    settings = {**os.environ, "ASCEND_MOE_LIBRARY": str(library), **environment}
+    command = [*PYTEST, *suite]
+    try:
+        done = subprocess.run(
+            command, cwd=TESTS, env=settings, capture_output=True, text=True, timeout=seconds
+        )
+    except subprocess.TimeoutExpired:
+        return "hangs"
+    if done.returncode < 0:
+        return f"signal {-done.returncode}"
+    assert done.returncode in (0, 1), (done.stdout + done.stderr)[-3000:]
+    if done.returncode == 0:
+        return None
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    return (failed or ["?"])[0].removeprefix("FAILED ")[:160]
+
+
+def first_failure_of_suite(library: Path) -> str | None:
+    return first_failure(library, SUITE_TESTS, seconds=150, ASCEND_MOE_TIMEOUT_S="3")
 
 
 def cases(seed: int, finder: str) -> Iterator[explore.Program]:
@@ -85,32 +100,36 @@ def cases(seed: int, finder: str) -> Iterator[explore.Program]:
         seed += 1
 
 
-def search(library: Path, seed: int, finder: str, patience: int = PATIENCE) -> Found:
+def search(library: Path, seed: int, finder: str, patience: int = PATIENCE) -> explore.Result:
     """Schedules from this seed on, of mixed policies, to the first finding."""
     return _campaign(library, cases(seed, finder), patience, seed, a_case=1)
 
 
-def _campaign(
-    library: Path, programs: Iterable[explore.Program], schedules: int, seed: int, a_case: int
-) -> Found:
-    result = explore.campaign(
-        programs, schedules, seed, library=explore.checked_library(library), a_case=a_case
-    )
-    if result.finding is None:
-        return Found(None, result.schedules)
-    return Found(result.finding.kind, result.schedules, result.finding.line())
-
-
-def special(library: Path, finder: str) -> Found:
+def special(library: Path, finder: str) -> explore.Result:
     """The same for the finders that have cases of their own."""
     if finder == LONG_LISTS:
         return _campaign(library, [replace(LONG, seed=seed) for seed in range(40)], 40, 1, a_case=1)
     return _campaign(library, SHARED, 60, 1, a_case=10)
 
 
-def first_failure_of_suite(library: Path) -> str | None:
-    """What of a part of the suite fails first with this library; None when all passes."""
-    return first_failure(library, SUITE_TESTS, SUITE_SECONDS, ASCEND_MOE_TIMEOUT_S="3")
+def _campaign(
+    library: Path, programs: Iterable[explore.Program], schedules: int, seed: int, a_case: int
+) -> explore.Result:
+    checked = explore.checked_library(library)
+    return explore.campaign(programs, schedules, seed, library=checked, a_case=a_case)
+
+
+def killed(library: Path) -> set[str]:
+    """The classes of the findings where the last of three ranks is killed at some step."""
+    program = explore.Program(world=3, cores=3, sequence="DCDC", dtype=DTYPE, algorithm="direct")
+    kinds = set()
+    with explore.World(3, library=explore.checked_library(library)) as world:
+        world.load(program, accepted=0xFFFFFFFF)
+        for step in range(0, 900, 30):
+            faults = explore.Faults(kill_rank=2, kill_step=step)
+            run = world.run(step, 1, explore.Options(hang_is_finding=False, faults=faults))
+            kinds |= {run.kind.decode()} if run.failed else set()
+    return kinds
 
 
 def run(library: Path) -> subprocess.CompletedProcess[str]:
@@ -122,37 +141,32 @@ def run(library: Path) -> subprocess.CompletedProcess[str]:
 
 def check(mutant: Mutant, finder: str, builds: MutantBuilds) -> str:
     """How the finder finds the mutant; AssertionError when it does not."""
-    if finder == SUITE:
-        failure = first_failure_of_suite(builds.mutant(mutant, "fast"))
-        assert failure is not None, f"no test sees {mutant.name}"
-        return failure
-    if finder == ZERO_COPY:
-        failure = first_failure(builds.mutant(mutant, "fast"), ["kernels/direct/test_zero_copy.py"], 300)
-        assert failure is not None, f"no test of zero copy sees {mutant.name}"
+    library = builds.library("fast" if finder in (SUITE, ZERO_COPY, RUN) else "checked", mutant)
+    if finder in (SUITE, ZERO_COPY):
+        direct = ["kernels/direct/test_zero_copy.py"]
+        failure = first_failure_of_suite(library) if finder == SUITE else first_failure(library, direct, 300)
+        assert failure is not None, f"no test of the {finder} sees {mutant.name}"
         return failure
     if finder == RUN:
-        return _check_run(mutant, builds)
-    library = builds.mutant(mutant, "checked")
+        return _check_run(mutant, library)
     if finder == KILLED:
-        with pytest.raises(AssertionError, match="hang"):
-            program = explore.Program(world=3, cores=3, sequence="DCDC", dtype=DTYPE, algorithm="direct")
-            killed(program, library)
+        assert "hang" in killed(library)
         return "hang"
+    assert finder in (*SEARCHES, LONG_LISTS, SHARED_ROWS)
     if finder in SEARCHES:
-        found = [search(library, seed, finder) for seed in SEEDS]
-        needed = [result.schedules for result in found]
-        assert all(result.kind in mutant.finds for result in found), found
-        assert statistics.median(needed) <= LIMIT, found
-        kinds = ", ".join(sorted({str(result.kind) for result in found}))
-        return f"median {statistics.median(needed):g}, worst {max(needed)} schedules: {kinds}"
-    result = special(library, finder)
-    assert finder in (LONG_LISTS, SHARED_ROWS) and result.kind in mutant.finds, result
-    return f"{result.schedules} schedules: {result.kind}"
+        results = [search(library, seed, finder) for seed in SEEDS]
+    else:
+        results = [special(library, finder)]
+    needed = [result.schedules for result in results]
+    kinds = {result.finding.kind for result in results if result.finding is not None}
+    assert all(result.finding for result in results) and kinds <= {*mutant.finds}, results
+    assert statistics.median(needed) <= LIMIT, results
+    return f"median {statistics.median(needed):g}, worst {max(needed)} schedules: {', '.join(sorted(kinds))}"
 
 
-def _check_run(mutant: Mutant, builds: MutantBuilds) -> str:
+def _check_run(mutant: Mutant, library: Path) -> str:
     """The op that is broken is wrong, the other is not, and the layer is wrong with it."""
-    done = run(builds.mutant(mutant, "fast"))
+    done = run(library)
     (wrong,) = mutant.finds
     right = "combine" if wrong == "dispatch" else "dispatch"
     assert done.returncode == 1, done.stdout + done.stderr

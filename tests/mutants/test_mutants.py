@@ -12,9 +12,8 @@ from pathlib import Path
 import finders
 import pytest
 from builds import MutantBuilds, apply
-from finders import LIMIT, PATIENCE, SEARCHES, SEEDS
-from pytest_runs import first_failure
-from table import CLASSIC, LONG_LISTS, MUTANTS, SERVERS, SHARED_ROWS, WINDOW, Edit, Mutant
+from finders import LIMIT, PATIENCE, SEARCHES, SEEDS, first_failure, first_failure_of_suite
+from table import LONG_LISTS, MUTANTS, SERVERS, SHARED_ROWS, WINDOW, Edit, Mutant
 
 from ascend_moe.native import library
 
@@ -52,16 +51,15 @@ FAST_SECONDS = 1800  # a mutant that hangs fails as well
 # ---- the table
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_its_patch_fits_and_changes_the_kernels(mutant: Mutant, tmp_path: Path) -> None:
-    for edit in mutant.edits:
-        assert edit.file.startswith("op_kernel/") and edit.old != edit.new
-        (tmp_path / edit.file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / edit.file, tmp_path / edit.file)
-    apply(mutant, tmp_path)
-    assert mutant.edits and mutant.finders and len({edit.file for edit in mutant.edits}) <= len(mutant.edits)
-    for edit in mutant.edits:
-        assert (tmp_path / edit.file).read_text() != (ROOT / edit.file).read_text()
+def test_every_patch_fits_and_changes_the_kernels(tmp_path: Path) -> None:
+    for mutant in MUTANTS:
+        assert mutant.edits and mutant.finders
+        for edit in mutant.edits:
+            (tmp_path / edit.file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / edit.file, tmp_path / edit.file)
+        apply(mutant, tmp_path)
+        for edit in mutant.edits:
+            assert (tmp_path / edit.file).read_text() != (ROOT / edit.file).read_text(), mutant.name
 
 
 def test_a_patch_that_does_not_fit_is_refused(tmp_path: Path) -> None:
@@ -76,7 +74,6 @@ def test_there_are_enough_and_they_are_no_strawmen() -> None:
     assert sum(mutant.passes_fast_suite is True for mutant in MUTANTS) >= 14
     models = re.findall(r'Mutant\("(\w+)"', (HERE.parents[1] / "model" / "cases.py").read_text())
     assert {mutant.name for mutant in MUTANTS if mutant.model} <= set(models)
-    assert len(CLASSIC) == len(set(CLASSIC.values())) == 14 and set(CLASSIC.values()) <= set(BY_NAME)
 
 
 # ---- their builds
@@ -87,11 +84,11 @@ def builds() -> MutantBuilds:
     return MutantBuilds()
 
 
+FOUND = [(mutant.name, finder) for mutant in MUTANTS for finder in mutant.finders]
+
+
 @pytest.mark.mutants
-@pytest.mark.parametrize(
-    ("name", "finder"),
-    [(mutant.name, finder) for mutant in MUTANTS for finder in mutant.finders],
-)
+@pytest.mark.parametrize(("name", "finder"), FOUND)
 def test_a_mutant_is_found(builds: MutantBuilds, name: str, finder: str) -> None:
     print(f"{name}: {finders.check(BY_NAME[name], finder, builds)}")
 
@@ -101,42 +98,34 @@ def test_a_mutant_is_found(builds: MutantBuilds, name: str, finder: str) -> None
 @pytest.mark.parametrize("finder", SEARCHES)
 def test_the_clean_kernels_pass_the_same_search(builds: MutantBuilds, finder: str, seed: int) -> None:
     patience = PATIENCE if finder == WINDOW else LIMIT
-    found = finders.search(builds.clean("checked"), seed, finder, patience)
-    assert found.kind is None and found.schedules == patience, found.line
+    result = finders.search(builds.library("checked"), seed, finder, patience)
+    assert result.finding is None and result.schedules == patience, result
 
 
 @pytest.mark.mutants
-@pytest.mark.parametrize("finder", [LONG_LISTS, SHARED_ROWS])
-def test_the_clean_kernels_pass_the_special_cases(builds: MutantBuilds, finder: str) -> None:
-    found = finders.special(builds.clean("checked"), finder)
-    assert found.kind is None, found.line
-
-
-@pytest.mark.mutants
-def test_the_clean_kernels_pass_the_suite_and_run(builds: MutantBuilds) -> None:
-    assert finders.first_failure_of_suite(builds.clean("fast")) is None
-    assert finders.run(builds.clean("fast")).returncode == 0
+def test_the_clean_kernels_pass_the_rest(builds: MutantBuilds) -> None:
+    """The special cases, `ascend-moe run`, and the whole fast suite, which the part of it belongs to."""
+    for finder in (LONG_LISTS, SHARED_ROWS):
+        result = finders.special(builds.library("checked"), finder)
+        assert result.finding is None, result
+    assert not finders.killed(builds.library("checked"))
+    library = builds.library("fast")
+    assert finders.run(library).returncode == 0
+    assert first_failure_of_suite(library) is None
+    assert first_failure(library, FAST_SUITE, FAST_SECONDS) is None
 
 
 @pytest.mark.mutants
 @pytest.mark.parametrize("name", [mutant.name for mutant in MUTANTS if SERVERS in mutant.finders])
 def test_one_server_has_none_of_the_transports(builds: MutantBuilds, name: str) -> None:
     """Stores take none of the transport's ways: what breaks it changes nothing within a server."""
-    found = finders.search(builds.mutant(BY_NAME[name], "checked"), SEEDS[0], WINDOW, 100)
-    assert found.kind is None, found.line
-
-
-# ---- what the fast engine sees of them
-
-
-@pytest.mark.mutants
-def test_the_clean_kernels_pass_the_fast_suite(builds: MutantBuilds) -> None:
-    assert first_failure(builds.clean("fast"), FAST_SUITE, FAST_SECONDS) is None
+    result = finders.search(builds.library("checked", BY_NAME[name]), SEEDS[0], WINDOW, 100)
+    assert result.finding is None, result
 
 
 @pytest.mark.mutants
 @pytest.mark.parametrize("mutant", ASKED_OF_FAST_SUITE, ids=lambda mutant: mutant.name)
 def test_the_fast_suite_sees_what_the_table_says(builds: MutantBuilds, mutant: Mutant) -> None:
     """Program order is execution order there, and there is no data cache: a missing edge changes nothing."""
-    failure = first_failure(builds.mutant(mutant, "fast"), FAST_SUITE, FAST_SECONDS)
+    failure = first_failure(builds.library("fast", mutant), FAST_SUITE, FAST_SECONDS)
     assert (failure is None) == mutant.passes_fast_suite, failure

@@ -195,25 +195,6 @@ def test_pairs_that_do_not_fit_are_listed_by_all_cores(clusters: Clusters, batch
     op_runs.check(case, op_runs.run(clusters[2], case), uncounted)
 
 
-@pytest.mark.parametrize(("contract", "quant"), [("v1", True), ("v2", False)])
-def test_any_number_of_list_cores_gives_the_same_outputs(contract: str, quant: bool) -> None:
-    request = Request(
-        ranks=4, experts=16, topk=4, hidden=2048, batch=9, quant=quant, contract=contract, cores=6
-    )
-    first: list[list[torch.Tensor]] = []
-    for lists in (0, 1, 2, 5, 7):
-        found = []
-        with TimedWorld(request, "direct", 3, True, lists) as world:
-            world.run("dispatch", COSTS)
-            for one in world.outputs["dispatch"]:
-                rows = int(one[4][-1])
-                index = one[2][: 3 * rows] if contract == "v2" else one[2]
-                found.append([one[0][:rows], one[1][: rows if quant else 0], index, *one[3:5]])
-        first = first or found
-        for one, two in zip(first, found, strict=True):
-            assert all(ref.same_bits(a, b) for a, b in zip(one, two, strict=True)), lists
-
-
 def test_the_roles_are_kept_and_matter() -> None:
     """Cores below the split make no lists, those above publish no rows; the time is another."""
     request = Request(ranks=4, experts=64, topk=8, hidden=7168, batch=96, quant=True, cores=24)

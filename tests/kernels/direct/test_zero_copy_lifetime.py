@@ -65,6 +65,16 @@ def on_all(cluster: comm.LocalCluster, work: Callable[[Rank], Any]) -> list[Any]
     return cluster.run(lambda rank, group: work(Rank(rank, group)))
 
 
+def on_every_rank(test: Callable[[Rank], None]) -> Callable[[comm.LocalCluster], None]:
+    """A test of pytest that runs ``test`` on all ranks of a cluster."""
+
+    def run(cluster: comm.LocalCluster) -> None:
+        on_all(cluster, test)
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
 def refused(call: Callable[[], Any], says: str) -> WindowTensorError:
     with pytest.raises(WindowTensorError, match=says) as raised:
         call()
@@ -94,16 +104,14 @@ def test_a_direct_combine_spends_it(cluster: comm.LocalCluster) -> None:
         assert (result == 3).all()  # 1 from rank 0, 2 from rank 1
 
 
-def test_views_share_its_fate(cluster: comm.LocalCluster) -> None:
-    def work(one: Rank) -> None:
-        sent = one.dispatch()
-        rows = one.empty(2 * MOST)
-        one.combine(rows[:MOST].zero_(), sent)
-        sent = one.dispatch()
-        refused(lambda: one.combine(rows[MOST:], sent), "was consumed")
-        one.combine(torch.zeros(MOST, HIDDEN), sent)
-
-    on_all(cluster, work)
+@on_every_rank
+def test_views_share_its_fate(one: Rank) -> None:
+    sent = one.dispatch()
+    rows = one.empty(2 * MOST)
+    one.combine(rows[:MOST].zero_(), sent)
+    sent = one.dispatch()
+    refused(lambda: one.combine(rows[MOST:], sent), "was consumed")
+    one.combine(torch.zeros(MOST, HIDDEN), sent)
 
 
 @pytest.mark.parametrize("comm_alg", ["", "window", "fullmesh"])
@@ -122,68 +130,59 @@ def test_other_algorithms_copy_and_spend_nothing(cluster: comm.LocalCluster, com
     on_all(cluster, work)
 
 
-def test_dispatch_takes_it_as_any_tensor(cluster: comm.LocalCluster) -> None:
-    def work(one: Rank) -> None:
-        x = one.empty(BATCH).fill_(5)
-        for _ in range(3):
-            sent = one.dispatch(x)
-            assert (sent[0][: int(sent[4][-1])] == 5).all()
-            one.combine(torch.zeros(MOST, HIDDEN), sent)
+@on_every_rank
+def test_dispatch_takes_it_as_any_tensor(one: Rank) -> None:
+    x = one.empty(BATCH).fill_(5)
+    for _ in range(3):
         sent = one.dispatch(x)
-        one.combine(one.empty().copy_(sent[0]), sent)
+        assert (sent[0][: int(sent[4][-1])] == 5).all()
+        one.combine(torch.zeros(MOST, HIDDEN), sent)
+    sent = one.dispatch(x)
+    one.combine(one.empty().copy_(sent[0]), sent)
 
-    on_all(cluster, work)
 
-
-def test_no_rows_spend_nothing(cluster: comm.LocalCluster) -> None:
+@on_every_rank
+def test_no_rows_spend_nothing(one: Rank) -> None:
     """A tensor without elements holds no block."""
-
-    def work(one: Rank) -> None:
-        nobody = torch.full((0, TOPK), -1, dtype=torch.int32)
-        one.weights = torch.ones(0, TOPK)
-        rows = one.empty(0)
-        for _ in range(2):
-            sent = one.dispatch(torch.ones(0, HIDDEN), nobody)
-            assert one.combine(rows, sent, ids=nobody).shape == (0, HIDDEN)
-
-    on_all(cluster, work)
+    nobody = torch.full((0, TOPK), -1, dtype=torch.int32)
+    one.weights = torch.ones(0, TOPK)
+    rows = one.empty(0)
+    for _ in range(2):
+        sent = one.dispatch(torch.ones(0, HIDDEN), nobody)
+        assert one.combine(rows, sent, ids=nobody).shape == (0, HIDDEN)
 
 
 # ---- when its memory is lent again
 
 
-def test_dead_tensors_wait_for_the_next_op(cluster: comm.LocalCluster) -> None:
-    def work(one: Rank) -> None:
+@on_every_rank
+def test_dead_tensors_wait_for_the_next_op(one: Rank) -> None:
+    sent = one.dispatch()
+    rows = one.empty().zero_()
+    place = rows.data_ptr()
+    one.combine(rows, sent)
+    del rows
+    assert one.empty().data_ptr() != place  # peers may still read there
+    sent = one.dispatch()
+    kept = one.empty()
+    assert kept.data_ptr() == place
+    one.combine(torch.zeros(MOST, HIDDEN), sent)
+
+
+@on_every_rank
+def test_spent_tensors_that_live_keep_their_memory(one: Rank) -> None:
+    sent = one.dispatch()
+    rows = one.empty().fill_(7)
+    one.combine(rows, sent)
+    for _ in range(4):
         sent = one.dispatch()
-        rows = one.empty().zero_()
-        place = rows.data_ptr()
-        one.combine(rows, sent)
-        del rows
-        assert one.empty().data_ptr() != place  # peers may still read there
-        sent = one.dispatch()
-        kept = one.empty()
-        assert kept.data_ptr() == place
-        one.combine(torch.zeros(MOST, HIDDEN), sent)
-
-    on_all(cluster, work)
-
-
-def test_spent_tensors_that_live_keep_their_memory(cluster: comm.LocalCluster) -> None:
-    def work(one: Rank) -> None:
-        sent = one.dispatch()
-        rows = one.empty().fill_(7)
-        one.combine(rows, sent)
-        for _ in range(4):
-            sent = one.dispatch()
-            other = one.empty().fill_(8)
-            assert other.data_ptr() != rows.data_ptr()
-            one.combine(other, sent)
-        assert (rows == 7).all()
-        place = rows.data_ptr()
-        del rows
-        assert one.empty().data_ptr() == place  # ops enough have gone by
-
-    on_all(cluster, work)
+        other = one.empty().fill_(8)
+        assert other.data_ptr() != rows.data_ptr()
+        one.combine(other, sent)
+    assert (rows == 7).all()
+    place = rows.data_ptr()
+    del rows
+    assert one.empty().data_ptr() == place  # ops enough have gone by
 
 
 def test_a_loop_needs_room_for_two(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,17 +227,15 @@ def test_spent_tensors_count_as_holders(cluster: comm.LocalCluster) -> None:
 # ---- ops that fail
 
 
-def test_local_errors_spend_nothing(cluster: comm.LocalCluster) -> None:
-    def work(one: Rank) -> None:
-        sent = one.dispatch()
-        rows = one.empty().fill_(one.rank + 1)
-        with pytest.raises(AscendMoeError, match="expert_scales"):
-            ascend_moe.npu_moe_distribute_combine_v2(
-                rows, one.ids, sent[2], sent[4], torch.ones(1, 1), *one.common, comm_alg="direct"
-            )
-        assert (one.combine(rows, sent) == 3).all()
-
-    on_all(cluster, work)
+@on_every_rank
+def test_local_errors_spend_nothing(one: Rank) -> None:
+    sent = one.dispatch()
+    rows = one.empty().fill_(one.rank + 1)
+    with pytest.raises(AscendMoeError, match="expert_scales"):
+        ascend_moe.npu_moe_distribute_combine_v2(
+            rows, one.ids, sent[2], sent[4], torch.ones(1, 1), *one.common, comm_alg="direct"
+        )
+    assert (one.combine(rows, sent) == 3).all()
 
 
 def test_collective_errors_spend_it(cluster: comm.LocalCluster) -> None:
@@ -266,22 +263,20 @@ def test_collective_errors_spend_it(cluster: comm.LocalCluster) -> None:
     on_all(cluster, work)
 
 
-def test_errors_of_one_rank_alone_spend_it_on_all(cluster: comm.LocalCluster) -> None:
-    def work(one: Rank) -> None:
-        sent = one.dispatch()
-        rows = one.empty().fill_(one.rank + 1)
-        if one.rank == 0:
-            ids = one.ids.clone()
-            ids[0] = -1  # a row that comes back is not asked for
-            with pytest.raises(RoutingMismatch):
-                one.combine(rows, sent, ids=ids)
-        else:
-            one.combine(rows, sent)
-        sent = one.dispatch()
-        refused(lambda: one.combine(rows, sent), "was consumed")
-        assert (one.combine(one.empty().fill_(one.rank + 1), sent) == 3).all()
-
-    on_all(cluster, work)
+@on_every_rank
+def test_errors_of_one_rank_alone_spend_it_on_all(one: Rank) -> None:
+    sent = one.dispatch()
+    rows = one.empty().fill_(one.rank + 1)
+    if one.rank == 0:
+        ids = one.ids.clone()
+        ids[0] = -1  # a row that comes back is not asked for
+        with pytest.raises(RoutingMismatch):
+            one.combine(rows, sent, ids=ids)
+    else:
+        one.combine(rows, sent)
+    sent = one.dispatch()
+    refused(lambda: one.combine(rows, sent), "was consumed")
+    assert (one.combine(one.empty().fill_(one.rank + 1), sent) == 3).all()
 
 
 def test_a_lost_peer(cluster: comm.LocalCluster) -> None:
@@ -344,49 +339,41 @@ def test_another_rank_and_another_group(cluster: comm.LocalCluster) -> None:
         on_all(cluster, work)
 
 
-def test_rows_that_begin_inside_a_block(cluster: comm.LocalCluster) -> None:
-    def work(one: Rank) -> None:
-        sent = one.dispatch()
-        flat = one.empty(MOST + 1).view(-1)[: MOST * HIDDEN + 8]
-        flat.fill_(one.rank + 1)
-        askew = flat[1 : 1 + MOST * HIDDEN].view(MOST, HIDDEN)
-        refused(lambda: one.combine(askew, sent), "begins inside a 32-byte block .* multiple of 32 bytes")
-        assert (one.combine(flat[8:].view(MOST, HIDDEN), sent) == 3).all()
-
-    on_all(cluster, work)
+@on_every_rank
+def test_rows_that_begin_inside_a_block(one: Rank) -> None:
+    sent = one.dispatch()
+    flat = one.empty(MOST + 1).view(-1)[: MOST * HIDDEN + 8]
+    flat.fill_(one.rank + 1)
+    askew = flat[1 : 1 + MOST * HIDDEN].view(MOST, HIDDEN)
+    refused(lambda: one.combine(askew, sent), "begins inside a 32-byte block .* multiple of 32 bytes")
+    assert (one.combine(flat[8:].view(MOST, HIDDEN), sent) == 3).all()
 
 
-def test_copies_of_it_are_copies(cluster: comm.LocalCluster) -> None:
+@on_every_rank
+def test_copies_of_it_are_copies(one: Rank) -> None:
     """Rows that are not contiguous are copied before the op: no zero copy, nothing spent."""
-
-    def work(one: Rank) -> None:
-        wide = one.empty(2 * MOST).view(MOST, 2 * HIDDEN).fill_(one.rank + 1)
-        for _ in range(2):
-            sent = one.dispatch()
-            assert (one.combine(wide[:, ::2], sent) == 3).all()
-
-    on_all(cluster, work)
+    wide = one.empty(2 * MOST).view(MOST, 2 * HIDDEN).fill_(one.rank + 1)
+    for _ in range(2):
+        sent = one.dispatch()
+        assert (one.combine(wide[:, ::2], sent) == 3).all()
 
 
 # ---- forks
 
 
-def test_a_forked_child_gives_nothing_back(cluster: comm.LocalCluster) -> None:
-    def work(one: Rank) -> int:
-        rows = one.empty().fill_(1)
-        place = rows.data_ptr()
-        if one.rank == 0:
-            child = os.fork()
-            if child == 0:
-                good = bool((rows == 1).all())
-                del rows
-                gc.collect()
-                os._exit(0 if good else 1)
-            assert os.waitpid(child, 0)[1] == 0
-        other = one.empty()
-        assert other.data_ptr() != place and (rows == 1).all()
-        sent = one.dispatch()
-        one.combine(rows, sent)
-        return 0
-
-    on_all(cluster, work)
+@on_every_rank
+def test_a_forked_child_gives_nothing_back(one: Rank) -> None:
+    rows = one.empty().fill_(1)
+    place = rows.data_ptr()
+    if one.rank == 0:
+        child = os.fork()
+        if child == 0:
+            good = bool((rows == 1).all())
+            del rows
+            gc.collect()
+            os._exit(0 if good else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    other = one.empty()
+    assert other.data_ptr() != place and (rows == 1).all()
+    sent = one.dispatch()
+    one.combine(rows, sent)
