@@ -176,6 +176,7 @@ def _routing_calls() -> list[Call]:
                 "row_idx_type": 1,
                 "active_num": 5,
             },
+            {3: 0},
         ),
         Call(
             "dynamic",

@@ -1,4 +1,4 @@
-"""Checks of devices, memory, streams and graphs, in a process on 4 virtual devices (`vnpu_checks`)."""
+"""Checks of devices, memory, streams and graphs, in a process on 4 virtual devices (`npu_runs`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import sys
 
 import torch  # torch_npu is loaded by torch itself: nothing here imports it
-from vnpu_checks import check, raises, run_checks
+from npu_runs import check, raises, run_checks
 
 import ascend_moe.vnpu
 
