@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import cProfile
 import os
+import pstats
 import subprocess
 import sys
 import threading
@@ -73,7 +75,10 @@ def test_equal_calls_are_prepared_once_and_give_the_same(variant: Variant, group
     with binding.prepare_always():
         slow = assert_calls(0, 2, lambda: run(variant, 0, 1, group_ep))
     run(variant, 0, 1, group_ep)
-    fast = assert_calls(2, 0, lambda: run(variant, 0, 1, group_ep))
+    profile = cProfile.Profile()
+    fast = assert_calls(2, 0, lambda: profile.runcall(run, variant, 0, 1, group_ep))
+    # Python's functions and C's: two calls of 130 to 145, and making the arguments.
+    assert pstats.Stats(profile).total_calls <= 460  # type: ignore[attr-defined]
     for one, other in zip((*slow[0], slow[1]), (*fast[0], fast[1]), strict=True):
         assert (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
         assert other.device.type == "cpu" and not other.requires_grad
@@ -114,21 +119,6 @@ def test_strides_gradients_and_modes_change_no_plan(group_ep: str) -> None:
         with mode():
             rows = assert_calls(1, 0, lambda given=given: OP(given, *rest, **kwargs))
         assert all(torch.equal(a, b) for a, b in zip(rows, wanted, strict=True))
-
-
-def test_compiled_programs_use_them(group_ep: str) -> None:
-    warm(group_ep)
-    (x, ids, *place), _ = PLAIN.dispatch(0, 1, group_ep)
-
-    def twice(x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        OP(x, ids, *place)
-        return OP(x, ids, *place)[0] + 1
-
-    torch._dynamo.reset()
-    program = torch.compile(twice, fullgraph=True, backend="aot_eager")
-    expected = twice(x, ids)
-    program(x, ids)
-    assert torch.equal(assert_calls(2, 0, lambda: program(x, ids)), expected)
 
 
 # ---- errors
@@ -424,6 +414,7 @@ def test_errors_keep_their_classes_in_compiled_programs(backend: str, group_ep: 
         return rows + 1
 
     program(x, ids)
+    assert_calls(1, 0, lambda: program(x, ids))
     bad = torch.full_like(ids, EXPERTS)
     with pytest.raises(InvalidExpertId) as compiled:
         program(x, bad)

@@ -1,4 +1,4 @@
-"""The vendor operators as torch sees them: schemas, opcheck, Meta, autograd, the way to torch_npu's own."""
+"""The ops as torch sees them: schemas; and the vendor operators' opcheck, Meta, autograd and way to torch_npu."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from ascend_moe.experts.grouped_matmul import NPU_ONLY
 from ascend_moe.ops.schemas import NAMESPACE, SCHEMAS
 from ascend_moe.vendor.schemas import ABSENT, VENDOR_SCHEMAS
 
+ALL_SCHEMAS = {**SCHEMAS, **VENDOR_SCHEMAS}
 NAMES = sorted({name.partition(".")[0] for name in VENDOR_SCHEMAS})
 COLLECTIVE = {"npu_moe_distribute_combine_add_rms_norm", "_npu_distribute_barrier"}
 EACH_CALL = pytest.mark.parametrize("call", CALLS, ids=lambda call: f"{call.op} {call.label}")
@@ -52,22 +53,19 @@ def moved(value: Any, where: Any) -> Any:
 # ---- names
 
 
-@pytest.mark.parametrize("name", VENDOR_SCHEMAS)
-def test_schema_is_registered_as_written(name: str) -> None:
-    assert overload(name)._schema == torch._C.parse_schema(f"{NAMESPACE}::{name}{VENDOR_SCHEMAS[name]}")
-
-
 def test_every_operator_is_called_and_the_absent_ones_are_absent() -> None:
     assert {call.op for call in CALLS} == set(VENDOR_SCHEMAS) - COLLECTIVE
-    assert not [name for name in ABSENT if hasattr(torch.ops.ascend_moe, name) or name in SCHEMAS]
+    assert not [name for name in ABSENT if hasattr(torch.ops.ascend_moe, name)]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sorted({*NAMES, *SCHEMAS}))
 def test_public_function_has_the_schemas_arguments_and_explains_them(name: str) -> None:
     """Names, order, kinds and defaults; so that a call with any of them means the same."""
     function = getattr(npu, name)
     parameters = list(inspect.signature(function).parameters.values())
-    arguments = overload(name)._schema.arguments
+    schema = overload(name)._schema
+    assert schema == torch._C.parse_schema(f"{NAMESPACE}::{name}{ALL_SCHEMAS[name]}")
+    arguments = schema.arguments
     assert [p.name for p in parameters] == [a.name for a in arguments]
     for parameter, argument in zip(parameters, arguments, strict=True):
         assert (parameter.kind is inspect.Parameter.KEYWORD_ONLY) == argument.kwarg_only
@@ -75,10 +73,11 @@ def test_public_function_has_the_schemas_arguments_and_explains_them(name: str) 
         if argument.has_default_value():
             default = list(parameter.default) if parameter.default == () else parameter.default
             assert default == argument.default_value, parameter.name
+        assert ("Tensor" in str(parameter.annotation)) == ("Tensor" in str(argument.type))
     assert function.__name__ == name and name in npu.__all__
     words = set(re.findall(r"\w+", function.__doc__))
     words |= set(NPU_ONLY) if "NPU_ONLY" in words else set()
-    assert not {p.name for p in parameters} - words and {"Source", "Returns"} <= words
+    assert not {p.name for p in parameters} - words and "Returns" in words
 
 
 # ---- torch's own checks
@@ -90,16 +89,12 @@ def test_opcheck_and_the_public_function(call: Call) -> None:
     torch.library.opcheck(call.overload(), call.args, call.kwargs, test_utils=tests)
     for one, other in zip(flat(call.run()), flat(public(call)(*call.args, **call.kwargs)), strict=True):
         assert one.dtype == other.dtype and torch.equal(one, other)
-
-
-@EACH_CALL
-def test_cpu_outputs_are_what_meta_says(call: Call) -> None:
-    def described(outputs: Any) -> list[Any]:
-        return [(out.dtype, tuple(out.shape), out.stride()) for out in flat(outputs)]
-
-    real = described(call.run())
-    for where in (lambda tensor: tensor.to("meta"), FakeTensorMode().from_tensor):
-        assert described(call.overload()(*moved(call.args, where), **moved(call.kwargs, where))) == real
+    with FakeTensorMode() as fake:
+        inferred = call.overload()(
+            *moved(call.args, fake.from_tensor), **moved(call.kwargs, fake.from_tensor)
+        )
+    for one, other in zip(flat(call.run()), flat(inferred), strict=True):
+        assert (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
 
 
 @EACH_CALL
@@ -176,9 +171,8 @@ def test_the_others_say_that_they_have_none(op: str) -> None:
     with pytest.raises(AscendMoeError, match=f"{op} is not differentiable"):
         graded[0].sum().backward()
     with torch.no_grad():
-        assert not flat(call.overload()(*[wide(value) for value in call.args], **call.kwargs))[
-            0
-        ].requires_grad
+        outputs = call.overload()(*[wide(value) for value in call.args], **call.kwargs)
+    assert not flat(outputs)[0].requires_grad
 
 
 def test_a_list_of_outputs_says_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,22 +303,6 @@ def test_the_w8a8_mlp_is_torch_npus_chain(called: Log) -> None:
         assert middle["activate_left"] is True and middle["quant_mode"] == 1
         assert not {"swiglu_mode", "clamp_limit", "glu_alpha", "glu_bias", "dst_type"} & set(middle)
         assert last["output_dtype"] == torch.bfloat16 and len(last["per_token_scale"]) == 1
-
-
-@pytest.mark.parametrize("name", sorted(set(VENDOR_SCHEMAS) - COLLECTIVE))
-def test_ops_on_npus_are_torch_npus_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Any] = []
-
-    def theirs(*args: Any, **kwargs: Any) -> str:
-        seen.append((args, kwargs))
-        return "theirs"
-
-    base, _, variant = name.partition(".")
-    operators = SimpleNamespace(**{base: SimpleNamespace(**{variant or "default": theirs})})
-    monkeypatch.setattr(torch.ops, "npu", operators, raising=False)
-    assert ops_vendor.OPS[name].npu(1, two=2) == "theirs"
-    assert seen == [((1,), {"two": 2})]
-    assert torch._C._dispatch_has_kernel_for_dispatch_key(f"{NAMESPACE}::{name}", "PrivateUse1")
 
 
 def test_a_missing_or_old_torch_npu_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
