@@ -10,7 +10,7 @@ import op_runs
 import pytest
 import soak_rows
 import torch
-from bad_call import OPS, Bad
+from bad_arguments import OPS, Bad
 from op_runs import Clusters, RankRun
 from soak_rows import Tally
 from test_bad_arguments import OP, Calls, epoch

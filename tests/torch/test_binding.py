@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from gloo_ranks import run_processes
 from torch_calls import EXPERTS, VARIANTS, Variant, overload, run
 
 import ascend_moe
@@ -173,7 +172,9 @@ def test_a_fatal_error_marks_the_communicator() -> None:
         for _ in range(2):
             with pytest.raises(PeerLost) as again:
                 dispatch(group_ep, 2, rank)
-            assert str(again.value) == str(first.value) and again.value.__cause__ is first.value
+            # A traceback grows with every raise: the object that is kept is not the one that is raised.
+            assert again.value is not first.value and again.value.__cause__ is first.value
+            assert (str(again.value), again.value.details) == (str(first.value), first.value.details)
 
     with ascend_moe.LocalCluster(2) as cluster, pytest.raises(KeyError, match="this rank is lost") as lost:
         cluster.run(each)
@@ -316,19 +317,6 @@ def test_threads_as_ranks_need_no_python_lock() -> None:
 
     with ascend_moe.LocalCluster(2) as cluster:
         assert cluster.run(each) == [0, 0]
-
-
-def _fast_rounds(rank: int) -> tuple[int, int]:
-    group_ep = ascend_moe.comm_name()
-    run(PLAIN, rank, 2, group_ep)
-    with Counted() as calls:
-        for _ in range(20):
-            run(PLAIN, rank, 2, group_ep)
-    return calls.known, calls.prepared
-
-
-def test_ranks_as_processes_use_them(tmp_path: Path) -> None:
-    assert run_processes(2, _fast_rounds, tmp_path) == [(40, 0)] * 2
 
 
 def test_a_forked_child_has_nothing_of_its_parent(group_ep: str) -> None:
