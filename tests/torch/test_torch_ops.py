@@ -14,10 +14,8 @@ from typing import Any
 import pytest
 import torch
 import torch_calls
-from gloo_ranks import run_processes
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_calls import VARIANTS, Variant, overload, run
 
@@ -148,66 +146,27 @@ def test_tensors_of_any_address_and_stride(
     assert torch.equal(overload(variant.combine_name)(*args, **kwargs), expected)
 
 
-class Sub(torch.Tensor):
-    """Of another type, with nothing of its own."""
-
-
-class Marked(torch.Tensor):
-    asked: list[Any]
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        Marked.asked.append(func)
-        return super().__torch_function__(func, types, args, kwargs or {})
-
-
-def test_subclasses_go_by_torch_and_the_default_device_does_not_matter(group_ep: str) -> None:
-    (x, *rest), kwargs = PLAIN.dispatch(0, 1, group_ep)
-    expected = PUBLIC(x, *rest, **kwargs)
-    Marked.asked = []
-    for kind in (Sub, Marked):
-        PUBLIC(x.as_subclass(kind), *rest, **kwargs)
-    assert DISPATCH in Marked.asked
-    assert same(PUBLIC(torch.nn.Parameter(x, requires_grad=False), *rest, **kwargs), expected)
-    with torch.device("meta"):
-        assert same(DISPATCH(x, *rest, **kwargs), expected)
-
-
 # ---- modes, tracers, transforms
 
 
-class Seen:
-    """A mode's hook: keeps what it is asked for."""
-
+class Seen(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.ops: list[Any] = []
 
-    def _keep(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.ops.append(func)
         return func(*args, **(kwargs or {}))
 
-    __torch_dispatch__ = __torch_function__ = _keep
 
-
-class SeenOps(Seen, TorchDispatchMode):
-    pass
-
-
-class SeenFunctions(Seen, TorchFunctionMode):
-    pass
-
-
-def test_modes_and_profilers_see_the_op(group_ep: str) -> None:
+def test_modes_see_the_op_and_the_default_device_does_not_matter(group_ep: str) -> None:
     args, kwargs = PLAIN.dispatch(0, 1, group_ep)
     expected = PUBLIC(*args, **kwargs)
-    for mode in (SeenOps, SeenFunctions):
-        with mode() as watching:
-            rows = PUBLIC(*args, **kwargs)
-        assert same(rows, expected) and DISPATCH in watching.ops
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        PUBLIC(*args, **kwargs)
-    assert any(event.name == f"ascend_moe::{PLAIN.dispatch_name}" for event in profile.events())
+    with Seen() as watching:
+        assert same(PUBLIC(*args, **kwargs), expected)
+    assert DISPATCH in watching.ops
+    with torch.device("meta"):
+        assert same(DISPATCH(*args, **kwargs), expected)
 
 
 def test_tracers_get_the_op(group_ep: str) -> None:
@@ -225,27 +184,13 @@ def test_tracers_get_the_op(group_ep: str) -> None:
     assert all(isinstance(one, FakeTensor) for one in made)
 
 
-def test_vmap_is_torchs(group_ep: str) -> None:
-    (x, *rest), kwargs = PLAIN.dispatch(0, 1, group_ep)
-    both = torch.func.vmap(lambda one: PUBLIC(one, *rest, **kwargs)[4])(torch.stack([x, x]))
-    assert torch.equal(both, PUBLIC(x, *rest, **kwargs)[4].expand(2, -1))
-
-
 # ---- opcheck
 
 
 @EACH_VARIANT
 def test_opcheck_is_clean(variant: Variant, group_ep: str) -> None:
-    outcomes = torch_calls.opcheck(variant, 0, 1, group_ep)
+    outcomes = torch_calls.opcheck(variant, group_ep)
     assert len(outcomes) == 8 and outcomes == dict.fromkeys(outcomes, "SUCCESS")
-
-
-@pytest.mark.nightly
-def test_opcheck_is_clean_on_two_ranks_in_lockstep(tmp_path: Path) -> None:
-    for outcomes in run_processes(2, torch_calls.opcheck_all, tmp_path):
-        assert list(outcomes) == [variant.name for variant in VARIANTS]
-        for name, found in outcomes.items():
-            assert len(found) == 8 and found == dict.fromkeys(found, "SUCCESS"), name
 
 
 # ---- autograd
