@@ -3,28 +3,86 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from bad_call import (
-    BS,
-    DTYPES,
-    INT32_MAX,
-    INT32_MIN,
-    INT64_MAX,
-    INT64_MIN,
-    OPS,
-    ROWS_DTYPES,
-    Bad,
-    E,
-    H,
-    K,
-    index_name,
-    is_dispatch,
-    local,
-)
-from bad_values import wrong_values
+
+import ascend_moe
+from ascend_moe.errors import ArgumentError, AscendMoeError, InvalidExpertId, RoutingMismatch, RoutingOverflow
+
+# Equal batches of 3 tokens, bfloat16, 1 or 2 ranks.
+BS, K, H, E = 3, 2, 48, 12
+OPS = ("dispatch", "dispatch_v2", "combine", "combine_v2")
+OP = {op: getattr(ascend_moe, f"npu_moe_distribute_{op}") for op in OPS}
+INT32_MIN, INT32_MAX, INT64_MIN, INT64_MAX = -(2**31), 2**31 - 1, -(2**63), 2**63 - 1
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2, torch.complex64),
+        *(torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool),
+    )
+}
+ROWS_DTYPES = ("bfloat16", "float16", "float32")
+
+
+@dataclass(frozen=True)
+class Bad:
+    """One set of bad arguments.
+
+    ``changes`` replace arguments of a valid call; a function gets the valid call's arguments and returns the
+    value. ``fields`` are the error's, ``words`` stand in its message.
+    ``raised_by``: "each" rank makes the mistake and sees its own; or the last rank alone makes it, and "all"
+    ranks raise, or only the one it belongs to ("last"). ``setting``: arguments of all ranks, wrong on none.
+    """
+
+    op: str
+    label: str
+    changes: Mapping[str, Any]
+    fields: Mapping[str, Any]
+    words: tuple[str, ...]
+    error: type[AscendMoeError] = ArgumentError
+    raised_by: str = "each"
+    setting: Mapping[str, Any] = field(default_factory=dict)
+
+    def apply(self, valid: Mapping[str, Any], last: bool) -> dict[str, Any]:
+        """The arguments of one rank."""
+        call = {**valid, **self.setting}
+        if self.raised_by == "each" or last:
+            made = {name: value(call) if callable(value) else value for name, value in self.changes.items()}
+            call.update(made)
+        return call
+
+
+def valid_calls(
+    group_ep: str, world: int, rank: int, move: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor
+) -> dict[str, dict[str, Any]]:
+    """Legal arguments of the four ops on one rank, made by running the dispatches: rows for every rank."""
+    generator = torch.Generator().manual_seed(rank)
+    place = {"group_ep": group_ep, "ep_world_size": world, "ep_rank_id": rank, "moe_expert_num": E}
+    ids = move((5 * torch.arange(BS * K) % E).to(torch.int32).view(BS, K))
+    x = move(torch.randn(BS, H, generator=generator).to(torch.bfloat16))
+    weights = move(torch.rand(BS, K, generator=generator))
+    made: dict[str, dict[str, Any]] = {}
+    for op, index in [("dispatch", "expand_idx"), ("dispatch_v2", "assist_info_for_combine")]:
+        made[op] = {"x": x, "expert_ids": ids, **place}
+        out = OP[op](**made[op])
+        back = {"expand_x": out[0], "expert_ids": ids, index: out[2], "ep_send_counts": out[4]}
+        made[op.replace("dispatch", "combine")] = {**back, "expert_scales": weights, **place}
+    return made
+
+
+def is_dispatch(op: str) -> bool:
+    return op.startswith("dispatch")
+
+
+def local(op: str, argument: str, kind: str, changes: Mapping[str, Any], *words: Any) -> Bad:
+    texts = tuple(str(word) for word in words)
+    return Bad(op, f"{argument}: {kind}", changes, {"argument": argument}, texts)
+
+
+def index_name(op: str) -> str:
+    return "assist_info_for_combine" if op == "combine_v2" else "expand_idx"
 
 
 def table(world: int) -> list[Bad]:
@@ -201,35 +259,35 @@ def _ints(op: str, name: str, values: Mapping[int, tuple[Any, ...]], **along: An
 
 def wrong_integers(op: str, world: int) -> Iterator[Bad]:
     far = (INT32_MIN, INT32_MAX + 1, INT64_MIN, INT64_MAX)
-    worlds = dict.fromkeys((-1, 0, 65, *far), ("1..64",))
-    worlds |= dict.fromkeys([w for w in (3, 4, 6, 12) if w > world], (f"{world} ranks",))
-    yield from _ints(op, "ep_world_size", worlds)
-    yield from _ints(op, "ep_rank_id", dict.fromkeys((-1, world, 64, *far), (f"0..{world - 1}",)))
-    if world > 1:
-        other = {"ep_rank_id": lambda valid: (valid["ep_rank_id"] + 1) % world}
-        yield local(op, "ep_rank_id", "the peer's", other, "but this is rank")
-    yield from _ints(op, "moe_expert_num", dict.fromkeys((-1, 0, 1025, *far), ("1..1024",)))
-    if world > 1:
-        yield from _ints(op, "moe_expert_num", dict.fromkeys((E + 1, 2 * E - 1), (f"ep_world_size {world}",)))
-    yield from _ints(op, "tp_world_size", dict.fromkeys((-1, 2, 3, *far), ("0 and 1",)))
-    yield from _ints(op, "tp_rank_id", dict.fromkeys((-1, 1, 2, *far), ("must be 0",)))
-    yield from _ints(op, "expert_shard_type", dict.fromkeys((-1, 1, *far), ("only 0",)))
-    yield from _ints(op, "shared_expert_num", dict.fromkeys((-1, 2, 4, *far), ("0..1",)))
-    yield from _ints(op, "shared_expert_rank_num", dict.fromkeys((-1, 1, 2, *far), ("only 0",)))
-    yield from _global_bs(op, world)
+    rules: dict[str, tuple[tuple[int, ...], str]] = {
+        "ep_world_size": ((-1, 0, 65), "1..64"),
+        "ep_rank_id": ((-1, world, 64), f"0..{world - 1}"),
+        "moe_expert_num": ((-1, 0, 1025), "1..1024"),
+        "tp_world_size": ((-1, 2, 3), "0 and 1"),
+        "tp_rank_id": ((-1, 1, 2), "must be 0"),
+        "expert_shard_type": ((-1, 1), "only 0"),
+        "shared_expert_num": ((-1, 2, 4), "0..1"),
+        "shared_expert_rank_num": ((-1, 1, 2), "only 0"),
+    }
     zeros = ["zero_expert_num", "copy_expert_num", "const_expert_num"] if op.endswith("_v2") else []
     zeros += [] if is_dispatch(op) else ["comm_quant_mode"]
     zeros += ["out_dtype"] if op == "combine" else []
-    for name in zeros:
-        yield from _ints(op, name, dict.fromkeys((-1, 1, 2, *far), ("only 0",)))
+    rules |= dict.fromkeys(zeros, ((-1, 1, 2), "only 0"))
     if is_dispatch(op):
-        yield from _ints(op, "quant_mode", dict.fromkeys((-1, 1, 3, 4, *far), ("0 and 2",)))
-        yield from _ints(op, "expert_token_nums_type", dict.fromkeys((-1, 2, *far), ("0..1",)))
+        rules |= {"quant_mode": ((-1, 1, 3, 4), "0 and 2"), "expert_token_nums_type": ((-1, 2), "0..1")}
     if op == "combine":
-        yield from _ints(op, "group_list_type", dict.fromkeys((-1, 3, *far), ("0..2",)))
+        rules["group_list_type"] = ((-1, 3), "0..2")
     if op == "dispatch_v2":
-        for name in ("y_dtype", "x_dtype", "scales_dtype"):
-            yield from _ints(op, name, dict.fromkeys((-1, 0, 1, 27, *far), ("only None",)))
+        rules |= dict.fromkeys(("y_dtype", "x_dtype", "scales_dtype"), ((-1, 0, 1, 27), "only None"))
+    for name, (values, words) in rules.items():
+        yield from _ints(op, name, dict.fromkeys((*values, *far), (words,)))
+    worlds = [ranks for ranks in (3, 4, 6, 12) if ranks > world]
+    yield from _ints(op, "ep_world_size", dict.fromkeys(worlds, (f"{world} ranks",)))
+    if world > 1:
+        other = {"ep_rank_id": lambda valid: (valid["ep_rank_id"] + 1) % world}
+        yield local(op, "ep_rank_id", "the peer's", other, "but this is rank")
+        yield from _ints(op, "moe_expert_num", dict.fromkeys((E + 1, 2 * E - 1), (f"ep_world_size {world}",)))
+    yield from _global_bs(op, world)
 
 
 def _global_bs(op: str, world: int) -> Iterator[Bad]:
@@ -280,6 +338,92 @@ def unsupported_tensors(op: str, world: int) -> Iterator[Bad]:
         for dtype in ("int32", "int64", "float32"):
             given = {name: torch.ones(4, dtype=DTYPES[dtype])}
             yield local(op, name, f"given as {dtype}", given, "is given", "only None is supported")
+
+
+# ---- bad values in good tensors: ids, counts, positions and triples, which the kernels find
+
+
+def _changed(name: str, at: Any, value: int) -> Callable[[Mapping[str, Any]], torch.Tensor]:
+    def change(valid: Mapping[str, Any]) -> torch.Tensor:
+        tensor = valid[name].clone()
+        tensor[at] = value
+        return tensor
+
+    return change
+
+
+def wrong_values(op: str, world: int) -> Iterator[Bad]:
+    def collective(
+        label: str,
+        changes: Mapping[str, Any],
+        fields: Mapping[str, Any],
+        *words: Any,
+        error: type[AscendMoeError] = ArgumentError,
+        **rest: Any,
+    ) -> Bad:
+        texts = tuple(str(word) for word in words)
+        return Bad(
+            op, label, changes, {"rank": world - 1, **fields}, texts, error, **{"raised_by": "all", **rest}
+        )
+
+    for value in (-2, -3, -1000, E, E + 1, 1 << 16, INT32_MAX, INT32_MIN):
+        for token, k in [(0, 0), (1, 1), (BS - 1, K - 1)]:
+            changes = {"expert_ids": _changed("expert_ids", (token, k), value)}
+            fields = {"token": token, "k": k, "expert_id": value}
+            words = (f"rank {world - 1}, token {token}, k {k}", f"expert id {value}", f"0..{E - 1}")
+            yield collective(f"id {value} at {token}, {k}", changes, fields, *words, error=InvalidExpertId)
+    # One expert, three tokens, twice each: 6 rows, where a rank with a single expert takes 3.
+    if is_dispatch(op) and world > 1:
+        few = {"moe_expert_num": world, "expert_ids": torch.arange(K, dtype=torch.int32).repeat(BS, 1)}
+        for owner in range(world):
+            changes = {"expert_ids": torch.full((BS, K), owner, dtype=torch.int32)}
+            fields = {"owner": owner, "rows": BS * K, "capacity": BS}
+            said = (f"{BS * K} rows to rank {owner}", f"= {BS} rows")
+            label = f"ids repeated to rank {owner}"
+            yield collective(label, changes, fields, *said, error=RoutingOverflow, setting=few)
+    if is_dispatch(op):
+        return
+    counts = {"argument": "ep_send_counts"}
+    places = [(0, -1), (0, INT32_MIN), (0, INT32_MAX), (3, -5), (E - 1, -1), (E - 1, 10**6), (E - 1, 0)]
+    for at, value in places:
+        changes = {"ep_send_counts": _changed("ep_send_counts", at, value)}
+        label = f"count {value} at {at}"
+        yield collective(label, changes, counts, "ep_send_counts", "must not fall")
+    # All rows from one source: more than it may send.
+    flood = {"ep_send_counts": lambda valid: torch.full((E,), BS * K + 1, dtype=torch.int32)}
+    flood["expand_x"] = lambda valid: torch.zeros(BS * K + 1, H, dtype=torch.bfloat16)
+    if op == "combine_v2":
+        flood["assist_info_for_combine"] = lambda valid: torch.zeros(3 * BS * K + 3, dtype=torch.int32)
+    yield collective("one source beyond its capacity", flood, counts, f"= {BS * K}")
+    if op == "combine_v2":
+        yield from _wrong_triples(collective, world)
+    else:
+        yield from _wrong_index(collective)
+
+
+def _wrong_triples(collective: Callable[..., Bad], world: int) -> Iterator[Bad]:
+    words = ("source rank", "token", "k")
+    limits = (world, BS, K)
+    fields = {"argument": "assist_info_for_combine"}
+    for word, (name, limit) in enumerate(zip(words, limits, strict=True)):
+        for value in (-1, limit, 1 << 20, INT32_MAX, INT32_MIN):
+            for row in (0, 2):
+                changed = _changed("assist_info_for_combine", 3 * row + word, value)
+                said = (f"{name} {value} in row {row}", f"W {world}, maxBS {BS}, K {K}")
+                changes = {"assist_info_for_combine": changed}
+                label = f"triple {name} {value} in row {row}"
+                yield collective(label, changes, fields, *said)
+
+
+def _wrong_index(collective: Callable[..., Bad]) -> Iterator[Bad]:
+    # Seen by the rank that reads its window: it alone raises.
+    for value in (-1, BS * K, 1 << 20, INT32_MAX, INT32_MIN):
+        for at in (0, BS * K - 1):
+            changes = {"expand_idx": _changed("expand_idx", at, value)}
+            said = ("expand_idx", str(value), "give combine dispatch's own expand_idx")
+            yield collective(
+                f"expand_idx {value} at {at}", changes, {}, *said, error=RoutingMismatch, raised_by="last"
+            )
 
 
 PARTS: tuple[Callable[[str, int], Iterator[Bad]], ...] = (

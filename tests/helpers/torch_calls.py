@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-import ascend_moe
-
 OPS = torch.ops.ascend_moe
 NAMES = tuple(
     f"npu_moe_distribute_{op}{version}" for version in ("", "_v2") for op in ("dispatch", "combine")
@@ -112,20 +110,14 @@ def run(variant: Variant, rank: int, world: int, group_ep: str) -> tuple[Any, to
     return dispatched, overload(variant.combine_name)(*args, **kwargs)
 
 
-def opcheck(variant: Variant, rank: int, world: int, group_ep: str) -> dict[str, str]:
-    """Outcomes of all of opcheck's tests of both ops, by op and test."""
-    args, kwargs = variant.dispatch(rank, world, group_ep)
-    dispatch = overload(variant.dispatch_name)
-    found = {
-        f"dispatch {test}": str(outcome)
-        for test, outcome in torch.library.opcheck(dispatch, args, kwargs, raise_exception=False).items()
+def opcheck(variant: Variant, group_ep: str) -> dict[str, str]:
+    """Outcomes of all of opcheck's tests of both ops in a group of one rank, by op and test."""
+    args, kwargs = variant.dispatch(0, 1, group_ep)
+    dispatch, combine = overload(variant.dispatch_name), overload(variant.combine_name)
+    calls = {"dispatch": (dispatch, args, kwargs)}
+    calls["combine"] = (combine, *variant.combine(0, 1, group_ep, dispatch(*args, **kwargs)))
+    return {
+        f"{op} {test}": str(outcome)
+        for op, call in calls.items()
+        for test, outcome in torch.library.opcheck(*call, raise_exception=False).items()
     }
-    args, kwargs = variant.combine(rank, world, group_ep, dispatch(*args, **kwargs))
-    checked = torch.library.opcheck(overload(variant.combine_name), args, kwargs, raise_exception=False)
-    return found | {f"combine {test}": str(outcome) for test, outcome in checked.items()}
-
-
-def opcheck_all(rank: int) -> dict[str, dict[str, str]]:
-    """One rank of the default process group: the other ranks do the same calls at the same time."""
-    group_ep, world = ascend_moe.comm_name(), torch.distributed.get_world_size()
-    return {variant.name: opcheck(variant, rank, world, group_ep) for variant in VARIANTS}

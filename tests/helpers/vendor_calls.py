@@ -127,7 +127,7 @@ def _routing_calls() -> list[Call]:
         call("npu_moe_init_routing", "some", x.bfloat16(), names, chosen, 3),
         call(v2, "running sums", x, chosen, **all_experts, undefined={3: 0}),
         call(v2, "nothing counted", x, chosen, expert_num=EXPERTS, scale=values(TOKENS), undefined={2: 0}),
-        call(v2, "range, pairs, scatter", x.half(), chosen, **pairs),
+        call(v2, "range, pairs, scatter", x.half(), chosen, **pairs, undefined={3: 0}),
         call(v2, "dynamic", x, chosen, **dynamic, undefined={0: active, 3: active}),
         call(v2, "static", x, chosen, **static, undefined={3: 0}),
         call(v2, "dropped", x, chosen, **dropped, undefined={3: 0}),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vnpu_process import launch
+from npu_runs import launch
 
 from ascend_moe.validate.probes import KERNEL_PROBES
 from ascend_moe.validate.probes_ops import OP_PROBES

@@ -5,14 +5,14 @@ from __future__ import annotations
 import ctypes
 from collections import Counter
 from collections.abc import Iterator
-from types import SimpleNamespace
+from functools import partial
 from typing import Any
 
 import bad_arguments
 import pytest
 import soak_rows
 import torch
-from bad_call import BS, OPS, Bad, E, H, K
+from bad_arguments import BS, OP, Bad, K
 from soak_rows import Tally
 
 import ascend_moe
@@ -21,8 +21,6 @@ from ascend_moe.errors import ArgumentError, AscendMoeError, CommError, WindowTo
 from ascend_moe.native import library
 
 pytestmark = pytest.mark.asan
-
-OP = {op: getattr(ascend_moe, f"npu_moe_distribute_{op}") for op in OPS}
 
 
 @pytest.fixture(autouse=True)
@@ -36,19 +34,9 @@ class Calls:
     """Valid arguments of the four ops on one rank, and their known results."""
 
     def __init__(self, world: int, rank: int, group_ep: str) -> None:
-        gen = torch.Generator().manual_seed(rank)
-        place = {"group_ep": group_ep, "ep_world_size": world, "ep_rank_id": rank, "moe_expert_num": E}
-        # Distinct ids, rows for every rank.
-        ids = (5 * torch.arange(BS * K) % E).to(torch.int32).view(BS, K)
-        x = torch.randn(BS, H, generator=gen).to(torch.bfloat16)
-        weights = torch.rand(BS, K, generator=gen)
-        self.valid: dict[str, dict[str, Any]] = {}
-        for op, index in [("dispatch", "expand_idx"), ("dispatch_v2", "assist_info_for_combine")]:
-            self.valid[op] = {"x": x, "expert_ids": ids, **place}
-            out = OP[op](**self.valid[op])
-            back = {"expand_x": out[0], "expert_ids": ids, index: out[2], "ep_send_counts": out[4]}
-            self.valid[op.replace("dispatch", "combine")] = {**back, "expert_scales": weights, **place}
+        self.valid = bad_arguments.valid_calls(group_ep, world, rank)
         self.results = {op: self.run(op) for op in OP}
+        x, weights = self.valid["dispatch"]["x"], self.valid["combine"]["expert_scales"]
         # No expert has changed the rows: every token comes back as often as its weights say.
         sums = sum(x.float() * weights[:, k, None] for k in range(K))
         assert torch.equal(self.results["combine"][0], sums.to(torch.bfloat16))
@@ -180,64 +168,40 @@ def test_meta_tensors_take_any_of_it_without_harm(group_ep: str) -> None:
 # ---- windows that are too small
 
 
-def needed(world: int, max_bs: int, topk: int, experts: int, hidden: int, size: int, contract: int) -> int:
-    """MiB of a round trip without quantisation, computed afresh: what dispatch or combine fills, if more."""
-    capacity = max_bs * min(topk, experts // world)
-    up = [
-        -(-n // 512) * 512
-        for n in (capacity * (hidden * size + 32 * (contract == 2)), capacity * hidden * size)
-    ]
-    half = world * max(up[0], up[1] if contract == 1 else 0)
-    if contract == 2:
-        half = max(half, -(-max_bs * topk * hidden * size // 512) * 512)
-    return -(-2 * half // 2**20)
-
-
-def rows_received(cluster: ascend_moe.LocalCluster, op: str, experts: int, global_bs: int, one: Any) -> int:
-    """Of all ranks, after a dispatch in which each sends two tokens like ``one``."""
-
-    def body(rank: int, group_ep: str) -> int:
-        ids = torch.full((2, one.topk), -1, dtype=torch.int32)
-        ids[:, 0] = rank
-        place = (group_ep, cluster.world_size, rank, experts)
-        return int(
-            OP[op](torch.ones(2, one.hidden, dtype=one.dtype), ids, *place, global_bs=global_bs)[4][-1]
-        )
-
-    return sum(cluster.run(body))
-
-
-@pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize(
-    ("max_bs", "topk", "hidden", "dtype"),
-    [
-        (4096, 2, 48, torch.bfloat16),
-        (257, 5, 1024, torch.float32),
-        (4000, 2, 112, torch.float16),
-        (512, 1, 2048, torch.bfloat16),
+    ("max_bs", "topk", "hidden", "dtype", "needed"),
+    [  # MiB that a round trip needs: of 1 rank with either contract, of 3 ranks
+        (4096, 2, 48, torch.bfloat16, (2, 2, 5, 6)),
+        (257, 5, 1024, torch.float32, (11, 11, 31, 31)),
+        (4000, 2, 112, torch.float16, (4, 4, 11, 12)),
+        (512, 1, 2048, torch.bfloat16, (4, 5, 12, 13)),
     ],
     ids=str,
 )
 def test_window_too_small_says_how_many_mib_to_export(
-    world: int, max_bs: int, topk: int, hidden: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    max_bs: int, topk: int, hidden: int, dtype: torch.dtype, needed: tuple[int, ...]
 ) -> None:
     """Dispatch at the size that it names works, at 1 MiB less it does not; a smaller call does."""
-    one, experts = SimpleNamespace(topk=topk, hidden=hidden, dtype=dtype), world * 5
-    for op, contract in (("dispatch", 1), ("dispatch_v2", 2)):
-        want = needed(world, max_bs, topk, experts, hidden, dtype.itemsize, contract)
-        assert want > 1
-        monkeypatch.setenv("HCCL_BUFFSIZE", str(want))
-        with ascend_moe.LocalCluster(world) as cluster:
-            assert rows_received(cluster, op, experts, world * max_bs, one) == 2 * world
-        monkeypatch.setenv("HCCL_BUFFSIZE", str(want - 1))
-        with ascend_moe.LocalCluster(world) as cluster:
+    kinds = [(world, op) for world in (1, 3) for op in ("dispatch", "dispatch_v2")]
+    for want, (world, op) in zip(needed, kinds, strict=True):
+
+        def rows(rank: int, group_ep: str, most: int, world: int = world, op: str = op) -> int:
+            """Received by this rank; each sends two tokens to itself."""
+            ids = torch.full((2, topk), -1, dtype=torch.int32)
+            ids[:, 0] = 5 * rank
+            x = torch.ones(2, hidden, dtype=dtype)
+            return int(OP[op](x, ids, group_ep, world, rank, 5 * world, global_bs=world * most)[4][-1])
+
+        with ascend_moe.LocalCluster(world, window_mib=want) as cluster:
+            assert cluster.run(partial(rows, most=max_bs)) == [2] * world
+        with ascend_moe.LocalCluster(world, window_mib=want - 1) as cluster:
             with pytest.raises(WindowTooSmall) as caught:
-                rows_received(cluster, op, experts, world * max_bs, one)
+                cluster.run(partial(rows, most=max_bs))
             error = caught.value
             assert error.needed_mib == want and error.argument == "group_ep", str(error)
             assert f"has {want - 1} MiB" in str(error) and f"HCCL_BUFFSIZE={want}" in str(error)
             assert "\n" not in str(error)
-            assert rows_received(cluster, op, experts, world * 8, one) == 2 * world
+            assert cluster.run(partial(rows, most=8)) == [2] * world
 
 
 def test_window_that_no_buffsize_gives() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import cProfile
 import os
+import pstats
 import subprocess
 import sys
 import threading
@@ -14,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from gloo_ranks import run_processes
 from torch_calls import EXPERTS, VARIANTS, Variant, overload, run
 
 import ascend_moe
@@ -73,7 +74,10 @@ def test_equal_calls_are_prepared_once_and_give_the_same(variant: Variant, group
     with binding.prepare_always():
         slow = assert_calls(0, 2, lambda: run(variant, 0, 1, group_ep))
     run(variant, 0, 1, group_ep)
-    fast = assert_calls(2, 0, lambda: run(variant, 0, 1, group_ep))
+    profile = cProfile.Profile()
+    fast = assert_calls(2, 0, lambda: profile.runcall(run, variant, 0, 1, group_ep))
+    # Python's functions and C's: two calls of 130 to 145, and making the arguments.
+    assert pstats.Stats(profile).total_calls <= 460  # type: ignore[attr-defined]
     for one, other in zip((*slow[0], slow[1]), (*fast[0], fast[1]), strict=True):
         assert (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
         assert other.device.type == "cpu" and not other.requires_grad
@@ -114,21 +118,6 @@ def test_strides_gradients_and_modes_change_no_plan(group_ep: str) -> None:
         with mode():
             rows = assert_calls(1, 0, lambda given=given: OP(given, *rest, **kwargs))
         assert all(torch.equal(a, b) for a, b in zip(rows, wanted, strict=True))
-
-
-def test_compiled_programs_use_them(group_ep: str) -> None:
-    warm(group_ep)
-    (x, ids, *place), _ = PLAIN.dispatch(0, 1, group_ep)
-
-    def twice(x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        OP(x, ids, *place)
-        return OP(x, ids, *place)[0] + 1
-
-    torch._dynamo.reset()
-    program = torch.compile(twice, fullgraph=True, backend="aot_eager")
-    expected = twice(x, ids)
-    program(x, ids)
-    assert torch.equal(assert_calls(2, 0, lambda: program(x, ids)), expected)
 
 
 # ---- errors
@@ -183,7 +172,9 @@ def test_a_fatal_error_marks_the_communicator() -> None:
         for _ in range(2):
             with pytest.raises(PeerLost) as again:
                 dispatch(group_ep, 2, rank)
-            assert str(again.value) == str(first.value) and again.value.__cause__ is first.value
+            # A traceback grows with every raise: the object that is kept is not the one that is raised.
+            assert again.value is not first.value and again.value.__cause__ is first.value
+            assert (str(again.value), again.value.details) == (str(first.value), first.value.details)
 
     with ascend_moe.LocalCluster(2) as cluster, pytest.raises(KeyError, match="this rank is lost") as lost:
         cluster.run(each)
@@ -328,19 +319,6 @@ def test_threads_as_ranks_need_no_python_lock() -> None:
         assert cluster.run(each) == [0, 0]
 
 
-def _fast_rounds(rank: int) -> tuple[int, int]:
-    group_ep = ascend_moe.comm_name()
-    run(PLAIN, rank, 2, group_ep)
-    with Counted() as calls:
-        for _ in range(20):
-            run(PLAIN, rank, 2, group_ep)
-    return calls.known, calls.prepared
-
-
-def test_ranks_as_processes_use_them(tmp_path: Path) -> None:
-    assert run_processes(2, _fast_rounds, tmp_path) == [(40, 0)] * 2
-
-
 def test_a_forked_child_has_nothing_of_its_parent(group_ep: str) -> None:
     warm(group_ep)
     child = os.fork()
@@ -424,6 +402,7 @@ def test_errors_keep_their_classes_in_compiled_programs(backend: str, group_ep: 
         return rows + 1
 
     program(x, ids)
+    assert_calls(1, 0, lambda: program(x, ids))
     bad = torch.full_like(ids, EXPERTS)
     with pytest.raises(InvalidExpertId) as compiled:
         program(x, bad)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from gloo_ranks import run_processes
 from test_torch_compile import Graphs, ops_in
 
 import ascend_moe
@@ -31,7 +27,7 @@ NAME = "npu_moe_distribute_combine_add_rms_norm"
 # ---- barrier
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("world", [1, 4])
 def test_barrier_passes_any_tensor_through(world: int) -> None:
     def each(rank: int, group: str) -> None:
         for x in (torch.arange(3), torch.ones(2, 0), torch.tensor(True), torch.randn(3, 4).t()):
@@ -156,22 +152,6 @@ def layer(
     return args, kwargs
 
 
-def expected(
-    acc: np.ndarray, residual: np.ndarray, gamma: np.ndarray, rstd: np.ndarray, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """y and x from the fp32 sum and rstd, element by element, each rounding where the formula has one."""
-
-    def rounded(value: np.float32) -> np.float32:
-        return np.float32(torch.tensor(float(value), dtype=torch.float32).to(dtype).float().item())
-
-    y, x = np.zeros_like(acc), np.zeros_like(acc)
-    for t, h in np.ndindex(acc.shape):
-        total = np.float32(acc[t, h] + residual[t, h])
-        x[t, h] = rounded(total)
-        y[t, h] = rounded(np.float32(rounded(np.float32(total * rstd[t])) * gamma[h]))
-    return torch.from_numpy(y).to(dtype), torch.from_numpy(x).to(dtype)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("form", ["plain", "shared", "masked", "unequal", "none here"])
 def test_add_rms_norm_is_the_formula(form: str, dtype: torch.dtype) -> None:
@@ -193,32 +173,17 @@ def test_add_rms_norm_is_the_formula(form: str, dtype: torch.dtype) -> None:
         wide = None if shared is None else shared.float()
         acc = npu_moe_distribute_combine_v2(
             args[0].float(), *args[1:5], *args[7:], **kwargs, shared_expert_x=wide
-        ).numpy()
-        residual, gamma = args[5].reshape(batch, HIDDEN).float().numpy(), args[6].float().numpy()
-        scalars = rstd.reshape(batch).numpy()
-        wanted = expected(acc, residual, gamma, scalars, dtype)
-        assert torch.equal(y.reshape(batch, HIDDEN), wanted[0])
-        assert torch.equal(x.reshape(batch, HIDDEN), wanted[1])
-        total = (acc + residual).astype(np.float64)
-        mean = (total * total).mean(1) if batch else np.zeros(0)
-        assert np.allclose(scalars, 1 / np.sqrt(mean + eps), rtol=1e-6)
+        )
+        # Each rounding where the formula has one; a sum rounded before the residual is another.
+        total, gamma = acc + args[5].reshape(batch, HIDDEN).float(), args[6].float()
+        assert torch.equal(x.reshape(batch, HIDDEN), total.to(dtype))
+        scaled = (total * rstd.reshape(batch, 1)).to(dtype).float()
+        assert torch.equal(y.reshape(batch, HIDDEN), (scaled * gamma).to(dtype))
+        mean = total.double().square().mean(1)
+        assert torch.allclose(rstd.reshape(batch).double(), (mean + eps).rsqrt(), rtol=1e-6)
 
     with ascend_moe.LocalCluster(world) as cluster:
         cluster.run(each)
-
-
-def test_the_sum_is_not_rounded_before_the_residual(group_ep: str) -> None:
-    """bfloat16: 1 + 2^-9 + 2^-9, where rounding after the combine would lose both small terms."""
-    place, step = (group_ep, 1, 0, 1), 2.0**-9
-    x, chosen = torch.ones(1, 32, dtype=torch.bfloat16), torch.zeros(1, 1, dtype=torch.int32)
-    sent = npu_moe_distribute_dispatch_v2(x, chosen, *place)
-    residual = torch.full((1, 1, 32), step, dtype=torch.bfloat16)
-    # 1 + 2^-8 is half-way between two bfloat16 values and goes to the even one; a little more goes up.
-    for weight, expected in ((1 + step, 1.0), (1 + step + 2.0**-20, 1 + 2.0**-7)):
-        args = (sent[0], chosen, sent[2], sent[4], torch.tensor([[weight]]))
-        _, _, total = npu_moe_distribute_combine_add_rms_norm(*args, residual, torch.ones_like(x[0]), *place)
-        assert float(total[0, 0, 0]) == expected
-        assert float((npu_moe_distribute_combine_v2(*args, *place) + residual[0])[0, 0]) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -279,23 +244,3 @@ def test_opcheck_of_both_and_no_gradient(group_ep: str) -> None:
     torch.library.opcheck(OPS._npu_distribute_barrier.default, barrier, test_utils=tests)
     with pytest.raises(AscendMoeError, match=f"{NAME} is not differentiable"):
         fused(args[0].requires_grad_(), *args[1:])[0].sum().backward()
-
-
-# ---- processes
-
-
-def over_processes(rank: int) -> dict[str, Any]:
-    """One rank of the default process group."""
-    group, world = ascend_moe.comm_name(), torch.distributed.get_world_size()
-    passed = _npu_distribute_barrier(torch.tensor([rank]), group, world)
-    args, _ = layer(rank, world, group, torch.bfloat16, 3)
-    y, _, _ = npu_moe_distribute_combine_add_rms_norm(*args)
-    _npu_distribute_barrier(torch.ones(1), group, world)
-    return {"pid": os.getpid(), "passed": int(passed), "y": y.float().abs().sum().item()}
-
-
-@pytest.mark.nightly
-def test_both_run_between_processes(tmp_path: Path) -> None:
-    found = run_processes(2, over_processes, tmp_path)
-    assert len({one["pid"] for one in found}) == 2 and [one["passed"] for one in found] == [0, 1]
-    assert all(one["y"] > 0 for one in found)

@@ -1,4 +1,4 @@
-"""The vendor operators as torch sees them: schemas, opcheck, Meta, autograd, the way to torch_npu's own."""
+"""Schemas of all ops; opcheck, Meta, autograd and the way to torch_npu of the vendor operators."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from vendor_calls import CALLS, Call, values
 
-from ascend_moe import experts, npu, routing
+from ascend_moe import experts, npu
 from ascend_moe import vendor as ops_vendor
 from ascend_moe.errors import ArgumentError, AscendMoeError, LibraryError
 from ascend_moe.experts.grouped_matmul import NPU_ONLY
 from ascend_moe.ops.schemas import ABSENT, NAMESPACE, SCHEMAS, VENDOR_SCHEMAS
 
+ALL_SCHEMAS = {**SCHEMAS, **VENDOR_SCHEMAS}
 NAMES = sorted({name.partition(".")[0] for name in VENDOR_SCHEMAS})
 COLLECTIVE = {"npu_moe_distribute_combine_add_rms_norm", "_npu_distribute_barrier"}
 EACH_CALL = pytest.mark.parametrize("call", CALLS, ids=lambda call: f"{call.op} {call.label}")
@@ -51,22 +51,19 @@ def moved(value: Any, where: Any) -> Any:
 # ---- names
 
 
-@pytest.mark.parametrize("name", VENDOR_SCHEMAS)
-def test_schema_is_registered_as_written(name: str) -> None:
-    assert overload(name)._schema == torch._C.parse_schema(f"{NAMESPACE}::{name}{VENDOR_SCHEMAS[name]}")
-
-
 def test_every_operator_is_called_and_the_absent_ones_are_absent() -> None:
     assert {call.op for call in CALLS} == set(VENDOR_SCHEMAS) - COLLECTIVE
-    assert not [name for name in ABSENT if hasattr(torch.ops.ascend_moe, name) or name in SCHEMAS]
+    assert not [name for name in ABSENT if hasattr(torch.ops.ascend_moe, name)]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sorted({*NAMES, *SCHEMAS}))
 def test_public_function_has_the_schemas_arguments_and_explains_them(name: str) -> None:
     """Names, order, kinds and defaults; so that a call with any of them means the same."""
     function = getattr(npu, name)
     parameters = list(inspect.signature(function).parameters.values())
-    arguments = overload(name)._schema.arguments
+    schema = overload(name)._schema
+    assert schema == torch._C.parse_schema(f"{NAMESPACE}::{name}{ALL_SCHEMAS[name]}")
+    arguments = schema.arguments
     assert [p.name for p in parameters] == [a.name for a in arguments]
     for parameter, argument in zip(parameters, arguments, strict=True):
         assert (parameter.kind is inspect.Parameter.KEYWORD_ONLY) == argument.kwarg_only
@@ -74,10 +71,11 @@ def test_public_function_has_the_schemas_arguments_and_explains_them(name: str) 
         if argument.has_default_value():
             default = list(parameter.default) if parameter.default == () else parameter.default
             assert default == argument.default_value, parameter.name
+        assert ("Tensor" in str(parameter.annotation)) == ("Tensor" in str(argument.type))
     assert function.__name__ == name and name in npu.__all__
     words = set(re.findall(r"\w+", function.__doc__))
     words |= set(NPU_ONLY) if "NPU_ONLY" in words else set()
-    assert not {p.name for p in parameters} - words and {"Source", "Returns"} <= words
+    assert not {p.name for p in parameters} - words and "Returns" in words
 
 
 # ---- torch's own checks
@@ -89,16 +87,10 @@ def test_opcheck_and_the_public_function(call: Call) -> None:
     torch.library.opcheck(call.overload(), call.args, call.kwargs, test_utils=tests)
     for one, other in zip(flat(call.run()), flat(public(call)(*call.args, **call.kwargs)), strict=True):
         assert one.dtype == other.dtype and torch.equal(one, other)
-
-
-@EACH_CALL
-def test_cpu_outputs_are_what_meta_says(call: Call) -> None:
-    def described(outputs: Any) -> list[Any]:
-        return [(out.dtype, tuple(out.shape), out.stride()) for out in flat(outputs)]
-
-    real = described(call.run())
-    for where in (lambda tensor: tensor.to("meta"), FakeTensorMode().from_tensor):
-        assert described(call.overload()(*moved(call.args, where), **moved(call.kwargs, where))) == real
+    args, kwargs = (moved(given, lambda tensor: tensor.to("meta")) for given in (call.args, call.kwargs))
+    inferred = call.overload()(*args, **kwargs)
+    for one, other in zip(flat(call.run()), flat(inferred), strict=True):
+        assert (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
 
 
 @EACH_CALL
@@ -175,9 +167,8 @@ def test_the_others_say_that_they_have_none(op: str) -> None:
     with pytest.raises(AscendMoeError, match=f"{op} is not differentiable"):
         graded[0].sum().backward()
     with torch.no_grad():
-        assert not flat(call.overload()(*[wide(value) for value in call.args], **call.kwargs))[
-            0
-        ].requires_grad
+        outputs = call.overload()(*[wide(value) for value in call.args], **call.kwargs)
+    assert not flat(outputs)[0].requires_grad
 
 
 def test_a_list_of_outputs_says_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,121 +204,15 @@ def test_a_chain_compiles_whole(dynamic: bool) -> None:
 
 
 class OnNpu(torch.Tensor):
-    """A host tensor that says it lives on an NPU and refuses to be read."""
+    """A host tensor that says it lives on an NPU."""
 
     @property
     def device(self) -> Any:
         return SimpleNamespace(type="npu")
 
-    def tolist(self) -> Any:
-        raise AssertionError("host sync")
-
-    item = __bool__ = __int__ = __index__ = cpu = numpy = tolist
-
-
-def on_npu(value: Any) -> Any:
-    return moved(value, lambda tensor: tensor.as_subclass(OnNpu))
-
-
-def on_host(value: Any) -> Any:
-    return moved(value, lambda tensor: tensor.as_subclass(torch.Tensor))
-
-
-Log = list[tuple[str, dict[str, Any]]]
-
-
-@pytest.fixture
-def called(monkeypatch: pytest.MonkeyPatch) -> Log:
-    """A torch_npu whose functions are ops of its own schemas on the host; and what reached it."""
-    log: Log = []
-    module = ModuleType("torch_npu")
-
-    def operator(name: str) -> Any:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            log.append((name, kwargs))
-            return on_npu(getattr(torch.ops.ascend_moe, name)(*on_host(args), **on_host(kwargs)))
-
-        return run
-
-    for name in NAMES:
-        setattr(module, name, operator(name))
-    monkeypatch.setitem(sys.modules, "torch_npu", module)
-    return log
-
-
-@EACH_CALL
-def test_npu_tensors_go_to_torch_npus_function(call: Call, called: Log) -> None:
-    expected = public(call)(*call.args, **call.kwargs)
-    found = public(call)(*on_npu(call.args), **on_npu(call.kwargs))
-    assert [name for name, _ in called] == [call.op.partition(".")[0]]
-    for one, other in zip(flat(found), flat(expected), strict=True):
-        assert isinstance(one, OnNpu) and torch.equal(on_host(one), other)
-
-
-def test_routers_are_one_operator_of_torch_npus(called: Log) -> None:
-    x = torch.randn(5, 16)
-    for router in (
-        lambda logits: routing.softmax_topk(logits, 3, True),
-        lambda logits: routing.deepseek_v2(logits, 3, 4, 2),
-        lambda logits: routing.deepseek_v3(logits, None, 3, 4, 2, False, 2.0),
-    ):
-        expected = router(x)
-        called.clear()
-        assert torch.equal(on_host(router(on_npu(x))[0]), expected[0]) and len(called) == 1
-
-
-def test_the_mlp_is_torch_npus_chain(called: Log) -> None:
-    x, gate_up, down = torch.randn(6, 8), torch.randn(2, 8, 12), torch.randn(2, 6, 8)
-    sums = torch.tensor([2, 5])
-    expected = experts.grouped_mlp(x, gate_up, down, sums, group_list_type=0)
-    on_device = on_npu(sums)
-    y = experts.grouped_mlp(*on_npu([x, gate_up, down]), on_device, group_list_type=0)
-    assert torch.equal(on_host(y), expected)
-    assert [name for name, _ in called] == ["npu_grouped_matmul", "npu_swiglu", "npu_grouped_matmul"]
-    first = called[0][1]
-    assert first["group_list"] is on_device and first["group_list_type"] == 0
-    assert first["split_item"] == 2 and first["group_type"] == 0
-    assert not {"scale", "x_dtype", "output_dtype"} & set(first)  # None is left out
-
-
-def test_the_w8a8_mlp_is_torch_npus_chain(called: Log) -> None:
-    codes, dynamic_scales = experts.npu_dynamic_quant(torch.randn(6, 8))
-    gate_up, gate_up_scale = experts.quantize_weight(torch.randn(2, 8, 12))
-    down, down_scale = experts.quantize_weight(torch.randn(2, 6, 8))
-    scales = {"dynamic_scales": dynamic_scales, "w_gate_up_scale": gate_up_scale, "w_down_scale": down_scale}
-    chain = ["npu_grouped_matmul", "npu_dequant_swiglu_quant", "npu_grouped_matmul"]
-    for list_type, numbers in ((1, [2, 3]), (0, [2, 5])):
-        tensors = (codes, gate_up, down, torch.tensor(numbers))
-        expected = experts.grouped_mlp(*tensors, group_list_type=list_type, **scales)
-        called.clear()
-        y = experts.grouped_mlp(*on_npu(tensors), group_list_type=list_type, **on_npu(scales))
-        assert torch.equal(on_host(y), expected) and [name for name, _ in called] == chain
-        first, middle, last = (kwargs for _, kwargs in called)
-        assert first["split_item"] == 3 and first["output_dtype"] == torch.int32 and "scale" not in first
-        assert on_host(middle["group_index"]).tolist() == [2, 3]
-        assert middle["activate_left"] is True and middle["quant_mode"] == 1
-        assert not {"swiglu_mode", "clamp_limit", "glu_alpha", "glu_bias", "dst_type"} & set(middle)
-        assert last["output_dtype"] == torch.bfloat16 and len(last["per_token_scale"]) == 1
-
-
-@pytest.mark.parametrize("name", sorted(set(VENDOR_SCHEMAS) - COLLECTIVE))
-def test_ops_on_npus_are_torch_npus_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Any] = []
-
-    def theirs(*args: Any, **kwargs: Any) -> str:
-        seen.append((args, kwargs))
-        return "theirs"
-
-    base, _, variant = name.partition(".")
-    operators = SimpleNamespace(**{base: SimpleNamespace(**{variant or "default": theirs})})
-    monkeypatch.setattr(torch.ops, "npu", operators, raising=False)
-    assert ops_vendor.OPS[name].npu(1, two=2) == "theirs"
-    assert seen == [((1,), {"two": 2})]
-    assert torch._C._dispatch_has_kernel_for_dispatch_key(f"{NAMESPACE}::{name}", "PrivateUse1")
-
 
 def test_a_missing_or_old_torch_npu_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = on_npu(torch.ones(2, 4))
+    x = torch.ones(2, 4).as_subclass(OnNpu)
     monkeypatch.setitem(sys.modules, "torch_npu", None)
     with pytest.raises(LibraryError, match="npu_swiglu: a tensor on an NPU needs torch_npu"):
         experts.npu_swiglu(x)

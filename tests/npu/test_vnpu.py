@@ -1,20 +1,21 @@
-"""The virtual NPU under an unmodified torch_npu: devices, memory, streams, graphs, and how it is started."""
+"""The virtual NPU under an unmodified torch_npu: devices, operators, HCCL, and how it is started."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import json
+import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import commands
 import pytest
-from conftest import Once
-from vnpu_process import HERE, checks_of, launch, left_behind, run, traces
+from npu_runs import HERE, LAST_LINE, launch, left_behind, run, traces
 
 from ascend_moe import vnpu
 from ascend_moe.errors import ArgumentError, LibraryError
@@ -22,26 +23,95 @@ from ascend_moe.vnpu.launch import Wheel, verify
 
 pytestmark = pytest.mark.npu
 
-CHECKS = HERE / "vnpu_runtime_checks.py"
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_left() -> Iterator[None]:
+    before = traces()
+    yield
+    assert not left_behind(before)
 
 
-@pytest.fixture(scope="module")
-def found(once: Once) -> dict[str, str]:
-    def run_checks() -> dict[str, str]:
-        before = traces()
-        done = launch(
-            "--soc", "Ascend910B3", "--devices", "4", "--no-verify", "--", sys.executable, str(CHECKS)
-        )
-        assert not left_behind(before)
-        assert "not an NPU, times mean nothing" in done.stderr and done.returncode == 0, done.stderr
-        return dict(json.loads(done.stdout.splitlines()[-1])["found"])
+# How torch_npu hands work over: by a thread of its own (default), later still, at once, waiting each time.
+@pytest.mark.parametrize(
+    "mode",
+    [
+        {},
+        pytest.param({"TASK_QUEUE_ENABLE": "2"}, marks=pytest.mark.nightly),
+        pytest.param({"TASK_QUEUE_ENABLE": "0"}, marks=pytest.mark.nightly),
+        pytest.param({"ASCEND_LAUNCH_BLOCKING": "1"}, marks=pytest.mark.nightly),
+    ],
+    ids=str,
+)
+def test_operators(mode: dict[str, str]) -> None:
+    run("operator_checks.py", env=mode).must_pass()
 
-    return dict(once("runtime", run_checks))
+
+def test_devices_memory_streams_and_graphs() -> None:
+    script = str(HERE / "runtime_checks.py")
+    done = launch("--soc", "Ascend910B3", "--devices", "4", "--no-verify", "--", sys.executable, script)
+    assert "not an NPU, times mean nothing" in done.stderr
+    assert done.returncode == 0 and done.stdout.endswith(f"{LAST_LINE}\n"), done.stderr
 
 
-@pytest.mark.parametrize("name", checks_of(CHECKS))
-def test_check(found: dict[str, str], name: str) -> None:
-    assert not found[name], found[name]
+def test_schemas_and_outputs_are_the_wheels(tmp_path: Path) -> None:
+    """With a libopapi.so whose every function does nothing and returns 0, of the names torch_npu looks up."""
+    spec = importlib.util.find_spec("torch_npu")
+    assert spec is not None and spec.origin is not None, "torch_npu is not installed beside these tests"
+    text = (Path(spec.origin).parent / "lib" / "libtorch_npu.so").read_bytes()
+    operators = {name.decode() for name in re.findall(rb"\0(aclnn[A-Z]\w+)(?=\0)", text)}
+    operators = {name.removesuffix("GetWorkspaceSize") for name in operators}
+    assert len(operators) > 500
+    kinds = ("Tensor", "Scalar", "TensorList", "ScalarList", "IntArray", "BoolArray", "FloatArray")
+    names = {f"acl{verb}{kind}" for verb in ("Create", "Destroy") for kind in (*kinds, "AclOpExecutor")}
+    names |= operators | {f"{name}GetWorkspaceSize" for name in operators}
+    source = tmp_path / "standin.c"
+    source.write_text("".join(f"int {name}(void) {{ return 0; }}\n" for name in sorted(names)))
+    command = [os.environ.get("CC", "cc"), "-shared", "-fPIC", "-O0", str(source), "-o"]
+    subprocess.run([*command, str(tmp_path / "libopapi.so")], check=True)
+    path = os.pathsep.join([str(tmp_path), vnpu.environment()["LD_LIBRARY_PATH"]])
+    run("wheel_checks.py", env={"LD_LIBRARY_PATH": path}).must_pass()
+
+
+# ---- HCCL
+
+
+def test_every_collective_gives_what_the_ranks_data_say() -> None:
+    """Reductions, moves, messages, groups, graphs, data larger than the windows of 1 MiB."""
+    run("hccl_ranks.py", world=3, env={"HCCL_BUFFSIZE": "1"}).must_pass()
+
+
+# Case of hccl_ranks.py: its environment, how many seconds the error takes, what it says.
+FAILURES: dict[str, tuple[dict[str, str], tuple[float, float], str]] = {
+    "mismatch": (
+        {},
+        (0, 60),
+        r"different collectives.*(1 calls Broadcast|0 calls AllReduce)\(count 8, fp32, ",
+    ),
+    "sizes": ({}, (0, 60), r"(0 calls AllReduce\(count 8|1 calls AllReduce\(count 9), fp32, sum\)"),
+    "killed": ({}, (0, 5), r"rank 1 \(process \d+.*is gone: it exited or was killed"),
+    "late": ({"ASCEND_MOE_TIMEOUT_S": "4"}, (4, 8), "waited 4 s for rank 1.*which is alive"),
+    "absent": ({"HCCL_CONNECT_TIMEOUT": "4"}, (4, 8), r"waited for rank\(s\) 1, which never came"),
+    "unequal_windows": ({}, (0, 60), "rank 0 has windows of 2 MiB, rank 1 of 3 MiB"),
+}
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(one, marks=pytest.mark.nightly) if one == "late" else one for one in FAILURES]
+)
+def test_a_failing_collective_names_ranks_and_reason(case: str) -> None:
+    env, (least, most), pattern = FAILURES[case]
+    outcome = run("hccl_ranks.py", case, world=2, env=env)
+    alone = case in ("killed", "late", "absent")  # rank 1 makes no call
+    assert outcome.codes == (0, -9 if case == "killed" else 0), outcome.stderr
+    for rank in (0,) if alone else (0, 1):
+        match = re.search(r"^failed (\S+) (.*)$", outcome.stdout[rank], re.MULTILINE)
+        assert match, (outcome.stdout[rank], outcome.stderr[rank][-3000:])
+        assert least <= float(match[1]) < most and re.search(pattern, match[2]), match[0]
+        both = len(re.findall(r"rank [01] calls \w+\(count", match[2]))
+        assert both >= 2 or case not in ("mismatch", "sizes"), match[2]
+
+
+# ---- how it is started
 
 
 def test_environment_is_what_the_launcher_makes() -> None:

@@ -1,4 +1,4 @@
-"""A rank of test_vnpu_hccl.py: ``vnpu_hccl_ranks.py CASE``. Prints "done", or "failed" and the error."""
+"""A rank on HCCL of the virtual NPU: ``hccl_ranks.py`` runs all checks, ``hccl_ranks.py CASE`` a failure."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch_npu
+from npu_runs import check, run_checks
 from torch import Tensor
 
 RANK = int(os.environ["RANK"])
@@ -89,6 +90,7 @@ def everyone(dtype: torch.dtype, *shape: int) -> list[Tensor]:
     return [data_of(rank, dtype, *shape) for rank in range(WORLD)]
 
 
+@check
 def reductions() -> None:
     for dtype in (*FLOATS, *INTEGERS):
         parts = everyone(dtype, 1001)
@@ -109,6 +111,7 @@ def reductions() -> None:
             same(tensor, reduced(op, everyone(torch.float32, 77)), f"reduce {op}")
 
 
+@check
 def every_value() -> None:
     """All 65 536 values of the 16-bit floats: infinities, NaN, numbers without a leading one."""
     bits = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16)
@@ -122,6 +125,7 @@ def every_value() -> None:
             assert bool(((got == wanted) | got.isnan()).all()), (dtype, op)
 
 
+@check
 def movements() -> None:
     """Also more than a window, 1 MiB, holds: in pieces."""
     calls = [(dtype, 12) for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.int8, torch.bool)]
@@ -145,6 +149,21 @@ def movements() -> None:
                 same(scattered, reduced(op, parts)[own], f"reduce_scatter_tensor {op} {what}")
 
 
+@check
+def windows() -> None:
+    """After `movements`, whose data overwrote them."""
+    group = dist.group.WORLD
+    assert group is not None
+    seen = windows_of(group)
+    assert (seen.rank, seen.world, seen.data_bytes) == (RANK, WORLD, 1 << 20)
+    for rank in range(WORLD):
+        memory = ctypes.string_at(seen.bases[rank], 4096 + (1 << 20) + (1 << 20))
+        assert memory[: 4096 + (1 << 20)] == bytes(4096 + (1 << 20)), "header and state stay untouched"
+        area = memory[4096 + (1 << 20) :]
+        assert len(area) - area.count(0) > len(area) // 2, "the data area was overwritten"
+
+
+@check
 def unequal() -> None:
     """Rank s sends s + d + 1 elements to rank d; and the forms with lists of tensors."""
     counts = [[s + d + 1 for d in range(WORLD)] for s in range(WORLD)]
@@ -166,6 +185,7 @@ def unequal() -> None:
     dist.barrier()
 
 
+@check
 def points() -> None:
     if RANK == 0:
         for peer in range(1, WORLD):
@@ -188,6 +208,7 @@ def points() -> None:
         same(inbox, data_of(before, torch.float32, count), f"ring, batch {batch}")
 
 
+@check
 def direct() -> None:
     """What torch_npu does not reach by itself: functions of libhccl.so, called with device pointers."""
     hccl, comm, group = ctypes.CDLL("libhccl.so"), ctypes.c_void_p(), dist.group.WORLD
@@ -226,19 +247,7 @@ def direct() -> None:
     same(target, torch.cat([inputs[s].split(matrix[s])[RANK] for s in range(WORLD)]), "HcclAlltoAllVC")
 
 
-def windows() -> None:
-    """After `movements`, whose data overwrote them."""
-    group = dist.group.WORLD
-    assert group is not None
-    seen = windows_of(group)
-    assert (seen.rank, seen.world, seen.data_bytes) == (RANK, WORLD, 1 << 20)
-    for rank in range(WORLD):
-        memory = ctypes.string_at(seen.bases[rank], 4096 + (1 << 20) + (1 << 20))
-        assert memory[: 4096 + (1 << 20)] == bytes(4096 + (1 << 20)), "header and state stay untouched"
-        area = memory[4096 + (1 << 20) :]
-        assert len(area) - area.count(0) > len(area) // 2, "the data area was overwritten"
-
-
+@check
 def groups() -> None:
     """Groups of different members and window sizes, each with its own communicator."""
     options = torch_npu._C._distributed_c10d.ProcessGroupHCCL.Options()
@@ -259,6 +268,7 @@ def groups() -> None:
     assert len(names) == (3 if RANK == 1 else 2), names
 
 
+@check
 def graph() -> None:
     """A collective is recorded like any other work, and runs at every replay."""
     source, target = torch.zeros(16).npu(), torch.zeros(16).npu()
@@ -272,11 +282,6 @@ def graph() -> None:
         captured.replay()
         torch.npu.synchronize()
         same(target, torch.full((16,), float(sum(10 * step + r for r in range(WORLD)))), f"replay {step}")
-
-
-def everything() -> None:
-    for part in (reductions, every_value, movements, windows, unequal, points, direct, groups, graph):
-        part()
 
 
 def failing(collective: Callable[[Tensor], Any] = dist.all_reduce, count: int = 8) -> None:
@@ -321,7 +326,7 @@ def late() -> None:
 def absent() -> None:
     """Rank 1 never calls; without a call before, the communicator itself cannot be made."""
     if RANK == 1:
-        time.sleep(12)
+        time.sleep(8)
         os._exit(0)
     failing()
 
@@ -334,6 +339,7 @@ def unequal_windows() -> None:
 if __name__ == "__main__":
     torch.npu.set_device(RANK)
     dist.init_process_group("hccl", init_method=f"file://{os.environ['STORE']}", rank=RANK, world_size=WORLD)
-    globals()[sys.argv[1]]()
+    if sys.argv[1:]:
+        globals()[sys.argv[1]]()
+    run_checks()
     dist.destroy_process_group()
-    print("done", flush=True)

@@ -1,23 +1,63 @@
-"""Scripts on the virtual NPU, in processes of their own, and what they leave behind."""
+"""Runs on the virtual NPU: scripts of checks, the processes that run them, and what these leave behind."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from ascend_moe import vnpu
 
 HERE = Path(__file__).resolve().parent
 SECONDS = 280.0  # a machine with more ranks than cores
+LAST_LINE = "every check has passed"
+
+
+# ---- in a process with torch_npu
+
+CHECKS: dict[str, Callable[[], None]] = {}
+
+
+def check(function: Callable[[], None]) -> Callable[[], None]:
+    """Marks a function that raises nothing when all is right."""
+    CHECKS[function.__name__] = function
+    return function
+
+
+@contextmanager
+def raises(pattern: str) -> Iterator[None]:
+    """The block, or waiting for what it has started, raises a RuntimeError that matches."""
+    try:
+        yield
+        torch.npu.synchronize()
+    except RuntimeError as error:
+        assert re.search(pattern, str(error)), f"{pattern!r} is not in {error}"
+    else:
+        raise AssertionError(f"nothing was raised; expected {pattern!r}")
+
+
+def run_checks(names: Iterable[str] = ()) -> None:
+    """Runs all checks of the script, or these, to the first that fails."""
+    try:
+        for name in names or CHECKS:
+            CHECKS[name]()
+        print(LAST_LINE, flush=True)
+    except Exception:
+        print(f"{name}:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+
+
+# ---- in a test
 
 
 @dataclass(frozen=True)
@@ -28,25 +68,20 @@ class Outcome:
     stdout: tuple[str, ...]
     stderr: tuple[str, ...]
 
-    def must_pass(self) -> Outcome:
+    def must_pass(self, last_line: str = LAST_LINE) -> None:
         for rank, code in enumerate(self.codes):
-            text = f"rank {rank} ended with {code}:\n{self.stdout[rank]}\n{self.stderr[rank][-4000:]}"
-            assert code == 0, text
-        return self
-
-    def last_lines(self) -> list[Any]:
-        """What each rank, which must have passed, printed as JSON in the end."""
-        return [json.loads(text.splitlines()[-1]) for text in self.must_pass().stdout]
+            text = f"rank {rank} ended with {code}:\n{self.stdout[rank]}\n{self.stderr[rank][-6000:]}"
+            assert code == 0 and self.stdout[rank].endswith(f"{last_line}\n"), text
 
 
 def run(
-    script: Path | str, *arguments: str, world: int = 1, env: Mapping[str, str] | None = None, **device: Any
+    script: str, *arguments: str, world: int = 1, env: Mapping[str, str] | None = None, **device: Any
 ) -> Outcome:
-    """Runs a file, or a text as ``python -c``, as ``world`` ranks in the environment of the virtual NPU.
+    """Runs a file of this folder, or a text as ``python -c``, as ``world`` ranks on the virtual NPU.
 
     Each gets RANK, WORLD_SIZE and STORE, a path for the group's store. ``device``: soc and devices.
     """
-    words = [str(script)] if isinstance(script, Path) else ["-c", script]
+    words = [str(HERE / script)] if script.endswith(".py") else ["-c", script]
     processes = []
     with tempfile.TemporaryDirectory() as folder:
         for rank in range(world):
@@ -74,16 +109,6 @@ def launch(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
         timeout=SECONDS,
         env={**os.environ, "ASCEND_MOE_TIMEOUT_S": "60", **env},
     )
-
-
-def torchrun(world: int, *words: str) -> list[str]:
-    options = ["--standalone", "--nproc-per-node", str(world)]
-    return ["--", sys.executable, "-m", "torch.distributed.run", *options, *words]
-
-
-def checks_of(script: Path) -> list[str]:
-    """The functions that a script of `vnpu_checks`, which needs torch_npu, marks as checks."""
-    return re.findall(r"@check\ndef (\w+)", script.read_text())
 
 
 def traces() -> set[str]:
