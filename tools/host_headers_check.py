@@ -3,8 +3,8 @@
 
 DIR is a CANN toolkit (8.1), which has all of them, or an asc-devkit checkout (9.x). For the latter they come
 from three projects: name a checkout of metadef as well (--metadef), and a toolkit or a directory that has
-securec.h and platform/platform_infos_def.h (--base). A definition, tiling or shape source is compiled in the
-three ways in which CANN's build compiles it. A control that calls what no header has must not compile.
+securec.h and platform/platform_infos_def.h (--base). An op's source is compiled in the three ways
+in which CANN's build compiles it. A control that calls what no header has must not compile.
 """
 
 from __future__ import annotations
@@ -127,17 +127,11 @@ def check(compiler: Compiler, job: Job) -> tuple[Job, int, str]:
 
 def jobs() -> Iterator[Job]:
     """Every source of op_host; a new one that nothing here knows is an error."""
-    symbols = {"def": "AscendMoe{}", "tiling": "Tile{}", "infershape": "InferDataType{}"}
     for source in sorted((ROOT / "op_host").glob("*.cpp")):
-        match = re.fullmatch(r"ascend_moe_(distribute_)?([a-z]+)_(def|tiling|infershape)", source.stem)
-        if match is None:
-            raise CheckError(
-                f"{source.name}: not named ascend_moe_[distribute_]<op>_<def|tiling|infershape>.cpp"
-            )
-        family, op, kind = match.groups()
-        prefix = "Distribute" if family and kind == "def" else ""
+        if re.fullmatch(r"ascend_moe_[a-z_]+", source.stem) is None:
+            raise CheckError(f"{source.name}: not named ascend_moe_<op>.cpp, as its op is")
         for way in WAYS:
-            yield Job(source, way, symbols[kind].format(prefix + op.capitalize()))
+            yield Job(source, way, "".join(word.capitalize() for word in source.stem.split("_")))
     yield Job(ROOT / "op_host/op_api/aclnn_ascend_moe.cpp", "op_api", "aclnnAscendMoeProbeGetWorkspaceSize")
 
 

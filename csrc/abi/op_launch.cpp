@@ -93,8 +93,8 @@ GM_ADDR OpLaunch::Input(moe::TensorIndex index, const char* name) {
 #define AM_INPUT(name) Input(moe::kTensor_##name, #name)
 
 void OpLaunch::PrepareDispatch(DispatchEntry* kernel) {
-    moe::OutputDesc shapes[moe::kDispatchOutputs];
-    moe::DispatchShapes(plan_.spec, shapes);
+    moe::OutputDesc shapes[moe::kMostOutputs];
+    moe::OutputsOf(plan_.spec, shapes);
     GM_ADDR x = AM_INPUT(x);
     GM_ADDR ids = AM_INPUT(expert_ids);
     GM_ADDR scales = AM_INPUT(scales);
@@ -103,8 +103,8 @@ void OpLaunch::PrepareDispatch(DispatchEntry* kernel) {
     static const char* const kNames[] = {"expand_x",          "dynamic_scales", "expand_idx",
                                          "expert_token_nums", "ep_recv_counts", "tp_recv_counts",
                                          "expand_scales"};
-    GM_ADDR out[moe::kDispatchOutputs];
-    for (uint32_t i = 0; i < moe::kDispatchOutputs; ++i)
+    GM_ADDR out[moe::kMostOutputs];
+    for (uint32_t i = 0; i < moe::kMostOutputs; ++i)
         out[i] = Add(outputs_[i], BytesOf(shapes[i]), twin::GmKind::kTensor, kNames[i]);
     GM_ADDR tiling = Add(plan_.tiling(), plan_.tiling_bytes(), twin::GmKind::kWorkspace, "tiling");
     kernel_ = [=, record = record_, workspace = workspace_, expandX = out[0], dynamicScales = out[1],
@@ -191,8 +191,8 @@ const char* OpLaunch::WindowRule(uintptr_t begin, uint64_t bytes, bool write) co
 
 void OpLaunch::Finish() {
     if (plan_.call.op != moe::kOpDispatch) return;
-    moe::OutputDesc shapes[moe::kDispatchOutputs];
-    moe::DispatchShapes(plan_.spec, shapes);
+    moe::OutputDesc shapes[moe::kMostOutputs];
+    moe::OutputsOf(plan_.spec, shapes);
     const moe::MoeDistributeInfo& info = plan_.call.dispatch.info;
     const int32_t* counts = static_cast<const int32_t*>(outputs_[4]);
     const uint32_t slots = info.world * info.localExperts;

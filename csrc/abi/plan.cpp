@@ -75,14 +75,8 @@ uint64_t am_plan_tiling(const void* plan, void* out, uint64_t bytes) {
 
 int am_call_output(const void* spec, int index, int64_t* out) {
     const moe::CallSpec& call = *static_cast<const moe::CallSpec*>(spec);
-    moe::OutputDesc outputs[moe::kDispatchOutputs];
-    int count = 1;
-    if (call.op == static_cast<int32_t>(moe::kOpDispatch)) {
-        moe::DispatchShapes(call, outputs);
-        count = static_cast<int>(moe::kDispatchOutputs);
-    } else {
-        outputs[0] = moe::CombineShape(call);
-    }
+    moe::OutputDesc outputs[moe::kMostOutputs];
+    const int count = static_cast<int>(moe::OutputsOf(call, outputs));
     if (index < 0 || index >= count) return 0;
     out[0] = outputs[index].dtype;
     out[1] = outputs[index].rank;

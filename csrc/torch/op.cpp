@@ -82,7 +82,7 @@ Op Op::Parse(uint64_t number, const std::string& name, const std::string& schema
     return op;
 }
 
-uint64_t Op::outputs() const { return code == moe::kOpDispatch ? moe::kDispatchOutputs : 1; }
+uint64_t Op::outputs() const { return code == moe::kOpDispatch ? moe::kMostOutputs : 1; }
 
 void Arguments::String::Take(StableIValue value) {
     handle = reinterpret_cast<StringHandle>(value);

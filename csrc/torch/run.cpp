@@ -14,10 +14,10 @@ namespace ascend_moe_torch {
 
 namespace {
 
-constexpr uint64_t kMostOutputs = moe::kDispatchOutputs, kTextBytes = 1024;
+constexpr uint64_t kTextBytes = 1024;
 constexpr int64_t kNanosPerSecond = 1000000000;
 
-using Outputs = std::array<Tensor, kMostOutputs>;
+using Outputs = std::array<Tensor, moe::kMostOutputs>;
 
 std::deque<Op> ops;  // at most kMostOps, for good
 std::atomic<int> always{0};
@@ -82,7 +82,7 @@ struct Inputs {
 void RunOnCpu(const Op& op, const Prepared& call, const Arguments& arguments, const Outputs& outputs) {
     const Inputs inputs(op, arguments);
     const void* from[moe::kTensorCount] = {};
-    void* to[kMostOutputs] = {};
+    void* to[moe::kMostOutputs] = {};
     for (uint32_t i = 0; i < moe::kTensorCount; ++i) {
         if (inputs.tensors[i] != nullptr) from[i] = DataOf(inputs.tensors[i]);
     }
@@ -105,7 +105,7 @@ void QueueOnNpu(const Op& op, const Prepared& call, const Arguments& arguments, 
         scales = nullptr;  // how callers say that there are none
     AtenTensorHandle& index = inputs.tensors[moe::kTensor_expand_idx];
     if (index == nullptr) index = inputs.tensors[moe::kTensor_assist_info_for_combine];
-    void* to[kMostOutputs] = {};
+    void* to[moe::kMostOutputs] = {};
     for (size_t i = 0; i < call.outputs.size(); ++i) to[i] = outputs[i].get();
     End& end = *call.end;
     AmNpuLaunch launch = {};

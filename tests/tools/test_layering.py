@@ -55,7 +55,6 @@ FOLDERS: dict[str, tuple[str, ...]] = {
 }
 # Folders of the include path, as the build sets it.
 INCLUDE_PATH = ("op_kernel", "op_host", "twin/include", "csrc", "vnpu", "vnpu/cann_standin")
-INCLUDE_PATH += ("vnpu/cann_standin/include",)
 
 
 def sources(*folders: str) -> list[Path]:
@@ -98,8 +97,7 @@ def header(path: Path, include: str) -> Path | None:
 def stands_for_vendor(target: Path) -> bool:
     """kernel_operator.h, register/op_def_registry.h ...: on an NPU these are CANN's own headers."""
     own = target.is_relative_to(ROOT / "twin/include/twin")
-    stand_in = target.is_relative_to(ROOT / "vnpu/cann_standin/include")
-    return stand_in or (target.is_relative_to(ROOT / "twin/include") and not own)
+    return target.is_relative_to(ROOT / "twin/include") and not own
 
 
 def wrong_includes(path: Path, text: str) -> list[str]:
