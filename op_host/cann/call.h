@@ -138,6 +138,13 @@ inline bool ReadAttributes(const OpInterface& op, const gert::RuntimeAttrs& attr
     return true;
 }
 
+// V2's combine has another tensor in the place of expand_idx.
+inline TensorIndex IndexOf(const OpTensor& input, int32_t contract) {
+    const bool assist =
+        input.index == kTensor_expand_idx && contract == static_cast<int32_t>(kContractV2);
+    return assist ? kTensor_assist_info_for_combine : input.index;
+}
+
 // Everything that the context knows; the communicator's own size and rank are the kernel's to check.
 template <typename Context>
 bool ReadCall(const Context& context, uint32_t code, CallSpec& call, CannAttributes& others) {
@@ -155,9 +162,7 @@ bool ReadCall(const Context& context, uint32_t code, CallSpec& call, CannAttribu
     }
     for (size_t i = 0; i < op.inputs.size; ++i) {
         const OpTensor& input = op.inputs[i];
-        const bool assist =
-            input.index == kTensor_expand_idx && call.contract == static_cast<int32_t>(kContractV2);
-        const TensorIndex index = assist ? kTensor_assist_info_for_combine : input.index;
+        const TensorIndex index = IndexOf(input, call.contract);
         if (!ReadTensor(context, i, input.required, call.tensors[index]) && input.required) {
             return ReportMissing(op, "input", input.name);
         }

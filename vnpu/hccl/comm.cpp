@@ -10,7 +10,6 @@
 #include <map>
 
 #include "abi/window.h"
-#include "vnpu_windows.h"
 
 namespace vnpu {
 namespace {

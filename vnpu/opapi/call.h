@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "acl/vnpu_stream.h"
+#include "acl/device.h"
 
 namespace vnpu {
 
