@@ -55,8 +55,8 @@ struct CannAttributes {
 constexpr struct {
     uint32_t type;
     ge::DataType cann;
-} kTypes[] = {{kTypeFp32, ge::DT_FLOAT},  {kTypeFp16, ge::DT_FLOAT16}, {kTypeBf16, ge::DT_BF16},
-              {kTypeInt8, ge::DT_INT8},   {kTypeInt32, ge::DT_INT32},  {kTypeInt64, ge::DT_INT64},
+} kTypes[] = {{kTypeFp32, ge::DT_FLOAT}, {kTypeFp16, ge::DT_FLOAT16}, {kTypeBf16, ge::DT_BF16},
+              {kTypeInt8, ge::DT_INT8},  {kTypeInt32, ge::DT_INT32},  {kTypeInt64, ge::DT_INT64},
               {kTypeBool, ge::DT_BOOL}};
 
 inline uint32_t TypeOf(ge::DataType cann) {
@@ -140,8 +140,7 @@ inline bool ReadAttributes(const OpInterface& op, const gert::RuntimeAttrs& attr
 
 // V2's combine has another tensor in the place of expand_idx.
 inline TensorIndex IndexOf(const OpTensor& input, int32_t contract) {
-    const bool assist =
-        input.index == kTensor_expand_idx && contract == static_cast<int32_t>(kContractV2);
+    const bool assist = input.index == kTensor_expand_idx && contract == static_cast<int32_t>(kContractV2);
     return assist ? kTensor_assist_info_for_combine : input.index;
 }
 

@@ -8,8 +8,8 @@
 #include <string>
 #include <utility>
 
-// ---- shared by the virtual NPU's libraries: puts work onto a stream, reports failures. The functions live in
-// libascendcl.so; libopapi.so, libcust_opapi.so and libhccl.so link it ----
+// ---- shared by the virtual NPU's libraries: puts work onto a stream, reports failures. The functions live
+// in libascendcl.so; libopapi.so, libcust_opapi.so and libhccl.so link it ----
 
 #define VNPU_EXPORT extern "C" __attribute__((visibility("default")))
 

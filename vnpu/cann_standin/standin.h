@@ -1,10 +1,10 @@
 // Runs op_host, unchanged, without CANN: its op definitions, tiling and shape functions are compiled against
-// this header, which is written from CANN's public API and has no more than op_host uses. CMake writes a header
-// of one #include for each of CANN's names (cmake/opp_standin.cmake has the list).
+// this header, which is written from CANN's public API and has no more than op_host uses. CMake writes a
+// header of one #include for each of CANN's names (cmake/opp_standin.cmake has the list).
 //
 // For CMake: include(cmake/opp_standin.cmake), then target_link_libraries(<library> PRIVATE opp_standin):
-// objects, position independent, hidden symbols. The definitions register themselves at start-up, so never link
-// them as an archive.
+// objects, position independent, hidden symbols. The definitions register themselves at start-up, so never
+// link them as an archive.
 //
 // Thread-safe. Tile() reads the environment as op_host does: HCCL_BUFFSIZE, ASCEND_MOE_TIMEOUT_S.
 #pragma once
@@ -81,7 +81,7 @@ struct CompileTimeTensorDesc {
 
 // An integer, or a text.
 struct Attribute {
-    Attribute(int64_t value) : number(value) {}                                    // NOLINT: written in lists
+    Attribute(int64_t value) : number(value) {}  // NOLINT: written in lists
     Attribute(std::string value) : isText(true), number(0), text(std::move(value)) {}  // NOLINT
     bool isText = false;
     int64_t number;
@@ -106,7 +106,8 @@ public:
     void SetDataSize(size_t size) { bytes.resize(size); }
     void* GetData() { return bytes.data(); }
 
-    static constexpr size_t kCapacity = 4096;  // more than op_host needs; CANN's is set by the op's compilation
+    static constexpr size_t kCapacity =
+        4096;  // more than op_host needs; CANN's is set by the op's compilation
     std::vector<uint8_t> bytes = std::vector<uint8_t>(kCapacity);
 };
 
@@ -185,8 +186,8 @@ private:
 
 namespace gert {
 
-// Like CANN's, the accessors of optional inputs count by the definition, those of others by what the call really
-// has.
+// Like CANN's, the accessors of optional inputs count by the definition, those of others by what the call
+// really has.
 class CallContext {
 public:
     explicit CallContext(standin::Call& call) : call_(call) {}
