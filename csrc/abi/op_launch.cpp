@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "ascend_moe.h"
+#include "twin/engine/timeline.h"
 
 extern "C" ops::DispatchEntry ascend_moe_distribute_dispatch_bf16, ascend_moe_distribute_dispatch_fp16,
     ascend_moe_distribute_dispatch_fp32;
@@ -231,31 +232,42 @@ constexpr bool kRecords = false;
 constexpr bool kRecords = true;
 #endif
 
+// Stands around a launch: gives it a timeline while am_trace_start is in effect, and keeps its events
+// afterwards.
+class TracedLaunch {
+public:
+    explicit TracedLaunch(twin::LaunchSpec& spec) : spec_(spec) {
+        if (g_session.number.load(std::memory_order_acquire) % 2 == 0) return;
+        const std::lock_guard<std::mutex> lock(g_session.mutex);
+        const uint64_t number = g_session.number.load();
+        if (number % 2 == 0) return;
+        session_ = number;
+        timeline_.limit = g_session.all.limit;
+        spec_.timeline = &timeline_;
+    }
+    ~TracedLaunch() {
+        if (session_ == 0) return;
+        spec_.timeline = nullptr;
+        const std::lock_guard<std::mutex> lock(g_session.mutex);
+        twin::Timeline& all = g_session.all;
+        // A recording that has been stopped still includes the launches that began before the stop.
+        if ((g_session.number.load() + 1) / 2 != (session_ + 1) / 2) return;
+        const uint64_t room = all.limit - std::min<uint64_t>(all.limit, all.events.size());
+        const uint64_t taken = std::min<uint64_t>(room, timeline_.events.size());
+        all.dropped += timeline_.dropped + timeline_.events.size() - taken;
+        all.events.insert(all.events.end(), timeline_.events.begin(),
+                          timeline_.events.begin() + static_cast<int64_t>(taken));
+    }
+    TracedLaunch(const TracedLaunch&) = delete;
+    TracedLaunch& operator=(const TracedLaunch&) = delete;
+
+private:
+    twin::LaunchSpec& spec_;
+    twin::Timeline timeline_;
+    uint64_t session_ = 0;
+};
+
 }  // namespace
-
-TracedLaunch::TracedLaunch(twin::LaunchSpec& spec) : spec_(spec) {
-    if (g_session.number.load(std::memory_order_acquire) % 2 == 0) return;
-    const std::lock_guard<std::mutex> lock(g_session.mutex);
-    const uint64_t number = g_session.number.load();
-    if (number % 2 == 0) return;
-    session_ = number;
-    timeline_.limit = g_session.all.limit;
-    spec_.timeline = &timeline_;
-}
-
-TracedLaunch::~TracedLaunch() {
-    if (session_ == 0) return;
-    spec_.timeline = nullptr;
-    const std::lock_guard<std::mutex> lock(g_session.mutex);
-    twin::Timeline& all = g_session.all;
-    // A recording that has been stopped still includes the launches that began before the stop.
-    if ((g_session.number.load() + 1) / 2 != (session_ + 1) / 2) return;
-    const uint64_t room = all.limit - std::min<uint64_t>(all.limit, all.events.size());
-    const uint64_t taken = std::min<uint64_t>(room, timeline_.events.size());
-    all.dropped += timeline_.dropped + timeline_.events.size() - taken;
-    all.events.insert(all.events.end(), timeline_.events.begin(),
-                      timeline_.events.begin() + static_cast<int64_t>(taken));
-}
 
 }  // namespace ops
 

@@ -94,8 +94,7 @@ void am_error_fields(const int32_t* record, char* text, uint64_t bytes) {
     ops::GiveText(moe::RecordText(record).Fields(), text, bytes);
 }
 
-// ---- what a call needs: windows, UB, tiling, and what CANN's own operators would need. Texts of
-// "name=value" fields; where a line stands for one thing, one line each ----
+// ---- what a call needs, as the header says ----
 
 uint64_t am_need_limits(char* text, uint64_t bytes) {
     std::string fields;

@@ -47,10 +47,10 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         "op_kernel/common",
         *HOST_SEES,
     ),
-    "csrc/engines": ("csrc/abi", "csrc/engines/models", "twin", "op_host/rules", "op_kernel/protocol"),
+    "csrc/engines": ("csrc/abi", "twin", "op_host/rules", "op_kernel/protocol"),
     "csrc/engines/models": ("twin", "op_kernel/common", "op_kernel/protocol"),
-    "csrc/torch": ("csrc/npu", "op_host/rules", "op_kernel/protocol"),
-    "csrc/npu": ("op_host/rules", "op_kernel/protocol"),
+    "csrc/torch": ("csrc/abi", "op_host/rules", "op_kernel/protocol"),
+    "csrc/npu": ("csrc/torch", "op_host/rules", "op_kernel/protocol"),
     "vnpu": ("twin", "csrc/abi", "op_host", "op_host/cann", "op_host/op_api", "op_host/rules", *HOST_SEES),
 }
 # Folders of the include path, as the build sets it.
