@@ -54,7 +54,9 @@ def source_root() -> Path:
 @functools.cache
 def cann_headers() -> Path:
     """A folder with the headers that cmake/opp_standin.cmake writes under CANN's names."""
-    listed = re.search(r"set\(am_cann_headers([^)]*)\)", (source_root() / "cmake/opp_standin.cmake").read_text())
+    listed = re.search(
+        r"set\(am_cann_headers([^)]*)\)", (source_root() / "cmake/opp_standin.cmake").read_text()
+    )
     assert listed
     folder = Path(tempfile.mkdtemp(prefix="cann-headers-"))
     atexit.register(shutil.rmtree, folder)
