@@ -29,10 +29,10 @@ function(vnpu_library name)
 endfunction()
 
 file(GLOB vnpu_acl CONFIGURE_DEPENDS ${vnpu_src}/acl/*.cpp)
-list(REMOVE_ITEM vnpu_acl ${vnpu_src}/acl/op_compiler.cpp)
 vnpu_library(ascendcl ${vnpu_acl})
 
-vnpu_library(acl_op_compiler ${vnpu_src}/acl/op_compiler.cpp)
+vnpu_library(acl_op_compiler ${vnpu_src}/acl/stubs.cpp)
+target_compile_definitions(vnpu_acl_op_compiler PRIVATE VNPU_OP_COMPILER)
 target_link_libraries(vnpu_acl_op_compiler PRIVATE vnpu_ascendcl)
 
 # torch_npu names these libraries and uses nothing of them.

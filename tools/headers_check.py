@@ -328,17 +328,12 @@ def find_header(base: Path | None, name: str) -> Path:
 
 def host_jobs() -> Iterator[Job]:
     """Every source of op_host; a new one that nothing here knows is an error."""
-    symbols = {"def": "AscendMoe{}", "tiling": "Tile{}", "infershape": "InferDataType{}"}
     for source in sorted((ROOT / "op_host").glob("*.cpp")):
-        match = re.fullmatch(r"ascend_moe_(distribute_)?([a-z]+)_(def|tiling|infershape)", source.stem)
-        if match is None:
-            raise CheckError(
-                f"{source.name}: not named ascend_moe_[distribute_]<op>_<def|tiling|infershape>.cpp"
-            )
-        family, op, kind = match.groups()
-        prefix = "Distribute" if family and kind == "def" else ""
+        if re.fullmatch(r"ascend_moe_[a-z_]+", source.stem) is None:
+            raise CheckError(f"{source.name}: not named ascend_moe_<op>.cpp, as its op is")
+        symbol = "".join(word.capitalize() for word in source.stem.split("_"))
         for way, added in WAYS.items():
-            yield Job(source, way, symbols[kind].format(prefix + op.capitalize()), added)
+            yield Job(source, way, symbol, added)
     yield Job(ROOT / "op_host/op_api/aclnn_ascend_moe.cpp", "op_api", "aclnnAscendMoeProbeGetWorkspaceSize")
 
 

@@ -20,8 +20,8 @@ from pathlib import Path
 LIBRARY = "libascend_moe_npu.so"
 KEY_SUFFIX = ".key"  # beside the library: what it was built from
 _TIMEOUT_S = 1800
-# Where the places of arguments in a launch come from.
-_ARGUMENTS = ("op_host/rules/args.h", "op_kernel/protocol/tiling.h")
+# What a launch is, and where the places of its arguments come from.
+_ARGUMENTS = ("csrc/torch/api.h", "op_host/rules/args.h", "op_kernel/protocol/tiling.h")
 
 
 class BuildError(Exception):

@@ -33,92 +33,66 @@ void CopyThroughUb(uint8_t* to, const uint8_t* const* from, uint64_t count, uint
     }
 }
 
-// A vector of the machine's width.
-template <uint32_t kBytes>
-struct Lanes {
-    typedef float Floats __attribute__((vector_size(kBytes)));
-    static constexpr uint64_t kCount = kBytes / sizeof(float);
-};
-constexpr uint64_t kMostLanes = 16;
-#define AM_ALWAYS inline __attribute__((always_inline))
-
-// An element type by its bits. A loop over a vector's lanes becomes instructions of its width.
-template <class Bits, float (*kWiden)(Bits), Bits (*kNarrow)(float)>
+// An element type by its bits.
+template <class BitsType, float (*kWiden)(BitsType), BitsType (*kNarrow)(float)>
 struct Element {
-    static constexpr uint64_t kSize = sizeof(Bits);
-    template <class L>
-    static AM_ALWAYS void Load(typename L::Floats& to, const uint8_t* from) {
-        Bits bits[L::kCount];
-        float wide[L::kCount];
-        memcpy(bits, from, sizeof(bits));
-        for (uint64_t i = 0; i < L::kCount; ++i) wide[i] = kWiden(bits[i]);
-        memcpy(&to, wide, sizeof(to));
-    }
-    template <class L>
-    static AM_ALWAYS void Store(uint8_t* to, const typename L::Floats& from) {
-        float wide[L::kCount];
-        Bits bits[L::kCount];
-        memcpy(wide, &from, sizeof(wide));
-        for (uint64_t i = 0; i < L::kCount; ++i) bits[i] = kNarrow(wide[i]);
-        memcpy(to, bits, sizeof(bits));
-    }
+    using Bits = BitsType;
+    static constexpr float Widen(Bits bits) { return kWiden(bits); }
+    static constexpr Bits Narrow(float value) { return kNarrow(value); }
 };
 constexpr float Same(float value) { return value; }
 using Fp32 = Element<float, Same, Same>;
 using Fp16 = Element<uint16_t, twin::HalfBitsToFloat, twin::FloatToHalfBits>;
 using Bf16 = Element<uint16_t, twin::Bf16BitsToFloat, twin::FloatToBf16Bits>;
 
-// Four vectors of a token's sum stay in registers while its rows pass.
+constexpr uint64_t kLanes = 16;
+
+// A token's sum stays in vector registers while its rows pass.
 template <class Type>
 struct WeightedSum {
-    uint8_t* out;
-    const uint8_t* const* rows;
+    using Bits = typename Type::Bits;
+    Bits* out;
+    const Bits* const* rows;
     const float* weights;
     uint64_t tokens, top_k, hidden;
 
-    template <class L, uint64_t kVectors>
-    AM_ALWAYS void Block(uint64_t token, uint64_t at) const {
-        typename L::Floats sum[kVectors] = {};
-        for (uint64_t k = 0; k < top_k; ++k) {
-            const uint8_t* row = rows[token * top_k + k];
-            if (row == nullptr) continue;
-            const typename L::Floats weight = weights[token * top_k + k] - typename L::Floats{};
-            for (uint64_t v = 0; v < kVectors; ++v) {
-                typename L::Floats value;
-                Type::template Load<L>(value, row + (at + v * L::kCount) * Type::kSize);
-                sum[v] += value * weight;
-            }
+    template <uint64_t kElements>
+    inline __attribute__((always_inline)) void Block(uint64_t token, uint64_t at) const {
+        float sum[kElements] = {};
+        for (uint64_t k = token * top_k; k < (token + 1) * top_k; ++k) {
+            if (rows[k] == nullptr) continue;
+            for (uint64_t i = 0; i < kElements; ++i) sum[i] += Type::Widen(rows[k][at + i]) * weights[k];
         }
-        for (uint64_t v = 0; v < kVectors; ++v)
-            Type::template Store<L>(out + (token * hidden + at + v * L::kCount) * Type::kSize, sum[v]);
+        for (uint64_t i = 0; i < kElements; ++i) out[token * hidden + at + i] = Type::Narrow(sum[i]);
     }
-    template <uint32_t kBytes>
-    AM_ALWAYS void operator()(twin::VectorBytes<kBytes>) const {
-        using L = Lanes<kBytes>;
+    inline __attribute__((always_inline)) void operator()() const {
         for (uint64_t token = 0; token < tokens; ++token) {
             uint64_t at = 0;
-            for (; at + 4 * L::kCount <= hidden; at += 4 * L::kCount) Block<L, 4>(token, at);
-            for (; at < hidden; at += L::kCount) Block<L, 1>(token, at);
+            for (; at + 4 * kLanes <= hidden; at += 4 * kLanes) Block<4 * kLanes>(token, at);
+            for (; at < hidden; at += kLanes) Block<kLanes>(token, at);
         }
     }
 };
+
+template <class Type>
+int Sum(void* out, const void* const* rows, const float* weights, uint64_t tokens, uint64_t top_k,
+        uint64_t hidden) {
+    using Bits = typename Type::Bits;
+    twin::RunBest(WeightedSum<Type>{static_cast<Bits*>(out), reinterpret_cast<const Bits* const*>(rows),
+                                    weights, tokens, top_k, hidden});
+    return 0;
+}
 
 }  // namespace
 
 int am_bench_copy_rows(void* to, const void* const* from, uint64_t count, uint64_t row_bytes, int method) {
     uint8_t* target = static_cast<uint8_t*>(to);
     const uint8_t* const* rows = reinterpret_cast<const uint8_t* const*>(from);
-    if (method < kMemcpy || method > kThroughUb) return 1;
-    if (method == kThroughUb) {
-        CopyThroughUb(target, rows, count, row_bytes);
-        return 0;
-    }
+    if (method == kThroughUb) return CopyThroughUb(target, rows, count, row_bytes), 0;
+    if (method != kMemcpy && method != kStream) return 1;
     for (uint64_t i = 0; i < count; ++i) {
-        if (method == kMemcpy) {
-            memcpy(target + i * row_bytes, rows[i], row_bytes);
-        } else {
-            twin::StreamCopy(target + i * row_bytes, rows[i], row_bytes);
-        }
+        uint8_t* row = target + i * row_bytes;
+        method == kMemcpy ? (void)memcpy(row, rows[i], row_bytes) : twin::StreamCopy(row, rows[i], row_bytes);
     }
     if (method == kStream) twin::StreamFence();
     return 0;
@@ -126,19 +100,11 @@ int am_bench_copy_rows(void* to, const void* const* from, uint64_t count, uint64
 
 int am_bench_weighted_sum(void* out, const void* const* rows, const float* weights, uint64_t tokens,
                           uint64_t top_k, uint64_t hidden, int type) {
-    uint8_t* target = static_cast<uint8_t*>(out);
-    const uint8_t* const* from = reinterpret_cast<const uint8_t* const*>(rows);
-    if (hidden % kMostLanes != 0) return 1;
+    if (hidden % kLanes != 0) return 1;
     switch (type) {
-        case moe::kTypeFp32:
-            twin::RunBest(WeightedSum<Fp32>{target, from, weights, tokens, top_k, hidden});
-            return 0;
-        case moe::kTypeFp16:
-            twin::RunBest(WeightedSum<Fp16>{target, from, weights, tokens, top_k, hidden});
-            return 0;
-        case moe::kTypeBf16:
-            twin::RunBest(WeightedSum<Bf16>{target, from, weights, tokens, top_k, hidden});
-            return 0;
+        case moe::kTypeFp32: return Sum<Fp32>(out, rows, weights, tokens, top_k, hidden);
+        case moe::kTypeFp16: return Sum<Fp16>(out, rows, weights, tokens, top_k, hidden);
+        case moe::kTypeBf16: return Sum<Bf16>(out, rows, weights, tokens, top_k, hidden);
         default: return 1;
     }
 }

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "common/contexts.h"
-#include "lent.h"
 #include "twin/engine/copy_agent.h"
 #include "twin/engine/launch.h"
 #include "window.h"

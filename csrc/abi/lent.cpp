@@ -1,4 +1,4 @@
-#include "lent.h"
+#include "window.h"
 
 #include <algorithm>
 #include <cstdio>

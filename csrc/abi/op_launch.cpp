@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "ascend_moe.h"
+#include "twin/engine/timeline.h"
 
 extern "C" ops::DispatchEntry ascend_moe_distribute_dispatch_bf16, ascend_moe_distribute_dispatch_fp16,
     ascend_moe_distribute_dispatch_fp32;
@@ -93,8 +94,8 @@ GM_ADDR OpLaunch::Input(moe::TensorIndex index, const char* name) {
 #define AM_INPUT(name) Input(moe::kTensor_##name, #name)
 
 void OpLaunch::PrepareDispatch(DispatchEntry* kernel) {
-    moe::OutputDesc shapes[moe::kDispatchOutputs];
-    moe::DispatchShapes(plan_.spec, shapes);
+    moe::OutputDesc shapes[moe::kMostOutputs];
+    moe::OutputsOf(plan_.spec, shapes);
     GM_ADDR x = AM_INPUT(x);
     GM_ADDR ids = AM_INPUT(expert_ids);
     GM_ADDR scales = AM_INPUT(scales);
@@ -103,8 +104,8 @@ void OpLaunch::PrepareDispatch(DispatchEntry* kernel) {
     static const char* const kNames[] = {"expand_x",          "dynamic_scales", "expand_idx",
                                          "expert_token_nums", "ep_recv_counts", "tp_recv_counts",
                                          "expand_scales"};
-    GM_ADDR out[moe::kDispatchOutputs];
-    for (uint32_t i = 0; i < moe::kDispatchOutputs; ++i)
+    GM_ADDR out[moe::kMostOutputs];
+    for (uint32_t i = 0; i < moe::kMostOutputs; ++i)
         out[i] = Add(outputs_[i], BytesOf(shapes[i]), twin::GmKind::kTensor, kNames[i]);
     GM_ADDR tiling = Add(plan_.tiling(), plan_.tiling_bytes(), twin::GmKind::kWorkspace, "tiling");
     kernel_ = [=, record = record_, workspace = workspace_, expandX = out[0], dynamicScales = out[1],
@@ -191,8 +192,8 @@ const char* OpLaunch::WindowRule(uintptr_t begin, uint64_t bytes, bool write) co
 
 void OpLaunch::Finish() {
     if (plan_.call.op != moe::kOpDispatch) return;
-    moe::OutputDesc shapes[moe::kDispatchOutputs];
-    moe::DispatchShapes(plan_.spec, shapes);
+    moe::OutputDesc shapes[moe::kMostOutputs];
+    moe::OutputsOf(plan_.spec, shapes);
     const moe::MoeDistributeInfo& info = plan_.call.dispatch.info;
     const int32_t* counts = static_cast<const int32_t*>(outputs_[4]);
     const uint32_t slots = info.world * info.localExperts;
@@ -231,31 +232,42 @@ constexpr bool kRecords = false;
 constexpr bool kRecords = true;
 #endif
 
+// Stands around a launch: gives it a timeline while am_trace_start is in effect, and keeps its events
+// afterwards.
+class TracedLaunch {
+public:
+    explicit TracedLaunch(twin::LaunchSpec& spec) : spec_(spec) {
+        if (g_session.number.load(std::memory_order_acquire) % 2 == 0) return;
+        const std::lock_guard<std::mutex> lock(g_session.mutex);
+        const uint64_t number = g_session.number.load();
+        if (number % 2 == 0) return;
+        session_ = number;
+        timeline_.limit = g_session.all.limit;
+        spec_.timeline = &timeline_;
+    }
+    ~TracedLaunch() {
+        if (session_ == 0) return;
+        spec_.timeline = nullptr;
+        const std::lock_guard<std::mutex> lock(g_session.mutex);
+        twin::Timeline& all = g_session.all;
+        // A recording that has been stopped still includes the launches that began before the stop.
+        if ((g_session.number.load() + 1) / 2 != (session_ + 1) / 2) return;
+        const uint64_t room = all.limit - std::min<uint64_t>(all.limit, all.events.size());
+        const uint64_t taken = std::min<uint64_t>(room, timeline_.events.size());
+        all.dropped += timeline_.dropped + timeline_.events.size() - taken;
+        all.events.insert(all.events.end(), timeline_.events.begin(),
+                          timeline_.events.begin() + static_cast<int64_t>(taken));
+    }
+    TracedLaunch(const TracedLaunch&) = delete;
+    TracedLaunch& operator=(const TracedLaunch&) = delete;
+
+private:
+    twin::LaunchSpec& spec_;
+    twin::Timeline timeline_;
+    uint64_t session_ = 0;
+};
+
 }  // namespace
-
-TracedLaunch::TracedLaunch(twin::LaunchSpec& spec) : spec_(spec) {
-    if (g_session.number.load(std::memory_order_acquire) % 2 == 0) return;
-    const std::lock_guard<std::mutex> lock(g_session.mutex);
-    const uint64_t number = g_session.number.load();
-    if (number % 2 == 0) return;
-    session_ = number;
-    timeline_.limit = g_session.all.limit;
-    spec_.timeline = &timeline_;
-}
-
-TracedLaunch::~TracedLaunch() {
-    if (session_ == 0) return;
-    spec_.timeline = nullptr;
-    const std::lock_guard<std::mutex> lock(g_session.mutex);
-    twin::Timeline& all = g_session.all;
-    // A recording that has been stopped still includes the launches that began before the stop.
-    if ((g_session.number.load() + 1) / 2 != (session_ + 1) / 2) return;
-    const uint64_t room = all.limit - std::min<uint64_t>(all.limit, all.events.size());
-    const uint64_t taken = std::min<uint64_t>(room, timeline_.events.size());
-    all.dropped += timeline_.dropped + timeline_.events.size() - taken;
-    all.events.insert(all.events.end(), timeline_.events.begin(),
-                      timeline_.events.begin() + static_cast<int64_t>(taken));
-}
 
 }  // namespace ops
 

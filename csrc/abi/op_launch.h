@@ -11,7 +11,6 @@
 #include "twin/api/qualifiers.h"
 #include "twin/engine/engine.h"
 #include "twin/engine/launch.h"
-#include "twin/engine/timeline.h"
 
 namespace ops {
 
@@ -85,21 +84,6 @@ private:
     uint32_t epoch_ = 0;
     LentArea::State lent_ = {};
     moe::MoeDistributeCombineTiling tiling_;  // of a combine that publishes a lent block
-};
-
-// Stands around a launch: gives it a timeline while am_trace_start is in effect, and keeps its events
-// afterwards.
-class TracedLaunch {
-public:
-    explicit TracedLaunch(twin::LaunchSpec& spec);
-    ~TracedLaunch();
-    TracedLaunch(const TracedLaunch&) = delete;
-    TracedLaunch& operator=(const TracedLaunch&) = delete;
-
-private:
-    twin::LaunchSpec& spec_;
-    twin::Timeline timeline_;
-    uint64_t session_ = 0;
 };
 
 }  // namespace ops

@@ -75,14 +75,8 @@ uint64_t am_plan_tiling(const void* plan, void* out, uint64_t bytes) {
 
 int am_call_output(const void* spec, int index, int64_t* out) {
     const moe::CallSpec& call = *static_cast<const moe::CallSpec*>(spec);
-    moe::OutputDesc outputs[moe::kDispatchOutputs];
-    int count = 1;
-    if (call.op == static_cast<int32_t>(moe::kOpDispatch)) {
-        moe::DispatchShapes(call, outputs);
-        count = static_cast<int>(moe::kDispatchOutputs);
-    } else {
-        outputs[0] = moe::CombineShape(call);
-    }
+    moe::OutputDesc outputs[moe::kMostOutputs];
+    const int count = static_cast<int>(moe::OutputsOf(call, outputs));
     if (index < 0 || index >= count) return 0;
     out[0] = outputs[index].dtype;
     out[1] = outputs[index].rank;
@@ -100,8 +94,7 @@ void am_error_fields(const int32_t* record, char* text, uint64_t bytes) {
     ops::GiveText(moe::RecordText(record).Fields(), text, bytes);
 }
 
-// ---- what a call needs: windows, UB, tiling, and what CANN's own operators would need. Texts of
-// "name=value" fields; where a line stands for one thing, one line each ----
+// ---- what a call needs, as the header says ----
 
 uint64_t am_need_limits(char* text, uint64_t bytes) {
     std::string fields;

@@ -3,6 +3,7 @@
 
 #ifdef TWIN_CHECKED
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <string>
@@ -78,8 +79,7 @@ const char* AreaName(twin::GmKind kind) {
     return kind == twin::GmKind::kWindowState ? "state" : kind == twin::GmKind::kWindowLent ? "lent" : "data";
 }
 
-class Exploration {
-public:
+struct Exploration {
     Exploration(uint32_t world, uint64_t data_bytes, uint64_t lent_bytes)
         : ranks_(world, data_bytes, lent_bytes), failed_(world, 0) {
         for (uint32_t rank = 0; rank < world; ++rank)
@@ -100,21 +100,8 @@ public:
     }
 
     void Run(const am_explore_options& options, am_explore_result& result);
-    std::string Report() const;
     bool WriteTrace(const char* path, const char* header) const;
-    const std::vector<uint16_t>& choices() const { return last_.choices; }
-    const std::vector<uint16_t>& widths() const { return last_.options; }
-    uint64_t distinct() const { return hashes_.size(); }
-    void ForgetCounts() {
-        hashes_.clear();
-        polls_.clear();
-    }
-    int32_t Code(uint32_t step) const { return ops_[step]->code(); }
-    const int32_t* Record(uint32_t step) const { return ops_[step]->record; }
-    // Whether the op came to its end.
-    bool Finished(uint32_t step) const { return ops_[step]->finished; }
 
-private:
     // The rows that a combine's host lends, and what is told to the kernel instead of where they come from.
     struct Lending {
         Lending(Communicator& end, const am_explore_step& given)
@@ -309,7 +296,7 @@ void Exploration::CompareOutcome(am_explore_result& result, uint64_t seed) {
     for (uint32_t i = 0; i < ops_.size() && result.failed == 0; ++i) {
         const Op& op = *ops_[i];
         if (!op.finished) continue;  // of a killed rank
-        const int32_t code = Code(i);
+        const int32_t code = op.code();
         if ((op.step.accepted >> code & 1) == 0) {
             result.failed = 3;
             snprintf(result.kind, sizeof(result.kind), "%s",
@@ -336,15 +323,6 @@ void Exploration::CompareOutcome(am_explore_result& result, uint64_t seed) {
         }
     }
     if (result.failed != 0) result.failed_seed = seed;
-}
-
-std::string Exploration::Report() const {
-    std::string text;
-    for (const auto& poll : polls_) {
-        text += poll.first + " " + std::to_string(poll.second.waiting) + " " +
-                std::to_string(poll.second.ready) + "\n";
-    }
-    return text;
 }
 
 // One JSON object a line; areas are named as in the window header.
@@ -409,26 +387,31 @@ void am_explore_run(void* exploration, const void* options, void* result) {
     ExplorationAt(exploration)
         .Run(*static_cast<const am_explore_options*>(options), *static_cast<am_explore_result*>(result));
 }
-uint64_t am_explore_distinct(void* exploration) { return ExplorationAt(exploration).distinct(); }
-void am_explore_forget(void* exploration) { ExplorationAt(exploration).ForgetCounts(); }
+uint64_t am_explore_distinct(void* exploration) { return ExplorationAt(exploration).hashes_.size(); }
+void am_explore_forget(void* exploration) {
+    ExplorationAt(exploration).hashes_.clear();
+    ExplorationAt(exploration).polls_.clear();
+}
 uint64_t am_explore_choices(void* exploration, int widths, uint16_t* out, uint64_t capacity) {
-    const std::vector<uint16_t>& from =
-        widths != 0 ? ExplorationAt(exploration).widths() : ExplorationAt(exploration).choices();
-    const uint64_t count = from.size() < capacity ? from.size() : capacity;
-    memcpy(out, from.data(), count * sizeof(uint16_t));
+    const twin::RunResult& last = ExplorationAt(exploration).last_;
+    const std::vector<uint16_t>& from = widths != 0 ? last.options : last.choices;
+    std::copy_n(from.begin(), std::min<uint64_t>(from.size(), capacity), out);
     return from.size();
 }
 uint64_t am_explore_polls(void* exploration, char* text, uint64_t bytes) {
-    return ops::GiveText(ExplorationAt(exploration).Report(), text, bytes);
+    std::string lines;
+    for (const auto& [place, count] : ExplorationAt(exploration).polls_)
+        lines += place + " " + std::to_string(count.waiting) + " " + std::to_string(count.ready) + "\n";
+    return ops::GiveText(lines, text, bytes);
 }
 int am_explore_trace(void* exploration, const char* path, const char* header) {
     return ExplorationAt(exploration).WriteTrace(path, header) ? 1 : 0;
 }
 int am_explore_code(void* exploration, int step, int32_t* record) {
-    if (!ExplorationAt(exploration).Finished(static_cast<uint32_t>(step))) return -1;
-    memcpy(record, ExplorationAt(exploration).Record(static_cast<uint32_t>(step)),
-           moe::kErrorRecordWords * sizeof(int32_t));
-    return ExplorationAt(exploration).Code(static_cast<uint32_t>(step));
+    const auto& op = *ExplorationAt(exploration).ops_[static_cast<size_t>(step)];
+    if (!op.finished) return -1;
+    memcpy(record, op.record, sizeof(op.record));
+    return op.code();
 }
 
 #else  // the fast engine explores nothing

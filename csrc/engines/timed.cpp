@@ -8,7 +8,6 @@
 #include <string>
 
 #include "engines/local_ranks.h"
-#include "engines/models/cann_style_base.h"
 #include "twin/engine/predict.h"
 
 extern "C" {
@@ -37,6 +36,11 @@ struct am_timed_result {
 
 }  // extern "C"
 
+// engines/models
+extern "C" ops::DispatchEntry model_cann_style_dispatch;
+extern "C" ops::CombineEntry model_cann_style_combine;
+extern "C" uint64_t model_cann_style_status_bytes();
+
 namespace ops {
 
 namespace {
@@ -51,7 +55,7 @@ void ListStatus(std::vector<twin::GmRange>& ranges) {
     for (size_t i = 0; i < count; ++i) {
         if (ranges[i].kind != twin::GmKind::kWindowData) continue;
         twin::GmRange status = ranges[i];
-        status.end = status.begin + models::kStatusBytes;
+        status.end = status.begin + model_cann_style_status_bytes();
         status.kind = twin::GmKind::kWindowState;
         status.atomic_blocks = true;
         status.name = "status in the data window";

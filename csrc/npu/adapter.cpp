@@ -8,124 +8,77 @@
 
 #include <cstring>
 
-#include "launch.h"
 #include "rules/args.h"
+#include "torch/api.h"
 
 namespace ascend_moe_npu {
 
 namespace {
 
-// A launch as the macros of torch_npu want its parts.
-class Parts {
-public:
-    explicit Parts(const AmNpuLaunch& launch)
-        : launch_(launch),
-          group_ep_(launch.group_ep),
-          group_tp_(launch.group_tp),
-          comm_alg_(launch.comm_alg) {}
-
-    static const at::Tensor& Of(void* handle) {
-        return *torch::aot_inductor::tensor_handle_to_tensor_pointer(static_cast<AtenTensorHandle>(handle));
-    }
-    const at::Tensor& input(moe::TensorIndex index) const { return Of(launch_.inputs[index]); }
-    c10::optional<at::Tensor> optional(moe::TensorIndex index) const {
-        return launch_.inputs[index] == nullptr ? c10::optional<at::Tensor>() : input(index);
-    }
-    const at::Tensor& output(int index) const { return Of(launch_.outputs[index]); }
-    // 0 for those that one contract has and the other has not.
-    int64_t attribute(moe::AttributeIndex index) const {
-        return launch_.attributes[index] == moe::kNoValue ? 0 : launch_.attributes[index];
-    }
-    // The aclnn entries take char*.
-    char* group_ep() { return group_ep_.data(); }
-    char* group_tp() { return group_tp_.data(); }
-    char* comm_alg() { return comm_alg_.data(); }
-
-private:
-    const AmNpuLaunch& launch_;
-    std::string group_ep_, group_tp_, comm_alg_;
-};
-
-#define AM_INPUT(name) const at::Tensor& name = parts.input(moe::kTensor_##name)
-#define AM_OPTIONAL(name) const c10::optional<at::Tensor> name = parts.optional(moe::kTensor_##name)
-#define AM_ATTRIBUTE(name) int64_t name = parts.attribute(moe::kAttribute_##name)
-
-void Dispatch(const AmNpuLaunch& launch) {
-    Parts parts(launch);
-    AM_INPUT(x);
-    AM_INPUT(expert_ids);
-    AM_OPTIONAL(scales);
-    AM_OPTIONAL(x_active_mask);
-    AM_OPTIONAL(expert_scales);
-    char *group_ep = parts.group_ep(), *group_tp = parts.group_tp(), *comm_alg = parts.comm_alg();
-    AM_ATTRIBUTE(ep_world_size);
-    AM_ATTRIBUTE(ep_rank_id);
-    AM_ATTRIBUTE(moe_expert_num);
-    AM_ATTRIBUTE(tp_world_size);
-    AM_ATTRIBUTE(tp_rank_id);
-    AM_ATTRIBUTE(expert_shard_type);
-    AM_ATTRIBUTE(shared_expert_num);
-    AM_ATTRIBUTE(shared_expert_rank_num);
-    AM_ATTRIBUTE(quant_mode);
-    AM_ATTRIBUTE(global_bs);
-    AM_ATTRIBUTE(expert_token_nums_type);
-    AM_ATTRIBUTE(zero_expert_num);
-    AM_ATTRIBUTE(copy_expert_num);
-    AM_ATTRIBUTE(const_expert_num);
-    int64_t contract = launch.contract, window_mib = launch.window_mib, timeout_us = launch.timeout_us;
-    const at::Tensor &expand_x = parts.output(0), &dynamic_scales = parts.output(1),
-                     &expand_idx = parts.output(2), &expert_token_nums = parts.output(3),
-                     &ep_recv_counts = parts.output(4), &tp_recv_counts = parts.output(5),
-                     &expand_scales = parts.output(6), &error_record = Parts::Of(launch.record);
-    const c10::OptionalDeviceGuard guard(x.device());  // the stream is that of the current device
-    AM_REQUIRE(aclnnAscendMoeDistributeDispatch);
-    EXEC_NPU_CMD_EXT(aclnnAscendMoeDistributeDispatch, x, expert_ids, scales, x_active_mask, expert_scales,
-                     group_ep, ep_world_size, ep_rank_id, moe_expert_num, group_tp, tp_world_size, tp_rank_id,
-                     expert_shard_type, shared_expert_num, shared_expert_rank_num, quant_mode, global_bs,
-                     expert_token_nums_type, comm_alg, zero_expert_num, copy_expert_num, const_expert_num,
-                     contract, window_mib, timeout_us, expand_x, dynamic_scales, expand_idx,
-                     expert_token_nums, ep_recv_counts, tp_recv_counts, expand_scales, error_record);
-    Parts::Of(launch.host_record).copy_(error_record, true);
+const at::Tensor& TensorOf(void* handle) {
+    return *torch::aot_inductor::tensor_handle_to_tensor_pointer(static_cast<AtenTensorHandle>(handle));
 }
 
-void Combine(const AmNpuLaunch& launch) {
-    Parts parts(launch);
-    AM_INPUT(expand_x);
-    AM_INPUT(expert_ids);
-    AM_INPUT(expand_idx);
-    AM_INPUT(ep_send_counts);
-    AM_INPUT(expert_scales);
-    AM_OPTIONAL(tp_send_counts);
-    AM_OPTIONAL(x_active_mask);
-    AM_OPTIONAL(expand_scales);
-    AM_OPTIONAL(shared_expert_x);
-    char *group_ep = parts.group_ep(), *group_tp = parts.group_tp(), *comm_alg = parts.comm_alg();
-    AM_ATTRIBUTE(ep_world_size);
-    AM_ATTRIBUTE(ep_rank_id);
-    AM_ATTRIBUTE(moe_expert_num);
-    AM_ATTRIBUTE(tp_world_size);
-    AM_ATTRIBUTE(tp_rank_id);
-    AM_ATTRIBUTE(expert_shard_type);
-    AM_ATTRIBUTE(shared_expert_num);
-    AM_ATTRIBUTE(shared_expert_rank_num);
-    AM_ATTRIBUTE(global_bs);
-    AM_ATTRIBUTE(out_dtype);
-    AM_ATTRIBUTE(comm_quant_mode);
-    AM_ATTRIBUTE(group_list_type);
-    AM_ATTRIBUTE(zero_expert_num);
-    AM_ATTRIBUTE(copy_expert_num);
-    AM_ATTRIBUTE(const_expert_num);
-    int64_t contract = launch.contract, window_mib = launch.window_mib, timeout_us = launch.timeout_us;
-    const at::Tensor &x = parts.output(0), &error_record = Parts::Of(launch.record);
-    const c10::OptionalDeviceGuard guard(expand_x.device());
+// A launch as the macros of torch_npu want its parts: variables of the types of the aclnn entries.
+struct Parts {
+    explicit Parts(const AmNpuLaunch& launch)
+        : group_ep_text(launch.group_ep),
+          group_tp_text(launch.group_tp),
+          comm_alg_text(launch.comm_alg),
+          contract(launch.contract),
+          window_mib(launch.window_mib),
+          timeout_us(launch.timeout_us) {
+        // 0 for those that one contract has and the other has not.
+#define AM_ATTRIBUTE(name)                            \
+    name = launch.attributes[moe::kAttribute_##name]; \
+    if (name == moe::kNoValue) name = 0;
+        ASCEND_MOE_ATTRIBUTES(AM_ATTRIBUTE)
+#undef AM_ATTRIBUTE
+#define AM_TENSOR(name) \
+    if (void* given = launch.inputs[moe::kTensor_##name]) name = TensorOf(given);
+        ASCEND_MOE_TENSORS(AM_TENSOR)
+#undef AM_TENSOR
+    }
+
+#define AM_ATTRIBUTE(name) int64_t name;
+    ASCEND_MOE_ATTRIBUTES(AM_ATTRIBUTE)
+#undef AM_ATTRIBUTE
+#define AM_TENSOR(name) c10::optional<at::Tensor> name;
+    ASCEND_MOE_TENSORS(AM_TENSOR)
+#undef AM_TENSOR
+    std::string group_ep_text, group_tp_text, comm_alg_text;
+    // The aclnn entries take char*.
+    char *group_ep = group_ep_text.data(), *group_tp = group_tp_text.data(), *comm_alg = comm_alg_text.data();
+    int64_t contract, window_mib, timeout_us;
+};
+
+void Dispatch(const AmNpuLaunch& launch, const at::Tensor& error_record) {
+    Parts in(launch);
+    const at::Tensor &expand_x = TensorOf(launch.outputs[0]), &dynamic_scales = TensorOf(launch.outputs[1]),
+                     &expand_idx = TensorOf(launch.outputs[2]), &token_nums = TensorOf(launch.outputs[3]),
+                     &ep_counts = TensorOf(launch.outputs[4]), &tp_counts = TensorOf(launch.outputs[5]),
+                     &expand_scales = TensorOf(launch.outputs[6]);
+    AM_REQUIRE(aclnnAscendMoeDistributeDispatch);
+    EXEC_NPU_CMD_EXT(aclnnAscendMoeDistributeDispatch, in.x, in.expert_ids, in.scales, in.x_active_mask,
+                     in.expert_scales, in.group_ep, in.ep_world_size, in.ep_rank_id, in.moe_expert_num,
+                     in.group_tp, in.tp_world_size, in.tp_rank_id, in.expert_shard_type, in.shared_expert_num,
+                     in.shared_expert_rank_num, in.quant_mode, in.global_bs, in.expert_token_nums_type,
+                     in.comm_alg, in.zero_expert_num, in.copy_expert_num, in.const_expert_num, in.contract,
+                     in.window_mib, in.timeout_us, expand_x, dynamic_scales, expand_idx, token_nums,
+                     ep_counts, tp_counts, expand_scales, error_record);
+}
+
+void Combine(const AmNpuLaunch& launch, const at::Tensor& error_record) {
+    Parts in(launch);
+    const at::Tensor& x = TensorOf(launch.outputs[0]);
     AM_REQUIRE(aclnnAscendMoeDistributeCombine);
-    EXEC_NPU_CMD_EXT(aclnnAscendMoeDistributeCombine, expand_x, expert_ids, expand_idx, ep_send_counts,
-                     expert_scales, tp_send_counts, x_active_mask, expand_scales, shared_expert_x, group_ep,
-                     ep_world_size, ep_rank_id, moe_expert_num, group_tp, tp_world_size, tp_rank_id,
-                     expert_shard_type, shared_expert_num, shared_expert_rank_num, global_bs, out_dtype,
-                     comm_quant_mode, group_list_type, comm_alg, zero_expert_num, copy_expert_num,
-                     const_expert_num, contract, window_mib, timeout_us, x, error_record);
-    Parts::Of(launch.host_record).copy_(error_record, true);
+    EXEC_NPU_CMD_EXT(
+        aclnnAscendMoeDistributeCombine, in.expand_x, in.expert_ids, in.expand_idx, in.ep_send_counts,
+        in.expert_scales, in.tp_send_counts, in.x_active_mask, in.expand_scales, in.shared_expert_x,
+        in.group_ep, in.ep_world_size, in.ep_rank_id, in.moe_expert_num, in.group_tp, in.tp_world_size,
+        in.tp_rank_id, in.expert_shard_type, in.shared_expert_num, in.shared_expert_rank_num, in.global_bs,
+        in.out_dtype, in.comm_quant_mode, in.group_list_type, in.comm_alg, in.zero_expert_num,
+        in.copy_expert_num, in.const_expert_num, in.contract, in.window_mib, in.timeout_us, x, error_record);
 }
 
 // torch.ops.ascend_moe_npu.probe: the bring-up's probe kernel. Its output is an argument, so it is never for
@@ -153,11 +106,12 @@ int Told(int result, const char* text, char* out, uint64_t bytes) {
 int am_npu_launch(const AmNpuLaunch* launch, char* text, uint64_t bytes) {
     using namespace ascend_moe_npu;
     try {
-        if (launch->op == static_cast<int32_t>(moe::kOpDispatch)) {
-            Dispatch(*launch);
-        } else {
-            Combine(*launch);
-        }
+        const at::Tensor& error_record = TensorOf(launch->record);
+        // The stream is that of the current device.
+        const c10::OptionalDeviceGuard guard(error_record.device());
+        const bool dispatch = launch->op == static_cast<int32_t>(moe::kOpDispatch);
+        dispatch ? Dispatch(*launch, error_record) : Combine(*launch, error_record);
+        TensorOf(launch->host_record).copy_(error_record, true);
         return kNpuQueued;
     } catch (const NoOperator& error) {
         return Told(kNpuNoOperator, error.what(), text, bytes);

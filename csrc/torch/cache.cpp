@@ -1,7 +1,6 @@
-#include "cache.h"
+#include "call.h"
 
 #include <pthread.h>
-#include <unistd.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -27,28 +26,6 @@ std::vector<std::string>& Variables() {
     return *names;
 }
 
-// The watched variables' words. They are looked up again when the environment's entries are others: from cold
-// caches a look through all of their texts takes longer than the rest of a key. Entries are never written
-// to in place (setenv, which os.environ calls, makes new ones).
-struct Environment {
-    std::vector<const char*> entries;
-    std::vector<uint64_t> words;
-    bool fits = false;
-
-    bool Same() const {
-        size_t i = 0;
-        while (i < entries.size() && environ != nullptr && environ[i] == entries[i] && entries[i] != nullptr)
-            ++i;
-        return i + 1 == entries.size() && environ != nullptr && environ[i] == nullptr;
-    }
-    void Note() {
-        entries.clear();
-        for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry)
-            entries.push_back(*entry);
-        entries.push_back(nullptr);
-    }
-};
-thread_local Environment environment;
 thread_local uint64_t place_here = 0;
 
 constexpr uint64_t Head(Tag tag, uint64_t rest = 0) { return static_cast<uint64_t>(tag) << kTagShift | rest; }
@@ -101,25 +78,12 @@ bool Key::AddText(std::string_view text) {
 }
 
 bool Key::AddVariables() {
-    if (!environment.Same()) {
-        const size_t before = size_;
-        environment.Note();
-        environment.fits = true;
-        for (const std::string& name : Variables())
-            environment.fits = environment.fits && AddVariable(name.c_str());
-        environment.words.assign(words_.begin() + before, words_.begin() + size_);
-        return environment.fits;
+    bool fits = true;
+    for (const std::string& name : Variables()) {
+        const char* text = getenv(name.c_str());
+        fits = fits && (text == nullptr ? Add(Head(kAbsentVariable)) : AddText(text));
     }
-    const std::vector<uint64_t>& known = environment.words;
-    if (!environment.fits || size_ + known.size() > words_.size()) return false;
-    memcpy(&words_[size_], known.data(), known.size() * sizeof(uint64_t));
-    size_ += known.size();
-    return true;
-}
-
-bool Key::AddVariable(const char* name) {
-    const char* text = getenv(name);
-    return text == nullptr ? Add(Head(kAbsentVariable)) : AddText(text);
+    return fits;
 }
 
 bool Key::AddTensor(AtenTensorHandle tensor) {

@@ -9,7 +9,7 @@
 #include <memory>
 
 #include "api.h"
-#include "tensors.h"
+#include "op.h"
 
 namespace ascend_moe_torch {
 

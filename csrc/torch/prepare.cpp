@@ -1,7 +1,6 @@
 #include <cstring>
 
 #include "call.h"
-#include "engine.h"
 #include "rules/check.h"
 
 namespace ascend_moe_torch {

@@ -5,19 +5,19 @@
 #include <atomic>
 #include <cstring>
 #include <deque>
+#include <exception>
 
 #include "call.h"
-#include "engine.h"
 #include "rules/shape.h"
 
 namespace ascend_moe_torch {
 
 namespace {
 
-constexpr uint64_t kMostOutputs = moe::kDispatchOutputs, kTextBytes = 1024;
+constexpr uint64_t kTextBytes = 1024;
 constexpr int64_t kNanosPerSecond = 1000000000;
 
-using Outputs = std::array<Tensor, kMostOutputs>;
+using Outputs = std::array<Tensor, moe::kMostOutputs>;
 
 std::deque<Op> ops;  // at most kMostOps, for good
 std::atomic<int> always{0};
@@ -82,7 +82,7 @@ struct Inputs {
 void RunOnCpu(const Op& op, const Prepared& call, const Arguments& arguments, const Outputs& outputs) {
     const Inputs inputs(op, arguments);
     const void* from[moe::kTensorCount] = {};
-    void* to[kMostOutputs] = {};
+    void* to[moe::kMostOutputs] = {};
     for (uint32_t i = 0; i < moe::kTensorCount; ++i) {
         if (inputs.tensors[i] != nullptr) from[i] = DataOf(inputs.tensors[i]);
     }
@@ -105,7 +105,7 @@ void QueueOnNpu(const Op& op, const Prepared& call, const Arguments& arguments, 
         scales = nullptr;  // how callers say that there are none
     AtenTensorHandle& index = inputs.tensors[moe::kTensor_expand_idx];
     if (index == nullptr) index = inputs.tensors[moe::kTensor_assist_info_for_combine];
-    void* to[kMostOutputs] = {};
+    void* to[moe::kMostOutputs] = {};
     for (size_t i = 0; i < call.outputs.size(); ++i) to[i] = outputs[i].get();
     End& end = *call.end;
     AmNpuLaunch launch = {};
@@ -123,7 +123,7 @@ void QueueOnNpu(const Op& op, const Prepared& call, const Arguments& arguments, 
     launch.host_record = end.host_record();
     char text[kTextBytes] = {};
     marks.launched = Now();
-    const int result = adapter().launch(&launch, text, sizeof(text));
+    const int result = npu_launch(&launch, text, sizeof(text));
     marks.returned = Now();
     if (result == kNpuOther) throw std::runtime_error(text);
     if (result != kNpuQueued) {
@@ -242,3 +242,74 @@ Counts CallCounts() { return {known.load(), prepared.load()}; }
 const Marks& LastMarks() { return marks; }
 
 }  // namespace ascend_moe_torch
+
+// ---- the C interface ----
+
+using namespace ascend_moe_torch;
+using SharedEnd = std::shared_ptr<End>;
+
+namespace {
+
+constexpr int kInterface = 4;
+
+End& EndOf(void* end) { return **static_cast<SharedEnd*>(end); }
+
+// 0, or 1 when `function` throws: `text` says what.
+template <class Function>
+int Told(Function function, char* text, uint64_t bytes) {
+    try {
+        function();
+        return 0;
+    } catch (const std::exception& error) {
+        strncpy(text, error.what(), bytes - 1);
+        text[bytes - 1] = '\0';
+        return 1;
+    }
+}
+
+}  // namespace
+
+int am_torch_interface() { return kInterface; }
+
+int am_torch_python(const AmTorchPython* python, const char* variables, char* text, uint64_t bytes) {
+    UsePython(*python);
+    Watch(variables);
+    return Told([] { RegisterTakeRecord(); }, text, bytes);
+}
+
+int am_torch_register(const char* name, const char* schema, char* text, uint64_t bytes) {
+    return Told([=] { RegisterOp(name, schema); }, text, bytes);
+}
+int am_torch_use_engine(const char* path, char* text, uint64_t bytes) {
+    return Told([=] { UseEngine(path); }, text, bytes);
+}
+int am_torch_use_adapter(const char* path, char* text, uint64_t bytes) {
+    return Told([=] { UseAdapter(path); }, text, bytes);
+}
+
+void* am_torch_end_create(const AmTorchEnd* end) { return new SharedEnd(new End(*end)); }
+void am_torch_end_destroy(void* end) { delete static_cast<SharedEnd*>(end); }
+void am_torch_end_acquire(void* end, int milliseconds, int* held) {
+    *held = EndOf(end).AcquireFor(milliseconds) ? 1 : 0;
+}
+void am_torch_end_release(void* end) { EndOf(end).Release(); }
+void am_torch_end_shut(void* end) { EndOf(end).Shut(); }
+uint32_t am_torch_end_algorithm(void* end) { return EndOf(end).algorithm(); }
+
+void am_torch_forget() { Forget(); }
+void am_torch_set_place(uint64_t place) { SetPlace(place); }
+void am_torch_prepare_always(int by) { PrepareAlways(by); }
+
+void am_torch_counts(uint64_t* out) {
+    const Counts counts = CallCounts();
+    out[0] = counts.known;
+    out[1] = counts.prepared;
+}
+
+void am_torch_marks(int64_t* out) {
+    const Marks& marks = LastMarks();
+    out[0] = marks.entered;
+    out[1] = marks.launched;
+    out[2] = marks.returned;
+    out[3] = marks.left;
+}

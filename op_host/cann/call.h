@@ -21,18 +21,6 @@ extern "C" __attribute__((weak)) void DlogRecord(int32_t module, int32_t level, 
 
 namespace moe {
 
-// ---- what the op definitions register: a function an op and purpose, each in the file of its name ----
-
-ge::graphStatus TileDispatch(gert::TilingContext* context);
-ge::graphStatus TileCombine(gert::TilingContext* context);
-ge::graphStatus TileProbe(gert::TilingContext* context);
-ge::graphStatus InferShapeDispatch(gert::InferShapeContext* context);
-ge::graphStatus InferShapeCombine(gert::InferShapeContext* context);
-ge::graphStatus InferShapeProbe(gert::InferShapeContext* context);
-ge::graphStatus InferDataTypeDispatch(gert::InferDataTypeContext* context);
-ge::graphStatus InferDataTypeCombine(gert::InferDataTypeContext* context);
-ge::graphStatus InferDataTypeProbe(gert::InferDataTypeContext* context);
-
 // ---- one line of error, wherever CANN shows it: its log, and the text that aclGetRecentErrMsg returns where
 // that is a public interface (else the standard error stream) ----
 
@@ -64,30 +52,24 @@ struct CannAttributes {
     int64_t timeout_us;
 };
 
-inline uint32_t TypeOf(ge::DataType type) {
-    switch (type) {
-        case ge::DT_FLOAT: return kTypeFp32;
-        case ge::DT_FLOAT16: return kTypeFp16;
-        case ge::DT_BF16: return kTypeBf16;
-        case ge::DT_INT8: return kTypeInt8;
-        case ge::DT_INT32: return kTypeInt32;
-        case ge::DT_INT64: return kTypeInt64;
-        case ge::DT_BOOL: return kTypeBool;
-        default: return kTypeOther;
-    }
-}
+constexpr struct {
+    uint32_t type;
+    ge::DataType cann;
+} kTypes[] = {{kTypeFp32, ge::DT_FLOAT}, {kTypeFp16, ge::DT_FLOAT16}, {kTypeBf16, ge::DT_BF16},
+              {kTypeInt8, ge::DT_INT8},  {kTypeInt32, ge::DT_INT32},  {kTypeInt64, ge::DT_INT64},
+              {kTypeBool, ge::DT_BOOL}};
 
-inline ge::DataType CannTypeOf(uint32_t type) {
-    switch (type) {
-        case kTypeFp32: return ge::DT_FLOAT;
-        case kTypeFp16: return ge::DT_FLOAT16;
-        case kTypeBf16: return ge::DT_BF16;
-        case kTypeInt8: return ge::DT_INT8;
-        case kTypeInt32: return ge::DT_INT32;
-        case kTypeInt64: return ge::DT_INT64;
-        case kTypeBool: return ge::DT_BOOL;
-        default: return ge::DT_UNDEFINED;
+inline uint32_t TypeOf(ge::DataType cann) {
+    for (const auto& known : kTypes) {
+        if (known.cann == cann) return known.type;
     }
+    return kTypeOther;
+}
+inline ge::DataType CannTypeOf(uint32_t type) {
+    for (const auto& known : kTypes) {
+        if (known.type == type) return known.cann;
+    }
+    return ge::DT_UNDEFINED;
 }
 
 inline void SetShape(const gert::Shape& shape, TensorDesc& tensor) {
@@ -156,6 +138,12 @@ inline bool ReadAttributes(const OpInterface& op, const gert::RuntimeAttrs& attr
     return true;
 }
 
+// V2's combine has another tensor in the place of expand_idx.
+inline TensorIndex IndexOf(const OpTensor& input, int32_t contract) {
+    const bool assist = input.index == kTensor_expand_idx && contract == static_cast<int32_t>(kContractV2);
+    return assist ? kTensor_assist_info_for_combine : input.index;
+}
+
 // Everything that the context knows; the communicator's own size and rank are the kernel's to check.
 template <typename Context>
 bool ReadCall(const Context& context, uint32_t code, CallSpec& call, CannAttributes& others) {
@@ -173,9 +161,7 @@ bool ReadCall(const Context& context, uint32_t code, CallSpec& call, CannAttribu
     }
     for (size_t i = 0; i < op.inputs.size; ++i) {
         const OpTensor& input = op.inputs[i];
-        const bool assist =
-            input.index == kTensor_expand_idx && call.contract == static_cast<int32_t>(kContractV2);
-        const TensorIndex index = assist ? kTensor_assist_info_for_combine : input.index;
+        const TensorIndex index = IndexOf(input, call.contract);
         if (!ReadTensor(context, i, input.required, call.tensors[index]) && input.required) {
             return ReportMissing(op, "input", input.name);
         }

@@ -1,12 +1,71 @@
-// From the tables of moe_distribute_op.h to an op definition of CANN.
+// What CANN asks of an op: output shapes and types, by the shape functions that allocate the outputs
+// everywhere else; and the op's definition, from the tables of rules/op.h.
 #pragma once
 
 #include <vector>
 
-#include "call.h"
 #include "register/op_def_registry.h"
+#include "tiling.h"
+#include "../rules/shape.h"
 
 namespace moe {
+
+// All outputs of an op, the error record last. Returns how many.
+inline size_t OutputsWithRecord(const CallSpec& call, OutputDesc (&out)[kMostOutputs + 1]) {
+    const size_t count = OutputsOf(call, out);
+    out[count] = {kTypeInt32, 1, {kErrorRecordWords, 0}};
+    return count + 1;
+}
+
+// Sizes that a graph does not know yet are negative in it, and so is all that depends on them.
+inline bool IsKnown(const TensorDesc& tensor) {
+    for (int32_t i = 0; i < tensor.rank && i < 3; ++i) {
+        if (tensor.dims[i] < 0) return false;
+    }
+    return true;
+}
+
+inline bool WriteShapes(gert::InferShapeContext& context, uint32_t code) {
+    CallSpec call;
+    CannAttributes others;
+    if (!ReadCall(context, code, call, others)) return false;
+    const OpInterface op = InterfaceOf(code);
+    const TensorDesc& rows = code == kOpDispatch ? MOE_TENSOR(call, x) : MOE_TENSOR(call, expand_x);
+    const bool known = IsKnown(rows) && IsKnown(MOE_TENSOR(call, expert_ids));
+    OutputDesc outputs[kMostOutputs + 1];
+    const size_t count = OutputsWithRecord(call, outputs);
+    for (size_t i = 0; i < count; ++i) {
+        gert::Shape* shape = context.GetOutputShape(i);
+        if (shape == nullptr) return ReportMissing(op, "the shape of output", op.outputs[i].name);
+        const bool fixed = i + 1 == count;  // the error record
+        shape->SetDimNum(static_cast<size_t>(outputs[i].rank));
+        for (int32_t d = 0; d < outputs[i].rank; ++d) {
+            shape->SetDim(static_cast<size_t>(d), known || fixed ? outputs[i].dims[d] : -1);
+        }
+    }
+    return true;
+}
+
+template <uint32_t kCode>
+ge::graphStatus InferShapes(gert::InferShapeContext* context) {
+    return context != nullptr && WriteShapes(*context, kCode) ? ge::GRAPH_SUCCESS : ge::GRAPH_FAILED;
+}
+
+template <uint32_t kCode>
+ge::graphStatus InferDataTypes(gert::InferDataTypeContext* context) {
+    CallSpec call;
+    CannAttributes others;
+    if (context == nullptr || !ReadCall(*context, kCode, call, others)) return ge::GRAPH_FAILED;
+    OutputDesc outputs[kMostOutputs + 1];
+    const size_t count = OutputsWithRecord(call, outputs);
+    for (size_t i = 0; i < count; ++i) {
+        if (context->SetOutputDataType(i, CannTypeOf(outputs[i].dtype)) != ge::GRAPH_SUCCESS)
+            return ge::GRAPH_FAILED;
+    }
+    return ge::GRAPH_SUCCESS;
+}
+
+// ---- the definition ----
 
 // Columns of the dtype lists: a binary of the kernel is built for each. Rows are bf16, fp16 or fp32; dispatch
 // sends them as they are, or as int8 when it quantises.
@@ -79,20 +138,17 @@ inline void DescribeSoc(const char* soc, const char* jitCompile, ops::OpDef& def
 // Of an op: columns of the dtype lists, and what CANN calls.
 struct OpFunctions {
     size_t columns;
-    decltype(&InferShapeDispatch) inferShape;
-    decltype(&InferDataTypeDispatch) inferDataType;
-    decltype(&TileDispatch) tile;
+    decltype(&InferShapes<kOpDispatch>) inferShape;
+    decltype(&InferDataTypes<kOpDispatch>) inferDataType;
+    decltype(&Tile<kOpDispatch>) tile;
 };
-inline OpFunctions FunctionsOf(uint32_t code) {
-    constexpr size_t kAllColumns = sizeof(kRowTypes) / sizeof(kRowTypes[0]);
-    if (code == kOpDispatch) return {kAllColumns, InferShapeDispatch, InferDataTypeDispatch, TileDispatch};
-    if (code == kOpCombine) return {kPlainColumns, InferShapeCombine, InferDataTypeCombine, TileCombine};
-    return {1, InferShapeProbe, InferDataTypeProbe, TileProbe};
-}
+template <uint32_t kCode>
+constexpr OpFunctions kFunctionsOf = {
+    kCode == kOpDispatch ? sizeof(kRowTypes) / sizeof(kRowTypes[0]) : kPlainColumns, InferShapes<kCode>,
+    InferDataTypes<kCode>, Tile<kCode>};
 
-inline void DescribeOp(uint32_t code, ops::OpDef& definition) {
+inline void DescribeOp(uint32_t code, const OpFunctions& functions, ops::OpDef& definition) {
     const OpInterface op = InterfaceOf(code);
-    const OpFunctions functions = FunctionsOf(code);
     const size_t columns = functions.columns;
     for (const OpTensor& tensor : op.inputs) {
         DescribeTensor(tensor, columns, definition.Input(tensor.name)).AutoContiguous();

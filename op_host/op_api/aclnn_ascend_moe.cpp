@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <cstring>
+#include <initializer_list>
 
 extern "C" decltype(aclnnAscendMoeDistributeDispatchGetWorkspaceSize)
     aclnnInnerAscendMoeDistributeDispatchGetWorkspaceSize;
@@ -28,9 +29,15 @@ namespace {
 
 constexpr aclnnStatus kNullArgument = 161001;
 
-aclnnStatus ReportNull(const char* function, const char* argument) {
-    fprintf(stderr, "%s: %s is null, it is required\n", function, argument);
-    return kNullArgument;
+// Tells the first of the arguments that is null by its name; `names` are separated by ", ".
+bool AnyNull(const char* function, const char* names, std::initializer_list<const void*> arguments) {
+    for (const void* argument : arguments) {
+        const int length = static_cast<int>(strcspn(names, ","));
+        if (argument == nullptr)
+            return fprintf(stderr, "%s: %.*s is null, it is required\n", function, length, names), true;
+        names += length + 2;
+    }
+    return false;
 }
 
 const char* TextOf(const char* text) { return text == nullptr ? "" : text; }
@@ -47,8 +54,8 @@ void SetServerType(aclOpExecutor* executor) {
 
 }  // namespace
 
-#define ASCEND_MOE_REQUIRE(argument) \
-    if ((argument) == nullptr) return ReportNull(__func__, #argument)
+#define ASCEND_MOE_REQUIRE(...) \
+    if (AnyNull(__func__, #__VA_ARGS__, {__VA_ARGS__})) return kNullArgument
 
 aclnnStatus aclnnAscendMoeDistributeDispatchGetWorkspaceSize(
     const aclTensor* x, const aclTensor* expertIds, const aclTensor* scalesOptional,
@@ -61,19 +68,9 @@ aclnnStatus aclnnAscendMoeDistributeDispatchGetWorkspaceSize(
     const aclTensor* expandIdxOut, const aclTensor* expertTokenNumsOut, const aclTensor* epRecvCountsOut,
     const aclTensor* tpRecvCountsOut, const aclTensor* expandScalesOut, const aclTensor* errorRecordOut,
     uint64_t* workspaceSize, aclOpExecutor** executor) {
-    ASCEND_MOE_REQUIRE(x);
-    ASCEND_MOE_REQUIRE(expertIds);
-    ASCEND_MOE_REQUIRE(groupEp);
-    ASCEND_MOE_REQUIRE(expandXOut);
-    ASCEND_MOE_REQUIRE(dynamicScalesOut);
-    ASCEND_MOE_REQUIRE(expandIdxOut);
-    ASCEND_MOE_REQUIRE(expertTokenNumsOut);
-    ASCEND_MOE_REQUIRE(epRecvCountsOut);
-    ASCEND_MOE_REQUIRE(tpRecvCountsOut);
-    ASCEND_MOE_REQUIRE(expandScalesOut);
-    ASCEND_MOE_REQUIRE(errorRecordOut);
-    ASCEND_MOE_REQUIRE(workspaceSize);
-    ASCEND_MOE_REQUIRE(executor);
+    ASCEND_MOE_REQUIRE(x, expertIds, groupEp, expandXOut, dynamicScalesOut, expandIdxOut, expertTokenNumsOut,
+                       epRecvCountsOut, tpRecvCountsOut, expandScalesOut, errorRecordOut, workspaceSize,
+                       executor);
     return aclnnInnerAscendMoeDistributeDispatchGetWorkspaceSize(
         x, expertIds, scalesOptional, xActiveMaskOptional, expertScalesOptional, groupEp, epWorldSize,
         epRankId, moeExpertNum, TextOf(groupTp), tpWorldSize, tpRankId, expertShardType, sharedExpertNum,
@@ -101,16 +98,8 @@ aclnnStatus aclnnAscendMoeDistributeCombineGetWorkspaceSize(
     int64_t copyExpertNum, int64_t constExpertNum, int64_t contract, int64_t windowMib, int64_t timeoutUs,
     const aclTensor* xOut, const aclTensor* errorRecordOut, uint64_t* workspaceSize,
     aclOpExecutor** executor) {
-    ASCEND_MOE_REQUIRE(expandX);
-    ASCEND_MOE_REQUIRE(expertIds);
-    ASCEND_MOE_REQUIRE(expandIdx);
-    ASCEND_MOE_REQUIRE(epSendCounts);
-    ASCEND_MOE_REQUIRE(expertScales);
-    ASCEND_MOE_REQUIRE(groupEp);
-    ASCEND_MOE_REQUIRE(xOut);
-    ASCEND_MOE_REQUIRE(errorRecordOut);
-    ASCEND_MOE_REQUIRE(workspaceSize);
-    ASCEND_MOE_REQUIRE(executor);
+    ASCEND_MOE_REQUIRE(expandX, expertIds, expandIdx, epSendCounts, expertScales, groupEp, xOut,
+                       errorRecordOut, workspaceSize, executor);
     return aclnnInnerAscendMoeDistributeCombineGetWorkspaceSize(
         expandX, expertIds, expandIdx, epSendCounts, expertScales, tpSendCountsOptional, xActiveMaskOptional,
         expandScalesOptional, sharedExpertXOptional, groupEp, epWorldSize, epRankId, moeExpertNum,
@@ -131,10 +120,7 @@ aclnnStatus aclnnAscendMoeProbeGetWorkspaceSize(const char* groupEp, int64_t epW
                                                 int64_t windowMib, int64_t timeoutUs,
                                                 const aclTensor* reportOut, uint64_t* workspaceSize,
                                                 aclOpExecutor** executor) {
-    ASCEND_MOE_REQUIRE(groupEp);
-    ASCEND_MOE_REQUIRE(reportOut);
-    ASCEND_MOE_REQUIRE(workspaceSize);
-    ASCEND_MOE_REQUIRE(executor);
+    ASCEND_MOE_REQUIRE(groupEp, reportOut, workspaceSize, executor);
     return aclnnInnerAscendMoeProbeGetWorkspaceSize(groupEp, epWorldSize, epRankId, mode, nonce, rounds,
                                                     cycles, windowMib, timeoutUs, reportOut, workspaceSize,
                                                     executor);

@@ -103,31 +103,32 @@ private:
                     Wide(tp_rank), Wide(tp)) &&
                Need(shard == 0, "expert_shard_type", "expert_shard_type is %lld, only 0 is supported",
                     Wide(shard)) &&
-               Zero("zero_expert_num", MOE_ATTRIBUTE(call_, zero_expert_num)) &&
-               Zero("copy_expert_num", MOE_ATTRIBUTE(call_, copy_expert_num)) &&
-               Zero("const_expert_num", MOE_ATTRIBUTE(call_, const_expert_num)) &&
-               Zero("comm_quant_mode", MOE_ATTRIBUTE(call_, comm_quant_mode)) &&
-               Zero("out_dtype", MOE_ATTRIBUTE(call_, out_dtype)) &&
-               Absent("elastic_info", kTensor_elastic_info) &&
-               Absent("performance_info", kTensor_performance_info) && Absent("ori_x", kTensor_ori_x) &&
-               Absent("const_expert_alpha_1", kTensor_const_expert_alpha_1) &&
-               Absent("const_expert_alpha_2", kTensor_const_expert_alpha_2) &&
-               Absent("const_expert_v", kTensor_const_expert_v) &&
-               Absent("activation_scale", kTensor_activation_scale) &&
-               Absent("weight_scale", kTensor_weight_scale) && Absent("group_list", kTensor_group_list) &&
-               None("y_dtype", MOE_ATTRIBUTE(call_, y_dtype)) &&
-               None("x_dtype", MOE_ATTRIBUTE(call_, x_dtype)) &&
-               None("scales_dtype", MOE_ATTRIBUTE(call_, scales_dtype)) && Algorithm();
+               Zero("zero_expert_num", kAttribute_zero_expert_num) &&
+               Zero("copy_expert_num", kAttribute_copy_expert_num) &&
+               Zero("const_expert_num", kAttribute_const_expert_num) &&
+               Zero("comm_quant_mode", kAttribute_comm_quant_mode) &&
+               Zero("out_dtype", kAttribute_out_dtype) && AllAbsent() &&
+               None("y_dtype", kAttribute_y_dtype) && None("x_dtype", kAttribute_x_dtype) &&
+               None("scales_dtype", kAttribute_scales_dtype) && Algorithm();
     }
-    bool Zero(const char* name, int64_t value) {
+    bool Zero(const char* name, AttributeIndex index) {
+        const int64_t value = Attribute(call_, index);
         return Need(value == 0 || value == kNoValue, name, "%s is %lld, only 0 is supported", name,
                     Wide(value));
     }
-    bool None(const char* name, int64_t value) {
+    bool None(const char* name, AttributeIndex index) {
+        const int64_t value = Attribute(call_, index);
         return Need(value == kNoValue, name, "%s is %lld, only None is supported", name, Wide(value));
     }
-    bool Absent(const char* name, TensorIndex index) {
-        return Need(!Given(call_, index), name, "%s is given, only None is supported", name);
+    bool AllAbsent() {
+#define ASCEND_MOE_ABSENT(name) \
+    Need(!MOE_GIVEN(call_, name), #name, "%s is given, only None is supported", #name)
+        return ASCEND_MOE_ABSENT(elastic_info) && ASCEND_MOE_ABSENT(performance_info) &&
+               ASCEND_MOE_ABSENT(ori_x) && ASCEND_MOE_ABSENT(const_expert_alpha_1) &&
+               ASCEND_MOE_ABSENT(const_expert_alpha_2) && ASCEND_MOE_ABSENT(const_expert_v) &&
+               ASCEND_MOE_ABSENT(activation_scale) && ASCEND_MOE_ABSENT(weight_scale) &&
+               ASCEND_MOE_ABSENT(group_list);
+#undef ASCEND_MOE_ABSENT
     }
     bool Algorithm() {
         const bool direct = call_.comm_alg == kCommAlgDirect;

@@ -7,7 +7,7 @@
 
 namespace moe {
 
-constexpr uint32_t kDispatchOutputs = 7;
+constexpr uint32_t kMostOutputs = 7;  // dispatch's; combine has one
 constexpr int64_t kRanksPerServer = 8;
 constexpr int64_t kAssistWordsPerRow = 128;
 
@@ -81,7 +81,7 @@ inline uint32_t TransportOf(const CallSpec& call) {
     return far && call.context_kind == static_cast<int32_t>(kContextA2) ? kTransportRdma : kTransportMemory;
 }
 
-inline void DispatchShapes(const CallSpec& call, OutputDesc (&out)[kDispatchOutputs]) {
+inline void DispatchShapes(const CallSpec& call, OutputDesc* out) {
     const CallSizes sizes = SizesOf(call);
     const int64_t tp = MOE_ATTRIBUTE(call, tp_world_size);
     const int64_t rows = sizes.rows * std::max<int64_t>(tp, 1);
@@ -111,6 +111,13 @@ inline OutputDesc CombineShape(const CallSpec& call) {
         type = call.contract == kContractV1 && outDtype != 0 && outDtype != kNoValue ? kTypeFp16 : kTypeBf16;
     }
     return {type, 2, {sizes.batch, sizes.hidden}};
+}
+
+// Of either op, at most kMostOutputs. Returns how many.
+inline uint32_t OutputsOf(const CallSpec& call, OutputDesc* out) {
+    if (call.op != static_cast<int32_t>(kOpDispatch)) return *out = CombineShape(call), 1;
+    DispatchShapes(call, out);
+    return kMostOutputs;
 }
 
 }  // namespace moe

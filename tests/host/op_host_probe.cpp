@@ -4,7 +4,6 @@
 #include <cstring>
 #include <sstream>
 
-#include "cann/infershape.h"
 #include "rules/plan.h"
 #include "standin.h"
 
@@ -29,13 +28,16 @@ standin::Call ParseCall(const char* text) {
         if (kind == "number") {
             int64_t number = 0;
             words >> number;
-            call.attributes.emplace_back(number);
+            call.attributes.values.emplace_back(number);
         }
-        if (kind == "text") call.attributes.emplace_back(line.size() > 5 ? line.substr(5) : std::string());
+        if (kind == "text")
+            call.attributes.values.emplace_back(line.size() > 5 ? line.substr(5) : std::string());
         if (kind == "input") {
             standin::Tensor tensor;
-            tensor.given = static_cast<bool>(words >> tensor.type);
-            for (int64_t size; words >> size;) tensor.dims.push_back(size);
+            int type = 0;
+            tensor.given = static_cast<bool>(words >> type);
+            tensor.desc.type = static_cast<ge::DataType>(type);
+            for (int64_t size; words >> size;) tensor.shape.origin.dims.push_back(size);
             call.inputs.push_back(tensor);
         }
     }
@@ -62,11 +64,13 @@ int aclrtGetOpExecuteTimeout(uint32_t* milliseconds) {
 // numbers: tiling bytes, tiling key, blockDim, schedule mode, workspaces, bytes of the first.
 PROBE_API int probe_tile(const char* text, uint8_t* bytes, uint64_t capacity, uint64_t* numbers, char* error,
                          uint64_t errorBytes) {
-    const standin::Tiling tiling = standin::Tile(ParseCall(text));
+    standin::Call call = ParseCall(text);
+    const standin::Tiling tiling = standin::Tile(call);
+    const std::vector<uint8_t>& made = tiling.data.bytes;
     CopyText(tiling.error, error, errorBytes);
-    if (!tiling.ok || tiling.bytes.size() > capacity) return 0;
-    memcpy(bytes, tiling.bytes.data(), tiling.bytes.size());
-    numbers[0] = tiling.bytes.size();
+    if (!tiling.ok || made.size() > capacity) return 0;
+    memcpy(bytes, made.data(), made.size());
+    numbers[0] = made.size();
     numbers[1] = tiling.tilingKey;
     numbers[2] = tiling.blockDim;
     numbers[3] = tiling.scheduleMode;
@@ -101,15 +105,16 @@ PROBE_API uint64_t probe_head_cc() { return offsetof(moe::MoeDistributeMc2Head, 
 
 // "TYPE DIM..." a line, or the error.
 PROBE_API int probe_shapes(const char* text, char* out, uint64_t bytes) {
-    const standin::Shapes shapes = standin::InferShapes(ParseCall(text));
+    standin::Call call = ParseCall(text);
+    const std::string error = standin::InferShapes(call);
     std::ostringstream lines;
-    for (const standin::Tensor& output : shapes.outputs) {
-        lines << output.type;
-        for (int64_t size : output.dims) lines << ' ' << size;
+    for (const standin::Tensor& output : call.outputs) {
+        lines << output.desc.type;
+        for (int64_t size : output.shape.origin.dims) lines << ' ' << size;
         lines << '\n';
     }
-    CopyText(shapes.ok ? lines.str() : shapes.error, out, bytes);
-    return shapes.ok ? 1 : 0;
+    CopyText(error.empty() ? lines.str() : error, out, bytes);
+    return error.empty() ? 1 : 0;
 }
 
 // A line an item: kind, name, then what there is to know of it.

@@ -125,7 +125,7 @@ class MutantBuilds:
             command = shlex.split(entry["command"])
             output = command.pop(command.index("-o") + 1)
             command.remove("-o")
-            if "/csrc/abi/kernels_" in entry["file"] and output in link and self._depends(output, mutant):
+            if "/kernels_" in entry["file"] and output in link and self._depends(output, mutant):
                 kernels.append((command, output))
         assert kernels, f"no kernel of the library includes a file of {mutant.name}"
         return kernels

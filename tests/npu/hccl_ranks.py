@@ -33,7 +33,7 @@ OPS = {
 
 
 class Windows(ctypes.Structure):
-    """VnpuWindows of vnpu/hccl/vnpu_windows.h."""
+    """VnpuWindows of vnpu/hccl/abi.h."""
 
     _fields_ = (
         ("rank", ctypes.c_int32),

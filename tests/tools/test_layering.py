@@ -42,13 +42,12 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "csrc/abi": ("twin", "csrc/engines", "op_host", "op_host/rules", *HOST_SEES, *KERNEL_ENTRIES),
     "csrc/engines": ("csrc/abi", "csrc/engines/models", "twin", "op_host/rules", "op_kernel/protocol"),
     "csrc/engines/models": ("twin", "op_kernel/common", "op_kernel/protocol"),
-    "csrc/torch": ("csrc/npu", "op_host/rules", "op_kernel/protocol"),
-    "csrc/npu": ("op_host/rules", "op_kernel/protocol"),
+    "csrc/torch": ("csrc/abi", "op_host/rules", "op_kernel/protocol"),
+    "csrc/npu": ("csrc/torch", "op_host/rules", "op_kernel/protocol"),
     "vnpu": ("twin", "csrc/abi", "op_host", "op_host/cann", "op_host/op_api", "op_host/rules", *HOST_SEES),
 }
 # Folders of the include path, as the build sets it.
 INCLUDE_PATH = ("op_kernel", "op_host", "twin/include", "csrc", "vnpu", "vnpu/cann_standin")
-INCLUDE_PATH += ("vnpu/cann_standin/include",)
 
 
 # The toolkit's and the system's headers that kernels may include; HCCL's has moved between toolkits.
@@ -94,7 +93,7 @@ def targets(name: str, text: str) -> dict[str, str]:
         places = [os.path.dirname(name), *INCLUDE_PATH]
         files = [os.path.normpath(f"{place}/{include.strip(chr(34))}") for place in places]
         target = next((file for file in files if (ROOT / file).is_file()), "")
-        vendors = re.match(r"vnpu/cann_standin/include/|twin/include/(?!twin/)", target)
+        vendors = re.match(r"twin/include/(?!twin/)", target)
         found[include.strip('"')] = "" if vendors else target
     return found
 

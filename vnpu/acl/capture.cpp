@@ -35,29 +35,23 @@ void RunStep(const Step& step) {
 
 VNPU_EXPORT AclError aclmdlRICaptureBegin(Handle handle, int mode) {
     static uint32_t next_id = 1;
-    std::lock_guard<std::mutex> lock(GraphMutex());
-    Stream* stream = StreamOf(handle, "aclmdlRICaptureBegin");
-    if (!stream) return kInvalidHandle;
-    if (stream->capture) {
-        vnpu_error("aclmdlRICaptureBegin: stream %d is being captured already", stream->id);
-        return kStreamCaptured;
-    }
-    stream->capture = std::make_shared<Graph>();
-    stream->capture->id = next_id++;
-    stream->capture->origin = handle;
-    stream->capture->mode = mode;
-    stream->capture->thread = std::this_thread::get_id();
-    Graphs().push_back(stream->capture);
-    return kSuccess;
+    return WithStream(handle, [&](Stream& stream) {
+        if (stream.capture) {
+            vnpu_error("aclmdlRICaptureBegin: stream %d is being captured already", stream.id);
+            return kStreamCaptured;
+        }
+        stream.capture.reset(new Graph{next_id++, handle, mode, std::this_thread::get_id()});
+        Graphs().push_back(stream.capture);
+        return kSuccess;
+    });
 }
 
 VNPU_EXPORT AclError aclmdlRICaptureGetInfo(Handle handle, int* status, Handle* model) {
-    std::lock_guard<std::mutex> lock(GraphMutex());
-    Stream* stream = StreamOf(handle, "aclmdlRICaptureGetInfo");
-    if (!stream) return kInvalidHandle;
-    if (status) *status = stream->capture ? 1 : 0;
-    if (model) *model = stream->capture.get();
-    return kSuccess;
+    return WithStream(handle, [&](Stream& stream) {
+        if (status) *status = stream.capture ? 1 : 0;
+        if (model) *model = stream.capture.get();
+        return kSuccess;
+    });
 }
 
 VNPU_EXPORT AclError aclmdlRICaptureEnd(Handle handle, Handle* model) {
@@ -152,13 +146,11 @@ VNPU_EXPORT AclError aclmdlRICaptureTaskGrpBegin(Handle handle) {
 }
 
 VNPU_EXPORT AclError aclmdlRICaptureTaskGrpEnd(Handle handle, Handle* group) {
-    std::lock_guard<std::mutex> lock(GraphMutex());
-    Stream* stream = StreamOf(handle, "aclmdlRICaptureTaskGrpEnd");
-    if (!stream || !group) return kParamInvalid;
-    if (!stream->group) return kTaskGroupStatus;
-    *group = stream->group;
-    stream->group = nullptr;
-    return kSuccess;
+    if (!group) return kParamInvalid;
+    return WithStream(handle, [&](Stream& stream) {
+        *group = std::exchange(stream.group, nullptr);
+        return *group ? kSuccess : kTaskGroupStatus;
+    });
 }
 
 // Until UpdateEnd, what is enqueued on the stream replaces the group's work.
@@ -180,9 +172,7 @@ VNPU_EXPORT AclError aclmdlRICaptureTaskUpdateBegin(Handle handle, Handle group)
 }
 
 VNPU_EXPORT AclError aclmdlRICaptureTaskUpdateEnd(Handle handle) {
-    std::lock_guard<std::mutex> lock(GraphMutex());
-    Stream* stream = StreamOf(handle, "aclmdlRICaptureTaskUpdateEnd");
-    if (!stream || !stream->updating) return kTaskGroupStatus;
-    stream->updating = nullptr;
-    return kSuccess;
+    return WithStream(handle, [](Stream& stream) {
+        return std::exchange(stream.updating, nullptr) ? kSuccess : kTaskGroupStatus;
+    });
 }

@@ -21,6 +21,14 @@ Event* EventOf(Handle handle, const char* function) {
     return nullptr;
 }
 
+// use(event) under the lock; kInvalidHandle, with a message that names the caller, for what is no event.
+template <typename Use>
+AclError WithEvent(Handle handle, const Use& use, const char* function = __builtin_FUNCTION()) {
+    std::lock_guard<std::mutex> lock(GraphMutex());
+    Event* event = EventOf(handle, function);
+    return event ? use(*event) : kInvalidHandle;
+}
+
 AclError Create(Handle* out, uint32_t flags) {
     if (!out) return kParamInvalid;
     std::lock_guard<std::mutex> lock(GraphMutex());
@@ -46,12 +54,11 @@ VNPU_EXPORT AclError aclrtCreateEventWithFlag(Handle* event, uint32_t flag) { re
 VNPU_EXPORT AclError aclrtCreateEventExWithFlag(Handle* event, uint32_t flag) { return Create(event, flag); }
 
 VNPU_EXPORT AclError aclrtDestroyEvent(Handle handle) {
-    std::lock_guard<std::mutex> lock(GraphMutex());
-    Event* event = EventOf(handle, "aclrtDestroyEvent");
-    if (!event) return kInvalidHandle;
-    Events().erase(event);
-    delete event;
-    return kSuccess;
+    return WithEvent(handle, [](Event& event) {
+        Events().erase(&event);
+        delete &event;
+        return kSuccess;
+    });
 }
 
 VNPU_EXPORT AclError aclrtRecordEvent(Handle handle, Handle stream_handle) {
@@ -66,12 +73,11 @@ VNPU_EXPORT AclError aclrtRecordEvent(Handle handle, Handle stream_handle) {
 }
 
 VNPU_EXPORT AclError aclrtResetEvent(Handle handle, Handle) {
-    std::lock_guard<std::mutex> lock(GraphMutex());
-    Event* event = EventOf(handle, "aclrtResetEvent");
-    if (!event) return kInvalidHandle;
-    event->recorded = false;
-    event->capture.reset();
-    return kSuccess;
+    return WithEvent(handle, [](Event& event) {
+        event.recorded = false;
+        event.capture.reset();
+        return kSuccess;
+    });
 }
 
 // Order between streams is the order of enqueue. What remains of a wait: the waiting stream joins a capture.
@@ -92,31 +98,25 @@ VNPU_EXPORT AclError aclrtStreamWaitEvent(Handle stream_handle, Handle handle) {
 }
 
 VNPU_EXPORT AclError aclrtSynchronizeEvent(Handle handle) {
-    std::lock_guard<std::mutex> lock(GraphMutex());
-    Event* event = EventOf(handle, "aclrtSynchronizeEvent");
-    if (!event) return kInvalidHandle;
-    std::shared_ptr<Graph> capture = event->capture.lock();
-    if (!capture || !capture->capturing) return TakeFault();
-    vnpu_error("aclrtSynchronizeEvent: the event was recorded in capture %u, which is under way",
-               capture->id);
-    return kEventCaptured;
+    return WithEvent(handle, [](Event& event) {
+        std::shared_ptr<Graph> capture = event.capture.lock();
+        if (!capture || !capture->capturing) return TakeFault();
+        vnpu_error("aclrtSynchronizeEvent: the event was recorded in capture %u, which is under way",
+                   capture->id);
+        return kEventCaptured;
+    });
 }
 
 // ACL_EVENT_RECORDED_STATUS_COMPLETE (1); an event never recorded is 0, NOT_READY.
 VNPU_EXPORT AclError aclrtQueryEventStatus(Handle handle, int* status) {
-    std::lock_guard<std::mutex> lock(GraphMutex());
-    Event* event = EventOf(handle, "aclrtQueryEventStatus");
-    if (!event || !status) return kParamInvalid;
-    *status = event->recorded ? 1 : 0;
-    return kSuccess;
+    if (!status) return kParamInvalid;
+    return WithEvent(handle, [&](Event& event) { return *status = event.recorded ? 1 : 0, kSuccess; });
 }
 
 // ACL_EVENT_WAIT_STATUS_COMPLETE (0): nobody is ever left waiting.
 VNPU_EXPORT AclError aclrtQueryEventWaitStatus(Handle handle, int* status) {
-    std::lock_guard<std::mutex> lock(GraphMutex());
-    if (!EventOf(handle, "aclrtQueryEventWaitStatus") || !status) return kParamInvalid;
-    *status = 0;
-    return kSuccess;
+    if (!status) return kParamInvalid;
+    return WithEvent(handle, [&](Event&) { return *status = 0, kSuccess; });
 }
 
 VNPU_EXPORT AclError aclrtEventElapsedTime(float* ms, Handle start_handle, Handle end_handle) {
@@ -135,9 +135,9 @@ VNPU_EXPORT AclError aclrtEventElapsedTime(float* ms, Handle start_handle, Handl
 
 // Microseconds of the host's monotonic clock.
 VNPU_EXPORT AclError aclrtEventGetTimestamp(Handle handle, uint64_t* timestamp) {
-    std::lock_guard<std::mutex> lock(GraphMutex());
-    Event* event = EventOf(handle, "aclrtEventGetTimestamp");
-    if (!timestamp || !event || !event->recorded) return kEventTimestampInvalid;
-    *timestamp = static_cast<uint64_t>(event->ns / 1000);
-    return kSuccess;
+    return WithEvent(handle, [&](Event& event) {
+        if (!timestamp || !event.recorded) return kEventTimestampInvalid;
+        *timestamp = static_cast<uint64_t>(event.ns / 1000);
+        return kSuccess;
+    });
 }

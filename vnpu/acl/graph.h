@@ -49,8 +49,8 @@ struct Graph {
     int mode;       // of aclmdlRICaptureBegin: 0 global, 1 thread local, 2 relaxed
     std::thread::id thread;
     bool capturing = true;
-    std::vector<Step> steps;
-    std::vector<std::unique_ptr<TaskGroup>> groups;
+    std::vector<Step> steps = {};
+    std::vector<std::unique_ptr<TaskGroup>> groups = {};
 };
 
 struct Stream {
@@ -84,5 +84,13 @@ int& CaptureModeOfThread();
 
 // Guards every Stream, Event and Graph; never held while work runs.
 std::mutex& GraphMutex();
+
+// use(stream) under the lock; kInvalidHandle, with a message that names the caller, for what is no stream.
+template <typename Use>
+AclError WithStream(Handle handle, const Use& use, const char* function = __builtin_FUNCTION()) {
+    std::lock_guard<std::mutex> lock(GraphMutex());
+    Stream* stream = StreamOf(handle, function);
+    return stream ? use(*stream) : kInvalidHandle;
+}
 
 }  // namespace vnpu

@@ -79,26 +79,32 @@ AclError Create(Handle* out) {
     return kSuccess;
 }
 
-AclError Destroy(Handle handle) {
-    std::lock_guard<std::mutex> lock(GraphMutex());
+AclError Destroy(Handle handle, const char* function) {
     if (!handle) return kParamInvalid;
-    Stream* stream = StreamOf(handle, "aclrtDestroyStream");
-    if (!stream) return kInvalidHandle;
-    Streams().erase(stream);
-    delete stream;
-    return kSuccess;
+    const auto destroy = [](Stream& stream) {
+        Streams().erase(&stream);
+        delete &stream;
+        return kSuccess;
+    };
+    return WithStream(handle, destroy, function);
 }
 
 // A capturing stream has run nothing: waiting for it would never end on a device, so it is an error as in
 // CANN.
 AclError Synchronize(Handle handle, const char* function) {
-    std::lock_guard<std::mutex> lock(GraphMutex());
-    Stream* stream = StreamOf(handle, function);
-    if (!stream) return kInvalidHandle;
-    if (!stream->capture) return TakeFault();
-    vnpu_error("%s: stream %d is being captured; a captured stream cannot be waited for", function,
-               stream->id);
-    return kCaptureNotSupported;
+    const auto wait = [function](const Stream& stream) {
+        if (!stream.capture) return TakeFault();
+        vnpu_error("%s: stream %d is being captured; a captured stream cannot be waited for", function,
+                   stream.id);
+        return kCaptureNotSupported;
+    };
+    return WithStream(handle, wait, function);
+}
+
+AclError SynchronizeDevice(const char* function) {
+    if (AclError code = NeedDevice(function)) return code;
+    if (AclError code = RefuseInCapture(function)) return code;
+    return TakeFault();
 }
 
 }  // namespace
@@ -136,23 +142,13 @@ VNPU_EXPORT AclError aclrtCreateStream(Handle* stream) { return Create(stream); 
 VNPU_EXPORT AclError aclrtCreateStreamWithConfig(Handle* stream, uint32_t, uint32_t) {
     return Create(stream);
 }
-VNPU_EXPORT AclError aclrtDestroyStream(Handle stream) { return Destroy(stream); }
-VNPU_EXPORT AclError aclrtDestroyStreamForce(Handle stream) { return Destroy(stream); }
+VNPU_EXPORT AclError aclrtDestroyStream(Handle stream) { return Destroy(stream, __func__); }
+VNPU_EXPORT AclError aclrtDestroyStreamForce(Handle stream) { return Destroy(stream, __func__); }
 
-VNPU_EXPORT AclError aclrtSynchronizeStream(Handle stream) {
-    return Synchronize(stream, "aclrtSynchronizeStream");
-}
+VNPU_EXPORT AclError aclrtSynchronizeStream(Handle stream) { return Synchronize(stream, __func__); }
 VNPU_EXPORT AclError aclrtSynchronizeStreamWithTimeout(Handle stream, int32_t) {
-    return Synchronize(stream, "aclrtSynchronizeStreamWithTimeout");
+    return Synchronize(stream, __func__);
 }
-namespace {
-AclError SynchronizeDevice(const char* function) {
-    if (AclError code = NeedDevice(function)) return code;
-    if (AclError code = RefuseInCapture(function)) return code;
-    return TakeFault();
-}
-}  // namespace
-
 VNPU_EXPORT AclError aclrtSynchronizeDevice() { return SynchronizeDevice("aclrtSynchronizeDevice"); }
 VNPU_EXPORT AclError aclrtSynchronizeDeviceWithTimeout(int32_t) {
     return SynchronizeDevice("aclrtSynchronizeDeviceWithTimeout");
@@ -165,27 +161,17 @@ VNPU_EXPORT AclError aclrtStreamQuery(Handle handle, int* status) {
 }
 
 VNPU_EXPORT AclError aclrtStreamGetId(Handle handle, int32_t* id) {
-    std::lock_guard<std::mutex> lock(GraphMutex());
-    Stream* stream = StreamOf(handle, "aclrtStreamGetId");
-    if (!stream || !id) return kParamInvalid;
-    *id = stream->id;
-    return kSuccess;
+    if (!id) return kParamInvalid;
+    return WithStream(handle, [&](Stream& stream) { return *id = stream.id, kSuccess; });
 }
 
 VNPU_EXPORT AclError aclrtSetStreamOverflowSwitch(Handle handle, uint32_t flag) {
-    std::lock_guard<std::mutex> lock(GraphMutex());
-    Stream* stream = StreamOf(handle, "aclrtSetStreamOverflowSwitch");
-    if (!stream) return kInvalidHandle;
-    stream->overflow_switch = flag;
-    return kSuccess;
+    return WithStream(handle, [&](Stream& stream) { return stream.overflow_switch = flag, kSuccess; });
 }
 
 VNPU_EXPORT AclError aclrtGetStreamOverflowSwitch(Handle handle, uint32_t* flag) {
-    std::lock_guard<std::mutex> lock(GraphMutex());
-    Stream* stream = StreamOf(handle, "aclrtGetStreamOverflowSwitch");
-    if (!stream || !flag) return kParamInvalid;
-    *flag = stream->overflow_switch;
-    return kSuccess;
+    if (!flag) return kParamInvalid;
+    return WithStream(handle, [&](Stream& stream) { return *flag = stream.overflow_switch, kSuccess; });
 }
 
 VNPU_EXPORT AclError aclrtLaunchHostFunc(Handle stream, void (*fn)(void*), void* data) {

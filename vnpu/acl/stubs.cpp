@@ -13,6 +13,8 @@
 #define VNPU_REFUSED(name) \
     VNPU_EXPORT int name() { return vnpu::Unsupported(#name); }
 
+#ifndef VNPU_OP_COMPILER  // libascendcl.so
+
 // What torch_npu links must exist; what it looks up by name exists only when it does
 // something.
 
@@ -63,3 +65,53 @@ VNPU_EXPORT int aclrtGetSysParamOpt(int, int64_t* value) {
     *value = 0;
     return 0;
 }
+
+#else  // libacl_op_compiler.so
+
+// Single operators: they are compiled from CANN's operator library, which is not here, so running one is
+// refused by its name. Nobody looks into the descriptions of its arguments.
+
+#define VNPU_MADE(name)        \
+    VNPU_EXPORT void* name() { \
+        static char anything;  \
+        return &anything;      \
+    }
+VNPU_MADE(aclCreateTensorDesc)
+VNPU_MADE(aclCreateDataBuffer)
+VNPU_MADE(aclopCreateAttr)
+
+VNPU_NOTHING(aclDestroyTensorDesc)
+VNPU_NOTHING(aclGetTensorDescType)
+VNPU_NOTHING(aclGetTensorDescFormat)
+VNPU_NOTHING(aclGetTensorDescNumDims)
+VNPU_NOTHING(aclGetTensorDescDimV2)
+VNPU_NOTHING(aclSetTensorDescName)
+VNPU_NOTHING(aclSetTensorFormat)
+VNPU_NOTHING(aclSetTensorShape)
+VNPU_NOTHING(aclSetTensorPlaceMent)
+VNPU_NOTHING(aclDestroyDataBuffer)
+VNPU_NOTHING(aclopDestroyAttr)
+VNPU_NOTHING(aclopSetAttrBool)
+VNPU_NOTHING(aclopSetAttrInt)
+VNPU_NOTHING(aclopSetAttrFloat)
+VNPU_NOTHING(aclopSetAttrString)
+VNPU_NOTHING(aclopSetAttrDataType)
+VNPU_NOTHING(aclopSetAttrListBool)
+VNPU_NOTHING(aclopSetAttrListInt)
+VNPU_NOTHING(aclopSetAttrListFloat)
+VNPU_NOTHING(aclopSetAttrListListInt)
+VNPU_NOTHING(aclSetCompileopt)
+
+VNPU_EXPORT int aclopCompileAndExecute(const char* type, int, const void* const*, const void* const*, int,
+                                       const void* const*, void* const*, const void*, int, int, const char*,
+                                       void*) {
+    // A fault of the stream, not an error of the launch: after such an error torch_npu drops all further work
+    // silently.
+    vnpu_error(
+        "aclopCompileAndExecute: operator %s has no aclnn entry here; the virtual NPU compiles no operators",
+        type ? type : "(null)");
+    vnpu_fault();
+    return vnpu::kSuccess;
+}
+
+#endif

@@ -79,58 +79,46 @@ HcclResult Run(const std::shared_ptr<Comm>& comm, std::vector<Transfer> transfer
     return received ? received : waited;
 }
 
-HcclResult EnqueueTransfers(const char* function, void* handle, std::vector<Transfer> transfers,
-                            void* stream) {
+HcclResult EnqueueItems(const char* function, const SendRecvItem* items, uint32_t count, void* handle,
+                        void* stream) {
     std::shared_ptr<Comm> comm = Find(handle, function);
     if (!comm) return kHcclNotFound;
-    for (const Transfer& transfer : transfers) {
-        if (transfer.peer < 0 || transfer.peer >= comm->world) {
-            vnpu_error("%s: peer %d is not one of the %d ranks", function, transfer.peer, comm->world);
+    std::vector<Transfer> transfers;
+    for (const SendRecvItem* item = items; item != items + count; ++item) {
+        if (item->kind != 0 && item->kind != 1) return kHcclParameter;
+        if (!SizeOf(item->type)) {
+            vnpu_error("%s: data type %d is not supported", function, static_cast<int>(item->type));
+            return kHcclNotSupported;
+        }
+        const int peer = static_cast<int>(item->peer);
+        if (peer < 0 || peer >= comm->world) {
+            vnpu_error("%s: peer %d is not one of the %d ranks", function, peer, comm->world);
             return kHcclParameter;
         }
+        transfers.push_back(
+            {item->kind == 0, static_cast<uint8_t*>(item->data), item->count * SizeOf(item->type), peer});
     }
     return vnpu_enqueue_call(stream, [comm, transfers = std::move(transfers)] {
         if (Run(comm, transfers) != kHcclSuccess) vnpu_fault();
     });
 }
 
-HcclResult Add(const char* function, bool sends, void* data, uint64_t count, DataType type, uint32_t peer,
-               std::vector<Transfer>* transfers) {
-    if (!SizeOf(type)) {
-        vnpu_error("%s: data type %d is not supported", function, static_cast<int>(type));
-        return kHcclNotSupported;
-    }
-    transfers->push_back({sends, static_cast<uint8_t*>(data), count * SizeOf(type), static_cast<int>(peer)});
-    return kHcclSuccess;
-}
-
 }  // namespace
 
 VNPU_EXPORT HcclResult HcclSend(void* data, uint64_t count, DataType type, uint32_t peer, void* comm,
                                 void* stream) {
-    std::vector<Transfer> transfers;
-    if (HcclResult code = Add("HcclSend", true, data, count, type, peer, &transfers)) return code;
-    return EnqueueTransfers("HcclSend", comm, std::move(transfers), stream);
+    const SendRecvItem item = {0, data, count, type, peer};
+    return EnqueueItems("HcclSend", &item, 1, comm, stream);
 }
 
 VNPU_EXPORT HcclResult HcclRecv(void* data, uint64_t count, DataType type, uint32_t peer, void* comm,
                                 void* stream) {
-    std::vector<Transfer> transfers;
-    if (HcclResult code = Add("HcclRecv", false, data, count, type, peer, &transfers)) return code;
-    return EnqueueTransfers("HcclRecv", comm, std::move(transfers), stream);
+    const SendRecvItem item = {1, data, count, type, peer};
+    return EnqueueItems("HcclRecv", &item, 1, comm, stream);
 }
 
 VNPU_EXPORT HcclResult HcclBatchSendRecv(SendRecvItem* items, uint32_t count, void* comm, void* stream) {
-    std::vector<Transfer> transfers;
-    for (uint32_t i = 0; i < count; ++i) {
-        const SendRecvItem& item = items[i];
-        if (item.kind != 0 && item.kind != 1) return kHcclParameter;
-        if (HcclResult code = Add("HcclBatchSendRecv", item.kind == 0, item.data, item.count, item.type,
-                                  item.peer, &transfers)) {
-            return code;
-        }
-    }
-    return EnqueueTransfers("HcclBatchSendRecv", comm, std::move(transfers), stream);
+    return EnqueueItems("HcclBatchSendRecv", items, count, comm, stream);
 }
 
 // ---- messages that have been sent and not yet taken ----

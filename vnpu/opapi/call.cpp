@@ -1,20 +1,9 @@
 // Captured calls: from the caller's argument objects to words, and from an executor to a stream.
 #include "call.h"
 
-#include "twin/math/numeric.h"
+#include <dlfcn.h>
 
 namespace vnpu {
-namespace {
-
-template <typename T>
-T read(const aclScalar& scalar) {
-    T value;
-    std::memcpy(&value, scalar.bytes, sizeof value);
-    return value;
-}
-
-}  // namespace
-
 void Call::put(int64_t number) { words.insert(words.end(), {kInt, number}); }
 
 void Call::put(double number) {
@@ -44,21 +33,10 @@ void Call::put(const aclTensor* tensor) {
 
 void Call::put(const aclScalar* scalar) {
     if (scalar == nullptr) return words.push_back(kNone);
-    switch (scalar->dtype) {
-        case 0: put(read<float>(*scalar)); break;
-        case 1: put(static_cast<float>(read<half>(*scalar))); break;
-        case 2: put(read<int8_t>(*scalar)); break;
-        case 3: put(read<int32_t>(*scalar)); break;
-        case 4: put(static_cast<int64_t>(read<uint8_t>(*scalar))); break;
-        case 6: put(static_cast<int64_t>(read<int16_t>(*scalar))); break;
-        case 7: put(static_cast<int64_t>(read<uint16_t>(*scalar))); break;
-        case 8: put(static_cast<int64_t>(read<uint32_t>(*scalar))); break;
-        case 9:
-        case 10: put(read<int64_t>(*scalar)); break;
-        case 11: put(read<double>(*scalar)); break;
-        case 12: put(read<bool>(*scalar)); break;
-        case 27: put(static_cast<float>(read<bfloat16_t>(*scalar))); break;
-        default: put("a complex scalar"); break;  // no operator here takes text for a number: it says so
+    switch (scalar->kind) {
+        case aclScalar::kInteger: return put(scalar->integer);
+        case aclScalar::kReal: return put(scalar->real);
+        default: put("a complex scalar");  // no operator here takes text for a number: it says so
     }
 }
 
@@ -104,6 +82,93 @@ int execute(aclOpExecutor* executor, void* stream) {
         vnpu_error("%s", problem.c_str());
         vnpu_fault();
     });
+}
+
+// ---- into the Python that runs the caller's script. Its functions are looked up by name: the build needs no
+// Python, and one library serves every Python version ----
+
+namespace {
+
+constexpr const char* kModule = "ascend_moe.vnpu.operators";
+
+// clang-format off
+#define VNPU_PYTHON_FUNCTIONS(X)                                                                         \
+    X(int, PyGILState_Ensure, ()) X(void, PyGILState_Release, (int)) X(int, Py_IsInitialized, ())        \
+    X(void*, PyImport_ImportModule, (const char*)) X(const char*, PyUnicode_AsUTF8, (void*))             \
+    X(void*, PyObject_CallMethod, (void*, const char*, const char*, ...)) X(void*, PyObject_Str, (void*)) \
+    X(void, Py_DecRef, (void*)) X(void, PyErr_Fetch, (void**, void**, void**)) X(void, PyErr_Clear, ())
+// clang-format on
+
+struct Python {
+#define VNPU_FUNCTION(type, name, parameters) \
+    type(*name) parameters = reinterpret_cast<type(*) parameters>(dlsym(RTLD_DEFAULT, #name));
+    VNPU_PYTHON_FUNCTIONS(VNPU_FUNCTION)
+    VNPU_FUNCTION(int, Py_IsFinalizing, ())   // since 3.13
+    VNPU_FUNCTION(int, _Py_IsFinalizing, ())  // before
+#undef VNPU_FUNCTION
+
+    bool complete() const {
+#define VNPU_FUNCTION(type, name, parameters) &&name != nullptr
+        return true VNPU_PYTHON_FUNCTIONS(VNPU_FUNCTION);
+#undef VNPU_FUNCTION
+    }
+    bool finalizing() const {
+        const auto ask = Py_IsFinalizing != nullptr ? Py_IsFinalizing : _Py_IsFinalizing;
+        return ask != nullptr && ask() != 0;
+    }
+};
+
+const Python& python() {
+    static const Python api;
+    return api;
+}
+
+// The pending exception's text; the GIL is held.
+std::string pending_error(const Python& p) {
+    void *type = nullptr, *value = nullptr, *trace = nullptr;
+    p.PyErr_Fetch(&type, &value, &trace);
+    std::string text = "unknown Python error";
+    if (void* described = value == nullptr ? nullptr : p.PyObject_Str(value)) {
+        if (const char* utf8 = p.PyUnicode_AsUTF8(described)) text = utf8;
+        p.Py_DecRef(described);
+    }
+    p.PyErr_Clear();
+    for (void* object : {type, value, trace}) {
+        if (object != nullptr) p.Py_DecRef(object);
+    }
+    return text;
+}
+
+// The error, or empty when there is none; the GIL is held.
+std::string call_python(const Python& p, const Call& call) {
+    void* module = p.PyImport_ImportModule(kModule);
+    if (module == nullptr) return std::string("cannot import ") + kModule + ": " + pending_error(p);
+    void* answer = p.PyObject_CallMethod(module, "run", "sKK", call.name,
+                                         reinterpret_cast<unsigned long long>(call.words.data()),
+                                         static_cast<unsigned long long>(call.words.size()));
+    p.Py_DecRef(module);
+    if (answer == nullptr) return pending_error(p);
+    const char* utf8 = p.PyUnicode_AsUTF8(answer);
+    std::string problem = utf8 == nullptr ? "run() gave no text" : utf8;
+    p.Py_DecRef(answer);
+    return problem;
+}
+
+}  // namespace
+
+std::string run_in_python(const Call& call) {
+    const Python& p = python();
+    const std::string name = call.name;
+    if (!p.complete() || !p.Py_IsInitialized()) {
+        return name + ": the virtual NPU computes with Python, and this process runs none";
+    }
+    if (p.finalizing()) {
+        return name + ": Python is shutting down; synchronize the device before the script ends";
+    }
+    const int state = p.PyGILState_Ensure();
+    const std::string problem = call_python(p, call);
+    p.PyGILState_Release(state);
+    return problem.empty() ? problem : name + ": " + problem;
 }
 
 }  // namespace vnpu

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "acl/vnpu_stream.h"
+#include "acl/device.h"
 
 namespace vnpu {
 
@@ -33,8 +33,9 @@ struct aclTensor {
     std::shared_ptr<vnpu::TensorValue> value;
 };
 struct aclScalar {
-    int32_t dtype = -1;
-    alignas(16) unsigned char bytes[16] = {};
+    enum { kInteger, kReal, kComplex } kind;
+    int64_t integer;
+    double real;
 };
 struct aclIntArray {
     std::vector<int64_t> values;

@@ -4,30 +4,40 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
+
+#include "twin/math/numeric.h"
 
 namespace {
 
-// Sizes of scalars' types, by aclDataType; 0 where no scalar has that type.
-size_t scalar_bytes(int32_t dtype) {
-    switch (dtype) {
-        case 2:
-        case 4:
-        case 12: return 1;  // int8, uint8, bool
-        case 1:
-        case 6:
-        case 7:
-        case 27: return 2;  // fp16, int16, uint16, bf16
-        case 0:
-        case 3:
-        case 8: return 4;  // fp32, int32, uint32
-        case 9:
-        case 10:
-        case 11:
-        case 16: return 8;   // int64, uint64, fp64, complex64
-        case 17: return 16;  // complex128
-        default: return 0;
-    }
+template <typename T>
+aclScalar integer(const void* value) {
+    T number;
+    std::memcpy(&number, value, sizeof number);
+    return {aclScalar::kInteger, static_cast<int64_t>(number), 0};
 }
+template <typename T>
+aclScalar real(const void* value) {
+    T number;
+    std::memcpy(&number, value, sizeof number);
+    return {aclScalar::kReal, 0, static_cast<float>(number)};
+}
+template <>
+aclScalar real<double>(const void* value) {
+    aclScalar made = {aclScalar::kReal, 0, 0};
+    std::memcpy(&made.real, value, sizeof made.real);
+    return made;
+}
+aclScalar complex(const void*) { return {aclScalar::kComplex, 0, 0}; }
+
+// By aclDataType; null where no scalar has that type.
+using Read = aclScalar (*)(const void*);
+constexpr Read kReadScalar[] = {
+    real<float>,      real<half>,        integer<int8_t>,   integer<int32_t>, integer<uint8_t>,  nullptr,
+    integer<int16_t>, integer<uint16_t>, integer<uint32_t>, integer<int64_t>, integer<uint64_t>, real<double>,
+    integer<bool>,    nullptr,           nullptr,           nullptr,          complex,           complex,
+    nullptr,          nullptr,           nullptr,           nullptr,          nullptr,           nullptr,
+    nullptr,          nullptr,           nullptr,           real<bfloat16_t>};
 
 // The caller frees these with delete[], as acl_meta.h says.
 int copy_out(const aclTensor* tensor, const std::vector<int64_t> vnpu::TensorValue::* field, int64_t** out,
@@ -47,8 +57,14 @@ int give(const aclTensor* tensor, T vnpu::TensorValue::* field, T* out) {
     return vnpu::kOk;
 }
 
-void fill(vnpu::TensorValue& value, const int64_t* dims, uint64_t rank, int dtype, const int64_t* strides,
-          int64_t offset, int format, const int64_t* storage_dims, uint64_t storage_rank, void* data) {
+}  // namespace
+
+VNPU_EXPORT int aclInitTensor(aclTensor* tensor, const int64_t* dims, uint64_t rank, int dtype,
+                              const int64_t* strides, int64_t offset, int format, const int64_t* storage_dims,
+                              uint64_t storage_rank, void* data) {
+    if (tensor == nullptr) return vnpu::kNullArgument;
+    tensor->value = std::make_shared<vnpu::TensorValue>();
+    vnpu::TensorValue& value = *tensor->value;
     value.dtype = dtype;
     value.format = format;
     value.offset = offset;
@@ -57,43 +73,30 @@ void fill(vnpu::TensorValue& value, const int64_t* dims, uint64_t rank, int dtyp
     value.storage_dims.assign(storage_dims, storage_dims + storage_rank);
     if (strides != nullptr) {
         value.strides.assign(strides, strides + rank);
-        return;
+        return vnpu::kOk;
     }
     value.strides.assign(rank, 1);
     for (uint64_t i = rank; i > 1; i--) {
         value.strides[i - 2] = value.strides[i - 1] * std::max<int64_t>(value.dims[i - 1], 1);
     }
+    return vnpu::kOk;
 }
-
-}  // namespace
 
 VNPU_EXPORT aclTensor* aclCreateTensor(const int64_t* dims, uint64_t rank, int dtype, const int64_t* strides,
                                        int64_t offset, int format, const int64_t* storage_dims,
                                        uint64_t storage_rank, void* data) {
-    auto* tensor = new aclTensor{std::make_shared<vnpu::TensorValue>()};
-    fill(*tensor->value, dims, rank, dtype, strides, offset, format, storage_dims, storage_rank, data);
+    auto* tensor = new aclTensor;
+    aclInitTensor(tensor, dims, rank, dtype, strides, offset, format, storage_dims, storage_rank, data);
     return tensor;
 }
 
-VNPU_EXPORT int aclInitTensor(aclTensor* tensor, const int64_t* dims, uint64_t rank, int dtype,
-                              const int64_t* strides, int64_t offset, int format, const int64_t* storage_dims,
-                              uint64_t storage_rank, void* data) {
-    if (tensor == nullptr) return vnpu::kNullArgument;
-    tensor->value = std::make_shared<vnpu::TensorValue>();
-    fill(*tensor->value, dims, rank, dtype, strides, offset, format, storage_dims, storage_rank, data);
-    return vnpu::kOk;
-}
-
 VNPU_EXPORT aclScalar* aclCreateScalar(void* value, int dtype) {
-    if (value == nullptr || scalar_bytes(dtype) == 0) {
-        vnpu_error("aclCreateScalar: %s (aclDataType %d)",
-                   value == nullptr ? "no value" : "no such scalar type", dtype);
-        return nullptr;
-    }
-    auto* scalar = new aclScalar;
-    scalar->dtype = dtype;
-    std::memcpy(scalar->bytes, value, scalar_bytes(dtype));
-    return scalar;
+    const auto index = static_cast<size_t>(dtype);
+    const Read read = index < std::size(kReadScalar) ? kReadScalar[index] : nullptr;
+    if (value != nullptr && read != nullptr) return new aclScalar(read(value));
+    vnpu_error("aclCreateScalar: %s (aclDataType %d)", value == nullptr ? "no value" : "no such scalar type",
+               dtype);
+    return nullptr;
 }
 
 VNPU_EXPORT int aclDestroyTensor(const aclTensor* tensor) { return delete tensor, vnpu::kOk; }

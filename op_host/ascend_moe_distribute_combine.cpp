@@ -1,4 +1,4 @@
-// Definition of the op AscendMoeDistributeCombine for CANN.
+// The op AscendMoeDistributeCombine for CANN.
 #include "cann/def.h"
 
 namespace ops {
@@ -6,7 +6,7 @@ namespace ops {
 class AscendMoeDistributeCombine : public OpDef {
 public:
     explicit AscendMoeDistributeCombine(const char* name) : OpDef(name) {
-        moe::DescribeOp(moe::kOpCombine, *this);
+        moe::DescribeOp(moe::kOpCombine, moe::kFunctionsOf<moe::kOpCombine>, *this);
     }
 };
 

@@ -1,5 +1,5 @@
-// Tiling function of AscendMoeProbe.
-#include "cann/tiling.h"
+// The op AscendMoeProbe for CANN, the kernel of the bring-up: it has a tiling of its own.
+#include "cann/def.h"
 
 namespace {
 
@@ -80,8 +80,35 @@ bool PlanProbe(gert::TilingContext& context) {
     return moe::HandOver(op.type, context, plan, platform, &tiling, sizeof(tiling));
 }
 
-}  // namespace
-
-ge::graphStatus moe::TileProbe(gert::TilingContext* context) {
+ge::graphStatus TileProbe(gert::TilingContext* context) {
     return context != nullptr && PlanProbe(*context) ? ge::GRAPH_SUCCESS : ge::GRAPH_FAILED;
 }
+
+// A block a core, as many as a launch may have.
+ge::graphStatus InferShapeProbe(gert::InferShapeContext* context) {
+    gert::Shape* shape = context == nullptr ? nullptr : context->GetOutputShape(0);
+    if (shape == nullptr) return ge::GRAPH_FAILED;
+    shape->SetDimNum(2);
+    shape->SetDim(0, moe::kProbeReportBlocks);
+    shape->SetDim(1, moe::kBlockWords);
+    return ge::GRAPH_SUCCESS;
+}
+
+ge::graphStatus InferDataTypeProbe(gert::InferDataTypeContext* context) {
+    return context == nullptr ? ge::GRAPH_FAILED : context->SetOutputDataType(0, ge::DT_INT32);
+}
+
+}  // namespace
+
+namespace ops {
+
+class AscendMoeProbe : public OpDef {
+public:
+    explicit AscendMoeProbe(const char* name) : OpDef(name) {
+        moe::DescribeOp(moe::kOpProbe, {1, InferShapeProbe, InferDataTypeProbe, TileProbe}, *this);
+    }
+};
+
+OP_ADD(AscendMoeProbe);
+
+}  // namespace ops

@@ -1,4 +1,4 @@
-// Definition of the op AscendMoeDistributeDispatch for CANN.
+// The op AscendMoeDistributeDispatch for CANN.
 #include "cann/def.h"
 
 namespace ops {
@@ -6,7 +6,7 @@ namespace ops {
 class AscendMoeDistributeDispatch : public OpDef {
 public:
     explicit AscendMoeDistributeDispatch(const char* name) : OpDef(name) {
-        moe::DescribeOp(moe::kOpDispatch, *this);
+        moe::DescribeOp(moe::kOpDispatch, moe::kFunctionsOf<moe::kOpDispatch>, *this);
     }
 };
 

@@ -1,0 +1,436 @@
+// The functions below the hand-written aclnn functions of our operators (aclnnInner*). For a device CANN
+// generates them from the operators' definition; here a call is planned, compared with what op_host's tiling
+// function says, launched on a stream of the virtual NPU with the twin, and counted.
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "abi/ascend_moe.h"
+#include "acl/device.h"
+#include "cann/tiling.h"
+#include "cann_standin/standin.h"
+#include "hccl/abi.h"
+
+struct aclTensor;
+
+// A captured call, ready to be launched.
+struct aclOpExecutor {
+    const char* type = "";
+    std::function<void()> run;  // null: all outputs are empty, and CANN has nothing to launch
+};
+
+extern "C" {  // libopapi.so, as in CANN's acl_meta.h
+int aclGetViewShape(const aclTensor* tensor, int64_t** dims, uint64_t* rank);
+int aclGetViewStrides(const aclTensor* tensor, int64_t** strides, uint64_t* rank);
+int aclGetViewOffset(const aclTensor* tensor, int64_t* offset);
+int aclGetDataType(const aclTensor* tensor, int32_t* type);
+int aclGetRawTensorAddr(const aclTensor* tensor, void** address);
+}
+
+// Launches of an operator type by this process.
+VNPU_EXPORT uint64_t vnpu_launches(const char* op_type);
+
+namespace {
+
+// aclnn status codes, as CANN has them.
+constexpr int kOk = 0;
+constexpr int kNullArgument = 161001;
+constexpr int kBadArgument = 161002;
+constexpr int kInnerError = 561000;
+constexpr int kTilingError = 561002;
+
+// ---- libascend_moe.so, the twin with our kernels, opened where this process's Python finds it ----
+
+// clang-format off
+#define VNPU_MOE_FUNCTIONS(X)                                                                    \
+    X(am_comm_create) X(am_comm_destroy) X(am_comm_use_context) X(am_comm_use_servers)           \
+    X(am_spec_bytes) X(am_plan_create) X(am_plan_destroy) X(am_plan_tiling) X(am_run) X(am_probe)
+// clang-format on
+
+struct Library {
+#define VNPU_MOE_FUNCTION(name) decltype(&::name) name = nullptr;
+    VNPU_MOE_FUNCTIONS(VNPU_MOE_FUNCTION)
+#undef VNPU_MOE_FUNCTION
+    std::string path;
+    std::string error;  // one line; empty when everything above is there
+};
+
+std::string FileOfEngine() {
+    const char* engine = getenv("ASCEND_MOE_ENGINE");
+    return engine != nullptr && strcmp(engine, "checked") == 0 ? "libascend_moe_checked.so"
+                                                               : "libascend_moe.so";
+}
+
+// $ASCEND_MOE_LIBRARY, else in the nearest folder above this library that has it: lib/ of the package.
+std::string PathOfLibrary() {
+    const char* given = getenv("ASCEND_MOE_LIBRARY");
+    if (given != nullptr && *given != '\0') return given;
+    Dl_info here;
+    if (dladdr(reinterpret_cast<void*>(&vnpu_launches), &here) == 0 || here.dli_fname == nullptr)
+        return FileOfEngine();
+    std::string folder = here.dli_fname;
+    for (size_t end = folder.rfind('/'); end != std::string::npos; end = folder.rfind('/')) {
+        folder.resize(end);
+        const std::string path = folder + "/" + FileOfEngine();
+        if (access(path.c_str(), R_OK) == 0) return path;
+    }
+    return FileOfEngine();
+}
+
+Library Open() {
+    Library library;
+    library.path = PathOfLibrary();
+    void* handle = dlopen(library.path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (handle == nullptr) {
+        library.error = std::string("the twin cannot be opened: ") + dlerror();
+        return library;
+    }
+#define VNPU_MOE_FUNCTION(name)                                                    \
+    library.name = reinterpret_cast<decltype(library.name)>(dlsym(handle, #name)); \
+    if (library.name == nullptr) library.error = library.path + " has no " #name ": build it again";
+    VNPU_MOE_FUNCTIONS(VNPU_MOE_FUNCTION)
+#undef VNPU_MOE_FUNCTION
+    if (library.error.empty() && library.am_spec_bytes() != sizeof(moe::CallSpec))
+        library.error = library.path + " describes calls differently: build it again";
+    return library;
+}
+
+const Library& TheLibrary() {
+    static const Library* library = new Library(Open());
+    return *library;
+}
+
+// ---- what was launched, for tests: no fallback can pass for a launch. $ASCEND_MOE_VNPU_REPORT names a file
+// to which every process adds a line of JSON when it exits ----
+
+struct Counts {
+    std::mutex mutex;
+    std::map<std::string, uint64_t> launches, skips;
+    int32_t server_type = -1;  // of HCCL, as the operators have set it; -1: never
+    ~Counts() { Write(); }
+
+    static std::string Object(const std::map<std::string, uint64_t>& counts) {
+        std::string text = "{";
+        for (const auto& [name, count] : counts)
+            text += (text.size() > 1 ? ", \"" : "\"") + name + "\": " + std::to_string(count);
+        return text + "}";
+    }
+    void Write() {
+        const char* path = getenv("ASCEND_MOE_VNPU_REPORT");
+        if (path == nullptr || *path == '\0') return;
+        const char* rank = getenv("RANK");
+        const std::string line =
+            "{\"pid\": " + std::to_string(getpid()) + ", \"rank\": \"" + (rank != nullptr ? rank : "") +
+            "\", \"soc\": \"" + vnpu_soc() + "\", \"server_type\": " + std::to_string(server_type) +
+            ", \"launches\": " + Object(launches) + ", \"skips\": " + Object(skips) + "}\n";
+        const int file = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+        if (file < 0) return;
+        if (write(file, line.data(), line.size()) < 0) perror(path);
+        close(file);
+    }
+};
+
+Counts counts;  // its destructor writes, at the end of the process
+
+void Count(std::map<std::string, uint64_t>& of, const char* op_type) {
+    const std::lock_guard<std::mutex> lock(counts.mutex);
+    ++of[op_type];
+}
+
+// ---- a call on the twin ----
+
+constexpr uint32_t kCoresA3 = 48, kCoresA2 = 40;  // vector cores of the dies that vnpu pretends to have
+
+struct Communicator {
+    const void* window;  // of rank 0: tells a communicator from a later one of the same name
+    void* handle;
+};
+
+// The twin's communicator over HCCL's windows of a group, made once. 0, or an aclnn status.
+int CommunicatorOf(const char* group, int32_t context_kind, int32_t ranks_per_server, void*& comm) {
+    static std::mutex mutex;
+    static std::map<std::string, Communicator> known;
+    const std::lock_guard<std::mutex> lock(mutex);
+    VnpuWindows windows = {};
+    if (vnpu_comm_windows(group, &windows) != 0) {
+        vnpu_error("group_ep '%s' is no HCCL communicator of this process", group);
+        return kBadArgument;
+    }
+    Communicator& made = known[group];
+    if (made.handle == nullptr || made.window != windows.bases[0]) {
+        if (made.handle != nullptr) TheLibrary().am_comm_destroy(made.handle);
+        made.window = windows.bases[0];
+        // On an A2 the state area is the last of HCCL's own MiB.
+        const uint64_t state = context_kind == static_cast<int32_t>(moe::kContextA2) ? moe::kMiB : 0;
+        made.handle = TheLibrary().am_comm_create(windows.rank, windows.world, windows.bases,
+                                                  windows.data_bytes - state, 0, windows.live_fds);
+        if (made.handle == nullptr || TheLibrary().am_comm_use_context(made.handle, context_kind) != 0 ||
+            TheLibrary().am_comm_use_servers(made.handle, ranks_per_server) != 0) {
+            vnpu_error("no communicator of the twin over group_ep '%s' (context kind %d, %d ranks a server)",
+                       group, context_kind, ranks_per_server);
+            return kInnerError;
+        }
+    }
+    comm = made.handle;
+    return kOk;
+}
+
+// The twin gives every launch its own record. On a device the record keeps the result of earlier launches,
+// and a kernel replaces it only by a worse one.
+void Tell(const int32_t* record, int32_t* device) {
+    const bool written = device[moe::kRecMagic] == moe::kRecordMagic;
+    const auto fatal = [](const int32_t* words) {
+        return words[moe::kRecCode] >= static_cast<int32_t>(moe::kFirstFatal);
+    };
+    if (!written || (fatal(record) && !fatal(device)))
+        memcpy(device, record, moe::kErrorRecordWords * sizeof(int32_t));
+}
+
+void Fault(const char* type, const char* text) {
+    vnpu_error("%s: %s", type, text);
+    vnpu_fault();
+}
+
+// Settings that op_host's tiling function takes from the machine come back in its own words.
+void Complete(moe::CallSpec& spec, const std::vector<uint8_t>& tiling) {
+    moe::MoeDistributeInfo info;
+    memcpy(&info, tiling.data() + sizeof(moe::MoeDistributeMc2Head), sizeof(info));
+    spec.context_kind = static_cast<int32_t>(info.contextKind);
+    spec.ranks_per_server = static_cast<int32_t>(info.ranksPerServer);
+    spec.window_mib = info.windowMiB;
+    spec.lent_mib = static_cast<int64_t>(info.lentBytes / moe::kMiB);
+    spec.cores = info.cores;
+    spec.deadline_micros = static_cast<int64_t>(info.deadlineCycles / moe::kCyclesPerMicro);
+}
+
+// Null when the twin plans this call otherwise than CANN's tiling function did, or not at all.
+std::shared_ptr<void> PlanOf(const moe::CallSpec& spec, const std::vector<uint8_t>& tiling) {
+    moe::CheckResult check;
+    const std::shared_ptr<void> plan(TheLibrary().am_plan_create(&spec, &check), [](void* made) {
+        if (made != nullptr) TheLibrary().am_plan_destroy(made);
+    });
+    if (plan == nullptr) return vnpu_error("%s", check.message), nullptr;
+    std::vector<uint8_t> bytes(TheLibrary().am_plan_tiling(plan.get(), nullptr, 0));
+    TheLibrary().am_plan_tiling(plan.get(), bytes.data(), bytes.size());
+    // The head of the tiling data is CANN's own (HCCL's tasks), which the twin does not have.
+    const auto skip = static_cast<std::ptrdiff_t>(sizeof(moe::MoeDistributeMc2Head));
+    const auto differ = std::mismatch(bytes.begin() + skip, bytes.end(), tiling.begin() + skip, tiling.end());
+    if (differ.first == bytes.end() && differ.second == tiling.end()) return plan;
+    vnpu_error("op_host's tiling of %zu bytes differs from the twin's of %zu at byte %zd", tiling.size(),
+               bytes.size(), differ.first - bytes.begin());
+    return nullptr;
+}
+
+int PrepareOp(const standin::Call& call, const moe::OpInterface& op, moe::CallSpec spec, const char* group,
+              const std::vector<uint8_t>& tiling, aclOpExecutor& made) {
+    Complete(spec, tiling);
+    void* comm = nullptr;
+    if (const int status = CommunicatorOf(group, spec.context_kind, spec.ranks_per_server, comm))
+        return status;
+    const std::shared_ptr<void> plan = PlanOf(spec, tiling);
+    if (plan == nullptr) return kTilingError;
+    std::vector<const void*> inputs(moe::kTensorCount);
+    std::vector<void*> outputs;
+    for (size_t i = 0; i < op.inputs.size; ++i)
+        inputs[moe::IndexOf(op.inputs[i], spec.contract)] = call.inputs[i].data;
+    for (const standin::Tensor& output : call.outputs) outputs.push_back(output.data);
+    made.run = [=, type = op.type] {
+        Count(counts.launches, type);
+        char fault[1024] = "";
+        int32_t record[moe::kErrorRecordWords];
+        const int code = TheLibrary().am_run(comm, plan.get(), inputs.data(), outputs.data(), record, fault,
+                                             sizeof(fault));
+        if (code == 0) return;
+        if (fault[0] != '\0') return Fault(type, fault);
+        Tell(record, static_cast<int32_t*>(outputs.back()));
+    };
+    return kOk;
+}
+
+// Of AscendMoeProbe, the kernel of the bring-up, which has a tiling of its own.
+int PrepareProbe(const standin::Tensor& report, const char* type, const char* group,
+                 std::vector<uint8_t> tiling, aclOpExecutor& made) {
+    const std::vector<int64_t> wanted = {moe::kProbeReportBlocks, moe::kBlockWords};
+    if (report.shape.origin.dims != wanted || report.desc.type != ge::DT_INT32) {
+        vnpu_error("%s: report must be int32[%u, %u]", type, moe::kProbeReportBlocks, moe::kBlockWords);
+        return kBadArgument;
+    }
+    moe::MoeProbeTiling probe;
+    memcpy(&probe, tiling.data(), sizeof(probe));
+    const bool a2 = probe.contextKind == moe::kContextA2;
+    void* comm = nullptr;
+    if (const int status = CommunicatorOf(group, static_cast<int32_t>(probe.contextKind),
+                                          a2 ? static_cast<int32_t>(moe::kA2RanksPerServer) : 0, comm))
+        return status;
+    made.run = [comm, type, tiling = std::move(tiling), words = static_cast<uint32_t*>(report.data)] {
+        Count(counts.launches, type);
+        char fault[1024] = "";
+        if (TheLibrary().am_probe(comm, tiling.data(), tiling.size(), words, fault, sizeof(fault)) != 0)
+            Fault(type, fault);
+    };
+    return kOk;
+}
+
+bool Empty(const standin::Tensor& tensor) {
+    const std::vector<int64_t>& dims = tensor.shape.origin.dims;
+    return !tensor.given || std::find(dims.begin(), dims.end(), 0) != dims.end();
+}
+
+// Plans a call of an operator, whose tensors are contiguous. 0; else an aclnn status, told with vnpu_error.
+int Prepare(uint32_t op, standin::Call call, aclOpExecutor& made, uint64_t& workspace) {
+    workspace = 0;
+    const moe::OpInterface known = moe::InterfaceOf(op);
+    made.type = known.type;
+    if (!TheLibrary().error.empty()) return vnpu_error("%s", TheLibrary().error.c_str()), kInnerError;
+    if (std::all_of(call.outputs.begin(), call.outputs.end(), Empty)) return kOk;
+    const standin::Tensor& last = call.outputs.back();
+    if (op != moe::kOpProbe && (Empty(last) || last.shape.origin.dims[0] != moe::kErrorRecordWords))
+        return vnpu_error("%s: error_record must have %u elements", known.type, moe::kErrorRecordWords),
+               kBadArgument;
+    call.soc = vnpu_soc();
+    call.vectorCores = call.soc.rfind("Ascend910B", 0) == 0 ? kCoresA2 : kCoresA3;
+    standin::Tiling tiling = standin::Tile(call);
+    if (!tiling.ok)
+        return vnpu_error("%s: tiling failed: %s", known.type, tiling.error.c_str()), kTilingError;
+    for (const size_t bytes : tiling.workspaces) workspace += bytes;
+    if (op == moe::kOpProbe) {
+        const char* group = call.attributes.GetStr(0);
+        return PrepareProbe(last, known.type, group, std::move(tiling.data.bytes), made);
+    }
+    // What the tiling function has just read, as it has.
+    moe::CallSpec spec;
+    moe::CannAttributes given;
+    if (!moe::ReadCall(gert::InferShapeContext(call), op, spec, given)) return kTilingError;
+    return PrepareOp(call, known, spec, given.group_ep, tiling.data.bytes, made);
+}
+
+// ---- a call as it comes ----
+
+std::vector<int64_t> Take(int64_t* values, uint64_t count) {
+    const std::unique_ptr<int64_t[]> owned(values);
+    return {values, values + count};
+}
+
+// Also of a tensor without elements.
+bool Contiguous(const std::vector<int64_t>& dims, const std::vector<int64_t>& strides) {
+    bool dense = true, empty = false;
+    int64_t expected = 1;
+    for (size_t i = dims.size(); i-- > 0; expected *= dims[i]) {
+        dense = dense && (dims[i] == 1 || strides[i] == expected);
+        empty = empty || dims[i] == 0;
+    }
+    return dense || empty;
+}
+
+bool ReadTensor(const aclTensor* tensor, standin::Tensor& out) {
+    if (tensor == nullptr) return true;
+    int64_t *dims = nullptr, *strides = nullptr, offset = 0;
+    uint64_t rank = 0;
+    int32_t type = -1;
+    void* base = nullptr;
+    if (aclGetViewShape(tensor, &dims, &rank) != 0) return false;
+    out.shape.origin.dims = Take(dims, rank);
+    if (aclGetViewStrides(tensor, &strides, &rank) != 0 || aclGetViewOffset(tensor, &offset) != 0 ||
+        aclGetDataType(tensor, &type) != 0 || aclGetRawTensorAddr(tensor, &base) != 0) {
+        return false;
+    }
+    out.given = true;
+    out.desc.type = static_cast<ge::DataType>(type);
+    if (!Contiguous(out.shape.origin.dims, Take(strides, rank))) {
+        vnpu_error("an operator's tensor of %zu dimensions is not contiguous", out.shape.origin.dims.size());
+        return false;
+    }
+    const uint32_t bytes = moe::TypeSize(moe::TypeOf(out.desc.type));
+    out.data = base == nullptr ? nullptr : static_cast<uint8_t*>(base) + offset * bytes;
+    return true;
+}
+
+// Inputs, attributes and outputs in the order of the definition, each of 64 bits; workspace size, executor.
+// The callers' functions have these parameters by name: on the ABIs served (x86-64, AArch64) they may be read
+// as variable arguments.
+int Capture(uint32_t op, int64_t first, va_list rest) {
+    const moe::OpInterface known = moe::InterfaceOf(op);
+    int64_t value = first;
+    bool more = false;
+    const auto next = [&] {
+        if (std::exchange(more, true)) value = va_arg(rest, int64_t);
+        return value;
+    };
+    standin::Call call;
+    call.opType = known.type;
+    bool good = true;
+    const auto tensors = [&](size_t count, std::vector<standin::Tensor>& all) {
+        all.resize(count);
+        for (standin::Tensor& tensor : all)
+            good = ReadTensor(reinterpret_cast<const aclTensor*>(next()), tensor) && good;
+    };
+    tensors(known.inputs.size, call.inputs);
+    for (const moe::OpAttribute& attribute : known.attributes) {
+        const char* text = attribute.text != nullptr ? reinterpret_cast<const char*>(next()) : nullptr;
+        if (attribute.text == nullptr) {
+            call.attributes.values.emplace_back(next());
+        } else {
+            call.attributes.values.emplace_back(std::string(text != nullptr ? text : ""));
+        }
+    }
+    tensors(known.outputs.size, call.outputs);
+    auto* workspace = reinterpret_cast<uint64_t*>(next());
+    auto** executor = reinterpret_cast<aclOpExecutor**>(next());
+    if (workspace == nullptr || executor == nullptr) return kNullArgument;
+    if (!good) return kBadArgument;
+    auto made = std::make_unique<aclOpExecutor>();
+    const int status = Prepare(op, std::move(call), *made, *workspace);
+    if (status == kOk) *executor = made.release();
+    return status;
+}
+
+// As in CANN, an executor serves one launch.
+int Run(aclOpExecutor* executor, void* stream) {
+    if (executor == nullptr) return kNullArgument;
+    const std::unique_ptr<aclOpExecutor> owned(executor);
+    if (owned->run) return vnpu_enqueue_call(stream, std::move(owned->run));
+    Count(counts.skips, owned->type);
+    return kOk;
+}
+
+}  // namespace
+
+#define VNPU_INNER(name, op)                                                                   \
+    VNPU_EXPORT int aclnnInner##name##GetWorkspaceSize(int64_t first, ...) {                   \
+        va_list rest;                                                                          \
+        va_start(rest, first);                                                                 \
+        const int status = Capture(op, first, rest);                                           \
+        va_end(rest);                                                                          \
+        return status;                                                                         \
+    }                                                                                          \
+    VNPU_EXPORT int aclnnInner##name(void*, uint64_t, aclOpExecutor* executor, void* stream) { \
+        return Run(executor, stream);                                                          \
+    }
+VNPU_INNER(AscendMoeDistributeDispatch, moe::kOpDispatch)
+VNPU_INNER(AscendMoeDistributeCombine, moe::kOpCombine)
+VNPU_INNER(AscendMoeProbe, moe::kOpProbe)
+
+// In CANN's libnnopbase.so: who runs the communicator's tasks.
+VNPU_EXPORT void NnopbaseSetHcclServerType(void*, int32_t type) {
+    const std::lock_guard<std::mutex> lock(counts.mutex);
+    counts.server_type = type;
+}
+
+uint64_t vnpu_launches(const char* op_type) {
+    const std::lock_guard<std::mutex> lock(counts.mutex);
+    const auto entry = counts.launches.find(op_type);
+    return entry == counts.launches.end() ? 0 : entry->second;
+}
