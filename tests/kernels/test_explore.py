@@ -351,7 +351,7 @@ def absent(worlds: Worlds, seed: int, monkeypatch: pytest.MonkeyPatch) -> str:
     case = explore.draw(seed)
     victim, world = rng.randrange(case.world), worlds(case.world)
     made = rng.randrange(len(case.sequence))
-    program = explore.calls.PlannedProgram(case, world.library)
+    program = explore.engine.PlannedProgram(case, world.library)
     every, kept = program.calls, [0] * case.world
     program.calls = []
     for call in every:
@@ -390,7 +390,7 @@ def differing(worlds: Worlds, seed: int, monkeypatch: pytest.MonkeyPatch) -> str
     field = rng.choice(list(choices))
     odd = replace(case, **choices[field])  # type: ignore[arg-type]
     guilty, world = rng.randrange(case.world), worlds(case.world)
-    mixed, rest = (explore.calls.PlannedProgram(one, world.library) for one in (case, odd))
+    mixed, rest = (explore.engine.PlannedProgram(one, world.library) for one in (case, odd))
     for at, call in enumerate(mixed.calls):
         if call.rank == guilty:
             mixed.calls[at], rest.calls[at] = rest.calls[at], call
