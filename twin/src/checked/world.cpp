@@ -157,22 +157,18 @@ void World::StartStep(RankState& rank) {
             core.clock[p] = rank.clock;
         }
         for (FlagState& flag : core.flags) flag = FlagState();
-        clocks_.Drop(core.issue_clock);
-        core.issue_clock = kNoClock;
+        Learns(core);
         core.effect_chunk = core.effect_used = 0;
         core.store_bytes.clear();
         if (!options_.explicit_sync) {  // a launch starts with an empty cache
             core.cache.clear();
         } else {  // the host keeps lines of tensors coherent
             for (auto line = core.cache.begin(); line != core.cache.end();) {
-                const GmRange* held = nullptr;
-                for (const GmRange& range : rank.step->spec.ranges) {
-                    if (line->first + 63 >= range.begin && line->first < range.end &&
-                        (range.kind == GmKind::kWindowData || range.kind == GmKind::kWindowState ||
-                         range.kind == GmKind::kWindowLent))
-                        held = &range;
-                }
-                line = held != nullptr ? std::next(line) : core.cache.erase(line);
+                const auto& ranges = rank.step->spec.ranges;
+                const bool held = std::any_of(ranges.begin(), ranges.end(), [&](const GmRange& range) {
+                    return range.window() && line->first + 63 >= range.begin && line->first < range.end;
+                });
+                line = held ? std::next(line) : core.cache.erase(line);
             }
         }
         core.woken = false;
@@ -219,11 +215,7 @@ void World::FinishStep(RankState& rank) {
             checked::JoinClock(rank.clock, core.clock[p]);
             rank.clock[core.Agent(static_cast<Pipe>(p))] = sites_.last();
         }
-        rank.program->traffic.ub_peak = std::max(rank.program->traffic.ub_peak, core.core.traffic.ub_peak);
-        for (int kind = 0; kind < static_cast<int>(GmKind::kKinds); ++kind) {
-            rank.program->traffic.read[kind] += core.core.traffic.read[kind];
-            rank.program->traffic.written[kind] += core.core.traffic.written[kind];
-        }
+        rank.program->traffic.Add(core.core.traffic);
     }
     if (rank.step->end) rank.step->end();
     StartStep(rank);
@@ -399,8 +391,7 @@ void World::ReleaseBarrier(RankState& rank) {
     for (uint32_t i = 0; i < rank.cores; ++i) {
         CoreState& core = *cores_[rank.first + i];
         core.clock[static_cast<uint32_t>(Pipe::kS)] = scratch_;
-        clocks_.Drop(core.issue_clock);
-        core.issue_clock = kNoClock;
+        Learns(core);
         core.status = CoreStatus::kReady;
     }
     Mix(0xB0 + rank.first);
@@ -443,8 +434,7 @@ void World::CrossWait(CoreState& core, int id, const Loc& loc) {
     if (!core.rank->cross.Passed(core.core.index, core.rank->cores, id, core.cross_turn))
         Park(core, CoreStatus::kCross, loc);
     checked::JoinClock(core.clock[static_cast<uint32_t>(Pipe::kS)], core.rank->clock);
-    clocks_.Drop(core.issue_clock);
-    core.issue_clock = kNoClock;
+    Learns(core);
 }
 
 // ---- polling and idling ----

@@ -1,8 +1,13 @@
-// A stack that can be left and entered again. The switch is written by hand, for x86-64 and aarch64.
+// Fibers: stacks that can be left and entered again (the switch is written by hand, for x86-64 and aarch64);
+// and cores as fibers of one thread.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
+
+#include "runtime.h"
+#include "twin/engine/core.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #define TWIN_ASAN 1
@@ -53,6 +58,77 @@ private:
     void* home_thread_ = nullptr;
     bool ended_ = false;
 #endif
+};
+
+// Enters a fiber, parks it and, after a failure, unwinds it. The engines derive from this class.
+// `World` has EndKernel(CoreState&), what an engine does when a kernel has returned; it may throw.
+// `CoreState` has core, fiber, host, started, rank (with step and live) and status.
+template <typename World, typename CoreState>
+class FiberHost {
+protected:
+    void StartFiber(CoreState& core) {
+        core.started = false;
+        core.host = this;
+        core.fiber.Prepare(&FiberHost::Enter, &core);
+    }
+    void Resume(CoreState& core) {
+        g_current_core = &core.core;
+        current_ = &core;
+        core.started = true;
+        core.fiber.Enter();
+        current_ = nullptr;
+        g_current_core = nullptr;
+    }
+    // From the core's fiber: back to the scheduler until it is resumed.
+    template <typename Status>
+    void LeaveFiber(CoreState& core, Status status, const Loc& loc) {
+        core.status = status;
+        core.core.blocked_at = loc;
+        core.fiber.Leave(false);
+        if (unwinding_) throw Unwind();
+    }
+    // Ends the fibers of the first `count` cores, those that have begun by an exception.
+    template <typename Cores>
+    void UnwindFibers(Cores& cores, size_t count) {
+        unwinding_ = true;
+        for (size_t i = 0; i < count; ++i) {
+            CoreState& core = *cores[i];
+            if (core.status == Done(core)) continue;
+            if (core.started) Resume(core);
+            core.status = Done(core);
+        }
+        unwinding_ = false;
+    }
+    // The first failure counts.
+    void Fail(std::exception_ptr failure) {
+        if (!failure_) failure_ = failure;
+    }
+
+    CoreState* current_ = nullptr;  // whose fiber runs
+    bool unwinding_ = false;
+    std::exception_ptr failure_;
+
+private:
+    struct Unwind {};
+
+    static auto Done(const CoreState& core) { return decltype(core.status)::kDone; }
+
+    // Everything a core throws ends here: no exception may leave a fiber, none may be in flight at a switch.
+    static void Enter(void* argument) {
+        CoreState& core = *static_cast<CoreState*>(argument);
+        World& world = static_cast<World&>(*static_cast<FiberHost*>(core.host));
+        try {
+            core.rank->step->kernel();
+            CheckCleanExit(core.core);
+            world.EndKernel(core);
+        } catch (const Unwind&) {
+        } catch (...) {
+            world.Fail(std::current_exception());
+        }
+        core.status = Done(core);
+        --core.rank->live;
+        core.fiber.Leave(true);
+    }
 };
 
 }  // namespace twin

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "../core/fiber.h"
-#include "../core/fiber_host.h"
 #include "../core/runtime.h"
 #include "fabric.h"
 #include "twin/engine/copy_agent.h"

@@ -171,7 +171,6 @@ inline void CopyIn(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const 
     twin::IssueExact({name,
                       twin::Pipe::kMte2,
                       loc,
-                      {p.count * p.bytes, 0},
                       written,
                       {{reinterpret_cast<uintptr_t>(gm), p.bytes, p.count, p.gm_step, true}},
                       garbage},
@@ -222,7 +221,6 @@ inline void CopyOut(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const
     twin::IssueSourced({name,
                         twin::Pipe::kMte3,
                         loc,
-                        {p.count * p.bytes, 0},
                         {reinterpret_cast<uintptr_t>(gm), p.bytes, p.count, p.gm_step, true},
                         {{reinterpret_cast<uintptr_t>(from), p.bytes, p.count, p.ub_step}},
                         {},
@@ -307,7 +305,6 @@ inline void DataCopy(const LocalTensor<T>& dst, const LocalTensor<T>& src, const
     twin::IssueExact({"DataCopy UB->UB",
                       twin::Pipe::kV,
                       loc,
-                      {0, count},
                       {reinterpret_cast<uintptr_t>(to), bytes},
                       {{reinterpret_cast<uintptr_t>(from), bytes}}},
                      [=] { memmove(to, from, bytes); });

@@ -82,7 +82,6 @@ inline void DumpTensor(const LocalTensor<T>& tensor, uint32_t desc, uint32_t dum
     twin::Issue({"DumpTensor",
                  twin::Pipe::kS,
                  loc,
-                 {0, dumpSize},
                  {},
                  {{reinterpret_cast<uintptr_t>(values), dumpSize * sizeof(T)}}},
                 [=] { detail::DumpValues("UB", values, desc, dumpSize); });
@@ -94,7 +93,6 @@ inline void DumpTensor(const GlobalTensor<T>& tensor, uint32_t desc, uint32_t du
     twin::Issue({"DumpTensor",
                  twin::Pipe::kMte2,
                  loc,
-                 {dumpSize * sizeof(T), 0},
                  {},
                  {{reinterpret_cast<uintptr_t>(values), dumpSize * sizeof(T), 1, 0, true}}},
                 [=] { detail::DumpValues("GM", values, desc, dumpSize); });
