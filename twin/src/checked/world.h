@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "../core/fiber.h"
-#include "../core/runtime.h"
 #include "shadow.h"
 #include "twin/engine/copy_agent.h"
 #include "twin/engine/explore.h"
@@ -76,8 +75,6 @@ struct CacheLine {
     Loc fetched_at = {"", 0};
 };
 
-enum class CoreStatus : uint8_t { kDone, kReady, kFlag, kDrain, kBarrier, kPolling, kCross };
-
 struct PollRange {
     uintptr_t begin;
     uintptr_t end;
@@ -133,11 +130,9 @@ struct RankState {
     uint32_t first = 0;  // global index of its first core
     uint32_t cores = 0;  // of the running launch
     uint32_t most_cores = 0;
-    uint32_t live = 0;
     bool dead = false;
     bool stalled = false;
-    GmMap ranges;
-    CrossFlags cross;
+    LaunchState launch;
     std::vector<uint32_t> clock;  // the host's clock: all its launches so far
 };
 
@@ -193,6 +188,7 @@ private:
 
     // ---- world.cpp ----
     void Prepare(std::vector<RankProgram>& programs, const RunOptions& options);
+    void StartRanks();
     void StartStep(RankState& rank);
     void WriteFromHost(RankState& rank, const HostWrite& write);
     void FinishStep(RankState& rank);
@@ -205,7 +201,6 @@ private:
     void Park(CoreState& core, CoreStatus status, const Loc& loc);
     void MaybeYield(CoreState& core);
     void ReleaseBarrier(RankState& rank);
-    void CheckDivergence(RankState& rank);
     bool Idle();
     void FailHanging(const char* how);
     void Inject();

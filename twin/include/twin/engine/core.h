@@ -93,6 +93,7 @@ struct PollWatch {
 class Device;
 class Scheduler;
 class Recorder;
+struct LaunchState;
 namespace checked {
 struct CoreState;
 }
@@ -103,7 +104,8 @@ struct Hot;
 struct Core {
     uint32_t index = 0;
     int rank = -1;
-    Scheduler* scheduler = nullptr;
+    LaunchState* launch = nullptr;
+    Scheduler* scheduler = nullptr;  // of the fast engine
     uint8_t* ub = nullptr;
     uint32_t ub_used = 0;  // bump allocator of the live TPipe
     void* pipe = nullptr;  // the live TPipe, or null
