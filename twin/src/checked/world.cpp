@@ -251,7 +251,8 @@ bool World::FiberEnabled(const CoreState& core) const {
         case CoreStatus::kDrain: return Idle(core);
         case CoreStatus::kPolling: return core.woken;
         case CoreStatus::kCross:
-            return core.rank->launch.cross.Passed(core.core.index, core.rank->cores, core.cross_id, core.cross_turn);
+            return core.rank->launch.cross.Passed(core.core.index, core.rank->cores, core.cross_id,
+                                                  core.cross_turn);
         default: return false;
     }
 }

@@ -250,6 +250,10 @@ inline uint64_t Blocks(uint64_t n) { return n * twin::kBlockBytes; }
 inline uint64_t CeilBlock(uint64_t n) {
     return (n + twin::kBlockBytes - 1) / twin::kBlockBytes * twin::kBlockBytes;
 }
+inline Pieces PiecesOf(const DataCopyParams& p, uint64_t gm_gap, uint64_t ub_gap, const twin::Loc& loc) {
+    CheckPieces(p.blockCount, 0, 1, loc);
+    return {p.blockCount, Blocks(p.blockLen), Blocks(p.blockLen + gm_gap), Blocks(p.blockLen + ub_gap)};
+}
 
 }  // namespace detail
 
@@ -272,10 +276,7 @@ inline void DataCopy(const GlobalTensor<T>& dst, const LocalTensor<T>& src, cons
 template <class T>
 inline void DataCopy(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const DataCopyParams& params,
                      TWIN_CALLER) {
-    detail::CheckPieces(params.blockCount, 0, 1, loc);
-    const detail::Pieces p{params.blockCount, detail::Blocks(params.blockLen),
-                           detail::Blocks(params.blockLen + params.srcGap),
-                           detail::Blocks(params.blockLen + params.dstGap)};
+    const detail::Pieces p = detail::PiecesOf(params, params.srcGap, params.dstGap, loc);
     if (p.count == 0 || p.bytes == 0) return;
     detail::CopyIn(dst, src, p, {}, detail::Extent(p.count, p.bytes, p.ub_step), "DataCopy GM->UB", loc,
                    [](uint8_t*) {});
@@ -284,10 +285,7 @@ inline void DataCopy(const LocalTensor<T>& dst, const GlobalTensor<T>& src, cons
 template <class T>
 inline void DataCopy(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const DataCopyParams& params,
                      TWIN_CALLER) {
-    detail::CheckPieces(params.blockCount, 0, 1, loc);
-    const detail::Pieces p{params.blockCount, detail::Blocks(params.blockLen),
-                           detail::Blocks(params.blockLen + params.dstGap),
-                           detail::Blocks(params.blockLen + params.srcGap)};
+    const detail::Pieces p = detail::PiecesOf(params, params.dstGap, params.srcGap, loc);
     if (p.count == 0 || p.bytes == 0) return;
     detail::CopyOut(dst, src, p, detail::Extent(p.count, p.bytes, p.ub_step), "DataCopy UB->GM", loc);
 }
@@ -369,24 +367,17 @@ inline void DataCopyPad(const GlobalTensor<T>& dst, const LocalTensor<T>& src, c
                 DataCopyExtParams(params.blockCount, params.blockLen, params.srcGap, params.dstGap, 0), loc);
 }
 
-template <class T>
-inline void SetAtomicAdd() {
-    static_assert(twin::AtomicTypeOf<T>() != 0, "SetAtomicAdd: float, half, bfloat16_t, int32, int16, int8");
-    twin::current_core().atomic_op = 1;
-    twin::current_core().atomic_type = twin::AtomicTypeOf<T>();
-}
-template <class T>
-inline void SetAtomicMax() {
-    static_assert(twin::AtomicTypeOf<T>() != 0, "SetAtomicMax: float, half, bfloat16_t, int32, int16, int8");
-    twin::current_core().atomic_op = 2;
-    twin::current_core().atomic_type = twin::AtomicTypeOf<T>();
-}
-template <class T>
-inline void SetAtomicMin() {
-    static_assert(twin::AtomicTypeOf<T>() != 0, "SetAtomicMin: float, half, bfloat16_t, int32, int16, int8");
-    twin::current_core().atomic_op = 3;
-    twin::current_core().atomic_type = twin::AtomicTypeOf<T>();
-}
+#define TWIN_SET_ATOMIC(Name, kOp)                                                                          \
+    template <class T>                                                                                      \
+    inline void Name() {                                                                                    \
+        static_assert(twin::AtomicTypeOf<T>() != 0, #Name ": float, half, bfloat16_t, int32, int16, int8"); \
+        twin::current_core().atomic_op = kOp;                                                               \
+        twin::current_core().atomic_type = twin::AtomicTypeOf<T>();                                         \
+    }
+TWIN_SET_ATOMIC(SetAtomicAdd, 1)
+TWIN_SET_ATOMIC(SetAtomicMax, 2)
+TWIN_SET_ATOMIC(SetAtomicMin, 3)
+#undef TWIN_SET_ATOMIC
 inline void SetAtomicNone() { twin::current_core().atomic_op = 0; }
 
 }  // namespace AscendC

@@ -52,7 +52,8 @@ enum KernelMetaType : uint8_t {
                   "the twin has vector cores only: AIV_ONLY or MIX_AIV_1_0")
 #define KERNEL_TASK_TYPE(key, type) KERNEL_TASK_TYPE_DEFAULT(type)
 
-// What tiling structs of communicating kernels begin with. The host fills both blocks; a kernel passes them on.
+// What tiling structs of communicating kernels begin with. The host fills both blocks; a kernel passes them
+// on.
 struct Mc2InitTiling {
     uint8_t reserved[64] = {};
 };

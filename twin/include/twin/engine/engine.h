@@ -1,5 +1,6 @@
-// Every instruction of the API passes through Issue: its pipe, what it reads and writes, and its effect. API headers build Instructions and know no engine; the engine decides when the effect happens.
-// This file selects the engine at compile time.
+// Every instruction of the API passes through Issue: its pipe, what it reads and writes, and its effect. API
+// headers build Instructions and know no engine; the engine decides when the effect happens. This file
+// selects the engine at compile time.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +10,8 @@
 
 namespace twin {
 
-// `count` pieces of `bytes` each, `stride` bytes apart. Where `width` is not 0, a piece is a repeat instead: of
-// so many lanes in 8 blocks, `block` bytes apart, those in the mask, `bytes` in all.
+// `count` pieces of `bytes` each, `stride` bytes apart. Where `width` is not 0, a piece is a repeat instead:
+// of so many lanes in 8 blocks, `block` bytes apart, those in the mask, `bytes` in all.
 struct Access {
     uintptr_t begin = 0;
     uint64_t bytes = 0;
@@ -63,6 +64,13 @@ struct Instruction {
 
 #ifndef TWIN_FORWARDS  // this engine defers no copies
 namespace twin {
+
+// `flag` is an index into the core's flags: hard events by event and id, then the hand-overs of queues.
+void FlagSet(uint32_t flag, Pipe from, const Loc& loc);
+void FlagWait(uint32_t flag, Pipe to, const Loc& loc);
+void Barrier(Pipe pipe, const Loc& loc);
+// The scalar side waits until a pipe has run everything it was given, because it is about to read a result.
+void SettlePipe(Pipe pipe);
 
 template <class Effect>
 inline void IssueExact(const Instruction& instruction, Effect&& effect) {

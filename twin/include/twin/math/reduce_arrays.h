@@ -249,7 +249,7 @@ inline void ReduceExtremeRepeats(T* dst, const T* src, LaneMask mask, uint32_t r
     StoreAt(dst, 1, IndexBits<T>(best.index / count * kLanes<T> + present[best.index % count]));
 }
 
-enum class ReduceOp : uint8_t { kSum, kMax, kMin };
+enum class ReduceOp : uint8_t { kSum, kMax, kMin };  // numbered as ReduceType
 
 // WholeReduceSum, BlockReduceSum, BlockReduceMax, BlockReduceMin, PairReduceSum: one value for each kGroup
 // lanes; a repeat's values are dst_stride times their number apart. A group without a lane in the mask writes

@@ -133,7 +133,8 @@ inline void LanesCall(const twin::VectorCall& call, const twin::Operands& all, c
     TWIN_RAISE_IF(dst.block == 0 && runs.end() > twin::kVectorBlockBytes / sizeof(D), kBadArgument, call.loc,
                   "%s: the destination's block stride is 0", call.name);
     const auto check = [&](const auto& tensor, const twin::Operand& operand) {
-        tensor.Check(operand.begin - tensor.Operand().begin + twin::Extent(operand, runs, lanes.repeats), call);
+        tensor.Check(operand.begin - tensor.Operand().begin + twin::Extent(operand, runs, lanes.repeats),
+                     call);
     };
     check(dst, all.dst);
     [[maybe_unused]] uint32_t i = 0;

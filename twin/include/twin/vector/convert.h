@@ -2,7 +2,7 @@
 #pragma once
 
 #include "twin/api/copy.h"
-#include "twin/math/array_ops.h"
+#include "twin/math/bit_masks.h"
 #include "twin/math/cast.h"
 #include "twin/vector/call.h"
 

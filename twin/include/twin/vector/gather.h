@@ -105,7 +105,8 @@ inline void GatherMask(const LocalTensor<T>& dst, const LocalTensor<T>& src0,
     }
     rsvdCnt = detail::GatherMasked(dst, src0, shape, most, chosen, loc, [=](T* to, const T* from) {
         const uint64_t kept = twin::CountBits(choose, shape);
-        TWIN_RAISE_IF(kept > room, kOutOfBounds, loc, "GatherMask keeps %llu elements, the destination holds %llu",
+        TWIN_RAISE_IF(kept > room, kOutOfBounds, loc,
+                      "GatherMask keeps %llu elements, the destination holds %llu",
                       static_cast<unsigned long long>(kept), static_cast<unsigned long long>(room));
         return twin::GatherBits(to, from, choose, shape);
     });
@@ -189,7 +190,9 @@ inline void GatherRepeats(const LocalTensor<T>& dst, const LocalTensor<T>& src,
         dst.Part(last * dst_step * twin::kBlockLanes<T> + runs.end(), loc, "Gather destination");
     const twin::Operand to{whole.begin, sizeof(T), {1, dst_step}};
     const twin::Operand offsets{
-        srcOffset.Part(last * twin::kLanes<T> + runs.end(), loc, "Gather offsets").begin, 4, {1, lanes.width / 8}};
+        srcOffset.Part(last * twin::kLanes<T> + runs.end(), loc, "Gather offsets").begin,
+        4,
+        {1, lanes.width / 8}};
     CheckApart("Gather", "source", whole, UbAccess(src.data(), src.GetLength()), loc);
     GatherLanes(src, base, to, offsets, twin::AccessOf(to, lanes), twin::AccessOf(offsets, lanes), runs,
                 lanes.repeats, loc);
@@ -211,7 +214,8 @@ inline void Gather(const LocalTensor<T>& dst, const LocalTensor<T>& src,
     detail::CheckApart("Gather", "source", to, detail::UbAccess(src.data(), src.GetLength()), loc);
     twin::Runs all;
     all.run[all.count++] = {0, count};
-    detail::GatherLanes(src, srcBaseAddr, {to.begin, sizeof(T)}, {offsets.begin, 4}, to, offsets, all, 1, loc);
+    detail::GatherLanes(src, srcBaseAddr, {to.begin, sizeof(T)}, {offsets.begin, 4}, to, offsets, all, 1,
+                        loc);
 }
 template <class T, class M>
 inline void Gather(const LocalTensor<T>& dst, const LocalTensor<T>& src,
@@ -240,7 +244,8 @@ inline void Gatherb(const LocalTensor<T>& dst, const LocalTensor<T>& src, const 
     const twin::Access source = src.Part(src.GetSize(), loc, "Gatherb source");
     detail::CheckApart("Gatherb", "source", to, source, loc);
     const twin::Access read = detail::OffsetsHull("Gatherb", chosen, source, 0, kBlock, loc);
-    const twin::Operand blocks{to.begin, sizeof(T), {static_cast<uint32_t>(gap / kBlock), repeatParams.dstRepStride}};
+    const twin::Operand blocks{
+        to.begin, sizeof(T), {static_cast<uint32_t>(gap / kBlock), repeatParams.dstRepStride}};
     const twin::Lanes lanes{twin::LaneMask::First(twin::kLanes<T>), twin::kLanes<T>, repeats};
     twin::Issue(twin::PartOf({"Gatherb", loc}, twin::AccessOf(blocks, lanes), chosen, read), [=] {
         for (uint32_t i = 0; i < 8 * repeats; ++i) {

@@ -70,8 +70,10 @@ inline Access AccessOf(const Operand& operand, const Lanes& lanes) {
         all += uint64_t{run.count} * operand.element;
     }
     if (!even) {
-        return {operand.begin, all, repeats, operand.Step(), false, lanes.width, operand.element,
-                uint64_t{operand.strides.block} * kVectorBlockBytes, lanes.mask};
+        return {
+            operand.begin, all,         repeats,         operand.Step(),
+            false,         lanes.width, operand.element, uint64_t{operand.strides.block} * kVectorBlockBytes,
+            lanes.mask};
     }
     const uint64_t stride = pieces == 1 && repeats > 1 ? operand.Step() : gap;
     const uint32_t count = pieces * repeats;
@@ -91,9 +93,9 @@ inline Instruction PartOf(const VectorCall& call, const Access& write, const Acc
     return {call.name, Pipe::kV, call.loc, write, {read0, read1, read2, {}}, clobber};
 }
 
-// Within a repeat the destination is a source or touches it nowhere; no repeat reads what an earlier one wrote.
-// With `own_repeat` the first rule does not hold (reductions, conversions: the vector unit reads a repeat
-// before it writes it).
+// Within a repeat the destination is a source or touches it nowhere; no repeat reads what an earlier one
+// wrote. With `own_repeat` the first rule does not hold (reductions, conversions: the vector unit reads a
+// repeat before it writes it).
 inline void CheckLaneOverlap(const VectorCall& call, const Operands& all, const Runs& runs, uint32_t repeats,
                              bool own_repeat) {
     const Operand& dst = all.dst;
@@ -101,7 +103,8 @@ inline void CheckLaneOverlap(const VectorCall& call, const Operands& all, const 
     bool apart = true;
     for (uint32_t i = 0; i < all.sources; ++i) {
         const Operand& src = all.src[i];
-        apart = apart && (dst.begin >= src.begin + Extent(src, runs, repeats) || src.begin >= dst.begin + extent);
+        apart =
+            apart && (dst.begin >= src.begin + Extent(src, runs, repeats) || src.begin >= dst.begin + extent);
     }
     if (apart) return;
     std::vector<uint16_t> writer(extent, 0);  // the repeat that wrote a byte of dst, from 1 on

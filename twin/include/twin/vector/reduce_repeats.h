@@ -36,8 +36,9 @@ inline void ReduceLanes(const twin::VectorCall& call, const LocalTensor<T>& dst,
     const uint32_t each = lanes.width / layout.outputs;
     const uint64_t results = last * layout.step + ((runs.end() + each - 1) / each) * layout.bytes;
     const twin::Access read{from.begin, twin::Extent(from, runs, lanes.repeats)};
-    const twin::Access hull{dst.Part((results + sizeof(T) - 1) / sizeof(T), call.loc, call.name, layout.alignment)
-                                .begin, results};
+    const twin::Access hull{
+        dst.Part((results + sizeof(T) - 1) / sizeof(T), call.loc, call.name, layout.alignment).begin,
+        results};
     src.Span(read.bytes / sizeof(T), call.loc, call.name);
     TWIN_RAISE_IF(hull.begin == from.begin && last > 0 && layout.step > from.Step(), kBadArgument, call.loc,
                   "%s in place: results overtake the source and overwrite what later repeats read",
@@ -54,7 +55,8 @@ inline void ReduceLanes(const twin::VectorCall& call, const LocalTensor<T>& dst,
     twin::Access write{hull.begin, results};
     const bool whole = bytes == layout.outputs * layout.bytes;
     if (!whole) {
-        write = {hull.begin, bytes, lanes.repeats, layout.step, false, 128, sizeof(T), twin::kBlockBytes, written};
+        write = {hull.begin, bytes,     lanes.repeats,     layout.step, false,
+                 128,        sizeof(T), twin::kBlockBytes, written};
     } else if (lanes.repeats > 1 && layout.step != bytes) {
         write = {hull.begin, bytes, layout.step == 0 ? 1 : lanes.repeats, layout.step};
     }
@@ -96,7 +98,9 @@ template <twin::ReduceOp kOp, uint32_t kGroup, class T>
 inline void GroupReduce(const twin::VectorCall& call, const LocalTensor<T>& dst, const LocalTensor<T>& src,
                         const Work& work, const ReduceStrides& s) {
     constexpr uint32_t kOutputs = twin::kLanes<T> / kGroup;
-    constexpr uint32_t kAlignment = kOutputs == 1 ? sizeof(T) : kOutputs == 8 ? 8 * sizeof(T) : twin::kBlockBytes;
+    constexpr uint32_t kAlignment = kOutputs == 1   ? sizeof(T)
+                                    : kOutputs == 8 ? 8 * sizeof(T)
+                                                    : twin::kBlockBytes;
     const ResultLayout layout{kOutputs, sizeof(T), uint64_t{s.dst} * kOutputs * sizeof(T), kAlignment};
     ReduceLanes(call, dst, src, work, layout, s.src,
                 [=](T* to, const T* from, twin::LaneMask mask, uint32_t repeats) {
@@ -139,7 +143,8 @@ inline void WholeReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src,
     const auto strides =
         detail::CheckStrides("WholeReduceSum", dstRepStride, srcBlkStride, srcRepStride, loc);
     const detail::Work work = detail::ReduceWork<T, isSetMask>(mask, repeatTime, loc);
-    detail::GroupReduce<twin::ReduceOp::kSum, twin::kLanes<T>>({"WholeReduceSum", loc}, dst, src, work, strides);
+    detail::GroupReduce<twin::ReduceOp::kSum, twin::kLanes<T>>({"WholeReduceSum", loc}, dst, src, work,
+                                                               strides);
 }
 // Eight values a repeat, one a block; or a value for each pair of neighbours.
 #define TWIN_PART_REDUCE(Name, kOp, kGroup)                                                                  \
@@ -166,7 +171,8 @@ inline void RepeatReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src
     const auto strides =
         detail::CheckStrides("RepeatReduceSum", dstRepStride, srcBlkStride, srcRepStride, loc);
     const detail::Work work = detail::ReduceWork<T, isSetMask>(mask, repeatTime, loc);
-    detail::GroupReduce<twin::ReduceOp::kSum, twin::kLanes<T>>({"RepeatReduceSum", loc}, dst, src, work, strides);
+    detail::GroupReduce<twin::ReduceOp::kSum, twin::kLanes<T>>({"RepeatReduceSum", loc}, dst, src, work,
+                                                               strides);
 }
 
 // The names of newer headers.
@@ -176,16 +182,14 @@ inline void ReduceRepeat(const LocalTensor<T>& dst, const LocalTensor<U>& src, M
                          const int32_t srcRepStride, ReduceOrder order = ReduceOrder::ORDER_VALUE_INDEX,
                          TWIN_CALLER) {
     static_assert(std::is_same_v<T, U>, "ReduceRepeat: one element type on A2/A3");
+    static_assert(reduceType != ReduceType::NONE, "ReduceRepeat: SUM, MAX or MIN");
+    const auto strides = detail::CheckStrides("ReduceRepeat", dstRepStride, srcBlkStride, srcRepStride, loc);
+    const detail::Work work = detail::ReduceWork<T, isSetMask>(mask, repeatTime, loc);
+    const twin::VectorCall call{"ReduceRepeat", loc};
     if constexpr (reduceType == ReduceType::SUM) {
-        WholeReduceSum<T, isSetMask>(dst, src, mask, repeatTime, dstRepStride, srcBlkStride, srcRepStride,
-                                     loc);
-    } else if constexpr (reduceType == ReduceType::MAX) {
-        WholeReduceMax<T, isSetMask>(dst, src, mask, repeatTime, dstRepStride, srcBlkStride, srcRepStride,
-                                     order, loc);
+        detail::GroupReduce<twin::ReduceOp::kSum, twin::kLanes<T>>(call, dst, src, work, strides);
     } else {
-        static_assert(reduceType == ReduceType::MIN, "ReduceRepeat: SUM, MAX or MIN");
-        WholeReduceMin<T, isSetMask>(dst, src, mask, repeatTime, dstRepStride, srcBlkStride, srcRepStride,
-                                     order, loc);
+        detail::WholeReduceExtreme<reduceType == ReduceType::MAX>(call, dst, src, work, strides, order);
     }
 }
 template <ReduceType reduceType, class T, class U, bool isSetMask = true, class M>
@@ -193,17 +197,12 @@ inline void ReduceDataBlock(const LocalTensor<T>& dst, const LocalTensor<U>& src
                             const int32_t repeatTime, const int32_t dstRepStride, const int32_t srcBlkStride,
                             const int32_t srcRepStride, TWIN_CALLER) {
     static_assert(std::is_same_v<T, U>, "ReduceDataBlock: one element type on A2/A3");
-    if constexpr (reduceType == ReduceType::SUM) {
-        BlockReduceSum<T, isSetMask>(dst, src, repeatTime, mask, dstRepStride, srcBlkStride, srcRepStride,
-                                     loc);
-    } else if constexpr (reduceType == ReduceType::MAX) {
-        BlockReduceMax<T, isSetMask>(dst, src, repeatTime, mask, dstRepStride, srcBlkStride, srcRepStride,
-                                     loc);
-    } else {
-        static_assert(reduceType == ReduceType::MIN, "ReduceDataBlock: SUM, MAX or MIN");
-        BlockReduceMin<T, isSetMask>(dst, src, repeatTime, mask, dstRepStride, srcBlkStride, srcRepStride,
-                                     loc);
-    }
+    static_assert(reduceType != ReduceType::NONE, "ReduceDataBlock: SUM, MAX or MIN");
+    constexpr twin::ReduceOp kOp = static_cast<twin::ReduceOp>(reduceType);
+    const auto strides =
+        detail::CheckStrides("ReduceDataBlock", dstRepStride, srcBlkStride, srcRepStride, loc);
+    const detail::Work work = detail::ReduceWork<T, isSetMask>(mask, repeatTime, loc);
+    detail::GroupReduce<kOp, twin::kBlockLanes<T>>({"ReduceDataBlock", loc}, dst, src, work, strides);
 }
 template <ReduceType reduceType, class T, class U, bool isSetMask = true, class M>
 inline void ReducePairElem(const LocalTensor<T>& dst, const LocalTensor<U>& src, M mask,

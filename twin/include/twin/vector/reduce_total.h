@@ -45,7 +45,8 @@ inline void Extreme(const char* name, const LocalTensor<T>& dst, const LocalTens
     SetMaskNorm();
     ResetMask();
     if (n == 0) return;
-    const twin::Access write = dst.Part(results, loc, name, results * sizeof(T)), read = src.Part(n, loc, name);
+    const twin::Access write = dst.Part(results, loc, name, results * sizeof(T)),
+                       read = src.Part(n, loc, name);
     CheckOverlap(name, 0, write, read, loc);
     const uint64_t repeats = std::max<uint64_t>(n / twin::kLanes<T>, 1);
     const twin::Access garbage =
@@ -91,8 +92,8 @@ inline void RepeatedExtreme(const char* name, const LocalTensor<T>& dst, const L
     const uint32_t results = calIndex ? 2 : 1;
     const twin::Access write = dst.Part(results, loc, name, results * sizeof(T));
     const T* from = UbPointer<T>(reinterpret_cast<uintptr_t>(src.data()));
-    const twin::Access garbage =
-        CheckWorkTensor("scratch of a reduction", work, total.repeats, true, calIndex, write, total.read, loc);
+    const twin::Access garbage = CheckWorkTensor("scratch of a reduction", work, total.repeats, true,
+                                                 calIndex, write, total.read, loc);
     twin::Issue(twin::PartOf({name, loc}, write, total.read, {}, {}, garbage), [=] {
         twin::ReduceExtremeRepeats<kMax>(UbPointer<T>(write.begin), from, total.mask, total.repeats,
                                          total.stride, calIndex);
@@ -154,8 +155,8 @@ inline void ReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src,
     if (total.repeats == 0) return;
     const twin::Access write = dst.Part(1, loc, "ReduceSum destination", sizeof(T));
     const T* from = detail::UbPointer<T>(reinterpret_cast<uintptr_t>(src.data()));
-    const twin::Access garbage = detail::CheckWorkTensor(
-        "scratch of ReduceSum", sharedTmpBuffer, total.repeats, false, false, write, total.read, loc);
+    const twin::Access garbage = detail::CheckWorkTensor("scratch of ReduceSum", sharedTmpBuffer,
+                                                         total.repeats, false, false, write, total.read, loc);
     twin::Issue(twin::PartOf({"ReduceSum", loc}, write, total.read, {}, {}, garbage), [=] {
         twin::ReduceSumRepeats(detail::UbPointer<T>(write.begin), from, total.mask, total.repeats,
                                total.stride);

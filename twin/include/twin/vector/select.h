@@ -82,7 +82,8 @@ inline void SelectCounted(const LocalTensor<T>& dst, const LocalTensor<U>& selMa
     twin::Access reads[2];
     uint32_t i = 0;
     const auto read = [&](const LocalTensor<T>& source) {
-        const char* const names[] = {sizeof...(S) == 1 ? "Select source" : "Select source 0", "Select source 1"};
+        const char* const names[] = {sizeof...(S) == 1 ? "Select source" : "Select source 0",
+                                     "Select source 1"};
         reads[i] = source.Part(count, loc, names[i]);
         from.at[i] = UbPointer<T>(reads[i].begin);
         CheckOverlap("Select", i, write, reads[i], loc);

@@ -53,14 +53,14 @@ inline void Brcb(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const in
     detail::CheckApart("Brcb", "source", all, read, loc);
     const twin::Strides strides{repeatParams.dstBlkStride, repeatParams.dstRepStride};
     const twin::Operand blocks{all.begin, sizeof(T), strides};
-    twin::Issue(twin::PartOf({"Brcb", loc},
-                             twin::AccessOf(blocks, {twin::LaneMask::First(twin::kLanes<T>), twin::kLanes<T>,
-                                                     repeats}),
-                             read),
-                [=] {
-                    twin::BroadcastBlocks(detail::UbPointer<T>(all.begin), detail::UbPointer<T>(read.begin),
-                                          repeats, strides);
-                });
+    twin::Issue(
+        twin::PartOf(
+            {"Brcb", loc},
+            twin::AccessOf(blocks, {twin::LaneMask::First(twin::kLanes<T>), twin::kLanes<T>, repeats}), read),
+        [=] {
+            twin::BroadcastBlocks(detail::UbPointer<T>(all.begin), detail::UbPointer<T>(read.begin), repeats,
+                                  strides);
+        });
 }
 
 // first, first + 1, ...

@@ -196,8 +196,8 @@ inline void MrgSort(const LocalTensor<T>& dst, const MrgSortSrcList<T>& src, con
         uint32_t used[4] = {};
         const T* from[4] = {};
         for (uint32_t i = 0; i < lists.count; ++i) from[i] = detail::UbPointer<T>(lists.from[i]);
-        twin::MergeSortArray(detail::UbPointer<T>(write.begin), from, lists.length, lists.count, suspend, repeats,
-                             used);
+        twin::MergeSortArray(detail::UbPointer<T>(write.begin), from, lists.length, lists.count, suspend,
+                             repeats, used);
         for (uint32_t i = 0; i < 4; ++i) counts[i] = static_cast<uint16_t>(used[i]);
     });
 }
