@@ -1,4 +1,4 @@
-"""The C ABI of a library of kernels (twin/src/foreign/abi.h), and the library of one engine, opened."""
+"""The C ABI of a library of kernels (twin/src/foreign/launcher.cpp), and one engine's library, opened."""
 
 from __future__ import annotations
 

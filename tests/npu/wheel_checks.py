@@ -23,8 +23,7 @@ from npu_runs import check, run_checks
 from operator_cases import calls
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ascend_moe.ops.schemas import SCHEMAS
-from ascend_moe.ops.schemas import ABSENT, VENDOR_SCHEMAS
+from ascend_moe.ops.schemas import ABSENT, SCHEMAS, VENDOR_SCHEMAS
 
 NAMES = [*SCHEMAS, *VENDOR_SCHEMAS]
 BF16, FP16, FP32, INT8, INT32, INT64, BOOL = (

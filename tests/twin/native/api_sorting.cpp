@@ -126,7 +126,6 @@ void Wrong(const Args& g) {
     twin::Issue({"Canary",
                  twin::Pipe::kV,
                  twin::Loc::Here(),
-                 {0, 8},
                  detail::UbAccess(to, written),
                  {detail::UbAccess(from, read)}},
                 [=] {
@@ -134,7 +133,7 @@ void Wrong(const Args& g) {
                 });
 }
 
-// An accumulator that stands still; sources so unevenly spaced that each repeat is a part of its own.
+// An accumulator that stands still; sources unevenly spaced from repeat to repeat.
 void Chain(const Args& g) {
     const LocalTensor<float> sum = g.As<float>(g.a);
     Add(sum, g.As<float>(g.b), sum, 64, 3, {1, 2, 1, 0, 17, 0});

@@ -12,36 +12,26 @@ namespace twin {
 namespace {
 constexpr uint64_t kLineBytes = 64;
 constexpr size_t kMostLooks = 32;
-
-bool IsWindow(const GmRange& range) {
-    return range.kind == GmKind::kWindowData || range.kind == GmKind::kWindowState ||
-           range.kind == GmKind::kWindowLent;
-}
 }  // namespace
 
 // ---- UB ----
 
 void World::TouchUb(CoreState& core, const Access& access, const Toucher& t) {
-    for (uint32_t i = 0; i < access.count; ++i) {
-        const uint64_t at = access.begin + i * access.stride - reinterpret_cast<uintptr_t>(core.ub);
-        Block* blocks = &core.ub_blocks[at / kBlockBytes];
-        const uint32_t lead = static_cast<uint32_t>(at % kBlockBytes);
-        const Shadow::Conflict conflict = shadow_.Touch(blocks, lead, access.bytes, t);
+    ForEachUbPiece(core, access, [&](Block* blocks, uint32_t lead, uint64_t at, uint64_t bytes) {
+        const Shadow::Conflict conflict = shadow_.Touch(blocks, lead, bytes, t);
         if (conflict.other != 0)
             RaiseConflict(t, conflict, "UB byte " + std::to_string(at + conflict.offset));
-        if (t.write) Shadow::Fill(blocks, lead, access.bytes, true);
-    }
+        if (t.write) Shadow::Fill(blocks, lead, bytes, true);
+    });
 }
 
 void World::NeedFilled(CoreState& core, const Access& access, const Instruction& in, uint32_t number) {
     // A copy may include undefined bytes, but not only undefined bytes.
     const bool copies = in.pipe == Pipe::kMte3 || strcmp(in.name, "DataCopy UB->UB") == 0;
-    for (uint32_t i = 0; i < access.count; ++i) {
-        const uint64_t at = access.begin + i * access.stride - reinterpret_cast<uintptr_t>(core.ub);
-        const Shadow::Conflict conflict = Shadow::Filled(
-            &core.ub_blocks[at / kBlockBytes], static_cast<uint32_t>(at % kBlockBytes), access.bytes, copies);
-        if (conflict.uninitialised) RaiseUnfilled(core, in, number, at + conflict.offset, access.bytes);
-    }
+    ForEachUbPiece(core, access, [&](Block* blocks, uint32_t lead, uint64_t at, uint64_t bytes) {
+        const Shadow::Conflict conflict = Shadow::Filled(blocks, lead, bytes, copies);
+        if (conflict.uninitialised) RaiseUnfilled(core, in, number, at + conflict.offset, bytes);
+    });
 }
 
 // ---- GM ----
@@ -67,8 +57,7 @@ void World::TouchGm(CoreState& core, Pipe pipe, const Access& access, const Touc
         }
         if (!t.write && dirty_lines_ > 0) CheckDirty(core, pipe, begin, access.bytes, t);
         TouchGmPiece(core, pipe, begin, access.bytes, t, range, flag_store);
-        if (!t.write && options_.trace && IsWindow(range))
-            Trace(core, "load", &range, begin, access.bytes, 0);
+        if (!t.write && options_.trace && range.window()) Trace(core, "load", &range, begin, access.bytes, 0);
     }
     if (!t.write) Mix(access.begin ^ static_cast<uint64_t>(core.global) << 48 ^ landings_ << 20);
 }
@@ -124,7 +113,7 @@ void World::MakeStore(CoreState& core, QueuedOp& op, const GmRange& where, Clock
     const Access& from = op.instruction.reads[0];
     const GmRange range = where;
     const bool flag = shadow_.PageOf(to.begin).blocks[to.begin % kPageBytes / kBlockBytes].sync != 0;
-    if (options_.trace && IsWindow(range)) {
+    if (options_.trace && range.window()) {
         for (uint32_t i = 0; i < to.count; ++i)
             Trace(core, "store", &range, to.begin + i * to.stride, to.bytes, op.number);
     }
@@ -160,6 +149,14 @@ void World::MakeStore(CoreState& core, QueuedOp& op, const GmRange& where, Clock
     if (force) LandAll(core);
 }
 
+// Whoever reads this flag from now on knows what the clock knows.
+void World::Release(uintptr_t at, ClockId clock) {
+    Block& block = shadow_.PageOf(at).blocks[at % kPageBytes / kBlockBytes];
+    clocks_.Hold(clock);
+    clocks_.Drop(block.release);
+    block.release = clock;
+}
+
 void World::LandPiece(CoreState& core, Store& store, size_t index) {
     Store::Piece& piece = store.pieces[index];
     const uint8_t* bytes = core.store_bytes.data() + piece.from;
@@ -172,12 +169,7 @@ void World::LandPiece(CoreState& core, Store& store, size_t index) {
         bytes = changed;
     }
     memcpy(reinterpret_cast<void*>(piece.to), bytes, piece.bytes);
-    if (store.flag) {
-        Block& block = shadow_.PageOf(piece.to).blocks[piece.to % kPageBytes / kBlockBytes];
-        clocks_.Hold(store.release);
-        clocks_.Drop(block.release);
-        block.release = store.release;
-    }
+    if (store.flag) Release(piece.to, store.release);
     piece.landed = true;
     --store.left;
     Landed(core, piece.to, piece.bytes, store.number);
@@ -216,7 +208,7 @@ void World::Landed(CoreState& core, uintptr_t to, uint64_t bytes, uint32_t numbe
     }
     if (options_.trace) {
         const GmRange& range = SearchGm(core.core, to, bytes, {"", 0});
-        if (IsWindow(range)) Trace(core, "land", &range, to, bytes, number);
+        if (range.window()) Trace(core, "land", &range, to, bytes, number);
     }
 }
 
@@ -289,8 +281,7 @@ void World::LoadCached(CoreState& core, uintptr_t from, uint32_t bytes, void* va
     CacheLine& held = Fetch(core, line, range, loc);
     if ((held.dirty & mask) != mask) {
         TouchGmPiece(core, Pipe::kS, from, bytes, t, range, false);
-        clocks_.Drop(core.issue_clock);  // the core may have read a flag
-        core.issue_clock = kNoClock;
+        Learns(core);  // it may have read a flag
         TWIN_RAISE_IF(
             (held.dirty & mask) == 0 &&
                 memcmp(held.bytes + at, reinterpret_cast<const void*>(from), bytes) != 0,
@@ -368,15 +359,10 @@ void World::CleanLines(CoreState& core, uintptr_t address, bool all, const Loc& 
                 const bool flag =
                     range.atomic_blocks || (core.core.watch != nullptr && range.kind != GmKind::kTensor);
                 TouchGmPiece(core, Pipe::kS, line + i, n - i, t, range, flag);
-                if (options_.trace && IsWindow(range))
+                if (options_.trace && range.window())
                     Trace(core, "store", &range, line + i, n - i, held.stored_by);
                 memcpy(reinterpret_cast<void*>(line + i), held.bytes + i, n - i);
-                if (flag) {
-                    Block& block = shadow_.PageOf(line + i).blocks[(line + i) % kPageBytes / kBlockBytes];
-                    clocks_.Hold(release);
-                    clocks_.Drop(block.release);
-                    block.release = release;
-                }
+                if (flag) Release(line + i, release);
                 Landed(core, line + i, n - i, held.stored_by);
                 i = n;
             }

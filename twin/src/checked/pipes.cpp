@@ -21,6 +21,12 @@ ClockId World::IssueClock(CoreState& core) {
     return core.issue_clock;
 }
 
+// The scalar pipe's clock moves on.
+void World::Learns(CoreState& core) {
+    clocks_.Drop(core.issue_clock);
+    core.issue_clock = kNoClock;
+}
+
 void* World::Reserve(CoreState& core, size_t bytes) {
     bytes = (bytes + 15) / 16 * 16;
     if (core.effect_chunk < core.effect_chunks.size() && core.effect_used + bytes > kEffectChunk) {
@@ -54,11 +60,8 @@ void World::Enqueue(CoreState& core, const Instruction& instruction, void (*run)
     const uint32_t pipe = static_cast<uint32_t>(instruction.pipe);
     PipeQueue& queue = core.pipes[pipe];
     const bool writes = instruction.write.bytes != 0;
-    const uint32_t number = instruction.continues
-                                ? queue.issued
-                                : sites_.Add({instruction.name, instruction.loc, core.Agent(instruction.pipe),
-                                              writes, instruction.atomic});
-    queue.issued = number;
+    const uint32_t number = sites_.Add(
+        {instruction.name, instruction.loc, core.Agent(instruction.pipe), writes, instruction.atomic});
     if (queue.head != 0 && queue.empty()) {
         queue.ops.clear();
         queue.head = 0;
@@ -89,6 +92,23 @@ void World::CheckScalar(CoreState& core, const Instruction& instruction) {
 
 // ---- tokens ----
 
+// Puts a token into a pipe. `freed`: UB whose contents are undefined when the token has left.
+void World::Push(CoreState& core, Queued kind, Pipe to, uint32_t flag, uint32_t turn, const Loc& loc,
+                 const Access& freed) {
+    static constexpr const char* kNames[] = {"", "SetFlag", "WaitFlag", "PipeBarrier"};
+    const uint32_t pipe = static_cast<uint32_t>(to);
+    PipeQueue& queue = core.pipes[pipe];
+    queue.ops.push_back({kind,
+                         sites_.last(),
+                         IssueClock(core),
+                         flag,
+                         turn,
+                         nullptr,
+                         nullptr,
+                         {kNames[static_cast<int>(kind)], to, loc, freed, {}}});
+    if (queue.ops.size() - queue.head == 1) RunHead(core, pipe, false);
+}
+
 void World::FlagSet(CoreState& core, uint32_t flag, Pipe from, const Loc& loc) {
     FlagState& state = core.flags[flag];
     if (state.sets_issued - state.waits_done >= FlagState::kDepth) ForceAll(core);
@@ -101,16 +121,12 @@ void World::FlagSet(CoreState& core, uint32_t flag, Pipe from, const Loc& loc) {
         ++state.sets_done;
         return;
     }
-    const uint32_t pipe = static_cast<uint32_t>(from);
-    Instruction token = {"SetFlag", from, loc, {}, {}, {}};
-    if (flag >= kQueueFlags &&
-        (flag - kQueueFlags) % 2 == 1) {  // a tensor is given back: its contents are undefined from now on
+    Access freed;
+    if (flag >= kQueueFlags && (flag - kQueueFlags) % 2 == 1) {  // a tensor is given back
         const UbBuffer& slot = core.core.buffers[(flag - kQueueFlags) / 2];
-        token.write = {reinterpret_cast<uintptr_t>(core.ub) + slot.begin, slot.bytes};
+        freed = {reinterpret_cast<uintptr_t>(core.ub) + slot.begin, slot.bytes};
     }
-    core.pipes[pipe].ops.push_back(
-        {Queued::kSet, sites_.last(), IssueClock(core), flag, turn, nullptr, nullptr, token});
-    if (core.pipes[pipe].ops.size() - core.pipes[pipe].head == 1) RunHead(core, pipe, false);
+    Push(core, Queued::kSet, from, flag, turn, loc, freed);
 }
 
 void World::FlagWait(CoreState& core, uint32_t flag, Pipe to, const Loc& loc) {
@@ -132,20 +148,10 @@ void World::FlagWait(CoreState& core, uint32_t flag, Pipe to, const Loc& loc) {
         clocks_.Drop(clock);
         clock = kNoClock;
         ++state.waits_done;
-        clocks_.Drop(core.issue_clock);
-        core.issue_clock = kNoClock;
+        Learns(core);
         return;
     }
-    const uint32_t pipe = static_cast<uint32_t>(to);
-    core.pipes[pipe].ops.push_back({Queued::kWait,
-                                    sites_.last(),
-                                    IssueClock(core),
-                                    flag,
-                                    turn,
-                                    nullptr,
-                                    nullptr,
-                                    {"WaitFlag", to, loc, {}, {}, {}}});
-    if (core.pipes[pipe].ops.size() - core.pipes[pipe].head == 1) RunHead(core, pipe, false);
+    Push(core, Queued::kWait, to, flag, turn, loc, {});
 }
 
 void World::Barrier(CoreState& core, Pipe pipe, const Loc& loc) {
@@ -153,16 +159,7 @@ void World::Barrier(CoreState& core, Pipe pipe, const Loc& loc) {
         Drain(core, loc);
         return;
     }
-    const uint32_t index = static_cast<uint32_t>(pipe);
-    core.pipes[index].ops.push_back({Queued::kBarrier,
-                                     sites_.last(),
-                                     IssueClock(core),
-                                     0,
-                                     0,
-                                     nullptr,
-                                     nullptr,
-                                     {"PipeBarrier", pipe, loc, {}, {}, {}}});
-    if (core.pipes[index].ops.size() - core.pipes[index].head == 1) RunHead(core, index, false);
+    Push(core, Queued::kBarrier, pipe, 0, 0, loc, {});
 }
 
 // ---- running ----
@@ -234,12 +231,9 @@ void World::RunEffect(CoreState& core, uint32_t pipe, QueuedOp& op, bool force) 
     const Toucher writer = ToucherOf(core, which, op.number, true, in.atomic);
     if (in.clobber.bytes != 0) {
         TouchUb(core, in.clobber, writer);
-        for (uint32_t i = 0; i < in.clobber.count; ++i) {
-            const uint64_t at =
-                in.clobber.begin + i * in.clobber.stride - reinterpret_cast<uintptr_t>(core.ub);
-            Shadow::Fill(&core.ub_blocks[at / kBlockBytes], static_cast<uint32_t>(at % kBlockBytes),
-                         in.clobber.bytes, false);
-        }
+        ForEachUbPiece(core, in.clobber, [](Block* blocks, uint32_t lead, uint64_t, uint64_t bytes) {
+            Shadow::Fill(blocks, lead, bytes, false);
+        });
     }
     if (in.write.bytes == 0 || in.write.count == 0) {
         op.run(op.effect);
@@ -313,8 +307,7 @@ void World::KnowAll(CoreState& core) {
     }
     for (uint32_t pipe = 0; pipe < kPipes; ++pipe)
         all[core.Agent(static_cast<Pipe>(pipe))] = core.pipes[pipe].last;
-    clocks_.Drop(core.issue_clock);
-    core.issue_clock = kNoClock;
+    Learns(core);
 }
 
 // ---- UB is allocated and freed ----

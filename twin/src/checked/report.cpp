@@ -70,11 +70,10 @@ void World::RaiseUnfilled(const CoreState& core, const Instruction& in, uint32_t
             const Access& write = op.instruction.write;
             if (op.kind != Queued::kEffect || op.number >= number || write.gm || write.bytes == 0) continue;
             const uintptr_t address = reinterpret_cast<uintptr_t>(core.ub) + at;
-            for (uint32_t k = 0; k < write.count; ++k) {
-                const uintptr_t begin = write.begin + k * write.stride;
-                if (address >= begin && address < begin + write.bytes)
+            ForEachPiece(write, [&](uintptr_t begin, uint64_t size) {
+                if (address >= begin && address < begin + size)
                     RaiseOrder(op.number, true, number, false, "UB byte " + std::to_string(at));
-            }
+            });
         }
     }
     Raise(Finding::kUninitialised, in.loc,

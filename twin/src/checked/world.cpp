@@ -44,17 +44,11 @@ void UbReleased() { World::Call(&World::Released); }
 void CleanLines(uintptr_t address, bool all, const Loc& loc) {
     World::Call(&World::CleanLines, address, all, loc);
 }
-const GmRange& SearchGm(Core& core, uintptr_t address, uint64_t bytes, const Loc& loc) {
-    return core.checked->rank->ranges.Find(core, address, bytes, loc);
-}
 void SyncAllCores(const Loc& loc) { World::Call(&World::SyncAll, loc); }
 void PollYield(const Loc& loc) { World::Call(&World::Poll, loc, false); }
 void SuspectedPoll(const Loc& loc) { World::Call(&World::Poll, loc, true); }
 void GiveWay(const Loc& loc) { World::Call(&World::GiveWay, loc); }
 int64_t SystemCycle() { return WorldOf(Here()).cycles(); }
-uint32_t BlockNum() { return Here().rank->step->spec.block_dim; }
-uint64_t TilingKey() { return Here().rank->step->spec.tiling_key; }
-uintptr_t HcclContext(int index) { return Here().rank->step->spec.hccl_context[index]; }
 void CrossCoreSet(int mode, Pipe pipe, int id, const Loc& loc) {
     World::Call(&World::CrossSet, mode, pipe, id, loc);
 }
@@ -72,9 +66,7 @@ void World::Prepare(std::vector<RankProgram>& programs, const RunOptions& option
     options_ = options;
     result_ = RunResult();
     result_.trace_hash = 0x2545F4914F6CDD1Dull;
-    failure_ = nullptr;
-    unwinding_ = false;
-    current_ = last_run_ = nullptr;
+    last_run_ = nullptr;
     cycles_ = 1;
     dirty_lines_ = 0;
     idle_rounds_ = 0;
@@ -121,6 +113,9 @@ void World::Prepare(std::vector<RankProgram>& programs, const RunOptions& option
         core.issue_clock = kNoClock;
     }
     SeedSchedule();
+}
+
+void World::StartRanks() {
     for (uint32_t r = 0; r < rank_count_; ++r) {
         ranks_[r]->clock.assign(core_count_ * kPipes, 0);
         StartStep(*ranks_[r]);
@@ -135,10 +130,9 @@ void World::StartStep(RankState& rank) {
     }
     rank.step = rank.program->steps[rank.next++];
     if (rank.step->begin) rank.step->begin();
-    rank.ranges.Assign(rank.step->spec.ranges);
+    rank.launch.Begin(rank.step->spec, rank.step->kernel);
     for (const HostWrite& write : rank.step->writes) WriteFromHost(rank, write);
-    rank.cross = CrossFlags();
-    rank.cores = rank.live = rank.step->spec.block_dim;
+    rank.cores = rank.step->spec.block_dim;
     for (uint32_t i = 0; i < rank.cores; ++i) {
         CoreState& core = *cores_[rank.first + i];
         core.rank = &rank;
@@ -146,6 +140,7 @@ void World::StartStep(RankState& rank) {
         core.core.index = i;
         core.core.rank = rank.program->rank;
         core.core.ub = core.ub;
+        core.core.launch = &rank.launch;
         core.core.checked = &core;
         if (rank.step->spec.watch_polls) core.core.watch = std::make_unique<PollWatch>();
         for (uint32_t b = 0; b < core.ub_high / kBlockBytes; ++b) core.ub_blocks[b] = Block();
@@ -157,22 +152,18 @@ void World::StartStep(RankState& rank) {
             core.clock[p] = rank.clock;
         }
         for (FlagState& flag : core.flags) flag = FlagState();
-        clocks_.Drop(core.issue_clock);
-        core.issue_clock = kNoClock;
+        Learns(core);
         core.effect_chunk = core.effect_used = 0;
         core.store_bytes.clear();
         if (!options_.explicit_sync) {  // a launch starts with an empty cache
             core.cache.clear();
         } else {  // the host keeps lines of tensors coherent
             for (auto line = core.cache.begin(); line != core.cache.end();) {
-                const GmRange* held = nullptr;
-                for (const GmRange& range : rank.step->spec.ranges) {
-                    if (line->first + 63 >= range.begin && line->first < range.end &&
-                        (range.kind == GmKind::kWindowData || range.kind == GmKind::kWindowState ||
-                         range.kind == GmKind::kWindowLent))
-                        held = &range;
-                }
-                line = held != nullptr ? std::next(line) : core.cache.erase(line);
+                const auto& ranges = rank.step->spec.ranges;
+                const bool held = std::any_of(ranges.begin(), ranges.end(), [&](const GmRange& range) {
+                    return range.window() && line->first + 63 >= range.begin && line->first < range.end;
+                });
+                line = held ? std::next(line) : core.cache.erase(line);
             }
         }
         core.woken = false;
@@ -219,40 +210,20 @@ void World::FinishStep(RankState& rank) {
             checked::JoinClock(rank.clock, core.clock[p]);
             rank.clock[core.Agent(static_cast<Pipe>(p))] = sites_.last();
         }
-        rank.program->traffic.ub_peak = std::max(rank.program->traffic.ub_peak, core.core.traffic.ub_peak);
-        for (int kind = 0; kind < static_cast<int>(GmKind::kKinds); ++kind) {
-            rank.program->traffic.read[kind] += core.core.traffic.read[kind];
-            rank.program->traffic.written[kind] += core.core.traffic.written[kind];
-        }
+        rank.program->traffic.Add(core.core.traffic);
     }
     if (rank.step->end) rank.step->end();
     StartStep(rank);
 }
 
 RunResult World::Run(std::vector<RankProgram>& programs, const RunOptions& options) {
-    Core* const outer = g_current_core;
-    try {
-        Prepare(programs, options);
+    Prepare(programs, options);
+    RunFibers(cores_, [&] {
+        StartRanks();
         Loop();
-    } catch (...) {
-        Fail(std::current_exception());
-    }
-    UnwindFibers(cores_, core_count_);  // after a failure, and the fibers of a killed rank
-    g_current_core = outer;
-    if (failure_) {
-        result_.failed = true;
-        try {
-            std::rethrow_exception(failure_);
-        } catch (const Fault& fault) {
-            result_.kind = fault.kind;
-            result_.message = fault.what();
-        } catch (const std::exception& error) {
-            result_.message = error.what();
-        } catch (...) {
-            result_.message = "a kernel threw something";
-        }
-        failure_ = nullptr;
-    }
+    });  // what is left then: fibers of a killed rank
+    result_.failed = failure_ != nullptr;
+    if (failure_) result_.message = TextOf(failure_, &result_.kind);
     result_.instructions = sites_.last();
     return result_;
 }
@@ -280,7 +251,8 @@ bool World::FiberEnabled(const CoreState& core) const {
         case CoreStatus::kDrain: return Idle(core);
         case CoreStatus::kPolling: return core.woken;
         case CoreStatus::kCross:
-            return core.rank->cross.Passed(core.core.index, core.rank->cores, core.cross_id, core.cross_turn);
+            return core.rank->launch.cross.Passed(core.core.index, core.rank->cores, core.cross_id,
+                                                  core.cross_turn);
         default: return false;
     }
 }
@@ -324,7 +296,7 @@ void World::Step(const Entity& entity) {
         Resume(core);
         RankState& rank = *core.rank;
         if (core.status == CoreStatus::kBarrier || core.status == CoreStatus::kDone) {
-            if (rank.live == 0) {
+            if (rank.launch.live == 0) {
                 FinishStep(rank);
             } else {
                 ReleaseBarrier(rank);
@@ -383,14 +355,7 @@ void World::SyncAll(CoreState& core, const Loc& loc) {
 }
 
 void World::ReleaseBarrier(RankState& rank) {
-    uint32_t waiting = 0;
-    for (uint32_t i = 0; i < rank.cores; ++i)
-        waiting += cores_[rank.first + i]->status == CoreStatus::kBarrier;
-    if (waiting == 0 || waiting != rank.live) return;
-    if (rank.live != rank.cores) {
-        CheckDivergence(rank);
-        return;
-    }
+    if (!AllAtBarrier(cores_, rank.first, rank.cores)) return;
     scratch_.assign(core_count_ * kPipes, 0);
     for (uint32_t i = 0; i < rank.cores; ++i) {
         CoreState& core = *cores_[rank.first + i];
@@ -399,27 +364,14 @@ void World::ReleaseBarrier(RankState& rank) {
     for (uint32_t i = 0; i < rank.cores; ++i) {
         CoreState& core = *cores_[rank.first + i];
         core.clock[static_cast<uint32_t>(Pipe::kS)] = scratch_;
-        clocks_.Drop(core.issue_clock);
-        core.issue_clock = kNoClock;
+        Learns(core);
         core.status = CoreStatus::kReady;
     }
     Mix(0xB0 + rank.first);
 }
 
-// Some cores wait in SyncAll while others have left the kernel: an NPU would hang.
-void World::CheckDivergence(RankState& rank) {
-    std::string gone;
-    const CoreState* waiting = nullptr;
-    for (uint32_t i = 0; i < rank.cores; ++i) {
-        const CoreState& core = *cores_[rank.first + i];
-        if (core.status == CoreStatus::kDone) gone += (gone.empty() ? "" : ",") + std::to_string(i);
-        if (core.status == CoreStatus::kBarrier && waiting == nullptr) waiting = &core;
-    }
-    Fail(DivergenceOf(waiting->core, gone));
-}
-
 void World::CrossSet(CoreState& core, int mode, Pipe pipe, int id, const Loc& loc) {
-    core.rank->cross.Set(core.core.index, core.rank->cores, mode, id, loc);
+    core.rank->launch.cross.Set(core.core.index, core.rank->cores, mode, id, loc);
     // The flag is set when the pipe's earlier work is done; cores that wait for it join its clock.
     const uint32_t index = static_cast<uint32_t>(pipe);
     if (pipe == Pipe::kAll) {
@@ -439,12 +391,11 @@ void World::CrossSet(CoreState& core, int mode, Pipe pipe, int id, const Loc& lo
 
 void World::CrossWait(CoreState& core, int id, const Loc& loc) {
     core.cross_id = id;
-    core.cross_turn = core.rank->cross.Expect(core.core.index, id, loc);
-    if (!core.rank->cross.Passed(core.core.index, core.rank->cores, id, core.cross_turn))
+    core.cross_turn = core.rank->launch.cross.Expect(core.core.index, id, loc);
+    if (!core.rank->launch.cross.Passed(core.core.index, core.rank->cores, id, core.cross_turn))
         Park(core, CoreStatus::kCross, loc);
     checked::JoinClock(core.clock[static_cast<uint32_t>(Pipe::kS)], core.rank->clock);
-    clocks_.Drop(core.issue_clock);
-    core.issue_clock = kNoClock;
+    Learns(core);
 }
 
 // ---- polling and idling ----
@@ -517,26 +468,8 @@ bool World::Idle() {
 }
 
 void World::FailHanging(const char* how) {
-    std::string where;
-    CoreState* first = nullptr;
-    for (uint32_t i = 0; i < core_count_; ++i) {
-        CoreState& core = *cores_[i];
-        if (core.status == CoreStatus::kDone || Frozen(*core.rank)) continue;
-        if (first == nullptr) first = &core;
-        const char* what = core.status == CoreStatus::kBarrier   ? "waits in SyncAll at "
-                           : core.status == CoreStatus::kPolling ? "polls at "
-                           : core.status == CoreStatus::kCross   ? "waits for a cross-core flag at "
-                                                                 : "stands at ";
-        if (where.size() < 280) {
-            where += (where.empty() ? "rank " : "; rank ") + std::to_string(core.rank->program->rank) +
-                     " core " + std::to_string(core.core.index) + " " + what + PlaceOf(core.core.blocked_at);
-        }
-    }
-    if (first == nullptr) {
-        live_ranks_ = 0;
-        return;
-    }
-    Fail(FaultOf(first->core, Finding::kHang, first->core.blocked_at, how + (": " + where)));
+    const auto counts = [this](const CoreState& core) { return !Frozen(*core.rank); };
+    if (!FiberHost::FailHanging(cores_, how, counts)) live_ranks_ = 0;
 }
 
 void World::Inject() {

@@ -9,8 +9,6 @@
 #include <vector>
 
 #include "../core/fiber.h"
-#include "../core/fiber_host.h"
-#include "../core/runtime.h"
 #include "shadow.h"
 #include "twin/engine/copy_agent.h"
 #include "twin/engine/explore.h"
@@ -40,8 +38,7 @@ struct QueuedOp {
 struct PipeQueue {
     std::vector<QueuedOp> ops;
     size_t head = 0;
-    uint32_t last = 0;    // number of the latest instruction that ran
-    uint32_t issued = 0;  // and of the latest that was queued
+    uint32_t last = 0;  // number of the latest instruction that ran
     bool empty() const { return head == ops.size(); }
 };
 
@@ -77,8 +74,6 @@ struct CacheLine {
     uint32_t stored_by = 0;
     Loc fetched_at = {"", 0};
 };
-
-enum class CoreStatus : uint8_t { kDone, kReady, kFlag, kDrain, kBarrier, kPolling, kCross };
 
 struct PollRange {
     uintptr_t begin;
@@ -135,11 +130,9 @@ struct RankState {
     uint32_t first = 0;  // global index of its first core
     uint32_t cores = 0;  // of the running launch
     uint32_t most_cores = 0;
-    uint32_t live = 0;
     bool dead = false;
     bool stalled = false;
-    GmMap ranges;
-    CrossFlags cross;
+    LaunchState launch;
     std::vector<uint32_t> clock;  // the host's clock: all its launches so far
 };
 
@@ -195,6 +188,7 @@ private:
 
     // ---- world.cpp ----
     void Prepare(std::vector<RankProgram>& programs, const RunOptions& options);
+    void StartRanks();
     void StartStep(RankState& rank);
     void WriteFromHost(RankState& rank, const HostWrite& write);
     void FinishStep(RankState& rank);
@@ -207,7 +201,6 @@ private:
     void Park(CoreState& core, CoreStatus status, const Loc& loc);
     void MaybeYield(CoreState& core);
     void ReleaseBarrier(RankState& rank);
-    void CheckDivergence(RankState& rank);
     bool Idle();
     void FailHanging(const char* how);
     void Inject();
@@ -225,6 +218,9 @@ private:
 
     // ---- pipes.cpp ----
     ClockId IssueClock(CoreState& core);
+    void Learns(CoreState& core);
+    void Push(CoreState& core, Queued kind, Pipe to, uint32_t flag, uint32_t turn, const Loc& loc,
+              const Access& freed);
     void KnowAll(CoreState& core);
     bool RunHead(CoreState& core, uint32_t pipe, bool force);
     void RunEffect(CoreState& core, uint32_t pipe, QueuedOp& op, bool force);
@@ -236,6 +232,14 @@ private:
     Toucher ToucherOf(CoreState& core, Pipe pipe, uint32_t number, bool write, bool atomic);
 
     // ---- memory.cpp ----
+    // Calls visit(blocks, lead, at, bytes) for each contiguous part, at byte `at` of UB.
+    template <class Visit>
+    static void ForEachUbPiece(CoreState& core, const Access& access, Visit&& visit) {
+        ForEachPiece(access, [&](uintptr_t begin, uint64_t bytes) {
+            const uint64_t at = begin - reinterpret_cast<uintptr_t>(core.ub);
+            visit(&core.ub_blocks[at / kBlockBytes], static_cast<uint32_t>(at % kBlockBytes), at, bytes);
+        });
+    }
     void TouchUb(CoreState& core, const Access& access, const Toucher& t);
     void NeedFilled(CoreState& core, const Access& access, const Instruction& in, uint32_t number);
     void TouchGm(CoreState& core, Pipe pipe, const Access& access, const Toucher& t, const Instruction& in);
@@ -244,6 +248,7 @@ private:
     void MakeStore(CoreState& core, QueuedOp& op, const GmRange& range, ClockId release, bool force);
     void LandSome(CoreState& core);
     void LandAll(CoreState& core);
+    void Release(uintptr_t at, ClockId clock);
     void LandPiece(CoreState& core, Store& store, size_t index);
     void Landed(CoreState& core, uintptr_t to, uint64_t bytes, uint32_t number);
     void DropLanded(CoreState& core);

@@ -1,8 +1,14 @@
-// A stack that can be left and entered again. The switch is written by hand, for x86-64 and aarch64.
+// Fibers: stacks that can be left and entered again (the switch is written by hand, for x86-64 and aarch64);
+// and cores as fibers of one thread.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
+#include <string>
+
+#include "runtime.h"
+#include "twin/engine/core.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #define TWIN_ASAN 1
@@ -53,6 +59,121 @@ private:
     void* home_thread_ = nullptr;
     bool ended_ = false;
 #endif
+};
+
+// Enters a fiber, parks it and, after a failure, unwinds it. The engines derive from this class.
+// `World` may have BeginKernel(CoreState&) and EndKernel(CoreState&), around a kernel; they may throw.
+// `CoreState` has core, fiber, host, started and status.
+template <typename World, typename CoreState>
+class FiberHost {
+protected:
+    void StartFiber(CoreState& core) {
+        core.started = false;
+        core.host = this;
+        core.fiber.Prepare(&FiberHost::Enter, &core);
+    }
+    void Resume(CoreState& core) {
+        g_current_core = &core.core;
+        current_ = &core;
+        core.started = true;
+        core.fiber.Enter();
+        current_ = nullptr;
+        g_current_core = nullptr;
+    }
+    // From the core's fiber: back to the scheduler until it is resumed.
+    void LeaveFiber(CoreState& core, CoreStatus status, const Loc& loc) {
+        core.status = status;
+        core.core.blocked_at = loc;
+        core.fiber.Leave(false);
+        if (unwinding_) throw Unwind();
+    }
+    // Runs `body`; afterwards no fiber is left: those that have begun end by an exception.
+    template <typename Cores, typename Body>
+    void RunFibers(Cores& cores, Body&& body) {
+        Core* const outer = g_current_core;
+        failure_ = nullptr;
+        try {
+            body();
+        } catch (...) {
+            Fail(std::current_exception());
+        }
+        unwinding_ = true;
+        for (auto& core : cores) {
+            if (core->status == CoreStatus::kDone) continue;
+            if (core->started) Resume(*core);
+            core->status = CoreStatus::kDone;
+        }
+        unwinding_ = false;
+        g_current_core = outer;
+    }
+    // Whether `count` cores all wait in SyncAll. Where some have left the kernel instead, an NPU would hang.
+    template <typename Cores>
+    bool AllAtBarrier(const Cores& cores, uint32_t first, uint32_t count) {
+        std::string gone;
+        const Core* waiting = nullptr;
+        for (uint32_t i = first; i < first + count; ++i) {
+            const CoreState& core = *cores[i];
+            if (core.status == CoreStatus::kDone) {
+                gone += (gone.empty() ? "" : ",") + std::to_string(core.core.index);
+            } else if (core.status != CoreStatus::kBarrier) {
+                return false;
+            } else if (waiting == nullptr) {
+                waiting = &core.core;
+            }
+        }
+        if (waiting == nullptr) return false;
+        if (gone.empty()) return true;
+        Fail(FaultOf(*waiting, Finding::kSyncDivergence, waiting->blocked_at,
+                     "core " + std::to_string(waiting->index) + " waits in SyncAll call " +
+                         std::to_string(waiting->sync_all_calls) + ", but cores " + gone +
+                         " have left the kernel"));
+        return false;
+    }
+    // A hang, with the places of all cores that wait, of those for which counts(core). False: there are none.
+    template <typename Cores, typename Counts>
+    bool FailHanging(const Cores& cores, const std::string& how, Counts&& counts) {
+        std::string where;
+        const Core* first = nullptr;
+        for (const auto& core : cores) {
+            if (core->status == CoreStatus::kDone || !counts(*core)) continue;
+            if (first == nullptr) first = &core->core;
+            if (where.size() < 280) where += (where.empty() ? "" : "; ") + StandOf(core->core, core->status);
+        }
+        if (first != nullptr) Fail(FaultOf(*first, Finding::kHang, first->blocked_at, how + ": " + where));
+        return first != nullptr;
+    }
+    // The first failure counts.
+    void Fail(std::exception_ptr failure) {
+        if (!failure_) failure_ = failure;
+    }
+
+    CoreState* current_ = nullptr;  // whose fiber runs
+    bool unwinding_ = false;
+    std::exception_ptr failure_;
+
+    void BeginKernel(CoreState&) {}
+    void EndKernel(CoreState&) {}
+
+private:
+    struct Unwind {};
+
+    // Everything a core throws ends here: no exception may leave a fiber, none may be in flight at a switch.
+    static void Enter(void* argument) {
+        CoreState& core = *static_cast<CoreState*>(argument);
+        World& world = static_cast<World&>(*static_cast<FiberHost*>(core.host));
+        try {
+            world.BeginKernel(core);
+            (*core.core.launch->kernel)();
+            CheckCleanExit(core.core);
+            world.EndKernel(core);
+        } catch (const Unwind&) {
+        } catch (...) {
+            world.Fail(std::current_exception());
+        }
+        core.status = CoreStatus::kDone;
+        --core.core.launch->live;
+        core.fiber.Leave(true);
+    }
 };
 
 }  // namespace twin

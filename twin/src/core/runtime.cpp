@@ -81,12 +81,34 @@ std::exception_ptr FaultOf(const Core& core, Finding kind, const Loc& loc, const
     return fault;
 }
 
-std::exception_ptr DivergenceOf(const Core& waiting, const std::string& gone) {
-    return FaultOf(waiting, Finding::kSyncDivergence, waiting.blocked_at,
-                   "core " + std::to_string(waiting.index) + " waits in SyncAll call " +
-                       std::to_string(waiting.sync_all_calls) + ", but cores " + gone +
-                       " have left the kernel");
+std::string TextOf(std::exception_ptr failure, Finding* kind) {
+    try {
+        std::rethrow_exception(failure);
+    } catch (const Fault& fault) {
+        *kind = fault.kind;
+        return fault.what();
+    } catch (const std::exception& error) {
+        return error.what();
+    } catch (...) {
+        return "a kernel threw something";
+    }
 }
+
+std::string StandOf(const Core& core, CoreStatus status) {
+    const char* what = status == CoreStatus::kBarrier   ? "waits in SyncAll"
+                       : status == CoreStatus::kPolling ? "polls"
+                       : status == CoreStatus::kCross   ? "waits for a cross-core flag"
+                                                        : "stands";
+    return "rank " + std::to_string(core.rank) + " core " + std::to_string(core.index) + " " + what + " at " +
+           PlaceOf(core.blocked_at);
+}
+
+const GmRange& SearchGm(Core& core, uintptr_t address, uint64_t bytes, const Loc& loc) {
+    return core.launch->ranges.Find(core, address, bytes, loc);
+}
+uint32_t BlockNum() { return g_current_core->launch->spec->block_dim; }
+uint64_t TilingKey() { return g_current_core->launch->spec->tiling_key; }
+uintptr_t HcclContext(int index) { return g_current_core->launch->spec->hccl_context[index]; }
 
 void GmMap::Assign(const std::vector<GmRange>& ranges) {
     ranges_ = ranges;

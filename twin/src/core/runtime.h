@@ -3,11 +3,12 @@
 #pragma once
 
 #include <exception>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "twin/engine/core.h"
+#include "twin/engine/launch.h"
 
 namespace twin {
 
@@ -71,6 +72,26 @@ private:
     std::unique_ptr<Counters> counters_;  // most launches have no such flag
 };
 
+// A launch, as its cores see it.
+struct LaunchState {
+    const LaunchSpec* spec = nullptr;
+    const std::function<void()>* kernel = nullptr;
+    GmMap ranges;
+    CrossFlags cross;
+    uint32_t live = 0;  // cores that have not left the kernel
+
+    void Begin(const LaunchSpec& launched, const std::function<void()>& run) {
+        spec = &launched;
+        kernel = &run;
+        ranges.Assign(launched.ranges);
+        cross = CrossFlags();
+        live = launched.block_dim;
+    }
+};
+
+// What a core waits for.
+enum class CoreStatus : uint8_t { kDone, kReady, kFlag, kDrain, kBarrier, kPolling, kCross };
+
 void CheckCleanExit(const Core& core);
 
 // ---- faults, in the words of all engines ----
@@ -79,7 +100,9 @@ void CheckCleanExit(const Core& core);
 std::string PlaceOf(const Loc& loc);
 // The exception that Raise would throw for a core that is not running.
 std::exception_ptr FaultOf(const Core& core, Finding kind, const Loc& loc, const std::string& text);
-// Some cores ("0,2") have left the kernel while this one waits in SyncAll: an NPU would hang.
-std::exception_ptr DivergenceOf(const Core& waiting, const std::string& gone);
+// What an exception says; a fault also sets *kind.
+std::string TextOf(std::exception_ptr failure, Finding* kind);
+// "rank 0 core 1 polls at x.h:120".
+std::string StandOf(const Core& core, CoreStatus status);
 
 }  // namespace twin

@@ -8,8 +8,6 @@
 #include <vector>
 
 #include "fiber.h"
-#include "runtime.h"
-#include "twin/engine/launch.h"
 #include "twin/engine/timeline.h"
 
 namespace twin {
@@ -53,7 +51,15 @@ private:
     std::vector<CoreNotes> notes_;
 };
 
-class Scheduler {
+struct FastCore {
+    Core core;
+    Fiber fiber;
+    void* host = nullptr;  // whose fiber it is
+    CoreStatus status = CoreStatus::kDone;
+    bool started = false;
+};
+
+class Scheduler : FiberHost<Scheduler, FastCore> {
 public:
     explicit Scheduler(Device& device);
     ~Scheduler();
@@ -67,44 +73,22 @@ public:
     void Poll(const Loc& loc);
     void GiveWay(const Loc& loc);
     void CrossWait(int id, const Loc& loc);
-    CrossFlags& cross() { return cross_; }
-    const GmMap& ranges() const { return ranges_; }
-    const LaunchSpec& spec() const { return *spec_; }
-    int rank() const { return device_.rank(); }
 
 private:
-    enum class State : uint8_t { kReady, kAtBarrier, kPolling, kCrossWait, kDone };
-    struct Slot {
-        Core core;
-        Fiber fiber;
-        State state = State::kDone;
-        bool started = false;
-    };
-    struct Unwind {};
+    friend class FiberHost<Scheduler, FastCore>;
 
-    static void Enter(void* slot);
-    void RunCore(Slot& slot);
-    void Resume(Slot& slot);
+    void BeginKernel(FastCore& slot);
+    void EndKernel(FastCore& slot);
+    void Loop();
     bool Pass();
-    void ReleaseBarrier();
-    void CheckDivergence();
     void Idle(uint32_t fruitless);
-    void FailHanging();
-    void UnwindAll();
-    void Block(Slot& slot, State state, const Loc& loc);
-    Slot& Current();
+    void Block(CoreStatus status, const Loc& loc);
 
     Device& device_;
     uint8_t* ub_ = nullptr;
-    std::vector<std::unique_ptr<Slot>> slots_;
-    GmMap ranges_;
-    CrossFlags cross_;
-    const LaunchSpec* spec_ = nullptr;
-    const std::function<void()>* kernel_ = nullptr;
-    std::exception_ptr failure_;
-    bool unwinding_ = false;
+    std::vector<std::unique_ptr<FastCore>> slots_;
+    LaunchState launch_;
     const bool forwards_;  // copies may be deferred: not with ASCEND_MOE_FORWARD=0
-    uint32_t live_ = 0;
     uint32_t doorbell_seen_ = 0;
     int64_t idle_since_ = 0;
     int64_t last_idle_call_ = 0;

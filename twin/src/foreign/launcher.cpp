@@ -1,7 +1,5 @@
-// Launches the kernels of a library on the twin: what the C ABI of abi.h does. The ranks of one launcher keep
-// their devices and copy agents between launches.
-#include "abi.h"
-
+// The C ABI of a library of kernels, which ascend_moe/twin/abi.py mirrors field by field: launches them on
+// the twin. The ranks of one launcher keep their devices and copy agents between launches.
 #include <atomic>
 #include <cstdint>
 #include <cstring>
@@ -13,10 +11,59 @@
 
 #include "twin/api/hccl_context.h"
 #include "twin/engine/copy_agent.h"
-#include "twin/engine/launch.h"
-#ifdef TWIN_CHECKED
+#include "twin/engine/engine.h"
 #include "twin/engine/explore.h"
-#endif
+
+extern "C" {
+
+// One GM range of a launch. `name` outlives the launch.
+struct TwinRange {
+    const void* begin;
+    uint64_t bytes;
+    const char* name;
+    uint32_t* doorbell;
+    int32_t kind;  // twin::GmKind
+    int32_t atomic_blocks;
+    int32_t owner;  // the rank whose window it is, or -1
+    int32_t reserved;
+};
+
+// One rank's launch.
+struct TwinLaunch {
+    void* entry;
+    const uint64_t* arguments;
+    uint32_t argument_count;
+    uint32_t block_dim;
+    uint64_t tiling_key;
+    const TwinRange* ranges;
+    uint32_t range_count;
+    uint32_t reserved;
+    void* contexts[2];   // blobs that twin_context_fill has filled, or null
+    uint32_t* doorbell;  // this rank's, or null
+    double deadline_s;   // nothing moves this long: a hang. 0: wait for ever
+};
+
+// How the checked engine runs; the fast one has no choices.
+struct TwinOptions {
+    uint64_t seed;
+    uint64_t max_steps;
+    uint32_t policy;  // twin::Policy
+    uint32_t unordered;
+    uint32_t explicit_sync;
+    uint32_t pct_depth;
+};
+
+// What came of it. `finding` is empty where the kernel threw something else than a fault.
+struct TwinOutcome {
+    int32_t rank;  // that failed
+    int32_t reserved;
+    uint64_t steps;
+    uint64_t trace_hash;
+    char finding[64];
+    char text[4096];
+};
+
+}  // extern "C"
 
 namespace twin::foreign {
 
@@ -113,7 +160,7 @@ LaunchSpec SpecOf(const TwinLaunch& launch) {
     }
     for (uint32_t i = 0; i < kGroups; ++i) {
         if (launch.contexts[i] == nullptr) continue;
-        spec.hccl_context[i] = reinterpret_cast<uintptr_t>(launch.contexts[i]) + twin_context_offset();
+        spec.hccl_context[i] = reinterpret_cast<uintptr_t>(launch.contexts[i]) + sizeof(hccl::Header);
     }
     return spec;
 }
@@ -225,18 +272,17 @@ bool RankSet::Run(const TwinLaunch* launches, const TwinOptions&, TwinOutcome* o
 
 }  // namespace twin::foreign
 
+#pragma GCC visibility push(default)
+extern "C" {
+
 uint32_t twin_abi() { return 1; }
 
-const char* twin_engine() {
-#ifdef TWIN_CHECKED
-    return "checked";
-#else
-    return "fast";
-#endif
-}
+const char* twin_engine() { return twin::kChecked ? "checked" : "fast"; }
 
+// The names of the checked engine's policies, in the order of their numbers.
 const char* twin_policies() { return "late,random,lazy,pct,replay,exhaustive"; }
 
+// `world` ranks that share windows, kept between launches.
 void* twin_world_create(uint32_t world) {
     try {
         return new twin::foreign::RankSet(world);
@@ -246,30 +292,29 @@ void* twin_world_create(uint32_t world) {
 }
 void twin_world_destroy(void* world) { delete static_cast<twin::foreign::RankSet*>(world); }
 
+// Launches all ranks together; returns when all have ended. 0, or 1 with *outcome filled by the first
+// failure.
 int twin_world_run(void* world, const TwinLaunch* launches, const TwinOptions* options,
                    TwinOutcome* outcome) {
     *outcome = TwinOutcome();
     return static_cast<twin::foreign::RankSet*>(world)->Run(launches, *options, outcome) ? 0 : 1;
 }
 
+// Launches one rank on the calling thread; the others are other threads' calls.
 int twin_world_run_rank(void* world, uint32_t rank, const TwinLaunch* launch, TwinOutcome* outcome) {
     *outcome = TwinOutcome();
     return static_cast<twin::foreign::RankSet*>(world)->RunRank(rank, *launch, outcome) ? 0 : 1;
 }
 
-// ---- communication contexts ----
-
-using namespace twin::hccl;
-
-uint64_t twin_context_offset() { return sizeof(Header); }
-
+// A context blob is the twin's header, the context, and what it points at. `workspace` is memory of the
+// blob's owner; the context is at blob + twin_context_offset().
+uint64_t twin_context_offset() { return sizeof(twin::hccl::Header); }
 uint64_t twin_context_bytes(uint32_t layout, uint32_t world) {
-    return ContextBlobBytes(static_cast<Layout>(layout), world);
+    return twin::hccl::ContextBlobBytes(static_cast<twin::hccl::Layout>(layout), world);
+}
+void twin_context_fill(const twin::hccl::GroupWindows* group, uint32_t rank, void* blob, uint64_t workspace) {
+    twin::hccl::FillContext(*group, rank, blob, workspace);
 }
 
-void twin_context_fill(const TwinGroup* group, uint32_t rank, void* blob, uint64_t workspace) {
-    FillContext(
-        {static_cast<Layout>(group->layout), group->world, group->window_bytes, group->exp_bytes,
-         group->workspace_bytes, group->windows_in, group->windows_out, group->windows_exp, group->name},
-        rank, blob, workspace);
-}
+}  // extern "C"
+#pragma GCC visibility pop

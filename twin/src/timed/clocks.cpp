@@ -129,8 +129,7 @@ Outcome World::Schedule(CoreState& core, const Instruction& instruction) {
     Copy copy{&FindGm(core.core, far.begin, extent, instruction.loc), 0, 0, 0, 0, 0};
     copy.owner = copy.range->owner >= 0 ? static_cast<uint32_t>(copy.range->owner) : core.rank->index;
     copy.bytes = static_cast<double>(far.bytes * far.count);
-    const bool window = copy.range->kind == GmKind::kWindowData || copy.range->kind == GmKind::kWindowState ||
-                        copy.range->kind == GmKind::kWindowLent;
+    const bool window = copy.range->window();
     const int peer = window ? static_cast<int>(copy.owner) : -1;
     const bool status = copy.range->atomic_blocks;
     const double handed = core.now;

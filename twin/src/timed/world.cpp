@@ -39,33 +39,21 @@ TimedResult World::Run(std::vector<RankProgram>& programs, const Costs& costs, c
     options_ = options;
     result_ = TimedResult();
     phases_.assign(1, "launch");
-    failure_ = nullptr;
     stores_ = flows_ = 0;
     waiting_ = {};
-    Core* const outer = g_current_core;
-    try {
+    RunFibers(cores_, [&] {
         Prepare(programs);
         Loop();
         Land(1e300);  // stores that no core waited for
-    } catch (...) {
-        Fail(std::current_exception());
-    }
-    UnwindFibers(cores_, cores_.size());
-    g_current_core = outer;
+    });
     while (!pending_.empty()) {
         delete pending_.top();
         pending_.pop();
     }
+    Finding kind;
+    result_.failed = failure_ != nullptr;
     if (failure_) {
-        result_.failed = true;
-        try {
-            std::rethrow_exception(failure_);
-        } catch (const std::exception& error) {
-            result_.message = error.what();
-        } catch (...) {
-            result_.message = "a kernel threw something";
-        }
-        failure_ = nullptr;
+        result_.message = TextOf(failure_, &kind);
     } else {
         Collect(result_);
     }
@@ -112,10 +100,8 @@ void World::StartStep(RankState& rank) {
     rank.step = rank.program->steps[rank.at];
     const LaunchSpec& spec = rank.step->spec;
     if (rank.step->begin) rank.step->begin();
-    rank.ranges.Assign(spec.ranges);
-    rank.cross = CrossFlags();
-    rank.cores = rank.live = spec.block_dim;
-    rank.waiting = 0;
+    rank.launch.Begin(spec, rank.step->kernel);
+    rank.cores = spec.block_dim;
     const double start = rank.end;
     result_.steps[rank.index].push_back({start, start});
     for (uint32_t i = 0; i < rank.cores; ++i) {
@@ -124,6 +110,7 @@ void World::StartStep(RankState& rank) {
         core.core.index = i;
         core.core.rank = static_cast<int>(rank.index);
         core.core.ub = ub_ + static_cast<size_t>(rank.first + i) * kUbBytes;
+        core.core.launch = &rank.launch;
         core.core.timed = &core;
         core.core.phase = phases_[0];
         core.rank = &rank;
@@ -177,13 +164,10 @@ void World::Loop() {
         Resume(core);
         ++result_.switches;
         RankState& rank = *core.rank;
-        if (core.status == CoreStatus::kBarrier) ReleaseBarrier(rank);
-        if (core.status == CoreStatus::kDone) {
-            if (rank.live == 0) {
-                FinishStep(rank);
-            } else if (rank.waiting == rank.live) {
-                ReleaseBarrier(rank);
-            }
+        if (core.status == CoreStatus::kDone && rank.launch.live == 0) {
+            FinishStep(rank);
+        } else if (core.status == CoreStatus::kDone || core.status == CoreStatus::kBarrier) {
+            ReleaseBarrier(rank);
         }
     }
 }
@@ -236,26 +220,18 @@ void World::SyncAll(CoreState& core, const Loc& loc) {
     EndWait(core);
     Barrier(core, Pipe::kAll);
     const double came = core.now;
-    ++core.rank->waiting;
     Park(core, CoreStatus::kBarrier, loc);
     Trace(core, Pipe::kS, "SyncAll", came, core.now);
 }
 
 // The last core to arrive decides when all continue, and all continue with its critical path.
 void World::ReleaseBarrier(RankState& rank) {
-    if (rank.waiting != rank.live || rank.waiting == 0) return;
-    CoreState* last = nullptr;
-    std::string gone;
-    for (uint32_t i = 0; i < rank.cores; ++i) {
+    if (!AllAtBarrier(cores_, rank.first, rank.cores)) return;
+    CoreState* last = cores_[rank.first].get();
+    for (uint32_t i = 1; i < rank.cores; ++i) {
         CoreState& core = *cores_[rank.first + i];
-        if (core.status == CoreStatus::kDone) gone += (gone.empty() ? "" : ",") + std::to_string(i);
-        if (core.status == CoreStatus::kBarrier && (last == nullptr || core.now > last->now)) last = &core;
+        if (core.now > last->now) last = &core;
     }
-    if (!gone.empty()) {
-        Fail(DivergenceOf(last->core, gone));
-        return;
-    }
-    rank.waiting = 0;
     Wait(*last, last->now + costs_.sync_ns, Cause::kSync);
     for (uint32_t i = 0; i < rank.cores; ++i) {
         CoreState& core = *cores_[rank.first + i];
@@ -271,7 +247,7 @@ void World::ReleaseBarrier(RankState& rank) {
 void World::CrossSet(CoreState& core, int mode, Pipe pipe, int id, const Loc& loc) {
     if (unwinding_) return;
     RankState& rank = *core.rank;
-    rank.cross.Set(core.core.index, rank.cores, mode, id, loc);
+    rank.launch.cross.Set(core.core.index, rank.cores, mode, id, loc);
     Mark(core);
     double done = core.now + costs_.flag_ns;
     for (const PipeClock& clock : core.pipes) {
@@ -283,7 +259,7 @@ void World::CrossSet(CoreState& core, int mode, Pipe pipe, int id, const Loc& lo
     for (uint32_t i = 0; i < rank.cores; ++i) {
         CoreState& other = *cores_[rank.first + i];
         if (other.status == CoreStatus::kCross &&
-            rank.cross.Passed(other.core.index, rank.cores, other.cross_id, other.cross_turn)) {
+            rank.launch.cross.Passed(other.core.index, rank.cores, other.cross_id, other.cross_turn)) {
             other.status = CoreStatus::kReady;
             Push(other, std::max(other.now, done));
         }
@@ -294,31 +270,15 @@ void World::CrossWait(CoreState& core, int id, const Loc& loc) {
     if (unwinding_) return;
     RankState& rank = *core.rank;
     core.cross_id = id;
-    core.cross_turn = rank.cross.Expect(core.core.index, id, loc);
-    if (!rank.cross.Passed(core.core.index, rank.cores, id, core.cross_turn))
+    core.cross_turn = rank.launch.cross.Expect(core.core.index, id, loc);
+    if (!rank.launch.cross.Passed(core.core.index, rank.cores, id, core.cross_turn))
         Park(core, CoreStatus::kCross, loc);
     Mark(core);
     Wait(core, rank.cross_time + costs_.flag_latency_ns, Cause::kSync);
 }
 
 void World::FailHanging(const char* how) {
-    std::string where;
-    const CoreState* first = nullptr;
-    for (const auto& rank : ranks_) {
-        for (uint32_t i = 0; i < rank->cores; ++i) {
-            const CoreState& core = *cores_[rank->first + i];
-            if (core.status == CoreStatus::kDone || rank->step == nullptr) continue;
-            if (first == nullptr) first = &core;
-            if (where.size() > 280) continue;
-            const char* what = core.status == CoreStatus::kBarrier ? " waits in SyncAll at "
-                               : core.status == CoreStatus::kCross ? " waits for a cross-core flag at "
-                                                                   : " stands at ";
-            where += (where.empty() ? "rank " : "; rank ") + std::to_string(rank->index) + " core " +
-                     std::to_string(i) + what + PlaceOf(core.core.blocked_at);
-        }
-    }
-    if (first != nullptr)
-        Fail(FaultOf(first->core, Finding::kHang, first->core.blocked_at, std::string(how) + ": " + where));
+    FiberHost::FailHanging(cores_, how, [](const CoreState&) { return true; });
     live_ranks_ = 0;
 }
 
@@ -338,9 +298,6 @@ void OrderScalarAccess(Core& core, const GmRange& range) {
 using timed::Here;
 using timed::WorldOf;
 
-const GmRange& SearchGm(Core& core, uintptr_t address, uint64_t bytes, const Loc& loc) {
-    return static_cast<timed::CoreState&>(*core.timed).rank->ranges.Find(core, address, bytes, loc);
-}
 void FlagSet(uint32_t flag, Pipe from, const Loc&) { WorldOf(Here()).FlagSet(Here(), flag, from); }
 void FlagWait(uint32_t flag, Pipe to, const Loc&) { WorldOf(Here()).FlagWait(Here(), flag, to); }
 void Barrier(Pipe pipe, const Loc&) { WorldOf(Here()).Barrier(Here(), pipe); }
@@ -354,9 +311,6 @@ void CrossCoreSet(int mode, Pipe pipe, int id, const Loc& loc) {
 }
 void CrossCoreWait(int id, const Loc& loc) { WorldOf(Here()).CrossWait(Here(), id, loc); }
 int64_t SystemCycle() { return static_cast<int64_t>(Here().now / 20); }  // 50 cycles a microsecond
-uint32_t BlockNum() { return Here().rank->cores; }
-uint64_t TilingKey() { return Here().rank->step->spec.tiling_key; }
-uintptr_t HcclContext(int index) { return Here().rank->step->spec.hccl_context[index]; }
 
 const char* CauseName(Cause cause) {
     static const char* const kNames[] = {"S", "V", "MTE2", "MTE3", "SyncAll", "status", "launch"};

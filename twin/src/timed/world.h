@@ -10,8 +10,6 @@
 #include <vector>
 
 #include "../core/fiber.h"
-#include "../core/fiber_host.h"
-#include "../core/runtime.h"
 #include "fabric.h"
 #include "twin/engine/copy_agent.h"
 #include "twin/engine/engine.h"
@@ -75,8 +73,6 @@ struct PipeClock {
     Flights flights;
 };
 
-enum class CoreStatus : uint8_t { kReady, kBarrier, kCross, kDone };
-
 struct RankState;
 
 struct CoreState : Hot {
@@ -126,13 +122,10 @@ struct RankState {
     uint32_t index = 0;
     size_t at = 0;
     const ProgramStep* step = nullptr;
-    GmMap ranges;
-    CrossFlags cross;
+    LaunchState launch;
     double cross_time = 0;
     uint32_t first = 0;
     uint32_t cores = 0;
-    uint32_t live = 0;
-    uint32_t waiting = 0;
     double end = 0;                   // of the latest core of this step
     const CoreState* last = nullptr;  // that core
     Path path;                        // up to the end of the step before

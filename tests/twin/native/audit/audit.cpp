@@ -38,10 +38,9 @@ void Restore(twin::Core& core, const Registers& all) {
 using Bytes = std::vector<uint8_t>;
 
 void Mark(Bytes& marks, uintptr_t ub, const twin::Access& access) {
-    for (uint32_t piece = 0; access.bytes != 0 && piece < access.count; ++piece) {
-        for (uint64_t i = 0; i < access.bytes; ++i)
-            marks.at(access.begin - ub + piece * access.stride + i) = 1;
-    }
+    twin::ForEachPiece(access, [&](uintptr_t begin, uint64_t bytes) {
+        for (uint64_t i = 0; i < bytes; ++i) marks.at(begin - ub + i) = 1;
+    });
 }
 
 void Find(const twin::Instruction& instruction, const char* what, size_t byte) {
@@ -53,12 +52,18 @@ void Find(const twin::Instruction& instruction, const char* what, size_t byte) {
 
 void Log(const twin::Instruction& instruction, uintptr_t ub) {
     const auto add = [&](const char* kind, const twin::Access& access) {
-        char text[120];
+        const auto log = [&](uintptr_t begin, uint64_t bytes, uint32_t count, uint64_t stride) {
+            char text[120];
+            snprintf(text, sizeof(text), " %s %zu %llu %u %llu", kind, static_cast<size_t>(begin - ub),
+                     static_cast<unsigned long long>(bytes), count, static_cast<unsigned long long>(stride));
+            g_log += text;
+        };
         if (access.bytes == 0) return;
-        snprintf(text, sizeof(text), " %s %zu %llu %u %llu", kind, static_cast<size_t>(access.begin - ub),
-                 static_cast<unsigned long long>(access.bytes), access.count,
-                 static_cast<unsigned long long>(access.count == 1 ? 0 : access.stride));
-        g_log += text;
+        if (access.width == 0) {
+            log(access.begin, access.bytes, access.count, access.count == 1 ? 0 : access.stride);
+        } else {
+            twin::ForEachPiece(access, [&](uintptr_t begin, uint64_t bytes) { log(begin, bytes, 1, 0); });
+        }
     };
     g_log += instruction.name;
     add("w", instruction.write);

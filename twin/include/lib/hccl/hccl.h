@@ -50,18 +50,8 @@ struct HcclServerConfig {
 static constexpr HcclServerConfig DEFAULT_CFG = {CoreType::DEFAULT, 0};
 
 // The A2 context, as kernels that do not carry their own name it.
-struct MemDetails {
-    uint64_t size;
-    uint64_t addr;
-    uint32_t key;
-};
-struct IbVerbsData {
-    MemDetails remoteInput;
-    MemDetails remoteOutput;
-    MemDetails localInput;
-    MemDetails localOutput;
-    uint8_t res[24];
-};
+using MemDetails = twin::hccl::A2Memory;
+using IbVerbsData = twin::hccl::A2Remote;
 struct HcclCombineOpParam {
     uint64_t workSpace;
     uint64_t workSpaceSize;
@@ -74,7 +64,6 @@ struct HcclCombineOpParam {
     uint8_t multiFlag;
     __gm__ IbVerbsData* data;
 };
-static_assert(sizeof(IbVerbsData) == sizeof(twin::hccl::A2Remote), "A2 layout");
 static_assert(offsetof(HcclCombineOpParam, data) == offsetof(twin::hccl::A2Context, data), "A2 layout");
 
 namespace HcclContextDef {
@@ -159,8 +148,8 @@ private:
     }
     uint64_t A2Of(uint32_t rank, bool in) const {
         const auto& data = reinterpret_cast<const twin::hccl::A2Remote*>(A2()->data)[rank];
-        if (rank == this->rank()) return in ? data.local_in.address : data.local_out.address;
-        return in ? data.remote_in.address : data.remote_out.address;
+        if (rank == this->rank()) return in ? data.localInput.addr : data.localOutput.addr;
+        return in ? data.remoteInput.addr : data.remoteOutput.addr;
     }
     const twin::hccl::Header* header_ = nullptr;
 };

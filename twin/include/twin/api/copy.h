@@ -171,7 +171,6 @@ inline void CopyIn(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const 
     twin::IssueExact({name,
                       twin::Pipe::kMte2,
                       loc,
-                      {p.count * p.bytes, 0},
                       written,
                       {{reinterpret_cast<uintptr_t>(gm), p.bytes, p.count, p.gm_step, true}},
                       garbage},
@@ -222,7 +221,6 @@ inline void CopyOut(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const
     twin::IssueSourced({name,
                         twin::Pipe::kMte3,
                         loc,
-                        {p.count * p.bytes, 0},
                         {reinterpret_cast<uintptr_t>(gm), p.bytes, p.count, p.gm_step, true},
                         {{reinterpret_cast<uintptr_t>(from), p.bytes, p.count, p.ub_step}},
                         {},
@@ -252,6 +250,10 @@ inline uint64_t Blocks(uint64_t n) { return n * twin::kBlockBytes; }
 inline uint64_t CeilBlock(uint64_t n) {
     return (n + twin::kBlockBytes - 1) / twin::kBlockBytes * twin::kBlockBytes;
 }
+inline Pieces PiecesOf(const DataCopyParams& p, uint64_t gm_gap, uint64_t ub_gap, const twin::Loc& loc) {
+    CheckPieces(p.blockCount, 0, 1, loc);
+    return {p.blockCount, Blocks(p.blockLen), Blocks(p.blockLen + gm_gap), Blocks(p.blockLen + ub_gap)};
+}
 
 }  // namespace detail
 
@@ -274,10 +276,7 @@ inline void DataCopy(const GlobalTensor<T>& dst, const LocalTensor<T>& src, cons
 template <class T>
 inline void DataCopy(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const DataCopyParams& params,
                      TWIN_CALLER) {
-    detail::CheckPieces(params.blockCount, 0, 1, loc);
-    const detail::Pieces p{params.blockCount, detail::Blocks(params.blockLen),
-                           detail::Blocks(params.blockLen + params.srcGap),
-                           detail::Blocks(params.blockLen + params.dstGap)};
+    const detail::Pieces p = detail::PiecesOf(params, params.srcGap, params.dstGap, loc);
     if (p.count == 0 || p.bytes == 0) return;
     detail::CopyIn(dst, src, p, {}, detail::Extent(p.count, p.bytes, p.ub_step), "DataCopy GM->UB", loc,
                    [](uint8_t*) {});
@@ -286,10 +285,7 @@ inline void DataCopy(const LocalTensor<T>& dst, const GlobalTensor<T>& src, cons
 template <class T>
 inline void DataCopy(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const DataCopyParams& params,
                      TWIN_CALLER) {
-    detail::CheckPieces(params.blockCount, 0, 1, loc);
-    const detail::Pieces p{params.blockCount, detail::Blocks(params.blockLen),
-                           detail::Blocks(params.blockLen + params.dstGap),
-                           detail::Blocks(params.blockLen + params.srcGap)};
+    const detail::Pieces p = detail::PiecesOf(params, params.dstGap, params.srcGap, loc);
     if (p.count == 0 || p.bytes == 0) return;
     detail::CopyOut(dst, src, p, detail::Extent(p.count, p.bytes, p.ub_step), "DataCopy UB->GM", loc);
 }
@@ -307,7 +303,6 @@ inline void DataCopy(const LocalTensor<T>& dst, const LocalTensor<T>& src, const
     twin::IssueExact({"DataCopy UB->UB",
                       twin::Pipe::kV,
                       loc,
-                      {0, count},
                       {reinterpret_cast<uintptr_t>(to), bytes},
                       {{reinterpret_cast<uintptr_t>(from), bytes}}},
                      [=] { memmove(to, from, bytes); });
@@ -372,24 +367,17 @@ inline void DataCopyPad(const GlobalTensor<T>& dst, const LocalTensor<T>& src, c
                 DataCopyExtParams(params.blockCount, params.blockLen, params.srcGap, params.dstGap, 0), loc);
 }
 
-template <class T>
-inline void SetAtomicAdd() {
-    static_assert(twin::AtomicTypeOf<T>() != 0, "SetAtomicAdd: float, half, bfloat16_t, int32, int16, int8");
-    twin::current_core().atomic_op = 1;
-    twin::current_core().atomic_type = twin::AtomicTypeOf<T>();
-}
-template <class T>
-inline void SetAtomicMax() {
-    static_assert(twin::AtomicTypeOf<T>() != 0, "SetAtomicMax: float, half, bfloat16_t, int32, int16, int8");
-    twin::current_core().atomic_op = 2;
-    twin::current_core().atomic_type = twin::AtomicTypeOf<T>();
-}
-template <class T>
-inline void SetAtomicMin() {
-    static_assert(twin::AtomicTypeOf<T>() != 0, "SetAtomicMin: float, half, bfloat16_t, int32, int16, int8");
-    twin::current_core().atomic_op = 3;
-    twin::current_core().atomic_type = twin::AtomicTypeOf<T>();
-}
+#define TWIN_SET_ATOMIC(Name, kOp)                                                                          \
+    template <class T>                                                                                      \
+    inline void Name() {                                                                                    \
+        static_assert(twin::AtomicTypeOf<T>() != 0, #Name ": float, half, bfloat16_t, int32, int16, int8"); \
+        twin::current_core().atomic_op = kOp;                                                               \
+        twin::current_core().atomic_type = twin::AtomicTypeOf<T>();                                         \
+    }
+TWIN_SET_ATOMIC(SetAtomicAdd, 1)
+TWIN_SET_ATOMIC(SetAtomicMax, 2)
+TWIN_SET_ATOMIC(SetAtomicMin, 3)
+#undef TWIN_SET_ATOMIC
 inline void SetAtomicNone() { twin::current_core().atomic_op = 0; }
 
 }  // namespace AscendC

@@ -82,7 +82,6 @@ inline void DumpTensor(const LocalTensor<T>& tensor, uint32_t desc, uint32_t dum
     twin::Issue({"DumpTensor",
                  twin::Pipe::kS,
                  loc,
-                 {0, dumpSize},
                  {},
                  {{reinterpret_cast<uintptr_t>(values), dumpSize * sizeof(T)}}},
                 [=] { detail::DumpValues("UB", values, desc, dumpSize); });
@@ -94,31 +93,20 @@ inline void DumpTensor(const GlobalTensor<T>& tensor, uint32_t desc, uint32_t du
     twin::Issue({"DumpTensor",
                  twin::Pipe::kMte2,
                  loc,
-                 {dumpSize * sizeof(T), 0},
                  {},
                  {{reinterpret_cast<uintptr_t>(values), dumpSize * sizeof(T), 1, 0, true}}},
                 [=] { detail::DumpValues("GM", values, desc, dumpSize); });
     PipeBarrier<PIPE_ALL>(loc);
 }
-template <class T>
-inline void DumpTensor(const LocalTensor<T>& tensor, uint32_t desc, uint32_t dumpSize, const ShapeInfo&,
-                       TWIN_CALLER) {
-    DumpTensor(tensor, desc, dumpSize, loc);
-}
-template <class T>
-inline void DumpTensor(const GlobalTensor<T>& tensor, uint32_t desc, uint32_t dumpSize, const ShapeInfo&,
+template <class Tensor>
+inline void DumpTensor(const Tensor& tensor, uint32_t desc, uint32_t dumpSize, const ShapeInfo&,
                        TWIN_CALLER) {
     DumpTensor(tensor, desc, dumpSize, loc);
 }
 // Prints dumpSize elements, beginning at countOff.
-template <class T>
-inline void DumpAccChkPoint(const LocalTensor<T>& tensor, uint32_t index, uint32_t countOff,
-                            uint32_t dumpSize, TWIN_CALLER) {
-    DumpTensor(tensor[countOff], index, dumpSize, loc);
-}
-template <class T>
-inline void DumpAccChkPoint(const GlobalTensor<T>& tensor, uint32_t index, uint32_t countOff,
-                            uint32_t dumpSize, TWIN_CALLER) {
+template <class Tensor>
+inline void DumpAccChkPoint(const Tensor& tensor, uint32_t index, uint32_t countOff, uint32_t dumpSize,
+                            TWIN_CALLER) {
     DumpTensor(tensor[countOff], index, dumpSize, loc);
 }
 

@@ -52,6 +52,22 @@ enum KernelMetaType : uint8_t {
                   "the twin has vector cores only: AIV_ONLY or MIX_AIV_1_0")
 #define KERNEL_TASK_TYPE(key, type) KERNEL_TASK_TYPE_DEFAULT(type)
 
+// What tiling structs of communicating kernels begin with. The host fills both blocks; a kernel passes them
+// on.
+struct Mc2InitTiling {
+    uint8_t reserved[64] = {};
+};
+struct Mc2CcTiling {
+    uint8_t reserved[280] = {};
+};
+
+namespace AscendC {
+namespace tiling {
+using ::Mc2CcTiling;
+using ::Mc2InitTiling;
+}  // namespace tiling
+}  // namespace AscendC
+
 namespace AscendC {
 
 constexpr int HCCL_GROUP_ID_0 = 0;

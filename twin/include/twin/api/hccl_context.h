@@ -68,17 +68,17 @@ static_assert(sizeof(A3Remote) == 64, "A3 layout");
 // ---- A2 (Ascend910B): HcclCombinOpParam, known to kernels as HcclCombineOpParam / HcclA2CombineOpParam ----
 
 constexpr uint32_t kA2Ranks = 32;  // more of them are reached through `data`
-struct A2Memory {
-    uint64_t bytes;
-    uint64_t address;
+struct A2Memory {                  // with the vendor's names: lib/hccl/hccl.h offers both structs to kernels
+    uint64_t size;
+    uint64_t addr;
     uint32_t key;
 };
-struct A2Remote {  // IbVerbsData
-    A2Memory remote_in;
-    A2Memory remote_out;
-    A2Memory local_in;
-    A2Memory local_out;
-    uint8_t reserved[24];
+struct A2Remote {
+    A2Memory remoteInput;
+    A2Memory remoteOutput;
+    A2Memory localInput;
+    A2Memory localOutput;
+    uint8_t res[24];
 };
 struct A2Context {
     uint64_t workspace;

@@ -55,6 +55,14 @@ constexpr EventPipes PipesOf(HardEvent event) {
     return kTable[static_cast<int>(event)];
 }
 
+constexpr twin::Pipe PipeOf(pipe_t pipe) {
+    return pipe == PIPE_S      ? twin::Pipe::kS
+           : pipe == PIPE_V    ? twin::Pipe::kV
+           : pipe == PIPE_MTE2 ? twin::Pipe::kMte2
+           : pipe == PIPE_MTE3 ? twin::Pipe::kMte3
+                               : twin::Pipe::kAll;
+}
+
 // Where the engine keeps an event.
 inline uint32_t FlagIndex(HardEvent event, int32_t id) {
     return static_cast<uint32_t>(event) * twin::kEventIds + static_cast<uint32_t>(id);
@@ -93,11 +101,7 @@ inline void PipeBarrier(TWIN_CALLER) {
     static_assert(pipe == PIPE_V || pipe == PIPE_MTE2 || pipe == PIPE_MTE3 || pipe == PIPE_ALL ||
                       pipe == PIPE_MTE1 || pipe == PIPE_M || pipe == PIPE_FIX,
                   "no such pipe on a vector core");
-    constexpr twin::Pipe kPipe = pipe == PIPE_V      ? twin::Pipe::kV
-                                 : pipe == PIPE_MTE2 ? twin::Pipe::kMte2
-                                 : pipe == PIPE_MTE3 ? twin::Pipe::kMte3
-                                                     : twin::Pipe::kAll;
-    twin::Barrier(kPipe, loc);
+    twin::Barrier(detail::PipeOf(pipe), loc);
 }
 
 // All launched AIV cores meet. Every core must call it equally often.
@@ -142,12 +146,7 @@ inline void CrossCoreSetFlag(uint16_t flagId, TWIN_CALLER) {
     static_assert(
         pipe == PIPE_S || pipe == PIPE_V || pipe == PIPE_MTE2 || pipe == PIPE_MTE3 || pipe == PIPE_ALL,
         "CrossCoreSetFlag: a vector core has no such pipe");
-    constexpr twin::Pipe kPipe = pipe == PIPE_S      ? twin::Pipe::kS
-                                 : pipe == PIPE_V    ? twin::Pipe::kV
-                                 : pipe == PIPE_MTE2 ? twin::Pipe::kMte2
-                                 : pipe == PIPE_MTE3 ? twin::Pipe::kMte3
-                                                     : twin::Pipe::kAll;
-    twin::CrossCoreSet(modeId, kPipe, flagId, loc);
+    twin::CrossCoreSet(modeId, detail::PipeOf(pipe), flagId, loc);
 }
 template <uint8_t modeId = 0, pipe_t pipe = PIPE_S>
 inline void CrossCoreWaitFlag(uint16_t flagId, TWIN_CALLER) {

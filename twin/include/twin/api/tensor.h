@@ -50,13 +50,13 @@ public:
     TWIN_HOT T GetValue(uint32_t index, TWIN_CALLER) const {
         T* element = At(index, loc);
         T value{};
-        twin::IssueExact({"GetValue", twin::Pipe::kS, loc, {0, 1}, {}, {{Address(element), sizeof(T)}}},
+        twin::IssueExact({"GetValue", twin::Pipe::kS, loc, {}, {{Address(element), sizeof(T)}}},
                          [&] { value = *element; });
         return value;
     }
     TWIN_HOT void SetValue(uint32_t index, T value, TWIN_CALLER) const {
         T* element = At(index, loc);
-        twin::IssueExact({"SetValue", twin::Pipe::kS, loc, {0, 1}, {Address(element), sizeof(T)}, {}},
+        twin::IssueExact({"SetValue", twin::Pipe::kS, loc, {Address(element), sizeof(T)}, {}},
                          [=] { *element = value; });
     }
     T operator()(uint32_t index, TWIN_CALLER) const { return GetValue(index, loc); }
@@ -91,9 +91,9 @@ public:
         return reinterpret_cast<T*>(data_);
     }
 
-    TWIN_HOT uintptr_t SpanAt(uint64_t count, const twin::Loc& loc, const char* what,
-                              uint32_t alignment = twin::kBlockBytes) const {
-        return Address(Span(count, loc, what, alignment));
+    TWIN_HOT twin::Access Part(uint64_t count, const twin::Loc& loc, const char* what,
+                               uint32_t alignment = twin::kBlockBytes) const {
+        return {Address(Span(count, loc, what, alignment)), count * sizeof(T)};
     }
 
     TWIN_HOT void CheckAlive(const twin::Loc& loc) const {

@@ -44,12 +44,6 @@ inline void Issue(const Instruction& instruction, Effect&& effect) {
         memory);
 }
 
-// `flag` is an index into the core's flags: hard events by event and id, then the hand-overs of queues.
-void FlagSet(uint32_t flag, Pipe from, const Loc& loc);
-void FlagWait(uint32_t flag, Pipe to, const Loc& loc);
-void Barrier(Pipe pipe, const Loc& loc);
-// Runs everything that a pipe has queued, because the scalar side is about to read a result.
-void SettlePipe(Pipe pipe);
 void UbCarved(uint32_t begin, uint32_t bytes);
 void UbReleased();
 void CleanLines(uintptr_t address, bool all, const Loc& loc);

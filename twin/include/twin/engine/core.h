@@ -38,6 +38,10 @@ struct GmRange {
     const char* name;
     int owner = -1;     // windows: the rank whose window it is
     bool bulk = false;  // rows of payload: runs that are only timed may leave them where they are
+
+    bool window() const {
+        return kind == GmKind::kWindowData || kind == GmKind::kWindowState || kind == GmKind::kWindowLent;
+    }
 };
 
 // Bytes that the MTE pipes moved, by the kind of GM at the far end.
@@ -45,6 +49,14 @@ struct Traffic {
     uint64_t read[static_cast<int>(GmKind::kKinds)];
     uint64_t written[static_cast<int>(GmKind::kKinds)];
     uint64_t ub_peak;  // most UB that a core's TPipe had carved at a time
+
+    void Add(const Traffic& other) {
+        for (int kind = 0; kind < static_cast<int>(GmKind::kKinds); ++kind) {
+            read[kind] += other.read[kind];
+            written[kind] += other.written[kind];
+        }
+        if (other.ub_peak > ub_peak) ub_peak = other.ub_peak;
+    }
 };
 
 // A buffer that TPipe::InitBuffer carved out of UB. Its stamp changes whenever its contents stop being
@@ -81,6 +93,7 @@ struct PollWatch {
 class Device;
 class Scheduler;
 class Recorder;
+struct LaunchState;
 namespace checked {
 struct CoreState;
 }
@@ -91,7 +104,8 @@ struct Hot;
 struct Core {
     uint32_t index = 0;
     int rank = -1;
-    Scheduler* scheduler = nullptr;
+    LaunchState* launch = nullptr;
+    Scheduler* scheduler = nullptr;  // of the fast engine
     uint8_t* ub = nullptr;
     uint32_t ub_used = 0;  // bump allocator of the live TPipe
     void* pipe = nullptr;  // the live TPipe, or null

@@ -18,14 +18,17 @@ TWIN_HOT void Issue(const Instruction&, Effect&& effect) {
 TWIN_HOT uintptr_t EndOf(const Access& access) {
     return access.begin + (access.count - 1) * access.stride + access.bytes;
 }
-// An instruction that declares exactly what it reads and writes in UB.
+TWIN_HOT void MakeRead(Forward& forward, const Access& read) {
+    if (__builtin_expect(read.bytes != 0 && forward.Near(read.begin, EndOf(read)), 0))
+        ForwardRead(forward, read.begin, EndOf(read));
+}
+// An instruction that declares exactly what it writes, and in at most three pieces what it reads, in UB.
 template <class Effect>
 TWIN_HOT void IssueExact(const Instruction& instruction, Effect&& effect) {
     Forward& forward = current_core().forward;
-    for (const Access& read : instruction.reads) {
-        if (__builtin_expect(read.bytes != 0 && forward.Near(read.begin, EndOf(read)), 0))
-            ForwardRead(forward, read.begin, EndOf(read));
-    }
+    MakeRead(forward, instruction.reads[0]);
+    MakeRead(forward, instruction.reads[1]);
+    MakeRead(forward, instruction.reads[2]);
     const Access& write = instruction.write;
     if (__builtin_expect(write.bytes != 0 && forward.Near(write.begin, EndOf(write)), 0)) {
         if (write.count == 1) {

@@ -41,12 +41,6 @@ inline __attribute__((always_inline)) void Issue(const Instruction& instruction,
     if (timed::Schedule(core, instruction) == timed::Outcome::kNow) effect();
 }
 
-// `flag` is an index into the core's flags: hard events by event and id, then the hand-overs of queues.
-void FlagSet(uint32_t flag, Pipe from, const Loc& loc);
-void FlagWait(uint32_t flag, Pipe to, const Loc& loc);
-void Barrier(Pipe pipe, const Loc& loc);
-// The scalar side waits until a pipe has run everything it was given, because it is about to read a result.
-void SettlePipe(Pipe pipe);
 inline void UbCarved(uint32_t, uint32_t) {}
 inline void UbReleased() {}
 

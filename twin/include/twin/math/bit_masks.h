@@ -67,7 +67,6 @@ inline void CompareLoop(uint8_t* dst, const T* a, uint32_t n, Rhs&& rhs) {
 
 template <class T, class Rhs>
 inline void CompareWith(uint8_t* dst, const T* a, CMPMODE mode, uint32_t n, Rhs&& rhs) {
-    static_assert(kCompareLegal<T>, "Compare: half, float, or int32_t (EQ only) on Atlas A2/A3");
     switch (mode) {
         case CMPMODE::LT: return CompareLoop<CMPMODE::LT>(dst, a, n, rhs);
         case CMPMODE::GT: return CompareLoop<CMPMODE::GT>(dst, a, n, rhs);
@@ -109,7 +108,6 @@ inline void StoreBits(T* p, uint64_t i, BitsOf<T> value) {
 // uses the first kLanes<T> bits; otherwise repeats use up the mask one after the other (modes 1 and 2).
 template <class T, class Other>
 inline void SelectWith(T* dst, const uint8_t* mask, const T* a, bool same_bits, uint32_t n, Other&& other) {
-    static_assert(kRealType<T>, "Select: half and float on Atlas A2/A3");
     const auto one = [&](uint32_t i, uint32_t bits) {
         StoreBits(dst, i, Select<BitsOf<T>>((bits & (1u << (i % 8))) != 0, LoadBits(a, i), other(i)));
     };
@@ -166,7 +164,6 @@ inline uint64_t GatherWhere(T* dst, const T* src, const GatherShape& shape, Keep
 // Patterns: 1 and 2 even and odd elements, 3 to 6 the first to fourth of every four, 7 all.
 template <class T>
 inline uint64_t GatherPattern(T* dst, const T* src, uint8_t pattern, const GatherShape& shape) {
-    static_assert(kGatherMaskLegal<T>, "GatherMask: 16- and 32-bit types on Atlas A2/A3");
     constexpr uint8_t kKeepOfFour[8] = {0b0000, 0b0101, 0b1010, 0b0001, 0b0010, 0b0100, 0b1000, 0b1111};
     const uint32_t keep = kKeepOfFour[pattern & 7u];
     return GatherWhere(dst, src, shape,
@@ -174,8 +171,6 @@ inline uint64_t GatherPattern(T* dst, const T* src, uint8_t pattern, const Gathe
 }
 template <class T, class U>
 inline uint64_t GatherBits(T* dst, const T* src, const U* bits, const GatherShape& shape) {
-    static_assert(kGatherBitsLegal<T, U>,
-                  "GatherMask: the bit tensor is uint16_t or uint32_t, as wide as the elements");
     const uint8_t* bytes = reinterpret_cast<const uint8_t*>(bits);
     return GatherWhere(dst, src, shape, [=](uint32_t repeat, uint32_t lane) {
         const uint64_t first = uint64_t{repeat} * shape.bits_stride * kVectorBlockBytes;
@@ -199,14 +194,12 @@ inline uint64_t CountBits(const U* bits, const GatherShape& shape) {
 
 template <class T>
 inline void FillArray(T* dst, T value, uint32_t n) {
-    static_assert(kDuplicateType<T>, "Duplicate: 16- and 32-bit types on Atlas A2/A3, no 8-bit ones");
     for (uint32_t i = 0; i < n; ++i) StoreAt(dst, i, value);
 }
 
 // Each of 8·repeats elements fills one 32-byte block.
 template <class T>
 inline void BroadcastBlocks(T* dst, const T* src, uint32_t repeats, Strides strides) {
-    static_assert(kDuplicateType<T>, "Brcb: 16- and 32-bit types on Atlas A2/A3");
     for (uint32_t i = 0; i < 8 * repeats; ++i) {
         const uint64_t block = uint64_t{i / 8} * strides.repeat + uint64_t{i % 8} * strides.block;
         FillArray(dst + block * kBlockLanes<T>, LoadAt(src, i), kBlockLanes<T>);
@@ -216,7 +209,6 @@ inline void BroadcastBlocks(T* dst, const T* src, uint32_t repeats, Strides stri
 // first, first + 1, ...: one rounding each, integers wrap.
 template <class T>
 inline void IndexArray(T* dst, T first, uint32_t n) {
-    static_assert(kIndexType<T>, "CreateVecIndex: half, float, int16_t, int32_t");
     for (uint32_t i = 0; i < n; ++i) {
         StoreAt(dst, i, Narrow<T>(AddOp::Do(Widen(first), static_cast<Compute<T>>(i))));
     }
@@ -225,7 +217,6 @@ inline void IndexArray(T* dst, T first, uint32_t n) {
 // first, first + step, first + 2·step, ...: the product rounded, then the sum.
 template <class T>
 inline void ProgressionArray(T* dst, T first, T step, uint32_t n) {
-    static_assert(kIndexType<T>, "ArithProgression: half, float, int16_t, int32_t");
     for (uint32_t i = 0; i < n; ++i) {
         const T offset = Narrow<T>(MulOp::Do(Widen(step), static_cast<Compute<T>>(i)));
         StoreAt(dst, i, Narrow<T>(AddOp::Do(Widen(first), Widen(offset))));

@@ -47,43 +47,32 @@ template <class C>
 using Modular = std::conditional_t<std::is_integral_v<C>, uint32_t, C>;
 
 // The element types that an op takes.
-struct RealOp {
-    template <class T>
-    static constexpr bool kLegal = kRealType<T>;
-};
-struct ArithmeticOp {
-    template <class T>
-    static constexpr bool kLegal = kArithmeticType<T>;
-};
-struct BitwiseOp {
-    template <class T>
-    static constexpr bool kLegal = kBitwiseType<T>;
-};
-struct ShiftOp {
-    template <class T>
-    static constexpr bool kLegal = kShiftType<T>;
-};
+#define TWIN_TAKES(Name, kTypes)                  \
+    struct Name {                                 \
+        template <class T>                        \
+        static constexpr bool kLegal = kTypes<T>; \
+    };
+TWIN_TAKES(RealOp, kRealType)
+TWIN_TAKES(ArithmeticOp, kArithmeticType)
+TWIN_TAKES(BitwiseOp, kBitwiseType)
+TWIN_TAKES(ShiftOp, kShiftType)
+#undef TWIN_TAKES
 
 // ---- two operands ----
 
-struct AddOp : ArithmeticOp {
-    template <class C>
-    static constexpr C Do(C a, C b) {
-        return static_cast<C>(static_cast<Modular<C>>(a) + static_cast<Modular<C>>(b));
-    }
-};
-struct SubOp : ArithmeticOp {
-    template <class C>
-    static constexpr C Do(C a, C b) {
-        return static_cast<C>(static_cast<Modular<C>>(a) - static_cast<Modular<C>>(b));
-    }
-};
-struct MulOp : ArithmeticOp {
-    template <class C>
-    static constexpr C Do(C a, C b) {
-        return static_cast<C>(static_cast<Modular<C>>(a) * static_cast<Modular<C>>(b));
-    }
-};
+#define TWIN_OPERATOR(Name, Takes, op)                                                       \
+    struct Name : Takes {                                                                    \
+        template <class C>                                                                   \
+        static constexpr C Do(C a, C b) {                                                    \
+            return static_cast<C>(static_cast<Modular<C>>(a) op static_cast<Modular<C>>(b)); \
+        }                                                                                    \
+    };
+TWIN_OPERATOR(AddOp, ArithmeticOp, +)
+TWIN_OPERATOR(SubOp, ArithmeticOp, -)
+TWIN_OPERATOR(MulOp, ArithmeticOp, *)
+TWIN_OPERATOR(AndOp, BitwiseOp, &)
+TWIN_OPERATOR(OrOp, BitwiseOp, |)
+#undef TWIN_OPERATOR
 // The sum or difference, negative results set to 0. Types of A2/A3: no int32_t.
 template <class Op>
 struct ThenReluOp {
@@ -102,36 +91,19 @@ struct DivOp : RealOp {
 };
 
 // The larger of two; the other one where one is NaN; a where they compare equal.
-struct MaxOp : ArithmeticOp {
-    template <class C>
-    static constexpr C Do(C a, C b) {
-        return b > a ? b : a;
-    }
-    static constexpr float Do(float a, float b) {
-        return FloatOf(Select((b > a) | (a != a), FloatBits(b), FloatBits(a)));
-    }
-};
-struct MinOp : ArithmeticOp {
-    template <class C>
-    static constexpr C Do(C a, C b) {
-        return b < a ? b : a;
-    }
-    static constexpr float Do(float a, float b) {
-        return FloatOf(Select((b < a) | (a != a), FloatBits(b), FloatBits(a)));
-    }
-};
-struct AndOp : BitwiseOp {
-    template <class C>
-    static constexpr C Do(C a, C b) {
-        return static_cast<C>(a & b);
-    }
-};
-struct OrOp : BitwiseOp {
-    template <class C>
-    static constexpr C Do(C a, C b) {
-        return static_cast<C>(a | b);
-    }
-};
+#define TWIN_EXTREME_OP(Name, op)                                                    \
+    struct Name : ArithmeticOp {                                                     \
+        template <class C>                                                           \
+        static constexpr C Do(C a, C b) {                                            \
+            return b op a ? b : a;                                                   \
+        }                                                                            \
+        static constexpr float Do(float a, float b) {                                \
+            return FloatOf(Select((b op a) | (a != a), FloatBits(b), FloatBits(a))); \
+        }                                                                            \
+    };
+TWIN_EXTREME_OP(MaxOp, >)
+TWIN_EXTREME_OP(MinOp, <)
+#undef TWIN_EXTREME_OP
 // Second operand: the slope below zero. NaN times the slope stays NaN.
 struct LeakyReluOp : RealOp {
     static constexpr float Do(float a, float slope) {
@@ -215,5 +187,17 @@ struct ExpOp : RealOp {
 struct LnOp : RealOp {
     static float Do(float a) { return static_cast<float>(std::log(static_cast<double>(a))); }
 };
+
+// ---- products that are added ----
+
+// Axpy and MulAddDst: half to half, float to float, or half sources onto a float dst.
+template <class D, class S>
+constexpr bool kMultiplyAddLegal = kRealType<S> && (std::is_same_v<D, S> || std::is_same_v<D, float>);
+
+// dst + a·b: the product rounded to D, then the sum.
+template <class D>
+constexpr D MultiplyAdd(float a, float b, D addend) {
+    return Narrow<D>(Widen(Narrow<D>(a * b)) + Widen(addend));
+}
 
 }  // namespace twin

@@ -46,18 +46,42 @@ constexpr uint64_t LaneOffset(uint32_t repeat, uint32_t lane, Strides strides) {
     return block * kBlockLanes<T> + lane % kBlockLanes<T>;
 }
 
-// Calls body(repeat, lane) for each of `repeats` and each masked lane below `lanes`, in order. A wrapper of a
-// strided form runs the array loop with n = 1 there:
-//   ForEachLane(kLanes<T>, mask, repeats, [&](uint32_t r, uint32_t lane) {
-//       BinaryArray<AddOp>(dst + LaneOffset<T>(r, lane, d), a + LaneOffset<T>(r, lane, sa), ..., 1);
-//   });
-template <class Body>
-inline void ForEachLane(uint32_t lanes, LaneMask mask, uint32_t repeats, Body&& body) {
-    for (uint32_t repeat = 0; repeat < repeats; ++repeat) {
-        for (uint32_t lane = 0; lane < lanes; ++lane) {
-            if (mask[lane]) body(repeat, lane);
+// A stretch of lanes.
+struct Run {
+    uint32_t lane;
+    uint32_t count;
+};
+struct Runs {
+    Run run[80];  // 64 where every other lane is off, and the block ends
+    uint32_t count = 0;
+    // One past the last lane.
+    uint32_t end() const { return count == 0 ? 0 : run[count - 1].lane + run[count - 1].count; }
+};
+
+// The first lane from `lane` on whose bit is `on`, or `width`.
+inline uint32_t NextLane(const LaneMask& mask, uint32_t lane, uint32_t width, bool on) {
+    while (lane < width) {
+        const uint64_t word = (on ? mask.bits[lane >> 6] : ~mask.bits[lane >> 6]) >> (lane & 63u);
+        if (word != 0) {
+            lane += static_cast<uint32_t>(__builtin_ctzll(word));
+            break;
         }
+        lane = (lane | 63u) + 1;
     }
+    return lane < width ? lane : width;
+}
+
+// The stretches of a mask, of `width` lanes in 8 blocks; unless blocks are joined, they end at a block's end.
+inline Runs FindRuns(const LaneMask& mask, uint32_t width, bool joined) {
+    Runs runs;
+    for (uint32_t lane = NextLane(mask, 0, width, true); lane < width;) {
+        uint32_t end = NextLane(mask, lane, width, false);
+        const uint32_t block_end = (lane / (width / 8) + 1) * (width / 8);
+        if (!joined && block_end < end) end = block_end;
+        runs.run[runs.count++] = {lane, end - lane};
+        lane = NextLane(mask, end, width, true);
+    }
+    return runs;
 }
 
 }  // namespace twin

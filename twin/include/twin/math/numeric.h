@@ -127,22 +127,16 @@ struct half {
         return value;
     }
 
-    template <class T>
-    constexpr half& operator+=(T other) {
-        return *this = half(*this + other);
+#define TWIN_HALF_ASSIGNMENT(op)                \
+    template <class T>                          \
+    constexpr half& operator op## = (T other) { \
+        return *this = half(*this op other);    \
     }
-    template <class T>
-    constexpr half& operator-=(T other) {
-        return *this = half(*this - other);
-    }
-    template <class T>
-    constexpr half& operator*=(T other) {
-        return *this = half(*this * other);
-    }
-    template <class T>
-    constexpr half& operator/=(T other) {
-        return *this = half(*this / other);
-    }
+    TWIN_HALF_ASSIGNMENT(+)
+    TWIN_HALF_ASSIGNMENT(-)
+    TWIN_HALF_ASSIGNMENT(*)
+    TWIN_HALF_ASSIGNMENT(/)
+#undef TWIN_HALF_ASSIGNMENT
 };
 
 // bfloat16: 16 bits of storage. Arithmetic is a compile error, as on A2/A3: use ToFloat and ToBfloat16.
@@ -176,41 +170,30 @@ template <class T>
 using IfArithmetic = std::enable_if_t<std::is_arithmetic_v<T>, int>;
 }  // namespace twin
 
-#define TWIN_HALF_ARITHMETIC(op)                                                         \
-    constexpr half operator op(half a, half b) {                                         \
-        return half(static_cast<float>(a) op static_cast<float>(b));                     \
+// `Result`: of half with half; `Mixed`: of half with an arithmetic type T.
+#define TWIN_HALF_OPERATOR(op, Result, Mixed)                                            \
+    constexpr Result operator op(half a, half b) {                                       \
+        return Result(static_cast<float>(a) op static_cast<float>(b));                   \
     }                                                                                    \
     template <class T, twin::IfArithmetic<T> = 0>                                        \
-    constexpr twin::HalfMixed<T> operator op(half a, T b) {                              \
+    constexpr Mixed operator op(half a, T b) {                                           \
         return static_cast<twin::HalfMixed<T>>(a) op static_cast<twin::HalfMixed<T>>(b); \
     }                                                                                    \
     template <class T, twin::IfArithmetic<T> = 0>                                        \
-    constexpr twin::HalfMixed<T> operator op(T a, half b) {                              \
+    constexpr Mixed operator op(T a, half b) {                                           \
         return static_cast<twin::HalfMixed<T>>(a) op static_cast<twin::HalfMixed<T>>(b); \
     }
-TWIN_HALF_ARITHMETIC(+)
-TWIN_HALF_ARITHMETIC(-)
-TWIN_HALF_ARITHMETIC(*)
-TWIN_HALF_ARITHMETIC(/)
-#undef TWIN_HALF_ARITHMETIC
-
-#define TWIN_HALF_COMPARISON(op)                                                                          \
-    constexpr bool operator op(half a, half b) { return static_cast<float>(a) op static_cast<float>(b); } \
-    template <class T, twin::IfArithmetic<T> = 0>                                                         \
-    constexpr bool operator op(half a, T b) {                                                             \
-        return static_cast<twin::HalfMixed<T>>(a) op static_cast<twin::HalfMixed<T>>(b);                  \
-    }                                                                                                     \
-    template <class T, twin::IfArithmetic<T> = 0>                                                         \
-    constexpr bool operator op(T a, half b) {                                                             \
-        return static_cast<twin::HalfMixed<T>>(a) op static_cast<twin::HalfMixed<T>>(b);                  \
-    }
-TWIN_HALF_COMPARISON(==)
-TWIN_HALF_COMPARISON(!=)
-TWIN_HALF_COMPARISON(<)
-TWIN_HALF_COMPARISON(<=)
-TWIN_HALF_COMPARISON(>)
-TWIN_HALF_COMPARISON(>=)
-#undef TWIN_HALF_COMPARISON
+TWIN_HALF_OPERATOR(+, half, twin::HalfMixed<T>)
+TWIN_HALF_OPERATOR(-, half, twin::HalfMixed<T>)
+TWIN_HALF_OPERATOR(*, half, twin::HalfMixed<T>)
+TWIN_HALF_OPERATOR(/, half, twin::HalfMixed<T>)
+TWIN_HALF_OPERATOR(==, bool, bool)
+TWIN_HALF_OPERATOR(!=, bool, bool)
+TWIN_HALF_OPERATOR(<, bool, bool)
+TWIN_HALF_OPERATOR(<=, bool, bool)
+TWIN_HALF_OPERATOR(>, bool, bool)
+TWIN_HALF_OPERATOR(>=, bool, bool)
+#undef TWIN_HALF_OPERATOR
 
 namespace AscendC {
 

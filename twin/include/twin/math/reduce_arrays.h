@@ -7,6 +7,8 @@
 // nothing else, then the first element wins. (What the hardware does with NaN is not documented.)
 #pragma once
 
+#include <vector>
+
 #include "twin/math/element_ops.h"
 #include "twin/math/lane_mask.h"
 
@@ -27,7 +29,6 @@ using AscendC::ReduceOrder;
 
 template <class T>
 constexpr bool kReduceType = kRealType<T>;
-#define TWIN_CHECK_REDUCE(T) static_assert(kReduceType<T>, "reductions take half and float on Atlas A2/A3")
 
 // x + (-0) is x for every x, so that padding with it leaves lanes out.
 constexpr float kAbsent = -0.0f;
@@ -67,7 +68,6 @@ constexpr uint32_t RepeatPart(uint64_t n, uint64_t done) {
 // ReduceSum over the first n elements; n = 0 writes nothing.
 template <class T>
 inline void ReduceSumArray(T* dst, const T* src, uint32_t n) {
-    TWIN_CHECK_REDUCE(T);
     if (n == 0) return;
     float sum = kAbsent;
     for (uint32_t done = 0; done < n; done += kLanes<T>) {
@@ -78,40 +78,21 @@ inline void ReduceSumArray(T* dst, const T* src, uint32_t n) {
 
 // Trees of the repeats' sums, then of those trees' sums, until one value is left.
 template <class T>
-class LevelledSum {
-public:
-    void Add(T value) { Add(Widen(value), 0); }
-    // The sum of all that was added: at least one value.
-    T Finish() {
-        for (uint32_t level = 0; level + 1 < levels_; ++level) {
-            if (count_[level] > 0) Add(Collapse(level), level + 1);
+inline T SumOfSums(std::vector<float>& sums) {
+    for (size_t n = sums.size(); n > 1; n = (n + kLanes<T> - 1) / kLanes<T>) {
+        for (size_t done = 0; done < n; done += kLanes<T>) {
+            float lanes[kLanes<T>];
+            const uint32_t part = RepeatPart<T>(n, done);
+            std::memcpy(lanes, &sums[done], part * sizeof(float));
+            sums[done / kLanes<T>] = Widen(PartialTreeSum<T>(lanes, part));
         }
-        return Narrow<T>(Collapse(levels_ - 1));
     }
-
-private:
-    static constexpr uint32_t kMaxLevels = 6;  // 64^6 values: far more than UB holds
-
-    void Add(float value, uint32_t level) {
-        if (level == levels_) count_[levels_++] = 0;
-        lanes_[level][count_[level]++] = value;
-        if (count_[level] == kLanes<T>) Add(Collapse(level), level + 1);
-    }
-    float Collapse(uint32_t level) {
-        const uint32_t n = count_[level];
-        count_[level] = 0;
-        return Widen(PartialTreeSum<T>(lanes_[level], n));
-    }
-
-    float lanes_[kMaxLevels][kLanes<T>];
-    uint32_t count_[kMaxLevels];
-    uint32_t levels_ = 0;
-};
+    return Narrow<T>(sums[0]);
+}
 
 // Sum: dst[row] = sum of the first n of each row of `inner` elements.
 template <class T>
 inline void SumRows(T* dst, const T* src, uint32_t rows, uint32_t inner, uint32_t n) {
-    TWIN_CHECK_REDUCE(T);
     if (n == 0) return;
     for (uint32_t row = 0; row < rows; ++row) {
         const T* first = src + uint64_t{row} * inner;
@@ -119,11 +100,10 @@ inline void SumRows(T* dst, const T* src, uint32_t rows, uint32_t inner, uint32_
             StoreAt(dst, row, RepeatSum(first, n));
             continue;
         }
-        LevelledSum<T> sum;
-        for (uint32_t done = 0; done < n; done += kLanes<T>) {
-            sum.Add(RepeatSum(first + done, RepeatPart<T>(n, done)));
-        }
-        StoreAt(dst, row, sum.Finish());
+        std::vector<float> sums;
+        for (uint32_t done = 0; done < n; done += kLanes<T>)
+            sums.push_back(Widen(RepeatSum(first + done, RepeatPart<T>(n, done))));
+        StoreAt(dst, row, SumOfSums<T>(sums));
     }
 }
 
@@ -175,7 +155,6 @@ constexpr T IndexBits(uint32_t index) {
 // holds indices up to 65535. n = 0 writes nothing.
 template <bool kMax, class T>
 inline void ReduceExtremeArray(T* dst, const T* src, uint32_t n, bool with_index) {
-    TWIN_CHECK_REDUCE(T);
     if (n == 0) return;
     const Extreme best = FindExtreme<kMax>(n, with_index, [=](uint32_t i) { return Widen(LoadAt(src, i)); });
     StoreAt(dst, 0, Narrow<T>(best.value));
@@ -217,26 +196,15 @@ inline bool AnyLane(LaneMask mask, uint32_t begin, uint32_t count) {
     return false;
 }
 
-// WholeReduceSum (RepeatReduceSum): one value a repeat, dst_stride elements apart.
-template <class T>
-inline void WholeSum(T* dst, const T* src, LaneMask mask, uint32_t repeats, uint32_t dst_stride,
-                     Strides strides) {
-    TWIN_CHECK_REDUCE(T);
-    if (!AnyLane(mask, 0, kLanes<T>)) return;
-    for (uint32_t r = 0; r < repeats; ++r) {
-        StoreAt(dst, uint64_t{r} * dst_stride, MaskedSum<T, kLanes<T>>(src, r, 0, mask, strides));
-    }
-}
-
 // ReduceSum over repeats: a tree over the repeats' sums.
 template <class T>
 inline void ReduceSumRepeats(T* dst, const T* src, LaneMask mask, uint32_t repeats, uint32_t repeat_stride) {
-    TWIN_CHECK_REDUCE(T);
     if (repeats == 0 || !AnyLane(mask, 0, kLanes<T>)) return;
-    LevelledSum<T> sum;
+    std::vector<float> sums;
     const Strides strides{1, repeat_stride};
-    for (uint32_t r = 0; r < repeats; ++r) sum.Add(MaskedSum<T, kLanes<T>>(src, r, 0, mask, strides));
-    StoreAt(dst, 0, sum.Finish());
+    for (uint32_t r = 0; r < repeats; ++r)
+        sums.push_back(Widen(MaskedSum<T, kLanes<T>>(src, r, 0, mask, strides)));
+    StoreAt(dst, 0, SumOfSums<T>(sums));
 }
 
 // WholeReduceMax or WholeReduceMin: value and index within the repeat, in `order`; results dst_stride apart,
@@ -244,7 +212,6 @@ inline void ReduceSumRepeats(T* dst, const T* src, LaneMask mask, uint32_t repea
 template <bool kMax, class T>
 inline void WholeExtreme(T* dst, const T* src, LaneMask mask, uint32_t repeats, uint32_t dst_stride,
                          Strides strides, ReduceOrder order) {
-    TWIN_CHECK_REDUCE(T);
     for (uint32_t r = 0; r < repeats; ++r) {
         const RepeatLanes<T> lanes(src, r, 0, kLanes<T>, mask, strides);
         if (lanes.count == 0) return;
@@ -267,7 +234,6 @@ inline void WholeExtreme(T* dst, const T* src, LaneMask mask, uint32_t repeats, 
 template <bool kMax, class T>
 inline void ReduceExtremeRepeats(T* dst, const T* src, LaneMask mask, uint32_t repeats,
                                  uint32_t repeat_stride, bool with_index) {
-    TWIN_CHECK_REDUCE(T);
     const Strides strides{1, repeat_stride};
     uint32_t present[kLanes<T>], count = 0;
     for (uint32_t lane = 0; lane < kLanes<T>; ++lane) {
@@ -283,46 +249,30 @@ inline void ReduceExtremeRepeats(T* dst, const T* src, LaneMask mask, uint32_t r
     StoreAt(dst, 1, IndexBits<T>(best.index / count * kLanes<T> + present[best.index % count]));
 }
 
-// BlockReduceSum, BlockReduceMax, BlockReduceMin: one value for each of a repeat's 8 blocks; repeats are
-// 8·dst_stride elements apart. A block without a lane in the mask writes nothing.
-enum class BlockOp : uint8_t { kSum, kMax, kMin };
+enum class ReduceOp : uint8_t { kSum, kMax, kMin };  // numbered as ReduceType
 
-template <BlockOp kOp, class T>
-inline void BlockReduce(T* dst, const T* src, LaneMask mask, uint32_t repeats, uint32_t dst_stride,
+// WholeReduceSum, BlockReduceSum, BlockReduceMax, BlockReduceMin, PairReduceSum: one value for each kGroup
+// lanes; a repeat's values are dst_stride times their number apart. A group without a lane in the mask writes
+// nothing.
+template <ReduceOp kOp, uint32_t kGroup, class T>
+inline void GroupReduce(T* dst, const T* src, LaneMask mask, uint32_t repeats, uint32_t dst_stride,
                         Strides strides) {
-    TWIN_CHECK_REDUCE(T);
+    constexpr uint32_t kGroups = kLanes<T> / kGroup;
     for (uint32_t r = 0; r < repeats; ++r) {
-        for (uint32_t block = 0; block < 8; ++block) {
-            const uint32_t begin = block * kBlockLanes<T>;
-            if (!AnyLane(mask, begin, kBlockLanes<T>)) continue;
-            const uint64_t at = uint64_t{r} * dst_stride * 8 + block;
-            if constexpr (kOp == BlockOp::kSum) {
-                StoreAt(dst, at, MaskedSum<T, kBlockLanes<T>>(src, r, begin, mask, strides));
+        for (uint32_t group = 0; group < kGroups; ++group) {
+            const uint32_t begin = group * kGroup;
+            if (!AnyLane(mask, begin, kGroup)) continue;
+            const uint64_t at = uint64_t{r} * dst_stride * kGroups + group;
+            if constexpr (kOp == ReduceOp::kSum) {
+                StoreAt(dst, at, MaskedSum<T, kGroup>(src, r, begin, mask, strides));
             } else {
-                const RepeatLanes<T> lanes(src, r, begin, begin + kBlockLanes<T>, mask, strides);
+                const RepeatLanes<T> lanes(src, r, begin, begin + kGroup, mask, strides);
                 const auto load = [&](uint32_t i) { return lanes.value[i]; };
                 StoreAt(dst, at,
-                        Narrow<T>(FindExtreme<kOp == BlockOp::kMax>(lanes.count, false, load).value));
+                        Narrow<T>(FindExtreme<kOp == ReduceOp::kMax>(lanes.count, false, load).value));
             }
         }
     }
 }
-
-// PairReduceSum: neighbours added; repeats dst_stride·128 bytes apart. A pair outside the mask writes
-// nothing.
-template <class T>
-inline void PairSum(T* dst, const T* src, LaneMask mask, uint32_t repeats, uint32_t dst_stride,
-                    Strides strides) {
-    TWIN_CHECK_REDUCE(T);
-    for (uint32_t r = 0; r < repeats; ++r) {
-        for (uint32_t pair = 0; pair < kLanes<T> / 2; ++pair) {
-            if (!AnyLane(mask, 2 * pair, 2)) continue;
-            const uint64_t at = uint64_t{r} * dst_stride * (kLanes<T> / 2) + pair;
-            StoreAt(dst, at, MaskedSum<T, 2>(src, r, 2 * pair, mask, strides));
-        }
-    }
-}
-
-#undef TWIN_CHECK_REDUCE
 
 }  // namespace twin

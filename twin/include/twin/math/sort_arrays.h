@@ -12,7 +12,6 @@ using SortEntry = uint64_t;
 
 template <class T>
 constexpr bool kSortType = kRealType<T>;
-#define TWIN_CHECK_SORT(T) static_assert(kSortType<T>, "sorting takes half and float")
 
 template <class T>
 inline SortEntry MakeEntry(T score, uint32_t index) {
@@ -51,7 +50,6 @@ inline void StoreEntry(T* entries, uint64_t i, SortEntry entry) {
 // Sort32: each run of 32 scores with their indices, sorted.
 template <class T>
 inline void Sort32Array(T* dst, const T* score, const uint32_t* index, uint32_t repeats) {
-    TWIN_CHECK_SORT(T);
     for (uint32_t r = 0; r < repeats; ++r) {
         SortEntry run[32];
         for (uint32_t i = 0; i < 32; ++i) {
@@ -96,7 +94,6 @@ inline uint32_t MergeRuns(T* dst, const T* const* src, const uint32_t* length, u
 template <class T>
 inline void MergeSortArray(T* dst, const T* const src[4], const uint16_t length[4], uint32_t lists,
                            bool suspend, uint32_t repeats, uint32_t used[4]) {
-    TWIN_CHECK_SORT(T);
     constexpr uint32_t kEntry = sizeof(SortEntry) / sizeof(T);
     uint32_t total = 0;
     uint32_t lengths[4] = {};
@@ -111,7 +108,6 @@ inline void MergeSortArray(T* dst, const T* const src[4], const uint16_t length[
 // Sort<T, true>: all 32·repeats scores into one run. tmp holds as many entries as dst.
 template <class T>
 inline void FullSortArray(T* dst, T* tmp, const T* score, const uint32_t* index, uint32_t repeats) {
-    TWIN_CHECK_SORT(T);
     constexpr uint32_t kEntry = sizeof(SortEntry) / sizeof(T);
     const uint32_t n = 32 * repeats;
     Sort32Array(dst, score, index, repeats);
@@ -136,14 +132,11 @@ inline void FullSortArray(T* dst, T* tmp, const T* score, const uint32_t* index,
 // Extract: scores and indices of 32·repeats entries apart again.
 template <class T>
 inline void ExtractArray(T* score, uint32_t* index, const T* entries, uint32_t repeats) {
-    TWIN_CHECK_SORT(T);
     for (uint32_t i = 0; i < 32 * repeats; ++i) {
         const SortEntry entry = LoadEntry(entries, i);
         StoreAt(score, i, EntryScore<T>(entry));
         StoreAt(index, i, static_cast<uint32_t>(entry >> 32));
     }
 }
-
-#undef TWIN_CHECK_SORT
 
 }  // namespace twin

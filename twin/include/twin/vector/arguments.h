@@ -80,10 +80,7 @@ struct UnaryRepeatParams {
     bool halfBlock = false;
     UnaryRepeatParams() = default;
     UnaryRepeatParams(const uint16_t dstBlk, const uint16_t srcBlk, const uint8_t dstRep,
-                      const uint8_t srcRep)
-        : dstBlkStride(dstBlk), srcBlkStride(srcBlk), dstRepStride(dstRep), srcRepStride(srcRep) {}
-    UnaryRepeatParams(const uint16_t dstBlk, const uint16_t srcBlk, const uint8_t dstRep,
-                      const uint8_t srcRep, const bool half)
+                      const uint8_t srcRep, const bool half = false)
         : dstBlkStride(dstBlk),
           srcBlkStride(srcBlk),
           dstRepStride(dstRep),

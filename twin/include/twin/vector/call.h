@@ -19,30 +19,21 @@ inline twin::Access UbAccess(const T* first, uint64_t count) {
     return {reinterpret_cast<uintptr_t>(first), count * sizeof(T)};
 }
 
+inline bool Apart(const twin::Access& a, const twin::Access& b) {
+    return a.begin + a.bytes <= b.begin || b.begin + b.bytes <= a.begin;
+}
 // An elementwise call over a count needs a destination that begins where a source does, or lies apart from
 // it.
-inline void CheckOverlap(const char* name, int source, uintptr_t to, uint64_t to_bytes, uintptr_t from,
-                         uint64_t from_bytes, const twin::Loc& loc) {
-    if (to == from || to + to_bytes <= from || from + from_bytes <= to) return;
-    twin::Raise(twin::Finding::kBadArgument, loc,
-                "%s: destination and source %d overlap in part; they may be the same, or apart", name,
-                source);
+inline void CheckOverlap(const char* name, uint32_t source, const twin::Access& to, const twin::Access& from,
+                         const twin::Loc& loc) {
+    TWIN_RAISE_IF(to.begin != from.begin && !Apart(to, from), kBadArgument, loc,
+                  "%s: destination and source %u overlap in part; they may be the same, or apart", name,
+                  source);
 }
 // Checks a call that cannot work in place.
-inline void CheckApart(const char* name, const char* what, uintptr_t to, uint64_t to_bytes, uintptr_t from,
-                       uint64_t from_bytes, const twin::Loc& loc) {
-    if (to + to_bytes <= from || from + from_bytes <= to) return;
-    twin::Raise(twin::Finding::kBadArgument, loc, "%s: destination and %s overlap", name, what);
-}
-
-// An operand of another width cannot be the destination.
-inline void CheckCounted(const char* name, uint32_t source, uintptr_t to, uint64_t to_bytes, uintptr_t from,
-                         uint64_t from_bytes, const twin::Loc& loc) {
-    if (to_bytes == from_bytes) {
-        CheckOverlap(name, static_cast<int>(source), to, to_bytes, from, from_bytes, loc);
-    } else {
-        CheckApart(name, "a source of another width", to, to_bytes, from, from_bytes, loc);
-    }
+inline void CheckApart(const char* name, const char* what, const twin::Access& to, const twin::Access& from,
+                       const twin::Loc& loc) {
+    TWIN_RAISE_IF(!Apart(to, from), kBadArgument, loc, "%s: destination and %s overlap", name, what);
 }
 
 inline uint32_t CheckElementCount(const char* name, int64_t count, const twin::Loc& loc) {
@@ -127,50 +118,51 @@ inline Strided<T> Dense(const LocalTensor<T>& tensor, uint32_t width) {
     return {tensor, 1, width * static_cast<uint32_t>(sizeof(T)) / twin::kVectorBlockBytes};
 }
 
-template <class Body, class D, class... S>
-inline void LanesCall(const twin::VectorCall& call, const twin::Operands& all, const twin::Lanes& lanes,
-                      bool own_repeat, const Body& body, const Strided<D>& dst, const Strided<S>&... src) {
-    const twin::Runs runs = twin::FindRuns(lanes, all);
-    if (runs.count == 0 || lanes.repeats == 0) return;
-    const auto bytes = [&](const twin::Operand& operand, uintptr_t base) {
-        return operand.begin - base + (lanes.repeats - 1) * operand.Step() +
-               twin::RepeatExtent(operand, runs);
-    };
-    const twin::Run& last = runs.run[runs.count - 1];
-    TWIN_RAISE_IF(dst.block == 0 && last.lane + last.count > twin::kVectorBlockBytes / sizeof(D),
-                  kBadArgument, call.loc, "%s: the destination's block stride is 0", call.name);
-    dst.Check(bytes(all.dst, dst.Operand().begin), call);
-    [[maybe_unused]] uint32_t i = 0;
-    ((src.Check(bytes(all.src[i], src.Operand().begin), call), ++i), ...);
-    twin::CheckLaneOverlap(call, all, runs, lanes.repeats, own_repeat);
-    twin::IssueLanes(call, all, lanes, body);
-}
-
 struct LaneOptions {
     bool accumulates = false;  // dst is read, too
     bool own_repeat = false;   // a repeat may overwrite its own sources
+    twin::Access extra = {};   // that the body reads besides
 };
+
+template <class Body, class D, class... S>
+inline void LanesCall(const twin::VectorCall& call, const twin::Operands& all, const twin::Lanes& lanes,
+                      const LaneOptions& options, const Body& body, const Strided<D>& dst,
+                      const Strided<S>&... src) {
+    const twin::Runs runs = twin::FindRuns(lanes, all);
+    if (runs.count == 0 || lanes.repeats == 0) return;
+    TWIN_RAISE_IF(dst.block == 0 && runs.end() > twin::kVectorBlockBytes / sizeof(D), kBadArgument, call.loc,
+                  "%s: the destination's block stride is 0", call.name);
+    const auto check = [&](const auto& tensor, const twin::Operand& operand) {
+        tensor.Check(operand.begin - tensor.Operand().begin + twin::Extent(operand, runs, lanes.repeats),
+                     call);
+    };
+    check(dst, all.dst);
+    [[maybe_unused]] uint32_t i = 0;
+    (check(src, all.src[i++]), ...);
+    twin::CheckLaneOverlap(call, all, runs, lanes.repeats, options.own_repeat);
+    twin::IssueLanes(call, all, lanes, body, options.extra);
+}
 
 // A mask form: body(dst, src[], count) on each stretch of lanes.
 template <class Body, class D, class... S>
-inline void MaskedCall(const twin::VectorCall& call, const Work& work, LaneOptions options, const Body& body,
-                       const Strided<D>& dst, const Strided<S>&... src) {
+inline void MaskedCall(const twin::VectorCall& call, const Work& work, const LaneOptions& options,
+                       const Body& body, const Strided<D>& dst, const Strided<S>&... src) {
     twin::Operands all;
     all.accumulates = options.accumulates;
     all.dst = dst.Operand();
     ((all.src[all.sources++] = src.Operand()), ...);
     if (!work.counted) {
-        LanesCall(call, all, work.lanes, options.own_repeat, body, dst, src...);
+        LanesCall(call, all, work.lanes, options, body, dst, src...);
         return;
     }
     const uint32_t width = work.lanes.width;
     const twin::Lanes full = {twin::LaneMask::First(width), width,
                               static_cast<uint32_t>(std::min<uint64_t>(work.elements / width, 4096))};
     const twin::Lanes rest = {twin::LaneMask::First(static_cast<uint32_t>(work.elements % width)), width, 1};
-    LanesCall(call, all, full, options.own_repeat, body, dst, src...);
+    LanesCall(call, all, full, options, body, dst, src...);
     all.dst.begin = all.dst.At(full.repeats, 0);
     for (uint32_t i = 0; i < all.sources; ++i) all.src[i].begin = all.src[i].At(full.repeats, 0);
-    LanesCall(call, all, rest, options.own_repeat, body, dst, src...);
+    LanesCall(call, all, rest, options, body, dst, src...);
 }
 
 // Says whether an instruction may be deferred together with the copies that it reads. Bodies that may be
@@ -189,23 +181,31 @@ inline void CountCall(const char* name, const twin::Loc& loc, int64_t count, boo
     SetMaskNorm();
     ResetMask();
     if (n == 0) return;
-    const uintptr_t to = dst.SpanAt(n, loc, name);
+    const twin::Access write = dst.Part(n, loc, name);
+    const uintptr_t to = write.begin;
     struct {
         uintptr_t at[3] = {};
     } from;
     twin::Access reads[3];
     uint32_t i = 0;
-    ((from.at[i] = src.SpanAt(n, loc, name),
-      CheckCounted(name, i, to, n * sizeof(D), from.at[i], n * sizeof(S), loc),
-      reads[i] = {from.at[i], n * sizeof(S)}, ++i),
-     ...);
-    if (accumulates) reads[i] = {to, n * sizeof(D)};
+    [[maybe_unused]] const auto read = [&](const auto& source) {
+        const twin::Access part = reads[i] = source.Part(n, loc, name);
+        from.at[i] = part.begin;
+        if (part.bytes == write.bytes) {
+            CheckOverlap(name, i, write, part, loc);
+        } else {
+            CheckApart(name, "a source of another width", write, part, loc);
+        }
+        ++i;
+    };
+    (read(src), ...);
+    if (accumulates) reads[i] = write;
     if constexpr (!twin::kChecked) {
         if ((Forwards<Body>::kBegins || __builtin_expect(twin::current_core().forward.Any(), 0)) &&
             Forwards<Body>::Do(body, to, from.at, n))
             return;
     }
-    twin::IssueExact(twin::PartOf({name, loc}, n, {to, n * sizeof(D)}, reads[0], reads[1], reads[2]),
+    twin::IssueExact(twin::PartOf({name, loc}, write, reads[0], reads[1], reads[2]),
                      [=] { twin::RunBest([=] { body(to, from.at, n); }); });
 }
 

@@ -31,38 +31,32 @@ inline void CompareRepeats(const twin::VectorCall& call, int32_t repeats, const 
     TWIN_RAISE_IF(twin::current_core().counter_mode, kBadArgument, call.loc,
                   "%s over repeats in counter mode", call.name);
     constexpr uint32_t kLanes = twin::kLanes<T>, kBytes = kLanes / 8;
-    const twin::Lanes lanes = {twin::LaneMask::First(kLanes), kLanes, 1};
-    const uint64_t times = static_cast<uint64_t>(repeats);
-    if (times == 0) return;
-    const uintptr_t to = dst.SpanAt(times * kBytes, call.loc, call.name);
+    const twin::Lanes lanes = {twin::LaneMask::First(kLanes), kLanes, static_cast<uint32_t>(repeats)};
+    if (repeats == 0) return;
+    const twin::Access write = dst.Part(lanes.repeats * kBytes, call.loc, call.name);
     twin::Operands all;
     ((all.src[all.sources++] = src.Operand()), ...);
     const twin::Runs runs = twin::FindRuns(lanes, all);
-    const auto extent = [&](const twin::Operand& operand) {
-        return (times - 1) * operand.Step() + twin::RepeatExtent(operand, runs);
-    };
+    twin::Access reads[2];
     uint32_t i = 0;
-    ((src.Check(extent(all.src[i]), call),
-      CheckOverlap(call.name, static_cast<int>(i), to, times * kBytes, all.src[i].begin, extent(all.src[i]),
-                   call.loc),
-      ++i),
-     ...);
-    for (uint32_t r = 0; r < times; ++r) {
-        twin::Access reads[2];
-        for (i = 0; i < all.sources; ++i) {
-            twin::Operand one = all.src[i];
-            one.begin = one.At(r, 0);
-            twin::AccessOf(one, runs, 1, &reads[i]);
-        }
-        twin::Issue(twin::PartOf(call, kLanes, {to + r * kBytes, kBytes}, reads[0], reads[1]), [=] {
+    const auto check = [&](const auto& source) {
+        const twin::Operand& operand = all.src[i];
+        const uint64_t extent = twin::Extent(operand, runs, lanes.repeats);
+        source.Check(extent, call);
+        CheckOverlap(call.name, i, write, {operand.begin, extent}, call.loc);
+        reads[i++] = twin::AccessOf(operand, lanes);
+    };
+    (check(src), ...);
+    twin::Issue(twin::PartOf(call, write, reads[0], reads[1]), [=] {
+        for (uint32_t r = 0; r < lanes.repeats; ++r) {
             for (uint32_t run = 0; run < runs.count; ++run) {
                 const uint32_t lane = runs.run[run].lane;
                 uintptr_t from[2] = {};
                 for (uint32_t s = 0; s < all.sources; ++s) from[s] = all.src[s].At(r, lane);
-                compare(to + r * kBytes + lane / 8, from, runs.run[run].count);
+                compare(write.begin + r * kBytes + lane / 8, from, runs.run[run].count);
             }
-        });
-    }
+        }
+    });
 }
 
 template <class T>
@@ -88,18 +82,21 @@ inline void CompareCounted(const char* name, const twin::Loc& loc, uint32_t coun
     SetMaskNorm();
     ResetMask();
     if (count == 0) return;
-    const uintptr_t to = dst.SpanAt(count / 8, loc, name);
+    const twin::Access write = dst.Part(count / 8, loc, name);
     struct {
         uintptr_t at[2] = {};
     } from;
     twin::Access reads[2];
     uint32_t i = 0;
-    ((from.at[i] = src.SpanAt(count, loc, name),
-      CheckOverlap(name, static_cast<int>(i), to, count / 8, from.at[i], count * sizeof(T), loc),
-      reads[i] = {from.at[i], count * sizeof(T)}, ++i),
-     ...);
-    twin::Issue(twin::PartOf({name, loc}, count, {to, count / 8}, reads[0], reads[1]),
-                [=] { body(to, from.at, count); });
+    const auto read = [&](const auto& source) {
+        reads[i] = source.Part(count, loc, name);
+        from.at[i] = reads[i].begin;
+        CheckOverlap(name, i, write, reads[i], loc);
+        ++i;
+    };
+    (read(src), ...);
+    twin::Issue(twin::PartOf({name, loc}, write, reads[0], reads[1]),
+                [=] { body(write.begin, from.at, count); });
 }
 
 }  // namespace detail

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "twin/api/copy.h"
-#include "twin/math/array_ops.h"
+#include "twin/math/bit_masks.h"
 #include "twin/math/cast.h"
 #include "twin/vector/call.h"
 
@@ -101,7 +101,7 @@ inline void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const Rou
         const bool nearest = roundMode == RoundMode::CAST_RINT || roundMode == RoundMode::CAST_NONE;
         if (forward.Any() && nearest && twin::ForwardNarrow(forward, t, f, n, twin::TermTypeOf<T>())) return;
     }
-    twin::IssueExact(twin::PartOf({"Cast", loc}, n, {t, n * sizeof(T)}, {f, n * sizeof(U)}), [=] {
+    twin::IssueExact(twin::PartOf({"Cast", loc}, {t, n * sizeof(T)}, {f, n * sizeof(U)}), [=] {
         if (apart || in_place) {
             twin::RunBest([=] { twin::CastArray(to, from, body.mode, n, body.scale); });
         } else {
@@ -166,21 +166,18 @@ inline void DataCopy(const LocalTensor<T>& dst, const LocalTensor<T>& src, const
                    to_step = bytes + detail::Blocks(params.dstGap);
     const uint64_t from_bytes = detail::Extent(count, bytes, from_step),
                    to_bytes = detail::Extent(count, bytes, to_step);
-    const uintptr_t to = dst.SpanAt(to_bytes / sizeof(T), loc, kName);
-    const uintptr_t from = src.SpanAt(from_bytes / sizeof(T), loc, kName);
-    if (to != from || to_step != from_step)
-        detail::CheckApart(kName, "source", to, to_bytes, from, from_bytes, loc);
+    const twin::Access to = dst.Part(to_bytes / sizeof(T), loc, kName);
+    const twin::Access from = src.Part(from_bytes / sizeof(T), loc, kName);
+    if (to.begin != from.begin || to_step != from_step) detail::CheckApart(kName, "source", to, from, loc);
     const auto access = [=](uintptr_t begin, uint64_t step) {
         return step == bytes ? twin::Access{begin, count * bytes} : twin::Access{begin, bytes, count, step};
     };
-    twin::Issue(
-        twin::PartOf({kName, loc}, count * bytes / sizeof(T), access(to, to_step), access(from, from_step)),
-        [=] {
-            for (uint32_t i = 0; i < count; ++i) {
-                std::memmove(detail::UbPointer<T>(to + i * to_step),
-                             detail::UbPointer<T>(from + i * from_step), bytes);
-            }
-        });
+    twin::Issue(twin::PartOf({kName, loc}, access(to.begin, to_step), access(from.begin, from_step)), [=] {
+        for (uint32_t i = 0; i < count; ++i) {
+            std::memmove(detail::UbPointer<T>(to.begin + i * to_step),
+                         detail::UbPointer<T>(from.begin + i * from_step), bytes);
+        }
+    });
 }
 
 }  // namespace AscendC

@@ -1,5 +1,5 @@
 // Elementwise vector instructions, each in three forms: the first `count` elements; a mask of the first n
-// lanes of every repeat; a mask of bits. The loops are in math/array_ops.h.
+// lanes of every repeat; a mask of bits.
 //
 // repeatTime is wider here than in the vendor's headers, so that 256 is an error and not 0.
 #pragma once
@@ -7,7 +7,7 @@
 #include <type_traits>
 
 #include "twin/api/qualifiers.h"
-#include "twin/math/array_ops.h"
+#include "twin/math/element_ops.h"
 #include "twin/vector/call.h"
 
 namespace AscendC {
@@ -16,17 +16,30 @@ namespace detail {
 
 // ---- what the calls do to a stretch of n elements ----
 
+// The i-th element of a stretch, as the type to compute in. dst may be the address of a source.
+template <class T>
+inline twin::Compute<T> WideAt(uintptr_t from, uint32_t i) {
+    return twin::Widen(twin::LoadAt(UbPointer<T>(from), i));
+}
+
 template <class Op, class T>
 struct BinaryBody {
     void operator()(uintptr_t to, const uintptr_t* from, uint32_t n) const {
-        twin::BinaryArray<Op>(UbPointer<T>(to), UbPointer<T>(from[0]), UbPointer<T>(from[1]), n);
+        const uintptr_t a = from[0], b = from[1];
+        TWIN_ELEMENTWISE
+        for (uint32_t i = 0; i < n; ++i)
+            twin::StoreAt(UbPointer<T>(to), i, twin::Narrow<T>(Op::Do(WideAt<T>(a, i), WideAt<T>(b, i))));
     }
 };
 template <class Op, class T>
 struct ScalarBody {
     T value;
     void operator()(uintptr_t to, const uintptr_t* from, uint32_t n) const {
-        twin::ScalarArray<Op>(UbPointer<T>(to), UbPointer<T>(from[0]), value, n);
+        const uintptr_t a = from[0];
+        const twin::Compute<T> scalar = twin::Widen(value);
+        TWIN_ELEMENTWISE
+        for (uint32_t i = 0; i < n; ++i)
+            twin::StoreAt(UbPointer<T>(to), i, twin::Narrow<T>(Op::Do(WideAt<T>(a, i), scalar)));
     }
 };
 template <>
@@ -47,26 +60,46 @@ struct Forwards<ScalarBody<twin::MulOp, float>> {
 template <class Op, class T>
 struct UnaryBody {
     void operator()(uintptr_t to, const uintptr_t* from, uint32_t n) const {
-        twin::UnaryArray<Op>(UbPointer<T>(to), UbPointer<T>(from[0]), n);
+        const uintptr_t a = from[0];
+        TWIN_ELEMENTWISE
+        for (uint32_t i = 0; i < n; ++i)
+            twin::StoreAt(UbPointer<T>(to), i, twin::Narrow<T>(Op::Do(WideAt<T>(a, i))));
     }
 };
 template <class D, class S>
 struct AxpyBody {
     S value;
     void operator()(uintptr_t to, const uintptr_t* from, uint32_t n) const {
-        twin::AxpyArray(UbPointer<D>(to), UbPointer<S>(from[0]), value, n);
+        const uintptr_t a = from[0];
+        const float scalar = twin::Widen(value);
+        TWIN_ELEMENTWISE
+        for (uint32_t i = 0; i < n; ++i)
+            twin::StoreAt(UbPointer<D>(to), i,
+                          twin::MultiplyAdd<D>(WideAt<S>(a, i), scalar, twin::LoadAt(UbPointer<D>(to), i)));
     }
 };
 template <class D, class S>
 struct MulAddDstBody {
     void operator()(uintptr_t to, const uintptr_t* from, uint32_t n) const {
-        twin::MulAddDstArray(UbPointer<D>(to), UbPointer<S>(from[0]), UbPointer<S>(from[1]), n);
+        const uintptr_t a = from[0], b = from[1];
+        TWIN_ELEMENTWISE
+        for (uint32_t i = 0; i < n; ++i)
+            twin::StoreAt(
+                UbPointer<D>(to), i,
+                twin::MultiplyAdd<D>(WideAt<S>(a, i), WideAt<S>(b, i), twin::LoadAt(UbPointer<D>(to), i)));
     }
 };
 template <bool kRelu, class T>
 struct FusedMulAddBody {
     void operator()(uintptr_t to, const uintptr_t* from, uint32_t n) const {
-        twin::FusedMulAddArray<kRelu>(UbPointer<T>(to), UbPointer<T>(from[0]), UbPointer<T>(from[1]), n);
+        const uintptr_t a = from[0], b = from[1];
+        TWIN_ELEMENTWISE
+        for (uint32_t i = 0; i < n; ++i) {
+            const T addend = twin::LoadAt(UbPointer<T>(b), i);
+            const T sum = twin::MultiplyAdd<T>(WideAt<T>(a, i), WideAt<T>(to, i), addend);
+            twin::StoreAt(UbPointer<T>(to), i,
+                          kRelu ? twin::Narrow<T>(twin::ReluOp::Do(twin::Widen(sum))) : sum);
+        }
     }
 };
 
@@ -190,20 +223,17 @@ TWIN_UNARY(Ln, LnOp)
 
 // ---- shifts: of unsigned elements logical, of signed ones arithmetic ----
 
-template <class T, bool isSetMask = true>
-inline void ShiftLeft(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue,
-                      const int32_t& count, TWIN_CALLER) {
-    TWIN_CHECK_ELEMENT(ShiftLeft, ShiftLeftOp);
-    const detail::ScalarBody<twin::ShiftLeftOp, T> body{detail::CheckShift<T>(scalarValue, loc)};
-    detail::ScalarCounted<isSetMask>("ShiftLeft", loc, body, dst, src, count);
-}
-template <class T, bool isSetMask = true>
-inline void ShiftRight(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue,
-                       const int32_t& count, TWIN_CALLER) {
-    TWIN_CHECK_ELEMENT(ShiftRight, ShiftRightOp);
-    const detail::ScalarBody<twin::ShiftRightOp, T> body{detail::CheckShift<T>(scalarValue, loc)};
-    detail::ScalarCounted<isSetMask>("ShiftRight", loc, body, dst, src, count);
-}
+#define TWIN_SHIFT(Name, Op)                                                                     \
+    template <class T, bool isSetMask = true>                                                    \
+    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue, \
+                     const int32_t& count, TWIN_CALLER) {                                        \
+        TWIN_CHECK_ELEMENT(Name, Op);                                                            \
+        const detail::ScalarBody<twin::Op, T> body{detail::CheckShift<T>(scalarValue, loc)};     \
+        detail::ScalarCounted<isSetMask>(#Name, loc, body, dst, src, count);                     \
+    }
+TWIN_SHIFT(ShiftLeft, ShiftLeftOp)
+TWIN_SHIFT(ShiftRight, ShiftRightOp)
+#undef TWIN_SHIFT
 template <class T, bool isSetMask = true, class M>
 inline void ShiftLeft(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue, M mask,
                       const int32_t repeatTime, const UnaryRepeatParams& repeatParams, TWIN_CALLER) {

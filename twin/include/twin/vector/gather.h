@@ -21,20 +21,6 @@ inline twin::GatherShape GatherShapeOf(bool counted, uint32_t mask, const Gather
             p.src1RepeatStride};
 }
 
-// The part of the source that is read: exact where its repeats are evenly spaced.
-template <class T>
-inline twin::Access GatherRead(const T* from, const twin::GatherShape& shape, uint64_t reach) {
-    const twin::Access hull = UbAccess(from, reach);
-    const uint64_t row = uint64_t{shape.lanes} * sizeof(T), step = shape.source.repeat * uint64_t{32};
-    if (shape.source.block == 1) {
-        if (shape.repeats == 1 || step == row || step == 0) return hull;
-        return {hull.begin, row, shape.repeats, step};
-    }
-    if (shape.repeats == 1 && shape.lanes % twin::kBlockLanes<T> == 0) {
-        return {hull.begin, 32, shape.lanes / twin::kBlockLanes<T>, shape.source.block * uint64_t{32}};
-    }
-    return hull;
-}
 template <class T>
 inline uint64_t GatherReach(const twin::GatherShape& shape) {
     const uint64_t last = shape.lanes - 1;
@@ -52,6 +38,31 @@ inline uint64_t PatternCount(uint8_t pattern, uint64_t lanes) {
     return lanes / period + (lanes % period > first ? 1 : 0);
 }
 
+// What both forms do: checks, and `gather(dst, src)`, which returns how many elements it has kept, at most
+// `most`. `chosen`: bytes that it reads besides. The source is declared exactly where its repeats are evenly
+// spaced.
+template <class T, class Body>
+inline uint64_t GatherMasked(const LocalTensor<T>& dst, const LocalTensor<T>& src,
+                             const twin::GatherShape& shape, uint64_t most, const twin::Access& chosen,
+                             const twin::Loc& loc, const Body& gather) {
+    const uint64_t reach = GatherReach<T>(shape);
+    const twin::Access hull = src.Part(reach, loc, "GatherMask source");
+    const twin::Access write = dst.Part(most, loc, "GatherMask destination");
+    CheckOverlap("GatherMask", 0, write, hull, loc);
+    twin::Access read = hull;
+    const uint64_t row = uint64_t{shape.lanes} * sizeof(T), step = shape.source.repeat * uint64_t{32};
+    if (shape.source.block == 1 && shape.repeats > 1 && step != row && step != 0) {
+        read = {hull.begin, row, shape.repeats, step};
+    } else if (shape.source.block != 1 && shape.repeats == 1 && shape.lanes % twin::kBlockLanes<T> == 0) {
+        read = {hull.begin, 32, shape.lanes / twin::kBlockLanes<T>, shape.source.block * uint64_t{32}};
+    }
+    uint64_t* count = &twin::current_core().gather_count;
+    twin::Issue(twin::PartOf({"GatherMask", loc}, write, read, chosen),
+                [=] { *count = gather(UbPointer<T>(write.begin), UbPointer<T>(hull.begin)); });
+    twin::SettlePipe(twin::Pipe::kV);  // the scalar side waits for the count
+    return *count;
+}
+
 }  // namespace detail
 
 // Keeps elements by a fixed pattern 1..7, closely packed; rsvdCnt is how many.
@@ -64,18 +75,10 @@ inline void GatherMask(const LocalTensor<T>& dst, const LocalTensor<T>& src0, co
     const twin::GatherShape shape = detail::GatherShapeOf<T>(reduceMode, mask, gatherMaskParams, loc);
     rsvdCnt = 0;
     if (shape.repeats == 0) return;
-    const uint64_t reach = detail::GatherReach<T>(shape);
     const uint64_t kept = shape.repeats * detail::PatternCount(src1Pattern, shape.lanes);
-    const T* from = src0.Span(reach, loc, "GatherMask source");
-    T* to = dst.Span(kept, loc, "GatherMask destination");
-    detail::CheckOverlap("GatherMask", 0, reinterpret_cast<uintptr_t>(to), kept * sizeof(T),
-                         reinterpret_cast<uintptr_t>(from), reach * sizeof(T), loc);
-    uint64_t* count = &twin::current_core().gather_count;
-    twin::Issue(twin::PartOf({"GatherMask", loc}, reach, detail::UbAccess(to, kept),
-                             detail::GatherRead(from, shape, reach)),
-                [=] { *count = twin::GatherPattern(to, from, src1Pattern, shape); });
-    twin::SettlePipe(twin::Pipe::kV);  // the scalar side waits for the count
-    rsvdCnt = *count;
+    rsvdCnt = detail::GatherMasked(dst, src0, shape, kept, {}, loc, [=](T* to, const T* from) {
+        return twin::GatherPattern(to, from, src1Pattern, shape);
+    });
 }
 
 // Keeps elements whose bit is set. How much of dst is written is known only then: all of it that could be
@@ -89,33 +92,24 @@ inline void GatherMask(const LocalTensor<T>& dst, const LocalTensor<T>& src0,
     const twin::GatherShape shape = detail::GatherShapeOf<T>(reduceMode, mask, gatherMaskParams, loc);
     rsvdCnt = 0;
     if (shape.repeats == 0) return;
-    const uint64_t reach = detail::GatherReach<T>(shape);
     const uint64_t row = (uint64_t{shape.lanes} + 7) / 8, step = shape.bits_stride * uint64_t{32};
     const uint64_t bytes = (shape.repeats - 1) * step + row;
-    const T* from = src0.Span(reach, loc, "GatherMask source");
     const U* choose = src1Pattern.Span((bytes + sizeof(U) - 1) / sizeof(U), loc, "GatherMask bits");
-    T* to = dst.Span(1, loc, "GatherMask destination");
-    const uint64_t room = dst.GetSize();
+    const uint64_t room = std::max<uint64_t>(dst.GetSize(), 1);
     const uint64_t most = std::min<uint64_t>(uint64_t{shape.repeats} * shape.lanes, room);
-    detail::CheckOverlap("GatherMask", 0, reinterpret_cast<uintptr_t>(to), most * sizeof(T),
-                         reinterpret_cast<uintptr_t>(from), reach * sizeof(T), loc);
-    const uintptr_t bits = reinterpret_cast<uintptr_t>(choose);
-    const twin::Access chosen = step == row || shape.repeats == 1
-                                    ? twin::Access{bits, bytes}
-                                    : twin::Access{bits, row, step == 0 ? 1 : shape.repeats, step};
-    uint64_t* count = &twin::current_core().gather_count;
-    twin::Issue(twin::PartOf({"GatherMask", loc}, reach, detail::UbAccess(to, most),
-                             detail::GatherRead(from, shape, reach), chosen),
-                [=] {
-                    const uint64_t kept = twin::CountBits(choose, shape);
-                    TWIN_RAISE_IF(kept > room, kOutOfBounds, loc,
-                                  "GatherMask keeps %llu elements, the destination holds %llu",
-                                  static_cast<unsigned long long>(kept),
-                                  static_cast<unsigned long long>(room));
-                    *count = twin::GatherBits(to, from, choose, shape);
-                });
-    twin::SettlePipe(twin::Pipe::kV);
-    rsvdCnt = *count;
+    twin::Access chosen = detail::UbAccess(choose, 0);
+    chosen.bytes = step == row ? bytes : row;
+    if (step != row && step != 0) {
+        chosen.count = shape.repeats;
+        chosen.stride = step;
+    }
+    rsvdCnt = detail::GatherMasked(dst, src0, shape, most, chosen, loc, [=](T* to, const T* from) {
+        const uint64_t kept = twin::CountBits(choose, shape);
+        TWIN_RAISE_IF(kept > room, kOutOfBounds, loc,
+                      "GatherMask keeps %llu elements, the destination holds %llu",
+                      static_cast<unsigned long long>(kept), static_cast<unsigned long long>(room));
+        return twin::GatherBits(to, from, choose, shape);
+    });
 }
 
 // The number of elements that the last GatherMask kept.
@@ -126,52 +120,53 @@ inline int64_t GetGatherMaskRemainCount() {
 
 namespace detail {
 
-// The offsets in UB decide what is read: reads them after the vector unit has written them.
-inline void SettleOffsets(const twin::VectorCall& call, const uint32_t* offsets, uint64_t count) {
-    twin::Issue(twin::PartOf(call, 0, {}, UbAccess(offsets, count)), [] {});
+// The offsets in UB decide what is read: reads them after the vector unit has written them. Returns the hull
+// of the pieces of `bytes` that they name in a source, as far as it lies in the source.
+inline twin::Access OffsetsHull(const char* name, const twin::Access& offsets, const twin::Access& source,
+                                uint64_t base, uint64_t bytes, const twin::Loc& loc) {
+    twin::Issue(twin::PartOf({name, loc}, {}, offsets), [] {});
     twin::SettlePipe(twin::Pipe::kV);
+    uint64_t low = UINT64_MAX, high = 0;
+    twin::ForEachPiece(offsets, [&](uintptr_t begin, uint64_t size) {
+        for (uint64_t i = 0; i < size / 4; ++i) {
+            const uint64_t at = base + twin::LoadAt(UbPointer<uint32_t>(begin), i);
+            low = std::min(low, at);
+            high = std::max(high, at + bytes);
+        }
+    });
+    return high <= source.bytes ? twin::Access{source.begin + low, high - low} : twin::Access{};
+}
+inline void CheckOffset(const char* name, const char* unit, uint64_t at, uint64_t bytes, uint32_t index,
+                        const twin::Access& source, const twin::Loc& loc) {
+    if (at % bytes == 0 && at + bytes <= source.bytes) return;
+    twin::Raise(at % bytes != 0 ? twin::Finding::kMisaligned : twin::Finding::kOutOfBounds, loc,
+                "%s: offset %llu of %s %u into a source of %llu bytes", name,
+                static_cast<unsigned long long>(at), unit, index,
+                static_cast<unsigned long long>(source.bytes));
 }
 
-// One repeat of up to `n` offsets: dst lane i = the element at base + offset i. The source counts as read
-// from the lowest to the highest address that the offsets name when the call is made.
+// Lane i of a repeat of `to` = the element at base + offset i, for the lanes of `runs`. The source counts as
+// read from the lowest to the highest address that the offsets name when the call is made.
 template <class T>
-inline void GatherLanes(const LocalTensor<T>& src, const uint32_t* offsets, uint32_t base, uintptr_t to,
-                        const twin::Runs& runs, const twin::VectorCall& call) {
-    const twin::Loc loc = call.loc;
-    const uintptr_t from = reinterpret_cast<uintptr_t>(src.data());
-    const uint64_t room = uint64_t{src.GetSize()} * sizeof(T);
+inline void GatherLanes(const LocalTensor<T>& src, uint32_t base, const twin::Operand& to,
+                        const twin::Operand& offsets, const twin::Access& write, const twin::Access& chosen,
+                        const twin::Runs& runs, uint32_t repeats, const twin::Loc& loc) {
+    const twin::Access source = src.Part(src.GetSize(), loc, "Gather source");
     twin::Access read;
-    if constexpr (twin::kChecked) {
-        SettleOffsets(call, offsets, runs.run[runs.count - 1].lane + runs.run[runs.count - 1].count);
-        uint64_t low = UINT64_MAX, high = 0;
-        for (uint32_t r = 0; r < runs.count; ++r) {
-            for (uint32_t i = runs.run[r].lane; i < runs.run[r].lane + runs.run[r].count; ++i) {
-                const uint64_t at = uint64_t{base} + twin::LoadAt(offsets, i);
-                low = std::min(low, at);
-                high = std::max(high, at + sizeof(T));
+    if constexpr (twin::kChecked) read = OffsetsHull("Gather", chosen, source, base, sizeof(T), loc);
+    twin::Issue(twin::PartOf({"Gather", loc}, write, chosen, read), [=] {
+        for (uint32_t n = 0; n < repeats * runs.count; ++n) {
+            const uint32_t r = n / runs.count;
+            const twin::Run run = runs.run[n % runs.count];
+            T* out = UbPointer<T>(to.At(r, run.lane));
+            const uint32_t* at_offset = UbPointer<uint32_t>(offsets.At(r, run.lane));
+            for (uint32_t i = 0; i < run.count; ++i) {
+                const uint64_t at = uint64_t{base} + twin::LoadAt(at_offset, i);
+                CheckOffset("Gather", "lane", at, sizeof(T), run.lane + i, source, loc);
+                twin::StoreBits(out, i, twin::LoadBits(UbPointer<T>(source.begin + at), 0));
             }
         }
-        if (high <= room) read = {from + low, high - low};
-    }
-    for (uint32_t r = 0; r < runs.count; ++r) {
-        const twin::Run run = runs.run[r];
-        const uintptr_t out = to + run.lane * sizeof(T);
-        twin::Issue(twin::PartOf(call, run.count, {out, run.count * sizeof(T)},
-                                 UbAccess(offsets + run.lane, run.count), read),
-                    [=] {
-                        for (uint32_t i = 0; i < run.count; ++i) {
-                            const uint64_t at = uint64_t{base} + twin::LoadAt(offsets, run.lane + i);
-                            if (at % sizeof(T) != 0 || at + sizeof(T) > room) {
-                                twin::Raise(at % sizeof(T) != 0 ? twin::Finding::kMisaligned
-                                                                : twin::Finding::kOutOfBounds,
-                                            loc, "Gather: offset %llu of lane %u into a source of %llu bytes",
-                                            static_cast<unsigned long long>(at), run.lane + i,
-                                            static_cast<unsigned long long>(room));
-                            }
-                            twin::StoreBits(UbPointer<T>(out), i, twin::LoadBits(UbPointer<T>(from + at), 0));
-                        }
-                    });
-    }
+    });
 }
 
 template <class T>
@@ -187,20 +182,20 @@ inline void GatherRepeats(const LocalTensor<T>& dst, const LocalTensor<T>& src,
                           const LocalTensor<uint32_t>& srcOffset, uint32_t base, const Work& work,
                           uint32_t dst_step, const twin::Loc& loc) {
     TWIN_RAISE_IF(work.counted, kBadArgument, loc, "Gather over repeats in counter mode");
-    const twin::Runs runs = twin::FindRuns(work.lanes, {});
-    if (work.lanes.repeats == 0 || runs.count == 0) return;
-    const uint64_t last = work.lanes.repeats - 1;
-    const uint64_t end = runs.run[runs.count - 1].lane + runs.run[runs.count - 1].count;
-    const uint64_t reach = last * dst_step * twin::kBlockLanes<T> + end;
-    const uintptr_t to = dst.SpanAt(reach, loc, "Gather destination");
-    const uint32_t* offsets = srcOffset.Span(last * twin::kLanes<T> + end, loc, "Gather offsets");
-    CheckApart("Gather", "source", to, reach * sizeof(T), reinterpret_cast<uintptr_t>(src.data()),
-               src.GetSize() * sizeof(T), loc);
-    const twin::VectorCall call{"Gather", loc};
-    for (uint32_t r = 0; r <= last; ++r) {
-        GatherLanes(src, offsets + r * twin::kLanes<T>, base,
-                    to + uint64_t{r} * dst_step * twin::kVectorBlockBytes, runs, call);
-    }
+    const twin::Lanes& lanes = work.lanes;
+    const twin::Runs runs = twin::FindRuns(lanes, {});
+    if (lanes.repeats == 0 || runs.count == 0) return;
+    const uint64_t last = lanes.repeats - 1;
+    const twin::Access whole =
+        dst.Part(last * dst_step * twin::kBlockLanes<T> + runs.end(), loc, "Gather destination");
+    const twin::Operand to{whole.begin, sizeof(T), {1, dst_step}};
+    const twin::Operand offsets{
+        srcOffset.Part(last * twin::kLanes<T> + runs.end(), loc, "Gather offsets").begin,
+        4,
+        {1, lanes.width / 8}};
+    CheckApart("Gather", "source", whole, UbAccess(src.data(), src.GetLength()), loc);
+    GatherLanes(src, base, to, offsets, twin::AccessOf(to, lanes), twin::AccessOf(offsets, lanes), runs,
+                lanes.repeats, loc);
 }
 
 }  // namespace detail
@@ -214,13 +209,13 @@ inline void Gather(const LocalTensor<T>& dst, const LocalTensor<T>& src,
     SetMaskNorm();
     ResetMask();
     if (count == 0) return;
-    const uintptr_t to = dst.SpanAt(count, loc, "Gather destination");
-    const uint32_t* offsets = srcOffset.Span(count, loc, "Gather offsets");
-    detail::CheckApart("Gather", "source", to, count * sizeof(T), reinterpret_cast<uintptr_t>(src.data()),
-                       src.GetSize() * sizeof(T), loc);
+    const twin::Access to = dst.Part(count, loc, "Gather destination");
+    const twin::Access offsets = srcOffset.Part(count, loc, "Gather offsets");
+    detail::CheckApart("Gather", "source", to, detail::UbAccess(src.data(), src.GetLength()), loc);
     twin::Runs all;
     all.run[all.count++] = {0, count};
-    detail::GatherLanes(src, offsets, srcBaseAddr, to, all, {"Gather", loc});
+    detail::GatherLanes(src, srcBaseAddr, {to.begin, sizeof(T)}, {offsets.begin, 4}, to, offsets, all, 1,
+                        loc);
 }
 template <class T, class M>
 inline void Gather(const LocalTensor<T>& dst, const LocalTensor<T>& src,
@@ -244,25 +239,22 @@ inline void Gatherb(const LocalTensor<T>& dst, const LocalTensor<T>& src, const 
     const uint64_t gap = std::max<uint64_t>(repeatParams.dstBlkStride, 1) * kBlock;
     const uint64_t step = repeatParams.dstRepStride * kBlock;
     const uint64_t bytes = (repeats - 1) * step + 7 * gap + kBlock;
-    const uintptr_t to = dst.SpanAt(bytes / sizeof(T), loc, "Gatherb destination");
-    const uint32_t* offsets = offset.Span(8ull * repeats, loc, "Gatherb offsets");
-    const uintptr_t from = src.SpanAt(0, loc, "Gatherb source");
-    const uint64_t room = uint64_t{src.GetSize()} * sizeof(T);
-    detail::CheckApart("Gatherb", "source", to, bytes, from, room, loc);
-    const twin::VectorCall call{"Gatherb", loc};
-    detail::SettleOffsets(call, offsets, 8ull * repeats);
-    for (uint32_t i = 0; i < 8 * repeats; ++i) {
-        const uint64_t at = twin::LoadAt(offsets, i);
-        const uintptr_t out = to + i / 8 * step + i % 8 * gap;
-        if (at % kBlock != 0 || at + kBlock > room) {
-            twin::Raise(at % kBlock != 0 ? twin::Finding::kMisaligned : twin::Finding::kOutOfBounds, loc,
-                        "Gatherb: offset %llu of block %u into a source of %llu bytes",
-                        static_cast<unsigned long long>(at), i, static_cast<unsigned long long>(room));
+    const twin::Access to = dst.Part(bytes / sizeof(T), loc, "Gatherb destination");
+    const twin::Access chosen = offset.Part(8ull * repeats, loc, "Gatherb offsets");
+    const twin::Access source = src.Part(src.GetSize(), loc, "Gatherb source");
+    detail::CheckApart("Gatherb", "source", to, source, loc);
+    const twin::Access read = detail::OffsetsHull("Gatherb", chosen, source, 0, kBlock, loc);
+    const twin::Operand blocks{
+        to.begin, sizeof(T), {static_cast<uint32_t>(gap / kBlock), repeatParams.dstRepStride}};
+    const twin::Lanes lanes{twin::LaneMask::First(twin::kLanes<T>), twin::kLanes<T>, repeats};
+    twin::Issue(twin::PartOf({"Gatherb", loc}, twin::AccessOf(blocks, lanes), chosen, read), [=] {
+        for (uint32_t i = 0; i < 8 * repeats; ++i) {
+            const uint64_t at = twin::LoadAt(detail::UbPointer<uint32_t>(chosen.begin), i);
+            detail::CheckOffset("Gatherb", "block", at, kBlock, i, source, loc);
+            std::memcpy(detail::UbPointer<T>(to.begin + i / 8 * step + i % 8 * gap),
+                        detail::UbPointer<T>(source.begin + at), kBlock);
         }
-        twin::Issue(twin::PartOf(call, kBlock / sizeof(T), {out, kBlock}, {from + at, kBlock},
-                                 detail::UbAccess(offsets + i, 1)),
-                    [=] { std::memcpy(detail::UbPointer<T>(out), detail::UbPointer<T>(from + at), kBlock); });
-    }
+    });
 }
 
 }  // namespace AscendC

@@ -1,8 +1,5 @@
 // The machinery of the mask and stride forms: operands, which lanes take part, what is read and written, and
 // which overlaps of destination and sources are legal.
-//
-// A call is one instruction where each operand's bytes are evenly spaced pieces; otherwise it is issued
-// repeat by repeat, and where a mask has uneven gaps, stretch by stretch: what is declared is always exact.
 #pragma once
 
 #include <algorithm>
@@ -41,213 +38,140 @@ struct Lanes {
     uint32_t repeats = 0;
 };
 
-// A stretch of lanes that is contiguous in every operand.
-struct Run {
-    uint32_t lane;
-    uint32_t count;
-};
-struct Runs {
-    Run run[80];  // 64 where every other lane is off, and the block ends
-    uint32_t count = 0;
-};
-
-// The first lane from `lane` on whose bit is `on`, or `width`.
-inline uint32_t NextLane(const LaneMask& mask, uint32_t lane, uint32_t width, bool on) {
-    while (lane < width) {
-        const uint64_t word = (on ? mask.bits[lane >> 6] : ~mask.bits[lane >> 6]) >> (lane & 63u);
-        if (word != 0) {
-            lane += static_cast<uint32_t>(__builtin_ctzll(word));
-            break;
-        }
-        lane = (lane | 63u) + 1;
-    }
-    return lane < width ? lane : width;
-}
-
 inline Runs FindRuns(const Lanes& lanes, const Operands& all) {
     bool joined = all.dst.strides.block == 1;
     for (uint32_t i = 0; i < all.sources; ++i) joined = joined && all.src[i].strides.block == 1;
-    const uint32_t per_block = lanes.width / 8;
-    Runs runs;
-    uint32_t lane = NextLane(lanes.mask, 0, lanes.width, true);
-    while (lane < lanes.width) {
-        uint32_t end = NextLane(lanes.mask, lane, lanes.width, false);
-        if (!joined) end = std::min(end, (lane / per_block + 1) * per_block);
-        runs.run[runs.count++] = {lane, end - lane};
-        lane = NextLane(lanes.mask, end, lanes.width, true);
-    }
-    return runs;
+    return FindRuns(lanes.mask, lanes.width, joined);
 }
 
-// The bytes that an operand's runs cover from its begin on, in one repeat.
-inline uint64_t RepeatExtent(const Operand& operand, const Runs& runs) {
+// The bytes from an operand's begin to the end of the last that takes part.
+inline uint64_t Extent(const Operand& operand, const Runs& runs, uint32_t repeats) {
     uint64_t extent = 0;
     for (uint32_t i = 0; i < runs.count; ++i) {
         const Run& run = runs.run[i];
         extent = std::max(extent, operand.Offset(run.lane) + run.count * operand.element);
     }
-    return extent;
+    return (repeats - 1) * operand.Step() + extent;
 }
 
-// The operand's bytes as evenly spaced pieces, if they are.
-inline bool AccessOf(const Operand& operand, const Runs& runs, uint32_t repeats, Access* access) {
+// The bytes of the operand that take part: evenly spaced pieces, if they are.
+inline Access AccessOf(const Operand& operand, const Lanes& lanes) {
+    const Runs runs = FindRuns(lanes.mask, lanes.width, operand.strides.block == 1);
+    if (runs.count == 0 || lanes.repeats == 0) return {};
     const uint64_t first = operand.Offset(runs.run[0].lane);
     const uint64_t bytes = uint64_t{runs.run[0].count} * operand.element;
     const uint64_t gap = runs.count > 1 ? operand.Offset(runs.run[1].lane) - first : 0;
-    for (uint32_t i = 1; i < runs.count; ++i) {
-        if (runs.run[i].count != runs.run[0].count) return false;
-        if (operand.Offset(runs.run[i].lane) != first + i * gap) return false;
+    const uint32_t repeats = operand.Step() == 0 ? 1 : lanes.repeats, pieces = gap == 0 ? 1 : runs.count;
+    bool even = pieces == 1 || repeats == 1 || operand.Step() == pieces * gap;
+    uint64_t all = 0;
+    for (uint32_t i = 0; i < runs.count; ++i) {
+        const Run& run = runs.run[i];
+        even = even && run.count == runs.run[0].count && operand.Offset(run.lane) == first + i * gap;
+        all += uint64_t{run.count} * operand.element;
     }
-    uint32_t pieces = gap == 0 ? 1 : runs.count;
-    uint64_t stride = gap;
-    if (repeats > 1 && operand.Step() != 0) {
-        if (pieces > 1 && operand.Step() != pieces * gap) return false;
-        if (pieces == 1) stride = operand.Step();
-        pieces *= repeats;
+    if (!even) {
+        return {
+            operand.begin, all,         repeats,         operand.Step(),
+            false,         lanes.width, operand.element, uint64_t{operand.strides.block} * kVectorBlockBytes,
+            lanes.mask};
     }
-    if (pieces > 1 && stride == bytes) {
-        *access = {operand.begin + first, bytes * pieces};
-    } else {
-        *access = {operand.begin + first, bytes, pieces, stride};
-    }
-    return true;
+    const uint64_t stride = pieces == 1 && repeats > 1 ? operand.Step() : gap;
+    const uint32_t count = pieces * repeats;
+    if (count > 1 && stride == bytes) return {operand.begin + first, bytes * count};
+    return {operand.begin + first, bytes, count, stride};
 }
 
 struct VectorCall {
     const char* name;
     Loc loc;
     bool chains = false;  // a repeat's result may be source 1 of the next, where one of the two stands still
-    mutable bool begun = false;
-
-    // True when a part of the call has been issued before. Remembers that one has been issued now.
-    bool Continues() const {
-        const bool before = begun;
-        begun = true;
-        return before;
-    }
 };
 
-// A part of a call as an instruction of the vector pipe.
-inline Instruction PartOf(const VectorCall& call, uint64_t elements, const Access& write,
-                          const Access& read0 = {}, const Access& read1 = {}, const Access& read2 = {},
-                          const Access& clobber = {}) {
-    return {call.name, Pipe::kV, call.loc,        {0, elements}, write, {read0, read1, read2},
-            clobber,   false,    call.Continues()};
+// A call as an instruction of the vector pipe.
+inline Instruction PartOf(const VectorCall& call, const Access& write, const Access& read0 = {},
+                          const Access& read1 = {}, const Access& read2 = {}, const Access& clobber = {}) {
+    return {call.name, Pipe::kV, call.loc, write, {read0, read1, read2, {}}, clobber};
 }
 
-// Exact, for operands whose extents meet. Within a repeat the destination is a source or touches it nowhere;
-// no repeat reads what an earlier one wrote. With `own_repeat` the first rule does not hold (reductions,
-// conversions: the vector unit reads a repeat before it writes it).
-void CheckOverlapExactly(const VectorCall& call, const Operands& all, const Runs& runs, uint32_t repeats,
-                         bool own_repeat);
-
+// Within a repeat the destination is a source or touches it nowhere; no repeat reads what an earlier one
+// wrote. With `own_repeat` the first rule does not hold (reductions, conversions: the vector unit reads a
+// repeat before it writes it).
 inline void CheckLaneOverlap(const VectorCall& call, const Operands& all, const Runs& runs, uint32_t repeats,
-                             bool own_repeat = false) {
-    const uint64_t to = all.dst.begin;
-    const uint64_t to_end = to + (repeats - 1) * all.dst.Step() + RepeatExtent(all.dst, runs);
+                             bool own_repeat) {
+    const Operand& dst = all.dst;
+    const uint64_t extent = Extent(dst, runs, repeats);
+    bool apart = true;
     for (uint32_t i = 0; i < all.sources; ++i) {
         const Operand& src = all.src[i];
-        const uint64_t end = src.begin + (repeats - 1) * src.Step() + RepeatExtent(src, runs);
-        if (to < end && src.begin < to_end) {
-            CheckOverlapExactly(call, all, runs, repeats, own_repeat);
-            return;
-        }
+        apart =
+            apart && (dst.begin >= src.begin + Extent(src, runs, repeats) || src.begin >= dst.begin + extent);
     }
-}
-
-inline void CheckOverlapExactly(const VectorCall& call, const Operands& all, const Runs& runs,
-                                uint32_t repeats, bool own_repeat) {
-    const uint64_t extent = (repeats - 1) * all.dst.Step() + RepeatExtent(all.dst, runs);
+    if (apart) return;
     std::vector<uint16_t> writer(extent, 0);  // the repeat that wrote a byte of dst, from 1 on
+    // Calls found(writer) for each byte of a source's run that a repeat has written.
+    const auto look = [&](const Operand& src, uint32_t repeat, const Run& run, auto&& found) {
+        const uint64_t from = src.At(repeat, run.lane);
+        for (uint64_t at = from; at < from + run.count * src.element; ++at) {
+            if (at >= dst.begin && at < dst.begin + extent) found(writer[at - dst.begin]);
+        }
+    };
     for (uint32_t repeat = 0; repeat < repeats; ++repeat) {
         for (uint32_t i = 0; i < all.sources; ++i) {
             const Operand& src = all.src[i];
-            const bool stands = src.strides.repeat == 0 || all.dst.strides.repeat == 0;
-            if (call.chains && i == 1 && stands && src.begin == all.dst.begin) continue;
+            const bool stands = src.strides.repeat == 0 || dst.strides.repeat == 0;
+            if (call.chains && i == 1 && stands && src.begin == dst.begin) continue;
             for (uint32_t r = 0; r < runs.count; ++r) {
-                const uint64_t from = src.At(repeat, runs.run[r].lane);
-                for (uint64_t at = from; at < from + runs.run[r].count * src.element; ++at) {
-                    const uint64_t offset = at - all.dst.begin;
-                    if (at < all.dst.begin || offset >= extent || writer[offset] == 0) continue;
-                    Raise(Finding::kBadArgument, call.loc,
-                          "%s: repeat %u reads from source %u what repeat %u has written", call.name, repeat,
-                          i, writer[offset] - 1u);
-                }
+                look(src, repeat, runs.run[r], [&](uint32_t by) {
+                    TWIN_RAISE_IF(by != 0, kBadArgument, call.loc,
+                                  "%s: repeat %u reads from source %u what repeat %u has written", call.name,
+                                  repeat, i, by - 1u);
+                });
             }
         }
         for (uint32_t r = 0; r < runs.count; ++r) {
-            const uint64_t offset = all.dst.At(repeat, runs.run[r].lane) - all.dst.begin;
-            for (uint64_t b = 0; b < runs.run[r].count * all.dst.element; ++b) {
-                writer[offset + b] = static_cast<uint16_t>(repeat + 1);
-            }
+            const Run& run = runs.run[r];
+            std::fill_n(writer.begin() + static_cast<std::ptrdiff_t>(dst.At(repeat, run.lane) - dst.begin),
+                        run.count * dst.element, static_cast<uint16_t>(repeat + 1));
         }
-        for (uint32_t i = 0; i < all.sources && !own_repeat; ++i) {
-            for (uint32_t r = 0; r < runs.count; ++r) {
-                const uint64_t from = all.src[i].At(repeat, runs.run[r].lane);
-                if (from == all.dst.At(repeat, runs.run[r].lane) && all.src[i].element == all.dst.element)
-                    continue;
-                for (uint64_t at = from; at < from + runs.run[r].count * all.src[i].element; ++at) {
-                    const uint64_t offset = at - all.dst.begin;
-                    if (at < all.dst.begin || offset >= extent || writer[offset] != repeat + 1) continue;
-                    Raise(Finding::kBadArgument, call.loc,
-                          "%s: destination and source %u overlap in part; they may be the same, or apart",
-                          call.name, i);
-                }
-            }
+        for (uint32_t n = 0; n < all.sources * runs.count && !own_repeat; ++n) {
+            const uint32_t i = n / runs.count;
+            const Operand& src = all.src[i];
+            const Run& run = runs.run[n % runs.count];
+            if (src.At(repeat, run.lane) == dst.At(repeat, run.lane) && src.element == dst.element) continue;
+            look(src, repeat, run, [&](uint32_t by) {
+                TWIN_RAISE_IF(by == repeat + 1, kBadArgument, call.loc,
+                              "%s: destination and source %u overlap in part; they may be the same, or apart",
+                              call.name, i);
+            });
         }
     }
 }
 
-template <class Body>
-inline void RunBody(const Body& body, uintptr_t to, const uintptr_t* from, const Run& run) {
-    if constexpr (std::is_invocable_v<Body, uintptr_t, const uintptr_t*, uint32_t, uint32_t>) {
-        body(to, from, run.count, run.lane);
-    } else {
-        body(to, from, run.count);
-    }
-}
-
-// Issues body(dst, src[], count[, lane]) for every stretch of every repeat, in order. `extra`: bytes that the
-// body reads besides.
+// Calls body(dst, src[], count[, lane, repeat]) for every stretch of every repeat, in order, as one
+// instruction. `extra`: bytes that the body reads besides.
 template <class Body>
 inline void IssueLanes(const VectorCall& call, const Operands& all, const Lanes& lanes, const Body& body,
-                       const Access& extra = {}) {
-    const Runs runs = FindRuns(lanes, all);
-    if (runs.count == 0 || lanes.repeats == 0) return;
+                       const Access& extra) {
     Access access[4];  // dst, then the sources
     if constexpr (kChecked) {
-        bool even = AccessOf(all.dst, runs, lanes.repeats, &access[0]);
-        for (uint32_t i = 0; i < all.sources; ++i) {
-            even = AccessOf(all.src[i], runs, lanes.repeats, &access[i + 1]) && even;
-        }
-        if (!even) {
-            Operands part = all;
-            for (uint32_t p = 0; p < (lanes.repeats > 1 ? lanes.repeats : runs.count); ++p) {
-                Lanes some = lanes;
-                if (lanes.repeats > 1) {
-                    part.dst.begin = all.dst.At(p, 0);
-                    for (uint32_t i = 0; i < all.sources; ++i) part.src[i].begin = all.src[i].At(p, 0);
-                    some.repeats = 1;
-                } else {
-                    some.mask = LaneMask::Range(runs.run[p].lane, runs.run[p].count);
-                }
-                IssueLanes(call, part, some, body, extra);
-            }
-            return;
-        }
+        access[0] = AccessOf(all.dst, lanes);
+        for (uint32_t i = 0; i < all.sources; ++i) access[i + 1] = AccessOf(all.src[i], lanes);
         if (all.accumulates) access[all.sources + 1] = access[0];
-        if (extra.bytes != 0) access[all.sources + 1 + all.accumulates] = extra;
+        if (extra.bytes != 0) access[all.sources + 1] = extra;
     }
-    uint64_t elements = 0;
-    for (uint32_t i = 0; i < runs.count; ++i) elements += runs.run[i].count;
-    Issue(PartOf(call, elements * lanes.repeats, access[0], access[1], access[2], access[3]), [=] {
-        const Runs stretches = FindRuns(lanes, all);
+    Issue(PartOf(call, access[0], access[1], access[2], access[3]), [=] {
+        const Runs runs = FindRuns(lanes, all);
         for (uint32_t repeat = 0; repeat < lanes.repeats; ++repeat) {
-            for (uint32_t r = 0; r < stretches.count; ++r) {
-                const Run& run = stretches.run[r];
+            for (uint32_t r = 0; r < runs.count; ++r) {
+                const Run& run = runs.run[r];
+                const uintptr_t to = all.dst.At(repeat, run.lane);
                 uintptr_t from[3] = {};
                 for (uint32_t i = 0; i < all.sources; ++i) from[i] = all.src[i].At(repeat, run.lane);
-                RunBody(body, all.dst.At(repeat, run.lane), from, run);
+                if constexpr (std::is_invocable_v<Body, uintptr_t, const uintptr_t*, uint32_t>) {
+                    body(to, from, run.count);
+                } else {
+                    body(to, from, run.count, run.lane, repeat);
+                }
             }
         }
     });

@@ -31,12 +31,9 @@ inline twin::Access CheckWorkTensor(const char* name, const LocalTensor<T>& work
                                     bool extreme, bool with_index, const twin::Access& write,
                                     const twin::Access& read, const twin::Loc& loc) {
     const uint64_t n = ScratchElements<T>(repeats, extreme, with_index);
-    const uintptr_t at = work.SpanAt(n, loc, name);
-    const uintptr_t end = at + n * sizeof(T);
-    const bool apart = (end <= write.begin || write.begin + write.bytes <= at) &&
-                       (end <= read.begin || read.begin + read.bytes * read.count <= at);
-    if (repeats <= 1 || !apart) return {};
-    return {at, n * sizeof(T)};
+    const twin::Access garbage = work.Part(n, loc, name);
+    const twin::Access source{read.begin, read.bytes * read.count};
+    return repeats > 1 && Apart(garbage, write) && Apart(garbage, source) ? garbage : twin::Access{};
 }
 
 // One value, or value and index, at the front of dst.
@@ -48,14 +45,15 @@ inline void Extreme(const char* name, const LocalTensor<T>& dst, const LocalTens
     SetMaskNorm();
     ResetMask();
     if (n == 0) return;
-    T* to = dst.Span(results, loc, name, calIndex ? 2 * sizeof(T) : sizeof(T));
-    const T* from = src.Span(n, loc, name);
-    const twin::Access write = UbAccess(to, results), read = UbAccess(from, n);
-    CheckOverlap(name, 0, write.begin, write.bytes, read.begin, read.bytes, loc);
+    const twin::Access write = dst.Part(results, loc, name, results * sizeof(T)),
+                       read = src.Part(n, loc, name);
+    CheckOverlap(name, 0, write, read, loc);
     const uint64_t repeats = std::max<uint64_t>(n / twin::kLanes<T>, 1);
     const twin::Access garbage =
         CheckWorkTensor("scratch of a reduction", work, repeats, true, calIndex, write, read, loc);
-    twin::Issue(twin::PartOf({name, loc}, n, write, read, {}, {}, garbage),
+    T* to = UbPointer<T>(write.begin);
+    const T* from = UbPointer<T>(read.begin);
+    twin::Issue(twin::PartOf({name, loc}, write, read, {}, {}, garbage),
                 [=] { twin::RunBest([=] { twin::ReduceExtremeArray<kMax>(to, from, n, calIndex); }); });
 }
 
@@ -64,7 +62,7 @@ struct RepeatedTotal {
     twin::LaneMask mask;
     uint32_t repeats;
     uint32_t stride;
-    twin::Access reads[3];
+    twin::Access read;
 };
 template <class T, class M>
 inline RepeatedTotal CheckTotal(const char* name, const LocalTensor<T>& src, M mask, int32_t repeatTime,
@@ -80,10 +78,9 @@ inline RepeatedTotal CheckTotal(const char* name, const LocalTensor<T>& src, M m
     ResetMask();
     if (total.repeats == 0) return total;
     const twin::Operand operand{reinterpret_cast<uintptr_t>(src.data()), sizeof(T), {1, total.stride}};
-    const twin::Runs runs = twin::FindRuns(work.lanes, {});
-    src.Span(((total.repeats - 1) * operand.Step() + twin::RepeatExtent(operand, runs)) / sizeof(T), loc,
-             name);
-    ReadsOf(operand, runs, total.repeats, total.reads);
+    const twin::Lanes lanes{total.mask, twin::kLanes<T>, total.repeats};
+    src.Span(twin::Extent(operand, twin::FindRuns(lanes, {}), total.repeats) / sizeof(T), loc, name);
+    total.read = twin::AccessOf(operand, lanes);
     return total;
 }
 template <bool kMax, class T, class M>
@@ -93,17 +90,14 @@ inline void RepeatedExtreme(const char* name, const LocalTensor<T>& dst, const L
     const RepeatedTotal total = CheckTotal(name, src, mask, repeatTime, srcRepStride, loc);
     if (total.repeats == 0) return;
     const uint32_t results = calIndex ? 2 : 1;
-    T* to = dst.Span(results, loc, name, calIndex ? 2 * sizeof(T) : sizeof(T));
+    const twin::Access write = dst.Part(results, loc, name, results * sizeof(T));
     const T* from = UbPointer<T>(reinterpret_cast<uintptr_t>(src.data()));
-    const twin::Access write = UbAccess(to, results);
     const twin::Access garbage = CheckWorkTensor("scratch of a reduction", work, total.repeats, true,
-                                                 calIndex, write, total.reads[0], loc);
-    twin::Issue(twin::PartOf({name, loc}, uint64_t{total.repeats} * twin::kLanes<T>, write, total.reads[0],
-                             total.reads[1], total.reads[2], garbage),
-                [=] {
-                    twin::ReduceExtremeRepeats<kMax>(to, from, total.mask, total.repeats, total.stride,
-                                                     calIndex);
-                });
+                                                 calIndex, write, total.read, loc);
+    twin::Issue(twin::PartOf({name, loc}, write, total.read, {}, {}, garbage), [=] {
+        twin::ReduceExtremeRepeats<kMax>(UbPointer<T>(write.begin), from, total.mask, total.repeats,
+                                         total.stride, calIndex);
+    });
 }
 
 }  // namespace detail
@@ -144,12 +138,12 @@ inline void ReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src,
         n = static_cast<uint32_t>(work.elements);
     }
     if (n == 0) return;
-    T* to = dst.Span(1, loc, "ReduceSum destination", sizeof(T));
-    const T* from = src.Span(n, loc, "ReduceSum source");
-    detail::CheckOverlap("ReduceSum", 0, reinterpret_cast<uintptr_t>(to), sizeof(T),
-                         reinterpret_cast<uintptr_t>(from), n * sizeof(T), loc);
-    twin::Issue(twin::PartOf({"ReduceSum", loc}, n, detail::UbAccess(to, 1), detail::UbAccess(from, n)),
-                [=] { twin::ReduceSumArray(to, from, n); });
+    const twin::Access write = dst.Part(1, loc, "ReduceSum destination", sizeof(T));
+    const twin::Access read = src.Part(n, loc, "ReduceSum source");
+    detail::CheckOverlap("ReduceSum", 0, write, read, loc);
+    twin::Issue(twin::PartOf({"ReduceSum", loc}, write, read), [=] {
+        twin::ReduceSumArray(detail::UbPointer<T>(write.begin), detail::UbPointer<T>(read.begin), n);
+    });
 }
 // The mask form: a tree over the repeats' sums, which go through the scratch tensor.
 template <class T, class M>
@@ -159,14 +153,14 @@ inline void ReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src,
     const detail::RepeatedTotal total =
         detail::CheckTotal("ReduceSum", src, mask, repeatTime, srcRepStride, loc);
     if (total.repeats == 0) return;
-    T* to = dst.Span(1, loc, "ReduceSum destination", sizeof(T));
+    const twin::Access write = dst.Part(1, loc, "ReduceSum destination", sizeof(T));
     const T* from = detail::UbPointer<T>(reinterpret_cast<uintptr_t>(src.data()));
-    const twin::Access write = detail::UbAccess(to, 1);
-    const twin::Access garbage = detail::CheckWorkTensor(
-        "scratch of ReduceSum", sharedTmpBuffer, total.repeats, false, false, write, total.reads[0], loc);
-    twin::Issue(twin::PartOf({"ReduceSum", loc}, uint64_t{total.repeats} * twin::kLanes<T>, write,
-                             total.reads[0], total.reads[1], total.reads[2], garbage),
-                [=] { twin::ReduceSumRepeats(to, from, total.mask, total.repeats, total.stride); });
+    const twin::Access garbage = detail::CheckWorkTensor("scratch of ReduceSum", sharedTmpBuffer,
+                                                         total.repeats, false, false, write, total.read, loc);
+    twin::Issue(twin::PartOf({"ReduceSum", loc}, write, total.read, {}, {}, garbage), [=] {
+        twin::ReduceSumRepeats(detail::UbPointer<T>(write.begin), from, total.mask, total.repeats,
+                               total.stride);
+    });
 }
 
 namespace detail {
@@ -180,23 +174,19 @@ inline void SumRows(const LocalTensor<T>& dst, const LocalTensor<T>& src, const 
     SetMaskNorm();
     ResetMask();
     if (p.outter == 0) return;
-    T* to = dst.Span(p.outter, loc, "Sum destination");
-    const uint64_t all = static_cast<uint64_t>(p.outter) * p.inner;
-    const T* from = src.Span(all, loc, "Sum source");
-    const twin::Access write = UbAccess(to, p.outter);
-    const twin::Access read = p.n == p.inner ? UbAccess(from, all)
-                                             : twin::Access{reinterpret_cast<uintptr_t>(from),
-                                                            p.n * sizeof(T), p.outter, p.inner * sizeof(T)};
-    CheckApart("Sum", "source", write.begin, write.bytes, reinterpret_cast<uintptr_t>(from), all * sizeof(T),
-               loc);
+    const twin::Access write = dst.Part(p.outter, loc, "Sum destination");
+    const twin::Access all = src.Part(static_cast<uint64_t>(p.outter) * p.inner, loc, "Sum source");
+    twin::Access read = all;
+    if (p.n != p.inner) read = {all.begin, p.n * sizeof(T), p.outter, p.inner * sizeof(T)};
+    CheckApart("Sum", "source", write, all, loc);
     if (scratch != nullptr) {
-        const uintptr_t at = reinterpret_cast<uintptr_t>(scratch->Span(0, loc, "Sum scratch"));
-        CheckApart("Sum", "scratch", write.begin, write.bytes, at, scratch->GetSize(), loc);
-        CheckApart("Sum", "scratch (of the source)", reinterpret_cast<uintptr_t>(from), all * sizeof(T), at,
-                   scratch->GetSize(), loc);
+        const twin::Access tmp = scratch->Part(scratch->GetSize(), loc, "Sum scratch");
+        CheckApart("Sum", "scratch", write, tmp, loc);
+        CheckApart("Sum", "scratch (of the source)", all, tmp, loc);
     }
-    twin::Issue(twin::PartOf({"Sum", loc}, all, write, read),
-                [=] { twin::SumRows(to, from, p.outter, p.inner, p.n); });
+    twin::Issue(twin::PartOf({"Sum", loc}, write, read), [=] {
+        twin::SumRows(UbPointer<T>(write.begin), UbPointer<T>(all.begin), p.outter, p.inner, p.n);
+    });
 }
 
 }  // namespace detail

@@ -34,19 +34,18 @@ inline void CheckSelectTypes() {
     static_assert(std::is_unsigned_v<U>, "Select: the mask tensor's type is unsigned");
 }
 
-// One repeat: `bits` belong to lane 0 on. With one source, the other operand is the scalar.
+// `bits` belong to lane 0 on of the first repeat. With one source, the other operand is the scalar.
 template <class T>
 struct SelectBody {
     const uint8_t* bits;
+    uint64_t step = 0;  // from a repeat's bits to the next one's
     bool scalar = false;
     T value = T(0.0f);
-    void operator()(uintptr_t to, const uintptr_t* from, uint32_t n, uint32_t lane) const {
-        const T* a = UbPointer<T>(from[0]);
-        const T* b = scalar ? nullptr : UbPointer<T>(from[1]);
+    void operator()(uintptr_t to, const uintptr_t* from, uint32_t n, uint32_t lane, uint32_t repeat) const {
         for (uint32_t i = 0; i < n; ++i) {
-            const bool first = (bits[(lane + i) / 8] >> ((lane + i) % 8)) & 1;
-            const auto other = scalar ? twin::LoadBits(&value, 0) : twin::LoadBits(b, i);
-            twin::StoreBits(UbPointer<T>(to), i, first ? twin::LoadBits(a, i) : other);
+            const bool first = (bits[repeat * step + (lane + i) / 8] >> ((lane + i) % 8)) & 1;
+            const auto other = scalar ? twin::LoadBits(&value, 0) : twin::LoadBits(UbPointer<T>(from[1]), i);
+            twin::StoreBits(UbPointer<T>(to), i, first ? twin::LoadBits(UbPointer<T>(from[0]), i) : other);
         }
     }
 };
@@ -55,38 +54,17 @@ template <class T, class U, class... S>
 inline void SelectRepeats(SELMODE mode, const Work& work, T value, const twin::Loc& loc,
                           const LocalTensor<U>& selMask, const Strided<T>& dst, const Strided<S>&... src) {
     TWIN_RAISE_IF(work.counted, kBadArgument, loc, "Select over repeats in counter mode");
-    constexpr uint32_t kBytes = twin::kLanes<T> / 8;
-    const twin::VectorCall call{"Select", loc};
-    const twin::Lanes& lanes = work.lanes;
-    twin::Operands all;
-    all.dst = dst.Operand();
-    ((all.src[all.sources++] = src.Operand()), ...);
-    const twin::Runs runs = twin::FindRuns(lanes, all);
-    if (runs.count == 0 || lanes.repeats == 0) return;
-    const uint64_t last = lanes.repeats - 1;
-    const uint32_t end = runs.run[runs.count - 1].lane + runs.run[runs.count - 1].count;
-    const uint64_t step = mode == SELMODE::VSEL_CMPMASK_SPR ? 0 : kBytes;
-    const uint64_t words = (last * step + (end + 7) / 8 + sizeof(U) - 1) / sizeof(U);
-    const uint8_t* bits = reinterpret_cast<const uint8_t*>(selMask.Span(words, loc, "Select mask"));
-    dst.Check(last * all.dst.Step() + twin::RepeatExtent(all.dst, runs), call);
-    uint32_t i = 0;
-    ((src.Check(last * all.src[i].Step() + twin::RepeatExtent(all.src[i], runs), call), ++i), ...);
-    twin::CheckLaneOverlap(call, all, runs, lanes.repeats);
+    const twin::Runs runs = twin::FindRuns(work.lanes, {});
+    const uint32_t repeats = work.lanes.repeats, bytes = (runs.end() + 7) / 8;
+    if (runs.count == 0 || repeats == 0) return;
+    const uint64_t step = mode == SELMODE::VSEL_CMPMASK_SPR ? 0 : twin::kLanes<T> / 8;
+    const uint64_t words = ((repeats - 1) * step + bytes + sizeof(U) - 1) / sizeof(U);
+    const uintptr_t bits = selMask.Part(words, loc, "Select mask").begin;
     const uint32_t skipped = runs.run[0].lane / 8;
-    for (uint32_t r = 0; r < lanes.repeats; ++r) {
-        twin::Operands one = all;
-        one.dst.begin = all.dst.At(r, 0);
-        for (i = 0; i < all.sources; ++i) one.src[i].begin = all.src[i].At(r, 0);
-        const twin::Access chosen{reinterpret_cast<uintptr_t>(bits + r * step + skipped),
-                                  (end + 7) / 8 - skipped};
-        twin::IssueLanes(call, one, {lanes.mask, lanes.width, 1},
-                         SelectBody<T>{bits + r * step, sizeof...(S) == 1, value}, chosen);
-    }
+    const twin::Access chosen{bits + skipped, bytes - skipped, step == 0 ? 1 : repeats, step};
+    MaskedCall({"Select", loc}, work, {false, false, chosen},
+               SelectBody<T>{UbPointer<uint8_t>(bits), step, sizeof...(S) == 1, value}, dst, src...);
 }
-
-}  // namespace detail
-
-namespace detail {
 
 // `select(to, bits, sources, count)`, of the first `count` elements by as many bits.
 template <class T, class U, class Body, class... S>
@@ -96,23 +74,24 @@ inline void SelectCounted(const LocalTensor<T>& dst, const LocalTensor<U>& selMa
     ResetMask();
     if (count == 0) return;
     const uint32_t bytes = bits / 8 + (bits % 8 != 0);
-    T* to = dst.Span(count, loc, "Select destination");
-    const uint8_t* choose = reinterpret_cast<const uint8_t*>(
-        selMask.Span((bytes + sizeof(U) - 1) / sizeof(U), loc, "Select mask"));
+    const twin::Access write = dst.Part(count, loc, "Select destination");
+    const uintptr_t choose = selMask.Part((bytes + sizeof(U) - 1) / sizeof(U), loc, "Select mask").begin;
     struct {
         const T* at[2] = {};
     } from;
-    twin::Access reads[3];
-    const char* const names[] = {sizeof...(S) == 1 ? "Select source" : "Select source 0", "Select source 1"};
+    twin::Access reads[2];
     uint32_t i = 0;
-    ((from.at[i] = src.Span(count, loc, names[i]), reads[i] = UbAccess(from.at[i], count),
-      CheckOverlap("Select", static_cast<int>(i), reinterpret_cast<uintptr_t>(to), count * sizeof(T),
-                   reads[i].begin, reads[i].bytes, loc),
-      ++i),
-     ...);
-    reads[i] = UbAccess(choose, bytes);
-    twin::Issue(twin::PartOf({"Select", loc}, count, UbAccess(to, count), reads[0], reads[1], reads[2]),
-                [=] { select(to, choose, from.at, count); });
+    const auto read = [&](const LocalTensor<T>& source) {
+        const char* const names[] = {sizeof...(S) == 1 ? "Select source" : "Select source 0",
+                                     "Select source 1"};
+        reads[i] = source.Part(count, loc, names[i]);
+        from.at[i] = UbPointer<T>(reads[i].begin);
+        CheckOverlap("Select", i, write, reads[i], loc);
+        ++i;
+    };
+    (read(src), ...);
+    twin::Issue(twin::PartOf({"Select", loc}, write, {choose, bytes}, reads[0], reads[1]),
+                [=] { select(UbPointer<T>(write.begin), UbPointer<uint8_t>(choose), from.at, count); });
 }
 
 }  // namespace detail
@@ -182,18 +161,14 @@ inline void CompareToRegister(CMPMODE mode, const LocalTensor<T>& a, const Local
     all.sources = 2;
     all.src[0] = x.Operand();
     all.src[1] = y.Operand();
+    work.lanes.repeats = 1;
     const twin::Runs runs = twin::FindRuns(work.lanes, all);
     if (runs.count == 0) return;
-    x.Check(twin::RepeatExtent(all.src[0], runs), {"Compare", loc});
-    y.Check(twin::RepeatExtent(all.src[1], runs), {"Compare", loc});
-    twin::Access reads[2];
-    for (int i = 0; i < 2; ++i) {
-        if (!twin::AccessOf(all.src[i], runs, 1, &reads[i])) {
-            reads[i] = {all.src[i].begin, twin::RepeatExtent(all.src[i], runs)};
-        }
-    }
+    x.Check(twin::Extent(all.src[0], runs, 1), {"Compare", loc});
+    y.Check(twin::Extent(all.src[1], runs, 1), {"Compare", loc});
     uint64_t* bits = twin::current_core().compare_mask;
-    twin::Issue(twin::PartOf({"Compare", loc}, twin::kLanes<T>, {}, reads[0], reads[1]), [=] {
+    const twin::Access first = twin::AccessOf(all.src[0], work.lanes);
+    twin::Issue(twin::PartOf({"Compare", loc}, {}, first, twin::AccessOf(all.src[1], work.lanes)), [=] {
         uint64_t found[2] = {};
         for (uint32_t r = 0; r < runs.count; ++r) {
             for (uint32_t lane = runs.run[r].lane; lane < runs.run[r].lane + runs.run[r].count; ++lane) {
@@ -221,14 +196,14 @@ template <class T>
 inline void GetCmpMask(const LocalTensor<T>& dst, TWIN_CALLER) {
     T* to = dst.Span(128 / sizeof(T), loc, "GetCmpMask", 16);
     const uint64_t* bits = twin::current_core().compare_mask;
-    twin::Issue(twin::PartOf({"GetCmpMask", loc}, 1, {reinterpret_cast<uintptr_t>(to), 16}),
+    twin::Issue(twin::PartOf({"GetCmpMask", loc}, {reinterpret_cast<uintptr_t>(to), 16}),
                 [=] { std::memcpy(to, bits, 16); });
 }
 template <class T>
 inline void SetCmpMask(const LocalTensor<T>& src, TWIN_CALLER) {
     const T* from = src.Span(16 / sizeof(T), loc, "SetCmpMask", 16);
     uint64_t* bits = twin::current_core().compare_mask;
-    twin::Issue(twin::PartOf({"SetCmpMask", loc}, 1, {}, {reinterpret_cast<uintptr_t>(from), 16}),
+    twin::Issue(twin::PartOf({"SetCmpMask", loc}, {}, {reinterpret_cast<uintptr_t>(from), 16}),
                 [=] { std::memcpy(bits, from, 16); });
 }
 

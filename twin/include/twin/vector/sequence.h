@@ -17,18 +17,20 @@ inline void FillCounted(const char* name, const LocalTensor<T>& dst, int64_t cou
     ResetMask();
     if (n == 0) return;
     T* to = dst.Span(n, loc, name);
-    twin::Issue(twin::PartOf({name, loc}, n, UbAccess(to, n)), [=] { body(to, n); });
+    twin::Issue(twin::PartOf({name, loc}, UbAccess(to, n)), [=] { body(to, n); });
 }
 
-// One repeat of first, first + 1, ... on the lanes of a mask.
+// first + r * (lanes of a repeat) + i on lane i of repeat r, each repeat's beginning rounded.
 template <class T>
 struct IndexBody {
     T first;
-    void operator()(uintptr_t to, const uintptr_t*, uint32_t n, uint32_t lane) const {
-        for (uint32_t i = 0; i < n; ++i) {
-            const auto index = static_cast<twin::Compute<T>>(lane + i);
-            twin::StoreAt(UbPointer<T>(to), i, twin::Narrow<T>(twin::AddOp::Do(twin::Widen(first), index)));
-        }
+    void operator()(uintptr_t to, const uintptr_t*, uint32_t n, uint32_t lane, uint32_t repeat) const {
+        const auto plus = [](T base, uint32_t count) {
+            return twin::Narrow<T>(twin::AddOp::Do(twin::Widen(base), static_cast<twin::Compute<T>>(count)));
+        };
+        T base = first;
+        for (uint32_t r = 0; r < repeat; ++r) base = plus(base, twin::kLanes<T>);
+        for (uint32_t i = 0; i < n; ++i) twin::StoreAt(UbPointer<T>(to), i, plus(base, lane + i));
     }
 };
 
@@ -46,24 +48,19 @@ inline void Brcb(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const in
     constexpr uint64_t kBlock = twin::kBlockBytes;
     const uint64_t gap = repeatParams.dstBlkStride * kBlock, step = repeatParams.dstRepStride * kBlock;
     const uint64_t bytes = (repeats - 1) * step + 7 * gap + kBlock;
-    const uintptr_t to = dst.SpanAt(bytes / sizeof(T), loc, "Brcb destination");
-    const T* from = src0.Span(8ull * repeats, loc, "Brcb source");
-    detail::CheckApart("Brcb", "source", to, bytes, reinterpret_cast<uintptr_t>(from),
-                       8ull * repeats * sizeof(T), loc);
-    // Blocks at one distance throughout are one instruction, otherwise each repeat is.
-    const bool even = repeats == 1 || step == 8 * gap;
-    const uint32_t parts = even ? 1 : repeats, each = even ? repeats : 1;
-    const twin::VectorCall call{"Brcb", loc};
-    for (uint32_t p = 0; p < parts; ++p) {
-        const uintptr_t begin = to + p * step;
-        const T* values = from + 8 * p;
-        const twin::Strides strides{repeatParams.dstBlkStride, repeatParams.dstRepStride};
-        const twin::Access write = gap == kBlock ? twin::Access{begin, 8 * each * kBlock}
-                                                 : twin::Access{begin, kBlock, 8 * each, gap};
-        twin::Issue(twin::PartOf(call, 8ull * each * twin::kBlockLanes<T>, write,
-                                 detail::UbAccess(values, 8ull * each)),
-                    [=] { twin::BroadcastBlocks(detail::UbPointer<T>(begin), values, each, strides); });
-    }
+    const twin::Access all = dst.Part(bytes / sizeof(T), loc, "Brcb destination");
+    const twin::Access read = src0.Part(8ull * repeats, loc, "Brcb source");
+    detail::CheckApart("Brcb", "source", all, read, loc);
+    const twin::Strides strides{repeatParams.dstBlkStride, repeatParams.dstRepStride};
+    const twin::Operand blocks{all.begin, sizeof(T), strides};
+    twin::Issue(
+        twin::PartOf(
+            {"Brcb", loc},
+            twin::AccessOf(blocks, {twin::LaneMask::First(twin::kLanes<T>), twin::kLanes<T>, repeats}), read),
+        [=] {
+            twin::BroadcastBlocks(detail::UbPointer<T>(all.begin), detail::UbPointer<T>(read.begin), repeats,
+                                  strides);
+        });
 }
 
 // first, first + 1, ...
@@ -78,17 +75,10 @@ template <class T, class M>
 inline void CreateVecIndex(LocalTensor<T>& dst, const T& firstValue, M mask, const int32_t repeatTime,
                            uint16_t dstBlkStride, uint8_t dstRepStride, TWIN_CALLER) {
     static_assert(twin::kIndexType<T>, "CreateVecIndex: half, float, int16_t, int32_t");
-    detail::CheckRepeatTime(repeatTime, loc);
-    const detail::Work work = detail::WorkOf<true>(mask, 1, twin::kLanes<T>, loc);
-    const twin::VectorCall call{"CreateVecIndex", loc};
-    T first = firstValue;
-    for (int32_t r = 0; r < repeatTime; ++r) {
-        const LocalTensor<T> part = dst[static_cast<uint32_t>(r) * dstRepStride * twin::kBlockLanes<T>];
-        detail::MaskedCall(call, work, {}, detail::IndexBody<T>{first},
-                           detail::Strided<T>{part, dstBlkStride, 8});
-        first = twin::Narrow<T>(
-            twin::AddOp::Do(twin::Widen(first), static_cast<twin::Compute<T>>(twin::kLanes<T>)));
-    }
+    const detail::Work work = detail::WorkOf<true>(mask, repeatTime, twin::kLanes<T>, loc);
+    TWIN_RAISE_IF(work.counted, kBadArgument, loc, "CreateVecIndex over repeats in counter mode");
+    detail::MaskedCall({"CreateVecIndex", loc}, work, {}, detail::IndexBody<T>{firstValue},
+                       detail::Strided<T>{dst, dstBlkStride, dstRepStride});
 }
 
 // first, first + diff, ...

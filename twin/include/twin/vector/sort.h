@@ -35,10 +35,12 @@ constexpr uint64_t kEntryElements = sizeof(twin::SortEntry) / sizeof(T);
 // Checks the operands of Sort32 and Sort<T, ...>: scores, indices, and room for as many entries in dst.
 template <class T>
 struct SortOperands {
-    T* to;
-    const T* score;
-    const uint32_t* index;
+    twin::Access entries, scores, indices;
     uint32_t n;
+
+    T* to() const { return UbPointer<T>(entries.begin); }
+    const T* score() const { return UbPointer<T>(scores.begin); }
+    const uint32_t* index() const { return UbPointer<uint32_t>(indices.begin); }
 };
 template <class T>
 inline SortOperands<T> CheckSort(const char* name, const LocalTensor<T>& dst, const LocalTensor<T>& score,
@@ -47,11 +49,10 @@ inline SortOperands<T> CheckSort(const char* name, const LocalTensor<T>& dst, co
     static_assert(twin::kSortType<T>, "sorting: half and float only");
     CheckRepeatTime(repeatTime, loc);
     const uint32_t n = 32 * static_cast<uint32_t>(repeatTime);
-    const SortOperands<T> all{dst.Span(n * kEntryElements<T>, loc, name), score.Span(n, loc, name),
-                              index.Span(n, loc, name), n};
-    const uintptr_t to = reinterpret_cast<uintptr_t>(all.to);
-    CheckApart(name, "scores", to, n * 8, reinterpret_cast<uintptr_t>(all.score), n * sizeof(T), loc);
-    CheckApart(name, "indices", to, n * 8, reinterpret_cast<uintptr_t>(all.index), n * 4, loc);
+    const SortOperands<T> all{dst.Part(n * kEntryElements<T>, loc, name), score.Part(n, loc, name),
+                              index.Part(n, loc, name), n};
+    CheckApart(name, "scores", all.entries, all.scores, loc);
+    CheckApart(name, "indices", all.entries, all.indices, loc);
     return all;
 }
 
@@ -63,10 +64,8 @@ inline void Sort32(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const 
                    const int32_t repeatTime, TWIN_CALLER) {
     const auto all = detail::CheckSort("Sort32", dst, src0, src1, repeatTime, loc);
     if (all.n == 0) return;
-    twin::Issue(
-        twin::PartOf({"Sort32", loc}, all.n, detail::UbAccess(all.to, all.n * detail::kEntryElements<T>),
-                     detail::UbAccess(all.score, all.n), detail::UbAccess(all.index, all.n)),
-        [=] { twin::Sort32Array(all.to, all.score, all.index, all.n / 32); });
+    twin::Issue(twin::PartOf({"Sort32", loc}, all.entries, all.scores, all.indices),
+                [=] { twin::Sort32Array(all.to(), all.score(), all.index(), all.n / 32); });
 }
 
 // With isFullSort all 32 * repeatTime scores into one run; otherwise as Sort32. `tmp` is as large as dst.
@@ -75,25 +74,19 @@ inline void Sort(const LocalTensor<T>& dst, const LocalTensor<T>& concat, const 
                  LocalTensor<T>& tmp, const int32_t repeatTime, TWIN_CALLER) {
     const auto all = detail::CheckSort("Sort", dst, concat, index, repeatTime, loc);
     if (all.n == 0) return;
-    const uint64_t entries = all.n * detail::kEntryElements<T>;
-    twin::Access garbage;
-    T* scratch = nullptr;
+    twin::Access scratch;
     if (isFullSort) {
-        scratch = tmp.Span(entries, loc, "Sort scratch");
-        garbage = detail::UbAccess(scratch, entries);
-        detail::CheckApart("Sort", "scratch", reinterpret_cast<uintptr_t>(all.to), all.n * 8, garbage.begin,
-                           garbage.bytes, loc);
+        scratch = tmp.Part(all.n * detail::kEntryElements<T>, loc, "Sort scratch");
+        detail::CheckApart("Sort", "scratch", all.entries, scratch, loc);
     }
-    twin::Issue(
-        twin::PartOf({"Sort", loc}, all.n, detail::UbAccess(all.to, entries),
-                     detail::UbAccess(all.score, all.n), detail::UbAccess(all.index, all.n), {}, garbage),
-        [=] {
-            if (isFullSort) {
-                twin::FullSortArray(all.to, scratch, all.score, all.index, all.n / 32);
-            } else {
-                twin::Sort32Array(all.to, all.score, all.index, all.n / 32);
-            }
-        });
+    twin::Issue(twin::PartOf({"Sort", loc}, all.entries, all.scores, all.indices, {}, scratch), [=] {
+        if (isFullSort) {
+            twin::FullSortArray(all.to(), detail::UbPointer<T>(scratch.begin), all.score(), all.index(),
+                                all.n / 32);
+        } else {
+            twin::Sort32Array(all.to(), all.score(), all.index(), all.n / 32);
+        }
+    });
 }
 
 // Scores and indices of 32 * repeatTime entries apart again: one instruction each.
@@ -104,21 +97,22 @@ inline void Extract(const LocalTensor<T>& dstValue, const LocalTensor<uint32_t>&
     detail::CheckRepeatTime(repeatTime, loc);
     const uint32_t n = 32 * static_cast<uint32_t>(repeatTime);
     if (n == 0) return;
-    T* to = dstValue.Span(n, loc, "Extract values");
-    uint32_t* at = dstIndex.Span(n, loc, "Extract indices");
-    const T* entries = sorted.Span(n * detail::kEntryElements<T>, loc, "Extract source");
-    const uintptr_t from = reinterpret_cast<uintptr_t>(entries);
-    detail::CheckApart("Extract", "source", reinterpret_cast<uintptr_t>(to), n * sizeof(T), from, n * 8, loc);
-    detail::CheckApart("Extract", "source", reinterpret_cast<uintptr_t>(at), n * 4, from, n * 8, loc);
-    const twin::VectorCall call{"Extract", loc};
-    twin::Issue(twin::PartOf(call, n, detail::UbAccess(to, n), {from, sizeof(T), n, 8}), [=] {
+    const twin::Access values = dstValue.Part(n, loc, "Extract values");
+    const twin::Access indices = dstIndex.Part(n, loc, "Extract indices");
+    const twin::Access entries = sorted.Part(n * detail::kEntryElements<T>, loc, "Extract source");
+    const uintptr_t from = entries.begin;
+    detail::CheckApart("Extract", "source", values, entries, loc);
+    detail::CheckApart("Extract", "source", indices, entries, loc);
+    twin::Issue(twin::PartOf({"Extract", loc}, values, {from, sizeof(T), n, 8}), [=] {
         for (uint32_t i = 0; i < n; ++i) {
-            twin::StoreAt(to, i, twin::EntryScore<T>(twin::LoadEntry(entries, i)));
+            const twin::SortEntry entry = twin::LoadEntry(detail::UbPointer<T>(from), i);
+            twin::StoreAt(detail::UbPointer<T>(values.begin), i, twin::EntryScore<T>(entry));
         }
     });
-    twin::Issue(twin::PartOf(call, n, detail::UbAccess(at, n), {from + 4, 4, n, 8}), [=] {
+    twin::Issue(twin::PartOf({"Extract", loc}, indices, {from + 4, 4, n, 8}), [=] {
         for (uint32_t i = 0; i < n; ++i) {
-            twin::StoreAt(at, i, twin::LoadAt(detail::UbPointer<uint32_t>(from + 4), 2 * i));
+            const uint32_t index = twin::LoadAt(detail::UbPointer<uint32_t>(from + 4), 2 * i);
+            twin::StoreAt(detail::UbPointer<uint32_t>(indices.begin), i, index);
         }
     });
 }
@@ -162,18 +156,6 @@ inline void CheckMergeRepeats(const MergeLists& lists, const MrgSort4Info& param
                 params.repeatTimes);
 }
 
-// Declares reads of lists beyond the third in an instruction of their own.
-inline void MergeReads(const MergeLists& lists, uint64_t repeats, const twin::VectorCall& call,
-                       twin::Access reads[3]) {
-    if (repeats > 1) {
-        reads[0] = {lists.from[0], lists.total * repeats * 8};
-        return;
-    }
-    for (uint32_t i = 0; i < lists.count && i < 3; ++i) reads[i] = {lists.from[i], lists.length[i] * 8ull};
-    if (lists.count < 4 || lists.length[3] == 0) return;
-    twin::Issue(twin::PartOf(call, 0, {}, {lists.from[3], lists.length[3] * 8ull}), [] {});
-}
-
 }  // namespace detail
 
 // Merges the lists that validBit names (3, 7 or 15) into dst. With suspension it stops when one is used up;
@@ -199,26 +181,25 @@ inline void MrgSort(const LocalTensor<T>& dst, const MrgSortSrcList<T>& src, con
         detail::CheckMergeRepeats(lists, params, loc);
         src.src1.Span(lists.total * repeats * detail::kEntryElements<T>, loc, "MrgSort lists", 8);
     }
-    T* to = dst.Span(lists.total * repeats * detail::kEntryElements<T>, loc, "MrgSort destination");
-    const uint64_t bytes = lists.total * repeats * 8;
+    const uint64_t entries = lists.total * repeats;
+    const twin::Access write = dst.Part(entries * detail::kEntryElements<T>, loc, "MrgSort destination");
+    twin::Instruction merge = twin::PartOf({"MrgSort", loc}, write);
     for (uint32_t i = 0; i < lists.count; ++i) {
-        detail::CheckApart("MrgSort", "a list", reinterpret_cast<uintptr_t>(to), bytes, lists.from[i],
-                           lists.length[i] * 8ull, loc);
+        const twin::Access list{lists.from[i], lists.length[i] * 8ull};
+        detail::CheckApart("MrgSort", "a list", write, list, loc);
+        if (repeats == 1) merge.reads[i] = list;
     }
-    twin::Access reads[3];
-    const twin::VectorCall call{"MrgSort", loc};
-    detail::MergeReads(lists, repeats, call, reads);
+    if (repeats > 1) merge.reads[0] = {lists.from[0], entries * 8};
     const bool suspend = params.ifExhaustedSuspension;
     uint16_t* counts = twin::current_core().merge_counts;
-    twin::Issue(twin::PartOf(call, lists.total * repeats, {reinterpret_cast<uintptr_t>(to), bytes}, reads[0],
-                             reads[1], reads[2]),
-                [=] {
-                    uint32_t used[4] = {};
-                    const T* from[4] = {};
-                    for (uint32_t i = 0; i < lists.count; ++i) from[i] = detail::UbPointer<T>(lists.from[i]);
-                    twin::MergeSortArray(to, from, lists.length, lists.count, suspend, repeats, used);
-                    for (uint32_t i = 0; i < 4; ++i) counts[i] = static_cast<uint16_t>(used[i]);
-                });
+    twin::Issue(merge, [=] {
+        uint32_t used[4] = {};
+        const T* from[4] = {};
+        for (uint32_t i = 0; i < lists.count; ++i) from[i] = detail::UbPointer<T>(lists.from[i]);
+        twin::MergeSortArray(detail::UbPointer<T>(write.begin), from, lists.length, lists.count, suspend,
+                             repeats, used);
+        for (uint32_t i = 0; i < 4; ++i) counts[i] = static_cast<uint16_t>(used[i]);
+    });
 }
 
 // How many entries of each list the last MrgSort has taken.
