@@ -196,8 +196,11 @@ FIELDS = {
     "A3Pointer": "device",
     "A3Remote": "windowsIn windowsExp",
     "A2Context": "rank world windowBytes windowsIn windowsOut multiFlag data",
-    "A2Remote": "remoteIn localIn localOut",
-    "A2Memory": "address",
+}
+# The twin has these two with the vendor's names, as kernels read them.
+VENDOR_NAMES = {
+    "A2Remote": {"remoteIn": "remoteInput", "localIn": "localInput", "localOut": "localOutput"},
+    "A2Memory": {"address": "addr"},
 }
 ITEM = {
     "local": "localBuf",
@@ -230,6 +233,9 @@ def test_our_structs_lie_as_those_of_hccl(tmp_path: Path) -> None:
     for struct, fields in FIELDS.items():
         for field in fields.split():
             text += same(struct, field, f"h::{struct}", re.sub("([A-Z])", r"_\1", field).lower())
+    for struct, names in VENDOR_NAMES.items():
+        for field, theirs in names.items():
+            text += same(struct, field, f"h::{struct}", theirs)
     source = tmp_path / "offsets.cpp"
     command = ["g++", "-std=c++17", "-fsyntax-only", "-Wno-invalid-offsetof", str(source)]
     command += [f"-I{library.native_source_root() / folder}" for folder in ("op_kernel", "twin/include")]

@@ -18,6 +18,7 @@ from soak_rows import Tally
 from ascend_moe import explore
 from ascend_moe.errors import ArgumentError
 from ascend_moe.explore import Faults, Options, Program, World
+from ascend_moe.explore.engine import PlannedProgram  # as tests replace it in the engine
 from ascend_moe.explore.program import SEQUENCES
 from ascend_moe.native.library import lib
 
@@ -351,7 +352,7 @@ def absent(worlds: Worlds, seed: int, monkeypatch: pytest.MonkeyPatch) -> str:
     case = explore.draw(seed)
     victim, world = rng.randrange(case.world), worlds(case.world)
     made = rng.randrange(len(case.sequence))
-    program = explore.engine.PlannedProgram(case, world.library)
+    program = PlannedProgram(case, world.library)
     every, kept = program.calls, [0] * case.world
     program.calls = []
     for call in every:
@@ -390,7 +391,7 @@ def differing(worlds: Worlds, seed: int, monkeypatch: pytest.MonkeyPatch) -> str
     field = rng.choice(list(choices))
     odd = replace(case, **choices[field])  # type: ignore[arg-type]
     guilty, world = rng.randrange(case.world), worlds(case.world)
-    mixed, rest = (explore.engine.PlannedProgram(one, world.library) for one in (case, odd))
+    mixed, rest = (PlannedProgram(one, world.library) for one in (case, odd))
     for at, call in enumerate(mixed.calls):
         if call.rank == guilty:
             mixed.calls[at], rest.calls[at] = rest.calls[at], call
