@@ -57,21 +57,21 @@ def cases() -> list[Case]:
 
 def judge(result: CaseResult) -> list[Verdict]:
     """Every bound on a case. MPI may be missing; ours and gloo may not. A noisy case proves nothing."""
-    return [_verdict(bound, result) for bound in BOUNDS]
-
-
-def _verdict(bound: Bound, result: CaseResult) -> Verdict:
-    ours = result.row(bound.method)
-    for method in (bound.method, bound.against):
-        if method in METHODS and result.row(method) is None:
-            why = result.missing.get(method, "not among the methods")
-            return Verdict(bound, None if METHODS[method].needs_mpi else False, f" ({method}: {why})")
-    assert ours is not None
-    ratio = ours.to_limit.p50 if bound.against == LIMIT else ours.faster[bound.against].p50
-    kept, seen = bound.kept(ratio), f" = {ratio:.2f}"
-    if kept and result.too_noisy:
-        return Verdict(bound, False, f"{seen} (but more than half of the rows are noisy)")
-    return Verdict(bound, kept, seen)
+    verdicts = []
+    for bound in BOUNDS:
+        ours, peer = result.row(bound.method), result.row(bound.against)
+        absent = (
+            bound.method if ours is None else bound.against if bound.against != LIMIT and not peer else ""
+        )
+        if absent or ours is None:
+            ok = None if METHODS[absent].needs_mpi else False
+            why = result.missing.get(absent, "not among the methods")
+            verdicts.append(Verdict(bound, ok, f" ({absent}: {why})"))
+            continue
+        ratio = (ours.to_limit if bound.against == LIMIT else ours.faster[bound.against]).p50
+        noise = " (but more than half of the rows are noisy)" if result.too_noisy else ""
+        verdicts.append(Verdict(bound, bound.kept(ratio) and not noise, f" = {ratio:.2f}{noise}"))
+    return verdicts
 
 
 def check(measure: Callable[[Sequence[Case]], Run], say: Callable[[str], None]) -> bool:
