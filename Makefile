@@ -188,13 +188,11 @@ wheel: $(bin)/scikit-build-core
 wheel-check: wheel
 	$(PYTHON) tools/wheel_check.py dist/ascend_moe-*-py3-none-*.whl $(WHEEL_CHECK_ARGS)
 
-# Compiles every kernel entry and the host side against real CANN headers. asc-devkit has no headers of graph and
-# op base: METADEF, CANN_BASE and CANN_INCLUDE say where those are.
+# Compiles every kernel entry against real CANN headers, and the host side where they are a toolkit's.
 headers-check:
-	@test -d "$(CANN_HEADERS)" || { echo "usage: make headers-check CANN_HEADERS=dir [METADEF=dir CANN_BASE=dir CANN_INCLUDE='dir dir']"; exit 2; }
+	@test -d "$(CANN_HEADERS)" || { echo "usage: make headers-check CANN_HEADERS=dir [HOST_HEADERS=dir]"; exit 2; }
 	$(PYTHON) tools/headers_check.py "$(CANN_HEADERS)"
-	$(PYTHON) tools/headers_check.py "$(CANN_HEADERS)" --host $(if $(METADEF),--metadef $(METADEF)) \
-		$(if $(CANN_BASE),--base $(CANN_BASE)) $(foreach dir,$(CANN_INCLUDE),--include $(dir))
+	$(PYTHON) tools/headers_check.py "$(or $(HOST_HEADERS),$(CANN_HEADERS))" --host
 
 # clang finds address-space mistakes (__gm__ and __ubuf__ pointers mixed) that g++ cannot see.
 address-space-check:

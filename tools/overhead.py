@@ -2,9 +2,9 @@
 
     python tools/overhead.py [--calls 10000]      the virtual NPU where torch_npu is found
 
-One rank, tiny shapes. On the CPU the kernel's time is taken off a call, and the rest is split: torch before the
-op, the op's own part, torch after it. On the virtual NPU it is the time until the op has returned, the launch
-included: an NPU works on by itself. Compare figures of one machine in one state.
+One rank, tiny shapes. On the CPU the kernel's time is taken off a call, and the rest is split: torch before
+the op, the op's own part, torch after it. On the virtual NPU it is the time until the op has returned, the
+launch included: an NPU works on by itself. Compare figures of one machine in one state.
 """
 
 from __future__ import annotations
