@@ -15,7 +15,7 @@
 #   make model         the protocol's model in spin, where it is there    MODEL_ARGS=--full
 #   make bench         dispatch and combine against gloo, MPI and the machine's limit   BENCH_ARGS="--bs 32"
 #   make bench-check   fails where the bounds of docs/performance.md are not kept
-#   make size          files and lines by folder, and the aims             SINCE=commit
+#   make size          files and lines by folder, and the aims
 #   make lib           the libraries into the source tree, for PYTHONPATH=. without installing
 #   make wheel         dist/*.whl with everything, for every Python and torch from 2.10 on
 #   make wheel-check   that wheel with two torch versions and two Pythons in clean environments
@@ -32,7 +32,6 @@ MODEL_ARGS ?=
 BENCH_ARGS ?=
 WHEEL_CHECK_ARGS ?=
 T ?= kernels/direct
-SINCE ?=
 
 bin := $(abspath $(VENV))/bin
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
@@ -175,7 +174,7 @@ bench: bench = $(bin)/ascend-moe bench $(BENCH_ARGS)
 bench-check: bench = $(bin)/ascend-moe bench --check
 
 size:
-	@$(PYTHON) tools/size.py $(SINCE)
+	@$(PYTHON) tools/size.py
 
 lib:
 	cmake -S . -B build/dev $(if $(wildcard $(bin)/python),-DPython3_EXECUTABLE=$(bin)/python)
@@ -189,13 +188,11 @@ wheel: $(bin)/scikit-build-core
 wheel-check: wheel
 	$(PYTHON) tools/wheel_check.py dist/ascend_moe-*-py3-none-*.whl $(WHEEL_CHECK_ARGS)
 
-# Compiles every kernel entry and the host side against real CANN headers. asc-devkit has no headers of graph and
-# op base: METADEF, CANN_BASE and CANN_INCLUDE say where those are.
+# Compiles every kernel entry against real CANN headers, and the host side where they are a toolkit's.
 headers-check:
-	@test -d "$(CANN_HEADERS)" || { echo "usage: make headers-check CANN_HEADERS=dir [METADEF=dir CANN_BASE=dir CANN_INCLUDE='dir dir']"; exit 2; }
+	@test -d "$(CANN_HEADERS)" || { echo "usage: make headers-check CANN_HEADERS=dir [HOST_HEADERS=dir]"; exit 2; }
 	$(PYTHON) tools/headers_check.py "$(CANN_HEADERS)"
-	$(PYTHON) tools/headers_check.py "$(CANN_HEADERS)" --host $(if $(METADEF),--metadef $(METADEF)) \
-		$(if $(CANN_BASE),--base $(CANN_BASE)) $(foreach dir,$(CANN_INCLUDE),--include $(dir))
+	$(PYTHON) tools/headers_check.py "$(or $(HOST_HEADERS),$(CANN_HEADERS))" --host
 
 # clang finds address-space mistakes (__gm__ and __ubuf__ pointers mixed) that g++ cannot see.
 address-space-check:

@@ -10,7 +10,6 @@ combine must give its very bits, the layer what a dense one gives.
 from __future__ import annotations
 
 import os
-import sys
 
 import torch
 import torch.distributed as dist
@@ -82,11 +81,9 @@ class Layer:
         me = inputs[self.rank]
         x, ids, weights = me.x.npu(), me.expert_ids.npu(), me.expert_scales.npu()
         place["x_active_mask"] = None if me.x_active_mask is None else me.x_active_mask.npu()
-        dispatch, combine = ascend_moe.npu_moe_distribute_dispatch, ascend_moe.npu_moe_distribute_combine
-        if v2:
-            dispatch = ascend_moe.npu_moe_distribute_dispatch_v2
-            combine = ascend_moe.npu_moe_distribute_combine_v2
-
+        contract = "_v2" if v2 else ""
+        dispatch = getattr(ascend_moe, f"npu_moe_distribute_dispatch{contract}")
+        combine = getattr(ascend_moe, f"npu_moe_distribute_combine{contract}")
         sent = dispatch(x, ids, quant_mode=quant_mode, **place)
         rows, scales, index, counts, recv_counts = sent[:5]
         self.overwrite_windows()
@@ -147,12 +144,6 @@ def dense(one: reference.RankInput) -> torch.Tensor:
     return out
 
 
-def say(line: str) -> None:
-    """Text and newline in one write: the ranks share a terminal."""
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
-
-
 def main() -> None:
     torch.npu.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("hccl")
@@ -162,18 +153,18 @@ def main() -> None:
         wrong = layer.run(v2, quant_mode, masked)
         right &= not wrong
         for sentence in wrong:
-            say(f"rank {layer.rank}: {name}: {sentence}")
+            print(f"rank {layer.rank}: {name}: {sentence}", flush=True)
         failures = torch.tensor([len(wrong)], dtype=torch.int32, device="npu")
         dist.all_reduce(failures)
         if layer.rank == 0:
             tokens = [LARGEST if masked else BATCHES[r % len(BATCHES)] for r in range(layer.world)]
             verdict = "equal to the reference" if int(failures.cpu()) == 0 else "WRONG"
-            say(f"{name:<28} tokens {tokens!s:<18} {verdict}")
+            print(f"{name:<28} tokens {tokens!s:<18} {verdict}", flush=True)
     verdict = "PASS" if right else "FAIL"
     for rank in range(layer.world):  # one after the other
         dist.barrier()
         if rank == layer.rank:
-            say(f"rank {rank} on {torch.npu.get_device_name()}: {verdict}")
+            print(f"rank {rank} on {torch.npu.get_device_name()}: {verdict}", flush=True)
     dist.barrier()
     dist.destroy_process_group()
     if not right:

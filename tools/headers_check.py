@@ -5,10 +5,8 @@ DIR is a CANN toolkit with its CPU-debug library (8.1) or an asc-devkit checkout
 expects of that library is declared in headers_check_shim.h. Tiling keys are found the way CANN's op
 compiler finds them: as text, in the preprocessed entry. A control with a float -> int8 Cast must not compile.
 
-With --host every source of op_host is compiled, a definition, tiling or shape source in the three ways in
-which CANN's build compiles it; a control that calls what no header has must not compile. asc-devkit then
-needs a checkout of metadef as well (--metadef), and a toolkit or a directory that has securec.h and
-platform/platform_infos_def.h (--base).
+With --host every source of op_host is compiled against a toolkit's headers, a definition, tiling or shape
+source in the three ways of CANN's build; a control that calls what no header has must not compile.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -251,79 +249,17 @@ ge::graphStatus Control(gert::TilingContext* context) { return context->CONTROL(
 """
 
 
-def include_folders(directory: Path) -> Iterator[tuple[Path, Path]]:
-    """The toolkits in a directory with their folders of headers: of one architecture, or of all."""
-    for root in toolkit_roots(directory):
-        for include in [*sorted(root.glob("*-linux/include")), root / "include"]:
-            yield root, include
-
-
 def find_host_toolkit(directory: Path) -> HeaderSet | None:
     """A CANN toolkit: include/ of one architecture, and the tiling API beside it."""
-    for root, include in include_folders(directory):
-        if (include / "register/op_def_registry.h").is_file():
-            api = "ascendc/include/highlevel_api"
-            tiling = [path for path in (include.parent / api, root / "compiler" / api) if path.is_dir()]
-            includes = [include, include / "experiment/platform", *tiling]
-            # As the toolkit's own project template has it.
-            return HeaderSet(f"CANN toolkit {root.name}", includes, ["-D_GLIBCXX_USE_CXX11_ABI=0"])
+    for root in toolkit_roots(directory):
+        for include in [*sorted(root.glob("*-linux/include")), root / "include"]:
+            if (include / "register/op_def_registry.h").is_file():
+                api = "ascendc/include/highlevel_api"
+                tiling = [path for path in (include.parent / api, root / "compiler" / api) if path.is_dir()]
+                includes = [include, include / "experiment/platform", *tiling]
+                # As the toolkit's own project template has it.
+                return HeaderSet(f"CANN toolkit {root.name}", includes, ["-D_GLIBCXX_USE_CXX11_ABI=0"])
     return None
-
-
-def tiling_structs(header: Path) -> str:
-    """The plain structs that asc-devkit's build makes of a header with tiling macros."""
-    found = re.findall(
-        r"BEGIN_TILING_DATA_DEF\((Mc2\w*Tiling)\)\s*TILING_DATA_FIELD_DEF_ARR\(uint8_t, (\d+), (\w+)\);",
-        header.read_text(),
-    )
-    if len(found) != 2:
-        raise CheckError(f"{header} does not describe Mc2InitTiling and Mc2CcTiling as bytes any more")
-    structs = "".join(
-        f"struct {name} {{ uint8_t {field}[{size}] = {{}}; }};\n" for name, size, field in found
-    )
-    return f"#pragma once\n#include <cstdint>\n{structs}"
-
-
-def find_host_devkit(directory: Path, metadef: Path | None, base: Path | None) -> HeaderSet | None:
-    """asc-devkit with metadef, and single headers of other projects."""
-    for root in (directory, directory / "asc"):
-        tiling = root / "include/adv_api/hccl/hccl_tilingdata.h"
-        if not tiling.is_file():
-            continue
-        if metadef is None or not (metadef / "inc/external/asc/register/op_def_registry.h").is_file():
-            raise CheckError(
-                "asc-devkit has no op definition headers: name a metadef checkout with --metadef "
-                "(it has inc/external/asc/register/op_def_registry.h)"
-            )
-        generated = {
-            "kernel_tiling/kernel_tiling.h": tiling_structs(tiling),
-            # Of the runtime's platform library; op_host uses nothing of it.
-            "platform/soc_spec.h": "#pragma once\n#include <cstdint>\nenum class NpuArch : uint32_t;\n",
-        }
-        for name in (
-            "securec.h",
-            "securectype.h",
-            "platform/platform_infos_def.h",
-            "platform/platform_info_def.h",
-        ):
-            generated[name] = find_header(base, name).read_text()
-        parts = ("inc/external/asc", "inc/external", "inc", "pkg_inc", "pkg_inc/base")
-        includes = [*(metadef / part for part in parts), root / "include", root / "include/utils", root]
-        # metadef's own way to do without the graph engine's headers.
-        defines = ["-DNO_OPERATOR_IMPL"]
-        return HeaderSet(f"asc-devkit {root.name} and metadef {metadef.name}", includes, defines, generated)
-    return None
-
-
-def find_header(base: Path | None, name: str) -> Path:
-    """A header that neither asc-devkit nor metadef has, by its name in an install."""
-    directories = [] if base is None else [base]
-    for _, include in include_folders(base) if base is not None else ():
-        directories += [include, include / "experiment/platform"]
-    for directory in directories:
-        if (directory / name).is_file():
-            return directory / name
-    raise CheckError(f"no {name}: name a toolkit, or a directory that has it, with --base")
 
 
 def host_jobs() -> Iterator[Job]:
@@ -354,13 +290,11 @@ def check_kernels(options: argparse.Namespace, directory: Path, scratch: Path) -
 
 def check_host(options: argparse.Namespace, directory: Path, scratch: Path) -> int:
     """The sources of op_host; how many objects failed, or had a warning about ours."""
-    headers = find_host_toolkit(directory) or find_host_devkit(directory, options.metadef, options.base)
+    headers = find_host_toolkit(directory)
     if headers is None:
         raise CheckError(
-            f"no host headers in {directory}: expected a CANN toolkit (*-linux/include/register) or an "
-            "asc-devkit checkout (include/adv_api/hccl)"
+            f"no host headers in {directory}: expected a CANN toolkit (*-linux/include/register)"
         )
-    headers = replace(headers, includes=[*headers.includes, *options.include])
     types = "CANN's" if any((path / ACLNN).is_file() for path in headers.includes) else "our own"
     print(f"host headers: {headers.name}; types of the aclnn entry points: {types}")
     compiler = Compiler(headers, [options.compiler, *HOST_FLAGS], scratch)
@@ -375,9 +309,6 @@ def main() -> int:
     parser.add_argument("directory", metavar="DIR", type=Path, help="CANN toolkit or asc-devkit")
     parser.add_argument("--host", action="store_true", help="op_host instead of the kernels")
     parser.add_argument("--entry", type=Path, action="append", help="an entry instead of this project's")
-    parser.add_argument("--metadef", type=Path, help="metadef checkout, with asc-devkit and --host")
-    parser.add_argument("--base", type=Path, help="where securec.h and platform/ are")
-    parser.add_argument("--include", type=Path, action="append", default=[], help="more headers for --host")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--compiler", default="g++")
     options = parser.parse_args()

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
@@ -84,18 +83,8 @@ def describe(text: str) -> list[dict[str, Any]]:
     return found
 
 
-def main() -> int:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("header", nargs="?", type=Path, default=TABLES)
-    options = parser.parse_args()
-    try:
-        print(json.dumps(describe(options.header.read_text()), indent=2))
-    except (OSError, ValueError) as error:
-        print(f"opp_json: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        print(json.dumps(describe(TABLES.read_text()), indent=2))
+    except (OSError, ValueError) as error:
+        sys.exit(f"opp_json: {error}")

@@ -29,21 +29,11 @@ class CheckError(Exception):
     """A step of one environment failed; the text has its output."""
 
 
-def run(command: list[str], folder: Path, settings: dict[str, str]) -> str:
-    try:
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            env=settings,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            errors="replace",
-        )
-    except subprocess.TimeoutExpired as error:
-        raise CheckError(f"{' '.join(command[:6])} ... took more than {SECONDS} s") from error
+def run(command: list[str], folder: Path, env: dict[str, str]) -> str:
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(command, cwd=folder, env=env, timeout=SECONDS, text=True, errors="replace", **both)
     if done.returncode != 0:
-        raise CheckError(f"{' '.join(command[:6])} ...\n{(done.stdout + done.stderr)[-3000:]}")
+        raise CheckError(f"{' '.join(command[:6])} ...\n{done.stdout[-3000:]}")
     return done.stdout
 
 
@@ -85,7 +75,7 @@ def main() -> int:
                 if shutil.which(python) is None:
                     raise CheckError(f"{python} is not on PATH")
                 outcome = "PASS: " + check(options.wheel.resolve(), python, torch, index)
-            except CheckError as error:
+            except (CheckError, subprocess.TimeoutExpired) as error:
                 failed, outcome = True, f"FAIL: {error}"
             print(f"wheel-check: {python}, torch {torch}: {outcome}", flush=True)
     return int(failed)

@@ -27,9 +27,8 @@ from ascend_moe import settings
 from ascend_moe._text import installed_version
 from ascend_moe.bench.cases import Case
 from ascend_moe.bench.methods import METHODS
-from ascend_moe.bench.rank import Job
+from ascend_moe.bench.rank import CaseMarks, Job
 from ascend_moe.bench.results import Run, evaluate
-from ascend_moe.bench.timing import CaseMarks
 from ascend_moe.comm.communicator import DEFAULT_WINDOW_MIB, MIB
 from ascend_moe.errors import AscendMoeError
 from ascend_moe.native import library

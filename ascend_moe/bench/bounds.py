@@ -27,9 +27,6 @@ class Bound:
             return f"{self.method}: at most {self.times:g} x the limit"
         return f"{self.method}: at least {self.times:g} x faster than {self.against}"
 
-    def kept(self, ratio: float) -> bool:
-        return ratio <= self.times if self.against == LIMIT else ratio >= self.times
-
 
 BOUNDS = (
     Bound("direct", LIMIT, 3),
@@ -57,21 +54,23 @@ def cases() -> list[Case]:
 
 def judge(result: CaseResult) -> list[Verdict]:
     """Every bound on a case. MPI may be missing; ours and gloo may not. A noisy case proves nothing."""
-    return [_verdict(bound, result) for bound in BOUNDS]
-
-
-def _verdict(bound: Bound, result: CaseResult) -> Verdict:
-    ours = result.row(bound.method)
-    for method in (bound.method, bound.against):
-        if method in METHODS and result.row(method) is None:
-            why = result.missing.get(method, "not among the methods")
-            return Verdict(bound, None if METHODS[method].needs_mpi else False, f" ({method}: {why})")
-    assert ours is not None
-    ratio = ours.to_limit.p50 if bound.against == LIMIT else ours.faster[bound.against].p50
-    kept, seen = bound.kept(ratio), f" = {ratio:.2f}"
-    if kept and result.too_noisy:
-        return Verdict(bound, False, f"{seen} (but more than half of the rows are noisy)")
-    return Verdict(bound, kept, seen)
+    verdicts = []
+    for bound in BOUNDS:
+        ours, peer = result.row(bound.method), result.row(bound.against)
+        absent = (
+            bound.method if ours is None else bound.against if bound.against != LIMIT and not peer else ""
+        )
+        if absent or ours is None:
+            ok = None if METHODS[absent].needs_mpi else False
+            why = result.missing.get(absent, "not among the methods")
+            verdicts.append(Verdict(bound, ok, f" ({absent}: {why})"))
+            continue
+        of_limit = bound.against == LIMIT
+        ratio = (ours.to_limit if of_limit else ours.faster[bound.against]).p50
+        kept = ratio <= bound.times if of_limit else ratio >= bound.times
+        noise = " (but more than half of the rows are noisy)" if result.too_noisy else ""
+        verdicts.append(Verdict(bound, kept and not noise, f" = {ratio:.2f}{noise}"))
+    return verdicts
 
 
 def check(measure: Callable[[Sequence[Case]], Run], say: Callable[[str], None]) -> bool:
@@ -79,15 +78,12 @@ def check(measure: Callable[[Sequence[Case]], Run], say: Callable[[str], None]) 
     left = cases()
     for number in range(1, TRIES + 1):
         say(f"try {number} of {TRIES}: {', '.join(case.name for case in left)}")
-        failed = []
-        for result in measure(left).cases:
-            verdicts = judge(result)
+        judged = [(result.case, judge(result)) for result in measure(left).cases]
+        for case, verdicts in judged:
             for verdict in verdicts:
                 word = {True: "ok", False: "FAIL", None: "skipped"}[verdict.ok]
-                say(f"  {word:8}{result.case.name}: {verdict.bound.text}{verdict.seen}")
-            if any(verdict.ok is False for verdict in verdicts):
-                failed.append(result.case)
-        left = failed
+                say(f"  {word:8}{case.name}: {verdict.bound.text}{verdict.seen}")
+        left = [case for case, verdicts in judged if any(verdict.ok is False for verdict in verdicts)]
         if not left:
             return True
     return False

@@ -17,6 +17,7 @@ from torch import Tensor
 import ascend_moe
 from ascend_moe.bench.cases import Case, Inputs
 from ascend_moe.dispatchers import rows as row_ops
+from ascend_moe.dispatchers.collective import default_group, gather
 from ascend_moe.errors import ArgumentError
 from ascend_moe.native import library
 from ascend_moe.reference import cases
@@ -220,41 +221,19 @@ class DirectZeroCopy(Direct):
 Counts = Sequence[int]
 
 
-class Gloo:
-    """all_to_all_single of the default group."""
-
-    def __init__(self, place: Place) -> None:
-        pass
-
-    def counts(self, out: Tensor, given: Tensor) -> None:
-        """(W * L,) int32 in, the same number out: L for each rank."""
-        dist.all_to_all_single(out, given)
-
-    def rows(self, out: Tensor, given: Tensor, received: Counts, sent: Counts) -> None:
-        """(n, words) int32 rows: ``sent[d]`` of them to rank d, ``received[s]`` from rank s."""
-        dist.all_to_all_single(out, given, list(received), list(sent))
+def over_gloo(place: Place, out: Tensor, given: Tensor, received: Counts, sent: Counts) -> None:
+    """Rows of int32, ``sent[d]`` of them to rank d, ``received[s]`` from rank s: all_to_all_single."""
+    dist.all_to_all_single(out, given, list(received), list(sent))
 
 
-class Mpi:
-    """Alltoall and Alltoallv, straight from and into the tensors' memory."""
+def over_mpi(place: Place, out: Tensor, given: Tensor, received: Counts, sent: Counts) -> None:
+    """The same by Alltoallv, straight from and into the tensors' memory."""
 
-    def __init__(self, place: Place) -> None:
-        from mpi4py import MPI
+    def part(rows: Tensor, counts: Counts) -> list[Any]:
+        sizes = [count * (rows.size(1) if rows.dim() > 1 else 1) for count in counts]
+        return [rows.numpy(), (sizes, [sum(sizes[:rank]) for rank in range(place.world)]), "i"]
 
-        self._world, self._comm, self._int = place.world, place.mpi, MPI.INT32_T
-
-    def counts(self, out: Tensor, given: Tensor) -> None:
-        part = given.numel() // self._world
-        self._comm.Alltoall([given.numpy(), part, self._int], [out.numpy(), part, self._int])
-
-    def rows(self, out: Tensor, given: Tensor, received: Counts, sent: Counts) -> None:
-        words = given.size(1)
-        self._comm.Alltoallv(self._part(given, sent, words), self._part(out, received, words))
-
-    def _part(self, rows: Tensor, counts: Counts, words: int) -> list[Any]:
-        sizes = [count * words for count in counts]
-        starts = [sum(sizes[:rank]) for rank in range(self._world)]
-        return [rows.numpy(), (sizes, starts), self._int]
+    place.mpi.Alltoallv(part(given, sent), part(out, received))
 
 
 class GlooAllToAll(Method):
@@ -264,11 +243,15 @@ class GlooAllToAll(Method):
     """
 
     name = "gloo-a2a"
-    transport: type[Gloo] | type[Mpi] = Gloo
+    transport = staticmethod(over_gloo)
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._link = self.transport(self.place)
+    def _exchange(self, out: Tensor, given: Tensor, received: Counts, sent: Counts) -> None:
+        self.transport(self.place, out, given, received, sent)
+
+    def _exchange_counts(self, out: Tensor, given: Tensor) -> None:
+        """(E,) in, the same number out: L for each rank."""
+        each = [self.case.local_experts] * self.place.world
+        self._exchange(out, given, each, each)
 
     def dispatch(self, inputs: Inputs) -> Arrived:
         case, world = self.case, self.place.world
@@ -277,12 +260,12 @@ class GlooAllToAll(Method):
         permuted = row_ops.payload(inputs.x, inputs.expert_ids, order, None, case.quant_mode)
         given = torch.bincount(ids, minlength=case.experts).to(torch.int32)
         table = torch.empty_like(given)
-        self._link.counts(table, given)
+        self._exchange_counts(table, given)
         sent = given.view(world, -1).sum(1).tolist()
         table = table.view(world, case.local_experts)
         received = table.sum(1).tolist()
         words = permuted.new_empty(sum(received), permuted.size(1))
-        self._link.rows(words, permuted, received, sent)
+        self._exchange(words, permuted, received, sent)
         chunks = torch.split(words, table.reshape(-1).tolist())
         words = torch.cat(
             [chunk for local in range(case.local_experts) for chunk in chunks[local :: case.local_experts]]
@@ -298,7 +281,7 @@ class GlooAllToAll(Method):
         by_source = torch.cat([chunk for source in range(world) for chunk in chunks[source::world]])
         words = row_ops.pack(by_source)
         back = words.new_empty(sum(sent), words.size(1))
-        self._link.rows(back, words, sent, received)
+        self._exchange(back, words, sent, received)
         (mine,) = row_ops.unpack(back, (self.case.hidden, rows.dtype))
         weighted = mine.float() * inputs.expert_scales.reshape(-1)[order][:, None]
         total = torch.zeros(self.case.batch, self.case.hidden)
@@ -307,7 +290,7 @@ class GlooAllToAll(Method):
 
 
 class MpiAllToAll(GlooAllToAll):
-    name, transport, needs_mpi = "mpi-a2a", Mpi, True
+    name, transport, needs_mpi = "mpi-a2a", staticmethod(over_mpi), True
 
 
 class GlooAllToAllTuned(GlooAllToAll):
@@ -342,13 +325,13 @@ class GlooAllToAllTuned(GlooAllToAll):
         ids = inputs.expert_ids.view(-1)
         order = torch.sort(ids, stable=True).indices
         given = torch.bincount(ids, minlength=case.experts)
-        self._link.counts(self._table, given.to(torch.int32))
+        self._exchange_counts(self._table, given.to(torch.int32))
         table = self._table.view(world, case.local_experts).to(torch.int64)
         sent, received = given.view(world, -1).sum(1).tolist(), table.sum(1).tolist()
         count = sum(received)
         words = row_ops.payload(inputs.x, inputs.expert_ids, None, None, case.quant_mode)
         torch.index_select(words, 0, order // case.topk, out=self._send)
-        self._link.rows(self._receive[:count], self._send, received, sent)
+        self._exchange(self._receive[:count], self._send, received, sent)
         # Row i of expand_x arrived at place source[i]; table[s, l]: rows from source s for local expert l.
         arrival = table.reshape(-1)
         starts = (arrival.cumsum(0) - arrival).view_as(table)
@@ -368,14 +351,14 @@ class GlooAllToAllTuned(GlooAllToAll):
         arrival = torch.empty_like(source)
         arrival[source] = self._places[:count]
         torch.index_select(rows.view(torch.int32), 0, arrival, out=self._give_back[:count])
-        self._link.rows(self._got_back, self._give_back[:count], sent, received)
+        self._exchange(self._got_back, self._give_back[:count], sent, received)
         self._place_of[order] = self._places[: order.numel()]
         weighted_sum(self._out, pointers(self._got_back, self._place_of), inputs.expert_scales)()
         return self._out
 
 
 class MpiAllToAllTuned(GlooAllToAllTuned):
-    name, transport, needs_mpi = "mpi-a2a-tuned", Mpi, True
+    name, transport, needs_mpi = "mpi-a2a-tuned", staticmethod(over_mpi), True
 
 
 class GlooAllGather(Method):
@@ -389,9 +372,9 @@ class GlooAllGather(Method):
 
     def dispatch(self, inputs: Inputs) -> Arrived:
         case = self.case
-        words = self._gather(row_ops.payload(inputs.x, inputs.expert_ids, None, None, case.quant_mode))
-        ids = self._gather(inputs.expert_ids).reshape(-1)
-        weights = self._gather(inputs.expert_scales).reshape(-1)
+        words = _gathered(row_ops.payload(inputs.x, inputs.expert_ids, None, None, case.quant_mode))
+        ids = _gathered(inputs.expert_ids).reshape(-1)
+        weights = _gathered(inputs.expert_scales).reshape(-1)
         local = ids - self.place.rank * case.local_experts
         mine = (local >= 0) & (local < case.local_experts)
         key = torch.where(mine, local, case.local_experts)
@@ -407,32 +390,24 @@ class GlooAllGather(Method):
         part = torch.zeros(self.place.world * self.case.batch, self.case.hidden)
         part.index_add_(0, tokens, rows[: tokens.numel()].float() * weights[:, None])
         total = torch.empty(self.case.batch, self.case.hidden)
-        _collective("reduce_scatter_single", "reduce_scatter_tensor")(total, part)
+        single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        single(total, part)
         return total.to(rows.dtype)
 
-    def _gather(self, given: Tensor) -> Tensor:
-        out = given.new_empty(self.place.world * given.size(0), given.size(1))
-        _collective("all_gather_single", "all_gather_into_tensor")(out, given)
-        return out
 
-
-def _collective(new: str, old: str) -> Any:
-    """torch renames its collectives of a single tensor: the new name where it is there."""
-    return getattr(dist, new, None) or getattr(dist, old)
+def _gathered(given: Tensor) -> Tensor:
+    return gather(given, default_group(None)).flatten(0, 1)
 
 
 # ---- by name, in the order of the table
 
-_IN_ORDER: tuple[type[Method], ...] = (
-    LimitMemcpy,
-    LimitStream,
-    LimitThroughUb,
-    DirectZeroCopy,
-    Direct,
-    Window,
-)
-_IN_ORDER += (MpiAllToAllTuned, MpiAllToAll, GlooAllToAllTuned, GlooAllToAll, GlooAllGather)
-METHODS: dict[str, type[Method]] = {method.name: method for method in _IN_ORDER}
+METHODS: dict[str, type[Method]] = {
+    method.name: method
+    for method in (
+        *(LimitMemcpy, LimitStream, LimitThroughUb, DirectZeroCopy, Direct, Window),
+        *(MpiAllToAllTuned, MpiAllToAll, GlooAllToAllTuned, GlooAllToAll, GlooAllGather),
+    )
+}
 GROUPS = {
     kind: [name for name, method in METHODS.items() if method.kind == kind] for kind in (LIMIT, OURS, PEER)
 }

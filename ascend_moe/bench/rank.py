@@ -1,32 +1,46 @@
-"""One rank of a run; ascend_moe.bench.run starts it under torchrun or mpiexec."""
+"""One rank of a run, which ascend_moe.bench.run starts under torchrun or mpiexec.
+
+It checks every method and times them in turns: marks of one clock, taken around each half.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import gc
 import json
+import mmap
 import os
 import pickle
+import random
 import shutil
 import sys
 import threading
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 import ascend_moe
-from ascend_moe.bench import timing
-from ascend_moe.bench.cases import Case
-from ascend_moe.bench.methods import Place
+from ascend_moe import reference
+from ascend_moe.bench.cases import INPUT_SETS, Case, Inputs, inputs
+from ascend_moe.bench.methods import LIMIT, METHODS, OURS, Arrived, Method, Place
 from ascend_moe.comm.liveness import process_gone
-from ascend_moe.errors import ArgumentError, AscendMoeError
+from ascend_moe.errors import ArgumentError, AscendMoeError, CommTimeout
 
-PATIENCE_S = 120.0
+PATIENCE_S = 120.0  # of gloo
+BARRIER_S = 60.0
+WARM_UPS = 4  # both parities of the windows, twice; the first call is reported by itself
+_LINE = 16  # int64 words a rank: two cache lines, so that no neighbour's line is fetched along
+_SPINS_BEFORE_YIELD = 4000
+_LOOK_AT_CLOCK = 1024
+
+Marks = tuple[int, int, int, int]  # ns: dispatch begins, ends, combine begins, ends
 
 
 @dataclass(frozen=True)
@@ -72,7 +86,7 @@ def _run(job: Job, folder: Path, rank: int, mpi: Any) -> None:
     core = job.cores[rank % len(job.cores)]
     os.sched_setaffinity(0, {core})  # before any library starts threads: they inherit it
     torch.set_num_threads(1)
-    barrier = timing.Barrier(folder / "barrier", rank, job.world, len(job.cores))
+    barrier = Barrier(folder / "barrier", rank, job.world, len(job.cores))
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/rendezvous",
@@ -83,14 +97,8 @@ def _run(job: Job, folder: Path, rank: int, mpi: Any) -> None:
     place = Place(rank, job.world, ascend_moe.comm_name(), mpi=mpi)
     results = []
     for case in job.cases:
-
-        def tell(done: int, name: str = case.name) -> None:
-            if job.tell and rank == 0:
-                print(f"\r\x1b[K{name}: {done}/{job.iterations}", end="", file=sys.stderr, flush=True)
-
-        marks = timing.run_case(case, job.methods, job.iterations, place, barrier, tell)
         of_ranks: list[Any] = [None] * job.world
-        dist.gather_object(marks, of_ranks if rank == 0 else None)
+        dist.gather_object(run_case(job, case, place, barrier), of_ranks if rank == 0 else None)
         results.append(of_ranks)
     if rank == 0:
         (folder / "marks").write_bytes(pickle.dumps(results))
@@ -123,3 +131,206 @@ def _end_with(pid: int, folder: Path) -> None:
         time.sleep(1)
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
+
+
+# ---- the timed loop
+
+
+class Barrier:
+    """Where the ranks meet before each half: a file that all of them map, with a line that each rank writes.
+
+    They leave within a few microseconds of each other, which no library's barrier does.
+    """
+
+    def __init__(self, path: Path, rank: int, world: int, cores: int) -> None:
+        """``cores``: that the ranks share; with more ranks than cores, waiting ranks give way at once."""
+        size = world * _LINE * 8
+        with path.open("a+b") as file:
+            file.truncate(size)
+            self._words = memoryview(mmap.mmap(file.fileno(), size)).cast("q")
+        self.rank, self.world = rank, world
+        self._spins = 0 if world > cores else _SPINS_BEFORE_YIELD
+        self._count = 0
+
+    def wait(self, patience_s: float = BARRIER_S) -> None:
+        """Waits until all ranks are here."""
+        self._count += 1
+        words, count = self._words, self._count
+        words[self.rank * _LINE] = count
+        spins, deadline = 0, time.monotonic() + patience_s
+        for line in range(0, self.world * _LINE, _LINE):
+            while words[line] < count:
+                spins += 1
+                if spins > self._spins:
+                    os.sched_yield()
+                if spins % _LOOK_AT_CLOCK == 0 and time.monotonic() > deadline:
+                    late = [rank for rank in range(self.world) if words[rank * _LINE] < count]
+                    text = f"rank {self.rank} waited {patience_s:g} s at a barrier for ranks {late}"
+                    raise CommTimeout(text, rank=min(late, default=self.rank), ranks=late, phase="barrier")
+
+
+class WrongResult(AscendMoeError):
+    """A method's result is not the reference's. ``.rank .method``."""
+
+
+@dataclass
+class CaseMarks:
+    """What one rank measured of a case, by method: one Marks an iteration, and of the first call.
+
+    ``exact``: methods whose sums always were the reference's, bit for bit. ``missing``: method -> why it did
+    not run.
+    """
+
+    marks: dict[str, list[Marks]] = field(default_factory=dict)
+    first: dict[str, Marks] = field(default_factory=dict)
+    exact: list[str] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
+
+
+@torch.no_grad()
+def run_case(job: Job, case: Case, place: Place, barrier: Barrier) -> CaseMarks:
+    """Checks every method, then times the job's iterations of each. Collective."""
+    result = CaseMarks()
+    rows_out = torch.empty(case.most_rows, case.hidden, dtype=case.torch_dtype)
+    methods: list[Method] = []
+    for name in job.methods:
+        if METHODS[name].needs_mpi and place.mpi is None:
+            result.missing[name] = "the ranks run without MPI"
+        else:
+            methods.append(METHODS[name](case, place, rows_out))
+            result.marks[name] = []
+    own = [inputs(case, place.rank, number) for number in range(INPUT_SETS)]
+    for method in methods:
+        for one_set in own:
+            method.ready(one_set)
+    result.exact = [method.name for method in methods]
+    for number in range(WARM_UPS):
+        want = expected(case, place.rank, number)
+        for method in methods:
+            marks, arrived, out = _round_trip(method, own[number], barrier)
+            result.first.setdefault(method.name, marks)
+            if not _is_exact(method, arrived, out, want) and method.name in result.exact:
+                result.exact.remove(method.name)
+    # Of the last iteration, so that a result that was timed is checked as well.
+    last = job.iterations - 1
+    want = expected(case, place.rank, last % INPUT_SETS)
+    turns = random.Random(job.iterations)  # the same on all ranks: no method always follows the same other
+    gc.collect()
+    gc.disable()
+    try:
+        for iteration in range(job.iterations):
+            for method in turns.sample(methods, len(methods)):
+                marks, arrived, out = _round_trip(method, own[iteration % INPUT_SETS], barrier)
+                result.marks[method.name].append(marks)
+                if iteration == last:
+                    _is_exact(method, arrived, out, want)
+            if job.tell and place.rank == 0:
+                done = f"{case.name}: {iteration + 1}/{job.iterations}"
+                print(f"\r\x1b[K{done}", end="", file=sys.stderr, flush=True)
+    finally:
+        gc.enable()
+    return result
+
+
+def _round_trip(method: Method, inputs: Inputs, barrier: Barrier) -> tuple[Marks, Arrived, Tensor]:
+    """One dispatch, the experts untimed, one combine; each half begins on all ranks at once."""
+    now, clock = time.clock_gettime_ns, time.CLOCK_MONOTONIC  # one clock for all processes of a machine
+    barrier.wait()
+    began = now(clock)
+    arrived = method.dispatch(inputs)
+    rows = method.expert_output()
+    dispatched = now(clock)
+    run_experts(arrived.rows, arrived.scales, method.experts_of(arrived), rows)
+    barrier.wait()
+    resumed = now(clock)
+    out = method.combine(rows, inputs, arrived)
+    return (began, dispatched, resumed, now(clock)), arrived, out
+
+
+def _is_exact(method: Method, arrived: Arrived, out: Tensor, want: Expected) -> bool:
+    """Whether the sums are exact; raises where the result is wrong. The limits send nothing."""
+    fault = "" if method.kind == LIMIT else dispatch_fault(arrived, want)
+    exact = False
+    if not fault:
+        fault, exact = combine_fault(out, want)
+    if not fault and method.kind == OURS and not exact:
+        fault = "combine is near the reference, but not equal to it bit for bit"
+    if fault:
+        rank = method.place.rank
+        raise WrongResult(f"{method.name} on rank {rank}: {fault}", rank=rank, method=method.name)
+    return exact
+
+
+# ---- is a result right? rows of dispatch bit for bit, sums within what the order of addition allows
+
+
+def run_experts(rows: Tensor, scales: Tensor | None, experts: Tensor, out: Tensor) -> None:
+    """Stands for the experts: never timed, the same for every method.
+
+    Writes (n, H) output for ``rows`` (int8 rows have fp32 ``scales``) into ``out[:n]``. The factor depends
+    on the expert (global numbers, (n,)): the sums then show a row that went to a wrong expert.
+    """
+    count = experts.numel()
+    factors = (1 + (experts % 7).float() / 8)[:, None]
+    if scales is None:
+        torch.mul(rows[:count], factors.to(rows.dtype), out=out[:count])
+    else:
+        out[:count] = rows[:count].float().mul_(scales[:count, None]).mul_(factors)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a rank must get: dispatch's result, and combine's (BS, H) sums in ascending k.
+
+    ``slack``: how far another order of addition may be off before the last rounding.
+    """
+
+    dispatched: reference.DispatchResult
+    sums: Tensor
+    slack: float
+
+
+def expected(case: Case, rank: int, number: int) -> Expected:
+    """The reference's results for input set ``number``, without any communication."""
+    call = case.call(number)
+    dispatched = call.dispatched()
+    rows = []
+    for owner, result in enumerate(dispatched):
+        local = torch.arange(case.local_experts).repeat_interleave(result.expert_token_nums)
+        rows.append(torch.empty(result.expand_x.shape, dtype=case.torch_dtype))
+        run_experts(result.expand_x, result.dynamic_scales, local + owner * case.local_experts, rows[-1])
+    weights = inputs(case, rank, number).expert_scales
+    largest = max(float(part.abs().max()) for part in rows if part.numel()) * float(weights.abs().max())
+    slack = 2 * case.topk**2 * torch.finfo(torch.float32).eps * largest
+    return Expected(dispatched[rank], call.combined(rows, dispatched)[rank], slack)
+
+
+def dispatch_fault(arrived: Arrived, want: Expected) -> str:
+    """What is wrong with the rows, or ''."""
+    result, count = want.dispatched, want.dispatched.expand_x.size(0)
+    if not torch.equal(arrived.counts.long(), result.expert_token_nums):
+        return "rows per expert differ from the reference"
+    if not torch.equal(arrived.rows[:count], result.expand_x):
+        wrong = (arrived.rows[:count] != result.expand_x).any(1).nonzero()
+        where = f"first at row {int(wrong[0])} of {count}" if len(wrong) else "NaN"
+        return f"expand_x differs from the reference, {where}"
+    scales, wanted = arrived.scales, result.dynamic_scales
+    if wanted is not None and (scales is None or not torch.equal(scales[:count], wanted)):
+        return "dynamic_scales differ from the reference"
+    return ""
+
+
+def combine_fault(got: Tensor, want: Expected) -> tuple[str, bool]:
+    """What is wrong with the sums, or ''; and whether they are equal bit for bit."""
+    if got.shape != want.sums.shape or got.dtype != want.sums.dtype:
+        return f"is {tuple(got.shape)} {got.dtype}, not {tuple(want.sums.shape)} {want.sums.dtype}", False
+    if torch.equal(got, want.sums):
+        return "", True
+    # Sums that differ by `slack` may round to neighbours.
+    allowed = want.slack + 2 * torch.finfo(got.dtype).eps * want.sums.float().abs()
+    wrong = ~((got.float() - want.sums.float()).abs() <= allowed)  # true for NaN too
+    if not bool(wrong.any()):
+        return "", False
+    token, column = (int(i) for i in wrong.nonzero()[0])
+    values = f"{float(got[token, column])}, reference {float(want.sums[token, column])}"
+    return f"combine differs at token {token}, column {column}: {values}", False

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ascend_moe.bench.methods import LIMIT, OURS
-from ascend_moe.bench.results import NOISY, CaseResult, Row, Run, Spread
+from ascend_moe.bench.results import NOISY, CaseResult, Run, Spread
 
 _STYLE = {LIMIT: "dim", OURS: "bold"}
 _TIMES = ("dispatch", "combine", "round trip p10 / p50 / p90", "GB/s a rank", "÷ limit", "p10 ÷ p10")
@@ -25,8 +25,18 @@ def show(run: Run, console: Console, force: bool) -> None:
         for number, name in enumerate(COLUMNS):
             table.add_column(escape(name), justify="right" if number else "left")
         for row in case.rows:
-            cells = _cells(row, case, force or not case.too_noisy)
-            table.add_row(*(escape(cell) for cell in cells), style=_STYLE.get(row.kind, ""))
+            trip = row.round_trip
+            cells = (
+                row.name + (" *" if row.name == case.limit else "") + (" (noisy)" if trip.noisy else ""),
+                f"{row.dispatch.p50:.0f}",
+                f"{row.combine.p50:.0f}",
+                f"{trip.p10:.0f} / {trip.p50:.0f} / {trip.p90:.0f}",
+                f"{row.gb_per_s:.2f}",
+                times_text(row.to_limit) if force or not case.too_noisy else "too noisy",
+                f"{row.p10_to_limit:.2f}",
+                "bit for bit" if row.exact else "within rounding",
+            )
+            table.add_row(*map(escape, cells), style=_STYLE.get(row.kind, ""))
         console.print(table)
         for line in notes(case):
             console.print(escape(f"  {line}"), style="yellow", highlight=False)
@@ -55,20 +65,6 @@ def case_title(case: CaseResult) -> str:
     )
     more = f"; more ranks than cores: {shape.world} ranks on {case.cores}" if case.oversubscribed else ""
     return title + more
-
-
-def _cells(row: Row, case: CaseResult, claim: bool) -> list[str]:
-    trip = row.round_trip
-    return [
-        row.name + (" *" if row.name == case.limit else "") + (" (noisy)" if trip.noisy else ""),
-        f"{row.dispatch.p50:.0f}",
-        f"{row.combine.p50:.0f}",
-        f"{trip.p10:.0f} / {trip.p50:.0f} / {trip.p90:.0f}",
-        f"{row.gb_per_s:.2f}",
-        times_text(row.to_limit) if claim else "too noisy",
-        f"{row.p10_to_limit:.2f}",
-        "bit for bit" if row.exact else "within rounding",
-    ]
 
 
 def notes(case: CaseResult) -> list[str]:

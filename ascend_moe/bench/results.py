@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ascend_moe.bench.cases import Case
 from ascend_moe.bench.methods import GROUPS, LIMIT, METHODS, OURS, PEER
-from ascend_moe.bench.timing import CaseMarks
+from ascend_moe.bench.rank import CaseMarks
 
 NOISY = 1.5  # p50 / p10
 SCHEMA = "ascend-moe-bench/2"  # changes when the meaning of a field of the JSON does
@@ -39,36 +39,15 @@ def spread(samples: Sequence[float] | Floats) -> Spread:
     return Spread(float(low), float(middle), float(high), int(values.size))
 
 
-def spans_us(begins: npt.ArrayLike, ends: npt.ArrayLike) -> Floats:
-    """(n,) µs from (ranks, n) ns of one clock: last end minus first begin of each iteration.
+def times(marks_by_rank: Sequence[Sequence[Sequence[int]]]) -> tuple[Floats, Floats]:
+    """(n,) µs of dispatch and of combine: from the first rank's begin to the last rank's end.
 
-    A rank's own duration would be too short where ranks share a core: its clock only starts once it runs.
+    From ``marks_by_rank[rank][iteration]`` = (dispatch begins, ends, combine begins, ends) in ns. A rank's
+    own duration would be too short where ranks share a core: its clock only starts once it runs.
     """
-    spans: Floats = (np.asarray(ends).max(axis=0) - np.asarray(begins).min(axis=0)) / 1e3
-    return spans
-
-
-@dataclass(frozen=True)
-class Times:
-    """(n,) µs an iteration; a round trip is dispatch + combine, the experts between them left out."""
-
-    dispatch: Floats
-    combine: Floats
-
-    @property
-    def round_trip(self) -> Floats:
-        return self.dispatch + self.combine
-
-
-def times(marks_by_rank: Sequence[Sequence[Sequence[int]]]) -> Times:
-    """From ``marks_by_rank[rank][iteration]`` = (dispatch begins, ends, combine begins, ends)."""
-    marks = np.asarray(marks_by_rank, dtype=np.int64).reshape(len(marks_by_rank), -1, 4)
-    return Times(spans_us(marks[:, :, 0], marks[:, :, 1]), spans_us(marks[:, :, 2], marks[:, :, 3]))
-
-
-def ratio(numerator: Floats, denominator: Floats) -> Spread:
-    """Iteration by iteration, then the spread of the ratios: load that hits both cancels out."""
-    return spread(numerator / denominator)
+    marks = np.asarray(marks_by_rank, dtype=np.int64).reshape(len(marks_by_rank), -1, 2, 2)
+    spans: Floats = (marks[..., 1].max(axis=0) - marks[..., 0].min(axis=0)) / 1e3
+    return spans[:, 0], spans[:, 1]
 
 
 @dataclass(frozen=True)
@@ -124,29 +103,29 @@ class CaseResult:
 
 
 def evaluate(case: Case, marks: Sequence[CaseMarks], load: float, cores: int) -> CaseResult:
-    """From what every rank measured of the case."""
+    """From what every rank measured. Ratios are taken in each iteration: load that hits both cancels out."""
     measured = {name: times([rank.marks[name] for rank in marks]) for name in marks[0].marks}
-    trips = {name: of_method.round_trip for name, of_method in measured.items()}
+    trips = {name: dispatch + combine for name, (dispatch, combine) in measured.items()}
     spreads = {name: spread(trip) for name, trip in trips.items()}
     limit = min((name for name in GROUPS[LIMIT] if name in trips), key=lambda name: spreads[name].p50)
     rows = []
-    for name, of_method in measured.items():
+    for name, (dispatch, combine) in measured.items():
         kind, trip = METHODS[name].kind, spreads[name]
         peers = [peer for peer in GROUPS[PEER] if peer in trips and kind == OURS]
         rows.append(
             Row(
                 name,
                 kind,
-                spread(of_method.dispatch),
-                spread(of_method.combine),
+                spread(dispatch),
+                spread(combine),
                 trip,
                 gb_per_s=(case.dispatch_bytes + case.combine_bytes) / trip.p50 / 1e3,
-                to_limit=ratio(trips[name], trips[limit]),
+                to_limit=spread(trips[name] / trips[limit]),
                 p10_to_limit=trip.p10 / spreads[limit].p10,
-                faster={peer: ratio(trips[peer], trips[name]) for peer in peers},
+                faster={peer: spread(trips[peer] / trips[name]) for peer in peers},
                 exact=all(name in rank.exact for rank in marks),
-                first_us=float(times([[rank.first[name]] for rank in marks]).round_trip[0]),
-                samples={half: values.tolist() for half, values in vars(of_method).items()},
+                first_us=float(np.sum(times([[rank.first[name]] for rank in marks]))),
+                samples={"dispatch": dispatch.tolist(), "combine": combine.tolist()},
             )
         )
     return CaseResult(case, rows, limit, marks[0].missing, load, cores)

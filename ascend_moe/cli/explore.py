@@ -103,24 +103,15 @@ def _choices(text: str) -> tuple[int, ...]:
 def _print(result: Result, console: Console, as_json: bool) -> None:
     found = result.finding
     if as_json:
-        values = {
-            "schedules": result.schedules,
-            "cases": result.cases,
-            "distinct": result.distinct,
-            "steps": result.steps,
-            "instructions": result.instructions,
+        counts = ("schedules", "cases", "distinct", "steps", "instructions")
+        values = {name: getattr(result, name) for name in counts} | {
             "seconds": round(result.seconds, 3),
             "polls": {place: {"waiting": w, "ready": r} for place, (w, r) in result.polls.items()},
-            "finding": None
-            if found is None
-            else {
-                "kind": found.kind,
-                "message": found.message,
-                "case": str(found.case),
-                "seed": found.seed,
-                "command": found.command(),
-            },
+            "finding": None,
         }
+        if found is not None:
+            values["finding"] = {name: getattr(found, name) for name in ("kind", "message", "seed")}
+            values["finding"] |= {"case": str(found.case), "command": found.command()}
         print(json.dumps(values, indent=2))
         return
     rate = result.schedules / result.seconds if result.seconds else 0.0

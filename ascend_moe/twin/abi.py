@@ -26,10 +26,7 @@ class Range(ctypes.Structure):
         ("bytes", c_uint64),
         ("name", c_char_p),
         ("doorbell", c_void_p),
-        ("kind", c_int32),
-        ("atomic_blocks", c_int32),
-        ("owner", c_int32),
-        ("reserved", c_int32),
+        *((name, c_int32) for name in ("kind", "atomic_blocks", "owner", "reserved")),
     )
 
 

@@ -1,9 +1,17 @@
-"""All bring-up probes in order: with ranks as threads on the twin, or as the ranks of torchrun."""
+"""All bring-up probes in order: with ranks as threads on the twin, or as the ranks of torchrun.
+
+The probes through dispatch and combine alone are here too, the same on the twin, the virtual NPU and an NPU:
+each runs on all ranks, on a communicator of its own; ``run(rank's Place)`` returns what that rank saw.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -11,14 +19,141 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ascend_moe import comm
-from ascend_moe.reference.cases import Place
+import ascend_moe
+from ascend_moe import comm, settings
+from ascend_moe.errors import AscendMoeError, CommError, CommTimeout
+from ascend_moe.reference.cases import Case, Place
 from ascend_moe.validate import Device
-from ascend_moe.validate.probes import FAIL, KERNEL_PROBES, PASS, SKIPPED, Finding, Probe
+from ascend_moe.validate.probes import FAIL, KERNEL_PROBES, PASS, SKIPPED, Finding, Probe, Skipped
 from ascend_moe.validate.probes_kernel import Npu, Twin
-from ascend_moe.validate.probes_ops import OP_PROBES
+from ascend_moe.validate.run import run_case
 
 _COLLECT_S = 60.0
+DEADLINE_S = 2.0
+SOON_S = 1.0  # in which a failed communicator refuses
+LATE_S = 1.5  # after the deadline, by which a wait must have ended
+
+
+def _compare(place: Place, case: Case) -> None:
+    for one in run_case(place, case):
+        assert one.ok, one.text.partition("\n")[2] or one.text
+
+
+def _fresh(place: Place) -> str:
+    _compare(place, Case("first op", place.world, ids="distinct", seed=1))
+    return "the first op of a new communicator is right"
+
+
+def _no_tokens(place: Place) -> str:
+    for contract in (1, 2):
+        _compare(place, Case("no tokens", place.world, contract=contract, batches="no tokens", seed=2))
+        _compare(place, Case("one rank", place.world, contract=contract, batches="one rank only", seed=3))
+    return "ranks with BS = 0 took part in 8 ops"
+
+
+_lock = threading.Lock()
+_short_ranks = 0  # ranks of this process that need a short deadline now: ranks may be threads
+_before: str | None = None
+
+
+@contextmanager
+def _deadline() -> Iterator[None]:
+    """The environment's deadline is short while any rank of this process is in here."""
+    global _short_ranks, _before
+    name = settings.TIMEOUT_S.name
+    with _lock:
+        if _short_ranks == 0:
+            _before = os.environ.get(name)
+            os.environ[name] = str(DEADLINE_S)
+        _short_ranks += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _short_ranks -= 1
+            if _short_ranks == 0:
+                os.environ.pop(name)
+                os.environ.update({} if _before is None else {name: _before})
+
+
+def _dispatch(place: Place) -> Any:
+    out = ascend_moe.npu_moe_distribute_dispatch(*_arguments(place))
+    ascend_moe.check()
+    return out
+
+
+def _arguments(place: Place) -> tuple[Any, ...]:
+    x = torch.ones(4, 256, dtype=torch.bfloat16, device=place.device)
+    ids = torch.tensor([[0, place.world]] * 4, dtype=torch.int32, device=place.device)
+    return x, ids, place.group_ep, place.world, place.rank, 2 * place.world
+
+
+def _abort(place: Place) -> str:
+    """The last rank does not come; the others must say so at the deadline, and go on saying so at once."""
+    if place.world < 2:
+        raise Skipped("it takes two ranks")
+    missing = place.world - 1
+    _dispatch(place)  # all together, so that windows and kernels are there
+    if place.rank == missing:
+        time.sleep(DEADLINE_S + LATE_S)
+        error = _failure(place)
+        assert isinstance(error, CommError), f"the late rank got {error!r}"
+        return f"the late rank raised {type(error).__name__}"
+    start = time.monotonic()
+    error = _failure(place)
+    waited = time.monotonic() - start
+    assert isinstance(error, CommTimeout), f"a missing rank gave {error!r}"
+    assert error.rank == missing, f"rank {missing} was missing, the error names {error.rank}"
+    assert 0.8 * DEADLINE_S <= waited <= DEADLINE_S + LATE_S, f"waited {waited:.1f} s, not {DEADLINE_S:g} s"
+    start = time.monotonic()
+    again = _failure(place)
+    assert isinstance(again, CommError), f"the next op gave {again!r}"
+    assert time.monotonic() - start < SOON_S, "the next op waited again"
+    return f"CommTimeout about rank {missing} after {waited:.1f} s, the next op failed at once"
+
+
+def _failure(place: Place) -> AscendMoeError | None:
+    with _deadline():
+        try:
+            _dispatch(place)
+        except AscendMoeError as error:
+            return error
+    return None
+
+
+def _capture(place: Place) -> str:
+    """A captured dispatch, replayed with other rows in the same places."""
+    if place.device.type != "npu":
+        raise Skipped("graphs are captured on NPUs, this device is cpu")
+    npu: Any = torch.npu  # type: ignore[attr-defined,unused-ignore]
+    arguments = _arguments(place)
+    ascend_moe.npu_moe_distribute_dispatch(*arguments)
+    ascend_moe.check()
+    graph = npu.NPUGraph()
+    with npu.graph(graph):
+        out = ascend_moe.npu_moe_distribute_dispatch(*arguments)
+    for value in (2.0, 3.0):
+        arguments[0].fill_(value)
+        graph.replay()
+        npu.synchronize()
+        ascend_moe.check()
+        rows = int(out[4][-1])
+        owners = (0, place.world // 2)  # of the two ids, which every rank sends four rows
+        expected = 4 * place.world * owners.count(place.rank)
+        assert rows == expected, f"{rows} rows after a replay, not {expected}"
+        assert bool((out[0][:rows] == value).all()), f"a replay did not send the rows of {value}"
+    return "2 replays, each with the rows of its time"
+
+
+OP_PROBES = (
+    Probe("first op", "a new communicator works without any preparation", _fresh),
+    Probe("BS = 0 launch", "CANN launches an op on a rank without tokens", _no_tokens),
+    Probe("abort", "a rank that does not come is named at the deadline; the failure stays", _abort),
+    Probe("capture and replay", "a captured op runs again, on what its tensors hold then", _capture),
+)
+
+
+# ---- all of them, in order
 
 
 def on_threads(ranks: int) -> list[Finding]:
@@ -59,10 +194,7 @@ def in_group(device: Device, place: torch.device) -> list[Finding]:
         # The twin is a device of one process; the others need not know what it shows.
         findings = kernel_findings(Twin(world=min(world, 4))) if rank == 0 else []
     else:
-        probes = [
-            *(_by_rank(probe) for probe in KERNEL_PROBES),
-            *OP_PROBES,
-        ]
+        probes = [*(_by_rank(probe) for probe in KERNEL_PROBES), *OP_PROBES]
     for number, probe in enumerate(probes):
         name = comm.comm_name(dist.new_group())
         verdict = _verdict(probe, Place(rank, world, name, place))

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from npu_runs import launch
 
+from ascend_moe.validate.bringup import OP_PROBES
 from ascend_moe.validate.probes import KERNEL_PROBES
-from ascend_moe.validate.probes_ops import OP_PROBES
 
 pytestmark = pytest.mark.npu
 A3, A2 = "Ascend910_9391", "Ascend910B3"

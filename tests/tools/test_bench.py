@@ -21,14 +21,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from ascend_moe import bench as run
-from ascend_moe.bench import RankFailed, bounds, cases, plots, report
-from ascend_moe.bench import timing as check
+from ascend_moe import bench
+from ascend_moe.bench import RankFailed, bounds, cases, plots, rank, report
 from ascend_moe.bench.cases import Case, matrix
 from ascend_moe.bench.methods import METHODS, Arrived
-from ascend_moe.bench.rank import Job
+from ascend_moe.bench.rank import Barrier, CaseMarks, Job
 from ascend_moe.bench.results import SCHEMA, CaseResult, Run, evaluate
-from ascend_moe.bench.timing import Barrier, CaseMarks
 from ascend_moe.errors import CommTimeout
 from ascend_moe.native.library import lib
 
@@ -57,13 +55,13 @@ def marks(case: Case, times_us: dict[str, int], jitter: float = 0.0) -> list[Cas
     Rank r begins 1 µs after rank r - 1; all end when the last one does.
     """
     ranks = []
-    for rank in range(case.world):
+    for number in range(case.world):
         noted = CaseMarks(missing={"gloo-ag-rs": "not there"}, exact=list(times_us))
         for name, us in times_us.items():
             noted.marks[name] = []
             for at in range(0, 80_000_000, 10_000_000):
                 ns = int(us * (1 + jitter * (at // 10_000_000 % 2)) * 1000)
-                half, late = at + 5_000_000, rank * 1000
+                half, late = at + 5_000_000, number * 1000
                 noted.marks[name].append((at + late, at + ns, half + late, half + ns))
             noted.first[name] = (0, 3 * us * 1000, 5_000_000, 5_000_000 + 3 * us * 1000)
         ranks.append(noted)
@@ -100,21 +98,21 @@ def test_routing_is_legal_fresh_and_skewed(skew: str, low: float, high: float) -
 
 
 def test_wrong_rows_and_sums_are_found() -> None:
-    want = check.expected(TINY, 0, 0)
+    want = rank.expected(TINY, 0, 0)
     sent = want.dispatched
     arrived = Arrived(sent.expand_x.clone(), None, sent.expert_token_nums.clone())
-    assert check.dispatch_fault(arrived, want) == ""
+    assert rank.dispatch_fault(arrived, want) == ""
     arrived.rows[[0, 1]] = arrived.rows[[1, 0]]
-    assert "row 0" in check.dispatch_fault(arrived, want)
+    assert "row 0" in rank.dispatch_fault(arrived, want)
     arrived.counts[0] += 1
-    assert "rows per expert" in check.dispatch_fault(arrived, want)
-    assert check.combine_fault(want.sums, want) == ("", True)
+    assert "rows per expert" in rank.dispatch_fault(arrived, want)
+    assert rank.combine_fault(want.sums, want) == ("", True)
     neighbour = (want.sums.view(torch.int16) + 1).view(torch.bfloat16)
-    assert check.combine_fault(neighbour, want) == ("", False), "rounding and no more"
+    assert rank.combine_fault(neighbour, want) == ("", False), "rounding and no more"
     for wrong in (want.sums * 1.05, torch.full_like(want.sums, float("nan")), want.sums.roll(1, 0)):
-        text, exact = check.combine_fault(wrong, want)
+        text, exact = rank.combine_fault(wrong, want)
         assert "differs at token" in text and not exact
-    assert "is (4, 64)" in check.combine_fault(want.sums.float(), want)[0]
+    assert "is (4, 64)" in rank.combine_fault(want.sums.float(), want)[0]
 
 
 # ---- results, JSON, tables, pictures ----
@@ -274,14 +272,16 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     assert not list(tmp_path.iterdir()) and not ranks_in(tmp_path)
 
 
-needs_mpi = pytest.param(True, marks=pytest.mark.skipif(not run.has_mpi(), reason="no mpi4py, or no mpiexec"))
+needs_mpi = pytest.param(
+    True, marks=pytest.mark.skipif(not bench.has_mpi(), reason="no mpi4py, or no mpiexec")
+)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("mpi", [False, needs_mpi])
 def test_every_method_agrees(scratch: Path, mpi: bool) -> None:
     work = job(CASES, mpi=mpi)
-    for case, of_ranks in zip(work.cases, run.run_ranks(work), strict=True):
+    for case, of_ranks in zip(work.cases, bench.run_ranks(work), strict=True):
         result = evaluate(case, of_ranks, 0.0, 2)
         absent = {name for name in METHODS if METHODS[name].needs_mpi and not mpi}
         assert set(METHODS) - {row.name for row in result.rows} == set(result.missing) == absent
@@ -301,7 +301,7 @@ def test_a_rank_that_is_killed_ends_the_run(scratch: Path, mpi: bool) -> None:
 
     with ThreadPoolExecutor(1) as pool, pytest.raises(RankFailed) as error:
         killer = pool.submit(kill)
-        run.run_ranks(job([TINY], iterations=100_000, mpi=mpi))
+        bench.run_ranks(job([TINY], iterations=100_000, mpi=mpi))
     # Its peer tells, or the launcher, whichever sees it first.
     told = f"{error.value} {error.value.details.get('trace')}"
     assert re.search(rf"rank \d|{killer.result()}|KILLED BY SIGNAL: 9", told), told
@@ -311,7 +311,7 @@ def test_a_rank_that_is_killed_ends_the_run(scratch: Path, mpi: bool) -> None:
 def test_what_a_rank_raises_is_told(scratch: Path) -> None:
     too_wide = Case("tiny", 2, 4, 64, 2, 7)  # 7 experts on 2 ranks: the ops refuse that
     with pytest.raises(RankFailed, match=r"rank [01]: ArgumentError: .*moe_expert_num") as error:
-        run.run_ranks(job([too_wide]))
+        bench.run_ranks(job([too_wide]))
     assert error.value.rank in (0, 1) and not error.value.details["trace"]
 
 
@@ -319,13 +319,13 @@ def test_what_a_rank_raises_is_told(scratch: Path) -> None:
 def test_ranks_end_when_the_benchmark_is_killed(tmp_path: Path) -> None:
     options = ["--preset", "small", "--methods", "window", "-n", "99999"]
     silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    command = [sys.executable, "-m", "ascend_moe", "bench", *options]
-    with subprocess.Popen(command, env={**os.environ, "TMPDIR": str(tmp_path)}, **silent) as bench:
+    words = [sys.executable, "-m", "ascend_moe", "bench", *options]
+    with subprocess.Popen(words, env={**os.environ, "TMPDIR": str(tmp_path)}, **silent) as command:
         try:  # past the start of Python, where a rank begins to watch
             until(lambda: tmp_path.glob("*/rendezvous"), bool)
             pids = until(lambda: ranks_in(tmp_path), lambda found: len(found) == 2)
         finally:
-            bench.kill()
+            command.kill()
     until(lambda: [pid for pid in pids if Path(f"/proc/{pid}/fd").exists()], lambda found: not found)
     until(lambda: tmp_path.glob("ascend-moe-bench-*"), lambda found: not found)
 

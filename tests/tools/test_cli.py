@@ -16,8 +16,7 @@ import torch
 import transformers
 from hf_models import LAYER, save
 
-from ascend_moe import demo as launch
-from ascend_moe import validate as devices
+from ascend_moe import demo, validate
 from ascend_moe.checkpoint.config import moe_config
 from ascend_moe.checkpoint.presets import PRESETS
 from ascend_moe.demo.check import verify
@@ -95,7 +94,7 @@ def test_variants_pass(args: list[str]) -> None:
 @nightly
 def test_processes_give_what_threads_give() -> None:
     args = ("--batch", "5,0,9,1", "--seed", "3", "--iterations", "2")
-    threads, processes = (run_json(*args, "--backend", backend) for backend in launch.BACKENDS)
+    threads, processes = (run_json(*args, "--backend", backend) for backend in demo.BACKENDS)
     assert processes["backend"] == "processes"
     same = ("tokens_per_expert", "rows", "window", "config", "dense_difference", "dense_rms", "checks")
     assert [processes[key] for key in same] == [threads[key] for key in same]
@@ -180,7 +179,7 @@ def finished() -> tuple[RunSpec, list[RankRecord]]:
     """A run of two ranks that is right."""
     batches = (7, 4)
     spec = RunSpec(PRESETS["tiny"].config(), batches, torch.bfloat16, False, default_text(), iterations=1)
-    return spec, launch.run_threads(spec, quiet)
+    return spec, demo.run_threads(spec, quiet)
 
 
 def flip(tensor: torch.Tensor, row: int, column: int) -> None:
@@ -284,7 +283,7 @@ def test_wrong_options_are_told(
     """In a box, by the commands that print tables; in one line by the others."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.txt").touch()
-    monkeypatch.setattr(devices, "_npu", lambda: (None, "torch_npu is not installed"))
+    monkeypatch.setattr(validate, "_npu", lambda: (None, "torch_npu is not installed"))
     code, output = invoke(command, *argv)
     assert code == 2 and text in output.replace("': ", "' "), output
     if command not in ("run", "bench"):

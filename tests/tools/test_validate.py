@@ -24,12 +24,12 @@ from ascend_moe import cli, errors, twin, validate
 from ascend_moe.cli import validate as validate_cli
 from ascend_moe.native import library
 from ascend_moe.reference.cases import Case, Place
-from ascend_moe.validate import bringup, probes, probes_ops
+from ascend_moe.validate import bringup, probes
 from ascend_moe.validate import run as validate_run
+from ascend_moe.validate.bringup import OP_PROBES
 from ascend_moe.validate.cases import matrix
 from ascend_moe.validate.probes import FAIL, KERNEL_PROBES, PASS, SKIPPED, Finding, Probe, exit_code, summary
 from ascend_moe.validate.probes_kernel import MODES, PASSED, Twin
-from ascend_moe.validate.probes_ops import OP_PROBES
 from ascend_moe.validate.run import BAD
 
 FEW = [
@@ -45,7 +45,7 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HCCL_BUFFSIZE", "64")
     monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "10")
     monkeypatch.setattr(probes, "ROUNDS", 20)
-    monkeypatch.setattr(probes_ops, "DEADLINE_S", 0.5)
+    monkeypatch.setattr(bringup, "DEADLINE_S", 0.5)
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
 
