@@ -15,7 +15,7 @@
 #   make model         the protocol's model in spin, where it is there    MODEL_ARGS=--full
 #   make bench         dispatch and combine against gloo, MPI and the machine's limit   BENCH_ARGS="--bs 32"
 #   make bench-check   fails where the bounds of docs/performance.md are not kept
-#   make size          files and lines by folder, and the aims
+#   make size          files and lines by folder, and the aims             SINCE=commit
 #   make lib           the libraries into the source tree, for PYTHONPATH=. without installing
 #   make wheel         dist/*.whl with everything, for every Python and torch from 2.10 on
 #   make wheel-check   that wheel with two torch versions and two Pythons in clean environments
@@ -32,6 +32,7 @@ MODEL_ARGS ?=
 BENCH_ARGS ?=
 WHEEL_CHECK_ARGS ?=
 T ?= kernels/direct
+SINCE ?=
 
 bin := $(abspath $(VENV))/bin
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
@@ -174,7 +175,7 @@ bench: bench = $(bin)/ascend-moe bench $(BENCH_ARGS)
 bench-check: bench = $(bin)/ascend-moe bench --check
 
 size:
-	@$(PYTHON) tools/size.py
+	@$(PYTHON) tools/size.py $(SINCE)
 
 lib:
 	cmake -S . -B build/dev $(if $(wildcard $(bin)/python),-DPython3_EXECUTABLE=$(bin)/python)
