@@ -7,9 +7,10 @@ an error is kept here for the thread, the library makes torch raise a RuntimeErr
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -62,6 +63,17 @@ def _answer(name: str) -> Callable[..., int | None]:
 # ---- answers
 
 
+@contextlib.contextmanager
+def deadline(micros: int) -> Iterator[None]:
+    """Ops of this thread on the CPU wait so long for other ranks meanwhile; no equal call replays one."""
+    _here.deadline = micros / 1e6
+    try:
+        with binding.prepare_always():
+            yield
+    finally:
+        _here.deadline = None
+
+
 def _text(address: int, size: int) -> str:
     return ctypes.string_at(address, size).decode()
 
@@ -74,7 +86,7 @@ def _settings(pointer: Any, answer: Any) -> None:
     call, told = pointer.contents, answer.contents
     binding.use_engine()
     algorithm = calls.comm_algorithm(_text(call.comm_alg, call.comm_alg_bytes))
-    cores, deadline = calls.core_count(), timeout_s()
+    cores, deadline = calls.core_count(), getattr(_here, "deadline", None) or timeout_s()
     first_deadline = deadline
     if call.on_npu:
         binding.use_adapter(npu_adapter.load())
