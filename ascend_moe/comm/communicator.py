@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ascend_moe import settings
-from ascend_moe.comm.lent import LentMemory, none_lent
+from ascend_moe.comm.lent import LentMemory, no_room
 from ascend_moe.errors import ArgumentError, AscendMoeError
 from ascend_moe.native import binding, library
 
@@ -254,7 +254,7 @@ class Communicator(GroupEnd):
             if self._lent is None:
                 area = library.lib().am_comm_lent(handle) if self.lent_bytes else None
                 if not area:
-                    raise none_lent(size)
+                    raise no_room(size, 0, 0, size)
                 self._lent = LentMemory(area)
             return self._lent.take(size, self.lent_bytes)
 

@@ -304,8 +304,11 @@ class Opening:
         A rank that has completed with us before says ``done`` before it connects anew. So whoever connects is
         accepted before the words are read, and answered after: never by an opening that has completed.
         """
-        newcomers = self._accept()
+        newcomers: list[socket.socket] = []
         try:
+            with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
+                while True:
+                    newcomers.append(self._listener.accept()[0])
             for peer in self.peers.values():
                 peer.read()
             if self._agreed():
@@ -340,13 +343,6 @@ class Opening:
         left = max(self._deadline - time.monotonic(), 0)
         woken = poll.poll(min(self._pause, left) * 1e3)
         self._pause = FIRST_PAUSE_S if woken else min(2 * self._pause, LAST_PAUSE_S)
-
-    def _accept(self) -> list[socket.socket]:
-        newcomers = []
-        with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
-            while True:
-                newcomers.append(self._listener.accept()[0])
-        return newcomers
 
     def _answer(self, asker: socket.socket) -> None:
         """Hands our window to a process of the same user."""

@@ -78,10 +78,6 @@ def _text(address: int, size: int) -> str:
     return ctypes.string_at(address, size).decode()
 
 
-def _device(call: Any) -> torch.device:
-    return torch.device(torch._C._get_privateuse1_backend_name(), call.device_index)
-
-
 def _settings(pointer: Any, answer: Any) -> None:
     call, told = pointer.contents, answer.contents
     binding.use_engine()
@@ -105,7 +101,8 @@ def _open(pointer: Any, end: Any) -> None:
     call = pointer.contents
     group_ep = _text(call.group_ep, call.group_ep_bytes)
     if call.on_npu:
-        found: Any = npu_communicator.find(group_ep, call.world, call.rank, _device(call), call.op.decode())
+        device = torch.device(torch._C._get_privateuse1_backend_name(), call.device_index)
+        found: Any = npu_communicator.find(group_ep, call.world, call.rank, device, call.op.decode())
     else:
         found = comm.lookup(group_ep, call.world, call.rank)
     end[0] = found.end.handle
@@ -148,12 +145,6 @@ def _refused(pointer: Any, kind: bytes, text: bytes, argument: bytes) -> None:
     raise getattr(errors, kind.decode())(text.decode(), **details)
 
 
-def _callbacks() -> binding.Callbacks:
-    kinds: dict[str, Any] = {field[0]: field[1] for field in binding.Callbacks._fields_}
-    functions = {name: _alive if name == "alive" else _answer(name) for name in kinds}
-    return binding.Callbacks(**{name: kinds[name](function) for name, function in functions.items()})
-
-
 _for_good: list[binding.Callbacks] = []  # the library calls them as long as the process lives
 
 
@@ -163,5 +154,7 @@ def connect() -> None:
     Raises:
         LibraryError: there is no library of the ops.
     """
-    _for_good.append(_callbacks())
+    kinds: dict[str, Any] = {field[0]: field[1] for field in binding.Callbacks._fields_}
+    functions = {name: _alive if name == "alive" else _answer(name) for name in kinds}
+    _for_good.append(binding.Callbacks(**{name: kinds[name](functions[name]) for name in kinds}))
     binding.connect(_for_good[0], VARIABLES)

@@ -97,9 +97,10 @@ class NpuCommunicator(GroupEnd):
         self.context_kind = context_kind(self.soc)
         on_a2 = self.context_kind == CONTEXT_A2
         self.ranks_per_server = A2_SERVER_RANKS if on_a2 else 0
-        own = _own_buffer_mib(group)
-        self.own_buffer = own is not None
-        self.buffer_mib = window_data_bytes(own) // MIB
+        options = getattr(group._get_backend(torch.device("npu")), "options", None)
+        own = (getattr(options, "hccl_config", None) or {}).get("hccl_buffer_size")
+        self.own_buffer = bool(own)
+        self.buffer_mib = window_data_bytes(int(own) if own else None) // MIB
         if on_a2 and self.buffer_mib <= A2_STATE_MIB:
             setting = OWN_OPTION if self.own_buffer else settings.HCCL_BUFFSIZE.name
             raise ArgumentError(
@@ -259,14 +260,6 @@ def of_own_window(error: WindowTooSmall, group_ep: str) -> WindowTooSmall:
     text = str(error).partition(": export HCCL_BUFFSIZE")[0]
     fix = f"make the group with {OWN_OPTION} = {error.needed_mib} on all ranks"
     return WindowTooSmall(f"{text}: {fix}", **error.details)
-
-
-def _own_buffer_mib(group: Any) -> int | None:
-    """MiB of HCCL's window of a group where its options give it; None where HCCL_BUFFSIZE counts."""
-    backend = group._get_backend(torch.device("npu"))
-    config = getattr(getattr(backend, "options", None), "hccl_config", None) or {}
-    own = config.get("hccl_buffer_size")
-    return int(own) if own else None
 
 
 comm.register_device("npu", comm.Device(known, find, close))

@@ -98,11 +98,10 @@ class TimedWorld:
         algorithm: str,
         seed: int,
         payload: bool,
-        list_cores: int = 0,
     ) -> None:
         comm_alg, self._kernel, self._lent = ALGORITHMS[algorithm]
         self.request = replace(request, comm_alg=comm_alg, equal_batches=True)
-        self.payload, self._library, self._list_cores = payload, timed_library(), list_cores
+        self.payload, self._library = payload, timed_library()
         self._servers = _rdma_share(request)
         if self._servers and self._kernel:
             raise ArgumentError(
@@ -111,15 +110,18 @@ class TimedWorld:
                 argument="algorithm",
             )
         self.routing = Routing(request, seed)
-        window = planning.window_need(request)["buffsize_mib"]
-        # The model's slots are sized for the worst case.
-        self._window_mib = 2 * window + 64 if self._kernel == 0 else self._model_mib()
+        self._window_mib = 2 * planning.window_need(request)["buffsize_mib"] + 64
+        if self._kernel:  # the model's slots are sized for the worst case
+            slots = request.experts * request.batch * (request.hidden * 2 + 1024)
+            slots += request.batch * request.topk * (request.hidden * 2 + 512)
+            self._window_mib = (2 * slots >> 20) + 16
         self._plans: list[int] = []
         self._keep: list[Any] = []
         self._shared: dict[str, torch.Tensor] = {}
         self.outputs: dict[str, list[list[torch.Tensor]]] = {}
         self.inputs: dict[str, list[dict[str, torch.Tensor]]] = {}
-        self._lent_mib = (self._most_rows() * request.hidden * 4 >> 20) + 1 if self._lent else 0
+        most_rows = request.ranks * request.batch * min(request.topk, request.experts // request.ranks)
+        self._lent_mib = (most_rows * request.hidden * 4 >> 20) + 1 if self._lent else 0
         self._handle = self._library.am_timed_create(
             request.ranks, self._window_mib * MIB, self._lent_mib * MIB
         )
@@ -141,15 +143,6 @@ class TimedWorld:
         for plan in self._plans:
             self._library.am_plan_destroy(plan)
         self._plans.clear()
-
-    def _model_mib(self) -> int:
-        one = self.request
-        slots = one.experts * one.batch * (one.hidden * 2 + 1024)
-        return (2 * (slots + one.batch * one.topk * (one.hidden * 2 + 512)) >> 20) + 16
-
-    def _most_rows(self) -> int:
-        one = self.request
-        return one.ranks * one.batch * min(one.topk, one.experts // one.ranks)
 
     def run(self, op: str, costs: Mapping[str, float], events: int = 0) -> OpRun:
         """Runs one op on all ranks from time 0 on."""
@@ -221,7 +214,7 @@ class TimedWorld:
         spec = planning.call_spec(code, self.request, shapes, self.request.cores, self._window_mib, rank)
         spec.context_kind = CONTEXT_A2 if self._servers else CONTEXT_TABLE
         spec.ranks_per_server = self._servers
-        spec.deadline_micros, spec.lent_mib, spec.list_cores = 10_000_000, self._lent_mib, self._list_cores
+        spec.deadline_micros, spec.lent_mib = 10_000_000, self._lent_mib
         return spec
 
     def _fill(self, step: _Step, op: str, rank: int) -> None:

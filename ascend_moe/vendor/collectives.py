@@ -105,8 +105,7 @@ def npu_moe_distribute_combine_add_rms_norm(
     need_unset(activation_scale=activation_scale, weight_scale=weight_scale, group_list=group_list)
     need_only("out_dtype", out_dtype, 0)
     need(0 <= norm_eps < float("inf"), "norm_eps", f"is {norm_eps}; it must be finite and at least 0")
-    need_dtype("expand_x", expand_x, torch.bfloat16, torch.float16, torch.float32)
-    need_dims("expand_x", expand_x, 2)
+    need_dims("expand_x", expand_x, 2, dtypes=(torch.bfloat16, torch.float16, torch.float32))
     need_dims("expert_ids", expert_ids, 2)
     batch, hidden = expert_ids.shape[0], expand_x.shape[1]
     need_shape("residual_x", residual_x, (batch, 1, hidden))
