@@ -203,7 +203,8 @@ class MoELayer(nn.Module):
             out = self.dispatcher.combine(rows, sent, weights)
             out = (out.float() + shared.float()).to(out.dtype)  # one more rounding
             if mask is not None:
-                out = out.masked_fill(~mask.reshape(bs, -1).any(1)[:, None], 0.0)
+                active = mask if mask.dim() == 1 else mask.any(1)
+                out = out.masked_fill(~active[:, None], 0.0)
         return out.view_as(x)
 
     def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:

@@ -32,11 +32,7 @@ class LentMemory:
         self._unmap: Callable[[], None] = lambda: None
 
     def take(self, size: int, lent_bytes: int) -> ctypes.Array[ctypes.c_char]:
-        """A block of ``size`` bytes; it is held until the returned object dies.
-
-        Raises:
-            WindowTooSmall: no room.
-        """
+        """A block of ``size`` bytes; it is held until the returned object dies."""
         out = (ctypes.c_uint64 * 4)()
         if library.lib().am_lent_take(self.handle, min(size, 1 << 62), out):
             raise no_room(size, lent_bytes, held=out[2], needed=out[3])
@@ -74,11 +70,7 @@ def no_room(size: int, lent_bytes: int, held: int, needed: int) -> WindowTooSmal
 
 
 def byte_size(shape: Sequence[int] | int, dtype: torch.dtype) -> tuple[tuple[int, ...], int]:
-    """The shape as a tuple, and the bytes of such a tensor.
-
-    Raises:
-        ArgumentError: a size is negative or no int, or no kernel knows rows of this dtype.
-    """
+    """The shape as a tuple, and the bytes of such a tensor."""
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     if any(isinstance(size, bool) or not isinstance(size, int) or size < 0 for size in sizes):
         text = f"window_empty: shape is {sizes}, it must be sizes of at least 0"

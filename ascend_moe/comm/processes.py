@@ -178,9 +178,6 @@ class Board:
         """Posts ``mine`` unless that is there, and reads the posts of ``ranks``.
 
         On a thread, because a store blocks for as long as its host is stopped.
-
-        Raises:
-            CommTimeout: the store does not answer within ``seconds``. PeerLost: it has failed.
         """
         failures: list[Exception] = []
         mine = self.mine
@@ -405,11 +402,7 @@ class Opening:
                 asker.close()
 
     def _drop_gone(self) -> None:
-        """Forgets openings that are over.
-
-        Raises:
-            PeerLost: a peer's connection ended without such a word, as it does when its process dies.
-        """
+        """Forgets openings that are over."""
         for rank, peer in list(self.peers.items()):
             if peer.gone and peer.answered and not peer.over:
                 raise self._lost(rank, peer.watch.describe())

@@ -149,11 +149,7 @@ _for_good: list[binding.Callbacks] = []  # the library calls them as long as the
 
 
 def connect() -> None:
-    """Before the first call.
-
-    Raises:
-        LibraryError: there is no library of the ops.
-    """
+    """Before the first call."""
     kinds: dict[str, Any] = {field[0]: field[1] for field in binding.Callbacks._fields_}
     functions = {name: _alive if name == "alive" else _answer(name) for name in kinds}
     _for_good.append(binding.Callbacks(**{name: kinds[name](functions[name]) for name in kinds}))

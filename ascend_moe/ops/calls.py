@@ -107,11 +107,7 @@ def error_record_words() -> int:
 
 
 def core_count() -> int:
-    """AIV cores a launch: ASCEND_MOE_AIV_CORES, default 1; 8 on the checked engine.
-
-    Raises:
-        ArgumentError: it is not a whole number in 1..64.
-    """
+    """AIV cores a launch: ASCEND_MOE_AIV_CORES, default 1; 8 on the checked engine."""
     cores = settings.AIV_CORES.get()
     if cores is not None:
         return cores

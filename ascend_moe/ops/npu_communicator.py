@@ -43,11 +43,7 @@ _ANEW = " - this group has failed for good: destroy its process group and make a
 
 
 def context_kind(soc: str) -> int:
-    """The layout of the HCCL context on a SoC, by the name that torch_npu gives it.
-
-    Raises:
-        ArgumentError: neither an Atlas A2 (Ascend910B...) nor an A3 (Ascend910_93...).
-    """
+    """The layout of the HCCL context on a SoC, by the name that torch_npu gives it."""
     if soc.startswith("Ascend910_93"):
         return CONTEXT_A3
     if soc.startswith("Ascend910B"):
@@ -197,19 +193,13 @@ def find(group_ep: str, world: int, rank: int, device: torch.device, op_name: st
         end = _ends.get(group_ep)
         if end is None or end.group() is not group or end.device != device:
             _forget(group_ep)
-            _refuse_failed(group)
+            for closed in _closed:
+                if closed.group() is group:  # HCCL's windows still hold its fatal error
+                    with contextlib.suppress(AscendMoeError):
+                        closed.look()  # nobody may have asked since its last op
+                    closed.raise_if_failed()
             end = _ends[group_ep] = NpuCommunicator(group_ep, group, device)
     return end
-
-
-def _refuse_failed(group: Any) -> None:
-    """Raises the fatal error of an end of this very group closed since: HCCL's windows still hold it."""
-    for end in _closed:
-        if end.group() is group:
-            with contextlib.suppress(AscendMoeError):
-                end.look()  # nobody may have asked since its last op
-            if end.failed is not None:
-                end.look()
 
 
 def _forget(group_ep: str) -> None:

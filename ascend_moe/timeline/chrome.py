@@ -64,19 +64,14 @@ def _track(event: Event) -> int:
     return 1 + event.core * _TRACKS + inner
 
 
-def _track_name(track: int) -> str:
-    if track == _LAUNCH_TRACK:
-        return "ops"
-    core, inner = divmod(track - 1, _TRACKS)
-    return f"core {core}" if inner == 0 else f"core {core} {PIPES[inner - 1]}"
-
-
 def _names(events: Sequence[Event], source: str) -> Iterator[Record]:
     for rank in sorted({event.rank for event in events}):
         yield _meta(rank, 0, "process_name", {"name": f"rank {rank} ({source})"})
         yield _meta(rank, 0, "process_sort_index", {"sort_index": rank})
     for rank, track in sorted({(event.rank, _track(event)) for event in events if event.name != ARRIVAL}):
-        yield _meta(rank, track, "thread_name", {"name": _track_name(track)})
+        core, inner = divmod(track - 1, _TRACKS)
+        name = "ops" if track == _LAUNCH_TRACK else f"core {core}{f' {PIPES[inner - 1]}' if inner else ''}"
+        yield _meta(rank, track, "thread_name", {"name": name})
         yield _meta(rank, track, "thread_sort_index", {"sort_index": track})
 
 

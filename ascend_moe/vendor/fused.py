@@ -224,15 +224,11 @@ def npu_grouped_matmul_finalize_routing(
     )[0]  # fmt: skip
     if logit is not None:
         sums = sums * logit.float().reshape(rows, 1)
-    return total.index_add_(0, _rows_of(row_index, used, rows, total.shape[0]), sums[:used])
-
-
-def _rows_of(row_index: torch.Tensor, used: int, rows: int, batch: int) -> torch.Tensor:
     need_shape("row_index", row_index, (rows,), dtypes=(torch.int32, torch.int64))
     index = row_index[:used].to(torch.int64)
-    inside = bool(((index >= 0) & (index < batch)).all())
-    need(inside, "row_index", f"must hold rows 0..{batch - 1} of the result (output_bs)")
-    return index
+    inside = bool(((index >= 0) & (index < len(total))).all())
+    need(inside, "row_index", f"must hold rows 0..{len(total) - 1} of the result (output_bs)")
+    return total.index_add_(0, index, sums[:used])
 
 
 def _add_shared(total: torch.Tensor, shared: torch.Tensor | None, weight: float | None, first: int) -> None:

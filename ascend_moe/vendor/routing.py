@@ -169,10 +169,15 @@ def npu_moe_init_routing_v2(
     tokens = _tokens(call, counts)
     if not expert_tokens_num_flag:
         tokens = torch.zeros_like(tokens)
+    index = torch.full((expert_idx.numel(),), -1, dtype=torch.int32)
+    if row_idx_type == SCATTER:
+        index[: len(placed.pair)] = placed.pair.to(torch.int32)
+    else:
+        index[placed.pair] = placed.row.to(torch.int32)
     expanded, expanded_scale = _expand(call, placed)
     if drop:
         expanded = expanded.reshape(expert_num, expert_capacity, x.shape[1])
-    return expanded, _row_idx(call, placed), tokens, expanded_scale
+    return expanded, index, tokens, expanded_scale
 
 
 def _active_range(given: Sequence[int], expert_num: int, drop: bool) -> tuple[int, int]:
@@ -243,15 +248,6 @@ def _place(call: Any) -> _Placed:
     position = row - (counts.cumsum(0) - counts)[expert]
     row = torch.where(position < call.expert_capacity, expert * call.expert_capacity + position, -1)
     return _Placed(pair, expert, row, call.expert_num * call.expert_capacity)
-
-
-def _row_idx(call: Any, placed: _Placed) -> torch.Tensor:
-    index = torch.full((call.expert_idx.numel(),), -1, dtype=torch.int32)
-    if call.row_idx_type == SCATTER:
-        index[: len(placed.pair)] = placed.pair.to(torch.int32)
-    else:
-        index[placed.pair] = placed.row.to(torch.int32)
-    return index
 
 
 def _tokens(call: Any, counts: torch.Tensor) -> torch.Tensor:
