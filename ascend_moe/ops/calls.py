@@ -54,11 +54,6 @@ def tensor_names() -> tuple[str, ...]:
 
 
 @functools.cache
-def _tensor_index() -> dict[str, int]:
-    return {name: index for index, name in enumerate(tensor_names())}
-
-
-@functools.cache
 def attribute_names() -> tuple[str, ...]:
     """Integer attributes of all four ops, in the order of their native index."""
     return tuple(_lib.lib().am_attribute_names().decode().split())
@@ -137,9 +132,9 @@ def describe(
         if value == _NO_VALUE:
             raise errors.ArgumentError(f"{name} is {value}, which no rule allows", argument=name)
         spec.attributes[index] = _NO_VALUE if value is None else value
-    codes, other = _type_codes(), library.am_type_code(_OTHER_TYPE.encode())
+    codes, other, names = _type_codes(), library.am_type_code(_OTHER_TYPE.encode()), tensor_names()
     for name, dtype, shape in shapes:
-        desc = spec.tensors[_tensor_index()[name]]
+        desc = spec.tensors[names.index(name)]
         desc.dtype = codes.get(dtype, other)
         desc.rank = len(shape)
         for i, size in enumerate(shape[:3]):

@@ -163,6 +163,8 @@ class TimedWorld:
         if result.failed:
             raise AscendMoeError(f"timed {op}: {result.message.decode()}")
         paths, links = self._lines(self._library.am_timed_path), self._lines(self._library.am_timed_links)
+        memory = ctypes.create_string_buffer(result.events * _EVENT_BYTES)
+        self._library.am_timed_events(self._handle, memory, result.events)
         return OpRun(
             result.total_ns,
             {(phase, cause): float(ns) for phase, cause, ns in paths},
@@ -170,7 +172,7 @@ class TimedWorld:
             self._ends(op),
             result.instructions,
             result.looks,
-            self._events(result.events),
+            timeline.from_native(ctypes.addressof(memory), result.events),
         )
 
     def _inputs(self, op: str, rank: int) -> dict[str, torch.Tensor]:
@@ -237,18 +239,15 @@ class TimedWorld:
         for name, tensor in given.items():
             inputs[index[name]] = tensor.data_ptr() or None
         if self._lent and op == "combine":
-            inputs[index["expand_x"]] = self._lend(given["expand_x"], rank)
+            # The rows as they would lie in the rank's lent area.
+            address, lent = int(self._library.am_timed_lent(self._handle, rank)), given["expand_x"]
+            if self.payload:
+                ctypes.memmove(address, lent.data_ptr(), lent.numel() * lent.element_size())
+            inputs[index["expand_x"]] = address
         targets = (c_void_p * len(outputs))(*(tensor.data_ptr() or None for tensor in outputs))
         self._keep += [inputs, targets]
         step.rank, step.kernel, step.plan = rank, self._kernel, plan
         step.inputs, step.outputs = ctypes.addressof(inputs), ctypes.addressof(targets)
-
-    def _lend(self, rows: torch.Tensor, rank: int) -> int:
-        """The rows as they would lie in the rank's lent area."""
-        address = int(self._library.am_timed_lent(self._handle, rank))
-        if self.payload:
-            ctypes.memmove(address, rows.data_ptr(), rows.numel() * rows.element_size())
-        return address
 
     def _lines(self, function: Any) -> list[list[str]]:
         size = function(self._handle, None, 0)
@@ -266,13 +265,6 @@ class TimedWorld:
                 raise AscendMoeError(f"timed {op}: {text.value.decode()}")
             ends.append(times[1])
         return ends
-
-    def _events(self, count: int) -> list[timeline.Event]:
-        if count == 0:
-            return []
-        events = ctypes.create_string_buffer(count * _EVENT_BYTES)
-        self._library.am_timed_events(self._handle, events, count)
-        return timeline.from_native(ctypes.addressof(events), count)
 
 
 class Routing:
