@@ -39,11 +39,7 @@ def fix_of_library(name: str) -> str:
 
 
 def import_torch_npu(subject: str) -> Any:
-    """The module torch_npu; ``subject`` begins the error text.
-
-    Raises:
-        LibraryError: torch_npu cannot be imported; the message has the reason and the fix.
-    """
+    """The module torch_npu; ``subject`` begins the error text."""
     try:
         return importlib.import_module("torch_npu")
     except (ImportError, RuntimeError) as error:  # torch raises the latter when a backend fails to load
@@ -58,9 +54,6 @@ def call_torch_npu(name: str, *args: Any, **kwargs: Any) -> Any:
 
     So one call fits every version of torch_npu: an older version does not know the newest keywords, and
     None is the default of each.
-
-    Raises:
-        LibraryError: torch_npu cannot be imported, or this version of it has no such operator.
     """
     torch_npu = import_torch_npu(f"{name}: a tensor on an NPU needs torch_npu, which")
     operator = getattr(torch_npu, name, None)

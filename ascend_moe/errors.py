@@ -118,10 +118,16 @@ def need_only(argument: str, value: int | None, *allowed: int | None) -> None:
     need(value in allowed, argument, f"is {value}; off the NPU it must be {listed}")
 
 
-def need_shape(argument: str, tensor: torch.Tensor, *shapes: tuple[int, ...]) -> None:
-    """Raise unless ``tensor`` has one of the shapes."""
+Dtypes = tuple["torch.dtype", ...]
+
+
+def need_shape(
+    argument: str, tensor: torch.Tensor, *shapes: tuple[int, ...], dtypes: Dtypes | None = None
+) -> None:
+    """Raise unless ``tensor`` has one of the shapes, and one of the dtypes."""
     listed = " or ".join(str(shape) for shape in shapes)
     need(tuple(tensor.shape) in shapes, argument, f"is {tuple(tensor.shape)}; it must be {listed}")
+    need_dtype(argument, tensor, *(dtypes or (tensor.dtype,)))
 
 
 def need_dtype(argument: str, tensor: torch.Tensor, *dtypes: torch.dtype) -> None:
@@ -130,10 +136,11 @@ def need_dtype(argument: str, tensor: torch.Tensor, *dtypes: torch.dtype) -> Non
     need(tensor.dtype in dtypes, argument, f"is {tensor.dtype}; it must be {listed}")
 
 
-def need_dims(argument: str, tensor: torch.Tensor, *dims: int) -> None:
-    """Raise unless ``tensor`` has one of the numbers of dimensions."""
+def need_dims(argument: str, tensor: torch.Tensor, *dims: int, dtypes: Dtypes | None = None) -> None:
+    """Raise unless ``tensor`` has one of the numbers of dimensions, and one of the dtypes."""
     listed = " or ".join(f"{count}-D" for count in dims)
     need(tensor.dim() in dims, argument, f"is {tuple(tensor.shape)}; it must be {listed}")
+    need_dtype(argument, tensor, *(dtypes or (tensor.dtype,)))
 
 
 def need_one_of(argument: str, value: object, names: Iterable[str]) -> None:

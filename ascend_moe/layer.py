@@ -181,7 +181,12 @@ class MoELayer(nn.Module):
         fits = x.dim() >= 1 and x.size(-1) == hidden and x.dtype == self.dtype
         need(fits, "x", f"is {tuple(x.shape)} {x.dtype}; need (..., {hidden}) {self.dtype}")
         tokens = x.reshape(-1, hidden)
-        mask = self._flat_mask(x_active_mask, tokens.size(0))
+        bs, topk, mask = tokens.size(0), self.config.top_k, x_active_mask
+        if mask is not None:
+            pairs = mask.numel() == bs * topk and mask.dim() > 1 and mask.size(-1) == topk
+            rule = f"is {tuple(mask.shape)}; need one value a token ({bs}) or a pair ({bs}, {topk})"
+            need(pairs or mask.numel() == bs, "x_active_mask", rule)
+            mask = mask.reshape((bs, topk) if pairs else (bs,))
         weights, ids = self.route(tokens)
         sent = self.dispatcher.dispatch(
             tokens,
@@ -196,7 +201,10 @@ class MoELayer(nn.Module):
             out = self.dispatcher.combine(rows, sent, weights, shared_expert_x=shared)
         else:
             out = self.dispatcher.combine(rows, sent, weights)
-            out = _add_shared(out, shared, mask)
+            out = (out.float() + shared.float()).to(out.dtype)  # one more rounding
+            if mask is not None:
+                active = mask if mask.dim() == 1 else mask.any(1)
+                out = out.masked_fill(~active[:, None], 0.0)
         return out.view_as(x)
 
     def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -248,22 +256,3 @@ class MoELayer(nn.Module):
         carrier = self.dispatcher
         mode = "W8A8" if self.quant_mode else str(self.dtype).removeprefix("torch.")
         return f"{self.config}, {mode}, rank {carrier.rank} of {carrier.world_size}, {type(carrier).__name__}"
-
-    def _flat_mask(self, mask: Tensor | None, bs: int) -> Tensor | None:
-        if mask is None:
-            return None
-        topk = self.config.top_k
-        if mask.numel() == bs * topk and mask.dim() > 1 and mask.size(-1) == topk:
-            return mask.reshape(bs, topk)
-        rule = f"is {tuple(mask.shape)}; need one value a token ({bs}) or a pair ({bs}, {topk})"
-        need(mask.numel() == bs, "x_active_mask", rule)
-        return mask.reshape(bs)
-
-
-def _add_shared(out: Tensor, shared: Tensor, mask: Tensor | None) -> Tensor:
-    """out + shared in fp32 with one more rounding; inactive tokens stay zero."""
-    total = (out.float() + shared.float()).to(out.dtype)
-    if mask is None:
-        return total
-    active = mask if mask.dim() == 1 else mask.any(1)
-    return total.masked_fill(~active[:, None], 0.0)

@@ -63,11 +63,7 @@ class Setting(Generic[T]):
         return bool(self.text())
 
     def get(self) -> T:
-        """The value.
-
-        Raises:
-            ArgumentError, or the class ``error``: the text breaks the rule.
-        """
+        """The value."""
         text = self.text()
         return self.value_of(text) if text else self.default
 

@@ -128,7 +128,9 @@ class _Block:
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """A whole tensor; fp8 matrices come as fp32."""
         full = f"{self.prefix}.{name}"
-        self._check_shape(full, shape)
+        if (actual := self.files.shape(full)) != shape:
+            text = f"{full} is {actual}; config.json's numbers make it {shape}"
+            raise ArgumentError(text, argument="directory")
         value = self.files.read(full)
         if value.dtype == torch.float8_e4m3fn:
             return dequantise_fp8(value, self.files.read(f"{full}_scale_inv"), self.fp8_block)
@@ -204,13 +206,6 @@ class _Block:
 
         return read_expert
 
-    def _check_shape(self, name: str, shape: tuple[int, ...]) -> None:
-        actual = self.files.shape(name)
-        if actual != shape:
-            raise ArgumentError(
-                f"{name} is {actual}; config.json's numbers make it {shape}", argument="directory"
-            )
-
 
 def _find_block(files: CheckpointFiles, layer: int) -> str:
     """Prefix of a layer's MoE block, e.g. model.layers.3.mlp: the prefix below which there is a router."""
@@ -225,23 +220,13 @@ def _find_block(files: CheckpointFiles, layer: int) -> str:
             argument="layer",
         )
     with_router = sorted(set(routers.values()))
+    shown = ", ".join(map(str, with_router))
     raise ArgumentError(
         f"layer {layer} of {files.directory} has no router (looked for *layers.{layer}.mlp.gate.weight and "
-        f"*layers.{layer}.block_sparse_moe.gate.weight); layers with one: {_ranges(with_router) or 'none'}",
+        f"*layers.{layer}.block_sparse_moe.gate.weight); layers with one: {shown or 'none'}",
         argument="layer",
         found=with_router,
     )
-
-
-def _ranges(numbers: list[int]) -> str:
-    """1, 2, 3, 7 as "1..3, 7"."""
-    parts: list[tuple[int, int]] = []
-    for number in numbers:
-        if parts and parts[-1][1] == number - 1:
-            parts[-1] = (parts[-1][0], number)
-        else:
-            parts.append((number, number))
-    return ", ".join(str(a) if a == b else f"{a}..{b}" for a, b in parts)
 
 
 def _floating(value: Tensor, name: str) -> Tensor:

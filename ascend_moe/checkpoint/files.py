@@ -94,7 +94,12 @@ class CheckpointFiles:
                 raise ArgumentError(
                     f"{path} is missing, though {INDEX} names it; download it", argument="directory"
                 )
-            safe_open = _safetensors().safe_open
+            try:
+                from safetensors import safe_open
+            except ImportError as error:
+                raise LibraryError(
+                    "reading checkpoints needs safetensors: pip install safetensors"
+                ) from error
             self._open[file] = self._stack.enter_context(safe_open(path, framework="pt", device="cpu"))
         return self._open[file]
 
@@ -125,11 +130,3 @@ def dequantise_fp8(codes: Tensor, scale_inv: Tensor, block: tuple[int, int]) -> 
         )
     full = scale_inv.float().repeat_interleave(block[0], 0)[:rows]
     return codes.to(torch.float32) * full.repeat_interleave(block[1], 1)[:, :columns]
-
-
-def _safetensors() -> Any:
-    try:
-        import safetensors
-    except ImportError as error:
-        raise LibraryError("reading checkpoints needs safetensors: pip install safetensors") from error
-    return safetensors

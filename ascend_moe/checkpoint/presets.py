@@ -67,11 +67,7 @@ PRESETS: dict[str, Preset] = {
 
 
 def preset(name: str) -> Preset:
-    """The preset of this name.
-
-    Raises:
-        ArgumentError: there is none; the message lists the names.
-    """
+    """The preset of this name."""
     if name not in PRESETS:
         raise ArgumentError(f"preset is {name!r}; need one of {', '.join(PRESETS)}", argument="preset")
     return PRESETS[name]

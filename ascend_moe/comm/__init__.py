@@ -351,23 +351,15 @@ def _resolve(name: str) -> ProcessGroup | None:
 
 def _unknown(name: str, hccl: bool = False) -> ArgumentError:
     """The error for a name that no group has; ``hccl``: only names of HCCL communicators would do."""
-    if hccl:
-        known = [handed for handed in sorted(_handed_out) if _resolve(handed) is not None]
-        if not known and _initialized():
-            return _wrong_group(
-                f"group_ep={name!r} names no live HCCL communicator: use ascend_moe.comm_name(process_group) "
-                "of an HCCL group"
-            )
-    else:
-        known = threads.names()
-        if _initialized():
-            known += [*sorted(_c10d()._world.pg_names.values()), *sorted(_handed_out)]
-    listed = "none is known and torch.distributed is not initialised"
-    if known:
-        listed = f"known are {', '.join(map(repr, known))}"
+    known = [handed for handed in sorted(_handed_out) if not hccl or _resolve(handed) is not None]
+    if not hccl:
+        known += threads.names() + sorted(_c10d()._world.pg_names.values() if _initialized() else ())
+    listed = f"known are {', '.join(map(repr, known))}" if known else "none is known"
+    why = "" if known or _initialized() else " and torch.distributed is not initialised"
+    kind = "HCCL communicator" if hccl else "communicator"
     return _wrong_group(
-        f"group_ep={name!r} names no live communicator: {listed}; "
-        f"use ascend_moe.comm_name(process_group), or the name that LocalCluster.run passes on"
+        f"group_ep={name!r} names no live {kind}: {listed}{why}; use ascend_moe.comm_name(process_group)"
+        f"{' of an HCCL group' if hccl else ', or the name that LocalCluster.run passes on'}"
     )
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ascend_moe import settings
-from ascend_moe.comm.lent import LentMemory, none_lent
+from ascend_moe.comm.lent import LentMemory, no_room
 from ascend_moe.errors import ArgumentError, AscendMoeError
 from ascend_moe.native import binding, library
 
@@ -26,11 +26,7 @@ A2_STATE_MIB = 1  # of HCCL_BUFFSIZE, where the state has no window of its own
 
 
 def timeout_s() -> float:
-    """Seconds to wait for a peer: ASCEND_MOE_TIMEOUT_S, default 60.
-
-    Raises:
-        ArgumentError: it is not a positive finite number.
-    """
+    """Seconds to wait for a peer: ASCEND_MOE_TIMEOUT_S, default 60."""
     return settings.TIMEOUT_S.get()
 
 
@@ -44,9 +40,6 @@ def context_kind() -> int:
 
     ``table`` (the default) is this package's own; ``a3`` and ``a2`` are laid out as HCCL's. Servers need
     ``a2``, which is the default with them.
-
-    Raises:
-        ArgumentError: it is none of these, or not ``a2`` with ASCEND_MOE_RANKS_PER_SERVER.
     """
     servers = ranks_per_server()
     layout = settings.CONTEXT.get() or ("a2" if servers else "table")
@@ -62,9 +55,6 @@ def window_data_bytes(window_mib: int | None = None) -> int:
     """Bytes of one rank's data area: ``window_mib``, else HCCL_BUFFSIZE (MiB), else 200 MiB.
 
     With an A2 context one MiB of it is the state area.
-
-    Raises:
-        ArgumentError: the value is not a whole number of MiB in 1..65535.
     """
     if window_mib is not None:
         if isinstance(window_mib, bool) or not isinstance(window_mib, int):
@@ -87,9 +77,6 @@ def window_lent_bytes(data_bytes: int) -> int:
     """Bytes of one rank's lent area, which has the tensors of ``window_empty``: ASCEND_MOE_LENT_MIB.
 
     The default is the data area's size. Only pages that are written take memory.
-
-    Raises:
-        ArgumentError: the value is not a whole number of MiB in 0..65535.
     """
     lent_mib = settings.LENT_MIB.get()
     return data_bytes if lent_mib is None else lent_mib * MIB
@@ -244,17 +231,13 @@ class Communicator(GroupEnd):
         return "this rank has closed its communicator" if self.closed else self._describe(rank)
 
     def lend(self, size: int) -> ctypes.Array[ctypes.c_char]:
-        """``size`` bytes of this rank's lent area, held until the returned object dies.
-
-        Raises:
-            WindowTooSmall: no room, or there is no lent area.
-        """
+        """``size`` bytes of this rank's lent area, held until the returned object dies."""
         with self._handle_lock:
             handle = self.handle
             if self._lent is None:
                 area = library.lib().am_comm_lent(handle) if self.lent_bytes else None
                 if not area:
-                    raise none_lent(size)
+                    raise no_room(size, 0, 0, size)
                 self._lent = LentMemory(area)
             return self._lent.take(size, self.lent_bytes)
 

@@ -29,17 +29,13 @@ class LentMemory:
     def __init__(self, handle: int) -> None:
         """``handle``: from am_comm_lent; owned from here on."""
         self.handle = handle
-        self._unmap: Callable[[], None] | None = None
+        self._unmap: Callable[[], None] = lambda: None
 
     def take(self, size: int, lent_bytes: int) -> ctypes.Array[ctypes.c_char]:
-        """A block of ``size`` bytes; it is held until the returned object dies.
-
-        Raises:
-            WindowTooSmall: no room.
-        """
+        """A block of ``size`` bytes; it is held until the returned object dies."""
         out = (ctypes.c_uint64 * 4)()
         if library.lib().am_lent_take(self.handle, min(size, 1 << 62), out):
-            raise _no_room(size, lent_bytes, held=out[2], needed=out[3])
+            raise no_room(size, lent_bytes, held=out[2], needed=out[3])
         block = (ctypes.c_char * size).from_address(out[0])
         end = weakref.finalize(block, self._give, out[1], os.getpid())
         end.atexit = False  # at exit a tensor may still be in use
@@ -49,50 +45,32 @@ class LentMemory:
         if os.getpid() != owner:  # a forked child: its parent's blocks are not its own
             return
         if library.lib().am_lent_release(self.handle, generation):
-            self._end()
-
-    def _end(self) -> None:
-        if self._unmap is not None:
             self._unmap()
 
     def retire(self, unmap: Callable[[], None]) -> None:
         """The communicator is gone. Calls ``unmap`` once no tensor lives: now, or from the last one's end."""
         self._unmap = unmap
         if library.lib().am_lent_close(self.handle):
-            self._end()
+            unmap()
 
 
-def _no_room(size: int, lent_bytes: int, held: int, needed: int) -> WindowTooSmall:
+def no_room(size: int, lent_bytes: int, held: int, needed: int) -> WindowTooSmall:
+    """For ``size`` bytes beside ``held`` tensors: an area of ``needed`` bytes would do."""
     mib = -(-needed // _MIB)
-    tensors = "1 window tensor holds" if held == 1 else f"{held} window tensors hold"
-    return _too_small(
-        f"{size / _MIB:.1f} MiB do not fit in the lent area of {lent_bytes // _MIB} MiB, of which {tensors} "
-        "space: drop tensors that combine has consumed (their space is free one op later), "
-        f"or export {VARIABLE}={mib} on all ranks",
-        mib,
-        held,
-    )
-
-
-def none_lent(size: int) -> WindowTooSmall:
-    """For a communicator without a lent area."""
-    mib = -(-size // _MIB)
-    return _too_small(
-        f"{VARIABLE}=0 leaves no lent area: unset it, or export {VARIABLE}={mib}, on all ranks", mib, 0
-    )
-
-
-def _too_small(why: str, mib: int, held: int) -> WindowTooSmall:
+    why = f"{VARIABLE}=0 leaves no lent area: unset it, or export {VARIABLE}={mib}, on all ranks"
+    if lent_bytes:
+        tensors = "1 window tensor holds" if held == 1 else f"{held} window tensors hold"
+        why = (
+            f"{size / _MIB:.1f} MiB do not fit in the lent area of {lent_bytes // _MIB} MiB, of which "
+            f"{tensors} space: drop tensors that combine has consumed (their space is free one op later), "
+            f"or export {VARIABLE}={mib} on all ranks"
+        )
     text = f"window_empty: {why} before the group's first op"
     return WindowTooSmall(text, argument="shape", needed_mib=mib, variable=VARIABLE, held=held)
 
 
 def byte_size(shape: Sequence[int] | int, dtype: torch.dtype) -> tuple[tuple[int, ...], int]:
-    """The shape as a tuple, and the bytes of such a tensor.
-
-    Raises:
-        ArgumentError: a size is negative or no int, or no kernel knows rows of this dtype.
-    """
+    """The shape as a tuple, and the bytes of such a tensor."""
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     if any(isinstance(size, bool) or not isinstance(size, int) or size < 0 for size in sizes):
         text = f"window_empty: shape is {sizes}, it must be sizes of at least 0"

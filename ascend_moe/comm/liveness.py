@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -74,16 +75,6 @@ def peer_credentials(sock: socket.socket) -> tuple[int, int]:
     return pid, uid
 
 
-def open_pidfd(pid: int) -> int:
-    """A descriptor that becomes readable when the process ends, or -1 where the kernel gives none."""
-    if pid <= 0 or not hasattr(os, "pidfd_open"):
-        return -1
-    try:
-        return os.pidfd_open(pid)
-    except OSError:
-        return -1
-
-
 class PeerWatch:
     """The far end of an open communicator. Owns the connection to it.
 
@@ -95,7 +86,9 @@ class PeerWatch:
     def __init__(self, sock: socket.socket) -> None:
         self.pid = peer_credentials(sock)[0]
         self._sock = sock
-        self._pidfd = open_pidfd(self.pid)
+        self._pidfd = -1  # also where the kernel gives none
+        with contextlib.suppress(OSError, AttributeError):
+            self._pidfd = os.pidfd_open(self.pid) if self.pid > 0 else -1
         self._epoll = select.epoll()
         # Not EPOLLIN: words that arrive late are no sign of death.
         self._epoll.register(sock.fileno(), select.EPOLLRDHUP)

@@ -178,9 +178,6 @@ class Board:
         """Posts ``mine`` unless that is there, and reads the posts of ``ranks``.
 
         On a thread, because a store blocks for as long as its host is stopped.
-
-        Raises:
-            CommTimeout: the store does not answer within ``seconds``. PeerLost: it has failed.
         """
         failures: list[Exception] = []
         mine = self.mine
@@ -304,8 +301,11 @@ class Opening:
         A rank that has completed with us before says ``done`` before it connects anew. So whoever connects is
         accepted before the words are read, and answered after: never by an opening that has completed.
         """
-        newcomers = self._accept()
+        newcomers: list[socket.socket] = []
         try:
+            with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
+                while True:
+                    newcomers.append(self._listener.accept()[0])
             for peer in self.peers.values():
                 peer.read()
             if self._agreed():
@@ -340,13 +340,6 @@ class Opening:
         left = max(self._deadline - time.monotonic(), 0)
         woken = poll.poll(min(self._pause, left) * 1e3)
         self._pause = FIRST_PAUSE_S if woken else min(2 * self._pause, LAST_PAUSE_S)
-
-    def _accept(self) -> list[socket.socket]:
-        newcomers = []
-        with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
-            while True:
-                newcomers.append(self._listener.accept()[0])
-        return newcomers
 
     def _answer(self, asker: socket.socket) -> None:
         """Hands our window to a process of the same user."""
@@ -409,11 +402,7 @@ class Opening:
                 asker.close()
 
     def _drop_gone(self) -> None:
-        """Forgets openings that are over.
-
-        Raises:
-            PeerLost: a peer's connection ended without such a word, as it does when its process dies.
-        """
+        """Forgets openings that are over."""
         for rank, peer in list(self.peers.items()):
             if peer.gone and peer.answered and not peer.over:
                 raise self._lost(rank, peer.watch.describe())

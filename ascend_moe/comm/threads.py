@@ -274,17 +274,15 @@ class LocalCluster:
                     seen = self.describe_rank(other)
                     raise PeerLost(f"{self.name}: rank {other} is lost: {seen}", rank=other, phase="open")
                 if not self.changed.wait(deadline - time.monotonic()) and time.monotonic() >= deadline:
-                    raise self._not_closed(sorted(self._windows.open - {rank}))
-
-    def _not_closed(self, ranks: list[int]) -> CommTimeout:
-        states = "; ".join(f"rank {rank}: {self.describe_rank(rank)}" for rank in ranks)
-        return CommTimeout(
-            f"{self.name}: fresh windows need close() on every rank, and ranks {ranks} have not closed "
-            f"within {timeout_s():g} s (ASCEND_MOE_TIMEOUT_S): {states}",
-            rank=ranks[0] if ranks else None,
-            ranks=ranks,
-            phase="open",
-        )
+                    ranks = sorted(self._windows.open - {rank})
+                    states = "; ".join(f"rank {other}: {self.describe_rank(other)}" for other in ranks)
+                    raise CommTimeout(
+                        f"{self.name}: fresh windows need close() on every rank, and ranks {ranks} have not "
+                        f"closed within {timeout_s():g} s (ASCEND_MOE_TIMEOUT_S): {states}",
+                        rank=ranks[0] if ranks else None,
+                        ranks=ranks,
+                        phase="open",
+                    )
 
     def _open(self) -> _Windows:
         windows = _Windows(self, window_data_bytes(self._window_mib))

@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 class _Handle:
     owner: WindowDispatcher
     expert_ids: Tensor
-    x_active_mask: Tensor | None
-    global_bs: int
-    tp_recv_counts: Tensor
-    expand_scales: Tensor
+    arguments: dict[str, Any]  # of combine, as dispatch had or made them
 
 
 class WindowDispatcher(Dispatcher):
@@ -64,6 +61,8 @@ class WindowDispatcher(Dispatcher):
         self.comm_alg = comm_alg
         self.zero_copy = zero_copy
         self.fuses_shared_expert = contract == "v2"
+        self._place = (group_ep, world_size, rank)
+        self._options = {"comm_alg": comm_alg} if comm_alg else {}
 
     @classmethod
     def from_group(
@@ -95,18 +94,17 @@ class WindowDispatcher(Dispatcher):
         expand_x, dynamic_scales, index, nums, counts, tp_counts, expand_scales = getattr(ops, name)(
             x,
             expert_ids,
-            self.group_ep,
-            self.world_size,
-            self.rank,
+            *self._place,
             self.num_experts,
             scales=scales,
             x_active_mask=x_active_mask,
             quant_mode=quant_mode,
             global_bs=global_bs,
             expert_token_nums_type=expert_token_nums_type,
-            **self._options(),
+            **self._options,
         )
-        handle = _Handle(self, expert_ids, x_active_mask, global_bs, tp_counts, expand_scales)
+        arguments = {"x_active_mask": x_active_mask, "global_bs": global_bs, "tp_send_counts": tp_counts}
+        handle = _Handle(self, expert_ids, arguments | {"expand_scales": expand_scales})
         return Dispatched(expand_x, dynamic_scales, nums, counts, index, handle)
 
     def empty_expert_out(self, dispatched: Dispatched, dtype: torch.dtype) -> Tensor | None:
@@ -120,9 +118,6 @@ class WindowDispatcher(Dispatcher):
             ep_world_size=self.world_size,
             ep_rank_id=self.rank,
         )
-
-    def _options(self) -> dict[str, Any]:
-        return {"comm_alg": self.comm_alg} if self.comm_alg else {}
 
     def combine(
         self,
@@ -142,15 +137,10 @@ class WindowDispatcher(Dispatcher):
             dispatched.expand_idx,
             dispatched.ep_recv_counts,
             expert_scales,
-            self.group_ep,
-            self.world_size,
-            self.rank,
+            *self._place,
             self.num_experts,
-            tp_send_counts=handle.tp_recv_counts,
-            x_active_mask=handle.x_active_mask,
-            expand_scales=handle.expand_scales,
             shared_expert_x=shared_expert_x,
-            global_bs=handle.global_bs,
-            **self._options(),
+            **handle.arguments,
+            **self._options,
         )
         return result

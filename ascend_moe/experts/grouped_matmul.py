@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from ascend_moe._torch_npu import compute_dtype, npu_operator, resolve_dtype
-from ascend_moe.errors import ArgumentError, need
+from ascend_moe.errors import ArgumentError, need, need_unset
 from ascend_moe.experts.groups import COUNTS, CUMSUM, PAIRS, read_groups
 
 Tensors = Sequence[torch.Tensor]
@@ -105,22 +105,20 @@ def npu_grouped_matmul(
     given = dict(locals())
     if not isinstance(x, Sequence) or not isinstance(weight, Sequence) or len(x) == 0:
         raise ArgumentError("x and weight must be lists of tensors, x not empty", argument="x")
-    for name in NPU_ONLY:
-        need(not _is_set(given[name]), name, "is not supported off the NPU; leave it out")
+    need_unset(**{name: None if given[name] == 0 else given[name] for name in NPU_ONLY})
     split_item, group_list_type = split_item or 0, group_list_type or 0
     _check_modes(x, group_list, split_item, group_type, group_list_type)
-    weights = _split_weights(weight, bias, scale)
+    single = len(weight) == 1 and weight[0].dim() == 3
+    matrices = list(weight[0].unbind(0) if single else weight)
+    rule = f"has shapes {_shapes(weight)}; it must be one (E, K, N) tensor or a list of (K, N)"
+    need(bool(matrices) and all(w.dim() == 2 for w in matrices), "weight", rule)
+    parameters = (_per_expert(bias, matrices, "bias"), _per_expert(scale, matrices, "scale"))
+    weights = _Weights(matrices, *parameters)
     out_dtype = _check_dtypes(x, weights, per_token_scale, resolve_dtype(output_dtype, "output_dtype"))
     segments, rows = _segments(x, per_token_scale, group_list, group_list_type, len(weights.weight))
     if split_item in (0, 1):
         return [_product(segment, weights, out_dtype) for segment in segments]
     return [_stack(segments, weights, rows, out_dtype)]
-
-
-def _is_set(value: object) -> bool:
-    if isinstance(value, Sequence):
-        return len(value) > 0
-    return value is not None and not (isinstance(value, int) and value == 0)
 
 
 def _check_modes(
@@ -145,14 +143,6 @@ def _check_modes(
         need(group_list.dim() == (2 if pairs else 1), "group_list", rule)
         rule = f"is {group_type}, but one x is cut by a group_list tensor; pass group_type=0"
         need(group_type == 0 or len(x) != 1, "group_type", rule)
-
-
-def _split_weights(weight: Tensors, bias: Tensors | None, scale: Tensors | None) -> _Weights:
-    single = len(weight) == 1 and weight[0].dim() == 3
-    weights = list(weight[0].unbind(0) if single else weight)
-    rule = f"has shapes {_shapes(weight)}; it must be one (E, K, N) tensor or a list of (K, N)"
-    need(bool(weights) and all(w.dim() == 2 for w in weights), "weight", rule)
-    return _Weights(weights, _per_expert(bias, weights, "bias"), _per_expert(scale, weights, "scale"))
 
 
 def _shapes(tensors: Tensors) -> list[tuple[int, ...]]:

@@ -47,7 +47,13 @@ def read_groups(
     """
     values: list[Any] = group_list.tolist() if isinstance(group_list, torch.Tensor) else list(group_list)
     if group_list_type == PAIRS:
-        pairs = _check_pairs(values, experts, argument)
+        formed = all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in values)
+        need(formed, argument, "with group_list_type 2 must be (n, 2): pairs of expert and row count")
+        for index, count in values:
+            # Pairs of no rows are padding: their expert is not looked at.
+            known = count == 0 or 0 <= index < experts
+            need(known, argument, f"names expert {index}; there are experts 0..{experts - 1}")
+        pairs = [(index, count) for index, count in values]
     else:
         rule = f"is {group_list_type}; it must be 0 (running sums), 1 (counts) or 2 (pairs)"
         need(group_list_type in (CUMSUM, COUNTS), "group_list_type", rule)
@@ -70,16 +76,6 @@ def read_groups(
     rule = f"covers {start} rows, but the matrix has {rows} (is group_list_type right?)"
     need(start <= rows, argument, rule)
     return groups
-
-
-def _check_pairs(values: list[Any], experts: int, argument: str) -> list[tuple[int, int]]:
-    formed = all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in values)
-    need(formed, argument, "with group_list_type 2 must be (n, 2): pairs of expert and row count")
-    for index, count in values:
-        # Pairs of no rows are padding: their expert is not looked at.
-        known = count == 0 or 0 <= index < experts
-        need(known, argument, f"names expert {index}; there are experts 0..{experts - 1}")
-    return [(index, count) for index, count in values]
 
 
 def as_counts(group_list: torch.Tensor, group_list_type: int) -> torch.Tensor:

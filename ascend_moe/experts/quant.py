@@ -198,7 +198,18 @@ def npu_dequant_swiglu_quant(
     """
     call = SimpleNamespace(**locals())
     _check(call)
-    return _run(call)
+    width, rows = x.shape[-1], x.shape[:-1].numel()
+    total, groups = rows, _Groups(1, None)
+    if group_index is not None:
+        counts = group_index.to(torch.int64)
+        listed = read_groups(counts, COUNTS, counts.numel(), rows, "group_index")
+        total = listed[-1].stop if listed else 0
+        groups = _Groups(len(listed), torch.arange(len(listed)).repeat_interleave(counts))
+    values = _dequantise(call, x.reshape(rows, width)[:total], groups)
+    codes, scale = _quantise(call, _activate(call, values), groups)
+    codes = torch.cat([codes, codes.new_zeros(rows - total, width // 2)])
+    scale = torch.cat([scale, scale.new_zeros(rows - total)])
+    return codes.reshape(*x.shape[:-1], width // 2), scale.reshape(x.shape[:-1])
 
 
 def _check(call: Any) -> None:
@@ -231,21 +242,6 @@ def _check(call: Any) -> None:
             value = getattr(call, argument)
             shown = f"of {tuple(value.shape)}" if isinstance(value, torch.Tensor) else value
             raise ArgumentError(f"{argument} is {shown}: {rule}", argument=argument)
-
-
-def _run(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    width, rows = call.x.shape[-1], call.x.shape[:-1].numel()
-    total, groups = rows, _Groups(1, None)
-    if call.group_index is not None:
-        counts = call.group_index.to(torch.int64)
-        listed = read_groups(counts, COUNTS, counts.numel(), rows, "group_index")
-        total = listed[-1].stop if listed else 0
-        groups = _Groups(len(listed), torch.arange(len(listed)).repeat_interleave(counts))
-    values = _dequantise(call, call.x.reshape(rows, width)[:total], groups)
-    codes, scale = _quantise(call, _activate(call, values), groups)
-    codes = torch.cat([codes, codes.new_zeros(rows - total, width // 2)])
-    scale = torch.cat([scale, scale.new_zeros(rows - total)])
-    return codes.reshape(*call.x.shape[:-1], width // 2), scale.reshape(call.x.shape[:-1])
 
 
 class _Groups(NamedTuple):

@@ -113,11 +113,7 @@ _SIGNATURES: native_library.Signatures = {
 
 
 def library_path() -> Path:
-    """Beside $ASCEND_MOE_LIBRARY when it is there, else in lib/ of the package.
-
-    Raises:
-        LibraryError: there is none; with the command that builds it.
-    """
+    """Beside $ASCEND_MOE_LIBRARY when it is there, else in lib/ of the package."""
     override = settings.LIBRARY.get()
     folders = [override.parent] if override else []
     folders += [entry / "lib" for entry in native_library._package_paths()]
@@ -130,11 +126,7 @@ def library_path() -> Path:
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The opened library, its functions typed.
-
-    Raises:
-        LibraryError: torch is too old, or the library is missing, or was built from other sources.
-    """
+    """The opened library, its functions typed."""
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if version < OLDEST_TORCH:
         raise LibraryError(
@@ -161,41 +153,25 @@ def why_not() -> LibraryError | None:
 
 
 def connect(callbacks: Callbacks, variables: tuple[str, ...]) -> None:
-    """Before the first call: what the library asks Python; and the variables that settings are read from.
-
-    Raises:
-        LibraryError: torch refuses.
-    """
+    """Before the first call: what the library asks Python; and the variables that settings are read from."""
     _must(library().am_torch_python, "the library", ctypes.byref(callbacks), " ".join(variables))
 
 
 def register(name: str, schema: str) -> None:
-    """Registers the kernels of one op of torch.ops.ascend_moe for tensors on CPU and NPU.
-
-    Raises:
-        LibraryError: the library does not know the schema.
-    """
+    """Registers the kernels of one op of torch.ops.ascend_moe for tensors on CPU and NPU."""
     _must(library().am_torch_register, f"the kernels of {name}", name, schema)
 
 
 @functools.cache
 def use_engine() -> None:
-    """Hands the library of the engine that ASCEND_MOE_ENGINE chooses to the ops. Once a process.
-
-    Raises:
-        LibraryError: it is missing, or was built from other sources.
-    """
+    """Hands the library of the engine that ASCEND_MOE_ENGINE chooses to the ops. Once a process."""
     native_library.lib()
     _must(library().am_torch_use_engine, "the engine's library", str(native_library.library_path()))
 
 
 @functools.cache
 def use_adapter(path: Path) -> None:
-    """Hands the torch_npu adapter, which has been loaded, to the ops.
-
-    Raises:
-        LibraryError: it lacks a function.
-    """
+    """Hands the torch_npu adapter, which has been loaded, to the ops."""
     _must(library().am_torch_use_adapter, "the torch_npu adapter", str(path))
 
 

@@ -90,11 +90,7 @@ def _package_paths() -> list[Path]:
 
 
 def native_source_root() -> Path:
-    """Folder of op_kernel/, op_host/, csrc/, twin/, CMakeLists.txt: the source tree, or _src of a wheel.
-
-    Raises:
-        LibraryError: neither is there.
-    """
+    """Folder of op_kernel/, op_host/, csrc/, twin/, CMakeLists.txt: the source tree, or _src of a wheel."""
     entries = _package_paths()
     candidates = [entry.parent for entry in entries] + [entry / "_src" for entry in entries]
     for root in candidates:
@@ -116,11 +112,7 @@ def build_command() -> str:
 
 
 def engine_name() -> str:
-    """The engine that runs the CPU ops: ASCEND_MOE_ENGINE, "fast" when it is not set.
-
-    Raises:
-        LibraryError: no engine has that name.
-    """
+    """The engine that runs the CPU ops: ASCEND_MOE_ENGINE, "fast" when it is not set."""
     return settings.ENGINE.get()
 
 
@@ -166,11 +158,7 @@ def _first_use(part: str) -> Path:
 
 
 def vnpu_folder() -> Path:
-    """Folder of the virtual NPU's libraries: vnpu/ beside the fast engine's, else in the cache.
-
-    Raises:
-        LibraryError: as ``library_path``.
-    """
+    """Folder of the virtual NPU's libraries: vnpu/ beside the fast engine's, else in the cache."""
     return _vnpu_beside() or _first_use("vnpu")
 
 
@@ -195,9 +183,6 @@ def open_library(path: str | Path, signatures: Signatures, fix: str = "") -> cty
         path: a file, or a name that the loader looks for.
         signatures: functions by name: (result type, argument types).
         fix: the end of an error text; default: the command that builds this package's libraries.
-
-    Raises:
-        LibraryError: the library cannot be loaded, or lacks a function.
     """
     try:
         library = ctypes.CDLL(str(path))
@@ -221,9 +206,5 @@ def _rebuild() -> str:
 
 @functools.cache
 def lib() -> ctypes.CDLL:
-    """The library of the CPU ops with every function of ``SIGNATURES``, opened once in a process.
-
-    Raises:
-        LibraryError: not found, not loadable, or built from other sources (a function is missing).
-    """
+    """The library of the CPU ops with every function of ``SIGNATURES``, opened once in a process."""
     return open_library(library_path(), SIGNATURES)

@@ -7,9 +7,10 @@ an error is kept here for the thread, the library makes torch raise a RuntimeErr
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -62,19 +63,26 @@ def _answer(name: str) -> Callable[..., int | None]:
 # ---- answers
 
 
+@contextlib.contextmanager
+def deadline(micros: int) -> Iterator[None]:
+    """Ops of this thread on the CPU wait so long for other ranks meanwhile; no equal call replays one."""
+    _here.deadline = micros / 1e6
+    try:
+        with binding.prepare_always():
+            yield
+    finally:
+        _here.deadline = None
+
+
 def _text(address: int, size: int) -> str:
     return ctypes.string_at(address, size).decode()
-
-
-def _device(call: Any) -> torch.device:
-    return torch.device(torch._C._get_privateuse1_backend_name(), call.device_index)
 
 
 def _settings(pointer: Any, answer: Any) -> None:
     call, told = pointer.contents, answer.contents
     binding.use_engine()
     algorithm = calls.comm_algorithm(_text(call.comm_alg, call.comm_alg_bytes))
-    cores, deadline = calls.core_count(), timeout_s()
+    cores, deadline = calls.core_count(), getattr(_here, "deadline", None) or timeout_s()
     first_deadline = deadline
     if call.on_npu:
         binding.use_adapter(npu_adapter.load())
@@ -93,7 +101,8 @@ def _open(pointer: Any, end: Any) -> None:
     call = pointer.contents
     group_ep = _text(call.group_ep, call.group_ep_bytes)
     if call.on_npu:
-        found: Any = npu_communicator.find(group_ep, call.world, call.rank, _device(call), call.op.decode())
+        device = torch.device(torch._C._get_privateuse1_backend_name(), call.device_index)
+        found: Any = npu_communicator.find(group_ep, call.world, call.rank, device, call.op.decode())
     else:
         found = comm.lookup(group_ep, call.world, call.rank)
     end[0] = found.end.handle
@@ -136,20 +145,12 @@ def _refused(pointer: Any, kind: bytes, text: bytes, argument: bytes) -> None:
     raise getattr(errors, kind.decode())(text.decode(), **details)
 
 
-def _callbacks() -> binding.Callbacks:
-    kinds: dict[str, Any] = {field[0]: field[1] for field in binding.Callbacks._fields_}
-    functions = {name: _alive if name == "alive" else _answer(name) for name in kinds}
-    return binding.Callbacks(**{name: kinds[name](function) for name, function in functions.items()})
-
-
 _for_good: list[binding.Callbacks] = []  # the library calls them as long as the process lives
 
 
 def connect() -> None:
-    """Before the first call.
-
-    Raises:
-        LibraryError: there is no library of the ops.
-    """
-    _for_good.append(_callbacks())
+    """Before the first call."""
+    kinds: dict[str, Any] = {field[0]: field[1] for field in binding.Callbacks._fields_}
+    functions = {name: _alive if name == "alive" else _answer(name) for name in kinds}
+    _for_good.append(binding.Callbacks(**{name: kinds[name](functions[name]) for name in kinds}))
     binding.connect(_for_good[0], VARIABLES)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .. import errors, settings
-from ..comm.communicator import ALGORITHMS, MAX_WINDOW_MIB, MIB, Communicator
+from ..comm.communicator import ALGORITHMS, MAX_WINDOW_MIB, Communicator
 from ..native import library as _lib
 
 OP_DISPATCH, OP_COMBINE = 1, 2
@@ -51,11 +51,6 @@ class CheckResult(ctypes.Structure):
 def tensor_names() -> tuple[str, ...]:
     """Tensor arguments of all four ops, in the order of their native index."""
     return tuple(_lib.lib().am_tensor_names().decode().split())
-
-
-@functools.cache
-def _tensor_index() -> dict[str, int]:
-    return {name: index for index, name in enumerate(tensor_names())}
 
 
 @functools.cache
@@ -107,11 +102,7 @@ def error_record_words() -> int:
 
 
 def core_count() -> int:
-    """AIV cores a launch: ASCEND_MOE_AIV_CORES, default 1; 8 on the checked engine.
-
-    Raises:
-        ArgumentError: it is not a whole number in 1..64.
-    """
+    """AIV cores a launch: ASCEND_MOE_AIV_CORES, default 1; 8 on the checked engine."""
     cores = settings.AIV_CORES.get()
     if cores is not None:
         return cores
@@ -141,9 +132,9 @@ def describe(
         if value == _NO_VALUE:
             raise errors.ArgumentError(f"{name} is {value}, which no rule allows", argument=name)
         spec.attributes[index] = _NO_VALUE if value is None else value
-    codes, other = _type_codes(), library.am_type_code(_OTHER_TYPE.encode())
+    codes, other, names = _type_codes(), library.am_type_code(_OTHER_TYPE.encode()), tensor_names()
     for name, dtype, shape in shapes:
-        desc = spec.tensors[_tensor_index()[name]]
+        desc = spec.tensors[names.index(name)]
         desc.dtype = codes.get(dtype, other)
         desc.rank = len(shape)
         for i, size in enumerate(shape[:3]):
@@ -252,37 +243,6 @@ class Plan:
     def __del__(self) -> None:
         if self._handle:
             self._library.am_plan_destroy(self._handle)
-
-
-def place_at(spec: Any, communicator: Any) -> None:
-    """Says in a call's description which communicator, on any device, it is for."""
-    spec.comm_world, spec.comm_rank = communicator.world, communicator.rank
-    spec.context_kind = communicator.context_kind
-    spec.ranks_per_server = communicator.ranks_per_server
-    spec.window_mib, spec.lent_mib = communicator.data_bytes // MIB, communicator.lent_bytes // MIB
-
-
-def run(plan: Plan, communicator: Communicator, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-    """Launches a plan; returns fresh outputs.
-
-    Raises:
-        AscendMoeError: what the kernels found (see ``ascend_moe.errors``); a fatal one also marks the
-            communicator as failed.
-    """
-    library = _lib.lib()
-    outputs = [torch.empty(shape, dtype=dtype, device="cpu") for dtype, shape in plan.outputs]
-    index = _tensor_index()
-    pointers = (ctypes.c_void_p * len(index))()
-    for name, tensor in inputs.items():
-        pointers[index[name]] = tensor.data_ptr()
-    targets = (ctypes.c_void_p * len(outputs))(*(tensor.data_ptr() for tensor in outputs))
-    record = (ctypes.c_int32 * library.am_error_record_words())()
-    fault = ctypes.create_string_buffer(_TEXT_BYTES)
-    with communicator.use() as handle:
-        code = library.am_run(handle, plan.handle, pointers, targets, record, fault, _TEXT_BYTES)
-        if code != 0:
-            raise failure(code, record, fault.value.decode(), communicator)
-    return outputs
 
 
 def failure(code: int, record: Any, fault: str, communicator: Communicator) -> errors.AscendMoeError:

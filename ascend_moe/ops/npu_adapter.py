@@ -27,11 +27,7 @@ _loaded: Path | None = None
 
 
 def load() -> Path:
-    """Loads the adapter, once a process, so that ``torch.ops.ascend_moe_npu`` is there; returns its path.
-
-    Raises:
-        LibraryError: torch_npu is missing, or the adapter cannot be built or loaded; with the fix.
-    """
+    """Loads the adapter, once a process, so that ``torch.ops.ascend_moe_npu`` is there; returns its path."""
     global _loaded
     if _loaded is None:
         with _lock:
@@ -54,9 +50,6 @@ def library_path() -> Path:
     """Path of an adapter for the installed torch and torch_npu; built when there is none.
 
     $ASCEND_MOE_NPU_LIBRARY names one that is taken as it is.
-
-    Raises:
-        LibraryError: as ``load``.
     """
     override = settings.NPU_LIBRARY.get()
     if override is not None:

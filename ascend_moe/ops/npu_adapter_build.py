@@ -29,11 +29,7 @@ class BuildError(Exception):
 
 
 def package_folder(name: str) -> Path:
-    """Where an installed package lies, found without importing it.
-
-    Raises:
-        BuildError: it is not installed.
-    """
+    """Where an installed package lies, found without importing it."""
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.origin:
         fix = "pip install torch_npu==<torch's version>" if name == "torch_npu" else "pip install torch"
@@ -111,11 +107,7 @@ def key(root: Path) -> str:
 
 
 def build(root: Path, target: Path) -> None:
-    """Compiles the adapter under ``root`` into ``target``, and its key beside it.
-
-    Raises:
-        BuildError: a piece is missing, or the compiler refuses.
-    """
+    """Compiles the adapter under ``root`` into ``target``, and its key beside it."""
     words = command(root, target)
     try:
         result = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S)

@@ -43,11 +43,7 @@ _ANEW = " - this group has failed for good: destroy its process group and make a
 
 
 def context_kind(soc: str) -> int:
-    """The layout of the HCCL context on a SoC, by the name that torch_npu gives it.
-
-    Raises:
-        ArgumentError: neither an Atlas A2 (Ascend910B...) nor an A3 (Ascend910_93...).
-    """
+    """The layout of the HCCL context on a SoC, by the name that torch_npu gives it."""
     if soc.startswith("Ascend910_93"):
         return CONTEXT_A3
     if soc.startswith("Ascend910B"):
@@ -97,9 +93,10 @@ class NpuCommunicator(GroupEnd):
         self.context_kind = context_kind(self.soc)
         on_a2 = self.context_kind == CONTEXT_A2
         self.ranks_per_server = A2_SERVER_RANKS if on_a2 else 0
-        own = _own_buffer_mib(group)
-        self.own_buffer = own is not None
-        self.buffer_mib = window_data_bytes(own) // MIB
+        options = getattr(group._get_backend(torch.device("npu")), "options", None)
+        own = (getattr(options, "hccl_config", None) or {}).get("hccl_buffer_size")
+        self.own_buffer = bool(own)
+        self.buffer_mib = window_data_bytes(int(own) if own else None) // MIB
         if on_a2 and self.buffer_mib <= A2_STATE_MIB:
             setting = OWN_OPTION if self.own_buffer else settings.HCCL_BUFFSIZE.name
             raise ArgumentError(
@@ -196,19 +193,13 @@ def find(group_ep: str, world: int, rank: int, device: torch.device, op_name: st
         end = _ends.get(group_ep)
         if end is None or end.group() is not group or end.device != device:
             _forget(group_ep)
-            _refuse_failed(group)
+            for closed in _closed:
+                if closed.group() is group:  # HCCL's windows still hold its fatal error
+                    with contextlib.suppress(AscendMoeError):
+                        closed.look()  # nobody may have asked since its last op
+                    closed.raise_if_failed()
             end = _ends[group_ep] = NpuCommunicator(group_ep, group, device)
     return end
-
-
-def _refuse_failed(group: Any) -> None:
-    """Raises the fatal error of an end of this very group closed since: HCCL's windows still hold it."""
-    for end in _closed:
-        if end.group() is group:
-            with contextlib.suppress(AscendMoeError):
-                end.look()  # nobody may have asked since its last op
-            if end.failed is not None:
-                end.look()
 
 
 def _forget(group_ep: str) -> None:
@@ -259,14 +250,6 @@ def of_own_window(error: WindowTooSmall, group_ep: str) -> WindowTooSmall:
     text = str(error).partition(": export HCCL_BUFFSIZE")[0]
     fix = f"make the group with {OWN_OPTION} = {error.needed_mib} on all ranks"
     return WindowTooSmall(f"{text}: {fix}", **error.details)
-
-
-def _own_buffer_mib(group: Any) -> int | None:
-    """MiB of HCCL's window of a group where its options give it; None where HCCL_BUFFSIZE counts."""
-    backend = group._get_backend(torch.device("npu"))
-    config = getattr(getattr(backend, "options", None), "hccl_config", None) or {}
-    own = config.get("hccl_buffer_size")
-    return int(own) if own else None
 
 
 comm.register_device("npu", comm.Device(known, find, close))

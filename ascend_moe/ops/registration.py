@@ -31,12 +31,12 @@ _PREFIX = "npu_moe_distribute_"
 
 
 class NotDifferentiable(torch.autograd.Function):
-    """Runs an op without gradients; its backward raises: gradients left out silently train a wrong model."""
+    """Passes an op's outputs on; its backward raises: gradients left out silently train a wrong model."""
 
     @staticmethod
-    def forward(ctx: Any, name: str, call: Any, args: Any, kwargs: Any, *needing_grad: torch.Tensor) -> Any:
+    def forward(ctx: Any, name: str, outputs: Any, *needing_grad: torch.Tensor) -> Any:
         ctx.name = name
-        return call(*args, **kwargs)
+        return outputs
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -113,18 +113,19 @@ class _Op(Operator):
 
     def through(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """``call`` of torch, with errors of their own classes, and a backward that raises."""
-        name, needs_grad, graded = self.name, torch._C._any_requires_grad, torch.is_grad_enabled
+        name, dispatches = self.name, self.code == calls.OP_DISPATCH
 
         def op(*args: Any, **kwargs: Any) -> Any:
-            if graded() and needs_grad(*args, **kwargs):
-                tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
-                needing = [tensor for tensor in tensors if tensor.requires_grad]
-                return NotDifferentiable.apply(name, op, args, kwargs, *needing)  # type: ignore[no-untyped-call]
             try:
-                return call(*args, **kwargs)
+                outputs = call(*args, **kwargs)
             except RuntimeError as error:
                 answers.raise_kept(error)
                 raise
+            # torch marks the float outputs of an op whose inputs require grad; dynamic_scales is float.
+            graded = outputs[1] if dispatches else outputs
+            if graded.requires_grad is not True:  # a proxy of torch.fx is neither
+                return outputs
+            return NotDifferentiable.apply(name, outputs, graded)  # type: ignore[no-untyped-call]
 
         return op
 

@@ -26,7 +26,7 @@ from ..comm.communicator import (
     window_data_bytes,
 )
 from ..comm.lent import DTYPES
-from ..errors import ArgumentError, WindowTooSmall, need_one_of
+from ..errors import ArgumentError, WindowTooSmall, need, need_one_of
 from ..native import library
 from ..ops import calls
 from .soc import DEFAULT_SOC, Soc
@@ -181,18 +181,13 @@ def cann_need(request: Request) -> list[CannNeed]:
 
 
 def _check(request: Request) -> None:
-    for name, most in _MOST.items():
+    most = _MOST | {"cores": calls.MAX_CORES, "window_mib": MAX_WINDOW_MIB, "ranks_per_server": request.ranks}
+    for name, high in most.items():
         value, low = getattr(request, name), 0 if name == "batch" else 1
-        if not low <= value <= most:
-            raise ArgumentError(f"{name} is {value}; need {low}..{most}", argument=name)
+        kept = low <= value <= high or (value == 0 and name not in _MOST)  # 0: the default
+        need(kept, name, f"is {value}; need {low}..{high}")
     for name, names in (("dtype", DTYPES), ("contract", CONTRACTS)):
         need_one_of(name, getattr(request, name), names)
-    for name, most in (("cores", calls.MAX_CORES), ("window_mib", MAX_WINDOW_MIB)):
-        if not 0 <= getattr(request, name) <= most:
-            raise ArgumentError(f"{name} is {getattr(request, name)}; need 1..{most}", argument=name)
-    if not 0 <= request.ranks_per_server <= request.ranks:
-        text = f"ranks_per_server is {request.ranks_per_server}; need 1..{request.ranks}, the ranks"
-        raise ArgumentError(text, argument="ranks_per_server")
 
 
 # ---- descriptions of the two calls ----

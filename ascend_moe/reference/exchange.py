@@ -55,7 +55,11 @@ def dispatch(
     results = []
     for rank, keys in enumerate(arriving):
         keys.sort()
-        counts = _recv_counts(keys, group)
+        segments, rows = Counter(key[:2] for key in keys), Counter(key[0] for key in keys)
+        owned, sources = range(group.local_experts), range(group.world)
+        counts = list(accumulate(segments[local, source] for local in owned for source in sources))
+        nums = [rows[local] for local in owned]
+        nums = list(accumulate(nums)) if expert_token_nums_type == 0 else nums
         expand_x, dynamic_scales = _payload(inputs, rank, keys, quant_mode, group)
         results.append(
             DispatchResult(
@@ -63,7 +67,7 @@ def dispatch(
                 dynamic_scales=dynamic_scales,
                 expand_idx=_expand_idx(inputs[rank]),
                 assist_info=torch.tensor([key[1:] for key in keys], dtype=torch.int32).reshape(-1, 3),
-                expert_token_nums=_token_nums(keys, group, expert_token_nums_type),
+                expert_token_nums=torch.tensor(nums, dtype=torch.int64),
                 ep_recv_counts=torch.tensor(counts, dtype=torch.int32),
                 tp_recv_counts=torch.tensor([len(keys)] * tp_world_size, dtype=torch.int32),
                 rows_sent=sent[rank],
@@ -116,18 +120,6 @@ def _expand_idx(given: RankInput) -> torch.Tensor:
         indices[token * topk + k] = seen[expert]
         seen[expert] += 1
     return torch.tensor(indices, dtype=torch.int32)
-
-
-def _recv_counts(keys: list[RowKey], group: Group) -> list[int]:
-    segments = Counter((local, source) for local, source, _, _ in keys)
-    sizes = (segments[local, source] for local in range(group.local_experts) for source in range(group.world))
-    return list(accumulate(sizes))
-
-
-def _token_nums(keys: list[RowKey], group: Group, nums_type: int) -> torch.Tensor:
-    rows = Counter(local for local, _, _, _ in keys)
-    nums = [rows[local] for local in range(group.local_experts)]
-    return torch.tensor(list(accumulate(nums)) if nums_type == 0 else nums, dtype=torch.int64)
 
 
 def _allocated(
@@ -194,9 +186,13 @@ def check(inputs: Sequence[RankInput], moe_expert_num: int, global_bs: int = 0) 
     """
     group = group_of(inputs, moe_expert_num, global_bs)
     for rank, given in enumerate(inputs):
-        fault = _invalid_id(rank, given, group) or _overflow(rank, given, group)
-        if fault is not None:
-            return fault
+        for token, k, expert in active_pairs(given):
+            if not -1 <= expert < group.moe_experts:
+                return Fault("InvalidExpertId", rank, token=token, k=k, expert_id=expert)
+        rows = Counter(expert // group.local_experts for _, _, expert in routed_pairs(given))
+        for owner in sorted(rows):
+            if rows[owner] > group.capacity:
+                return Fault("RoutingOverflow", rank, owner=owner, rows=rows[owner], capacity=group.capacity)
     return None
 
 
@@ -206,21 +202,6 @@ def require_sound(inputs: Sequence[RankInput], moe_expert_num: int, global_bs: i
     if fault is not None:
         raise FaultyRouting(fault)
     return group_of(inputs, moe_expert_num, global_bs)
-
-
-def _invalid_id(rank: int, given: RankInput, group: Group) -> Fault | None:
-    for token, k, expert in active_pairs(given):
-        if not -1 <= expert < group.moe_experts:
-            return Fault("InvalidExpertId", rank, token=token, k=k, expert_id=expert)
-    return None
-
-
-def _overflow(rank: int, given: RankInput, group: Group) -> Fault | None:
-    rows = Counter(expert // group.local_experts for _, _, expert in routed_pairs(given))
-    for owner in sorted(rows):
-        if rows[owner] > group.capacity:
-            return Fault("RoutingOverflow", rank, owner=owner, rows=rows[owner], capacity=group.capacity)
-    return None
 
 
 # ---- combine: weighted sums of the rows that come back; a dense layer that never sends any

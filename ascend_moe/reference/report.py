@@ -48,7 +48,15 @@ def validate(
     if op == "combine":
         if not isinstance(expected, torch.Tensor):
             raise TypeError("for combine, expected is the (BS, H) tensor of reference.combine")
-        return _finish(op, rank, _combine_differences(plain, expected), f"{expected.shape[0]} tokens")
+        sentence: str | None = f"the operator gives one tensor (BS, H); got {type(plain).__name__}"
+        if isinstance(plain, torch.Tensor):
+            if plain.dtype != expected.dtype:
+                sentence = f"the result has dtype {plain.dtype}, expected {expected.dtype}"
+            elif plain.shape != expected.shape:
+                sentence = f"the result has shape {tuple(plain.shape)}, expected {tuple(expected.shape)}"
+            else:
+                sentence = _difference(plain, expected, "token")
+        return _finish(op, rank, [sentence] if sentence else [], f"{expected.shape[0]} tokens")
     if not isinstance(expected, DispatchResult):
         raise TypeError("for dispatch, expected is a DispatchResult of reference.dispatch")
     if quantised and expected.dynamic_scales is None:
@@ -136,17 +144,6 @@ def _form(
     return None
 
 
-def _combine_differences(outputs: object, want: torch.Tensor) -> list[str]:
-    if not isinstance(outputs, torch.Tensor):
-        return [f"the operator gives one tensor (BS, H); got {type(outputs).__name__}"]
-    if outputs.dtype != want.dtype:
-        return [f"the result has dtype {outputs.dtype}, expected {want.dtype}"]
-    if outputs.shape != want.shape:
-        return [f"the result has shape {tuple(outputs.shape)}, expected {tuple(want.shape)}"]
-    sentence = _difference(outputs, want, "token")
-    return [] if sentence is None else [sentence]
-
-
 def _difference(got: torch.Tensor, want: torch.Tensor, name: str, places: Places | None = None) -> str | None:
     """The first unequal element of two tensors of one shape, in words; None where all bits are equal."""
     unequal = differing(got, want)
@@ -173,7 +170,8 @@ def _difference(got: torch.Tensor, want: torch.Tensor, name: str, places: Places
 def _hint(got: torch.Tensor, want: torch.Tensor, row: int, name: str, places: Places | None) -> str:
     """What is plain to see: another row's bits, a reciprocal, the numbers of the other type."""
     if name == "expert_token_nums" and places is not None:
-        for kind, nums in enumerate(places.both_nums()):
+        sums = torch.tensor(places.ends[places.world - 1 :: places.world], dtype=torch.int64)
+        for kind, nums in enumerate((sums, torch.diff(sums, prepend=sums.new_zeros(1)))):
             if torch.equal(got, nums):
                 return f"; these are the numbers of expert_token_nums_type {kind}, {1 - kind} was asked for"
     if name == "dynamic_scales":
@@ -220,11 +218,6 @@ class Places:
 
     def _expert(self, local: int) -> str:
         return f"local expert {local} = expert {self.rank * self.locals + local}"
-
-    def both_nums(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """expert_token_nums of type 0 and of type 1."""
-        cumulative = torch.tensor(self.ends[self.world - 1 :: self.world], dtype=torch.int64)
-        return cumulative, torch.diff(cumulative, prepend=torch.zeros(1, dtype=torch.int64))
 
 
 # ---- tensors as bits: equality, and how a value is put into words

@@ -98,11 +98,10 @@ class TimedWorld:
         algorithm: str,
         seed: int,
         payload: bool,
-        list_cores: int = 0,
     ) -> None:
         comm_alg, self._kernel, self._lent = ALGORITHMS[algorithm]
         self.request = replace(request, comm_alg=comm_alg, equal_batches=True)
-        self.payload, self._library, self._list_cores = payload, timed_library(), list_cores
+        self.payload, self._library = payload, timed_library()
         self._servers = _rdma_share(request)
         if self._servers and self._kernel:
             raise ArgumentError(
@@ -111,15 +110,18 @@ class TimedWorld:
                 argument="algorithm",
             )
         self.routing = Routing(request, seed)
-        window = planning.window_need(request)["buffsize_mib"]
-        # The model's slots are sized for the worst case.
-        self._window_mib = 2 * window + 64 if self._kernel == 0 else self._model_mib()
+        self._window_mib = 2 * planning.window_need(request)["buffsize_mib"] + 64
+        if self._kernel:  # the model's slots are sized for the worst case
+            slots = request.experts * request.batch * (request.hidden * 2 + 1024)
+            slots += request.batch * request.topk * (request.hidden * 2 + 512)
+            self._window_mib = (2 * slots >> 20) + 16
         self._plans: list[int] = []
         self._keep: list[Any] = []
         self._shared: dict[str, torch.Tensor] = {}
         self.outputs: dict[str, list[list[torch.Tensor]]] = {}
         self.inputs: dict[str, list[dict[str, torch.Tensor]]] = {}
-        self._lent_mib = (self._most_rows() * request.hidden * 4 >> 20) + 1 if self._lent else 0
+        most_rows = request.ranks * request.batch * min(request.topk, request.experts // request.ranks)
+        self._lent_mib = (most_rows * request.hidden * 4 >> 20) + 1 if self._lent else 0
         self._handle = self._library.am_timed_create(
             request.ranks, self._window_mib * MIB, self._lent_mib * MIB
         )
@@ -142,15 +144,6 @@ class TimedWorld:
             self._library.am_plan_destroy(plan)
         self._plans.clear()
 
-    def _model_mib(self) -> int:
-        one = self.request
-        slots = one.experts * one.batch * (one.hidden * 2 + 1024)
-        return (2 * (slots + one.batch * one.topk * (one.hidden * 2 + 512)) >> 20) + 16
-
-    def _most_rows(self) -> int:
-        one = self.request
-        return one.ranks * one.batch * min(one.topk, one.experts // one.ranks)
-
     def run(self, op: str, costs: Mapping[str, float], events: int = 0) -> OpRun:
         """Runs one op on all ranks from time 0 on."""
         ranks = range(self.request.ranks)
@@ -170,6 +163,8 @@ class TimedWorld:
         if result.failed:
             raise AscendMoeError(f"timed {op}: {result.message.decode()}")
         paths, links = self._lines(self._library.am_timed_path), self._lines(self._library.am_timed_links)
+        memory = ctypes.create_string_buffer(result.events * _EVENT_BYTES)
+        self._library.am_timed_events(self._handle, memory, result.events)
         return OpRun(
             result.total_ns,
             {(phase, cause): float(ns) for phase, cause, ns in paths},
@@ -177,7 +172,7 @@ class TimedWorld:
             self._ends(op),
             result.instructions,
             result.looks,
-            self._events(result.events),
+            timeline.from_native(ctypes.addressof(memory), result.events),
         )
 
     def _inputs(self, op: str, rank: int) -> dict[str, torch.Tensor]:
@@ -221,7 +216,7 @@ class TimedWorld:
         spec = planning.call_spec(code, self.request, shapes, self.request.cores, self._window_mib, rank)
         spec.context_kind = CONTEXT_A2 if self._servers else CONTEXT_TABLE
         spec.ranks_per_server = self._servers
-        spec.deadline_micros, spec.lent_mib, spec.list_cores = 10_000_000, self._lent_mib, self._list_cores
+        spec.deadline_micros, spec.lent_mib = 10_000_000, self._lent_mib
         return spec
 
     def _fill(self, step: _Step, op: str, rank: int) -> None:
@@ -244,18 +239,15 @@ class TimedWorld:
         for name, tensor in given.items():
             inputs[index[name]] = tensor.data_ptr() or None
         if self._lent and op == "combine":
-            inputs[index["expand_x"]] = self._lend(given["expand_x"], rank)
+            # The rows as they would lie in the rank's lent area.
+            address, lent = int(self._library.am_timed_lent(self._handle, rank)), given["expand_x"]
+            if self.payload:
+                ctypes.memmove(address, lent.data_ptr(), lent.numel() * lent.element_size())
+            inputs[index["expand_x"]] = address
         targets = (c_void_p * len(outputs))(*(tensor.data_ptr() or None for tensor in outputs))
         self._keep += [inputs, targets]
         step.rank, step.kernel, step.plan = rank, self._kernel, plan
         step.inputs, step.outputs = ctypes.addressof(inputs), ctypes.addressof(targets)
-
-    def _lend(self, rows: torch.Tensor, rank: int) -> int:
-        """The rows as they would lie in the rank's lent area."""
-        address = int(self._library.am_timed_lent(self._handle, rank))
-        if self.payload:
-            ctypes.memmove(address, rows.data_ptr(), rows.numel() * rows.element_size())
-        return address
 
     def _lines(self, function: Any) -> list[list[str]]:
         size = function(self._handle, None, 0)
@@ -273,13 +265,6 @@ class TimedWorld:
                 raise AscendMoeError(f"timed {op}: {text.value.decode()}")
             ends.append(times[1])
         return ends
-
-    def _events(self, count: int) -> list[timeline.Event]:
-        if count == 0:
-            return []
-        events = ctypes.create_string_buffer(count * _EVENT_BYTES)
-        self._library.am_timed_events(self._handle, events, count)
-        return timeline.from_native(ctypes.addressof(events), count)
 
 
 class Routing:

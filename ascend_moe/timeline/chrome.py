@@ -64,19 +64,14 @@ def _track(event: Event) -> int:
     return 1 + event.core * _TRACKS + inner
 
 
-def _track_name(track: int) -> str:
-    if track == _LAUNCH_TRACK:
-        return "ops"
-    core, inner = divmod(track - 1, _TRACKS)
-    return f"core {core}" if inner == 0 else f"core {core} {PIPES[inner - 1]}"
-
-
 def _names(events: Sequence[Event], source: str) -> Iterator[Record]:
     for rank in sorted({event.rank for event in events}):
         yield _meta(rank, 0, "process_name", {"name": f"rank {rank} ({source})"})
         yield _meta(rank, 0, "process_sort_index", {"sort_index": rank})
     for rank, track in sorted({(event.rank, _track(event)) for event in events if event.name != ARRIVAL}):
-        yield _meta(rank, track, "thread_name", {"name": _track_name(track)})
+        core, inner = divmod(track - 1, _TRACKS)
+        name = "ops" if track == _LAUNCH_TRACK else f"core {core}{f' {PIPES[inner - 1]}' if inner else ''}"
+        yield _meta(rank, track, "thread_name", {"name": name})
         yield _meta(rank, track, "thread_sort_index", {"sort_index": track})
 
 
@@ -162,9 +157,15 @@ def _link_use(events: Sequence[Event], zero: float, start: float, end: float) ->
     width = (end - start) / _COUNTER_BINS
     for rank in sorted({event.rank for event in moves}):
         own = [event for event in moves if event.rank == rank]
+        moved = {f"rank {peer}": np.zeros(_COUNTER_BINS) for peer in sorted({event.peer for event in own})}
+        for event in own:  # a copy's bytes spread over its time
+            last = max(event.end_ns, event.start_ns + (end - start) * 1e-9)
+            share = coverage([(event.start_ns, last)], start, end, _COUNTER_BINS)
+            moved[f"rank {event.peer}"] += event.bytes * share / max(share.sum(), 1e-12)
+        # In every bin, and 0 at the end.
         rates = {
-            f"rank {peer}": _rate([event for event in own if event.peer == peer], start, end)
-            for peer in sorted({event.peer for event in own})
+            peer: [*(sums / (end - start) * _COUNTER_BINS).round(3).tolist(), 0.0]
+            for peer, sums in moved.items()
         }
         before = None
         for i, values in enumerate(zip(*rates.values(), strict=True)):
@@ -177,16 +178,6 @@ def _link_use(events: Sequence[Event], zero: float, start: float, end: float) ->
                     "args": dict(zip(rates, values, strict=True)),
                 }
             before = values
-
-
-def _rate(moves: Sequence[Event], start: float, end: float) -> list[float]:
-    """GB/s in every bin, and 0 at the end: a copy's bytes spread over its time."""
-    moved = np.zeros(_COUNTER_BINS)
-    for event in moves:
-        last = max(event.end_ns, event.start_ns + (end - start) * 1e-9)
-        share = coverage([(event.start_ns, last)], start, end, _COUNTER_BINS)
-        moved += event.bytes * share / max(share.sum(), 1e-12)
-    return [*(moved / (end - start) * _COUNTER_BINS).round(3).tolist(), 0.0]
 
 
 def coverage(intervals: Iterable[Interval], start: float, end: float, bins: int) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from html import escape
 from itertools import groupby
 
@@ -38,7 +37,8 @@ _FONT = "font-family='Inter,Segoe UI,Helvetica,Arial,sans-serif'"
 def svg(timeline: Timeline) -> str:
     """The picture, as a file of its own. Ops one below the other; of many ranks the slowest ones."""
     runs = op_runs(timeline)
-    colours = _colours(runs)
+    names = dict.fromkeys(phase for run in runs for phase in run.phases)
+    colours = {name: _PALETTE[i % len(_PALETTE)] for i, name in enumerate(names)}
     parts: list[str] = [_heading(timeline, colours)]
     top = 96 + 22 * ((len(colours) - 1) // 6)
     for run in runs:
@@ -56,11 +56,6 @@ def svg(timeline: Timeline) -> str:
         "</pattern></defs>"
         f"<rect width='{WIDTH}' height='{height}' fill='{PAPER}'/>{''.join(parts)}</svg>"
     )
-
-
-def _colours(runs: Sequence[OpRun]) -> dict[str, str]:
-    names = dict.fromkeys(phase for run in runs for phase in run.phases)
-    return {name: _PALETTE[i % len(_PALETTE)] for i, name in enumerate(names)}
 
 
 def _text(x: float, y: float, text: str, extra: str = "") -> str:
@@ -96,8 +91,12 @@ def _heading(timeline: Timeline, colours: dict[str, str]) -> str:
 def _op(run: OpRun, colours: dict[str, str], top: int, *, one_thread: bool) -> tuple[str, int]:
     """One op: heading, axis, its ranks, its arrows; and the height that they take."""
     scale = _PLOT / run.ns
-    shown, hidden = _shown(run)
-    lanes = _lanes(run, one_thread)
+    ends = {event.rank: event.end_ns for event in run.events if event.name == LAUNCH}
+    shown = sorted(sorted(run.ranks, key=lambda rank: -ends.get(rank, 0))[:_MOST_RANKS])
+    hidden = len(run.ranks) - len(shown)
+    # Lanes that have something to show. Cores of one thread stand in SyncAll because others run.
+    seen = {event.pipe for event in run.events if event.pipe != "S"} | {event.name for event in run.events}
+    lanes = [lane for lane in _LANES if lane[0] in seen and not (one_thread and lane[0] == SYNC_ALL)]
     shares = 1 if one_thread else run.cores
     each = _BAND + len(lanes) * _LANE + _GAP
     first = top + 62
@@ -122,19 +121,6 @@ def _op(run: OpRun, colours: dict[str, str], top: int, *, one_thread: bool) -> t
             parts.append(_lane(run, rank, lane, colour, y + _BAND + 3 + j * _LANE, shares))
     parts += [_arrow(run, waited, places, scale) for waited in longest_waits(run)]
     return "".join(parts), int(bottom - top + 26)
-
-
-def _shown(run: OpRun) -> tuple[list[int], int]:
-    ranks = run.ranks
-    ends = {event.rank: event.end_ns for event in run.events if event.name == LAUNCH}
-    kept = sorted(sorted(ranks, key=lambda rank: -ends.get(rank, 0))[:_MOST_RANKS])
-    return kept, len(ranks) - len(kept)
-
-
-def _lanes(run: OpRun, one_thread: bool) -> list[tuple[str, str]]:
-    """The lanes that have something to show. Cores of one thread stand in SyncAll because others run."""
-    seen = {event.pipe for event in run.events if event.pipe != "S"} | {event.name for event in run.events}
-    return [lane for lane in _LANES if lane[0] in seen and not (one_thread and lane[0] == SYNC_ALL)]
 
 
 def _axis(run: OpRun, y: float, bottom: float) -> str:

@@ -101,7 +101,12 @@ def _enter(wanted: Recording, limit: int) -> Recording:
         raise ArgumentError(f"limit={limit} must be at least 1", argument="limit")
     with _lock:
         if _current is None:
-            _start(limit)
+            code = library.lib().am_trace_start(limit)
+            if code == 2:
+                name = library.library_path().name
+                raise AscendMoeError(f"the engine of {name} records no timeline: unset ASCEND_MOE_ENGINE")
+            if code:
+                raise AscendMoeError("the native library is recording already: use ascend_moe.trace alone")
             _current = wanted
         elif _current.path != wanted.path:
             raise AscendMoeError(
@@ -109,16 +114,6 @@ def _enter(wanted: Recording, limit: int) -> Recording:
             )
         _users += 1
         return _current
-
-
-def _start(limit: int) -> None:
-    code = library.lib().am_trace_start(limit)
-    if code == 2:
-        raise AscendMoeError(
-            f"the engine of {library.library_path().name} records no timeline: unset ASCEND_MOE_ENGINE"
-        )
-    if code:
-        raise AscendMoeError("the native library is recording already: use ascend_moe.trace alone")
 
 
 def _leave(recording: Recording) -> bool:
@@ -129,19 +124,15 @@ def _leave(recording: Recording) -> bool:
         if _users:
             return False
         _current = None
-        library.lib().am_trace_stop()
-        recording.timeline = _read(recording.title)
+        native, dropped = library.lib(), ctypes.c_uint64()
+        native.am_trace_stop()
+        # Launches that have not ended may still add some.
+        room = native.am_trace_events(None, 0, None)
+        memory = (ctypes.c_char * (room * native.am_trace_event_bytes()))()
+        native.am_trace_events(memory, room, ctypes.byref(dropped))
+        events = from_native(ctypes.addressof(memory), room)
+        recording.timeline = Timeline(MEASURED, events, recording.title, dropped=dropped.value)
         return True
-
-
-def _read(title: str) -> Timeline:
-    native, dropped = library.lib(), ctypes.c_uint64()
-    size = native.am_trace_event_bytes()
-    # Launches that have not ended may still add some.
-    room = native.am_trace_events(None, 0, None)
-    memory = (ctypes.c_char * (room * size))()
-    native.am_trace_events(memory, room, ctypes.byref(dropped))
-    return Timeline(MEASURED, from_native(ctypes.addressof(memory), room), title, dropped=dropped.value)
 
 
 def _finish(recording: Recording, failed: bool) -> None:

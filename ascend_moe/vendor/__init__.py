@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -129,9 +128,12 @@ class _VendorOp(registration.Operator):
             return self.below_autograd(keys, args, kwargs)
         npu = given[0].device.type == "npu"
         if not self.kind.differentiable or (npu and not self._torch_npu_differentiates()):
-            call = partial(self._below_autograd_as_tuple, keys)
-            outputs = registration.NotDifferentiable.apply(self.name, call, args, kwargs, *needing_grad)  # type: ignore[no-untyped-call]
-            return list(outputs) if self.schema.endswith("-> Tensor[]") else outputs
+            outputs = self.below_autograd(keys, args, kwargs)
+            listed = isinstance(outputs, list)  # torch would take the tensors in a list for constants
+            made = registration.NotDifferentiable.apply(  # type: ignore[no-untyped-call]
+                self.name, tuple(outputs) if listed else outputs, *needing_grad
+            )
+            return list(made) if listed else made
         return self.npu(*args, **kwargs) if npu else self.cpu(*args, **kwargs)
 
     def _torch_npu_differentiates(self) -> bool:
@@ -142,11 +144,6 @@ class _VendorOp(registration.Operator):
     def below_autograd(self, keys: Any, args: Any, kwargs: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
             return self.overload.redispatch(keys, *args, **kwargs)
-
-    def _below_autograd_as_tuple(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
-        """torch does not look into lists: it would take the tensors in one for constants."""
-        outputs = self.below_autograd(keys, args, kwargs)
-        return tuple(outputs) if isinstance(outputs, list) else outputs
 
 
 OPS: dict[str, _VendorOp] = {}

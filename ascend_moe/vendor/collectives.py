@@ -9,17 +9,15 @@ windows of the group.
 
 from __future__ import annotations
 
-import functools
+import contextlib
 from typing import Any
 
 import torch
 
 from ascend_moe import comm
 from ascend_moe._torch_npu import on_npu
-from ascend_moe.comm.communicator import timeout_s
 from ascend_moe.errors import ArgumentError, need, need_dims, need_dtype, need_only, need_shape, need_unset
-from ascend_moe.ops import calls
-from ascend_moe.ops.schemas import NAMESPACE
+from ascend_moe.ops import answers
 
 _COMBINE_NORM = "npu_moe_distribute_combine_add_rms_norm"
 _COMBINE = "npu_moe_distribute_combine_v2"
@@ -107,8 +105,7 @@ def npu_moe_distribute_combine_add_rms_norm(
     need_unset(activation_scale=activation_scale, weight_scale=weight_scale, group_list=group_list)
     need_only("out_dtype", out_dtype, 0)
     need(0 <= norm_eps < float("inf"), "norm_eps", f"is {norm_eps}; it must be finite and at least 0")
-    need_dtype("expand_x", expand_x, torch.bfloat16, torch.float16, torch.float32)
-    need_dims("expand_x", expand_x, 2)
+    need_dims("expand_x", expand_x, 2, dtypes=(torch.bfloat16, torch.float16, torch.float32))
     need_dims("expert_ids", expert_ids, 2)
     batch, hidden = expert_ids.shape[0], expand_x.shape[1]
     need_shape("residual_x", residual_x, (batch, 1, hidden))
@@ -188,42 +185,20 @@ def _npu_distribute_barrier(
     if rank is None:
         text = f"group of {group!r} is a LocalCluster's: call it in the thread of a rank"
         raise ArgumentError(text, argument="group")
-    if on_npu(x_ref):
-        need(time_out is None, "time_out", "is kept on the CPU only: set ASCEND_MOE_TIMEOUT_S instead")
-        rows = x_ref.new_empty((0, _HIDDEN), dtype=torch.bfloat16)
-        ids = x_ref.new_empty((0, _TOPK), dtype=torch.int32)
+    need(
+        time_out is None or not on_npu(x_ref), "time_out", "is kept on the CPU only: set ASCEND_MOE_TIMEOUT_S"
+    )
+    rows = x_ref.new_empty((0, _HIDDEN), dtype=torch.bfloat16)
+    ids = x_ref.new_empty((0, _TOPK), dtype=torch.int32)
+    meeting = contextlib.nullcontext() if time_out is None else answers.deadline(_microseconds(time_out))
+    with meeting:
         getattr(torch.ops.ascend_moe, _DISPATCH)(rows, ids, group, world, rank, world)
-    else:
-        _meet(group, world, rank, _microseconds(time_out))
     return x_ref.clone(memory_format=torch.contiguous_format)
 
 
-def _microseconds(time_out: torch.Tensor | None) -> int:
-    if time_out is None:
-        return int(timeout_s() * 1e6)
+def _microseconds(time_out: torch.Tensor) -> int:
     need(time_out.numel() == 1, "time_out", f"is {tuple(time_out.shape)}; it must be (1,)")
     need_dtype("time_out", time_out, torch.int32)
     value = int(time_out)
     need(value > 0, "time_out", f"is {value}; it must be above 0 microseconds")
     return value
-
-
-@functools.cache
-def _attributes() -> dict[str, int | None]:
-    """Integer attributes of dispatch, with their defaults."""
-    schema: Any = getattr(getattr(torch.ops, NAMESPACE), _DISPATCH).default._schema
-    return {item.name: item.default_value for item in schema.arguments if "int" in str(item.type)}
-
-
-def _meet(group: str, world: int, rank: int, deadline: int) -> None:
-    communicator = comm.lookup(group, world, rank)
-    attributes = _attributes() | {"ep_world_size": world, "ep_rank_id": rank, "moe_expert_num": world}
-    inputs = {
-        "x": torch.empty(0, _HIDDEN, dtype=torch.bfloat16),
-        "expert_ids": torch.empty(0, _TOPK, dtype=torch.int32),
-    }
-    shapes = tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in inputs.items())
-    spec = calls.describe(calls.OP_DISPATCH, 2, group, "", shapes, attributes)
-    calls.place_at(spec, communicator)
-    spec.cores, spec.deadline_micros = calls.core_count(), deadline
-    calls.run(calls.Plan("_npu_distribute_barrier", spec, shapes), communicator, inputs)

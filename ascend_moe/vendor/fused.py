@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from ascend_moe._torch_npu import npu_operator, resolve_dtype
-from ascend_moe.errors import ArgumentError, need, need_dims, need_dtype, need_only, need_shape, need_unset
+from ascend_moe.errors import ArgumentError, need, need_dims, need_only, need_shape, need_unset
 from ascend_moe.experts.grouped_matmul import npu_grouped_matmul
 from ascend_moe.experts.groups import COUNTS, CUMSUM, as_counts, read_groups
 from ascend_moe.experts.quant import DYNAMIC, npu_dequant_swiglu_quant
@@ -140,10 +140,8 @@ def _swiglu_quant(
 def _check_product(
     x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, weight_name: str, scale_name: str
 ) -> None:
-    need_dims("x", x, 2)
-    need_dtype("x", x, torch.int8)
-    need_dims(weight_name, weight, 3)
-    need_dtype(weight_name, weight, torch.int8)
+    need_dims("x", x, 2, dtypes=(torch.int8,))
+    need_dims(weight_name, weight, 3, dtypes=(torch.int8,))
     fits = weight.shape[1] == x.shape[1]
     rule = f"is {tuple(weight.shape)} for x of {tuple(x.shape)}; it must be (E, K, N)"
     need(fits, weight_name, rule)
@@ -226,16 +224,11 @@ def npu_grouped_matmul_finalize_routing(
     )[0]  # fmt: skip
     if logit is not None:
         sums = sums * logit.float().reshape(rows, 1)
-    return total.index_add_(0, _rows_of(row_index, used, rows, total.shape[0]), sums[:used])
-
-
-def _rows_of(row_index: torch.Tensor, used: int, rows: int, batch: int) -> torch.Tensor:
-    need_shape("row_index", row_index, (rows,))
-    need_dtype("row_index", row_index, torch.int32, torch.int64)
+    need_shape("row_index", row_index, (rows,), dtypes=(torch.int32, torch.int64))
     index = row_index[:used].to(torch.int64)
-    inside = bool(((index >= 0) & (index < batch)).all())
-    need(inside, "row_index", f"must hold rows 0..{batch - 1} of the result (output_bs)")
-    return index
+    inside = bool(((index >= 0) & (index < len(total))).all())
+    need(inside, "row_index", f"must hold rows 0..{len(total) - 1} of the result (output_bs)")
+    return total.index_add_(0, index, sums[:used])
 
 
 def _add_shared(total: torch.Tensor, shared: torch.Tensor | None, weight: float | None, first: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from ascend_moe._torch_npu import compute_dtype, npu_operator
-from ascend_moe.errors import ArgumentError, need, need_dims, need_dtype, need_only, need_shape, need_unset
+from ascend_moe.errors import ArgumentError, need, need_dims, need_only, need_shape, need_unset
 
 _INDEX_DTYPES = (torch.int32, torch.int64)
 
@@ -38,8 +38,7 @@ def npu_moe_token_permute(
     Source: torch_npu ``npu_moe_token_permute``; NPU tensors go there.
     """
     need_dims("tokens", tokens, 2)
-    need_dims("indices", indices, 1, 2)
-    need_dtype("indices", indices, *_INDEX_DTYPES)
+    need_dims("indices", indices, 1, 2, dtypes=_INDEX_DTYPES)
     rows_of = f"is {tuple(indices.shape)} for {tokens.shape[0]} tokens"
     need(indices.shape[0] == tokens.shape[0], "indices", rows_of)
     need(not padded_mode, "padded_mode", "is True; off the NPU it must be False")
@@ -82,8 +81,7 @@ def npu_moe_token_unpermute(
     """
     need_dims("permuted_tokens", permuted_tokens, 2)
     need(permuted_tokens.is_floating_point(), "permuted_tokens", f"is {permuted_tokens.dtype}, not float")
-    need_dims("sorted_indices", sorted_indices, 1)
-    need_dtype("sorted_indices", sorted_indices, *_INDEX_DTYPES)
+    need_dims("sorted_indices", sorted_indices, 1, dtypes=_INDEX_DTYPES)
     need(not padded_mode, "padded_mode", "is True; off the NPU it must be False")
     need_unset(restore_shape=restore_shape)
     dtype = compute_dtype(permuted_tokens.dtype)
@@ -173,8 +171,7 @@ def _places(
 ) -> torch.Tensor:
     """The row of every pair, ``(T, K)`` int64."""
     name = "expanded_src_to_dst_row"
-    need_dims(name, flat, 1)
-    need_dtype(name, flat, *_INDEX_DTYPES)
+    need_dims(name, flat, 1, dtypes=_INDEX_DTYPES)
     if scales is not None:
         need_dims("scales", scales, 2)
         fits = scales.numel() == flat.numel()
@@ -235,8 +232,7 @@ def npu_moe_re_routing(
     """
     name = "expert_token_num_per_rank"
     need_dims("tokens", tokens, 2)
-    need_dims(name, expert_token_num_per_rank, 2)
-    need_dtype(name, expert_token_num_per_rank, *_INDEX_DTYPES)
+    need_dims(name, expert_token_num_per_rank, 2, dtypes=_INDEX_DTYPES)
     need_only("expert_token_num_type", expert_token_num_type, 1)
     need_only("idx_type", idx_type, 0)
     need_unset(tokens_dtype=tokens_dtype)

@@ -86,8 +86,7 @@ def npu_moe_compute_expert_tokens(
     """
     experts = sorted_expert_for_source_row
     name = "sorted_expert_for_source_row"
-    need_dims(name, experts, 1)
-    need_dtype(name, experts, torch.int32)
+    need_dims(name, experts, 1, dtypes=(torch.int32,))
     need(bool((experts[1:] >= experts[:-1]).all()), name, "must not fall: sort it first")
     need(num_expert >= 1, "num_expert", f"is {num_expert}; it must be at least 1")
     ids = torch.arange(num_expert, dtype=torch.int32)
@@ -170,10 +169,15 @@ def npu_moe_init_routing_v2(
     tokens = _tokens(call, counts)
     if not expert_tokens_num_flag:
         tokens = torch.zeros_like(tokens)
+    index = torch.full((expert_idx.numel(),), -1, dtype=torch.int32)
+    if row_idx_type == SCATTER:
+        index[: len(placed.pair)] = placed.pair.to(torch.int32)
+    else:
+        index[placed.pair] = placed.row.to(torch.int32)
     expanded, expanded_scale = _expand(call, placed)
     if drop:
         expanded = expanded.reshape(expert_num, expert_capacity, x.shape[1])
-    return expanded, _row_idx(call, placed), tokens, expanded_scale
+    return expanded, index, tokens, expanded_scale
 
 
 def _active_range(given: Sequence[int], expert_num: int, drop: bool) -> tuple[int, int]:
@@ -225,11 +229,9 @@ def _check_scale(call: Any) -> None:
             STATIC: [(1,)],
             DYNAMIC: [(active, x.shape[1]), (1, x.shape[1])],
         }
-        need_shape("scale", scale, *shapes[call.quant_mode])
-        need_dtype("scale", scale, torch.float32)
+        need_shape("scale", scale, *shapes[call.quant_mode], dtypes=(torch.float32,))
     if offset is not None:
-        need_shape("offset", offset, (1,))
-        need_dtype("offset", offset, torch.float32)
+        need_shape("offset", offset, (1,), dtypes=(torch.float32,))
 
 
 def _place(call: Any) -> _Placed:
@@ -246,15 +248,6 @@ def _place(call: Any) -> _Placed:
     position = row - (counts.cumsum(0) - counts)[expert]
     row = torch.where(position < call.expert_capacity, expert * call.expert_capacity + position, -1)
     return _Placed(pair, expert, row, call.expert_num * call.expert_capacity)
-
-
-def _row_idx(call: Any, placed: _Placed) -> torch.Tensor:
-    index = torch.full((call.expert_idx.numel(),), -1, dtype=torch.int32)
-    if call.row_idx_type == SCATTER:
-        index[: len(placed.pair)] = placed.pair.to(torch.int32)
-    else:
-        index[placed.pair] = placed.row.to(torch.int32)
-    return index
 
 
 def _tokens(call: Any, counts: torch.Tensor) -> torch.Tensor:
@@ -329,10 +322,8 @@ def npu_moe_update_expert(
 
     Source: torch_npu ``npu_moe_update_expert``; NPU tensors go there.
     """
-    need_dims("expert_ids", expert_ids, 2)
-    need_dtype("expert_ids", expert_ids, torch.int32, torch.int64)
-    need_dims("eplb_table", eplb_table, 2)
-    need_dtype("eplb_table", eplb_table, torch.int32)
+    need_dims("expert_ids", expert_ids, 2, dtypes=(torch.int32, torch.int64))
+    need_dims("eplb_table", eplb_table, 2, dtypes=(torch.int32,))
     need(eplb_table.shape[1] >= 2, "eplb_table", f"is {tuple(eplb_table.shape)}; a row is count and copies")
     need_only("balance_mode", balance_mode, BY_RANK, BY_TOKEN)
     if balance_mode == BY_RANK:
@@ -370,17 +361,14 @@ def _kept(
         need(threshold is None, "pruning_threshold", "needs expert_scales beside it")
         need(active_mask is None, "active_mask", "needs expert_scales and pruning_threshold beside it")
         return torch.ones(batch, topk, dtype=torch.bool)
-    need_shape("expert_scales", scales, (batch, topk))
-    need_dtype("expert_scales", scales, torch.float32, torch.float16, torch.bfloat16)
-    need_shape("pruning_threshold", threshold, (topk,), (1, topk))
-    need_dtype("pruning_threshold", threshold, torch.float32)
+    need_shape("expert_scales", scales, (batch, topk), dtypes=(torch.float32, torch.float16, torch.bfloat16))
+    need_shape("pruning_threshold", threshold, (topk,), (1, topk), dtypes=(torch.float32,))
     weights = scales.float()
     total = torch.zeros(batch)
     for k in range(topk):
         total = total + weights[:, k]
     kept = weights >= threshold.reshape(1, topk) * total.unsqueeze(1)
     if active_mask is not None:
-        need_shape("active_mask", active_mask, (batch,))
-        need_dtype("active_mask", active_mask, torch.bool)
+        need_shape("active_mask", active_mask, (batch,), dtypes=(torch.bool,))
         kept = kept & active_mask.unsqueeze(1)
     return kept
