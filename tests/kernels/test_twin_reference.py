@@ -110,7 +110,13 @@ LIMITS = {
     "K 1": Case(world=3, local=2, topk=1, mask="token", batches="unequal", seed=27, **MANY),
     "K 16, V2": Case(local=9, topk=16, contract=2, mask="pair", ids="minus", cores=7, seed=28, batch=500),
 }
-SLOW = ("W 64, V2", "K 16")
+# Everything that takes UB at once: fp32, H = 8192, smooth scales, E = 1024, 64 cores.
+for world in (1, 16):
+    LIMITS[f"UB, W {world}"] = Case(
+        world=world, local=1024 // world, topk=2, batch=1, units=1024, dtype="fp32", quant="smooth",
+        contract=2, mask="pair", ids="distinct", cores=64, seed=31,
+    )  # fmt: skip
+SLOW = ("W 64, V2", "K 16", "UB, W 16")
 
 
 @pytest.mark.parametrize(
@@ -130,14 +136,6 @@ def test_longest_rows(clusters: Clusters, dtype: str, contract: int) -> None:
     for quant, local in (("none", 512), ("int8", 512), ("smooth", 8)):
         case = legal(replace(spec, quant=quant, local=local, mask="pair", shared=2))
         op_runs.check(case, op_runs.run(clusters[2], case))
-
-
-@pytest.mark.parametrize("world", [1, pytest.param(16, marks=pytest.mark.nightly)])
-def test_largest_ub_plan(clusters: Clusters, world: int) -> None:
-    """Everything that takes UB at once: fp32, H = 8192, smooth scales, E = 1024, 64 cores."""
-    spec = Case(world=world, local=1024 // world, topk=2, batch=1, units=1024, dtype="fp32", quant="smooth")
-    case = replace(spec, contract=2, mask="pair", ids="distinct", cores=64, seed=31)
-    op_runs.check(case, op_runs.run(clusters[world], case))
 
 
 # ---- the number of cores
