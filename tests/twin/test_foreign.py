@@ -159,24 +159,24 @@ def test_ranks_launched_by_threads_of_the_caller(mode: str) -> None:
 
 
 @modes
-@pytest.mark.parametrize("key", range(4), ids=["one flag", "many flags", "scalar word", "heartbeat"])
+@pytest.mark.parametrize("key", range(3), ids=["flag", "scalar word", "heartbeat"])
 def test_waits_within_a_rank(mode: str, key: int) -> None:
     cores = 4
-    workspace, seen = np.zeros((cores, 16 * 8 + 16), np.int32), np.zeros((cores, 8), np.int32)
+    workspace, seen = np.zeros((cores, 8 + 16), np.int32), np.zeros((cores, 8), np.int32)
     kernels("poll_flags").launch("poll_flags", [seen, workspace], None, cores, key, mode=mode, timeout_s=20)
-    flags, words = np.split(workspace.ravel(), [cores * 16 * 8])
+    flags, words = np.split(workspace.ravel(), [cores * 8])
     assert (flags == 1).all() and (words[::16] == 1).all()
-    assert (seen[:-1, 0] > 0).all() == (key == 3)
+    assert (seen[:-1, 0] > 0).all() == (key == 2)
 
 
 @modes
-@pytest.mark.parametrize("key", [0, 1, 2])
+@pytest.mark.parametrize("key", [0, 1])
 def test_a_wait_for_nobody_is_a_hang(mode: str, key: int) -> None:
     """Every core waits for the next, and none tells first."""
     seen = np.zeros((3, 8), np.int32)
     call = ([seen], None, 3, key + 10)
     with pytest.raises(TwinFault, match="hang") as caught:
-        kernels("poll_flags").launch("poll_flags", *call, mode=mode, timeout_s=0.5, workspace_bytes=1728)
+        kernels("poll_flags").launch("poll_flags", *call, mode=mode, timeout_s=0.5, workspace_bytes=288)
     assert caught.value.finding == "hang"
 
 
