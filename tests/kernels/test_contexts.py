@@ -1,4 +1,7 @@
-"""Every communication context that kernels know gives the same bits; one not of the tiling is refused."""
+"""Every communication context that kernels know gives the same bits; one not of the tiling is refused.
+
+Ranks of other servers are reached by a copy agent instead of stores.
+"""
 
 from __future__ import annotations
 
@@ -13,52 +16,118 @@ import op_runs
 import pytest
 import torch
 
-from ascend_moe import comm, plan
+from ascend_moe import LocalCluster, comm, plan
 from ascend_moe.comm.communicator import CONTEXTS, MIB, context_kind, ranks_per_server, window_data_bytes
-from ascend_moe.errors import ArgumentError, KernelFault
+from ascend_moe.errors import ArgumentError, AscendMoeError, KernelFault, WindowTooSmall
 from ascend_moe.native import library
 from ascend_moe.native.library import lib
 from ascend_moe.ops import calls
 from ascend_moe.plan import Request
-from ascend_moe.reference.cases import Case, legal
+from ascend_moe.reference.cases import Case, draw, legal
 
 KINDS = range(len(CONTEXTS))
 CODE_CONTEXT_MISMATCH = 19
 WINDOW_MIB = 4
 
-CASES = [
-    Case(world=2, local=2, seed=1),
-    Case(world=2, local=3, topk=3, contract=2, quant="int8", batches="unequal", dtype="fp16", seed=2),
-    Case(world=3, local=1, topk=2, contract=2, mask="pair", batches="zero rank", dtype="fp32", seed=3),
-    Case(world=4, local=4, topk=4, quant="smooth", ids="minus", batches="global_bs", cores=5, seed=4),
-    Case(world=5, local=2, topk=3, ids="hot", mask="token", contract=2, shared=2, cores=3, seed=5),
-    Case(world=8, local=1, topk=4, units=7, ids="distinct", batches="unequal", cores=2, seed=6),
-    Case(world=4, local=2, ids="bad", seed=7),
-    Case(world=2, local=1, ids="overflow", contract=2, seed=8),
+MATRIX = [
+    Case(world=2, local=2, topk=2, seed=11),
+    Case(world=2, local=4, topk=3, contract=2, quant="int8", dtype="fp16", batches="unequal", seed=12),
+    Case(world=3, local=2, topk=3, units=5, batches="zero rank", ids="minus", cores=5, seed=13),
+    Case(world=3, local=1, topk=2, contract=2, mask="pair", dtype="fp32", batches="global_bs", seed=14),
+    Case(world=4, local=2, topk=4, ids="hot", batch=9, contract=2, shared=2, cores=3, seed=15),
+    Case(world=4, local=5, topk=2, quant="smooth", mask="token", batches="unequal", tail=True, seed=16),
+    Case(world=5, local=1, topk=3, contract=2, quant="smooth", batches="unequal", cores=1, seed=17),
+    Case(world=6, local=3, topk=4, ids="distinct", dtype="fp32", nums_type=0, tp=1, cores=13, seed=18),
+    Case(world=7, local=2, topk=5, contract=2, ids="any", batches="zero rank", cores=4, seed=19),
+    Case(world=8, local=1, topk=8, units=9, quant="int8", ids="distinct", cores=2, seed=20),
+    Case(world=8, local=2, topk=2, contract=2, ids="hot", mask="prefix", odd=True, seed=21),
+    Case(world=4, local=2, batch=0, seed=22),
+    Case(world=4, local=2, ids="bad", contract=2, seed=23),
+    Case(world=3, local=1, ids="overflow", seed=24),
 ]
 
 
-def run_with(monkeypatch: pytest.MonkeyPatch, kind: str, spec: Case) -> list[object]:
+# Past 32 ranks A2's addresses are in the array behind `data`.
+WIDE = Case(world=34, local=1, topk=2, batch=2, cores=1, batches="unequal", seed=9)
+KNOWN = [(kind, 0) for kind in CONTEXTS]
+
+
+def servers(monkeypatch: pytest.MonkeyPatch, share: int, kind: str = "a2") -> None:
+    """So many ranks on each server; 0: all on one."""
     monkeypatch.setenv("ASCEND_MOE_CONTEXT", kind)
+    monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", str(share))
+
+
+@pytest.mark.parametrize(
+    ("kind", "share", "spec"),
+    [
+        *((*known, spec) for known in (*KNOWN, ("a2", 1), ("a2", 2), ("a2", 4)) for spec in MATRIX),
+        *((*known, WIDE) for known in KNOWN),
+    ],
+    ids=lambda one: f"W{one.world}V{one.contract}-{one.seed}" if isinstance(one, Case) else str(one),
+)
+def test_every_context_gives_the_reference(
+    monkeypatch: pytest.MonkeyPatch, kind: str, share: int, spec: Case
+) -> None:
+    servers(monkeypatch, share, kind)
     case = legal(spec)
-    with comm.LocalCluster(case.world, window_mib=WINDOW_MIB) as cluster:
-        runs = op_runs.run(cluster, case)
+    with LocalCluster(case.world, window_mib=WINDOW_MIB) as cluster:
+        op_runs.check(case, op_runs.run(cluster, case))
         kinds = cluster.run(lambda rank, group: comm.lookup(group, case.world, rank).context_kind)
     assert kinds == [CONTEXTS.index(kind)] * case.world
-    op_runs.check(case, runs)
-    return list(runs)
 
 
-@pytest.mark.parametrize("kind", CONTEXTS)
-@pytest.mark.parametrize("spec", CASES, ids=lambda spec: f"W{spec.world}V{spec.contract}{spec.ids}")
-def test_every_context_gives_the_reference(monkeypatch: pytest.MonkeyPatch, kind: str, spec: Case) -> None:
-    run_with(monkeypatch, kind, spec)
+@pytest.mark.parametrize("share", [2, 3])
+@pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 60), marks=pytest.mark.nightly)])
+def test_drawn_cases(monkeypatch: pytest.MonkeyPatch, share: int, seeds: range) -> None:
+    servers(monkeypatch, share)
+    with LocalCluster(5, window_mib=WINDOW_MIB) as cluster:
+        for seed in seeds:
+            case = draw(
+                seed,
+                world=(5,),
+                local=(1, 2, 3),
+                topk=(1, 2, 3, 4),
+                batch=range(7),
+                cores=(1, 2, 8),
+                ids=("distinct", "any", "minus", "hot", "mixed", "overflow", "bad"),
+            )
+            if case.world == 5:
+                op_runs.check(case, op_runs.run(cluster, case))
 
 
-@pytest.mark.parametrize("kind", CONTEXTS)
-def test_more_ranks_than_a2_has_room_for(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """Past 32 ranks A2's addresses are in the array behind `data`."""
-    run_with(monkeypatch, kind, Case(world=34, local=1, topk=2, batch=2, cores=1, batches="unequal", seed=9))
+def test_a_window_too_small_for_rows_and_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run takes its place in the region: the number that the message asks for is the least that works."""
+    servers(monkeypatch, 1)
+    case = Case(world=2, local=1, topk=1, units=64, batch=256, dtype="fp16", batches="equal", ids="any")
+    with LocalCluster(2, window_mib=2) as cluster:
+        errors = op_runs.run(cluster, case)
+    assert all(isinstance(one, WindowTooSmall) for one in errors), errors
+    needed = errors[0].needed_mib  # type: ignore[union-attr]
+    assert f"HCCL_BUFFSIZE={needed}" in str(errors[0])
+    with LocalCluster(2, window_mib=needed) as cluster:
+        op_runs.check(case, op_runs.run(cluster, case))
+    if needed > 2:
+        with LocalCluster(2, window_mib=needed - 1) as cluster:
+            assert all(isinstance(one, WindowTooSmall) for one in op_runs.run(cluster, case))
+
+
+def test_assist_info_must_hold_expand_idx(monkeypatch: pytest.MonkeyPatch) -> None:
+    servers(monkeypatch, 1)
+    case = Case(world=2, local=2, topk=4, contract=2, batch=8, seed=3, ids="distinct")
+
+    def short(rank: int, group: str) -> str:
+        sent = list(op_runs.dispatch(case, rank, group))
+        rows = op_runs.expert_rows(case, rank, sent)[:0]
+        sent[2] = sent[2][:31]
+        with pytest.raises(
+            AscendMoeError, match=r"at least BS\*K = 32: pass dispatch's own tensor"
+        ) as caught:
+            op_runs.combine(case, rank, group, rows, sent)
+        return str(caught.value)
+
+    with LocalCluster(2, window_mib=WINDOW_MIB) as cluster:
+        assert all("31 elements" in text for text in cluster.run(short))
 
 
 # ---- the settings
@@ -237,12 +306,8 @@ def test_our_structs_lie_as_those_of_hccl(tmp_path: Path) -> None:
         for field, theirs in names.items():
             text += same(struct, field, f"h::{struct}", theirs)
     source = tmp_path / "offsets.cpp"
+    source.write_text(text + same("A2Context", "data", "h::A2Context", "rma"))  # the only wrong one
     command = ["g++", "-std=c++17", "-fsyntax-only", "-Wno-invalid-offsetof", str(source)]
     command += [f"-I{library.native_source_root() / folder}" for folder in ("op_kernel", "twin/include")]
-    for wrong, error in (
-        ("", ""),
-        (same("A2Context", "data", "h::A2Context", "rma"), r"failed: A2Context\.data"),
-    ):
-        source.write_text(text + wrong)
-        found = subprocess.run(command, capture_output=True, text=True).stderr
-        assert re.search(error, found) and bool(found) == bool(wrong), found
+    found = subprocess.run(command, capture_output=True, text=True).stderr
+    assert re.findall("error: (.*)", found) == ["static assertion failed: A2Context.data"], found

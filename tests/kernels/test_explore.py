@@ -346,71 +346,71 @@ def test_killed_at_every_step(worlds: Worlds, algorithm: str, numbers: range, ta
             tally.count(survived(case, seen(world, seed, "random", **faults), faults))
 
 
-def absent(worlds: Worlds, seed: int, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A rank makes only its first calls, as one that is stopped beyond the deadline: all others name it."""
-    rng = random.Random(seed)
-    case = explore.draw(seed)
-    victim, world = rng.randrange(case.world), worlds(case.world)
-    made = rng.randrange(len(case.sequence))
-    program = PlannedProgram(case, world.library)
-    every, kept = program.calls, [0] * case.world
-    program.calls = []
-    for call in every:
-        if call.rank != victim or kept[victim] < made:
-            program.calls.append(call)
-            kept[call.rank] += 1
-    monkeypatch.setattr(explore.engine, "PlannedProgram", lambda *args: program)
-    world.load(case, accepted=bits(OK, TIMEOUT))
-    found = seen(world, seed, rng.choice(("random", "lazy", "pct")))
-    program.calls = every
-    for rank in set(range(case.world)) - {victim}:
-        wanted = [OK] * made + [TIMEOUT] * (len(case.sequence) - made)
-        assert found.codes[rank] == wanted, f"rank {rank}: {found.codes[rank]}, {made} calls were made"
-        assert all(f"rank {victim} did not arrive" in text for text in found.texts[rank][made:])
-    assert found.codes[victim] == [OK] * made and found.time_passed
-    return "longer than the deadline"
-
-
 @soak_rows.row("stop, explored", quick=20, full=1500, chunk=375)
 def test_rank_that_calls_no_more(
     worlds: Worlds, numbers: range, tally: Tally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tally.each(numbers, lambda seed: absent(worlds, seed, monkeypatch))
+    """A rank makes only its first calls, as one that is stopped beyond the deadline: all others name it."""
 
+    def play(seed: int) -> str:
+        rng = random.Random(seed)
+        case = explore.draw(seed)
+        victim, world = rng.randrange(case.world), worlds(case.world)
+        made = rng.randrange(len(case.sequence))
+        program = PlannedProgram(case, world.library)
+        every, kept = program.calls, [0] * case.world
+        program.calls = []
+        for call in every:
+            if call.rank != victim or kept[victim] < made:
+                program.calls.append(call)
+                kept[call.rank] += 1
+        monkeypatch.setattr(explore.engine, "PlannedProgram", lambda *args: program)
+        world.load(case, accepted=bits(OK, TIMEOUT))
+        found = seen(world, seed, rng.choice(("random", "lazy", "pct")))
+        program.calls = every
+        for rank in set(range(case.world)) - {victim}:
+            wanted = [OK] * made + [TIMEOUT] * (len(case.sequence) - made)
+            assert found.codes[rank] == wanted, f"rank {rank}: {found.codes[rank]}, {made} calls were made"
+            assert all(f"rank {victim} did not arrive" in text for text in found.texts[rank][made:])
+        assert found.codes[victim] == [OK] * made and found.time_passed
+        return "longer than the deadline"
 
-def differing(worlds: Worlds, seed: int, monkeypatch: pytest.MonkeyPatch) -> str:
-    """One rank's first dispatch differs in a field: all ranks name it, in any schedule."""
-    rng = random.Random(seed)
-    case = replace(explore.draw(seed), sequence="D", ids="distinct")
-    choices: dict[str, dict[str, object]] = {
-        "H": {"units": case.units + 1},
-        "E": {"local": case.local + 1},
-        "quant_mode": {"quant": "none" if case.quant != "none" else "int8"},
-        "contract": {"contract": 3 - case.contract},
-    }
-    field = rng.choice(list(choices))
-    odd = replace(case, **choices[field])  # type: ignore[arg-type]
-    guilty, world = rng.randrange(case.world), worlds(case.world)
-    mixed, rest = (PlannedProgram(one, world.library) for one in (case, odd))
-    for at, call in enumerate(mixed.calls):
-        if call.rank == guilty:
-            mixed.calls[at], rest.calls[at] = rest.calls[at], call
-    monkeypatch.setattr(explore.engine, "PlannedProgram", lambda *args: mixed)
-    world.load(case, accepted=bits(CONFIG_MISMATCH))
-    found = seen(world, seed, rng.choice(("random", "lazy", "pct")))
-    rest.close()
-    for rank, (codes, (text,)) in enumerate(zip(found.codes, found.texts, strict=True)):
-        assert codes == [CONFIG_MISMATCH], f"rank {rank}: {codes} {text}"
-        assert field in text and (rank == guilty or f"rank {guilty}" in text), text
-    assert not found.time_passed
-    return field
+    tally.each(numbers, play)
 
 
 @soak_rows.row("configuration mismatch, explored", quick=20, full=1000, chunk=500)
 def test_ranks_that_differ(
     worlds: Worlds, numbers: range, tally: Tally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tally.each(numbers, lambda seed: differing(worlds, seed, monkeypatch))
+    """One rank's first dispatch differs in a field: all ranks name it, in any schedule."""
+
+    def play(seed: int) -> str:
+        rng = random.Random(seed)
+        case = replace(explore.draw(seed), sequence="D", ids="distinct")
+        choices: dict[str, dict[str, object]] = {
+            "H": {"units": case.units + 1},
+            "E": {"local": case.local + 1},
+            "quant_mode": {"quant": "none" if case.quant != "none" else "int8"},
+            "contract": {"contract": 3 - case.contract},
+        }
+        field = rng.choice(list(choices))
+        odd = replace(case, **choices[field])  # type: ignore[arg-type]
+        guilty, world = rng.randrange(case.world), worlds(case.world)
+        mixed, rest = (PlannedProgram(one, world.library) for one in (case, odd))
+        for at, call in enumerate(mixed.calls):
+            if call.rank == guilty:
+                mixed.calls[at], rest.calls[at] = rest.calls[at], call
+        monkeypatch.setattr(explore.engine, "PlannedProgram", lambda *args: mixed)
+        world.load(case, accepted=bits(CONFIG_MISMATCH))
+        found = seen(world, seed, rng.choice(("random", "lazy", "pct")))
+        rest.close()
+        for rank, (codes, (text,)) in enumerate(zip(found.codes, found.texts, strict=True)):
+            assert codes == [CONFIG_MISMATCH], f"rank {rank}: {codes} {text}"
+            assert field in text and (rank == guilty or f"rank {guilty}" in text), text
+        assert not found.time_passed
+        return field
+
+    tally.each(numbers, play)
 
 
 def test_the_command_finds_nothing_and_says_what_it_did() -> None:

@@ -15,7 +15,7 @@ from soak_rows import Tally
 
 import ascend_moe
 from ascend_moe.comm.communicator import ranks_per_server
-from ascend_moe.errors import ArgumentError, ConfigMismatch, InvalidExpertId, RoutingMismatch, RoutingOverflow
+from ascend_moe.errors import ArgumentError, ConfigMismatch, InvalidExpertId, RoutingMismatch
 from ascend_moe.reference.cases import Place
 
 pytestmark = [pytest.mark.asan, pytest.mark.tsan]
@@ -193,42 +193,28 @@ def test_what_may_differ_between_ranks(cluster: ascend_moe.LocalCluster) -> None
 # ---- routing
 
 
-@pytest.mark.parametrize("op", ["dispatch", "combine"])
-@pytest.mark.parametrize("expert_id", [-2, 999])
-def test_bad_id_on_one_rank_is_raised_by_all(
-    cluster: ascend_moe.LocalCluster, op: str, expert_id: int
-) -> None:
-    guilty = cluster.world_size - 1
+@pytest.mark.parametrize("op", ["dispatch", "dispatch_v2", "combine", "combine_v2"])
+@pytest.mark.parametrize("guilty", [0, -1])
+def test_bad_id_on_one_rank_is_raised_by_all(cluster: ascend_moe.LocalCluster, op: str, guilty: int) -> None:
+    """Named by rank, token, k and id; another one is later, or on a later rank."""
+    last, experts = cluster.world_size - 1, cluster.world_size * LOCAL
+    guilty %= cluster.world_size
+    for expert_id in (-2, -(2**31), experts, 2**31 - 1):
 
-    def body(place: Place) -> Any:
-        ids = plain(op, experts=place.world * LOCAL)["expert_ids"]
-        if place.rank == guilty:
-            ids[1, 1] = expert_id
-        return call(place, op, expert_ids=ids)
+        def body(place: Place, expert_id: int = expert_id) -> Any:
+            ids = plain(op, experts=experts)["expert_ids"]
+            if place.rank == last:
+                ids[1, 1] = -3
+            if place.rank == guilty:
+                ids[0, 1] = expert_id
+            return call(place, op, expert_ids=ids)
 
-    for one in outcomes(cluster, body):
-        assert type(one.error) is InvalidExpertId, repr(one)
-        fields = (one.error.rank, one.error.token, one.error.k, one.error.expert_id)
-        assert fields == (guilty, 1, 1, expert_id)
-        assert f"rank {guilty}, token 1, k 1" in str(one.error) and str(expert_id) in str(one.error)
-    assert_usable(cluster)
-
-
-def test_overflow_on_one_rank_is_raised_by_all(cluster: ascend_moe.LocalCluster) -> None:
-    """One local expert, so that an id given twice passes the capacity of one row a token."""
-    guilty = 1
-
-    def body(place: Place) -> Any:
-        ids = torch.zeros(2, TOPK, dtype=torch.int32)
-        ids[:, 1] = 1
-        if place.rank == guilty:
-            ids[:, :] = 1
-        return call(place, "dispatch", expert_ids=ids, moe_expert_num=place.world)
-
-    for one in outcomes(cluster, body):
-        assert type(one.error) is RoutingOverflow, repr(one)
-        assert (one.error.rank, one.error.owner, one.error.rows, one.error.capacity) == (guilty, 1, 4, 2)
-    assert_usable(cluster)
+        for one in outcomes(cluster, body):
+            assert type(one.error) is InvalidExpertId and isinstance(one.error, ValueError), repr(one)
+            assert one.error.details == {"rank": guilty, "token": 0, "k": 1, "expert_id": expert_id}
+            named = f"{op.removesuffix('_v2')}: rank {guilty}, token 0, k 1 has expert id {expert_id}"
+            assert str(one.error).startswith(named)
+        assert_usable(cluster)
 
 
 def test_a_configuration_counts_before_bad_ids(cluster: ascend_moe.LocalCluster) -> None:
@@ -247,19 +233,19 @@ def test_combine_that_routes_otherwise_than_dispatch(
     cluster: ascend_moe.LocalCluster, contract: int, where: str
 ) -> None:
     """The rank whose tokens they are raises; the others get their result."""
-    guilty = 1
+    guilty, experts = 1, cluster.world_size * LOCAL
+    ids = torch.arange(MAX_BS * TOPK, dtype=torch.int32).view(MAX_BS, TOPK) % experts
+    kept, other = torch.tensor([True, False, True, True]), ids.clone()
+    other[0, 0] += where == "other ids"
 
     def body(place: Place) -> Any:
-        ids = torch.arange(MAX_BS * TOPK, dtype=torch.int32).view(MAX_BS, TOPK) % (place.world * LOCAL)
         x = torch.full((MAX_BS, HIDDEN), 1.0 + place.rank, dtype=torch.bfloat16)
-        mask = torch.tensor([True, False, True, True]) if place.rank == guilty else None
+        mask = kept if place.rank == guilty else None
         given = {"expert_ids": ids, "x": x, **cases.arguments(place)}
         masked = mask if where == "dispatch only" else None
         sent = cases.DISPATCH[contract](**given, x_active_mask=masked)
         index = "expand_idx" if contract == 1 else "assist_info_for_combine"
-        later = ids.clone()
-        if where == "other ids" and place.rank == guilty:
-            later[0, 0] += 1
+        later = other if place.rank == guilty else ids
         back = {"expand_x": sent[0], "expert_ids": later, index: sent[2], "ep_send_counts": sent[4]}
         masked = mask if where == "combine only" else None
         weights = torch.ones(MAX_BS, TOPK)
@@ -282,6 +268,11 @@ def test_combine_that_routes_otherwise_than_dispatch(
             assert f"expand_idx {error.theirs} for expert {error.expert}" in text
             assert f"{error.ours} rows" in text
         else:
+            routed = (
+                other[kept] if where == "combine only" else other,
+                ids[kept] if where == "dispatch only" else ids,
+            )
+            assert [error.ours, error.theirs] == [int((some == error.expert).sum()) for some in routed]
             assert error.ours != error.theirs and f"route {error.ours}" in text
             assert f"expert {error.expert} returns {error.theirs} rows" in text
     assert_usable(cluster)

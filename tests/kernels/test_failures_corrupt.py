@@ -51,21 +51,21 @@ def f32(value: float) -> int:
 # ---- what is written
 
 
-def word0(value: int) -> Spoil:
-    """Only the first word, on top of what an earlier op has left."""
-    return lambda run, epoch: [value]
-
-
 def replaced(at: int, value: int) -> Spoil:
     return lambda run, epoch: [value if i == at else word for i, word in enumerate(run)]
 
 
-def with_op(op: int) -> Spoil:
-    return lambda run, epoch: [*run[:2], op << 24 | run[2] & 0xFFFFFF, *run[3:]]
-
-
 def flipped(at: int, bit: int) -> Spoil:
-    return lambda run, epoch: [word ^ (1 << bit) if i == at else word for i, word in enumerate(run)]
+    return lambda run, epoch: replaced(at, run[at] ^ (1 << bit))(run, epoch)
+
+
+def old_block(block: int, back: int) -> Spoil:
+    """One block as it was some ops ago."""
+    return lambda run, epoch: replaced(block * WORDS, max(epoch - back, 0))(run, epoch)
+
+
+def empty_block(block: int) -> Spoil:
+    return lambda run, epoch: [0 if i // WORDS == block else word for i, word in enumerate(run)]
 
 
 def patterns() -> Iterator[tuple[str, Spoil, str]]:
@@ -76,7 +76,7 @@ def patterns() -> Iterator[tuple[str, Spoil, str]]:
     floats = {name: f32(float(name)) for name in ("nan", "inf", "-inf", "0.5", "1.0", "2.0", "-0.0", "1e-40")}
     quiet = {"payload NaN": 0x7FC00001, "signalling NaN": 0x7F800001, "all ones": 0xFFFFFFFF, "one": 1}
     for name, value in {**floats, **quiet, "no magic's epoch": 0x4D4F}.items():
-        yield name, word0(value), "corrupt"
+        yield name, lambda run, epoch, v=value: [v], "corrupt"  # on top of what an earlier op has left
     for away in (-4, -3, -1, 1, 2, 3, 1 << 16, 1 << 31):
         # Another epoch than this one and the one two ops ago, for which the reader waits on.
         yield f"epoch {away:+}", lambda run, epoch, a=away: of_epoch(run, (epoch + a) % 2**32), "corrupt"
@@ -87,30 +87,21 @@ def patterns() -> Iterator[tuple[str, Spoil, str]]:
         yield f"from rank {source}", replaced(3, source), "corrupt"
         yield f"counts from rank {source}", replaced(2 * WORDS + 2, source), "corrupt"
     for op in (0, 3, 255):
-        yield f"op {op}", with_op(op), "corrupt"
+        yield (
+            f"op {op}",
+            lambda run, epoch, o=op: replaced(2, o << 24 | run[2] & 0xFFFFFF)(run, epoch),
+            "corrupt",
+        )
     for code in (5, 6, 7, 15, 16, 17, 18, 99, 2**31):
         yield f"error code {code}", replaced(WORDS + 5, code), "corrupt"
     for count in (MAX_BS * TOPK + 1, 2**16, 2**31, 2**32 - 1):
         yield f"count {count}", replaced(2 * WORDS + 4, count), "corrupt"
     yield "counts beyond the capacity", lambda run, epoch: [*run[:-4], *[MAX_BS] * 4], "corrupt"
-    yield from torn()
+    for block in (1, 2):  # torn: some blocks have arrived, others are as they were
+        for back in (2, 4, 1000):
+            yield f"block {block} of {back} ops ago", old_block(block, back), "right"
+        yield f"block {block} empty", empty_block(block), "right"
     yield from flips()
-
-
-def torn() -> Iterator[tuple[str, Spoil, str]]:
-    """Some blocks have arrived, others are as they were two ops or long ago."""
-    for block in (1, 2):
-        for name, old in {"two ops ago": 2, "four ops ago": 4, "long ago": 1000}.items():
-
-            def stale(run: list[int], epoch: int, b: int = block, back: int = old) -> list[int]:
-                return replaced(b * WORDS, max(epoch - back, 0))(run, epoch)
-
-            yield f"block {block} of {name}", stale, "right"
-        yield (
-            f"block {block} empty",
-            lambda run, epoch, b=block: [0 if i // WORDS == b else word for i, word in enumerate(run)],
-            "right",
-        )
 
 
 def flips() -> Iterator[tuple[str, Spoil, str]]:
@@ -132,66 +123,57 @@ def flips() -> Iterator[tuple[str, Spoil, str]]:
 # ---- what becomes of it
 
 
-class Trial:
-    """One op whose reader finds something in the slot of a peer.
+def trial(world: int, patience: float, spoil: Spoil, combine: int = 0) -> list[str]:
+    """By rank, what became of an op whose reader finds something in the slot of a peer.
 
     ``patience``: seconds that the peer leaves the reader to find it. ``combine``: the contract of the
     combine that is spoilt; 0: a dispatch is.
     """
+    barrier, reader_done = threading.Barrier(world), threading.Event()
 
-    def __init__(self, world: int, patience: float, combine: int = 0) -> None:
-        self.world = world
-        self.patience = patience
-        self.contract = combine
-        self.counts = 2 * LOCAL if combine else LOCAL  # direct combine also tells where rows begin
-        self.barrier = threading.Barrier(world)
-        self.reader_done = threading.Event()
-
-    def run(self, spoil: Spoil) -> list[str]:
-        """By rank, what became of the op."""
-        with ascend_moe.LocalCluster(self.world) as cluster:
-            return cluster.run(lambda rank, name: self.body(cluster, spoil, Place(rank, self.world, name)))
-
-    def body(self, cluster: ascend_moe.LocalCluster, spoil: Spoil, place: Place) -> str:
-        set_epoch(cluster, place.rank, EPOCH - (4 if self.contract else 3))
-        self.barrier.wait()
-        op = self.last_combine(place) if self.contract else self.last_dispatch(place)
-        self.barrier.wait()
-        if place.rank == READER:
-            self.write(cluster, spoil)
-        self.barrier.wait()
-        if place.rank == SOURCE:
-            self.reader_done.wait(self.patience)
-        one = caught(op)
-        if place.rank == READER:
-            self.reader_done.set()
-        return outcome(place, one)
-
-    def last_dispatch(self, place: Place) -> Callable[[], str]:
-        """The dispatch to come, after two others."""
+    def last_op(place: Place) -> Callable[[], str]:
+        """The op to come, after two others, or another combine and the dispatches of both."""
+        if combine:
+            cases.round_trip(place, 3, combine)
+            sent = cases.dispatch(place, 3, combine)
+            return lambda: compared(cases.check_combine, place, cases.combine(place, sent, 3, combine), 3)
         for seed in (3, 4):
             cases.check_dispatch(place, cases.dispatch(place, seed), seed)
         return lambda: compared(cases.check_dispatch, place, cases.dispatch(place, 3), 3)
 
-    def last_combine(self, place: Place) -> Callable[[], str]:
-        """The combine to come, after another one and the dispatches of both."""
-        cases.round_trip(place, 3, self.contract)
-        sent = cases.dispatch(place, 3, self.contract)
-        return lambda: compared(cases.check_combine, place, cases.combine(place, sent, 3, self.contract), 3)
+    def body(rank: int, name: str) -> str:
+        place = Place(rank, world, name)
+        set_epoch(cluster, rank, EPOCH - (4 if combine else 3))
+        barrier.wait()
+        op = last_op(place)
+        barrier.wait()
+        if rank == READER:  # direct combine also tells where rows begin
+            write(cluster, spoil, 2 * LOCAL if combine else LOCAL)
+        barrier.wait()
+        if rank == SOURCE:
+            reader_done.wait(patience)
+        one = caught(op)
+        if rank == READER:
+            reader_done.set()
+        return outcome(place, one)
 
-    def write(self, cluster: ascend_moe.LocalCluster, spoil: Spoil) -> None:
-        """Two ops ago the same rows were counted: that run, a later epoch in it, is what is about to come.
+    with ascend_moe.LocalCluster(world) as cluster:
+        return cluster.run(body)
 
-        But the rows are poisoned until they come: whoever takes the forged run for the real one shows it.
-        """
-        state = State.of(cluster, READER)
-        epoch = next_epoch(state.epoch)
-        assert epoch == EPOCH
-        state.poison(epoch)
-        slot = state.run(epoch, SOURCE, self.counts)
-        assert slot[0] == STATUS_MAGIC ^ (epoch - 2), "not where the run lies"
-        for i, word in enumerate(spoil(of_epoch(list(slot), epoch), epoch)):
-            slot[i] = word % 2**32
+
+def write(cluster: ascend_moe.LocalCluster, spoil: Spoil, counts: int) -> None:
+    """Two ops ago the same rows were counted: that run, a later epoch in it, is what is about to come.
+
+    But the rows are poisoned until they come: whoever takes the forged run for the real one shows it.
+    """
+    state = State.of(cluster, READER)
+    epoch = next_epoch(state.epoch)
+    assert epoch == EPOCH
+    state.poison(epoch)
+    slot = state.run(epoch, SOURCE, counts)
+    assert slot[0] == STATUS_MAGIC ^ (epoch - 2), "not where the run lies"
+    for i, word in enumerate(spoil(of_epoch(list(slot), epoch), epoch)):
+        slot[i] = word % 2**32
 
 
 def compared(check: Callable[..., None], *args: Any) -> str:
@@ -222,7 +204,7 @@ def test_spoilt_status_is_reported_or_overwritten(world: int, tally: Tally) -> N
     """The reader looks before the real run comes."""
     found, wrong = Counter[tuple[str, str]](), []
     for label, spoil, expected in patterns():
-        by_rank = Trial(world, 0.02 if expected in ("right", "any") else 5).run(spoil)
+        by_rank = trial(world, 0.02 if expected in ("right", "any") else 5, spoil)
         found[expected, by_rank[READER]] += 1
         legal = {"any": {by_rank[READER]}, "noticed": {"corrupt", "mismatch"}}.get(expected, {expected})
         # A corrupt word is fatal and all ranks hear of it; a configuration is looked at by each rank itself.
@@ -248,7 +230,7 @@ def test_wrong_counts_of_direct_combine_are_named(
         block, at = divmod(count, COUNTS_PER_BLOCK)
         word = (HEADER_BLOCKS + block) * WORDS + 4 + at
         for bit in (0, 2, 20, 31):
-            found = Trial(2, 5, contract).run(flipped(word, bit))
+            found = trial(2, 5, flipped(word, bit), contract)
             assert found[READER] == "corrupt", f"count {count}, bit {bit}: {found}"
 
 

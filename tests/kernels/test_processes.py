@@ -1,10 +1,9 @@
-"""The ops between real processes, gloo and torchrun: window, direct and zero copy give the same bits."""
+"""The ops between real processes: window, direct and zero copy give the same bits."""
 
 from __future__ import annotations
 
 import functools
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 
 import op_runs
 import pytest
-import torch
 import torch.distributed as dist
 from gloo_ranks import run_processes
 from op_runs import RankRun
@@ -23,9 +21,8 @@ from ascend_moe import comm
 from ascend_moe.errors import AscendMoeError
 from ascend_moe.reference.cases import Case, legal
 
-HERE = Path(__file__).resolve()
-sys.path.append(str(HERE.parent / "direct"))
-import test_zero_copy as zero_copy  # noqa: E402
+sys.path.append(str(Path(__file__).resolve().parent / "direct"))
+import test_zero_copy as zero_copy
 
 ALGORITHMS = ("direct", "window", "zero-copy")
 SPECS = [
@@ -106,29 +103,3 @@ def test_gloo_processes(world: int, tmp_path: Path) -> None:
     results = run_processes(world, functools.partial(body, world=world), tmp_path)
     for size in {world, 2}:
         check(size, [one[size] for one in results[:size]])
-
-
-@pytest.mark.nightly
-def test_torchrun(tmp_path: Path) -> None:
-    """This file is also the script that torchrun starts."""
-    world = 2
-    environment = dict(os.environ)
-    environment.pop("PYTHONSAFEPATH", None)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
-    done = subprocess.run(
-        [*command, str(HERE), str(tmp_path)], env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    check(world, [torch.load(tmp_path / f"{rank}.pt")[world] for rank in range(world)])
-
-
-def main(out: Path) -> None:
-    dist.init_process_group("gloo")
-    rank, world = dist.get_rank(), dist.get_world_size()
-    torch.save(body(rank, world), out / f"{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -9,6 +9,7 @@ import random
 import threading
 import time
 from dataclasses import dataclass, replace
+from typing import Any
 
 import op_runs
 import pytest
@@ -221,13 +222,22 @@ NIGHTLY = [
     for contract in ("V1", "V2", "mixed")
     if (pattern, world, local, contract) not in EVERY_CHANGE
 ]
+WRAP_EVERY_CHANGE = [("window", 2, 2, 2), ("mixed", 2, 2, 1)]
+WRAP_NIGHTLY = [
+    ("window", 2, 2, 1),
+    ("mixed", 2, 2, 2),
+    *(("window", *sizes, contract) for sizes in SIZES[1:] for contract in (1, 2)),
+    *((*sizes, contract) for sizes in (("direct", 2, 2), ("mixed", 3, 2)) for contract in (1, 2)),
+]
+
+
+def each(every_change: list[tuple[Any, ...]], nightly: list[tuple[Any, ...]]) -> pytest.MarkDecorator:
+    rows = [*every_change, *(pytest.param(*values, marks=pytest.mark.nightly) for values in nightly)]
+    return pytest.mark.parametrize(("pattern", "world", "local", "contract"), rows)
 
 
 @pytest.mark.row("op order")
-@pytest.mark.parametrize(
-    ("pattern", "world", "local", "contract"),
-    [*EVERY_CHANGE, *(pytest.param(*values, marks=pytest.mark.nightly) for values in NIGHTLY)],
-)
+@each(EVERY_CHANGE, NIGHTLY)
 def test_every_sequence(
     pattern: str, world: int, local: int, contract: str, here: threading.local, tally: Tally
 ) -> None:
@@ -243,33 +253,19 @@ def test_every_sequence(
 
 
 @pytest.mark.row("op order")
-@pytest.mark.parametrize(
-    ("pattern", "world", "local", "contract"),
-    [
-        ("window", 2, 2, 2),
-        ("mixed", 2, 2, 1),
-        *(
-            pytest.param(*values, marks=pytest.mark.nightly)
-            for values in [
-                ("window", 2, 2, 1),
-                ("mixed", 2, 2, 2),
-                *(("window", *sizes, contract) for sizes in SIZES[1:] for contract in (1, 2)),
-                *((*sizes, contract) for sizes in (("direct", 2, 2), ("mixed", 3, 2)) for contract in (1, 2)),
-            ]
-        ),
-    ],
-)
+@each(WRAP_EVERY_CHANGE, WRAP_NIGHTLY)
 def test_every_sequence_across_the_wrap(
     pattern: str, world: int, local: int, contract: int, here: threading.local, tally: Tally
 ) -> None:
     """On fresh windows, with the wrap of the epoch in the middle of each sequence."""
+    sequences = [sequence for sequence in SEQUENCES if len(sequence) <= soak_rows.pick(6, 7)]
     with LocalCluster(world, window_mib=WINDOW_MIB) as cluster:
-        for number, sequence in enumerate(SEQUENCES):
+        for number, sequence in enumerate(sequences):
             cluster.close()
             ranks = Ranks(cluster, here, pattern)
             ranks.play(sequence, pool(world, local, contract), number, LAST_EPOCH - len(sequence) // 2)
             assert ranks.epochs == [1 + len(sequence) - len(sequence) // 2] * world
-    tally.count("across the wrap of the epoch", cases=len(SEQUENCES))
+    tally.count("across the wrap of the epoch", cases=len(sequences))
 
 
 # ---- two communicators

@@ -22,7 +22,7 @@ from window_library import PAGE, WindowLibrary, _libc
 
 import ascend_moe.reference as ref
 from ascend_moe import LocalCluster
-from ascend_moe.errors import WindowTooSmall
+from ascend_moe.errors import ArgumentError, WindowTooSmall
 from ascend_moe.reference.cases import DTYPES, Case, draw, legal
 
 EXAMPLES = soak_rows.pick(12, 700)  # of each stratum
@@ -86,6 +86,9 @@ FIXED = [
     Case(world=2, local=2, topk=4, batch=6, contract=2, odd=True, tail=True, mask="prefix", seed=10),
     Case(world=2, local=40, topk=8, batch=70, ids="any", batches="unequal", units=1, seed=11, cores=5),
     Case(local=2, topk=2, batch=1, units=130, dtype="fp32", contract=2, shared=2, seed=12, cores=48),
+    # The shapes of the run whose printed numbers the reference gives.
+    Case(local=16, topk=8, batch=6, ids="distinct", seed=13, cores=8),
+    Case(local=16, topk=12, batch=4, ids="distinct", nums_type=0, seed=14, cores=48),
 ]
 
 
@@ -100,6 +103,9 @@ def test_fixed(clusters: Clusters, spec: Case) -> None:
 
 
 MANY = {"batch": 4096, "units": 1}
+# Everything that takes UB at once: fp32, H = 8192, smooth scales, E = 1024, 64 cores.
+LARGEST_UB: dict[str, Any] = {"topk": 2, "batch": 1, "units": 1024, "dtype": "fp32", "quant": "smooth"}
+LARGEST_UB |= {"contract": 2, "mask": "pair", "ids": "distinct", "cores": 64, "seed": 31}
 LIMITS = {
     "W 64": Case(world=64, local=4, topk=4, batch=3, batches="zero rank", cores=3, seed=21),
     "W 64, V2": Case(world=64, local=16, topk=16, batch=2, quant="smooth", contract=2, units=3, seed=22),
@@ -107,10 +113,12 @@ LIMITS = {
     "one rank": Case(world=1, local=1024, topk=16, batch=16, contract=2, ids="distinct", cores=48, seed=24),
     "one core": Case(world=64, local=16, topk=2, batch=1, units=1, dtype="fp32", cores=1, seed=25),
     "K 16": Case(world=2, local=8, topk=16, ids="distinct", cores=24, seed=26, **MANY),
+    "UB, W 1": Case(world=1, local=1024, **LARGEST_UB),
+    "UB, W 16": Case(world=16, local=64, **LARGEST_UB),
     "K 1": Case(world=3, local=2, topk=1, mask="token", batches="unequal", seed=27, **MANY),
     "K 16, V2": Case(local=9, topk=16, contract=2, mask="pair", ids="minus", cores=7, seed=28, batch=500),
 }
-SLOW = ("W 64, V2", "K 16")
+SLOW = ("W 64, V2", "K 16", "UB, W 16")
 
 
 @pytest.mark.parametrize(
@@ -130,14 +138,6 @@ def test_longest_rows(clusters: Clusters, dtype: str, contract: int) -> None:
     for quant, local in (("none", 512), ("int8", 512), ("smooth", 8)):
         case = legal(replace(spec, quant=quant, local=local, mask="pair", shared=2))
         op_runs.check(case, op_runs.run(clusters[2], case))
-
-
-@pytest.mark.parametrize("world", [1, pytest.param(16, marks=pytest.mark.nightly)])
-def test_largest_ub_plan(clusters: Clusters, world: int) -> None:
-    """Everything that takes UB at once: fp32, H = 8192, smooth scales, E = 1024, 64 cores."""
-    spec = Case(world=world, local=1024 // world, topk=2, batch=1, units=1024, dtype="fp32", quant="smooth")
-    case = replace(spec, contract=2, mask="pair", ids="distinct", cores=64, seed=31)
-    op_runs.check(case, op_runs.run(clusters[world], case))
 
 
 # ---- the number of cores
@@ -247,6 +247,77 @@ def test_no_tokens_at_all(clusters: Clusters, batches: str, contract: int) -> No
         case = replace(spec, batch=0)
         assert not any(one.x.numel() for one in case.inputs)
         op_runs.check(case, op_runs.run(clusters[world], case))
+
+
+# ---- ids that are masked, bad or too many, counts that are not dispatch's
+
+
+@pytest.mark.asan
+@pytest.mark.tsan
+def test_masked_ids_are_not_looked_at(clusters: Clusters) -> None:
+    """Any number at a masked pair; expand_idx is 0 there."""
+    for mask in ("token", "pair", "prefix"):
+        spec = Case(world=2, local=3, topk=4, batch=8, mask=mask, seed=60)
+        case = legal(spec)
+        for one in case.inputs:
+            assert one.x_active_mask is not None
+            one.x_active_mask[0] = False
+            active = one.x_active_mask.reshape(8, -1).expand(-1, 4)
+            one.expert_ids[~active] = 12345
+        runs = op_runs.run(clusters[2], case)
+        op_runs.check(case, runs)
+        for one in runs:
+            assert not one.dispatched[2][:4].any()  # type: ignore[union-attr]
+            assert not one.result[0].any()  # type: ignore[union-attr]
+
+
+@pytest.mark.asan
+@pytest.mark.tsan
+def test_overflow_beyond_the_capacity_by_one(clusters: Clusters) -> None:
+    """maxBS * min(K, L) rows from one source to one owner pass, one more does not."""
+    ids = torch.tensor([[0, 1, 2], [0, 1, 3], [2, 3, 1], [0, 1, 2]], dtype=torch.int32)
+    inputs = [
+        ref.RankInput(torch.randn(4, 16), ids.clone(), expert_scales=torch.rand(4, 3)) for _ in range(2)
+    ]
+    case = Case.of(inputs, 4, global_bs=8)
+    op_runs.check(case, op_runs.run(clusters[2], case))
+    inputs[1].expert_ids[:] = torch.tensor([0, 1, 0])  # 12 rows; the capacity is 4 * 2
+    fault = ref.check(inputs, 4, 8)
+    assert fault is not None and (fault.rank, fault.owner, fault.rows, fault.capacity) == (1, 0, 12, 8)
+    op_runs.check_fault(fault, op_runs.run(clusters[2], case))
+    inputs[1].expert_ids[0] = torch.tensor([2, 3, 2])
+    inputs[1].expert_ids[1, 0] = 3
+    assert ref.check(inputs, 4, 8) is None  # 8 rows
+    op_runs.check(case, op_runs.run(clusters[2], case))
+    inputs[1].expert_ids[1, 0] = 0
+    assert ref.check(inputs, 4, 8) is not None  # 9 rows
+    op_runs.check(case, op_runs.run(clusters[2], case))
+
+
+@pytest.mark.asan
+@pytest.mark.tsan
+@pytest.mark.parametrize("contract", [1, 2])
+@pytest.mark.parametrize("at, value", [(0, -1), (3, 0), (3, None), (5, 10**6), (5, 2**31 - 1)])
+def test_counts_that_would_store_elsewhere(
+    clusters: Clusters, contract: int, at: int, value: int | None
+) -> None:
+    """Counts that fall (None: by one) or exceed expand_x: every rank refuses."""
+
+    case = Case(world=2, local=3, topk=3, batch=6, contract=contract, ids="distinct", seed=70)
+
+    def fn(rank: int, group_ep: str) -> Any:
+        sent = list(op_runs.dispatch(case, rank, group_ep))
+        rows = op_runs.expert_rows(case, rank, sent)
+        if rank == 1:
+            sent[4][at] = sent[4][at - 1] - 1 if value is None else value
+        with pytest.raises(ArgumentError) as caught:
+            op_runs.combine(case, rank, group_ep, rows, sent)
+        return caught.value
+
+    with op_runs.cores(4):
+        found = clusters[2].run(fn)
+    assert [(error.argument, error.rank) for error in found] == [("ep_send_counts", 1)] * 2
+    op_runs.check(case, op_runs.run(clusters[2], case))  # the communicator stays usable
 
 
 # ---- the window

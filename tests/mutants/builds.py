@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -18,6 +17,7 @@ from pathlib import Path
 from table import Mutant
 
 from ascend_moe.native import library
+from ascend_moe.native.build import digest_of
 
 LIBRARIES = {"fast": "ascend_moe", "checked": "ascend_moe_checked"}
 FLAGS = "-O1 -w"  # for the compile's speed: what they run takes seconds
@@ -45,17 +45,13 @@ def apply(mutant: Mutant, root: Path) -> None:
 
 def cache_root() -> Path:
     """In $ASCEND_MOE_MUTANT_CACHE, or where temporary files go: the folder of these native sources."""
-    source, digest = library.native_source_root(), hashlib.sha256(FLAGS.encode())
-    for folder in ("op_kernel", "op_host", "csrc", "ascend_moe/csrc", "twin"):
-        for path in sorted((source / folder).rglob("*")):
-            if path.suffix in (".h", ".cpp", ".S"):
-                digest.update(str(path.relative_to(source)).encode() + path.read_bytes())
-    digest.update((source / "CMakeLists.txt").read_bytes())
-    folder = (
-        os.environ.get("ASCEND_MOE_MUTANT_CACHE")
-        or f"{tempfile.gettempdir()}/ascend_moe-mutants-{os.getuid()}"
-    )
-    return Path(folder) / digest.hexdigest()[:16]
+    source = library.native_source_root()
+    folders = ("op_kernel", "op_host", "csrc", "ascend_moe/csrc", "twin")
+    files = sorted(path for folder in folders for path in (source / folder).rglob("*.[hcS]*"))
+    texts = [str(path.relative_to(source)) + path.read_text() for path in files if path.is_file()]
+    usual = f"{tempfile.gettempdir()}/ascend_moe-mutants-{os.getuid()}"
+    folder = Path(os.environ.get("ASCEND_MOE_MUTANT_CACHE") or usual)
+    return folder / digest_of(FLAGS, (source / "CMakeLists.txt").read_text(), *texts)
 
 
 class MutantBuilds:
@@ -66,10 +62,7 @@ class MutantBuilds:
         self.build = self.root / "build"
         self.source = library.native_source_root()
         self.root.mkdir(parents=True, exist_ok=True)
-        cmake = shutil.which("cmake") or shutil.which("cmake", path=str(Path(sys.executable).parent))
-        if cmake is None or shutil.which("make") is None:
-            raise BuildError("cmake and make are needed")
-        self.cmake = cmake
+        self.cmake = shutil.which("cmake") or str(Path(sys.executable).parent / "cmake")
 
     def library(self, engine: str, mutant: Mutant | None = None) -> Path:
         """The library of this engine, with the mutant in its kernels."""

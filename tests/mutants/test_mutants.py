@@ -23,10 +23,8 @@ BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
 ASKED_OF_FAST_SUITE = [mutant for mutant in MUTANTS if mutant.passes_fast_suite is not None]
 # Every file whose tests run our kernels on the library that ASCEND_MOE_LIBRARY names.
 FAST_SUITE = [
-    "kernels/test_seed_example.py",
     "kernels/test_twin_reference.py",
     "kernels/test_sequences.py",
-    "twin/test_twin_errors.py",
     "kernels/test_failures.py",
     "kernels/test_failures_collective.py",
     "kernels/test_failures_corrupt.py",

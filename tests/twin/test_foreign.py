@@ -6,12 +6,11 @@ Many schedules of them: sound ones stay clean, one missing line is found and sho
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from foreign_runs import HALF, KERNELS, Swap, kernels, modes, tiling
+from foreign_runs import HALF, Swap, kernels, modes, tiling
 from numpy.typing import NDArray
 
 from ascend_moe import twin
@@ -34,10 +33,12 @@ def test_add(mode: str, length: int, cores: int) -> None:
 
 @modes
 def test_add_of_torch_tensors_in_place(mode: str) -> None:
+    """A tiling key that the kernel does not have runs nothing."""
     x = torch.randn(96, generator=torch.Generator().manual_seed(3)).half()
     want, sizes = x + x, torch.tensor([96, 32], dtype=torch.int32)
-    kernels("add_custom", HALF).launch("add_custom", [x, x, x, None], sizes, 2, 1, mode=mode)
-    assert torch.equal(x, want)
+    for key in (1, 1002):
+        kernels("add_custom", HALF).launch("add_custom", [x, x, x, None], sizes, 2, key, mode=mode)
+        assert torch.equal(x, want)
 
 
 @modes
@@ -47,13 +48,6 @@ def test_prefix_sum_over_soft_sync_all_and_atomic_add(mode: str, cores: int) -> 
     args = [x, np.zeros_like(x), np.zeros(8, np.int32)]
     kernels("prefix_sum").launch("prefix_sum", args, tiling(24), cores, workspace_bytes=cores * 64, mode=mode)
     assert np.array_equal(args[1], np.cumsum(x)) and (args[2] == x.sum()).all()
-
-
-@modes
-def test_tiling_key_that_the_kernel_does_not_have(mode: str) -> None:
-    x, z = np.ones(64, np.float16), np.full(64, 9, np.float16)
-    kernels("add_custom", HALF).launch("add_custom", [x, x, z, None], tiling(64, 32), 2, 1002, mode=mode)
-    assert (z == 9).all()
 
 
 # ---- windows: communication contexts as kernels read them, two groups ----
@@ -165,24 +159,24 @@ def test_ranks_launched_by_threads_of_the_caller(mode: str) -> None:
 
 
 @modes
-@pytest.mark.parametrize("key", range(4), ids=["one flag", "many flags", "scalar word", "heartbeat"])
+@pytest.mark.parametrize("key", range(3), ids=["flag", "scalar word", "heartbeat"])
 def test_waits_within_a_rank(mode: str, key: int) -> None:
     cores = 4
-    workspace, seen = np.zeros((cores, 16 * 8 + 16), np.int32), np.zeros((cores, 8), np.int32)
+    workspace, seen = np.zeros((cores, 8 + 16), np.int32), np.zeros((cores, 8), np.int32)
     kernels("poll_flags").launch("poll_flags", [seen, workspace], None, cores, key, mode=mode, timeout_s=20)
-    flags, words = np.split(workspace.ravel(), [cores * 16 * 8])
+    flags, words = np.split(workspace.ravel(), [cores * 8])
     assert (flags == 1).all() and (words[::16] == 1).all()
-    assert (seen[:-1, 0] > 0).all() == (key == 3)
+    assert (seen[:-1, 0] > 0).all() == (key == 2)
 
 
 @modes
-@pytest.mark.parametrize("key", [0, 1, 2])
+@pytest.mark.parametrize("key", [0, 1])
 def test_a_wait_for_nobody_is_a_hang(mode: str, key: int) -> None:
     """Every core waits for the next, and none tells first."""
     seen = np.zeros((3, 8), np.int32)
     call = ([seen], None, 3, key + 10)
     with pytest.raises(TwinFault, match="hang") as caught:
-        kernels("poll_flags").launch("poll_flags", *call, mode=mode, timeout_s=0.5, workspace_bytes=1728)
+        kernels("poll_flags").launch("poll_flags", *call, mode=mode, timeout_s=0.5, workspace_bytes=288)
     assert caught.value.finding == "hang"
 
 
@@ -212,15 +206,6 @@ def test_windows_are_cleared_and_restored() -> None:
 # ---- many schedules ----
 
 
-def mutant(name: str, old: str, new: str, folder: Path, *defines: str) -> twin.Kernels:
-    """A sample kernel with one place changed."""
-    text = (KERNELS / f"{name}.cpp").read_text()
-    assert text.count(old) >= 1, f"{name} has no {old!r}"
-    path = folder / f"{name}.cpp"
-    path.write_text(text.replace(old, new, 1))
-    return twin.load(path, defines=defines, includes=[KERNELS])
-
-
 def test_every_schedule_begins_with_the_same_arguments() -> None:
     x = np.arange(96, dtype=np.float16)
     call = ([x, x, x, None], tiling(96, 16), 3, 1)
@@ -229,37 +214,14 @@ def test_every_schedule_begins_with_the_same_arguments() -> None:
     assert np.array_equal(x, 2 * np.arange(96))
 
 
-@pytest.mark.nightly
-def test_a_missing_soft_sync_all_is_found(tmp_path: Path) -> None:
-    broken = mutant(
-        "prefix_sum", "SyncAll(syncGm, syncBuf.Get<int32_t>(), static_cast<int32_t>(cores));", "", tmp_path
-    )
-    x = np.ones(48, np.int32)
-    args = [x, np.zeros_like(x), np.zeros(8, np.int32)]
-    found = broken.explore("prefix_sum", args, tiling(16), 3, schedules=100, workspace_bytes=3 * 64)
-    # A block of 32 bytes in a workspace may be a flag; then what it guards is wrong.
-    assert found.finding in ("race between cores", "wrong result"), found
-    assert found.text is not None and found.text.startswith("prefix_sum: ")
-
-
-def all_to_all(exchange: twin.Kernels, schedules: int) -> twin.Exploration:
-    """Two ranks of two cores swap rows by BatchWrite."""
+def test_batch_write_may_take_its_time() -> None:
+    """Two ranks of two cores swap rows."""
     swap, windows = Swap(2, 3, 16, np.int32), twin.Windows(2, data_bytes=4096, layout="a2")
     call = (swap.args, bytes(64 + 280) + tiling(3, 16, 0, 1), 2, 0, windows)
-    options = {"schedules": schedules, "workspace_bytes": 64, "check": swap.check}
-    return exchange.explore("all2all_batch_write", *call, **options)
-
-
-def test_batch_write_may_take_its_time() -> None:
-    found = all_to_all(kernels("all2all_batch_write"), 60)
+    exchange = kernels("all2all_batch_write")
+    options = {"schedules": 60, "workspace_bytes": 64, "check": swap.check}
+    found = exchange.explore("all2all_batch_write", *call, **options)
     assert found.ok and found.distinct > 40, found
-
-
-@pytest.mark.nightly
-def test_rows_that_are_posted_before_they_are_there_are_found(tmp_path: Path) -> None:
-    broken = mutant("all2all_batch_write", "SyncAll<true>();  // all rows are there", "", tmp_path)
-    found = all_to_all(broken, 150)
-    assert found.finding in ("hang", "wrong result"), found  # the flag is late, or the rows are
 
 
 @pytest.mark.parametrize(

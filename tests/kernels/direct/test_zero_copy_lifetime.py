@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import gc
 import os
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -48,10 +47,16 @@ class Rank:
             (rows, HIDDEN), dtype=dtype, group_ep=self.group, ep_world_size=WORLD, ep_rank_id=self.rank
         )
 
-    def dispatch(self, x: torch.Tensor | None = None, ids: torch.Tensor | None = None) -> Any:
+    def filled(self) -> torch.Tensor:
+        """Rows of the rank's number and one."""
+        return self.empty().fill_(self.rank + 1)
+
+    def dispatch(
+        self, x: torch.Tensor | None = None, ids: torch.Tensor | None = None, comm_alg: str = "direct"
+    ) -> Any:
         x = torch.ones(BATCH, HIDDEN) if x is None else x
         ids = self.ids if ids is None else ids
-        return ascend_moe.npu_moe_distribute_dispatch_v2(x, ids, *self.common, comm_alg="direct")
+        return ascend_moe.npu_moe_distribute_dispatch_v2(x, ids, *self.common, comm_alg=comm_alg)
 
     def combine(self, rows: torch.Tensor, sent: Any, comm_alg: str = "direct", **more: Any) -> torch.Tensor:
         result: torch.Tensor = ascend_moe.npu_moe_distribute_combine_v2(
@@ -85,23 +90,15 @@ def refused(call: Callable[[], Any], says: str) -> WindowTensorError:
 # ---- what spends a tensor
 
 
-def test_a_direct_combine_spends_it(cluster: comm.LocalCluster) -> None:
-    def work(one: Rank) -> Any:
-        sent = one.dispatch()
-        rows = one.empty().fill_(one.rank + 1)
-        first = one.combine(rows, sent)
-        sent = one.dispatch()
-        error = refused(
-            lambda: one.combine(rows, sent), "was consumed by the combine of epoch 2; take a new one"
-        )
-        assert (error.generation, error.epoch) == (1, 2) and "(generation 1)" in str(error)
-        # Nothing has been run: the same call with a new tensor meets the other rank.
-        again = one.combine(one.empty().fill_(one.rank + 1), sent)
-        assert torch.equal(first, again)
-        return first
-
-    for result in on_all(cluster, work):
-        assert (result == 3).all()  # 1 from rank 0, 2 from rank 1
+@on_every_rank
+def test_a_direct_combine_spends_it(one: Rank) -> None:
+    sent, rows = one.dispatch(), one.filled()
+    assert (one.combine(rows, sent) == 3).all()  # 1 from rank 0, 2 from rank 1
+    sent = one.dispatch()
+    error = refused(lambda: one.combine(rows, sent), "was consumed by the combine of epoch 2; take a new one")
+    assert (error.generation, error.epoch) == (1, 2) and "(generation 1)" in str(error)
+    # Nothing has been run: the same call with a new tensor meets the other rank.
+    assert (one.combine(one.filled(), sent) == 3).all()
 
 
 @on_every_rank
@@ -114,20 +111,12 @@ def test_views_share_its_fate(one: Rank) -> None:
     one.combine(torch.zeros(MOST, HIDDEN), sent)
 
 
-@pytest.mark.parametrize("comm_alg", ["", "window", "fullmesh"])
-def test_other_algorithms_copy_and_spend_nothing(cluster: comm.LocalCluster, comm_alg: str) -> None:
-    def work(one: Rank) -> None:
-        rows = one.empty().fill_(one.rank + 1)
-        for _ in range(2):
-            x, name = torch.ones(BATCH, HIDDEN), comm_alg
-            sent = ascend_moe.npu_moe_distribute_dispatch_v2(x, one.ids, *one.common, comm_alg=name)
-            assert (one.combine(rows, sent, name) == 3).all()
-        sent = one.dispatch()
-        assert (one.combine(rows, sent) == 3).all()
-        sent = ascend_moe.npu_moe_distribute_dispatch_v2(x, one.ids, *one.common, comm_alg=name)
-        assert (one.combine(rows, sent, name) == 3).all()  # read once more, by this rank alone
-
-    on_all(cluster, work)
+@on_every_rank
+def test_other_algorithms_copy_and_spend_nothing(one: Rank) -> None:
+    for name in ("", "window", "fullmesh"):
+        rows = one.filled()
+        for algorithm in (name, name, "direct", name):  # at last read once more, by this rank alone
+            assert (one.combine(rows, one.dispatch(comm_alg=algorithm), algorithm) == 3).all()
 
 
 @on_every_rank
@@ -204,24 +193,20 @@ def test_a_loop_needs_room_for_two(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [len(places) for places in on_all(cluster, work)] == [2, 2]
 
 
-def test_spent_tensors_count_as_holders(cluster: comm.LocalCluster) -> None:
+@on_every_rank
+def test_spent_tensors_count_as_holders(one: Rank) -> None:
     half = 512 * 1024 // (4 * HIDDEN)
-
-    def work(one: Rank) -> None:
-        sent = one.dispatch()
-        rows = one.empty(half)
-        one.combine(rows[:MOST].zero_(), sent)
-        other = one.empty(half)
-        with pytest.raises(WindowTooSmall, match="2 window tensors hold space: drop"):
-            one.empty()
-        del rows
-        with pytest.raises(WindowTooSmall, match="1 window tensor holds space"):
-            one.empty()  # dead, but peers may still read it
-        sent = one.dispatch()
-        one.combine(one.empty().zero_(), sent)
-        del other
-
-    on_all(cluster, work)
+    sent, rows = one.dispatch(), one.empty(half)
+    one.combine(rows[:MOST].zero_(), sent)
+    other = one.empty(half)
+    with pytest.raises(WindowTooSmall, match="2 window tensors hold space: drop"):
+        one.empty()
+    del rows
+    with pytest.raises(WindowTooSmall, match="1 window tensor holds space"):
+        one.empty()  # dead, but peers may still read it
+    sent = one.dispatch()
+    one.combine(one.empty().zero_(), sent)
+    del other
 
 
 # ---- ops that fail
@@ -229,8 +214,7 @@ def test_spent_tensors_count_as_holders(cluster: comm.LocalCluster) -> None:
 
 @on_every_rank
 def test_local_errors_spend_nothing(one: Rank) -> None:
-    sent = one.dispatch()
-    rows = one.empty().fill_(one.rank + 1)
+    sent, rows = one.dispatch(), one.filled()
     with pytest.raises(AscendMoeError, match="expert_scales"):
         ascend_moe.npu_moe_distribute_combine_v2(
             rows, one.ids, sent[2], sent[4], torch.ones(1, 1), *one.common, comm_alg="direct"
@@ -238,35 +222,20 @@ def test_local_errors_spend_nothing(one: Rank) -> None:
     assert (one.combine(rows, sent) == 3).all()
 
 
-def test_collective_errors_spend_it(cluster: comm.LocalCluster) -> None:
+@on_every_rank
+def test_collective_errors_spend_it(one: Rank) -> None:
     """The op has taken its epoch, and peers that found nothing wrong may be reading."""
-
-    def work(one: Rank) -> None:
-        sent = one.dispatch()
-        rows = one.empty().fill_(one.rank + 1)
-        wrong = one.ids.clone()
-        wrong[0, 0] = EXPERTS + one.rank
-        with pytest.raises(InvalidExpertId):
-            one.combine(rows, sent, ids=wrong)
-        refused(functools.partial(one.combine, rows, sent), "was consumed by the combine of epoch 2")
-        again = one.empty().fill_(one.rank + 1)
-        assert (one.combine(again, sent) == 3).all()
-        one.dispatch()
-        one.dispatch()
-        place = rows.data_ptr()
-        del rows
-        with one_at_a_time:  # a collection that is going on in another thread makes this one do nothing
-            gc.collect()
-        assert one.empty().data_ptr() == place
-
-    one_at_a_time = threading.Lock()
-    on_all(cluster, work)
+    sent, rows, wrong = one.dispatch(), one.filled(), one.ids.clone()
+    wrong[0, 0] = EXPERTS + one.rank
+    with pytest.raises(InvalidExpertId):
+        one.combine(rows, sent, ids=wrong)
+    refused(lambda: one.combine(rows, sent), "was consumed by the combine of epoch 2")
+    assert (one.combine(one.filled(), sent) == 3).all()
 
 
 @on_every_rank
 def test_errors_of_one_rank_alone_spend_it_on_all(one: Rank) -> None:
-    sent = one.dispatch()
-    rows = one.empty().fill_(one.rank + 1)
+    sent, rows = one.dispatch(), one.filled()
     if one.rank == 0:
         ids = one.ids.clone()
         ids[0] = -1  # a row that comes back is not asked for
@@ -276,7 +245,7 @@ def test_errors_of_one_rank_alone_spend_it_on_all(one: Rank) -> None:
         one.combine(rows, sent)
     sent = one.dispatch()
     refused(lambda: one.combine(rows, sent), "was consumed")
-    assert (one.combine(one.empty().fill_(one.rank + 1), sent) == 3).all()
+    assert (one.combine(one.filled(), sent) == 3).all()
 
 
 def test_a_lost_peer(cluster: comm.LocalCluster) -> None:
@@ -306,7 +275,7 @@ def test_a_lost_peer(cluster: comm.LocalCluster) -> None:
 
 
 def test_closed_windows(cluster: comm.LocalCluster) -> None:
-    kept = on_all(cluster, lambda one: one.empty().fill_(one.rank + 1))
+    kept = on_all(cluster, lambda one: one.filled())
     cluster.close()
 
     def work(one: Rank) -> None:
@@ -317,9 +286,7 @@ def test_closed_windows(cluster: comm.LocalCluster) -> None:
         # As memory it is as good as ever, and other algorithms copy it.
         sent = one.dispatch(kept[one.rank][:BATCH])
         assert (one.combine(torch.ones(MOST, HIDDEN), sent) == 2).all()
-        x = torch.ones(BATCH, HIDDEN)
-        sent = ascend_moe.npu_moe_distribute_dispatch_v2(x, one.ids, *one.common)
-        assert (one.combine(kept[one.rank], sent, "window") == 3).all()
+        assert (one.combine(kept[one.rank], one.dispatch(comm_alg="window"), "window") == 3).all()
 
     on_all(cluster, work)
 

@@ -1,29 +1,22 @@
-// Waits in the ways that kernels wait, each for the core behind it: many flags in a row by one copy each, a
-// scalar word cleaned before every look, a flag beside a heartbeat that is stored at every look.
+// Waits in the ways that kernels wait, each for the core behind it: a flag by a copy, a scalar word cleaned
+// before every look, a flag beside a heartbeat that is stored at every look.
 #include "moe_mc2_base.h"
 
 using namespace Mc2Sample;
 
-constexpr uint32_t kFlags = 16;
 constexpr uint32_t kBlock = 8;
 
 __aicore__ inline void Wait(GlobalTensor<int32_t> flagGm, GlobalTensor<int32_t> word,
-                            GlobalTensor<int32_t> seen, TPipe* pipe, uint32_t count, bool scalar,
-                            bool heartbeat) {
+                            GlobalTensor<int32_t> seen, TPipe* pipe, bool scalar, bool heartbeat) {
     TBuf<> flagBuf, beatBuf;
-    pipe->InitBuffer(flagBuf, kFlags * 32);
+    pipe->InitBuffer(flagBuf, 32);
     pipe->InitBuffer(beatBuf, 32);
-    LocalTensor<int32_t> flags = flagBuf.Get<int32_t>(), beat = beatBuf.Get<int32_t>();
-    int32_t looks = 0, up = 0;
-    while (up != static_cast<int32_t>(count)) {
-        up = 0;
-        for (uint32_t i = 0; i < count; ++i) {
-            DataCopy(flags[i * kBlock], flagGm[i * kBlock], kBlock);
-        }
+    LocalTensor<int32_t> flag = flagBuf.Get<int32_t>(), beat = beatBuf.Get<int32_t>();
+    int32_t looks = 0;
+    for (bool up = false; !up;) {
+        DataCopy(flag, flagGm, kBlock);
         SyncFunc<HardEvent::MTE2_S>();
-        for (uint32_t i = 0; i < count; ++i) {
-            up += flags.GetValue(i * kBlock) == 1 ? 1 : 0;
-        }
+        up = flag.GetValue(0) == 1;
         SyncFunc<HardEvent::S_MTE2>();
         if (heartbeat) {
             beat.SetValue(0, ++looks);
@@ -42,35 +35,30 @@ __aicore__ inline void Wait(GlobalTensor<int32_t> flagGm, GlobalTensor<int32_t> 
 
 // Cores but the last wait first, so that none may be run to its end before the others. `all`: the last too,
 // and nobody ever moves.
-__aicore__ inline void Process(GM_ADDR seen, GM_ADDR workspace, bool many, bool scalar, bool heartbeat,
-                               bool all) {
+__aicore__ inline void Process(GM_ADDR seen, GM_ADDR workspace, bool scalar, bool heartbeat, bool all) {
     uint32_t core = GetBlockIdx(), cores = GetBlockNum(), next = (core + 1) % cores;
-    GlobalTensor<int32_t> flagGm = Gm<int32_t>(workspace), wordGm = flagGm[cores * kFlags * kBlock];
+    GlobalTensor<int32_t> flagGm = Gm<int32_t>(workspace), wordGm = flagGm[cores * kBlock];
     TPipe pipe;
     TBuf<> outBuf;
     pipe.InitBuffer(outBuf, 32);
     if (all || core != cores - 1) {
-        Wait(flagGm[next * kFlags * kBlock], wordGm[next * 16], Gm<int32_t>(seen)[core * kBlock], &pipe,
-             many ? kFlags : 1, scalar, heartbeat);
+        Wait(flagGm[next * kBlock], wordGm[next * 16], Gm<int32_t>(seen)[core * kBlock], &pipe, scalar,
+             heartbeat);
     }
     LocalTensor<int32_t> out = outBuf.Get<int32_t>();
     Duplicate(out, 1, kBlock);
     SyncFunc<HardEvent::V_MTE3>();
-    for (uint32_t i = 0; i < kFlags; ++i) {
-        DataCopy(flagGm[(core * kFlags + i) * kBlock], out, kBlock);
-    }
+    DataCopy(flagGm[core * kBlock], out, kBlock);
     wordGm.SetValue(core * 16, 1);
     CleanLine(wordGm[core * 16]);
 }
 
 extern "C" __global__ __aicore__ void poll_flags(GM_ADDR seen, GM_ADDR workspace) {
 #define WAY(key) \
-    if (TILING_KEY_IS(key)) Process(seen, workspace, key % 10 == 1, key % 10 == 2, key == 3, key >= 10)
+    if (TILING_KEY_IS(key)) Process(seen, workspace, key % 10 == 1, key == 2, key >= 10)
     WAY(0);
     WAY(1);
     WAY(2);
-    WAY(3);
     WAY(10);
     WAY(11);
-    WAY(12);
 }
