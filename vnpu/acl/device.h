@@ -33,9 +33,6 @@ int vnpu_enqueue_call(void* stream, F call) {
 // thread's last vnpu_error as aclGetRecentErrMsg.
 VNPU_EXPORT void vnpu_fault(void);
 
-// 1 while the stream is being captured: nothing on it runs, so nothing on it may be waited for.
-VNPU_EXPORT int vnpu_capturing(void* stream);
-
 // Sets the text of aclGetRecentErrMsg (this thread's, printf format, one line) and prints it once on stderr.
 VNPU_EXPORT void vnpu_error(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
@@ -53,7 +50,6 @@ constexpr AclError kInvalidDevice = 107001;
 constexpr AclError kContextNull = 107002;
 constexpr AclError kEventTimestampInvalid = 107006;
 constexpr AclError kInvalidHandle = 107017;
-constexpr AclError kWaitTimeout = 107019;
 constexpr AclError kModelCaptured = 107026;
 constexpr AclError kStreamCaptured = 107027;
 constexpr AclError kEventCaptured = 107028;
@@ -63,9 +59,7 @@ constexpr AclError kTaskGroupStatus = 107033;
 constexpr AclError kCaptureNotSupported = 107030;
 constexpr AclError kNotSupported = 207000;
 constexpr AclError kOutOfMemory = 207001;
-constexpr AclError kInternal = 507000;
 
-enum CopyKind : int { kHostToHost, kHostToDevice, kDeviceToHost, kDeviceToDevice, kCopyDefault };
 enum LocationType : int { kLocationHost = 0, kLocationDevice = 1, kLocationUnregistered = 2 };
 
 struct Location {

@@ -334,7 +334,7 @@ VNPU_EXPORT AclError aclrtMemcpyAsyncWithCondition(void* destination, size_t roo
 VNPU_EXPORT AclError aclrtMemcpyBatch(void** destinations, size_t* rooms, void** sources, size_t* sizes,
                                       size_t batches, void*, size_t*, size_t, size_t* fail_index) {
     return CopyBatch(batches, fail_index, [=](size_t i) {
-        return aclrtMemcpy(destinations[i], rooms[i], sources[i], sizes[i], kCopyDefault);
+        return aclrtMemcpy(destinations[i], rooms[i], sources[i], sizes[i], 0);
     });
 }
 

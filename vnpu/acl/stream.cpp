@@ -132,12 +132,6 @@ VNPU_EXPORT int vnpu_enqueue(Handle handle, void (*fn)(void*), void* arg, void (
     return kSuccess;
 }
 
-VNPU_EXPORT int vnpu_capturing(Handle handle) {
-    std::lock_guard<std::mutex> lock(GraphMutex());
-    Stream* stream = StreamOf(handle, "vnpu_capturing");
-    return stream && (stream->capture || stream->updating);
-}
-
 VNPU_EXPORT AclError aclrtCreateStream(Handle* stream) { return Create(stream); }
 VNPU_EXPORT AclError aclrtCreateStreamWithConfig(Handle* stream, uint32_t, uint32_t) {
     return Create(stream);

@@ -14,7 +14,6 @@ constexpr HcclResult kHcclSuccess = 0;
 constexpr HcclResult kHcclParameter = 1;
 constexpr HcclResult kHcclPointer = 2;
 constexpr HcclResult kHcclMemory = 3;
-constexpr HcclResult kHcclInternal = 4;
 constexpr HcclResult kHcclNotSupported = 5;
 constexpr HcclResult kHcclNotFound = 6;
 constexpr HcclResult kHcclSyscall = 8;
@@ -91,9 +90,3 @@ struct VnpuWindows {
 // In libhccl.so. 0, or an HCCL error code when no communicator of this process has that name.
 extern "C" __attribute__((visibility("default"))) int vnpu_comm_windows(const char* group_name,
                                                                         VnpuWindows* out);
-
-// Has fn(arg) called once, when the communicator is destroyed, before its windows are unmapped. Without it
-// windows that vnpu_comm_windows has handed out stay mapped until the process ends. A second call replaces
-// the first.
-extern "C" __attribute__((visibility("default"))) int vnpu_comm_before_unmap(const char* group_name,
-                                                                             void (*fn)(void*), void* arg);

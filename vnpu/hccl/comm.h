@@ -106,8 +106,7 @@ struct Comm {
     uint8_t* windows = nullptr;
     std::vector<void*> bases;
     std::vector<int32_t> live_fds;  // pidfds; -1 for oneself
-    bool windows_lent = false;      // handed to an operator library: stay mapped unless it has left a hook
-    std::function<void()> before_unmap;
+    bool windows_lent = false;      // handed to an operator library: stay mapped until the process ends
 
     std::mutex mutex;  // one call at a time
     uint64_t sequence = 0;

@@ -22,7 +22,7 @@ struct TensorValue {
     int32_t format = -1;
     int64_t offset = 0;
     void* data = nullptr;
-    std::vector<int64_t> dims, strides, storage_dims;
+    std::vector<int64_t> dims, strides;
 };
 
 }  // namespace vnpu
@@ -67,7 +67,6 @@ enum Kind : int64_t {
     kFloat = 3,
     kText = 4,
     kInts = 5,
-    kFloats = 6,
     kList = 7
 };
 
@@ -114,8 +113,7 @@ int capture(const char* name, uint64_t* workspace_size, aclOpExecutor** executor
 
 }  // namespace vnpu
 
-// execute() frees an aclOpExecutor, unless the caller has asked to run it again.
+// execute() frees it.
 struct aclOpExecutor {
     std::shared_ptr<vnpu::Call> call;
-    bool repeatable = false;
 };
