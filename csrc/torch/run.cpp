@@ -19,10 +19,14 @@ constexpr int64_t kNanosPerSecond = 1000000000;
 
 using Outputs = std::array<Tensor, moe::kMostOutputs>;
 
-std::deque<Op> ops;  // at most kMostOps, for good
-std::atomic<int> always{0};
+constexpr uint64_t kMostOps = 4;
+std::deque<Op> ops;  // for good
+std::atomic<int> always{0};  // above 0: every call is prepared anew
 std::atomic<uint64_t> known{0}, prepared{0};
-thread_local Marks marks = {};
+// Monotonic nanoseconds of this thread's last call.
+thread_local struct {
+    int64_t entered, launched, returned, left;
+} marks = {};
 
 // Looked up in the running interpreter, so that this library belongs to no version of Python.
 struct Interpreter {
@@ -220,8 +224,7 @@ void RegisterKernel(const char* space, const char* key, const char* name, Boxed 
     Check(torch_library_impl(library, name, kernel, kTorchTarget), "a kernel");
 }
 
-}  // namespace
-
+// The kernels for tensors on CPU and NPU.
 void RegisterOp(const char* name, const char* schema) {
     const uint64_t number = ops.size();
     if (number >= kMostOps) throw std::runtime_error("there are more ops than kernels");
@@ -230,6 +233,7 @@ void RegisterOp(const char* name, const char* schema) {
     for (const char* key : kNpuKeys) RegisterKernel("ascend_moe", key, name, kKernels[number].npu);
 }
 
+// torch.ops.ascend_moe_binding.take_record: hands the error record of an NPU's end over.
 void RegisterTakeRecord() {
     TorchLibraryHandle library = nullptr;
     Check(aoti_torch_library_init_fragment("ascend_moe_binding", __FILE__, __LINE__, &library), "a library");
@@ -237,9 +241,7 @@ void RegisterTakeRecord() {
     RegisterKernel("ascend_moe_binding", "CompositeExplicitAutograd", "take_record", &TakeRecord);
 }
 
-void PrepareAlways(int by) { always.fetch_add(by); }
-Counts CallCounts() { return {known.load(), prepared.load()}; }
-const Marks& LastMarks() { return marks; }
+}  // namespace
 
 }  // namespace ascend_moe_torch
 
@@ -298,16 +300,14 @@ uint32_t am_torch_end_algorithm(void* end) { return EndOf(end).algorithm(); }
 
 void am_torch_forget() { Forget(); }
 void am_torch_set_place(uint64_t place) { SetPlace(place); }
-void am_torch_prepare_always(int by) { PrepareAlways(by); }
+void am_torch_prepare_always(int by) { always.fetch_add(by); }
 
 void am_torch_counts(uint64_t* out) {
-    const Counts counts = CallCounts();
-    out[0] = counts.known;
-    out[1] = counts.prepared;
+    out[0] = known.load();
+    out[1] = prepared.load();
 }
 
 void am_torch_marks(int64_t* out) {
-    const Marks& marks = LastMarks();
     out[0] = marks.entered;
     out[1] = marks.launched;
     out[2] = marks.returned;
