@@ -175,8 +175,7 @@ uint64_t am_need_cann(const int64_t* call, char* text, uint64_t bytes) {
     for (const moe::CannVersion& version : moe::kCannVersions) {
         const int64_t need = version.bytes(cann);
         lines += std::string(version.name) + "\t" + std::to_string(need) + "\t" +
-                 std::to_string(moe::CannMiB(need)) + "\t" +
-                 moe::CannRefusal(version, cann) + "\n";
+                 std::to_string(moe::CannMiB(need)) + "\t" + moe::CannRefusal(version, cann) + "\n";
     }
     return ops::GiveText(lines, text, bytes);
 }

@@ -20,7 +20,7 @@ constexpr int64_t kNanosPerSecond = 1000000000;
 using Outputs = std::array<Tensor, moe::kMostOutputs>;
 
 constexpr uint64_t kMostOps = 4;
-std::deque<Op> ops;  // for good
+std::deque<Op> ops;          // for good
 std::atomic<int> always{0};  // above 0: every call is prepared anew
 std::atomic<uint64_t> known{0}, prepared{0};
 // Monotonic nanoseconds of this thread's last call.
@@ -171,9 +171,9 @@ void Call(const Op& op, const Arguments& arguments, bool on_npu, Outputs& output
     const uint64_t generation = Generation();
     const std::shared_ptr<Prepared> call = Prepare(op, arguments, device, on_npu);
     prepared.fetch_add(1, std::memory_order_relaxed);
-    if (key.valid()) {
-        call->key.assign(key.begin(), key.begin() + key.size());
-        if (cached) Remember(generation, call, key);
+    if (cached) {
+        call->key = key.bytes();
+        Remember(generation, call);
     }
     if (Launch(op, *call, arguments, device, on_npu, outputs)) return;
     Raise(python().unusable(call->end->facts().number));

@@ -283,9 +283,8 @@ VNPU_EXPORT AclError aclrtGetResInCurrentThread(int type, uint32_t* value) {
 }
 
 namespace vnpu {
-// ---- faults: work that was launched well and failed on the device. As on a device, the next call that waits
-// returns the error. A launch that returns an error instead makes torch_npu's task queue drop all further
-// work without a word.
+// ---- faults: an error of the launch itself would make torch_npu's task queue drop all further work without
+// a word, so the next call that waits returns them ----
 
 namespace {
 

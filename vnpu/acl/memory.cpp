@@ -4,8 +4,8 @@
 
 #include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
-#include <unordered_set>
 
 #include "graph.h"
 
@@ -168,8 +168,7 @@ VNPU_EXPORT AclError aclrtGetMemInfo(int, size_t* free_bytes, size_t* total) {
     return kSuccess;
 }
 
-// ---- reserved address ranges with physical memory mapped into them, for the allocator's expandable segments
-// ----
+// ---- address ranges with physical memory mapped into them, for the allocator's expandable segments ----
 
 namespace {
 
@@ -183,7 +182,6 @@ struct Ranges {
     std::mutex mutex;
     std::map<void*, size_t> reserved;
     std::map<void*, size_t> mapped;
-    std::unordered_set<Physical*> physical;
 };
 
 Ranges& TheRanges() {
@@ -208,10 +206,7 @@ VNPU_EXPORT AclError aclrtReleaseMemAddress(void* range) {
     Ranges& ranges = TheRanges();
     std::lock_guard<std::mutex> lock(ranges.mutex);
     auto reserved = ranges.reserved.find(range);
-    if (reserved == ranges.reserved.end()) {
-        vnpu_error("aclrtReleaseMemAddress: %p was not reserved", range);
-        return kParamInvalid;
-    }
+    if (reserved == ranges.reserved.end()) return kParamInvalid;
     munmap(range, reserved->second);
     ranges.reserved.erase(reserved);
     return kSuccess;
@@ -224,24 +219,13 @@ VNPU_EXPORT AclError aclrtMallocPhysical(Handle* handle, size_t size, const void
         if (fd >= 0) close(fd);
         return kOutOfMemory;
     }
-    Ranges& ranges = TheRanges();
-    std::lock_guard<std::mutex> lock(ranges.mutex);
-    auto* physical = new Physical{fd, size};
-    ranges.physical.insert(physical);
-    *handle = physical;
+    *handle = new Physical{fd, size};
     return kSuccess;
 }
 
 VNPU_EXPORT AclError aclrtFreePhysical(Handle handle) {
-    Ranges& ranges = TheRanges();
-    std::lock_guard<std::mutex> lock(ranges.mutex);
-    auto* physical = static_cast<Physical*>(handle);
-    if (!ranges.physical.erase(physical)) {
-        vnpu_error("aclrtFreePhysical: %p is no physical memory of the virtual NPU", handle);
-        return kInvalidHandle;
-    }
+    const std::unique_ptr<Physical> physical(static_cast<Physical*>(handle));
     close(physical->fd);
-    delete physical;
     return kSuccess;
 }
 
@@ -249,11 +233,7 @@ VNPU_EXPORT AclError aclrtMapMem(void* address, size_t size, size_t offset, Hand
     Ranges& ranges = TheRanges();
     std::lock_guard<std::mutex> lock(ranges.mutex);
     auto* physical = static_cast<Physical*>(handle);
-    if (!ranges.physical.count(physical) || offset + size > physical->bytes) {
-        vnpu_error("aclrtMapMem: %zu bytes at offset %zu of %p are not physical memory", size, offset,
-                   handle);
-        return kParamInvalid;
-    }
+    if (offset + size > physical->bytes) return kParamInvalid;
     if (mmap(address, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, physical->fd,
              static_cast<off_t>(offset)) == MAP_FAILED) {
         return kOutOfMemory;
@@ -266,18 +246,13 @@ VNPU_EXPORT AclError aclrtUnmapMem(void* address) {
     Ranges& ranges = TheRanges();
     std::lock_guard<std::mutex> lock(ranges.mutex);
     auto range = ranges.mapped.find(address);
-    if (range == ranges.mapped.end()) {
-        vnpu_error("aclrtUnmapMem: nothing is mapped at %p", address);
-        return kParamInvalid;
-    }
+    if (range == ranges.mapped.end()) return kParamInvalid;
     mmap(address, range->second, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     ranges.mapped.erase(range);
     return kSuccess;
 }
 
-// ---- copies and fills: synchronous ones run at once, the others go onto their stream (and are recorded in a
-// capture)
-// ----
+// ---- copies and fills: synchronous ones run at once, the others go onto their stream ----
 
 namespace {
 

@@ -15,7 +15,7 @@ std::unordered_set<Stream*>& Streams() {
 
 Stream* NewStream() {
     static int next_id = 0;
-    Stream* stream = new Stream{next_id++, CurrentDevice(), 0, nullptr, nullptr, nullptr};
+    Stream* stream = new Stream{next_id++, CurrentDevice(), 0, nullptr};
     Streams().insert(stream);
     return stream;
 }
@@ -42,10 +42,7 @@ Stream* StreamOf(Handle handle, const char* function) {
 
 void LeaveCapture(const Graph& graph) {
     for (Stream* stream : Streams()) {
-        if (stream->capture.get() == &graph) {  // the graph itself is held by its registry
-            stream->group = nullptr;
-            stream->capture.reset();
-        }
+        if (stream->capture.get() == &graph) stream->capture.reset();  // the registry holds the graph
     }
 }
 
@@ -118,13 +115,8 @@ VNPU_EXPORT int vnpu_enqueue(Handle handle, void (*fn)(void*), void* arg, void (
         std::lock_guard<std::mutex> lock(GraphMutex());
         Stream* stream = StreamOf(handle, "vnpu_enqueue");
         if (!stream) return kInvalidHandle;
-        TaskGroup* group = stream->updating ? stream->updating : stream->group;
-        if (group) {
-            group->work.push_back(std::move(work));
-            return kSuccess;
-        }
         if (stream->capture) {
-            stream->capture->steps.push_back({std::move(work), nullptr});
+            stream->capture->steps.push_back(std::move(work));
             return kSuccess;
         }
     }

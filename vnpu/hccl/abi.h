@@ -22,25 +22,8 @@ constexpr HcclResult kHcclRemote = 21;  // a peer is gone
 
 enum class ReduceOp : int { kSum, kProd, kMax, kMin };
 
-enum class DataType : int {
-    kInt8,
-    kInt16,
-    kInt32,
-    kFp16,
-    kFp32,
-    kInt64,
-    kUint64,
-    kUint8,
-    kUint16,
-    kUint32,
-    kFp64,
-    kBf16,
-    kInt128,
-    kHif8 = 14,
-    kFp8E4M3,
-    kFp8E5M2,
-    kFp8E8M0,
-};
+// HcclDataType, by number: reduce.cpp has the table.
+enum class DataType : int {};
 
 // Bytes of an element; 0 for a type that HCCL does not define.
 uint32_t SizeOf(DataType type);

@@ -60,15 +60,7 @@ struct aclOpExecutor;
 namespace vnpu {
 
 // The first word of every argument. The same numbers stand in operators/registry.py.
-enum Kind : int64_t {
-    kNone = 0,
-    kTensor = 1,
-    kInt = 2,
-    kFloat = 3,
-    kText = 4,
-    kInts = 5,
-    kList = 7
-};
+enum Kind : int64_t { kNone = 0, kTensor = 1, kInt = 2, kFloat = 3, kText = 4, kInts = 5, kList = 7 };
 
 struct Call {
     const char* name = nullptr;
