@@ -60,8 +60,6 @@ public:
     // `rank` is whose it is.
     LentArea(int rank, uint8_t* base, uint64_t bytes);
     ~LentArea();
-    LentArea(const LentArea&) = delete;
-    LentArea& operator=(const LentArea&) = delete;
 
     uint8_t* base() const { return base_; }
     bool Contains(const void* address) const;

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <deque>
 #include <exception>
+#include <mutex>
 
 #include "call.h"
 #include "rules/shape.h"
@@ -145,7 +146,7 @@ bool Launch(const Op& op, const Prepared& call, const Arguments& arguments, cons
             Outputs& outputs) {
     const AmTorchEnd& end = call.end->facts();
     if (end.of_process_group && python().alive(end.number) == 0) return false;
-    const Turn turn(*call.end);
+    const std::lock_guard<End> turn(*call.end);
     if (!call.end->open()) return false;
     if (on_npu && call.end->ErrorSeen()) Raise(python().unusable(end.number));
     Allocate(call, device, outputs);
@@ -294,7 +295,7 @@ void am_torch_end_destroy(void* end) { delete static_cast<SharedEnd*>(end); }
 void am_torch_end_acquire(void* end, int milliseconds, int* held) {
     *held = EndOf(end).AcquireFor(milliseconds) ? 1 : 0;
 }
-void am_torch_end_release(void* end) { EndOf(end).Release(); }
+void am_torch_end_release(void* end) { EndOf(end).unlock(); }
 void am_torch_end_shut(void* end) { EndOf(end).Shut(); }
 uint32_t am_torch_end_algorithm(void* end) { return EndOf(end).algorithm(); }
 

@@ -40,14 +40,12 @@ Soc Choose() {
     const char* name = std::getenv("ASCEND_MOE_VNPU_SOC");
     Soc soc = kSocs[0];
     if (name && *name) {
-        bool known = false;
-        for (const Soc& candidate : kSocs) {
-            if (!std::strcmp(candidate.name, name)) {
-                soc = candidate;
-                known = true;
-            }
-        }
-        if (!known) {
+        const auto known = std::find_if(std::begin(kSocs), std::end(kSocs), [&](const Soc& candidate) {
+            return candidate.name == std::string(name);
+        });
+        if (known != std::end(kSocs)) {
+            soc = *known;
+        } else {
             vnpu_error("ASCEND_MOE_VNPU_SOC=%s is no SoC of the virtual NPU; using %s", name, soc.name);
         }
     }

@@ -50,7 +50,8 @@ void* MapPages(size_t bytes) {
     return reinterpret_cast<void*>(start);
 }
 
-AclError Allocate(void** out, size_t size, int type, const char* function) {
+// Messages name the caller.
+AclError Allocate(void** out, size_t size, int type, const char* function = __builtin_FUNCTION()) {
     if (!out || !size) {
         vnpu_error("%s: %s", function, out ? "size is 0" : "the result pointer is null");
         return kParamInvalid;
@@ -71,7 +72,7 @@ AclError Allocate(void** out, size_t size, int type, const char* function) {
     return kSuccess;
 }
 
-AclError Release(void* pointer, int type, const char* function) {
+AclError Release(void* pointer, int type, const char* function = __builtin_FUNCTION()) {
     Heap& heap = TheHeap();
     std::lock_guard<std::mutex> lock(heap.mutex);
     auto block = heap.blocks.find(reinterpret_cast<uintptr_t>(pointer));
@@ -85,7 +86,7 @@ AclError Release(void* pointer, int type, const char* function) {
     return kSuccess;
 }
 
-AclError Register(void* pointer, size_t size, const char* function) {
+AclError Register(void* pointer, size_t size, const char* function = __builtin_FUNCTION()) {
     if (!pointer || !size) return kParamInvalid;
     Heap& heap = TheHeap();
     std::lock_guard<std::mutex> lock(heap.mutex);
@@ -116,28 +117,26 @@ int WhereIs(const void* pointer, int* device) {
 using namespace vnpu;
 
 VNPU_EXPORT AclError aclrtMalloc(void** out, size_t size, int) {
-    return Allocate(out, size, kLocationDevice, "aclrtMalloc");
+    return Allocate(out, size, kLocationDevice);
 }
 VNPU_EXPORT AclError aclrtMallocAlign32(void** out, size_t size, int) {
-    return Allocate(out, size, kLocationDevice, "aclrtMallocAlign32");
+    return Allocate(out, size, kLocationDevice);
 }
-VNPU_EXPORT AclError aclrtFree(void* pointer) { return Release(pointer, kLocationDevice, "aclrtFree"); }
+VNPU_EXPORT AclError aclrtFree(void* pointer) { return Release(pointer, kLocationDevice); }
 
-VNPU_EXPORT AclError aclrtMallocHost(void** out, size_t size) {
-    return Allocate(out, size, kLocationHost, "aclrtMallocHost");
-}
+VNPU_EXPORT AclError aclrtMallocHost(void** out, size_t size) { return Allocate(out, size, kLocationHost); }
 VNPU_EXPORT AclError aclrtMallocHostWithCfg(void** out, uint64_t size, void*) {
-    return Allocate(out, size, kLocationHost, "aclrtMallocHostWithCfg");
+    return Allocate(out, size, kLocationHost);
 }
-VNPU_EXPORT AclError aclrtFreeHost(void* pointer) { return Release(pointer, kLocationHost, "aclrtFreeHost"); }
+VNPU_EXPORT AclError aclrtFreeHost(void* pointer) { return Release(pointer, kLocationHost); }
 
 // A registered host block is its own device address.
 VNPU_EXPORT AclError aclrtHostRegister(void* pointer, uint64_t size, int, void** device_pointer) {
     if (device_pointer) *device_pointer = pointer;
-    return Register(pointer, size, "aclrtHostRegister");
+    return Register(pointer, size);
 }
 VNPU_EXPORT AclError aclrtHostRegisterV2(void* pointer, uint64_t size, uint32_t) {
-    return Register(pointer, size, "aclrtHostRegisterV2");
+    return Register(pointer, size);
 }
 VNPU_EXPORT AclError aclrtHostUnregister(void* pointer) {
     Heap& heap = TheHeap();

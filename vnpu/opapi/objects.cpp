@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <type_traits>
 
 #include "twin/math/numeric.h"
 
@@ -20,13 +21,8 @@ template <typename T>
 aclScalar real(const void* value) {
     T number;
     std::memcpy(&number, value, sizeof number);
+    if constexpr (std::is_same_v<T, double>) return {aclScalar::kReal, 0, number};
     return {aclScalar::kReal, 0, static_cast<float>(number)};
-}
-template <>
-aclScalar real<double>(const void* value) {
-    aclScalar made = {aclScalar::kReal, 0, 0};
-    std::memcpy(&made.real, value, sizeof made.real);
-    return made;
 }
 aclScalar complex(const void*) { return {aclScalar::kComplex, 0, 0}; }
 
