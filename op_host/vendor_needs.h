@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdio>
 #include <string>
 
 #include "protocol/window.h"
@@ -76,101 +75,68 @@ MOE_FN int64_t CannA2HierarchyLater(const CannCall& c) {
 static_assert(CannA3FullmeshV1({2, 128, 512, 2048, 8, 0, 0, 1}) == 608 * static_cast<int64_t>(kMiB),
               "the published example");
 
+// One version of those operators. Which calls it refuses: by the ranges that its tiling checks, or where it
+// checks nothing, that its documents state.
 struct CannVersion {
     const char* name;
     int64_t (*bytes)(const CannCall&);
+    bool (*takes)(int64_t world);
+    const char* worlds;
+    int64_t experts;  // at most, as are those below; 0: no rule
+    int64_t leastHidden, hidden, hiddenUnit;
+    int64_t batch, topK, localExperts, slots;
+    bool equalBatches;
 };
-constexpr CannVersion kCannVersions[] = {{"A3 V1", &CannA3V1},
-                                         {"A3 V2", &CannA3FullmeshV1},
-                                         {"A3 V2 fullmesh_v2", &CannA3FullmeshV2},
-                                         {"A2 fullmesh", &CannA2Fullmesh},
-                                         {"A2 hierarchy", &CannA2Hierarchy},
-                                         {"A2 hierarchy, later", &CannA2HierarchyLater}};
-enum CannVersionIndex : uint32_t {
-    kCannA3V1,
-    kCannA3V2,
-    kCannA3FullmeshV2,
-    kCannA2Fullmesh,
-    kCannA2Hierarchy,
-    kCannA2HierarchyLater,
-    kCannVersionCount
-};
-static_assert(sizeof(kCannVersions) / sizeof(kCannVersions[0]) == kCannVersionCount, "one entry a version");
+constexpr bool CannTakesA3V1(int64_t w) {
+    return w >= 8 && w <= 288 && w % 8 == 0 && (256 % w == 0 || w % 144 == 0);
+}
+constexpr bool CannTakesA3V2(int64_t w) { return w >= 2 && w <= 768; }
+constexpr bool CannTakesA2(int64_t w) { return w >= 2 && w <= 256 && (w <= 8 || w % 8 == 0); }
+constexpr bool CannTakesServers(int64_t w) { return w == 16 || w == 32 || w == 64; }
+// Slots of A3 V2: status blocks of 32 bytes in 64 KiB; documented, and unchecked.
+constexpr CannVersion kCannVersions[] = {
+    {"A3 V1", &CannA3V1, &CannTakesA3V1, "8, 16, 32, 64, 128, 144, 256 or 288", 512, 7168, 7168, 1, 512, 8, 0,
+     0, false},
+    {"A3 V2", &CannA3FullmeshV1, &CannTakesA3V2, "in 2..768", 1024, 1024, 8192, 1, 512, 16, 0, 2048, false},
+    {"A3 V2 fullmesh_v2", &CannA3FullmeshV2, &CannTakesA3V2, "in 2..768", 1024, 1024, 8192, 1, 512, 16, 0,
+     2048, true},
+    {"A2 fullmesh", &CannA2Fullmesh, &CannTakesA2, "2..8, or 16..256 and a multiple of 8", 512, 1, 7168, 32,
+     256, 16, 24, 0, false},
+    {"A2 hierarchy", &CannA2Hierarchy, &CannTakesServers, "16, 32 or 64", 512, 1, 10240, 32, 512, 16, 0, 0,
+     false},
+    {"A2 hierarchy, later", &CannA2HierarchyLater, &CannTakesServers, "16, 32 or 64", 512, 1, 10240, 32, 512,
+     16, 0, 0, false}};
+enum CannVersionIndex : uint32_t { kCannA3V1, kCannA3V2 };
 
-// ---- which calls those operators refuse, by version: the ranges that their tiling checks, or where it
-// checks nothing, that their documents state ----
-
-// Collects what a call breaks, one line a rule: name, value, rule.
-class CannLimits {
-public:
-    CannLimits(CannVersionIndex version, const CannCall& call) : call_(call) {
-        if (call.floatRows != 0) Add("dtype", "is fp32", "must be bf16 or fp16");
-        switch (version) {
-            case kCannA3V1: A3V1(); break;
-            case kCannA3V2:
-            case kCannA3FullmeshV2: A3V2(version == kCannA3FullmeshV2); break;
-            default: A2(version == kCannA2Fullmesh);
-        }
-        if (call.world > 0 && call.experts % call.world != 0)
-            Number("E", call.experts, "must be a multiple of W = %lld", call.world);
-    }
-    const std::string& text() const { return text_; }
-
-private:
-    void A3V1() {
-        // 256 % W == 0 or W % 144 == 0, a multiple of 8, up to 288.
-        const int64_t w = call_.world;
-        if (w < 8 || w > 288 || w % 8 != 0 || (256 % w != 0 && w % 144 != 0))
-            Number("W", w, "must be 8, 16, 32, 64, 128, 144, 256 or 288");
-        Range("E", call_.experts, 1, 512);
-        if (call_.hidden != 7168) Number("H", call_.hidden, "must be 7168");
-        Range("BS", call_.maxBatch, 1, 512);
-        Range("K", call_.topK, 1, std::min<int64_t>(8, call_.experts));
-    }
-    void A3V2(bool packets) {
-        Range("W", call_.world, 2, 768);
-        Range("E", call_.experts, 1, 1024);
-        Range("H", call_.hidden, 1024, 8192);
-        Range("BS", call_.maxBatch, 1, 512);
-        Range("K", call_.topK, 1, std::min<int64_t>(16, call_.experts));
-        // Status blocks of 32 bytes in 64 KiB; documented, and unchecked.
-        Range("W*L", call_.world * CannLocalExperts(call_), 1, 2048);
-        if (packets && call_.equalBatches == 0)
-            Add("global_bs", "allows unequal batches", "comm_alg fullmesh_v2 needs equal ones");
-    }
-    void A2(bool fullmesh) {
-        const int64_t w = call_.world;
-        if (fullmesh) {
-            if (w < 2 || w > 256 || (w > 8 && w % 8 != 0))
-                Number("W", w, "must be 2..8, or 16..256 and a multiple of 8");
-            Range("L", CannLocalExperts(call_), 1, 24);
-        } else if (w != 16 && w != 32 && w != 64) {
-            Number("W", w, "must be 16, 32 or 64");
-        }
-        Range("E", call_.experts, 1, 512);
-        Range("H", call_.hidden, 1, fullmesh ? 7168 : 10240);
-        if (call_.hidden % 32 != 0) Number("H", call_.hidden, "must be a multiple of 32");
-        Range("BS", call_.maxBatch, 1, fullmesh ? 256 : 512);
-        Range("K", call_.topK, 1, std::min<int64_t>(16, call_.experts));
-    }
-
-    void Range(const char* name, int64_t value, int64_t low, int64_t high) {
-        if (value >= low && value <= high) return;
-        Number(name, value, "must be in %lld..%lld", low, high);
-    }
-    void Number(const char* name, int64_t value, const char* rule, int64_t a = 0, int64_t b = 0) {
-        char is[32], must[64];
-        snprintf(is, sizeof(is), "is %lld", static_cast<long long>(value));
-        snprintf(must, sizeof(must), rule, static_cast<long long>(a), static_cast<long long>(b));
-        Add(name, is, must);
-    }
-    void Add(const char* name, const char* is, const char* must) {
-        if (!text_.empty()) text_ += "; ";
-        text_ += std::string(name) + " " + is + ", " + must;
-    }
-
-    const CannCall& call_;
-    std::string text_;
-};
+// What the call breaks: name, value, rule, separated by "; ".
+inline std::string CannRefusal(const CannVersion& version, const CannCall& c) {
+    std::string text;
+    const auto need = [&](bool kept, const std::string& broken) {
+        if (!kept) text += (text.empty() ? "" : "; ") + broken;
+    };
+    const auto number = [&](bool kept, const char* name, int64_t value, const std::string& rule) {
+        need(kept, std::string(name) + " is " + std::to_string(value) + ", must be " + rule);
+    };
+    const auto range = [&](const char* name, int64_t value, int64_t low, int64_t high) {
+        const std::string rule = "in " + std::to_string(low) + ".." + std::to_string(high);
+        number(value >= low && value <= high, name, value, low == high ? std::to_string(low) : rule);
+    };
+    const int64_t local = CannLocalExperts(c);
+    need(c.floatRows == 0, "dtype is fp32, must be bf16 or fp16");
+    number(version.takes(c.world), "W", c.world, version.worlds);
+    if (version.localExperts != 0) range("L", local, 1, version.localExperts);
+    range("E", c.experts, 1, version.experts);
+    range("H", c.hidden, version.leastHidden, version.hidden);
+    number(c.hidden % version.hiddenUnit == 0, "H", c.hidden,
+           "a multiple of " + std::to_string(version.hiddenUnit));
+    range("BS", c.maxBatch, 1, version.batch);
+    range("K", c.topK, 1, std::min(version.topK, c.experts));
+    if (version.slots != 0) range("W*L", c.world * local, 1, version.slots);
+    need(!version.equalBatches || c.equalBatches != 0,
+         "global_bs allows unequal batches, comm_alg fullmesh_v2 needs equal ones");
+    number(c.world <= 0 || c.experts % c.world == 0, "E", c.experts,
+           "a multiple of W = " + std::to_string(c.world));
+    return text;
+}
 
 }  // namespace moe

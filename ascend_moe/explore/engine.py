@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import json
-from ctypes import c_char, c_char_p, c_int, c_int32, c_uint16, c_uint32, c_uint64, c_void_p
+from ctypes import c_bool, c_char, c_char_p, c_int, c_int32, c_uint16, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -179,9 +179,14 @@ class _Options(ctypes.Structure):
         *((name, c_uint32) for name in ("pct_depth", "epoch", "vary_epoch", "trace")),
         ("choices", c_void_p),
         ("choice_count", c_uint64),
-        *((name, c_int32) for name in ("kill_rank", "stall_rank", "slow_rank", "slow_core", "slow_link")),
-        *((name, c_uint32) for name in ("corrupt_word", "corrupt_xor", "corrupt_how")),
-        *((name, c_uint64) for name in ("kill_step", "stall_step", "corrupt_block")),
+        ("kill_rank", c_int32),
+        ("kill_step", c_uint64),
+        ("stall_rank", c_int32),
+        ("stall_step", c_uint64),
+        *((name, c_int32) for name in ("slow_rank", "slow_core", "slow_link")),
+        ("corrupt_block", c_uint64),
+        *((name, c_uint32) for name in ("corrupt_word", "corrupt_xor")),
+        *((name, c_bool) for name in ("corrupt_stale", "corrupt_torn")),
     ]
 
 
@@ -343,7 +348,8 @@ class World:
             "store_order": ("fifo", "unordered", "both").index(options.store_order),
             "choices": ctypes.addressof(choices),
             "choice_count": len(options.choices),
-            "corrupt_how": ("xor", "stale", "torn").index(options.faults.corrupt_how),
+            "corrupt_stale": options.faults.corrupt_how == "stale",
+            "corrupt_torn": options.faults.corrupt_how == "torn",
         }
         given = _Options(**{field[0]: values[field[0]] for field in _Options._fields_})
         result = RunResult()

@@ -11,10 +11,6 @@
 #include "twin/api/hccl_context.h"
 #include "twin/engine/atomic_store.h"
 
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
-
 namespace ops {
 
 namespace {
@@ -336,26 +332,6 @@ void Communicator::EndLaunch(bool failed) {
     if (agent_) agent_->End(failed);
 }
 
-// ---- windows ----
-
-namespace {
-
-void Touch(const uint8_t* begin, uint64_t bytes) {
-    const uintptr_t from = reinterpret_cast<uintptr_t>(begin) & ~uintptr_t{kHeaderBytes - 1};
-    madvise(reinterpret_cast<void*>(from), reinterpret_cast<uintptr_t>(begin) + bytes - from,
-            MADV_POPULATE_WRITE);  // older systems refuse: then pages are mapped when they are touched
-}
-
-}  // namespace
-
-void TouchWindow(void* base, uint64_t data_bytes, int world) {
-    if (world > kMostTouchedRanks) return;
-    Touch(StateOf(base), moe::StateBytes(static_cast<uint32_t>(world)));
-    const uint64_t bytes = std::min(kTouchedBytes, moe::HalfBytes(data_bytes));
-    for (uint32_t parity = 0; parity < 2; ++parity)
-        Touch(DataOf(base) + moe::HalfOffset(data_bytes, parity), bytes);
-}
-
 }  // namespace ops
 
 uint64_t am_window_total_bytes(uint64_t data_bytes, uint64_t lent_bytes) {
@@ -386,9 +362,7 @@ void am_window_layout(int world, uint64_t* out) {
 void* am_comm_create(int rank, int world, void* const* bases, uint64_t data_bytes, uint64_t lent_bytes,
                      const int* live_fds) {
     try {
-        auto made = std::make_unique<ops::Communicator>(rank, world, bases, data_bytes, lent_bytes, live_fds);
-        for (int peer = 0; peer < world; ++peer) ops::TouchWindow(bases[peer], data_bytes, world);
-        return made.release();
+        return new ops::Communicator(rank, world, bases, data_bytes, lent_bytes, live_fds);
     } catch (...) {
         return nullptr;
     }

@@ -1,5 +1,4 @@
-// One rank's end of a communicator on the twin: its device, the windows of all ranks, the liveness of the
-// peers.
+// One rank's end of a communicator on the twin: its device, all ranks' windows, the liveness of the peers.
 #pragma once
 
 #include <atomic>
@@ -37,8 +36,6 @@ public:
     twin::Device& device() { return device_; }
     std::mutex& mutex() { return mutex_; }
     ~Communicator();
-    Communicator(const Communicator&) = delete;
-    Communicator& operator=(const Communicator&) = delete;
 
     // Sets the communication context of later launches: moe::kContextTable (the default), A3 or A2. On A2 the
     // state area comes last.
@@ -56,8 +53,7 @@ public:
     // Code of what the last op ran; 0: none has run.
     uint32_t algorithm() const { return algorithm_; }
     void set_algorithm(uint32_t code) { algorithm_ = code; }
-    // The blocks of this rank's lent area: null until the first block is asked for, or when there is no lent
-    // area.
+    // The blocks of this rank's lent area: null until the first one is asked for, or without such an area.
     LentArea* lent_area() const { return lent_now_.load(std::memory_order_acquire); }
     std::shared_ptr<LentArea> OpenLentArea();  // also while an op runs
     void CloseLentArea();
@@ -65,12 +61,10 @@ public:
     uint8_t* staging() const { return staging_; }
     uint64_t staging_bytes() const { return data_bytes_ + kStateAreaBytes; }
     bool far(int peer) const;
-    // Whether the status message of a far peer, of either parity, begins at this address of this rank's
-    // window.
+    // Whether a far peer's status message, of either parity, begins at this address of this rank's window.
     bool IsFarStatus(uintptr_t address) const;
 
-    // To call around each launch: start and end the agent that carries what the kernel posts to HCCL's
-    // server.
+    // To call around each launch: the agent that carries what the kernel posts to HCCL's server.
     void BeginLaunch();
     void EndLaunch(bool failed);
 

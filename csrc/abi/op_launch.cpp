@@ -1,8 +1,8 @@
 #include "op_launch.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
+#include <memory>
 #include <mutex>
 
 #include "ascend_moe.h"
@@ -219,12 +219,12 @@ void OpLaunch::ZeroTail(uint32_t index, const moe::OutputDesc& shape, uint64_t d
 namespace {
 
 // All ranks of a process share one recording; each launch has a timeline of its own until it ends.
-struct Session {
+struct Recording {
     std::mutex mutex;
-    std::atomic<uint64_t> number{0};  // odd: going on
     twin::Timeline all;
 };
-Session g_session;
+// Both by std::atomic_load and the like. A launch keeps the one that was going on when it began.
+std::shared_ptr<Recording> g_going_on, g_last;
 
 #if defined(TWIN_CHECKED) || defined(TWIN_TIMED)
 constexpr bool kRecords = false;
@@ -236,22 +236,16 @@ constexpr bool kRecords = true;
 // afterwards.
 class TracedLaunch {
 public:
-    explicit TracedLaunch(twin::LaunchSpec& spec) : spec_(spec) {
-        if (g_session.number.load(std::memory_order_acquire) % 2 == 0) return;
-        const std::lock_guard<std::mutex> lock(g_session.mutex);
-        const uint64_t number = g_session.number.load();
-        if (number % 2 == 0) return;
-        session_ = number;
-        timeline_.limit = g_session.all.limit;
+    explicit TracedLaunch(twin::LaunchSpec& spec) : spec_(spec), recording_(std::atomic_load(&g_going_on)) {
+        if (!recording_) return;
+        timeline_.limit = recording_->all.limit;
         spec_.timeline = &timeline_;
     }
     ~TracedLaunch() {
-        if (session_ == 0) return;
+        if (!recording_) return;
         spec_.timeline = nullptr;
-        const std::lock_guard<std::mutex> lock(g_session.mutex);
-        twin::Timeline& all = g_session.all;
-        // A recording that has been stopped still includes the launches that began before the stop.
-        if ((g_session.number.load() + 1) / 2 != (session_ + 1) / 2) return;
+        const std::lock_guard<std::mutex> lock(recording_->mutex);
+        twin::Timeline& all = recording_->all;
         const uint64_t room = all.limit - std::min<uint64_t>(all.limit, all.events.size());
         const uint64_t taken = std::min<uint64_t>(room, timeline_.events.size());
         all.dropped += timeline_.dropped + timeline_.events.size() - taken;
@@ -263,8 +257,8 @@ public:
 
 private:
     twin::LaunchSpec& spec_;
+    const std::shared_ptr<Recording> recording_;
     twin::Timeline timeline_;
-    uint64_t session_ = 0;
 };
 
 }  // namespace
@@ -335,26 +329,24 @@ int am_run(void* comm, void* plan, const void* const* inputs, void* const* outpu
 
 int am_trace_start(uint64_t limit) {
     if (!ops::kRecords) return 2;
-    const std::lock_guard<std::mutex> lock(ops::g_session.mutex);
-    const uint64_t number = ops::g_session.number.load();
-    if (number % 2 != 0) return 1;
-    ops::g_session.all = twin::Timeline();
-    ops::g_session.all.limit = limit;
-    ops::g_session.number.store(number + 1, std::memory_order_release);
+    const auto made = std::make_shared<ops::Recording>();
+    made->all.limit = limit;
+    std::shared_ptr<ops::Recording> none;
+    if (!std::atomic_compare_exchange_strong(&ops::g_going_on, &none, made)) return 1;
+    std::atomic_store(&ops::g_last, made);
     return 0;
 }
 
-void am_trace_stop(void) {
-    const std::lock_guard<std::mutex> lock(ops::g_session.mutex);
-    const uint64_t number = ops::g_session.number.load();
-    if (number % 2 != 0) ops::g_session.number.store(number + 1);
-}
+void am_trace_stop(void) { std::atomic_store(&ops::g_going_on, {}); }
 
 uint64_t am_trace_events(void* out, uint64_t most, uint64_t* dropped) {
-    const std::lock_guard<std::mutex> lock(ops::g_session.mutex);
-    const twin::Timeline& all = ops::g_session.all;
-    const uint64_t count = std::min<uint64_t>(most, all.events.size());
-    std::copy_n(all.events.data(), count, static_cast<twin::TimelineEvent*>(out));
+    if (dropped != nullptr) *dropped = 0;
+    const std::shared_ptr<ops::Recording> last = std::atomic_load(&ops::g_last);
+    if (!last) return 0;
+    const std::lock_guard<std::mutex> lock(last->mutex);
+    const twin::Timeline& all = last->all;
+    std::copy_n(all.events.data(), std::min<uint64_t>(most, all.events.size()),
+                static_cast<twin::TimelineEvent*>(out));
     if (dropped != nullptr) *dropped = all.dropped;
     return all.events.size();
 }

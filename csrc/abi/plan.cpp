@@ -172,12 +172,10 @@ uint64_t am_need_ub(const void* plan, char* text, uint64_t bytes) {
 uint64_t am_need_cann(const int64_t* call, char* text, uint64_t bytes) {
     const moe::CannCall cann = {call[0], call[1], call[2], call[3], call[4], call[5], call[6], call[7]};
     std::string lines;
-    for (uint32_t i = 0; i < moe::kCannVersionCount; ++i) {
-        const moe::CannVersion& version = moe::kCannVersions[i];
+    for (const moe::CannVersion& version : moe::kCannVersions) {
         const int64_t need = version.bytes(cann);
         lines += std::string(version.name) + "\t" + std::to_string(need) + "\t" +
-                 std::to_string(moe::CannMiB(need)) + "\t" +
-                 moe::CannLimits(static_cast<moe::CannVersionIndex>(i), cann).text() + "\n";
+                 std::to_string(moe::CannMiB(need)) + "\t" + moe::CannRefusal(version, cann) + "\n";
     }
     return ops::GiveText(lines, text, bytes);
 }

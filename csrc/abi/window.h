@@ -30,12 +30,6 @@ inline uint32_t* DoorbellOf(void* base) {
     return reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(base) + kDoorbellOffset);
 }
 
-// Has the system map, before the first op, the pages that every op touches and the first rows of both halves.
-// Windows of many ranks are not mapped ahead: most of them are never filled that far.
-constexpr uint64_t kTouchedBytes = uint64_t{2} << 20;
-constexpr int kMostTouchedRanks = 8;
-void TouchWindow(void* base, uint64_t data_bytes, int world);
-
 // ---- the lent area ----
 
 class LentArea {
@@ -66,8 +60,6 @@ public:
     // `rank` is whose it is.
     LentArea(int rank, uint8_t* base, uint64_t bytes);
     ~LentArea();
-    LentArea(const LentArea&) = delete;
-    LentArea& operator=(const LentArea&) = delete;
 
     uint8_t* base() const { return base_; }
     bool Contains(const void* address) const;

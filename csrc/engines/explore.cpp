@@ -44,9 +44,7 @@ struct am_explore_options {
     uint32_t trace;
     const uint16_t* choices;
     uint64_t choice_count;
-    int32_t kill_rank, stall_rank, slow_rank, slow_core, slow_link;
-    uint32_t corrupt_word, corrupt_xor, corrupt_how;  // 0 xor, 1 stale, 2 torn
-    uint64_t kill_step, stall_step, corrupt_block;
+    twin::Injection faults;
 };
 
 struct am_explore_result {
@@ -82,15 +80,23 @@ const char* AreaName(twin::GmKind kind) {
 struct Exploration {
     Exploration(uint32_t world, uint64_t data_bytes, uint64_t lent_bytes)
         : ranks_(world, data_bytes, lent_bytes), failed_(world, 0) {
-        for (uint32_t rank = 0; rank < world; ++rank)
-            memset(DataOf(ranks_.window(rank)), kWindowPoison, data_bytes + lent_bytes);
+        UseServers(0);
     }
 
     // Ranks that share a server (A2 contexts), or 0: one window table for all. Before the program.
     void UseServers(uint32_t ranks_per_server) {
         ops_.clear();
         ranks_.UseServers(ranks_per_server);
-        RestoreAll();
+        areas_.clear();
+        for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+            const Communicator& comm = ranks_[rank];
+            const int own = static_cast<int>(rank);
+            areas_.push_back({comm.data(own), comm.data_bytes() + comm.lent_bytes(), kWindowPoison});
+            areas_.push_back({comm.state(own), kStateAreaBytes, 0});
+            if (comm.staging() != nullptr)
+                areas_.push_back({comm.staging(), comm.staging_bytes(), kWindowPoison});
+        }
+        for (const Area& area : areas_) memset(area.begin, area.fill, area.bytes);
     }
 
     void SetProgram(const am_explore_step* steps, uint32_t count) {
@@ -158,12 +164,17 @@ struct Exploration {
     };
 
     void Restore(uint32_t epoch);
-    void RestoreAll();
-    void RestoreWritten();
     void CompareOutcome(am_explore_result& result, uint64_t seed);
     static twin::RunOptions Translate(const am_explore_options& options, uint64_t seed);
 
+    // What kernels write to, and what is in it before the first op.
+    struct Area {
+        uint8_t* begin;
+        uint64_t bytes;
+        uint8_t fill;
+    };
     LocalRanks ranks_;
+    std::vector<Area> areas_;
     std::vector<char> failed_;  // ranks, by number
     std::vector<std::unique_ptr<Op>> ops_;
     twin::Explorer explorer_;
@@ -172,39 +183,15 @@ struct Exploration {
     std::map<std::string, twin::PollCount> polls_;
 };
 
-void Exploration::RestoreAll() {
-    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-        Communicator& comm = ranks_[rank];
-        const int own = static_cast<int>(rank);
-        memset(comm.data(own), kWindowPoison, comm.data_bytes());
-        memset(comm.lent(own), kWindowPoison, comm.lent_bytes());
-        memset(comm.state(own), 0, moe::StateBytes(static_cast<uint32_t>(ranks_.size())));
-        if (comm.staging() != nullptr) memset(comm.staging(), kWindowPoison, comm.staging_bytes());
-    }
-}
-
-void Exploration::RestoreWritten() {
-    explorer_.ForEachWrittenPage([&](uintptr_t begin, uint64_t bytes) {
-        for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-            const Communicator& comm = ranks_[rank];
-            const auto within = [&](const void* area, uint64_t size) {
-                const uintptr_t at = reinterpret_cast<uintptr_t>(area);
-                return area != nullptr && begin >= at && begin < at + size;
-            };
-            if (within(comm.data(static_cast<int>(rank)), comm.data_bytes()) ||
-                within(comm.lent(static_cast<int>(rank)), comm.lent_bytes()) ||
-                within(comm.staging(), comm.staging_bytes())) {
-                memset(reinterpret_cast<void*>(begin), kWindowPoison, bytes);
-            } else if (within(ranks_.window(rank), ranks_.window_bytes())) {
-                memset(reinterpret_cast<void*>(begin), 0, bytes);
-            }
-        }
-    });
-}
-
 // Resets the windows to the state of a new communicator, and fills outputs with poison.
 void Exploration::Restore(uint32_t epoch) {
-    RestoreWritten();
+    explorer_.ForEachWrittenPage([&](uintptr_t begin, uint64_t bytes) {
+        for (const Area& area : areas_) {
+            const uintptr_t at = reinterpret_cast<uintptr_t>(area.begin);
+            if (begin >= at && begin < at + area.bytes)
+                memset(reinterpret_cast<void*>(begin), area.fill, bytes);
+        }
+    });
     failed_.assign(failed_.size(), 0);
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
         // Hosts write aborts and epochs without the shadow's knowledge, so all of this small area is reset.
@@ -239,18 +226,7 @@ twin::RunOptions Exploration::Translate(const am_explore_options& options, uint6
     run.pct_depth = options.pct_depth != 0 ? options.pct_depth : 2 + seed / 20 % 2;
     run.trace = options.trace != 0;
     run.choices.assign(options.choices, options.choices + options.choice_count);
-    run.injection.kill_rank = options.kill_rank;
-    run.injection.kill_step = options.kill_step;
-    run.injection.stall_rank = options.stall_rank;
-    run.injection.stall_step = options.stall_step;
-    run.injection.slow_rank = options.slow_rank;
-    run.injection.slow_core = options.slow_core;
-    run.injection.slow_link = options.slow_link;
-    run.injection.corrupt_block = options.corrupt_block;
-    run.injection.corrupt_word = options.corrupt_word;
-    run.injection.corrupt_xor = options.corrupt_xor;
-    run.injection.corrupt_stale = options.corrupt_how == 1;
-    run.injection.corrupt_torn = options.corrupt_how == 2;
+    run.injection = options.faults;
     return run;
 }
 
@@ -264,7 +240,7 @@ void Exploration::Run(const am_explore_options& options, am_explore_result& resu
         for (size_t rank = 0; rank < ranks_.size(); ++rank) {
             programs[rank].rank = static_cast<int>(rank);
             programs[rank].idle = &ranks_[rank].device().idle();
-            if (options.kill_rank >= 0) ranks_[rank].MarkLost(options.kill_rank);
+            if (options.faults.kill_rank >= 0) ranks_[rank].MarkLost(options.faults.kill_rank);
         }
         for (const auto& op : ops_)
             programs[static_cast<size_t>(op->step.rank)].steps.push_back(&op->program);

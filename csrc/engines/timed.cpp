@@ -3,6 +3,7 @@
 
 #ifdef TWIN_TIMED
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <string>
@@ -65,16 +66,12 @@ void ListStatus(std::vector<twin::GmRange>& ranges) {
 }
 
 // Windows of all ranks, and the op that each of them ran last.
-class TimedWorld {
-public:
+struct TimedWorld {
     TimedWorld(uint32_t world, uint64_t data_bytes, uint64_t lent_bytes)
         : ranks_(world, data_bytes, lent_bytes) {}
 
-    void UseServers(uint32_t ranks_per_server) { ranks_.UseServers(ranks_per_server); }
-
     void Run(const am_timed_step* steps, int count, const double* costs, const am_timed_options& options,
              am_timed_result& result);
-    const twin::TimedResult& last() const { return last_; }
     // A block of a rank's own lent area: all of it. No op of a timed world spends it.
     void* Lend(int rank) {
         Communicator& comm = ranks_.Of(rank);
@@ -86,9 +83,6 @@ public:
         return comm.lent(rank);
     }
 
-    const LocalOp& op(int step) const { return *ops_[static_cast<size_t>(step)]; }
-
-private:
     LocalRanks ranks_;
     std::vector<std::unique_ptr<LocalOp>> ops_;
     twin::TimedEngine engine_;
@@ -150,7 +144,8 @@ void am_timed_destroy(void* timed) { delete static_cast<ops::TimedWorld*>(timed)
 void* am_timed_lent(void* timed, int rank) { return ops::WorldAt(timed).Lend(rank); }
 
 int am_timed_servers(void* timed, int ranks_per_server) {
-    return ops::Tried([=] { ops::WorldAt(timed).UseServers(static_cast<uint32_t>(ranks_per_server)); });
+    return ops::Tried(
+        [=] { ops::WorldAt(timed).ranks_.UseServers(static_cast<uint32_t>(ranks_per_server)); });
 }
 
 const char* am_timed_cost_names(void) {
@@ -173,14 +168,14 @@ void am_timed_run(void* timed, const void* steps, int count, const double* costs
 
 uint64_t am_timed_path(void* timed, char* text, uint64_t bytes) {
     std::string lines;
-    for (const twin::PathPart& part : ops::WorldAt(timed).last().path)
+    for (const twin::PathPart& part : ops::WorldAt(timed).last_.path)
         lines += part.phase + "\t" + twin::CauseName(part.cause) + "\t" + std::to_string(part.ns) + "\n";
     return ops::GiveText(lines, text, bytes);
 }
 
 uint64_t am_timed_links(void* timed, char* text, uint64_t bytes) {
     std::string lines;
-    for (const twin::LinkUse& use : ops::WorldAt(timed).last().links) {
+    for (const twin::LinkUse& use : ops::WorldAt(timed).last_.links) {
         lines += use.name + "\t" + std::to_string(use.rank) + "\t" + std::to_string(use.bytes) + "\t" +
                  std::to_string(use.gbps) + "\n";
     }
@@ -188,8 +183,8 @@ uint64_t am_timed_links(void* timed, char* text, uint64_t bytes) {
 }
 
 int am_timed_outcome(void* timed, int step, double* times, int32_t* record) {
-    const auto& op = ops::WorldAt(timed).op(step);
-    const auto& steps = ops::WorldAt(timed).last().steps;
+    const auto& op = *ops::WorldAt(timed).ops_[static_cast<size_t>(step)];
+    const auto& steps = ops::WorldAt(timed).last_.steps;
     const size_t rank = static_cast<size_t>(op.comm.rank());
     if (times != nullptr && rank < steps.size() && !steps[rank].empty()) {
         times[0] = steps[rank].back().start_ns;
@@ -200,9 +195,9 @@ int am_timed_outcome(void* timed, int step, double* times, int32_t* record) {
 }
 
 uint64_t am_timed_events(void* timed, void* out, uint64_t capacity) {
-    const auto& events = ops::WorldAt(timed).last().events;
-    const uint64_t count = events.size() < capacity ? events.size() : capacity;
-    if (count != 0) memcpy(out, events.data(), count * sizeof(events[0]));
+    const auto& events = ops::WorldAt(timed).last_.events;
+    std::copy_n(events.data(), std::min<uint64_t>(events.size(), capacity),
+                static_cast<twin::TimelineEvent*>(out));
     return events.size();
 }
 

@@ -19,7 +19,6 @@ enum Tag : uint64_t { kNone = 1, kTensor, kText, kAbsentVariable };
 constexpr int kTagShift = 56, kTypeShift = 32;
 constexpr int64_t kMaxDims = 8;
 constexpr size_t kMaxText = 512;
-constexpr uint64_t kMix = 0x9E3779B97F4A7C15u;
 
 std::vector<std::string>& Variables() {
     static auto* names = new std::vector<std::string>;  // never destroyed: threads may outlive main()
@@ -51,19 +50,6 @@ Key::Key(const Op& op, const Arguments& arguments, const Device& device) {
             valid_ = valid_ && AddTensor(arguments.tensor(parameter.index));
         }
     }
-}
-
-uint64_t Key::hash() const {
-    uint64_t state = size_;
-    for (size_t i = 0; i < size_; ++i) {
-        state = (state ^ words_[i]) * kMix;
-        state ^= state >> 29;
-    }
-    return state;
-}
-
-bool Key::operator==(const std::vector<uint64_t>& words) const {
-    return words.size() == size_ && memcmp(words.data(), words_.data(), size_ * sizeof(uint64_t)) == 0;
 }
 
 bool Key::AddText(std::string_view text) {
@@ -102,12 +88,13 @@ namespace {
 
 constexpr size_t kMostCalls = 1024;
 
-using ByHash = std::unordered_multimap<uint64_t, std::shared_ptr<const Prepared>>;
+// The keys lie in what they lead to.
+using ByKey = std::unordered_map<std::string_view, std::shared_ptr<const Prepared>>;
 
 struct Calls {
     std::mutex mutex;
     uint64_t generation = 0;
-    ByHash by_hash;
+    ByKey by_key;
 };
 
 // Never destroyed: threads may outlive main().
@@ -125,36 +112,26 @@ uint64_t Generation() {
 }
 
 std::shared_ptr<const Prepared> Find(const Key& key) {
-    const uint64_t hash = key.hash();
     const std::lock_guard<std::mutex> lock(calls->mutex);
-    const auto [first, last] = calls->by_hash.equal_range(hash);
-    for (auto call = first; call != last; ++call) {
-        if (key == call->second->key) return call->second;
-    }
-    return nullptr;
+    const auto call = calls->by_key.find(key.bytes());
+    return call == calls->by_key.end() ? nullptr : call->second;
 }
 
-void Remember(uint64_t generation, std::shared_ptr<const Prepared> made, const Key& key) {
-    const uint64_t hash = key.hash();
-    ByHash dropped;  // their plans and ends go after the lock
+void Remember(uint64_t generation, std::shared_ptr<const Prepared> made) {
+    ByKey dropped;  // their plans and ends go after the lock
+    ByKey::node_type replaced;
     const std::lock_guard<std::mutex> lock(calls->mutex);
     if (calls->generation != generation) return;
-    const auto [first, last] = calls->by_hash.equal_range(hash);
-    for (auto call = first; call != last; ++call) {
-        if (key == call->second->key) {
-            call->second.swap(made);
-            return;
-        }
-    }
-    if (calls->by_hash.size() >= kMostCalls) dropped.swap(calls->by_hash);
-    calls->by_hash.emplace(hash, std::move(made));
+    if (calls->by_key.size() >= kMostCalls) dropped.swap(calls->by_key);
+    replaced = calls->by_key.extract(made->key);
+    calls->by_key.emplace(made->key, std::move(made));
 }
 
 void Forget() {
-    ByHash dropped;
+    ByKey dropped;
     const std::lock_guard<std::mutex> lock(calls->mutex);
     ++calls->generation;
-    dropped.swap(calls->by_hash);
+    dropped.swap(calls->by_key);
 }
 
 }  // namespace ascend_moe_torch

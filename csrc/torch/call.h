@@ -37,8 +37,7 @@ inline void Raise(const char* text) {
 
 constexpr uint64_t kMostRecordWords = 64;  // that a launch has room for
 
-// Of csrc/abi, in the library of the engine that runs the CPU ops. Rules and plans are the same in all of
-// them.
+// Of csrc/abi, in the library of the engine that runs the CPU ops.
 // clang-format off
 #define AM_ENGINE_FUNCTIONS(X)                                                              \
     X(plan_create) X(plan_destroy) X(plan_info) X(call_output) X(comm_algorithm) X(run)     \
@@ -90,8 +89,7 @@ inline void UseAdapter(const char* path) {
 
 inline const Engine& engine() { return the_engine; }
 
-// ---- prepared calls, checked and planned for one end of a communicator, and the key that equal calls share
-// ----
+// ---- prepared calls, checked and planned for one end of a communicator, by keys that equal calls share ----
 
 // All that checks, plans and look-ups read of a call.
 class Key {
@@ -100,10 +98,9 @@ public:
     Key(const Op& op, const Arguments& arguments, const Device& device);
 
     bool valid() const { return valid_; }
-    const uint64_t* begin() const { return words_.data(); }
-    size_t size() const { return size_; }
-    uint64_t hash() const;
-    bool operator==(const std::vector<uint64_t>& words) const;
+    std::string_view bytes() const {
+        return {reinterpret_cast<const char*>(words_.data()), size_ * sizeof(uint64_t)};
+    }
 
 private:
     bool Add(uint64_t word) {
@@ -134,7 +131,7 @@ struct Output {
 };
 
 struct Prepared {
-    std::vector<uint64_t> key;
+    std::string key;  // its bytes
     std::shared_ptr<End> end;
     std::shared_ptr<void> plan;  // of the engine's library
     std::vector<Output> outputs;
@@ -147,7 +144,7 @@ struct Prepared {
 // A number that Forget changes: what was looked up before it is not remembered after it.
 uint64_t Generation();
 std::shared_ptr<const Prepared> Find(const Key& key);
-void Remember(uint64_t generation, std::shared_ptr<const Prepared> call, const Key& key);
+void Remember(uint64_t generation, std::shared_ptr<const Prepared> call);
 void Forget();
 
 // ---- from the stack to the outputs ----
@@ -162,27 +159,5 @@ AmTorchCall Describe(const Op& op, const Arguments& arguments, const Device& dev
 // The device of all tensors. Throws Raised where there is more than one, or a tensor is not dense, or an int
 // that no rule can be asked about.
 Device OneDevice(const Op& op, const Arguments& arguments, bool on_npu);
-
-constexpr uint64_t kMostOps = 4;
-
-// Registers the kernels for tensors on CPU and NPU. Throws std::runtime_error.
-void RegisterOp(const char* name, const char* schema);
-
-// torch.ops.ascend_moe_binding.take_record: hands the error record of an NPU's end over. Throws as above.
-void RegisterTakeRecord();
-
-// While the sum of what was given is above 0, every call is prepared anew.
-void PrepareAlways(int by);
-
-struct Counts {
-    uint64_t known, prepared;
-};
-Counts CallCounts();
-
-// Monotonic nanoseconds of this thread's last call.
-struct Marks {
-    int64_t entered, launched, returned, left;
-};
-const Marks& LastMarks();
 
 }  // namespace ascend_moe_torch

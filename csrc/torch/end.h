@@ -22,9 +22,9 @@ public:
 
     const AmTorchEnd& facts() const { return facts_; }
 
-    void Acquire() {
+    // As of a mutex. After a signal the wait goes on: Python runs its handler once the op has returned.
+    void lock() {
         while (sem_wait(&free_) != 0) {
-            // A signal ended the wait. Python runs its handler once the op has returned.
         }
     }
     // Whether it was free within so many milliseconds. A signal ends the wait too: the caller asks again.
@@ -39,7 +39,7 @@ public:
         until.tv_nsec = nanos % kNanosPerSecond;
         return sem_timedwait(&free_, &until) == 0;
     }
-    void Release() { sem_post(&free_); }  // by any thread, as Python's locks
+    void unlock() { sem_post(&free_); }  // by any thread, as Python's locks
 
     // Closed, or failed: for good.
     void Shut() { open_.store(false); }
@@ -66,18 +66,6 @@ private:
     std::atomic<uint32_t> algorithm_{0};
     Tensor record_, host_;
     const int32_t* seen_ = nullptr;
-};
-
-// Holds the lock of an end.
-class Turn {
-public:
-    explicit Turn(End& end) : end_(end) { end_.Acquire(); }
-    ~Turn() { end_.Release(); }
-    Turn(const Turn&) = delete;
-    Turn& operator=(const Turn&) = delete;
-
-private:
-    End& end_;
 };
 
 }  // namespace ascend_moe_torch

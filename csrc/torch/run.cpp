@@ -6,6 +6,7 @@
 #include <cstring>
 #include <deque>
 #include <exception>
+#include <mutex>
 
 #include "call.h"
 #include "rules/shape.h"
@@ -19,10 +20,14 @@ constexpr int64_t kNanosPerSecond = 1000000000;
 
 using Outputs = std::array<Tensor, moe::kMostOutputs>;
 
-std::deque<Op> ops;  // at most kMostOps, for good
-std::atomic<int> always{0};
+constexpr uint64_t kMostOps = 4;
+std::deque<Op> ops;          // for good
+std::atomic<int> always{0};  // above 0: every call is prepared anew
 std::atomic<uint64_t> known{0}, prepared{0};
-thread_local Marks marks = {};
+// Monotonic nanoseconds of this thread's last call.
+thread_local struct {
+    int64_t entered, launched, returned, left;
+} marks = {};
 
 // Looked up in the running interpreter, so that this library belongs to no version of Python.
 struct Interpreter {
@@ -141,7 +146,7 @@ bool Launch(const Op& op, const Prepared& call, const Arguments& arguments, cons
             Outputs& outputs) {
     const AmTorchEnd& end = call.end->facts();
     if (end.of_process_group && python().alive(end.number) == 0) return false;
-    const Turn turn(*call.end);
+    const std::lock_guard<End> turn(*call.end);
     if (!call.end->open()) return false;
     if (on_npu && call.end->ErrorSeen()) Raise(python().unusable(end.number));
     Allocate(call, device, outputs);
@@ -167,9 +172,9 @@ void Call(const Op& op, const Arguments& arguments, bool on_npu, Outputs& output
     const uint64_t generation = Generation();
     const std::shared_ptr<Prepared> call = Prepare(op, arguments, device, on_npu);
     prepared.fetch_add(1, std::memory_order_relaxed);
-    if (key.valid()) {
-        call->key.assign(key.begin(), key.begin() + key.size());
-        if (cached) Remember(generation, call, key);
+    if (cached) {
+        call->key = key.bytes();
+        Remember(generation, call);
     }
     if (Launch(op, *call, arguments, device, on_npu, outputs)) return;
     Raise(python().unusable(call->end->facts().number));
@@ -220,8 +225,7 @@ void RegisterKernel(const char* space, const char* key, const char* name, Boxed 
     Check(torch_library_impl(library, name, kernel, kTorchTarget), "a kernel");
 }
 
-}  // namespace
-
+// The kernels for tensors on CPU and NPU.
 void RegisterOp(const char* name, const char* schema) {
     const uint64_t number = ops.size();
     if (number >= kMostOps) throw std::runtime_error("there are more ops than kernels");
@@ -230,6 +234,7 @@ void RegisterOp(const char* name, const char* schema) {
     for (const char* key : kNpuKeys) RegisterKernel("ascend_moe", key, name, kKernels[number].npu);
 }
 
+// torch.ops.ascend_moe_binding.take_record: hands the error record of an NPU's end over.
 void RegisterTakeRecord() {
     TorchLibraryHandle library = nullptr;
     Check(aoti_torch_library_init_fragment("ascend_moe_binding", __FILE__, __LINE__, &library), "a library");
@@ -237,9 +242,7 @@ void RegisterTakeRecord() {
     RegisterKernel("ascend_moe_binding", "CompositeExplicitAutograd", "take_record", &TakeRecord);
 }
 
-void PrepareAlways(int by) { always.fetch_add(by); }
-Counts CallCounts() { return {known.load(), prepared.load()}; }
-const Marks& LastMarks() { return marks; }
+}  // namespace
 
 }  // namespace ascend_moe_torch
 
@@ -292,22 +295,20 @@ void am_torch_end_destroy(void* end) { delete static_cast<SharedEnd*>(end); }
 void am_torch_end_acquire(void* end, int milliseconds, int* held) {
     *held = EndOf(end).AcquireFor(milliseconds) ? 1 : 0;
 }
-void am_torch_end_release(void* end) { EndOf(end).Release(); }
+void am_torch_end_release(void* end) { EndOf(end).unlock(); }
 void am_torch_end_shut(void* end) { EndOf(end).Shut(); }
 uint32_t am_torch_end_algorithm(void* end) { return EndOf(end).algorithm(); }
 
 void am_torch_forget() { Forget(); }
 void am_torch_set_place(uint64_t place) { SetPlace(place); }
-void am_torch_prepare_always(int by) { PrepareAlways(by); }
+void am_torch_prepare_always(int by) { always.fetch_add(by); }
 
 void am_torch_counts(uint64_t* out) {
-    const Counts counts = CallCounts();
-    out[0] = counts.known;
-    out[1] = counts.prepared;
+    out[0] = known.load();
+    out[1] = prepared.load();
 }
 
 void am_torch_marks(int64_t* out) {
-    const Marks& marks = LastMarks();
     out[0] = marks.entered;
     out[1] = marks.launched;
     out[2] = marks.returned;

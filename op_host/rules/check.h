@@ -88,6 +88,7 @@ private:
     // What this package does not do yet, or never will on this path: refused by name, nothing is ignored
     // silently.
     bool Unsupported() {
+#define ASCEND_MOE_ONLY(allowed, name) Only(allowed, #name, kAttribute_##name)
         const int64_t shared = MOE_ATTRIBUTE(call_, shared_expert_rank_num),
                       tp = MOE_ATTRIBUTE(call_, tp_world_size), tp_rank = MOE_ATTRIBUTE(call_, tp_rank_id),
                       shard = MOE_ATTRIBUTE(call_, expert_shard_type);
@@ -103,22 +104,16 @@ private:
                     Wide(tp_rank), Wide(tp)) &&
                Need(shard == 0, "expert_shard_type", "expert_shard_type is %lld, only 0 is supported",
                     Wide(shard)) &&
-               Zero("zero_expert_num", kAttribute_zero_expert_num) &&
-               Zero("copy_expert_num", kAttribute_copy_expert_num) &&
-               Zero("const_expert_num", kAttribute_const_expert_num) &&
-               Zero("comm_quant_mode", kAttribute_comm_quant_mode) &&
-               Zero("out_dtype", kAttribute_out_dtype) && AllAbsent() &&
-               None("y_dtype", kAttribute_y_dtype) && None("x_dtype", kAttribute_x_dtype) &&
-               None("scales_dtype", kAttribute_scales_dtype) && Algorithm();
+               ASCEND_MOE_ONLY(0, zero_expert_num) && ASCEND_MOE_ONLY(0, copy_expert_num) &&
+               ASCEND_MOE_ONLY(0, const_expert_num) && ASCEND_MOE_ONLY(0, comm_quant_mode) &&
+               ASCEND_MOE_ONLY(0, out_dtype) && AllAbsent() && ASCEND_MOE_ONLY(kNoValue, y_dtype) &&
+               ASCEND_MOE_ONLY(kNoValue, x_dtype) && ASCEND_MOE_ONLY(kNoValue, scales_dtype) && Algorithm();
+#undef ASCEND_MOE_ONLY
     }
-    bool Zero(const char* name, AttributeIndex index) {
+    bool Only(int64_t allowed, const char* name, AttributeIndex index) {
         const int64_t value = Attribute(call_, index);
-        return Need(value == 0 || value == kNoValue, name, "%s is %lld, only 0 is supported", name,
-                    Wide(value));
-    }
-    bool None(const char* name, AttributeIndex index) {
-        const int64_t value = Attribute(call_, index);
-        return Need(value == kNoValue, name, "%s is %lld, only None is supported", name, Wide(value));
+        return Need(value == allowed || value == kNoValue, name, "%s is %lld, only %s is supported", name,
+                    Wide(value), allowed == 0 ? "0" : "None");
     }
     bool AllAbsent() {
 #define ASCEND_MOE_ABSENT(name) \

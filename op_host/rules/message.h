@@ -45,10 +45,6 @@ inline const char* ContextFieldName(int32_t field) {
     return field >= 0 && field < static_cast<int32_t>(kContextFieldCount) ? kNames[field] : "?";
 }
 
-inline const char* AlgorithmName(uint32_t algorithm) {
-    return algorithm == kAlgorithmDirect ? "direct" : algorithm == kAlgorithmWindow ? "window" : "?";
-}
-
 inline std::string FieldValue(int32_t field, int32_t value) {
     switch (field) {
         case kFieldOp: return OpName(value);
@@ -56,7 +52,10 @@ inline std::string FieldValue(int32_t field, int32_t value) {
         case kFieldContract: return value == static_cast<int32_t>(kContractV2) ? "v2" : "v1";
         case kFieldScales: return value != 0 ? "given" : "None";
         case kFieldWindow: return std::to_string(value) + " MiB";
-        case kFieldAlgorithm: return AlgorithmName(static_cast<uint32_t>(value));
+        case kFieldAlgorithm:
+            return value == static_cast<int32_t>(kAlgorithmDirect)   ? "direct"
+                   : value == static_cast<int32_t>(kAlgorithmWindow) ? "window"
+                                                                     : "?";
         default: return std::to_string(value);
     }
 }

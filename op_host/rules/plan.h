@@ -19,7 +19,40 @@ struct CallPlan {
     MoeDistributeCombineTiling combine;
 };
 
-inline uint32_t AlgorithmOf(const CallSpec& call, const MoeDistributeInfo& info);
+// What a round trip fills of each half of a window: one region a source rank, or the half as a whole.
+struct WindowNeed {
+    uint64_t dispatchRegion;
+    uint64_t combineRegion;  // V1
+    uint64_t dispatchHalf;   // direct
+    uint64_t combineHalf;    // V2, direct
+};
+inline WindowNeed DirectNeedOf(const MoeDistributeInfo& info, uint32_t dispatchWireType, bool quantised) {
+    const uint64_t stride = DispatchRowStride(info.hidden, TypeSize(dispatchWireType), quantised, false);
+    const uint64_t published = static_cast<uint64_t>(info.maxBatch) * (info.hasScales != 0 ? info.topK : 1);
+    const uint64_t returned = static_cast<uint64_t>(info.world) * info.capacity;
+    return {0, 0, PublishedRowsOffset(info.world, info.capacity) + published * stride,
+            returned * info.hidden * TypeSize(info.xType)};
+}
+inline WindowNeed WindowNeedOf(const MoeDistributeInfo& info, uint32_t dispatchWireType, bool quantised) {
+    if (info.algorithm == kAlgorithmDirect) return DirectNeedOf(info, dispatchWireType, quantised);
+    const uint64_t back = static_cast<uint64_t>(info.hidden) * TypeSize(info.xType);
+    const bool triples = info.triples != 0;
+    const uint64_t stride = DispatchRowStride(info.hidden, TypeSize(dispatchWireType), quantised, triples);
+    // A status run follows the rows that come over RDMA.
+    const uint64_t run = info.transport == kTransportRdma ? StatusStride(info.world) : 0;
+    return {info.capacity * stride + run, triples ? 0 : info.capacity * back + run, 0,
+            triples ? static_cast<uint64_t>(info.maxBatch) * info.topK * back : 0};
+}
+
+// What comm_alg selects. "auto" goes by what is equal on all ranks: direct where ranks reach each other by
+// memory and its rows fit.
+inline uint32_t AlgorithmOf(const CallSpec& call, const MoeDistributeInfo& info) {
+    if (call.comm_alg == kCommAlgDirect) return kAlgorithmDirect;
+    if (call.comm_alg != kCommAlgAuto || info.transport != kTransportMemory) return kAlgorithmWindow;
+    const WindowNeed need = DirectNeedOf(info, info.wireType, info.quantMode != 0);
+    const uint64_t half = call.op == kOpDispatch ? need.dispatchHalf : need.combineHalf;
+    return half <= HalfBytes(info.dataBytes) ? kAlgorithmDirect : kAlgorithmWindow;
+}
 
 inline void FillInfo(const CallSpec& call, MoeDistributeInfo& info) {
     const CallSizes sizes = SizesOf(call);
@@ -56,44 +89,6 @@ inline void FillInfo(const CallSpec& call, MoeDistributeInfo& info) {
     info.triples = info.contract == kContractV2 && info.transport == kTransportMemory ? 1 : 0;
     info.deadlineCycles = static_cast<uint64_t>(call.deadline_micros) * kCyclesPerMicro;
     info.algorithm = AlgorithmOf(call, info);
-}
-
-// What a round trip fills of each half of a window: one region a source rank, or the half as a whole.
-struct WindowNeed {
-    uint64_t dispatchRegion;
-    uint64_t combineRegion;  // V1
-    uint64_t dispatchHalf;   // direct
-    uint64_t combineHalf;    // V2, direct
-};
-inline WindowNeed DirectNeedOf(const MoeDistributeInfo& info, uint32_t dispatchWireType, bool quantised) {
-    const uint64_t stride = DispatchRowStride(info.hidden, TypeSize(dispatchWireType), quantised, false);
-    const uint64_t published = static_cast<uint64_t>(info.maxBatch) * (info.hasScales != 0 ? info.topK : 1);
-    const uint64_t returned = static_cast<uint64_t>(info.world) * info.capacity;
-    return {0, 0, PublishedRowsOffset(info.world, info.capacity) + published * stride,
-            returned * info.hidden * TypeSize(info.xType)};
-}
-inline WindowNeed WindowNeedOf(const MoeDistributeInfo& info, uint32_t dispatchWireType, bool quantised) {
-    if (info.algorithm == kAlgorithmDirect) return DirectNeedOf(info, dispatchWireType, quantised);
-    const uint64_t back = static_cast<uint64_t>(info.hidden) * TypeSize(info.xType);
-    const bool triples = info.triples != 0;
-    const uint64_t stride = DispatchRowStride(info.hidden, TypeSize(dispatchWireType), quantised, triples);
-    // A status run follows the rows that come over RDMA.
-    const uint64_t run = info.transport == kTransportRdma ? StatusStride(info.world) : 0;
-    return {info.capacity * stride + run, triples ? 0 : info.capacity * back + run, 0,
-            triples ? static_cast<uint64_t>(info.maxBatch) * info.topK * back : 0};
-}
-
-// What comm_alg selects. "auto" goes by what is equal on all ranks: direct where ranks reach each other by
-// memory and its rows fit.
-inline bool DirectFits(const CallSpec& call, const MoeDistributeInfo& info) {
-    if (info.transport != kTransportMemory) return false;
-    const WindowNeed need = DirectNeedOf(info, info.wireType, info.quantMode != 0);
-    return (call.op == kOpDispatch ? need.dispatchHalf : need.combineHalf) <= HalfBytes(info.dataBytes);
-}
-inline uint32_t AlgorithmOf(const CallSpec& call, const MoeDistributeInfo& info) {
-    if (call.comm_alg == kCommAlgDirect) return kAlgorithmDirect;
-    if (call.comm_alg != kCommAlgAuto) return kAlgorithmWindow;
-    return DirectFits(call, info) ? kAlgorithmDirect : kAlgorithmWindow;
 }
 
 // HCCL_BUFFSIZE for such a region and half. A2 has the state area in the window's last MiB.

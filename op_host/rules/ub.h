@@ -39,17 +39,6 @@ public:
         }
     }
     const std::vector<UbItem>& items() const { return items_; }
-    // Of the step that needs most.
-    uint32_t Peak() const {
-        uint32_t peak = 0, sum = 0;
-        const char* step = nullptr;
-        for (const UbItem& item : items_) {
-            sum = step == item.step ? sum + item.bytes : item.bytes;
-            step = item.step;
-            peak = std::max(peak, sum);
-        }
-        return peak;
-    }
 
 private:
     void Step(const char* step) {

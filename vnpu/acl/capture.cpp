@@ -23,14 +23,6 @@ std::shared_ptr<Graph> GraphOf(Handle handle, const char* function) {
     return nullptr;
 }
 
-void RunStep(const Step& step) {
-    if (step.work) {
-        step.work->Run();
-        return;
-    }
-    for (const auto& work : step.group->work) work->Run();
-}
-
 }  // namespace
 
 VNPU_EXPORT AclError aclmdlRICaptureBegin(Handle handle, int mode) {
@@ -90,7 +82,7 @@ VNPU_EXPORT AclError aclmdlRIExecuteAsync(Handle model, Handle stream) {
             return kModelCaptured;
         }
     }
-    for (const Step& step : graph->steps) RunStep(step);
+    for (const auto& step : graph->steps) step->Run();
     return kSuccess;
 }
 
@@ -126,53 +118,4 @@ VNPU_EXPORT AclError aclmdlRICaptureThreadExchangeMode(int* mode) {
     if (!mode) return kParamInvalid;
     std::swap(*mode, CaptureModeOfThread());
     return kSuccess;
-}
-
-VNPU_EXPORT AclError aclmdlRICaptureTaskGrpBegin(Handle handle) {
-    std::lock_guard<std::mutex> lock(GraphMutex());
-    Stream* stream = StreamOf(handle, "aclmdlRICaptureTaskGrpBegin");
-    if (!stream) return kInvalidHandle;
-    if (!stream->capture || stream->group) {
-        vnpu_error("aclmdlRICaptureTaskGrpBegin: stream %d %s", stream->id,
-                   stream->group ? "is in a task group already" : "is not being captured");
-        return kTaskGroupStatus;
-    }
-    Graph& graph = *stream->capture;
-    graph.groups.push_back(std::make_unique<TaskGroup>());
-    graph.steps.push_back({nullptr, graph.groups.back().get()});
-    stream->group = graph.groups.back().get();
-    stream->group->graph = &graph;
-    return kSuccess;
-}
-
-VNPU_EXPORT AclError aclmdlRICaptureTaskGrpEnd(Handle handle, Handle* group) {
-    if (!group) return kParamInvalid;
-    return WithStream(handle, [&](Stream& stream) {
-        *group = std::exchange(stream.group, nullptr);
-        return *group ? kSuccess : kTaskGroupStatus;
-    });
-}
-
-// Until UpdateEnd, what is enqueued on the stream replaces the group's work.
-VNPU_EXPORT AclError aclmdlRICaptureTaskUpdateBegin(Handle handle, Handle group) {
-    std::vector<std::unique_ptr<Work>> replaced;  // dropped outside the lock
-    std::lock_guard<std::mutex> lock(GraphMutex());
-    Stream* stream = StreamOf(handle, "aclmdlRICaptureTaskUpdateBegin");
-    if (!stream || !group) return kParamInvalid;
-    for (const auto& graph : Graphs()) {
-        for (const auto& candidate : graph->groups) {
-            if (candidate.get() != group) continue;
-            replaced.swap(candidate->work);
-            stream->updating = candidate.get();
-            return kSuccess;
-        }
-    }
-    vnpu_error("aclmdlRICaptureTaskUpdateBegin: %p is no task group of a captured graph", group);
-    return kTaskGroupStatus;
-}
-
-VNPU_EXPORT AclError aclmdlRICaptureTaskUpdateEnd(Handle handle) {
-    return WithStream(handle, [](Stream& stream) {
-        return std::exchange(stream.updating, nullptr) ? kSuccess : kTaskGroupStatus;
-    });
 }

@@ -40,14 +40,12 @@ Soc Choose() {
     const char* name = std::getenv("ASCEND_MOE_VNPU_SOC");
     Soc soc = kSocs[0];
     if (name && *name) {
-        bool known = false;
-        for (const Soc& candidate : kSocs) {
-            if (!std::strcmp(candidate.name, name)) {
-                soc = candidate;
-                known = true;
-            }
-        }
-        if (!known) {
+        const auto known = std::find_if(std::begin(kSocs), std::end(kSocs), [&](const Soc& candidate) {
+            return candidate.name == std::string(name);
+        });
+        if (known != std::end(kSocs)) {
+            soc = *known;
+        } else {
             vnpu_error("ASCEND_MOE_VNPU_SOC=%s is no SoC of the virtual NPU; using %s", name, soc.name);
         }
     }
@@ -283,9 +281,8 @@ VNPU_EXPORT AclError aclrtGetResInCurrentThread(int type, uint32_t* value) {
 }
 
 namespace vnpu {
-// ---- faults: work that was launched well and failed on the device. As on a device, the next call that waits
-// returns the error. A launch that returns an error instead makes torch_npu's task queue drop all further
-// work without a word.
+// ---- faults: an error of the launch itself would make torch_npu's task queue drop all further work without
+// a word, so the next call that waits returns them ----
 
 namespace {
 

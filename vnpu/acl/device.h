@@ -1,6 +1,5 @@
-// The virtual devices of this process, and the part of the ACL C ABI that they speak: codes and structures,
-// as in the public headers that the torch_npu wheel ships (include/third_party/acl). Handles are opaque there
-// and so they are here.
+// The virtual devices of this process, and the part of the ACL C ABI that they speak, as in the public
+// headers that the torch_npu wheel ships (include/third_party/acl).
 #pragma once
 
 #include <cstddef>
@@ -13,11 +12,9 @@
 
 #define VNPU_EXPORT extern "C" __attribute__((visibility("default")))
 
-// Streams of the virtual NPU run their work at enqueue, on the calling thread: fn(arg) runs now.
-// On a stream that is being captured fn(arg) does not run: it is recorded, and runs at every replay of the
-// graph. `drop` (may be null) is called once when arg is no longer needed: after fn here, or with the
-// recorded graph. Returns 0, or a code for the caller of the ACL function when the stream is no stream. A
-// null stream is the current device's default stream.
+// Runs fn(arg) now, on the calling thread; on a stream that is being captured, at every replay of the graph.
+// `drop` (may be null) is called once when arg is no longer needed. Returns 0, or an ACL code when the stream
+// is no stream. A null stream is the current device's default stream.
 VNPU_EXPORT int vnpu_enqueue(void* stream, void (*fn)(void*), void* arg, void (*drop)(void*));
 
 // The same for anything that can be called without arguments; it is kept for as long as it may run.
@@ -28,13 +25,9 @@ int vnpu_enqueue_call(void* stream, F call) {
         [](void* held) { delete static_cast<F*>(held); });
 }
 
-// Called by a running fn: the launch was good, the work failed on the device. The enqueue succeeds, and the
-// next call that waits (a synchronize) returns 507035 (a vector core exception), with the text of this
-// thread's last vnpu_error as aclGetRecentErrMsg.
+// Called by a running fn whose work has failed on the device: the next call that waits returns 507035 (a
+// vector core exception), with the text of this thread's last vnpu_error.
 VNPU_EXPORT void vnpu_fault(void);
-
-// 1 while the stream is being captured: nothing on it runs, so nothing on it may be waited for.
-VNPU_EXPORT int vnpu_capturing(void* stream);
 
 // Sets the text of aclGetRecentErrMsg (this thread's, printf format, one line) and prints it once on stderr.
 VNPU_EXPORT void vnpu_error(const char* format, ...) __attribute__((format(printf, 1, 2)));
@@ -53,19 +46,15 @@ constexpr AclError kInvalidDevice = 107001;
 constexpr AclError kContextNull = 107002;
 constexpr AclError kEventTimestampInvalid = 107006;
 constexpr AclError kInvalidHandle = 107017;
-constexpr AclError kWaitTimeout = 107019;
 constexpr AclError kModelCaptured = 107026;
 constexpr AclError kStreamCaptured = 107027;
 constexpr AclError kEventCaptured = 107028;
 constexpr AclError kStreamNotCaptured = 107029;
 constexpr AclError kCaptureUnmatched = 107036;
-constexpr AclError kTaskGroupStatus = 107033;
 constexpr AclError kCaptureNotSupported = 107030;
 constexpr AclError kNotSupported = 207000;
 constexpr AclError kOutOfMemory = 207001;
-constexpr AclError kInternal = 507000;
 
-enum CopyKind : int { kHostToHost, kHostToDevice, kDeviceToHost, kDeviceToDevice, kCopyDefault };
 enum LocationType : int { kLocationHost = 0, kLocationDevice = 1, kLocationUnregistered = 2 };
 
 struct Location {

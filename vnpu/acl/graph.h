@@ -29,28 +29,13 @@ struct Work {
     void (*drop)(void*);
 };
 
-struct Graph;
-
-// A span of a capture whose work may be replaced later (aclmdlRICaptureTaskGrp*).
-struct TaskGroup {
-    Graph* graph;
-    std::vector<std::unique_ptr<Work>> work;
-};
-
-// One place of the list: a piece of work or a task group.
-struct Step {
-    std::unique_ptr<Work> work;
-    TaskGroup* group = nullptr;
-};
-
 struct Graph {
     uint32_t id;
     Handle origin;  // the stream that began the capture
     int mode;       // of aclmdlRICaptureBegin: 0 global, 1 thread local, 2 relaxed
     std::thread::id thread;
     bool capturing = true;
-    std::vector<Step> steps = {};
-    std::vector<std::unique_ptr<TaskGroup>> groups = {};
+    std::vector<std::unique_ptr<Work>> steps = {};
 };
 
 struct Stream {
@@ -58,8 +43,6 @@ struct Stream {
     int device;
     uint32_t overflow_switch = 0;
     std::shared_ptr<Graph> capture;
-    TaskGroup* group = nullptr;     // recording into this group
-    TaskGroup* updating = nullptr;  // replacing this group's work
 };
 
 struct Event {

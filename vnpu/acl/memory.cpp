@@ -4,8 +4,8 @@
 
 #include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
-#include <unordered_set>
 
 #include "graph.h"
 
@@ -50,7 +50,8 @@ void* MapPages(size_t bytes) {
     return reinterpret_cast<void*>(start);
 }
 
-AclError Allocate(void** out, size_t size, int type, const char* function) {
+// Messages name the caller.
+AclError Allocate(void** out, size_t size, int type, const char* function = __builtin_FUNCTION()) {
     if (!out || !size) {
         vnpu_error("%s: %s", function, out ? "size is 0" : "the result pointer is null");
         return kParamInvalid;
@@ -71,7 +72,7 @@ AclError Allocate(void** out, size_t size, int type, const char* function) {
     return kSuccess;
 }
 
-AclError Release(void* pointer, int type, const char* function) {
+AclError Release(void* pointer, int type, const char* function = __builtin_FUNCTION()) {
     Heap& heap = TheHeap();
     std::lock_guard<std::mutex> lock(heap.mutex);
     auto block = heap.blocks.find(reinterpret_cast<uintptr_t>(pointer));
@@ -85,7 +86,7 @@ AclError Release(void* pointer, int type, const char* function) {
     return kSuccess;
 }
 
-AclError Register(void* pointer, size_t size, const char* function) {
+AclError Register(void* pointer, size_t size, const char* function = __builtin_FUNCTION()) {
     if (!pointer || !size) return kParamInvalid;
     Heap& heap = TheHeap();
     std::lock_guard<std::mutex> lock(heap.mutex);
@@ -116,28 +117,26 @@ int WhereIs(const void* pointer, int* device) {
 using namespace vnpu;
 
 VNPU_EXPORT AclError aclrtMalloc(void** out, size_t size, int) {
-    return Allocate(out, size, kLocationDevice, "aclrtMalloc");
+    return Allocate(out, size, kLocationDevice);
 }
 VNPU_EXPORT AclError aclrtMallocAlign32(void** out, size_t size, int) {
-    return Allocate(out, size, kLocationDevice, "aclrtMallocAlign32");
+    return Allocate(out, size, kLocationDevice);
 }
-VNPU_EXPORT AclError aclrtFree(void* pointer) { return Release(pointer, kLocationDevice, "aclrtFree"); }
+VNPU_EXPORT AclError aclrtFree(void* pointer) { return Release(pointer, kLocationDevice); }
 
-VNPU_EXPORT AclError aclrtMallocHost(void** out, size_t size) {
-    return Allocate(out, size, kLocationHost, "aclrtMallocHost");
-}
+VNPU_EXPORT AclError aclrtMallocHost(void** out, size_t size) { return Allocate(out, size, kLocationHost); }
 VNPU_EXPORT AclError aclrtMallocHostWithCfg(void** out, uint64_t size, void*) {
-    return Allocate(out, size, kLocationHost, "aclrtMallocHostWithCfg");
+    return Allocate(out, size, kLocationHost);
 }
-VNPU_EXPORT AclError aclrtFreeHost(void* pointer) { return Release(pointer, kLocationHost, "aclrtFreeHost"); }
+VNPU_EXPORT AclError aclrtFreeHost(void* pointer) { return Release(pointer, kLocationHost); }
 
 // A registered host block is its own device address.
 VNPU_EXPORT AclError aclrtHostRegister(void* pointer, uint64_t size, int, void** device_pointer) {
     if (device_pointer) *device_pointer = pointer;
-    return Register(pointer, size, "aclrtHostRegister");
+    return Register(pointer, size);
 }
 VNPU_EXPORT AclError aclrtHostRegisterV2(void* pointer, uint64_t size, uint32_t) {
-    return Register(pointer, size, "aclrtHostRegisterV2");
+    return Register(pointer, size);
 }
 VNPU_EXPORT AclError aclrtHostUnregister(void* pointer) {
     Heap& heap = TheHeap();
@@ -168,8 +167,7 @@ VNPU_EXPORT AclError aclrtGetMemInfo(int, size_t* free_bytes, size_t* total) {
     return kSuccess;
 }
 
-// ---- reserved address ranges with physical memory mapped into them, for the allocator's expandable segments
-// ----
+// ---- address ranges with physical memory mapped into them, for the allocator's expandable segments ----
 
 namespace {
 
@@ -183,7 +181,6 @@ struct Ranges {
     std::mutex mutex;
     std::map<void*, size_t> reserved;
     std::map<void*, size_t> mapped;
-    std::unordered_set<Physical*> physical;
 };
 
 Ranges& TheRanges() {
@@ -208,10 +205,7 @@ VNPU_EXPORT AclError aclrtReleaseMemAddress(void* range) {
     Ranges& ranges = TheRanges();
     std::lock_guard<std::mutex> lock(ranges.mutex);
     auto reserved = ranges.reserved.find(range);
-    if (reserved == ranges.reserved.end()) {
-        vnpu_error("aclrtReleaseMemAddress: %p was not reserved", range);
-        return kParamInvalid;
-    }
+    if (reserved == ranges.reserved.end()) return kParamInvalid;
     munmap(range, reserved->second);
     ranges.reserved.erase(reserved);
     return kSuccess;
@@ -224,24 +218,13 @@ VNPU_EXPORT AclError aclrtMallocPhysical(Handle* handle, size_t size, const void
         if (fd >= 0) close(fd);
         return kOutOfMemory;
     }
-    Ranges& ranges = TheRanges();
-    std::lock_guard<std::mutex> lock(ranges.mutex);
-    auto* physical = new Physical{fd, size};
-    ranges.physical.insert(physical);
-    *handle = physical;
+    *handle = new Physical{fd, size};
     return kSuccess;
 }
 
 VNPU_EXPORT AclError aclrtFreePhysical(Handle handle) {
-    Ranges& ranges = TheRanges();
-    std::lock_guard<std::mutex> lock(ranges.mutex);
-    auto* physical = static_cast<Physical*>(handle);
-    if (!ranges.physical.erase(physical)) {
-        vnpu_error("aclrtFreePhysical: %p is no physical memory of the virtual NPU", handle);
-        return kInvalidHandle;
-    }
+    const std::unique_ptr<Physical> physical(static_cast<Physical*>(handle));
     close(physical->fd);
-    delete physical;
     return kSuccess;
 }
 
@@ -249,11 +232,7 @@ VNPU_EXPORT AclError aclrtMapMem(void* address, size_t size, size_t offset, Hand
     Ranges& ranges = TheRanges();
     std::lock_guard<std::mutex> lock(ranges.mutex);
     auto* physical = static_cast<Physical*>(handle);
-    if (!ranges.physical.count(physical) || offset + size > physical->bytes) {
-        vnpu_error("aclrtMapMem: %zu bytes at offset %zu of %p are not physical memory", size, offset,
-                   handle);
-        return kParamInvalid;
-    }
+    if (offset + size > physical->bytes) return kParamInvalid;
     if (mmap(address, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, physical->fd,
              static_cast<off_t>(offset)) == MAP_FAILED) {
         return kOutOfMemory;
@@ -266,18 +245,13 @@ VNPU_EXPORT AclError aclrtUnmapMem(void* address) {
     Ranges& ranges = TheRanges();
     std::lock_guard<std::mutex> lock(ranges.mutex);
     auto range = ranges.mapped.find(address);
-    if (range == ranges.mapped.end()) {
-        vnpu_error("aclrtUnmapMem: nothing is mapped at %p", address);
-        return kParamInvalid;
-    }
+    if (range == ranges.mapped.end()) return kParamInvalid;
     mmap(address, range->second, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     ranges.mapped.erase(range);
     return kSuccess;
 }
 
-// ---- copies and fills: synchronous ones run at once, the others go onto their stream (and are recorded in a
-// capture)
-// ----
+// ---- copies and fills: synchronous ones run at once, the others go onto their stream ----
 
 namespace {
 
@@ -334,7 +308,7 @@ VNPU_EXPORT AclError aclrtMemcpyAsyncWithCondition(void* destination, size_t roo
 VNPU_EXPORT AclError aclrtMemcpyBatch(void** destinations, size_t* rooms, void** sources, size_t* sizes,
                                       size_t batches, void*, size_t*, size_t, size_t* fail_index) {
     return CopyBatch(batches, fail_index, [=](size_t i) {
-        return aclrtMemcpy(destinations[i], rooms[i], sources[i], sizes[i], kCopyDefault);
+        return aclrtMemcpy(destinations[i], rooms[i], sources[i], sizes[i], 0);
     });
 }
 

@@ -15,7 +15,7 @@ std::unordered_set<Stream*>& Streams() {
 
 Stream* NewStream() {
     static int next_id = 0;
-    Stream* stream = new Stream{next_id++, CurrentDevice(), 0, nullptr, nullptr, nullptr};
+    Stream* stream = new Stream{next_id++, CurrentDevice(), 0, nullptr};
     Streams().insert(stream);
     return stream;
 }
@@ -42,10 +42,7 @@ Stream* StreamOf(Handle handle, const char* function) {
 
 void LeaveCapture(const Graph& graph) {
     for (Stream* stream : Streams()) {
-        if (stream->capture.get() == &graph) {  // the graph itself is held by its registry
-            stream->group = nullptr;
-            stream->capture.reset();
-        }
+        if (stream->capture.get() == &graph) stream->capture.reset();  // the registry holds the graph
     }
 }
 
@@ -79,7 +76,7 @@ AclError Create(Handle* out) {
     return kSuccess;
 }
 
-AclError Destroy(Handle handle, const char* function) {
+AclError Destroy(Handle handle, const char* function = __builtin_FUNCTION()) {
     if (!handle) return kParamInvalid;
     const auto destroy = [](Stream& stream) {
         Streams().erase(&stream);
@@ -91,7 +88,7 @@ AclError Destroy(Handle handle, const char* function) {
 
 // A capturing stream has run nothing: waiting for it would never end on a device, so it is an error as in
 // CANN.
-AclError Synchronize(Handle handle, const char* function) {
+AclError Synchronize(Handle handle, const char* function = __builtin_FUNCTION()) {
     const auto wait = [function](const Stream& stream) {
         if (!stream.capture) return TakeFault();
         vnpu_error("%s: stream %d is being captured; a captured stream cannot be waited for", function,
@@ -101,7 +98,7 @@ AclError Synchronize(Handle handle, const char* function) {
     return WithStream(handle, wait, function);
 }
 
-AclError SynchronizeDevice(const char* function) {
+AclError SynchronizeDevice(const char* function = __builtin_FUNCTION()) {
     if (AclError code = NeedDevice(function)) return code;
     if (AclError code = RefuseInCapture(function)) return code;
     return TakeFault();
@@ -118,13 +115,8 @@ VNPU_EXPORT int vnpu_enqueue(Handle handle, void (*fn)(void*), void* arg, void (
         std::lock_guard<std::mutex> lock(GraphMutex());
         Stream* stream = StreamOf(handle, "vnpu_enqueue");
         if (!stream) return kInvalidHandle;
-        TaskGroup* group = stream->updating ? stream->updating : stream->group;
-        if (group) {
-            group->work.push_back(std::move(work));
-            return kSuccess;
-        }
         if (stream->capture) {
-            stream->capture->steps.push_back({std::move(work), nullptr});
+            stream->capture->steps.push_back(std::move(work));
             return kSuccess;
         }
     }
@@ -132,32 +124,22 @@ VNPU_EXPORT int vnpu_enqueue(Handle handle, void (*fn)(void*), void* arg, void (
     return kSuccess;
 }
 
-VNPU_EXPORT int vnpu_capturing(Handle handle) {
-    std::lock_guard<std::mutex> lock(GraphMutex());
-    Stream* stream = StreamOf(handle, "vnpu_capturing");
-    return stream && (stream->capture || stream->updating);
-}
-
 VNPU_EXPORT AclError aclrtCreateStream(Handle* stream) { return Create(stream); }
 VNPU_EXPORT AclError aclrtCreateStreamWithConfig(Handle* stream, uint32_t, uint32_t) {
     return Create(stream);
 }
-VNPU_EXPORT AclError aclrtDestroyStream(Handle stream) { return Destroy(stream, __func__); }
-VNPU_EXPORT AclError aclrtDestroyStreamForce(Handle stream) { return Destroy(stream, __func__); }
+VNPU_EXPORT AclError aclrtDestroyStream(Handle stream) { return Destroy(stream); }
+VNPU_EXPORT AclError aclrtDestroyStreamForce(Handle stream) { return Destroy(stream); }
 
-VNPU_EXPORT AclError aclrtSynchronizeStream(Handle stream) { return Synchronize(stream, __func__); }
-VNPU_EXPORT AclError aclrtSynchronizeStreamWithTimeout(Handle stream, int32_t) {
-    return Synchronize(stream, __func__);
-}
-VNPU_EXPORT AclError aclrtSynchronizeDevice() { return SynchronizeDevice("aclrtSynchronizeDevice"); }
-VNPU_EXPORT AclError aclrtSynchronizeDeviceWithTimeout(int32_t) {
-    return SynchronizeDevice("aclrtSynchronizeDeviceWithTimeout");
-}
+VNPU_EXPORT AclError aclrtSynchronizeStream(Handle stream) { return Synchronize(stream); }
+VNPU_EXPORT AclError aclrtSynchronizeStreamWithTimeout(Handle stream, int32_t) { return Synchronize(stream); }
+VNPU_EXPORT AclError aclrtSynchronizeDevice() { return SynchronizeDevice(); }
+VNPU_EXPORT AclError aclrtSynchronizeDeviceWithTimeout(int32_t) { return SynchronizeDevice(); }
 
 VNPU_EXPORT AclError aclrtStreamQuery(Handle handle, int* status) {
     if (!status) return kParamInvalid;
     *status = 0;  // ACL_STREAM_STATUS_COMPLETE
-    return Synchronize(handle, "aclrtStreamQuery");
+    return Synchronize(handle);
 }
 
 VNPU_EXPORT AclError aclrtStreamGetId(Handle handle, int32_t* id) {

@@ -1,10 +1,7 @@
-// Functions whose whole answer is a constant. Two kinds:
-//
-//   VNPU_NOTHING(name)   there is nothing to do on host memory: it returns 0, of any width
-//   VNPU_REFUSED(name)   it would have to do something: it says so on stderr, by name, and returns an error
-//
-// No arguments are looked at; on the ABIs served (x86-64, AArch64) a function may be called with more than it
-// takes.
+// Functions whose whole answer is a constant, whatever their arguments (on the ABIs served, x86-64 and
+// AArch64, a function may be called with more than it takes). VNPU_NOTHING: there is nothing to do on host
+// memory, 0. VNPU_REFUSED: it would have to do something; it says so on stderr, by name, and returns an
+// error.
 
 #include "device.h"
 

@@ -2,11 +2,7 @@
 // this header, which is written from CANN's public API and has no more than op_host uses. CMake writes a
 // header of one #include for each of CANN's names (cmake/opp_standin.cmake has the list).
 //
-// For CMake: include(cmake/opp_standin.cmake), then target_link_libraries(<library> PRIVATE opp_standin):
-// objects, position independent, hidden symbols. The definitions register themselves at start-up, so never
-// link them as an archive.
-//
-// Thread-safe. Tile() reads the environment as op_host does: HCCL_BUFFSIZE, ASCEND_MOE_TIMEOUT_S.
+// The definitions register themselves at start-up, so they are linked as objects, never as an archive.
 #pragma once
 
 #include <cstddef>

@@ -14,7 +14,6 @@ constexpr HcclResult kHcclSuccess = 0;
 constexpr HcclResult kHcclParameter = 1;
 constexpr HcclResult kHcclPointer = 2;
 constexpr HcclResult kHcclMemory = 3;
-constexpr HcclResult kHcclInternal = 4;
 constexpr HcclResult kHcclNotSupported = 5;
 constexpr HcclResult kHcclNotFound = 6;
 constexpr HcclResult kHcclSyscall = 8;
@@ -23,25 +22,8 @@ constexpr HcclResult kHcclRemote = 21;  // a peer is gone
 
 enum class ReduceOp : int { kSum, kProd, kMax, kMin };
 
-enum class DataType : int {
-    kInt8,
-    kInt16,
-    kInt32,
-    kFp16,
-    kFp32,
-    kInt64,
-    kUint64,
-    kUint8,
-    kUint16,
-    kUint32,
-    kFp64,
-    kBf16,
-    kInt128,
-    kHif8 = 14,
-    kFp8E4M3,
-    kFp8E5M2,
-    kFp8E8M0,
-};
+// HcclDataType, by number: reduce.cpp has the table.
+enum class DataType : int {};
 
 // Bytes of an element; 0 for a type that HCCL does not define.
 uint32_t SizeOf(DataType type);
@@ -91,9 +73,3 @@ struct VnpuWindows {
 // In libhccl.so. 0, or an HCCL error code when no communicator of this process has that name.
 extern "C" __attribute__((visibility("default"))) int vnpu_comm_windows(const char* group_name,
                                                                         VnpuWindows* out);
-
-// Has fn(arg) called once, when the communicator is destroyed, before its windows are unmapped. Without it
-// windows that vnpu_comm_windows has handed out stay mapped until the process ends. A second call replaces
-// the first.
-extern "C" __attribute__((visibility("default"))) int vnpu_comm_before_unmap(const char* group_name,
-                                                                             void (*fn)(void*), void* arg);

@@ -196,14 +196,6 @@ VNPU_EXPORT HcclResult HcclScatter(void* send, void* receive, uint64_t count, Da
     return EqualSizes({"Scatter", true, kNoReduction, root}, send, receive, count, type, comm, stream);
 }
 
-VNPU_EXPORT HcclResult HcclBarrier(void* handle, void* stream) {
-    std::shared_ptr<Comm> comm = Find(handle, "HcclBarrier");
-    if (!comm) return kHcclNotFound;
-    Collective collective = Named("Barrier", 0, DataType::kUint8, kNoReduction, -1);
-    collective.call.type = -1;
-    return Enqueue(comm, std::move(collective), stream);
-}
-
 // ---- unequal sizes: each collective is an exchange of one stretch of bytes per pair of ranks ----
 
 namespace {

@@ -70,16 +70,14 @@ HcclResult Meet(const RootInfo& info, int rank, int world, uint64_t data_bytes, 
 }
 
 Comm::~Comm() {
-    if (before_unmap) before_unmap();
     if (control) {
         RankOf(control, rank)->left.store(1, std::memory_order_release);
         munmap(control, ControlBytes(world));
     }
-    if (windows && (!windows_lent || before_unmap)) {
-        munmap(windows, WindowStride(data_bytes) * static_cast<uint64_t>(world));
-    }
+    if (windows_lent) return;
+    if (windows) munmap(windows, WindowStride(data_bytes) * static_cast<uint64_t>(world));
     for (int fd : live_fds) {
-        if (fd >= 0 && (!windows_lent || before_unmap)) close(fd);
+        if (fd >= 0) close(fd);
     }
 }
 
@@ -266,13 +264,6 @@ int vnpu_comm_windows(const char* group_name, VnpuWindows* out) {
     return 0;
 }
 
-int vnpu_comm_before_unmap(const char* group_name, void (*fn)(void*), void* arg) {
-    std::shared_ptr<vnpu::Comm> comm = group_name ? vnpu::FindByName(group_name) : nullptr;
-    if (!comm || !fn) return vnpu::kHcclNotFound;
-    comm->before_unmap = [fn, arg] { fn(arg); };
-    return 0;
-}
-
 // ---- HCCL's functions about communicators ----
 
 using namespace vnpu;
@@ -346,29 +337,6 @@ VNPU_EXPORT HcclResult HcomGetCommHandleByGroup(const char* group, void** handle
     return kHcclSuccess;
 }
 
-VNPU_EXPORT HcclResult HcclGetRankSize(void* handle, uint32_t* size) {
-    std::shared_ptr<Comm> comm = Find(handle, "HcclGetRankSize");
-    if (!comm || !size) return kHcclPointer;
-    *size = static_cast<uint32_t>(comm->world);
-    return kHcclSuccess;
-}
-
-VNPU_EXPORT HcclResult HcclGetRankId(void* handle, uint32_t* rank) {
-    std::shared_ptr<Comm> comm = Find(handle, "HcclGetRankId");
-    if (!comm || !rank) return kHcclPointer;
-    *rank = static_cast<uint32_t>(comm->rank);
-    return kHcclSuccess;
-}
-
-// This rank's own window.
-VNPU_EXPORT HcclResult HcclGetHcclBuffer(void* handle, void** window, uint64_t* bytes) {
-    std::shared_ptr<Comm> comm = Find(handle, "HcclGetHcclBuffer");
-    if (!comm || !window || !bytes) return kHcclPointer;
-    *window = ops::DataOf(comm->bases[comm->rank]);
-    *bytes = comm->data_bytes;
-    return kHcclSuccess;
-}
-
 VNPU_EXPORT HcclResult HcclCommDestroy(void* handle) {
     std::shared_ptr<Comm> comm = Find(handle, "HcclCommDestroy");
     if (!comm) return kHcclNotFound;
@@ -385,21 +353,6 @@ VNPU_EXPORT HcclResult HcclGetCommAsyncError(void* handle, HcclResult* code) {
     if (!code || !Find(handle, "HcclGetCommAsyncError")) return kHcclPointer;
     *code = kHcclSuccess;
     return kHcclSuccess;
-}
-
-VNPU_EXPORT const char* HcclGetErrorString(HcclResult code) {
-    switch (code) {
-        case kHcclSuccess: return "no error";
-        case kHcclParameter: return "parameter error";
-        case kHcclPointer: return "empty pointer";
-        case kHcclMemory: return "memory error";
-        case kHcclNotSupported: return "not supported";
-        case kHcclNotFound: return "not found";
-        case kHcclSyscall: return "system call failed";
-        case kHcclTimeout: return "timeout";
-        case kHcclRemote: return "a peer is gone";
-        default: return "internal error";
-    }
 }
 
 // Settings of algorithms and determinism: the virtual NPU has one algorithm, and it is deterministic.

@@ -106,8 +106,7 @@ struct Comm {
     uint8_t* windows = nullptr;
     std::vector<void*> bases;
     std::vector<int32_t> live_fds;  // pidfds; -1 for oneself
-    bool windows_lent = false;      // handed to an operator library: stay mapped unless it has left a hook
-    std::function<void()> before_unmap;
+    bool windows_lent = false;      // handed to an operator library: stay mapped until the process ends
 
     std::mutex mutex;  // one call at a time
     uint64_t sequence = 0;
@@ -139,16 +138,14 @@ void* Register(std::shared_ptr<Comm> comm);
 void Forget(void* handle);
 
 // ---- rendezvous ----
-// How ranks meet: the root info tells where the communicator's memory can be opened, a file without a name
-// that the root holds until all have come. Every rank writes into its place there who it is and reads the
-// others'.
+// The root info tells where the communicator's memory can be opened: a file without a name that the root
+// holds until all have come.
 
 // Makes the memory of a new communicator and tells in `info` where it is.
 HcclResult MakeRootInfo(RootInfo* info);
 
-// Opens that memory as comm->rank of comm->world, maps comm->control and waits for the other ranks. Leaves
-// their pidfds in comm->live_fds, the communicator's name in *name and the file in *file, which the caller
-// closes.
+// Opens that memory as comm->rank of comm->world, fills comm->control and comm->live_fds, and waits for the
+// other ranks. The caller closes *file.
 HcclResult Rendezvous(const RootInfo& info, Comm* comm, std::string* name, int* file);
 
 // ---- exchange ----
@@ -186,13 +183,11 @@ HcclResult Enqueue(std::shared_ptr<Comm> comm, Collective collective, void* stre
 bool Reducible(DataType type);
 
 // out[i] = sources[0][i] op sources[1][i] op ..., in this order, so that every rank gets the same bits. fp16
-// and bf16 are reduced in fp32 and rounded once, to nearest even. Integers wrap. A NaN stays a NaN in max and
-// min.
+// and bf16 are reduced in fp32 and rounded once. Integers wrap. A NaN stays a NaN in max and min.
 void Reduce(DataType type, ReduceOp op, void* out, const void* const* sources, int ranks, uint64_t count);
 
-// ---- messages that have been sent and not yet received. A send never waits for its receiver: bytes that do
-// not fit into the channel are kept, and a thread moves them on later. All ranks may therefore send first and
-// receive afterwards, as on a device, where every pair has its own stream ----
+// ---- messages that have been sent and not yet received. A send never waits for its receiver, as on a
+// device: bytes that do not fit into the channel are kept, and a thread moves them on later ----
 
 // Sends a message after those already on their way to that rank.
 void Post(const std::shared_ptr<Comm>& comm, int peer, const void* data, uint64_t bytes);

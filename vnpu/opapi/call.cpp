@@ -75,7 +75,7 @@ int execute(aclOpExecutor* executor, void* stream) {
     }
     // The graph of a capture keeps its own reference, so that it can be replayed when the executor is gone.
     const std::shared_ptr<Call> call = executor->call;
-    if (!executor->repeatable) delete executor;
+    delete executor;
     return vnpu_enqueue_call(stream, [call] {
         const std::string problem = run_in_python(*call);
         if (problem.empty()) return;
@@ -89,14 +89,12 @@ int execute(aclOpExecutor* executor, void* stream) {
 
 namespace {
 
-constexpr const char* kModule = "ascend_moe.vnpu.operators";
-
 // clang-format off
 #define VNPU_PYTHON_FUNCTIONS(X)                                                                         \
     X(int, PyGILState_Ensure, ()) X(void, PyGILState_Release, (int)) X(int, Py_IsInitialized, ())        \
     X(void*, PyImport_ImportModule, (const char*)) X(const char*, PyUnicode_AsUTF8, (void*))             \
-    X(void*, PyObject_CallMethod, (void*, const char*, const char*, ...)) X(void*, PyObject_Str, (void*)) \
-    X(void, Py_DecRef, (void*)) X(void, PyErr_Fetch, (void**, void**, void**)) X(void, PyErr_Clear, ())
+    X(void*, PyObject_CallMethod, (void*, const char*, const char*, ...)) X(void, Py_DecRef, (void*))    \
+    X(void, PyErr_Print, ())
 // clang-format on
 
 struct Python {
@@ -123,31 +121,21 @@ const Python& python() {
     return api;
 }
 
-// The pending exception's text; the GIL is held.
-std::string pending_error(const Python& p) {
-    void *type = nullptr, *value = nullptr, *trace = nullptr;
-    p.PyErr_Fetch(&type, &value, &trace);
-    std::string text = "unknown Python error";
-    if (void* described = value == nullptr ? nullptr : p.PyObject_Str(value)) {
-        if (const char* utf8 = p.PyUnicode_AsUTF8(described)) text = utf8;
-        p.Py_DecRef(described);
-    }
-    p.PyErr_Clear();
-    for (void* object : {type, value, trace}) {
-        if (object != nullptr) p.Py_DecRef(object);
-    }
-    return text;
+// run() never raises, except for an interrupt; the GIL is held.
+std::string raised(const Python& p, const char* what) {
+    p.PyErr_Print();
+    return std::string(what) + " has raised the Python error above";
 }
 
 // The error, or empty when there is none; the GIL is held.
 std::string call_python(const Python& p, const Call& call) {
-    void* module = p.PyImport_ImportModule(kModule);
-    if (module == nullptr) return std::string("cannot import ") + kModule + ": " + pending_error(p);
+    void* module = p.PyImport_ImportModule("ascend_moe.vnpu.operators");
+    if (module == nullptr) return raised(p, "the import of ascend_moe.vnpu.operators");
     void* answer = p.PyObject_CallMethod(module, "run", "sKK", call.name,
                                          reinterpret_cast<unsigned long long>(call.words.data()),
                                          static_cast<unsigned long long>(call.words.size()));
     p.Py_DecRef(module);
-    if (answer == nullptr) return pending_error(p);
+    if (answer == nullptr) return raised(p, "the operator");
     const char* utf8 = p.PyUnicode_AsUTF8(answer);
     std::string problem = utf8 == nullptr ? "run() gave no text" : utf8;
     p.Py_DecRef(answer);
@@ -172,12 +160,6 @@ std::string run_in_python(const Call& call) {
 }
 
 }  // namespace vnpu
-
-VNPU_EXPORT int aclSetAclOpExecutorRepeatable(aclOpExecutor* executor) {
-    if (executor == nullptr) return vnpu::kNullArgument;
-    executor->repeatable = true;
-    return vnpu::kOk;
-}
 
 VNPU_EXPORT int aclDestroyAclOpExecutor(aclOpExecutor* executor) {
     delete executor;

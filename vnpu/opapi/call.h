@@ -22,7 +22,7 @@ struct TensorValue {
     int32_t format = -1;
     int64_t offset = 0;
     void* data = nullptr;
-    std::vector<int64_t> dims, strides, storage_dims;
+    std::vector<int64_t> dims, strides;
 };
 
 }  // namespace vnpu
@@ -60,16 +60,7 @@ struct aclOpExecutor;
 namespace vnpu {
 
 // The first word of every argument. The same numbers stand in operators/registry.py.
-enum Kind : int64_t {
-    kNone = 0,
-    kTensor = 1,
-    kInt = 2,
-    kFloat = 3,
-    kText = 4,
-    kInts = 5,
-    kFloats = 6,
-    kList = 7
-};
+enum Kind : int64_t { kNone = 0, kTensor = 1, kInt = 2, kFloat = 3, kText = 4, kInts = 5, kList = 7 };
 
 struct Call {
     const char* name = nullptr;
@@ -114,8 +105,7 @@ int capture(const char* name, uint64_t* workspace_size, aclOpExecutor** executor
 
 }  // namespace vnpu
 
-// execute() frees an aclOpExecutor, unless the caller has asked to run it again.
+// execute() frees it.
 struct aclOpExecutor {
     std::shared_ptr<vnpu::Call> call;
-    bool repeatable = false;
 };

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <type_traits>
 
 #include "twin/math/numeric.h"
 
@@ -20,13 +21,8 @@ template <typename T>
 aclScalar real(const void* value) {
     T number;
     std::memcpy(&number, value, sizeof number);
+    if constexpr (std::is_same_v<T, double>) return {aclScalar::kReal, 0, number};
     return {aclScalar::kReal, 0, static_cast<float>(number)};
-}
-template <>
-aclScalar real<double>(const void* value) {
-    aclScalar made = {aclScalar::kReal, 0, 0};
-    std::memcpy(&made.real, value, sizeof made.real);
-    return made;
 }
 aclScalar complex(const void*) { return {aclScalar::kComplex, 0, 0}; }
 
@@ -59,34 +55,23 @@ int give(const aclTensor* tensor, T vnpu::TensorValue::* field, T* out) {
 
 }  // namespace
 
-VNPU_EXPORT int aclInitTensor(aclTensor* tensor, const int64_t* dims, uint64_t rank, int dtype,
-                              const int64_t* strides, int64_t offset, int format, const int64_t* storage_dims,
-                              uint64_t storage_rank, void* data) {
-    if (tensor == nullptr) return vnpu::kNullArgument;
-    tensor->value = std::make_shared<vnpu::TensorValue>();
+VNPU_EXPORT aclTensor* aclCreateTensor(const int64_t* dims, uint64_t rank, int dtype, const int64_t* strides,
+                                       int64_t offset, int format, const int64_t*, uint64_t, void* data) {
+    auto* tensor = new aclTensor{std::make_shared<vnpu::TensorValue>()};
     vnpu::TensorValue& value = *tensor->value;
     value.dtype = dtype;
     value.format = format;
     value.offset = offset;
     value.data = data;
     value.dims.assign(dims, dims + rank);
-    value.storage_dims.assign(storage_dims, storage_dims + storage_rank);
     if (strides != nullptr) {
         value.strides.assign(strides, strides + rank);
-        return vnpu::kOk;
+        return tensor;
     }
     value.strides.assign(rank, 1);
     for (uint64_t i = rank; i > 1; i--) {
         value.strides[i - 2] = value.strides[i - 1] * std::max<int64_t>(value.dims[i - 1], 1);
     }
-    return vnpu::kOk;
-}
-
-VNPU_EXPORT aclTensor* aclCreateTensor(const int64_t* dims, uint64_t rank, int dtype, const int64_t* strides,
-                                       int64_t offset, int format, const int64_t* storage_dims,
-                                       uint64_t storage_rank, void* data) {
-    auto* tensor = new aclTensor;
-    aclInitTensor(tensor, dims, rank, dtype, strides, offset, format, storage_dims, storage_rank, data);
     return tensor;
 }
 
@@ -137,26 +122,15 @@ VNPU_ARRAY(ScalarList, const aclScalar*)
 VNPU_EXPORT int aclGetViewShape(const aclTensor* tensor, int64_t** dims, uint64_t* rank) {
     return copy_out(tensor, &vnpu::TensorValue::dims, dims, rank);
 }
-VNPU_EXPORT int aclGetStorageShape(const aclTensor* tensor, int64_t** dims, uint64_t* rank) {
-    return copy_out(tensor, &vnpu::TensorValue::storage_dims, dims, rank);
-}
 VNPU_EXPORT int aclGetViewStrides(const aclTensor* tensor, int64_t** strides, uint64_t* rank) {
     return copy_out(tensor, &vnpu::TensorValue::strides, strides, rank);
 }
 VNPU_EXPORT int aclGetViewOffset(const aclTensor* tensor, int64_t* offset) {
     return give(tensor, &vnpu::TensorValue::offset, offset);
 }
-VNPU_EXPORT int aclGetFormat(const aclTensor* tensor, int32_t* format) {
-    return give(tensor, &vnpu::TensorValue::format, format);
-}
 VNPU_EXPORT int aclGetDataType(const aclTensor* tensor, int32_t* dtype) {
     return give(tensor, &vnpu::TensorValue::dtype, dtype);
 }
 VNPU_EXPORT int aclGetRawTensorAddr(const aclTensor* tensor, void** address) {
     return give(tensor, &vnpu::TensorValue::data, address);
-}
-VNPU_EXPORT int aclSetRawTensorAddr(aclTensor* tensor, void* address) {
-    if (tensor == nullptr) return vnpu::kNullArgument;
-    tensor->value->data = address;
-    return vnpu::kOk;
 }
