@@ -40,6 +40,7 @@ def cluster() -> ascend_moe.LocalCluster:
         yield opened
 
 
+@pytest.mark.asan
 def test_the_library_opens_and_is_of_these_sources() -> None:
     root = library.native_source_root()
     command = [sys.executable, str(root / "tools" / "source_hash.py"), str(root)]

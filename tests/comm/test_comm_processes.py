@@ -9,8 +9,7 @@ from pathlib import Path
 
 import comm_cases as cases
 import pytest
-from process_fixtures import fork_server, nothing_left
-from rank_processes import Outcome, Ranks, values
+from rank_processes import Outcome, Ranks, fork_server, nothing_left, values
 
 __all__ = ["fork_server", "nothing_left"]  # fixtures
 TIMEOUT_S = 1.0

@@ -12,8 +12,7 @@ import comm_cases
 import failure_cases as cases
 import pytest
 import soak_rows
-from process_fixtures import fork_server, nothing_left
-from rank_processes import Outcome, Ranks, values
+from rank_processes import Outcome, Ranks, fork_server, nothing_left, values
 from soak_rows import Tally
 
 from ascend_moe import LocalCluster

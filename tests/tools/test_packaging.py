@@ -44,14 +44,6 @@ def no_library(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 # ---- which sources ----
 
 
-@pytest.mark.asan
-def test_the_library_is_of_these_sources(source_hash: Any) -> None:
-    """Of those that were shipped with it, and of the tree's where the tests lie in one."""
-    for root in {library.native_source_root(), TREE}:
-        if (root / "CMakeLists.txt").exists():
-            assert library.lib().am_source_hash().decode() == source_hash.source_hash(root)
-
-
 def test_hash_sees_contents_names_and_nothing_else(source_hash: Any, tmp_path: Path) -> None:
     for name in ("op_kernel/a.h", "op_host/b.h", "csrc/c.S", "twin/d.h", "vnpu/e.cpp", "CMakeLists.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
