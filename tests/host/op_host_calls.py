@@ -85,7 +85,11 @@ def probe() -> Any:
         *sorted((root / "op_host").glob("*.cpp")),
     ]
     assert len(sources) == 5, f"op_host has {len(sources) - 2} sources, 3 are known"
-    read = [path for folder in ("op_host", "op_kernel", "vnpu/cann_standin") for path in (root / folder).rglob("*.*")]
+    read = [
+        path
+        for folder in ("op_host", "op_kernel", "vnpu/cann_standin")
+        for path in (root / folder).rglob("*.*")
+    ]
     texts = [path.read_text() for path in sorted({*read, *sources})]
     made = cache_directory() / "tests" / f"op-host-{digest_of(compiler(), *texts)}.so"
     if not made.exists():  # of these sources: any process may have made it

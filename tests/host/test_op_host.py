@@ -9,10 +9,9 @@ from __future__ import annotations
 import ctypes
 import itertools
 import json
-import random
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -30,6 +29,7 @@ from op_host_calls import (
 )
 
 from ascend_moe.ops import calls as native
+from ascend_moe.reference.cases import Case, draw
 from ascend_moe.validate.probes_kernel import CYCLES_PER_MICRO, MODES, TILING_KEY, ProbeTiling
 
 INT = torch.int32
@@ -73,51 +73,45 @@ dispatch = partial(made, native.OP_DISPATCH)
 combine = partial(made, native.OP_COMBINE)
 
 
-def optional_parts(call: Call, draw: random.Random) -> Call:
-    """With some of what the op may have beside its required arguments."""
-    batch, topk = call.tensors["expert_ids"][1]
-    world, experts = int(call.attributes["ep_world_size"]), int(call.attributes["moe_expert_num"])
-    dtype, (_, hidden) = call.tensors["x" if call.op == native.OP_DISPATCH else "expand_x"]
-    changes: dict[str, object] = {
-        "x_active_mask": (torch.bool, draw.choice([(batch,), (batch, topk)])),
-        "global_bs": world * (batch + draw.choice([0, 3])),
-        "tp_world_size": 1,
-        "comm_alg": draw.choice(["fullmesh_v1", "window", "fullmesh"]),
-    }
-    if call.op == native.OP_DISPATCH:
-        changes |= {"expert_token_nums_type": draw.choice([0, 1]), "quant_mode": 2}
-        changes |= {"expert_scales": (torch.float32, (batch, topk))}
+def of_case(case: Case, op: int, soc: str, cores: int) -> Call:
+    """The call of a case's last rank, with all that the case gives."""
+    one = case.inputs[-1]
+    batch, topk = one.expert_ids.shape
+    make = dispatch if op == native.OP_DISPATCH else combine
+    shape = {"batch": batch, "hidden": case.hidden, "topk": topk, "world": case.world, "local": case.local}
+    call = make(**shape, dtype=case.torch_dtype, contract=case.contract, soc=soc, cores=cores)
+    changes: dict[str, Any] = {"tp_world_size": case.tp, "comm_alg": ALGORITHMS[case.seed % 3]}
+    if case.global_bs:
+        changes["global_bs"] = case.global_bs
+    given = {"x_active_mask": one.x_active_mask}
+    if op == native.OP_DISPATCH:
+        changes |= {"expert_token_nums_type": case.nums_type, "quant_mode": case.quant_mode}
+        given |= {"scales": one.scales, "expert_scales": one.expert_scales if case.weights else None}
     else:
-        changes |= {"expand_scales": (torch.float32, (0,)), "tp_send_counts": (INT, (1,))}
-        if call.contract == 2:
-            changes["shared_expert_x"] = (dtype, (batch, hidden))
-    changes = {name: value for name, value in changes.items() if draw.random() < 0.4}
-    if "quant_mode" in changes and draw.random() < 0.5:
-        changes["scales"] = (torch.float32, (experts, hidden))
+        given["shared_expert_x"] = one.shared_expert_x
+    changes |= {name: (one.dtype, tuple(one.shape)) for name, one in given.items() if one is not None}
     return call.changed(**changes)
 
 
-def matrix() -> Iterator[Call]:
-    """Every op, contract, SoC and dtype, and shapes drawn from a seed: 2 x 2 x 2 x 3 calls, four times."""
-    draw = random.Random(4)
-    for round_ in range(4):
-        for make, contract, soc, dtype in itertools.product((dispatch, combine), (1, 2), (A3, A2), ROWS):
-            world = draw.choice([2, 4, 8, 16, 32])
-            call = make(
-                batch=draw.choice([0, 1, 7, 33, 64]),
-                hidden=draw.choice([64, 512, 1024, 2048]),
-                topk=draw.choice([1, 2, 6, 8]) if world > 2 else 2,
-                world=world,
-                local=draw.choice([1, 2, 4]),
-                dtype=dtype,
-                contract=contract,
-                soc=soc,
-                cores=draw.choice([24, 40, 48]),
-            )
-            yield call if round_ == 0 else optional_parts(call, draw)
-
-
-MATRIX = list(matrix())
+ALGORITHMS = ("fullmesh_v1", "window", "fullmesh")
+SIZES = {
+    "world": (2, 4, 8),
+    "batch": (0, 1, 7, 33),
+    "units": (4, 32, 64),
+    "topk": (1, 2, 6),
+    "shared": (0, 2),
+}
+MATRIX = [
+    of_case(
+        draw(5 * seed + at, **SIZES, contract=(1 + at % 2,), ids=("distinct",)),
+        op,
+        soc,
+        (24, 40, 48)[seed % 3],
+    )
+    for at, (op, soc, seed) in enumerate(
+        itertools.product((native.OP_DISPATCH, native.OP_COMBINE), (A3, A2), range(24))
+    )
+]
 
 
 REFUSED = [
@@ -260,6 +254,12 @@ def test_sizes_that_a_graph_does_not_know() -> None:
     assert inferred[-1] == (INT, (64,))
 
 
+def test_definition_of_the_probe() -> None:
+    known = definition(PROBE_TYPE)
+    assert (known.inputs, known.outputs, known.types) == ([], ["report"], {"report": (3,)})
+    assert shapes(probe_call()) == [(INT, (64, 8))] and known.groups == ["group_ep"]
+
+
 @pytest.mark.parametrize("op_type", ["AscendMoeDistributeDispatch", "AscendMoeDistributeCombine"])
 def test_definition(op_type: str) -> None:
     """ND everywhere, aligned type lists, both SoCs, the one group that exists."""
@@ -342,11 +342,3 @@ def test_probe_tiling(soc: str, kind: int, cores: int) -> None:
 def test_probe_refuses(changes: dict[str, int | str], text: str) -> None:
     error = tile(probe_call(**changes)).error
     assert error.startswith(f"{PROBE_TYPE}: {text}")
-
-
-def test_probe_definition() -> None:
-    known = definition(PROBE_TYPE)
-    assert shapes(probe_call()) == [(INT, (64, 8))]
-    assert (known.inputs, known.outputs, known.types) == ([], ["report"], {"report": (3,)})
-    assert known.groups == ["group_ep"] and known.graph.startswith("0 ")
-    assert {soc for soc, _ in known.configs} == {"ascend910b", "ascend910_93"}

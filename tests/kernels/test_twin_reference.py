@@ -65,7 +65,9 @@ def test_equal_to_reference(clusters: Clusters, tally: Tally) -> None:
 
     assert len(seen) == EXAMPLES * len(STRATA)
     wanted = [(name, value) for name, values in COVERAGE.items() for value in values]
-    assert min(covered[kind] for kind in wanted) >= LEAST_EACH, f"hardly covered: {covered.most_common()[-3:]}"
+    assert min(covered[kind] for kind in wanted) >= LEAST_EACH, (
+        f"hardly covered: {covered.most_common()[-3:]}"
+    )
     tally.count("predicted errors", cases=len(seen) - sound)
     tally.count("equal bits", cases=sound)
 

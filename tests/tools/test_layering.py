@@ -157,8 +157,9 @@ def test_cpp_offences_are_seen(name: str, line: str) -> None:
 
 
 def test_every_word_that_no_kernel_may_have_is_seen() -> None:
-    lines = """std::min(a, b); | static int calls = 0; | double s = 1; | float x = 0.5; | new int[4]; | printf("x");
-               while (true) {} | for (;;) {} | AscendC::GetSystemCycle();"""
+    lines = """
+        std::min(a, b); | static int calls = 0; | double s = 1; | float x = 0.5; | new int[4];
+        | printf("x"); | while (true) {} | for (;;) {} | AscendC::GetSystemCycle();"""
     for line in lines.split("|"):
         assert cpp_offences("op_kernel/window/sum.h", line), line
 
