@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ class Twin:
         """Runs one probe on fresh windows: what every core reports, and the seconds that the launch took."""
         call = self._prepare(mode, rounds, cycles)
         start = time.monotonic()
-        self._kernels().launch(
+        self._kernels.launch(
             "ascend_moe_probe", call.args, call.tilings, self.cores, TILING_KEY, call.windows
         )
         seconds = time.monotonic() - start
@@ -108,7 +109,7 @@ class Twin:
         """The probe under schedules of the checked engine: does it keep the rules itself?"""
         call = self._prepare(mode, rounds, 0)
         launch = ("ascend_moe_probe", call.args, call.tilings, self.cores, TILING_KEY, call.windows)
-        found = self._kernels().explore(*launch, schedules=schedules, deterministic=False)
+        found = self._kernels.explore(*launch, schedules=schedules, deterministic=False)
         return found, call.seen()
 
     def _prepare(self, mode: str, rounds: int, cycles: int) -> _Call:
@@ -130,6 +131,7 @@ class Twin:
         tiling.deadline_cycles = cycles or int(WAIT_S * 1e6 * CYCLES_PER_MICRO)
         return tiling
 
+    @cached_property
     def _kernels(self) -> twin.Kernels:
         folder = self.folder or library.native_source_root() / "op_kernel"
         return twin.load(folder / "ascend_moe_probe.cpp", includes=[folder])

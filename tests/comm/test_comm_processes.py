@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections import Counter
 from pathlib import Path
 
 import comm_cases as cases
 import pytest
-from process_fixtures import fork_server, nothing_left
-from rank_processes import Outcome, Ranks, values
+from rank_processes import Outcome, Ranks, fork_server, nothing_left, values
+
+from ascend_moe import comm
 
 __all__ = ["fork_server", "nothing_left"]  # fixtures
 TIMEOUT_S = 1.0
@@ -38,7 +40,7 @@ def test_name_ops_generations_and_subgroups() -> None:
             ranks.start(rank, cases.op)
             time.sleep(0.1)
         assert values([ranks.wait(rank) for rank in range(3)]) == exchanged(3)
-        assert values(ranks.call(cases.open_windows)) == ["0"] * 3
+        assert values(ranks.call(comm.comm_name)) == ["0"] * 3
         files = values(ranks.call(cases.open_files))
         for _ in range(3):
             assert values(ranks.call(cases.op)) == exchanged(3)
@@ -85,12 +87,12 @@ def test_rank_that_never_calls_then_retry() -> None:
     with Ranks(3, timeout_s=0.4) as ranks:
         before = values(ranks.call(cases.open_files))
         for attempt in range(2):
-            for outcome in ranks.call(cases.open_windows, ranks=there):
+            for outcome in ranks.call(comm.comm_name, ranks=there):
                 assert_named(outcome, "CommTimeout", missing, f"rank {missing} has not called", "0.4 s")
                 assert outcome.details["ranks"] == [missing]
                 assert 0.4 <= outcome.seconds < 2.4
             if attempt == 0:  # the ranks have made different numbers of attempts when they meet at last
-                assert ranks.call(cases.open_windows, ranks=there[:1])[0].error == "CommTimeout"
+                assert ranks.call(comm.comm_name, ranks=there[:1])[0].error == "CommTimeout"
         assert values(ranks.call(cases.open_files)) == before
         assert values(ranks.call(cases.op)) == exchanged(3)
 
@@ -100,14 +102,14 @@ def test_killed_while_opening(victim: int, point: str) -> None:
     there = [rank for rank in range(3) if rank != victim]
     with Ranks(3, timeout_s=15) as ranks:
         before = values(ranks.call(cases.open_files, ranks=there))
-        values(ranks.call(cases.kill_at, point, ranks=[victim]))
+        values(ranks.call(cases.signal_self_at, point, signal.SIGKILL, ranks=[victim]))
         for rank in [victim, *there]:
             ranks.start(rank, cases.op)
         for rank in there:
             outcome = ranks.wait(rank)
             assert_named(outcome, "PeerLost", victim)
             assert outcome.seconds < 2
-        values(ranks.call(cases.close, ranks=there))
+        values(ranks.call(comm.close, "0", ranks=there))
         for old, new in zip(before, values(ranks.call(cases.open_files, ranks=there)), strict=True):
             assert not Counter(new) - Counter(old)  # gloo has closed its socket to the dead rank
 
@@ -116,7 +118,7 @@ def test_killed_while_opening(victim: int, point: str) -> None:
 def test_stopped_while_opening(victim: int, point: str) -> None:
     there = [rank for rank in range(3) if rank != victim]
     with Ranks(3, timeout_s=TIMEOUT_S) as ranks:
-        values(ranks.call(cases.stop_at, point, ranks=[victim]))
+        values(ranks.call(cases.signal_self_at, point, signal.SIGSTOP, ranks=[victim]))
         for rank in [victim, *there]:
             ranks.start(rank, cases.op)
         for rank in there:
@@ -128,21 +130,21 @@ def test_stopped_while_opening(victim: int, point: str) -> None:
         # Stopped after its last word it opens the windows yet, and sees there that the others have left.
         told = f"gave up before with CommTimeout about rank {victim}"
         assert late.error != "CommTimeout" or told in late.text, late.text
-        values(ranks.call(cases.close))
+        values(ranks.call(comm.close, "0"))
         assert values(ranks.call(cases.op)) == exchanged(3)
 
 
 def test_store_host_stopped_or_killed_before_it_calls() -> None:
     with Ranks(3, rank0_hosts=True, timeout_s=TIMEOUT_S) as ranks:
         ranks.stop(0)
-        for outcome in ranks.call(cases.open_windows, ranks=[1, 2]):
+        for outcome in ranks.call(comm.comm_name, ranks=[1, 2]):
             assert_named(outcome, "CommTimeout", 0, "store of the process group has not answered", "rank 0")
             assert outcome.seconds < TIMEOUT_S + 2
         ranks.resume(0)
         assert values(ranks.call(cases.op)) == exchanged(3)
     with Ranks(3, rank0_hosts=True, timeout_s=15) as ranks:
         for rank in (1, 2):
-            ranks.start(rank, cases.open_windows)
+            ranks.start(rank, comm.comm_name)
         time.sleep(0.2)
         ranks.kill(0)
         for rank in (1, 2):
@@ -152,9 +154,9 @@ def test_store_host_stopped_or_killed_before_it_calls() -> None:
 def test_rank_that_gave_up_is_told_from_the_one_it_waited_for() -> None:
     with Ranks(3, timeout_s=1.0) as ranks:
         values(ranks.call(cases.set_on, 1, "ASCEND_MOE_TIMEOUT_S", "2"))
-        ranks.start(1, cases.open_windows)
-        assert_named(ranks.call(cases.open_windows, ranks=[0])[0], "CommTimeout", 2)
-        ranks.start(0, cases.leave_process)  # it will make no second attempt
+        ranks.start(1, comm.comm_name)
+        assert_named(ranks.call(comm.comm_name, ranks=[0])[0], "CommTimeout", 2)
+        ranks.start(0, os._exit, 0)  # it will make no second attempt
         late = ranks.wait(1, 4)
         assert_named(late, "CommTimeout", 2, "rank 0 gave up before with CommTimeout about rank 2")
         assert late.details["ranks"] == [2]
@@ -167,7 +169,7 @@ def test_ranks_that_fail_to_open_then_retry() -> None:
     with Ranks(2, timeout_s=0.7) as ranks:
         before = values(ranks.call(cases.open_files))
         values(ranks.call(cases.fail_mapping_once, ranks=[1]))
-        ours, theirs = ranks.call(cases.open_windows)
+        ours, theirs = ranks.call(comm.comm_name)
         assert theirs.error == "AscendMoeError" and "HCCL_BUFFSIZE" in theirs.text
         assert_named(ours, "CommTimeout", 1, "gave up", "AscendMoeError")
         assert values(ranks.call(cases.open_files)) == before
@@ -188,7 +190,7 @@ def test_windows_are_touched_have_no_names_and_die_with_their_processes() -> Non
         return [f"{word[3]} {word[7]}" for word in words if word[6] in inodes and "@ascend_moe-" in word[-1]]
 
     with Ranks(2) as ranks:
-        values(ranks.call(cases.open_windows))
+        values(ranks.call(comm.comm_name))
         blocks = Path(f"/proc/{ranks.pid(0)}/smaps").read_text().split("\nVmFlags:")
         windows = [block for block in blocks if "ascend_moe-window" in block]
         resident = [int(block.split("\nRss:")[1].split()[0]) for block in windows]

@@ -90,20 +90,6 @@ def test_only_inside_with() -> None:
     comm.close(cluster.name)
 
 
-def test_wrong_place_is_an_argument_error() -> None:
-    def wrong(rank: int, name: str) -> list[str]:
-        found = []
-        for world, at in [(3, rank), (2, 1 - rank), (2, 2), (2, -1)]:
-            with pytest.raises(ArgumentError) as caught:
-                comm.lookup(name, world, at)
-            found.append(caught.value.argument)
-        return found
-
-    with LocalCluster(2) as cluster:
-        assert cluster.run(wrong) == [["ep_world_size", "ep_rank_id", "ep_rank_id", "ep_rank_id"]] * 2
-        assert cluster.run(lambda rank, name: op(rank, name, 2)) == [[10, 11]] * 2
-
-
 def test_root_cause_is_raised_and_the_others_are_told_at_once(library: WindowLibrary) -> None:
     def fails_on_1(rank: int, name: str) -> list[int]:
         op(rank, name)

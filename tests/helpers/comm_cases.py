@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import time
 from typing import Any
 
@@ -28,14 +27,6 @@ def op(name: str = "0") -> list[int]:
     assert group is not None
     end = comm.lookup(name, group.size(), group.rank())
     return exchange(end, 100 * end.rank + len(name))
-
-
-def open_windows() -> str:
-    return comm.comm_name()
-
-
-def close(name: str = "0") -> None:
-    comm.close(name)
 
 
 def close_twice_and_count() -> tuple[int, int, int]:
@@ -98,20 +89,8 @@ def signal_self_at(point: str, number: int) -> None:
     opening._wait, opening._meet = waiting, meeting  # type: ignore[method-assign]
 
 
-def stop_at(point: str) -> None:
-    signal_self_at(point, signal.SIGSTOP)
-
-
-def kill_at(point: str) -> None:
-    signal_self_at(point, signal.SIGKILL)
-
-
 def fail_mapping_once() -> None:
     library().fail_map_at = 1
-
-
-def leave_process() -> None:
-    os._exit(0)
 
 
 def fork_and_exit_child() -> int:

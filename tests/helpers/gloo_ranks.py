@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,8 +22,8 @@ class GlooThreads:
     def __init__(self, world: int) -> None:
         self.world = world
         self.store = dist.HashStore()
-        self.groups: list[dist.ProcessGroup] = []
-        self.groups = self._each(lambda rank: self._open(rank))
+        self.pool = ThreadPoolExecutor(world)
+        self.groups = list(self.pool.map(self._open, range(world)))
 
     def _open(self, rank: int) -> dist.ProcessGroup:
         store = dist.PrefixStore("ranks", self.store)
@@ -51,21 +51,7 @@ class GlooThreads:
             except BaseException as error:
                 return error
 
-        return self._each(guarded)
-
-    def _each(self, fn: Callable[[int], Any]) -> list[Any]:
-        results: list[Any] = [None] * self.world
-
-        def body(rank: int) -> None:
-            results[rank] = fn(rank)
-
-        threads = [threading.Thread(target=body, args=(rank,), daemon=True) for rank in range(self.world)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(timeout=60)
-            assert not thread.is_alive(), "a rank hangs"
-        return results
+        return list(self.pool.map(guarded, range(self.world)))
 
 
 @functools.cache

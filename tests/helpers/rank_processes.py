@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any
 
+import pytest
+
 from ascend_moe.comm.liveness import describe_process
 
 CONTEXT = multiprocessing.get_context("forkserver")  # imports torch once, each rank starts in an instant
-CONTEXT.set_forkserver_preload(["torch.distributed", "ascend_moe.comm", "window_library"])
+CONTEXT.set_forkserver_preload(["torch.distributed", "ascend_moe.comm", "window_library", "rank_processes"])
 
 
 @dataclass
@@ -136,3 +139,28 @@ def values(outcomes: list[Outcome]) -> list[Any]:
     for outcome in outcomes:
         assert not outcome.error, f"{outcome.error}: {outcome.text}"
     return [outcome.value for outcome in outcomes]
+
+
+# ---- fixtures: a test module that imports them has them in all its tests
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fork_server() -> None:
+    """Started, and its descriptors open, before any are counted."""
+    with Ranks(1):
+        pass
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """Every test leaves /dev/shm, this process's descriptors and its children as they were."""
+    gc.collect()
+    before = (shared_memory(), len(os.listdir("/proc/self/fd")), multiprocessing.active_children())
+    yield
+    gc.collect()
+    assert (shared_memory(), len(os.listdir("/proc/self/fd")), multiprocessing.active_children()) == before
+
+
+def shared_memory() -> list[str]:
+    """Names in /dev/shm, without those that torch and Python make for programs beside us."""
+    return sorted(name for name in os.listdir("/dev/shm") if not name.startswith(("torch_", "sem.", "psm_")))

@@ -1,4 +1,4 @@
-"""The native library as the tests of communicators see it, and a stand-in for an op over its windows.
+"""The native library as the tests of communicators see it, and a small op over its windows.
 
 A proxy in its place keeps count of what is mapped and created.
 """
@@ -6,18 +6,15 @@ A proxy in its place keeps count of what is mapped and created.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import select
-import time
 from collections.abc import Iterator
 from typing import Any
 
-from ascend_moe.comm.communicator import Communicator, timeout_s
-from ascend_moe.errors import CommTimeout, PeerLost
-from ascend_moe.native import library as _lib
+import torch
 
-PAGE = 4096
-_libc = ctypes.CDLL(None, use_errno=True)
+from ascend_moe.comm.communicator import Communicator, timeout_s
+from ascend_moe.native import library as _lib
+from ascend_moe.ops import calls
+from ascend_moe.vendor.collectives import _attributes
 
 
 class WindowLibrary:
@@ -26,9 +23,8 @@ class WindowLibrary:
     def __init__(self) -> None:
         self.inner: Any = _lib.lib()
         self.mapped: dict[int, int] = {}  # base -> bytes
-        self.comms: dict[int, dict[str, Any]] = {}  # handle -> what it was created with
+        self.comms: dict[int, list[int]] = {}  # handle -> bases of its windows
         self.fail_map_at = -1  # counts down; the mapping that meets 0 fails
-        self.before_map: Any = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -37,8 +33,6 @@ class WindowLibrary:
         return self._keep(self.inner.am_window_alloc(total), total)
 
     def am_window_map(self, fd: int, total: int) -> int | None:
-        if self.before_map is not None:
-            self.before_map()
         self.fail_map_at -= 1
         return None if self.fail_map_at == -1 else self._keep(self.inner.am_window_map(fd, total), total)
 
@@ -48,7 +42,7 @@ class WindowLibrary:
         return base
 
     def am_window_unmap(self, base: int, total: int) -> None:
-        users = [comm for comm in self.comms.values() if base in comm["bases"]]
+        users = [comm for comm in self.comms.values() if base in comm]
         assert not users, "a window is unmapped under a communicator"
         assert self.mapped.pop(base) == total
         self.inner.am_window_unmap(base, total)
@@ -57,22 +51,12 @@ class WindowLibrary:
         self, rank: int, world: int, bases: Any, data_bytes: int, lent_bytes: int, fds: Any
     ) -> int:
         handle = int(self.inner.am_comm_create(rank, world, bases, data_bytes, lent_bytes, fds))
-        self.comms[handle] = {
-            "bases": list(bases),
-            "fds": list(fds) if fds is not None else [-1] * world,
-            "total": int(self.inner.am_window_total_bytes(data_bytes, lent_bytes)),
-            "epoch": 0,
-            "lost": set(),
-        }
+        self.comms[handle] = list(bases)
         return handle
 
     def am_comm_destroy(self, handle: int) -> None:
         del self.comms[handle]
         self.inner.am_comm_destroy(handle)
-
-    def am_comm_mark_lost(self, handle: int, peer: int) -> None:
-        self.comms[handle]["lost"].add(peer)
-        self.inner.am_comm_mark_lost(handle, peer)
 
 
 def install() -> None:
@@ -91,39 +75,16 @@ def counted(monkeypatch: Any) -> Iterator[WindowLibrary]:
 
 
 def exchange(comm: Communicator, value: int) -> list[int]:
-    """Stands for an op: writes ``value`` into everybody's window, waits for and returns everybody's.
-
-    Raises PeerLost and CommTimeout as ops do, and ``comm.failed`` again.
-    """
-    with comm.use() as handle:
-        state = _lib.lib().comms[handle]  # type: ignore[attr-defined]
-        state["epoch"] += 1
-        epoch, world = state["epoch"], comm.world
-        # The last page of a window belongs to its data area. Two halves: a peer may be one exchange ahead.
-        half = state["total"] - PAGE + (epoch % 2) * (PAGE // 2)
-        for base in state["bases"]:
-            slot = (ctypes.c_uint64 * 2).from_address(base + half + 16 * comm.rank)
-            slot[1] = value
-            slot[0] = epoch
-        mine = (ctypes.c_uint64 * (2 * world)).from_address(state["bases"][comm.rank] + half)
-        deadline = time.monotonic() + timeout_s()
-        while True:
-            gone = _gone(state)  # looked at before the last look at the slots
-            missing = [rank for rank in range(world) if mine[2 * rank] != epoch]
-            if not missing:
-                return [int(mine[2 * rank + 1]) for rank in range(world)]
-            late = time.monotonic() > deadline
-            for rank in missing:
-                if rank in gone or late:
-                    kind = PeerLost if rank in gone else CommTimeout
-                    comm.failed = kind(f"rank {rank}: {comm.describe_peer(rank)}", rank=rank)
-                    raise comm.failed
-            time.sleep(0.001)
-
-
-def _gone(state: dict[str, Any]) -> set[int]:
-    poll = select.poll()
-    ranks = {fd: rank for rank, fd in enumerate(state["fds"]) if fd >= 0}
-    for fd in ranks:
-        poll.register(fd, select.POLLIN)
-    return {ranks[fd] for fd, _ in poll.poll(0)} | state["lost"]
+    """A dispatch that sends ``value`` to every rank; everybody's values. Raises what ops raise."""
+    world = comm.world
+    inputs = {
+        "x": torch.full((world, 16), float(value)),
+        "expert_ids": torch.arange(world, dtype=torch.int32)[:, None],
+    }
+    attributes = _attributes() | {"ep_world_size": world, "ep_rank_id": comm.rank, "moe_expert_num": world}
+    shapes = tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in inputs.items())
+    spec = calls.describe(calls.OP_DISPATCH, 2, comm.name, "", shapes, attributes)
+    calls.place_at(spec, comm)
+    spec.cores, spec.deadline_micros = calls.core_count(), int(timeout_s() * 1e6)
+    rows = calls.run(calls.Plan("exchange", spec, shapes), comm, inputs)[0]
+    return [int(row) for row in rows[:world, 0]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -12,11 +13,10 @@ import comm_cases
 import failure_cases as cases
 import pytest
 import soak_rows
-from process_fixtures import fork_server, nothing_left
-from rank_processes import Outcome, Ranks, values
+from rank_processes import Outcome, Ranks, fork_server, nothing_left, values
 from soak_rows import Tally
 
-from ascend_moe import LocalCluster
+from ascend_moe import LocalCluster, comm
 from ascend_moe.reference.cases import Place
 
 __all__ = ["fork_server", "nothing_left"]  # fixtures
@@ -75,7 +75,7 @@ def three(lasting: OpRanks, algorithm: str) -> Iterator[OpRanks]:
     lasting.wait_at_most(FAR_S)
     opened(lasting)
     yield lasting
-    values(lasting.call(comm_cases.close))
+    values(lasting.call(comm.close, "0"))
 
 
 def others(rank: int, world: int = 3) -> list[int]:
@@ -100,7 +100,7 @@ def assert_stuck(ranks: OpRanks, error: str, rank: int, survivors: list[int]) ->
 
 def assert_fresh_windows_work(ranks: OpRanks, survivors: list[int], files: list[list[str]]) -> None:
     """Closed, nothing is left open; a new group of the survivors works."""
-    values(ranks.call(comm_cases.close, ranks=survivors))
+    values(ranks.call(comm.close, "0", ranks=survivors))
     for before, now in zip(files, values(ranks.call(comm_cases.open_files, ranks=survivors)), strict=True):
         assert not Counter(now) - Counter(before), "descriptors leak"
     names = set(values(ranks.call(cases.new_group, survivors, ranks=survivors)))
@@ -173,7 +173,7 @@ def test_killed_after_it_has_delivered(mortal: OpRanks) -> None:
 def test_killed_between_creating_and_mapping_windows(victim: int, point: str, mortal: OpRanks) -> None:
     survivors = others(victim)
     files = values(mortal.call(comm_cases.open_files, ranks=survivors))
-    values(mortal.call(comm_cases.kill_at, point, ranks=[victim]))
+    values(mortal.call(comm_cases.signal_self_at, point, signal.SIGKILL, ranks=[victim]))
     for rank in range(3):
         mortal.start(rank, cases.run_round_trip)
     for rank in survivors:
@@ -223,7 +223,7 @@ def test_stopped_beyond_the_deadline(victim: int, three: OpRanks) -> None:
     assert_stuck(three, "CommTimeout", victim, [0, 1, 2])
     # Nobody has died: the same ranks open fresh windows.
     three.wait_at_most(FAR_S)
-    values(three.call(comm_cases.close))
+    values(three.call(comm.close, "0"))
     assert values(three.call(cases.run_round_trip, 1)) == ["right"] * 3
 
 
@@ -327,7 +327,7 @@ def stopped_in_a_stream(seed: int) -> str:
             values([ranks.wait(rank) for rank in range(world)])
             return "shorter than the deadline, right"
         assert_named(ranks.wait(victim), "CommTimeout", victim)
-        values(ranks.call(comm_cases.close))
+        values(ranks.call(comm.close, "0"))
         values(ranks.call(cases.stream, 20, seed))
         return "longer, named, fresh windows right"
 

@@ -195,8 +195,12 @@ def test_broken_checkpoints(
     tmp_path: Path, model: str, layout: str, change: Any, config: dict[str, Any], message: str
 ) -> None:
     directory = rewritten(saved(model, layout).directory, tmp_path, change, **config)
-    with pytest.raises(ArgumentError, match=message):
+    with pytest.raises(ArgumentError, match=message) as caught:
         load_layer(directory, LAYER, rank=1, world=2)
+    if ".5" in message:
+        base = "model.layers.1.mlp.experts.5"
+        assert caught.value.missing == f"{base}.up_proj.weight"
+        assert caught.value.found == [f"{base}.down_proj.weight", f"{base}.gate_proj.weight"]
 
 
 def test_wrong_arguments(tmp_path: Path) -> None:
@@ -213,12 +217,3 @@ def test_wrong_arguments(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((directory / "config.json").read_bytes())
     with pytest.raises(ArgumentError, match=r"neither model\.safetensors\.index\.json nor a \.safetensors"):
         load_layer(tmp_path, LAYER)
-
-
-def test_missing_tensor_says_what_is_there(tmp_path: Path) -> None:
-    directory = rewritten(saved("qwen3_moe").directory, tmp_path, drop(r"layers\.1\.mlp\.experts\.0\.up"))
-    with pytest.raises(ArgumentError) as caught:
-        load_layer(directory, LAYER)
-    base = "model.layers.1.mlp.experts.0"
-    assert caught.value.missing == f"{base}.up_proj.weight"
-    assert caught.value.found == [f"{base}.down_proj.weight", f"{base}.gate_proj.weight"]

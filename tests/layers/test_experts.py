@@ -195,6 +195,13 @@ def numpy_quantise(row: np.ndarray) -> tuple[np.ndarray, np.float32]:
     return np.clip(codes, -128, 127).astype(np.int8), scale
 
 
+def assert_codes(values: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor) -> None:
+    """Of float32 rows: what quantising makes of each."""
+    for row, found, of_row in zip(values.float(), codes, scale, strict=True):
+        expected, expected_scale = numpy_quantise(row.numpy())
+        assert np.array_equal(found.numpy(), expected) and of_row.item() == expected_scale
+
+
 @EACH_FLOAT
 @pytest.mark.parametrize("dim", [-1, 0, 1])
 def test_swiglu_rounds_once(dtype: torch.dtype, dim: int) -> None:
@@ -216,8 +223,7 @@ def test_swiglu_gradient() -> None:
 def test_dynamic_quant_is_amax_over_127(dtype: torch.dtype, smooth: str) -> None:
     x = drawn(2, 5, 48, seed=3, dtype=dtype)
     x[0, 1] = 0
-    ends = [3, 3, 9]  # the tenth row lies behind the last group
-    owner = [0, 0, 0, 2, 2, 2, 2, 2, 2, None]
+    ends, owners = [3, 3, 9], [0] * 3 + [2] * 6  # the tenth row lies behind the last group
     scales = {
         "none": None,
         "one": drawn(48, seed=4, dtype=dtype),
@@ -228,15 +234,11 @@ def test_dynamic_quant_is_amax_over_127(dtype: torch.dtype, smooth: str) -> None
     codes, scale = npu_dynamic_quant(x, smooth_scales=smooth_scales, group_index=group_index)
     assert codes.dtype == torch.int8 and codes.shape == x.shape
     assert scale.dtype == torch.float32 and scale.shape == (2, 5)
-    rows = x.float().reshape(10, 48).numpy()
-    for row in range(10):
-        values = rows[row]
-        if smooth_scales is not None and (smooth == "one" or owner[row] is not None):
-            factor = smooth_scales if smooth == "one" else smooth_scales[owner[row]]
-            values = values * factor.float().numpy()
-        expected, expected_scale = numpy_quantise(values)
-        assert np.array_equal(codes.reshape(10, 48)[row].numpy(), expected)
-        assert scale.flatten()[row].item() == expected_scale
+    rows = x.float().reshape(10, 48)
+    if smooth_scales is not None:
+        rows[:9] *= (smooth_scales if smooth == "one" else smooth_scales[owners]).float()
+        rows[9] *= smooth_scales.float() if smooth == "one" else 1
+    assert_codes(rows, codes.reshape(10, 48), scale.flatten())
     assert scale[0, 1] == 0 and not codes[0, 1].any()
     assert codes.flatten(0, 1).abs().amax(-1).tolist() == [127, 0, *[127] * 8]
 
@@ -263,10 +265,7 @@ def test_quantize_weight_per_output_channel(dtype: torch.dtype) -> None:
     codes, scale = quantize_weight(weight)
     assert codes.shape == (2, 9, 5) and codes.is_contiguous() and scale.shape == (2, 5)
     for expert in range(2):
-        for channel in range(5):
-            expected, expected_scale = numpy_quantise(weight[expert, :, channel].float().numpy())
-            assert np.array_equal(codes[expert, :, channel].numpy(), expected)
-            assert scale[expert, channel].item() == expected_scale
+        assert_codes(weight[expert].t(), codes[expert].t(), scale[expert])
 
 
 # Gates of 0, 32 and 64 make silu exact (0, 32, 64), so the whole chain has one right answer in float32.
@@ -301,12 +300,9 @@ def test_dequant_swiglu_quant_groups_exactly(left: bool, column: bool) -> None:
         quant_mode=1,
     )
     assert codes.dtype == torch.int8 and codes.shape == (rows, inner) and scale.shape == (rows,)
-    for row, group in enumerate([0, 0, 0, 2, 2]):
-        factor = weight_scale[group, 0] * activation_scale[row]
-        values = (gate[row] * factor) * (up[row] * factor) * smooth[group]
-        expected, expected_scale = numpy_quantise(values.numpy())
-        assert np.array_equal(codes[row].numpy(), expected)
-        assert scale[row].item() == expected_scale
+    owners = [0, 0, 0, 2, 2]
+    factor = weight_scale[owners, :1] * activation_scale[:5, None]
+    assert_codes((gate[:5] * factor) * (up[:5] * factor) * smooth[owners], codes[:5], scale[:5])
     assert scale[1] == 0 and scale[0] > 0
     assert not codes[5:].any() and not scale[5:].any()
 
@@ -341,45 +337,38 @@ def test_dequant_swiglu_quant_forms_of_glu(dtype: torch.dtype, mode: int) -> Non
     assert np.abs(codes.numpy() - exact).max() <= 0.5 + 1e-3
 
 
-@pytest.mark.parametrize("kind", ["int32", "float"])
-def test_dequant_swiglu_quant_bias(kind: str) -> None:
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float32])
+def test_dequant_swiglu_quant_bias(dtype: torch.dtype) -> None:
     gate, up = exact_halves(4, 8, seed=12)
-    x = torch.cat([gate, up], dim=1)
-    bias = torch.tensor([32] * 8 + [7] * 8, dtype=torch.int32 if kind == "int32" else torch.float32)
+    bias = torch.tensor([32] * 8 + [7] * 8, dtype=dtype)
     codes, scale = npu_dequant_swiglu_quant(
-        x, weight_scale=torch.full((1, 16), 2.0), bias=bias, activate_left=True, quant_mode=1
+        torch.cat([gate, up], dim=1),
+        weight_scale=torch.full((1, 16), 2.0),
+        bias=bias,
+        activate_left=True,
+        quant_mode=1,
     )
-    before = kind == "int32"
-    left = (gate + 32) * 2 if before else gate * 2 + 32
-    right = (up + 7) * 2 if before else up * 2 + 7
-    for row in range(4):
-        expected, expected_scale = numpy_quantise((left * right)[row].float().numpy())
-        assert np.array_equal(codes[row].numpy(), expected) and scale[row].item() == expected_scale
+    before = 2 if dtype == torch.int32 else 1  # whole numbers are added to the sums, others to the products
+    assert_codes((gate * 2 + 32 * before) * (up * 2 + 7 * before), codes, scale)
 
 
 def test_dequant_swiglu_quant_static() -> None:
     gate, up = exact_halves(5, 8, seed=13)
-    x = torch.cat([up, gate], dim=1).to(torch.float32)
-    values = (gate * up).float()
-    channel = 16.0 * (1 + torch.arange(8))
-    offset = torch.arange(8) - 3.5
+    x, values = torch.cat([up, gate], dim=1).to(torch.float32), (gate * up).float()
+    channel, offset = 16.0 * (1 + torch.arange(8)), torch.arange(8) - 3.5
     codes, scale = npu_dequant_swiglu_quant(x, quant_scale=channel, quant_offset=offset)
-    expected = torch.round(values / channel + offset).clamp(-128, 127).to(torch.int8)
-    assert torch.equal(codes, expected) and not scale.any() and scale.shape == (5,)
+    assert torch.equal(codes, torch.round(values / channel + offset).clamp(-128, 127).to(torch.int8))
     assert codes.min() == -128 or codes.max() == 127  # the clip is exercised
+    assert not scale.any() and scale.shape == (5,)
     single = npu_dequant_swiglu_quant(x, quant_scale=torch.tensor([64.0]))[0]
     assert torch.equal(single, torch.round(values / 64).clamp(-128, 127).to(torch.int8))
-    grouped = npu_dequant_swiglu_quant(
-        x, quant_scale=torch.tensor([32.0, 64.0]), group_index=torch.tensor([1, 3])
-    )[0]
-    expected = torch.round(values / torch.tensor([32.0, 64, 64, 64, 1])[:, None]).clamp(-128, 127)
-    assert torch.equal(grouped[:4], expected[:4].to(torch.int8)) and not grouped[4].any()
-
-
-def test_dequant_swiglu_quant_without_rows() -> None:
-    arguments = {"weight_scale": torch.ones(2, 8), "group_index": torch.tensor([0, 0]), "quant_mode": 1}
+    groups = {"quant_scale": torch.tensor([32.0, 64.0]), "group_index": torch.tensor([1, 3])}
+    codes = npu_dequant_swiglu_quant(x, **groups)[0]
+    expected = torch.round(values[:4] / torch.tensor([32.0, 64, 64, 64])[:, None]).clamp(-128, 127)
+    assert torch.equal(codes[:4], expected.to(torch.int8)) and not codes[4].any()
+    nothing = {"weight_scale": torch.ones(2, 8), "group_index": torch.tensor([0, 0]), "quant_mode": 1}
     for rows in (0, 3):
-        codes, scale = npu_dequant_swiglu_quant(torch.ones(rows, 8, dtype=torch.int32), **arguments)
+        codes, scale = npu_dequant_swiglu_quant(torch.ones(rows, 8, dtype=torch.int32), **nothing)
         assert codes.shape == (rows, 4) and not codes.any() and not scale.any()
 
 

@@ -137,18 +137,8 @@ OURS = b"..".join(doctor_cann.SYMBOLS)
 @pytest.mark.parametrize(
     ("change", "topic", "level", "said"),
     [
-        (
-            lambda m, root: m.setattr(machine, "_source_hash", lambda _: "0" * 64),
-            "native library",
-            WARN,
-            "cmake",
-        ),
-        (
-            lambda m, root: m.setenv("ASCEND_MOE_LIBRARY", "/nowhere/x.so"),
-            "native library",
-            ERROR,
-            "/nowhere",
-        ),
+        (lambda m, root: m.setattr(machine, "_source_hash", lambda _: ""), "native library", WARN, "cmake"),
+        (lambda m, root: m.setenv("ASCEND_MOE_LIBRARY", "/gone/x.so"), "native library", ERROR, "/gone"),
         (lambda m, root: m.setattr(machine, "_available_mib", lambda: 150), "memory", WARN, "150 MiB"),
         (lambda m, root: m.setattr(machine, "_available_mib", lambda: 4096), "memory", OK, "4096 MiB"),
         (lambda m, root: m.setenv("CXX", "no-such-compiler"), "compiler", WARN, ""),

@@ -44,14 +44,6 @@ def no_library(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 # ---- which sources ----
 
 
-@pytest.mark.asan
-def test_the_library_is_of_these_sources(source_hash: Any) -> None:
-    """Of those that were shipped with it, and of the tree's where the tests lie in one."""
-    for root in {library.native_source_root(), TREE}:
-        if (root / "CMakeLists.txt").exists():
-            assert library.lib().am_source_hash().decode() == source_hash.source_hash(root)
-
-
 def test_hash_sees_contents_names_and_nothing_else(source_hash: Any, tmp_path: Path) -> None:
     for name in ("op_kernel/a.h", "op_host/b.h", "csrc/c.S", "twin/d.h", "vnpu/e.cpp", "CMakeLists.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -124,39 +116,22 @@ def test_missing_library_names_places_and_the_command(no_library: pytest.MonkeyP
     assert isinstance(caught.value, ImportError)
 
 
-def test_library_is_found_under_every_package_path(no_library: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # As in an editable install: Python files here, the library there.
-    there = tmp_path / "site-packages" / "ascend_moe"
-    (there / "lib").mkdir(parents=True)
-    (there / "lib" / library.LIBRARY_NAME).touch()
-    no_library.delenv("ASCEND_MOE_LIBRARY", raising=False)
-    no_library.setattr(library, "_package_paths", lambda: [tmp_path / "tree" / "ascend_moe", there])
-    assert library.library_path() == there / "lib" / library.LIBRARY_NAME
-
-
 @pytest.mark.parametrize(
-    "change, text",
+    "path, absent, text",
     [
-        (
-            lambda m, path: m.setenv("ASCEND_MOE_LIBRARY", f"{path}.absent"),
-            r"ASCEND_MOE_LIBRARY=.*is not a file",
-        ),
-        (
-            lambda m, path: m.setenv("ASCEND_MOE_LIBRARY", str(path)),
-            r"text\.so cannot be loaded .*\n  cmake -S ",
-        ),
-        # A library of other sources.
-        (
-            lambda m, path: m.setitem(library.SIGNATURES, "am_not_there", (None, ())),
-            r"has no function am_not_there.*\n  cmake -S ",
-        ),
+        ("absent.so", "", r"ASCEND_MOE_LIBRARY=.*is not a file"),
+        ("text.so", "", r"text\.so cannot be loaded .*\n  cmake -S "),
+        ("", "am_not_there", r"has no function am_not_there.*\n  cmake -S "),  # a library of other sources
     ],
 )
 def test_library_that_cannot_be_used(
-    change: Any, text: str, no_library: pytest.MonkeyPatch, tmp_path: Path
+    path: str, absent: str, text: str, no_library: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "text.so").write_text("not a library")
-    change(no_library, tmp_path / "text.so")
+    if path:
+        no_library.setenv("ASCEND_MOE_LIBRARY", str(tmp_path / path))
+    if absent:
+        no_library.setitem(library.SIGNATURES, absent, (None, ()))
     with pytest.raises(LibraryError, match=text):
         library.lib()
 

@@ -238,14 +238,6 @@ def test_refused(request_: Request, algorithm: str, argument: str) -> None:
     assert caught.value.argument == argument or caught.match(argument)
 
 
-def test_the_command_takes_what_can_run() -> None:
-    small = ["--bs", "4", "--hidden", "512", "-k", "2", "-e", "16", "--cores", "4"]
-    code, said, _ = commands.said("predict", "--soc", A2, "--ep", "8,16", *small)
-    rows = [line.split()[:2] for line in said.splitlines()]
-    assert code == 0 and [row[1] for row in rows if row[:1] == ["8"]] == list(ALGORITHMS)
-    assert [row[1] for row in rows if row[:1] == ["16"]] == ["window"]
-
-
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tools"))
 
@@ -279,13 +271,17 @@ def test_no_more_free_parameters_than_half_of_the_points() -> None:
         assert {name: table[name] for name in priors} == priors | fitted
 
 
-def test_held_out_times_are_within_the_limit() -> None:
-    compared = calibration.compare(calibration.points(calibration.HELD_OUT))
-    assert len(compared) >= 4
+@pytest.mark.parametrize("which", ["quickest", pytest.param("all", marks=pytest.mark.nightly)])
+def test_held_out_times_are_within_the_limit(which: str) -> None:
+    held_out = calibration.points(calibration.HELD_OUT)
+    assert len(held_out) >= 4
+    quickest = [point for point in held_out if point.id == "cm384-dispatch-ep8"]
+    compared = calibration.compare(held_out if which == "all" else quickest)
     known = read_data("calibration.json")["errors"]
     roles = ("calibration", "held-out", "shown")
     assert set(known) == {point.id for point in calibration.points(*roles)}
     assert all(0 < error < 0.25 for error in calibration.known_errors())
+    assert compared
     for one in compared:
         assert abs(one.error) <= calibration.held_out_limit() <= 0.25, one
         assert one.error == pytest.approx(known[one.point.id], abs=0.002)
@@ -349,12 +345,13 @@ def test_the_page_is_of_these_sources() -> None:
 
 
 def test_text_and_json() -> None:
-    lines = commands.said("predict", *OPTIONS, "--algorithm", "window,direct").out.splitlines()
-    assert lines[0].startswith("Ascend910_9391, 4 cores, BS 4, H 512, K 2, E 8")
+    lines = commands.said("predict", "--soc", A2, *OPTIONS, "--ep", "2,16", "-e", "16").out.splitlines()
+    assert lines[0].startswith("Ascend910B1, 4 cores, BS 4, H 512, K 2, E 16")
     assert lines[1].startswith("model, not a measurement: fitted to published times")
     assert "on held-out ones" in lines[1] and any("AlltoAllDispatch" in line for line in lines)
-    rows = [line.split() for line in lines if line.split()[1:2] in (["window"], ["direct"])]
-    assert [row[0] for row in rows] == ["2", "2", "4", "4"]
+    rows = [line.split()[:2] for line in lines]
+    wanted = [*(["2", name] for name in ALGORITHMS), ["16", "window"]]  # what can run between servers
+    assert [row for row in rows if row[1:] and row[1] in ALGORITHMS] == wanted
     options = [*OPTIONS, "--algorithm", "window", "--json"]
     found = json.loads(commands.said("predict", *options).out)
     assert found["note"].startswith("model, not a measurement")
