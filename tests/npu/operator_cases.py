@@ -108,7 +108,7 @@ def _ways(info: Any, sample: SampleInput) -> Iterator[tuple[str, Callable[..., A
         if isinstance(sample.input, Tensor):
             yield f"{name} strided", run, sample.noncontiguous()
         if isinstance(info, BinaryUfuncInfo):
-            yield f"{name} by 2", lambda x, y, run=run, **_: run(x, 2), sample
+            yield f"{name} by 2", lambda x, y, run=run, **kwargs: run(x, 2, **kwargs), sample
     if isinstance(info, BinaryUfuncInfo):
         yield "2 by", lambda x, y, **_: info.op(2, y), sample
 

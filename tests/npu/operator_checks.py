@@ -357,7 +357,8 @@ def operators_are_exported_registered_and_called_by_torch_npu() -> None:
         assert hasattr(library, name) and hasattr(library, f"{name}GetWorkspaceSize"), name
     if not {"TASK_QUEUE_ENABLE", "ASCEND_LAUNCH_BLOCKING"} & set(os.environ):  # other modes call fewer
         # It looks for V4 to learn whether there is a grouped matmul, and then calls V5.
-        assert set(operators.OPERATORS) - set(ORDER) == {"aclnnGroupedMatmulV4"}
+        missing = set(operators.OPERATORS) - set(ORDER)
+        assert missing == {"aclnnGroupedMatmulV4"}, missing
 
 
 if __name__ == "__main__":
