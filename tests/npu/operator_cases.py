@@ -24,7 +24,7 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 DTYPES = (*FLOATS, torch.uint8, torch.int32, torch.int64, torch.bool)
 Tensor = torch.Tensor
 One = Callable[[Tensor], Any]
-SAMPLES = 7  # of an operator and type
+SAMPLES = 4  # of an operator and type
 
 
 @dataclass(frozen=True)
@@ -177,6 +177,8 @@ _MORE: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
     "fill_diagonal_": lambda x, y, i: x.fill_diagonal_(3.0),
     "matmul-no-columns": lambda x, y, i: x[:, :0] @ y[:, :0].t(),
     "rms_norm": lambda x, y, i: functional.rms_norm(x, (10,), y[0]),
+    "lerp-tensor": lambda x, y, i: torch.lerp(x, y, y),
+    "lerp-tensor_": lambda x, y, i: x.lerp_(y, y),
     "range": lambda x, y, i: torch.range(1, 4, device=x.device),
     "tensor": lambda x, y, i: torch.tensor([[1, 2], [3, 4]], device=x.device),
     "bincount-weights": lambda x, y, i: torch.bincount(i, y[:, 0].float()),
