@@ -320,13 +320,13 @@ def killed() -> None:
 
 def late() -> None:
     warm()
-    absent()
+    absent(8)
 
 
-def absent() -> None:
+def absent(seconds: float = 6) -> None:
     """Rank 1 never calls; without a call before, the communicator itself cannot be made."""
     if RANK == 1:
-        time.sleep(8)
+        time.sleep(seconds)
         os._exit(0)
     failing()
 

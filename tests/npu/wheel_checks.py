@@ -286,12 +286,6 @@ def agrees(case: Case) -> bool:
 
 
 @check
-def the_wheel_is_the_one_compared_with() -> None:
-    versions = [version.partition("+")[0] for version in (torch_npu.__version__, torch.__version__)]
-    assert versions == ["2.13.0"] * 2
-
-
-@check
 def schemas_and_overloads_are_the_wheels() -> None:
     everything = {schema.name.partition("::")[::2] for schema in torch._C._jit_get_all_schemas()}
     theirs, ours = (

@@ -264,12 +264,3 @@ def test_settings_out_of_range(
             assert caught.value.argument == name and "\n" not in text
             assert f"{name}=" in text and value in text and limits in text
             cluster.run(lambda rank, group_ep: Calls(1, rank, group_ep))
-
-
-def test_names_of_what_is_closed() -> None:
-    with ascend_moe.LocalCluster(1) as cluster:
-        calls = cluster.run(lambda rank, group_ep: Calls(1, rank, group_ep))[0]
-    for op in OP:
-        with pytest.raises(AscendMoeError, match="names no live communicator") as caught:
-            calls.run(op)
-        assert caught.value.argument == "group_ep"

@@ -107,19 +107,6 @@ def test_calls_that_differ_in_anything_are_planned_anew(group_ep: str) -> None:
         assert (calls.known, calls.prepared) == (2, 1)
 
 
-def test_strides_gradients_and_modes_change_no_plan(group_ep: str) -> None:
-    warm(group_ep)
-    (x, *rest), kwargs = PLAIN.dispatch(0, 1, group_ep)
-    strided = torch.zeros(*x.shape, 2, dtype=x.dtype)[..., 0].copy_(x)
-    wanted = OP(x, *rest, **kwargs)
-    needing = x.clone().requires_grad_()
-    modes = [(contextlib.nullcontext, strided), (contextlib.nullcontext, needing)]
-    for mode, given in [*modes, (torch.no_grad, needing), (torch.inference_mode, needing)]:
-        with mode():
-            rows = assert_calls(1, 0, lambda given=given: OP(given, *rest, **kwargs))
-        assert all(torch.equal(a, b) for a, b in zip(rows, wanted, strict=True))
-
-
 # ---- errors
 
 
@@ -230,13 +217,6 @@ def test_every_variable_that_a_call_reads_is_watched(group_ep: str, monkeypatch:
 # ---- what calls mean may change
 
 
-def test_a_closed_communicator_is_opened_again(group_ep: str) -> None:
-    warm(group_ep)
-    ascend_moe.close(group_ep)
-    assert_calls(0, 1, lambda: dispatch(group_ep))
-    warm(group_ep)
-
-
 def test_a_group_that_is_destroyed_is_unknown_though_it_lives(group_ep: str) -> None:
     warm(group_ep)
     held = dist.group.WORLD
@@ -302,21 +282,6 @@ def test_closing_waits_for_a_launch_and_ends_the_others(group_ep: str) -> None:
     thread.join(timeout=60)
     assert not thread.is_alive() and not failed and done[0] > 0
     warm(group_ep)
-
-
-@pytest.mark.tsan
-def test_threads_as_ranks_need_no_python_lock() -> None:
-    """A call made while this thread holds Python's lock would never let its peer arrive."""
-
-    def each(rank: int, group_ep: str) -> int:
-        run(PLAIN_V2, rank, 2, group_ep)
-        with Counted() as calls:
-            for _ in range(50):
-                run(PLAIN_V2, rank, 2, group_ep)
-        return calls.prepared
-
-    with ascend_moe.LocalCluster(2) as cluster:
-        assert cluster.run(each) == [0, 0]
 
 
 def test_a_forked_child_has_nothing_of_its_parent(group_ep: str) -> None:
