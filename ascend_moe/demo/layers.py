@@ -230,8 +230,8 @@ def _pass(layer: MoELayer, dispatcher: WindowDispatcher, x: Tensor) -> tuple[Ran
         sent.expand_idx[: 3 * rows].clone(),
         sent.expert_token_nums,
         sent.ep_recv_counts,
-        sent.handle.tp_recv_counts,
-        sent.handle.expand_scales[:rows].clone(),
+        sent.handle.arguments["tp_send_counts"],
+        sent.handle.arguments["expand_scales"][:rows].clone(),
     )
     kept = expert_rows[:rows].clone()
     record = RankRecord(dispatcher.rank, x, ids, weights, shared, outputs, kept, out, False, traffic=traffic)

@@ -332,6 +332,28 @@ void Communicator::EndLaunch(bool failed) {
     if (agent_) agent_->End(failed);
 }
 
+namespace {
+
+constexpr uint64_t kTouchedBytes = uint64_t{2} << 20;
+constexpr int kMostTouchedRanks = 8;
+
+void Touch(const uint8_t* begin, uint64_t bytes) {
+    const uintptr_t from = reinterpret_cast<uintptr_t>(begin) & ~uintptr_t{kHeaderBytes - 1};
+    madvise(reinterpret_cast<void*>(from), reinterpret_cast<uintptr_t>(begin) + bytes - from,
+            MADV_POPULATE_WRITE);  // older systems refuse: then pages are mapped when they are touched
+}
+
+// Maps the first pages of a window, so that the first ops need not.
+void TouchWindow(void* base, uint64_t data_bytes, int world) {
+    if (world > kMostTouchedRanks) return;
+    Touch(StateOf(base), moe::StateBytes(static_cast<uint32_t>(world)));
+    const uint64_t bytes = std::min(kTouchedBytes, moe::HalfBytes(data_bytes));
+    for (uint32_t parity = 0; parity < 2; ++parity)
+        Touch(DataOf(base) + moe::HalfOffset(data_bytes, parity), bytes);
+}
+
+}  // namespace
+
 }  // namespace ops
 
 uint64_t am_window_total_bytes(uint64_t data_bytes, uint64_t lent_bytes) {
@@ -362,7 +384,9 @@ void am_window_layout(int world, uint64_t* out) {
 void* am_comm_create(int rank, int world, void* const* bases, uint64_t data_bytes, uint64_t lent_bytes,
                      const int* live_fds) {
     try {
-        return new ops::Communicator(rank, world, bases, data_bytes, lent_bytes, live_fds);
+        auto made = std::make_unique<ops::Communicator>(rank, world, bases, data_bytes, lent_bytes, live_fds);
+        for (int peer = 0; peer < world; ++peer) ops::TouchWindow(bases[peer], data_bytes, world);
+        return made.release();
     } catch (...) {
         return nullptr;
     }

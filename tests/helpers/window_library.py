@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
-from ascend_moe.comm.communicator import Communicator, timeout_s
+import ascend_moe
+from ascend_moe.comm.communicator import Communicator
 from ascend_moe.native import library as _lib
-from ascend_moe.ops import calls
-from ascend_moe.vendor.collectives import _attributes
 
 
 class WindowLibrary:
@@ -76,15 +75,6 @@ def counted(monkeypatch: Any) -> Iterator[WindowLibrary]:
 
 def exchange(comm: Communicator, value: int) -> list[int]:
     """A dispatch that sends ``value`` to every rank; everybody's values. Raises what ops raise."""
-    world = comm.world
-    inputs = {
-        "x": torch.full((world, 16), float(value)),
-        "expert_ids": torch.arange(world, dtype=torch.int32)[:, None],
-    }
-    attributes = _attributes() | {"ep_world_size": world, "ep_rank_id": comm.rank, "moe_expert_num": world}
-    shapes = tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in inputs.items())
-    spec = calls.describe(calls.OP_DISPATCH, 2, comm.name, "", shapes, attributes)
-    calls.place_at(spec, comm)
-    spec.cores, spec.deadline_micros = calls.core_count(), int(timeout_s() * 1e6)
-    rows = calls.run(calls.Plan("exchange", spec, shapes), comm, inputs)[0]
-    return [int(row) for row in rows[:world, 0]]
+    x, ids = torch.full((comm.world, 16), float(value)), torch.arange(comm.world, dtype=torch.int32)[:, None]
+    rows = ascend_moe.npu_moe_distribute_dispatch_v2(x, ids, comm.name, comm.world, comm.rank, comm.world)[0]
+    return [int(row) for row in rows[: comm.world, 0]]

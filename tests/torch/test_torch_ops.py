@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
+import os
+import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,6 +82,37 @@ def test_wrong_calls_fail_as_torchs(group_ep: str) -> None:
     for given, named in ((args, unknown), (args, {**kwargs, "x": x}), ((x,), kwargs), ((*args, 1), kwargs)):
         with pytest.raises(TypeError, match=rf"^{PLAIN.dispatch_name}\(\) "):
             PUBLIC(*given, **named)
+
+
+TYPED = """
+import torch, ascend_moe
+x = torch.ones(2, 32)
+rows: tuple[torch.Tensor, ...] = ascend_moe.npu_moe_distribute_dispatch(x, x.int(), "g", 2, 0, 4)
+with ascend_moe.LocalCluster(2) as cluster:
+    ranks: list[int] = cluster.run(lambda rank, group_ep: rank)
+name: str = ascend_moe.npu_moe_distribute_combine(x, x, x, x, x, "g", 2, 0, 4)  # wrong
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="mypy is not installed")
+def test_a_users_script_type_checks(tmp_path: Path) -> None:
+    # torch itself is not followed: reading it takes a minute.
+    config, script = tmp_path / "mypy.ini", tmp_path / "script.py"
+    config.write_text("[mypy]\nstrict = True\n[mypy-torch.*]\nfollow_imports = skip\n", encoding="utf-8")
+    script.write_text(TYPED, encoding="utf-8")
+    command = [sys.executable, "-m", "mypy", "--config-file", str(config), "--cache-dir", str(tmp_path)]
+    # As a package on the path, not as sources: its types count only if it has py.typed.
+    path = os.pathsep.join(str(Path(entry).parent) for entry in ascend_moe.__path__)
+    done = subprocess.run(
+        [*command, script],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+        cwd=tmp_path,
+    )
+    (error,) = [line for line in done.stdout.splitlines() if "error:" in line]
+    assert error.startswith("script.py:7:") and 'variable has type "str"' in error, done.stdout
 
 
 # ---- any tensor
