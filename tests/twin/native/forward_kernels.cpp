@@ -124,7 +124,7 @@ private:
         Duplicate(sum, Below(8) == 0 ? -0.0f : 0.0f, static_cast<int32_t>(n));
         for (uint32_t terms = Below(11); terms > 0; --terms) AddTerm(sum, n);
         if (Below(4) != 0) Cast(Row(), sum, RoundMode::CAST_RINT, n);
-        if (Below(8) == 0) Step(Below(20), false);
+        if (Below(8) == 0) StepWithin();
         if (Below(4) == 0) AddTerm(sum, n);
     }
     void Chain() { AddTerm(Sum(), Below(2) == 0 ? kElements : 8 * (1 + Below(kElements / 8))); }
@@ -136,9 +136,9 @@ private:
         row = queue_.DeQue<bfloat16_t>();
         LocalTensor<float> term = Sum();
         if (Below(8) != 0) Cast(term, row[Below(4) * 16], RoundMode::CAST_NONE, n);
-        if (Below(8) == 0) Step(Below(20), false);
+        if (Below(8) == 0) StepWithin();
         if (Below(4) != 0) Muls(term, term, Weight(), n);
-        if (Below(8) == 0) Step(Below(20), false);
+        if (Below(8) == 0) StepWithin();
         if (sum.data() != term.data() || Below(2) == 0) Add(sum, sum, term, n);
         if (Below(8) == 0) Add(sum, sum, term, n);
         queue_.FreeTensor(row);
@@ -192,14 +192,19 @@ private:
         Poke();
     }
     // The last four may not stand within a chain.
-    void Step(uint32_t which, bool chains = true) {
+    void StepWithin() {
+        const uint32_t which = Below(20);
+        if (which < 16) Step(which);
+    }
+    void Step(uint32_t which) {
         static constexpr void (Program::* kSteps[20])() = {
             &Program::InStrided,   &Program::OutStrided, &Program::Scalars, &Program::Floats,
             &Program::TellAndPoke, &Program::SetElement, &Program::CopyRow, &Program::Out,
             &Program::Out,         &Program::Out,        &Program::Vector,  &Program::Vector,
             &Program::In,          &Program::In,         &Program::In,      &Program::In,
             &Program::Poll,        &Program::Gather,     &Program::Chain,   &Program::WholeSum};
-        if (chains || which < 16) (this->*kSteps[which])();
+        const auto step = kSteps[which];
+        (this->*step)();
     }
     // A row to the next core by way of GM, which is written again at once.
     void Exchange() {
