@@ -1,6 +1,7 @@
 #include "call.h"
 
 #include <pthread.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -25,6 +26,28 @@ std::vector<std::string>& Variables() {
     return *names;
 }
 
+// The words of the watched variables. They are looked up again only when the environment's entries are
+// others: where the environment is large, a look through all of its texts takes longer than the rest of a
+// key. setenv, which os.environ calls, never writes into an entry but makes a new one.
+struct Environment {
+    std::vector<const char*> entries;
+    std::vector<uint64_t> words;
+    bool fits = false;
+
+    bool Same() const {
+        size_t i = 0;
+        while (i < entries.size() && environ != nullptr && environ[i] == entries[i] && entries[i] != nullptr)
+            ++i;
+        return i + 1 == entries.size() && environ != nullptr && environ[i] == nullptr;
+    }
+    void Note() {
+        entries.clear();
+        for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry)
+            entries.push_back(*entry);
+        entries.push_back(nullptr);
+    }
+};
+thread_local Environment environment;
 thread_local uint64_t place_here = 0;
 
 constexpr uint64_t Head(Tag tag, uint64_t rest = 0) { return static_cast<uint64_t>(tag) << kTagShift | rest; }
@@ -64,11 +87,23 @@ bool Key::AddText(std::string_view text) {
 }
 
 bool Key::AddVariables() {
+    std::vector<uint64_t>& known = environment.words;
+    if (environment.Same()) {
+        if (!environment.fits || size_ + known.size() > words_.size()) return false;
+        memcpy(&words_[size_], known.data(), known.size() * sizeof(uint64_t));
+        size_ += known.size();
+        return true;
+    }
+    environment
+        .Note();  // before the look: a variable that another thread sets meanwhile shows at the next call
+    const size_t before = size_;
     bool fits = true;
     for (const std::string& name : Variables()) {
         const char* text = getenv(name.c_str());
         fits = fits && (text == nullptr ? Add(Head(kAbsentVariable)) : AddText(text));
     }
+    environment.fits = fits;
+    known.assign(words_.begin() + before, words_.begin() + size_);
     return fits;
 }
 
