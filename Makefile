@@ -151,7 +151,7 @@ asan tsan: $(bin)/scikit-build-core
 # Broken kernels, each built and each found: about half an hour.
 mutants: $(bin)/scikit-build-core
 	$(pip_install) .[test]
-	$(pytest) --timeout=3600 -m mutants $(PYTEST_ARGS)
+	$(pytest) --timeout=3600 -n 2 -m mutants $(PYTEST_ARGS)
 
 # All cases of the rows that `make test` takes a few of, the counts printed in the end: hours on two cores.
 soak: $(bin)/scikit-build-core
