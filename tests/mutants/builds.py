@@ -87,7 +87,7 @@ class MutantBuilds:
         return library
 
     def _mutant(self, mutant: Mutant, engine: str) -> Path:
-        made = self.root / mutant.name.replace(" ", "_") / f"lib{LIBRARIES[engine]}.so"
+        made = self.root / re.sub(r"\W+", "_", mutant.name) / f"lib{LIBRARIES[engine]}.so"
         if made.exists():
             return made
         clean = self._clean(engine)

@@ -54,10 +54,12 @@ SUITE_TESTS = [
         for name in (
             *("fixed", "special_values", "zero_rows_quantised", "masked_ids_are_not_looked_at"),
             *("overflow_beyond_the_capacity_by_one", "counts_that_would_store_elsewhere"),
+            "same_with_any_number_of_cores",
         )
     ),
     "kernels/test_failures_collective.py::test_bad_id_on_one_rank_is_raised_by_all",
     "kernels/test_failures_collective.py::test_combine_that_routes_otherwise_than_dispatch",
+    "torch/test_bad_arguments.py",
     "kernels/test_sequences.py::test_that_the_poison_lies_where_the_rows_go",
     "kernels/test_sequences.py::test_every_sequence_across_the_wrap[window-2-2-1]",
     "kernels/test_sequences.py::test_every_sequence_across_the_wrap[window-2-2-2]",

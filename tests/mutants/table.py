@@ -251,7 +251,7 @@ PATCHES = r"""
 = wrong_half_for_combine: combine's rows use the half of the op before
 + __aicore__ inline uint64_t HalfShift() const {
 + const uint64_t half = HalfBytes(exchange_.context().data_bytes());
-+ return Parity(exchange_.epoch()) == 0 ? half : 0 - half;
++ return Parity(exchange_.epoch_) == 0 ? half : 0 - half;
 + }
   __aicore__ inline Verdict LoadAllSegments() {
 @
@@ -263,6 +263,9 @@ PATCHES = r"""
 @
 - exchange_.Half() +
 + exchange_.Half() + HalfShift() +
+@ common/exchange
+- uint32_t epoch_ = 0;
++ public: uint32_t epoch_ = 0;
 = expand_idx_prefix: positions are one too high on every core but the first
 ! window | wrong result, race between cores, RoutingMismatch | seen
 @ common/routing
@@ -516,7 +519,7 @@ PATCHES = r"""
 + if (position > total + 4096)
 = k of a triple is not looked at
 - info.world, info.maxBatch, info.topK}
-+ info_->world, info_->maxBatch, 4096}
++ info.world, info.maxBatch, 4096}
 
 # Each of these breaks `ascend-moe run`, whose checks name the op.
 % run | dispatch

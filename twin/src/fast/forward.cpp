@@ -12,8 +12,6 @@
 //   - Cast of such a row to float32 (ForwardCast), and Muls of the result (ForwardScale): one term.
 //   - Add of a term to a sum in place (ForwardAdd): up to 8 terms of one element type in the order of the
 //     Adds. A Duplicate of 0.0f (ForwardFill) may begin the sum.
-//   - Cast of a sum to half or bfloat16, round to nearest even (ForwardNarrow), computes the sum straight
-//     into its destination. The sum itself stays deferred: most kernels never read it again.
 //   Only the count forms of these calls, in which the elements follow one another, take part.
 //
 // What forces deferred work to be done
@@ -75,26 +73,13 @@ float Wide(const half* p, uint32_t i) { return static_cast<float>(LoadAt(p, i));
 float Wide(const bfloat16_t* p, uint32_t i) { return static_cast<float>(LoadAt(p, i)); }
 
 // Computes a term as the instructions would have: each step rounds, nothing is fused.
-template <bool kScaled, class T>
-void TermLoop(float* to, const T* from, float weight, uint32_t n) {
-    RunBest([=] {
-        TWIN_ELEMENTWISE
-        for (uint32_t i = 0; i < n; ++i) {
-            float value = Wide(from, i);
-            if constexpr (kScaled) value = value * weight;
-            StoreAt(to, i, value);
-        }
-    });
-}
 template <class T>
 void TermOf(const ForwardedTerm& term) {
-    float* to = reinterpret_cast<float*>(term.ub);
-    const T* from = reinterpret_cast<const T*>(term.gm);
-    if (term.scaled) {
-        TermLoop<true>(to, from, term.weight, term.count);
-    } else {
-        TermLoop<false>(to, from, 0, term.count);
-    }
+    RunBest([to = reinterpret_cast<float*>(term.ub), from = reinterpret_cast<const T*>(term.gm),
+             weight = term.weight, n = term.count] {
+        TWIN_ELEMENTWISE
+        for (uint32_t i = 0; i < n; ++i) StoreAt(to, i, Wide(from, i) * weight);
+    });
 }
 void RunTerm(const ForwardedTerm& term) {
     switch (term.type) {
@@ -134,51 +119,44 @@ void MakeTerm(Forward& forward) {
     RunTerm(forward.term);
     forward.term.type = TermType::kNone;
 }
-template <class T>
-T NarrowTo(float x) {
-    if constexpr (std::is_same_v<T, float>) return x;
-    if constexpr (!std::is_same_v<T, float>) return CastOne<RoundMode::CAST_RINT, T>(x);
-}
 
-// Adds all terms in one pass over their sources, without storing sums in between.
-template <uint32_t kCount, bool kZeroed, class T, class Out>
-void SumLoop(const ForwardedSum& sum, Out* out) {
-    struct {
-        const T* from[kCount + 1];
-        float weight[kCount + 1];
-    } terms{};
-    for (uint32_t k = 0; k < kCount; ++k) {
-        terms.from[k] = reinterpret_cast<const T*>(sum.term[k].gm);
-        terms.weight[k] = sum.term[k].scaled ? sum.term[k].weight : 1.0f;  // times 1: the same bits
+// Adds kCount terms in one pass, or the largest power of two of them that there are. Returns how many.
+template <class T, uint32_t kCount = ForwardedSum::kTerms>
+uint32_t AddTerms(float* sums, uint32_t n, const ForwardedTerm* term, uint32_t terms) {
+    if constexpr (kCount > 1) {
+        if (terms < kCount) return AddTerms<T, kCount / 2>(sums, n, term, terms);
     }
-    RunBest([terms, out, base = reinterpret_cast<const float*>(sum.ub), n = sum.count] {
+    struct {
+        const T* from[kCount];
+        float weight[kCount];
+    } at;
+    for (uint32_t k = 0; k < kCount; ++k) {
+        at.from[k] = reinterpret_cast<const T*>(term[k].gm);
+        at.weight[k] = term[k].weight;
+    }
+    RunBest([=] {
         TWIN_ELEMENTWISE
         for (uint32_t i = 0; i < n; ++i) {
-            float value = kZeroed ? 0.0f : LoadAt(base, i);
+            float value = LoadAt(sums, i);
 #pragma GCC unroll 8
-            for (uint32_t k = 0; k < kCount; ++k) value = value + Wide(terms.from[k], i) * terms.weight[k];
-            StoreAt(out, i, NarrowTo<Out>(value));
+            for (uint32_t k = 0; k < kCount; ++k) value = value + Wide(at.from[k], i) * at.weight[k];
+            StoreAt(sums, i, value);
         }
     });
+    return kCount;
 }
-template <class T, class Out, uint32_t kCount = ForwardedSum::kTerms>
-void SumOf(const ForwardedSum& sum, Out* out) {
-    if (sum.terms != kCount) {
-        if constexpr (kCount > 0) SumOf<T, Out, kCount - 1>(sum, out);
-    } else if (sum.zeroed) {
-        SumLoop<kCount, true, T>(sum, out);
-    } else {
-        SumLoop<kCount, false, T>(sum, out);
-    }
+template <class T>
+void AddAll(const ForwardedSum& sum) {
+    float* sums = reinterpret_cast<float*>(sum.ub);
+    for (uint32_t k = 0; k < sum.terms;) k += AddTerms<T>(sums, sum.count, sum.term + k, sum.terms - k);
 }
 void MakeSum(Forward& forward) {
     ForwardedSum& sum = forward.sum;
-    if (!sum.waits()) return;
-    float* to = reinterpret_cast<float*>(sum.ub);
-    switch (sum.terms == 0 ? TermType::kFloat : sum.term[0].type) {
-        case TermType::kFloat: SumOf<float>(sum, to); break;
-        case TermType::kHalf: SumOf<half>(sum, to); break;
-        case TermType::kBf16: SumOf<bfloat16_t>(sum, to); break;
+    if (sum.zeroed) memset(reinterpret_cast<void*>(sum.ub), 0, SumBytes(sum));
+    switch (sum.terms == 0 ? TermType::kNone : sum.term[0].type) {
+        case TermType::kFloat: AddAll<float>(sum); break;
+        case TermType::kHalf: AddAll<half>(sum); break;
+        case TermType::kBf16: AddAll<bfloat16_t>(sum); break;
         case TermType::kNone: break;
     }
     sum.terms = 0;
@@ -334,7 +312,7 @@ bool ForwardCast(Forward& forward, uintptr_t to, uintptr_t from, uint32_t count,
     // overwrites it.
     ForwardOverwrite(forward, to, to + bytes);
     MakeTerm(forward);
-    forward.term = {to, count, type, false, 0, reinterpret_cast<uintptr_t>(source)};
+    forward.term = {to, count, type, false, 1.0f, reinterpret_cast<uintptr_t>(source)};
     Widen(forward, forward.term);
     return true;
 }
@@ -376,19 +354,6 @@ bool ForwardFill(Forward& forward, uintptr_t to, uint32_t count, float value) {
     forward.sum.count = count;
     forward.sum.zeroed = true;
     Widen(forward, to, bytes, ~uintptr_t{0}, 0);
-    return true;
-}
-
-// The sum stays deferred: most kernels begin the next sum without reading this one.
-bool ForwardNarrow(Forward& forward, uintptr_t to, uintptr_t from, uint32_t count, TermType type) {
-    const uintptr_t end = to + uint64_t{count} * sizeof(half);
-    if (Overlap(to, end, from, from + uint64_t{count} * sizeof(float))) return false;
-    const ForwardedSum& sum = forward.sum;
-    if (!sum.waits() || sum.ub != from || sum.count != count) return false;
-    if (sum.terms != 0 && sum.term[0].type != type) return false;
-    ForwardOverwrite(forward, to, end);
-    if (type == TermType::kHalf) SumOf<half>(sum, reinterpret_cast<half*>(to));
-    if (type == TermType::kBf16) SumOf<bfloat16_t>(sum, reinterpret_cast<bfloat16_t*>(to));
     return true;
 }
 

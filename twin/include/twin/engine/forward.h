@@ -28,13 +28,14 @@ constexpr TermType TermTypeOf() {
     return std::is_same_v<T, float> ? TermType::kFloat : TermType::kNone;
 }
 
-// `count` float32 at `ub`: the elements at gm, widened, times weight when scaled.
+// `count` float32 at `ub`: the elements at gm, widened, times weight. Times 1, unless scaled, keeps every
+// bit.
 struct ForwardedTerm {
     uintptr_t ub = 0;
     uint32_t count = 0;
     TermType type = TermType::kNone;  // kNone: there is no term
     bool scaled = false;
-    float weight = 0;
+    float weight = 1;
     uintptr_t gm = 0;
 };
 
@@ -88,9 +89,7 @@ const uint8_t* ForwardSource(Forward& forward, uintptr_t begin, uint64_t bytes);
 bool ForwardCast(Forward& forward, uintptr_t to, uintptr_t from, uint32_t count, TermType type);
 bool ForwardScale(Forward& forward, uintptr_t to, uintptr_t from, uint32_t count, float weight);
 bool ForwardAdd(Forward& forward, uintptr_t to, uintptr_t a, uintptr_t b, uint32_t count);
-// Duplicate of float32; Cast from float32 to `type`, rounding to nearest even. True when nothing is left to
-// do.
+// Duplicate of float32. True when nothing is left to do.
 bool ForwardFill(Forward& forward, uintptr_t to, uint32_t count, float value);
-bool ForwardNarrow(Forward& forward, uintptr_t to, uintptr_t from, uint32_t count, TermType type);
 
 }  // namespace twin

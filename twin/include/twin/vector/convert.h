@@ -96,11 +96,6 @@ inline void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const Rou
         twin::Forward& forward = twin::current_core().forward;
         if (forward.Any() && twin::ForwardCast(forward, t, f, n, twin::TermTypeOf<U>())) return;
     }
-    if constexpr (!twin::kChecked && twin::kOneOf<T, half, bfloat16_t> && twin::kOneOf<U, float>) {
-        twin::Forward& forward = twin::current_core().forward;
-        const bool nearest = roundMode == RoundMode::CAST_RINT || roundMode == RoundMode::CAST_NONE;
-        if (forward.Any() && nearest && twin::ForwardNarrow(forward, t, f, n, twin::TermTypeOf<T>())) return;
-    }
     twin::IssueExact(twin::PartOf({"Cast", loc}, {t, n * sizeof(T)}, {f, n * sizeof(U)}), [=] {
         if (apart || in_place) {
             twin::RunBest([=] { twin::CastArray(to, from, body.mode, n, body.scale); });
