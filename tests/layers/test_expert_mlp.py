@@ -55,8 +55,7 @@ def looped_w8a8(inputs: dict[str, torch.Tensor], weights: torch.Tensor | None = 
         hidden = silu(value[:INNER]) * value[INNER:]
         scale = hidden.abs().max() / 127
         codes = torch.zeros_like(hidden) if scale == 0 else torch.round(hidden / scale)
-        if weights is not None:
-            scale = scale * weights[row]
+        scale = scale if weights is None else scale * weights[row]
         total = codes.long() @ inputs["w_down"][expert].long()
         y[row] = total.float() * inputs["w_down_scale"][expert] * scale
     return y

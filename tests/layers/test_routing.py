@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
@@ -143,25 +142,6 @@ def test_eps_keeps_vanishing_sigmoids_finite() -> None:
     assert torch.equal(weights, torch.zeros(1, 2))
     weights, _, _ = npu_moe_gating_top_k(torch.zeros(1, 8), 2, norm_type=1, eps=1.0)
     assert torch.equal(weights, torch.full((1, 2), 0.25))
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_top_k_softmax(dtype: torch.dtype) -> None:
-    x = logits_of(6, 12, 4, dtype)
-    finished = torch.tensor([False, True, False, False, True, False])
-    weights, ids, rows = npu_moe_gating_top_k_softmax(x, finished, k=4)
-    order = x.float().argsort(descending=True, dim=-1)[:, :4]
-    expected = x.float().softmax(-1).gather(1, order).to(dtype)
-    assert weights.dtype == dtype and torch.allclose(weights.float(), expected.float(), rtol=1e-6)
-    assert torch.equal(ids, torch.where(finished[:, None], 12, order).to(torch.int32))
-    assert rows.dtype == torch.int32
-    for token, choice in itertools.product(range(6), range(4)):
-        assert rows[token, choice] == choice * 6 + token
-    deep = npu_moe_gating_top_k_softmax(x.reshape(2, 3, 12), finished.reshape(2, 3), k=4)
-    for three_d, two_d in zip(deep, (weights, ids, rows), strict=True):
-        assert torch.equal(three_d, two_d.reshape(2, 3, 4))
-    assert [t.shape for t in npu_moe_gating_top_k_softmax(x, k=0)] == [(6, 0)] * 3
-    assert [t.shape for t in npu_moe_gating_top_k_softmax(x[:0], k=2)] == [(0, 2)] * 3
 
 
 def test_weights_are_differentiable() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch_npu
-from npu_runs import check, raises, run_checks
+from npu_runs import raises, run_checks
 from operator_cases import Case, calls, cases, difference, placed
 from vendor_calls import CALLS, Call
 
@@ -79,8 +79,7 @@ def verdict(function: Any, case: Any) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-@check
-def the_comparison_sees_differences() -> None:
+def check_the_comparison_sees_differences() -> None:
     one = [torch.ones(3, dtype=torch.bfloat16)]
     assert difference(one, [torch.ones(3, dtype=torch.bfloat16)]) == ""
     assert difference(one, [torch.tensor([1, 1, 1.0078125], dtype=torch.bfloat16)]) != ""
@@ -88,15 +87,13 @@ def the_comparison_sees_differences() -> None:
         assert difference(one, other, exact=False) != ""
 
 
-@check
-def torchs_operators_give_what_they_give_on_the_cpu() -> None:
+def check_torchs_operators_give_what_they_give_on_the_cpu() -> None:
     found = {case.name: verdict(on_both, case) for case in cases()}
     assert not any(found.values()), {name: problem for name, problem in found.items() if problem}
     assert len(found) > 5000, len(found)
 
 
-@check
-def our_operators_are_torch_npus_and_give_what_they_give_on_the_cpu() -> None:
+def check_our_operators_are_torch_npus_and_give_what_they_give_on_the_cpu() -> None:
     found = {f"{call.op}, {call.label}": verdict(call_on_both, call) for call in calls()}
     # The virtual NPU has no CANN operator for one of them: its call ends at the aclnn symbol.
     for name in [name for name in found if name.startswith("npu_grouped_matmul_finalize_routing")]:
@@ -105,8 +102,7 @@ def our_operators_are_torch_npus_and_give_what_they_give_on_the_cpu() -> None:
     assert len(found) > 70
 
 
-@check
-def mlps_and_routers_are_torch_npus_operators_and_wait_for_nothing() -> None:
+def check_mlps_and_routers_are_torch_npus_operators_and_wait_for_nothing() -> None:
     x, logits, ends = torch.randn(6, 8), torch.randn(5, 16), torch.tensor([2, 6])
     weights = torch.randn(2, 8, 12), torch.randn(2, 6, 8)
     (up, up_scale), (down, down_scale) = (experts.quantize_weight(weight) for weight in weights)
@@ -144,8 +140,7 @@ def mlps_and_routers_are_torch_npus_operators_and_wait_for_nothing() -> None:
     assert waited == (no_waiting == "default")
 
 
-@check
-def operators_without_a_gradient_say_so() -> None:
+def check_operators_without_a_gradient_say_so() -> None:
     """torch_npu has none of a grouped matmul; on the CPU it is differentiable."""
     for op in ("npu_grouped_matmul", "npu_dynamic_quant"):
         call = next(call for call in CALLS if call.op == op)
@@ -166,16 +161,14 @@ def bad_index() -> torch.Tensor:
     return torch.embedding(torch.ones(3, 4).npu(), torch.tensor([1, 7]).npu())
 
 
-@check
-def errors_in_the_data_are_raised_and_later_work_is_right() -> None:
+def check_errors_in_the_data_are_raised_and_later_work_is_right() -> None:
     for _ in range(2):
         with raises(r"aclnnEmbedding: IndexError: index out of range in self|507035"):
             bad_index()
         assert (torch.ones(3).npu() + 1).tolist() == [2.0, 2.0, 2.0]
 
 
-@check
-def every_way_of_waiting_tells_an_error_once() -> None:
+def check_every_way_of_waiting_tells_an_error_once() -> None:
     event = torch.npu.Event()
     ways: list[Callable[[torch.Tensor], object]] = [
         lambda y: y.cpu(),
@@ -190,8 +183,7 @@ def every_way_of_waiting_tells_an_error_once() -> None:
         torch.npu.synchronize()
 
 
-@check
-def an_operator_that_is_not_there_is_named() -> None:
+def check_an_operator_that_is_not_there_is_named() -> None:
     x, w = torch.ones(2, 4, dtype=torch.float16).npu(), torch.ones(4, 4, dtype=torch.float16).npu()
     with raises(r"aclnnFFN\w* or aclnnFFN\w*GetWorkspaceSize not in libopapi.so"):
         torch_npu.npu_ffn(x, w, w, "relu")
@@ -200,8 +192,7 @@ def an_operator_that_is_not_there_is_named() -> None:
     assert (torch.ones(1).npu() * 3).item() == 3
 
 
-@check
-def threads_compute_side_by_side() -> None:
+def check_threads_compute_side_by_side() -> None:
     wrong = []
 
     def work(seed: int) -> None:
@@ -220,8 +211,7 @@ def threads_compute_side_by_side() -> None:
     assert wrong == []
 
 
-@check
-def calls_leave_no_memory_behind() -> None:
+def check_calls_leave_no_memory_behind() -> None:
     x = torch.ones(64, 64).npu()
 
     def resident() -> int:
@@ -247,8 +237,7 @@ def calls_leave_no_memory_behind() -> None:
     assert min(growths) < 32 << 10, growths
 
 
-@check
-def random_numbers_follow_the_seed() -> None:
+def check_random_numbers_follow_the_seed() -> None:
     n, threes, twos, quarters = (1000,), *(torch.full((1000,), v, device=NPU) for v in (3.0, 2.0, 0.25))
     draws: list[tuple[Callable[[], torch.Tensor], float, float]] = [  # each with its mean and deviation
         (lambda: torch.randn(n, device=NPU), 0, 1),
@@ -279,8 +268,7 @@ def random_numbers_follow_the_seed() -> None:
     assert sorted(chosen.tolist()) == list(range(8)) and not torch.equal(seen[0][0], other)
 
 
-@check
-def a_captured_graph_computes_anew_at_each_replay() -> None:
+def check_a_captured_graph_computes_anew_at_each_replay() -> None:
     if os.environ.get("TASK_QUEUE_ENABLE") == "2":
         return  # torch_npu refuses to capture in this mode
     graph, x, y = torch.npu.NPUGraph(), torch.ones(4).npu(), torch.zeros(4).npu()
@@ -297,8 +285,7 @@ def a_captured_graph_computes_anew_at_each_replay() -> None:
     assert not (seen[0][1] == seen[1][1]).any() and not torch.equal(seen[0][2], seen[1][2])
 
 
-@check
-def a_default_device_does_not_reach_the_arithmetic() -> None:
+def check_a_default_device_does_not_reach_the_arithmetic() -> None:
     torch.set_default_device("npu")
     try:
         x = torch.arange(6.0).reshape(2, 3)
@@ -310,8 +297,7 @@ def a_default_device_does_not_reach_the_arithmetic() -> None:
         torch.set_default_device("cpu")
 
 
-@check
-def norms_and_quantisation_follow_their_formulas() -> None:
+def check_norms_and_quantisation_follow_their_formulas() -> None:
     x, gamma = torch.randn(4, 8), torch.rand(8)
     want = torch.nn.functional.rms_norm(x, (8,), gamma, eps=1e-3)
     y, rstd = torch_npu.npu_rms_norm(x.npu(), gamma.npu(), epsilon=1e-3)
@@ -328,8 +314,7 @@ def norms_and_quantisation_follow_their_formulas() -> None:
     assert torch.equal(codes.cpu(), ((x / 0.03).round() + 3).clamp(-128, 127).to(torch.int8))
 
 
-@check
-def gradients_of_moe_operators_are_those_of_plain_torch() -> None:
+def check_gradients_of_moe_operators_are_those_of_plain_torch() -> None:
     x, weights = torch.randn(5, 8, device=NPU), torch.rand(5, 2, device=NPU)
     ids = torch.tensor([[0, 1], [2, 1], [1, 0], [0, 2], [2, 0]], dtype=torch.int32, device=NPU)
     x.requires_grad_()
@@ -346,8 +331,7 @@ def gradients_of_moe_operators_are_those_of_plain_torch() -> None:
     assert torch.allclose(weights.grad.cpu(), factors.grad, atol=1e-5)
 
 
-@check
-def operators_are_exported_registered_and_called_by_torch_npu() -> None:
+def check_operators_are_exported_registered_and_called_by_torch_npu() -> None:
     """After all other checks: only a call by torch_npu shows a wrong type in the table of entries."""
     path = library_folder() / "libopapi.so"
     exported = re.findall(rb"(?<=\0)(aclnn\w+)GetWorkspaceSize(?=\0)", path.read_bytes())

@@ -19,7 +19,7 @@ from unittest import mock
 import torch
 import torch_npu
 import torch_npu.op_plugin.meta._meta_registrations as registrations
-from npu_runs import check, run_checks
+from npu_runs import run_checks
 from operator_cases import calls
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -285,8 +285,7 @@ def agrees(case: Case) -> bool:
 # ---- checks
 
 
-@check
-def schemas_and_overloads_are_the_wheels() -> None:
+def check_schemas_and_overloads_are_the_wheels() -> None:
     everything = {schema.name.partition("::")[::2] for schema in torch._C._jit_get_all_schemas()}
     theirs, ours = (
         {name for space, name in everything if space == wanted} for wanted in ("npu", "ascend_moe")
@@ -304,8 +303,7 @@ def schemas_and_overloads_are_the_wheels() -> None:
         assert {f"{name}.{one}" if one != "default" else name for one in overloads[0]} <= set(NAMES)
 
 
-@check
-def outputs_are_the_wheels() -> None:
+def check_outputs_are_the_wheels() -> None:
     logging.disable(logging.CRITICAL)  # torch logs every error of a Meta kernel, and errors are answers here
     cases = matrix()
     with mock.patch.object(registrations, "get_soc_version", lambda: 220):  # which a Meta kernel asks
