@@ -19,15 +19,7 @@ TABLE = tensor([[1, 7, 0, 0, 0], [4, 0, 2, 4, 6], [2, 1, 3, 0, 0], [3, 5, 8, 9, 
 GROUPED = {"group_list": tensor([1, 4]), "split_item": 2, "group_type": 0}
 WEIGHT, PAIRS = ones(2, 8, 3), zeros(3, 2, dtype=int32)
 FUSED = ones(12, 24).to(int8), ones(4, 24, 32).to(int8), tensor([3, 6, 9, 12]), ones(4, 32), ones(12)
-BACK = (
-    ones(10, 8),
-    ones(5, 8),
-    ones(5, 8),
-    ones(3, 8),
-    ones(5, 2),
-    torch.arange(10).to(int32),
-    ids(5, 2, top=3),
-)
+ROWS, SOURCES = ones(5, 8), (torch.arange(10).to(int32), ids(5, 2, top=3))
 BF16, STATIC = {"output_dtype": torch.bfloat16}, {"quant_mode": 0, "quant_scale": ones(1)}
 
 # Valid calls; those of CALLS are valid too.
@@ -40,7 +32,7 @@ VALID = [
     call("npu_grouped_matmul_swiglu_quant", "", *FUSED),
     call("npu_moe_gating_top_k", "", ones(2, 12), 3),
     call("npu_moe_init_routing", "", ones(3, 8), PAIRS, PAIRS, 3),
-    call("npu_moe_finalize_routing", "", *BACK),
+    call("npu_moe_finalize_routing", "", ones(10, 8), ROWS, ROWS, ones(3, 8), ones(5, 2), *SOURCES),
     call("npu_moe_re_routing", "", ones(4, 8), tensor([[2, 2]])),
     call("npu_moe_update_expert", "", tensor([[3]]), TABLE, local_rank_id=1, world_size=4),
 ]
