@@ -36,15 +36,10 @@ class Graphs:
 
 def ops_in(graph: torch.fx.Graph) -> list[str]:
     """The calls of our ops in a graph, in its order: names without their prefix."""
-    found = []
-    for node in graph.nodes:
-        targets = [node.target, *node.args] if node.op == "call_function" else []
-        found += [
-            t.__name__
-            for t in targets
-            if isinstance(t, torch._ops.OpOverload) and t.namespace == "ascend_moe"
-        ]
-    return [name.removeprefix("npu_moe_distribute_").removesuffix(".default") for name in found]
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    targets = [target for node in calls for target in (node.target, *node.args)]
+    ops = [op for op in targets if isinstance(op, torch._ops.OpOverload) and op.namespace == "ascend_moe"]
+    return [op.__name__.removeprefix("npu_moe_distribute_").removesuffix(".default") for op in ops]
 
 
 @pytest.fixture
