@@ -215,9 +215,8 @@ def test_only_rows_that_arrived_touch_memory() -> None:
     with ascend_moe.LocalCluster(1, window_mib=64) as cluster:
 
         def work(rank: int, group: str) -> int:
-            out = ascend_moe.window_empty(
-                (rows, hidden), dtype=torch.float32, group_ep=group, ep_world_size=1, ep_rank_id=rank
-            )
+            place = {"group_ep": group, "ep_world_size": 1, "ep_rank_id": rank}
+            out = ascend_moe.window_empty((rows, hidden), dtype=torch.float32, **place)
             before = resident_kib()
             grouped_mlp(x, *weights, counts, out=out)
             return resident_kib() - before

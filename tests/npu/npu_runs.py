@@ -28,12 +28,12 @@ LAST_LINE = "every check has passed"
 
 
 @contextmanager
-def raises(pattern: str) -> Iterator[None]:
-    """The block, or waiting for what it has started, raises a RuntimeError that matches."""
+def raises(pattern: str, kind: type[Exception] = RuntimeError) -> Iterator[None]:
+    """The block, or waiting for what it has started, raises an error of this kind that matches."""
     try:
         yield
         torch.npu.synchronize()
-    except RuntimeError as error:
+    except kind as error:
         assert re.search(pattern, str(error)), f"{pattern!r} is not in {error}"
     else:
         raise AssertionError(f"nothing was raised; expected {pattern!r}")
