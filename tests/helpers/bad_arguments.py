@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -97,41 +98,27 @@ def table(world: int) -> list[Bad]:
 
 @dataclass(frozen=True)
 class TensorRule:
-    """A tensor argument: a legal value (with what must go along), its dtypes, its number of dimensions."""
+    """A tensor argument: its dtypes, its number of dimensions, and what goes along with an optional one."""
 
     name: str
     dtypes: tuple[str, ...]
     dims: int  # 0: several shapes are legal
-    along: Mapping[str, Any]  # arguments that make it legal, itself included when the valid call has none
-    required: bool
+    along: Mapping[str, Any] = field(default_factory=dict)  # itself included; empty: the valid call has it
 
 
 def tensor_rules(op: str) -> list[TensorRule]:
-    f32, i32, none = ("float32",), ("int32",), dict[str, Any]()
-    mask = TensorRule(
-        "x_active_mask", ("bool",), 0, {"x_active_mask": torch.ones(BS, dtype=torch.bool)}, False
-    )
-    ids = TensorRule("expert_ids", i32, 2, none, True)
+    f32, i32 = ("float32",), ("int32",)
+    ids = TensorRule("expert_ids", i32, 2)
+    mask = TensorRule("x_active_mask", ("bool",), 0, {"x_active_mask": torch.ones(BS).bool()})
     if is_dispatch(op):
-        scales = {"quant_mode": 2, "scales": torch.ones(E, H)}
-        return [
-            TensorRule("x", ROWS_DTYPES, 2, none, True),
-            ids,
-            TensorRule("scales", f32, 2, scales, False),
-            mask,
-            TensorRule("expert_scales", f32, 2, {"expert_scales": torch.ones(BS, K)}, False),
-        ]
-    rules = [
-        TensorRule("expand_x", ROWS_DTYPES, 2, none, True),
-        ids,
-        TensorRule(index_name(op), i32, 1, none, True),
-        TensorRule("ep_send_counts", i32, 1, none, True),
-        TensorRule("expert_scales", f32, 2, none, True),
-        mask,
-    ]
+        scales = TensorRule("scales", f32, 2, {"quant_mode": 2, "scales": torch.ones(E, H)})
+        weights = TensorRule("expert_scales", f32, 2, {"expert_scales": torch.ones(BS, K)})
+        return [TensorRule("x", ROWS_DTYPES, 2), ids, scales, mask, weights]
+    rules = [TensorRule("expand_x", ROWS_DTYPES, 2), ids, TensorRule(index_name(op), i32, 1)]
+    rules += [TensorRule("ep_send_counts", i32, 1), TensorRule("expert_scales", f32, 2), mask]
     if op == "combine_v2":
         shared = {"shared_expert_x": torch.ones(BS, H, dtype=torch.bfloat16)}
-        rules.append(TensorRule("shared_expert_x", ("bfloat16",), 0, shared, False))
+        rules.append(TensorRule("shared_expert_x", ("bfloat16",), 0, shared))
     return rules
 
 
@@ -177,7 +164,7 @@ def wrong_layouts(op: str, world: int) -> Iterator[Bad]:
         first = rules[1].name if rule is rules[0] else rule.name
         where = "is on cpu" if rule is rules[0] else "is on meta"
         yield local(op, first, f"meta {rule.name}", meta, where, "on one device")
-        if rule.required:
+        if not rule.along:
             yield local(op, rule.name, "None", {rule.name: None}, "is None, it is required")
 
 
@@ -218,9 +205,8 @@ def _dispatch_sizes(op: str) -> Iterator[Bad]:
     for shape in [(0, H), (1, H), (E - 1, H), (E + 1, H), (E, 0), (E, H - 1), (E, H + 1), (H, E)]:
         given = {"quant_mode": 2, "scales": torch.ones(shape)}
         yield local(op, "scales", str(shape), given, str(shape), f"must be ({E}, {H})")
-    yield local(
-        op, "scales", "without quantising", {"scales": torch.ones(E, H)}, "quant_mode 0", "quant_mode 2"
-    )
+    scales = {"scales": torch.ones(E, H)}
+    yield local(op, "scales", "without quantising", scales, "quant_mode 0", "quant_mode 2")
 
 
 def _combine_sizes(op: str, world: int) -> Iterator[Bad]:
@@ -331,9 +317,9 @@ def unsupported_tensors(op: str, world: int) -> Iterator[Bad]:
     names = {
         "dispatch_v2": ["elastic_info", "performance_info"],
         "combine": ["activation_scale", "weight_scale", "group_list"],
-        "combine_v2": ["elastic_info", "performance_info", "ori_x", "const_expert_v"],
+        "combine_v2": ["elastic_info", "performance_info", "ori_x"],
     }
-    names["combine_v2"] += ["const_expert_alpha_1", "const_expert_alpha_2"]
+    names["combine_v2"] += [f"const_expert_{end}" for end in ("v", "alpha_1", "alpha_2")]
     for name in names.get(op, []):
         for dtype in ("int32", "int64", "float32"):
             given = {name: torch.ones(4, dtype=DTYPES[dtype])}
@@ -354,17 +340,10 @@ def _changed(name: str, at: Any, value: int) -> Callable[[Mapping[str, Any]], to
 
 def wrong_values(op: str, world: int) -> Iterator[Bad]:
     def collective(
-        label: str,
-        changes: Mapping[str, Any],
-        fields: Mapping[str, Any],
-        *words: Any,
-        error: type[AscendMoeError] = ArgumentError,
-        **rest: Any,
+        label: str, changes: Mapping[str, Any], fields: Mapping[str, Any], *words: Any, **rest: Any
     ) -> Bad:
         texts = tuple(str(word) for word in words)
-        return Bad(
-            op, label, changes, {"rank": world - 1, **fields}, texts, error, **{"raised_by": "all", **rest}
-        )
+        return Bad(op, label, changes, {"rank": world - 1, **fields}, texts, **{"raised_by": "all", **rest})
 
     for value in (-2, -3, -1000, E, E + 1, 1 << 16, INT32_MAX, INT32_MIN):
         for token, k in [(0, 0), (1, 1), (BS - 1, K - 1)]:
@@ -387,43 +366,29 @@ def wrong_values(op: str, world: int) -> Iterator[Bad]:
     places = [(0, -1), (0, INT32_MIN), (0, INT32_MAX), (3, -5), (E - 1, -1), (E - 1, 10**6), (E - 1, 0)]
     for at, value in places:
         changes = {"ep_send_counts": _changed("ep_send_counts", at, value)}
-        label = f"count {value} at {at}"
-        yield collective(label, changes, counts, "ep_send_counts", "must not fall")
+        yield collective(f"count {value} at {at}", changes, counts, "ep_send_counts", "must not fall")
     # All rows from one source: more than it may send.
-    flood = {"ep_send_counts": lambda valid: torch.full((E,), BS * K + 1, dtype=torch.int32)}
-    flood["expand_x"] = lambda valid: torch.zeros(BS * K + 1, H, dtype=torch.bfloat16)
+    flood = {"ep_send_counts": torch.full((E,), BS * K + 1, dtype=torch.int32)}
+    flood["expand_x"] = torch.zeros(BS * K + 1, H, dtype=torch.bfloat16)
+    index = index_name(op)
     if op == "combine_v2":
-        flood["assist_info_for_combine"] = lambda valid: torch.zeros(3 * BS * K + 3, dtype=torch.int32)
+        flood[index] = torch.zeros(3 * BS * K + 3, dtype=torch.int32)
     yield collective("one source beyond its capacity", flood, counts, f"= {BS * K}")
     if op == "combine_v2":
-        yield from _wrong_triples(collective, world)
-    else:
-        yield from _wrong_index(collective)
-
-
-def _wrong_triples(collective: Callable[..., Bad], world: int) -> Iterator[Bad]:
-    words = ("source rank", "token", "k")
-    limits = (world, BS, K)
-    fields = {"argument": "assist_info_for_combine"}
-    for word, (name, limit) in enumerate(zip(words, limits, strict=True)):
-        for value in (-1, limit, 1 << 20, INT32_MAX, INT32_MIN):
-            for row in (0, 2):
-                changed = _changed("assist_info_for_combine", 3 * row + word, value)
-                said = (f"{name} {value} in row {row}", f"W {world}, maxBS {BS}, K {K}")
-                changes = {"assist_info_for_combine": changed}
-                label = f"triple {name} {value} in row {row}"
-                yield collective(label, changes, fields, *said)
-
-
-def _wrong_index(collective: Callable[..., Bad]) -> Iterator[Bad]:
+        for word, (name, limit) in enumerate({"source rank": world, "token": BS, "k": K}.items()):
+            for value, row in itertools.product((-1, limit, 1 << 20, INT32_MAX, INT32_MIN), (0, 2)):
+                label, changes = (
+                    f"{name} {value} in row {row}",
+                    {index: _changed(index, 3 * row + word, value)},
+                )
+                said = (label, f"W {world}, maxBS {BS}, K {K}")
+                yield collective(f"triple {label}", changes, {"argument": index}, *said)
+        return
     # Seen by the rank that reads its window: it alone raises.
-    for value in (-1, BS * K, 1 << 20, INT32_MAX, INT32_MIN):
-        for at in (0, BS * K - 1):
-            changes = {"expand_idx": _changed("expand_idx", at, value)}
-            said = ("expand_idx", str(value), "give combine dispatch's own expand_idx")
-            yield collective(
-                f"expand_idx {value} at {at}", changes, {}, *said, error=RoutingMismatch, raised_by="last"
-            )
+    kind = {"error": RoutingMismatch, "raised_by": "last"}
+    for value, at in itertools.product((-1, BS * K, 1 << 20, INT32_MAX, INT32_MIN), (0, BS * K - 1)):
+        said = (index, str(value), "give combine dispatch's own expand_idx")
+        yield collective(f"{index} {value} at {at}", {index: _changed(index, at, value)}, {}, *said, **kind)
 
 
 PARTS: tuple[Callable[[str, int], Iterator[Bad]], ...] = (

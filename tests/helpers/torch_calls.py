@@ -8,9 +8,6 @@ from typing import Any
 import torch
 
 OPS = torch.ops.ascend_moe
-NAMES = tuple(
-    f"npu_moe_distribute_{op}{version}" for version in ("", "_v2") for op in ("dispatch", "combine")
-)
 EXPERTS, TOPK, HIDDEN = 4, 2, 32
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -48,8 +45,8 @@ class Variant:
     def _common(self, rank: int, world: int) -> dict[str, Any]:
         kwargs: dict[str, Any] = {}
         if self.mask:
-            shape = (self.batch(rank),) if self.mask == "1-D" else (self.batch(rank), TOPK)
-            kwargs["x_active_mask"] = torch.arange(len(torch.ones(shape).flatten())).reshape(shape) % 3 != 1
+            pairs = torch.arange(self.batch(rank) * TOPK).reshape(-1, TOPK) % 3 != 1
+            kwargs["x_active_mask"] = pairs if self.mask == "2-D" else torch.arange(self.batch(rank)) % 3 != 1
         if self.unequal:
             kwargs["global_bs"] = world * self.batch(0)
         if self.tp:
@@ -65,10 +62,8 @@ class Variant:
 
     def dispatch(self, rank: int, world: int, group_ep: str) -> Call:
         x = torch.linspace(-2, 3, self.batch(rank) * HIDDEN).reshape(-1, HIDDEN).to(self.dtype)
-        kwargs = self._common(rank, world) | {
-            "quant_mode": self.quant_mode,
-            "expert_token_nums_type": rank % 2,
-        }
+        kwargs = self._common(rank, world)
+        kwargs |= {"quant_mode": self.quant_mode, "expert_token_nums_type": rank % 2}
         if self.scales:
             kwargs["scales"] = torch.linspace(0.5, 2, EXPERTS * HIDDEN).reshape(EXPERTS, HIDDEN)
         if self.extras:
@@ -108,16 +103,3 @@ def run(variant: Variant, rank: int, world: int, group_ep: str) -> tuple[Any, to
     dispatched = overload(variant.dispatch_name)(*args, **kwargs)
     args, kwargs = variant.combine(rank, world, group_ep, dispatched)
     return dispatched, overload(variant.combine_name)(*args, **kwargs)
-
-
-def opcheck(variant: Variant, group_ep: str) -> dict[str, str]:
-    """Outcomes of all of opcheck's tests of both ops in a group of one rank, by op and test."""
-    args, kwargs = variant.dispatch(0, 1, group_ep)
-    dispatch, combine = overload(variant.dispatch_name), overload(variant.combine_name)
-    calls = {"dispatch": (dispatch, args, kwargs)}
-    calls["combine"] = (combine, *variant.combine(0, 1, group_ep, dispatch(*args, **kwargs)))
-    return {
-        f"{op} {test}": str(outcome)
-        for op, call in calls.items()
-        for test, outcome in torch.library.opcheck(*call, raise_exception=False).items()
-    }

@@ -51,9 +51,8 @@ def test_tensors_of_every_rank(model: str, layout: str, world: int) -> None:
         assert loaded.tensors.keys() == whole.keys()
         own = range(rank * local, (rank + 1) * local)
         for name, value in whole.items():
-            assert torch.equal(
-                loaded.tensors[name], value[own.start : own.stop] if name.startswith("w_") else value
-            )
+            wanted_here = value[own.start : own.stop] if name.startswith("w_") else value
+            assert torch.equal(loaded.tensors[name], wanted_here)
         for read in loaded.reads:
             assert f"layers.{LAYER}." in read.name
             match = re.search(r"experts\.(\d+)\.", read.name)
@@ -77,9 +76,7 @@ def test_other_ranks_files_are_not_needed(tmp_path: Path) -> None:
         save_file(shards[f"{file}.safetensors"], tmp_path / f"{file}.safetensors")
     got, whole = (load_layer(path, LAYER, rank=1, world=4).tensors for path in (tmp_path, source))
     assert all(torch.equal(got[name], whole[name]) for name in whole)
-    with pytest.raises(
-        ArgumentError, match=r"expert4\.safetensors is missing, though .*index\.json names it"
-    ):
+    with pytest.raises(ArgumentError, match=r"expert4\.safetensors is missing, .*index\.json names it"):
         load_layer(tmp_path, LAYER, rank=2, world=4)
 
 
@@ -121,25 +118,19 @@ def test_fp8_blocks(tmp_path: Path) -> None:
         tensors[name], tensors[f"{name}_scale_inv"] = codes, scale
 
     change = changing(rf"layers\.{LAYER}\.mlp\..*experts.*_proj\.weight", quantise)
-    directory = rewritten(
-        checkpoint.directory, tmp_path, change, quantization_config={"weight_block_size": [16, 10]}
-    )
-    loaded = load_layer(directory, LAYER, rank=3, world=16, dtype=torch.float32)
-    base = f"model.layers.{LAYER}.mlp.experts.3"
-    assert torch.equal(loaded.tensors["w_down"][0], exact[f"{base}.down_proj.weight"].t())
-    assert torch.equal(loaded.tensors["w_gate_up"][0, :, :24], exact[f"{base}.gate_proj.weight"].t())
-    assert torch.equal(
-        loaded.tensors["shared_down"], exact[f"{base[:-9]}shared_experts.down_proj.weight"].t()
-    )
+    blocks = {"weight_block_size": [16, 10]}
+    directory = rewritten(checkpoint.directory, tmp_path, change, quantization_config=blocks)
+    loaded = load_layer(directory, LAYER, rank=3, world=16, dtype=torch.float32).tensors
+    pairs = [(loaded["w_down"][0], "experts.3.down"), (loaded["w_gate_up"][0, :, :24], "experts.3.gate")]
+    for found, name in (*pairs, (loaded["shared_down"], "shared_experts.down")):
+        assert torch.equal(found, exact[f"model.layers.{LAYER}.mlp.{name}_proj.weight"].t())
 
 
 def test_dtypes(tmp_path: Path) -> None:
     checkpoint = saved("deepseek_v3")
     half = load_layer(checkpoint.directory, LAYER, dtype=torch.float16).tensors
-    assert {name for name, value in half.items() if value.dtype == torch.float32} == {
-        "gate_weight",
-        "gate_bias",
-    }
+    wide = {name for name, value in half.items() if value.dtype == torch.float32}
+    assert wide == {"gate_weight", "gate_bias"}
     assert load_layer(checkpoint.directory, LAYER).tensors["w_down"].dtype == torch.float32  # config.json's
     directory = rewritten(checkpoint.directory, tmp_path, lambda tensors: None, dtype="bfloat16")
     assert load_layer(directory, LAYER).tensors["w_down"].dtype == torch.bfloat16

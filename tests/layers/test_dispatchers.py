@@ -143,10 +143,8 @@ def test_window_misuse() -> None:
 
 
 def arguments(bs: int = 2, topk: int = 2, hidden: int = 16, experts: int = 4) -> dict[str, Any]:
-    return {
-        "x": torch.ones(bs, hidden),
-        "expert_ids": torch.arange(bs * topk, dtype=torch.int32).view(bs, topk) % experts,
-    }
+    ids = torch.arange(bs * topk, dtype=torch.int32).view(bs, topk) % experts
+    return {"x": torch.ones(bs, hidden), "expert_ids": ids}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -166,13 +164,10 @@ def test_config_mismatch(kind: Any, field: str, change: dict[str, Any], ours: An
     def body(rank: int, group: Any) -> Any:
         given = {"experts": 4, **arguments(), **(change if rank == 1 else {})}
         dispatcher = kind(group, given.pop("experts"))
-        error = None
-        try:
+        with pytest.raises(ConfigMismatch) as caught:
             dispatcher.dispatch(**given)
-        except ConfigMismatch as caught:
-            error = caught
         sound = kind(group, 4).dispatch(**arguments())  # the group is still usable
-        return error, int(sound.ep_recv_counts[-1])
+        return caught.value, int(sound.ep_recv_counts[-1])
 
     (zero, rows0), (one, rows1) = threads(2).run(body)
     assert (zero.field, zero.rank, zero.ours, zero.theirs) == (field, 1, ours, theirs)
@@ -252,13 +247,11 @@ def test_masked_ids_are_not_looked_at(kind: Any) -> None:
 
 def test_constructor_errors() -> None:
     group = threads(2).groups[0]
-    for kind in KINDS:
-        with pytest.raises(ArgumentError, match="multiple of the 2 ranks"):
-            kind(group, 3)
-        with pytest.raises(ArgumentError, match="init_process_group"):
-            kind(None, 4)
-    with pytest.raises(ArgumentError, match="2048"):
-        AllToAllDispatcher(group, 4096)
+    wrong = [(kind, group, 3, "multiple of the 2 ranks") for kind in KINDS]
+    wrong += [(kind, None, 4, "init_process_group") for kind in KINDS]
+    for kind, given, experts, text in (*wrong, (AllToAllDispatcher, group, 4096, "2048")):
+        with pytest.raises(ArgumentError, match=text):
+            kind(given, experts)
     # Only windows lend memory for rows, and only where they were asked to.
     sent = Dispatched(*[torch.empty(0)] * 5)
     for dispatcher in (AllGatherDispatcher(group, 2), WindowDispatcher("g", 2, 0, 4)):

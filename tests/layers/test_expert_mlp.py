@@ -55,8 +55,7 @@ def looped_w8a8(inputs: dict[str, torch.Tensor], weights: torch.Tensor | None = 
         hidden = silu(value[:INNER]) * value[INNER:]
         scale = hidden.abs().max() / 127
         codes = torch.zeros_like(hidden) if scale == 0 else torch.round(hidden / scale)
-        if weights is not None:
-            scale = scale * weights[row]
+        scale = scale if weights is None else scale * weights[row]
         total = codes.long() @ inputs["w_down"][expert].long()
         y[row] = total.float() * inputs["w_down_scale"][expert] * scale
     return y
@@ -216,9 +215,8 @@ def test_only_rows_that_arrived_touch_memory() -> None:
     with ascend_moe.LocalCluster(1, window_mib=64) as cluster:
 
         def work(rank: int, group: str) -> int:
-            out = ascend_moe.window_empty(
-                (rows, hidden), dtype=torch.float32, group_ep=group, ep_world_size=1, ep_rank_id=rank
-            )
+            place = {"group_ep": group, "ep_world_size": 1, "ep_rank_id": rank}
+            out = ascend_moe.window_empty((rows, hidden), dtype=torch.float32, **place)
             before = resident_kib()
             grouped_mlp(x, *weights, counts, out=out)
             return resident_kib() - before

@@ -32,8 +32,7 @@ EACH_FLOAT = pytest.mark.parametrize("dtype", FLOATS, ids=str)
 
 def small_integers(*shape: int, dtype: torch.dtype = torch.float32, seed: int) -> torch.Tensor:
     """Integers whose products any float32 sum holds exactly, so that every correct kernel agrees."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(-8, 9, shape, generator=generator).to(dtype)
+    return torch.randint(-8, 9, shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def int8s(*shape: int, seed: int) -> torch.Tensor:
@@ -45,13 +44,8 @@ def looped_matmul(
 ) -> torch.Tensor:
     """Row by row in float64, where integers are exact; zeros behind the last group."""
     y = torch.zeros(x.shape[0], weights.shape[2], dtype=torch.float64)
-    row = 0
-    for expert, count in enumerate(counts):
-        for _ in range(count):
-            y[row] = x[row].double() @ weights[expert].double()
-            if bias is not None:
-                y[row] += bias[expert].double()
-            row += 1
+    for row, expert in enumerate(np.repeat(range(len(counts)), counts)):
+        y[row] = x[row].double() @ weights[expert].double() + (0 if bias is None else bias[expert].double())
     return y
 
 
@@ -224,12 +218,8 @@ def test_dynamic_quant_is_amax_over_127(dtype: torch.dtype, smooth: str) -> None
     x = drawn(2, 5, 48, seed=3, dtype=dtype)
     x[0, 1] = 0
     ends, owners = [3, 3, 9], [0] * 3 + [2] * 6  # the tenth row lies behind the last group
-    scales = {
-        "none": None,
-        "one": drawn(48, seed=4, dtype=dtype),
-        "groups": drawn(3, 48, seed=5, dtype=dtype),
-    }
-    smooth_scales = scales[smooth]
+    shape = {"none": (), "one": (48,), "groups": (3, 48)}[smooth]
+    smooth_scales = drawn(*shape, seed=4, dtype=dtype) if shape else None
     group_index = torch.tensor(ends, dtype=torch.int32) if smooth == "groups" else None
     codes, scale = npu_dynamic_quant(x, smooth_scales=smooth_scales, group_index=group_index)
     assert codes.dtype == torch.int8 and codes.shape == x.shape
@@ -268,6 +258,7 @@ def test_quantize_weight_per_output_channel(dtype: torch.dtype) -> None:
         assert_codes(weight[expert].t(), codes[expert].t(), scale[expert])
 
 
+DYNAMIC: dict[str, Any] = {"activate_left": True, "quant_mode": 1}
 # Gates of 0, 32 and 64 make silu exact (0, 32, 64), so the whole chain has one right answer in float32.
 GATES = torch.tensor([0, 32, 64], dtype=torch.int32)
 
@@ -290,15 +281,9 @@ def test_dequant_swiglu_quant_groups_exactly(left: bool, column: bool) -> None:
     # Powers of two, at least 1 where gates are not 0: silu stays exact.
     activation_scale = torch.tensor([1.0, 0.5, 1, 2, 1, torch.nan, torch.nan])
     smooth = 2.0 ** torch.randint(-2, 3, (3, inner), generator=torch.Generator().manual_seed(9))
-    codes, scale = npu_dequant_swiglu_quant(
-        x,
-        weight_scale=weight_scale,
-        activation_scale=activation_scale[:, None] if column else activation_scale,
-        quant_scale=smooth,
-        group_index=torch.tensor(counts),
-        activate_left=left,
-        quant_mode=1,
-    )
+    given = {"weight_scale": weight_scale, "quant_scale": smooth, "group_index": torch.tensor(counts)}
+    given["activation_scale"] = activation_scale[:, None] if column else activation_scale
+    codes, scale = npu_dequant_swiglu_quant(x, **given, activate_left=left, quant_mode=1)
     assert codes.dtype == torch.int8 and codes.shape == (rows, inner) and scale.shape == (rows,)
     owners = [0, 0, 0, 2, 2]
     factor = weight_scale[owners, :1] * activation_scale[:5, None]
@@ -313,19 +298,11 @@ def test_dequant_swiglu_quant_forms_of_glu(dtype: torch.dtype, mode: int) -> Non
     inner = 32
     integer = dtype == torch.int32
     x = (drawn(2, 3, 2 * inner, seed=10) * (500 if integer else 6)).to(dtype)
-    weight_scale = (
-        torch.rand(2 * inner, generator=torch.Generator().manual_seed(11)) / 50 if integer else None
-    )
-    codes, scale = npu_dequant_swiglu_quant(
-        x, weight_scale=weight_scale, quant_mode=1, swiglu_mode=mode, clamp_limit=3.0, activate_left=True
-    )
-    values = x.double().numpy()
-    if weight_scale is not None:
-        values = values * weight_scale.double().numpy()
-    if mode == 1:
-        gate, up = values[..., ::2], values[..., 1::2]
-    else:
-        gate, up = values[..., :inner], values[..., inner:]
+    weight_scale = drawn(2 * inner, seed=11).abs() / 50 if integer else None
+    given = DYNAMIC | {"weight_scale": weight_scale, "swiglu_mode": mode, "clamp_limit": 3.0}
+    codes, scale = npu_dequant_swiglu_quant(x, **given)
+    values = x.double().numpy() * (weight_scale.double().numpy() if integer else 1)
+    gate, up = (values[..., ::2], values[..., 1::2]) if mode == 1 else np.split(values, 2, axis=-1)
     if mode == 0:
         expected = gate / (1 + np.exp(-gate)) * up
     else:
@@ -341,13 +318,8 @@ def test_dequant_swiglu_quant_forms_of_glu(dtype: torch.dtype, mode: int) -> Non
 def test_dequant_swiglu_quant_bias(dtype: torch.dtype) -> None:
     gate, up = exact_halves(4, 8, seed=12)
     bias = torch.tensor([32] * 8 + [7] * 8, dtype=dtype)
-    codes, scale = npu_dequant_swiglu_quant(
-        torch.cat([gate, up], dim=1),
-        weight_scale=torch.full((1, 16), 2.0),
-        bias=bias,
-        activate_left=True,
-        quant_mode=1,
-    )
+    given = DYNAMIC | {"weight_scale": torch.full((1, 16), 2.0), "bias": bias}
+    codes, scale = npu_dequant_swiglu_quant(torch.cat([gate, up], dim=1), **given)
     before = 2 if dtype == torch.int32 else 1  # whole numbers are added to the sums, others to the products
     assert_codes((gate * 2 + 32 * before) * (up * 2 + 7 * before), codes, scale)
 
@@ -375,25 +347,15 @@ def test_dequant_swiglu_quant_static() -> None:
 # ---- joined operators
 
 INNER, WIDTH, GROUPS = 24, 32, 4
-COUNTS = {
-    "even": [3, 3, 3, 3],
-    "empty groups": [0, 7, 0, 2],
-    "one": [0, 0, 0, 12],
-    "none": [0, 0, 0, 0],
-    "a tail": [2, 0, 1, 1],
-}
-EACH_COUNTS = pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
+TAIL = [2, 0, 1, 1]
+COUNTS = [3, 3, 3, 3], [0, 7, 0, 2], [0, 0, 0, 12], [0, 0, 0, 0], TAIL
+EACH_COUNTS = pytest.mark.parametrize("counts", COUNTS, ids=str)
 
 
 def inputs() -> tuple[torch.Tensor, ...]:
     """x, weight, weight_scale, x_scale."""
-    weight_scale = drawn(GROUPS, WIDTH, seed=3).abs() / 500
-    return (
-        int8s(12, INNER, seed=1),
-        int8s(GROUPS, INNER, WIDTH, seed=2),
-        weight_scale,
-        drawn(12, seed=4).abs(),
-    )
+    x, weight = int8s(12, INNER, seed=1), int8s(GROUPS, INNER, WIDTH, seed=2)
+    return x, weight, drawn(GROUPS, WIDTH, seed=3).abs() / 500, drawn(12, seed=4).abs()
 
 
 @pytest.mark.parametrize("smoothed", ["", "rows", "values"])
@@ -401,20 +363,11 @@ def inputs() -> tuple[torch.Tensor, ...]:
 def test_swiglu_quant_is_bit_for_bit_the_chain(counts: list[int], smoothed: str) -> None:
     x, weight, weight_scale, x_scale = inputs()
     sums, by_expert = torch.tensor(counts).cumsum(0), torch.tensor(counts)
-    smooth = {
-        "": None,
-        "rows": drawn(GROUPS, WIDTH // 2, seed=5).abs() + 0.1,
-        "values": drawn(GROUPS, seed=6).abs() + 0.1,
-    }[smoothed]
-    chain = npu_dequant_swiglu_quant(
-        grouped(x, weight, counts, output_dtype=torch.int32),
-        weight_scale=weight_scale,
-        activation_scale=x_scale,
-        quant_scale=None if smooth is None else smooth.reshape(GROUPS, -1).expand(GROUPS, WIDTH // 2),
-        group_index=by_expert,
-        activate_left=True,
-        quant_mode=1,
-    )
+    shape = {"": (), "rows": (GROUPS, WIDTH // 2), "values": (GROUPS,)}[smoothed]
+    smooth = drawn(*shape, seed=5).abs() + 0.1 if shape else None
+    form = DYNAMIC | {"weight_scale": weight_scale, "activation_scale": x_scale, "group_index": by_expert}
+    form["quant_scale"] = None if smooth is None else smooth.reshape(GROUPS, -1).expand(GROUPS, WIDTH // 2)
+    chain = npu_dequant_swiglu_quant(grouped(x, weight, counts, output_dtype=torch.int32), **form)
     turned = weight.transpose(1, 2).contiguous().transpose(1, 2)
     for list_type, group_list in ((0, sums), (1, by_expert)):
         found = npu_grouped_matmul_swiglu_quant_v2(
@@ -427,20 +380,14 @@ def test_swiglu_quant_is_bit_for_bit_the_chain(counts: list[int], smoothed: str)
         assert all(torch.equal(one, other) for one, other in zip(found, chain, strict=True))
 
 
-def finalized(
-    counts: list[int], row_index: np.ndarray, batch: int, logit: np.ndarray | None, pertoken: bool
-) -> np.ndarray:
-    """Row by row in float32, in row order, no numpy matrix product."""
+def finalized(counts: list[int], row_index: np.ndarray, batch: int, logit: np.ndarray | None) -> np.ndarray:
+    """Row by row in float32, in row order, no numpy matrix product; with a logit, by x_scale too."""
     x, weight, scale, x_scale = (tensor.numpy() for tensor in inputs())
     total = np.zeros((batch, WIDTH), dtype=np.float32)
-    row = 0
-    for group, count in enumerate(counts):
-        for _ in range(count):
-            products = (x[row].astype(np.int32)[:, None] * weight[group].astype(np.int32)).sum(0)
-            value = products.astype(np.float32) * scale[group]
-            value = value * x_scale[row] if pertoken else value
-            total[row_index[row]] += value if logit is None else value * logit[row]
-            row += 1
+    for row, group in enumerate(np.repeat(range(GROUPS), counts)):
+        products = (x[row].astype(np.int32)[:, None] * weight[group].astype(np.int32)).sum(0)
+        value = products.astype(np.float32) * scale[group]
+        total[row_index[row]] += value if logit is None else value * x_scale[row] * logit[row]
     return total
 
 
@@ -455,28 +402,22 @@ def test_finalize_routing_is_numpys_bit_for_bit(counts: list[int], list_type: in
     if weighted:
         given = {"scale": scale.unsqueeze(1), "row_index": row_index.int()}
         given |= {"pertoken_scale": x_scale, "logit": drawn(12, seed=9)}
-    found = npu_grouped_matmul_finalize_routing(
-        x,
-        weight,
-        by_expert if list_type else by_expert.cumsum(0),
-        **given,
-        output_bs=batch,
-        group_list_type=list_type,
-    )
+    given |= {"group_list_type": list_type, "output_bs": batch}
+    group_list = by_expert if list_type else by_expert.cumsum(0)
+    found = npu_grouped_matmul_finalize_routing(x, weight, group_list, **given)
     logit = given["logit"].numpy() if weighted else None
     assert found.dtype == torch.float32
-    assert np.array_equal(found.numpy(), finalized(counts, row_index.numpy(), batch, logit, weighted))
+    assert np.array_equal(found.numpy(), finalized(counts, row_index.numpy(), batch, logit))
 
 
 def test_finalize_routing_adds_the_shared_expert_first() -> None:
     x, weight, scale, x_scale = inputs()
-    counts, rows = torch.tensor(COUNTS["a tail"]), torch.arange(12) % 6
+    counts, rows = torch.tensor(TAIL), torch.arange(12) % 6
     shared = drawn(2, WIDTH, dtype=torch.bfloat16, seed=7)
     kwargs = {"scale": scale, "pertoken_scale": x_scale, "row_index": rows, "output_bs": 6}
     plain = npu_grouped_matmul_finalize_routing(x, weight, counts, **kwargs)
-    found = npu_grouped_matmul_finalize_routing(
-        x, weight, counts, **kwargs, shared_input=shared, shared_input_weight=0.5, shared_input_offset=3
-    )
+    kwargs |= {"shared_input": shared, "shared_input_weight": 0.5, "shared_input_offset": 3}
+    found = npu_grouped_matmul_finalize_routing(x, weight, counts, **kwargs)
     expected = plain.clone()
     expected[3:5] = 0.5 * shared.float() + plain[3:5]
     assert torch.equal(found, expected) and not torch.equal(found, plain)

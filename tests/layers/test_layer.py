@@ -128,13 +128,17 @@ def test_w8a8() -> None:
 
 
 def test_init_weights_do_not_depend_on_ranks() -> None:
-    whole = run("all-to-all", 1, 8, lambda d, rank: MoELayer(SMALL, d).init_weights(3).state_dict())[0]
-    parts = run("all-to-all", 4, 8, lambda d, rank: MoELayer(SMALL, d).init_weights(3).state_dict())
+    def states(world: int, seed: int) -> list[dict[str, torch.Tensor]]:
+        layers = run(
+            "all-to-all", world, 8, lambda dispatcher, _: MoELayer(SMALL, dispatcher).init_weights(seed)
+        )
+        return [layer.state_dict() for layer in layers]
+
+    (whole,), parts, (other,) = states(1, 3), states(4, 3), states(1, 4)
     for name, value in whole.items():
         assert value.float().std() > 0.05
         joined = torch.cat([part[name] for part in parts]) if name.startswith("w_") else parts[3][name]
         assert torch.equal(joined, value), name
-    other = run("all-to-all", 1, 8, lambda d, rank: MoELayer(SMALL, d).init_weights(4).state_dict())[0]
     assert not torch.equal(other["w_down"], whole["w_down"])
 
 

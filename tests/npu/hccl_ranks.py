@@ -8,28 +8,23 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch_npu
-from npu_runs import check, run_checks
+from npu_runs import run_checks
 from torch import Tensor
 
-RANK = int(os.environ["RANK"])
-WORLD = int(os.environ["WORLD_SIZE"])
+RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 NPU = torch.device("npu")
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
-OPS = {
-    "sum": dist.ReduceOp.SUM,
-    "prod": dist.ReduceOp.PRODUCT,
-    "max": dist.ReduceOp.MAX,
-    "min": dist.ReduceOp.MIN,
-}
+# In HCCL's order: torch.distributed's names, and what they do with two tensors.
+REDUCTIONS = {"SUM": torch.add, "PRODUCT": torch.mul, "MAX": torch.maximum, "MIN": torch.minimum}
+OPS = {name: getattr(dist.ReduceOp, name) for name in REDUCTIONS}
 
 
 class Windows(ctypes.Structure):
@@ -68,9 +63,8 @@ def reduced(op: str, parts: list[torch.Tensor]) -> torch.Tensor:
     dtype = parts[0].dtype
     wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
     total = parts[0].to(wide)
-    functions = {"sum": torch.add, "prod": torch.mul, "max": torch.maximum, "min": torch.minimum}
     for part in parts[1:]:
-        total = functions[op](total, part.to(wide))
+        total = REDUCTIONS[op](total, part.to(wide))
     return total.to(dtype)
 
 
@@ -90,8 +84,7 @@ def everyone(dtype: torch.dtype, *shape: int) -> list[Tensor]:
     return [data_of(rank, dtype, *shape) for rank in range(WORLD)]
 
 
-@check
-def reductions() -> None:
+def check_reductions() -> None:
     for dtype in (*FLOATS, *INTEGERS):
         parts = everyone(dtype, 1001)
         for op, code in OPS.items():
@@ -99,7 +92,7 @@ def reductions() -> None:
             try:
                 dist.all_reduce(tensor, op=code)
             except (RuntimeError, TypeError) as error:
-                # torch_npu's own list has no fp64, which libhccl.so here reduces (`direct`).
+                # torch_npu's own list has no fp64, which libhccl.so here reduces (`check_direct`).
                 assert dtype == torch.float64 and "Unsupported data type at::kDouble" in str(error)
                 continue
             assert dtype != torch.float64
@@ -111,8 +104,7 @@ def reductions() -> None:
             same(tensor, reduced(op, everyone(torch.float32, 77)), f"reduce {op}")
 
 
-@check
-def every_value() -> None:
+def check_every_value() -> None:
     """All 65 536 values of the 16-bit floats: infinities, NaN, numbers without a leading one."""
     bits = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16)
     for dtype in (torch.float16, torch.bfloat16):
@@ -125,8 +117,7 @@ def every_value() -> None:
             assert bool(((got == wanted) | got.isnan()).all()), (dtype, op)
 
 
-@check
-def movements() -> None:
+def check_movements() -> None:
     """Also more than a window, 1 MiB, holds: in pieces."""
     calls = [(dtype, 12) for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.int8, torch.bool)]
     for dtype, count in [*calls, (torch.float32, 700_000)]:
@@ -149,9 +140,8 @@ def movements() -> None:
                 same(scattered, reduced(op, parts)[own], f"reduce_scatter_tensor {op} {what}")
 
 
-@check
-def windows() -> None:
-    """After `movements`, whose data overwrote them."""
+def check_windows() -> None:
+    """After `check_movements`, whose data overwrote them."""
     group = dist.group.WORLD
     assert group is not None
     seen = windows_of(group)
@@ -163,8 +153,7 @@ def windows() -> None:
         assert len(area) - area.count(0) > len(area) // 2, "the data area was overwritten"
 
 
-@check
-def unequal() -> None:
+def check_unequal() -> None:
     """Rank s sends s + d + 1 elements to rank d; and the forms with lists of tensors."""
     counts = [[s + d + 1 for d in range(WORLD)] for s in range(WORLD)]
     rows = [data_of(s, torch.float32, sum(counts[s])) for s in range(WORLD)]
@@ -185,8 +174,7 @@ def unequal() -> None:
     dist.barrier()
 
 
-@check
-def points() -> None:
+def check_points() -> None:
     if RANK == 0:
         for peer in range(1, WORLD):
             dist.send(data_of(0, torch.float32, 10 * peer).npu(), peer)
@@ -208,8 +196,7 @@ def points() -> None:
         same(inbox, data_of(before, torch.float32, count), f"ring, batch {batch}")
 
 
-@check
-def direct() -> None:
+def check_direct() -> None:
     """What torch_npu does not reach by itself: functions of libhccl.so, called with device pointers."""
     hccl, comm, group = ctypes.CDLL("libhccl.so"), ctypes.c_void_p(), dist.group.WORLD
     assert group is not None
@@ -239,7 +226,7 @@ def direct() -> None:
     wide = everyone(torch.bfloat16, sum(counts))
     source, target = wide[RANK].npu(), empty(counts[RANK], dtype=torch.bfloat16)
     call("HcclReduceScatterV", source, counts, offsets, target, number(counts[RANK]), bf16, 0)
-    same(target, reduced("sum", wide)[offsets[RANK] :][: counts[RANK]], "HcclReduceScatterV")
+    same(target, reduced("SUM", wide)[offsets[RANK] :][: counts[RANK]], "HcclReduceScatterV")
     matrix = [[s + 2 * d for d in range(WORLD)] for s in range(WORLD)]
     inputs = [data_of(s, torch.float32, sum(matrix[s])) for s in range(WORLD)]
     source, target = inputs[RANK].npu(), empty(sum(row[RANK] for row in matrix))
@@ -247,8 +234,7 @@ def direct() -> None:
     same(target, torch.cat([inputs[s].split(matrix[s])[RANK] for s in range(WORLD)]), "HcclAlltoAllVC")
 
 
-@check
-def groups() -> None:
+def check_groups() -> None:
     """Groups of different members and window sizes, each with its own communicator."""
     options = torch_npu._C._distributed_c10d.ProcessGroupHCCL.Options()
     options.hccl_config = {"hccl_buffer_size": 5}
@@ -261,15 +247,14 @@ def groups() -> None:
         members = dist.get_process_group_ranks(group)
         tensor = data_of(RANK, torch.int32, 9).npu()
         dist.all_reduce(tensor, group=group)
-        same(tensor, reduced("sum", [data_of(r, torch.int32, 9) for r in members]), f"group {members}")
+        same(tensor, reduced("SUM", [data_of(r, torch.int32, 9) for r in members]), f"group {members}")
         seen = windows_of(group)
         assert (seen.world, seen.data_bytes) == (len(members), mib << 20), (seen.world, seen.data_bytes)
         names.add(name_of(group))
     assert len(names) == (3 if RANK == 1 else 2), names
 
 
-@check
-def graph() -> None:
+def check_graph() -> None:
     """A collective is recorded like any other work, and runs at every replay."""
     source, target = torch.zeros(16).npu(), torch.zeros(16).npu()
     dist.all_reduce(target)
@@ -284,8 +269,23 @@ def graph() -> None:
         same(target, torch.full((16,), float(sum(10 * step + r for r in range(WORLD)))), f"replay {step}")
 
 
-def failing(collective: Callable[[Tensor], Any] = dist.all_reduce, count: int = 8) -> None:
-    """A collective that the case makes fail; prints how, and how long it took."""
+def fail(case: str) -> None:
+    """A collective that fails, as the case says; prints how, and how long it took."""
+    collective, count = dist.all_reduce, 8
+    if case == "unequal_windows":
+        os.environ["HCCL_BUFFSIZE"] = str(2 + RANK)
+    elif case != "absent":  # without a call before, the communicator itself cannot be made
+        collective(data_of(RANK, torch.float32, count).npu())
+        torch.npu.synchronize()
+    if RANK == 1 and case == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if RANK == 1 and case in ("late", "absent"):
+        time.sleep(8 if case == "late" else 6)
+        os._exit(0)
+    if RANK == 1 and case == "mismatch":
+        collective = partial(dist.broadcast, src=0)
+    if RANK == 1 and case == "sizes":
+        count += 1
     begin = time.monotonic()
     try:
         collective(data_of(RANK, torch.float32, count).npu())
@@ -296,50 +296,10 @@ def failing(collective: Callable[[Tensor], Any] = dist.all_reduce, count: int = 
     raise AssertionError("nothing was raised")
 
 
-def warm() -> None:
-    dist.all_reduce(data_of(RANK, torch.float32, 8).npu())
-    torch.npu.synchronize()
-
-
-def mismatch() -> None:
-    warm()
-    failing(partial(dist.broadcast, src=0) if RANK == 1 else dist.all_reduce)
-
-
-def sizes() -> None:
-    warm()
-    failing(count=8 + RANK)
-
-
-def killed() -> None:
-    warm()
-    if RANK == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    failing()
-
-
-def late() -> None:
-    warm()
-    absent(8)
-
-
-def absent(seconds: float = 6) -> None:
-    """Rank 1 never calls; without a call before, the communicator itself cannot be made."""
-    if RANK == 1:
-        time.sleep(seconds)
-        os._exit(0)
-    failing()
-
-
-def unequal_windows() -> None:
-    os.environ["HCCL_BUFFSIZE"] = str(2 + RANK)
-    failing()
-
-
 if __name__ == "__main__":
     torch.npu.set_device(RANK)
     dist.init_process_group("hccl", init_method=f"file://{os.environ['STORE']}", rank=RANK, world_size=WORLD)
     if sys.argv[1:]:
-        globals()[sys.argv[1]]()
+        fail(sys.argv[1])
     run_checks()
     dist.destroy_process_group()

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,32 +26,25 @@ LAST_LINE = "every check has passed"
 
 # ---- in a process with torch_npu
 
-CHECKS: dict[str, Callable[[], None]] = {}
-
-
-def check(function: Callable[[], None]) -> Callable[[], None]:
-    """Marks a function that raises nothing when all is right."""
-    CHECKS[function.__name__] = function
-    return function
-
 
 @contextmanager
-def raises(pattern: str) -> Iterator[None]:
-    """The block, or waiting for what it has started, raises a RuntimeError that matches."""
+def raises(pattern: str, kind: type[Exception] = RuntimeError) -> Iterator[None]:
+    """The block, or waiting for what it has started, raises an error of this kind that matches."""
     try:
         yield
         torch.npu.synchronize()
-    except RuntimeError as error:
+    except kind as error:
         assert re.search(pattern, str(error)), f"{pattern!r} is not in {error}"
     else:
         raise AssertionError(f"nothing was raised; expected {pattern!r}")
 
 
 def run_checks(names: Iterable[str] = ()) -> None:
-    """Runs all checks of the script, or these, to the first that fails."""
+    """Runs the script's functions check_*, or these, to the first that fails: one that raises."""
+    script = vars(sys.modules["__main__"])
     try:
-        for name in names or CHECKS:
-            CHECKS[name]()
+        for name in names or [name for name in script if name.startswith("check_")]:
+            script[name]()
         print(LAST_LINE, flush=True)
     except Exception:
         print(f"{name}:\n{traceback.format_exc()}", file=sys.stderr, flush=True)

@@ -207,12 +207,8 @@ def calls() -> Iterator[Call]:
     """Of torch_npu's operators of MoE layers: those of the CPU's tests, and more of the arguments."""
     yield from CALLS
     rows, experts, hidden, wide = 10, 4, 16, 16
-    counts = {
-        "group_list": torch.tensor([3, 0, 5, 1]),
-        "group_type": 0,
-        "group_list_type": 1,
-        "split_item": 2,
-    }
+    counts = {"group_list": torch.tensor([3, 0, 5, 1]), "group_list_type": 1}
+    counts |= {"group_type": 0, "split_item": 2}
     used = {0: 9}  # the last row belongs to nobody
     for dtype in FLOATS:
         label = str(dtype).removeprefix("torch.")

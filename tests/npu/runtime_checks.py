@@ -7,7 +7,7 @@ import os
 import sys
 
 import torch  # torch_npu is loaded by torch itself: nothing here imports it
-from npu_runs import check, raises, run_checks
+from npu_runs import raises, run_checks
 
 import ascend_moe.vnpu
 
@@ -19,16 +19,14 @@ def sample(dtype: torch.dtype, count: int = 100) -> torch.Tensor:
     return (torch.arange(count) % 61 - 30).to(torch.int64).to(dtype)
 
 
-@check
-def autoload() -> None:
+def check_autoload() -> None:
     assert "torch_npu" in sys.modules
     with open("/proc/self/environ") as file:  # as the launcher left it; torch_npu itself sets it afterwards
         assert "TORCH_DEVICE_BACKEND_AUTOLOAD" not in file.read()
     assert torch.npu.is_available()
 
 
-@check
-def devices() -> None:
+def check_devices() -> None:
     assert torch.npu.device_count() == 4
     assert torch.npu.current_device() == 0
     torch.npu.set_device(3)
@@ -40,8 +38,7 @@ def devices() -> None:
         torch.empty(1, device="npu:4")
 
 
-@check
-def properties() -> None:
+def check_properties() -> None:
     properties = torch.npu.get_device_properties(0)
     assert properties.name == torch.npu.get_device_name(1) == "Ascend910B3"
     assert (properties.cube_core_num, properties.vector_core_num) == (20, 40)
@@ -49,8 +46,7 @@ def properties() -> None:
     assert 0 < free <= total <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-@check
-def round_trips() -> None:
+def check_round_trips() -> None:
     for dtype in DTYPES:
         data = sample(dtype)
         for moved in (data.npu(), data.to("npu:1"), data.to(torch.device("npu", 2), non_blocking=True)):
@@ -59,8 +55,7 @@ def round_trips() -> None:
     assert torch.empty(0, device="npu").cpu().shape == (0,)
 
 
-@check
-def pinned() -> None:
+def check_pinned() -> None:
     data = sample(torch.float32).pin_memory()
     assert data.is_pinned() and not torch.zeros(4).is_pinned()
     back = torch.empty(100).pin_memory()
@@ -70,8 +65,7 @@ def pinned() -> None:
     assert back.equal(data)
 
 
-@check
-def streams() -> None:
+def check_streams() -> None:
     source, target = sample(torch.float32).npu(), torch.empty(100, device="npu")
     stream, other = torch.npu.Stream(), torch.npu.Stream(priority=-1)
     assert stream != other and torch.npu.current_stream() == torch.npu.default_stream()
@@ -90,8 +84,7 @@ def streams() -> None:
     assert target.cpu().equal(source.cpu())
 
 
-@check
-def memory() -> None:
+def check_memory() -> None:
     torch.npu.empty_cache()
     before = torch.npu.memory_allocated()
     free_before, _ = torch.npu.mem_get_info()
@@ -106,8 +99,7 @@ def memory() -> None:
         torch.empty(total + 1, dtype=torch.uint8, device="npu")
 
 
-@check
-def graph() -> None:
+def check_graph() -> None:
     source, target, last = sample(torch.float32).npu(), torch.zeros(100).npu(), torch.zeros(100).npu()
     side, fork, join = torch.npu.Stream(), torch.npu.Event(), torch.npu.Event()
     graph = torch.npu.NPUGraph()
@@ -136,8 +128,7 @@ def graph() -> None:
     torch.npu.synchronize()
 
 
-@check
-def fork() -> None:
+def check_fork() -> None:
     """A child forked after initialisation computes on the CPU and ends, as a data loader's does."""
     torch.ones(4).npu()
     child = os.fork()
@@ -147,8 +138,7 @@ def fork() -> None:
     assert torch.ones(4).npu().cpu().sum() == 4
 
 
-@check
-def refused() -> None:
+def check_refused() -> None:
     """What only a device can do is refused by name, not done in a wrong way."""
     runtime = ctypes.CDLL("libascendcl.so")
     runtime.aclGetRecentErrMsg.restype = ctypes.c_char_p
@@ -160,8 +150,7 @@ def refused() -> None:
     assert "8 bytes do not fit" in runtime.aclGetRecentErrMsg().decode()
 
 
-@check
-def info() -> None:
+def check_info() -> None:
     assert ascend_moe.vnpu.is_active()
     info = ascend_moe.vnpu.info()
     assert info["virtual"] is True and info["soc"] == "Ascend910B3" and info["devices"] == 4

@@ -70,7 +70,7 @@ def test_missing_symbol(tmp_path: Path) -> None:
     report = tmp_path / "report"
     env = {"RANK": "0", "WORLD_SIZE": "1", "STORE": str(tmp_path / "store")}
     env["ASCEND_MOE_VNPU_REPORT"] = str(report)
-    check = (sys.executable, str(HERE / RANKS), "ranks_without_tokens_launch_too")
+    check = (sys.executable, str(HERE / RANKS), "check_ranks_without_tokens_launch_too")
     error = launch("--no-verify", "--", *check, **env, ASCEND_MOE_VNPU_LIBRARIES=str(changed)).stderr
     assert "LibraryError: aclnnAscendMoeDistributeCombine is not among the operators" in error, error
     assert "install the ascend_moe opp package" in error
@@ -96,10 +96,10 @@ def test_two_ranks_of_an_a3() -> None:
 )
 def test_other_settings(soc: str, env: dict[str, str]) -> None:
     checks = (
-        "an_expert_id_out_of_range_is_told_later_and_once",
-        "ranks_without_tokens_launch_too",
-        "a_rank_that_does_not_call_is_named_and_the_group_stays_failed",
-        "a_groups_own_window_size_counts_and_an_a2_keeps_its_state_area_in_it",
+        "check_an_expert_id_out_of_range_is_told_later_and_once",
+        "check_ranks_without_tokens_launch_too",
+        "check_a_rank_that_does_not_call_is_named_and_the_group_stays_failed",
+        "check_a_groups_own_window_size_counts_and_an_a2_keeps_its_state_area_in_it",
     )
     run(RANKS, *checks, world=2, env=env, soc=soc).must_pass()
 

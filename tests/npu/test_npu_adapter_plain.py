@@ -12,10 +12,7 @@ import torch
 
 import ascend_moe
 from ascend_moe import _torch_npu, npu
-from ascend_moe.errors import (
-    ArgumentError,
-    LibraryError,
-)
+from ascend_moe.errors import ArgumentError, LibraryError
 from ascend_moe.native import library as _lib
 from ascend_moe.ops import answers, npu_adapter, npu_adapter_build, npu_communicator
 from ascend_moe.ops.npu_adapter_build import BuildError
@@ -48,20 +45,12 @@ class NpuTensor(torch.Tensor):
 
 def call_of(name: str) -> dict[str, Any]:
     ids, rows = torch.zeros(3, K, dtype=torch.int32), torch.zeros(3, H, dtype=torch.bfloat16)
-    place = {"group_ep": "g", "ep_world_size": 1, "ep_rank_id": 0, "moe_expert_num": E}
+    call = {"expert_ids": ids, "group_ep": "g", "ep_world_size": 1, "ep_rank_id": 0, "moe_expert_num": E}
     if "dispatch" in name:
-        return {"x": rows, "expert_ids": ids, **place}
+        return {"x": rows, **call}
     index = "assist_info_for_combine" if name.endswith("_v2") else "expand_idx"
-    flat = torch.zeros(6, dtype=torch.int32)
-    weights = torch.ones(3, K)
-    return {
-        "expand_x": rows,
-        "expert_ids": ids,
-        index: flat,
-        "ep_send_counts": flat,
-        "expert_scales": weights,
-        **place,
-    }
+    flat, weights = torch.zeros(6, dtype=torch.int32), torch.ones(3, K)
+    return {"expand_x": rows, index: flat, "ep_send_counts": flat, "expert_scales": weights, **call}
 
 
 # ---- without torch_npu
@@ -76,14 +65,9 @@ def test_every_op_has_a_kernel_for_npu_tensors(name: str, monkeypatch: pytest.Mo
     on_npu = {key: NpuTensor.like(value) for key, value in call_of(name).items()}
     words = r"ops on an NPU need the torch_npu adapter, and \w+ is not install"
     sparse = NpuTensor.like(on_npu["expert_ids"], layout=torch.sparse_coo)
-    for given, kind, text in (
-        (on_npu, LibraryError, words),
-        (
-            on_npu | {"expert_ids": sparse},
-            ArgumentError,
-            r"is a torch\.sparse_coo tensor, .*ids\.to_dense\(\)",
-        ),
-    ):
+    not_dense = r"is a torch\.sparse_coo tensor, .*ids\.to_dense\(\)"
+    wrong = (on_npu | {"expert_ids": sparse}, ArgumentError, not_dense)
+    for given, kind, text in ((on_npu, LibraryError, words), wrong):
         with pytest.raises(RuntimeError, match=text) as caught:
             private_use(name, **given)
         with pytest.raises(kind, match=text):  # in the class that the public function raises
@@ -130,15 +114,16 @@ def test_torch_npu_without_cann(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def test_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ASCEND_MOE_TIMEOUT_S", "HCCL_EXEC_TIMEOUT"):
-        monkeypatch.delenv(name, raising=False)
-    assert npu_communicator.deadline_s(first=False) == 300
-    assert npu_communicator.deadline_s(first=True) == 600
+    def deadlines() -> list[float]:
+        return [npu_communicator.deadline_s(first=first) for first in (False, True)]
+
+    monkeypatch.delenv("ASCEND_MOE_TIMEOUT_S", raising=False)
+    monkeypatch.delenv("HCCL_EXEC_TIMEOUT", raising=False)
+    assert deadlines() == [300, 600]
     monkeypatch.setenv("HCCL_EXEC_TIMEOUT", "200")
-    assert npu_communicator.deadline_s(first=False) == npu_communicator.deadline_s(first=True) == 190
+    assert deadlines() == [190, 190]
     monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "7")
-    assert npu_communicator.deadline_s(first=False) == 7
-    assert npu_communicator.deadline_s(first=True) == 14
+    assert deadlines() == [7, 14]
 
 
 # ---- the build

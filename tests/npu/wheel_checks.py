@@ -19,7 +19,7 @@ from unittest import mock
 import torch
 import torch_npu
 import torch_npu.op_plugin.meta._meta_registrations as registrations
-from npu_runs import check, run_checks
+from npu_runs import run_checks
 from operator_cases import calls
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -107,11 +107,9 @@ def combine(version: str = "", **over: Any) -> Case:
         tensors = (*tensors, T((bs, 1, H), dtype), T((H,), dtype))
     args = (*tensors, "nobody", 8, 0, 16)
     # torch_npu's C++ takes no float32 rows.
-    rows = (
-        [[FP32, bs, 1, H], [FP32, bs, 1, 1], [FP32, bs, 1, H]]
-        if version == "_add_rms_norm"
-        else [[FP32, bs, H]]
-    )
+    rows = [[FP32, bs, H]]
+    if version == "_add_rms_norm":
+        rows = [[FP32, bs, 1, H], [FP32, bs, 1, 1], [FP32, bs, 1, H]]
     return Case(f"npu_moe_distribute_combine{version}", args, given(**sizes), rows if dtype == FP32 else None)
 
 
@@ -178,13 +176,8 @@ def _vendors() -> Iterator[Case]:
     for n, active, kind, mode in itertools.product([1, 7], [0, 5, 99], [0, 1, 2], [-1, 0, 1]):
         scale = {-1: None, 0: T((1,)), 1: T((1, H))}[mode]
         for extra in ({}, {"active_expert_range": [2, 9], "row_idx_type": 1, "scale": scale}):
-            kwargs = {
-                "active_num": active,
-                "expert_num": 16,
-                "quant_mode": mode,
-                "expert_tokens_num_type": kind,
-            }
-            kwargs |= {"expert_tokens_num_flag": active != 5} | extra
+            kwargs = {"active_num": active, "expert_num": 16, "quant_mode": mode} | extra
+            kwargs |= {"expert_tokens_num_type": kind, "expert_tokens_num_flag": active != 5}
             yield Case("npu_moe_init_routing_v2", (T((n, H), BF16), T((n, 2), INT32)), kwargs)
     kwargs = {"drop_pad_mode": 1, "expert_num": 16, "expert_capacity": 3, "expert_tokens_num_type": 1}
     for mode, flag in itertools.product([-1, 0, 1], [False, True]):
@@ -195,11 +188,7 @@ def _vendors() -> Iterator[Case]:
 def _contradictions() -> Iterator[Case]:
     """More calls for which torch_npu's Meta kernels answer otherwise than its C++."""
     shared, routed = T((6, H), BF16), (T((7, 8)), T((7, 2), INT32))
-    listed, two, stacked = (
-        "npu_grouped_matmul.List",
-        ([T((4, 8))], [T((8, 10))] * 2),
-        ([T((4, 8))], [T((2, 8, 10))]),
-    )
+    two, stacked = ([T((4, 8))], [T((8, 10))] * 2), ([T((4, 8))], [T((2, 8, 10))])
     groups = {"group_list": T((2,), INT64)}
     yield combine(shared_expert_x=shared)
     yield from (combine(dtype=INT32), combine(dtype=INT32, out_dtype=1), combine("_v2", dtype=INT32))
@@ -208,7 +197,7 @@ def _contradictions() -> Iterator[Case]:
     yield dispatch("_v2", expert_scales=T((6, 4)))
     yield dispatch("_v2", experts=7)  # room for no rows
     yield dispatch("_v2", world=16, rank=99)
-    yield Case(listed, two, {"group_list": [1, 4]})
+    yield Case("npu_grouped_matmul.List", two, {"group_list": [1, 4]})
     yield Case("npu_moe_gating_top_k_softmax_v2", (T((2, 3, 16), FP16),), {"output_softmax": True})
     yield Case("npu_moe_init_routing_v2", routed, {"scale": T((7,)), "expert_num": 16})
     yield Case("npu_grouped_matmul", stacked, groups)
@@ -285,12 +274,9 @@ def agrees(case: Case) -> bool:
 # ---- checks
 
 
-@check
-def schemas_and_overloads_are_the_wheels() -> None:
+def check_schemas_and_overloads_are_the_wheels() -> None:
     everything = {schema.name.partition("::")[::2] for schema in torch._C._jit_get_all_schemas()}
-    theirs, ours = (
-        {name for space, name in everything if space == wanted} for wanted in ("npu", "ascend_moe")
-    )
+    theirs, ours = ({name for space, name in everything if space == one} for one in ("npu", "ascend_moe"))
     family = {name for name in theirs if name.startswith(("npu_moe_distribute", "_npu_distribute"))}
     assert len(family) == 6 and family <= ours
     assert {name.partition(".")[0] for name in NAMES} == {name.partition(".")[0] for name in ours} <= theirs
@@ -304,8 +290,7 @@ def schemas_and_overloads_are_the_wheels() -> None:
         assert {f"{name}.{one}" if one != "default" else name for one in overloads[0]} <= set(NAMES)
 
 
-@check
-def outputs_are_the_wheels() -> None:
+def check_outputs_are_the_wheels() -> None:
     logging.disable(logging.CRITICAL)  # torch logs every error of a Meta kernel, and errors are answers here
     cases = matrix()
     with mock.patch.object(registrations, "get_soc_version", lambda: 220):  # which a Meta kernel asks

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -142,27 +141,22 @@ def test_what_only_looks_unusual_works(group_ep: str) -> None:
 
 def test_meta_tensors_take_any_of_it_without_harm(group_ep: str) -> None:
     """Shape inference on nonsense raises typed errors or infers; sizes never overflow."""
-
-    def to_meta(value: Any) -> Any:
-        return value.to("meta") if isinstance(value, torch.Tensor) else value
-
-    outcomes = Counter[str]()
-    calls = Calls(1, 0, group_ep)
+    refused, calls = 0, Calls(1, 0, group_ep)
     for bad in bad_arguments.table(1):
         if "sparse" in bad.label:
             continue
-        arguments = bad.apply(calls.valid[bad.op], last=True)
+        given = bad.apply(calls.valid[bad.op], last=True)
+        tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
         try:
-            OP[bad.op](**{name: to_meta(value) for name, value in arguments.items()})
-            outcomes["inferred"] += 1
+            OP[bad.op](**given | {name: value.to("meta") for name, value in tensors.items()})
         except AscendMoeError as error:
             assert "\n" not in str(error)
-            outcomes["ours"] += 1
+            refused += 1
         except RuntimeError as error:
             # Sizes below zero, dtypes that no tensor has.
             assert "negative dimension" in str(error) or "dtype" in str(error), f"{bad.label}: {error}"
     assert calls.still_right("dispatch")
-    assert outcomes["ours"] > 100
+    assert refused > 100
 
 
 # ---- windows that are too small
@@ -226,9 +220,9 @@ def test_round_trip_fits_the_window_that_quantised_dispatch_asks_for() -> None:
 
     for mib in (1, 15, 16):
         with ascend_moe.LocalCluster(2, window_mib=mib) as cluster:
-            with pytest.raises(WindowTooSmall) as caught:
+            with pytest.raises(WindowTooSmall, match="HCCL_BUFFSIZE=32") as caught:
                 cluster.run(body)
-            assert caught.value.needed_mib == 32 and "HCCL_BUFFSIZE=32" in str(caught.value)
+            assert caught.value.needed_mib == 32
     with ascend_moe.LocalCluster(2, window_mib=32) as cluster:
         cluster.run(body)
 
@@ -239,28 +233,25 @@ def test_round_trip_fits_the_window_that_quantised_dispatch_asks_for() -> None:
 @pytest.mark.parametrize(
     ("name", "limits", "values"),
     [
-        ("ASCEND_MOE_AIV_CORES", "1..64", ["0", "65", "-1", "8.0", "eight", "1e3", "9" * 30, "\u0663"]),
-        (
-            "ASCEND_MOE_TIMEOUT_S",
-            "above 0, at most 1000000",
-            ["0", "-1", "nan", "inf", "1e7", "soon", "1 s", "--1"],
-        ),
-        ("HCCL_BUFFSIZE", "1..65535", ["0", "65536", "-200", "2.5", "200MB", "0x10", "9" * 30, "\u0663"]),
+        ("ASCEND_MOE_AIV_CORES", "1..64", "0 65 -1 8.0 eight 1e3 \u0663 999999999999999999999999999999"),
+        ("ASCEND_MOE_TIMEOUT_S", "above 0, at most 1000000", "0 -1 nan inf 1e7 soon 1,s --1"),
+        ("HCCL_BUFFSIZE", "1..65535", "0 65536 -200 2.5 200MB 0x10 \u0663 999999999999999999999999999999"),
     ],
 )
-def test_settings_out_of_range(
-    name: str, limits: str, values: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_out_of_range(name: str, limits: str, values: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def call(rank: int, group_ep: str) -> None:
+        Calls(1, rank, group_ep)
+
     with ascend_moe.LocalCluster(1) as cluster:
-        for value in values:
+        for value in (*values.split(), "1 s"):
             with monkeypatch.context() as patch:
                 patch.setenv(name, value)
                 with pytest.raises(ArgumentError) as caught:
                     if name == "HCCL_BUFFSIZE":  # read when windows are made
                         with ascend_moe.LocalCluster(1) as other:
-                            other.run(lambda rank, group_ep: Calls(1, rank, group_ep))
-                    cluster.run(lambda rank, group_ep: Calls(1, rank, group_ep))
+                            other.run(call)
+                    cluster.run(call)
             text = str(caught.value)
             assert caught.value.argument == name and "\n" not in text
             assert f"{name}=" in text and value in text and limits in text
-            cluster.run(lambda rank, group_ep: Calls(1, rank, group_ep))
+            cluster.run(call)

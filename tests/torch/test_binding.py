@@ -10,8 +10,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -234,53 +236,42 @@ def test_a_group_that_is_destroyed_is_unknown_though_it_lives(group_ep: str) -> 
 
 @pytest.mark.tsan
 def test_two_threads_take_turns_on_one_communicator() -> None:
-    failed: list[BaseException] = []
-
     def many(group_ep: str) -> None:
-        try:
-            for _ in range(200):
-                rows, y = run(PLAIN, 0, 1, group_ep)
-                assert int(rows[4][-1]) == 6 and y.shape == (3, 32)
-        except BaseException as error:
-            failed.append(error)
+        for _ in range(200):
+            rows, y = run(PLAIN, 0, 1, group_ep)
+            assert int(rows[4][-1]) == 6 and y.shape == (3, 32)
 
-    with ascend_moe.LocalCluster(1) as cluster:
+    with ascend_moe.LocalCluster(1) as cluster, ThreadPoolExecutor(2) as pool:
         cluster.run(lambda _, group_ep: run(PLAIN, 0, 1, group_ep))
         with Counted() as calls:
-            threads = [threading.Thread(target=many, args=(cluster.name,)) for _ in range(2)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(timeout=60)
-                assert not thread.is_alive()
-    assert not failed
+            for work in [pool.submit(many, cluster.name) for _ in range(2)]:
+                work.result(timeout=60)
     assert calls.known + calls.prepared == 800 and calls.known >= 700
 
 
 @pytest.mark.tsan
 def test_closing_waits_for_a_launch_and_ends_the_others(group_ep: str) -> None:
     """Calls go on in another thread while the communicator is closed and opened again and again."""
-    stop, failed, done = threading.Event(), list[BaseException](), [0]
+    stop = threading.Event()
 
-    def calls() -> None:
+    def calls() -> int:
+        done = 0
         while not stop.is_set():
             try:
                 dispatch(group_ep)
-                done[0] += 1
+                done += 1
             except AscendMoeError as error:  # closed between its look-up and its turn
                 if "is closed" not in str(error):
-                    failed.append(error)
-            except BaseException as error:
-                failed.append(error)
+                    raise
+        return done
 
     warm(group_ep)
-    thread = threading.Thread(target=calls)
-    thread.start()
-    for _ in range(100):
-        ascend_moe.close(group_ep)
-    stop.set()
-    thread.join(timeout=60)
-    assert not thread.is_alive() and not failed and done[0] > 0
+    with ThreadPoolExecutor(1) as pool:
+        work = pool.submit(calls)
+        for _ in range(100):
+            ascend_moe.close(group_ep)
+        stop.set()
+        assert work.result(timeout=60) > 0
     warm(group_ep)
 
 
@@ -388,12 +379,7 @@ def test_torch_alone_raises_the_same_text(group_ep: str) -> None:
         assert str(theirs.value) == str(ours.value)
 
 
-def test_an_interrupt_while_a_group_is_opened_arrives(group_ep: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: Any) -> Any:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as changed:
-        changed.setattr(comm, "lookup", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            dispatch(group_ep)
+def test_an_interrupt_while_a_group_is_opened_arrives(group_ep: str) -> None:
+    with mock.patch.object(comm, "lookup", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        dispatch(group_ep)
     warm(group_ep)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,6 @@ from ascend_moe.npu import (
 )
 
 HIDDEN = 8
-
-
-def f32(value: float | np.ndarray) -> Any:
-    return np.asarray(value, dtype=np.float32)
 
 
 # ---- npu_moe_init_routing
@@ -96,24 +93,17 @@ def expanded(x: np.ndarray, chosen: np.ndarray, call: dict[str, Any]) -> tuple[A
                 continue
             index[pair] = place
             if place < rows:
-                scale = call["scale"]
-                out[place], scales[place] = quantised(
-                    x[pair // topk], mode, scale, call["offset"], expert - first
-                )
+                scale, value = call["scale"], x[pair // topk]
+                out[place], scales[place] = quantised(value, mode, scale, call["offset"], expert - first)
                 if mode == -1 and scale is not None:
                     scales[place] = scale[pair // topk]
     if call["row_idx_type"] == 1:
         index = np.array(order + [-1] * (tokens * topk - len(order)))
     counts = [len(members) for members in lists.values()]
-    return out, index, counted(counts, first, call), scales
-
-
-def counted(counts: list[int], first: int, call: dict[str, Any]) -> list[Any]:
-    kind = call["expert_tokens_num_type"]
-    if kind == 2:
-        pairs = [[first + e, count] for e, count in enumerate(counts) if count]
-        return pairs + [[0, 0]] * (call["expert_num"] - len(pairs))
-    return list(np.cumsum(counts)) if kind == 0 else counts
+    pairs = [[expert, len(members)] for expert, members in lists.items() if members]
+    pairs += [[0, 0]] * (call["expert_num"] - len(pairs))
+    tokens_of = np.cumsum(counts).tolist(), counts, pairs
+    return out, index, tokens_of[call["expert_tokens_num_type"]], scales
 
 
 BASE: dict[str, Any] = {
@@ -161,9 +151,7 @@ def test_init_routing_v2_is_a_loop_over_pairs(mode: str, form: str) -> None:
         assert found[0].dtype == (dtype if call["quant_mode"] == -1 else torch.int8)
         assert np.array_equal(found[0].reshape(len(rows), HIDDEN).float().numpy(), rows)
         assert found[1].dtype == torch.int32 and found[1].tolist() == index.tolist()
-        assert found[2].dtype == torch.int64 and found[2].tolist() == [
-            list(pair) if isinstance(pair, list) else pair for pair in tokens
-        ]
+        assert found[2].dtype == torch.int64 and found[2].tolist() == tokens
         assert np.array_equal(found[3].double().numpy(), scales)
 
 
@@ -216,6 +204,14 @@ def test_softmax_v2_is_the_formula(shape: tuple[int, ...], renorm: int, dtype: t
             whole = [math.exp(logit) / total for logit in logits]
             assert softmax.view(-1, 6)[row].tolist() == pytest.approx(whole, rel=1e-5)
     assert softmax.shape == ((0,) if renorm else shape)
+    if not renorm:  # the older operator's, with the names of its pairs
+        *older, names = npu_moe_gating_top_k_softmax(x, finished, k=topk)
+        assert torch.equal(older[0], weights) and torch.equal(older[1], chosen)
+        tokens = finished.numel()
+        assert torch.equal(names.reshape(tokens, topk).t(), torch.arange(tokens * topk).int().view(topk, -1))
+        for tokens, wanted in ((5, 0), (0, 2)):
+            outputs = npu_moe_gating_top_k_softmax(values(tokens, 6, dtype=dtype), k=wanted)
+            assert [out.shape for out in outputs] == [(tokens, wanted)] * 3
 
 
 def test_softmax_v2_chooses_by_the_logits_where_softmax_cannot_tell_them_apart() -> None:
@@ -225,6 +221,20 @@ def test_softmax_v2_chooses_by_the_logits_where_softmax_cannot_tell_them_apart()
 
 
 # ---- permute
+
+
+def finalized(
+    rows: np.ndarray, places: np.ndarray, scales: Any, skips: Sequence[Any], bias: Any, experts: Any
+) -> np.ndarray:
+    """The formula of torch_npu's documents in float32, one k after the other. places is (T, K)."""
+    out = np.zeros((len(places), rows.shape[-1]), np.float32)
+    for skip in skips:
+        out = out if skip is None else out + skip
+    for k in range(places.shape[1]):
+        value = np.where(places[:, k, None] < 0, np.float32(0), rows[places[:, k]])
+        value = value if bias is None else value + bias[experts[:, k]]
+        out = out + (value if scales is None else value * scales[:, k, None])
+    return out
 
 
 @pytest.mark.parametrize("wanted", [None, 0, 4, 99, -3])
@@ -253,48 +263,23 @@ def test_unpermute_sums_in_float32_in_the_order_of_k(dtype: torch.dtype, weighte
     places[0] = -1  # no row, as the two places behind the last one
     probs = values(tokens, topk, seed=2, dtype=dtype) if weighted else None
     found = npu_moe_token_unpermute(rows, places, probs)
-    assert found.dtype == dtype
-    for t in range(tokens):
-        total = np.zeros(HIDDEN, np.float32)
-        for j in range(topk):
-            place = int(places[t * topk + j])
-            if 0 <= place < len(rows):
-                weight = 1.0 if probs is None else probs[t, j].item()
-                total = f32(total + f32(rows[place].float().numpy()) * f32(weight))
-        assert torch.equal(found[t], torch.from_numpy(total).to(dtype))
+    known = torch.where(places < len(rows), places, -1).reshape(tokens, topk).numpy()
+    weights = None if probs is None else probs.float().numpy()
+    expected = finalized(rows.float().numpy(), known, weights, (), None, None)
+    assert found.dtype == dtype and torch.equal(found, torch.from_numpy(expected).to(dtype))
 
 
 def test_unpermute_takes_nothing_from_a_row_of_weight_zero() -> None:
     rows = torch.tensor([[float("nan")] * 2, [1.0, 2.0], [float("inf")] * 2])
-    found = npu_moe_token_unpermute(
-        rows, torch.tensor([0, 1, 1, 2], dtype=torch.int32), torch.tensor([[0.0, 2.0], [3.0, 0.0]])
-    )
-    assert found.tolist() == [[2.0, 4.0], [3.0, 6.0]]
-    nan = npu_moe_token_unpermute(rows, torch.tensor([0], dtype=torch.int32), torch.tensor([[1.0]]))
-    assert bool(nan.isnan().all())
+    weights = torch.tensor([[0.0, 2.0], [3.0, 0.0]])
+    assert npu_moe_token_unpermute(rows, torch.tensor([0, 1, 1, 2]).int(), weights).tolist() == [
+        [2, 4],
+        [3, 6],
+    ]
+    assert bool(npu_moe_token_unpermute(rows, torch.tensor([0]).int(), torch.ones(1, 1)).isnan().all())
 
 
 # ---- finalize
-
-
-def finalized(
-    rows: np.ndarray, places: np.ndarray, scales: Any, skips: list[Any], bias: Any, experts: Any, mode: int
-) -> np.ndarray:
-    """The formula of torch_npu's documents, element by element in float32. places is (T, K)."""
-    tokens, topk = places.shape
-    out = f32(np.zeros((tokens, rows.shape[-1])))
-    for t in range(tokens):
-        for h in range(rows.shape[-1]):
-            total = f32(0)
-            for skip in skips:
-                total = total if skip is None else f32(total + skip[t, h])
-            for j in range(topk):
-                value = f32(0) if places[t, j] < 0 else f32(rows[places[t, j], h])
-                if bias is not None:
-                    value = f32(value + bias[experts[t, j], h])
-                total = f32(total + (value if scales is None else f32(value * scales[t, j])))
-            out[t, h] = total
-    return out
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -304,9 +289,8 @@ def test_finalize_routing_is_the_formula(mode: int, extras: str, dtype: torch.dt
     tokens, topk, experts, capacity = 5, 2, 3, 4
     count = experts * capacity if mode % 2 else tokens * topk
     rows = values(count, HIDDEN, dtype=dtype)
-    flat = torch.randint(
-        -1 if mode else 0, count, (tokens * topk,), generator=torch.Generator().manual_seed(3)
-    )
+    generator = torch.Generator().manual_seed(3)
+    flat = torch.randint(-1 if mode else 0, count, (tokens * topk,), generator=generator)
     chosen = ids(tokens, topk, top=experts)
     everything = extras == "all"
     scales = values(tokens, topk, dtype=dtype, seed=4) if extras in ("scales", "all") else None
@@ -319,9 +303,7 @@ def test_finalize_routing_is_the_formula(mode: int, extras: str, dtype: torch.dt
     )
     places = flat.reshape(tokens, topk) if mode >= 2 else flat.reshape(topk, tokens).t()
     wide = [None if one is None else one.float().numpy() for one in (scales, skip1, skip2, bias)]
-    expected = finalized(
-        rows.float().numpy(), places.numpy(), wide[0], wide[1:3], wide[3], chosen.numpy(), mode
-    )
+    expected = finalized(rows.float().numpy(), places.numpy(), wide[0], wide[1:3], wide[3], chosen.numpy())
     assert found.dtype == dtype and torch.equal(found, torch.from_numpy(expected).to(dtype))
 
 
@@ -338,13 +320,10 @@ def test_re_routing_is_a_loop_over_ranks(shape: tuple[int, int], tail: int, dtyp
     tokens = (values(total + tail, HIDDEN) * 9).to(dtype)
     scales = values(total + tail, seed=3)
     found, moved, index, sums = npu_moe_re_routing(tokens, counts, per_token_scales=scales)
-    source: dict[tuple[int, int], list[int]] = {}
-    row = 0
-    for rank in range(shape[0]):
-        for expert in range(shape[1]):
-            source[expert, rank] = list(range(row, row + int(counts[rank, expert])))
-            row += int(counts[rank, expert])
-    order = [row for key in sorted(source) for row in source[key]]
+    # Rows come by rank, then expert, and leave by expert, then rank.
+    numbers = counts.flatten().tolist()
+    blocks = np.split(np.arange(total), np.cumsum(numbers)[:-1])
+    order = [int(row) for expert in range(shape[1]) for block in blocks[expert :: shape[1]] for row in block]
     assert index.dtype == torch.int32 and index.tolist() == order + [0] * tail
     assert torch.equal(found[:total], tokens[order]) and torch.equal(moved[:total], scales[order])
     assert not found[total:].any() and not moved[total:].any()
@@ -357,21 +336,13 @@ def test_re_routing_is_a_loop_over_ranks(shape: tuple[int, int], tail: int, dtyp
 
 
 def updated(chosen: Any, table: Any, mode: int, rank: int, world: int) -> list[list[int]]:
-    found = []
-    for t, row in enumerate(chosen):
-        out = []
-        for expert in row:
-            count = table[expert][0] if expert >= 0 else 0
-            if expert < 0:
-                out.append(-1)
-            elif count == 1:
-                out.append(table[expert][1])
-            elif mode == 0:
-                out.append(table[expert][1 + rank // math.ceil(world / count)])
-            else:
-                out.append(table[expert][1 + t % count])
-        found.append(out)
-    return found
+    def copy_of(expert: int, token: int) -> int:
+        if expert < 0:
+            return -1
+        count, *places = table[expert]
+        return int(places[token % count if mode else rank // math.ceil(world / count)])
+
+    return [[copy_of(expert, token) for expert in row] for token, row in enumerate(chosen)]
 
 
 TABLE = [[1, 7, 0, 0, 0], [4, 0, 2, 4, 6], [2, 1, 3, 0, 0], [3, 5, 8, 9, 0]]
@@ -399,30 +370,19 @@ def test_update_expert_is_a_loop(mode: int, world: int, dtype: torch.dtype) -> N
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_update_expert_prunes_by_a_share_of_the_sum(dtype: torch.dtype, masked: bool) -> None:
-    batch, topk = 13, 4
+    batch, topk, table = 13, 4, torch.tensor(TABLE, dtype=torch.int32)
     scales = values(batch, topk).abs().sort(descending=True).values.to(dtype)
     threshold = torch.tensor([0.0, 0.25, 0.2, 0.1])
     active = torch.arange(batch) < 9 if masked else None
-    _, mask = npu_moe_update_expert(
-        ids(batch, topk, top=4), torch.tensor(TABLE, dtype=torch.int32), expert_scales=scales,
-        pruning_threshold=threshold.reshape(1, -1) if masked else threshold, active_mask=active,
-        balance_mode=1,
-    )  # fmt: skip
-    for t in range(batch):
-        total = np.float32(0)
-        for k in range(topk):
-            total = np.float32(total + np.float32(scales[t, k].item()))
-        for k in range(topk):
-            kept = np.float32(scales[t, k].item()) >= np.float32(threshold[k].item()) * total
-            assert bool(mask[t, k]) == bool(kept and (not masked or t < 9)), (t, k)
-    assert bool(mask.any()) and not bool(mask.all())
-
-
-def test_update_expert_keeps_a_pair_exactly_at_the_threshold() -> None:
-    scales = torch.tensor([[0.5, 0.25, 0.25]])
-    threshold = torch.tensor([0.5, 0.25, 0.250001])
-    table = torch.tensor(TABLE, dtype=torch.int32)
-    _, mask = npu_moe_update_expert(
-        ids(1, 3, top=4), table, expert_scales=scales, pruning_threshold=threshold, balance_mode=1
-    )
-    assert mask.tolist() == [[True, True, False]]
+    given = {"expert_scales": scales, "balance_mode": 1, "active_mask": active}
+    given["pruning_threshold"] = threshold.reshape(1, -1) if masked else threshold
+    _, mask = npu_moe_update_expert(ids(batch, topk, top=4), table, **given)
+    wide, total = scales.float().numpy(), np.zeros((batch, 1), np.float32)
+    for k in range(topk):
+        total += wide[:, k, None]
+    kept = (wide >= threshold.numpy() * total) & (not masked or active.numpy()[:, None])
+    assert np.array_equal(mask.numpy(), kept) and 0 < kept.sum() < kept.size
+    # A pair exactly at the threshold is kept.
+    given = {"expert_scales": torch.tensor([[0.5, 0.25, 0.25]]), "balance_mode": 1}
+    given["pruning_threshold"] = torch.tensor([0.5, 0.25, 0.250001])
+    assert npu_moe_update_expert(ids(1, 3, top=4), table, **given)[1].tolist() == [[True, True, False]]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
 from vendor_calls import CALLS, Call, values
 
 from ascend_moe import experts, npu
@@ -36,15 +37,6 @@ def public(call: Call) -> Any:
 
 def flat(outputs: Any) -> list[torch.Tensor]:
     return [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
-
-
-def moved(value: Any, where: Any) -> Any:
-    """A value with every tensor in it replaced."""
-    if isinstance(value, torch.Tensor):
-        return where(value)
-    if isinstance(value, dict):
-        return {name: moved(one, where) for name, one in value.items()}
-    return [moved(one, where) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 # ---- names
@@ -86,7 +78,8 @@ def test_opcheck_and_the_public_function(call: Call) -> None:
     torch.library.opcheck(call.overload(), call.args, call.kwargs, test_utils=tests)
     for one, other in zip(flat(call.run()), flat(public(call)(*call.args, **call.kwargs)), strict=True):
         assert one.dtype == other.dtype and torch.equal(one, other)
-    args, kwargs = (moved(given, lambda tensor: tensor.to("meta")) for given in (call.args, call.kwargs))
+    given = call.args, call.kwargs
+    args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), given)
     inferred = call.overload()(*args, **kwargs)
     for one, other in zip(flat(call.run()), flat(inferred), strict=True):
         assert (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
@@ -94,13 +87,13 @@ def test_opcheck_and_the_public_function(call: Call) -> None:
 
 @EACH_CALL
 def test_traced_with_symbols_the_op_stays_one_node(call: Call) -> None:
-    tensors = [value for value in (*call.args, *call.kwargs.values()) if isinstance(value, torch.Tensor)]
+    leaves, form = pytree.tree_flatten((call.args, call.kwargs))
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    tensors = [leaves[place] for place in places]
 
     def again(*given: torch.Tensor) -> Any:
-        left = list(given)
-        take = lambda value: left.pop(0) if isinstance(value, torch.Tensor) else value  # noqa: E731
-        args = [take(value) for value in call.args]
-        kwargs = {name: take(value) for name, value in call.kwargs.items()}
+        traced = dict(enumerate(leaves)) | dict(zip(places, given, strict=True))
+        args, kwargs = form.unflatten(traced.values())
         return call.overload()(*args, **kwargs)
 
     graph = make_fx(again, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*tensors)
@@ -119,26 +112,23 @@ DIFFERENTIABLE = {
 }  # fmt: skip
 
 
-def wide(value: Any) -> Any:
+def wide(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Float tensors as fresh float32 leaves that want a gradient."""
-    if isinstance(value, torch.Tensor) and value.is_floating_point():
-        return value.detach().float().clone().requires_grad_()
-    return [wide(one) for one in value] if isinstance(value, list) else value
 
+    def leaf(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.float().clone().requires_grad_() if tensor.is_floating_point() else tensor
 
-def leaves(args: list[Any]) -> list[torch.Tensor]:
-    lists = (value if isinstance(value, list) else [value] for value in args)
-    return [one for values in lists for one in values if isinstance(one, torch.Tensor) and one.requires_grad]
+    return pytree.tree_map_only(torch.Tensor, leaf, args)  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("call", [c for c in CALLS if f"{c.op} {c.label}" in DIFFERENTIABLE], ids=str)
 def test_gradients_are_those_of_the_public_function(call: Call) -> None:
     found = []
     for function in (call.overload(), public(call)):
-        args = [wide(value) for value in call.args]
+        args = wide(call.args)
         outputs = [out for out in flat(function(*args, **call.kwargs)) if out.is_floating_point()]
         sum((out * torch.arange(out.numel()).reshape(out.shape)).sum() for out in outputs).backward()
-        found.append([leaf.grad for leaf in leaves(args)])
+        found.append([one.grad for one in pytree.tree_leaves(args) if getattr(one, "requires_grad", False)])
     assert len(found[0]) > 0
     for one, other in zip(*found, strict=True):
         assert one is not None and torch.equal(one, other) and bool((one != 0).any())
@@ -160,13 +150,13 @@ def test_numeric_gradients_of_the_way_there_and_back() -> None:
 @pytest.mark.parametrize("op", ["npu_dynamic_quant", "npu_moe_finalize_routing", "npu_moe_init_routing_v2"])
 def test_the_others_say_that_they_have_none(op: str) -> None:
     call = next(call for call in CALLS if call.op == op)
-    outputs = call.overload()(*[wide(value) for value in call.args], **call.kwargs)
+    outputs = call.overload()(*wide(call.args), **call.kwargs)
     graded = [out for out in flat(outputs) if out.requires_grad]
     assert graded
     with pytest.raises(AscendMoeError, match=f"{op} is not differentiable"):
         graded[0].sum().backward()
     with torch.no_grad():
-        outputs = call.overload()(*[wide(value) for value in call.args], **call.kwargs)
+        outputs = call.overload()(*wide(call.args), **call.kwargs)
     assert not flat(outputs)[0].requires_grad
 
 
