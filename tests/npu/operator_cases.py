@@ -73,7 +73,7 @@ NAMES = """
 """
 # torch_npu gives those of whole numbers a type of its own.
 FLOATS_ONLY = ("exp", "erf", "clamp", "clamp_min", "clamp_max")
-# Half sums are accumulated in another order than the CPU's own kernel does.
+# The CPU's own kernel may accumulate halves, and float32 with gaps in place, in an order of its own.
 PRODUCTS = "matmul mm bmm nn.functional.linear addmm baddbmm mv dot addmv"
 
 
@@ -85,9 +85,10 @@ def cases() -> Iterator[Case]:
             if info.name not in names or dtype not in info.dtypes:
                 continue
             label = f"{info.name}-{info.variant_test_name}-{str(dtype).removeprefix('torch.')}"
-            exact = dtype == torch.float32 or info.name not in PRODUCTS.split()
+            product = info.name in PRODUCTS.split()
             for number, sample in enumerate(islice(info.sample_inputs("cpu", dtype), SAMPLES)):
                 for way, run, given in _ways(info, sample):
+                    exact = not product or (dtype == torch.float32 and not way.endswith("strided"))
                     case = Case(f"{label}-{number}-{way}", run, given, exact)
                     if _torch_takes(case):
                         yield case
@@ -139,7 +140,8 @@ def difference(expected: list[Tensor], found: list[Tensor], exact: bool = True) 
         if want.dtype != have.dtype or want.shape != have.shape:
             kinds = [f"{t.dtype} {tuple(t.shape)}" for t in (want, have)]
             return f"result {number} is {kinds[1]} for {kinds[0]}"
-        tolerance = 0.0 if exact or not want.is_floating_point() else 2 * torch.finfo(want.dtype).eps
+        steps = 16 if want.dtype == torch.float32 else 2
+        tolerance = 0.0 if exact or not want.is_floating_point() else steps * torch.finfo(want.dtype).eps
         same = torch.isclose(want.double(), have.double(), tolerance, tolerance, equal_nan=True)
         if not bool(same.all()):
             return f"result {number} is {have.flatten()[:8].tolist()} for {want.flatten()[:8].tolist()}"
