@@ -197,13 +197,6 @@ def run_combine(group_ep: str = "") -> str:
     return "right"
 
 
-def new_group(ranks: list[int]) -> str:
-    """A group of these ranks alone; only they call."""
-    group = torch.distributed.new_group(ranks, use_local_synchronization=True)
-    assert isinstance(group, torch.distributed.ProcessGroup)
-    return group.group_name
-
-
 def finish(seed: int) -> None:
     """Runs a last round trip and ends the process as a program does that has come to its end."""
     assert round_trip(here(), seed) == "right"
