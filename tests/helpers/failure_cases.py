@@ -135,15 +135,6 @@ def here(group_ep: str = "") -> Place:
     return Place(group.rank(), group.size(), name)
 
 
-def use_real_library() -> None:
-    """Undoes the proxy that rank processes start with."""
-    from ascend_moe.native import library as _lib
-
-    library = _lib.lib()
-    inner = getattr(library, "inner", library)
-    _lib.lib = lambda: inner  # type: ignore[assignment]
-
-
 def run_round_trip(seed: int = 0, group_ep: str = "", contract: int = 1) -> str:
     return round_trip(here(group_ep), seed, contract)
 

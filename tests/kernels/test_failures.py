@@ -26,13 +26,9 @@ AT_ONCE_S = 0.3
 
 
 class OpRanks(Ranks):
-    """Ranks over the real library."""
-
-    algorithm = "window"
+    """Ranks whose ops take a setting."""
 
     def __enter__(self) -> OpRanks:
-        values(self.call(cases.use_real_library))
-        self.use(self.algorithm)
         return self
 
     def use(self, algorithm: str) -> None:
