@@ -149,12 +149,9 @@ private:
         spec.window_mib = kWindowMiB;
         spec.cores = shape_.cores;
         spec.deadline_micros = kPatientMicros;
-        for (int64_t& value : spec.attributes) value = moe::kNoValue;
-        for (const auto index :
-             {moe::kAttribute_tp_world_size, moe::kAttribute_tp_rank_id, moe::kAttribute_expert_shard_type,
-              moe::kAttribute_shared_expert_num, moe::kAttribute_shared_expert_rank_num,
-              moe::kAttribute_quant_mode, moe::kAttribute_expert_token_nums_type}) {
-            spec.attributes[index] = 0;
+        for (const auto absent :
+             {moe::kAttribute_y_dtype, moe::kAttribute_x_dtype, moe::kAttribute_scales_dtype}) {
+            spec.attributes[absent] = moe::kNoValue;
         }
         spec.attributes[moe::kAttribute_ep_world_size] = shape_.world;
         spec.attributes[moe::kAttribute_ep_rank_id] = number;
