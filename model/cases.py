@@ -25,7 +25,6 @@ class Mutant:
 
     name: str
     finds: tuple[str, ...]
-    macros: tuple[str, ...] = ()  # on top of the case's
     broken: str = ""  # a spoilt table instead of a macro
 
 

@@ -94,14 +94,6 @@ def masks(shape: Shape) -> list[int]:
     return many
 
 
-def table(name: str, rows: list[int]) -> str:
-    """A macro name(i) for i = 1.. of constants, as nested choices."""
-    text = "0"
-    for i in reversed(range(len(rows))):
-        text = f"((i) == {i + 1} -> {rows[i]} : {text})"
-    return f"#define {name}(i) {text}"
-
-
 def landings(shape: Shape, blocks: int) -> list[str]:
     """One option of the memory for every store that can be on its way from a core."""
     slots, lines = shape.row_slots(), []
@@ -145,7 +137,7 @@ def render(header: Header, shape: Shape) -> str:
         f"#define STAMP(i) (1 + (i) % {STAMPS})",
         f"#define NEXT(i) {f'((i) == {n} -> 1 : (i) + 1)' if shape.epochs == 0 else '((i) + 1)'}",
         f"#define PARITY(i) (({bits([0] + [entry.parity for entry in epochs])} >> (i)) & 1)",
-        table("STALE_ROW", [bits(entry.stale) for entry in epochs]),
+        f"#define STALE_ROW(i) {nested('i', [0, *(bits(entry.stale) for entry in epochs)])}",
         "#define STALE(seen, i) ((STALE_ROW(i) >> (seen)) & 1)",
         f"#define COUNTS_COMPLETE(at, e) ({complete})",
         f"#define PART(c) {nested('c', parts)}",

@@ -24,7 +24,6 @@ uint32_t severity(uint32_t code) { moe::Verdict v; v.code = code; return moe::Se
 uint32_t part_begin(uint32_t w, uint32_t c, uint32_t cores) { return moe::PartBegin(w, c, cores); }
 uint32_t is_stale(uint32_t seen, uint32_t e) { return moe::IsStale(seen, e); }
 uint64_t control_offset() { return moe::kControlOffset; }
-uint64_t control_bytes() { return moe::kBlock; }
 uint64_t abort_offset(uint32_t s) { return moe::AbortOffset(s); }
 uint64_t status_offset(uint32_t w, uint32_t p, uint32_t s) { return moe::StatusOffset(w, p, s); }
 uint64_t status_stride(uint32_t w) { return moe::StatusStride(w); }
@@ -36,8 +35,6 @@ uint64_t region_offset(uint64_t d, uint32_t w, uint32_t p, uint32_t s) {
 uint32_t next_epoch(uint32_t e) { return moe::NextEpoch(e); }
 uint32_t parity(uint32_t e) { return moe::Parity(e); }
 uint32_t header_word(uint32_t e) { return moe::HeaderWord(e); }
-uint32_t header1_tail() { return moe::kHeader1Tail; }
-uint32_t op_phase(uint32_t op, uint32_t tail) { return moe::OpPhase(op, moe::kPhaseFinal, tail); }
 uint32_t control_magic() { return moe::kControlMagic; }
 uint32_t abort_magic() { return moe::kAbortMagic; }
 uint32_t first_fatal() { return moe::kFirstFatal; }
@@ -114,12 +111,6 @@ class Layout:
         if 0 <= slot < 2 * self.world and rest // BLOCK < self.blocks:
             return Place("status", source=slot % self.world, parity=slot // self.world, block=rest // BLOCK)
         return Place("other")
-
-    def status(self, parity: int, source: int, block: int) -> int:
-        return self.header("status_offset", self.world, parity, source) + block * BLOCK
-
-    def abort(self, source: int) -> int:
-        return self.header("abort_offset", source)
 
     def region(self, parity: int, source: int) -> int:
         return self.header("region_offset", self.data_bytes, self.world, parity, source)

@@ -181,10 +181,8 @@ class Translation:
         elif self.kinds[line.rank, epoch] == 0 and not begin <= line.offset <= end - line.bytes:
             why = "outside the region of the source"
         cell.landed += line.bytes if line.event == "land" else 0
-        if line.event == "store" or cell.landed == cell.stored:  # the last landing
+        if why or line.event == "store" or cell.landed == cell.stored:  # the last landing
             self._add(f"{line.event.upper()}_ROW", number, line, line.target, line.core, text, why)
-        elif why:
-            self._add("NONE", number, line, text=text, why=why)
 
     def _load_rows(self, number: int, line: Line) -> None:
         owner, epoch, half = line.rank, self._epoch(line), self.layout.half_of(line.offset)

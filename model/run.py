@@ -53,7 +53,6 @@ def check(case: Case, mutant: Mutant | None, build: Path, header: Header) -> Out
     shape, macros = case.shape, [f"-D{macro}" for macro in case.macros]
     if mutant is not None:
         shape = replace(shape, broken=mutant.broken)
-        macros += [f"-D{macro}" for macro in mutant.macros]
         macros += [] if mutant.broken else [f"-DM_{mutant.name}"]
     write(header, shape, folder)
     for name in (case.model, "memory.pml"):

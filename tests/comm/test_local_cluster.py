@@ -90,41 +90,6 @@ def test_only_inside_with() -> None:
     comm.close(cluster.name)
 
 
-def test_root_cause_is_raised_and_the_others_are_told_at_once(library: WindowLibrary) -> None:
-    def fails_on_1(rank: int, name: str) -> list[int]:
-        op(rank, name)
-        if rank == 1:
-            time.sleep(0.1)
-            raise ZeroDivisionError("no experts left")
-        return op(rank, name)
-
-    with LocalCluster(3) as cluster:
-        for _ in range(2):
-            began = time.monotonic()
-            with pytest.raises(ZeroDivisionError, match="no experts left") as caught:
-                cluster.run(fails_on_1)
-            assert time.monotonic() - began < 2, "long before the deadline"
-            others = caught.value.others  # type: ignore[attr-defined]
-            assert sorted(others) == [0, 2]
-            for error in others.values():
-                assert isinstance(error, PeerLost) and error.rank == 1
-                assert "its function raised ZeroDivisionError: no experts left" in str(error)
-            notes = getattr(caught.value, "__notes__", ["raised by rank 1"])
-            assert "raised by rank 1" in notes[0]
-            assert not library.mapped, "failed windows are closed"
-        assert cluster.run(op) == [[10, 11, 12]] * 3, "the next run opens fresh windows"
-
-
-def test_rank_that_returns_early_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "0.3")
-    with LocalCluster(2) as cluster:
-        began = time.monotonic()
-        with pytest.raises(CommTimeout, match="its function has returned") as caught:
-            cluster.run(lambda rank, name: op(rank, name, 2) if rank == 0 else None)
-        assert caught.value.rank == 1 and caught.value.others == {}
-        assert 0.3 <= time.monotonic() - began < 2.3
-
-
 @pytest.mark.parametrize(
     ("errors", "told"),
     [

@@ -115,8 +115,10 @@ def fork_child_that_stays() -> int:
 
 
 def new_group(ranks: list[int]) -> str:
-    group = dist.new_group(ranks)
-    return group.group_name if dist.get_rank() in ranks else ""
+    """A group of these ranks alone; only they call."""
+    group = dist.new_group(ranks, use_local_synchronization=True)
+    assert isinstance(group, dist.ProcessGroup)
+    return group.group_name
 
 
 def destroy_and_init_again(port: int) -> None:

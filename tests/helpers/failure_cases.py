@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import op_runs
 import torch
 
 import ascend_moe
 import ascend_moe.reference as ref
-from ascend_moe.comm.communicator import ranks_per_server
 from ascend_moe.errors import AscendMoeError
 from ascend_moe.reference.cases import Case, Place
 from ascend_moe.validate import run as validate_run
@@ -63,20 +63,12 @@ def combine(
 
 
 def check_dispatch(place: Place, sent: tuple[torch.Tensor, ...], seed: int = 0, contract: int = 1) -> None:
-    report = ref.validate(
-        "dispatch",
-        sent,
-        expected(place.world, seed)[0][place.rank],
-        rank=place.rank,
-        contract=f"v{contract}",
-        ranks_per_server=ranks_per_server(),
-    )
-    assert report.ok, report.text
+    want = expected(place.world, seed)[0][place.rank]
+    op_runs.check_dispatch(contract, place.rank, sent, want)
 
 
 def check_combine(place: Place, result: torch.Tensor, seed: int = 0) -> None:
-    report = ref.validate("combine", result, expected(place.world, seed)[1][place.rank], rank=place.rank)
-    assert report.ok, report.text
+    op_runs.check_combine(place.rank, result, expected(place.world, seed)[1][place.rank])
 
 
 def round_trip(place: Place, seed: int = 0, contract: int = 1) -> str:
@@ -143,15 +135,6 @@ def here(group_ep: str = "") -> Place:
     return Place(group.rank(), group.size(), name)
 
 
-def use_real_library() -> None:
-    """Undoes the proxy that rank processes start with."""
-    from ascend_moe.native import library as _lib
-
-    library = _lib.lib()
-    inner = getattr(library, "inner", library)
-    _lib.lib = lambda: inner  # type: ignore[assignment]
-
-
 def run_round_trip(seed: int = 0, group_ep: str = "", contract: int = 1) -> str:
     return round_trip(here(group_ep), seed, contract)
 
@@ -195,13 +178,6 @@ def run_combine(group_ep: str = "") -> str:
         sent = (rows, none, index, none, counts, torch.zeros(0, dtype=torch.int32), torch.zeros(1))
     check_combine(place, combine(place, sent, seed), seed)
     return "right"
-
-
-def new_group(ranks: list[int]) -> str:
-    """A group of these ranks alone; only they call."""
-    group = torch.distributed.new_group(ranks, use_local_synchronization=True)
-    assert isinstance(group, torch.distributed.ProcessGroup)
-    return group.group_name
 
 
 def finish(seed: int) -> None:

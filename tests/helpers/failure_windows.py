@@ -53,10 +53,20 @@ class State:
         blocks = HEADER_BLOCKS + -(-local_experts // COUNTS_PER_BLOCK)
         return self.words(runs + ((epoch & 1) * self.world + source) * stride, blocks * WORDS)
 
+    def half(self, epoch: int) -> tuple[int, int]:
+        """Address and bytes of the half of an epoch."""
+        size = self.data_bytes // 2 // 512 * 512
+        return self.data + (epoch & 1) * size, size
+
     def poison(self, epoch: int) -> None:
         """Fills the half of an epoch with what is no row of anybody."""
-        half = self.data_bytes // 2 // 512 * 512
-        ctypes.memset(self.data + (epoch & 1) * half, 0xFF, half)
+        address, size = self.half(epoch)
+        ctypes.memset(address, 0xFF, size)
+
+    def poisoned(self, epoch: int) -> bool:
+        """Whether nothing has been written there since."""
+        address, size = self.half(epoch)
+        return ctypes.string_at(address, size) == b"\xff" * size
 
     def abort(self, source: int) -> ctypes.Array[ctypes.c_uint32]:
         return self.words(ABORTS_AT + BLOCK * source, WORDS)

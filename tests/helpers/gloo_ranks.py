@@ -75,4 +75,4 @@ def run_processes(world: int, body: Callable[[int], Any], scratch: Path) -> list
     torch.multiprocessing.spawn(
         process_main, args=(world, str(scratch / "rendezvous"), body, str(scratch)), nprocs=world
     )
-    return [torch.load(scratch / f"{rank}.pt") for rank in range(world)]
+    return [torch.load(scratch / f"{rank}.pt", weights_only=False) for rank in range(world)]

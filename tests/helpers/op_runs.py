@@ -113,29 +113,34 @@ def check(
         good.append(one)
     expected = case.dispatched()
     for rank, one in enumerate(good):
-        report = ref.validate(
-            "dispatch",
-            one.dispatched,
-            expected[rank],
-            rank=rank,
-            quantised=case.quant_mode != 0,
-            contract=f"v{case.contract}",
-            exact_shapes=True,
-            ranks_per_server=ranks_per_server(),
-        )
-        assert report.ok, report.text
+        options = {"quantised": case.quant_mode != 0, "exact_shapes": True}
+        check_dispatch(case.contract, rank, one.dispatched, expected[rank], **options)
     check_sums(case, good, expected)
     if not 0 < ranks_per_server() < case.world:
         (traffic or check_traffic)(case, good)
     return True
 
 
+def check_dispatch(
+    contract: int, rank: int, got: Sequence[torch.Tensor], want: ref.DispatchResult, **options: bool
+) -> None:
+    """A rank's outputs of dispatch equal the reference."""
+    form = {"contract": f"v{contract}", "ranks_per_server": ranks_per_server()}
+    report = ref.validate("dispatch", got, want, rank=rank, **form, **options)
+    assert report.ok, report.text
+
+
+def check_combine(rank: int, got: torch.Tensor, want: torch.Tensor) -> None:
+    """A rank's result of combine equals the reference."""
+    report = ref.validate("combine", got, want, rank=rank)
+    assert report.ok, report.text
+
+
 def check_sums(case: Case, runs: Sequence[RankRun], dispatched: Sequence[ref.DispatchResult]) -> None:
     """Every rank's result of combine equals the reference."""
     sums = case.combined([one.rows for one in runs], dispatched)
     for rank, one in enumerate(runs):
-        report = ref.validate("combine", one.result, sums[rank], rank=rank)
-        assert report.ok, report.text
+        check_combine(rank, one.result, sums[rank])
 
 
 def check_fault(fault: ref.Fault, runs: Sequence[Any]) -> None:

@@ -141,6 +141,15 @@ def values(outcomes: list[Outcome]) -> list[Any]:
     return [outcome.value for outcome in outcomes]
 
 
+def assert_named(outcome: Outcome, error: str, rank: int, *words: str) -> None:
+    """An error in one line, about this rank, with these words."""
+    assert outcome.error == error, f"{outcome.error}: {outcome.text} {outcome.value}"
+    assert outcome.details["rank"] == rank, outcome.text
+    assert "\n" not in outcome.text
+    for word in (f"rank {rank}", *words):
+        assert word in outcome.text, outcome.text
+
+
 # ---- fixtures: a test module that imports them has them in all its tests
 
 

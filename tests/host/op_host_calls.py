@@ -12,15 +12,15 @@ import subprocess
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from twin_oracle import compiler
 
-from ascend_moe.native import library as _lib
 from ascend_moe.native.build import cache_directory, digest_of
+from ascend_moe.native.library import native_source_root as source_root
 from ascend_moe.ops import calls as native
 
 HERE = Path(__file__).resolve().parent
@@ -45,11 +45,6 @@ A2, A3 = "Ascend910B3", "Ascend910_9391"
 CONTEXT_A3, CONTEXT_A2, RANKS_PER_SERVER = 1, 2, 8
 GROUP = "hccl_ep_group_0"
 Shapes = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
-
-
-def source_root() -> Path:
-    """Where op_host lies: the checkout, or what the installed package carries of it."""
-    return _lib.native_source_root()
 
 
 @functools.cache
@@ -184,8 +179,8 @@ class Call:
         assert set(self.attributes) <= set(known.attributes), self.attributes
         lines = [f"op {self.op_type}", f"soc {self.soc}", f"cores {self.cores}"]
         for name in known.inputs:
-            given = self.tensors.get(name)
-            lines.append("input -" if given is None else f"input {TYPES[given[0]]} {words(given[1])}")
+            dtype, shape = self.tensors.get(name, (None, ()))
+            lines.append(" ".join(map(str, ("input", TYPES[dtype] if dtype else "-", *shape))))
         values: dict[str, int | str] = {"group_ep": self.group, "contract": self.contract, **self.attributes}
         for name, (kind, default) in known.attributes.items():
             lines.append(f"{'number' if kind == 'int' else 'text'} {values.get(name, default)}")
@@ -213,10 +208,6 @@ class Call:
         return spec
 
 
-def words(numbers: tuple[int, ...]) -> str:
-    return " ".join(map(str, numbers))
-
-
 @dataclass(frozen=True)
 class Tiled:
     """What a tiling function, or the twin's plan, made of a call."""
@@ -228,7 +219,6 @@ class Tiled:
     workspaces: int = 0
     workspace: int = 0
     error: str = ""
-    numbers: tuple[int, ...] = field(default=(), repr=False)
 
 
 def _tiled(function: Any, argument: Any) -> Tiled:

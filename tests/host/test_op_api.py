@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from op_host_calls import definition, flags, run, source_root
+from op_host_calls import definition, flags, run
 from twin_oracle import compiler
+
+from ascend_moe.native.library import native_source_root as source_root
 
 OPS = ("DistributeDispatch", "DistributeCombine", "Probe")
 NULL_ARGUMENT = 161001

@@ -260,23 +260,18 @@ def test_unknown_contexts_are_refused() -> None:
 # ---- the private ABI
 
 
+#: (ours, theirs): fields of both; "ours:theirs" where the name is another one than in snake case.
 FIELDS = {
-    "A3Context": "rank world windowBytes windowsIn expBytes windowsExp remote",
-    "A3Pointer": "device",
-    "A3Remote": "windowsIn windowsExp",
-    "A2Context": "rank world windowBytes windowsIn windowsOut multiFlag data",
-}
-# The twin has these two with the vendor's names, as kernels read them.
-VENDOR_NAMES = {
-    "A2Remote": {"remoteIn": "remoteInput", "localIn": "localInput", "localOut": "localOutput"},
-    "A2Memory": {"address": "addr"},
-}
-ITEM = {
-    "local": "localBuf",
-    "remote": "remoteBuf",
-    "bytes": "count",
-    "type": "dataType",
-    "peer": "remoteRankId",
+    ("A3Context", "h::A3Context"): "rank world windowBytes windowsIn expBytes windowsExp remote",
+    ("A3Pointer", "h::A3Pointer"): "device",
+    ("A3Remote", "h::A3Remote"): "windowsIn windowsExp",
+    ("A2Context", "h::A2Context"): "rank world windowBytes windowsIn windowsOut multiFlag data",
+    # The twin has these two with the vendor's names, as kernels read them.
+    ("A2Remote", "h::A2Remote"): "remoteIn:remoteInput localIn:localInput localOut:localOutput",
+    ("A2Memory", "h::A2Memory"): "address:addr",
+    ("BatchItem", "AscendC::detail::WriteItem"): (
+        "local:localBuf remote:remoteBuf bytes:count type:dataType peer:remoteRankId"
+    ),
 }
 HEAD = """
 #include <cstddef>
@@ -298,13 +293,10 @@ def same(ours: str, field: str, theirs: str, other: str) -> str:
 
 
 def test_our_structs_lie_as_those_of_hccl(tmp_path: Path) -> None:
-    text = HEAD + "".join(same("BatchItem", ours, "AscendC::detail::WriteItem", ITEM[ours]) for ours in ITEM)
-    for struct, fields in FIELDS.items():
-        for field in fields.split():
-            text += same(struct, field, f"h::{struct}", re.sub("([A-Z])", r"_\1", field).lower())
-    for struct, names in VENDOR_NAMES.items():
-        for field, theirs in names.items():
-            text += same(struct, field, f"h::{struct}", theirs)
+    text = HEAD
+    for (ours, theirs), fields in FIELDS.items():
+        for field, _, other in (one.partition(":") for one in fields.split()):
+            text += same(ours, field, theirs, other or re.sub("([A-Z])", r"_\1", field).lower())
     source = tmp_path / "offsets.cpp"
     source.write_text(text + same("A2Context", "data", "h::A2Context", "rma"))  # the only wrong one
     command = ["g++", "-std=c++17", "-fsyntax-only", "-Wno-invalid-offsetof", str(source)]

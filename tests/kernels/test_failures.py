@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ import comm_cases
 import failure_cases as cases
 import pytest
 import soak_rows
-from rank_processes import Outcome, Ranks, fork_server, nothing_left, values
+from rank_processes import Ranks, assert_named, fork_server, nothing_left, values
 from soak_rows import Tally
 
 from ascend_moe import LocalCluster, comm
@@ -27,13 +26,9 @@ AT_ONCE_S = 0.3
 
 
 class OpRanks(Ranks):
-    """Ranks over the real library."""
-
-    algorithm = "window"
+    """Ranks whose ops take a setting."""
 
     def __enter__(self) -> OpRanks:
-        values(self.call(cases.use_real_library))
-        self.use(self.algorithm)
         return self
 
     def use(self, algorithm: str) -> None:
@@ -82,14 +77,6 @@ def others(rank: int, world: int = 3) -> list[int]:
     return [other for other in range(world) if other != rank]
 
 
-def assert_named(outcome: Outcome, error: str, rank: int, *words: str) -> None:
-    assert outcome.error == error, f"{outcome.error}: {outcome.text} {outcome.value}"
-    assert outcome.details["rank"] == rank, outcome.text
-    assert "\n" not in outcome.text
-    for word in (f"rank {rank}", *words):
-        assert word in outcome.text, outcome.text
-
-
 def assert_stuck(ranks: OpRanks, error: str, rank: int, survivors: list[int]) -> None:
     """The same failure again, at once, in any op."""
     for op in (cases.run_combine, cases.run_dispatch, cases.run_round_trip):
@@ -103,7 +90,7 @@ def assert_fresh_windows_work(ranks: OpRanks, survivors: list[int], files: list[
     values(ranks.call(comm.close, "0", ranks=survivors))
     for before, now in zip(files, values(ranks.call(comm_cases.open_files, ranks=survivors)), strict=True):
         assert not Counter(now) - Counter(before), "descriptors leak"
-    names = set(values(ranks.call(cases.new_group, survivors, ranks=survivors)))
+    names = set(values(ranks.call(comm_cases.new_group, survivors, ranks=survivors)))
     assert len(names) == 1
     for contract in (1, 2):
         done = ranks.call(cases.run_round_trip, 2, names.copy().pop(), contract, ranks=survivors)
@@ -166,21 +153,6 @@ def test_killed_after_it_has_delivered(mortal: OpRanks) -> None:
     for outcome in mortal.call(cases.run_combine, ranks=[0, 2]):
         assert_named(outcome, "PeerLost", 1)
         assert outcome.seconds < SOON_S
-
-
-@pytest.mark.row("kill")
-@other_algorithms_nightly("victim, point, algorithm", (0, "map", "window"), (1, "ready", "direct"))
-def test_killed_between_creating_and_mapping_windows(victim: int, point: str, mortal: OpRanks) -> None:
-    survivors = others(victim)
-    files = values(mortal.call(comm_cases.open_files, ranks=survivors))
-    values(mortal.call(comm_cases.signal_self_at, point, signal.SIGKILL, ranks=[victim]))
-    for rank in range(3):
-        mortal.start(rank, cases.run_round_trip)
-    for rank in survivors:
-        outcome = mortal.wait(rank)
-        assert_named(outcome, "PeerLost", victim)
-        assert outcome.seconds < SOON_S
-    assert_fresh_windows_work(mortal, survivors, files)
 
 
 @other_algorithms_nightly("ending, algorithm", (cases.finish, "window"), (cases.finish_at_once, "direct"))

@@ -39,6 +39,8 @@ def others_of(cluster: ascend_moe.LocalCluster, body: Callable[[Place], Any]) ->
     """The errors of the other ranks, by rank, where one rank raises a KeyError of its own."""
     with pytest.raises(KeyError, match="my own mistake") as raised:
         run(cluster, body)
+    assert "raised by rank" in getattr(raised.value, "__notes__", ["raised by rank"])[0]
+    assert cluster._windows is None, "failed windows are closed"
     found: dict[int, AscendMoeError] = raised.value.others  # type: ignore[attr-defined]
     return found
 

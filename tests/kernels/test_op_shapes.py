@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 import torch
 import torch._dynamo.testing
-from torch_calls import OPS, Variant, overload
+from torch_calls import OPS, overload
 
 import ascend_moe
 from ascend_moe import comm
@@ -141,24 +141,6 @@ def test_combine_allocates_as_torch_npu(version: str) -> None:
     assert combine(version, dtype=I32)[0] == BF16
     for dtype, out in ((I32, FP16), (BF16, BF16)) if version == "" else ():
         assert combine(dtype=dtype, out_dtype=1)[0] == out
-
-
-def test_combine_v1_refuses_to_drop_shared_expert_x() -> None:
-    with ascend_moe.LocalCluster(1) as cluster:
-
-        def with_shared(rank: int, group_ep: str, variant: Variant) -> torch.Tensor:
-            args, kwargs = variant.dispatch(rank, 1, group_ep)
-            dispatched = overload(variant.dispatch_name)(*args, **kwargs)
-            args, kwargs = variant.combine(rank, 1, group_ep, dispatched)
-            plain = overload(variant.combine_name)(*args, **kwargs)
-            shared = torch.full_like(plain, 0.5)
-            return overload(variant.combine_name)(*args, **kwargs, shared_expert_x=shared) - plain
-
-        v1, v2 = Variant("v1", dtype=FP32), Variant("v2", "_v2", dtype=FP32)
-        with pytest.raises(ArgumentError, match="shared_expert_x is not added by npu_moe_distribute_combine"):
-            cluster.run(lambda rank, group_ep: with_shared(rank, group_ep, v1))
-        added = cluster.run(lambda rank, group_ep: with_shared(rank, group_ep, v2))[0]
-        torch.testing.assert_close(added, torch.full_like(added, 0.5))
 
 
 # ---- what has no size

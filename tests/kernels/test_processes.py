@@ -7,7 +7,6 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import op_runs
 import pytest
@@ -24,6 +23,7 @@ from ascend_moe.reference.cases import Case, legal
 sys.path.append(str(Path(__file__).resolve().parent / "direct"))
 import test_zero_copy as zero_copy
 
+Run = RankRun | AscendMoeError
 ALGORITHMS = ("direct", "window", "zero-copy")
 SPECS = [
     Case(seed=1),
@@ -47,23 +47,19 @@ def plan(world: int) -> list[tuple[str, Case]]:
     ]
 
 
-def calls(world: int, rank: int, group_ep: str) -> list[dict[str, Any]]:
+def calls(world: int, rank: int, group_ep: str) -> list[Run]:
     """All calls of one rank."""
     found = []
     for algorithm, case in plan(world):
         os.environ["ASCEND_MOE_COMM_ALG"] = ran = "window" if algorithm == "window" else "direct"
         lend = zero_copy.lending([True] * world) if algorithm == "zero-copy" else None
         with op_runs.cores(case.cores):
-            one = op_runs.run_rank(case, rank, group_ep, lend)
+            found.append(op_runs.run_rank(case, rank, group_ep, lend))
         assert comm.lookup(group_ep, world, rank).algorithm == ran
-        if isinstance(one, AscendMoeError):
-            found.append({"error": type(one).__name__, "text": str(one), "details": one.details})
-        else:
-            found.append(dict(vars(one)))
     return found
 
 
-def body(rank: int, world: int) -> dict[int, list[dict[str, Any]]]:
+def body(rank: int, world: int) -> dict[int, list[Run]]:
     """The calls of all ranks first, then those of the first two."""
     assert dist.get_world_size() == world and dist.get_rank() == rank
     two = dist.new_group([0, 1])
@@ -73,13 +69,12 @@ def body(rank: int, world: int) -> dict[int, list[dict[str, Any]]]:
     return found
 
 
-def check(world: int, results: list[list[dict[str, Any]]]) -> None:
+def check(world: int, results: list[list[Run]]) -> None:
     """Against the reference, bytes moved included; ``results`` by rank and call."""
     assert len(results) == world
-    first: dict[Case, list[RankRun]] = {}
+    first: dict[Case, tuple[RankRun, ...]] = {}
     kinds = set()
-    for (algorithm, case), ranks in zip(plan(world), zip(*results, strict=True), strict=True):
-        runs = [restored(one) for one in ranks]
+    for (algorithm, case), runs in zip(plan(world), zip(*results, strict=True), strict=True):
         traffic = zero_copy.check_traffic
         lends = [algorithm == "zero-copy"] * world
         given = None if algorithm == "window" else functools.partial(traffic, lends)
@@ -89,13 +84,6 @@ def check(world: int, results: list[list[dict[str, Any]]]) -> None:
         for one, other in zip(runs, first.setdefault(case, runs), strict=True):
             assert ref.same_bits(one.result, other.result) and ref.same_bits(one.rows, other.rows)
     assert kinds == {"InvalidExpertId", "RoutingOverflow"}
-
-
-def restored(one: dict[str, Any]) -> RankRun | AscendMoeError:
-    if "error" in one:
-        error: AscendMoeError = getattr(ascend_moe.errors, one["error"])(one["text"], **one["details"])
-        return error
-    return RankRun(**one)
 
 
 @pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.nightly)])

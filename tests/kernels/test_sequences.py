@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import itertools
 import random
@@ -15,13 +14,12 @@ import op_runs
 import pytest
 import soak_rows
 import torch
+from failure_windows import State, next_epoch, set_epoch
 from soak_rows import Tally
 
 import ascend_moe.reference as ref
 from ascend_moe import LocalCluster, comm
-from ascend_moe.comm.communicator import ranks_per_server
 from ascend_moe.native import binding
-from ascend_moe.native.library import lib
 from ascend_moe.ops import calls
 from ascend_moe.reference.cases import Case, legal
 
@@ -30,7 +28,6 @@ CORES = (1, 2, 3, 5, 7, 8, 13, 24, 48)
 POOL = 12  # routings to choose from
 LAST_EPOCH = 0xFFFFFFFF
 WINDOW_MIB = 1
-HALF_BYTES = WINDOW_MIB * 2**20 // 2
 
 
 @dataclass
@@ -43,19 +40,10 @@ class Entry:
     sums: list[list[torch.Tensor]]
 
     def check_dispatch(self, rank: int, got: tuple[torch.Tensor, ...]) -> None:
-        report = ref.validate(
-            "dispatch",
-            got,
-            self.dispatched[rank],
-            rank=rank,
-            contract=f"v{self.case.contract}",
-            ranks_per_server=ranks_per_server(),
-        )
-        assert report.ok, report.text
+        op_runs.check_dispatch(self.case.contract, rank, got, self.dispatched[rank])
 
     def check_combine(self, rank: int, variant: int, got: torch.Tensor) -> None:
-        report = ref.validate("combine", got, self.sums[variant][rank], rank=rank)
-        assert report.ok, report.text
+        op_runs.check_combine(rank, got, self.sums[variant][rank])
 
 
 @functools.cache
@@ -105,37 +93,28 @@ class Ranks:
         self.here = here
         self.pattern = pattern
         self.epochs = [epoch] * self.world
-        layout = (ctypes.c_uint64 * 3)()
-        lib().am_window_layout(self.world, layout)
-        self.data_offset = layout[0]
 
     def begin(self, barrier: threading.Barrier, rank: int, group_ep: str, epoch: int | None) -> None:
         """Poison everywhere, and the next op runs as the epoch after ``epoch``."""
-        end = comm.lookup(group_ep, self.world, rank)
+        comm.lookup(group_ep, self.world, rank)
         if epoch is not None:
             self.epochs[rank] = epoch
-            lib().am_comm_set_epoch(end.handle, epoch)
+            set_epoch(self.cluster, rank, epoch)
         self.poison(rank, 0)
         self.poison(rank, 1)
         barrier.wait(20)
 
-    def half(self, rank: int, parity: int) -> int:
-        """Address of one half of a rank's data area."""
-        windows = self.cluster._windows
-        assert windows is not None
-        return windows._bases[rank] + self.data_offset + parity * HALF_BYTES
-
     def poison(self, rank: int, parity: int) -> None:
-        ctypes.memset(self.half(rank, parity), 0xFF, HALF_BYTES)
+        State.of(self.cluster, rank).poison(parity)
 
     def poisoned(self, rank: int, parity: int) -> bool:
-        return ctypes.string_at(self.half(rank, parity), HALF_BYTES) == b"\xff" * HALF_BYTES
+        return State.of(self.cluster, rank).poisoned(parity)
 
     def before(self, rank: int, algorithm: str) -> None:
         """Poisons the half of a direct op to come. Only this rank stores there; its readers of two ops ago
         are done, or this rank had not come through the last op."""
         self.here.algorithm = algorithm
-        self.epochs[rank] = 2 if self.epochs[rank] == LAST_EPOCH else self.epochs[rank] + 1
+        self.epochs[rank] = next_epoch(self.epochs[rank])
         if algorithm == "direct":
             self.poison(rank, self.epochs[rank] & 1)
 

@@ -7,7 +7,7 @@ import faulthandler
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -86,6 +86,10 @@ FIXED = [
     Case(world=2, local=2, topk=4, batch=6, contract=2, odd=True, tail=True, mask="prefix", seed=10),
     Case(world=2, local=40, topk=8, batch=70, ids="any", batches="unequal", units=1, seed=11, cores=5),
     Case(local=2, topk=2, batch=1, units=130, dtype="fp32", contract=2, shared=2, seed=12, cores=48),
+    Case(world=3, batch=0, quant="int8", tp=1, seed=15),
+    Case(world=3, batch=0, batches="global_bs", quant="int8", contract=2, tp=1, seed=16),
+    Case(world=1, batch=0, batches="global_bs", quant="int8", seed=17),
+    Case(world=1, batch=0, quant="int8", contract=2, seed=18),
     # The shapes of the run whose printed numbers the reference gives.
     Case(local=16, topk=8, batch=6, ids="distinct", seed=13, cores=8),
     Case(local=16, topk=12, batch=4, ids="distinct", nums_type=0, seed=14, cores=48),
@@ -140,21 +144,6 @@ def test_longest_rows(clusters: Clusters, dtype: str, contract: int) -> None:
         op_runs.check(case, op_runs.run(clusters[2], case))
 
 
-# ---- the number of cores
-
-
-@pytest.mark.parametrize("contract", [1, 2])
-@pytest.mark.parametrize("quant", ["none", "int8", "smooth"])
-def test_same_with_any_number_of_cores(clusters: Clusters, quant: str, contract: int) -> None:
-    spec = Case(
-        world=3, local=4, topk=4, units=67, batch=11, quant=quant, contract=contract, shared=2, seed=40
-    )
-    spec = legal(replace(spec, ids="minus", mask="pair", batches="unequal", odd=True))
-    for count in (1, 2, 7, 24, 48):
-        case = replace(spec, cores=count)
-        op_runs.check(case, op_runs.run(clusters[3], case))
-
-
 # ---- values
 
 
@@ -199,54 +188,6 @@ def test_zero_rows_quantised(clusters: Clusters) -> None:
         assert int(zero.sum()) == 6
         assert torch.equal(scales[zero], torch.ones(6))
         assert bool((scales[~zero] != 1).all())
-
-
-# ---- tensors as callers have them
-
-
-def at_an_odd_address(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """The same values one element behind the start of an allocation."""
-    if tensor is None:
-        return None
-    whole = torch.empty(tensor.numel() + 1, dtype=tensor.dtype)
-    whole[1:] = tensor.reshape(-1)
-    return whole[1:].view(tensor.shape)
-
-
-def with_gaps(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """The same values, not contiguous."""
-    if tensor is None or tensor.dim() != 2:
-        return tensor
-    whole = torch.zeros(tensor.shape[0], 2 * tensor.shape[1], dtype=tensor.dtype)
-    whole[:, ::2] = tensor
-    return whole[:, ::2]
-
-
-@pytest.mark.parametrize("contract", [1, 2])
-@pytest.mark.parametrize("change", [at_an_odd_address, with_gaps], ids=lambda change: change.__name__)
-def test_any_layout_of_the_inputs(
-    clusters: Clusters, change: Callable[[torch.Tensor | None], torch.Tensor | None], contract: int
-) -> None:
-    for dtype, quant in (("bf16", "none"), ("fp32", "smooth")):
-        spec = Case(
-            contract=contract, quant=quant, dtype=dtype, units=3, mask="pair", shared=2, batch=6, seed=80
-        )
-        case = legal(spec)
-        changed = [
-            ref.RankInput(**{name: change(value) for name, value in vars(one).items()}) for one in case.inputs
-        ]
-        case = replace(case, given=tuple(changed))
-        op_runs.check(case, op_runs.run(clusters[2], case))
-
-
-@pytest.mark.parametrize("contract", [1, 2])
-@pytest.mark.parametrize("batches", ["equal", "global_bs"])
-def test_no_tokens_at_all(clusters: Clusters, batches: str, contract: int) -> None:
-    for world in (1, 3):
-        spec = Case(world=world, contract=contract, batches=batches, quant="int8", tp=1, seed=81)
-        case = replace(spec, batch=0)
-        assert not any(one.x.numel() for one in case.inputs)
-        op_runs.check(case, op_runs.run(clusters[world], case))
 
 
 # ---- ids that are masked, bad or too many, counts that are not dispatch's

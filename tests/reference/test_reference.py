@@ -238,7 +238,6 @@ def ranks_of(*ids: list[list[int]]) -> list[ref.RankInput]:
 
 
 FINE, OVERFLOW, BAD = [[0, 1], [2, 3]], [[0, 0], [0, 0]], [[0, 1], [0, 7]]
-MORE = [[[0, 1], [0, 1]], [[1, 1], [0, 1]]]
 
 
 @pytest.mark.parametrize(

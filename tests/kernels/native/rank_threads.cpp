@@ -12,8 +12,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <functional>
-#include <memory>
 #include <random>
 #include <string>
 #include <thread>
@@ -43,7 +43,7 @@ void Expect(int code, moe::ErrorCode want, const char* what) {
 
 struct Shape {
     int world, local, topk, hidden, max_batch;
-    int64_t cores, micros;
+    int64_t cores;
     int contract;
     bool quantised;
     int experts() const { return world * local; }
@@ -85,124 +85,116 @@ Tokens MakeTokens(const Shape& shape, uint32_t seed, int rank) {
     return tokens;
 }
 
-// One rank's call: its description, its inputs by tensor index, its outputs.
-class Call {
-public:
-    Call(const Shape& shape, int rank, uint32_t op) : spec_() {
-        spec_.op = static_cast<int32_t>(op);
-        spec_.contract = shape.contract;
-        spec_.group_ep_length = 1;
-        spec_.comm_world = shape.world;
-        spec_.comm_rank = rank;
-        spec_.window_mib = kWindowMiB;
-        spec_.cores = shape.cores;
-        spec_.deadline_micros = shape.micros;
-        for (int64_t& value : spec_.attributes) value = moe::kNoValue;
-        for (const auto index :
-             {moe::kAttribute_tp_world_size, moe::kAttribute_tp_rank_id, moe::kAttribute_expert_shard_type,
-              moe::kAttribute_shared_expert_num, moe::kAttribute_shared_expert_rank_num,
-              moe::kAttribute_quant_mode, moe::kAttribute_expert_token_nums_type}) {
-            spec_.attributes[index] = 0;
-        }
-        spec_.attributes[moe::kAttribute_ep_world_size] = shape.world;
-        spec_.attributes[moe::kAttribute_ep_rank_id] = rank;
-        spec_.attributes[moe::kAttribute_moe_expert_num] = shape.experts();
-        spec_.attributes[moe::kAttribute_global_bs] = shape.world * shape.max_batch;
-        if (op == moe::kOpDispatch) spec_.attributes[moe::kAttribute_quant_mode] = shape.quantised ? 2 : 0;
-    }
-
-    void Input(moe::TensorIndex index, uint32_t type, const void* data, std::vector<int64_t> dims) {
-        moe::TensorDesc& tensor = spec_.tensors[index];
-        tensor.dtype = static_cast<int32_t>(type);
-        tensor.rank = static_cast<int32_t>(dims.size());
-        for (size_t i = 0; i < dims.size(); ++i) tensor.dims[i] = dims[i];
-        inputs_[index] = data;
-    }
-
-    // The error code of the op.
-    int Run(void* comm) {
-        moe::CheckResult check;
-        void* plan = am_plan_create(&spec_, &check);
-        if (plan == nullptr) {
-            Check(false, std::string("the call was refused: ") + check.message);
-            return -1;
-        }
-        int64_t desc[4];
-        std::vector<void*> targets;
-        outputs.clear();
-        for (int i = 0; am_call_output(&spec_, i, desc); ++i) {
-            const size_t elements = static_cast<size_t>(desc[2] * (desc[1] > 1 ? desc[3] : 1));
-            outputs.emplace_back(elements * moe::TypeSize(static_cast<uint32_t>(desc[0])));
-        }
-        for (auto& output : outputs) targets.push_back(output.data());
-        char text[512] = "";
-        const int code = am_run(comm, plan, inputs_, targets.data(), record, text, sizeof(text));
-        am_plan_destroy(plan);
-        return code;
-    }
-
-    std::vector<std::vector<uint8_t>> outputs;
-    int32_t record[moe::kErrorRecordWords];
-
-private:
-    moe::CallSpec spec_;
-    const void* inputs_[moe::kTensorCount] = {};
+struct Input {
+    moe::TensorIndex index;
+    uint32_t type;
+    const void* data;
+    std::vector<int64_t> dims;
 };
 
 class Rank {
 public:
-    Rank(const Shape& shape, int rank, void* comm) : shape_(shape), rank_(rank), comm_(comm) {}
+    Rank(const Shape& shape, int rank, void* comm) : number(rank), comm(comm), shape_(shape) {}
 
     // Dispatches the tokens of `seed`, or other rows than are compared with. Returns the error code.
     int Dispatch(uint32_t seed, bool wrong = false) {
-        const Tokens mine = MakeTokens(shape_, seed, rank_);
-        const std::vector<float> other(mine.rows.size(), 9);
-        Call call(shape_, rank_, moe::kOpDispatch);
-        const float* rows = wrong ? other.data() : mine.rows.data();
-        call.Input(moe::kTensor_x, moe::kTypeFp32, rows, {mine.batch, shape_.hidden});
-        call.Input(moe::kTensor_expert_ids, moe::kTypeInt32, mine.ids.data(), {mine.batch, shape_.topk});
-        call.Input(moe::kTensor_x_active_mask, moe::kTypeBool, mine.active.data(), {mine.batch});
-        const int code = Run(call);
-        if (code == static_cast<int>(moe::kOk)) {
-            sent_ = mine;
-            index_ = call.outputs[2];
-            counts_ = call.outputs[4];
-            SetRows(call);
-        }
+        sent_ = MakeTokens(shape_, seed, number);
+        const std::vector<float> rows = wrong ? std::vector<float>(sent_.rows.size(), 9) : sent_.rows;
+        const int code =
+            Run(moe::kOpDispatch, {{moe::kTensor_x, moe::kTypeFp32, rows.data(), Rows()},
+                                   {moe::kTensor_expert_ids, moe::kTypeInt32, sent_.ids.data(), Pairs()},
+                                   Mask()});
+        if (code == static_cast<int>(moe::kOk)) SetRows();
         return code;
     }
 
     // Combines the rows of the last dispatch unchanged; checks the sums. Returns the error code.
     int Combine() {
         const bool v2 = shape_.contract == static_cast<int>(moe::kContractV2);
-        const int64_t rows = static_cast<int64_t>(rows_.size()) / shape_.hidden;
-        const int64_t index = static_cast<int64_t>(index_.size() / sizeof(int32_t));
-        Call call(shape_, rank_, moe::kOpCombine);
-        call.Input(moe::kTensor_expand_x, moe::kTypeFp32, rows_.data(), {rows, shape_.hidden});
-        call.Input(moe::kTensor_expert_ids, moe::kTypeInt32, sent_.ids.data(), {sent_.batch, shape_.topk});
-        call.Input(v2 ? moe::kTensor_assist_info_for_combine : moe::kTensor_expand_idx, moe::kTypeInt32,
-                   index_.data(), {index});
-        call.Input(moe::kTensor_ep_send_counts, moe::kTypeInt32, counts_.data(), {shape_.experts()});
-        call.Input(moe::kTensor_expert_scales, moe::kTypeFp32, sent_.weights.data(),
-                   {sent_.batch, shape_.topk});
-        call.Input(moe::kTensor_x_active_mask, moe::kTypeBool, sent_.active.data(), {sent_.batch});
-        const int code = Run(call);
-        if (code == static_cast<int>(moe::kOk)) CheckSums(call);
+        const auto place = v2 ? moe::kTensor_assist_info_for_combine : moe::kTensor_expand_idx;
+        const auto length = [](size_t bytes, size_t of) { return static_cast<int64_t>(bytes / of); };
+        const int64_t rows = length(rows_.size(), static_cast<size_t>(shape_.hidden));
+        const int64_t index = length(index_.size(), sizeof(int32_t));
+        const int code =
+            Run(moe::kOpCombine,
+                {{moe::kTensor_expand_x, moe::kTypeFp32, rows_.data(), {rows, shape_.hidden}},
+                 {moe::kTensor_expert_ids, moe::kTypeInt32, sent_.ids.data(), Pairs()},
+                 {place, moe::kTypeInt32, index_.data(), {index}},
+                 {moe::kTensor_ep_send_counts, moe::kTypeInt32, counts_.data(), {shape_.experts()}},
+                 {moe::kTensor_expert_scales, moe::kTypeFp32, sent_.weights.data(), Pairs()},
+                 Mask()});
+        if (code == static_cast<int>(moe::kOk)) CheckSums();
         return code;
     }
 
     int culprit() const { return record_[moe::kRecCulprit]; }
-    void* comm() const { return comm_; }
+
+    const int number;
+    void* const comm;
 
 private:
-    int Run(Call& call) {
-        const int code = call.Run(comm_);
-        memcpy(record_, call.record, sizeof(record_));
+    std::vector<int64_t> Rows() const { return {sent_.batch, shape_.hidden}; }
+    std::vector<int64_t> Pairs() const { return {sent_.batch, shape_.topk}; }
+    Input Mask() const {
+        return {moe::kTensor_x_active_mask, moe::kTypeBool, sent_.active.data(), {sent_.batch}};
+    }
+
+    moe::CallSpec Spec(uint32_t op) const {
+        moe::CallSpec spec{};
+        spec.op = static_cast<int32_t>(op);
+        spec.contract = shape_.contract;
+        spec.group_ep_length = 1;
+        spec.comm_world = shape_.world;
+        spec.comm_rank = number;
+        spec.window_mib = kWindowMiB;
+        spec.cores = shape_.cores;
+        spec.deadline_micros = kPatientMicros;
+        for (const auto absent :
+             {moe::kAttribute_y_dtype, moe::kAttribute_x_dtype, moe::kAttribute_scales_dtype}) {
+            spec.attributes[absent] = moe::kNoValue;
+        }
+        spec.attributes[moe::kAttribute_ep_world_size] = shape_.world;
+        spec.attributes[moe::kAttribute_ep_rank_id] = number;
+        spec.attributes[moe::kAttribute_moe_expert_num] = shape_.experts();
+        spec.attributes[moe::kAttribute_global_bs] = shape_.world * shape_.max_batch;
+        if (op == moe::kOpDispatch && shape_.quantised) spec.attributes[moe::kAttribute_quant_mode] = 2;
+        return spec;
+    }
+
+    // The error code of the op; its outputs are in `outputs_`.
+    int Run(uint32_t op, const std::vector<Input>& given) {
+        moe::CallSpec spec = Spec(op);
+        const void* inputs[moe::kTensorCount] = {};
+        for (const Input& input : given) {
+            moe::TensorDesc& tensor = spec.tensors[input.index];
+            tensor.dtype = static_cast<int32_t>(input.type);
+            tensor.rank = static_cast<int32_t>(input.dims.size());
+            std::copy(input.dims.begin(), input.dims.end(), tensor.dims);
+            inputs[input.index] = input.data;
+        }
+        moe::CheckResult check;
+        void* plan = am_plan_create(&spec, &check);
+        Check(plan != nullptr, std::string("the call was refused: ") + check.message);
+        if (plan == nullptr) return -1;
+        int64_t desc[4];
+        std::vector<void*> targets;
+        outputs_.clear();
+        for (int i = 0; am_call_output(&spec, i, desc); ++i) {
+            const size_t elements = static_cast<size_t>(desc[2] * (desc[1] > 1 ? desc[3] : 1));
+            outputs_.emplace_back(elements * moe::TypeSize(static_cast<uint32_t>(desc[0])));
+            targets.push_back(outputs_.back().data());
+        }
+        char text[512] = "";
+        const int code = am_run(comm, plan, inputs, targets.data(), record_, text, sizeof(text));
+        am_plan_destroy(plan);
         return code;
     }
-    // A code is less than half a step away from its whole number.
-    void SetRows(const Call& call) {
-        const std::vector<uint8_t>& rows = call.outputs[0];
+
+    // What dispatch gave, for combine. A code is less than half a step away from its whole number.
+    void SetRows() {
+        index_ = outputs_[2];
+        counts_ = outputs_[4];
+        const std::vector<uint8_t>& rows = outputs_[0];
         const size_t hidden = static_cast<size_t>(shape_.hidden);
         rows_.assign(shape_.quantised ? rows.size() : rows.size() / sizeof(float), 0);
         if (!shape_.quantised) memcpy(rows_.data(), rows.data(), rows.size());
@@ -210,11 +202,12 @@ private:
         memcpy(&filled, &counts_[counts_.size() - sizeof(filled)], sizeof(filled));
         for (size_t at = 0; shape_.quantised && at < static_cast<size_t>(filled) * hidden; ++at) {
             float scale;
-            memcpy(&scale, &call.outputs[1][at / hidden * sizeof(float)], sizeof(float));
+            memcpy(&scale, &outputs_[1][at / hidden * sizeof(float)], sizeof(float));
             rows_[at] = std::nearbyint(scale * static_cast<float>(static_cast<int8_t>(rows[at])));
         }
     }
-    void CheckSums(const Call& call) {
+
+    void CheckSums() {
         const size_t hidden = static_cast<size_t>(shape_.hidden), topk = static_cast<size_t>(shape_.topk);
         bool right = true;
         for (size_t at = 0; at < sent_.rows.size(); ++at) {
@@ -223,72 +216,49 @@ private:
             for (size_t k = 0; k < topk && sent_.active[token] != 0; ++k) {
                 if (sent_.ids[token * topk + k] >= 0) sum += sent_.weights[token * topk + k] * sent_.rows[at];
             }
-            right = right && memcmp(&call.outputs[0][at * sizeof(sum)], &sum, sizeof(sum)) == 0;
+            right = right && memcmp(&outputs_[0][at * sizeof(sum)], &sum, sizeof(sum)) == 0;
         }
-        Check(right, "combine's x of rank " + std::to_string(rank_) + ", " + shape_.Text());
+        Check(right, "combine's x of rank " + std::to_string(number) + ", " + shape_.Text());
     }
 
     Shape shape_;
-    int rank_;
-    void* comm_;
     Tokens sent_;  // by the last dispatch, with three of its outputs
     std::vector<float> rows_;
     std::vector<uint8_t> index_, counts_;
+    std::vector<std::vector<uint8_t>> outputs_;  // of the last op
     int32_t record_[moe::kErrorRecordWords] = {};
 };
 
-class Cluster {
-public:
-    Cluster(const Shape& shape, uint32_t epoch) : shape_(shape) {
-        const uint64_t bytes = static_cast<uint64_t>(kWindowMiB) * moe::kMiB;
-        total_ = am_window_total_bytes(bytes, 0);
-        for (int rank = 0; rank < shape.world; ++rank) bases_.push_back(am_window_alloc(total_));
-        for (int rank = 0; rank < shape.world; ++rank) {
-            void* comm = am_comm_create(rank, shape.world, bases_.data(), bytes, 0, nullptr);
-            if (epoch != 0) am_comm_set_epoch(comm, epoch);
-            ranks_.push_back(std::make_unique<Rank>(shape, rank, comm));
-        }
+// Runs `body(rank, all ranks)` on a thread a rank, over fresh windows.
+void OnRanks(const Shape& shape, uint32_t epoch,
+             const std::function<void(Rank&, const std::deque<Rank>&)>& body) {
+    const uint64_t bytes = static_cast<uint64_t>(kWindowMiB) * moe::kMiB;
+    const uint64_t total = am_window_total_bytes(bytes, 0);
+    std::vector<void*> bases;
+    for (int rank = 0; rank < shape.world; ++rank) bases.push_back(am_window_alloc(total));
+    std::deque<Rank> ranks;
+    for (int rank = 0; rank < shape.world; ++rank) {
+        void* comm = am_comm_create(rank, shape.world, bases.data(), bytes, 0, nullptr);
+        if (epoch != 0) am_comm_set_epoch(comm, epoch);
+        ranks.emplace_back(shape, rank, comm);
     }
-    ~Cluster() {
-        for (auto& rank : ranks_) am_comm_destroy(rank->comm());
-        for (void* base : bases_) am_window_unmap(base, total_);
-    }
-    Cluster(const Cluster&) = delete;
-    Cluster& operator=(const Cluster&) = delete;
-
-    // Runs `body(rank number, rank)` on a thread a rank.
-    void Run(const std::function<void(int, Rank&)>& body) {
-        std::vector<std::thread> threads;
-        for (int rank = 0; rank < shape_.world; ++rank) {
-            threads.emplace_back([&, rank] { body(rank, *ranks_[static_cast<size_t>(rank)]); });
-        }
-        for (std::thread& thread : threads) thread.join();
-    }
-    // `gone` has left, as the others see it.
-    void MarkLost(int gone) {
-        for (int rank = 0; rank < shape_.world; ++rank) {
-            if (rank != gone) am_comm_mark_lost(ranks_[static_cast<size_t>(rank)]->comm(), gone);
-        }
-    }
-
-private:
-    Shape shape_;
-    uint64_t total_ = 0;
-    std::vector<void*> bases_;
-    std::vector<std::unique_ptr<Rank>> ranks_;
-};
+    std::vector<std::thread> threads;
+    for (Rank& rank : ranks) threads.emplace_back([&] { body(rank, ranks); });
+    for (std::thread& thread : threads) thread.join();
+    for (const Rank& rank : ranks) am_comm_destroy(rank.comm);
+    for (void* base : bases) am_window_unmap(base, total);
+}
 
 // ---- the checks ----
 
 // Any order of the two ops, nothing between them. `wrong`: rank 0 must notice that its rows are not its own.
 void Sequence(const Shape& shape, uint32_t seed, int ops, bool wrong = false) {
-    Cluster cluster(shape, kFirstEpoch);
-    cluster.Run([&](int number, Rank& rank) {
+    OnRanks(shape, kFirstEpoch, [&](Rank& rank, const std::deque<Rank>&) {
         std::mt19937 random(seed);  // the same choices on all ranks
         for (int op = 0; op < ops; ++op) {
             const bool dispatch = op == 0 || random() % 2 == 0;
             const uint32_t of_op = seed + static_cast<uint32_t>(op);
-            const int code = dispatch ? rank.Dispatch(of_op, wrong && number == 0) : rank.Combine();
+            const int code = dispatch ? rank.Dispatch(of_op, wrong && rank.number == 0) : rank.Combine();
             Expect(code, moe::kOk, dispatch ? "dispatch" : "combine");
             if (code != static_cast<int>(moe::kOk)) return;
         }
@@ -297,10 +267,14 @@ void Sequence(const Shape& shape, uint32_t seed, int ops, bool wrong = false) {
 
 // Rank 0 goes while the others are on their way.
 void Leaves(const Shape& shape, uint32_t seed) {
-    Cluster cluster(shape, 0);
-    cluster.Run([&](int number, Rank& rank) {
+    OnRanks(shape, 0, [&](Rank& rank, const std::deque<Rank>& all) {
         for (uint32_t turn = 0;; ++turn) {
-            if (number == 0 && turn == seed % 4) return cluster.MarkLost(0);
+            if (rank.number == 0 && turn == seed % 4) {
+                for (const Rank& other : all) {
+                    if (other.number != 0) am_comm_mark_lost(other.comm, 0);
+                }
+                return;
+            }
             const int code = rank.Dispatch(seed + turn);
             if (code == static_cast<int>(moe::kOk)) continue;
             Expect(code, moe::kPeerLost, "dispatch after a rank went");
@@ -318,7 +292,7 @@ std::vector<Shape> Shapes() {
         for (int contract : {1, 2}) {
             for (bool quantised : {false, true}) {
                 shapes.push_back({world, 1 + world % 3, 2 + contract % 2, 32 * (5 - world), 5,
-                                  world == 3 ? 5 : world, kPatientMicros, contract, quantised});
+                                  world == 3 ? 5 : world, contract, quantised});
             }
         }
     }
