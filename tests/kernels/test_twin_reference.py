@@ -83,7 +83,7 @@ FIXED = [
     Case(world=2, local=2, topk=3, batch=5, quant="int8", odd=True, tail=True, seed=7, cores=3),
     Case(world=3, local=1, topk=2, ids="overflow", seed=8),
     Case(world=3, local=2, topk=2, ids="bad", contract=2, seed=9),
-    Case(world=2, local=2, topk=4, batch=6, contract=2, odd=True, tail=True, mask="prefix", seed=10),
+    Case(local=2, topk=4, batch=6, contract=2, odd=True, tail=True, mask="prefix", shared=2, seed=10),
     Case(world=2, local=40, topk=8, batch=70, ids="any", batches="unequal", units=1, seed=11, cores=5),
     Case(local=2, topk=2, batch=1, units=130, dtype="fp32", contract=2, shared=2, seed=12, cores=48),
     Case(world=3, batch=0, quant="int8", tp=1, seed=15),

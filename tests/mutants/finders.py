@@ -54,7 +54,6 @@ SUITE_TESTS = [
         for name in (
             *("fixed", "special_values", "zero_rows_quantised", "masked_ids_are_not_looked_at"),
             *("overflow_beyond_the_capacity_by_one", "counts_that_would_store_elsewhere"),
-            "same_with_any_number_of_cores",
         )
     ),
     "kernels/test_failures_collective.py::test_bad_id_on_one_rank_is_raised_by_all",
