@@ -7,7 +7,6 @@ import os
 import platform
 import re
 import resource
-import runpy
 import shutil
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from .._text import installed_version
 from ..comm.communicator import MIB, window_data_bytes
 from ..errors import AscendMoeError
 from ..native import binding, library
+from ..native.build import source_hash
 from . import Finding, error, fine, warn
 
 LEAST_PYTHON, LEAST_TORCH, LEAST_COMPILER = (3, 10), (2, 7), 11
@@ -70,7 +70,7 @@ def _library() -> Iterator[Finding]:
         return
     try:
         root = library.native_source_root()
-        hashed = _source_hash(root)
+        hashed = source_hash(root)
     except (AscendMoeError, OSError, AttributeError) as problem:
         yield warn(topic, f"{path}; its sources are not there ({problem})", "it may be older", _BUILD)
         return
@@ -87,10 +87,6 @@ def _torch_ops() -> Finding:
         return fine(topic, f"{binding.library_path()}, for torch from 2.10 on")
     head, _, fix = str(problem).partition(":")
     return error(topic, head, "the operators raise this", " ".join(fix.split()))
-
-
-def _source_hash(root: Path) -> str:
-    return str(runpy.run_path(str(root / "tools" / "source_hash.py"))["source_hash"](root))
 
 
 def _compiler() -> Finding:

@@ -48,12 +48,8 @@ class Call:
 def attributes_of(name: str, given: dict[str, int]) -> dict[str, int | None]:
     """All integer attributes of an op in its schema's order, defaults filled in."""
     schema = getattr(getattr(torch.ops, NAMESPACE), name).default._schema
-    found: dict[str, int | None] = {}
-    for argument in schema.arguments:
-        if "int" in str(argument.type):
-            default = argument.default_value if argument.has_default_value() else None
-            found[argument.name] = given.get(argument.name, default)
-    return found
+    integers = (argument for argument in schema.arguments if "int" in str(argument.type))
+    return {argument.name: given.get(argument.name, argument.default_value) for argument in integers}
 
 
 class PlannedProgram:
@@ -85,9 +81,8 @@ class PlannedProgram:
     def _dispatch(self, case: Case) -> tuple[Case, list[Call]]:
         made, name = list[Call](), self._name("dispatch")
         for rank, (inputs, want) in enumerate(zip(case.inputs, case.dispatched(), strict=True)):
-            given = {"x": inputs.x, "expert_ids": inputs.expert_ids}
-            given |= {} if inputs.scales is None else {"scales": inputs.scales}
-            given |= {} if inputs.x_active_mask is None else {"x_active_mask": inputs.x_active_mask}
+            names = ("x", "expert_ids", "scales", "x_active_mask")
+            given = {key: getattr(inputs, key) for key in names if getattr(inputs, key) is not None}
             attributes = attributes_of(name, {**self._common(rank), "quant_mode": case.quant_mode})
             call = Call(rank, name, given, attributes)
             # Between servers both contracts have V1's expand_idx.

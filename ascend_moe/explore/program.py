@@ -39,6 +39,16 @@ _KEYS = dict(
         strict=True,
     )
 )
+# What a word of a case that is no number sets.
+_WORDS = {
+    **{word: ("algorithm", word) for word in ALGORITHMS},
+    **{word: ("rows", word) for word in ROWS},
+    **{word.replace(" ", "-"): ("batches", word) for word in BATCHES},
+    **{f"ids:{word}": ("ids", word) for word in IDS},
+    **{f"mask:{word}": ("mask", word) for word in MASKS},
+    **{word: ("quant", word) for word in QUANTS},
+    **{word: ("dtype", word) for word in DTYPES},
+}
 
 
 @dataclass(frozen=True)
@@ -97,24 +107,12 @@ class Program(Case):
 def parse(text: str) -> Program:
     """The program that ``str(program)`` describes; what is left out has its default."""
     values: dict[str, object] = {}
+    numbers = {key: name for name, key in _KEYS.items()}
     for word in filter(None, text.split(",")):
-        name = next((name for name, key in _KEYS.items() if word[0] == key and word[1:].isdigit()), None)
-        if name is not None:
-            values[name] = int(word[1:])
-        elif word in DTYPES:
-            values["dtype"] = word
-        elif word in QUANTS:
-            values["quant"] = word
-        elif word.startswith("mask:") and word[5:] in MASKS:
-            values["mask"] = word[5:]
-        elif word.startswith("ids:") and word[4:] in IDS:
-            values["ids"] = word[4:]
-        elif word.replace("-", " ") in BATCHES:
-            values["batches"] = word.replace("-", " ")
-        elif word in ROWS:
-            values["rows"] = word
-        elif word in ALGORITHMS:
-            values["algorithm"] = word
+        if word[0] in numbers and word[1:].isdigit():
+            values[numbers[word[0]]] = int(word[1:])
+        elif (known := _WORDS.get(word.replace(" ", "-"))) is not None:
+            values[known[0]] = known[1]
         elif set(word) <= {"D", "C"}:
             values["sequence"] = word
         else:

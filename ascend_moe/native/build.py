@@ -111,8 +111,12 @@ def build_folder(sources: Path, fast: Path) -> Path:
 
     The fast engine's library is in it as a link, because the virtual NPU looks for it in folders above.
     """
-    hash_of = runpy.run_path(str(sources / "tools" / "source_hash.py"))["source_hash"]
-    return cache_directory() / "native" / digest_of(hash_of(sources), str(fast))
+    return cache_directory() / "native" / digest_of(source_hash(sources), str(fast))
+
+
+def source_hash(sources: Path) -> str:
+    """The hash of native sources, as a library that was built from them has it."""
+    return str(runpy.run_path(str(sources / "tools" / "source_hash.py"))["source_hash"](sources))
 
 
 def part_if_built(name: str, sources: Path, fast: Path) -> Path | None:

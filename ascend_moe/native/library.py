@@ -62,8 +62,6 @@ SIGNATURES: Signatures = {
     "am_check_bytes": (c_uint64, ()),
     "am_error_record_words": (c_uint64, ()),
     "am_plan_create": (c_void_p, (c_void_p, c_void_p)),
-    "am_plan_info": (c_uint64, (c_void_p, POINTER(c_uint64), c_uint64)),
-    "am_plan_tiling": (c_uint64, (c_void_p, c_void_p, c_uint64)),
     "am_plan_destroy": (None, (c_void_p,)),
     "am_call_output": (c_int, (c_void_p, c_int, POINTER(c_int64))),
     "am_run": (c_int, (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_char_p, c_uint64)),

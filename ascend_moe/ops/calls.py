@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .. import errors, settings
-from ..comm.communicator import ALGORITHMS, MAX_WINDOW_MIB, Communicator
+from ..comm.communicator import MAX_WINDOW_MIB, Communicator
 from ..native import library as _lib
 
 OP_DISPATCH, OP_COMBINE = 1, 2
@@ -185,7 +185,7 @@ def infer(
 
 
 def rule_broken(
-    op_name: str, rule: str, argument: str, needed_mib: int, dtype: str, comm_alg: str
+    op_name: str, rule: str, argument: str, needed_mib: int, dtype: str = "", comm_alg: str = ""
 ) -> errors.ArgumentError:
     """The error of a call that breaks a rule of op_host.
 
@@ -212,37 +212,19 @@ def rule_broken(
 class Plan:
     """A call that keeps all rules, tiled for one communicator's world and window."""
 
-    def __init__(self, op_name: str, spec: Any, shapes: Shapes = (), comm_alg: str = "") -> None:
-        """Raises ArgumentError or WindowTooSmall when the call breaks a rule.
-
-        ``shapes`` and ``comm_alg`` as given to ``describe``: for messages, which name what was passed.
-        """
-        self._handle: int | None = None
+    def __init__(self, op_name: str, spec: Any) -> None:
+        """Raises ArgumentError or WindowTooSmall when the call breaks a rule."""
+        self.handle: int | None = None
         self._library = _lib.lib()
         check = CheckResult()
-        self._handle = self._library.am_plan_create(ctypes.byref(spec), ctypes.byref(check))
-        if not self._handle:
-            argument = check.argument.decode()
-            dtype = next((dtype for name, dtype, _ in shapes if name == argument), "")
-            raise rule_broken(
-                op_name, check.message.decode(), argument, check.needed_mib, str(dtype), comm_alg
-            )
+        self.handle = self._library.am_plan_create(ctypes.byref(spec), ctypes.byref(check))
+        if not self.handle:
+            raise rule_broken(op_name, check.message.decode(), check.argument.decode(), check.needed_mib)
         self.outputs = outputs_of(spec)
 
-    @property
-    def algorithm(self) -> str:
-        """What comm_alg came to for this call: "window" or "direct"."""
-        words = (ctypes.c_uint64 * 9)()
-        self._library.am_plan_info(self._handle, words, len(words))
-        return ALGORITHMS[words[8]]
-
-    @property
-    def handle(self) -> int | None:
-        return self._handle
-
     def __del__(self) -> None:
-        if self._handle:
-            self._library.am_plan_destroy(self._handle)
+        if self.handle:
+            self._library.am_plan_destroy(self.handle)
 
 
 def failure(code: int, record: Any, fault: str, communicator: Communicator) -> errors.AscendMoeError:

@@ -220,8 +220,5 @@ def _verdict(probe: Probe, place: Place) -> tuple[str, str]:
 
 def _together(probe: Probe, verdicts: Sequence[tuple[str, str]]) -> Finding:
     """The worst of all ranks."""
-    for worst in (FAIL, SKIPPED):
-        for verdict, detail in verdicts:
-            if verdict == worst:
-                return Finding(probe.name, probe.assumption, verdict, detail)
-    return Finding(probe.name, probe.assumption, PASS, verdicts[0][1])
+    worst = min(verdicts, key=lambda one: (FAIL, SKIPPED, PASS).index(one[0]))
+    return Finding(probe.name, probe.assumption, *worst)

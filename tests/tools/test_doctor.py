@@ -137,7 +137,7 @@ OURS = b"..".join(doctor_cann.SYMBOLS)
 @pytest.mark.parametrize(
     ("change", "topic", "level", "said"),
     [
-        (lambda m, root: m.setattr(machine, "_source_hash", lambda _: ""), "native library", WARN, "cmake"),
+        (lambda m, root: m.setattr(machine, "source_hash", lambda _: ""), "native library", WARN, "cmake"),
         (lambda m, root: m.setenv("ASCEND_MOE_LIBRARY", "/gone/x.so"), "native library", ERROR, "/gone"),
         (lambda m, root: m.setattr(machine, "_available_mib", lambda: 150), "memory", WARN, "150 MiB"),
         (lambda m, root: m.setattr(machine, "_available_mib", lambda: 4096), "memory", OK, "4096 MiB"),
@@ -251,7 +251,7 @@ def test_configuration() -> None:
 
 def test_command(monkeypatch: pytest.MonkeyPatch) -> None:
     wheels(monkeypatch, torch_npu="")
-    monkeypatch.setattr(machine, "_source_hash", lambda root: _lib.lib().am_source_hash().decode())
+    monkeypatch.setattr(machine, "source_hash", lambda root: _lib.lib().am_source_hash().decode())
     code, said, _ = commands.said("doctor")
     assert code == 0 and "0 errors" in said and "error  " not in said and said.isascii()
     code, said, _ = commands.said("doctor", "-p", "deepseek-v3")  # 200 MiB are too few
