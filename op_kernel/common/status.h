@@ -343,8 +343,6 @@ public:
     // above the capacity are cut to that range, so that a core that has not checked the hashes may use them
     // as sizes.
     __aicore__ inline LocalTensor<int32_t> Counts() { return wordBuf_.Get<int32_t>(); }
-    // From one row to the next.
-    __aicore__ inline uint32_t RowWords() const { return blocks_ * kBlockWords; }
 
 private:
     static constexpr uint32_t kLaneBlocks = 8;  // of a repeat

@@ -129,14 +129,4 @@ inline void FullSortArray(T* dst, T* tmp, const T* score, const uint32_t* index,
     if (from != dst) std::memcpy(dst, from, uint64_t{n} * sizeof(SortEntry));
 }
 
-// Extract: scores and indices of 32·repeats entries apart again.
-template <class T>
-inline void ExtractArray(T* score, uint32_t* index, const T* entries, uint32_t repeats) {
-    for (uint32_t i = 0; i < 32 * repeats; ++i) {
-        const SortEntry entry = LoadEntry(entries, i);
-        StoreAt(score, i, EntryScore<T>(entry));
-        StoreAt(index, i, static_cast<uint32_t>(entry >> 32));
-    }
-}
-
 }  // namespace twin
