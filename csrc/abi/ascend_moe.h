@@ -53,6 +53,9 @@ AM_API uint64_t am_error_record_words(void);
 // A plan: a checked call with its tiling. Null: `check` says why.
 AM_API void* am_plan_create(const void* spec, void* check);
 AM_API void am_plan_destroy(void* plan);
+// Words of a plan: op, tiling key, block dim, x type code, workspace bytes, window bytes, tiling bytes,
+// transport. Returns how many there are; writes at most `count`.
+AM_API uint64_t am_plan_info(const void* plan, uint64_t* out, uint64_t count);
 // The tiling data that the kernel reads, at most `bytes` of them; returns how many there are.
 AM_API uint64_t am_plan_tiling(const void* plan, void* out, uint64_t bytes);
 // dtype, rank, dim 0, dim 1 of output `index`, as allocated; false past the last.

@@ -58,6 +58,15 @@ void* am_plan_create(const void* spec, void* check) {
 }
 void am_plan_destroy(void* plan) { delete static_cast<ops::Plan*>(plan); }
 
+uint64_t am_plan_info(const void* plan, uint64_t* out, uint64_t count) {
+    const ops::Plan& source = *static_cast<const ops::Plan*>(plan);
+    const uint64_t words[] = {source.call.op,        source.call.tilingKey,      source.call.blockDim,
+                              source.call.xType,     source.call.workspaceBytes, source.call.windowBytes,
+                              source.tiling_bytes(), source.info().transport,    source.info().algorithm};
+    constexpr uint64_t kWords = sizeof(words) / sizeof(words[0]);
+    memcpy(out, words, sizeof(words[0]) * std::min(count, kWords));
+    return kWords;
+}
 uint64_t am_plan_tiling(const void* plan, void* out, uint64_t bytes) {
     const ops::Plan& source = *static_cast<const ops::Plan*>(plan);
     memcpy(out, source.tiling(), std::min(bytes, source.tiling_bytes()));
