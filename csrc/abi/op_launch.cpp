@@ -31,14 +31,12 @@ uint64_t BytesOf(const Desc& tensor) {
 // Tensors of rows, by name: a timed run need not move them.
 bool IsRows(const char* name) { return strcmp(name, "x") == 0 || strcmp(name, "expand_x") == 0; }
 
-DispatchEntry* DispatchKernelOf(uint32_t type) {
-    if (type == moe::kTypeBf16) return &ascend_moe_distribute_dispatch_bf16;
-    return type == moe::kTypeFp16 ? &ascend_moe_distribute_dispatch_fp16
-                                  : &ascend_moe_distribute_dispatch_fp32;
-}
-CombineEntry* CombineKernelOf(uint32_t type) {
-    if (type == moe::kTypeBf16) return &ascend_moe_distribute_combine_bf16;
-    return type == moe::kTypeFp16 ? &ascend_moe_distribute_combine_fp16 : &ascend_moe_distribute_combine_fp32;
+Kernels KernelsOf(uint32_t type) {
+    if (type == moe::kTypeBf16)
+        return {&ascend_moe_distribute_dispatch_bf16, &ascend_moe_distribute_combine_bf16, 0};
+    if (type == moe::kTypeFp16)
+        return {&ascend_moe_distribute_dispatch_fp16, &ascend_moe_distribute_combine_fp16, 0};
+    return {&ascend_moe_distribute_dispatch_fp32, &ascend_moe_distribute_combine_fp32, 0};
 }
 
 }  // namespace
@@ -59,14 +57,14 @@ OpLaunch::OpLaunch(Communicator& comm, const Plan& plan, const void* const* inpu
             return WindowRule(begin, bytes, write);
         };
     }
-    const uint64_t workspace =
-        std::max(plan.call.workspaceBytes, instead != nullptr ? instead->workspace_bytes : 0);
+    const Kernels kernels = instead != nullptr ? *instead : KernelsOf(plan.call.xType);
+    const uint64_t workspace = std::max(plan.call.workspaceBytes, kernels.workspace_bytes);
     workspace_ = Add(comm.Workspace(workspace), workspace, twin::GmKind::kWorkspace, "workspace");
     record_ = Add(record, moe::kErrorRecordWords * sizeof(int32_t), twin::GmKind::kWorkspace, "error_record");
     if (plan.call.op == moe::kOpDispatch) {
-        PrepareDispatch(instead != nullptr ? instead->dispatch : DispatchKernelOf(plan.call.xType));
+        PrepareDispatch(kernels.dispatch);
     } else {
-        PrepareCombine(instead != nullptr ? instead->combine : CombineKernelOf(plan.call.xType));
+        PrepareCombine(kernels.combine);
     }
 }
 

@@ -15,10 +15,10 @@ namespace ops {
 
 class LocalRanks {
 public:
-    LocalRanks(uint32_t world, uint64_t data_bytes, uint64_t lent_bytes)
-        : window_bytes_(WindowBytes(data_bytes, lent_bytes)) {
+    LocalRanks(uint32_t world, uint64_t data_bytes, uint64_t lent_bytes) {
+        const uint64_t bytes = WindowBytes(data_bytes, lent_bytes);
         for (uint32_t rank = 0; rank < world; ++rank) {
-            windows_.emplace_back(am_window_alloc(window_bytes_), Unmap{window_bytes_});
+            windows_.emplace_back(am_window_alloc(bytes), Unmap{bytes});
             if (windows_.back() == nullptr) throw std::bad_alloc();
         }
         std::vector<void*> bases;
@@ -40,15 +40,12 @@ public:
     size_t size() const { return comms_.size(); }
     Communicator& operator[](size_t rank) { return *comms_[rank]; }
     Communicator& Of(int32_t rank) { return *comms_[static_cast<size_t>(rank)]; }
-    void* window(size_t rank) const { return windows_[rank].get(); }
-    uint64_t window_bytes() const { return window_bytes_; }
 
 private:
     struct Unmap {
         uint64_t bytes;
         void operator()(void* window) const { am_window_unmap(window, bytes); }
     };
-    const uint64_t window_bytes_;
     std::vector<std::unique_ptr<void, Unmap>> windows_;
     std::vector<std::unique_ptr<Communicator>> comms_;
 };

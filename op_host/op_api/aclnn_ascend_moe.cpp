@@ -80,13 +80,6 @@ aclnnStatus aclnnAscendMoeDistributeDispatchGetWorkspaceSize(
         workspaceSize, executor);
 }
 
-aclnnStatus aclnnAscendMoeDistributeDispatch(void* workspace, uint64_t workspaceSize, aclOpExecutor* executor,
-                                             aclrtStream stream) {
-    ASCEND_MOE_REQUIRE(executor);
-    SetServerType(executor);
-    return aclnnInnerAscendMoeDistributeDispatch(workspace, workspaceSize, executor, stream);
-}
-
 aclnnStatus aclnnAscendMoeDistributeCombineGetWorkspaceSize(
     const aclTensor* expandX, const aclTensor* expertIds, const aclTensor* expandIdx,
     const aclTensor* epSendCounts, const aclTensor* expertScales, const aclTensor* tpSendCountsOptional,
@@ -108,13 +101,6 @@ aclnnStatus aclnnAscendMoeDistributeCombineGetWorkspaceSize(
         constExpertNum, contract, windowMib, timeoutUs, xOut, errorRecordOut, workspaceSize, executor);
 }
 
-aclnnStatus aclnnAscendMoeDistributeCombine(void* workspace, uint64_t workspaceSize, aclOpExecutor* executor,
-                                            aclrtStream stream) {
-    ASCEND_MOE_REQUIRE(executor);
-    SetServerType(executor);
-    return aclnnInnerAscendMoeDistributeCombine(workspace, workspaceSize, executor, stream);
-}
-
 aclnnStatus aclnnAscendMoeProbeGetWorkspaceSize(const char* groupEp, int64_t epWorldSize, int64_t epRankId,
                                                 int64_t mode, int64_t nonce, int64_t rounds, int64_t cycles,
                                                 int64_t windowMib, int64_t timeoutUs,
@@ -126,9 +112,13 @@ aclnnStatus aclnnAscendMoeProbeGetWorkspaceSize(const char* groupEp, int64_t epW
                                                     executor);
 }
 
-aclnnStatus aclnnAscendMoeProbe(void* workspace, uint64_t workspaceSize, aclOpExecutor* executor,
-                                aclrtStream stream) {
-    ASCEND_MOE_REQUIRE(executor);
-    SetServerType(executor);
-    return aclnnInnerAscendMoeProbe(workspace, workspaceSize, executor, stream);
-}
+#define ASCEND_MOE_LAUNCH(name)                                                               \
+    aclnnStatus aclnn##name(void* workspace, uint64_t workspaceSize, aclOpExecutor* executor, \
+                            aclrtStream stream) {                                             \
+        ASCEND_MOE_REQUIRE(executor);                                                         \
+        SetServerType(executor);                                                              \
+        return aclnnInner##name(workspace, workspaceSize, executor, stream);                  \
+    }
+ASCEND_MOE_LAUNCH(AscendMoeDistributeDispatch)
+ASCEND_MOE_LAUNCH(AscendMoeDistributeCombine)
+ASCEND_MOE_LAUNCH(AscendMoeProbe)

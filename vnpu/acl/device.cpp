@@ -8,7 +8,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <mutex>
 #include <set>
 #include <string>
 
@@ -85,9 +84,7 @@ Handle ContextOf(int device) {
 void SetRecentError(const std::string& text) { last_error = text; }
 
 AclError Unsupported(const char* function) {
-    static std::mutex* mutex = new std::mutex;
-    static std::set<std::string>* named = new std::set<std::string>;
-    std::lock_guard<std::mutex> lock(*mutex);
+    const Locked<std::set<std::string>> named;
     last_error = std::string(function) + ": the virtual NPU does not have this function";
     if (named->insert(function).second) std::fprintf(stderr, "ascend_moe vnpu: %s\n", last_error.c_str());
     return kNotSupported;
@@ -288,30 +285,23 @@ namespace {
 
 constexpr AclError kVectorCoreException = 507035;
 
-std::mutex& FaultMutex() {
-    static auto* mutex = new std::mutex;
-    return *mutex;
-}
-
-// Empty: none.
-std::string& FaultText() {
-    static auto* text = new std::string;
-    return *text;
-}
+struct Fault {
+    std::string text;  // empty: none
+};
 
 }  // namespace
 
 AclError TakeFault() {
-    std::lock_guard<std::mutex> lock(FaultMutex());
-    if (FaultText().empty()) return kSuccess;
-    SetRecentError(FaultText());
-    FaultText().clear();
+    const Locked<Fault> fault;
+    if (fault->text.empty()) return kSuccess;
+    SetRecentError(fault->text);
+    fault->text.clear();
     return kVectorCoreException;
 }
 
 }  // namespace vnpu
 
 VNPU_EXPORT void vnpu_fault(void) {
-    std::lock_guard<std::mutex> lock(FaultMutex());
-    if (FaultText().empty()) FaultText() = last_error;  // the first one is the cause of what follows
+    const Locked<Fault> fault;
+    if (fault->text.empty()) fault->text = last_error;  // the first one is the cause of what follows
 }

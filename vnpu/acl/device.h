@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -56,6 +57,26 @@ constexpr AclError kNotSupported = 207000;
 constexpr AclError kOutOfMemory = 207001;
 
 enum LocationType : int { kLocationHost = 0, kLocationDevice = 1, kLocationUnregistered = 2 };
+
+// What this process has one of, used by one thread at a time: locked while this lives. Never destroyed:
+// threads may outlive main().
+template <typename T>
+class Locked {
+public:
+    T& operator*() const { return the().value; }
+    T* operator->() const { return &the().value; }
+
+private:
+    struct Guarded {
+        std::mutex mutex;
+        T value = {};
+    };
+    static Guarded& the() {
+        static auto* guarded = new Guarded;
+        return *guarded;
+    }
+    std::lock_guard<std::mutex> lock_{the().mutex};
+};
 
 struct Location {
     uint32_t id;

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <map>
 #include <memory>
-#include <mutex>
 
 #include "graph.h"
 
@@ -22,15 +21,9 @@ struct Block {
 };
 
 struct Heap {
-    std::mutex mutex;
     std::map<uintptr_t, Block> blocks;
     uint64_t used[kMaxDevices] = {};
 };
-
-Heap& TheHeap() {
-    static auto* heap = new Heap;  // never destroyed: threads may free after main has returned
-    return *heap;
-}
 
 size_t PageUp(size_t bytes) {
     const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
@@ -60,37 +53,34 @@ AclError Allocate(void** out, size_t size, int type, const char* function = __bu
     if (type == kLocationDevice) {
         if (AclError code = NeedDevice(function)) return code;
     }
-    Heap& heap = TheHeap();
     const size_t bytes = PageUp(size);
-    std::lock_guard<std::mutex> lock(heap.mutex);
-    if (type == kLocationDevice && heap.used[device] + bytes > TheSoc().memory_bytes) return kOutOfMemory;
+    const Locked<Heap> heap;
+    if (type == kLocationDevice && heap->used[device] + bytes > TheSoc().memory_bytes) return kOutOfMemory;
     void* pointer = MapPages(bytes);
     if (!pointer) return kOutOfMemory;
-    heap.blocks[reinterpret_cast<uintptr_t>(pointer)] = {bytes, type, device, true};
-    if (type == kLocationDevice) heap.used[device] += bytes;
+    heap->blocks[reinterpret_cast<uintptr_t>(pointer)] = {bytes, type, device, true};
+    if (type == kLocationDevice) heap->used[device] += bytes;
     *out = pointer;
     return kSuccess;
 }
 
 AclError Release(void* pointer, int type, const char* function = __builtin_FUNCTION()) {
-    Heap& heap = TheHeap();
-    std::lock_guard<std::mutex> lock(heap.mutex);
-    auto block = heap.blocks.find(reinterpret_cast<uintptr_t>(pointer));
-    if (block == heap.blocks.end() || block->second.type != type || !block->second.ours) {
+    const Locked<Heap> heap;
+    auto block = heap->blocks.find(reinterpret_cast<uintptr_t>(pointer));
+    if (block == heap->blocks.end() || block->second.type != type || !block->second.ours) {
         vnpu_error("%s: %p is no block of the virtual NPU", function, pointer);
         return kParamInvalid;
     }
-    if (type == kLocationDevice) heap.used[block->second.device] -= block->second.bytes;
+    if (type == kLocationDevice) heap->used[block->second.device] -= block->second.bytes;
     munmap(pointer, block->second.bytes);
-    heap.blocks.erase(block);
+    heap->blocks.erase(block);
     return kSuccess;
 }
 
 AclError Register(void* pointer, size_t size, const char* function = __builtin_FUNCTION()) {
     if (!pointer || !size) return kParamInvalid;
-    Heap& heap = TheHeap();
-    std::lock_guard<std::mutex> lock(heap.mutex);
-    if (!heap.blocks.emplace(reinterpret_cast<uintptr_t>(pointer), Block{size, kLocationHost, 0, false})
+    const Locked<Heap> heap;
+    if (!heap->blocks.emplace(reinterpret_cast<uintptr_t>(pointer), Block{size, kLocationHost, 0, false})
              .second) {
         vnpu_error("%s: %p is registered already", function, pointer);
         return kParamInvalid;
@@ -101,11 +91,10 @@ AclError Register(void* pointer, size_t size, const char* function = __builtin_F
 }  // namespace
 
 int WhereIs(const void* pointer, int* device) {
-    Heap& heap = TheHeap();
     const auto address = reinterpret_cast<uintptr_t>(pointer);
-    std::lock_guard<std::mutex> lock(heap.mutex);
-    auto after = heap.blocks.upper_bound(address);
-    if (after == heap.blocks.begin()) return kLocationUnregistered;
+    const Locked<Heap> heap;
+    auto after = heap->blocks.upper_bound(address);
+    if (after == heap->blocks.begin()) return kLocationUnregistered;
     --after;
     if (address >= after->first + after->second.bytes) return kLocationUnregistered;
     if (device) *device = after->second.device;
@@ -139,11 +128,10 @@ VNPU_EXPORT AclError aclrtHostRegisterV2(void* pointer, uint64_t size, uint32_t)
     return Register(pointer, size);
 }
 VNPU_EXPORT AclError aclrtHostUnregister(void* pointer) {
-    Heap& heap = TheHeap();
-    std::lock_guard<std::mutex> lock(heap.mutex);
-    auto block = heap.blocks.find(reinterpret_cast<uintptr_t>(pointer));
-    if (block == heap.blocks.end() || block->second.ours) return kParamInvalid;
-    heap.blocks.erase(block);
+    const Locked<Heap> heap;
+    auto block = heap->blocks.find(reinterpret_cast<uintptr_t>(pointer));
+    if (block == heap->blocks.end() || block->second.ours) return kParamInvalid;
+    heap->blocks.erase(block);
     return kSuccess;
 }
 
@@ -160,10 +148,9 @@ VNPU_EXPORT AclError aclrtPointerGetAttributes(const void* pointer, PointerAttri
 VNPU_EXPORT AclError aclrtGetMemInfo(int, size_t* free_bytes, size_t* total) {
     if (AclError code = NeedDevice("aclrtGetMemInfo")) return code;
     if (!free_bytes || !total) return kParamInvalid;
-    Heap& heap = TheHeap();
-    std::lock_guard<std::mutex> lock(heap.mutex);
+    const Locked<Heap> heap;
     *total = TheSoc().memory_bytes;
-    *free_bytes = TheSoc().memory_bytes - heap.used[CurrentDevice()];
+    *free_bytes = TheSoc().memory_bytes - heap->used[CurrentDevice()];
     return kSuccess;
 }
 
@@ -178,15 +165,9 @@ struct Physical {
 };
 
 struct Ranges {
-    std::mutex mutex;
     std::map<void*, size_t> reserved;
     std::map<void*, size_t> mapped;
 };
-
-Ranges& TheRanges() {
-    static auto* ranges = new Ranges;
-    return *ranges;
-}
 
 }  // namespace
 
@@ -194,20 +175,18 @@ VNPU_EXPORT AclError aclrtReserveMemAddress(void** out, size_t size, size_t, voi
     if (!out || !size) return kParamInvalid;
     void* range = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (range == MAP_FAILED) return kOutOfMemory;
-    Ranges& ranges = TheRanges();
-    std::lock_guard<std::mutex> lock(ranges.mutex);
-    ranges.reserved[range] = size;
+    const Locked<Ranges> ranges;
+    ranges->reserved[range] = size;
     *out = range;
     return kSuccess;
 }
 
 VNPU_EXPORT AclError aclrtReleaseMemAddress(void* range) {
-    Ranges& ranges = TheRanges();
-    std::lock_guard<std::mutex> lock(ranges.mutex);
-    auto reserved = ranges.reserved.find(range);
-    if (reserved == ranges.reserved.end()) return kParamInvalid;
+    const Locked<Ranges> ranges;
+    auto reserved = ranges->reserved.find(range);
+    if (reserved == ranges->reserved.end()) return kParamInvalid;
     munmap(range, reserved->second);
-    ranges.reserved.erase(reserved);
+    ranges->reserved.erase(reserved);
     return kSuccess;
 }
 
@@ -229,25 +208,23 @@ VNPU_EXPORT AclError aclrtFreePhysical(Handle handle) {
 }
 
 VNPU_EXPORT AclError aclrtMapMem(void* address, size_t size, size_t offset, Handle handle, uint64_t) {
-    Ranges& ranges = TheRanges();
-    std::lock_guard<std::mutex> lock(ranges.mutex);
+    const Locked<Ranges> ranges;
     auto* physical = static_cast<Physical*>(handle);
     if (offset + size > physical->bytes) return kParamInvalid;
     if (mmap(address, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, physical->fd,
              static_cast<off_t>(offset)) == MAP_FAILED) {
         return kOutOfMemory;
     }
-    ranges.mapped[address] = size;
+    ranges->mapped[address] = size;
     return kSuccess;
 }
 
 VNPU_EXPORT AclError aclrtUnmapMem(void* address) {
-    Ranges& ranges = TheRanges();
-    std::lock_guard<std::mutex> lock(ranges.mutex);
-    auto range = ranges.mapped.find(address);
-    if (range == ranges.mapped.end()) return kParamInvalid;
+    const Locked<Ranges> ranges;
+    auto range = ranges->mapped.find(address);
+    if (range == ranges->mapped.end()) return kParamInvalid;
     mmap(address, range->second, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-    ranges.mapped.erase(range);
+    ranges->mapped.erase(range);
     return kSuccess;
 }
 

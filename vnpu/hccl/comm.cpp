@@ -85,52 +85,40 @@ Comm::~Comm() {
 
 namespace {
 
-struct Registry {
-    std::mutex mutex;
-    std::map<void*, std::shared_ptr<Comm>> comms;
-};
-
-Registry& TheRegistry() {
-    static auto* registry = new Registry;
-    return *registry;
-}
+using Registry = std::map<void*, std::shared_ptr<Comm>>;
 
 }  // namespace
 
 std::shared_ptr<Comm> Find(void* handle, const char* function) {
-    Registry& registry = TheRegistry();
-    std::lock_guard<std::mutex> lock(registry.mutex);
-    auto found = registry.comms.find(handle);
-    if (found != registry.comms.end()) return found->second;
+    const Locked<Registry> comms;
+    auto found = comms->find(handle);
+    if (found != comms->end()) return found->second;
     vnpu_error("%s: %p is no communicator of the virtual NPU (destroyed already?)", function, handle);
     return nullptr;
 }
 
 std::shared_ptr<Comm> FindByName(const std::string& name) {
-    Registry& registry = TheRegistry();
-    std::lock_guard<std::mutex> lock(registry.mutex);
-    for (const auto& entry : registry.comms) {
+    const Locked<Registry> comms;
+    for (const auto& entry : *comms) {
         if (entry.second->name == name) return entry.second;
     }
     return nullptr;
 }
 
 void* Register(std::shared_ptr<Comm> comm) {
-    Registry& registry = TheRegistry();
-    std::lock_guard<std::mutex> lock(registry.mutex);
+    const Locked<Registry> comms;
     void* handle = comm.get();
-    registry.comms[handle] = std::move(comm);
+    (*comms)[handle] = std::move(comm);
     return handle;
 }
 
 void Forget(void* handle) {
-    Registry& registry = TheRegistry();
     std::shared_ptr<Comm> last;  // destroyed outside the lock
-    std::lock_guard<std::mutex> lock(registry.mutex);
-    auto found = registry.comms.find(handle);
-    if (found == registry.comms.end()) return;
+    const Locked<Registry> comms;
+    auto found = comms->find(handle);
+    if (found == comms->end()) return;
     last = std::move(found->second);
-    registry.comms.erase(found);
+    comms->erase(found);
 }
 
 // ---- waiting ----

@@ -1,6 +1,5 @@
 // Point-to-point: pieces through the pair's channel, which lies beside the windows, because the ranks that
 // take no part may have an operator's rows in theirs and in ours.
-#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -172,8 +171,7 @@ bool Undeliverable(const Message& message) {
     const Comm& comm = *message.comm;
     if (FailureOf(comm.control)->state.load(std::memory_order_acquire)) return true;
     if (RankOf(comm.control, message.peer)->left.load(std::memory_order_acquire)) return true;
-    pollfd live{comm.live_fds[static_cast<size_t>(message.peer)], POLLIN, 0};
-    return live.fd >= 0 && poll(&live, 1, 0) > 0;
+    return Gone(comm.live_fds[static_cast<size_t>(message.peer)]);
 }
 
 bool BehindAnother(const std::list<Message>& messages, const Comm& comm, int peer) {

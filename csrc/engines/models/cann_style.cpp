@@ -20,6 +20,7 @@ constexpr uint64_t kCombinePhase = 960 * 1024;
 inline constexpr uint64_t AlignTo(uint64_t n, uint64_t unit) { return (n + unit - 1) / unit * unit; }
 
 using namespace moe;  // the kernels' own vocabulary
+using XType = bfloat16_t;
 
 // Which half this op uses: a word a core, toggled in every op.
 __aicore__ inline uint32_t TakeHalf(const WindowContext& context, uint64_t phase, uint32_t core) {
@@ -127,7 +128,6 @@ __aicore__ inline GlobalTensor<T> View(GM_ADDR at, uint64_t count) {
 //
 // The modelled kernels quantise by their own code: the shipped kernels may change, the published times do
 // not. Per token: s = 127 / max|v|, q = rint(v * s), scale = 1 / s, behind the codes.
-template <typename XType>
 class Quantizer {
 public:
     __aicore__ inline void Init(TPipe& pipe, uint32_t hidden) {
@@ -153,11 +153,11 @@ public:
         SyncFunc<HardEvent::S_V>();
         AscendC::Muls(value, value, inverse, hidden_);
         AscendC::PipeBarrier<PIPE_V>();
-        LocalTensor<int32_t> code = value.template ReinterpretCast<int32_t>();
+        LocalTensor<int32_t> code = value.ReinterpretCast<int32_t>();
         AscendC::Cast(code, value, AscendC::RoundMode::CAST_RINT, hidden_);
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::SetDeqScale(static_cast<half>(1.0f));
-        LocalTensor<half> narrow = magnitude.template ReinterpretCast<half>();
+        LocalTensor<half> narrow = magnitude.ReinterpretCast<half>();
         AscendC::Cast(narrow, code, AscendC::RoundMode::CAST_NONE, hidden_);
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::Cast(wire, narrow, AscendC::RoundMode::CAST_TRUNC, hidden_);
@@ -183,16 +183,16 @@ struct DispatchTensors {
     GM_ADDR workspace;
 };
 
-template <typename XType, bool kQuant>
 class CannStyleDispatch {
 public:
     __aicore__ inline void Init(const DispatchTensors& tensors, const MoeDistributeDispatchTiling& tiling) {
         gm_ = tensors;
         info_ = &tiling.info;
+        quant_ = info_->quantMode != 0;
         numsType_ = tiling.tokenNumsType;
         core_ = static_cast<uint32_t>(AscendC::GetBlockIdx());
         context_.Init(AscendC::GetHcclContext<0>(), *info_);
-        wire_ = PayloadBytes(info_->hidden, kQuant ? sizeof(int8_t) : sizeof(XType));
+        wire_ = PayloadBytes(info_->hidden, quant_ ? sizeof(int8_t) : sizeof(XType));
         unit_ = static_cast<uint32_t>(AlignTo(wire_ + 2 * kBlock, 512));
         slotBytes_ = static_cast<uint64_t>(info_->maxBatch) * unit_;
         const uint64_t combine = static_cast<uint64_t>(info_->maxBatch) * info_->topK *
@@ -235,7 +235,7 @@ private:
         LoadIds();
         pipe_->InitBuffer(inQueue_, 2, static_cast<uint32_t>(CeilTo(info_->hidden * sizeof(XType), kBlock)));
         pipe_->InitBuffer(outQueue_, 2, unit_);
-        if constexpr (kQuant) quantizer_.Init(*pipe_, info_->hidden);
+        if (quant_) quantizer_.Init(*pipe_, info_->hidden);
         const uint32_t pairs = info_->batch * info_->topK;
         const uint32_t end = PartBegin(pairs, core_ + 1, info_->cores);
         for (uint32_t i = PartBegin(pairs, core_, info_->cores); i < end; ++i) {
@@ -247,25 +247,25 @@ private:
     __aicore__ inline void SendPair(uint32_t pair, uint32_t id, uint32_t position) {
         const uint32_t token = pair / info_->topK;
         const uint32_t rowBytes = static_cast<uint32_t>(info_->hidden * sizeof(XType));
-        LocalTensor<int8_t> in = inQueue_.template AllocTensor<int8_t>();
+        LocalTensor<int8_t> in = inQueue_.AllocTensor<int8_t>();
         CopyIn(in, Bytes(gm_.x + static_cast<uint64_t>(token) * rowBytes, rowBytes), rowBytes);
         inQueue_.EnQue(in);
-        in = inQueue_.template DeQue<int8_t>();
-        LocalTensor<int8_t> out = outQueue_.template AllocTensor<int8_t>();
+        in = inQueue_.DeQue<int8_t>();
+        LocalTensor<int8_t> out = outQueue_.AllocTensor<int8_t>();
         SyncFunc<HardEvent::MTE3_S>();
-        if constexpr (kQuant) {
-            quantizer_.Quantize(out, in.template ReinterpretCast<XType>());
+        if (quant_) {
+            quantizer_.Quantize(out, in.ReinterpretCast<XType>());
         } else {
             AscendC::DataCopy(out, in, static_cast<uint32_t>(CeilTo(rowBytes, kBlock)));
         }
         inQueue_.FreeTensor(in);
-        LocalTensor<int32_t> triple = out[wire_ + kBlock].template ReinterpretCast<int32_t>();
+        LocalTensor<int32_t> triple = out[wire_ + kBlock].ReinterpretCast<int32_t>();
         triple.SetValue(0, static_cast<int32_t>(info_->rank));
         triple.SetValue(1, static_cast<int32_t>(token));
         triple.SetValue(2, static_cast<int32_t>(pair % info_->topK));
         SyncFunc<HardEvent::S_MTE3>();
         outQueue_.EnQue(out);
-        out = outQueue_.template DeQue<int8_t>();
+        out = outQueue_.DeQue<int8_t>();
         const uint32_t owner = id / info_->localExperts, local = id % info_->localExperts;
         const uint32_t bytes = wire_ + kBlock + kTripleWords * static_cast<uint32_t>(sizeof(int32_t));
         CopyOut(Bytes(Row(context_.data(owner), info_->rank, local, position), bytes), out, bytes);
@@ -314,7 +314,7 @@ private:
         if (mine_ > 0) {
             const LocalTensor<float> read = wait_.Wait(Status(info_->rank, first_, mine_), mine_, 1);
             for (uint32_t i = 0; i < mine_; ++i) {
-                const int32_t rows = read.template ReinterpretCast<int32_t>().GetValue(i * kBlockWords + 1);
+                const int32_t rows = read.ReinterpretCast<int32_t>().GetValue(i * kBlockWords + 1);
                 counts.SetValue(i, rows);
                 sum += rows;
             }
@@ -362,13 +362,13 @@ private:
         AscendC::PipeBarrier<PIPE_ALL>();
     }
     __aicore__ inline void CopyRow(GM_ADDR from, uint32_t row) {
-        const uint32_t rowBytes = info_->hidden * (kQuant ? sizeof(int8_t) : sizeof(XType));
-        LocalTensor<int8_t> chunk = copyQueue_.template AllocTensor<int8_t>();
+        const uint32_t rowBytes = info_->hidden * (quant_ ? sizeof(int8_t) : sizeof(XType));
+        LocalTensor<int8_t> chunk = copyQueue_.AllocTensor<int8_t>();
         AscendC::DataCopy(chunk, Bytes(from, wire_ + 2 * kBlock), wire_ + 2 * kBlock);
         copyQueue_.EnQue(chunk);
-        chunk = copyQueue_.template DeQue<int8_t>();
+        chunk = copyQueue_.DeQue<int8_t>();
         CopyOut(Bytes(gm_.expandX + static_cast<uint64_t>(row) * rowBytes, rowBytes), chunk, rowBytes);
-        if constexpr (kQuant) {
+        if (quant_) {
             CopyOut(Bytes(gm_.dynamicScales + static_cast<uint64_t>(row) * sizeof(float), sizeof(float)),
                     chunk[wire_], sizeof(float));
         }
@@ -401,11 +401,12 @@ private:
     WindowContext context_;
     EqualCount count_;
     FlagWait wait_;
-    Quantizer<XType> quantizer_;
+    Quantizer quantizer_;
     AscendC::TQue<AscendC::QuePosition::VECIN, 1> inQueue_;
     AscendC::TQue<AscendC::QuePosition::VECOUT, 1> outQueue_;
     AscendC::TQueBind<AscendC::QuePosition::VECIN, AscendC::QuePosition::VECOUT, 1> copyQueue_;
     UbBuf idBuf_, statusBuf_, countBuf_, endBuf_;
+    bool quant_ = false;
     uint32_t numsType_ = 1, core_ = 0, half_ = 0, wire_ = 0, unit_ = 0, slots_ = 0, first_ = 0, mine_ = 0,
              before_ = 0;
     uint64_t slotBytes_ = 0, rowsAt_ = 0;
@@ -422,7 +423,6 @@ struct CombineTensors {
     GM_ADDR x;
 };
 
-template <typename XType>
 class CannStyleCombine {
 public:
     __aicore__ inline void Init(const CombineTensors& tensors, const MoeDistributeCombineTiling& tiling) {
@@ -478,10 +478,10 @@ private:
         const uint32_t at = i * kTripleWords, target = static_cast<uint32_t>(triple.GetValue(at));
         const uint64_t slot = static_cast<uint64_t>(triple.GetValue(at + 1)) * info_->topK +
                               static_cast<uint32_t>(triple.GetValue(at + 2));
-        LocalTensor<int8_t> row = copyQueue_.template AllocTensor<int8_t>();
+        LocalTensor<int8_t> row = copyQueue_.AllocTensor<int8_t>();
         CopyIn(row, Bytes(gm_.expandX + static_cast<uint64_t>(begin + i) * rowBytes_), rowBytes_);
         copyQueue_.EnQue(row);
-        row = copyQueue_.template DeQue<int8_t>();
+        row = copyQueue_.DeQue<int8_t>();
         CopyOut(Bytes(context_.data(target) + rowsAt_ + slot * slotBytes_), row, rowBytes_);
         copyQueue_.FreeTensor(row);
         AscendC::PipeBarrier<PIPE_MTE3>();
@@ -518,13 +518,12 @@ private:
         AscendC::Duplicate(sum, 0.0f, info_->hidden);
         for (uint32_t k = 0; k < info_->topK; ++k) {
             const uint64_t slot = static_cast<uint64_t>(token) * info_->topK + k;
-            LocalTensor<int8_t> row = inQueue_.template AllocTensor<int8_t>();
+            LocalTensor<int8_t> row = inQueue_.AllocTensor<int8_t>();
             CopyIn(row, Bytes(context_.data(info_->rank) + rowsAt_ + slot * slotBytes_), rowBytes_);
             inQueue_.EnQue(row);
-            row = inQueue_.template DeQue<int8_t>();
+            row = inQueue_.DeQue<int8_t>();
             AscendC::PipeBarrier<PIPE_V>();
-            AscendC::Cast(term, row.template ReinterpretCast<XType>(), AscendC::RoundMode::CAST_NONE,
-                          info_->hidden);
+            AscendC::Cast(term, row.ReinterpretCast<XType>(), AscendC::RoundMode::CAST_NONE, info_->hidden);
             AscendC::PipeBarrier<PIPE_V>();
             AscendC::Muls(term, term, scaleBuf_.Get<float>().GetValue(mine * info_->topK + k), info_->hidden);
             AscendC::PipeBarrier<PIPE_V>();
@@ -532,12 +531,12 @@ private:
             inQueue_.FreeTensor(row);
         }
         AscendC::PipeBarrier<PIPE_V>();
-        LocalTensor<XType> out = outQueue_.template AllocTensor<XType>();
+        LocalTensor<XType> out = outQueue_.AllocTensor<XType>();
         AscendC::Cast(out, sum, AscendC::RoundMode::CAST_RINT, info_->hidden);
         outQueue_.EnQue(out);
-        out = outQueue_.template DeQue<XType>();
-        CopyOut(Bytes(gm_.x + static_cast<uint64_t>(token) * rowBytes_),
-                out.template ReinterpretCast<int8_t>(), rowBytes_);
+        out = outQueue_.DeQue<XType>();
+        CopyOut(Bytes(gm_.x + static_cast<uint64_t>(token) * rowBytes_), out.ReinterpretCast<int8_t>(),
+                rowBytes_);
         outQueue_.FreeTensor(out);
     }
 
@@ -563,23 +562,17 @@ extern "C" void model_cann_style_dispatch(GM_ADDR x, GM_ADDR expertIds, GM_ADDR,
     GET_TILING_DATA_WITH_STRUCT(moe::MoeDistributeDispatchTiling, tiling, tilingGM);
     const models::DispatchTensors tensors = {x,       expertIds, expandX,    dynamicScales,
                                              triples, tokenNums, recvCounts, workspace};
+    models::CannStyleDispatch op;
+    op.Init(tensors, tiling);
     AscendC::TPipe pipe;
-    if (tiling.info.quantMode != 0) {
-        models::CannStyleDispatch<bfloat16_t, true> op;
-        op.Init(tensors, tiling);
-        op.Process(pipe);
-    } else {
-        models::CannStyleDispatch<bfloat16_t, false> op;
-        op.Init(tensors, tiling);
-        op.Process(pipe);
-    }
+    op.Process(pipe);
 }
 
 extern "C" void model_cann_style_combine(GM_ADDR expandX, GM_ADDR, GM_ADDR triples, GM_ADDR sendCounts,
                                          GM_ADDR scales, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR x,
                                          GM_ADDR, GM_ADDR, GM_ADDR tilingGM) {
     GET_TILING_DATA_WITH_STRUCT(moe::MoeDistributeCombineTiling, tiling, tilingGM);
-    models::CannStyleCombine<bfloat16_t> op;
+    models::CannStyleCombine op;
     op.Init({expandX, triples, sendCounts, scales, x}, tiling);
     AscendC::TPipe pipe;
     op.Process(pipe);
