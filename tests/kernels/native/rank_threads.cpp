@@ -48,8 +48,8 @@ struct Shape {
     bool quantised;
     int experts() const { return world * local; }
     std::string Text() const {
-        return "W" + std::to_string(world) + " L" + std::to_string(local) + " cores " +
-               std::to_string(cores) + " V" + std::to_string(contract) + (quantised ? " int8" : "");
+        return "W" + std::to_string(world) + " L" + std::to_string(local) + " cores " + std::to_string(cores) + " V" +
+               std::to_string(contract) + (quantised ? " int8" : "");
     }
 };
 
@@ -74,8 +74,8 @@ Tokens MakeTokens(const Shape& shape, uint32_t seed, int rank) {
         while (tokens.ids.size() < first + static_cast<size_t>(shape.topk)) {
             const int id = below(3) == 0 ? hot : below(shape.experts() + 1) - 1;
             // A token that names an expert twice may be one row too many for the window.
-            if (id >= 0 && std::count(tokens.ids.begin() + static_cast<std::ptrdiff_t>(first),
-                                      tokens.ids.end(), id) != 0)
+            if (id >= 0 &&
+                std::count(tokens.ids.begin() + static_cast<std::ptrdiff_t>(first), tokens.ids.end(), id) != 0)
                 continue;
             tokens.ids.push_back(id);
             tokens.weights.push_back(std::ldexp(1.0f, below(3) - 1));
@@ -100,10 +100,9 @@ public:
     int Dispatch(uint32_t seed, bool wrong = false) {
         sent_ = MakeTokens(shape_, seed, number);
         const std::vector<float> rows = wrong ? std::vector<float>(sent_.rows.size(), 9) : sent_.rows;
-        const int code =
-            Run(moe::kOpDispatch, {{moe::kTensor_x, moe::kTypeFp32, rows.data(), Rows()},
-                                   {moe::kTensor_expert_ids, moe::kTypeInt32, sent_.ids.data(), Pairs()},
-                                   Mask()});
+        const int code = Run(moe::kOpDispatch, {{moe::kTensor_x, moe::kTypeFp32, rows.data(), Rows()},
+                                                {moe::kTensor_expert_ids, moe::kTypeInt32, sent_.ids.data(), Pairs()},
+                                                Mask()});
         if (code == static_cast<int>(moe::kOk)) SetRows();
         return code;
     }
@@ -116,13 +115,12 @@ public:
         const int64_t rows = length(rows_.size(), static_cast<size_t>(shape_.hidden));
         const int64_t index = length(index_.size(), sizeof(int32_t));
         const int code =
-            Run(moe::kOpCombine,
-                {{moe::kTensor_expand_x, moe::kTypeFp32, rows_.data(), {rows, shape_.hidden}},
-                 {moe::kTensor_expert_ids, moe::kTypeInt32, sent_.ids.data(), Pairs()},
-                 {place, moe::kTypeInt32, index_.data(), {index}},
-                 {moe::kTensor_ep_send_counts, moe::kTypeInt32, counts_.data(), {shape_.experts()}},
-                 {moe::kTensor_expert_scales, moe::kTypeFp32, sent_.weights.data(), Pairs()},
-                 Mask()});
+            Run(moe::kOpCombine, {{moe::kTensor_expand_x, moe::kTypeFp32, rows_.data(), {rows, shape_.hidden}},
+                                  {moe::kTensor_expert_ids, moe::kTypeInt32, sent_.ids.data(), Pairs()},
+                                  {place, moe::kTypeInt32, index_.data(), {index}},
+                                  {moe::kTensor_ep_send_counts, moe::kTypeInt32, counts_.data(), {shape_.experts()}},
+                                  {moe::kTensor_expert_scales, moe::kTypeFp32, sent_.weights.data(), Pairs()},
+                                  Mask()});
         if (code == static_cast<int>(moe::kOk)) CheckSums();
         return code;
     }
@@ -135,9 +133,7 @@ public:
 private:
     std::vector<int64_t> Rows() const { return {sent_.batch, shape_.hidden}; }
     std::vector<int64_t> Pairs() const { return {sent_.batch, shape_.topk}; }
-    Input Mask() const {
-        return {moe::kTensor_x_active_mask, moe::kTypeBool, sent_.active.data(), {sent_.batch}};
-    }
+    Input Mask() const { return {moe::kTensor_x_active_mask, moe::kTypeBool, sent_.active.data(), {sent_.batch}}; }
 
     moe::CallSpec Spec(uint32_t op) const {
         moe::CallSpec spec{};
@@ -149,8 +145,7 @@ private:
         spec.window_mib = kWindowMiB;
         spec.cores = shape_.cores;
         spec.deadline_micros = kPatientMicros;
-        for (const auto absent :
-             {moe::kAttribute_y_dtype, moe::kAttribute_x_dtype, moe::kAttribute_scales_dtype}) {
+        for (const auto absent : {moe::kAttribute_y_dtype, moe::kAttribute_x_dtype, moe::kAttribute_scales_dtype}) {
             spec.attributes[absent] = moe::kNoValue;
         }
         spec.attributes[moe::kAttribute_ep_world_size] = shape_.world;
@@ -230,8 +225,7 @@ private:
 };
 
 // Runs `body(rank, all ranks)` on a thread a rank, over fresh windows.
-void OnRanks(const Shape& shape, uint32_t epoch,
-             const std::function<void(Rank&, const std::deque<Rank>&)>& body) {
+void OnRanks(const Shape& shape, uint32_t epoch, const std::function<void(Rank&, const std::deque<Rank>&)>& body) {
     const uint64_t bytes = static_cast<uint64_t>(kWindowMiB) * moe::kMiB;
     const uint64_t total = am_window_total_bytes(bytes, 0);
     std::vector<void*> bases;
@@ -279,8 +273,7 @@ void Leaves(const Shape& shape, uint32_t seed) {
             if (code == static_cast<int>(moe::kOk)) continue;
             Expect(code, moe::kPeerLost, "dispatch after a rank went");
             // One op early where a third rank's rows are still awaited when a faster one says so.
-            Check(rank.culprit() == 0 && (turn == seed % 4 || turn + 1 == seed % 4),
-                  "the rank that went is not named");
+            Check(rank.culprit() == 0 && (turn == seed % 4 || turn + 1 == seed % 4), "the rank that went is not named");
             return;
         }
     });
@@ -291,8 +284,8 @@ std::vector<Shape> Shapes() {
     for (int world = 2; world <= 4; ++world) {
         for (int contract : {1, 2}) {
             for (bool quantised : {false, true}) {
-                shapes.push_back({world, 1 + world % 3, 2 + contract % 2, 32 * (5 - world), 5,
-                                  world == 3 ? 5 : world, contract, quantised});
+                shapes.push_back({world, 1 + world % 3, 2 + contract % 2, 32 * (5 - world), 5, world == 3 ? 5 : world,
+                                  contract, quantised});
             }
         }
     }
