@@ -82,7 +82,8 @@ def first_failure(library: Path, suite: Sequence[str], seconds: float, **environ
     assert done.returncode in (0, 1), (done.stdout + done.stderr)[-3000:]
     if done.returncode == 0:
         return None
-    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    lines = done.stdout.splitlines()
+    failed = [line for line in lines if line.startswith(("FAILED ", "ERROR ")) and "::" in line]
     return (failed or ["?"])[0].removeprefix("FAILED ")[:160]
 
 

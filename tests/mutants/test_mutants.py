@@ -22,8 +22,7 @@ ROOT = library.native_source_root()
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
 UNSEEN = [mutant for mutant in MUTANTS if mutant.passes_fast_suite is True]
 SEEN = [mutant for mutant in MUTANTS if mutant.passes_fast_suite is False]
-# Two edit lines that another one edits; the third shows together with no_drain_before_flags.
-APART = ("publish_epoch_too_early", "every_core_stores_totals", "no_sync_before_flags")
+APART = ("publish_epoch_too_early", "every_core_stores_totals")  # another one edits their lines, too
 # Every file whose tests run our kernels on the library that ASCEND_MOE_LIBRARY names.
 FAST_SUITE = [
     "kernels/test_twin_reference.py",
