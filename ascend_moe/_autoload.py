@@ -29,8 +29,7 @@ def _of_doctor() -> bool:
     """`ascend-moe doctor` runs just where torch_npu cannot be loaded, and tries that in another process."""
     words = [os.path.basename(word) for word in sys.orig_argv]
     return any(
-        name in ("ascend-moe", "ascend_moe") and command == "doctor"
-        for name, command in itertools.pairwise(words)
+        name in ("ascend-moe", "ascend_moe") and command == "doctor" for name, command in itertools.pairwise(words)
     )
 
 

@@ -11,9 +11,7 @@ def table(rows: Sequence[Sequence[object]], indent: str = "  ") -> list[str]:
     texts = [[_cell(cell) for cell in row] for row in rows]
     columns = max((len(row) for row in texts), default=0)
     widths = [max((len(row[i]) for row in texts if i < len(row)), default=0) for i in range(columns)]
-    right = [
-        all(isinstance(row[i], int) for row in rows if i < len(row) and row[i] != "") for i in range(columns)
-    ]
+    right = [all(isinstance(row[i], int) for row in rows if i < len(row) and row[i] != "") for i in range(columns)]
     lines = []
     for row in texts:
         cells = [

@@ -121,9 +121,7 @@ def need_only(argument: str, value: int | None, *allowed: int | None) -> None:
 Dtypes = tuple["torch.dtype", ...]
 
 
-def need_shape(
-    argument: str, tensor: torch.Tensor, *shapes: tuple[int, ...], dtypes: Dtypes | None = None
-) -> None:
+def need_shape(argument: str, tensor: torch.Tensor, *shapes: tuple[int, ...], dtypes: Dtypes | None = None) -> None:
     """Raise unless ``tensor`` has one of the shapes, and one of the dtypes."""
     listed = " or ".join(str(shape) for shape in shapes)
     need(tuple(tensor.shape) in shapes, argument, f"is {tuple(tensor.shape)}; it must be {listed}")

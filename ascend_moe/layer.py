@@ -163,9 +163,7 @@ class MoELayer(nn.Module):
         """2 after ``quantize_``, else 0."""
         return 0 if self.w_gate_up_scale is None else 2
 
-    def forward(
-        self, x: Tensor, x_active_mask: Tensor | None = None, *, global_bs: int | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, x_active_mask: Tensor | None = None, *, global_bs: int | None = None) -> Tensor:
         """Returns the layer's output, with the shape and the dtype of x.
 
         Args:

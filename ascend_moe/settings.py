@@ -239,9 +239,7 @@ VNPU_SOC = _text(
     "the name of a SoC",
     "set by `ascend-moe vnpu`: the SoC that virtual devices report",
 )
-VNPU_DEVICES = _text(
-    "ASCEND_MOE_VNPU_DEVICES", "a number", "set by `ascend-moe vnpu`: the number of virtual devices"
-)
+VNPU_DEVICES = _text("ASCEND_MOE_VNPU_DEVICES", "a number", "set by `ascend-moe vnpu`: the number of virtual devices")
 VNPU_REPORT = _text(
     "ASCEND_MOE_VNPU_REPORT",
     "a file",

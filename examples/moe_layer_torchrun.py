@@ -34,9 +34,7 @@ def main() -> None:
     same = torch.equal(y, other(x))
 
     said: list[str | None] = [None] * world
-    dist.all_gather_object(
-        said, f"rank {rank}: {tuple(y.shape)} {y.dtype}, all-to-all gives the same bits: {same}"
-    )
+    dist.all_gather_object(said, f"rank {rank}: {tuple(y.shape)} {y.dtype}, all-to-all gives the same bits: {same}")
     if rank == 0:
         print("\n".join(str(line) for line in said))
     dist.destroy_process_group()

@@ -56,9 +56,7 @@ def experts(rows: torch.Tensor, counts: torch.Tensor, up: torch.Tensor, down: to
     """This rank's experts over the rows that it received."""
     by_expert = {"group_list": counts, "group_list_type": 1, "group_type": 0, "split_item": 2}
     hidden = torch_npu.npu_grouped_matmul(x=[rows], weight=[up], bias=None, **by_expert)[0]
-    return torch_npu.npu_grouped_matmul(
-        x=[torch_npu.npu_swiglu(hidden)], weight=[down], bias=None, **by_expert
-    )[0]
+    return torch_npu.npu_grouped_matmul(x=[torch_npu.npu_swiglu(hidden)], weight=[down], bias=None, **by_expert)[0]
 
 
 class Layer:
@@ -138,9 +136,7 @@ def dense(one: reference.RankInput) -> torch.Tensor:
             continue
         for k, expert in enumerate(ids):
             gate, value = (one.x[token].float() @ up[expert]).chunk(2)
-            out[token] += one.expert_scales[token, k] * (
-                torch.nn.functional.silu(gate) * value @ down[expert]
-            )
+            out[token] += one.expert_scales[token, k] * (torch.nn.functional.silu(gate) * value @ down[expert])
     return out
 
 

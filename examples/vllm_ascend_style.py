@@ -74,9 +74,7 @@ class MC2Dispatcher:
             )[0:7]
         )
 
-    def combine(
-        self, y: Tensor, topk_ids: Tensor, topk_weights: Tensor, how: How, sent: tuple[Any, ...]
-    ) -> Tensor:
+    def combine(self, y: Tensor, topk_ids: Tensor, topk_weights: Tensor, how: How, sent: tuple[Any, ...]) -> Tensor:
         _, _, index, _, ep_recv_counts, tp_recv_counts, expand_scales = sent
         kwargs: dict[str, Any] = {
             "expand_x": y,
@@ -86,9 +84,7 @@ class MC2Dispatcher:
             "expand_scales": expand_scales,
             "comm_quant_mode": 0,
             # After a quantised dispatch this is memory that nobody has written: the op must not look at it.
-            "tp_send_counts": torch.empty(1, dtype=torch.int32, device=y.device)
-            if how.quant
-            else tp_recv_counts,
+            "tp_send_counts": torch.empty(1, dtype=torch.int32, device=y.device) if how.quant else tp_recv_counts,
             **self._common(how),
         }
         if self.use_v2:

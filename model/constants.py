@@ -73,9 +73,7 @@ def spoilt(epochs: list[int], broken: str) -> list[Epoch]:
         epochs[at + 1 :] = range(1, len(epochs) - at)
     elif broken != "stale_unknown_across_wrap":
         raise ModelError(f"no such table: {broken}")
-    return [
-        Epoch(epoch, epoch & 1, [int(seen in (0, epoch - 2)) for seen in [0, *epochs]]) for epoch in epochs
-    ]
+    return [Epoch(epoch, epoch & 1, [int(seen in (0, epoch - 2)) for seen in [0, *epochs]]) for epoch in epochs]
 
 
 def bits(values: list[int]) -> int:

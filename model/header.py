@@ -57,9 +57,7 @@ def run(command: list[str], **options: object) -> str:
     except FileNotFoundError as error:
         raise ModelError(f"{command[0]} is not there: {error}") from None
     if done.returncode != 0:
-        raise ModelError(
-            f"{' '.join(command)}: exit {done.returncode}\n{(done.stdout + done.stderr)[-3000:]}"
-        )
+        raise ModelError(f"{' '.join(command)}: exit {done.returncode}\n{(done.stdout + done.stderr)[-3000:]}")
     return str(done.stdout)
 
 

@@ -142,9 +142,7 @@ class Translation:
 
     # ---- events
 
-    def _add(
-        self, kind: str, number: int, line: Line, x: int = 0, y: int = 0, text: str = "", why: str = ""
-    ) -> None:
+    def _add(self, kind: str, number: int, line: Line, x: int = 0, y: int = 0, text: str = "", why: str = "") -> None:
         who = f"rank {line.rank} core {line.core} launch {line.launch}"
         where = f"{who}: {line.event} {text}".rstrip()
         self.events.append(Event("NONE" if why else kind, line.rank, line.core, x, y, number, where, why))
@@ -212,9 +210,7 @@ class Translation:
                 self._add("PUBLISH", number, line, text="epoch word")
         elif place.what == "abort" and event != "load":
             why = "" if place.source == line.rank else "another rank's abort block"
-            self._add(
-                f"{event.upper()}_ABORT", number, line, target, 0, f"abort block for rank {target}", why
-            )
+            self._add(f"{event.upper()}_ABORT", number, line, target, 0, f"abort block for rank {target}", why)
         elif place.what == "abort" and words:
             here = int(words[0] == self.header("abort_magic"))
             self._add("LOAD_ABORT", number, line, place.source, here, f"abort block of rank {place.source}")
@@ -275,9 +271,7 @@ class Translation:
         for (rank, core, epoch, owner), cell in self.cells.items():
             if cell.pieces:
                 masks[rank, epoch] |= 1 << (owner * self.cores + core)
-        rows = [
-            f"{{EV_{event.kind}, {event.rank}, {event.core}, {event.x}, {event.y}}}," for event in self.events
-        ]
+        rows = [f"{{EV_{event.kind}, {event.rank}, {event.core}, {event.x}, {event.y}}}," for event in self.events]
         return f"""/* Generated from a trace by replay.py. */
 enum {{ {", ".join("EV_" + kind for kind in KINDS)} }};
 typedef struct {{ int kind, r, c, x, y; }} TraceEvent;
@@ -335,9 +329,7 @@ def replay(path: Path, build: Path, seconds: float = 600) -> Verdict:
     """
     lines = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
     if not lines or "world" not in lines[0]:
-        raise ModelError(
-            f"{path}: the first line must give world, cores, data_bytes, localExperts and epoch0"
-        )
+        raise ModelError(f"{path}: the first line must give world, cores, data_bytes, localExperts and epoch0")
     header = Header(build)
     translation = Translation(lines, header)
     folder = build / "replay"
@@ -364,9 +356,7 @@ def replay(path: Path, build: Path, seconds: float = 600) -> Verdict:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("traces", nargs="+", type=Path)
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "model")
     args = parser.parse_args()

@@ -67,9 +67,7 @@ def search(folder: Path, macros: list[str], depth: int, optimise: str, model: st
     run(["spin", *macros, "-a", model], cwd=folder)
     run(["gcc", optimise, *COMPILE, "pan.c", "-o", "pan"], cwd=folder)
     start = os.times()
-    done = subprocess.run(
-        ["./pan", f"-m{depth}", "-w22"], cwd=folder, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(["./pan", f"-m{depth}", "-w22"], cwd=folder, capture_output=True, text=True, check=False)
     end = os.times()
     # Processor time: the same whatever else the machine does.
     seconds = end.children_user + end.children_system - start.children_user - start.children_system
@@ -102,9 +100,7 @@ def verdict(outcome: Outcome, mutant: Mutant | None) -> tuple[str, bool]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--full", action="store_true", help="W = 3 too, and more runs with two cores")
     names = [case.name for case in CASES]
     parser.add_argument("--case", metavar="NAME", choices=names, help="only this run and its mutants")

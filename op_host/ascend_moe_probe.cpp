@@ -20,9 +20,8 @@ struct Range {
 
 bool InRange(const char* op, const Range& range, int64_t value) {
     if (value >= range.first && value <= range.last) return true;
-    return moe::ReportError(op, "%s is %lld, it must be %lld to %lld", range.name,
-                            static_cast<long long>(value), static_cast<long long>(range.first),
-                            static_cast<long long>(range.last));
+    return moe::ReportError(op, "%s is %lld, it must be %lld to %lld", range.name, static_cast<long long>(value),
+                            static_cast<long long>(range.first), static_cast<long long>(range.last));
 }
 
 // The probe's own attributes; all but the window, the deadline and the head.

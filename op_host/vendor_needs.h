@@ -21,9 +21,7 @@ struct CannCall {
     int64_t floatRows;     // 1: x is fp32
     int64_t equalBatches;  // 0: global_bs says that batches differ
 };
-MOE_FN int64_t CannLocalExperts(const CannCall& call) {
-    return call.world > 0 ? call.experts / call.world : 0;
-}
+MOE_FN int64_t CannLocalExperts(const CannCall& call) { return call.world > 0 ? call.experts / call.world : 0; }
 MOE_FN int64_t CannRound(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 // In MiB, as it is exported. CANN's error texts print bytes / MiB + 1, which is one more where it divides.
 MOE_FN int64_t CannMiB(int64_t bytes) { return CannRound(bytes, kMiB) / static_cast<int64_t>(kMiB); }
@@ -58,8 +56,7 @@ MOE_FN int64_t CannA3FullmeshV2(const CannCall& c) {
 
 // A2, full mesh: documented as 2 * (BS * W * min(L, K) * H * 2 + 2 MiB); no tiling checks it.
 MOE_FN int64_t CannA2Fullmesh(const CannCall& c) {
-    return c.maxBatch * c.world * std::min(CannLocalExperts(c), c.topK) * c.hidden * 4 +
-           4 * static_cast<int64_t>(kMiB);
+    return c.maxBatch * c.world * std::min(CannLocalExperts(c), c.topK) * c.hidden * 4 + 4 * static_cast<int64_t>(kMiB);
 }
 // A2, hierarchy: documented for its first versions, and for later ones; no tiling checks either.
 MOE_FN int64_t CannA2HierarchyRow(const CannCall& c) { return 2 * c.hidden + 16 * CannRound(c.topK, 8); }
@@ -87,25 +84,21 @@ struct CannVersion {
     int64_t batch, topK, localExperts, slots;
     bool equalBatches;
 };
-constexpr bool CannTakesA3V1(int64_t w) {
-    return w >= 8 && w <= 288 && w % 8 == 0 && (256 % w == 0 || w % 144 == 0);
-}
+constexpr bool CannTakesA3V1(int64_t w) { return w >= 8 && w <= 288 && w % 8 == 0 && (256 % w == 0 || w % 144 == 0); }
 constexpr bool CannTakesA3V2(int64_t w) { return w >= 2 && w <= 768; }
 constexpr bool CannTakesA2(int64_t w) { return w >= 2 && w <= 256 && (w <= 8 || w % 8 == 0); }
 constexpr bool CannTakesServers(int64_t w) { return w == 16 || w == 32 || w == 64; }
 // Slots of A3 V2: status blocks of 32 bytes in 64 KiB; documented, and unchecked.
 constexpr CannVersion kCannVersions[] = {
-    {"A3 V1", &CannA3V1, &CannTakesA3V1, "8, 16, 32, 64, 128, 144, 256 or 288", 512, 7168, 7168, 1, 512, 8, 0,
-     0, false},
-    {"A3 V2", &CannA3FullmeshV1, &CannTakesA3V2, "in 2..768", 1024, 1024, 8192, 1, 512, 16, 0, 2048, false},
-    {"A3 V2 fullmesh_v2", &CannA3FullmeshV2, &CannTakesA3V2, "in 2..768", 1024, 1024, 8192, 1, 512, 16, 0,
-     2048, true},
-    {"A2 fullmesh", &CannA2Fullmesh, &CannTakesA2, "2..8, or 16..256 and a multiple of 8", 512, 1, 7168, 32,
-     256, 16, 24, 0, false},
-    {"A2 hierarchy", &CannA2Hierarchy, &CannTakesServers, "16, 32 or 64", 512, 1, 10240, 32, 512, 16, 0, 0,
+    {"A3 V1", &CannA3V1, &CannTakesA3V1, "8, 16, 32, 64, 128, 144, 256 or 288", 512, 7168, 7168, 1, 512, 8, 0, 0,
      false},
-    {"A2 hierarchy, later", &CannA2HierarchyLater, &CannTakesServers, "16, 32 or 64", 512, 1, 10240, 32, 512,
-     16, 0, 0, false}};
+    {"A3 V2", &CannA3FullmeshV1, &CannTakesA3V2, "in 2..768", 1024, 1024, 8192, 1, 512, 16, 0, 2048, false},
+    {"A3 V2 fullmesh_v2", &CannA3FullmeshV2, &CannTakesA3V2, "in 2..768", 1024, 1024, 8192, 1, 512, 16, 0, 2048, true},
+    {"A2 fullmesh", &CannA2Fullmesh, &CannTakesA2, "2..8, or 16..256 and a multiple of 8", 512, 1, 7168, 32, 256, 16,
+     24, 0, false},
+    {"A2 hierarchy", &CannA2Hierarchy, &CannTakesServers, "16, 32 or 64", 512, 1, 10240, 32, 512, 16, 0, 0, false},
+    {"A2 hierarchy, later", &CannA2HierarchyLater, &CannTakesServers, "16, 32 or 64", 512, 1, 10240, 32, 512, 16, 0, 0,
+     false}};
 enum CannVersionIndex : uint32_t { kCannA3V1, kCannA3V2 };
 
 // What the call breaks: name, value, rule, separated by "; ".
@@ -127,15 +120,13 @@ inline std::string CannRefusal(const CannVersion& version, const CannCall& c) {
     if (version.localExperts != 0) range("L", local, 1, version.localExperts);
     range("E", c.experts, 1, version.experts);
     range("H", c.hidden, version.leastHidden, version.hidden);
-    number(c.hidden % version.hiddenUnit == 0, "H", c.hidden,
-           "a multiple of " + std::to_string(version.hiddenUnit));
+    number(c.hidden % version.hiddenUnit == 0, "H", c.hidden, "a multiple of " + std::to_string(version.hiddenUnit));
     range("BS", c.maxBatch, 1, version.batch);
     range("K", c.topK, 1, std::min(version.topK, c.experts));
     if (version.slots != 0) range("W*L", c.world * local, 1, version.slots);
     need(!version.equalBatches || c.equalBatches != 0,
          "global_bs allows unequal batches, comm_alg fullmesh_v2 needs equal ones");
-    number(c.world <= 0 || c.experts % c.world == 0, "E", c.experts,
-           "a multiple of W = " + std::to_string(c.world));
+    number(c.world <= 0 || c.experts % c.world == 0, "E", c.experts, "a multiple of W = " + std::to_string(c.world));
     return text;
 }
 

@@ -6,8 +6,8 @@
 
 extern "C" __global__ __aicore__ void ascend_moe_distribute_dispatch(
     GM_ADDR x, GM_ADDR expertIds, GM_ADDR scales, GM_ADDR xActiveMask, GM_ADDR expertScales, GM_ADDR expandX,
-    GM_ADDR dynamicScales, GM_ADDR expandIdx, GM_ADDR expertTokenNums, GM_ADDR epRecvCounts,
-    GM_ADDR tpRecvCounts, GM_ADDR expandScales, GM_ADDR errorRecord, GM_ADDR workspaceGM, GM_ADDR tilingGM) {
+    GM_ADDR dynamicScales, GM_ADDR expandIdx, GM_ADDR expertTokenNums, GM_ADDR epRecvCounts, GM_ADDR tpRecvCounts,
+    GM_ADDR expandScales, GM_ADDR errorRecord, GM_ADDR workspaceGM, GM_ADDR tilingGM) {
     KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_MIX_AIV_1_0);
     REGISTER_TILING_DEFAULT(moe::MoeDistributeDispatchTiling);
     GET_TILING_DATA_WITH_STRUCT(moe::MoeDistributeDispatchTiling, tiling, tilingGM);

@@ -4,8 +4,7 @@
 
 #include "probe/probe.h"
 
-extern "C" __global__ __aicore__ void ascend_moe_probe(GM_ADDR report, GM_ADDR workspaceGM,
-                                                       GM_ADDR tilingGM) {
+extern "C" __global__ __aicore__ void ascend_moe_probe(GM_ADDR report, GM_ADDR workspaceGM, GM_ADDR tilingGM) {
     KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_MIX_AIV_1_0);
     REGISTER_TILING_DEFAULT(moe::MoeProbeTiling);
     GET_TILING_DATA_WITH_STRUCT(moe::MoeProbeTiling, tiling, tilingGM);

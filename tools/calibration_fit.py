@@ -41,9 +41,7 @@ class Fit:
     def plausible(self) -> bool:
         """Whether all values are within the bounds that were set for them."""
         bounds = read_data("soc_costs.json")["unknown"]
-        return all(
-            bounds[name]["least"] <= value <= bounds[name]["most"] for name, value in self.values.items()
-        )
+        return all(bounds[name]["least"] <= value <= bounds[name]["most"] for name, value in self.values.items())
 
     def spread(self, role: str) -> float:
         """Root of the mean square error over points of a role."""
@@ -60,9 +58,7 @@ def priors() -> dict[str, float]:
     return {name: float(one["prior"]) for name, one in read_data("soc_costs.json")["unknown"].items()}
 
 
-def calibrate(
-    names: Sequence[str] | None = None, progress: Callable[[str], None] = lambda _: None
-) -> dict[str, float]:
+def calibrate(names: Sequence[str] | None = None, progress: Callable[[str], None] = lambda _: None) -> dict[str, float]:
     """Fits figures to the calibration points, by Gauss-Newton steps that are halved until they gain.
 
     The same table and kernels give the same values. They are rounded to three digits.
@@ -126,9 +122,7 @@ def tried() -> list[Fit]:
     return [Fit(**one) for one in read_data("calibration.json")["tried"]]
 
 
-def write(
-    fitted: Mapping[str, float], folder: Path, progress: Callable[[str], None] = lambda _: None
-) -> None:
+def write(fitted: Mapping[str, float], folder: Path, progress: Callable[[str], None] = lambda _: None) -> None:
     """Writes fitted values, their errors and the fits of all pairs to the data files in ``folder``."""
     table = json.loads((folder / "soc_costs.json").read_text())
     for figures in table["series"].values():

@@ -26,8 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SHIM = ROOT / "tools" / "headers_check_shim.h"
 ENTRIES = [
-    ROOT / "op_kernel" / f"ascend_moe_{name}.cpp"
-    for name in ("distribute_dispatch", "distribute_combine", "probe")
+    ROOT / "op_kernel" / f"ascend_moe_{name}.cpp" for name in ("distribute_dispatch", "distribute_combine", "probe")
 ]
 DTYPES = ("bfloat16_t", "half", "float")
 FLAGS = ["-std=c++17", "-fmax-errors=5", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-unused-parameter"]
@@ -292,9 +291,7 @@ def check_host(options: argparse.Namespace, directory: Path, scratch: Path) -> i
     """The sources of op_host; how many objects failed, or had a warning about ours."""
     headers = find_host_toolkit(directory)
     if headers is None:
-        raise CheckError(
-            f"no host headers in {directory}: expected a CANN toolkit (*-linux/include/register)"
-        )
+        raise CheckError(f"no host headers in {directory}: expected a CANN toolkit (*-linux/include/register)")
     types = "CANN's" if any((path / ACLNN).is_file() for path in headers.includes) else "our own"
     print(f"host headers: {headers.name}; types of the aclnn entry points: {types}")
     compiler = Compiler(headers, [options.compiler, *HOST_FLAGS], scratch)

@@ -110,17 +110,7 @@ enum Order_t { VALUE_INDEX, INDEX_VALUE, ONLY_VALUE, ONLY_INDEX };
 enum ub_addr8_t { VA0, VA1, VA2, VA3, VA4, VA5, VA6, VA7 };
 enum addr_cal_mode_t { inc, dec };
 enum QuantMode_t { NoQuant, F322F16, F322BF16, DEQF16, VDEQF16, REQ8, VREQ8, QF322B8_PRE, VQF322B8_PRE };
-enum pad_t {
-    PAD_NONE,
-    PAD_MODE1,
-    PAD_MODE2,
-    PAD_MODE3,
-    PAD_MODE4,
-    PAD_MODE5,
-    PAD_MODE6,
-    PAD_MODE7,
-    PAD_MODE8
-};
+enum pad_t { PAD_NONE, PAD_MODE1, PAD_MODE2, PAD_MODE3, PAD_MODE4, PAD_MODE5, PAD_MODE6, PAD_MODE7, PAD_MODE8 };
 enum atomic_type_t { ATOMIC_NONE, ATOMIC_F32, ATOMIC_F16, ATOMIC_S16, ATOMIC_S32, ATOMIC_S8, ATOMIC_BF16 };
 enum atomic_op_t { ATOMIC_SUM };
 enum vpart_t { L128, H128 };

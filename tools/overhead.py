@@ -94,9 +94,7 @@ def main() -> int:
         return 0
     import ascend_moe
 
-    print(
-        "CPU, microseconds beside the kernel: p10 / p50; p50 of torch before the op + the op + torch after;"
-    )
+    print("CPU, microseconds beside the kernel: p10 / p50; p50 of torch before the op + the op + torch after;")
     print("before: by Python's kernels / replayed / past torch's dispatcher", flush=True)
     with ascend_moe.LocalCluster(1) as cluster:
         cluster.run(lambda _, group_ep: measure("cpu", group_ep, options.calls))

@@ -170,8 +170,7 @@ def _predicted(by_world: Sequence[Prediction]) -> dict[str, str]:
     shown = [each for each in by_world if each.request.ranks == SHOWN]
     head = ["EP", "algorithm", "dispatch us", "combine us", "speed, window = 1", "busiest link"]
     return {
-        "call": f"{request.soc}, BS {request.batch}, H {request.hidden}, K {request.topk}, "
-        f"E {request.experts}",
+        "call": f"{request.soc}, BS {request.batch}, H {request.hidden}, K {request.topk}, E {request.experts}",
         "cores": str(request.cores),
         "contract": request.contract,
         "predictions": _table(head, rows),
@@ -224,10 +223,7 @@ def _sensitivity(usual: Sequence[Prediction]) -> str:
     rows = []
     for name, costs in cases:
         error = calibration.errors_of(calibration.compare(calibration.points(CALIBRATION), costs))
-        again = {
-            each.algorithm: predict(CALL, world=SHOWN, algorithm=each.algorithm, costs=costs)
-            for each in usual
-        }
+        again = {each.algorithm: predict(CALL, world=SHOWN, algorithm=each.algorithm, costs=costs) for each in usual}
         pairs = [f"{each.dispatch_us:.0f} / {each.combine_us:.0f}" for each in again.values()]
         rows.append([name, f"{error:.1%}", *pairs, f"{_trip(again['window']) / _trip(again['direct']):.2f}"])
     names = [each.algorithm for each in usual]

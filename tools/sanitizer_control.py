@@ -28,9 +28,7 @@ EXPECTED: dict[str, dict[int, str | None]] = {
 
 def problem(library: str, which: int, message: str | None) -> str | None:
     """Runs one control; what went wrong in words, or None."""
-    run = subprocess.run(
-        [sys.executable, "-c", CALL, library, str(which)], capture_output=True, text=True, timeout=120
-    )
+    run = subprocess.run([sys.executable, "-c", CALL, library, str(which)], capture_output=True, text=True, timeout=120)
     if message is None:
         clean = run.returncode == 0 and "survived 0" in run.stdout and "Sanitizer" not in run.stderr
         return None if clean else f"a clean call failed:\n{run.stdout}{run.stderr}"
@@ -43,9 +41,7 @@ def main() -> int:
     if len(sys.argv) != 3 or not set(sys.argv[2].split(",")) <= set(EXPECTED):
         print(__doc__, file=sys.stderr)
         return 2
-    expected = {
-        which: message for name in sys.argv[2].split(",") for which, message in EXPECTED[name].items()
-    }
+    expected = {which: message for name in sys.argv[2].split(",") for which, message in EXPECTED[name].items()}
     failed = False
     for which, message in sorted(expected.items()):
         found = problem(sys.argv[1], which, message)

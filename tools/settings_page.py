@@ -27,9 +27,7 @@ def page() -> str:
     parts = [HEAD]
     for heading, group in TABLE.items():
         rows = [f"| `{setting.name}` | {setting.help} | {setting.shown} |" for setting in group]
-        parts.append(
-            "\n".join([f"## {heading}", "", "| variable | meaning | default |", "|---|---|---|", *rows, ""])
-        )
+        parts.append("\n".join([f"## {heading}", "", "| variable | meaning | default |", "|---|---|---|", *rows, ""]))
     return "\n".join(parts)
 
 

@@ -39,9 +39,7 @@ def run(command: list[str], folder: Path, env: dict[str, str]) -> str:
 
 def check(wheel: Path, python: str, torch: str, index: list[str]) -> str:
     """The last line of the tests in a new environment of this Python with this torch."""
-    settings = {
-        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "ASCEND"))
-    }
+    settings = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "ASCEND"))}
     with tempfile.TemporaryDirectory(prefix="wheel-check-") as name:
         folder = Path(name)
         run([python, "-m", "venv", str(folder / "venv")], folder, settings)

@@ -57,9 +57,7 @@ def judge(result: CaseResult) -> list[Verdict]:
     verdicts = []
     for bound in BOUNDS:
         ours, peer = result.row(bound.method), result.row(bound.against)
-        absent = (
-            bound.method if ours is None else bound.against if bound.against != LIMIT and not peer else ""
-        )
+        absent = bound.method if ours is None else bound.against if bound.against != LIMIT and not peer else ""
         if absent or ours is None:
             ok = None if METHODS[absent].needs_mpi else False
             why = result.missing.get(absent, "not among the methods")

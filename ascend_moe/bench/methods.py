@@ -404,9 +404,7 @@ METHODS: dict[str, type[Method]] = {
         *(MpiAllToAllTuned, MpiAllToAll, GlooAllToAllTuned, GlooAllToAll, GlooAllGather),
     )
 }
-GROUPS = {
-    kind: [name for name, method in METHODS.items() if method.kind == kind] for kind in (LIMIT, OURS, PEER)
-}
+GROUPS = {kind: [name for name, method in METHODS.items() if method.kind == kind] for kind in (LIMIT, OURS, PEER)}
 
 
 def chosen(text: str) -> list[str]:

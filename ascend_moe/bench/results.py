@@ -141,7 +141,6 @@ class Run:
     def as_dict(self) -> dict[str, Any]:
         """For ``--json``: every number, with every iteration's dispatch and combine."""
         cases = [
-            {**asdict(case), "oversubscribed": case.oversubscribed, "too_noisy": case.too_noisy}
-            for case in self.cases
+            {**asdict(case), "oversubscribed": case.oversubscribed, "too_noisy": case.too_noisy} for case in self.cases
         ]
         return {"schema": SCHEMA, "about": self.about, "cases": cases}

@@ -91,15 +91,11 @@ class CheckpointFiles:
         if file not in self._open:
             path = self.directory / file
             if not path.is_file():
-                raise ArgumentError(
-                    f"{path} is missing, though {INDEX} names it; download it", argument="directory"
-                )
+                raise ArgumentError(f"{path} is missing, though {INDEX} names it; download it", argument="directory")
             try:
                 from safetensors import safe_open
             except ImportError as error:
-                raise LibraryError(
-                    "reading checkpoints needs safetensors: pip install safetensors"
-                ) from error
+                raise LibraryError("reading checkpoints needs safetensors: pip install safetensors") from error
             self._open[file] = self._stack.enter_context(safe_open(path, framework="pt", device="cpu"))
         return self._open[file]
 
@@ -124,8 +120,7 @@ def dequantise_fp8(codes: Tensor, scale_inv: Tensor, block: tuple[int, int]) -> 
     wanted = (-(-rows // block[0]), -(-columns // block[1]))
     if tuple(scale_inv.shape) != wanted:
         raise ArgumentError(
-            f"scale_inv is {tuple(scale_inv.shape)}; a {rows} x {columns} matrix in blocks of {block} needs "
-            f"{wanted}",
+            f"scale_inv is {tuple(scale_inv.shape)}; a {rows} x {columns} matrix in blocks of {block} needs {wanted}",
             argument="directory",
         )
     full = scale_inv.float().repeat_interleave(block[0], 0)[:rows]

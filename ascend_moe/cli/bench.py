@@ -42,9 +42,7 @@ def bench(
         str,
         typer.Option("--methods", help="auto, ours, peer, or names of the table; limits always run."),
     ] = "auto",
-    sweep: Annotated[
-        str, typer.Option(metavar="|".join(SWEEPS), help="BS 1..512, ranks 1..8, or H 1024..8192.")
-    ] = "",
+    sweep: Annotated[str, typer.Option(metavar="|".join(SWEEPS), help="BS 1..512, ranks 1..8, or H 1024..8192.")] = "",
     iterations: Annotated[int, typer.Option("-n", "--iterations", min=1, max=100000)] = ITERATIONS,
     quick: Annotated[bool, typer.Option("--quick", help=f"{QUICK_ITERATIONS} iterations.")] = False,
     json_file: Annotated[
@@ -53,9 +51,7 @@ def bench(
     plot: Annotated[Path | None, typer.Option(file_okay=False, help="Pictures, into this folder.")] = None,
     check: Annotated[
         bool,
-        typer.Option(
-            "--check", help="Only: are the bounds of docs/performance.md kept? Three tries, code 1 if not."
-        ),
+        typer.Option("--check", help="Only: are the bounds of docs/performance.md kept? Three tries, code 1 if not."),
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Claim ratios however noisy the run was.")] = False,
 ) -> None:
@@ -66,9 +62,7 @@ def bench(
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise typer.BadParameter("ascend-moe bench starts torchrun or mpiexec itself: leave out torchrun")
     if check:
-        kept = bounds.check(
-            lambda cases: measure(cases, list(every_method.METHODS), bounds.ITERATIONS), print
-        )
+        kept = bounds.check(lambda cases: measure(cases, list(every_method.METHODS), bounds.ITERATIONS), print)
         raise typer.Exit(0 if kept else 1)
     if plot is not None and importlib.util.find_spec("matplotlib") is None:
         bad("--plot", "needs matplotlib: pip install 'ascend_moe[bench]'")

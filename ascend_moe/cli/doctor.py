@@ -27,9 +27,7 @@ _ASKED = ("preset", "ranks", "batch", "global_bs", "hidden", "topk", "experts", 
 @options.with_configuration
 def doctor(
     asked: dict[str, Any],
-    rank_0: Annotated[
-        str, typer.Option("--group", metavar="HOST:PORT", help="Whether rank 0 answers there.")
-    ] = "",
+    rank_0: Annotated[str, typer.Option("--group", metavar="HOST:PORT", help="Whether rank 0 answers there.")] = "",
     as_json: options.Json = False,
 ) -> None:
     """Versions, variables, devices, memory; every finding with its fix.
@@ -65,9 +63,7 @@ def _findings(part: Callable[[], Iterable[Finding]]) -> list[Finding]:
     except Exception as problem:
         where = traceback.extract_tb(problem.__traceback__)[-1]
         what = f"{type(problem).__name__}: {problem} ({os.path.basename(where.filename)}:{where.lineno})"
-        findings.append(
-            error("doctor", what, "doctor itself failed here", "please report it with this output")
-        )
+        findings.append(error("doctor", what, "doctor itself failed here", "please report it with this output"))
     return findings
 
 

@@ -24,9 +24,7 @@ app = typer.Typer()
 
 @app.command("explore")
 def explore_command(
-    case: Annotated[
-        str | None, typer.Option("--case", help=f"One case, as {Program()}; default: random ones.")
-    ] = None,
+    case: Annotated[str | None, typer.Option("--case", help=f"One case, as {Program()}; default: random ones.")] = None,
     schedules: Annotated[int, typer.Option("--schedules", "-n", min=1, help="How many in all.")] = 2000,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the first case and schedule.")] = 0,
     policy: Annotated[
@@ -74,9 +72,7 @@ def explore_command(
     raise typer.Exit(1 if result.finding is not None else 0)
 
 
-def _run(
-    case: Program | None, schedules: int, seed: int, options: Options, console: Console, quiet: bool
-) -> Result:
+def _run(case: Program | None, schedules: int, seed: int, options: Options, console: Console, quiet: bool) -> Result:
     if case is not None:
         return explore.explore(case, schedules, seed, options)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())

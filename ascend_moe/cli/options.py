@@ -35,9 +35,7 @@ Preset = Annotated[
     str | None,
     typer.Option("-p", "--preset", metavar="NAME", help=f"H, K and E of a model: {', '.join(PRESETS)}."),
 ]
-Hidden = Annotated[
-    int | None, typer.Option(metavar="H", help=f"Elements of a row; default {_USUAL['hidden']}.")
-]
+Hidden = Annotated[int | None, typer.Option(metavar="H", help=f"Elements of a row; default {_USUAL['hidden']}.")]
 TopK = Annotated[
     int | None, typer.Option("-k", "--topk", metavar="K", help=f"Experts a token; default {_USUAL['topk']}.")
 ]
@@ -47,27 +45,21 @@ Experts = Annotated[
 ]
 Quant = Annotated[bool, typer.Option("--quant", help="int8 rows, quant_mode 2.")]
 Contract = Annotated[str, typer.Option(metavar="|".join(planning.CONTRACTS))]
-Cores = Annotated[
-    int, typer.Option(metavar="N", help="AIV cores of a launch; 0: all of the SoC.", show_default=False)
-]
+Cores = Annotated[int, typer.Option(metavar="N", help="AIV cores of a launch; 0: all of the SoC.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
 
 
 def request_of(
     *,
     preset: Preset = None,
-    ranks: Annotated[
-        int | None, typer.Option("-r", "--ranks", metavar="W", help="EP ranks; default 16.")
-    ] = None,
+    ranks: Annotated[int | None, typer.Option("-r", "--ranks", metavar="W", help="EP ranks; default 16.")] = None,
     batch: Annotated[
         int | None,
         typer.Option("-b", "--batch", metavar="BS", help="Tokens a rank, the same on all; default 128."),
     ] = None,
     global_bs: Annotated[
         int | None,
-        typer.Option(
-            "--global-bs", metavar="N", help="Ranks times the largest batch; batches may then differ."
-        ),
+        typer.Option("--global-bs", metavar="N", help="Ranks times the largest batch; batches may then differ."),
     ] = None,
     hidden: Hidden = None,
     topk: TopK = None,
@@ -85,9 +77,7 @@ def request_of(
     comm_alg: Annotated[str, typer.Option("--comm-alg", metavar="NAME", help="window, direct or auto.")] = "",
     ranks_per_server: Annotated[
         int,
-        typer.Option(
-            "--ranks-per-server", metavar="N", help="0: a full server of the SoC.", show_default=False
-        ),
+        typer.Option("--ranks-per-server", metavar="N", help="0: a full server of the SoC.", show_default=False),
     ] = 0,
 ) -> Request:
     """The configuration that the options describe."""

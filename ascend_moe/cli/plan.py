@@ -74,9 +74,7 @@ def _window(report: Report) -> list[str]:
 
 
 def _cann(report: Report) -> list[str]:
-    rows = [
-        [one.version, one.mib, "MiB", f"refused: {one.refuses}" if one.refuses else ""] for one in report.cann
-    ]
+    rows = [[one.version, one.mib, "MiB", f"refused: {one.refuses}" if one.refuses else ""] for one in report.cann]
     return ["HCCL_BUFFSIZE for CANN's own operators, for comparison", *table(rows)]
 
 

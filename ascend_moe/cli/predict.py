@@ -25,9 +25,7 @@ def predict(
     hidden: options.Hidden = None,
     topk: options.TopK = None,
     experts: options.Experts = None,
-    no_quant: Annotated[
-        bool, typer.Option("--no-quant", help="bf16 rows in dispatch; default: int8.")
-    ] = False,
+    no_quant: Annotated[bool, typer.Option("--no-quant", help="bf16 rows in dispatch; default: int8.")] = False,
     contract: options.Contract = "v2",
     cores: options.Cores = 0,
     algorithm: Annotated[

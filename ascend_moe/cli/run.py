@@ -25,9 +25,7 @@ app = typer.Typer()
 def run(
     preset_name: Annotated[
         str | None,
-        typer.Option(
-            "--preset", "-p", metavar="NAME", help=f"{', '.join(PRESETS)}; default {DEFAULT_PRESET}."
-        ),
+        typer.Option("--preset", "-p", metavar="NAME", help=f"{', '.join(PRESETS)}; default {DEFAULT_PRESET}."),
     ] = None,
     checkpoint: Annotated[
         Path | None,
@@ -83,9 +81,7 @@ def run(
     raise typer.Exit(execute(spec, head, backend, as_json))
 
 
-def _layer(
-    name: str | None, checkpoint: Path | None, number: int | None
-) -> tuple[MoEConfig, str, int | None]:
+def _layer(name: str | None, checkpoint: Path | None, number: int | None) -> tuple[MoEConfig, str, int | None]:
     """The numbers, what they are, and the published width of the experts where they are narrower."""
     if checkpoint is None:
         if number is not None:

@@ -34,9 +34,7 @@ def trace(
     repeat: Annotated[int, typer.Option(metavar="N", help="Rounds that are recorded.")] = 15,
     pick: Annotated[str, typer.Option(metavar="|".join(PICKS), help="Which round to show.")] = "p10",
     seed: Annotated[int, typer.Option(help="Of inputs and routing.")] = 0,
-    soc: Annotated[
-        str, typer.Option(metavar="NAME", help="Predict for this SoC instead of measuring here.")
-    ] = "",
+    soc: Annotated[str, typer.Option(metavar="NAME", help="Predict for this SoC instead of measuring here.")] = "",
     out: Annotated[
         str, typer.Option(metavar="FILE", help="Trace JSON for ui.perfetto.dev; - for none.")
     ] = "trace.json",

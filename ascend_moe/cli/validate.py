@@ -108,9 +108,7 @@ def open_group(device: validation.Device) -> tuple[torch.device, str]:
     return torch.device("cpu"), f"cpu, {dist.get_world_size()} processes, gloo"
 
 
-def _start(
-    device: validation.Device, ranks: int | None, own: Sequence[str], bring_up: bool, as_json: bool
-) -> int:
+def _start(device: validation.Device, ranks: int | None, own: Sequence[str], bring_up: bool, as_json: bool) -> int:
     """Starts torchrun on the NPUs of this machine and reports what its rank 0 leaves behind."""
     ranks = ranks or (device.count if bring_up else min(device.count, MAX_WORLD))
     if ranks > device.count and not device.virtual and not bring_up:

@@ -20,9 +20,7 @@ def vnpu(
     no_verify: Annotated[
         bool, typer.Option("--no-verify", help="Do not compare torch_npu's files with its wheel's RECORD.")
     ] = False,
-    quiet: Annotated[
-        bool, typer.Option("-q", "--quiet", help="No line on stderr about what this is.")
-    ] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No line on stderr about what this is.")] = False,
 ) -> None:
     """Run a command with torch_npu on a virtual NPU: host memory and CPU cores in the place of devices.
 

@@ -66,9 +66,7 @@ def window_data_bytes(window_mib: int | None = None) -> int:
         value = settings.HCCL_BUFFSIZE.get()
     if context_kind() == CONTEXT_A2:
         if value <= A2_STATE_MIB:
-            raise ArgumentError(
-                f"{name}={value} must be at least {A2_STATE_MIB + 1} with an A2 context", argument=name
-            )
+            raise ArgumentError(f"{name}={value} must be at least {A2_STATE_MIB + 1} with an A2 context", argument=name)
         value -= A2_STATE_MIB
     return value * MIB
 
@@ -178,9 +176,7 @@ class Communicator(GroupEnd):
         self._handle: int | None = handle
         self.number = take_number(self)
         self.alive, lib = alive, library.lib()
-        if lib.am_comm_use_context(handle, self.context_kind) or lib.am_comm_use_servers(
-            handle, self.ranks_per_server
-        ):
+        if lib.am_comm_use_context(handle, self.context_kind) or lib.am_comm_use_servers(handle, self.ranks_per_server):
             lib.am_comm_destroy(handle)
             raise AscendMoeError(f"rank {rank}: no memory for the context of group {name!r}")
         self.end = binding.End(  # its lock is held while an op runs
@@ -264,9 +260,7 @@ class Communicator(GroupEnd):
             AscendMoeError: the op is still running then; nothing was closed.
         """
         if not self.end.acquire(timeout=self._patience if patience is None else patience):
-            raise AscendMoeError(
-                f"rank {self.rank}: an op still runs on group {self.name!r}: close it after the op"
-            )
+            raise AscendMoeError(f"rank {self.rank}: an op still runs on group {self.name!r}: close it after the op")
         try:
             with self._handle_lock:
                 handle, self._handle = self._handle, None

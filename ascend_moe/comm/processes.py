@@ -200,9 +200,7 @@ class Board:
             reason = str(failures[0]).partition("\n")[0] if failures else ""
             seen = f"has failed ({reason})" if failures else f"has not answered for {seconds:.1f} s"
             host = "its host is not known" if self._host is None else f"rank {self._host} normally hosts it"
-            text = (
-                f"{self._prefix}: the store of the process group {seen}; {host}; see the host's log for why"
-            )
+            text = f"{self._prefix}: the store of the process group {seen}; {host}; see the host's log for why"
             raise (PeerLost if failures else CommTimeout)(text, rank=self._host, phase="open")
 
     def _read(self, rank: int) -> Post | None:

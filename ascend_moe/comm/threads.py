@@ -305,9 +305,7 @@ class LocalCluster:
             return
         with self.changed:
             if self._active:
-                raise AscendMoeError(
-                    f"{self.name}: close it in the function of each rank, or after run() has returned"
-                )
+                raise AscendMoeError(f"{self.name}: close it in the function of each rank, or after run() has returned")
         self._close_windows()
 
     def rank_here(self) -> int | None:

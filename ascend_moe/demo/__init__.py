@@ -60,9 +60,7 @@ def run_threads(spec: RunSpec, progress: Progress) -> list[RankRecord]:
     torch.set_num_threads(_share_of_cores(spec))
     try:
         with LocalCluster(spec.ranks) as cluster:
-            return cluster.run(
-                lambda rank, group_ep: run_rank(spec, rank, group_ep, progress if rank == 0 else _quiet)
-            )
+            return cluster.run(lambda rank, group_ep: run_rank(spec, rank, group_ep, progress if rank == 0 else _quiet))
     finally:
         torch.set_num_threads(before)
 

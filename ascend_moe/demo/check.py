@@ -48,9 +48,7 @@ class Verdict:
 def verify(spec: RunSpec, records: Sequence[RankRecord], progress: Progress) -> Verdict:
     """Runs every check over the records of all ranks."""
     inputs = [
-        reference.RankInput(
-            one.x, one.expert_ids, expert_scales=one.expert_scales, shared_expert_x=one.shared
-        )
+        reference.RankInput(one.x, one.expert_ids, expert_scales=one.expert_scales, shared_expert_x=one.shared)
         for one in records
     ]
     experts, mode, share = spec.config.num_experts, 2 if spec.quant else 0, ranks_per_server()
@@ -66,14 +64,11 @@ def verify(spec: RunSpec, records: Sequence[RankRecord], progress: Progress) -> 
         for one, want in zip(records, sent, strict=True)
     ]
     combines = [
-        reference.validate("combine", one.out, want, rank=one.rank)
-        for one, want in zip(records, sums, strict=True)
+        reference.validate("combine", one.out, want, rank=one.rank) for one, want in zip(records, sums, strict=True)
     ]
     rows = sum(len(want.expand_x) for want in sent)
     hidden = spec.config.hidden_size
-    traffic = reference.predict_traffic(
-        inputs, H=hidden, dtype=spec.dtype, quant_mode=mode, contract="v2", **common
-    )
+    traffic = reference.predict_traffic(inputs, H=hidden, dtype=spec.dtype, quant_mode=mode, contract="v2", **common)
     dense = dense_layer(spec, records, progress)
     out = torch.cat([one.out for one in records]).float()
     gap = _furthest(out, torch.cat(sums).float())

@@ -64,8 +64,7 @@ class RunSpec:
         experts = self.config.num_experts
         if not 1 <= self.ranks <= 64 or experts % self.ranks:
             raise ArgumentError(
-                f"{self.ranks} ranks cannot share {experts} experts evenly; choose a divisor of {experts} "
-                "up to 64",
+                f"{self.ranks} ranks cannot share {experts} experts evenly; choose a divisor of {experts} up to 64",
                 argument="ranks",
             )
         if min(self.batches) < 0 or not 1 <= max(self.batches) <= MAX_BATCH:
@@ -79,9 +78,7 @@ def batches_of(text: str, ranks: int) -> tuple[int, ...]:
     """Tokens of every rank: "48" spreads from 48 down to half of it, "48,0,7" says them one by one."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() for part in parts):
-        raise ArgumentError(
-            f"{text!r} is neither a number of tokens nor a list like 48,0,7,16", argument="batch"
-        )
+        raise ArgumentError(f"{text!r} is neither a number of tokens nor a list like 48,0,7,16", argument="batch")
     numbers = [int(part) for part in parts]
     if len(numbers) == 1:
         most = numbers[0]
@@ -124,9 +121,7 @@ def embed(spec: RunSpec, rank: int) -> Tensor:
 def build(spec: RunSpec, dispatcher: Dispatcher) -> MoELayer:
     """The layer with the dispatcher's share of the experts, not quantised."""
     if spec.checkpoint is not None:
-        return build_layer(
-            spec.checkpoint, spec.layer, dispatcher, dtype=spec.dtype, global_bs=spec.global_bs
-        )
+        return build_layer(spec.checkpoint, spec.layer, dispatcher, dtype=spec.dtype, global_bs=spec.global_bs)
     layer = MoELayer(spec.config, dispatcher, dtype=spec.dtype, global_bs=spec.global_bs)
     return layer.init_weights(spec.seed)
 

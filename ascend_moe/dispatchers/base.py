@@ -51,9 +51,7 @@ class Dispatcher(ABC):
     def __init__(self, rank: int, world_size: int, num_experts: int) -> None:
         rule = f"is {rank} of world size {world_size}; need 0 <= rank < world size"
         need(0 <= rank < world_size, "rank", rule)
-        rule = (
-            f"is {num_experts}, not a positive multiple of the {world_size} ranks; choose a world size that "
-        )
+        rule = f"is {num_experts}, not a positive multiple of the {world_size} ranks; choose a world size that "
         need(num_experts >= 1 and num_experts % world_size == 0, "num_experts", rule + "divides it")
         self.rank = rank
         self.world_size = world_size

@@ -48,9 +48,7 @@ class Config(NamedTuple):
     smooth: bool
 
 
-def plan(
-    expert_ids: Tensor, mask: Tensor | None, config: Config, world: int
-) -> tuple[Routing, tuple[int, ...]]:
+def plan(expert_ids: Tensor, mask: Tensor | None, config: Config, world: int) -> tuple[Routing, tuple[int, ...]]:
     """This rank's routing, and the header words of what is wrong with it (with a bad id, no rows)."""
     active = active_pairs(expert_ids, mask)
     bad = first_invalid(expert_ids, active, config.experts)
@@ -191,9 +189,7 @@ class CollectiveDispatcher(Dispatcher):
             world=self.world_size, experts=self.num_experts,
         )  # fmt: skip
         kind = ROW_DTYPES.index(x.dtype)
-        config = Config(
-            x.size(1), expert_ids.size(1), self.num_experts, max_bs, kind, quant_mode, scales is not None
-        )
+        config = Config(x.size(1), expert_ids.size(1), self.num_experts, max_bs, kind, quant_mode, scales is not None)
         routing, problem = plan(expert_ids, x_active_mask, config, self.world_size)
         words = [*config, *problem]
         header = torch.tensor(words + [0] * (HEADER_WORDS - len(words)), dtype=torch.int32, device=x.device)

@@ -81,9 +81,7 @@ def quantise(rows: Tensor, scales: Tensor | None = None) -> tuple[Tensor, Tensor
     return codes.clamp_(-128, 127).to(torch.int8), one / factor
 
 
-def payload(
-    x: Tensor, expert_ids: Tensor, pairs: Tensor | None, scales: Tensor | None, quant_mode: int
-) -> Tensor:
+def payload(x: Tensor, expert_ids: Tensor, pairs: Tensor | None, scales: Tensor | None, quant_mode: int) -> Tensor:
     """(n, words) int32: the row of every flat index in ``pairs`` (None: of every token), packed.
 
     Quantised rows (quant_mode 2) have their fp32 scale behind the codes. Ids -1 count as expert 0.
@@ -162,9 +160,7 @@ def weighted_sum(
         if tokens.numel() == 0:
             continue
         every = tokens.numel() == bs
-        index, weight = (
-            (at[:, k], expert_scales[:, k]) if every else (at[tokens, k], expert_scales[tokens, k])
-        )
+        index, weight = (at[:, k], expert_scales[:, k]) if every else (at[tokens, k], expert_scales[tokens, k])
         # Two roundings, product then sum: addcmul or a matmul could fuse them.
         term = rows.index_select(0, index).float().mul_(weight[:, None])
         if every:

@@ -47,9 +47,7 @@ def text(findings: Sequence[Finding]) -> str:
     for finding in findings:
         lines.append(f"{finding.level:<5}  {finding.topic:<{width}}  {finding.what}")
         lines += [
-            f"{'':<{width + 9}}{name}: {words}"
-            for name, words in (("why", finding.why), ("fix", finding.fix))
-            if words
+            f"{'':<{width + 9}}{name}: {words}" for name, words in (("why", finding.why), ("fix", finding.fix)) if words
         ]
     errors, warnings, good = (sum(one.level == level for one in findings) for level in (ERROR, WARN, OK))
     many = f"{errors} error{'s' * (errors != 1)}, {warnings} warning{'s' * (warnings != 1)}"

@@ -113,9 +113,7 @@ def _pair(torch_npu: str, cann: str) -> Iterator[Finding]:
     known = ", ".join(f"{name}: {a}.{b} to {c}.{d}" for name, ((a, b), (c, d)) in MATRIX.items())
     if release not in MATRIX or have > max(high for _, high in MATRIX.values()):
         what = f"torch_npu {torch_npu} with CANN {cann} is in no published table"
-        yield warn(
-            "versions", what, f"known pairs (CANN: torch_npu) are {known}", "run `ascend-moe validate`"
-        )
+        yield warn("versions", what, f"known pairs (CANN: torch_npu) are {known}", "run `ascend-moe validate`")
         return
     low, high = MATRIX[release]
     if not low <= have <= high:

@@ -149,9 +149,7 @@ def _shapes(tensors: Tensors) -> list[tuple[int, ...]]:
     return [tuple(tensor.shape) for tensor in tensors]
 
 
-def _per_expert(
-    tensors: Tensors | None, weights: list[torch.Tensor], argument: str
-) -> list[torch.Tensor] | None:
+def _per_expert(tensors: Tensors | None, weights: list[torch.Tensor], argument: str) -> list[torch.Tensor] | None:
     if tensors is None or len(tensors) == 0:
         return None
     experts, width = len(weights), weights[0].shape[1]
@@ -214,8 +212,7 @@ def _segments(
         groups = read_groups(group_list, group_list_type, experts, rows)
         every = scales[0]
         return [
-            _Segment(e, x[0][start:stop], None if every is None else every[start:stop])
-            for e, start, stop in groups
+            _Segment(e, x[0][start:stop], None if every is None else every[start:stop]) for e, start, stop in groups
         ], rows
     if len(x) != experts:
         raise ArgumentError(
@@ -317,8 +314,4 @@ def _int8_instructions_are_exact() -> bool:
 def _multiplies_natively(dtype: torch.dtype) -> bool:
     # Without bf16 instructions torch falls back to a scalar loop, hundreds of times slower than float32.
     # float16 has that fallback on most CPUs, so it always goes through float32.
-    return (
-        dtype == torch.bfloat16
-        and torch._C._has_mkldnn
-        and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    )
+    return dtype == torch.bfloat16 and torch._C._has_mkldnn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -84,9 +84,7 @@ def check_int8(dst_type: torch.dtype | int | None) -> None:
     need(dtype in (None, torch.int8), "dst_type", f"is {dtype}; off the NPU only int8 is supported")
 
 
-def _smooth(
-    values: torch.Tensor, smooth_scales: torch.Tensor | None, group_index: torch.Tensor | None
-) -> torch.Tensor:
+def _smooth(values: torch.Tensor, smooth_scales: torch.Tensor | None, group_index: torch.Tensor | None) -> torch.Tensor:
     width = values.shape[-1]
     if smooth_scales is None:
         need(group_index is None, "group_index", "needs smooth_scales (E, H) beside it")
@@ -250,9 +248,7 @@ class _Groups(NamedTuple):
     number: int
     owner: torch.Tensor | None
 
-    def spread(
-        self, parameter: torch.Tensor, width: int, argument: str, single: bool = False
-    ) -> torch.Tensor:
+    def spread(self, parameter: torch.Tensor, width: int, argument: str, single: bool = False) -> torch.Tensor:
         """``parameter``'s row for each row of x: float32, broadcastable to (rows, width).
 
         ``single``: one value for each group is allowed too.

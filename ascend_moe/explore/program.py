@@ -133,9 +133,7 @@ def checked(case: Program) -> Program:
     limits = {"world": 8, "cores": 16, "local": 8, "topk": 16, "batch": 64, "units": 64}
     for name, most in limits.items():
         value = getattr(case, name)
-        need(
-            1 <= value <= most or (name, value) == ("batch", 0), f"{name} is {value}, it must be in 1..{most}"
-        )
+        need(1 <= value <= most or (name, value) == ("batch", 0), f"{name} is {value}, it must be in 1..{most}")
     servers, lists, most = case.servers, case.list_cores, limits["world"]
     need(0 <= servers <= most, f"servers is {servers}, it must be in 0..{most}")
     need(0 <= lists < case.cores, f"list_cores is {lists}, it must be less than {case.cores} cores")

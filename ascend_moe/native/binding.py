@@ -129,9 +129,7 @@ def library() -> ctypes.CDLL:
     """The opened library, its functions typed."""
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if version < OLDEST_TORCH:
-        raise LibraryError(
-            f"torch is {torch.__version__}, the ops need 2.10 or newer: pip install 'torch>=2.10'"
-        )
+        raise LibraryError(f"torch is {torch.__version__}, the ops need 2.10 or newer: pip install 'torch>=2.10'")
     path = library_path()
     opened = native_library.open_library(path, _SIGNATURES)
     interface = opened.am_torch_interface()

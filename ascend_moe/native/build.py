@@ -98,9 +98,7 @@ class Part:
 
 
 PARTS = {
-    "checked": Part(
-        "the checked engine", "ascend_moe_checked", ("libtwin_checked.a", "libascend_moe_checked.so")
-    ),
+    "checked": Part("the checked engine", "ascend_moe_checked", ("libtwin_checked.a", "libascend_moe_checked.so")),
     "timed": Part("the timed engine", "ascend_moe_timed", ("libtwin_timed.a", "libascend_moe_timed.so")),
     "vnpu": Part("the virtual NPU's libraries", "vnpu_libraries", ("vnpu",)),
 }

@@ -133,9 +133,7 @@ def library_path(engine: str | None = None) -> Path:
             return beside
     elif override:
         if not override.is_file():
-            raise LibraryError(
-                f"{settings.LIBRARY.name}={override} is not a file: unset it or name a {LIBRARY_NAME}"
-            )
+            raise LibraryError(f"{settings.LIBRARY.name}={override} is not a file: unset it or name a {LIBRARY_NAME}")
         return override
     name = engine or engine_name()
     return installed_path(LIBRARY_FILES[name]) or _first_use(name)
@@ -193,9 +191,7 @@ def open_library(path: str | Path, signatures: Signatures, fix: str = "") -> cty
             function = getattr(library, name)
         except AttributeError:
             origin = "" if fix else ", it was built from other sources"
-            raise LibraryError(
-                f"{path} has no function {name}{origin}: {fix or _rebuild()}", symbol=name
-            ) from None
+            raise LibraryError(f"{path} has no function {name}{origin}: {fix or _rebuild()}", symbol=name) from None
         function.restype, function.argtypes = result, list(arguments)
     return library
 

@@ -86,10 +86,7 @@ def _spec_type() -> Any:
         ]
 
     library = _lib.lib()
-    if (
-        ctypes.sizeof(CallSpec) != library.am_spec_bytes()
-        or ctypes.sizeof(CheckResult) != library.am_check_bytes()
-    ):
+    if ctypes.sizeof(CallSpec) != library.am_spec_bytes() or ctypes.sizeof(CheckResult) != library.am_check_bytes():
         raise errors.LibraryError(
             f"{_lib.library_path()} describes calls differently: rebuild it with\n  {_lib.build_command()}"
         )
@@ -164,9 +161,7 @@ def infer(
 
     def at(bs: int) -> list[tuple[torch.dtype | None, tuple[int, ...]]]:
         ids = (bs, topk)
-        shapes = tuple(
-            (name, dtype, ids if name == "expert_ids" else (bs, 1)) for name, dtype in dtypes.items()
-        )
+        shapes = tuple((name, dtype, ids if name == "expert_ids" else (bs, 1)) for name, dtype in dtypes.items())
         return outputs_of(describe(op, contract, "g", "", shapes, attributes))
 
     def first_sizes(bs: int) -> list[int]:
@@ -224,9 +219,7 @@ class Plan:
         if not self._handle:
             argument = check.argument.decode()
             dtype = next((dtype for name, dtype, _ in shapes if name == argument), "")
-            raise rule_broken(
-                op_name, check.message.decode(), argument, check.needed_mib, str(dtype), comm_alg
-            )
+            raise rule_broken(op_name, check.message.decode(), argument, check.needed_mib, str(dtype), comm_alg)
         self.outputs = outputs_of(spec)
 
     @property

@@ -39,9 +39,7 @@ def load() -> Path:
                     library = missing_library(error)
                     own = not library or library.startswith(("libtorch", "libc10"))
                     fix = "remove it, the next call builds it again" if own else fix_of_library(library)
-                    raise LibraryError(
-                        f"the torch_npu adapter {path} cannot be loaded ({error}): {fix}"
-                    ) from error
+                    raise LibraryError(f"the torch_npu adapter {path} cannot be loaded ({error}): {fix}") from error
                 _loaded = path
     return _loaded
 
@@ -55,8 +53,7 @@ def library_path() -> Path:
     if override is not None:
         if not override.is_file():
             raise LibraryError(
-                f"{settings.NPU_LIBRARY.name}={override} is not a file: unset it or name a "
-                f"{npu_adapter_build.LIBRARY}"
+                f"{settings.NPU_LIBRARY.name}={override} is not a file: unset it or name a {npu_adapter_build.LIBRARY}"
             )
         return override
     try:

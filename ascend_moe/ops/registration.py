@@ -163,16 +163,12 @@ class _Op(Operator):
         device = tensors[self.rows_name].device
         for name, tensor in tensors.items():
             if tensor.device != device:
-                raise refuse(
-                    name, f"is on {tensor.device}, {self.rows_name} on {device}: they must be on one device"
-                )
+                raise refuse(name, f"is on {tensor.device}, {self.rows_name} on {device}: they must be on one device")
         sizes = {name: value for name, value in attributes.items() if value is not None}
         for name, value in [*sizes.items(), ("expert_ids", tensors["expert_ids"].shape[1])]:
             limit = _MAX_BATCHES if name == "global_bs" else _MAX_SIZE
             if not -limit <= value <= limit:
-                raise refuse(
-                    name, f"of {value} is out of the range that sizes are computed in, -{limit}..{limit}"
-                )
+                raise refuse(name, f"of {value} is out of the range that sizes are computed in, -{limit}..{limit}")
         world = sizes["ep_world_size"]
         if world < 1:
             raise refuse("ep_world_size", f"is {world}, it must be at least 1")
@@ -207,9 +203,7 @@ def operator(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         # torch takes its time for each argument that it is given.
-        given = {
-            key: value for key, value in kwargs.items() if key not in defaults or value is not defaults[key]
-        }
+        given = {key: value for key, value in kwargs.items() if key not in defaults or value is not defaults[key]}
         try:
             return overload(*args, **given)  # type: ignore[no-any-return]
         except RuntimeError:

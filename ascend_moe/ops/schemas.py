@@ -61,7 +61,5 @@ def schema_of(function: Callable[..., Any]) -> str:
 
 def list_overload_of(schema: str) -> str:
     """The older overload of npu_grouped_matmul, whose group list is a Python list."""
-    arguments = schema.partition(", int[]? tuning_config")[0].replace(
-        "Tensor? group_list", "int[]? group_list"
-    )
+    arguments = schema.partition(", int[]? tuning_config")[0].replace("Tensor? group_list", "int[]? group_list")
     return f"{arguments}, ScalarType? output_dtype=None) -> Tensor[]"

@@ -148,9 +148,7 @@ def plan(request: Request) -> Report:
     ops = {}
     if sound is not None:
         ops = {name: _op_plan(name, sound, cores) for name in ("dispatch", "combine")}
-    return Report(
-        request, chip, cores, window, window["buffsize_mib"], limits()["ub_bytes"], cann, ops, violations
-    )
+    return Report(request, chip, cores, window, window["buffsize_mib"], limits()["ub_bytes"], cann, ops, violations)
 
 
 def exported_mib(default: int) -> int:
@@ -193,9 +191,7 @@ def _check(request: Request) -> None:
 # ---- descriptions of the two calls ----
 
 
-def call_spec(
-    op: int, request: Request, shapes: calls.Shapes, cores: int, window_mib: int, rank: int = 0
-) -> Any:
+def call_spec(op: int, request: Request, shapes: calls.Shapes, cores: int, window_mib: int, rank: int = 0) -> Any:
     """The native description of one rank's call with tensors of these shapes."""
     attributes: dict[str, int | None] = dict.fromkeys(calls.attribute_names(), 0)
     attributes |= dict.fromkeys(("y_dtype", "x_dtype", "scales_dtype"), None)

@@ -79,9 +79,7 @@ class Cost:
 @functools.cache
 def read_data(name: str) -> Any:
     """A JSON file of the package's data folder."""
-    return json.loads(
-        resources.files("ascend_moe").joinpath("data").joinpath(name).read_text(encoding="utf-8")
-    )
+    return json.loads(resources.files("ascend_moe").joinpath("data").joinpath(name).read_text(encoding="utf-8"))
 
 
 def known_socs() -> list[str]:
@@ -105,6 +103,4 @@ def cost_table(name: str) -> dict[str, Cost]:
 def fitted_names() -> list[str]:
     """The free parameters: figures of kind "fitted", the same for all SoCs."""
     series = read_data("soc_costs.json")["series"]
-    return sorted(
-        {key for figures in series.values() for key, one in figures.items() if one["kind"] == "fitted"}
-    )
+    return sorted({key for figures in series.values() for key, one in figures.items() if one["kind"] == "fitted"})

@@ -286,9 +286,7 @@ class Case:
             expert_scales_given=self.weights,
         )
 
-    def combined(
-        self, rows: Sequence[torch.Tensor], dispatched: Sequence[DispatchResult]
-    ) -> list[torch.Tensor]:
+    def combined(self, rows: Sequence[torch.Tensor], dispatched: Sequence[DispatchResult]) -> list[torch.Tensor]:
         """What combine must make of every rank's expert rows."""
         return combine(self.inputs, rows, dispatched, moe_expert_num=self.experts, global_bs=self.global_bs)
 
@@ -369,9 +367,7 @@ def draw(seed: int, **choices: Sequence[Any]) -> Case:
     hot experts, duplicate ids and ids of -1 among them.
     """
     rng = np.random.default_rng([seed, _STREAMS.index("draw")])
-    chosen = {
-        name: values[int(rng.integers(len(values)))] for name, values in sorted((CHOICES | choices).items())
-    }
+    chosen = {name: values[int(rng.integers(len(values)))] for name, values in sorted((CHOICES | choices).items())}
     batches, ids = (choices.get(name, CHOICES[name]) for name in ("batches", "ids"))
     turn = seed % len(batches)
     chosen |= {"batches": batches[turn], "ids": ids[(seed // len(batches) + turn) % len(ids)]}

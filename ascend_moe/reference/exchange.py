@@ -83,9 +83,7 @@ def _require_legal(inputs: Sequence[RankInput], quant_mode: int, nums_type: int,
         raise ValueError("quant_mode is 0 or 2, expert_token_nums_type 0 or 1, tp_world_size 0 or 1")
     if len({given.x.dtype for given in inputs}) != 1 or len({given.x.shape[1] for given in inputs}) != 1:
         raise ValueError("the ranks disagree on the dtype or H of x")
-    if len({given.scales is None for given in inputs}) != 1 or (
-        quant_mode == 0 and inputs[0].scales is not None
-    ):
+    if len({given.scales is None for given in inputs}) != 1 or (quant_mode == 0 and inputs[0].scales is not None):
         raise ValueError("scales go with quant_mode 2, on all ranks or on none")
     for rank, given in enumerate(inputs):
         tokens, batch = given.x.shape[0], given.expert_ids.shape[0]

@@ -123,9 +123,7 @@ def _dispatch_differences(
     return found
 
 
-def _form(
-    name: str, got: object, want: torch.Tensor, expected: DispatchResult, exact_shapes: bool
-) -> str | None:
+def _form(name: str, got: object, want: torch.Tensor, expected: DispatchResult, exact_shapes: bool) -> str | None:
     """Name a wrong type, dtype or shape. Only the rows may be more than the defined ones."""
     if not isinstance(got, torch.Tensor):
         return f"{name} is not a tensor but {type(got).__name__}"
@@ -209,9 +207,7 @@ class Places:
         if name == "expand_idx":
             ids = self.expected.expert_ids
             token, k = divmod(i, int(ids.shape[1]))
-            return (
-                f"token {token}, k {k}, expert {int(ids[token, k])}; this rank's earlier pairs of that expert"
-            )
+            return f"token {token}, k {k}, expert {int(ids[token, k])}; this rank's earlier pairs of that expert"
         source, token, k = self.expected.assist_info[i].tolist()
         local = sum(total <= i for total in self.ends) // self.world
         return f"{self._expert(local)}, from rank {source}, token {token}, k {k}"

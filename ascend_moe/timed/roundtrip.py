@@ -140,9 +140,7 @@ def _round_trip(
         rows = window_empty(
             rows.shape, dtype=rows.dtype, group_ep=group_ep, ep_world_size=request.ranks, ep_rank_id=rank
         ).copy_(rows)
-    ops.npu_moe_distribute_combine_v2(
-        rows, ids, sent[2], sent[4], weights, *place, request.experts, comm_alg=comm_alg
-    )
+    ops.npu_moe_distribute_combine_v2(rows, ids, sent[2], sent[4], weights, *place, request.experts, comm_alg=comm_alg)
 
 
 def _chosen_round(timeline: Timeline, request: TraceRequest) -> Timeline:

@@ -137,9 +137,7 @@ class TimedWorld:
         self.inputs: dict[str, list[dict[str, torch.Tensor]]] = {}
         most_rows = request.ranks * request.batch * min(request.topk, request.experts // request.ranks)
         self._lent_mib = (most_rows * request.hidden * 4 >> 20) + 1 if self._lent else 0
-        self._handle = self._library.am_timed_create(
-            request.ranks, self._window_mib * MIB, self._lent_mib * MIB
-        )
+        self._handle = self._library.am_timed_create(request.ranks, self._window_mib * MIB, self._lent_mib * MIB)
         if not self._handle or self._library.am_timed_servers(self._handle, self._servers):
             self.close()
             raise MemoryError(f"no memory for {request.ranks} windows of {self._window_mib} MiB")
@@ -172,9 +170,7 @@ class TimedWorld:
         row = self.request.hidden * (1 if self.request.quant and op == "dispatch" else 2)
         skip = 0 if self.payload or self.request.hidden < _SMALLEST_ROW else row
         options, result = _Options(skip, _LIMIT_NS, events), _Result()
-        self._library.am_timed_run(
-            self._handle, steps, len(steps), values, ctypes.byref(options), ctypes.byref(result)
-        )
+        self._library.am_timed_run(self._handle, steps, len(steps), values, ctypes.byref(options), ctypes.byref(result))
         if result.failed:
             raise AscendMoeError(f"timed {op}: {result.message.decode()}")
         self._raise_what_ranks_report(op)

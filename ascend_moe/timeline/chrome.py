@@ -163,10 +163,7 @@ def _link_use(events: Sequence[Event], zero: float, start: float, end: float) ->
             share = coverage([(event.start_ns, last)], start, end, _COUNTER_BINS)
             moved[f"rank {event.peer}"] += event.bytes * share / max(share.sum(), 1e-12)
         # In every bin, and 0 at the end.
-        rates = {
-            peer: [*(sums / (end - start) * _COUNTER_BINS).round(3).tolist(), 0.0]
-            for peer, sums in moved.items()
-        }
+        rates = {peer: [*(sums / (end - start) * _COUNTER_BINS).round(3).tolist(), 0.0] for peer, sums in moved.items()}
         before = None
         for i, values in enumerate(zip(*rates.values(), strict=True)):
             if values != before:

@@ -65,8 +65,7 @@ def _text(x: float, y: float, text: str, extra: str = "") -> str:
 def _box(x: float, y: float, width: float, height: float, fill: str, title: str = "", extra: str = "") -> str:
     inside = f"<title>{escape(title)}</title>" if title else ""
     return (
-        f"<rect x='{x:.1f}' y='{y:.1f}' width='{width:.1f}' height='{height:.1f}' fill='{fill}' {extra}>"
-        f"{inside}</rect>"
+        f"<rect x='{x:.1f}' y='{y:.1f}' width='{width:.1f}' height='{height:.1f}' fill='{fill}' {extra}>{inside}</rect>"
     )
 
 
@@ -187,9 +186,7 @@ def _lane(run: OpRun, rank: int, lane: str, colour: str, y: float, shares: int) 
     share = np.clip(coverage(spans, run.start_ns, run.end_ns, _LANE_BINS) / shares, 0, 1)
     height, width = _LANE - 3, _PLOT / _LANE_BINS
     base = y + height
-    points = "".join(
-        f"L{_LEFT + (i + 0.5) * width:.1f},{base - v * height:.1f}" for i, v in enumerate(share.round(2))
-    )
+    points = "".join(f"L{_LEFT + (i + 0.5) * width:.1f},{base - v * height:.1f}" for i, v in enumerate(share.round(2)))
     mean = f"{lane}: {100 * float(share.mean()):.1f} % of the time"
     return (
         _box(_LEFT, y, _PLOT, height, IDLE)

@@ -109,9 +109,7 @@ def _enter(wanted: Recording, limit: int) -> Recording:
                 raise AscendMoeError("the native library is recording already: use ascend_moe.trace alone")
             _current = wanted
         elif _current.path != wanted.path:
-            raise AscendMoeError(
-                f"a trace to {_current.path or 'memory'} is going on in this process: one at a time"
-            )
+            raise AscendMoeError(f"a trace to {_current.path or 'memory'} is going on in this process: one at a time")
         _users += 1
         return _current
 

@@ -215,15 +215,11 @@ class Run:
         return Exploration(len(schedules), len(hashes), steps)
 
 
-def _per_rank(
-    args: Sequence[Any], tiling: Any, ranks: int, *, alone: bool
-) -> list[tuple[Sequence[Any], Any]]:
+def _per_rank(args: Sequence[Any], tiling: Any, ranks: int, *, alone: bool) -> list[tuple[Sequence[Any], Any]]:
     if alone:
         return [(args, tiling)]
     if len(args) != ranks or not all(isinstance(values, (list, tuple)) for values in args):
-        raise ArgumentError(
-            f"with windows of {ranks} ranks, args is a list of {ranks} lists", argument="args"
-        )
+        raise ArgumentError(f"with windows of {ranks} ranks, args is a list of {ranks} lists", argument="args")
     if isinstance(tiling, (list, tuple)):
         if len(tiling) != ranks:
             raise ArgumentError(f"{len(tiling)} tilings for {ranks} ranks", argument="tiling")
@@ -242,9 +238,7 @@ def _violation(check: Callable[[], object] | None) -> str | None:
     return None
 
 
-def _difference(
-    first: list[list[tuple[str, bytes]]], now: list[list[tuple[str, bytes]]], seed: int
-) -> str | None:
+def _difference(first: list[list[tuple[str, bytes]]], now: list[list[tuple[str, bytes]]], seed: int) -> str | None:
     for rank, (ours, theirs) in enumerate(zip(first, now, strict=True)):
         for (name, wanted), (_, got) in zip(ours, theirs, strict=True):
             if wanted != got:
@@ -373,9 +367,7 @@ class Kernels:
         engine = self._engine("checked")
         run = Run(engine, name, args, tiling, block_dim, tiling_key, windows, None, workspace_bytes)
         how: dict[str, Any] = {"unordered": unordered, "auto_sync": auto_sync, "max_steps": max_steps}
-        options = [
-            engine.schedule(seed + done, policy or policy_in_turn(done), **how) for done in range(schedules)
-        ]
+        options = [engine.schedule(seed + done, policy or policy_in_turn(done), **how) for done in range(schedules)]
         with self._running:
             return run.explore(engine.world(run.size, -1), options, deterministic, check)
 

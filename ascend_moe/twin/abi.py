@@ -148,9 +148,7 @@ class Engine:
         try:
             function = getattr(self.library, self.entry(name).symbol)
         except AttributeError:
-            raise ArgumentError(
-                f'the entry {name} has no C name: declare it extern "C"', argument="name"
-            ) from None
+            raise ArgumentError(f'the entry {name} has no C name: declare it extern "C"', argument="name") from None
         return int(ctypes.cast(function, ctypes.c_void_p).value or 0)
 
     def world(self, size: int, group: int) -> int:
@@ -164,9 +162,7 @@ class Engine:
                 weakref.finalize(self, self.library.twin_world_destroy, handle)
             return self._worlds[size, group]
 
-    def schedule(
-        self, seed: int, policy: str | None, *, unordered: bool, auto_sync: bool, max_steps: int
-    ) -> Options:
+    def schedule(self, seed: int, policy: str | None, *, unordered: bool, auto_sync: bool, max_steps: int) -> Options:
         """How to run; the fast engine ignores it."""
         name = policy or ("late" if seed == 0 else "random")
         allowed = [policy for policy in self.policies if policy not in ("replay", "exhaustive")]

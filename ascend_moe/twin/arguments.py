@@ -109,12 +109,7 @@ class Arguments:
         for known in self._tensors:
             if known.address == address and known.size == size:
                 return known.gm  # the same tensor twice: an in-place call
-            if (
-                size
-                and known.size
-                and address < known.address + known.size
-                and known.address < address + size
-            ):
+            if size and known.size and address < known.address + known.size and known.address < address + size:
                 fix = "give disjoint tensors, or the same"
                 raise self._refused(f"{label} overlaps {known.name} in part: {fix}", label)
         tensor = _Tensor(owner, address, size, label, writable)
@@ -211,7 +206,6 @@ def tiling_bytes(tiling: Any) -> bytes:
         return bytes(memoryview(tiling))
     except TypeError:
         raise ArgumentError(
-            f"tiling is a {type(tiling).__name__}:"
-            " give bytes, a numpy array, a ctypes struct or a torch tensor",
+            f"tiling is a {type(tiling).__name__}: give bytes, a numpy array, a ctypes struct or a torch tensor",
             argument="tiling",
         ) from None

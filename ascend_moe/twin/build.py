@@ -123,9 +123,7 @@ def compiler() -> str:
         path = shutil.which(name)
         if path is not None:
             return path
-    raise TwinBuildError(
-        f"no C++ compiler ({wanted or 'g++, c++, clang++'}): install g++ 11 or newer, or set CXX"
-    )
+    raise TwinBuildError(f"no C++ compiler ({wanted or 'g++, c++, clang++'}): install g++ 11 or newer, or set CXX")
 
 
 @functools.cache

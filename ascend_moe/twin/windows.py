@@ -168,8 +168,7 @@ class Windows:
             layout, self.world, self.data_bytes, self.state_bytes, _WORKSPACE_BYTES, name=self.name.encode()
         )
         tables = [
-            (ctypes.c_uint64 * self.world)(*(a.address for a in areas))
-            for areas in (self._in, self._out, self._exp)
+            (ctypes.c_uint64 * self.world)(*(a.address for a in areas)) for areas in (self._in, self._out, self._exp)
         ]
         group.windows_in, group.windows_out, group.windows_exp = tables
         library.twin_context_fill(ctypes.byref(group), rank, area.address, self._workspaces[rank].address)
@@ -189,9 +188,7 @@ class Member:
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.windows.world:
-            raise ArgumentError(
-                f"rank {self.rank} of windows of {self.windows.world} ranks", argument="windows"
-            )
+            raise ArgumentError(f"rank {self.rank} of windows of {self.windows.world} ranks", argument="windows")
 
 
 # One group, two, or for each rank its places in one or two.

@@ -77,9 +77,7 @@ class Outcome:
         }
 
 
-def threads(
-    world: int, cases: Sequence[Case] | None = None, progress: Progress = lambda done: None
-) -> Outcome:
+def threads(world: int, cases: Sequence[Case] | None = None, progress: Progress = lambda done: None) -> Outcome:
     """Ranks as threads of this process, windows in plain memory, kernels on the twin."""
     chosen = matrix(world) if cases is None else cases
     found: list[list[Result]] = [[] for _ in range(world)]
@@ -121,9 +119,7 @@ def processes(device: torch.device, about: str, choose: Choose) -> Outcome | Non
     except (Stopped, RuntimeError) as error:  # AscendMoeError is one
         why = _why(rank, error, found)
     store: Any = dist.distributed_c10d._get_default_store()
-    store.set(
-        f"ascend_moe/validate/{rank}", json.dumps({"why": why, "results": [asdict(one) for one in found]})
-    )
+    store.set(f"ascend_moe/validate/{rank}", json.dumps({"why": why, "results": [asdict(one) for one in found]}))
     if rank != 0:
         with contextlib.suppress(RuntimeError):  # rank 0 keeps the store: leave after it has read
             store.wait(["ascend_moe/validate/done"], timedelta(seconds=_COLLECT_S))

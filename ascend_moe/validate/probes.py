@@ -68,9 +68,7 @@ def _judge(found: Sequence[Seen]) -> None:
         if one.code == MISMATCH:
             names = ("address", "magic", "rank", "world", "window KiB", "state KiB")
             field = names[one.where] if one.where < len(names) else f"field {one.where}"
-            raise AssertionError(
-                f"{who}: the context's {field} is {one.seen}, the host side says {one.wanted}"
-            )
+            raise AssertionError(f"{who}: the context's {field} is {one.seen}, the host side says {one.wanted}")
         if one.code == TIMEOUT:
             raise AssertionError(f"{who}: nothing came from rank {one.where} (round {one.wanted})")
         if one.code == DIFFERS:
@@ -135,12 +133,8 @@ def _zero_state(device: Any) -> str:
 
 
 KERNEL_PROBES = (
-    Probe(
-        "context layout", "HCCL's context has rank, world and windows where the kernels read them", _context
-    ),
-    Probe(
-        "peer store and read", "a store to a peer's window arrives, and can be read back from there", _store
-    ),
+    Probe("context layout", "HCCL's context has rank, world and windows where the kernels read them", _context),
+    Probe("peer store and read", "a store to a peer's window arrives, and can be read back from there", _store),
     Probe("32-byte atomicity", "an aligned block of 32 bytes is never seen half written", _atomic),
     Probe("data before flag", "rows drained by PipeBarrier are there when a later flag is seen", _order),
     Probe("SyncAll", "after SyncAll every core sees every other core's drained stores", _sync_all),

@@ -99,9 +99,7 @@ class Twin:
         """Runs one probe on fresh windows: what every core reports, and the seconds that the launch took."""
         call = self._prepare(mode, rounds, cycles)
         start = time.monotonic()
-        self._kernels.launch(
-            "ascend_moe_probe", call.args, call.tilings, self.cores, TILING_KEY, call.windows
-        )
+        self._kernels.launch("ascend_moe_probe", call.args, call.tilings, self.cores, TILING_KEY, call.windows)
         seconds = time.monotonic() - start
         return call.seen(), seconds
 

@@ -150,9 +150,7 @@ def dispatch(place: Place, case: Case, **changes: Any) -> tuple[torch.Tensor, ..
     return outputs
 
 
-def combine(
-    place: Place, case: Case, rows: torch.Tensor, sent: Sequence[torch.Tensor], **changes: Any
-) -> torch.Tensor:
+def combine(place: Place, case: Case, rows: torch.Tensor, sent: Sequence[torch.Tensor], **changes: Any) -> torch.Tensor:
     """One rank's combine after a dispatch that gave ``sent``, with these arguments changed."""
     inputs = case.inputs[place.rank]
     values: dict[str, Any] = {
@@ -206,9 +204,7 @@ def _refused(name: str, argument: str, contract: int = 1, op: str = "dispatch", 
 
 
 def _small(place: Place, contract: int) -> Case:
-    return Case(
-        world=place.world, local=_LOCAL, topk=_K, batch=_BS, units=4, contract=contract, ids="distinct"
-    )
+    return Case(world=place.world, local=_LOCAL, topk=_K, batch=_BS, units=4, contract=contract, ids="distinct")
 
 
 def _dispatch(place: Place, contract: int = 1, **changes: Any) -> Any:
@@ -249,9 +245,7 @@ BAD: tuple[Bad, ...] = (
     _refused("moe_expert_num 0", "moe_expert_num", moe_expert_num=0),
     _refused("ep_world_size + 1", "ep_world_size", ep_world_size=lambda place: place.world + 1),
     _refused("quant_mode 7", "quant_mode", quant_mode=7),
-    _refused(
-        "scales without quant_mode", "scales", scales=lambda place: torch.ones(place.world * _LOCAL, _H)
-    ),
+    _refused("scales without quant_mode", "scales", scales=lambda place: torch.ones(place.world * _LOCAL, _H)),
     _refused("x_active_mask of float32", "x_active_mask", 2, x_active_mask=_MASK),
     _refused("global_bs for fewer tokens", "global_bs", global_bs=lambda place: place.world * 2),
     _refused("tp_world_size 2", "tp_world_size", tp_world_size=2),

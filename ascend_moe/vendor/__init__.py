@@ -96,8 +96,7 @@ class _VendorOp(registration.Operator):
         for name, tensor in _tensors(self.bind(args, kwargs)):
             if tensor.device.type != "cpu":
                 raise ArgumentError(
-                    f"{self.name}: {name} is on {tensor.device}, "
-                    "all tensors must be on the same device (cpu)",
+                    f"{self.name}: {name} is on {tensor.device}, all tensors must be on the same device (cpu)",
                     argument=name,
                 )
         return _contiguous(self.kind.run(*args, **kwargs))

@@ -185,9 +185,7 @@ def _npu_distribute_barrier(
     if rank is None:
         text = f"group of {group!r} is a LocalCluster's: call it in the thread of a rank"
         raise ArgumentError(text, argument="group")
-    need(
-        time_out is None or not on_npu(x_ref), "time_out", "is kept on the CPU only: set ASCEND_MOE_TIMEOUT_S"
-    )
+    need(time_out is None or not on_npu(x_ref), "time_out", "is kept on the CPU only: set ASCEND_MOE_TIMEOUT_S")
     rows = x_ref.new_empty((0, _HIDDEN), dtype=torch.bfloat16)
     ids = x_ref.new_empty((0, _TOPK), dtype=torch.int32)
     meeting = contextlib.nullcontext() if time_out is None else answers.deadline(_microseconds(time_out))

@@ -188,9 +188,7 @@ def _places(
     return places.reshape(topk, tokens).t() if column_first else places.reshape(tokens, topk)
 
 
-def _experts(
-    bias: torch.Tensor, experts: torch.Tensor | None, shape: tuple[int, int], hidden: int
-) -> torch.Tensor:
+def _experts(bias: torch.Tensor, experts: torch.Tensor | None, shape: tuple[int, int], hidden: int) -> torch.Tensor:
     need_dims("bias", bias, 2)
     need(bias.shape[1] == hidden, "bias", f"is {tuple(bias.shape)}; its rows must have {hidden} elements")
     name = "export_for_source_row"

@@ -54,9 +54,7 @@ def npu_moe_init_routing(
         need_dtype(name, value, torch.int32)
     need(active_num >= 0, "active_num", f"is {active_num}; it must be at least 0")
     names = row_idx.reshape(-1).to(torch.int64)
-    need(
-        bool(((names >= 0) & (names < pairs)).all()), "row_idx", f"must hold numbers in 0..{pairs - 1} (T*K)"
-    )
+    need(bool(((names >= 0) & (names < pairs)).all()), "row_idx", f"must hold numbers in 0..{pairs - 1} (T*K)")
     experts, order = torch.sort(expert_idx.reshape(-1), stable=True)
     names = names[order]
     places = torch.empty(pairs, dtype=torch.int32)
@@ -66,9 +64,7 @@ def npu_moe_init_routing(
 
 
 @npu_operator
-def npu_moe_compute_expert_tokens(
-    sorted_expert_for_source_row: torch.Tensor, num_expert: int
-) -> torch.Tensor:
+def npu_moe_compute_expert_tokens(sorted_expert_for_source_row: torch.Tensor, num_expert: int) -> torch.Tensor:
     """Running sums of rows by expert: where each expert's rows end.
 
     Args:

@@ -78,8 +78,8 @@ AM_API uint64_t am_need_ub_taken(void* comm);
 // details in the record or, for a fault of the kernel, in the text. -1: expand_x of a combine lies in lent
 // memory that it may not publish; nothing has run, the text has the reason, and the record begins with
 // generation and epoch.
-AM_API int am_run(void* comm, void* plan, const void* const* inputs, void* const* outputs, int32_t* record,
-                  char* fault, uint64_t fault_bytes);
+AM_API int am_run(void* comm, void* plan, const void* const* inputs, void* const* outputs, int32_t* record, char* fault,
+                  uint64_t fault_bytes);
 // Code of the algorithm that the last op ran (am_comm_algorithm); 0: none has run.
 AM_API uint32_t am_comm_algorithm_run(void* comm);
 // Runs the probe kernel of the bring-up (op_kernel/ascend_moe_probe.cpp) with this tiling; `report` has a
@@ -90,8 +90,7 @@ AM_API int am_probe(void* comm, const void* tiling, uint64_t tiling_bytes, uint3
 // Copies row from[i] to `to` + i * row_bytes, for i < count. Method 0: memcpy; 1: stores that go past the
 // caches (rows of a multiple of 64 bytes, 16-byte aligned; else memcpy), drained; 2: by way of 192 KiB of
 // scratch, as a core moves GM to UB to GM. 0, or 1: no such method.
-AM_API int am_bench_copy_rows(void* to, const void* const* from, uint64_t count, uint64_t row_bytes,
-                              int method);
+AM_API int am_bench_copy_rows(void* to, const void* const* from, uint64_t count, uint64_t row_bytes, int method);
 // out[t][h] = sum over ascending k of rows[t * top_k + k][h] * weights[t * top_k + k]: multiplied, then
 // added, in fp32, rounded once to the rows' type (am_type_code of float32, float16 or bfloat16). A null row
 // is left out. 0, or 1: hidden is no multiple of 16, or another type.

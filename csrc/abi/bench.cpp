@@ -67,11 +67,10 @@ struct WeightedSum {
 };
 
 template <class Type>
-int Sum(void* out, const void* const* rows, const float* weights, uint64_t tokens, uint64_t top_k,
-        uint64_t hidden) {
+int Sum(void* out, const void* const* rows, const float* weights, uint64_t tokens, uint64_t top_k, uint64_t hidden) {
     using Bits = typename Type::Bits;
-    twin::RunBest(WeightedSum<Type>{static_cast<Bits*>(out), reinterpret_cast<const Bits* const*>(rows),
-                                    weights, tokens, top_k, hidden});
+    twin::RunBest(WeightedSum<Type>{static_cast<Bits*>(out), reinterpret_cast<const Bits* const*>(rows), weights,
+                                    tokens, top_k, hidden});
     return 0;
 }
 
@@ -90,8 +89,8 @@ int am_bench_copy_rows(void* to, const void* const* from, uint64_t count, uint64
     return 0;
 }
 
-int am_bench_weighted_sum(void* out, const void* const* rows, const float* weights, uint64_t tokens,
-                          uint64_t top_k, uint64_t hidden, int type) {
+int am_bench_weighted_sum(void* out, const void* const* rows, const float* weights, uint64_t tokens, uint64_t top_k,
+                          uint64_t hidden, int type) {
     if (hidden % kLanes != 0) return 1;
     switch (type) {
         case moe::kTypeFp32: return Sum<Fp32>(out, rows, weights, tokens, top_k, hidden);

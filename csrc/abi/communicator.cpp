@@ -57,8 +57,7 @@ uint8_t* Communicator::Workspace(uint64_t bytes) {
 
 std::shared_ptr<LentArea> Communicator::OpenLentArea() {
     const std::lock_guard<std::mutex> lock(lent_mutex_);
-    if (!lent_area_ && lent_bytes_ > 0)
-        lent_area_ = std::make_shared<LentArea>(rank_, lent(rank_), lent_bytes_);
+    if (!lent_area_ && lent_bytes_ > 0) lent_area_ = std::make_shared<LentArea>(rank_, lent(rank_), lent_bytes_);
     lent_now_.store(lent_area_.get(), std::memory_order_release);
     return lent_area_;
 }
@@ -70,8 +69,7 @@ void Communicator::CloseLentArea() {
 }
 
 uint32_t Communicator::Epoch() const {
-    return __atomic_load_n(Word(state(rank_), moe::kControlOffset) + moe::kControlEpochWord,
-                           __ATOMIC_ACQUIRE);
+    return __atomic_load_n(Word(state(rank_), moe::kControlOffset) + moe::kControlEpochWord, __ATOMIC_ACQUIRE);
 }
 
 void Communicator::SetEpoch(uint32_t epoch) {
@@ -82,8 +80,7 @@ void Communicator::SetEpoch(uint32_t epoch) {
 
 void Communicator::PostAbort(int peer, uint32_t code, int culprit) {
     uint8_t* target = state(peer) + moe::AbortOffset(static_cast<uint32_t>(rank_));
-    if (__atomic_load_n(Word(target, 0), __ATOMIC_ACQUIRE) == moe::kAbortMagic)
-        return;  // the first cause is kept
+    if (__atomic_load_n(Word(target, 0), __ATOMIC_ACQUIRE) == moe::kAbortMagic) return;  // the first cause is kept
     uint32_t block[moe::kBlockWords] = {};
     block[moe::kAbMagic] = moe::kAbortMagic;
     block[moe::kAbEpoch] = Epoch();
@@ -106,8 +103,7 @@ bool Communicator::Arrived(int peer) const {
     const uint32_t epoch = Epoch(), world = static_cast<uint32_t>(world_);
     uint8_t* message = StatusMessageOf(peer, moe::Parity(epoch));
     if (__atomic_load_n(Word(message, 0), __ATOMIC_ACQUIRE) != moe::HeaderWord(epoch)) return false;
-    const uint32_t count_blocks =
-        __atomic_load_n(Word(message, 0) + moe::kH0OpPhase, __ATOMIC_RELAXED) & 0xFFFFu;
+    const uint32_t count_blocks = __atomic_load_n(Word(message, 0) + moe::kH0OpPhase, __ATOMIC_RELAXED) & 0xFFFFu;
     const uint32_t most = moe::CountBlocks(moe::MaxLocalExperts(world));
     const uint32_t blocks = moe::kHeaderBlocks + moe::Min(count_blocks, most);
     for (uint32_t block = 1; block < blocks; ++block) {
@@ -120,8 +116,7 @@ bool Communicator::Arrived(int peer) const {
 bool Communicator::Aborted() const {
     uint8_t* own = state(rank_);
     for (uint32_t peer = 0; peer < static_cast<uint32_t>(world_); ++peer) {
-        if (__atomic_load_n(Word(own, moe::AbortOffset(peer)), __ATOMIC_ACQUIRE) == moe::kAbortMagic)
-            return true;
+        if (__atomic_load_n(Word(own, moe::AbortOffset(peer)), __ATOMIC_ACQUIRE) == moe::kAbortMagic) return true;
     }
     return false;
 }
@@ -181,14 +176,13 @@ bool Communicator::far(int peer) const {
 uint8_t* Communicator::StatusMessageOf(int peer, uint32_t parity) const {
     const uint32_t world = static_cast<uint32_t>(world_), source = static_cast<uint32_t>(peer);
     if (!far(peer)) return state(rank_) + moe::StatusOffset(world, parity, source);
-    return data(rank_) + moe::RegionOffset(data_bytes_, world, parity, source) +
-           moe::RowsEnd(data_bytes_, world);
+    return data(rank_) + moe::RegionOffset(data_bytes_, world, parity, source) + moe::RowsEnd(data_bytes_, world);
 }
 
 bool Communicator::IsFarStatus(uintptr_t address) const {
     for (int peer = 0; peer < world_; ++peer) {
-        if (far(peer) && (address == AddressOf(StatusMessageOf(peer, 0)) ||
-                          address == AddressOf(StatusMessageOf(peer, 1))))
+        if (far(peer) &&
+            (address == AddressOf(StatusMessageOf(peer, 0)) || address == AddressOf(StatusMessageOf(peer, 1))))
             return true;
     }
     return false;
@@ -208,10 +202,9 @@ void Communicator::UseContext(uint32_t kind) {
 void Communicator::UseServers(uint32_t ranks_per_server) {
     DropStaging();
     ranks_per_server_ = ranks_per_server;
-    if (kind_ == moe::kContextA2 && ranks_per_server > 0 &&
-        ranks_per_server < static_cast<uint32_t>(world_)) {
-        void* mapped = mmap(nullptr, staging_bytes(), PROT_READ | PROT_WRITE,
-                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (kind_ == moe::kContextA2 && ranks_per_server > 0 && ranks_per_server < static_cast<uint32_t>(world_)) {
+        void* mapped =
+            mmap(nullptr, staging_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (mapped == MAP_FAILED) throw std::bad_alloc();
         staging_ = static_cast<uint8_t*>(mapped);
     }
@@ -279,24 +272,20 @@ void Communicator::ListRanges() {
             ranges_.push_back(RangeOf(data(r), data_bytes_, twin::GmKind::kWindowData, "data window", r,
                                       staging_ != nullptr ? doorbell : nullptr));
         }
-        ranges_.push_back(
-            RangeOf(state(r), state_bytes, twin::GmKind::kWindowState, "state window", r, doorbell));
+        ranges_.push_back(RangeOf(state(r), state_bytes, twin::GmKind::kWindowState, "state window", r, doorbell));
         // Of its own lent area a launch lists the tensors that lie in it.
         if (r != rank_ && lent_bytes_ > 0)
             ranges_.push_back(RangeOf(lent(r), lent_bytes_, twin::GmKind::kWindowLent, "lent window", r));
     }
     if (staging_ != nullptr) {
-        ranges_.push_back(
-            RangeOf(staging_, data_bytes_ + state_bytes, twin::GmKind::kWindowData, "windowsOut", rank_));
+        ranges_.push_back(RangeOf(staging_, data_bytes_ + state_bytes, twin::GmKind::kWindowData, "windowsOut", rank_));
     }
     if (blob_ == nullptr) {
-        ranges_.push_back(RangeOf(reinterpret_cast<uint8_t*>(&table_), sizeof(table_),
-                                  twin::GmKind::kWorkspace, "window table", -1));
+        ranges_.push_back(
+            RangeOf(reinterpret_cast<uint8_t*>(&table_), sizeof(table_), twin::GmKind::kWorkspace, "window table", -1));
     } else {
-        const twin::hccl::Layout layout =
-            kind_ == moe::kContextA2 ? twin::hccl::Layout::kA2 : twin::hccl::Layout::kA3;
-        ranges_.push_back(RangeOf(blob_.get(),
-                                  twin::hccl::ContextBlobBytes(layout, static_cast<uint32_t>(world_)),
+        const twin::hccl::Layout layout = kind_ == moe::kContextA2 ? twin::hccl::Layout::kA2 : twin::hccl::Layout::kA3;
+        ranges_.push_back(RangeOf(blob_.get(), twin::hccl::ContextBlobBytes(layout, static_cast<uint32_t>(world_)),
                                   twin::GmKind::kWorkspace, "communication context", -1));
     }
 }
@@ -348,8 +337,7 @@ void TouchWindow(void* base, uint64_t data_bytes, int world) {
     if (world > kMostTouchedRanks) return;
     Touch(StateOf(base), moe::StateBytes(static_cast<uint32_t>(world)));
     const uint64_t bytes = std::min(kTouchedBytes, moe::HalfBytes(data_bytes));
-    for (uint32_t parity = 0; parity < 2; ++parity)
-        Touch(DataOf(base) + moe::HalfOffset(data_bytes, parity), bytes);
+    for (uint32_t parity = 0; parity < 2; ++parity) Touch(DataOf(base) + moe::HalfOffset(data_bytes, parity), bytes);
 }
 
 }  // namespace
@@ -361,8 +349,7 @@ uint64_t am_window_total_bytes(uint64_t data_bytes, uint64_t lent_bytes) {
 }
 
 void* am_window_alloc(uint64_t total_bytes) {
-    void* base = mmap(nullptr, total_bytes, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* base = mmap(nullptr, total_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return base == MAP_FAILED ? nullptr : base;
 }
 
@@ -393,8 +380,7 @@ void* am_comm_create(int rank, int world, void* const* bases, uint64_t data_byte
 }
 int am_comm_use_context(void* comm, int kind) {
     if (kind < static_cast<int>(moe::kContextTable) || kind > static_cast<int>(moe::kContextA2)) return 1;
-    return ops::Tried(
-        [=] { static_cast<ops::Communicator*>(comm)->UseContext(static_cast<uint32_t>(kind)); });
+    return ops::Tried([=] { static_cast<ops::Communicator*>(comm)->UseContext(static_cast<uint32_t>(kind)); });
 }
 int am_comm_use_servers(void* comm, int ranks_per_server) {
     if (ranks_per_server < 0) return 1;

@@ -115,18 +115,16 @@ const char* LentArea::Refusal(const State& state, char* text, uint64_t bytes) {
     switch (state.use) {
         case Use::kGood: return nullptr;
         case Use::kSpent:
-            snprintf(
-                text, bytes,
-                "expand_x: this window tensor (generation %u) was consumed by the combine of epoch %u; take "
-                "a new one from window_empty for every combine",
-                state.generation, state.detail);
+            snprintf(text, bytes,
+                     "expand_x: this window tensor (generation %u) was consumed by the combine of epoch %u; take "
+                     "a new one from window_empty for every combine",
+                     state.generation, state.detail);
             break;
         case Use::kMisaligned:
-            snprintf(
-                text, bytes,
-                "expand_x: it begins inside a 32-byte block of its window tensor (generation %u); pass the "
-                "tensor as window_empty returned it, or rows of it that begin at a multiple of 32 bytes",
-                state.generation);
+            snprintf(text, bytes,
+                     "expand_x: it begins inside a 32-byte block of its window tensor (generation %u); pass the "
+                     "tensor as window_empty returned it, or rows of it that begin at a multiple of 32 bytes",
+                     state.generation);
             break;
         case Use::kNoBlock:
             snprintf(text, bytes,
@@ -134,12 +132,11 @@ const char* LentArea::Refusal(const State& state, char* text, uint64_t bytes) {
                      "tensor; pass a tensor that window_empty returned");
             break;
         case Use::kElsewhere:
-            snprintf(
-                text, bytes,
-                "expand_x: it is a window tensor of other windows: those of rank %u of another group, of "
-                "another rank, or of a group that has been closed; take one from window_empty of this "
-                "group and rank",
-                state.detail);
+            snprintf(text, bytes,
+                     "expand_x: it is a window tensor of other windows: those of rank %u of another group, of "
+                     "another rank, or of a group that has been closed; take one from window_empty of this "
+                     "group and rank",
+                     state.detail);
             break;
     }
     return text;
@@ -184,7 +181,5 @@ int am_lent_take(void* area, uint64_t bytes, uint64_t* out) {
     out[3] = grant.needed;
     return taken ? 0 : 1;
 }
-int am_lent_release(void* area, uint32_t generation) {
-    return Drop(area, HandleOf(area)->Release(generation));
-}
+int am_lent_release(void* area, uint32_t generation) { return Drop(area, HandleOf(area)->Release(generation)); }
 int am_lent_close(void* area) { return Drop(area, HandleOf(area)->Close()); }

@@ -33,8 +33,7 @@ bool IsRows(const char* name) { return strcmp(name, "x") == 0 || strcmp(name, "e
 
 DispatchEntry* DispatchKernelOf(uint32_t type) {
     if (type == moe::kTypeBf16) return &ascend_moe_distribute_dispatch_bf16;
-    return type == moe::kTypeFp16 ? &ascend_moe_distribute_dispatch_fp16
-                                  : &ascend_moe_distribute_dispatch_fp32;
+    return type == moe::kTypeFp16 ? &ascend_moe_distribute_dispatch_fp16 : &ascend_moe_distribute_dispatch_fp32;
 }
 CombineEntry* CombineKernelOf(uint32_t type) {
     if (type == moe::kTypeBf16) return &ascend_moe_distribute_combine_bf16;
@@ -59,8 +58,7 @@ OpLaunch::OpLaunch(Communicator& comm, const Plan& plan, const void* const* inpu
             return WindowRule(begin, bytes, write);
         };
     }
-    const uint64_t workspace =
-        std::max(plan.call.workspaceBytes, instead != nullptr ? instead->workspace_bytes : 0);
+    const uint64_t workspace = std::max(plan.call.workspaceBytes, instead != nullptr ? instead->workspace_bytes : 0);
     workspace_ = Add(comm.Workspace(workspace), workspace, twin::GmKind::kWorkspace, "workspace");
     record_ = Add(record, moe::kErrorRecordWords * sizeof(int32_t), twin::GmKind::kWorkspace, "error_record");
     if (plan.call.op == moe::kOpDispatch) {
@@ -101,18 +99,16 @@ void OpLaunch::PrepareDispatch(DispatchEntry* kernel) {
     GM_ADDR scales = AM_INPUT(scales);
     GM_ADDR mask = AM_INPUT(x_active_mask);
     GM_ADDR expertScales = AM_INPUT(expert_scales);
-    static const char* const kNames[] = {"expand_x",          "dynamic_scales", "expand_idx",
-                                         "expert_token_nums", "ep_recv_counts", "tp_recv_counts",
-                                         "expand_scales"};
+    static const char* const kNames[] = {"expand_x",       "dynamic_scales", "expand_idx",   "expert_token_nums",
+                                         "ep_recv_counts", "tp_recv_counts", "expand_scales"};
     GM_ADDR out[moe::kMostOutputs];
     for (uint32_t i = 0; i < moe::kMostOutputs; ++i)
         out[i] = Add(outputs_[i], BytesOf(shapes[i]), twin::GmKind::kTensor, kNames[i]);
     GM_ADDR tiling = Add(plan_.tiling(), plan_.tiling_bytes(), twin::GmKind::kWorkspace, "tiling");
     kernel_ = [=, record = record_, workspace = workspace_, expandX = out[0], dynamicScales = out[1],
-               expandIdx = out[2], tokenNums = out[3], recvCounts = out[4], tpCounts = out[5],
-               expandScales = out[6]] {
-        kernel(x, ids, scales, mask, expertScales, expandX, dynamicScales, expandIdx, tokenNums, recvCounts,
-               tpCounts, expandScales, record, workspace, tiling);
+               expandIdx = out[2], tokenNums = out[3], recvCounts = out[4], tpCounts = out[5], expandScales = out[6]] {
+        kernel(x, ids, scales, mask, expertScales, expandX, dynamicScales, expandIdx, tokenNums, recvCounts, tpCounts,
+               expandScales, record, workspace, tiling);
     };
 }
 
@@ -123,14 +119,13 @@ void OpLaunch::PrepareCombine(CombineEntry* kernel) {
     GM_ADDR expertScales = AM_INPUT(expert_scales);
     GM_ADDR mask = AM_INPUT(x_active_mask);
     GM_ADDR shared = AM_INPUT(shared_expert_x);
-    GM_ADDR index = plan_.spec.contract == static_cast<int32_t>(moe::kContractV2)
-                        ? AM_INPUT(assist_info_for_combine)
-                        : AM_INPUT(expand_idx);
+    GM_ADDR index = plan_.spec.contract == static_cast<int32_t>(moe::kContractV2) ? AM_INPUT(assist_info_for_combine)
+                                                                                  : AM_INPUT(expand_idx);
     GM_ADDR x = Add(outputs_[0], BytesOf(moe::CombineShape(plan_.spec)), twin::GmKind::kTensor, "x");
     GM_ADDR tiling = Add(CombineTiling(), plan_.tiling_bytes(), twin::GmKind::kWorkspace, "tiling");
     kernel_ = [=, record = record_, workspace = workspace_] {
-        kernel(expandX, ids, index, sendCounts, expertScales, nullptr, mask, nullptr, shared, x, record,
-               workspace, tiling);
+        kernel(expandX, ids, index, sendCounts, expertScales, nullptr, mask, nullptr, shared, x, record, workspace,
+               tiling);
     };
 }
 #undef AM_INPUT
@@ -161,9 +156,7 @@ const char* OpLaunch::WindowRule(uintptr_t begin, uint64_t bytes, bool write) co
     const bool slots = plan_.call.op == moe::kOpCombine && info.triples != 0;
     const uint64_t bytes_of_data = comm_.data_bytes();
     const uint64_t half = moe::HalfOffset(bytes_of_data, parity);
-    const auto other_half = [&](uint64_t at) {
-        return at < half || at + bytes > half + moe::HalfBytes(bytes_of_data);
-    };
+    const auto other_half = [&](uint64_t at) { return at < half || at + bytes > half + moe::HalfBytes(bytes_of_data); };
     static const char* const kOtherHalf = "it lies in the other half, not in that of this op's epoch";
     const uintptr_t staging = reinterpret_cast<uintptr_t>(comm_.staging());
     if (staging != 0 && begin >= staging && begin < staging + bytes_of_data)
@@ -183,8 +176,7 @@ const char* OpLaunch::WindowRule(uintptr_t begin, uint64_t bytes, bool write) co
         // After a failure the kernel reads the status message of a far rank's last op.
         if (other_half(at) && !comm_.IsFarStatus(begin)) return kOtherHalf;
         const uint64_t region = moe::RegionOffset(bytes_of_data, info.world, parity, info.rank);
-        if (write && !slots &&
-            (at < region || at + bytes > region + moe::RegionBytes(bytes_of_data, info.world)))
+        if (write && !slots && (at < region || at + bytes > region + moe::RegionBytes(bytes_of_data, info.world)))
             return "it lies outside this rank's own region";
     }
     return nullptr;
@@ -202,8 +194,7 @@ void OpLaunch::Finish() {
     ZeroTail(0, shapes[0], rows * info.hidden * moe::TypeSize(info.wireType));
     ZeroTail(1, shapes[1], quantised ? rows * sizeof(float) : 0);
     ZeroTail(2, shapes[2],
-             (triples ? rows * moe::kTripleWords : static_cast<uint64_t>(info.batch) * info.topK) *
-                 sizeof(int32_t));
+             (triples ? rows * moe::kTripleWords : static_cast<uint64_t>(info.batch) * info.topK) * sizeof(int32_t));
     ZeroTail(4, shapes[4], slots * sizeof(int32_t));
     ZeroTail(6, shapes[6], 0);
 }
@@ -298,8 +289,8 @@ private:
 
 uint32_t am_comm_algorithm_run(void* comm) { return static_cast<ops::Communicator*>(comm)->algorithm(); }
 
-int am_run(void* comm, void* plan, const void* const* inputs, void* const* outputs, int32_t* record,
-           char* fault, uint64_t fault_bytes) {
+int am_run(void* comm, void* plan, const void* const* inputs, void* const* outputs, int32_t* record, char* fault,
+           uint64_t fault_bytes) {
     ops::Communicator& end = *static_cast<ops::Communicator*>(comm);
     const std::lock_guard<std::mutex> lock(end.mutex());
     memset(record, 0, moe::kErrorRecordWords * sizeof(int32_t));
@@ -345,8 +336,7 @@ uint64_t am_trace_events(void* out, uint64_t most, uint64_t* dropped) {
     if (!last) return 0;
     const std::lock_guard<std::mutex> lock(last->mutex);
     const twin::Timeline& all = last->all;
-    std::copy_n(all.events.data(), std::min<uint64_t>(most, all.events.size()),
-                static_cast<twin::TimelineEvent*>(out));
+    std::copy_n(all.events.data(), std::min<uint64_t>(most, all.events.size()), static_cast<twin::TimelineEvent*>(out));
     if (dropped != nullptr) *dropped = all.dropped;
     return all.events.size();
 }

@@ -21,9 +21,7 @@ struct Plan {
 
     bool dispatch() const { return call.op == moe::kOpDispatch; }
     const moe::MoeDistributeInfo& info() const { return dispatch() ? call.dispatch.info : call.combine.info; }
-    const void* tiling() const {
-        return dispatch() ? static_cast<const void*>(&call.dispatch) : &call.combine;
-    }
+    const void* tiling() const { return dispatch() ? static_cast<const void*>(&call.dispatch) : &call.combine; }
     uint64_t tiling_bytes() const { return dispatch() ? sizeof(call.dispatch) : sizeof(call.combine); }
 };
 
@@ -31,10 +29,10 @@ struct Plan {
 uint64_t GiveText(const std::string& from, char* to, uint64_t bytes);
 
 // The kernel entries, one a dtype: the same source compiled three times under three names.
-using DispatchEntry = void(GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR,
-                           GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR);
-using CombineEntry = void(GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR,
-                          GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR);
+using DispatchEntry = void(GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR,
+                           GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR);
+using CombineEntry = void(GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR,
+                          GM_ADDR, GM_ADDR, GM_ADDR);
 
 // Kernels that a launch runs instead of the shipped ones.
 struct Kernels {
@@ -47,8 +45,8 @@ class OpLaunch {
 public:
     // The pointers must stay valid until Finish. A direct combine of rows in the lent area publishes their
     // block, if `lent` says that it may.
-    OpLaunch(Communicator& comm, const Plan& plan, const void* const* inputs, void* const* outputs,
-             int32_t* record, const Kernels* instead = nullptr);
+    OpLaunch(Communicator& comm, const Plan& plan, const void* const* inputs, void* const* outputs, int32_t* record,
+             const Kernels* instead = nullptr);
 
     const LentArea::State& lent() const { return lent_; }
     twin::LaunchSpec& spec() { return spec_; }

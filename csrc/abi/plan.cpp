@@ -174,12 +174,10 @@ uint64_t am_need_cann(const int64_t* call, char* text, uint64_t bytes) {
     std::string lines;
     for (const moe::CannVersion& version : moe::kCannVersions) {
         const int64_t need = version.bytes(cann);
-        lines += std::string(version.name) + "\t" + std::to_string(need) + "\t" +
-                 std::to_string(moe::CannMiB(need)) + "\t" + moe::CannRefusal(version, cann) + "\n";
+        lines += std::string(version.name) + "\t" + std::to_string(need) + "\t" + std::to_string(moe::CannMiB(need)) +
+                 "\t" + moe::CannRefusal(version, cann) + "\n";
     }
     return ops::GiveText(lines, text, bytes);
 }
 
-uint64_t am_need_ub_taken(void* comm) {
-    return static_cast<ops::Communicator*>(comm)->device().traffic().ub_peak;
-}
+uint64_t am_need_ub_taken(void* comm) { return static_cast<ops::Communicator*>(comm)->device().traffic().ub_peak; }

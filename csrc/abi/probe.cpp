@@ -39,13 +39,11 @@ void Launch(Communicator& comm, std::vector<uint8_t>& bytes, uint32_t* report) {
     spec.tiling_key = ASCEND_MOE_TILING_KEY_PROBE;
     spec.hccl_context[0] = reinterpret_cast<uintptr_t>(comm.context());
     spec.ranges = RangesOf(comm);
-    if (twin::kChecked)
-        spec.deadline_s = static_cast<double>(tiling.deadlineCycles) / (moe::kCyclesPerMicro * 1e6);
+    if (twin::kChecked) spec.deadline_s = static_cast<double>(tiling.deadlineCycles) / (moe::kCyclesPerMicro * 1e6);
     constexpr twin::GmKind kScratch = twin::GmKind::kWorkspace;
-    GM_ADDR workspace = Add(spec, comm.Workspace(moe::kProbeWorkspaceBytes), moe::kProbeWorkspaceBytes,
-                            kScratch, "workspace");
-    GM_ADDR out =
-        Add(spec, report, static_cast<uint64_t>(tiling.cores) * moe::kBlock, twin::GmKind::kTensor, "report");
+    GM_ADDR workspace =
+        Add(spec, comm.Workspace(moe::kProbeWorkspaceBytes), moe::kProbeWorkspaceBytes, kScratch, "workspace");
+    GM_ADDR out = Add(spec, report, static_cast<uint64_t>(tiling.cores) * moe::kBlock, twin::GmKind::kTensor, "report");
     GM_ADDR data = Add(spec, bytes.data(), bytes.size(), kScratch, "tiling");
     comm.BeginLaunch();
     comm.device().Launch(spec, [=] { ascend_moe_probe(out, workspace, data); });

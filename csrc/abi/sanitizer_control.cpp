@@ -49,8 +49,8 @@ int RanksHandOver(bool wait) {
             if (twin::current_core().index != 1) return;
             message.row = 7;
             const uint32_t status[twin::kBlockBytes / sizeof(uint32_t)] = {1};
-            twin::PublishBlocks(reinterpret_cast<uint8_t*>(message.status),
-                                reinterpret_cast<const uint8_t*>(status), sizeof(status));
+            twin::PublishBlocks(reinterpret_cast<uint8_t*>(message.status), reinterpret_cast<const uint8_t*>(status),
+                                sizeof(status));
         });
     });
     twin::LaunchSpec spec;

@@ -93,8 +93,7 @@ struct Exploration {
             const int own = static_cast<int>(rank);
             areas_.push_back({comm.data(own), comm.data_bytes() + comm.lent_bytes(), kWindowPoison});
             areas_.push_back({comm.state(own), kStateAreaBytes, 0});
-            if (comm.staging() != nullptr)
-                areas_.push_back({comm.staging(), comm.staging_bytes(), kWindowPoison});
+            if (comm.staging() != nullptr) areas_.push_back({comm.staging(), comm.staging_bytes(), kWindowPoison});
         }
         for (const Area& area : areas_) memset(area.begin, area.fill, area.bytes);
     }
@@ -118,13 +117,12 @@ struct Exploration {
             const moe::MoeDistributeInfo& info = plan.info();
             const void*& rows = inputs[moe::kTensor_expand_x];
             if (step.lent == kLentNot || plan.call.op != moe::kOpCombine || rows == nullptr) return {};
-            const uint64_t bytes =
-                static_cast<uint64_t>(info.expandRows) * info.hidden * moe::TypeSize(info.xType);
+            const uint64_t bytes = static_cast<uint64_t>(info.expandRows) * info.hidden * moe::TypeSize(info.xType);
             LentArea::Grant grant;
             if (!comm.OpenLentArea()->Take(bytes, grant)) throw std::bad_alloc();
             generation = grant.generation;
-            const twin::HostWrite write = {reinterpret_cast<uintptr_t>(comm.lent(step.rank)) + grant.offset,
-                                           rows, bytes};
+            const twin::HostWrite write = {reinterpret_cast<uintptr_t>(comm.lent(step.rank)) + grant.offset, rows,
+                                           bytes};
             rows = reinterpret_cast<const void*>(write.to);
             return write;
         }
@@ -136,8 +134,7 @@ struct Exploration {
     struct Op : Lending, LocalOp {
         Op(Exploration& world, const am_explore_step& given)
             : Lending(world.ranks_.Of(given.rank), given),
-              LocalOp(world.ranks_.Of(given.rank), *static_cast<Plan*>(given.plan), inputs.data(),
-                      given.outputs) {
+              LocalOp(world.ranks_.Of(given.rank), *static_cast<Plan*>(given.plan), inputs.data(), given.outputs) {
             // After a fatal error nothing is lent any more: window_empty raises.
             char& failed = world.failed_[static_cast<size_t>(given.rank)];
             program.begin = [this, &failed] {
@@ -188,15 +185,13 @@ void Exploration::Restore(uint32_t epoch) {
     explorer_.ForEachWrittenPage([&](uintptr_t begin, uint64_t bytes) {
         for (const Area& area : areas_) {
             const uintptr_t at = reinterpret_cast<uintptr_t>(area.begin);
-            if (begin >= at && begin < at + area.bytes)
-                memset(reinterpret_cast<void*>(begin), area.fill, bytes);
+            if (begin >= at && begin < at + area.bytes) memset(reinterpret_cast<void*>(begin), area.fill, bytes);
         }
     });
     failed_.assign(failed_.size(), 0);
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
         // Hosts write aborts and epochs without the shadow's knowledge, so all of this small area is reset.
-        memset(ranks_[rank].state(static_cast<int>(rank)), 0,
-               moe::StatusBase(static_cast<uint32_t>(ranks_.size())));
+        memset(ranks_[rank].state(static_cast<int>(rank)), 0, moe::StatusBase(static_cast<uint32_t>(ranks_.size())));
         if (epoch != 0) ranks_[rank].SetEpoch(epoch);
         ranks_[rank].ForgetLost();
     }
@@ -204,8 +199,7 @@ void Exploration::Restore(uint32_t epoch) {
         memset(op->record, 0, sizeof(op->record));
         op->finished = false;
         for (uint32_t i = 0; i < op->step.outputs_count; ++i) {
-            if (op->step.outputs[i] != nullptr)
-                memset(op->step.outputs[i], kOutputPoison, op->step.output_bytes[i]);
+            if (op->step.outputs[i] != nullptr) memset(op->step.outputs[i], kOutputPoison, op->step.output_bytes[i]);
         }
     }
 }
@@ -242,8 +236,7 @@ void Exploration::Run(const am_explore_options& options, am_explore_result& resu
             programs[rank].idle = &ranks_[rank].device().idle();
             if (options.faults.kill_rank >= 0) ranks_[rank].MarkLost(options.faults.kill_rank);
         }
-        for (const auto& op : ops_)
-            programs[static_cast<size_t>(op->step.rank)].steps.push_back(&op->program);
+        for (const auto& op : ops_) programs[static_cast<size_t>(op->step.rank)].steps.push_back(&op->program);
         last_ = explorer_.Run(programs, Translate(options, seed));
         ++result.schedules;
         result.steps += last_.steps;
@@ -278,8 +271,7 @@ void Exploration::CompareOutcome(am_explore_result& result, uint64_t seed) {
             snprintf(result.kind, sizeof(result.kind), "%s",
                      code == 0 ? "success" : moe::ErrorName(static_cast<uint32_t>(code)));
             snprintf(result.message, sizeof(result.message), "op %u of rank %d (%s): %s", i, op.step.rank,
-                     op.program.name,
-                     code == 0 ? "it succeeded" : moe::RecordText(op.record).Message().c_str());
+                     op.program.name, code == 0 ? "it succeeded" : moe::RecordText(op.record).Message().c_str());
             break;
         }
         if (code != 0 || op.step.compare == 0) continue;
@@ -291,11 +283,9 @@ void Exploration::CompareOutcome(am_explore_result& result, uint64_t seed) {
             while (expected[at] == got[at]) ++at;
             result.failed = 2;
             snprintf(result.kind, sizeof(result.kind), "wrong result");
-            snprintf(
-                result.message, sizeof(result.message),
-                "op %u of rank %d (%s): output %u differs from the reference from byte %llu on: %#x, not %#x",
-                i, op.step.rank, op.program.name, k, static_cast<unsigned long long>(at), got[at],
-                expected[at]);
+            snprintf(result.message, sizeof(result.message),
+                     "op %u of rank %d (%s): output %u differs from the reference from byte %llu on: %#x, not %#x", i,
+                     op.step.rank, op.program.name, k, static_cast<unsigned long long>(at), got[at], expected[at]);
         }
     }
     if (result.failed != 0) result.failed_seed = seed;
@@ -308,8 +298,7 @@ bool Exploration::WriteTrace(const char* path, const char* header) const {
     fprintf(file, "%s\n", header);
     for (const twin::TraceEvent& event : last_.trace) {
         fprintf(file, "{\"t\":%llu,\"rank\":%d,\"core\":%u,\"launch\":%u,\"event\":\"%s\"",
-                static_cast<unsigned long long>(event.time), event.rank, event.core, event.launch,
-                event.event);
+                static_cast<unsigned long long>(event.time), event.rank, event.core, event.launch, event.event);
         if (strcmp(event.event, "begin") == 0) {
             uint32_t position = 0;
             for (const auto& op : ops_) {
@@ -319,10 +308,9 @@ bool Exploration::WriteTrace(const char* path, const char* header) const {
         }
         if (event.target >= 0) {
             const bool state = event.area == twin::GmKind::kWindowState;
-            fprintf(file, ",\"target\":%d,\"area\":\"%s\",\"offset\":%llu,\"bytes\":%llu,\"issue\":%llu",
-                    event.target, AreaName(event.area), static_cast<unsigned long long>(event.offset),
-                    static_cast<unsigned long long>(event.bytes),
-                    static_cast<unsigned long long>(event.issue));
+            fprintf(file, ",\"target\":%d,\"area\":\"%s\",\"offset\":%llu,\"bytes\":%llu,\"issue\":%llu", event.target,
+                    AreaName(event.area), static_cast<unsigned long long>(event.offset),
+                    static_cast<unsigned long long>(event.bytes), static_cast<unsigned long long>(event.issue));
             if (state) {
                 fprintf(file, ",\"words\":\"");
                 for (uint32_t i = 0; i < 8; ++i) fprintf(file, i == 0 ? "%08x" : " %08x", event.words[i]);
@@ -352,12 +340,10 @@ void* am_explore_create(int world, uint64_t data_bytes, uint64_t lent_bytes) {
 }
 void am_explore_destroy(void* exploration) { delete static_cast<ops::Exploration*>(exploration); }
 int am_explore_servers(void* exploration, int ranks_per_server) {
-    return ops::Tried(
-        [=] { ExplorationAt(exploration).UseServers(static_cast<uint32_t>(ranks_per_server)); });
+    return ops::Tried([=] { ExplorationAt(exploration).UseServers(static_cast<uint32_t>(ranks_per_server)); });
 }
 void am_explore_program(void* exploration, const void* steps, int count) {
-    ExplorationAt(exploration)
-        .SetProgram(static_cast<const am_explore_step*>(steps), static_cast<uint32_t>(count));
+    ExplorationAt(exploration).SetProgram(static_cast<const am_explore_step*>(steps), static_cast<uint32_t>(count));
 }
 void am_explore_run(void* exploration, const void* options, void* result) {
     ExplorationAt(exploration)

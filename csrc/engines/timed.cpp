@@ -67,8 +67,7 @@ void ListStatus(std::vector<twin::GmRange>& ranges) {
 
 // Windows of all ranks, and the op that each of them ran last.
 struct TimedWorld {
-    TimedWorld(uint32_t world, uint64_t data_bytes, uint64_t lent_bytes)
-        : ranks_(world, data_bytes, lent_bytes) {}
+    TimedWorld(uint32_t world, uint64_t data_bytes, uint64_t lent_bytes) : ranks_(world, data_bytes, lent_bytes) {}
 
     void Run(const am_timed_step* steps, int count, const double* costs, const am_timed_options& options,
              am_timed_result& result);
@@ -98,16 +97,15 @@ twin::Costs CostsFrom(const double* values) {
     return costs;
 }
 
-void TimedWorld::Run(const am_timed_step* steps, int count, const double* costs,
-                     const am_timed_options& options, am_timed_result& result) {
+void TimedWorld::Run(const am_timed_step* steps, int count, const double* costs, const am_timed_options& options,
+                     am_timed_result& result) {
     memset(&result, 0, sizeof(result));
     ops_.clear();
     std::vector<twin::RankProgram> programs(ranks_.size());
     for (size_t rank = 0; rank < ranks_.size(); ++rank) programs[rank].rank = static_cast<int>(rank);
     for (const am_timed_step* step = steps; step != steps + count; ++step) {
-        ops_.push_back(std::make_unique<LocalOp>(ranks_.Of(step->rank), *static_cast<Plan*>(step->plan),
-                                                 step->inputs, step->outputs,
-                                                 step->kernel != 0 ? &kCannStyle : nullptr));
+        ops_.push_back(std::make_unique<LocalOp>(ranks_.Of(step->rank), *static_cast<Plan*>(step->plan), step->inputs,
+                                                 step->outputs, step->kernel != 0 ? &kCannStyle : nullptr));
         if (step->kernel != 0) ListStatus(ops_.back()->program.spec.ranges);
         programs[static_cast<size_t>(step->rank)].steps.push_back(&ops_.back()->program);
     }
@@ -144,8 +142,7 @@ void am_timed_destroy(void* timed) { delete static_cast<ops::TimedWorld*>(timed)
 void* am_timed_lent(void* timed, int rank) { return ops::WorldAt(timed).Lend(rank); }
 
 int am_timed_servers(void* timed, int ranks_per_server) {
-    return ops::Tried(
-        [=] { ops::WorldAt(timed).ranks_.UseServers(static_cast<uint32_t>(ranks_per_server)); });
+    return ops::Tried([=] { ops::WorldAt(timed).ranks_.UseServers(static_cast<uint32_t>(ranks_per_server)); });
 }
 
 const char* am_timed_cost_names(void) {
@@ -154,8 +151,7 @@ const char* am_timed_cost_names(void) {
 #undef AM_NAME
 }
 
-void am_timed_run(void* timed, const void* steps, int count, const double* costs, const void* options,
-                  void* result) {
+void am_timed_run(void* timed, const void* steps, int count, const double* costs, const void* options, void* result) {
     am_timed_result& out = *static_cast<am_timed_result*>(result);
     try {
         ops::WorldAt(timed).Run(static_cast<const am_timed_step*>(steps), count, costs,
@@ -196,8 +192,7 @@ int am_timed_outcome(void* timed, int step, double* times, int32_t* record) {
 
 uint64_t am_timed_events(void* timed, void* out, uint64_t capacity) {
     const auto& events = ops::WorldAt(timed).last_.events;
-    std::copy_n(events.data(), std::min<uint64_t>(events.size(), capacity),
-                static_cast<twin::TimelineEvent*>(out));
+    std::copy_n(events.data(), std::min<uint64_t>(events.size(), capacity), static_cast<twin::TimelineEvent*>(out));
     return events.size();
 }
 

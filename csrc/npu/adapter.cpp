@@ -60,25 +60,25 @@ void Dispatch(const AmNpuLaunch& launch, const at::Tensor& error_record) {
                      &expand_scales = TensorOf(launch.outputs[6]);
     AM_REQUIRE(aclnnAscendMoeDistributeDispatch);
     EXEC_NPU_CMD_EXT(aclnnAscendMoeDistributeDispatch, in.x, in.expert_ids, in.scales, in.x_active_mask,
-                     in.expert_scales, in.group_ep, in.ep_world_size, in.ep_rank_id, in.moe_expert_num,
-                     in.group_tp, in.tp_world_size, in.tp_rank_id, in.expert_shard_type, in.shared_expert_num,
-                     in.shared_expert_rank_num, in.quant_mode, in.global_bs, in.expert_token_nums_type,
-                     in.comm_alg, in.zero_expert_num, in.copy_expert_num, in.const_expert_num, in.contract,
-                     in.window_mib, in.timeout_us, expand_x, dynamic_scales, expand_idx, token_nums,
-                     ep_counts, tp_counts, expand_scales, error_record);
+                     in.expert_scales, in.group_ep, in.ep_world_size, in.ep_rank_id, in.moe_expert_num, in.group_tp,
+                     in.tp_world_size, in.tp_rank_id, in.expert_shard_type, in.shared_expert_num,
+                     in.shared_expert_rank_num, in.quant_mode, in.global_bs, in.expert_token_nums_type, in.comm_alg,
+                     in.zero_expert_num, in.copy_expert_num, in.const_expert_num, in.contract, in.window_mib,
+                     in.timeout_us, expand_x, dynamic_scales, expand_idx, token_nums, ep_counts, tp_counts,
+                     expand_scales, error_record);
 }
 
 void Combine(const AmNpuLaunch& launch, const at::Tensor& error_record) {
     Parts in(launch);
     const at::Tensor& x = TensorOf(launch.outputs[0]);
     AM_REQUIRE(aclnnAscendMoeDistributeCombine);
-    EXEC_NPU_CMD_EXT(
-        aclnnAscendMoeDistributeCombine, in.expand_x, in.expert_ids, in.expand_idx, in.ep_send_counts,
-        in.expert_scales, in.tp_send_counts, in.x_active_mask, in.expand_scales, in.shared_expert_x,
-        in.group_ep, in.ep_world_size, in.ep_rank_id, in.moe_expert_num, in.group_tp, in.tp_world_size,
-        in.tp_rank_id, in.expert_shard_type, in.shared_expert_num, in.shared_expert_rank_num, in.global_bs,
-        in.out_dtype, in.comm_quant_mode, in.group_list_type, in.comm_alg, in.zero_expert_num,
-        in.copy_expert_num, in.const_expert_num, in.contract, in.window_mib, in.timeout_us, x, error_record);
+    EXEC_NPU_CMD_EXT(aclnnAscendMoeDistributeCombine, in.expand_x, in.expert_ids, in.expand_idx, in.ep_send_counts,
+                     in.expert_scales, in.tp_send_counts, in.x_active_mask, in.expand_scales, in.shared_expert_x,
+                     in.group_ep, in.ep_world_size, in.ep_rank_id, in.moe_expert_num, in.group_tp, in.tp_world_size,
+                     in.tp_rank_id, in.expert_shard_type, in.shared_expert_num, in.shared_expert_rank_num, in.global_bs,
+                     in.out_dtype, in.comm_quant_mode, in.group_list_type, in.comm_alg, in.zero_expert_num,
+                     in.copy_expert_num, in.const_expert_num, in.contract, in.window_mib, in.timeout_us, x,
+                     error_record);
 }
 
 // torch.ops.ascend_moe_npu.probe: the bring-up's probe kernel. Its output is an argument, so it is never for
@@ -89,8 +89,8 @@ void Probe(c10::string_view group_ep, int64_t ep_world_size, int64_t ep_rank_id,
     AM_REQUIRE(aclnnAscendMoeProbe);
     std::string groupEp(group_ep);  // a view need not end in NUL
     char* group_ep_text = groupEp.data();
-    EXEC_NPU_CMD_EXT(aclnnAscendMoeProbe, group_ep_text, ep_world_size, ep_rank_id, mode, nonce, rounds,
-                     cycles, window_mib, timeout_us, report);
+    EXEC_NPU_CMD_EXT(aclnnAscendMoeProbe, group_ep_text, ep_world_size, ep_rank_id, mode, nonce, rounds, cycles,
+                     window_mib, timeout_us, report);
 }
 
 int Told(int result, const char* text, char* out, uint64_t bytes) {

@@ -22,11 +22,10 @@ struct Refused : std::runtime_error {
 // torch_npu looks symbols up in libcust_opapi.so of the installed vendors, then in libopapi.so.
 inline void RequireSymbol(const char* name) {
     if (GetOpApiFuncAddr(name) != nullptr) return;
-    throw NoOperator(
-        std::string(name) +
-        " is not among the operators of this CANN installation: install the ascend_moe opp package "
-        "(build.sh, then its .run file) and source its set_env.bash, so that ASCEND_CUSTOM_OPP_PATH "
-        "names the vendor");
+    throw NoOperator(std::string(name) +
+                     " is not among the operators of this CANN installation: install the ascend_moe opp package "
+                     "(build.sh, then its .run file) and source its set_env.bash, so that ASCEND_CUSTOM_OPP_PATH "
+                     "names the vendor");
 }
 
 // CANN's last error on this thread in one line; it may be a page.
@@ -51,8 +50,8 @@ int call(int (*first_phase)(Parameters...), std::tuple<Values...> values) {
     const int status = std::apply(first_phase, values);
     if (status == 0) return status;
     UnInitExecCommonCtx();
-    throw Refused("aclnnAscendMoe*GetWorkspaceSize failed with aclnn status " + std::to_string(status) +
-                  ": " + RecentError());
+    throw Refused("aclnnAscendMoe*GetWorkspaceSize failed with aclnn status " + std::to_string(status) + ": " +
+                  RecentError());
 }
 
 // Once a process: what is not there when it is looked for first does not come later.

@@ -44,25 +44,22 @@ struct AmTorchEnd {
 struct AmTorchPython {
     const char* (*settings)(const struct AmTorchCall*, struct AmTorchSettings*);
     const char* (*open)(const struct AmTorchCall*, void** end);  // of am_torch_end_create
-    int (*alive)(uint64_t number);  // is the process group still the one that it was opened for?
-    const char* (*unusable)(
-        uint64_t number);  // closed, failed, or an earlier op on the NPU has found something
+    int (*alive)(uint64_t number);             // is the process group still the one that it was opened for?
+    const char* (*unusable)(uint64_t number);  // closed, failed, or an earlier op on the NPU has found something
     const char* (*failed)(uint64_t number, int code, const int32_t* record, const char* fault);
     // A rule of op_host that the call breaks, its argument, the window that it needs (0: it is not about
     // that), and the dtype of the argument if it is a tensor.
-    const char* (*rule_broken)(const struct AmTorchCall*, const char* rule, const char* argument,
-                               int64_t needed_mib, const char* dtype);
+    const char* (*rule_broken)(const struct AmTorchCall*, const char* rule, const char* argument, int64_t needed_mib,
+                               const char* dtype);
     // An error of this kind (a class of ascend_moe.errors); the argument may be empty.
-    const char* (*refused)(const struct AmTorchCall*, const char* kind, const char* text,
-                           const char* argument);
+    const char* (*refused)(const struct AmTorchCall*, const char* kind, const char* text, const char* argument);
 };
 
 // Version of this interface; the package that loads the library expects the same.
 AM_TORCH_API int am_torch_interface(void);
 // Before the first call. `variables`: names of the environment variables that settings are made from. 0, or
 // 1: `text` says why not.
-AM_TORCH_API int am_torch_python(const struct AmTorchPython* python, const char* variables, char* text,
-                                 uint64_t bytes);
+AM_TORCH_API int am_torch_python(const struct AmTorchPython* python, const char* variables, char* text, uint64_t bytes);
 // Registers the kernels of an op of torch.ops.ascend_moe, by its schema. As above.
 AM_TORCH_API int am_torch_register(const char* name, const char* schema, char* text, uint64_t bytes);
 // The libraries whose C functions plan and launch: an engine (csrc/abi), the NPU adapter (csrc/npu). As

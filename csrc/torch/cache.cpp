@@ -36,14 +36,12 @@ struct Environment {
 
     bool Same() const {
         size_t i = 0;
-        while (i < entries.size() && environ != nullptr && environ[i] == entries[i] && entries[i] != nullptr)
-            ++i;
+        while (i < entries.size() && environ != nullptr && environ[i] == entries[i] && entries[i] != nullptr) ++i;
         return i + 1 == entries.size() && environ != nullptr && environ[i] == nullptr;
     }
     void Note() {
         entries.clear();
-        for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry)
-            entries.push_back(*entry);
+        for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) entries.push_back(*entry);
         entries.push_back(nullptr);
     }
 };
@@ -62,10 +60,10 @@ void Watch(const char* names) {
 void SetPlace(uint64_t place) { place_here = place; }
 
 Key::Key(const Op& op, const Arguments& arguments, const Device& device) {
-    const uint64_t place = static_cast<uint64_t>(static_cast<uint32_t>(device.type)) << kTypeShift |
-                           static_cast<uint32_t>(device.index);
-    valid_ = Add(op.number) && Add(place_here) && Add(place) && AddVariables() &&
-             AddText(arguments.group_ep()) && AddText(arguments.group_tp()) && AddText(arguments.comm_alg());
+    const uint64_t place =
+        static_cast<uint64_t>(static_cast<uint32_t>(device.type)) << kTypeShift | static_cast<uint32_t>(device.index);
+    valid_ = Add(op.number) && Add(place_here) && Add(place) && AddVariables() && AddText(arguments.group_ep()) &&
+             AddText(arguments.group_tp()) && AddText(arguments.comm_alg());
     for (const Parameter& parameter : op.parameters) {
         if (parameter.kind == Parameter::kInt) {
             valid_ = valid_ && Add(static_cast<uint64_t>(arguments.attributes()[parameter.index]));
@@ -77,8 +75,7 @@ Key::Key(const Op& op, const Arguments& arguments, const Device& device) {
 
 bool Key::AddText(std::string_view text) {
     const size_t count = (text.size() + sizeof(uint64_t) - 1) / sizeof(uint64_t);
-    if (text.size() > kMaxText || !Add(Head(kText, text.size())) || size_ + count > words_.size())
-        return false;
+    if (text.size() > kMaxText || !Add(Head(kText, text.size())) || size_ + count > words_.size()) return false;
     if (count == 0) return true;
     words_[size_ + count - 1] = 0;
     memcpy(&words_[size_], text.data(), text.size());
@@ -94,8 +91,7 @@ bool Key::AddVariables() {
         size_ += known.size();
         return true;
     }
-    environment
-        .Note();  // before the look: a variable that another thread sets meanwhile shows at the next call
+    environment.Note();  // before the look: a variable that another thread sets meanwhile shows at the next call
     const size_t before = size_;
     bool fits = true;
     for (const std::string& name : Variables()) {

@@ -98,9 +98,7 @@ public:
     Key(const Op& op, const Arguments& arguments, const Device& device);
 
     bool valid() const { return valid_; }
-    std::string_view bytes() const {
-        return {reinterpret_cast<const char*>(words_.data()), size_ * sizeof(uint64_t)};
-    }
+    std::string_view bytes() const { return {reinterpret_cast<const char*>(words_.data()), size_ * sizeof(uint64_t)}; }
 
 private:
     bool Add(uint64_t word) {
@@ -150,8 +148,7 @@ void Forget();
 // ---- from the stack to the outputs ----
 
 // Throws Raised: the call breaks a rule, or its group cannot be opened.
-std::shared_ptr<Prepared> Prepare(const Op& op, const Arguments& arguments, const Device& device,
-                                  bool on_npu);
+std::shared_ptr<Prepared> Prepare(const Op& op, const Arguments& arguments, const Device& device, bool on_npu);
 
 // The call as Python is told of it; the texts are those of `arguments`, and `op`'s name.
 AmTorchCall Describe(const Op& op, const Arguments& arguments, const Device& device, bool on_npu);

@@ -17,8 +17,7 @@ AmTorchPython the_python = {};
 // A call's description for rules and plan.
 class Description {
 public:
-    Description(const Op& op, const Arguments& arguments, const AmTorchCall& call,
-                const AmTorchSettings& settings)
+    Description(const Op& op, const Arguments& arguments, const AmTorchCall& call, const AmTorchSettings& settings)
         : op_(op), arguments_(arguments), call_(call), settings_(settings) {
         memset(&spec_, 0, sizeof(spec_));
         spec_.op = static_cast<int32_t>(op.code);
@@ -76,8 +75,7 @@ private:
             const AtenTensorHandle tensor = arguments_.tensor(parameter.index);
             if (tensor != nullptr) dtype = DtypeText(DtypeOf(tensor));
         }
-        Raise(
-            python().rule_broken(&call_, result.message, result.argument, result.needed_mib, dtype.c_str()));
+        Raise(python().rule_broken(&call_, result.message, result.argument, result.needed_mib, dtype.c_str()));
         throw std::runtime_error(op_.name + ": " + result.message);
     }
 
@@ -164,8 +162,7 @@ Device OneDevice(const Op& op, const Arguments& arguments, bool on_npu) {
     Refuse(call, text, bad->name);
 }
 
-std::shared_ptr<Prepared> Prepare(const Op& op, const Arguments& arguments, const Device& device,
-                                  bool on_npu) {
+std::shared_ptr<Prepared> Prepare(const Op& op, const Arguments& arguments, const Device& device, bool on_npu) {
     const AmTorchCall call = Describe(op, arguments, device, on_npu);
     AmTorchSettings settings = {};
     Raise(python().settings(&call, &settings));

@@ -133,8 +133,7 @@ void QueueOnNpu(const Op& op, const Prepared& call, const Arguments& arguments, 
     if (result == kNpuOther) throw std::runtime_error(text);
     if (result != kNpuQueued) {
         const AmTorchCall told = Describe(op, arguments, device, true);
-        const std::string place =
-            "group '" + call.group_ep + "', rank " + std::to_string(end.facts().rank) + ": ";
+        const std::string place = "group '" + call.group_ep + "', rank " + std::to_string(end.facts().rank) + ": ";
         const char* kind = result == kNpuNoOperator ? "LibraryError" : "AscendMoeError";
         Raise(python().refused(&told, kind, result == kNpuNoOperator ? text : (place + text).c_str(), ""));
     }
@@ -191,8 +190,7 @@ void Kernel(StableIValue* stack, uint64_t, uint64_t) {
         const Arguments arguments(op, stack);
         Call(op, arguments, kOnNpu, outputs);
     }
-    for (uint64_t i = 0; i < op.outputs(); ++i)
-        stack[i] = reinterpret_cast<StableIValue>(outputs[i].release());
+    for (uint64_t i = 0; i < op.outputs(); ++i) stack[i] = reinterpret_cast<StableIValue>(outputs[i].release());
     marks.left = Now();
 }
 
@@ -219,8 +217,7 @@ void TakeRecord(StableIValue* stack, uint64_t, uint64_t) {
 }
 
 void RegisterKernel(const char* space, const char* key, const char* name, Boxed kernel) {
-    TorchLibraryHandle library =
-        nullptr;  // for good: what still runs when the process ends needs its kernels
+    TorchLibraryHandle library = nullptr;  // for good: what still runs when the process ends needs its kernels
     Check(aoti_torch_library_init_impl(space, key, __FILE__, __LINE__, &library), "a library of kernels");
     Check(torch_library_impl(library, name, kernel, kTorchTarget), "a kernel");
 }

@@ -91,10 +91,8 @@ bool ReadTensor(const Context& context, size_t index, bool required, TensorDesc&
     SetShape(OriginOf(*shape), tensor);
     return true;
 }
-inline bool ReadTensor(const gert::InferDataTypeContext& context, size_t index, bool required,
-                       TensorDesc& tensor) {
-    const ge::DataType type =
-        required ? context.GetInputDataType(index) : context.GetOptionalInputDataType(index);
+inline bool ReadTensor(const gert::InferDataTypeContext& context, size_t index, bool required, TensorDesc& tensor) {
+    const ge::DataType type = required ? context.GetInputDataType(index) : context.GetOptionalInputDataType(index);
     if (type == ge::DT_UNDEFINED) return false;
     tensor.dtype = static_cast<int32_t>(TypeOf(type));
     return true;
@@ -155,8 +153,7 @@ bool ReadCall(const Context& context, uint32_t code, CallSpec& call, CannAttribu
     const gert::RuntimeAttrs* attributes = context.GetAttrs();
     if (attributes == nullptr) return ReportError(op.type, "the context has no attributes");
     if (!ReadAttributes(op, *attributes, call, others)) return false;
-    if (call.contract != static_cast<int32_t>(kContractV1) &&
-        call.contract != static_cast<int32_t>(kContractV2)) {
+    if (call.contract != static_cast<int32_t>(kContractV1) && call.contract != static_cast<int32_t>(kContractV2)) {
         return ReportError(op.type, "contract is %d, it must be 1 or 2", call.contract);
     }
     for (size_t i = 0; i < op.inputs.size; ++i) {

@@ -59,8 +59,7 @@ ge::graphStatus InferDataTypes(gert::InferDataTypeContext* context) {
     OutputDesc outputs[kMostOutputs + 1];
     const size_t count = OutputsWithRecord(call, outputs);
     for (size_t i = 0; i < count; ++i) {
-        if (context->SetOutputDataType(i, CannTypeOf(outputs[i].dtype)) != ge::GRAPH_SUCCESS)
-            return ge::GRAPH_FAILED;
+        if (context->SetOutputDataType(i, CannTypeOf(outputs[i].dtype)) != ge::GRAPH_SUCCESS) return ge::GRAPH_FAILED;
     }
     return ge::GRAPH_SUCCESS;
 }
@@ -143,9 +142,8 @@ struct OpFunctions {
     decltype(&Tile<kOpDispatch>) tile;
 };
 template <uint32_t kCode>
-constexpr OpFunctions kFunctionsOf = {
-    kCode == kOpDispatch ? sizeof(kRowTypes) / sizeof(kRowTypes[0]) : kPlainColumns, InferShapes<kCode>,
-    InferDataTypes<kCode>, Tile<kCode>};
+constexpr OpFunctions kFunctionsOf = {kCode == kOpDispatch ? sizeof(kRowTypes) / sizeof(kRowTypes[0]) : kPlainColumns,
+                                      InferShapes<kCode>, InferDataTypes<kCode>, Tile<kCode>};
 
 inline void DescribeOp(uint32_t code, const OpFunctions& functions, ops::OpDef& definition) {
     const OpInterface op = InterfaceOf(code);

@@ -88,12 +88,10 @@ inline int64_t WindowMiBOf(int64_t attribute) {
 inline int64_t DeadlineMicrosOf(int64_t attribute) {
     if (attribute > 0) return attribute;
     const double given = NumberFromEnvironment("ASCEND_MOE_TIMEOUT_S", 0);
-    if (given != 0)
-        return given > 0 && given < 1e9 ? std::max<int64_t>(1, static_cast<int64_t>(given * kMicros)) : -1;
+    if (given != 0) return given > 0 && given < 1e9 ? std::max<int64_t>(1, static_cast<int64_t>(given * kMicros)) : -1;
     int64_t seconds = kLongestWaitSeconds;
     uint32_t milliseconds = 0;
-    if (aclrtGetOpExecuteTimeout != nullptr && aclrtGetOpExecuteTimeout(&milliseconds) == 0 &&
-        milliseconds > 0) {
+    if (aclrtGetOpExecuteTimeout != nullptr && aclrtGetOpExecuteTimeout(&milliseconds) == 0 && milliseconds > 0) {
         seconds = std::min(seconds, std::max<int64_t>(1, milliseconds / 1000 - kTimeoutMarginSeconds));
     }
     return seconds * kMicros;
@@ -130,8 +128,7 @@ inline bool DescribeMachine(const char* op, const SocName& soc, const CannAttrib
     }
     call.window_mib = WindowMiBOf(given.window_mib);
     if (call.window_mib < 0) {
-        return ReportError(op,
-                           "HCCL_BUFFSIZE is no whole number of MiB above 0: export it alike on all ranks");
+        return ReportError(op, "HCCL_BUFFSIZE is no whole number of MiB above 0: export it alike on all ranks");
     }
     call.deadline_micros = DeadlineMicrosOf(given.timeout_us);
     if (call.deadline_micros < 0) {

@@ -48,8 +48,7 @@ void SetServerType(aclOpExecutor* executor) {
     if (NnopbaseSetHcclServerType == nullptr) return;
     const char* soc = aclrtGetSocName == nullptr ? nullptr : aclrtGetSocName();
     const bool isA2 = soc != nullptr && strncmp(soc, "Ascend910B", 10) == 0;
-    NnopbaseSetHcclServerType(executor,
-                              isA2 ? NNOPBASE_HCCL_SERVER_TYPE_AICPU : NNOPBASE_HCCL_SERVER_TYPE_MTE);
+    NnopbaseSetHcclServerType(executor, isA2 ? NNOPBASE_HCCL_SERVER_TYPE_AICPU : NNOPBASE_HCCL_SERVER_TYPE_MTE);
 }
 
 }  // namespace
@@ -61,23 +60,20 @@ aclnnStatus aclnnAscendMoeDistributeDispatchGetWorkspaceSize(
     const aclTensor* x, const aclTensor* expertIds, const aclTensor* scalesOptional,
     const aclTensor* xActiveMaskOptional, const aclTensor* expertScalesOptional, const char* groupEp,
     int64_t epWorldSize, int64_t epRankId, int64_t moeExpertNum, const char* groupTp, int64_t tpWorldSize,
-    int64_t tpRankId, int64_t expertShardType, int64_t sharedExpertNum, int64_t sharedExpertRankNum,
-    int64_t quantMode, int64_t globalBs, int64_t expertTokenNumsType, const char* commAlg,
-    int64_t zeroExpertNum, int64_t copyExpertNum, int64_t constExpertNum, int64_t contract, int64_t windowMib,
-    int64_t timeoutUs, const aclTensor* expandXOut, const aclTensor* dynamicScalesOut,
-    const aclTensor* expandIdxOut, const aclTensor* expertTokenNumsOut, const aclTensor* epRecvCountsOut,
-    const aclTensor* tpRecvCountsOut, const aclTensor* expandScalesOut, const aclTensor* errorRecordOut,
-    uint64_t* workspaceSize, aclOpExecutor** executor) {
+    int64_t tpRankId, int64_t expertShardType, int64_t sharedExpertNum, int64_t sharedExpertRankNum, int64_t quantMode,
+    int64_t globalBs, int64_t expertTokenNumsType, const char* commAlg, int64_t zeroExpertNum, int64_t copyExpertNum,
+    int64_t constExpertNum, int64_t contract, int64_t windowMib, int64_t timeoutUs, const aclTensor* expandXOut,
+    const aclTensor* dynamicScalesOut, const aclTensor* expandIdxOut, const aclTensor* expertTokenNumsOut,
+    const aclTensor* epRecvCountsOut, const aclTensor* tpRecvCountsOut, const aclTensor* expandScalesOut,
+    const aclTensor* errorRecordOut, uint64_t* workspaceSize, aclOpExecutor** executor) {
     ASCEND_MOE_REQUIRE(x, expertIds, groupEp, expandXOut, dynamicScalesOut, expandIdxOut, expertTokenNumsOut,
-                       epRecvCountsOut, tpRecvCountsOut, expandScalesOut, errorRecordOut, workspaceSize,
-                       executor);
+                       epRecvCountsOut, tpRecvCountsOut, expandScalesOut, errorRecordOut, workspaceSize, executor);
     return aclnnInnerAscendMoeDistributeDispatchGetWorkspaceSize(
-        x, expertIds, scalesOptional, xActiveMaskOptional, expertScalesOptional, groupEp, epWorldSize,
-        epRankId, moeExpertNum, TextOf(groupTp), tpWorldSize, tpRankId, expertShardType, sharedExpertNum,
-        sharedExpertRankNum, quantMode, globalBs, expertTokenNumsType, TextOf(commAlg), zeroExpertNum,
-        copyExpertNum, constExpertNum, contract, windowMib, timeoutUs, expandXOut, dynamicScalesOut,
-        expandIdxOut, expertTokenNumsOut, epRecvCountsOut, tpRecvCountsOut, expandScalesOut, errorRecordOut,
-        workspaceSize, executor);
+        x, expertIds, scalesOptional, xActiveMaskOptional, expertScalesOptional, groupEp, epWorldSize, epRankId,
+        moeExpertNum, TextOf(groupTp), tpWorldSize, tpRankId, expertShardType, sharedExpertNum, sharedExpertRankNum,
+        quantMode, globalBs, expertTokenNumsType, TextOf(commAlg), zeroExpertNum, copyExpertNum, constExpertNum,
+        contract, windowMib, timeoutUs, expandXOut, dynamicScalesOut, expandIdxOut, expertTokenNumsOut, epRecvCountsOut,
+        tpRecvCountsOut, expandScalesOut, errorRecordOut, workspaceSize, executor);
 }
 
 aclnnStatus aclnnAscendMoeDistributeDispatch(void* workspace, uint64_t workspaceSize, aclOpExecutor* executor,
@@ -88,24 +84,22 @@ aclnnStatus aclnnAscendMoeDistributeDispatch(void* workspace, uint64_t workspace
 }
 
 aclnnStatus aclnnAscendMoeDistributeCombineGetWorkspaceSize(
-    const aclTensor* expandX, const aclTensor* expertIds, const aclTensor* expandIdx,
-    const aclTensor* epSendCounts, const aclTensor* expertScales, const aclTensor* tpSendCountsOptional,
-    const aclTensor* xActiveMaskOptional, const aclTensor* expandScalesOptional,
-    const aclTensor* sharedExpertXOptional, const char* groupEp, int64_t epWorldSize, int64_t epRankId,
-    int64_t moeExpertNum, const char* groupTp, int64_t tpWorldSize, int64_t tpRankId, int64_t expertShardType,
-    int64_t sharedExpertNum, int64_t sharedExpertRankNum, int64_t globalBs, int64_t outDtype,
-    int64_t commQuantMode, int64_t groupListType, const char* commAlg, int64_t zeroExpertNum,
+    const aclTensor* expandX, const aclTensor* expertIds, const aclTensor* expandIdx, const aclTensor* epSendCounts,
+    const aclTensor* expertScales, const aclTensor* tpSendCountsOptional, const aclTensor* xActiveMaskOptional,
+    const aclTensor* expandScalesOptional, const aclTensor* sharedExpertXOptional, const char* groupEp,
+    int64_t epWorldSize, int64_t epRankId, int64_t moeExpertNum, const char* groupTp, int64_t tpWorldSize,
+    int64_t tpRankId, int64_t expertShardType, int64_t sharedExpertNum, int64_t sharedExpertRankNum, int64_t globalBs,
+    int64_t outDtype, int64_t commQuantMode, int64_t groupListType, const char* commAlg, int64_t zeroExpertNum,
     int64_t copyExpertNum, int64_t constExpertNum, int64_t contract, int64_t windowMib, int64_t timeoutUs,
-    const aclTensor* xOut, const aclTensor* errorRecordOut, uint64_t* workspaceSize,
-    aclOpExecutor** executor) {
-    ASCEND_MOE_REQUIRE(expandX, expertIds, expandIdx, epSendCounts, expertScales, groupEp, xOut,
-                       errorRecordOut, workspaceSize, executor);
+    const aclTensor* xOut, const aclTensor* errorRecordOut, uint64_t* workspaceSize, aclOpExecutor** executor) {
+    ASCEND_MOE_REQUIRE(expandX, expertIds, expandIdx, epSendCounts, expertScales, groupEp, xOut, errorRecordOut,
+                       workspaceSize, executor);
     return aclnnInnerAscendMoeDistributeCombineGetWorkspaceSize(
         expandX, expertIds, expandIdx, epSendCounts, expertScales, tpSendCountsOptional, xActiveMaskOptional,
-        expandScalesOptional, sharedExpertXOptional, groupEp, epWorldSize, epRankId, moeExpertNum,
-        TextOf(groupTp), tpWorldSize, tpRankId, expertShardType, sharedExpertNum, sharedExpertRankNum,
-        globalBs, outDtype, commQuantMode, groupListType, TextOf(commAlg), zeroExpertNum, copyExpertNum,
-        constExpertNum, contract, windowMib, timeoutUs, xOut, errorRecordOut, workspaceSize, executor);
+        expandScalesOptional, sharedExpertXOptional, groupEp, epWorldSize, epRankId, moeExpertNum, TextOf(groupTp),
+        tpWorldSize, tpRankId, expertShardType, sharedExpertNum, sharedExpertRankNum, globalBs, outDtype, commQuantMode,
+        groupListType, TextOf(commAlg), zeroExpertNum, copyExpertNum, constExpertNum, contract, windowMib, timeoutUs,
+        xOut, errorRecordOut, workspaceSize, executor);
 }
 
 aclnnStatus aclnnAscendMoeDistributeCombine(void* workspace, uint64_t workspaceSize, aclOpExecutor* executor,
@@ -117,17 +111,14 @@ aclnnStatus aclnnAscendMoeDistributeCombine(void* workspace, uint64_t workspaceS
 
 aclnnStatus aclnnAscendMoeProbeGetWorkspaceSize(const char* groupEp, int64_t epWorldSize, int64_t epRankId,
                                                 int64_t mode, int64_t nonce, int64_t rounds, int64_t cycles,
-                                                int64_t windowMib, int64_t timeoutUs,
-                                                const aclTensor* reportOut, uint64_t* workspaceSize,
-                                                aclOpExecutor** executor) {
+                                                int64_t windowMib, int64_t timeoutUs, const aclTensor* reportOut,
+                                                uint64_t* workspaceSize, aclOpExecutor** executor) {
     ASCEND_MOE_REQUIRE(groupEp, reportOut, workspaceSize, executor);
-    return aclnnInnerAscendMoeProbeGetWorkspaceSize(groupEp, epWorldSize, epRankId, mode, nonce, rounds,
-                                                    cycles, windowMib, timeoutUs, reportOut, workspaceSize,
-                                                    executor);
+    return aclnnInnerAscendMoeProbeGetWorkspaceSize(groupEp, epWorldSize, epRankId, mode, nonce, rounds, cycles,
+                                                    windowMib, timeoutUs, reportOut, workspaceSize, executor);
 }
 
-aclnnStatus aclnnAscendMoeProbe(void* workspace, uint64_t workspaceSize, aclOpExecutor* executor,
-                                aclrtStream stream) {
+aclnnStatus aclnnAscendMoeProbe(void* workspace, uint64_t workspaceSize, aclOpExecutor* executor, aclrtStream stream) {
     ASCEND_MOE_REQUIRE(executor);
     SetServerType(executor);
     return aclnnInnerAscendMoeProbe(workspace, workspaceSize, executor, stream);

@@ -34,37 +34,34 @@ ASCEND_MOE_ACLNN_API aclnnStatus aclnnAscendMoeDistributeDispatchGetWorkspaceSiz
     const aclTensor* x, const aclTensor* expertIds, const aclTensor* scalesOptional,
     const aclTensor* xActiveMaskOptional, const aclTensor* expertScalesOptional, const char* groupEp,
     int64_t epWorldSize, int64_t epRankId, int64_t moeExpertNum, const char* groupTp, int64_t tpWorldSize,
-    int64_t tpRankId, int64_t expertShardType, int64_t sharedExpertNum, int64_t sharedExpertRankNum,
-    int64_t quantMode, int64_t globalBs, int64_t expertTokenNumsType, const char* commAlg,
-    int64_t zeroExpertNum, int64_t copyExpertNum, int64_t constExpertNum, int64_t contract, int64_t windowMib,
-    int64_t timeoutUs, const aclTensor* expandXOut, const aclTensor* dynamicScalesOut,
-    const aclTensor* expandIdxOut, const aclTensor* expertTokenNumsOut, const aclTensor* epRecvCountsOut,
-    const aclTensor* tpRecvCountsOut, const aclTensor* expandScalesOut, const aclTensor* errorRecordOut,
-    uint64_t* workspaceSize, aclOpExecutor** executor);
+    int64_t tpRankId, int64_t expertShardType, int64_t sharedExpertNum, int64_t sharedExpertRankNum, int64_t quantMode,
+    int64_t globalBs, int64_t expertTokenNumsType, const char* commAlg, int64_t zeroExpertNum, int64_t copyExpertNum,
+    int64_t constExpertNum, int64_t contract, int64_t windowMib, int64_t timeoutUs, const aclTensor* expandXOut,
+    const aclTensor* dynamicScalesOut, const aclTensor* expandIdxOut, const aclTensor* expertTokenNumsOut,
+    const aclTensor* epRecvCountsOut, const aclTensor* tpRecvCountsOut, const aclTensor* expandScalesOut,
+    const aclTensor* errorRecordOut, uint64_t* workspaceSize, aclOpExecutor** executor);
 ASCEND_MOE_ACLNN_API aclnnStatus aclnnAscendMoeDistributeDispatch(void* workspace, uint64_t workspaceSize,
-                                                                  aclOpExecutor* executor,
-                                                                  aclrtStream stream);
+                                                                  aclOpExecutor* executor, aclrtStream stream);
 
 ASCEND_MOE_ACLNN_API aclnnStatus aclnnAscendMoeDistributeCombineGetWorkspaceSize(
-    const aclTensor* expandX, const aclTensor* expertIds, const aclTensor* expandIdx,
-    const aclTensor* epSendCounts, const aclTensor* expertScales, const aclTensor* tpSendCountsOptional,
-    const aclTensor* xActiveMaskOptional, const aclTensor* expandScalesOptional,
-    const aclTensor* sharedExpertXOptional, const char* groupEp, int64_t epWorldSize, int64_t epRankId,
-    int64_t moeExpertNum, const char* groupTp, int64_t tpWorldSize, int64_t tpRankId, int64_t expertShardType,
-    int64_t sharedExpertNum, int64_t sharedExpertRankNum, int64_t globalBs, int64_t outDtype,
-    int64_t commQuantMode, int64_t groupListType, const char* commAlg, int64_t zeroExpertNum,
+    const aclTensor* expandX, const aclTensor* expertIds, const aclTensor* expandIdx, const aclTensor* epSendCounts,
+    const aclTensor* expertScales, const aclTensor* tpSendCountsOptional, const aclTensor* xActiveMaskOptional,
+    const aclTensor* expandScalesOptional, const aclTensor* sharedExpertXOptional, const char* groupEp,
+    int64_t epWorldSize, int64_t epRankId, int64_t moeExpertNum, const char* groupTp, int64_t tpWorldSize,
+    int64_t tpRankId, int64_t expertShardType, int64_t sharedExpertNum, int64_t sharedExpertRankNum, int64_t globalBs,
+    int64_t outDtype, int64_t commQuantMode, int64_t groupListType, const char* commAlg, int64_t zeroExpertNum,
     int64_t copyExpertNum, int64_t constExpertNum, int64_t contract, int64_t windowMib, int64_t timeoutUs,
-    const aclTensor* xOut, const aclTensor* errorRecordOut, uint64_t* workspaceSize,
-    aclOpExecutor** executor);
+    const aclTensor* xOut, const aclTensor* errorRecordOut, uint64_t* workspaceSize, aclOpExecutor** executor);
 ASCEND_MOE_ACLNN_API aclnnStatus aclnnAscendMoeDistributeCombine(void* workspace, uint64_t workspaceSize,
                                                                  aclOpExecutor* executor, aclrtStream stream);
 
 // The kernel of `ascend-moe validate --bringup`. A launch is collective: all ranks of groupEp, the same mode
 // (ProbeMode) and nonce, which no earlier launch on the communicator had. report is int32[64, 8], a block a
 // core. rounds: of the probes that repeat; cycles: to count, 0: waits take timeoutUs.
-ASCEND_MOE_ACLNN_API aclnnStatus aclnnAscendMoeProbeGetWorkspaceSize(
-    const char* groupEp, int64_t epWorldSize, int64_t epRankId, int64_t mode, int64_t nonce, int64_t rounds,
-    int64_t cycles, int64_t windowMib, int64_t timeoutUs, const aclTensor* reportOut, uint64_t* workspaceSize,
-    aclOpExecutor** executor);
-ASCEND_MOE_ACLNN_API aclnnStatus aclnnAscendMoeProbe(void* workspace, uint64_t workspaceSize,
-                                                     aclOpExecutor* executor, aclrtStream stream);
+ASCEND_MOE_ACLNN_API aclnnStatus aclnnAscendMoeProbeGetWorkspaceSize(const char* groupEp, int64_t epWorldSize,
+                                                                     int64_t epRankId, int64_t mode, int64_t nonce,
+                                                                     int64_t rounds, int64_t cycles, int64_t windowMib,
+                                                                     int64_t timeoutUs, const aclTensor* reportOut,
+                                                                     uint64_t* workspaceSize, aclOpExecutor** executor);
+ASCEND_MOE_ACLNN_API aclnnStatus aclnnAscendMoeProbe(void* workspace, uint64_t workspaceSize, aclOpExecutor* executor,
+                                                     aclrtStream stream);

@@ -65,9 +65,7 @@ struct CallSpec {
 
 inline int64_t Attribute(const CallSpec& call, AttributeIndex index) { return call.attributes[index]; }
 inline const TensorDesc& Tensor(const CallSpec& call, TensorIndex index) { return call.tensors[index]; }
-inline bool Given(const CallSpec& call, TensorIndex index) {
-    return call.tensors[index].dtype != kTypeAbsent;
-}
+inline bool Given(const CallSpec& call, TensorIndex index) { return call.tensors[index].dtype != kTypeAbsent; }
 #define MOE_ATTRIBUTE(call, name) ::moe::Attribute(call, ::moe::kAttribute_##name)
 #define MOE_TENSOR(call, name) ::moe::Tensor(call, ::moe::kTensor_##name)
 #define MOE_GIVEN(call, name) ::moe::Given(call, ::moe::kTensor_##name)

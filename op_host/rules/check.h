@@ -54,29 +54,25 @@ private:
                 at += static_cast<size_t>(
                     snprintf(text + at, sizeof(text) - at, i == 0 ? "%lld" : ", %lld", Wide(tensor.dims[i])));
             }
-            snprintf(text + at, sizeof(text) - at,
-                     tensor.rank > 3    ? ", ...)"
-                     : tensor.rank == 1 ? ",)"
-                                        : ")");
+            snprintf(text + at, sizeof(text) - at, tensor.rank > 3 ? ", ...)" : tensor.rank == 1 ? ",)" : ")");
         }
     };
     bool InRange(const char* name, int64_t value, int64_t low, int64_t high) {
-        return Need(value >= low && value <= high, name, "%s is %lld, it must be in %lld..%lld", name,
-                    Wide(value), Wide(low), Wide(high));
+        return Need(value >= low && value <= high, name, "%s is %lld, it must be in %lld..%lld", name, Wide(value),
+                    Wide(low), Wide(high));
     }
 
     bool Communicator() {
         const int64_t world = MOE_ATTRIBUTE(call_, ep_world_size), rank = MOE_ATTRIBUTE(call_, ep_rank_id);
         const int32_t length = call_.group_ep_length;
-        return Need(length >= 1 && length <= 127, "group_ep",
-                    "group_ep has %d characters, it must have 1..127", length) &&
+        return Need(length >= 1 && length <= 127, "group_ep", "group_ep has %d characters, it must have 1..127",
+                    length) &&
                InRange("ep_world_size", world, 1, kMaxWorld) && InRange("ep_rank_id", rank, 0, world - 1) &&
                Need(world == call_.comm_world, "ep_world_size",
                     "ep_world_size is %lld, but the group of group_ep has %lld ranks", Wide(world),
                     Wide(call_.comm_world)) &&
-               Need(rank == call_.comm_rank, "ep_rank_id",
-                    "ep_rank_id is %lld, but this is rank %lld of group_ep", Wide(rank),
-                    Wide(call_.comm_rank));
+               Need(rank == call_.comm_rank, "ep_rank_id", "ep_rank_id is %lld, but this is rank %lld of group_ep",
+                    Wide(rank), Wide(call_.comm_rank));
     }
 
     // Of the communicator, not of the op: no caller passes these.
@@ -89,21 +85,18 @@ private:
     // silently.
     bool Unsupported() {
 #define ASCEND_MOE_ONLY(allowed, name) Only(allowed, #name, kAttribute_##name)
-        const int64_t shared = MOE_ATTRIBUTE(call_, shared_expert_rank_num),
-                      tp = MOE_ATTRIBUTE(call_, tp_world_size), tp_rank = MOE_ATTRIBUTE(call_, tp_rank_id),
-                      shard = MOE_ATTRIBUTE(call_, expert_shard_type);
-        return Need(
-                   shared == 0, "shared_expert_rank_num",
-                   "shared_expert_rank_num is %lld, only 0 is supported: run shared experts as a dense layer "
-                   "(shared_expert_x)",
-                   Wide(shared)) &&
+        const int64_t shared = MOE_ATTRIBUTE(call_, shared_expert_rank_num), tp = MOE_ATTRIBUTE(call_, tp_world_size),
+                      tp_rank = MOE_ATTRIBUTE(call_, tp_rank_id), shard = MOE_ATTRIBUTE(call_, expert_shard_type);
+        return Need(shared == 0, "shared_expert_rank_num",
+                    "shared_expert_rank_num is %lld, only 0 is supported: run shared experts as a dense layer "
+                    "(shared_expert_x)",
+                    Wide(shared)) &&
                InRange("shared_expert_num", MOE_ATTRIBUTE(call_, shared_expert_num), 0, 1) &&
                Need(tp == 0 || tp == 1, "tp_world_size", "tp_world_size is %lld, only 0 and 1 are supported",
                     Wide(tp)) &&
                Need(tp_rank == 0, "tp_rank_id", "tp_rank_id is %lld, it must be 0 with tp_world_size %lld",
                     Wide(tp_rank), Wide(tp)) &&
-               Need(shard == 0, "expert_shard_type", "expert_shard_type is %lld, only 0 is supported",
-                    Wide(shard)) &&
+               Need(shard == 0, "expert_shard_type", "expert_shard_type is %lld, only 0 is supported", Wide(shard)) &&
                ASCEND_MOE_ONLY(0, zero_expert_num) && ASCEND_MOE_ONLY(0, copy_expert_num) &&
                ASCEND_MOE_ONLY(0, const_expert_num) && ASCEND_MOE_ONLY(0, comm_quant_mode) &&
                ASCEND_MOE_ONLY(0, out_dtype) && AllAbsent() && ASCEND_MOE_ONLY(kNoValue, y_dtype) &&
@@ -112,17 +105,15 @@ private:
     }
     bool Only(int64_t allowed, const char* name, AttributeIndex index) {
         const int64_t value = Attribute(call_, index);
-        return Need(value == allowed || value == kNoValue, name, "%s is %lld, only %s is supported", name,
-                    Wide(value), allowed == 0 ? "0" : "None");
+        return Need(value == allowed || value == kNoValue, name, "%s is %lld, only %s is supported", name, Wide(value),
+                    allowed == 0 ? "0" : "None");
     }
     bool AllAbsent() {
-#define ASCEND_MOE_ABSENT(name) \
-    Need(!MOE_GIVEN(call_, name), #name, "%s is given, only None is supported", #name)
-        return ASCEND_MOE_ABSENT(elastic_info) && ASCEND_MOE_ABSENT(performance_info) &&
-               ASCEND_MOE_ABSENT(ori_x) && ASCEND_MOE_ABSENT(const_expert_alpha_1) &&
-               ASCEND_MOE_ABSENT(const_expert_alpha_2) && ASCEND_MOE_ABSENT(const_expert_v) &&
-               ASCEND_MOE_ABSENT(activation_scale) && ASCEND_MOE_ABSENT(weight_scale) &&
-               ASCEND_MOE_ABSENT(group_list);
+#define ASCEND_MOE_ABSENT(name) Need(!MOE_GIVEN(call_, name), #name, "%s is given, only None is supported", #name)
+        return ASCEND_MOE_ABSENT(elastic_info) && ASCEND_MOE_ABSENT(performance_info) && ASCEND_MOE_ABSENT(ori_x) &&
+               ASCEND_MOE_ABSENT(const_expert_alpha_1) && ASCEND_MOE_ABSENT(const_expert_alpha_2) &&
+               ASCEND_MOE_ABSENT(const_expert_v) && ASCEND_MOE_ABSENT(activation_scale) &&
+               ASCEND_MOE_ABSENT(weight_scale) && ASCEND_MOE_ABSENT(group_list);
 #undef ASCEND_MOE_ABSENT
     }
     bool Algorithm() {
@@ -137,21 +128,17 @@ private:
     }
 
     bool Experts() {
-        const int64_t experts = MOE_ATTRIBUTE(call_, moe_expert_num),
-                      world = MOE_ATTRIBUTE(call_, ep_world_size);
+        const int64_t experts = MOE_ATTRIBUTE(call_, moe_expert_num), world = MOE_ATTRIBUTE(call_, ep_world_size);
         return InRange("moe_expert_num", experts, 1, kMaxExperts) &&
                Need(experts % world == 0, "moe_expert_num",
-                    "moe_expert_num is %lld, it must be a multiple of ep_world_size %lld", Wide(experts),
-                    Wide(world));
+                    "moe_expert_num is %lld, it must be a multiple of ep_world_size %lld", Wide(experts), Wide(world));
     }
 
     // Of a tensor that is required, and its number of dimensions.
     bool Shape(const char* name, TensorIndex index, int32_t rank) {
         const TensorDesc& tensor = Tensor(call_, index);
-        return Need(tensor.dtype != static_cast<int32_t>(kTypeAbsent), name, "%s is None, it is required",
-                    name) &&
-               Need(tensor.rank == rank, name, "%s has %d dimensions, it must have %d", name, tensor.rank,
-                    rank);
+        return Need(tensor.dtype != static_cast<int32_t>(kTypeAbsent), name, "%s is None, it is required", name) &&
+               Need(tensor.rank == rank, name, "%s has %d dimensions, it must have %d", name, tensor.rank, rank);
     }
     bool Type(const char* name, TensorIndex index, uint32_t wanted) {
         const uint32_t type = static_cast<uint32_t>(Tensor(call_, index).dtype);
@@ -184,9 +171,8 @@ private:
         const TensorDesc& ids = MOE_TENSOR(call_, expert_ids);
         const int64_t most = std::min<int64_t>(kMaxTopK, MOE_ATTRIBUTE(call_, moe_expert_num));
         return Typed("expert_ids", kTensor_expert_ids, 2, kTypeInt32) &&
-               Need(ids.dims[0] <= kMaxBatch, "expert_ids",
-                    "expert_ids has BS = %lld tokens, at most %u are supported", Wide(ids.dims[0]),
-                    kMaxBatch) &&
+               Need(ids.dims[0] <= kMaxBatch, "expert_ids", "expert_ids has BS = %lld tokens, at most %u are supported",
+                    Wide(ids.dims[0]), kMaxBatch) &&
                Need(ids.dims[1] >= 1 && ids.dims[1] <= most, "expert_ids",
                     "expert_ids has K = %lld, it must be in 1..%lld", Wide(ids.dims[1]), Wide(most));
     }
@@ -194,16 +180,13 @@ private:
     bool Dispatch() {
         if (!Rows("x", kTensor_x) || !Ids()) return false;
         const TensorDesc &x = MOE_TENSOR(call_, x), &ids = MOE_TENSOR(call_, expert_ids);
-        const int64_t quant = MOE_ATTRIBUTE(call_, quant_mode),
-                      experts = MOE_ATTRIBUTE(call_, moe_expert_num);
+        const int64_t quant = MOE_ATTRIBUTE(call_, quant_mode), experts = MOE_ATTRIBUTE(call_, moe_expert_num);
         const bool scales = MOE_GIVEN(call_, scales);
         return Need(x.dims[0] == ids.dims[0], "expert_ids",
-                    "expert_ids has %lld tokens, x has %lld: they must be equal", Wide(ids.dims[0]),
-                    Wide(x.dims[0])) &&
+                    "expert_ids has %lld tokens, x has %lld: they must be equal", Wide(ids.dims[0]), Wide(x.dims[0])) &&
                Need(quant == 0 || quant == 2, "quant_mode", "quant_mode is %lld, only 0 and 2 are supported",
                     Wide(quant)) &&
-               Need(!scales || quant != 0, "scales",
-                    "scales is given with quant_mode 0, it needs quant_mode 2") &&
+               Need(!scales || quant != 0, "scales", "scales is given with quant_mode 0, it needs quant_mode 2") &&
                (!scales || Matrix("scales", kTensor_scales, kTypeFp32, experts, x.dims[1])) &&
                InRange("expert_token_nums_type", MOE_ATTRIBUTE(call_, expert_token_nums_type), 0, 1) &&
                (!MOE_GIVEN(call_, expert_scales) ||
@@ -217,27 +200,24 @@ private:
         const char* name = v2 ? "assist_info_for_combine" : "expand_idx";
         const TensorIndex index = v2 ? kTensor_assist_info_for_combine : kTensor_expand_idx;
         const int64_t length = Tensor(call_, index).dims[0], pairs = ids.dims[0] * ids.dims[1],
-                      rows = MOE_TENSOR(call_, expand_x).dims[0],
-                      counts = MOE_TENSOR(call_, ep_send_counts).dims[0],
+                      rows = MOE_TENSOR(call_, expand_x).dims[0], counts = MOE_TENSOR(call_, ep_send_counts).dims[0],
                       slots = MOE_ATTRIBUTE(call_, moe_expert_num);  // W * L
         return Typed(name, index, 1, kTypeInt32) &&
-               Need(v2 || length == pairs, name, "expand_idx has %lld elements, it must have BS*K = %lld",
-                    Wide(length), Wide(pairs)) &&
-               Need(rows <= INT32_MAX, "expand_x",
-                    "expand_x has %lld rows, ep_send_counts can count at most %d", Wide(rows), INT32_MAX) &&
+               Need(v2 || length == pairs, name, "expand_idx has %lld elements, it must have BS*K = %lld", Wide(length),
+                    Wide(pairs)) &&
+               Need(rows <= INT32_MAX, "expand_x", "expand_x has %lld rows, ep_send_counts can count at most %d",
+                    Wide(rows), INT32_MAX) &&
                Need(!v2 || length >= kTripleWords * rows, name,
-                    "assist_info_for_combine has %lld elements, expand_x's %lld rows need at least %lld",
-                    Wide(length), Wide(rows), Wide(kTripleWords * rows)) &&
+                    "assist_info_for_combine has %lld elements, expand_x's %lld rows need at least %lld", Wide(length),
+                    Wide(rows), Wide(kTripleWords * rows)) &&
                Need(!v2 || TransportOf(call_) != kTransportRdma || length >= pairs, name,
                     "assist_info_for_combine has %lld elements, between servers it must have at least "
                     "BS*K = %lld: pass dispatch's own tensor",
                     Wide(length), Wide(pairs)) &&
                Typed("ep_send_counts", kTensor_ep_send_counts, 1, kTypeInt32) &&
                Need(counts >= slots, "ep_send_counts",
-                    "ep_send_counts has %lld elements, it must have at least W*L = %lld", Wide(counts),
-                    Wide(slots)) &&
-               Matrix("expert_scales", kTensor_expert_scales, kTypeFp32, ids.dims[0], ids.dims[1]) &&
-               SharedX();
+                    "ep_send_counts has %lld elements, it must have at least W*L = %lld", Wide(counts), Wide(slots)) &&
+               Matrix("expert_scales", kTensor_expert_scales, kTypeFp32, ids.dims[0], ids.dims[1]) && SharedX();
     }
     bool SharedX() {
         if (!MOE_GIVEN(call_, shared_expert_x)) return true;
@@ -245,8 +225,7 @@ private:
         const int64_t batch = MOE_TENSOR(call_, expert_ids).dims[0], hidden = rows.dims[1];
         const bool flat = shared.rank == 2 && shared.dims[0] == batch && shared.dims[1] == hidden;
         int64_t tokens = 0;
-        const bool split = shared.rank == 3 &&
-                           !__builtin_mul_overflow(shared.dims[0], shared.dims[1], &tokens) &&
+        const bool split = shared.rank == 3 && !__builtin_mul_overflow(shared.dims[0], shared.dims[1], &tokens) &&
                            tokens == batch && shared.dims[2] == hidden;
         return Need(call_.contract != kContractV1, "shared_expert_x",
                     "shared_expert_x is not added by npu_moe_distribute_combine; use "
@@ -261,23 +240,21 @@ private:
         const int64_t global = MOE_ATTRIBUTE(call_, global_bs), world = MOE_ATTRIBUTE(call_, ep_world_size);
         const int64_t batch = MOE_TENSOR(call_, expert_ids).dims[0], most = global / world;
         return Need(global >= 0 && global % world == 0, "global_bs",
-                    "global_bs is %lld, it must be 0 or a multiple of ep_world_size %lld", Wide(global),
-                    Wide(world)) &&
+                    "global_bs is %lld, it must be 0 or a multiple of ep_world_size %lld", Wide(global), Wide(world)) &&
                Need(most <= kMaxBatch, "global_bs",
                     "global_bs is %lld, it allows %lld tokens a rank; at most %u are supported", Wide(global),
                     Wide(most), kMaxBatch) &&
-               Need(
-                   global == 0 || batch <= most, "global_bs",
-                   "BS is %lld on this rank, global_bs %lld allows at most %lld (global_bs / ep_world_size): "
-                   "pass ep_world_size * the largest BS on every rank",
-                   Wide(batch), Wide(global), Wide(most));
+               Need(global == 0 || batch <= most, "global_bs",
+                    "BS is %lld on this rank, global_bs %lld allows at most %lld (global_bs / ep_world_size): "
+                    "pass ep_world_size * the largest BS on every rank",
+                    Wide(batch), Wide(global), Wide(most));
     }
 
     bool Mask() {
         if (!MOE_GIVEN(call_, x_active_mask)) return true;
         const TensorDesc &mask = MOE_TENSOR(call_, x_active_mask), &ids = MOE_TENSOR(call_, expert_ids);
-        const bool fits = (mask.rank == 1 || (mask.rank == 2 && mask.dims[1] == ids.dims[1])) &&
-                          mask.dims[0] == ids.dims[0];
+        const bool fits =
+            (mask.rank == 1 || (mask.rank == 2 && mask.dims[1] == ids.dims[1])) && mask.dims[0] == ids.dims[0];
         return Type("x_active_mask", kTensor_x_active_mask, kTypeBool) &&
                Need(fits, "x_active_mask", "x_active_mask has shape %s, it must be (%lld,) or (%lld, %lld)",
                     ShapeText(mask).text, Wide(ids.dims[0]), Wide(ids.dims[0]), Wide(ids.dims[1]));

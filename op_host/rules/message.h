@@ -33,9 +33,9 @@ inline const char* OpName(int32_t op) {
 }
 
 inline const char* FieldName(int32_t field) {
-    static const char* const kNames[kFieldCount] = {
-        "op",        "HCCL_BUFFSIZE", "contract", "H",          "K",      "E",
-        "global_bs", "maxBS",         "dtype",    "quant_mode", "scales", "comm_alg"};
+    static const char* const kNames[kFieldCount] = {"op",     "HCCL_BUFFSIZE", "contract", "H",     "K",
+                                                    "E",      "global_bs",     "maxBS",    "dtype", "quant_mode",
+                                                    "scales", "comm_alg"};
     return field >= 0 && field < static_cast<int32_t>(kFieldCount) ? kNames[field] : "?";
 }
 
@@ -113,8 +113,8 @@ public:
                 return Format("rank=%d;token=%d;k=%d;expert_id=%d", At(kRecCulprit), At(kRecDetail0) >> 8,
                               At(kRecDetail0) & 0xFF, At(kRecDetail1));
             case kRoutingOverflow:
-                return Format("rank=%d;owner=%d;rows=%d;capacity=%d", At(kRecCulprit), At(kRecDetail0),
-                              At(kRecDetail1), At(kRecCapacity));
+                return Format("rank=%d;owner=%d;rows=%d;capacity=%d", At(kRecCulprit), At(kRecDetail0), At(kRecDetail1),
+                              At(kRecCapacity));
             case kInvalidCounts: return Format("argument=ep_send_counts;rank=%d", At(kRecCulprit));
             case kInvalidTriple: return Format("argument=assist_info_for_combine;rank=%d", At(kRecCulprit));
             case kConfigMismatch:
@@ -125,8 +125,8 @@ public:
                               static_cast<int>(static_cast<uint32_t>(At(kRecDetail0)) & ~kMismatchIndex),
                               At(kRecDetail1), At(kRecDetail2));
             case kContextMismatch:
-                return Format("rank=%d;field=%s;ours=%d;theirs=%d", At(kRecRank),
-                              ContextFieldName(At(kRecDetail0)), At(kRecDetail1), At(kRecDetail2));
+                return Format("rank=%d;field=%s;ours=%d;theirs=%d", At(kRecRank), ContextFieldName(At(kRecDetail0)),
+                              At(kRecDetail1), At(kRecDetail2));
             default: return Format("rank=%d;reporter=%d", At(kRecCulprit), Reporter());
         }
     }
@@ -174,12 +174,12 @@ private:
         return Format(
             "combine: assist_info_for_combine of rank %d names %s %d in row %d (W %d, maxBS %d, K %d): pass "
             "dispatch's own tensor",
-            At(kRecCulprit), kWords[At(kRecDetail0) & 3], At(kRecDetail1), At(kRecDetail0) >> 2,
-            At(kRecWorld), At(kRecMaxBatch), At(kRecTopK));
+            At(kRecCulprit), kWords[At(kRecDetail0) & 3], At(kRecDetail1), At(kRecDetail0) >> 2, At(kRecWorld),
+            At(kRecMaxBatch), At(kRecTopK));
     }
     std::string Config() const {
-        return Format("%s: %s is %s on rank %d and %s on rank %d; it must be the same on all ranks", Op(),
-                      Field(), Ours().c_str(), At(kRecRank), Theirs().c_str(), At(kRecCulprit));
+        return Format("%s: %s is %s on rank %d and %s on rank %d; it must be the same on all ranks", Op(), Field(),
+                      Ours().c_str(), At(kRecRank), Theirs().c_str(), At(kRecCulprit));
     }
     std::string Routing() const {
         const uint32_t expert = static_cast<uint32_t>(At(kRecDetail0));
@@ -198,35 +198,33 @@ private:
     std::string Context() const {
         const int32_t field = At(kRecDetail0);
         if (field == static_cast<int32_t>(kContextFieldAddress))
-            return Format(
-                "%s: rank %d was launched without a communication context; is group_ep an HCCL group?", Op(),
-                At(kRecRank));
+            return Format("%s: rank %d was launched without a communication context; is group_ep an HCCL group?", Op(),
+                          At(kRecRank));
         if (field == static_cast<int32_t>(kContextFieldMagic))
             return Format(
                 "%s: the communication context of rank %d begins with %#x, a window table with %#x; the "
                 "kernel and the communicator are not of the same build",
                 Op(), At(kRecRank), At(kRecDetail2), At(kRecDetail1));
         const bool size = field >= static_cast<int32_t>(kContextFieldWindow);
-        return Format("%s: %s is %d%s in this call of rank %d and %d%s in the communication context; %s",
-                      Op(), ContextFieldName(field), At(kRecDetail1), size ? " KiB" : "", At(kRecRank),
-                      At(kRecDetail2), size ? " KiB" : "",
-                      size
-                          ? "export the same HCCL_BUFFSIZE on all ranks before the group is made, and keep it"
-                          : "pass the group's own ep_world_size and ep_rank_id, or report this version of "
-                            "HCCL: its context may have another layout");
+        return Format("%s: %s is %d%s in this call of rank %d and %d%s in the communication context; %s", Op(),
+                      ContextFieldName(field), At(kRecDetail1), size ? " KiB" : "", At(kRecRank), At(kRecDetail2),
+                      size ? " KiB" : "",
+                      size ? "export the same HCCL_BUFFSIZE on all ranks before the group is made, and keep it"
+                           : "pass the group's own ep_world_size and ep_rank_id, or report this version of "
+                             "HCCL: its context may have another layout");
     }
     std::string Timeout() const {
-        std::string text = Format(
-            "%s: rank %d did not arrive within %.1f s (ASCEND_MOE_TIMEOUT_S), found by rank %d at epoch %u",
-            Op(), At(kRecCulprit), At(kRecWaitedMillis) / 1e3, Reporter(), Epoch());
+        std::string text =
+            Format("%s: rank %d did not arrive within %.1f s (ASCEND_MOE_TIMEOUT_S), found by rank %d at epoch %u",
+                   Op(), At(kRecCulprit), At(kRecWaitedMillis) / 1e3, Reporter(), Epoch());
         const int32_t count = At(kRecAwaitedCount);
         for (int32_t i = 0; i < count && i < static_cast<int32_t>(kMaxAwaited); ++i) {
             const int32_t* entry = record_ + kRecAwaited + 3 * i;
             text += i == 0 ? "; missing: rank " : ", rank ";
             text += std::to_string(entry[0]);
-            text += entry[1] == 0 ? " (never seen)"
-                                  : Format(" (last seen in %s, epoch %u)", OpName(entry[2]),
-                                           static_cast<uint32_t>(entry[1]));
+            text += entry[1] == 0
+                        ? " (never seen)"
+                        : Format(" (last seen in %s, epoch %u)", OpName(entry[2]), static_cast<uint32_t>(entry[1]));
         }
         if (count > static_cast<int32_t>(kMaxAwaited))
             text += Format(" and %d more", count - static_cast<int32_t>(kMaxAwaited));

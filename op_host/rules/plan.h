@@ -73,8 +73,7 @@ inline void FillInfo(const CallSpec& call, MoeDistributeInfo& info) {
     info.quantMode = dispatch ? static_cast<uint32_t>(MOE_ATTRIBUTE(call, quant_mode)) : 0;
     info.wireType = info.quantMode != 0 ? kTypeInt8 : info.xType;
     info.hasScales = dispatch && MOE_GIVEN(call, scales) ? 1 : 0;
-    info.maskRank =
-        MOE_GIVEN(call, x_active_mask) ? static_cast<uint32_t>(MOE_TENSOR(call, x_active_mask).rank) : 0;
+    info.maskRank = MOE_GIVEN(call, x_active_mask) ? static_cast<uint32_t>(MOE_TENSOR(call, x_active_mask).rank) : 0;
     info.globalBsGiven = MOE_ATTRIBUTE(call, global_bs) != 0 ? 1 : 0;
     info.expandRows = static_cast<uint32_t>(dispatch ? sizes.rows : rows.dims[0]);
     info.windowMiB = static_cast<uint32_t>(call.window_mib);
@@ -125,22 +124,20 @@ inline bool CheckWindow(const MoeDistributeInfo& info, uint32_t op, CallPlan& pl
     const CannCall cann = CannCallOf(info);
     const CannVersion& a3 = kCannVersions[info.contract == kContractV2 ? kCannA3V2 : kCannA3V1];
     snprintf(result.argument, sizeof(result.argument), "group_ep");
-    snprintf(
-        result.message, sizeof(result.message),
-        "the window of group_ep has %u MiB, this call (maxBS %u, K %u, H %u, L %u, W %u) needs %lld "
-        "(CANN's own operator: %lld on %s, %lld on A2): export HCCL_BUFFSIZE=%lld on "
-        "all ranks before the group's first op",
-        info.windowMiB + StateMiB(info), info.maxBatch, info.topK, info.hidden, info.localExperts, info.world,
-        static_cast<long long>(result.needed_mib), static_cast<long long>(CannMiB(a3.bytes(cann))), a3.name,
-        static_cast<long long>(CannMiB(CannA2Fullmesh(cann))), static_cast<long long>(result.needed_mib));
+    snprintf(result.message, sizeof(result.message),
+             "the window of group_ep has %u MiB, this call (maxBS %u, K %u, H %u, L %u, W %u) needs %lld "
+             "(CANN's own operator: %lld on %s, %lld on A2): export HCCL_BUFFSIZE=%lld on "
+             "all ranks before the group's first op",
+             info.windowMiB + StateMiB(info), info.maxBatch, info.topK, info.hidden, info.localExperts, info.world,
+             static_cast<long long>(result.needed_mib), static_cast<long long>(CannMiB(a3.bytes(cann))), a3.name,
+             static_cast<long long>(CannMiB(CannA2Fullmesh(cann))), static_cast<long long>(result.needed_mib));
     return false;
 }
 
 inline void PlanDispatch(const CallSpec& call, const MoeDistributeInfo& info, CallPlan& plan) {
     const bool quant = info.quantMode != 0, direct = info.algorithm == kAlgorithmDirect;
     const uint32_t kind = !quant ? 0 : info.hasScales != 0 ? 2 : 1;
-    static const uint32_t kWindowKeys[] = {ASCEND_MOE_TILING_KEY_DISPATCH,
-                                           ASCEND_MOE_TILING_KEY_DISPATCH_QUANT,
+    static const uint32_t kWindowKeys[] = {ASCEND_MOE_TILING_KEY_DISPATCH, ASCEND_MOE_TILING_KEY_DISPATCH_QUANT,
                                            ASCEND_MOE_TILING_KEY_DISPATCH_QUANT_SMOOTH};
     static const uint32_t kDirectKeys[] = {ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT,
                                            ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT_QUANT,

@@ -19,8 +19,8 @@ constexpr uint32_t kMaxReturnRing = 4;
 inline uint32_t SendRing(const MoeDistributeInfo& info) {
     const uint32_t rowBytes = info.hidden * TypeSize(info.xType), floatBytes = info.hidden * 4;
     const uint32_t lanes = PaddedInts(info.experts) * 4;
-    uint32_t fixed = 3 * lanes + std::max(8192u, lanes) + kSendPairs * (4 + 1 + 4 + 4) +
-                     (info.cores + 1) * kBlock + info.world * kBlock + 1024;
+    uint32_t fixed = 3 * lanes + std::max(8192u, lanes) + kSendPairs * (4 + 1 + 4 + 4) + (info.cores + 1) * kBlock +
+                     info.world * kBlock + 1024;
     if (info.triples != 0 && info.algorithm != kAlgorithmDirect) fixed += kSendPairs * kBlock;
     uint32_t perRow = rowBytes;
     if (info.quantMode != 0) {
@@ -31,9 +31,7 @@ inline uint32_t SendRing(const MoeDistributeInfo& info) {
     return std::max(1u, std::min(ring, kMaxSendRing));
 }
 
-inline uint32_t ChunkRows(uint32_t rowBytes) {
-    return std::max(1u, std::min(kChunkBytes / rowBytes, kMaxChunkRows));
-}
+inline uint32_t ChunkRows(uint32_t rowBytes) { return std::max(1u, std::min(kChunkBytes / rowBytes, kMaxChunkRows)); }
 
 // Cores that may make lists in direct dispatch while the others, one at least, publish rows.
 inline uint32_t MostListCores(const MoeDistributeInfo& info) {
@@ -62,8 +60,7 @@ inline uint32_t GatherFixed(const MoeDistributeInfo& info) {
 }
 // Chunks in flight, and rows of each, while direct dispatch gathers.
 inline void GatherRing(const MoeDistributeInfo& info, MoeDistributeDispatchTiling& tiling) {
-    const uint32_t stride =
-        DispatchRowStride(info.hidden, TypeSize(info.wireType), info.quantMode != 0, false);
+    const uint32_t stride = DispatchRowStride(info.hidden, TypeSize(info.wireType), info.quantMode != 0, false);
     const uint32_t room = (kUbBytes - GatherFixed(info)) / stride;
     tiling.copyRing = std::max(1u, std::min(room, kMostGatherRing));
     // Many cores: each row leaves as it comes, rather than with others.
@@ -104,10 +101,9 @@ inline uint32_t ReturnFixed(const MoeDistributeInfo& info) {
     const uint32_t lanes = PaddedInts(info.experts) * 4, slots = info.world * info.localExperts;
     const uint32_t counts = MessageCounts(info.algorithm, kOpCombine, info.localExperts);
     const uint32_t runs = (info.world + MessagesInUb(info)) * StatusMessageBytes(counts);
-    uint32_t fixed = (info.cores + 1) * kBlock + 3 * lanes + std::max(8192u, lanes) +
-                     kSendPairs * (4 + 1 + 4 + 4) + SumEntries(info.topK) * 12 + 4 * kSendPairs / info.topK +
-                     3 * PaddedInts(slots) * 4 + ReturnCountLanes(info.world, slots) * 4 +
-                     2 * info.world * kBlock + runs + 9 * kBlock;
+    uint32_t fixed = (info.cores + 1) * kBlock + 3 * lanes + std::max(8192u, lanes) + kSendPairs * (4 + 1 + 4 + 4) +
+                     SumEntries(info.topK) * 12 + 4 * kSendPairs / info.topK + 3 * PaddedInts(slots) * 4 +
+                     ReturnCountLanes(info.world, slots) * 4 + 2 * info.world * kBlock + runs + 9 * kBlock;
     if (info.cores > 1) fixed += MatchBytes(info.world, counts);
     fixed += info.triples != 0 ? kSendPairs * kTripleWords * 4 + kBlock : kSendPairs * 4 + lanes;
     return fixed;
@@ -127,8 +123,7 @@ inline void ReturnRings(const MoeDistributeInfo& info, MoeDistributeCombineTilin
         for (tiling.returnRing = kMaxReturnRing; tiling.returnRing > 0; --tiling.returnRing) {
             const uint32_t taken =
                 fixed + sums + tiling.returnRing * ReturnChunkBytes(info.hidden * size, tiling.sendRows);
-            const uint32_t room =
-                taken < kUbBytes ? (kUbBytes - taken) / SumGroupBytes(info.experts, 1, piece) : 0;
+            const uint32_t room = taken < kUbBytes ? (kUbBytes - taken) / SumGroupBytes(info.experts, 1, piece) : 0;
             if (room < 2) continue;
             tiling.sumGroup = std::min(info.topK, room / 2);
             tiling.sumRing = std::min(kMaxSumGroups, room / tiling.sumGroup) * tiling.sumGroup;

@@ -27,8 +27,7 @@ inline int64_t SafeDiv(int64_t a, int64_t b) { return b > 0 ? a / b : 0; }
 
 // Is this rank one of the shared-expert ranks? The first ones; the last ones for shard type 1 (V1 only).
 inline bool IsSharedRank(const CallSpec& call) {
-    const int64_t shared = MOE_ATTRIBUTE(call, shared_expert_rank_num),
-                  rank = MOE_ATTRIBUTE(call, ep_rank_id);
+    const int64_t shared = MOE_ATTRIBUTE(call, shared_expert_rank_num), rank = MOE_ATTRIBUTE(call, ep_rank_id);
     if (MOE_ATTRIBUTE(call, expert_shard_type) == 0) return rank < shared;
     return call.contract == kContractV1 && rank >= MOE_ATTRIBUTE(call, ep_world_size) - shared;
 }
@@ -63,8 +62,8 @@ inline CallSizes SizesOf(const CallSpec& call) {
     sizes.topK = ids.dims[1];
     sizes.hidden = rows.dims[1];
     sizes.sharedRank = IsSharedRank(call);
-    const int64_t local = SafeDiv(MOE_ATTRIBUTE(call, moe_expert_num),
-                                  sizes.world - MOE_ATTRIBUTE(call, shared_expert_rank_num));
+    const int64_t local =
+        SafeDiv(MOE_ATTRIBUTE(call, moe_expert_num), sizes.world - MOE_ATTRIBUTE(call, shared_expert_rank_num));
     sizes.localExperts = sizes.sharedRank ? 1 : local;
     if (IsElastic(call)) sizes.localExperts = std::max<int64_t>(1, local);
     const int64_t globalBs = MOE_ATTRIBUTE(call, global_bs);
@@ -88,13 +87,10 @@ inline void DispatchShapes(const CallSpec& call, OutputDesc* out) {
     const bool quantised =
         MOE_ATTRIBUTE(call, quant_mode) != 0 || (call.contract == kContractV1 && MOE_GIVEN(call, scales));
     int64_t counts = sizes.world * sizes.localExperts * (tp == 2 ? 2 : 1);
-    if (MOE_GIVEN(call, expert_scales))
-        counts += 2 * sizes.globalBatch * sizes.topK * (sizes.world / kRanksPerServer);
+    if (MOE_GIVEN(call, expert_scales)) counts += 2 * sizes.globalBatch * sizes.topK * (sizes.world / kRanksPerServer);
     const int64_t pairs = sizes.batch * sizes.topK;
-    const int64_t index =
-        call.contract == kContractV1 ? pairs : std::max(pairs, sizes.rows * kAssistWordsPerRow);
-    out[0] = {
-        quantised ? kTypeInt8 : static_cast<uint32_t>(MOE_TENSOR(call, x).dtype), 2, {rows, sizes.hidden}};
+    const int64_t index = call.contract == kContractV1 ? pairs : std::max(pairs, sizes.rows * kAssistWordsPerRow);
+    out[0] = {quantised ? kTypeInt8 : static_cast<uint32_t>(MOE_TENSOR(call, x).dtype), 2, {rows, sizes.hidden}};
     out[1] = {kTypeFp32, 1, {rows, 0}};
     out[2] = {kTypeInt32, 1, {index, 0}};
     out[3] = {kTypeInt64, 1, {sizes.localExperts, 0}};

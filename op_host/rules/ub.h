@@ -84,8 +84,7 @@ private:
         Add("rows of x", tiling.sendRing * CeilTo(row, kBlock));
         if (info_.quantMode != 0) {
             const uint64_t values = CeilTo(static_cast<uint64_t>(info_.hidden) * 4, kBlock);
-            Add("int8 rows",
-                static_cast<uint64_t>(tiling.sendRing) * (PayloadBytes(info_.hidden, 1) + kBlock));
+            Add("int8 rows", static_cast<uint64_t>(tiling.sendRing) * (PayloadBytes(info_.hidden, 1) + kBlock));
             Add("fp32 rows of the quantiser", 2 * values);
             Add("its reduction", kBlock + CeilTo(2 * CeilDiv(info_.hidden, 64) * 4, kBlock));
             if (info_.hasScales != 0) Add("smooth scales", values);
@@ -105,8 +104,8 @@ private:
         Status(0);
     }
     void DispatchCopy() {
-        const uint64_t stride = DispatchRowStride(info_.hidden, TypeSize(info_.wireType),
-                                                  info_.quantMode != 0, info_.triples != 0);
+        const uint64_t stride =
+            DispatchRowStride(info_.hidden, TypeSize(info_.wireType), info_.quantMode != 0, info_.triples != 0);
         Step("copy");
         Segments();
         Add("counts of all sources", static_cast<uint64_t>(info_.world) * Ints(info_.localExperts));
@@ -187,23 +186,20 @@ private:
         Add("abort blocks", info_.world * kBlock);
     }
     void DirectGather() {
-        const uint64_t stride =
-            DispatchRowStride(info_.hidden, TypeSize(info_.wireType), info_.quantMode != 0, false);
+        const uint64_t stride = DispatchRowStride(info_.hidden, TypeSize(info_.wireType), info_.quantMode != 0, false);
         Step("gather");
         Add("counts", Ints(info_.experts));
         OwnRun();
         AllRuns();
         Segments();
-        if (ScansSegments(info_.world, info_.cores))
-            Add("their sums", ScanBytes(info_.world, info_.localExperts));
+        if (ScansSegments(info_.world, info_.cores)) Add("their sums", ScanBytes(info_.world, info_.localExperts));
         if (SharesRows(info_)) {
             Add("lists, places, triples", SharedRowBytes(info_));
         } else {
             Add("lists", kSendPairs * 4);
             if (info_.triples != 0) Add("triples", kSendPairs * kTripleWords * 4);
         }
-        Add("rows of the sources",
-            plan_.dispatch.copyRing * CeilTo(plan_.dispatch.copyRows * stride, kBlock));
+        Add("rows of the sources", plan_.dispatch.copyRing * CeilTo(plan_.dispatch.copyRows * stride, kBlock));
         Add("expert_token_nums", CeilTo(info_.localExperts * 8ull, kBlock) + kBlock);
     }
     // One plan for the whole op.
@@ -221,16 +217,14 @@ private:
         Add("their check", ReturnCountLanes(info_.world, Slots()) * 4 + Ints(Slots()) + 2 * kBlock);
         if (info_.triples != 0) Add("triples", Ints((kSendPairs + 1) * kTripleWords));
         Add("rows of expand_x",
-            tiling.returnRing *
-                ReturnChunkBytes(static_cast<uint32_t>(info_.hidden * size), tiling.sendRows));
+            tiling.returnRing * ReturnChunkBytes(static_cast<uint32_t>(info_.hidden * size), tiling.sendRows));
         Add("positions", kSendPairs * 4);
         Add("weights", kSendPairs * 4);
         Add("addresses", SumEntries(info_.topK) * 8);
         Add("their weights", SumEntries(info_.topK) * 4);
         Add("rows of a token", kSendPairs / info_.topK * 4);
-        Add("rows to sum",
-            tiling.sumRing / tiling.sumGroup *
-                SumGroupBytes(info_.experts, tiling.sumGroup, static_cast<uint32_t>(part * size)));
+        Add("rows to sum", tiling.sumRing / tiling.sumGroup *
+                               SumGroupBytes(info_.experts, tiling.sumGroup, static_cast<uint32_t>(part * size)));
         Add("results", (wide ? 1 : 2) * CeilTo(part * size, kBlock));
         Add("fp32 term", part * 4);
         if (!wide) Add("fp32 sum", part * 4);

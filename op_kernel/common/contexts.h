@@ -121,8 +121,7 @@ public:
             const uint64_t bytes = A2()->windowBytes, state = bytes < kA2StateBytes ? bytes : kA2StateBytes;
             return Compare(A2()->rank, A2()->world, bytes - state, state);
         }
-        if (Table()->magic != kWindowTableMagic)
-            return Differs(kContextFieldMagic, kWindowTableMagic, Table()->magic);
+        if (Table()->magic != kWindowTableMagic) return Differs(kContextFieldMagic, kWindowTableMagic, Table()->magic);
         return Compare(Table()->rank, Table()->world, Table()->windowBytes, Table()->stateBytes);
     }
     __aicore__ inline uint32_t rank() const { return rank_; }
@@ -155,8 +154,7 @@ private:
         found.theirs = theirs;
         return found;
     }
-    __aicore__ inline ContextMismatch Compare(uint32_t rank, uint32_t world, uint64_t window,
-                                              uint64_t state) const {
+    __aicore__ inline ContextMismatch Compare(uint32_t rank, uint32_t world, uint64_t window, uint64_t state) const {
         if (rank != rank_) return Differs(kContextFieldRank, rank_, rank);
         if (world != world_) return Differs(kContextFieldWorld, world_, world);
         const uint64_t ours = dataBytes_ + lentBytes_;
@@ -170,9 +168,7 @@ private:
         const uint64_t size = bytes / 1024;
         return static_cast<uint32_t>(size < kMostKiB ? size : kMostKiB);
     }
-    __aicore__ inline __gm__ WindowTable* Table() const {
-        return reinterpret_cast<__gm__ WindowTable*>(context_);
-    }
+    __aicore__ inline __gm__ WindowTable* Table() const { return reinterpret_cast<__gm__ WindowTable*>(context_); }
     __aicore__ inline __gm__ A3Context* A3() const { return reinterpret_cast<__gm__ A3Context*>(context_); }
     __aicore__ inline __gm__ A3Remote* A3Of(uint32_t rank) const {
         return reinterpret_cast<__gm__ A3Remote*>(A3()->remote[rank].device);
@@ -202,14 +198,13 @@ private:
 class EpochWord {
 public:
     __aicore__ inline void Init(const WindowContext& context) {
-        control_.SetGlobalBuffer(
-            reinterpret_cast<__gm__ uint32_t*>(context.state(context.rank()) + kControlOffset), kBlockWords);
+        control_.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(context.state(context.rank()) + kControlOffset),
+                                 kBlockWords);
     }
     // A control block without our magic is a fresh window: its epoch is 0.
     __aicore__ inline uint32_t Read() const {
         Invalidate();
-        return control_.GetValue(kControlMagicWord) == kControlMagic ? control_.GetValue(kControlEpochWord)
-                                                                     : 0;
+        return control_.GetValue(kControlMagicWord) == kControlMagic ? control_.GetValue(kControlEpochWord) : 0;
     }
     __aicore__ inline void Publish(uint32_t epoch) {
         control_.SetValue(kControlMagicWord, kControlMagic);

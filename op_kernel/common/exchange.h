@@ -202,8 +202,8 @@ public:
     __aicore__ inline uint32_t core() const { return core_; }
     // In this rank's own half: row 0 of `source`'s region, and the half as a whole.
     __aicore__ inline GM_ADDR Region(uint32_t source) const {
-        return context_.data(info_->rank) +
-               RegionOffset(context_.data_bytes(), info_->world, Parity(epoch_), source) + sender_.rows_at();
+        return context_.data(info_->rank) + RegionOffset(context_.data_bytes(), info_->world, Parity(epoch_), source) +
+               sender_.rows_at();
     }
     __aicore__ inline GM_ADDR Half() const { return HalfOf(info_->rank); }
     // The half of this epoch of any rank: direct reads those of its peers.
@@ -219,9 +219,7 @@ private:
         return true;
     }
     // Whether messages carry an error, and no rows.
-    __aicore__ inline bool Failed() const {
-        return verdict_.code != kOk && verdict_.code != kRoutingMismatch;
-    }
+    __aicore__ inline bool Failed() const { return verdict_.code != kOk && verdict_.code != kRoutingMismatch; }
     // How many cores send messages. In direct with kManyCores or more core 0 sends none, because it publishes
     // the epoch at that time.
     __aicore__ inline uint32_t Senders() const {

@@ -23,8 +23,7 @@ struct CombineArguments {
     GM_ADDR tiling;
 };
 
-__aicore__ inline Verdict MismatchOf(const MoeDistributeInfo& info, uint32_t expert, uint32_t ours,
-                                     uint32_t theirs) {
+__aicore__ inline Verdict MismatchOf(const MoeDistributeInfo& info, uint32_t expert, uint32_t ours, uint32_t theirs) {
     Verdict verdict;
     verdict.code = kRoutingMismatch;
     verdict.source = info.rank;
@@ -54,8 +53,8 @@ __aicore__ inline Verdict LoadSegments(const MoeDistributeInfo& info, GM_ADDR ep
 }
 
 // A triple out of range: word 0 source rank, 1 token, 2 k.
-__aicore__ inline Verdict CheckTriple(const MoeDistributeInfo& info, const LocalTensor<int32_t>& triple,
-                                      uint32_t at, uint32_t row) {
+__aicore__ inline Verdict CheckTriple(const MoeDistributeInfo& info, const LocalTensor<int32_t>& triple, uint32_t at,
+                                      uint32_t row) {
     const uint32_t limits[kTripleWords] = {info.world, info.maxBatch, info.topK};
     for (uint32_t w = 0; w < kTripleWords; ++w) {
         const uint32_t value = static_cast<uint32_t>(triple.GetValue(at + w));
@@ -91,8 +90,7 @@ __aicore__ inline Verdict CheckIndex(const MoeDistributeInfo& info, GM_ADDR expa
             const int32_t id = routing.pairs().Id(i, (at + i) / info.topK);
             if (!routing.pairs().Routed(id)) continue;
             const uint32_t position = static_cast<uint32_t>(index.GetValue(i)), total = routing.Total(id);
-            if (position >= total)
-                return MismatchOf(info, static_cast<uint32_t>(id) | kMismatchIndex, total, position);
+            if (position >= total) return MismatchOf(info, static_cast<uint32_t>(id) | kMismatchIndex, total, position);
         }
         SyncFunc<HardEvent::S_MTE2>();
     }
@@ -100,8 +98,7 @@ __aicore__ inline Verdict CheckIndex(const MoeDistributeInfo& info, GM_ADDR expa
 }
 
 // After a failure: this core's share of the sums is zeros. The UB is free.
-__aicore__ inline void ZeroSums(Exchange& exchange, const MoeDistributeInfo& info, GM_ADDR sums,
-                                uint32_t rowBytes) {
+__aicore__ inline void ZeroSums(Exchange& exchange, const MoeDistributeInfo& info, GM_ADDR sums, uint32_t rowBytes) {
     UbBuf zeroBuf;
     exchange.pipe().InitBuffer(zeroBuf, rowBytes);
     AscendC::Duplicate(zeroBuf.Get<int16_t>(), static_cast<int16_t>(0),

@@ -32,8 +32,8 @@ __aicore__ inline uint32_t WireSize(const MoeDistributeInfo& info) {
 }
 
 // The first `bytes` of each of `count` rows in UB, `stride` apart, to consecutive places of an output.
-__aicore__ inline void StoreField(GM_ADDR output, uint32_t row, const LocalTensor<int8_t>& field,
-                                  uint32_t bytes, uint32_t stride, uint32_t count) {
+__aicore__ inline void StoreField(GM_ADDR output, uint32_t row, const LocalTensor<int8_t>& field, uint32_t bytes,
+                                  uint32_t stride, uint32_t count) {
     GlobalTensor<int8_t> target;
     target.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(output + static_cast<uint64_t>(row) * bytes),
                            static_cast<uint64_t>(count) * bytes);
@@ -45,15 +45,13 @@ __aicore__ inline void StoreField(GM_ADDR output, uint32_t row, const LocalTenso
 // ep_recv_counts, expert_token_nums, tp_recv_counts: for core 0.
 class DispatchCounts {
 public:
-    __aicore__ inline void Init(const DispatchArguments& arguments,
-                                const MoeDistributeDispatchTiling& tiling) {
+    __aicore__ inline void Init(const DispatchArguments& arguments, const MoeDistributeDispatchTiling& tiling) {
         args_ = &arguments;
         tiling_ = &tiling;
         info_ = &tiling.info;
     }
     __aicore__ inline void Store(TPipe& pipe, SegmentTable& segments) {
-        const uint32_t numsBytes =
-            static_cast<uint32_t>(CeilTo(info_->localExperts * sizeof(int64_t), kBlock));
+        const uint32_t numsBytes = static_cast<uint32_t>(CeilTo(info_->localExperts * sizeof(int64_t), kBlock));
         UbBuf numsBuf;
         pipe.InitBuffer(numsBuf, numsBytes + kBlock);
         LocalTensor<int64_t> nums = numsBuf.Get<int64_t>();
@@ -87,8 +85,7 @@ private:
         GlobalTensor<int64_t> tokens;
         const uint32_t slots = info_->world * info_->localExperts;
         recv.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(args_->epRecvCounts), slots);
-        tokens.SetGlobalBuffer(reinterpret_cast<__gm__ int64_t*>(args_->expertTokenNums),
-                               info_->localExperts);
+        tokens.SetGlobalBuffer(reinterpret_cast<__gm__ int64_t*>(args_->expertTokenNums), info_->localExperts);
         CopyOut(recv, ends, slots);
         CopyOut(tokens, nums, info_->localExperts);
         if (tiling_->tpWorldSize == 1) {
@@ -107,9 +104,8 @@ class SendCounts {
 public:
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR workspace) {
         localExperts_ = info.localExperts;
-        totals_.SetGlobalBuffer(
-            reinterpret_cast<__gm__ int32_t*>(workspace + TotalsOffset(info.cores, info.experts)),
-            PaddedInts(info.experts));
+        totals_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(workspace + TotalsOffset(info.cores, info.experts)),
+                                PaddedInts(info.experts));
         pipe.InitBuffer(buf_, PaddedInts(localExperts_) * sizeof(int32_t));
     }
     __aicore__ inline void Select(uint32_t peer) {
@@ -136,9 +132,8 @@ public:
         localExperts_ = info.localExperts;
         pipe.InitBuffer(buf_, PaddedInts(info.experts) * sizeof(int32_t));
         GlobalTensor<int32_t> totals;
-        totals.SetGlobalBuffer(
-            reinterpret_cast<__gm__ int32_t*>(workspace + TotalsOffset(info.cores, info.experts)),
-            info.experts);
+        totals.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(workspace + TotalsOffset(info.cores, info.experts)),
+                               info.experts);
         CopyIn(buf_.Get<int32_t>(), totals, info.experts);
     }
     __aicore__ inline void Select(uint32_t) {

@@ -20,8 +20,8 @@ public:
         pipe.InitBuffer(valueBuf_, rowBytes);
         pipe.InitBuffer(scratchBuf_, rowBytes);
         // The result, then what ReduceMax works in: a value and its index of every 256 bytes.
-        pipe.InitBuffer(reduceBuf_, kBlock + static_cast<uint32_t>(
-                                                 CeilTo(2 * CeilDiv(hidden_, 64) * sizeof(float), kBlock)));
+        pipe.InitBuffer(reduceBuf_,
+                        kBlock + static_cast<uint32_t>(CeilTo(2 * CeilDiv(hidden_, 64) * sizeof(float), kBlock)));
         if (kSmooth) {
             pipe.InitBuffer(smoothBuf_, rowBytes);
             scales_.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(scales),
@@ -31,8 +31,7 @@ public:
 
     // `wire`: payload, then the block that carries the scale. The caller orders MTE2 before this (row) and V,
     // S before MTE3 (wire).
-    __aicore__ inline void Quantize(const LocalTensor<int8_t>& wire, const LocalTensor<XType>& row,
-                                    uint32_t expert) {
+    __aicore__ inline void Quantize(const LocalTensor<int8_t>& wire, const LocalTensor<XType>& row, uint32_t expert) {
         LocalTensor<float> value = valueBuf_.Get<float>(hidden_);
         LocalTensor<float> magnitude = scratchBuf_.Get<float>(hidden_);
         LocalTensor<float> reduced = reduceBuf_.Get<float>(kBlockWords);
@@ -48,8 +47,7 @@ public:
         ClearTail(wire);
         if (largest == 0.0f) {
             // An all-zero row has no scale of its own: codes 0, scale 1.
-            AscendC::Duplicate(wire.ReinterpretCast<int16_t>(), static_cast<int16_t>(0),
-                               payload_ / sizeof(int16_t));
+            AscendC::Duplicate(wire.ReinterpretCast<int16_t>(), static_cast<int16_t>(0), payload_ / sizeof(int16_t));
         } else {
             const float inverse = 127.0f / largest;
             scale = 1.0f / inverse;
@@ -65,15 +63,13 @@ public:
             AscendC::PipeBarrier<PIPE_V>();
             AscendC::Cast(wire, narrow, AscendC::RoundMode::CAST_TRUNC, hidden_);
         }
-        LocalTensor<float> tail =
-            wire.ReinterpretCast<float>()[static_cast<uint32_t>(payload_ / sizeof(float))];
+        LocalTensor<float> tail = wire.ReinterpretCast<float>()[static_cast<uint32_t>(payload_ / sizeof(float))];
         tail.SetValue(0, scale);
         for (uint32_t i = 1; i < kBlockWords; ++i) tail.SetValue(i, 0.0f);
     }
 
 private:
-    __aicore__ inline void Widen(const LocalTensor<float>& value, const LocalTensor<XType>& row,
-                                 uint32_t expert) {
+    __aicore__ inline void Widen(const LocalTensor<float>& value, const LocalTensor<XType>& row, uint32_t expert) {
         if (kSmooth) {
             LocalTensor<float> smooth = smoothBuf_.Get<float>(hidden_);
             SyncFunc<HardEvent::V_MTE2>();
@@ -115,17 +111,14 @@ constexpr uint32_t kMostStarted = 4;  // rows whose loads may be begun before th
 template <typename XType, bool kQuant, bool kSmooth>
 class RowLoader {
 public:
-    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR x, GM_ADDR scales,
-                                uint32_t ring) {
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR x, GM_ADDR scales, uint32_t ring) {
         hidden_ = info.hidden;
         ring_ = ring;
         rowBytes_ = static_cast<uint32_t>(hidden_ * sizeof(XType));
-        x_.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(x),
-                           static_cast<uint64_t>(info.batch) * rowBytes_);
+        x_.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(x), static_cast<uint64_t>(info.batch) * rowBytes_);
         if constexpr (kQuant) {
             pipe.InitBuffer(inQueue_, static_cast<uint8_t>(ring), rowBytes_);
-            pipe.InitBuffer(outQueue_, static_cast<uint8_t>(ring),
-                            PayloadBytes(hidden_, sizeof(int8_t)) + kBlock);
+            pipe.InitBuffer(outQueue_, static_cast<uint8_t>(ring), PayloadBytes(hidden_, sizeof(int8_t)) + kBlock);
             quantizer_.Init(pipe, info, scales);
         } else {
             pipe.InitBuffer(copyQueue_, static_cast<uint8_t>(ring), rowBytes_);

@@ -44,8 +44,7 @@ public:
         words.SetValue(kRecDetail2, static_cast<int32_t>(verdict.detail2));
         words.SetValue(kRecReporter, static_cast<int32_t>(verdict.reporter));
         words.SetValue(kRecCapacity, static_cast<int32_t>(info_->capacity));
-        words.SetValue(kRecWaitedMillis,
-                       static_cast<int32_t>(info_->deadlineCycles / (1000 * kCyclesPerMicro)));
+        words.SetValue(kRecWaitedMillis, static_cast<int32_t>(info_->deadlineCycles / (1000 * kCyclesPerMicro)));
         words.SetValue(kRecExperts, static_cast<int32_t>(info_->experts));
         words.SetValue(kRecMaxBatch, static_cast<int32_t>(info_->maxBatch));
         words.SetValue(kRecTopK, static_cast<int32_t>(info_->topK));
@@ -68,9 +67,8 @@ public:
         if (!AlreadyReported(beforeBuf.Get<int32_t>(), verdict)) CopyOut(record_, words, kErrorRecordWords);
         if (verdict.code != kContextMismatch) {
             GlobalTensor<int32_t> own;
-            own.SetGlobalBuffer(
-                reinterpret_cast<__gm__ int32_t*>(context_->state(info_->rank) + kErrorRecordOffset),
-                kErrorRecordWords);
+            own.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(context_->state(info_->rank) + kErrorRecordOffset),
+                                kErrorRecordWords);
             CopyOut(own, words, kErrorRecordWords);
         }
         AscendC::PipeBarrier<PIPE_ALL>();
@@ -93,11 +91,10 @@ private:
     __aicore__ inline void LoadHeaders(const LocalTensor<uint32_t>& headers, const ServerMap& servers) {
         const uint32_t stride = StatusStride(info_->world);
         GlobalTensor<uint32_t> messages;
-        messages.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(context_->state(info_->rank) +
-                                                                    StatusOffset(info_->world, 0, 0)),
-                                 static_cast<uint64_t>(2 * info_->world) * stride / sizeof(uint32_t));
-        const DataCopyExtParams params{static_cast<uint16_t>(2 * info_->world), kBlock, stride - kBlock, 0,
-                                       0};
+        messages.SetGlobalBuffer(
+            reinterpret_cast<__gm__ uint32_t*>(context_->state(info_->rank) + StatusOffset(info_->world, 0, 0)),
+            static_cast<uint64_t>(2 * info_->world) * stride / sizeof(uint32_t));
+        const DataCopyExtParams params{static_cast<uint16_t>(2 * info_->world), kBlock, stride - kBlock, 0, 0};
         const DataCopyPadExtParams<uint32_t> pad{false, 0, 0, 0};
         AscendC::DataCopyPad(headers, messages, params, pad);
         if (info_->transport == kTransportRdma) {
@@ -115,8 +112,7 @@ private:
                 AscendC::DataCopy(headers[HeaderAt(parity, rank)], message, kBlockWords);
                 SyncFunc<HardEvent::MTE2_S>();
                 const uint32_t at = HeaderAt(parity, rank), epoch = headers.GetValue(at + kH0Epoch);
-                if (headers.GetValue(at + kH0Magic) == HeaderWord(epoch) &&
-                    headers.GetValue(at + kH0Source) == rank)
+                if (headers.GetValue(at + kH0Magic) == HeaderWord(epoch) && headers.GetValue(at + kH0Source) == rank)
                     continue;
                 for (uint32_t w = 0; w < kBlockWords; ++w) headers.SetValue(at + w, 0);
             }
@@ -134,8 +130,7 @@ private:
         const uint32_t seen = headers.GetValue(other + kH0Magic) ^ kStatusMagic;
         return NextEpoch(seen) == epoch_ ? other : HeaderAt(Parity(epoch_), rank);
     }
-    __aicore__ inline void ListAwaited(const LocalTensor<uint32_t>& headers,
-                                       const LocalTensor<int32_t>& words) {
+    __aicore__ inline void ListAwaited(const LocalTensor<uint32_t>& headers, const LocalTensor<int32_t>& words) {
         uint32_t count = 0;
         for (uint32_t rank = 0; rank < info_->world; ++rank) {
             if (Arrived(headers, rank)) continue;
@@ -162,8 +157,8 @@ private:
     }
     // To this rank itself, so that the failure is sticky; to peers that are here; through the server to far
     // ones; and last to those awaited, whose memory may be gone.
-    __aicore__ inline void PostAborts(const LocalTensor<uint32_t>& headers,
-                                      const LocalTensor<uint32_t>& block, WindowSender& sender) {
+    __aicore__ inline void PostAborts(const LocalTensor<uint32_t>& headers, const LocalTensor<uint32_t>& block,
+                                      WindowSender& sender) {
         sender.PutAbort(info_->rank, block);
         for (uint32_t rank = 0; rank < info_->world; ++rank) {
             if (rank != info_->rank && Arrived(headers, rank) && !sender.servers().Far(rank))
@@ -171,8 +166,8 @@ private:
         }
         sender.Flush();
     }
-    __aicore__ inline void PostAwaitedAborts(const LocalTensor<uint32_t>& headers,
-                                             const LocalTensor<uint32_t>& block, WindowSender& sender) {
+    __aicore__ inline void PostAwaitedAborts(const LocalTensor<uint32_t>& headers, const LocalTensor<uint32_t>& block,
+                                             WindowSender& sender) {
         for (uint32_t rank = 0; rank < info_->world; ++rank) {
             if (rank != info_->rank && !Arrived(headers, rank) && !sender.servers().Far(rank))
                 sender.PutAbort(rank, block);
@@ -180,9 +175,9 @@ private:
         sender.Flush();
     }
     // An item of one block a far rank, those that are here first.
-    __aicore__ inline void PostFarAborts(const LocalTensor<uint32_t>& headers,
-                                         const LocalTensor<uint32_t>& block, WindowSender& sender,
-                                         const LocalTensor<uint64_t>& list, RdmaLink& link, GM_ADDR items) {
+    __aicore__ inline void PostFarAborts(const LocalTensor<uint32_t>& headers, const LocalTensor<uint32_t>& block,
+                                         WindowSender& sender, const LocalTensor<uint64_t>& list, RdmaLink& link,
+                                         GM_ADDR items) {
         constexpr uint32_t kItemWords = kBlock / sizeof(uint64_t);
         sender.StageAbort(block);
         uint32_t count = 0;

@@ -27,8 +27,7 @@ public:
         const DataCopyPadExtParams<int32_t> pad{padded != count, 0, static_cast<uint8_t>(padded - count), 0};
         for (uint32_t core = begin; core < end; core += step) {
             uint32_t n = Min(step, end - core);
-            const DataCopyExtParams params{static_cast<uint16_t>(n),
-                                           static_cast<uint32_t>(count * sizeof(int32_t)),
+            const DataCopyExtParams params{static_cast<uint16_t>(n), static_cast<uint32_t>(count * sizeof(int32_t)),
                                            static_cast<uint32_t>((lanes_ - count) * sizeof(int32_t)), 0, 0};
             LocalTensor<int32_t> rows = queue.template AllocTensor<int32_t>();
             AscendC::DataCopyPad(rows, rows_[static_cast<uint64_t>(core) * lanes_ + first], params, pad);
@@ -48,8 +47,7 @@ private:
     static constexpr uint32_t kMostRows = 64;
 
     template <bool kLargest>
-    __aicore__ inline void Join(const LocalTensor<int32_t>& to, const LocalTensor<int32_t>& more,
-                                uint32_t count) {
+    __aicore__ inline void Join(const LocalTensor<int32_t>& to, const LocalTensor<int32_t>& more, uint32_t count) {
         AscendC::PipeBarrier<PIPE_V>();
         if constexpr (kLargest) {
             AscendC::Max(to, to, more, static_cast<int32_t>(count));
@@ -100,12 +98,8 @@ public:
         const int32_t id = idBuf_.Get<int32_t>().GetValue(i);
         return id == kInactive ? kInvalid : id;
     }
-    __aicore__ inline bool Routed(int32_t id) const {
-        return id >= 0 && id < static_cast<int32_t>(info_->experts);
-    }
-    __aicore__ inline bool Invalid(int32_t id) const {
-        return id != kNotRouted && id != kInactive && !Routed(id);
-    }
+    __aicore__ inline bool Routed(int32_t id) const { return id >= 0 && id < static_cast<int32_t>(info_->experts); }
+    __aicore__ inline bool Invalid(int32_t id) const { return id != kNotRouted && id != kInactive && !Routed(id); }
     __aicore__ inline int32_t RawId(uint32_t i) { return idBuf_.Get<int32_t>().GetValue(i); }
 
 private:
@@ -150,12 +144,11 @@ public:
         pipe.InitBuffer(totalBuf_, lanes_ * sizeof(int32_t));
         pipe.InitBuffer(prefixBuf_, lanes_ * sizeof(int32_t));
         pipe.InitBuffer(rowsBuf_, Max(kHistogramInts, lanes_) * sizeof(int32_t));
-        histograms_.SetGlobalBuffer(
-            reinterpret_cast<__gm__ int32_t*>(workspace + HistogramOffset(info.cores)),
-            static_cast<uint64_t>(info.cores) * lanes_);
+        histograms_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(workspace + HistogramOffset(info.cores)),
+                                    static_cast<uint64_t>(info.cores) * lanes_);
         rows_.Init(workspace + HistogramOffset(info.cores), lanes_, info.cores);
-        totals_.SetGlobalBuffer(
-            reinterpret_cast<__gm__ int32_t*>(workspace + TotalsOffset(info.cores, info.experts)), lanes_);
+        totals_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(workspace + TotalsOffset(info.cores, info.experts)),
+                                lanes_);
     }
 
     // This core's share is the pairs of these tokens; the shares of all cores follow each other.
@@ -184,8 +177,8 @@ public:
                 if (pairs_.Routed(id)) {
                     running.SetValue(id, running.GetValue(id) + 1);
                 } else if (pairs_.Invalid(id) && verdict.code == kOk) {
-                    verdict = InvalidOf(*info_, kInvalidExpertId, token << 8 | k,
-                                        static_cast<uint32_t>(pairs_.RawId(i)));
+                    verdict =
+                        InvalidOf(*info_, kInvalidExpertId, token << 8 | k, static_cast<uint32_t>(pairs_.RawId(i)));
                 }
                 if (++k == info_->topK) {
                     k = 0;
@@ -244,8 +237,7 @@ public:
             if (end_ - begin_ > chunk) pairs_.Load(at, count);
             for (uint32_t i = 0, k = 0; i < count; ++i) {
                 const int32_t id = pairs_.Id(i, (at + i) / info_->topK);
-                owners[k] =
-                    pairs_.Routed(id) ? static_cast<uint32_t>(id) / info_->localExperts : kMaxWorld + k;
+                owners[k] = pairs_.Routed(id) ? static_cast<uint32_t>(id) / info_->localExperts : kMaxWorld + k;
                 uint32_t same = 0;
                 for (uint32_t before = 0; before <= k; ++before) same += owners[before] == owners[k] ? 1 : 0;
                 if (same > info_->localExperts) return true;

@@ -110,9 +110,7 @@ private:
 class SegmentScan {
 public:
     // The vector way needs W to be a multiple of 8, and pays only with more than one core.
-    static __aicore__ inline bool Suits(const MoeDistributeInfo& info) {
-        return ScansSegments(info.world, info.cores);
-    }
+    static __aicore__ inline bool Suits(const MoeDistributeInfo& info) { return ScansSegments(info.world, info.cores); }
     // `rowWords`: of a source's row in the counts, which lie as in its message.
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, uint32_t rowWords) {
         world_ = info.world;
@@ -167,9 +165,7 @@ public:
 
 private:
     static constexpr uint32_t kLanes = 64;  // of a repeat
-    static __aicore__ inline uint32_t LaneOf(uint32_t localExpert) {
-        return StatusWriter::CountWord(localExpert);
-    }
+    static __aicore__ inline uint32_t LaneOf(uint32_t localExpert) { return StatusWriter::CountWord(localExpert); }
 
     // Where the count of [local expert][source] lies, in bytes: four rows of experts, then the rows that lie
     // a block, two blocks, .. further.

@@ -18,9 +18,9 @@ namespace moe {
 
 // Where the status message of a rank of another server arrives.
 __aicore__ inline __gm__ uint32_t* FarMessage(const WindowContext& context, uint32_t parity, uint32_t rank) {
-    return reinterpret_cast<__gm__ uint32_t*>(
-        context.data(context.rank()) + RegionOffset(context.data_bytes(), context.world(), parity, rank) +
-        RowsEnd(context.data_bytes(), context.world()));
+    return reinterpret_cast<__gm__ uint32_t*>(context.data(context.rank()) +
+                                              RegionOffset(context.data_bytes(), context.world(), parity, rank) +
+                                              RowsEnd(context.data_bytes(), context.world()));
 }
 
 // Which ranks are of another server: all but a contiguous range.
@@ -38,9 +38,7 @@ public:
     __aicore__ inline uint32_t end() const { return end_; }
     __aicore__ inline uint32_t FarCount() const { return world_ - (end_ - begin_); }
     // Far ranks are numbered without gaps.
-    __aicore__ inline uint32_t FarIndex(uint32_t rank) const {
-        return rank < begin_ ? rank : rank - (end_ - begin_);
-    }
+    __aicore__ inline uint32_t FarIndex(uint32_t rank) const { return rank < begin_ ? rank : rank - (end_ - begin_); }
 
 private:
     uint32_t world_ = 0;
@@ -63,8 +61,7 @@ public:
 
     // Bytes into this rank's region of the peer's half.
     template <bool kRdma>
-    __aicore__ inline void PutRows(uint32_t peer, uint64_t offset, const LocalTensor<int8_t>& rows,
-                                   uint32_t bytes) {
+    __aicore__ inline void PutRows(uint32_t peer, uint64_t offset, const LocalTensor<int8_t>& rows, uint32_t bytes) {
         if constexpr (kRdma) {
             if (servers_.Far(peer)) {
                 StoreRows(Staged(parity_, peer) + offset, rows, bytes);
@@ -74,8 +71,7 @@ public:
         StoreRows(context_->data(peer) + Region(parity_, context_->rank()) + offset, rows, bytes);
     }
     // Bytes into a slot of the peer's half, whoever the source: the return path of the V2 contract.
-    __aicore__ inline void PutSlot(uint32_t peer, uint64_t offset, const LocalTensor<int8_t>& rows,
-                                   uint32_t bytes) {
+    __aicore__ inline void PutSlot(uint32_t peer, uint64_t offset, const LocalTensor<int8_t>& rows, uint32_t bytes) {
         StoreRows(context_->data(peer) + HalfOffset(context_->data_bytes(), parity_) + offset, rows, bytes);
     }
     // All rows of this core have left. Other cores' rows need a SyncAll on top.
@@ -86,23 +82,21 @@ public:
         if (servers_.Far(peer)) {
             StoreWords(Staged(parity_, peer) + rowsAt_, message, bytes);
         } else {
-            StoreWords(context_->state(peer) + StatusOffset(context_->world(), parity_, context_->rank()),
-                       message, bytes);
+            StoreWords(context_->state(peer) + StatusOffset(context_->world(), parity_, context_->rank()), message,
+                       bytes);
         }
     }
     __aicore__ inline void PutAbort(uint32_t peer, const LocalTensor<uint32_t>& block) {
         StoreWords(context_->state(peer) + AbortOffset(context_->rank()), block, kBlock);
     }
     // Stages the one abort block that all far peers get.
-    __aicore__ inline void StageAbort(const LocalTensor<uint32_t>& block) {
-        StoreWords(StagedAbort(), block, kBlock);
-    }
+    __aicore__ inline void StageAbort(const LocalTensor<uint32_t>& block) { StoreWords(StagedAbort(), block, kBlock); }
 
     // What a far peer gets: `rowBytes` of rows, and the message behind them.
     __aicore__ inline BatchItem ItemOf(uint32_t peer, uint64_t rowBytes, uint32_t runBytes) const {
         const uint64_t target = Region(parity_, context_->rank());
-        return Item(Staged(parity_, peer) + rowsAt_ - rowBytes,
-                    context_->data(peer) + target + rowsAt_ - rowBytes, rowBytes + runBytes, peer);
+        return Item(Staged(parity_, peer) + rowsAt_ - rowBytes, context_->data(peer) + target + rowsAt_ - rowBytes,
+                    rowBytes + runBytes, peer);
     }
     __aicore__ inline BatchItem AbortItemOf(uint32_t peer) const {
         return Item(StagedAbort(), context_->state(peer) + AbortOffset(context_->rank()), kBlock, peer);
@@ -155,8 +149,7 @@ inline constexpr AscendC::HcclServerConfig kServerClient = {AscendC::CoreType::D
 // its own peers on other servers into the first; core 0 posts both.
 class ItemList {
 public:
-    __aicore__ inline void Init(const WindowSender& sender, const MoeDistributeInfo& info,
-                                GM_ADDR workspace) {
+    __aicore__ inline void Init(const WindowSender& sender, const MoeDistributeInfo& info, GM_ADDR workspace) {
         sender_ = &sender;
         world_ = info.world;
         items_ = workspace + ItemsOffset(info.cores, info.experts, info.world, info.localExperts);
@@ -169,8 +162,7 @@ public:
         WindowSender::SetItem(words, sender_->ItemOf(peer, rowBytes, messageBytes));
         SyncFunc<HardEvent::S_MTE3>();
         GlobalTensor<uint64_t> list;
-        list.SetGlobalBuffer(reinterpret_cast<__gm__ uint64_t*>(items_),
-                             static_cast<uint64_t>(world_) * kItemWords);
+        list.SetGlobalBuffer(reinterpret_cast<__gm__ uint64_t*>(items_), static_cast<uint64_t>(world_) * kItemWords);
         const uint32_t at = sender_->servers().FarIndex(peer);
         AscendC::DataCopy(list[static_cast<uint64_t>(at) * kItemWords], words, kItemWords);
     }
@@ -220,14 +212,14 @@ private:
     };
 
     template <typename S>
-    static __aicore__ inline auto Start(S& server, GM_ADDR context, GM_ADDR, const MoeDistributeMc2Head& head,
-                                        int) -> decltype(server.InitV2(context, &head)) {
+    static __aicore__ inline auto Start(S& server, GM_ADDR context, GM_ADDR, const MoeDistributeMc2Head& head, int)
+        -> decltype(server.InitV2(context, &head)) {
         server.InitV2(context, &head);
         server.SetCcTilingV2(sizeof(head.init));
     }
     template <typename S>
-    static __aicore__ inline void Start(S& server, GM_ADDR context, GM_ADDR tiling,
-                                        const MoeDistributeMc2Head& head, long) {
+    static __aicore__ inline void Start(S& server, GM_ADDR context, GM_ADDR tiling, const MoeDistributeMc2Head& head,
+                                        long) {
         server.Init(context, tiling);
         server.SetCcTiling(tiling + sizeof(head.init));
     }

@@ -131,10 +131,8 @@ public:
             if (seen == 0 || IsStale(seen ^ kStatusMagic, epoch_)) return kPending;
             return Corrupt(verdict, source, 0, seen);
         }
-        if (message.GetValue(kH0Epoch) != epoch_)
-            return Corrupt(verdict, source, 0, message.GetValue(kH0Epoch));
-        if (message.GetValue(kH0Source) != source)
-            return Corrupt(verdict, source, 0, message.GetValue(kH0Source));
+        if (message.GetValue(kH0Epoch) != epoch_) return Corrupt(verdict, source, 0, message.GetValue(kH0Epoch));
+        if (message.GetValue(kH0Source) != source) return Corrupt(verdict, source, 0, message.GetValue(kH0Source));
         if (message.GetValue(kBlockWords + kH1Epoch) != epoch_) return kPending;
         const uint32_t opPhase = message.GetValue(kH0OpPhase), op = opPhase >> 24, phase = PhaseOf(opPhase);
         if ((op != kOpDispatch && op != kOpCombine) || !Allowed(message, op, phase)) {
@@ -199,8 +197,7 @@ private:
         }
         return true;
     }
-    __aicore__ inline Arrival Corrupt(Verdict& verdict, uint32_t source, uint32_t block,
-                                      uint32_t word) const {
+    __aicore__ inline Arrival Corrupt(Verdict& verdict, uint32_t source, uint32_t block, uint32_t word) const {
         Verdict found;
         found.code = kCorruptStatus;
         found.source = source;
@@ -268,8 +265,7 @@ private:
     }
 
     // True when the peer has another configuration; the first field that differs is named.
-    __aicore__ inline bool CompareConfig(const LocalTensor<uint32_t>& message, uint32_t source,
-                                         Verdict& v) const {
+    __aicore__ inline bool CompareConfig(const LocalTensor<uint32_t>& message, uint32_t source, Verdict& v) const {
         const uint32_t types = message.GetValue(kBlockWords + kH1Types);
         const uint32_t contract = message.GetValue(kBlockWords + kH1Contract);
         const uint32_t global = contract >> 8 & 0xFF, ourGlobal = config_.contract >> 8 & 0xFF;
@@ -280,14 +276,13 @@ private:
                Differs(kFieldHidden, info_->hidden, message.GetValue(kH0Hidden), source, v) ||
                Differs(kFieldTopK, info_->topK, message.GetValue(kH0TopK), source, v) ||
                Differs(kFieldExperts, info_->experts, message.GetValue(kH0Experts), source, v) ||
-               Differs(kFieldGlobalBs, ourGlobal * info_->maxBatch * info_->world,
-                       global * maxBatch * info_->world, source, v) ||
+               Differs(kFieldGlobalBs, ourGlobal * info_->maxBatch * info_->world, global * maxBatch * info_->world,
+                       source, v) ||
                Differs(kFieldMaxBatch, info_->maxBatch, maxBatch, source, v) ||
                Differs(kFieldType, config_.types & 0xFF, types & 0xFF, source, v) ||
                Differs(kFieldQuant, config_.types >> 16 & 0xFF, types >> 16 & 0xFF, source, v) ||
                Differs(kFieldScales, config_.types >> 24, types >> 24, source, v) ||
-               Differs(kFieldAlgorithm, config_.algorithm, message.GetValue(kBlockWords + kH1Algorithm),
-                       source, v);
+               Differs(kFieldAlgorithm, config_.algorithm, message.GetValue(kBlockWords + kH1Algorithm), source, v);
     }
 
     const MoeDistributeInfo* info_ = nullptr;
@@ -305,8 +300,8 @@ public:
     enum Arrival : uint32_t { kMissing, kUnexpected, kExpected };
 
     // For `count` messages, those of the ranks from 0 on.
-    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, const StatusConfig& config,
-                                uint32_t epoch, uint32_t count) {
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, const StatusConfig& config, uint32_t epoch,
+                                uint32_t count) {
         count_ = count;
         blocks_ = StatusMessageBytes(config.counts) / kBlock;
         words_ = count * blocks_ * kBlockWords;
@@ -360,18 +355,14 @@ private:
     __aicore__ inline uint64_t MaskOf(const BlockLanes& lanes, uint32_t block) const {
         uint64_t mask = 0;
         for (uint32_t b = 0; b < kLaneBlocks && block + b < blocks_; ++b) {
-            const uint32_t of = block + b == 0   ? lanes.header0
-                                : block + b == 1 ? lanes.header1
-                                                 : lanes.counts;
+            const uint32_t of = block + b == 0 ? lanes.header0 : block + b == 1 ? lanes.header1 : lanes.counts;
             mask |= static_cast<uint64_t>(of) << (b * kBlockWords);
         }
         return mask;
     }
     // Calls on all messages together, where the stride from one to the next is one that a repeat can have.
     __aicore__ inline uint32_t MessagesAtOnce() const { return blocks_ <= 255 ? count_ : 1; }
-    __aicore__ inline uint8_t MessageStride() const {
-        return static_cast<uint8_t>(MessagesAtOnce() > 1 ? blocks_ : 0);
-    }
+    __aicore__ inline uint8_t MessageStride() const { return static_cast<uint8_t>(MessagesAtOnce() > 1 ? blocks_ : 0); }
 
     // The scalar unit has written the pattern, and has read what it wanted to know.
     __aicore__ inline void Clear() {

@@ -17,8 +17,7 @@ struct Verdict {
 };
 
 // A verdict of this rank about its own inputs.
-__aicore__ inline Verdict InvalidOf(const MoeDistributeInfo& info, uint32_t code, uint32_t where,
-                                    uint32_t value) {
+__aicore__ inline Verdict InvalidOf(const MoeDistributeInfo& info, uint32_t code, uint32_t where, uint32_t value) {
     Verdict verdict;
     verdict.code = code;
     verdict.source = info.rank;
@@ -57,8 +56,7 @@ public:
     __aicore__ inline void Init(TPipe& pipe, GM_ADDR workspace, uint32_t core, uint32_t cores) {
         core_ = core;
         cores_ = cores;
-        board_.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(workspace),
-                               kVerdictRounds * cores * kBlockWords);
+        board_.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(workspace), kVerdictRounds * cores * kBlockWords);
         pipe.InitBuffer(buf_, (cores + 1) * kBlock);
     }
     // Drains this core's own stores, meets the others, and returns the worst verdict of all.

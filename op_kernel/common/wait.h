@@ -21,9 +21,8 @@ public:
     __aicore__ inline void Init(TPipe& pipe, const WindowContext& context) {
         world_ = context.world();
         rank_ = context.rank();
-        blocks_.SetGlobalBuffer(
-            reinterpret_cast<__gm__ uint32_t*>(context.state(context.rank()) + kAbortOffset),
-            world_ * kBlockWords);
+        blocks_.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(context.state(context.rank()) + kAbortOffset),
+                                world_ * kBlockWords);
         pipe.InitBuffer(buf_, world_ * kBlock);
     }
     // True: there is an abort block; `verdict` is that of the lowest source rank.
@@ -81,8 +80,8 @@ class FailWatch {
 public:
     __aicore__ inline void Init(TPipe& pipe, const WindowContext& context, uint32_t epoch) {
         epoch_ = epoch;
-        block_.SetGlobalBuffer(
-            reinterpret_cast<__gm__ uint32_t*>(context.state(context.rank()) + kFailOffset), kBlockWords);
+        block_.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(context.state(context.rank()) + kFailOffset),
+                               kBlockWords);
         pipe.InitBuffer(buf_, kBlock);
     }
     __aicore__ inline void Post(uint32_t code) {
@@ -127,10 +126,9 @@ public:
         strideBytes_ = StatusStride(info.world);
         reader_.Init(info, config, epoch);
         aborts_.Init(pipe, context);
-        messages_.SetGlobalBuffer(
-            reinterpret_cast<__gm__ uint32_t*>(context.state(context.rank()) +
-                                               StatusOffset(info.world, Parity(epoch), 0)),
-            static_cast<uint64_t>(info.world) * strideBytes_ / sizeof(uint32_t));
+        messages_.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(context.state(context.rank()) +
+                                                                     StatusOffset(info.world, Parity(epoch), 0)),
+                                  static_cast<uint64_t>(info.world) * strideBytes_ / sizeof(uint32_t));
         if (count > 0) pipe.InitBuffer(buf_, count * messageWords_ * sizeof(uint32_t));
     }
     // Direct, after Init: Wait() then compares all messages at once by vector instructions, and word by word
@@ -160,8 +158,7 @@ public:
             if (matching_ && next != before) continue;  // it has judged a message: the next may be there
             Verdict abort;
             const bool aborted = aborts_.Look(abort);
-            const bool expired =
-                AscendC::GetSystemCycle() - start > static_cast<int64_t>(info_->deadlineCycles);
+            const bool expired = AscendC::GetSystemCycle() - start > static_cast<int64_t>(info_->deadlineCycles);
             if (lastLook) {
                 // What was missing before is still missing after a fresh look.
                 if (!aborted) {
@@ -238,8 +235,7 @@ private:
         const DataCopyExtParams params{static_cast<uint16_t>(end - begin), bytes, strideBytes_ - bytes, 0, 0};
         const DataCopyPadExtParams<uint32_t> pad{false, 0, 0, 0};
         AscendC::DataCopyPad(Message(begin - first_),
-                             messages_[static_cast<uint64_t>(begin) * strideBytes_ / sizeof(uint32_t)],
-                             params, pad);
+                             messages_[static_cast<uint64_t>(begin) * strideBytes_ / sizeof(uint32_t)], params, pad);
     }
     __aicore__ inline void LoadFar(uint32_t rank) {
         GlobalTensor<uint32_t> message;

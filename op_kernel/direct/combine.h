@@ -103,8 +103,7 @@ private:
     // A core counts the tokens that it sums. Of the cores that sum parts of the same token, the core with its
     // first part counts it.
     __aicore__ inline void RoutingInit() {
-        routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace,
-                      exchange_.core());
+        routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace, exchange_.core());
         const uint32_t parts = tiling_->partsPerToken, items = info_->batch * parts;
         const uint32_t first = PartBegin(items, exchange_.core(), info_->cores);
         routing_.ShareTokens(CeilDiv(first, parts),

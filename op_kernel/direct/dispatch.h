@@ -66,8 +66,7 @@ namespace moe {
 template <typename XType, bool kQuant, bool kSmooth>
 class MoeDistributeDirectDispatch {
 public:
-    __aicore__ inline void Init(const DispatchArguments& arguments,
-                                const MoeDistributeDispatchTiling& tiling) {
+    __aicore__ inline void Init(const DispatchArguments& arguments, const MoeDistributeDispatchTiling& tiling) {
         args_ = arguments;
         tiling_ = &tiling;
         info_ = &tiling.info;
@@ -157,8 +156,7 @@ private:
         published_ = lists_ + PublishedRowsOffset(info_->world, info_->capacity);
         if (role_ == Role::kLists) {
             const uint32_t first = info_->cores - tiling_->listCores;
-            expertLists_.Init(exchange_.pipe(), *info_, args_, lists_, exchange_.core() - first,
-                              tiling_->listCores);
+            expertLists_.Init(exchange_.pipe(), *info_, args_, lists_, exchange_.core() - first, tiling_->listCores);
             return;
         }
         RoutingInit();
@@ -183,8 +181,7 @@ private:
         if (pairs != 0 && pairs <= kChunkPairs) routing_.pairs().Keep(routing_.begin(), pairs);
     }
     __aicore__ inline void RoutingInit() {
-        routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace,
-                      exchange_.core());
+        routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace, exchange_.core());
         routing_.ShareTokens(PartBegin(info_->batch, exchange_.core(), info_->cores),
                              PartBegin(info_->batch, exchange_.core() + 1, info_->cores));
     }
@@ -238,9 +235,8 @@ private:
     }
     __aicore__ inline void StoreRow(uint32_t row, const LocalTensor<int8_t>& bytes) {
         GlobalTensor<int8_t> target;
-        target.SetGlobalBuffer(
-            reinterpret_cast<__gm__ int8_t*>(published_ + static_cast<uint64_t>(row) * rowStride_),
-            rowStride_);
+        target.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(published_ + static_cast<uint64_t>(row) * rowStride_),
+                               rowStride_);
         CopyOut(target, bytes, rows_.WireBytes());
     }
 
@@ -271,10 +267,9 @@ private:
             if (!routing_.pairs().Routed(id)) continue;
             uint32_t owner = static_cast<uint32_t>(id) / info_->localExperts;
             GlobalTensor<int32_t> list;
-            list.SetGlobalBuffer(
-                reinterpret_cast<__gm__ int32_t*>(lists_ + owner * ListBytes(info_->capacity)) +
-                    entry.GetValue(i * kBlockWords + 1),
-                1);
+            list.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(lists_ + owner * ListBytes(info_->capacity)) +
+                                     entry.GetValue(i * kBlockWords + 1),
+                                 1);
             CopyOut(list, entry[i * kBlockWords], 1);
         }
         if (!triples_) CopyOut(expandIdx_[at], indexBuf_.Get<int32_t>(), count);

@@ -24,10 +24,8 @@ public:
         publishedRows_ = info_->maxBatch * info_->topK / pairsOfRow_;
         rowsOffset_ = PublishedRowsOffset(info_->world, info_->capacity);
         exchange.pipe().InitBuffer(listBuf_, kListInts * sizeof(int32_t));
-        if (info_->triples != 0)
-            exchange.pipe().InitBuffer(tripleBuf_, kListInts * kTripleWords * sizeof(int32_t));
-        exchange.pipe().InitBuffer(queue_, static_cast<uint8_t>(tiling.copyRing),
-                                   tiling.copyRows * rowStride_);
+        if (info_->triples != 0) exchange.pipe().InitBuffer(tripleBuf_, kListInts * kTripleWords * sizeof(int32_t));
+        exchange.pipe().InitBuffer(queue_, static_cast<uint8_t>(tiling.copyRing), tiling.copyRows * rowStride_);
     }
 
     // Begins to load the list entries of this core's share.
@@ -96,8 +94,8 @@ private:
         Piece piece = FirstPiece({slot, row, end});
         while (piece.begin < piece.end) {
             const uint32_t count = piece.end - piece.begin;
-            const uint32_t first = static_cast<uint32_t>(segments_->Offset(piece.slot)) + piece.begin -
-                                   segments_->Start(piece.slot);
+            const uint32_t first =
+                static_cast<uint32_t>(segments_->Offset(piece.slot)) + piece.begin - segments_->Start(piece.slot);
             GlobalTensor<int32_t> list;
             list.SetGlobalBuffer(
                 reinterpret_cast<__gm__ int32_t*>(exchange_->HalfOf(piece.slot % info_->world) + mine) +
@@ -123,8 +121,7 @@ private:
         if (tripled_) SyncFunc<HardEvent::MTE3_S>();
         tripled_ = true;
         uint32_t word = 0;
-        for (Piece piece = FirstPiece(loaded_); piece.begin < piece.end;
-             piece = NextPiece(piece, loaded_.end)) {
+        for (Piece piece = FirstPiece(loaded_); piece.begin < piece.end; piece = NextPiece(piece, loaded_.end)) {
             const int32_t source = static_cast<int32_t>(piece.slot % info_->world);
             for (uint32_t i = 0; i < piece.end - piece.begin; ++i, word += kTripleWords) {
                 const uint32_t pair = static_cast<uint32_t>(list.GetValue(piece.at + i));
@@ -135,9 +132,9 @@ private:
         }
         SyncFunc<HardEvent::S_MTE3>();
         GlobalTensor<int32_t> target;
-        target.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(args_->expandIdx) +
-                                   static_cast<uint64_t>(loaded_.begin) * kTripleWords,
-                               count * kTripleWords);
+        target.SetGlobalBuffer(
+            reinterpret_cast<__gm__ int32_t*>(args_->expandIdx) + static_cast<uint64_t>(loaded_.begin) * kTripleWords,
+            count * kTripleWords);
         CopyOut(target, triple, count * kTripleWords);
     }
 

@@ -73,14 +73,12 @@ private:
     __aicore__ inline uint32_t BitBytes() const {
         return static_cast<uint32_t>(CeilTo(CeilTo(lanes_, kHalfLanes) / 8, kBlock));
     }
-    __aicore__ inline LocalTensor<uint8_t> Bits(uint32_t turn) {
-        return bitBuf_.Get<uint8_t>()[turn % 2 * BitBytes()];
-    }
+    __aicore__ inline LocalTensor<uint8_t> Bits(uint32_t turn) { return bitBuf_.Get<uint8_t>()[turn % 2 * BitBytes()]; }
     __aicore__ inline uint32_t Gather(const LocalTensor<int32_t>& to, uint32_t turn, uint32_t count) {
         uint64_t found = 0;
         const AscendC::GatherMaskParams once(1, 1, 8, 8);
-        AscendC::GatherMask(to, indexBuf_.Get<int32_t>(), Bits(turn).ReinterpretCast<uint32_t>(), true, count,
-                            once, found);
+        AscendC::GatherMask(to, indexBuf_.Get<int32_t>(), Bits(turn).ReinterpretCast<uint32_t>(), true, count, once,
+                            found);
         return static_cast<uint32_t>(found);
     }
     // Lanes behind the last pair get the id "not routed".
@@ -90,16 +88,14 @@ private:
         const LocalTensor<int32_t> id = idBuf_.Get<int32_t>();
         const uint32_t padded = PaddedInts(pairs_);
         const DataCopyExtParams params{1, static_cast<uint32_t>(pairs_ * sizeof(int32_t)), 0, 0, 0};
-        const DataCopyPadExtParams<int32_t> pad{padded != pairs_, 0, static_cast<uint8_t>(padded - pairs_),
-                                                kNotRouted};
+        const DataCopyPadExtParams<int32_t> pad{padded != pairs_, 0, static_cast<uint8_t>(padded - pairs_), kNotRouted};
         AscendC::DataCopyPad(id, ids, params, pad);
         if (masks_ != 0) {
             GlobalTensor<int8_t> masks;
             masks.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(mask), masks_);
             CopyIn(maskBuf_.Get<int8_t>(), masks, masks_);
         }
-        if (padded != lanes_)
-            AscendC::Duplicate(id[padded], kNotRouted, static_cast<int32_t>(lanes_ - padded));
+        if (padded != lanes_) AscendC::Duplicate(id[padded], kNotRouted, static_cast<int32_t>(lanes_ - padded));
         AscendC::CreateVecIndex(indexBuf_.Get<int32_t>(), static_cast<int32_t>(0), lanes_);
     }
     // Masked pairs get the id "not routed".
@@ -123,8 +119,8 @@ private:
     }
     __aicore__ inline uint32_t CountBelow(uint32_t expert, const LocalTensor<int32_t>& room) {
         AscendC::PipeBarrier<PIPE_V>();
-        AscendC::CompareScalar(Bits(0), room.ReinterpretCast<float>(), static_cast<float>(expert),
-                               AscendC::CMPMODE::LT, lanes_);
+        AscendC::CompareScalar(Bits(0), room.ReinterpretCast<float>(), static_cast<float>(expert), AscendC::CMPMODE::LT,
+                               lanes_);
         AscendC::PipeBarrier<PIPE_V>();
         return Select(room[lanes_], 0);
     }
@@ -159,8 +155,7 @@ public:
         const LocalTensor<int32_t> number = numberBuf_.Get<int32_t>();
         AscendC::CreateVecIndex(number, static_cast<int32_t>(0), kPositionBlocks);
         AscendC::PipeBarrier<PIPE_V>();
-        AscendC::Brcb(tableBuf_.Get<int32_t>(), number, static_cast<uint8_t>(kPositionBlocks / kBlockWords),
-                      {1, 8});
+        AscendC::Brcb(tableBuf_.Get<int32_t>(), number, static_cast<uint8_t>(kPositionBlocks / kBlockWords), {1, 8});
         SyncFunc<HardEvent::V_MTE3>();
     }
     // For pairs that are not routed, stores 0: entries [begin, end) of `pairs`. Before any list.
@@ -265,11 +260,10 @@ private:
         if (count_ != 0) CopyOut(totals_[first_], count, count_);
         return verdict;
     }
-    __aicore__ inline void StoreList(uint32_t owner, uint32_t row, const LocalTensor<int32_t>& pairs,
-                                     uint32_t count) {
+    __aicore__ inline void StoreList(uint32_t owner, uint32_t row, const LocalTensor<int32_t>& pairs, uint32_t count) {
         GlobalTensor<int32_t> target;
-        target.SetGlobalBuffer(
-            reinterpret_cast<__gm__ int32_t*>(lists_ + owner * ListBytes(info_->capacity)) + row, count);
+        target.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(lists_ + owner * ListBytes(info_->capacity)) + row,
+                               count);
         CopyOut(target, pairs, count);
     }
     // V1: expand_idx of the pairs of this core's experts, and zeros for its share of the pairs that are not
@@ -306,16 +300,15 @@ private:
 // histograms [cores][E] as fit in UB at a time.
 class ListPlaces {
 public:
-    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, RoutingTable& routing,
-                                GM_ADDR workspace, uint32_t core) {
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, RoutingTable& routing, GM_ADDR workspace,
+                                uint32_t core) {
         info_ = &info;
         routing_ = &routing;
         core_ = core;
         lanes_ = PaddedInts(info.experts);
         atOnce_ = HistogramsAtOnce(info.cores, info.experts);
-        histograms_.SetGlobalBuffer(
-            reinterpret_cast<__gm__ int32_t*>(workspace + HistogramOffset(info.cores)),
-            static_cast<uint64_t>(info.cores) * lanes_);
+        histograms_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(workspace + HistogramOffset(info.cores)),
+                                    static_cast<uint64_t>(info.cores) * lanes_);
         pipe.InitBuffer(rowsBuf_, atOnce_ * lanes_ * sizeof(int32_t));
         byVectors_ = ScansSegments(info.world, info.cores);
         if (!byVectors_) return;
@@ -323,8 +316,8 @@ public:
         pipe.InitBuffer(totalBuf_, info.experts * sizeof(int32_t));
         pipe.InitBuffer(firstBuf_, info.experts * sizeof(int32_t));
         pipe.InitBuffer(spareBuf_, info.experts * sizeof(int32_t));
-        pipe.InitBuffer(reduceBuf_, CeilTo(info.world * sizeof(float), kBlock) + 2 * kBlock +
-                                        MatchReduceBytes(info.world));
+        pipe.InitBuffer(reduceBuf_,
+                        CeilTo(info.world * sizeof(float), kBlock) + 2 * kBlock + MatchReduceBytes(info.world));
     }
     // After all cores have counted. The first owner over its capacity is the verdict.
     __aicore__ inline Verdict Find() {
@@ -337,8 +330,7 @@ public:
     __aicore__ inline int32_t First(int32_t expert) {
         if (!byVectors_) return routing_->Prefix(expert);
         const uint32_t id = static_cast<uint32_t>(expert);
-        return firstBuf_.Get<int32_t>().GetValue(id % info_->localExperts * info_->world +
-                                                 id / info_->localExperts);
+        return firstBuf_.Get<int32_t>().GetValue(id % info_->localExperts * info_->world + id / info_->localExperts);
     }
 
 private:
@@ -388,8 +380,7 @@ private:
         const uint32_t world = info_->world, rows = info_->localExperts;
         AscendC::CreateVecIndex(place, static_cast<int32_t>(0), world);
         AscendC::PipeBarrier<PIPE_V>();
-        AscendC::Muls(place, place, static_cast<int32_t>(rows * sizeof(int32_t)),
-                      static_cast<int32_t>(world));
+        AscendC::Muls(place, place, static_cast<int32_t>(rows * sizeof(int32_t)), static_cast<int32_t>(world));
         for (uint32_t done = 1; done < rows; done *= 2) {
             AscendC::PipeBarrier<PIPE_V>();
             AscendC::Adds(place[done * world], place, static_cast<int32_t>(done * sizeof(int32_t)),

@@ -97,8 +97,7 @@ private:
         AscendC::ReduceMax(most, count, work, static_cast<int32_t>(unit), false);
         SyncFunc<HardEvent::V_S>();
         const float lanesOfSource = static_cast<float>(unit / info_->world);
-        return least.GetValue(0) >= 0.0f &&
-               most.GetValue(0) * lanesOfSource <= static_cast<float>(info_->capacity);
+        return least.GetValue(0) >= 0.0f && most.GetValue(0) * lanesOfSource <= static_cast<float>(info_->capacity);
     }
     __aicore__ inline Verdict Search() {
         int32_t before = 0;
@@ -166,9 +165,9 @@ private:
     __aicore__ inline void Load() {
         const uint32_t words = (Chunk() + Before()) * kTripleWords;
         GlobalTensor<int32_t> assist;
-        assist.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(expandIdx_) +
-                                   static_cast<uint64_t>(row_ - Before()) * kTripleWords,
-                               words);
+        assist.SetGlobalBuffer(
+            reinterpret_cast<__gm__ int32_t*>(expandIdx_) + static_cast<uint64_t>(row_ - Before()) * kTripleWords,
+            words);
         CopyIn(buf_.Get<int32_t>(), assist, words);
     }
     __aicore__ inline int32_t PairOf(const LocalTensor<int32_t>& triple, uint32_t at) const {

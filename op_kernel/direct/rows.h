@@ -12,8 +12,8 @@ namespace moe {
 class IndexBounds {
 public:
     // UB: expand_idx of a chunk, and a row of all experts.
-    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR expandIdx,
-                                GM_ADDR workspace, uint32_t core) {
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR expandIdx, GM_ADDR workspace,
+                                uint32_t core) {
         info_ = &info;
         core_ = core;
         expandIdx_ = expandIdx;
@@ -57,10 +57,8 @@ public:
         SyncFunc<HardEvent::V_S>();
         for (uint32_t e = 0; e < info_->experts; ++e) {
             const int32_t position = largest.GetValue(e);
-            if (position == kNone || static_cast<uint32_t>(position) < routing.Total(static_cast<int32_t>(e)))
-                continue;
-            return CheckIndex(*info_, expandIdx_, routing, 0, info_->batch * info_->topK,
-                              indexBuf_.Get<int32_t>());
+            if (position == kNone || static_cast<uint32_t>(position) < routing.Total(static_cast<int32_t>(e))) continue;
+            return CheckIndex(*info_, expandIdx_, routing, 0, info_->batch * info_->topK, indexBuf_.Get<int32_t>());
         }
         return Verdict();
     }
@@ -102,8 +100,7 @@ public:
         for (uint32_t t = 0, i = 0; t < tokens; ++t) {
             for (uint32_t k = 0; k < info_->topK; ++k, ++i) {
                 const int32_t id = routing.pairs().Id(i, token + t);
-                if (routing.pairs().Routed(id))
-                    position.SetValue(i, static_cast<int32_t>(routing.TakePosition(id)));
+                if (routing.pairs().Routed(id)) position.SetValue(i, static_cast<int32_t>(routing.TakePosition(id)));
             }
         }
     }
@@ -112,8 +109,8 @@ public:
     __aicore__ inline GM_ADDR Address(int32_t id, uint32_t i) {
         const uint32_t expert = static_cast<uint32_t>(id), owner = expert / info_->localExperts;
         const LocalTensor<uint32_t> message = messages_->Message(owner);
-        const uint32_t start = message.GetValue(
-            StatusWriter::CountWord(info_->localExperts + expert - owner * info_->localExperts));
+        const uint32_t start =
+            message.GetValue(StatusWriter::CountWord(info_->localExperts + expert - owner * info_->localExperts));
         const uint32_t row = start + static_cast<uint32_t>(positionBuf_.Get<int32_t>().GetValue(i));
         GM_ADDR base = exchange_->HalfOf(owner);
         uint64_t bytes = static_cast<uint64_t>(info_->world) * info_->capacity * rowBytes_;

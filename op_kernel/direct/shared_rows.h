@@ -69,8 +69,7 @@ public:
         // What lies between the lists and behind them sorts behind all entries.
         const uint32_t end = lanes_;
         lanes_ = CeilDiv(lanes_, kSorted) * kSorted;
-        if (end < lanes_)
-            AscendC::Duplicate(list[end], static_cast<int32_t>(0), static_cast<int32_t>(lanes_ - end));
+        if (end < lanes_) AscendC::Duplicate(list[end], static_cast<int32_t>(0), static_cast<int32_t>(lanes_ - end));
         const LocalTensor<float> bias = spareBuf_.Get<float>();
         AscendC::Duplicate(bias, kNoEntry, static_cast<int32_t>(lanes_));
         AscendC::PipeBarrier<PIPE_V>();
@@ -121,15 +120,12 @@ private:
     static constexpr float kNoEntry = -1e30f;
 
     // Into whole blocks.
-    __aicore__ inline void CopyList(const LocalTensor<int32_t>& to, const GlobalTensor<int32_t>& from,
-                                    uint32_t count) {
+    __aicore__ inline void CopyList(const LocalTensor<int32_t>& to, const GlobalTensor<int32_t>& from, uint32_t count) {
         const DataCopyExtParams params{1, static_cast<uint32_t>(count * sizeof(int32_t)), 0, 0, 0};
         const DataCopyPadExtParams<int32_t> pad{true, 0, static_cast<uint8_t>(PaddedInts(count) - count), 0};
         AscendC::DataCopyPad(to, from, params, pad);
     }
-    __aicore__ inline uint32_t SourceOf(uint32_t v) const {
-        return (info_->rank + begin_ + v) % info_->world;
-    }
+    __aicore__ inline uint32_t SourceOf(uint32_t v) const { return (info_->rank + begin_ + v) % info_->world; }
     __aicore__ inline uint32_t RowsOf(uint32_t source) {
         const uint32_t slot = (info_->localExperts - 1) * info_->world + source;
         const uint32_t rows =
@@ -146,8 +142,7 @@ private:
     const MoeDistributeInfo* info_ = nullptr;
     SegmentTable* segments_ = nullptr;
     UbBuf listBuf_, keyBuf_, indexBuf_, sortedBuf_, spareBuf_;
-    uint32_t at_[kMostSharedRowSources] = {},
-             first_[kMostSharedRowSources] = {};  // by source: lane, entry of its list
+    uint32_t at_[kMostSharedRowSources] = {}, first_[kMostSharedRowSources] = {};  // by source: lane, entry of its list
     uint32_t room_ = 0, width_ = 1;
     uint32_t begin_ = 0, end_ = 0;  // sources
     uint32_t next_ = 0, from_ = 0;  // source, and entry of its list, that the next load begins with
@@ -181,8 +176,7 @@ public:
         const uint32_t group = ((exchange_->core() + 1) * groups - 1) / cores;
         firstCore_ = PartBegin(cores, group, groups);
         groupCores_ = PartBegin(cores, group + 1, groups) - firstCore_;
-        order_.Take(segments, PartBegin(info_->world, group, groups),
-                    PartBegin(info_->world, group + 1, groups));
+        order_.Take(segments, PartBegin(info_->world, group, groups), PartBegin(info_->world, group + 1, groups));
         loaded_ = order_.Load();
     }
     // Sorts the entries and begins to load the first rows.
@@ -285,8 +279,8 @@ private:
         if (place >= info_->expandRows) return;
         StoreField(args_->expandX, place, row, info_->hidden * wireSize_, rowStride_, 1);
         if (quantised_) {
-            StoreField(args_->dynamicScales, place, row[PayloadBytes(info_->hidden, wireSize_)],
-                       sizeof(float), rowStride_, 1);
+            StoreField(args_->dynamicScales, place, row[PayloadBytes(info_->hidden, wireSize_)], sizeof(float),
+                       rowStride_, 1);
         }
     }
     __aicore__ inline void StoreTriples() {
@@ -296,9 +290,9 @@ private:
             const uint32_t place = static_cast<uint32_t>(places.GetValue(i));
             if (place >= info_->expandRows) continue;
             GlobalTensor<int32_t> target;
-            target.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(args_->expandIdx) +
-                                       static_cast<uint64_t>(place) * kTripleWords,
-                                   kTripleWords);
+            target.SetGlobalBuffer(
+                reinterpret_cast<__gm__ int32_t*>(args_->expandIdx) + static_cast<uint64_t>(place) * kTripleWords,
+                kTripleWords);
             CopyOut(target, triple[i * kBlockWords], kTripleWords);
         }
     }

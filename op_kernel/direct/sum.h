@@ -21,8 +21,7 @@ public:
         args_ = &arguments;
         rows_ = &rows;
         rowBytes_ = static_cast<uint32_t>(info_->hidden * sizeof(XType));
-        scales_.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(arguments.expertScales),
-                                info_->batch * info_->topK);
+        scales_.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(arguments.expertScales), info_->batch * info_->topK);
         const uint32_t items = info_->batch * tiling.partsPerToken;
         item_ = PartBegin(items, core, info_->cores);
         end_ = PartBegin(items, core + 1, info_->cores);
@@ -138,12 +137,10 @@ private:
         for (uint32_t n = 0; n < tiling_->sumGroup && FindPiece(routing); ++n, ++loadRow_) {
             const uint32_t inChunk = loadItem_ / tiling_->partsPerToken - token_;
             const uint32_t part = loadItem_ % tiling_->partsPerToken;
-            const uint64_t address =
-                addressBuf_.Get<uint64_t>().GetValue(inChunk * (info_->topK + 1) + loadRow_);
+            const uint64_t address = addressBuf_.Get<uint64_t>().GetValue(inChunk * (info_->topK + 1) + loadRow_);
             GlobalTensor<int8_t> piece;
-            piece.SetGlobalBuffer(
-                reinterpret_cast<__gm__ int8_t*>(address + part * static_cast<uint64_t>(pieceBytes_)),
-                Bytes(part));
+            piece.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(address + part * static_cast<uint64_t>(pieceBytes_)),
+                                  Bytes(part));
             AscendC::DataCopy(group[n * pieceBytes_], piece, Bytes(part));
         }
         queue_.EnQue(group);
@@ -174,8 +171,7 @@ private:
         for (uint32_t row = 0; row < weighted; ++row)
             AddRow(routing, weightBuf_.Get<float>().GetValue(base + row), true);
         if (count != weighted) AddRow(routing, 1.0f, false);
-        sum_.Store(args_->x + static_cast<uint64_t>(token) * rowBytes_ +
-                   part * static_cast<uint64_t>(pieceBytes_));
+        sum_.Store(args_->x + static_cast<uint64_t>(token) * rowBytes_ + part * static_cast<uint64_t>(pieceBytes_));
     }
     // Adds the next row in the order of the loads. A group whose rows are all added makes room for another.
     __aicore__ inline void AddRow(RoutingTable& routing, float weight, bool weighted) {

@@ -40,8 +40,7 @@ namespace moe {
 
 class Probe {
 public:
-    __aicore__ inline void Init(TPipe& pipe, const MoeProbeTiling& tiling, GM_ADDR report,
-                                GM_ADDR workspace) {
+    __aicore__ inline void Init(TPipe& pipe, const MoeProbeTiling& tiling, GM_ADDR report, GM_ADDR workspace) {
         tiling_ = &tiling;
         core_ = static_cast<uint32_t>(AscendC::GetBlockIdx());
         info_.world = tiling.world;
@@ -253,8 +252,7 @@ private:
         for (uint32_t at = 0; at < words; at += kRowWords) {
             const uint32_t count = Min(kRowWords, words - at);
             GlobalTensor<uint32_t> source;
-            source.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(context_.state(tiling_->rank)) + at,
-                                   count);
+            source.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(context_.state(tiling_->rank)) + at, count);
             LocalTensor<uint32_t> back = backBuf_.Get<uint32_t>();
             SyncFunc<HardEvent::S_MTE2>();
             AscendC::DataCopy(back, source, count);

@@ -71,9 +71,7 @@ constexpr uint32_t kTypeFp32 = 1, kTypeFp16 = 2, kTypeBf16 = 3, kTypeInt8 = 4;
 //   verdicts: [kVerdictRounds][cores] blocks | histograms: [cores][E] int32 | totals: [E] int32 | counts:
 //   [W][L] int32 | BatchWrite items: [kItemLists][W] blocks | largest positions: [cores][E] int32
 constexpr uint32_t kVerdictRounds = 3;
-MOE_FN uint64_t VerdictOffset(uint32_t cores, uint32_t round) {
-    return static_cast<uint64_t>(round) * cores * kBlock;
-}
+MOE_FN uint64_t VerdictOffset(uint32_t cores, uint32_t round) { return static_cast<uint64_t>(round) * cores * kBlock; }
 MOE_FN uint32_t PaddedInts(uint32_t n) { return CeilDiv(n, kBlockWords) * kBlockWords; }
 MOE_FN uint64_t HistogramOffset(uint32_t cores) { return VerdictOffset(cores, kVerdictRounds); }
 MOE_FN uint64_t TotalsOffset(uint32_t cores, uint32_t experts) {
@@ -83,8 +81,7 @@ MOE_FN uint64_t CountsOffset(uint32_t cores, uint32_t experts) {
     return TotalsOffset(cores, experts) + PaddedInts(experts) * sizeof(int32_t);
 }
 MOE_FN uint64_t ItemsOffset(uint32_t cores, uint32_t experts, uint32_t world, uint32_t localExperts) {
-    return CountsOffset(cores, experts) +
-           static_cast<uint64_t>(world) * PaddedInts(localExperts) * sizeof(int32_t);
+    return CountsOffset(cores, experts) + static_cast<uint64_t>(world) * PaddedInts(localExperts) * sizeof(int32_t);
 }
 constexpr uint32_t kItemLists = 2;  // rows with messages; aborts
 constexpr uint32_t kAbortItemList = 1;
@@ -93,8 +90,7 @@ MOE_FN uint64_t BoundsOffset(const MoeDistributeInfo& info) {
            static_cast<uint64_t>(kItemLists) * info.world * kBlock;
 }
 MOE_FN uint64_t WorkspaceBytes(const MoeDistributeInfo& info) {
-    return BoundsOffset(info) +
-           static_cast<uint64_t>(info.cores) * PaddedInts(info.experts) * sizeof(int32_t);
+    return BoundsOffset(info) + static_cast<uint64_t>(info.cores) * PaddedInts(info.experts) * sizeof(int32_t);
 }
 
 // From so many cores on the kernels save time on an NPU; with fewer they save instructions, which count on
@@ -163,9 +159,7 @@ MOE_FN uint32_t SharedRowSources(const MoeDistributeInfo& info) {
     const uint32_t even = kSharedRowEntries * info.world / Max(1, info.maxBatch * info.topK);
     return Max(1, Min(Min(even, info.world), kMostSharedRowSources));
 }
-MOE_FN uint32_t SharedRowGroups(const MoeDistributeInfo& info) {
-    return CeilDiv(info.world, SharedRowSources(info));
-}
+MOE_FN uint32_t SharedRowGroups(const MoeDistributeInfo& info) { return CeilDiv(info.world, SharedRowSources(info)); }
 MOE_FN uint32_t SharedRowLanes(const MoeDistributeInfo& info) {
     return CeilDiv(Min(kMostSharedRowLanes, SharedRowSources(info) * PaddedInts(info.capacity)), 32) * 32;
 }
@@ -220,9 +214,7 @@ struct MoeDistributeCombineTiling {
 // Chunks of direct combine's copy into the own half, where rows are contiguous and cores share bytes, not
 // rows.
 constexpr uint32_t kReturnChunkBytes = 16 * 1024;
-MOE_FN uint32_t ReturnChunkBytes(uint32_t rowBytes, uint32_t rows) {
-    return Min(rows * rowBytes, kReturnChunkBytes);
-}
+MOE_FN uint32_t ReturnChunkBytes(uint32_t rowBytes, uint32_t rows) { return Min(rows * rowBytes, kReturnChunkBytes); }
 // Bytes of a group of parts of rows that direct combine sums; a row of a histogram [E] int32 fits too.
 MOE_FN uint32_t SumGroupBytes(uint32_t experts, uint32_t pieces, uint32_t pieceBytes) {
     return Max(pieces * pieceBytes, PaddedInts(experts) * static_cast<uint32_t>(sizeof(int32_t)));

@@ -79,9 +79,7 @@ static_assert(2 * kMaxExperts <= kMaxSlots, "a message of direct combine has two
 // ---- data area, offsets in bytes ----------------------------------------------------------------------
 MOE_FN uint64_t HalfBytes(uint64_t dataBytes) { return FloorTo(dataBytes / 2, 512); }
 MOE_FN uint64_t HalfOffset(uint64_t dataBytes, uint32_t parity) { return parity * HalfBytes(dataBytes); }
-MOE_FN uint64_t RegionBytes(uint64_t dataBytes, uint32_t world) {
-    return FloorTo(HalfBytes(dataBytes) / world, 512);
-}
+MOE_FN uint64_t RegionBytes(uint64_t dataBytes, uint32_t world) { return FloorTo(HalfBytes(dataBytes) / world, 512); }
 MOE_FN uint64_t RegionOffset(uint64_t dataBytes, uint32_t world, uint32_t parity, uint32_t source) {
     return HalfOffset(dataBytes, parity) + source * RegionBytes(dataBytes, world);
 }
@@ -130,8 +128,7 @@ MOE_FN uint32_t Parity(uint32_t epoch) { return epoch & 1; }
 // Whether the place of a message may hold this epoch before the message of `epoch` arrives: 0 (nothing), or
 // the epoch of two ops ago.
 MOE_FN bool IsStale(uint32_t seen, uint32_t epoch) {
-    return seen == 0 || seen == epoch - 2 || (epoch == 2 && seen == 0xFFFFFFFEu) ||
-           (epoch == 3 && seen == 0xFFFFFFFFu);
+    return seen == 0 || seen == epoch - 2 || (epoch == 2 && seen == 0xFFFFFFFEu) || (epoch == 3 && seen == 0xFFFFFFFFu);
 }
 
 // ---- status blocks, 32-bit words ----------------------------------------------------------------------
@@ -160,26 +157,8 @@ MOE_FN bool IsPhaseOf(uint32_t algorithm, uint32_t op, uint32_t phase) {
     return phase == kPhasePublished || (phase == kPhaseLent && op == kOpCombine);
 }
 
-enum Header0 : uint32_t {
-    kH0Magic,
-    kH0Epoch,
-    kH0OpPhase,
-    kH0Source,
-    kH0Hidden,
-    kH0TopK,
-    kH0Experts,
-    kH0MaxBatch
-};
-enum Header1 : uint32_t {
-    kH1Epoch,
-    kH1OpPhase,
-    kH1Types,
-    kH1Algorithm,
-    kH1Contract,
-    kH1Code,
-    kH1Detail0,
-    kH1Detail1
-};
+enum Header0 : uint32_t { kH0Magic, kH0Epoch, kH0OpPhase, kH0Source, kH0Hidden, kH0TopK, kH0Experts, kH0MaxBatch };
+enum Header1 : uint32_t { kH1Epoch, kH1OpPhase, kH1Types, kH1Algorithm, kH1Contract, kH1Code, kH1Detail0, kH1Detail1 };
 enum CountBlock : uint32_t { kCbEpoch, kCbOpPhase, kCbSource, kCbHash, kCbCounts };
 constexpr uint32_t kHeader1Tail = 0xFFFEu;  // tells header 1 from a count block
 
@@ -194,16 +173,7 @@ MOE_FN uint32_t ContractWord(uint32_t contract, bool globalBs, uint32_t windowMi
 MOE_FN uint32_t HashMix(uint32_t hash, uint32_t word) { return (hash ^ word) * 16777619u; }
 
 // ---- abort block, words -------------------------------------------------------------------------------
-enum AbortBlock : uint32_t {
-    kAbMagic,
-    kAbEpoch,
-    kAbCode,
-    kAbCulprit,
-    kAbOp,
-    kAbReporter,
-    kAbDetail0,
-    kAbDetail1
-};
+enum AbortBlock : uint32_t { kAbMagic, kAbEpoch, kAbCode, kAbCulprit, kAbOp, kAbReporter, kAbDetail0, kAbDetail1 };
 
 // ---- fail block, words: from core 0 to the other cores of its rank; sticky as aborts are ----
 enum FailBlock : uint32_t { kFbMagic, kFbEpoch, kFbCode };  // the magic keyed by the epoch

@@ -78,8 +78,7 @@ private:
         exchange_.Fail(routing_.Place());
         routing_.StoreTotals();
         const bool rdma = info_->transport == kTransportRdma;
-        exchange_.MeetAfterSend(rdma ? SetWaitTpStatusAndDisPatch<true>()
-                                     : SetWaitTpStatusAndDisPatch<false>());
+        exchange_.MeetAfterSend(rdma ? SetWaitTpStatusAndDisPatch<true>() : SetWaitTpStatusAndDisPatch<false>());
         exchange_.SetStatus(*this, rowBytes_);
         if (!exchange_.WaitStatus(*this)) {
             Leave();
@@ -105,19 +104,16 @@ private:
     __aicore__ inline void BuffInit() {
         MOE_PHASE("BuffInit");
         exchange_.BoardInit();
-        routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace,
-                      exchange_.core());
+        routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace, exchange_.core());
         segments_.Init(exchange_.pipe(), *info_);
         exchange_.pipe().InitBuffer(indexBuf_, kChunkPairs * sizeof(int32_t));
         exchange_.pipe().InitBuffer(
-            tripleBuf_,
-            PaddedInts(Max(segments_.slots(), tiling_->sendRows * kTripleWords)) * sizeof(int32_t));
+            tripleBuf_, PaddedInts(Max(segments_.slots(), tiling_->sendRows * kTripleWords)) * sizeof(int32_t));
         exchange_.pipe().InitBuffer(copyQueue_, 2, tiling_->sendRows * rowBytes_);
     }
 
     __aicore__ inline Verdict LoadAllSegments() {
-        const Verdict verdict =
-            LoadSegments(*info_, args_.epSendCounts, tripleBuf_.Get<int32_t>(), segments_);
+        const Verdict verdict = LoadSegments(*info_, args_.epSendCounts, tripleBuf_.Get<int32_t>(), segments_);
         if (verdict.code == kOk && info_->transport == kTransportRdma) segments_.AlignEnd();
         return verdict;
     }
@@ -153,8 +149,8 @@ private:
                 Worsen(verdict, SendSlots(chunk, row, count));
             } else {
                 const int32_t at = segments_.Offset(slot) + static_cast<int32_t>(row - segments_.Start(slot));
-                exchange_.sender().template PutRows<kRdma>(
-                    slot % info_->world, base + RowOffsetBytes(at, rowBytes_), chunk, count * rowBytes_);
+                exchange_.sender().template PutRows<kRdma>(slot % info_->world, base + RowOffsetBytes(at, rowBytes_),
+                                                           chunk, count * rowBytes_);
             }
             copyQueue_.FreeTensor(chunk);
             row += count;
@@ -189,13 +185,11 @@ private:
     __aicore__ inline void LocalWindowCopy() {
         MOE_PHASE("LocalWindowCopy");
         exchange_.NextPlan();
-        routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace,
-                      exchange_.core());
+        routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace, exchange_.core());
         routing_.LoadTotals();
         routing_.Place();
         WindowRows rows;
-        rows.Init(exchange_.pipe(), *info_, args_.expandIdx, rowBytes_,
-                  exchange_.Half() + exchange_.sender().rows_at(),
+        rows.Init(exchange_.pipe(), *info_, args_.expandIdx, rowBytes_, exchange_.Half() + exchange_.sender().rows_at(),
                   RegionBytes(exchange_.context().data_bytes(), info_->world));
         TokenSum<XType, WindowRows> sum;
         const TokenSumPlan plan = {args_.expertScales, args_.sharedExpertX, args_.x};

@@ -56,18 +56,15 @@ public:
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR workspace) {
         localExperts_ = info.localExperts;
         lanes_ = PaddedInts(localExperts_);
-        counts_.SetGlobalBuffer(
-            reinterpret_cast<__gm__ int32_t*>(workspace + CountsOffset(info.cores, info.experts)),
-            static_cast<uint64_t>(info.world) * lanes_);
+        counts_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(workspace + CountsOffset(info.cores, info.experts)),
+                                static_cast<uint64_t>(info.world) * lanes_);
         pipe.InitBuffer(buf_, lanes_ * sizeof(int32_t));
     }
     __aicore__ inline Verdict Arrived(uint32_t source, const LocalTensor<uint32_t>& message) {
         LocalTensor<int32_t> row = buf_.Get<int32_t>();
         SyncFunc<HardEvent::MTE3_S>();
         for (uint32_t l = 0; l < lanes_; ++l) {
-            row.SetValue(l, l < localExperts_
-                                ? static_cast<int32_t>(message.GetValue(StatusWriter::CountWord(l)))
-                                : 0);
+            row.SetValue(l, l < localExperts_ ? static_cast<int32_t>(message.GetValue(StatusWriter::CountWord(l))) : 0);
         }
         SyncFunc<HardEvent::S_MTE3>();
         AscendC::DataCopy(counts_[static_cast<uint64_t>(source) * lanes_], row, lanes_);
@@ -95,8 +92,7 @@ struct KeptCounts {
 template <typename XType, bool kQuant, bool kSmooth>
 class MoeDistributeDispatch {
 public:
-    __aicore__ inline void Init(const DispatchArguments& arguments,
-                                const MoeDistributeDispatchTiling& tiling) {
+    __aicore__ inline void Init(const DispatchArguments& arguments, const MoeDistributeDispatchTiling& tiling) {
         args_ = arguments;
         tiling_ = &tiling;
         info_ = &tiling.info;
@@ -139,8 +135,7 @@ private:
     __aicore__ inline void SendBuffInit() {
         MOE_PHASE("SendBuffInit");
         exchange_.BoardInit();
-        routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace,
-                      exchange_.core());
+        routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace, exchange_.core());
         rows_.Init(exchange_.pipe(), *info_, args_.x, args_.scales, tiling_->sendRing);
         exchange_.pipe().InitBuffer(indexBuf_, kChunkPairs * sizeof(int32_t));
         exchange_.pipe().InitBuffer(rowBuf_, kChunkPairs * sizeof(int32_t));
@@ -205,8 +200,8 @@ private:
             if (routing_.pairs().Routed(id)) {
                 const uint32_t owner = static_cast<uint32_t>(id) / info_->localExperts;
                 const uint64_t offset = base + RowOffsetBytes(row.GetValue(i), rowStride_);
-                exchange_.sender().template PutRows<kRdma>(
-                    owner, offset, rows_.Fetch(token, static_cast<uint32_t>(id)), rows_.WireBytes());
+                exchange_.sender().template PutRows<kRdma>(owner, offset, rows_.Fetch(token, static_cast<uint32_t>(id)),
+                                                           rows_.WireBytes());
                 if (triples_) {
                     const LocalTensor<int8_t> triple = tripleBuf_.Get<int8_t>()[i * kBlock];
                     exchange_.sender().template PutRows<kRdma>(owner, offset + tripleOffset_, triple, kBlock);
@@ -269,9 +264,9 @@ private:
     }
     __aicore__ inline void CopyChunk(uint32_t source, int32_t windowRow, uint32_t row, uint32_t count) {
         GlobalTensor<int8_t> window;
-        window.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(exchange_.Region(source) +
-                                                                RowOffsetBytes(windowRow, rowStride_)),
-                               static_cast<uint64_t>(count) * rowStride_);
+        window.SetGlobalBuffer(
+            reinterpret_cast<__gm__ int8_t*>(exchange_.Region(source) + RowOffsetBytes(windowRow, rowStride_)),
+            static_cast<uint64_t>(count) * rowStride_);
         LocalTensor<int8_t> chunk = copyQueue_.template AllocTensor<int8_t>();
         AscendC::DataCopy(chunk, window, count * rowStride_);
         copyQueue_.EnQue(chunk);
@@ -282,8 +277,7 @@ private:
             StoreField(args_.dynamicScales, row, chunk[PayloadBytes(info_->hidden, wireSize_)], sizeof(float),
                        rowStride_, count);
         if (triples_)
-            StoreField(args_.expandIdx, row, chunk[tripleOffset_], kTripleWords * sizeof(int32_t), rowStride_,
-                       count);
+            StoreField(args_.expandIdx, row, chunk[tripleOffset_], kTripleWords * sizeof(int32_t), rowStride_, count);
         copyQueue_.FreeTensor(chunk);
     }
     // After a failure core 0 writes zero counts, so that callers see no rows, and the error record.

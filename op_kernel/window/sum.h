@@ -19,8 +19,8 @@ struct TokenSumPlan {
 class WindowRows {
 public:
     // `half`: of this epoch, at row 0 of its first region; `regionBytes`: of one source rank in it.
-    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR expandIdx,
-                                uint32_t rowBytes, GM_ADDR half, uint64_t regionBytes) {
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR expandIdx, uint32_t rowBytes,
+                                GM_ADDR half, uint64_t regionBytes) {
         info_ = &info;
         rowBytes_ = rowBytes;
         half_ = half;
@@ -34,8 +34,7 @@ public:
     }
     __aicore__ inline void Place(RoutingTable&, uint32_t, uint32_t) {}
     // Where the row of pair `i` of the chunk begins.
-    __aicore__ inline GM_ADDR Address(RoutingTable& routing, int32_t id, uint32_t token, uint32_t k,
-                                      uint32_t i) {
+    __aicore__ inline GM_ADDR Address(RoutingTable& routing, int32_t id, uint32_t token, uint32_t k, uint32_t i) {
         if (info_->triples != 0) return half_ + (static_cast<uint64_t>(token) * info_->topK + k) * rowBytes_;
         const uint32_t owner = static_cast<uint32_t>(id) / info_->localExperts;
         const int32_t row = routing.Prefix(id) + indexBuf_.Get<int32_t>().GetValue(i);
@@ -55,8 +54,8 @@ private:
 template <typename XType, typename Rows>
 class TokenSum {
 public:
-    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeCombineTiling& tiling,
-                                const TokenSumPlan& plan, Rows& rows) {
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeCombineTiling& tiling, const TokenSumPlan& plan,
+                                Rows& rows) {
         tiling_ = &tiling;
         info_ = &tiling.info;
         plan_ = plan;
@@ -108,12 +107,11 @@ private:
             const int32_t id = routing.pairs().Id(i, token);
             active = active || id != kInactive;
             if (!routing.pairs().Routed(id)) continue;
-            AddRow(rows_->Address(routing, id, token, k, i) + column, elements,
-                   scaleBuf_.Get<float>().GetValue(i), true);
+            AddRow(rows_->Address(routing, id, token, k, i) + column, elements, scaleBuf_.Get<float>().GetValue(i),
+                   true);
         }
         if (active && tiling_->hasSharedExpertX != 0) {
-            AddRow(plan_.sharedExpertX + static_cast<uint64_t>(token) * rowBytes_ + column, elements, 1.0f,
-                   false);
+            AddRow(plan_.sharedExpertX + static_cast<uint64_t>(token) * rowBytes_ + column, elements, 1.0f, false);
         }
         sum_.Store(plan_.x + static_cast<uint64_t>(token) * rowBytes_ + column);
     }

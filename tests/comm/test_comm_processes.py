@@ -196,9 +196,7 @@ def test_windows_are_touched_have_no_names_and_die_with_their_processes() -> Non
         resident = [int(block.split("\nRss:")[1].split()[0]) for block in windows]
         assert len(resident) == 2 and min(resident) >= 1024, f"{resident} KiB before the first op"
         assert all("/memfd:ascend_moe-window" in block and "(deleted)" in block for block in windows)
-        links = [
-            os.readlink(link) for rank in range(2) for link in Path(f"/proc/{ranks.pid(rank)}/fd").iterdir()
-        ]
+        links = [os.readlink(link) for rank in range(2) for link in Path(f"/proc/{ranks.pid(rank)}/fd").iterdir()]
         inodes = {link[8:-1] for link in links if link.startswith("socket:[")}
         assert inodes and not [name for name in listening() if name.startswith("00010000")]
         for rank in range(2):

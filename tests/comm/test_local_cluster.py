@@ -245,9 +245,7 @@ def test_keyboard_interrupt_wakes_ranks_that_wait_in_an_op() -> None:
 
 
 @pytest.mark.usefixtures("ctrl_c")
-def test_keyboard_interrupt_does_not_wait_for_ever(
-    library: WindowLibrary, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keyboard_interrupt_does_not_wait_for_ever(library: WindowLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_cluster, "INTERRUPT_GRACE_S", 0.1)
     started, leave = threading.Event(), threading.Event()
 

@@ -339,9 +339,7 @@ def _changed(name: str, at: Any, value: int) -> Callable[[Mapping[str, Any]], to
 
 
 def wrong_values(op: str, world: int) -> Iterator[Bad]:
-    def collective(
-        label: str, changes: Mapping[str, Any], fields: Mapping[str, Any], *words: Any, **rest: Any
-    ) -> Bad:
+    def collective(label: str, changes: Mapping[str, Any], fields: Mapping[str, Any], *words: Any, **rest: Any) -> Bad:
         texts = tuple(str(word) for word in words)
         return Bad(op, label, changes, {"rank": world - 1, **fields}, texts, **{"raised_by": "all", **rest})
 

@@ -62,9 +62,7 @@ def threads(world: int) -> GlooThreads:
 
 def process_main(rank: int, world: int, rendezvous: str, body: Callable[[int], Any], out: str) -> None:
     """One rank of ``run_processes``; must be importable by name in the child."""
-    dist.init_process_group(
-        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world, timeout=_TIMEOUT
-    )
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world, timeout=_TIMEOUT)
     torch.save(body(rank), Path(out) / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()

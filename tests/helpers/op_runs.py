@@ -57,9 +57,7 @@ def dispatch(case: Case, rank: int, group_ep: str) -> tuple[torch.Tensor, ...]:
     return validate_run.dispatch(Place(rank, case.world, group_ep), case)
 
 
-def combine(
-    case: Case, rank: int, group_ep: str, rows: torch.Tensor, sent: Sequence[torch.Tensor]
-) -> torch.Tensor:
+def combine(case: Case, rank: int, group_ep: str, rows: torch.Tensor, sent: Sequence[torch.Tensor]) -> torch.Tensor:
     """``sent``: dispatch's outputs. What only CANN reads is passed as its callers do, uninitialised."""
     other = {"tp_send_counts": torch.empty(1, dtype=torch.int32)} if case.tp else {}
     return validate_run.combine(Place(rank, case.world, group_ep), case, rows, sent, **other)
@@ -95,9 +93,7 @@ def run(cluster: comm.LocalCluster, case: Case, lend: Lend | None = None) -> lis
 # ---- comparing
 
 
-def check(
-    case: Case, runs: Sequence[RankRun | AscendMoeError], traffic: Callable[..., None] | None = None
-) -> bool:
+def check(case: Case, runs: Sequence[RankRun | AscendMoeError], traffic: Callable[..., None] | None = None) -> bool:
     """Every rank equals the reference in every bit and byte moved, or raises the error that it predicts.
 
     ``traffic`` stands for ``check_traffic``. Returns whether the call was a sound one.

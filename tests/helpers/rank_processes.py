@@ -113,9 +113,7 @@ def _serve(pipe: Connection, rank: int, world: int, port: int, rank0_hosts: bool
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(not rank0_hosts)
     os.environ["ASCEND_MOE_TIMEOUT_S"] = str(timeout_s)
     os.environ["HCCL_BUFFSIZE"] = "2"
-    store = dist.TCPStore(
-        "127.0.0.1", port, is_master=rank0_hosts and rank == 0, timeout=timedelta(seconds=60)
-    )
+    store = dist.TCPStore("127.0.0.1", port, is_master=rank0_hosts and rank == 0, timeout=timedelta(seconds=60))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     window_library.install()
     pipe.send(Outcome("ready"))

@@ -88,9 +88,7 @@ class Variant:
 VARIANTS = [
     Variant("plain"),
     Variant("plain_v2", "_v2"),
-    Variant(
-        "int8_all_options", dtype=torch.float16, quant_mode=2, scales=True, mask="1-D", extras=True, tp=1
-    ),
+    Variant("int8_all_options", dtype=torch.float16, quant_mode=2, scales=True, mask="1-D", extras=True, tp=1),
     Variant("int8_all_options_v2", "_v2", quant_mode=2, scales=True, mask="2-D", extras=True, tp=1),
     Variant("unequal", dtype=torch.float32, unequal=True, mask="2-D"),
     Variant("unequal_v2", "_v2", dtype=torch.float32, quant_mode=2, unequal=True, extras=True),

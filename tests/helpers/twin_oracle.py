@@ -43,9 +43,7 @@ def _folder() -> Path:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     machine = {line for line in lines if line.startswith(("flags", "Features"))}  # for -march=native
     texts = [path.read_text(errors="replace") for path in files]
-    folder = (
-        cache_directory() / "tests" / digest_of(version, *COMMON, *sorted(machine), *map(str, files), *texts)
-    )
+    folder = cache_directory() / "tests" / digest_of(version, *COMMON, *sorted(machine), *map(str, files), *texts)
     folder.mkdir(parents=True, exist_ok=True)
     forget_old(folder.parent)
     os.utime(folder)
@@ -149,9 +147,7 @@ def vector_samples(dtype: np.dtype, seed: int, count: int = 20_000) -> NDArray[n
         special = np.array([0, 1, info.min, info.max, info.min + 1, info.max - 1, 3, info.max // 2], dtype)
         small = rng.integers(max(info.min, -200), min(info.max, 200), count, dtype)
         return np.concatenate([rng.permutation(np.repeat(special, 40)), raw, small])
-    values = np.array(
-        [0, 1, 2, 1.5, 0.1, 3, np.inf, np.nan, 65504, 65519, 1e-7, 6e-8, 6.1e-5, 1e30, 3e38, 1e-40]
-    )
+    values = np.array([0, 1, 2, 1.5, 0.1, 3, np.inf, np.nan, 65504, 65519, 1e-7, 6e-8, 6.1e-5, 1e30, 3e38, 1e-40])
     with np.errstate(over="ignore"):
         special = np.concatenate([values, -values]).astype(dtype)
     normal = (rng.standard_normal(count) * np.exp2(rng.integers(-12, 12, count))).astype(dtype)

@@ -81,9 +81,7 @@ def _expert_calls() -> list[Call]:
         call("npu_swiglu", "2-D", x),
         call("npu_swiglu", "first dimension", values(4, 3, 5, dtype=torch.bfloat16), 0),
         call("npu_dequant_swiglu_quant", "dynamic", x, quant_mode=1, activate_left=True),
-        call(
-            "npu_dequant_swiglu_quant", "grouped", ids(9, 12, top=99), **dequant, undefined={0: used, 1: used}
-        ),
+        call("npu_dequant_swiglu_quant", "grouped", ids(9, 12, top=99), **dequant, undefined={0: used, 1: used}),
         call("npu_grouped_matmul_swiglu_quant", "int8", *fused, undefined={0: used, 1: used, 2: 0}),
         call("npu_grouped_matmul_swiglu_quant_v2", "counts", *chained, **smoothed),
         call("npu_grouped_matmul_finalize_routing", "all", codes, w_codes, counts, **finalize),

@@ -46,9 +46,7 @@ class WindowLibrary:
         assert self.mapped.pop(base) == total
         self.inner.am_window_unmap(base, total)
 
-    def am_comm_create(
-        self, rank: int, world: int, bases: Any, data_bytes: int, lent_bytes: int, fds: Any
-    ) -> int:
+    def am_comm_create(self, rank: int, world: int, bases: Any, data_bytes: int, lent_bytes: int, fds: Any) -> int:
         handle = int(self.inner.am_comm_create(rank, world, bases, data_bytes, lent_bytes, fds))
         self.comms[handle] = list(bases)
         return handle

@@ -55,9 +55,7 @@ def source_root() -> Path:
 @functools.cache
 def cann_headers() -> Path:
     """A folder with the headers that cmake/opp_standin.cmake writes under CANN's names."""
-    listed = re.search(
-        r"set\(am_cann_headers([^)]*)\)", (source_root() / "cmake/opp_standin.cmake").read_text()
-    )
+    listed = re.search(r"set\(am_cann_headers([^)]*)\)", (source_root() / "cmake/opp_standin.cmake").read_text())
     assert listed
     folder = Path(tempfile.mkdtemp(prefix="cann-headers-"))
     atexit.register(shutil.rmtree, folder)
@@ -85,11 +83,7 @@ def probe() -> Any:
         *sorted((root / "op_host").glob("*.cpp")),
     ]
     assert len(sources) == 5, f"op_host has {len(sources) - 2} sources, 3 are known"
-    read = [
-        path
-        for folder in ("op_host", "op_kernel", "vnpu/cann_standin")
-        for path in (root / folder).rglob("*.*")
-    ]
+    read = [path for folder in ("op_host", "op_kernel", "vnpu/cann_standin") for path in (root / folder).rglob("*.*")]
     texts = [path.read_text() for path in sorted({*read, *sources})]
     made = cache_directory() / "tests" / f"op-host-{digest_of(compiler(), *texts)}.so"
     if not made.exists():  # of these sources: any process may have made it
@@ -135,9 +129,7 @@ def definition(op_type: str) -> Definition:
     text = ctypes.create_string_buffer(1 << 16)
     assert probe().probe_definition(op_type.encode(), text, ctypes.c_uint64(len(text))), op_type
     lines = text.value.decode().splitlines()
-    rows: dict[str, list[list[str]]] = {
-        kind: [] for kind in ("input", "output", "attribute", "config", "group")
-    }
+    rows: dict[str, list[list[str]]] = {kind: [] for kind in ("input", "output", "attribute", "config", "group")}
     for kind, *row in (line.split(" ") for line in lines):
         rows.setdefault(kind, []).append(row)
     tensors = [*rows["input"], *rows["output"]]

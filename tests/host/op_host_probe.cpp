@@ -30,8 +30,7 @@ standin::Call ParseCall(const char* text) {
             words >> number;
             call.attributes.values.emplace_back(number);
         }
-        if (kind == "text")
-            call.attributes.values.emplace_back(line.size() > 5 ? line.substr(5) : std::string());
+        if (kind == "text") call.attributes.values.emplace_back(line.size() > 5 ? line.substr(5) : std::string());
         if (kind == "input") {
             standin::Tensor tensor;
             int type = 0;
@@ -133,12 +132,10 @@ PROBE_API int probe_definition(const char* type, char* out, uint64_t bytes) {
     tensors("output", definition->outputs);
     for (const ops::OpAttrDef& attribute : definition->attributes) {
         lines << "attribute " << attribute.name << ' ' << attribute.required << ' '
-              << (attribute.isText ? "text " + attribute.text : "int " + std::to_string(attribute.number))
-              << '\n';
+              << (attribute.isText ? "text " + attribute.text : "int " + std::to_string(attribute.number)) << '\n';
     }
     for (const auto& [soc, config] : definition->aiCore.configs) {
-        for (const auto& [key, value] : config.items)
-            lines << "config " << soc << ' ' << key << ' ' << value << '\n';
+        for (const auto& [key, value] : config.items) lines << "config " << soc << ' ' << key << ' ' << value << '\n';
     }
     ge::AscendString verdict;
     const bool inGraphs = definition->aiCore.checkSupport(ge::Operator(), verdict) == ge::GRAPH_SUCCESS;

@@ -73,9 +73,7 @@ EOF
 """
 
 
-def build(
-    *arguments: str, home: Path | None = None, path: str | None = None
-) -> subprocess.CompletedProcess[str]:
+def build(*arguments: str, home: Path | None = None, path: str | None = None) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("ASCEND_", "CMAKE_"))}
     if home is not None:
         clean["ASCEND_HOME_PATH"] = str(home)
@@ -198,9 +196,7 @@ def test_dry_run_writes_the_project(tmp_path: Path) -> None:
     """Without any toolkit; a second run starts afresh."""
     out = tmp_path / "out"
     for vendor in ("ascend_moe", "acme"):
-        done = build(
-            BOTH, "--route=asc", "--dry-run", f"--build-dir={out}", f"--vendor_name={vendor}", "--jobs=3"
-        )
+        done = build(BOTH, "--route=asc", "--dry-run", f"--build-dir={out}", f"--vendor_name={vendor}", "--jobs=3")
         assert done.returncode == 0, done.stderr
     project = out / "project"
     assert_sources_are_ours(project)

@@ -108,8 +108,7 @@ def test_aclnn_and_kernel_entry_have_the_definitions_order(op: str) -> None:
     """Inputs, attributes, outputs, workspace size, executor: what the generated inner function has, too."""
     known = definition(f"AscendMoe{op}")
     expected = [
-        ("const aclTensor*", camel(name) + ("" if name in known.required else "Optional"))
-        for name in known.inputs
+        ("const aclTensor*", camel(name) + ("" if name in known.required else "Optional")) for name in known.inputs
     ]
     kinds = {"int": "int64_t", "text": "const char*"}
     expected += [(kinds[kind], camel(name)) for name, (kind, _) in known.attributes.items()]
@@ -141,9 +140,7 @@ def arguments(op: str) -> dict[str, Any]:
     known = definition(f"AscendMoe{op}")
     kinds = {camel(name): "tensor" for name in known.inputs}
     kinds |= {camel(name): kind for name, (kind, _) in known.attributes.items()}
-    kinds |= dict.fromkeys(
-        [*(camel(name) + "Out" for name in known.outputs), "workspaceSize", "executor"], ""
-    )
+    kinds |= dict.fromkeys([*(camel(name) + "Out" for name in known.outputs), "workspaceSize", "executor"], "")
     values: dict[str, Any] = {}
     for at, (name, kind) in enumerate(kinds.items()):
         number = {"int": ctypes.c_int64(7000 + at), "text": f"text {at}".encode()}

@@ -312,9 +312,7 @@ def test_probe_tiling(soc: str, kind: int, cores: int) -> None:
     """The bytes that the twin's own launches of the probe have, behind CANN's head."""
     tiled = tile(probe_call(soc, cores, rounds=9, timeout_us=10, window_mib=30))
     head = probe().probe_head_bytes()
-    wanted = ProbeTiling(
-        mode=MODES["store"], world=4, rank=1, cores=cores, context_kind=kind, nonce=77, rounds=9
-    )
+    wanted = ProbeTiling(mode=MODES["store"], world=4, rank=1, cores=cores, context_kind=kind, nonce=77, rounds=9)
     wanted.data_bytes = (30 - (kind == 2)) << 20
     wanted.deadline_cycles = 10 * CYCLES_PER_MICRO
     assert (tiled.error, tiled.data[head:]) == ("", bytes(wanted))

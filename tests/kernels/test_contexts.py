@@ -66,9 +66,7 @@ def servers(monkeypatch: pytest.MonkeyPatch, share: int, kind: str = "a2") -> No
     ],
     ids=lambda one: f"W{one.world}V{one.contract}-{one.seed}" if isinstance(one, Case) else str(one),
 )
-def test_every_context_gives_the_reference(
-    monkeypatch: pytest.MonkeyPatch, kind: str, share: int, spec: Case
-) -> None:
+def test_every_context_gives_the_reference(monkeypatch: pytest.MonkeyPatch, kind: str, share: int, spec: Case) -> None:
     servers(monkeypatch, share, kind)
     case = legal(spec)
     with LocalCluster(case.world, window_mib=WINDOW_MIB) as cluster:
@@ -120,9 +118,7 @@ def test_assist_info_must_hold_expand_idx(monkeypatch: pytest.MonkeyPatch) -> No
         sent = list(op_runs.dispatch(case, rank, group))
         rows = op_runs.expert_rows(case, rank, sent)[:0]
         sent[2] = sent[2][:31]
-        with pytest.raises(
-            AscendMoeError, match=r"at least BS\*K = 32: pass dispatch's own tensor"
-        ) as caught:
+        with pytest.raises(AscendMoeError, match=r"at least BS\*K = 32: pass dispatch's own tensor") as caught:
             op_runs.combine(case, rank, group, rows, sent)
         return str(caught.value)
 

@@ -83,9 +83,7 @@ def drawn(mode: str, first: int, count: int) -> Iterator[Program]:
 
 
 @each_mode
-@pytest.mark.parametrize(
-    ("first", "schedules"), [(80_000, 120), pytest.param(90_000, 2000, marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize(("first", "schedules"), [(80_000, 120), pytest.param(90_000, 2000, marks=pytest.mark.nightly)])
 def test_random_cases_and_schedules_have_no_finding(mode: str, first: int, schedules: int) -> None:
     result = explore.campaign(drawn(mode, first, schedules // 10), schedules, seed=1, a_case=10)
     assert_nothing_found(result)
@@ -97,9 +95,7 @@ def test_random_cases_and_schedules_have_no_finding(mode: str, first: int, sched
 def test_a_row_that_crosses_once_for_many_experts() -> None:
     sizes = ("w2,c8,k3,b4,v2,m2,int8,mask:none", "w3,c8,k2,b3,v1,m3,none,mask:token")
     sizes += ("w2,c9,k4,b5,v2,m1,int8,mask:pair", "w1,c8,k3,b9,v2,m2,none,mask:none")
-    cases = [
-        explore.parse(f"{size},l8,u1,bf16,ids:any,equal,DC,direct,s{seed}") for seed, size in enumerate(sizes)
-    ]
+    cases = [explore.parse(f"{size},l8,u1,bf16,ids:any,equal,DC,direct,s{seed}") for seed, size in enumerate(sizes)]
     result = explore.campaign(cases, schedules=40, seed=1, a_case=10)
     assert_nothing_found(result)
     assert result.schedules == 40
@@ -157,9 +153,7 @@ def test_a_result_that_is_not_the_references_is_a_finding() -> None:
     case = Program(seed=2, batch=3)
     with World(case.world) as world:
         program = world.load(case)
-        victim = next(
-            call for call in program.calls if call.name.endswith("combine") and call.expected[0].numel()
-        )
+        victim = next(call for call in program.calls if call.name.endswith("combine") and call.expected[0].numel())
         victim.expected[0].view(torch.uint8)[0, 0] ^= 1
         run = world.run(0, 5)
     assert run.failed and run.kind == b"wrong result" and run.schedules == 1
@@ -347,9 +341,7 @@ def test_killed_at_every_step(worlds: Worlds, algorithm: str, numbers: range, ta
 
 
 @soak_rows.row("stop, explored", quick=20, full=1500, chunk=375)
-def test_rank_that_calls_no_more(
-    worlds: Worlds, numbers: range, tally: Tally, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rank_that_calls_no_more(worlds: Worlds, numbers: range, tally: Tally, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank makes only its first calls, as one that is stopped beyond the deadline: all others name it."""
 
     def play(seed: int) -> str:
@@ -379,9 +371,7 @@ def test_rank_that_calls_no_more(
 
 
 @soak_rows.row("configuration mismatch, explored", quick=20, full=1000, chunk=500)
-def test_ranks_that_differ(
-    worlds: Worlds, numbers: range, tally: Tally, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_that_differ(worlds: Worlds, numbers: range, tally: Tally, monkeypatch: pytest.MonkeyPatch) -> None:
     """One rank's first dispatch differs in a field: all ranks name it, in any schedule."""
 
     def play(seed: int) -> str:

@@ -135,9 +135,7 @@ def test_killed_between_ops(victim: int, mortal: OpRanks) -> None:
 
 
 @pytest.mark.row("kill")
-@pytest.mark.parametrize(
-    "algorithm", [pytest.param("window", marks=pytest.mark.nightly), "direct", "servers"]
-)
+@pytest.mark.parametrize("algorithm", [pytest.param("window", marks=pytest.mark.nightly), "direct", "servers"])
 def test_killed_while_the_others_wait_for_it(mortal: OpRanks) -> None:
     opened(mortal)
     for rank in (0, 2):

@@ -51,9 +51,7 @@ class Odd:
     setting: dict[str, Any] = field(default_factory=dict)
 
 
-def plain(
-    op: str, batch: int = 2, topk: int = TOPK, hidden: int = HIDDEN, experts: int = 0
-) -> dict[str, Any]:
+def plain(op: str, batch: int = 2, topk: int = TOPK, hidden: int = HIDDEN, experts: int = 0) -> dict[str, Any]:
     """Arguments that keep all rules, without masks: no pair is routed."""
     ids = torch.full((batch, topk), -1, dtype=torch.int32)
     rows = torch.ones(batch, hidden, dtype=torch.bfloat16)
@@ -67,9 +65,7 @@ def plain(
     }
 
 
-def call(
-    place: Place, op: str, batch: int = 2, topk: int = TOPK, hidden: int = HIDDEN, **changes: Any
-) -> Any:
+def call(place: Place, op: str, batch: int = 2, topk: int = TOPK, hidden: int = HIDDEN, **changes: Any) -> Any:
     op, dtype = changes.pop("called", op), changes.pop("dtype", None)
     experts = changes.get("moe_expert_num", place.world * LOCAL)
     arguments = {**plain(op, batch, topk, hidden, experts), **cases.arguments(place), **changes}
@@ -145,9 +141,7 @@ def assert_mismatch(found: list[Caught], guilty: int, field: str, usual: Any, od
 
 
 @pytest.mark.row("configuration mismatch")
-def test_ranks_that_differ_are_named_with_field_and_values(
-    cluster: ascend_moe.LocalCluster, tally: Tally
-) -> None:
+def test_ranks_that_differ_are_named_with_field_and_values(cluster: ascend_moe.LocalCluster, tally: Tally) -> None:
     """Also when the odd rank comes late: all hear of it at once."""
     for number, odd in enumerate(odd_calls(cluster.world_size)):
         guilty = number % cluster.world_size
@@ -249,9 +243,7 @@ def test_combine_that_routes_otherwise_than_dispatch(
         back = {"expand_x": sent[0], "expert_ids": later, index: sent[2], "ep_send_counts": sent[4]}
         masked = mask if where == "combine only" else None
         weights = torch.ones(MAX_BS, TOPK)
-        result = cases.COMBINE[contract](
-            **back, expert_scales=weights, x_active_mask=masked, **cases.arguments(place)
-        )
+        result = cases.COMBINE[contract](**back, expert_scales=weights, x_active_mask=masked, **cases.arguments(place))
         assert torch.equal(result, x * TOPK)
         return "right"
 
@@ -298,9 +290,7 @@ def test_combine_without_a_dispatch(cluster: ascend_moe.LocalCluster, op: str) -
 
 
 @pytest.mark.parametrize("guilty", [0, 1])
-def test_argument_error_of_one_rank_then_a_correct_retry(
-    cluster: ascend_moe.LocalCluster, guilty: int
-) -> None:
+def test_argument_error_of_one_rank_then_a_correct_retry(cluster: ascend_moe.LocalCluster, guilty: int) -> None:
     def body(place: Place) -> str:
         for seed, contract in [(0, 1), (3, 2)]:
             if place.rank == guilty:
@@ -311,9 +301,7 @@ def test_argument_error_of_one_rank_then_a_correct_retry(
             sent = cases.dispatch(place, seed, contract)
             cases.check_dispatch(place, sent, seed, contract)
             if place.rank == guilty:
-                error = caught(
-                    cases.combine, place, sent, seed, contract, expert_scales=torch.ones(1, 1)
-                ).error
+                error = caught(cases.combine, place, sent, seed, contract, expert_scales=torch.ones(1, 1)).error
                 assert isinstance(error, ArgumentError) and error.argument == "expert_scales"
                 time.sleep(0.1)
             cases.check_combine(place, cases.combine(place, sent, seed, contract), seed)

@@ -221,9 +221,7 @@ def test_spoilt_status_is_reported_or_overwritten(world: int, tally: Tally) -> N
 @pytest.mark.parametrize("cores", [1, 3])
 @pytest.mark.parametrize("contract", [1, 2])
 @pytest.mark.parametrize("settings", ["direct"], indirect=True)
-def test_wrong_counts_of_direct_combine_are_named(
-    contract: int, cores: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_counts_of_direct_combine_are_named(contract: int, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Core 0 checks the hashes while the other cores already read rows by what the runs say."""
     monkeypatch.setenv("ASCEND_MOE_AIV_CORES", str(cores))
     for count in range(2 * LOCAL):  # rows of each local expert, then where they begin
@@ -234,9 +232,7 @@ def test_wrong_counts_of_direct_combine_are_named(
             assert found[READER] == "corrupt", f"count {count}, bit {bit}: {found}"
 
 
-@pytest.mark.parametrize(
-    "word, value", [(2, 0), (2, 1), (2, 6), (2, 15), (2, 21), (2, 2**31), (3, 2), (5, 99)]
-)
+@pytest.mark.parametrize("word, value", [(2, 0), (2, 1), (2, 6), (2, 15), (2, 21), (2, 2**31), (3, 2), (5, 99)])
 def test_abort_block_that_nobody_can_have_written(word: int, value: int) -> None:
     """An abort says that no more comes: the op must not go on with what is there, whatever else it says."""
 

@@ -135,9 +135,7 @@ def combine(version: str = "", *, dtype: torch.dtype = BF16, **kwargs: Any) -> t
 def test_combine_allocates_as_torch_npu(version: str) -> None:
     for dtype in (BF16, FP16, FP32):
         shared = {"shared_expert_x": meta(BATCH, HIDDEN, dtype=dtype), "tp_world_size": 2}
-        assert (
-            combine(version, dtype=dtype) == combine(version, dtype=dtype, **shared) == (dtype, BATCH, HIDDEN)
-        )
+        assert combine(version, dtype=dtype) == combine(version, dtype=dtype, **shared) == (dtype, BATCH, HIDDEN)
     assert combine(version, dtype=I32)[0] == BF16
     for dtype, out in ((I32, FP16), (BF16, BF16)) if version == "" else ():
         assert combine(dtype=dtype, out_dtype=1)[0] == out

@@ -41,9 +41,7 @@ def plan(world: int) -> list[tuple[str, Case]]:
     """Every case with every algorithm, others before and between, on windows that have been used."""
     cases = [legal(replace(spec, world=world, cores=CORES[i % 3])) for i, spec in enumerate(SPECS)]
     return [
-        (ALGORITHMS[(number + number // 3 + turn) % 3], case)
-        for turn in range(3)
-        for number, case in enumerate(cases)
+        (ALGORITHMS[(number + number // 3 + turn) % 3], case) for turn in range(3) for number, case in enumerate(cases)
     ]
 
 

@@ -191,9 +191,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> threading.local:
 def test_that_the_poison_lies_where_the_rows_go(contract: int, here: threading.local) -> None:
     """Op by op the half of its parity is written on every rank that gets rows, and the other one is not."""
     entry = next(
-        entry
-        for entry in pool(2, 2, contract)
-        if all(expected.expand_x.shape[0] > 0 for expected in entry.dispatched)
+        entry for entry in pool(2, 2, contract) if all(expected.expand_x.shape[0] > 0 for expected in entry.dispatched)
     )
     with LocalCluster(2, window_mib=WINDOW_MIB) as cluster, binding.prepare_always():
         ranks = Ranks(cluster, here, "window")

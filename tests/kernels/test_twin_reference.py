@@ -65,9 +65,7 @@ def test_equal_to_reference(clusters: Clusters, tally: Tally) -> None:
 
     assert len(seen) == EXAMPLES * len(STRATA)
     wanted = [(name, value) for name, values in COVERAGE.items() for value in values]
-    assert min(covered[kind] for kind in wanted) >= LEAST_EACH, (
-        f"hardly covered: {covered.most_common()[-3:]}"
-    )
+    assert min(covered[kind] for kind in wanted) >= LEAST_EACH, f"hardly covered: {covered.most_common()[-3:]}"
     tally.count("predicted errors", cases=len(seen) - sound)
     tally.count("equal bits", cases=sound)
 
@@ -121,9 +119,7 @@ LIMITS = {
 SLOW = ("W 64, V2", "K 16", "UB, W 16")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.nightly] * (name in SLOW)) for name in LIMITS]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.nightly] * (name in SLOW)) for name in LIMITS])
 def test_limits(clusters: Clusters, name: str) -> None:
     case = legal(LIMITS[name])
     op_runs.check(case, op_runs.run(clusters[case.world], case))
@@ -146,9 +142,7 @@ def test_longest_rows(clusters: Clusters, dtype: str, contract: int) -> None:
 @pytest.mark.parametrize("contract", [1, 2])
 @pytest.mark.parametrize("quant", ["none", "int8", "smooth"])
 def test_same_with_any_number_of_cores(clusters: Clusters, quant: str, contract: int) -> None:
-    spec = Case(
-        world=3, local=4, topk=4, units=67, batch=11, quant=quant, contract=contract, shared=2, seed=40
-    )
+    spec = Case(world=3, local=4, topk=4, units=67, batch=11, quant=quant, contract=contract, shared=2, seed=40)
     spec = legal(replace(spec, ids="minus", mask="pair", batches="unequal", odd=True))
     for count in (1, 2, 7, 24, 48):
         case = replace(spec, cores=count)
@@ -228,13 +222,9 @@ def test_any_layout_of_the_inputs(
     clusters: Clusters, change: Callable[[torch.Tensor | None], torch.Tensor | None], contract: int
 ) -> None:
     for dtype, quant in (("bf16", "none"), ("fp32", "smooth")):
-        spec = Case(
-            contract=contract, quant=quant, dtype=dtype, units=3, mask="pair", shared=2, batch=6, seed=80
-        )
+        spec = Case(contract=contract, quant=quant, dtype=dtype, units=3, mask="pair", shared=2, batch=6, seed=80)
         case = legal(spec)
-        changed = [
-            ref.RankInput(**{name: change(value) for name, value in vars(one).items()}) for one in case.inputs
-        ]
+        changed = [ref.RankInput(**{name: change(value) for name, value in vars(one).items()}) for one in case.inputs]
         case = replace(case, given=tuple(changed))
         op_runs.check(case, op_runs.run(clusters[2], case))
 
@@ -276,9 +266,7 @@ def test_masked_ids_are_not_looked_at(clusters: Clusters) -> None:
 def test_overflow_beyond_the_capacity_by_one(clusters: Clusters) -> None:
     """maxBS * min(K, L) rows from one source to one owner pass, one more does not."""
     ids = torch.tensor([[0, 1, 2], [0, 1, 3], [2, 3, 1], [0, 1, 2]], dtype=torch.int32)
-    inputs = [
-        ref.RankInput(torch.randn(4, 16), ids.clone(), expert_scales=torch.rand(4, 3)) for _ in range(2)
-    ]
+    inputs = [ref.RankInput(torch.randn(4, 16), ids.clone(), expert_scales=torch.rand(4, 3)) for _ in range(2)]
     case = Case.of(inputs, 4, global_bs=8)
     op_runs.check(case, op_runs.run(clusters[2], case))
     inputs[1].expert_ids[:] = torch.tensor([0, 1, 0])  # 12 rows; the capacity is 4 * 2
@@ -298,9 +286,7 @@ def test_overflow_beyond_the_capacity_by_one(clusters: Clusters) -> None:
 @pytest.mark.tsan
 @pytest.mark.parametrize("contract", [1, 2])
 @pytest.mark.parametrize("at, value", [(0, -1), (3, 0), (3, None), (5, 10**6), (5, 2**31 - 1)])
-def test_counts_that_would_store_elsewhere(
-    clusters: Clusters, contract: int, at: int, value: int | None
-) -> None:
+def test_counts_that_would_store_elsewhere(clusters: Clusters, contract: int, at: int, value: int | None) -> None:
     """Counts that fall (None: by one) or exceed expand_x: every rank refuses."""
 
     case = Case(world=2, local=3, topk=3, batch=6, contract=contract, ids="distinct", seed=70)
@@ -366,9 +352,7 @@ FULL = {
     "both ops": Case(world=2, local=2, topk=2, batch=256, units=16),
     "both ops of one rank": Case(world=1, local=4, topk=4, batch=64, units=64, dtype="fp32"),
     "dispatch of triples": Case(world=2, local=2, topk=2, batch=256, units=15, contract=2),
-    "dispatch of codes and triples": Case(
-        world=2, local=2, topk=2, batch=256, units=28, quant="int8", contract=2
-    ),
+    "dispatch of codes and triples": Case(world=2, local=2, topk=2, batch=256, units=28, quant="int8", contract=2),
     "combine of codes": Case(world=2, local=2, topk=4, batch=128, units=32, quant="int8", contract=2),
     "both ops of four": Case(world=4, local=1, topk=1, batch=128, units=32, dtype="fp16"),
 }
@@ -387,9 +371,7 @@ def crammed(case: Case, owner: int) -> Case:
 @pytest.mark.asan
 @pytest.mark.parametrize("name", FULL)
 @soak_rows.row("window size", quick=2, full=80)
-def test_window_that_is_just_large_enough(
-    guarded: GuardedLibrary, name: str, numbers: range, tally: Tally
-) -> None:
+def test_window_that_is_just_large_enough(guarded: GuardedLibrary, name: str, numbers: range, tally: Tally) -> None:
     """Nothing is touched outside of it, on either side. Wider rows or one more are refused with the need."""
     base = replace(FULL[name], ids="distinct")
     with LocalCluster(base.world, window_mib=1) as cluster:

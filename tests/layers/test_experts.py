@@ -81,9 +81,7 @@ def test_one_output_is_the_loop_over_experts(dtype: torch.dtype, list_type: int,
 
 @pytest.mark.parametrize("native", [True, False])
 @EACH_FLOAT
-def test_sums_are_float32_and_rounded_once(
-    dtype: torch.dtype, native: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sums_are_float32_and_rounded_once(dtype: torch.dtype, native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not native:  # a CPU without bf16 products
         monkeypatch.setattr(grouped_matmul, "_multiplies_natively", lambda dtype: False)
     x = small_integers(30, 1031, dtype=dtype, seed=3)
@@ -138,9 +136,7 @@ def test_pairs_pick_experts_in_any_order() -> None:
     assert torch.equal(y, torch.cat([x[:2] @ weight[3], x[2:5] @ weight[1], torch.zeros(1, 4)]))
 
 
-@pytest.mark.parametrize(
-    "shape", [(0, 16, 8), (1, 1, 1), (3, 5, 7), (5, 1024, 9), (17, 1025, 33), (2, 7168, 3)]
-)
+@pytest.mark.parametrize("shape", [(0, 16, 8), (1, 1, 1), (3, 5, 7), (5, 1024, 9), (17, 1025, 33), (2, 7168, 3)])
 def test_int8_sums_are_exact(shape: tuple[int, int, int]) -> None:
     m, k, n = shape
     a, b = int8s(m, k, seed=1), int8s(k, n, seed=2)

@@ -28,9 +28,7 @@ def run(carrier: str, world: int, experts: int, body: Callable[[Dispatcher, int]
     kind, _, contract = carrier.partition(" ")
     if kind == "window":
         with LocalCluster(world) as cluster:
-            return cluster.run(
-                lambda rank, group: body(WindowDispatcher(group, world, rank, experts, contract), rank)
-            )
+            return cluster.run(lambda rank, group: body(WindowDispatcher(group, world, rank, experts, contract), rank))
     peer = AllToAllDispatcher if kind == "all-to-all" else AllGatherDispatcher
     return threads(world).run(lambda rank, group: body(peer(group, experts), rank))
 
@@ -129,9 +127,7 @@ def test_w8a8() -> None:
 
 def test_init_weights_do_not_depend_on_ranks() -> None:
     def states(world: int, seed: int) -> list[dict[str, torch.Tensor]]:
-        layers = run(
-            "all-to-all", world, 8, lambda dispatcher, _: MoELayer(SMALL, dispatcher).init_weights(seed)
-        )
+        layers = run("all-to-all", world, 8, lambda dispatcher, _: MoELayer(SMALL, dispatcher).init_weights(seed))
         return [layer.state_dict() for layer in layers]
 
     (whole,), parts, (other,) = states(1, 3), states(4, 3), states(1, 4)

@@ -52,9 +52,7 @@ def test_epochs_across_the_wrap(header: Header) -> None:
     assert [entry.epoch for entry in epochs] == [0xFFFFFFFD, 0xFFFFFFFE, 0xFFFFFFFF, 2, 3, 4]
     assert [entry.parity for entry in epochs] == [1, 0, 1, 0, 1, 0]
     # Two ops ago, or a fresh slot (index 0), and nothing else.
-    assert [entry.stale for entry in epochs] == [
-        [int(j in (0, i - 2)) for j in range(7)] for i in range(1, 7)
-    ]
+    assert [entry.stale for entry in epochs] == [[int(j in (0, i - 2)) for j in range(7)] for i in range(1, 7)]
 
 
 def test_ring_has_no_seam(header: Header) -> None:

@@ -75,9 +75,7 @@ def first_failure(library: Path, suite: Sequence[str], seconds: float, **environ
     settings = {**os.environ, "ASCEND_MOE_LIBRARY": str(library), **environment}
     command = [*PYTEST, *suite]
     try:
-        done = subprocess.run(
-            command, cwd=TESTS, env=settings, capture_output=True, text=True, timeout=seconds
-        )
+        done = subprocess.run(command, cwd=TESTS, env=settings, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired:
         return "hangs"
     if done.returncode < 0:

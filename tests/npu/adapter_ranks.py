@@ -374,9 +374,7 @@ def same_round_trip(group: str, device: str) -> list[torch.Tensor]:
     residual, gamma = (mine.x + 1).unsqueeze(1).to(device), mine.x[0].to(device)
     sent = npu.npu_moe_distribute_dispatch_v2(x, ids, **place(group))
     rows = sent[0], ids, sent[2], sent[4], weights
-    outputs = npu.npu_moe_distribute_combine_add_rms_norm(
-        *rows, residual, gamma, **place(group), norm_eps=eps
-    )
+    outputs = npu.npu_moe_distribute_combine_add_rms_norm(*rows, residual, gamma, **place(group), norm_eps=eps)
     sums = npu.npu_moe_distribute_combine_v2(rows[0].float(), *rows[1:], **place(group))
     return [*outputs, (sums.unsqueeze(1) + residual.float()).bfloat16()]
 

@@ -71,9 +71,7 @@ def reduced(op: str, parts: list[torch.Tensor]) -> torch.Tensor:
 def same(got: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
     got = got.cpu()
     assert got.dtype == wanted.dtype and got.shape == wanted.shape, what
-    assert got.contiguous().view(torch.uint8).equal(wanted.contiguous().view(torch.uint8)), (
-        f"{what}\n{got}\n{wanted}"
-    )
+    assert got.contiguous().view(torch.uint8).equal(wanted.contiguous().view(torch.uint8)), f"{what}\n{got}\n{wanted}"
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

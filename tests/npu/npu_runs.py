@@ -67,9 +67,7 @@ class Outcome:
             assert code == 0 and self.stdout[rank].endswith(f"{last_line}\n"), text
 
 
-def run(
-    script: str, *arguments: str, world: int = 1, env: Mapping[str, str] | None = None, **device: Any
-) -> Outcome:
+def run(script: str, *arguments: str, world: int = 1, env: Mapping[str, str] | None = None, **device: Any) -> Outcome:
     """Runs a file of this folder, or a text as ``python -c``, as ``world`` ranks on the virtual NPU.
 
     Each gets RANK, WORLD_SIZE and STORE, a path for the group's store. ``device``: soc and devices.

@@ -106,9 +106,7 @@ def test_other_settings(soc: str, env: dict[str, str]) -> None:
 
 def test_killed_peer_is_named() -> None:
     outcome = run(RANKS, "killed_peer", world=2)
-    assert outcome.codes == (0, -9) and outcome.stdout[0].endswith(f"{LAST_LINE}\n"), outcome.stderr[0][
-        -4000:
-    ]
+    assert outcome.codes == (0, -9) and outcome.stdout[0].endswith(f"{LAST_LINE}\n"), outcome.stderr[0][-4000:]
 
 
 def test_a_script_that_fails_with_work_in_the_queue_ends() -> None:

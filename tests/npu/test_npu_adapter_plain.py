@@ -150,9 +150,7 @@ def test_a_refusal_of_the_compiler_is_one_line_first(wheels: Path, tmp_path: Pat
     with pytest.raises(BuildError) as caught:  # these headers are empty folders
         npu_adapter_build.build(_lib.native_source_root(), tmp_path / "out.so")
     first = str(caught.value).splitlines()[0]
-    assert first.startswith(
-        "the torch_npu adapter does not compile against torch 2.9.1+cpu and torch_npu 2.9.1: "
-    )
+    assert first.startswith("the torch_npu adapter does not compile against torch 2.9.1+cpu and torch_npu 2.9.1: ")
     assert "error: " in first and not (tmp_path / "out.so").exists()
 
 

@@ -206,9 +206,7 @@ def test_modified_wheel_is_refused(tmp_path: Path) -> None:
 
 def test_without_cann_the_package_still_imports() -> None:
     """torch_npu is installed and there is no CANN: importing this package first must not fail."""
-    env = {
-        k: v for k, v in os.environ.items() if k not in ("TORCH_DEVICE_BACKEND_AUTOLOAD", "LD_LIBRARY_PATH")
-    }
+    env = {k: v for k, v in os.environ.items() if k not in ("TORCH_DEVICE_BACKEND_AUTOLOAD", "LD_LIBRARY_PATH")}
     text = "import ascend_moe, os; print(os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'])"
     outcome = subprocess.run([sys.executable, "-c", text], env=env, capture_output=True, text=True)
     assert outcome.stdout == "0\n", outcome.stderr

@@ -72,8 +72,7 @@ def run_experts(results: list[ref.DispatchResult], moe_expert_num: int) -> list[
         locals_ = moe_expert_num // len(results)
         ends = result.ep_recv_counts[len(results) - 1 :: len(results)].tolist()
         rows = [
-            expert_row(rank * locals_ + sum(end <= i for end in ends), row)
-            for i, row in enumerate(result.expand_x)
+            expert_row(rank * locals_ + sum(end <= i for end in ends), row) for i, row in enumerate(result.expand_x)
         ]
         tail = torch.full((3, result.expand_x.shape[1]), float("nan"), dtype=result.expand_x.dtype)
         outputs.append(torch.cat([torch.stack(rows), tail]) if rows else tail)

@@ -68,9 +68,7 @@ def marks(case: Case, times_us: dict[str, int], jitter: float = 0.0) -> list[Cas
     return ranks
 
 
-def result(
-    case: Case, times_us: dict[str, int] | None = None, jitter: float = 0.0, cores: int = 2
-) -> CaseResult:
+def result(case: Case, times_us: dict[str, int] | None = None, jitter: float = 0.0, cores: int = 2) -> CaseResult:
     return evaluate(case, marks(case, times_us or TIMES_US, jitter), 0.5, cores)
 
 
@@ -81,9 +79,7 @@ def bench_run(sweep: str = "") -> Run:
 # ---- cases and data ----
 
 
-@pytest.mark.parametrize(
-    ("skew", "low", "high"), [("uniform", 0.15, 0.6), ("zipf", 0.6, 1.0), ("hot", 1.0, 1.0)]
-)
+@pytest.mark.parametrize(("skew", "low", "high"), [("uniform", 0.15, 0.6), ("zipf", 0.6, 1.0), ("hot", 1.0, 1.0)])
 def test_routing_is_legal_fresh_and_skewed(skew: str, low: float, high: float) -> None:
     case = replace(TINY, batch=64, skew=skew, topk=3)
     one, again, other = (cases.inputs(case, 1, entry) for entry in (0, 0, 1))
@@ -272,9 +268,7 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     assert not list(tmp_path.iterdir()) and not ranks_in(tmp_path)
 
 
-needs_mpi = pytest.param(
-    True, marks=pytest.mark.skipif(not bench.has_mpi(), reason="no mpi4py, or no mpiexec")
-)
+needs_mpi = pytest.param(True, marks=pytest.mark.skipif(not bench.has_mpi(), reason="no mpi4py, or no mpiexec"))
 
 
 @pytest.mark.nightly

@@ -80,9 +80,7 @@ def test_main_job_passes(hidden: int, mib: int, monkeypatch: pytest.MonkeyPatch)
         ["--batch", "5,0,9,1", "--quant"],
         ["--dtype", "fp16", "--quant"],
         pytest.param(["--ranks", "16", "--batch", "5"], marks=nightly),
-        pytest.param(
-            ["-p", "qwen3-30b", "--batch", "16", "--iterations", "1", "--ranks", "2"], marks=nightly
-        ),
+        pytest.param(["-p", "qwen3-30b", "--batch", "16", "--iterations", "1", "--ranks", "2"], marks=nightly),
         pytest.param(["-p", "mixtral", "--batch", "16", "--iterations", "1", "--ranks", "2"], marks=nightly),
     ],
     ids=" ".join,

@@ -78,9 +78,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize(("values", "topic", "level", "said"), SETTINGS)
-def test_settings(
-    values: dict[str, str], topic: str, level: str, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings(values: dict[str, str], topic: str, level: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {one.level for one in settings.findings()} == {OK}
     for name, value in values.items():
         monkeypatch.setenv(name, value)
@@ -259,9 +257,7 @@ def test_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HCCL_BUFFSIZE", "many")
     code, said, _ = commands.said("doctor", "--json", "-p", "deepseek-v3")
     levels = {one["topic"]: one["level"] for one in json.loads(said)["findings"]}
-    assert (
-        code == 1 and levels["HCCL_BUFFSIZE"] == ERROR and {"compiler", "cores", "open files"} <= set(levels)
-    )
+    assert code == 1 and levels["HCCL_BUFFSIZE"] == ERROR and {"compiler", "cores", "open files"} <= set(levels)
     # What is well, and the configuration as far as can be said.
     well = ("python", "torch", "shared memory", "native library", "configuration")
     assert [levels[topic] for topic in well] == [OK] * 5

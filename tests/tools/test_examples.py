@@ -109,8 +109,6 @@ def test_readme_shows_what_is_printed() -> None:
 def test_find_a_race_says_what_its_readme_shows() -> None:
     folder = EXAMPLES / "find_a_race"
     shown = (folder / "README.md").read_text().split("```\n")[1].strip()
-    done = subprocess.run(
-        [sys.executable, str(folder / "find_a_race.py")], capture_output=True, text=True, timeout=280
-    )
+    done = subprocess.run([sys.executable, str(folder / "find_a_race.py")], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == shown

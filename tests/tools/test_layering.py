@@ -129,9 +129,7 @@ def assert_no_circle(graph: dict[str, set[str]]) -> None:
 def test_cpp_folders_hold_what_they_may() -> None:
     assert not [offence for name, text in sources().items() for offence in cpp_offences(name, text)]
     assert all(re.search(r"\bGetSystemCycle\b", code(sources()[name])) for name in POLLS)
-    assert list(targets("op_kernel/protocol/window.h", sources()["op_kernel/protocol/window.h"])) == [
-        "<cstdint>"
-    ]
+    assert list(targets("op_kernel/protocol/window.h", sources()["op_kernel/protocol/window.h"])) == ["<cstdint>"]
     assert_no_circle({name: set(targets(name, text).values()) - {""} for name, text in sources().items()})
     with pytest.raises(graphlib.CycleError):
         assert_no_circle({"a": {"b"}, "b": {"c"}, "c": {"a"}})
@@ -247,9 +245,7 @@ def test_python_layers() -> None:
     assert {unit(name) for name in modules()} == set(LAYERS), "the table and the package differ"
     found = [offence for name, tree in modules().items() for offence in python_offences(name, tree)]
     # _autoload asks whether torch came before it.
-    assert not [
-        offence for offence in found if not re.match(r"ascend_moe\._autoload:.*sys\.modules", offence)
-    ]
+    assert not [offence for offence in found if not re.match(r"ascend_moe\._autoload:.*sys\.modules", offence)]
     known = set(modules())
     assert_no_circle({name: known.intersection(imports(name, tree)) for name, tree in modules().items()})
     for name, tree in modules().items():

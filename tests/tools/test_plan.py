@@ -88,9 +88,7 @@ def ops_of(request: Request) -> list[Any]:
 
 @pytest.mark.parametrize("contract", ["v1", "v2"])
 @pytest.mark.parametrize("quant", [False, True])
-def test_window_is_what_the_operator_asks_for(
-    contract: str, quant: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_window_is_what_the_operator_asks_for(contract: str, quant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """By hand: regions of maxBS*min(K,L) rows from each of W ranks, or slots of maxBS*K rows; two halves."""
     one = Request(ranks=2, experts=16, hidden=1024, topk=4, batch=300, contract=contract, quant=quant)
     one = replace(one, equal_batches=False)
@@ -232,9 +230,7 @@ def test_tiling_and_socs() -> None:
 
 def test_command_says_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HCCL_BUFFSIZE", raising=False)
-    code, said, _ = commands.said(
-        "plan", "--ranks", "2", "--experts", "128", "--hidden", "2048", "--batch", "512"
-    )
+    code, said, _ = commands.said("plan", "--ranks", "2", "--experts", "128", "--hidden", "2048", "--batch", "512")
     assert code == 0 and said.isascii()
     assert re.search(r"^  A3 V2 +608  MiB$", said, re.MULTILINE)
     assert f"export HCCL_BUFFSIZE={plan.plan(PUBLISHED).buffsize_mib}\n" in said

@@ -53,9 +53,7 @@ def test_names_are_in_the_table_and_spelt_nowhere_else() -> None:
         (settings.ENGINE, "", "fast"),
     ],
 )
-def test_values(
-    setting: settings.Setting[Any], text: str, value: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values(setting: settings.Setting[Any], text: str, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(setting.name, text)
     assert setting.get() == value
     assert setting.is_set() == bool(text.strip())

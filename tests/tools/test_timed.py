@@ -89,9 +89,7 @@ def test_results_between_servers_are_the_references(share: int, contract: str, q
     assert sorted(items) == far  # one item a rank of another server
 
 
-@pytest.mark.parametrize(
-    ("request_", "algorithm"), [*((SMALL, name) for name in ALGORITHMS), (SERVERS, "window")]
-)
+@pytest.mark.parametrize(("request_", "algorithm"), [*((SMALL, name) for name in ALGORITHMS), (SERVERS, "window")])
 def test_times_add_up_and_are_the_same_every_time(request_: Request, algorithm: str) -> None:
     first, second = (predict(request_, algorithm=algorithm) for _ in range(2))
     assert (first.dispatch, first.combine) == (second.dispatch, second.combine)
@@ -153,9 +151,7 @@ def test_the_nic_is_what_links_servers() -> None:
     usual = predict(SERVERS)
     assert usual.dispatch.link_use["nic out"] > 0
     assert "nic out" not in predict(replace(SERVERS, ranks_per_server=4)).dispatch.link_use
-    rows = (
-        SERVERS.batch * SERVERS.topk * (SERVERS.hidden + 32) / 2
-    )  # of a rank, half of them to the other server
+    rows = SERVERS.batch * SERVERS.topk * (SERVERS.hidden + 32) / 2  # of a rank, half of them to the other server
     moved = carried(SERVERS, "window", "dispatch", "nic out", A2_COSTS | {"ranks_per_server": 2})
     assert moved == pytest.approx(SERVERS.ranks * rows, rel=0.3)
     for name, factor in (("nic_gbps", 1 / 16), ("nic_latency_ns", 4)):

@@ -37,9 +37,7 @@ def round_trip(rank: int, group_ep: str, world: int = WORLD) -> torch.Tensor:
     weights = torch.rand(BATCH, TOPK, generator=generator)
     place = (group_ep, world, rank, EXPERTS)
     sent = ascend_moe.npu_moe_distribute_dispatch_v2(x, ids, *place)
-    out: torch.Tensor = ascend_moe.npu_moe_distribute_combine_v2(
-        sent[0], ids, sent[2], sent[4], weights, *place
-    )
+    out: torch.Tensor = ascend_moe.npu_moe_distribute_combine_v2(sent[0], ids, sent[2], sent[4], weights, *place)
     return out
 
 

@@ -87,9 +87,7 @@ def test_timeout_lists_who_is_missing(missing: int, listed: int) -> None:
     for i in range(listed):
         record[AWAITED_COUNT + 1 + 3 * i : AWAITED_COUNT + 4 + 3 * i] = [i, -1 - i, 2]
     text = str(error_of(record))
-    assert text.startswith(
-        "dispatch: rank 0 did not arrive within 0.0 s (ASCEND_MOE_TIMEOUT_S), found by rank 63"
-    )
+    assert text.startswith("dispatch: rank 0 did not arrive within 0.0 s (ASCEND_MOE_TIMEOUT_S), found by rank 63")
     assert all(f"rank {i} (last seen in combine, epoch {2**32 - 1 - i})" in text for i in range(listed))
     assert f" and {missing - listed} more" in text or missing == listed
     assert "the same ops in the same order?" in text
@@ -107,9 +105,7 @@ def test_timeout_lists_who_is_missing(missing: int, listed: int) -> None:
         (20, "KernelFault", ["rank 2 has failed with a kernel fault", "its own error says where"]),
     ],
 )
-def test_failure_found_by_another_rank(
-    code: int, kind: str, words: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failure_found_by_another_rank(code: int, kind: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Met at the entry of an op: the cause, its finder, and nothing about ranks that nobody waits for."""
     monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "7200")
     monkeypatch.setenv("HCCL_BUFFSIZE", "1")

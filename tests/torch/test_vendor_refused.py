@@ -25,9 +25,7 @@ BF16, STATIC = {"output_dtype": torch.bfloat16}, {"quant_mode": 0, "quant_scale"
 # Valid calls; those of CALLS are valid too.
 VALID = [
     call("npu_grouped_matmul", "floats", [ones(4, 8)], [WEIGHT], **GROUPED),
-    call(
-        "npu_grouped_matmul", "int8", [ones(4, 8).to(int8)], [WEIGHT.to(int8)], **GROUPED, output_dtype=int32
-    ),
+    call("npu_grouped_matmul", "int8", [ones(4, 8).to(int8)], [WEIGHT.to(int8)], **GROUPED, output_dtype=int32),
     call("npu_dequant_swiglu_quant", "", ones(3, 8, dtype=int32), weight_scale=ones(1, 8), quant_mode=1),
     call("npu_grouped_matmul_swiglu_quant", "", *FUSED),
     call("npu_moe_gating_top_k", "", ones(2, 12), 3),

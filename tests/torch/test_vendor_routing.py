@@ -357,9 +357,7 @@ def test_update_expert_is_a_loop(mode: int, world: int, dtype: torch.dtype) -> N
     for rank in range(world):
         chosen = ids(11, 3, seed=rank, top=4).to(dtype)
         chosen[rank, 0] = -1
-        found, mask = npu_moe_update_expert(
-            chosen, table, local_rank_id=rank, world_size=world, balance_mode=mode
-        )
+        found, mask = npu_moe_update_expert(chosen, table, local_rank_id=rank, world_size=world, balance_mode=mode)
         assert found.dtype == dtype and mask.dtype == torch.bool and bool(mask.all())
         assert found.tolist() == updated(chosen.tolist(), TABLE, mode, rank, world)
         used |= set(found.flatten().tolist())

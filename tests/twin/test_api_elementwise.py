@@ -14,9 +14,7 @@ EVERY_OTHER = 0x5555_5555_5555_5555
 DENSE = ((1, 1, 1), (8, 8, 8))  # block strides of dst, a, b; repeat strides of dst, a, b
 
 
-def numbers_of(
-    form: int, mask: int, repeats: int, blocks: tuple[int, ...], steps: tuple[int, ...]
-) -> list[int]:
+def numbers_of(form: int, mask: int, repeats: int, blocks: tuple[int, ...], steps: tuple[int, ...]) -> list[int]:
     """The numbers of a kernel: form, mask, its high word, repeatTime, block and repeat strides."""
     return [form, mask & FULL, mask >> 64, repeats, *blocks, *steps]
 
@@ -196,9 +194,7 @@ def test_duplicate_and_create_vec_index(kind: str) -> None:
             continue
         where = [(r, lane) for r in range(repeats) for lane in lanes_of(form, mask, width)]
         want = out.copy()
-        want[offsets(dtype.itemsize, where, blocks[0], steps[0])] = [
-            41 + r * width + lane for r, lane in where
-        ]
+        want[offsets(dtype.itemsize, where, blocks[0], steps[0])] = [41 + r * width + lane for r, lane in where]
         got = clean("elementwise", f"Index/{kind}", numbers_of(*shape), None, first, out)
         assert_same(got.view(dtype), want)
     got = clean("elementwise", f"Duplicate/{kind}", [0, 45], None, first, out).view(dtype)

@@ -46,9 +46,7 @@ def tree(values: dict[int, Array], width: int) -> Array:
         while width > 1:
             width //= 2
             pairs = {i: [values[j] for j in (2 * i, 2 * i + 1) if j in values] for i in range(width)}
-            values = {
-                i: pair[0] + pair[1] if len(pair) == 2 else pair[0] for i, pair in pairs.items() if pair
-            }
+            values = {i: pair[0] + pair[1] if len(pair) == 2 else pair[0] for i, pair in pairs.items() if pair}
     return values[0]
 
 
@@ -96,9 +94,7 @@ def test_whole_repeats(kind: str, shape: Shape) -> None:
                 want = bits(out).copy()
                 for r, (value, index) in enumerate(zip(values, picks, strict=True)):
                     if order < 2:
-                        want[2 * r * step : 2 * r * step + 2] = (
-                            [value, index] if order == 0 else [index, value]
-                        )
+                        want[2 * r * step : 2 * r * step + 2] = [value, index] if order == 0 else [index, value]
                     elif order == 2:
                         want[r * step] = value
                     else:
@@ -123,9 +119,7 @@ def test_blocks_and_pairs(kind: str, shape: Shape) -> None:
                         some = {lane - part * each: v for lane, v in row.items() if lane // each == part}
                         values = list(some.values())
                         want[r * step * reach + part] = (
-                            tree(some, each)
-                            if operation == "Sum"
-                            else values[first(values, operation == "Max")]
+                            tree(some, each) if operation == "Sum" else values[first(values, operation == "Max")]
                         )
                 got = clean("reductions", f"{name}{operation}/{kind}", numbers_of(shape), x, None, out)
                 assert_same(got.view(x.dtype), want)

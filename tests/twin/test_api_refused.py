@@ -151,18 +151,14 @@ VENDOR = vendor_headers_directory()
 NAMES = sorted(path.relative_to(VENDOR).as_posix() for path in VENDOR.rglob("*.h"))
 
 
-@pytest.mark.parametrize(
-    "names", [NAMES, *(pytest.param([name], marks=pytest.mark.nightly) for name in NAMES)]
-)
+@pytest.mark.parametrize("names", [NAMES, *(pytest.param([name], marks=pytest.mark.nightly) for name in NAMES)])
 def test_vendor_headers_forward(names: list[str], tmp_path: Path) -> None:
     """Every name of the table compiles, all in one file and alone, and declares its part of the API."""
     code = "".join(f'#include "{name}"\n' for name in names) + "using Tensor = AscendC::LocalTensor<float>;\n"
     if any("hccl" in name for name in names):
         code += "using Server = AscendC::Hccl<>;\n"
     if len(names) > 1:
-        assert len(names) > 30 and {"basic_api/kernel_tensor.h", "lib/sort/sort.h", "kernel_tpipe.h"} < {
-            *names
-        }
+        assert len(names) > 30 and {"basic_api/kernel_tensor.h", "lib/sort/sort.h", "kernel_tpipe.h"} < {*names}
         code += """#include "kernel_tiling/kernel_tiling.h"
         struct Tiling { Mc2InitTiling init; Mc2CcTiling cc; AscendC::tiling::Mc2CcTiling more; uint64_t n; };
         static_assert(sizeof(Mc2InitTiling) == 64 && sizeof(Mc2CcTiling) == 280 && sizeof(Tiling) == 632);

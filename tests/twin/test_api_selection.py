@@ -100,9 +100,7 @@ def test_select(kind: str, mode: int, engine: str) -> None:
         (1, 13, (1, 2, 1), (8, 16, 0)),
         (2, GAPS, (2, 1, 1), (17, 8, 8)),
     ]:
-        got = clean(
-            "selection", call, [form, mask, 0, 3, *blocks, *steps, mode], a, raw, untouched, engine=engine
-        )
+        got = clean("selection", call, [form, mask, 0, 3, *blocks, *steps, mode], a, raw, untouched, engine=engine)
         where = [(r, lane) for r in range(3) for lane in lanes_of(form, mask, lanes)]
         chosen = flags[[(0 if mode == 0 else r * lanes) + lane for r, lane in where]]
         to, x, y = (offsets(a.itemsize, where, blocks[i], steps[i]) for i in range(3))
@@ -187,9 +185,7 @@ def test_blocks_at_strides(call: str, kind: str) -> None:
     for gap, step in [(1, 8), (2, 17), (1, 12), (3, 25), (0, 8)]:
         if gap == 0 and call == "Brcb":
             continue
-        got = clean(
-            "selection", f"{call}/{kind}", [0, 0, 0, 3, gap, 0, 0, step], a, (blocks * 32).astype(np.uint32)
-        )
+        got = clean("selection", f"{call}/{kind}", [0, 0, 0, 3, gap, 0, 0, step], a, (blocks * 32).astype(np.uint32))
         want = np.zeros_like(rows)
         for i, block in enumerate(taken):
             want[i // 8 * step + i % 8 * max(gap, 1)] = block

@@ -37,9 +37,7 @@ def memory_after(library: ctypes.CDLL, seed: int, cores: int, forwards: bool) ->
     return memory
 
 
-@pytest.mark.parametrize(
-    "seeds", [range(30), pytest.param(range(30, 150), marks=pytest.mark.nightly)], ids=str
-)
+@pytest.mark.parametrize("seeds", [range(30), pytest.param(range(30, 150), marks=pytest.mark.nightly)], ids=str)
 @pytest.mark.parametrize("cores", [1, 3, 8])
 def test_waiting_copies_change_nothing(cores: int, seeds: range, tmp_path: Path) -> None:
     library = opened("widest", tmp_path)

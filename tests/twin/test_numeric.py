@@ -162,9 +162,7 @@ def to_float(src: Array, dst: np.dtype, mode: int) -> Array:
     up = {**choices, TRUNC: np.zeros_like(odd), ODD: ~odd}[mode]
     result = low + (up & (value(low) != magnitude))
     result = np.where(np.isinf(x), infinity, np.where(np.isnan(x), infinity + 1, result))
-    return (
-        (result | (negative.astype(np.int64) << (8 * dst.itemsize - 1))).astype(f"u{dst.itemsize}").view(dst)
-    )
+    return (result | (negative.astype(np.int64) << (8 * dst.itemsize - 1))).astype(f"u{dst.itemsize}").view(dst)
 
 
 def expected(src: Array, dst: np.dtype, mode: int) -> Array:

@@ -76,9 +76,8 @@ VNPU_EXPORT AclError aclmdlRIExecuteAsync(Handle model, Handle stream) {
             return kModelCaptured;
         }
         if (target->capture) {
-            vnpu_error(
-                "aclmdlRIExecuteAsync: stream %d is being captured; graphs in graphs are not supported",
-                target->id);
+            vnpu_error("aclmdlRIExecuteAsync: stream %d is being captured; graphs in graphs are not supported",
+                       target->id);
             return kModelCaptured;
         }
     }

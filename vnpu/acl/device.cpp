@@ -40,9 +40,8 @@ Soc Choose() {
     const char* name = std::getenv("ASCEND_MOE_VNPU_SOC");
     Soc soc = kSocs[0];
     if (name && *name) {
-        const auto known = std::find_if(std::begin(kSocs), std::end(kSocs), [&](const Soc& candidate) {
-            return candidate.name == std::string(name);
-        });
+        const auto known = std::find_if(std::begin(kSocs), std::end(kSocs),
+                                        [&](const Soc& candidate) { return candidate.name == std::string(name); });
         if (known != std::end(kSocs)) {
             soc = *known;
         } else {
@@ -131,9 +130,8 @@ VNPU_EXPORT const char* aclrtGetSocName() { return TheSoc().name; }
 
 VNPU_EXPORT AclError aclrtSetDevice(int32_t device) {
     if (device < 0 || device >= DeviceCount()) {
-        vnpu_error(
-            "aclrtSetDevice: device %d is not one of the %d virtual devices (ascend-moe vnpu --devices N)",
-            device, DeviceCount());
+        vnpu_error("aclrtSetDevice: device %d is not one of the %d virtual devices (ascend-moe vnpu --devices N)",
+                   device, DeviceCount());
         return kInvalidDevice;
     }
     current_device = device;

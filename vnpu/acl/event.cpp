@@ -101,8 +101,7 @@ VNPU_EXPORT AclError aclrtSynchronizeEvent(Handle handle) {
     return WithEvent(handle, [](Event& event) {
         std::shared_ptr<Graph> capture = event.capture.lock();
         if (!capture || !capture->capturing) return TakeFault();
-        vnpu_error("aclrtSynchronizeEvent: the event was recorded in capture %u, which is under way",
-                   capture->id);
+        vnpu_error("aclrtSynchronizeEvent: the event was recorded in capture %u, which is under way", capture->id);
         return kEventCaptured;
     });
 }
@@ -125,8 +124,7 @@ VNPU_EXPORT AclError aclrtEventElapsedTime(float* ms, Handle start_handle, Handl
     Event* end = EventOf(end_handle, "aclrtEventElapsedTime");
     if (!ms || !start || !end) return kParamInvalid;
     if (!start->recorded || !end->recorded) {
-        vnpu_error("aclrtEventElapsedTime: the %s event was never recorded",
-                   start->recorded ? "end" : "start");
+        vnpu_error("aclrtEventElapsedTime: the %s event was never recorded", start->recorded ? "end" : "start");
         return kEventTimestampInvalid;
     }
     *ms = static_cast<float>(static_cast<double>(end->ns - start->ns) * 1e-6);

@@ -15,8 +15,7 @@
 namespace vnpu {
 
 struct Work {
-    Work(void (*fn_in)(void*), void* arg_in, void (*drop_in)(void*))
-        : fn(fn_in), arg(arg_in), drop(drop_in) {}
+    Work(void (*fn_in)(void*), void* arg_in, void (*drop_in)(void*)) : fn(fn_in), arg(arg_in), drop(drop_in) {}
     Work(const Work&) = delete;
     Work& operator=(const Work&) = delete;
     ~Work() {

@@ -40,8 +40,8 @@ size_t PageUp(size_t bytes) {
 // 2 MiB aligned for large blocks: over-map, then give back both ends.
 void* MapPages(size_t bytes) {
     const size_t align = bytes >= kAlign ? kAlign : static_cast<size_t>(sysconf(_SC_PAGESIZE));
-    void* raw = mmap(nullptr, bytes + align, PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* raw =
+        mmap(nullptr, bytes + align, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (raw == MAP_FAILED) return nullptr;
     const auto begin = reinterpret_cast<uintptr_t>(raw);
     const uintptr_t start = (begin + align - 1) / align * align;
@@ -90,8 +90,7 @@ AclError Register(void* pointer, size_t size, const char* function = __builtin_F
     if (!pointer || !size) return kParamInvalid;
     Heap& heap = TheHeap();
     std::lock_guard<std::mutex> lock(heap.mutex);
-    if (!heap.blocks.emplace(reinterpret_cast<uintptr_t>(pointer), Block{size, kLocationHost, 0, false})
-             .second) {
+    if (!heap.blocks.emplace(reinterpret_cast<uintptr_t>(pointer), Block{size, kLocationHost, 0, false}).second) {
         vnpu_error("%s: %p is registered already", function, pointer);
         return kParamInvalid;
     }
@@ -116,12 +115,8 @@ int WhereIs(const void* pointer, int* device) {
 
 using namespace vnpu;
 
-VNPU_EXPORT AclError aclrtMalloc(void** out, size_t size, int) {
-    return Allocate(out, size, kLocationDevice);
-}
-VNPU_EXPORT AclError aclrtMallocAlign32(void** out, size_t size, int) {
-    return Allocate(out, size, kLocationDevice);
-}
+VNPU_EXPORT AclError aclrtMalloc(void** out, size_t size, int) { return Allocate(out, size, kLocationDevice); }
+VNPU_EXPORT AclError aclrtMallocAlign32(void** out, size_t size, int) { return Allocate(out, size, kLocationDevice); }
 VNPU_EXPORT AclError aclrtFree(void* pointer) { return Release(pointer, kLocationDevice); }
 
 VNPU_EXPORT AclError aclrtMallocHost(void** out, size_t size) { return Allocate(out, size, kLocationHost); }
@@ -135,9 +130,7 @@ VNPU_EXPORT AclError aclrtHostRegister(void* pointer, uint64_t size, int, void**
     if (device_pointer) *device_pointer = pointer;
     return Register(pointer, size);
 }
-VNPU_EXPORT AclError aclrtHostRegisterV2(void* pointer, uint64_t size, uint32_t) {
-    return Register(pointer, size);
-}
+VNPU_EXPORT AclError aclrtHostRegisterV2(void* pointer, uint64_t size, uint32_t) { return Register(pointer, size); }
 VNPU_EXPORT AclError aclrtHostUnregister(void* pointer) {
     Heap& heap = TheHeap();
     std::lock_guard<std::mutex> lock(heap.mutex);
@@ -233,8 +226,8 @@ VNPU_EXPORT AclError aclrtMapMem(void* address, size_t size, size_t offset, Hand
     std::lock_guard<std::mutex> lock(ranges.mutex);
     auto* physical = static_cast<Physical*>(handle);
     if (offset + size > physical->bytes) return kParamInvalid;
-    if (mmap(address, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, physical->fd,
-             static_cast<off_t>(offset)) == MAP_FAILED) {
+    if (mmap(address, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, physical->fd, static_cast<off_t>(offset)) ==
+        MAP_FAILED) {
         return kOutOfMemory;
     }
     ranges.mapped[address] = size;
@@ -299,22 +292,20 @@ VNPU_EXPORT AclError aclrtMemcpyAsync(void* destination, size_t room, const void
     return CopyAsync("aclrtMemcpyAsync", destination, room, source, count, stream);
 }
 
-VNPU_EXPORT AclError aclrtMemcpyAsyncWithCondition(void* destination, size_t room, const void* source,
-                                                   size_t count, int, Handle stream) {
+VNPU_EXPORT AclError aclrtMemcpyAsyncWithCondition(void* destination, size_t room, const void* source, size_t count,
+                                                   int, Handle stream) {
     return CopyAsync("aclrtMemcpyAsyncWithCondition", destination, room, source, count, stream);
 }
 
 // Attributes say where the ends are; here every end is host memory.
-VNPU_EXPORT AclError aclrtMemcpyBatch(void** destinations, size_t* rooms, void** sources, size_t* sizes,
-                                      size_t batches, void*, size_t*, size_t, size_t* fail_index) {
-    return CopyBatch(batches, fail_index, [=](size_t i) {
-        return aclrtMemcpy(destinations[i], rooms[i], sources[i], sizes[i], 0);
-    });
+VNPU_EXPORT AclError aclrtMemcpyBatch(void** destinations, size_t* rooms, void** sources, size_t* sizes, size_t batches,
+                                      void*, size_t*, size_t, size_t* fail_index) {
+    return CopyBatch(batches, fail_index,
+                     [=](size_t i) { return aclrtMemcpy(destinations[i], rooms[i], sources[i], sizes[i], 0); });
 }
 
 VNPU_EXPORT AclError aclrtMemcpyBatchAsync(void** destinations, size_t* rooms, void** sources, size_t* sizes,
-                                           size_t batches, void*, size_t*, size_t, size_t* fail_index,
-                                           Handle stream) {
+                                           size_t batches, void*, size_t*, size_t, size_t* fail_index, Handle stream) {
     return CopyBatch(batches, fail_index, [=](size_t i) {
         return CopyAsync("aclrtMemcpyBatchAsync", destinations[i], rooms[i], sources[i], sizes[i], stream);
     });
@@ -327,8 +318,7 @@ VNPU_EXPORT AclError aclrtMemset(void* destination, size_t room, int32_t value, 
     return kSuccess;
 }
 
-VNPU_EXPORT AclError aclrtMemsetAsync(void* destination, size_t room, int32_t value, size_t count,
-                                      Handle stream) {
+VNPU_EXPORT AclError aclrtMemsetAsync(void* destination, size_t room, int32_t value, size_t count, Handle stream) {
     if (AclError code = Check("aclrtMemsetAsync", destination, room, destination, count)) return code;
     return vnpu_enqueue_call(stream, [=] { std::memset(destination, value, count); });
 }

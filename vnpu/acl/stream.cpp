@@ -59,8 +59,7 @@ AclError RefuseInCapture(const char* function) {
         const Graph* graph = stream->capture.get();
         if (!graph || graph->mode == kRelaxed) continue;
         if (graph->mode == kThreadLocal && graph->thread != std::this_thread::get_id()) continue;
-        vnpu_error("%s: stream %d is being captured, and this call would wait for the device", function,
-                   stream->id);
+        vnpu_error("%s: stream %d is being captured, and this call would wait for the device", function, stream->id);
         return kCaptureNotSupported;
     }
     return kSuccess;
@@ -91,8 +90,7 @@ AclError Destroy(Handle handle, const char* function = __builtin_FUNCTION()) {
 AclError Synchronize(Handle handle, const char* function = __builtin_FUNCTION()) {
     const auto wait = [function](const Stream& stream) {
         if (!stream.capture) return TakeFault();
-        vnpu_error("%s: stream %d is being captured; a captured stream cannot be waited for", function,
-                   stream.id);
+        vnpu_error("%s: stream %d is being captured; a captured stream cannot be waited for", function, stream.id);
         return kCaptureNotSupported;
     };
     return WithStream(handle, wait, function);
@@ -125,9 +123,7 @@ VNPU_EXPORT int vnpu_enqueue(Handle handle, void (*fn)(void*), void* arg, void (
 }
 
 VNPU_EXPORT AclError aclrtCreateStream(Handle* stream) { return Create(stream); }
-VNPU_EXPORT AclError aclrtCreateStreamWithConfig(Handle* stream, uint32_t, uint32_t) {
-    return Create(stream);
-}
+VNPU_EXPORT AclError aclrtCreateStreamWithConfig(Handle* stream, uint32_t, uint32_t) { return Create(stream); }
 VNPU_EXPORT AclError aclrtDestroyStream(Handle stream) { return Destroy(stream); }
 VNPU_EXPORT AclError aclrtDestroyStreamForce(Handle stream) { return Destroy(stream); }
 

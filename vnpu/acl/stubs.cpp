@@ -100,13 +100,11 @@ VNPU_NOTHING(aclopSetAttrListListInt)
 VNPU_NOTHING(aclSetCompileopt)
 
 VNPU_EXPORT int aclopCompileAndExecute(const char* type, int, const void* const*, const void* const*, int,
-                                       const void* const*, void* const*, const void*, int, int, const char*,
-                                       void*) {
+                                       const void* const*, void* const*, const void*, int, int, const char*, void*) {
     // A fault of the stream, not an error of the launch: after such an error torch_npu drops all further work
     // silently.
-    vnpu_error(
-        "aclopCompileAndExecute: operator %s has no aclnn entry here; the virtual NPU compiles no operators",
-        type ? type : "(null)");
+    vnpu_error("aclopCompileAndExecute: operator %s has no aclnn entry here; the virtual NPU compiles no operators",
+               type ? type : "(null)");
     vnpu_fault();
     return vnpu::kSuccess;
 }

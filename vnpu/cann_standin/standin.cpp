@@ -19,8 +19,8 @@ const ops::OpDef* DefinitionOf(standin::Call& call) {
     const size_t inputs = call.inputs.size(), attributes = call.attributes.values.size();
     if (inputs == definition->inputs.size() && attributes == definition->attributes.size()) return definition;
     last_error = call.opType + " has " + std::to_string(definition->inputs.size()) + " inputs and " +
-                 std::to_string(definition->attributes.size()) + " attributes, not " +
-                 std::to_string(inputs) + " and " + std::to_string(attributes);
+                 std::to_string(definition->attributes.size()) + " attributes, not " + std::to_string(inputs) +
+                 " and " + std::to_string(attributes);
     return nullptr;
 }
 
@@ -60,7 +60,7 @@ std::string standin::InferShapes(Call& call) {
     if (definition == nullptr) return last_error;
     gert::InferShapeContext shapes(call);
     gert::InferDataTypeContext types(call);
-    const bool ok = definition->inferShape(&shapes) == ge::GRAPH_SUCCESS &&
-                    definition->inferDataType(&types) == ge::GRAPH_SUCCESS;
+    const bool ok =
+        definition->inferShape(&shapes) == ge::GRAPH_SUCCESS && definition->inferDataType(&types) == ge::GRAPH_SUCCESS;
     return ok ? "" : last_error;
 }

@@ -46,8 +46,9 @@ private:
 };
 
 // The message goes to whoever called the stand-in.
-__attribute__((weak, visibility("hidden"), format(printf, 2, 3))) int32_t
-ReportUserDefinedErrMsg(const char* code, const char* format, ...);
+__attribute__((weak, visibility("hidden"), format(printf, 2, 3))) int32_t ReportUserDefinedErrMsg(const char* code,
+                                                                                                  const char* format,
+                                                                                                  ...);
 
 }  // namespace ge
 
@@ -77,7 +78,7 @@ struct CompileTimeTensorDesc {
 
 // An integer, or a text.
 struct Attribute {
-    Attribute(int64_t value) : number(value) {}  // NOLINT: written in lists
+    Attribute(int64_t value) : number(value) {}                                        // NOLINT: written in lists
     Attribute(std::string value) : isText(true), number(0), text(std::move(value)) {}  // NOLINT
     bool isText = false;
     int64_t number;
@@ -102,8 +103,7 @@ public:
     void SetDataSize(size_t size) { bytes.resize(size); }
     void* GetData() { return bytes.data(); }
 
-    static constexpr size_t kCapacity =
-        4096;  // more than op_host needs; CANN's is set by the op's compilation
+    static constexpr size_t kCapacity = 4096;  // more than op_host needs; CANN's is set by the op's compilation
     std::vector<uint8_t> bytes = std::vector<uint8_t>(kCapacity);
 };
 
@@ -241,8 +241,7 @@ private:
 
 class TilingContext : public CallContext {
 public:
-    TilingContext(standin::Call& call, standin::Tiling& made)
-        : CallContext(call), platform_(call), made_(made) {}
+    TilingContext(standin::Call& call, standin::Tiling& made) : CallContext(call), platform_(call), made_(made) {}
     const StorageShape* GetInputShape(size_t index) const { return ShapeOf(Present(index)); }
     const StorageShape* GetOptionalInputShape(size_t index) const { return ShapeOf(Defined(index)); }
     fe::PlatFormInfos* GetPlatformInfo() { return &platform_; }
@@ -364,9 +363,8 @@ __attribute__((visibility("hidden"))) std::map<std::string, OpDef>& Registered()
 
 }  // namespace ops
 
-#define OP_ADD(opType)                                      \
-    [[maybe_unused]] static const bool g_##opType##_added = \
-        ops::Registered().emplace(#opType, opType(#opType)).second
+#define OP_ADD(opType) \
+    [[maybe_unused]] static const bool g_##opType##_added = ops::Registered().emplace(#opType, opType(#opType)).second
 
 // ---- communication tiling in the sizes of CANN 9.1, filled in so that one can see what op_host asked for.
 // CANN's own bytes are its secret; nobody but its libraries reads them ----

@@ -70,8 +70,7 @@ struct Library {
 
 std::string FileOfEngine() {
     const char* engine = getenv("ASCEND_MOE_ENGINE");
-    return engine != nullptr && strcmp(engine, "checked") == 0 ? "libascend_moe_checked.so"
-                                                               : "libascend_moe.so";
+    return engine != nullptr && strcmp(engine, "checked") == 0 ? "libascend_moe_checked.so" : "libascend_moe.so";
 }
 
 // $ASCEND_MOE_LIBRARY, else in the nearest folder above this library that has it: lib/ of the package.
@@ -79,8 +78,7 @@ std::string PathOfLibrary() {
     const char* given = getenv("ASCEND_MOE_LIBRARY");
     if (given != nullptr && *given != '\0') return given;
     Dl_info here;
-    if (dladdr(reinterpret_cast<void*>(&vnpu_launches), &here) == 0 || here.dli_fname == nullptr)
-        return FileOfEngine();
+    if (dladdr(reinterpret_cast<void*>(&vnpu_launches), &here) == 0 || here.dli_fname == nullptr) return FileOfEngine();
     std::string folder = here.dli_fname;
     for (size_t end = folder.rfind('/'); end != std::string::npos; end = folder.rfind('/')) {
         folder.resize(end);
@@ -132,10 +130,10 @@ struct Counts {
         const char* path = getenv("ASCEND_MOE_VNPU_REPORT");
         if (path == nullptr || *path == '\0') return;
         const char* rank = getenv("RANK");
-        const std::string line =
-            "{\"pid\": " + std::to_string(getpid()) + ", \"rank\": \"" + (rank != nullptr ? rank : "") +
-            "\", \"soc\": \"" + vnpu_soc() + "\", \"server_type\": " + std::to_string(server_type) +
-            ", \"launches\": " + Object(launches) + ", \"skips\": " + Object(skips) + "}\n";
+        const std::string line = "{\"pid\": " + std::to_string(getpid()) + ", \"rank\": \"" +
+                                 (rank != nullptr ? rank : "") + "\", \"soc\": \"" + vnpu_soc() +
+                                 "\", \"server_type\": " + std::to_string(server_type) +
+                                 ", \"launches\": " + Object(launches) + ", \"skips\": " + Object(skips) + "}\n";
         const int file = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
         if (file < 0) return;
         if (write(file, line.data(), line.size()) < 0) perror(path);
@@ -179,8 +177,8 @@ int CommunicatorOf(const char* group, int32_t context_kind, int32_t ranks_per_se
                                                   windows.data_bytes - state, 0, windows.live_fds);
         if (made.handle == nullptr || TheLibrary().am_comm_use_context(made.handle, context_kind) != 0 ||
             TheLibrary().am_comm_use_servers(made.handle, ranks_per_server) != 0) {
-            vnpu_error("no communicator of the twin over group_ep '%s' (context kind %d, %d ranks a server)",
-                       group, context_kind, ranks_per_server);
+            vnpu_error("no communicator of the twin over group_ep '%s' (context kind %d, %d ranks a server)", group,
+                       context_kind, ranks_per_server);
             return kInnerError;
         }
     }
@@ -195,8 +193,7 @@ void Tell(const int32_t* record, int32_t* device) {
     const auto fatal = [](const int32_t* words) {
         return words[moe::kRecCode] >= static_cast<int32_t>(moe::kFirstFatal);
     };
-    if (!written || (fatal(record) && !fatal(device)))
-        memcpy(device, record, moe::kErrorRecordWords * sizeof(int32_t));
+    if (!written || (fatal(record) && !fatal(device))) memcpy(device, record, moe::kErrorRecordWords * sizeof(int32_t));
 }
 
 void Fault(const char* type, const char* text) {
@@ -229,8 +226,8 @@ std::shared_ptr<void> PlanOf(const moe::CallSpec& spec, const std::vector<uint8_
     const auto skip = static_cast<std::ptrdiff_t>(sizeof(moe::MoeDistributeMc2Head));
     const auto differ = std::mismatch(bytes.begin() + skip, bytes.end(), tiling.begin() + skip, tiling.end());
     if (differ.first == bytes.end() && differ.second == tiling.end()) return plan;
-    vnpu_error("op_host's tiling of %zu bytes differs from the twin's of %zu at byte %zd", tiling.size(),
-               bytes.size(), differ.first - bytes.begin());
+    vnpu_error("op_host's tiling of %zu bytes differs from the twin's of %zu at byte %zd", tiling.size(), bytes.size(),
+               differ.first - bytes.begin());
     return nullptr;
 }
 
@@ -238,21 +235,19 @@ int PrepareOp(const standin::Call& call, const moe::OpInterface& op, moe::CallSp
               const std::vector<uint8_t>& tiling, aclOpExecutor& made) {
     Complete(spec, tiling);
     void* comm = nullptr;
-    if (const int status = CommunicatorOf(group, spec.context_kind, spec.ranks_per_server, comm))
-        return status;
+    if (const int status = CommunicatorOf(group, spec.context_kind, spec.ranks_per_server, comm)) return status;
     const std::shared_ptr<void> plan = PlanOf(spec, tiling);
     if (plan == nullptr) return kTilingError;
     std::vector<const void*> inputs(moe::kTensorCount);
     std::vector<void*> outputs;
-    for (size_t i = 0; i < op.inputs.size; ++i)
-        inputs[moe::IndexOf(op.inputs[i], spec.contract)] = call.inputs[i].data;
+    for (size_t i = 0; i < op.inputs.size; ++i) inputs[moe::IndexOf(op.inputs[i], spec.contract)] = call.inputs[i].data;
     for (const standin::Tensor& output : call.outputs) outputs.push_back(output.data);
     made.run = [=, type = op.type] {
         Count(counts.launches, type);
         char fault[1024] = "";
         int32_t record[moe::kErrorRecordWords];
-        const int code = TheLibrary().am_run(comm, plan.get(), inputs.data(), outputs.data(), record, fault,
-                                             sizeof(fault));
+        const int code =
+            TheLibrary().am_run(comm, plan.get(), inputs.data(), outputs.data(), record, fault, sizeof(fault));
         if (code == 0) return;
         if (fault[0] != '\0') return Fault(type, fault);
         Tell(record, static_cast<int32_t*>(outputs.back()));
@@ -261,8 +256,8 @@ int PrepareOp(const standin::Call& call, const moe::OpInterface& op, moe::CallSp
 }
 
 // Of AscendMoeProbe, the kernel of the bring-up, which has a tiling of its own.
-int PrepareProbe(const standin::Tensor& report, const char* type, const char* group,
-                 std::vector<uint8_t> tiling, aclOpExecutor& made) {
+int PrepareProbe(const standin::Tensor& report, const char* type, const char* group, std::vector<uint8_t> tiling,
+                 aclOpExecutor& made) {
     const std::vector<int64_t> wanted = {moe::kProbeReportBlocks, moe::kBlockWords};
     if (report.shape.origin.dims != wanted || report.desc.type != ge::DT_INT32) {
         vnpu_error("%s: report must be int32[%u, %u]", type, moe::kProbeReportBlocks, moe::kBlockWords);
@@ -298,13 +293,11 @@ int Prepare(uint32_t op, standin::Call call, aclOpExecutor& made, uint64_t& work
     if (std::all_of(call.outputs.begin(), call.outputs.end(), Empty)) return kOk;
     const standin::Tensor& last = call.outputs.back();
     if (op != moe::kOpProbe && (Empty(last) || last.shape.origin.dims[0] != moe::kErrorRecordWords))
-        return vnpu_error("%s: error_record must have %u elements", known.type, moe::kErrorRecordWords),
-               kBadArgument;
+        return vnpu_error("%s: error_record must have %u elements", known.type, moe::kErrorRecordWords), kBadArgument;
     call.soc = vnpu_soc();
     call.vectorCores = call.soc.rfind("Ascend910B", 0) == 0 ? kCoresA2 : kCoresA3;
     standin::Tiling tiling = standin::Tile(call);
-    if (!tiling.ok)
-        return vnpu_error("%s: tiling failed: %s", known.type, tiling.error.c_str()), kTilingError;
+    if (!tiling.ok) return vnpu_error("%s: tiling failed: %s", known.type, tiling.error.c_str()), kTilingError;
     for (const size_t bytes : tiling.workspaces) workspace += bytes;
     if (op == moe::kOpProbe) {
         const char* group = call.attributes.GetStr(0);

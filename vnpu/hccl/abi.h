@@ -71,5 +71,4 @@ struct VnpuWindows {
 };
 
 // In libhccl.so. 0, or an HCCL error code when no communicator of this process has that name.
-extern "C" __attribute__((visibility("default"))) int vnpu_comm_windows(const char* group_name,
-                                                                        VnpuWindows* out);
+extern "C" __attribute__((visibility("default"))) int vnpu_comm_windows(const char* group_name, VnpuWindows* out);

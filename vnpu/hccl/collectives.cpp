@@ -72,9 +72,7 @@ bool Call::operator==(const Call& other) const {
 
 uint64_t HalfBytes(const Comm& comm) { return comm.data_bytes / 2 / 64 * 64; }
 
-uint64_t ShareBytes(const Comm& comm, int shares) {
-    return HalfBytes(comm) / static_cast<uint64_t>(shares) / 64 * 64;
-}
+uint64_t ShareBytes(const Comm& comm, int shares) { return HalfBytes(comm) / static_cast<uint64_t>(shares) / 64 * 64; }
 
 HcclResult Enqueue(std::shared_ptr<Comm> comm, Collective collective, void* stream) {
     return vnpu_enqueue_call(stream, [comm = std::move(comm), collective = std::move(collective)] {
@@ -111,8 +109,8 @@ HcclResult Prepare(const char* name, void* handle, DataType type, int reduce, st
     if (!*comm) return kHcclNotFound;
     const bool reduces = reduce != kNoReduction;
     if (SizeOf(type) && (!reduces || (Reducible(type) && reduce >= 0 && reduce <= 3))) return kHcclSuccess;
-    vnpu_error("%s: data type %d (%s)%s is not supported", function.c_str(), static_cast<int>(type),
-               NameOf(type), reduces ? " with this reduction" : "");
+    vnpu_error("%s: data type %d (%s)%s is not supported", function.c_str(), static_cast<int>(type), NameOf(type),
+               reduces ? " with this reduction" : "");
     return kHcclNotSupported;
 }
 
@@ -125,14 +123,13 @@ struct Shape {
 };
 
 // `count`: elements of a share, or of everything where there are none.
-HcclResult EqualSizes(const Shape& shape, const void* send, void* receive, uint64_t count, DataType type,
-                      void* handle, void* stream) {
+HcclResult EqualSizes(const Shape& shape, const void* send, void* receive, uint64_t count, DataType type, void* handle,
+                      void* stream) {
     std::shared_ptr<Comm> comm;
     if (HcclResult code = Prepare(shape.name, handle, type, shape.reduce, &comm)) return code;
     const int64_t root = std::max(shape.from, shape.to);
     if (root >= comm->world) {
-        vnpu_error("Hccl%s: root %u is not one of the %d ranks", shape.name, static_cast<uint32_t>(root),
-                   comm->world);
+        vnpu_error("Hccl%s: root %u is not one of the %d ranks", shape.name, static_cast<uint32_t>(root), comm->world);
         return kHcclParameter;
     }
     const int shares = shape.shares ? comm->world : 1;
@@ -153,8 +150,7 @@ HcclResult EqualSizes(const Shape& shape, const void* send, void* receive, uint6
         for (int r = 0; r < c.world; ++r) sources.push_back(half(r) + offset);
         const uint64_t part = Part(bytes, piece, round);
         if (shape.reduce != kNoReduction) {
-            Reduce(type, static_cast<ReduceOp>(shape.reduce), out, sources.data(), c.world,
-                   part / SizeOf(type));
+            Reduce(type, static_cast<ReduceOp>(shape.reduce), out, sources.data(), c.world, part / SizeOf(type));
         } else if (shape.from >= 0) {
             std::memcpy(out, sources[static_cast<size_t>(shape.from)], part);
         } else {
@@ -166,13 +162,13 @@ HcclResult EqualSizes(const Shape& shape, const void* send, void* receive, uint6
 
 }  // namespace
 
-VNPU_EXPORT HcclResult HcclAllReduce(void* send, void* receive, uint64_t count, DataType type, int op,
-                                     void* comm, void* stream) {
+VNPU_EXPORT HcclResult HcclAllReduce(void* send, void* receive, uint64_t count, DataType type, int op, void* comm,
+                                     void* stream) {
     return EqualSizes({"AllReduce", false, op}, send, receive, count, type, comm, stream);
 }
 
-VNPU_EXPORT HcclResult HcclReduce(void* send, void* receive, uint64_t count, DataType type, int op,
-                                  uint32_t root, void* comm, void* stream) {
+VNPU_EXPORT HcclResult HcclReduce(void* send, void* receive, uint64_t count, DataType type, int op, uint32_t root,
+                                  void* comm, void* stream) {
     return EqualSizes({"Reduce", false, op, -1, root}, send, receive, count, type, comm, stream);
 }
 
@@ -186,13 +182,13 @@ VNPU_EXPORT HcclResult HcclAllGather(void* send, void* receive, uint64_t count, 
     return EqualSizes({"AllGather"}, send, receive, count, type, comm, stream);
 }
 
-VNPU_EXPORT HcclResult HcclReduceScatter(void* send, void* receive, uint64_t count, DataType type, int op,
-                                         void* comm, void* stream) {
+VNPU_EXPORT HcclResult HcclReduceScatter(void* send, void* receive, uint64_t count, DataType type, int op, void* comm,
+                                         void* stream) {
     return EqualSizes({"ReduceScatter", true, op}, send, receive, count, type, comm, stream);
 }
 
-VNPU_EXPORT HcclResult HcclScatter(void* send, void* receive, uint64_t count, DataType type, uint32_t root,
-                                   void* comm, void* stream) {
+VNPU_EXPORT HcclResult HcclScatter(void* send, void* receive, uint64_t count, DataType type, uint32_t root, void* comm,
+                                   void* stream) {
     return EqualSizes({"Scatter", true, kNoReduction, root}, send, receive, count, type, comm, stream);
 }
 
@@ -210,8 +206,8 @@ using Stretches = std::vector<Stretch>;
 Stretches FromCounts(const void* counts, const void* offsets, int world, uint64_t size) {
     Stretches result;
     for (int r = 0; r < world; ++r) {
-        result.push_back({static_cast<const uint64_t*>(offsets)[r] * size,
-                          static_cast<const uint64_t*>(counts)[r] * size});
+        result.push_back(
+            {static_cast<const uint64_t*>(offsets)[r] * size, static_cast<const uint64_t*>(counts)[r] * size});
     }
     return result;
 }
@@ -232,8 +228,8 @@ int64_t Rounds(Comm& comm, const Stretches& receive, uint64_t piece, const char*
     return static_cast<int64_t>((longest + piece - 1) / piece);
 }
 
-HcclResult Exchange(const char* op, const void* input, const Stretches& send, void* output,
-                    const Stretches& receive, DataType type, std::shared_ptr<Comm> comm, void* stream) {
+HcclResult Exchange(const char* op, const void* input, const Stretches& send, void* output, const Stretches& receive,
+                    DataType type, std::shared_ptr<Comm> comm, void* stream) {
     const uint64_t piece = ShareBytes(*comm, comm->world);
     Collective collective = Named(op, 0, type, kNoReduction, -1);
     for (const Stretch& stretch : send) collective.row.push_back(stretch.bytes);
@@ -265,32 +261,28 @@ Stretches Equal(int world, uint64_t bytes) {
 
 }  // namespace
 
-VNPU_EXPORT HcclResult HcclAlltoAll(const void* send, uint64_t send_count, DataType send_type,
-                                    const void* receive, uint64_t receive_count, DataType receive_type,
-                                    void* handle, void* stream) {
+VNPU_EXPORT HcclResult HcclAlltoAll(const void* send, uint64_t send_count, DataType send_type, const void* receive,
+                                    uint64_t receive_count, DataType receive_type, void* handle, void* stream) {
     std::shared_ptr<Comm> comm;
     if (HcclResult code = Prepare("AlltoAll", handle, send_type, kNoReduction, &comm)) return code;
-    return Exchange("AlltoAll", send, Equal(comm->world, send_count * SizeOf(send_type)),
-                    const_cast<void*>(receive), Equal(comm->world, receive_count * SizeOf(receive_type)),
-                    send_type, comm, stream);
+    return Exchange("AlltoAll", send, Equal(comm->world, send_count * SizeOf(send_type)), const_cast<void*>(receive),
+                    Equal(comm->world, receive_count * SizeOf(receive_type)), send_type, comm, stream);
 }
 
 VNPU_EXPORT HcclResult HcclAlltoAllV(const void* send, const void* send_counts, const void* send_offsets,
                                      DataType send_type, const void* receive, const void* receive_counts,
-                                     const void* receive_offsets, DataType receive_type, void* handle,
-                                     void* stream) {
+                                     const void* receive_offsets, DataType receive_type, void* handle, void* stream) {
     std::shared_ptr<Comm> comm;
     if (HcclResult code = Prepare("AlltoAllV", handle, send_type, kNoReduction, &comm)) return code;
     return Exchange("AlltoAllV", send, FromCounts(send_counts, send_offsets, comm->world, SizeOf(send_type)),
                     const_cast<void*>(receive),
-                    FromCounts(receive_counts, receive_offsets, comm->world, SizeOf(receive_type)), send_type,
-                    comm, stream);
+                    FromCounts(receive_counts, receive_offsets, comm->world, SizeOf(receive_type)), send_type, comm,
+                    stream);
 }
 
 // The matrix holds what rank i sends to rank j at [i * world + j]; both sides lie packed.
-VNPU_EXPORT HcclResult HcclAlltoAllVC(const void* send, const void* matrix, DataType send_type,
-                                      const void* receive, DataType receive_type, void* handle,
-                                      void* stream) {
+VNPU_EXPORT HcclResult HcclAlltoAllVC(const void* send, const void* matrix, DataType send_type, const void* receive,
+                                      DataType receive_type, void* handle, void* stream) {
     std::shared_ptr<Comm> comm;
     if (HcclResult code = Prepare("AlltoAllVC", handle, send_type, kNoReduction, &comm)) return code;
     const auto* counts = static_cast<const uint64_t*>(matrix);
@@ -307,34 +299,29 @@ VNPU_EXPORT HcclResult HcclAlltoAllVC(const void* send, const void* matrix, Data
     return Exchange("AlltoAllVC", send, out, const_cast<void*>(receive), in, send_type, comm, stream);
 }
 
-VNPU_EXPORT HcclResult HcclAllGatherV(void* send, uint64_t send_count, void* receive,
-                                      const void* receive_counts, const void* receive_offsets, DataType type,
-                                      void* handle, void* stream) {
+VNPU_EXPORT HcclResult HcclAllGatherV(void* send, uint64_t send_count, void* receive, const void* receive_counts,
+                                      const void* receive_offsets, DataType type, void* handle, void* stream) {
     std::shared_ptr<Comm> comm;
     if (HcclResult code = Prepare("AllGatherV", handle, type, kNoReduction, &comm)) return code;
     Stretches out(static_cast<size_t>(comm->world), Stretch{0, send_count * SizeOf(type)});
     return Exchange("AllGatherV", send, out, receive,
-                    FromCounts(receive_counts, receive_offsets, comm->world, SizeOf(type)), type, comm,
-                    stream);
+                    FromCounts(receive_counts, receive_offsets, comm->world, SizeOf(type)), type, comm, stream);
 }
 
 // Every rank's share of the reduction is exchanged into scratch memory and reduced there.
-VNPU_EXPORT HcclResult HcclReduceScatterV(void* send, const void* send_counts, const void* send_offsets,
-                                          void* receive, uint64_t receive_count, DataType type, int op,
-                                          void* handle, void* stream) {
+VNPU_EXPORT HcclResult HcclReduceScatterV(void* send, const void* send_counts, const void* send_offsets, void* receive,
+                                          uint64_t receive_count, DataType type, int op, void* handle, void* stream) {
     std::shared_ptr<Comm> comm;
     if (HcclResult code = Prepare("ReduceScatterV", handle, type, op, &comm)) return code;
     const int world = comm->world;
     const uint64_t bytes = receive_count * SizeOf(type);
     auto scratch = std::make_shared<std::vector<uint8_t>>(bytes * static_cast<uint64_t>(world));
-    const HcclResult code =
-        Exchange("ReduceScatterV", send, FromCounts(send_counts, send_offsets, world, SizeOf(type)),
-                 scratch->data(), Equal(world, bytes), type, comm, stream);
+    const HcclResult code = Exchange("ReduceScatterV", send, FromCounts(send_counts, send_offsets, world, SizeOf(type)),
+                                     scratch->data(), Equal(world, bytes), type, comm, stream);
     if (code) return code;
     return vnpu_enqueue_call(stream, [=] {
         std::vector<const void*> sources;
-        for (uint64_t r = 0; r < static_cast<uint64_t>(world); ++r)
-            sources.push_back(scratch->data() + r * bytes);
+        for (uint64_t r = 0; r < static_cast<uint64_t>(world); ++r) sources.push_back(scratch->data() + r * bytes);
         Reduce(type, static_cast<ReduceOp>(op), receive, sources.data(), world, receive_count);
     });
 }

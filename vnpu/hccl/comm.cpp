@@ -28,10 +28,9 @@ HcclResult MapWindows(Comm* comm, int file) {
     const uint64_t stride = WindowStride(comm->data_bytes), begin = ControlBytes(comm->world);
     const uint64_t bytes = stride * static_cast<uint64_t>(comm->world);
     // Every rank extends the file, by the same number of bytes: nobody waits for another to do it.
-    void* windows =
-        ftruncate(file, static_cast<off_t>(begin + bytes))
-            ? MAP_FAILED
-            : mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, static_cast<off_t>(begin));
+    void* windows = ftruncate(file, static_cast<off_t>(begin + bytes))
+                        ? MAP_FAILED
+                        : mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, static_cast<off_t>(begin));
     if (windows == MAP_FAILED) {
         vnpu_error("HCCL: the windows of %s cannot be mapped (%s)", comm->name.c_str(), std::strerror(errno));
         return kHcclMemory;
@@ -48,8 +47,7 @@ HcclResult MapWindows(Comm* comm, int file) {
 HcclResult Meet(const RootInfo& info, int rank, int world, uint64_t data_bytes, const std::string& name,
                 std::shared_ptr<Comm>* out) {
     if (world < 1 || world > kMaxRanks || rank < 0 || rank >= world) {
-        vnpu_error("HcclCommInitRootInfo: rank %d of %d; the virtual NPU has at most %d ranks", rank, world,
-                   kMaxRanks);
+        vnpu_error("HcclCommInitRootInfo: rank %d of %d; the virtual NPU has at most %d ranks", rank, world, kMaxRanks);
         return kHcclParameter;
     }
     auto comm = std::make_shared<Comm>();
@@ -189,16 +187,15 @@ HcclResult Fail(Comm& comm, HcclResult code, int culprit, const std::string& tex
         std::snprintf(failure->text, sizeof failure->text, "%s", text.c_str());
         failure->state.store(2, std::memory_order_release);
     }
-    vnpu_error("HCCL communicator %s, rank %d of %d: %s", comm.name.c_str(), comm.rank, comm.world,
-               text.c_str());
+    vnpu_error("HCCL communicator %s, rank %d of %d: %s", comm.name.c_str(), comm.rank, comm.world, text.c_str());
     return code;
 }
 
 HcclResult CheckFailed(Comm& comm) {
     Failure* failure = FailureOf(comm.control);
     if (failure->state.load(std::memory_order_acquire) != 2) return kHcclSuccess;
-    vnpu_error("HCCL communicator %s, rank %d of %d: has failed, as rank %d reported: %s", comm.name.c_str(),
-               comm.rank, comm.world, failure->reporter, failure->text);
+    vnpu_error("HCCL communicator %s, rank %d of %d: has failed, as rank %d reported: %s", comm.name.c_str(), comm.rank,
+               comm.world, failure->reporter, failure->text);
     return failure->code;
 }
 
@@ -220,10 +217,10 @@ HcclResult WaitFor(Comm& comm, const std::function<bool(int)>& awaited, const st
                 const bool left = RankOf(comm.control, r)->left.load(std::memory_order_acquire) != 0;
                 // What it did last is visible once it is known to be gone: look again before giving it up.
                 if (r == comm.rank || !(left || Gone(comm.live_fds[r])) || !awaited(r)) continue;
-                return Fail(comm, kHcclRemote, r,
-                            what + ": " + Describe(comm, r) +
-                                (left ? " has destroyed its end of the communicator"
-                                      : " is gone: it exited or was killed"));
+                return Fail(
+                    comm, kHcclRemote, r,
+                    what + ": " + Describe(comm, r) +
+                        (left ? " has destroyed its end of the communicator" : " is gone: it exited or was killed"));
             }
         }
         if (std::chrono::duration<double>(now - start).count() > seconds) {
@@ -241,8 +238,7 @@ HcclResult Barrier(Comm& comm, const std::string& what) {
     const uint64_t mine = ++comm.arrivals;
     RankOf(comm.control, comm.rank)->arrived.store(mine, std::memory_order_release);
     return WaitFor(
-        comm, [&](int r) { return RankOf(comm.control, r)->arrived.load(std::memory_order_acquire) < mine; },
-        what);
+        comm, [&](int r) { return RankOf(comm.control, r)->arrived.load(std::memory_order_acquire) < mine; }, what);
 }
 
 }  // namespace vnpu
@@ -251,8 +247,7 @@ int vnpu_comm_windows(const char* group_name, VnpuWindows* out) {
     if (!group_name || !out) return vnpu::kHcclPointer;
     std::shared_ptr<vnpu::Comm> comm = vnpu::FindByName(group_name);
     if (!comm) {
-        vnpu_error("no HCCL communicator of this process is named %s (get_hccl_comm_name gives the name)",
-                   group_name);
+        vnpu_error("no HCCL communicator of this process is named %s (get_hccl_comm_name gives the name)", group_name);
         return vnpu::kHcclNotFound;
     }
     comm->windows_lent = true;
@@ -294,8 +289,7 @@ HcclResult Init(const RootInfo* info, uint32_t world, uint32_t rank, const CommC
     const std::string name =
         config && config->name[0] ? std::string(config->name, strnlen(config->name, kNameBytes)) : "";
     std::shared_ptr<Comm> comm;
-    if (HcclResult code =
-            Meet(*info, static_cast<int>(rank), static_cast<int>(world), mib << 20, name, &comm)) {
+    if (HcclResult code = Meet(*info, static_cast<int>(rank), static_cast<int>(world), mib << 20, name, &comm)) {
         return code;
     }
     *out = Register(std::move(comm));
@@ -306,8 +300,7 @@ HcclResult Init(const RootInfo* info, uint32_t world, uint32_t rank, const CommC
 
 VNPU_EXPORT HcclResult HcclGetRootInfo(RootInfo* info) { return info ? MakeRootInfo(info) : kHcclPointer; }
 
-VNPU_EXPORT HcclResult HcclCommInitRootInfo(uint32_t world, const RootInfo* info, uint32_t rank,
-                                            void** comm) {
+VNPU_EXPORT HcclResult HcclCommInitRootInfo(uint32_t world, const RootInfo* info, uint32_t rank, void** comm) {
     return Init(info, world, rank, nullptr, comm);
 }
 

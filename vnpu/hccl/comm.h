@@ -59,8 +59,7 @@ struct RankControl {
     std::atomic<uint64_t> arrived;
     std::atomic<uint32_t> left;
     alignas(64) Call call;
-    alignas(64)
-        uint64_t row[kMaxRanks];  // bytes that this rank sends to each other, in collectives of unequal size
+    alignas(64) uint64_t row[kMaxRanks];  // bytes that this rank sends to each other, in collectives of unequal size
 };
 static_assert(sizeof(RankControl) <= kPage);
 

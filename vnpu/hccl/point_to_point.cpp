@@ -34,8 +34,8 @@ bool Pull(Comm& comm, Transfer& transfer, HcclResult* code) {
     if (message != transfer.bytes) {
         const std::string peer = std::to_string(transfer.peer);
         *code = Fail(comm, kHcclParameter, transfer.peer,
-                     "Recv from rank " + peer + " expects " + std::to_string(transfer.bytes) +
-                         " bytes, rank " + peer + " sends " + std::to_string(message));
+                     "Recv from rank " + peer + " expects " + std::to_string(transfer.bytes) + " bytes, rank " + peer +
+                         " sends " + std::to_string(message));
         return true;
     }
     const uint64_t bytes = channel->piece_bytes[piece % kPieces];
@@ -66,9 +66,8 @@ HcclResult Run(const std::shared_ptr<Comm>& comm, std::vector<Transfer> transfer
     for (const Transfer& transfer : transfers) {
         if (transfer.sends) Post(comm, transfer.peer, transfer.data, transfer.bytes);
     }
-    transfers.erase(
-        std::remove_if(transfers.begin(), transfers.end(), [](const Transfer& t) { return t.sends; }),
-        transfers.end());
+    transfers.erase(std::remove_if(transfers.begin(), transfers.end(), [](const Transfer& t) { return t.sends; }),
+                    transfers.end());
     HcclResult received = kHcclSuccess;
     const auto awaited = [&](int rank) {
         if (!received) received = Receive(*comm, transfers);
@@ -79,8 +78,7 @@ HcclResult Run(const std::shared_ptr<Comm>& comm, std::vector<Transfer> transfer
     return received ? received : waited;
 }
 
-HcclResult EnqueueItems(const char* function, const SendRecvItem* items, uint32_t count, void* handle,
-                        void* stream) {
+HcclResult EnqueueItems(const char* function, const SendRecvItem* items, uint32_t count, void* handle, void* stream) {
     std::shared_ptr<Comm> comm = Find(handle, function);
     if (!comm) return kHcclNotFound;
     std::vector<Transfer> transfers;
@@ -105,14 +103,12 @@ HcclResult EnqueueItems(const char* function, const SendRecvItem* items, uint32_
 
 }  // namespace
 
-VNPU_EXPORT HcclResult HcclSend(void* data, uint64_t count, DataType type, uint32_t peer, void* comm,
-                                void* stream) {
+VNPU_EXPORT HcclResult HcclSend(void* data, uint64_t count, DataType type, uint32_t peer, void* comm, void* stream) {
     const SendRecvItem item = {0, data, count, type, peer};
     return EnqueueItems("HcclSend", &item, 1, comm, stream);
 }
 
-VNPU_EXPORT HcclResult HcclRecv(void* data, uint64_t count, DataType type, uint32_t peer, void* comm,
-                                void* stream) {
+VNPU_EXPORT HcclResult HcclRecv(void* data, uint64_t count, DataType type, uint32_t peer, void* comm, void* stream) {
     const SendRecvItem item = {1, data, count, type, peer};
     return EnqueueItems("HcclRecv", &item, 1, comm, stream);
 }
@@ -184,8 +180,7 @@ bool BehindAnother(const std::list<Message>& messages, const Comm& comm, int pee
 void Carry() {
     Outbox& outbox = TheOutbox();
     for (;;) {
-        std::list<Message>
-            finished;  // freed outside the lock: it may hold the last reference to a communicator
+        std::list<Message> finished;  // freed outside the lock: it may hold the last reference to a communicator
         {
             std::lock_guard<std::mutex> lock(outbox.mutex);
             std::list<Message> waiting;

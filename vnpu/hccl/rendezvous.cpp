@@ -60,8 +60,8 @@ HcclResult Enter(uint8_t* control, const Comm& comm) {
     RankControl* own = RankOf(control, comm.rank);
     uint32_t nobody = 0;
     if (!own->joined.compare_exchange_strong(nobody, 1)) {
-        vnpu_error("HCCL rendezvous: process %d says it is rank %d of %d, which process %d is already",
-                   getpid(), comm.rank, comm.world, own->pid);
+        vnpu_error("HCCL rendezvous: process %d says it is rank %d of %d, which process %d is already", getpid(),
+                   comm.rank, comm.world, own->pid);
         return kHcclParameter;
     }
     own->pid = getpid();
@@ -76,8 +76,7 @@ HcclResult Check(Comm* comm, int rank) {
     const int low = std::min(rank, comm->rank), high = std::max(rank, comm->rank);
     const RankControl *first = RankOf(comm->control, low), *second = RankOf(comm->control, high);
     if (first->world != second->world) {
-        vnpu_error("HCCL rendezvous: rank %d has %d ranks, rank %d has %d", low, first->world, high,
-                   second->world);
+        vnpu_error("HCCL rendezvous: rank %d has %d ranks, rank %d has %d", low, first->world, high, second->world);
         return kHcclParameter;
     }
     if (first->data_bytes != second->data_bytes) {
@@ -98,8 +97,7 @@ HcclResult Check(Comm* comm, int rank) {
         return kHcclSyscall;
     }
     if (watch < 0 || Gone(watch) || other->left.load(std::memory_order_acquire)) {
-        vnpu_error("HCCL rendezvous: rank %d (process %d) has ended before all ranks had come", rank,
-                   other->pid);
+        vnpu_error("HCCL rendezvous: rank %d (process %d) has ended before all ranks had come", rank, other->pid);
         return kHcclRemote;
     }
     return kHcclSuccess;
@@ -139,13 +137,12 @@ HcclResult MakeRootInfo(RootInfo* info) {
     uint64_t random[2] = {};
     if (getrandom(random, sizeof random, 0) != static_cast<ssize_t>(sizeof random)) return kHcclSyscall;
     std::memcpy(card.magic, kMagic, sizeof card.magic);
-    std::snprintf(card.name, sizeof card.name, "ascend_moe_vnpu.%08x%016llx",
-                  static_cast<uint32_t>(random[0]), static_cast<unsigned long long>(random[1]));
+    std::snprintf(card.name, sizeof card.name, "ascend_moe_vnpu.%08x%016llx", static_cast<uint32_t>(random[0]),
+                  static_cast<unsigned long long>(random[1]));
     card.pid = getpid();
     card.fd = memfd_create("ascend_moe_vnpu_hccl", MFD_CLOEXEC);
     if (card.fd < 0 || ftruncate(card.fd, kFrontBytes) ||
-        pwrite(card.fd, card.name, sizeof card.name, offsetof(Front, name)) !=
-            static_cast<ssize_t>(sizeof card.name)) {
+        pwrite(card.fd, card.name, sizeof card.name, offsetof(Front, name)) != static_cast<ssize_t>(sizeof card.name)) {
         vnpu_error("HcclGetRootInfo: no memory for a communicator (%s)", std::strerror(errno));
         if (card.fd >= 0) close(card.fd);
         return kHcclMemory;

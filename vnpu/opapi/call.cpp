@@ -16,17 +16,16 @@ void Call::put(const char* text) {
     if (text == nullptr) return words.push_back(kNone);
     // A copy: the caller's text need not outlive the first half of the call.
     texts.push_back(std::make_shared<std::string>(text));
-    words.insert(words.end(), {kText, reinterpret_cast<int64_t>(texts.back()->data()),
-                               static_cast<int64_t>(texts.back()->size())});
+    words.insert(words.end(),
+                 {kText, reinterpret_cast<int64_t>(texts.back()->data()), static_cast<int64_t>(texts.back()->size())});
 }
 
 void Call::put(const aclTensor* tensor) {
     if (tensor == nullptr) return words.push_back(kNone);
     const TensorValue& value = *tensor->value;
     tensors.push_back(tensor->value);
-    words.insert(words.end(),
-                 {kTensor, value.dtype, value.format, reinterpret_cast<int64_t>(value.data), value.offset,
-                  reinterpret_cast<int64_t>(value.dims.data()), static_cast<int64_t>(value.dims.size())});
+    words.insert(words.end(), {kTensor, value.dtype, value.format, reinterpret_cast<int64_t>(value.data), value.offset,
+                               reinterpret_cast<int64_t>(value.dims.data()), static_cast<int64_t>(value.dims.size())});
     words.insert(words.end(), value.dims.begin(), value.dims.end());
     words.insert(words.end(), value.strides.begin(), value.strides.end());
 }
@@ -131,9 +130,9 @@ std::string raised(const Python& p, const char* what) {
 std::string call_python(const Python& p, const Call& call) {
     void* module = p.PyImport_ImportModule("ascend_moe.vnpu.operators");
     if (module == nullptr) return raised(p, "the import of ascend_moe.vnpu.operators");
-    void* answer = p.PyObject_CallMethod(module, "run", "sKK", call.name,
-                                         reinterpret_cast<unsigned long long>(call.words.data()),
-                                         static_cast<unsigned long long>(call.words.size()));
+    void* answer =
+        p.PyObject_CallMethod(module, "run", "sKK", call.name, reinterpret_cast<unsigned long long>(call.words.data()),
+                              static_cast<unsigned long long>(call.words.size()));
     p.Py_DecRef(module);
     if (answer == nullptr) return raised(p, "the operator");
     const char* utf8 = p.PyUnicode_AsUTF8(answer);

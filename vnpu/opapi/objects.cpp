@@ -79,8 +79,7 @@ VNPU_EXPORT aclScalar* aclCreateScalar(void* value, int dtype) {
     const auto index = static_cast<size_t>(dtype);
     const Read read = index < std::size(kReadScalar) ? kReadScalar[index] : nullptr;
     if (value != nullptr && read != nullptr) return new aclScalar(read(value));
-    vnpu_error("aclCreateScalar: %s (aclDataType %d)", value == nullptr ? "no value" : "no such scalar type",
-               dtype);
+    vnpu_error("aclCreateScalar: %s (aclDataType %d)", value == nullptr ? "no value" : "no such scalar type", dtype);
     return nullptr;
 }
 

@@ -23,8 +23,8 @@ using C = const char*;
 }  // namespace vnpu::types
 
 // Applies each(type, name) to up to 20 types.
-#define VNPU_COUNT_(a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15, a16, a17, a18, a19, \
-                    a20, count, ...)                                                                      \
+#define VNPU_COUNT_(a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15, a16, a17, a18, a19, a20, count, \
+                    ...)                                                                                              \
     count
 #define VNPU_COUNT(...) \
     VNPU_COUNT_(__VA_ARGS__, 20, 19, 18, 17, 16, 15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0)

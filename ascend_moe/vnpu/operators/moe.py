@@ -240,9 +240,7 @@ def _dequant_swiglu_quant_v2(*values: Any) -> None:
 
 
 @effect("aclnnQuantize")
-def _quantize(
-    x: Tensor, scales: Tensor, zero_points: Tensor | None, dtype: int, axis: int, out: Tensor
-) -> None:
+def _quantize(x: Tensor, scales: Tensor, zero_points: Tensor | None, dtype: int, axis: int, out: Tensor) -> None:
     shape = [1] * x.dim()
     shape[axis] = -1
     values = torch.round(x.float() / scales.float().reshape(shape))

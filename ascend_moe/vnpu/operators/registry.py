@@ -100,9 +100,7 @@ def _read(words: list[int], at: int) -> tuple[Any, int, int]:
     return values, 0, at
 
 
-def _tensor(
-    dtype: int, form: int, data: int, offset: int, sizes: list[int], strides: list[int]
-) -> torch.Tensor:
+def _tensor(dtype: int, form: int, data: int, offset: int, sizes: list[int], strides: list[int]) -> torch.Tensor:
     known = DTYPES.get(dtype)
     if known is None:
         raise NotImplementedError(f"the virtual NPU has no tensors of aclDataType {dtype}")
@@ -171,9 +169,7 @@ def resized(*names: str, outputs: int = 1) -> Callable[[F], F]:
             if out is None or (out.numel() == 0 and result.numel() > 0):
                 continue
             if result.numel() > out.numel() or result.dim() != out.dim():
-                raise ValueError(
-                    f"the result is {tuple(result.shape)}, too much for the output {tuple(out.shape)}"
-                )
+                raise ValueError(f"the result is {tuple(result.shape)}, too much for the output {tuple(out.shape)}")
             out.reshape(-1)[: result.numel()].copy_(result.reshape(-1))
             (ctypes.c_int64 * result.dim()).from_address(sizes_at)[:] = list(result.shape)
 

@@ -101,9 +101,7 @@ def _over_dim(reduce: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _spread(reduce: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda x, dims, correction, keep: reduce(
-        x, _dims(x, dims), correction=correction, keepdim=bool(keep)
-    )
+    return lambda x, dims, correction, keep: reduce(x, _dims(x, dims), correction=correction, keepdim=bool(keep))
 
 
 def _truth(reduce: Callable[..., Any]) -> Callable[..., Any]:
@@ -146,9 +144,7 @@ _REDUCTIONS_TO_TWO: Table = {
     ),
     "VarMean": _spread(torch.var_mean),
     "Topk": lambda x, k, dim, largest, ordered: torch.topk(x, k, dim, bool(largest), bool(ordered)),
-    "Sort": lambda x, stable, dim, descending: torch.sort(
-        x, stable=bool(stable), dim=dim, descending=bool(descending)
-    ),
+    "Sort": lambda x, stable, dim, descending: torch.sort(x, stable=bool(stable), dim=dim, descending=bool(descending)),
     "Kthvalue": lambda x, k, dim, keep: torch.kthvalue(x, k, dim, bool(keep)),
 }
 
@@ -195,8 +191,8 @@ _SELECTIONS: Table = {
     "ScatterValue*": _scatter,
     "ScatterAdd": lambda x, dim, index, source: torch.scatter_add(x, dim, index.long(), source),
     "Embedding": lambda weight, indices: functional.embedding(indices.long(), weight),
-    "EmbeddingDenseBackward": lambda grad, indices, rows, padding, by_frequency: (
-        aten.embedding_dense_backward(grad, indices.long(), rows, padding, bool(by_frequency))
+    "EmbeddingDenseBackward": lambda grad, indices, rows, padding, by_frequency: aten.embedding_dense_backward(
+        grad, indices.long(), rows, padding, bool(by_frequency)
     ),
     "Repeat": lambda x, repeats: x.repeat(repeats),
     "RepeatInterleave": lambda x, repeats, size: torch.repeat_interleave(x, repeats),
@@ -232,9 +228,7 @@ def _rms_norm(x: Tensor, gamma: Tensor, epsilon: float, y: Tensor, rstd: Tensor)
     rstd.copy_(factor.reshape(rstd.shape))
 
 
-def _add_rms_norm(
-    x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float, y: Tensor, rstd: Tensor, x: Tensor
-) -> None:
+def _add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float, y: Tensor, rstd: Tensor, x: Tensor) -> None:
     total = x1.float() + x2.float()
     x.copy_(total)
     _rms_norm(total, gamma, epsilon, y, rstd)
@@ -333,9 +327,7 @@ _WRITING: Table = {
     "LayerNorm": _layer_norm,
     "Addmm": lambda *given: given[5].copy_(_scaled_sum(*given[:5])),
     "Baddbmm": lambda *given: given[5].copy_(_scaled_sum(*given[:5])),
-    "Addmv": lambda x, left, right, alpha, beta, out, cube_math: out.copy_(
-        _scaled_sum(x, left, right, beta, alpha)
-    ),
+    "Addmv": lambda x, left, right, alpha, beta, out, cube_math: out.copy_(_scaled_sum(x, left, right, beta, alpha)),
     "InplaceAddmm": lambda x, *given: x.copy_(_scaled_sum(x, *given[:4])),
     "InplaceNormal": _draw("normal_", 2),
     "InplaceNormalTensor": _draw("normal_", 2),
@@ -344,9 +336,7 @@ _WRITING: Table = {
     "InplaceUniformTensor": _draw("uniform_", 2),
     "InplaceRandom": _draw("random_", 2),
     "InplaceRandomTensor": _draw("random_", 2),
-    "Randperm": lambda number, seed, offset, out: out.copy_(
-        torch.randperm(number, generator=_generator(seed, offset))
-    ),
+    "Randperm": lambda number, seed, offset, out: out.copy_(torch.randperm(number, generator=_generator(seed, offset))),
 }
 for _name in ("Matmul", "Mm", "BatchMatMul", "Mv"):
     _WRITING[_name] = lambda left, right, out, cube_math: out.copy_(_matmul(left, right))

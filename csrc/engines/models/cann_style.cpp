@@ -24,14 +24,13 @@ using namespace moe;  // the kernels' own vocabulary
 // Which half this op uses: a word a core, toggled in every op.
 __aicore__ inline uint32_t TakeHalf(const WindowContext& context, uint64_t phase, uint32_t core) {
     GlobalTensor<uint32_t> word;
-    word.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(context.data(context.rank()) + phase + core * 64),
-                         8);
-    AscendC::DataCacheCleanAndInvalid<uint32_t, AscendC::CacheLine::SINGLE_CACHE_LINE,
-                                      AscendC::DcciDst::CACHELINE_OUT>(word);
+    word.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(context.data(context.rank()) + phase + core * 64), 8);
+    AscendC::DataCacheCleanAndInvalid<uint32_t, AscendC::CacheLine::SINGLE_CACHE_LINE, AscendC::DcciDst::CACHELINE_OUT>(
+        word);
     const uint32_t half = word.GetValue(0) & 1;
     word.SetValue(0, half ^ 1);
-    AscendC::DataCacheCleanAndInvalid<uint32_t, AscendC::CacheLine::SINGLE_CACHE_LINE,
-                                      AscendC::DcciDst::CACHELINE_OUT>(word);
+    AscendC::DataCacheCleanAndInvalid<uint32_t, AscendC::CacheLine::SINGLE_CACHE_LINE, AscendC::DcciDst::CACHELINE_OUT>(
+        word);
     return half;
 }
 
@@ -77,8 +76,7 @@ public:
         pipe.InitBuffer(sumBuf_, kBlock);
     }
     // The blocks as last read; each has so many words of 1.
-    __aicore__ inline LocalTensor<float> Wait(const GlobalTensor<float>& flags, uint32_t blocks,
-                                              uint32_t ones) {
+    __aicore__ inline LocalTensor<float> Wait(const GlobalTensor<float>& flags, uint32_t blocks, uint32_t ones) {
         LocalTensor<float> read = buf_.Get<float>();
         const float want = static_cast<float>(blocks * ones);
         for (float sum = -1.0f; sum != want;) {
@@ -136,8 +134,8 @@ public:
         const uint32_t bytes = static_cast<uint32_t>(CeilTo(hidden * sizeof(float), kBlock));
         pipe.InitBuffer(valueBuf_, bytes);
         pipe.InitBuffer(scratchBuf_, bytes);
-        pipe.InitBuffer(reduceBuf_, kBlock + static_cast<uint32_t>(
-                                                 CeilTo(2 * CeilDiv(hidden, 64) * sizeof(float), kBlock)));
+        pipe.InitBuffer(reduceBuf_,
+                        kBlock + static_cast<uint32_t>(CeilTo(2 * CeilDiv(hidden, 64) * sizeof(float), kBlock)));
     }
     __aicore__ inline void Quantize(const LocalTensor<int8_t>& wire, const LocalTensor<XType>& row) {
         LocalTensor<float> value = valueBuf_.Get<float>(hidden_), magnitude = scratchBuf_.Get<float>(hidden_);
@@ -146,8 +144,8 @@ public:
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::Abs(magnitude, value, hidden_);
         AscendC::PipeBarrier<PIPE_V>();
-        AscendC::ReduceMax(reduced, magnitude, reduceBuf_.Get<float>()[kBlockWords],
-                           static_cast<int32_t>(hidden_), false);
+        AscendC::ReduceMax(reduced, magnitude, reduceBuf_.Get<float>()[kBlockWords], static_cast<int32_t>(hidden_),
+                           false);
         SyncFunc<HardEvent::V_S>();
         const float largest = reduced.GetValue(0), inverse = largest == 0.0f ? 1.0f : 127.0f / largest;
         SyncFunc<HardEvent::S_V>();
@@ -161,8 +159,7 @@ public:
         AscendC::Cast(narrow, code, AscendC::RoundMode::CAST_NONE, hidden_);
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::Cast(wire, narrow, AscendC::RoundMode::CAST_TRUNC, hidden_);
-        LocalTensor<float> tail =
-            wire.ReinterpretCast<float>()[static_cast<uint32_t>(payload_ / sizeof(float))];
+        LocalTensor<float> tail = wire.ReinterpretCast<float>()[static_cast<uint32_t>(payload_ / sizeof(float))];
         tail.SetValue(0, 1.0f / inverse);
         for (uint32_t i = 1; i < kBlockWords; ++i) tail.SetValue(i, 0.0f);
     }
@@ -195,8 +192,8 @@ public:
         wire_ = PayloadBytes(info_->hidden, kQuant ? sizeof(int8_t) : sizeof(XType));
         unit_ = static_cast<uint32_t>(AlignTo(wire_ + 2 * kBlock, 512));
         slotBytes_ = static_cast<uint64_t>(info_->maxBatch) * unit_;
-        const uint64_t combine = static_cast<uint64_t>(info_->maxBatch) * info_->topK *
-                                 AlignTo(info_->hidden * sizeof(XType), 512);
+        const uint64_t combine =
+            static_cast<uint64_t>(info_->maxBatch) * info_->topK * AlignTo(info_->hidden * sizeof(XType), 512);
         half_ = TakeHalf(context_, kDispatchPhase, core_);
         rowsAt_ = kStatusBytes + half_ * ((info_->dataBytes - kStatusBytes) / 2 / 512 * 512) + combine;
         slots_ = info_->world * info_->localExperts;
@@ -212,13 +209,10 @@ public:
     }
 
 private:
-    __aicore__ inline GlobalTensor<int8_t> Bytes(GM_ADDR at, uint64_t bytes) const {
-        return View<int8_t>(at, bytes);
-    }
+    __aicore__ inline GlobalTensor<int8_t> Bytes(GM_ADDR at, uint64_t bytes) const { return View<int8_t>(at, bytes); }
     __aicore__ inline GlobalTensor<float> Status(uint32_t rank, uint32_t slot, uint32_t blocks) const {
-        return View<float>(
-            context_.data(rank) + half_ * kHalfStatusBytes + static_cast<uint64_t>(slot) * kBlock,
-            blocks * kBlockWords);
+        return View<float>(context_.data(rank) + half_ * kHalfStatusBytes + static_cast<uint64_t>(slot) * kBlock,
+                           blocks * kBlockWords);
     }
     __aicore__ inline void LoadIds() {
         const uint32_t pairs = info_->batch * info_->topK;
@@ -286,8 +280,7 @@ private:
         AscendC::Duplicate(status, static_cast<int32_t>(0), Max(end - begin, 1) * kBlockWords);
         SyncFunc<HardEvent::V_S>();
         for (uint32_t e = begin; e < end; ++e) {
-            const uint32_t rows =
-                count_.Of(idBuf_.Get<int32_t>(), info_->batch * info_->topK, static_cast<int32_t>(e));
+            const uint32_t rows = count_.Of(idBuf_.Get<int32_t>(), info_->batch * info_->topK, static_cast<int32_t>(e));
             status.ReinterpretCast<float>().SetValue((e - begin) * kBlockWords, 1.0f);
             status.SetValue((e - begin) * kBlockWords + 1, static_cast<int32_t>(rows));
         }
@@ -332,8 +325,7 @@ private:
         AscendC::DataCopy(shared, Sums(core_ * info_->cores, info_->cores), info_->cores * kBlockWords);
         SyncFunc<HardEvent::MTE2_S>();
         before_ = 0;
-        for (uint32_t c = 0; c < core_; ++c)
-            before_ += static_cast<uint32_t>(shared.GetValue(c * kBlockWords));
+        for (uint32_t c = 0; c < core_; ++c) before_ += static_cast<uint32_t>(shared.GetValue(c * kBlockWords));
     }
     __aicore__ inline GlobalTensor<int32_t> Sums(uint32_t block, uint32_t blocks) const {
         return View<int32_t>(gm_.workspace + (block * kBlockWords) * sizeof(int32_t), blocks * kBlockWords);
@@ -346,11 +338,9 @@ private:
         pipe_->InitBuffer(endBuf_, PaddedInts(Max(mine_, 1)) * sizeof(int32_t));
         uint32_t row = before_;
         for (uint32_t i = 0; i < mine_; ++i) {
-            const uint32_t slot = first_ + i,
-                           count = static_cast<uint32_t>(countBuf_.Get<int32_t>().GetValue(i));
+            const uint32_t slot = first_ + i, count = static_cast<uint32_t>(countBuf_.Get<int32_t>().GetValue(i));
             for (uint32_t position = 0; position < count; ++position, ++row)
-                CopyRow(Row(context_.data(info_->rank), slot % info_->world, slot / info_->world, position),
-                        row);
+                CopyRow(Row(context_.data(info_->rank), slot % info_->world, slot / info_->world, position), row);
             endBuf_.Get<int32_t>().SetValue(i, static_cast<int32_t>(row));
         }
         SyncFunc<HardEvent::S_MTE3>();
@@ -369,12 +359,11 @@ private:
         chunk = copyQueue_.template DeQue<int8_t>();
         CopyOut(Bytes(gm_.expandX + static_cast<uint64_t>(row) * rowBytes, rowBytes), chunk, rowBytes);
         if constexpr (kQuant) {
-            CopyOut(Bytes(gm_.dynamicScales + static_cast<uint64_t>(row) * sizeof(float), sizeof(float)),
-                    chunk[wire_], sizeof(float));
+            CopyOut(Bytes(gm_.dynamicScales + static_cast<uint64_t>(row) * sizeof(float), sizeof(float)), chunk[wire_],
+                    sizeof(float));
         }
         const uint32_t triple = kTripleWords * sizeof(int32_t);
-        CopyOut(Bytes(gm_.triples + static_cast<uint64_t>(row) * triple, triple), chunk[wire_ + kBlock],
-                triple);
+        CopyOut(Bytes(gm_.triples + static_cast<uint64_t>(row) * triple, triple), chunk[wire_ + kBlock], triple);
         copyQueue_.FreeTensor(chunk);
     }
     __aicore__ inline void TokenNums(const GlobalTensor<int32_t>& counts) {
@@ -406,8 +395,7 @@ private:
     AscendC::TQue<AscendC::QuePosition::VECOUT, 1> outQueue_;
     AscendC::TQueBind<AscendC::QuePosition::VECIN, AscendC::QuePosition::VECOUT, 1> copyQueue_;
     UbBuf idBuf_, statusBuf_, countBuf_, endBuf_;
-    uint32_t numsType_ = 1, core_ = 0, half_ = 0, wire_ = 0, unit_ = 0, slots_ = 0, first_ = 0, mine_ = 0,
-             before_ = 0;
+    uint32_t numsType_ = 1, core_ = 0, half_ = 0, wire_ = 0, unit_ = 0, slots_ = 0, first_ = 0, mine_ = 0, before_ = 0;
     uint64_t slotBytes_ = 0, rowsAt_ = 0;
 };
 
@@ -523,8 +511,7 @@ private:
             inQueue_.EnQue(row);
             row = inQueue_.template DeQue<int8_t>();
             AscendC::PipeBarrier<PIPE_V>();
-            AscendC::Cast(term, row.template ReinterpretCast<XType>(), AscendC::RoundMode::CAST_NONE,
-                          info_->hidden);
+            AscendC::Cast(term, row.template ReinterpretCast<XType>(), AscendC::RoundMode::CAST_NONE, info_->hidden);
             AscendC::PipeBarrier<PIPE_V>();
             AscendC::Muls(term, term, scaleBuf_.Get<float>().GetValue(mine * info_->topK + k), info_->hidden);
             AscendC::PipeBarrier<PIPE_V>();
@@ -536,8 +523,8 @@ private:
         AscendC::Cast(out, sum, AscendC::RoundMode::CAST_RINT, info_->hidden);
         outQueue_.EnQue(out);
         out = outQueue_.template DeQue<XType>();
-        CopyOut(Bytes(gm_.x + static_cast<uint64_t>(token) * rowBytes_),
-                out.template ReinterpretCast<int8_t>(), rowBytes_);
+        CopyOut(Bytes(gm_.x + static_cast<uint64_t>(token) * rowBytes_), out.template ReinterpretCast<int8_t>(),
+                rowBytes_);
         outQueue_.FreeTensor(out);
     }
 
@@ -556,10 +543,9 @@ private:
 
 }  // namespace models
 
-extern "C" void model_cann_style_dispatch(GM_ADDR x, GM_ADDR expertIds, GM_ADDR, GM_ADDR, GM_ADDR,
-                                          GM_ADDR expandX, GM_ADDR dynamicScales, GM_ADDR triples,
-                                          GM_ADDR tokenNums, GM_ADDR recvCounts, GM_ADDR, GM_ADDR, GM_ADDR,
-                                          GM_ADDR workspace, GM_ADDR tilingGM) {
+extern "C" void model_cann_style_dispatch(GM_ADDR x, GM_ADDR expertIds, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR expandX,
+                                          GM_ADDR dynamicScales, GM_ADDR triples, GM_ADDR tokenNums, GM_ADDR recvCounts,
+                                          GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR workspace, GM_ADDR tilingGM) {
     GET_TILING_DATA_WITH_STRUCT(moe::MoeDistributeDispatchTiling, tiling, tilingGM);
     const models::DispatchTensors tensors = {x,       expertIds, expandX,    dynamicScales,
                                              triples, tokenNums, recvCounts, workspace};
@@ -575,9 +561,9 @@ extern "C" void model_cann_style_dispatch(GM_ADDR x, GM_ADDR expertIds, GM_ADDR,
     }
 }
 
-extern "C" void model_cann_style_combine(GM_ADDR expandX, GM_ADDR, GM_ADDR triples, GM_ADDR sendCounts,
-                                         GM_ADDR scales, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR x,
-                                         GM_ADDR, GM_ADDR, GM_ADDR tilingGM) {
+extern "C" void model_cann_style_combine(GM_ADDR expandX, GM_ADDR, GM_ADDR triples, GM_ADDR sendCounts, GM_ADDR scales,
+                                         GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR x, GM_ADDR, GM_ADDR,
+                                         GM_ADDR tilingGM) {
     GET_TILING_DATA_WITH_STRUCT(moe::MoeDistributeCombineTiling, tiling, tilingGM);
     models::CannStyleCombine<bfloat16_t> op;
     op.Init({expandX, triples, sendCounts, scales, x}, tiling);

@@ -86,9 +86,7 @@ def check_traffic(case: Case, runs: list[RankRun]) -> None:
         if case.cores < MANY_CORES or smooth or case.local == 1 or case.topk == 1:
             assert read == rows * (wire + 4), f"dispatch on rank {rank}"
         else:  # a row once for all experts, a list by some cores
-            tokens = sum(
-                int((routed(of) & (of.expert_ids // case.local == rank)).any(1).sum()) for of in case.inputs
-            )
+            tokens = sum(int((routed(of) & (of.expert_ids // case.local == rank)).any(1).sum()) for of in case.inputs)
             least = tokens * wire + 4 * rows
             assert least <= read <= least + 4 * rows * (case.cores - 1), f"dispatch on rank {rank}"
         moved = one.traffic[1]

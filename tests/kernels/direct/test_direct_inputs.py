@@ -80,9 +80,7 @@ def test_between_servers_direct_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
             sent = cases.dispatch(place, 1, 2, comm_alg=comm_alg)
             assert ascend_moe.algorithm_of(group_ep) == "window"
             cases.check_dispatch(place, sent, 1, 2)
-        with pytest.raises(
-            errors.ArgumentError, match="'direct', which reads other ranks' windows"
-        ) as raised:
+        with pytest.raises(errors.ArgumentError, match="'direct', which reads other ranks' windows") as raised:
             cases.dispatch(place, 1, 2, comm_alg="direct")
         assert raised.value.argument == "comm_alg" and "'auto'" in str(raised.value)
         return "refused"

@@ -51,9 +51,7 @@ class Rank:
         """Rows of the rank's number and one."""
         return self.empty().fill_(self.rank + 1)
 
-    def dispatch(
-        self, x: torch.Tensor | None = None, ids: torch.Tensor | None = None, comm_alg: str = "direct"
-    ) -> Any:
+    def dispatch(self, x: torch.Tensor | None = None, ids: torch.Tensor | None = None, comm_alg: str = "direct") -> Any:
         x = torch.ones(BATCH, HIDDEN) if x is None else x
         ids = self.ids if ids is None else ids
         return ascend_moe.npu_moe_distribute_dispatch_v2(x, ids, *self.common, comm_alg=comm_alg)

@@ -48,8 +48,8 @@ struct Shape {
     bool quantised;
     int experts() const { return world * local; }
     std::string Text() const {
-        return "W" + std::to_string(world) + " L" + std::to_string(local) + " cores " +
-               std::to_string(cores) + " V" + std::to_string(contract) + (quantised ? " int8" : "");
+        return "W" + std::to_string(world) + " L" + std::to_string(local) + " cores " + std::to_string(cores) + " V" +
+               std::to_string(contract) + (quantised ? " int8" : "");
     }
 };
 
@@ -74,8 +74,8 @@ Tokens MakeTokens(const Shape& shape, uint32_t seed, int rank) {
         while (tokens.ids.size() < first + static_cast<size_t>(shape.topk)) {
             const int id = below(3) == 0 ? hot : below(shape.experts() + 1) - 1;
             // A token that names an expert twice may be one row too many for the window.
-            if (id >= 0 && std::count(tokens.ids.begin() + static_cast<std::ptrdiff_t>(first),
-                                      tokens.ids.end(), id) != 0)
+            if (id >= 0 &&
+                std::count(tokens.ids.begin() + static_cast<std::ptrdiff_t>(first), tokens.ids.end(), id) != 0)
                 continue;
             tokens.ids.push_back(id);
             tokens.weights.push_back(std::ldexp(1.0f, below(3) - 1));
@@ -100,8 +100,8 @@ public:
         for (int64_t& value : spec_.attributes) value = moe::kNoValue;
         for (const auto index :
              {moe::kAttribute_tp_world_size, moe::kAttribute_tp_rank_id, moe::kAttribute_expert_shard_type,
-              moe::kAttribute_shared_expert_num, moe::kAttribute_shared_expert_rank_num,
-              moe::kAttribute_quant_mode, moe::kAttribute_expert_token_nums_type}) {
+              moe::kAttribute_shared_expert_num, moe::kAttribute_shared_expert_rank_num, moe::kAttribute_quant_mode,
+              moe::kAttribute_expert_token_nums_type}) {
             spec_.attributes[index] = 0;
         }
         spec_.attributes[moe::kAttribute_ep_world_size] = shape.world;
@@ -180,11 +180,10 @@ public:
         Call call(shape_, rank_, moe::kOpCombine);
         call.Input(moe::kTensor_expand_x, moe::kTypeFp32, rows_.data(), {rows, shape_.hidden});
         call.Input(moe::kTensor_expert_ids, moe::kTypeInt32, sent_.ids.data(), {sent_.batch, shape_.topk});
-        call.Input(v2 ? moe::kTensor_assist_info_for_combine : moe::kTensor_expand_idx, moe::kTypeInt32,
-                   index_.data(), {index});
+        call.Input(v2 ? moe::kTensor_assist_info_for_combine : moe::kTensor_expand_idx, moe::kTypeInt32, index_.data(),
+                   {index});
         call.Input(moe::kTensor_ep_send_counts, moe::kTypeInt32, counts_.data(), {shape_.experts()});
-        call.Input(moe::kTensor_expert_scales, moe::kTypeFp32, sent_.weights.data(),
-                   {sent_.batch, shape_.topk});
+        call.Input(moe::kTensor_expert_scales, moe::kTypeFp32, sent_.weights.data(), {sent_.batch, shape_.topk});
         call.Input(moe::kTensor_x_active_mask, moe::kTypeBool, sent_.active.data(), {sent_.batch});
         const int code = Run(call);
         if (code == static_cast<int>(moe::kOk)) CheckSums(call);
@@ -305,8 +304,7 @@ void Leaves(const Shape& shape, uint32_t seed) {
             if (code == static_cast<int>(moe::kOk)) continue;
             Expect(code, moe::kPeerLost, "dispatch after a rank went");
             // One op early where a third rank's rows are still awaited when a faster one says so.
-            Check(rank.culprit() == 0 && (turn == seed % 4 || turn + 1 == seed % 4),
-                  "the rank that went is not named");
+            Check(rank.culprit() == 0 && (turn == seed % 4 || turn + 1 == seed % 4), "the rank that went is not named");
             return;
         }
     });
@@ -317,8 +315,8 @@ std::vector<Shape> Shapes() {
     for (int world = 2; world <= 4; ++world) {
         for (int contract : {1, 2}) {
             for (bool quantised : {false, true}) {
-                shapes.push_back({world, 1 + world % 3, 2 + contract % 2, 32 * (5 - world), 5,
-                                  world == 3 ? 5 : world, kPatientMicros, contract, quantised});
+                shapes.push_back({world, 1 + world % 3, 2 + contract % 2, 32 * (5 - world), 5, world == 3 ? 5 : world,
+                                  kPatientMicros, contract, quantised});
             }
         }
     }

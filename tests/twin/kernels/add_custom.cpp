@@ -75,8 +75,7 @@ private:
     uint32_t tileLength;
 };
 
-extern "C" __global__ __aicore__ void add_custom(GM_ADDR x, GM_ADDR y, GM_ADDR z, GM_ADDR workspace,
-                                                 GM_ADDR tiling) {
+extern "C" __global__ __aicore__ void add_custom(GM_ADDR x, GM_ADDR y, GM_ADDR z, GM_ADDR workspace, GM_ADDR tiling) {
     REGISTER_TILING_DEFAULT(AddCustomTilingData);
     GET_TILING_DATA_WITH_STRUCT(AddCustomTilingData, tilingData, tiling);
     if (TILING_KEY_IS(1)) {

@@ -24,8 +24,7 @@ struct All2AllTilingData {
 
 constexpr uint32_t kFlag = 0x7F00FF01;
 
-extern "C" __global__ __aicore__ void all2all_batch_write(GM_ADDR x, GM_ADDR y, GM_ADDR workspace,
-                                                          GM_ADDR tiling) {
+extern "C" __global__ __aicore__ void all2all_batch_write(GM_ADDR x, GM_ADDR y, GM_ADDR workspace, GM_ADDR tiling) {
     GET_TILING_DATA_WITH_STRUCT(All2AllTilingData, tilingData, tiling);
     const All2AllInfo t = tilingData.info;
     Hccl<HCCL_SERVER_TYPE_AICPU> hccl;

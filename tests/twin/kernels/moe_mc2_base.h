@@ -70,8 +70,7 @@ __aicore__ inline void CleanLine(const GlobalTensor<T>& line) {
 
 // One row from GM to GM by way of a queue.
 template <class T, class Queue>
-__aicore__ inline void MoveRow(Queue& queue, const GlobalTensor<T>& to, const GlobalTensor<T>& from,
-                               uint32_t count) {
+__aicore__ inline void MoveRow(Queue& queue, const GlobalTensor<T>& to, const GlobalTensor<T>& from, uint32_t count) {
     LocalTensor<T> row = queue.template AllocTensor<T>();
     DataCopy(row, from, count);
     queue.EnQue(row);

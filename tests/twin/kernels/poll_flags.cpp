@@ -6,8 +6,8 @@ using namespace Mc2Sample;
 
 constexpr uint32_t kBlock = 8;
 
-__aicore__ inline void Wait(GlobalTensor<int32_t> flagGm, GlobalTensor<int32_t> word,
-                            GlobalTensor<int32_t> seen, TPipe* pipe, bool scalar, bool heartbeat) {
+__aicore__ inline void Wait(GlobalTensor<int32_t> flagGm, GlobalTensor<int32_t> word, GlobalTensor<int32_t> seen,
+                            TPipe* pipe, bool scalar, bool heartbeat) {
     TBuf<> flagBuf, beatBuf;
     pipe->InitBuffer(flagBuf, 32);
     pipe->InitBuffer(beatBuf, 32);
@@ -42,8 +42,7 @@ __aicore__ inline void Process(GM_ADDR seen, GM_ADDR workspace, bool scalar, boo
     TBuf<> outBuf;
     pipe.InitBuffer(outBuf, 32);
     if (all || core != cores - 1) {
-        Wait(flagGm[next * kBlock], wordGm[next * 16], Gm<int32_t>(seen)[core * kBlock], &pipe, scalar,
-             heartbeat);
+        Wait(flagGm[next * kBlock], wordGm[next * 16], Gm<int32_t>(seen)[core * kBlock], &pipe, scalar, heartbeat);
     }
     LocalTensor<int32_t> out = outBuf.Get<int32_t>();
     Duplicate(out, 1, kBlock);

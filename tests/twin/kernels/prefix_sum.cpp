@@ -8,8 +8,7 @@ struct PrefixTilingData {
     uint32_t chunk;  // elements a core, a multiple of 8
 };
 
-extern "C" __global__ __aicore__ void prefix_sum(GM_ADDR x, GM_ADDR y, GM_ADDR all, GM_ADDR workspace,
-                                                 GM_ADDR tiling) {
+extern "C" __global__ __aicore__ void prefix_sum(GM_ADDR x, GM_ADDR y, GM_ADDR all, GM_ADDR workspace, GM_ADDR tiling) {
     GET_TILING_DATA_WITH_STRUCT(PrefixTilingData, t, tiling);
     const uint32_t core = GetBlockIdx(), cores = GetBlockNum();
     GlobalTensor<int32_t> syncGm = Gm<int32_t>(workspace), totalGm = syncGm[cores * 8];

@@ -74,14 +74,14 @@ inline void Run(void (*kernel)(const Args&), const int64_t* numbers) {
         DataCopy(buffers[i].Get<uint8_t>(), gm[i], kBytes);
     }
     PipeBarrier<PIPE_ALL>();
-    kernel({buffers[0].Get<uint8_t>(), buffers[1].Get<uint8_t>(), buffers[2].Get<uint8_t>(),
-            buffers[3].Get<uint8_t>(), numbers});
+    kernel({buffers[0].Get<uint8_t>(), buffers[1].Get<uint8_t>(), buffers[2].Get<uint8_t>(), buffers[3].Get<uint8_t>(),
+            numbers});
     PipeBarrier<PIPE_ALL>();
     DataCopy(gm[0], buffers[0].Get<uint8_t>(), kBytes);
 }
 
-inline const char* RunNamed(const Entry* entry, const char* name, const uint8_t* a, const uint8_t* b,
-                            uint8_t* out, const int64_t* numbers) {
+inline const char* RunNamed(const Entry* entry, const char* name, const uint8_t* a, const uint8_t* b, uint8_t* out,
+                            const int64_t* numbers) {
     static char text[1024];
     while (strcmp(entry->name, name) != 0) ++entry;
     const uint8_t* given[3] = {out, a, b};

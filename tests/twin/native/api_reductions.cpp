@@ -91,8 +91,7 @@ template <class T>
 void CallSum(const Args& g) {
     TBuf<> rest;
     if (g.p[4] > 0) GetTPipePtr()->InitBuffer(rest, static_cast<uint32_t>(g.p[4]));
-    const SumParams params{static_cast<uint32_t>(g.p[1]), static_cast<uint32_t>(g.p[2]),
-                           static_cast<uint32_t>(g.p[3])};
+    const SumParams params{static_cast<uint32_t>(g.p[1]), static_cast<uint32_t>(g.p[2]), static_cast<uint32_t>(g.p[3])};
     const LocalTensor<T> to = g.InA<T>(5);
     if (g.p[0] == 0) {
         Sum(to, g.As<T>(g.a), g.tmp, params);

@@ -13,9 +13,7 @@ void CallCompare(const Args& g) {
     const LocalTensor<T> a = g.As<T>(g.a), b = g.As<T>(g.b);
     ByForm(
         g, [&](uint32_t n) { Compare(g.out, a, b, Mode(g), n); },
-        [&](auto mask) {
-            Compare(g.out.ReinterpretCast<int8_t>(), a, b, Mode(g), mask, g.Int(3), Binary(g));
-        });
+        [&](auto mask) { Compare(g.out.ReinterpretCast<int8_t>(), a, b, Mode(g), mask, g.Int(3), Binary(g)); });
 }
 template <class T>
 void CallCompareScalar(const Args& g) {
@@ -43,8 +41,8 @@ void CallRegisterCompare(const Args& g) {
 // The register from `b`, then Select.
 void RegisterSet(const Args& g) {
     SetCmpMask(g.b);
-    Select<float, SELMODE::VSEL_CMPMASK_SPR>(g.As<float>(g.out), g.As<float>(g.a),
-                                             g.a[4096].ReinterpretCast<float>(), g.Int(3), Binary(g));
+    Select<float, SELMODE::VSEL_CMPMASK_SPR>(g.As<float>(g.out), g.As<float>(g.a), g.a[4096].ReinterpretCast<float>(),
+                                             g.Int(3), Binary(g));
 }
 // The chooser's bits are in b; the second operand is the second half of a, or the scalar 7.
 template <class T>
@@ -96,13 +94,11 @@ void CallGather(const Args& g) {
 }
 template <class T>
 void CallGatherb(const Args& g) {
-    Gatherb(g.As<T>(g.out), g.As<T>(g.a), g.As<uint32_t>(g.b), g.Int(3),
-            GatherRepeatParams(g.Byte(4), g.Byte(7)));
+    Gatherb(g.As<T>(g.out), g.As<T>(g.a), g.As<uint32_t>(g.b), g.Int(3), GatherRepeatParams(g.Byte(4), g.Byte(7)));
 }
 template <class T>
 void CallBrcb(const Args& g) {
-    const LocalTensor<T> from =
-        g.p[11] > 0 ? g.out[static_cast<uint32_t>(g.p[11])].ReinterpretCast<T>() : g.As<T>(g.a);
+    const LocalTensor<T> from = g.p[11] > 0 ? g.out[static_cast<uint32_t>(g.p[11])].ReinterpretCast<T>() : g.As<T>(g.a);
     Brcb(g.As<T>(g.out), from, g.Int(3), BrcbRepeatParams(g.Short(4), g.Short(7)));
 }
 // From b's first element on, by its second.
@@ -114,8 +110,7 @@ void CallArithProgression(const Args& g) {
 // Within UB: numbers 0 blockCount, 1 blockLen, 2 and 3 gaps; 4 the byte in `a` that is copied to, below 0 for
 // out.
 void CopyBlocks(const Args& g) {
-    DataCopy(g.InA<float>(4), g.As<float>(g.a),
-             DataCopyParams(g.Short(0), g.Short(1), g.Short(2), g.Short(3)));
+    DataCopy(g.InA<float>(4), g.As<float>(g.a), DataCopyParams(g.Short(0), g.Short(1), g.Short(2), g.Short(3)));
     if (g.p[4] >= 0) g.AToOut();
 }
 // Allocates until `number 1` bytes of UB are taken, then selects with a scalar.

@@ -77,15 +77,10 @@ void Traps(const Args& g) {
 void ScalarBits(const Args& g) {
     const uint64_t x = static_cast<uint64_t>(g.p[0]);
     const LocalTensor<int32_t> out = g.As<int32_t>(g.out);
-    const int64_t all[] = {ScalarGetSFFValue<0>(x),
-                           ScalarGetSFFValue<1>(x),
-                           GetSFFValue<1>(x),
-                           ScalarGetCountOfValue<0>(x),
-                           ScalarGetCountOfValue<1>(x),
-                           GetBitCount<1>(x),
-                           ScalarCountLeadingZero(x),
-                           CountLeadingZero(x),
-                           CountBitsCntSameAsSignBit(static_cast<int64_t>(x))};
+    const int64_t all[] = {
+        ScalarGetSFFValue<0>(x),     ScalarGetSFFValue<1>(x),     GetSFFValue<1>(x),
+        ScalarGetCountOfValue<0>(x), ScalarGetCountOfValue<1>(x), GetBitCount<1>(x),
+        ScalarCountLeadingZero(x),   CountLeadingZero(x),         CountBitsCntSameAsSignBit(static_cast<int64_t>(x))};
     for (uint32_t i = 0; i < 9; ++i) out.SetValue(i, static_cast<int32_t>(all[i]));
 }
 void DeqScale(const Args& g) {
@@ -123,14 +118,11 @@ void Wrong(const Args& g) {
     const uint32_t* from = g.a.ReinterpretCast<uint32_t>().Span(64, twin::Loc::Here(), "canary");
     const uint32_t written = g.p[0] == 1 ? 7 : g.p[0] == 2 ? 9 : 8;
     const uint32_t read = g.p[0] == 3 ? 7 : 8;
-    twin::Issue({"Canary",
-                 twin::Pipe::kV,
-                 twin::Loc::Here(),
-                 detail::UbAccess(to, written),
-                 {detail::UbAccess(from, read)}},
-                [=] {
-                    for (uint32_t i = 0; i < 8; ++i) twin::StoreAt(to, i, twin::LoadAt(from, i) + 1);
-                });
+    twin::Issue(
+        {"Canary", twin::Pipe::kV, twin::Loc::Here(), detail::UbAccess(to, written), {detail::UbAccess(from, read)}},
+        [=] {
+            for (uint32_t i = 0; i < 8; ++i) twin::StoreAt(to, i, twin::LoadAt(from, i) + 1);
+        });
 }
 
 // An accumulator that stands still; sources unevenly spaced from repeat to repeat.

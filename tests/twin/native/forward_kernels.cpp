@@ -52,8 +52,7 @@ public:
                 Step(own_() % 20);
             }
         }
-        for (auto& row : rows_)
-            DataCopy(Gm<bfloat16_t>(Y(), 0, kUbBytes), row.Get<bfloat16_t>(), kUbBytes / 2);
+        for (auto& row : rows_) DataCopy(Gm<bfloat16_t>(Y(), 0, kUbBytes), row.Get<bfloat16_t>(), kUbBytes / 2);
         for (auto& sum : sums_) DataCopy(Gm<float>(F(), 0, kUbBytes), sum.Get<float>(), kElements);
     }
 
@@ -159,8 +158,7 @@ private:
     }
     void Scalars() {
         LocalTensor<bfloat16_t> row = Row();
-        for (uint32_t i = Below(12); i-- > 0;)
-            row.SetValue(Below(kUbBytes / 2), row.GetValue(Below(kUbBytes / 2)));
+        for (uint32_t i = Below(12); i-- > 0;) row.SetValue(Below(kUbBytes / 2), row.GetValue(Below(kUbBytes / 2)));
         LocalTensor<float> sum = Sum();
         sum.SetValue(Below(kElements), sum.GetValue(Below(kElements)));
     }
@@ -181,12 +179,8 @@ private:
         DataCopy(Gm<bfloat16_t>(g_memory.state[core_], at, 32), Row(), 16);
         Poke();
     }
-    void CopyRow() {
-        DataCopy(rows_[0].Get<bfloat16_t>(), rows_[1 + Below(2)].Get<bfloat16_t>(), kUbBytes / 2);
-    }
-    void SetElement() {
-        Gm<bfloat16_t>(X(), 0, kGmBytes).SetValue(Below(kGmBytes / 2), ToBfloat16(Weight()));
-    }
+    void CopyRow() { DataCopy(rows_[0].Get<bfloat16_t>(), rows_[1 + Below(2)].Get<bfloat16_t>(), kUbBytes / 2); }
+    void SetElement() { Gm<bfloat16_t>(X(), 0, kGmBytes).SetValue(Below(kGmBytes / 2), ToBfloat16(Weight())); }
     void Poll() {
         twin::GiveWay(twin::Loc::Here());
         Poke();
@@ -198,11 +192,10 @@ private:
     }
     void Step(uint32_t which) {
         static constexpr void (Program::* kSteps[20])() = {
-            &Program::InStrided,   &Program::OutStrided, &Program::Scalars, &Program::Floats,
-            &Program::TellAndPoke, &Program::SetElement, &Program::CopyRow, &Program::Out,
-            &Program::Out,         &Program::Out,        &Program::Vector,  &Program::Vector,
-            &Program::In,          &Program::In,         &Program::In,      &Program::In,
-            &Program::Poll,        &Program::Gather,     &Program::Chain,   &Program::WholeSum};
+            &Program::InStrided,  &Program::OutStrided, &Program::Scalars, &Program::Floats, &Program::TellAndPoke,
+            &Program::SetElement, &Program::CopyRow,    &Program::Out,     &Program::Out,    &Program::Out,
+            &Program::Vector,     &Program::Vector,     &Program::In,      &Program::In,     &Program::In,
+            &Program::In,         &Program::Poll,       &Program::Gather,  &Program::Chain,  &Program::WholeSum};
         const auto step = kSteps[which];
         (this->*step)();
     }
@@ -229,8 +222,7 @@ private:
 }  // namespace
 
 // Runs a program and leaves all of its memory in `out`. Returns what the twin said, or "".
-extern "C" const char* run_program(uint32_t seed, uint32_t steps, uint32_t cores, int forwards,
-                                   uint8_t* out) {
+extern "C" const char* run_program(uint32_t seed, uint32_t steps, uint32_t cores, int forwards, uint8_t* out) {
     static char text[1024];
     text[0] = '\0';
     std::mt19937 random(seed);

@@ -60,10 +60,8 @@ void oracle_half_compare(uint16_t* dst, const half* a, const half* b, uint32_t n
         const half x = a[i];
         const half y = b[i];
         const float f = y;
-        const int same =
-            (x == y) | (x != y) << 1 | (x < y) << 2 | (x <= y) << 3 | (x > y) << 4 | (x >= y) << 5;
-        const int wide =
-            (x == f) | (x != f) << 1 | (x < f) << 2 | (x <= f) << 3 | (x > f) << 4 | (x >= f) << 5;
+        const int same = (x == y) | (x != y) << 1 | (x < y) << 2 | (x <= y) << 3 | (x > y) << 4 | (x >= y) << 5;
+        const int wide = (x == f) | (x != f) << 1 | (x < f) << 2 | (x <= f) << 3 | (x > f) << 4 | (x >= f) << 5;
         dst[i] = static_cast<uint16_t>(same | wide << 6);
     }
 }

@@ -457,9 +457,7 @@ void Ranks() {
     LocalTensor<int32_t> flag = ub.C().ReinterpretCast<int32_t>();
     Duplicate(flag, static_cast<int32_t>(9), 8);
     PipeBarrier<PIPE_ALL>();
-    const auto flag_of = [](int rank) {
-        return At<int32_t>(kForeign ? g_window[rank] + 1024 : g_state[rank], 0);
-    };
+    const auto flag_of = [](int rank) { return At<int32_t>(kForeign ? g_window[rank] + 1024 : g_state[rank], 0); };
     const auto send_flag = [&] { DataCopy(flag_of(peer), flag, 8); };
     if (mistake == Mistake::kFlagFirst) send_flag();
     DataCopy(At<float>(g_window[peer], 0), ub.A(), 64);
@@ -508,9 +506,8 @@ void NeverComes() {
             "", cores                     \
     }
 #define SYNC "missing pipe synchronisation|"
-#define PIPES(from, to, First, Second)                                                           \
-    PAIR(#from "_" #to, 1,                                                                       \
-         SYNC "is not ordered before " #to " |needs " #from "_" #to " or PipeBarrier<PIPE_ALL>", \
+#define PIPES(from, to, First, Second)                                                                             \
+    PAIR(#from "_" #to, 1, SYNC "is not ordered before " #to " |needs " #from "_" #to " or PipeBarrier<PIPE_ALL>", \
          Pipes<HardEvent::from##_##to>(on, First, Second))
 #define RANKS(name, mistake, expected) {name, Ranks<Mistake::mistake>, expected, 1, 2}
 // clang-format off

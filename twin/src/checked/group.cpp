@@ -70,8 +70,7 @@ private:
         RunOptions options;
         options.hang_is_finding = false;
         options.explicit_sync = true;
-        for (const Post* post : ran)
-            options.explicit_sync = options.explicit_sync && !post->spec->watch_polls;
+        for (const Post* post : ran) options.explicit_sync = options.explicit_sync && !post->spec->watch_polls;
         if (const char* seed = getenv("ASCEND_MOE_SEED")) {
             options.seed = strtoull(seed, nullptr, 10) + ++runs_;
             options.policy = Policy::kRandom;

@@ -19,8 +19,7 @@ constexpr size_t kMostLooks = 32;
 void World::TouchUb(CoreState& core, const Access& access, const Toucher& t) {
     ForEachUbPiece(core, access, [&](Block* blocks, uint32_t lead, uint64_t at, uint64_t bytes) {
         const Shadow::Conflict conflict = shadow_.Touch(blocks, lead, bytes, t);
-        if (conflict.other != 0)
-            RaiseConflict(t, conflict, "UB byte " + std::to_string(at + conflict.offset));
+        if (conflict.other != 0) RaiseConflict(t, conflict, "UB byte " + std::to_string(at + conflict.offset));
         if (t.write) Shadow::Fill(blocks, lead, bytes, true);
     });
 }
@@ -36,22 +35,19 @@ void World::NeedFilled(CoreState& core, const Access& access, const Instruction&
 
 // ---- GM ----
 
-void World::TouchGm(CoreState& core, Pipe pipe, const Access& access, const Toucher& t,
-                    const Instruction& in) {
+void World::TouchGm(CoreState& core, Pipe pipe, const Access& access, const Toucher& t, const Instruction& in) {
     const GmRange range = FindGm(core.core, access.begin, access.bytes, in.loc);
     const bool small_block =
         access.bytes == kBlockBytes && access.begin % kBlockBytes == 0 && access.stride % kBlockBytes == 0;
     // Status blocks are flags by declaration; in windows of other people's kernels a store of single blocks.
-    const bool flag_store =
-        t.write &&
-        (range.atomic_blocks || (core.core.watch != nullptr && small_block && range.kind != GmKind::kTensor));
+    const bool flag_store = t.write && (range.atomic_blocks ||
+                                        (core.core.watch != nullptr && small_block && range.kind != GmKind::kTensor));
     for (uint32_t i = 0; i < access.count; ++i) {
         const uintptr_t begin = access.begin + i * access.stride;
         const bool ruled = range.kind == GmKind::kWindowData || range.kind == GmKind::kWindowLent;
         if (ruled && core.rank->step->spec.window_rule) {
             const char* reason = core.rank->step->spec.window_rule(begin, access.bytes, t.write);
-            TWIN_RAISE_IF(reason != nullptr, kWrongHalf, in.loc,
-                          "%s of %llu bytes at byte %llu of \"%s\": %s", in.name,
+            TWIN_RAISE_IF(reason != nullptr, kWrongHalf, in.loc, "%s of %llu bytes at byte %llu of \"%s\": %s", in.name,
                           static_cast<unsigned long long>(access.bytes),
                           static_cast<unsigned long long>(begin - range.begin), range.name, reason);
         }
@@ -88,8 +84,8 @@ void World::TouchGmPiece(CoreState& core, Pipe pipe, uintptr_t begin, uint64_t b
                 shadow_.Touch(&block, static_cast<uint32_t>(at % kBlockBytes), run - at, t);
             if (conflict.other != 0) {
                 RaiseConflict(t, conflict,
-                              std::string("byte ") + std::to_string(at + conflict.offset - range.begin) +
-                                  " of \"" + range.name + "\"");
+                              std::string("byte ") + std::to_string(at + conflict.offset - range.begin) + " of \"" +
+                                  range.name + "\"");
             }
             at = run;
         }
@@ -100,8 +96,7 @@ void World::TouchGmPiece(CoreState& core, Pipe pipe, uintptr_t begin, uint64_t b
     if (pipe != Pipe::kS || core.core.watch != nullptr) {
         const Loc& place = sites_[t.number].loc;
         bool known = core.looks.size() >= kMostLooks;
-        for (const Loc& other : core.looks)
-            known = known || (other.line == place.line && other.file == place.file);
+        for (const Loc& other : core.looks) known = known || (other.line == place.line && other.file == place.file);
         if (!known) core.looks.push_back(place);
     }
 }
@@ -230,8 +225,7 @@ void World::LandSome(CoreState& core) {
     scratch_.clear();
     for (uint32_t i = 0; i < stores.size(); ++i) {
         bool first = true;  // in order: the oldest to its range only
-        for (uint32_t k = 0; k < i && first; ++k)
-            first = options_.unordered || stores[k].target != stores[i].target;
+        for (uint32_t k = 0; k < i && first; ++k) first = options_.unordered || stores[k].target != stores[i].target;
         if (first) scratch_.push_back(i);
     }
     Store& store = stores[scratch_[Choose(static_cast<uint32_t>(scratch_.size()), 1)]];
@@ -283,21 +277,19 @@ void World::LoadCached(CoreState& core, uintptr_t from, uint32_t bytes, void* va
         TouchGmPiece(core, Pipe::kS, from, bytes, t, range, false);
         Learns(core);  // it may have read a flag
         TWIN_RAISE_IF(
-            (held.dirty & mask) == 0 &&
-                memcmp(held.bytes + at, reinterpret_cast<const void*>(from), bytes) != 0,
+            (held.dirty & mask) == 0 && memcmp(held.bytes + at, reinterpret_cast<const void*>(from), bytes) != 0,
             kStaleRead, loc,
             "GetValue of byte %llu of \"%s\" reads the cache line fetched at %s, but GM has changed "
             "since: needs DataCacheCleanAndInvalid before the read",
-            static_cast<unsigned long long>(from - range.begin), range.name,
-            PlaceOf(held.fetched_at).c_str());
+            static_cast<unsigned long long>(from - range.begin), range.name, PlaceOf(held.fetched_at).c_str());
     }
     memcpy(value, held.bytes + at, bytes);
     core.pipes[0].last = number;
     Mix(from ^ static_cast<uint64_t>(core.global) << 48);
 }
 
-void World::StoreCached(CoreState& core, uintptr_t to, uint32_t bytes, const void* value,
-                        const GmRange& where, const Loc& loc) {
+void World::StoreCached(CoreState& core, uintptr_t to, uint32_t bytes, const void* value, const GmRange& where,
+                        const Loc& loc) {
     const GmRange range = where;
     MaybeYield(core);
     const uint32_t number = sites_.Add({"SetValue of GM", loc, core.Agent(Pipe::kS), true, false});
@@ -310,8 +302,8 @@ void World::StoreCached(CoreState& core, uintptr_t to, uint32_t bytes, const voi
         Raise(Finding::kSharedLine, loc,
               "SetValue of byte %llu of \"%s\" dirties a 64-byte line that %s has dirtied at %s: whole lines "
               "are written back, one of the two is lost; put them on lines of their own",
-              static_cast<unsigned long long>(to - range.begin), range.name,
-              Actor(other.Agent(Pipe::kS)).c_str(), PlaceOf(sites_[theirs->second.stored_by].loc).c_str());
+              static_cast<unsigned long long>(to - range.begin), range.name, Actor(other.Agent(Pipe::kS)).c_str(),
+              PlaceOf(sites_[theirs->second.stored_by].loc).c_str());
     }
     CacheLine& held = Fetch(core, line, range, loc);
     if (held.dirty == 0) {
@@ -338,12 +330,11 @@ void World::CleanLines(CoreState& core, uintptr_t address, bool all, const Loc& 
             for (uint32_t i = 0; i < kLineBytes; ++i) {
                 const uint64_t bit = 1ull << i;
                 if ((held.valid & bit) == 0 || (held.dirty & bit) != 0) continue;
-                TWIN_RAISE_IF(
-                    *reinterpret_cast<const uint8_t*>(line + i) != held.fetched[i], kSharedLine, loc,
-                    "writing back the 64-byte line that SetValue at %s dirtied undoes what another "
-                    "writer has put into its byte %u since it was fetched at %s: put them on lines of "
-                    "their own",
-                    PlaceOf(site.loc).c_str(), i, PlaceOf(held.fetched_at).c_str());
+                TWIN_RAISE_IF(*reinterpret_cast<const uint8_t*>(line + i) != held.fetched[i], kSharedLine, loc,
+                              "writing back the 64-byte line that SetValue at %s dirtied undoes what another "
+                              "writer has put into its byte %u since it was fetched at %s: put them on lines of "
+                              "their own",
+                              PlaceOf(site.loc).c_str(), i, PlaceOf(held.fetched_at).c_str());
             }
             const Toucher t = ToucherOf(core, Pipe::kS, held.stored_by, true, false);
             const ClockId release = clocks_.Copy(core.clock[0].data());
@@ -356,11 +347,9 @@ void World::CleanLines(CoreState& core, uintptr_t address, bool all, const Loc& 
                 uint32_t n = i;
                 while (n < kLineBytes && (held.dirty >> n & 1) != 0) ++n;
                 const GmRange& range = FindGm(core.core, line + i, n - i, loc);
-                const bool flag =
-                    range.atomic_blocks || (core.core.watch != nullptr && range.kind != GmKind::kTensor);
+                const bool flag = range.atomic_blocks || (core.core.watch != nullptr && range.kind != GmKind::kTensor);
                 TouchGmPiece(core, Pipe::kS, line + i, n - i, t, range, flag);
-                if (options_.trace && range.window())
-                    Trace(core, "store", &range, line + i, n - i, held.stored_by);
+                if (options_.trace && range.window()) Trace(core, "store", &range, line + i, n - i, held.stored_by);
                 memcpy(reinterpret_cast<void*>(line + i), held.bytes + i, n - i);
                 if (flag) Release(line + i, release);
                 Landed(core, line + i, n - i, held.stored_by);
@@ -382,8 +371,7 @@ void World::CheckDirty(CoreState& core, Pipe pipe, uintptr_t begin, uint64_t byt
         if (other.dirty_lines == 0 || (&other == &core && pipe == Pipe::kS)) continue;
         for (const auto& entry : other.cache) {
             const CacheLine& held = entry.second;
-            if (held.dirty == 0 || entry.first >= begin + bytes || entry.first + kLineBytes <= begin)
-                continue;
+            if (held.dirty == 0 || entry.first >= begin + bytes || entry.first + kLineBytes <= begin) continue;
             for (uint32_t k = 0; k < kLineBytes; ++k) {
                 const uintptr_t at = entry.first + k;
                 if ((held.dirty >> k & 1) == 0 || at < begin || at >= begin + bytes) continue;
@@ -409,8 +397,8 @@ void World::CheckDirtyAtEnd(CoreState& core) {
     }
 }
 
-void World::Trace(const CoreState& core, const char* event, const GmRange* range, uintptr_t begin,
-                  uint64_t bytes, uint64_t issue) {
+void World::Trace(const CoreState& core, const char* event, const GmRange* range, uintptr_t begin, uint64_t bytes,
+                  uint64_t issue) {
     TraceEvent entry = {};
     entry.time = result_.trace.size();
     entry.rank = core.rank->program->rank;

@@ -44,8 +44,7 @@ void* World::Reserve(CoreState& core, size_t bytes) {
 
 Toucher World::ToucherOf(CoreState& core, Pipe pipe, uint32_t number, bool write, bool atomic) {
     const bool in_order = pipe == Pipe::kS || (pipe == Pipe::kV && !options_.explicit_sync);
-    return {number, core.Agent(pipe), write,
-            atomic, in_order,         core.clock[static_cast<uint32_t>(pipe)].data()};
+    return {number, core.Agent(pipe), write, atomic, in_order, core.clock[static_cast<uint32_t>(pipe)].data()};
 }
 
 bool World::FlagReady(const CoreState& core, uint32_t flag, uint32_t turn) const {
@@ -60,8 +59,8 @@ void World::Enqueue(CoreState& core, const Instruction& instruction, void (*run)
     const uint32_t pipe = static_cast<uint32_t>(instruction.pipe);
     PipeQueue& queue = core.pipes[pipe];
     const bool writes = instruction.write.bytes != 0;
-    const uint32_t number = sites_.Add(
-        {instruction.name, instruction.loc, core.Agent(instruction.pipe), writes, instruction.atomic});
+    const uint32_t number =
+        sites_.Add({instruction.name, instruction.loc, core.Agent(instruction.pipe), writes, instruction.atomic});
     if (queue.head != 0 && queue.empty()) {
         queue.ops.clear();
         queue.head = 0;
@@ -70,16 +69,14 @@ void World::Enqueue(CoreState& core, const Instruction& instruction, void (*run)
     core.core.blocked_at = instruction.loc;
     if (queue.ops.size() - queue.head == 1 && Eager(core, pipe)) {
         RunHead(core, pipe, false);
-        if (pipe == static_cast<uint32_t>(Pipe::kMte3) && !core.stores.empty() && Eager(core, pipe))
-            LandAll(core);
+        if (pipe == static_cast<uint32_t>(Pipe::kMte3) && !core.stores.empty() && Eager(core, pipe)) LandAll(core);
     }
     if (instruction.write.gm || instruction.reads[0].gm) MaybeYield(core);
 }
 
 void World::CheckScalar(CoreState& core, const Instruction& instruction) {
     const bool writes = instruction.write.bytes != 0;
-    const uint32_t number =
-        sites_.Add({instruction.name, instruction.loc, core.Agent(Pipe::kS), writes, false});
+    const uint32_t number = sites_.Add({instruction.name, instruction.loc, core.Agent(Pipe::kS), writes, false});
     const Toucher t = ToucherOf(core, Pipe::kS, number, writes, false);
     for (const Access& read : instruction.reads) {
         if (read.bytes == 0) continue;
@@ -305,8 +302,7 @@ void World::KnowAll(CoreState& core) {
         const std::vector<uint32_t>& clock = core.clock[pipe];
         checked::JoinClock(all, clock);
     }
-    for (uint32_t pipe = 0; pipe < kPipes; ++pipe)
-        all[core.Agent(static_cast<Pipe>(pipe))] = core.pipes[pipe].last;
+    for (uint32_t pipe = 0; pipe < kPipes; ++pipe) all[core.Agent(static_cast<Pipe>(pipe))] = core.pipes[pipe].last;
     Learns(core);
 }
 
@@ -315,8 +311,7 @@ void World::KnowAll(CoreState& core) {
 void World::Carved(CoreState& core, uint32_t begin, uint32_t bytes) {
     if (bytes == 0) return;
     if (!Idle(core))
-        ForceAll(
-            core);  // instructions in the queues must not read the poison; the clocks show whether they race
+        ForceAll(core);  // instructions in the queues must not read the poison; the clocks show whether they race
     core.ub_high = std::max(core.ub_high, begin + bytes);
     memset(core.ub + begin, kFreshUb, bytes);
     Shadow::Fill(&core.ub_blocks[begin / kBlockBytes], 0, bytes, false);
@@ -339,8 +334,7 @@ void World::Released(CoreState& core) {
 // says ----
 
 void World::AddAgent(CoreState& core, CopyQueues* queues) {
-    if (std::find(core.agents.begin(), core.agents.end(), queues) == core.agents.end())
-        core.agents.push_back(queues);
+    if (std::find(core.agents.begin(), core.agents.end(), queues) == core.agents.end()) core.agents.push_back(queues);
     MaybeYield(core);
 }
 

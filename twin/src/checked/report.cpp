@@ -36,8 +36,7 @@ void World::RaiseConflict(const Toucher& t, const Shadow::Conflict& conflict, co
     }
 }
 
-void World::RaiseOrder(uint32_t first, bool first_wrote, uint32_t second, bool second_wrote,
-                       const std::string& where) {
+void World::RaiseOrder(uint32_t first, bool first_wrote, uint32_t second, bool second_wrote, const std::string& where) {
     const Site &a = sites_[first], &b = sites_[second];
     const uint32_t from = a.agent % kPipes, to = b.agent % kPipes;
     const CoreState &first_core = *cores_[a.agent / kPipes], &second_core = *cores_[b.agent / kPipes];
@@ -47,21 +46,19 @@ void World::RaiseOrder(uint32_t first, bool first_wrote, uint32_t second, bool s
                   "%s is not ordered before %s: needs PipeBarrier<PIPE_%s>; %s", left.c_str(), right.c_str(),
                   PipeName(from), where.c_str());
     TWIN_RAISE_IF(&first_core == &second_core, kMissingSync, b.loc,
-                  "%s is not ordered before %s: needs %s_%s or PipeBarrier<PIPE_ALL>; %s", left.c_str(),
-                  right.c_str(), PipeName(from), PipeName(to), where.c_str());
-    TWIN_RAISE_IF(
-        first_core.rank == second_core.rank, kCoreRace, b.loc,
-        "%s of core %u is not ordered before %s of core %u: needs PipeBarrier<PIPE_ALL> and SyncAll "
-        "between them; %s",
-        left.c_str(), first_core.core.index, right.c_str(), second_core.core.index, where.c_str());
+                  "%s is not ordered before %s: needs %s_%s or PipeBarrier<PIPE_ALL>; %s", left.c_str(), right.c_str(),
+                  PipeName(from), PipeName(to), where.c_str());
+    TWIN_RAISE_IF(first_core.rank == second_core.rank, kCoreRace, b.loc,
+                  "%s of core %u is not ordered before %s of core %u: needs PipeBarrier<PIPE_ALL> and SyncAll "
+                  "between them; %s",
+                  left.c_str(), first_core.core.index, right.c_str(), second_core.core.index, where.c_str());
     Raise(Finding::kRankRace, b.loc,
           "%s of %s is not ordered before %s of %s: needs a status block that is sent when the first is done "
           "and read before the second begins; %s",
           left.c_str(), Actor(a.agent).c_str(), right.c_str(), Actor(b.agent).c_str(), where.c_str());
 }
 
-void World::RaiseUnfilled(const CoreState& core, const Instruction& in, uint32_t number, uint64_t at,
-                          uint64_t bytes) {
+void World::RaiseUnfilled(const CoreState& core, const Instruction& in, uint32_t number, uint64_t at, uint64_t bytes) {
     // An instruction in a queue may be about to write the bytes: then a wait for it is missing.
     for (uint32_t pipe = 1; pipe < kPipes; ++pipe) {
         const PipeQueue& queue = core.pipes[pipe];

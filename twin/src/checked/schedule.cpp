@@ -68,8 +68,7 @@ size_t World::PickEntity() {
     if (options_.policy == Policy::kPct) {
         size_t best = 0;
         for (size_t i = 1; i < n; ++i) {
-            if (enabled_[i].core->priority[enabled_[i].kind] >
-                enabled_[best].core->priority[enabled_[best].kind])
+            if (enabled_[i].core->priority[enabled_[i].kind] > enabled_[best].core->priority[enabled_[best].kind])
                 best = i;
         }
         result_.choices.push_back(static_cast<uint16_t>(best));
@@ -81,10 +80,10 @@ size_t World::PickEntity() {
     if (in.slow_rank >= 0 || in.slow_core >= 0 || in.slow_link >= 0) {
         for (uint32_t tries = 0; tries < kSlowOdds; ++tries) {
             const Entity& entity = enabled_[picked];
-            const bool slow = entity.core->rank->program->rank == in.slow_rank ||
-                              static_cast<int>(entity.core->core.index) == in.slow_core ||
-                              (entity.kind == kStores && in.slow_link >= 0 &&
-                               entity.core->stores.front().owner == in.slow_link);
+            const bool slow =
+                entity.core->rank->program->rank == in.slow_rank ||
+                static_cast<int>(entity.core->core.index) == in.slow_core ||
+                (entity.kind == kStores && in.slow_link >= 0 && entity.core->stores.front().owner == in.slow_link);
             if (!slow) break;
             picked = Choose(static_cast<uint32_t>(n), 1);
         }

@@ -154,8 +154,7 @@ Shadow::Conflict Shadow::Touch(Block* block, uint32_t lead, uint64_t bytes, cons
         } else {
             Cell* cells = Split(*block);
             for (uint32_t i = lead; i < lead + part; ++i) {
-                if (const uint32_t other = Check(cells[i], t, wrote))
-                    return {other, wrote, done + i - lead, false};
+                if (const uint32_t other = Check(cells[i], t, wrote)) return {other, wrote, done + i - lead, false};
             }
             if (part == kBlockBytes && t.write && !t.atomic) {
                 free_splits_.push_back(block->split);  // uniform again

@@ -33,9 +33,7 @@ public:
         used_ = 1;
     }
     uint32_t agents() const { return agents_; }
-    uint32_t* At(ClockId id) {
-        return chunks_[id / kChunk].get() + static_cast<size_t>(id % kChunk) * agents_;
-    }
+    uint32_t* At(ClockId id) { return chunks_[id / kChunk].get() + static_cast<size_t>(id % kChunk) * agents_; }
     ClockId Copy(const uint32_t* from) {
         const ClockId id = New();
         memcpy(At(id), from, agents_ * sizeof(uint32_t));
@@ -64,8 +62,7 @@ private:
         }
         const ClockId id = used_++;
         while (id / kChunk >= chunks_.size())
-            chunks_.push_back(
-                std::unique_ptr<uint32_t[]>(new uint32_t[static_cast<size_t>(kChunk) * agents_]));
+            chunks_.push_back(std::unique_ptr<uint32_t[]>(new uint32_t[static_cast<size_t>(kChunk) * agents_]));
         if (references_.size() <= id) references_.resize(chunks_.size() * kChunk);
         references_[id] = 1;
         return id;

@@ -41,17 +41,13 @@ void Barrier(Pipe pipe, const Loc& loc) { World::Call(&World::Barrier, pipe, loc
 void SettlePipe(Pipe pipe) { World::Call(&World::ForcePipe, static_cast<uint32_t>(pipe)); }
 void UbCarved(uint32_t begin, uint32_t bytes) { World::Call(&World::Carved, begin, bytes); }
 void UbReleased() { World::Call(&World::Released); }
-void CleanLines(uintptr_t address, bool all, const Loc& loc) {
-    World::Call(&World::CleanLines, address, all, loc);
-}
+void CleanLines(uintptr_t address, bool all, const Loc& loc) { World::Call(&World::CleanLines, address, all, loc); }
 void SyncAllCores(const Loc& loc) { World::Call(&World::SyncAll, loc); }
 void PollYield(const Loc& loc) { World::Call(&World::Poll, loc, false); }
 void SuspectedPoll(const Loc& loc) { World::Call(&World::Poll, loc, true); }
 void GiveWay(const Loc& loc) { World::Call(&World::GiveWay, loc); }
 int64_t SystemCycle() { return WorldOf(Here()).cycles(); }
-void CrossCoreSet(int mode, Pipe pipe, int id, const Loc& loc) {
-    World::Call(&World::CrossSet, mode, pipe, id, loc);
-}
+void CrossCoreSet(int mode, Pipe pipe, int id, const Loc& loc) { World::Call(&World::CrossSet, mode, pipe, id, loc); }
 void CrossCoreWait(int id, const Loc& loc) { World::Call(&World::CrossWait, id, loc); }
 
 // ---- a run ----
@@ -90,8 +86,8 @@ void World::Prepare(std::vector<RankProgram>& programs, const RunOptions& option
     while (cores_.size() < core_count_) {
         auto core = std::make_unique<CoreState>();
         core->world = this;
-        void* mapped = mmap(nullptr, kUbBytes, PROT_READ | PROT_WRITE,
-                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        void* mapped =
+            mmap(nullptr, kUbBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (mapped == MAP_FAILED) throw std::bad_alloc();
         core->ub = static_cast<uint8_t*>(mapped);
         core->ub_blocks.resize(kUbBytes / kBlockBytes);
@@ -251,8 +247,7 @@ bool World::FiberEnabled(const CoreState& core) const {
         case CoreStatus::kDrain: return Idle(core);
         case CoreStatus::kPolling: return core.woken;
         case CoreStatus::kCross:
-            return core.rank->launch.cross.Passed(core.core.index, core.rank->cores, core.cross_id,
-                                                  core.cross_turn);
+            return core.rank->launch.cross.Passed(core.core.index, core.rank->cores, core.cross_id, core.cross_turn);
         default: return false;
     }
 }
@@ -315,8 +310,7 @@ void World::Step(const Entity& entity) {
             RunHead(core, pipe, false);
             // Instructions that touch only this core's memory run without a choice between them: no other
             // core can observe the order.
-            while (pipe == static_cast<uint32_t>(Pipe::kV) && PipeEnabled(core, pipe))
-                RunHead(core, pipe, false);
+            while (pipe == static_cast<uint32_t>(Pipe::kV) && PipeEnabled(core, pipe)) RunHead(core, pipe, false);
         }
     } catch (...) {
         Fail(std::current_exception());

@@ -116,9 +116,7 @@ struct CoreState {
     std::vector<Loc> looks;           // where, since the last poll
     std::vector<CopyQueues*> agents;  // the copy agents' queues of tasks that this core posted
 
-    uint16_t Agent(Pipe pipe) const {
-        return static_cast<uint16_t>(global * kPipes + static_cast<uint32_t>(pipe));
-    }
+    uint16_t Agent(Pipe pipe) const { return static_cast<uint16_t>(global * kPipes + static_cast<uint32_t>(pipe)); }
 };
 
 // ---- one rank ----
@@ -159,8 +157,7 @@ public:
     void Enqueue(CoreState& core, const Instruction& instruction, void (*run)(void*), void* effect);
     void* Reserve(CoreState& core, size_t bytes);
     void CheckScalar(CoreState& core, const Instruction& instruction);
-    void LoadCached(CoreState& core, uintptr_t from, uint32_t bytes, void* value, const GmRange& range,
-                    const Loc& loc);
+    void LoadCached(CoreState& core, uintptr_t from, uint32_t bytes, void* value, const GmRange& range, const Loc& loc);
     void StoreCached(CoreState& core, uintptr_t to, uint32_t bytes, const void* value, const GmRange& range,
                      const Loc& loc);
     void CleanLines(CoreState& core, uintptr_t address, bool all, const Loc& loc);
@@ -219,8 +216,7 @@ private:
     // ---- pipes.cpp ----
     ClockId IssueClock(CoreState& core);
     void Learns(CoreState& core);
-    void Push(CoreState& core, Queued kind, Pipe to, uint32_t flag, uint32_t turn, const Loc& loc,
-              const Access& freed);
+    void Push(CoreState& core, Queued kind, Pipe to, uint32_t flag, uint32_t turn, const Loc& loc, const Access& freed);
     void KnowAll(CoreState& core);
     bool RunHead(CoreState& core, uint32_t pipe, bool force);
     void RunEffect(CoreState& core, uint32_t pipe, QueuedOp& op, bool force);
@@ -256,8 +252,8 @@ private:
     CacheLine& Fetch(CoreState& core, uintptr_t line, const GmRange& range, const Loc& loc);
     void CheckDirty(CoreState& core, Pipe pipe, uintptr_t begin, uint64_t bytes, const Toucher& t);
     void CheckDirtyAtEnd(CoreState& core);
-    void Trace(const CoreState& core, const char* event, const GmRange* range, uintptr_t begin,
-               uint64_t bytes, uint64_t issue);
+    void Trace(const CoreState& core, const char* event, const GmRange* range, uintptr_t begin, uint64_t bytes,
+               uint64_t issue);
     void Mix(uint64_t value) { result_.trace_hash = (result_.trace_hash ^ value) * 0x9E3779B97F4A7C15ull; }
 
     // ---- pipes.cpp: agents ----
@@ -265,12 +261,11 @@ private:
     void MoveAgents(CoreState& core, bool all);
 
     // ---- report.cpp ----
-    [[noreturn]] void RaiseConflict(const Toucher& t, const Shadow::Conflict& conflict,
-                                    const std::string& where);
+    [[noreturn]] void RaiseConflict(const Toucher& t, const Shadow::Conflict& conflict, const std::string& where);
     [[noreturn]] void RaiseOrder(uint32_t first, bool first_wrote, uint32_t second, bool second_wrote,
                                  const std::string& where);
-    [[noreturn]] void RaiseUnfilled(const CoreState& core, const Instruction& in, uint32_t number,
-                                    uint64_t at, uint64_t bytes);
+    [[noreturn]] void RaiseUnfilled(const CoreState& core, const Instruction& in, uint32_t number, uint64_t at,
+                                    uint64_t bytes);
     std::string Describe(uint32_t number, bool wrote) const;
     std::string Actor(uint16_t agent) const;
 

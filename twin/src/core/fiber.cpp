@@ -24,8 +24,8 @@ inline void Fiber::ToFiber() { twin_switch(&home_sp_, own_sp_); }
 inline void Fiber::ToHome() { twin_switch(&own_sp_, home_sp_); }
 
 Fiber::Fiber() {
-    void* mapped = mmap(nullptr, kGuard + kStack, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* mapped =
+        mmap(nullptr, kGuard + kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (mapped == MAP_FAILED) throw std::bad_alloc();
     mprotect(mapped, kGuard, PROT_NONE);
     stack_ = static_cast<uint8_t*>(mapped);

@@ -125,8 +125,7 @@ protected:
         if (gone.empty()) return true;
         Fail(FaultOf(*waiting, Finding::kSyncDivergence, waiting->blocked_at,
                      "core " + std::to_string(waiting->index) + " waits in SyncAll call " +
-                         std::to_string(waiting->sync_all_calls) + ", but cores " + gone +
-                         " have left the kernel"));
+                         std::to_string(waiting->sync_all_calls) + ", but cores " + gone + " have left the kernel"));
         return false;
     }
     // A hang, with the places of all cores that wait, of those for which counts(core). False: there are none.

@@ -24,9 +24,8 @@ void FillA3(const GroupWindows& group, uint32_t rank, uint64_t workspace, A3Cont
     context->remote_step = sizeof(A3Pointer);
     A3Remote* peers = reinterpret_cast<A3Remote*>(context + 1);
     for (uint32_t peer = 0; peer < group.world; ++peer) {
-        peers[peer] = {
-            peer,        peer, group.windows_in[peer], group.windows_out[peer], group.windows_exp[peer],
-            {0, 0, 0, 0}};
+        peers[peer] = {peer,        peer, group.windows_in[peer], group.windows_out[peer], group.windows_exp[peer],
+                       {0, 0, 0, 0}};
         context->remote[peer] = {AddressOf(&peers[peer]), AddressOf(&peers[peer])};
     }
 }
@@ -62,9 +61,8 @@ void FillA2(const GroupWindows& group, uint32_t rank, uint64_t workspace, A2Cont
 }  // namespace
 
 uint64_t ContextBlobBytes(Layout layout, uint32_t world) {
-    return sizeof(Header) + (layout == Layout::kA3
-                                 ? sizeof(A3Context) + world * sizeof(A3Remote)
-                                 : sizeof(A2Context) + sizeof(uint64_t) + world * sizeof(A2Remote));
+    return sizeof(Header) + (layout == Layout::kA3 ? sizeof(A3Context) + world * sizeof(A3Remote)
+                                                   : sizeof(A2Context) + sizeof(uint64_t) + world * sizeof(A2Remote));
 }
 
 void FillContext(const GroupWindows& group, uint32_t rank, void* blob, uint64_t workspace) {

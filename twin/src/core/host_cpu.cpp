@@ -45,8 +45,7 @@ void StreamCopy(void* to, const void* from, uint64_t bytes) {
     if (reinterpret_cast<uintptr_t>(to) % kLine == 0 && bytes % kLine == 0) {
         auto* lines = static_cast<uint8_t*>(to);
         const auto* source = static_cast<const uint8_t*>(from);
-        return g_isa == Isa::kAvx512 ? StreamLines512(lines, source, bytes)
-                                     : StreamLines(lines, source, bytes);
+        return g_isa == Isa::kAvx512 ? StreamLines512(lines, source, bytes) : StreamLines(lines, source, bytes);
     }
 #endif
     memcpy(to, from, bytes);

@@ -32,9 +32,7 @@ uint32_t Number(Pipe pipe) { return static_cast<uint32_t>(pipe); }
 }  // namespace
 
 void RecordPhase(const Core& core) { core.recorder->Phase(core); }
-void RecordCopy(const Core& core, double began, const RecordedCopy& copy) {
-    core.recorder->Copy(core, began, copy);
-}
+void RecordCopy(const Core& core, double began, const RecordedCopy& copy) { core.recorder->Copy(core, began, copy); }
 
 // CLOCK_MONOTONIC in ns: one clock for all processes of a machine.
 double RecordedNow() {
@@ -87,8 +85,8 @@ void Recorder::EndWait(const Core& core) {
     CoreNotes& notes = NotesOf(core);
     if (!notes.waiting) return;
     notes.waiting = false;
-    Add({notes.wait_began, notes.wait_ends, 0, notes.released_by, rank_, core.index, -1, Number(Pipe::kS),
-         "wait", core.phase});
+    Add({notes.wait_began, notes.wait_ends, 0, notes.released_by, rank_, core.index, -1, Number(Pipe::kS), "wait",
+         core.phase});
 }
 
 // The blocks that have changed since the last look are the ones that the wait waited for.
@@ -106,8 +104,7 @@ void Recorder::Look(const Core& core, const RecordedCopy& copy) {
         known->second = word;
         if (!notes.waiting) continue;
         notes.released_by = FlowOf(copy.range, gm, block);
-        Add({now, now, copy.bytes, notes.released_by, rank_, core.index, -1, Number(copy.pipe), "arrival",
-             core.phase});
+        Add({now, now, copy.bytes, notes.released_by, rank_, core.index, -1, Number(copy.pipe), "arrival", core.phase});
     }
 }
 

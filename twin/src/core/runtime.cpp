@@ -58,8 +58,8 @@ void Raise(Finding kind, const Loc& loc, const char* format, ...) {
     va_end(arguments);
     const Core* core = g_current_core;
     char line[768];
-    snprintf(line, sizeof(line), "%s: %s, at %s (rank %d, core %u)", FindingName(kind), text,
-             PlaceOf(loc).c_str(), core != nullptr ? core->rank : -1, core != nullptr ? core->index : 0);
+    snprintf(line, sizeof(line), "%s: %s, at %s (rank %d, core %u)", FindingName(kind), text, PlaceOf(loc).c_str(),
+             core != nullptr ? core->rank : -1, core != nullptr ? core->index : 0);
     throw Fault(kind, line);
 }
 
@@ -112,8 +112,7 @@ uintptr_t HcclContext(int index) { return g_current_core->launch->spec->hccl_con
 
 void GmMap::Assign(const std::vector<GmRange>& ranges) {
     ranges_ = ranges;
-    std::sort(ranges_.begin(), ranges_.end(),
-              [](const GmRange& a, const GmRange& b) { return a.begin < b.begin; });
+    std::sort(ranges_.begin(), ranges_.end(), [](const GmRange& a, const GmRange& b) { return a.begin < b.begin; });
 }
 
 const GmRange& GmMap::Find(Core& core, uintptr_t address, uint64_t bytes, const Loc& loc) const {
@@ -127,13 +126,12 @@ const GmRange& GmMap::Find(Core& core, uintptr_t address, uint64_t bytes, const 
         core.last_range[core.last_slot] = range;
         return core.last_range[core.last_slot];
     }
-    TWIN_RAISE_IF(
-        address < range.end, kOutOfBounds, loc, "%llu bytes at byte %llu of GM \"%s\", which has %llu",
-        static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(address - range.begin),
-        range.name, static_cast<unsigned long long>(range.end - range.begin));
+    TWIN_RAISE_IF(address < range.end, kOutOfBounds, loc, "%llu bytes at byte %llu of GM \"%s\", which has %llu",
+                  static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(address - range.begin),
+                  range.name, static_cast<unsigned long long>(range.end - range.begin));
     Raise(Finding::kOutOfBounds, loc,
-          "GM address is in no tensor or window; the nearest below is \"%s\", which ends %llu bytes before",
-          range.name, static_cast<unsigned long long>(address - range.end));
+          "GM address is in no tensor or window; the nearest below is \"%s\", which ends %llu bytes before", range.name,
+          static_cast<unsigned long long>(address - range.end));
 }
 
 void CheckCleanExit(const Core& core) {
@@ -141,14 +139,12 @@ void CheckCleanExit(const Core& core) {
     for (uint32_t event = 0; event < kHardEvents; ++event) {
         for (uint32_t id = 0; id < kEventIds; ++id) {
             TWIN_RAISE_IF(core.flags[event][id], kEventMisuse, here,
-                          "event %u of HardEvent %u is still set: it would poison the next kernel", id,
-                          event);
+                          "event %u of HardEvent %u is still set: it would poison the next kernel", id, event);
         }
     }
     TWIN_RAISE_IF(core.queue_tensors[0] != 0 || core.queue_tensors[1] != 0, kQueueMisuse, here,
                   "%u queue tensors were never freed", core.queue_tensors[0] + core.queue_tensors[1]);
-    TWIN_RAISE_IF(core.atomic_op != 0, kBadArgument, here,
-                  "SetAtomicNone is missing: the next kernel would add");
+    TWIN_RAISE_IF(core.atomic_op != 0, kBadArgument, here, "SetAtomicNone is missing: the next kernel would add");
 }
 
 }  // namespace twin

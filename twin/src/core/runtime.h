@@ -29,11 +29,10 @@ public:
 
     void Set(uint32_t core, uint32_t cores, int mode, int id, const Loc& loc) {
         Check(id, loc);
-        TWIN_RAISE_IF(
-            mode != 0 && mode != 1, kBadArgument, loc,
-            "CrossCoreSetFlag mode %d: a vector core has modes 0 (all cores) and 1 (its sub-blocks); "
-            "mode 2 needs a cube core",
-            mode);
+        TWIN_RAISE_IF(mode != 0 && mode != 1, kBadArgument, loc,
+                      "CrossCoreSetFlag mode %d: a vector core has modes 0 (all cores) and 1 (its sub-blocks); "
+                      "mode 2 needs a cube core",
+                      mode);
         TWIN_RAISE_IF(mode == 1 && cores % 2 != 0, kBadArgument, loc,
                       "CrossCoreSetFlag mode 1 with an odd number of cores, %u", cores);
         Table().mode[id] = mode;
@@ -57,8 +56,7 @@ public:
 
 private:
     static void Check(int id, const Loc& loc) {
-        TWIN_RAISE_IF(id < 0 || id >= kIds, kEventMisuse, loc, "cross-core flag %d is outside 0..%d", id,
-                      kIds - 1);
+        TWIN_RAISE_IF(id < 0 || id >= kIds, kEventMisuse, loc, "cross-core flag %d is outside 0..%d", id, kIds - 1);
     }
     struct Counters {
         int mode[kIds] = {};

@@ -223,9 +223,7 @@ void Device::JoinGroup(const void*, uint32_t) {}
 Device::Device(int rank) : rank_(rank), scheduler_(std::make_unique<Scheduler>(*this)) {}
 Device::~Device() = default;
 
-void Device::Launch(const LaunchSpec& spec, const std::function<void()>& kernel) {
-    scheduler_->Run(spec, kernel);
-}
+void Device::Launch(const LaunchSpec& spec, const std::function<void()>& kernel) { scheduler_->Run(spec, kernel); }
 
 }  // namespace twin
 

@@ -75,8 +75,8 @@ float Wide(const bfloat16_t* p, uint32_t i) { return static_cast<float>(LoadAt(p
 // Computes a term as the instructions would have: each step rounds, nothing is fused.
 template <class T>
 void TermOf(const ForwardedTerm& term) {
-    RunBest([to = reinterpret_cast<float*>(term.ub), from = reinterpret_cast<const T*>(term.gm),
-             weight = term.weight, n = term.count] {
+    RunBest([to = reinterpret_cast<float*>(term.ub), from = reinterpret_cast<const T*>(term.gm), weight = term.weight,
+             n = term.count] {
         TWIN_ELEMENTWISE
         for (uint32_t i = 0; i < n; ++i) StoreAt(to, i, Wide(from, i) * weight);
     });
@@ -96,9 +96,7 @@ void Widen(Forward& forward, uintptr_t ub, uint64_t bytes, uintptr_t gm, uint64_
     if (gm < forward.gm_begin) forward.gm_begin = gm;
     if (gm + source > forward.gm_end) forward.gm_end = gm + source;
 }
-void Widen(Forward& forward, const ForwardedRow& row) {
-    Widen(forward, row.ub, row.bytes, row.gm, row.bytes);
-}
+void Widen(Forward& forward, const ForwardedRow& row) { Widen(forward, row.ub, row.bytes, row.gm, row.bytes); }
 void Widen(Forward& forward, const ForwardedTerm& term) {
     Widen(forward, term.ub, TermBytes(term), term.gm, SourceBytes(term));
 }
@@ -199,8 +197,7 @@ void ForwardRead(Forward& forward, uintptr_t begin, uintptr_t end) {
         if (!Overlap(row.ub, EndOf(row), begin, end)) continue;
         const uintptr_t from = begin > row.ub ? begin : row.ub, to = end < EndOf(row) ? end : EndOf(row);
         if ((to - from) * 4 < row.bytes && ++row.looks <= kLooks) {
-            memcpy(reinterpret_cast<void*>(from), reinterpret_cast<const void*>(row.gm + (from - row.ub)),
-                   to - from);
+            memcpy(reinterpret_cast<void*>(from), reinterpret_cast<const void*>(row.gm + (from - row.ub)), to - from);
             continue;
         }
         Make(row);
@@ -251,8 +248,7 @@ void ForwardStore(Forward& forward, uintptr_t begin, uintptr_t end) {
     if (begin >= forward.gm_end || forward.gm_begin >= end) return;
     const ForwardedTerm& term = forward.term;
     if (SumReads(forward, begin, end)) MakeSum(forward);
-    if (term.type != TermType::kNone && Overlap(term.gm, term.gm + SourceBytes(term), begin, end))
-        MakeTerm(forward);
+    if (term.type != TermType::kNone && Overlap(term.gm, term.gm + SourceBytes(term), begin, end)) MakeTerm(forward);
     for (uint32_t i = forward.count; i-- > 0;) {
         const ForwardedRow& row = forward.rows[i];
         if (!Overlap(row.gm, row.gm + row.bytes, begin, end)) continue;
@@ -319,8 +315,7 @@ bool ForwardCast(Forward& forward, uintptr_t to, uintptr_t from, uint32_t count,
 
 bool ForwardScale(Forward& forward, uintptr_t to, uintptr_t from, uint32_t count, float weight) {
     if (to != from)
-        return ForwardCast(forward, to, from, count, TermType::kFloat) &&
-               ForwardScale(forward, to, to, count, weight);
+        return ForwardCast(forward, to, from, count, TermType::kFloat) && ForwardScale(forward, to, to, count, weight);
     if (!IsTerm(forward, to, count) || forward.term.scaled) return false;
     forward.term.scaled = true;
     forward.term.weight = weight;

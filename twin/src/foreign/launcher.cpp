@@ -140,13 +140,11 @@ struct StopWithPeer {
 
 // Pointers and integers of up to 8 bytes are passed alike on x86-64 and aarch64, whatever their type.
 void CallEntry(const TwinLaunch& launch) {
-    CallerOf(launch.argument_count, std::make_index_sequence<kMaxArguments + 1>())(launch.entry,
-                                                                                   launch.arguments);
+    CallerOf(launch.argument_count, std::make_index_sequence<kMaxArguments + 1>())(launch.entry, launch.arguments);
 }
 
 LaunchSpec SpecOf(const TwinLaunch& launch) {
-    if (launch.argument_count > kMaxArguments)
-        throw std::runtime_error("an entry takes at most 40 arguments");
+    if (launch.argument_count > kMaxArguments) throw std::runtime_error("an entry takes at most 40 arguments");
     LaunchSpec spec;
     spec.block_dim = launch.block_dim;
     spec.tiling_key = launch.tiling_key;
@@ -155,8 +153,8 @@ LaunchSpec SpecOf(const TwinLaunch& launch) {
     for (uint32_t i = 0; i < launch.range_count; ++i) {
         const TwinRange& range = launch.ranges[i];
         const uintptr_t begin = reinterpret_cast<uintptr_t>(range.begin);
-        spec.ranges.push_back({begin, begin + range.bytes, static_cast<GmKind>(range.kind),
-                               range.atomic_blocks != 0, range.doorbell, range.name, range.owner});
+        spec.ranges.push_back({begin, begin + range.bytes, static_cast<GmKind>(range.kind), range.atomic_blocks != 0,
+                               range.doorbell, range.name, range.owner});
     }
     for (uint32_t i = 0; i < kGroups; ++i) {
         if (launch.contexts[i] == nullptr) continue;
@@ -189,8 +187,7 @@ RankSet::RankSet(uint32_t world) {
     }
 }
 
-bool RankSet::RunRank(uint32_t number, const TwinLaunch& launch, TwinOutcome* outcome,
-                      const std::atomic<bool>* stop) {
+bool RankSet::RunRank(uint32_t number, const TwinLaunch& launch, TwinOutcome* outcome, const std::atomic<bool>* stop) {
     Rank& rank = *ranks_[number];
     bool begun = false;
     try {
@@ -294,8 +291,7 @@ void twin_world_destroy(void* world) { delete static_cast<twin::foreign::RankSet
 
 // Launches all ranks together; returns when all have ended. 0, or 1 with *outcome filled by the first
 // failure.
-int twin_world_run(void* world, const TwinLaunch* launches, const TwinOptions* options,
-                   TwinOutcome* outcome) {
+int twin_world_run(void* world, const TwinLaunch* launches, const TwinOptions* options, TwinOutcome* outcome) {
     *outcome = TwinOutcome();
     return static_cast<twin::foreign::RankSet*>(world)->Run(launches, *options, outcome) ? 0 : 1;
 }

@@ -139,8 +139,7 @@ Outcome World::Schedule(CoreState& core, const Instruction& instruction) {
     } else {
         Read(core, instruction, copy);
     }
-    const bool left_out = !options_.payload && !status && !instruction.atomic &&
-                          far.bytes >= options_.payload_bytes &&
+    const bool left_out = !options_.payload && !status && !instruction.atomic && far.bytes >= options_.payload_bytes &&
                           (copy.range->bulk || (window && copy.range->kind != GmKind::kWindowState));
     if (store && status && !instruction.atomic) {
         const uint64_t flow = Defer(core, instruction, copy);
@@ -150,8 +149,7 @@ Outcome World::Schedule(CoreState& core, const Instruction& instruction) {
     Trace(core, instruction.pipe, instruction.name, copy.start, copy.end, far.bytes * far.count, peer);
     if (!store && status) {
         // The value is the one that memory has when the request arrives.
-        const double at =
-            std::max(handed, copy.end - fabric_->RoundTrip(core.rank->index, copy.owner, false) / 2);
+        const double at = std::max(handed, copy.end - fabric_->RoundTrip(core.rank->index, copy.owner, false) / 2);
         YieldUntil(core, at);
         Look(core, far, at);
     }
@@ -223,8 +221,7 @@ uint64_t World::Defer(CoreState& core, const Instruction& instruction, const Cop
         const uint8_t* piece = reinterpret_cast<const uint8_t*>(from.begin + i * from.stride);
         pending->bytes.insert(pending->bytes.end(), piece, piece + to.bytes);
     }
-    pending->path->ns[core.phase_number][static_cast<uint32_t>(Cause::kStatus)] +=
-        pending->visible - core.now;
+    pending->path->ns[core.phase_number][static_cast<uint32_t>(Cause::kStatus)] += pending->visible - core.now;
     pending_.push(pending);
     ++result_.status_stores;
     return pending->flow;
@@ -234,8 +231,7 @@ uint64_t World::Defer(CoreState& core, const Instruction& instruction, const Cop
 double World::Post(CoreState& core, const CopyItem& item) {
     if (unwinding_) return core.now;
     Mark(core);
-    const double end =
-        fabric_->CarryByNic(core.rank->index, item.peer, core.now, static_cast<double>(item.bytes));
+    const double end = fabric_->CarryByNic(core.rank->index, item.peer, core.now, static_cast<double>(item.bytes));
     Pending* pending = new Pending{end + costs_.nic_latency_ns + costs_.visible_ns,
                                    ++stores_,
                                    item.to,
@@ -246,12 +242,11 @@ double World::Post(CoreState& core, const CopyItem& item) {
                                    item,
                                    ++flows_,
                                    std::make_shared<Path>(core.path)};
-    pending->path->ns[core.phase_number][static_cast<uint32_t>(Cause::kStatus)] +=
-        pending->visible - core.now;
+    pending->path->ns[core.phase_number][static_cast<uint32_t>(Cause::kStatus)] += pending->visible - core.now;
     pending_.push(pending);
     ++result_.status_stores;
-    Trace(core, Pipe::kMte3, "BatchWrite", core.now, pending->visible, item.bytes,
-          static_cast<int>(item.peer), pending->flow);
+    Trace(core, Pipe::kMte3, "BatchWrite", core.now, pending->visible, item.bytes, static_cast<int>(item.peer),
+          pending->flow);
     return pending->visible;
 }
 
@@ -272,8 +267,8 @@ void World::Land(double until) {
                           first->piece);
         }
         const uint64_t pieces = first->bytes.empty() ? 1 : first->bytes.size() / first->piece;
-        ranks_[first->rank]->landings.push_back({first->to, (pieces - 1) * first->stride + first->piece,
-                                                 first->visible, first->flow, std::move(first->path)});
+        ranks_[first->rank]->landings.push_back({first->to, (pieces - 1) * first->stride + first->piece, first->visible,
+                                                 first->flow, std::move(first->path)});
     }
 }
 
@@ -330,8 +325,8 @@ void World::EndWait(CoreState& core) {
     core.released_by = 0;
 }
 
-void World::Trace(CoreState& core, Pipe pipe, const char* name, double start, double end, uint64_t bytes,
-                  int peer, uint64_t flow) {
+void World::Trace(CoreState& core, Pipe pipe, const char* name, double start, double end, uint64_t bytes, int peer,
+                  uint64_t flow) {
     if (result_.events.size() >= options_.events) return;
     result_.events.push_back({start, end, bytes, flow, core.core.rank, core.core.index, peer,
                               static_cast<uint32_t>(pipe), name, core.core.phase});

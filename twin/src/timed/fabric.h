@@ -106,8 +106,7 @@ public:
         double end = memory_[memory_of].Reserve(start, bytes);
         const Way way = WayOf(source, target);
         if (way == Way::kOwn) return end;
-        if (way != Way::kPackage && costs_.mesh != 0)
-            return std::max(end, Mesh(source, target).Reserve(start, bytes));
+        if (way != Way::kPackage && costs_.mesh != 0) return std::max(end, Mesh(source, target).Reserve(start, bytes));
         std::vector<Bandwidth>& links = way == Way::kPackage ? package_ : plane_;
         end = std::max(end, links[2 * source].Reserve(start, bytes));
         return std::max(end, links[2 * target + 1].Reserve(start, bytes));
@@ -129,8 +128,7 @@ public:
                 {"package out", "package in"}, {"link out", "link in"}, {"nic out", "nic in"}};
             const std::vector<Bandwidth>* const kinds[] = {&package_, &plane_, &nic_};
             for (int kind = 0; kind < 3; ++kind) {
-                for (int way = 0; way < 2; ++way)
-                    add(kNames[kind][way], rank, (*kinds[kind])[2 * rank + way]);
+                for (int way = 0; way < 2; ++way) add(kNames[kind][way], rank, (*kinds[kind])[2 * rank + way]);
             }
         }
         for (const auto& entry : mesh_) add("mesh link", entry.first / memory_.size(), entry.second);

@@ -251,8 +251,7 @@ void World::CrossSet(CoreState& core, int mode, Pipe pipe, int id, const Loc& lo
     Mark(core);
     double done = core.now + costs_.flag_ns;
     for (const PipeClock& clock : core.pipes) {
-        if (pipe == Pipe::kAll || &clock == &core.pipes[static_cast<uint32_t>(pipe)])
-            done = std::max(done, clock.done);
+        if (pipe == Pipe::kAll || &clock == &core.pipes[static_cast<uint32_t>(pipe)]) done = std::max(done, clock.done);
     }
     rank.cross_time = std::max(rank.cross_time, done);
     Wait(core, core.now + costs_.flag_ns, Cause::kScalar);
@@ -319,8 +318,7 @@ const char* CauseName(Cause cause) {
 
 TimedEngine::TimedEngine() : world_(std::make_unique<timed::World>()) {}
 TimedEngine::~TimedEngine() = default;
-TimedResult TimedEngine::Run(std::vector<RankProgram>& programs, const Costs& costs,
-                             const TimedOptions& options) {
+TimedResult TimedEngine::Run(std::vector<RankProgram>& programs, const Costs& costs, const TimedOptions& options) {
     return world_->Run(programs, costs, options);
 }
 

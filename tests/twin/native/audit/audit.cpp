@@ -45,8 +45,8 @@ void Mark(Bytes& marks, uintptr_t ub, const twin::Access& access) {
 
 void Find(const twin::Instruction& instruction, const char* what, size_t byte) {
     char line[200];
-    snprintf(line, sizeof(line), "%s at line %d: %s (UB byte %zu)\n", instruction.name, instruction.loc.line,
-             what, byte);
+    snprintf(line, sizeof(line), "%s at line %d: %s (UB byte %zu)\n", instruction.name, instruction.loc.line, what,
+             byte);
     g_report += line;
 }
 
@@ -87,8 +87,7 @@ void Check(const Held& held) {
     Mark(garbage, ub, instruction.clobber);
     for (const twin::Access& access : instruction.reads) Mark(read, ub, access);
     // Again, with every byte that it does not read turned over.
-    for (size_t i = 0; i < before.size(); ++i)
-        core.ub[i] = read[i] ? before[i] : static_cast<uint8_t>(~before[i]);
+    for (size_t i = 0; i < before.size(); ++i) core.ub[i] = read[i] ? before[i] : static_cast<uint8_t>(~before[i]);
     Restore(core, registers);
     held.run(held.effect.data());
     // How much these write depends on the data: they declare all that they may write.

@@ -137,15 +137,11 @@ public:
 
 private:
     bool a3() const { return header_->layout == twin::hccl::Layout::kA3; }
-    const twin::hccl::A3Context* A3() const {
-        return reinterpret_cast<const twin::hccl::A3Context*>(header_ + 1);
-    }
+    const twin::hccl::A3Context* A3() const { return reinterpret_cast<const twin::hccl::A3Context*>(header_ + 1); }
     const twin::hccl::A3Remote* A3Of(uint32_t rank) const {
         return reinterpret_cast<const twin::hccl::A3Remote*>(A3()->remote[rank].device);
     }
-    const twin::hccl::A2Context* A2() const {
-        return reinterpret_cast<const twin::hccl::A2Context*>(header_ + 1);
-    }
+    const twin::hccl::A2Context* A2() const { return reinterpret_cast<const twin::hccl::A2Context*>(header_ + 1); }
     uint64_t A2Of(uint32_t rank, bool in) const {
         const auto& data = reinterpret_cast<const twin::hccl::A2Remote*>(A2()->data)[rank];
         if (rank == this->rank()) return in ? data.localInput.addr : data.localOutput.addr;
@@ -157,8 +153,7 @@ private:
 }  // namespace detail
 
 // Calls are made by all cores; only the core config.blockId talks to the server. Tasks complete in order.
-template <HcclServerType serverType = HcclServerType::HCCL_SERVER_TYPE_AICPU,
-          const auto& config = DEFAULT_CFG>
+template <HcclServerType serverType = HcclServerType::HCCL_SERVER_TYPE_AICPU, const auto& config = DEFAULT_CFG>
 class Hccl {
 public:
     void Init(GM_ADDR context, __gm__ void* = nullptr, TWIN_CALLER) {
@@ -233,8 +228,7 @@ private:
     }
     void CheckRank(uint32_t rank, const twin::Loc& loc) const {
         CheckOpen("GetWindows...Addr", loc);
-        TWIN_RAISE_IF(rank >= group_.world(), kBadArgument, loc, "rank %u of a group of %u", rank,
-                      group_.world());
+        TWIN_RAISE_IF(rank >= group_.world(), kBadArgument, loc, "rank %u of a group of %u", rank, group_.world());
     }
     void WaitFor(uint32_t task, const twin::Loc& loc) {
         while (group_.agent()->Finished() < task) twin::PollYield(loc);
@@ -252,15 +246,13 @@ private:
             memcpy(&item, reinterpret_cast<const void*>(begin + i * sizeof(item)), sizeof(item));
             const uint64_t bytes = item.count * detail::HcclTypeBytes(item.dataType);
             TWIN_RAISE_IF(detail::HcclTypeBytes(item.dataType) == 0 || item.remoteRankId >= group_.world(),
-                          kBadArgument, loc,
-                          "BatchWrite item %u: dataType %u, remoteRankId %u in a group of %u", i,
+                          kBadArgument, loc, "BatchWrite item %u: dataType %u, remoteRankId %u in a group of %u", i,
                           item.dataType, item.remoteRankId, group_.world());
             if (bytes == 0) continue;
             const uint64_t window = group_.In(item.remoteRankId);
             TWIN_RAISE_IF(item.remoteBuf < window || item.remoteBuf + bytes > window + group_.window_bytes(),
-                          kOutOfBounds, loc,
-                          "BatchWrite item %u: %llu bytes that do not lie in windowsIn of rank %u", i,
-                          static_cast<unsigned long long>(bytes), item.remoteRankId);
+                          kOutOfBounds, loc, "BatchWrite item %u: %llu bytes that do not lie in windowsIn of rank %u",
+                          i, static_cast<unsigned long long>(bytes), item.remoteRankId);
             twin::FindGm(core, item.localBuf, bytes, loc);
             uint32_t* doorbell = twin::FindGm(core, item.remoteBuf, bytes, loc).doorbell;
             items.push_back({item.localBuf, item.remoteBuf, bytes, item.remoteRankId, doorbell});

@@ -77,20 +77,17 @@ inline uint64_t Extent(uint32_t count, uint64_t bytes, uint64_t step) { return (
 
 inline void CheckCount(uint64_t bytes, const char* what, const twin::Loc& loc) {
     TWIN_RAISE_IF(bytes == 0, kBadArgument, loc, "%s of 0 bytes", what);
-    TWIN_RAISE_IF(
-        bytes % twin::kBlockBytes != 0, kTruncatedCopy, loc,
-        "%s of %llu bytes: the last %llu would be dropped silently; use DataCopyPad or a multiple of 32",
-        what, static_cast<unsigned long long>(bytes),
-        static_cast<unsigned long long>(bytes % twin::kBlockBytes));
+    TWIN_RAISE_IF(bytes % twin::kBlockBytes != 0, kTruncatedCopy, loc,
+                  "%s of %llu bytes: the last %llu would be dropped silently; use DataCopyPad or a multiple of 32",
+                  what, static_cast<unsigned long long>(bytes),
+                  static_cast<unsigned long long>(bytes % twin::kBlockBytes));
 }
 
 inline void CheckPieces(uint32_t count, uint64_t bytes, uint32_t element, const twin::Loc& loc) {
-    TWIN_RAISE_IF(count > kMaxCopyBlocks, kBadArgument, loc, "blockCount %u is over %u", count,
-                  kMaxCopyBlocks);
+    TWIN_RAISE_IF(count > kMaxCopyBlocks, kBadArgument, loc, "blockCount %u is over %u", count, kMaxCopyBlocks);
     TWIN_RAISE_IF(bytes > kMaxCopyBlockBytes, kBadArgument, loc, "blockLen %llu is over %u bytes",
                   static_cast<unsigned long long>(bytes), kMaxCopyBlockBytes);
-    TWIN_RAISE_IF(bytes % element != 0, kBadArgument, loc,
-                  "blockLen %llu is not a multiple of the %u-byte element",
+    TWIN_RAISE_IF(bytes % element != 0, kBadArgument, loc, "blockLen %llu is not a multiple of the %u-byte element",
                   static_cast<unsigned long long>(bytes), element);
 }
 
@@ -103,8 +100,8 @@ struct Around {
 
 // Call before a copy from GM is made. True when the copy is deferred too; else deferred copies are made as
 // far as this copy needs it: the order of status stores and status reads stays as the kernel wrote it.
-inline bool CopyInForwarded(twin::Forward& forward, const twin::GmRange& range, const Pieces& p,
-                            const Around& around, uintptr_t ub, uintptr_t gm) {
+inline bool CopyInForwarded(twin::Forward& forward, const twin::GmRange& range, const Pieces& p, const Around& around,
+                            uintptr_t ub, uintptr_t gm) {
     if (__builtin_expect(forward.enabled, 1) && p.count == 1 && p.bytes >= twin::Forward::kLeastBytes &&
         around.left + around.behind == 0 && !range.atomic_blocks &&
         (range.kind == twin::GmKind::kTensor || range.kind == twin::GmKind::kWindowData ||
@@ -121,8 +118,7 @@ inline bool CopyInForwarded(twin::Forward& forward, const twin::GmRange& range, 
     return false;
 }
 // The same before a copy to GM: once for all its pieces.
-inline void CopyOutForwarded(twin::Forward& forward, const twin::GmRange& range, const Pieces& p,
-                             uintptr_t gm) {
+inline void CopyOutForwarded(twin::Forward& forward, const twin::GmRange& range, const Pieces& p, uintptr_t gm) {
     if (range.atomic_blocks || range.doorbell != nullptr || range.kind == twin::GmKind::kWindowState) {
         twin::ForwardSettle(forward);
     } else {
@@ -143,12 +139,10 @@ TWIN_HOT const uint8_t* SourceOf(const uint8_t* piece, uint64_t bytes) {
 
 // GM to UB. `tail(piece start in UB)` fills what lies behind each piece.
 template <class T, class Tail>
-inline void CopyIn(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const Pieces& p,
-                   const Around& around, uint64_t ub_bytes, const char* name, const twin::Loc& loc,
-                   Tail&& tail) {
+inline void CopyIn(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const Pieces& p, const Around& around,
+                   uint64_t ub_bytes, const char* name, const twin::Loc& loc, Tail&& tail) {
     const uint64_t ub_offset = around.left;
-    uint8_t* to =
-        reinterpret_cast<uint8_t*>(dst.Span((ub_bytes + sizeof(T) - 1) / sizeof(T), loc, name)) + ub_offset;
+    uint8_t* to = reinterpret_cast<uint8_t*>(dst.Span((ub_bytes + sizeof(T) - 1) / sizeof(T), loc, name)) + ub_offset;
     const auto from = src.Span(Extent(p.count, p.bytes, p.gm_step), loc, name);
     const uint8_t* gm = reinterpret_cast<const uint8_t*>(from.first);
     const bool atomic = from.range->atomic_blocks;
@@ -157,13 +151,11 @@ inline void CopyIn(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const 
     twin::WatchRead(core, reinterpret_cast<uintptr_t>(gm), loc);
     const uintptr_t first = reinterpret_cast<uintptr_t>(to);
     if constexpr (!twin::kChecked) {
-        if (CopyInForwarded(core.forward, *from.range, p, around, first, reinterpret_cast<uintptr_t>(gm)))
-            return;
+        if (CopyInForwarded(core.forward, *from.range, p, around, first, reinterpret_cast<uintptr_t>(gm))) return;
     }
     const twin::Access written =
-        around.filled
-            ? twin::Access{first - around.left, around.left + p.bytes + around.behind, p.count, p.ub_step}
-            : twin::Access{first, p.bytes, p.count, p.ub_step};
+        around.filled ? twin::Access{first - around.left, around.left + p.bytes + around.behind, p.count, p.ub_step}
+                      : twin::Access{first, p.bytes, p.count, p.ub_step};
     twin::Access garbage;
     if (!around.filled && around.behind != 0)
         garbage = twin::Access{first + p.bytes, around.behind, p.count, p.ub_step};
@@ -186,8 +178,8 @@ inline void CopyIn(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const 
                          }
                      });
     twin::CopyEnds(core, began,
-                   {name, twin::Pipe::kMte2, *from.range, reinterpret_cast<uintptr_t>(gm), to, p.count,
-                    p.bytes, p.gm_step, p.ub_step});
+                   {name, twin::Pipe::kMte2, *from.range, reinterpret_cast<uintptr_t>(gm), to, p.count, p.bytes,
+                    p.gm_step, p.ub_step});
 }
 
 // True for rows of an output larger than the cache: when the op's caller reads them they have left it anyway.
@@ -201,8 +193,7 @@ inline bool Streamed(const twin::Core& core, const twin::GmRange& range, const P
 template <class T>
 inline void CopyOut(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const Pieces& p, uint64_t ub_bytes,
                     const char* name, const twin::Loc& loc) {
-    const uint8_t* from =
-        reinterpret_cast<const uint8_t*>(src.Span((ub_bytes + sizeof(T) - 1) / sizeof(T), loc, name));
+    const uint8_t* from = reinterpret_cast<const uint8_t*>(src.Span((ub_bytes + sizeof(T) - 1) / sizeof(T), loc, name));
     const auto to = dst.Span(Extent(p.count, p.bytes, p.gm_step), loc, name);
     uint8_t* gm = reinterpret_cast<uint8_t*>(to.first);
     const twin::GmRange range = *to.range;
@@ -242,14 +233,12 @@ inline void CopyOut(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const
                            if (range.doorbell != nullptr) twin::RingDoorbell(range.doorbell);
                        });
     twin::CopyEnds(core, began,
-                   {name, twin::Pipe::kMte3, range, reinterpret_cast<uintptr_t>(gm), from, p.count, p.bytes,
-                    p.gm_step, p.ub_step});
+                   {name, twin::Pipe::kMte3, range, reinterpret_cast<uintptr_t>(gm), from, p.count, p.bytes, p.gm_step,
+                    p.ub_step});
 }
 
 inline uint64_t Blocks(uint64_t n) { return n * twin::kBlockBytes; }
-inline uint64_t CeilBlock(uint64_t n) {
-    return (n + twin::kBlockBytes - 1) / twin::kBlockBytes * twin::kBlockBytes;
-}
+inline uint64_t CeilBlock(uint64_t n) { return (n + twin::kBlockBytes - 1) / twin::kBlockBytes * twin::kBlockBytes; }
 inline Pieces PiecesOf(const DataCopyParams& p, uint64_t gm_gap, uint64_t ub_gap, const twin::Loc& loc) {
     CheckPieces(p.blockCount, 0, 1, loc);
     return {p.blockCount, Blocks(p.blockLen), Blocks(p.blockLen + gm_gap), Blocks(p.blockLen + ub_gap)};
@@ -258,24 +247,21 @@ inline Pieces PiecesOf(const DataCopyParams& p, uint64_t gm_gap, uint64_t ub_gap
 }  // namespace detail
 
 template <class T>
-inline void DataCopy(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const uint32_t count,
-                     TWIN_CALLER) {
+inline void DataCopy(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const uint32_t count, TWIN_CALLER) {
     const uint64_t bytes = static_cast<uint64_t>(count) * sizeof(T);
     detail::CheckCount(bytes, "DataCopy GM->UB", loc);
     detail::CopyIn(dst, src, {1, bytes, 0, 0}, {}, bytes, "DataCopy GM->UB", loc, [](uint8_t*) {});
 }
 
 template <class T>
-inline void DataCopy(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const uint32_t count,
-                     TWIN_CALLER) {
+inline void DataCopy(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const uint32_t count, TWIN_CALLER) {
     const uint64_t bytes = static_cast<uint64_t>(count) * sizeof(T);
     detail::CheckCount(bytes, "DataCopy UB->GM", loc);
     detail::CopyOut(dst, src, {1, bytes, 0, 0}, bytes, "DataCopy UB->GM", loc);
 }
 
 template <class T>
-inline void DataCopy(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const DataCopyParams& params,
-                     TWIN_CALLER) {
+inline void DataCopy(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const DataCopyParams& params, TWIN_CALLER) {
     const detail::Pieces p = detail::PiecesOf(params, params.srcGap, params.dstGap, loc);
     if (p.count == 0 || p.bytes == 0) return;
     detail::CopyIn(dst, src, p, {}, detail::Extent(p.count, p.bytes, p.ub_step), "DataCopy GM->UB", loc,
@@ -283,8 +269,7 @@ inline void DataCopy(const LocalTensor<T>& dst, const GlobalTensor<T>& src, cons
 }
 
 template <class T>
-inline void DataCopy(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const DataCopyParams& params,
-                     TWIN_CALLER) {
+inline void DataCopy(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const DataCopyParams& params, TWIN_CALLER) {
     const detail::Pieces p = detail::PiecesOf(params, params.dstGap, params.srcGap, loc);
     if (p.count == 0 || p.bytes == 0) return;
     detail::CopyOut(dst, src, p, detail::Extent(p.count, p.bytes, p.ub_step), "DataCopy UB->GM", loc);
@@ -292,8 +277,7 @@ inline void DataCopy(const GlobalTensor<T>& dst, const LocalTensor<T>& src, cons
 
 // UB to UB: a vector instruction.
 template <class T>
-inline void DataCopy(const LocalTensor<T>& dst, const LocalTensor<T>& src, const uint32_t count,
-                     TWIN_CALLER) {
+inline void DataCopy(const LocalTensor<T>& dst, const LocalTensor<T>& src, const uint32_t count, TWIN_CALLER) {
     const uint64_t bytes = static_cast<uint64_t>(count) * sizeof(T);
     detail::CheckCount(bytes, "DataCopy UB->UB", loc);
     T* to = dst.Span(count, loc, "DataCopy UB->UB");
@@ -309,8 +293,8 @@ inline void DataCopy(const LocalTensor<T>& dst, const LocalTensor<T>& src, const
 }
 
 template <class T>
-inline void DataCopyPad(const LocalTensor<T>& dst, const GlobalTensor<T>& src,
-                        const DataCopyExtParams& params, const DataCopyPadExtParams<T>& pad, TWIN_CALLER) {
+inline void DataCopyPad(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const DataCopyExtParams& params,
+                        const DataCopyPadExtParams<T>& pad, TWIN_CALLER) {
     detail::CheckPieces(params.blockCount, params.blockLen, sizeof(T), loc);
     if (params.blockCount == 0 || params.blockLen == 0) return;
     const uint64_t left = pad.leftPadding * sizeof(T), right = pad.rightPadding * sizeof(T);
@@ -339,8 +323,8 @@ inline void DataCopyPad(const LocalTensor<T>& dst, const GlobalTensor<T>& src,
 }
 
 template <class T>
-inline void DataCopyPad(const GlobalTensor<T>& dst, const LocalTensor<T>& src,
-                        const DataCopyExtParams& params, TWIN_CALLER) {
+inline void DataCopyPad(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const DataCopyExtParams& params,
+                        TWIN_CALLER) {
     detail::CheckPieces(params.blockCount, params.blockLen, sizeof(T), loc);
     if (params.blockCount == 0 || params.blockLen == 0) return;
     const uint64_t whole = detail::CeilBlock(params.blockLen);
@@ -356,15 +340,13 @@ inline void DataCopyPad(const LocalTensor<T>& dst, const GlobalTensor<T>& src, c
                         const DataCopyPadParams& pad, TWIN_CALLER) {
     T value{};
     memcpy(&value, &pad.paddingValue, sizeof(T));
-    DataCopyPad(dst, src,
-                DataCopyExtParams(params.blockCount, params.blockLen, params.srcGap, params.dstGap, 0),
+    DataCopyPad(dst, src, DataCopyExtParams(params.blockCount, params.blockLen, params.srcGap, params.dstGap, 0),
                 DataCopyPadExtParams<T>(pad.isPad, pad.leftPadding, pad.rightPadding, value), loc);
 }
 template <class T>
 inline void DataCopyPad(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const DataCopyParams& params,
                         TWIN_CALLER) {
-    DataCopyPad(dst, src,
-                DataCopyExtParams(params.blockCount, params.blockLen, params.srcGap, params.dstGap, 0), loc);
+    DataCopyPad(dst, src, DataCopyExtParams(params.blockCount, params.blockLen, params.srcGap, params.dstGap, 0), loc);
 }
 
 #define TWIN_SET_ATOMIC(Name, kOp)                                                                          \

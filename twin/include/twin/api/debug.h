@@ -43,15 +43,14 @@ inline void AssertTrue(const char* text, const twin::Loc& loc, bool holds, const
     if (holds) return;
     char said[256];
     snprintf(said, sizeof(said), format, Printable(args)...);
-    twin::Raise(twin::Finding::kBadArgument, loc, "assert(%s) failed%s%s", text, said[0] == '\0' ? "" : ": ",
-                said);
+    twin::Raise(twin::Finding::kBadArgument, loc, "assert(%s) failed%s%s", text, said[0] == '\0' ? "" : ": ", said);
 }
 #pragma GCC diagnostic pop
 
 template <class T>
 inline void DumpValues(const char* memory, const T* values, uint32_t desc, uint32_t count) {
-    std::printf("DumpTensor: desc=%u core=%u %s %u x %zu bytes:", desc, twin::current_core().index, memory,
-                count, sizeof(T));
+    std::printf("DumpTensor: desc=%u core=%u %s %u x %zu bytes:", desc, twin::current_core().index, memory, count,
+                sizeof(T));
     for (uint32_t i = 0; i < count; ++i) {
         if constexpr (std::is_integral_v<T>) {
             std::printf(" %lld", static_cast<long long>(values[i]));
@@ -79,11 +78,7 @@ template <class T>
 inline void DumpTensor(const LocalTensor<T>& tensor, uint32_t desc, uint32_t dumpSize, TWIN_CALLER) {
     PipeBarrier<PIPE_ALL>(loc);
     const T* values = tensor.Span(dumpSize, loc, "DumpTensor", sizeof(T));
-    twin::Issue({"DumpTensor",
-                 twin::Pipe::kS,
-                 loc,
-                 {},
-                 {{reinterpret_cast<uintptr_t>(values), dumpSize * sizeof(T)}}},
+    twin::Issue({"DumpTensor", twin::Pipe::kS, loc, {}, {{reinterpret_cast<uintptr_t>(values), dumpSize * sizeof(T)}}},
                 [=] { detail::DumpValues("UB", values, desc, dumpSize); });
 }
 template <class T>
@@ -99,20 +94,16 @@ inline void DumpTensor(const GlobalTensor<T>& tensor, uint32_t desc, uint32_t du
     PipeBarrier<PIPE_ALL>(loc);
 }
 template <class Tensor>
-inline void DumpTensor(const Tensor& tensor, uint32_t desc, uint32_t dumpSize, const ShapeInfo&,
-                       TWIN_CALLER) {
+inline void DumpTensor(const Tensor& tensor, uint32_t desc, uint32_t dumpSize, const ShapeInfo&, TWIN_CALLER) {
     DumpTensor(tensor, desc, dumpSize, loc);
 }
 // Prints dumpSize elements, beginning at countOff.
 template <class Tensor>
-inline void DumpAccChkPoint(const Tensor& tensor, uint32_t index, uint32_t countOff, uint32_t dumpSize,
-                            TWIN_CALLER) {
+inline void DumpAccChkPoint(const Tensor& tensor, uint32_t index, uint32_t countOff, uint32_t dumpSize, TWIN_CALLER) {
     DumpTensor(tensor[countOff], index, dumpSize, loc);
 }
 
-[[noreturn]] inline void Trap(TWIN_CALLER) {
-    twin::Raise(twin::Finding::kBadArgument, loc, "the kernel called trap");
-}
+[[noreturn]] inline void Trap(TWIN_CALLER) { twin::Raise(twin::Finding::kBadArgument, loc, "the kernel called trap"); }
 
 }  // namespace AscendC
 
@@ -123,8 +114,7 @@ inline void DumpAccChkPoint(const Tensor& tensor, uint32_t index, uint32_t count
 #define assert(...) AscendC::detail::AssertTrue(#__VA_ARGS__, twin::Loc::Here(), __VA_ARGS__)
 #define ascendc_assert(...) AscendC::detail::AssertTrue(#__VA_ARGS__, twin::Loc::Here(), __VA_ARGS__)
 #define ASSERT(condition) AscendC::detail::AssertTrue(#condition, twin::Loc::Here(), condition)
-#define ASSERT_MSG(condition, ...) \
-    AscendC::detail::AssertTrue(#condition, twin::Loc::Here(), condition, __VA_ARGS__)
+#define ASSERT_MSG(condition, ...) AscendC::detail::AssertTrue(#condition, twin::Loc::Here(), condition, __VA_ARGS__)
 // `behavior`: statements that print the reason.
 #define ASCENDC_ASSERT(condition, behavior) \
     do {                                    \

@@ -19,18 +19,16 @@
 #define GET_TILING_DATA_PTR_WITH_STRUCT(Struct, name, address)          \
     GET_TILING_DATA_WITH_STRUCT(Struct, twin_tiling_##name, (address)); \
     const Struct* name = &twin_tiling_##name
-#define GET_TILING_DATA_MEMBER(Struct, member, name, address)                                \
-    decltype(Struct::member) name;                                                           \
-    AscendC::detail::CopyTiling(&(name), (address) + offsetof(Struct, member), sizeof(name), \
-                                twin::Loc::Here())
+#define GET_TILING_DATA_MEMBER(Struct, member, name, address) \
+    decltype(Struct::member) name;                            \
+    AscendC::detail::CopyTiling(&(name), (address) + offsetof(Struct, member), sizeof(name), twin::Loc::Here())
 // GET_TILING_DATA without a struct uses the registered one, or -DTWIN_TILING_STRUCT=Name where the op's build
 // generates it.
 #ifdef TWIN_TILING_STRUCT
 #define GET_TILING_DATA(name, address) GET_TILING_DATA_WITH_STRUCT(TWIN_TILING_STRUCT, name, address)
 #else
-#define GET_TILING_DATA(name, address)                                                                 \
-    GET_TILING_DATA_WITH_STRUCT(TWIN_TILING_STRUCT_is_not_registered_by_REGISTER_TILING_DEFAULT, name, \
-                                address)
+#define GET_TILING_DATA(name, address) \
+    GET_TILING_DATA_WITH_STRUCT(TWIN_TILING_STRUCT_is_not_registered_by_REGISTER_TILING_DEFAULT, name, address)
 #endif
 #define TILING_KEY_IS(key) (twin::TilingKey() == static_cast<uint64_t>(key))
 #define TILING_KEY_VAR twin::TilingKey()

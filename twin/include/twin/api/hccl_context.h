@@ -100,8 +100,7 @@ struct A2Context {
     uint64_t capability_bytes;
 };
 static_assert(offsetof(A2Context, resources) == 544, "A2 layout");
-static_assert(offsetof(A2Context, multi_flag) == 544 + 8328 && offsetof(A2Context, data) == 8880,
-              "A2 layout");
+static_assert(offsetof(A2Context, multi_flag) == 544 + 8328 && offsetof(A2Context, data) == 8880, "A2 layout");
 static_assert(sizeof(A2Remote) == 120, "A2 layout");
 constexpr uint64_t kA2DataPlaneAicpu = 1u << 1;
 

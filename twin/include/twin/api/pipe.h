@@ -32,19 +32,18 @@ public:
         const uint64_t end = static_cast<uint64_t>(byteOffset) + static_cast<uint64_t>(count) * sizeof(T);
         if (__builtin_expect(byteOffset % twin::kBlockBytes != 0 || end > bytes_, 0))
             RaiseOffset(bytes_, count, sizeof(T), byteOffset, loc.file, loc.line);
-        return LocalTensor<T>(core.ub + begin_ + byteOffset, count * static_cast<uint32_t>(sizeof(T)),
-                              buffer_, core.buffers[buffer_].stamp);
+        return LocalTensor<T>(core.ub + begin_ + byteOffset, count * static_cast<uint32_t>(sizeof(T)), buffer_,
+                              core.buffers[buffer_].stamp);
     }
 
 private:
-    [[noreturn]] TWIN_COLD static void RaiseOffset(uint32_t bytes, uint32_t count, size_t element,
-                                                   uint32_t byteOffset, const char* file, int line) {
+    [[noreturn]] TWIN_COLD static void RaiseOffset(uint32_t bytes, uint32_t count, size_t element, uint32_t byteOffset,
+                                                   const char* file, int line) {
         const twin::Loc loc{file, line};
         TWIN_RAISE_IF(byteOffset % twin::kBlockBytes != 0, kMisaligned, loc,
                       "TBuf offset %u is not a multiple of 32 bytes", byteOffset);
-        twin::Raise(twin::Finding::kOutOfBounds, loc,
-                    "TBuf holds %u bytes, asked for %u elements of %zu at byte %u", bytes, count, element,
-                    byteOffset);
+        twin::Raise(twin::Finding::kOutOfBounds, loc, "TBuf holds %u bytes, asked for %u elements of %zu at byte %u",
+                    bytes, count, element, byteOffset);
     }
 };
 
@@ -132,9 +131,9 @@ public:
 private:
     static constexpr int kSide = src == TPosition::VECIN ? 0 : 1;
     static constexpr twin::Pipe kProducer = src == TPosition::VECIN ? twin::Pipe::kMte2 : twin::Pipe::kV;
-    static constexpr twin::Pipe kConsumer =
-        dst == TPosition::VECOUT || src == TPosition::VECOUT || dst == TPosition::GM ? twin::Pipe::kMte3
-                                                                                     : twin::Pipe::kV;
+    static constexpr twin::Pipe kConsumer = dst == TPosition::VECOUT || src == TPosition::VECOUT || dst == TPosition::GM
+                                                ? twin::Pipe::kMte3
+                                                : twin::Pipe::kV;
     void CheckOwned(uint32_t id, uint32_t stamp, const char* what, const twin::Loc& loc) const {
         const twin::Core& core = twin::current_core();
         TWIN_RAISE_IF(id < first_ || id >= first_ + count_, kQueueMisuse, loc,
@@ -163,8 +162,7 @@ private:
 };
 
 template <TPosition position, int32_t depth, auto mask = 0>
-class TQue
-    : public TQueBind<position, position == TPosition::VECIN ? TPosition::VECCALC : TPosition::GM, depth> {};
+class TQue : public TQueBind<position, position == TPosition::VECIN ? TPosition::VECCALC : TPosition::GM, depth> {};
 
 class TPipe {
 public:
@@ -237,10 +235,9 @@ private:
         twin::Core& core = twin::current_core();
         const uint32_t bytes = (len + twin::kBlockBytes - 1) / twin::kBlockBytes * twin::kBlockBytes;
         TWIN_RAISE_IF(core.ub_used + static_cast<uint64_t>(bytes) > twin::kUbBytes, kUbOverflow, loc,
-                      "InitBuffer of %u bytes: %u of the UB's %u are taken", bytes, core.ub_used,
-                      twin::kUbBytes);
-        TWIN_RAISE_IF(core.buffer_count >= twin::kMaxUbBuffers, kUbOverflow, loc,
-                      "more than %u buffers in one TPipe", twin::kMaxUbBuffers);
+                      "InitBuffer of %u bytes: %u of the UB's %u are taken", bytes, core.ub_used, twin::kUbBytes);
+        TWIN_RAISE_IF(core.buffer_count >= twin::kMaxUbBuffers, kUbOverflow, loc, "more than %u buffers in one TPipe",
+                      twin::kMaxUbBuffers);
         twin::UbBuffer& buffer = core.buffers[core.buffer_count];
         buffer.begin = core.ub_used;
         buffer.bytes = bytes;

@@ -33,9 +33,7 @@ inline int64_t ScalarGetCountOfValue(uint64_t valueIn) {
     static_assert(countValue == 0 || countValue == 1, "ScalarGetCountOfValue counts 0 or 1");
     return __builtin_popcountll(countValue == 1 ? valueIn : ~valueIn);
 }
-inline int64_t ScalarCountLeadingZero(uint64_t valueIn) {
-    return valueIn == 0 ? 64 : __builtin_clzll(valueIn);
-}
+inline int64_t ScalarCountLeadingZero(uint64_t valueIn) { return valueIn == 0 ? 64 : __builtin_clzll(valueIn); }
 // Bits below the sign bit that equal it, before the first that does not.
 inline int64_t CountBitsCntSameAsSignBit(int64_t valueIn) { return __builtin_clrsbll(valueIn); }
 
@@ -74,8 +72,8 @@ inline void SetPadValue(T paddingValue) {
 template <int8_t startBit, int8_t endBit>
 inline void SetCtrlSpr(int64_t value, TWIN_CALLER) {
     static_assert(startBit >= 0 && startBit <= endBit && endBit <= 63, "SetCtrlSpr: bits 0 to 63");
-    TWIN_RAISE_IF(value != 0, kBadArgument, loc, "SetCtrlSpr<%d, %d>(%lld): only 0 is modelled", startBit,
-                  endBit, static_cast<long long>(value));
+    TWIN_RAISE_IF(value != 0, kBadArgument, loc, "SetCtrlSpr<%d, %d>(%lld): only 0 is modelled", startBit, endBit,
+                  static_cast<long long>(value));
 }
 template <int8_t startBit, int8_t endBit>
 inline int64_t GetCtrlSpr() {

@@ -48,8 +48,7 @@ struct EventPipes {
     twin::Pipe to;
 };
 constexpr EventPipes PipesOf(HardEvent event) {
-    constexpr twin::Pipe kS = twin::Pipe::kS, kV = twin::Pipe::kV, k2 = twin::Pipe::kMte2,
-                         k3 = twin::Pipe::kMte3;
+    constexpr twin::Pipe kS = twin::Pipe::kS, kV = twin::Pipe::kV, k2 = twin::Pipe::kMte2, k3 = twin::Pipe::kMte3;
     constexpr EventPipes kTable[] = {{k2, kV}, {kV, k2}, {k3, kV}, {kV, k3}, {kV, kV}, {k3, k2}, {k2, k3},
                                      {kS, kV}, {kV, kS}, {kS, k2}, {k2, kS}, {kS, k3}, {k3, kS}};
     return kTable[static_cast<int>(event)];
@@ -98,8 +97,8 @@ inline void WaitFlag(int32_t id, TWIN_CALLER) {
 template <pipe_t pipe>
 inline void PipeBarrier(TWIN_CALLER) {
     static_assert(pipe != PIPE_S, "PipeBarrier<PIPE_S> is not supported");
-    static_assert(pipe == PIPE_V || pipe == PIPE_MTE2 || pipe == PIPE_MTE3 || pipe == PIPE_ALL ||
-                      pipe == PIPE_MTE1 || pipe == PIPE_M || pipe == PIPE_FIX,
+    static_assert(pipe == PIPE_V || pipe == PIPE_MTE2 || pipe == PIPE_MTE3 || pipe == PIPE_ALL || pipe == PIPE_MTE1 ||
+                      pipe == PIPE_M || pipe == PIPE_FIX,
                   "no such pipe on a vector core");
     twin::Barrier(detail::PipeOf(pipe), loc);
 }
@@ -116,8 +115,8 @@ inline void SyncAll(const GlobalTensor<int32_t>& gmWorkspace, const LocalTensor<
     const uint32_t cores = usedCores > 0 ? static_cast<uint32_t>(usedCores) : twin::BlockNum();
     gmWorkspace.Span(static_cast<uint64_t>(cores) * twin::kBlockBytes, loc, "SyncAll workspace");
     ubWorkspace.Span(static_cast<uint64_t>(cores) * 8, loc, "SyncAll UB workspace");
-    TWIN_RAISE_IF(cores != twin::BlockNum(), kSyncDivergence, loc,
-                  "SyncAll of %u cores, but %u were launched", cores, twin::BlockNum());
+    TWIN_RAISE_IF(cores != twin::BlockNum(), kSyncDivergence, loc, "SyncAll of %u cores, but %u were launched", cores,
+                  twin::BlockNum());
     twin::SyncAllCores(loc);
 }
 
@@ -143,9 +142,8 @@ inline int64_t GetTaskRation() { return 1; }
 template <uint8_t modeId, pipe_t pipe>
 inline void CrossCoreSetFlag(uint16_t flagId, TWIN_CALLER) {
     static_assert(modeId <= 2, "CrossCoreSetFlag: modes 0, 1 and 2");
-    static_assert(
-        pipe == PIPE_S || pipe == PIPE_V || pipe == PIPE_MTE2 || pipe == PIPE_MTE3 || pipe == PIPE_ALL,
-        "CrossCoreSetFlag: a vector core has no such pipe");
+    static_assert(pipe == PIPE_S || pipe == PIPE_V || pipe == PIPE_MTE2 || pipe == PIPE_MTE3 || pipe == PIPE_ALL,
+                  "CrossCoreSetFlag: a vector core has no such pipe");
     twin::CrossCoreSet(modeId, detail::PipeOf(pipe), flagId, loc);
 }
 template <uint8_t modeId = 0, pipe_t pipe = PIPE_S>
@@ -169,8 +167,7 @@ namespace detail {
 template <int kEvent = 0, class Visit>
 inline void WithEvent(pipe_t from, pipe_t to, const twin::Loc& loc, const Visit& visit) {
     if constexpr (kEvent == static_cast<int>(HardEvent::MAX)) {
-        twin::Raise(twin::Finding::kEventMisuse, loc, "no event from pipe %d to pipe %d on a vector core",
-                    from, to);
+        twin::Raise(twin::Finding::kEventMisuse, loc, "no event from pipe %d to pipe %d on a vector core", from, to);
     } else {
         constexpr HardEvent event = static_cast<HardEvent>(kEvent);
         constexpr pipe_t kNames[] = {PIPE_S, PIPE_V, PIPE_MTE2, PIPE_MTE3};

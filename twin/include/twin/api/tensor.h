@@ -9,31 +9,9 @@
 
 namespace AscendC {
 
-enum class TPosition : uint8_t {
-    GM,
-    A1,
-    A2,
-    B1,
-    B2,
-    C1,
-    C2,
-    CO1,
-    CO2,
-    VECIN,
-    VECOUT,
-    VECCALC,
-    LCM,
-    SPM,
-    TSCM,
-    MAX
-};
+enum class TPosition : uint8_t { GM, A1, A2, B1, B2, C1, C2, CO1, CO2, VECIN, VECOUT, VECCALC, LCM, SPM, TSCM, MAX };
 using QuePosition = TPosition;
-enum class CacheMode : uint8_t {
-    CACHE_MODE_DISABLE,
-    CACHE_MODE_NORMAL,
-    CACHE_MODE_LAST,
-    CACHE_MODE_PERSISTENT
-};
+enum class CacheMode : uint8_t { CACHE_MODE_DISABLE, CACHE_MODE_NORMAL, CACHE_MODE_LAST, CACHE_MODE_PERSISTENT };
 
 template <class T>
 class LocalTensor {
@@ -102,9 +80,7 @@ public:
 
 private:
     static uintptr_t Address(const T* p) { return reinterpret_cast<uintptr_t>(p); }
-    TWIN_HOT bool Alive() const {
-        return data_ != nullptr && twin::current_core().buffers[buffer_].stamp == stamp_;
-    }
+    TWIN_HOT bool Alive() const { return data_ != nullptr && twin::current_core().buffers[buffer_].stamp == stamp_; }
     TWIN_HOT T* At(uint32_t index, const twin::Loc& loc) const {
         if (__builtin_expect(!Alive() || index >= GetSize(), 0)) RaiseAt(*this, index, loc.file, loc.line);
         return reinterpret_cast<T*>(data_) + index;
@@ -113,30 +89,26 @@ private:
     [[noreturn]] TWIN_COLD static void RaiseDead(LocalTensor view, const char* file, int line) {
         const twin::Loc loc{file, line};
         twin::Raise(twin::Finding::kUseAfterFree, loc,
-                    view.data_ == nullptr
-                        ? "LocalTensor was never allocated"
-                        : "LocalTensor is used after FreeTensor, or after its TPipe was reset");
+                    view.data_ == nullptr ? "LocalTensor was never allocated"
+                                          : "LocalTensor is used after FreeTensor, or after its TPipe was reset");
     }
     [[noreturn]] TWIN_COLD static void RaiseAt(LocalTensor view, uint32_t index, const char* file, int line) {
         const twin::Loc loc{file, line};
         view.CheckAlive(loc);
-        twin::Raise(twin::Finding::kOutOfBounds, loc, "element %u of a LocalTensor of %u", index,
-                    view.GetSize());
+        twin::Raise(twin::Finding::kOutOfBounds, loc, "element %u of a LocalTensor of %u", index, view.GetSize());
     }
     [[noreturn]] TWIN_COLD static void RaisePast(LocalTensor view, uint32_t offset) {
-        twin::Raise(twin::Finding::kOutOfBounds, {"LocalTensor", 0},
-                    "LocalTensor[%u] starts past its %u elements", offset, view.GetSize());
+        twin::Raise(twin::Finding::kOutOfBounds, {"LocalTensor", 0}, "LocalTensor[%u] starts past its %u elements",
+                    offset, view.GetSize());
     }
     [[noreturn]] TWIN_COLD static void RaiseSpan(LocalTensor view, uint64_t count, const char* file, int line,
                                                  const char* what, uint32_t alignment) {
         const twin::Loc loc{file, line};
         view.CheckAlive(loc);
-        TWIN_RAISE_IF(count * sizeof(T) > view.bytes_, kOutOfBounds, loc,
-                      "%s needs %llu bytes, the UB view holds %u", what,
-                      static_cast<unsigned long long>(count * sizeof(T)), view.bytes_);
-        twin::Raise(twin::Finding::kMisaligned, loc, "%s: UB address is %u bytes past a %u-byte boundary",
-                    what, static_cast<unsigned>(reinterpret_cast<uintptr_t>(view.data_) % alignment),
-                    alignment);
+        TWIN_RAISE_IF(count * sizeof(T) > view.bytes_, kOutOfBounds, loc, "%s needs %llu bytes, the UB view holds %u",
+                      what, static_cast<unsigned long long>(count * sizeof(T)), view.bytes_);
+        twin::Raise(twin::Finding::kMisaligned, loc, "%s: UB address is %u bytes past a %u-byte boundary", what,
+                    static_cast<unsigned>(reinterpret_cast<uintptr_t>(view.data_) % alignment), alignment);
     }
 
     uint8_t* data_ = nullptr;
@@ -204,16 +176,14 @@ public:
 private:
     static constexpr uint64_t kNothing = ~0ull;
     static uintptr_t Address(const T* p) { return reinterpret_cast<uintptr_t>(p); }
-    [[noreturn]] TWIN_COLD static void RaiseSpan(GlobalTensor view, uint64_t bytes, const char* file,
-                                                 int line, const char* what) {
+    [[noreturn]] TWIN_COLD static void RaiseSpan(GlobalTensor view, uint64_t bytes, const char* file, int line,
+                                                 const char* what) {
         const twin::Loc loc{file, line};
         const uint64_t count = view.count_;
         TWIN_RAISE_IF(count == kNothing || (count != 0 && bytes > count * sizeof(T)), kOutOfBounds, loc,
-                      "%s of %llu bytes, the GlobalTensor holds %llu", what,
-                      static_cast<unsigned long long>(bytes),
+                      "%s of %llu bytes, the GlobalTensor holds %llu", what, static_cast<unsigned long long>(bytes),
                       static_cast<unsigned long long>(count == kNothing ? 0 : count * sizeof(T)));
-        twin::Raise(twin::Finding::kMisaligned, loc, "%s: GM address is not aligned to %zu bytes", what,
-                    sizeof(T));
+        twin::Raise(twin::Finding::kMisaligned, loc, "%s: GM address is not aligned to %zu bytes", what, sizeof(T));
     }
     __gm__ T* address_ = nullptr;
     uint64_t count_ = 0;  // elements; 0: not declared

@@ -87,9 +87,8 @@ inline T Combine(uint8_t op, T a, T b) {
 
 template <class T>
 inline void AtomicUpdate(uint8_t op, uint8_t* to, const uint8_t* from, uint64_t bytes) {
-    using Bits =
-        typename std::conditional<sizeof(T) == 4, uint32_t,
-                                  typename std::conditional<sizeof(T) == 2, uint16_t, uint8_t>::type>::type;
+    using Bits = typename std::conditional<sizeof(T) == 4, uint32_t,
+                                           typename std::conditional<sizeof(T) == 2, uint16_t, uint8_t>::type>::type;
     if constexpr (sizeof(T) <= 4 && AtomicTypeOf<T>() != 0) {
         for (uint64_t at = 0; at < bytes; at += sizeof(T)) {
             Bits* cell = reinterpret_cast<Bits*>(to + at);
@@ -101,8 +100,7 @@ inline void AtomicUpdate(uint8_t op, uint8_t* to, const uint8_t* from, uint64_t 
                 memcpy(&value, &seen, sizeof(T));
                 value = Combine<T>(op, value, addend);
                 memcpy(&next, &value, sizeof(T));
-            } while (
-                !__atomic_compare_exchange_n(cell, &seen, next, true, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED));
+            } while (!__atomic_compare_exchange_n(cell, &seen, next, true, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED));
         }
     }
 }

@@ -17,10 +17,8 @@ void* Reserve(Core& core, size_t bytes);
 void Enqueue(Core& core, const Instruction& instruction, void (*run)(void*), void* effect);
 // An instruction of the scalar pipe: checked here, its effect follows at once.
 void CheckScalar(Core& core, const Instruction& instruction);
-void LoadCached(Core& core, const void* from, uint32_t bytes, void* value, const GmRange& range,
-                const Loc& loc);
-void StoreCached(Core& core, void* to, uint32_t bytes, const void* value, const GmRange& range,
-                 const Loc& loc);
+void LoadCached(Core& core, const void* from, uint32_t bytes, void* value, const GmRange& range, const Loc& loc);
+void StoreCached(Core& core, void* to, uint32_t bytes, const void* value, const GmRange& range, const Loc& loc);
 }  // namespace checked
 
 template <class Effect>

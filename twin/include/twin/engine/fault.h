@@ -11,9 +11,7 @@ namespace twin {
 struct Loc {
     const char* file;
     int line;
-    static constexpr Loc Here(const char* f = __builtin_FILE(), int l = __builtin_LINE()) {
-        return Loc{f, l};
-    }
+    static constexpr Loc Here(const char* f = __builtin_FILE(), int l = __builtin_LINE()) { return Loc{f, l}; }
 };
 
 // Kinds of findings. The names are what users see.

@@ -60,7 +60,7 @@ struct Forward {
     uint32_t count = 0;
     uint32_t next = 0;  // index at which the search for a source begins: rows leave in the order they came
     uintptr_t ub_begin = ~uintptr_t{0},
-              ub_end = 0;  // hull of all deferred UB ranges; empty when nothing is deferred
+              ub_end = 0;                            // hull of all deferred UB ranges; empty when nothing is deferred
     uintptr_t gm_begin = ~uintptr_t{0}, gm_end = 0;  // hull of their sources
     ForwardedTerm term;
     ForwardedSum sum;

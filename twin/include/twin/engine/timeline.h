@@ -52,9 +52,7 @@ struct RecordedCopy {
 // The time at which a copy begins; records a copy that has ended.
 double RecordedNow();
 void RecordCopy(const Core& core, double began, const RecordedCopy& copy);
-inline double CopyBegins(const Core& core) {
-    return __builtin_expect(core.recorder != nullptr, 0) ? RecordedNow() : 0;
-}
+inline double CopyBegins(const Core& core) { return __builtin_expect(core.recorder != nullptr, 0) ? RecordedNow() : 0; }
 inline void CopyEnds(const Core& core, double began, const RecordedCopy& copy) {
     if (__builtin_expect(core.recorder != nullptr, 0)) RecordCopy(core, began, copy);
 }

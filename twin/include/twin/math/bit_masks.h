@@ -123,8 +123,7 @@ inline void SelectWith(T* dst, const uint8_t* mask, const T* a, bool same_bits, 
 // Modes 0 and 2, and mode 1. The mask tensor may be of any unsigned type: only its bits count.
 template <class T>
 inline void SelectArray(T* dst, const uint8_t* mask, const T* a, const T* b, SELMODE mode, uint32_t n) {
-    SelectWith(dst, mask, a, mode == SELMODE::VSEL_CMPMASK_SPR, n,
-               [=](uint32_t i) { return LoadBits(b, i); });
+    SelectWith(dst, mask, a, mode == SELMODE::VSEL_CMPMASK_SPR, n, [=](uint32_t i) { return LoadBits(b, i); });
 }
 template <class T>
 inline void SelectScalarArray(T* dst, const uint8_t* mask, const T* a, T scalar, uint32_t n) {
@@ -166,8 +165,7 @@ template <class T>
 inline uint64_t GatherPattern(T* dst, const T* src, uint8_t pattern, const GatherShape& shape) {
     constexpr uint8_t kKeepOfFour[8] = {0b0000, 0b0101, 0b1010, 0b0001, 0b0010, 0b0100, 0b1000, 0b1111};
     const uint32_t keep = kKeepOfFour[pattern & 7u];
-    return GatherWhere(dst, src, shape,
-                       [=](uint32_t, uint32_t lane) { return ((keep >> (lane % 4)) & 1u) != 0; });
+    return GatherWhere(dst, src, shape, [=](uint32_t, uint32_t lane) { return ((keep >> (lane % 4)) & 1u) != 0; });
 }
 template <class T, class U>
 inline uint64_t GatherBits(T* dst, const T* src, const U* bits, const GatherShape& shape) {
@@ -184,8 +182,7 @@ inline uint64_t CountBits(const U* bits, const GatherShape& shape) {
     uint64_t count = 0;
     for (uint32_t r = 0; r < shape.repeats; ++r) {
         const uint64_t first = uint64_t{r} * shape.bits_stride * kVectorBlockBytes;
-        for (uint32_t lane = 0; lane < shape.lanes; ++lane)
-            count += (bytes[first + lane / 8] >> (lane % 8)) & 1u;
+        for (uint32_t lane = 0; lane < shape.lanes; ++lane) count += (bytes[first + lane / 8] >> (lane % 8)) & 1u;
     }
     return count;
 }

@@ -111,10 +111,8 @@ inline void DequantLoop(half* dst, const int32_t* src, uint32_t n, float scale) 
 //   - int32_t to half multiplies by deq_scale (SetDeqScale; a half value), whatever the mode.
 //   - dst may be the address of src unless D is wider than S.
 template <class D, class S>
-inline void CastArray(D* dst, const S* src, RoundMode mode, uint32_t n,
-                      [[maybe_unused]] float deq_scale = 1.0f) {
-    static_assert(kCastLegal<D, S>,
-                  "Cast: Atlas A2/A3 have no conversion from this source to this destination type");
+inline void CastArray(D* dst, const S* src, RoundMode mode, uint32_t n, [[maybe_unused]] float deq_scale = 1.0f) {
+    static_assert(kCastLegal<D, S>, "Cast: Atlas A2/A3 have no conversion from this source to this destination type");
     if constexpr (!kCastLegal<D, S>) {
         return;
     } else if constexpr (std::is_same_v<D, half> && std::is_same_v<S, int32_t>) {
@@ -147,11 +145,10 @@ namespace AscendC {
 template <class T, class U, RoundMode kMode>
 inline U ScalarCast(T value) {
     static_assert(std::is_same_v<T, float>, "ScalarCast takes a float");
-    static_assert(
-        (std::is_same_v<U, half> && kMode == RoundMode::CAST_ODD) ||
-            (std::is_same_v<U, int32_t> && kMode != RoundMode::CAST_NONE && kMode != RoundMode::CAST_TRUNC &&
-             kMode != RoundMode::CAST_ODD),
-        "ScalarCast: float to half with CAST_ODD, or to int32_t with CAST_RINT, FLOOR, CEIL or ROUND");
+    static_assert((std::is_same_v<U, half> && kMode == RoundMode::CAST_ODD) ||
+                      (std::is_same_v<U, int32_t> && kMode != RoundMode::CAST_NONE && kMode != RoundMode::CAST_TRUNC &&
+                       kMode != RoundMode::CAST_ODD),
+                  "ScalarCast: float to half with CAST_ODD, or to int32_t with CAST_RINT, FLOOR, CEIL or ROUND");
     return twin::CastOne<kMode, U>(value);
 }
 

@@ -41,8 +41,7 @@ struct Strides {
 // narrower operand uses fewer blocks.
 template <class T>
 constexpr uint64_t LaneOffset(uint32_t repeat, uint32_t lane, Strides strides) {
-    const uint64_t block =
-        uint64_t{repeat} * strides.repeat + uint64_t{lane / kBlockLanes<T>} * strides.block;
+    const uint64_t block = uint64_t{repeat} * strides.repeat + uint64_t{lane / kBlockLanes<T>} * strides.block;
     return block * kBlockLanes<T> + lane % kBlockLanes<T>;
 }
 

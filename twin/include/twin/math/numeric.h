@@ -156,8 +156,7 @@ struct bfloat16_t {
 };
 
 static_assert(sizeof(half) == 2 && std::is_trivially_copyable_v<half> && std::is_trivial_v<half>);
-static_assert(sizeof(bfloat16_t) == 2 && std::is_trivially_copyable_v<bfloat16_t> &&
-              std::is_trivial_v<bfloat16_t>);
+static_assert(sizeof(bfloat16_t) == 2 && std::is_trivially_copyable_v<bfloat16_t> && std::is_trivial_v<bfloat16_t>);
 
 constexpr half operator-(half a) { return half::FromBits(static_cast<uint16_t>(a.bits ^ 0x8000u)); }
 constexpr half operator+(half a) { return a; }
@@ -171,17 +170,15 @@ using IfArithmetic = std::enable_if_t<std::is_arithmetic_v<T>, int>;
 }  // namespace twin
 
 // `Result`: of half with half; `Mixed`: of half with an arithmetic type T.
-#define TWIN_HALF_OPERATOR(op, Result, Mixed)                                            \
-    constexpr Result operator op(half a, half b) {                                       \
-        return Result(static_cast<float>(a) op static_cast<float>(b));                   \
-    }                                                                                    \
-    template <class T, twin::IfArithmetic<T> = 0>                                        \
-    constexpr Mixed operator op(half a, T b) {                                           \
-        return static_cast<twin::HalfMixed<T>>(a) op static_cast<twin::HalfMixed<T>>(b); \
-    }                                                                                    \
-    template <class T, twin::IfArithmetic<T> = 0>                                        \
-    constexpr Mixed operator op(T a, half b) {                                           \
-        return static_cast<twin::HalfMixed<T>>(a) op static_cast<twin::HalfMixed<T>>(b); \
+#define TWIN_HALF_OPERATOR(op, Result, Mixed)                                                                       \
+    constexpr Result operator op(half a, half b) { return Result(static_cast<float>(a) op static_cast<float>(b)); } \
+    template <class T, twin::IfArithmetic<T> = 0>                                                                   \
+    constexpr Mixed operator op(half a, T b) {                                                                      \
+        return static_cast<twin::HalfMixed<T>>(a) op static_cast<twin::HalfMixed<T>>(b);                            \
+    }                                                                                                               \
+    template <class T, twin::IfArithmetic<T> = 0>                                                                   \
+    constexpr Mixed operator op(T a, half b) {                                                                      \
+        return static_cast<twin::HalfMixed<T>>(a) op static_cast<twin::HalfMixed<T>>(b);                            \
     }
 TWIN_HALF_OPERATOR(+, half, twin::HalfMixed<T>)
 TWIN_HALF_OPERATOR(-, half, twin::HalfMixed<T>)

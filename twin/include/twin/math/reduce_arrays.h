@@ -14,12 +14,7 @@
 
 namespace AscendC {
 
-enum class ReduceOrder : uint8_t {
-    ORDER_VALUE_INDEX = 0,
-    ORDER_INDEX_VALUE,
-    ORDER_ONLY_VALUE,
-    ORDER_ONLY_INDEX
-};
+enum class ReduceOrder : uint8_t { ORDER_VALUE_INDEX = 0, ORDER_INDEX_VALUE, ORDER_ONLY_VALUE, ORDER_ONLY_INDEX };
 
 }  // namespace AscendC
 
@@ -202,16 +197,15 @@ inline void ReduceSumRepeats(T* dst, const T* src, LaneMask mask, uint32_t repea
     if (repeats == 0 || !AnyLane(mask, 0, kLanes<T>)) return;
     std::vector<float> sums;
     const Strides strides{1, repeat_stride};
-    for (uint32_t r = 0; r < repeats; ++r)
-        sums.push_back(Widen(MaskedSum<T, kLanes<T>>(src, r, 0, mask, strides)));
+    for (uint32_t r = 0; r < repeats; ++r) sums.push_back(Widen(MaskedSum<T, kLanes<T>>(src, r, 0, mask, strides)));
     StoreAt(dst, 0, SumOfSums<T>(sums));
 }
 
 // WholeReduceMax or WholeReduceMin: value and index within the repeat, in `order`; results dst_stride apart,
 // in pairs of T (both), T (value only) or uint32_t (index only).
 template <bool kMax, class T>
-inline void WholeExtreme(T* dst, const T* src, LaneMask mask, uint32_t repeats, uint32_t dst_stride,
-                         Strides strides, ReduceOrder order) {
+inline void WholeExtreme(T* dst, const T* src, LaneMask mask, uint32_t repeats, uint32_t dst_stride, Strides strides,
+                         ReduceOrder order) {
     for (uint32_t r = 0; r < repeats; ++r) {
         const RepeatLanes<T> lanes(src, r, 0, kLanes<T>, mask, strides);
         if (lanes.count == 0) return;
@@ -232,8 +226,8 @@ inline void WholeExtreme(T* dst, const T* src, LaneMask mask, uint32_t repeats, 
 
 // ReduceMax (kMax) or ReduceMin over repeats: the index counts lanes, kLanes<T> a repeat.
 template <bool kMax, class T>
-inline void ReduceExtremeRepeats(T* dst, const T* src, LaneMask mask, uint32_t repeats,
-                                 uint32_t repeat_stride, bool with_index) {
+inline void ReduceExtremeRepeats(T* dst, const T* src, LaneMask mask, uint32_t repeats, uint32_t repeat_stride,
+                                 bool with_index) {
     const Strides strides{1, repeat_stride};
     uint32_t present[kLanes<T>], count = 0;
     for (uint32_t lane = 0; lane < kLanes<T>; ++lane) {
@@ -255,8 +249,7 @@ enum class ReduceOp : uint8_t { kSum, kMax, kMin };  // numbered as ReduceType
 // lanes; a repeat's values are dst_stride times their number apart. A group without a lane in the mask writes
 // nothing.
 template <ReduceOp kOp, uint32_t kGroup, class T>
-inline void GroupReduce(T* dst, const T* src, LaneMask mask, uint32_t repeats, uint32_t dst_stride,
-                        Strides strides) {
+inline void GroupReduce(T* dst, const T* src, LaneMask mask, uint32_t repeats, uint32_t dst_stride, Strides strides) {
     constexpr uint32_t kGroups = kLanes<T> / kGroup;
     for (uint32_t r = 0; r < repeats; ++r) {
         for (uint32_t group = 0; group < kGroups; ++group) {
@@ -268,8 +261,7 @@ inline void GroupReduce(T* dst, const T* src, LaneMask mask, uint32_t repeats, u
             } else {
                 const RepeatLanes<T> lanes(src, r, begin, begin + kGroup, mask, strides);
                 const auto load = [&](uint32_t i) { return lanes.value[i]; };
-                StoreAt(dst, at,
-                        Narrow<T>(FindExtreme<kOp == ReduceOp::kMax>(lanes.count, false, load).value));
+                StoreAt(dst, at, Narrow<T>(FindExtreme<kOp == ReduceOp::kMax>(lanes.count, false, load).value));
             }
         }
     }

@@ -92,8 +92,8 @@ inline uint32_t MergeRuns(T* dst, const T* const* src, const uint32_t* length, u
 // MrgSort: 2 to 4 sorted lists into dst, which must not overlap them. With repeats > 1 (four lists of equal
 // length, one behind the other) the next repeat takes the next four. GetMrgSortResult reports used[4].
 template <class T>
-inline void MergeSortArray(T* dst, const T* const src[4], const uint16_t length[4], uint32_t lists,
-                           bool suspend, uint32_t repeats, uint32_t used[4]) {
+inline void MergeSortArray(T* dst, const T* const src[4], const uint16_t length[4], uint32_t lists, bool suspend,
+                           uint32_t repeats, uint32_t used[4]) {
     constexpr uint32_t kEntry = sizeof(SortEntry) / sizeof(T);
     uint32_t total = 0;
     uint32_t lengths[4] = {};

@@ -59,8 +59,8 @@ struct BinaryRepeatParams {
     bool repeatStrideMode = false;  // reserved
     bool strideSizeMode = false;    // reserved
     BinaryRepeatParams() = default;
-    BinaryRepeatParams(const uint8_t dstBlk, const uint8_t src0Blk, const uint8_t src1Blk,
-                       const uint8_t dstRep, const uint8_t src0Rep, const uint8_t src1Rep)
+    BinaryRepeatParams(const uint8_t dstBlk, const uint8_t src0Blk, const uint8_t src1Blk, const uint8_t dstRep,
+                       const uint8_t src0Rep, const uint8_t src1Rep)
         : dstBlkStride(dstBlk),
           src0BlkStride(src0Blk),
           src1BlkStride(src1Blk),
@@ -79,13 +79,9 @@ struct UnaryRepeatParams {
     bool strideSizeMode = false;    // reserved
     bool halfBlock = false;
     UnaryRepeatParams() = default;
-    UnaryRepeatParams(const uint16_t dstBlk, const uint16_t srcBlk, const uint8_t dstRep,
-                      const uint8_t srcRep, const bool half = false)
-        : dstBlkStride(dstBlk),
-          srcBlkStride(srcBlk),
-          dstRepStride(dstRep),
-          srcRepStride(srcRep),
-          halfBlock(half) {}
+    UnaryRepeatParams(const uint16_t dstBlk, const uint16_t srcBlk, const uint8_t dstRep, const uint8_t srcRep,
+                      const bool half = false)
+        : dstBlkStride(dstBlk), srcBlkStride(srcBlk), dstRepStride(dstRep), srcRepStride(srcRep), halfBlock(half) {}
 };
 
 struct CopyRepeatParams {
@@ -102,16 +98,14 @@ struct BrcbRepeatParams {
     uint16_t dstRepStride = 8;
     uint16_t dstBlkStride = 1;
     BrcbRepeatParams() = default;
-    BrcbRepeatParams(const uint16_t block, const uint16_t repeat)
-        : dstRepStride(repeat), dstBlkStride(block) {}
+    BrcbRepeatParams(const uint16_t block, const uint16_t repeat) : dstRepStride(repeat), dstBlkStride(block) {}
 };
 
 struct GatherRepeatParams {
     uint16_t dstRepStride = 8;
     uint8_t dstBlkStride = 1;
     GatherRepeatParams() = default;
-    GatherRepeatParams(const uint8_t block, const uint8_t repeat)
-        : dstRepStride(repeat), dstBlkStride(block) {}
+    GatherRepeatParams(const uint8_t block, const uint8_t repeat) : dstRepStride(repeat), dstBlkStride(block) {}
 };
 
 enum class GatherMaskMode : uint8_t { VERSION_V1 = 0, VERSION_V2 = 1 };

@@ -27,8 +27,7 @@ inline bool Apart(const twin::Access& a, const twin::Access& b) {
 inline void CheckOverlap(const char* name, uint32_t source, const twin::Access& to, const twin::Access& from,
                          const twin::Loc& loc) {
     TWIN_RAISE_IF(to.begin != from.begin && !Apart(to, from), kBadArgument, loc,
-                  "%s: destination and source %u overlap in part; they may be the same, or apart", name,
-                  source);
+                  "%s: destination and source %u overlap in part; they may be the same, or apart", name, source);
 }
 // Checks a call that cannot work in place.
 inline void CheckApart(const char* name, const char* what, const twin::Access& to, const twin::Access& from,
@@ -47,8 +46,7 @@ inline void CheckMask(uint64_t mask, uint32_t lanes, const twin::Loc& loc) {
                   static_cast<long long>(mask), lanes);
 }
 inline void CheckRepeatTime(int32_t repeats, const twin::Loc& loc) {
-    TWIN_RAISE_IF(repeats < 0 || repeats > 255, kBadArgument, loc, "repeatTime %d is outside 0..255",
-                  repeats);
+    TWIN_RAISE_IF(repeats < 0 || repeats > 255, kBadArgument, loc, "repeatTime %d is outside 0..255", repeats);
 }
 
 // The extent of a call by its mask and repeatTime: lanes of some repeats, or in counter mode a number of
@@ -75,11 +73,10 @@ template <bool isSetMask>
 inline Work WorkOf(uint64_t mask, int32_t repeats, uint32_t width, const twin::Loc& loc) {
     CheckRepeatTime(repeats, loc);
     if (isSetMask) {
-        TWIN_RAISE_IF(
-            twin::current_core().counter_mode, kBadArgument, loc,
-            "a mask of the first %llu lanes in counter mode: give the number of elements as {n, 0}, "
-            "or with SetVectorMask<T, MaskMode::COUNTER>",
-            static_cast<unsigned long long>(mask));
+        TWIN_RAISE_IF(twin::current_core().counter_mode, kBadArgument, loc,
+                      "a mask of the first %llu lanes in counter mode: give the number of elements as {n, 0}, "
+                      "or with SetVectorMask<T, MaskMode::COUNTER>",
+                      static_cast<unsigned long long>(mask));
         CheckMask(mask, width, loc);
         StoreMask(twin::LaneMask::First(static_cast<uint32_t>(mask)));
     }
@@ -91,8 +88,8 @@ inline Work WorkOf(const uint64_t* mask, int32_t repeats, uint32_t width, const 
     if (isSetMask) {
         const twin::LaneMask bits = {{mask[0], width > 64 ? mask[1] : 0}};
         TWIN_RAISE_IF(bits.bits[0] == 0 && bits.bits[1] == 0, kBadArgument, loc, "a mask of no lane at all");
-        TWIN_RAISE_IF(width < 64 && !twin::current_core().counter_mode && bits.bits[0] >> width != 0,
-                      kBadArgument, loc, "a mask with bits beyond the %u lanes of a repeat", width);
+        TWIN_RAISE_IF(width < 64 && !twin::current_core().counter_mode && bits.bits[0] >> width != 0, kBadArgument, loc,
+                      "a mask with bits beyond the %u lanes of a repeat", width);
         StoreMask(bits);
     }
     return RegisterWork(repeats, width);
@@ -105,9 +102,7 @@ struct Strided {
     uint32_t block = 1;
     uint32_t repeat = 8;
 
-    twin::Operand Operand() const {
-        return {reinterpret_cast<uintptr_t>(tensor.data()), sizeof(T), {block, repeat}};
-    }
+    twin::Operand Operand() const { return {reinterpret_cast<uintptr_t>(tensor.data()), sizeof(T), {block, repeat}}; }
     void Check(uint64_t bytes, const twin::VectorCall& call) const {
         tensor.Span((bytes + sizeof(T) - 1) / sizeof(T), call.loc, call.name);
     }
@@ -126,15 +121,13 @@ struct LaneOptions {
 
 template <class Body, class D, class... S>
 inline void LanesCall(const twin::VectorCall& call, const twin::Operands& all, const twin::Lanes& lanes,
-                      const LaneOptions& options, const Body& body, const Strided<D>& dst,
-                      const Strided<S>&... src) {
+                      const LaneOptions& options, const Body& body, const Strided<D>& dst, const Strided<S>&... src) {
     const twin::Runs runs = twin::FindRuns(lanes, all);
     if (runs.count == 0 || lanes.repeats == 0) return;
     TWIN_RAISE_IF(dst.block == 0 && runs.end() > twin::kVectorBlockBytes / sizeof(D), kBadArgument, call.loc,
                   "%s: the destination's block stride is 0", call.name);
     const auto check = [&](const auto& tensor, const twin::Operand& operand) {
-        tensor.Check(operand.begin - tensor.Operand().begin + twin::Extent(operand, runs, lanes.repeats),
-                     call);
+        tensor.Check(operand.begin - tensor.Operand().begin + twin::Extent(operand, runs, lanes.repeats), call);
     };
     check(dst, all.dst);
     [[maybe_unused]] uint32_t i = 0;
@@ -145,8 +138,8 @@ inline void LanesCall(const twin::VectorCall& call, const twin::Operands& all, c
 
 // A mask form: body(dst, src[], count) on each stretch of lanes.
 template <class Body, class D, class... S>
-inline void MaskedCall(const twin::VectorCall& call, const Work& work, const LaneOptions& options,
-                       const Body& body, const Strided<D>& dst, const Strided<S>&... src) {
+inline void MaskedCall(const twin::VectorCall& call, const Work& work, const LaneOptions& options, const Body& body,
+                       const Strided<D>& dst, const Strided<S>&... src) {
     twin::Operands all;
     all.accumulates = options.accumulates;
     all.dst = dst.Operand();
@@ -175,8 +168,8 @@ struct Forwards {
 
 // A count form: `n` elements, one after the other. It leaves normal mode and a full mask behind.
 template <class Body, class D, class... S>
-inline void CountCall(const char* name, const twin::Loc& loc, int64_t count, bool accumulates,
-                      const Body& body, const LocalTensor<D>& dst, const LocalTensor<S>&... src) {
+inline void CountCall(const char* name, const twin::Loc& loc, int64_t count, bool accumulates, const Body& body,
+                      const LocalTensor<D>& dst, const LocalTensor<S>&... src) {
     const uint32_t n = CheckElementCount(name, count, loc);
     SetMaskNorm();
     ResetMask();

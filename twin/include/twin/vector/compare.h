@@ -18,8 +18,8 @@ inline void CheckCompareMode(const char* name, CMPMODE mode, const twin::Loc& lo
 template <class T>
 inline void CheckCompareCount(const char* name, uint32_t count, const twin::Loc& loc) {
     TWIN_RAISE_IF(uint64_t{count} * sizeof(T) % 256 != 0, kBadArgument, loc,
-                  "%s of %u elements: whole 256 bytes only, the last %zu bytes would not be computed", name,
-                  count, static_cast<size_t>(uint64_t{count} * sizeof(T) % 256));
+                  "%s of %u elements: whole 256 bytes only, the last %zu bytes would not be computed", name, count,
+                  static_cast<size_t>(uint64_t{count} * sizeof(T) % 256));
 }
 
 // `compare(bits, sources, n)` on all lanes of every repeat; the repeats' bits follow one another. The mask
@@ -28,8 +28,8 @@ template <class T, class U, class Body, class... S>
 inline void CompareRepeats(const twin::VectorCall& call, int32_t repeats, const Body& compare,
                            const LocalTensor<U>& dst, const Strided<S>&... src) {
     CheckRepeatTime(repeats, call.loc);
-    TWIN_RAISE_IF(twin::current_core().counter_mode, kBadArgument, call.loc,
-                  "%s over repeats in counter mode", call.name);
+    TWIN_RAISE_IF(twin::current_core().counter_mode, kBadArgument, call.loc, "%s over repeats in counter mode",
+                  call.name);
     constexpr uint32_t kLanes = twin::kLanes<T>, kBytes = kLanes / 8;
     const twin::Lanes lanes = {twin::LaneMask::First(kLanes), kLanes, static_cast<uint32_t>(repeats)};
     if (repeats == 0) return;
@@ -95,47 +95,41 @@ inline void CompareCounted(const char* name, const twin::Loc& loc, uint32_t coun
         ++i;
     };
     (read(src), ...);
-    twin::Issue(twin::PartOf({name, loc}, write, reads[0], reads[1]),
-                [=] { body(write.begin, from.at, count); });
+    twin::Issue(twin::PartOf({name, loc}, write, reads[0], reads[1]), [=] { body(write.begin, from.at, count); });
 }
 
 }  // namespace detail
 
 template <class T, class U>
-inline void Compare(const LocalTensor<U>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1,
-                    CMPMODE cmpMode, uint32_t count, TWIN_CALLER) {
+inline void Compare(const LocalTensor<U>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1, CMPMODE cmpMode,
+                    uint32_t count, TWIN_CALLER) {
     detail::CheckCompareMode<T, U>("Compare", cmpMode, loc);
     detail::CompareCounted<T>("Compare", loc, count, detail::CompareBody<T>{cmpMode}, dst, src0, src1);
 }
 
 template <class T, class U, bool isSetMask = true, class M>
-inline void Compare(const LocalTensor<U>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1,
-                    CMPMODE cmpMode, M, const int32_t repeatTime, const BinaryRepeatParams& repeatParams,
-                    TWIN_CALLER) {
+inline void Compare(const LocalTensor<U>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1, CMPMODE cmpMode,
+                    M, const int32_t repeatTime, const BinaryRepeatParams& repeatParams, TWIN_CALLER) {
     detail::CheckCompareMode<T, U>("Compare", cmpMode, loc);
-    detail::CompareRepeats<T>(
-        {"Compare", loc}, repeatTime, detail::CompareBody<T>{cmpMode}, dst,
-        detail::Strided<T>{src0, repeatParams.src0BlkStride, repeatParams.src0RepStride},
-        detail::Strided<T>{src1, repeatParams.src1BlkStride, repeatParams.src1RepStride});
+    detail::CompareRepeats<T>({"Compare", loc}, repeatTime, detail::CompareBody<T>{cmpMode}, dst,
+                              detail::Strided<T>{src0, repeatParams.src0BlkStride, repeatParams.src0RepStride},
+                              detail::Strided<T>{src1, repeatParams.src1BlkStride, repeatParams.src1RepStride});
 }
 
 // CompareScalar, and its name in newer headers.
-#define TWIN_COMPARE_SCALAR(Name)                                                                            \
-    template <class T, class U>                                                                              \
-    inline void Name(const LocalTensor<U>& dst, const LocalTensor<T>& src0, const T src1Scalar,              \
-                     CMPMODE cmpMode, uint32_t count, TWIN_CALLER) {                                         \
-        detail::CheckCompareMode<T, U>(#Name, cmpMode, loc);                                                 \
-        detail::CompareCounted<T>(#Name, loc, count, detail::CompareScalarBody<T>{cmpMode, src1Scalar}, dst, \
-                                  src0);                                                                     \
-    }                                                                                                        \
-    template <class T, class U, bool isSetMask = true, class M>                                              \
-    inline void Name(const LocalTensor<U>& dst, const LocalTensor<T>& src0, const T src1Scalar,              \
-                     CMPMODE cmpMode, M, const int32_t repeatTime, const UnaryRepeatParams& repeatParams,    \
-                     TWIN_CALLER) {                                                                          \
-        detail::CheckCompareMode<T, U>(#Name, cmpMode, loc);                                                 \
-        detail::CompareRepeats<T>(                                                                           \
-            {#Name, loc}, repeatTime, detail::CompareScalarBody<T>{cmpMode, src1Scalar}, dst,                \
-            detail::Strided<T>{src0, repeatParams.srcBlkStride, repeatParams.srcRepStride});                 \
+#define TWIN_COMPARE_SCALAR(Name)                                                                                   \
+    template <class T, class U>                                                                                     \
+    inline void Name(const LocalTensor<U>& dst, const LocalTensor<T>& src0, const T src1Scalar, CMPMODE cmpMode,    \
+                     uint32_t count, TWIN_CALLER) {                                                                 \
+        detail::CheckCompareMode<T, U>(#Name, cmpMode, loc);                                                        \
+        detail::CompareCounted<T>(#Name, loc, count, detail::CompareScalarBody<T>{cmpMode, src1Scalar}, dst, src0); \
+    }                                                                                                               \
+    template <class T, class U, bool isSetMask = true, class M>                                                     \
+    inline void Name(const LocalTensor<U>& dst, const LocalTensor<T>& src0, const T src1Scalar, CMPMODE cmpMode, M, \
+                     const int32_t repeatTime, const UnaryRepeatParams& repeatParams, TWIN_CALLER) {                \
+        detail::CheckCompareMode<T, U>(#Name, cmpMode, loc);                                                        \
+        detail::CompareRepeats<T>({#Name, loc}, repeatTime, detail::CompareScalarBody<T>{cmpMode, src1Scalar}, dst, \
+                                  detail::Strided<T>{src0, repeatParams.srcBlkStride, repeatParams.srcRepStride});  \
     }
 TWIN_COMPARE_SCALAR(CompareScalar)
 TWIN_COMPARE_SCALAR(Compares)

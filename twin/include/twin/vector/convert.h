@@ -40,9 +40,7 @@ inline void CastOverlapped(D* to, const S* from, const CastBody<D, S>& body, uin
 template <class T>
 struct FillBody {
     T value;
-    void operator()(uintptr_t to, const uintptr_t*, uint32_t n) const {
-        twin::FillArray(UbPointer<T>(to), value, n);
-    }
+    void operator()(uintptr_t to, const uintptr_t*, uint32_t n) const { twin::FillArray(UbPointer<T>(to), value, n); }
 };
 template <>
 struct Forwards<FillBody<float>> {
@@ -67,8 +65,8 @@ inline void CheckCopyStrides(const CopyRepeatParams& p, const twin::Loc& loc) {
 }  // namespace detail
 
 template <class T, class U>
-inline void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const RoundMode& roundMode,
-                 const uint32_t count, TWIN_CALLER) {
+inline void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const RoundMode& roundMode, const uint32_t count,
+                 TWIN_CALLER) {
     const detail::CastBody<T, U> body = detail::CheckedCast<T, U>(roundMode, loc);
     const uint32_t n = detail::CheckElementCount("Cast", count, loc);
     SetMaskNorm();
@@ -88,8 +86,7 @@ inline void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const Rou
             const uintptr_t written = t + uint64_t{i + 1} * kWidth * sizeof(T);
             if (written <= f + uint64_t{i + 1} * kWidth * sizeof(U) || t >= f + n * sizeof(U)) continue;
             twin::Raise(twin::Finding::kBadArgument, loc,
-                        "Cast: destination and source overlap, and repeat %u overwrites what later ones read",
-                        i);
+                        "Cast: destination and source overlap, and repeat %u overwrites what later ones read", i);
         }
     }
     if constexpr (!twin::kChecked && twin::kOneOf<U, half, bfloat16_t> && twin::kOneOf<T, float>) {
@@ -150,15 +147,13 @@ inline void Copy(const LocalTensor<T>& dst, const LocalTensor<T>& src, M mask, c
 // ---- DataCopy within UB by DataCopyParams: a vector instruction.
 
 template <class T>
-inline void DataCopy(const LocalTensor<T>& dst, const LocalTensor<T>& src, const DataCopyParams& params,
-                     TWIN_CALLER) {
+inline void DataCopy(const LocalTensor<T>& dst, const LocalTensor<T>& src, const DataCopyParams& params, TWIN_CALLER) {
     constexpr const char* kName = "DataCopy UB->UB";
     detail::CheckPieces(params.blockCount, 0, 1, loc);
     const uint32_t count = params.blockCount;
     const uint64_t bytes = detail::Blocks(params.blockLen);
     if (count == 0 || bytes == 0) return;
-    const uint64_t from_step = bytes + detail::Blocks(params.srcGap),
-                   to_step = bytes + detail::Blocks(params.dstGap);
+    const uint64_t from_step = bytes + detail::Blocks(params.srcGap), to_step = bytes + detail::Blocks(params.dstGap);
     const uint64_t from_bytes = detail::Extent(count, bytes, from_step),
                    to_bytes = detail::Extent(count, bytes, to_step);
     const twin::Access to = dst.Part(to_bytes / sizeof(T), loc, kName);
@@ -169,8 +164,8 @@ inline void DataCopy(const LocalTensor<T>& dst, const LocalTensor<T>& src, const
     };
     twin::Issue(twin::PartOf({kName, loc}, access(to.begin, to_step), access(from.begin, from_step)), [=] {
         for (uint32_t i = 0; i < count; ++i) {
-            std::memmove(detail::UbPointer<T>(to.begin + i * to_step),
-                         detail::UbPointer<T>(from.begin + i * from_step), bytes);
+            std::memmove(detail::UbPointer<T>(to.begin + i * to_step), detail::UbPointer<T>(from.begin + i * from_step),
+                         bytes);
         }
     });
 }

@@ -52,8 +52,7 @@ struct Forwards<BinaryBody<twin::AddOp, float>> {
 template <>
 struct Forwards<ScalarBody<twin::MulOp, float>> {
     static constexpr bool kBegins = false;
-    static bool Do(const ScalarBody<twin::MulOp, float>& body, uintptr_t to, const uintptr_t* from,
-                   uint32_t n) {
+    static bool Do(const ScalarBody<twin::MulOp, float>& body, uintptr_t to, const uintptr_t* from, uint32_t n) {
         return twin::ForwardScale(twin::current_core().forward, to, from[0], n, body.value);
     }
 };
@@ -62,8 +61,7 @@ struct UnaryBody {
     void operator()(uintptr_t to, const uintptr_t* from, uint32_t n) const {
         const uintptr_t a = from[0];
         TWIN_ELEMENTWISE
-        for (uint32_t i = 0; i < n; ++i)
-            twin::StoreAt(UbPointer<T>(to), i, twin::Narrow<T>(Op::Do(WideAt<T>(a, i))));
+        for (uint32_t i = 0; i < n; ++i) twin::StoreAt(UbPointer<T>(to), i, twin::Narrow<T>(Op::Do(WideAt<T>(a, i))));
     }
 };
 template <class D, class S>
@@ -84,9 +82,8 @@ struct MulAddDstBody {
         const uintptr_t a = from[0], b = from[1];
         TWIN_ELEMENTWISE
         for (uint32_t i = 0; i < n; ++i)
-            twin::StoreAt(
-                UbPointer<D>(to), i,
-                twin::MultiplyAdd<D>(WideAt<S>(a, i), WideAt<S>(b, i), twin::LoadAt(UbPointer<D>(to), i)));
+            twin::StoreAt(UbPointer<D>(to), i,
+                          twin::MultiplyAdd<D>(WideAt<S>(a, i), WideAt<S>(b, i), twin::LoadAt(UbPointer<D>(to), i)));
     }
 };
 template <bool kRelu, class T>
@@ -97,8 +94,7 @@ struct FusedMulAddBody {
         for (uint32_t i = 0; i < n; ++i) {
             const T addend = twin::LoadAt(UbPointer<T>(b), i);
             const T sum = twin::MultiplyAdd<T>(WideAt<T>(a, i), WideAt<T>(to, i), addend);
-            twin::StoreAt(UbPointer<T>(to), i,
-                          kRelu ? twin::Narrow<T>(twin::ReluOp::Do(twin::Widen(sum))) : sum);
+            twin::StoreAt(UbPointer<T>(to), i, kRelu ? twin::Narrow<T>(twin::ReluOp::Do(twin::Widen(sum))) : sum);
         }
     }
 };
@@ -106,18 +102,16 @@ struct FusedMulAddBody {
 // ---- the mask forms; M: the mask as uint64_t or as uint64_t* ----
 
 template <bool isSetMask, class Body, class D, class S, class M>
-inline void BinaryMasked(const twin::VectorCall& call, bool accumulates, const Body& body,
-                         const LocalTensor<D>& dst, const LocalTensor<S>& a, const LocalTensor<S>& b, M mask,
-                         int32_t repeats, const BinaryRepeatParams& p) {
+inline void BinaryMasked(const twin::VectorCall& call, bool accumulates, const Body& body, const LocalTensor<D>& dst,
+                         const LocalTensor<S>& a, const LocalTensor<S>& b, M mask, int32_t repeats,
+                         const BinaryRepeatParams& p) {
     const Work work = WorkOf<isSetMask>(mask, repeats, twin::kLanes<D>, call.loc);
     MaskedCall(call, work, {accumulates, false}, body, Strided<D>{dst, p.dstBlkStride, p.dstRepStride},
-               Strided<S>{a, p.src0BlkStride, p.src0RepStride},
-               Strided<S>{b, p.src1BlkStride, p.src1RepStride});
+               Strided<S>{a, p.src0BlkStride, p.src0RepStride}, Strided<S>{b, p.src1BlkStride, p.src1RepStride});
 }
 template <bool isSetMask, class Body, class D, class S, class M>
-inline void UnaryMasked(const twin::VectorCall& call, bool accumulates, const Body& body,
-                        const LocalTensor<D>& dst, const LocalTensor<S>& src, M mask, int32_t repeats,
-                        const UnaryRepeatParams& p) {
+inline void UnaryMasked(const twin::VectorCall& call, bool accumulates, const Body& body, const LocalTensor<D>& dst,
+                        const LocalTensor<S>& src, M mask, int32_t repeats, const UnaryRepeatParams& p) {
     const Work work = WorkOf<isSetMask>(mask, repeats, twin::kLanes<D>, call.loc);
     MaskedCall(call, work, {accumulates, false}, body, Strided<D>{dst, p.dstBlkStride, p.dstRepStride},
                Strided<S>{src, p.srcBlkStride, p.srcRepStride});
@@ -147,21 +141,20 @@ inline T CheckShift(T bits, const twin::Loc& loc) {
     static_assert(twin::Op::template kLegal<T>, #Name ": element type not supported on A2/A3")
 
 // Chains: the calls whose result may be source 1 of the next repeat.
-#define TWIN_BINARY(Name, Op, kChains)                                                                       \
-    template <class T>                                                                                       \
-    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1,      \
-                     const int32_t& count, TWIN_CALLER) {                                                    \
-        TWIN_CHECK_ELEMENT(Name, Op);                                                                        \
-        detail::CountCall(#Name, loc, count, false, detail::BinaryBody<twin::Op, T>{}, dst, src0, src1);     \
-    }                                                                                                        \
-    template <class T, bool isSetMask = true, class M>                                                       \
-    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1,      \
-                     M mask, const int32_t repeatTime, const BinaryRepeatParams& repeatParams,               \
-                     TWIN_CALLER) {                                                                          \
-        TWIN_CHECK_ELEMENT(Name, Op);                                                                        \
-        constexpr bool kFeeds = kChains && !twin::kOneOf<T, int16_t>;                                        \
-        detail::BinaryMasked<isSetMask>({#Name, loc, kFeeds}, false, detail::BinaryBody<twin::Op, T>{}, dst, \
-                                        src0, src1, mask, repeatTime, repeatParams);                         \
+#define TWIN_BINARY(Name, Op, kChains)                                                                             \
+    template <class T>                                                                                             \
+    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1,            \
+                     const int32_t& count, TWIN_CALLER) {                                                          \
+        TWIN_CHECK_ELEMENT(Name, Op);                                                                              \
+        detail::CountCall(#Name, loc, count, false, detail::BinaryBody<twin::Op, T>{}, dst, src0, src1);           \
+    }                                                                                                              \
+    template <class T, bool isSetMask = true, class M>                                                             \
+    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1, M mask,    \
+                     const int32_t repeatTime, const BinaryRepeatParams& repeatParams, TWIN_CALLER) {              \
+        TWIN_CHECK_ELEMENT(Name, Op);                                                                              \
+        constexpr bool kFeeds = kChains && !twin::kOneOf<T, int16_t>;                                              \
+        detail::BinaryMasked<isSetMask>({#Name, loc, kFeeds}, false, detail::BinaryBody<twin::Op, T>{}, dst, src0, \
+                                        src1, mask, repeatTime, repeatParams);                                     \
     }
 TWIN_BINARY(Add, AddOp, true)
 TWIN_BINARY(Sub, SubOp, true)
@@ -175,20 +168,19 @@ TWIN_BINARY(AddRelu, AddReluOp, true)
 TWIN_BINARY(SubRelu, SubReluOp, true)
 #undef TWIN_BINARY
 
-#define TWIN_SCALAR(Name, Op)                                                                                \
-    template <class T, bool isSetMask = true>                                                                \
-    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue,             \
-                     const int32_t& count, TWIN_CALLER) {                                                    \
-        TWIN_CHECK_ELEMENT(Name, Op);                                                                        \
-        detail::ScalarCounted<isSetMask>(#Name, loc, detail::ScalarBody<twin::Op, T>{scalarValue}, dst, src, \
-                                         count);                                                             \
-    }                                                                                                        \
-    template <class T, bool isSetMask = true, class M>                                                       \
-    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue, M mask,     \
-                     const int32_t repeatTime, const UnaryRepeatParams& repeatParams, TWIN_CALLER) {         \
-        TWIN_CHECK_ELEMENT(Name, Op);                                                                        \
-        detail::UnaryMasked<isSetMask>({#Name, loc}, false, detail::ScalarBody<twin::Op, T>{scalarValue},    \
-                                       dst, src, mask, repeatTime, repeatParams);                            \
+#define TWIN_SCALAR(Name, Op)                                                                                          \
+    template <class T, bool isSetMask = true>                                                                          \
+    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue, const int32_t& count, \
+                     TWIN_CALLER) {                                                                                    \
+        TWIN_CHECK_ELEMENT(Name, Op);                                                                                  \
+        detail::ScalarCounted<isSetMask>(#Name, loc, detail::ScalarBody<twin::Op, T>{scalarValue}, dst, src, count);   \
+    }                                                                                                                  \
+    template <class T, bool isSetMask = true, class M>                                                                 \
+    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue, M mask,               \
+                     const int32_t repeatTime, const UnaryRepeatParams& repeatParams, TWIN_CALLER) {                   \
+        TWIN_CHECK_ELEMENT(Name, Op);                                                                                  \
+        detail::UnaryMasked<isSetMask>({#Name, loc}, false, detail::ScalarBody<twin::Op, T>{scalarValue}, dst, src,    \
+                                       mask, repeatTime, repeatParams);                                                \
     }
 TWIN_SCALAR(Adds, AddOp)
 TWIN_SCALAR(Muls, MulOp)
@@ -197,19 +189,18 @@ TWIN_SCALAR(Mins, MinOp)
 TWIN_SCALAR(LeakyRelu, LeakyReluOp)
 #undef TWIN_SCALAR
 
-#define TWIN_UNARY(Name, Op)                                                                                 \
-    template <class T>                                                                                       \
-    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const int32_t& count,             \
-                     TWIN_CALLER) {                                                                          \
-        TWIN_CHECK_ELEMENT(Name, Op);                                                                        \
-        detail::CountCall(#Name, loc, count, false, detail::UnaryBody<twin::Op, T>{}, dst, src);             \
-    }                                                                                                        \
-    template <class T, bool isSetMask = true, class M>                                                       \
-    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, M mask, const int32_t repeatTime, \
-                     const UnaryRepeatParams& repeatParams, TWIN_CALLER) {                                   \
-        TWIN_CHECK_ELEMENT(Name, Op);                                                                        \
-        detail::UnaryMasked<isSetMask>({#Name, loc}, false, detail::UnaryBody<twin::Op, T>{}, dst, src,      \
-                                       mask, repeatTime, repeatParams);                                      \
+#define TWIN_UNARY(Name, Op)                                                                                    \
+    template <class T>                                                                                          \
+    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const int32_t& count, TWIN_CALLER) { \
+        TWIN_CHECK_ELEMENT(Name, Op);                                                                           \
+        detail::CountCall(#Name, loc, count, false, detail::UnaryBody<twin::Op, T>{}, dst, src);                \
+    }                                                                                                           \
+    template <class T, bool isSetMask = true, class M>                                                          \
+    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, M mask, const int32_t repeatTime,    \
+                     const UnaryRepeatParams& repeatParams, TWIN_CALLER) {                                      \
+        TWIN_CHECK_ELEMENT(Name, Op);                                                                           \
+        detail::UnaryMasked<isSetMask>({#Name, loc}, false, detail::UnaryBody<twin::Op, T>{}, dst, src, mask,   \
+                                       repeatTime, repeatParams);                                               \
     }
 TWIN_UNARY(Abs, AbsOp)
 TWIN_UNARY(Relu, ReluOp)
@@ -223,13 +214,13 @@ TWIN_UNARY(Ln, LnOp)
 
 // ---- shifts: of unsigned elements logical, of signed ones arithmetic ----
 
-#define TWIN_SHIFT(Name, Op)                                                                     \
-    template <class T, bool isSetMask = true>                                                    \
-    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue, \
-                     const int32_t& count, TWIN_CALLER) {                                        \
-        TWIN_CHECK_ELEMENT(Name, Op);                                                            \
-        const detail::ScalarBody<twin::Op, T> body{detail::CheckShift<T>(scalarValue, loc)};     \
-        detail::ScalarCounted<isSetMask>(#Name, loc, body, dst, src, count);                     \
+#define TWIN_SHIFT(Name, Op)                                                                                           \
+    template <class T, bool isSetMask = true>                                                                          \
+    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue, const int32_t& count, \
+                     TWIN_CALLER) {                                                                                    \
+        TWIN_CHECK_ELEMENT(Name, Op);                                                                                  \
+        const detail::ScalarBody<twin::Op, T> body{detail::CheckShift<T>(scalarValue, loc)};                           \
+        detail::ScalarCounted<isSetMask>(#Name, loc, body, dst, src, count);                                           \
     }
 TWIN_SHIFT(ShiftLeft, ShiftLeftOp)
 TWIN_SHIFT(ShiftRight, ShiftRightOp)
@@ -249,11 +240,11 @@ inline void ShiftRight(const LocalTensor<T>& dst, const LocalTensor<T>& src, con
     const T bits = detail::CheckShift<T>(scalarValue, loc);
     const twin::VectorCall call{"ShiftRight", loc};
     if (roundEn) {
-        detail::UnaryMasked<isSetMask>(call, false, detail::ScalarBody<twin::ShiftRightRoundOp, T>{bits}, dst,
-                                       src, mask, repeatTime, repeatParams);
-    } else {
-        detail::UnaryMasked<isSetMask>(call, false, detail::ScalarBody<twin::ShiftRightOp, T>{bits}, dst, src,
+        detail::UnaryMasked<isSetMask>(call, false, detail::ScalarBody<twin::ShiftRightRoundOp, T>{bits}, dst, src,
                                        mask, repeatTime, repeatParams);
+    } else {
+        detail::UnaryMasked<isSetMask>(call, false, detail::ScalarBody<twin::ShiftRightOp, T>{bits}, dst, src, mask,
+                                       repeatTime, repeatParams);
     }
 }
 #undef TWIN_CHECK_ELEMENT
@@ -267,8 +258,8 @@ inline void ShiftRight(const LocalTensor<T>& dst, const LocalTensor<T>& src, con
 
 // dst += src * scalar
 template <class T, class U>
-inline void Axpy(const LocalTensor<T>& dst, const LocalTensor<U>& src, const U& scalarValue,
-                 const int32_t& count, TWIN_CALLER) {
+inline void Axpy(const LocalTensor<T>& dst, const LocalTensor<U>& src, const U& scalarValue, const int32_t& count,
+                 TWIN_CALLER) {
     TWIN_CHECK_PAIR(Axpy);
     detail::CountCall("Axpy", loc, count, true, detail::AxpyBody<T, U>{scalarValue}, dst, src);
 }
@@ -283,33 +274,32 @@ template <class T, class U, bool isSetMask = true, class M>
 inline void Axpy(const LocalTensor<T>& dst, const LocalTensor<U>& src, const U& scalarValue, M mask,
                  const int32_t repeatTime, const UnaryRepeatParams& repeatParams, TWIN_CALLER) {
     TWIN_CHECK_PAIR(Axpy);
-    detail::UnaryMasked<isSetMask>({"Axpy", loc}, true, detail::AxpyBody<T, U>{scalarValue}, dst, src, mask,
-                                   repeatTime, repeatParams);
+    detail::UnaryMasked<isSetMask>({"Axpy", loc}, true, detail::AxpyBody<T, U>{scalarValue}, dst, src, mask, repeatTime,
+                                   repeatParams);
 }
 template <class T, class U, bool isSetMask = true, class M>
-inline void MulAddDst(const LocalTensor<T>& dst, const LocalTensor<U>& src0, const LocalTensor<U>& src1,
-                      M mask, const int32_t repeatTime, const BinaryRepeatParams& repeatParams, TWIN_CALLER) {
+inline void MulAddDst(const LocalTensor<T>& dst, const LocalTensor<U>& src0, const LocalTensor<U>& src1, M mask,
+                      const int32_t repeatTime, const BinaryRepeatParams& repeatParams, TWIN_CALLER) {
     TWIN_CHECK_PAIR(MulAddDst);
-    detail::BinaryMasked<isSetMask>({"MulAddDst", loc}, true, detail::MulAddDstBody<T, U>{}, dst, src0, src1,
-                                    mask, repeatTime, repeatParams);
+    detail::BinaryMasked<isSetMask>({"MulAddDst", loc}, true, detail::MulAddDstBody<T, U>{}, dst, src0, src1, mask,
+                                    repeatTime, repeatParams);
 }
 #undef TWIN_CHECK_PAIR
 
 // dst = src0 * dst + src1, and the same with negative results set to 0.
-#define TWIN_FUSED(Name, kRelu)                                                                             \
-    template <class T>                                                                                      \
-    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1,     \
-                     const int32_t& count, TWIN_CALLER) {                                                   \
-        static_assert(twin::kRealType<T>, #Name ": half and float only");                                   \
-        detail::CountCall(#Name, loc, count, true, detail::FusedMulAddBody<kRelu, T>{}, dst, src0, src1);   \
-    }                                                                                                       \
-    template <class T, bool isSetMask = true, class M>                                                      \
-    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1,     \
-                     M mask, const int32_t repeatTime, const BinaryRepeatParams& repeatParams,              \
-                     TWIN_CALLER) {                                                                         \
-        static_assert(twin::kRealType<T>, #Name ": half and float only");                                   \
-        detail::BinaryMasked<isSetMask>({#Name, loc}, true, detail::FusedMulAddBody<kRelu, T>{}, dst, src0, \
-                                        src1, mask, repeatTime, repeatParams);                              \
+#define TWIN_FUSED(Name, kRelu)                                                                                   \
+    template <class T>                                                                                            \
+    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1,           \
+                     const int32_t& count, TWIN_CALLER) {                                                         \
+        static_assert(twin::kRealType<T>, #Name ": half and float only");                                         \
+        detail::CountCall(#Name, loc, count, true, detail::FusedMulAddBody<kRelu, T>{}, dst, src0, src1);         \
+    }                                                                                                             \
+    template <class T, bool isSetMask = true, class M>                                                            \
+    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1, M mask,   \
+                     const int32_t repeatTime, const BinaryRepeatParams& repeatParams, TWIN_CALLER) {             \
+        static_assert(twin::kRealType<T>, #Name ": half and float only");                                         \
+        detail::BinaryMasked<isSetMask>({#Name, loc}, true, detail::FusedMulAddBody<kRelu, T>{}, dst, src0, src1, \
+                                        mask, repeatTime, repeatParams);                                          \
     }
 TWIN_FUSED(FusedMulAdd, false)
 TWIN_FUSED(FusedMulAddRelu, true)

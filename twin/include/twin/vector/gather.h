@@ -9,16 +9,13 @@ namespace AscendC {
 namespace detail {
 
 template <class T>
-inline twin::GatherShape GatherShapeOf(bool counted, uint32_t mask, const GatherMaskParams& p,
-                                       const twin::Loc& loc) {
+inline twin::GatherShape GatherShapeOf(bool counted, uint32_t mask, const GatherMaskParams& p, const twin::Loc& loc) {
     static_assert(twin::kGatherMaskLegal<T>, "GatherMask: 16- and 32-bit types");
     TWIN_RAISE_IF(counted && mask == 0, kBadArgument, loc, "GatherMask: mask 0 in counter mode");
     SetMaskNorm();
     StoreMask({{mask, 0}});  // as the vendor's code leaves it
-    return {counted ? mask : twin::kLanes<T>,
-            p.repeatTimes,
-            {p.src0BlockStride, p.src0RepeatStride},
-            p.src1RepeatStride};
+    return {
+        counted ? mask : twin::kLanes<T>, p.repeatTimes, {p.src0BlockStride, p.src0RepeatStride}, p.src1RepeatStride};
 }
 
 template <class T>
@@ -42,9 +39,8 @@ inline uint64_t PatternCount(uint8_t pattern, uint64_t lanes) {
 // `most`. `chosen`: bytes that it reads besides. The source is declared exactly where its repeats are evenly
 // spaced.
 template <class T, class Body>
-inline uint64_t GatherMasked(const LocalTensor<T>& dst, const LocalTensor<T>& src,
-                             const twin::GatherShape& shape, uint64_t most, const twin::Access& chosen,
-                             const twin::Loc& loc, const Body& gather) {
+inline uint64_t GatherMasked(const LocalTensor<T>& dst, const LocalTensor<T>& src, const twin::GatherShape& shape,
+                             uint64_t most, const twin::Access& chosen, const twin::Loc& loc, const Body& gather) {
     const uint64_t reach = GatherReach<T>(shape);
     const twin::Access hull = src.Part(reach, loc, "GatherMask source");
     const twin::Access write = dst.Part(most, loc, "GatherMask destination");
@@ -70,8 +66,8 @@ template <class T, GatherMaskMode mode = defaultGatherMaskMode>
 inline void GatherMask(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const uint8_t src1Pattern,
                        const bool reduceMode, const uint32_t mask, const GatherMaskParams& gatherMaskParams,
                        uint64_t& rsvdCnt, TWIN_CALLER) {
-    TWIN_RAISE_IF(src1Pattern < 1 || src1Pattern > 7, kBadArgument, loc,
-                  "GatherMask: pattern %u is outside 1..7", src1Pattern);
+    TWIN_RAISE_IF(src1Pattern < 1 || src1Pattern > 7, kBadArgument, loc, "GatherMask: pattern %u is outside 1..7",
+                  src1Pattern);
     const twin::GatherShape shape = detail::GatherShapeOf<T>(reduceMode, mask, gatherMaskParams, loc);
     rsvdCnt = 0;
     if (shape.repeats == 0) return;
@@ -84,9 +80,9 @@ inline void GatherMask(const LocalTensor<T>& dst, const LocalTensor<T>& src0, co
 // Keeps elements whose bit is set. How much of dst is written is known only then: all of it that could be
 // counts as written.
 template <class T, class U, GatherMaskMode mode = defaultGatherMaskMode>
-inline void GatherMask(const LocalTensor<T>& dst, const LocalTensor<T>& src0,
-                       const LocalTensor<U>& src1Pattern, const bool reduceMode, const uint32_t mask,
-                       const GatherMaskParams& gatherMaskParams, uint64_t& rsvdCnt, TWIN_CALLER) {
+inline void GatherMask(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<U>& src1Pattern,
+                       const bool reduceMode, const uint32_t mask, const GatherMaskParams& gatherMaskParams,
+                       uint64_t& rsvdCnt, TWIN_CALLER) {
     static_assert(twin::kGatherBitsLegal<T, U>,
                   "GatherMask: the bit tensor is uint16_t for 16-bit elements, uint32_t for 32-bit ones");
     const twin::GatherShape shape = detail::GatherShapeOf<T>(reduceMode, mask, gatherMaskParams, loc);
@@ -105,8 +101,7 @@ inline void GatherMask(const LocalTensor<T>& dst, const LocalTensor<T>& src0,
     }
     rsvdCnt = detail::GatherMasked(dst, src0, shape, most, chosen, loc, [=](T* to, const T* from) {
         const uint64_t kept = twin::CountBits(choose, shape);
-        TWIN_RAISE_IF(kept > room, kOutOfBounds, loc,
-                      "GatherMask keeps %llu elements, the destination holds %llu",
+        TWIN_RAISE_IF(kept > room, kOutOfBounds, loc, "GatherMask keeps %llu elements, the destination holds %llu",
                       static_cast<unsigned long long>(kept), static_cast<unsigned long long>(room));
         return twin::GatherBits(to, from, choose, shape);
     });
@@ -140,17 +135,16 @@ inline void CheckOffset(const char* name, const char* unit, uint64_t at, uint64_
                         const twin::Access& source, const twin::Loc& loc) {
     if (at % bytes == 0 && at + bytes <= source.bytes) return;
     twin::Raise(at % bytes != 0 ? twin::Finding::kMisaligned : twin::Finding::kOutOfBounds, loc,
-                "%s: offset %llu of %s %u into a source of %llu bytes", name,
-                static_cast<unsigned long long>(at), unit, index,
-                static_cast<unsigned long long>(source.bytes));
+                "%s: offset %llu of %s %u into a source of %llu bytes", name, static_cast<unsigned long long>(at), unit,
+                index, static_cast<unsigned long long>(source.bytes));
 }
 
 // Lane i of a repeat of `to` = the element at base + offset i, for the lanes of `runs`. The source counts as
 // read from the lowest to the highest address that the offsets name when the call is made.
 template <class T>
-inline void GatherLanes(const LocalTensor<T>& src, uint32_t base, const twin::Operand& to,
-                        const twin::Operand& offsets, const twin::Access& write, const twin::Access& chosen,
-                        const twin::Runs& runs, uint32_t repeats, const twin::Loc& loc) {
+inline void GatherLanes(const LocalTensor<T>& src, uint32_t base, const twin::Operand& to, const twin::Operand& offsets,
+                        const twin::Access& write, const twin::Access& chosen, const twin::Runs& runs, uint32_t repeats,
+                        const twin::Loc& loc) {
     const twin::Access source = src.Part(src.GetSize(), loc, "Gather source");
     twin::Access read;
     if constexpr (twin::kChecked) read = OffsetsHull("Gather", chosen, source, base, sizeof(T), loc);
@@ -173,38 +167,33 @@ template <class T>
 inline void CheckGather(const LocalTensor<T>& src, uint32_t base, const twin::Loc& loc) {
     static_assert(twin::kDuplicateType<T>, "Gather: 16- and 32-bit types");
     src.Span(0, loc, "Gather source");
-    TWIN_RAISE_IF(base % sizeof(T) != 0, kMisaligned, loc, "Gather: base address %u is not a multiple of %zu",
-                  base, sizeof(T));
+    TWIN_RAISE_IF(base % sizeof(T) != 0, kMisaligned, loc, "Gather: base address %u is not a multiple of %zu", base,
+                  sizeof(T));
 }
 
 template <class T>
-inline void GatherRepeats(const LocalTensor<T>& dst, const LocalTensor<T>& src,
-                          const LocalTensor<uint32_t>& srcOffset, uint32_t base, const Work& work,
-                          uint32_t dst_step, const twin::Loc& loc) {
+inline void GatherRepeats(const LocalTensor<T>& dst, const LocalTensor<T>& src, const LocalTensor<uint32_t>& srcOffset,
+                          uint32_t base, const Work& work, uint32_t dst_step, const twin::Loc& loc) {
     TWIN_RAISE_IF(work.counted, kBadArgument, loc, "Gather over repeats in counter mode");
     const twin::Lanes& lanes = work.lanes;
     const twin::Runs runs = twin::FindRuns(lanes, {});
     if (lanes.repeats == 0 || runs.count == 0) return;
     const uint64_t last = lanes.repeats - 1;
-    const twin::Access whole =
-        dst.Part(last * dst_step * twin::kBlockLanes<T> + runs.end(), loc, "Gather destination");
+    const twin::Access whole = dst.Part(last * dst_step * twin::kBlockLanes<T> + runs.end(), loc, "Gather destination");
     const twin::Operand to{whole.begin, sizeof(T), {1, dst_step}};
     const twin::Operand offsets{
-        srcOffset.Part(last * twin::kLanes<T> + runs.end(), loc, "Gather offsets").begin,
-        4,
-        {1, lanes.width / 8}};
+        srcOffset.Part(last * twin::kLanes<T> + runs.end(), loc, "Gather offsets").begin, 4, {1, lanes.width / 8}};
     CheckApart("Gather", "source", whole, UbAccess(src.data(), src.GetLength()), loc);
-    GatherLanes(src, base, to, offsets, twin::AccessOf(to, lanes), twin::AccessOf(offsets, lanes), runs,
-                lanes.repeats, loc);
+    GatherLanes(src, base, to, offsets, twin::AccessOf(to, lanes), twin::AccessOf(offsets, lanes), runs, lanes.repeats,
+                loc);
 }
 
 }  // namespace detail
 
 // dst[i] = the element at srcBaseAddr + srcOffset[i] bytes of src.
 template <class T>
-inline void Gather(const LocalTensor<T>& dst, const LocalTensor<T>& src,
-                   const LocalTensor<uint32_t>& srcOffset, const uint32_t srcBaseAddr, const uint32_t count,
-                   TWIN_CALLER) {
+inline void Gather(const LocalTensor<T>& dst, const LocalTensor<T>& src, const LocalTensor<uint32_t>& srcOffset,
+                   const uint32_t srcBaseAddr, const uint32_t count, TWIN_CALLER) {
     detail::CheckGather(src, srcBaseAddr, loc);
     SetMaskNorm();
     ResetMask();
@@ -214,13 +203,12 @@ inline void Gather(const LocalTensor<T>& dst, const LocalTensor<T>& src,
     detail::CheckApart("Gather", "source", to, detail::UbAccess(src.data(), src.GetLength()), loc);
     twin::Runs all;
     all.run[all.count++] = {0, count};
-    detail::GatherLanes(src, srcBaseAddr, {to.begin, sizeof(T)}, {offsets.begin, 4}, to, offsets, all, 1,
-                        loc);
+    detail::GatherLanes(src, srcBaseAddr, {to.begin, sizeof(T)}, {offsets.begin, 4}, to, offsets, all, 1, loc);
 }
 template <class T, class M>
-inline void Gather(const LocalTensor<T>& dst, const LocalTensor<T>& src,
-                   const LocalTensor<uint32_t>& srcOffset, const uint32_t srcBaseAddr, M mask,
-                   const int32_t repeatTime, const uint16_t dstRepStride, TWIN_CALLER) {
+inline void Gather(const LocalTensor<T>& dst, const LocalTensor<T>& src, const LocalTensor<uint32_t>& srcOffset,
+                   const uint32_t srcBaseAddr, M mask, const int32_t repeatTime, const uint16_t dstRepStride,
+                   TWIN_CALLER) {
     detail::CheckGather(src, srcBaseAddr, loc);
     const detail::Work work = detail::WorkOf<true>(mask, repeatTime, twin::kLanes<T>, loc);
     detail::GatherRepeats(dst, src, srcOffset, srcBaseAddr, work, dstRepStride, loc);
@@ -244,8 +232,7 @@ inline void Gatherb(const LocalTensor<T>& dst, const LocalTensor<T>& src, const 
     const twin::Access source = src.Part(src.GetSize(), loc, "Gatherb source");
     detail::CheckApart("Gatherb", "source", to, source, loc);
     const twin::Access read = detail::OffsetsHull("Gatherb", chosen, source, 0, kBlock, loc);
-    const twin::Operand blocks{
-        to.begin, sizeof(T), {static_cast<uint32_t>(gap / kBlock), repeatParams.dstRepStride}};
+    const twin::Operand blocks{to.begin, sizeof(T), {static_cast<uint32_t>(gap / kBlock), repeatParams.dstRepStride}};
     const twin::Lanes lanes{twin::LaneMask::First(twin::kLanes<T>), twin::kLanes<T>, repeats};
     twin::Issue(twin::PartOf({"Gatherb", loc}, twin::AccessOf(blocks, lanes), chosen, read), [=] {
         for (uint32_t i = 0; i < 8 * repeats; ++i) {

@@ -70,10 +70,9 @@ inline Access AccessOf(const Operand& operand, const Lanes& lanes) {
         all += uint64_t{run.count} * operand.element;
     }
     if (!even) {
-        return {
-            operand.begin, all,         repeats,         operand.Step(),
-            false,         lanes.width, operand.element, uint64_t{operand.strides.block} * kVectorBlockBytes,
-            lanes.mask};
+        return {operand.begin, all,         repeats,         operand.Step(),
+                false,         lanes.width, operand.element, uint64_t{operand.strides.block} * kVectorBlockBytes,
+                lanes.mask};
     }
     const uint64_t stride = pieces == 1 && repeats > 1 ? operand.Step() : gap;
     const uint32_t count = pieces * repeats;
@@ -103,8 +102,7 @@ inline void CheckLaneOverlap(const VectorCall& call, const Operands& all, const 
     bool apart = true;
     for (uint32_t i = 0; i < all.sources; ++i) {
         const Operand& src = all.src[i];
-        apart =
-            apart && (dst.begin >= src.begin + Extent(src, runs, repeats) || src.begin >= dst.begin + extent);
+        apart = apart && (dst.begin >= src.begin + Extent(src, runs, repeats) || src.begin >= dst.begin + extent);
     }
     if (apart) return;
     std::vector<uint16_t> writer(extent, 0);  // the repeat that wrote a byte of dst, from 1 on
@@ -123,8 +121,8 @@ inline void CheckLaneOverlap(const VectorCall& call, const Operands& all, const 
             for (uint32_t r = 0; r < runs.count; ++r) {
                 look(src, repeat, runs.run[r], [&](uint32_t by) {
                     TWIN_RAISE_IF(by != 0, kBadArgument, call.loc,
-                                  "%s: repeat %u reads from source %u what repeat %u has written", call.name,
-                                  repeat, i, by - 1u);
+                                  "%s: repeat %u reads from source %u what repeat %u has written", call.name, repeat, i,
+                                  by - 1u);
                 });
             }
         }

@@ -27,9 +27,9 @@ inline uint64_t ScratchElements(uint64_t repeats, bool extreme, bool with_index)
 }
 // Checks the scratch tensor. Afterwards its contents are undefined, unless it shares bytes with an operand.
 template <class T>
-inline twin::Access CheckWorkTensor(const char* name, const LocalTensor<T>& work, uint64_t repeats,
-                                    bool extreme, bool with_index, const twin::Access& write,
-                                    const twin::Access& read, const twin::Loc& loc) {
+inline twin::Access CheckWorkTensor(const char* name, const LocalTensor<T>& work, uint64_t repeats, bool extreme,
+                                    bool with_index, const twin::Access& write, const twin::Access& read,
+                                    const twin::Loc& loc) {
     const uint64_t n = ScratchElements<T>(repeats, extreme, with_index);
     const twin::Access garbage = work.Part(n, loc, name);
     const twin::Access source{read.begin, read.bytes * read.count};
@@ -38,15 +38,14 @@ inline twin::Access CheckWorkTensor(const char* name, const LocalTensor<T>& work
 
 // One value, or value and index, at the front of dst.
 template <bool kMax, class T>
-inline void Extreme(const char* name, const LocalTensor<T>& dst, const LocalTensor<T>& src,
-                    const LocalTensor<T>& work, int32_t count, bool calIndex, const twin::Loc& loc) {
+inline void Extreme(const char* name, const LocalTensor<T>& dst, const LocalTensor<T>& src, const LocalTensor<T>& work,
+                    int32_t count, bool calIndex, const twin::Loc& loc) {
     static_assert(twin::kReduceType<T>, "ReduceMax, ReduceMin: half and float only");
     const uint32_t n = CheckElementCount(name, count, loc), results = calIndex ? 2 : 1;
     SetMaskNorm();
     ResetMask();
     if (n == 0) return;
-    const twin::Access write = dst.Part(results, loc, name, results * sizeof(T)),
-                       read = src.Part(n, loc, name);
+    const twin::Access write = dst.Part(results, loc, name, results * sizeof(T)), read = src.Part(n, loc, name);
     CheckOverlap(name, 0, write, read, loc);
     const uint64_t repeats = std::max<uint64_t>(n / twin::kLanes<T>, 1);
     const twin::Access garbage =
@@ -71,10 +70,8 @@ inline RepeatedTotal CheckTotal(const char* name, const LocalTensor<T>& src, M m
     TWIN_RAISE_IF(repeatTime < 0, kBadArgument, loc, "repeatTime %d is below 0", repeatTime);
     const Work work = ReduceWork<T, true>(mask, 1, loc);
     TWIN_RAISE_IF(work.counted, kBadArgument, loc, "%s over repeats in counter mode", name);
-    RepeatedTotal total = {work.lanes.mask,
-                           static_cast<uint32_t>(repeatTime),
-                           CheckStride(name, "srcRepStride", srcRepStride, loc),
-                           {}};
+    RepeatedTotal total = {
+        work.lanes.mask, static_cast<uint32_t>(repeatTime), CheckStride(name, "srcRepStride", srcRepStride, loc), {}};
     ResetMask();
     if (total.repeats == 0) return total;
     const twin::Operand operand{reinterpret_cast<uintptr_t>(src.data()), sizeof(T), {1, total.stride}};
@@ -85,37 +82,36 @@ inline RepeatedTotal CheckTotal(const char* name, const LocalTensor<T>& src, M m
 }
 template <bool kMax, class T, class M>
 inline void RepeatedExtreme(const char* name, const LocalTensor<T>& dst, const LocalTensor<T>& src,
-                            const LocalTensor<T>& work, M mask, int32_t repeatTime, int32_t srcRepStride,
-                            bool calIndex, const twin::Loc& loc) {
+                            const LocalTensor<T>& work, M mask, int32_t repeatTime, int32_t srcRepStride, bool calIndex,
+                            const twin::Loc& loc) {
     const RepeatedTotal total = CheckTotal(name, src, mask, repeatTime, srcRepStride, loc);
     if (total.repeats == 0) return;
     const uint32_t results = calIndex ? 2 : 1;
     const twin::Access write = dst.Part(results, loc, name, results * sizeof(T));
     const T* from = UbPointer<T>(reinterpret_cast<uintptr_t>(src.data()));
-    const twin::Access garbage = CheckWorkTensor("scratch of a reduction", work, total.repeats, true,
-                                                 calIndex, write, total.read, loc);
+    const twin::Access garbage =
+        CheckWorkTensor("scratch of a reduction", work, total.repeats, true, calIndex, write, total.read, loc);
     twin::Issue(twin::PartOf({name, loc}, write, total.read, {}, {}, garbage), [=] {
-        twin::ReduceExtremeRepeats<kMax>(UbPointer<T>(write.begin), from, total.mask, total.repeats,
-                                         total.stride, calIndex);
+        twin::ReduceExtremeRepeats<kMax>(UbPointer<T>(write.begin), from, total.mask, total.repeats, total.stride,
+                                         calIndex);
     });
 }
 
 }  // namespace detail
 
 // dst[0] = the extreme; with `calIndex` dst[1] = the bits of the first index that has it.
-#define TWIN_EXTREME(Name, kMax)                                                                        \
-    template <class T>                                                                                  \
-    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src,                              \
-                     const LocalTensor<T>& sharedTmpBuffer, const int32_t count, bool calIndex = false, \
-                     TWIN_CALLER) {                                                                     \
-        detail::Extreme<kMax>(#Name, dst, src, sharedTmpBuffer, count, calIndex, loc);                  \
-    }                                                                                                   \
-    template <class T, class M>                                                                         \
-    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src,                              \
-                     const LocalTensor<T>& sharedTmpBuffer, M mask, const int32_t repeatTime,           \
-                     const int32_t srcRepStride, bool calIndex = false, TWIN_CALLER) {                  \
-        detail::RepeatedExtreme<kMax>(#Name, dst, src, sharedTmpBuffer, mask, repeatTime, srcRepStride, \
-                                      calIndex, loc);                                                   \
+#define TWIN_EXTREME(Name, kMax)                                                                                  \
+    template <class T>                                                                                            \
+    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const LocalTensor<T>& sharedTmpBuffer, \
+                     const int32_t count, bool calIndex = false, TWIN_CALLER) {                                   \
+        detail::Extreme<kMax>(#Name, dst, src, sharedTmpBuffer, count, calIndex, loc);                            \
+    }                                                                                                             \
+    template <class T, class M>                                                                                   \
+    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const LocalTensor<T>& sharedTmpBuffer, \
+                     M mask, const int32_t repeatTime, const int32_t srcRepStride, bool calIndex = false,         \
+                     TWIN_CALLER) {                                                                               \
+        detail::RepeatedExtreme<kMax>(#Name, dst, src, sharedTmpBuffer, mask, repeatTime, srcRepStride, calIndex, \
+                                      loc);                                                                       \
     }
 TWIN_EXTREME(ReduceMax, true)
 TWIN_EXTREME(ReduceMin, false)
@@ -123,8 +119,8 @@ TWIN_EXTREME(ReduceMin, false)
 
 // dst[0] = the sum: a binary tree within each 256 bytes, these in order. The scratch tensor is not used.
 template <class T, bool isSetMask = true>
-inline void ReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src,
-                      const LocalTensor<T>& sharedTmpBuffer, const int32_t count, TWIN_CALLER) {
+inline void ReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src, const LocalTensor<T>& sharedTmpBuffer,
+                      const int32_t count, TWIN_CALLER) {
     static_assert(twin::kReduceType<T>, "ReduceSum: half and float only");
     (void)sharedTmpBuffer;
     uint32_t n = detail::CheckElementCount("ReduceSum", count, loc);
@@ -141,25 +137,21 @@ inline void ReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src,
     const twin::Access write = dst.Part(1, loc, "ReduceSum destination", sizeof(T));
     const twin::Access read = src.Part(n, loc, "ReduceSum source");
     detail::CheckOverlap("ReduceSum", 0, write, read, loc);
-    twin::Issue(twin::PartOf({"ReduceSum", loc}, write, read), [=] {
-        twin::ReduceSumArray(detail::UbPointer<T>(write.begin), detail::UbPointer<T>(read.begin), n);
-    });
+    twin::Issue(twin::PartOf({"ReduceSum", loc}, write, read),
+                [=] { twin::ReduceSumArray(detail::UbPointer<T>(write.begin), detail::UbPointer<T>(read.begin), n); });
 }
 // The mask form: a tree over the repeats' sums, which go through the scratch tensor.
 template <class T, class M>
-inline void ReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src,
-                      const LocalTensor<T>& sharedTmpBuffer, M mask, const int32_t repeatTime,
-                      const int32_t srcRepStride, TWIN_CALLER) {
-    const detail::RepeatedTotal total =
-        detail::CheckTotal("ReduceSum", src, mask, repeatTime, srcRepStride, loc);
+inline void ReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src, const LocalTensor<T>& sharedTmpBuffer,
+                      M mask, const int32_t repeatTime, const int32_t srcRepStride, TWIN_CALLER) {
+    const detail::RepeatedTotal total = detail::CheckTotal("ReduceSum", src, mask, repeatTime, srcRepStride, loc);
     if (total.repeats == 0) return;
     const twin::Access write = dst.Part(1, loc, "ReduceSum destination", sizeof(T));
     const T* from = detail::UbPointer<T>(reinterpret_cast<uintptr_t>(src.data()));
-    const twin::Access garbage = detail::CheckWorkTensor("scratch of ReduceSum", sharedTmpBuffer,
-                                                         total.repeats, false, false, write, total.read, loc);
+    const twin::Access garbage = detail::CheckWorkTensor("scratch of ReduceSum", sharedTmpBuffer, total.repeats, false,
+                                                         false, write, total.read, loc);
     twin::Issue(twin::PartOf({"ReduceSum", loc}, write, total.read, {}, {}, garbage), [=] {
-        twin::ReduceSumRepeats(detail::UbPointer<T>(write.begin), from, total.mask, total.repeats,
-                               total.stride);
+        twin::ReduceSumRepeats(detail::UbPointer<T>(write.begin), from, total.mask, total.repeats, total.stride);
     });
 }
 
@@ -169,8 +161,8 @@ template <class T>
 inline void SumRows(const LocalTensor<T>& dst, const LocalTensor<T>& src, const SumParams& p,
                     const LocalTensor<uint8_t>* scratch, const twin::Loc& loc) {
     static_assert(twin::kReduceType<T>, "Sum: half and float only");
-    TWIN_RAISE_IF(p.inner * sizeof(T) % twin::kBlockBytes != 0 || p.n > p.inner || p.n == 0, kBadArgument,
-                  loc, "Sum: inner %u must be a multiple of 32 bytes, n %u from 1 to inner", p.inner, p.n);
+    TWIN_RAISE_IF(p.inner * sizeof(T) % twin::kBlockBytes != 0 || p.n > p.inner || p.n == 0, kBadArgument, loc,
+                  "Sum: inner %u must be a multiple of 32 bytes, n %u from 1 to inner", p.inner, p.n);
     SetMaskNorm();
     ResetMask();
     if (p.outter == 0) return;
@@ -184,9 +176,8 @@ inline void SumRows(const LocalTensor<T>& dst, const LocalTensor<T>& src, const 
         CheckApart("Sum", "scratch", write, tmp, loc);
         CheckApart("Sum", "scratch (of the source)", all, tmp, loc);
     }
-    twin::Issue(twin::PartOf({"Sum", loc}, write, read), [=] {
-        twin::SumRows(UbPointer<T>(write.begin), UbPointer<T>(all.begin), p.outter, p.inner, p.n);
-    });
+    twin::Issue(twin::PartOf({"Sum", loc}, write, read),
+                [=] { twin::SumRows(UbPointer<T>(write.begin), UbPointer<T>(all.begin), p.outter, p.inner, p.n); });
 }
 
 }  // namespace detail

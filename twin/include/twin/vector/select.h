@@ -16,10 +16,9 @@ constexpr uint32_t kScratchBegin = 184 * 1024;
 // Calls that take scratch of their own from the last 8 KiB of UB.
 inline void CheckScratch(const char* name, const twin::Loc& loc) {
     const uint32_t used = twin::current_core().ub_used;
-    TWIN_RAISE_IF(
-        used > kScratchBegin, kUbOverflow, loc,
-        "%s uses the last 8 KiB of UB as scratch: allocations end at %u, at most %u is free for them", name,
-        used, kScratchBegin);
+    TWIN_RAISE_IF(used > kScratchBegin, kUbOverflow, loc,
+                  "%s uses the last 8 KiB of UB as scratch: allocations end at %u, at most %u is free for them", name,
+                  used, kScratchBegin);
 }
 
 inline void CheckSelectMode(SELMODE mode, bool scalar, const twin::Loc& loc) {
@@ -51,8 +50,8 @@ struct SelectBody {
 };
 
 template <class T, class U, class... S>
-inline void SelectRepeats(SELMODE mode, const Work& work, T value, const twin::Loc& loc,
-                          const LocalTensor<U>& selMask, const Strided<T>& dst, const Strided<S>&... src) {
+inline void SelectRepeats(SELMODE mode, const Work& work, T value, const twin::Loc& loc, const LocalTensor<U>& selMask,
+                          const Strided<T>& dst, const Strided<S>&... src) {
     TWIN_RAISE_IF(work.counted, kBadArgument, loc, "Select over repeats in counter mode");
     const twin::Runs runs = twin::FindRuns(work.lanes, {});
     const uint32_t repeats = work.lanes.repeats, bytes = (runs.end() + 7) / 8;
@@ -68,8 +67,8 @@ inline void SelectRepeats(SELMODE mode, const Work& work, T value, const twin::L
 
 // `select(to, bits, sources, count)`, of the first `count` elements by as many bits.
 template <class T, class U, class Body, class... S>
-inline void SelectCounted(const LocalTensor<T>& dst, const LocalTensor<U>& selMask, uint32_t bits,
-                          uint32_t count, const twin::Loc& loc, const Body& select, const S&... src) {
+inline void SelectCounted(const LocalTensor<T>& dst, const LocalTensor<U>& selMask, uint32_t bits, uint32_t count,
+                          const twin::Loc& loc, const Body& select, const S&... src) {
     SetMaskNorm();
     ResetMask();
     if (count == 0) return;
@@ -82,8 +81,7 @@ inline void SelectCounted(const LocalTensor<T>& dst, const LocalTensor<U>& selMa
     twin::Access reads[2];
     uint32_t i = 0;
     const auto read = [&](const LocalTensor<T>& source) {
-        const char* const names[] = {sizeof...(S) == 1 ? "Select source" : "Select source 0",
-                                     "Select source 1"};
+        const char* const names[] = {sizeof...(S) == 1 ? "Select source" : "Select source 0", "Select source 1"};
         reads[i] = source.Part(count, loc, names[i]);
         from.at[i] = UbPointer<T>(reads[i].begin);
         CheckOverlap("Select", i, write, reads[i], loc);
@@ -110,8 +108,8 @@ inline void Select(const LocalTensor<T>& dst, const LocalTensor<U>& selMask, con
         src0, src1);
 }
 template <class T, class U>
-inline void Select(const LocalTensor<T>& dst, const LocalTensor<U>& selMask, const LocalTensor<T>& src0,
-                   T src1, SELMODE selMode, uint32_t count, TWIN_CALLER) {
+inline void Select(const LocalTensor<T>& dst, const LocalTensor<U>& selMask, const LocalTensor<T>& src0, T src1,
+                   SELMODE selMode, uint32_t count, TWIN_CALLER) {
     detail::CheckSelectTypes<T, U>();
     detail::CheckSelectMode(selMode, true, loc);
     detail::SelectCounted(
@@ -135,9 +133,9 @@ inline void Select(const LocalTensor<T>& dst, const LocalTensor<U>& selMask, con
                           detail::Strided<T>{src1, repeatParams.src1BlkStride, repeatParams.src1RepStride});
 }
 template <class T, class U, bool isSetMask = true, class M>
-inline void Select(const LocalTensor<T>& dst, const LocalTensor<U>& selMask, const LocalTensor<T>& src0,
-                   T src1, SELMODE selMode, M mask, const int32_t repeatTime,
-                   const BinaryRepeatParams& repeatParams, TWIN_CALLER) {
+inline void Select(const LocalTensor<T>& dst, const LocalTensor<U>& selMask, const LocalTensor<T>& src0, T src1,
+                   SELMODE selMode, M mask, const int32_t repeatTime, const BinaryRepeatParams& repeatParams,
+                   TWIN_CALLER) {
     detail::CheckSelectTypes<T, U>();
     detail::CheckSelectMode(selMode, true, loc);
     const detail::Work work = detail::WorkOf<isSetMask>(mask, repeatTime, twin::kLanes<T>, loc);
@@ -173,8 +171,8 @@ inline void CompareToRegister(CMPMODE mode, const LocalTensor<T>& a, const Local
         for (uint32_t r = 0; r < runs.count; ++r) {
             for (uint32_t lane = runs.run[r].lane; lane < runs.run[r].lane + runs.run[r].count; ++lane) {
                 uint8_t bit = 0;
-                twin::CompareArray(&bit, UbPointer<T>(all.src[0].At(0, lane)),
-                                   UbPointer<T>(all.src[1].At(0, lane)), mode, 1);
+                twin::CompareArray(&bit, UbPointer<T>(all.src[0].At(0, lane)), UbPointer<T>(all.src[1].At(0, lane)),
+                                   mode, 1);
                 found[lane / 64] |= uint64_t{bit} << (lane % 64);
             }
         }
@@ -212,9 +210,8 @@ template <class T, SELMODE selMode>
 inline void Select(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1,
                    const int32_t repeatTime, const BinaryRepeatParams& repeatParams, TWIN_CALLER) {
     static_assert(twin::kRealType<T>, "Select: half and float only");
-    static_assert(
-        selMode == SELMODE::VSEL_CMPMASK_SPR,
-        "Select without a mask tensor: VSEL_CMPMASK_SPR only; give the mask tensor to Select instead");
+    static_assert(selMode == SELMODE::VSEL_CMPMASK_SPR,
+                  "Select without a mask tensor: VSEL_CMPMASK_SPR only; give the mask tensor to Select instead");
     const detail::Work work = detail::WorkOf<false>(uint64_t{0}, repeatTime, twin::kLanes<T>, loc);
     const detail::SelectBody<T> body{reinterpret_cast<const uint8_t*>(twin::current_core().compare_mask)};
     detail::MaskedCall({"Select", loc}, work, {}, body,

@@ -54,12 +54,10 @@ inline void Brcb(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const in
     const twin::Strides strides{repeatParams.dstBlkStride, repeatParams.dstRepStride};
     const twin::Operand blocks{all.begin, sizeof(T), strides};
     twin::Issue(
-        twin::PartOf(
-            {"Brcb", loc},
-            twin::AccessOf(blocks, {twin::LaneMask::First(twin::kLanes<T>), twin::kLanes<T>, repeats}), read),
+        twin::PartOf({"Brcb", loc},
+                     twin::AccessOf(blocks, {twin::LaneMask::First(twin::kLanes<T>), twin::kLanes<T>, repeats}), read),
         [=] {
-            twin::BroadcastBlocks(detail::UbPointer<T>(all.begin), detail::UbPointer<T>(read.begin), repeats,
-                                  strides);
+            twin::BroadcastBlocks(detail::UbPointer<T>(all.begin), detail::UbPointer<T>(read.begin), repeats, strides);
         });
 }
 
@@ -67,8 +65,7 @@ inline void Brcb(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const in
 template <class T>
 inline void CreateVecIndex(LocalTensor<T> dst, const T& firstValue, uint32_t count, TWIN_CALLER) {
     const T first = firstValue;
-    detail::FillCounted("CreateVecIndex", dst, count, loc,
-                        [=](T* to, uint32_t n) { twin::IndexArray(to, first, n); });
+    detail::FillCounted("CreateVecIndex", dst, count, loc, [=](T* to, uint32_t n) { twin::IndexArray(to, first, n); });
 }
 // The same on the lanes of a mask: lane i of repeat r gets firstValue + r * (lanes of a repeat) + i.
 template <class T, class M>
@@ -83,8 +80,8 @@ inline void CreateVecIndex(LocalTensor<T>& dst, const T& firstValue, M mask, con
 
 // first, first + diff, ...
 template <class T>
-inline void ArithProgression(const LocalTensor<T>& dstLocal, const T firstValue, const T diffValue,
-                             const int32_t count, TWIN_CALLER) {
+inline void ArithProgression(const LocalTensor<T>& dstLocal, const T firstValue, const T diffValue, const int32_t count,
+                             TWIN_CALLER) {
     detail::FillCounted("ArithProgression", dstLocal, count, loc,
                         [=](T* to, uint32_t n) { twin::ProgressionArray(to, firstValue, diffValue, n); });
 }

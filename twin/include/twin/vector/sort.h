@@ -22,8 +22,7 @@ template <class T>
 struct MrgSortSrcList {
     LocalTensor<T> src1, src2, src3, src4;
     MrgSortSrcList() = default;
-    MrgSortSrcList(const LocalTensor<T>& a, const LocalTensor<T>& b, const LocalTensor<T>& c,
-                   const LocalTensor<T>& d)
+    MrgSortSrcList(const LocalTensor<T>& a, const LocalTensor<T>& b, const LocalTensor<T>& c, const LocalTensor<T>& d)
         : src1(a), src2(b), src3(c), src4(d) {}
 };
 
@@ -44,8 +43,7 @@ struct SortOperands {
 };
 template <class T>
 inline SortOperands<T> CheckSort(const char* name, const LocalTensor<T>& dst, const LocalTensor<T>& score,
-                                 const LocalTensor<uint32_t>& index, int32_t repeatTime,
-                                 const twin::Loc& loc) {
+                                 const LocalTensor<uint32_t>& index, int32_t repeatTime, const twin::Loc& loc) {
     static_assert(twin::kSortType<T>, "sorting: half and float only");
     CheckRepeatTime(repeatTime, loc);
     const uint32_t n = 32 * static_cast<uint32_t>(repeatTime);
@@ -81,8 +79,7 @@ inline void Sort(const LocalTensor<T>& dst, const LocalTensor<T>& concat, const 
     }
     twin::Issue(twin::PartOf({"Sort", loc}, all.entries, all.scores, all.indices, {}, scratch), [=] {
         if (isFullSort) {
-            twin::FullSortArray(all.to(), detail::UbPointer<T>(scratch.begin), all.score(), all.index(),
-                                all.n / 32);
+            twin::FullSortArray(all.to(), detail::UbPointer<T>(scratch.begin), all.score(), all.index(), all.n / 32);
         } else {
             twin::Sort32Array(all.to(), all.score(), all.index(), all.n / 32);
         }
@@ -91,8 +88,8 @@ inline void Sort(const LocalTensor<T>& dst, const LocalTensor<T>& concat, const 
 
 // Scores and indices of 32 * repeatTime entries apart again: one instruction each.
 template <class T>
-inline void Extract(const LocalTensor<T>& dstValue, const LocalTensor<uint32_t>& dstIndex,
-                    const LocalTensor<T>& sorted, const int32_t repeatTime, TWIN_CALLER) {
+inline void Extract(const LocalTensor<T>& dstValue, const LocalTensor<uint32_t>& dstIndex, const LocalTensor<T>& sorted,
+                    const int32_t repeatTime, TWIN_CALLER) {
     static_assert(twin::kSortType<T>, "Extract: half and float only");
     detail::CheckRepeatTime(repeatTime, loc);
     const uint32_t n = 32 * static_cast<uint32_t>(repeatTime);
@@ -138,8 +135,8 @@ struct MergeLists {
 };
 
 inline uint32_t ListsOf(uint16_t valid, const twin::Loc& loc) {
-    TWIN_RAISE_IF(valid != 3 && valid != 7 && valid != 15, kBadArgument, loc,
-                  "MrgSort: validBit %u is not 3, 7 or 15", valid);
+    TWIN_RAISE_IF(valid != 3 && valid != 7 && valid != 15, kBadArgument, loc, "MrgSort: validBit %u is not 3, 7 or 15",
+                  valid);
     return valid == 15 ? 4 : valid == 7 ? 3 : 2;
 }
 
@@ -161,8 +158,7 @@ inline void CheckMergeRepeats(const MergeLists& lists, const MrgSort4Info& param
 // Merges the lists that validBit names (3, 7 or 15) into dst. With suspension it stops when one is used up;
 // how much is written is known only then, so all of it that could be counts as written.
 template <class T>
-inline void MrgSort(const LocalTensor<T>& dst, const MrgSortSrcList<T>& src, const MrgSort4Info& params,
-                    TWIN_CALLER) {
+inline void MrgSort(const LocalTensor<T>& dst, const MrgSortSrcList<T>& src, const MrgSort4Info& params, TWIN_CALLER) {
     static_assert(twin::kSortType<T>, "MrgSort: half and float only");
     const LocalTensor<T>* tensors[4] = {&src.src1, &src.src2, &src.src3, &src.src4};
     detail::MergeLists lists;
@@ -196,8 +192,8 @@ inline void MrgSort(const LocalTensor<T>& dst, const MrgSortSrcList<T>& src, con
         uint32_t used[4] = {};
         const T* from[4] = {};
         for (uint32_t i = 0; i < lists.count; ++i) from[i] = detail::UbPointer<T>(lists.from[i]);
-        twin::MergeSortArray(detail::UbPointer<T>(write.begin), from, lists.length, lists.count, suspend,
-                             repeats, used);
+        twin::MergeSortArray(detail::UbPointer<T>(write.begin), from, lists.length, lists.count, suspend, repeats,
+                             used);
         for (uint32_t i = 0; i < 4; ++i) counts[i] = static_cast<uint16_t>(used[i]);
     });
 }
@@ -215,14 +211,11 @@ inline void GetMrgSortResult(uint16_t& mrgSortList1, uint16_t& mrgSortList2, uin
 
 // The same as arguments; sortedNum receives how many entries of each list were taken.
 template <class T, bool isExhaustedSuspension = false>
-inline void MrgSort(const LocalTensor<T>& dst, const MrgSortSrcList<T>& sortList,
-                    const uint16_t elementCountList[4], uint32_t sortedNum[4], uint16_t validBit,
-                    const int32_t repeatTime, TWIN_CALLER) {
+inline void MrgSort(const LocalTensor<T>& dst, const MrgSortSrcList<T>& sortList, const uint16_t elementCountList[4],
+                    uint32_t sortedNum[4], uint16_t validBit, const int32_t repeatTime, TWIN_CALLER) {
     detail::CheckRepeatTime(repeatTime, loc);
-    MrgSort(
-        dst, sortList,
-        MrgSort4Info(elementCountList, isExhaustedSuspension, validBit, static_cast<uint16_t>(repeatTime)),
-        loc);
+    MrgSort(dst, sortList,
+            MrgSort4Info(elementCountList, isExhaustedSuspension, validBit, static_cast<uint16_t>(repeatTime)), loc);
     twin::SettlePipe(twin::Pipe::kV);
     for (int i = 0; i < 4; ++i) sortedNum[i] = twin::current_core().merge_counts[i];
 }
