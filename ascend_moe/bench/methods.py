@@ -221,21 +221,6 @@ class DirectZeroCopy(Direct):
 Counts = Sequence[int]
 
 
-def over_gloo(place: Place, out: Tensor, given: Tensor, received: Counts, sent: Counts) -> None:
-    """Rows of int32, ``sent[d]`` of them to rank d, ``received[s]`` from rank s: all_to_all_single."""
-    dist.all_to_all_single(out, given, list(received), list(sent))
-
-
-def over_mpi(place: Place, out: Tensor, given: Tensor, received: Counts, sent: Counts) -> None:
-    """The same by Alltoallv, straight from and into the tensors' memory."""
-
-    def part(rows: Tensor, counts: Counts) -> list[Any]:
-        sizes = [count * (rows.size(1) if rows.dim() > 1 else 1) for count in counts]
-        return [rows.numpy(), (sizes, [sum(sizes[:rank]) for rank in range(place.world)]), "i"]
-
-    place.mpi.Alltoallv(part(given, sent), part(out, received))
-
-
 class GlooAllToAll(Method):
     """As frameworks write it in plain torch: sort, permute, exchange, reorder, and the same way back.
 
@@ -243,10 +228,10 @@ class GlooAllToAll(Method):
     """
 
     name = "gloo-a2a"
-    transport = staticmethod(over_gloo)
 
     def _exchange(self, out: Tensor, given: Tensor, received: Counts, sent: Counts) -> None:
-        self.transport(self.place, out, given, received, sent)
+        """Rows of int32, ``sent[d]`` of them to rank d, ``received[s]`` from rank s: all_to_all_single."""
+        dist.all_to_all_single(out, given, list(received), list(sent))
 
     def _exchange_counts(self, out: Tensor, given: Tensor) -> None:
         """(E,) in, the same number out: L for each rank."""
@@ -290,7 +275,16 @@ class GlooAllToAll(Method):
 
 
 class MpiAllToAll(GlooAllToAll):
-    name, transport, needs_mpi = "mpi-a2a", staticmethod(over_mpi), True
+    name, needs_mpi = "mpi-a2a", True
+
+    def _exchange(self, out: Tensor, given: Tensor, received: Counts, sent: Counts) -> None:
+        """The same by Alltoallv, straight from and into the tensors' memory."""
+
+        def part(rows: Tensor, counts: Counts) -> list[Any]:
+            sizes = [count * (rows.size(1) if rows.dim() > 1 else 1) for count in counts]
+            return [rows.numpy(), (sizes, [sum(sizes[:rank]) for rank in range(len(sizes))]), "i"]
+
+        self.place.mpi.Alltoallv(part(given, sent), part(out, received))
 
 
 class GlooAllToAllTuned(GlooAllToAll):
@@ -357,8 +351,10 @@ class GlooAllToAllTuned(GlooAllToAll):
         return self._out
 
 
-class MpiAllToAllTuned(GlooAllToAllTuned):
-    name, transport, needs_mpi = "mpi-a2a-tuned", staticmethod(over_mpi), True
+class MpiAllToAllTuned(GlooAllToAllTuned, MpiAllToAll):
+    """By way of Alltoallv: the exchange is ``MpiAllToAll``'s, the rest is as it is tuned."""
+
+    name = "mpi-a2a-tuned"
 
 
 class GlooAllGather(Method):

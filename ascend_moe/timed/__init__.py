@@ -13,47 +13,15 @@ published times are printed by ``ascend-moe predict --check``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from ..errors import need_one_of
 from ..plan import Request
 from ..plan.soc import cost_table
 from ..plan.soc import soc as soc_named
-from ..timeline import Event
-from .world import ALGORITHMS, OpRun, TimedWorld, runnable
+from .world import ALGORITHMS, OpPrediction, TimedWorld, runnable
 
 __all__ = ["ALGORITHMS", "OpPrediction", "Prediction", "predict", "runnable"]
-
-
-@dataclass(frozen=True)
-class OpPrediction:
-    """One op over all ranks: ``us`` from the common launch until the last rank has ended.
-
-    ``spent``: where they went on the critical path: (step of the kernel, what S did or waited for) -> us.
-    ``link_use``: busiest resource of each kind -> share of its bandwidth over ``us``.
-    """
-
-    us: float
-    spent: dict[tuple[str, str], float]
-    link_use: dict[str, float]
-    events: list[Event] = field(default_factory=list)
-    instructions: int = 0
-
-    @property
-    def phases(self) -> dict[str, float]:
-        """Microseconds by step of the kernel, in the order of the kernel; they add up to ``us``."""
-        return self._sums(0)
-
-    @property
-    def pipes(self) -> dict[str, float]:
-        """Microseconds by what S did or waited for; they add up to ``us``."""
-        return self._sums(1)
-
-    def _sums(self, part: int) -> dict[str, float]:
-        sums: dict[str, float] = {}
-        for key, us in self.spent.items():
-            sums[key[part]] = sums.get(key[part], 0.0) + us
-        return sums
 
 
 @dataclass(frozen=True)
@@ -118,13 +86,5 @@ def predict(
         figures["ranks_per_server"] = request.ranks_per_server
     figures |= dict(costs or {})
     with TimedWorld(request, algorithm, seed, payload) as timed:
-        dispatch, combine = (_prediction(timed.run(op, figures, events)) for op in ("dispatch", "combine"))
+        dispatch, combine = (timed.run(op, figures, events) for op in ("dispatch", "combine"))
     return Prediction(request, algorithm, dispatch, combine)
-
-
-def _prediction(run: OpRun) -> OpPrediction:
-    use: dict[str, float] = {}
-    for name, _, size, gbps in run.links:
-        use[name] = max(use.get(name, 0.0), size / gbps / run.total_ns)
-    spent = {key: ns / 1e3 for key, ns in run.path.items()}
-    return OpPrediction(run.total_ns / 1e3, spent, use, run.events, run.instructions)

@@ -14,7 +14,7 @@ from ..errors import ArgumentError, need_one_of
 from ..ops.calls import core_count
 from ..timeline import LAUNCH, PREDICTED, Event, Timeline
 from ..timeline.record import trace
-from ..timeline.stats import OpRun, op_runs, rank_ns
+from ..timeline.stats import OpRun, op_runs
 from . import predict
 
 OPS = ("dispatch", "combine", "both")
@@ -150,7 +150,7 @@ def _chosen_round(timeline: Timeline, request: TraceRequest) -> Timeline:
     rounds: dict[int, dict[str, OpRun]] = {}
     for run in runs:
         # The events of a launch end with its own: a round that was cut off lacks some.
-        if run.name in wanted and len(rank_ns(run)) == request.ranks:
+        if run.name in wanted and len(run.ranks) == request.ranks:
             rounds.setdefault(run.number, {})[run.name] = run
     whole = {number: [*own.values()] for number, own in rounds.items() if len(own) == len(wanted)}
     if not whole:

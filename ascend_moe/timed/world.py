@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from ctypes import c_char, c_char_p, c_double, c_int, c_int32, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from .. import plan as planning
@@ -77,28 +78,42 @@ def timed_library() -> ctypes.CDLL:
 
 
 @dataclass(frozen=True)
-class OpRun:
-    """One op of all ranks. ``path``: (step, cause) -> ns; ``links``: (name, rank, bytes, GB/s)."""
+class OpPrediction:
+    """One op over all ranks: ``us`` from the common launch until the last rank has ended.
 
-    total_ns: float
-    path: dict[tuple[str, str], float]
-    links: list[tuple[str, int, float, float]]
-    ends_ns: list[float]
-    instructions: int
-    looks: int
+    ``spent``: where they went on the critical path: (step of the kernel, what S did or waited for) -> us.
+    ``link_use``: busiest resource of each kind -> share of its bandwidth over ``us``; ``link_bytes``: what
+    passed all of a kind.
+    """
+
+    us: float
+    spent: dict[tuple[str, str], float]
+    link_use: dict[str, float]
+    link_bytes: dict[str, float]
     events: list[timeline.Event] = field(default_factory=list)
+    instructions: int = 0
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Microseconds by step of the kernel, in the order of the kernel; they add up to ``us``."""
+        return self._sums(0)
+
+    @property
+    def pipes(self) -> dict[str, float]:
+        """Microseconds by what S did or waited for; they add up to ``us``."""
+        return self._sums(1)
+
+    def _sums(self, part: int) -> dict[str, float]:
+        sums: dict[str, float] = {}
+        for key, us in self.spent.items():
+            sums[key[part]] = sums.get(key[part], 0.0) + us
+        return sums
 
 
 class TimedWorld:
     """All ranks of a configuration with windows of their own. ``outputs`` are by op and rank."""
 
-    def __init__(
-        self,
-        request: Request,
-        algorithm: str,
-        seed: int,
-        payload: bool,
-    ) -> None:
+    def __init__(self, request: Request, algorithm: str, seed: int, payload: bool) -> None:
         comm_alg, self._kernel, self._lent = ALGORITHMS[algorithm]
         self.request = replace(request, comm_alg=comm_alg, equal_batches=True)
         self.payload, self._library = payload, timed_library()
@@ -142,8 +157,8 @@ class TimedWorld:
             self._library.am_plan_destroy(plan)
         self._plans.clear()
 
-    def run(self, op: str, costs: Mapping[str, float], events: int = 0) -> OpRun:
-        """Runs one op on all ranks from time 0 on."""
+    def run(self, op: str, costs: Mapping[str, float], events: int = 0) -> OpPrediction:
+        """Runs one op on all ranks from time 0 on; combine takes what dispatch left."""
         ranks = range(self.request.ranks)
         steps = (_Step * self.request.ranks)()
         self.inputs[op] = [self._inputs(op, rank) for rank in ranks]
@@ -158,43 +173,39 @@ class TimedWorld:
         self._library.am_timed_run(self._handle, steps, len(steps), values, ctypes.byref(options), ctypes.byref(result))
         if result.failed:
             raise AscendMoeError(f"timed {op}: {result.message.decode()}")
-        paths, links = self._lines(self._library.am_timed_path), self._lines(self._library.am_timed_links)
+        self._raise_what_ranks_report(op)
+        use: dict[str, float] = {}
+        moved: dict[str, float] = {}
+        for name, _, size, gbps in self._lines(self._library.am_timed_links):
+            use[name] = max(use.get(name, 0.0), float(size) / float(gbps) / result.total_ns)
+            moved[name] = moved.get(name, 0.0) + float(size)
         memory = ctypes.create_string_buffer(result.events * _EVENT_BYTES)
         self._library.am_timed_events(self._handle, memory, result.events)
-        return OpRun(
-            result.total_ns,
-            {(phase, cause): float(ns) for phase, cause, ns in paths},
-            [(name, int(rank), float(size), float(gbps)) for name, rank, size, gbps in links],
-            self._ends(op),
-            result.instructions,
-            result.looks,
+        return OpPrediction(
+            result.total_ns / 1e3,
+            {(step, cause): float(ns) / 1e3 for step, cause, ns in self._lines(self._library.am_timed_path)},
+            use,
+            moved,
             timeline.from_native(ctypes.addressof(memory), result.events),
+            result.instructions,
         )
 
     def _inputs(self, op: str, rank: int) -> dict[str, torch.Tensor]:
-        one, routing = self.request, self.routing
+        one, ids = self.request, self.routing.ids[rank]
         dtype = DTYPES[one.dtype]
         if op == "dispatch":
-            return {"x": self._rows("x", one.batch, dtype, rank), "expert_ids": routing.ids[rank]}
+            return {"x": self._rows("x", one.batch, dtype, rank), "expert_ids": ids}
+        expand_x, _, index, _, counts, *_ = self.outputs["dispatch"][rank]
         contract = planning.CONTRACTS[one.contract]
-        index = "expand_idx" if contract == 1 else "assist_info_for_combine"
-        spec = self._describe("dispatch", rank, self.inputs["dispatch"][rank])
-        shapes = calls.outputs_of(spec)
-        slots = shapes[0][1][0]
+        if contract == 2 and not self._servers:  # triples travel with the rows, which may have been left out
+            index = self.routing.triples(rank, index.shape)
         return {
-            "expand_x": self._rows("expand_x", slots, dtype, rank),
-            "expert_ids": routing.ids[rank],
-            index: self._index(rank, contract, shapes[2][1]),
-            "ep_send_counts": routing.counts(rank),
-            "expert_scales": routing.weights[rank],
+            "expand_x": self._rows("expand_x", len(expand_x), dtype, rank),
+            "expert_ids": ids,
+            "expand_idx" if contract == 1 else "assist_info_for_combine": index,
+            "ep_send_counts": counts,
+            "expert_scales": self.routing.weights[rank],
         }
-
-    def _index(self, rank: int, contract: int, shape: tuple[int, ...]) -> torch.Tensor:
-        """What dispatch tells combine: V2 has triples, between servers V1's indices at their place."""
-        if contract == 2 and not self._servers:
-            return self.routing.triples(rank, shape)
-        index = self.routing.expand_idx(rank)
-        return index if contract == 1 else torch.nn.functional.pad(index, (0, shape[0] - index.numel()))
 
     def _rows(self, name: str, count: int, dtype: torch.dtype, rank: int) -> torch.Tensor:
         """Rows of a rank; where their values do not matter all ranks share them, long ones untouched."""
@@ -251,16 +262,13 @@ class TimedWorld:
         function(self._handle, text, size)
         return [line.split("\t") for line in text.value.decode().splitlines()]
 
-    def _ends(self, op: str) -> list[float]:
+    def _raise_what_ranks_report(self, op: str) -> None:
         times, record = (c_double * 2)(), (c_int32 * 64)()
-        ends = []
         for rank in range(self.request.ranks):
             if self._library.am_timed_outcome(self._handle, rank, times, record):
                 text = ctypes.create_string_buffer(1024)
                 self._library.am_error_message(record, text, 1024)
                 raise AscendMoeError(f"timed {op}: {text.value.decode()}")
-            ends.append(times[1])
-        return ends
 
 
 class Routing:
@@ -274,46 +282,22 @@ class Routing:
         if not 1 <= request.topk <= request.experts:
             text = f"topk is {request.topk}; need 1..{request.experts}: a token picks different experts"
             raise ArgumentError(text, argument="topk")
-        self._world, self._local = request.ranks, request.experts // max(1, request.ranks)
         rng = torch.Generator().manual_seed(seed)
         keys = torch.rand((request.ranks, request.batch, request.experts), generator=rng)
         ids = keys.argsort(2)[:, :, : request.topk].to(torch.int32).contiguous()
         self.ids = list(ids)
         self.weights = [torch.rand((request.batch, request.topk), generator=rng) for _ in self.ids]
-        pairs = request.batch * request.topk
-        flat = ids.reshape(-1).to(torch.int64)
         # Pairs of all ranks by (expert, source rank, flat pair): the order of every expand_x.
-        order = flat.argsort(stable=True)
-        self._experts, self._source, self._pair = flat[order], order // pairs, order % pairs
-        self._topk = request.topk
+        self._order = ids.flatten().argsort(stable=True)
+        self._owners = ids.flatten()[self._order] // (request.experts // request.ranks)
+        self._shape = ids.shape
 
-    def _mine(self, rank: int) -> torch.Tensor:
-        return self._experts // self._local == rank
-
-    def counts(self, rank: int) -> torch.Tensor:
-        """ep_recv_counts of a rank: prefix sums over (local expert, source)."""
-        mine = self._mine(rank)
-        slot = (self._experts[mine] % self._local) * self._world + self._source[mine]
-        counts = torch.bincount(slot, minlength=self._local * self._world)
-        return counts.cumsum(0).to(torch.int32)
-
-    def triples(self, rank: int, shape: tuple[int, ...]) -> torch.Tensor:
+    def triples(self, rank: int, shape: Sequence[int]) -> torch.Tensor:
         """assist_info_for_combine of a rank: (source, token, k) of every row."""
-        mine = self._mine(rank)
-        pair = self._pair[mine]
-        rows = torch.stack((self._source[mine], pair // self._topk, pair % self._topk), 1)
-        out = torch.zeros(shape, dtype=torch.int32)
-        out.view(-1)[: rows.numel()] = rows.flatten().to(torch.int32)
-        return out
-
-    def expand_idx(self, rank: int) -> torch.Tensor:
-        """Position of each pair of a source rank among its pairs of the same expert."""
-        flat = self.ids[rank].flatten().to(torch.int64)
-        order = flat.argsort(stable=True)
-        ordered = flat[order]
-        first = torch.searchsorted(ordered, ordered)
-        out = torch.empty(flat.numel(), dtype=torch.int32)
-        out[order] = (torch.arange(flat.numel()) - first).to(torch.int32)
+        pairs = self._order[self._owners == rank].numpy()
+        rows = np.stack(np.unravel_index(pairs, self._shape), 1).astype(np.int32)
+        out = torch.zeros(tuple(shape), dtype=torch.int32)
+        out.view(-1)[: rows.size] = torch.from_numpy(rows.ravel())
         return out
 
 

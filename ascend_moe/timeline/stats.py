@@ -188,8 +188,3 @@ def longest_waits(run: OpRun) -> list[Waited]:
         if store.rank != wait.rank and (wait.rank not in found or wait.ns > found[wait.rank].wait.ns):
             found[wait.rank] = Waited(wait, store, seen)
     return sorted(found.values(), key=lambda waited: -waited.wait.ns)
-
-
-def rank_ns(run: OpRun) -> dict[int, float]:
-    """How long the op took on each rank."""
-    return {event.rank: event.ns for event in run.events if event.name == LAUNCH}
