@@ -129,6 +129,8 @@ def npu_moe_distribute_dispatch_v2(  # type: ignore[empty-body]
         expert_token_nums_type: 0 cumulative, 1 counts.
         comm_alg: how rows travel; the same on all ranks, every output the same bit for bit. 'window', and
             CANN's names for it 'fullmesh', 'fullmesh_v1', 'fullmesh_v2': into the window of who gets them.
+            'hierarchy': the same on one server, where CANN's two-level sum rounds as this one does; refused
+            across servers.
             'direct': they stay with their sender, and who gets them reads them there; not between servers
             (RDMA), and combine takes rows and assist_info_for_combine in dispatch's order only. 'auto':
             'direct' where it can and fits (``ascend_moe.algorithm_of``). '':
@@ -282,6 +284,8 @@ def npu_moe_distribute_combine_v2(  # type: ignore[empty-body]
         shared_expert_x: (BS, H) or (a, b, H) with a*b = BS, added last with weight 1.
         comm_alg: how rows travel; the same on all ranks, every output the same bit for bit. 'window', and
             CANN's names for it 'fullmesh', 'fullmesh_v1', 'fullmesh_v2': into the window of who gets them.
+            'hierarchy': the same on one server, where CANN's two-level sum rounds as this one does; refused
+            across servers.
             'direct': they stay with their sender, and who gets them reads them there; not between servers
             (RDMA), and combine takes rows and assist_info_for_combine in dispatch's order only. 'auto':
             'direct' where it can and fits (``ascend_moe.algorithm_of``). '':

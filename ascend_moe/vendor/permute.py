@@ -69,7 +69,7 @@ def npu_moe_token_unpermute(
         sorted_indices: ``(T*K,)`` int32 or int64, as ``npu_moe_token_permute`` returns them; a place outside
             of the rows (cut off, or -1) counts nothing.
         probs: ``(T, K)`` float; None: K is 1 and the weight 1.
-        padded_mode: must be False. restore_shape: must be None.
+        padded_mode: must be False. restore_shape: used in padded mode only, so of no effect.
 
     Returns:
         ``(T, H)`` of permuted_tokens' dtype, differentiable.
@@ -83,7 +83,6 @@ def npu_moe_token_unpermute(
     need(permuted_tokens.is_floating_point(), "permuted_tokens", f"is {permuted_tokens.dtype}, not float")
     need_dims("sorted_indices", sorted_indices, 1, dtypes=_INDEX_DTYPES)
     need(not padded_mode, "padded_mode", "is True; off the NPU it must be False")
-    need_unset(restore_shape=restore_shape)
     dtype = compute_dtype(permuted_tokens.dtype)
     weights = torch.ones(sorted_indices.numel(), 1, dtype=dtype)
     if probs is not None:

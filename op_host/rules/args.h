@@ -42,7 +42,7 @@ enum AttributeIndex : uint32_t { ASCEND_MOE_ATTRIBUTES(ASCEND_MOE_ENUM) kAttribu
 #undef ASCEND_MOE_ENUM
 
 // Indices of comm_alg's names; those before kCommAlgDirect all select the window algorithm.
-constexpr int32_t kCommAlgDirect = 5, kCommAlgAuto = 6, kCommAlgCount = 7;
+constexpr int32_t kCommAlgHierarchy = 5, kCommAlgDirect = 6, kCommAlgAuto = 7, kCommAlgCount = 8;
 
 struct CallSpec {
     int32_t op;        // kOpDispatch, kOpCombine

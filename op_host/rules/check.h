@@ -117,11 +117,15 @@ private:
 #undef ASCEND_MOE_ABSENT
     }
     bool Algorithm() {
-        const bool direct = call_.comm_alg == kCommAlgDirect;
+        const bool direct = call_.comm_alg == kCommAlgDirect, near = TransportOf(call_) != kTransportRdma;
         return Need(call_.comm_alg >= 0 && call_.comm_alg < kCommAlgCount, "comm_alg",
                     "comm_alg must be one of '', 'window', 'fullmesh', 'fullmesh_v1', 'fullmesh_v2', "
-                    "'direct', 'auto'") &&
-               Need(!direct || TransportOf(call_) != kTransportRdma, "comm_alg",
+                    "'hierarchy', 'direct', 'auto'") &&
+               Need(call_.comm_alg != kCommAlgHierarchy || near, "comm_alg",
+                    "comm_alg is 'hierarchy', which is built for the ranks of one server so far, but there are %lld "
+                    "ranks with %d a server: use 'window', or 'auto'",
+                    Wide(call_.comm_world), call_.ranks_per_server) &&
+               Need(!direct || near, "comm_alg",
                     "comm_alg is 'direct', which reads other ranks' windows; %lld ranks with %d a server "
                     "reach each other by RDMA, which cannot: use 'window', or 'auto'",
                     Wide(call_.comm_world), call_.ranks_per_server);

@@ -307,9 +307,9 @@ def wrong_names(op: str, world: int) -> Iterator[Bad]:
     for kind, make in unknown.items():
         yield local(op, "group_ep", kind, {"group_ep": make}, "names no live communicator", "known are")
     if op.endswith("_v2"):
-        algorithms = ["hierarchy", "0", "Direct", "Window", "FULLMESH", "window ", " ", "fullmesh_v3", "best"]
+        algorithms = ["Hierarchy", "0", "Direct", "Window", "FULLMESH", "window ", " ", "fullmesh_v3", "best"]
         for name in [*algorithms, "\0window", "window\0", "a\nb", "%s%n%d", "窗口", "w" * 5000]:
-            said = (f"comm_alg is {name[:64]!r}", "'fullmesh_v1', 'fullmesh_v2', 'direct', 'auto'")
+            said = (f"comm_alg is {name[:64]!r}", "'fullmesh_v1', 'fullmesh_v2', 'hierarchy', 'direct', 'auto'")
             yield local(op, "comm_alg", repr(name[:20]), {"comm_alg": name}, *said)
 
 

@@ -267,6 +267,8 @@ def test_unpermute_sums_in_float32_in_the_order_of_k(dtype: torch.dtype, weighte
     weights = None if probs is None else probs.float().numpy()
     expected = finalized(rows.float().numpy(), known, weights, (), None, None)
     assert found.dtype == dtype and torch.equal(found, torch.from_numpy(expected).to(dtype))
+    # vllm-ascend passes it always; it counts in padded mode only.
+    assert torch.equal(npu_moe_token_unpermute(rows, places, probs, restore_shape=[tokens, HIDDEN]), found)
 
 
 def test_unpermute_takes_nothing_from_a_row_of_weight_zero() -> None:

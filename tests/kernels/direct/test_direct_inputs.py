@@ -69,7 +69,7 @@ def test_rows_that_were_moved_are_refused(change: str, cores: int, monkeypatch: 
             assert f"at row {named} " in text, (named, text)
 
 
-def test_between_servers_direct_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_between_servers_direct_and_hierarchy_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_MOE_CONTEXT", "a2")
     monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", "1")
     monkeypatch.setenv("HCCL_BUFFSIZE", "2")
@@ -80,9 +80,11 @@ def test_between_servers_direct_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
             sent = cases.dispatch(place, 1, 2, comm_alg=comm_alg)
             assert ascend_moe.algorithm_of(group_ep) == "window"
             cases.check_dispatch(place, sent, 1, 2)
-        with pytest.raises(errors.ArgumentError, match="'direct', which reads other ranks' windows") as raised:
-            cases.dispatch(place, 1, 2, comm_alg="direct")
-        assert raised.value.argument == "comm_alg" and "'auto'" in str(raised.value)
+        for comm_alg, why in (("direct", "which reads other ranks' windows"), ("hierarchy", "ranks of one server")):
+            with pytest.raises(errors.ArgumentError, match=why) as raised:
+                cases.dispatch(place, 1, 2, comm_alg=comm_alg)
+            assert raised.value.argument == "comm_alg" and "2 ranks with 1 a server" in str(raised.value)
+            assert f"'{comm_alg}'" in str(raised.value) and "'auto'" in str(raised.value)
         return "refused"
 
     with ascend_moe.LocalCluster(2) as cluster:
@@ -93,13 +95,13 @@ def test_algorithm_of_tells_what_ran() -> None:
     def body(rank: int, group_ep: str) -> list[str]:
         place = Place(rank, 2, group_ep)
         found = [ascend_moe.algorithm_of(group_ep)]
-        for comm_alg in ("window", "direct", "auto", "fullmesh_v2", ""):
+        for comm_alg in ("window", "direct", "auto", "fullmesh_v2", "hierarchy", ""):
             cases.dispatch(place, 1, 2, comm_alg=comm_alg)
             found.append(ascend_moe.algorithm_of(group_ep))
         return found
 
     with ascend_moe.LocalCluster(2) as cluster:
-        want = ["", "window", "direct", "direct", "window", "direct"]
+        want = ["", "window", "direct", "direct", "window", "window", "direct"]
         assert cluster.run(body) == [want] * 2
     with pytest.raises(errors.ArgumentError):
         ascend_moe.algorithm_of("nobody's group")
