@@ -68,17 +68,21 @@ def draw(predicted: Sequence[Prediction], path: Path) -> None:
         bottom = [0.0] * len(made)
         for number, step in enumerate(steps):
             heights = [max(op.phases.get(step, 0.0), 0.0) for op in made]
-            axes.bar(labels, heights, bottom=bottom, color=plt.cm.tab20(number % 20), label=step)
+            some = [at for at, height in enumerate(heights) if height > 0]  # empty bars would fill the file
+            lengths, lows = [heights[at] for at in some], [bottom[at] for at in some]
+            axes.bar(some, lengths, bottom=lows, color=plt.cm.tab20(number % 20))
             bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
         for at, op in enumerate(made):
             axes.text(at, bottom[at], f"{op.us:.0f}", ha="center", va="bottom", fontsize=7)
         axes.set_title(name)
+        axes.set_xticks(range(len(made)), labels)
         axes.tick_params(axis="x", rotation=60)
         axes.spines[["top", "right"]].set_visible(False)
     one = predicted[0].request
     shape = f"BS {one.batch}, H {one.hidden}, K {one.topk}, E {one.experts}"
     figure.suptitle(f"{one.soc}, {shape}: us by step\n{banner()}", fontsize=8, x=0.01, ha="left")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="lower center", ncols=4, frameon=False)
+    colours = [plt.Rectangle((0, 0), 1, 1, color=plt.cm.tab20(number % 20)) for number in range(len(steps))]
+    figure.legend(colours, steps, loc="lower center", ncols=4, frameon=False)
     figure.tight_layout(rect=(0, 0.06 + 0.03 * (len(steps) // 4), 1, 0.97))
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
