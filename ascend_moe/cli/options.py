@@ -17,6 +17,7 @@ from ascend_moe.plan.soc import DEFAULT_SOC, SOCS
 from ascend_moe.reference.cases import DTYPES
 
 DEFAULT_PRESET = "deepseek-v3"
+MAX_SEED = 2**63 - 1  # of torch's generators
 
 
 def shape_of(

@@ -31,9 +31,9 @@ def trace(
     quant: options.Quant = False,
     op: Annotated[str, typer.Option(metavar="|".join(OPS))] = "both",
     algorithm: Annotated[str, typer.Option(metavar="|".join(ALGORITHMS))] = "window",
-    repeat: Annotated[int, typer.Option(metavar="N", help="Rounds that are recorded.")] = 15,
+    repeat: Annotated[int, typer.Option(metavar="N", max=100_000, help="Rounds that are recorded.")] = 15,
     pick: Annotated[str, typer.Option(metavar="|".join(PICKS), help="Which round to show.")] = "p10",
-    seed: Annotated[int, typer.Option(help="Of inputs and routing.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=options.MAX_SEED, help="Of inputs and routing.")] = 0,
     soc: Annotated[str, typer.Option(metavar="NAME", help="Predict for this SoC instead of measuring here.")] = "",
     out: Annotated[
         str, typer.Option(metavar="FILE", help="Trace JSON for ui.perfetto.dev; - for none.")
