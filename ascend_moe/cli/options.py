@@ -105,6 +105,9 @@ def request_of(
     )
 
 
+USUAL_CONFIGURATION = {name: each.default for name, each in inspect.signature(request_of).parameters.items()}
+
+
 def with_configuration(command: Callable[..., None]) -> Callable[..., None]:
     """The command with the options of ``request_of`` before its own; it gets them as its first argument."""
     shared = inspect.signature(request_of, eval_str=True).parameters

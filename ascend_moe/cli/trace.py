@@ -53,8 +53,8 @@ def trace(
     wanted = [(None if out == "-" else Path(out), chrome.text), (svg, picture.svg)]
     outputs = [(path, content) for path, content in wanted if path is not None]
     for path, _ in outputs:  # refused before anything runs
-        if not path.absolute().parent.is_dir() or path.is_dir():
-            raise ArgumentError(f"{path} must be a file in a folder that exists", argument="out")
+        if why := chrome.unwritable(path):
+            raise ArgumentError(why, argument="out")
     timeline = roundtrip.predicted(request, soc) if soc else roundtrip.measured(request)
     print("\n".join(text(timeline)))
     for path, content in outputs:

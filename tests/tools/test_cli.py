@@ -284,6 +284,9 @@ PREDICT = ["--ep", "2,4", "--bs", "4", "--hidden", "512", "-k", "2", "-e", "8", 
         ("trace", ["-p", "tiny", "--seed", str(2**63)], "'--seed'"),
         ("explore", ["--seed", str(2**63)], "'--seed'"),
         ("trace", ["-p", "tiny", "--out", "/nowhere/t.json"], "/nowhere"),
+        ("trace", ["-p", "tiny", "--out", "/dev/full"], "/dev/full is a link or no regular file"),
+        ("trace", ["-p", "tiny", "--svg", "link"], "link is a link or no regular file"),
+        ("bench", ["--json", "link"], "is a link or no regular file"),
         ("trace", ["-p", "gpt"], "gpt"),
         ("trace", ["-p", "tiny", "--soc", "H100"], "H100"),
         ("trace", ["-p", "tiny", "--algorithm", "push"], "algorithm is 'push'"),
@@ -296,6 +299,7 @@ def test_wrong_options_are_told(
     """In a box, by typer and the commands that print tables; in one line by the others."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.txt").touch()
+    (tmp_path / "link").symlink_to("empty.txt")
     monkeypatch.setattr(validate, "_npu", lambda: (None, "torch_npu is not installed"))
     code, output = invoke(command, *argv)
     assert code == 2 and text in output.replace("': ", "' "), output
