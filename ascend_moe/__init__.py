@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from . import _autoload  # noqa: F401  first: it settles how torch is imported
+from . import (
+    _autoload,  # noqa: F401  first: it settles how torch is imported
+    _text,
+)
 from . import vendor as _ops_vendor  # noqa: F401  the other operators of torch.ops.ascend_moe
 from .comm import LocalCluster, algorithm_of, close, comm_name, window_empty
 from .errors import AscendMoeError
@@ -16,6 +19,8 @@ from .ops import (
 )
 from .ops.npu_communicator import check
 from .timeline.record import trace
+
+__version__ = _text.installed_version("ascend_moe") or "0+source"
 
 __all__ = [
     "AscendMoeError",

@@ -188,18 +188,21 @@ ENGINE = Setting(
 
 # ---- the C++ of the twin reads these
 
-ISA = _text(
+ISA = Setting(
     "ASCEND_MOE_ISA",
+    _choice("baseline", "avx2"),
+    "",
     "baseline or avx2",
     "`baseline` or `avx2`: vector loops leave out the wider instructions of the machine",
     "the widest",
 )
-FORWARD = _text(
+FORWARD = Setting(
     "ASCEND_MOE_FORWARD",
+    _choice("0", "1"),
+    "1",
     "0 or 1",
     "`0`: every copy into UB happens at once, even where the row only passes through UB",
     "1",
-    default="1",
 )
 SEED = _text(
     "ASCEND_MOE_SEED",

@@ -20,6 +20,7 @@ from ascend_moe.bench.results import Run
 from ascend_moe.cli.options import bad, numbers
 from ascend_moe.errors import ArgumentError
 from ascend_moe.reference.cases import DTYPES
+from ascend_moe.timeline.chrome import unwritable, write_whole
 
 ITERATIONS, QUICK_ITERATIONS = 60, 12
 
@@ -66,8 +67,8 @@ def bench(
         raise typer.Exit(0 if kept else 1)
     if plot is not None and importlib.util.find_spec("matplotlib") is None:
         bad("--plot", "needs matplotlib: pip install 'ascend_moe[bench]'")
-    if json_file is not None and not json_file.absolute().parent.is_dir():
-        bad("--json", f"there is no folder {json_file.absolute().parent}")
+    if json_file is not None and (why := unwritable(json_file)):
+        bad("--json", why)
     try:
         cases = matrix(
             preset or ["deepseek-v3"],
@@ -85,7 +86,7 @@ def bench(
     # A pipe has no width of its own: a table must not be cut at 80 columns there.
     report.show(result, Console(width=None if sys.stdout.isatty() else 160), force)
     if json_file is not None:
-        json_file.write_text(json.dumps(result.as_dict(), indent=1) + "\n")
+        write_whole(json_file, json.dumps(result.as_dict(), indent=1) + "\n")
     if plot is not None:
         from ascend_moe.bench import plots
 

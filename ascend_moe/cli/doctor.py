@@ -20,7 +20,6 @@ from ascend_moe.doctor import ERROR, Finding, cann, error, machine, settings, te
 from ascend_moe.errors import AscendMoeError
 
 app = typer.Typer()
-_ASKED = ("preset", "ranks", "batch", "global_bs", "hidden", "topk", "experts", "quant", "smooth", "window")
 
 
 @app.command()
@@ -42,7 +41,7 @@ def doctor(
         settings.findings,
         lambda: checks.group_findings(rank_0),
     ]
-    if any(asked[name] for name in _ASKED):
+    if asked != options.USUAL_CONFIGURATION:
         asked["window"] = asked["window"] or _exported()
         request = options.request_of(**asked)
         parts.append(lambda: checks.fits(request))

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from ascend_moe.cli.options import MAX_SEED
 from ascend_moe.errors import AscendMoeError
 
 from .. import explore
@@ -26,7 +27,7 @@ app = typer.Typer()
 def explore_command(
     case: Annotated[str | None, typer.Option("--case", help=f"One case, as {Program()}; default: random ones.")] = None,
     schedules: Annotated[int, typer.Option("--schedules", "-n", min=1, help="How many in all.")] = 2000,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the first case and schedule.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=MAX_SEED, help="Of the first case and schedule.")] = 0,
     policy: Annotated[
         str, typer.Option("--policy", metavar="|".join(POLICIES), help="How schedules are chosen.")
     ] = "mixed",

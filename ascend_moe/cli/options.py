@@ -17,6 +17,7 @@ from ascend_moe.plan.soc import DEFAULT_SOC, SOCS
 from ascend_moe.reference.cases import DTYPES
 
 DEFAULT_PRESET = "deepseek-v3"
+MAX_SEED = 2**63 - 1  # of torch's generators
 
 
 def shape_of(
@@ -102,6 +103,9 @@ def request_of(
         ranks_per_server=ranks_per_server,
         comm_alg=comm_alg,
     )
+
+
+USUAL_CONFIGURATION = {name: each.default for name, each in inspect.signature(request_of).parameters.items()}
 
 
 def with_configuration(command: Callable[..., None]) -> Callable[..., None]:

@@ -10,7 +10,7 @@ import typer
 
 from ascend_moe.checkpoint.config import moe_config, read_json
 from ascend_moe.checkpoint.presets import PRESETS, preset
-from ascend_moe.cli.options import DEFAULT_PRESET, bad
+from ascend_moe.cli.options import DEFAULT_PRESET, MAX_SEED, bad
 from ascend_moe.demo import BACKENDS, execute
 from ascend_moe.demo.layers import DEFAULT_TEXT, RunSpec, batches_of, default_text
 from ascend_moe.demo.report import about
@@ -47,7 +47,7 @@ def run(
         typer.Option(exists=True, dir_okay=False, help=f"The tokens, a byte each; default {DEFAULT_TEXT}."),
     ] = None,
     iterations: Annotated[int, typer.Option(min=1, max=1000, help="Timed passes.")] = 5,
-    seed: Annotated[int, typer.Option(min=0, help="Of embedding and random weights.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of embedding and random weights.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
 ) -> None:
     """Run a MoE layer over EP ranks of this machine on real text, and check every result.

@@ -31,9 +31,9 @@ def trace(
     quant: options.Quant = False,
     op: Annotated[str, typer.Option(metavar="|".join(OPS))] = "both",
     algorithm: Annotated[str, typer.Option(metavar="|".join(ALGORITHMS))] = "window",
-    repeat: Annotated[int, typer.Option(metavar="N", help="Rounds that are recorded.")] = 15,
+    repeat: Annotated[int, typer.Option(metavar="N", max=100_000, help="Rounds that are recorded.")] = 15,
     pick: Annotated[str, typer.Option(metavar="|".join(PICKS), help="Which round to show.")] = "p10",
-    seed: Annotated[int, typer.Option(help="Of inputs and routing.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=options.MAX_SEED, help="Of inputs and routing.")] = 0,
     soc: Annotated[str, typer.Option(metavar="NAME", help="Predict for this SoC instead of measuring here.")] = "",
     out: Annotated[
         str, typer.Option(metavar="FILE", help="Trace JSON for ui.perfetto.dev; - for none.")
@@ -53,8 +53,8 @@ def trace(
     wanted = [(None if out == "-" else Path(out), chrome.text), (svg, picture.svg)]
     outputs = [(path, content) for path, content in wanted if path is not None]
     for path, _ in outputs:  # refused before anything runs
-        if not path.absolute().parent.is_dir() or path.is_dir():
-            raise ArgumentError(f"{path} must be a file in a folder that exists", argument="out")
+        if why := chrome.unwritable(path):
+            raise ArgumentError(why, argument="out")
     timeline = roundtrip.predicted(request, soc) if soc else roundtrip.measured(request)
     print("\n".join(text(timeline)))
     for path, content in outputs:

@@ -80,6 +80,8 @@ def batches_of(text: str, ranks: int) -> tuple[int, ...]:
     if not all(part.isascii() and part.isdigit() for part in parts):
         raise ArgumentError(f"{text!r} is neither a number of tokens nor a list like 48,0,7,16", argument="batch")
     numbers = [int(part) for part in parts]
+    if max(numbers) > MAX_BATCH:
+        raise ArgumentError(f"{text!r} is too much; need 0..{MAX_BATCH} tokens a rank", argument="batch")
     if len(numbers) == 1:
         most = numbers[0]
         return tuple(most - most * rank // (2 * ranks) for rank in range(ranks))

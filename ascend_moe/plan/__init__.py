@@ -151,6 +151,16 @@ def plan(request: Request) -> Report:
     return Report(request, chip, cores, window, window["buffsize_mib"], limits()["ub_bytes"], cann, ops, violations)
 
 
+def require(request: Request) -> None:
+    """Nothing where the operators take the configuration.
+
+    Raises:
+        ArgumentError: they do not; it names the first rule that is broken.
+    """
+    for violation in plan(request).violations:
+        raise ArgumentError(violation.message, argument=violation.argument)
+
+
 def exported_mib(default: int) -> int:
     """HCCL_BUFFSIZE of this shell, ``default`` when it is not set."""
     given = settings.HCCL_BUFFSIZE.text()
@@ -164,7 +174,12 @@ def limits() -> dict[str, int]:
 
 
 def window_need(request: Request) -> dict[str, int]:
-    """Bytes and MiB of window a rank: of dispatch, of combine, of a round trip (``buffsize_mib``)."""
+    """Bytes and MiB of window a rank: of dispatch, of combine, of a round trip (``buffsize_mib``).
+
+    Raises:
+        ArgumentError: a number is so far out that no size follows from it.
+    """
+    _check(request)
     spec = _dispatch(request, request.cores or soc_of(request.soc).aiv, 1)
     return _fields(_library().am_need_window, ctypes.byref(spec))
 

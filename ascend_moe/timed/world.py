@@ -16,7 +16,7 @@ from .. import plan as planning
 from .. import timeline
 from ..comm.communicator import CONTEXT_A2, CONTEXT_TABLE, MIB
 from ..comm.lent import DTYPES
-from ..errors import ArgumentError, AscendMoeError
+from ..errors import ArgumentError, AscendMoeError, need
 from ..native import library
 from ..ops import calls
 from ..plan import Request
@@ -116,6 +116,9 @@ class TimedWorld:
     def __init__(self, request: Request, algorithm: str, seed: int, payload: bool) -> None:
         comm_alg, self._kernel, self._lent = ALGORITHMS[algorithm]
         self.request = replace(request, comm_alg=comm_alg, equal_batches=True)
+        most = soc_named(request.soc).aiv
+        need(request.cores <= most, "cores", f"is {request.cores}; {request.soc} has {most}")
+        planning.require(self.request)
         self.payload, self._library = payload, timed_library()
         self._servers = _rdma_share(request)
         if self._servers and self._kernel:
@@ -279,9 +282,6 @@ class Routing:
     """
 
     def __init__(self, request: Request, seed: int = 0) -> None:
-        if not 1 <= request.topk <= request.experts:
-            text = f"topk is {request.topk}; need 1..{request.experts}: a token picks different experts"
-            raise ArgumentError(text, argument="topk")
         rng = torch.Generator().manual_seed(seed)
         keys = torch.rand((request.ranks, request.batch, request.experts), generator=rng)
         ids = keys.argsort(2)[:, :, : request.topk].to(torch.int32).contiguous()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 import weakref
 from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_uint32, c_uint64, c_void_p
@@ -111,8 +112,8 @@ _SIGNATURES: Signatures = {
 
 
 def open_kernels(path: str) -> ctypes.CDLL:
-    """A library that `build` made."""
-    library = open_library(path, _SIGNATURES, "build it with ascend_moe.twin.build")
+    """A library that `build` made. The loader would look elsewhere for a name without a folder."""
+    library = open_library(os.path.abspath(path), _SIGNATURES, "build it with ascend_moe.twin.build")
     if library.twin_abi() != ABI:
         raise LibraryError(
             f"{path} was built by another version of ascend_moe (ABI {library.twin_abi()}, this is {ABI}):"

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <stdexcept>
 #include <vector>
 
 #include "abi/ascend_moe.h"
@@ -16,6 +17,7 @@ namespace ops {
 class LocalRanks {
 public:
     LocalRanks(uint32_t world, uint64_t data_bytes, uint64_t lent_bytes) {
+        if (world == 0 || world > moe::kMaxWorld) throw std::invalid_argument("ranks");
         const uint64_t bytes = WindowBytes(data_bytes, lent_bytes);
         for (uint32_t rank = 0; rank < world; ++rank) {
             windows_.emplace_back(am_window_alloc(bytes), Unmap{bytes});

@@ -178,6 +178,13 @@ private:
             At(kRecMaxBatch), At(kRecTopK));
     }
     std::string Config() const {
+        if (At(kRecDetail0) == static_cast<int32_t>(kFieldMaxBatch)) {
+            return Format(
+                "%s: maxBS is %d on rank %d and %d on rank %d; where ranks have different batches, every rank passes "
+                "global_bs = ep_world_size * the largest batch, %d at least",
+                Op(), At(kRecDetail1), At(kRecRank), At(kRecDetail2), At(kRecCulprit),
+                At(kRecWorld) * std::max(At(kRecDetail1), At(kRecDetail2)));
+        }
         return Format("%s: %s is %s on rank %d and %s on rank %d; it must be the same on all ranks", Op(), Field(),
                       Ours().c_str(), At(kRecRank), Theirs().c_str(), At(kRecCulprit));
     }

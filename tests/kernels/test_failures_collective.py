@@ -134,6 +134,7 @@ def assert_mismatch(found: list[Caught], guilty: int, field: str, usual: Any, od
         text = str(error)
         assert "\n" not in text and field in text and f"rank {peer}" in text
         assert str(usual) in text and str(odd) in text
+        assert field != "maxBS" or f"largest batch, {len(found) * max(usual, odd)} at least" in text
         assert one.ended - last_call < 1
 
 

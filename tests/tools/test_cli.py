@@ -243,6 +243,8 @@ PREDICT = ["--ep", "2,4", "--bs", "4", "--hidden", "512", "-k", "2", "-e", "8", 
         ("run", ["--batch", "1,2"], "'--batch' '1,2' lists 2 ranks, there are 4"),
         ("run", ["--batch", "0"], "'--batch' batches are (0, 0, 0, 0); need 0..4096"),
         ("run", ["--batch", "4097"], "need 0..4096"),
+        ("run", ["--batch", "9" * 20], "need 0..4096"),
+        ("run", ["--seed", str(2**63)], "'--seed'"),
         ("run", ["--dtype", "int4"], "'--dtype' 'int4' is none of bf16, fp16, fp32"),
         ("run", ["--backend", "mpi"], "'--backend' 'mpi' is none of threads, processes"),
         ("run", ["--layer", "2"], "'--layer' it counts the layers of a checkpoint"),
@@ -263,13 +265,28 @@ PREDICT = ["--ep", "2,4", "--bs", "4", "--hidden", "512", "-k", "2", "-e", "8", 
         ("predict", [*PREDICT, "--soc", "Ascend310"], "Ascend310"),
         ("predict", [*PREDICT, "--ep", "eight"], "--ep eight is no list of whole numbers"),
         ("predict", [*PREDICT, "--ep", "3"], "moe_expert_num"),
+        ("predict", ["--ep", "0"], "ranks is 0; need 1.."),
+        ("predict", ["--ep", "100"], "ep_world_size is 100, it must be in 1..64"),
+        ("predict", ["--ep", "128"], "ep_world_size is 128, it must be in 1..64"),
+        ("predict", [*PREDICT, "--bs", "-1"], "batch is -1; need 0.."),
+        ("predict", [*PREDICT, "--bs", "4097"], "BS = 4097"),
+        ("predict", [*PREDICT, "--cores", "49"], "cores is 49; Ascend910_9391 has 48"),
+        ("predict", [*PREDICT, "--cores", "-1"], "cores is -1; need 1..64"),
+        ("predict", [*PREDICT, "-k", "17", "-e", "64"], "K = 17"),
         ("validate", ["--dtypes", "fp8"], "'fp8' is none of bf16, fp16, fp32"),
         ("validate", ["--device", "gpu"], "device is 'gpu'; need one of auto, npu, cpu"),
         ("validate", ["--device", "npu"], "there is no NPU: torch_npu is not installed"),
         ("validate", ["--ranks", "65"], "--ranks 65 must be in 1..64"),
         ("validate", ["-r", "0", "--bringup"], "--ranks 0 must be in 1..64"),
         ("trace", ["-p", "tiny", "--bs", "0"], "0"),
+        ("trace", ["-p", "tiny", "--ranks", "128", "--soc", "Ascend910_9391"], "ep_world_size is 128"),
+        ("trace", ["-p", "tiny", "--ranks", "128"], "must be an int in 1..64"),
+        ("trace", ["-p", "tiny", "--seed", str(2**63)], "'--seed'"),
+        ("explore", ["--seed", str(2**63)], "'--seed'"),
         ("trace", ["-p", "tiny", "--out", "/nowhere/t.json"], "/nowhere"),
+        ("trace", ["-p", "tiny", "--out", "/dev/full"], "/dev/full is a link or no regular file"),
+        ("trace", ["-p", "tiny", "--svg", "link"], "link is a link or no regular file"),
+        ("bench", ["--json", "link"], "is a link or no regular file"),
         ("trace", ["-p", "gpt"], "gpt"),
         ("trace", ["-p", "tiny", "--soc", "H100"], "H100"),
         ("trace", ["-p", "tiny", "--algorithm", "push"], "algorithm is 'push'"),
@@ -279,12 +296,13 @@ PREDICT = ["--ep", "2,4", "--bs", "4", "--hidden", "512", "-k", "2", "-e", "8", 
 def test_wrong_options_are_told(
     command: str, argv: list[str], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a box, by the commands that print tables; in one line by the others."""
+    """In a box, by typer and the commands that print tables; in one line by the others."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.txt").touch()
+    (tmp_path / "link").symlink_to("empty.txt")
     monkeypatch.setattr(validate, "_npu", lambda: (None, "torch_npu is not installed"))
     code, output = invoke(command, *argv)
     assert code == 2 and text in output.replace("': ", "' "), output
-    if command not in ("run", "bench"):
+    if command not in ("run", "bench") and "--seed" not in argv:
         said = commands.said(command, *argv)
         assert said.out == "" and said.err.startswith(f"ascend-moe {command}: ") and said.err.count("\n") == 1

@@ -254,6 +254,9 @@ def test_command(monkeypatch: pytest.MonkeyPatch) -> None:
     assert code == 0 and "0 errors" in said and "error  " not in said and said.isascii()
     code, said, _ = commands.said("doctor", "-p", "deepseek-v3")  # 200 MiB are too few
     assert code == 1 and re.search(r"\n +why: .*\n +fix: .*export HCCL_BUFFSIZE=.*\n", said)
+    for options, why in ((["--soc", "foo"], "soc is 'foo'"), (["--ranks", "0"], "ranks is 0; need 1..")):
+        code, said, _ = commands.said("doctor", *options)
+        assert code == 1 and why in " ".join(said.split())
     monkeypatch.setenv("HCCL_BUFFSIZE", "many")
     code, said, _ = commands.said("doctor", "--json", "-p", "deepseek-v3")
     levels = {one["topic"]: one["level"] for one in json.loads(said)["findings"]}

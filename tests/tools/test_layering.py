@@ -179,7 +179,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "layer": ("dispatchers", "experts", "vendor"),
     "npu": ("dispatchers", "experts", "vendor"),
     "timeline": ("comm",),
-    "": ("_autoload", "layer", "npu", "timeline"),  # the public names
+    "": ("_autoload", "_text", "layer", "npu", "timeline"),  # the public names
     "checkpoint": ("layer",),
     "reference": (),
     "plan": ("ops", "_text"),

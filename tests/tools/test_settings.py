@@ -66,6 +66,8 @@ BAD = [
     (settings.AIV_CORES, "65"),
     (settings.RANKS_PER_SERVER, "-1"),
     (settings.CONTEXT, "a4"),
+    (settings.ISA, "foo"),
+    (settings.FORWARD, "2"),
 ]
 
 
