@@ -103,7 +103,8 @@ def main() -> int:
         return 2
     print("virtual NPU, microseconds until the op has returned: p10 / p50; before: by Python", flush=True)
     own = [sys.executable, os.path.abspath(__file__), "--npu", "--calls", str(options.calls)]
-    return subprocess.run([sys.executable, "-m", "ascend_moe", "vnpu", "--no-verify", "--", *own]).returncode
+    vnpu = [sys.executable, "-m", "ascend_moe", "vnpu", "--no-verify", "--", *own]
+    return subprocess.run(vnpu, env={**os.environ, "PYTHONSAFEPATH": "1"}).returncode
 
 
 if __name__ == "__main__":

@@ -162,10 +162,15 @@ def fork_server() -> None:
 def nothing_left() -> Iterator[None]:
     """Every test leaves /dev/shm, this process's descriptors and its children as they were."""
     gc.collect()
-    before = (shared_memory(), len(os.listdir("/proc/self/fd")), multiprocessing.active_children())
+    before = present()
     yield
     gc.collect()
-    assert (shared_memory(), len(os.listdir("/proc/self/fd")), multiprocessing.active_children()) == before
+    after = present()
+    assert after == before, f"{after}, before the test {before}"
+
+
+def present() -> tuple[list[str], int, list[Any]]:
+    return shared_memory(), len(os.listdir("/proc/self/fd")), multiprocessing.active_children()
 
 
 def shared_memory() -> list[str]:
