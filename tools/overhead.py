@@ -22,17 +22,17 @@ import torch
 
 TOKENS, TOPK, HIDDEN, EXPERTS = 4, 2, 32, 4
 WARM = 100
-# Microseconds, 10th percentile, before the one binding (commit f5c6732), 2 cores under load 10. The CPU: by
-# Python's kernels, by the compiled kernels that replayed calls (torch.ops), and past torch's dispatcher. The
-# NPU: by Python.
+# Microseconds, 10th percentile, before the one binding (commit f5c6732), 2 idle cores. The CPU: by Python's
+# kernels, by the compiled kernels that replayed calls (torch.ops), and past torch's dispatcher. The NPU: by
+# Python, the median of four runs, which differ by a factor of two.
 BEFORE = {
     "cpu": {
-        "dispatch": (102.5, 10.9, 5.3),
-        "dispatch_v2": (108.2, 12.3, 5.6),
-        "combine": (103.0, 10.5, 3.4),
-        "combine_v2": (105.2, 11.0, 3.4),
+        "dispatch": (35.0, 4.4, 2.3),
+        "dispatch_v2": (36.7, 4.9, 2.4),
+        "combine": (29.6, 3.5, 1.2),
+        "combine_v2": (30.5, 3.8, 1.2),
     },
-    "npu": {"dispatch": (499.3,), "dispatch_v2": (496.3,), "combine": (514.1,), "combine_v2": (538.3,)},
+    "npu": {"dispatch": (176.4,), "dispatch_v2": (191.4,), "combine": (209.1,), "combine_v2": (204.6,)},
 }
 
 
