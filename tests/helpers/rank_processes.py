@@ -169,8 +169,9 @@ def nothing_left() -> Iterator[None]:
     assert after == before, f"{after}, before the test {before}"
 
 
-def present() -> tuple[list[str], int, list[Any]]:
-    return shared_memory(), len(os.listdir("/proc/self/fd")), multiprocessing.active_children()
+def present() -> tuple[list[str], int, list[str]]:
+    children = sorted(str(child) for child in multiprocessing.active_children())
+    return shared_memory(), len(os.listdir("/proc/self/fd")), children
 
 
 def shared_memory() -> list[str]:

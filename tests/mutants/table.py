@@ -295,6 +295,7 @@ PATCHES = r"""
 @ common/exchange
 - AscendC::SyncAll<true>();
 = status_item_first: two items a peer: the status message, then the rows
+! servers | wrong result
 @ common/send
 - WindowSender::SetItem(words, sender_->ItemOf(peer, rowBytes, messageBytes));
 + for (uint32_t part = 0; part < 2; ++part) {
