@@ -176,7 +176,7 @@ private:
         Add("expert ids, pair numbers", 2 * lanes * 4);
         Add("comparisons", 2 * CeilTo(CeilTo(lanes, 128) / 8, kBlock));
         if (info_.maskRank != 0) {
-            const uint32_t masks = info_.maskRank == 1 ? info_.batch : pairs;
+            const uint32_t masks = Max(1, info_.maskRank == 1 ? info_.batch : pairs);
             Add("mask", CeilTo(masks, kBlock));
             Add("mask as numbers", CeilTo(masks, 128) * 2);
         }

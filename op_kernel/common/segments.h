@@ -131,6 +131,7 @@ public:
         const bool odd = Steps(localExperts_) % 2 != 0;
         LocalTensor<int32_t> first = odd ? spareBuf_.Get<int32_t>() : segments.Offsets();
         AscendC::Duplicate(first, static_cast<int32_t>(0), static_cast<int32_t>(world_));
+        AscendC::PipeBarrier<PIPE_V>();  // the counts were made by vectors
         if (slots > world_) AscendC::Gather(first[world_], counts, places, 0u, slots - world_);
         Sum(first, odd ? segments.Offsets() : spareBuf_.Get<int32_t>(), localExperts_, world_);
         // Among its expert's rows it ends where its source does, and they begin where the experts before end.

@@ -49,6 +49,7 @@ public:
             GatherListed(middle, end_);
             GatherListed(begin_, middle);
         } else {
+            AscendC::PipeBarrier<PIPE_MTE2>();  // what Begin() loads is in the way
             GatherRange(segments_->Seek(middle), middle, end_);
             GatherRange(firstSlot_, begin_, middle);
         }

@@ -23,8 +23,8 @@ public:
         pipe.InitBuffer(bitBuf_, 2 * BitBytes());
         if (info.maskRank != 0) {
             masks_ = info.maskRank == 1 ? info.batch : pairs_;
-            pipe.InitBuffer(maskBuf_, CeilTo(masks_, kBlock));
-            pipe.InitBuffer(halfBuf_, CeilTo(masks_, kHalfLanes) * sizeof(half));
+            pipe.InitBuffer(maskBuf_, CeilTo(Max(1, masks_), kBlock));
+            pipe.InitBuffer(halfBuf_, CeilTo(Max(1, masks_), kHalfLanes) * sizeof(half));
         }
         if (pairs_ != 0) Load(expertIds, mask);
     }
@@ -207,7 +207,7 @@ public:
             reinterpret_cast<__gm__ int32_t*>(args.workspace + TotalsOffset(info.cores, info.experts)),
             PaddedInts(info.experts));
         pairs_.Init(pipe, info, args.expertIds, args.xActiveMask);
-        pipe.InitBuffer(countBuf_, PaddedInts(count_) * sizeof(int32_t));
+        pipe.InitBuffer(countBuf_, PaddedInts(Max(1, count_)) * sizeof(int32_t));
         pipe.InitBuffer(listBuf_, ListInts(pairs_.Lanes(), count_) * sizeof(int32_t));
         if (info.triples == 0) positions_.Init(pipe, info, args.expandIdx);
     }

@@ -43,6 +43,7 @@ public:
         if (lanes_ != 0) {
             SyncFunc<HardEvent::S_MTE2>();
             SyncFunc<HardEvent::V_MTE2>();
+            SyncFunc<HardEvent::S_V>();  // entries were read where padding is filled in, and keys are sorted
         }
         lanes_ = count_ = 0;
         uint32_t counts[kMostSharedRowSources] = {};

@@ -101,10 +101,11 @@ constexpr uint32_t kChunkPairs = 512;  // pairs in UB at a time
 
 // Direct dispatch with roles, UB of a core that makes lists: the ids of all pairs of the rank (ListLanes);
 // then ListInts int32, which first hold two copies of the ids as scratch, then the core's lists, each from a
-// block on; and in V1 a table of positions (kPositionBlocks).
+// block on; and in V1 a table of positions (kPositionBlocks). InitBuffer takes no empty buffer: a rank without
+// pairs has lanes, too.
 constexpr uint32_t kMostListPairs = 8192;
 constexpr uint32_t kPositionBlocks = 64;
-MOE_FN uint32_t ListLanes(uint32_t pairs) { return CeilDiv(pairs, 64) * 64; }
+MOE_FN uint32_t ListLanes(uint32_t pairs) { return CeilDiv(Max(1, pairs), 64) * 64; }
 MOE_FN uint32_t ListInts(uint32_t lanes, uint32_t experts) { return 2 * lanes + (experts + 1) * kBlockWords; }
 
 // Direct combine adds ep_send_counts by source: as rows of ReturnCountUnit lanes, which is a multiple of a
@@ -161,7 +162,7 @@ MOE_FN uint32_t SharedRowSources(const MoeDistributeInfo& info) {
 }
 MOE_FN uint32_t SharedRowGroups(const MoeDistributeInfo& info) { return CeilDiv(info.world, SharedRowSources(info)); }
 MOE_FN uint32_t SharedRowLanes(const MoeDistributeInfo& info) {
-    return CeilDiv(Min(kMostSharedRowLanes, SharedRowSources(info) * PaddedInts(info.capacity)), 32) * 32;
+    return CeilDiv(Max(1, Min(kMostSharedRowLanes, SharedRowSources(info) * PaddedInts(info.capacity))), 32) * 32;
 }
 // Entries of a core at a time. Core 0 has half as many as others; up to K entries of a row that begins in the
 // share are added.

@@ -101,6 +101,22 @@ def test_a_row_that_crosses_once_for_many_experts() -> None:
     assert result.schedules == 40
 
 
+# Larger than any case that is drawn: a share of more than 512 list entries; W a multiple of 8, without tokens;
+# entries sorted in two batches; list cores without experts, and without pairs.
+@pytest.mark.parametrize(
+    "text",
+    [
+        "w2,c1,l8,k16,b33,u1,v1,equal,ids:distinct,D,direct",
+        "w8,c2,l2,k1,b0,u1,v1,equal,D,direct",
+        "w7,c16,l8,k4,b64,u3,v2,s1,bf16,int8,ids:hot,equal,D,direct",
+        "w2,c8,l1,k1,b3,u1,v1,zero-rank,mask:pair,m5,DC,direct",
+        "w2,c8,l2,k2,b3,u1,v2,no-tokens,mask:token,m5,DC,direct",
+    ],
+)
+def test_large_and_empty_shares(text: str) -> None:
+    assert_nothing_found(explore.explore(explore.parse(text), schedules=2))
+
+
 @pytest.mark.parametrize("policy", ["late", "random", "lazy", "pct"])
 @pytest.mark.parametrize("stores", ["fifo", "unordered"])
 @each_mode

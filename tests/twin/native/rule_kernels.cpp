@@ -154,6 +154,8 @@ const Kernel kRules[] = {
     RULE("ub_full", Ub(192 * 1024, true)),
     BROKEN("ub_over", "UB overflow|196576 of the UB's 196608",
            Ub ub(192 * 1024 - 32); ub.pipe.InitBuffer(ub.buf, 33)),
+    BROKEN("buffer_of_nothing", "illegal argument|InitBuffer of 0 bytes",
+           TPipe pipe; TBuf<> buf; pipe.InitBuffer(buf, 0)),
     RULE("buffers_64", Buffers(64)),
     BROKEN("buffers_65", "UB overflow|more than 64 buffers", Buffers(65)),
     BROKEN("two_pipes", "queue discipline|two TPipes", TPipe first; TPipe second),

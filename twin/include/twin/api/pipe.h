@@ -233,6 +233,7 @@ public:
 private:
     uint32_t Carve(uint32_t len, const twin::Loc& loc) {
         twin::Core& core = twin::current_core();
+        TWIN_RAISE_IF(len == 0, kBadArgument, loc, "InitBuffer of 0 bytes");
         const uint32_t bytes = (len + twin::kBlockBytes - 1) / twin::kBlockBytes * twin::kBlockBytes;
         TWIN_RAISE_IF(core.ub_used + static_cast<uint64_t>(bytes) > twin::kUbBytes, kUbOverflow, loc,
                       "InitBuffer of %u bytes: %u of the UB's %u are taken", bytes, core.ub_used, twin::kUbBytes);
