@@ -54,6 +54,13 @@ int call(int (*first_phase)(Parameters...), std::tuple<Values...> values) {
                   RecentError());
 }
 
+// EXEC_NPU_CMD_EXT asks for its two addresses in every call, and each question resolves the vendor's path anew.
+// It keeps them between calls, so once is enough. It finds this function first, as it finds `call`.
+inline void GetApiFunc(const char* launch, const char* first_phase, void*& launch_address, void*& first_address) {
+    if (launch_address == nullptr || first_address == nullptr)
+        ::GetApiFunc(launch, first_phase, launch_address, first_address);
+}
+
 // Once a process: what is not there when it is looked for first does not come later.
 #define AM_REQUIRE(aclnn)                             \
     do {                                              \
