@@ -89,7 +89,7 @@ def test_a_wait_is_tied_to_the_store_that_ended_it() -> None:
     def late(rank: int, group_ep: str) -> None:
         barrier.wait(20)
         if rank == 0:
-            time.sleep(0.05)
+            time.sleep(0.5)  # longer than the other rank is ever off its core
         round_trip(rank, group_ep)
 
     barrier = threading.Barrier(WORLD)
