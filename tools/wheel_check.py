@@ -5,7 +5,7 @@ clean environment for each pair.
     python tools/wheel_check.py dist/ascend_moe-0.1.0-py3-none-linux_x86_64.whl
            [--torch 2.10.0,2.13.0] [--python python3.11,python3.12] [--index-url URL]
 
-A Python that is not on PATH is an error. torch is installed with what it needs on a CPU; where it cannot be
+A Python that does not run is an error; its full path may be given. torch is installed with what it needs on a CPU; where it cannot be
 imported so, because the index has a build for CUDA, with gigabytes of CUDA. Exit code 1: a pair failed.
 """
 
@@ -75,7 +75,7 @@ def main() -> int:
         for torch in options.torch.split(","):
             try:
                 if shutil.which(python) is None:
-                    raise CheckError(f"{python} is not on PATH")
+                    raise CheckError(f"{python} is not on PATH; --python takes paths too")
                 outcome = "PASS: " + check(options.wheel.resolve(), python, torch, index)
             except (CheckError, subprocess.TimeoutExpired) as error:
                 failed, outcome = True, f"FAIL: {error}"
