@@ -34,8 +34,8 @@ class Bound:
 
 
 BOUNDS = (
-    Bound("direct", LIMIT, 4, tokens=32),
-    Bound("direct-zero-copy", LIMIT, 4, tokens=32),
+    Bound("direct", LIMIT, 5, tokens=32),
+    Bound("direct-zero-copy", LIMIT, 5, tokens=32),
     Bound("direct", "gloo-a2a-tuned", 5),
     Bound("direct", "mpi-a2a-tuned", 2.5),
     Bound("window", "gloo-a2a-tuned", 2),
