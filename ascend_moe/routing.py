@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 
 from ascend_moe._torch_npu import npu_operator
-from ascend_moe.errors import ArgumentError, need, need_unset
+from ascend_moe.errors import ArgumentError, need
 
-SOFTMAX, SIGMOID = 0, 1
+SOFTMAX, SIGMOID, SQRT_SOFTPLUS = 0, 1, 2
 BY_MAX, BY_TOP2_SUM = 0, 1
 
 
@@ -49,11 +49,13 @@ def npu_moe_gating_top_k(
         x: router logits ``(T, E)``, bf16, fp16 or fp32.
         k: experts a token, 1 to E / group_count * k_group.
         bias: ``(E,)`` of x's type. It is added to the normalised scores for the choice, not for the weights.
-        input_ids, tid2eid: routing by token id; only the NPU has it.
+        input_ids, tid2eid: token ids ``(T,)`` and a table ``(V, k)`` of whole numbers, both or none: token t goes
+            to the experts ``tid2eid[input_ids[t]]``, in that order, whatever their scores; bias and groups do not
+            count (DeepSeek-V4's hash layers). renorm must be 0.
         k_group, group_count: consecutive experts form group_count groups; a token chooses from k_group.
         group_select_mode: a group's score is its largest score (0) or the sum of its two largest scores (1).
-        renorm: 1 divides softmax weights by their sum; 0 does not. Sigmoid weights are always divided.
-        norm_type: 0 softmax, 1 sigmoid.
+        renorm: 1 divides softmax weights by their sum; 0 does not. Weights of the other types are always divided.
+        norm_type: 0 softmax, 1 sigmoid, 2 the square root of softplus.
         out_flag: return the normalised scores.
         routed_scaling_factor: multiplies the weights.
         eps: is added to the sum before the weights are divided by it.
@@ -69,18 +71,21 @@ def npu_moe_gating_top_k(
     Source: torch_npu ``npu_moe_gating_top_k``, which NPU tensors go to. There E is at most 2048, a group has
     more than two experts, and the version decides about renorm=1.
     """
-    need_unset(input_ids=input_ids, tid2eid=tid2eid)
     _check_logits(x, (2,))
     if bias is not None:
         rule = f"is {tuple(bias.shape)} {bias.dtype}; it must be {(x.shape[1],)} {x.dtype}, as x is"
         need(tuple(bias.shape) == (x.shape[1],) and bias.dtype == x.dtype, "bias", rule)
-    for name, value in (("renorm", renorm), ("norm_type", norm_type)):
-        need(value in (0, 1), name, f"is {value}; it must be 0 or 1")
+    need(renorm in (0, 1), "renorm", f"is {renorm}; it must be 0 or 1")
+    need(norm_type in (SOFTMAX, SIGMOID, SQRT_SOFTPLUS), "norm_type", f"is {norm_type}; it must be 0, 1 or 2")
     groups = _Groups(group_count, k_group, group_select_mode)
     _check_choice(x.shape[1], k, groups)
     scores = _normalise(x, norm_type)
-    ids = _choose(scores, bias, k, groups)
-    divide = norm_type == SIGMOID or renorm == 1
+    if input_ids is None and tid2eid is None:
+        ids = _choose(scores, bias, k, groups)
+    else:
+        need(renorm == 0, "renorm", f"is {renorm}; it must be 0 where ids come from tid2eid")
+        ids = _look_up(input_ids, tid2eid, x.shape[0], k, x.shape[1])
+    divide = norm_type != SOFTMAX or renorm == 1
     weights = _weigh(scores, ids, divide, routed_scaling_factor, eps).to(x.dtype)
     return weights, ids.to(torch.int32), scores if out_flag else torch.zeros_like(scores)
 
@@ -263,7 +268,31 @@ def _check_choice(experts: int, k: int, groups: _Groups) -> None:
 
 
 def _normalise(x: torch.Tensor, norm_type: int) -> torch.Tensor:
-    return torch.softmax(x.float(), dim=-1) if norm_type == SOFTMAX else torch.sigmoid(x.float())
+    x = x.float()
+    if norm_type == SQRT_SOFTPLUS:
+        return torch.nn.functional.softplus(x).sqrt()
+    return torch.softmax(x, dim=-1) if norm_type == SOFTMAX else torch.sigmoid(x)
+
+
+def _look_up(
+    input_ids: torch.Tensor | None, table: torch.Tensor | None, tokens: int, k: int, experts: int
+) -> torch.Tensor:
+    """The experts ``(T, k)`` int64 that the table has for the tokens' ids."""
+    whole = (torch.int32, torch.int64)
+    need(input_ids is not None, "tid2eid", "is given without input_ids; give both or none")
+    need(table is not None, "input_ids", "is given without tid2eid; give both or none")
+    assert input_ids is not None and table is not None
+    rule = f"is {tuple(input_ids.shape)} {input_ids.dtype}; it must be {(tokens,)} int32 or int64"
+    need(tuple(input_ids.shape) == (tokens,) and input_ids.dtype in whole, "input_ids", rule)
+    rule = f"is {tuple(table.shape)} {table.dtype}; it must be (V, {k}) int32 or int64"
+    need(table.dim() == 2 and table.shape[1] == k and table.dtype in whole, "tid2eid", rule)
+    size = table.shape[0]
+    outside = bool(((input_ids < 0) | (input_ids >= size)).any())
+    need(not outside, "input_ids", f"has an id outside 0..{size - 1}, the rows of tid2eid")
+    ids = table[input_ids.long()].long()
+    outside = bool(((ids < 0) | (ids >= experts)).any())
+    need(not outside, "tid2eid", f"has an expert outside 0..{experts - 1}")
+    return ids
 
 
 def _choose(scores: torch.Tensor, bias: torch.Tensor | None, k: int, groups: _Groups) -> torch.Tensor:

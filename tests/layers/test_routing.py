@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from ascend_moe.errors import ArgumentError
 from ascend_moe.routing import (
     deepseek_v2,
     deepseek_v3,
@@ -27,11 +28,13 @@ def logits_of(tokens: int, experts: int, seed: int, dtype: torch.dtype = torch.f
 
 
 def routed_by_hand(
-    logits: list[float], bias: list[float], k: int, groups: tuple[int, int, int], sigmoid: bool, divide: bool
+    logits: list[float], bias: list[float], k: int, groups: tuple[int, int, int], norm_type: int, divide: bool
 ) -> tuple[list[int], list[float]]:
     """One token, in Python floats: ids by falling biased score, unbiased weights."""
-    if sigmoid:
+    if norm_type == 1:
         scores = [1 / (1 + math.exp(-v)) for v in logits]
+    elif norm_type == 2:
+        scores = [math.sqrt(math.log1p(math.exp(v))) for v in logits]
     else:
         total = sum(math.exp(v) for v in logits)
         scores = [math.exp(v) / total for v in logits]
@@ -50,7 +53,7 @@ def routed_by_hand(
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("groups", [(1, 1, 0), (8, 3, 0), (8, 3, 1), (4, 4, 1), (16, 5, 1)])
-@pytest.mark.parametrize(("norm_type", "renorm"), [(0, 0), (0, 1), (1, 0), (1, 1)])
+@pytest.mark.parametrize(("norm_type", "renorm"), [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)])
 def test_gating_top_k_is_the_scalar_loop(
     dtype: torch.dtype, groups: tuple[int, int, int], norm_type: int, renorm: int
 ) -> None:
@@ -64,14 +67,15 @@ def test_gating_top_k_is_the_scalar_loop(
         )  # fmt: skip
         assert weights.dtype == dtype and ids.dtype == torch.int32 and scores.dtype == torch.float32
         assert weights.shape == ids.shape == (tokens, k) and scores.shape == (tokens, experts)
-        added, divide = [0.0] * experts if bias is None else bias.tolist(), norm_type == 1 or renorm == 1
+        added, divide = [0.0] * experts if bias is None else bias.tolist(), norm_type != 0 or renorm == 1
         for token, logits in enumerate(x.tolist()):
-            expected_ids, expected = routed_by_hand(logits, added, k, groups, norm_type == 1, divide)
+            expected_ids, expected = routed_by_hand(logits, added, k, groups, norm_type, divide)
             assert ids[token].tolist() == expected_ids
             tolerance = {torch.float32: 1e-5, torch.bfloat16: 2**-8, torch.float16: 2**-10}[dtype]
             expected_weights = 2.5 * torch.tensor(expected, dtype=torch.float64)
             assert torch.allclose(weights[token].double(), expected_weights, rtol=tolerance)
-        normalised = x.float().sigmoid() if norm_type else x.float().softmax(-1)
+        float32 = x.float()
+        normalised = (float32.softmax(-1), float32.sigmoid(), (1 + float32.exp()).log().sqrt())[norm_type]
         assert torch.allclose(scores, normalised)
 
 
@@ -120,7 +124,7 @@ def test_routers_choose_as_transformers_do(norm: bool, groups: int, kept: int) -
 def test_ties_go_to_the_lower_expert_and_nan_comes_last() -> None:
     x = torch.zeros(2, 64)
     x[1, 40:] = 1.0
-    for norm_type in (0, 1):
+    for norm_type in (0, 1, 2):
         ids = npu_moe_gating_top_k(x, 5, norm_type=norm_type)[1]
         assert ids.tolist() == [[0, 1, 2, 3, 4], [40, 41, 42, 43, 44]]
         ids = npu_moe_gating_top_k(x, 5, norm_type=norm_type, group_count=8, k_group=2)[1]
@@ -130,6 +134,30 @@ def test_ties_go_to_the_lower_expert_and_nan_comes_last() -> None:
     assert npu_moe_gating_top_k(x, 4, norm_type=1)[1][0].tolist() == [3, 4, 5, 6]
 
 
+@pytest.mark.parametrize("norm_type", [0, 1, 2])
+def test_ids_from_a_table(norm_type: int) -> None:
+    x, table = logits_of(5, 16, 7), torch.tensor([[3, 0], [15, 3], [7, 7]], dtype=torch.int32)
+    tokens = torch.tensor([2, 0, 1, 1, 0])
+    weights, ids, scores = npu_moe_gating_top_k(
+        x, 2, input_ids=tokens, tid2eid=table, norm_type=norm_type, routed_scaling_factor=1.5, out_flag=True
+    )
+    assert torch.equal(ids, table[tokens])
+    chosen = scores.gather(1, ids.long())
+    expected = chosen / chosen.sum(-1, keepdim=True) if norm_type else chosen
+    assert torch.allclose(weights, 1.5 * expected)
+    for wrong, name in (
+        ({"tid2eid": None}, "input_ids"),
+        ({"input_ids": None}, "tid2eid"),
+        ({"input_ids": tokens[:4]}, "input_ids"),
+        ({"input_ids": tokens + 1}, "input_ids"),
+        ({"tid2eid": table + 1}, "tid2eid"),
+        ({"tid2eid": table[:, :1]}, "tid2eid"),
+        ({"renorm": 1}, "renorm"),
+    ):
+        with pytest.raises(ArgumentError, match=name):
+            npu_moe_gating_top_k(x, 2, **{"input_ids": tokens, "tid2eid": table, **wrong})
+
+
 def test_eps_keeps_vanishing_sigmoids_finite() -> None:
     weights, _, _ = npu_moe_gating_top_k(torch.full((1, 8), -200.0), 2, norm_type=1)
     assert torch.equal(weights, torch.zeros(1, 2))
@@ -137,7 +165,7 @@ def test_eps_keeps_vanishing_sigmoids_finite() -> None:
     assert torch.equal(weights, torch.full((1, 2), 0.25))
 
 
-@pytest.mark.parametrize("norm_type", [0, 1])
+@pytest.mark.parametrize("norm_type", [0, 1, 2])
 def test_weights_are_differentiable(norm_type: int) -> None:
     def weights(logits: torch.Tensor) -> torch.Tensor:
         return npu_moe_gating_top_k(logits.float(), 3, norm_type=norm_type, renorm=1)[0].double()

@@ -111,7 +111,7 @@ WRONG: dict[str, dict[str, list[Any]]] = {
         "group_count": [5, 0],
         "group_select_mode": [2],
         "renorm": [2],
-        "norm_type": [2],
+        "norm_type": [3],
         "input_ids": [ones(2, dtype=int64)],
         "tid2eid": [ones(5, 3, dtype=int64)],
     },
