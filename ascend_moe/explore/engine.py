@@ -83,14 +83,16 @@ class PlannedProgram:
         for rank, (inputs, want) in enumerate(zip(case.inputs, case.dispatched(), strict=True)):
             names = ("x", "expert_ids", "scales", "x_active_mask")
             given = {key: getattr(inputs, key) for key in names if getattr(inputs, key) is not None}
+            if case.weights and inputs.expert_scales is not None:
+                given["expert_scales"] = inputs.expert_scales
             attributes = attributes_of(name, {**self._common(rank), "quant_mode": case.quant_mode})
             call = Call(rank, name, given, attributes)
             # Between servers both contracts have V1's expand_idx.
             triples = case.contract == 2 and not 0 < self.program.servers < case.world
             index = want.assist_info.flatten() if triples else want.expand_idx
             call.expected = {0: want.expand_x, 2: index, 3: want.expert_token_nums, 4: want.ep_recv_counts}
-            if want.dynamic_scales is not None:
-                call.expected[1] = want.dynamic_scales
+            scales = {1: want.dynamic_scales, 6: want.expand_scales}
+            call.expected |= {place: value for place, value in scales.items() if value is not None}
             call.result = want
             self._plan(call, calls.OP_DISPATCH)
             made.append(call)
@@ -107,13 +109,14 @@ class PlannedProgram:
         for rank, (inputs, sent) in enumerate(zip(case.inputs, dispatched, strict=True)):
             expand_x = torch.zeros(tuple(sent.outputs[0].shape), dtype=case.torch_dtype)
             expand_x[: rows[rank].shape[0]] = rows[rank]
-            assert inputs.expert_scales is not None  # every case has them
+            weights = case.weights_of(inputs)
+            assert weights is not None  # every case has them
             given = {
                 "expand_x": expand_x,
                 "expert_ids": inputs.expert_ids,
                 "expand_idx" if case.contract == 1 else "assist_info_for_combine": sent.outputs[2],
                 "ep_send_counts": sent.outputs[4],
-                "expert_scales": inputs.expert_scales,
+                "expert_scales": weights,
             }
             given |= {} if inputs.x_active_mask is None else {"x_active_mask": inputs.x_active_mask}
             call = Call(rank, name, given, attributes_of(name, self._common(rank)))

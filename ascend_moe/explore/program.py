@@ -27,7 +27,9 @@ _SMALL: dict[str, Sequence[Any]] = {
     "mask": MASKS[:1] + MASKS[2:4],
     "batches": ("unequal", "unequal", "equal", "zero rank"),
     "ids": ("any", "distinct", "minus", "hot", "duplicates", "mixed", "none"),
-    **dict.fromkeys(("odd", "tail", "weights"), (False,)),
+    **dict.fromkeys(("odd", "tail"), (False,)),
+    "weights": (False, True),
+    "plain": (False, False, True),
     "nums_type": (1,),
     "tp": (0,),
     "shared": (0,),
@@ -40,7 +42,7 @@ _KEYS = dict(
     )
 )
 # What a word of a case that is no number sets.
-_WORDS = {
+_WORDS: dict[str, tuple[str, object]] = {
     **{word: ("algorithm", word) for word in ALGORITHMS},
     **{word: ("rows", word) for word in ROWS},
     **{word.replace(" ", "-"): ("batches", word) for word in BATCHES},
@@ -48,6 +50,7 @@ _WORDS = {
     **{f"mask:{word}": ("mask", word) for word in MASKS},
     **{word: ("quant", word) for word in QUANTS},
     **{word: ("dtype", word) for word in DTYPES},
+    **{word: (word, True) for word in ("weights", "plain")},
 }
 
 
@@ -101,6 +104,7 @@ class Program(Case):
         words += [str(self.batches).replace(" ", "-"), self.sequence]
         words += [self.algorithm] if self.algorithm != "window" else []
         words += [self.rows] if self.rows != "own" else []
+        words += [word for word in ("weights", "plain") if getattr(self, word)]
         return ",".join(words)
 
 

@@ -47,7 +47,8 @@ def npu_moe_distribute_dispatch(  # type: ignore[empty-body]
         moe_expert_num: E, a multiple of W, at most 1024.
         scales: (E, H) float32 smoothing factors, with quant_mode 2 only.
         x_active_mask: (BS,) or (BS, K) bool; masked pairs are not sent and their ids not looked at.
-        expert_scales: (BS, K) float32; only lengthens ep_recv_counts, as in CANN.
+        expert_scales: (BS, K) float32: expand_scales then has the weight of every row, and ep_recv_counts is
+            longer, as in CANN. Given on all ranks or on none.
         quant_mode: 0 none, 2 int8 with one scale a token.
         global_bs: 0 (every rank has the same BS) or W * the largest BS.
         expert_token_nums_type: 0 cumulative, 1 counts.
@@ -58,7 +59,8 @@ def npu_moe_distribute_dispatch(  # type: ignore[empty-body]
         expand_idx (BS*K,) int32: earlier pairs of this rank with the same expert;
         expert_token_nums (L,) int64;
         ep_recv_counts (W*L,) int32, inclusive prefix sums over [local expert][source rank];
-        tp_recv_counts (tp_world_size,) int32; expand_scales (A,) float32, without meaning here.
+        tp_recv_counts (tp_world_size,) int32; expand_scales (A,) float32, the expert_scales
+        of every row where given.
         Rows past ep_recv_counts[W*L-1] are undefined.
 
     Accepted and ignored, CANN alone uses them:
@@ -123,7 +125,8 @@ def npu_moe_distribute_dispatch_v2(  # type: ignore[empty-body]
         moe_expert_num: E, a multiple of W, at most 1024.
         scales: (E, H) float32 smoothing factors, with quant_mode 2 only.
         x_active_mask: (BS,) or (BS, K) bool; masked pairs are not sent and their ids not looked at.
-        expert_scales: (BS, K) float32; only lengthens ep_recv_counts, as in CANN.
+        expert_scales: (BS, K) float32: expand_scales then has the weight of every row, and ep_recv_counts is
+            longer, as in CANN. Given on all ranks or on none.
         quant_mode: 0 none, 2 int8 with one scale a token.
         global_bs: 0 (every rank has the same BS) or W * the largest BS.
         expert_token_nums_type: 0 cumulative, 1 counts.
@@ -143,7 +146,8 @@ def npu_moe_distribute_dispatch_v2(  # type: ignore[empty-body]
         between the servers of an A2 cluster expand_idx in its first BS*K words instead, as in CANN;
         expert_token_nums (L,) int64;
         ep_recv_counts (W*L,) int32, inclusive prefix sums over [local expert][source rank];
-        tp_recv_counts (tp_world_size,) int32; expand_scales (A,) float32, without meaning here.
+        tp_recv_counts (tp_world_size,) int32; expand_scales (A,) float32, the expert_scales
+        of every row where given.
         Rows past ep_recv_counts[W*L-1] are undefined.
 
     Accepted and ignored, CANN alone uses them:
@@ -207,7 +211,7 @@ def npu_moe_distribute_combine(  # type: ignore[empty-body]
             dispatch.
         expand_idx: (BS*K,) int32, dispatch's.
         ep_send_counts: (>= W*L,) int32, dispatch's ep_recv_counts.
-        expert_scales: (BS, K) float32 weights.
+        expert_scales: (BS, K) float32 weights; without elements the rows are only added.
         shared_expert_x: must be None, the v2 op adds it.
 
     Returns:
@@ -280,7 +284,7 @@ def npu_moe_distribute_combine_v2(  # type: ignore[empty-body]
             dispatch.
         assist_info_for_combine: (>= 3*rows,) int32, dispatch's.
         ep_send_counts: (>= W*L,) int32, dispatch's ep_recv_counts.
-        expert_scales: (BS, K) float32 weights.
+        expert_scales: (BS, K) float32 weights; without elements the rows are only added.
         shared_expert_x: (BS, H) or (a, b, H) with a*b = BS, added last with weight 1.
         comm_alg: how rows travel; the same on all ranks, every output the same bit for bit. 'window', and
             CANN's names for it 'fullmesh', 'fullmesh_v1', 'fullmesh_v2': into the window of who gets them.

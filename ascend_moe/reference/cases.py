@@ -73,8 +73,8 @@ class Case:
     owner: what goes beyond becomes -1.
     ``shared``: dimensions of shared_expert_x, 0 for none. ``odd``: NaN, infinities and denormals among the
     values. ``tail``: combine gets NaN rows behind the received ones. ``weights``: dispatch gets the
-    expert_scales too. ``cores``: AIV cores of a launch. ``name`` is for reports. ``given``: tensors made by
-    hand, see ``of``.
+    expert_scales too. ``plain``: combine's expert_scales have no elements. ``cores``: AIV cores of a launch.
+    ``name`` is for reports. ``given``: tensors made by hand, see ``of``.
     """
 
     name: str = ""
@@ -96,6 +96,7 @@ class Case:
     odd: bool = False
     tail: bool = False
     weights: bool = False
+    plain: bool = False
     width: int = 0
     seed: int = 0
     given: tuple[RankInput, ...] | None = field(default=None, compare=False, repr=False)
@@ -288,7 +289,12 @@ class Case:
 
     def combined(self, rows: Sequence[torch.Tensor], dispatched: Sequence[DispatchResult]) -> list[torch.Tensor]:
         """What combine must make of every rank's expert rows."""
-        return combine(self.inputs, rows, dispatched, moe_expert_num=self.experts, global_bs=self.global_bs)
+        inputs = [replace(one, expert_scales=self.weights_of(one)) for one in self.inputs]
+        return combine(inputs, rows, dispatched, moe_expert_num=self.experts, global_bs=self.global_bs)
+
+    def weights_of(self, inputs: RankInput) -> torch.Tensor | None:
+        """The expert_scales that combine gets."""
+        return torch.empty(0) if self.plain else inputs.expert_scales
 
     def expert_rows(
         self, rank: int, expand_x: torch.Tensor, scales: torch.Tensor | None, counts: torch.Tensor
@@ -354,6 +360,7 @@ CHOICES: dict[str, Sequence[Any]] = {
     "odd": (False, False, True),
     "tail": (False, True),
     "weights": (False, True),
+    "plain": (False, False, True),
     "cores": (8, 1, 2, 3, 7, 24, 48),
     "batches": BATCHES,
     "ids": IDS,

@@ -39,7 +39,8 @@ def dispatch(
     """All ranks' dispatch outputs; ``inputs[r]`` is rank r's.
 
     quant_mode 0 or 2; global_bs 0 (equal batches) or W * maxBS; expert_token_nums_type 0 (cumulative) or 1;
-    tp_world_size 0 or 1. expert_scales_given only makes the allocated ep_recv_counts longer.
+    tp_world_size 0 or 1. expert_scales_given: dispatch gets them, gives expand_scales, and allocates longer
+    ep_recv_counts.
     Raises FaultyRouting when the operators raise on every rank (see ``check``), ValueError when the inputs
     are no legal call.
     """
@@ -65,6 +66,7 @@ def dispatch(
             DispatchResult(
                 expand_x=expand_x,
                 dynamic_scales=dynamic_scales,
+                expand_scales=_weights(inputs, keys) if expert_scales_given else None,
                 expand_idx=_expand_idx(inputs[rank]),
                 assist_info=torch.tensor([key[1:] for key in keys], dtype=torch.int32).reshape(-1, 3),
                 expert_token_nums=torch.tensor(nums, dtype=torch.int64),
@@ -118,6 +120,13 @@ def _expand_idx(given: RankInput) -> torch.Tensor:
         indices[token * topk + k] = seen[expert]
         seen[expert] += 1
     return torch.tensor(indices, dtype=torch.int32)
+
+
+def _weights(inputs: Sequence[RankInput], keys: Sequence[RowKey]) -> torch.Tensor:
+    """(R,) fp32: the expert_scales of the pair of every row."""
+    given = [one.expert_scales for one in inputs]
+    values = [scales[token, k] for _, source, token, k in keys if (scales := given[source]) is not None]
+    return torch.stack(values) if values else torch.empty(0)
 
 
 def _allocated(
@@ -247,8 +256,10 @@ def _sum(given: RankInput, token: int, returned: dict[tuple[int, int], Row], hid
             if (token, k) in returned:
                 if given.expert_scales is None:
                     raise ValueError("combine needs expert_scales")
-                product = returned[token, k] * np.float32(given.expert_scales[token, k].item())
-                acc = acc + product
+                term = returned[token, k]
+                if given.expert_scales.numel() > 0:
+                    term = term * np.float32(given.expert_scales[token, k].item())
+                acc = acc + term
         if given.shared_expert_x is not None:
             acc = acc + given.shared_expert_x.detach().reshape(-1, hidden)[token].float().numpy()
     return acc
@@ -299,11 +310,13 @@ def predict_traffic(
     quant_mode: int,
     contract: str,
     global_bs: int = 0,
+    weights: bool = False,
 ) -> list[Traffic]:
     """Bytes a rank for one dispatch and one combine of x (BS, H) in ``dtype``; contract "v1" or "v2".
 
     A row of dispatch takes its elements rounded up to 32 bytes, 32 bytes more for its scale when quantised
-    and 32 more for its triple in V2. Rows that stay on their rank go through its window like all others.
+    and 32 more for its triple in V2, and again for its weight (``weights``: dispatch gets expert_scales).
+    Rows that stay on their rank go through its window like all others.
     """
     if contract not in ("v1", "v2") or quant_mode not in (0, 2):
         raise ValueError('contract is "v1" or "v2", quant_mode 0 or 2')
@@ -315,7 +328,7 @@ def predict_traffic(
             sent[source] += 1
             received[expert // group.local_experts] += 1
     out_bytes = H * (1 if quant_mode else dtype.itemsize)
-    stride = _align32(out_bytes) + (32 if quant_mode else 0) + (32 if contract == "v2" else 0)
+    stride = _align32(out_bytes) + 32 * ((quant_mode != 0) + (contract == "v2") + weights)
     return [
         Traffic(
             dispatch_window_write=sent[rank] * stride,

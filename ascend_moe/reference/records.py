@@ -16,7 +16,7 @@ class RankInput:
     expert_ids: (BS, K) int32, -1 or 0..E-1.
     scales: (E, H) fp32 smooth scales, quant_mode 2 only.
     x_active_mask: (BS,) or (BS, K) bool; None: everything is active.
-    expert_scales: (BS, K) fp32, the weights of combine.
+    expert_scales: (BS, K) fp32, the weights of combine; without elements combine only adds.
     shared_expert_x: (BS, H), or (a, b, H) with a * b = BS, in combine's dtype; added last with weight 1.
     """
 
@@ -34,6 +34,7 @@ class DispatchResult:
 
     expand_x: (R, H) in x's dtype, or int8 when quantised.
     dynamic_scales: (R,) fp32, or None when unquantised.
+    expand_scales: (R,) fp32, the weight of every row, or None when dispatch gets no expert_scales.
     expand_idx: (BS*K,) int32: earlier routed pairs of this rank with the same id; 0 where not routed.
     assist_info: (R, 3) int32, row i's (source rank, token, k).
     expert_token_nums: (L,) int64, cumulative (type 0) or per expert (type 1).
@@ -54,6 +55,7 @@ class DispatchResult:
     rows_sent: list[int]
     expert_ids: torch.Tensor
     allocated: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    expand_scales: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -105,11 +105,10 @@ def _dispatch_differences(
         third: expected.assist_info if triples else expected.expand_idx,
         "expand_x": expected.expand_x,
     }
-    if expected.dynamic_scales is not None or exact_shapes:
-        scales = expected.dynamic_scales
-        wanted["dynamic_scales"] = torch.empty(0) if scales is None else scales
-    if exact_shapes:
-        wanted["expand_scales"] = torch.empty(0)
+    for name in ("dynamic_scales", "expand_scales"):
+        scales: torch.Tensor | None = getattr(expected, name)
+        if scales is not None or exact_shapes:
+            wanted[name] = torch.empty(0) if scales is None else scales
     places, found = Places(expected, rank), []
     for name, want in wanted.items():
         flat = want if name == "expand_x" else want.reshape(-1)

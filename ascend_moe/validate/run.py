@@ -158,7 +158,7 @@ def combine(place: Place, case: Case, rows: torch.Tensor, sent: Sequence[torch.T
         "expert_ids": inputs.expert_ids,
         "expand_idx" if case.contract == 1 else "assist_info_for_combine": sent[2],
         "ep_send_counts": sent[4],
-        "expert_scales": inputs.expert_scales,
+        "expert_scales": case.weights_of(inputs),
         **place.arguments(case.experts),
         "tp_send_counts": sent[5],
         "x_active_mask": inputs.x_active_mask,

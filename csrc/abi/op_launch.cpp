@@ -194,7 +194,7 @@ void OpLaunch::Finish() {
     ZeroTail(2, shapes[2],
              (triples ? rows * moe::kTripleWords : static_cast<uint64_t>(info.batch) * info.topK) * sizeof(int32_t));
     ZeroTail(4, shapes[4], slots * sizeof(int32_t));
-    ZeroTail(6, shapes[6], 0);
+    ZeroTail(6, shapes[6], info.hasWeights != 0 ? rows * sizeof(float) : 0);
 }
 
 void OpLaunch::ZeroTail(uint32_t index, const moe::OutputDesc& shape, uint64_t defined) {

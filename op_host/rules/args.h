@@ -1,6 +1,7 @@
 // A call as the host sees it: attributes and tensor descriptions of any of the four ops, no CANN types.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "protocol/tiling.h"
@@ -66,6 +67,9 @@ struct CallSpec {
 inline int64_t Attribute(const CallSpec& call, AttributeIndex index) { return call.attributes[index]; }
 inline const TensorDesc& Tensor(const CallSpec& call, TensorIndex index) { return call.tensors[index]; }
 inline bool Given(const CallSpec& call, TensorIndex index) { return call.tensors[index].dtype != kTypeAbsent; }
+inline bool HasElements(const TensorDesc& tensor) {
+    return std::all_of(tensor.dims, tensor.dims + std::min<int32_t>(tensor.rank, 3), [](int64_t n) { return n != 0; });
+}
 #define MOE_ATTRIBUTE(call, name) ::moe::Attribute(call, ::moe::kAttribute_##name)
 #define MOE_TENSOR(call, name) ::moe::Tensor(call, ::moe::kTensor_##name)
 #define MOE_GIVEN(call, name) ::moe::Given(call, ::moe::kTensor_##name)

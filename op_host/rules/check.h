@@ -221,7 +221,13 @@ private:
                Typed("ep_send_counts", kTensor_ep_send_counts, 1, kTypeInt32) &&
                Need(counts >= slots, "ep_send_counts",
                     "ep_send_counts has %lld elements, it must have at least W*L = %lld", Wide(counts), Wide(slots)) &&
-               Matrix("expert_scales", kTensor_expert_scales, kTypeFp32, ids.dims[0], ids.dims[1]) && SharedX();
+               Weights(ids) && SharedX();
+    }
+    // Without elements: a plain sum.
+    bool Weights(const TensorDesc& ids) {
+        if (MOE_GIVEN(call_, expert_scales) && !HasElements(MOE_TENSOR(call_, expert_scales)))
+            return Type("expert_scales", kTensor_expert_scales, kTypeFp32);
+        return Matrix("expert_scales", kTensor_expert_scales, kTypeFp32, ids.dims[0], ids.dims[1]);
     }
     bool SharedX() {
         if (!MOE_GIVEN(call_, shared_expert_x)) return true;

@@ -35,7 +35,7 @@ inline const char* OpName(int32_t op) {
 inline const char* FieldName(int32_t field) {
     static const char* const kNames[kFieldCount] = {"op",     "HCCL_BUFFSIZE", "contract", "H",     "K",
                                                     "E",      "global_bs",     "maxBS",    "dtype", "quant_mode",
-                                                    "scales", "comm_alg"};
+                                                    "scales", "expert_scales", "comm_alg"};
     return field >= 0 && field < static_cast<int32_t>(kFieldCount) ? kNames[field] : "?";
 }
 
@@ -50,7 +50,8 @@ inline std::string FieldValue(int32_t field, int32_t value) {
         case kFieldOp: return OpName(value);
         case kFieldType: return TypeName(static_cast<uint32_t>(value));
         case kFieldContract: return value == static_cast<int32_t>(kContractV2) ? "v2" : "v1";
-        case kFieldScales: return value != 0 ? "given" : "None";
+        case kFieldScales:
+        case kFieldWeights: return value != 0 ? "given" : "None";
         case kFieldWindow: return std::to_string(value) + " MiB";
         case kFieldAlgorithm:
             return value == static_cast<int32_t>(kAlgorithmDirect)   ? "direct"

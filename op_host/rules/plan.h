@@ -27,17 +27,16 @@ struct WindowNeed {
     uint64_t combineHalf;    // V2, direct
 };
 inline WindowNeed DirectNeedOf(const MoeDistributeInfo& info, uint32_t dispatchWireType, bool quantised) {
-    const uint64_t stride = DispatchRowStride(info.hidden, TypeSize(dispatchWireType), quantised, false);
-    const uint64_t published = static_cast<uint64_t>(info.maxBatch) * (info.hasScales != 0 ? info.topK : 1);
+    const uint32_t stride = DispatchRowStride(info.hidden, TypeSize(dispatchWireType), quantised, 0);
+    const uint64_t weights = static_cast<uint64_t>(info.hasWeights) * info.maxBatch * info.topK * sizeof(float);
     const uint64_t returned = static_cast<uint64_t>(info.world) * info.capacity;
-    return {0, 0, PublishedRowsOffset(info.world, info.capacity) + published * stride,
-            returned * info.hidden * TypeSize(info.xType)};
+    return {0, 0, PublishedWeightsOffset(info, stride) + weights, returned * info.hidden * TypeSize(info.xType)};
 }
 inline WindowNeed WindowNeedOf(const MoeDistributeInfo& info, uint32_t dispatchWireType, bool quantised) {
     if (info.algorithm == kAlgorithmDirect) return DirectNeedOf(info, dispatchWireType, quantised);
     const uint64_t back = static_cast<uint64_t>(info.hidden) * TypeSize(info.xType);
     const bool triples = info.triples != 0;
-    const uint64_t stride = DispatchRowStride(info.hidden, TypeSize(dispatchWireType), quantised, triples);
+    const uint64_t stride = DispatchRowStride(info.hidden, TypeSize(dispatchWireType), quantised, TailBlocks(info));
     // A status run follows the rows that come over RDMA.
     const uint64_t run = info.transport == kTransportRdma ? StatusStride(info.world) : 0;
     return {info.capacity * stride + run, triples ? 0 : info.capacity * back + run, 0,
@@ -73,6 +72,7 @@ inline void FillInfo(const CallSpec& call, MoeDistributeInfo& info) {
     info.quantMode = dispatch ? static_cast<uint32_t>(MOE_ATTRIBUTE(call, quant_mode)) : 0;
     info.wireType = info.quantMode != 0 ? kTypeInt8 : info.xType;
     info.hasScales = dispatch && MOE_GIVEN(call, scales) ? 1 : 0;
+    info.hasWeights = MOE_GIVEN(call, expert_scales) && (dispatch || HasElements(MOE_TENSOR(call, expert_scales)));
     info.maskRank = MOE_GIVEN(call, x_active_mask) ? static_cast<uint32_t>(MOE_TENSOR(call, x_active_mask).rank) : 0;
     info.globalBsGiven = MOE_ATTRIBUTE(call, global_bs) != 0 ? 1 : 0;
     info.expandRows = static_cast<uint32_t>(dispatch ? sizes.rows : rows.dims[0]);
@@ -153,7 +153,7 @@ inline void PlanDispatch(const CallSpec& call, const MoeDistributeInfo& info, Ca
     } else {
         plan.dispatch.copyRing = 2;
         plan.dispatch.copyRows =
-            ChunkRows(DispatchRowStride(info.hidden, TypeSize(info.wireType), quant, info.triples != 0));
+            ChunkRows(DispatchRowStride(info.hidden, TypeSize(info.wireType), quant, TailBlocks(info)));
     }
 }
 

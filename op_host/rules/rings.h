@@ -21,7 +21,8 @@ inline uint32_t SendRing(const MoeDistributeInfo& info) {
     const uint32_t lanes = PaddedInts(info.experts) * 4;
     uint32_t fixed = 3 * lanes + std::max(8192u, lanes) + kSendPairs * (4 + 1 + 4 + 4) + (info.cores + 1) * kBlock +
                      info.world * kBlock + 1024;
-    if (info.triples != 0 && info.algorithm != kAlgorithmDirect) fixed += kSendPairs * kBlock;
+    if (info.algorithm != kAlgorithmDirect) fixed += kSendPairs * kBlock * TailBlocks(info);
+    if (info.hasWeights != 0) fixed += kSendPairs * 4;
     uint32_t perRow = rowBytes;
     if (info.quantMode != 0) {
         fixed += floatBytes * (info.hasScales != 0 ? 3 : 2) + 1280;
@@ -56,11 +57,12 @@ inline uint32_t GatherFixed(const MoeDistributeInfo& info) {
     if (info.cores > 1) fixed += MatchBytes(info.world, info.localExperts);
     if (ScansSegments(info.world, info.cores)) fixed += ScanBytes(info.world, info.localExperts);
     if (SharesRows(info)) fixed += SharedRowBytes(info);
+    if (info.hasWeights != 0) fixed += kWeightRows * (4 + kBlock);
     return fixed;
 }
 // Chunks in flight, and rows of each, while direct dispatch gathers.
 inline void GatherRing(const MoeDistributeInfo& info, MoeDistributeDispatchTiling& tiling) {
-    const uint32_t stride = DispatchRowStride(info.hidden, TypeSize(info.wireType), info.quantMode != 0, false);
+    const uint32_t stride = DispatchRowStride(info.hidden, TypeSize(info.wireType), info.quantMode != 0, 0);
     const uint32_t room = (kUbBytes - GatherFixed(info)) / stride;
     tiling.copyRing = std::max(1u, std::min(room, kMostGatherRing));
     // Many cores: each row leaves as it comes, rather than with others.

@@ -96,6 +96,7 @@ private:
         SendRows();
         Add("expand_idx, row numbers", 2 * kSendPairs * 4);
         if (info_.triples != 0) Add("triples", kSendPairs * kBlock);
+        if (info_.hasWeights != 0) Add("weights", kSendPairs * (4 + kBlock));
         Add("abort blocks", info_.world * kBlock);
     }
     void DispatchStatus() {
@@ -105,7 +106,7 @@ private:
     }
     void DispatchCopy() {
         const uint64_t stride =
-            DispatchRowStride(info_.hidden, TypeSize(info_.wireType), info_.quantMode != 0, info_.triples != 0);
+            DispatchRowStride(info_.hidden, TypeSize(info_.wireType), info_.quantMode != 0, TailBlocks(info_));
         Step("copy");
         Segments();
         Add("counts of all sources", static_cast<uint64_t>(info_.world) * Ints(info_.localExperts));
@@ -155,6 +156,7 @@ private:
         Step("publish");
         Routing();
         SendRows();
+        if (info_.hasWeights != 0) Add("weights", kSendPairs * 4);
         Add("abort blocks", info_.world * kBlock);
     }
     void DirectLists() {
@@ -186,7 +188,7 @@ private:
         Add("abort blocks", info_.world * kBlock);
     }
     void DirectGather() {
-        const uint64_t stride = DispatchRowStride(info_.hidden, TypeSize(info_.wireType), info_.quantMode != 0, false);
+        const uint64_t stride = DispatchRowStride(info_.hidden, TypeSize(info_.wireType), info_.quantMode != 0, 0);
         Step("gather");
         Add("counts", Ints(info_.experts));
         OwnRun();
@@ -199,6 +201,7 @@ private:
             Add("lists", kSendPairs * 4);
             if (info_.triples != 0) Add("triples", kSendPairs * kTripleWords * 4);
         }
+        if (info_.hasWeights != 0) Add("weights", kWeightRows * (4 + kBlock));
         Add("rows of the sources", plan_.dispatch.copyRing * CeilTo(plan_.dispatch.copyRows * stride, kBlock));
         Add("expert_token_nums", CeilTo(info_.localExperts * 8ull, kBlock) + kBlock);
     }

@@ -22,7 +22,8 @@ struct StatusConfig {
         op = opCode;
         counts = MessageCounts(info.algorithm, opCode, info.localExperts);
         phase = info.algorithm == kAlgorithmDirect ? kPhasePublished : kPhaseFinal;
-        types = TypesWord(info.xType, info.wireType, info.quantMode, info.hasScales);
+        types = TypesWord(info.xType, info.wireType, info.quantMode, info.hasScales,
+                          op == kOpDispatch ? info.hasWeights : 0);
         algorithm = info.algorithm;
         contract = ContractWord(info.contract, info.globalBsGiven != 0, info.windowMiB);
         hash = 2166136261u;
@@ -281,7 +282,8 @@ private:
                Differs(kFieldMaxBatch, info_->maxBatch, maxBatch, source, v) ||
                Differs(kFieldType, config_.types & 0xFF, types & 0xFF, source, v) ||
                Differs(kFieldQuant, config_.types >> 16 & 0xFF, types >> 16 & 0xFF, source, v) ||
-               Differs(kFieldScales, config_.types >> 24, types >> 24, source, v) ||
+               Differs(kFieldScales, config_.types >> 24 & 1, types >> 24 & 1, source, v) ||
+               Differs(kFieldWeights, config_.types >> 25, types >> 25, source, v) ||
                Differs(kFieldAlgorithm, config_.algorithm, message.GetValue(kBlockWords + kH1Algorithm), source, v);
     }
 

@@ -15,8 +15,9 @@
 //       |                     |              |                        | this half                |
 // 2     | PublishRows         | all: a share | expert_ids,            | own half: rows [BS], or  |
 //       |                     | of the       | x_active_mask, x       | with smooth scales       |
-//       |                     | tokens       | [BS][H], scales [E][H] | [BS*K]                   |
-//       |                     |              | fp32                   |                          |
+//       |                     | tokens       | [BS][H], scales [E][H] | [BS*K]; expert_scales    |
+//       |                     |              | fp32, expert_scales    |                          |
+//       |                     |              | [BS][K] fp32           |                          |
 // 3     | RoutingTable::      | all: a share | expert_ids [BS][K]     | workspace: histograms    | cores of
 //       | Count,              | of the       | int32, x_active_mask   | [cores][E] int32; core   | the rank
 //       | Exchange::Agree     | tokens       |                        | 0, after the meeting:    |
@@ -40,9 +41,10 @@
 // 6     | WaitForAll          | all: all     | status messages; core  | core 0, when it gives    | all ranks
 //       |                     | sources      | 0: abort blocks,       | up: fail block           |
 //       |                     |              | others: fail block     |                          |
-// 7     | GatherRows:         | all: a share | lists and rows in the  | expand_x [A][H],         |
-//       | DirectGather or     | of the rows  | sources' halves        | dynamic_scales [A] fp32, |
-//       | SharedRowGather     |              |                        | V2: triples [A][3]       |
+// 7     | GatherRows:         | all: a share | lists, rows and        | expand_x [A][H],         |
+//       | DirectGather or     | of the rows  | weights in the         | dynamic_scales [A] fp32, |
+//       | SharedRowGather,    |              | sources' halves        | expand_scales [A] fp32,  |
+//       | WeightGather        |              |                        | V2: triples [A][3]       |
 //       |                     |              |                        | int32; core 0:           |
 //       |                     |              |                        | ep_recv_counts [L*W]     |
 //       |                     |              |                        | int32, expert_token_nums |
@@ -72,7 +74,7 @@ public:
         info_ = &tiling.info;
         counts_.Init(args_, tiling);
         triples_ = info_->triples != 0;
-        rowStride_ = DispatchRowStride(info_->hidden, kQuant ? sizeof(int8_t) : sizeof(XType), kQuant, false);
+        rowStride_ = DispatchRowStride(info_->hidden, kQuant ? sizeof(int8_t) : sizeof(XType), kQuant, 0);
     }
 
     __aicore__ inline void Process(TPipe& pipe) {
@@ -154,6 +156,7 @@ private:
         TakeRole();
         lists_ = exchange_.Half();
         published_ = lists_ + PublishedRowsOffset(info_->world, info_->capacity);
+        weightsAt_ = PublishedWeightsOffset(*info_, rowStride_);
         if (role_ == Role::kLists) {
             const uint32_t first = info_->cores - tiling_->listCores;
             expertLists_.Init(exchange_.pipe(), *info_, args_, lists_, exchange_.core() - first, tiling_->listCores);
@@ -168,6 +171,7 @@ private:
         if (role_ == Role::kRows && firstRow_ < endRow_)
             routing_.pairs().Keep(firstRow_, Min(ChunkPairs(), endRow_ - firstRow_));
         rows_.Init(exchange_.pipe(), *info_, args_.x, args_.scales, tiling_->sendRing);
+        if (info_->hasWeights != 0) exchange_.pipe().InitBuffer(weightBuf_, kChunkPairs * sizeof(float));
         expandIdx_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(args_.expandIdx));
     }
 
@@ -192,6 +196,7 @@ private:
         MOE_PHASE("PublishRows");
         for (uint32_t at = firstRow_; at < endRow_; at += ChunkPairs()) {
             const uint32_t count = Min(ChunkPairs(), endRow_ - at);
+            if (info_->hasWeights != 0) PublishWeights(at, count);
             routing_.pairs().Load(at, count);
             if constexpr (kSmooth) {
                 PublishPairs(at, count);
@@ -200,6 +205,16 @@ private:
             }
         }
         rows_.Release();
+    }
+    __aicore__ inline void PublishWeights(uint32_t at, uint32_t count) {
+        LocalTensor<float> weight = weightBuf_.Get<float>();
+        GlobalTensor<float> from, to;
+        from.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(args_.expertScales) + at, count);
+        to.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(lists_ + weightsAt_) + at, count);
+        SyncFunc<HardEvent::MTE3_MTE2>();
+        CopyIn(weight, from, count);
+        SyncFunc<HardEvent::MTE2_MTE3>();
+        CopyOut(to, weight, count);
     }
     // Pairs of a chunk: of whole tokens.
     __aicore__ inline uint32_t ChunkPairs() const { return kChunkPairs / info_->topK * info_->topK; }
@@ -324,6 +339,11 @@ private:
         }
         // Loads that have begun must end. After a failure rows in expand_x do no harm: the counts say zero.
         gather.Finish();
+        if (info_->hasWeights != 0 && good) {
+            WeightGather weights;
+            weights.Init(exchange_, args_, *info_, weightsAt_);
+            weights.Run(segments_);
+        }
         AscendC::PipeBarrier<PIPE_ALL>();
         return good;
     }
@@ -351,9 +371,10 @@ private:
     SegmentTable segments_;
     SegmentScan scan_;
     GlobalTensor<int32_t> expandIdx_;
-    UbBuf indexBuf_, entryBuf_;
+    UbBuf indexBuf_, entryBuf_, weightBuf_;
     GM_ADDR lists_ = nullptr;
     GM_ADDR published_ = nullptr;
+    uint64_t weightsAt_ = 0;  // in a half
     bool triples_ = false;
     Role role_ = Role::kBoth;
     uint32_t rowStride_ = 0;

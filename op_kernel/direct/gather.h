@@ -1,5 +1,6 @@
 // Phase 7 of direct dispatch (GatherRows): a core copies its share of expand_x from the halves of the
-// sources, by their lists, into expand_x, dynamic_scales and the triples. Calls: Init, Begin, Start, Finish.
+// sources, by their lists, into expand_x, dynamic_scales and the triples. Calls: Init, Begin, Start, Finish. And
+// expand_scales: WeightGather.
 #ifndef ASCEND_MOE_DIRECT_GATHER_H
 #define ASCEND_MOE_DIRECT_GATHER_H
 
@@ -20,7 +21,7 @@ public:
         info_ = &tiling.info;
         quantised_ = quantised;
         pairsOfRow_ = rowAPair ? 1 : info_->topK;
-        rowStride_ = DispatchRowStride(info_->hidden, WireSize(*info_), quantised, false);
+        rowStride_ = DispatchRowStride(info_->hidden, WireSize(*info_), quantised, 0);
         publishedRows_ = info_->maxBatch * info_->topK / pairsOfRow_;
         rowsOffset_ = PublishedRowsOffset(info_->world, info_->capacity);
         exchange.pipe().InitBuffer(listBuf_, kListInts * sizeof(int32_t));
@@ -217,6 +218,63 @@ private:
     bool quantised_ = false;
     bool owesTriples_ = false;
     bool tripled_ = false;
+};
+
+// Then, if dispatch was given expert_scales: the weight of each row of the share, from its source's half to
+// expand_scales. It reads the lists again, because SharedRowGather has them in another order.
+class WeightGather {
+public:
+    __aicore__ inline void Init(Exchange& exchange, const DispatchArguments& arguments, const MoeDistributeInfo& info,
+                                uint64_t weightsOffset) {
+        exchange_ = &exchange;
+        info_ = &info;
+        weightsOffset_ = weightsOffset;
+        output_ = arguments.expandScales;
+        exchange.pipe().InitBuffer(listBuf_, kWeightRows * sizeof(int32_t));
+        exchange.pipe().InitBuffer(weightBuf_, kWeightRows * kBlock);
+    }
+    __aicore__ inline void Run(SegmentTable& segments) {
+        const uint32_t rows = Min(segments.Rows(), info_->expandRows);
+        const uint32_t end = PartBegin(rows, exchange_->core() + 1, info_->cores);
+        uint32_t row = PartBegin(rows, exchange_->core(), info_->cores);
+        if (row == end) return;
+        for (uint32_t slot = segments.Seek(row); row < end;) {
+            while (segments.End(slot) <= row) ++slot;
+            const uint32_t count = Min(kWeightRows, Min(end, segments.End(slot)) - row);
+            const uint32_t first = static_cast<uint32_t>(segments.Offset(slot)) + row - segments.Start(slot);
+            GatherChunk(slot % info_->world, Min(first, info_->capacity - count), row, count);
+            row += count;
+        }
+    }
+
+private:
+    __aicore__ inline void GatherChunk(uint32_t source, uint32_t first, uint32_t row, uint32_t count) {
+        LocalTensor<int32_t> entry = listBuf_.Get<int32_t>();
+        LocalTensor<float> weight = weightBuf_.Get<float>();
+        GM_ADDR half = exchange_->HalfOf(source);
+        const uint32_t pairs = info_->maxBatch * info_->topK;
+        GlobalTensor<int32_t> list;
+        list.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(half + info_->rank * ListBytes(info_->capacity)) + first,
+                             count);
+        SyncFunc<HardEvent::S_MTE2>();
+        SyncFunc<HardEvent::MTE3_MTE2>();
+        CopyIn(entry, list, count);
+        SyncFunc<HardEvent::MTE2_S>();
+        for (uint32_t i = 0; i < count; ++i) {
+            GlobalTensor<float> from;
+            const uint32_t pair = Min(static_cast<uint32_t>(entry.GetValue(i)), pairs - 1);
+            from.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(half + weightsOffset_) + pair, 1);
+            CopyIn(weight[i * kBlockWords], from, 1);
+        }
+        SyncFunc<HardEvent::MTE2_MTE3>();
+        StoreField(output_, row, weight.ReinterpretCast<int8_t>(), sizeof(float), kBlock, count);
+    }
+
+    Exchange* exchange_ = nullptr;
+    const MoeDistributeInfo* info_ = nullptr;
+    GM_ADDR output_ = nullptr;
+    UbBuf listBuf_, weightBuf_;
+    uint64_t weightsOffset_ = 0;
 };
 
 }  // namespace moe

@@ -162,7 +162,7 @@ public:
         info_ = &tiling.info;
         quantised_ = quantised;
         wireSize_ = WireSize(*info_);
-        rowStride_ = DispatchRowStride(info_->hidden, wireSize_, quantised, false);
+        rowStride_ = DispatchRowStride(info_->hidden, wireSize_, quantised, 0);
         ring_ = tiling.copyRing;
         order_.Init(exchange, *info_);
         TPipe& pipe = exchange.pipe();

@@ -1,6 +1,7 @@
 // Phases 5 and 7 of direct combine: the weighted sum of a token's K rows in fp32, multiply then add, k
-// ascending, one cast at the end. The rows lie in other ranks' memory, so many parts of rows load at a time,
-// in groups of sumGroup. Calls: Init, Fetch, Prepare, Begin, Run; or Drop instead of Run.
+// ascending, one cast at the end. Without expert_scales nothing is multiplied. The rows lie in other ranks' memory, so
+// many parts of rows load at a time, in groups of sumGroup. Calls: Init, Fetch, Prepare, Begin, Run; or Drop instead of
+// Run.
 #ifndef ASCEND_MOE_DIRECT_SUM_H
 #define ASCEND_MOE_DIRECT_SUM_H
 
@@ -85,7 +86,7 @@ private:
         const uint32_t begin = token * info_->topK, count = tokens_ * info_->topK;
         routing.pairs().Keep(begin, count);
         rows_->Load(begin, count);
-        CopyIn(scaleBuf_.Get<float>(), scales_[begin], count);
+        if (info_->hasWeights != 0) CopyIn(scaleBuf_.Get<float>(), scales_[begin], count);
     }
 
     // Lists the addresses and weights of a token's rows.
@@ -100,7 +101,7 @@ private:
             active = active || id != kInactive;
             if (!routing.pairs().Routed(id)) continue;
             address.SetValue(base + count, reinterpret_cast<uint64_t>(rows_->Address(id, i)));
-            weight.SetValue(base + count, scaleBuf_.Get<float>().GetValue(i));
+            if (info_->hasWeights != 0) weight.SetValue(base + count, scaleBuf_.Get<float>().GetValue(i));
             ++count;
         }
         listed_ = count;
@@ -166,11 +167,12 @@ private:
         const uint32_t token = item_ / tiling_->partsPerToken, part = item_ % tiling_->partsPerToken;
         const uint32_t base = (token - token_) * (info_->topK + 1);
         const uint32_t count = countBuf_.Get<uint32_t>().GetValue(token - token_);
-        const uint32_t weighted = count & (kShared - 1);
+        const uint32_t routed = count & (kShared - 1);
+        const bool weighted = info_->hasWeights != 0;
         sum_.Begin(Elements(part));
-        for (uint32_t row = 0; row < weighted; ++row)
-            AddRow(routing, weightBuf_.Get<float>().GetValue(base + row), true);
-        if (count != weighted) AddRow(routing, 1.0f, false);
+        for (uint32_t row = 0; row < routed; ++row)
+            AddRow(routing, weighted ? weightBuf_.Get<float>().GetValue(base + row) : 1.0f, weighted);
+        if (count != routed) AddRow(routing, 1.0f, false);
         sum_.Store(args_->x + static_cast<uint64_t>(token) * rowBytes_ + part * static_cast<uint64_t>(pieceBytes_));
     }
     // Adds the next row in the order of the loads. A group whose rows are all added makes room for another.

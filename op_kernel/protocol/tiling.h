@@ -57,6 +57,7 @@ struct MoeDistributeInfo {
     uint32_t contextKind;     // kContextTable, kContextA3 or kContextA2
     uint32_t transport;       // kTransportMemory or kTransportRdma
     uint32_t ranksPerServer;  // ranks that share a server; 0: all
+    uint32_t hasWeights;      // expert_scales: given to dispatch; with elements in combine
     uint32_t triples;         // rows carry (source, token, k): the V2 contract over memory
     uint32_t lentGeneration;  // combine: of the lent block that expand_x lies in; 0: in none
     uint64_t dataBytes;       // data area of every rank
@@ -66,6 +67,14 @@ struct MoeDistributeInfo {
 
 // Element types on the wire; also the codes that the host's checks use.
 constexpr uint32_t kTypeFp32 = 1, kTypeFp16 = 2, kTypeBf16 = 3, kTypeInt8 = 4;
+
+MOE_FN uint32_t TailBlocks(const MoeDistributeInfo& info) { return info.triples + info.hasWeights; }
+
+// Direct: where expert_scales lie in a half, behind the published rows of `stride` bytes.
+MOE_FN uint64_t PublishedWeightsOffset(const MoeDistributeInfo& info, uint32_t stride) {
+    return PublishedRowsOffset(info.world, info.capacity) +
+           static_cast<uint64_t>(info.maxBatch) * (info.hasScales != 0 ? info.topK : 1) * stride;
+}
 
 // Scratch GM that the host gives to every launch. Offsets in bytes; rows are padded to 32 bytes.
 //   verdicts: [kVerdictRounds][cores] blocks | histograms: [cores][E] int32 | totals: [E] int32 | counts:
@@ -184,6 +193,7 @@ MOE_FN bool SharesRows(const MoeDistributeInfo& info) {
 
 // ---- dispatch ----
 constexpr uint32_t kMostGatherRing = 7;  // chunks on their way while direct gathers
+constexpr uint32_t kWeightRows = 64;     // rows whose weights direct gathers at a time
 
 struct MoeDistributeDispatchTiling {
     MoeDistributeMc2Head mc2;

@@ -97,13 +97,14 @@ MOE_FN uint64_t RowOffsetBytes(int32_t row, uint32_t stride) {
     return static_cast<uint64_t>(static_cast<int64_t>(row) * stride);
 }
 
-// A row on the wire: payload, then 32 B with the fp32 scale when quantised, then 32 B with the triple
-// (source rank, token, k) when the contract is V2.
+// A row on the wire: payload, then 32 B with the fp32 scale when quantised. In the algorithm "window" its tail
+// follows: 32 B with the triple (source rank, token, k) when the contract is V2, and 32 B with the row's weight
+// when dispatch is given expert_scales.
 MOE_FN uint32_t PayloadBytes(uint32_t hidden, uint32_t size) {
     return static_cast<uint32_t>(CeilTo(hidden * size, kBlock));
 }
-MOE_FN uint32_t DispatchRowStride(uint32_t hidden, uint32_t size, bool quantised, bool triples) {
-    return PayloadBytes(hidden, size) + (quantised ? kBlock : 0) + (triples ? kBlock : 0);
+MOE_FN uint32_t DispatchRowStride(uint32_t hidden, uint32_t size, bool quantised, uint32_t tailBlocks) {
+    return PayloadBytes(hidden, size) + ((quantised ? 1 : 0) + tailBlocks) * kBlock;
 }
 constexpr uint32_t kTripleWords = 3;
 
@@ -114,8 +115,8 @@ MOE_FN uint32_t Capacity(uint32_t maxBatch, uint32_t topK, uint32_t localExperts
 
 // Algorithm "direct": a rank fills its own half, and the others read it there. Dispatch: lists [W][capacity]
 // int32 of pair numbers (token * K + k), each list from a block on, then rows [maxBS], or [maxBS*K] with
-// smooth scales. Combine: the rows at the offsets that they have in expand_x. The layout depends on values
-// that all ranks share.
+// smooth scales, then expert_scales [maxBS*K] fp32 if given. Combine: the rows at the offsets that they have in
+// expand_x. The layout depends on values that all ranks share.
 MOE_FN uint64_t ListBytes(uint32_t capacity) { return CeilTo(capacity * sizeof(int32_t), kBlock); }
 MOE_FN uint64_t PublishedRowsOffset(uint32_t world, uint32_t capacity) {
     return CeilTo(world * ListBytes(capacity), 512);
@@ -162,10 +163,10 @@ enum Header1 : uint32_t { kH1Epoch, kH1OpPhase, kH1Types, kH1Algorithm, kH1Contr
 enum CountBlock : uint32_t { kCbEpoch, kCbOpPhase, kCbSource, kCbHash, kCbCounts };
 constexpr uint32_t kHeader1Tail = 0xFFFEu;  // tells header 1 from a count block
 
-// kH1Types: x type | wire type | quant mode | smooth scales, 8 bits each. kH1Contract: contract | global_bs
-// given | window MiB in the upper half.
-MOE_FN uint32_t TypesWord(uint32_t xType, uint32_t wireType, uint32_t quant, uint32_t smooth) {
-    return xType | wireType << 8 | quant << 16 | smooth << 24;
+// kH1Types: x type | wire type | quant mode | smooth scales, and 2 for expert_scales of dispatch; 8 bits each.
+// kH1Contract: contract | global_bs given | window MiB in the upper half.
+MOE_FN uint32_t TypesWord(uint32_t xType, uint32_t wireType, uint32_t quant, uint32_t smooth, uint32_t weights) {
+    return xType | wireType << 8 | quant << 16 | (smooth | weights << 1) << 24;
 }
 MOE_FN uint32_t ContractWord(uint32_t contract, bool globalBs, uint32_t windowMiB) {
     return contract | (globalBs ? 1u : 0u) << 8 | windowMiB << 16;
@@ -220,6 +221,7 @@ enum ConfigField : uint32_t {
     kFieldType,
     kFieldQuant,
     kFieldScales,
+    kFieldWeights,
     kFieldAlgorithm,
     kFieldCount
 };

@@ -16,8 +16,8 @@
 //       | StoreTotals         | stores       |                        | int32                    |
 // 3     | AlltoAllDispatch,   | all: the     | ids and mask again, x  | the owners' halves:      | cores of
 //       | MeetAfterSend       | share of     | [BS][H], scales [E][H] | rows, V2: with triples;  | the rank
-//       |                     | phase 1      | fp32                   | V1: expand_idx [BS*K]    |
-//       |                     |              |                        | int32                    |
+//       |                     | phase 1      | fp32, expert_scales    | V1: expand_idx [BS*K]    |
+//       |                     |              | [BS][K] fp32           | int32                    |
 // 4     | SetStatus           | all: a share | totals                 | a status message to      | RDMA:
 //       |                     | of the peers |                        | every rank; RDMA: staged | cores of
 //       |                     |              |                        | with a BatchWrite item,  | the rank
@@ -29,6 +29,7 @@
 //       |                     |              |                        |                          | the rank
 // 6     | LocalWindowCopy     | all: a share | counts, rows in the    | expand_x [A][H],         |
 //       |                     | of the rows  | own half               | dynamic_scales [A] fp32, |
+//       |                     |              |                        | expand_scales [A] fp32,  |
 //       |                     |              |                        | V2: triples [A][3]       |
 //       |                     |              |                        | int32; core 0:           |
 //       |                     |              |                        | ep_recv_counts [L*W]     |
@@ -98,9 +99,11 @@ public:
         info_ = &tiling.info;
         counts_.Init(args_, tiling);
         triples_ = info_->triples != 0;
+        weights_ = info_->hasWeights != 0;
         wireSize_ = kQuant ? sizeof(int8_t) : sizeof(XType);
-        rowStride_ = DispatchRowStride(info_->hidden, wireSize_, kQuant, triples_);
-        tripleOffset_ = rowStride_ - kBlock;
+        rowStride_ = DispatchRowStride(info_->hidden, wireSize_, kQuant, TailBlocks(*info_));
+        tailBytes_ = TailBlocks(*info_) * kBlock;
+        tailOffset_ = rowStride_ - tailBytes_;
     }
 
     __aicore__ inline void Process(TPipe& pipe) {
@@ -131,7 +134,7 @@ private:
     }
 
     // UB plan 1 (phases 1 to 3): routing tables, rows in flight, and of the current chunk of pairs
-    // expand_idx, row numbers and triples.
+    // expand_idx, row numbers, and the tails of rows.
     __aicore__ inline void SendBuffInit() {
         MOE_PHASE("SendBuffInit");
         exchange_.BoardInit();
@@ -139,7 +142,8 @@ private:
         rows_.Init(exchange_.pipe(), *info_, args_.x, args_.scales, tiling_->sendRing);
         exchange_.pipe().InitBuffer(indexBuf_, kChunkPairs * sizeof(int32_t));
         exchange_.pipe().InitBuffer(rowBuf_, kChunkPairs * sizeof(int32_t));
-        if (triples_) exchange_.pipe().InitBuffer(tripleBuf_, kChunkPairs * kBlock);
+        if (tailBytes_ != 0) exchange_.pipe().InitBuffer(tailBuf_, kChunkPairs * tailBytes_);
+        if (weights_) exchange_.pipe().InitBuffer(weightBuf_, kChunkPairs * sizeof(float));
         expandIdx_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(args_.expandIdx));
     }
 
@@ -150,6 +154,7 @@ private:
         for (uint32_t at = routing_.begin(); at < routing_.end(); at += kChunkPairs) {
             const uint32_t count = Min(kChunkPairs, routing_.end() - at);
             routing_.pairs().Load(at, count);
+            if (weights_) LoadWeights(at, count);
             PlaceChunk(at, count);
             if (info_->transport == kTransportRdma) {
                 SendChunk<true>(at, count);
@@ -160,6 +165,13 @@ private:
         rows_.Release();
     }
 
+    __aicore__ inline void LoadWeights(uint32_t at, uint32_t count) {
+        GlobalTensor<float> weights;
+        weights.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(args_.expertScales) + at, count);
+        SyncFunc<HardEvent::S_MTE2>();
+        CopyIn(weightBuf_.Get<float>(), weights, count);
+        SyncFunc<HardEvent::MTE2_S>();
+    }
     __aicore__ inline void PlaceChunk(uint32_t at, uint32_t count) {
         LocalTensor<int32_t> index = indexBuf_.Get<int32_t>();
         LocalTensor<int32_t> row = rowBuf_.Get<int32_t>();
@@ -171,7 +183,7 @@ private:
             if (routing_.pairs().Routed(id)) {
                 position = routing_.TakePosition(id);
                 row.SetValue(i, routing_.Prefix(id) + static_cast<int32_t>(position));
-                if (triples_) SetTriple(i, token, k);
+                SetTail(i, token, k);
             }
             index.SetValue(i, static_cast<int32_t>(position));
             if (++k == info_->topK) {
@@ -182,12 +194,18 @@ private:
         SyncFunc<HardEvent::S_MTE3>();
         if (!triples_) CopyOut(expandIdx_[at], index, count);
     }
-    __aicore__ inline void SetTriple(uint32_t i, uint32_t token, uint32_t k) {
-        LocalTensor<int32_t> triple = tripleBuf_.Get<int32_t>()[i * kBlockWords];
-        triple.SetValue(0, static_cast<int32_t>(info_->rank));
-        triple.SetValue(1, static_cast<int32_t>(token));
-        triple.SetValue(2, static_cast<int32_t>(k));
-        for (uint32_t w = kTripleWords; w < kBlockWords; ++w) triple.SetValue(w, 0);
+    // The triple, if rows have them, and the weight, if given; each begins a block.
+    __aicore__ inline void SetTail(uint32_t i, uint32_t token, uint32_t k) {
+        if (tailBytes_ == 0) return;
+        const uint32_t words = tailBytes_ / static_cast<uint32_t>(sizeof(int32_t));
+        LocalTensor<int32_t> tail = tailBuf_.Get<int32_t>()[i * words];
+        for (uint32_t w = 0; w < words; ++w) tail.SetValue(w, 0);
+        if (triples_) {
+            tail.SetValue(0, static_cast<int32_t>(info_->rank));
+            tail.SetValue(1, static_cast<int32_t>(token));
+            tail.SetValue(2, static_cast<int32_t>(k));
+        }
+        if (weights_) tail.SetValue(words - kBlockWords, weightBuf_.Get<int32_t>().GetValue(i));
     }
 
     template <bool kRdma>
@@ -202,9 +220,9 @@ private:
                 const uint64_t offset = base + RowOffsetBytes(row.GetValue(i), rowStride_);
                 exchange_.sender().template PutRows<kRdma>(owner, offset, rows_.Fetch(token, static_cast<uint32_t>(id)),
                                                            rows_.WireBytes());
-                if (triples_) {
-                    const LocalTensor<int8_t> triple = tripleBuf_.Get<int8_t>()[i * kBlock];
-                    exchange_.sender().template PutRows<kRdma>(owner, offset + tripleOffset_, triple, kBlock);
+                if (tailBytes_ != 0) {
+                    const LocalTensor<int8_t> tail = tailBuf_.Get<int8_t>()[i * tailBytes_];
+                    exchange_.sender().template PutRows<kRdma>(owner, offset + tailOffset_, tail, tailBytes_);
                 }
             }
             if (++k == info_->topK) {
@@ -277,7 +295,8 @@ private:
             StoreField(args_.dynamicScales, row, chunk[PayloadBytes(info_->hidden, wireSize_)], sizeof(float),
                        rowStride_, count);
         if (triples_)
-            StoreField(args_.expandIdx, row, chunk[tripleOffset_], kTripleWords * sizeof(int32_t), rowStride_, count);
+            StoreField(args_.expandIdx, row, chunk[tailOffset_], kTripleWords * sizeof(int32_t), rowStride_, count);
+        if (weights_) StoreField(args_.expandScales, row, chunk[rowStride_ - kBlock], sizeof(float), rowStride_, count);
         copyQueue_.FreeTensor(chunk);
     }
     // After a failure core 0 writes zero counts, so that callers see no rows, and the error record.
@@ -298,11 +317,13 @@ private:
     CountsKeeper keeper_;
     AscendC::TQueBind<AscendC::QuePosition::VECIN, AscendC::QuePosition::VECOUT, 1> copyQueue_;
     GlobalTensor<int32_t> expandIdx_;
-    UbBuf indexBuf_, rowBuf_, tripleBuf_;
+    UbBuf indexBuf_, rowBuf_, tailBuf_, weightBuf_;
     bool triples_ = false;
+    bool weights_ = false;
     uint32_t wireSize_ = 1;
     uint32_t rowStride_ = 0;
-    uint32_t tripleOffset_ = 0;
+    uint32_t tailOffset_ = 0;
+    uint32_t tailBytes_ = 0;
 };
 
 }  // namespace moe

@@ -1,5 +1,5 @@
 // Phase 6 of window combine: the weighted sum of a token's K rows in fp32, multiply then add, k ascending,
-// one cast at the end. Rows come through a queue of sumRing parts.
+// one cast at the end. Without expert_scales nothing is multiplied. Rows come through a queue of sumRing parts.
 #ifndef ASCEND_MOE_WINDOW_SUM_H
 #define ASCEND_MOE_WINDOW_SUM_H
 
@@ -91,7 +91,7 @@ private:
         const uint32_t begin = token * info_->topK, count = tokens * info_->topK;
         routing.pairs().Load(begin, count);
         rows_->Load(begin, count);
-        CopyIn(scaleBuf_.Get<float>(), scales_[begin], count);
+        if (info_->hasWeights != 0) CopyIn(scaleBuf_.Get<float>(), scales_[begin], count);
         SyncFunc<HardEvent::MTE2_S>();
         rows_->Place(routing, token, tokens);
     }
@@ -107,8 +107,9 @@ private:
             const int32_t id = routing.pairs().Id(i, token);
             active = active || id != kInactive;
             if (!routing.pairs().Routed(id)) continue;
-            AddRow(rows_->Address(routing, id, token, k, i) + column, elements, scaleBuf_.Get<float>().GetValue(i),
-                   true);
+            const bool weighted = info_->hasWeights != 0;
+            AddRow(rows_->Address(routing, id, token, k, i) + column, elements,
+                   weighted ? scaleBuf_.Get<float>().GetValue(i) : 1.0f, weighted);
         }
         if (active && tiling_->hasSharedExpertX != 0) {
             AddRow(plan_.sharedExpertX + static_cast<uint64_t>(token) * rowBytes_ + column, elements, 1.0f, false);

@@ -175,7 +175,9 @@ def wrong_sizes(op: str, world: int) -> Iterator[Bad]:
         given = {"x_active_mask": torch.ones(shape, dtype=torch.bool)}
         size = f"has shape ({', '.join(map(str, shape))}"
         yield local(op, "x_active_mask", str(shape), given, size, f"({BS},) or ({BS}, {K})")
-    for shape in [(0, K), (BS - 1, K), (BS + 1, K), (BS, 0), (BS, K - 1), (BS, K + 1), (K, BS)]:
+    # Combine takes expert_scales without elements.
+    empty = [(0, K), (BS, 0)] if is_dispatch(op) else []
+    for shape in [*empty, (BS - 1, K), (BS + 1, K), (BS, K - 1), (BS, K + 1), (K, BS)]:
         given = {"expert_scales": torch.ones(shape)}
         yield local(op, "expert_scales", str(shape), given, str(shape), f"must be ({BS}, {K})")
     rows = "x" if is_dispatch(op) else "expand_x"

@@ -157,16 +157,18 @@ def check_traffic(case: Case, runs: Sequence[RankRun]) -> None:
         quant_mode=case.quant_mode,
         contract=f"v{case.contract}",
         global_bs=case.global_bs,
+        weights=case.weights,
     )
     local = case.local
     for rank, (one, want) in enumerate(zip(runs, predicted, strict=True)):
         rows = int(one.dispatched[4][case.experts - 1])
         index = 4 * case.inputs[rank].expert_ids.numel() if case.contract == 1 else 12 * rows
+        factors = (case.quant_mode != 0) + case.weights
         counts = 4 * case.experts + 8 * local + 4 * case.tp
         wanted = [
             ("written_window_data", want.dispatch_window_write),
             ("read_window_data", want.dispatch_window_read),
-            ("written_tensor", want.expand_x_write + (4 * rows if case.quant_mode else 0) + index + counts),
+            ("written_tensor", want.expand_x_write + 4 * rows * factors + index + counts),
         ]
         assert [(name, one.traffic[0][name]) for name, _ in wanted] == wanted, f"dispatch on rank {rank}"
         wanted = [

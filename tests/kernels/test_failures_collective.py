@@ -101,6 +101,7 @@ def odd_calls(world: int) -> list[Odd]:
             window = {"comm_alg": "window"}
             found.append(Odd(op, {"comm_alg": "direct"}, "comm_alg", "window", "direct", window))
         if op.startswith("dispatch"):
+            found.append(Odd(op, {"expert_scales": torch.ones(2, TOPK)}, "expert_scales", "None", "given"))
             quant = {"quant_mode": 2}
             found.append(Odd(op, quant, "quant_mode", 0, 2))
             found.append(Odd(op, {**quant, "scales": smooth}, "quant_mode", 0, 2))
@@ -173,14 +174,13 @@ def test_names_of_one_algorithm_may_differ(cluster: ascend_moe.LocalCluster) -> 
 
 
 def test_what_may_differ_between_ranks(cluster: ascend_moe.LocalCluster) -> None:
-    """Cores, masks, the kind of expert_token_nums, weights given to dispatch: each rank's own affair."""
+    """Cores, masks, the kind of expert_token_nums: each rank's own affair."""
 
     def body(place: Place) -> int:
         odd = place.rank == 0
         mask = torch.ones(2, TOPK, dtype=torch.bool) if odd else None
         extra = {"x_active_mask": mask, "expert_token_nums_type": int(odd), "tp_world_size": int(odd)}
-        weights = torch.ones(2, TOPK) if odd else None
-        return int(call(place, "dispatch", expert_scales=weights, **extra)[4][-1])
+        return int(call(place, "dispatch", **extra)[4][-1])
 
     assert [one.value for one in outcomes(cluster, body)] == [0] * cluster.world_size
 

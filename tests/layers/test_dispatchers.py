@@ -33,6 +33,7 @@ def make_case(seed: int, world: int) -> Case:
         tp=(0,),
         tail=(False,),
         weights=(False,),
+        plain=(False,),
         batches=("equal", "unequal", "zero rank"),
         ids=("distinct", "any", "minus", "hot", "mixed", "bad", "overflow"),
     )

@@ -379,6 +379,7 @@ PATCHES = r"""
 = list_read_before_loaded: no MTE2_S before list entries are read
 ! direct | missing pipe synchronisation, uninitialised UB read | unseen
 @ direct/gather
+  owesTriples_ = info_->triples != 0;
 - SyncFunc<HardEvent::MTE2_S>();
 @ direct/shared_rows
 - SyncFunc<HardEvent::MTE2_V>();
@@ -430,8 +431,8 @@ PATCHES = r"""
 - index.SetValue(i, static_cast<int32_t>(position));
 + if (routing_.pairs().Routed(id)) index.SetValue(i, static_cast<int32_t>(position));
 = triple without k
-- triple.SetValue(2, static_cast<int32_t>(k))
-+ triple.SetValue(2, static_cast<int32_t>(k == 1 ? 0 : k))
+- tail.SetValue(2, static_cast<int32_t>(k))
++ tail.SetValue(2, static_cast<int32_t>(k == 1 ? 0 : k))
 = chunks run over the end of a segment
 - Min(end, segments.End(slot)) - row);
 + end - row);
@@ -490,8 +491,8 @@ PATCHES = r"""
 - (epoch == 3 && seen == 0xFFFFFFFFu)
 + (epoch == 3 && seen == 0xFFFFFFFDu)
 = a block too much a row
-- (quantised ? kBlock : 0)
-+ (quantised ? 2 * kBlock : 0)
+- ((quantised ? 1 : 0) + tailBlocks)
++ ((quantised ? 2 : 0) + tailBlocks)
 = k descending
 @ window/sum
 - for (uint32_t k = 0; k < info_->topK; ++k) {
@@ -500,6 +501,9 @@ PATCHES = r"""
 @ common/weighted_sum
 - if (weighted) AscendC::Muls(term, term, weight, elements_);
 + (void)weight;
+= weight of another pair
+- weightBuf_.Get<int32_t>().GetValue(i));
++ weightBuf_.Get<int32_t>().GetValue(0));
 = position in the expert left out
 @ window/sum
 - routing.Prefix(id) + indexBuf_.Get<int32_t>().GetValue(i);

@@ -81,8 +81,9 @@ def check_traffic(case: Case, runs: list[RankRun]) -> None:
         rows = int(one.dispatched[4][case.experts - 1])
         published = pairs if smooth else int(live.any(1).sum())
         moved = one.traffic[0]
-        assert moved["written_window_data"] == published * wire + 4 * pairs, f"dispatch on rank {rank}"
-        read = moved["read_window_data"]
+        written = published * wire + 4 * pairs + 4 * live.numel() * case.weights
+        assert moved["written_window_data"] == written, f"dispatch on rank {rank}"
+        read = moved["read_window_data"] - 8 * rows * case.weights  # a list entry and a weight a row
         if case.cores < MANY_CORES or smooth or case.local == 1 or case.topk == 1:
             assert read == rows * (wire + 4), f"dispatch on rank {rank}"
         else:  # a row once for all experts, a list by some cores
