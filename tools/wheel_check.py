@@ -6,7 +6,8 @@ clean environment for each pair.
            [--torch 2.10.0,2.13.0] [--python python3.11,python3.12] [--index-url URL]
 
 A Python that does not run is an error; its full path may be given. torch is installed with what it needs on a
-CPU; where it cannot be imported so, because the index has a build for CUDA, with gigabytes of CUDA. Exit code 1: a pair failed.
+CPU; where it cannot be imported so, because the index has a build for CUDA, with gigabytes of CUDA.
+Exit code 1: a pair failed.
 """
 
 from __future__ import annotations
