@@ -101,7 +101,7 @@ private:
     }
     void DispatchStatus() {
         Step("status");
-        Add("counts", 2 * Ints(info_.localExperts));
+        Add("counts", Ints(info_.experts) + Ints(info_.localExperts));
         Status(0);
     }
     void DispatchCopy() {

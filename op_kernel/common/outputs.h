@@ -99,33 +99,8 @@ private:
     const MoeDistributeInfo* info_ = nullptr;
 };
 
-// Rows that this rank sends to a peer's local experts, from the totals that core 0 left in the workspace.
+// Rows that this rank sends to the experts of every peer: the totals that core 0 left in the workspace.
 class SendCounts {
-public:
-    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR workspace) {
-        localExperts_ = info.localExperts;
-        totals_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(workspace + TotalsOffset(info.cores, info.experts)),
-                                PaddedInts(info.experts));
-        pipe.InitBuffer(buf_, PaddedInts(localExperts_) * sizeof(int32_t));
-    }
-    __aicore__ inline void Select(uint32_t peer) {
-        SyncFunc<HardEvent::S_MTE2>();
-        CopyIn(buf_.Get<int32_t>(), totals_[static_cast<uint64_t>(peer) * localExperts_], localExperts_);
-        SyncFunc<HardEvent::MTE2_S>();
-    }
-    __aicore__ inline uint32_t Rows(uint32_t, uint32_t localExpert) {
-        return static_cast<uint32_t>(buf_.Get<int32_t>().GetValue(localExpert));
-    }
-
-private:
-    GlobalTensor<int32_t> totals_;
-    UbBuf buf_;
-    uint32_t localExperts_ = 0;
-};
-
-// As SendCounts, but loads the totals of all peers at once: direct fills a message while the message before
-// leaves.
-class AllSendCounts {
 public:
     // Begins to load the totals.
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR workspace) {

@@ -366,7 +366,7 @@ private:
     ExpertLists expertLists_;
     RowLoader<XType, kQuant, kSmooth> rows_;
     DispatchCounts counts_;
-    AllSendCounts sendCounts_;
+    SendCounts sendCounts_;
     StatusWaiter waiter_;
     SegmentTable segments_;
     SegmentScan scan_;

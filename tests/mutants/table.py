@@ -502,6 +502,7 @@ PATCHES = r"""
 - if (weighted) AscendC::Muls(term, term, weight, elements_);
 + (void)weight;
 = weight of another pair
+@ window/dispatch
 - weightBuf_.Get<int32_t>().GetValue(i));
 + weightBuf_.Get<int32_t>().GetValue(0));
 = position in the expert left out
