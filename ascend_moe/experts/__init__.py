@@ -19,6 +19,7 @@ from ascend_moe.experts.grouped_matmul import npu_grouped_matmul
 from ascend_moe.experts.groups import COUNTS, as_counts, read_groups
 from ascend_moe.experts.quant import (
     DYNAMIC,
+    npu_clipped_swiglu,
     npu_dequant_swiglu_quant,
     npu_dynamic_quant,
     npu_swiglu,
@@ -27,6 +28,7 @@ from ascend_moe.experts.quant import (
 
 __all__ = [
     "grouped_mlp",
+    "npu_clipped_swiglu",
     "npu_dequant_swiglu_quant",
     "npu_dynamic_quant",
     "npu_grouped_matmul",

@@ -27,6 +27,7 @@ NPU_ONLY = (
     "scale_dtype",
     "per_token_scale_dtype",
 )
+_COLUMNS = 2  # group_type
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _DEQUANTISED = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -81,20 +82,23 @@ def npu_grouped_matmul(
 
     Args:
         x: one ``(M, K)`` matrix that group_list cuts, or one matrix for each expert (``(..., K)`` with
-            split_item 0/1); bf16, fp16, fp32 or int8.
-        weight: one ``(E, K, N)`` tensor or E tensors ``(K, N)``; x's type, any strides.
+            split_item 0/1); bf16, fp16, fp32 or int8. group_type 2: one float ``(M, K)``, whose columns
+            group_list cuts.
+        weight: one ``(E, K, N)`` tensor or E tensors ``(K, N)``; x's type, any strides. group_type 2: one
+            ``(K, N)``, whose rows group_list cuts.
         bias: ``[(E, N)]`` for a single weight, else E tensors ``(N,)``; float, or int32 with int8 x.
         scale: per output channel of int8 weights, shaped like bias; fp32, bf16 or fp16.
         per_token_scale: one tensor for each x, ``(M,)`` or ``(M, 1)`` fp32; needs scale.
         group_list: int64 ``(E,)``, pairs ``(n, 2)``, or a Python list; may cover fewer than M rows.
         split_item: 0/1 returns one tensor for each group, 2/3 one for all.
-        group_type: 0 with a group_list tensor, else -1 or None.
+        group_type: 0 with a group_list tensor, 2 for the product of each group's columns and rows (the
+            gradient of weights; split_item 2 or 3, no bias), else -1 or None.
         group_list_type: 0 running sums, 1 counts, 2 pairs (expert, count) in row order.
         output_dtype: float x: x's type. int8 x: int32 without scale; bf16, fp16, fp32 with it.
         tuning_config: a hint for the NPU, ignored here.
 
     Returns:
-        ``[(M, N)]``, or one tensor for each group. Rows behind the last group are zero
+        ``[(M, N)]``, or one tensor for each group; group_type 2: ``[(E, M, N)]``. Rows behind the last group are zero
         here, undefined on the NPU.
 
     Raises:
@@ -107,6 +111,9 @@ def npu_grouped_matmul(
         raise ArgumentError("x and weight must be lists of tensors, x not empty", argument="x")
     need_unset(**{name: None if given[name] == 0 else given[name] for name in NPU_ONLY})
     split_item, group_list_type = split_item or 0, group_list_type or 0
+    if group_type == _COLUMNS:
+        need_unset(bias=bias or None, scale=scale or None, per_token_scale=per_token_scale or None)
+        return [_products_of_columns(x, weight, group_list, split_item, group_list_type, output_dtype)]
     _check_modes(x, group_list, split_item, group_type, group_list_type)
     single = len(weight) == 1 and weight[0].dim() == 3
     matrices = list(weight[0].unbind(0) if single else weight)
@@ -129,7 +136,7 @@ def _check_modes(
     group_list_type: int,
 ) -> None:
     need(split_item in (0, 1, 2, 3), "split_item", f"is {split_item}; it must be 0, 1, 2 or 3")
-    rule = f"is {group_type}; off the NPU it is 0 (rows are grouped) or -1 (one x an expert)"
+    rule = f"is {group_type}; it is 0 (rows are grouped), 2 (columns) or -1 (one x an expert)"
     need(group_type in (None, -1, 0), "group_type", rule)
     pairs = group_list_type == PAIRS
     rule = "2 (pairs) needs split_item 2 or 3: one output"
@@ -143,6 +150,33 @@ def _check_modes(
         need(group_list.dim() == (2 if pairs else 1), "group_list", rule)
         rule = f"is {group_type}, but one x is cut by a group_list tensor; pass group_type=0"
         need(group_type == 0 or len(x) != 1, "group_type", rule)
+
+
+def _products_of_columns(
+    x: Tensors,
+    weight: Tensors,
+    group_list: torch.Tensor | Sequence[int] | None,
+    split_item: int,
+    group_list_type: int,
+    output_dtype: torch.dtype | int | None,
+) -> torch.Tensor:
+    """``(E, M, N)``: for each group its columns of x times its rows of weight."""
+    need(split_item in (2, 3), "split_item", f"is {split_item}; group_type 2 needs 2 or 3: one output")
+    rule = f"is {group_list_type}; group_type 2 takes 0 (running sums) or 1 (counts)"
+    need(group_list_type in (CUMSUM, COUNTS), "group_list_type", rule)
+    for name, tensors in (("x", x), ("weight", weight)):
+        single = len(tensors) == 1 and tensors[0].dim() == 2
+        need(single, name, f"has shapes {_shapes(tensors)}; group_type 2 takes one matrix")
+    if group_list is None:
+        raise ArgumentError("group_list is None; group_type 2 needs it", argument="group_list")
+    (left,), (right,) = x, weight
+    dtype = _check_dtypes(x, _Weights([right], None, None), None, resolve_dtype(output_dtype, "output_dtype"))
+    need(dtype in _FLOATS, "x", f"is {left.dtype}; group_type 2 takes bf16, fp16 or fp32")
+    rule = f"of {tuple(left.shape)} does not fit weight of {tuple(right.shape)}; x's columns are the weight's rows"
+    need(left.shape[1] == right.shape[0], "x", rule)
+    groups = read_groups(group_list, group_list_type, len(group_list), left.shape[1])
+    need(len(groups) > 0, "group_list", "is empty; it must have a group at least")
+    return torch.stack([float_matmul(left[:, g.start : g.stop], right[g.start : g.stop], None) for g in groups])
 
 
 def _shapes(tensors: Tensors) -> list[tuple[int, ...]]:

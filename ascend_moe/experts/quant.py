@@ -142,6 +142,57 @@ def npu_swiglu(input: torch.Tensor, dim: int = -1) -> torch.Tensor:
     return (silu(gate) * up).to(input.dtype)
 
 
+@npu_operator
+def npu_clipped_swiglu(
+    x: torch.Tensor,
+    *,
+    group_index: torch.Tensor | None = None,
+    dim: int = -1,
+    alpha: float = 1.702,
+    limit: float = 7.0,
+    bias: float = 1.0,
+    interleaved: bool = True,
+) -> torch.Tensor:
+    """``g * sigmoid(alpha * g) * (u + bias)``, g cut at limit, u at +-limit: gpt-oss's activation.
+
+    float32 inside, one rounding.
+
+    Args:
+        x: bf16, fp16 or fp32, an even size along ``dim``.
+        group_index: ``(G,)`` row counts; only so many rows, all dimensions before ``dim`` as one, are
+            computed. Read on the host.
+        interleaved: True: g has the even places of ``dim`` and u the odd ones; False: its halves.
+
+    Returns:
+        x's type and shape, ``dim`` halved. Rows behind the last group are zero here, undefined on the NPU.
+
+    Raises:
+        ArgumentError: a rule above is broken, or limit is not above 0.
+
+    Source: torch_npu ``npu_clipped_swiglu``; NPU tensors go there.
+    """
+    need(x.is_floating_point(), "x", f"is {x.dtype}; it must be bf16, fp16 or fp32")
+    even = -x.dim() <= dim < x.dim() and x.shape[dim] % 2 == 0
+    need(even, "dim", f"is {dim} of {tuple(x.shape)}; it must name a dimension of even size")
+    need(math.isfinite(limit) and limit > 0, "limit", f"is {limit}; it must be above 0")
+    values = x.to(compute_dtype(x.dtype)).movedim(dim, -1)
+    gate, up = (values[..., ::2], values[..., 1::2]) if interleaved else values.chunk(2, -1)
+    y = _clipped(gate, up, alpha, limit, bias).to(x.dtype).movedim(-1, dim)
+    if group_index is None:
+        return y
+    rows = x.shape[: dim % x.dim()].numel()
+    groups = read_groups(group_index, COUNTS, group_index.numel(), rows, "group_index")
+    flat = y.reshape(rows, y.numel() // max(rows, 1))
+    kept = torch.arange(rows) < (groups[-1].stop if groups else 0)
+    return torch.where(kept[:, None], flat, 0).reshape(y.shape)
+
+
+def _clipped(gate: torch.Tensor, up: torch.Tensor, alpha: float, limit: float, bias: float) -> torch.Tensor:
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    activated: torch.Tensor = gate * torch.sigmoid(alpha * gate) * (up + bias)
+    return activated
+
+
 # ---- from int32 sums of the first product to int8 input of the second
 
 STATIC, DYNAMIC = 0, 1
@@ -290,9 +341,7 @@ def _activate(call: Any, values: torch.Tensor) -> torch.Tensor:
         gate, up = (left, right) if call.activate_left else (right, left)
     if call.swiglu_mode == 0:
         return silu(gate) * up
-    gate, up = gate.clamp(max=call.clamp_limit), up.clamp(-call.clamp_limit, call.clamp_limit)
-    activated: torch.Tensor = gate * torch.sigmoid(call.glu_alpha * gate) * (up + call.glu_bias)
-    return activated
+    return _clipped(gate, up, call.glu_alpha, call.clamp_limit, call.glu_bias)
 
 
 def _quantise(call: Any, values: torch.Tensor, groups: _Groups) -> tuple[torch.Tensor, torch.Tensor]:

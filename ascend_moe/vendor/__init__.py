@@ -49,6 +49,7 @@ _DIFFERENTIABLE = (
 _COLLECTIVE = (collectives.npu_moe_distribute_combine_add_rms_norm, collectives._npu_distribute_barrier)
 _OTHERS = (
     routing.npu_moe_update_expert,
+    experts.npu_clipped_swiglu,
     experts.npu_dequant_swiglu_quant,
     experts.npu_dynamic_quant,
     fused.npu_grouped_matmul_swiglu_quant,

@@ -224,7 +224,15 @@ def npu_grouped_matmul(call: Any) -> list[torch.Tensor]:
 
 def npu_swiglu(call: Any) -> Any:
     """input with ``dim`` halved."""
-    source = call.input
+    return _halved(call, call.input)
+
+
+def npu_clipped_swiglu(call: Any) -> Any:
+    """x with ``dim`` halved."""
+    return _halved(call, call.x)
+
+
+def _halved(call: Any, source: torch.Tensor) -> torch.Tensor:
     rule = f"is {call.dim} of {source.dim()} dimensions"
     need(-source.dim() <= call.dim < source.dim(), "dim", rule)
     size = list(source.shape)

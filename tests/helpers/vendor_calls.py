@@ -55,6 +55,7 @@ def _expert_calls() -> list[Call]:
     matmul, lists = "npu_grouped_matmul", "npu_grouped_matmul.List"
     grouped: dict[str, Any] = {"group_list": counts, "group_type": 0, "group_list_type": 1, "split_item": 2}
     grouped["undefined"] = {0: used}
+    columns: dict[str, Any] = {"group_type": 2, "undefined": {}}
     scaled = grouped | {"scale": [w_scales], "per_token_scale": [scales], "output_dtype": torch.bfloat16}
     dequant = {"weight_scale": w_scales, "activation_scale": scales, "group_index": counts, "quant_mode": 1}
     fused = (codes, w_codes, torch.tensor([2, 2, 6]), w_scales, scales)
@@ -78,6 +79,9 @@ def _expert_calls() -> list[Call]:
         call(matmul, "lists", [x[:2], x[2:]], [w[0], w[1]], group_type=-1),
         call(lists, "list", [x], list(w), group_list=[2, 5, 9], split_item=3),
         call(lists, "list, a tensor a group", [x], list(w), group_list=[2, 5, 9], output_dtype=torch.float32),
+        call(matmul, "columns", [x.T.contiguous()], [values(9, 12)], **(grouped | columns)),
+        call("npu_clipped_swiglu", "interleaved", x),
+        call("npu_clipped_swiglu", "groups", x, group_index=counts, interleaved=False, undefined={0: used}),
         call("npu_swiglu", "2-D", x),
         call("npu_swiglu", "first dimension", values(4, 3, 5, dtype=torch.bfloat16), 0),
         call("npu_dequant_swiglu_quant", "dynamic", x, quant_mode=1, activate_left=True),

@@ -11,8 +11,10 @@ import pytest
 import torch
 from vendor_calls import values as drawn
 
+from ascend_moe.errors import ArgumentError
 from ascend_moe.experts import (
     grouped_matmul,
+    npu_clipped_swiglu,
     npu_dequant_swiglu_quant,
     npu_dynamic_quant,
     npu_grouped_matmul,
@@ -202,6 +204,45 @@ def test_swiglu_rounds_once(dtype: torch.dtype, dim: int) -> None:
     assert y.dtype == dtype and y.shape == expected.shape
     half_ulp = {torch.float32: 1e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}[dtype]
     assert torch.allclose(y.double(), expected, rtol=half_ulp * 1.01, atol=1e-7)
+
+
+@EACH_FLOAT
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("dim", [-1, 0])
+def test_clipped_swiglu_rounds_once(dtype: torch.dtype, interleaved: bool, dim: int) -> None:
+    x = drawn(6, 8, 10, seed=1, dtype=dtype) * 9
+    wide = np.moveaxis(x.double().numpy(), dim, -1)
+    gate, up = (wide[..., ::2], wide[..., 1::2]) if interleaved else np.split(wide, 2, axis=-1)
+    assert (gate > 7).any() and (abs(up) > 7).any()
+    gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
+    expected = torch.from_numpy(np.moveaxis(gate / (1 + np.exp(-1.702 * gate)) * (up + 1), -1, dim).copy())
+    y = npu_clipped_swiglu(x, dim=dim, interleaved=interleaved)
+    assert y.dtype == dtype and y.shape == expected.shape
+    half_ulp = {torch.float32: 3e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}[dtype]
+    assert torch.allclose(y.double(), expected, rtol=half_ulp * 1.01, atol=1e-6)
+    rows = 48 if dim == -1 else 1
+    part = npu_clipped_swiglu(x, dim=dim, interleaved=interleaved, group_index=torch.tensor([1, 0]))
+    kept = part.reshape(rows, -1)
+    assert torch.equal(kept[0], y.reshape(rows, -1)[0]) and not kept[1:].any()
+
+
+@EACH_FLOAT
+@pytest.mark.parametrize("list_type", [0, 1])
+def test_columns_grouped_are_the_weights_gradients(dtype: torch.dtype, list_type: int) -> None:
+    counts = [3, 0, 4]
+    x, grad = drawn(9, 8, seed=1, dtype=dtype), drawn(9, 6, seed=2, dtype=dtype)
+    place = {"group_list": group_list_of(counts, list_type), "group_list_type": list_type, "split_item": 3}
+    (found,) = npu_grouped_matmul([x.T], [grad], **place, group_type=2)
+    weight = torch.zeros(3, 8, 6, dtype=dtype, requires_grad=True)
+    npu_grouped_matmul([x], [weight], **place, group_type=0)[0].backward(grad)
+    assert found.shape == (3, 8, 6) and not found[1].any()
+    assert torch.equal(found, weight.grad)
+    with pytest.raises(ArgumentError, match="group_type 2 needs 2 or 3"):
+        npu_grouped_matmul([x.T], [grad], **(place | {"split_item": 0}), group_type=2)
+    with pytest.raises(ArgumentError, match="group_list covers 10 rows, but the matrix has 9"):
+        npu_grouped_matmul([x.T], [grad], group_list=torch.tensor([10]), split_item=2, group_type=2)
+    with pytest.raises(ArgumentError, match="bias"):
+        npu_grouped_matmul([x.T], [grad], bias=[torch.zeros(3, 6)], **place, group_type=2)
 
 
 def test_swiglu_gradient() -> None:

@@ -26,6 +26,7 @@ BF16, STATIC = {"output_dtype": torch.bfloat16}, {"quant_mode": 0, "quant_scale"
 VALID = [
     call("npu_grouped_matmul", "floats", [ones(4, 8)], [WEIGHT], **GROUPED),
     call("npu_grouped_matmul", "int8", [ones(4, 8).to(int8)], [WEIGHT.to(int8)], **GROUPED, output_dtype=int32),
+    call("npu_clipped_swiglu", "", ones(2, 4)),
     call("npu_dequant_swiglu_quant", "", ones(3, 8, dtype=int32), weight_scale=ones(1, 8), quant_mode=1),
     call("npu_grouped_matmul_swiglu_quant", "", *FUSED),
     call("npu_moe_gating_top_k", "", ones(2, 12), 3),
@@ -45,7 +46,7 @@ WRONG: dict[str, dict[str, list[Any]]] = {
         "per_token_scale": [[ones(4)]],
         "output_dtype": [torch.bfloat16, 12345],
         "split_item": [4],
-        "group_type": [2, None, -1],
+        "group_type": [1, None, -1],
         "group_list_type": [3],
         "group_list": [None, *(tensor(ends) for ends in ([1, 5], [3, 2], [1, 2, 3])), ids(2)],
         "act_type": [1],
@@ -54,6 +55,12 @@ WRONG: dict[str, dict[str, list[Any]]] = {
     },
     "npu_grouped_matmul int8": {"output_dtype": [None, torch.bfloat16], "bias": [[ones(2, 3)]]},
     "npu_swiglu": {"dim": [2], "input": [ones(2, 4, dtype=int32)]},
+    "npu_clipped_swiglu": {
+        "dim": [2],
+        "x": [ones(2, 4, dtype=int32)],
+        "limit": [0.0, float("nan")],
+        "group_index": [tensor([3]), tensor([-1])],
+    },
     "npu_dynamic_quant": {
         "input": [ones(8), ones(2, 8, dtype=int32)],
         "dst_type": [torch.quint4x2, 291, 16, 290],

@@ -246,6 +246,7 @@ VNPU_OP(aclnnLayerNorm, T, IA, T, T, D, T, T, T)
 
 VNPU_OP(aclnnSwiGlu, T, I, T)
 VNPU_OP(aclnnSwiGluGrad, T, T, I, T)
+VNPU_OP(aclnnClippedSwiglu, T, T, I, D, D, D, B, T)
 VNPU_OP(aclnnDynamicQuantV2, T, T, T, I32, T, T, T)
 VNPU_OP(aclnnDynamicQuantV3, T, T, T, I32, B, C, T, T, T)
 VNPU_OP(aclnnDequantSwigluQuantV2, T, T, T, T, T, T, T, B, C, I, C, I, I, D, D, D, T, T)

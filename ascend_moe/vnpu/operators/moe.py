@@ -13,7 +13,13 @@ from torch.nn.functional import silu
 
 from ascend_moe import routing
 from ascend_moe.errors import ArgumentError
-from ascend_moe.experts import npu_dequant_swiglu_quant, npu_dynamic_quant, npu_grouped_matmul, npu_swiglu
+from ascend_moe.experts import (
+    npu_clipped_swiglu,
+    npu_dequant_swiglu_quant,
+    npu_dynamic_quant,
+    npu_grouped_matmul,
+    npu_swiglu,
+)
 from ascend_moe.experts.groups import as_counts, read_groups
 from ascend_moe.experts.quant import to_int8
 from ascend_moe.vendor import fused, permute
@@ -198,6 +204,16 @@ def _swiglu_quant_v2(*values: Any) -> None:
 
 
 returns("aclnnSwiGlu")(npu_swiglu)
+
+
+@effect("aclnnClippedSwiglu")
+def _clipped_swiglu(*values: Any) -> None:
+    given, (out,) = _named("x group_index dim alpha limit bias interleaved", values)
+    y, groups = npu_clipped_swiglu(**given), given["group_index"]
+    rows = given["x"].shape[: given["dim"] % y.dim()].numel()
+    used = rows if groups is None else int(groups.sum())
+    width = y.numel() // max(rows, 1)
+    out.reshape(rows, width)[:used] = y.reshape(rows, width)[:used]
 
 
 @returns("aclnnSwiGluGrad")
