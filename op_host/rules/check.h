@@ -81,10 +81,13 @@ private:
                InRange("ranks_per_server", call_.ranks_per_server, 0, kMaxWorld);
     }
 
-    // What this package does not do yet, or never will on this path: refused by name, nothing is ignored
-    // silently.
+    // What this package does not do yet, or never will on this path: refused by name and with the reason,
+    // nothing is ignored silently.
+    static constexpr const char* kLater = "not built yet";
+    static constexpr const char* kSpecial = "zero, copy and const experts are not built yet";
+    static constexpr const char* k950 = "other types of rows are Ascend 950's alone";
     bool Unsupported() {
-#define ASCEND_MOE_ONLY(allowed, name) Only(allowed, #name, kAttribute_##name)
+#define ASCEND_MOE_ONLY(allowed, name, why) Only(allowed, #name, kAttribute_##name, why)
         const int64_t shared = MOE_ATTRIBUTE(call_, shared_expert_rank_num), tp = MOE_ATTRIBUTE(call_, tp_world_size),
                       tp_rank = MOE_ATTRIBUTE(call_, tp_rank_id), shard = MOE_ATTRIBUTE(call_, expert_shard_type);
         return Need(shared == 0, "shared_expert_rank_num",
@@ -92,28 +95,34 @@ private:
                     "(shared_expert_x)",
                     Wide(shared)) &&
                InRange("shared_expert_num", MOE_ATTRIBUTE(call_, shared_expert_num), 0, 1) &&
-               Need(tp == 0 || tp == 1, "tp_world_size", "tp_world_size is %lld, only 0 and 1 are supported",
-                    Wide(tp)) &&
+               Need(tp == 0 || tp == 1, "tp_world_size",
+                    "tp_world_size is %lld, only 0 and 1 are supported: CANN no longer has the TP domain", Wide(tp)) &&
                Need(tp_rank == 0, "tp_rank_id", "tp_rank_id is %lld, it must be 0 with tp_world_size %lld",
                     Wide(tp_rank), Wide(tp)) &&
-               Need(shard == 0, "expert_shard_type", "expert_shard_type is %lld, only 0 is supported", Wide(shard)) &&
-               ASCEND_MOE_ONLY(0, zero_expert_num) && ASCEND_MOE_ONLY(0, copy_expert_num) &&
-               ASCEND_MOE_ONLY(0, const_expert_num) && ASCEND_MOE_ONLY(0, comm_quant_mode) &&
-               ASCEND_MOE_ONLY(0, out_dtype) && AllAbsent() && ASCEND_MOE_ONLY(kNoValue, y_dtype) &&
-               ASCEND_MOE_ONLY(kNoValue, x_dtype) && ASCEND_MOE_ONLY(kNoValue, scales_dtype) && Algorithm();
+               Need(shard == 0, "expert_shard_type",
+                    "expert_shard_type is %lld, only 0 is supported: CANN has no other", Wide(shard)) &&
+               ASCEND_MOE_ONLY(0, zero_expert_num, kSpecial) && ASCEND_MOE_ONLY(0, copy_expert_num, kSpecial) &&
+               ASCEND_MOE_ONLY(0, const_expert_num, kSpecial) &&
+               ASCEND_MOE_ONLY(0, comm_quant_mode, "int8 rows on the way back are not built yet") &&
+               ASCEND_MOE_ONLY(0, out_dtype, "it is for int32 rows, which CANN refuses too") && AllAbsent() &&
+               ASCEND_MOE_ONLY(kNoValue, y_dtype, k950) && ASCEND_MOE_ONLY(kNoValue, x_dtype, k950) &&
+               ASCEND_MOE_ONLY(kNoValue, scales_dtype, k950) && Algorithm();
 #undef ASCEND_MOE_ONLY
     }
-    bool Only(int64_t allowed, const char* name, AttributeIndex index) {
+    bool Only(int64_t allowed, const char* name, AttributeIndex index, const char* why) {
         const int64_t value = Attribute(call_, index);
-        return Need(value == allowed || value == kNoValue, name, "%s is %lld, only %s is supported", name, Wide(value),
-                    allowed == 0 ? "0" : "None");
+        return Need(value == allowed || value == kNoValue, name, "%s is %lld, only %s is supported: %s", name,
+                    Wide(value), allowed == 0 ? "0" : "None", why);
     }
     bool AllAbsent() {
-#define ASCEND_MOE_ABSENT(name) Need(!MOE_GIVEN(call_, name), #name, "%s is given, only None is supported", #name)
-        return ASCEND_MOE_ABSENT(elastic_info) && ASCEND_MOE_ABSENT(performance_info) && ASCEND_MOE_ABSENT(ori_x) &&
-               ASCEND_MOE_ABSENT(const_expert_alpha_1) && ASCEND_MOE_ABSENT(const_expert_alpha_2) &&
-               ASCEND_MOE_ABSENT(const_expert_v) && ASCEND_MOE_ABSENT(activation_scale) &&
-               ASCEND_MOE_ABSENT(weight_scale) && ASCEND_MOE_ABSENT(group_list);
+#define ASCEND_MOE_ABSENT(name, why) \
+    Need(!MOE_GIVEN(call_, name), #name, "%s is given, only None is supported: %s", #name, why)
+        const char* const cann = "CANN takes no other";
+        return ASCEND_MOE_ABSENT(elastic_info, "CANN no longer has it") &&
+               ASCEND_MOE_ABSENT(performance_info, kLater) && ASCEND_MOE_ABSENT(ori_x, kSpecial) &&
+               ASCEND_MOE_ABSENT(const_expert_alpha_1, kSpecial) && ASCEND_MOE_ABSENT(const_expert_alpha_2, kSpecial) &&
+               ASCEND_MOE_ABSENT(const_expert_v, kSpecial) && ASCEND_MOE_ABSENT(activation_scale, cann) &&
+               ASCEND_MOE_ABSENT(weight_scale, cann) && ASCEND_MOE_ABSENT(group_list, cann);
 #undef ASCEND_MOE_ABSENT
     }
     bool Algorithm() {
@@ -168,8 +177,12 @@ private:
                Need(hidden >= 1 && hidden <= kMaxHidden, name, "%s has H = %lld, it must be in 1..%u", name,
                     Wide(hidden), kMaxHidden) &&
                Need(hidden * TypeSize(type) % kBlock == 0, name,
-                    "%s has rows of %lld bytes (H = %lld %s), they must be a multiple of %u", name,
-                    Wide(hidden * TypeSize(type)), Wide(hidden), TypeName(type), kBlock);
+                    "%s has rows of %lld bytes (H = %lld %s), they must be a multiple of %u, the unit of copies: pad H "
+                    "to "
+                    "%lld",
+                    name, Wide(hidden * TypeSize(type)), Wide(hidden), TypeName(type), kBlock,
+                    Wide(static_cast<int64_t>(CeilTo(static_cast<uint64_t>(hidden) * TypeSize(type), kBlock)) /
+                         TypeSize(type)));
     }
     bool Ids() {
         const TensorDesc& ids = MOE_TENSOR(call_, expert_ids);
@@ -188,7 +201,9 @@ private:
         const bool scales = MOE_GIVEN(call_, scales);
         return Need(x.dims[0] == ids.dims[0], "expert_ids",
                     "expert_ids has %lld tokens, x has %lld: they must be equal", Wide(ids.dims[0]), Wide(x.dims[0])) &&
-               Need(quant == 0 || quant == 2, "quant_mode", "quant_mode is %lld, only 0 and 2 are supported",
+               Need(quant == 0 || quant == 2, "quant_mode",
+                    "quant_mode is %lld, only 0 and 2 are supported: static scales (1) are in no CANN, others are "
+                    "Ascend 950's alone",
                     Wide(quant)) &&
                Need(!scales || quant != 0, "scales", "scales is given with quant_mode 0, it needs quant_mode 2") &&
                (!scales || Matrix("scales", kTensor_scales, kTypeFp32, experts, x.dims[1])) &&
@@ -250,7 +265,9 @@ private:
         const int64_t global = MOE_ATTRIBUTE(call_, global_bs), world = MOE_ATTRIBUTE(call_, ep_world_size);
         const int64_t batch = MOE_TENSOR(call_, expert_ids).dims[0], most = global / world;
         return Need(global >= 0 && global % world == 0, "global_bs",
-                    "global_bs is %lld, it must be 0 or a multiple of ep_world_size %lld", Wide(global), Wide(world)) &&
+                    "global_bs is %lld, it must be 0 or a multiple of ep_world_size %lld: ep_world_size * the largest "
+                    "BS",
+                    Wide(global), Wide(world)) &&
                Need(most <= kMaxBatch, "global_bs",
                     "global_bs is %lld, it allows %lld tokens a rank; at most %u are supported", Wide(global),
                     Wide(most), kMaxBatch) &&

@@ -251,22 +251,24 @@ def wrong_integers(op: str, world: int) -> Iterator[Bad]:
         "ep_world_size": ((-1, 0, 65), "1..64"),
         "ep_rank_id": ((-1, world, 64), f"0..{world - 1}"),
         "moe_expert_num": ((-1, 0, 1025), "1..1024"),
-        "tp_world_size": ((-1, 2, 3), "0 and 1"),
+        "tp_world_size": ((-1, 2, 3), "0 and 1 are supported: CANN no longer has the TP domain"),
         "tp_rank_id": ((-1, 1, 2), "must be 0"),
         "expert_shard_type": ((-1, 1), "only 0"),
         "shared_expert_num": ((-1, 2, 4), "0..1"),
         "shared_expert_rank_num": ((-1, 1, 2), "only 0"),
     }
     zeros = ["zero_expert_num", "copy_expert_num", "const_expert_num"] if op.endswith("_v2") else []
-    zeros += [] if is_dispatch(op) else ["comm_quant_mode"]
-    zeros += ["out_dtype"] if op == "combine" else []
-    rules |= dict.fromkeys(zeros, ((-1, 1, 2), "only 0"))
+    rules |= dict.fromkeys(zeros, ((-1, 1, 2), "only 0 is supported: zero, copy and const experts are not built yet"))
+    if not is_dispatch(op):
+        rules["comm_quant_mode"] = ((-1, 1, 2), "only 0 is supported: int8 rows on the way back are not built yet")
+    if op == "combine":
+        rules["out_dtype"] = ((-1, 1, 2), "only 0 is supported: it is for int32 rows")
     if is_dispatch(op):
         rules |= {"quant_mode": ((-1, 1, 3, 4), "0 and 2"), "expert_token_nums_type": ((-1, 2), "0..1")}
     if op == "combine":
         rules["group_list_type"] = ((-1, 3), "0..2")
     if op == "dispatch_v2":
-        rules |= dict.fromkeys(("y_dtype", "x_dtype", "scales_dtype"), ((-1, 0, 1, 27), "only None"))
+        rules |= dict.fromkeys(("y_dtype", "x_dtype", "scales_dtype"), ((-1, 0, 1, 27), "Ascend 950's alone"))
     for name, (values, words) in rules.items():
         yield from _ints(op, name, dict.fromkeys((*values, *far), (words,)))
     worlds = [ranks for ranks in (3, 4, 6, 12) if ranks > world]
@@ -316,16 +318,17 @@ def wrong_names(op: str, world: int) -> Iterator[Bad]:
 
 
 def unsupported_tensors(op: str, world: int) -> Iterator[Bad]:
+    special = dict.fromkeys(("ori_x", *(f"const_expert_{end}" for end in ("v", "alpha_1", "alpha_2"))), "not built yet")
+    always = {"elastic_info": "CANN no longer has it", "performance_info": "not built yet"}
     names = {
-        "dispatch_v2": ["elastic_info", "performance_info"],
-        "combine": ["activation_scale", "weight_scale", "group_list"],
-        "combine_v2": ["elastic_info", "performance_info", "ori_x"],
+        "dispatch_v2": always,
+        "combine": dict.fromkeys(("activation_scale", "weight_scale", "group_list"), "CANN takes no other"),
+        "combine_v2": always | special,
     }
-    names["combine_v2"] += [f"const_expert_{end}" for end in ("v", "alpha_1", "alpha_2")]
-    for name in names.get(op, []):
+    for name, why in names.get(op, {}).items():
         for dtype in ("int32", "int64", "float32"):
             given = {name: torch.ones(4, dtype=DTYPES[dtype])}
-            yield local(op, name, f"given as {dtype}", given, "is given", "only None is supported")
+            yield local(op, name, f"given as {dtype}", given, "is given", "only None is supported", why)
 
 
 # ---- bad values in good tensors: ids, counts, positions and triples, which the kernels find
