@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from ascend_moe.comm.communicator import (
     MAX_WORLD,
@@ -23,12 +23,24 @@ from ascend_moe.errors import ArgumentError, AscendMoeError, CommError, CommTime
 from ascend_moe.native import binding, library
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
-INTERRUPT_GRACE_S = 5.0  # for ranks to leave their ops after Ctrl-C
+INTERRUPT_GRACE_S = 0.8  # for ranks to leave their ops after Ctrl-C
 
 _numbers = itertools.count()
 _here = threading.local()  # .place = (cluster, rank) in a rank's thread
 _entered: dict[str, LocalCluster] = {}
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """Where the chain of an exception's causes begins."""
+    seen = {id(error)}
+    while (before := error.__cause__ or (None if error.__suppress_context__ else error.__context__)) is not None:
+        if id(before) in seen or isinstance(before, RankRaised):
+            break
+        seen.add(id(before))
+        error = before
+    return error
 
 
 def find(name: str) -> LocalCluster | None:
@@ -38,6 +50,10 @@ def find(name: str) -> LocalCluster | None:
 
 def names() -> list[str]:
     return sorted(_entered)
+
+
+class RankRaised(Exception):
+    """Which rank of a LocalCluster raised the exception that this is the cause of. Stands above it in tracebacks."""
 
 
 class _Windows:
@@ -157,8 +173,8 @@ class LocalCluster:
 
     # ---- running
 
-    def run(self, fn: Callable[[int, str], T]) -> list[T]:
-        """Runs ``fn(rank, group_ep)`` on one thread a rank and waits for all.
+    def run(self, fn: Callable[Concatenate[int, str, P], T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
+        """Runs ``fn(rank, group_ep, *args, **kwargs)`` on one thread a rank and waits for all.
 
         Returns:
             The results by rank.
@@ -178,8 +194,8 @@ class LocalCluster:
             self._errors = {}
         results: dict[int, T] = {}
         for rank in range(self.world_size):
-            args, name = (rank, fn, results), f"{self.name}-rank{rank}"
-            thread = threading.Thread(target=self._body, args=args, name=name, daemon=True)
+            body = functools.partial(self._body, rank, functools.partial(fn, rank, self.name, *args, **kwargs), results)
+            thread = threading.Thread(target=body, name=f"{self.name}-rank{rank}", daemon=True)
             try:
                 thread.start()
             except RuntimeError as error:  # no more threads
@@ -196,12 +212,12 @@ class LocalCluster:
             raise self._root_cause(errors)
         return [results[rank] for rank in range(self.world_size)]
 
-    def _body(self, rank: int, fn: Callable[[int, str], T], results: dict[int, T]) -> None:
+    def _body(self, rank: int, fn: Callable[[], T], results: dict[int, T]) -> None:
         _here.place = (self, rank)
         binding.set_place(self._number * MAX_WORLD + rank + 1)
         raised = None
         try:
-            results[rank] = fn(rank, self.name)
+            results[rank] = fn()
         except BaseException as error:  # also SystemExit: raised again by run()
             raised = error
         self._finished(rank, raised)
@@ -246,9 +262,8 @@ class LocalCluster:
         error = errors.pop(root)
         with contextlib.suppress(AttributeError):
             error.others = errors  # type: ignore[attr-defined]
-        if hasattr(error, "add_note"):  # Python 3.11
-            also = f"; ranks {sorted(errors)} raised too, see .others" if errors else ""
-            error.add_note(f"raised by rank {root} of {self.name}{also}")
+        also = f"; ranks {sorted(errors)} raised too, see .others" if errors else ""
+        _first_cause(error).__cause__ = RankRaised(f"rank {root} of {self.name}{also}")
         return error
 
     # ---- communicators

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -190,6 +191,26 @@ def interrupt_soon(started: threading.Event) -> None:
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # type: ignore[arg-type]
 
     threading.Thread(target=body).start()
+
+
+def test_further_arguments_go_to_the_function() -> None:
+    with LocalCluster(2) as cluster:
+        found = cluster.run(lambda rank, name, first, *, second: (rank, first, second), "a", second=[1])
+    assert found == [(0, "a", [1]), (1, "a", [1])]
+
+
+def test_the_error_is_the_last_line_of_its_traceback() -> None:
+    def fails(rank: int, name: str, wrong: int) -> None:
+        if rank == wrong:
+            try:
+                raise KeyError("first")
+            except KeyError as error:
+                raise ValueError("my own") from error
+
+    with LocalCluster(2) as cluster, pytest.raises(ValueError) as raised:
+        cluster.run(fails, 1)
+    lines = "".join(traceback.format_exception(raised.value)).splitlines()
+    assert lines[-1] == "ValueError: my own" and lines[0].endswith("RankRaised: rank 1 of " + cluster.name)
 
 
 @pytest.mark.usefixtures("ctrl_c")

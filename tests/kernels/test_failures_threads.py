@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -39,7 +40,9 @@ def others_of(cluster: ascend_moe.LocalCluster, body: Callable[[Place], Any]) ->
     """The errors of the other ranks, by rank, where one rank raises a KeyError of its own."""
     with pytest.raises(KeyError, match="my own mistake") as raised:
         run(cluster, body)
-    assert "raised by rank" in getattr(raised.value, "__notes__", ["raised by rank"])[0]
+    lines = "".join(traceback.format_exception(raised.value)).splitlines()
+    above = [at for at, line in enumerate(lines) if "RankRaised: rank " in line]
+    assert len(above) == 1 and lines[-1].split(":")[0].endswith(type(raised.value).__name__)
     assert cluster._windows is None, "failed windows are closed"
     found: dict[int, AscendMoeError] = raised.value.others  # type: ignore[attr-defined]
     return found
