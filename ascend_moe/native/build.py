@@ -32,16 +32,46 @@ _KEEP_DAYS = 30
 
 
 def cache_directory() -> Path:
-    """$ASCEND_MOE_CACHE, else ~/.cache/ascend_moe (or under $XDG_CACHE_HOME); created."""
+    """$ASCEND_MOE_CACHE, else ~/.cache/ascend_moe (or under $XDG_CACHE_HOME); created for the user alone.
+
+    Raises:
+        LibraryError: it belongs to another user, or others can write there.
+    """
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     path = settings.CACHE.get() or home / "ascend_moe"
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        if os.access(path, os.W_OK):
-            return path
+        path.mkdir(0o700, parents=True, exist_ok=True)
     except OSError:
-        pass
-    return _temporary_cache()
+        return _temporary_cache()
+    _need_own(path)
+    return path if os.access(path, os.W_OK) else _temporary_cache()
+
+
+def cached(*names: str) -> Path:
+    """A place in the cache, for what is loaded from there; it may not exist yet.
+
+    Raises:
+        LibraryError: it, or a folder on the way, belongs to another user, or others can write there.
+    """
+    path = cache_directory()
+    for name in names:
+        path = path / name
+        _need_own(path)
+    return path
+
+
+def _need_own(path: Path) -> None:
+    """Raise if somebody else could have put there what this process is about to load."""
+    try:
+        seen = path.stat()
+    except FileNotFoundError:
+        return
+    fix = f"remove it, or name a folder of your own in {settings.CACHE.name}"
+    if seen.st_uid != os.geteuid():
+        raise LibraryError(f"{path}, which code is loaded from, belongs to user {seen.st_uid}, not to you: {fix}")
+    if seen.st_mode & 0o022:
+        mode = oct(seen.st_mode & 0o777)[2:]
+        raise LibraryError(f"{path}, which code is loaded from, can be written by others (mode {mode}): {fix}")
 
 
 @functools.cache
@@ -51,12 +81,11 @@ def _temporary_cache() -> Path:
 
 def fill_folder(folder: Path, make: Callable[[Path], None]) -> None:
     """Fills a new folder by ``make`` and renames it into place: a reader sees the whole folder or none."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(0o700, parents=True, exist_ok=True)
     forget_old(folder.parent)
     scratch = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
     try:
         make(scratch)
-        scratch.chmod(0o755)
         try:
             scratch.rename(folder)
         except OSError:
@@ -109,7 +138,7 @@ def build_folder(sources: Path, fast: Path) -> Path:
 
     The fast engine's library is in it as a link, because the virtual NPU looks for it in folders above.
     """
-    return cache_directory() / "native" / digest_of(source_hash(sources), str(fast))
+    return cached("native", digest_of(source_hash(sources), str(fast)))
 
 
 def source_hash(sources: Path) -> str:
@@ -133,9 +162,9 @@ def built_part(name: str, sources: Path, fast: Path) -> Path:
     folder = build_folder(sources, fast)
     made = folder / part.outputs[-1]
     if not made.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(0o700, parents=True, exist_ok=True)
         forget_old(folder.parent)
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(0o700, exist_ok=True)
         with _lock(folder / f"{name}.lock", part):
             if not made.exists():
                 _build(part, sources, folder)
@@ -226,6 +255,7 @@ def _run(part: Part, command: list[str], deadline: float) -> None:
         text=True,
         errors="replace",
         start_new_session=True,
+        umask=0o077,
     ) as process:
         try:
             output, _ = process.communicate(timeout=max(deadline - time.monotonic(), 0))

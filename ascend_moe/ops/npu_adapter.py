@@ -18,7 +18,7 @@ from .. import settings
 from .._torch_npu import fix_of_library, missing_library
 from ..errors import LibraryError
 from ..native import library as _lib
-from ..native.build import cache_directory, fill_folder
+from ..native.build import cached, fill_folder
 from . import npu_adapter_build
 from .npu_adapter_build import BuildError
 
@@ -64,7 +64,7 @@ def library_path() -> Path:
             key = packaged.with_name(packaged.name + npu_adapter_build.KEY_SUFFIX)
             if packaged.is_file() and key.is_file() and key.read_text().strip() == wanted:
                 return packaged
-        folder = cache_directory() / "npu" / wanted
+        folder = cached("npu", wanted)
         if not folder.is_dir():
             with _building(folder):
                 if not folder.is_dir():
@@ -81,7 +81,7 @@ def _build(root: Path, folder: Path) -> None:
 @contextlib.contextmanager
 def _building(folder: Path) -> Iterator[None]:
     """One build at a time on this machine: the ranks of a job all come here at once."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(0o700, parents=True, exist_ok=True)
     with open(folder.parent / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # released by the kernel if the process dies
         yield

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ..errors import ArgumentError, LibraryError, TwinBuildError
 from ..native import library as native_library
-from ..native.build import cache_directory, digest_of, fill_folder, tell
+from ..native.build import cached, digest_of, fill_folder, tell
 from .entries import MARK, Entry, find_entries
 
 SOURCES = (".cpp", ".cc", ".cxx", ".cce", ".asc")
@@ -152,7 +152,7 @@ def vendor_headers_directory() -> Path:
                 (scratch / name).parent.mkdir(parents=True, exist_ok=True)
                 (scratch / name).write_text(f'#pragma once\n\n#include "{target}"\n')
 
-    folder = cache_directory() / "twin" / f"vendor-headers-{digest_of(table)}"
+    folder = cached("twin", f"vendor-headers-{digest_of(table)}")
     if not folder.is_dir():
         fill_folder(folder, write)
     return folder
@@ -250,7 +250,7 @@ def runtime_objects(engine: str) -> tuple[str, ...]:
     archive = _archive(engine)
     flags = [*_common_flags(engine), f"-I{include_directory()}"]
     key = digest_of(_compiler_id(), *flags, _runtime_digest(), "archive" if archive else "objects")
-    folder = cache_directory() / "twin" / f"runtime-{engine}-{key}"
+    folder = cached("twin", f"runtime-{engine}-{key}")
     if not folder.is_dir():
         seconds = 10 if archive else 60
         tell(f"builds the {engine} engine for kernels into {folder}, once; about {seconds} s on two cores")
@@ -288,7 +288,7 @@ def kernel_library(
     objects = runtime_objects(engine)
     flags = _kernel_flags(engine, defines, includes)
     key = digest_of(_compiler_id(), *flags, *texts, _entry_table(entries), *objects, _runtime_digest())
-    folder = cache_directory() / "twin" / f"{sources[0].stem}-{engine}-{key}"
+    folder = cached("twin", f"{sources[0].stem}-{engine}-{key}")
     if not folder.is_dir():
         fill_folder(folder, lambda scratch: _compile(sources, entries, flags, objects, scratch))
     return folder / "kernels.so"
@@ -297,7 +297,9 @@ def kernel_library(
 def pair_path(libraries: Sequence[Path]) -> Path:
     """Where the libraries of several engines lie side by side in the cache."""
     names = [library.parent.name for library in libraries]
-    return cache_directory() / "twin" / f"pair-{digest_of(*names)}" / "kernels.so"
+    folder = cached("twin", f"pair-{digest_of(*names)}")
+    folder.mkdir(0o700, parents=True, exist_ok=True)
+    return folder / "kernels.so"
 
 
 def _compile(

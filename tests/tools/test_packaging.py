@@ -192,6 +192,24 @@ def test_a_part_is_built_once_and_told(name: str, fast: Path, capsys: pytest.Cap
     assert capsys.readouterr().err == ""
 
 
+def test_a_cache_that_others_can_write_is_refused(fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = build.built_part("timed", SOURCES, fast)
+    cache = fast.parents[1] / "cache"
+    folders = (cache, cache / "native", made.parent)
+    assert [oct(folder.stat().st_mode & 0o777) for folder in folders] == ["0o700"] * 3
+    for folder in folders:
+        for mode in (0o770, 0o702):
+            folder.chmod(mode)
+            said = rf"{folder}, which code is loaded from, can be written by others .*name a folder of your own in "
+            with pytest.raises(LibraryError, match=said + "ASCEND_MOE_CACHE"):
+                build.built_part("timed", SOURCES, fast)
+        folder.chmod(0o755)
+    assert build.built_part("timed", SOURCES, fast) == made
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(LibraryError, match=rf"{cache}, .* belongs to user {os.getuid()}, not to you"):
+        build.built_part("timed", SOURCES, fast)
+
+
 def test_two_processes_build_once(fast: Path, capfd: pytest.CaptureFixture[str]) -> None:
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(2, mp_context=context) as pool:
