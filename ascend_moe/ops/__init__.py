@@ -5,11 +5,35 @@ A tensor's device chooses the kernels: the twin on the CPU, CANN on an NPU.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from torch import Tensor
 
 from .registration import operator
 
-Dispatched = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+
+class DispatchedV1(NamedTuple):
+    """The outputs of ``npu_moe_distribute_dispatch``: torch_npu's tuple, with names."""
+
+    expand_x: Tensor
+    dynamic_scales: Tensor
+    expand_idx: Tensor
+    expert_token_nums: Tensor
+    ep_recv_counts: Tensor
+    tp_recv_counts: Tensor
+    expand_scales: Tensor
+
+
+class DispatchedV2(NamedTuple):
+    """The outputs of ``npu_moe_distribute_dispatch_v2``: torch_npu's tuple, with names."""
+
+    expand_x: Tensor
+    dynamic_scales: Tensor
+    assist_info_for_combine: Tensor
+    expert_token_nums: Tensor
+    ep_recv_counts: Tensor
+    tp_recv_counts: Tensor
+    expand_scales: Tensor
 
 
 @operator
@@ -33,7 +57,7 @@ def npu_moe_distribute_dispatch(  # type: ignore[empty-body]
     quant_mode: int = 0,
     global_bs: int = 0,
     expert_token_nums_type: int = 1,
-) -> Dispatched:
+) -> DispatchedV1:
     """Sends every (token, k) row to the rank that owns its expert, and returns the rows received.
 
     BS tokens of H elements, K experts a token, W = ep_world_size ranks, E = moe_expert_num experts,
@@ -111,7 +135,7 @@ def npu_moe_distribute_dispatch_v2(  # type: ignore[empty-body]
     y_dtype: int | None = None,
     x_dtype: int | None = None,
     scales_dtype: int | None = None,
-) -> Dispatched:
+) -> DispatchedV2:
     """Sends every (token, k) row to the rank that owns its expert, and returns the rows received.
 
     BS tokens of H elements, K experts a token, W = ep_world_size ranks, E = moe_expert_num experts,

@@ -199,16 +199,20 @@ def operator(function: Callable[P, R]) -> Callable[P, R]:
         callable_._op = op.through(callable_._op)
     op.keep_calls()
     overload, defaults = op.overload, function.__kwdefaults__ or {}
+    named: Any = getattr(function.__globals__.get(function.__annotations__["return"]), "_make", None)
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         # torch takes its time for each argument that it is given.
         given = {key: value for key, value in kwargs.items() if key not in defaults or value is not defaults[key]}
         try:
-            return overload(*args, **given)  # type: ignore[no-any-return]
+            outputs = overload(*args, **given)
         except RuntimeError:
             function(*args, **kwargs)  # raises Python's TypeError where the call does not fit the signature
             raise
+        # torch.fx's tracer has a proxy of the whole tuple.
+        result: R = named(outputs) if named is not None and isinstance(outputs, tuple) else outputs
+        return result
 
     return call
 

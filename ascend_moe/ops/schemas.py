@@ -52,7 +52,8 @@ def schema_of(function: Callable[..., Any]) -> str:
         shown = f'"{default}"' if isinstance(default, str) else "[]" if default == () else str(default)
         arguments.append(f"{kind} {parameter.name}" + ("" if default is parameter.empty else f"={shown}"))
     returned = signature.return_annotation
-    count = str(function.__globals__.get(returned, returned)).count("torch.Tensor")
+    kind = function.__globals__.get(returned, returned)
+    count = len(kind._fields) if hasattr(kind, "_fields") else str(kind).count("torch.Tensor")
     results = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
     if returned.startswith("list"):
         results = "Tensor[]"

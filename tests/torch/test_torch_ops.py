@@ -59,6 +59,15 @@ def test_however_the_arguments_are_given(group_ep: str) -> None:
     assert torch.equal(combine(*args, **kwargs), combine(**named))
 
 
+@pytest.mark.parametrize(("name", "third"), [("", "expand_idx"), ("_v2", "assist_info_for_combine")])
+def test_outputs_have_names(name: str, third: str, group_ep: str) -> None:
+    x, ids = torch.randn(2, 16), torch.tensor([[0], [1]], dtype=torch.int32)
+    sent = getattr(ascend_moe, f"npu_moe_distribute_dispatch{name}")(x, ids, group_ep, 1, 0, 2)
+    names = ["expand_x", "dynamic_scales", third, "expert_token_nums", "ep_recv_counts", "tp_recv_counts"]
+    assert [*sent._fields] == [*names, "expand_scales"] and isinstance(sent, tuple)
+    assert sent.expand_x is sent[0] and torch.equal(sent.expand_x, x) and sent.expert_token_nums.tolist() == [1, 1]
+
+
 def test_wrong_calls_fail_as_torchs(group_ep: str) -> None:
     args, kwargs = PLAIN.dispatch(0, 1, group_ep)
     x, ids, *place = args
