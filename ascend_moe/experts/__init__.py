@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 
@@ -85,18 +86,21 @@ def grouped_mlp(
     scales = _check_scales(expand_x, dynamic_scales, w_gate_up_scale, w_down_scale)
     counts = as_counts(expert_token_nums, group_list_type)
     rows = used = expand_x.shape[0]
-    if not on_npu(expand_x):
+    # Compilers keep the registered operators as they are, and would follow the functions into every group.
+    compiling = torch.compiler.is_compiling()
+    ops: Any = torch.ops.ascend_moe if compiling else _functions
+    if not on_npu(expand_x) and not compiling:
         # Work follows the rows that arrived, not the worst case that expand_x is allocated for.
         groups = read_groups(expert_token_nums, group_list_type, w_down.shape[0], rows, "expert_token_nums")
         used = groups[-1].stop
     x = expand_x[:used]
     weights = None if topk_scales is None else topk_scales.reshape(rows)[:used]
     multiply: Multiply = partial(
-        npu_grouped_matmul, group_type=0, group_list=expert_token_nums, group_list_type=group_list_type
+        ops.npu_grouped_matmul, group_type=0, group_list=expert_token_nums, group_list_type=group_list_type
     )
     if scales is None:
         gate_up = multiply([x], [w_gate_up], split_item=2)[0]
-        hidden = npu_swiglu(gate_up)
+        hidden = ops.npu_swiglu(gate_up)
         if weights is not None:
             hidden = (hidden * weights.unsqueeze(1)).to(hidden.dtype)
         y = multiply([hidden], [w_down], split_item=2, output_dtype=output_dtype)[0]
@@ -105,7 +109,7 @@ def grouped_mlp(
         if output_dtype is None:
             halves = (torch.bfloat16, torch.float16)
             output_dtype = scales.down.dtype if scales.down.dtype in halves else torch.bfloat16
-        hidden, scale = _w8a8_hidden(multiply, x, w_gate_up, counts, weights, scales)
+        hidden, scale = _w8a8_hidden(ops, multiply, x, w_gate_up, counts, weights, scales)
         y = multiply(
             [hidden], [w_down], split_item=2, output_dtype=output_dtype, scale=[scales.down],
             per_token_scale=[scale],
@@ -117,6 +121,11 @@ def grouped_mlp(
     return y if used == rows else torch.cat([y, y.new_zeros(rows - used, y.shape[1])])
 
 
+_functions = SimpleNamespace(
+    npu_grouped_matmul=npu_grouped_matmul,
+    npu_swiglu=npu_swiglu,
+    npu_dequant_swiglu_quant=npu_dequant_swiglu_quant,
+)
 Multiply = Callable[..., list[torch.Tensor]]
 
 
@@ -177,6 +186,7 @@ def _check_scales(
 
 
 def _w8a8_hidden(
+    ops: Any,
     multiply: Multiply,
     x: torch.Tensor,
     w_gate_up: torch.Tensor,
@@ -186,7 +196,7 @@ def _w8a8_hidden(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Input of the down product: int8 codes, and one scale for each row."""
     sums = multiply([x], [w_gate_up], split_item=3, output_dtype=torch.int32)[0]
-    hidden, hidden_scale = npu_dequant_swiglu_quant(
+    hidden, hidden_scale = ops.npu_dequant_swiglu_quant(
         sums, weight_scale=scales.gate_up, activation_scale=scales.dynamic, group_index=counts,
         activate_left=True, quant_mode=DYNAMIC,
     )  # fmt: skip

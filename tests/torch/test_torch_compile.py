@@ -14,6 +14,8 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.compile_utils import fx_graph_cse
 from torch_calls import EXPERTS, VARIANTS, Variant, overload
 
+from ascend_moe import MoEConfig, MoELayer
+from ascend_moe.dispatchers import WindowDispatcher
 from ascend_moe.native import binding
 from ascend_moe.ops import answers
 from ascend_moe.ops import calls as native
@@ -166,3 +168,22 @@ def test_compiling_with_gradients_says_so(group_ep: str) -> None:
     with pytest.raises(Exception, match=r"is not differentiable yet: call it under torch\.no_grad"):
         compiled(x, *rest)
     assert torch.equal(layer(x, *rest), expected)
+
+
+@pytest.mark.parametrize("changes", [{}, {"router": "deepseek_v3", "n_group": 2, "topk_group": 1}], ids=str)
+@pytest.mark.parametrize("quantised", [False, True])
+def test_a_layer_is_one_graph(changes: dict[str, Any], quantised: bool, group_ep: str) -> None:
+    config = MoEConfig(hidden_size=64, moe_intermediate_size=32, num_experts=8, top_k=2, **changes)
+    layer = MoELayer(config, WindowDispatcher(group_ep, 1, 0, num_experts=8), dtype=torch.bfloat16).init_weights()
+    layer = layer.quantize_() if quantised else layer
+    torch._dynamo.reset()
+    graphs = Graphs()
+    compiled = torch.compile(layer, fullgraph=True, backend=graphs.backend)
+    with torch.no_grad():
+        for seed in range(3):  # other counts of rows, the same graph
+            x = torch.randn(5, 64, generator=torch.Generator().manual_seed(seed)).bfloat16()
+            assert torch.equal(compiled(x), layer(x))
+    (module,) = graphs.graphs
+    middle = ["npu_swiglu"] if not quantised else ["npu_dequant_swiglu_quant"]
+    called = ["dispatch_v2", "npu_grouped_matmul", *middle, "npu_grouped_matmul", "combine_v2"]
+    assert [name for name in ops_in(module.graph) if name in called] == called
