@@ -58,48 +58,15 @@ def npu_moe_distribute_dispatch(  # type: ignore[empty-body]
     global_bs: int = 0,
     expert_token_nums_type: int = 1,
 ) -> DispatchedV1:
-    """Sends every (token, k) row to the rank that owns its expert, and returns the rows received.
-
-    BS tokens of H elements, K experts a token, W = ep_world_size ranks, E = moe_expert_num experts,
-    L = E / W local ones, G = global_bs or BS*W, A = G * min(L, K) rows at most.
+    """As ``npu_moe_distribute_dispatch_v2``, whose help has arguments, results and errors.
 
     Args:
-        x: (BS, H) bfloat16, float16 or float32; rows a multiple of 32 bytes, H <= 8192.
-        expert_ids: (BS, K) int32 in 0..E-1, or -1: not routed. BS <= 4096, K <= 16.
-        group_ep: name of the EP group: ``ascend_moe.comm_name``, a live c10d group name, or a LocalCluster's.
-        ep_world_size, ep_rank_id: W, at most 64, and this rank's place in the group.
-        moe_expert_num: E, a multiple of W, at most 1024.
-        scales: (E, H) float32 smoothing factors, with quant_mode 2 only.
-        x_active_mask: (BS,) or (BS, K) bool; masked pairs are not sent and their ids not looked at.
-        expert_scales: (BS, K) float32: expand_scales then has the weight of every row, and ep_recv_counts is
-            longer, as in CANN. Given on all ranks or on none.
-        quant_mode: 0 none, 2 int8 with one scale a token.
-        global_bs: 0 (every rank has the same BS) or W * the largest BS.
-        expert_token_nums_type: 0 cumulative, 1 counts.
+        x, expert_ids, group_ep, ep_world_size, ep_rank_id, moe_expert_num, scales, x_active_mask, expert_scales,
+            group_tp, tp_world_size, tp_rank_id, expert_shard_type, shared_expert_num, shared_expert_rank_num,
+            quant_mode, global_bs, expert_token_nums_type: as there.
 
     Returns:
-        expand_x (A, H), dtype of x or int8, rows by (local expert, source rank, flat (token, k));
-        dynamic_scales (A,) float32, with quant_mode 2 the factor that turns a row back;
-        expand_idx (BS*K,) int32: earlier pairs of this rank with the same expert;
-        expert_token_nums (L,) int64;
-        ep_recv_counts (W*L,) int32, inclusive prefix sums over [local expert][source rank];
-        tp_recv_counts (tp_world_size,) int32; expand_scales (A,) float32, the expert_scales
-        of every row where given.
-        Rows past ep_recv_counts[W*L-1] are undefined.
-
-    Accepted and ignored, CANN alone uses them:
-    group_tp with one TP rank (tp_world_size 0 or 1, tp_rank_id 0).
-    Refused by name until they are supported: tp_world_size 2, shared_expert_rank_num above 0,
-    shared_expert_num above 1, expert_shard_type 1.
-
-    Collective: all ranks of group_ep call the same ops in the same order, and wait for each other at most
-    ASCEND_MOE_TIMEOUT_S seconds. Compilers keep every call, and their order. Not differentiable yet.
-
-    Raises:
-        ArgumentError, WindowTooSmall: this rank's arguments; nothing was sent, a corrected call works.
-        InvalidExpertId, RoutingOverflow, ConfigMismatch: on every rank; the communicator stays usable.
-        PeerLost, CommTimeout, CorruptStatus: the communicator must be closed and opened afresh,
-            on an NPU by a new process group.
+        As there, but the third is expand_idx (BS*K,) int32: earlier pairs of this rank with the same expert.
 
     Source: torch_npu.npu_moe_distribute_dispatch.
     """
@@ -224,39 +191,18 @@ def npu_moe_distribute_combine(  # type: ignore[empty-body]
     comm_quant_mode: int = 0,
     group_list_type: int = 0,
 ) -> Tensor:
-    """Returns the experts' rows to their tokens and sums them, weighted by expert_scales.
-
-    fp32, multiply then add, k ascending, one rounding to the dtype of expand_x: bit-exact whatever the
-    number of ranks or cores. Rows of inactive tokens are zeros.
+    """As ``npu_moe_distribute_combine_v2``, whose help has arguments, results and errors.
 
     Args:
-        expand_x: (>= rows, H) bfloat16, float16 or float32, in dispatch's row order.
-        expert_ids, x_active_mask, global_bs, group_ep, ep_world_size, ep_rank_id, moe_expert_num: as given to
-            dispatch.
-        expand_idx: (BS*K,) int32, dispatch's.
-        ep_send_counts: (>= W*L,) int32, dispatch's ep_recv_counts.
-        expert_scales: (BS, K) float32 weights; without elements the rows are only added.
-        shared_expert_x: must be None, the v2 op adds it.
+        expand_idx: (BS*K,) int32, of npu_moe_distribute_dispatch, instead of assist_info_for_combine.
+        shared_expert_x, activation_scale, weight_scale, group_list: must be None. out_dtype: must be 0.
+        group_list_type: ignored.
+        expand_x, expert_ids, ep_send_counts, expert_scales, group_ep, ep_world_size, ep_rank_id, moe_expert_num,
+            tp_send_counts, x_active_mask, expand_scales, group_tp, tp_world_size, tp_rank_id, expert_shard_type,
+            shared_expert_num, shared_expert_rank_num, global_bs, comm_quant_mode: as there.
 
     Returns:
-        (BS, H), dtype of expand_x.
-
-    Accepted and ignored, CANN alone uses them:
-    tp_send_counts, expand_scales, group_tp with one TP rank (tp_world_size 0 or 1, tp_rank_id 0),
-    group_list_type.
-    Refused by name until they are supported: tp_world_size 2, shared_expert_rank_num above 0,
-    shared_expert_num above 1, expert_shard_type 1, comm_quant_mode,
-    activation_scale, weight_scale, group_list, out_dtype other than 0.
-
-    Collective: all ranks of group_ep call the same ops in the same order, and wait for each other at most
-    ASCEND_MOE_TIMEOUT_S seconds. Compilers keep every call, and their order. Not differentiable yet.
-
-    Raises:
-        ArgumentError, WindowTooSmall: this rank's arguments; nothing was sent, a corrected call works.
-        InvalidExpertId, RoutingOverflow, ConfigMismatch: on every rank; the communicator stays usable.
-        RoutingMismatch: combine's ids, mask or counts are not dispatch's.
-        PeerLost, CommTimeout, CorruptStatus: the communicator must be closed and opened afresh,
-            on an NPU by a new process group.
+        (BS, H), as there.
 
     Source: torch_npu.npu_moe_distribute_combine.
     """
@@ -310,14 +256,7 @@ def npu_moe_distribute_combine_v2(  # type: ignore[empty-body]
         ep_send_counts: (>= W*L,) int32, dispatch's ep_recv_counts.
         expert_scales: (BS, K) float32 weights; without elements the rows are only added.
         shared_expert_x: (BS, H) or (a, b, H) with a*b = BS, added last with weight 1.
-        comm_alg: how rows travel; the same on all ranks, every output the same bit for bit. 'window', and
-            CANN's names for it 'fullmesh', 'fullmesh_v1', 'fullmesh_v2': into the window of who gets them.
-            'hierarchy': the same on one server, where CANN's two-level sum rounds as this one does; refused
-            across servers.
-            'direct': they stay with their sender, and who gets them reads them there; not between servers
-            (RDMA), and combine takes rows and assist_info_for_combine in dispatch's order only. 'auto':
-            'direct' where it can and fits (``ascend_moe.algorithm_of``). '':
-            ASCEND_MOE_COMM_ALG, without it 'window'.
+        comm_alg: as dispatch's; 'direct' takes rows and assist_info_for_combine in dispatch's order only.
 
     Returns:
         (BS, H), dtype of expand_x.
