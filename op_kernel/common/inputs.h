@@ -24,12 +24,7 @@ struct CombineArguments {
 };
 
 __aicore__ inline Verdict MismatchOf(const MoeDistributeInfo& info, uint32_t expert, uint32_t ours, uint32_t theirs) {
-    Verdict verdict;
-    verdict.code = kRoutingMismatch;
-    verdict.source = info.rank;
-    verdict.reporter = info.rank;
-    verdict.detail0 = expert;
-    verdict.detail1 = ours;
+    Verdict verdict = InvalidOf(info, kRoutingMismatch, expert, ours);
     verdict.detail2 = theirs;
     return verdict;
 }

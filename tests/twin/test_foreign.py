@@ -69,7 +69,7 @@ def address(area: NDArray[np.uint8]) -> int:
 def test_context(layout: str, world: int) -> None:
     windows = twin.Windows(world, data_bytes=8192, state_bytes=4096, name="ep", layout=layout)
     for rank, (words, none) in enumerate(show(windows, (world, 1), (int(layout == "a3"), 1), world)):
-        details = [4096, 1, ord("e")] if layout == "a3" else [int(world > 32), 2, world]
+        details = [4096, 2984, ord("e")] if layout == "a3" else [int(world > 32), 2, world]
         assert list(words[:8]) == [rank, world, rank, world, 8192, *details]
         third = windows.state if layout == "a3" else lambda r, own=rank: windows.data(own)
         want = [[address(f(r)) for f in (windows.data, windows.out, third)] for r in range(world)]

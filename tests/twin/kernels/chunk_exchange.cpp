@@ -21,7 +21,7 @@ extern "C" __global__ __aicore__ void chunk_exchange(GM_ADDR x, GM_ADDR y, GM_AD
     REGISTER_TILING_DEFAULT(ChunkTilingData);
     KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_MIX_AIV_1_0);
     GET_TILING_DATA_WITH_STRUCT(ChunkTilingData, t, tiling);
-    auto context = (__gm__ HcclOpResParam*)GetHcclContext<0>();
+    GM_ADDR context = GetHcclContext<0>();
     const uint32_t rowBytes = t.chunks * kData, flags = t.chunks * kFlagFloats;
     const uint16_t chunks = static_cast<uint16_t>(t.chunks);
     const auto window = [&](uint32_t rank, uint32_t source, uint32_t row) {

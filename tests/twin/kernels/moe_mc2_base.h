@@ -1,53 +1,25 @@
-// What the samples share: the communication context as op sources declare it themselves, small helpers.
+// What the samples share: words of the communication context by their places in bytes, small helpers.
 #ifndef MOE_MC2_BASE_H
 #define MOE_MC2_BASE_H
 
 #include "kernel_operator.h"
 #include "kernel_tiling/kernel_tiling.h"
 
-// ---- the context of a group on A3 ----
-
-constexpr uint32_t AICPU_MAX_RANK_NUM = 128 * 1024;
-
-struct HcclRankRelationResV2 {
-    uint32_t remoteUsrRankId;
-    uint32_t remoteWorldRank;
-    uint64_t windowsIn;
-    uint64_t windowsOut;
-    uint64_t windowsExp;
-    uint64_t nextTagRes[4];
-};
-struct RemoteResPtr {
-    uint64_t nextHostPtr;
-    uint64_t nextDevicePtr;
-};
-struct HcclOpResParam {
-    uint64_t mc2WorkSpace[2];
-    uint32_t localUsrRankId;
-    uint32_t rankSize;
-    uint64_t winSize;
-    uint64_t localWindowsIn;
-    uint64_t localWindowsOut;
-    char hcomId[128];
-    uint64_t winExpSize;
-    uint64_t localWindowsExp;
-    uint32_t rWinStart;
-    uint32_t rWinOffset;
-    uint64_t version;
-    uint64_t localRes[309];
-    uint32_t topoInfo[40];
-    uint64_t config[6];
-    uint64_t hostStateInfo;
-    uint64_t aicpuStateInfo;
-    uint64_t lockAddr;
-    uint32_t rsv[16];
-    uint32_t notifysize;
-    uint32_t remoteResNum;
-    RemoteResPtr remoteRes[AICPU_MAX_RANK_NUM];
-};
-
 namespace Mc2Sample {
 using namespace AscendC;
+
+template <class T>
+__aicore__ inline T At(GM_ADDR base, uint64_t offset) {
+    return *(__gm__ T*)(base + offset);
+}
+// Both contexts begin alike.
+constexpr uint64_t kRankAt = 16, kWorldAt = 20, kWindowBytesAt = 24, kOwnInAt = 32;
+// A3: a table of pairs of pointers, the second to a peer's block, begins where a word says.
+constexpr uint64_t kNameAt = 48, kExpBytesAt = 176, kOwnExpAt = 184, kTableStartAt = 192;
+constexpr uint64_t kPeerInAt = 8, kPeerOutAt = 16, kPeerExpAt = 24;
+__aicore__ inline GM_ADDR Peer(GM_ADDR context, uint32_t rank) {
+    return (GM_ADDR)At<uint64_t>(context, At<uint32_t>(context, kTableStartAt) + rank * 16 + 8);
+}
 
 template <HardEvent event>
 __aicore__ inline void SyncFunc() {
@@ -79,13 +51,13 @@ __aicore__ inline void MoveRow(Queue& queue, const GlobalTensor<T>& to, const Gl
     queue.FreeTensor(row);
 }
 
-__aicore__ inline GM_ADDR WindowIn(__gm__ HcclOpResParam* context, uint32_t rank) {
-    auto remote = (__gm__ HcclRankRelationResV2*)context->remoteRes[rank].nextDevicePtr;
-    return (GM_ADDR)(rank == context->localUsrRankId ? context->localWindowsIn : remote->windowsIn);
+__aicore__ inline GM_ADDR WindowIn(GM_ADDR context, uint32_t rank) {
+    const bool own = rank == At<uint32_t>(context, kRankAt);
+    return (GM_ADDR)(own ? At<uint64_t>(context, kOwnInAt) : At<uint64_t>(Peer(context, rank), kPeerInAt));
 }
-__aicore__ inline GM_ADDR WindowExp(__gm__ HcclOpResParam* context, uint32_t rank) {
-    auto remote = (__gm__ HcclRankRelationResV2*)context->remoteRes[rank].nextDevicePtr;
-    return (GM_ADDR)(rank == context->localUsrRankId ? context->localWindowsExp : remote->windowsExp);
+__aicore__ inline GM_ADDR WindowExp(GM_ADDR context, uint32_t rank) {
+    const bool own = rank == At<uint32_t>(context, kRankAt);
+    return (GM_ADDR)(own ? At<uint64_t>(context, kOwnExpAt) : At<uint64_t>(Peer(context, rank), kPeerExpAt));
 }
 }  // namespace Mc2Sample
 #endif

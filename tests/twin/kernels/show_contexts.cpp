@@ -1,35 +1,12 @@
-// What a kernel sees of its communication contexts, by its own struct definitions and through Hccl<>.
+// What a kernel sees of its communication contexts, by places in bytes and through Hccl<>.
 #include "adv_api/hccl/hccl.h"
 #include "moe_mc2_base.h"
 
-namespace A2 {
-struct IbVerbsMemory {
-    uint64_t size;
-    uint64_t addr;
-    uint32_t key;
-};
-struct IbVerbsData {
-    IbVerbsMemory remoteInput, remoteOutput, localInput, localOutput;
-    uint8_t res[24];
-};
-struct HcclA2CombineOpParam {
-    uint64_t workSpace;
-    uint64_t workSpaceSize;
-    uint32_t rankId;
-    uint32_t rankNum;
-    uint64_t winSize;
-    uint64_t windowsIn[32];
-    uint64_t windowsOut[32];
-    uint8_t res[8328];
-    uint8_t multiFlag;
-    __gm__ IbVerbsData* data;
-    uint64_t dataSize;
-    uint64_t sizeOfAiRMAInfo;
-    uint64_t aiRMAInfo;
-    __gm__ uint64_t* capability;
-    uint64_t capabilitySize;
-};
-}  // namespace A2
+using namespace Mc2Sample;
+
+// A2: windows of 32 ranks; of more through a table of blocks of 120 bytes.
+constexpr uint64_t kInsAt = 32, kOutsAt = 288, kManyAt = 8872, kBlocksAt = 8880, kBlocksBytesAt = 8888;
+constexpr uint64_t kLimitAt = 8912, kBlockBytes = 120, kBlockInAt = 8, kBlockOutAt = 32, kBlockOwnAt = 56;
 
 // words[0..7] the context's own, then in/out/exp of every rank, then in/out of every rank through Hccl<>.
 template <uint32_t group>
@@ -48,32 +25,28 @@ __aicore__ inline void Show(GM_ADDR to, bool a3, uint32_t peers) {
         words[8 + 3 * peers + 2 * r] = (uint64_t)hccl.GetWindowsInAddr(r);
         words[8 + 3 * peers + 2 * r + 1] = (uint64_t)hccl.GetWindowsOutAddr(r);
     }
+    words[2] = At<uint32_t>(context, kRankAt);
+    words[3] = At<uint32_t>(context, kWorldAt);
+    words[4] = At<uint64_t>(context, kWindowBytesAt);
     if (a3) {
-        auto c = (__gm__ HcclOpResParam*)context;
-        words[2] = c->localUsrRankId;
-        words[3] = c->rankSize;
-        words[4] = c->winSize;
-        words[5] = c->winExpSize;
-        words[6] = (uint64_t)((GM_ADDR)c + c->rWinStart == (GM_ADDR)c->remoteRes);
-        words[7] = c->hcomId[0];
+        words[5] = At<uint64_t>(context, kExpBytesAt);
+        words[6] = At<uint32_t>(context, kTableStartAt);
+        words[7] = At<char>(context, kNameAt);
         for (uint32_t r = 0; r < peers; ++r) {
-            auto peer = (__gm__ HcclRankRelationResV2*)c->remoteRes[r].nextDevicePtr;
-            words[8 + 3 * r] = peer->windowsIn;
-            words[8 + 3 * r + 1] = peer->windowsOut;
-            words[8 + 3 * r + 2] = peer->windowsExp;
+            words[8 + 3 * r] = At<uint64_t>(Peer(context, r), kPeerInAt);
+            words[8 + 3 * r + 1] = At<uint64_t>(Peer(context, r), kPeerOutAt);
+            words[8 + 3 * r + 2] = At<uint64_t>(Peer(context, r), kPeerExpAt);
         }
     } else {
-        auto c = (__gm__ A2::HcclA2CombineOpParam*)context;
-        words[2] = c->rankId;
-        words[3] = c->rankNum;
-        words[4] = c->winSize;
-        words[5] = c->multiFlag;
-        words[6] = *c->capability;
-        words[7] = c->dataSize / sizeof(A2::IbVerbsData);
+        const bool many = At<uint8_t>(context, kManyAt) != 0;
+        words[5] = many;
+        words[6] = At<uint64_t>((GM_ADDR)At<uint64_t>(context, kLimitAt), 0);
+        words[7] = At<uint64_t>(context, kBlocksBytesAt) / kBlockBytes;
         for (uint32_t r = 0; r < peers; ++r) {
-            words[8 + 3 * r] = c->multiFlag != 0 ? c->data[r].remoteInput.addr : c->windowsIn[r];
-            words[8 + 3 * r + 1] = c->multiFlag != 0 ? c->data[r].remoteOutput.addr : c->windowsOut[r];
-            words[8 + 3 * r + 2] = c->data[r].localInput.addr;
+            GM_ADDR block = (GM_ADDR)At<uint64_t>(context, kBlocksAt) + r * kBlockBytes;
+            words[8 + 3 * r] = many ? At<uint64_t>(block, kBlockInAt) : At<uint64_t>(context, kInsAt + 8 * r);
+            words[8 + 3 * r + 1] = many ? At<uint64_t>(block, kBlockOutAt) : At<uint64_t>(context, kOutsAt + 8 * r);
+            words[8 + 3 * r + 2] = At<uint64_t>(block, kBlockOwnAt);
         }
     }
 }
