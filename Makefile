@@ -13,7 +13,7 @@
 #   make soak          the fault and load tests with their full counts, and the counts printed: hours
 #   make explore       schedules of the kernels on the checked twin       EXPLORE_ARGS="-n 100000"
 #   make model         the protocol's model in spin, where it is there    MODEL_ARGS=--full
-#   make bench         dispatch and combine against gloo, MPI and the machine's limit   BENCH_ARGS="--bs 32"
+#   make bench         dispatch and combine against gloo, MPI and the machine's limit   BENCH_ARGS="--batch 32"
 #   make bench-check   fails where the bounds of docs/performance.md are not kept
 #   make size          files and lines by folder, and the aims             SINCE=commit
 #   make lib           the libraries into the source tree, for PYTHONPATH=. without installing

@@ -1,9 +1,14 @@
-"""Tables of plain text, fit for a terminal and for an issue; versions of packages."""
+"""Tables of plain text, fit for a terminal and for an issue; files that are written whole; versions of packages."""
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
-from collections.abc import Sequence
+import json
+import os
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 
 def table(rows: Sequence[Sequence[object]], indent: str = "  ") -> list[str]:
@@ -32,3 +37,39 @@ def installed_version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return ""
+
+
+def show(values: object, target: str, tell: Callable[[], object]) -> None:
+    """Calls ``tell``, and writes the values as JSON into the file ``target``; "-": prints them instead."""
+    if target == "-":
+        print(json.dumps(values, indent=2))
+        return
+    tell()
+    if target:
+        write_whole(Path(target), json.dumps(values, indent=2) + "\n")
+
+
+def unwritable(path: Path) -> str:
+    """Why `write_whole` cannot write a file there, as far as one can tell before; "" where it can."""
+    if not path.absolute().parent.is_dir():
+        return f"there is no folder {path.absolute().parent}"
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        return f"{path} is a link or no regular file, and is not replaced"
+    return ""
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replaces a file in one step, so that no reader sees half of it; never a link or a device.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if why := unwritable(path):
+        raise OSError(errno.EINVAL, why)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

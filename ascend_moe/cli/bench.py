@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -13,14 +12,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from ascend_moe._text import show
 from ascend_moe.bench import RankFailed, bounds, report, run
 from ascend_moe.bench import methods as every_method
-from ascend_moe.bench.cases import LAYERS, QUANTS, SKEWS, SWEEPS, Case, matrix
+from ascend_moe.bench.cases import LAYERS, SKEWS, SWEEPS, Case, matrix
 from ascend_moe.bench.results import Run
+from ascend_moe.cli import options
 from ascend_moe.cli.options import bad, numbers
 from ascend_moe.errors import ArgumentError
 from ascend_moe.reference.cases import DTYPES
-from ascend_moe.timeline.chrome import unwritable, write_whole
 
 ITERATIONS, QUICK_ITERATIONS = 60, 12
 
@@ -34,10 +34,10 @@ def bench(
         list[str] | None,
         typer.Option("--preset", "-p", metavar="NAME", help=f"{', '.join(LAYERS)}; several."),
     ] = None,
-    bs: Annotated[str, typer.Option(metavar="N,N", help="Tokens a rank.")] = "8,32",
+    batch: Annotated[str, typer.Option("-b", "--batch", metavar="N,N", help="Tokens a rank.")] = "8,32",
     ranks: Annotated[str, typer.Option("--ranks", "-r", metavar="N,N", help="EP ranks.")] = "2",
     skew: Annotated[str, typer.Option(metavar="|".join(SKEWS), help="Routing.")] = "uniform",
-    quant: Annotated[str, typer.Option(metavar="|".join(QUANTS), help="Rows as they travel.")] = "none",
+    quant: options.Quant = "none",
     dtype: Annotated[str, typer.Option(metavar="|".join(DTYPES), help="Of the rows.")] = "bf16",
     methods: Annotated[
         str,
@@ -46,10 +46,10 @@ def bench(
     sweep: Annotated[str, typer.Option(metavar="|".join(SWEEPS), help="BS 1..512, ranks 1..8, or H 1024..8192.")] = "",
     iterations: Annotated[int, typer.Option("-n", "--iterations", min=1, max=100000)] = ITERATIONS,
     quick: Annotated[bool, typer.Option("--quick", help=f"{QUICK_ITERATIONS} iterations.")] = False,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", dir_okay=False, help="Every number, into this file.")
+    as_json: options.Json = "",
+    plot: Annotated[
+        Path | None, typer.Option(metavar="DIR", file_okay=False, help="Pictures, into this folder.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(file_okay=False, help="Pictures, into this folder.")] = None,
     check: Annotated[
         bool,
         typer.Option("--check", help="Only: are the bounds of docs/performance.md kept? Three tries, code 1 if not."),
@@ -67,13 +67,11 @@ def bench(
         raise typer.Exit(0 if kept else 1)
     if plot is not None and importlib.util.find_spec("matplotlib") is None:
         bad("--plot", "needs matplotlib: pip install 'ascend_moe[bench]'")
-    if json_file is not None and (why := unwritable(json_file)):
-        bad("--json", why)
     try:
         cases = matrix(
             preset or ["deepseek-v3"],
             numbers("ranks", ranks),
-            numbers("bs", bs),
+            numbers("batch", batch),
             sweep=sweep,
             skew=skew,
             quant=quant,
@@ -84,9 +82,8 @@ def bench(
         bad(f"--{error.argument}", str(error))
     result = measure(cases, names, QUICK_ITERATIONS if quick else iterations)
     # A pipe has no width of its own: a table must not be cut at 80 columns there.
-    report.show(result, Console(width=None if sys.stdout.isatty() else 160), force)
-    if json_file is not None:
-        write_whole(json_file, json.dumps(result.as_dict(), indent=1) + "\n")
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    show(result.as_dict(), as_json, lambda: report.show(result, console, force))
     if plot is not None:
         from ascend_moe.bench import plots
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import traceback
 from collections.abc import Callable, Iterable
@@ -13,6 +12,7 @@ import typer
 
 from ascend_moe import doctor as checks
 from ascend_moe import plan as planning
+from ascend_moe._text import show
 from ascend_moe.cli import options
 from ascend_moe.cli.root import version
 from ascend_moe.comm.communicator import DEFAULT_WINDOW_MIB
@@ -27,7 +27,7 @@ app = typer.Typer()
 def doctor(
     asked: dict[str, Any],
     rank_0: Annotated[str, typer.Option("--group", metavar="HOST:PORT", help="Whether rank 0 answers there.")] = "",
-    as_json: options.Json = False,
+    as_json: options.Json = "",
 ) -> None:
     """Versions, variables, devices, memory; every finding with its fix.
 
@@ -46,11 +46,8 @@ def doctor(
         request = options.request_of(**asked)
         parts.append(lambda: checks.fits(request))
     findings = [finding for part in parts for finding in _findings(part)]
-    if as_json:
-        listed = [asdict(finding) for finding in findings]
-        print(json.dumps({"version": version(), "findings": listed}, indent=2))
-    else:
-        print(f"ascend-moe doctor, ascend_moe {version()}\n\n{text(findings)}")
+    found = {"version": version(), "findings": [asdict(finding) for finding in findings]}
+    show(found, as_json, lambda: print(f"ascend-moe doctor, ascend_moe {version()}\n\n{text(findings)}"))
     raise typer.Exit(1 if any(finding.level == ERROR for finding in findings) else 0)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Annotated
 
@@ -11,7 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ascend_moe.cli.options import MAX_SEED
+from ascend_moe._text import show
+from ascend_moe.cli.options import MAX_SEED, Json
 from ascend_moe.errors import AscendMoeError
 
 from .. import explore
@@ -41,7 +41,7 @@ def explore_command(
     replay: Annotated[
         str | None, typer.Option("--replay", metavar="AT:CHOICE,…", help="Choices of a shrunk schedule.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
+    as_json: Json = "",
 ) -> None:
     """Look for races, missing synchronisation, hangs and wrong results, schedule after schedule.
 
@@ -50,7 +50,7 @@ def explore_command(
     for option, value, names in (("--policy", policy, POLICIES), ("--stores", stores, _STORES)):
         if value not in names:
             raise typer.BadParameter(f"{value!r} is none of {', '.join(names)}", param_hint=f"'{option}'")
-    console = Console(stderr=as_json)
+    console = Console(stderr=as_json == "-")
     try:
         chosen = parse(case) if case is not None else None
         options = Options(policy=policy, store_order=stores)
@@ -63,7 +63,7 @@ def explore_command(
         if policy == "exhaustive" and replay is None:
             result = exhaustive(chosen or Program(), preemptions, limit=schedules)
         else:
-            result = _run(chosen, schedules, seed, options, console, as_json)
+            result = _run(chosen, schedules, seed, options, console, as_json == "-")
         if result.finding is not None and replay is None:
             result.finding = shrink(result.finding)
     except AscendMoeError as error:
@@ -97,20 +97,22 @@ def _choices(text: str) -> tuple[int, ...]:
     return tuple(choices)
 
 
-def _print(result: Result, console: Console, as_json: bool) -> None:
+def _print(result: Result, console: Console, as_json: str) -> None:
     found = result.finding
-    if as_json:
-        counts = ("schedules", "cases", "distinct", "steps", "instructions")
-        values = {name: getattr(result, name) for name in counts} | {
-            "seconds": round(result.seconds, 3),
-            "polls": {place: {"waiting": w, "ready": r} for place, (w, r) in result.polls.items()},
-            "finding": None,
-        }
-        if found is not None:
-            values["finding"] = {name: getattr(found, name) for name in ("kind", "message", "seed")}
-            values["finding"] |= {"case": str(found.case), "command": found.command()}
-        print(json.dumps(values, indent=2))
-        return
+    counts = ("schedules", "cases", "distinct", "steps", "instructions")
+    values = {name: getattr(result, name) for name in counts} | {
+        "seconds": round(result.seconds, 3),
+        "polls": {place: {"waiting": w, "ready": r} for place, (w, r) in result.polls.items()},
+        "finding": None,
+    }
+    if found is not None:
+        values["finding"] = {name: getattr(found, name) for name in ("kind", "message", "seed")}
+        values["finding"] |= {"case": str(found.case), "command": found.command()}
+    show(values, as_json, lambda: _tell(result, console))
+
+
+def _tell(result: Result, console: Console) -> None:
+    found = result.finding
     rate = result.schedules / result.seconds if result.seconds else 0.0
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in (

@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from ascend_moe import plan as planning
+from ascend_moe._text import unwritable
 from ascend_moe.checkpoint.presets import PRESETS, preset
 from ascend_moe.errors import ArgumentError
 from ascend_moe.plan import Request
@@ -17,6 +19,7 @@ from ascend_moe.plan.soc import DEFAULT_SOC, SOCS
 from ascend_moe.reference.cases import DTYPES
 
 DEFAULT_PRESET = "deepseek-v3"
+QUANTS = ("none", "int8")
 MAX_SEED = 2**63 - 1  # of torch's generators
 
 
@@ -28,6 +31,23 @@ def shape_of(
     usual = {"hidden": layer.hidden_size, "topk": layer.top_k, "experts": layer.num_experts}
     given = {"hidden": hidden, "topk": topk, "experts": experts}
     return usual | {key: value for key, value in given.items() if value is not None}
+
+
+def _quant(value: str) -> str:
+    if value not in QUANTS:
+        bad("--quant", f"{value!r} is none of {', '.join(QUANTS)}")
+    return value
+
+
+def _json(value: str) -> str:
+    if value not in ("", "-") and (why := unwritable(Path(value))):
+        bad("--json", why)
+    return value
+
+
+def bad(option: str, message: str) -> NoReturn:
+    """A wrong option, in typer's form."""
+    raise typer.BadParameter(message, param_hint=f"'{option}'")
 
 
 _USUAL = shape_of(None)
@@ -44,10 +64,12 @@ Experts = Annotated[
     int | None,
     typer.Option("-e", "--experts", metavar="E", help=f"Experts of all ranks; default {_USUAL['experts']}."),
 ]
-Quant = Annotated[bool, typer.Option("--quant", help="int8 rows, quant_mode 2.")]
+Quant = Annotated[str, typer.Option("--quant", metavar="none|int8", help="Rows as they travel.", callback=_quant)]
 Contract = Annotated[str, typer.Option(metavar="|".join(planning.CONTRACTS))]
 Cores = Annotated[int, typer.Option(metavar="N", help="AIV cores of a launch; 0: all of the SoC.", show_default=False)]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
+Json = Annotated[
+    str, typer.Option("--json", metavar="FILE|-", help="Every number as JSON; -: printed alone.", callback=_json)
+]
 
 
 def request_of(
@@ -66,8 +88,8 @@ def request_of(
     topk: TopK = None,
     experts: Experts = None,
     dtype: Annotated[str, typer.Option(metavar="|".join(DTYPES), help="Of x.")] = "bf16",
-    quant: Quant = False,
-    smooth: Annotated[bool, typer.Option("--smooth", help="With smooth scales; implies --quant.")] = False,
+    quant: Quant = "none",
+    smooth: Annotated[bool, typer.Option("--smooth", help="With smooth scales; implies int8.")] = False,
     contract: Contract = "v2",
     soc: Annotated[str, typer.Option(metavar="NAME", help=f"{', '.join(SOCS)}.")] = DEFAULT_SOC,
     cores: Cores = 0,
@@ -94,7 +116,7 @@ def request_of(
         batch=global_bs // ranks if global_bs else 128 if batch is None else batch,
         equal_batches=global_bs is None,
         dtype=dtype,
-        quant=quant or smooth,
+        quant=quant == "int8" or smooth,
         smooth=smooth,
         contract=contract,
         soc=soc,
@@ -129,8 +151,3 @@ def numbers(option: str, text: str) -> list[int]:
     if not all(word.strip().isdecimal() for word in words):
         raise ArgumentError(f"--{option} {text} is no list of whole numbers, like 8,16", argument=option)
     return [int(word) for word in words]
-
-
-def bad(option: str, message: str) -> NoReturn:
-    """A wrong option, in typer's form."""
-    raise typer.BadParameter(message, param_hint=f"'{option}'")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import typer
 
 from ascend_moe import plan as planning
-from ascend_moe._text import table
+from ascend_moe._text import show, table
 from ascend_moe.cli import options
 from ascend_moe.plan import OpPlan, Report
 
@@ -17,14 +16,14 @@ app = typer.Typer()
 
 @app.command()
 @options.with_configuration
-def plan(asked: dict[str, Any], as_json: options.Json = False) -> None:
+def plan(asked: dict[str, Any], as_json: options.Json = "") -> None:
     """What a configuration of dispatch and combine needs. Opens no window.
 
     Exit code 0: the operators take this configuration. 1: it breaks limits of ours. 2: wrong options.
     """
     asked["window"] = asked["window"] or planning.exported_mib(0)
     report = planning.plan(options.request_of(**asked))
-    print(json.dumps(report.as_dict(), indent=2) if as_json else text(report))
+    show(report.as_dict(), as_json, lambda: print(text(report)))
     raise typer.Exit(0 if report.ok else 1)
 
 
@@ -67,6 +66,8 @@ def _window(report: Report) -> list[str]:
     lines = ["window of a rank, both halves", *table(rows)]
     if need["state_in_window_mib"]:
         lines.append(f"  {need['state_in_window_mib']} MiB of it is the state area (A2)")
+    if any(one.argument != "HCCL_BUFFSIZE" for one in report.violations):
+        return lines  # no window would help
     lines.append(f"  export HCCL_BUFFSIZE={report.buffsize_mib}")
     if exported:
         lines[-1] += f"  (is {exported}: {'enough' if exported >= report.buffsize_mib else 'too small'})"

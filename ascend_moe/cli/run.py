@@ -10,6 +10,7 @@ import typer
 
 from ascend_moe.checkpoint.config import moe_config, read_json
 from ascend_moe.checkpoint.presets import PRESETS, preset
+from ascend_moe.cli import options
 from ascend_moe.cli.options import DEFAULT_PRESET, MAX_SEED, bad
 from ascend_moe.demo import BACKENDS, execute
 from ascend_moe.demo.layers import DEFAULT_TEXT, RunSpec, batches_of, default_text
@@ -41,14 +42,14 @@ def run(
         typer.Option(help="Tokens a rank: 64 gives rank 0 64 and the others fewer; 64,0,7,9 says them all."),
     ] = "64",
     dtype: Annotated[str, typer.Option(metavar="|".join(DTYPES), help="Of rows and weights.")] = "bf16",
-    quant: Annotated[bool, typer.Option("--quant", help="W8A8: int8 rows, int8 experts.")] = False,
+    quant: options.Quant = "none",
     text: Annotated[
         Path | None,
         typer.Option(exists=True, dir_okay=False, help=f"The tokens, a byte each; default {DEFAULT_TEXT}."),
     ] = None,
     iterations: Annotated[int, typer.Option(min=1, max=1000, help="Timed passes.")] = 5,
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of embedding and random weights.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
+    as_json: options.Json = "",
 ) -> None:
     """Run a MoE layer over EP ranks of this machine on real text, and check every result.
 
@@ -67,7 +68,7 @@ def run(
             config=config,
             batches=batches,
             dtype=DTYPES[dtype],
-            quant=quant,
+            quant=quant == "int8",
             text=wanted,
             seed=seed,
             iterations=iterations,

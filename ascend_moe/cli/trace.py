@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ascend_moe._text import table
+from ascend_moe._text import table, unwritable, write_whole
 from ascend_moe.cli import options
 from ascend_moe.errors import ArgumentError
 from ascend_moe.timed import roundtrip
@@ -23,14 +23,14 @@ HEAD = ["step", "at work, µs", "slowest, µs", "of the op, %", "cores", "SyncAl
 @app.command()
 def trace(
     ranks: Annotated[int, typer.Option("-r", "--ranks", metavar="W", help="EP ranks.")] = 2,
-    bs: Annotated[int, typer.Option("-b", "--bs", metavar="BS", help="Tokens a rank.")] = 32,
+    batch: Annotated[int, typer.Option("-b", "--batch", metavar="BS", help="Tokens a rank.")] = 32,
     preset: options.Preset = None,
     hidden: options.Hidden = None,
     topk: options.TopK = None,
     experts: options.Experts = None,
-    quant: options.Quant = False,
+    quant: options.Quant = "none",
     op: Annotated[str, typer.Option(metavar="|".join(OPS))] = "both",
-    algorithm: Annotated[str, typer.Option(metavar="|".join(ALGORITHMS))] = "window",
+    comm_alg: Annotated[str, typer.Option("--comm-alg", metavar="|".join(ALGORITHMS))] = "window",
     repeat: Annotated[int, typer.Option(metavar="N", max=100_000, help="Rounds that are recorded.")] = 15,
     pick: Annotated[str, typer.Option(metavar="|".join(PICKS), help="Which round to show.")] = "p10",
     seed: Annotated[int, typer.Option(min=0, max=options.MAX_SEED, help="Of inputs and routing.")] = 0,
@@ -38,7 +38,7 @@ def trace(
     out: Annotated[
         str, typer.Option(metavar="FILE", help="Trace JSON for ui.perfetto.dev; - for none.")
     ] = "trace.json",
-    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="A picture of it.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="A picture of it, SVG.")] = None,
 ) -> None:
     """Run dispatch and combine and show where the time goes.
 
@@ -48,18 +48,18 @@ def trace(
     Exit code 0: the files are written. 1: a file could not be. 2: wrong options.
     """
     shape = options.shape_of(preset, hidden, topk, experts)
-    show: dict[str, Any] = {"op": op, "algorithm": algorithm, "repeat": repeat, "pick": pick, "seed": seed}
-    request = TraceRequest(ranks=ranks, batch=bs, quant=quant, **shape, **show)
-    wanted = [(None if out == "-" else Path(out), chrome.text), (svg, picture.svg)]
+    show: dict[str, Any] = {"op": op, "algorithm": comm_alg, "repeat": repeat, "pick": pick, "seed": seed}
+    request = TraceRequest(ranks=ranks, batch=batch, quant=quant == "int8", **shape, **show)
+    wanted = [(None if out == "-" else Path(out), chrome.text), (plot, picture.svg)]
     outputs = [(path, content) for path, content in wanted if path is not None]
     for path, _ in outputs:  # refused before anything runs
-        if why := chrome.unwritable(path):
+        if why := unwritable(path):
             raise ArgumentError(why, argument="out")
     timeline = roundtrip.predicted(request, soc) if soc else roundtrip.measured(request)
     print("\n".join(text(timeline)))
     for path, content in outputs:
         try:
-            chrome.write_whole(path, content(timeline))
+            write_whole(path, content(timeline))
         except OSError as problem:
             print(f"ascend-moe trace: {path}: {problem.strerror}", file=sys.stderr)
             raise typer.Exit(1) from None

@@ -18,6 +18,7 @@ import typer
 
 from ascend_moe import settings
 from ascend_moe import validate as validation
+from ascend_moe._text import show
 from ascend_moe.cli import options
 from ascend_moe.comm.communicator import MAX_WORLD
 from ascend_moe.errors import ArgumentError, AscendMoeError
@@ -40,11 +41,11 @@ def validate(
     ] = "auto",
     seed: Annotated[int, typer.Option(metavar="N", help="Of the tensors.")] = 0,
     extra: Annotated[int, typer.Option(metavar="N", help="Calls by chance, beside those by name.")] = 24,
-    dtypes: Annotated[str, typer.Option(metavar="A,B", help="Of the rows.")] = ",".join(DTYPES),
+    dtype: Annotated[str, typer.Option(metavar="A,B", help="Of the rows.")] = ",".join(DTYPES),
     bring_up: Annotated[
         bool, typer.Option("--bringup", help="Instead: probe one by one what new silicon must do.")
     ] = False,
-    as_json: options.Json = False,
+    as_json: options.Json = "",
 ) -> None:
     """Dispatch and combine on all ranks, every result against the reference, bit for bit.
 
@@ -53,15 +54,15 @@ def validate(
     Exit code 0: all right. 1: a difference, a wrong error, or a rank that stopped. 2: wrong options.
     With --bringup 0: all probes passed. 1: one failed. 3: none failed, some cannot run here.
     """
-    names = tuple(name for name in dtypes.split(",") if name)
+    names = tuple(name for name in dtype.split(",") if name)
     for name in names:
         if name not in DTYPES:
-            raise ArgumentError(f"--dtypes {name!r} is none of {', '.join(DTYPES)}", argument="dtypes")
+            raise ArgumentError(f"--dtype {name!r} is none of {', '.join(DTYPES)}", argument="dtype")
     if ranks is not None and not 1 <= ranks <= MAX_WORLD:
         raise ArgumentError(f"--ranks {ranks} must be in 1..{MAX_WORLD}", argument="ranks")
     here = validation.find(device)
     os.environ.setdefault(settings.TIMEOUT_S.name, DEFAULT_TIMEOUT_S)
-    own = ["--seed", str(seed), "--extra", str(extra), "--dtypes", dtypes, *["--bringup"] * bring_up]
+    own = ["--seed", str(seed), "--extra", str(extra), "--dtype", dtype, *["--bringup"] * bring_up]
     if validation.under_torchrun():
         raise typer.Exit(_rank(here, lambda world: matrix(world, seed, extra, names), bring_up, as_json))
     if here.kind == "npu":
@@ -75,7 +76,7 @@ def validate(
     raise typer.Exit(_print({"text": validation.text(outcome), **outcome.as_dict()}, as_json))
 
 
-def _rank(device: validation.Device, choose: validation.Choose, bring_up: bool, as_json: bool) -> int:
+def _rank(device: validation.Device, choose: validation.Choose, bring_up: bool, as_json: str) -> int:
     """One rank of torchrun. Rank 0 prints what came of it, or leaves it for the process that started it."""
     place, about = open_group(device)
     path, code = settings.VALIDATE_OUTCOME.get(), 0
@@ -108,7 +109,7 @@ def open_group(device: validation.Device) -> tuple[torch.device, str]:
     return torch.device("cpu"), f"cpu, {dist.get_world_size()} processes, gloo"
 
 
-def _start(device: validation.Device, ranks: int | None, own: Sequence[str], bring_up: bool, as_json: bool) -> int:
+def _start(device: validation.Device, ranks: int | None, own: Sequence[str], bring_up: bool, as_json: str) -> int:
     """Starts torchrun on the NPUs of this machine and reports what its rank 0 leaves behind."""
     ranks = ranks or (device.count if bring_up else min(device.count, MAX_WORLD))
     if ranks > device.count and not device.virtual and not bring_up:
@@ -140,17 +141,15 @@ def torchrun(ranks: int, command: Sequence[str], env: dict[str, str]) -> int:
     return subprocess.run([*start, *launch, *command], env={**os.environ, **env}).returncode
 
 
-def _print(outcome: dict[str, Any], as_json: bool) -> int:
+def _print(outcome: dict[str, Any], as_json: str) -> int:
     """Prints an outcome; returns the exit code."""
     text = outcome.pop("text")
-    print(json.dumps(outcome, indent=2) if as_json else text)
+    show(outcome, as_json, lambda: print(text))
     return 0 if outcome["ok"] else 1
 
 
-def _report(about: str, findings: Sequence[probes.Finding], as_json: bool) -> int:
+def _report(about: str, findings: Sequence[probes.Finding], as_json: str) -> int:
     """Prints the findings of --bringup; returns the exit code."""
-    if as_json:
-        print(json.dumps({"device": about, "findings": [asdict(one) for one in findings]}, indent=2))
-    else:
-        print("\n".join([about, "", *map(str, findings), "", probes.summary(findings)]))
+    lines = [about, "", *map(str, findings), "", probes.summary(findings)]
+    show({"device": about, "findings": [asdict(one) for one in findings]}, as_json, lambda: print("\n".join(lines)))
     return probes.exit_code(findings)

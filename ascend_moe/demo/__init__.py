@@ -6,7 +6,6 @@ layers (what is run, and one rank of it) -> check -> report -> here (all ranks, 
 from __future__ import annotations
 
 import datetime
-import json
 import os
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from rich.console import Console
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
 
 import ascend_moe
+from ascend_moe._text import show
 from ascend_moe.comm.communicator import timeout_s
 from ascend_moe.comm.threads import LocalCluster
 from ascend_moe.demo.check import verify
@@ -33,8 +33,8 @@ BACKENDS = ("threads", "processes")
 _PLAIN_WIDTH = 100  # columns where the output is no terminal
 
 
-def execute(spec: RunSpec, head: Sequence[str], backend: str = "threads", as_json: bool = False) -> int:
-    """Runs it and prints the report, or JSON and nothing else. ``head``: sentences about it, printed first.
+def execute(spec: RunSpec, head: Sequence[str], backend: str = "threads", as_json: str = "") -> int:
+    """Runs it and tells the report as ``_text.show`` does. ``head``: sentences about it, printed first.
 
     Returns 0 for PASS, 1 for FAIL or an error of the run.
     """
@@ -47,10 +47,7 @@ def execute(spec: RunSpec, head: Sequence[str], backend: str = "threads", as_jso
         _tell(error, head, as_json)
         return 1
     report = Report(spec, head, backend, records, verdict, time.perf_counter() - start)
-    if as_json:
-        print(json.dumps(report.json(), indent=1))
-    else:
-        report.show(_console())
+    show(report.json(), as_json, lambda: report.show(_console()))
     return 0 if verdict.ok else 1
 
 
@@ -112,17 +109,18 @@ def _console() -> Console:
     return console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH)
 
 
-def _tell(error: AscendMoeError, head: Sequence[str], as_json: bool) -> None:
+def _tell(error: AscendMoeError, head: Sequence[str], as_json: str) -> None:
     """An error of the run, with what other ranks raised."""
     text = f"{type(error).__name__}: {error}"
-    if as_json:
-        print(json.dumps({"pass": False, "about": head, "error": text}, indent=1))
-        return
-    print("\n".join(head))
-    for rank, other in sorted(error.others.items()):
-        if str(other) != str(error):
-            print(f"rank {rank} raised {type(other).__name__}: {other}", file=sys.stderr)
-    _console().print(f"\n{text}\n[bold red]FAIL", soft_wrap=True)
+
+    def tell() -> None:
+        print("\n".join(head))
+        for rank, other in sorted(error.others.items()):
+            if str(other) != str(error):
+                print(f"rank {rank} raised {type(other).__name__}: {other}", file=sys.stderr)
+        _console().print(f"\n{text}\n[bold red]FAIL", soft_wrap=True)
+
+    show({"pass": False, "about": head, "error": text}, as_json, tell)
 
 
 @contextmanager

@@ -5,12 +5,8 @@ A process is a rank; its threads are the cores' tracks: phases with waits inside
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-import threading
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,32 +24,6 @@ _COUNTER_BINS = 200
 def text(timeline: Timeline, zero: float | None = None) -> str:
     """The file's text."""
     return json.dumps(document(timeline, zero), separators=(",", ":"))
-
-
-def unwritable(path: Path) -> str:
-    """Why `write_whole` cannot write a file there, as far as one can tell before; "" where it can."""
-    if not path.absolute().parent.is_dir():
-        return f"there is no folder {path.absolute().parent}"
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        return f"{path} is a link or no regular file, and is not replaced"
-    return ""
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Replaces a file in one step, so that no reader sees half of it; never a link or a device.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    if why := unwritable(path):
-        raise OSError(errno.EINVAL, why)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def document(timeline: Timeline, zero: float | None = None) -> Record:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from .._text import write_whole
 from ..errors import ArgumentError, AscendMoeError
 from ..native import library
 from . import MEASURED, Timeline, chrome, from_native
@@ -139,4 +140,4 @@ def _finish(recording: Recording, failed: bool) -> None:
     if recording.path is not None:
         # Files of several ranks are opened together: their times are on the one clock of this machine.
         zero = None if _rank() is None else 0.0
-        chrome.write_whole(recording.path, chrome.text(recording.timeline, zero))
+        write_whole(recording.path, chrome.text(recording.timeline, zero))

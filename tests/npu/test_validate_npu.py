@@ -43,7 +43,7 @@ def test_validate(soc: str) -> None:
 @pytest.mark.nightly
 def test_two_servers() -> None:
     """9 ranks of an A2: the last is on a server of its own, reached by RDMA."""
-    code, printed = on_vnpu(A2, "validate", "--extra", "0", "--dtypes", "bf16", devices=9)
+    code, printed = on_vnpu(A2, "validate", "--extra", "0", "--dtype", "bf16", devices=9)
     assert code == 0 and "several servers (ranks a server: 8)" in printed and "PASS: " in printed, printed
 
 

@@ -77,8 +77,8 @@ def test_main_job_passes(hidden: int, mib: int, monkeypatch: pytest.MonkeyPatch)
     [
         ["--dtype", "fp32"],
         ["--ranks", "1"],
-        ["--batch", "5,0,9,1", "--quant"],
-        ["--dtype", "fp16", "--quant"],
+        ["--batch", "5,0,9,1", "--quant", "int8"],
+        ["--dtype", "fp16", "--quant", "int8"],
         pytest.param(["--ranks", "16", "--batch", "5"], marks=nightly),
         pytest.param(["-p", "qwen3-30b", "--batch", "16", "--iterations", "1", "--ranks", "2"], marks=nightly),
         pytest.param(["-p", "mixtral", "--batch", "16", "--iterations", "1", "--ranks", "2"], marks=nightly),
@@ -134,7 +134,7 @@ def test_several_servers_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     assert code == 0 and output.count("bit for bit") == 2, output
 
 
-@pytest.mark.parametrize("args", [[], pytest.param(["--quant"], marks=nightly)], ids=["plain", "quant"])
+@pytest.mark.parametrize("args", [[], pytest.param(["--quant", "int8"], marks=nightly)], ids=["plain", "quant"])
 def test_checkpoint(tmp_path: Path, args: list[str]) -> None:
     saved = save("deepseek_v3", tmp_path / "model", dtype=torch.bfloat16)
     options = ["--checkpoint", str(saved.directory), "--ranks", "2", "--batch", "9,0", *args]
@@ -220,15 +220,15 @@ def test_presets_are_the_models(name: str, config: str) -> None:
 
 # ---- what every command refuses
 
-PREDICT = ["--ep", "2,4", "--bs", "4", "--hidden", "512", "-k", "2", "-e", "8", "--cores", "4"]
+PREDICT = ["--ranks", "2,4", "--batch", "4", "--hidden", "512", "-k", "2", "-e", "8", "--cores", "4"]
 
 
 @pytest.mark.parametrize(
     ("command", "argv", "text"),
     [
         ("bench", ["--preset", "gpt"], "preset is 'gpt'"),
-        ("bench", ["--bs", "8,x"], "--bs 8,x is no list"),
-        ("bench", ["--bs", "-3"], "--bs -3 is no list"),
+        ("bench", ["--batch", "8,x"], "--batch 8,x is no list"),
+        ("bench", ["--batch", "-3"], "--batch -3 is no list"),
         ("bench", ["--ranks", "3"], "divide the 256 experts"),
         ("bench", ["--methods", "ours,nccl"], "methods has 'nccl'"),
         ("bench", ["--sweep", "time"], "sweep is 'time'"),
@@ -261,36 +261,36 @@ PREDICT = ["--ep", "2,4", "--bs", "4", "--hidden", "512", "-k", "2", "-e", "8", 
         ("plan", ["--ranks", "0"], "ranks is 0; need 1.."),
         ("plan", ["--cores", "65"], "cores is 65; need 1..64"),
         ("plan", ["--ranks-per-server", "17"], "ranks_per_server is 17; need 1..16"),
-        ("predict", [*PREDICT, "--algorithm", "ring"], "need one of cann-style, window, direct, zero-copy"),
+        ("predict", [*PREDICT, "--comm-alg", "ring"], "need one of cann-style, window, direct, zero-copy"),
         ("predict", [*PREDICT, "--soc", "Ascend310"], "Ascend310"),
-        ("predict", [*PREDICT, "--ep", "eight"], "--ep eight is no list of whole numbers"),
-        ("predict", [*PREDICT, "--ep", "3"], "moe_expert_num"),
-        ("predict", ["--ep", "0"], "ranks is 0; need 1.."),
-        ("predict", ["--ep", "100"], "ep_world_size is 100, it must be in 1..64"),
-        ("predict", ["--ep", "128"], "ep_world_size is 128, it must be in 1..64"),
-        ("predict", [*PREDICT, "--bs", "-1"], "batch is -1; need 0.."),
-        ("predict", [*PREDICT, "--bs", "4097"], "BS = 4097"),
+        ("predict", [*PREDICT, "--ranks", "eight"], "--ranks eight is no list of whole numbers"),
+        ("predict", [*PREDICT, "--ranks", "3"], "moe_expert_num"),
+        ("predict", ["--ranks", "0"], "ranks is 0; need 1.."),
+        ("predict", ["--ranks", "100"], "ep_world_size is 100, it must be in 1..64"),
+        ("predict", ["--ranks", "128"], "ep_world_size is 128, it must be in 1..64"),
+        ("predict", [*PREDICT, "--batch", "-1"], "batch is -1; need 0.."),
+        ("predict", [*PREDICT, "--batch", "4097"], "BS = 4097"),
         ("predict", [*PREDICT, "--cores", "49"], "cores is 49; Ascend910_9391 has 48"),
         ("predict", [*PREDICT, "--cores", "-1"], "cores is -1; need 1..64"),
         ("predict", [*PREDICT, "-k", "17", "-e", "64"], "K = 17"),
-        ("validate", ["--dtypes", "fp8"], "'fp8' is none of bf16, fp16, fp32"),
+        ("validate", ["--dtype", "fp8"], "'fp8' is none of bf16, fp16, fp32"),
         ("validate", ["--device", "gpu"], "device is 'gpu'; need one of auto, npu, cpu"),
         ("validate", ["--device", "npu"], "there is no NPU: torch_npu is not installed"),
         ("validate", ["--ranks", "65"], "--ranks 65 must be in 1..64"),
         ("validate", ["-r", "0", "--bringup"], "--ranks 0 must be in 1..64"),
-        ("trace", ["-p", "tiny", "--bs", "0"], "0"),
+        ("trace", ["-p", "tiny", "--batch", "0"], "0"),
         ("trace", ["-p", "tiny", "--ranks", "128", "--soc", "Ascend910_9391"], "ep_world_size is 128"),
         ("trace", ["-p", "tiny", "--ranks", "128"], "must be an int in 1..64"),
         ("trace", ["-p", "tiny", "--seed", str(2**63)], "'--seed'"),
         ("explore", ["--seed", str(2**63)], "'--seed'"),
         ("trace", ["-p", "tiny", "--out", "/nowhere/t.json"], "/nowhere"),
         ("trace", ["-p", "tiny", "--out", "/dev/full"], "/dev/full is a link or no regular file"),
-        ("trace", ["-p", "tiny", "--svg", "link"], "link is a link or no regular file"),
+        ("trace", ["-p", "tiny", "--plot", "link"], "link is a link or no regular file"),
         ("bench", ["--json", "link"], "is a link or no regular file"),
         ("trace", ["-p", "gpt"], "gpt"),
         ("trace", ["-p", "tiny", "--soc", "H100"], "H100"),
-        ("trace", ["-p", "tiny", "--algorithm", "push"], "algorithm is 'push'"),
-        ("trace", ["-p", "tiny", "--algorithm", "cann-style"], "cann-style is predicted alone"),
+        ("trace", ["-p", "tiny", "--comm-alg", "push"], "algorithm is 'push'"),
+        ("trace", ["-p", "tiny", "--comm-alg", "cann-style"], "cann-style is predicted alone"),
     ],
 )
 def test_wrong_options_are_told(

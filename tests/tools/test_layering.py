@@ -178,7 +178,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "dispatchers": ("ops",),
     "layer": ("dispatchers", "experts", "vendor"),
     "npu": ("dispatchers", "experts", "vendor"),
-    "timeline": ("comm",),
+    "timeline": ("comm", "_text"),
     "": ("_autoload", "_text", "layer", "npu", "timeline"),  # the public names
     "checkpoint": ("layer",),
     "reference": (),

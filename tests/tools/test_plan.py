@@ -252,4 +252,4 @@ def test_command_fails_when_a_limit_is_violated(monkeypatch: pytest.MonkeyPatch)
     code, said, _ = commands.said("plan", "-p", "deepseek-v3")
     assert code == 1 and "is 20: too small" in said and "(CANN's own operator: " in said
     code, said, _ = commands.said("plan", "--hidden", "10000")
-    assert code == 1 and "not possible: x has H = 10000" in said
+    assert code == 1 and "not possible: x has H = 10000" in said and "export HCCL_BUFFSIZE" not in said

@@ -237,7 +237,7 @@ import calibration_fit  # noqa: E402
 import predict_page  # noqa: E402
 import source_hash  # noqa: E402
 
-OPTIONS = ["--ep", "2,4", "--bs", "4", "--hidden", "512", "-k", "2", "-e", "8", "--cores", "4"]
+OPTIONS = ["--ranks", "2,4", "--batch", "4", "--hidden", "512", "-k", "2", "-e", "8", "--cores", "4"]
 
 
 def test_every_figure_has_a_value_and_a_source() -> None:
@@ -337,14 +337,14 @@ def test_the_page_is_of_these_sources() -> None:
 
 
 def test_text_and_json() -> None:
-    lines = commands.said("predict", "--soc", A2, *OPTIONS, "--ep", "2,16", "-e", "16").out.splitlines()
+    lines = commands.said("predict", "--soc", A2, *OPTIONS, "--ranks", "2,16", "-e", "16").out.splitlines()
     assert lines[0].startswith("Ascend910B1, 4 cores, BS 4, H 512, K 2, E 16")
     assert lines[1].startswith("model, not a measurement: fitted to published times")
     assert "on held-out ones" in lines[1] and any("AlltoAllDispatch" in line for line in lines)
     rows = [line.split()[:2] for line in lines]
     wanted = [*(["2", name] for name in ALGORITHMS), ["16", "window"]]  # what can run between servers
     assert [row for row in rows if row[1:] and row[1] in ALGORITHMS] == wanted
-    options = [*OPTIONS, "--algorithm", "window", "--json"]
+    options = [*OPTIONS, "--comm-alg", "window", "--json"]
     found = json.loads(commands.said("predict", *options).out)
     assert found["note"].startswith("model, not a measurement")
     assert found["held_out_error"] == calibration.known_errors()[1]

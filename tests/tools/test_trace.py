@@ -20,6 +20,7 @@ from rank_processes import Ranks, values
 
 import ascend_moe
 from ascend_moe import timeline
+from ascend_moe._text import write_whole
 from ascend_moe.cli import trace as trace_command
 from ascend_moe.errors import ArgumentError, AscendMoeError
 from ascend_moe.timed import roundtrip
@@ -194,7 +195,7 @@ def check_chrome(document: dict[str, Any]) -> Counter[str]:
 
 
 def test_trace_json_keeps_the_format(measured: Timeline, tmp_path: Path) -> None:
-    chrome.write_whole(tmp_path / "t.json", chrome.text(measured))
+    write_whole(tmp_path / "t.json", chrome.text(measured))
     document = json.loads((tmp_path / "t.json").read_text())
     kinds = check_chrome(document)
     assert kinds["X"] > 100 and kinds["s"] == kinds["f"] and kinds["C"] > 0
@@ -254,8 +255,8 @@ def test_the_picture_stands_alone(measured: Timeline, which: str) -> None:
 
 def test_command_writes_both(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     names = {kind: tmp_path / f"t.{kind}" for kind in ("json", "svg")}
-    argv = ["-p", "tiny", "--ranks", "4", "--bs", "4", "--repeat", "3", "--out", str(names["json"])]
-    code = commands.run("trace", [*argv, "--svg", str(names["svg"])])
+    argv = ["-p", "tiny", "--ranks", "4", "--batch", "4", "--repeat", "3", "--out", str(names["json"])]
+    code = commands.run("trace", [*argv, "--plot", str(names["svg"])])
     printed = capfd.readouterr().out
     assert code == 0 and f"[{MEASURED}]" in printed and "LocalWindowCopy" in printed
     document = json.loads(names["json"].read_text())
@@ -263,7 +264,7 @@ def test_command_writes_both(tmp_path: Path, capfd: pytest.CaptureFixture[str]) 
     ops = [e["name"] for e in document["traceEvents"] if e.get("cat") == "phase" and e["tid"] == 0]
     assert Counter(ops) == {"dispatch": 4, "combine": 4}, "one round of those recorded"
     assert names["svg"].read_text().startswith("<svg")
-    argv = ["-p", "tiny", "--bs", "4", "--repeat", "1", "--op", "combine", "--out", "-"]
+    argv = ["-p", "tiny", "--batch", "4", "--repeat", "1", "--op", "combine", "--out", "-"]
     assert commands.run("trace", argv) == 0
     printed = capfd.readouterr().out
     assert "combine:" in printed and "dispatch:" not in printed

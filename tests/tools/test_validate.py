@@ -160,11 +160,11 @@ def test_a_rank_that_stops_fails_and_nothing_hangs(monkeypatch: pytest.MonkeyPat
 
 def test_command(monkeypatch: pytest.MonkeyPatch) -> None:
     argv = ["-r", "2", "--extra", "0", "--device", "cpu"]
-    code, said, _ = commands.said("validate", *argv, "--dtypes", "bf16")
+    code, said, _ = commands.said("validate", *argv, "--dtype", "bf16")
     assert code == 0 and "cpu, 2 ranks as threads" in said and "dispatch  V2 bf16 int8 smooth" in said
     assert "InvalidExpertId" in said and said.isascii()
     wrong(monkeypatch, "npu_moe_distribute_combine_v2", flip)
-    code, said, _ = commands.said("validate", *argv, "--dtypes", "bf16", "--json")
+    code, said, _ = commands.said("validate", *argv, "--dtype", "bf16", "--json")
     found = json.loads(said)
     assert code == 1 and found["ok"] is False and {one["rank"] for one in found["wrong"]} == {1}
     assert {one["mode"] for one in found["counts"] if one["wrong"]} >= {"V2 bf16", "V2 bf16 int8"}
@@ -186,7 +186,7 @@ def test_under_torchrun(
     (tmp_path / "ascend_moe").mkdir()
     (tmp_path / "ascend_moe" / "__init__.py").write_text("raise SystemExit('the wrong package')")
     monkeypatch.chdir(tmp_path)
-    argv = ["validate", "--device", "cpu", "--extra", "0", "--dtypes", "bf16"]
+    argv = ["validate", "--device", "cpu", "--extra", "0", "--dtype", "bf16"]
     assert validate_cli.torchrun(2, argv, {"ASCEND_MOE_RANKS_PER_SERVER": share}) == 0
     said = capfd.readouterr().out
     assert "cpu, 2 processes, gloo" in said and said.count("PASS: ") == 1
