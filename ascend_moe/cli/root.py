@@ -31,12 +31,15 @@ class _Commands(TyperGroup):
         return name, typer.main.get_command(application), rest
 
     def invoke(self, ctx: Any) -> Any:
-        """Errors of this package become one line on stderr, and exit code 2."""
+        """Errors of this package become one line on stderr, and exit code 2; Ctrl-C one, and 130."""
         try:
             return super().invoke(ctx)
         except AscendMoeError as error:
             print(f"ascend-moe {ctx.invoked_subcommand}: {error}", file=sys.stderr)
             raise typer.Exit(2) from None
+        except KeyboardInterrupt:
+            print(f"ascend-moe {ctx.invoked_subcommand}: interrupted", file=sys.stderr)
+            raise typer.Exit(130) from None
         except BrokenPipeError:  # `| head` has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(1) from None

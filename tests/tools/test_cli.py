@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -306,3 +311,35 @@ def test_wrong_options_are_told(
     if command not in ("run", "bench") and "--seed" not in argv:
         said = commands.said(command, *argv)
         assert said.out == "" and said.err.startswith(f"ascend-moe {command}: ") and said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["explore", "-n", "10000000"],
+        *(
+            pytest.param(words, marks=nightly)
+            for words in (
+                ["run", "--iterations", "1000"],
+                ["run", "--backend", "processes", "--iterations", "1000"],
+                ["validate", "--extra", "100000"],
+                ["predict"],
+                ["trace", "--repeat", "100000"],
+            )
+        ),
+    ],
+    ids=" ".join,
+)
+def test_ctrl_c_ends_a_command_in_one_line(words: list[str]) -> None:
+    command = [sys.executable, "-m", "ascend_moe", *words]
+    pipes: dict[str, Any] = {
+        "stdout": subprocess.DEVNULL,
+        "stderr": subprocess.PIPE,
+        "text": True,
+        "start_new_session": True,
+    }
+    with subprocess.Popen(command, **pipes) as process:
+        time.sleep(6)  # past its imports
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (130, f"ascend-moe {words[0]}: interrupted\n")
