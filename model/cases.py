@@ -57,11 +57,7 @@ SENDING = (
     Mutant("skip_flag_when_zero_rows", (HANG,)),
     Mutant("wrong_half_for_combine", (DATA, ROW)),
 )
-JUDGING = (
-    Mutant("torn_run", (COUNTS,)),
-    Mutant("no_epoch", (COUNTS,)),
-    Mutant("stale_epoch_accepted", (COUNTS,)),
-)
+JUDGING = (Mutant("torn_run", (COUNTS,)), Mutant("no_epoch", (COUNTS,)), Mutant("stale_epoch_accepted", (COUNTS,)))
 TABLES = (
     Mutant("wrap_to_one", (DATA, STATUS, ROW, WORD), broken="wrap_to_one"),
     Mutant("stale_unknown_across_wrap", (WORD,), broken="stale_unknown_across_wrap"),
@@ -77,15 +73,8 @@ COLLECTIVE = (
     Mutant("error_without_status", (HANG,)),
     Mutant("leave_on_collective_error", (DATA, STATUS, RANKS, WORD)),
 )
-DEADLINE = (
-    Mutant("sticky_abort_missing", (STICKY,)),
-    Mutant("abort_kept_to_oneself", (HANG,)),
-)
-DEADLINE_2 = (
-    *DEADLINE,
-    Mutant("timeout_leaves_alone", (HANG,)),
-    Mutant("no_sync_after_wait", (ROW, RANKS, CORES)),
-)
+DEADLINE = (Mutant("sticky_abort_missing", (STICKY,)), Mutant("abort_kept_to_oneself", (HANG,)))
+DEADLINE_2 = (*DEADLINE, Mutant("timeout_leaves_alone", (HANG,)), Mutant("no_sync_after_wait", (ROW, RANKS, CORES)))
 
 DIRECT = (
     Mutant("no_first_meeting", (COUNTED,)),
@@ -97,13 +86,7 @@ DIRECT = (
 
 
 def direct(
-    name: str,
-    cores: int,
-    ops: int,
-    macros: tuple[str, ...],
-    mutants: tuple[Mutant, ...],
-    *,
-    full: bool = False,
+    name: str, cores: int, ops: int, macros: tuple[str, ...], mutants: tuple[Mutant, ...], *, full: bool = False
 ) -> Case:
     """A run of direct.pml, with two ranks, or three of one core each."""
     sizes = (f"W={4 - cores}", f"C={cores}", f"N={ops}")

@@ -22,11 +22,7 @@ from .build import PARTS, built_part, part_if_built
 LIBRARY_NAME = "libascend_moe.so"
 # One library for each engine, from the same sources. "fast" runs in program order, "checked" looks for races;
 # "timed" predicts times and runs no ops (ascend_moe/timed/__init__.py).
-LIBRARY_FILES = {
-    "fast": LIBRARY_NAME,
-    "checked": "libascend_moe_checked.so",
-    "timed": "libascend_moe_timed.so",
-}
+LIBRARY_FILES = {"fast": LIBRARY_NAME, "checked": "libascend_moe_checked.so", "timed": "libascend_moe_timed.so"}
 
 # Function name -> (result type, argument types).
 Signatures: TypeAlias = Mapping[str, tuple[Any, Sequence[Any]]]
@@ -38,10 +34,7 @@ SIGNATURES: Signatures = {
     "am_window_alloc": (c_void_p, (c_uint64,)),
     "am_window_map": (c_void_p, (c_int, c_uint64)),
     "am_window_unmap": (None, (c_void_p, c_uint64)),
-    "am_comm_create": (
-        c_void_p,
-        (c_int, c_int, POINTER(c_void_p), c_uint64, c_uint64, POINTER(c_int)),
-    ),
+    "am_comm_create": (c_void_p, (c_int, c_int, POINTER(c_void_p), c_uint64, c_uint64, POINTER(c_int))),
     "am_comm_use_context": (c_int, (c_void_p, c_int)),
     "am_comm_use_servers": (c_int, (c_void_p, c_int)),
     "am_comm_destroy": (None, (c_void_p,)),
@@ -66,10 +59,7 @@ SIGNATURES: Signatures = {
     "am_call_output": (c_int, (c_void_p, c_int, POINTER(c_int64))),
     "am_run": (c_int, (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_char_p, c_uint64)),
     "am_bench_copy_rows": (c_int, (c_void_p, c_void_p, c_uint64, c_uint64, c_int)),
-    "am_bench_weighted_sum": (
-        c_int,
-        (c_void_p, c_void_p, c_void_p, c_uint64, c_uint64, c_uint64, c_int),
-    ),
+    "am_bench_weighted_sum": (c_int, (c_void_p, c_void_p, c_void_p, c_uint64, c_uint64, c_uint64, c_int)),
     "am_trace_start": (c_int, (c_uint64,)),
     "am_trace_stop": (None, ()),
     "am_trace_events": (c_uint64, (c_void_p, c_uint64, POINTER(c_uint64))),

@@ -10,16 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .records import (
-    DispatchResult,
-    Fault,
-    Group,
-    RankInput,
-    Traffic,
-    active_pairs,
-    group_of,
-    routed_pairs,
-)
+from .records import DispatchResult, Fault, Group, RankInput, Traffic, active_pairs, group_of, routed_pairs
 
 # One travelling row, named so that sorting puts an owner's rows in order: (local expert, source, token, k).
 RowKey = tuple[int, int, int, int]
@@ -266,9 +257,7 @@ def _sum(given: RankInput, token: int, returned: dict[tuple[int, int], Row], hid
 
 
 def dense(
-    inputs: Sequence[RankInput],
-    expert_fn: Callable[[int, torch.Tensor], torch.Tensor],
-    moe_expert_num: int,
+    inputs: Sequence[RankInput], expert_fn: Callable[[int, torch.Tensor], torch.Tensor], moe_expert_num: int
 ) -> list[torch.Tensor]:
     """Run the layer without any dispatch: expert_fn(expert id, x[t] of shape (H,)) -> (H,), token by token.
 

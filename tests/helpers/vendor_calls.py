@@ -59,12 +59,7 @@ def _expert_calls() -> list[Call]:
     scaled = grouped | {"scale": [w_scales], "per_token_scale": [scales], "output_dtype": torch.bfloat16}
     dequant = {"weight_scale": w_scales, "activation_scale": scales, "group_index": counts, "quant_mode": 1}
     fused = (codes, w_codes, torch.tensor([2, 2, 6]), w_scales, scales)
-    finalize: dict[str, Any] = {
-        "scale": w_scales,
-        "pertoken_scale": scales,
-        "row_index": rows,
-        "output_bs": 4,
-    }
+    finalize: dict[str, Any] = {"scale": w_scales, "pertoken_scale": scales, "row_index": rows, "output_bs": 4}
     finalize |= {"shared_input": values(2, 12, dtype=torch.bfloat16, seed=7), "shared_input_offset": 1}
     finalize |= {"logit": values(9, seed=6), "shared_input_weight": 0.5}
     plain = {"scale": w_scales, "row_index": rows}
@@ -145,10 +140,7 @@ def _move_calls() -> list[Call]:
     finalize, again, update = "npu_moe_finalize_routing", "npu_moe_re_routing", "npu_moe_update_expert"
     padded = rows[:12].reshape(3, 4, HIDDEN)
     counts = torch.tensor([[1, 2], [0, 2], [1, 0]], dtype=torch.int32)
-    experts, table = (
-        ids(TOKENS, TOPK, top=3),
-        torch.tensor([[2, 0, 4], [1, 1, 0], [2, 2, 3]], dtype=torch.int32),
-    )
+    experts, table = (ids(TOKENS, TOPK, top=3), torch.tensor([[2, 0, 4], [1, 1, 0], [2, 2, 3]], dtype=torch.int32))
     pruned = {"expert_scales": scores.abs(), "pruning_threshold": torch.tensor([0.3, 0.4])}
     pruned["active_mask"] = torch.arange(TOKENS) < 5
     return [

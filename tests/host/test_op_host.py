@@ -15,18 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from op_host_calls import (
-    A2,
-    A3,
-    GROUP,
-    PROBE_TYPE,
-    Call,
-    definition,
-    plan,
-    probe,
-    shapes,
-    tile,
-)
+from op_host_calls import A2, A3, GROUP, PROBE_TYPE, Call, definition, plan, probe, shapes, tile
 
 from ascend_moe.ops import calls as native
 from ascend_moe.reference.cases import Case, draw
@@ -94,20 +83,9 @@ def of_case(case: Case, op: int, soc: str, cores: int) -> Call:
 
 
 ALGORITHMS = ("fullmesh_v1", "window", "fullmesh")
-SIZES = {
-    "world": (2, 4, 8),
-    "batch": (0, 1, 7, 33),
-    "units": (4, 32, 64),
-    "topk": (1, 2, 6),
-    "shared": (0, 2),
-}
+SIZES = {"world": (2, 4, 8), "batch": (0, 1, 7, 33), "units": (4, 32, 64), "topk": (1, 2, 6), "shared": (0, 2)}
 MATRIX = [
-    of_case(
-        draw(5 * seed + at, **SIZES, contract=(1 + at % 2,), ids=("distinct",)),
-        op,
-        soc,
-        (24, 40, 48)[seed % 3],
-    )
+    of_case(draw(5 * seed + at, **SIZES, contract=(1 + at % 2,), ids=("distinct",)), op, soc, (24, 40, 48)[seed % 3])
     for at, (op, soc, seed) in enumerate(
         itertools.product((native.OP_DISPATCH, native.OP_COMBINE), (A3, A2), range(24))
     )

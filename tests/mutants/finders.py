@@ -12,20 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from builds import MutantBuilds
-from table import (
-    DIRECT,
-    KILLED,
-    LENT,
-    LONG_LISTS,
-    ROLES,
-    RUN,
-    SERVERS,
-    SHARED_ROWS,
-    SUITE,
-    WINDOW,
-    ZERO_COPY,
-    Mutant,
-)
+from table import DIRECT, KILLED, LENT, LONG_LISTS, ROLES, RUN, SERVERS, SHARED_ROWS, SUITE, WINDOW, ZERO_COPY, Mutant
 
 from ascend_moe import explore
 

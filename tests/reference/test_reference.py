@@ -248,12 +248,7 @@ FINE, OVERFLOW, BAD = [[0, 1], [2, 3]], [[0, 0], [0, 0]], [[0, 1], [0, 7]]
         ([[[0, -2], [4, 0]], FINE], 4, 0, ref.Fault("InvalidExpertId", 0, token=0, k=1, expert_id=-2)),
         # The capacity is maxBS * min(K, L): W 2, L 1, K 2, so a source may send an owner BS rows.
         ([[[0, 1], [0, 1]], [[1, 1], [-1, 0]]], 2, 0, None),
-        (
-            [[[0, 1]] * 2, [[1, 1], [0, 1]]],
-            2,
-            0,
-            ref.Fault("RoutingOverflow", 1, owner=1, rows=3, capacity=2),
-        ),
+        ([[[0, 1]] * 2, [[1, 1], [0, 1]]], 2, 0, ref.Fault("RoutingOverflow", 1, owner=1, rows=3, capacity=2)),
         ([[[0, 1]] * 2, [[1, 1], [0, 1]]], 2, 6, None),
         # W 3, L 1, maxBS 3: rank 0 sends 4 rows to owner 2 (seen first) and 4 to owner 1.
         (
@@ -454,11 +449,7 @@ def test_combine_reports() -> None:
     equal.view(torch.int32)[1, 1] = 0x7FC12345  # another NaN
     assert ref.validate("combine", equal, want).ok
     for at, value, text in (
-        (
-            (0, 1),
-            2.0000002,
-            "token 0, element 1: expected 2 (0x40000000), got 2.00000024 (0x40000001), 1 ulp",
-        ),
+        ((0, 1), 2.0000002, "token 0, element 1: expected 2 (0x40000000), got 2.00000024 (0x40000001), 1 ulp"),
         ((1, 1), 1.0, "expected nan (0x7fc00000), got 1 (0x3f800000); 1 of its 2 elements"),
         ((2, 1), NAN, "expected inf (0x7f800000), got nan"),
         ((2, 0), -0.0, "got -0 (0x80000000), they differ in the sign of zero"),
