@@ -66,7 +66,8 @@ def call_torch_npu(name: str, *args: Any, **kwargs: Any) -> Any:
 def npu_operator(function: Callable[P, R]) -> Callable[P, R]:
     """Makes ``function`` torch_npu's operator of the same name where its first argument is on an NPU.
 
-    The call goes there unchecked and as it was written: what the caller left out, torch_npu decides.
+    The call goes there unchecked and as it was written: what the caller left out, torch_npu decides. Elsewhere
+    what Python or torch says of arguments that no rule of ``function`` looks at becomes an ArgumentError.
     """
     name = next(iter(inspect.signature(function).parameters))
 
@@ -78,7 +79,14 @@ def npu_operator(function: Callable[P, R]) -> Callable[P, R]:
         if isinstance(first, torch.Tensor) and on_npu(first):
             result: R = call_torch_npu(function.__name__, *args, **kwargs)
             return result
-        return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            beyond_call = error.__traceback__ is not None and error.__traceback__.tb_next is not None
+            if type(error).__module__ != "builtins" or not beyond_call:  # ours, torch's own, a wrong signature
+                raise
+            said = str(error).strip().partition("\n")[0]
+            raise ArgumentError(f"{function.__name__} cannot work with these arguments: {said}") from error
 
     return run
 

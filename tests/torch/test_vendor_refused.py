@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 from torch import int8, int32, int64, ones, tensor, zeros
-from vendor_calls import CALLS, call, ids, values
+from vendor_calls import CALLS, Call, call, ids, values
 
 from ascend_moe import npu
-from ascend_moe.errors import ArgumentError
+from ascend_moe.errors import ArgumentError, AscendMoeError
 from ascend_moe.experts import quantize_weight
 from ascend_moe.experts.grouped_matmul import NPU_ONLY
+from ascend_moe.npu import WINDOW_OPERATORS
 from ascend_moe.routing import softmax_topk
 
 TABLE = tensor([[1, 7, 0, 0, 0], [4, 0, 2, 4, 6], [2, 1, 3, 0, 0], [3, 5, 8, 9, 0]], dtype=int32)
@@ -226,6 +227,28 @@ def test_the_wrong_argument_is_named(call: str, changed: dict[str, Any]) -> None
     with pytest.raises(RuntimeError) as by_op:  # torch's schema refuses some itself
         op(**given | changed)
     assert getattr(by_op.value, "argument", argument) == argument
+
+
+def junk(value: Any) -> list[Any]:
+    """What might stand for an argument by mistake."""
+    others: list[Any] = [None, "text", 2**62, -(2**62), [], [None], ones(()), zeros(0)]
+    if isinstance(value, torch.Tensor):
+        others += [value.to("meta"), value[None], value.reshape(-1)[:1], value.bool(), value.to(torch.complex64)]
+    return others
+
+
+@pytest.mark.parametrize("one", {one.op: one for one in (*CALLS, *VALID)}.values(), ids=lambda one: one.op)
+def test_no_junk_ends_in_an_error_without_a_type(one: Call) -> None:
+    name = one.op.partition(".")[0]
+    if not hasattr(npu, name) or name in WINDOW_OPERATORS:
+        return
+    given = valid(f"{one.op} {one.label}")
+    for argument in given:
+        for value in junk(given[argument]):
+            try:
+                getattr(npu, name)(**given | {argument: value})
+            except AscendMoeError as error:
+                assert "\n" not in str(error)
 
 
 def test_functions_of_ours_alone_check_too() -> None:
