@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from ascend_moe.errors import ArgumentError, LibraryError
+from ascend_moe.errors import ArgumentError, LibraryError, with_typed_errors
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -66,9 +66,9 @@ def call_torch_npu(name: str, *args: Any, **kwargs: Any) -> Any:
 def npu_operator(function: Callable[P, R]) -> Callable[P, R]:
     """Makes ``function`` torch_npu's operator of the same name where its first argument is on an NPU.
 
-    The call goes there unchecked and as it was written: what the caller left out, torch_npu decides. Elsewhere
-    what Python or torch says of arguments that no rule of ``function`` looks at becomes an ArgumentError.
+    The call goes there unchecked and as it was written: what the caller left out, torch_npu decides.
     """
+    here = with_typed_errors(function)
     name = next(iter(inspect.signature(function).parameters))
 
     @functools.wraps(function)
@@ -79,14 +79,7 @@ def npu_operator(function: Callable[P, R]) -> Callable[P, R]:
         if isinstance(first, torch.Tensor) and on_npu(first):
             result: R = call_torch_npu(function.__name__, *args, **kwargs)
             return result
-        try:
-            return function(*args, **kwargs)
-        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            beyond_call = error.__traceback__ is not None and error.__traceback__.tb_next is not None
-            if type(error).__module__ != "builtins" or not beyond_call:  # ours, torch's own, a wrong signature
-                raise
-            said = str(error).strip().partition("\n")[0]
-            raise ArgumentError(f"{function.__name__} cannot work with these arguments: {said}") from error
+        return here(*args, **kwargs)
 
     return run
 

@@ -13,11 +13,15 @@ There are three kinds:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+import functools
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     import torch
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class AscendMoeError(RuntimeError):
@@ -145,3 +149,23 @@ def need_one_of(argument: str, value: object, names: Iterable[str]) -> None:
     """Raise unless ``value`` is one of the names."""
     listed = list(names)
     need(value in listed, argument, f"is {value!r}; need one of {', '.join(filter(None, listed))}")
+
+
+def with_typed_errors(function: Callable[P, R]) -> Callable[P, R]:
+    """``function``, where what Python or a library says of arguments that no rule of it looks at is an ArgumentError.
+
+    Our own errors, those classes that torch has made itself, and a call that does not fit the signature stay.
+    """
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            misfit = error.__traceback__ is None or error.__traceback__.tb_next is None
+            if misfit or isinstance(error, AscendMoeError) or type(error).__module__.startswith("torch"):
+                raise
+            said = str(error).strip().partition("\n")[0] or type(error).__name__
+            raise ArgumentError(f"{function.__name__} cannot work with these arguments: {said}") from error
+
+    return run

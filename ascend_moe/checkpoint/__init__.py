@@ -21,7 +21,7 @@ from torch import Tensor
 from ascend_moe.checkpoint.config import moe_config, read_json
 from ascend_moe.checkpoint.files import CheckpointFiles, Read, dequantise_fp8
 from ascend_moe.dispatchers.base import Dispatcher
-from ascend_moe.errors import ArgumentError, need
+from ascend_moe.errors import ArgumentError, need, with_typed_errors
 from ascend_moe.layer import MoEConfig, MoELayer
 
 #: Names of an expert's gate, up and down matrices.
@@ -70,6 +70,7 @@ def build_layer(
     return module
 
 
+@with_typed_errors
 def load_layer(
     directory: str | Path,
     layer: int,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ascend_moe.errors import ArgumentError, LibraryError
+from ascend_moe.errors import ArgumentError, LibraryError, need
 
 INDEX = "model.safetensors.index.json"
 
@@ -103,6 +103,9 @@ class CheckpointFiles:
         index = self.directory / INDEX
         if index.is_file():
             mapping: dict[str, str] = json.loads(index.read_text())["weight_map"]
+            for file in set(mapping.values()):
+                inside = not Path(file).is_absolute() and ".." not in Path(file).parts
+                need(inside, "directory", f"has an {INDEX} that names {file!r}, outside of it: download it anew")
             return mapping
         files = sorted(path.name for path in self.directory.glob("*.safetensors"))
         if not files:

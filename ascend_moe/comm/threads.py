@@ -11,14 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
-from ascend_moe.comm.communicator import (
-    MAX_WORLD,
-    MIB,
-    Communicator,
-    timeout_s,
-    window_data_bytes,
-    window_lent_bytes,
-)
+from ascend_moe.comm.communicator import MAX_WORLD, MIB, Communicator, timeout_s, window_data_bytes, window_lent_bytes
 from ascend_moe.errors import ArgumentError, AscendMoeError, CommError, CommTimeout, PeerLost
 from ascend_moe.native import binding, library
 

@@ -15,14 +15,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from ascend_moe.dispatchers import rows as row_ops
-from ascend_moe.dispatchers.base import (
-    ROW_DTYPES,
-    Dispatched,
-    Dispatcher,
-    check_combine,
-    check_dispatch,
-    foreign,
-)
+from ascend_moe.dispatchers.base import ROW_DTYPES, Dispatched, Dispatcher, check_combine, check_dispatch, foreign
 from ascend_moe.dispatchers.rows import Routing, active_pairs, first_invalid, route
 from ascend_moe.errors import ArgumentError, ConfigMismatch, InvalidExpertId, RoutingOverflow, need
 

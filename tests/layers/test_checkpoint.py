@@ -180,6 +180,11 @@ def nothing(tensors: dict[str, torch.Tensor]) -> None: ...
         ("deepseek_v2", "published", nothing, {"norm_topk_prob": True}, r"norm_topk_prob with deepseek_v2"),
         ("deepseek_v2", "published", nothing, {"topk_method": "other"}, r"topk_method 'other'; need greedy"),
         ("deepseek_v3", "published", nothing, {"scoring_func": "softmax"}, r"scoring_func 'softmax'"),
+        ("mixtral", "published", nothing, {"hidden_size": "wide"}, "load_layer cannot work .* 'wide'"),
+        *(
+            ("mixtral", "published", nothing, {"quantization_config": given}, "load_layer cannot work with")
+            for given in (7, {"weight_block_size": 5}, {"weight_block_size": [1]})
+        ),
     ],
 )  # fmt: skip
 def test_broken_checkpoints(
@@ -203,8 +208,15 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         with pytest.raises(ArgumentError) as caught:
             load_layer(directory, LAYER, rank=rank, world=world)
         assert caught.value.argument == argument
+    for wrong in ({"directory": None}, {"directory": directory, "dtype": 5}):
+        with pytest.raises(ArgumentError, match="load_layer cannot work with these arguments: "):
+            load_layer(layer=LAYER, **wrong)
     with pytest.raises(ArgumentError, match=r"config\.json does not exist"):
         load_layer(tmp_path, LAYER)
     (tmp_path / "config.json").write_bytes((directory / "config.json").read_bytes())
     with pytest.raises(ArgumentError, match=r"neither model\.safetensors\.index\.json nor a \.safetensors"):
         load_layer(tmp_path, LAYER)
+    for outside in ("../other.safetensors", "/etc/passwd"):
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": outside}}))
+        with pytest.raises(ArgumentError, match=f"names '{outside}', outside of it"):
+            load_layer(tmp_path, LAYER)

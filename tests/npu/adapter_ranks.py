@@ -20,14 +20,7 @@ from npu_runs import LAST_LINE, run_checks
 
 import ascend_moe
 from ascend_moe import comm, npu, reference
-from ascend_moe.errors import (
-    AscendMoeError,
-    CommError,
-    CommTimeout,
-    InvalidExpertId,
-    PeerLost,
-    WindowTooSmall,
-)
+from ascend_moe.errors import AscendMoeError, CommError, CommTimeout, InvalidExpertId, PeerLost, WindowTooSmall
 from ascend_moe.native import binding
 from ascend_moe.ops import npu_communicator
 

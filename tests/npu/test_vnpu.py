@@ -82,11 +82,7 @@ def test_every_collective_gives_what_the_ranks_data_say() -> None:
 
 # Case of hccl_ranks.py: its environment, how many seconds the error takes, what it says.
 FAILURES: dict[str, tuple[dict[str, str], tuple[float, float], str]] = {
-    "mismatch": (
-        {},
-        (0, 60),
-        r"different collectives.*(1 calls Broadcast|0 calls AllReduce)\(count 8, fp32, ",
-    ),
+    "mismatch": ({}, (0, 60), r"different collectives.*(1 calls Broadcast|0 calls AllReduce)\(count 8, fp32, "),
     "sizes": ({}, (0, 60), r"(0 calls AllReduce\(count 8|1 calls AllReduce\(count 9), fp32, sum\)"),
     "killed": ({}, (0, 5), r"rank 1 \(process \d+.*is gone: it exited or was killed"),
     "late": ({"ASCEND_MOE_TIMEOUT_S": "4"}, (4, 8), "waited 4 s for rank 1.*which is alive"),
@@ -96,8 +92,7 @@ FAILURES: dict[str, tuple[dict[str, str], tuple[float, float], str]] = {
 
 
 @pytest.mark.parametrize(
-    "case",
-    [pytest.param(one, marks=pytest.mark.nightly) if one in ("late", "sizes") else one for one in FAILURES],
+    "case", [pytest.param(one, marks=pytest.mark.nightly) if one in ("late", "sizes") else one for one in FAILURES]
 )
 def test_a_failing_collective_names_ranks_and_reason(case: str) -> None:
     env, (least, most), pattern = FAILURES[case]
@@ -140,10 +135,7 @@ def test_exit_code_is_the_commands() -> None:
     ],
 )
 def test_wrong_options(
-    arguments: tuple[str, ...],
-    message: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "execvpe", None)  # what would become the command
     assert commands.run("vnpu", list(arguments)) == 2

@@ -22,14 +22,7 @@ from torch_calls import EXPERTS, VARIANTS, Variant, overload, run
 
 import ascend_moe
 from ascend_moe import comm
-from ascend_moe.errors import (
-    ArgumentError,
-    AscendMoeError,
-    ConfigMismatch,
-    InvalidExpertId,
-    LibraryError,
-    PeerLost,
-)
+from ascend_moe.errors import ArgumentError, AscendMoeError, ConfigMismatch, InvalidExpertId, LibraryError, PeerLost
 from ascend_moe.native import binding
 from ascend_moe.ops import answers
 

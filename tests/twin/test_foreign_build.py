@@ -169,13 +169,7 @@ def test_command_line(tmp_path: Path) -> None:
 
 def test_tiling_of_every_kind_is_the_same_bytes() -> None:
     add, packed, words = kernels("add_custom", HALF), tiling(64, 32), np.array([64, 32], np.uint32)
-    kinds = [
-        packed,
-        bytearray(packed),
-        words,
-        (ctypes.c_uint32 * 2)(64, 32),
-        torch.from_numpy(words.view("u1")),
-    ]
+    kinds = [packed, bytearray(packed), words, (ctypes.c_uint32 * 2)(64, 32), torch.from_numpy(words.view("u1"))]
     for data in kinds:
         x = np.ones(64, np.float16)
         add.launch("add_custom", [x, x, x, None], data, 2, 1)
