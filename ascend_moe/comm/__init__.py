@@ -20,13 +20,7 @@ import torch
 import torch.distributed as dist
 
 from ascend_moe.comm import lent, threads
-from ascend_moe.comm.communicator import (
-    MAX_WORLD,
-    Communicator,
-    timeout_s,
-    window_data_bytes,
-    window_lent_bytes,
-)
+from ascend_moe.comm.communicator import MAX_WORLD, Communicator, timeout_s, window_data_bytes, window_lent_bytes
 from ascend_moe.comm.processes import Opening, store_host
 from ascend_moe.comm.threads import LocalCluster
 from ascend_moe.errors import ArgumentError, AscendMoeError

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -67,8 +68,18 @@ def run_processes(spec: RunSpec, progress: Progress) -> list[RankRecord]:
     progress("start of the processes", 0, 0)
     with tempfile.TemporaryDirectory(prefix="ascend-moe-run-") as scratch:
         start: Any = start_processes  # untyped
+        usual = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is this process's affair, and ends the ranks
         try:
-            start(_rank_main, args=(spec, scratch), nprocs=spec.ranks, start_method="spawn")
+            ranks = start(_rank_main, args=(spec, scratch), nprocs=spec.ranks, start_method="spawn", join=False)
+        finally:
+            signal.signal(signal.SIGINT, usual)
+        try:
+            while not ranks.join():
+                pass
+        except KeyboardInterrupt:
+            for process in ranks.processes:
+                process.kill()
+            raise
         except (ProcessExitedException, ProcessRaisedException) as error:  # some left their error behind
             failures = sorted(Path(scratch).glob("*.error"), key=lambda path: path.stat().st_mtime_ns)
             if not failures:

@@ -18,13 +18,7 @@ from typing import Any
 import torch
 
 from .. import settings
-from ..comm.communicator import (
-    ALGORITHMS,
-    CONTEXT_A2,
-    CONTEXT_A3,
-    MAX_WINDOW_MIB,
-    window_data_bytes,
-)
+from ..comm.communicator import ALGORITHMS, CONTEXT_A2, CONTEXT_A3, MAX_WINDOW_MIB, window_data_bytes
 from ..comm.lent import DTYPES
 from ..errors import ArgumentError, WindowTooSmall, need, need_one_of
 from ..native import library

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -338,8 +339,13 @@ def test_ctrl_c_ends_a_command_in_one_line(words: list[str]) -> None:
         "text": True,
         "start_new_session": True,
     }
-    with subprocess.Popen(command, **pipes) as process:
+    # What a shell starts in the background ignores SIGINT, and so does all that it starts.
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, **pipes, preexec_fn=heed) as process:
         time.sleep(6)  # past its imports
         os.killpg(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        try:
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert (process.returncode, said) == (130, f"ascend-moe {words[0]}: interrupted\n")
