@@ -10,6 +10,7 @@ from ascend_moe import plan as planning
 from ascend_moe._text import show, table
 from ascend_moe.cli import options
 from ascend_moe.plan import OpPlan, Report
+from ascend_moe.settings import HCCL_BUFFSIZE
 
 app = typer.Typer()
 
@@ -66,7 +67,7 @@ def _window(report: Report) -> list[str]:
     lines = ["window of a rank, both halves", *table(rows)]
     if need["state_in_window_mib"]:
         lines.append(f"  {need['state_in_window_mib']} MiB of it is the state area (A2)")
-    if any(one.argument != "HCCL_BUFFSIZE" for one in report.violations):
+    if any(one.argument != HCCL_BUFFSIZE.name for one in report.violations):
         return lines  # no window would help
     lines.append(f"  export HCCL_BUFFSIZE={report.buffsize_mib}")
     if exported:
