@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import ctypes
 import re
+import shutil
+import subprocess
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -46,6 +48,7 @@ class Exploration:
     text: str | None = None
     seed: int | None = None
     policy: str | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -58,14 +61,19 @@ class Exploration:
 
 
 MAX_CORES = 64
+DEADLINE_S = 60.0
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a launch. Checked mode: the number of steps, and a hash of their order."""
+    """The result of a launch. Checked mode: the number of steps, and a hash of their order.
+
+    ``warnings``: with ``warn=True`` the places that broke a rule without harm, a line each.
+    """
 
     steps: int = 0
     trace_hash: int = 0
+    warnings: tuple[str, ...] = ()
 
 
 class Run:
@@ -82,10 +90,12 @@ class Run:
         windows: Groups,
         rank: int | None,
         workspace_bytes: int | None,
+        warn: bool,
     ) -> None:
         if not 1 <= block_dim <= MAX_CORES:
             raise ArgumentError(f"block_dim is {block_dim}: 1..{MAX_CORES} AIV cores", argument="block_dim")
         self._engine, self._name, self._block_dim, self._tiling_key = engine, name, block_dim, tiling_key
+        self._warn = warn
         self._members = members_of(windows, rank)
         alone = rank is not None or windows is None or isinstance(windows, Member)
         lists = _per_rank(args, tiling, len(self._members), alone=alone)
@@ -114,6 +124,8 @@ class Run:
     def _describe(self, launch: abi.Launch, arguments: Arguments, members: tuple[Member, ...]) -> None:
         launch.entry = self._engine.address(self._name)
         launch.block_dim = self._block_dim
+        launch.warn = int(self._warn)
+        launch.deadline_s = DEADLINE_S
         launch.tiling_key = self._tiling_key & 0xFFFFFFFFFFFFFFFF
         launch.arguments = arguments.words
         launch.argument_count = arguments.count
@@ -157,13 +169,14 @@ class Run:
             failed = library.twin_world_run(world, self._launches, how, ctypes.byref(native))
         for arguments in self._arguments:
             arguments.finish()
-        return native if failed else Outcome(int(native.steps), int(native.trace_hash))
+        warnings = tuple(native.warnings.decode(errors="replace").splitlines())
+        return native if failed else Outcome(int(native.steps), int(native.trace_hash), warnings)
 
     def _groups(self) -> dict[int, Windows]:
         return {id(member.windows): member.windows for members in self._members for member in members}
 
     def _fault(self, native: abi.Outcome, options: abi.Options) -> TwinFault:
-        text = native.text.decode(errors="replace")
+        text = _placed(native.text.decode(errors="replace"))
         at = re.search(r"\(rank (\d+), core \d+\)", text)
         details: dict[str, Any] = {}
         if self._engine.mode == "checked" and self.shared is None:
@@ -191,6 +204,7 @@ class Run:
             arguments.save()
         first: list[list[tuple[str, bytes]]] = []
         hashes: set[int] = set()
+        warnings: set[str] = set()
         steps = 0
         for done, options in enumerate(schedules, 1):
             for key, windows in self._groups().items():
@@ -203,6 +217,7 @@ class Run:
                 fault = self._fault(outcome, options)
                 return Exploration(done, len(hashes), steps, fault.finding, str(fault), seed, policy)
             hashes.add(outcome.trace_hash)
+            warnings |= set(outcome.warnings)
             steps += outcome.steps
             text = _violation(check)
             if text is None and deterministic:
@@ -212,7 +227,7 @@ class Run:
             if text is not None:
                 line = f"{self._name}: {text} [mode='checked', seed={seed}, policy='{policy}']"
                 return Exploration(done, len(hashes), steps, "wrong result", line, seed, policy)
-        return Exploration(len(schedules), len(hashes), steps)
+        return Exploration(len(schedules), len(hashes), steps, warnings=tuple(sorted(warnings)))
 
 
 def _per_rank(args: Sequence[Any], tiling: Any, ranks: int, *, alone: bool) -> list[tuple[Sequence[Any], Any]]:
@@ -225,6 +240,17 @@ def _per_rank(args: Sequence[Any], tiling: Any, ranks: int, *, alone: bool) -> l
             raise ArgumentError(f"{len(tiling)} tilings for {ranks} ranks", argument="tiling")
         return list(zip(args, tiling, strict=True))
     return [(values, tiling) for values in args]
+
+
+def _placed(text: str) -> str:
+    """The line of a finding that only knows its place in the library: with that of the source, where addr2line has it."""
+    at = re.search(r" at (/\S+)\+(0x[0-9a-f]+) ", text)
+    tool = shutil.which("addr2line")
+    if at is None or tool is None:
+        return text
+    said = subprocess.run([tool, "-e", at[1], at[2]], capture_output=True, text=True, check=False).stdout.split()
+    place = said[0] if said else "?"
+    return text if place.startswith("?") else text.replace(at[0], f" at {place.rsplit('/', 1)[-1]} ")
 
 
 def _violation(check: Callable[[], object] | None) -> str | None:
@@ -291,13 +317,14 @@ class Kernels:
         *,
         rank: int | None = None,
         workspace_bytes: int | None = None,
-        timeout_s: float | None = 60.0,
+        timeout_s: float | None = DEADLINE_S,
         mode: str = "fast",
         seed: int = 0,
         policy: str | None = None,
         unordered: bool = False,
         auto_sync: bool = True,
         max_steps: int = 50_000_000,
+        warn: bool = False,
     ) -> Outcome:
         """Runs a kernel to its end; tensors among ``args`` are read and written in place.
 
@@ -315,19 +342,22 @@ class Kernels:
             rank: launch this rank alone, on this thread; ``args`` is then its one list, and its peers are
                 launched by other threads.
             workspace_bytes: insert a zeroed GM workspace of this size before the tiling.
-            timeout_s: fast mode: all cores polling this long and nothing moving is a hang; None: no limit.
-                Checked mode sees by itself when nothing can move.
+            timeout_s: all cores polling this long and nothing moving is a hang; None: no limit. Checked mode
+                sees by itself when nothing can move, and takes this time for polls that store at each look.
             mode: "fast" or "checked". Checked runs all cores of all ranks under one schedule, chosen by
                 ``policy`` ("late", "random", "lazy", "pct") and ``seed``; default "late" at seed 0, else
                 "random". unordered: stores land in any order. auto_sync=False: the compiler inserts no
                 PipeBarrier<PIPE_V> between dependent vector calls. max_steps: more is a hang.
+            warn: rules that kernels in use break and NPUs let pass are listed in the result's ``warnings``:
+                DataCopy of 0 bytes, Sum in place or with an inner part that is no multiple of 32 bytes, a
+                vector call past its buffer that stays in UB.
 
         Raises:
             TwinFault: the kernel broke a rule; one line says what, where, on which rank and core.
             ArgumentError: the call does not fit the entry. TwinBuildError: see `load`.
         """
         engine = self._engine(mode)
-        run = Run(engine, name, args, tiling, block_dim, tiling_key, windows, rank, workspace_bytes)
+        run = Run(engine, name, args, tiling, block_dim, tiling_key, windows, rank, workspace_bytes, warn)
         options = engine.schedule(seed, policy, unordered=unordered, auto_sync=auto_sync, max_steps=max_steps)
         if run.shared is not None:
             return run.once(engine.world(run.size, run.shared.windows.number), options, timeout_s)
@@ -352,6 +382,7 @@ class Kernels:
         deterministic: bool = True,
         check: Callable[[], object] | None = None,
         max_steps: int = 50_000_000,
+        warn: bool = False,
     ) -> Exploration:
         """Runs a kernel under many schedules of the checked engine, until one fails or all have run.
 
@@ -365,7 +396,7 @@ class Kernels:
             check: called after each schedule; an AssertionError that it raises is a finding.
         """
         engine = self._engine("checked")
-        run = Run(engine, name, args, tiling, block_dim, tiling_key, windows, None, workspace_bytes)
+        run = Run(engine, name, args, tiling, block_dim, tiling_key, windows, None, workspace_bytes, warn)
         how: dict[str, Any] = {"unordered": unordered, "auto_sync": auto_sync, "max_steps": max_steps}
         options = [engine.schedule(seed + done, policy or policy_in_turn(done), **how) for done in range(schedules)]
         with self._running:

@@ -13,7 +13,7 @@ from ..errors import ArgumentError, LibraryError
 from ..native.library import Signatures, open_library
 from .entries import Entry, Parameter
 
-ABI = 1
+ABI = 2
 MAX_ARGUMENTS = 40
 TENSOR, WINDOW_DATA, WINDOW_STATE, WORKSPACE = range(4)
 LAYOUTS = {"a3": 0, "a2": 1}
@@ -50,7 +50,7 @@ class Group(ctypes.Structure):
 
     _fields_ = (
         *((name, c_uint32) for name in ("layout", "world")),
-        *((name, c_uint64) for name in ("window_bytes", "exp_bytes", "workspace_bytes")),
+        *((name, c_uint64) for name in ("peer_table", "window_bytes", "exp_bytes", "workspace_bytes")),
         *((name, POINTER(c_uint64)) for name in ("windows_in", "windows_out", "windows_exp")),
         ("name", c_char_p),
     )
@@ -67,7 +67,7 @@ class Launch(ctypes.Structure):
         ("tiling_key", c_uint64),
         ("ranges", POINTER(Range)),
         ("range_count", c_uint32),
-        ("reserved", c_uint32),
+        ("warn", c_uint32),
         ("contexts", c_void_p * 2),
         ("doorbell", c_void_p),
         ("deadline_s", c_double),
@@ -93,6 +93,7 @@ class Outcome(ctypes.Structure):
         ("trace_hash", c_uint64),
         ("finding", ctypes.c_char * 64),
         ("text", ctypes.c_char * 4096),
+        ("warnings", ctypes.c_char * 8192),
     )
 
 

@@ -18,6 +18,7 @@ from . import abi
 Bytes: TypeAlias = NDArray[np.uint8]
 MIB = 1 << 20
 PAGE = mmap.PAGESIZE
+PEER_TABLES = (2984, 3320)
 _DOORBELL = 64 + 4  # in the header page of a rank: sleepers, then the doorbell
 _WORKSPACE_BYTES = 16 * MIB
 _numbers = itertools.count()
@@ -56,6 +57,8 @@ class Windows:
         state_bytes: of windowsExp; default 2 MiB.
         layout: "a3": HcclOpResParam, peers through remoteRes[rank].nextDevicePtr; "a2": the A2 context with
             windowsIn[] and windowsOut[], through its data table above 32 ranks.
+        peer_table: layout "a3": the byte where remoteRes begins, as rWinStart says: 2984, or 3320 as in newer
+            releases of HCCL.
         name: the group's name, up to 127 characters.
         flags_in_data: flags travel inside longer stores. The checked engine then takes every 32-byte block of
             the windows for a flag and reports no races in them: what goes wrong shows as a wrong result.
@@ -71,6 +74,7 @@ class Windows:
         data_bytes: int = 200 * MIB,
         state_bytes: int = 2 * MIB,
         layout: str = "a3",
+        peer_table: int = 2984,
         name: str = "hccl_world_group",
         flags_in_data: bool = False,
     ) -> None:
@@ -78,11 +82,13 @@ class Windows:
             raise ArgumentError(f"world is {world}: a group has at least 1 rank", argument="world")
         if layout not in abi.LAYOUTS:
             raise ArgumentError(f"layout is a3 or a2, not {layout!r}", argument="layout")
+        if peer_table not in PEER_TABLES:
+            raise ArgumentError(f"peer_table is 2984 or 3320, not {peer_table!r}", argument="peer_table")
         if data_bytes < 1 or state_bytes < 1:
             raise ArgumentError("data_bytes and state_bytes are positive", argument="data_bytes")
         if len(name) > 127:
             raise ArgumentError("name has more than 127 characters", argument="name")
-        self.world, self.layout, self.name = world, layout, name
+        self.world, self.layout, self.name, self.peer_table = world, layout, name, peer_table
         self.data_bytes, self.state_bytes = data_bytes, state_bytes
         self.flags_in_data = flags_in_data
         self.number = next(_numbers)  # what libraries know the group by
@@ -164,9 +170,8 @@ class Windows:
         area = self._contexts[rank]
         if area is None or area.size < size:
             area = self._contexts[rank] = _Area(size)
-        group = abi.Group(
-            layout, self.world, self.data_bytes, self.state_bytes, _WORKSPACE_BYTES, name=self.name.encode()
-        )
+        sizes = (self.data_bytes, self.state_bytes, _WORKSPACE_BYTES)
+        group = abi.Group(layout, self.world, self.peer_table, *sizes, name=self.name.encode())
         tables = [
             (ctypes.c_uint64 * self.world)(*(a.address for a in areas)) for areas in (self._in, self._out, self._exp)
         ]

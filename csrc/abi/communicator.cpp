@@ -241,8 +241,10 @@ void Communicator::FillContext() {
         exp.push_back(a2 ? 0 : AddressOf(state(r)));
     }
     out[static_cast<size_t>(rank_)] = AddressOf(staging_);
+    // Both published places of A3's peer table are in use.
     const twin::hccl::GroupWindows group = {a2 ? twin::hccl::Layout::kA2 : twin::hccl::Layout::kA3,
                                             world,
+                                            twin::hccl::kA3PeerTables[rank_ % 2],
                                             data_bytes_ + lent_bytes_ + (a2 ? kStateAreaBytes : 0),
                                             a2 ? 0 : kStateAreaBytes,
                                             0,

@@ -40,8 +40,8 @@ inline const char* FieldName(int32_t field) {
 }
 
 inline const char* ContextFieldName(int32_t field) {
-    static const char* const kNames[kContextFieldCount] = {"context",       "magic",       "ep_rank_id",
-                                                           "ep_world_size", "data window", "state window"};
+    static const char* const kNames[kContextFieldCount] = {
+        "context", "magic", "ep_rank_id", "ep_world_size", "peer table", "data window", "state window"};
     return field >= 0 && field < static_cast<int32_t>(kContextFieldCount) ? kNames[field] : "?";
 }
 
@@ -213,6 +213,11 @@ private:
                 "%s: the communication context of rank %d begins with %#x, a window table with %#x; the "
                 "kernel and the communicator are not of the same build",
                 Op(), At(kRecRank), At(kRecDetail2), At(kRecDetail1));
+        if (field == static_cast<int32_t>(kContextFieldPeers))
+            return Format(
+                "%s: the peer table of rank %d begins %d bytes into the communication context, where no table can be; "
+                "HCCL's releases have it at 2984 or 3320: report this version of HCCL",
+                Op(), At(kRecRank), At(kRecDetail2));
         const bool size = field >= static_cast<int32_t>(kContextFieldWindow);
         return Format("%s: %s is %d%s in this call of rank %d and %d%s in the communication context; %s", Op(),
                       ContextFieldName(field), At(kRecDetail1), size ? " KiB" : "", At(kRecRank), At(kRecDetail2),

@@ -11,7 +11,8 @@ namespace moe {
 // named, and what a launch relies on is checked against the tiling before the first store. A test compares
 // every offset with the structs that the twin fills.
 
-// ---- A3 (Ascend 910_93): HcclOpResParam; a peer is reached through remote[peer].device ----
+// ---- A3 (Ascend 910_93): HcclOpResParam; a peer is reached through remote[peer].device, `remoteStart` bytes into the
+// context: 2984 or 3320, by release ----
 struct A3Remote {  // HcclRankRelationResV2
     uint32_t rank;
     uint32_t worldRank;
@@ -23,7 +24,7 @@ struct A3Pointer {  // RemoteResPtr
     uint64_t host;
     uint64_t device;  // A3Remote
 };
-constexpr uint32_t kA3MaxRanks = 131072;
+constexpr uint32_t kA3RemoteStart = 2984;  // of the older releases
 struct A3Context {
     uint64_t workspace;
     uint64_t workspaceBytes;
@@ -35,9 +36,10 @@ struct A3Context {
     uint8_t name[128];
     uint64_t expBytes;
     uint64_t windowsExp;
-    uint8_t resources[2792];
-    A3Pointer remote[kA3MaxRanks];
+    uint32_t remoteStart;
+    uint32_t remoteStep;
 };
+constexpr uint32_t kA3MostRemoteStart = 1u << 16;
 
 // ---- A2 (Ascend 910B): HcclA2CombineOpParam; above 32 ranks, or with multiFlag, `data` leads to peers ----
 constexpr uint32_t kA2Ranks = 32;
@@ -115,6 +117,9 @@ public:
     __aicore__ inline ContextMismatch Check() const {
         if (context_ == nullptr) return Differs(kContextFieldAddress, 1, 0);
         if (kind_ == kContextA3) {
+            const uint32_t start = A3()->remoteStart;
+            if (start < sizeof(A3Context) || start > kA3MostRemoteStart || start % sizeof(uint64_t) != 0)
+                return Differs(kContextFieldPeers, kA3RemoteStart, start);
             return Compare(A3()->rank, A3()->world, A3()->windowBytes, A3()->expBytes);
         }
         if (kind_ == kContextA2) {
@@ -158,7 +163,7 @@ private:
         if (rank != rank_) return Differs(kContextFieldRank, rank_, rank);
         if (world != world_) return Differs(kContextFieldWorld, world_, world);
         const uint64_t ours = dataBytes_ + lentBytes_;
-        if (window != ours) return Differs(kContextFieldWindow, KiB(ours), KiB(window));
+        if (window < ours) return Differs(kContextFieldWindow, KiB(ours), KiB(window));
         const uint64_t need = StateBytes(world_);
         if (state < need) return Differs(kContextFieldState, KiB(need), KiB(state));
         return ContextMismatch();
@@ -171,7 +176,8 @@ private:
     __aicore__ inline __gm__ WindowTable* Table() const { return reinterpret_cast<__gm__ WindowTable*>(context_); }
     __aicore__ inline __gm__ A3Context* A3() const { return reinterpret_cast<__gm__ A3Context*>(context_); }
     __aicore__ inline __gm__ A3Remote* A3Of(uint32_t rank) const {
-        return reinterpret_cast<__gm__ A3Remote*>(A3()->remote[rank].device);
+        const __gm__ A3Pointer* peers = reinterpret_cast<__gm__ A3Pointer*>(context_ + A3()->remoteStart);
+        return reinterpret_cast<__gm__ A3Remote*>(peers[rank].device);
     }
     __aicore__ inline __gm__ A2Context* A2() const { return reinterpret_cast<__gm__ A2Context*>(context_); }
     __aicore__ inline __gm__ A2Remote* A2Data(uint32_t rank) const {

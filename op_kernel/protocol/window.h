@@ -232,6 +232,7 @@ enum ContextField : uint32_t {
     kContextFieldMagic,
     kContextFieldRank,
     kContextFieldWorld,
+    kContextFieldPeers,  // where the table of peers begins
     kContextFieldWindow,
     kContextFieldState,
     kContextFieldCount

@@ -258,7 +258,7 @@ def test_unknown_contexts_are_refused() -> None:
 
 #: (ours, theirs): fields of both; "ours:theirs" where the name is another one than in snake case.
 FIELDS = {
-    ("A3Context", "h::A3Context"): "rank world windowBytes windowsIn expBytes windowsExp remote",
+    ("A3Context", "h::A3Context"): "rank world windowBytes windowsIn expBytes windowsExp remoteStart",
     ("A3Pointer", "h::A3Pointer"): "device",
     ("A3Remote", "h::A3Remote"): "windowsIn windowsExp",
     ("A2Context", "h::A2Context"): "rank world windowBytes windowsIn windowsOut multiFlag data",
@@ -278,7 +278,7 @@ HEAD = """
 namespace h = twin::hccl;
 static_assert(sizeof(moe::A3Pointer) == sizeof(h::A3Pointer), "A3Pointer");
 static_assert(sizeof(moe::A2Remote) == sizeof(h::A2Remote), "A2Remote");
-static_assert(moe::kA2Ranks == h::kA2Ranks && moe::kA3MaxRanks == h::kA3MaxRanks, "ranks");
+static_assert(moe::kA2Ranks == h::kA2Ranks && moe::kA3RemoteStart == h::kA3PeerTables[0], "A3");
 static_assert(offsetof(moe::MoeDistributeMc2Head, cc) == 64, "Mc2InitTiling comes first");
 """
 

@@ -65,11 +65,11 @@ def address(area: NDArray[np.uint8]) -> int:
     return int(area.ctypes.data)
 
 
-@pytest.mark.parametrize("layout,world", [("a3", 5), ("a2", 2), ("a2", 33)])
-def test_context(layout: str, world: int) -> None:
-    windows = twin.Windows(world, data_bytes=8192, state_bytes=4096, name="ep", layout=layout)
+@pytest.mark.parametrize("layout,world,table", [("a3", 5, 2984), ("a3", 3, 3320), ("a2", 2, 2984), ("a2", 33, 2984)])
+def test_context(layout: str, world: int, table: int) -> None:
+    windows = twin.Windows(world, data_bytes=8192, state_bytes=4096, name="ep", layout=layout, peer_table=table)
     for rank, (words, none) in enumerate(show(windows, (world, 1), (int(layout == "a3"), 1), world)):
-        details = [4096, 2984, ord("e")] if layout == "a3" else [int(world > 32), 2, world]
+        details = [4096, table, ord("e")] if layout == "a3" else [int(world > 32), 2, world]
         assert list(words[:8]) == [rank, world, rank, world, 8192, *details]
         third = windows.state if layout == "a3" else lambda r, own=rank: windows.data(own)
         want = [[address(f(r)) for f in (windows.data, windows.out, third)] for r in range(world)]
@@ -170,7 +170,7 @@ def test_waits_within_a_rank(mode: str, key: int) -> None:
 
 
 @modes
-@pytest.mark.parametrize("key", [0, 1])
+@pytest.mark.parametrize("key", range(3), ids=["flag", "scalar word", "heartbeat"])
 def test_a_wait_for_nobody_is_a_hang(mode: str, key: int) -> None:
     """Every core waits for the next, and none tells first."""
     seen = np.zeros((3, 8), np.int32)
@@ -180,12 +180,62 @@ def test_a_wait_for_nobody_is_a_hang(mode: str, key: int) -> None:
     assert caught.value.finding == "hang"
 
 
+# ---- rules that kernels in use break, pointers of their own ----
+
+HABITS = [
+    ("DataCopy GM->UB of 0 bytes", "illegal argument"),
+    ("DataCopy UB->GM of 0 bytes", "illegal argument"),
+    ("Sum: destination and source overlap", "illegal argument"),
+    ("Sum: inner 12 must be a multiple of 32 bytes", "illegal argument"),
+    ("Duplicate needs 96 bytes, the UB view holds 64", "out of bounds"),
+    ("Duplicate needs 228 bytes, the UB view holds 64", "out of bounds"),
+]
+
+
+@modes
+@pytest.mark.parametrize("key,said", list(enumerate(HABITS)))
+def test_habits_are_findings_or_warnings(mode: str, key: int, said: tuple[str, str]) -> None:
+    text, finding = said
+    x = np.arange(48, dtype=np.float32)
+    y = np.zeros(48, np.float32)
+    with pytest.raises(TwinFault, match=text) as caught:
+        kernels("habits").launch("habits", [x, y], None, 1, key, mode=mode)
+    assert caught.value.finding == finding
+    done = kernels("habits").launch("habits", [x, y], None, 2, key, mode=mode, warn=True)
+    assert len(done.warnings) == 1 and done.warnings[0].startswith(f"{finding}: {text}, at habits.cpp:")
+    summed = [x[:24].sum(), x[24:].sum()] if key == 2 else [x[12 * r : 12 * r + 12].sum() for r in range(4)]
+    assert y[: len(summed)].tolist() == (summed if key in (2, 3) else [0.0] * 4)
+
+
+def test_warnings_of_all_ranks_and_schedules_are_listed() -> None:
+    args = [[np.zeros(48, np.float32), np.zeros(48, np.float32)] for _ in range(3)]
+    call = (args, None, 1, 4, twin.Windows(3, data_bytes=4096))
+    done = kernels("habits").launch("habits", *call, warn=True)
+    result = kernels("habits").explore("habits", *call, schedules=5, warn=True)
+    assert result.ok and done.warnings == result.warnings and len(done.warnings) == 1
+
+
+@modes
+@pytest.mark.parametrize("key,address", [(10, "0x10"), (11, "0x10"), (12, "no address")])
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_pointer_into_nowhere_is_a_finding(mode: str, key: int, address: str, world: int) -> None:
+    args = [[np.zeros(48, np.float32), np.zeros(48, np.float32)] for _ in range(world)]
+    call = (args, None, 3, key, twin.Windows(2, data_bytes=4096)) if world == 2 else (args[0], None, 3, key)
+    for _ in range(2):  # the process and the library live on
+        with pytest.raises(TwinFault, match=f"a pointer of the kernel leads to {address}") as caught:
+            kernels("habits").launch("habits", *call, mode=mode)
+        assert caught.value.finding == "out of bounds" and "at habits.cpp:" in str(caught.value)
+    kernels("habits").launch("habits", args[0], None, 1, 99, mode=mode)
+
+
 # ---- what does not fit ----
 
 
 def test_wrong_windows_are_refused() -> None:
     with pytest.raises(ArgumentError, match="layout is a3 or a2"):
         twin.Windows(2, layout="a5")
+    with pytest.raises(ArgumentError, match="peer_table is 2984 or 3320, not 2992"):
+        twin.Windows(2, peer_table=2992)
     with pytest.raises(ArgumentError, match="at least 1 rank"):
         twin.Windows(0)
     with pytest.raises(ArgumentError, match="rank 2 of windows of 2 ranks"):

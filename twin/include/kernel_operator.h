@@ -11,6 +11,7 @@
 #include "twin/vector/arguments.h"
 #include "twin/vector/compare.h"
 #include "twin/vector/convert.h"
+#include "twin/vector/cumsum.h"
 #include "twin/vector/elementwise.h"
 #include "twin/vector/gather.h"
 #include "twin/vector/reduce_repeats.h"
@@ -78,3 +79,6 @@ TWIN_REFUSED(Fixpipe, "the twin has vector cores only")
 
 #undef TWIN_950_ONLY
 #undef TWIN_REFUSED
+
+// Last: it needs the headers above.
+#include "lib/hccl/hccl.h"

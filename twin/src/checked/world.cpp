@@ -45,7 +45,7 @@ void CleanLines(uintptr_t address, bool all, const Loc& loc) { World::Call(&Worl
 void SyncAllCores(const Loc& loc) { World::Call(&World::SyncAll, loc); }
 void PollYield(const Loc& loc) { World::Call(&World::Poll, loc, false); }
 void SuspectedPoll(const Loc& loc) { World::Call(&World::Poll, loc, true); }
-void GiveWay(const Loc& loc) { World::Call(&World::GiveWay, loc); }
+void GiveWay(const Loc& loc, bool idle) { World::Call(&World::GiveWay, loc, idle); }
 int64_t SystemCycle() { return WorldOf(Here()).cycles(); }
 void CrossCoreSet(int mode, Pipe pipe, int id, const Loc& loc) { World::Call(&World::CrossSet, mode, pipe, id, loc); }
 void CrossCoreWait(int id, const Loc& loc) { World::Call(&World::CrossWait, id, loc); }
@@ -140,7 +140,7 @@ void World::StartStep(RankState& rank) {
         core.core.checked = &core;
         if (rank.step->spec.watch_polls) core.core.watch = std::make_unique<PollWatch>();
         for (uint32_t b = 0; b < core.ub_high / kBlockBytes; ++b) core.ub_blocks[b] = Block();
-        core.ub_high = 0;
+        core.ub_high = rank.step->spec.warnings != nullptr ? kUbBytes : 0;  // then writes may pass what is carved
         for (uint32_t p = 0; p < kPipes; ++p) {
             core.pipes[p].ops.clear();
             core.pipes[p].head = 0;
@@ -166,6 +166,7 @@ void World::StartStep(RankState& rank) {
         core.looked.clear();
         core.suspected = false;
         core.fruitless = 0;
+        core.idle_since = std::chrono::steady_clock::time_point::max();
         StartFiber(core);
         core.status = CoreStatus::kReady;
         if (options_.trace) Trace(core, "begin", nullptr, 0, 0, 0);
@@ -412,7 +413,13 @@ void World::Poll(CoreState& core, const Loc& loc, bool suspected) {
 }
 
 // A loop that may be an undeclared poll lets all others run first, whatever the policy.
-void World::GiveWay(CoreState& core, const Loc& loc) {
+void World::GiveWay(CoreState& core, const Loc& loc, bool idle) {
+    if (!idle) core.idle_since = std::chrono::steady_clock::time_point::max();
+    const auto now = std::chrono::steady_clock::now();
+    core.idle_since = std::min(core.idle_since, now);
+    const std::chrono::duration<double> idled = now - core.idle_since;
+    const double deadline_s = core.rank->launch.spec->deadline_s;
+    if (deadline_s > 0 && idled.count() > deadline_s) FailHanging("nothing but reads of the same words for too long");
     last_run_ = cores_[(core.global + 1) % core_count_].get();
     core.priority[kFiber] = --lowest_;
     Park(core, CoreStatus::kReady, loc);

@@ -2,6 +2,7 @@
 // stores.
 #pragma once
 
+#include <chrono>
 #include <exception>
 #include <memory>
 #include <string>
@@ -94,6 +95,7 @@ struct CoreState {
     bool woken = false;      // polling: bytes that it looked at have landed
     bool suspected = false;  // its poll was noticed, not declared
     uint32_t fruitless = 0;  // suspected polls since anything landed
+    std::chrono::steady_clock::time_point idle_since = std::chrono::steady_clock::time_point::max();  // in GiveWay
     uint32_t wait_flag = 0, wait_turn = 0;
     int cross_id = 0;
     uint32_t cross_turn = 0;
@@ -169,7 +171,7 @@ public:
     void Released(CoreState& core);
     void SyncAll(CoreState& core, const Loc& loc);
     void Poll(CoreState& core, const Loc& loc, bool suspected);
-    void GiveWay(CoreState& core, const Loc& loc);
+    void GiveWay(CoreState& core, const Loc& loc, bool idle);
     void CrossSet(CoreState& core, int mode, Pipe pipe, int id, const Loc& loc);
     void CrossWait(CoreState& core, int id, const Loc& loc);
     void AddAgent(CoreState& core, CopyQueues* queues);

@@ -70,6 +70,8 @@ protected:
     void StartFiber(CoreState& core) {
         core.started = false;
         core.host = this;
+        core.core.abandon = &FiberHost::Abandon;
+        core.core.fiber_state = &core;
         core.fiber.Prepare(&FiberHost::Enter, &core);
     }
     void Resume(CoreState& core) {
@@ -156,6 +158,17 @@ protected:
 private:
     struct Unwind {};
 
+    static void Abandon(Core& core, std::exception_ptr failure) {
+        CoreState& state = *static_cast<CoreState*>(core.fiber_state);
+        static_cast<FiberHost*>(state.host)->Fail(failure);
+        End(state);
+    }
+    static void End(CoreState& core) {
+        core.status = CoreStatus::kDone;
+        --core.core.launch->live;
+        core.fiber.Leave(true);
+    }
+
     // Everything a core throws ends here: no exception may leave a fiber, none may be in flight at a switch.
     static void Enter(void* argument) {
         CoreState& core = *static_cast<CoreState*>(argument);
@@ -169,9 +182,7 @@ private:
         } catch (...) {
             world.Fail(std::current_exception());
         }
-        core.status = CoreStatus::kDone;
-        --core.core.launch->live;
-        core.fiber.Leave(true);
+        End(core);
     }
 };
 

@@ -6,6 +6,9 @@ namespace twin::hccl {
 
 namespace {
 
+// Streams, notifies and topology lie before the table, what only the host reads behind it.
+constexpr uint64_t kA3Bytes = kA3PeerTables[1] + sizeof(A3Pointer) * kA3MaxRanks + 65536;
+
 uint64_t AddressOf(const void* p) { return reinterpret_cast<uintptr_t>(p); }
 
 // Every rank is reachable through remoteRes, the own one too.
@@ -20,13 +23,14 @@ void FillA3(const GroupWindows& group, uint32_t rank, uint64_t workspace, A3Cont
     strncpy(context->name, group.name, sizeof(context->name) - 1);
     context->exp_bytes = group.exp_bytes;
     context->windows_exp = group.windows_exp[rank];
-    context->remote_start = kA3RemoteOffset;
+    context->remote_start = static_cast<uint32_t>(group.peer_table);
     context->remote_step = sizeof(A3Pointer);
-    A3Remote* peers = reinterpret_cast<A3Remote*>(context + 1);
+    A3Pointer* table = reinterpret_cast<A3Pointer*>(reinterpret_cast<uint8_t*>(context) + group.peer_table);
+    A3Remote* peers = reinterpret_cast<A3Remote*>(reinterpret_cast<uint8_t*>(context) + kA3Bytes);
     for (uint32_t peer = 0; peer < group.world; ++peer) {
         peers[peer] = {peer,        peer, group.windows_in[peer], group.windows_out[peer], group.windows_exp[peer],
                        {0, 0, 0, 0}};
-        context->remote[peer] = {AddressOf(&peers[peer]), AddressOf(&peers[peer])};
+        table[peer] = {AddressOf(&peers[peer]), AddressOf(&peers[peer])};
     }
 }
 
@@ -61,7 +65,7 @@ void FillA2(const GroupWindows& group, uint32_t rank, uint64_t workspace, A2Cont
 }  // namespace
 
 uint64_t ContextBlobBytes(Layout layout, uint32_t world) {
-    return sizeof(Header) + (layout == Layout::kA3 ? sizeof(A3Context) + world * sizeof(A3Remote)
+    return sizeof(Header) + (layout == Layout::kA3 ? kA3Bytes + world * sizeof(A3Remote)
                                                    : sizeof(A2Context) + sizeof(uint64_t) + world * sizeof(A2Remote));
 }
 

@@ -50,17 +50,39 @@ const char* FindingName(Finding kind) {
     return "fault";
 }
 
-void Raise(Finding kind, const Loc& loc, const char* format, ...) {
+namespace {
+
+// "kind: text, at file:line".
+std::string LineOf(Finding kind, const Loc& loc, const char* format, va_list arguments) {
     char text[512];
+    vsnprintf(text, sizeof(text), format, arguments);
+    return std::string(FindingName(kind)) + ": " + text + ", at " + PlaceOf(loc);
+}
+
+[[noreturn]] void ThrowFault(Finding kind, const std::string& line) {
+    const Core* core = g_current_core;
+    throw Fault(kind, line + " (rank " + std::to_string(core != nullptr ? core->rank : -1) + ", core " +
+                          std::to_string(core != nullptr ? core->index : 0) + ")");
+}
+
+}  // namespace
+
+void Raise(Finding kind, const Loc& loc, const char* format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(text, sizeof(text), format, arguments);
+    const std::string line = LineOf(kind, loc, format, arguments);
+    va_end(arguments);
+    ThrowFault(kind, line);
+}
+
+void RaiseOrList(Finding kind, const Loc& loc, const char* format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    const std::string line = LineOf(kind, loc, format, arguments);
     va_end(arguments);
     const Core* core = g_current_core;
-    char line[768];
-    snprintf(line, sizeof(line), "%s: %s, at %s (rank %d, core %u)", FindingName(kind), text, PlaceOf(loc).c_str(),
-             core != nullptr ? core->rank : -1, core != nullptr ? core->index : 0);
-    throw Fault(kind, line);
+    if (core == nullptr || core->launch->spec->warnings == nullptr) ThrowFault(kind, line);
+    core->launch->spec->warnings->insert(line);
 }
 
 std::string PlaceOf(const Loc& loc) {

@@ -77,7 +77,7 @@ void SleepOn(uint32_t* doorbell, uint32_t seen) {
 void SyncAllCores(const Loc& loc) { g_current_core->scheduler->SyncAll(loc); }
 void PollYield(const Loc& loc) { g_current_core->scheduler->Poll(loc); }
 void SuspectedPoll(const Loc& loc) { g_current_core->scheduler->Poll(loc); }
-void GiveWay(const Loc& loc) { g_current_core->scheduler->GiveWay(loc); }
+void GiveWay(const Loc& loc, bool idle) { g_current_core->scheduler->GiveWay(loc, idle); }
 void CrossCoreSet(int mode, Pipe, int id, const Loc& loc) {
     g_current_core->launch->cross.Set(g_current_core->index, BlockNum(), mode, id, loc);
 }
@@ -119,7 +119,12 @@ void Scheduler::Poll(const Loc& loc) {
     Block(CoreStatus::kPolling, loc);
     if (core.recorder != nullptr) core.recorder->PollEnds(core);
 }
-void Scheduler::GiveWay(const Loc& loc) { Block(CoreStatus::kReady, loc); }
+void Scheduler::GiveWay(const Loc& loc, bool idle) {
+    FastCore& slot = *current_;
+    slot.repeats = idle;
+    Block(CoreStatus::kReady, loc);
+    slot.repeats = false;
+}
 
 void Scheduler::CrossWait(int id, const Loc& loc) {
     const uint32_t index = g_current_core->index;
@@ -127,18 +132,32 @@ void Scheduler::CrossWait(int id, const Loc& loc) {
     while (!launch_.cross.Passed(index, launch_.spec->block_dim, id, target)) Block(CoreStatus::kCross, loc);
 }
 
-// One round over all cores. True when anything but fruitless polling happened.
-bool Scheduler::Pass() {
-    bool progress = false;
+// One round over all cores, and what happened besides fruitless polling.
+Scheduler::Passed Scheduler::Pass() {
+    Passed passed = Passed::kNothing;
     for (auto& slot : slots_) {
         if (slot->status == CoreStatus::kDone || slot->status == CoreStatus::kBarrier) continue;
         const bool was_polling = slot->status != CoreStatus::kReady;
         Resume(*slot);
-        if (failure_) return true;
-        if (!was_polling || (slot->status != CoreStatus::kPolling && slot->status != CoreStatus::kCross))
-            progress = true;
+        if (failure_) return Passed::kProgress;
+        if (slot->repeats) {
+            passed = std::max(passed, Passed::kRepeats);
+        } else if (!was_polling || (slot->status != CoreStatus::kPolling && slot->status != CoreStatus::kCross)) {
+            passed = Passed::kProgress;
+        }
     }
-    return progress;
+    return passed;
+}
+
+// Whether nothing has moved for too long: then the launch fails.
+bool Scheduler::Overdue(int64_t now) {
+    if (idle_since_ == 0) idle_since_ = now;
+    const double deadline_s = launch_.spec->deadline_s;
+    if (deadline_s <= 0 || static_cast<double>(now - idle_since_) <= deadline_s * 1e9) return false;
+    char how[64];
+    snprintf(how, sizeof(how), "nothing has moved for %.1f s", deadline_s);
+    FailHanging(slots_, how, [](const FastCore&) { return true; });
+    return true;
 }
 
 // All cores poll in vain: spin, then give the processor away, then sleep until a peer rings.
@@ -149,14 +168,7 @@ void Scheduler::Idle(uint32_t fruitless) {
         return;
     }
     const int64_t now = NowNanos();
-    if (idle_since_ == 0) idle_since_ = now;
-    const double deadline_s = launch_.spec->deadline_s;
-    if (deadline_s > 0 && static_cast<double>(now - idle_since_) > deadline_s * 1e9) {
-        char how[64];
-        snprintf(how, sizeof(how), "nothing has moved for %.1f s", deadline_s);
-        FailHanging(slots_, how, [](const FastCore&) { return true; });
-        return;
-    }
+    if (Overdue(now)) return;
     if (now - idle_since_ < kYieldNanos) {
         sched_yield();
         return;
@@ -187,6 +199,7 @@ void Scheduler::Run(const LaunchSpec& spec, const std::function<void()>& kernel)
         slot.core.forward.enabled = forward;
         if (spec.watch_polls) slot.core.watch = std::make_unique<PollWatch>();
         slot.status = CoreStatus::kReady;
+        slot.repeats = false;
         StartFiber(slot);
     }
     RunFibers(slots_, [&] { Loop(); });
@@ -202,16 +215,18 @@ void Scheduler::Loop() {
     while (launch_.live > 0 && !failure_) {
         if (device_.idle_.doorbell != nullptr)
             doorbell_seen_ = __atomic_load_n(device_.idle_.doorbell, __ATOMIC_SEQ_CST);
-        const bool progress = Pass();
+        const Passed passed = Pass();
         if (failure_) return;
         if (AllAtBarrier(slots_, 0, launch_.spec->block_dim)) {
             for (auto& slot : slots_) {
                 if (slot->status == CoreStatus::kBarrier) slot->status = CoreStatus::kReady;
             }
         }
-        if (progress) {
+        if (passed == Passed::kProgress) {
             fruitless = 0;
             idle_since_ = 0;
+        } else if (passed == Passed::kRepeats) {
+            Overdue(NowNanos());
         } else {
             Idle(++fruitless);
         }

@@ -57,6 +57,7 @@ struct FastCore {
     void* host = nullptr;  // whose fiber it is
     CoreStatus status = CoreStatus::kDone;
     bool started = false;
+    bool repeats = false;  // it gave way while reading again what it has read
 };
 
 class Scheduler : FiberHost<Scheduler, FastCore> {
@@ -71,7 +72,7 @@ public:
     // Called from fibers.
     void SyncAll(const Loc& loc);
     void Poll(const Loc& loc);
-    void GiveWay(const Loc& loc);
+    void GiveWay(const Loc& loc, bool idle);
     void CrossWait(int id, const Loc& loc);
 
 private:
@@ -80,7 +81,9 @@ private:
     void BeginKernel(FastCore& slot);
     void EndKernel(FastCore& slot);
     void Loop();
-    bool Pass();
+    enum class Passed { kNothing, kRepeats, kProgress };
+    Passed Pass();
+    bool Overdue(int64_t now);
     void Idle(uint32_t fruitless);
     void Block(CoreStatus status, const Loc& loc);
 

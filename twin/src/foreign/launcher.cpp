@@ -4,11 +4,15 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <set>
+#include <sstream>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "bad_address.h"
 #include "twin/api/hccl_context.h"
 #include "twin/engine/copy_agent.h"
 #include "twin/engine/engine.h"
@@ -37,7 +41,7 @@ struct TwinLaunch {
     uint64_t tiling_key;
     const TwinRange* ranges;
     uint32_t range_count;
-    uint32_t reserved;
+    uint32_t warn;  // rules that kernels in use break without harm are listed, not raised
     void* contexts[2];   // blobs that twin_context_fill has filled, or null
     uint32_t* doorbell;  // this rank's, or null
     double deadline_s;   // nothing moves this long: a hang. 0: wait for ever
@@ -61,6 +65,7 @@ struct TwinOutcome {
     uint64_t trace_hash;
     char finding[64];
     char text[4096];
+    char warnings[8192];  // one a line
 };
 
 }  // extern "C"
@@ -128,6 +133,16 @@ void ReportFailure(TwinOutcome* outcome, uint32_t rank, const char* finding, con
     CopyText(outcome->text, sizeof(outcome->text), text);
 }
 
+void ReportWarnings(TwinOutcome* outcome, const std::set<std::string>& warnings) {
+    std::string text;
+    for (const std::string& line : warnings) text += line + "\n";
+    CopyText(outcome->warnings, sizeof(outcome->warnings), text.c_str());
+}
+void AddLines(std::set<std::string>* lines, const char* text) {
+    std::istringstream in(text);
+    for (std::string line; std::getline(in, line);) lines->insert(line);
+}
+
 // When a peer has failed, this rank stops waiting before its deadline.
 struct StopWithPeer {
     const std::atomic<bool>* failed;
@@ -143,13 +158,16 @@ void CallEntry(const TwinLaunch& launch) {
     CallerOf(launch.argument_count, std::make_index_sequence<kMaxArguments + 1>())(launch.entry, launch.arguments);
 }
 
-LaunchSpec SpecOf(const TwinLaunch& launch) {
+using Warnings = std::set<std::string>;
+
+LaunchSpec SpecOf(const TwinLaunch& launch, Warnings* warnings) {
     if (launch.argument_count > kMaxArguments) throw std::runtime_error("an entry takes at most 40 arguments");
     LaunchSpec spec;
     spec.block_dim = launch.block_dim;
     spec.tiling_key = launch.tiling_key;
     spec.watch_polls = true;
     spec.deadline_s = launch.deadline_s;
+    if (launch.warn != 0) spec.warnings = warnings;
     for (uint32_t i = 0; i < launch.range_count; ++i) {
         const TwinRange& range = launch.ranges[i];
         const uintptr_t begin = reinterpret_cast<uintptr_t>(range.begin);
@@ -190,8 +208,10 @@ RankSet::RankSet(uint32_t world) {
 bool RankSet::RunRank(uint32_t number, const TwinLaunch& launch, TwinOutcome* outcome, const std::atomic<bool>* stop) {
     Rank& rank = *ranks_[number];
     bool begun = false;
+    Warnings warnings;
+    const BadAddresses caught;
     try {
-        LaunchSpec spec = SpecOf(launch);
+        LaunchSpec spec = SpecOf(launch, &warnings);
         StopWithPeer watch{stop, &spec};
         IdlePolicy& idle = rank.device.idle();
         idle.spins = size() <= std::thread::hardware_concurrency() ? kSpinsAlone : kSpinsCrowded;
@@ -202,6 +222,7 @@ bool RankSet::RunRank(uint32_t number, const TwinLaunch& launch, TwinOutcome* ou
         begun = true;
         rank.device.Launch(spec, [&] { CallEntry(launch); });
         rank.EndAgents(launch, false);
+        ReportWarnings(outcome, warnings);
         return true;
     } catch (const Fault& fault) {
         ReportFailure(outcome, number, FindingName(fault.kind), fault.what());
@@ -217,12 +238,14 @@ bool RankSet::RunRank(uint32_t number, const TwinLaunch& launch, TwinOutcome* ou
 #ifdef TWIN_CHECKED
 
 bool RankSet::Run(const TwinLaunch* launches, const TwinOptions& options, TwinOutcome* outcome) {
+    const BadAddresses caught;
+    Warnings warnings;
     std::vector<ProgramStep> steps(size());
     std::vector<RankProgram> programs(size());
     for (uint32_t rank = 0; rank < size(); ++rank) {
         const TwinLaunch& launch = launches[rank];
         Rank& owner = *ranks_[rank];
-        steps[rank].spec = SpecOf(launch);
+        steps[rank].spec = SpecOf(launch, &warnings);
         steps[rank].kernel = [&launch] { CallEntry(launch); };
         steps[rank].begin = [&launch, &owner] { owner.BeginAgents(launch); };
         steps[rank].end = [&launch, &owner] { owner.EndAgents(launch, false); };
@@ -240,6 +263,7 @@ bool RankSet::Run(const TwinLaunch* launches, const TwinOptions& options, TwinOu
     const RunResult result = explorer_.Run(programs, wanted);
     outcome->steps = result.steps;
     outcome->trace_hash = result.trace_hash;
+    ReportWarnings(outcome, warnings);
     if (result.failed) ReportFailure(outcome, 0, FindingName(result.kind), result.message.c_str());
     return !result.failed;
 }
@@ -261,8 +285,14 @@ bool RankSet::Run(const TwinLaunch* launches, const TwinOptions&, TwinOutcome* o
         });
     }
     for (std::thread& thread : threads) thread.join();
-    if (first.load() >= 0) *outcome = outcomes[static_cast<size_t>(first.load())];
-    return first.load() < 0;
+    if (first.load() >= 0) {
+        *outcome = outcomes[static_cast<size_t>(first.load())];
+        return false;
+    }
+    Warnings all;
+    for (const TwinOutcome& one : outcomes) AddLines(&all, one.warnings);
+    ReportWarnings(outcome, all);
+    return true;
 }
 
 #endif
@@ -272,7 +302,7 @@ bool RankSet::Run(const TwinLaunch* launches, const TwinOptions&, TwinOutcome* o
 #pragma GCC visibility push(default)
 extern "C" {
 
-uint32_t twin_abi() { return 1; }
+uint32_t twin_abi() { return 2; }
 
 const char* twin_engine() { return twin::kChecked ? "checked" : "fast"; }
 

@@ -304,7 +304,7 @@ void SettlePipe(Pipe pipe) { WorldOf(Here()).Settle(Here(), pipe); }
 void SyncAllCores(const Loc& loc) { WorldOf(Here()).SyncAll(Here(), loc); }
 void PollYield(const Loc& loc) { WorldOf(Here()).Poll(Here(), loc); }
 void SuspectedPoll(const Loc& loc) { WorldOf(Here()).Poll(Here(), loc); }
-void GiveWay(const Loc&) { WorldOf(Here()).YieldUntil(Here(), Here().now); }
+void GiveWay(const Loc&, bool) { WorldOf(Here()).YieldUntil(Here(), Here().now); }
 void CrossCoreSet(int mode, Pipe pipe, int id, const Loc& loc) {
     WorldOf(Here()).CrossSet(Here(), mode, pipe, id, loc);
 }

@@ -139,7 +139,9 @@ private:
     bool a3() const { return header_->layout == twin::hccl::Layout::kA3; }
     const twin::hccl::A3Context* A3() const { return reinterpret_cast<const twin::hccl::A3Context*>(header_ + 1); }
     const twin::hccl::A3Remote* A3Of(uint32_t rank) const {
-        return reinterpret_cast<const twin::hccl::A3Remote*>(A3()->remote[rank].device);
+        const auto* context = reinterpret_cast<const uint8_t*>(A3());
+        const auto* peers = reinterpret_cast<const twin::hccl::A3Pointer*>(context + A3()->remote_start);
+        return reinterpret_cast<const twin::hccl::A3Remote*>(peers[rank].device);
     }
     const twin::hccl::A2Context* A2() const { return reinterpret_cast<const twin::hccl::A2Context*>(header_ + 1); }
     uint64_t A2Of(uint32_t rank, bool in) const {

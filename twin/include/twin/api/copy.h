@@ -46,6 +46,10 @@ struct DataCopyPadExtParams {
     DataCopyPadExtParams() = default;
     DataCopyPadExtParams(bool pad, uint8_t left, uint8_t right, T value)
         : isPad(pad), leftPadding(left), rightPadding(right), paddingValue(value) {}
+    // half and bfloat16_t are built in on an NPU: numbers convert to them.
+    template <class V, class = std::enable_if_t<std::is_arithmetic_v<V> && !std::is_arithmetic_v<T>>>
+    DataCopyPadExtParams(bool pad, uint8_t left, uint8_t right, V value)
+        : DataCopyPadExtParams(pad, left, right, static_cast<T>(value)) {}
 };
 
 struct DataCopyPadParams {
@@ -75,12 +79,14 @@ struct Pieces {
 
 inline uint64_t Extent(uint32_t count, uint64_t bytes, uint64_t step) { return (count - 1) * step + bytes; }
 
-inline void CheckCount(uint64_t bytes, const char* what, const twin::Loc& loc) {
-    TWIN_RAISE_IF(bytes == 0, kBadArgument, loc, "%s of 0 bytes", what);
+// Whether there is something to copy.
+inline bool CheckCount(uint64_t bytes, const char* what, const twin::Loc& loc) {
+    TWIN_WARN_IF(bytes == 0, kBadArgument, loc, "%s of 0 bytes", what);
     TWIN_RAISE_IF(bytes % twin::kBlockBytes != 0, kTruncatedCopy, loc,
                   "%s of %llu bytes: the last %llu would be dropped silently; use DataCopyPad or a multiple of 32",
                   what, static_cast<unsigned long long>(bytes),
                   static_cast<unsigned long long>(bytes % twin::kBlockBytes));
+    return bytes != 0;
 }
 
 inline void CheckPieces(uint32_t count, uint64_t bytes, uint32_t element, const twin::Loc& loc) {
@@ -249,14 +255,14 @@ inline Pieces PiecesOf(const DataCopyParams& p, uint64_t gm_gap, uint64_t ub_gap
 template <class T>
 inline void DataCopy(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const uint32_t count, TWIN_CALLER) {
     const uint64_t bytes = static_cast<uint64_t>(count) * sizeof(T);
-    detail::CheckCount(bytes, "DataCopy GM->UB", loc);
+    if (!detail::CheckCount(bytes, "DataCopy GM->UB", loc)) return;
     detail::CopyIn(dst, src, {1, bytes, 0, 0}, {}, bytes, "DataCopy GM->UB", loc, [](uint8_t*) {});
 }
 
 template <class T>
 inline void DataCopy(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const uint32_t count, TWIN_CALLER) {
     const uint64_t bytes = static_cast<uint64_t>(count) * sizeof(T);
-    detail::CheckCount(bytes, "DataCopy UB->GM", loc);
+    if (!detail::CheckCount(bytes, "DataCopy UB->GM", loc)) return;
     detail::CopyOut(dst, src, {1, bytes, 0, 0}, bytes, "DataCopy UB->GM", loc);
 }
 
@@ -279,7 +285,7 @@ inline void DataCopy(const GlobalTensor<T>& dst, const LocalTensor<T>& src, cons
 template <class T>
 inline void DataCopy(const LocalTensor<T>& dst, const LocalTensor<T>& src, const uint32_t count, TWIN_CALLER) {
     const uint64_t bytes = static_cast<uint64_t>(count) * sizeof(T);
-    detail::CheckCount(bytes, "DataCopy UB->UB", loc);
+    if (!detail::CheckCount(bytes, "DataCopy UB->UB", loc)) return;
     T* to = dst.Span(count, loc, "DataCopy UB->UB");
     const T* from = src.Span(count, loc, "DataCopy UB->UB");
     TWIN_RAISE_IF(to != from && to < from + count && from < to + count, kBadArgument, loc,

@@ -55,8 +55,11 @@ enum KernelMetaType : uint8_t {
 struct Mc2InitTiling {
     uint8_t reserved[64] = {};
 };
+#ifndef TWIN_CC_TILING_BYTES
+#define TWIN_CC_TILING_BYTES 280  // 512 in newer toolkits
+#endif
 struct Mc2CcTiling {
-    uint8_t reserved[280] = {};
+    uint8_t reserved[TWIN_CC_TILING_BYTES] = {};
 };
 
 namespace AscendC {

@@ -30,7 +30,8 @@ static_assert(sizeof(Header) == 64, "contexts stay aligned");
 // ---- A3 (Ascend910_93): HcclOpResParam, its peers reached through remoteRes[rank].nextDevicePtr ----
 
 constexpr uint32_t kA3MaxRanks = 131072;
-constexpr uint32_t kA3RemoteOffset = 2984;
+// Where the table of peers begins: with 19 streams a communicator has, and with 40.
+constexpr uint32_t kA3PeerTables[] = {2984, 3320};
 struct A3Remote {  // HcclRankRelationResV2
     uint32_t rank;
     uint32_t world_rank;
@@ -54,15 +55,10 @@ struct A3Context {
     char name[128];
     uint64_t exp_bytes;
     uint64_t windows_exp;
-    uint32_t remote_start;  // bytes from here to `remote`
+    uint32_t remote_start;  // of A3Pointer[kA3MaxRanks], bytes from the beginning
     uint32_t remote_step;
-    uint64_t version;
-    uint8_t resources[2776];  // streams, notifies, topology: no kernel reads them
-    A3Pointer remote[kA3MaxRanks];
-    uint8_t host_only[65536];  // differs between HCCL versions
 };
 static_assert(offsetof(A3Context, exp_bytes) == 176 && offsetof(A3Context, remote_start) == 192, "A3 layout");
-static_assert(offsetof(A3Context, remote) == kA3RemoteOffset, "A3 layout");
 static_assert(sizeof(A3Remote) == 64, "A3 layout");
 
 // ---- A2 (Ascend910B): HcclCombinOpParam, known to kernels as HcclCombineOpParam / HcclA2CombineOpParam ----
@@ -115,6 +111,7 @@ namespace twin::hccl {
 struct GroupWindows {
     Layout layout;
     uint32_t world;
+    uint64_t peer_table;  // A3: one of kA3PeerTables
     uint64_t window_bytes;
     uint64_t exp_bytes;
     uint64_t workspace_bytes;

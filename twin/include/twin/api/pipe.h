@@ -36,6 +36,14 @@ public:
                               core.buffers[buffer_].stamp);
     }
 
+    // As for a queue's tensors, but no event belongs to them.
+    template <class T>
+    LocalTensor<T> AllocTensor(TWIN_CALLER) {
+        return Get<T>(loc);
+    }
+    template <class T>
+    void FreeTensor(const LocalTensor<T>&) {}
+
 private:
     [[noreturn]] TWIN_COLD static void RaiseOffset(uint32_t bytes, uint32_t count, size_t element, uint32_t byteOffset,
                                                    const char* file, int line) {
@@ -187,13 +195,13 @@ public:
     template <TPosition src, TPosition dst, int32_t depth>
     bool InitBuffer(TQueBind<src, dst, depth>& queue, uint8_t num, uint32_t len, TWIN_CALLER) {
         const uint32_t first = twin::current_core().buffer_count;
-        for (uint32_t i = 0; i < num; ++i) Carve(len, loc);
+        for (uint32_t i = 0; i < num; ++i) Carve(len, src, loc);
         queue.Bind(first, num);
         return true;
     }
     template <TPosition position>
     bool InitBuffer(TBuf<position>& buffer, uint32_t len, TWIN_CALLER) {
-        const uint32_t id = Carve(len, loc);
+        const uint32_t id = Carve(len, position, loc);
         buffer.buffer_ = id;
         buffer.begin_ = twin::current_core().buffers[id].begin;
         buffer.bytes_ = twin::current_core().buffers[id].bytes;
@@ -231,7 +239,7 @@ public:
     }
 
 private:
-    uint32_t Carve(uint32_t len, const twin::Loc& loc) {
+    uint32_t Carve(uint32_t len, TPosition position, const twin::Loc& loc) {
         twin::Core& core = twin::current_core();
         TWIN_RAISE_IF(len == 0, kBadArgument, loc, "InitBuffer of 0 bytes");
         const uint32_t bytes = (len + twin::kBlockBytes - 1) / twin::kBlockBytes * twin::kBlockBytes;
@@ -242,6 +250,7 @@ private:
         twin::UbBuffer& buffer = core.buffers[core.buffer_count];
         buffer.begin = core.ub_used;
         buffer.bytes = bytes;
+        buffer.position = static_cast<uint8_t>(position);
         buffer.allocated = buffer.freed = false;
         ++buffer.stamp;
         twin::UbCarved(buffer.begin, bytes);

@@ -24,6 +24,13 @@
 // A macro, as in CANN: `GM_ADDR a, b;` declares one pointer only.
 #define GM_ADDR __gm__ uint8_t*
 
+#ifndef likely
+#define likely(x) __builtin_expect(!!(x), 1)
+#endif
+#ifndef unlikely
+#define unlikely(x) __builtin_expect(!!(x), 0)
+#endif
+
 #define ASCEND_IS_AIV (true)
 #define ASCEND_IS_AIC (false)
 
@@ -53,6 +60,7 @@ constexpr uint8_t DEFAULT_REPEAT_STRIDE = 8;
 constexpr int32_t MAX_REPEAT_TIMES = 255;
 constexpr int32_t ONE_BYTE_BIT_SIZE = 8;
 constexpr uint64_t FULL_MASK = 0xffffffffffffffff;
+constexpr uint32_t CACHE_LINE_SIZE = 64;  // bytes
 constexpr uint32_t TOTAL_UB_SIZE = 192 * 1024;
 constexpr int32_t TOTAL_VEC_LOCAL_SIZE = 184 * 1024;  // without the scratch of some calls
 constexpr uint32_t TMP_UB_OFFSET = 184 * 1024;        // where that scratch begins
@@ -66,6 +74,16 @@ template <class T>
 using PrimT = T;
 
 namespace Std {
+template <class A, class B>
+using IsSame = std::is_same<A, B>;
+template <class A, class B>
+constexpr auto max(const A& a, const B& b) {
+    return a > b ? a : b;
+}
+template <class A, class B>
+constexpr auto min(const A& a, const B& b) {
+    return a > b ? b : a;
+}
 using std::bool_constant;
 using std::conditional;
 using std::conditional_t;

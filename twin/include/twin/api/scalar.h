@@ -20,6 +20,8 @@ constexpr T CeilDivision(T a, U b) {
     return DivCeil(a, b);
 }
 
+inline uint32_t Ceil(uint32_t a, uint32_t b) { return DivCeil(a, b); }
+
 // Lowest bit of `valueIn` that equals countValue (0 or 1), or -1.
 template <int countValue>
 inline int64_t ScalarGetSFFValue(uint64_t valueIn) {
@@ -91,3 +93,18 @@ inline int64_t GetTaskRatio() { return 1; }  // GetTaskRation in newer headers
 constexpr int16_t GetDataBlockSizeInBytes() { return 32; }
 
 }  // namespace AscendC
+
+// ---- Functions that the device compiler has built in.
+
+template <class A, class B>
+constexpr std::common_type_t<A, B> max(A a, B b) {
+    return AscendC::Std::max<std::common_type_t<A, B>, std::common_type_t<A, B>>(a, b);
+}
+template <class A, class B>
+constexpr std::common_type_t<A, B> min(A a, B b) {
+    return AscendC::Std::min<std::common_type_t<A, B>, std::common_type_t<A, B>>(a, b);
+}
+// A constant of up to four parts of 16 bits, the lowest first, which the compiler does not look into.
+constexpr uint64_t get_imm(uint64_t bits0, uint64_t bits16 = 0, uint64_t bits32 = 0, uint64_t bits48 = 0) {
+    return bits0 | bits16 << 16 | bits32 << 32 | bits48 << 48;
+}

@@ -198,6 +198,19 @@ inline void pipe_barrier(pipe_t pipe, TWIN_CALLER) {
         default: twin::Raise(twin::Finding::kBadArgument, loc, "pipe_barrier of pipe %d", pipe);
     }
 }
+namespace AscendC {
+
+// Events by pair of pipes, with ids that the caller chooses.
+template <pipe_t src, pipe_t dst>
+class TQueSync {
+public:
+    static_assert(src != dst, "TQueSync: two different pipes");
+    void SetFlag(TEventID id, TWIN_CALLER) { set_flag(src, dst, id, loc); }
+    void WaitFlag(TEventID id, TWIN_CALLER) { wait_flag(src, dst, id, loc); }
+};
+
+}  // namespace AscendC
+
 template <class T>
 inline void dcci(__gm__ T* address, uint64_t line, uint64_t = CACHELINE_ALL, TWIN_CALLER) {
     twin::CleanLines(reinterpret_cast<uintptr_t>(address), line == ENTIRE_DATA_CACHE, loc);

@@ -13,17 +13,91 @@ enum class TPosition : uint8_t { GM, A1, A2, B1, B2, C1, C2, CO1, CO2, VECIN, VE
 using QuePosition = TPosition;
 enum class CacheMode : uint8_t { CACHE_MODE_DISABLE, CACHE_MODE_NORMAL, CACHE_MODE_LAST, CACHE_MODE_PERSISTENT };
 
+// A tensor's element as tensor(i) gives it: reads are GetValue, stores are SetValue, with their checks.
+template <class Tensor>
+class ElementOf {
+public:
+    using T = typename Tensor::PrimType;
+    TWIN_HOT ElementOf(const Tensor& tensor, uint64_t index, const twin::Loc& loc)
+        : tensor_(tensor), index_(index), loc_(loc) {}
+    ElementOf(const ElementOf&) = default;
+    TWIN_HOT operator T() const { return tensor_.GetValue(Index(), loc_); }
+    template <class U, class = std::enable_if_t<std::is_arithmetic_v<U> && !std::is_arithmetic_v<T>>>
+    TWIN_HOT explicit operator U() const {
+        return static_cast<U>(static_cast<T>(*this));
+    }
+    TWIN_HOT const ElementOf& operator=(T value) const {
+        tensor_.SetValue(Index(), value, loc_);
+        return *this;
+    }
+    TWIN_HOT const ElementOf& operator=(const ElementOf& other) const { return *this = static_cast<T>(other); }
+#define TWIN_ASSIGN(op)                                                \
+    template <class U>                                                 \
+    TWIN_HOT const ElementOf& operator op## = (const U& value) const { \
+        return *this = static_cast<T>(static_cast<T>(*this) op value); \
+    }
+    TWIN_ASSIGN(+)
+    TWIN_ASSIGN(-)
+    TWIN_ASSIGN(*)
+    TWIN_ASSIGN(/)
+    TWIN_ASSIGN(%)
+    TWIN_ASSIGN(&)
+    TWIN_ASSIGN(|)
+    TWIN_ASSIGN(^)
+    TWIN_ASSIGN(<<)
+    TWIN_ASSIGN(>>)
+#undef TWIN_ASSIGN
+    TWIN_HOT const ElementOf& operator++() const { return *this += T(1); }
+    TWIN_HOT const ElementOf& operator--() const { return *this -= T(1); }
+    TWIN_HOT T operator++(int) const {
+        const T before = *this;
+        *this = static_cast<T>(before + T(1));
+        return before;
+    }
+    TWIN_HOT T operator--(int) const {
+        const T before = *this;
+        *this = static_cast<T>(before - T(1));
+        return before;
+    }
+
+private:
+    TWIN_HOT auto Index() const { return static_cast<typename Tensor::IndexType>(index_); }
+    Tensor tensor_;
+    uint64_t index_;
+    twin::Loc loc_;
+};
+
+// The address of a LocalTensor as kernels read it: its fields are converted when they are read.
+struct TBuffAddr {
+    struct UbAddress {
+        uint8_t* host = nullptr;
+        operator uint32_t() const {
+            twin::UbExposed();
+            return static_cast<uint32_t>(host - twin::current_core().ub);
+        }
+    };
+    struct Position {
+        uint32_t buffer = 0;
+        operator uint8_t() const { return twin::current_core().buffers[buffer].position; }
+        explicit operator TPosition() const { return static_cast<TPosition>(uint8_t{*this}); }
+    };
+    UbAddress bufferAddr;  // bytes from the beginning of UB
+    uint32_t dataLen = 0;  // bytes
+    Position logicPos;     // TPosition of its buffer
+};
+
 template <class T>
 class LocalTensor {
 public:
     using PrimType = T;
+    using IndexType = uint32_t;
     LocalTensor() = default;
     LocalTensor(uint8_t* data, uint32_t bytes, uint32_t buffer, uint32_t stamp)
-        : data_(data), bytes_(bytes), buffer_(buffer), stamp_(stamp) {}
+        : address_{{data}, bytes, {buffer}}, stamp_(stamp) {}
 
     // In the real API the length is 32-bit as well.
-    uint32_t GetSize() const { return bytes_ / static_cast<uint32_t>(sizeof(T)); }
-    uint32_t GetLength() const { return bytes_; }
+    uint32_t GetSize() const { return address_.dataLen / static_cast<uint32_t>(sizeof(T)); }
+    uint32_t GetLength() const { return address_.dataLen; }
 
     TWIN_HOT T GetValue(uint32_t index, TWIN_CALLER) const {
         T* element = At(index, loc);
@@ -37,36 +111,41 @@ public:
         twin::IssueExact({"SetValue", twin::Pipe::kS, loc, {Address(element), sizeof(T)}, {}},
                          [=] { *element = value; });
     }
-    T operator()(uint32_t index, TWIN_CALLER) const { return GetValue(index, loc); }
+    TWIN_HOT ElementOf<LocalTensor> operator()(uint32_t index, TWIN_CALLER) const { return {*this, index, loc}; }
 
     TWIN_HOT LocalTensor operator[](uint32_t offset) const {
         const uint64_t begin = static_cast<uint64_t>(offset) * sizeof(T);
-        if (__builtin_expect(begin > bytes_, 0)) RaisePast(*this, offset);
-        return LocalTensor(data_ + begin, bytes_ - static_cast<uint32_t>(begin), buffer_, stamp_);
+        if (__builtin_expect(begin > address_.dataLen, 0)) RaisePast(*this, offset);
+        return LocalTensor(address_.bufferAddr.host + begin, address_.dataLen - static_cast<uint32_t>(begin),
+                           address_.logicPos.buffer, stamp_);
     }
 
     template <class U>
     LocalTensor<U> ReinterpretCast() const {
-        return LocalTensor<U>(data_, bytes_, buffer_, stamp_);
+        return LocalTensor<U>(address_.bufferAddr.host, address_.dataLen, address_.logicPos.buffer, stamp_);
     }
     uint64_t GetPhyAddr(uint32_t offset = 0) const {
         twin::UbExposed();
-        return reinterpret_cast<uintptr_t>(data_) + offset * sizeof(T);
+        return reinterpret_cast<uintptr_t>(address_.bufferAddr.host) + offset * sizeof(T);
     }
-    void SetSize(uint32_t elements) { bytes_ = elements * static_cast<uint32_t>(sizeof(T)); }
+    void SetSize(uint32_t elements) { address_.dataLen = elements * static_cast<uint32_t>(sizeof(T)); }
+
+    TPosition GetPosition() const { return static_cast<TPosition>(address_.logicPos); }
+    TBuffAddr address_;
 
     // For the API headers only.
-    uint8_t* data() const { return data_; }
-    uint32_t buffer() const { return buffer_; }
+    uint8_t* data() const { return address_.bufferAddr.host; }
+    uint32_t buffer() const { return address_.logicPos.buffer; }
     uint32_t stamp() const { return stamp_; }
 
     // The first `count` elements, checked: alive, in bounds, 32-byte aligned (alignment 0: not checked).
     TWIN_HOT T* Span(uint64_t count, const twin::Loc& loc, const char* what,
                      uint32_t alignment = twin::kBlockBytes) const {
-        const bool misaligned = alignment != 0 && reinterpret_cast<uintptr_t>(data_) % alignment != 0;
-        if (__builtin_expect(!Alive() || count * sizeof(T) > bytes_ || misaligned, 0))
+        const bool misaligned =
+            alignment != 0 && reinterpret_cast<uintptr_t>(address_.bufferAddr.host) % alignment != 0;
+        if (__builtin_expect(!Alive() || count * sizeof(T) > address_.dataLen || misaligned, 0))
             RaiseSpan(*this, count, loc.file, loc.line, what, alignment);
-        return reinterpret_cast<T*>(data_);
+        return reinterpret_cast<T*>(address_.bufferAddr.host);
     }
 
     TWIN_HOT twin::Access Part(uint64_t count, const twin::Loc& loc, const char* what,
@@ -80,17 +159,21 @@ public:
 
 private:
     static uintptr_t Address(const T* p) { return reinterpret_cast<uintptr_t>(p); }
-    TWIN_HOT bool Alive() const { return data_ != nullptr && twin::current_core().buffers[buffer_].stamp == stamp_; }
+    TWIN_HOT bool Alive() const {
+        return address_.bufferAddr.host != nullptr &&
+               twin::current_core().buffers[address_.logicPos.buffer].stamp == stamp_;
+    }
     TWIN_HOT T* At(uint32_t index, const twin::Loc& loc) const {
         if (__builtin_expect(!Alive() || index >= GetSize(), 0)) RaiseAt(*this, index, loc.file, loc.line);
-        return reinterpret_cast<T*>(data_) + index;
+        return reinterpret_cast<T*>(address_.bufferAddr.host) + index;
     }
     // Everything by value: as long as no address of the view is taken, it stays in registers.
     [[noreturn]] TWIN_COLD static void RaiseDead(LocalTensor view, const char* file, int line) {
         const twin::Loc loc{file, line};
         twin::Raise(twin::Finding::kUseAfterFree, loc,
-                    view.data_ == nullptr ? "LocalTensor was never allocated"
-                                          : "LocalTensor is used after FreeTensor, or after its TPipe was reset");
+                    view.address_.bufferAddr.host == nullptr
+                        ? "LocalTensor was never allocated"
+                        : "LocalTensor is used after FreeTensor, or after its TPipe was reset");
     }
     [[noreturn]] TWIN_COLD static void RaiseAt(LocalTensor view, uint32_t index, const char* file, int line) {
         const twin::Loc loc{file, line};
@@ -101,19 +184,23 @@ private:
         twin::Raise(twin::Finding::kOutOfBounds, {"LocalTensor", 0}, "LocalTensor[%u] starts past its %u elements",
                     offset, view.GetSize());
     }
-    [[noreturn]] TWIN_COLD static void RaiseSpan(LocalTensor view, uint64_t count, const char* file, int line,
-                                                 const char* what, uint32_t alignment) {
+    // Returns where the launch lists what passes its buffer and stays in UB.
+    TWIN_COLD static void RaiseSpan(LocalTensor view, uint64_t count, const char* file, int line, const char* what,
+                                    uint32_t alignment) {
         const twin::Loc loc{file, line};
         view.CheckAlive(loc);
-        TWIN_RAISE_IF(count * sizeof(T) > view.bytes_, kOutOfBounds, loc, "%s needs %llu bytes, the UB view holds %u",
-                      what, static_cast<unsigned long long>(count * sizeof(T)), view.bytes_);
-        twin::Raise(twin::Finding::kMisaligned, loc, "%s: UB address is %u bytes past a %u-byte boundary", what,
-                    static_cast<unsigned>(reinterpret_cast<uintptr_t>(view.data_) % alignment), alignment);
+        const uint64_t bytes = count * sizeof(T);
+        const uint64_t room = twin::kUbBytes - static_cast<uint64_t>(view.data() - twin::current_core().ub);
+        const char* const past = "%s needs %llu bytes, the UB view holds %u";
+        TWIN_RAISE_IF(bytes > room, kOutOfBounds, loc, past, what, static_cast<unsigned long long>(bytes),
+                      view.GetLength());
+        TWIN_WARN_IF(bytes > view.GetLength(), kOutOfBounds, loc, past, what, static_cast<unsigned long long>(bytes),
+                     view.GetLength());
+        const uint32_t beyond = alignment == 0 ? 0 : reinterpret_cast<uintptr_t>(view.data()) % alignment;
+        TWIN_RAISE_IF(beyond != 0, kMisaligned, loc, "%s: UB address is %u bytes past a %u-byte boundary", what, beyond,
+                      alignment);
     }
 
-    uint8_t* data_ = nullptr;
-    uint32_t bytes_ = 0;
-    uint32_t buffer_ = 0;
     uint32_t stamp_ = 0;
 };
 
@@ -121,6 +208,7 @@ template <class T>
 class GlobalTensor {
 public:
     using PrimType = T;
+    using IndexType = uint64_t;
     void SetGlobalBuffer(__gm__ T* address) {
         address_ = address;
         count_ = 0;
@@ -159,6 +247,8 @@ public:
         twin::ForgetReads(twin::current_core());
         twin::ScalarStore(element.first, value, *element.range, loc);
     }
+
+    ElementOf<GlobalTensor> operator()(uint64_t index, TWIN_CALLER) const { return {*this, index, loc}; }
 
     struct Ranged {
         T* first;

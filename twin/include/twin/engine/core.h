@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 
 #include "twin/engine/fault.h"
@@ -68,6 +69,7 @@ struct UbBuffer {
     bool allocated = false;
     bool freed = false;  // given back, and its reader has not been waited for yet
     Pipe producer = Pipe::kS;
+    uint8_t position = 0;  // AscendC::TPosition
 };
 
 // The flags that an engine keeps for a core: the hard events, then two for each UB buffer: full and free.
@@ -88,6 +90,7 @@ struct PollWatch {
     Read reads[kReads] = {};
     uint32_t round = 1;  // reads of earlier rounds are forgotten
     uint32_t unyielding = 0;
+    uint32_t repeated = 0;  // reads in a row that were made before, stores between them or not
 };
 
 class Device;
@@ -128,6 +131,8 @@ struct Core {
     uint32_t last_slot = 0;
     Traffic traffic = {};
     Loc blocked_at = {"", 0};
+    void (*abandon)(Core&, std::exception_ptr) = nullptr;  // ends the fiber that runs, without unwinding it
+    void* fiber_state = nullptr;                           // of `abandon`
     const char* phase = "";                 // step of the op, as the kernel named it last
     uintptr_t hccl_context[2] = {0, 0};     // by SetHcclContext; 0: the launch's
     std::unique_ptr<PollWatch> watch;       // null where polls are declared
@@ -163,8 +168,9 @@ void SyncAllCores(const Loc& loc);
 void PollYield(const Loc& loc);
 // The same for a poll that was noticed, not declared. It never counts towards a hang.
 void SuspectedPoll(const Loc& loc);
-// Lets other cores run once during a loop that may be work or an undeclared poll.
-void GiveWay(const Loc& loc);
+// Lets other cores run once during a loop that may be work or an undeclared poll. `idle`: it reads again what it has
+// read, which is no progress.
+void GiveWay(const Loc& loc, bool idle = false);
 // A core that repeats a GM read with no store of its own in between seems to poll. This rule misses polls
 // that store at every look and polls over very many addresses: after kReadsBeforeYield reads other cores run
 // anyway.
@@ -173,7 +179,9 @@ inline void WatchRead(Core& core, uintptr_t address, const Loc& loc) {
     PollWatch& watch = *core.watch;
     const uint32_t hash = static_cast<uint32_t>(address >> 5) * 2654435761u + static_cast<uint32_t>(loc.line);
     PollWatch::Read& read = watch.reads[(hash ^ hash >> 16) % PollWatch::kReads];
-    if (read.address == address && read.line == loc.line && read.round == watch.round) {
+    const bool before = read.address == address && read.line == loc.line;
+    watch.repeated = before ? watch.repeated + 1 : 0;
+    if (before && read.round == watch.round) {
         watch.unyielding = 0;
         SuspectedPoll(loc);
         return;
@@ -181,7 +189,7 @@ inline void WatchRead(Core& core, uintptr_t address, const Loc& loc) {
     read = {address, loc.line, watch.round};
     if (++watch.unyielding >= PollWatch::kReadsBeforeYield) {
         watch.unyielding = 0;
-        GiveWay(loc);
+        GiveWay(loc, watch.repeated >= PollWatch::kReadsBeforeYield);
     }
 }
 inline void ForgetReads(Core& core) {

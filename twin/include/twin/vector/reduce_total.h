@@ -161,8 +161,9 @@ template <class T>
 inline void SumRows(const LocalTensor<T>& dst, const LocalTensor<T>& src, const SumParams& p,
                     const LocalTensor<uint8_t>* scratch, const twin::Loc& loc) {
     static_assert(twin::kReduceType<T>, "Sum: half and float only");
-    TWIN_RAISE_IF(p.inner * sizeof(T) % twin::kBlockBytes != 0 || p.n > p.inner || p.n == 0, kBadArgument, loc,
-                  "Sum: inner %u must be a multiple of 32 bytes, n %u from 1 to inner", p.inner, p.n);
+    TWIN_RAISE_IF(p.n > p.inner || p.n == 0, kBadArgument, loc, "Sum: n %u must be from 1 to inner, %u", p.n, p.inner);
+    TWIN_WARN_IF(p.inner * sizeof(T) % twin::kBlockBytes != 0, kBadArgument, loc,
+                 "Sum: inner %u must be a multiple of 32 bytes", p.inner);
     SetMaskNorm();
     ResetMask();
     if (p.outter == 0) return;
@@ -170,7 +171,7 @@ inline void SumRows(const LocalTensor<T>& dst, const LocalTensor<T>& src, const 
     const twin::Access all = src.Part(static_cast<uint64_t>(p.outter) * p.inner, loc, "Sum source");
     twin::Access read = all;
     if (p.n != p.inner) read = {all.begin, p.n * sizeof(T), p.outter, p.inner * sizeof(T)};
-    CheckApart("Sum", "source", write, all, loc);
+    TWIN_WARN_IF(!Apart(write, all), kBadArgument, loc, "Sum: destination and source overlap");
     if (scratch != nullptr) {
         const twin::Access tmp = scratch->Part(scratch->GetSize(), loc, "Sum scratch");
         CheckApart("Sum", "scratch", write, tmp, loc);

@@ -1,0 +1,35 @@
+"""Names of the AscendC API that CANN's communicating kernels use beside those of the other tests."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from foreign_runs import HALF, kernels, modes, tiling
+
+from ascend_moe.errors import TwinFault
+
+ROWS, WIDTH = 5, 32
+TILING = bytes(64 + 280) + tiling(ROWS, WIDTH)
+
+
+@modes
+@pytest.mark.parametrize("define,dtype", [(HALF, np.float16), ("DTYPE_X=float", np.float32)])
+def test_values(mode: str, define: str, dtype: type) -> None:
+    x = np.random.default_rng(4).integers(-4, 5, (ROWS, WIDTH)).astype(dtype)
+    y, words = np.zeros((ROWS + 1, WIDTH), dtype), np.zeros(32, np.int32)
+    padded = np.arange(1, 33, dtype=np.uint16)
+    kernels("vendor_names", define).launch("vendor_names", [x, y, words, padded], TILING, 1, 1, mode=mode)
+    want = x.cumsum(axis=1).cumsum(axis=0)
+    assert np.array_equal(y[:-1], want) and np.array_equal(y[-1], want[-1])
+    assert words[:12].tolist() == [16, 43, 72, 66, 1, (1 << 16) + 7, 32, 224, 1, 16, 9, 256]
+    assert padded.tolist() == [*range(1, 6), *[0] * 11, *range(17, 33)]
+
+
+@modes
+@pytest.mark.parametrize("key,said", [(2, "element 64 of a LocalTensor of 64"), (3, "GlobalTensor holds 0")])
+def test_elements_past_the_end_are_found(mode: str, key: int, said: str) -> None:
+    args = [np.zeros(8, np.float16), np.zeros(8, np.float16), np.zeros(32, np.int32), np.zeros(16, np.uint16)]
+    with pytest.raises(TwinFault, match=said) as caught:
+        kernels("vendor_names", HALF).launch("vendor_names", args, TILING, 1, key, mode=mode)
+    assert caught.value.finding == "out of bounds"
+    assert "vendor_names.cpp" in str(caught.value)

@@ -1,0 +1,16 @@
+// A kernel that reads or writes through a pointer of its own into no memory ends with a finding, not the process.
+#pragma once
+
+namespace twin::foreign {
+
+// While one lives, SIGSEGV and SIGBUS of a kernel end its core with an out-of-bounds finding. Signals of anybody else go
+// to the handlers from before.
+class BadAddresses {
+public:
+    BadAddresses();
+    ~BadAddresses();
+    BadAddresses(const BadAddresses&) = delete;
+    BadAddresses& operator=(const BadAddresses&) = delete;
+};
+
+}  // namespace twin::foreign
