@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import op_runs
 import pytest
 import torch
 
-from ascend_moe import LocalCluster, comm, plan
+from ascend_moe import LocalCluster, comm, plan, twin
 from ascend_moe.comm.communicator import CONTEXTS, MIB, context_kind, ranks_per_server, window_data_bytes
 from ascend_moe.errors import ArgumentError, AscendMoeError, KernelFault, WindowTooSmall
 from ascend_moe.native import library
@@ -244,6 +245,39 @@ def test_a_table_without_its_magic_is_refused(bare: Bare) -> None:
     assert (code, error.details["field"]) == (CODE_CONTEXT_MISMATCH, "magic")
     assert "not of the same build" in str(error)
     assert bare.windows() == before
+
+
+PEER_TABLE, WINDOW, NONE = 4, 5, 7  # enum ContextField
+
+
+def peers(rank: int, table: int, window_kib: int, start: int = 0) -> tuple[list[int], list[int]]:
+    """What a kernel reads of the context of a rank of 3, and what it ought to read."""
+    windows = twin.Windows(3, data_bytes=1 << 20, peer_table=table)
+    outs = [np.zeros(8, np.uint64) for _ in range(3)]
+    sources = library.native_source_root()
+    kernels = twin.load(Path(__file__).parent / "show_peers.cpp", includes=[sources / "op_kernel"])
+    tilings = [np.array([r, 3, window_kib, start], np.uint32) for r in range(3)]
+    kernels.launch("show_peers", [[out] for out in outs], tilings, windows=windows)
+    want = [int(area(r).ctypes.data) for r in range(3) for area in (windows.data, windows.state)]
+    return outs[rank].tolist(), want
+
+
+@pytest.mark.parametrize("table", [2984, 3320])
+@pytest.mark.parametrize("rank", range(3))
+@pytest.mark.parametrize("window_kib", [1024, 1000])
+def test_a3s_peer_table_begins_where_the_context_says(table: int, rank: int, window_kib: int) -> None:
+    """And a window larger than planned does no harm."""
+    seen, want = peers(rank, table, window_kib)
+    assert seen[0] == NONE and seen[2:] == want
+
+
+@pytest.mark.parametrize("start", [8, 192, 2988, 65544, 2**32 - 8])
+def test_a_peer_table_in_no_place_is_refused(start: int) -> None:
+    assert peers(0, 2984, 1024, start)[0][:2] == [PEER_TABLE, start]
+
+
+def test_a_window_smaller_than_planned_is_refused() -> None:
+    assert peers(0, 2984, 1025)[0][:2] == [WINDOW, 1024]
 
 
 def test_unknown_contexts_are_refused() -> None:
