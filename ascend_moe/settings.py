@@ -141,7 +141,7 @@ COMM_ALG = _text(
     "ASCEND_MOE_COMM_ALG",
     "a name that comm_alg takes",
     'algorithm of an op whose comm_alg is "": `window`, `direct` or `auto`; the same on all ranks',
-    "`window`",
+    "`auto`",
 )
 AIV_CORES = Setting[int | None](
     "ASCEND_MOE_AIV_CORES",

@@ -161,7 +161,7 @@ class RankRecord:
 
     ``dispatched``: dispatch's seven outputs, the rows cut to n; ``expert_rows``: (n, H) of the experts.
     ``steady``: every pass, and MoELayer.forward, gave the bits of ``out``. ``seconds``: by phase, one number
-    a timed pass. ``traffic``: by op, the twin's MTE byte counters. ``needed_mib``: for any routing.
+    a timed pass. ``traffic``: by op, the twin's MTE byte counters. ``algorithms``: what each op ran. ``needed_mib``: for any routing.
     """
 
     rank: int
@@ -175,6 +175,7 @@ class RankRecord:
     steady: bool
     seconds: dict[str, list[float]] = field(default_factory=dict)
     traffic: dict[str, dict[str, int]] = field(default_factory=dict)
+    algorithms: dict[str, str] = field(default_factory=dict)
     window_mib: int = 0
     needed_mib: int = 0
 
@@ -213,13 +214,13 @@ def _pass(layer: MoELayer, dispatcher: WindowDispatcher, x: Tensor) -> tuple[Ran
     routed = now()
     sent = dispatcher.dispatch(x, ids, quant_mode=layer.quant_mode, global_bs=layer.global_bs)
     dispatched = now()
-    traffic = {"dispatch": _traffic(dispatcher)}
+    traffic, algorithms = _moved(dispatcher, "dispatch")
     resumed = now()
     expert_rows, shared = layer.run_experts(sent), layer.run_shared(x)
     computed = now()
     out = dispatcher.combine(expert_rows, sent, weights, shared_expert_x=shared)
     combined = now()
-    traffic["combine"] = _traffic(dispatcher)
+    of_combine = _moved(dispatcher, "combine")
     rows = int(sent.ep_recv_counts[-1])
     outputs = (
         sent.expand_x[:rows].clone(),
@@ -231,9 +232,12 @@ def _pass(layer: MoELayer, dispatcher: WindowDispatcher, x: Tensor) -> tuple[Ran
         sent.handle.arguments["expand_scales"][:rows].clone(),
     )
     kept = expert_rows[:rows].clone()
-    record = RankRecord(dispatcher.rank, x, ids, weights, shared, outputs, kept, out, False, traffic=traffic)
+    record = RankRecord(dispatcher.rank, x, ids, weights, shared, outputs, kept, out, False)
+    record.traffic, record.algorithms = traffic | of_combine[0], algorithms | of_combine[1]
     return record, (routed - start, dispatched - routed, computed - resumed, combined - computed)
 
 
-def _traffic(dispatcher: WindowDispatcher) -> dict[str, int]:
-    return calls.traffic(comm.lookup(dispatcher.group_ep, dispatcher.world_size, dispatcher.rank))
+def _moved(dispatcher: WindowDispatcher, op: str) -> tuple[dict[str, dict[str, int]], dict[str, str]]:
+    """The bytes and the algorithm of the op that has just run, by its name."""
+    end = comm.lookup(dispatcher.group_ep, dispatcher.world_size, dispatcher.rank)
+    return {op: calls.traffic(end)}, {op: end.algorithm}

@@ -42,7 +42,12 @@ class Report:
 
     def window_bytes(self) -> int:
         """Most bytes of rows that lay in one rank's window after one op."""
-        return max(one.traffic[op]["read_window_data"] for one in self.records for op in one.traffic)
+        side = {"window": "read", "direct": "written"}  # who owns the window reads them, or has written them
+        return max(
+            one.traffic[op][f"{side[algorithm]}_window_data"]
+            for one in self.records
+            for op, algorithm in one.algorithms.items()
+        )
 
     def phase_ms(self) -> dict[str, float]:
         """Median over the passes of the slowest rank's milliseconds, by phase."""

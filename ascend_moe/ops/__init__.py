@@ -127,8 +127,8 @@ def npu_moe_distribute_dispatch_v2(  # type: ignore[empty-body]
             across servers.
             'direct': they stay with their sender, and who gets them reads them there; not between servers
             (RDMA), and combine takes rows and assist_info_for_combine in dispatch's order only. 'auto':
-            'direct' where it can and fits (``ascend_moe.algorithm_of``). '':
-            ASCEND_MOE_COMM_ALG, without it 'window'.
+            'direct' where it can and fits, else 'window' (``ascend_moe.algorithm_of``). '':
+            ASCEND_MOE_COMM_ALG, without it 'auto'.
 
     Returns:
         expand_x (A, H), dtype of x or int8, rows by (local expert, source rank, flat (token, k));

@@ -107,8 +107,8 @@ def core_count() -> int:
 
 
 def comm_algorithm(name: str) -> str:
-    """``comm_alg`` of a call; where it is "" (as in every V1 call) ASCEND_MOE_COMM_ALG, default "window"."""
-    return name or settings.COMM_ALG.get()
+    """``comm_alg`` of a call; where it is "" (as in every V1 call) ASCEND_MOE_COMM_ALG, default "auto"."""
+    return name or settings.COMM_ALG.get() or "auto"
 
 
 Shapes = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]

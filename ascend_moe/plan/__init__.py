@@ -295,6 +295,8 @@ def _violations(request: Request, cores: int) -> tuple[list[Violation], Request 
     if found or not exported or needed <= exported:
         return found, None if found else request
     error = _refused(request, cores, exported)
+    if error is None and request.comm_alg in ("", "auto"):  # window takes the place of direct
+        return [], request
     message = str(error).partition(": ")[2] if error else f"the window needs {needed} MiB"
     return [Violation(settings.HCCL_BUFFSIZE.name, message)], request
 

@@ -300,34 +300,46 @@ def predict_traffic(
     contract: str,
     global_bs: int = 0,
     weights: bool = False,
+    algorithm: str = "window",
+    cores: int = 1,
 ) -> list[Traffic]:
     """Bytes a rank for one dispatch and one combine of x (BS, H) in ``dtype``; contract "v1" or "v2".
 
-    A row of dispatch takes its elements rounded up to 32 bytes, 32 bytes more for its scale when quantised
-    and 32 more for its triple in V2, and again for its weight (``weights``: dispatch gets expert_scales).
-    Rows that stay on their rank go through its window like all others.
+    A row of dispatch takes its elements rounded up to 32 bytes, and 32 bytes more for its scale when quantised.
+    Window: 32 more for its triple in V2, and again for its weight (``weights``: dispatch gets expert_scales); rows
+    that stay on their rank go through its window like all others. Direct: a token's row is written once (with smooth
+    scales once a pair) and read once by its owner, from 8 ``cores`` on once for all of the owner's experts; a pair
+    has 4 bytes in a list, and 4 for its weight; rows that stay are not moved by combine.
     """
-    if contract not in ("v1", "v2") or quant_mode not in (0, 2):
-        raise ValueError('contract is "v1" or "v2", quant_mode 0 or 2')
+    if contract not in ("v1", "v2") or quant_mode not in (0, 2) or algorithm not in ("window", "direct"):
+        raise ValueError('contract is "v1" or "v2", quant_mode 0 or 2, algorithm "window" or "direct"')
     group = require_sound(inputs, moe_expert_num, global_bs)
-    sent = [0] * group.world
-    received = [0] * group.world
-    for source, given in enumerate(inputs):
-        for _, _, expert in routed_pairs(given):
-            sent[source] += 1
-            received[expert // group.local_experts] += 1
     out_bytes = H * (1 if quant_mode else dtype.itemsize)
-    stride = _align32(out_bytes) + 32 * ((quant_mode != 0) + (contract == "v2") + weights)
-    return [
-        Traffic(
-            dispatch_window_write=sent[rank] * stride,
-            dispatch_window_read=received[rank] * stride,
-            expand_x_write=received[rank] * out_bytes,
-            combine_window_write=received[rank] * _align32(H * dtype.itemsize),
-            combine_window_read=sent[rank] * H * dtype.itemsize,
-        )
-        for rank in range(group.world)
-    ]
+    stride = _align32(out_bytes) + 32 * (quant_mode != 0)
+    if algorithm == "window":
+        stride += 32 * ((contract == "v2") + weights)
+    back = H * dtype.itemsize
+    pairs = [[(token, expert // group.local_experts) for token, _, expert in routed_pairs(one)] for one in inputs]
+    moved = []
+    for rank, given in enumerate(inputs):
+        sent, received = len(pairs[rank]), sum(owner == rank for one in pairs for _, owner in one)
+        stays = sum(owner == rank for _, owner in pairs[rank])
+        if algorithm == "window":
+            rows = (received * out_bytes, received * _align32(back), sent * back)
+            moved.append(Traffic(sent * stride, received * stride, *rows))
+            continue
+        smooth = given.scales is not None
+        published = sent if smooth else len({token for token, _ in pairs[rank]})
+        written = published * stride + 4 * sent + 4 * given.expert_ids.numel() * weights
+        shares = cores >= _MANY_CORES and not smooth and group.local_experts > 1 and given.expert_ids.shape[1] > 1
+        taken = sum(len({token for token, owner in one if owner == rank}) for one in pairs) if shares else received
+        read = taken * stride + (4 + 8 * weights) * received
+        rows = (received * out_bytes, (received - stays) * back, (sent - stays) * back)
+        moved.append(Traffic(written, read, *rows, 4 * received * (cores - 1) * shares))
+    return moved
+
+
+_MANY_CORES = 8  # from here on cores share the rows that several experts of a rank get
 
 
 def _align32(count: int) -> int:

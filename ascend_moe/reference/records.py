@@ -85,13 +85,17 @@ class Fault:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes of row payload one EP rank moves through MTE (status blocks and counts are not in it)."""
+    """Bytes of row payload one EP rank moves through MTE (status blocks and counts are not in it).
+
+    ``dispatch_window_read_slack``: bytes that cores of algorithm direct may read again.
+    """
 
     dispatch_window_write: int
     dispatch_window_read: int
     expand_x_write: int
     combine_window_write: int
     combine_window_read: int
+    dispatch_window_read_slack: int = 0
 
 
 @dataclass(frozen=True)

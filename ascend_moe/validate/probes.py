@@ -66,7 +66,7 @@ def _judge(found: Sequence[Seen]) -> None:
     for one in found:
         who = f"rank {one.rank}, core {one.core}"
         if one.code == MISMATCH:
-            names = ("address", "magic", "rank", "world", "window KiB", "state KiB")
+            names = ("address", "magic", "rank", "world", "peer table", "window KiB", "state KiB")
             field = names[one.where] if one.where < len(names) else f"field {one.where}"
             raise AssertionError(f"{who}: the context's {field} is {one.seen}, the host side says {one.wanted}")
         if one.code == TIMEOUT:

@@ -42,8 +42,9 @@ enum TensorIndex : uint32_t { ASCEND_MOE_TENSORS(ASCEND_MOE_ENUM) kTensorCount }
 enum AttributeIndex : uint32_t { ASCEND_MOE_ATTRIBUTES(ASCEND_MOE_ENUM) kAttributeCount };
 #undef ASCEND_MOE_ENUM
 
-// Indices of comm_alg's names; those before kCommAlgDirect all select the window algorithm.
-constexpr int32_t kCommAlgHierarchy = 5, kCommAlgDirect = 6, kCommAlgAuto = 7, kCommAlgCount = 8;
+// Indices of comm_alg's names; those before kCommAlgDirect all select the window algorithm. "" is the last, and means
+// the same as "auto".
+constexpr int32_t kCommAlgHierarchy = 4, kCommAlgDirect = 5, kCommAlgAuto = 6, kCommAlgCount = 8;
 
 struct CallSpec {
     int32_t op;        // kOpDispatch, kOpCombine

@@ -43,14 +43,18 @@ inline WindowNeed WindowNeedOf(const MoeDistributeInfo& info, uint32_t dispatchW
             triples ? static_cast<uint64_t>(info.maxBatch) * info.topK * back : 0};
 }
 
-// What comm_alg selects. "auto" goes by what is equal on all ranks: direct where ranks reach each other by
+// What direct would fill of each half: in dispatch also with the rows that will come back.
+inline uint64_t DirectHalfOf(const CallSpec& call, const MoeDistributeInfo& info) {
+    const WindowNeed need = DirectNeedOf(info, info.wireType, info.quantMode != 0);
+    return std::max(call.op == kOpDispatch ? need.dispatchHalf : 0, need.combineHalf);
+}
+
+// What comm_alg selects. "auto", the default, goes by what is equal on all ranks: direct where ranks reach each other by
 // memory and its rows fit.
 inline uint32_t AlgorithmOf(const CallSpec& call, const MoeDistributeInfo& info) {
     if (call.comm_alg == kCommAlgDirect) return kAlgorithmDirect;
-    if (call.comm_alg != kCommAlgAuto || info.transport != kTransportMemory) return kAlgorithmWindow;
-    const WindowNeed need = DirectNeedOf(info, info.wireType, info.quantMode != 0);
-    const uint64_t half = call.op == kOpDispatch ? need.dispatchHalf : need.combineHalf;
-    return half <= HalfBytes(info.dataBytes) ? kAlgorithmDirect : kAlgorithmWindow;
+    if (call.comm_alg < kCommAlgAuto || info.transport != kTransportMemory) return kAlgorithmWindow;
+    return DirectHalfOf(call, info) <= HalfBytes(info.dataBytes) ? kAlgorithmDirect : kAlgorithmWindow;
 }
 
 inline void FillInfo(const CallSpec& call, MoeDistributeInfo& info) {
@@ -109,9 +113,9 @@ inline CannCall CannCallOf(const MoeDistributeInfo& info) {
             info.globalBsGiven == 0};
 }
 
-inline bool CheckWindow(const MoeDistributeInfo& info, uint32_t op, CallPlan& plan, CheckResult& result) {
+inline bool CheckWindow(const CallSpec& call, const MoeDistributeInfo& info, CallPlan& plan, CheckResult& result) {
     const WindowNeed need = WindowNeedOf(info, info.wireType, info.quantMode != 0);
-    const bool dispatch = op == kOpDispatch;
+    const bool dispatch = call.op == kOpDispatch;
     const uint64_t region = dispatch ? need.dispatchRegion : need.combineRegion,
                    half = dispatch ? need.dispatchHalf : need.combineHalf;
     plan.windowBytes = std::max(region, half);
@@ -121,6 +125,8 @@ inline bool CheckWindow(const MoeDistributeInfo& info, uint32_t op, CallPlan& pl
     const uint64_t whole = dispatch ? std::max(need.dispatchRegion, need.combineRegion) : need.combineRegion;
     result.needed_mib =
         NeededMiB(info, whole, dispatch ? std::max(need.dispatchHalf, need.combineHalf) : need.combineHalf);
+    if (call.comm_alg >= kCommAlgAuto && info.transport == kTransportMemory)
+        result.needed_mib = std::min(result.needed_mib, NeededMiB(info, 0, DirectHalfOf(call, info)));
     const CannCall cann = CannCallOf(info);
     const CannVersion& a3 = kCannVersions[info.contract == kContractV2 ? kCannA3V2 : kCannA3V1];
     snprintf(result.argument, sizeof(result.argument), "group_ep");
@@ -178,7 +184,7 @@ inline bool PlanCall(const CallSpec& call, CallPlan& plan, CheckResult& result) 
     if (!CheckCall(call, result)) return false;
     MoeDistributeInfo info;
     FillInfo(call, info);
-    if (!CheckWindow(info, static_cast<uint32_t>(call.op), plan, result)) return false;
+    if (!CheckWindow(call, info, plan, result)) return false;
     plan.op = static_cast<uint32_t>(call.op);
     plan.blockDim = info.cores;
     plan.xType = info.xType;

@@ -23,12 +23,13 @@ Lend = Callable[[Case, int, str, torch.Tensor, int], torch.Tensor]
 
 @dataclass
 class RankRun:
-    """Of one rank: dispatch's outputs, the rows it gave to combine, the result, bytes moved by both ops."""
+    """Of one rank: dispatch's outputs, the rows it gave to combine, the result; bytes moved and algorithm of both ops."""
 
     dispatched: tuple[torch.Tensor, ...]
     rows: torch.Tensor
     result: torch.Tensor
     traffic: list[dict[str, int]]
+    algorithms: tuple[str, str] = ("window", "window")
 
 
 class Clusters:
@@ -76,11 +77,11 @@ def run_rank(case: Case, rank: int, group_ep: str, lend: Lend | None = None) -> 
     try:
         sent = dispatch(case, rank, group_ep)
         end = comm.lookup(group_ep, case.world, rank)
-        moved = [calls.traffic(end)]
+        moved, first = [calls.traffic(end)], end.algorithm
         rows = expert_rows(case, rank, sent)
         given = lend(case, rank, group_ep, rows, sent[0].shape[0]) if lend else rows
         result = combine(case, rank, group_ep, given, sent)
-        return RankRun(sent, rows, result, [*moved, calls.traffic(end)])
+        return RankRun(sent, rows, result, [*moved, calls.traffic(end)], (first, end.algorithm))
     except AscendMoeError as error:
         return error
 
@@ -149,31 +150,33 @@ def check_fault(fault: ref.Fault, runs: Sequence[Any]) -> None:
 
 def check_traffic(case: Case, runs: Sequence[RankRun]) -> None:
     """Bytes through the MTE pipes are those of the rows, the outputs and nothing else."""
-    predicted = ref.predict_traffic(
-        case.inputs,
-        moe_expert_num=case.experts,
-        H=case.inputs[0].x.shape[1],
-        dtype=case.torch_dtype,
-        quant_mode=case.quant_mode,
-        contract=f"v{case.contract}",
-        global_bs=case.global_bs,
-        weights=case.weights,
-    )
-    local = case.local
-    for rank, (one, want) in enumerate(zip(runs, predicted, strict=True)):
+    sizes: dict[str, Any] = {
+        "moe_expert_num": case.experts,
+        "H": case.inputs[0].x.shape[1],
+        "dtype": case.torch_dtype,
+        "quant_mode": case.quant_mode,
+        "contract": f"v{case.contract}",
+        "global_bs": case.global_bs,
+        "weights": case.weights,
+        "cores": case.cores,
+    }
+    predicted = {name: ref.predict_traffic(case.inputs, algorithm=name, **sizes) for name in ("window", "direct")}
+    for rank, one in enumerate(runs):
+        want, back = (predicted[name][rank] for name in one.algorithms)
         rows = int(one.dispatched[4][case.experts - 1])
         index = 4 * case.inputs[rank].expert_ids.numel() if case.contract == 1 else 12 * rows
         factors = (case.quant_mode != 0) + case.weights
-        counts = 4 * case.experts + 8 * local + 4 * case.tp
-        wanted = [
-            ("written_window_data", want.dispatch_window_write),
-            ("read_window_data", want.dispatch_window_read),
-            ("written_tensor", want.expand_x_write + 4 * rows * factors + index + counts),
-        ]
-        assert [(name, one.traffic[0][name]) for name, _ in wanted] == wanted, f"dispatch on rank {rank}"
-        wanted = [
-            ("written_window_data", want.combine_window_write),
-            ("read_window_data", want.combine_window_read),
-            ("written_tensor", one.result.numel() * one.result.element_size()),
-        ]
-        assert [(name, one.traffic[1][name]) for name, _ in wanted] == wanted, f"combine on rank {rank}"
+        counts = 4 * case.experts + 8 * case.local + 4 * case.tp
+        wanted = {
+            "written_window_data": want.dispatch_window_write,
+            "written_tensor": want.expand_x_write + 4 * rows * factors + index + counts,
+        }
+        assert {name: one.traffic[0][name] for name in wanted} == wanted, f"dispatch on rank {rank}"
+        read = one.traffic[0]["read_window_data"]
+        assert 0 <= read - want.dispatch_window_read <= want.dispatch_window_read_slack, f"dispatch on rank {rank}"
+        wanted = {
+            "written_window_data": back.combine_window_write,
+            "read_window_data": back.combine_window_read,
+            "written_tensor": one.result.numel() * one.result.element_size(),
+        }
+        assert {name: one.traffic[1][name] for name in wanted} == wanted, f"combine on rank {rank}"

@@ -318,8 +318,11 @@ def crammed(case: Case, owner: int) -> Case:
 @pytest.mark.asan
 @pytest.mark.parametrize("name", FULL)
 @soak_rows.row("window size", quick=2, full=80)
-def test_window_that_is_just_large_enough(guarded: GuardedLibrary, name: str, numbers: range, tally: Tally) -> None:
+def test_window_that_is_just_large_enough(
+    guarded: GuardedLibrary, name: str, numbers: range, tally: Tally, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing is touched outside of it, on either side. Wider rows or one more are refused with the need."""
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", "window")
     base = replace(FULL[name], ids="distinct")
     with LocalCluster(base.world, window_mib=1) as cluster:
         for number in numbers:

@@ -91,7 +91,7 @@ def ops_of(request: Request) -> list[Any]:
 def test_window_is_what_the_operator_asks_for(contract: str, quant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """By hand: regions of maxBS*min(K,L) rows from each of W ranks, or slots of maxBS*K rows; two halves."""
     one = Request(ranks=2, experts=16, hidden=1024, topk=4, batch=300, contract=contract, quant=quant)
-    one = replace(one, equal_batches=False)
+    one = replace(one, equal_batches=False, comm_alg="window")
     stride = (1024 + 32 if quant else 2048) + (32 if contract == "v2" else 0)
     regions = 2 * 2 * 300 * 4 * max(stride, 2048 if contract == "v1" else 0)
     want = -(-max(regions, 2 * 300 * 4 * 2048 if contract == "v2" else 0) // 2**20)
@@ -105,6 +105,7 @@ def test_window_is_what_the_operator_asks_for(contract: str, quant: bool, monkey
         combine(sent[0].to(x.dtype), ids, sent[2], sent[4], torch.ones(1, 4), *place, global_bs=600)
 
     monkeypatch.setenv("HCCL_BUFFSIZE", str(want - 1))
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", "window")
     with ascend_moe.LocalCluster(2) as cluster, pytest.raises(WindowTooSmall) as caught:
         cluster.run(rank_body)
     assert caught.value.needed_mib == want
@@ -119,8 +120,9 @@ def test_window_is_what_the_operator_asks_for(contract: str, quant: bool, monkey
 
 
 def test_a2_has_its_state_in_the_window() -> None:
-    one = replace(DEEPSEEK, soc="Ascend910B1", ranks_per_server=64)  # no RDMA, whose regions end with a run
-    a3, a2 = plan.plan(DEEPSEEK), plan.plan(one)
+    alike = replace(DEEPSEEK, comm_alg="window")
+    one = replace(alike, soc="Ascend910B1", ranks_per_server=64)  # no RDMA, whose regions end with a run
+    a3, a2 = plan.plan(alike), plan.plan(one)
     assert a2.window["state_in_window_mib"] == 1 and a3.window["state_in_window_mib"] == 0
     assert a2.buffsize_mib == a3.buffsize_mib + 1
     small = plan.plan(replace(one, window_mib=a3.buffsize_mib))
@@ -213,7 +215,9 @@ def test_tiling_and_socs() -> None:
         return plan.plan(replace(DEEPSEEK, **more)).ops[op].tiling
 
     ways: list[dict[str, Any]] = [{}, {"quant": True}, {"quant": True, "smooth": True}]
-    assert [tiling(**more)["tiling_key"] for more in ways] == [1000, 1002, 1012]
+    for name, first in (("window", 1000), ("direct", 2000), ("", 2000)):
+        keys = [tiling(comm_alg=name, **more)["tiling_key"] for more in ways]
+        assert keys == [first, first + 2, first + 12]
     few = tiling("combine", batch=4)
     assert few["parts_per_token"] == 12 and few["part_elements"] * 12 >= 7168
     # RDMA only beyond a server of A2.
@@ -234,7 +238,7 @@ def test_command_says_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
     assert code == 0 and said.isascii()
     assert re.search(r"^  A3 V2 +608  MiB$", said, re.MULTILINE)
     assert f"export HCCL_BUFFSIZE={plan.plan(PUBLISHED).buffsize_mib}\n" in said
-    assert "tiling key 1000" in said and "UB of a core" in said and "workspace bytes" in said
+    assert "tiling key 2000" in said and "UB of a core" in said and "workspace bytes" in said
     code, said, _ = commands.said("plan", "-p", "qwen3-30b", "-r", "8", "--global-bs", "512", "--json")
     found = json.loads(said)
     assert code == 0 and found["ok"] is True

@@ -36,8 +36,10 @@ def round_trip(rank: int, group_ep: str, world: int = WORLD) -> torch.Tensor:
     ids = torch.rand(BATCH, EXPERTS, generator=generator).topk(TOPK).indices.int()
     weights = torch.rand(BATCH, TOPK, generator=generator)
     place = (group_ep, world, rank, EXPERTS)
-    sent = ascend_moe.npu_moe_distribute_dispatch_v2(x, ids, *place)
-    out: torch.Tensor = ascend_moe.npu_moe_distribute_combine_v2(sent[0], ids, sent[2], sent[4], weights, *place)
+    sent = ascend_moe.npu_moe_distribute_dispatch_v2(x, ids, *place, comm_alg="window")
+    out: torch.Tensor = ascend_moe.npu_moe_distribute_combine_v2(
+        sent[0], ids, sent[2], sent[4], weights, *place, comm_alg="window"
+    )
     return out
 
 

@@ -294,8 +294,8 @@ def test_kernel_probes_fail_on_a_broken_device(name: str, text: str, broken_kern
 @pytest.mark.parametrize(
     "field, value, text",
     [
-        ("data_bytes", 3 << 20, "context's window KiB is 4096, the host side says 3072"),
         ("data_bytes", 5 << 20, "context's window KiB is 4096, the host side says 5120"),
+        ("rank", 7, "context's rank is"),
         ("context_kind", 2, ""),
     ],
 )

@@ -163,19 +163,29 @@ def test_meta_tensors_take_any_of_it_without_harm(group_ep: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("max_bs", "topk", "hidden", "dtype", "needed"),
+    ("algorithm", "max_bs", "topk", "hidden", "dtype", "needed"),
     [  # MiB that a round trip needs: of 1 rank with either contract, of 3 ranks
-        (4096, 2, 48, torch.bfloat16, (2, 2, 5, 6)),
-        (257, 5, 1024, torch.float32, (11, 11, 31, 31)),
-        (4000, 2, 112, torch.float16, (4, 4, 11, 12)),
-        (512, 1, 2048, torch.bfloat16, (4, 5, 12, 13)),
+        ("window", 4096, 2, 48, torch.bfloat16, (2, 2, 5, 6)),
+        ("window", 257, 5, 1024, torch.float32, (11, 11, 31, 31)),
+        ("window", 4000, 2, 112, torch.float16, (4, 4, 11, 12)),
+        ("window", 512, 1, 2048, torch.bfloat16, (4, 5, 12, 13)),
+        ("auto", 4096, 2, 48, torch.bfloat16, (2, 2, 5, 5)),
+        ("auto", 257, 5, 1024, torch.float32, (11, 11, 31, 31)),
+        ("auto", 512, 1, 2048, torch.bfloat16, (4, 4, 12, 12)),
     ],
     ids=str,
 )
 def test_window_too_small_says_how_many_mib_to_export(
-    max_bs: int, topk: int, hidden: int, dtype: torch.dtype, needed: tuple[int, ...]
+    algorithm: str,
+    max_bs: int,
+    topk: int,
+    hidden: int,
+    dtype: torch.dtype,
+    needed: tuple[int, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Dispatch at the size that it names works, at 1 MiB less it does not; a smaller call does."""
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
     kinds = [(world, op) for world in (1, 3) for op in ("dispatch", "dispatch_v2")]
     for want, (world, op) in zip(needed, kinds, strict=True):
 

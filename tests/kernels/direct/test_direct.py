@@ -71,32 +71,6 @@ def routed(given: ref.RankInput) -> torch.Tensor:
     return live if mask is None else live & (mask if mask.dim() == 2 else mask[:, None])
 
 
-def check_traffic(case: Case, runs: list[RankRun]) -> None:
-    """A token's row is written once, or once a pair with smooth scales; rows are read once by their owner."""
-    size = case.torch_dtype.itemsize
-    wire = -(-case.hidden // 32) * 32 + 32 if case.quant_mode else case.hidden * size
-    for rank, (one, given) in enumerate(zip(runs, case.inputs, strict=True)):
-        live = routed(given)
-        pairs, smooth = int(live.sum()), given.scales is not None
-        rows = int(one.dispatched[4][case.experts - 1])
-        published = pairs if smooth else int(live.any(1).sum())
-        moved = one.traffic[0]
-        written = published * wire + 4 * pairs + 4 * live.numel() * case.weights
-        assert moved["written_window_data"] == written, f"dispatch on rank {rank}"
-        read = moved["read_window_data"] - 8 * rows * case.weights  # a list entry and a weight a row
-        if case.cores < MANY_CORES or smooth or case.local == 1 or case.topk == 1:
-            assert read == rows * (wire + 4), f"dispatch on rank {rank}"
-        else:  # a row once for all experts, a list by some cores
-            tokens = sum(int((routed(of) & (of.expert_ids // case.local == rank)).any(1).sum()) for of in case.inputs)
-            least = tokens * wire + 4 * rows
-            assert least <= read <= least + 4 * rows * (case.cores - 1), f"dispatch on rank {rank}"
-        moved = one.traffic[1]
-        # A rank's own rows are summed from expand_x.
-        own, row = int((live & (given.expert_ids // case.local == rank)).sum()), case.hidden * size
-        assert moved["written_window_data"] == (rows - own) * row, f"combine on rank {rank}"
-        assert moved["read_window_data"] == (pairs - own) * row, f"combine on rank {rank}"
-
-
 def uncounted(case: Case, runs: list[RankRun]) -> None:
     """Bytes moved are not compared: entries are read twice where there are many."""
 
@@ -104,17 +78,17 @@ def uncounted(case: Case, runs: list[RankRun]) -> None:
 @pytest.mark.parametrize(
     ("make", "first", "traffic"),
     [
-        (drawn, 0, check_traffic),
-        (many_cores, 20_000, check_traffic),
+        (drawn, 0, None),
+        (many_cores, 20_000, None),
         (many_experts, 0, uncounted),
-        pytest.param(drawn, 60, check_traffic, marks=pytest.mark.nightly),
-        pytest.param(drawn, 120, check_traffic, marks=pytest.mark.nightly),
-        pytest.param(many_cores, 20_060, check_traffic, marks=pytest.mark.nightly),
+        pytest.param(drawn, 60, None, marks=pytest.mark.nightly),
+        pytest.param(drawn, 120, None, marks=pytest.mark.nightly),
+        pytest.param(many_cores, 20_060, None, marks=pytest.mark.nightly),
         pytest.param(many_experts, 60, uncounted, marks=pytest.mark.nightly),
     ],
 )
 def test_equals_the_reference(
-    clusters: Clusters, make: Callable[[int], Case], first: int, traffic: Callable[..., None]
+    clusters: Clusters, make: Callable[[int], Case], first: int, traffic: Callable[..., None] | None
 ) -> None:
     for seed in range(first, first + 60):
         case = make(seed)
@@ -182,7 +156,7 @@ def test_many_pairs_on_many_cores(clusters: Clusters, ids: str, mask: str) -> No
     for contract, cores, local in ((1, 24, 5), (2, 48, 3), (1, 8, 1), (2, 13, 16)):
         spec = Case(world=2, local=local, topk=min(8, 2 * local), units=1, batch=300, ids=ids, mask=mask)
         case = legal(replace(spec, contract=contract, cores=cores, seed=cores, quant="int8"))
-        op_runs.check(case, op_runs.run(clusters[2], case), check_traffic)
+        op_runs.check(case, op_runs.run(clusters[2], case))
 
 
 @pytest.mark.parametrize(("batch", "lists"), [(8, 2), (1023, 1), (1024, 1), (1025, 0)])

@@ -111,7 +111,7 @@ def test_views_share_its_fate(one: Rank) -> None:
 
 @on_every_rank
 def test_other_algorithms_copy_and_spend_nothing(one: Rank) -> None:
-    for name in ("", "window", "fullmesh"):
+    for name in ("fullmesh_v2", "window", "fullmesh"):
         rows = one.filled()
         for algorithm in (name, name, "direct", name):  # at last read once more, by this rank alone
             assert (one.combine(rows, one.dispatch(comm_alg=algorithm), algorithm) == 3).all()
