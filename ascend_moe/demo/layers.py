@@ -161,7 +161,8 @@ class RankRecord:
 
     ``dispatched``: dispatch's seven outputs, the rows cut to n; ``expert_rows``: (n, H) of the experts.
     ``steady``: every pass, and MoELayer.forward, gave the bits of ``out``. ``seconds``: by phase, one number
-    a timed pass. ``traffic``: by op, the twin's MTE byte counters. ``algorithms``: what each op ran. ``needed_mib``: for any routing.
+    a timed pass. ``traffic``: by op, the twin's MTE byte counters. ``algorithms``: what each op ran.
+    ``needed_mib``: for any routing.
     """
 
     rank: int

@@ -174,7 +174,7 @@ def window_need(request: Request) -> dict[str, int]:
         ArgumentError: a number is so far out that no size follows from it.
     """
     _check(request)
-    spec = _dispatch(request, request.cores or soc_of(request.soc).aiv, 1)
+    spec = _dispatch(request, request.cores or soc_of(request.soc).aiv, MAX_WINDOW_MIB)
     return _fields(_library().am_need_window, ctypes.byref(spec))
 
 

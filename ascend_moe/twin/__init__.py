@@ -243,7 +243,7 @@ def _per_rank(args: Sequence[Any], tiling: Any, ranks: int, *, alone: bool) -> l
 
 
 def _placed(text: str) -> str:
-    """The line of a finding that only knows its place in the library: with that of the source, where addr2line has it."""
+    """The line of a finding with its place in the source instead of the library, where addr2line knows it."""
     at = re.search(r" at (/\S+)\+(0x[0-9a-f]+) ", text)
     tool = shutil.which("addr2line")
     if at is None or tool is None:

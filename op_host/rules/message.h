@@ -40,8 +40,8 @@ inline const char* FieldName(int32_t field) {
 }
 
 inline const char* ContextFieldName(int32_t field) {
-    static const char* const kNames[kContextFieldCount] = {
-        "context", "magic", "ep_rank_id", "ep_world_size", "peer table", "data window", "state window"};
+    static const char* const kNames[kContextFieldCount] = {"context",    "magic",       "ep_rank_id",  "ep_world_size",
+                                                           "peer table", "data window", "state window"};
     return field >= 0 && field < static_cast<int32_t>(kContextFieldCount) ? kNames[field] : "?";
 }
 

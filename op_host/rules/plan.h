@@ -43,14 +43,19 @@ inline WindowNeed WindowNeedOf(const MoeDistributeInfo& info, uint32_t dispatchW
             triples ? static_cast<uint64_t>(info.maxBatch) * info.topK * back : 0};
 }
 
-// What direct would fill of each half: in dispatch also with the rows that will come back.
+// The half of a window that direct needs: in dispatch also for the rows that will come back, by either algorithm.
 inline uint64_t DirectHalfOf(const CallSpec& call, const MoeDistributeInfo& info) {
-    const WindowNeed need = DirectNeedOf(info, info.wireType, info.quantMode != 0);
-    return std::max(call.op == kOpDispatch ? need.dispatchHalf : 0, need.combineHalf);
+    const WindowNeed direct = DirectNeedOf(info, info.wireType, info.quantMode != 0);
+    if (call.op != kOpDispatch) return direct.combineHalf;
+    MoeDistributeInfo as = info;
+    as.algorithm = kAlgorithmWindow;
+    const WindowNeed window = WindowNeedOf(as, info.wireType, info.quantMode != 0);
+    const uint64_t back = std::max(window.combineHalf, info.world * CeilTo(window.combineRegion, 512));
+    return std::max(direct.dispatchHalf, std::min(direct.combineHalf, back));
 }
 
-// What comm_alg selects. "auto", the default, goes by what is equal on all ranks: direct where ranks reach each other by
-// memory and its rows fit.
+// What comm_alg selects. "auto", the default, goes by what is equal on all ranks: direct where ranks reach each other
+// by memory and its rows fit.
 inline uint32_t AlgorithmOf(const CallSpec& call, const MoeDistributeInfo& info) {
     if (call.comm_alg == kCommAlgDirect) return kAlgorithmDirect;
     if (call.comm_alg < kCommAlgAuto || info.transport != kTransportMemory) return kAlgorithmWindow;

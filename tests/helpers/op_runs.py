@@ -23,7 +23,7 @@ Lend = Callable[[Case, int, str, torch.Tensor, int], torch.Tensor]
 
 @dataclass
 class RankRun:
-    """Of one rank: dispatch's outputs, the rows it gave to combine, the result; bytes moved and algorithm of both ops."""
+    """Of a rank: dispatch's outputs, the rows it gave to combine, the result; of both ops bytes moved and algorithm."""
 
     dispatched: tuple[torch.Tensor, ...]
     rows: torch.Tensor

@@ -125,6 +125,6 @@ def test_auto_takes_what_fits_the_window() -> None:
         return [*found, ascend_moe.algorithm_of(group_ep)]
 
     assert direct == 2 * (4 * 64 * 8 * 1024 * size) // 2**20
-    for mib, want in ((direct - 1, ["window", "window"]), (direct, ["direct", "direct"])):
+    for mib, want in ((direct - 1, ["direct", "window"]), (direct, ["direct", "direct"])):
         with ascend_moe.LocalCluster(4, window_mib=mib) as cluster:
             assert cluster.run(body) == [want] * 4

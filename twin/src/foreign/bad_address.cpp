@@ -34,12 +34,11 @@ thread_local uintptr_t g_instruction = 0;
     if (g_address != 0)
         snprintf(where, sizeof(where), "%#llx, which is in no memory", static_cast<unsigned long long>(g_address));
     char text[512];
-    snprintf(text, sizeof(text), "%s: a pointer of the kernel leads to %s, at %s+%#llx (rank %d, core %u)",
-             FindingName(Finding::kOutOfBounds), where,
-             known ? library.dli_fname : "?",
-             static_cast<unsigned long long>(g_instruction -
-                                             (known ? reinterpret_cast<uintptr_t>(library.dli_fbase) : 0)),
-             core.rank, core.index);
+    snprintf(
+        text, sizeof(text), "%s: a pointer of the kernel leads to %s, at %s+%#llx (rank %d, core %u)",
+        FindingName(Finding::kOutOfBounds), where, known ? library.dli_fname : "?",
+        static_cast<unsigned long long>(g_instruction - (known ? reinterpret_cast<uintptr_t>(library.dli_fbase) : 0)),
+        core.rank, core.index);
     core.abandon(core, std::make_exception_ptr(Fault(Finding::kOutOfBounds, text)));
     __builtin_unreachable();
 }

@@ -3,8 +3,8 @@
 
 namespace twin::foreign {
 
-// While one lives, SIGSEGV and SIGBUS of a kernel end its core with an out-of-bounds finding. Signals of anybody else go
-// to the handlers from before.
+// While one lives, SIGSEGV and SIGBUS of a kernel end its core with an out-of-bounds finding. Signals of anybody else
+// go to the handlers from before.
 class BadAddresses {
 public:
     BadAddresses();

@@ -41,7 +41,7 @@ struct TwinLaunch {
     uint64_t tiling_key;
     const TwinRange* ranges;
     uint32_t range_count;
-    uint32_t warn;  // rules that kernels in use break without harm are listed, not raised
+    uint32_t warn;       // rules that kernels in use break without harm are listed, not raised
     void* contexts[2];   // blobs that twin_context_fill has filled, or null
     uint32_t* doorbell;  // this rank's, or null
     double deadline_s;   // nothing moves this long: a hang. 0: wait for ever

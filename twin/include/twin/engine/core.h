@@ -133,13 +133,13 @@ struct Core {
     Loc blocked_at = {"", 0};
     void (*abandon)(Core&, std::exception_ptr) = nullptr;  // ends the fiber that runs, without unwinding it
     void* fiber_state = nullptr;                           // of `abandon`
-    const char* phase = "";                 // step of the op, as the kernel named it last
-    uintptr_t hccl_context[2] = {0, 0};     // by SetHcclContext; 0: the launch's
-    std::unique_ptr<PollWatch> watch;       // null where polls are declared
-    checked::CoreState* checked = nullptr;  // of the checked engine
-    Forward forward;                        // of the fast engine
-    Recorder* recorder = nullptr;           // of the fast engine, where a timeline is wanted
-    timed::Hot* timed = nullptr;            // of the timed engine
+    const char* phase = "";                                // step of the op, as the kernel named it last
+    uintptr_t hccl_context[2] = {0, 0};                    // by SetHcclContext; 0: the launch's
+    std::unique_ptr<PollWatch> watch;                      // null where polls are declared
+    checked::CoreState* checked = nullptr;                 // of the checked engine
+    Forward forward;                                       // of the fast engine
+    Recorder* recorder = nullptr;                          // of the fast engine, where a timeline is wanted
+    timed::Hot* timed = nullptr;                           // of the timed engine
 };
 
 // The core whose fiber runs on this thread: set at every fiber switch. The single thread_local of the twin.

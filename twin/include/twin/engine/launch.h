@@ -23,11 +23,11 @@ struct LaunchSpec {
     uint64_t tiling_key = 0;
     uintptr_t hccl_context[2] = {0, 0};
     std::vector<GmRange> ranges;
-    bool watch_polls = false;      // the kernel does not declare its polls: notice repeated reads
-    const char* name = "";         // of the op, for timelines
-    Timeline* timeline = nullptr;  // fast engine: where to record events, or null
+    bool watch_polls = false;                   // the kernel does not declare its polls: notice repeated reads
+    const char* name = "";                      // of the op, for timelines
+    Timeline* timeline = nullptr;               // fast engine: where to record events, or null
     std::set<std::string>* warnings = nullptr;  // where rules that do no harm are listed, or null: they are findings
-    double deadline_s = 0;         // all cores polling in vain this long is a hang; 0: the kernel has its own
+    double deadline_s = 0;  // all cores polling in vain this long is a hang; 0: the kernel has its own
     // Checked engine: a reason why this rank must not touch these window bytes now, or null.
     std::function<const char*(uintptr_t begin, uint64_t bytes, bool write)> window_rule;
 };
