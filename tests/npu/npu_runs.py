@@ -26,6 +26,30 @@ LAST_LINE = "every check has passed"
 
 # ---- in a process with torch_npu
 
+ORDER: list[str] = []  # the names of all aclnn functions that were called
+# Models ask for these; model_checks.py calls them, operator_checks.py all others.
+OF_MODELS = re.compile("aclnn(Foreach|Flash|FusedInfer|QuantMatmul|TransQuant|Dropout|NLLLoss|ConstantPad|NpuFormat)")
+
+
+def record_operators() -> None:
+    from ascend_moe.vnpu import operators  # not for those that start processes only
+
+    run_one = operators.run
+
+    def recorded(name: str, address: int, count: int) -> str:
+        ORDER.append(name)
+        return run_one(name, address, count)
+
+    operators.run = recorded
+
+
+def never_called(of_models: bool) -> set[str]:
+    """Operators of this script's part that torch_npu has not called."""
+    from ascend_moe.vnpu import operators
+
+    mine = {name for name in operators.OPERATORS if bool(OF_MODELS.match(name)) == of_models}
+    return mine - set(ORDER)
+
 
 @contextmanager
 def raises(pattern: str, kind: type[Exception] = RuntimeError) -> Iterator[None]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch_npu
-from npu_runs import raises, run_checks
+from npu_runs import ORDER, never_called, raises, record_operators, run_checks
 from operator_cases import Case, calls, cases, difference, placed
 from torch.utils import _pytree as pytree
 from vendor_calls import CALLS, Call
@@ -23,22 +23,11 @@ from ascend_moe.errors import AscendMoeError
 from ascend_moe.vnpu import library_folder, operators
 
 NPU = "npu:0"
-ORDER: list[str] = []  # the names of all aclnn functions that were called
 
 MOE = ("aclnnGroupedMatmul", "aclnnSwiGlu", "aclnnDequantSwiglu", "aclnnMoe")
 MLP = ["aclnnGroupedMatmulV5", "aclnnSwiGlu", "aclnnGroupedMatmulV5"]
 W8A8 = ["aclnnGroupedMatmulV5", "aclnnDequantSwigluQuantV2", "aclnnGroupedMatmulV5"]
 SOFTMAX, GATE = ["aclnnMoeGatingTopKSoftmax"], ["aclnnMoeGatingTopK"]
-
-
-def record_operators() -> None:
-    run_one = operators.run
-
-    def recorded(name: str, address: int, count: int) -> str:
-        ORDER.append(name)
-        return run_one(name, address, count)
-
-    operators.run = recorded
 
 
 def to_npu(given: Any) -> Any:
@@ -327,7 +316,7 @@ def check_operators_are_exported_registered_and_called_by_torch_npu() -> None:
         assert hasattr(library, name) and hasattr(library, f"{name}GetWorkspaceSize"), name
     if not {"TASK_QUEUE_ENABLE", "ASCEND_LAUNCH_BLOCKING"} & set(os.environ):  # other modes call fewer
         # It looks for V4 to learn whether there is a grouped matmul, and then calls V5.
-        missing = set(operators.OPERATORS) - set(ORDER)
+        missing = never_called(of_models=False)
         assert missing == {"aclnnGroupedMatmulV4"}, missing
 
 

@@ -46,6 +46,10 @@ def test_operators(mode: dict[str, str]) -> None:
     run("operator_checks.py", env=mode).must_pass()
 
 
+def test_models_of_transformers() -> None:
+    run("model_checks.py").must_pass()
+
+
 def test_devices_memory_streams_and_graphs() -> None:
     script = str(HERE / "runtime_checks.py")
     done = launch("--soc", "Ascend910B3", "--devices", "4", "--no-verify", "--", sys.executable, script)

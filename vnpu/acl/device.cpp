@@ -214,6 +214,16 @@ VNPU_EXPORT AclError aclGetDeviceCapability(uint32_t device, int info, int64_t* 
     return value ? Capability(info, value) : kParamInvalid;
 }
 
+// Nobody measures: every unit is idle.
+struct Utilization {
+    int32_t cube, vector, aicpu, memory;
+    void* reserved;
+};
+VNPU_EXPORT AclError aclrtGetDeviceUtilizationRate(int32_t, Utilization* utilization) {
+    if (utilization == nullptr) return kParamInvalid;
+    *utilization = {0, 0, 0, 0, nullptr};
+    return kSuccess;
+}
 VNPU_EXPORT AclError aclrtGetDeviceInfo(uint32_t device, int attribute, int64_t* value) {
     if (!Valid(device)) return kInvalidDevice;
     return value ? Attribute(attribute, value) : kParamInvalid;

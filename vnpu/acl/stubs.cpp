@@ -3,6 +3,9 @@
 // memory, 0. VNPU_REFUSED: it would have to do something; it says so on stderr, by name, and returns an
 // error.
 
+#include <algorithm>
+#include <cstring>
+
 #include "device.h"
 
 #define VNPU_NOTHING(name) \
@@ -66,7 +69,7 @@ VNPU_EXPORT int aclrtGetSysParamOpt(int, int64_t* value) {
 #else  // libacl_op_compiler.so
 
 // Single operators: they are compiled from CANN's operator library, which is not here, so running one is
-// refused by its name. Nobody looks into the descriptions of its arguments.
+// refused by its name. Only the two that copy are here. Nobody looks into the descriptions of arguments.
 
 #define VNPU_MADE(name)        \
     VNPU_EXPORT void* name() { \
@@ -74,7 +77,6 @@ VNPU_EXPORT int aclrtGetSysParamOpt(int, int64_t* value) {
         return &anything;      \
     }
 VNPU_MADE(aclCreateTensorDesc)
-VNPU_MADE(aclCreateDataBuffer)
 VNPU_MADE(aclopCreateAttr)
 
 VNPU_NOTHING(aclDestroyTensorDesc)
@@ -86,7 +88,6 @@ VNPU_NOTHING(aclSetTensorDescName)
 VNPU_NOTHING(aclSetTensorFormat)
 VNPU_NOTHING(aclSetTensorShape)
 VNPU_NOTHING(aclSetTensorPlaceMent)
-VNPU_NOTHING(aclDestroyDataBuffer)
 VNPU_NOTHING(aclopDestroyAttr)
 VNPU_NOTHING(aclopSetAttrBool)
 VNPU_NOTHING(aclopSetAttrInt)
@@ -99,8 +100,24 @@ VNPU_NOTHING(aclopSetAttrListFloat)
 VNPU_NOTHING(aclopSetAttrListListInt)
 VNPU_NOTHING(aclSetCompileopt)
 
-VNPU_EXPORT int aclopCompileAndExecute(const char* type, int, const void* const*, const void* const*, int,
-                                       const void* const*, void* const*, const void*, int, int, const char*, void*) {
+struct DataBuffer {
+    void* data;
+    size_t bytes;
+};
+VNPU_EXPORT DataBuffer* aclCreateDataBuffer(void* data, size_t bytes) { return new DataBuffer{data, bytes}; }
+VNPU_EXPORT int aclDestroyDataBuffer(const DataBuffer* buffer) {
+    delete buffer;
+    return vnpu::kSuccess;
+}
+
+// Tensors of blocked formats keep their plain bytes here, at the beginning of memory that is large enough for both.
+VNPU_EXPORT int aclopCompileAndExecute(const char* type, int, const void* const*, const DataBuffer* const* inputs, int,
+                                       const void* const*, DataBuffer* const* outputs, const void*, int, int,
+                                       const char*, void* stream) {
+    if (type != nullptr && (strcmp(type, "Identity") == 0 || strcmp(type, "TransData") == 0)) {
+        const DataBuffer from = *inputs[0], to = *outputs[0];
+        return vnpu_enqueue_call(stream, [from, to] { memmove(to.data, from.data, std::min(from.bytes, to.bytes)); });
+    }
     // A fault of the stream, not an error of the launch: after such an error torch_npu drops all further work
     // silently.
     vnpu_error("aclopCompileAndExecute: operator %s has no aclnn entry here; the virtual NPU compiles no operators",

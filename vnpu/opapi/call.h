@@ -77,8 +77,9 @@ struct Call {
     void put(const aclIntArray* array);
     void put(const aclFloatArray* array);
     void put(const aclTensorList* list);  // kList, length, then one argument each
-    void put(const char* text);           // kText, address, bytes
-    void put(double number);              // kFloat, the number's bits
+    void put(const aclScalarList* list);
+    void put(const char* text);  // kText, address, bytes
+    void put(double number);     // kFloat, the number's bits
     void put(float number) { put(static_cast<double>(number)); }
     void put(int64_t number);  // kInt, number
     void put(uint64_t number) { put(static_cast<int64_t>(number)); }

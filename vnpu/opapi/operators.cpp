@@ -109,6 +109,52 @@ VNPU_OP(aclnnTanhBackward, T, T, T)
 VNPU_OP(aclnnThresholdBackward, T, T, S, T)
 VNPU_OP(aclnnGeluBackward, T, T, T)
 
+// On lists of tensors, for optimizers.
+VNPU_OP(aclnnForeachAbs, L, L)
+VNPU_OP(aclnnForeachAcos, L, L)
+VNPU_OP(aclnnForeachAsin, L, L)
+VNPU_OP(aclnnForeachAtan, L, L)
+VNPU_OP(aclnnForeachCos, L, L)
+VNPU_OP(aclnnForeachCosh, L, L)
+VNPU_OP(aclnnForeachErf, L, L)
+VNPU_OP(aclnnForeachErfc, L, L)
+VNPU_OP(aclnnForeachExp, L, L)
+VNPU_OP(aclnnForeachExpm1, L, L)
+VNPU_OP(aclnnForeachLog, L, L)
+VNPU_OP(aclnnForeachLog10, L, L)
+VNPU_OP(aclnnForeachLog1p, L, L)
+VNPU_OP(aclnnForeachLog2, L, L)
+VNPU_OP(aclnnForeachNeg, L, L)
+VNPU_OP(aclnnForeachReciprocal, L, L)
+VNPU_OP(aclnnForeachSigmoid, L, L)
+VNPU_OP(aclnnForeachSign, L, L)
+VNPU_OP(aclnnForeachSin, L, L)
+VNPU_OP(aclnnForeachSinh, L, L)
+VNPU_OP(aclnnForeachSqrt, L, L)
+VNPU_OP(aclnnForeachTan, L, L)
+VNPU_OP(aclnnForeachTanh, L, L)
+VNPU_OP(aclnnForeachCopy, L, L)
+VNPU_OP(aclnnForeachZeroInplace, L)
+VNPU_OP(aclnnForeachLerpList, L, L, L, L)
+VNPU_OP(aclnnForeachLerpScalar, L, L, S, L)
+VNPU_OP(aclnnForeachAddListV2, L, L, S, L)
+VNPU_OP(aclnnForeachSubListV2, L, L, S, L)
+VNPU_OP(aclnnForeachMulList, L, L, L)
+VNPU_OP(aclnnForeachDivList, L, L, L)
+VNPU_OP(aclnnForeachMaximumList, L, L, L)
+VNPU_OP(aclnnForeachMinimumList, L, L, L)
+VNPU_OP(aclnnForeachPowList, L, L, L)
+VNPU_OP(aclnnForeachPowScalarAndTensor, S, L, L)
+VNPU_FOREACH(Add)
+VNPU_FOREACH(Sub)
+VNPU_FOREACH(Mul)
+VNPU_FOREACH(Div)
+VNPU_FOREACH(Maximum)
+VNPU_OP(aclnnForeachMinimumScalarList, L, SL, L)
+VNPU_FOREACH(Pow)
+VNPU_OP(aclnnForeachAddcdivScalarV2, L, L, L, S, L)
+VNPU_OP(aclnnForeachAddcmulScalarV2, L, L, L, S, L)
+
 // ---- operators that make, move, select or reduce: filling, copying, indexing, sorting, sums ----
 
 // Filling and copying.
@@ -141,6 +187,8 @@ VNPU_OP(aclnnInplaceBernoulli, T, S, I, I)
 VNPU_OP(aclnnInplaceBernoulliTensor, T, T, I, I)
 VNPU_OP(aclnnRandperm, I, I, I, T)
 VNPU_OP(aclnnMultinomial, T, I, B, I, I, T)
+VNPU_OP(aclnnDropoutGenMaskV2, IA, D, I, I, I32, T)
+VNPU_OP(aclnnDropoutDoMask, T, T, D, T)
 
 // Selecting and placing.
 VNPU_OP(aclnnSWhere, T, T, T, T)
@@ -160,6 +208,7 @@ VNPU_OP(aclnnTake, T, T, T)
 VNPU_BOTH(Scatter, T, I, T, T, I)
 VNPU_BOTH(ScatterValue, T, I, T, S, I)
 VNPU_OP(aclnnScatterAdd, T, I, T, T, T)
+VNPU_OP(aclnnConstantPadNd, T, IA, S, T)
 VNPU_OP(aclnnEmbedding, T, T, T)
 VNPU_OP(aclnnEmbeddingDenseBackward, T, T, I, I, B, T)
 VNPU_OP(aclnnCat, L, I, T)
@@ -212,6 +261,8 @@ VNPU_OP(aclnnSoftmax, T, I, T)
 VNPU_OP(aclnnLogSoftmax, T, I, T)
 VNPU_OP(aclnnSoftmaxBackward, T, T, I, T)
 VNPU_OP(aclnnLogSoftmaxBackward, T, T, I, T)
+VNPU_OP(aclnnNLLLoss, T, T, T, I, I, T, T)
+VNPU_OP(aclnnNLLLossBackward, T, T, T, T, I, I, T, T)
 
 // ---- matrix products, norms, quantisation, and the operators of MoE layers that torch_npu adds ----
 
@@ -240,9 +291,29 @@ VNPU_OP(aclnnGroupedMatmulSwigluQuantWeightNZ, T, T, T, T, T, T, T, T, T, T)
 // dequant_dtype, quant_mode, group_list_type, tuning_config, out, out_scale
 VNPU_OP(aclnnGroupedMatmulSwigluQuantV2, T, L, L, L, T, T, T, T, I, I, I, I, IA, T, T)
 
+// x1, x2, x1_scale, x2_scale, y_scale, x1_offset, x2_offset, y_offset, bias, transpose_x1, transpose_x2, group_size,
+// out
+VNPU_OP(aclnnQuantMatmulV5, T, T, T, T, T, T, T, T, T, B, B, I, T)
+VNPU_OP(aclnnTransQuantParamV2, T, T, T)
+
 VNPU_OP(aclnnRmsNorm, T, T, D, T, T)
 VNPU_OP(aclnnAddRmsNorm, T, T, T, D, T, T, T)
 VNPU_OP(aclnnLayerNorm, T, IA, T, T, D, T, T, T)
+
+// query, key, value, real_shift, drop_mask, padding_mask, atten_mask, prefix, scale, keep_prob, pre_tokens,
+// next_tokens, head_num, layout, inner_precise, sparse_mode, softmax_max, softmax_sum, softmax, out
+VNPU_OP(aclnnFlashAttentionScore, T, T, T, T, T, T, T, IA, D, D, I, I, I, C, I, I, T, T, T, T)
+// query, key, value, dy, shift, drop_mask, padding_mask, atten_mask, softmax_max, softmax_sum, softmax, out, prefix, as
+// above, dq, dk, dv, dshift
+VNPU_OP(aclnnFlashAttentionScoreGrad, T, T, T, T, T, T, T, T, T, T, T, T, IA, D, D, I, I, I, C, I, I, T, T, T, T)
+// query, key, value, pse_shift, atten_mask, both lengths, ten scales and offsets with the block table, both paddings,
+// four antiquant tensors, the shared prefix and its length[, rope of query and key, its scale, scale of the query,
+// sink]; heads, scale, pre_tokens, next_tokens, layout, kv_heads, sparse_mode, inner_precise, block_size,
+// antiquant_mode, lse wanted, key and value antiquant_mode[, mode of the query]; out, lse
+VNPU_OP(aclnnFusedInferAttentionScoreV2, T, L, L, T, T, IA, IA, T, T, T, T, T, T, T, T, T, T, T, T, T, T, T, T, IA, I,
+        D, I, I, C, I, I, I, I, I, B, I, I, T, T)
+VNPU_OP(aclnnFusedInferAttentionScoreV4, T, L, L, T, T, IA, IA, T, T, T, T, T, T, T, T, T, T, T, T, T, T, T, T, IA, T,
+        T, T, T, T, I, D, I, I, C, I, I, I, I, I, B, I, I, I, T, T)
 
 VNPU_OP(aclnnSwiGlu, T, I, T)
 VNPU_OP(aclnnSwiGluGrad, T, T, I, T)

@@ -12,6 +12,7 @@ namespace vnpu::types {
 using T = const aclTensor*;  // a tensor, input or output, or null
 using S = const aclScalar*;
 using L = const aclTensorList*;
+using SL = const aclScalarList*;
 using IA = const aclIntArray*;
 using I = int64_t;
 using I8 = int8_t;
@@ -22,35 +23,16 @@ using F = float;
 using C = const char*;
 }  // namespace vnpu::types
 
-// Applies each(type, name) to up to 20 types.
-#define VNPU_COUNT_(a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15, a16, a17, a18, a19, a20, count, \
-                    ...)                                                                                              \
-    count
-#define VNPU_COUNT(...) \
-    VNPU_COUNT_(__VA_ARGS__, 20, 19, 18, 17, 16, 15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0)
-#define VNPU_JOIN_(a, b) a##b
-#define VNPU_JOIN(a, b) VNPU_JOIN_(a, b)
-#define VNPU_1(each, t) each(t, a1)
-#define VNPU_2(each, t, ...) each(t, a2), VNPU_1(each, __VA_ARGS__)
-#define VNPU_3(each, t, ...) each(t, a3), VNPU_2(each, __VA_ARGS__)
-#define VNPU_4(each, t, ...) each(t, a4), VNPU_3(each, __VA_ARGS__)
-#define VNPU_5(each, t, ...) each(t, a5), VNPU_4(each, __VA_ARGS__)
-#define VNPU_6(each, t, ...) each(t, a6), VNPU_5(each, __VA_ARGS__)
-#define VNPU_7(each, t, ...) each(t, a7), VNPU_6(each, __VA_ARGS__)
-#define VNPU_8(each, t, ...) each(t, a8), VNPU_7(each, __VA_ARGS__)
-#define VNPU_9(each, t, ...) each(t, a9), VNPU_8(each, __VA_ARGS__)
-#define VNPU_10(each, t, ...) each(t, a10), VNPU_9(each, __VA_ARGS__)
-#define VNPU_11(each, t, ...) each(t, a11), VNPU_10(each, __VA_ARGS__)
-#define VNPU_12(each, t, ...) each(t, a12), VNPU_11(each, __VA_ARGS__)
-#define VNPU_13(each, t, ...) each(t, a13), VNPU_12(each, __VA_ARGS__)
-#define VNPU_14(each, t, ...) each(t, a14), VNPU_13(each, __VA_ARGS__)
-#define VNPU_15(each, t, ...) each(t, a15), VNPU_14(each, __VA_ARGS__)
-#define VNPU_16(each, t, ...) each(t, a16), VNPU_15(each, __VA_ARGS__)
-#define VNPU_17(each, t, ...) each(t, a17), VNPU_16(each, __VA_ARGS__)
-#define VNPU_18(each, t, ...) each(t, a18), VNPU_17(each, __VA_ARGS__)
-#define VNPU_19(each, t, ...) each(t, a19), VNPU_18(each, __VA_ARGS__)
-#define VNPU_20(each, t, ...) each(t, a20), VNPU_19(each, __VA_ARGS__)
-#define VNPU_EACH(each, ...) VNPU_JOIN(VNPU_, VNPU_COUNT(__VA_ARGS__))(each, __VA_ARGS__)
+// Applies each(type, name) to every type, with commas between: names are a, a_, a__, ...
+#define VNPU_PARENTHESES ()
+#define VNPU_AGAIN1(...) VNPU_AGAIN2(VNPU_AGAIN2(VNPU_AGAIN2(VNPU_AGAIN2(__VA_ARGS__))))
+#define VNPU_AGAIN2(...) VNPU_AGAIN3(VNPU_AGAIN3(VNPU_AGAIN3(VNPU_AGAIN3(__VA_ARGS__))))
+#define VNPU_AGAIN3(...) VNPU_AGAIN4(VNPU_AGAIN4(VNPU_AGAIN4(VNPU_AGAIN4(__VA_ARGS__))))
+#define VNPU_AGAIN4(...) __VA_ARGS__
+#define VNPU_EACH(each, ...) __VA_OPT__(VNPU_AGAIN1(VNPU_NEXT(each, a, __VA_ARGS__)))
+#define VNPU_NEXT(each, name, type, ...) \
+    each(type, name) __VA_OPT__(, VNPU_LATER VNPU_PARENTHESES(each, name##_, __VA_ARGS__))
+#define VNPU_LATER() VNPU_NEXT
 #define VNPU_PARAMETER(type, name) type name
 #define VNPU_NAME(type, name) name
 
@@ -72,3 +54,8 @@ using C = const char*;
 #define VNPU_COMPARISON(name)     \
     VNPU_BOTH(name##Tensor, T, T) \
     VNPU_BOTH(name##Scalar, T, S)
+
+// On lists of tensors, with a number: one for all, or one for each.
+#define VNPU_FOREACH(name)                         \
+    VNPU_OP(aclnnForeach##name##ScalarV2, L, S, L) \
+    VNPU_OP(aclnnForeach##name##ScalarList, L, SL, L)

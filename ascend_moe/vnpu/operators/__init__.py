@@ -11,7 +11,7 @@ import contextlib
 
 import torch
 
-from ascend_moe.vnpu.operators import moe, tensors  # noqa: F401  importing them fills OPERATORS
+from ascend_moe.vnpu.operators import attention, foreach, moe, tensors  # noqa: F401  importing them fills OPERATORS
 from ascend_moe.vnpu.operators.registry import OPERATORS, read_arguments
 
 __all__ = ["OPERATORS", "run"]

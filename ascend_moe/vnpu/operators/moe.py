@@ -276,6 +276,58 @@ def _ascend_quant(*values: Any) -> None:
     write(out, to_int8(products if offset is None else products + offset.float()))
 
 
+# ---- products of int8 matrices: exact sums, scaled in float32 and rounded once
+
+
+@effect("aclnnQuantMatmulV5")
+def _quant_matmul(*values: Any) -> None:
+    names = "x1 x2 x1_scale scale y_scale x1_offset offset y_offset bias transpose_x1 transpose_x2 group_size"
+    given, (out,) = _named(names, values)
+    _scaled_product(out=out, **given)
+
+
+def _scaled_product(
+    x1: Tensor, x2: Tensor, scale: Tensor, offset: Any, x1_scale: Any, bias: Any, out: Tensor, **other: Any
+) -> None:
+    offset, x1_scale, bias, *others = (
+        x if x is not None and x.numel() else None
+        for x in (offset, x1_scale, bias, other.get("y_scale"), other.get("y_offset"), other.get("x1_offset"))
+    )
+    if x1.dtype != torch.int8 or x2.dtype != torch.int8 or any(x is not None for x in others):
+        raise ArgumentError("the virtual NPU multiplies int8 by int8, without y_scale and y_offset", argument="x1")
+    left, right = (x.mT if other[f"transpose_{name}"] else x for name, x in (("x1", x1), ("x2", x2)))
+    sums = left.int() @ right.int()
+    if bias is not None and bias.dtype == torch.int32:
+        sums = sums + bias
+    product = sums.float() * _scale_of(scale)
+    if x1_scale is not None:
+        product = product * x1_scale.float().unsqueeze(-1)
+    if bias is not None and bias.dtype != torch.int32:
+        product = product + bias.float()
+    if offset is not None:
+        product = product + offset.float()
+    write(out, sums if out.dtype == torch.int32 else to_int8(product) if out.dtype == torch.int8 else product)
+
+
+_SCALE_BITS = -0x2000  # the 19 bits of a float32 that the unit reads
+_SIGNED, _OFFSET_AT = 1 << 46, 37
+
+
+def _scale_of(scale: Tensor) -> Tensor:
+    """As float32; eight bytes carry its bits."""
+    if scale.dtype not in (torch.int64, torch.uint64):
+        return scale.float()
+    return (scale.view(torch.int64) & 0xFFFFFFFF).to(torch.int32).view(torch.float32)
+
+
+@effect("aclnnTransQuantParamV2")
+def _trans_quant_param(scale: Tensor, offset: Tensor | None, out: Tensor) -> None:
+    bits = (scale.float().contiguous().view(torch.int32) & _SCALE_BITS).to(torch.int64) & 0xFFFFFFFF | _SIGNED
+    if offset is not None:
+        bits = bits | (offset.float().round().clamp(-256, 255).to(torch.int64) & 0x1FF) << _OFFSET_AT
+    out.view(torch.int64).copy_(bits.reshape(out.shape))
+
+
 def _dtype(number: int, argument: str) -> torch.dtype:
     if number not in DTYPES:
         raise ArgumentError(f"{argument} is aclDataType {number}, not on the virtual NPU", argument=argument)

@@ -130,11 +130,17 @@ _REDUCTIONS: Table = {
     "Cumprod": lambda x, dim, dtype: torch.cumprod(x, dim, dtype=DTYPES[dtype]),
     "SoftmaxBackward": lambda grad, y, dim: aten._softmax_backward_data(grad, y, dim, grad.dtype),
     "LogSoftmaxBackward": lambda grad, y, dim: aten._log_softmax_backward_data(grad, y, dim, grad.dtype),
+    "NLLLossBackward": lambda grad, x, target, weight, reduction, ignored, total: aten.nll_loss_backward(
+        grad, x, target.long(), weight, reduction, ignored, total
+    ),
     "SearchSorted": lambda sequence, x, narrow, right, sorter: torch.searchsorted(
         sequence, x, right=bool(right), sorter=sorter
     ),
 }
 _REDUCTIONS_TO_TWO: Table = {
+    "NLLLoss": lambda x, target, weight, reduction, ignored: aten.nll_loss_forward(
+        x, target.long(), weight, reduction, ignored
+    ),
     "MaxDim": _over_dim(torch.max),
     "MinDim": _over_dim(torch.min),
     "MedianDim": _over_dim(torch.median),
@@ -190,10 +196,12 @@ _SELECTIONS: Table = {
     "Scatter*": _scatter,
     "ScatterValue*": _scatter,
     "ScatterAdd": lambda x, dim, index, source: torch.scatter_add(x, dim, index.long(), source),
+    "ConstantPadNd": lambda x, pad, value: functional.pad(x, pad, value=value),
     "Embedding": lambda weight, indices: functional.embedding(indices.long(), weight),
     "EmbeddingDenseBackward": lambda grad, indices, rows, padding, by_frequency: aten.embedding_dense_backward(
         grad, indices.long(), rows, padding, bool(by_frequency)
     ),
+    "DropoutDoMask": lambda x, mask, probability: _do_mask(x, mask, probability),
     "Repeat": lambda x, repeats: x.repeat(repeats),
     "RepeatInterleave": lambda x, repeats, size: torch.repeat_interleave(x, repeats),
     "RepeatInterleaveInt": lambda x, repeats, size: torch.repeat_interleave(x, repeats),
@@ -304,7 +312,21 @@ def _range(start: Number, end: Number, step: Number, out: Tensor) -> None:
     out.copy_(start + step * torch.arange(out.numel(), dtype=out.dtype))
 
 
+def _dropout_mask(shape: list[int], probability: float, seed: int, offset: int, dtype: int, out: Tensor) -> None:
+    """A bit an element, 1: kept."""
+    kept = torch.rand(8 * out.numel(), generator=_generator(seed, offset)) >= probability
+    weights = 2 ** torch.arange(8, dtype=torch.int32)
+    out.copy_((kept.reshape(-1, 8) * weights).sum(1).to(torch.uint8).view(out.dtype).reshape(out.shape))
+
+
+def _do_mask(x: Tensor, mask: Tensor, probability: float) -> Tensor:
+    bits = mask.reshape(-1, 1).view(torch.uint8) >> torch.arange(8, dtype=torch.uint8) & 1
+    kept = bits.reshape(-1)[: x.numel()].reshape(x.shape)
+    return x * kept if probability >= 1 else x * kept / (1 - probability)
+
+
 _WRITING: Table = {
+    "DropoutGenMaskV2": _dropout_mask,
     "InplaceCopy": lambda x, source: x.copy_(source),
     "InplaceFillTensor": lambda x, source: x.copy_(source),
     "InplaceFillScalar": lambda x, value: x.fill_(value),

@@ -1,0 +1,194 @@
+"""Attention, computed in float32 and rounded once.
+
+A mask's true elements are left out, as CANN has it. A query that sees no key gets the mean of all values.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ascend_moe.vnpu.operators.registry import effect, write
+
+# Where batch, heads, sequence and elements lie; H is heads and elements in one dimension.
+_LAYOUTS = ("BSH", "SBH", "BNSD", "BSND", "BNSD_BSND")
+_FULL, _LEFT_UP, _RIGHT_DOWN, _BAND = (0, 1), 2, 3, 4  # sparse modes
+_SUM_LANES = 8  # elements in which CANN keeps each maximum and sum
+
+
+class _Call(NamedTuple):
+    """What forward and backward are told alike. No shift, mask or list is None."""
+
+    shift: Tensor | None
+    drop: Tensor | None  # a bit an element, 1: kept
+    mask: Tensor | None
+    scale: float
+    keep: float
+    before: int
+    after: int
+    heads: int
+    layout: str
+    sparse: int
+
+
+def _heads_first(x: Tensor, layout: str, heads: int) -> Tensor:
+    """(B, N, S, D) of a tensor in a layout."""
+    if layout in ("BSH", "SBH"):
+        x = x.reshape(*x.shape[:2], heads, -1)
+        return x.transpose(1, 2) if layout == "BSH" else x.permute(1, 2, 0, 3)
+    return x.transpose(1, 2) if layout == "BSND" else x
+
+
+def _as_laid_out(x: Tensor, layout: str) -> Tensor:
+    """The inverse of ``_heads_first``."""
+    if layout == "BSH":
+        return x.transpose(1, 2).flatten(2)
+    if layout == "SBH":
+        return x.permute(2, 0, 1, 3).flatten(2)
+    return x.transpose(1, 2) if layout in ("BSND", "BNSD_BSND") else x
+
+
+def _hidden(call: _Call, queries: int, keys: int) -> Tensor | None:
+    """True where a query must not see a key."""
+    row, column = torch.arange(queries)[:, None], torch.arange(keys)[None]
+    if call.sparse == _LEFT_UP:
+        return column > row
+    if call.sparse == _RIGHT_DOWN:
+        return column > row + keys - queries
+    if call.sparse == _BAND:
+        last = row + keys - queries
+        return (column > last + call.after) | (column < last - call.before)
+    if call.sparse not in _FULL:
+        raise NotImplementedError(f"the virtual NPU has no attention of sparse_mode {call.sparse}")
+    return None if call.mask is None else call.mask.bool()
+
+
+def _dropped(call: _Call, shape: torch.Size) -> Tensor | None:
+    """The factor of every probability."""
+    if call.drop is None or call.keep >= 1:
+        return None
+    bits = call.drop.reshape(-1).view(torch.uint8)
+    kept = (bits[:, None] >> torch.arange(8, dtype=torch.uint8)) & 1
+    return kept.reshape(-1)[: shape.numel()].reshape(shape).float() / call.keep
+
+
+class _Parts(NamedTuple):
+    out: Tensor
+    largest: Tensor
+    total: Tensor
+
+
+def _attend(inputs: list[Tensor], shift: Tensor | None, call: _Call) -> _Parts:
+    """Of query, key and value, (B, N, S, D) each: keys and values with N or a divisor of N heads."""
+    query, key, value = inputs
+    groups = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(groups, 1) if groups > 1 else x for x in (key, value))
+    scores = query @ key.transpose(-1, -2)
+    scores = scores * call.scale if shift is None else scores * call.scale + shift
+    hidden = _hidden(call, *scores.shape[-2:])
+    if hidden is not None:
+        scores = scores.masked_fill(hidden, torch.finfo(torch.float32).min)
+    largest = scores.amax(-1, keepdim=True).detach()
+    powers = (scores - largest).exp()
+    total = powers.sum(-1, keepdim=True)
+    shares = powers / total
+    factor = _dropped(call, shares.shape)
+    return _Parts((shares if factor is None else shares * factor) @ value, largest, total)
+
+
+def _call_of(shift: Any, drop: Any, mask: Any, numbers: tuple[Any, ...]) -> _Call:
+    scale, keep, before, after, heads, layout, _, sparse = numbers[:8]
+    if layout not in _LAYOUTS:
+        raise NotImplementedError(f"the virtual NPU has no attention of layout {layout}, only {', '.join(_LAYOUTS)}")
+    return _Call(shift, drop, mask, scale, keep, before, after, heads, layout, sparse)
+
+
+def _inputs(call: _Call, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+    elements = query.shape[-1] // call.heads if call.layout in ("BSH", "SBH") else 0
+    heads = [call.heads, *[key.shape[-1] // elements if elements else 0] * 2]
+    given = zip((query, key, value), heads, strict=True)
+    return [_heads_first(x, call.layout, n).float().contiguous() for x, n in given]
+
+
+@effect("aclnnFlashAttentionScore")
+def _forward(query: Tensor, key: Tensor, value: Tensor, shift: Any, drop: Any, _: Any, mask: Any, *rest: Any) -> None:
+    call = _call_of(shift, drop, mask, rest[1:])
+    largest, total, _unused, out = rest[-4:]
+    found = _attend(_inputs(call, query, key, value), None if shift is None else shift.float(), call)
+    write(out, _as_laid_out(found.out, call.layout))
+    for place, part in ((largest, found.largest), (total, found.total)):
+        if place is not None and place.numel():
+            write(place, part.expand(*part.shape[:-1], _SUM_LANES))
+
+
+@effect("aclnnFlashAttentionScoreGrad")
+def _backward(query: Tensor, key: Tensor, value: Tensor, dy: Tensor, shift: Any, drop: Any, _: Any, *rest: Any) -> None:
+    call = _call_of(shift, drop, rest[0], rest[6:])
+    with torch.enable_grad():
+        leaves = [x.detach().requires_grad_() for x in _inputs(call, query, key, value)]
+        leaves += [] if shift is None else [shift.detach().float().requires_grad_()]
+        out = _as_laid_out(_attend(leaves[:3], None if shift is None else leaves[3], call).out, call.layout)
+    gradients = torch.autograd.grad(out, leaves, dy.float())
+    for place, gradient in zip(rest[-4:], gradients, strict=False):
+        if place is not None and place.numel():
+            inner = gradient if gradient.dim() != 4 or place is rest[-1] else _as_laid_out(gradient, call.layout)
+            write(place, inner)
+
+
+_FUSED = """
+    query key value pse_shift atten_mask lengths lengths_kv deq_scale1 quant_scale1 deq_scale2 quant_scale2
+    quant_offset2 antiquant_scale antiquant_offset block_table query_padding kv_padding key_antiquant_scale key_antiquant_offset
+    value_antiquant_scale value_antiquant_offset key_shared_prefix value_shared_prefix shared_prefix_length {}
+    heads scale before after layout kv_heads sparse precise block_size antiquant lse key_antiquant value_antiquant {}
+    out softmax_lse
+"""
+_ROPE = "query_rope key_rope key_rope_antiquant_scale dequant_scale_query learnable_sink"
+_FORMS = {
+    "aclnnFusedInferAttentionScoreV2": ("", ""),
+    "aclnnFusedInferAttentionScoreV4": (_ROPE, "query_quant_mode"),
+}
+_PLAIN_FUSED = ("pse_shift", "atten_mask", "lengths", "lengths_kv")
+
+
+def _fused(names: list[str], *values: Any) -> None:
+    given = dict(zip(names, values, strict=True))
+    for name, value in given.items():
+        quantised = isinstance(value, Tensor) and name not in ("query", "out", "softmax_lse", *_PLAIN_FUSED)
+        if quantised or given["layout"] not in _LAYOUTS:
+            raise NotImplementedError(
+                f"the virtual NPU's fused attention has no {name if quantised else 'such layout'}"
+            )
+    heads, kv_heads = given["heads"], given["kv_heads"] or given["heads"]
+    layout = "BNSD" if given["layout"] == "BNSD_BSND" else given["layout"]
+    query = _heads_first(given["query"], layout, heads).float()
+    key, value = (_heads_first(given[name][0], layout, kv_heads).float() for name in ("key", "value"))
+    mask = given["atten_mask"]
+    for batch in range(query.shape[0]):
+        rows = _length(given["lengths"], batch, query.shape[2])
+        keys = _length(given["lengths_kv"], batch, key.shape[2])
+        whole = None if mask is None or given["sparse"] not in _FULL else mask.reshape(-1, *mask.shape[-2:])
+        seen = None if whole is None else whole[batch if len(whole) > 1 else 0, :rows, :keys]
+        limits = (given["before"], given["after"], heads, layout, given["sparse"])
+        call = _Call(None, None, seen, given["scale"], 1.0, *limits)
+        part = slice(batch, batch + 1)
+        shift = given["pse_shift"]
+        added = None if shift is None else shift[part if len(shift) > 1 else slice(None), :, :rows, :keys].float()
+        found = _attend([query[part, :, :rows], key[part, :, :keys], value[part, :, :keys]], added, call)
+        out = _heads_first(given["out"], "BSND" if given["layout"] == "BNSD_BSND" else layout, heads)
+        out[part, :, :rows] = found.out.to(out.dtype)
+        if given["lse"]:
+            given["softmax_lse"][part, :, :rows] = found.total.log() + found.largest
+
+
+def _length(lengths: list[int] | None, batch: int, whole: int) -> int:
+    """How many of a sequence count; a list of one is for all."""
+    if not lengths:
+        return whole
+    return lengths[batch] if len(lengths) > 1 else lengths[0]
+
+
+for _name, _words in _FORMS.items():
+    effect(_name)(functools.partial(_fused, _FUSED.format(*_words).split()))
