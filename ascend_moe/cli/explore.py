@@ -86,14 +86,19 @@ def _run(case: Program | None, schedules: int, seed: int, options: Options, cons
         return explore.campaign(None, schedules, seed, options, progress=advance)
 
 
+_MAX_CHOICES = 10_000_000  # of a replay
+
+
 def _choices(text: str) -> tuple[int, ...]:
     try:
         pairs = [tuple(map(int, word.split(":"))) for word in text.split(",")]
+        if not all(0 <= at < _MAX_CHOICES and 0 <= choice < 2**31 for at, choice in pairs):
+            raise ValueError
         choices = [0] * (max(at for at, _ in pairs) + 1)
         for at, choice in pairs:
             choices[at] = choice
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is no list of AT:CHOICE", param_hint="'--replay'") from None
+        raise typer.BadParameter(f"{text!r} is no list of AT:CHOICE, AT below {_MAX_CHOICES}", param_hint="'--replay'") from None
     return tuple(choices)
 
 

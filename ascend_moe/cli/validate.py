@@ -39,8 +39,8 @@ def validate(
     device: Annotated[
         str, typer.Option(metavar="|".join(validation.KINDS), help="auto: an NPU if there is one.")
     ] = "auto",
-    seed: Annotated[int, typer.Option(metavar="N", help="Of the tensors.")] = 0,
-    extra: Annotated[int, typer.Option(metavar="N", help="Calls by chance, beside those by name.")] = 24,
+    seed: Annotated[int, typer.Option(min=0, max=options.MAX_SEED, help="Of the tensors.")] = 0,
+    extra: Annotated[int, typer.Option(min=0, max=100_000, help="Calls by chance, beside those by name.")] = 24,
     dtype: Annotated[str, typer.Option(metavar="A,B", help="Of the rows.")] = ",".join(DTYPES),
     bring_up: Annotated[
         bool, typer.Option("--bringup", help="Instead: probe one by one what new silicon must do.")

@@ -192,26 +192,32 @@ def tokens_per_expert(expert_ids: Sequence[Tensor], experts: int) -> Tensor:
 
 
 def render(counts: Tensor, width: int = 100) -> list[Text]:
-    """Lines of at most ``width`` columns for (W, E) counts: a row a rank, experts left to right."""
+    """Lines of at most ``width`` columns for (W, E) counts: a row a rank, experts left to right.
+
+    Owners that do not fit beside each other follow below, with a row a rank of their own.
+    """
     world, experts = counts.shape
     local, rule = experts // world, "│" if world <= _RULES_UP_TO else ""
     room = width - _LABEL - _TOTAL - (world + 1) * len(rule)
     span = next(n for n in range(1, local + 1) if local % n == 0 and (experts // n <= room or n == local))
     cells = counts.reshape(world, world, local // span, span).sum(3)
     most, step = max(1, int(cells.max())), local // span + len(rule)
-    numbers = [str(owner * local) for owner in range(world)]
-    axis = "".join((number if len(number) < step else "").ljust(step) for number in numbers)
-    lines = [Text(" " * (_LABEL + len(rule)) + f"{axis}   rows", style="dim")]
-    for rank in range(world):
-        line = Text(f"  rank {rank:<2}")
-        for owner in range(world):
-            line.append(rule)
-            for cell in cells[rank, owner].tolist():
-                line.append(*_block(_level(cell, most)))
-        lines.append(line.append(f"{rule} {int(counts[rank].sum()):>6}"))
-    owners = f"; │ between the {local} experts of each rank" if rule and world > 1 else ""
+    beside = max(1, (width - _LABEL - _TOTAL - len(rule)) // step)
+    lines = []
+    for owners in (range(first, min(first + beside, world)) for first in range(0, world, beside)):
+        numbers = [str(owner * local) for owner in owners]
+        axis = "".join((number if len(number) < step else "").ljust(step) for number in numbers)
+        lines.append(Text(" " * (_LABEL + len(rule)) + f"{axis}   rows", style="dim"))
+        for rank in range(world):
+            line = Text(f"  rank {rank:<2}")
+            for owner in owners:
+                line.append(rule)
+                for cell in cells[rank, owner].tolist():
+                    line.append(*_block(_level(cell, most)))
+            lines.append(line.append(f"{rule} {int(cells[rank, owners.start : owners.stop].sum()):>6}"))
+    ruled = f"; │ between the {local} experts of each rank" if rule and world > 1 else ""
     wide = "1 expert" if span == 1 else f"{span} experts"
-    return [*lines, _legend(most), Text(f"  a column: {wide}{owners}")]
+    return [*lines, _legend(most), Text(f"  a column: {wide}{ruled}")]
 
 
 def summary(counts: Tensor) -> str:
@@ -238,7 +244,7 @@ def _block(level: int, columns: int = 1) -> tuple[str, str]:
 
 
 def _legend(most: int) -> Text:
-    line = Text("  rows in a column: ")
+    line = Text("  rows: ")
     for level in range(len(_SHADES)):
         values = [value for value in range(most + 1) if _level(value, most) == level]
         if values:

@@ -120,7 +120,7 @@ def _plan_request(request: TraceRequest) -> plan.Request:
 
 
 def _inputs(request: TraceRequest, rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(request.seed * 1009 + rank)
+    generator = torch.Generator().manual_seed((request.seed * 1009 + rank) % (1 << 63))
     x = torch.randn(request.batch, request.hidden, generator=generator).bfloat16()
     scores = torch.rand(request.batch, request.experts, generator=generator)
     weights, ids = scores.topk(min(request.topk, request.experts))

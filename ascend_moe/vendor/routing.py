@@ -54,7 +54,9 @@ def npu_moe_init_routing(
         need_dtype(name, value, torch.int32)
     need(active_num >= 0, "active_num", f"is {active_num}; it must be at least 0")
     names = row_idx.reshape(-1).to(torch.int64)
-    need(bool(((names >= 0) & (names < pairs)).all()), "row_idx", f"must hold numbers in 0..{pairs - 1} (T*K)")
+    within = bool(((names >= 0) & (names < pairs)).all())
+    once = within and bool((torch.bincount(names, minlength=pairs) == 1).all())
+    need(once, "row_idx", f"must hold every number in 0..{pairs - 1} (T*K) once")
     experts, order = torch.sort(expert_idx.reshape(-1), stable=True)
     names = names[order]
     places = torch.empty(pairs, dtype=torch.int32)
@@ -70,7 +72,7 @@ def npu_moe_compute_expert_tokens(sorted_expert_for_source_row: torch.Tensor, nu
     Args:
         sorted_expert_for_source_row: ``(rows,)`` int32, not falling; ids of num_expert and above count for
             nobody.
-        num_expert: experts, at least 1.
+        num_expert: experts, 1..10240.
 
     Returns:
         ``(num_expert,)`` int32: entry e is the number of rows of the experts 0..e.
@@ -84,7 +86,7 @@ def npu_moe_compute_expert_tokens(sorted_expert_for_source_row: torch.Tensor, nu
     name = "sorted_expert_for_source_row"
     need_dims(name, experts, 1, dtypes=(torch.int32,))
     need(bool((experts[1:] >= experts[:-1]).all()), name, "must not fall: sort it first")
-    need(num_expert >= 1, "num_expert", f"is {num_expert}; it must be at least 1")
+    need(1 <= num_expert <= _MAX_EXPERTS, "num_expert", f"is {num_expert}; it must be in 1..{_MAX_EXPERTS}")
     ids = torch.arange(num_expert, dtype=torch.int32)
     return torch.searchsorted(experts.contiguous(), ids, right=True).to(torch.int32)
 

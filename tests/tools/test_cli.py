@@ -21,9 +21,10 @@ import torch
 import transformers
 from hf_models import LAYER, save
 
-from ascend_moe import demo, validate
+from ascend_moe import cli, demo, validate
 from ascend_moe.checkpoint.config import moe_config
 from ascend_moe.checkpoint.presets import PRESETS
+from ascend_moe.demo import report
 from ascend_moe.demo.check import verify
 from ascend_moe.demo.layers import RankRecord, RunSpec, default_text
 
@@ -224,6 +225,15 @@ def test_presets_are_the_models(name: str, config: str) -> None:
     assert PRESETS[name].published == moe_config(values)
 
 
+@pytest.mark.parametrize("world", [4, 16, 64])
+def test_a_heat_map_fits_into_80_columns(world: int) -> None:
+    counts = torch.arange(world * 256).reshape(world, 256)
+    lines = [line.plain for line in report.render(counts, 80)]
+    assert max(map(len, lines)) <= 80
+    totals = [sum(int(line.split()[-1]) for line in lines if line.startswith(f"  rank {r:<2}")) for r in range(world)]
+    assert totals == counts.sum(1).tolist()
+
+
 # ---- what every command refuses
 
 PREDICT = ["--ranks", "2,4", "--batch", "4", "--hidden", "512", "-k", "2", "-e", "8", "--cores", "4"]
@@ -349,3 +359,32 @@ def test_ctrl_c_ends_a_command_in_one_line(words: list[str]) -> None:
         finally:
             process.kill()
     assert (process.returncode, said) == (130, f"ascend-moe {words[0]}: interrupted\n")
+
+
+# ---- hostile values
+
+FUZZED = {
+    "run": (["-p", "tiny", "--iterations", "1", "--batch", "2"], ["--ranks", "--batch", "--seed", "--layer"]),
+    "doctor": ([], ["--ranks", "--batch", "--experts", "--window", "--cores", "--group"]),
+    "plan": ([], ["--ranks", "--batch", "--global-bs", "--hidden", "-k", "-e", "--window", "--cores"]),
+    "validate": (["--device", "cpu", "-r", "1", "--extra", "0", "--dtype", "bf16"], ["--ranks", "--seed", "--extra"]),
+    "bench": (["--methods", "nothing"], ["--ranks", "--batch", "-n"]),
+    "trace": (["-p", "tiny", "--repeat", "1"], ["--ranks", "--batch", "--seed", "-e", "-k", "--hidden"]),
+    "predict": (PREDICT, ["--ranks", "--batch", "--hidden", "-k", "-e", "--cores"]),
+    "explore": (["--case", "w2,c2,l1,k1,b1,u1,DCDC", "-n", "1"], ["--seed", "--preemptions", "--case", "--replay"]),
+    "twin": (["list"], ["/etc/passwd"]),
+    "vnpu": (["--devices", "0"], ["--devices"]),
+}
+HOSTILE = ["-1", "0", *map(str, (2**31, 2**62, 2**63 - 1, 2**64)), "9" * 30, "²", "", "nan", "-5:1", f"{10**11}:1"]
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_no_value_makes_a_traceback(command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every command with every hostile value: a result or a refusal. Any other exception fails the test."""
+    monkeypatch.setattr(validate, "_npu", lambda: (None, "torch_npu is not installed"))
+    monkeypatch.chdir(tmp_path)
+    base, options = FUZZED[command]
+    for option in options:
+        for value in HOSTILE:
+            said = commands.said(command, *base, option, value)
+            assert said.code in (0, 1, 2, 3) and "Traceback" not in said.err, (option, value, said)

@@ -31,7 +31,7 @@ VALID = [
     call("npu_dequant_swiglu_quant", "", ones(3, 8, dtype=int32), weight_scale=ones(1, 8), quant_mode=1),
     call("npu_grouped_matmul_swiglu_quant", "", *FUSED),
     call("npu_moe_gating_top_k", "", ones(2, 12), 3),
-    call("npu_moe_init_routing", "", ones(3, 8), PAIRS, PAIRS, 3),
+    call("npu_moe_init_routing", "", ones(3, 8), torch.arange(6, dtype=int32).reshape(3, 2), PAIRS, 3),
     call("npu_moe_finalize_routing", "", ones(10, 8), ROWS, ROWS, ones(3, 8), ones(5, 2), *SOURCES),
     call("npu_moe_re_routing", "", ones(4, 8), tensor([[2, 2]])),
     call("npu_moe_update_expert", "", tensor([[3]]), TABLE, local_rank_id=1, world_size=4),
@@ -129,8 +129,11 @@ WRONG: dict[str, dict[str, list[Any]]] = {
         "finished": [zeros(3, dtype=torch.bool), zeros(2)],
     },
     "npu_moe_gating_top_k_softmax_v2": {"renorm": [2]},
-    "npu_moe_compute_expert_tokens": {"sorted_expert_for_source_row": [tensor([1, 0], dtype=int32)]},
-    "npu_moe_init_routing": {"row_idx": [torch.full((3, 2), row, dtype=int32) for row in (6, -1)]},
+    "npu_moe_compute_expert_tokens": {
+        "sorted_expert_for_source_row": [tensor([1, 0], dtype=int32)],
+        "num_expert": [0, 2**31, 2**40],
+    },
+    "npu_moe_init_routing": {"row_idx": [torch.full((3, 2), row, dtype=int32) for row in (6, -1, 0)]},
     "npu_moe_init_routing_v2": {
         "quant_mode": [13, 2],
         "x_dtype": [290],

@@ -140,10 +140,10 @@ def _backward(query: Tensor, key: Tensor, value: Tensor, dy: Tensor, shift: Any,
 
 _FUSED = """
     query key value pse_shift atten_mask lengths lengths_kv deq_scale1 quant_scale1 deq_scale2 quant_scale2
-    quant_offset2 antiquant_scale antiquant_offset block_table query_padding kv_padding key_antiquant_scale key_antiquant_offset
-    value_antiquant_scale value_antiquant_offset key_shared_prefix value_shared_prefix shared_prefix_length {}
-    heads scale before after layout kv_heads sparse precise block_size antiquant lse key_antiquant value_antiquant {}
-    out softmax_lse
+    quant_offset2 antiquant_scale antiquant_offset block_table query_padding kv_padding key_antiquant_scale
+    key_antiquant_offset value_antiquant_scale value_antiquant_offset key_shared_prefix value_shared_prefix
+    shared_prefix_length {} heads scale before after layout kv_heads sparse precise block_size antiquant lse
+    key_antiquant value_antiquant {} out softmax_lse
 """
 _ROPE = "query_rope key_rope key_rope_antiquant_scale dequant_scale_query learnable_sink"
 _FORMS = {
