@@ -98,7 +98,9 @@ def _choices(text: str) -> tuple[int, ...]:
         for at, choice in pairs:
             choices[at] = choice
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is no list of AT:CHOICE, AT below {_MAX_CHOICES}", param_hint="'--replay'") from None
+        raise typer.BadParameter(
+            f"{text!r} is no list of AT:CHOICE, AT below {_MAX_CHOICES}", param_hint="'--replay'"
+        ) from None
     return tuple(choices)
 
 

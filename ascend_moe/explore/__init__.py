@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from .engine import POLICIES, Faults, Options, RunResult, World, checked_library
-from .program import Program, draw, parse
+from .program import Program, draw, draw_large, is_large, parse, window_mib
 
 __all__ = [
     "POLICIES",
@@ -29,6 +29,7 @@ __all__ = [
     "campaign",
     "checked_library",
     "draw",
+    "draw_large",
     "exhaustive",
     "explore",
     "parse",
@@ -37,6 +38,7 @@ __all__ = [
 
 # One case after another has this many schedules: enough to tell schedules apart, few enough to see cases.
 SCHEDULES_A_CASE = 100
+LARGE_EACH = 16
 
 
 @dataclass(frozen=True)
@@ -114,19 +116,20 @@ def campaign(
     a_case: int = SCHEDULES_A_CASE,
     progress: Callable[[Result], None] | None = None,
 ) -> Result:
-    """At most ``schedules`` schedules over the cases (default: drawn from ``seed`` on), ``a_case`` each."""
+    """At most ``schedules`` schedules over the cases (default: drawn from ``seed`` on), ``a_case`` each.
+
+    Of drawn cases every ``LARGE_EACH``-th is a large one, under two schedules.
+    """
     options = options or Options()
     result, start = Result(), time.monotonic()
-    worlds: dict[int, World] = {}
-    chosen = iter(cases) if cases is not None else (draw(seed + n) for n in range(schedules))
+    chosen = iter(cases) if cases is not None else map(_drawn, range(seed, seed + schedules))
+    worlds = _Worlds(library, result)
     try:
         for case in chosen:
-            count = min(a_case, schedules - result.schedules)
+            count = min(2 if is_large(case) else a_case, schedules - result.schedules)
             if count <= 0:
                 break
-            if case.world not in worlds:
-                worlds[case.world] = World(case.world, library)
-            world = worlds[case.world]
+            world = worlds.of(case)
             world.load(case)
             run = world.run(seed + result.schedules, count, options)
             result.cases += 1
@@ -138,11 +141,39 @@ def campaign(
             if progress is not None:
                 progress(result)
     finally:
-        for world in worlds.values():
-            result.add_world(world)
-            world.close()
+        worlds.close()
     result.seconds = time.monotonic() - start
     return result
+
+
+def _drawn(seed: int) -> Program:
+    return draw_large(seed // LARGE_EACH) if seed % LARGE_EACH == LARGE_EACH - 1 else draw(seed)
+
+
+class _Worlds:
+    """A world for each number of ranks, kept for the next small case; that of a large case goes with it."""
+
+    def __init__(self, library: ctypes.CDLL | None, result: Result) -> None:
+        self._library, self._result = library, result
+        self._open: dict[int, World] = {}
+
+    def of(self, case: Program) -> World:
+        """The world of a case. The one before, if it was a large one, is closed."""
+        self._close(0)
+        key = 0 if is_large(case) else case.world
+        if key not in self._open:
+            self._open[key] = World(case.world, self._library, window_mib(case))
+        return self._open[key]
+
+    def close(self) -> None:
+        for key in list(self._open):
+            self._close(key)
+
+    def _close(self, key: int) -> None:
+        world = self._open.pop(key, None)
+        if world is not None:
+            self._result.add_world(world)
+            world.close()
 
 
 def finding_of(run: RunResult, case: Program, options: Options, world: World) -> Finding:
@@ -169,7 +200,7 @@ def exhaustive(
     """
     options = replace(options or Options(store_order="unordered", vary_epoch=False), policy="exhaustive")
     result, start = Result(cases=1), time.monotonic()
-    with World(case.world, library) as world:
+    with World(case.world, library, window_mib(case)) as world:
         world.load(case)
         prefix: list[int] | None = []
         while prefix is not None and (limit is None or result.schedules < limit):
@@ -209,7 +240,7 @@ def shrink(finding: Finding, library: ctypes.CDLL | None = None, tries: int = 20
     if order == "both":
         order = "unordered" if finding.seed // 10 % 2 else "fifo"
     policy = "exhaustive" if finding.options.policy == "exhaustive" else "replay"
-    with World(finding.case.world, library) as world:
+    with World(finding.case.world, library, window_mib(finding.case)) as world:
         world.load(finding.case)
 
         def attempt(choices: list[int]) -> Finding | None:

@@ -26,7 +26,7 @@ from ..reference.cases import Case
 from .program import Program
 
 GROUP = "explore"
-WINDOW_MIB = LENT_MIB = 1
+WINDOW_MIB = 1  # of small cases; the lent area is as large
 _DEADLINE_MICROS = 60_000_000  # of time that passes only when nothing can move
 
 
@@ -130,7 +130,7 @@ class PlannedProgram:
         spec = calls.describe(op, self.program.contract, GROUP, self._algorithm, shapes, call.attributes)
         spec.comm_world, spec.comm_rank = self.program.world, call.rank
         spec.window_mib, spec.cores = self._window_bytes // MIB, self.program.cores
-        spec.lent_mib, spec.list_cores = LENT_MIB, self.program.list_cores
+        spec.lent_mib, spec.list_cores = spec.window_mib, self.program.list_cores
         spec.deadline_micros = _DEADLINE_MICROS
         spec.context_kind = CONTEXTS.index("a2" if self.program.servers else "table")
         spec.ranks_per_server = self.program.servers
@@ -282,7 +282,7 @@ class World:
     def __init__(self, world: int, library: ctypes.CDLL | None = None, window_mib: int = WINDOW_MIB) -> None:
         self.library = library if library is not None else checked_library()
         self.size, self.window_bytes = world, window_mib * MIB
-        self._handle = self.library.am_explore_create(world, self.window_bytes, LENT_MIB * MIB)
+        self._handle = self.library.am_explore_create(world, self.window_bytes, self.window_bytes)
         if not self._handle:
             raise MemoryError(f"no memory for {world} windows of {window_mib} MiB")
         self.program: PlannedProgram | None = None

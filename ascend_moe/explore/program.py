@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from ascend_moe.errors import ArgumentError
+from ascend_moe.plan import limits
 from ascend_moe.reference import cases
 from ascend_moe.reference.cases import BATCHES, DTYPES, IDS, MASKS, QUANTS, Case
 
+_MIB = 1 << 20
 # D: dispatch, C: combine of the oldest dispatch that has none yet.
 ALGORITHMS = ("window", "direct", "mixed")  # mixed: op by op one or the other
 SEQUENCES = ("DC", "DCDC", "DDCC", "DCDCDC", "DDCCDC", "DDDCCC")
@@ -34,6 +36,21 @@ _SMALL: dict[str, Sequence[Any]] = {
     "tp": (0,),
     "shared": (0,),
 }
+# Of these ``draw_large`` chooses: shares of many chunks, of one and of none, on both sides of their borders.
+_LARGE: dict[str, Sequence[Any]] = _SMALL | {
+    "world": (1, 2, 2, 3, 5, 8, 16, 33, 64),
+    "cores": (1, 2, 5, 8, 9, 16, 24, 48),
+    "local": (1, 2, 4, 8, 17, 32),
+    "topk": (1, 2, 8, 16),
+    "batch": (0, 1, 7, 31, 33, 65, 130, 520),
+    "units": (1, 2, 5, 33, 65),
+    "mask": MASKS,
+    "batches": BATCHES,
+    "ids": IDS,
+}
+# At most so many of all ranks: the checked engine looks at every byte, and every core of direct at every message, again
+# and again until the last is there.
+_LARGE_PAIRS, _LARGE_BYTES, _LARGE_LOOKS = 6000, 2 << 20, 100_000
 _KEYS = dict(
     zip(
         ("world", "cores", "local", "topk", "batch", "units", "contract", "servers", "list_cores", "seed"),
@@ -132,7 +149,7 @@ def checked(case: Program) -> Program:
         if not kept:
             raise ArgumentError(f"explore: {rule}", argument="case")
 
-    limits = {"world": 8, "cores": 16, "local": 8, "topk": 16, "batch": 64, "units": 64}
+    limits = {"world": 64, "cores": 48, "local": 32, "topk": 16, "batch": 4096, "units": 512}
     for name, most in limits.items():
         value = getattr(case, name)
         need(1 <= value <= most or (name, value) == ("batch", 0), f"{name} is {value}, it must be in 1..{most}")
@@ -148,6 +165,42 @@ def checked(case: Program) -> Program:
         waiting += 1 if op == "D" else -1
         need(waiting >= 0, f"{case.sequence} combines before it has dispatched as often")
     return case
+
+
+def window_mib(case: Program) -> int:
+    """MiB of a window, and of a lent area, in which every routing of a program fits; a power of two."""
+    batch = max(case.batch, 1)  # of a rank that has none
+    row, pairs = case.units * 32, batch * case.topk
+    returned = case.world * (batch * min(case.topk, case.local) * (row + 128) + 1024)
+    half = max(returned, pairs * (row + 64))
+    lent = 4 * case.world * batch * min(case.topk, case.local) * row
+    return 1 << max(0, (max(2 * half, lent) // _MIB).bit_length())
+
+
+def is_large(case: Program) -> bool:
+    """Whether a world of its own is made for a case, and few schedules are run."""
+    return case.world > 8 or case.world * case.cores > 64 or window_mib(case) > 1
+
+
+def draw_large(seed: int) -> Program:
+    """A program of one round trip or two: W to 64, cores to 48, L to 32, K to 16, BS to 520; one for a seed."""
+    rng = np.random.default_rng([seed, 3])
+    case = cases.draw(seed, **_LARGE)
+    pairs = max(1, case.world * case.batch * case.topk)
+    cut = max(1.0, pairs / _LARGE_PAIRS, pairs * case.units * 32 / _LARGE_BYTES)
+    case = replace(
+        case,
+        batch=int(case.batch / cut),
+        cores=max(1, min(case.cores, _LARGE_LOOKS // case.world**3)),
+        local=max(1, min(case.local, limits()["moe_expert_num"] // case.world)),
+    )
+    several = case.world * case.cores <= 64
+    return Program(
+        **asdict(cases.legal(case)),
+        sequence="DCDC" if several and rng.integers(2) else "DC",
+        algorithm=ALGORITHMS[int(rng.integers(3))],
+        rows=ROWS[int(rng.integers(3))],
+    )
 
 
 def draw(seed: int) -> Program:

@@ -57,7 +57,7 @@ def test_a_case_is_what_its_text_says() -> None:
     assert explore.parse("partly").rows == "partly" and explore.parse("").rows == "own"
 
 
-@pytest.mark.parametrize("text", ["w9", "k3", "l0", "v3", "CD", "DCC", "mask:odd", "bf17", "x4"])
+@pytest.mark.parametrize("text", ["w65", "k3", "l0", "v3", "CD", "DCC", "mask:odd", "bf17", "x4"])
 def test_what_is_no_case_is_refused(text: str) -> None:
     with pytest.raises(ArgumentError, match="explore: ") as caught:
         explore.parse(text)
@@ -90,6 +90,25 @@ def test_random_cases_and_schedules_have_no_finding(mode: str, first: int, sched
     assert result.schedules == schedules and 2 * result.distinct >= schedules
     # Status messages and abort blocks; the word by which core 0 calls others off, or the transport.
     assert len(result.polls) == (2 if mode == "window" else 3)
+
+
+# The sizes of shares, chunks and batches of lists: what the small cases never reach.
+@pytest.mark.parametrize(("first", "cases"), [(0, 12), pytest.param(5000, 1200, marks=pytest.mark.nightly)])
+def test_large_cases_have_no_finding(first: int, cases: int) -> None:
+    drawn = [explore.draw_large(seed) for seed in range(first, first + cases)]
+    assert all(explore.parse(str(case)) == case for case in drawn[:100])
+    result = explore.campaign(drawn, schedules=2 * cases, seed=1, a_case=2)
+    assert_nothing_found(result)
+    assert result.cases == cases
+
+
+def test_large_cases_reach_every_size() -> None:
+    drawn = [explore.draw_large(seed) for seed in range(500)]
+    assert {case.world for case in drawn} >= {1, 2, 16, 33, 64} and {case.cores for case in drawn} >= {1, 48}
+    assert max(case.local for case in drawn) == 32 and max(case.topk for case in drawn) == 16
+    for algorithm in ("window", "direct"):
+        shares = [case.batch * case.topk / case.cores for case in drawn if case.algorithm == algorithm]
+        assert max(shares) > 512 and min(shares) == 0
 
 
 def test_a_row_that_crosses_once_for_many_experts() -> None:

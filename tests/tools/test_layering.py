@@ -186,7 +186,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "timed": ("plan", "timeline"),
     "twin": ("native",),
     "vnpu": ("vendor", "plan"),
-    "explore": ("ops", "reference"),
+    "explore": ("ops", "plan", "reference"),
     "validate": ("", "reference", "twin", "plan", "vnpu"),
     "doctor": ("plan", "vnpu"),
     "demo": ("", "checkpoint", "plan", "reference", "vnpu"),
