@@ -254,9 +254,11 @@ constexpr int kInterface = 4;
 
 End& EndOf(void* end) { return **static_cast<SharedEnd*>(end); }
 
-// 0, or 1 when `function` throws: `text` says what.
+// 0, or 1 when `function` throws: `text` says what. One thread at a time.
 template <class Function>
 int Told(Function function, char* text, uint64_t bytes) {
+    static std::mutex turn;
+    const std::lock_guard<std::mutex> guard(turn);
     try {
         function();
         return 0;

@@ -73,12 +73,12 @@ def test_equal_to_reference(clusters: Clusters, tally: Tally) -> None:
 # A quick walk through the kernels; real processes and mutants run the same specs.
 FIXED = [
     Case(seed=1),
-    Case(world=3, local=3, topk=3, units=3, batch=6, batches="unequal", seed=2, cores=2),
+    Case(world=3, local=3, topk=3, units=3, batch=6, batches="unequal", seed=2, cores=2, weights=True),
     Case(world=2, local=5, topk=4, units=5, batch=9, dtype="fp16", quant="int8", batches="zero rank", seed=3),
     Case(local=3, topk=3, units=3, dtype="fp32", quant="smooth", contract=2, mask="pair", seed=4, cores=24),
-    Case(world=3, local=2, topk=4, batch=7, contract=2, ids="minus", shared=2, batches="unequal", seed=5),
+    Case(world=3, local=2, topk=4, batch=7, contract=2, ids="minus", shared=2, batches="unequal", seed=5, weights=True),
     Case(world=2, local=4, topk=2, batch=8, ids="hot", mask="token", nums_type=0, tp=1, seed=6, cores=7),
-    Case(world=2, local=2, topk=3, batch=5, quant="int8", odd=True, tail=True, seed=7, cores=3),
+    Case(world=2, local=2, topk=3, batch=5, quant="int8", odd=True, tail=True, seed=7, cores=3, weights=True),
     Case(world=3, local=1, topk=2, ids="overflow", seed=8),
     Case(world=3, local=2, topk=2, ids="bad", contract=2, seed=9),
     Case(local=2, topk=4, batch=6, contract=2, odd=True, tail=True, mask="prefix", shared=2, seed=10),
