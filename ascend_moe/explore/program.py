@@ -41,7 +41,7 @@ _LARGE: dict[str, Sequence[Any]] = _SMALL | {
     "world": (1, 2, 2, 3, 5, 8, 16, 33, 64),
     "cores": (1, 2, 5, 8, 9, 16, 24, 48),
     "local": (1, 2, 4, 8, 17, 32),
-    "topk": (1, 2, 8, 16),
+    "topk": (1, 2, 8, 16, 32),
     "batch": (0, 1, 7, 31, 33, 65, 130, 520),
     "units": (1, 2, 5, 33, 65),
     "mask": MASKS,
@@ -149,7 +149,7 @@ def checked(case: Program) -> Program:
         if not kept:
             raise ArgumentError(f"explore: {rule}", argument="case")
 
-    limits = {"world": 64, "cores": 48, "local": 32, "topk": 16, "batch": 4096, "units": 512}
+    limits = {"world": 64, "cores": 48, "local": 32, "topk": 32, "batch": 4096, "units": 512}
     for name, most in limits.items():
         value = getattr(case, name)
         need(1 <= value <= most or (name, value) == ("batch", 0), f"{name} is {value}, it must be in 1..{most}")
@@ -183,7 +183,7 @@ def is_large(case: Program) -> bool:
 
 
 def draw_large(seed: int) -> Program:
-    """A program of one round trip or two: W to 64, cores to 48, L to 32, K to 16, BS to 520; one for a seed."""
+    """A program of one round trip or two: W to 64, cores to 48, L to 32, K to 32, BS to 520; one for a seed."""
     rng = np.random.default_rng([seed, 3])
     case = cases.draw(seed, **_LARGE)
     pairs = max(1, case.world * case.batch * case.topk)

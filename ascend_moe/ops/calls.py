@@ -83,6 +83,7 @@ def _spec_type() -> Any:
             ("attributes", ctypes.c_int64 * len(attribute_names())),
             ("tensors", TensorDesc * len(tensor_names())),
             ("list_cores", ctypes.c_int32),
+            ("ub_bytes", ctypes.c_int32),
         ]
 
     library = _lib.lib()

@@ -170,6 +170,9 @@ inline bool TileCall(gert::TilingContext& context, uint32_t code) {
     platform_ascendc::PlatformAscendC platform(infos);
     if (!DescribeMachine(op, soc, given, call)) return false;
     call.cores = platform.GetCoreNumAiv();
+    uint64_t ubBytes = 0;
+    platform.GetCoreMemSize(platform_ascendc::CoreMemType::UB, ubBytes);
+    call.ub_bytes = static_cast<int32_t>(ubBytes);
     CallPlan plan;
     CheckResult check;
     if (!PlanCall(call, plan, check)) return ReportError(op, "%s", check.message);

@@ -63,6 +63,7 @@ struct CallSpec {
     int64_t attributes[kAttributeCount];
     TensorDesc tensors[kTensorCount];
     int32_t list_cores;  // direct dispatch: cores that make lists; 0: as many as the rules say
+    int32_t ub_bytes;    // of a core, as the platform says; 0: kUbBytes
 };
 
 inline int64_t Attribute(const CallSpec& call, AttributeIndex index) { return call.attributes[index]; }

@@ -83,10 +83,10 @@ private:
         const uint64_t row = static_cast<uint64_t>(info_.hidden) * TypeSize(info_.xType);
         Add("rows of x", tiling.sendRing * CeilTo(row, kBlock));
         if (info_.quantMode != 0) {
-            const uint64_t values = CeilTo(static_cast<uint64_t>(info_.hidden) * 4, kBlock);
+            const uint64_t values = CeilTo(static_cast<uint64_t>(QuantPiece(info_.hidden)) * 4, kBlock);
             Add("int8 rows", static_cast<uint64_t>(tiling.sendRing) * (PayloadBytes(info_.hidden, 1) + kBlock));
             Add("fp32 rows of the quantiser", 2 * values);
-            Add("its reduction", kBlock + CeilTo(2 * CeilDiv(info_.hidden, 64) * 4, kBlock));
+            Add("its reduction", QuantReduceBytes(info_.hidden));
             if (info_.hasScales != 0) Add("smooth scales", values);
         }
     }

@@ -191,9 +191,23 @@ MOE_FN bool SharesRows(const MoeDistributeInfo& info) {
            info.maxBatch * info.topK <= kMostSharedRowPairs;
 }
 
+// Each tensor of a queue that is on its way takes an event id of its pipes. There are eight: one is left to
+// single waits, and one to the compiler.
+constexpr uint32_t kMostRing = 6;
+
 // ---- dispatch ----
-constexpr uint32_t kMostGatherRing = 7;  // chunks on their way while direct gathers
+constexpr uint32_t kMostGatherRing = kMostRing;  // chunks on their way while direct gathers
 constexpr uint32_t kWeightRows = 64;     // rows whose weights direct gathers at a time
+
+// Quantising: elements of a row that are fp32 in UB at a time, and UB of the reduction: the maximum, those of
+// the pieces, and ReduceMax's scratch, a value and its index of every 256 bytes.
+constexpr uint32_t kQuantWhole = 8192, kQuantPiece = 2048;
+MOE_FN uint32_t QuantPiece(uint32_t hidden) { return hidden <= kQuantWhole ? hidden : kQuantPiece; }
+MOE_FN uint32_t QuantReduceBytes(uint32_t hidden) {
+    return 2 * kBlock +
+           static_cast<uint32_t>(CeilTo(2 * CeilDiv(QuantPiece(hidden), 64) * sizeof(float), kBlock));
+}
+static_assert(kMaxHidden <= kBlockWords * kQuantPiece, "the maxima of all pieces are in one block");
 
 struct MoeDistributeDispatchTiling {
     MoeDistributeMc2Head mc2;

@@ -26,9 +26,9 @@ namespace moe {
 constexpr uint32_t kMaxWorld = 64;      // EP ranks (twin; the layout itself allows kMaxSlots)
 constexpr uint32_t kMaxSlots = 2048;    // W * L, (source rank, local expert) pairs a rank serves
 constexpr uint32_t kMaxExperts = 1024;  // E
-constexpr uint32_t kMaxTopK = 16;       // K
+constexpr uint32_t kMaxTopK = 32;       // K
 constexpr uint32_t kMaxBatch = 4096;    // tokens a rank
-constexpr uint32_t kMaxHidden = 8192;   // elements of a row
+constexpr uint32_t kMaxHidden = 16384;  // elements of a row
 constexpr uint32_t kMaxCores = 64;      // AIV cores a launch
 
 // ---- units --------------------------------------------------------------------------------------------

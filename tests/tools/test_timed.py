@@ -216,9 +216,9 @@ def test_a_wait_that_never_ends_is_named(algorithm: str, monkeypatch: pytest.Mon
     ("request_", "algorithm", "argument"),
     [
         (replace(SMALL, soc="Ascend310"), "window", "soc"),
-        (replace(SMALL, topk=17), "window", "expert_ids"),
+        (replace(SMALL, topk=33), "window", "expert_ids"),
         (replace(SMALL, topk=0), "window", "topk"),
-        (replace(SMALL, topk=17, experts=64), "window", "expert_ids"),
+        (replace(SMALL, topk=33, experts=64), "window", "expert_ids"),
         (replace(SMALL, ranks=3), "window", "moe_expert_num"),
         (SMALL, "ring", r"algorithm is 'ring'; need one of cann-style, window, direct"),
         *((SERVERS, name, r"RDMA.*'window'") for name in sorted(set(ALGORITHMS) - {"window"})),
