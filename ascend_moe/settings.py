@@ -167,6 +167,14 @@ RANKS_PER_SERVER = Setting(
     "CPU: simulates servers of this many ranks, with the RDMA transport of an A2 cluster between them",
     "0: one server",
 )
+NEAR_STORES = Setting(
+    "ASCEND_MOE_NEAR_STORES",
+    _choice("0", "1"),
+    "0",
+    "0 or 1",
+    "`1`: on several servers of A2 stores reach the ranks of the own server, not BatchWrite; the same on all ranks",
+    "0, until probe 2 of `validate --bringup` has passed",
+)
 CONTEXT = Setting(
     "ASCEND_MOE_CONTEXT",
     _choice(*CONTEXTS),
@@ -258,7 +266,8 @@ VALIDATE_OUTCOME = _path(
 # By heading of the page.
 TABLE: dict[str, tuple[Setting[Any], ...]] = {
     "How the ops run": (
-        HCCL_BUFFSIZE, TIMEOUT_S, COMM_ALG, AIV_CORES, LENT_MIB, RANKS_PER_SERVER, CONTEXT, ENGINE,
+        HCCL_BUFFSIZE, TIMEOUT_S, COMM_ALG, AIV_CORES, LENT_MIB, RANKS_PER_SERVER, NEAR_STORES, CONTEXT,
+        ENGINE,
     ),
     "How the twin runs": (ISA, FORWARD, SEED),
     "Files and folders": (LIBRARY, CHECKED_LIBRARY, NPU_LIBRARY, VNPU_LIBRARIES, CACHE),

@@ -207,9 +207,9 @@ class LocalCluster:
 
     def _body(self, rank: int, fn: Callable[[], T], results: dict[int, T]) -> None:
         _here.place = (self, rank)
-        binding.set_place(self._number * MAX_WORLD + rank + 1)
         raised = None
         try:
+            binding.set_place(self._number * MAX_WORLD + rank + 1)
             results[rank] = fn()
         except BaseException as error:  # also SystemExit: raised again by run()
             raised = error

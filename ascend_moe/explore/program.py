@@ -67,7 +67,7 @@ _WORDS: dict[str, tuple[str, object]] = {
     **{f"mask:{word}": ("mask", word) for word in MASKS},
     **{word: ("quant", word) for word in QUANTS},
     **{word: ("dtype", word) for word in DTYPES},
-    **{word: (word, True) for word in ("weights", "plain")},
+    **{word: (word, True) for word in ("weights", "plain", "near")},
 }
 
 
@@ -77,7 +77,8 @@ class Program(Case):
 
     ``sequence``: D is a dispatch, C a combine of the oldest dispatch that has none yet. Each dispatch has
     tensors of its own, see ``case_of``.
-    ``servers`` ranks share a server, the others are reached by a copy agent; 0: all ranks share one.
+    ``servers`` ranks share a server; 0: all ranks share one. A copy agent reaches all other ranks, with ``near``
+    those of other servers only.
     ``algorithm``: comm_alg of all ops, or "mixed". ``rows``: where combine's rows lie: "own" tensors, "lent"
     window tensors, or "partly", the one or the other by op and rank; "early" is lent memory that is written
     again one op too early, which is a bug. ``list_cores`` of direct dispatch make lists, the others publish
@@ -93,6 +94,7 @@ class Program(Case):
     algorithm: str = "window"
     rows: str = "own"
     list_cores: int = 0
+    near: bool = False
 
     def case_of(self, dispatch: int) -> Case:
         """The tensors of the ``dispatch``-th op of the sequence: other values and other routes for each."""
@@ -121,7 +123,7 @@ class Program(Case):
         words += [str(self.batches).replace(" ", "-"), self.sequence]
         words += [self.algorithm] if self.algorithm != "window" else []
         words += [self.rows] if self.rows != "own" else []
-        words += [word for word in ("weights", "plain") if getattr(self, word)]
+        words += [word for word in ("weights", "plain", "near") if getattr(self, word)]
         return ",".join(words)
 
 

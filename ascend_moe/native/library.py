@@ -36,7 +36,7 @@ SIGNATURES: Signatures = {
     "am_window_unmap": (None, (c_void_p, c_uint64)),
     "am_comm_create": (c_void_p, (c_int, c_int, POINTER(c_void_p), c_uint64, c_uint64, POINTER(c_int))),
     "am_comm_use_context": (c_int, (c_void_p, c_int)),
-    "am_comm_use_servers": (c_int, (c_void_p, c_int)),
+    "am_comm_use_servers": (c_int, (c_void_p, c_int, c_int)),
     "am_comm_destroy": (None, (c_void_p,)),
     "am_comm_mark_lost": (None, (c_void_p, c_int)),
     "am_comm_algorithm_run": (c_uint32, (c_void_p,)),

@@ -92,6 +92,7 @@ inline void FillInfo(const CallSpec& call, MoeDistributeInfo& info) {
     info.contextKind = static_cast<uint32_t>(call.context_kind);
     info.transport = TransportOf(call);
     info.ranksPerServer = static_cast<uint32_t>(call.ranks_per_server);
+    info.nearRanks = call.near_stores != 0 ? static_cast<uint32_t>(call.ranks_per_server) : 1;
     // Over RDMA both contracts send rows in V1's way; expand_idx then fills the first BS*K words of V2's
     // tensor.
     info.triples = info.contract == kContractV2 && info.transport == kTransportMemory ? 1 : 0;
@@ -145,7 +146,9 @@ inline bool CheckWindow(const CallSpec& call, const MoeDistributeInfo& info, Cal
     return false;
 }
 
-inline uint32_t UbOf(const CallSpec& call) { return call.ub_bytes > 0 ? static_cast<uint32_t>(call.ub_bytes) : kUbBytes; }
+inline uint32_t UbOf(const CallSpec& call) {
+    return call.ub_bytes > 0 ? static_cast<uint32_t>(call.ub_bytes) : kUbBytes;
+}
 
 inline void PlanDispatch(const CallSpec& call, const MoeDistributeInfo& info, CallPlan& plan) {
     const bool quant = info.quantMode != 0, direct = info.algorithm == kAlgorithmDirect;

@@ -8,7 +8,7 @@
 
 namespace moe {
 
-constexpr uint32_t kUbBytes = 196352;  // what CANN grants of 192 KiB, where nothing else is known
+constexpr uint32_t kUbBytes = 196352;        // what CANN grants of 192 KiB, where nothing else is known
 constexpr uint32_t kChunkBytes = 56 * 1024;  // one of the two chunks of rows on their way
 constexpr uint32_t kMaxChunkRows = 4095;     // blockCount of one DataCopyPad
 constexpr uint32_t kSendPairs = 512;         // pairs whose places and triples are in UB at a time
@@ -108,7 +108,7 @@ inline uint32_t ReturnFixed(const MoeDistributeInfo& info) {
     const uint32_t runs = (info.world + MessagesInUb(info)) * StatusMessageBytes(counts);
     uint32_t fixed = (info.cores + 1) * kBlock + 3 * lanes + std::max(8192u, lanes) + kSendPairs * (4 + 1 + 4 + 4) +
                      SumEntries(info.topK) * 12 + 4 * kSendPairs / info.topK + 3 * PaddedInts(slots) * 4 +
-                     ReturnCountLanes(info.world, slots) * 4 + 2 * info.world * kBlock + runs + 9 * kBlock;
+                     ReturnCountLanes(info.world, slots) * 4 + 2 * info.world * kBlock + runs + 10 * kBlock;
     if (info.cores > 1) fixed += MatchBytes(info.world, counts);
     fixed += info.triples != 0 ? kSendPairs * kTripleWords * 4 + kBlock : kSendPairs * 4 + lanes;
     return fixed;

@@ -53,6 +53,11 @@ private:
     uint32_t Counts() const { return MessageCounts(info_.algorithm, plan_.op, info_.localExperts); }
     uint32_t Slots() const { return info_.world * info_.localExperts; }
 
+    // The first step of an op.
+    void Entry(const char* step) {
+        Step(step);
+        Add("epoch", kBlock);
+    }
     void Routing() {
         const uint32_t lanes = Ints(info_.experts);
         Add("expert ids", kSendPairs * 4);
@@ -91,7 +96,7 @@ private:
         }
     }
     void DispatchSend() {
-        Step("send");
+        Entry("send");
         Routing();
         SendRows();
         Add("expand_idx, row numbers", 2 * kSendPairs * 4);
@@ -117,7 +122,7 @@ private:
     void CombineSend() {
         const MoeDistributeCombineTiling& tiling = plan_.combine;
         const uint64_t row = static_cast<uint64_t>(info_.hidden) * TypeSize(info_.xType);
-        Step("send");
+        Entry("send");
         Routing();
         Segments();
         Add("expand_idx", kSendPairs * 4);
@@ -153,7 +158,7 @@ private:
         Add("BatchWrite item", kBlock);
     }
     void DirectPublish() {
-        Step("publish");
+        Entry("publish");
         Routing();
         SendRows();
         if (info_.hasWeights != 0) Add("weights", kSendPairs * 4);
@@ -174,7 +179,7 @@ private:
     void DirectExpertLists() {
         const uint32_t pairs = info_.batch * info_.topK, lanes = ListLanes(pairs),
                        experts = CeilDiv(info_.experts, plan_.dispatch.listCores);
-        Step("lists");
+        Entry("lists");
         Add("expert ids, pair numbers", 2 * lanes * 4);
         Add("comparisons", 2 * CeilTo(CeilTo(lanes, 128) / 8, kBlock));
         if (info_.maskRank != 0) {
@@ -210,7 +215,7 @@ private:
         const MoeDistributeCombineTiling& tiling = plan_.combine;
         const uint64_t size = TypeSize(info_.xType), part = tiling.partElements;
         const bool wide = info_.xType == kTypeFp32;
-        Step("return");
+        Entry("return");
         Routing();
         if (info_.triples == 0) {
             Add("expand_idx", kSendPairs * 4);

@@ -65,7 +65,13 @@ public:
     }
 
     __aicore__ inline void Process(TPipe& pipe) {
-        if (!exchange_.Enter(pipe, *info_, kOpCombine, args_.workspace, args_.errorRecord)) return;
+        if (exchange_.Enter(pipe, *info_, kOpCombine, args_.workspace, args_.errorRecord, args_.tiling, tiling_->mc2))
+            Run();
+        exchange_.Exit();
+    }
+
+private:
+    __aicore__ inline void Run() {
         BuffInit();
         return_.Load();
         routing_.Fetch();
@@ -88,7 +94,6 @@ public:
         if (!exchange_.WaitForAll(waiter_) || !SumRows()) Leave();
     }
 
-private:
     // A single plan of UB for the whole op, because a new plan would have to wait for stores under way.
     __aicore__ inline void BuffInit() {
         MOE_PHASE("BuffInit");

@@ -40,7 +40,9 @@ namespace moe {
 
 class Probe {
 public:
-    __aicore__ inline void Init(TPipe& pipe, const MoeProbeTiling& tiling, GM_ADDR report, GM_ADDR workspace) {
+    // `inGm`: where the tiling lies there.
+    __aicore__ inline void Init(TPipe& pipe, const MoeProbeTiling& tiling, GM_ADDR report, GM_ADDR workspace,
+                                GM_ADDR inGm) {
         tiling_ = &tiling;
         core_ = static_cast<uint32_t>(AscendC::GetBlockIdx());
         info_.world = tiling.world;
@@ -48,6 +50,7 @@ public:
         info_.contextKind = tiling.contextKind;
         info_.dataBytes = tiling.dataBytes;
         context_.Init(AscendC::GetHcclContext<0>(), info_);
+        link_.Open(context_, core_, inGm, tiling.mc2);
         report_.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(report), tiling.cores * kBlockWords);
         workspace_ = workspace;
         pipe.InitBuffer(blockBuf_, kBlock);
@@ -74,6 +77,7 @@ public:
             ZeroState();
         }
         Report();
+        link_.Close();
     }
 
 private:
@@ -249,8 +253,8 @@ private:
     __aicore__ inline void ZeroState() {
         if (core_ != 0) return;
         const uint32_t words = static_cast<uint32_t>(StateBytes(tiling_->world) / sizeof(uint32_t));
-        for (uint32_t at = 0; at < words; at += kRowWords) {
-            const uint32_t count = Min(kRowWords, words - at);
+        constexpr uint32_t kControlWords = kErrorRecordOffset / sizeof(uint32_t);
+        for (uint32_t at = 0, count = kControlWords; at < words; at += count, count = Min(kRowWords, words - at)) {
             GlobalTensor<uint32_t> source;
             source.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(context_.state(tiling_->rank)) + at, count);
             LocalTensor<uint32_t> back = backBuf_.Get<uint32_t>();
@@ -283,6 +287,7 @@ private:
     const MoeProbeTiling* tiling_ = nullptr;
     MoeDistributeInfo info_ = MoeDistributeInfo();
     WindowContext context_;
+    RdmaLink link_;
     GlobalTensor<uint32_t> report_;
     GM_ADDR workspace_ = nullptr;
     UbBuf blockBuf_, seenBuf_, rowBuf_, backBuf_;

@@ -57,9 +57,11 @@ struct MoeDistributeInfo {
     uint32_t contextKind;     // kContextTable, kContextA3 or kContextA2
     uint32_t transport;       // kTransportMemory or kTransportRdma
     uint32_t ranksPerServer;  // ranks that share a server; 0: all
+    uint32_t nearRanks;       // RDMA: ranks that stores reach, from a multiple of it on; 1: this rank alone
     uint32_t hasWeights;      // expert_scales: given to dispatch; with elements in combine
     uint32_t triples;         // rows carry (source, token, k): the V2 contract over memory
     uint32_t lentGeneration;  // combine: of the lent block that expand_x lies in; 0: in none
+    uint32_t reserved;
     uint64_t dataBytes;       // data area of every rank
     uint64_t lentBytes;       // area behind it that callers' tensors lie in; 0: none
     uint64_t deadlineCycles;  // longest wait
@@ -197,15 +199,14 @@ constexpr uint32_t kMostRing = 6;
 
 // ---- dispatch ----
 constexpr uint32_t kMostGatherRing = kMostRing;  // chunks on their way while direct gathers
-constexpr uint32_t kWeightRows = 64;     // rows whose weights direct gathers at a time
+constexpr uint32_t kWeightRows = 64;             // rows whose weights direct gathers at a time
 
 // Quantising: elements of a row that are fp32 in UB at a time, and UB of the reduction: the maximum, those of
 // the pieces, and ReduceMax's scratch, a value and its index of every 256 bytes.
 constexpr uint32_t kQuantWhole = 8192, kQuantPiece = 2048;
 MOE_FN uint32_t QuantPiece(uint32_t hidden) { return hidden <= kQuantWhole ? hidden : kQuantPiece; }
 MOE_FN uint32_t QuantReduceBytes(uint32_t hidden) {
-    return 2 * kBlock +
-           static_cast<uint32_t>(CeilTo(2 * CeilDiv(QuantPiece(hidden), 64) * sizeof(float), kBlock));
+    return 2 * kBlock + static_cast<uint32_t>(CeilTo(2 * CeilDiv(QuantPiece(hidden), 64) * sizeof(float), kBlock));
 }
 static_assert(kMaxHidden <= kBlockWords * kQuantPiece, "the maxima of all pieces are in one block");
 

@@ -59,10 +59,9 @@ public:
     }
 
     __aicore__ inline void Process(TPipe& pipe) {
-        if (!exchange_.Enter(pipe, *info_, kOpCombine, args_.workspace, args_.errorRecord)) return;
-        exchange_.OpenLink(args_.tiling, tiling_->mc2);
-        Run();
-        exchange_.CloseLink();
+        if (exchange_.Enter(pipe, *info_, kOpCombine, args_.workspace, args_.errorRecord, args_.tiling, tiling_->mc2))
+            Run();
+        exchange_.Exit();
     }
 
 private:

@@ -71,7 +71,7 @@ def drawn(mode: str, first: int, count: int) -> Iterator[Program]:
     for seed in range(first, first + count):
         case = replace(explore.draw(seed), **MODES[mode])
         if mode == "servers":
-            case = replace(case, servers=1 + seed % 2)
+            case = replace(case, servers=1 + seed % 2, near=seed // 2 % 2 == 1)
         elif mode == "lent":
             rows, algorithm = ("partly", "lent")[seed % 2], "direct" if seed % 3 else "mixed"
             case = replace(case, rows=rows, algorithm=algorithm)

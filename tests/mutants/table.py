@@ -81,7 +81,7 @@ PATCHES = r"""
 - SyncFunc<HardEvent::S_MTE3>();
 = scale_read_before_reduced: no V_S before the maximum is read
 - SyncFunc<HardEvent::V_S>();
-  const float largest
+  return (pieces > 1
 = sum_stored_before_added: no EnQue/DeQue between the sum and its store
 @ common/weighted_sum
 - outQueue_.EnQue(out_);
@@ -119,18 +119,18 @@ PATCHES = r"""
 ! window | same-pipe hazard | unseen
 @ common/quantize
 - AscendC::PipeBarrier<PIPE_V>();
-  AscendC::ReduceMax(reduced, magnitude
+  AscendC::ReduceMax(ofPiece
 
 # The data cache, and cores that do not meet.
-% window | unflushed scalar write | unseen
-= epoch_read_from_cache: the epoch's line is not invalidated before the read
-! window | stale scalar read, hang | unseen
+% window | missing pipe synchronisation | unseen
+= epoch_read_before_loaded: no MTE2_S between the epoch's load and its use
 @ common/contexts
-- Invalidate();
-  return control_
-= epoch_left_in_cache: the epoch's line is not cleaned
-  control_.SetValue(kControlEpochWord, epoch);
-- Invalidate();
+  AscendC::DataCopy(words, control_, kBlockWords);
+- SyncFunc<HardEvent::MTE2_S>();
+= epoch_sent_before_written: no S_MTE3 between the epoch and its store
+- SyncFunc<HardEvent::S_MTE3>();
+  AscendC::DataCopy(control_
+% window | unflushed scalar write | unseen
 = totals_left_in_cache: totals by SetValue, their line not cleaned
 @ common/routing
 - SyncFunc<HardEvent::V_MTE3>();
@@ -138,7 +138,7 @@ PATCHES = r"""
 + for (uint32_t e = 0; e < lanes_; ++e)
 + totals_.SetValue(e, totalBuf_.Get<int32_t>().GetValue(e));
 = every_core_publishes: all cores write the epoch
-! window | cache line shared by two writers, race between cores, unflushed scalar write | unseen
+! window | race between cores | unseen
 @ common/exchange
 - if (core_ == 0) word_.Publish(epoch_);
 + word_.Publish(epoch_);
@@ -461,8 +461,8 @@ PATCHES = r"""
 - (!kSmooth || expert == expert_)
 + (!kSmooth || true)
 = codes are truncated
-- AscendC::RoundMode::CAST_RINT, hidden_
-+ AscendC::RoundMode::CAST_TRUNC, hidden_
+- AscendC::RoundMode::CAST_RINT, count
++ AscendC::RoundMode::CAST_TRUNC, count
 = no status to who gets no rows
 @ common/exchange
 - sender_.PutStatus(peer, MessageAt(at), bytes);
