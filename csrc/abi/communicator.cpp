@@ -87,6 +87,7 @@ void Communicator::PostAbort(int peer, uint32_t code, int culprit) {
     block[moe::kAbCode] = code;
     block[moe::kAbCulprit] = static_cast<uint32_t>(culprit);
     block[moe::kAbReporter] = static_cast<uint32_t>(rank_);
+    block[moe::kAbMark] = moe::kAbortMagic;
     twin::PublishBlocks(target, reinterpret_cast<const uint8_t*>(block), sizeof(block));
     twin::RingDoorbell(DoorbellOf(bases_[static_cast<size_t>(peer)]));
 }
@@ -102,13 +103,17 @@ bool Communicator::Gone(int peer) const {
 bool Communicator::Arrived(int peer) const {
     const uint32_t epoch = Epoch(), world = static_cast<uint32_t>(world_);
     uint8_t* message = StatusMessageOf(peer, moe::Parity(epoch));
-    if (__atomic_load_n(Word(message, 0), __ATOMIC_ACQUIRE) != moe::HeaderWord(epoch)) return false;
+    const auto marked = [&](uint32_t block, uint32_t first) {
+        const uint32_t* words = Word(message, static_cast<uint64_t>(block) * moe::kBlock);
+        return __atomic_load_n(words + moe::kFirstMark, __ATOMIC_ACQUIRE) == first &&
+               __atomic_load_n(words + moe::kLastMark, __ATOMIC_ACQUIRE) == epoch;
+    };
+    if (!marked(0, moe::HeaderWord(epoch))) return false;
     const uint32_t count_blocks = __atomic_load_n(Word(message, 0) + moe::kH0OpPhase, __ATOMIC_RELAXED) & 0xFFFFu;
     const uint32_t most = moe::CountBlocks(moe::MaxLocalExperts(world));
     const uint32_t blocks = moe::kHeaderBlocks + moe::Min(count_blocks, most);
     for (uint32_t block = 1; block < blocks; ++block) {
-        const uint32_t* word = Word(message, static_cast<uint64_t>(block) * moe::kBlock);
-        if (__atomic_load_n(word, __ATOMIC_ACQUIRE) != epoch) return false;
+        if (!marked(block, epoch)) return false;
     }
     return true;
 }

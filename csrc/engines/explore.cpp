@@ -221,6 +221,8 @@ twin::RunOptions Exploration::Translate(const am_explore_options& options, uint6
     run.trace = options.trace != 0;
     run.choices.assign(options.choices, options.choices + options.choice_count);
     run.injection = options.faults;
+    // Where every schedule is run, or a block is changed whole, halves would only make more of the same.
+    run.torn = run.unordered && run.policy != twin::Policy::kExhaustive && run.injection.corrupt_block == 0;
     return run;
 }
 

@@ -33,7 +33,7 @@ public:
         SyncFunc<HardEvent::MTE2_S>();
         for (uint32_t source = 0; source < world_; ++source) {
             const uint32_t at = source * kBlockWords;
-            if (words.GetValue(at + kAbMagic) != kAbortMagic) continue;
+            if (words.GetValue(at + kAbMagic) != kAbortMagic || words.GetValue(at + kAbMark) != kAbortMagic) continue;
             verdict = Verdict();
             verdict.code = words.GetValue(at + kAbCode);
             verdict.source = words.GetValue(at + kAbCulprit);
@@ -150,6 +150,7 @@ public:
         const int64_t start = AscendC::GetSystemCycle();
         uint32_t next = 0;
         bool lastLook = false;
+        odd_ = false;
         while (next < count_) {
             const uint32_t before = next;
             Load(next);
@@ -169,6 +170,7 @@ public:
                 return abort;
             }
             lastLook = aborted || expired;
+            odd_ = expired;  // what is odd then will not become right
             if (!lastLook) {
                 MOE_POLL_HINT();
             }
@@ -256,7 +258,7 @@ private:
     __aicore__ inline uint32_t Advance(uint32_t next, uint32_t end, Verdict& worst) {
         for (; next < end; ++next) {
             Verdict verdict;
-            if (reader_.Judge(Message(next), first_ + next, servers_.Far(first_ + next), verdict) ==
+            if (reader_.Judge(Message(next), first_ + next, servers_.Far(first_ + next), odd_, verdict) ==
                 StatusReader::kPending)
                 break;
             Worsen(worst, verdict);
@@ -279,6 +281,7 @@ private:
     uint32_t messageWords_ = 0;
     uint32_t strideBytes_ = 0;
     uint32_t nextToHash_ = 0;  // the first message whose hashes are still to be checked
+    bool odd_ = false;         // whether words that are none of a message make it corrupt
     bool matching_ = false;
 };
 

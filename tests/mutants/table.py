@@ -214,17 +214,20 @@ PATCHES = r"""
 = no_epoch: any status message is taken for this epoch's
 ! window | wrong result, CorruptStatus, RoutingMismatch, race between ranks | seen, model
 @ common/status
-- if (seen == 0 || IsStale(seen ^ kStatusMagic, epoch_)) return kPending;
-+ if (seen != 0) return JudgeCounts(message, source, verdict);
-+ return kPending;
-@
-- if (message.GetValue(at + kCbEpoch) != epoch_) return kPending;
+- firstHere = first == (epoch_ ^ key), lastHere = last == epoch_;
++ firstHere = first != 0, lastHere = last != 0;
 = torn_run: a reader looks at header 0 and not at the blocks behind it
-! window | CorruptStatus, wrong result, race between ranks | seen, model
-- if (message.GetValue(kBlockWords + kH1Epoch) != epoch_) return false;
-+ return true;
-@
-- if (message.GetValue(at + kCbEpoch) != epoch_) return kPending;
+! window | CorruptStatus, wrong result, ConfigMismatch, race between ranks, RoutingMismatch | seen, model
+- complete = complete && firstHere && lastHere;
++ complete = complete && (b > 0 || (firstHere && lastHere));
+= half_a_block: a reader looks at the first half of each block
+! window | CorruptStatus, wrong result, ConfigMismatch | unseen
+- complete = complete && firstHere && lastHere;
++ complete = complete && firstHere;
+= half_a_count_block: a reader compares the first half of a block of counts
+! direct | CorruptStatus, wrong result, race between ranks, RoutingMismatch | unseen
+- 1u << kCbOpPhase | 1u << kCbMark;
++ 1u << kCbOpPhase;
 = skip_flag_when_zero_rows: no status message to a peer that gets no rows
 ! window | hang | seen, model
 @ common/exchange
