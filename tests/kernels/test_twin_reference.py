@@ -143,6 +143,17 @@ def test_longest_rows(clusters: Clusters, hidden: int, dtype: str, contract: int
         op_runs.check(case, op_runs.run(clusters[2], case))
 
 
+@pytest.mark.parametrize("algorithm", ["window", "direct"])
+def test_windows_above_4_gib(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sparse memory, of which an op touches little; regions and halves begin beyond 32 bits."""
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
+    monkeypatch.setenv("ASCEND_MOE_LENT_MIB", "0")
+    with LocalCluster(3, window_mib=13 * 1024) as cluster:
+        for seed, contract in enumerate((1, 2, 1, 2)):
+            case = legal(Case(world=3, local=2, topk=3, batch=5, contract=contract, quant="int8", cores=2, seed=seed))
+            op_runs.check(case, op_runs.run(cluster, case))
+
+
 # ---- values
 
 
