@@ -183,7 +183,7 @@ inline void PlanCombine(const CallSpec& call, const MoeDistributeInfo& info, Cal
     if (direct) {
         ReturnRings(info, ub, plan.combine);
     } else {
-        plan.combine.sendRows = ChunkRows(info.hidden * TypeSize(info.xType));
+        plan.combine.sendRows = ReturnRows(info, ub);
         SplitTokens(info, plan.combine);
         plan.combine.sumRing = 2;
         plan.combine.sumGroup = 1;

@@ -22,9 +22,8 @@ static_assert(kMaxSendRing <= kMostRing && kMaxReturnRing <= kMostRing && kMaxSu
 inline uint32_t SendRing(const MoeDistributeInfo& info, uint32_t ub) {
     const uint32_t rowBytes = info.hidden * TypeSize(info.xType), floatBytes = QuantPiece(info.hidden) * 4;
     const uint32_t lanes = PaddedInts(info.experts) * 4;
-    uint32_t fixed = 3 * lanes + std::max(8192u, lanes) + kSendPairs * (4 + 1 + 4 + 4) + (info.cores + 1) * kBlock +
-                     info.world * kBlock + 1024;
-    if (info.algorithm != kAlgorithmDirect) fixed += kSendPairs * kBlock * TailBlocks(info);
+    uint32_t fixed = 3 * lanes + kSendPairs * (4 + 1 + 4 + 4) + (info.cores + 1) * kBlock + info.world * kBlock + 1024;
+    if (info.algorithm != kAlgorithmDirect) fixed += RowPlacesBytes(info) + kSendPairs * kBlock * TailBlocks(info);
     if (info.hasWeights != 0) fixed += kSendPairs * 4;
     uint32_t perRow = rowBytes;
     if (info.quantMode != 0) {
@@ -36,6 +35,17 @@ inline uint32_t SendRing(const MoeDistributeInfo& info, uint32_t ub) {
 }
 
 inline uint32_t ChunkRows(uint32_t rowBytes) { return std::max(1u, std::min(kChunkBytes / rowBytes, kMaxChunkRows)); }
+
+// Window combine: rows of a chunk on their way back, two chunks beside what else is in UB.
+inline uint32_t ReturnRows(const MoeDistributeInfo& info, uint32_t ub) {
+    const uint32_t lanes = PaddedInts(info.experts) * 4, rowBytes = info.hidden * TypeSize(info.xType);
+    const uint32_t messages = CeilDiv(info.world, info.cores) + 1;
+    const uint32_t fixed = (info.cores + 1) * kBlock + 8 * lanes + ReturnCountLanes(info.world, info.experts) * 4 +
+                           RowPlacesBytes(info) + kSendPairs * (4 + 1 + 4) +
+                           messages * StatusMessageBytes(info.localExperts) + 3 * info.world * kBlock + 2048;
+    const uint32_t room = (ub - std::min(fixed, ub)) / 2;
+    return std::max(1u, std::min(ChunkRows(rowBytes), room / (rowBytes + kBlock)));
+}
 
 // Cores that may make lists in direct dispatch while the others, one at least, publish rows.
 inline uint32_t MostListCores(const MoeDistributeInfo& info) {
@@ -106,9 +116,9 @@ inline uint32_t ReturnFixed(const MoeDistributeInfo& info) {
     const uint32_t lanes = PaddedInts(info.experts) * 4, slots = info.world * info.localExperts;
     const uint32_t counts = MessageCounts(info.algorithm, kOpCombine, info.localExperts);
     const uint32_t runs = (info.world + MessagesInUb(info)) * StatusMessageBytes(counts);
-    uint32_t fixed = (info.cores + 1) * kBlock + 3 * lanes + std::max(8192u, lanes) + kSendPairs * (4 + 1 + 4 + 4) +
-                     SumEntries(info.topK) * 12 + 4 * kSendPairs / info.topK + 3 * PaddedInts(slots) * 4 +
-                     ReturnCountLanes(info.world, slots) * 4 + 2 * info.world * kBlock + runs + 10 * kBlock;
+    uint32_t fixed = (info.cores + 1) * kBlock + 3 * lanes + kSendPairs * (4 + 1 + 4 + 4) + SumEntries(info.topK) * 12 +
+                     4 * kSendPairs / info.topK + 3 * PaddedInts(slots) * 4 + ReturnCountLanes(info.world, slots) * 4 +
+                     2 * info.world * kBlock + runs + 10 * kBlock;
     if (info.cores > 1) fixed += MatchBytes(info.world, counts);
     fixed += info.triples != 0 ? kSendPairs * kTripleWords * 4 + kBlock : kSendPairs * 4 + lanes;
     return fixed;

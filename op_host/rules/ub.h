@@ -63,8 +63,8 @@ private:
         Add("expert ids", kSendPairs * 4);
         if (info_.maskRank != 0) Add("mask", kSendPairs);
         Add("counts, totals, places", 3 * lanes);
-        Add("histograms", std::max(8192u, lanes));
     }
+    void Places() { Add("histograms, places", RowPlacesBytes(info_)); }
     void Segments() {
         Add("segments", 2 * Ints(Slots()));
         Add("rows by source", Ints(info_.world));
@@ -98,6 +98,7 @@ private:
     void DispatchSend() {
         Entry("send");
         Routing();
+        Places();
         SendRows();
         Add("expand_idx, row numbers", 2 * kSendPairs * 4);
         if (info_.triples != 0) Add("triples", kSendPairs * kBlock);
@@ -106,7 +107,7 @@ private:
     }
     void DispatchStatus() {
         Step("status");
-        Add("counts", Ints(info_.experts) + Ints(info_.localExperts));
+        Add("counts", Ints(info_.experts));
         Status(0);
     }
     void DispatchCopy() {
@@ -114,7 +115,8 @@ private:
             DispatchRowStride(info_.hidden, TypeSize(info_.wireType), info_.quantMode != 0, TailBlocks(info_));
         Step("copy");
         Segments();
-        Add("counts of all sources", static_cast<uint64_t>(info_.world) * Ints(info_.localExperts));
+        Add("messages of all sources", static_cast<uint64_t>(info_.world) * StatusMessageBytes(info_.localExperts));
+        if (FindsPlaces(info_)) Add("their sums", ScanBytes(info_.world, info_.localExperts));
         Add("rows of the window", plan_.dispatch.copyRing * CeilTo(plan_.dispatch.copyRows * stride, kBlock));
         Add("expert_token_nums", CeilTo(info_.localExperts * 8ull, kBlock) + kBlock);
     }
@@ -124,9 +126,15 @@ private:
         const uint64_t row = static_cast<uint64_t>(info_.hidden) * TypeSize(info_.xType);
         Entry("send");
         Routing();
-        Segments();
-        Add("expand_idx", kSendPairs * 4);
-        Add("triples, ep_send_counts", Ints(std::max(Slots(), tiling.sendRows * kTripleWords)));
+        Places();
+        if (info_.triples != 0) {
+            SendCounts();
+            Add("triples", Ints(tiling.sendRows * kTripleWords));
+        } else {
+            Segments();
+            Add("expand_idx", kSendPairs * 4);
+            Add("ep_send_counts", Ints(Slots()));
+        }
         Add("rows of expand_x", 2 * CeilTo(tiling.sendRows * row, kBlock));
         Status(info_.world * kBlock);
     }
@@ -167,12 +175,7 @@ private:
     void DirectLists() {
         Step("lists");
         Routing();
-        Add("histograms of all cores",
-            static_cast<uint64_t>(HistogramsAtOnce(info_.cores, info_.experts)) * Ints(info_.experts));
-        if (ScansSegments(info_.world, info_.cores)) {
-            Add("rows by owner", 4 * Ints(info_.experts));
-            Add("their largest", Ints(info_.world) + 2 * kBlock + MatchReduceBytes(info_.world));
-        }
+        Places();
         if (info_.triples == 0) Add("expand_idx", kSendPairs * 4);
         Add("list entries", kSendPairs * kBlock);
     }
@@ -211,6 +214,10 @@ private:
         Add("expert_token_nums", CeilTo(info_.localExperts * 8ull, kBlock) + kBlock);
     }
     // One plan for the whole op.
+    void SendCounts() {
+        Add("segments", 2 * Ints(Slots()));
+        Add("their check", ReturnCountLanes(info_.world, Slots()) * 4 + Ints(Slots()) + 2 * kBlock);
+    }
     void DirectReturn() {
         const MoeDistributeCombineTiling& tiling = plan_.combine;
         const uint64_t size = TypeSize(info_.xType), part = tiling.partElements;
@@ -221,8 +228,7 @@ private:
             Add("expand_idx", kSendPairs * 4);
             Add("largest positions", Ints(info_.experts));
         }
-        Add("segments", 2 * Ints(Slots()));
-        Add("their check", ReturnCountLanes(info_.world, Slots()) * 4 + Ints(Slots()) + 2 * kBlock);
+        SendCounts();
         if (info_.triples != 0) Add("triples", Ints((kSendPairs + 1) * kTripleWords));
         Add("rows of expand_x",
             tiling.returnRing * ReturnChunkBytes(static_cast<uint32_t>(info_.hidden * size), tiling.sendRows));

@@ -148,7 +148,7 @@ public:
     __aicore__ inline Verdict Wait() {
         Verdict worst;
         const int64_t start = AscendC::GetSystemCycle();
-        uint32_t next = 0;
+        uint32_t next = 0, looks = 0;
         bool lastLook = false;
         odd_ = false;
         while (next < count_) {
@@ -158,8 +158,9 @@ public:
             if (worst.code >= kFirstFatal || next == count_) break;
             if (matching_ && next != before) continue;  // it has judged a message: the next may be there
             Verdict abort;
-            const bool aborted = aborts_.Look(abort);
             const bool expired = AscendC::GetSystemCycle() - start > static_cast<int64_t>(info_->deadlineCycles);
+            // Aborts are rare, and a look at them takes as long as one at the messages.
+            const bool aborted = (expired || looks++ % kLooksAnAbort == 0) && aborts_.Look(abort);
             if (lastLook) {
                 // What was missing before is still missing after a fresh look.
                 if (!aborted) {
@@ -219,6 +220,8 @@ public:
     }
 
 private:
+    static constexpr uint32_t kLooksAnAbort = 16;
+
     __aicore__ inline void Load(uint32_t from) {
         SyncFunc<HardEvent::S_MTE2>();
         if (info_->transport == kTransportMemory) {

@@ -127,7 +127,7 @@ private:
     // Every core gets all totals, so that the messages of all cores carry the same error, or none.
     __aicore__ inline void CountAll() {
         exchange_.RecheckTogether();
-        routing_.Accumulate();
+        routing_.AccumulateShare(sum_.queue(), sum_.room(), 0, info_->experts);
         exchange_.Fail(routing_.Place());
     }
     // While the messages are under way: every core finds the places of its first tokens; core 0 gets this

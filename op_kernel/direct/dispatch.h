@@ -367,7 +367,7 @@ private:
     const MoeDistributeInfo* info_ = nullptr;
     Exchange exchange_;
     RoutingTable routing_;
-    ListPlaces places_;
+    RowPlaces places_;
     ExpertLists expertLists_;
     RowLoader<XType, kQuant, kSmooth> rows_;
     DispatchCounts counts_;

@@ -79,8 +79,8 @@ MOE_FN uint64_t PublishedWeightsOffset(const MoeDistributeInfo& info, uint32_t s
 }
 
 // Scratch GM that the host gives to every launch. Offsets in bytes; rows are padded to 32 bytes.
-//   verdicts: [kVerdictRounds][cores] blocks | histograms: [cores][E] int32 | totals: [E] int32 | counts:
-//   [W][L] int32 | BatchWrite items: [kItemLists][W] blocks | largest positions: [cores][E] int32
+//   verdicts: [kVerdictRounds][cores] blocks | histograms: [cores][E] int32 | totals: [E] int32 | messages:
+//   [W] | BatchWrite items: [kItemLists][W] blocks | largest positions: [cores][E] int32
 constexpr uint32_t kVerdictRounds = 3;
 MOE_FN uint64_t VerdictOffset(uint32_t cores, uint32_t round) { return static_cast<uint64_t>(round) * cores * kBlock; }
 MOE_FN uint32_t PaddedInts(uint32_t n) { return CeilDiv(n, kBlockWords) * kBlockWords; }
@@ -92,7 +92,7 @@ MOE_FN uint64_t CountsOffset(uint32_t cores, uint32_t experts) {
     return TotalsOffset(cores, experts) + PaddedInts(experts) * sizeof(int32_t);
 }
 MOE_FN uint64_t ItemsOffset(uint32_t cores, uint32_t experts, uint32_t world, uint32_t localExperts) {
-    return CountsOffset(cores, experts) + static_cast<uint64_t>(world) * PaddedInts(localExperts) * sizeof(int32_t);
+    return CountsOffset(cores, experts) + static_cast<uint64_t>(world) * StatusMessageBytes(localExperts);
 }
 constexpr uint32_t kItemLists = 2;  // rows with messages; aborts
 constexpr uint32_t kAbortItemList = 1;
@@ -154,12 +154,25 @@ MOE_FN uint32_t ScanBytes(uint32_t world, uint32_t localExperts) {
     return 2 * world * localExperts * static_cast<uint32_t>(sizeof(int32_t)) +
            (world + 1) * StatusMessageBytes(localExperts);
 }
-// Histograms that direct dispatch loads into UB at a time: those of all cores, or as many as fit.
-MOE_FN uint32_t HistogramsAtOnce(uint32_t cores, uint32_t experts) {
-    constexpr uint32_t kMost = 96 * 1024;
-    return Max(1, Min(cores, kMost / (PaddedInts(experts) * static_cast<uint32_t>(sizeof(int32_t)))));
+// Histograms that are in UB at a time: those of all cores, or as many as fit beside what else is there.
+MOE_FN uint32_t HistogramsAtOnce(const MoeDistributeInfo& info) {
+    constexpr uint32_t kLongRow = 32 * 1024;
+    const bool longRow = info.xType == kTypeFp32 ? info.hidden * 4 > kLongRow : info.hidden * 2 > kLongRow;
+    const uint32_t most = (info.algorithm == kAlgorithmDirect ? 96 : longRow ? 8 : 24) * 1024;
+    return Max(1, Min(info.cores, most / (PaddedInts(info.experts) * static_cast<uint32_t>(sizeof(int32_t)))));
 }
 MOE_FN bool ScansSegments(uint32_t world, uint32_t cores) { return cores > 1 && world % kBlockWords == 0; }
+MOE_FN bool FindsPlaces(const MoeDistributeInfo& info) {
+    return ScansSegments(info.world, info.cores) && info.transport == kTransportMemory;
+}
+// UB of RowPlaces: the histograms; four tables [E] and scratch where places are found by vectors.
+MOE_FN uint32_t RowPlacesBytes(const MoeDistributeInfo& info) {
+    const uint32_t lanes = PaddedInts(info.experts) * static_cast<uint32_t>(sizeof(int32_t));
+    const uint32_t rows = HistogramsAtOnce(info) * lanes;
+    if (!FindsPlaces(info)) return rows;
+    return rows + 4 * lanes + PaddedInts(info.world) * static_cast<uint32_t>(sizeof(int32_t)) + 2 * kBlock +
+           MatchReduceBytes(info.world);
+}
 
 // Shared rows: with many cores, and without smooth scales, direct dispatch reads a row once for all experts
 // of its owner. A group of cores sorts the list entries of a group of sources by row, and divides them. A

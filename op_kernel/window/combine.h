@@ -67,14 +67,14 @@ public:
 private:
     __aicore__ inline void Run() {
         BuffInit();
+        if (triples_) sendCounts_.Load(args_.epSendCounts);
         Verdict mine = routing_.Count();
-        Worsen(mine, LoadAllSegments());
+        Worsen(mine, triples_ ? CheckSendCounts() : LoadAllSegments());
         if (!exchange_.Open(mine)) {
             Leave();
             return;
         }
-        routing_.Accumulate();
-        exchange_.Fail(routing_.Place());
+        exchange_.Fail(places_.Find());
         routing_.StoreTotals();
         const bool rdma = info_->transport == kTransportRdma;
         exchange_.MeetAfterSend(rdma ? SetWaitTpStatusAndDisPatch<true>() : SetWaitTpStatusAndDisPatch<false>());
@@ -91,7 +91,7 @@ public:
     __aicore__ inline void Select(uint32_t) {}
     __aicore__ inline uint32_t Rows(uint32_t peer, uint32_t localExpert) {
         const uint32_t slot = localExpert * info_->world + peer;
-        return segments_.End(slot) - segments_.Start(slot);
+        return triples_ ? sendCounts_.End(slot) - sendCounts_.Start(slot) : segments_.End(slot) - segments_.Start(slot);
     }
     // Exchange::WaitStatus calls this for each message of this core's share.
     __aicore__ inline Verdict Arrived(uint32_t source, const LocalTensor<uint32_t>& message) {
@@ -104,17 +104,28 @@ private:
         MOE_PHASE("BuffInit");
         exchange_.BoardInit();
         routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace, exchange_.core());
-        segments_.Init(exchange_.pipe(), *info_);
-        exchange_.pipe().InitBuffer(indexBuf_, kChunkPairs * sizeof(int32_t));
-        exchange_.pipe().InitBuffer(
-            tripleBuf_, PaddedInts(Max(segments_.slots(), tiling_->sendRows * kTripleWords)) * sizeof(int32_t));
+        places_.Init(exchange_.pipe(), *info_, routing_, args_.workspace, exchange_.core());
+        if (triples_) {
+            sendCounts_.Init(exchange_.pipe(), *info_);
+            exchange_.pipe().InitBuffer(tripleBuf_, PaddedInts(tiling_->sendRows * kTripleWords) * sizeof(int32_t));
+        } else {
+            segments_.Init(exchange_.pipe(), *info_);
+            exchange_.pipe().InitBuffer(indexBuf_, kChunkPairs * sizeof(int32_t));
+            exchange_.pipe().InitBuffer(prefixBuf_, PaddedInts(segments_.slots()) * sizeof(int32_t));
+        }
         exchange_.pipe().InitBuffer(copyQueue_, 2, tiling_->sendRows * rowBytes_);
     }
 
     __aicore__ inline Verdict LoadAllSegments() {
-        const Verdict verdict = LoadSegments(*info_, args_.epSendCounts, tripleBuf_.Get<int32_t>(), segments_);
+        const Verdict verdict = LoadSegments(*info_, args_.epSendCounts, prefixBuf_.Get<int32_t>(), segments_);
         if (verdict.code == kOk && info_->transport == kTransportRdma) segments_.AlignEnd();
         return verdict;
+    }
+
+    __aicore__ inline Verdict CheckSendCounts() {
+        SyncFunc<HardEvent::MTE2_V>();
+        SyncFunc<HardEvent::MTE2_S>();
+        return sendCounts_.Check();
     }
 
     // Sends this core's share of the rows back to their sources. V1: checks its share of expand_idx before.
@@ -127,13 +138,14 @@ private:
             verdict = CheckIndex(*info_, args_.expandIdx, routing_, routing_.begin(), routing_.end(),
                                  indexBuf_.Get<int32_t>());
         }
-        const uint32_t begin = PartBegin(segments_.Rows(), exchange_.core(), info_->cores);
-        const uint32_t end = PartBegin(segments_.Rows(), exchange_.core() + 1, info_->cores);
+        const uint32_t rows = triples_ ? sendCounts_.Rows() : segments_.Rows();
+        const uint32_t begin = PartBegin(rows, exchange_.core(), info_->cores);
+        const uint32_t end = PartBegin(rows, exchange_.core() + 1, info_->cores);
         if (begin == end) return verdict;
         const uint64_t base = kRdma ? exchange_.sender().rows_at() : 0;
-        uint32_t slot = segments_.Find(begin);
+        uint32_t slot = triples_ ? 0 : segments_.Seek(begin);
         for (uint32_t row = begin; row < end;) {
-            while (segments_.End(slot) <= row) ++slot;
+            while (!triples_ && segments_.End(slot) <= row) ++slot;
             const uint32_t stop = triples_ ? end : Min(end, segments_.End(slot));
             const uint32_t count = Min(tiling_->sendRows, stop - row);
             LocalTensor<int8_t> chunk = copyQueue_.template AllocTensor<int8_t>();
@@ -185,8 +197,10 @@ private:
         MOE_PHASE("LocalWindowCopy");
         exchange_.NextPlan();
         routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace, exchange_.core());
-        routing_.LoadTotals();
-        routing_.Place();
+        if (!triples_) {
+            routing_.LoadTotals();
+            routing_.Place();
+        }
         WindowRows rows;
         rows.Init(exchange_.pipe(), *info_, args_.expandIdx, rowBytes_, exchange_.Half() + exchange_.sender().rows_at(),
                   RegionBytes(exchange_.context().data_bytes(), info_->world));
@@ -209,9 +223,11 @@ private:
     const MoeDistributeInfo* info_ = nullptr;
     Exchange exchange_;
     RoutingTable routing_;
-    SegmentTable segments_;
+    RowPlaces places_;
+    SegmentTable segments_;    // V1
+    ReturnCounts sendCounts_;  // V2
     AscendC::TQueBind<AscendC::QuePosition::VECIN, AscendC::QuePosition::VECOUT, 1> copyQueue_;
-    UbBuf indexBuf_, tripleBuf_;
+    UbBuf indexBuf_, tripleBuf_, prefixBuf_;
     bool triples_ = false;
     uint32_t rowBytes_ = 0;
 };
