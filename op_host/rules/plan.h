@@ -183,7 +183,7 @@ inline void PlanCombine(const CallSpec& call, const MoeDistributeInfo& info, Cal
     if (direct) {
         ReturnRings(info, ub, plan.combine);
     } else {
-        plan.combine.sendRows = ReturnRows(info, ub);
+        ReturnChunks(info, ub, plan.combine);
         SplitTokens(info, plan.combine);
         plan.combine.sumRing = 2;
         plan.combine.sumGroup = 1;

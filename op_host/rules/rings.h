@@ -36,15 +36,17 @@ inline uint32_t SendRing(const MoeDistributeInfo& info, uint32_t ub) {
 
 inline uint32_t ChunkRows(uint32_t rowBytes) { return std::max(1u, std::min(kChunkBytes / rowBytes, kMaxChunkRows)); }
 
-// Window combine: rows of a chunk on their way back, two chunks beside what else is in UB.
-inline uint32_t ReturnRows(const MoeDistributeInfo& info, uint32_t ub) {
+// Window combine: chunks of rows on their way back, two if they fit beside what else is in UB, and rows of each.
+inline void ReturnChunks(const MoeDistributeInfo& info, uint32_t ub, MoeDistributeCombineTiling& tiling) {
     const uint32_t lanes = PaddedInts(info.experts) * 4, rowBytes = info.hidden * TypeSize(info.xType);
-    const uint32_t messages = CeilDiv(info.world, info.cores) + 1;
-    const uint32_t fixed = (info.cores + 1) * kBlock + 8 * lanes + ReturnCountLanes(info.world, info.experts) * 4 +
-                           RowPlacesBytes(info) + kSendPairs * (4 + 1 + 4) +
-                           messages * StatusMessageBytes(info.localExperts) + 3 * info.world * kBlock + 2048;
-    const uint32_t room = (ub - std::min(fixed, ub)) / 2;
-    return std::max(1u, std::min(ChunkRows(rowBytes), room / (rowBytes + kBlock)));
+    const uint32_t messages = (info.triples != 0 ? info.world : CeilDiv(info.world, info.cores)) + 1;
+    uint32_t fixed = (info.cores + 1) * kBlock + 8 * lanes + ReturnCountLanes(info.world, info.experts) * 4 +
+                     RowPlacesBytes(info) + kSendPairs * (4 + 1 + 4) +
+                     messages * StatusMessageBytes(info.localExperts) + 3 * info.world * kBlock + 2048;
+    if (info.triples != 0 && info.cores > 1) fixed += MatchBytes(info.world, info.localExperts);
+    const uint32_t room = (ub - std::min(fixed, ub)) / (rowBytes + kBlock);  // in rows
+    tiling.returnRing = room > 1 ? 2 : 1;
+    tiling.sendRows = std::max(1u, std::min(ChunkRows(rowBytes), room / 2));
 }
 
 // Cores that may make lists in direct dispatch while the others, one at least, publish rows.

@@ -135,8 +135,14 @@ private:
             Add("expand_idx", kSendPairs * 4);
             Add("ep_send_counts", Ints(Slots()));
         }
-        Add("rows of expand_x", 2 * CeilTo(tiling.sendRows * row, kBlock));
-        Status(info_.world * kBlock);
+        Add("rows of expand_x", tiling.returnRing * CeilTo(tiling.sendRows * row, kBlock));
+        if (info_.triples != 0) {
+            Add("abort blocks at entry", info_.world * kBlock);
+            OwnRun();
+            AllRuns();
+        } else {
+            Status(info_.world * kBlock);
+        }
     }
     void CombineSum() {
         Step("sum");

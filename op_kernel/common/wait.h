@@ -220,7 +220,11 @@ public:
     }
 
 private:
+#ifdef TWIN_POLL_SLEEPS  // until something has changed, which may be an abort
+    static constexpr uint32_t kLooksAnAbort = 1;
+#else
     static constexpr uint32_t kLooksAnAbort = 16;
+#endif
 
     __aicore__ inline void Load(uint32_t from) {
         SyncFunc<HardEvent::S_MTE2>();

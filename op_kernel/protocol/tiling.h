@@ -156,10 +156,12 @@ MOE_FN uint32_t ScanBytes(uint32_t world, uint32_t localExperts) {
 }
 // Histograms that are in UB at a time: those of all cores, or as many as fit beside what else is there.
 MOE_FN uint32_t HistogramsAtOnce(const MoeDistributeInfo& info) {
-    constexpr uint32_t kLongRow = 32 * 1024;
-    const bool longRow = info.xType == kTypeFp32 ? info.hidden * 4 > kLongRow : info.hidden * 2 > kLongRow;
-    const uint32_t most = (info.algorithm == kAlgorithmDirect ? 96 : longRow ? 8 : 24) * 1024;
-    return Max(1, Min(info.cores, most / (PaddedInts(info.experts) * static_cast<uint32_t>(sizeof(int32_t)))));
+    constexpr uint32_t kKiB = 1024, kLongRow = 32 * kKiB;
+    const uint32_t lanes = PaddedInts(info.experts) * static_cast<uint32_t>(sizeof(int32_t));
+    const bool wide = info.xType == kTypeFp32 || info.quantMode != 0;  // in fp32, at least while it is quantised
+    const bool longRow = info.hidden * (wide ? 4 : 2) >= kLongRow;
+    const uint32_t window = longRow ? 8 * kKiB : 28 * kKiB - Min(4 * lanes, 28 * kKiB);
+    return Max(1, Min(info.cores, (info.algorithm == kAlgorithmDirect ? 96 * kKiB : window) / lanes));
 }
 MOE_FN bool ScansSegments(uint32_t world, uint32_t cores) { return cores > 1 && world % kBlockWords == 0; }
 MOE_FN bool FindsPlaces(const MoeDistributeInfo& info) {
@@ -216,7 +218,7 @@ constexpr uint32_t kWeightRows = 64;             // rows whose weights direct ga
 
 // Quantising: elements of a row that are fp32 in UB at a time, and UB of the reduction: the maximum, those of
 // the pieces, and ReduceMax's scratch, a value and its index of every 256 bytes.
-constexpr uint32_t kQuantWhole = 8192, kQuantPiece = 2048;
+constexpr uint32_t kQuantWhole = 7168, kQuantPiece = 2048;
 MOE_FN uint32_t QuantPiece(uint32_t hidden) { return hidden <= kQuantWhole ? hidden : kQuantPiece; }
 MOE_FN uint32_t QuantReduceBytes(uint32_t hidden) {
     return 2 * kBlock + static_cast<uint32_t>(CeilTo(2 * CeilDiv(QuantPiece(hidden), 64) * sizeof(float), kBlock));
@@ -246,7 +248,7 @@ struct MoeDistributeCombineTiling {
     uint32_t partElements;   // elements of one part, a multiple of 32
     uint32_t sumRing;        // UB parts of rows in flight while summing
     uint32_t sumGroup;       // direct: so many of them are loaded, waited for and given back together
-    uint32_t returnRing;     // direct: chunks of sendRows on their way into the own half
+    uint32_t returnRing;     // such chunks on their way: to the sources, in direct into the own half
     uint32_t reserved;
 };
 

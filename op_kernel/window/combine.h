@@ -7,18 +7,30 @@
 // phase | function            | which cores  | reads                  | writes                   | who meets
 // ------+---------------------+--------------+------------------------+--------------------------+----------
 // 0     | Exchange::Enter     | all          | context, epoch word    | nothing                  |
-// 1     | RoutingTable::      | all: a share | expert_ids [BS][K]     | workspace: histograms    | cores of
-//       | Count,              | of the       | int32, x_active_mask,  | [cores][E] int32; core   | the rank
-//       | LoadAllSegments,    | pairs, all   | ep_send_counts [L*W]   | 0, after the meeting:    |
-//       | Exchange::Open      | segments     | int32; core 0: abort   | epoch word               |
-//       |                     |              | blocks                 |                          |
-// 2     | Accumulate, Place,  | all; core 0  | histograms             | workspace: totals [E]    |
+// V2
+// 1     | RoutingTable::      | all: a share | abort blocks,          | workspace: histograms    |
+//       | Count,              | of the       | expert_ids [BS][K]     | [cores][E] int32         |
+//       | CheckSendCounts     | pairs, all   | int32, x_active_mask,  |                          |
+//       |                     | segments     | ep_send_counts [L*W]   |                          |
+// 2     | SetWaitTp-          | all: a share | expand_x [A][H],       | the sources' halves:     | cores of
+//       | StatusAndDisPatch,  | of the rows  | triples [A][3] int32   | rows; core 0, after the  | the rank
+//       | Agree               |              |                        | meeting: epoch word      |
+// 3     | SetStatus           | all: a share | nothing                | a status message to      |
+//       |                     | of the peers |                        | every rank               |
+// 4     | WaitForAll;         | all: all     | status messages; core  | nothing: compares their  | all ranks
+//       | RowPlaces::Find,    | messages;    | 0: abort blocks,       | counts with the totals   |
+//       | Judge               | core 0       | histograms             |                          |
+// 5     | LocalWindowCopy     | all (of many | as in V1, less what is | x [BS][H]                |
+//       |                     | not core 0)  | for places             |                          |
+// V1
+// 1     | Count,              | all: a share | as above; core 0:      | histograms; core 0,      | cores of
+//       | LoadAllSegments,    | of the       | abort blocks           | after the meeting: epoch | the rank
+//       | Exchange::Open      | pairs        |                        | word                     |
+// 2     | RowPlaces::Find,    | all; core 0  | histograms             | workspace: totals [E]    |
 //       | StoreTotals         | stores       |                        | int32                    |
-// 3     | SetWaitTp-          | all: a share | expand_x [A][H]; V2:   | the sources' halves:     | cores of
-//       | StatusAndDisPatch,  | of the rows  | triples [A][3] int32;  | rows                     | the rank
-//       | MeetAfterSend       |              | V1, only to check it:  |                          |
-//       |                     |              | expand_idx [BS*K]      |                          |
-//       |                     |              | int32                  |                          |
+// 3     | SetWaitTp-          | all: a share | expand_x; only to      | the sources' halves:     | cores of
+//       | StatusAndDisPatch,  | of the rows  | check it: expand_idx   | rows                     | the rank
+//       | MeetAfterSend       |              | [BS*K] int32           |                          |
 // 4     | SetStatus           | all: a share | nothing: the segments  | a status message to      | RDMA:
 //       |                     | of the peers | are in UB              | every rank; RDMA: staged | cores of
 //       |                     |              |                        | with a BatchWrite item,  | the rank
@@ -32,13 +44,13 @@
 //       |                     | of (token,   | expert_ids,            |                          |
 //       |                     | part of H)   | x_active_mask, totals, |                          |
 //       |                     |              | expert_scales [BS][K]  |                          |
-//       |                     |              | fp32, V1: expand_idx,  |                          |
+//       |                     |              | fp32, expand_idx,      |                          |
 //       |                     |              | shared_expert_x        |                          |
 //       |                     |              | [BS][H]                |                          |
 //
-// Wrong ids or counts end in phase 1, wrong triples in phase 3: the status messages of phase 4 then carry the
-// error, and every rank raises it after phase 5. A RoutingMismatch (phases 3 and 5) is this rank's alone.
-// After any failure Leave writes zeros into x, and core 0 the error record.
+// Wrong ids, counts or triples are known before the status messages leave: these then carry the error, and every
+// rank raises it. A RoutingMismatch is this rank's alone. After any failure Leave writes zeros into x, and core 0
+// the error record; in V2 other cores may have summed by then.
 #ifndef ASCEND_MOE_WINDOW_COMBINE_H
 #define ASCEND_MOE_WINDOW_COMBINE_H
 
@@ -67,23 +79,55 @@ public:
 private:
     __aicore__ inline void Run() {
         BuffInit();
-        if (triples_) sendCounts_.Load(args_.epSendCounts);
-        Verdict mine = routing_.Count();
-        Worsen(mine, triples_ ? CheckSendCounts() : LoadAllSegments());
-        if (!exchange_.Open(mine)) {
+        if (triples_ ? SendAtOnce() : SendPlaced()) {
+            LocalWindowCopy();
+        } else {
             Leave();
-            return;
         }
+    }
+    // V2: rows need no places, so they leave at once. The cores meet when they have left, and then each waits for
+    // all messages, as in direct (see FailWatch). False: nothing is to be summed.
+    __aicore__ inline bool SendAtOnce() {
+        sendCounts_.Load(args_.epSendCounts);
+        Verdict mine = exchange_.LookForAborts();
+        if (mine.code == kOk) {
+            mine = routing_.Count();
+            Worsen(mine, CheckSendCounts());
+            if (mine.code == kOk) mine = SetWaitTpStatusAndDisPatch<false>();
+            if (mine.code == kOk && routing_.MayOverflow()) mine.code = kRecheck;
+        }
+        exchange_.sender().Flush();
+        if (!exchange_.Agree(mine)) return false;
+        const bool recheck = exchange_.verdict().code == kRecheck;
+        if (recheck) {
+            exchange_.RecheckTogether();
+            exchange_.Fail(places_.Find());
+        }
+        exchange_.SetStatus(*this, rowBytes_);
+        if (exchange_.core() == 0 && !recheck) places_.Find();
+        return exchange_.WaitForAll(waiter_) && (exchange_.core() != 0 || Judge());
+    }
+    // Core 0 checks, while the others sum, the words that they trust.
+    __aicore__ inline bool Judge() {
+        if (exchange_.CheckCountsHashes(waiter_)) {
+            Verdict mine;
+            for (uint32_t source = 0; source < info_->world; ++source)
+                Worsen(mine, CompareCounts(*info_, routing_, source, waiter_.Message(source)));
+            exchange_.Fail(mine);
+        }
+        return exchange_.verdict().code == kOk;
+    }
+    // V1 and RDMA: rows lie packed by (local expert, position).
+    __aicore__ inline bool SendPlaced() {
+        Verdict mine = routing_.Count();
+        Worsen(mine, LoadAllSegments());
+        if (!exchange_.Open(mine)) return false;
         exchange_.Fail(places_.Find());
         routing_.StoreTotals();
         const bool rdma = info_->transport == kTransportRdma;
         exchange_.MeetAfterSend(rdma ? SetWaitTpStatusAndDisPatch<true>() : SetWaitTpStatusAndDisPatch<false>());
         exchange_.SetStatus(*this, rowBytes_);
-        if (!exchange_.WaitStatus(*this)) {
-            Leave();
-            return;
-        }
-        LocalWindowCopy();
+        return exchange_.WaitStatus(*this);
     }
 
 public:
@@ -113,7 +157,8 @@ private:
             exchange_.pipe().InitBuffer(indexBuf_, kChunkPairs * sizeof(int32_t));
             exchange_.pipe().InitBuffer(prefixBuf_, PaddedInts(segments_.slots()) * sizeof(int32_t));
         }
-        exchange_.pipe().InitBuffer(copyQueue_, 2, tiling_->sendRows * rowBytes_);
+        exchange_.pipe().InitBuffer(copyQueue_, static_cast<uint8_t>(tiling_->returnRing),
+                                    tiling_->sendRows * rowBytes_);
     }
 
     __aicore__ inline Verdict LoadAllSegments() {
@@ -207,7 +252,9 @@ private:
         TokenSum<XType, WindowRows> sum;
         const TokenSumPlan plan = {args_.expertScales, args_.sharedExpertX, args_.x};
         sum.Init(exchange_.pipe(), *tiling_, plan, rows);
-        sum.Run(routing_, exchange_.core());
+        // Of many cores core 0 has judged the messages meanwhile.
+        const uint32_t judge = triples_ && info_->cores >= kManyCores ? 1 : 0;
+        if (exchange_.core() >= judge) sum.Run(routing_, exchange_.core() - judge, info_->cores - judge);
         AscendC::PipeBarrier<PIPE_ALL>();
     }
 
@@ -226,6 +273,7 @@ private:
     RowPlaces places_;
     SegmentTable segments_;    // V1
     ReturnCounts sendCounts_;  // V2
+    StatusWaiter waiter_;      // V2
     AscendC::TQueBind<AscendC::QuePosition::VECIN, AscendC::QuePosition::VECOUT, 1> copyQueue_;
     UbBuf indexBuf_, tripleBuf_, prefixBuf_;
     bool triples_ = false;

@@ -12,7 +12,7 @@
 //       | Count,              | of the pairs | int32, x_active_mask;  | [cores][E] int32; core   | the rank
 //       | Exchange::Open      |              | core 0: abort blocks   | 0, after the meeting:    |
 //       |                     |              |                        | epoch word               |
-// 2     | Accumulate, Place,  | all; core 0  | histograms             | workspace: totals [E]    |
+// 2     | RowPlaces::Find,    | all; core 0  | histograms             | workspace: totals [E]    |
 //       | StoreTotals         | stores       |                        | int32                    |
 // 3     | AlltoAllDispatch,   | all: the     | ids and mask again, x  | the owners' halves:      | cores of
 //       | MeetAfterSend       | share of     | [BS][H], scales [E][H] | rows, V2: with triples;  | the rank

@@ -89,7 +89,7 @@ def test_random_cases_and_schedules_have_no_finding(mode: str, first: int, sched
     assert_nothing_found(result)
     assert result.schedules == schedules and 2 * result.distinct >= schedules
     # Status messages and abort blocks; the word by which core 0 calls others off, or the transport.
-    assert len(result.polls) == (2 if mode == "window" else 3)
+    assert len(result.polls) == 3
 
 
 # The sizes of shares, chunks and batches of lists: what the small cases never reach.

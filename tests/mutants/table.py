@@ -87,18 +87,11 @@ PATCHES = r"""
 - outQueue_.EnQue(out_);
 - out_ = outQueue_.template DeQue<XType>();
 = counts_added_before_loaded: no MTE2_V before histograms are added
-@ common/routing
+@ common/segments
 - SyncFunc<HardEvent::MTE2_V>();
-  for (uint32_t i = 0; i < count; ++i) {
-  AscendC::PipeBarrier
-@ direct/lists
-- SyncFunc<HardEvent::MTE2_V>();
+  const uint32_t count = Min(atOnce_
 = placed_before_added: no V_S before the totals are read
-@ common/routing
-- SyncFunc<HardEvent::V_S>();
-  }
-  // What a core needs to know where it only looks
-@ direct/lists
+@ common/segments
 - SyncFunc<HardEvent::V_S>();
   }
   // Where the total of
@@ -106,10 +99,6 @@ PATCHES = r"""
 @ window/dispatch
 - SyncFunc<HardEvent::MTE2_S>();
   segments.FromCounts(counts);
-= counts_rewritten_before_kept: no MTE3_S before the counts of the next source
-! window | missing pipe synchronisation | unseen
-- SyncFunc<HardEvent::MTE3_S>();
-  for (uint32_t l = 0; l < lanes_; ++l) {
 = added_before_weighted: no PIPE_V between weighting a row and adding it
 ! window | same-pipe hazard | unseen
 @ common/weighted_sum
@@ -281,7 +270,7 @@ PATCHES = r"""
   const bool rdma =
 @
 - exchange_.SetStatus(*this, rowBytes_);
-  if (!exchange_.WaitStatus(*this)) {
+  return exchange_.WaitStatus(*this);
 = canary: combine leaves out the row of k = 0: wrong data in every run
 ! window | wrong result | seen
 @ window/sum
@@ -415,9 +404,11 @@ PATCHES = r"""
 - prefix.SetValue(expert, static_cast<int32_t>(rows))
 + prefix.SetValue(expert, static_cast<int32_t>(rows + (l == 1)))
 = a core counts its own pairs as earlier ones
-- if (core + i < core_)
-+ if (core + i <= core_)
+@ common/segments
+- core_ > core ? Min(count, core_ - core)
++ core_ >= core ? Min(count, core_ + 1 - core)
 = capacity one too large
+@ common/routing
 - if (rows > info_->capacity &&
 + if (rows > info_->capacity + 1 &&
 = mask of the chunk's first tokens
@@ -451,8 +442,8 @@ PATCHES = r"""
 - SetValue(slot, before);
 + SetValue(slot, before - (before > 1));
 = falling counts are accepted
-- if (end < before ||
-+ if (end < 0 ||
+- if (end < before || end > static_cast<int32_t>(limit))
++ if (end < 0 || end > static_cast<int32_t>(limit))
 = scale is m / 127
 @ common/quantize
 - scale = 1.0f / inverse;
