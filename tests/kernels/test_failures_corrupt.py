@@ -209,7 +209,7 @@ def outcome(place: Place, one: Caught) -> str:
 def test_spoilt_status_is_reported_or_overwritten(
     world: int, every: int, tally: Tally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reader looks before the real run comes. What is corrupt is so when the time is over: till then it may change."""
+    """The reader looks before the real run comes. What is corrupt is so when the time is over."""
     found, wrong = Counter[tuple[str, str]](), []
     for label, spoil, expected in list(patterns())[::every]:
         comes = expected in ("right", "any")
