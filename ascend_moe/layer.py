@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ascend_moe.dispatchers.base import Dispatched, Dispatcher
-from ascend_moe.errors import need
+from ascend_moe.errors import need, with_right_names
 from ascend_moe.experts import grouped_mlp, quantize_weight
 from ascend_moe.routing import deepseek_v2, deepseek_v3, softmax_topk
 
@@ -86,6 +86,7 @@ class MoELayer(nn.Module):
     w_gate_up_scale: Tensor | None
     w_down_scale: Tensor | None
 
+    @with_right_names
     def __init__(
         self,
         config: MoEConfig,

@@ -21,7 +21,7 @@ from torch import Tensor
 from ascend_moe.checkpoint.config import moe_config, read_json
 from ascend_moe.checkpoint.files import CheckpointFiles, Read, dequantise_fp8
 from ascend_moe.dispatchers.base import Dispatcher
-from ascend_moe.errors import ArgumentError, need, with_typed_errors
+from ascend_moe.errors import ArgumentError, need, with_right_names, with_typed_errors
 from ascend_moe.layer import MoEConfig, MoELayer
 
 #: Names of an expert's gate, up and down matrices.
@@ -50,6 +50,7 @@ class LayerWeights:
         return sum(read.bytes for read in self.reads)
 
 
+@with_right_names
 def build_layer(
     directory: str | Path,
     layer: int,

@@ -16,7 +16,16 @@ import torch
 
 from ascend_moe import comm
 from ascend_moe._torch_npu import on_npu
-from ascend_moe.errors import ArgumentError, need, need_dims, need_dtype, need_only, need_shape, need_unset
+from ascend_moe.errors import (
+    ArgumentError,
+    need,
+    need_dims,
+    need_dtype,
+    need_only,
+    need_shape,
+    need_unset,
+    with_right_names,
+)
 from ascend_moe.ops import answers
 
 _COMBINE_NORM = "npu_moe_distribute_combine_add_rms_norm"
@@ -30,6 +39,7 @@ _OWN = (
 )  # fmt: skip
 
 
+@with_right_names
 def npu_moe_distribute_combine_add_rms_norm(
     expand_x: torch.Tensor,
     expert_ids: torch.Tensor,
@@ -144,6 +154,7 @@ _DISPATCH = "npu_moe_distribute_dispatch_v2"
 _HIDDEN, _TOPK = 16, 1
 
 
+@with_right_names
 def _npu_distribute_barrier(
     x_ref: torch.Tensor,
     group: str,
