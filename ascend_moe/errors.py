@@ -201,7 +201,8 @@ def with_typed_errors(function: Callable[P, R]) -> Callable[P, R]:
                 raise unknown from None
             if _misfit(error) or isinstance(error, AscendMoeError) or type(error).__module__.startswith("torch"):
                 raise
+            name = function.__qualname__.removesuffix(".__init__")
             said = str(error).strip().partition("\n")[0] or type(error).__name__
-            raise ArgumentError(f"{function.__name__} cannot work with these arguments: {said}") from error
+            raise ArgumentError(f"{name} cannot work with these arguments: {said}") from error
 
     return run

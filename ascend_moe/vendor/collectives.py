@@ -112,6 +112,8 @@ def npu_moe_distribute_combine_add_rms_norm(
     Source: torch_npu ``npu_moe_distribute_combine_add_rms_norm``. NPU tensors go through our combine too.
     """
     given = dict(locals())
+    for name in ("expand_x", "residual_x", "gamma", "expert_ids", "expand_idx", "ep_send_counts", "expert_scales"):
+        need(isinstance(given[name], torch.Tensor), name, f"is a {type(given[name]).__name__}; it must be a tensor")
     need_unset(activation_scale=activation_scale, weight_scale=weight_scale, group_list=group_list)
     need_only("out_dtype", out_dtype, 0)
     need(0 <= norm_eps < float("inf"), "norm_eps", f"is {norm_eps}; it must be finite and at least 0")

@@ -254,6 +254,26 @@ def test_no_junk_ends_in_an_error_without_a_type(one: Call) -> None:
                 assert "\n" not in str(error)
 
 
+@pytest.mark.parametrize("one", {one.op: one for one in (*CALLS, *VALID)}.values(), ids=lambda one: one.op)
+def test_a_value_of_another_kind_is_named(one: Call) -> None:
+    """A tensor that is required and None, and one that is on meta while others are not."""
+    name = one.op.partition(".")[0]
+    if not hasattr(npu, name) or name in WINDOW_OPERATORS:
+        return
+    given, function = valid(f"{one.op} {one.label}"), getattr(npu, name)
+    tensors = [argument for argument, value in given.items() if isinstance(value, torch.Tensor)]
+    for argument, kind in function.__annotations__.items():
+        if kind in ("torch.Tensor", "Tensor") and argument in given:
+            with pytest.raises(ArgumentError, match=f"^{argument} is a NoneType; it must be a tensor") as caught:
+                function(**given | {argument: None})
+            assert caught.value.argument == argument
+    for argument in tensors[1:]:
+        with pytest.raises(ArgumentError, match=f"^{argument} is on meta, "):
+            function(**given | {argument: given[argument].to("meta")})
+        with pytest.raises(ArgumentError, match=rf"^{name}: {argument} is on "):
+            getattr(torch.ops.ascend_moe, name)(**given | {argument: given[argument].to("meta")})
+
+
 def test_functions_of_ours_alone_check_too() -> None:
     for logits, k, argument in ((ones(12), 2, "x"), (ones(2, 12), 13, "k"), (ones(2, 12), 0, "k")):
         with pytest.raises(ArgumentError) as caught:
