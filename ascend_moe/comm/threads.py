@@ -154,6 +154,7 @@ class LocalCluster:
     def __enter__(self) -> LocalCluster:
         if self._left_open:
             raise AscendMoeError(f"{self.name}: an interrupted run() has not ended: use a new cluster")
+        binding.library()  # what cannot be opened is said here, not on the thread of every rank
         _entered[self.name] = self
         return self
 

@@ -88,7 +88,7 @@ def _spec_type() -> Any:
     library = _lib.lib()
     if ctypes.sizeof(CallSpec) != library.am_spec_bytes() or ctypes.sizeof(CheckResult) != library.am_check_bytes():
         raise errors.LibraryError(
-            f"{_lib.library_path()} describes calls differently: rebuild it with\n  {_lib.build_command()}"
+            f"{_lib.library_path()} describes calls differently: rebuild it with {_lib.build_command()}"
         )
     return CallSpec
 

@@ -135,7 +135,7 @@ OURS = b"..".join(doctor_cann.SYMBOLS)
 @pytest.mark.parametrize(
     ("change", "topic", "level", "said"),
     [
-        (lambda m, root: m.setattr(machine, "source_hash", lambda _: ""), "native library", WARN, "cmake"),
+        (lambda m, root: m.setattr(machine, "source_hash", lambda _: ""), "native library", WARN, "lib"),
         (lambda m, root: m.setenv("ASCEND_MOE_LIBRARY", "/gone/x.so"), "native library", ERROR, "/gone"),
         (lambda m, root: m.setattr(machine, "_available_mib", lambda: 150), "memory", WARN, "150 MiB"),
         (lambda m, root: m.setattr(machine, "_available_mib", lambda: 4096), "memory", OK, "4096 MiB"),
@@ -239,7 +239,7 @@ def test_configuration() -> None:
     fitting = Request(ranks=16, experts=256, topk=8, hidden=7168, batch=128)
     (found,) = group.fits(fitting)
     assert found.level == OK and "HCCL_BUFFSIZE" in found.what
-    (found,) = group.fits(replace(fitting, window_mib=200))
+    (found,) = group.fits(replace(fitting, window_mib=200, comm_alg="window"))
     assert found.level == ERROR and "export HCCL_BUFFSIZE=" in found.fix
     assert len(list(group.fits(replace(fitting, ranks=100, experts=2000, hidden=9000)))) >= 3
 
@@ -252,7 +252,7 @@ def test_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "source_hash", lambda root: _lib.lib().am_source_hash().decode())
     code, said, _ = commands.said("doctor")
     assert code == 0 and "0 errors" in said and "error  " not in said and said.isascii()
-    code, said, _ = commands.said("doctor", "-p", "deepseek-v3")  # 200 MiB are too few
+    code, said, _ = commands.said("doctor", "-p", "deepseek-v3", "--comm-alg", "window")  # 200 MiB are too few
     assert code == 1 and re.search(r"\n +why: .*\n +fix: .*export HCCL_BUFFSIZE=.*\n", said)
     for options, why in ((["--soc", "foo"], "soc is 'foo'"), (["--ranks", "0"], "ranks is 0; need 1..")):
         code, said, _ = commands.said("doctor", *options)
